@@ -12,7 +12,7 @@ use rollflow::algo::{Aggregation, Grpo, Schedule};
 use rollflow::data::{Prompt, Sample, Tokenizer};
 use rollflow::engine::{Finished, LocalEngine, Request, SamplingParams, TokenEngine};
 use rollflow::model::{Compute, Decoder, Dtype, ModelConfig, Weights, gpu_memory};
-use rollflow::recipe::model::DeviceName;
+use rollflow::recipe::DeviceName;
 use rollflow::train::{LocalBackend, LocalConfig, TrainingBackend, collate};
 use tch::{Device, Tensor};
 

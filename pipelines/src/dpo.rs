@@ -25,7 +25,6 @@ pub fn run(plan: &Plan, registry: &Registry, run: &RunFolder, from: Option<&Resu
 /// The graph, from pairs to checkpoints. `policy` is the one that the run begins with, and its reference.
 pub fn declare(plan: &Plan, registry: &Registry, policy: &Policy, outputs: Outputs, from: Option<&ResumePoint>) -> Result<Flow> {
     let (pairs, state) = preferences::batches(plan, &policy.into())?;
-    let reference = references::frozen(plan, policy, references::scoring(plan)?)?;
     let backend = trainers::backend(plan, registry, policy).context("starting the trainer")?;
     let trainer = trainers::trainer(plan, registry, backend, None, None, outputs.checkpoints)?;
     let trainer = evaluation::publish_for_evaluation(trainer, plan);
@@ -33,10 +32,8 @@ pub fn declare(plan: &Plan, registry: &Registry, policy: &Policy, outputs: Outpu
 
     let mut flow = Flow::new(&plan.name).metrics(&outputs.metrics);
     let done = from.map_or(0, |from| from.trainer.step);
-    let mut batches = flow.source("pairs", pairs.after(done));
-    if let Some(reference) = reference {
-        batches = flow.stage("reference", batches, reference);
-    }
+    let batches = flow.source("pairs", pairs.after(done));
+    let batches = references::scored(&mut flow, plan, policy, batches)?;
     let trained = flow.stage("train", batches, trainer);
     let reports = EvalReports { answers: outputs.answers, resumed_at: done };
     let trained = preferences::evaluated(&mut flow, plan, registry, policy, trained, reports)?;

@@ -4,7 +4,7 @@
 
 use anyhow::{Error, Result, ensure};
 use rollflow::recipe::task::TaskData;
-use rollflow::recipe::{Complaint, Derived, Pipeline, Plan};
+use rollflow::recipe::{Derived, Pipeline, Plan, Problem};
 
 use crate::assemble::policy::Reader;
 use crate::assemble::{data, preferences, supervised};
@@ -37,13 +37,13 @@ pub fn settle(plan: &mut Plan, registry: &Registry) -> Result<Vec<Derived>> {
         steps
     };
     if let Some((sft, epochs)) = plan.sft.as_ref().and_then(|sft| Some((sft, sft.epochs?))) {
-        let (batches, _) = supervised::batches(plan, sft, &Reader::of(plan)?)?;
+        let (batches, _) = supervised::batches(plan, sft, &Reader::of(&plan.model, &plan.chat)?)?;
         let length = batches.batches_per_epoch();
         let steps = steps("sft", epochs, Epoch { what: format!("{length} steps"), steps: length });
         plan.sft.iter_mut().for_each(|sft| (sft.steps, sft.epochs) = (steps, None));
     }
     if let Some((of, epochs)) = plan.reward_model.as_ref().and_then(|of| Some((of, of.epochs?))) {
-        let (pairs, _) = data::ranked_pairs(plan, of)?;
+        let [pairs, _] = preferences::divided(plan, of.held_out)?;
         let steps = steps("reward_model", epochs, Epoch::of(pairs.len(), "pairs", of.batch));
         plan.reward_model.iter_mut().for_each(|of| (of.steps, of.epochs) = (steps, None));
     }
@@ -58,29 +58,31 @@ pub fn settle(plan: &mut Plan, registry: &Registry) -> Result<Vec<Derived>> {
 fn epoch(plan: &Plan, registry: &Registry) -> Result<Epoch> {
     let each = plan.batch.groups;
     if plan.pipeline == Pipeline::Dpo {
-        let steps = preferences::batches(plan, &Reader::of(plan)?)?.0.batches_per_epoch();
+        let steps = preferences::batches(plan, &Reader::of(&plan.model, &plan.chat)?)?.0.batches_per_epoch();
         return Ok(Epoch { what: format!("{} pairs, {each} a step", (steps * each as f64).round()), steps });
     }
     Ok(match &plan.task.data {
-        TaskData::Arithmetic(task) => Epoch::of(data::sums(task, plan.seed).len(), "prompts", each),
+        TaskData::Arithmetic { digits, count } => Epoch::of(data::sums(*digits, *count, plan.seed).len(), "prompts", each),
         TaskData::Data(task) => {
             let sources = task.sources();
             let weighted = sources.iter().any(|source| source.weight.is_some());
             ensure!(!weighted, "sources with weights have epochs of their own; give repeats instead, or set train.steps");
-            Epoch::of(data::prompt_dataset(plan, &sources, Some(&Reader::of(plan)?))?.len(), "prompts", each)
+            Epoch::of(data::prompt_dataset(plan, &sources, Some(&Reader::of(&plan.model, &plan.chat)?))?.len(), "prompts", each)
         }
-        TaskData::Rollouts(_) => {
-            Epoch::of(grpo_offline::groups(plan, registry, &Reader::of(plan)?.tokenizer)?.len(), "recorded groups", each)
-        }
+        TaskData::Rollouts { .. } => Epoch::of(
+            grpo_offline::groups(plan, registry, &Reader::of(&plan.model, &plan.chat)?.tokenizer)?.len(),
+            "recorded groups",
+            each,
+        ),
     })
 }
 
 /// Error of a plan whose epochs cannot become steps.
-pub fn complaint(plan: &Plan, error: &Error) -> Complaint {
+pub fn complaint(plan: &Plan, error: &Error) -> Problem {
     let of = |section: &str, given: bool| given.then(|| format!("{section}.epochs"));
     let sft = of("sft", plan.sft.as_ref().is_some_and(|sft| sft.epochs.is_some()));
     let reward_model = of("reward_model", plan.reward_model.as_ref().is_some_and(|of| of.epochs.is_some()));
     let key = sft.or(reward_model).unwrap_or_else(|| "train.epochs".to_owned());
     let message = format!("`{key}` can't become steps: {error:#}");
-    Complaint { key, message, help: "mend the data, or set a number of steps".to_owned() }
+    Problem::of(key, message, "mend the data, or set a number of steps")
 }

@@ -96,7 +96,7 @@ pub fn declare<B: TrainingBackend + 'static>(
     flow.capacity(Capacity::items(plan.flow.edge_items).tokens(plan.flow.edge_tokens));
     let prompts = flow.source("prompts", prompts);
     let groups = flow.stage("generate", prompts, generator);
-    let scored = flow.stage("reward", groups, reward.stage(plan, outputs.dead_letters));
+    let scored = flow.stage("reward", groups, reward.stage(&plan.reward, &plan.flow, outputs.dead_letters));
     let mut kept = flow.stage("filter", scored, filter);
     if let Some(pairing) = plan.pairing().filter(|_| !plan.changes("pairs")) {
         kept = flow.stage("pairs", kept, pairing);
@@ -104,11 +104,11 @@ pub fn declare<B: TrainingBackend + 'static>(
     if let Some(reference) = reference {
         kept = flow.stage("reference", kept, reference);
     }
-    let batches = flow.stage("batch", kept, rollout::batcher(plan));
+    let batches = flow.stage("batch", kept, rollout::batcher(&plan.batch, &plan.flow));
     let trained = flow.stage("train", batches, trainer);
     let mut steps = flow.stage("sync", trained, sync);
     if let Some(evaluator) = evaluator {
-        steps = flow.stage("evaluate", steps, evaluator.stage(from.map_or(0, |from| from.trainer.step), outputs.answers));
+        steps = flow.stage("evaluate", steps, evaluator(from.map_or(0, |from| from.trainer.step), outputs.answers));
     }
     flow.sink("log", steps, outputs.log);
     Ok(flow)

@@ -35,8 +35,10 @@ pub fn run(plan: &Plan, registry: &Registry, run: &RunFolder, from: Option<&Resu
 
 /// The recorded groups of `[task]`, without those that a filter drops.
 pub fn groups(plan: &Plan, registry: &Registry, tokenizer: &Arc<Tokenizer>) -> Result<RecordedGroups> {
-    let TaskData::Rollouts(task) = &plan.task.data else { bail!("the pipeline grpo_offline needs a task of kind \"rollouts\"") };
-    let spec = DataSpec { max_samples: task.limit, ..DataSpec::new(&task.path) };
+    let TaskData::Rollouts { path, limit, .. } = &plan.task.data else {
+        bail!("the pipeline grpo_offline needs a task of kind \"rollouts\"")
+    };
+    let spec = DataSpec { max_samples: *limit, ..DataSpec::new(path) };
     let filter = rollout::filter(plan, registry)?;
     let scoring = plan.rescores().then(|| Scoring::of(plan, registry)).transpose()?;
     let score = |group: Group| match &scoring {
@@ -67,7 +69,6 @@ pub fn declare(plan: &Plan, registry: &Registry, policy: &Policy, outputs: Outpu
     let backend = trainers::backend(plan, registry, policy).context("starting the trainer")?;
     let critic = trainers::critic(plan, policy).context("starting the critic")?;
     let mixture = Mixture::of(plan, policy)?;
-    let reference = references::frozen(plan, policy, references::scoring(plan)?)?;
     let trainer = trainers::trainer(plan, registry, backend, critic, mixture, outputs.checkpoints)?;
     let trainer = evaluation::publish_for_evaluation(trainer, plan);
     let trainer = data::resumable(trainer, from, Some(state))?;
@@ -75,10 +76,8 @@ pub fn declare(plan: &Plan, registry: &Registry, policy: &Policy, outputs: Outpu
     let mut flow = Flow::new(&plan.name).metrics(&outputs.metrics);
     let done = from.map_or(0, |from| from.trainer.step);
     let batches = groups.batches(plan.batch.groups, plan.train.steps)?.after(done);
-    let mut batches = flow.source("rollouts", batches);
-    if let Some(reference) = reference {
-        batches = flow.stage("reference", batches, reference);
-    }
+    let batches = flow.source("rollouts", batches);
+    let batches = references::scored(&mut flow, plan, policy, batches)?;
     let trained = flow.stage("train", batches, trainer);
     let reports = EvalReports { answers: outputs.answers, resumed_at: done };
     let trained = evaluation::evaluate_in_order(&mut flow, plan, registry, policy, trained, reports)?;

@@ -8,14 +8,12 @@ use std::fmt::{self, Display};
 use std::sync::Arc;
 
 use anyhow::{Context, Result};
-use rollflow::algo::filters::GroupFilter;
-use rollflow::algo::filters::Verdict;
+use rollflow::algo::filters::{GroupFilter, Verdict};
 use rollflow::algo::rewards::{Aggregator, IntoReward, RewardOutput};
 use rollflow::algo::{Advantage, Estimator, LossChoice};
 use rollflow::prelude::*;
 use rollflow::recipe::reward::Composition;
-use rollflow::recipe::train::Train;
-use rollflow::recipe::{Custom, Params};
+use rollflow::recipe::{Custom, Params, Train};
 use serde::de::DeserializeOwned;
 
 /// A reward of samples.
@@ -56,14 +54,7 @@ pub struct Registry {
 }
 
 /// Parts of one kind.
-#[derive(Clone)]
-struct Named<T>(BTreeMap<String, Make<T>>);
-
-impl<T> Default for Named<T> {
-    fn default() -> Self {
-        Named(BTreeMap::new())
-    }
-}
+type Named<T> = BTreeMap<String, Make<T>>;
 
 /// Something that no part of the registry is, or that a part cannot be made of.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -79,45 +70,39 @@ pub struct RegistryError {
 #[derive(serde::Deserialize)]
 struct Nothing {}
 
-impl<T: 'static> Named<T> {
-    fn add<P: DeserializeOwned, E: Display>(&mut self, name: &str, make: impl Fn(P) -> Result<T, E> + Send + Sync + 'static) {
-        let make =
-            move |params: &Params| make(params.read().map_err(|error| error.to_string())?).map_err(|why| format!("{why:#}"));
-        self.0.insert(name.to_owned(), Arc::new(make));
-    }
+fn add<T, P: DeserializeOwned, E: Display>(
+    parts: &mut Named<T>,
+    name: &str,
+    make: impl Fn(P) -> Result<T, E> + Send + Sync + 'static,
+) {
+    let make = move |params: &Params| make(params.read().map_err(|error| error.to_string())?).map_err(|why| format!("{why:#}"));
+    parts.insert(name.to_owned(), Arc::new(make));
+}
 
-    fn names(&self) -> impl Iterator<Item = &str> {
-        self.0.keys().map(String::as_str)
-    }
-
-    /// `what` they are called in messages.
-    fn make(&self, what: &str, name: &str, params: &Params) -> Result<T, RegistryError> {
-        let Some(make) = self.0.get(name) else {
-            let known: Vec<&str> = self.names().collect();
-            let listed = match &known[..] {
-                [] => format!(
-                    "this program registers none; write one with Registry::{what} and hand the registry to rollflow_pipelines::command"
-                ),
-                known => format!("registered are {}", known.join(", ")),
-            };
-            let near = known.iter().map(|known| (strsim::damerau_levenshtein(name, known), known)).min();
-            let help = match near {
-                Some((distance, meant)) if distance <= 1 + name.len() / 3 => format!("did you mean {meant:?}? {listed}"),
-                _ => listed,
-            };
-            return Err(RegistryError { name: true, message: format!("no {what} is registered as {name:?}"), help });
+/// Makes the part called `name`. Messages call its kind `what`.
+fn part<T>(parts: &Named<T>, what: &str, name: &str, params: &Params) -> Result<T, RegistryError> {
+    let Some(make) = parts.get(name) else {
+        let known: Vec<&str> = parts.keys().map(String::as_str).collect();
+        let listed = match &known[..] {
+            [] => format!(
+                "this program registers none; write one with Registry::{what} and hand the registry to rollflow_pipelines::command"
+            ),
+            known => format!("registered are {}", known.join(", ")),
         };
-        make(params).map_err(|why| RegistryError {
-            name: false,
-            message: format!("the {what} {name:?} can't be made of these parameters"),
-            help: why,
-        })
-    }
+        let near = known.iter().map(|known| (strsim::damerau_levenshtein(name, known), known)).min();
+        let help = match near {
+            Some((distance, meant)) if distance <= 1 + name.len() / 3 => format!("did you mean {meant:?}? {listed}"),
+            _ => listed,
+        };
+        return Err(RegistryError { name: true, message: format!("no {what} is registered as {name:?}"), help });
+    };
+    let message = || format!("the {what} {name:?} can't be made of these parameters");
+    make(params).map_err(|help| RegistryError { name: false, message: message(), help })
 }
 
 impl Registry {
-    /// Registers a loss without parameters: a closure of [`LossInputs`](rollflow::algo::LossInputs), or any
-    /// other [`Loss`].
+    /// Registers a loss without parameters: a closure of [`LossInputs`](rollflow::algo::LossInputs),
+    /// or any other [`Loss`].
     pub fn loss(self, name: &str, loss: impl Loss + Clone + 'static) -> Self {
         self.loss_with(name, move |Nothing {}| Ok::<_, String>(loss.clone()))
     }
@@ -129,7 +114,7 @@ impl Registry {
         L: Loss + 'static,
         E: Display,
     {
-        self.losses.add(name, move |params| make(params).map(|loss| Arc::new(loss) as Arc<dyn Loss>));
+        add(&mut self.losses, name, move |params| make(params).map(|loss| Arc::new(loss) as Arc<dyn Loss>));
         self
     }
 
@@ -145,7 +130,7 @@ impl Registry {
         A: Estimator + 'static,
         E: Display,
     {
-        self.advantages.add(name, move |params| make(params).map(|estimator| Arc::new(estimator) as Arc<dyn Estimator>));
+        add(&mut self.advantages, name, move |params| make(params).map(|estimator| Arc::new(estimator) as Arc<dyn Estimator>));
         self
     }
 
@@ -163,7 +148,7 @@ impl Registry {
         E: Display,
     {
         let boxed = |reward: F| Arc::new(move |sample: &Sample| reward(sample).into_reward()) as RewardFn;
-        self.rewards.add(name, move |params| make(params).map(boxed));
+        add(&mut self.rewards, name, move |params| make(params).map(boxed));
         self
     }
 
@@ -179,7 +164,7 @@ impl Registry {
         F: Fn(&[f64]) -> f64 + Send + Sync + 'static,
         E: Display,
     {
-        self.aggregators.add(name, move |params| make(params).map(Aggregator::custom));
+        add(&mut self.aggregators, name, move |params| make(params).map(Aggregator::custom));
         self
     }
 
@@ -195,48 +180,50 @@ impl Registry {
         F: GroupFilter,
         E: Display,
     {
-        self.filters.add(name, move |params| make(params).map(|filter| Arc::new(filter) as FilterFn));
+        add(&mut self.filters, name, move |params| make(params).map(|filter| Arc::new(filter) as FilterFn));
         self
     }
 
     /// Everything that is registered: what it is, and its name.
     pub fn names(&self) -> impl Iterator<Item = (&'static str, &str)> {
-        let losses = self.losses.names().map(|name| ("loss", name));
-        let advantages = self.advantages.names().map(|name| ("advantage", name));
-        let rewards = self.rewards.names().map(|name| ("reward", name));
-        let aggregators = self.aggregators.names().map(|name| ("aggregator", name));
-        losses.chain(advantages).chain(rewards).chain(aggregators).chain(self.filters.names().map(|name| ("filter", name)))
+        let losses = self.losses.keys().map(|name| ("loss", name));
+        let advantages = self.advantages.keys().map(|name| ("advantage", name));
+        let rewards = self.rewards.keys().map(|name| ("reward", name));
+        let aggregators = self.aggregators.keys().map(|name| ("aggregator", name));
+        let filters = self.filters.keys().map(|name| ("filter", name));
+        let all = losses.chain(advantages).chain(rewards).chain(aggregators).chain(filters);
+        all.map(|(what, name)| (what, name.as_str()))
     }
 
     /// Builds the loss of `[train]`, the library's or a registered one.
     pub fn loss_of(&self, train: &Train) -> Result<Arc<dyn Loss>> {
-        if let LossChoice::Custom(of) = &train.loss {
-            return Ok(self.own_loss_of(of)?);
+        match &train.loss {
+            LossChoice::Custom(of) => Ok(self.own_loss_of(of)?),
+            _ => Ok(train.library_loss().context("a loss that is not registered is one of the library's")??),
         }
-        Ok(train.library_loss().context("a loss that is not registered is one of the library's")??)
     }
 
     pub(crate) fn own_loss_of(&self, of: &Custom) -> Result<Arc<dyn Loss>, RegistryError> {
-        self.losses.make("loss", &of.name, &of.params)
+        part(&self.losses, "loss", &of.name, &of.params)
     }
 
     pub(crate) fn estimator_of(&self, of: &Advantage) -> Result<Arc<dyn Estimator>, RegistryError> {
         match of {
-            Advantage::Custom(of) => self.advantages.make("advantage", &of.name, &of.params),
+            Advantage::Custom(of) => part(&self.advantages, "advantage", &of.name, &of.params),
             own => Ok(Arc::new(own.clone())),
         }
     }
 
     pub(crate) fn reward_of(&self, name: &str, params: &Params) -> Result<RewardFn, RegistryError> {
-        self.rewards.make("reward", name, params)
+        part(&self.rewards, "reward", name, params)
     }
 
     pub(crate) fn aggregator_of(&self, of: &Composition) -> Result<Aggregator, RegistryError> {
-        self.aggregators.make("aggregator", of.aggregator.as_deref().unwrap_or_default(), &of.aggregator_params)
+        part(&self.aggregators, "aggregator", of.aggregator.as_deref().unwrap_or_default(), &of.aggregator_params)
     }
 
     pub(crate) fn filter_of(&self, name: &str, params: &Params) -> Result<FilterFn, RegistryError> {
-        self.filters.make("filter", name, params)
+        part(&self.filters, "filter", name, params)
     }
 }
 

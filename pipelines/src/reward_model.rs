@@ -34,8 +34,10 @@ pub fn run(plan: &Plan, run: &RunFolder, from: Option<&ResumePoint>) -> Result<R
         return Ok(report);
     }
     if let (Some(folder), false) = (trained, held_out.is_empty()) {
-        let judged =
-            judge(&Scorer::new(&ScoreModel::load(&folder)?.computing(policy::compute(plan)?), plan.threads())?, &held_out)?;
+        let judged = judge(
+            &Scorer::new(&ScoreModel::load(&folder)?.computing(policy::compute(&plan.model)?), plan.threads())?,
+            &held_out,
+        )?;
         tracing::info!("Held-out pairs: {} accuracy={:.4} margin={:.4}", judged.pairs, judged.accuracy(), judged.margin());
     }
     tracing::info!("Training complete!");
@@ -45,14 +47,14 @@ pub fn run(plan: &Plan, run: &RunFolder, from: Option<&ResumePoint>) -> Result<R
 /// The graph, from pairs to checkpoints, and the pairs that it leaves out.
 pub fn declare(plan: &Plan, model: &ScoreModel, outputs: Outputs, from: Option<&ResumePoint>) -> Result<(Flow, Vec<RankedPair>)> {
     let of = plan.reward_model.as_ref().context("the pipeline reward_model needs a section [reward_model]")?;
-    let (pairs, held_out) = data::ranked_pairs(plan, of)?;
+    let [pairs, held_out] = preferences::divided(plan, of.held_out)?;
     let reader = model.reader();
     let pairs = pairs.iter().enumerate().map(|(at, pair)| reader.pair(pair).with_context(|| format!("pair {at}")));
     let pairs = pairs.collect::<Result<Vec<_>>>()?;
     let backend = trainers::reward_model_backend(plan, of, model).context("starting the trainer")?;
     let trainer = Trainer::new(backend).steps(of.steps).threads(of.optimization.threads);
     let trainer = trainers::changing(evaluation::publish_for_evaluation(trainer, plan), plan, step_config)?;
-    let trainer = data::resumable(trainers::checkpointed(trainer, plan, outputs.checkpoints), from, None)?;
+    let trainer = data::resumable(trainers::checkpointed(trainer, &plan.checkpoint, outputs.checkpoints), from, None)?;
 
     let mut flow = Flow::new(&plan.name).metrics(&outputs.metrics);
     let done = from.map_or(0, |from| from.trainer.step);
@@ -96,7 +98,7 @@ fn evaluated(
     let config = LocalConfig {
         threads: Some(eval.threads),
         micro_batch_tokens: of.optimization.micro_batch_tokens,
-        compute: policy::compute(plan)?,
+        compute: policy::compute(&plan.model)?,
         ..LocalConfig::new(CrossEntropy, Schedule::constant(0.0))
     };
     let loss = Arc::new(BradleyTerry { center: of.center });

@@ -50,7 +50,8 @@ pub fn declare(plan: &Plan, registry: &Registry, policy: &Policy, outputs: Outpu
     let samples = samples.after(done);
     let trained = train(&mut flow, plan, sft, samples, policy, |trainer| {
         let trainer = trainers::changing(trainer, plan, step_config)?;
-        let trainer = evaluation::publish_for_evaluation(trainers::checkpointed(trainer, plan, outputs.checkpoints), plan);
+        let trainer = trainers::checkpointed(trainer, &plan.checkpoint, outputs.checkpoints);
+        let trainer = evaluation::publish_for_evaluation(trainer, plan);
         data::resumable(trainer, from, data)
     })?;
     let reports = EvalReports { answers: outputs.answers, resumed_at: done };

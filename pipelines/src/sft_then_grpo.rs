@@ -7,10 +7,9 @@
 use anyhow::{Context, Result};
 use rollflow::flow::{Ended, Interrupts};
 use rollflow::prelude::*;
-use rollflow::recipe::{Observe, Pipeline, Plan};
+use rollflow::recipe::{Pipeline, Plan};
 
-use crate::assemble::models::Lineage;
-use crate::assemble::models::model_folder;
+use crate::assemble::models::{Lineage, model_folder};
 use crate::registry::Registry;
 use crate::run::files::SFT;
 use crate::run::folder::RunFolder;
@@ -45,7 +44,7 @@ pub fn learned(plan: &Plan, registry: &Registry, run: &RunFolder, policy: &Polic
 
 /// The recipe of the supervised part.
 fn supervised(plan: &Plan) -> Plan {
-    Plan {
+    let mut part = Plan {
         pipeline: Pipeline::Sft,
         name: format!("{}-sft", plan.name),
         seed: plan.seed,
@@ -57,7 +56,9 @@ fn supervised(plan: &Plan) -> Plan {
         // Its tasks are what is imitated.
         environment: plan.environment.clone(),
         checkpoint: plan.checkpoint.clone(),
-        observe: Observe { metrics: None, ..plan.observe.clone() },
+        observe: plan.observe.clone(),
         ..Plan::default()
-    }
+    };
+    part.observe.metrics = None;
+    part
 }

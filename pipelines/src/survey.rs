@@ -7,7 +7,7 @@ use rollflow::data::RankedPair;
 use rollflow::data::source::{DataError, DataSpec, Example, Judged, Recorded, Shape, Skip, Survey, survey, too_long};
 use rollflow::prelude::*;
 use rollflow::recipe::task::{OverlongPolicy, Sft, Task, TaskData};
-use rollflow::recipe::{Complaint, Pipeline, Plan, Source};
+use rollflow::recipe::{Pipeline, Plan, Problem, Source};
 use rollflow::train::TextReader;
 
 use crate::assemble::policy::Reader;
@@ -24,26 +24,25 @@ pub struct Surveyed {
     /// Each source in a sentence, with its steps per epoch where they are known.
     pub lines: Vec<String>,
     /// Errors that would end the run.
-    pub complaints: Vec<Complaint>,
+    pub complaints: Vec<Problem>,
 }
 
 /// Surveys every source that the plan's pipeline reads. Missing files are left to the recipe's checks.
 pub fn of(plan: &Plan) -> Surveyed {
     let mut all = Surveyed::default();
-    let reader = &match Reader::of(plan) {
+    let reader = &match Reader::of(&plan.model, &plan.chat) {
         Ok(reader) => Some(reader),
         Err(error) => {
             // What is wrong with the model's own files is found where they are checked.
-            let without = Plan { chat: Default::default(), ..plan.clone() };
-            if policy::tokenizer(&without).is_ok() {
-                let help = "docs/how_to/chat.md says what templates may contain".to_owned();
-                all.complaints.push(Complaint { key: "chat".to_owned(), message: format!("`[chat]`: {error:#}"), help });
+            if policy::tokenizer(&plan.model, &Default::default()).is_ok() {
+                let help = "docs/how_to/chat.md says what templates may contain";
+                all.complaints.push(Problem::of("chat", format!("`[chat]`: {error:#}"), help));
             }
             None
         }
     };
-    if let TaskData::Rollouts(task) = &plan.task.data {
-        let spec = DataSpec { max_samples: task.limit, ..DataSpec::new(&task.path) };
+    if let TaskData::Rollouts { path, limit, .. } = &plan.task.data {
+        let spec = DataSpec { max_samples: *limit, ..DataSpec::new(path) };
         all.look::<Recorded>("task.path", "", &spec, 1, None, |_| Ok(Ok(())));
     }
     match plan.pipeline {
@@ -101,7 +100,7 @@ fn asked<'a>(
     reader: &'a Option<Reader>,
     fits: impl Fn(&Prompt) -> Result<(), Skip> + Sync + 'a,
 ) -> impl Fn(&Prompt) -> Judged + Sync + 'a {
-    let chat = conversations::chat(plan);
+    let chat = conversations::chat(&plan.chat, &plan.model);
     let rendered = first(reader, move |prompt: &Prompt, reader| {
         let text = conversations::asked(&chat, prompt.text.clone());
         let tokens = reader.tokenizer.encode_prompt(&Prompt { text, ..prompt.clone() });
@@ -115,9 +114,9 @@ fn asked<'a>(
 
 /// Judges examples as they are made into samples.
 fn prepared<'a>(plan: &'a Plan, sft: &'a Sft, reader: &'a Option<Reader>) -> impl Fn(&Example) -> Judged + Sync + 'a {
-    let (chat, drops) = (conversations::chat(plan), sft.on_overlong == OverlongPolicy::Drop);
+    let (chat, drops) = (conversations::chat(&plan.chat, &plan.model), sft.on_overlong == OverlongPolicy::Drop);
     first(reader, move |example: &Example, reader| {
-        if supervised::demonstrates(plan) && sft.sources().is_empty() {
+        if supervised::demonstrates(plan.environment.as_ref()) && sft.sources().is_empty() {
             let Example::Pair(pair) = example else { return Ok(Ok(())) };
             let shown = supervised::demonstrations(plan, std::slice::from_ref(pair), &reader.tokenizer);
             return shown.map(|_| Ok(())).map_err(|error| format!("{error:#}"));
@@ -135,16 +134,15 @@ fn prepared<'a>(plan: &'a Plan, sft: &'a Sft, reader: &'a Option<Reader>) -> imp
 
 /// Judges pairs as preferences are learned from them.
 fn preferred<'a>(plan: &Plan, reader: &'a Option<Reader>) -> impl Fn(&RankedPair) -> Judged + Sync + 'a {
-    let chat = conversations::chat(plan);
+    let chat = conversations::chat(&plan.chat, &plan.model);
     first(reader, move |pair: &RankedPair, reader| Ok(preferences::fits(&chat, reader)(pair)))
 }
 
 /// Judges pairs as a reward model learns from them.
 fn scored<'a>(plan: &Plan, reader: &'a Option<Reader>) -> impl Fn(&RankedPair) -> Judged + Sync + 'a {
-    let chat = conversations::chat(plan);
+    let chat = conversations::chat(&plan.chat, &plan.model);
     first(reader, move |pair: &RankedPair, Reader { tokenizer, config }| {
-        let pair = RankedPair { prompt: conversations::asked(&chat, pair.prompt.clone()), ..pair.clone() };
-        let read = TextReader::new(tokenizer.clone(), config).pair(&pair);
+        let read = TextReader::new(tokenizer.clone(), config).pair(&conversations::asked_pair(&chat, pair.clone()));
         read.map(|_| Ok(())).map_err(|error| error.to_string())
     })
 }
@@ -162,9 +160,9 @@ impl Surveyed {
         let some = !sources.is_empty();
         let looked = self.look_at::<Prompt>("task", "", sources, Some(plan.batch.groups), judge);
         if some && looked && answered.into_inner() == 0 && plan.reward.rule.compares() {
-            let message = "the reward compares answers with a ground truth, and no record that was read has one".to_owned();
-            let help = "name its field, as in columns = { answer = \"target\" }".to_owned();
-            self.complaints.push(Complaint { key: "task".to_owned(), message, help });
+            let message = "the reward compares answers with a ground truth, and no record that was read has one";
+            let help = "name its field, as in columns = { answer = \"target\" }";
+            self.complaints.push(Problem::of("task", message, help));
         }
     }
 
@@ -218,8 +216,8 @@ impl Surveyed {
                 false
             }
             Err(error) => {
-                let help = "docs/how_to/data.md says what is read, and how".to_owned();
-                self.complaints.push(Complaint { key: key.to_owned(), message: format!("`{key}`: {error}"), help });
+                let help = "docs/how_to/data.md says what is read, and how";
+                self.complaints.push(Problem::of(key, format!("`{key}`: {error}"), help));
                 false
             }
         }

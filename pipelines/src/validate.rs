@@ -5,27 +5,27 @@ use rollflow::algo::LossChoice;
 use rollflow::algo::rewards::Combine;
 use rollflow::recipe::generate::Filter as FilterChoice;
 use rollflow::recipe::reward::PartRule;
-use rollflow::recipe::{Complaint, Pipeline, Plan, Timeline};
+use rollflow::recipe::{Pipeline, Plan, Problem, Timeline};
 
 use crate::assemble::{rollout, steps};
 use crate::registry::{Registry, RegistryError};
 
 /// Lists the parts of a plan, and of its later changes, that are not registered or reject their
 /// parameters. For [`recipe::load_with`](rollflow::recipe::load_with).
-pub fn complaints(registry: &Registry, plan: &Plan) -> Vec<Complaint> {
+pub fn complaints(registry: &Registry, plan: &Plan) -> Vec<Problem> {
     let own = complaints_now(registry, plan);
     let Ok(timeline) = Timeline::of(plan) else { return own };
     let later = timeline.plans().skip(1).flat_map(|plan| complaints_now(registry, plan));
-    let later: Vec<Complaint> = later.map(|complaint| Complaint { key: "change".to_owned(), ..complaint }).collect();
+    let later: Vec<Problem> = later.map(|problem| Problem::of("change", problem.message, problem.help)).collect();
     let own = if own.is_empty() { later } else { own };
     if own.is_empty() && plan.validate().is_ok() { unmakeable(registry, plan) } else { own }
 }
 
-fn complaints_now(registry: &Registry, plan: &Plan) -> Vec<Complaint> {
+fn complaints_now(registry: &Registry, plan: &Plan) -> Vec<Problem> {
     let mut all = Vec::new();
     let mut note = |name: String, params: String, made: Result<(), RegistryError>| {
         if let Err(RegistryError { name: unknown, message, help }) = made {
-            all.push(Complaint { key: if unknown { name } else { params }, message, help });
+            all.push(Problem::of(if unknown { name } else { params }, message, help));
         }
     };
     let keys = |section: &str| (format!("{section}.name"), format!("{section}.params"));
@@ -36,9 +36,9 @@ fn complaints_now(registry: &Registry, plan: &Plan) -> Vec<Complaint> {
     let (name, params) = keys("train.advantage");
     note(name, params, registry.estimator_of(&plan.train.advantage).map(drop));
     match plan.reward.rule.alone() {
-        Ok(PartRule::Custom(of)) => {
+        Ok(PartRule::Custom { function, params: given }) => {
             let (name, params) = keys("reward");
-            note(name, params, registry.reward_of(&of.function, &of.params).map(drop));
+            note(name, params, registry.reward_of(&function, &given).map(drop));
         }
         Ok(_) => {}
         Err(parts) => {
@@ -47,9 +47,9 @@ fn complaints_now(registry: &Registry, plan: &Plan) -> Vec<Complaint> {
                 note(key(""), key("_params"), registry.aggregator_of(parts).map(drop));
             }
             for (at, part) in parts.part.iter().enumerate() {
-                if let PartRule::Custom(of) = &part.rule {
+                if let PartRule::Custom { function, params } = &part.rule {
                     let key = |of: &str| format!("reward.part[{at}].{of}");
-                    note(key("function"), key("params"), registry.reward_of(&of.function, &of.params).map(drop));
+                    note(key("function"), key("params"), registry.reward_of(function, params).map(drop));
                 }
             }
         }
@@ -64,16 +64,16 @@ fn complaints_now(registry: &Registry, plan: &Plan) -> Vec<Complaint> {
 }
 
 /// Parts of a plan that can't be made although every key is in its range, as the run would find out.
-fn unmakeable(registry: &Registry, plan: &Plan) -> Vec<Complaint> {
+fn unmakeable(registry: &Registry, plan: &Plan) -> Vec<Problem> {
     let learns = plan.pipeline.reinforces() || plan.pipeline == Pipeline::GrpoOffline;
     let made = [
-        ("generate", rollout::sampling(plan).check().map_err(anyhow::Error::from)),
+        ("generate", rollout::sampling(&plan.generate).check().map_err(anyhow::Error::from)),
         ("filter", if learns { rollout::filter(plan, registry).map(drop) } else { Ok(()) }),
         ("train", if learns { steps::step_config(plan, registry).map(drop) } else { Ok(()) }),
     ];
     let complaint = |(key, made): (&str, Result<()>)| {
         let message = format!("[{key}] can't be used: {:#}", made.err()?);
-        Some(Complaint { key: key.to_owned(), message, help: "give it another value".to_owned() })
+        Some(Problem::of(key, message, "give it another value"))
     };
     made.into_iter().filter_map(complaint).collect()
 }

@@ -1,12 +1,8 @@
 //! Checks that relate several keys. A key's own range is in its declaration.
 
-mod devices;
 mod engines;
-mod evaluating;
 mod groups;
 mod held;
-mod pace;
-mod rewards;
 mod sources;
 mod training;
 mod unused;
@@ -15,14 +11,13 @@ use super::environment::EnvironmentKind;
 use super::generate::OnNewWeights;
 use super::model::{ModelSource, TinyModel};
 use super::plan::{Pipeline, Plan};
-use super::reward::RewardRule;
-use super::task::{Arithmetic, OverlongPolicy, Packing, RewardModel, Sft, TaskData};
+use super::task::{OverlongPolicy, Packing, RewardModel, Sft, TaskData};
 use super::timeline;
 use super::train::Schedule;
 use crate::data::chat::ChatTemplate;
-use crate::settings::error::{Place, RecipeError, RecipeErrors};
+use crate::settings::error::{Place, Problem, RecipeError, RecipeErrors};
 use crate::settings::section::Findings;
-use crate::settings::setting::{Problem, Setting};
+use crate::settings::setting::Setting;
 
 /// All pairs of longer numbers would not fit a machine's memory.
 const MOST_DIGITS_LISTED: u32 = 3;
@@ -71,11 +66,9 @@ pub(crate) fn placed(problems: Vec<Problem>, findings: &Findings) -> Vec<RecipeE
 type Note<'a> = &'a mut dyn FnMut(&str, &[&'static str], String, &str);
 
 fn between(plan: &Plan, note: Note) {
-    if let ModelSource::Tiny(tiny) = &plan.model.source {
-        tiny_model(tiny, note);
-    }
-    if let ModelSource::Folder(folder) = &plan.model.source {
-        match (folder.preset, folder.path.as_os_str().is_empty()) {
+    match &plan.model.source {
+        ModelSource::Tiny(tiny) => tiny_model(tiny, note),
+        ModelSource::Folder(folder) => match (folder.preset, folder.path.as_os_str().is_empty()) {
             (None, true) => {
                 let help = "give it a folder, the id of a model in the hub's cache, or set model.preset";
                 note("model.path", &["model.preset"], "`model.path` is missing or empty".to_owned(), help);
@@ -85,9 +78,14 @@ fn between(plan: &Plan, note: Note) {
                 note("model.path", &["model.preset"], message, "leave one of them out");
             }
             _ => {}
-        }
+        },
     }
-    task(plan, note);
+    if let TaskData::Arithmetic { digits, count: None } = &plan.task.data
+        && *digits > MOST_DIGITS_LISTED
+    {
+        let message = format!("`task.digits` is {digits}: all sums would be {} of them", 100_u64.saturating_pow(*digits));
+        note("task.digits", &["task.count"], message, "set task.count, for example to 100000");
+    }
     sources::sources(plan, note);
     if let Some(sft) = &plan.sft {
         schedule("sft", known(sft.steps, sft.epochs), &sft.optimization.schedule, note);
@@ -98,8 +96,8 @@ fn between(plan: &Plan, note: Note) {
     {
         note("chat.date", &[], format!("`chat.date` is {date:?}"), &error.to_string());
     }
-    evaluating::evaluation(plan, note);
-    devices::devices(plan, note);
+    sources::evaluation(plan, note);
+    engines::devices(plan, note);
     unused::unused(plan, note);
     training::lr_scale(plan, note);
     match plan.pipeline {
@@ -120,9 +118,7 @@ fn between(plan: &Plan, note: Note) {
         Pipeline::Grpo => grpo(plan, note),
         Pipeline::GrpoOffline | Pipeline::Dpo => {
             mixture(plan, note);
-            training::critic(plan, note);
-            training::training(&plan.train, note);
-            training::minibatches(plan, note);
+            training::training(plan, note);
             held::held(plan, note);
         }
     }
@@ -160,16 +156,6 @@ fn tiny_model(tiny: &TinyModel, note: Note) {
     if heads % kv_heads != 0 {
         let message = format!("`model.kv_heads` is {kv_heads}, which does not divide the {heads} heads");
         note("model.kv_heads", &["model.heads"], message, "every key and value head serves the same number of query heads");
-    }
-}
-
-fn task(plan: &Plan, note: Note) {
-    match &plan.task.data {
-        TaskData::Arithmetic(Arithmetic { digits, count: None }) if *digits > MOST_DIGITS_LISTED => {
-            let message = format!("`task.digits` is {digits}: all sums would be {} of them", 100_u64.saturating_pow(*digits));
-            note("task.digits", &["task.count"], message, "set task.count, for example to 100000");
-        }
-        _ => {}
     }
 }
 
@@ -211,17 +197,11 @@ fn mixture(plan: &Plan, note: Note) {
 
 fn grpo(plan: &Plan, note: Note) {
     mixture(plan, note);
-    training::training(&plan.train, note);
-    training::minibatches(plan, note);
-    training::critic(plan, note);
+    training::training(plan, note);
     environment(plan, note);
     groups::groups(plan, note);
-    if let RewardRule::Parts(of) = &plan.reward.rule {
-        rewards::parts(plan, of, note);
-    }
     held::held(plan, note);
     engines::engines(plan, note);
-    pace::pace(plan, note);
 }
 
 fn environment(plan: &Plan, note: Note) {
@@ -234,15 +214,11 @@ fn environment(plan: &Plan, note: Note) {
     };
     if plan.generate.on_new_weights == OnNewWeights::Finish {
         let message = "`generate.on_new_weights` is \"finish\", but the turns of a rollout are sampled one after the other, by whatever weights are there".to_owned();
-        note(
-            "generate.on_new_weights",
-            &["environment"],
-            message,
-            "choose another, and generate.mask_older_versions = true if no trained sample may mix versions",
-        );
+        let help = "choose another, and generate.mask_older_versions = true if no trained sample may mix versions";
+        note("generate.on_new_weights", &["environment"], message, help);
     }
-    if let EnvironmentKind::Agent(agent) = &of.kind
-        && agent.command.is_empty() == agent.url.is_none()
+    if let EnvironmentKind::Agent { command, url, .. } = &of.kind
+        && command.is_empty() == url.is_none()
     {
         let message = "an agent is a command or listens at a url: it has one of them".to_owned();
         note("environment.command", &["environment.url"], message, "give one of them, and not both");

@@ -4,12 +4,10 @@ use std::path::PathBuf;
 
 use crate::data::source::{Columns, DataSpec, Share, Split};
 use crate::settings::declare::section;
-use crate::settings::setting::{Limit, SOME_IF_GIVEN, SOME_STEPS};
+use crate::settings::setting::{Limit, POSITIVE_IF_GIVEN, SOME_IF_GIVEN, SOME_STEPS};
 
 const SPLIT: Limit<String> =
     Limit { text: "a split, as in \"train\", \"train[:10%]\" or \"test[100:200]\"", holds: |text| text.parse::<Split>().is_ok() };
-const WEIGHT: Limit<Option<f64>> =
-    Limit { text: "above 0", holds: |weight| weight.is_none_or(|weight| weight > 0.0 && weight.is_finite()) };
 
 section! {
     /// A data set: JSON lines, JSON, Parquet or text, recognised by the names of its fields
@@ -29,32 +27,11 @@ section! {
         repeat: u64 = 1, SOME_STEPS;
         /// Share of the stream relative to the other sources' weights, instead of `repeat`: all
         /// sources have a weight, or none.
-        weight: Option<f64> = None, WEIGHT;
+        weight: Option<f64> = None, POSITIVE_IF_GIVEN;
         /// Name in metrics. Left out: the end of `data`.
         name: Option<String> = None;
         /// Names of fields, where they are not recognised.
-        columns: Option<SourceColumns> = None;
-    }
-}
-
-section! {
-    /// Names of fields; a dot leads into an object, such as "reward_model.ground_truth". Fields
-    /// that are left out are recognised.
-    pub struct SourceColumns {
-        /// Prompt: text, or a list of messages.
-        prompt: Option<String> = None;
-        /// Completion to imitate.
-        completion: Option<String> = None;
-        /// Reference answer.
-        answer: Option<String> = None;
-        /// Whole conversation.
-        messages: Option<String> = None;
-        /// Raw text.
-        text: Option<String> = None;
-        /// Chosen completion of a pair.
-        chosen: Option<String> = None;
-        /// Rejected completion of a pair.
-        rejected: Option<String> = None;
+        columns: Option<Columns> = None;
     }
 }
 
@@ -67,20 +44,6 @@ section! {
     }
 }
 
-section! {
-    /// Recorded rollouts.
-    pub struct RolloutsTask {
-        /// A `rollouts.jsonl`, or records with `prompt`, `response` and `reward`: a file or a
-        /// folder of files, relative to where the command runs.
-        path: PathBuf = PathBuf::new(), crate::settings::setting::PATH_GIVEN;
-        /// Records to read. Left out: all.
-        limit: Option<usize> = None, SOME_IF_GIVEN;
-        /// If true, `[reward]` scores the recorded completions before the run, instead of the
-        /// recorded rewards.
-        rescore: bool = false;
-    }
-}
-
 impl Source {
     /// All of a data set's split `train`.
     pub fn of(data: impl Into<PathBuf>) -> Self {
@@ -89,16 +52,12 @@ impl Source {
 
     /// Returns the data set to open.
     pub fn spec(&self) -> DataSpec {
-        let columns = self.columns.clone().map_or_else(Columns::default, |columns| {
-            let SourceColumns { prompt, completion, answer, messages, text, chosen, rejected } = columns;
-            Columns { prompt, completion, answer, messages, text, chosen, rejected }
-        });
         DataSpec {
             subset: self.subset.clone(),
             // Checked with the recipe.
             split: self.split.parse().unwrap_or_default(),
             max_samples: self.max_samples,
-            columns,
+            columns: self.columns.clone().unwrap_or_default(),
             name: self.name.clone(),
             ..DataSpec::new(&self.data)
         }

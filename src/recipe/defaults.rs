@@ -49,10 +49,8 @@ const LARGE: u64 = 2_000_000_000;
 pub(crate) fn fill(root: &mut Node) -> Vec<Derived> {
     let Value::Table(table) = &mut root.value else { return Vec::new() };
     let Some(model) = Model::of(table) else { return Vec::new() };
-    let trains = table.get("pipeline").is_none_or(
-        |entry| matches!(&entry.node.value, Value::Text(of) if Pipeline::named(of).is_none_or(Pipeline::trains_by_train)),
-    );
-    if trains && !table.contains_key("train") {
+    let supervised = is(table, Pipeline::Sft) || is(table, Pipeline::RewardModel);
+    if !supervised && !table.contains_key("train") {
         table.insert("train".to_owned(), entry(Value::Table(Table::new()), &root.place));
     }
     let mut derived = if is(table, Pipeline::Dpo) { preferences(table, &root.place) } else { Vec::new() };
@@ -66,9 +64,9 @@ pub(crate) fn fill(root: &mut Node) -> Vec<Derived> {
         if section.contains_key("lr") {
             continue;
         }
-        let lr = model.rate(name, rates);
+        let (lr, reason) = model.rate(name, rates);
         section.insert("lr".to_owned(), entry(Value::Float(lr), place));
-        derived.push(Derived { key: format!("{name}.lr"), value: format!("{lr:?}"), reason: model.reason(name) });
+        derived.push(Derived { key: format!("{name}.lr"), value: format!("{lr:?}"), reason: reason.to_owned() });
     }
     derived
 }
@@ -164,38 +162,26 @@ impl Model {
         (pretrained || text("kind").is_some()).then(|| Model { pretrained, preset: PRESETS.iter().find(named), adapters })
     }
 
-    fn rate(&self, section: &str, rates: &Rates) -> f64 {
-        match (self.pretrained, self.adapters) {
-            (false, _) => rates.random,
-            (true, true) => rates.adapters,
-            (true, false) if section == "sft" && self.is_large() => rates.full / 2.0,
-            (true, false) => rates.full,
+    /// Returns the rate of a section, with its reason.
+    fn rate(&self, section: &str, rates: &Rates) -> (f64, &'static str) {
+        let large = self.preset.is_some_and(|preset| preset.parameters() >= LARGE);
+        match (self.pretrained, self.adapters, section) {
+            (false, ..) => (rates.random, "a small random model"),
+            (true, _, "critic") => (rates.full, "a Hugging Face model, a critic"),
+            (true, true, _) => (rates.adapters, "a Hugging Face model, adapters"),
+            (true, false, "sft") if large => {
+                (rates.full / 2.0, "a Hugging Face model, full fine-tuning of 2 billion parameters or more")
+            }
+            (true, false, _) => (rates.full, "a Hugging Face model, full fine-tuning"),
         }
-    }
-
-    fn is_large(&self) -> bool {
-        self.preset.is_some_and(|preset| preset.parameters() >= LARGE)
-    }
-
-    fn reason(&self, section: &str) -> String {
-        if !self.pretrained {
-            return "a small random model".to_owned();
-        }
-        let what = match (section, self.adapters) {
-            ("critic", _) => "a critic",
-            (_, true) => "adapters",
-            ("sft", false) if self.is_large() => "full fine-tuning of 2 billion parameters or more",
-            (_, false) => "full fine-tuning",
-        };
-        format!("a Hugging Face model, {what}")
     }
 }
 
 impl Preset {
     /// The default learning rate of supervised training.
     pub fn sft_lr(&self, lora: bool) -> f64 {
-        Model { pretrained: true, preset: PRESETS.iter().find(|preset| preset.name == self.name), adapters: lora }
-            .rate("sft", &IMITATION)
+        let model = Model { pretrained: true, preset: Preset::named(self.name), adapters: lora };
+        model.rate("sft", &IMITATION).0
     }
 
     /// The default learning rate of reinforcement.

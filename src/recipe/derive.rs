@@ -6,9 +6,7 @@ use super::generate::Generate;
 use super::model::{DeviceName, ModelSource};
 use super::plan::{OnStale, Pipeline, Plan};
 use super::practice;
-use super::reference_policy::ReferencePolicy;
-use super::task::{Arithmetic, TaskData};
-use super::train::Optimization;
+use super::task::TaskData;
 use crate::algo::{LossChoice, Proximal};
 use crate::rollout::{Pace, PaceRule};
 use crate::stages::batch::over_sampled;
@@ -146,16 +144,17 @@ impl Plan {
 
     /// All devices that models compute on, with the keys that name them; the policy's first.
     pub fn devices(&self) -> Vec<(&'static str, DeviceName)> {
-        let replicas = |key, of: Option<&Optimization>| {
-            let devices = of.map_or(&[][..], |of| &of.replica_devices);
-            devices.iter().map(move |device| (key, *device)).collect::<Vec<_>>()
-        };
         let (sft, reward_model, critic) = (self.sft.as_ref(), self.reward_model.as_ref(), self.critic.as_ref());
+        let replicas = [
+            ("train.replica_devices", Some(&self.train.optimization)),
+            ("sft.replica_devices", sft.map(|of| &of.optimization)),
+            ("reward_model.replica_devices", reward_model.map(|of| &of.optimization)),
+            ("critic.replica_devices", critic.map(|of| &of.optimization)),
+        ];
         let mut all = vec![("model.device", self.model.device)];
-        all.extend(replicas("train.replica_devices", Some(&self.train.optimization)));
-        all.extend(replicas("sft.replica_devices", sft.map(|of| &of.optimization)));
-        all.extend(replicas("reward_model.replica_devices", reward_model.map(|of| &of.optimization)));
-        all.extend(replicas("critic.replica_devices", critic.map(|of| &of.optimization)));
+        for (key, of) in replicas {
+            all.extend(of.iter().flat_map(|of| &of.replica_devices).map(|device| (key, *device)));
+        }
         all.extend(self.generate.devices.iter().map(|device| ("generate.devices", *device)));
         all
     }
@@ -169,8 +168,7 @@ impl Plan {
     /// in it. Servers read a folder in the model's format, and a moving reference is a mean of f32
     /// parameters.
     pub fn publishes_rounded(&self) -> bool {
-        let moves = |policy: &ReferencePolicy| !matches!(policy, ReferencePolicy::Frozen(_));
-        !self.engine.is_remote() && self.reference.as_ref().is_none_or(|reference| !moves(&reference.policy))
+        !self.engine.is_remote() && self.reference.as_ref().is_none_or(|reference| !reference.policy.follows())
     }
 
     /// Largest number of sequences decoded at the same time: as many as can be in flight, and at
@@ -203,12 +201,11 @@ impl Plan {
     /// Warnings about allowed but unusual values, on `machine`.
     pub fn warnings(&self, machine: Machine) -> Vec<String> {
         let mut warnings = Vec::new();
-        let threads = self.threads();
-        if threads > machine.threads {
+        let (threads, cores) = (self.threads(), machine.threads);
+        if threads > cores {
             warnings.push(format!(
-                "the stages take {threads} threads, the machine has {}: they will slow each other down; lower generate.workers, generate.threads, \
-                 train.threads, critic.threads, sft.threads or reference.threads",
-                machine.threads
+                "the stages take {threads} threads, the machine has {cores}: they will slow each other down; lower generate.workers, generate.threads, \
+                 train.threads, critic.threads, sft.threads or reference.threads"
             ));
         }
         if self.pipeline.reinforces() {
@@ -252,60 +249,52 @@ impl Plan {
     }
 
     fn grpo_warnings(&self, warnings: &mut Vec<String>) {
-        let Generate { max_new_tokens, .. } = self.generate;
+        let Generate { max_new_tokens, top_p, top_k, min_p, .. } = self.generate;
+        let mut warn = |warning: &str| warnings.push(warning.to_owned());
         if matches!(self.model.source, ModelSource::Tiny(_)) && self.sft.is_none() {
-            warnings.push(
-                "a tiny model starts random, and without [sft] it hardly ever earns a reward to learn from; add [sft]".to_owned(),
-            );
+            warn("a tiny model starts random, and without [sft] it hardly ever earns a reward to learn from; add [sft]");
         }
-        if let TaskData::Arithmetic(Arithmetic { digits, .. }) = self.task.data {
+        if let TaskData::Arithmetic { digits, .. } = self.task.data {
             // A sum has a digit more than its terms, and end of text is a token too.
             let longest = digits as usize + 1 + usize::from(self.reward.require_end_of_text);
             if max_new_tokens < longest {
-                warnings.push(format!(
+                warn(&format!(
                     "answers end at {max_new_tokens} tokens, but the longest sums need {longest}; raise generate.max_new_tokens"
                 ));
             }
         }
-        if self.flow.on_stale != OnStale::Wait && self.admission_window() > self.widest_window() {
-            warnings.push(format!(
-                "{} groups may be under way, and more than {} become staler than flow.max_staleness allows: many will be {}",
-                self.admission_window(),
-                self.widest_window(),
-                if self.flow.on_stale == OnStale::Drop { "dropped" } else { "masked" }
+        let (window, widest) = (self.admission_window(), self.widest_window());
+        if self.flow.on_stale != OnStale::Wait && window > widest {
+            let fate = if self.flow.on_stale == OnStale::Drop { "dropped" } else { "masked" };
+            warn(&format!(
+                "{window} groups may be under way, and more than {widest} become staler than flow.max_staleness allows: many will be {fate}"
             ));
         }
         if self.reference.is_some() && !self.train.uses_reference() {
-            let idle =
-                "[reference] scores every answer, and nothing uses it; set train.kl_loss, train.kl_reward or a loss of pairs";
-            warnings.push(idle.to_owned());
+            warn("[reference] scores every answer, and nothing uses it; set train.kl_loss, train.kl_reward or a loss of pairs");
         }
-        if self.generate.top_p < 1.0 || self.generate.top_k > 0 || self.generate.min_p > 0.0 {
-            warnings.push(
+        if top_p < 1.0 || top_k > 0 || min_p > 0.0 {
+            warn(
                 "top_p, top_k and min_p make the generator's log-probabilities those of the truncated distribution, while the trainer's \
-                 are of the full one: ratios are biased; switch them off for training"
-                    .to_owned(),
+                 are of the full one: ratios are biased; switch them off for training",
             );
         }
         if self.train.centre() == Proximal::LogLinear && self.worst_staleness() < 2 {
-            warnings.push(
+            warn(
                 "train.proximal = \"loglinear\" is the same as \"behaviour\" for tokens that lag by less than 2 versions, and no token lags \
-                 more here: importance weights are all 1; raise flow.max_staleness, or use \"recompute\""
-                    .to_owned(),
+                 more here: importance weights are all 1; raise flow.max_staleness, or use \"recompute\"",
             );
         }
         let micro_batch = self.train.optimization.micro_batch_tokens;
         if micro_batch < max_new_tokens {
-            warnings.push(format!(
+            warn(&format!(
                 "train.micro_batch_tokens is {micro_batch}, less than one answer of {max_new_tokens} tokens: long samples go alone and \
                  take more memory than that"
             ));
         }
-        if self.sync.every > self.train.steps {
-            warnings.push(format!(
-                "sync.every is {}, more than the {} steps: the generator never sees new weights",
-                self.sync.every, self.train.steps
-            ));
+        let (every, steps) = (self.sync.every, self.train.steps);
+        if every > steps {
+            warn(&format!("sync.every is {every}, more than the {steps} steps: the generator never sees new weights"));
         }
     }
 }

@@ -1,18 +1,15 @@
 //! `[environment]`: what answers the model, where a rollout has several turns.
 
-pub use crate::env::ToolFormat;
 use std::path::PathBuf;
 
+use crate::env::ToolFormat;
 use crate::net::RetryPolicy;
 use crate::sandbox::SandboxRule;
 use crate::settings::declare::{section, tagged};
 use crate::settings::remote::{RetryPauses, URL};
-use crate::settings::section::NoKeys;
-use crate::settings::setting::{GIVEN, Limit, PATH_GIVEN, POSITIVE, SOME, SOME_IF_GIVEN};
+use crate::settings::setting::{GIVEN, Limit, PATH_GIVEN, POSITIVE, POSITIVE_IF_GIVEN, SOME, SOME_IF_GIVEN};
 
 const A_CHOICE: Limit<u64> = Limit { text: "at least 2", holds: |value| *value >= 2 };
-const POSITIVE_IF_GIVEN: Limit<Option<f64>> =
-    Limit { text: "above 0", holds: |value| value.is_none_or(|value| value > 0.0 && value.is_finite()) };
 
 section! {
     /// Multi-turn rollouts: the model and its environment take turns until the task is done. Left
@@ -47,12 +44,20 @@ tagged! {
     pub enum EnvironmentKind {
         /// a question, a tool `calculator`, and a tool `complete_task` for the answer, which must
         /// equal the reference answer.
-        "calculator" => Calculator(NoKeys),
+        "calculator" => Calculator,
         /// a text game: guess a number, and learn after each guess that it is too low or too high.
-        "game" => Game(Game),
+        "game" => Game {
+            /// Largest number; the smallest is 1.
+            highest: u64 = 100, A_CHOICE;
+        },
         /// a question, a tool `search` over the texts of a file, and a tool `complete_task` for the
         /// answer, which must equal the reference answer.
-        "search" => Search(Search),
+        "search" => Search {
+            /// File with a text per line, relative to where the command runs.
+            corpus: PathBuf = PathBuf::new(), PATH_GIVEN;
+            /// Texts per search result.
+            results: usize = 3, SOME;
+        },
         /// a programming task: a tool `python` runs code in a sandbox, and the last turn must pass
         /// the tests of its prompt.
         "python" => Python(SandboxRule),
@@ -60,7 +65,14 @@ tagged! {
         "http" => Http(Served),
         /// an agent of another process, which uses this run as an OpenAI-compatible server
         /// (docs/reference/protocols.md).
-        "agent" => Agent(Elsewhere),
+        "agent" => Agent {
+            /// Program and arguments, started for every rollout.
+            command: Vec<String> = Vec::new();
+            /// Address that every rollout's task is posted to, instead of `command`.
+            url: Option<String> = None;
+            /// Model name that the agent uses.
+            model: String = "policy".to_owned(), GIVEN;
+        },
     }
 }
 
@@ -77,35 +89,5 @@ section! {
         /// Most requests in flight.
         concurrency: usize = 64, SOME;
         last retry: RetryPauses;
-    }
-}
-
-section! {
-    /// A command, or an agent that listens.
-    pub struct Elsewhere {
-        /// Program and arguments, started for every rollout.
-        command: Vec<String> = Vec::new();
-        /// Address that every rollout's task is posted to, instead of `command`.
-        url: Option<String> = None;
-        /// Model name that the agent uses.
-        model: String = "policy".to_owned(), GIVEN;
-    }
-}
-
-section! {
-    /// A guessing game. Fewer guesses earn more.
-    pub struct Game {
-        /// Largest number; the smallest is 1.
-        highest: u64 = 100, A_CHOICE;
-    }
-}
-
-section! {
-    /// Texts ranked by BM25.
-    pub struct Search {
-        /// File with a text per line, relative to where the command runs.
-        corpus: PathBuf = PathBuf::new(), PATH_GIVEN;
-        /// Texts per search result.
-        results: usize = 3, SOME;
     }
 }

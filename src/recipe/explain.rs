@@ -3,8 +3,8 @@
 use super::eval::Eval;
 use super::plan::{Pipeline, Plan};
 use super::reference::{keys, section_doc};
+use crate::settings::keys::KeyDoc;
 use crate::settings::renames::Renames;
-use crate::settings::setting::KeyDoc;
 
 /// Returns the page of a key or a section: type, range, default, pipelines, meaning, old name and
 /// related keys. The error of an unknown key names the nearest keys.

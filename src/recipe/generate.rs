@@ -4,7 +4,6 @@ use super::model::DeviceName;
 pub use crate::engine::OnNewWeights;
 use crate::settings::declare::{section, tagged};
 use crate::settings::params::Custom;
-use crate::settings::section::NoKeys;
 use crate::settings::setting::{FINITE, NOT_NEGATIVE, SHARE, SOME, UP_TO_ONE};
 
 section! {
@@ -50,50 +49,30 @@ tagged! {
     /// conditions must hold.
     pub enum Filter {
         /// the rewards of the group differ.
-        "nonzero_std" => NonzeroStd(NonzeroStd),
+        "nonzero_std" => NonzeroStd {
+            /// The standard deviation must be above this.
+            threshold: f64 = 0.0, NOT_NEGATIVE;
+        },
         /// some reward is above a threshold.
-        "min_reward" => MinReward(MinReward),
+        "min_reward" => MinReward {
+            /// Some reward must be above this.
+            threshold: f64 = 0.5, FINITE;
+        },
         /// enough of the completions are different texts.
-        "diversity" => Diversity(Diversity),
+        "diversity" => Diversity {
+            /// Least share of different completions.
+            min_unique_ratio: f64 = 0.5, SHARE;
+        },
         /// every completion's length is within bounds.
-        "length" => Length(LengthFilter),
+        "length" => Length {
+            /// Shortest completion, in tokens.
+            min: usize = 10;
+            /// Longest completion, in tokens.
+            max: usize = 2048, SOME;
+        },
         /// some completion ended by itself.
-        "any_success" => AnySuccess(NoKeys),
+        "any_success" => AnySuccess,
         /// a filter that was registered by a name keeps it.
         "custom" => Custom(Custom),
-    }
-}
-
-section! {
-    /// Group filter (dynamic sampling): drops groups whose rewards are equal.
-    pub struct NonzeroStd {
-        /// The standard deviation must be above this.
-        threshold: f64 = 0.0, NOT_NEGATIVE;
-    }
-}
-
-section! {
-    /// Drops groups without success.
-    pub struct MinReward {
-        /// Some reward must be above this.
-        threshold: f64 = 0.5, FINITE;
-    }
-}
-
-section! {
-    /// Drops groups whose completions repeat each other.
-    pub struct Diversity {
-        /// Least share of different completions.
-        min_unique_ratio: f64 = 0.5, SHARE;
-    }
-}
-
-section! {
-    /// Drops groups with completions that are too short or too long.
-    pub struct LengthFilter {
-        /// Shortest completion, in tokens.
-        min: usize = 10;
-        /// Longest completion, in tokens.
-        max: usize = 2048, SOME;
     }
 }

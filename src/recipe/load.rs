@@ -6,15 +6,15 @@ use std::path::{Path, PathBuf};
 
 use super::chat;
 use super::checks::{placed, problems};
-use super::data::{DataTask, Source};
+use super::data::Source;
 use super::defaults::{self, Derived};
 #[cfg(feature = "torch")]
 use super::model::DeviceName;
 use super::model::ModelSource;
 use super::model_folder::model_folder_from;
+use super::names::visit;
 use super::plan::Plan;
 use super::reference::sections_with;
-use super::reference_policy::{Frozen, ReferencePolicy};
 use super::reward::RewardRule;
 use super::task::TaskData;
 #[cfg(feature = "torch")]
@@ -25,10 +25,10 @@ use crate::hub::Hub;
 #[cfg(feature = "torch")]
 use crate::model::{Compute, Dtype};
 use crate::settings::document::{self, Node, Value};
-use crate::settings::error::{Place, RecipeError, RecipeErrors};
+use crate::settings::error::{Place, Problem, RecipeError, RecipeErrors};
 use crate::settings::renames::Renames;
 use crate::settings::section::Findings;
-use crate::settings::setting::{Problem, Setting};
+use crate::settings::setting::Setting;
 use crate::util::reading;
 
 /// Sections without a default, because training the wrong model is costly.
@@ -43,7 +43,7 @@ const REQUIRED: [(&str, &str); 3] = [
 
 /// Reads, overrides (`section.key=value`) and checks a recipe. Also looks whether the files it names exist.
 pub fn load(path: &Path, sets: &[String]) -> Result<Plan, RecipeErrors> {
-    load_with(path, sets, |_| Vec::new())
+    load_with(path, sets, |_| Vec::new()).map(|loaded| loaded.plan)
 }
 
 /// Selects the environment variables that override keys, as [`load`] takes them:
@@ -55,14 +55,9 @@ pub fn variables(all: impl IntoIterator<Item = (OsString, OsString)>) -> Result<
         match (name.to_str(), value.to_str()) {
             (Some(name), Some(value)) => sets.push(format!("{name}={value}")),
             _ => {
-                let place = Place::Variable(name.to_string_lossy().into_owned());
+                let (key, place) = (String::new(), Place::Variable(name.to_string_lossy().into_owned()));
                 let message = "the environment variable is not UTF-8".to_owned();
-                errors.push(RecipeError {
-                    place,
-                    key: String::new(),
-                    message,
-                    help: "write it in UTF-8, or unset it".to_owned(),
-                });
+                errors.push(RecipeError { place, key, message, help: "write it in UTF-8, or unset it".to_owned() });
             }
         }
     }
@@ -73,33 +68,11 @@ pub fn variables(all: impl IntoIterator<Item = (OsString, OsString)>) -> Result<
 fn read(path: &Path) -> Result<(String, String), RecipeErrors> {
     let file = path.display().to_string();
     let text = reading::read_text(path).map_err(|error| {
-        let place = Place::File { file: file.clone(), line: 1, column: 1 };
-        let message = format!("cannot read the recipe: {error}");
-        RecipeErrors::of(vec![RecipeError {
-            place,
-            key: String::new(),
-            message,
-            help: "give the path of a TOML file".to_owned(),
-        }])
+        let (key, place) = (String::new(), Place::File { file: file.clone(), line: 1, column: 1 });
+        let (message, help) = (format!("cannot read the recipe: {error}"), "give the path of a TOML file".to_owned());
+        RecipeErrors::of(vec![RecipeError { place, key, message, help }])
     })?;
     Ok((file, text))
-}
-
-/// Something that a further check found wrong.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Complaint {
-    /// The key to change, dotted from the top.
-    pub key: String,
-    /// Description of the error.
-    pub message: String,
-    /// Advice.
-    pub help: String,
-}
-
-impl From<Complaint> for Problem {
-    fn from(Complaint { key, message, help }: Complaint) -> Self {
-        Problem { key, from: Vec::new(), message, help }
-    }
 }
 
 /// A plan, and which of its values the recipe left out because they follow from others.
@@ -111,17 +84,11 @@ pub struct Loaded {
     pub derived: Vec<Derived>,
 }
 
-/// [`load`], and what `further` finds wrong with the plan, at its place among the other errors.
-pub fn load_with(path: &Path, sets: &[String], further: impl Fn(&Plan) -> Vec<Complaint>) -> Result<Plan, RecipeErrors> {
-    load_explained(path, sets, further).map(|loaded| loaded.plan)
-}
-
-/// [`load_with`], with the reasons for values that the recipe left out.
-pub fn load_explained(path: &Path, sets: &[String], further: impl Fn(&Plan) -> Vec<Complaint>) -> Result<Loaded, RecipeErrors> {
+/// [`load`] with the reasons for values that the recipe left out. `further` looks for more problems,
+/// which are reported at their places among the others.
+pub fn load_with(path: &Path, sets: &[String], further: impl Fn(&Plan) -> Vec<Problem>) -> Result<Loaded, RecipeErrors> {
     let (file, text) = read(path)?;
-    let further =
-        |plan: &Plan| [missing_files(plan), missing_means(plan), further(plan).into_iter().map(Problem::from).collect()].concat();
-    resolve(&file, &text, sets, further)
+    resolve(&file, &text, sets, |plan| [missing_files(plan), missing_means(plan), further(plan)].concat())
 }
 
 /// [`load_with`] for text at hand; `file` names it in errors, and the files it names are not looked for.
@@ -129,14 +96,14 @@ pub fn parse_with(
     file: &str,
     text: &str,
     sets: &[String],
-    further: impl Fn(&Plan) -> Vec<Complaint>,
+    further: impl Fn(&Plan) -> Vec<Problem>,
 ) -> Result<Plan, RecipeErrors> {
-    resolve(file, text, sets, |plan| further(plan).into_iter().map(Problem::from).collect()).map(|loaded| loaded.plan)
+    resolve(file, text, sets, further).map(|loaded| loaded.plan)
 }
 
 /// [`load`] for text at hand; `file` names it in errors, and the files it names are not looked for.
 pub fn parse(file: &str, text: &str, sets: &[String]) -> Result<Plan, RecipeErrors> {
-    resolve(file, text, sets, |_| Vec::new()).map(|loaded| loaded.plan)
+    parse_with(file, text, sets, |_| Vec::new())
 }
 
 /// Gives dotted keys of a recipe, as an earlier version wrote them, their current names.
@@ -204,9 +171,8 @@ fn missing_device(plan: &Plan) -> Vec<Problem> {
     let missing = |(key, device): (&str, DeviceName)| {
         let DeviceName::Cuda(index) = device else { return None };
         let none = Compute::cuda(index, Dtype::F32).check().err()?;
-        let message = format!("`{key}` is {:?}: {none}", device.word());
-        let help = "name a device that is there; \"cpu\" always is".to_owned();
-        Some(Problem { key: key.to_owned(), from: Vec::new(), message, help })
+        let help = "name a device that is there; \"cpu\" always is";
+        Some(Problem::of(key, format!("`{key}` is {:?}: {none}", device.word()), help))
     };
     let missing: Vec<Problem> = plan.devices().into_iter().filter_map(missing).collect();
     if missing.is_empty() { memory::problems(plan) } else { missing }
@@ -219,68 +185,36 @@ fn missing_means(_plan: &Plan) -> Vec<Problem> {
 
 /// Names that lead nowhere. Models and data sets of the hub are fetched if they are not here yet.
 fn missing_files(plan: &Plan) -> Vec<Problem> {
-    let mut files: Vec<(String, &PathBuf)> = Vec::new();
-    // Models may be named by an id.
-    let mut models: Vec<(String, PathBuf)> = Vec::new();
+    let (mut models, mut sources) = (Vec::new(), Vec::new());
     if let ModelSource::Folder(folder) = &plan.model.source {
-        let key = if folder.preset.is_some() { "model.preset" } else { "model.path" };
-        models.push((key.to_owned(), folder.name()));
+        models.push((if folder.preset.is_some() { "model.preset" } else { "model.path" }.to_owned(), folder.name()));
     }
+    visit(&mut plan.clone(), |key, path| models.push((key, path.clone())), |key, source| sources.push((key, source.clone())));
+    let judges = plan.pipeline.reinforces() || plan.eval.is_some();
+    models.retain(|(key, name)| !name.as_os_str().is_empty() && (judges || !key.starts_with("reward")));
+    sources.retain(|(_, source)| !source.data.as_os_str().is_empty());
     let template = plan.chat.template.as_ref().filter(|template| *template != chat::PLAIN).map(PathBuf::from);
-    files.extend(template.as_ref().map(|template| ("chat.template".to_owned(), template)));
-    let mut sources = Vec::new();
-    match &plan.task.data {
-        TaskData::Rollouts(rollouts) => files.push(("task.path".to_owned(), &rollouts.path)),
-        TaskData::Data(of) => sources.extend(sources_of("task", of)),
-        TaskData::Arithmetic(_) => {}
-    }
-    let asked = plan.eval.as_ref().and_then(|eval| eval.task.as_ref());
-    if let Some(TaskData::Data(of)) = asked.map(|task| &task.data) {
-        sources.extend(sources_of("eval.task", of));
-    }
-    if let Some(path) = plan.critic.as_ref().and_then(|critic| critic.path.clone()) {
-        models.push(("critic.path".to_owned(), path));
-    }
-    if let Some(sft) = &plan.sft {
-        sources.extend(sft.data.iter().map(|data| ("sft.data".to_owned(), Source::of(data))));
-        sources.extend(numbered("sft", &sft.sources));
-    }
-    if let Some(ReferencePolicy::Frozen(Frozen { path: Some(path) })) = plan.reference.as_ref().map(|reference| &reference.policy)
-    {
-        models.push(("reference.path".to_owned(), path.clone()));
-    }
-    if plan.pipeline.reinforces() || plan.eval.is_some() {
-        models.extend(plan.reward.rule.folders().map(|(key, path)| (key, path.clone())));
-    }
-    files.extend(plan.net.ca_file.as_ref().map(|file| ("net.ca_file".to_owned(), file)));
+    let rollouts = if let TaskData::Rollouts { path, .. } = &plan.task.data { Some(path.clone()) } else { None };
+    let files = [("task.path", rollouts), ("chat.template", template), ("net.ca_file", plan.net.ca_file.clone())];
     let hub = Hub::of_user().ca_file(plan.net.ca_file.clone());
-    let missing = |(key, path): (String, &PathBuf)| {
-        let error = reading::regular(path).err().filter(|_| !path.as_os_str().is_empty())?;
-        let why = match error.kind() {
-            std::io::ErrorKind::NotFound => "which does not exist".to_owned(),
-            _ => format!("which can't be read: {error}"),
+    let missing = |(key, path): (&str, Option<PathBuf>)| {
+        let path = path.filter(|path| !path.as_os_str().is_empty())?;
+        let why = match reading::regular(&path).err()? {
+            error if error.kind() == std::io::ErrorKind::NotFound => "which does not exist".to_owned(),
+            error => format!("which can't be read: {error}"),
         };
-        let message = format!("`{key}` is {}, {why}", path.display());
-        Some(Problem {
-            from: Vec::new(),
-            message,
-            key,
-            help: "paths are relative to the folder that the command runs in".to_owned(),
-        })
+        let help = "paths are relative to the folder that the command runs in";
+        Some(Problem::of(key, format!("`{key}` is {}, {why}", path.display()), help))
     };
     let unusable = |(key, source): (String, Source)| {
-        if source.data.as_os_str().is_empty() {
-            return None;
-        }
         let error = DataSpec { hub: hub.clone(), ..source.spec() }.fetch().err()?;
-        let help = "docs/how_to/data.md says what is found, and how".to_owned();
-        Some(Problem { from: Vec::new(), message: format!("`{key}`: {error}"), key, help })
+        let message = format!("`{key}`: {error}");
+        Some(Problem::of(key, message, "docs/how_to/data.md says what is found, and how"))
     };
     let unknown = |(key, name): (String, PathBuf)| {
-        let found = unusable_model(&hub, &key, &name).filter(|_| !name.as_os_str().is_empty())?;
-        let message = format!("`{key}` is {found}");
+        let message = format!("`{key}` is {}", unusable_model(&hub, &key, &name)?);
         let help = "give a folder, relative to where the command runs, or the id of a model on the hub (`rollflow models` lists those that are here)";
-        Some(Problem { key, from: Vec::new(), message, help: help.to_owned() })
+        Some(Problem::of(key, message, help))
     };
     let files = files.into_iter().filter_map(missing).chain(sources.into_iter().filter_map(unusable));
     models.into_iter().filter_map(unknown).chain(files).collect()
@@ -308,12 +242,4 @@ fn unusable_model(hub: &Hub, key: &str, name: &Path) -> Option<String> {
         let _ = (key, folder);
         None
     }
-}
-
-fn sources_of(section: &str, of: &DataTask) -> Vec<(String, Source)> {
-    if of.sources.is_empty() { vec![(format!("{section}.data"), of.only.clone())] } else { numbered(section, &of.sources) }
-}
-
-fn numbered(section: &str, sources: &[Source]) -> Vec<(String, Source)> {
-    sources.iter().enumerate().map(|(at, source)| (format!("{section}.sources[{at}].data"), source.clone())).collect()
 }

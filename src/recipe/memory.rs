@@ -13,9 +13,8 @@ use std::path::Path;
 use super::model::DeviceName;
 use super::plan::{Pipeline, Plan};
 use super::train::Optimization;
-use crate::model::Dtype;
-use crate::model::{ModelError, gpu_memory};
-use crate::settings::setting::Problem;
+use crate::model::{Dtype, ModelError, gpu_memory};
+use crate::settings::error::Problem;
 pub(super) use parts::{adapters, shape};
 
 /// Memory of a run on one device, by part, and the memory available.
@@ -91,8 +90,7 @@ pub(crate) fn problems(plan: &Plan) -> Vec<Problem> {
     let all = match MemoryPlan::of(plan) {
         Ok(all) => all,
         Err(error @ ModelError::Uncountable { key, .. }) => {
-            let help = "no machine has so much memory".to_owned();
-            return vec![Problem { key: key.to_owned(), from: Vec::new(), message: error.to_string(), help }];
+            return vec![Problem::of(key, error.to_string(), "no machine has so much memory")];
         }
         // Errors of the model's folder are reported by its own check.
         Err(_) => return Vec::new(),
@@ -113,7 +111,7 @@ fn problem(plan: &Plan, memory: &MemoryPlan) -> Problem {
         largest.join(", ")
     );
     let help = format!("{}; model.check_memory = false runs it all the same", knobs(plan, memory).join("; "));
-    Problem { key: "model".to_owned(), from: Vec::new(), message, help }
+    Problem::of("model", message, help)
 }
 
 /// Single changes that help, with the memory of the run after each.

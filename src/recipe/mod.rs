@@ -8,11 +8,10 @@
 
 pub mod chat;
 mod checks;
-pub mod critic;
 mod data;
 mod defaults;
 mod derive;
-pub mod environment;
+mod environment;
 pub mod eval;
 mod explain;
 pub mod generate;
@@ -21,12 +20,11 @@ pub mod lora;
 mod loss;
 #[cfg(feature = "torch")]
 mod memory;
-pub mod model;
+mod model;
 mod model_folder;
 #[cfg(feature = "torch")]
 mod model_limits;
-mod net;
-mod pin;
+mod names;
 mod plan;
 mod practice;
 mod presets;
@@ -34,30 +32,27 @@ mod reference;
 pub mod reference_policy;
 mod render;
 pub mod reward;
-mod schema;
 mod secrets;
 pub mod task;
 mod timeline;
-pub mod train;
+mod train;
 
-pub use data::{DataTask, RolloutsTask, Source, SourceColumns};
+pub use data::Source;
 pub use defaults::Derived;
 pub use derive::Machine;
+pub use environment::{Environment, EnvironmentKind};
 pub use explain::explain;
-pub use load::{Complaint, Loaded, load, load_explained, load_with, parse, parse_with, variables, with_current_names};
+pub use load::{Loaded, load, load_with, parse, parse_with, variables, with_current_names};
 #[cfg(feature = "torch")]
 pub use memory::MemoryPlan;
-pub use model_folder::{FINAL, NoModel, model_folder};
-pub use net::Net;
-pub use plan::{Batching, Checkpointing, Fallback, FlowLimits, Observe, OnStale, Pipeline, Plan, Syncing};
+pub use model::{DeviceName, Model, ModelSource};
+pub use model_folder::{FINAL, model_folder};
+pub use plan::{Batching, Checkpointing, Fallback, FlowLimits, Net, OnStale, Pipeline, Plan};
 pub use presets::{PRESETS, Preset};
-pub use reference::pages;
+pub use reference::{pages, schema};
 pub use render::{check_text, check_text_on, derived_text, facts};
-pub use schema::schema;
-/// `text` with … instead of every secret, for messages, logs and pages.
-pub fn masked(text: &str) -> String {
-    crate::util::secrets::masked(text)
-}
-pub use timeline::{Change, Ramp, Shape, Timeline};
+pub use timeline::Timeline;
+pub use train::{Optimization, Train};
 
-pub use crate::settings::{Custom, NoKeys, Params, ParamsError, Place, RecipeError, RecipeErrors};
+pub use crate::settings::{Custom, NoKeys, Params, ParamsError, Place, Problem, RecipeError, RecipeErrors};
+pub use crate::util::secrets::masked;

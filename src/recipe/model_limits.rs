@@ -3,7 +3,7 @@
 use super::memory::{adapters, shape};
 use super::plan::Plan;
 use crate::model::{Lora, ModelConfig, ModelError};
-use crate::settings::setting::Problem;
+use crate::settings::error::Problem;
 
 /// Returns all of them. Errors of the model itself are reported when it is loaded.
 pub(super) fn problems(plan: &Plan) -> Vec<Problem> {
@@ -15,8 +15,7 @@ fn adapters_without_a_place(plan: &Plan, model: &ModelConfig) -> Option<Problem>
     // A rank out of its range is reported by its own key.
     plan.lora.as_ref().filter(|of| (1..=Lora::MOST_RANK).contains(&of.rank))?;
     let Err(unknown @ ModelError::Target { .. }) = adapters(plan, model) else { return None };
-    let help = "\"all-linear\" fits every model".to_owned();
-    Some(Problem { key: "lora.targets".to_owned(), from: Vec::new(), message: unknown.to_string(), help })
+    Some(Problem::of("lora.targets", unknown.to_string(), "\"all-linear\" fits every model"))
 }
 
 /// Samples longer than the model reads, and answers that leave no room for a prompt.
@@ -29,7 +28,7 @@ fn texts_beyond_its_positions(plan: &Plan, model: &ModelConfig) -> Vec<Problem> 
         let message = format!("`{key}` is {most}, but the model reads {positions} tokens, prompt and answer together");
         let help = format!("lower it: {} leaves a prompt as much room as its answer", positions / 2);
         let help = if room == positions { format!("lower it to {positions}, or remove it") } else { help };
-        (most > room).then(|| Problem { key: key.to_owned(), from: Vec::new(), message, help })
+        (most > room).then(|| Problem::of(key, message, help))
     };
     [sample, answers, asked].into_iter().flatten().filter_map(beyond).collect()
 }

@@ -6,24 +6,23 @@ pub use crate::stages::filter::Fallback;
 pub use crate::stages::reward::OnLostSample;
 pub use crate::stages::train::OnStale;
 use std::net::SocketAddr;
+use std::path::PathBuf;
 
 use super::chat::Chat;
-use super::critic::Critic;
 use super::environment::Environment;
 use super::eval::Eval;
 use super::generate::{Filter, Generate};
 use super::lora::{AdapterSync, Lora};
 use super::model::Model;
-use super::net::Net;
 use super::reference_policy::Reference;
 use super::reward::Reward;
-use super::task::{Mix, RewardModel, Sft, Task, TaskData};
+use super::task::{RewardModel, Sft, Task, TaskData};
 use super::timeline::{Change, Ramp};
-use super::train::Train;
+use super::train::{Critic, Train};
 use crate::algo::Pairs;
 use crate::model::Dtype;
 use crate::settings::declare::{choices, section};
-use crate::settings::setting::{FROM_ONE, GIVEN, SOME, SOME_IF_GIVEN, SOME_STEPS};
+use crate::settings::setting::{FROM_ONE, GIVEN, POSITIVE, SOME, SOME_IF_GIVEN, SOME_STEPS};
 
 section! {
     /// A run: every section of a recipe, with all defaults filled in.
@@ -109,24 +108,15 @@ choices! {
 }
 
 /// Keys of `[eval]` that say how completions are sampled and judged: held-out pairs need neither.
-const SAMPLED_EVALUATION: [&str; 7] = ["samples", "greedy", "temperature", "top_p", "max_new_tokens", "success", "max_num_seqs"];
+const SAMPLED_EVALUATION: &str = "samples greedy temperature top_p max_new_tokens success max_num_seqs";
 
-/// Sections without effect if nothing is reinforced.
-const REINFORCEMENT: [&str; 14] = [
-    "mix",
-    "generate",
-    "engine",
-    "environment",
-    "reward",
-    "filter",
-    "filter_fallback",
-    "pairs",
-    "reference",
-    "batch",
-    "train",
-    "critic",
-    "sync",
-    "flow",
+/// Sections that some pipelines do not read, and the pipelines that read them.
+const READ_BY: [(&str, &str); 5] = [
+    ("sft", "grpo sft sft_then_grpo grpo_offline"),
+    ("reward_model", "reward_model"),
+    ("mix generate filter critic", "grpo sft_then_grpo grpo_offline"),
+    ("reference batch train", "grpo sft_then_grpo grpo_offline dpo"),
+    ("engine environment reward filter_fallback pairs sync flow", "grpo sft_then_grpo"),
 ];
 
 impl Plan {
@@ -137,7 +127,7 @@ impl Plan {
 
     /// Returns true if `[reward]` replaces recorded rewards.
     pub fn rescores(&self) -> bool {
-        self.pipeline == Pipeline::GrpoOffline && matches!(&self.task.data, TaskData::Rollouts(of) if of.rescore)
+        self.pipeline == Pipeline::GrpoOffline && matches!(self.task.data, TaskData::Rollouts { rescore: true, .. })
     }
 
     /// Returns true if completions for a data set's prompts are judged, in training or in an
@@ -152,60 +142,24 @@ impl Plan {
     /// Sections without effect in this plan's pipeline. An evaluation samples and judges
     /// completions in every pipeline.
     pub(crate) fn unused_sections(&self) -> Vec<&'static str> {
-        let mut unused = self.pipeline.unused_sections();
-        if self.eval.is_some() && !self.pipeline.evaluates_pairs() {
-            unused.retain(|section| !["generate", "reward"].contains(section));
-        }
-        if self.rescores() {
-            unused.retain(|section| *section != "reward");
-        }
-        unused
+        let sampled = self.eval.is_some() && !self.pipeline.evaluates_pairs();
+        let evaluated = |section: &str| sampled && ["generate", "reward"].contains(&section);
+        let unread = |pipelines: &str| pipelines.split(' ').all(|word| word != self.pipeline.word());
+        let sections = READ_BY.iter().filter(|(_, by)| unread(by)).flat_map(|(sections, _)| sections.split(' '));
+        sections.filter(|section| !evaluated(section) && !(*section == "reward" && self.rescores())).collect()
     }
-}
 
-impl Plan {
     /// Keys, each with its section, that mean nothing to this plan's pipeline.
     pub(crate) fn unused_keys(&self) -> impl Iterator<Item = (&'static str, &'static str)> {
-        let keys = if self.pipeline.evaluates_pairs() { &SAMPLED_EVALUATION[..] } else { &[] };
-        keys.iter().map(|key| ("eval", *key))
+        let keys = if self.pipeline.evaluates_pairs() { SAMPLED_EVALUATION } else { "" };
+        keys.split_whitespace().map(|key| ("eval", key))
     }
 }
 
 impl Pipeline {
-    fn unused_sections(self) -> Vec<&'static str> {
-        match self {
-            Pipeline::Grpo | Pipeline::SftThenGrpo => vec!["reward_model"],
-            Pipeline::Sft => [&REINFORCEMENT[..], &["reward_model"]].concat(),
-            Pipeline::RewardModel => [&REINFORCEMENT[..], &["sft"]].concat(),
-            Pipeline::GrpoOffline => {
-                vec!["reward_model", "environment", "reward", "filter_fallback", "pairs", "engine", "sync", "flow"]
-            }
-            Pipeline::Dpo => vec![
-                "sft",
-                "mix",
-                "reward_model",
-                "generate",
-                "engine",
-                "environment",
-                "reward",
-                "filter",
-                "filter_fallback",
-                "pairs",
-                "critic",
-                "sync",
-                "flow",
-            ],
-        }
-    }
-
     /// Returns true if `[eval]` judges held-out pairs, and samples nothing.
     pub(crate) fn evaluates_pairs(self) -> bool {
         matches!(self, Pipeline::Dpo | Pipeline::RewardModel)
-    }
-
-    /// The pipeline that recipes call by this word.
-    pub(crate) fn named(word: &str) -> Option<Self> {
-        Self::ALL.iter().copied().find(|pipeline| pipeline.word() == word)
     }
 
     /// Returns true if `[train]` configures the training.
@@ -216,6 +170,19 @@ impl Pipeline {
     /// Returns true if the policy is reinforced.
     pub fn reinforces(self) -> bool {
         matches!(self, Pipeline::Grpo | Pipeline::SftThenGrpo)
+    }
+}
+
+section! {
+    /// Supervised training alongside reinforcement, on the pairs of `[sft]`: its gradient is added
+    /// to that of the step.
+    pub struct Mix {
+        /// Weight of its loss, the mean over its tokens, relative to the policy's.
+        weight: f64 = 0.1, POSITIVE;
+        /// Interval in steps; 1 mixes into every step.
+        every: u64 = 1, SOME_STEPS;
+        /// Pairs per mixed step.
+        batch: usize = 16, SOME;
     }
 }
 
@@ -297,5 +264,19 @@ section! {
         /// If true, a progress line is shown: redrawn on a terminal, a plain line every few seconds
         /// elsewhere.
         progress: bool = true;
+    }
+}
+
+section! {
+    /// Connections to servers, and the servers of this run.
+    pub struct Net {
+        /// PEM file of certificate authorities that are trusted in addition to the system's, for
+        /// every `https://` address of the recipe and for downloads. The environment variable
+        /// SSL_CERT_FILE replaces the system's.
+        ca_file: Option<PathBuf> = None;
+        /// Host names for this run's own servers (metrics, agents), in addition to `localhost` and
+        /// numeric addresses. Requests with other host names are rejected, so that no web page can
+        /// read them by a name of its own.
+        allowed_hosts: Vec<String> = Vec::new();
     }
 }

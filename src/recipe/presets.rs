@@ -7,93 +7,43 @@ use crate::settings::setting::{Setting, Written};
 /// A popular model.
 #[derive(Debug, PartialEq)]
 pub struct Preset {
-    /// The name that recipes use.
+    /// Name that recipes use.
     pub name: &'static str,
     /// Id on the Hugging Face hub.
     pub id: &'static str,
     /// `model_type` of its `config.json`.
     pub family: &'static str,
-    /// The numbers of its `config.json` that say how large it is.
-    pub shape: Shape,
-    /// Whose chat template it has; the template itself is in its folder.
+    /// Chat template; the template itself is in the model's folder.
     pub template: Template,
-}
-
-/// Dimensions of a model.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Shape {
-    /// Rows of the embedding.
-    pub vocab: u64,
-    /// Width of the residual stream.
-    pub hidden: u64,
-    /// Layers.
-    pub layers: u64,
-    /// Query heads.
-    pub heads: u64,
-    /// Key and value heads.
-    pub kv_heads: u64,
-    /// Width of a head.
-    pub head_dim: u64,
-    /// Width of the feed-forward layer.
-    pub intermediate: u64,
+    /// Rows of the embedding, width of the residual stream, layers, query heads, key and value heads,
+    /// width of a head and of the feed-forward layer, as in its `config.json`.
+    shape: [u64; 7],
     /// If true, the output head is the embedding.
-    pub tied: bool,
+    tied: bool,
 }
 
 /// Chat template of a family.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Template {
-    /// `<|im_start|>role … <|im_end|>`.
-    ChatMl,
-    /// `<|start_header_id|>role<|end_header_id|> … <|eot_id|>`.
-    Llama3,
-    /// `[INST] … [/INST]`.
-    Mistral,
-    /// `<｜User｜> … <｜Assistant｜>`.
-    DeepSeek,
-}
-
-impl Template {
+pub struct Template {
     /// Name of the template.
-    pub fn name(self) -> &'static str {
-        match self {
-            Template::ChatMl => "ChatML",
-            Template::Llama3 => "Llama 3",
-            Template::Mistral => "Mistral",
-            Template::DeepSeek => "DeepSeek",
-        }
-    }
-
-    /// The token that ends an answer. Folders name it among their end-of-text tokens, so that recipes need not.
-    pub fn stop(self) -> &'static str {
-        match self {
-            Template::ChatMl => "<|im_end|>",
-            Template::Llama3 => "<|eot_id|>",
-            Template::Mistral => "</s>",
-            Template::DeepSeek => "<｜end▁of▁sentence｜>",
-        }
-    }
-}
-
-impl Shape {
-    /// Parameters of a model of this shape and family.
-    pub fn parameters(&self, family: &str) -> u64 {
-        let Shape { vocab, hidden, layers, heads, kv_heads, head_dim, intermediate, tied } = *self;
-        let (q, kv) = (heads * head_dim, kv_heads * head_dim);
-        let more = match family {
-            "qwen2" => q + 2 * kv,
-            "qwen3" => 2 * head_dim,
-            _ => 0,
-        };
-        let layer = hidden * (2 * q + 2 * kv + 3 * intermediate + 2) + more;
-        vocab * hidden * if tied { 1 } else { 2 } + layers * layer + hidden
-    }
+    pub name: &'static str,
+    /// Token that ends an answer. Folders name it among their end-of-text tokens, so that recipes need
+    /// not.
+    pub stop: &'static str,
 }
 
 impl Preset {
     /// Parameters.
     pub fn parameters(&self) -> u64 {
-        self.shape.parameters(self.family)
+        let [vocab, hidden, layers, heads, kv_heads, head_dim, intermediate] = self.shape;
+        let (q, kv) = (heads * head_dim, kv_heads * head_dim);
+        let more = match self.family {
+            "qwen2" => q + 2 * kv,
+            "qwen3" => 2 * head_dim,
+            _ => 0,
+        };
+        let layer = hidden * (2 * q + 2 * kv + 3 * intermediate + 2) + more;
+        vocab * hidden * if self.tied { 1 } else { 2 } + layers * layer + hidden
     }
 
     /// The preset of that name.
@@ -124,39 +74,21 @@ impl Setting for &'static Preset {
     }
 }
 
-/// Model type of `config.json`, and the chat template of its instruction models.
-#[derive(Clone, Copy)]
-struct Family {
-    name: &'static str,
-    template: Template,
-}
+/// `model_type` of `config.json`, and the chat template of its instruction models.
+type Family = (&'static str, Template);
 
-const fn family(name: &'static str, template: Template) -> Family {
-    Family { name, template }
-}
+const CHAT_ML: Template = Template { name: "ChatML", stop: "<|im_end|>" };
+const QWEN2: Family = ("qwen2", CHAT_ML);
+const QWEN3: Family = ("qwen3", CHAT_ML);
+const LLAMA: Family = ("llama", Template { name: "Llama 3", stop: "<|eot_id|>" });
+const SMOL: Family = ("llama", CHAT_ML);
+const SMOL3: Family = ("smollm3", CHAT_ML);
+const MISTRAL: Family = ("mistral", Template { name: "Mistral", stop: "</s>" });
+const R1: Family = ("qwen2", Template { name: "DeepSeek", stop: "<｜end▁of▁sentence｜>" });
 
-/// Builds one line of the table below.
-const fn preset(
-    name: &'static str,
-    id: &'static str,
-    family: Family,
-    [vocab, hidden, layers, heads, kv_heads, head_dim, intermediate]: [u64; 7],
-    tied: bool,
-) -> Preset {
-    Preset {
-        name,
-        id,
-        family: family.name,
-        template: family.template,
-        shape: Shape { vocab, hidden, layers, heads, kv_heads, head_dim, intermediate, tied },
-    }
+const fn preset(name: &'static str, id: &'static str, (family, template): Family, shape: [u64; 7], tied: bool) -> Preset {
+    Preset { name, id, family, template, shape, tied }
 }
-
-const QWEN2: Family = family("qwen2", Template::ChatMl);
-const QWEN3: Family = family("qwen3", Template::ChatMl);
-const LLAMA: Family = family("llama", Template::Llama3);
-const DISTILLED: Family = family("qwen2", Template::DeepSeek);
-const SMOL: Family = family("llama", Template::ChatMl);
 
 /// Every preset.
 pub const PRESETS: [Preset; 19] = [
@@ -175,34 +107,16 @@ pub const PRESETS: [Preset; 19] = [
     preset("smollm2-135m", "HuggingFaceTB/SmolLM2-135M-Instruct", SMOL, [49_152, 576, 30, 9, 3, 64, 1536], true),
     preset("smollm2-360m", "HuggingFaceTB/SmolLM2-360M-Instruct", SMOL, [49_152, 960, 32, 15, 5, 64, 2560], true),
     preset("smollm2-1.7b", "HuggingFaceTB/SmolLM2-1.7B-Instruct", SMOL, [49_152, 2048, 24, 32, 32, 64, 8192], true),
-    preset(
-        "smollm3-3b",
-        "HuggingFaceTB/SmolLM3-3B",
-        family("smollm3", Template::ChatMl),
-        [128_256, 2048, 36, 16, 4, 128, 11_008],
-        true,
-    ),
-    preset(
-        "mistral-7b",
-        "mistralai/Mistral-7B-Instruct-v0.3",
-        family("mistral", Template::Mistral),
-        [32_768, 4096, 32, 32, 8, 128, 14_336],
-        false,
-    ),
+    preset("smollm3-3b", "HuggingFaceTB/SmolLM3-3B", SMOL3, [128_256, 2048, 36, 16, 4, 128, 11_008], true),
+    preset("mistral-7b", "mistralai/Mistral-7B-Instruct-v0.3", MISTRAL, [32_768, 4096, 32, 32, 8, 128, 14_336], false),
     preset(
         "deepseek-r1-qwen-1.5b",
         "deepseek-ai/DeepSeek-R1-Distill-Qwen-1.5B",
-        DISTILLED,
+        R1,
         [151_936, 1536, 28, 12, 2, 128, 8960],
         false,
     ),
-    preset(
-        "deepseek-r1-qwen-7b",
-        "deepseek-ai/DeepSeek-R1-Distill-Qwen-7B",
-        DISTILLED,
-        [152_064, 3584, 28, 28, 4, 128, 18_944],
-        false,
-    ),
+    preset("deepseek-r1-qwen-7b", "deepseek-ai/DeepSeek-R1-Distill-Qwen-7B", R1, [152_064, 3584, 28, 28, 4, 128, 18_944], false),
 ];
 
 #[cfg(test)]

@@ -1,11 +1,13 @@
-//! Reference of all recipe keys, `docs/reference/recipe/`: one page per section, generated from the
-//! declarations.
+//! Reference of all recipe keys, `docs/reference/recipe/`: one page per section. It and the JSON schema
+//! for editors are generated from the declarations.
 
 use std::collections::BTreeMap;
 
+use serde_json::{Value, json};
+
 use super::plan::Plan;
+use crate::settings::keys::KeyDoc;
 use crate::settings::section::Section;
-use crate::settings::setting::KeyDoc;
 
 const OPENING: &str = "\
 # Recipe reference
@@ -81,7 +83,7 @@ pub fn pages() -> BTreeMap<String, String> {
 /// Returns all keys, in the order of the sections.
 pub(super) fn keys() -> Vec<KeyDoc> {
     let mut keys = Vec::new();
-    Plan::describe_rows("", &mut keys);
+    Plan::keys().rows("", &mut keys);
     keys
 }
 
@@ -133,39 +135,9 @@ fn title(section: &str) -> String {
 
 /// Returns the help of a section, or that of recipes.
 pub(super) fn section_doc(section: &str) -> String {
-    use crate::engine::settings as engine;
-
-    use super::{
-        chat, critic, environment, eval, generate, lora, model, net, plan, reference_policy, reward, task, timeline, train,
-    };
-    match section.trim_end_matches("[]") {
-        "model" => model::Model::doc(),
-        "lora" => lora::Lora::doc(),
-        "chat" => chat::Chat::doc(),
-        "task" => task::Task::doc(),
-        "sft" => task::Sft::doc(),
-        "mix" => task::Mix::doc(),
-        "reward_model" => task::RewardModel::doc(),
-        "generate" => generate::Generate::doc(),
-        "engine" => engine::Engine::doc(),
-        "environment" => environment::Environment::doc(),
-        "reward" => reward::Reward::doc(),
-        "filter" => generate::Filter::doc(),
-        "pairs" => crate::algo::Pairs::doc(),
-        "reference" => reference_policy::Reference::doc(),
-        "batch" => plan::Batching::doc(),
-        "train" => train::Train::doc(),
-        "critic" => critic::Critic::doc(),
-        "change" => timeline::Change::doc(),
-        "ramp" => timeline::Ramp::doc(),
-        "sync" => plan::Syncing::doc(),
-        "flow" => plan::FlowLimits::doc(),
-        "eval" => eval::Eval::doc(),
-        "checkpoint" => plan::Checkpointing::doc(),
-        "observe" => plan::Observe::doc(),
-        "net" => net::Net::doc(),
-        _ => Plan::doc(),
-    }
+    let plan = Plan::keys();
+    let of = plan.all.into_iter().find(|key| key.name == section.trim_end_matches("[]"));
+    of.and_then(|key| key.inside).map_or(plan.doc, |(_, keys)| keys.doc)
 }
 
 fn row(name: &str, KeyDoc { expects, default, formerly, doc, .. }: &KeyDoc) -> String {
@@ -175,6 +147,19 @@ fn row(name: &str, KeyDoc { expects, default, formerly, doc, .. }: &KeyDoc) -> S
     };
     let formerly = formerly.map(|old| format!(" (formerly `{old}`)")).unwrap_or_default();
     format!("| `{name}`{formerly} | {expects} | {default} | {doc} |\n").replace('\n', " ").trim_end().to_owned() + "\n"
+}
+
+/// docs/recipe.schema.json: what a recipe may say, as JSON schema.
+pub fn schema() -> Value {
+    let mut schema = Plan::keys().schema();
+    let file = json!({"type": "string"});
+    schema["properties"]["include"] = json!({
+        "description": "Recipes that this one is laid over, from the folder that it lies in.",
+        "oneOf": [file, {"type": "array", "items": file}],
+    });
+    schema["$schema"] = "https://json-schema.org/draft/2020-12/schema".into();
+    schema["title"] = "A recipe of rollflow".into();
+    schema
 }
 
 #[cfg(test)]

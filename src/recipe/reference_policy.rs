@@ -19,36 +19,28 @@ tagged! {
     /// Source of the reference policy.
     pub enum ReferencePolicy {
         /// the policy at the run's start, after the warm-up, or a folder's.
-        "frozen" => Frozen(Frozen),
+        "frozen" => Frozen {
+            /// A Hugging Face folder of a model with the same vocabulary. Left out: the policy as it is
+            /// when reinforcement begins.
+            path: Option<PathBuf> = None;
+        },
         /// a moving average of the published weights.
-        "ema" => Ema(Ema),
+        "ema" => Ema {
+            /// Share of the old average that is kept at every published version. If versions are
+            /// missed, the newest counts for all of them.
+            decay: f64 = 0.99, BELOW_ONE;
+        },
         /// a copy of the published weights, renewed from time to time.
-        "periodic" => Periodic(Periodic),
+        "periodic" => Periodic {
+            /// Published versions between copies.
+            every: u64 = 10, SOME_STEPS;
+        },
     }
 }
 
-section! {
-    /// A reference policy that never changes.
-    pub struct Frozen {
-        /// A Hugging Face folder of a model with the same vocabulary. Left out: the policy as it is
-        /// when reinforcement begins.
-        path: Option<PathBuf> = None;
-    }
-}
-
-section! {
-    /// A reference policy that follows the published weights slowly.
-    pub struct Ema {
-        /// Share of the old average that is kept at every published version. If versions are
-        /// missed, the newest counts for all of them.
-        decay: f64 = 0.99, BELOW_ONE;
-    }
-}
-
-section! {
-    /// A reference policy that is replaced at intervals.
-    pub struct Periodic {
-        /// Published versions between copies.
-        every: u64 = 10, SOME_STEPS;
+impl ReferencePolicy {
+    /// Returns true if it follows the published weights.
+    pub fn follows(&self) -> bool {
+        !matches!(self, ReferencePolicy::Frozen { .. })
     }
 }

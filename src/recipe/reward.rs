@@ -1,7 +1,5 @@
 //! `[reward]`: the reward of a completion, as one kind or as a combination of parts.
 
-use std::path::PathBuf;
-
 use crate::algo::RangeError;
 use crate::algo::rewards::{
     Combine, DEFAULT_LEVELS, FormatRule, KeywordsRule, LengthRule, NumericRule, OverlongRule, PartReward, RegexRule,
@@ -11,7 +9,6 @@ use crate::algo::rewards::{
 use crate::judge::{HttpRule, JudgeConfig};
 use crate::settings::declare::{section, tagged};
 use crate::settings::params::{Custom, Params};
-use crate::settings::section::NoKeys;
 use crate::settings::setting::{FINITE, FINITE_IF_GIVEN, GIVEN, Limit};
 use crate::stages::reward::{CodeRule, MAX_POISONED, ModelRule, OnFailure, RETRIES};
 
@@ -44,7 +41,7 @@ tagged! {
     /// Kind of reward: when a completion is right.
     pub enum RewardRule {
         /// the completion equals the reference answer, character by character.
-        "exact" => Exact(NoKeys),
+        "exact" => Exact,
         /// the completion's last number equals that of the reference answer.
         "numeric" => Numeric(NumericRule),
         /// the completion matches a pattern, and the pattern's first group, if it has one, equals
@@ -53,7 +50,7 @@ tagged! {
         /// the completion's final answer (after `####`, in `\boxed{}`, announced, or its last
         /// number) means the same as the reference answer: as a number, fraction, percentage,
         /// formula, list, interval or word.
-        "math" => Math(NoKeys),
+        "math" => Math,
         /// the score of a reward model, which is any number.
         "model" => Model(ModelRule),
         /// the reward of a service; docs/reference/protocols.md has the protocol.
@@ -61,7 +58,7 @@ tagged! {
         /// a grade from 0 to 1 by a language model with a URL (judge).
         "judge" => Judge(JudgeConfig),
         /// the environment's grade of the rollout, and the rewards of its turns.
-        "environment" => Environment(NoKeys),
+        "environment" => Environment,
         /// the completion's code passes the tests of its prompt, in a sandbox (docs/how_to/sandbox.md).
         "code" => Code(CodeRule),
         /// a function that was registered by a name.
@@ -104,14 +101,14 @@ tagged! {
     /// Kind of a part.
     pub enum PartRule {
         /// 1 if the completion equals the reference answer, character by character.
-        "exact" => Exact(NoKeys),
+        "exact" => Exact,
         /// 1 if the completion's last number equals that of the reference answer.
         "numeric" => Numeric(NumericRule),
         /// 1 if the completion matches a pattern, and the pattern's first group, if it has one,
         /// equals the reference answer.
         "regex" => Regex(RegexRule),
         /// 1 if the completion's final answer means the same as the reference answer.
-        "math" => Math(NoKeys),
+        "math" => Math,
         /// the score of a reward model, which is any number.
         "model" => Model(ModelRule),
         /// 1 if the completion is the tagged sections in order, each once, and nothing else.
@@ -131,21 +128,16 @@ tagged! {
         /// a grade from 0 to 1 by a language model with a URL (judge).
         "judge" => Judge(JudgeConfig),
         /// the environment's grade of the rollout.
-        "environment" => Environment(NoKeys),
+        "environment" => Environment,
         /// the reward for passing the tests of its prompt, in a sandbox.
         "code" => Code(CodeRule),
         /// a function that was registered by a name.
-        "custom" => Custom(CustomPart),
-    }
-}
-
-section! {
-    /// A registered function.
-    pub struct CustomPart {
-        /// The name that it was registered under.
-        function: String = String::new(), GIVEN;
-        /// Parameters of the function.
-        params: Params = Params::default();
+        "custom" => Custom {
+            /// The name that it was registered under.
+            function: String = String::new(), GIVEN;
+            /// Parameters of the function.
+            params: Params = Params::default();
+        },
     }
 }
 
@@ -153,61 +145,60 @@ impl RewardRule {
     /// Returns the rule as a single part, or its composition if it has parts.
     pub fn alone(&self) -> Result<PartRule, &Composition> {
         Ok(match self {
-            RewardRule::Exact(of) => PartRule::Exact(*of),
+            RewardRule::Exact => PartRule::Exact,
             RewardRule::Numeric(of) => PartRule::Numeric(of.clone()),
             RewardRule::Regex(of) => PartRule::Regex(of.clone()),
-            RewardRule::Math(of) => PartRule::Math(*of),
+            RewardRule::Math => PartRule::Math,
             RewardRule::Model(of) => PartRule::Model(of.clone()),
             RewardRule::Http(of) => PartRule::Http(of.clone()),
             RewardRule::Judge(of) => PartRule::Judge(of.clone()),
-            RewardRule::Environment(of) => PartRule::Environment(*of),
+            RewardRule::Environment => PartRule::Environment,
             RewardRule::Code(of) => PartRule::Code(of.clone()),
-            RewardRule::Custom(of) => PartRule::Custom(CustomPart { function: of.name.clone(), params: of.params.clone() }),
+            RewardRule::Custom(of) => PartRule::Custom { function: of.name.clone(), params: of.params.clone() },
             RewardRule::Parts(of) => return Err(of),
         })
     }
 
     /// Returns its reward models, each with the path of its keys.
-    pub(crate) fn models(&self) -> Vec<(String, &ModelRule)> {
+    pub(crate) fn models_mut(&mut self) -> Vec<(String, &mut ModelRule)> {
         match self {
             RewardRule::Model(of) => vec![("reward".to_owned(), of)],
-            RewardRule::Parts(of) => of
-                .part
-                .iter()
-                .enumerate()
-                .filter_map(|(at, part)| match &part.rule {
+            RewardRule::Parts(of) => {
+                let parts = of.part.iter_mut().enumerate();
+                let models = parts.map(|(at, part)| match &mut part.rule {
                     PartRule::Model(of) => Some((format!("reward.part[{at}]"), of)),
                     _ => None,
-                })
-                .collect(),
+                });
+                models.flatten().collect()
+            }
             _ => Vec::new(),
         }
     }
 
-    /// Returns the folders of its reward models, each with its key.
-    pub(crate) fn folders(&self) -> impl Iterator<Item = (String, &PathBuf)> {
-        self.models().into_iter().map(|(key, model)| (format!("{key}.path"), &model.path))
-    }
-
     /// Returns the number of threads of its reward models.
     pub fn threads(&self) -> usize {
-        self.models().iter().map(|(_, model)| model.threads).sum()
+        self.rules().iter().map(|rule| if let PartRule::Model(of) = rule { of.threads } else { 0 }).sum()
     }
 
     /// Returns true if it uses the environment's grade.
     pub(crate) fn asks_environment(&self) -> bool {
-        self.any(|rule| matches!(rule, PartRule::Environment(_)))
+        self.rules().contains(&PartRule::Environment)
     }
 
     /// Returns true if it needs the reference answer of every prompt.
     pub fn compares(&self) -> bool {
-        self.any(PartRule::compares)
+        self.rules().iter().any(|rule| match rule {
+            PartRule::Exact | PartRule::Numeric(_) | PartRule::Math => true,
+            PartRule::Judge(of) => of.shows_answer(),
+            _ => false,
+        })
     }
 
-    fn any(&self, holds: impl Fn(&PartRule) -> bool) -> bool {
+    /// Returns its parts, or itself as the only one.
+    fn rules(&self) -> Vec<PartRule> {
         match self.alone() {
-            Ok(rule) => holds(&rule),
-            Err(of) => of.part.iter().any(|part| holds(&part.rule)),
+            Ok(rule) => vec![rule],
+            Err(of) => of.part.iter().map(|part| part.rule.clone()).collect(),
         }
     }
 }
@@ -217,17 +208,17 @@ impl PartRule {
     /// that need a model, a service, a sandbox or a registered function.
     pub fn function(&self, max_new_tokens: usize) -> Result<Option<PartReward>, RangeError> {
         Ok(Some(match self {
-            PartRule::Exact(_) => exact_reward(),
+            PartRule::Exact => exact_reward(),
             PartRule::Numeric(of) => numeric_reward(of.tolerance),
             PartRule::Regex(of) => regex_reward(&of.pattern)?,
-            PartRule::Math(_) => math_reward(),
+            PartRule::Math => math_reward(),
             PartRule::Format(of) => format_reward(&of.tags)?,
             PartRule::Keywords(of) => keywords_reward(&of.words)?,
             PartRule::Length(of) => length_reward(of.min, of.max)?,
             PartRule::Overlong(of) => overlong_reward(of.buffer, max_new_tokens)?,
             PartRule::Repetition(of) => repetition_reward(of.n)?,
-            PartRule::Environment(_) => environment_reward(),
-            PartRule::Model(_) | PartRule::Http(_) | PartRule::Judge(_) | PartRule::Code(_) | PartRule::Custom(_) => {
+            PartRule::Environment => environment_reward(),
+            PartRule::Model(_) | PartRule::Http(_) | PartRule::Judge(_) | PartRule::Code(_) | PartRule::Custom { .. } => {
                 return Ok(None);
             }
         }))
@@ -235,39 +226,8 @@ impl PartRule {
 
     /// Returns true if `require_end_of_text` applies to this kind.
     pub fn requires_end(&self) -> bool {
-        match self {
-            PartRule::Exact(_)
-            | PartRule::Numeric(_)
-            | PartRule::Regex(_)
-            | PartRule::Math(_)
-            | PartRule::Format(_)
-            | PartRule::Keywords(_)
-            | PartRule::Code(_)
-            | PartRule::Custom(_) => true,
-            PartRule::Model(_)
-            | PartRule::Length(_)
-            | PartRule::Overlong(_)
-            | PartRule::Repetition(_)
-            | PartRule::Http(_)
-            | PartRule::Judge(_)
-            | PartRule::Environment(_) => false,
-        }
-    }
-
-    fn compares(&self) -> bool {
-        match self {
-            PartRule::Exact(_) | PartRule::Numeric(_) | PartRule::Math(_) => true,
-            PartRule::Judge(of) => of.shows_answer(),
-            _ => false,
-        }
-    }
-
-    /// Returns its reward model, if it has one.
-    pub(crate) fn model_mut(&mut self) -> Option<&mut ModelRule> {
-        match self {
-            PartRule::Model(of) => Some(of),
-            _ => None,
-        }
+        use PartRule::{Code, Custom, Exact, Format, Keywords, Math, Numeric, Regex};
+        matches!(self, Exact | Numeric(_) | Regex(_) | Math | Format(_) | Keywords(_) | Code(_) | Custom { .. })
     }
 
     /// Returns the keys of its service, if another process computes the reward.

@@ -1,16 +1,15 @@
-//! `[task]`: prompts. `[sft]`, `[mix]` and `[reward_model]`: supervised training.
+//! `[task]`: prompts. `[sft]` and `[reward_model]`: supervised training.
 
-pub use crate::data::packing::OverlongPolicy;
-pub use crate::data::packing::Packing;
 use std::path::PathBuf;
 
-use super::data::{DataTask, RolloutsTask, Source};
+use super::data::{DataTask, Source};
 use super::defaults::{IMITATION, REWARD_MODEL};
 use super::train::Optimization;
+pub use crate::data::packing::{OverlongPolicy, Packing};
 use crate::settings::declare::{choices, section, tagged};
 use crate::settings::error::RecipeErrors;
 use crate::settings::setting::{
-    BELOW_ONE, Limit, NOT_NEGATIVE, POSITIVE, POSITIVE_IF_GIVEN, SHARE, SOME, SOME_IF_GIVEN, SOME_STEPS,
+    BELOW_ONE, Limit, NOT_NEGATIVE, PATH_GIVEN, POSITIVE, POSITIVE_IF_GIVEN, SHARE, SOME, SOME_IF_GIVEN, SOME_STEPS,
 };
 
 const FEW_DIGITS: Limit<u32> = Limit { text: "1 to 9", holds: |digits| (1..=9).contains(digits) };
@@ -28,32 +27,36 @@ tagged! {
     /// Source of the prompts.
     pub enum TaskData {
         /// generated sums such as `7+5=`.
-        "arithmetic" => Arithmetic(Arithmetic),
+        "arithmetic" => Arithmetic {
+            /// Most digits of each number.
+            digits: u32 = 1, FEW_DIGITS;
+            /// Number of sums, drawn by the seed. Left out: every sum, 100 for one digit, 10000 for
+            /// two.
+            count: Option<usize> = None, SOME_IF_GIVEN;
+        },
         /// data sets, in the formats and layouts of docs/how_to/data.md: one, or a mixture.
         "data" => Data(DataTask) by [data, sources],
         /// recorded rollouts, for `pipeline = "grpo_offline"`.
-        "rollouts" => Rollouts(RolloutsTask) by [path],
-    }
-}
-
-section! {
-    /// Sums of two numbers.
-    pub struct Arithmetic {
-        /// Most digits of each number.
-        digits: u32 = 1, FEW_DIGITS;
-        /// Number of sums, drawn by the seed. Left out: every sum, 100 for one digit, 10000 for
-        /// two.
-        count: Option<usize> = None, SOME_IF_GIVEN;
+        "rollouts" => Rollouts {
+            /// A `rollouts.jsonl`, or records with `prompt`, `response` and `reward`: a file or a
+            /// folder of files, relative to where the command runs.
+            path: PathBuf = PathBuf::new(), PATH_GIVEN;
+            /// Records to read. Left out: all.
+            limit: Option<usize> = None, SOME_IF_GIVEN;
+            /// If true, `[reward]` scores the recorded completions before the run, instead of the
+            /// recorded rewards.
+            rescore: bool = false;
+        } by [path],
     }
 }
 
 impl Task {
     /// Returns the number of different prompts, if it is known without reading files.
-    pub fn known_prompts(&self) -> Option<usize> {
+    pub(crate) fn known_prompts(&self) -> Option<usize> {
         match &self.data {
-            TaskData::Arithmetic(Arithmetic { count: Some(count), .. }) => Some(*count),
-            TaskData::Arithmetic(Arithmetic { digits, .. }) => 100_usize.checked_pow(*digits),
-            TaskData::Data(_) | TaskData::Rollouts(_) => None,
+            TaskData::Arithmetic { count: Some(count), .. } => Some(*count),
+            TaskData::Arithmetic { digits, .. } => 100_usize.checked_pow(*digits),
+            TaskData::Data(_) | TaskData::Rollouts { .. } => None,
         }
     }
 }
@@ -104,19 +107,6 @@ choices! {
         /// a sample for each turn of the assistant, with the previous turns as the model would be
         /// shown them.
         "apart" => Apart,
-    }
-}
-
-section! {
-    /// Supervised training alongside reinforcement, on the pairs of `[sft]`: its gradient is added
-    /// to that of the step.
-    pub struct Mix {
-        /// Weight of its loss, the mean over its tokens, relative to the policy's.
-        weight: f64 = 0.1, POSITIVE;
-        /// Interval in steps; 1 mixes into every step.
-        every: u64 = 1, SOME_STEPS;
-        /// Pairs per mixed step.
-        batch: usize = 16, SOME;
     }
 }
 

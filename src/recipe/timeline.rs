@@ -7,44 +7,23 @@ use std::collections::BTreeMap;
 use super::load::parse;
 use super::plan::{Pipeline, Plan};
 use crate::settings::declare::{choices, section};
-use crate::settings::error::{RecipeError, RecipeErrors};
+use crate::settings::error::{Problem, RecipeErrors};
 use crate::settings::renames::{self, Renames};
-use crate::settings::setting::{FINITE, GIVEN, Limit, Problem};
+use crate::settings::setting::{FINITE, GIVEN, Limit};
 
 /// Keys, and sections with all keys in them, that a step may have other values of than the step before.
-const CHANGEABLE: [&str; 22] = [
-    "train.lr",
-    "train.schedule",
-    "train.loss",
-    "train.entropy_coef",
-    "train.top_entropy",
-    "train.off_policy_threshold",
-    "train.kl_loss",
-    "train.kl_reward",
-    "train.advantage",
-    "train.loss_aggregation",
-    "train.proximal",
-    "train.correction",
-    "train.reject",
-    "train.ppo_epochs",
-    "train.minibatches",
-    "pairs",
-    "generate.temperature",
-    "sft.lr",
-    "sft.schedule",
-    "reward_model.lr",
-    "reward_model.schedule",
-    "reward_model.center",
-];
+const CHANGEABLE: &str = "train.lr train.schedule train.loss train.entropy_coef train.top_entropy \
+     train.off_policy_threshold train.kl_loss train.kl_reward train.advantage train.loss_aggregation \
+     train.proximal train.correction train.reject train.ppo_epochs train.minibatches pairs \
+     generate.temperature sft.lr sft.schedule reward_model.lr reward_model.schedule reward_model.center";
 
 /// Keys of [`CHANGEABLE`] that the steps of a pipeline read. A supervised phase before
 /// reinforcement counts its steps separately.
 fn changeable(pipeline: Pipeline) -> impl Iterator<Item = &'static str> {
-    let within = |key: &&str, section: &str| key.starts_with(section);
-    CHANGEABLE.into_iter().filter(move |key| match pipeline {
-        Pipeline::Sft => within(key, "sft."),
-        Pipeline::RewardModel => within(key, "reward_model."),
-        _ => !within(key, "sft.") && !within(key, "reward_model."),
+    CHANGEABLE.split_whitespace().filter(move |key| match pipeline {
+        Pipeline::Sft => key.starts_with("sft."),
+        Pipeline::RewardModel => key.starts_with("reward_model."),
+        _ => !key.starts_with("sft.") && !key.starts_with("reward_model."),
     })
 }
 
@@ -112,9 +91,14 @@ impl Ramp {
 impl Plan {
     /// Returns true if this key or section, or one inside, changes in some step.
     pub fn changes(&self, section: &str) -> bool {
-        let sets = self.change.iter().flat_map(|change| &change.set).map(|set| set.split('=').next().unwrap_or_default().trim());
+        let sets = self.change.iter().flat_map(|change| &change.set).map(|set| key_of(set));
         sets.chain(self.ramp.iter().map(|ramp| ramp.key.as_str())).any(|key| inside(key, section))
     }
+}
+
+/// The key of `KEY=VALUE`.
+fn key_of(set: &str) -> &str {
+    set.split('=').next().unwrap_or_default().trim()
 }
 
 /// Returns true if a key is in a section, or is the section.
@@ -206,11 +190,10 @@ pub(super) fn rename_keys(plan: &mut Plan, renames: &Renames) {
     };
     for (at, change) in plan.change.iter_mut().enumerate() {
         for set in &mut change.set {
-            if let Some((key, value)) = set.split_once('=') {
-                let named = current(format!("change[{at}].set"), key.trim());
-                if named != key.trim() {
-                    *set = format!("{named}={value}");
-                }
+            let key = key_of(set);
+            let named = current(format!("change[{at}].set"), key);
+            if let Some((_, value)) = set.split_once('=').filter(|_| named != key) {
+                *set = format!("{named}={value}");
             }
         }
     }
@@ -223,25 +206,26 @@ pub(super) fn rename_keys(plan: &mut Plan, renames: &Renames) {
 /// that they change.
 pub(super) fn problems(plan: &Plan) -> Vec<Problem> {
     let mut problems = Vec::new();
-    let mut note = |key: String, message: String, help: String| problems.push(Problem { key, from: Vec::new(), message, help });
-    for (at, change) in plan.change.iter().enumerate() {
-        for set in &change.set {
-            refuse_fixed(plan, format!("change[{at}].set"), set.split('=').next().unwrap_or_default().trim(), &mut note);
+    let refuse_fixed = |problems: &mut Vec<Problem>, place: String, key: &str| {
+        if !changeable(plan.pipeline).any(|section| inside(key, section)) {
+            let all: Vec<&str> = changeable(plan.pipeline).collect();
+            let help = format!("these may change: {}", all.join(", "));
+            problems.push(Problem::of(place, format!("`{key}` is the same in all steps"), help));
         }
+    };
+    for (at, change) in plan.change.iter().enumerate() {
+        change.set.iter().for_each(|set| refuse_fixed(&mut problems, format!("change[{at}].set"), key_of(set)));
     }
     for (at, ramp) in plan.ramp.iter().enumerate() {
-        refuse_fixed(plan, format!("ramp[{at}].key"), &ramp.key, &mut note);
+        refuse_fixed(&mut problems, format!("ramp[{at}].key"), &ramp.key);
         if ramp.end <= ramp.begin {
             let message = format!("`ramp[{at}].end` is {}, not after its begin {}", ramp.end, ramp.begin);
-            note(format!("ramp[{at}].end"), message, "a ramp takes at least one step".to_owned());
+            problems.push(Problem::of(format!("ramp[{at}].end"), message, "a ramp takes at least one step"));
         }
         if ramp.shape == Shape::Geometric && (ramp.from <= 0.0 || ramp.to <= 0.0) {
             let message = format!("`ramp[{at}]` is geometric from {:?} to {:?}", ramp.from, ramp.to);
-            note(
-                format!("ramp[{at}].shape"),
-                message,
-                "both ends must be above 0; choose another shape, or a small number".to_owned(),
-            );
+            let help = "both ends must be above 0; choose another shape, or a small number";
+            problems.push(Problem::of(format!("ramp[{at}].shape"), message, help));
         }
     }
     if !problems.is_empty() {
@@ -249,7 +233,7 @@ pub(super) fn problems(plan: &Plan) -> Vec<Problem> {
     }
     match Timeline::of(plan) {
         Ok(timeline) => plan.ramp.iter().enumerate().flat_map(|(at, ramp)| ends(&timeline, at, ramp)).collect(),
-        Err(errors) => errors.iter().map(|error| echo("change".to_owned(), error)).collect(),
+        Err(errors) => later("change", &errors),
     }
 }
 
@@ -258,22 +242,14 @@ fn ends(timeline: &Timeline, at: usize, ramp: &Ramp) -> Vec<Problem> {
     let wrong = |(end, value): (&str, f64)| {
         let set = format!("{}={value:?}", ramp.key);
         let errors = timeline.phases.iter().find_map(|phase| parse("", &phase.text, std::slice::from_ref(&set)).err());
-        let key = format!("ramp[{at}].{end}");
-        errors.map(|errors| errors.iter().map(|error| echo(key.clone(), error)).collect::<Vec<_>>()).unwrap_or_default()
+        errors.map_or_else(Vec::new, |errors| later(&format!("ramp[{at}].{end}"), &errors))
     };
     [("from", ramp.from), ("to", ramp.to)].into_iter().flat_map(wrong).collect()
 }
 
-fn refuse_fixed(plan: &Plan, place: String, key: &str, note: &mut dyn FnMut(String, String, String)) {
-    if !changeable(plan.pipeline).any(|section| inside(key, section)) {
-        let all: Vec<&str> = changeable(plan.pipeline).collect();
-        note(place, format!("`{key}` is the same in all steps"), format!("these may change: {}", all.join(", ")));
-    }
-}
-
-/// An error of a later step's plan, at the change or ramp that makes it.
-fn echo(key: String, error: &RecipeError) -> Problem {
-    Problem { message: format!("in a later step {}", error.message), key, from: Vec::new(), help: error.help.clone() }
+/// Errors of a later step's plan, at the change or ramp that makes them.
+fn later(key: &str, errors: &RecipeErrors) -> Vec<Problem> {
+    errors.iter().map(|error| Problem::of(key, format!("in a later step {}", error.message), error.help.clone())).collect()
 }
 
 #[cfg(test)]

@@ -1,22 +1,23 @@
-//! `[train]`: the policy-gradient loss and the optimizer.
+//! `[train]`: the policy-gradient loss and the optimizer. `[critic]`: the critic of PPO.
 
-use super::defaults::POLICY;
+use std::path::PathBuf;
+
+use super::defaults::{CRITIC, POLICY};
 use super::model::DeviceName;
-pub use crate::algo::Decay;
-use crate::algo::{Advantage, Aggregation, ImportanceChoice, KlLoss, KlReward, LossChoice, Proximal, Rejection};
+use crate::algo::{Advantage, Aggregation, Decay, ImportanceChoice, KlLoss, KlReward, LossChoice, Proximal, Rejection};
 use crate::model::Dtype;
 use crate::settings::declare::section;
 use crate::settings::error::RecipeErrors;
 use crate::settings::setting::{
     FINITE, FINITE_IF_GIVEN, Limit, NOT_NEGATIVE, POSITIVE, POSITIVE_IF_GIVEN, SHARE, SOME, SOME_STEPS, UP_TO_ONE,
 };
-pub use crate::train::{DecayScope, LrScale, NonFinitePolicy};
+use crate::train::{DecayScope, LrScale, NonFinitePolicy};
 
 const BETAS: Limit<[f64; 2]> =
     Limit { text: "each 0 or more and below 1", holds: |betas| betas.iter().all(|beta| (0.0..1.0).contains(beta)) };
 
 /// Infinity switches a bound off.
-pub(crate) const BOUND: Limit<f64> = Limit { text: "above 0; inf is no bound", holds: |value| *value > 0.0 };
+const BOUND: Limit<f64> = Limit { text: "above 0; inf is no bound", holds: |value| *value > 0.0 };
 
 const BOUND_IF_GIVEN: Limit<Option<f64>> =
     Limit { text: "above 0; inf is no bound", holds: |value| value.is_none_or(|value| value > 0.0) };
@@ -123,6 +124,32 @@ section! {
         /// Last value, as a share of the peak.
         #[formerly(floor)]
         min_lr_ratio: f64 = 0.0, UP_TO_ONE;
+    }
+}
+
+section! {
+    /// A second model that learns the expected return after each token. With it, advantages are
+    /// PPO's (GAE) instead of `train.advantage`, and `train.kl_reward` is applied token by token.
+    /// It is updated in turn with the policy, on the same batches.
+    pub struct Critic {
+        /// A Hugging Face folder of a model with the same vocabulary, with a score head or a
+        /// language-model head. Left out: the policy as it is when reinforcement begins. A new
+        /// score head starts at 0.
+        path: Option<PathBuf> = None;
+        /// Peak learning rate of the critic. Left out, it follows from the model: 1e-5 for a
+        /// Hugging Face model (as verl), 5e-4 for a small random model.
+        lr: f64 = CRITIC.random, POSITIVE;
+        /// Clip range of values: a value gains nothing by moving further than this in a step.
+        value_clip: f64 = 0.5, BOUND;
+        /// Discount factor per token.
+        gamma: f64 = 1.0, UP_TO_ONE;
+        /// GAE λ: 0 looks ahead to the next value, 1 to the end of the completion.
+        lambda: f64 = 1.0, UP_TO_ONE;
+        /// If true, advantages are normalised to mean 0 and deviation 1 over the step's tokens.
+        whiten: bool = true;
+        /// First steps, in which the critic learns and the policy does not change.
+        warmup_steps: u64 = 0;
+        last optimization: Optimization;
     }
 }
 

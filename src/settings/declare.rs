@@ -1,5 +1,5 @@
-//! Macros that declare a section once: the Rust struct, the reader, the writer, the range checks
-//! and the reference follow from the same lines.
+//! Macros that declare a section once: the Rust type, the reader, the writer, the range checks and the
+//! description follow from the same lines.
 
 /// Declares a section: `key: Type = default, limit;`. `#[formerly(old)]` above a key accepts its old name
 /// with a warning. `first name: Section;` and `last name: Section;` include the keys of another section.
@@ -27,71 +27,58 @@ macro_rules! section {
             }
         }
 
-        impl $crate::settings::section::Section for $Name {
-            fn doc() -> String {
-                $crate::settings::section::sentence(&[$($doc),+])
-            }
-            fn take(reader: &mut $crate::settings::section::Reader<'_>) -> Self {
-                let default = Self::default();
-                $Name {
-                    $($head: <$Head as $crate::settings::section::Section>::take(reader),)*
-                    $($key: reader.key(stringify!($key)).unwrap_or(default.$key),)*
-                    $($tail: <$Tail as $crate::settings::section::Section>::take(reader),)*
+        const _: () = {
+            #[allow(unused_imports)]
+            use $crate::settings::{error::Problem, keys::Keys, section::{self, Reader, Section}, setting::{Setting, Written}};
+
+            impl Section for $Name {
+                fn take(reader: &mut Reader<'_>) -> Self {
+                    let default = Self::default();
+                    $Name {
+                        $($head: <$Head as Section>::take(reader),)*
+                        $($key: reader.key(stringify!($key)).unwrap_or(default.$key),)*
+                        $($tail: <$Tail as Section>::take(reader),)*
+                    }
+                }
+                fn rows(&self, rows: &mut Vec<(String, Written)>) {
+                    $(self.$head.rows(rows);)*
+                    $(rows.push((stringify!($key).to_owned(), Setting::write(&self.$key)));)*
+                    $(self.$tail.rows(rows);)*
+                }
+                fn check_rows(&self, path: &str, problems: &mut Vec<Problem>) {
+                    $(self.$head.check_rows(path, problems);)*
+                    $(section::check(&self.$key, path, stringify!($key), &[$(&$limit)?], problems);)*
+                    $(self.$tail.check_rows(path, problems);)*
+                }
+                fn keys() -> Keys {
+                    let default = Self::default();
+                    let mut keys = Keys::of(&[$($doc),+]);
+                    $(keys.join(<$Head as Section>::keys());)*
+                    $(keys.add(
+                        stringify!($key), &default.$key, &[$($limit.text)?], &[$(stringify!($old))?], &[$($key_doc),+],
+                    );)*
+                    $(keys.join(<$Tail as Section>::keys());)*
+                    keys
                 }
             }
-            fn rows(&self, rows: &mut Vec<(String, $crate::settings::setting::Written)>) {
-                $(self.$head.rows(rows);)*
-                $(rows.push((stringify!($key).to_owned(), $crate::settings::setting::Setting::write(&self.$key)));)*
-                $(self.$tail.rows(rows);)*
-            }
-            fn check_rows(&self, path: &str, problems: &mut Vec<$crate::settings::setting::Problem>) {
-                $(self.$head.check_rows(path, problems);)*
-                $(
-                    let key = $crate::settings::section::join(path, stringify!($key));
-                    $crate::settings::setting::Setting::check(&self.$key, &key, problems);
-                    $($crate::settings::section::check_limit(&self.$key, &$limit, key, problems);)?
-                )*
-                $(self.$tail.check_rows(path, problems);)*
-            }
-            fn describe_rows(path: &str, keys: &mut Vec<$crate::settings::setting::KeyDoc>) {
-                let default = Self::default();
-                $(<$Head as $crate::settings::section::Section>::describe_rows(path, keys);)*
-                $($crate::settings::section::describe_key(
-                    $crate::settings::section::join(path, stringify!($key)), &default.$key, &[$($limit.text)?], &[$(stringify!($old))?], &[$($key_doc),+], keys,
-                );)*
-                $(<$Tail as $crate::settings::section::Section>::describe_rows(path, keys);)*
-            }
-            fn rename_rows(path: &str, renames: &mut $crate::settings::renames::Renames) {
-                $(<$Head as $crate::settings::section::Section>::rename_rows(path, renames);)*
-                $(
-                    $(renames.add(path, stringify!($old), stringify!($key));)?
-                    <$Type as $crate::settings::setting::Setting>::renames(
-                        &$crate::settings::section::join(path, stringify!($key)), renames,
-                    );
-                )*
-                $(<$Tail as $crate::settings::section::Section>::rename_rows(path, renames);)*
-            }
-            fn shape() -> $crate::settings::shape::Shape {
-                let default = Self::default();
-                let mut shape = $crate::settings::shape::Shape::default();
-                $(shape.join(<$Head as $crate::settings::section::Section>::shape());)*
-                $(shape.key(
-                    stringify!($key), &default.$key, &[$($limit.text)?], &[$(stringify!($old))?], &[$($key_doc),+],
-                );)*
-                $(shape.join(<$Tail as $crate::settings::section::Section>::shape());)*
-                shape
-            }
-        }
+        };
     };
 }
 
-/// Declares a section whose other keys depend on its `kind`. The first kind is the default in Rust.
-/// A recipe must name one, or have a key of the list after `by`, which implies its kind.
+/// Declares a section whose other keys depend on its `kind`, as another section or in place. The first
+/// kind is the default in Rust. A recipe must name one, or have a key of the list after `by`, which
+/// implies its kind.
 macro_rules! tagged {
     (
         $(#[doc = $doc:literal])+
         pub enum $Name:ident {
-            $($(#[doc = $kind_doc:literal])+ $word:literal => $Variant:ident($Body:ident) $(by [$($by:ident),+])?,)+
+            $(
+                $(#[doc = $kind_doc:literal])+
+                $word:literal => $Variant:ident
+                $(($Body:ident))?
+                $({ $($(#[doc = $key_doc:literal])+ $key:ident: $Type:ty = $default:expr $(, $limit:expr)?;)+ })?
+                $(by [$($by:ident),+])?,
+            )+
         }
     ) => {
         $(#[doc = $doc])+
@@ -99,7 +86,7 @@ macro_rules! tagged {
         // A plan has a few of them.
         #[allow(clippy::large_enum_variant)]
         pub enum $Name {
-            $($(#[doc = $kind_doc])+ $Variant($Body),)+
+            $($(#[doc = $kind_doc])+ $Variant $(($Body))? $({ $($(#[doc = $key_doc])+ $key: $Type),+ })?,)+
         }
 
         impl $Name {
@@ -110,62 +97,61 @@ macro_rules! tagged {
 
         impl Default for $Name {
             fn default() -> Self {
-                [$(|| $Name::$Variant($Body::default())),+][0]()
+                [$(|| $Name::$Variant $(($Body::default()))? $({ $($key: $default),+ })?),+][0]()
             }
         }
 
-        impl $crate::settings::section::Section for $Name {
-            fn doc() -> String {
-                $crate::settings::section::sentence(&[$($doc),+])
-            }
-            fn take(reader: &mut $crate::settings::section::Reader<'_>) -> Self {
-                match reader.tag("kind", &[$(($word, &[$($(stringify!($by)),+)?])),+]) {
-                    $(Some($word) => $Name::$Variant(<$Body as $crate::settings::section::Section>::take(reader)),)+
-                    _ => Self::default(),
-                }
-            }
-            fn rows(&self, rows: &mut Vec<(String, $crate::settings::setting::Written)>) {
-                match self {
-                    $($Name::$Variant(body) => {
-                        rows.push(("kind".to_owned(), $crate::settings::setting::Setting::write(&$word.to_owned())));
-                        body.rows(rows);
-                    })+
-                }
-            }
-            fn check_rows(&self, path: &str, problems: &mut Vec<$crate::settings::setting::Problem>) {
-                match self {
-                    $($Name::$Variant(body) => body.check_rows(path, problems),)+
-                }
-            }
-            fn describe_rows(path: &str, keys: &mut Vec<$crate::settings::setting::KeyDoc>) {
-                let kinds = [$(format!("`\"{}\"`: {}", $word, $crate::settings::section::sentence(&[$($kind_doc),+]))),+];
-                keys.push($crate::settings::setting::KeyDoc {
-                    path: $crate::settings::section::join(path, "kind"),
-                    expects: "a word".to_owned(),
-                    default: "required".to_owned(),
-                    formerly: None,
-                    doc: [kinds.join(" "), $crate::settings::section::implied(&[$(($word, &[$($(stringify!($by)),+)?])),+])].concat(),
-                });
-                $(
-                    let own = keys.len();
-                    <$Body as $crate::settings::section::Section>::describe_rows(path, keys);
-                    for key in &mut keys[own..] {
-                        key.doc = format!("With `kind = \"{}\"`: {}", $word, key.doc);
+        const _: () = {
+            #[allow(unused_imports)]
+            use $crate::settings::{declare::named, error::Problem, keys::Keys, section::{self, Reader, Section}};
+            use $crate::settings::setting::{Setting, Written};
+
+            impl Section for $Name {
+                fn take(reader: &mut Reader<'_>) -> Self {
+                    match reader.tag("kind", &[$(($word, &[$($(stringify!($by)),+)?])),+]) {
+                        $(Some($word) => $Name::$Variant
+                            $((<$Body as Section>::take(reader)))?
+                            $({ $($key: reader.key(stringify!($key)).unwrap_or($default)),+ })?,)+
+                        _ => Self::default(),
                     }
-                )+
+                }
+                fn rows(&self, rows: &mut Vec<(String, Written)>) {
+                    match self {
+                        $($Name::$Variant $((named!(body $Body)))? $({ $($key),+ })? => {
+                            rows.push(("kind".to_owned(), Setting::write(&$word.to_owned())));
+                            $(<$Body as Section>::rows(body, rows);)?
+                            $($(rows.push((stringify!($key).to_owned(), Setting::write($key)));)+)?
+                        })+
+                    }
+                }
+                fn check_rows(&self, path: &str, problems: &mut Vec<Problem>) {
+                    match self {
+                        $($Name::$Variant $((named!(body $Body)))? $({ $($key),+ })? => {
+                            $(<$Body as Section>::check_rows(body, path, problems);)?
+                            $($(section::check($key, path, stringify!($key), &[$(&$limit)?], problems);)+)?
+                        })+
+                    }
+                }
+                fn keys() -> Keys {
+                    let mut keys = Keys::of(&[$($doc),+]);
+                    $({
+                        #[allow(unused_mut)]
+                        let mut inside = Keys::default();
+                        $(inside.join(<$Body as Section>::keys());)?
+                        $($(inside.add::<$Type>(stringify!($key), &$default, &[$($limit.text)?], &[], &[$($key_doc),+]);)+)?
+                        keys.kind($word, &[$($(stringify!($by)),+)?], &[$($kind_doc),+], inside);
+                    })+
+                    keys
+                }
             }
-            fn rename_rows(path: &str, renames: &mut $crate::settings::renames::Renames) {
-                $(<$Body as $crate::settings::section::Section>::rename_rows(path, renames);)+
-            }
-            fn shape() -> $crate::settings::shape::Shape {
-                let mut shape = $crate::settings::shape::Shape::default();
-                $(shape.kind(
-                    $word, &[$($(stringify!($by)),+)?], $crate::settings::section::sentence(&[$($kind_doc),+]),
-                    <$Body as $crate::settings::section::Section>::shape(),
-                );)+
-                shape
-            }
-        }
+        };
+    };
+}
+
+/// `$name`, for each `$Of`.
+macro_rules! named {
+    ($name:ident $Of:ident) => {
+        $name
     };
 }
 
@@ -219,28 +205,28 @@ macro_rules! choices {
             }
         }
 
-        impl $crate::settings::setting::Setting for $Name {
-            fn expects() -> String {
-                let words = [$(format!("`\"{}\"`: {}", $word, $crate::settings::section::sentence(&[$($word_doc),+]))),+];
-                format!("a word. {}", words.join(" "))
+        const _: () = {
+            use $crate::settings::{document::Node, keys::sentence, section::{self, Findings}, setting::{Setting, Written}};
+
+            impl Setting for $Name {
+                fn expects() -> String {
+                    let words = [$(format!("`\"{}\"`: {}", $word, sentence(&[$($word_doc),+]))),+];
+                    format!("a word. {}", words.join(" "))
+                }
+                fn schema() -> serde_json::Value {
+                    let words = [$(serde_json::json!({"const": $word, "description": sentence(&[$($word_doc),+])})),+];
+                    serde_json::json!({"oneOf": words})
+                }
+                fn read(node: &Node, path: &str, findings: &mut Findings) -> Option<Self> {
+                    let word = section::read_word(node, path, &[$($word),+], findings)?;
+                    Self::ALL.iter().copied().find(|choice| choice.word() == word)
+                }
+                fn write(&self) -> Written {
+                    Setting::write(&self.word().to_owned())
+                }
             }
-            fn schema() -> serde_json::Value {
-                let words = [$(serde_json::json!({
-                    "const": $word, "description": $crate::settings::section::sentence(&[$($word_doc),+]),
-                })),+];
-                serde_json::json!({"oneOf": words})
-            }
-            fn read(
-                node: &$crate::settings::document::Node, path: &str, findings: &mut $crate::settings::section::Findings,
-            ) -> Option<Self> {
-                let word = $crate::settings::section::read_word(node, path, &[$($word),+], findings)?;
-                Self::ALL.iter().copied().find(|choice| choice.word() == word)
-            }
-            fn write(&self) -> $crate::settings::setting::Written {
-                $crate::settings::setting::Setting::write(&self.word().to_owned())
-            }
-        }
+        };
     };
 }
 
-pub(crate) use {choices, section, tagged};
+pub(crate) use {choices, named, section, tagged};

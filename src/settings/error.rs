@@ -53,6 +53,26 @@ impl fmt::Display for RecipeError {
     }
 }
 
+/// Something wrong with a plan, before it is known where it was written.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Problem {
+    /// Key to change, dotted from the top.
+    pub key: String,
+    /// Other keys that it follows from: where one of them was unreadable, this problem is only an echo.
+    pub(crate) from: Vec<&'static str>,
+    /// Description of the error.
+    pub message: String,
+    /// Advice.
+    pub help: String,
+}
+
+impl Problem {
+    /// Creates a problem of `key`, with advice.
+    pub fn of(key: impl Into<String>, message: impl Into<String>, help: impl Into<String>) -> Self {
+        Problem { key: key.into(), from: Vec::new(), message: message.into(), help: help.into() }
+    }
+}
+
 /// Everything that is wrong, in the order of the file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RecipeErrors(Vec<RecipeError>);

@@ -7,13 +7,13 @@
 pub(crate) mod declare;
 pub(crate) mod document;
 pub(crate) mod error;
+pub(crate) mod keys;
 pub(crate) mod params;
 pub(crate) mod remote;
 pub(crate) mod renames;
 pub(crate) mod section;
 pub(crate) mod setting;
-pub(crate) mod shape;
 
-pub use error::{Place, RecipeError, RecipeErrors};
+pub use error::{Place, Problem, RecipeError, RecipeErrors};
 pub use params::{Custom, Params, ParamsError};
 pub use section::NoKeys;

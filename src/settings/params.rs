@@ -8,8 +8,7 @@ use toml::{Table, Value as Toml};
 
 use super::declare::section;
 use super::document::{Node, Value};
-use super::section::Findings;
-use super::section::nearest;
+use super::section::{Findings, nearest};
 use super::setting::{GIVEN, Setting, Written};
 
 section! {
@@ -42,7 +41,8 @@ section! {
 /// let slip = Params::default().with("betta", 0.5).read::<Settings>().err().unwrap();
 /// assert_eq!(slip.to_string(), "unknown parameter `betta`; did you mean `beta`? known here: beta");
 /// ```
-#[derive(Clone, Debug, Default, PartialEq)]
+#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
+#[serde(transparent)]
 pub struct Params(Table);
 
 /// Parameters that are not what their reader asks for.
@@ -84,12 +84,6 @@ impl Params {
             let text = error.to_string();
             ParamsError(text.lines().map(str::trim).filter(|line| !line.is_empty()).collect::<Vec<_>>().join(", "))
         })
-    }
-}
-
-impl From<Table> for Params {
-    fn from(table: Table) -> Self {
-        Params(table)
     }
 }
 
@@ -136,16 +130,9 @@ impl Setting for Params {
 struct Asked;
 
 /// The answer; `None` from a type that is no struct.
-#[derive(Debug)]
+#[derive(Debug, thiserror::Error)]
+#[error("asked for its fields only")]
 struct Fields(Option<&'static [&'static str]>);
-
-impl fmt::Display for Fields {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("asked for its fields only")
-    }
-}
-
-impl std::error::Error for Fields {}
 
 impl Error for Fields {
     fn custom<T: fmt::Display>(_message: T) -> Self {
@@ -172,11 +159,5 @@ impl<'de> Deserializer<'de> for Asked {
     serde::forward_to_deserialize_any! {
         bool i8 i16 i32 i64 u8 u16 u32 u64 f32 f64 char str string bytes byte_buf option unit unit_struct newtype_struct seq tuple
         tuple_struct map enum identifier ignored_any
-    }
-}
-
-impl<'de> Deserialize<'de> for Params {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        Table::deserialize(deserializer).map(Params)
     }
 }

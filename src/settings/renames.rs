@@ -14,7 +14,7 @@ impl Renames {
     /// Collects the old names in a section at the top of a document.
     pub(crate) fn of<S: Section>() -> Self {
         let mut renames = Renames::default();
-        S::rename_rows("", &mut renames);
+        S::keys().renames("", &mut renames);
         renames
     }
 

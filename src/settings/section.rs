@@ -3,10 +3,9 @@
 use std::collections::BTreeMap;
 
 use super::document::{Node, Table, Value};
-use super::error::{Place, RecipeError};
-use super::renames::Renames;
-use super::setting::{KeyDoc, Problem, Setting, Written};
-use super::shape::Shape;
+use super::error::{Place, Problem, RecipeError};
+use super::keys::Keys;
+use super::setting::{Limit, Setting, Written};
 
 /// Errors and places of keys, collected while a document is read.
 #[derive(Default)]
@@ -48,20 +47,14 @@ const SHARDING: [&str; 6] = ["fsdp", "shard", "parallel_size", "deepspeed", "zer
 
 /// A group of keys. Implemented by the macros of `declare`.
 pub(crate) trait Section: Default {
-    /// Help of the section.
-    fn doc() -> String;
     /// Takes its keys.
     fn take(reader: &mut Reader<'_>) -> Self;
     /// Adds its keys and values, in order.
     fn rows(&self, rows: &mut Vec<(String, Written)>);
     /// Notes values out of range.
     fn check_rows(&self, path: &str, problems: &mut Vec<Problem>);
-    /// Adds its keys to the reference.
-    fn describe_rows(path: &str, keys: &mut Vec<KeyDoc>);
-    /// Collects the old names of its keys.
-    fn rename_rows(path: &str, renames: &mut Renames);
-    /// Returns its JSON schema.
-    fn shape() -> Shape;
+    /// Returns its keys, as declared.
+    fn keys() -> Keys;
 }
 
 /// The rest of a kind that has no further keys.
@@ -69,18 +62,13 @@ pub(crate) trait Section: Default {
 pub struct NoKeys;
 
 impl Section for NoKeys {
-    fn doc() -> String {
-        String::new()
-    }
     fn take(_reader: &mut Reader<'_>) -> Self {
         NoKeys
     }
     fn rows(&self, _rows: &mut Vec<(String, Written)>) {}
     fn check_rows(&self, _path: &str, _problems: &mut Vec<Problem>) {}
-    fn describe_rows(_path: &str, _keys: &mut Vec<KeyDoc>) {}
-    fn rename_rows(_path: &str, _renames: &mut Renames) {}
-    fn shape() -> Shape {
-        Shape::default()
+    fn keys() -> Keys {
+        Keys::default()
     }
 }
 
@@ -90,7 +78,7 @@ impl<T: Section> Setting for T {
     }
 
     fn schema() -> serde_json::Value {
-        T::shape().schema()
+        T::keys().schema()
     }
 
     fn read(node: &Node, path: &str, findings: &mut Findings) -> Option<Self> {
@@ -115,12 +103,8 @@ impl<T: Section> Setting for T {
         self.check_rows(path, problems);
     }
 
-    fn describe(path: &str, keys: &mut Vec<KeyDoc>) {
-        T::describe_rows(path, keys);
-    }
-
-    fn renames(path: &str, renames: &mut Renames) {
-        T::rename_rows(path, renames);
+    fn inside() -> Option<(String, Keys)> {
+        Some((String::new(), T::keys()))
     }
 }
 
@@ -131,15 +115,6 @@ pub(crate) fn join(path: &str, key: &str) -> String {
 
 /// A kind's word, and the keys that imply it where `kind` is left out.
 pub(crate) type ImpliedKind = (&'static str, &'static [&'static str]);
-
-/// For the reference: which keys stand for which kind.
-pub(crate) fn implied(kinds: &[ImpliedKind]) -> String {
-    let implied = kinds.iter().filter(|(_, by)| !by.is_empty()).map(|(word, by)| {
-        let keys: Vec<String> = by.iter().map(|key| format!("`{key}`")).collect();
-        format!(" Left out where {} implies `\"{word}\"`.", keys.join(" or "))
-    });
-    implied.collect()
-}
 
 /// Reads the keys of one table and, at the end, reports unknown ones.
 pub(crate) struct Reader<'a> {
@@ -239,43 +214,14 @@ fn quoted(words: &[&str]) -> String {
     words.iter().map(|word| format!("\"{word}\"")).collect::<Vec<_>>().join(", ")
 }
 
-/// Notes `value` if it is out of its range.
-pub(crate) fn check_limit<T: Setting>(value: &T, limit: &super::setting::Limit<T>, key: String, problems: &mut Vec<Problem>) {
-    if (limit.holds)(value) {
-        return;
-    }
+/// Notes values out of range: those inside `value`, and `value` if it is beyond `limit`.
+pub(crate) fn check<T: Setting>(value: &T, path: &str, key: &str, limit: &[&Limit<T>], problems: &mut Vec<Problem>) {
+    let key = join(path, key);
+    value.check(&key, problems);
+    let Some(limit) = limit.iter().find(|limit| !(limit.holds)(value)) else { return };
     let (message, help) = match value.write() {
         Written::Inline(found) if found != "\"\"" => (format!("`{key}` is {found}"), format!("it must be {}", limit.text)),
         _ => (format!("`{key}` is missing or empty"), format!("give it {}", T::expects())),
     };
-    problems.push(Problem { key, from: Vec::new(), message, help });
-}
-
-/// Adds a key and the keys inside it to the reference. A section has its own row only if it was
-/// renamed.
-pub(crate) fn describe_key<T: Setting>(
-    path: String,
-    default: &T,
-    limit: &[&str],
-    formerly: &[&'static str],
-    doc: &[&str],
-    keys: &mut Vec<KeyDoc>,
-) {
-    let (before, formerly) = (keys.len(), formerly.first().copied());
-    T::describe(&path, keys);
-    if keys.len() > before && formerly.is_none() {
-        return;
-    }
-    let default = match default.write() {
-        Written::Inline(default) if default != "\"\"" => default,
-        Written::Inline(_) => "required".to_owned(),
-        _ => "none".to_owned(),
-    };
-    let expects = [&[T::expects().as_str()], limit].concat().join(", ");
-    keys.insert(before, KeyDoc { path, expects, default, formerly, doc: sentence(doc) });
-}
-
-/// Doc lines as one line.
-pub(crate) fn sentence(lines: &[&str]) -> String {
-    lines.iter().map(|line| line.trim()).collect::<Vec<_>>().join(" ")
+    problems.push(Problem::of(key, message, help));
 }

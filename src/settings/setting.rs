@@ -6,7 +6,8 @@ use std::path::PathBuf;
 use serde_json::{Value as Json, json};
 
 use super::document::{Node, Value};
-use super::renames::Renames;
+use super::error::Problem;
+use super::keys::Keys;
 use super::section::Findings;
 
 /// A type that a key may have.
@@ -28,11 +29,10 @@ pub(crate) trait Setting: Sized {
     /// Notes every value inside that is out of its range.
     fn check(&self, _path: &str, _problems: &mut Vec<Problem>) {}
 
-    /// Adds the keys inside to the reference.
-    fn describe(_path: &str, _keys: &mut Vec<KeyDoc>) {}
-
-    /// Collects the old names of the keys inside.
-    fn renames(_path: &str, _renames: &mut Renames) {}
+    /// Returns the keys inside a section, with `[]` for sections of a list.
+    fn inside() -> Option<(String, Keys)> {
+        None
+    }
 }
 
 /// A value in TOML.
@@ -46,28 +46,6 @@ pub(crate) enum Written {
     Table(Vec<(String, Written)>),
     /// One table after another.
     Tables(Vec<Vec<(String, Written)>>),
-}
-
-/// Something wrong with a plan, before it is known where it was written.
-#[derive(Clone, Debug, PartialEq)]
-pub(crate) struct Problem {
-    /// The key to change.
-    pub(crate) key: String,
-    /// Other keys that it follows from: where one of them was unreadable, this problem is only an echo.
-    pub(crate) from: Vec<&'static str>,
-    pub(crate) message: String,
-    pub(crate) help: String,
-}
-
-/// A key in the reference.
-#[derive(Clone, Debug, PartialEq)]
-pub(crate) struct KeyDoc {
-    pub(crate) path: String,
-    pub(crate) expects: String,
-    pub(crate) default: String,
-    /// Old name, still accepted with a warning.
-    pub(crate) formerly: Option<&'static str>,
-    pub(crate) doc: String,
 }
 
 /// Range of a type's values.
@@ -195,12 +173,8 @@ impl<T: Setting> Setting for Option<T> {
         }
     }
 
-    fn describe(path: &str, keys: &mut Vec<KeyDoc>) {
-        T::describe(path, keys);
-    }
-
-    fn renames(path: &str, renames: &mut Renames) {
-        T::renames(path, renames);
+    fn inside() -> Option<(String, Keys)> {
+        T::inside()
     }
 }
 
@@ -248,11 +222,7 @@ impl<T: Setting> Setting for Vec<T> {
         }
     }
 
-    fn describe(path: &str, keys: &mut Vec<KeyDoc>) {
-        T::describe(&format!("{path}[]"), keys);
-    }
-
-    fn renames(path: &str, renames: &mut Renames) {
-        T::renames(&format!("{path}[]"), renames);
+    fn inside() -> Option<(String, Keys)> {
+        T::inside().map(|(list, keys)| (format!("[]{list}"), keys))
     }
 }

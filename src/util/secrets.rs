@@ -84,7 +84,7 @@ fn is_random(segment: &str) -> bool {
 }
 
 /// `text` with … instead of every secret, for messages, logs and names.
-pub(crate) fn masked(text: &str) -> String {
+pub fn masked(text: &str) -> String {
     let mut hidden: Vec<Range<usize>> = find(text).into_iter().map(|(range, _)| range).collect();
     if text.contains('=')
         && let Ok(assigned) = Regex::new(ASSIGNED)

@@ -8,21 +8,19 @@ use std::sync::LazyLock;
 use proptest::prelude::*;
 use rollflow::algo::rewards::Combine;
 use rollflow::algo::{
-    Advantage, Aggregation, Constant, Dpo, Grpo, Gspo, ImportanceChoice, KlCov, KlLoss, KlReward, LeaveOneOut, Level, LossChoice,
-    MaskedIs, PairLoss, Proximal, Rejection, Select, TruncatedIs,
+    Advantage, Aggregation, Constant, Decay, Dpo, Grpo, Gspo, ImportanceChoice, KlCov, KlLoss, KlReward, LeaveOneOut, Level,
+    LossChoice, MaskedIs, PairLoss, Proximal, Rejection, Select, TruncatedIs,
 };
-use rollflow::recipe::critic::Critic;
-use rollflow::recipe::generate::{Filter, LengthFilter, MinReward};
-use rollflow::recipe::model::{ModelFolder, ModelSource};
-use rollflow::recipe::reference_policy::{Ema, Reference, ReferencePolicy};
+use rollflow::data::source::Columns;
+use rollflow::recipe::generate::Filter;
+use rollflow::recipe::reference_policy::{Reference, ReferencePolicy};
 use rollflow::recipe::reward::{Composition, PartRule, RewardPart, RewardRule};
 use rollflow::recipe::task::{RewardModel, Sft, TaskData};
-use rollflow::recipe::train::{Decay, NonFinitePolicy, Train};
 use rollflow::recipe::{
-    Custom, DataTask, Fallback, Machine, OnStale, Params, Pipeline, Plan, Source, SourceColumns, check_text_on, load, pages,
-    parse,
+    Custom, Fallback, Machine, ModelSource, OnStale, Params, Pipeline, Plan, Source, Train, check_text_on, load, pages, parse,
 };
 use rollflow::stages::reward::ModelRule;
+use rollflow::train::NonFinitePolicy;
 use serde_json::Value as Json;
 
 const MACHINE: Machine = Machine { threads: 2, gpus: 0 };
@@ -224,7 +222,7 @@ fn an_override_wins_over_the_file_and_needs_no_quotes() {
     let plan = load(&grpo(), &sets.map(str::to_owned)).unwrap();
     assert_eq!((plan.train.lr, plan.name.as_str(), plan.filter.len()), (1e-5, "other", 0));
     assert_eq!((plan.train.optimization.schedule.kind, plan.observe.progress), (Decay::Cosine, false));
-    assert!(matches!(plan.task.data, TaskData::Arithmetic(sums) if sums.digits == 2));
+    assert!(matches!(plan.task.data, TaskData::Arithmetic { digits: 2, .. }));
 }
 
 #[test]
@@ -335,6 +333,14 @@ fn the_reference_is_up_to_date() {
     );
 }
 
+fn data_sets(only: Source, several: Vec<Source>) -> TaskData {
+    let mut data = TaskData::Data(Default::default());
+    if let TaskData::Data(of) = &mut data {
+        (of.only, of.sources) = (only, several);
+    }
+    data
+}
+
 fn any_plan() -> impl Strategy<Value = Plan> {
     let run = (any::<bool>(), "\\PC{1,12}", any::<u64>(), 1_usize..99, 2_usize..99);
     let numbers = (1e-12..1e3_f64, 0.0..=1.0_f64, any::<bool>(), 1_u64..999, prop::option::of(0_u16..9999));
@@ -345,15 +351,18 @@ fn any_plan() -> impl Strategy<Value = Plan> {
         plan.sft = (sft || flag).then(|| Sft { steps, batch: few, lr: real, data, ..Sft::default() });
         plan.task.shuffle = flag;
         if !flag {
-            plan.model.source = ModelSource::Folder(ModelFolder { path: "a \"b\"".into(), ..ModelFolder::default() });
+            plan.model.source = ModelSource::Folder(Default::default());
+            if let ModelSource::Folder(folder) = &mut plan.model.source {
+                folder.path = "a \"b\"".into();
+            }
             let only = Source { max_samples: Some(few), ..Source::of("c.jsonl") };
-            plan.task.data = TaskData::Data(DataTask { only, ..DataTask::default() });
+            plan.task.data = data_sets(only, Vec::new());
             if choice == 1 {
-                let columns = Some(SourceColumns { prompt: Some(pattern.clone()), ..SourceColumns::default() });
+                let columns = Some(Columns { prompt: Some(pattern.clone()), ..Columns::default() });
                 let first = Source { weight: Some(real), columns, subset: Some(name.clone()), ..Source::of("a b.jsonl") };
                 let second =
                     Source { weight: Some(1.0), split: "test[-5:]".into(), max_samples: Some(few), ..Source::of("org/data") };
-                plan.task.data = TaskData::Data(DataTask { sources: vec![first, second], ..DataTask::default() });
+                plan.task.data = data_sets(Source::default(), vec![first, second]);
             }
         }
         if sft && choice == 2 {
@@ -381,7 +390,7 @@ fn any_plan() -> impl Strategy<Value = Plan> {
             let part = vec![RewardPart { name, rule: PartRule::Format(Default::default()), at_least, weight: 1.0 }];
             plan.reward.rule = RewardRule::Parts(Composition { combine: Combine::Product, part, ..Default::default() });
         }
-        plan.filter = vec![Filter::Length(LengthFilter { min: 0, max: few }), Filter::MinReward(MinReward { threshold: -real })];
+        plan.filter = vec![Filter::Length { min: 0, max: few }, Filter::MinReward { threshold: -real }];
         plan.filter.truncate(choice);
         if flag {
             let nested = toml::Table::from_iter([(stop.concat(), real.into()), ("list".to_owned(), stop.clone().into())]);
@@ -402,7 +411,7 @@ fn any_plan() -> impl Strategy<Value = Plan> {
             1 => Advantage::LeaveOneOut(LeaveOneOut { normalize: flag, ..LeaveOneOut::default() }),
             _ => Advantage::Constant(Constant { baseline: -real }),
         };
-        plan.reference = [None, Some(ReferencePolicy::Ema(Ema { decay: share / 2.0 })), Some(ReferencePolicy::default())][choice]
+        plan.reference = [None, Some(ReferencePolicy::Ema { decay: share / 2.0 }), Some(ReferencePolicy::default())][choice]
             .clone()
             .map(|policy| Reference { policy, threads: few });
         if plan.reference.is_some() {
@@ -421,8 +430,9 @@ fn any_plan() -> impl Strategy<Value = Plan> {
         plan.train.ppo_epochs = steps;
         plan.train.minibatches = few;
         if choice == 0 {
-            let critic = Critic { lr: real, value_clip: f64::INFINITY, lambda: share, whiten: flag, ..Critic::default() };
-            plan.critic = Some(Critic { path: flag.then(|| "a \"b\"".into()), warmup_steps: seed % steps, ..critic });
+            let critic = plan.critic.get_or_insert_default();
+            (critic.lr, critic.value_clip, critic.lambda, critic.whiten) = (real, f64::INFINITY, share, flag);
+            (critic.path, critic.warmup_steps) = (flag.then(|| "a \"b\"".into()), seed % steps);
         }
         plan.train.gap_halt = Some(f64::INFINITY);
         plan.train.optimization.on_nonfinite = NonFinitePolicy::Skip;

@@ -36,7 +36,7 @@ const READ: &[(&str, &str, &str)] = &[
     ("lora.", ALL, "origin::policy, origin::score_model"),
     ("lora.sync", POLICY, "trainers::backend: the weights that are published, for a generator or an evaluation"),
     ("chat.", ALL, "conversations: prompts, examples, pairs, and those of [eval] and [mix]"),
-    ("task.", DATA, "data::prompts, supervised::batches, data::ranked_pairs, preferences::batches"),
+    ("task.", DATA, "data::prompts, supervised::batches, preferences::divided, preferences::batches"),
     ("task.shuffle", "grpo sft_then_grpo dpo", "data::prompts, preferences::batches; others draw by the seed"),
     ("task.weight", "grpo sft sft_then_grpo dpo", "Mixed; a reward model meets every pair"),
     ("task.sources", DATA, "as task.data"),

@@ -45,25 +45,20 @@ pub struct Components<B: TrainingBackend> {
     pub registry: Registry,
 }
 
-/// An evaluator that still needs the step the run continues after, and where its answers go.
-pub struct PendingEvaluator<W>(Box<dyn FnOnce(u64, Option<PathBuf>) -> StepStage<W> + Send>);
+/// An evaluator that still needs the step that the run continues after, and where its answers go.
+pub type PendingEvaluator<W> = Box<dyn FnOnce(u64, Option<PathBuf>) -> StepStage<W> + Send>;
 
-impl<W: Send + Sync + 'static> PendingEvaluator<W> {
-    fn new<E: TokenEngine>(evaluator: Evaluator<E, W>) -> Self {
-        PendingEvaluator(Box::new(move |after, log| BoxedStage::new(evaluator.after(after).log(log))))
-    }
-
-    /// The stage of a run that has taken `after` steps.
-    pub fn stage(self, after: u64, log: Option<PathBuf>) -> StepStage<W> {
-        (self.0)(after, log)
-    }
+fn pending<E: TokenEngine>(evaluator: Evaluator<E, FrozenWeights>) -> PendingEvaluator<FrozenWeights> {
+    Box::new(move |after, log| BoxedStage::new(evaluator.after(after).log(log)))
 }
 
-/// The generator, and the two stages that depend on where it runs.
-struct Generation<E: TokenEngine> {
-    generator: Generator<E>,
+/// The components that depend on where completions are sampled.
+struct Sampled {
+    prompts: Prompts,
+    generator: BoxedStage<Prompt, Group>,
+    reference: Option<Reference<FrozenWeights>>,
     sync: StepStage<FrozenWeights>,
-    evaluator: Option<Evaluator<E, FrozenWeights>>,
+    evaluator: Option<PendingEvaluator<FrozenWeights>>,
 }
 
 impl Components<LocalBackend> {
@@ -81,14 +76,14 @@ impl Components<LocalBackend> {
         observe: impl FnOnce(Generator<LocalEngine>) -> Generator<LocalEngine>,
     ) -> Result<Self> {
         let (publish, published) = weights();
-        let reference = references::reference(plan, start, &published)?;
-        let generation = Generation {
-            generator: observe(rollout::generator(plan, policy, published)?),
+        let sampled = Sampled {
+            reference: references::reference(plan, start, &published)?,
+            generator: BoxedStage::new(observe(rollout::generator(plan, policy, published)?)),
             sync: BoxedStage::new(WeightSync::to(publish).log_every(plan.observe.log_every)),
-            evaluator: evaluation::evaluator(plan, registry, policy)?,
+            evaluator: evaluation::evaluator(plan, registry, policy)?.map(pending),
+            prompts: data::prompts(plan, Some(&policy.into()))?,
         };
-        let prompts = data::prompts(plan, Some(&policy.into()))?;
-        Components::assemble(plan, registry, policy, start, prompts, reference, generation)
+        Components::around(sampled, plan, registry, policy, start)
     }
 
     /// Builds components that generate and evaluate on servers.
@@ -97,39 +92,33 @@ impl Components<LocalBackend> {
         let (also, read) = weights();
         let reader = engines.reader(policy);
         let generator = rollout::generator_by(plan, engines.generator(plan, policy, published))?;
-        let generator = rollout::in_environment(plan, &reader, generator)?;
         let (mut sync, mut evaluator) = (engines.sync(plan, publish)?.also(also), None);
         if let Some(hold) = evaluation::hold(plan) {
             sync = sync.hold(&hold);
             evaluator = evaluation::evaluator_of_servers(plan, registry, policy, engines, &hold)?;
         }
-        let reference = references::reference(plan, start, &read)?;
-        let sync = BoxedStage::new(sync.log_every(plan.observe.log_every));
-        let prompts = data::prompts(plan, Some(&reader))?;
-        let generation = Generation { generator, sync, evaluator };
-        Components::assemble(plan, registry, policy, start, prompts, reference, generation)
+        let sampled = Sampled {
+            reference: references::reference(plan, start, &read)?,
+            generator: BoxedStage::new(rollout::in_environment(plan, &reader, generator)?),
+            sync: BoxedStage::new(sync.log_every(plan.observe.log_every)),
+            evaluator: evaluator.map(pending),
+            prompts: data::prompts(plan, Some(&reader))?,
+        };
+        Components::around(sampled, plan, registry, policy, start)
     }
 
     /// Adds the components that run in this process wherever completions come from.
-    fn assemble<E: TokenEngine>(
-        plan: &Plan,
-        registry: &Registry,
-        policy: &Policy,
-        start: &Policy,
-        prompts: Prompts,
-        reference: Option<Reference<FrozenWeights>>,
-        generation: Generation<E>,
-    ) -> Result<Self> {
+    fn around(of: Sampled, plan: &Plan, registry: &Registry, policy: &Policy, start: &Policy) -> Result<Self> {
         Ok(Components {
-            prompts,
-            generator: BoxedStage::new(generation.generator),
+            prompts: of.prompts,
+            generator: of.generator,
             reward: Scoring::of(plan, registry)?,
-            reference,
+            reference: of.reference,
             backend: trainers::backend(plan, registry, policy).context("starting the trainer")?,
             critic: trainers::critic(plan, start).context("starting the critic")?,
             mixture: Mixture::of(plan, policy)?,
-            sync: generation.sync,
-            evaluator: generation.evaluator.map(PendingEvaluator::new),
+            sync: of.sync,
+            evaluator: of.evaluator,
             registry: registry.clone(),
         })
     }

@@ -4,12 +4,11 @@ use std::path::Path;
 
 use anyhow::{Context, Result};
 use rollflow::data::chat::ChatTemplate;
-use rollflow::data::{ChatMessage, Metadata, PromptText};
+use rollflow::data::{ChatMessage, Metadata, PromptText, RankedPair};
 use rollflow::prelude::*;
 use rollflow::recipe::chat::{Ask, Chat, PLAIN};
-use rollflow::recipe::model::ModelSource;
 use rollflow::recipe::task::TaskData;
-use rollflow::recipe::{Derived, Plan};
+use rollflow::recipe::{Derived, Model, ModelSource, Plan};
 use rollflow::train::tokenizer_folder;
 use rollflow::util::reading;
 
@@ -17,8 +16,7 @@ use crate::assemble::models;
 use crate::run::files::RECIPE;
 
 /// The tokenizer with the recipe's chat template, and with what the recipe tells it.
-pub fn tokenizer(plan: &Plan, tokenizer: Tokenizer) -> Result<Tokenizer> {
-    let chat = &plan.chat;
+pub fn tokenizer(chat: &Chat, tokenizer: Tokenizer) -> Result<Tokenizer> {
     if *chat == (Chat { ask: chat.ask, system: chat.system.clone(), ..Chat::default() }) {
         return Ok(tokenizer);
     }
@@ -37,29 +35,24 @@ pub fn tokenizer(plan: &Plan, tokenizer: Tokenizer) -> Result<Tokenizer> {
 
 /// Resolves `chat.ask = "auto"` by the model: as the run that trained it did, or as a user's turn if
 /// there is a chat template.
-pub fn chat(plan: &Plan) -> Chat {
-    let ask = match plan.chat.ask {
-        Ask::Auto if plan.chat.template.is_some() => Ask::User,
-        Ask::Auto => of_model(&plan.model.source).0,
+pub fn chat(chat: &Chat, model: &Model) -> Chat {
+    let ask = match chat.ask {
+        Ask::Auto if chat.template.is_some() => Ask::User,
+        Ask::Auto => of_model(&model.source).0,
         ask => ask,
     };
-    Chat { ask, ..plan.chat.clone() }
+    Chat { ask, ..chat.clone() }
 }
 
 /// Decides how the model is prompted, with the reason. A template that cannot be read counts as one:
 /// its use reports the error.
 fn of_model(model: &ModelSource) -> (Ask, &'static str) {
-    let folder = match model {
-        ModelSource::Folder(folder) => models::model_folder(&folder.name()).ok(),
-        ModelSource::Tiny(_) => None,
-    };
-    match folder {
-        Some(folder) => match asked_by_run(&folder) {
-            Some(ask) => (ask, "so did the run that trained the model"),
-            None if matches!(ChatTemplate::from_dir(&tokenizer_folder(folder)), Ok(None)) => NO_TEMPLATE,
-            None => (Ask::User, "the model has a chat template"),
-        },
-        None => NO_TEMPLATE,
+    let ModelSource::Folder(folder) = model else { return NO_TEMPLATE };
+    let Ok(folder) = models::model_folder(&folder.name()) else { return NO_TEMPLATE };
+    match asked_by_run(&folder) {
+        Some(ask) => (ask, "so did the run that trained the model"),
+        None if matches!(ChatTemplate::from_dir(&tokenizer_folder(folder)), Ok(None)) => NO_TEMPLATE,
+        None => (Ask::User, "the model has a chat template"),
     }
 }
 
@@ -93,6 +86,11 @@ pub fn asked(chat: &Chat, prompt: PromptText) -> PromptText {
         PromptText::Text(text) => opened(chat, vec![ChatMessage::new("user", text)]).into(),
         PromptText::Chat(turns) => opened(chat, turns).into(),
     }
+}
+
+/// A pair of completions whose prompt is as `chat` has it asked.
+pub fn asked_pair(chat: &Chat, pair: RankedPair) -> RankedPair {
+    RankedPair { prompt: asked(chat, pair.prompt), ..pair }
 }
 
 /// The conversation with what the system says first, unless it says something of its own.

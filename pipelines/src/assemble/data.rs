@@ -4,13 +4,12 @@ use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use anyhow::{Context, Result, bail, ensure};
-use rollflow::data::source::{DataSet, Example, PromptDataset, Shape, Share, Skip};
-use rollflow::data::{BufferState, DataBuffer, Pair, PromptText, RankedPair, arithmetic};
+use anyhow::{Context, Result, anyhow, bail, ensure};
+use rollflow::data::source::{DataSet, DataSpec, Example, PromptDataset, Shape, Share, Skip};
+use rollflow::data::{BufferState, DataBuffer, Pair, PromptText, arithmetic};
 use rollflow::prelude::*;
-use rollflow::recipe::Plan;
-use rollflow::recipe::Source as DataSource;
-use rollflow::recipe::task::{Arithmetic, RewardModel, TaskData};
+use rollflow::recipe::task::TaskData;
+use rollflow::recipe::{Plan, Source as DataSource};
 
 use crate::assemble::conversations;
 use crate::assemble::policy::Reader;
@@ -41,14 +40,22 @@ pub fn prompt_dataset(plan: &Plan, sources: &[DataSource], reader: Option<&Reade
     Ok(data)
 }
 
-/// Opens only the first few records of each source.
-pub fn first_prompts(plan: &Plan, sources: &[DataSource], few: usize, reader: &Reader) -> Result<Prompts> {
-    let first = |source: &DataSource| DataSource {
-        max_samples: Some(source.max_samples.map_or(few, |most| most.min(few))),
-        ..source.clone()
-    };
-    let sources: Vec<DataSource> = sources.iter().map(first).collect();
-    Ok(Prompts::dataset(PromptDataset::open_if(&specs(&sources), plan.seed, plan.task.shuffle, fits(plan, Some(reader)))?))
+/// Reads the first few prompts of `[task]`, from as few records of each source.
+pub fn first_prompts(plan: &Plan, few: usize, reader: &Reader) -> Result<Vec<Prompt>> {
+    let mut prompts = match &plan.task.data {
+        TaskData::Data(task) => {
+            let first = |source: DataSource| {
+                let most = source.max_samples.map_or(few, |most| most.min(few));
+                DataSource { max_samples: Some(most), ..source }
+            };
+            let sources = specs(&task.sources().into_iter().map(first).collect::<Vec<_>>());
+            Prompts::dataset(PromptDataset::open_if(&sources, plan.seed, plan.task.shuffle, fits(plan, Some(reader)))?)
+        }
+        _ => prompts(plan, Some(reader))?,
+    }
+    .limited(few as u64);
+    let next = || prompts.next().map_err(|error| anyhow!("{error}")).transpose();
+    std::iter::from_fn(next).collect()
 }
 
 /// Returns a check that prompt and longest completion fit the policy's context. A prompt that the chat
@@ -57,7 +64,7 @@ pub fn fits(plan: &Plan, reader: Option<&Reader>) -> impl Fn(&Prompt) -> Result<
     /// Upper bound of the bytes that a chat template adds to a turn. No token is shorter than a byte, so
     /// most prompts need no tokenisation here.
     const AROUND_A_TURN: usize = 512;
-    let chat = conversations::chat(plan);
+    let chat = conversations::chat(&plan.chat, &plan.model);
     let reader = reader.map(|reader| (reader.tokenizer.clone(), reader.config.max_positions));
     let answer = plan.generate.max_new_tokens;
     move |prompt| {
@@ -100,7 +107,7 @@ pub fn pairs(sources: &[DataSource]) -> Result<Vec<Pair>> {
 }
 
 /// The sources, and how much of each is drawn.
-pub fn specs(sources: &[DataSource]) -> Vec<(rollflow::data::source::DataSpec, Share)> {
+pub fn specs(sources: &[DataSource]) -> Vec<(DataSpec, Share)> {
     sources.iter().map(|source| (source.spec(), source.share())).collect()
 }
 
@@ -138,39 +145,22 @@ fn check(checkpoint: &Path, data: Option<&BufferState>) -> Result<()> {
 /// Builds the prompt source of `[task]`, formatted by `[chat]`. If `reader` is given, prompts that
 /// exceed its context are dropped.
 pub fn prompts(plan: &Plan, reader: Option<&Reader>) -> Result<Prompts> {
-    let chat = conversations::chat(plan);
+    let chat = conversations::chat(&plan.chat, &plan.model);
     let asked = move |prompt: Prompt| Prompt { text: conversations::asked(&chat, prompt.text), ..prompt };
     let buffer = match &plan.task.data {
         TaskData::Data(task) => return Ok(Prompts::dataset(prompt_dataset(plan, &task.sources(), reader)?).map(asked)),
-        TaskData::Rollouts(_) => bail!("rollouts that were recorded are answered already: there is nothing to ask"),
-        TaskData::Arithmetic(task) => DataBuffer::new(sums(task, plan.seed).iter().map(Prompt::from), plan.seed)?,
+        TaskData::Rollouts { .. } => bail!("rollouts that were recorded are answered already: there is nothing to ask"),
+        TaskData::Arithmetic { digits, count } => {
+            DataBuffer::new(sums(*digits, *count, plan.seed).iter().map(Prompt::from), plan.seed)?
+        }
     };
     Ok(Prompts::new(if plan.task.shuffle { buffer.shuffled() } else { buffer }).map(asked))
 }
 
 /// The sums of an arithmetic task.
-pub(crate) fn sums(task: &Arithmetic, seed: u64) -> Vec<Pair> {
-    match task.count {
-        Some(count) => arithmetic::drawn_addition(task.digits, count, seed),
-        None => arithmetic::addition(task.digits),
+pub(crate) fn sums(digits: u32, count: Option<usize>, seed: u64) -> Vec<Pair> {
+    match count {
+        Some(count) => arithmetic::drawn_addition(digits, count, seed),
+        None => arithmetic::addition(digits),
     }
-}
-
-/// Pairs of answers to train a reward model on, and those it is judged by in the end.
-pub fn ranked_pairs(plan: &Plan, of: &RewardModel) -> Result<(Vec<RankedPair>, Vec<RankedPair>)> {
-    const WRONG: usize = 64;
-    let (trained, chat) = (1.0 - of.held_out, conversations::chat(plan));
-    let asked = |pairs: Vec<RankedPair>| -> Vec<RankedPair> {
-        let asked = |pair: RankedPair| RankedPair { prompt: conversations::asked(&chat, pair.prompt), ..pair };
-        pairs.into_iter().map(asked).collect()
-    };
-    let (trained, held_out) = match &plan.task.data {
-        TaskData::Arithmetic(task) => {
-            let (trained, held_out) = arithmetic::split(&sums(task, plan.seed), trained, plan.seed);
-            (arithmetic::ranked(&trained, WRONG, plan.seed), arithmetic::ranked(&held_out, WRONG, plan.seed))
-        }
-        TaskData::Data(task) => arithmetic::split(&all(&task.sources())?, trained, plan.seed),
-        TaskData::Rollouts(_) => bail!("recorded rollouts are no pairs of answers"),
-    };
-    Ok((asked(trained), asked(held_out)))
 }

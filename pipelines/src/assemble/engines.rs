@@ -15,7 +15,6 @@ use rollflow::flow::{WeightsRx, WeightsTx};
 use rollflow::model::FrozenWeights;
 use rollflow::net::{Endpoint, Tasks};
 use rollflow::prelude::*;
-use rollflow::recipe::task::TaskData;
 use rollflow::recipe::{Net, Plan};
 use rollflow::stages::sync::{Exporter, RemoteSync, probe_texts};
 
@@ -24,7 +23,7 @@ use crate::assemble::servers::{ServerCommand, Servers, Startup};
 use crate::assemble::{data, secrets};
 
 /// Number of prompts whose beginnings probe a sync.
-const PROBES: u64 = 4;
+const PROBES: usize = 4;
 
 /// Model folder that servers start from, within the engines' folder.
 const START: &str = "start";
@@ -110,24 +109,13 @@ impl Engines {
 pub fn exporter(plan: &Plan, policy: &Policy, folder: &Path) -> Result<Exporter> {
     let releases = Releases::open(folder.join("versions"), plan.engine.keep)
         .with_context(|| format!("making {} (engine.folder)", folder.display()))?;
-    let texts = probe_texts(&first_prompts(plan, policy)?, policy.config().vocab_size);
+    let prompts = data::first_prompts(plan, PROBES, &policy.into())?;
+    let prompts = prompts.iter().map(|prompt| policy.tokenizer().encode_prompt(prompt)).collect::<Result<Vec<_>, _>>()?;
+    let texts = probe_texts(&prompts, policy.config().vocab_size);
     // With adapters, neither embedding nor head is reloaded.
     let untie = plan.engine.unties() && !plan.syncs_adapters();
     let tolerance = plan.engine.tolerance.unwrap_or(plan.model.precision().server_agreement());
     Ok(Exporter::new(policy, releases, texts, tolerance).untie(untie))
-}
-
-fn first_prompts(plan: &Plan, policy: &Policy) -> Result<Vec<Vec<u32>>> {
-    let mut prompts = match &plan.task.data {
-        TaskData::Data(task) => data::first_prompts(plan, &task.sources(), PROBES as usize, &policy.into())?,
-        _ => data::prompts(plan, Some(&policy.into()))?,
-    }
-    .limited(PROBES);
-    let mut texts = Vec::new();
-    while let Some(prompt) = prompts.next().map_err(|error| anyhow::anyhow!("{error}"))? {
-        texts.push(policy.tokenizer().encode_prompt(&prompt)?);
-    }
-    Ok(texts)
 }
 
 /// Starts the recipe's servers on the model in `start` and waits until all are ready. Returns

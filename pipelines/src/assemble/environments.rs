@@ -5,8 +5,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result};
 use rollflow::env::{AgentProxy, MakeEnvironment, ServedConfig, python_environment};
-use rollflow::recipe::Plan;
-use rollflow::recipe::environment::EnvironmentKind;
+use rollflow::recipe::{Environment, EnvironmentKind, Net};
 use rollflow::rollout::Agent;
 use tracing::info;
 
@@ -17,37 +16,34 @@ pub(crate) mod demonstrations;
 use demonstrations::{CalculatorEnvironment, Corpus, GuessEnvironment, SearchEnvironment};
 
 /// Builds the environment with its limits, for a model that reads at most `positions` tokens.
-pub fn agent(plan: &Plan, positions: usize) -> Result<Option<Agent>> {
-    let Some(of) = &plan.environment else { return Ok(None) };
+pub fn agent(of: &Environment, net: &Net, seed: u64, positions: usize) -> Result<Agent> {
     let make: MakeEnvironment = match &of.kind {
-        EnvironmentKind::Calculator(_) => Arc::new(|| Box::new(CalculatorEnvironment::default())),
-        EnvironmentKind::Game(game) => {
-            let highest = game.highest;
+        EnvironmentKind::Calculator => Arc::new(|| Box::new(CalculatorEnvironment::default())),
+        EnvironmentKind::Game { highest } => {
+            let highest = *highest;
             Arc::new(move || Box::new(GuessEnvironment::new(highest)))
         }
-        EnvironmentKind::Search(search) => {
-            let texts = std::fs::read_to_string(&search.corpus)
-                .with_context(|| format!("environment.corpus: reading {}", search.corpus.display()))?;
+        EnvironmentKind::Search { corpus, results } => {
+            let texts =
+                std::fs::read_to_string(corpus).with_context(|| format!("environment.corpus: reading {}", corpus.display()))?;
             let corpus = Corpus::new(texts.lines().map(str::trim).filter(|line| !line.is_empty()));
-            let (corpus, results) = (Arc::new(corpus), search.results);
+            let (corpus, results) = (Arc::new(corpus), *results);
             Arc::new(move || Box::new(SearchEnvironment::new(corpus.clone(), results)))
         }
         EnvironmentKind::Python(python) => python_environment(python.sandbox()?, &python.tests),
         EnvironmentKind::Http(served) => {
             let mut config = ServedConfig::new(&served.url);
-            config.endpoint = secrets::endpoint(&served.url, served.token_env.as_ref(), &plan.net)?;
+            config.endpoint = secrets::endpoint(&served.url, served.token_env.as_ref(), net)?;
             config.retry = served.retry.policy(served.retries)?;
             config.concurrency = served.concurrency;
             config.maker()?
         }
-        EnvironmentKind::Agent(elsewhere) => {
-            let mut proxy = match &elsewhere.url {
-                Some(url) => AgentProxy::post(secrets::endpoint(url, None, &plan.net)?)?,
-                None => AgentProxy::command(elsewhere.command.clone()),
+        EnvironmentKind::Agent { command, url, model } => {
+            let mut proxy = match url {
+                Some(url) => AgentProxy::post(secrets::endpoint(url, None, net)?)?,
+                None => AgentProxy::command(command.clone()),
             };
-            proxy.parser = Arc::new(of.parser);
-            proxy.model = elsewhere.model.clone();
-            proxy.allowed_hosts = plan.net.allowed_hosts.clone();
+            (proxy.parser, proxy.model, proxy.allowed_hosts) = (Arc::new(of.parser), model.clone(), net.allowed_hosts.clone());
             let (address, make) = proxy.start()?;
             info!("Agents find the model at http://{address}");
             make
@@ -55,7 +51,7 @@ pub fn agent(plan: &Plan, positions: usize) -> Result<Option<Agent>> {
     };
     let agent = match &of.kind {
         // The proxy parses the calls and returns them to the agent.
-        EnvironmentKind::Agent(_) => Agent::remote(make),
+        EnvironmentKind::Agent { .. } => Agent::remote(make),
         _ => Agent::by(make).parser(of.parser),
     };
     let agent = agent
@@ -64,13 +60,13 @@ pub fn agent(plan: &Plan, positions: usize) -> Result<Option<Agent>> {
         .step_timeout(Duration::try_from_secs_f64(of.step_timeout)?)
         .retries(of.replays)
         .workers(of.workers)
-        .seed(plan.seed);
+        .seed(seed);
     let agent = match of.max_tool_calls {
         Some(calls) => agent.max_tool_calls(calls as u64),
         None => agent,
     };
-    Ok(Some(match of.max_time {
+    Ok(match of.max_time {
         Some(time) => agent.max_time(Duration::try_from_secs_f64(time)?),
         None => agent,
-    }))
+    })
 }

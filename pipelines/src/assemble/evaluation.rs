@@ -27,11 +27,12 @@ use crate::registry::Registry;
 pub fn eval_spec(plan: &Plan, eval: &Eval, registry: &Registry, positions: usize) -> Result<EvalSpec> {
     let mut prompts = prompts(eval.task.as_ref().unwrap_or(&plan.task), plan.seed)?;
     prompts.truncate(eval.limit.unwrap_or(usize::MAX));
-    let chat = conversations::chat(plan);
+    let chat = conversations::chat(&plan.chat, &plan.model);
     for prompt in &mut prompts {
         prompt.text = conversations::asked(&chat, std::mem::take(&mut prompt.text));
     }
     let (scoring, retries) = (Scoring::of(plan, registry)?, plan.reward.retries);
+    let agent = |of| environments::agent(of, &plan.net, plan.seed, positions);
     Ok(EvalSpec {
         prompts,
         samples: eval.samples,
@@ -42,7 +43,7 @@ pub fn eval_spec(plan: &Plan, eval: &Eval, registry: &Registry, positions: usize
             stop: plan.generate.stop.clone(),
             ..SamplingParams::default()
         },
-        agent: environments::agent(plan, positions)?,
+        agent: plan.environment.as_ref().map(agent).transpose()?,
         greedy: eval.greedy,
         success: eval.success,
         judge: Arc::new(move |group| scoring.score(group, retries).map_err(Into::into)),
@@ -51,9 +52,11 @@ pub fn eval_spec(plan: &Plan, eval: &Eval, registry: &Registry, positions: usize
 
 fn prompts(task: &Task, seed: u64) -> Result<Vec<Prompt>> {
     Ok(match &task.data {
-        TaskData::Arithmetic(task) => data::sums(task, seed).iter().map(Prompt::from).collect(),
+        TaskData::Arithmetic { digits, count } => data::sums(*digits, *count, seed).iter().map(Prompt::from).collect(),
         TaskData::Data(task) => data::all(&task.sources())?,
-        TaskData::Rollouts(_) => bail!("rollouts that were recorded are answered already; name a task of its own in [eval.task]"),
+        TaskData::Rollouts { .. } => {
+            bail!("rollouts that were recorded are answered already; name a task of its own in [eval.task]")
+        }
     })
 }
 

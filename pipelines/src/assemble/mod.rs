@@ -1,8 +1,8 @@
 //! Assembly of a pipeline: each file turns one section of the recipe into the library's parts.
 //!
 //! The files form no circle. In order: `secrets`, `models`, `conversations`, `policy`, `origin`,
-//! `data`, `rewards`, `environments`, `supervised`, `losses`, `steps`, `trainers`, `references`,
-//! `preferences`, `rollout`, `servers`, `engines`, `evaluation`, `components`.
+//! `data`, `rewards`, `environments`, `supervised`, `steps`, `trainers`, `references`, `preferences`,
+//! `rollout`, `servers`, `engines`, `evaluation`, `components`.
 
 pub mod components;
 pub(crate) mod conversations;

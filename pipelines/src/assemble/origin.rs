@@ -2,13 +2,12 @@
 //! has them.
 
 use std::borrow::Cow;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
 use rollflow::model::{Dtype, ModelConfig, Weights, save_hf};
 use rollflow::prelude::*;
-use rollflow::recipe::model::ModelSource;
-use rollflow::recipe::{Pipeline, Plan};
+use rollflow::recipe::{Model, ModelSource, Pipeline, Plan};
 use rollflow::train::ScoreModel;
 use rollflow::util::atomic_file;
 
@@ -19,36 +18,34 @@ const BASE: &str = "base";
 
 /// The model of a run in the folder `run`, under adapters if the recipe says so.
 pub fn policy(plan: &Plan, run: &Path) -> Result<Policy> {
-    let base = policy::base(begun(plan, run)?.as_ref())?;
-    let Some(lora) = &plan.lora else { return Ok(base.merged()) };
-    let base = if base.folder().is_some() { base } else { kept(base, run).context("keeping what the adapters adapt")? };
-    Ok(base.adapted(policy::adapters(lora)?, plan.seed)?)
+    let base = policy::base(begun(plan, run)?.as_ref(), &plan.chat, plan.seed)?;
+    let base = match (&plan.lora, base.folder()) {
+        (Some(_), None) => base.found_in(kept(base.config(), &base.weights(), base.tokenizer(), run)?),
+        _ => base,
+    };
+    policy::adapted(base, plan.lora.as_ref(), plan.seed)
 }
 
 /// The reward model of a run in the folder `run`, under adapters if the recipe says so.
 pub fn score_model(plan: &Plan, run: &Path) -> Result<ScoreModel> {
-    let base = policy::score_base(begun(plan, run)?.as_ref())?;
-    let Some(lora) = &plan.lora else { return Ok(base.merged()) };
-    let base = match base.folder() {
-        Some(_) => base,
-        None => {
-            let folder = run.join(BASE);
-            if !folder.exists() {
-                write(base.config(), &base.weights(), base.tokenizer(), run, BASE).context("keeping what the adapters adapt")?;
-            }
+    let base = policy::score_base(begun(plan, run)?.as_ref(), &plan.chat, plan.seed)?;
+    let base = match (&plan.lora, base.folder()) {
+        (Some(_), None) => {
+            let folder = kept(base.config(), &base.weights(), base.tokenizer(), run)?;
             base.found_in(folder)
         }
+        _ => base,
     };
-    Ok(base.adapted(policy::adapters(lora)?, plan.seed)?)
+    policy::adapted_scorer(base, plan.lora.as_ref(), plan.seed)
 }
 
-/// Returns the plan with its model pinned to the checkpoint that the run started from, however many
-/// checkpoints follow it there.
-fn begun<'a>(plan: &'a Plan, run: &Path) -> Result<Cow<'a, Plan>> {
-    let ModelSource::Folder(folder) = &plan.model.source else { return Ok(Cow::Borrowed(plan)) };
-    // Its reinforced part begins from its supervised one.
+/// Returns the model, pinned to the checkpoint that the run started from, however many checkpoints
+/// follow it there.
+fn begun<'a>(plan: &'a Plan, run: &Path) -> Result<Cow<'a, Model>> {
+    // The reinforced part of `sft_then_grpo` begins from its supervised one.
+    let ModelSource::Folder(folder) = &plan.model.source else { return Ok(Cow::Borrowed(&plan.model)) };
     if plan.pipeline == Pipeline::SftThenGrpo {
-        return Ok(Cow::Borrowed(plan));
+        return Ok(Cow::Borrowed(&plan.model));
     }
     let path = match models::Lineage::read(run)? {
         Some(lineage) => lineage.found(run)?,
@@ -60,19 +57,20 @@ fn begun<'a>(plan: &'a Plan, run: &Path) -> Result<Cow<'a, Plan>> {
             path
         }
     };
-    let mut plan = plan.clone();
-    if let ModelSource::Folder(folder) = &mut plan.model.source {
+    let mut model = plan.model.clone();
+    if let ModelSource::Folder(folder) = &mut model.source {
         (folder.path, folder.preset, folder.revision) = (path, None, None);
     }
-    Ok(Cow::Owned(plan))
+    Ok(Cow::Owned(model))
 }
 
-fn kept(base: Policy, run: &Path) -> Result<Policy> {
+/// Writes the model that adapters adapt into the run's folder, unless it is there, and returns where.
+fn kept(config: &ModelConfig, weights: &Weights, tokenizer: &Tokenizer, run: &Path) -> Result<PathBuf> {
     let folder = run.join(BASE);
     if !folder.exists() {
-        keep(&base, run, BASE)?;
+        write(config, weights, tokenizer, run, BASE).context("keeping what the adapters adapt")?;
     }
-    Ok(base.found_in(folder))
+    Ok(folder)
 }
 
 /// Writes a policy into the folder `name` of a run's, replacing what is there.

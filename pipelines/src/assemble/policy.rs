@@ -5,8 +5,9 @@ use std::sync::Arc;
 use anyhow::{Context, Result};
 use rollflow::model::{Compute, Dtype, Lora, ModelConfig};
 use rollflow::prelude::*;
-use rollflow::recipe::model::{DeviceName, ModelSource, TinyModel};
-use rollflow::recipe::{self, Plan};
+use rollflow::recipe::chat::Chat;
+use rollflow::recipe::lora::Lora as Adapters;
+use rollflow::recipe::{DeviceName, Model, ModelSource, Plan};
 use rollflow::train::{ScoreModel, tokenizer_folder};
 
 use crate::assemble::{conversations, models};
@@ -15,9 +16,8 @@ use crate::assemble::{conversations, models};
 const CHARACTERS: &str = "0123456789+-*/=() .,:;?!<>abcdefghijklmnopqrstuvwxyzABCD\n_";
 
 /// Device and number format of all models of the run.
-pub fn compute(plan: &Plan) -> Result<Compute> {
-    compute_on(plan.model.device, plan.model.precision())
-        .with_context(|| format!("model.device = {:?}", plan.model.device.word()))
+pub fn compute(model: &Model) -> Result<Compute> {
+    compute_on(model.device, model.precision()).with_context(|| format!("model.device = {:?}", model.device.word()))
 }
 
 /// On this device, which must be there, in this format.
@@ -31,32 +31,31 @@ pub fn compute_on(device: DeviceName, dtype: Dtype) -> Result<Compute> {
 }
 
 /// On each of the devices that `key` names, which must be there.
-pub fn computes(plan: &Plan, key: &str, names: &[DeviceName]) -> Result<Vec<Compute>> {
+pub fn computes(model: &Model, key: &str, names: &[DeviceName]) -> Result<Vec<Compute>> {
     let compute =
-        |name: &DeviceName| compute_on(*name, plan.model.precision()).with_context(|| format!("{key} names {:?}", name.word()));
+        |name: &DeviceName| compute_on(*name, model.precision()).with_context(|| format!("{key} names {:?}", name.word()));
     names.iter().map(compute).collect()
 }
 
-/// The model and its tokenizer.
-pub fn base(plan: &Plan) -> Result<Policy> {
-    let compute = compute(plan)?;
-    Ok(match &plan.model.source {
-        ModelSource::Tiny(tiny) => {
-            let tokenizer = tokenizer(plan)?;
-            Policy::random(tiny_config(tiny, &tokenizer), tokenizer, plan.seed)?.computing(compute)
-        }
-        ModelSource::Folder(folder) => Policy::load_with(models::model_folder(&folder.name())?, tokenizer(plan)?, compute)?,
+/// The model and its tokenizer. The seed draws a random model.
+pub fn base(model: &Model, chat: &Chat, seed: u64) -> Result<Policy> {
+    let (compute, Reader { tokenizer, config }) = (compute(model)?, Reader::of(model, chat)?);
+    let tokenizer = Arc::unwrap_or_clone(tokenizer);
+    Ok(match &model.source {
+        ModelSource::Tiny(_) => Policy::random(config, tokenizer, seed)?.computing(compute),
+        ModelSource::Folder(folder) => Policy::load_with(models::model_folder(&folder.name())?, tokenizer, compute)?,
     })
 }
 
-fn tiny_config(tiny: &TinyModel, tokenizer: &Tokenizer) -> ModelConfig {
-    ModelConfig {
-        intermediate_size: tiny.intermediate,
-        heads: tiny.heads,
-        kv_heads: tiny.kv_heads,
-        head_dim: tiny.hidden / tiny.heads,
-        ..ModelConfig::small(tokenizer, tiny.hidden, tiny.layers)
-    }
+/// The model that a reward model starts from: the recipe's, with a head drawn by the seed unless it has one.
+pub fn score_base(model: &Model, chat: &Chat, seed: u64) -> Result<ScoreModel> {
+    Ok(match &model.source {
+        ModelSource::Folder(folder) => {
+            let folder = models::model_folder(&folder.name())?;
+            ScoreModel::begin_with(folder, tokenizer(model, chat)?, seed)?.computing(compute(model)?)
+        }
+        ModelSource::Tiny(_) => ScoreModel::from_policy(&base(model, chat, seed)?, Some(seed)),
+    })
 }
 
 /// Tokenizer and shape of a model: a policy without its weights.
@@ -70,10 +69,16 @@ pub struct Reader {
 
 impl Reader {
     /// The reader of the recipe's model. Loads no weights.
-    pub fn of(plan: &Plan) -> Result<Self> {
-        let tokenizer = tokenizer(plan)?;
-        let config = match &plan.model.source {
-            ModelSource::Tiny(tiny) => tiny_config(tiny, &tokenizer),
+    pub fn of(model: &Model, chat: &Chat) -> Result<Self> {
+        let tokenizer = tokenizer(model, chat)?;
+        let config = match &model.source {
+            ModelSource::Tiny(tiny) => ModelConfig {
+                intermediate_size: tiny.intermediate,
+                heads: tiny.heads,
+                kv_heads: tiny.kv_heads,
+                head_dim: tiny.hidden / tiny.heads,
+                ..ModelConfig::small(&tokenizer, tiny.hidden, tiny.layers)
+            },
             ModelSource::Folder(folder) => rollflow::model::folder_config(&models::model_folder(&folder.name())?)?,
         };
         Ok(Reader { tokenizer: Arc::new(tokenizer), config })
@@ -87,45 +92,41 @@ impl From<&Policy> for Reader {
 }
 
 /// The model's tokenizer, without the model.
-pub fn tokenizer(plan: &Plan) -> Result<Tokenizer> {
-    let tokenizer = match &plan.model.source {
+pub fn tokenizer(model: &Model, chat: &Chat) -> Result<Tokenizer> {
+    let tokenizer = match &model.source {
         ModelSource::Tiny(tiny) => Tokenizer::characters(CHARACTERS, tiny.vocab)?,
         ModelSource::Folder(folder) => Tokenizer::from_dir(&tokenizer_folder(models::model_folder(&folder.name())?))?,
     };
-    conversations::tokenizer(plan, tokenizer)
+    conversations::tokenizer(chat, tokenizer)
 }
 
 /// Builds the policy that a run would train, without a run folder: for graphs and forecasts.
 pub fn policy(plan: &Plan) -> Result<Policy> {
-    let base = base(plan)?;
-    Ok(match &plan.lora {
-        Some(lora) => base.adapted(adapters(lora)?, plan.seed)?,
-        None => base.merged(),
-    })
+    adapted(base(&plan.model, &plan.chat, plan.seed)?, plan.lora.as_ref(), plan.seed)
 }
 
-/// The reward model that a run trains, away from any run: for graphs.
+/// Builds the reward model that a run would train, without a run folder: for graphs.
 pub fn score_model(plan: &Plan) -> Result<ScoreModel> {
-    let base = score_base(plan)?;
-    Ok(match &plan.lora {
-        Some(lora) => base.adapted(adapters(lora)?, plan.seed)?,
+    adapted_scorer(score_base(&plan.model, &plan.chat, plan.seed)?, plan.lora.as_ref(), plan.seed)
+}
+
+/// `base` under the adapters of `[lora]`, which the seed draws.
+pub fn adapted(base: Policy, lora: Option<&Adapters>, seed: u64) -> Result<Policy> {
+    Ok(match lora {
+        Some(lora) => base.adapted(adapters(lora)?, seed)?,
         None => base.merged(),
     })
 }
 
-/// The model that a reward model starts from: the recipe's, with a head drawn by the seed unless it has one.
-pub fn score_base(plan: &Plan) -> Result<ScoreModel> {
-    Ok(match &plan.model.source {
-        ModelSource::Folder(folder) => {
-            let folder = models::model_folder(&folder.name())?;
-            ScoreModel::begin_with(folder, tokenizer(plan)?, plan.seed)?.computing(compute(plan)?)
-        }
-        ModelSource::Tiny(_) => ScoreModel::from_policy(&base(plan)?, Some(plan.seed)),
+/// A reward model under the adapters of `[lora]`, which the seed draws.
+pub fn adapted_scorer(base: ScoreModel, lora: Option<&Adapters>, seed: u64) -> Result<ScoreModel> {
+    Ok(match lora {
+        Some(lora) => base.adapted(adapters(lora)?, seed)?,
+        None => base.merged(),
     })
 }
 
-/// `[lora]` as the library's.
-pub fn adapters(of: &recipe::lora::Lora) -> Result<Lora> {
+fn adapters(of: &Adapters) -> Result<Lora> {
     let targets: Vec<&str> = of.targets.iter().map(|target| target.word()).collect();
     Ok(Lora::new(of.rank, of.alpha, &targets)?)
 }

@@ -2,7 +2,7 @@
 
 use anyhow::{Context, Result, bail};
 use rollflow::data::chat::ChatError;
-use rollflow::data::source::{Mixed, prepare_pair, too_long};
+use rollflow::data::source::{Mixed, Skip, prepare_pair, too_long};
 use rollflow::data::{BufferState, Pair, RankedPair, arithmetic};
 use rollflow::flow::Port;
 use rollflow::model::FrozenWeights;
@@ -24,7 +24,7 @@ const WRONG: usize = 64;
 /// Builds the pairs of `[task]`, `batch.groups` a step, and the state of their data for checkpoints.
 /// Pairs longer than the model's context are dropped and counted.
 pub fn batches(plan: &Plan, reader: &Reader) -> Result<(Supervised, Option<BufferState>)> {
-    let (chat, tokenizer) = (conversations::chat(plan), reader.tokenizer.clone());
+    let (chat, tokenizer) = (conversations::chat(&plan.chat, &plan.model), reader.tokenizer.clone());
     let (size, steps) = (plan.batch.groups, plan.train.steps);
     let pairs = match &plan.task.data {
         TaskData::Data(task) => {
@@ -34,8 +34,8 @@ pub fn batches(plan: &Plan, reader: &Reader) -> Result<(Supervised, Option<Buffe
             let group = move |pair: RankedPair| Ok(samples(&chat, &pair, &tokenizer)?.to_vec());
             return Ok((Supervised::drawn("DPO", data, size, steps, group)?.called("Pairs"), Some(state)));
         }
-        TaskData::Arithmetic(task) => arithmetic::ranked(&sums(task, plan.seed), WRONG, plan.seed),
-        TaskData::Rollouts(_) => bail!("recorded rollouts are no pairs of completions"),
+        TaskData::Arithmetic { digits, count } => arithmetic::ranked(&sums(*digits, *count, plan.seed), WRONG, plan.seed),
+        TaskData::Rollouts { .. } => bail!("recorded rollouts are no pairs of completions"),
     };
     let groups = pairs.iter().map(|pair| Ok(samples(&chat, pair, &tokenizer)?.to_vec())).collect::<Result<Vec<_>>>()?;
     Ok((Supervised::grouped("DPO", groups, size, steps)?.called("Pairs"), None))
@@ -49,7 +49,7 @@ fn samples(chat: &Chat, pair: &RankedPair, tokenizer: &Tokenizer) -> Result<[Sam
 }
 
 /// Returns a check that both completions fit the model's context.
-pub fn fits(chat: &Chat, reader: &Reader) -> impl Fn(&RankedPair) -> Result<(), rollflow::data::source::Skip> + Sync + use<> {
+pub fn fits(chat: &Chat, reader: &Reader) -> impl Fn(&RankedPair) -> Result<(), Skip> + Sync + use<> {
     let (chat, Reader { tokenizer, config }) = (chat.clone(), reader.clone());
     move |pair| match samples(&chat, pair, &tokenizer) {
         Ok(samples) if samples.iter().any(|sample| sample.tokens.len() > config.max_positions) => {
@@ -70,7 +70,7 @@ pub fn evaluated(
     reports: EvalReports,
 ) -> Result<Port<Trained<FrozenWeights>>> {
     let Some(eval) = plan.eval.as_ref().filter(|eval| eval.every > 0) else { return Ok(trained) };
-    let (chat, reader) = (conversations::chat(plan), Reader::from(policy));
+    let (chat, reader) = (conversations::chat(&plan.chat, &plan.model), Reader::from(policy));
     let mut pairs = held_out(plan, eval.task.as_ref().unwrap_or(&plan.task))?;
     let fits = fits(&chat, &reader);
     pairs.retain(|pair| fits(pair).is_ok());
@@ -89,13 +89,26 @@ pub fn evaluated(
 
 /// Pairs of an evaluation: all of a data set, or one for each sum.
 pub fn held_out(plan: &Plan, task: &Task) -> Result<Vec<RankedPair>> {
-    let chat = conversations::chat(plan);
-    let asked = |pair: RankedPair| RankedPair { prompt: conversations::asked(&chat, pair.prompt), ..pair };
+    let chat = conversations::chat(&plan.chat, &plan.model);
     let pairs: Vec<RankedPair> = match &task.data {
         // Other wrong completions than those that are trained on.
-        TaskData::Arithmetic(task) => arithmetic::ranked(&sums(task, plan.seed), 1, !plan.seed),
+        TaskData::Arithmetic { digits, count } => arithmetic::ranked(&sums(*digits, *count, plan.seed), 1, !plan.seed),
         TaskData::Data(task) => data::all(&task.sources())?,
-        TaskData::Rollouts(_) => bail!("recorded rollouts are no pairs of completions"),
+        TaskData::Rollouts { .. } => bail!("recorded rollouts are no pairs of completions"),
     };
-    Ok(pairs.into_iter().map(asked).collect())
+    Ok(pairs.into_iter().map(|pair| conversations::asked_pair(&chat, pair)).collect())
+}
+
+/// Pairs to train a reward model on, and the share `held_out` of them that it is judged by in the end.
+pub fn divided(plan: &Plan, held_out: f64) -> Result<[Vec<RankedPair>; 2]> {
+    let (share, chat, seed) = (1.0 - held_out, conversations::chat(&plan.chat, &plan.model), plan.seed);
+    let (trained, held_out) = match &plan.task.data {
+        TaskData::Arithmetic { digits, count } => {
+            let (trained, held_out) = arithmetic::split(&sums(*digits, *count, seed), share, seed);
+            (arithmetic::ranked(&trained, WRONG, seed), arithmetic::ranked(&held_out, WRONG, seed))
+        }
+        TaskData::Data(task) => arithmetic::split(&data::all(&task.sources())?, share, seed),
+        TaskData::Rollouts { .. } => bail!("recorded rollouts are no pairs of answers"),
+    };
+    Ok([trained, held_out].map(|pairs| pairs.into_iter().map(|pair| conversations::asked_pair(&chat, pair)).collect()))
 }

@@ -4,7 +4,7 @@ use std::path::Path;
 
 use anyhow::{Context, Result, bail, ensure};
 use rollflow::data::Batch;
-use rollflow::flow::WeightsRx;
+use rollflow::flow::{Port, WeightsRx};
 use rollflow::model::FrozenWeights;
 use rollflow::prelude::*;
 use rollflow::recipe::reference_policy::ReferencePolicy;
@@ -23,7 +23,7 @@ pub fn scoring(plan: &Plan) -> Result<LocalConfig> {
         temperature: plan.generate.temperature,
         micro_batch_tokens: plan.train.optimization.micro_batch_tokens,
         threads: plan.reference.as_ref().map(|of| of.threads),
-        compute: policy::compute(plan)?,
+        compute: policy::compute(&plan.model)?,
         ..LocalConfig::new(CrossEntropy, Schedule::constant(0.0))
     })
 }
@@ -31,9 +31,17 @@ pub fn scoring(plan: &Plan) -> Result<LocalConfig> {
 /// Builds the frozen reference of a run without generator.
 pub fn frozen(plan: &Plan, policy: &Policy, config: LocalConfig) -> Result<Option<Reference<FrozenWeights, Batch>>> {
     let Some(of) = &plan.reference else { return Ok(None) };
-    let ReferencePolicy::Frozen(frozen) = &of.policy else { bail!("a run that publishes no weights has a frozen reference") };
-    let other = frozen.path.as_ref().map(|path| other(path, policy)).transpose()?;
+    let ReferencePolicy::Frozen { path } = &of.policy else { bail!("a run that publishes no weights has a frozen reference") };
+    let other = path.as_ref().map(|path| other(path, policy)).transpose()?;
     Ok(Some(Reference::local(other.as_ref().unwrap_or(policy), config)))
+}
+
+/// Adds the stage that scores batches under the frozen reference, if the recipe has one.
+pub fn scored(flow: &mut Flow, plan: &Plan, policy: &Policy, batches: Port<Batch>) -> Result<Port<Batch>> {
+    Ok(match frozen(plan, policy, scoring(plan)?)? {
+        Some(reference) => flow.stage("reference", batches, reference),
+        None => batches,
+    })
 }
 
 /// Builds the stage that scores under the reference policy. The run starts from `policy`.
@@ -41,12 +49,10 @@ pub fn reference(plan: &Plan, policy: &Policy, published: &WeightsRx<FrozenWeigh
     let Some(of) = &plan.reference else { return Ok(None) };
     let config = scoring(plan)?;
     Ok(Some(match &of.policy {
-        ReferencePolicy::Frozen(frozen) => match &frozen.path {
-            Some(path) => Reference::local(&other(path, policy)?, config),
-            None => Reference::local(policy, config),
-        },
-        ReferencePolicy::Ema(of) => Reference::local_following(policy, config, published.clone(), ema(of.decay)),
-        ReferencePolicy::Periodic(of) => Reference::local_following(policy, config, published.clone(), periodic(of.every)),
+        ReferencePolicy::Frozen { path: Some(path) } => Reference::local(&other(path, policy)?, config),
+        ReferencePolicy::Frozen { path: None } => Reference::local(policy, config),
+        ReferencePolicy::Ema { decay } => Reference::local_following(policy, config, published.clone(), ema(*decay)),
+        ReferencePolicy::Periodic { every } => Reference::local_following(policy, config, published.clone(), periodic(*every)),
     }))
 }
 
@@ -62,19 +68,12 @@ fn other(path: &Path, policy: &Policy) -> Result<Policy> {
     Ok(reference)
 }
 
-/// Returns true if only the run folder can restore the reference: a resumed run repeats no warm-up.
-fn is_made_by_the_run(plan: &Plan) -> bool {
-    let of_start = |policy: &ReferencePolicy| matches!(policy, ReferencePolicy::Frozen(frozen) if frozen.path.is_none());
-    // What a supervised run leaves is found in its checkpoint.
-    plan.sft.is_some()
-        && plan.pipeline != Pipeline::SftThenGrpo
-        && plan.reference.as_ref().is_some_and(|reference| of_start(&reference.policy))
-}
-
 /// Returns the policy that the run starts from, whatever `policy` has learned since. A new run keeps
 /// it in the run folder if nothing else could restore it; a resumed run reads it from there.
 pub fn start(plan: &Plan, policy: &Policy, run: &Path, resumed: bool) -> Result<Policy> {
-    if !is_made_by_the_run(plan) {
+    let of_start = plan.reference.as_ref().is_some_and(|of| of.policy == ReferencePolicy::Frozen { path: None });
+    // A resumed run repeats no warm-up. What a supervised run leaves is found in its checkpoint.
+    if plan.sft.is_none() || plan.pipeline == Pipeline::SftThenGrpo || !of_start {
         return Ok(policy.clone());
     }
     if resumed {

@@ -8,8 +8,8 @@ use rollflow::flow::BoxedStage;
 use rollflow::judge::Service;
 use rollflow::observe::logs::{DeadLetterWriter, Failure};
 use rollflow::prelude::*;
-use rollflow::recipe::reward::{Composition, PartRule};
-use rollflow::recipe::{Net, Plan};
+use rollflow::recipe::reward::{self as section, Composition, PartRule};
+use rollflow::recipe::{FlowLimits, Model, Net, Plan};
 use rollflow::stages::reward::{CodeReward, FailurePolicy, ModelRule, RemoteReward, Scorer, score};
 use rollflow::train::ScoreModel;
 
@@ -50,8 +50,8 @@ impl Scoring {
                 }
                 match rule {
                     // A registered reward may have parts of its own.
-                    PartRule::Custom(of) => {
-                        let (reward, must_end) = (registry.reward_of(&of.function, &of.params)?, plan.reward.require_end_of_text);
+                    PartRule::Custom { function, params } => {
+                        let (reward, must_end) = (registry.reward_of(&function, &params)?, plan.reward.require_end_of_text);
                         Box::new(
                             move |sample: &Sample| if has_ended(must_end, sample) { reward(sample) } else { 0.0.into_reward() },
                         )
@@ -93,18 +93,18 @@ impl Scoring {
     }
 
     /// Builds the reward stage.
-    pub fn stage(self, plan: &Plan, dead_letters: Option<DeadLetterWriter>) -> BoxedStage<Group, Scored> {
+    pub fn stage(self, of: &section::Reward, flow: &FlowLimits, letters: Option<DeadLetterWriter>) -> BoxedStage<Group, Scored> {
         let failures = FailurePolicy {
-            on_failure: plan.reward.on_failure,
-            on_lost_sample: plan.flow.on_lost_sample,
-            max_poisoned: plan.reward.max_poisoned,
-            dead_letters,
+            on_failure: of.on_failure,
+            on_lost_sample: flow.on_lost_sample,
+            max_poisoned: of.max_poisoned,
+            dead_letters: letters,
             ..FailurePolicy::default()
         };
         match self {
             Scoring::Local { reward, models, threads } => {
                 let announce = move |group: &Group| models.iter().for_each(|model| model.announce(group));
-                let reward = Reward::each(reward).ahead(announce).threads(threads).retries(plan.reward.retries);
+                let reward = Reward::each(reward).ahead(announce).threads(threads).retries(of.retries);
                 BoxedStage::new(reward.failures(failures))
             }
             Scoring::Remote(reward) => BoxedStage::new(reward.failures(failures)),
@@ -143,13 +143,13 @@ fn value(plan: &Plan, registry: &Registry, rule: &PartRule, models: &mut Models)
     let value = match rule.function(plan.generate.max_new_tokens)? {
         Some(value) => value,
         None => match rule {
-            PartRule::Model(of) => model(plan, of, models)?,
+            PartRule::Model(of) => scorer(&plan.model, of, models)?,
             PartRule::Code(of) => {
                 let code = CodeReward::new(of.clone())?;
                 Box::new(move |sample: &Sample| code.reward(sample))
             }
-            PartRule::Custom(of) => {
-                let reward = registry.reward_of(&of.function, &of.params)?;
+            PartRule::Custom { function, params } => {
+                let reward = registry.reward_of(function, params)?;
                 Box::new(move |sample: &Sample| reward(sample).map(|output| output.reward))
             }
             _ => bail!("a service scores whole groups"),
@@ -159,10 +159,10 @@ fn value(plan: &Plan, registry: &Registry, rule: &PartRule, models: &mut Models)
     Ok(Box::new(move |sample: &Sample| if has_ended(must_end, sample) { value(sample) } else { Ok(0.0) }))
 }
 
-fn model(plan: &Plan, of: &ModelRule, models: &mut Models) -> Result<PartReward> {
-    let model = ScoreModel::load(models::model_folder(&of.path)?)
+fn scorer(model: &Model, of: &ModelRule, models: &mut Models) -> Result<PartReward> {
+    let loaded = ScoreModel::load(models::model_folder(&of.path)?)
         .with_context(|| format!("loading the reward model {}", of.path.display()))?;
-    let scorer = Arc::new(Scorer::new(&model.computing(policy::compute(plan)?), of.threads)?);
+    let scorer = Arc::new(Scorer::new(&loaded.computing(policy::compute(model)?), of.threads)?);
     models.push(scorer.clone());
     // Scores have no zero point, so a truncated completion gets a penalty instead of 0.
     let penalty = of.missing_end_penalty;

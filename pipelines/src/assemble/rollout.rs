@@ -1,14 +1,13 @@
 //! `[generate]` and `[[filter]]`: how prompts are sampled, and which groups are trained on.
 
 use anyhow::{Result, anyhow};
-use rollflow::algo::filters::GroupFilter;
-use rollflow::algo::filters::Verdict;
+use rollflow::algo::filters::{GroupFilter, Verdict};
 use rollflow::engine::{LocalEngine, TokenEngine};
 use rollflow::flow::WeightsRx;
 use rollflow::model::FrozenWeights;
 use rollflow::prelude::*;
-use rollflow::recipe::task::TaskData;
-use rollflow::recipe::{self, Plan, Timeline};
+use rollflow::recipe::generate::{Filter as Condition, Generate};
+use rollflow::recipe::{Batching, FlowLimits, Plan, Timeline};
 use rollflow::rollout::{Admission, complete};
 use rollflow::train;
 
@@ -26,16 +25,15 @@ pub fn admission(plan: &Plan) -> Admission {
 
 /// Collects groups into batches by `[batch]`. Synchronous runs are equal to the bit, so they train
 /// whole batches. Others train a batch in parts as it arrives.
-pub fn batcher(plan: &Plan) -> Batcher {
+pub fn batcher(batch: &Batching, flow: &FlowLimits) -> Batcher {
     /// Largest number of parts: more would cost more passes than they save waiting.
     const PARTS: usize = 8;
-    let batcher = Batcher::groups(plan.batch.groups).over_sample(plan.batch.oversampling_factor).on_stale(plan.flow.on_stale);
-    if plan.flow.max_staleness == 0 { batcher } else { batcher.in_parts(plan.batch.groups.div_ceil(PARTS)) }
+    let batcher = Batcher::groups(batch.groups).over_sample(batch.oversampling_factor).on_stale(flow.on_stale);
+    if flow.max_staleness == 0 { batcher } else { batcher.in_parts(batch.groups.div_ceil(PARTS)) }
 }
 
 /// Sampling parameters of `[generate]`.
-pub fn sampling(plan: &Plan) -> SamplingParams {
-    let generate = &plan.generate;
+pub fn sampling(generate: &Generate) -> SamplingParams {
     SamplingParams {
         temperature: generate.temperature as f32,
         top_p: generate.top_p as f32,
@@ -53,7 +51,7 @@ pub fn generator(plan: &Plan, policy: &Policy, weights: WeightsRx<FrozenWeights>
     let generator = match &plan.generate.devices[..] {
         [] => Generator::local(policy),
         names => {
-            let computes = policy::computes(plan, "generate.devices", names)?;
+            let computes = policy::computes(&plan.model, "generate.devices", names)?;
             Generator::local_on(policy, computes.iter().map(|compute| compute.device))
         }
     };
@@ -62,10 +60,8 @@ pub fn generator(plan: &Plan, policy: &Policy, weights: WeightsRx<FrozenWeights>
 
 /// With the recipe's environment, if it has one.
 pub fn in_environment<E: TokenEngine>(plan: &Plan, reader: &Reader, generator: Generator<E>) -> Result<Generator<E>> {
-    Ok(match environments::agent(plan, reader.config.max_positions)? {
-        Some(agent) => generator.environment(agent),
-        None => generator,
-    })
+    let Some(of) = &plan.environment else { return Ok(generator) };
+    Ok(generator.environment(environments::agent(of, &plan.net, plan.seed, reader.config.max_positions)?))
 }
 
 /// Applies `[generate]` to a generator of any engine.
@@ -75,7 +71,7 @@ pub fn generator_by<E: TokenEngine>(plan: &Plan, generator: Generator<E>) -> Res
         .on_new_weights(generate.on_new_weights)
         .mask_older(generate.mask_older_versions)
         .group_size(generate.group_size)
-        .sampling(sampling(plan))
+        .sampling(sampling(generate))
         .workers(generate.workers)
         .threads(generate.threads)
         .seed(plan.seed);
@@ -92,22 +88,22 @@ pub fn generator_by<E: TokenEngine>(plan: &Plan, generator: Generator<E>) -> Res
 
 /// Builds the group filter: a group is kept if all conditions of `[[filter]]` hold.
 pub fn filter(plan: &Plan, registry: &Registry) -> Result<impl GroupFilter> {
-    type Condition = Box<dyn Fn(&Group) -> Verdict + Send + Sync>;
-    let mut all: Vec<Condition> = Vec::new();
+    let mut all: Vec<Box<dyn Fn(&Group) -> Verdict + Send + Sync>> = Vec::new();
     for filter in &plan.filter {
         all.push(match filter {
-            recipe::generate::Filter::NonzeroStd(of) => Box::new(filters::std_above(of.threshold.max(filters::NONZERO_STD))),
-            recipe::generate::Filter::MinReward(of) => Box::new(filters::min_reward(of.threshold)?),
-            recipe::generate::Filter::Diversity(of) => Box::new(filters::diversity(of.min_unique_ratio)?),
-            recipe::generate::Filter::Length(of) => Box::new(filters::length(of.min, of.max)?),
-            recipe::generate::Filter::AnySuccess(_) => Box::new(filters::any_completed),
-            recipe::generate::Filter::Custom(of) => {
+            Condition::NonzeroStd { threshold } => Box::new(filters::std_above(threshold.max(filters::NONZERO_STD))),
+            Condition::MinReward { threshold } => Box::new(filters::min_reward(*threshold)?),
+            Condition::Diversity { min_unique_ratio } => Box::new(filters::diversity(*min_unique_ratio)?),
+            Condition::Length { min, max } => Box::new(filters::length(*min, *max)?),
+            Condition::AnySuccess => Box::new(filters::any_completed),
+            Condition::Custom(of) => {
                 let filter = registry.filter_of(&of.name, &of.params)?;
                 Box::new(move |group| filter(group))
             }
         });
     }
-    // A run that comes to pairs later drops groups without one before, too: answers that all earned the same teach no group-relative loss either.
+    // A run that comes to pairs later drops groups without one before, too: answers that all earned the
+    // same teach no group-relative loss either.
     if let Some(pairing) = Timeline::of(plan)?.plans().find_map(Plan::pairing) {
         all.push(Box::new(pairing.filter()));
     }
@@ -117,17 +113,12 @@ pub fn filter(plan: &Plan, registry: &Registry) -> Result<impl GroupFilter> {
 /// Compares the log-probabilities of trainer and generator on a few short completions, and fails if
 /// they differ by more than the number format explains.
 pub fn probe(plan: &Plan, policy: &Policy, backend: &LocalBackend) -> Result<()> {
-    const ANSWERS: u64 = 4;
+    const ANSWERS: usize = 4;
     const TOKENS: usize = 16;
-    let mut params = sampling(plan);
+    let mut params = sampling(&plan.generate);
     params.max_new_tokens = params.max_new_tokens.min(TOKENS);
-    let mut prompts = match &plan.task.data {
-        TaskData::Data(task) => data::first_prompts(plan, &task.sources(), ANSWERS as usize, &policy.into())?,
-        _ => data::prompts(plan, Some(&policy.into()))?,
-    }
-    .limited(ANSWERS);
     let mut samples = Vec::new();
-    while let Some(prompt) = prompts.next().map_err(|error| anyhow!("{error}"))? {
+    for prompt in data::first_prompts(plan, ANSWERS, &policy.into())? {
         let groups = complete(&mut policy.engine(1, plan.seed), policy.tokenizer(), vec![prompt], 1, &params)?;
         samples.extend(groups.into_iter().flat_map(|group| group.samples));
     }

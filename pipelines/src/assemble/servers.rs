@@ -19,8 +19,7 @@ use parking_lot::Mutex;
 use rollflow::engine::settings::{Engine, Launch};
 use rollflow::model::{Dtype, GpuMemory, gpu_memory};
 use rollflow::recipe::lora::Target;
-use rollflow::recipe::model::DeviceName;
-use rollflow::recipe::{MemoryPlan, Plan};
+use rollflow::recipe::{DeviceName, MemoryPlan, Plan};
 use rollflow::util::atomic_file;
 use rustix::process::{Pid, Signal, kill_process_group};
 
@@ -64,18 +63,15 @@ impl ServerCommand {
     /// Commands of a plan's servers, which serve the model in `folder`.
     pub fn of(plan: &Plan, folder: &Path) -> Result<Vec<ServerCommand>> {
         let engine = &plan.engine;
-        let program = program(engine)?;
-        let devices = devices(plan, gpus())?;
+        let (program, devices) = (program(engine)?, devices(plan, gpus())?);
+        let adapters = plan.syncs_adapters().then_some(("VLLM_ALLOW_RUNTIME_LORA_UPDATING", "1"));
         let of = |at: usize| {
             let port = u16::try_from(engine.port + at).context("engine.port")?;
-            let mut words = program.clone();
-            words.extend(flags(engine.launch, folder, port, plan.model.precision()));
-            words.extend(adapter_flags(plan));
             let device = devices.get(at).copied();
-            words.extend(memory_flags(engine.launch, share_of(plan, device)?));
-            words.extend(engine.flags.iter().cloned());
+            let flags = flags(engine.launch, folder, port, plan.model.precision());
+            let memory = memory_flags(engine.launch, share_of(plan, device)?);
+            let words = [program.clone(), flags, adapter_flags(plan), memory, engine.flags.clone()].concat();
             let own = engine.env.iter().filter_map(|pair| pair.split_once('='));
-            let adapters = plan.syncs_adapters().then_some(("VLLM_ALLOW_RUNTIME_LORA_UPDATING", "1"));
             let env = env(engine.launch).iter().copied().chain(adapters).chain(own);
             let visible = device.map(|device| (VISIBLE.to_owned(), visible(std::env::var(VISIBLE).ok().as_deref(), device)));
             let env = visible.into_iter().chain(env.map(|(name, value)| (name.to_owned(), value.to_owned()))).collect();
@@ -97,13 +93,9 @@ fn gpus() -> usize {
     (0..).take_while(|index| gpu_memory(*index).is_some()).count()
 }
 
-/// GPUs of the run itself.
-fn own_gpus(plan: &Plan) -> Vec<usize> {
-    let gpu = |device| match device {
-        DeviceName::Cuda(index) => Some(index),
-        DeviceName::Cpu => None,
-    };
-    plan.devices().into_iter().filter_map(|(_, device)| gpu(device)).collect()
+/// Returns true if the run itself computes on this GPU.
+fn is_own(plan: &Plan, gpu: usize) -> bool {
+    plan.devices().iter().any(|(_, device)| *device == DeviceName::Cuda(gpu))
 }
 
 /// GPU of each server: those of the recipe, or one each, GPUs that the run does not use first.
@@ -116,8 +108,7 @@ fn devices(plan: &Plan, gpus: usize) -> Result<Vec<usize>> {
     if gpus == 0 || engine.env.iter().any(|pair| pair.starts_with(VISIBLE)) {
         return Ok(Vec::new());
     }
-    let own = own_gpus(plan);
-    let (shared, free): (Vec<usize>, Vec<usize>) = (0..gpus).partition(|gpu| own.contains(gpu));
+    let (shared, free): (Vec<usize>, Vec<usize>) = (0..gpus).partition(|gpu| is_own(plan, *gpu));
     let all: Vec<usize> = free.into_iter().chain(shared).take(engine.replicas).collect();
     if all.len() < engine.replicas {
         bail!(
@@ -141,15 +132,13 @@ fn share_of(plan: &Plan, device: Option<usize>) -> Result<Option<f64>> {
     if let Some(share) = plan.engine.gpu_memory {
         return Ok(Some(share));
     }
-    let Some(device) = device.filter(|device| own_gpus(plan).contains(device)) else { return Ok(None) };
+    let Some(device) = device.filter(|device| is_own(plan, *device)) else { return Ok(None) };
     let Some(memory) = gpu_memory(device) else { return Ok(None) };
     let name = DeviceName::Cuda(device).word();
     let own = MemoryPlan::of(plan)?.into_iter().find(|of| of.device == name).map_or(0, |of| of.total());
+    let kind = plan.engine.launch.word();
     remaining_share(memory, own).map(Some).with_context(|| {
-        format!(
-            "{} shares {name} with the run; give it another by engine.devices, or a share by engine.gpu_memory",
-            plan.engine.launch.word()
-        )
+        format!("{kind} shares {name} with the run; give it another by engine.devices, or a share by engine.gpu_memory")
     })
 }
 
@@ -159,13 +148,8 @@ fn remaining_share(memory: GpuMemory, own: u64) -> Result<f64> {
     const LEAST: f64 = 0.05;
     let left = memory.free.saturating_sub(own).saturating_sub(RESERVE) as f64 / memory.total.max(1) as f64;
     if left < LEAST {
-        let gib = |bytes: u64| bytes as f64 / f64::from(1 << 30);
-        bail!(
-            "{:.1} GiB of its {:.1} GiB are free, and the run's plan takes {:.1}",
-            gib(memory.free),
-            gib(memory.total),
-            gib(own)
-        );
+        let [free, total, own] = [memory.free, memory.total, own].map(|bytes| bytes as f64 / f64::from(1 << 30));
+        bail!("{free:.1} GiB of its {total:.1} GiB are free, and the run's plan takes {own:.1}");
     }
     // Rounded down to hundredths.
     Ok((left * 100.0).floor() / 100.0)
@@ -187,44 +171,34 @@ fn installed(kind: Launch) -> Option<PathBuf> {
     Some(home.join(kind.word()).join("serve")).filter(|path| path.is_file())
 }
 
-fn on_path(name: &str) -> bool {
-    if name.contains('/') {
-        return Path::new(name).is_file();
-    }
-    let path = std::env::var_os("PATH").unwrap_or_default();
-    std::env::split_paths(&path).any(|folder| folder.join(name).is_file())
-}
-
 /// Program that starts a server: that of the recipe, of scripts/engines.sh, or of the machine.
 fn program(engine: &Engine) -> Result<Vec<String>> {
-    let kind = engine.launch;
-    let words: Vec<String> = match (&engine.program, installed(kind)) {
+    let kind = engine.launch.word();
+    let words: Vec<String> = match (&engine.program, installed(engine.launch)) {
         (Some(program), _) => program.split_whitespace().map(str::to_owned).collect(),
         (None, Some(path)) => vec![path.to_string_lossy().into_owned()],
-        (None, None) if kind == Launch::Vllm => vec!["vllm".to_owned(), "serve".to_owned()],
+        (None, None) if engine.launch == Launch::Vllm => vec!["vllm".to_owned(), "serve".to_owned()],
         (None, None) => ["python3", "-m", "sglang.launch_server"].map(str::to_owned).to_vec(),
     };
     let first = words.first().context("engine.program is empty")?;
-    if !on_path(first) {
+    let path = if first.contains('/') { ".".into() } else { std::env::var_os("PATH").unwrap_or_default() };
+    if !std::env::split_paths(&path).any(|folder| folder.join(first).is_file()) {
         bail!(
-            "there is no program {first:?} here to start {} with: install it (on a CPU: scripts/engines.sh {}), or name another in engine.program",
-            kind.word(),
-            kind.word()
+            "there is no program {first:?} here to start {kind} with: install it (on a CPU: scripts/engines.sh {kind}), or name another in engine.program"
         );
     }
     Ok(words)
 }
 
 fn flags(kind: Launch, folder: &Path, port: u16, dtype: Dtype) -> Vec<String> {
-    let (folder, port) = (folder.to_string_lossy().into_owned(), port.to_string());
-    let dtype = dtype.name();
-    let common = ["--served-model-name", "policy", "--host", "127.0.0.1", "--port", &port, "--dtype", dtype].map(str::to_owned);
-    let own: Vec<String> = match kind {
-        Launch::Sglang => vec!["--model-path".to_owned(), folder, "--skip-server-warmup".to_owned()],
+    let (folder, port) = (folder.to_string_lossy(), port.to_string());
+    let own = match kind {
+        Launch::Sglang => ["--model-path", &*folder, "--skip-server-warmup"].map(str::to_owned).to_vec(),
         // Log-probabilities of the sampled distribution, and the weight version of each token.
-        _ => [&folder, "--logprobs-mode", "processed_logprobs", "--enable-scale-out"].map(|word| word.to_string()).to_vec(),
+        _ => [&*folder, "--logprobs-mode", "processed_logprobs", "--enable-scale-out"].map(str::to_owned).to_vec(),
     };
-    own.into_iter().chain(common).collect()
+    let common = ["--served-model-name", "policy", "--host", "127.0.0.1", "--port", &port, "--dtype", dtype.name()];
+    own.into_iter().chain(common.map(str::to_owned)).collect()
 }
 
 /// Values of vLLM's --max-lora-rank.
@@ -234,19 +208,14 @@ const VLLM_RANKS: [usize; 8] = [8, 16, 32, 64, 128, 256, 320, 512];
 fn adapter_flags(plan: &Plan) -> Vec<String> {
     let Some(lora) = plan.lora.as_ref().filter(|_| plan.syncs_adapters()) else { return Vec::new() };
     let room = (plan.flow.max_staleness + 2).to_string();
-    let words = |words: &[&str]| words.iter().map(|word| word.to_string()).collect::<Vec<_>>();
-    match plan.engine.launch {
-        Launch::Sglang => {
-            let (rank, targets) = (lora.rank.to_string(), lora.targets.iter());
-            let targets = targets.map(|target| if *target == Target::AllLinear { "all" } else { target.word() });
-            let flags = ["--enable-lora", "--max-loras-per-batch", &room, "--max-lora-rank", &rank, "--lora-target-modules"];
-            words(&flags.into_iter().chain(targets).collect::<Vec<_>>())
-        }
-        _ => {
-            let rank = VLLM_RANKS.into_iter().find(|rank| *rank >= lora.rank).unwrap_or(lora.rank).to_string();
-            words(&["--enable-lora", "--max-loras", &room, "--max-lora-rank", &rank])
-        }
+    if plan.engine.launch == Launch::Sglang {
+        let targets = lora.targets.iter().map(|target| if *target == Target::AllLinear { "all" } else { target.word() });
+        let rank = lora.rank.to_string();
+        let flags = ["--enable-lora", "--max-loras-per-batch", &room, "--max-lora-rank", &rank, "--lora-target-modules"];
+        return flags.into_iter().chain(targets).map(str::to_owned).collect();
     }
+    let rank = VLLM_RANKS.into_iter().find(|rank| *rank >= lora.rank).unwrap_or(lora.rank).to_string();
+    ["--enable-lora", "--max-loras", &room, "--max-lora-rank", &rank].map(str::to_owned).to_vec()
 }
 
 fn env(kind: Launch) -> &'static [(&'static str, &'static str)] {
@@ -269,8 +238,8 @@ impl Process {
         if let Err(error) = TcpListener::bind(("127.0.0.1", command.port)) {
             bail!("port {} is not free ({error}): end what listens there, or set engine.port", command.port);
         }
-        let file =
-            OpenOptions::new().create(true).append(true).open(log).with_context(|| format!("opening {}", log.display()))?;
+        let file = OpenOptions::new().create(true).append(true).open(log);
+        let file = file.with_context(|| format!("opening {}", log.display()))?;
         let mut shell = Command::new("sh");
         shell.args(["-c", GUARDED, "sh", program]).args(words).envs(command.env.iter().cloned()).process_group(0);
         // The guard's pipe.
@@ -290,8 +259,9 @@ impl Process {
         i32::try_from(self.child.id()).ok().and_then(Pid::from_raw)
     }
 
-    fn tail(&self) -> String {
-        tail(&self.log).unwrap_or_default()
+    /// Path and last lines of the log.
+    fn log_end(&self) -> String {
+        format!("{}:\n{}", self.log.display(), tail(&self.log).unwrap_or_default())
     }
 
     /// Sends SIGTERM to a running server.
@@ -365,16 +335,13 @@ impl Servers {
                     return Ok(None);
                 }
                 let (command, process) = &mut started[at];
-                let (kind, log) = (command.kind.word(), process.log.display().to_string());
+                let kind = command.kind.word();
                 if let Some(status) = process.exited() {
-                    bail!("{kind} ended while it started ({status}). The end of its log, {log}:\n{}", process.tail());
+                    bail!("{kind} ended while it started ({status}). The end of its log, {}", process.log_end());
                 }
                 if Instant::now() > until {
-                    let seconds = limit.as_secs_f64();
-                    bail!(
-                        "{kind} was not ready after {seconds} s (engine.start_timeout). The end of its log, {log}:\n{}",
-                        process.tail()
-                    );
+                    let (seconds, log) = (limit.as_secs_f64(), process.log_end());
+                    bail!("{kind} was not ready after {seconds} s (engine.start_timeout). The end of its log, {log}");
                 }
                 std::thread::sleep(LOOK);
             }
@@ -397,7 +364,7 @@ impl Servers {
         self.processes.iter().enumerate().filter(|(at, _)| given_up(*at)).find_map(|(_, process)| {
             let mut process = process.lock();
             let status = process.exited()?;
-            Some(format!("a server ended ({status}). The end of its log, {}:\n{}", process.log.display(), process.tail()))
+            Some(format!("a server ended ({status}). The end of its log, {}", process.log_end()))
         })
     }
 
@@ -419,20 +386,15 @@ fn keep(command: &ServerCommand, process: &Mutex<Process>, over: &AtomicBool, re
             return;
         }
         left -= 1;
-        tracing::warn!(
-            "{} at {} ended ({status}) and restarts; its log: {}",
-            command.kind.word(),
-            command.url(),
-            process.log.display()
-        );
+        let (kind, url, log) = (command.kind.word(), command.url(), process.log.clone());
+        tracing::warn!("{kind} at {url} ended ({status}) and restarts; its log: {}", log.display());
         // Remaining children may hold its port.
         if let Some(group) = process.group() {
             kill_process_group(group, Signal::KILL).ok();
         }
-        let log = process.log.clone();
         match Process::start(command, &log) {
             Ok(restarted) => *process = restarted,
-            Err(error) => tracing::warn!("{} at {} cannot restart: {error:#}", command.kind.word(), command.url()),
+            Err(error) => tracing::warn!("{kind} at {url} cannot restart: {error:#}"),
         }
     }
 }

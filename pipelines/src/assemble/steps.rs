@@ -8,8 +8,7 @@ use rollflow::algo::Proximal;
 use rollflow::data::Version;
 use rollflow::prelude::*;
 use rollflow::recipe::task::Sft;
-use rollflow::recipe::train::Optimization;
-use rollflow::recipe::{Pipeline, Plan, Timeline};
+use rollflow::recipe::{Optimization, Pipeline, Plan, Timeline};
 use rollflow::stages::train::StepConfig;
 use rollflow::train::{Algorithm, TrainBatch, collate};
 

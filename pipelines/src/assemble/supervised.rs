@@ -8,15 +8,11 @@ use rollflow::data::{BufferState, ChatMessage, Pair, arithmetic};
 use rollflow::env::{Environment, ToolCall, ToolResult, ToolSpec};
 use rollflow::prelude::*;
 use rollflow::recipe::chat::Chat;
-use rollflow::recipe::environment::EnvironmentKind;
 use rollflow::recipe::task::{Sft, TaskData, Turns};
-use rollflow::recipe::{Plan, Source};
+use rollflow::recipe::{self, EnvironmentKind, Plan, Source};
 
-use crate::assemble::conversations::asked;
-use crate::assemble::conversations::chat;
-use crate::assemble::conversations::opened;
-use crate::assemble::data;
-use crate::assemble::data::sums;
+use crate::assemble::conversations::{asked, chat, opened};
+use crate::assemble::data::{self, sums};
 use crate::assemble::environments::demonstrations::{CalculatorEnvironment, calculate};
 use crate::assemble::policy::Reader;
 
@@ -26,7 +22,7 @@ pub fn batches(plan: &Plan, sft: &Sft, reader: &Reader) -> Result<(Supervised, O
     let sources = match &plan.task.data {
         _ if !sft.sources().is_empty() => sft.sources(),
         // Demonstrations of an environment are made from all pairs before the run.
-        TaskData::Data(task) if !demonstrates(plan) => task.sources(),
+        TaskData::Data(task) if !demonstrates(plan.environment.as_ref()) => task.sources(),
         _ => Vec::new(),
     };
     // Where none is said, the longest sample is the longest that the model reads.
@@ -66,20 +62,20 @@ pub fn fit(sft: &Sft, samples: Vec<Sample>) -> PackedRows {
 fn samples(plan: &Plan, sft: &Sft, sources: &[Source], reader: &Reader) -> Result<Vec<Sample>> {
     if !sources.is_empty() {
         let examples: Vec<Example> = data::all(sources)?;
-        let chat = chat(plan);
+        let chat = chat(&plan.chat, &plan.model);
         let samples = examples.iter().map(|example| prepare(&chat, sft, example, &reader.tokenizer));
         return Ok(samples.collect::<Result<Vec<_>, _>>()?.concat());
     }
     let pairs = match &plan.task.data {
-        TaskData::Arithmetic(task) => sums(task, plan.seed),
+        TaskData::Arithmetic { digits, count } => sums(*digits, *count, plan.seed),
         TaskData::Data(task) => data::pairs(&task.sources())?,
-        TaskData::Rollouts(_) => Vec::new(),
+        TaskData::Rollouts { .. } => Vec::new(),
     };
     let pairs = arithmetic::share(&pairs, sft.fraction, plan.seed);
     match demonstrations(plan, &pairs, &reader.tokenizer)? {
         Some(samples) => Ok(samples),
         None => {
-            let chat = chat(plan);
+            let chat = chat(&plan.chat, &plan.model);
             let asked = |pair: &Pair| Pair { prompt: asked(&chat, pair.prompt.clone()), ..pair.clone() };
             let samples = pairs.iter().map(|pair| prepare_pair(&asked(pair), &reader.tokenizer));
             Ok(samples.collect::<Result<_, _>>()?)
@@ -131,7 +127,7 @@ fn say(sft: &Sft, samples: usize, packed: &PackedRows) {
 /// Builds steps that draw samples as they are needed, and their state for checkpoints. Always shuffled:
 /// neighbours in a file are similar.
 fn drawn(plan: &Plan, sft: &Sft, sources: &[Source], reader: &Reader) -> Result<(Supervised, Option<BufferState>)> {
-    let (tokenizer, chat) = (reader.tokenizer.clone(), &chat(plan));
+    let (tokenizer, chat) = (reader.tokenizer.clone(), &chat(&plan.chat, &plan.model));
     let bound = sft.max_length.filter(|_| sft.on_overlong == OverlongPolicy::Drop);
     let fits = |example: &Example| match bound {
         None => Ok(()),
@@ -149,14 +145,14 @@ fn drawn(plan: &Plan, sft: &Sft, sources: &[Source], reader: &Reader) -> Result<
 }
 
 /// Returns true if the environment can generate demonstrations of its task.
-pub fn demonstrates(plan: &Plan) -> bool {
-    plan.environment.as_ref().is_some_and(|of| matches!(of.kind, EnvironmentKind::Calculator(_)))
+pub fn demonstrates(of: Option<&recipe::Environment>) -> bool {
+    of.is_some_and(|of| of.kind == EnvironmentKind::Calculator)
 }
 
 /// Generates the conversations that `[sft]` trains on for `environment.kind = "calculator"`: each
 /// sum is computed with the tool, then submitted.
 pub fn demonstrations(plan: &Plan, pairs: &[Pair], tokenizer: &Tokenizer) -> Result<Option<Vec<Sample>>> {
-    let Some(of) = plan.environment.as_ref().filter(|_| demonstrates(plan)) else { return Ok(None) };
+    let Some(of) = plan.environment.as_ref().filter(|of| demonstrates(Some(of))) else { return Ok(None) };
     let tools: Vec<_> = CalculatorEnvironment::default().tools().iter().map(ToolSpec::to_json).collect();
     let sample = |pair: &Pair| -> Result<Sample> {
         let asked = pair.prompt.render();

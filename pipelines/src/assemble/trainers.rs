@@ -8,8 +8,7 @@ use rollflow::model::{Head, load_hf};
 use rollflow::prelude::*;
 use rollflow::recipe::lora::AdapterSync;
 use rollflow::recipe::task::{RewardModel, Sft};
-use rollflow::recipe::train::Optimization;
-use rollflow::recipe::{Plan, Timeline};
+use rollflow::recipe::{Checkpointing, Optimization, Plan, Timeline};
 use rollflow::stages::train::{Critic, StepConfig};
 use rollflow::train::{AdamW, ParamGroups, ScoreModel};
 
@@ -87,8 +86,8 @@ fn local_config(plan: &Plan, loss: Arc<dyn Loss>, of: &Optimization, lr: f64, st
         micro_batch_tokens: of.micro_batch_tokens,
         non_finite: of.on_nonfinite,
         threads: Some(of.threads),
-        compute: policy::compute(plan)?,
-        replica_devices: policy::computes(plan, "replica_devices", &of.replica_devices)?
+        compute: policy::compute(&plan.model)?,
+        replica_devices: policy::computes(&plan.model, "replica_devices", &of.replica_devices)?
             .iter()
             .map(|compute| compute.device)
             .collect(),
@@ -133,7 +132,7 @@ pub fn trainer<B: TrainingBackend>(
         Some(reward) => trainer.target_reward(reward),
         None => trainer,
     };
-    Ok(checkpointed(trainer, plan, checkpoints))
+    Ok(checkpointed(trainer, &plan.checkpoint, checkpoints))
 }
 
 /// Applies changes and ramps to a supervised trainer. `config` builds a plan's step configuration.
@@ -149,13 +148,8 @@ pub fn changing<B: TrainingBackend>(
     Ok(trainer.per_step(move |step| Ok(steps::changed_at(&timeline, step, &config)?)))
 }
 
-/// With the recipe's checkpoints, if there is a folder for them. The end is always saved.
-pub fn checkpointed<B: TrainingBackend>(trainer: Trainer<B>, plan: &Plan, checkpoints: Option<Checkpoints>) -> Trainer<B> {
-    match checkpoints {
-        Some(Checkpoints { run, gate }) => {
-            let every = (plan.checkpoint.every > 0).then_some(plan.checkpoint.every);
-            trainer.checkpoints(run, every).keep(plan.checkpoint.keep).gate(&gate)
-        }
-        None => trainer,
-    }
+/// With the checkpoints of `[checkpoint]`, if there is a folder for them. The end is always saved.
+pub fn checkpointed<B: TrainingBackend>(trainer: Trainer<B>, of: &Checkpointing, folder: Option<Checkpoints>) -> Trainer<B> {
+    let Some(Checkpoints { run, gate }) = folder else { return trainer };
+    trainer.checkpoints(run, (of.every > 0).then_some(of.every)).keep(of.keep).gate(&gate)
 }

@@ -104,8 +104,8 @@ impl Eval {
 
     fn model(&self, plan: &Plan, is_run: bool) -> Result<(PathBuf, Policy)> {
         Ok(match (&self.model, is_run) {
-            (Some(model), _) => (model_folder(model)?, policy_of(model, policy::compute(plan)?)?),
-            (None, true) => (model_folder(&self.what)?, policy_of(&self.what, policy::compute(plan)?)?),
+            (Some(model), _) => (model_folder(model)?, policy_of(model, policy::compute(&plan.model)?)?),
+            (None, true) => (model_folder(&self.what)?, policy_of(&self.what, policy::compute(&plan.model)?)?),
             (None, false) => (PathBuf::from(&plan.name), policy::policy(plan)?),
         })
     }

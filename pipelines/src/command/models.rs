@@ -50,8 +50,8 @@ fn list_of(cache: &Cache, json: bool) -> String {
             preset.name,
             preset.id,
             size(preset.parameters()),
-            preset.template.name(),
-            preset.template.stop(),
+            preset.template.name,
+            preset.template.stop,
             preset.rl_lr(false),
             preset.sft_lr(false),
             preset.sft_lr(true)
@@ -90,8 +90,8 @@ fn of_preset(preset: &Preset, cached: &[CachedModel]) -> Value {
         "id": preset.id,
         "family": preset.family,
         "parameters": preset.parameters(),
-        "template": preset.template.name(),
-        "stop": preset.template.stop(),
+        "template": preset.template.name,
+        "stop": preset.template.stop,
         "lr": {
             "rl": preset.rl_lr(false), "sft": preset.sft_lr(false),
             "rl_lora": preset.rl_lr(true), "sft_lora": preset.sft_lr(true),

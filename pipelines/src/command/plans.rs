@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use clap::Args;
 use rollflow::observe::Console;
-use rollflow::recipe::{self, Complaint, Loaded, Place, Plan, RecipeErrors};
+use rollflow::recipe::{self, Loaded, Place, Plan, Problem, RecipeErrors};
 use rollflow::util::{reading, untrusted};
 
 use super::out;
@@ -41,7 +41,7 @@ pub fn try_load(args: &RecipeArgs, registry: &Registry) -> Result<Plan, RecipeEr
 pub fn try_load_and(
     args: &RecipeArgs,
     registry: &Registry,
-    further: impl Fn(&Plan) -> Vec<Complaint>,
+    further: impl Fn(&Plan) -> Vec<Problem>,
 ) -> Result<Loaded, RecipeErrors> {
     let sets = [recipe::variables(std::env::vars_os())?, args.sets.clone()].concat();
     explained(&args.recipe, &sets, registry, further)
@@ -53,7 +53,7 @@ pub fn explained(
     path: &Path,
     sets: &[String],
     registry: &Registry,
-    further: impl Fn(&Plan) -> Vec<Complaint>,
+    further: impl Fn(&Plan) -> Vec<Problem>,
 ) -> Result<Loaded, RecipeErrors> {
     tracing::subscriber::with_default(Console::quiet(), || settled(path, sets, registry, further))
 }
@@ -62,19 +62,19 @@ fn settled(
     path: &Path,
     sets: &[String],
     registry: &Registry,
-    further: impl Fn(&Plan) -> Vec<Complaint>,
+    further: impl Fn(&Plan) -> Vec<Problem>,
 ) -> Result<Loaded, RecipeErrors> {
     let complaints = |plan: &Plan| {
         let complaints = complaints(registry, plan);
         if complaints.is_empty() && plan.validate().is_ok() { further(plan) } else { complaints }
     };
-    let Loaded { mut plan, mut derived } = recipe::load_explained(path, sets, complaints)?;
+    let Loaded { mut plan, mut derived } = recipe::load_with(path, sets, complaints)?;
     match epochs::settle(&mut plan, registry) {
         Ok(steps) => derived.extend(steps),
         // Loaded again, so that the error stands where the key was written.
         Err(error) => {
             let complaint = |plan: &Plan| vec![epochs::complaint(plan, &error)];
-            return recipe::load_explained(path, sets, complaint);
+            return recipe::load_with(path, sets, complaint);
         }
     }
     derived.extend(conversations::derived(&plan));

@@ -8,7 +8,7 @@ use anyhow::{Context, Result, bail};
 use clap::{Args, ValueEnum};
 use rollflow::model::{Compute, Dtype};
 use rollflow::prelude::Policy;
-use rollflow::recipe::model::DeviceName;
+use rollflow::recipe::DeviceName;
 use rollflow::train::checkpoint::{self, CHECKPOINTS};
 
 use crate::assemble::{models, policy};

@@ -44,7 +44,7 @@ impl Run {
         refuse_another_run(&folder).map_err(|error| Refused::because(error.to_string()))?;
         // Ids are pinned, since their contents may change. The format of prompts is recorded for
         // runs that continue from this one.
-        let plan = Plan { chat: conversations::chat(&plan), ..plan.pinned(&Cache::of_user()) };
+        let plan = Plan { chat: conversations::chat(&plan.chat, &plan.model), ..plan.pinned(&Cache::of_user()) };
         execute(&plan, registry, &RunFolder::create(&folder, &plan)?, None)
     }
 }

@@ -10,10 +10,7 @@ use anyhow::{Context, Result};
 use rollflow::flow::{Ended, Report};
 use rollflow::observe::StageShares;
 use rollflow::observe::logs::{MetricStats, compute_stats_from_jsonl};
-use rollflow::recipe::Plan;
-use rollflow::recipe::model::ModelSource;
-use rollflow::recipe::reference_policy::ReferencePolicy;
-use rollflow::recipe::reward::{PartRule, RewardRule};
+use rollflow::recipe::{ModelSource, Plan};
 use rollflow::util::{atomic_file, lock_file};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -224,51 +221,16 @@ fn is_worked_on(folder: &Path) -> bool {
 }
 
 fn parents(plan: &Plan) -> Vec<Parent> {
-    let mut folders: Vec<(&str, &Path)> = Vec::new();
+    let mut folders = plan.models();
     if let ModelSource::Folder(of) = &plan.model.source {
-        folders.push(("model.path", &of.path));
+        folders.insert(0, ("model.path".to_owned(), of.path.clone()));
     }
-    if let Some(path) = plan.critic.as_ref().and_then(|critic| critic.path.as_deref()) {
-        folders.push(("critic.path", path));
-    }
-    if let Some(ReferencePolicy::Frozen(frozen)) = plan.reference.as_ref().map(|reference| &reference.policy)
-        && let Some(path) = &frozen.path
-    {
-        folders.push(("reference.path", path));
-    }
-    match &plan.reward.rule {
-        RewardRule::Model(of) => folders.push(("reward.path", &of.path)),
-        RewardRule::Parts(of) => folders.extend(of.part.iter().filter_map(|part| match &part.rule {
-            PartRule::Model(of) => Some(("reward.part.path", &*of.path)),
-            _ => None,
-        })),
-        _ => {}
-    }
-    let parent = |(key, path): (&str, &Path)| {
+    let parent = |(key, path): (String, PathBuf)| {
         // RUN/checkpoints/step_000100
         let run = path.parent().and_then(Path::parent).filter(|run| run.join(RECIPE).exists()).map(Path::to_owned);
-        Parent { key: key.to_owned(), path: path.to_owned(), run }
+        // Parts of a reward share a key.
+        let key = if key.starts_with("reward.part") { "reward.part.path".to_owned() } else { key };
+        Parent { key, path, run }
     };
     folders.into_iter().map(parent).collect()
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    /// Law N4: whatever numbers a run logged, its record can be read.
-    #[test]
-    fn a_record_of_a_run_with_extreme_metrics_reads_back() {
-        let folder = tempfile::tempdir().unwrap();
-        let values = ["1.7e308", "-1.7e308", "1e300", "\"NaN\"", "\"inf\"", "5e-324"];
-        let rows = values.iter().zip(1..).map(|(value, step)| format!("{{\"step\":{step},\"loss\":{value}}}\n"));
-        std::fs::write(folder.path().join("metrics.jsonl"), rows.collect::<String>()).unwrap();
-        let mut record = Record { name: "a".into(), state: State::Finished, ..Record::default() };
-        record.drawn.stages.push(StageShares { shares: [("busy".to_owned(), f64::NAN)].into(), ..StageShares::default() });
-        record.take_metrics(folder.path());
-        record.write(folder.path()).unwrap();
-        let read = Record::read(folder.path()).unwrap();
-        assert_eq!((read.steps, read.metrics["loss"].count, read.metrics["loss"].max), (6, 4, 1.7e308));
-        assert!(read.metrics["loss"].std.is_finite() && read.drawn.stages[0].shares["busy"].is_nan());
-    }
 }

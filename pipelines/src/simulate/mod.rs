@@ -170,7 +170,8 @@ fn components(
     profile: &Profile,
     simulation: &Simulation,
 ) -> Result<Components<SimulatedBackend>> {
-    let tokenizer = Arc::new(policy::tokenizer(plan).context("the tokenizer, which tells how long prompts are")?);
+    let tokenizer =
+        Arc::new(policy::tokenizer(&plan.model, &plan.chat).context("the tokenizer, which tells how long prompts are")?);
     let (publisher, published) = weights();
     let (machine, times, answers, seed) = (simulation.clone(), profile.decode, profile.answers.clone(), plan.seed);
     let lengths = answers.clone();

@@ -3,25 +3,28 @@
 use serde_json::{Map, Value};
 
 use super::Skip;
+use crate::settings::declare::section;
 
-/// Fields by their contents; those left out are recognised by their usual names. A dot leads into
-/// an object: `reward_model.ground_truth`.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Columns {
-    /// Prompt: text or a list of messages.
-    pub prompt: Option<String>,
-    /// Reference completion.
-    pub completion: Option<String>,
-    /// The ground truth.
-    pub answer: Option<String>,
-    /// A whole conversation.
-    pub messages: Option<String>,
-    /// Text without question and answer.
-    pub text: Option<String>,
-    /// Better one of two completions.
-    pub chosen: Option<String>,
-    /// Worse one of two completions.
-    pub rejected: Option<String>,
+section! {
+    /// Names of fields; a dot leads into an object, such as "reward_model.ground_truth". Fields
+    /// that are left out are recognised.
+    #[derive(Eq)]
+    pub struct Columns {
+        /// Prompt: text, or a list of messages.
+        prompt: Option<String> = None;
+        /// Completion to imitate.
+        completion: Option<String> = None;
+        /// Reference answer.
+        answer: Option<String> = None;
+        /// Whole conversation.
+        messages: Option<String> = None;
+        /// Raw text.
+        text: Option<String> = None;
+        /// Chosen completion of a pair.
+        chosen: Option<String> = None;
+        /// Rejected completion of a pair.
+        rejected: Option<String> = None;
+    }
 }
 
 /// Takes the first of these fields that is there and not null, with its name.

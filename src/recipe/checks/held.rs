@@ -4,7 +4,6 @@ use super::Note;
 use crate::algo::{Advantage, Aggregation, Dpo, LossChoice, PairLoss};
 use crate::recipe::lora::AdapterSync;
 use crate::recipe::plan::{Fallback, OnStale, Pipeline, Plan};
-use crate::recipe::reference_policy::{Reference, ReferencePolicy};
 use crate::recipe::train::Train;
 
 /// Distances and pairs need their sections, and the sections their use.
@@ -21,13 +20,12 @@ pub(super) fn held(plan: &Plan, note: Note) {
     }
     if let (Some(lora), Some(reference)) = (&plan.lora, &plan.reference)
         && lora.sync == AdapterSync::Adapter
-        && !matches!(reference.policy, ReferencePolicy::Frozen(_))
+        && reference.policy.follows()
     {
         let message = "`lora.sync` is \"adapter\", but a reference that follows the policy keeps whole weights".to_owned();
         note("lora.sync", &["reference"], message, "leave it out, or make the reference \"frozen\"");
     }
-    let moves = |reference: &Reference| !matches!(reference.policy, ReferencePolicy::Frozen(_));
-    if !plan.pipeline.reinforces() && plan.reference.as_ref().is_some_and(moves) {
+    if !plan.pipeline.reinforces() && plan.reference.as_ref().is_some_and(|reference| reference.policy.follows()) {
         let message =
             format!("`reference.kind` follows published weights, and pipeline = \"{}\" publishes none", plan.pipeline.word());
         note("reference.kind", &["pipeline"], message, "set it to \"frozen\"");

@@ -1,4 +1,4 @@
-//! Checks between data sets, and between data and pipeline.
+//! Checks between data sets, and between data, pipeline and evaluation.
 
 use super::Note;
 use crate::recipe::data::Source;
@@ -7,20 +7,13 @@ use crate::recipe::task::TaskData;
 
 pub(super) fn sources(plan: &Plan, note: Note) {
     let offline = plan.pipeline == Pipeline::GrpoOffline;
-    let recorded = matches!(plan.task.data, TaskData::Rollouts(_));
-    if offline != recorded {
-        let (message, help) = if offline {
-            (
-                "pipeline = \"grpo_offline\" learns from what was recorded, and `task.kind` is another",
-                "set task.kind = \"rollouts\" and task.path",
-            )
-        } else {
-            (
-                "`task.kind` is \"rollouts\", which are answered already",
-                "set pipeline = \"grpo_offline\", or choose another kind of task",
-            )
-        };
-        note("task.kind", &["pipeline"], message.to_owned(), help);
+    let recorded = matches!(plan.task.data, TaskData::Rollouts { .. });
+    if offline && !recorded {
+        let message = "pipeline = \"grpo_offline\" learns from what was recorded, and `task.kind` is another".to_owned();
+        note("task.kind", &["pipeline"], message, "set task.kind = \"rollouts\" and task.path");
+    } else if recorded && !offline {
+        let message = "`task.kind` is \"rollouts\", which are answered already".to_owned();
+        note("task.kind", &["pipeline"], message, "set pipeline = \"grpo_offline\", or choose another kind of task");
     }
     if let (Pipeline::RewardModel, TaskData::Data(of)) = (plan.pipeline, &plan.task.data)
         && of.sources().iter().any(|source| source.weight.is_some())
@@ -36,12 +29,8 @@ pub(super) fn sources(plan: &Plan, note: Note) {
         one_or_several("sft", sft.data.is_some(), &sft.sources, note);
         if sft.fraction < 1.0 && (!sft.sources().is_empty() || matches!(plan.task.data, TaskData::Data(_))) {
             let message = format!("`sft.fraction` is {}, but it is a share of sums that are made on the spot", sft.fraction);
-            note(
-                "sft.fraction",
-                &["sft.data", "sft.sources", "task.kind"],
-                message,
-                "leave it out; of a data set in [[sft.sources]], take a slice: split = \"train[:10%]\"",
-            );
+            let help = "leave it out; of a data set in [[sft.sources]], take a slice: split = \"train[:10%]\"";
+            note("sft.fraction", &["sft.data", "sft.sources", "task.kind"], message, help);
         }
     }
 }
@@ -81,5 +70,27 @@ fn one_or_several(section: &str, one: bool, several: &[Source], note: Note) {
         if several[..at].iter().any(|other| other.spec().name() == name) {
             note(&of("name"), &[], format!("two sources in [[{key}]] are called \"{name}\""), "give one of them another name");
         }
+    }
+}
+
+/// Checks the prompts of an evaluation, the evaluated weights, and that completions can be judged.
+pub(super) fn evaluation(plan: &Plan, note: Note) {
+    let Some(eval) = &plan.eval else { return };
+    if eval.samples == 0 && !eval.greedy {
+        let message = "`eval.samples` is 0 and `eval.greedy` is false: nothing would be asked".to_owned();
+        note("eval.samples", &["eval.greedy"], message, "make one of them otherwise, or remove [eval]");
+    }
+    if plan.pipeline.reinforces() && !eval.every.is_multiple_of(plan.sync.every.max(1)) {
+        let message = format!(
+            "`eval.every` is {}, but weights are published every {} steps: others can't be evaluated",
+            eval.every, plan.sync.every
+        );
+        note("eval.every", &["sync.every"], message, "make it a multiple of sync.every");
+    }
+    let task = eval.task.as_ref().unwrap_or(&plan.task);
+    if let TaskData::Rollouts { .. } = task.data {
+        let message = "rollouts that were recorded are answered already: an evaluation has nothing to ask".to_owned();
+        let help = "name a task of its own, for example eval.task = { kind = \"data\", data = \"held_out.jsonl\" }";
+        note("eval.task", &["task.kind"], message, help);
     }
 }

@@ -2,16 +2,18 @@
 
 use super::{Note, known, schedule};
 use crate::algo::{Advantage, Divergence, LossChoice, Over, Proximal};
-use crate::recipe::critic::Critic;
 use crate::recipe::plan::{Pipeline, Plan};
-use crate::recipe::train::{LrScale, Train};
+use crate::recipe::train::{Critic, Train};
+use crate::train::LrScale;
 
-pub(super) fn training(train: &Train, note: Note) {
-    let Train { steps, epochs, optimization, .. } = train;
-    schedule("train", known(*steps, *epochs), &optimization.schedule, note);
+pub(super) fn training(plan: &Plan, note: Note) {
+    let train = &plan.train;
+    schedule("train", known(train.steps, train.epochs), &train.optimization.schedule, note);
     loss(train, note);
     corrections(train, note);
     rejections(train, note);
+    minibatches(plan, note);
+    critic(plan, note);
 }
 
 /// Reports factors for parts that no trainer of this section has. Parts that depend on the model's
@@ -43,7 +45,7 @@ pub(super) fn lr_scale(plan: &Plan, note: Note) {
     }
 }
 
-pub(super) fn minibatches(plan: &Plan, note: Note) {
+fn minibatches(plan: &Plan, note: Note) {
     let (count, groups) = (plan.train.minibatches, plan.batch.groups);
     if count > groups && groups > 0 {
         let message = format!("`train.minibatches` is {count}, but a step has {groups} groups: some would be empty");
@@ -55,7 +57,7 @@ pub(super) fn minibatches(plan: &Plan, note: Note) {
     }
 }
 
-pub(super) fn critic(plan: &Plan, note: Note) {
+fn critic(plan: &Plan, note: Note) {
     let Some(Critic { warmup_steps, optimization, .. }) = &plan.critic else { return };
     let steps = known(plan.train.steps, plan.train.epochs);
     if plan.train.advantage != Advantage::default() {
@@ -91,9 +93,8 @@ fn loss(train: &Train, note: Note) {
                 ("off_policy_threshold", train.off_policy_threshold.is_some()),
             ];
             for (key, _) in ignored.into_iter().filter(|(_, set)| *set) {
-                let message =
-                    format!("`train.{key}` is set, but `train.loss.kind` is \"custom\": such a loss sees to that itself");
                 let key = format!("train.{key}");
+                let message = format!("`{key}` is set, but `train.loss.kind` is \"custom\": such a loss sees to that itself");
                 note(&key, &["train.loss"], message, "leave it out, and make it a parameter of the loss");
             }
         }

@@ -5,87 +5,65 @@ use crate::engine::settings::Launch;
 use crate::recipe::plan::{Pipeline, Plan};
 use crate::recipe::task::{OverlongPolicy, Sft, Task, TaskData, Turns};
 use crate::settings::section::{Section, join};
-use crate::stages::reward::OnFailure;
-
-/// Keys of a section without effect, and the reason.
-struct Unused {
-    section: &'static str,
-    /// Keys with another value than their default.
-    changed: Vec<String>,
-    /// None: all keys of the section.
-    only: Option<&'static [&'static str]>,
-    /// Keys that have an effect after all.
-    but: &'static [&'static str],
-    /// The key that this follows from.
-    from: &'static str,
-    why: &'static str,
-}
+use crate::stages::reward::{MAX_POISONED, OnFailure};
 
 /// Keys of local engines.
-const OF_ENGINES: &[&str] = &["max_num_seqs", "on_new_weights", "mask_older_versions", "workers", "threads", "devices"];
+const OF_ENGINES: &str = "max_num_seqs on_new_weights mask_older_versions workers threads devices";
 /// Sampling keys that `[eval]` replaces.
-const OF_SAMPLING: &[&str] = &["group_size", "temperature", "top_p", "top_k", "min_p", "ignore_eos"];
+const OF_SAMPLING: &str = "group_size temperature top_p top_k min_p ignore_eos";
 /// Sampling keys without effect on recorded rollouts. The trainer divides logits by their
 /// temperature.
-const OF_SAMPLING_ANEW: &[&str] = &["top_p", "top_k", "min_p", "ignore_eos"];
+const OF_SAMPLING_ANEW: &str = "top_p top_k min_p ignore_eos";
 /// Keys of `[sft]` that `[mix]` reads.
-const OF_MIXED: &[&str] = &["data", "sources", "max_length", "on_overlong", "packing", "turns", "fraction"];
-const OF_LAUNCHED: &[&str] = &["replicas", "port", "program", "flags", "env", "start_timeout", "restarts"];
+const OF_MIXED: &str = "data sources max_length on_overlong packing turns fraction";
+const OF_LAUNCHED: &str = "replicas port program flags env start_timeout restarts";
 
 pub(super) fn unused(plan: &Plan, note: Note) {
     let (generate, engine, batch) = (&plan.generate, &plan.engine, &plan.batch);
-    let mut all = Vec::new();
-    let mut unused = |section, changed, only, but, from, why| all.push(Unused { section, changed, only, but, from, why });
-    if plan.pipeline.reinforces() {
-        if engine.is_remote() {
-            let why =
-                "servers generate, which have their own threads, and engine.pause says what becomes of completions in flight";
-            unused("generate", changed(generate), Some(&["on_new_weights", "threads"]), &[], "engine.kind", why);
-            if engine.launch == Launch::None {
-                unused("engine", changed(engine), Some(OF_LAUNCHED), &[], "engine.launch", "no server is launched");
-            }
-        } else {
-            unused("engine", changed(engine), None, &["kind", "launch", "urls"], "engine.kind", "the engine is local");
+    let among = |keys: &'static str| move |key: &str| keys.split(' ').any(|word| word == key);
+    let but = |keys: &'static str| move |key: &str| !among(keys)(key);
+    let mut unused = |section: &str, changed: Vec<String>, keys: &dyn Fn(&str) -> bool, from: &'static str, why: &str| {
+        for key in changed.iter().filter(|key| keys(key)) {
+            let key = join(section, key);
+            note(&key, &[from], format!("`{key}` has no effect: {why}"), "leave it out");
         }
+    };
+    if plan.pipeline.reinforces() && engine.is_remote() {
+        let why = "servers generate, which have their own threads, and engine.pause says what becomes of completions in flight";
+        unused("generate", changed(generate), &among("on_new_weights threads"), "engine.kind", why);
+        if engine.launch == Launch::None {
+            unused("engine", changed(engine), &among(OF_LAUNCHED), "engine.launch", "no server is launched");
+        }
+    } else if plan.pipeline.reinforces() {
+        unused("engine", changed(engine), &but("kind launch urls"), "engine.kind", "the engine is local");
     } else {
-        unused("generate", changed(generate), Some(OF_ENGINES), &[], "pipeline", "this pipeline generates for evaluations only");
+        let why = "this pipeline generates for evaluations only";
+        unused("generate", changed(generate), &among(OF_ENGINES), "pipeline", why);
         // What policies publish is evaluated; a supervised run's adapters as they are.
         let published = plan.pipeline.trains_by_train() && plan.eval.is_some();
         if let Some(lora) = plan.lora.as_ref().filter(|_| !published) {
-            unused(
-                "lora",
-                changed(lora),
-                Some(&["sync"]),
-                &[],
-                "pipeline",
-                "no generator is given adapters during this training",
-            );
+            let why = "no generator is given adapters during this training";
+            unused("lora", changed(lora), &among("sync"), "pipeline", why);
         }
     }
     let by_eval = "evaluations are sampled as [eval] says";
     match plan.pipeline {
-        Pipeline::Sft => unused("generate", changed(generate), Some(OF_SAMPLING), &[], "pipeline", by_eval),
+        Pipeline::Sft => unused("generate", changed(generate), &among(OF_SAMPLING), "pipeline", by_eval),
         Pipeline::GrpoOffline => {
-            unused("generate", changed(generate), Some(OF_SAMPLING_ANEW), &[], "pipeline", by_eval);
+            unused("generate", changed(generate), &among(OF_SAMPLING_ANEW), "pipeline", by_eval);
             if let Some(sft) = &plan.sft {
                 let why = "[sft] is the data of [mix] alone, since there is no supervised phase";
-                unused("sft", changed(sft), None, OF_MIXED, "pipeline", why);
+                unused("sft", changed(sft), &but(OF_MIXED), "pipeline", why);
             }
         }
         _ => {}
     }
     if matches!(plan.pipeline, Pipeline::GrpoOffline | Pipeline::Dpo) {
-        unused("batch", changed(batch), Some(&["oversampling_factor"]), &[], "pipeline", "the groups are there from the start");
+        let why = "the groups are there from the start";
+        unused("batch", changed(batch), &among("oversampling_factor"), "pipeline", why);
         let why = "no generator samples what the trainer learns from";
-        let keys: &[&str] = if plan.pipeline == Pipeline::Dpo { &["probe", "gap_warn", "gap_halt"] } else { &["probe"] };
-        unused("train", changed(&plan.train), Some(keys), &[], "pipeline", why);
-    }
-    for Unused { section, changed, only, but, from, why } in all {
-        let without_effect = |key: &&String| only.is_none_or(|only| only.contains(&key.as_str())) && !but.contains(&key.as_str());
-        for key in changed.iter().filter(without_effect) {
-            let key = join(section, key);
-            note(&key, &[from], format!("`{key}` has no effect: {why}"), "leave it out");
-        }
+        let keys = if plan.pipeline == Pipeline::Dpo { "probe gap_warn gap_halt" } else { "probe" };
+        unused("train", changed(&plan.train), &among(keys), "pipeline", why);
     }
     for (key, _, from, why) in singles(plan).into_iter().filter(|(_, set, ..)| *set) {
         note(key, &[from], format!("`{key}` has no effect: {why}"), "leave it out");
@@ -111,38 +89,25 @@ fn singles(plan: &Plan) -> Vec<(&'static str, bool, &'static str, &'static str)>
     let laid_out = sft(|sft| sft.packs() || sft.on_overlong == OverlongPolicy::Split);
     let own = sft(|sft| !sft.sources().is_empty());
     let several = plan.generate.workers > 1 && plan.flow.max_staleness == 0 && pipeline.reinforces() && !remote;
+    let answered = "servers answer, which have their own threads";
+    let no_letter = reward.on_failure != OnFailure::default() && !pipeline.reinforces() && !plan.rescores();
+    let uncounted = "an answer of an evaluation that has no reward is counted";
+    let poisoned = reward.max_poisoned != MAX_POISONED && !pipeline.reinforces();
+    let by_tokens = sft(|sft| sft.batch_tokens.is_some() && sft.batch != Sft::default().batch);
     let in_rows = "rows are laid out from every record; give repeats in the place of weights";
+    let rows_of_sft = laid_out && sft(|sft| sft.sources.iter().any(|source| source.weight.is_some()));
+    let rows_of_task = laid_out && pipeline == Pipeline::Sft && !own && weighted(&plan.task);
     vec![
         ("task.shuffle", !plan.task.shuffle && drawn, "pipeline", "the order is drawn by the seed"),
         ("eval.task.shuffle", asked.is_some_and(|task| !task.shuffle), "eval.task", "prompts are asked in their order"),
         ("eval.task.sources", asked.is_some_and(weighted), "eval.task", "every record is asked; weights draw from none"),
-        (
-            "eval.threads",
-            remote && eval.is_some_and(|eval| eval.threads != 1),
-            "engine.kind",
-            "servers answer, which have their own threads",
-        ),
-        (
-            "reward.on_failure",
-            reward.on_failure != OnFailure::default() && !pipeline.reinforces() && !plan.rescores(),
-            "pipeline",
-            "an answer of an evaluation that has no reward is counted",
-        ),
-        (
-            "reward.max_poisoned",
-            reward.max_poisoned != 64 && !pipeline.reinforces(),
-            "pipeline",
-            "no group is dropped for its reward here",
-        ),
-        (
-            "sft.batch",
-            sft(|sft| sft.batch_tokens.is_some() && sft.batch != Sft::default().batch),
-            "sft.batch_tokens",
-            "a step takes as many as sft.batch_tokens says",
-        ),
+        ("eval.threads", remote && eval.is_some_and(|eval| eval.threads != 1), "engine.kind", answered),
+        ("reward.on_failure", no_letter, "pipeline", uncounted),
+        ("reward.max_poisoned", poisoned, "pipeline", "no group is dropped for its reward here"),
+        ("sft.batch", by_tokens, "sft.batch_tokens", "a step takes as many as sft.batch_tokens says"),
         ("sft.turns", sft(|sft| sft.turns == Turns::Apart) && !own && !data, "task.kind", "sums are no conversations"),
-        ("sft.sources", laid_out && sft(|sft| sft.sources.iter().any(|source| source.weight.is_some())), "sft.packing", in_rows),
-        ("task.sources", laid_out && pipeline == Pipeline::Sft && !own && weighted(&plan.task), "sft.packing", in_rows),
+        ("sft.sources", rows_of_sft, "sft.packing", in_rows),
+        ("task.sources", rows_of_task, "sft.packing", in_rows),
         ("generate.workers", several, "flow.max_staleness", "a synchronous run keeps to one engine"),
     ]
 }

@@ -10,7 +10,7 @@ use crate::recipe::model::{DeviceName, ModelSource};
 use crate::recipe::model_folder::{NoModel, model_folder};
 use crate::recipe::plan::{Pipeline, Plan};
 use crate::recipe::reference_policy::ReferencePolicy;
-use crate::recipe::task::{Arithmetic, TaskData};
+use crate::recipe::task::TaskData;
 use crate::recipe::train::Optimization;
 
 /// Code of the program and of libtorch, threads and allocators.
@@ -139,7 +139,7 @@ impl Parts<'_> {
             self.generators(parameters, longest);
         }
         self.reference(parameters)?;
-        for path in plan.reward.rule.folders().map(|(_, path)| path.clone()).collect::<Vec<_>>() {
+        for (_, path) in plan.models().into_iter().filter(|(key, _)| key.starts_with("reward")) {
             let scorer = parameters_of(&path)?;
             self.add("reward model", 8 * scorer, format!("{}: {} in f32, twice", path.display(), count(scorer)));
         }
@@ -173,8 +173,8 @@ impl Parts<'_> {
 
     fn prompt(&self) -> u64 {
         match &self.plan.task.data {
-            TaskData::Arithmetic(Arithmetic { digits, .. }) => 2 * u64::from(*digits) + 3,
-            TaskData::Data(_) | TaskData::Rollouts(_) => PROMPT_ASSUMED,
+            TaskData::Arithmetic { digits, .. } => 2 * u64::from(*digits) + 3,
+            TaskData::Data(_) | TaskData::Rollouts { .. } => PROMPT_ASSUMED,
         }
     }
 
@@ -191,8 +191,8 @@ impl Parts<'_> {
     /// Tokens of the completion in a supervised pair.
     fn pair_answer(&self) -> u64 {
         match &self.plan.task.data {
-            TaskData::Arithmetic(Arithmetic { digits, .. }) => u64::from(*digits) + 2,
-            TaskData::Data(_) | TaskData::Rollouts(_) => PROMPT_ASSUMED,
+            TaskData::Arithmetic { digits, .. } => u64::from(*digits) + 2,
+            TaskData::Data(_) | TaskData::Rollouts { .. } => PROMPT_ASSUMED,
         }
     }
 
@@ -297,7 +297,7 @@ impl Parts<'_> {
     fn cache(&mut self, slots: u64, longest: u64) {
         let positions = longest.next_multiple_of(32).min(self.model.max_positions as u64);
         let (layers, width) = (self.model.layers() as u64, (self.model.kv_heads * self.model.head_dim) as u64);
-        let known = matches!(self.plan.task.data, TaskData::Arithmetic(_));
+        let known = matches!(self.plan.task.data, TaskData::Arithmetic { .. });
         let assumed = if known { "" } else { " (prompts of 256 assumed)" };
         let why = format!("{slots} slots × {positions} tokens × {layers} layers × {} numbers{assumed}", 2 * width);
         self.add("kv cache", slots * positions * layers * 2 * width * self.bytes(), why);
@@ -318,10 +318,8 @@ impl Parts<'_> {
         let Some(reference) = &self.plan.reference else { return Ok(()) };
         let copy = if self.bytes() == 4 { 0 } else { self.bytes() };
         let (bytes, why) = match &reference.policy {
-            ReferencePolicy::Frozen(frozen) => match &frozen.path {
-                Some(path) => ((4 + copy) * parameters_of(path)?, "a folder's weights in f32"),
-                None => (copy * parameters, "the first weights, to compute with"),
-            },
+            ReferencePolicy::Frozen { path: Some(path) } => ((4 + copy) * parameters_of(path)?, "a folder's weights in f32"),
+            ReferencePolicy::Frozen { path: None } => (copy * parameters, "the first weights, to compute with"),
             _ => ((8 + copy) * parameters, "its weights in f32, and the next"),
         };
         self.add("reference", bytes, why.to_owned());

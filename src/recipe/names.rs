@@ -1,69 +1,75 @@
-//! Pins what a plan names by id to the commits that are in the hub's cache, so that a run can be repeated.
+//! Models and data sets that a plan names. Those of the hub are pinned to the commits in its cache, so
+//! that a run can be repeated.
 
 use std::path::{Path, PathBuf};
 
-use super::data::{DataTask, Source};
+use super::data::Source;
 use super::model::{ModelSource, with_revision};
 use super::plan::Plan;
-use super::reference_policy::{Frozen, ReferencePolicy};
-use super::reward::RewardRule;
+use super::reference_policy::ReferencePolicy;
 use super::task::TaskData;
 use crate::data::source::dataset_commit;
 use crate::hub::{self, Cache};
 
 impl Plan {
+    /// Returns the models that the plan names next to the policy's own, each with its key.
+    pub fn models(&self) -> Vec<(String, PathBuf)> {
+        let mut all = Vec::new();
+        visit(&mut self.clone(), |key, path| all.push((key, path.clone())), |_, _| {});
+        all
+    }
+
     /// Returns the plan with every id of the hub pinned to the commit that `cache` holds.
     pub fn pinned(&self, cache: &Cache) -> Plan {
         let mut plan = self.clone();
         let model = |path: &Path| commit(&hub::locate_in(cache, path).ok()?, path);
-        let pin_model = |path: &mut PathBuf| {
-            if let Some(commit) = model(path) {
+        let pin = |path: &mut PathBuf, commit: Option<String>| {
+            if let Some(commit) = commit {
                 *path = with_revision(path, &commit);
             }
-        };
-        let pin_data = |source: &mut Source| {
-            if let Some(commit) = dataset_commit(&source.data, cache) {
-                source.data = with_revision(&source.data, &commit);
-            }
-        };
-        let pin_task = |task: &mut DataTask| {
-            pin_data(&mut task.only);
-            task.sources.iter_mut().for_each(pin_data);
         };
         if let ModelSource::Folder(folder) = &mut plan.model.source
             && let Some(commit) = model(&folder.name())
         {
             folder.revision = Some(commit);
         }
-        if let TaskData::Data(task) = &mut plan.task.data {
-            pin_task(task);
-        }
-        let asked = plan.eval.as_mut().and_then(|eval| eval.task.as_mut());
-        if let Some(TaskData::Data(task)) = asked.map(|task| &mut task.data) {
-            pin_task(task);
-        }
-        plan.critic.iter_mut().filter_map(|critic| critic.path.as_mut()).for_each(pin_model);
-        let scorers = match &mut plan.reward.rule {
-            RewardRule::Model(of) => vec![of],
-            RewardRule::Parts(of) => of.part.iter_mut().filter_map(|part| part.rule.model_mut()).collect(),
-            _ => Vec::new(),
-        };
-        scorers.into_iter().map(|of| &mut of.path).for_each(pin_model);
-        if let Some(ReferencePolicy::Frozen(Frozen { path: Some(path) })) =
-            plan.reference.as_mut().map(|reference| &mut reference.policy)
-        {
-            pin_model(path);
-        }
-        if let Some(sft) = &mut plan.sft {
-            if let Some(data) = &mut sft.data
-                && let Some(commit) = dataset_commit(data, cache)
-            {
-                *data = with_revision(data, &commit);
-            }
-            sft.sources.iter_mut().for_each(pin_data);
-        }
+        let data = |path: &Path| dataset_commit(path, cache);
+        visit(&mut plan, |_, path| pin(path, model(path)), |_, Source { data: path, .. }| pin(path, data(path)));
         plan
     }
+}
+
+/// Calls `model` for each model that the plan names next to its own, and `data` for each data set, with
+/// their keys.
+pub(super) fn visit(plan: &mut Plan, mut model: impl FnMut(String, &mut PathBuf), mut data: impl FnMut(String, &mut Source)) {
+    if let Some(path) = plan.critic.as_mut().and_then(|critic| critic.path.as_mut()) {
+        model("critic.path".to_owned(), path);
+    }
+    if let Some(ReferencePolicy::Frozen { path: Some(path) }) = plan.reference.as_mut().map(|of| &mut of.policy) {
+        model("reference.path".to_owned(), path);
+    }
+    for (key, of) in plan.reward.rule.models_mut() {
+        model(format!("{key}.path"), &mut of.path);
+    }
+    let tasks = [("task", Some(&mut plan.task)), ("eval.task", plan.eval.as_mut().and_then(|eval| eval.task.as_mut()))];
+    for (section, task) in tasks {
+        if let Some(TaskData::Data(of)) = task.map(|task| &mut task.data) {
+            data(format!("{section}.data"), &mut of.only);
+            numbered(section, &mut of.sources).for_each(|(key, source)| data(key, source));
+        }
+    }
+    if let Some(sft) = &mut plan.sft {
+        numbered("sft", &mut sft.sources).for_each(|(key, source)| data(key, source));
+        if let Some(path) = &mut sft.data {
+            let mut source = Source::of(&*path);
+            data("sft.data".to_owned(), &mut source);
+            *path = source.data;
+        }
+    }
+}
+
+fn numbered<'a>(section: &'a str, sources: &'a mut [Source]) -> impl Iterator<Item = (String, &'a mut Source)> {
+    sources.iter_mut().enumerate().map(move |(at, source)| (format!("{section}.sources[{at}].data"), source))
 }
 
 /// The commit of a folder `snapshots/COMMIT` of a cache; none for a folder that `path` itself names.
@@ -107,8 +113,8 @@ mod tests {
         let TaskData::Data(task) = &pinned.task.data else { panic!("{:?}", pinned.task) };
         let named: Vec<_> = task.sources.iter().map(|source| source.data.to_str().unwrap().to_owned()).collect();
         assert_eq!(named, [format!("org/thing@{COMMIT}"), "src".to_owned(), "org/other".to_owned()]);
-        let scorers: Vec<_> = pinned.reward.rule.folders().map(|(_, path)| path.clone()).collect();
-        assert_eq!(scorers, [Path::new("org/thing").with_file_name(format!("thing@{COMMIT}"))]);
+        let scorer = Path::new("org/thing").with_file_name(format!("thing@{COMMIT}"));
+        assert_eq!(pinned.models(), [("reward.part[1].path".to_owned(), scorer)]);
         let written = pinned.to_toml();
         assert!(written.contains(&format!("revision = \"{COMMIT}\"")), "{written}");
         // A pinned plan is the same when it is pinned again, and can be read.

@@ -1,0 +1,184 @@
+//! Keys of a section as data, from its declaration. The reference, the old names and the JSON schema
+//! follow from it.
+
+use serde_json::{Map, Value, json};
+
+use super::renames::Renames;
+use super::section::{ImpliedKind, join};
+use super::setting::{Setting, Written};
+
+/// Keys of a section, and those that a `kind` brings along.
+#[derive(Default)]
+pub(crate) struct Keys {
+    /// Help of the section.
+    pub(crate) doc: String,
+    pub(crate) all: Vec<Key>,
+    kinds: Vec<Kind>,
+}
+
+pub(crate) struct Key {
+    pub(crate) name: &'static str,
+    /// Old name, still accepted with a warning.
+    formerly: Option<&'static str>,
+    expects: String,
+    /// Range, as text.
+    limit: Option<&'static str>,
+    default: Option<String>,
+    doc: String,
+    schema: Value,
+    /// Keys of a section, with `[]` for sections of a list.
+    pub(crate) inside: Option<(String, Keys)>,
+}
+
+struct Kind {
+    implied: ImpliedKind,
+    doc: String,
+    keys: Keys,
+}
+
+/// A key in the reference.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct KeyDoc {
+    pub(crate) path: String,
+    pub(crate) expects: String,
+    pub(crate) default: String,
+    /// Old name, still accepted with a warning.
+    pub(crate) formerly: Option<&'static str>,
+    pub(crate) doc: String,
+}
+
+impl Keys {
+    /// No keys yet, with the help of their section.
+    pub(crate) fn of(doc: &[&str]) -> Self {
+        Keys { doc: sentence(doc), ..Keys::default() }
+    }
+
+    /// Adds a key.
+    pub(crate) fn add<T: Setting>(
+        &mut self,
+        name: &'static str,
+        default: &T,
+        limit: &[&'static str],
+        formerly: &[&'static str],
+        doc: &[&str],
+    ) {
+        let default = match default.write() {
+            Written::Inline(default) => Some(default),
+            _ => None,
+        };
+        let (limit, formerly, doc) = (limit.first().copied(), formerly.first().copied(), sentence(doc));
+        let (expects, schema, inside) = (T::expects(), T::schema(), T::inside());
+        self.all.push(Key { name, formerly, expects, limit, default, doc, schema, inside });
+    }
+
+    /// Adds a kind and its keys.
+    pub(crate) fn kind(&mut self, word: &'static str, by: &'static [&'static str], doc: &[&str], keys: Keys) {
+        self.kinds.push(Kind { implied: (word, by), doc: sentence(doc), keys });
+    }
+
+    /// Adds another section's keys.
+    pub(crate) fn join(&mut self, other: Keys) {
+        self.all.extend(other.all);
+        self.kinds.extend(other.kinds);
+    }
+
+    /// Adds a row for each key of the section at `path`. A section has a row of its own only if it was
+    /// renamed.
+    pub(crate) fn rows(&self, path: &str, rows: &mut Vec<KeyDoc>) {
+        if !self.kinds.is_empty() {
+            let mut doc: Vec<String> = self.kinds.iter().map(|of| format!("`\"{}\"`: {}", of.implied.0, of.doc)).collect();
+            for (word, by) in self.kinds.iter().map(|of| of.implied).filter(|(_, by)| !by.is_empty()) {
+                let keys: Vec<String> = by.iter().map(|key| format!("`{key}`")).collect();
+                doc.push(format!("Left out where {} implies `\"{word}\"`.", keys.join(" or ")));
+            }
+            let (expects, default) = ("a word".to_owned(), "required".to_owned());
+            rows.push(KeyDoc { path: join(path, "kind"), expects, default, formerly: None, doc: doc.join(" ") });
+        }
+        for Kind { implied: (word, _), keys, .. } in &self.kinds {
+            let own = rows.len();
+            keys.rows(path, rows);
+            rows[own..].iter_mut().for_each(|key| key.doc = format!("With `kind = \"{word}\"`: {}", key.doc));
+        }
+        for key in &self.all {
+            let (path, before) = (join(path, key.name), rows.len());
+            if let Some((list, keys)) = &key.inside {
+                keys.rows(&format!("{path}{list}"), rows);
+            }
+            if rows.len() == before || key.formerly.is_some() {
+                let default = match key.default.as_deref() {
+                    None => "none",
+                    Some("\"\"") => "required",
+                    Some(default) => default,
+                };
+                let expects = key.limit.map_or(key.expects.clone(), |limit| format!("{}, {limit}", key.expects));
+                let (formerly, doc) = (key.formerly, key.doc.clone());
+                rows.insert(before, KeyDoc { path, expects, default: default.to_owned(), formerly, doc });
+            }
+        }
+    }
+
+    /// Collects the old names of the keys of the section at `path`.
+    pub(crate) fn renames(&self, path: &str, renames: &mut Renames) {
+        for key in &self.all {
+            if let Some(old) = key.formerly {
+                renames.add(path, old, key.name);
+            }
+            if let Some((list, keys)) = &key.inside {
+                keys.renames(&(join(path, key.name) + list), renames);
+            }
+        }
+        self.kinds.iter().for_each(|kind| kind.keys.renames(path, renames));
+    }
+
+    /// The section as JSON schema.
+    pub(crate) fn schema(&self) -> Value {
+        let of = |keys: &Map<String, Value>| json!({"type": "object", "properties": keys, "additionalProperties": false});
+        if self.kinds.is_empty() {
+            return of(&self.properties());
+        }
+        let kinds = self.kinds.iter().map(|Kind { implied: (word, by), doc, keys: own }| {
+            let mut keys = Map::from_iter([("kind".to_owned(), json!({"const": word, "description": doc}))]);
+            keys.extend(own.properties());
+            keys.extend(self.properties());
+            let mut of = of(&keys);
+            match by {
+                [] => of["required"] = json!(["kind"]),
+                keys => of["anyOf"] = ["kind"].iter().chain(keys.iter()).map(|key| json!({"required": [key]})).collect(),
+            }
+            of
+        });
+        json!({"oneOf": kinds.collect::<Vec<_>>()})
+    }
+
+    /// Schemas of the keys, and of their old names as deprecated.
+    fn properties(&self) -> Map<String, Value> {
+        let mut keys = Map::new();
+        for key in &self.all {
+            if let Some(old) = key.formerly {
+                let mut deprecated = key.schema.clone();
+                deprecated["deprecated"] = true.into();
+                deprecated["description"] = format!("Old name of `{}`.", key.name).into();
+                keys.insert(old.to_owned(), deprecated);
+            }
+            let mut schema = key.schema.clone();
+            let limit = key.limit.map_or(String::new(), |limit| format!(" Takes {limit}."));
+            schema["description"] = format!("{}{limit}", key.doc).into();
+            if let Some(default) = key.default.as_deref().filter(|text| *text != "\"\"").and_then(json_of) {
+                schema["default"] = default;
+            }
+            keys.insert(key.name.to_owned(), schema);
+        }
+        keys
+    }
+}
+
+/// A value of TOML, where JSON has it.
+fn json_of(text: &str) -> Option<Value> {
+    let table: toml::Table = format!("value = {text}").parse().ok()?;
+    serde_json::to_value(table.get("value")?).ok().filter(|value| !value.is_null())
+}
+
+/// Doc lines as one line.
+pub(crate) fn sentence(lines: &[&str]) -> String {
+    lines.iter().map(|line| line.trim()).collect::<Vec<_>>().join(" ")
+}
