@@ -59,14 +59,8 @@ impl Fate {
     /// Fate by the reason of a drop: `poisoned`, `stale`, `truncated`, `surplus` and `lost` name
     /// theirs, any other reason is a filter's.
     pub fn of_reason(reason: &str) -> Self {
-        match reason {
-            POISONED => Fate::Poisoned,
-            STALE => Fate::Stale,
-            TRUNCATED => Fate::Truncated,
-            SURPLUS => Fate::Surplus,
-            LOST => Fate::Lost,
-            _ => Fate::Filtered,
-        }
+        let named = [Fate::Poisoned, Fate::Stale, Fate::Truncated, Fate::Surplus, Fate::Lost];
+        named.into_iter().find(|fate| fate.label() == reason).unwrap_or(Fate::Filtered)
     }
 
     /// Label in metrics.
@@ -75,11 +69,11 @@ impl Fate {
             Fate::Trained => "trained",
             Fate::Masked => "masked",
             Fate::Filtered => "filtered",
-            Fate::Stale => "stale",
-            Fate::Truncated => "truncated",
-            Fate::Poisoned => "poisoned",
-            Fate::Surplus => "surplus",
-            Fate::Lost => "lost",
+            Fate::Stale => STALE,
+            Fate::Truncated => TRUNCATED,
+            Fate::Poisoned => POISONED,
+            Fate::Surplus => SURPLUS,
+            Fate::Lost => LOST,
         }
     }
 }

@@ -22,15 +22,6 @@ pub struct Dialogue {
     text: String,
 }
 
-/// Tokens that the model reads before its next turn.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum NextContext {
-    /// Tokens after the present context.
-    Extends(Vec<u32>),
-    /// Tokens that replace the present context.
-    Rewritten(Vec<u32>),
-}
-
 impl Dialogue {
     /// Conversation, and its tokens up to the model's first turn.
     pub fn begin(messages: Vec<ChatMessage>, tools: &[ToolSpec], tokenizer: &Tokenizer) -> Result<(Self, Vec<u32>), ChatError> {
@@ -56,8 +47,14 @@ impl Dialogue {
         self.messages.push(ChatMessage::new("assistant", text));
     }
 
-    /// Appends a response to the model's newest turn, whose sampled tokens are `turn`.
-    pub fn respond(&mut self, turn: &[u32], response: Vec<ChatMessage>, tokenizer: &Tokenizer) -> Result<NextContext, ChatError> {
+    /// Appends a response to the model's newest turn, whose sampled tokens are `turn`. Returns the
+    /// tokens that the model reads next, and true if they replace the present context.
+    pub fn respond(
+        &mut self,
+        turn: &[u32],
+        response: Vec<ChatMessage>,
+        tokenizer: &Tokenizer,
+    ) -> Result<(Vec<u32>, bool), ChatError> {
         let newest = self.messages.len() - 1;
         self.messages.extend(response);
         let render = |messages: &[ChatMessage]| {
@@ -75,13 +72,13 @@ impl Dialogue {
             let between = self.text.strip_prefix(&before).and_then(|rest| rest.strip_suffix(tail));
             between.is_some_and(|between| between.trim() == self.messages[newest].content.trim())
         };
-        let Some(tail) = tail.filter(kept) else { return Ok(NextContext::Rewritten(tokenizer.encode_bare(&self.text)?)) };
+        let Some(tail) = tail.filter(kept) else { return Ok((tokenizer.encode_bare(&self.text)?, true)) };
         // The end-of-turn token was sampled, unless a limit cut the turn off.
         let end = match turn.last() {
             Some(&last) if tokenizer.is_special(last) => tokenizer.decode_all(&[last])?,
             _ => String::new(),
         };
-        Ok(NextContext::Extends(tokenizer.encode_bare(tail.strip_prefix(&end).unwrap_or(tail))?))
+        Ok((tokenizer.encode_bare(tail.strip_prefix(&end).unwrap_or(tail))?, false))
     }
 }
 
@@ -116,13 +113,13 @@ mod tests {
         assert_eq!(all(&tokenizer, &prompt), "user: hi\nassistant: ");
         let turn = tokenizer.completion("ok ").unwrap();
         dialogue.push_turn(text_of(&turn, &tokenizer).unwrap());
-        let next = dialogue.respond(&turn, vec![ChatMessage::new("tool", "3")], &tokenizer).unwrap();
-        let NextContext::Extends(tokens) = next else { panic!("{next:?}") };
+        let (tokens, rewritten) = dialogue.respond(&turn, vec![ChatMessage::new("tool", "3")], &tokenizer).unwrap();
+        assert!(!rewritten);
         assert_eq!(all(&tokenizer, &tokens), "\ntool: 3\nassistant: ", "the end of the turn was sampled");
         let cut = tokenizer.encode_bare("and so on").unwrap();
         dialogue.push_turn(text_of(&cut, &tokenizer).unwrap());
-        let next = dialogue.respond(&cut, vec![ChatMessage::new("user", "go")], &tokenizer).unwrap();
-        let NextContext::Extends(tokens) = next else { panic!("{next:?}") };
+        let (tokens, rewritten) = dialogue.respond(&cut, vec![ChatMessage::new("user", "go")], &tokenizer).unwrap();
+        assert!(!rewritten);
         assert_eq!(all(&tokenizer, &tokens), "<eos>\nuser: go\nassistant: ", "a turn that was cut off is closed");
         assert_eq!(dialogue.messages().len(), 5);
     }
@@ -135,14 +132,12 @@ mod tests {
         let (mut dialogue, _) = dialogue(&tokenizer);
         let thought = tokenizer.completion("<hm>yes").unwrap();
         dialogue.push_turn(text_of(&thought, &tokenizer).unwrap());
-        let next = dialogue.respond(&thought, vec![ChatMessage::new("user", "go")], &tokenizer).unwrap();
-        let NextContext::Rewritten(tokens) = next else { panic!("{next:?}") };
+        let (tokens, rewritten) = dialogue.respond(&thought, vec![ChatMessage::new("user", "go")], &tokenizer).unwrap();
+        assert!(rewritten);
         assert_eq!(all(&tokenizer, &tokens), "user: hi\nassistant: yes\nuser: go\nassistant: ");
         let plain = tokenizer.completion("no").unwrap();
         dialogue.push_turn("no".into());
-        assert!(matches!(
-            dialogue.respond(&plain, vec![ChatMessage::new("user", "go")], &tokenizer),
-            Ok(NextContext::Extends(_))
-        ));
+        let (_, rewritten) = dialogue.respond(&plain, vec![ChatMessage::new("user", "go")], &tokenizer).unwrap();
+        assert!(!rewritten);
     }
 }

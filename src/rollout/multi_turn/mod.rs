@@ -22,13 +22,13 @@ use serde_json::Value;
 
 pub(super) use dialogue::text_of;
 use replay::SavedRollout;
-use rollout::{NextStep, Rollout, Stepped, ledger_index, split_ledger_index};
+use rollout::{NextStep, Rollout, ledger_index, split_ledger_index};
 
 use super::agent::StopReason;
 use super::{Agent, RolloutContext};
 use crate::data::{Answer, ChatMessage, Group, Partial, Prompt, Sample, Version};
 use crate::engine::{EngineError, SamplingParams};
-use crate::env::{Action, EnvError, Environment, Episode, Grade, Pool, Step, ToolSpec};
+use crate::env::{EnvError, Environment, Episode, Grade, Pool, Step, ToolSpec};
 use crate::observe::Metric;
 
 /// Prompt's ordinal and rollout's index in its group.
@@ -65,10 +65,7 @@ pub(super) struct MultiTurn {
 }
 
 /// An environment after a job, and the job's result.
-struct Returned {
-    environment: Box<dyn Environment>,
-    result: Result<JobResult, EnvError>,
-}
+type Returned = (Box<dyn Environment>, Result<JobResult, EnvError>);
 
 enum JobResult {
     Opened(Vec<ChatMessage>, Vec<ToolSpec>),
@@ -143,7 +140,7 @@ impl MultiTurn {
     fn reset(&mut self, key: Key) {
         let (Some(open), Some(rollout)) = (self.open.get(&key.0), self.rollouts.get(&key)) else { return };
         let episode = Episode { prompt: (*open.prompt).clone(), seed: self.agent.seed, index: key.1 };
-        let state = rollout.saved().map(|saved| saved.environment.clone());
+        let state = rollout.saved.as_ref().map(|saved| saved.environment.clone());
         let environment = (self.agent.make)();
         self.job(key, environment, move |environment, deadline| {
             let opening = environment.reset(&episode, deadline)?;
@@ -174,20 +171,11 @@ impl MultiTurn {
         let pause = FIRST_PAUSE.saturating_mul(1_u32.checked_shl(failures - 1).unwrap_or(u32::MAX)).min(LONGEST_PAUSE);
         tracing::debug!("rollout {} of group {}: {reason}; retrying in {pause:?}", key.1, key.0);
         // A saved state is valid until the environment has begun; later, all turns are replayed.
-        let saved = if rollout.has_begun() { None } else { rollout.saved().cloned() };
+        let saved = if rollout.has_begun() { None } else { rollout.saved.clone() };
         *rollout = Rollout::new(key.1, rollout.to_record(), saved);
         self.paused.insert(key, Instant::now() + pause);
         self.context.count(Metric::EnvironmentRetries, &[], 1.0);
         Ok(())
-    }
-
-    fn retry_due(&mut self) {
-        let now = Instant::now();
-        let due: Vec<Key> = self.paused.iter().filter(|(_, at)| **at <= now).map(|(key, _)| *key).collect();
-        for key in due {
-            self.paused.remove(&key);
-            self.reset(key);
-        }
     }
 
     fn job(
@@ -199,14 +187,19 @@ impl MultiTurn {
         self.jobs.insert(self.next_job, key);
         self.pool.submit(self.next_job, self.agent.step_timeout, move |deadline| {
             let result = work(&mut *environment, deadline);
-            Returned { environment, result }
+            (environment, result)
         });
         self.next_job += 1;
     }
 
     /// Processes the results of environments. Waits for the first at most `wait`.
     fn poll_environments(&mut self, mut wait: Duration) -> Result<(), EngineError> {
-        self.retry_due();
+        let now = Instant::now();
+        let due: Vec<Key> = self.paused.iter().filter(|(_, at)| **at <= now).map(|(key, _)| *key).collect();
+        for key in due {
+            self.paused.remove(&key);
+            self.reset(key);
+        }
         if self.pool.pending() == 0
             && let Some(next) = self.paused.values().min()
         {
@@ -229,7 +222,7 @@ impl MultiTurn {
     fn returned(&mut self, key: Key, outcome: Result<Returned, EnvError>) -> Result<(), EngineError> {
         let Some(rollout) = self.rollouts.get_mut(&key) else { return Ok(()) };
         let tokenizer = &self.context.tokenizer;
-        let result = outcome.and_then(|Returned { environment, result }| {
+        let result = outcome.and_then(|(environment, result)| {
             rollout.environment = Some(environment);
             result
         });
@@ -243,7 +236,7 @@ impl MultiTurn {
             }
             Err(error) => return self.environment_failed(key, error.to_string()),
             Ok(JobResult::Graded(grade)) => {
-                rollout.set_grade(grade);
+                rollout.grade = Some(grade);
                 return self.finish(key);
             }
             Ok(JobResult::Opened(opening, tools)) => {
@@ -251,9 +244,9 @@ impl MultiTurn {
                 None
             }
             Ok(JobResult::Stepped(step)) => {
-                let parts = rollout.parts();
-                let Stepped { next, given } = rollout.add_step(step, tokenizer)?;
-                let forks = rollout.parts() - parts;
+                let parts = rollout.done.len();
+                let (next, given) = rollout.add_step(step, tokenizer)?;
+                let forks = rollout.done.len() - parts;
                 rollout.call_hook(key.0, &self.agent);
                 if let (Some(admission), Some((index, tokens))) = (&self.context.admission, given) {
                     admission.given(key.0, index, &tokens, rollout.save().map(|saved| (key.1, saved)));
@@ -284,23 +277,24 @@ impl MultiTurn {
             NextStep::Turn => drop(self.ready.insert(key)),
             NextStep::Restart => self.restart(key),
             NextStep::Environment(action) => {
-                if let Some(environment) = self.rollouts.get_mut(&key).and_then(|rollout| rollout.environment.take()) {
-                    self.job(key, environment, move |environment, deadline| {
-                        environment.step(&action, deadline).map(JobResult::Stepped)
-                    });
-                }
+                self.work(key, move |environment, deadline| environment.step(&action, deadline).map(JobResult::Stepped))
             }
-            NextStep::Grade { cut_off } => self.grade(key, cut_off),
+            NextStep::Grade { cut_off } => self.work(key, move |environment, deadline| {
+                cut_off.iter().for_each(|turn| environment.cut_off(turn));
+                environment.grade(deadline).map(JobResult::Graded)
+            }),
         }
         Ok(())
     }
 
-    fn grade(&mut self, key: Key, cut_off: Option<Action>) {
+    /// Submits work of a rollout's environment.
+    fn work(
+        &mut self,
+        key: Key,
+        work: impl FnOnce(&mut dyn Environment, Instant) -> Result<JobResult, EnvError> + Send + 'static,
+    ) {
         if let Some(environment) = self.rollouts.get_mut(&key).and_then(|rollout| rollout.environment.take()) {
-            self.job(key, environment, move |environment, deadline| {
-                cut_off.iter().for_each(|turn| environment.cut_off(turn));
-                environment.grade(deadline).map(JobResult::Graded)
-            });
+            self.job(key, environment, work);
         }
     }
 
@@ -309,7 +303,7 @@ impl MultiTurn {
         let (ordinal, index) = key;
         let (Some(rollout), Some(open)) = (self.rollouts.remove(&key), self.open.get_mut(&ordinal)) else { return Ok(()) };
         self.failures.remove(&key);
-        let (turns, reason, calls) = (rollout.turns(), rollout.stop_reason(), rollout.tool_calls().clone());
+        let (turns, reason, calls) = (rollout.turns, rollout.stop, rollout.tool_calls.clone());
         let samples = rollout.into_samples(&open.prompt, open.params.temperature, &self.context)?;
         open.samples.insert(index, samples);
         open.missing -= 1;

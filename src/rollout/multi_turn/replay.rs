@@ -26,19 +26,9 @@ pub struct SavedRollout {
     rewards: Vec<f64>,
 }
 
-/// Comparison of an environment's response with the record.
-pub(super) enum RecordMatch {
-    /// The record ends before the response.
-    None,
-    /// The recorded response is the same.
-    Same,
-    /// The recorded response is another.
-    Differs,
-}
-
 impl Rollout {
     /// Restores the rollout at the beginning of its newest turn.
-    pub(super) fn restore(&mut self, saved: SavedRollout, tokenizer: &Tokenizer) -> Result<(), ChatError> {
+    pub fn restore(&mut self, saved: SavedRollout, tokenizer: &Tokenizer) -> Result<(), ChatError> {
         let record = std::mem::take(&mut self.recorded);
         self.done = self.parts_of(record.into());
         if let Some(Part { context, answer }) = self.done.pop() {
@@ -54,7 +44,7 @@ impl Rollout {
 
     /// Takes over the record, replayed or not: its sampled tokens count although no environment responds
     /// to them.
-    pub(super) fn take_over_record(&mut self) {
+    pub fn take_over_record(&mut self) {
         if self.recorded.is_empty() {
             return;
         }
@@ -88,7 +78,7 @@ impl Rollout {
 
     /// Replays the next recorded turn, of at most `room` tokens. Returns whether it was cut off by its
     /// length; none if the engine has to compute the turn or its rest.
-    pub(super) fn replay_turn(&mut self, room: usize, eos: &[u32]) -> Option<bool> {
+    pub fn replay_turn(&mut self, room: usize, eos: &[u32]) -> Option<bool> {
         let at = self.part.answer.tokens.len();
         let Some(recorded) = self.recorded.front().filter(|recorded| recorded.tokens.len() > at) else {
             self.recorded.clear();
@@ -108,22 +98,21 @@ impl Rollout {
         Some(if last { recorded.status == Status::Truncated } else { !by_itself && sampled >= room })
     }
 
-    /// Compares the environment's response, which begins at `at` in the present part, with the record.
-    /// The record of a `rewritten` part begins with its context.
-    pub(super) fn match_record(&mut self, tokens: &[u32], at: usize, rewritten: bool) -> RecordMatch {
+    /// Returns true if the environment's response, which begins at `at` in the present part, is the
+    /// recorded one; `None` if the record ends before it. The record of a `rewritten` part begins with
+    /// its context.
+    pub fn matches_record(&mut self, tokens: &[u32], at: usize, rewritten: bool) -> Option<bool> {
         let parts = self.recorded.len();
-        let Some(recorded) = self.recorded.front_mut() else { return RecordMatch::None };
+        let recorded = self.recorded.front_mut()?;
         if recorded.tokens.len() == at && parts == 1 {
             self.recorded.clear();
-            return RecordMatch::None;
+            return None;
         }
-        if recorded.tokens.get(at..at + tokens.len()) != Some(tokens) {
-            return RecordMatch::Differs;
-        }
-        if rewritten {
+        let is_same = recorded.tokens.get(at..at + tokens.len()) == Some(tokens);
+        if is_same && rewritten {
             *recorded = piece(recorded, tokens.len()..recorded.tokens.len());
         }
-        RecordMatch::Same
+        Some(is_same)
     }
 }
 

@@ -6,8 +6,8 @@ use std::time::Instant;
 
 use serde_json::Value;
 
-use super::dialogue::{Dialogue, NextContext, text_of};
-use super::replay::{RecordMatch, SavedRollout};
+use super::dialogue::{Dialogue, text_of};
+use super::replay::SavedRollout;
 use crate::data::chat::ChatError;
 use crate::data::{Answer, ChatMessage, Tokenizer, Version};
 use crate::env::{Action, Environment, Grade, Step, ToolCall, ToolResult, ToolSpec, ToolUse, extract_tool_calls};
@@ -28,7 +28,7 @@ pub fn split_ledger_index(ledger_index: u32) -> (u32, usize) {
 
 /// Context and completion of a contiguous piece of a rollout, which becomes one sample.
 #[derive(Clone, Debug)]
-pub(super) struct Part {
+pub struct Part {
     pub context: Arc<[u32]>,
     pub answer: Answer,
 }
@@ -36,36 +36,32 @@ pub(super) struct Part {
 pub struct Rollout {
     pub index: u32,
     pub environment: Option<Box<dyn Environment>>,
-    pub(super) tools: Vec<ToolSpec>,
-    pub(super) dialogue: Option<Dialogue>,
-    pub(super) done: Vec<Part>,
-    pub(super) part: Part,
+    pub tools: Vec<ToolSpec>,
+    pub dialogue: Option<Dialogue>,
+    pub done: Vec<Part>,
+    pub part: Part,
     /// Completions of an interrupted run, by part. They are replayed without the engine.
-    pub(super) recorded: VecDeque<Answer>,
+    pub recorded: VecDeque<Answer>,
     /// State of the interrupted rollout as of its newest given token.
-    pub(super) saved: Option<SavedRollout>,
+    pub saved: Option<SavedRollout>,
     /// Tokens of the present turn that the environment has received.
     streamed: Vec<u32>,
     /// Calls of the turn that the environment works on.
     calls: Vec<Result<ToolCall, ToolResult>>,
-    pub(super) turns: usize,
-    pub(super) tool_calls: ToolUse,
-    pub(super) rewards: Vec<f64>,
+    pub turns: usize,
+    pub tool_calls: ToolUse,
+    pub rewards: Vec<f64>,
     began: Instant,
-    pub(super) stop: Option<StopReason>,
-    pub(super) grade: Option<Grade>,
-    pub(super) failure: Option<String>,
+    pub stop: Option<StopReason>,
+    pub grade: Option<Grade>,
+    pub failure: Option<String>,
     /// If true, the turn that the engine computes is not used: the rollout restarts after it.
     pub expired: bool,
 }
 
-/// Result of an environment's step.
-pub struct Stepped {
-    /// Next step; none if a turn comes next, unless a limit is reached.
-    pub next: Option<NextStep>,
-    /// Ledger index and tokens to be recorded as given.
-    pub given: Option<(u32, Vec<u32>)>,
-}
+/// Result of an environment's step: the next step (none if a turn comes next, unless a limit is
+/// reached), and the ledger index and tokens to be recorded as given.
+pub type Stepped = (Option<NextStep>, Option<(u32, Vec<u32>)>);
 
 /// Next step of a rollout.
 pub enum NextStep {
@@ -110,7 +106,6 @@ impl Rollout {
         (&self.part.context, &self.part.answer, self.done.iter().map(|part| part.answer.tokens.len()).sum())
     }
 
-    /// Ledger index of the present part.
     pub fn ledger_index(&self) -> u32 {
         ledger_index(self.index, self.done.len())
     }
@@ -121,27 +116,9 @@ impl Rollout {
         (0..self.done.len() + self.recorded.len().max(1)).map(move |part| ledger_index(index, part))
     }
 
-    /// Number of turns so far.
-    pub fn turns(&self) -> usize {
-        self.turns
-    }
-
-    /// Number of parts so far.
-    pub fn parts(&self) -> usize {
-        self.done.len() + 1
-    }
-
-    /// Saved state, until the environment has begun.
-    pub fn saved(&self) -> Option<&SavedRollout> {
-        self.saved.as_ref()
-    }
-
-    pub fn stop_reason(&self) -> Option<StopReason> {
-        self.stop
-    }
-
-    pub fn tool_calls(&self) -> &ToolUse {
-        &self.tool_calls
+    /// Returns true once the environment has opened the conversation.
+    pub fn has_begun(&self) -> bool {
+        self.dialogue.is_some()
     }
 
     /// Completion of one token, sampled by the oldest version of this rollout; empty if nothing was
@@ -253,8 +230,7 @@ impl Rollout {
 
     /// Adds the environment's response to the newest turn.
     pub fn add_step(&mut self, step: Step, tokenizer: &Tokenizer) -> Result<Stepped, ChatError> {
-        let next = |next| Ok(Stepped { next: Some(next), given: None });
-        let given = |given| Ok(Stepped { next: None, given });
+        let next = |next| Ok((Some(next), None));
         let Step { results, messages, reward, done, restarts } = step;
         self.rewards.push(reward);
         self.tool_calls.came(&results);
@@ -266,17 +242,13 @@ impl Rollout {
         }
         let newest = self.newest().to_vec();
         let Some(dialogue) = &mut self.dialogue else { return next(NextStep::Grade { cut_off: None }) };
-        let context = if restarts {
+        let (tokens, rewritten) = if restarts {
             self.tools = self.environment.as_ref().map_or_else(Vec::new, |environment| environment.tools());
             let (other, tokens) = Dialogue::begin(response, &self.tools, tokenizer)?;
             *dialogue = other;
-            NextContext::Rewritten(tokens)
+            (tokens, true)
         } else {
             dialogue.respond(&newest, response, tokenizer)?
-        };
-        let (tokens, rewritten) = match context {
-            NextContext::Extends(tokens) => (tokens, false),
-            NextContext::Rewritten(tokens) => (tokens, true),
         };
         if rewritten {
             let fresh = Part { context: tokens.as_slice().into(), answer: Answer::new(self.index) };
@@ -287,10 +259,10 @@ impl Rollout {
         }
         // The ledger holds the whole context of a rewritten part, but not that of the first part.
         let at = if rewritten { 0 } else { self.part.answer.tokens.len() - tokens.len() };
-        match self.match_record(&tokens, at, rewritten) {
-            RecordMatch::None => given(Some((self.ledger_index(), tokens))),
-            RecordMatch::Same => given(None),
-            RecordMatch::Differs => next(NextStep::Restart),
+        match self.matches_record(&tokens, at, rewritten) {
+            None => Ok((None, Some((self.ledger_index(), tokens)))),
+            Some(true) => Ok((None, None)),
+            Some(false) => next(NextStep::Restart),
         }
     }
 
@@ -309,10 +281,6 @@ impl Rollout {
         });
     }
 
-    pub fn set_grade(&mut self, grade: Grade) {
-        self.grade = Some(grade);
-    }
-
     /// Ends the rollout because its environment failed too often.
     pub fn fail(&mut self, reason: String) {
         self.take_over_record();
@@ -328,11 +296,6 @@ impl Rollout {
     /// Ends the rollout with a grade of 0 because a step or the grading exceeded its time limit.
     pub fn time_out(&mut self) {
         (self.stop, self.grade) = (Some(StopReason::StepTimeout), Some(Grade::default()));
-    }
-
-    /// Returns true once the environment has opened the conversation.
-    pub fn has_begun(&self) -> bool {
-        self.dialogue.is_some()
     }
 
     /// The rollout as a record that another environment can replay.

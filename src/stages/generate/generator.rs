@@ -12,6 +12,7 @@ use std::task::Poll;
 use std::time::Duration;
 
 use crate::data::{Answer, Group, Partial, Prompt, Sample, Status, Tokenizer, Version};
+use crate::engine::remote::{Fleet, FleetConfig, FleetHandle};
 use crate::engine::{Concurrency, Load, OnNewWeights, SamplingParams, TokenEngine};
 use crate::flow::{Io, RunContext, Signal, Stage, StageError, StageSpec, WeightsRx};
 use crate::observe::{Metric, Metrics};
@@ -307,6 +308,43 @@ fn status_label(sample: &Sample) -> &'static str {
         Status::Truncated => "truncated",
         Status::Aborted => "aborted",
         Status::Pending => "pending",
+    }
+}
+
+#[cfg(feature = "torch")]
+impl Generator<crate::engine::LocalEngine> {
+    /// Generates in this process, under the newest weights of the flow. It starts with the first version
+    /// (law V4).
+    pub fn local(policy: &crate::train::Policy) -> Self {
+        Generator::local_on(policy, [policy.compute().device])
+    }
+
+    /// Generates on these devices, which the workers ([`Generator::workers`]) take in turn. Completions
+    /// do not depend on the device, up to rounding.
+    pub fn local_on(policy: &crate::train::Policy, devices: impl IntoIterator<Item = tch::Device>) -> Self {
+        let tokenizer = policy.tokenizer().clone();
+        let policy = policy.clone();
+        let (devices, started) = (devices.into_iter().collect::<Vec<_>>(), std::sync::atomic::AtomicUsize::new(0));
+        let make = move |settings: &EngineSettings| {
+            tch::set_num_threads(settings.threads as i32);
+            let engine =
+                crate::engine::LocalEngine::new(policy.decoder(), policy.tokenizer().clone(), settings.slots, settings.seed);
+            let turn = started.fetch_add(1, std::sync::atomic::Ordering::Relaxed) % devices.len().max(1);
+            let compute = policy.compute();
+            let device = devices.get(turn).copied().unwrap_or(compute.device);
+            engine.computing(crate::model::Compute { device, ..compute }).on_new_weights(settings.on_new_weights)
+        };
+        Generator::by(make, &tokenizer)
+    }
+}
+
+impl Generator<Fleet> {
+    /// Generates on the engines of `handle`, from the first synced version of the flow (law V4). One
+    /// worker is enough: it computes nothing.
+    pub fn remote(handle: &FleetHandle, config: FleetConfig, tokenizer: &Arc<Tokenizer>) -> Self {
+        let (handle, reads) = (handle.clone(), tokenizer.clone());
+        let make = move |settings: &EngineSettings| Fleet::new(&handle, config.clone(), &reads, settings.slots, settings.seed);
+        Generator::by(make, tokenizer)
     }
 }
 

@@ -9,13 +9,14 @@ use std::path::{Path, PathBuf};
 use serde::{Deserialize, Serialize};
 
 use super::critic::Critic;
-use super::gate::{CheckpointGate, Held};
+use super::gate::CheckpointGate;
 use crate::data::number;
 use crate::flow::StageError;
 use crate::observe::logs::{DEAD_LETTERS, count_lines};
 use crate::rollout::{Admission, Progress};
 use crate::train::checkpoint::{self, CHECKPOINTS, step_folder};
 use crate::train::{CheckpointError, SaveCheckpoint, TrainingBackend};
+use crate::util::atomic_file;
 
 /// State of the training stage in a checkpoint.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -99,11 +100,49 @@ impl Saving {
         let request = SaveCheckpoint { run_folder: staging.clone(), step, metrics, files, folders };
         let written = backend.save_checkpoint(request).wait()?;
         critic.map_or(Ok(()), |critic| critic.clear(run_folder))?;
-        let held = Held { written, staging, target: checkpoints.join(step_folder(step)), keep: self.kept() };
+        let keep = self.kept();
+        let publish = move || publish(&checkpoints, &written, &staging, step, keep);
         match &self.gate {
-            Some(gate) => gate.saved(step, held)?,
-            None => held.publish(step)?,
+            Some(gate) => gate.saved(step, Box::new(publish))?,
+            None => publish()?,
         }
         Ok(())
+    }
+}
+
+/// Moves a checkpoint from its hidden folder `staging` to its final one, and removes excess older
+/// ones. Logs the path as a `tracing` event.
+fn publish(checkpoints: &Path, written: &Path, staging: &Path, step: u64, keep: usize) -> Result<(), CheckpointError> {
+    let target = checkpoints.join(step_folder(step));
+    // A backend of another kind may save elsewhere.
+    if written.exists() && written.file_name() == target.file_name() {
+        checkpoint::publish(written, &target)?;
+    }
+    atomic_file::remove(staging).map_err(CheckpointError::io(staging))?;
+    tracing::info!("Saved checkpoint to {}", target.display());
+    checkpoint::prune(checkpoints, step, keep).map(drop)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use super::*;
+    use crate::train::CheckpointMetadata;
+
+    #[test]
+    fn a_published_checkpoint_is_the_latest_and_so_many_are_kept() {
+        let run = tempfile::tempdir().unwrap();
+        let checkpoints = run.path().join("checkpoints");
+        for step in 1..4 {
+            let fill = |folder: &Path| fs::write(folder.join("weights"), "").map_err(CheckpointError::io(folder));
+            let metadata = CheckpointMetadata { step, ..CheckpointMetadata::default() };
+            let staging = checkpoints.join(format!(".{step}.writing"));
+            let written = checkpoint::write(&staging, step, metadata, fill).unwrap();
+            publish(&checkpoints, &written, &staging, step, 2).unwrap();
+        }
+        let steps: Vec<u64> = checkpoint::list(&checkpoints).unwrap().into_iter().map(|(step, _)| step).collect();
+        assert_eq!(steps, [2, 3]);
+        assert_eq!(fs::read_to_string(checkpoints.join("latest")).unwrap(), "step_000003\n");
     }
 }

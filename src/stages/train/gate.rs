@@ -14,37 +14,24 @@ use std::sync::Arc;
 use parking_lot::Mutex;
 
 use crate::train::CheckpointError;
-use crate::train::checkpoint;
 use crate::util::atomic_file;
 
 /// Delays checkpoints until the rows of their steps are logged.
 ///
 /// Pass one to [`Trainer::gate`](super::Trainer::gate) and to
 /// [`RunLog::gate`](crate::stages::sink::RunLog::gate). Clones share the state.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub struct CheckpointGate(Arc<Mutex<State>>);
 
-#[derive(Debug)]
 struct State {
     logs: Vec<PathBuf>,
     /// The newest step whose rows are written.
     logged: u64,
-    /// Checkpoints whose rows are not written yet, by step.
-    held: BTreeMap<u64, Held>,
+    /// Publication of each checkpoint whose rows are not written yet, by step.
+    held: BTreeMap<u64, Publish>,
 }
 
-/// A checkpoint that is whole but not published.
-#[derive(Debug)]
-pub(super) struct Held {
-    /// Folder that the backend wrote.
-    pub written: PathBuf,
-    /// The hidden folder around it, deleted when it is published.
-    pub staging: PathBuf,
-    /// Final folder.
-    pub target: PathBuf,
-    /// Number of checkpoints to keep.
-    pub keep: usize,
-}
+type Publish = Box<dyn Fn() -> Result<(), CheckpointError> + Send>;
 
 impl CheckpointGate {
     /// Creates the gate of a new run. The rows in `logs` must be durable before a checkpoint is
@@ -63,9 +50,9 @@ impl CheckpointGate {
         self.change(|state| state.logged = u64::MAX)
     }
 
-    /// A checkpoint of `step` is whole.
-    pub(super) fn saved(&self, step: u64, held: Held) -> Result<(), CheckpointError> {
-        self.change(|state| drop(state.held.insert(step, held)))
+    /// A checkpoint of `step` is whole, and `publish` makes it visible.
+    pub(super) fn saved(&self, step: u64, publish: Publish) -> Result<(), CheckpointError> {
+        self.change(|state| drop(state.held.insert(step, publish)))
     }
 
     /// The rows of `step` are written.
@@ -81,25 +68,10 @@ impl CheckpointGate {
             for log in logs.iter().filter(|log| log.exists()) {
                 atomic_file::sync(log).map_err(CheckpointError::io(log))?;
             }
-            entry.get().publish(*entry.key())?;
-            entry.remove();
+            entry.get()()?;
+            drop(entry.remove());
         }
         Ok(())
-    }
-}
-
-impl Held {
-    /// Moves the checkpoint to its final folder, and removes excess older ones. Logs the path as a
-    /// `tracing` event.
-    pub fn publish(&self, step: u64) -> Result<(), CheckpointError> {
-        let Held { written, staging, target, keep } = self;
-        // A backend of another kind may save elsewhere.
-        if written.exists() && written.file_name() == target.file_name() {
-            checkpoint::publish(written, target)?;
-        }
-        atomic_file::remove(staging).map_err(CheckpointError::io(staging))?;
-        tracing::info!("Saved checkpoint to {}", target.display());
-        target.parent().map_or(Ok(()), |checkpoints| checkpoint::prune(checkpoints, step, *keep).map(drop))
     }
 }
 
@@ -108,35 +80,30 @@ mod tests {
     use std::fs;
 
     use super::*;
-    use crate::train::CheckpointMetadata;
 
     #[test]
     fn a_checkpoint_appears_when_its_rows_are_written_whichever_comes_first() {
         let run = tempfile::tempdir().unwrap();
-        let checkpoints = run.path().join("checkpoints");
-        let gate = CheckpointGate::new([run.path().join("metrics.jsonl")]);
+        let log = run.path().join("metrics.jsonl");
+        fs::write(&log, "").unwrap();
+        let gate = CheckpointGate::new([log]);
+        let published: Arc<Mutex<Vec<u64>>> = Arc::default();
         let save = |step: u64| {
-            let fill = |folder: &std::path::Path| fs::write(folder.join("weights"), "").map_err(CheckpointError::io(folder));
-            let metadata = CheckpointMetadata { step, ..CheckpointMetadata::default() };
-            let staging = checkpoints.join(format!(".{step}.writing"));
-            let written = checkpoint::write(&staging, step, metadata, fill).unwrap();
-            let target = checkpoints.join(checkpoint::step_folder(step));
-            gate.saved(step, Held { written, staging, target, keep: 2 }).unwrap();
+            let published = published.clone();
+            gate.saved(step, Box::new(move || Ok(published.lock().push(step)))).unwrap();
         };
-        let published = || checkpoint::list(&checkpoints).unwrap().into_iter().map(|(step, _)| step).collect::<Vec<_>>();
         save(1);
-        assert!(published().is_empty(), "its row is not written");
+        assert!(published.lock().is_empty(), "its row is not written");
         gate.logged(1).unwrap();
-        assert_eq!(published(), [1]);
+        assert_eq!(*published.lock(), [1]);
         gate.logged(2).unwrap();
         save(2);
-        assert_eq!(published(), [1, 2], "its row came first");
+        assert_eq!(*published.lock(), [1, 2], "its row came first");
         save(3);
         save(4);
         gate.logged(3).unwrap();
-        assert_eq!(published(), [2, 3], "two are kept, and the fourth waits");
+        assert_eq!(*published.lock(), [1, 2, 3], "the fourth waits");
         gate.open().unwrap();
-        assert_eq!(published(), [3, 4]);
-        assert_eq!(fs::read_to_string(checkpoints.join("latest")).unwrap(), "step_000004\n");
+        assert_eq!(*published.lock(), [1, 2, 3, 4]);
     }
 }

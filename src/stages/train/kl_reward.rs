@@ -85,26 +85,19 @@ mod tests {
     }
 
     #[test]
-    fn an_answer_pays_for_the_sum_over_its_tokens() {
-        let (rewards, cost) = RewardKl::new(0.5, KlForm::K1).charge(&batch(0.5), None).unwrap();
+    fn an_answer_pays_for_the_sum_over_its_tokens_and_the_coefficient_goes_on_from_step_to_step() {
+        let kl = RewardKl::new(0.5, KlForm::K1);
+        let (rewards, cost) = kl.charge(&batch(0.5), None).unwrap();
         assert_eq!(rewards, [[1.0 - 0.5 * 1.0, -0.5 * 2.0]]);
         assert_eq!(cost, KlCost { mean: 0.5, coef: 0.5, next: 0.5 });
-    }
-
-    #[test]
-    fn the_coefficient_goes_on_from_step_to_step() {
-        let kl = RewardKl::new(0.5, KlForm::K1).adaptive(0.25, 10.0);
+        let kl = kl.adaptive(0.25, 10.0);
         let (_, first) = kl.charge(&batch(0.5), None).unwrap();
         assert_eq!(first.next, 0.5 * (1.0 + 0.2 * 2.0 / 10.0));
         let (rewards, second) = kl.charge(&batch(0.5), Some(first.next)).unwrap();
         assert_eq!((second.coef, rewards[0][0]), (first.next, 1.0 - first.next));
-    }
-
-    #[test]
-    fn what_no_reference_scored_is_named() {
-        let mut batch = batch(0.5);
-        batch.groups[0].samples[1].ref_log_probs.clear();
-        let error = RewardKl::new(0.5, KlForm::K3).charge(&batch, None).unwrap_err();
+        let mut unscored = batch(0.5);
+        unscored.groups[0].samples[1].ref_log_probs.clear();
+        let error = kl.charge(&unscored, None).unwrap_err();
         assert!(error.to_string().starts_with("sample 1 of group 4 has no log-probabilities"), "{error}");
     }
 }
