@@ -96,77 +96,73 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    const MASKS: [&[f32]; 3] = [&[0.0, 1.0, 1.0, 1.0], &[1.0], &[0.0, 0.0]];
+    const ALL: [Aggregation; 5] = [
+        Aggregation::TokenMean,
+        Aggregation::SeqMeanTokenMean,
+        Aggregation::SeqMeanTokenSum,
+        Aggregation::DrGrpo { max_len: 10 },
+        Aggregation::TokenSum,
+    ];
 
     /// Weights of a whole batch.
     fn weights<M: AsRef<[f32]>>(aggregation: Aggregation, masks: &[M]) -> Vec<Vec<f64>> {
         aggregation.token_weights(masks, &BatchSize::of(masks))
     }
 
-    fn sums(aggregation: Aggregation) -> Vec<f64> {
-        weights(aggregation, &MASKS).iter().map(|weights| weights.iter().sum()).collect()
+    fn masks(lowest: f32, fewest: usize) -> impl Strategy<Value = Vec<Vec<f32>>> {
+        prop::collection::vec(prop::collection::vec(lowest..2.0, 1..9), fewest..9)
+    }
+
+    fn close(a: &[f64], b: &[f64]) -> bool {
+        a.len() == b.len() && a.iter().zip(b).all(|(a, b)| (a - b).abs() < 1e-12)
     }
 
     #[test]
     fn each_mode_divides_by_its_own_denominator() {
-        assert_eq!(sums(Aggregation::TokenMean), [0.75, 0.25, 0.0]);
-        assert_eq!(sums(Aggregation::TokenSum), [3.0, 1.0, 0.0]);
-        assert_eq!(sums(Aggregation::SeqMeanTokenMean), [1.0 / 3.0, 1.0 / 3.0, 0.0]);
-        assert_eq!(sums(Aggregation::SeqMeanTokenSum), [1.0, 1.0 / 3.0, 0.0]);
-        assert_eq!(sums(Aggregation::DrGrpo { max_len: 10 }), [0.1, 1.0 / 30.0, 0.0]);
+        let masks: [&[f32]; 3] = [&[0.0, 1.0, 1.0, 1.0], &[1.0], &[0.0, 0.0]];
+        let sums = ALL.map(|aggregation| weights(aggregation, &masks).iter().map(|of| of.iter().sum()).collect::<Vec<f64>>());
+        let third = 1.0 / 3.0;
+        assert_eq!(sums, [[0.75, 0.25, 0.0], [third, third, 0.0], [1.0, third, 0.0], [0.1, 1.0 / 30.0, 0.0], [3.0, 1.0, 0.0]]);
     }
 
     proptest! {
         #[test]
-        fn n1_parts_weigh_by_their_weight_sum_what_they_weigh_in_the_whole(
-            masks in prop::collection::vec(prop::collection::vec(0.0f32..2.0, 1..9), 2..9), cut in 1usize..8
-        ) {
+        fn n1_parts_weigh_by_their_weight_sum_what_they_weigh_in_the_whole(masks in masks(0.0, 2), cut in 1usize..8) {
             let parts = masks.split_at(cut.min(masks.len() - 1));
-            let dr_grpo = Aggregation::DrGrpo { max_len: 9 };
-            for aggregation in [Aggregation::TokenMean, Aggregation::SeqMeanTokenMean, Aggregation::SeqMeanTokenSum, dr_grpo] {
+            for aggregation in &ALL[..4] {
                 let (first, second) = (aggregation.weight_sum(parts.0).unwrap(), aggregation.weight_sum(parts.1).unwrap());
                 prop_assume!(first > 0.0 && second > 0.0);
-                let scaled = |part: &[Vec<f32>], mass: f64| {
-                    let weights = self::weights(aggregation, part).into_iter().flatten();
-                    weights.map(|weight| weight * mass / (first + second)).collect::<Vec<f64>>()
+                let scaled = |part: &[Vec<f32>], sum: f64| {
+                    weights(*aggregation, part).concat().iter().map(|weight| weight * sum / (first + second)).collect::<Vec<f64>>()
                 };
-                let joined = [scaled(parts.0, first), scaled(parts.1, second)].concat();
-                let whole = weights(aggregation, &masks).into_iter().flatten();
-                prop_assert!(whole.zip(joined).all(|(whole, part)| (whole - part).abs() < 1e-12));
+                prop_assert!(close(&weights(*aggregation, &masks).concat(), &[scaled(parts.0, first), scaled(parts.1, second)].concat()));
             }
         }
 
         #[test]
-        fn n1_ranks_are_one_more_cut_of_the_batch(
-            masks in prop::collection::vec(prop::collection::vec(0.0f32..2.0, 1..9), 1..9), cuts in prop::collection::vec(0usize..9, 0..4)
-        ) {
+        fn n1_ranks_are_one_more_cut_of_the_batch(masks in masks(0.0, 1), cuts in prop::collection::vec(0usize..9, 0..4)) {
             let mut cuts: Vec<usize> = cuts.into_iter().map(|cut| cut.min(masks.len())).chain([0, masks.len()]).collect();
             cuts.sort_unstable();
-            let ranks = cuts.len() - 1;
-            let (whole, dr_grpo) = (BatchSize::of(&masks), Aggregation::DrGrpo { max_len: 9 });
-            let means = [Aggregation::TokenMean, Aggregation::SeqMeanTokenMean, Aggregation::SeqMeanTokenSum];
-            for aggregation in means.into_iter().chain([Aggregation::TokenSum, dr_grpo]) {
-                let summed = |of: &BatchSize| -> Vec<Vec<f64>> {
-                    cuts.windows(2).flat_map(|cut| aggregation.token_weights(&masks[cut[0]..cut[1]], of)).collect()
+            let (ranks, size) = (cuts.len() - 1, BatchSize::of(&masks));
+            for aggregation in ALL {
+                let summed = |of: &BatchSize| -> Vec<f64> {
+                    cuts.windows(2).flat_map(|cut| aggregation.token_weights(&masks[cut[0]..cut[1]], of).concat()).collect()
                 };
-                prop_assert_eq!(&summed(&whole), &weights(aggregation, &masks));
-                let averaged = summed(&BatchSize { averaged_ranks: ranks, ..whole }).concat();
                 let whole = weights(aggregation, &masks).concat();
-                prop_assert!(whole.iter().zip(&averaged).all(|(whole, part)| (whole - part / ranks as f64).abs() < 1e-12));
+                prop_assert_eq!(&summed(&size), &whole);
+                let averaged = summed(&BatchSize { averaged_ranks: ranks, ..size });
+                prop_assert!(close(&whole, &averaged.iter().map(|part| part / ranks as f64).collect::<Vec<_>>()));
             }
         }
 
         #[test]
-        fn means_weigh_one_in_total_and_fractions_count_as_fractions(
-            masks in prop::collection::vec(prop::collection::vec(0.1f32..2.0, 1..9), 1..9)
-        ) {
+        fn means_weigh_one_in_total_and_fractions_count_as_fractions(masks in masks(0.1, 1)) {
             for aggregation in [Aggregation::TokenMean, Aggregation::SeqMeanTokenMean] {
-                let weights = self::weights(aggregation, &masks);
-                let total: f64 = weights.iter().flatten().sum();
-                prop_assert!((total - 1.0).abs() < 1e-12);
+                let weights = weights(aggregation, &masks);
+                prop_assert!((weights.iter().flatten().sum::<f64>() - 1.0).abs() < 1e-12);
                 for (mask, weights) in masks.iter().zip(&weights) {
                     let share = weights[0] / f64::from(mask[0]);
-                    prop_assert!(mask.iter().zip(weights).all(|(&m, w)| (w - share * f64::from(m)).abs() < 1e-12));
+                    prop_assert!(close(weights, &mask.iter().map(|&m| share * f64::from(m)).collect::<Vec<_>>()));
                 }
             }
         }

@@ -184,8 +184,7 @@ impl<L: Loss, K: KlFunction> Loss for WithKl<L, K> {
     }
 
     fn evaluate(&self, inputs: &LossInputs) -> Result<LossOutput, LossError> {
-        let missing = LossError::Missing { loss: "a KL term", column: "reference log-probabilities", why: "its divergence" };
-        let terms = kl_per_token(inputs.log_probs, inputs.reference.ok_or(missing)?, &self.kl);
+        let terms = kl_per_token(inputs.log_probs, inputs.needed_reference("a KL term", "its divergence")?, &self.kl);
         let mut output = self.loss.evaluate(inputs)?;
         for (t, weight) in inputs.weights.iter().enumerate() {
             output.loss += weight * self.coef * terms[t].0;

@@ -44,6 +44,17 @@ impl LossInputs<'_> {
     pub fn anchor(&self) -> &[f64] {
         self.proximal.or(self.behaviour).unwrap_or(self.log_probs)
     }
+
+    /// Reference log-probabilities, or an error that says why the loss needs them.
+    pub(super) fn needed_reference(&self, loss: &str, why: &str) -> Result<&[f64], LossError> {
+        self.reference.ok_or_else(|| LossError::missing(loss, "reference log-probabilities", why))
+    }
+
+    /// Returns an error for a part of the optimizer batch.
+    pub(super) fn check_whole(&self, loss: &'static str) -> Result<(), LossError> {
+        let (seen, of) = (self.log_probs.len(), self.batch_tokens);
+        if seen < of { Err(LossError::Part { loss, seen, of }) } else { Ok(()) }
+    }
 }
 
 /// A loss, its derivatives and metrics.
@@ -174,26 +185,6 @@ impl LossMetrics {
 /// Error of a loss.
 #[derive(Clone, Debug, thiserror::Error, PartialEq, Eq)]
 pub enum LossError {
-    /// A needed column is missing.
-    #[error("{loss} needs {column} for {why}, and the batch has none")]
-    Missing {
-        /// The loss.
-        loss: &'static str,
-        /// The column.
-        column: &'static str,
-        /// The setting that asks for it.
-        why: &'static str,
-    },
-    /// A setting is out of range or contradicts another one.
-    #[error("{loss} can't use this {setting}: {why}")]
-    Settings {
-        /// The loss.
-        loss: &'static str,
-        /// The setting to change.
-        setting: String,
-        /// The reason.
-        why: String,
-    },
     /// A part of an optimizer batch was given to a loss that needs all of it.
     #[error("{loss} compares tokens of the whole optimizer batch, and these are {seen} of {of}; give it all in one command")]
     Part {
@@ -204,34 +195,19 @@ pub enum LossError {
         /// Tokens of the batch.
         of: usize,
     },
-    /// The loss returned another number of derivatives than there are tokens.
-    #[error("the loss `{loss}` gave {found} entries in `{column}` for {expected} tokens; give one entry per token")]
-    Length {
-        /// The loss.
-        loss: String,
-        /// `grad` or `entropy_grad`.
-        column: &'static str,
-        /// Number of tokens.
-        expected: usize,
-        /// Number of derivatives returned.
-        found: usize,
-    },
-    /// The loss panicked.
-    #[error("the loss `{loss}` panicked: {message}")]
-    Panicked {
-        /// The loss.
-        loss: String,
-        /// Message of the panic.
-        message: String,
-    },
-    /// Error of a loss of the user's own.
+    /// Any other error, of the library's losses or of the user's own: a missing column, a setting out
+    /// of range, columns that are not aligned, a panic.
     #[error("{0}")]
     Custom(String),
 }
 
 impl LossError {
-    pub(super) fn settings(loss: &'static str, setting: &str, why: &str) -> Self {
-        LossError::Settings { loss, setting: setting.to_owned(), why: why.to_owned() }
+    pub(super) fn settings(loss: &str, setting: &str, why: &str) -> Self {
+        LossError::Custom(format!("{loss} can't use this {setting}: {why}"))
+    }
+
+    pub(super) fn missing(loss: &str, column: &str, why: &str) -> Self {
+        LossError::Custom(format!("{loss} needs {column} for {why}, and the batch has none"))
     }
 }
 
@@ -247,7 +223,9 @@ impl LossOutput {
     pub(crate) fn aligned(self, loss: &str, expected: usize) -> Result<Self, LossError> {
         let columns = [("grad", Some(self.grad.len())), ("entropy_grad", self.entropy_grad.as_ref().map(Vec::len))];
         match columns.into_iter().find_map(|(column, found)| Some((column, found.filter(|found| *found != expected)?))) {
-            Some((column, found)) => Err(LossError::Length { loss: loss.to_owned(), column, expected, found }),
+            Some((column, found)) => Err(LossError::Custom(format!(
+                "the loss `{loss}` gave {found} entries in `{column}` for {expected} tokens; give one entry per token"
+            ))),
             None => Ok(self),
         }
     }

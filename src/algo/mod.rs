@@ -32,6 +32,7 @@ mod sft;
 mod value_loss;
 mod zoo;
 
+pub(crate) use advantages::aligned;
 pub use advantages::{
     Advantage, AdvantageError, Constant, Estimator, GroupMean, LeaveOneOut, Lone, Missing, Returns, Rules, Scale, ScoredGroup,
     gae, group_mean, leave_one_out, pass_at_k, reinforce_plus_plus, reinforce_plus_plus_baseline, reinforce_plus_plus_outcome,

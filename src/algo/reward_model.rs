@@ -60,10 +60,8 @@ impl Loss for BradleyTerry {
     }
 
     fn evaluate(&self, inputs: &LossInputs) -> Result<LossOutput, LossError> {
-        let (scores, of) = (inputs.log_probs, inputs.batch_tokens);
-        if scores.len() < of {
-            return Err(LossError::Part { loss: "bradley_terry", seen: scores.len(), of });
-        }
+        inputs.check_whole("bradley_terry")?;
+        let scores = inputs.log_probs;
         let whole = |pair: &[std::ops::Range<usize>]| pair.len() == 2 && pair.iter().all(|answer| answer.len() == 1);
         if let Some(at) = inputs.sequences.chunks(2).position(|pair| !whole(pair)) {
             let problem =
@@ -72,7 +70,7 @@ impl Loss for BradleyTerry {
         }
         let column = |of: usize| scores.iter().skip(of).step_by(2).copied().collect::<Vec<f64>>();
         let (chosen, rejected) = (column(0), column(1));
-        let judged = pairwise_reward(&chosen, &rejected, None, self.center, of / 2);
+        let judged = pairwise_reward(&chosen, &rejected, None, self.center, inputs.batch_tokens / 2);
         let grad = judged.chosen.iter().zip(&judged.rejected).flat_map(|(won, lost)| [*won, *lost]).collect();
         let mut output = LossOutput::new(judged.loss, grad);
         output.metrics.pairs = PairMetrics::of(chosen.into_iter().zip(rejected));

@@ -107,21 +107,16 @@ mod tests {
 
     #[test]
     fn a_critic_learns_returns_from_its_old_values_and_parts_add_up() {
-        let (values, old, returns) = ([0.9, -0.9, 0.1], [0.0; 3], [1.0, -1.0, 1.0]);
-        let inputs = |of: std::ops::Range<usize>| {
-            let inputs = LossInputs {
-                log_probs: &values[of.clone()],
-                behaviour: Some(&old[of.clone()]),
-                advantages: &returns[of.clone()],
-                weights: &[0.5, 0.25, 0.25][of],
-                ..LossInputs::default()
-            };
+        let (values, old, returns, weights) = ([0.9, -0.9, 0.1], [0.0; 3], [1.0, -1.0, 1.0], [0.5, 0.25, 0.25]);
+        let part = |of: std::ops::Range<usize>| {
+            let (log_probs, advantages) = (&values[of.clone()], &returns[of.clone()]);
+            let (behaviour, weights) = (Some(&old[of.clone()]), &weights[of]);
+            let inputs = LossInputs { log_probs, behaviour, advantages, weights, ..LossInputs::default() };
             ValueLoss { clip: Some(0.2) }.evaluate(&inputs).unwrap()
         };
-        let whole = inputs(0..3);
+        let (whole, first, second) = (part(0..3), part(0..1), part(1..3));
         assert_eq!((whole.metrics.clipped_low, whole.metrics.clipped_high, whole.metrics.tokens), (1, 1, 3));
         assert_eq!(whole.grad, [0.0, 0.0, 0.25 * -0.9]);
-        let (first, second) = (inputs(0..1), inputs(1..3));
         assert!((first.loss + second.loss - whole.loss).abs() < 1e-12, "law N1");
         assert_eq!([first.grad, second.grad].concat(), whole.grad, "law N1");
         assert!(!ValueLoss::default().ignores_zero_advantage(), "a return of 0 is a lesson, too");

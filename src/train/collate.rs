@@ -404,7 +404,7 @@ impl PackedColumns {
             batch_tokens,
         };
         // User-defined losses may panic.
-        let panicked = |message| LossError::Panicked { loss: loss.name().to_owned(), message };
+        let panicked = |message| LossError::Custom(format!("the loss `{}` panicked: {message}", loss.name()));
         let output = caught(|| loss.evaluate(&inputs)).map_err(panicked)??;
         let mut output = output.aligned(loss.name(), log_probs.len())?;
         output.metrics.correction = anchors.metrics;

@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use super::{BatchError, SampleId};
-use crate::algo::{AdvantageError, gae};
+use crate::algo::{AdvantageError, aligned, gae};
 use crate::data::Sample;
 
 /// One list a sequence, one entry per trained token.
@@ -35,9 +35,7 @@ pub fn token_advantages(
     gamma: f64,
     lambda: f64,
 ) -> Result<(TokenColumn, TokenColumn), AdvantageError> {
-    if let Some((rewards, values)) = rewards.iter().zip(values).find(|(rewards, values)| rewards.len() != values.len()) {
-        return Err(AdvantageError::Length { column: "values", found: values.len(), expected: rewards.len() });
-    }
+    rewards.iter().zip(values).try_for_each(|(rewards, values)| aligned("values", values.len(), rewards.len()))?;
     let mut end = 0;
     let place = |tokens: &Vec<f64>| {
         end += tokens.len();

@@ -18,7 +18,8 @@ pub fn assign_advantages_of(rewards: Vec<Vec<f64>>, batch: &mut Batch, estimator
     let lengths: Vec<Vec<f64>> = batch.groups.iter().zip(&parts).map(|(group, parts)| lengths(&group.samples, parts)).collect();
     let groups: Vec<ScoredGroup> =
         rewards.iter().zip(&lengths).map(|(rewards, lengths)| ScoredGroup { rewards, lengths }).collect();
-    let estimated = caught(|| estimator.estimate(&groups)).unwrap_or_else(|message| Err(AdvantageError::Panicked(message)));
+    let estimated = caught(|| estimator.estimate(&groups))
+        .unwrap_or_else(|message| Err(AdvantageError::Custom(format!("the advantage function panicked: {message}"))));
     let values = estimated.map_err(|error| match error {
         AdvantageError::NonFinite { group, sample, value } => {
             let at = parts[group].iter().position(|rollout| *rollout == sample).unwrap_or(sample);
@@ -63,7 +64,10 @@ fn lengths(samples: &[Sample], parts: &[usize]) -> Vec<f64> {
 
 /// Rejects the result of a user-defined estimator unless it has one value per reward.
 fn one_each(rewards: &[Vec<f64>], values: &[Vec<f64>]) -> Result<(), BatchError> {
-    let count = |what: String, found| Err(BatchError::Advantage(AdvantageError::Count { what, found }));
+    let count = |what: String, found| {
+        let problem = format!("the estimator gave {found} advantages for {what}; give one per sample, group by group");
+        Err(BatchError::Advantage(AdvantageError::Custom(problem)))
+    };
     if values.len() != rewards.len() {
         return count(format!("{} groups", rewards.len()), values.len());
     }

@@ -1,7 +1,7 @@
 //! verl's advantage estimators.
 
 use rollflow::algo::{
-    GroupMean, KlForm, Lone, Missing, Returns, Rules, Scale, best_of_group, gae, gpg, group_mean, leave_one_out,
+    GroupMean, KlForm, Lone, Missing, Returns, Rules, Scale, ScoredGroup, best_of_group, gae, gpg, group_mean, leave_one_out,
     optimal_baseline, reinforce_plus_plus, reinforce_plus_plus_baseline, remax, rewards_less_kl, whiten,
 };
 use serde_json::Value;
@@ -82,6 +82,9 @@ pub fn by_group(case: &Case) -> Result<(), String> {
     let rewards = grouped(&|row| rows.rewards.data[rows.sequences[row].clone()].iter().sum());
     let lengths = grouped(&|row| rows.mask[rows.sequences[row].clone()].iter().map(|&mask| f64::from(mask)).sum());
 
+    let scored: Vec<ScoredGroup> =
+        rewards.iter().zip(&lengths).map(|(rewards, lengths)| ScoredGroup { rewards, lengths }).collect();
+
     let config = GroupMean { std: if by_std { Scale::Group } else { Scale::None }, epsilon };
     let lone = |row: usize| members.iter().any(|(_, rows)| *rows == [row]);
     let (values, in_single): (_, &dyn Fn(usize) -> bool) = match called(case)? {
@@ -90,10 +93,8 @@ pub fn by_group(case: &Case) -> Result<(), String> {
         "compute_grpo_vectorized_outcome_advantage" => (group_mean(&rewards, &config, VERL), &|_| true),
         "compute_rloo_outcome_advantage" => (leave_one_out(&rewards, VERL, None), &|_| false),
         "compute_rloo_vectorized_outcome_advantage" => (leave_one_out(&rewards, Rules::default(), None), &|_| false),
-        "compute_reinforce_plus_plus_baseline_outcome_advantage" => {
-            (reinforce_plus_plus_baseline(&rewards, &lengths, VERL), &|_| false)
-        }
-        "compute_opo_outcome_advantage" => (optimal_baseline(&rewards, &lengths, VERL), &|_| false),
+        "compute_reinforce_plus_plus_baseline_outcome_advantage" => (reinforce_plus_plus_baseline(&scored, VERL), &|_| false),
+        "compute_opo_outcome_advantage" => (optimal_baseline(&scored, VERL), &|_| false),
         // The share of rewards that are not 0 is a quotient of whole numbers, which torch takes in single precision.
         "compute_gpg_outcome_advantage" => (gpg(&rewards, VERL, number("f_norm", 1.0)?), &|_| true),
         "compute_grpo_passk_outcome_advantage" => {

@@ -63,14 +63,13 @@ impl Advantage {
 /// estimator needs some.
 impl Estimator for Advantage {
     fn estimate(&self, groups: &[ScoredGroup]) -> Result<Vec<Vec<f64>>, AdvantageError> {
-        let lengths: Vec<&[f64]> = groups.iter().map(|group| group.lengths).collect();
         let rules = Rules::default();
         match self {
             Advantage::GroupMean(of) => of.estimate(groups),
             Advantage::LeaveOneOut(of) => leave_one_out(groups, rules, of.normalize.then_some(of.epsilon)),
-            Advantage::ReinforcePlusPlus(_) => reinforce_plus_plus_outcome(groups, &lengths, rules),
-            Advantage::ReinforcePlusPlusBaseline(_) => reinforce_plus_plus_baseline(groups, &lengths, rules),
-            Advantage::OptimalBaseline(_) => optimal_baseline(groups, &lengths, rules),
+            Advantage::ReinforcePlusPlus(_) => reinforce_plus_plus_outcome(groups, rules),
+            Advantage::ReinforcePlusPlusBaseline(_) => reinforce_plus_plus_baseline(groups, rules),
+            Advantage::OptimalBaseline(_) => optimal_baseline(groups, rules),
             Advantage::Gpg(_) => gpg(groups, rules, 1.0),
             Advantage::BestOfGroup(of) => best_of_group(groups, rules.missing, of.scale.then_some(of.epsilon)),
             Advantage::Rank(_) => rank_based(groups, rules.missing),
@@ -78,7 +77,12 @@ impl Estimator for Advantage {
             Advantage::Constant(of) => {
                 over_scored(groups, Missing::Refuse, |_, group| subtract_baseline(&group.rewards, of.baseline))
             }
-            Advantage::Custom(of) => Err(AdvantageError::Unregistered(of.name.clone())),
+            Advantage::Custom(of) => {
+                let name = &of.name;
+                Err(AdvantageError::Custom(format!(
+                    "the estimator `{name}` is registered by its name; take it from the registry"
+                )))
+            }
         }
     }
 

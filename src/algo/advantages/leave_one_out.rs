@@ -73,13 +73,5 @@ mod tests {
                 prop_assert!((value - (reward - mean) * n / (n - 1.0)).abs() < 1e-12);
             }
         }
-
-        #[test]
-        fn equal_rewards_teach_nothing(reward in -5.0f64..5.0, n in 1usize..9) {
-            for normalize in [None, Some(1e-4)] {
-                let values = leave_one_out(&[vec![reward; n], vec![reward; 2]], Rules::default(), normalize).unwrap();
-                prop_assert!(values.iter().flatten().all(|value| value.abs() < 1e-10), "{values:?}");
-            }
-        }
     }
 }

@@ -30,8 +30,9 @@ mod returns;
 mod whitened;
 
 pub use choice::{Advantage, Constant};
+pub(crate) use estimator::aligned;
 pub use estimator::{AdvantageError, Estimator, Lone, Missing, Rules, ScoredGroup};
-pub(super) use estimator::{aligned, each_scored, mean, over_scored, same_shape, standardized, std, zero_missing};
+pub(super) use estimator::{each_scored, mean, over_scored, standardized, std, zero_missing};
 pub use group::{GroupMean, Scale, group_mean};
 pub use leave_one_out::{LeaveOneOut, leave_one_out};
 pub use pass_at_k::pass_at_k;

@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use super::estimator::{AdvantageError, Rules, each_scored, mean, same_shape, zero_missing};
+use super::estimator::{AdvantageError, Rules, ScoredGroup, each_scored, mean, zero_missing};
 use super::returns::{Returns, rewards_to_go};
 use crate::algo::masked::whiten;
 
@@ -25,38 +25,26 @@ pub fn reinforce_plus_plus(
 /// `A = whiten(r)` for one reward per sample: [`reinforce_plus_plus`] with γ = 1, where every
 /// token's return is its sample's reward. Samples weigh in the batch's mean and deviation by their
 /// trained tokens.
-///
-/// Shapes: groups × samples in, with `lengths` in trained tokens aligned to them; the same out.
-pub fn reinforce_plus_plus_outcome<G: AsRef<[f64]>, L: AsRef<[f64]>>(
-    groups: &[G],
-    lengths: &[L],
-    rules: Rules,
-) -> Result<Vec<Vec<f64>>, AdvantageError> {
-    whiten_samples(each_scored(groups, rules.missing, |_, group| group.rewards.clone())?, lengths)
+pub fn reinforce_plus_plus_outcome(groups: &[ScoredGroup], rules: Rules) -> Result<Vec<Vec<f64>>, AdvantageError> {
+    whiten_samples(groups, each_scored(groups, rules.missing, |_, group| group.rewards.clone())?)
 }
 
 /// `A = whiten(r − mean_group)` (REINFORCE++-baseline). Samples weigh in the batch's mean and
-/// deviation by their trained tokens.
-///
-/// Shapes: groups × samples in, with `lengths` in trained tokens aligned to them; the same out.
-/// Equals verl 0.9's `reinforce_plus_plus_baseline` with [`Lone::Nothing`](super::Lone::Nothing).
-pub fn reinforce_plus_plus_baseline<G: AsRef<[f64]>, L: AsRef<[f64]>>(
-    groups: &[G],
-    lengths: &[L],
-    rules: Rules,
-) -> Result<Vec<Vec<f64>>, AdvantageError> {
+/// deviation by their trained tokens. Equals verl 0.9's `reinforce_plus_plus_baseline` with
+/// [`Lone::Nothing`](super::Lone::Nothing).
+pub fn reinforce_plus_plus_baseline(groups: &[ScoredGroup], rules: Rules) -> Result<Vec<Vec<f64>>, AdvantageError> {
     let centred = each_scored(groups, rules.missing, |_, group| {
         let mean = group.or_lone(rules.lone, mean);
         group.rewards.iter().map(|reward| reward - mean).collect()
     })?;
-    whiten_samples(centred, lengths)
+    whiten_samples(groups, centred)
 }
 
 /// Whitens one value per sample, repeated for each of its tokens; NaN is left out and becomes 0.
-fn whiten_samples<L: AsRef<[f64]>>(values: Vec<Vec<f64>>, lengths: &[L]) -> Result<Vec<Vec<f64>>, AdvantageError> {
-    same_shape(&values, lengths)?;
-    let lengths = lengths.iter().flat_map(|lengths| lengths.as_ref());
+fn whiten_samples(groups: &[ScoredGroup], values: Vec<Vec<f64>>) -> Result<Vec<Vec<f64>>, AdvantageError> {
+    groups.iter().try_for_each(ScoredGroup::check)?;
     let flat = values.concat();
+    let lengths = groups.iter().flat_map(|group| group.lengths);
     let weights: Vec<f32> = lengths.zip(&flat).map(|(&length, value)| if value.is_nan() { 0.0 } else { length as f32 }).collect();
     let mut whitened = whiten(&flat, &weights, true).into_iter();
     Ok(zero_missing(values.iter().map(|group| whitened.by_ref().take(group.len()).collect()).collect()))
@@ -72,10 +60,14 @@ mod tests {
     use super::super::Missing;
     use super::*;
 
+    fn group<'a>(rewards: &'a [f64], lengths: &'a [f64]) -> ScoredGroup<'a> {
+        ScoredGroup { rewards, lengths }
+    }
+
     #[test]
     fn an_outcome_is_a_return_of_every_token_without_discount() {
-        let (groups, lengths) = ([[1.0, 0.0], [0.25, 0.5]], [[2.0, 1.0], [3.0, 1.0]]);
-        let outcome = reinforce_plus_plus_outcome(&groups, &lengths, Rules::default()).unwrap().concat();
+        let groups = [group(&[1.0, 0.0], &[2.0, 1.0]), group(&[0.25, 0.5], &[3.0, 1.0])];
+        let outcome = reinforce_plus_plus_outcome(&groups, Rules::default()).unwrap().concat();
         let rewards = [0.0, 1.0, 0.0, 0.0, 0.0, 0.25, 0.5];
         let tokens = reinforce_plus_plus(&rewards, &[1.0; 7], &[0..2, 2..3, 3..6, 6..7], 1.0).unwrap();
         for (token, sample) in [0, 0, 1, 2, 2, 2, 3].into_iter().enumerate() {
@@ -84,21 +76,11 @@ mod tests {
     }
 
     #[test]
-    fn equal_rewards_and_lone_samples_teach_nothing() {
-        for rewards in [&[0.1; 5][..], &[3.0], &[]] {
-            let lengths = [vec![4.0; rewards.len()]];
-            let zeros = [vec![0.0; rewards.len()]];
-            assert_eq!(reinforce_plus_plus_outcome(&[rewards], &lengths, Rules::default()).unwrap(), zeros);
-            assert_eq!(reinforce_plus_plus_baseline(&[rewards], &lengths, Rules::default()).unwrap(), zeros);
-        }
-    }
-
-    #[test]
-    fn unscored_samples_stay_out_of_the_batch() {
+    fn unscored_samples_stay_out_of_the_batch_and_lengths_are_aligned() {
         let rules = Rules { missing: Missing::Zero, ..Rules::default() };
-        let with = reinforce_plus_plus_baseline(&[[1.0, 0.0, f64::NAN]], &[[2.0, 1.0, 9.0]], rules).unwrap();
-        let without = reinforce_plus_plus_baseline(&[[1.0, 0.0]], &[[2.0, 1.0]], rules).unwrap();
+        let with = reinforce_plus_plus_baseline(&[group(&[1.0, 0.0, f64::NAN], &[2.0, 1.0, 9.0])], rules).unwrap();
+        let without = reinforce_plus_plus_baseline(&[group(&[1.0, 0.0], &[2.0, 1.0])], rules).unwrap();
         assert_eq!(with[0], [without[0][0], without[0][1], 0.0]);
-        assert!(reinforce_plus_plus_outcome(&[[1.0, f64::NAN]], &[[1.0, 1.0]], Rules::default()).is_err());
+        assert!(reinforce_plus_plus_outcome(&[group(&[1.0], &[])], rules).is_err());
     }
 }

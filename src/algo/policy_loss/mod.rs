@@ -105,9 +105,14 @@ impl Loss for PolicyLoss {
 
     fn evaluate(&self, inputs: &LossInputs) -> Result<LossOutput, LossError> {
         let surrogate = self.checked()?;
-        self.check_inputs(inputs)?;
-        let tokens = inputs.log_probs.len();
-        let penalty = self.kl_loss.as_ref().zip(inputs.reference);
+        let (name, tokens) = (self.method().name, inputs.log_probs.len());
+        let penalty = match &self.kl_loss {
+            Some(of) => Some((of, inputs.needed_reference(name, "its KL penalty")?)),
+            None => None,
+        };
+        if self.whole_batch() {
+            inputs.check_whole(name)?;
+        }
         let mut metrics = LossMetrics { tokens, kl_coef: self.kl_loss.as_ref().map(|of| of.beta), ..Default::default() };
         let (mut loss, mut grad) = (0.0, vec![0.0; tokens]);
         let floor = entropy_floor(self.top_entropy, inputs.entropies);
@@ -213,19 +218,6 @@ impl PolicyLoss {
             }
             None => Ok(surrogate),
         }
-    }
-
-    /// Reports missing columns, and a part of a batch that must be seen whole.
-    fn check_inputs(&self, inputs: &LossInputs) -> Result<(), LossError> {
-        if self.kl_loss.is_some() && inputs.reference.is_none() {
-            let column = "reference log-probabilities";
-            return Err(LossError::Missing { loss: self.method().name, column, why: "its KL penalty" });
-        }
-        let seen = inputs.log_probs.len();
-        if self.whole_batch() && seen < inputs.batch_tokens {
-            return Err(LossError::Part { loss: self.method().name, seen, of: inputs.batch_tokens });
-        }
-        Ok(())
     }
 }
 

@@ -21,6 +21,14 @@ struct Columns {
 }
 
 impl Columns {
+    /// Tokens of weight 1 and entropy 0.
+    fn of(log_probs: &[f64], behaviour: &[f64], advantages: &[f64], sequences: &[Range<usize>]) -> Self {
+        let [log_probs, behaviour, advantages] = [log_probs, behaviour, advantages].map(<[f64]>::to_vec);
+        let (ones, zeros, sequences) = (vec![1.0; log_probs.len()], vec![0.0; log_probs.len()], sequences.to_vec());
+        let (reference, entropies) = (zeros.clone(), zeros);
+        Columns { log_probs, behaviour, reference, importance: ones.clone(), entropies, advantages, weights: ones, sequences }
+    }
+
     fn evaluate(&self, loss: &dyn Loss) -> LossOutput {
         self.part(loss, &self.sequences).unwrap()
     }
@@ -78,12 +86,12 @@ prop_compose! {
 }
 
 fn clip() -> Grpo {
-    Grpo { epsilon_high: 0.28, ..Grpo::default() }
+    Grpo::clip(0.2, 0.28)
 }
 
 /// A clip that no ratio reaches.
 fn wide() -> Grpo {
-    Grpo { epsilon: 1.0 - f64::EPSILON, epsilon_high: 1e300, ..Grpo::default() }
+    Grpo::clip(1.0 - f64::EPSILON, 1e300)
 }
 
 fn policy_gradient() -> PolicyLoss {
@@ -341,14 +349,8 @@ fn a_divergence_without_reference_is_refused_with_the_setting_named() {
 #[test]
 fn a_divergence_that_is_unbiased_pulls_as_k2_does_whatever_its_value() {
     let columns = Columns {
-        log_probs: vec![-1.0, -2.0],
-        behaviour: vec![-1.0, -2.0],
         reference: vec![-1.5, -0.5],
-        importance: vec![1.0; 2],
-        entropies: vec![0.0; 2],
-        advantages: vec![0.0; 2],
-        weights: vec![1.0; 2],
-        sequences: std::iter::once(0..2).collect(),
+        ..Columns::of(&[-1.0, -2.0], &[-1.0, -2.0], &[0.0; 2], std::slice::from_ref(&(0..2)))
     };
     let pull = |straight_through, unbiased| {
         let kl_loss = KlLoss { beta: 2.0, estimator: KlForm::K1, straight_through, unbiased, ..KlLoss::default() };
@@ -380,16 +382,7 @@ fn what_does_not_go_together_is_refused_with_the_reason() {
 
 #[test]
 fn drifted_sequences_of_negative_advantage_are_dropped_and_others_stay() {
-    let columns = Columns {
-        log_probs: vec![-2.0, -2.0, -1.0, -1.0],
-        behaviour: vec![-1.0, -1.0, -1.0, -1.0],
-        reference: vec![0.0; 4],
-        importance: vec![1.0; 4],
-        entropies: vec![0.0; 4],
-        advantages: vec![-1.0, 1.0, -1.0, 1.0],
-        weights: vec![1.0; 4],
-        sequences: vec![0..2, 2..4],
-    };
+    let columns = Columns::of(&[-2.0, -2.0, -1.0, -1.0], &[-1.0; 4], &[-1.0, 1.0, -1.0, 1.0], &[0..2, 2..4]);
     let clip = Grpo { epsilon: 0.9, ..Grpo::default() };
     let masked = PolicyLoss { off_policy_threshold: Some(0.5), ..clip.into() };
     let grad = columns.evaluate(&masked).grad;

@@ -109,13 +109,9 @@ impl Loss for Preference {
         self.check()?;
         let tokens = inputs.log_probs.len();
         let nothing = vec![0.0; tokens];
-        let reference = match inputs.reference {
-            _ if !self.needs_reference() => &nothing,
-            Some(reference) => reference,
-            None => return Err(LossError::Missing { loss: "dpo", column: "reference log-probabilities", why: "its pairs" }),
-        };
-        if self.whole_batch() && tokens < inputs.batch_tokens {
-            return Err(LossError::Part { loss: "dpo", seen: tokens, of: inputs.batch_tokens });
+        let reference = if self.needs_reference() { inputs.needed_reference("dpo", "its pairs")? } else { &nothing };
+        if self.whole_batch() {
+            inputs.check_whole("dpo")?;
         }
         let (places, []) = inputs.sequences.as_chunks::<2>() else {
             let count = inputs.sequences.len();
@@ -222,9 +218,8 @@ impl Preference {
         if !self.weigh {
             return Ok(vec![1.0; places.len()]);
         }
-        let column = "log Σ p² of its tokens";
-        let squares =
-            inputs.log_sum_squares.ok_or(LossError::Missing { loss: "a preference loss", column, why: "weighing its pairs" })?;
+        let missing = || LossError::missing("a preference loss", "log Σ p² of its tokens", "weighing its pairs");
+        let squares = inputs.log_sum_squares.ok_or_else(missing)?;
         let of_completion = |at: &Range<usize>| {
             let sum: f64 = at.clone().map(|t| inputs.log_probs[t] - squares[t]).sum();
             (sum / at.len().max(1) as f64).exp()

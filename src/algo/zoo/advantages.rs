@@ -2,7 +2,7 @@
 //! alone (pass@k), ranks, z-scores over the batch, and several reward functions.
 
 use crate::algo::advantages::{
-    AdvantageError, GroupMean, Missing, Rules, Scale, each_scored, group_mean, mean, over_scored, same_shape, standardized, std,
+    AdvantageError, GroupMean, Missing, Rules, Scale, ScoredGroup, each_scored, group_mean, mean, over_scored, standardized, std,
     zero_missing,
 };
 use crate::settings::declare::section;
@@ -35,17 +35,12 @@ pub fn subtract_baseline(rewards: &[f64], baseline: f64) -> Vec<f64> {
 /// Baseline, 2025). The baseline has the least variance if a sample's gradient grows with its
 /// length.
 ///
-/// Shapes: groups × samples in, with `lengths` in trained tokens aligned to them; the same out.
 /// Equals verl 0.9's `opo` with [`Lone::Nothing`](crate::algo::Lone::Nothing). A group without
 /// trained tokens takes the plain mean.
-pub fn optimal_baseline<G: AsRef<[f64]>, L: AsRef<[f64]>>(
-    groups: &[G],
-    lengths: &[L],
-    rules: Rules,
-) -> Result<Vec<Vec<f64>>, AdvantageError> {
-    same_shape(groups, lengths)?;
+pub fn optimal_baseline(groups: &[ScoredGroup], rules: Rules) -> Result<Vec<Vec<f64>>, AdvantageError> {
+    groups.iter().try_for_each(ScoredGroup::check)?;
     over_scored(groups, rules.missing, |at, group| {
-        let lengths: Vec<f64> = group.places.iter().map(|&place| lengths[at].as_ref()[place]).collect();
+        let lengths: Vec<f64> = group.places.iter().map(|&place| groups[at].lengths[place]).collect();
         let total: f64 = lengths.iter().sum();
         let baseline = group.or_lone(rules.lone, |rewards| match total > 0.0 {
             true => rewards.iter().zip(&lengths).map(|(reward, length)| reward * length).sum::<f64>() / total,
@@ -162,7 +157,9 @@ fn has_weights(sample: usize, rewards: &[f64], weights: &[f64]) -> Result<(), Ad
     if rewards.len() == weights.len() {
         return Ok(());
     }
-    Err(AdvantageError::Weights { sample, found: rewards.len(), weights: weights.len() })
+    let (found, weights) = (rewards.len(), weights.len());
+    let problem = format!("sample {sample} has {found} rewards for {weights} weights; give one weight per reward function");
+    Err(AdvantageError::Custom(problem))
 }
 
 #[cfg(test)]
@@ -179,11 +176,9 @@ mod tests {
 
     #[test]
     fn long_answers_weigh_in_the_optimal_baseline_by_their_tokens() {
-        let values = optimal_baseline(&[[1.0, 0.0]], &[[3.0, 1.0]], Rules::default()).unwrap();
-        assert_eq!(values, [[0.25, -0.75]]);
-        assert_eq!(optimal_baseline(&[[1.0, 0.0]], &[[0.0, 0.0]], Rules::default()).unwrap(), [[0.5, -0.5]]);
-        let refused = optimal_baseline(&[[1.0, 0.0]], &[[3.0]], Rules::default()).unwrap_err();
-        assert_eq!(refused.to_string(), "lengths has 1 entries where 2 are needed; columns are aligned");
+        let of = |lengths: &[f64]| optimal_baseline(&[ScoredGroup { rewards: &[1.0, 0.0], lengths }], Rules::default());
+        assert_eq!((of(&[3.0, 1.0]).unwrap(), of(&[0.0, 0.0]).unwrap()), (vec![vec![0.25, -0.75]], vec![vec![0.5, -0.5]]));
+        assert_eq!(of(&[3.0]).unwrap_err().to_string(), "lengths has 1 entries where 2 are needed; columns are aligned");
     }
 
     #[test]
@@ -197,11 +192,11 @@ mod tests {
     #[test]
     fn unscored_and_lone_samples_follow_the_rules() {
         let rules = Rules { missing: Missing::Zero, lone: Lone::Nothing };
-        let groups = [[1.0, f64::NAN]];
-        assert_eq!(optimal_baseline(&groups, &[[2.0, 5.0]], rules).unwrap(), [[1.0, 0.0]]);
+        let groups = [ScoredGroup { rewards: &[1.0, f64::NAN], lengths: &[2.0, 5.0] }];
+        assert_eq!(optimal_baseline(&groups, rules).unwrap(), [[1.0, 0.0]]);
         assert_eq!(gpg(&groups, rules, 1.0).unwrap(), [[1.0, 0.0]]);
         let rules = Rules { missing: Missing::Zero, lone: Lone::Itself };
-        assert_eq!(optimal_baseline(&groups, &[[2.0, 5.0]], rules).unwrap(), [[0.0, 0.0]]);
+        assert_eq!(optimal_baseline(&groups, rules).unwrap(), [[0.0, 0.0]]);
         assert!(gpg(&groups, Rules::default(), 1.0).is_err());
     }
 
@@ -235,10 +230,9 @@ mod tests {
 
     #[test]
     fn a_weight_per_reward_function_is_demanded() {
-        let refused = Err(AdvantageError::Weights { sample: 0, found: 2, weights: 1 });
-        assert_eq!(combine_rewards(&[[1.0, 2.0]], &[1.0]), refused);
-        let summed = normalize_then_sum(&[vec![vec![1.0, 2.0]]], &[1.0], 1e-4, Rules::default());
-        assert!(matches!(summed, Err(AdvantageError::Weights { .. })));
+        let refused = combine_rewards(&[[1.0, 2.0]], &[1.0]).unwrap_err();
+        assert_eq!(refused.to_string(), "sample 0 has 2 rewards for 1 weights; give one weight per reward function");
+        assert_eq!(normalize_then_sum(&[vec![vec![1.0, 2.0]]], &[1.0], 1e-4, Rules::default()), Err(refused));
     }
 
     #[test]
@@ -270,7 +264,8 @@ mod tests {
         #[test]
         fn with_equal_lengths_the_optimal_baseline_is_the_mean(rewards in prop::collection::vec(-5.0f64..5.0, 1..12), length in 1.0f64..9.0) {
             let mean = rewards.iter().sum::<f64>() / rewards.len() as f64;
-            let values = optimal_baseline(&[&rewards[..]], &[vec![length; rewards.len()]], Rules::default()).unwrap();
+            let lengths = vec![length; rewards.len()];
+            let values = optimal_baseline(&[ScoredGroup { rewards: &rewards, lengths: &lengths }], Rules::default()).unwrap();
             for (value, reward) in values[0].iter().zip(&rewards) {
                 prop_assert!((value - (reward - mean)).abs() < 1e-12);
             }
