@@ -21,7 +21,7 @@ pub(crate) enum Expr {
         of: Box<Expr>,
         degree: Box<Expr>,
     },
-    Call(Function, Box<Expr>),
+    Call(&'static str, Box<Expr>),
     /// A logarithm to a given base.
     Log {
         base: Box<Expr>,
@@ -33,70 +33,35 @@ pub(crate) enum Expr {
     Degrees(Box<Expr>),
 }
 
-/// Functions of one argument.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Function {
-    Sin,
-    Cos,
-    Tan,
-    Cot,
-    Sec,
-    Csc,
-    ArcSin,
-    ArcCos,
-    ArcTan,
-    Sinh,
-    Cosh,
-    Tanh,
-    Ln,
-    /// Logarithm to base 10.
-    Log,
-    Exp,
-    Abs,
-    Floor,
-    Ceil,
-}
+/// Functions of one argument, by their names.
+pub(crate) mod function {
+    /// `log` is the logarithm to base 10.
+    const ALL: [&str; 18] = [
+        "sin", "cos", "tan", "cot", "sec", "csc", "arcsin", "arccos", "arctan", "sinh", "cosh", "tanh", "ln", "log", "exp",
+        "abs", "floor", "ceil",
+    ];
 
-impl Function {
     /// Finds a function by its name in LaTeX or plain text.
-    pub(crate) fn named(name: &str) -> Option<Self> {
-        Some(match name {
-            "sin" => Function::Sin,
-            "cos" => Function::Cos,
-            "tan" => Function::Tan,
-            "cot" => Function::Cot,
-            "sec" => Function::Sec,
-            "csc" | "cosec" => Function::Csc,
-            "arcsin" | "asin" => Function::ArcSin,
-            "arccos" | "acos" => Function::ArcCos,
-            "arctan" | "atan" => Function::ArcTan,
-            "sinh" => Function::Sinh,
-            "cosh" => Function::Cosh,
-            "tanh" => Function::Tanh,
-            "ln" => Function::Ln,
-            "log" | "lg" => Function::Log,
-            "exp" => Function::Exp,
-            "abs" => Function::Abs,
-            "floor" => Function::Floor,
-            "ceil" => Function::Ceil,
-            _ => return None,
-        })
+    pub(crate) fn named(name: &str) -> Option<&'static str> {
+        let name = match name {
+            "cosec" => "csc",
+            "asin" => "arcsin",
+            "acos" => "arccos",
+            "atan" => "arctan",
+            "lg" => "log",
+            name => name,
+        };
+        ALL.into_iter().find(|function| *function == name)
     }
 
     /// Returns true if the argument is an angle.
-    pub(crate) fn of_an_angle(self) -> bool {
-        use Function::{Cos, Cot, Csc, Sec, Sin, Tan};
-        matches!(self, Sin | Cos | Tan | Cot | Sec | Csc)
+    pub(crate) fn of_an_angle(function: &str) -> bool {
+        ALL[..6].contains(&function)
     }
 
     /// Returns the function that `f^{-1}` denotes.
-    pub(crate) fn inverse(self) -> Option<Self> {
-        match self {
-            Function::Sin => Some(Function::ArcSin),
-            Function::Cos => Some(Function::ArcCos),
-            Function::Tan => Some(Function::ArcTan),
-            _ => None,
-        }
+    pub(crate) fn inverse(function: &str) -> Option<&'static str> {
+        ALL[..3].iter().position(|of| *of == function).map(|at| ALL[6 + at])
     }
 }
 

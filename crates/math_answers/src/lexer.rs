@@ -1,9 +1,9 @@
 //! Tokens of LaTeX or plain text, in one pass. Spacing, fonts and dollars are dropped.
 
-use crate::expression::Function;
+use crate::expression::function;
 use crate::token::{Bracket, Relation, Token, number};
 use crate::unit::unit;
-use crate::work::{Unreadable, Work};
+use crate::work::Work;
 
 /// Meaning of a comma before three digits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -15,13 +15,13 @@ pub(crate) enum Commas {
 }
 
 /// Returns the tokens of `text`.
-pub(crate) fn tokens(text: &str, commas: Commas, work: &mut Work) -> Result<Vec<Token>, Unreadable> {
+pub(crate) fn tokens(text: &str, commas: Commas, work: &mut Work) -> Option<Vec<Token>> {
     work.spend(text.len() as u64)?;
     let mut lexer = Lexer { text, at: 0, commas, tokens: Vec::new(), groups: Vec::new() };
     while let Some(next) = lexer.peek() {
         lexer.one(next)?;
     }
-    Ok(lexer.tokens)
+    Some(lexer.tokens)
 }
 
 struct Lexer<'a> {
@@ -59,16 +59,16 @@ impl<'a> Lexer<'a> {
         self.take_while(char::is_whitespace);
     }
 
-    fn push(&mut self, token: Token) -> Result<(), Unreadable> {
+    fn push(&mut self, token: Token) -> Option<()> {
         self.tokens.push(token);
-        Ok(())
+        Some(())
     }
 
-    fn name(&mut self, name: &str) -> Result<(), Unreadable> {
+    fn name(&mut self, name: &str) -> Option<()> {
         self.push(Token::Name(name.to_owned()))
     }
 
-    fn one(&mut self, next: char) -> Result<(), Unreadable> {
+    fn one(&mut self, next: char) -> Option<()> {
         let after = self.rest()[next.len_utf8()..].chars().next();
         if next.is_ascii_digit() || next == '.' && after.is_some_and(|c| c.is_ascii_digit()) {
             return self.number();
@@ -105,16 +105,14 @@ impl<'a> Lexer<'a> {
             '=' => self.push(Token::Relation(Relation::Equal)),
             '≈' => self.push(Token::Relation(Relation::About)),
             '≠' => self.push(Token::Relation(Relation::Not)),
-            '<' => {
-                let or_equal = self.take("=");
+            '<' | '≤' => {
+                let or_equal = next == '≤' || self.take("=");
                 self.push(Token::Relation(Relation::Less { or_equal }))
             }
-            '>' => {
-                let or_equal = self.take("=");
+            '>' | '≥' => {
+                let or_equal = next == '≥' || self.take("=");
                 self.push(Token::Relation(Relation::Greater { or_equal }))
             }
-            '≤' => self.push(Token::Relation(Relation::Less { or_equal: true })),
-            '≥' => self.push(Token::Relation(Relation::Greater { or_equal: true })),
             '∪' => self.push(Token::Union),
             '∈' => self.push(Token::In),
             '&' => self.push(Token::Cell),
@@ -127,15 +125,15 @@ impl<'a> Lexer<'a> {
             '⅔' => self.small_fraction(2, 3),
             '¼' => self.small_fraction(1, 4),
             '¾' => self.small_fraction(3, 4),
-            '$' | '€' | '£' | '~' | '\u{200b}' => Ok(()),
-            '.' if self.rest().trim_matches(['$', '}', ' ', '\n', '\\', ')', ']']).is_empty() => Ok(()),
-            c if c.is_whitespace() => Ok(()),
+            '$' | '€' | '£' | '~' | '\u{200b}' => Some(()),
+            '.' if self.rest().trim_matches(['$', '}', ' ', '\n', '\\', ')', ']']).is_empty() => Some(()),
+            c if c.is_whitespace() => Some(()),
             c if c.is_alphabetic() || c == '∞' => self.name(&c.to_string()),
-            _ => Err(Unreadable),
+            _ => None,
         }
     }
 
-    fn number(&mut self) -> Result<(), Unreadable> {
+    fn number(&mut self) -> Option<()> {
         let digit = |c: char| c.is_ascii_digit();
         let mut whole = self.take_while(digit).to_owned();
         // `\log_2 100`: subscripts and superscripts are short.
@@ -147,15 +145,14 @@ impl<'a> Lexer<'a> {
         }
         let (mut fraction, mut repeating) = ("", "");
         let point = self.rest().strip_prefix('.');
-        let mut decimal =
-            point.is_some_and(|rest| rest.starts_with(|c: char| c.is_ascii_digit()) || rest.starts_with("\\overline{"));
+        let mut decimal = point.is_some_and(|rest| rest.starts_with(digit) || rest.starts_with("\\overline{"));
         if decimal {
             self.at += 1;
             fraction = self.take_while(digit);
             if self.take("\\overline{") {
                 repeating = self.take_while(digit);
                 if repeating.is_empty() || !self.take("}") {
-                    return Err(Unreadable);
+                    return None;
                 }
                 // A period is exact.
                 decimal = false;
@@ -173,34 +170,34 @@ impl<'a> Lexer<'a> {
             Commas::Thousands => &["{,}", ",\\!", ",", "\\,", "\\ ", "\\:", "~", "\u{a0}", "\u{202f}", " "],
             Commas::Separators => &["{,}", "\\,", "\\ ", "\\:", "~", "\u{a0}", "\u{202f}", " "],
         };
-        let (mark, behind) = marks.iter().find_map(|mark| rest.strip_prefix(mark).map(|behind| (mark, behind)))?;
-        let digits = behind.find(|c: char| !c.is_ascii_digit()).unwrap_or(behind.len());
+        let (mark, after) = marks.iter().find_map(|mark| Some((mark, rest.strip_prefix(mark)?)))?;
+        let digits = after.find(|c: char| !c.is_ascii_digit()).unwrap_or(after.len());
         // `3 100/200` is a mixed number.
-        if digits != 3 || *mark == " " && behind[digits..].starts_with('/') {
+        if digits != 3 || *mark == " " && after[digits..].starts_with('/') {
             return None;
         }
         self.at += mark.len() + digits;
-        Some(&behind[..digits])
+        Some(&after[..digits])
     }
 
     /// Reads the exponent after the `e` of `1.5e-3`; 0 if there is none.
-    fn exponent(&mut self) -> Result<i32, Unreadable> {
+    fn exponent(&mut self) -> Option<i32> {
         let rest = self.rest();
-        let Some(behind) = rest.strip_prefix(['e', 'E']) else { return Ok(0) };
-        let unsigned = behind.strip_prefix(['-', '+']).unwrap_or(behind);
+        let Some(signed) = rest.strip_prefix(['e', 'E']) else { return Some(0) };
+        let unsigned = signed.strip_prefix(['-', '+']).unwrap_or(signed);
         let digits = unsigned.find(|c: char| !c.is_ascii_digit()).unwrap_or(unsigned.len());
         if digits == 0 {
-            return Ok(0);
+            return Some(0);
         }
-        let text = &behind[..behind.len() - unsigned.len() + digits];
+        let text = &signed[..signed.len() - unsigned.len() + digits];
         self.at += 1 + text.len();
-        text.trim_start_matches('+').parse().map_err(|_| Unreadable)
+        text.trim_start_matches('+').parse().ok()
     }
 
-    fn word(&mut self) -> Result<(), Unreadable> {
+    fn word(&mut self) -> Option<()> {
         const SPEEDS: [&str; 5] = ["km/h", "m/s", "mi/h", "ft/s", "km/s"];
-        let behind_a_number = self.text[..self.at].ends_with(' ') && matches!(self.tokens.last(), Some(Token::Number { .. }));
-        if behind_a_number && let Some(speed) = SPEEDS.iter().find(|speed| self.take(speed)) {
+        let after_a_number = self.text[..self.at].ends_with(' ') && matches!(self.tokens.last(), Some(Token::Number { .. }));
+        if after_a_number && let Some(speed) = SPEEDS.iter().find(|speed| self.take(speed)) {
             return self.push(Token::Text((*speed).to_owned()));
         }
         let word = self.take_while(|c| c.is_ascii_alphabetic());
@@ -215,7 +212,7 @@ impl<'a> Lexer<'a> {
             "log" => return self.push(Token::Log),
             _ => {}
         }
-        match Function::named(word) {
+        match function::named(word) {
             // `5 sec` is a time.
             Some(_) if unit(word).is_some() && !followed => self.push(Token::Text(lower)),
             Some(function) => self.push(Token::Function(function)),
@@ -224,10 +221,10 @@ impl<'a> Lexer<'a> {
         }
     }
 
-    fn command(&mut self) -> Result<(), Unreadable> {
+    fn command(&mut self) -> Option<()> {
         let word = self.take_while(|c| c.is_ascii_alphabetic());
         if word.is_empty() {
-            let Some(symbol) = self.peek() else { return Ok(()) };
+            let Some(symbol) = self.peek() else { return Some(()) };
             self.at += symbol.len_utf8();
             return match symbol {
                 '{' => self.push(Token::Open(Bracket::Set)),
@@ -235,11 +232,11 @@ impl<'a> Lexer<'a> {
                 '%' => self.push(Token::Percent),
                 '\\' => self.push(Token::Row),
                 '|' => self.push(Token::Bar),
-                '$' | ',' | '!' | ';' | ':' | ' ' | '\n' | '(' | ')' | '[' | ']' | '#' => Ok(()),
-                _ => Err(Unreadable),
+                '$' | ',' | '!' | ';' | ':' | ' ' | '\n' | '(' | ')' | '[' | ']' | '#' => Some(()),
+                _ => None,
             };
         }
-        if let Some(function) = Function::named(word).filter(|_| word != "log") {
+        if let Some(function) = function::named(word).filter(|_| word != "log") {
             return self.push(Token::Function(function));
         }
         match word {
@@ -253,7 +250,7 @@ impl<'a> Lexer<'a> {
             "left" | "right" => {
                 self.skip_blanks();
                 self.take(".");
-                Ok(())
+                Some(())
             }
             "text" | "mbox" | "textrm" | "textnormal" | "textbf" | "textit" | "mathrm" | "operatorname" | "mathsf" => self.text(),
             "cdot" | "times" | "ast" => self.push(Token::Times),
@@ -275,7 +272,7 @@ impl<'a> Lexer<'a> {
             "lbrace" => self.push(Token::Open(Bracket::Set)),
             "rbrace" => self.push(Token::Close(Bracket::Set)),
             "lfloor" | "lceil" => {
-                self.push(Token::Function(if word == "lfloor" { Function::Floor } else { Function::Ceil }))?;
+                self.push(Token::Function(if word == "lfloor" { "floor" } else { "ceil" }))?;
                 self.push(Token::Open(Bracket::Round))
             }
             "rfloor" | "rceil" => self.push(Token::Close(Bracket::Round)),
@@ -283,76 +280,72 @@ impl<'a> Lexer<'a> {
             "end" => self.environment(Token::End),
             "big" | "Big" | "bigg" | "Bigg" | "bigl" | "bigr" | "Bigl" | "Bigr" | "biggl" | "biggr" | "mathbf" | "boldsymbol"
             | "bm" | "mathit" | "mathbb" | "mathcal" | "displaystyle" | "textstyle" | "limits" | "quad" | "qquad"
-            | "overline" | "vec" | "boxed" | "fbox" | "rm" | "bf" | "it" | "hspace" | "ensuremath" => Ok(()),
+            | "overline" | "vec" | "boxed" | "fbox" | "rm" | "bf" | "it" | "hspace" | "ensuremath" => Some(()),
             // Greek letters and other symbols.
             other => self.name(&format!("\\{other}")),
         }
     }
 
     /// Reads `\text{…}`: words and units unchanged; a text with a digit is mathematics.
-    fn text(&mut self) -> Result<(), Unreadable> {
+    fn text(&mut self) -> Option<()> {
         self.skip_blanks();
-        let Some(inside) = self.rest().strip_prefix('{') else { return Ok(()) };
-        let Some(end) = inside.find(['}', '{']).filter(|end| inside[*end..].starts_with('}')) else { return Ok(()) };
+        let Some(inside) = self.rest().strip_prefix('{') else { return Some(()) };
+        let Some(end) = inside.find(['}', '{']).filter(|end| inside[*end..].starts_with('}')) else { return Some(()) };
         let words = inside[..end].trim();
         if words.contains(|c: char| c.is_ascii_digit() || c == '\\') {
-            return Ok(());
+            return Some(());
         }
         self.at += end + 2;
         match words.trim_matches([' ', ',', '.', ';', ':', '~']).to_lowercase().as_str() {
             "" if words.contains([',', ';']) => self.push(Token::Separator),
-            "" => Ok(()),
+            "" => Some(()),
             "or" | "and" => self.push(Token::Separator),
-            lower => match Function::named(lower) {
+            lower => match function::named(lower) {
                 Some(function) if unit(lower).is_none() => self.push(Token::Function(function)),
                 _ => self.push(Token::Text(words.to_owned())),
             },
         }
     }
 
-    fn environment(&mut self, token: Token) -> Result<(), Unreadable> {
+    fn environment(&mut self, token: Token) -> Option<()> {
         const MATRICES: [&str; 6] = ["{pmatrix}", "{bmatrix}", "{matrix}", "{vmatrix}", "{Bmatrix}", "{smallmatrix}"];
         self.skip_blanks();
-        if MATRICES.iter().any(|name| self.take(name)) { self.push(token) } else { Err(Unreadable) }
+        if MATRICES.iter().any(|name| self.take(name)) { self.push(token) } else { None }
     }
 
-    fn power(&mut self) -> Result<(), Unreadable> {
+    fn power(&mut self) -> Option<()> {
         const DEGREES: [&str; 6] = ["\\circ", "{\\circ}", "{ \\circ }", "\\degree", "{\\degree}", "{\\circ }"];
         self.skip_blanks();
         if DEGREES.iter().any(|degree| self.take(degree)) { self.push(Token::Degree) } else { self.push(Token::Power) }
     }
 
-    fn small_power(&mut self, exponent: u32) -> Result<(), Unreadable> {
+    fn small_power(&mut self, exponent: u32) -> Option<()> {
         self.push(Token::Power)?;
         self.whole(exponent)
     }
 
-    fn small_fraction(&mut self, top: u32, bottom: u32) -> Result<(), Unreadable> {
+    fn small_fraction(&mut self, top: u32, bottom: u32) -> Option<()> {
         self.push(Token::Frac)?;
         self.whole(top)?;
         self.whole(bottom)
     }
 
     /// Adds a number as a group.
-    fn whole(&mut self, value: u32) -> Result<(), Unreadable> {
+    fn whole(&mut self, value: u32) -> Option<()> {
         let value = number(&value.to_string(), "", "", 0)?;
         self.tokens.extend([Token::Open(Bracket::Group), Token::Number { value, decimal: false }, Token::Close(Bracket::Group)]);
-        Ok(())
+        Some(())
     }
 
     /// Reads an argument without braces, which is a single digit: `\frac12` is a half.
-    fn single_argument(&mut self) -> Result<(), Unreadable> {
+    fn single_argument(&mut self) -> Option<()> {
         self.skip_blanks();
-        match self.peek().and_then(|c| c.to_digit(10)) {
-            Some(digit) => {
-                self.at += 1;
-                self.whole(digit)
-            }
-            None => Ok(()),
-        }
+        let Some(digit) = self.peek().and_then(|c| c.to_digit(10)) else { return Some(()) };
+        self.at += 1;
+        self.whole(digit)
     }
 
-    fn two_arguments(&mut self, command: Token) -> Result<(), Unreadable> {
+    fn two_arguments(&mut self, command: Token) -> Option<()> {
         self.push(command)?;
         self.skip_blanks();
         if self.take("{") {
@@ -360,16 +353,16 @@ impl<'a> Lexer<'a> {
         }
         let before = self.at;
         self.single_argument()?;
-        if self.at > before && self.peek() != Some('{') { self.single_argument() } else { Ok(()) }
+        if self.at > before && self.peek() != Some('{') { self.single_argument() } else { Some(()) }
     }
 
-    fn open_group(&mut self, first_of_two: bool) -> Result<(), Unreadable> {
+    fn open_group(&mut self, first_of_two: bool) -> Option<()> {
         self.groups.push(first_of_two);
         self.push(Token::Open(Bracket::Group))
     }
 
-    fn close_group(&mut self) -> Result<(), Unreadable> {
+    fn close_group(&mut self) -> Option<()> {
         self.push(Token::Close(Bracket::Group))?;
-        if self.groups.pop().unwrap_or(false) { self.single_argument() } else { Ok(()) }
+        if self.groups.pop().unwrap_or(false) { self.single_argument() } else { Some(()) }
     }
 }

@@ -4,9 +4,9 @@
 use num_rational::BigRational;
 use num_traits::{One, Signed};
 
-use crate::expression::{Expr, Function};
+use crate::expression::{Expr, function};
 use crate::token::{Bracket, Token};
-use crate::work::{Unreadable, Work};
+use crate::work::Work;
 
 /// Deepest nesting that is parsed.
 const DEEPEST: usize = 96;
@@ -40,15 +40,15 @@ impl<'a> Parser<'a> {
         there
     }
 
-    pub(crate) fn expect(&mut self, token: &Token) -> Result<(), Unreadable> {
-        if self.take(token) { Ok(()) } else { Err(Unreadable) }
+    pub(crate) fn expect(&mut self, token: &Token) -> Option<()> {
+        self.take(token).then_some(())
     }
 
     /// Runs `inner` one level deeper.
-    pub(crate) fn deeper<T>(&mut self, inner: impl FnOnce(&mut Self) -> Result<T, Unreadable>) -> Result<T, Unreadable> {
+    pub(crate) fn deeper<T>(&mut self, inner: impl FnOnce(&mut Self) -> Option<T>) -> Option<T> {
         self.work.spend(1)?;
         if self.depth == DEEPEST {
-            return Err(Unreadable);
+            return None;
         }
         self.depth += 1;
         let read = inner(self);
@@ -57,13 +57,13 @@ impl<'a> Parser<'a> {
     }
 
     /// Parses terms with signs between them.
-    pub(crate) fn sum(&mut self) -> Result<Expr, Unreadable> {
+    pub(crate) fn sum(&mut self) -> Option<Expr> {
         self.deeper(|parser| {
             let mut terms = vec![parser.product()?];
             while matches!(parser.peek(), Some(Token::Plus | Token::Minus | Token::PlusMinus | Token::MinusPlus)) {
                 terms.push(parser.product()?);
             }
-            Ok(if terms.len() == 1 { terms.swap_remove(0) } else { Expr::Sum(terms) })
+            Some(if terms.len() == 1 { terms.swap_remove(0) } else { Expr::Sum(terms) })
         })
     }
 
@@ -83,7 +83,7 @@ impl<'a> Parser<'a> {
     }
 
     /// Parses factors, with or without signs between them.
-    fn product(&mut self) -> Result<Expr, Unreadable> {
+    fn product(&mut self) -> Option<Expr> {
         let mut negative = self.negative();
         let mut factors = vec![self.power()?];
         loop {
@@ -100,13 +100,13 @@ impl<'a> Parser<'a> {
                     factors.push(Expr::Reciprocal(Box::new(self.power()?)));
                 }
                 Some(Token::Number { .. } | Token::Frac) if self.mixed(&mut factors) => {}
-                Some(Token::Number { .. }) if matches!(factors.last(), Some(Expr::Number { .. })) => return Err(Unreadable),
+                Some(Token::Number { .. }) if matches!(factors.last(), Some(Expr::Number { .. })) => return None,
                 Some(token) if self.begins_factor(token) => factors.push(self.power()?),
                 _ => break,
             }
         }
         let product = Expr::product(factors);
-        Ok(if negative { Expr::Negative(Box::new(product)) } else { product })
+        Some(if negative { Expr::Negative(Box::new(product)) } else { product })
     }
 
     /// Checks for `5 km/\text{h}`, where the slash belongs to the unit.
@@ -115,16 +115,11 @@ impl<'a> Parser<'a> {
     }
 
     fn begins_factor(&self, token: &Token) -> bool {
+        use Token::{Bar, Binom, Frac, Function, Log, Name, Number, Open, Sqrt};
         match token {
-            Token::Number { .. }
-            | Token::Name(_)
-            | Token::Function(_)
-            | Token::Frac
-            | Token::Sqrt
-            | Token::Binom
-            | Token::Log
-            | Token::Open(Bracket::Round | Bracket::Square | Bracket::Group) => true,
-            Token::Bar => !self.in_bars,
+            Number { .. } | Name(_) | Function(_) | Frac | Sqrt | Binom | Log => true,
+            Open(bracket) => *bracket != Bracket::Set,
+            Bar => !self.in_bars,
             _ => false,
         }
     }
@@ -156,38 +151,38 @@ impl<'a> Parser<'a> {
     }
 
     /// Parses a base with its exponent; `a^b^c` is `a^(b^c)`.
-    fn power(&mut self) -> Result<Expr, Unreadable> {
+    fn power(&mut self) -> Option<Expr> {
         self.deeper(|parser| {
             let base = parser.suffixed()?;
             if !parser.take(&Token::Power) {
-                return Ok(base);
+                return Some(base);
             }
             let exponent = parser.exponent()?;
-            Ok(Expr::Power(Box::new(base), Box::new(exponent)))
+            Some(Expr::Power(Box::new(base), Box::new(exponent)))
         })
     }
 
-    fn exponent(&mut self) -> Result<Expr, Unreadable> {
+    fn exponent(&mut self) -> Option<Expr> {
         let negative = self.negative();
         let exponent = self.power()?;
-        Ok(if negative { Expr::Negative(Box::new(exponent)) } else { exponent })
+        Some(if negative { Expr::Negative(Box::new(exponent)) } else { exponent })
     }
 
-    fn suffixed(&mut self) -> Result<Expr, Unreadable> {
+    fn suffixed(&mut self) -> Option<Expr> {
         let mut value = self.primary()?;
         for _ in 0..=MOST_SUFFIXES {
             value = match self.peek() {
                 Some(Token::Bang) => Expr::Factorial(Box::new(value)),
                 Some(Token::Degree) => Expr::Degrees(Box::new(value)),
-                _ => return Ok(value),
+                _ => return Some(value),
             };
             self.at += 1;
         }
-        Err(Unreadable)
+        None
     }
 
-    fn primary(&mut self) -> Result<Expr, Unreadable> {
-        let Some(token) = self.peek() else { return Err(Unreadable) };
+    fn primary(&mut self) -> Option<Expr> {
+        let token = self.peek()?;
         self.at += 1;
         match token {
             Token::Number { value, decimal } => {
@@ -195,17 +190,17 @@ impl<'a> Parser<'a> {
                 if self.take(&Token::Under) {
                     self.argument()?;
                 }
-                Ok(Expr::Number { value: value.clone(), decimal: *decimal })
+                Some(Expr::Number { value: value.clone(), decimal: *decimal })
             }
             Token::Name(name) => {
                 let label = if self.take(&Token::Under) { format!("_{}", self.label()?) } else { String::new() };
-                Ok(Expr::Symbol(format!("{name}{label}")))
+                Some(Expr::Symbol(format!("{name}{label}")))
             }
             Token::Frac => {
                 let (top, bottom) = (self.argument()?, self.argument()?);
-                Ok(Expr::fraction(top, bottom))
+                Some(Expr::fraction(top, bottom))
             }
-            Token::Binom => Ok(Expr::Binomial(Box::new(self.argument()?), Box::new(self.argument()?))),
+            Token::Binom => Some(Expr::Binomial(Box::new(self.argument()?), Box::new(self.argument()?))),
             Token::Sqrt => {
                 let degree = if self.take(&Token::Open(Bracket::Square)) {
                     let degree = self.sum()?;
@@ -214,44 +209,44 @@ impl<'a> Parser<'a> {
                 } else {
                     Expr::exactly(2)
                 };
-                Ok(Expr::Root { of: Box::new(self.argument()?), degree: Box::new(degree) })
+                Some(Expr::Root { of: Box::new(self.argument()?), degree: Box::new(degree) })
             }
             Token::Log => {
-                if self.take(&Token::Under) {
-                    let base = Box::new(self.argument()?);
-                    Ok(Expr::Log { base, of: Box::new(self.called_with()?) })
-                } else {
-                    Ok(Expr::Call(Function::Log, Box::new(self.called_with()?)))
-                }
+                let base = if self.take(&Token::Under) { Some(Box::new(self.argument()?)) } else { None };
+                let of = Box::new(self.called_with()?);
+                Some(match base {
+                    Some(base) => Expr::Log { base, of },
+                    None => Expr::Call("log", of),
+                })
             }
-            Token::Function(function) => self.call(*function),
+            Token::Function(function) => self.call(function),
             Token::Open(bracket @ (Bracket::Round | Bracket::Square | Bracket::Group)) => {
                 let bars = std::mem::take(&mut self.in_bars);
                 let inside = self.sum()?;
                 self.in_bars = bars;
                 self.expect(&Token::Close(*bracket))?;
-                Ok(inside)
+                Some(inside)
             }
             Token::Bar if !self.in_bars => {
                 self.in_bars = true;
                 let inside = self.sum()?;
                 self.in_bars = false;
                 self.expect(&Token::Bar)?;
-                Ok(Expr::Call(Function::Abs, Box::new(inside)))
+                Some(Expr::Call("abs", Box::new(inside)))
             }
-            _ => Err(Unreadable),
+            _ => None,
         }
     }
 
     /// Parses a function: `\sin^2 x` is (sin x)², and `\sin^{-1} x` the arc sine.
-    fn call(&mut self, function: Function) -> Result<Expr, Unreadable> {
+    fn call(&mut self, function: &'static str) -> Option<Expr> {
         let exponent = if self.take(&Token::Power) { Some(self.exponent()?) } else { None };
         let of = Box::new(self.called_with()?);
         let minus_one = |exponent: &Expr| match exponent {
             Expr::Negative(of) => matches!(&**of, Expr::Number { value, .. } if value.is_one()),
             _ => false,
         };
-        Ok(match (exponent, function.inverse()) {
+        Some(match (exponent, function::inverse(function)) {
             (None, _) => Expr::Call(function, of),
             (Some(exponent), Some(inverse)) if minus_one(&exponent) => Expr::Call(inverse, of),
             (Some(exponent), _) => Expr::Power(Box::new(Expr::Call(function, of)), Box::new(exponent)),
@@ -259,7 +254,7 @@ impl<'a> Parser<'a> {
     }
 
     /// Parses the argument of a function: a bracket, or the factors after it.
-    fn called_with(&mut self) -> Result<Expr, Unreadable> {
+    fn called_with(&mut self) -> Option<Expr> {
         self.deeper(|parser| {
             let simple =
                 |token: Option<&Token>| matches!(token, Some(Token::Number { .. } | Token::Name(_) | Token::Frac | Token::Sqrt));
@@ -270,17 +265,17 @@ impl<'a> Parser<'a> {
             while simple(parser.peek()) {
                 factors.push(parser.power()?);
             }
-            Ok(Expr::product(factors))
+            Some(Expr::product(factors))
         })
     }
 
     /// Parses the argument of a command: a group, a bracket or a single item.
-    fn argument(&mut self) -> Result<Expr, Unreadable> {
+    fn argument(&mut self) -> Option<Expr> {
         self.deeper(Self::primary)
     }
 
     /// Reads the subscript of a name as text.
-    fn label(&mut self) -> Result<String, Unreadable> {
+    fn label(&mut self) -> Option<String> {
         let grouped = self.take(&Token::Open(Bracket::Group));
         let mut label = String::new();
         loop {
@@ -291,13 +286,13 @@ impl<'a> Parser<'a> {
                 Some(Token::Minus) if grouped => label.push('-'),
                 Some(Token::Close(Bracket::Group)) if grouped && !label.is_empty() => {
                     self.at += 1;
-                    return Ok(label);
+                    return Some(label);
                 }
-                _ => return Err(Unreadable),
+                _ => return None,
             }
             self.at += 1;
             if !grouped {
-                return Ok(label);
+                return Some(label);
             }
         }
     }

@@ -6,18 +6,18 @@ use crate::lexer::{Commas, tokens};
 use crate::parser::Parser;
 use crate::token::{Bracket, Relation, Token};
 use crate::unit::unit;
-use crate::work::{Unreadable, Work};
+use crate::work::Work;
 
 /// Reads an answer, with or without its labels. `a ± b` is the list of both values.
-pub(crate) fn read(text: &str, commas: Commas, keep_labels: bool, work: &mut Work) -> Result<Reading, Unreadable> {
+pub(crate) fn read(text: &str, commas: Commas, keep_labels: bool, work: &mut Work) -> Option<Reading> {
     let tokens = tokens(text, commas, work)?;
     let mut read_tokens = |upper_signs| read_tokens(&mut Parser { keep_labels, ..Parser::new(&tokens, upper_signs, work) });
     let upper = read_tokens(true)?;
     if !tokens.iter().any(|token| matches!(token, Token::PlusMinus | Token::MinusPlus)) {
-        return Ok(upper);
+        return Some(upper);
     }
     let lower = read_tokens(false)?;
-    Ok(Reading { answer: Answer::List(ListKind::Bare, [items(upper.answer), items(lower.answer)].concat()), unit: upper.unit })
+    Some(Reading { answer: Answer::List(ListKind::Bare, [items(upper.answer), items(lower.answer)].concat()), unit: upper.unit })
 }
 
 fn items(answer: Answer) -> Vec<Answer> {
@@ -27,19 +27,19 @@ fn items(answer: Answer) -> Vec<Answer> {
     }
 }
 
-fn read_tokens(parser: &mut Parser) -> Result<Reading, Unreadable> {
+fn read_tokens(parser: &mut Parser) -> Option<Reading> {
     let mut unit = None;
     let mut items = parser.items(&mut unit)?;
     if parser.peek().is_some() {
-        return Err(Unreadable);
+        return None;
     }
     let answer = if items.len() == 1 { items.swap_remove(0) } else { Answer::List(ListKind::Bare, items) };
-    Ok(Reading { answer, unit })
+    Some(Reading { answer, unit })
 }
 
 impl Parser<'_> {
     /// Parses one or more items with separators.
-    fn items(&mut self, unit: &mut Option<String>) -> Result<Vec<Answer>, Unreadable> {
+    fn items(&mut self, unit: &mut Option<String>) -> Option<Vec<Answer>> {
         let mut items = Vec::new();
         while !matches!(self.peek(), None | Some(Token::Close(_))) {
             items.push(self.item(unit)?);
@@ -49,16 +49,16 @@ impl Parser<'_> {
             // `2, and 3`
             while self.take(&Token::Separator) {}
         }
-        if items.is_empty() { Err(Unreadable) } else { Ok(items) }
+        if items.is_empty() { None } else { Some(items) }
     }
 
-    fn item(&mut self, unit: &mut Option<String>) -> Result<Answer, Unreadable> {
+    fn item(&mut self, unit: &mut Option<String>) -> Option<Answer> {
         self.deeper(|parser| {
             if !parser.keep_labels {
                 parser.label_of_the_answer()?;
             }
             if let Some(words) = parser.words() {
-                return Ok(Answer::Words(words));
+                return Some(Answer::Words(words));
             }
             let mut answer = parser.part()?;
             if parser.peek() == Some(&Token::Union) {
@@ -69,23 +69,23 @@ impl Parser<'_> {
                 answer = Answer::List(ListKind::Set, parts);
             }
             if parser.take(&Token::Percent) {
-                let Answer::Value(value) = answer else { return Err(Unreadable) };
+                let Answer::Value(value) = answer else { return None };
                 answer = Answer::Percent(value);
             }
             if let Some(found) = parser.unit() {
                 if found == "%"
                     && let Answer::Value(value) = answer
                 {
-                    return Ok(Answer::Percent(value));
+                    return Some(Answer::Percent(value));
                 }
                 *unit = Some(found).filter(|found| !found.is_empty()).or(unit.take());
             }
-            Ok(answer)
+            Some(answer)
         })
     }
 
     /// Skips labels: `x =`, `f(x) =`, `\text{Area} =` and `x \in`.
-    fn label_of_the_answer(&mut self) -> Result<(), Unreadable> {
+    fn label_of_the_answer(&mut self) -> Option<()> {
         use Token::{Close, In, Name, Open, Text};
         let equal = Token::Relation(Relation::Equal);
         let rest = &self.tokens[self.at..];
@@ -127,9 +127,13 @@ impl Parser<'_> {
                 Some(Token::Text(text)) => name += &format!("{}{text}", gap(&name)),
                 Some(Token::Divide) if matches!(self.tokens.get(self.at + 1), Some(Token::Text(_))) => name.push('/'),
                 Some(Token::Power) if self.at > start => {
-                    let Some(Token::Number { value, .. }) = self.after_group_opens() else { break };
+                    let (value, length) = match &self.tokens[self.at + 1..] {
+                        [Token::Open(Bracket::Group), Token::Number { value, .. }, ..] => (value, 3),
+                        [Token::Number { value, .. }, ..] => (value, 1),
+                        _ => break,
+                    };
                     name += &format!("^{value}");
-                    self.at += self.group_length();
+                    self.at += length;
                 }
                 _ => break,
             }
@@ -138,20 +142,7 @@ impl Parser<'_> {
         (self.at > start).then(|| unit(&name).unwrap_or_default().to_owned())
     }
 
-    /// Returns the position of the first token of an exponent.
-    fn after_group_opens(&self) -> Option<&Token> {
-        match self.tokens.get(self.at + 1) {
-            Some(Token::Open(Bracket::Group)) => self.tokens.get(self.at + 2),
-            other => other,
-        }
-    }
-
-    /// Returns the length of an exponent that is one number.
-    fn group_length(&self) -> usize {
-        if self.tokens.get(self.at + 1) == Some(&Token::Open(Bracket::Group)) { 3 } else { 1 }
-    }
-
-    fn part(&mut self) -> Result<Answer, Unreadable> {
+    fn part(&mut self) -> Option<Answer> {
         match self.peek() {
             Some(Token::Begin) => self.matrix(),
             Some(Token::Open(_)) if self.is_collection()? => self.collection(),
@@ -160,7 +151,7 @@ impl Parser<'_> {
     }
 
     /// Returns true if the bracket holds several items and is the whole part.
-    fn is_collection(&mut self) -> Result<bool, Unreadable> {
+    fn is_collection(&mut self) -> Option<bool> {
         let mut depth = 0_usize;
         let mut separated = self.peek() == Some(&Token::Open(Bracket::Set));
         for token in &self.tokens[self.at..] {
@@ -172,35 +163,35 @@ impl Parser<'_> {
                 _ => {}
             }
             if depth == 0 {
-                return Ok(separated);
+                return Some(separated);
             }
         }
-        Err(Unreadable)
+        None
     }
 
-    fn collection(&mut self) -> Result<Answer, Unreadable> {
-        let Some(Token::Open(open)) = self.peek() else { return Err(Unreadable) };
+    fn collection(&mut self) -> Option<Answer> {
+        let Some(Token::Open(open)) = self.peek() else { return None };
         self.at += 1;
         let items = self.items(&mut None)?;
-        let Some(Token::Close(close)) = self.peek() else { return Err(Unreadable) };
+        let Some(Token::Close(close)) = self.peek() else { return None };
         self.at += 1;
         match (open, close) {
-            (Bracket::Set, Bracket::Set) | (Bracket::Group, Bracket::Group) => Ok(Answer::List(ListKind::Set, items)),
-            (Bracket::Round, Bracket::Round) => Ok(Answer::List(ListKind::Tuple, items)),
+            (Bracket::Set, Bracket::Set) | (Bracket::Group, Bracket::Group) => Some(Answer::List(ListKind::Set, items)),
+            (Bracket::Round, Bracket::Round) => Some(Answer::List(ListKind::Tuple, items)),
             (Bracket::Round | Bracket::Square, Bracket::Round | Bracket::Square) => {
                 let closed = [*open == Bracket::Square, *close == Bracket::Square];
                 match <[Answer; 2]>::try_from(items) {
-                    Ok([Answer::Value(low), Answer::Value(high)]) => Ok(Answer::Interval([low, high], closed)),
-                    Ok(_) => Err(Unreadable),
-                    Err(items) if closed == [true, true] => Ok(Answer::List(ListKind::Tuple, items)),
-                    Err(_) => Err(Unreadable),
+                    Ok([Answer::Value(low), Answer::Value(high)]) => Some(Answer::Interval([low, high], closed)),
+                    Ok(_) => None,
+                    Err(items) if closed == [true, true] => Some(Answer::List(ListKind::Tuple, items)),
+                    Err(_) => None,
                 }
             }
-            _ => Err(Unreadable),
+            _ => None,
         }
     }
 
-    fn matrix(&mut self) -> Result<Answer, Unreadable> {
+    fn matrix(&mut self) -> Option<Answer> {
         self.expect(&Token::Begin)?;
         let mut rows = vec![vec![self.sum()?]];
         loop {
@@ -208,7 +199,7 @@ impl Parser<'_> {
                 Some(Token::Cell) => {
                     self.at += 1;
                     let cell = self.sum()?;
-                    rows.last_mut().ok_or(Unreadable)?.push(cell);
+                    rows.last_mut()?.push(cell);
                 }
                 Some(Token::Row) => {
                     self.at += 1;
@@ -220,11 +211,11 @@ impl Parser<'_> {
             }
         }
         self.expect(&Token::End)?;
-        Ok(Answer::Matrix(rows))
+        Some(Answer::Matrix(rows))
     }
 
     /// Parses one value, or a relation of several.
-    fn relation(&mut self) -> Result<Answer, Unreadable> {
+    fn relation(&mut self) -> Option<Answer> {
         let (mut sides, mut relations) = (vec![self.sum()?], Vec::new());
         while let Some(Token::Relation(relation)) = self.peek() {
             self.at += 1;
@@ -236,38 +227,35 @@ impl Parser<'_> {
             relations.truncate(about);
             sides.truncate(about + 1);
         }
-        related(sides, &relations).ok_or(Unreadable)
+        related(sides, &relations)
     }
 }
 
 fn related(mut sides: Vec<Expr>, relations: &[Relation]) -> Option<Answer> {
-    use Relation::{Equal, Greater, Less};
-    match relations {
-        [] => sides.pop().map(Answer::Value),
-        [Equal] if sides.iter().any(Expr::has_variables) => {
-            let (right, left) = (sides.pop()?, sides.pop()?);
-            Some(Answer::Equation(left, right))
+    if relations.iter().all(|relation| *relation == Relation::Equal) {
+        let (right, left) = (sides.pop()?, sides.pop());
+        return Some(match left {
+            Some(left) if sides.is_empty() && (left.has_variables() || right.has_variables()) => Answer::Equation(left, right),
+            // A chain of steps ends with its result.
+            _ => Answer::Value(right),
+        });
+    }
+    // From the lower end to the upper end: whether each is included.
+    let rising = |relation: &Relation| if let Relation::Less { or_equal } = relation { Some(*or_equal) } else { None };
+    let falling = |relation: &Relation| if let Relation::Greater { or_equal } = relation { Some(*or_equal) } else { None };
+    let closed: Vec<bool> = match relations.iter().map(rising).collect() {
+        Some(closed) => closed,
+        None => {
+            sides.reverse();
+            relations.iter().rev().map(falling).collect::<Option<_>>()?
         }
-        // A chain of steps ends with its result.
-        _ if relations.iter().all(|relation| *relation == Equal) => sides.pop().map(Answer::Value),
-        [Less { or_equal }] | [Greater { or_equal }] => {
-            let (right, left) = (sides.pop()?, sides.pop()?);
-            let (low, high) = if matches!(relations, [Less { .. }]) { (left, right) } else { (right, left) };
-            match (&low, &high) {
-                (Expr::Symbol(_), _) => Some(Answer::Interval([Expr::Negative(Box::new(infinity())), high], [false, *or_equal])),
-                (_, Expr::Symbol(_)) => Some(Answer::Interval([low, infinity()], [*or_equal, false])),
-                _ => None,
-            }
-        }
-        [first, second] => {
-            let (right, middle, left) = (sides.pop()?, sides.pop()?, sides.pop()?);
-            matches!(middle, Expr::Symbol(_)).then_some(())?;
-            match (first, second) {
-                (Less { or_equal: low }, Less { or_equal: high }) => Some(Answer::Interval([left, right], [*low, *high])),
-                (Greater { or_equal: high }, Greater { or_equal: low }) => Some(Answer::Interval([right, left], [*low, *high])),
-                _ => None,
-            }
-        }
+    };
+    let is_variable = |side: &Expr| matches!(side, Expr::Symbol(_));
+    let (high, low) = (sides.pop()?, sides.swap_remove(0));
+    match closed[..] {
+        [closed] if is_variable(&low) => Some(Answer::Interval([Expr::Negative(Box::new(infinity())), high], [false, closed])),
+        [closed] if is_variable(&high) => Some(Answer::Interval([low, infinity()], [closed, false])),
+        [from, to] if sides.first().is_some_and(is_variable) => Some(Answer::Interval([low, high], [from, to])),
         _ => None,
     }
 }

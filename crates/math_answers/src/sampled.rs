@@ -7,8 +7,8 @@ use num_complex::Complex64;
 use num_traits::ToPrimitive;
 
 use crate::exact::exact;
-use crate::expression::{Expr, Function};
-use crate::work::{Unreadable, Work};
+use crate::expression::{Expr, function};
+use crate::work::Work;
 
 /// Number of points; at the first, all variables are positive.
 const POINTS: u64 = 4;
@@ -30,50 +30,51 @@ fn close_parts(a: f64, b: f64) -> bool {
     a == b || close((a - b).abs(), a.abs().max(b.abs()))
 }
 
-/// Returns true if two formulas agree at all points where both have a value; none without such a
-/// point.
-pub(crate) fn agree(a: &Expr, b: &Expr, work: &mut Work) -> Result<Option<bool>, Unreadable> {
+/// Returns true if two formulas agree at all points where both have a value, of which there is one.
+pub(crate) fn agree(a: &Expr, b: &Expr, work: &mut Work) -> bool {
     let decimals = a.has_decimals() || b.has_decimals();
-    let mut seen = None;
+    let mut agreed = false;
     for point in 0..POINTS {
         let mut at = Sampler { point, largest: 0.0, work };
-        let values = (at.value(a)?, at.value(b)?);
+        let values = (at.value(a), at.value(b));
         let largest = at.largest;
         match values {
+            _ if work.is_spent() => return false,
             (Some(a), Some(b)) => {
                 let size = a.norm().max(b.norm());
                 let equal = (a - b).norm() <= ROUNDING * size + CANCELLATION * largest;
                 let rounded = decimals && close_parts(a.re, b.re) && close_parts(a.im, b.im);
                 if !equal && !rounded {
-                    return Ok(Some(false));
+                    return false;
                 }
-                seen = Some(true);
+                agreed = true;
             }
             (None, None) => {}
-            _ => return Ok(Some(false)),
+            _ => return false,
         }
     }
-    Ok(seen)
+    agreed
 }
 
 /// Returns true if two equations are equivalent: the differences of their sides are proportional.
-pub(crate) fn proportional(a: [&Expr; 2], b: [&Expr; 2], work: &mut Work) -> Result<bool, Unreadable> {
+pub(crate) fn proportional(a: [&Expr; 2], b: [&Expr; 2], work: &mut Work) -> bool {
     let mut first: Option<(Complex64, Complex64)> = None;
     let mut agreed = 0;
     for point in 0..POINTS {
         let mut at = Sampler { point, largest: 0.0, work };
-        let (here, there) = match (at.difference(a)?, at.difference(b)?) {
+        let (here, there) = match (at.difference(a), at.difference(b)) {
+            _ if work.is_spent() => return false,
             (Some(here), Some(there)) => (here, there),
             (None, None) => continue,
-            _ => return Ok(false),
+            _ => return false,
         };
         let (x, y) = *first.get_or_insert((here, there));
         if (here * y - there * x).norm() > ROUNDING * (here * y).norm().max((there * x).norm()) {
-            return Ok(false);
+            return false;
         }
         agreed += 1;
     }
-    Ok(agreed > 1 && first.is_some_and(|(x, y)| (x.norm() == 0.0) == (y.norm() == 0.0)))
+    agreed > 1 && first.is_some_and(|(x, y)| (x.norm() == 0.0) == (y.norm() == 0.0))
 }
 
 struct Sampler<'a> {
@@ -85,53 +86,36 @@ struct Sampler<'a> {
 
 impl Sampler<'_> {
     /// Returns the value at this point, if it is finite.
-    fn value(&mut self, of: &Expr) -> Result<Option<Complex64>, Unreadable> {
+    fn value(&mut self, of: &Expr) -> Option<Complex64> {
         self.work.spend(1)?;
         let value = match of {
-            Expr::Number { value, .. } => value.to_f64().map(Complex64::from),
-            Expr::Symbol(name) => self.symbol(name),
-            Expr::Sum(terms) => self.sum(terms)?,
+            Expr::Number { value, .. } => value.to_f64()?.into(),
+            Expr::Symbol(name) => self.symbol(name)?,
+            Expr::Sum(terms) => terms.iter().try_fold(Complex64::from(0.0), |sum, term| {
+                let term = self.value(term)?;
+                self.largest = self.largest.max(term.norm());
+                Some(sum + term)
+            })?,
             Expr::Product(factors) => {
-                let mut product = Some(Complex64::from(1.0));
-                for factor in factors {
-                    product = product.zip(self.value(factor)?).map(|(product, factor)| product * factor);
-                }
-                product
+                factors.iter().try_fold(Complex64::from(1.0), |product, factor| Some(product * self.value(factor)?))?
             }
-            Expr::Negative(of) => self.value(of)?.map(|value| -value),
-            Expr::Reciprocal(of) => self.value(of)?.map(|value| 1.0 / value),
-            Expr::Power(base, exponent) => {
-                self.value(base)?.zip(self.value(exponent)?).map(|(base, exponent)| power(base, exponent))
-            }
-            Expr::Root { of, degree } => self.value(of)?.zip(self.value(degree)?).and_then(|(of, degree)| root(of, degree)),
-            Expr::Call(function, of) => {
-                let of = match &**of {
-                    Expr::Degrees(angle) if function.of_an_angle() => self.value(angle)?.map(|degrees| degrees * (PI / 180.0)),
-                    other => self.value(other)?,
-                };
-                of.and_then(|of| call(*function, of))
-            }
-            Expr::Log { base, of } => self.value(of)?.zip(self.value(base)?).map(|(of, base)| of.ln() / base.ln()),
-            Expr::Factorial(_) | Expr::Binomial(..) => {
-                exact(of, self.work)?.and_then(|value| value.to_f64()).map(Complex64::from)
-            }
+            Expr::Negative(of) => -self.value(of)?,
+            Expr::Reciprocal(of) => 1.0 / self.value(of)?,
+            Expr::Power(base, exponent) => power(self.value(base)?, self.value(exponent)?),
+            Expr::Root { of, degree } => root(self.value(of)?, self.value(degree)?)?,
+            Expr::Call(function, of) => match &**of {
+                Expr::Degrees(angle) if function::of_an_angle(function) => call(function, self.value(angle)? * (PI / 180.0))?,
+                other => call(function, self.value(other)?)?,
+            },
+            Expr::Log { base, of } => self.value(of)?.ln() / self.value(base)?.ln(),
+            Expr::Factorial(_) | Expr::Binomial(..) => exact(of, self.work)?.to_f64()?.into(),
             Expr::Degrees(of) => self.value(of)?,
         };
-        Ok(value.filter(|value| value.re.is_finite() && value.im.is_finite()))
+        Some(value).filter(|value| value.re.is_finite() && value.im.is_finite())
     }
 
-    fn difference(&mut self, [left, right]: [&Expr; 2]) -> Result<Option<Complex64>, Unreadable> {
-        Ok(self.value(left)?.zip(self.value(right)?).map(|(left, right)| left - right))
-    }
-
-    fn sum(&mut self, terms: &[Expr]) -> Result<Option<Complex64>, Unreadable> {
-        let mut sum = Some(Complex64::from(0.0));
-        for term in terms {
-            let term = self.value(term)?;
-            self.largest = self.largest.max(term.map_or(0.0, |term| term.norm()));
-            sum = sum.zip(term).map(|(sum, term)| sum + term);
-        }
-        Ok(sum)
+    fn difference(&mut self, [left, right]: [&Expr; 2]) -> Option<Complex64> {
+        Some(self.value(left)? - self.value(right)?)
     }
 
     /// Returns a constant, or the value of a variable, which follows from its name and the point.
@@ -180,26 +164,27 @@ fn root(of: Complex64, degree: Complex64) -> Option<Complex64> {
     (degree.norm() > 0.0).then(|| if degree == Complex64::from(2.0) { of.sqrt() } else { power(of, 1.0 / degree) })
 }
 
-fn call(function: Function, of: Complex64) -> Option<Complex64> {
+fn call(function: &str, of: Complex64) -> Option<Complex64> {
     let real = |round: fn(f64) -> f64| (of.im == 0.0).then(|| Complex64::from(round(of.re)));
     Some(match function {
-        Function::Sin => of.sin(),
-        Function::Cos => of.cos(),
-        Function::Tan => of.tan(),
-        Function::Cot => 1.0 / of.tan(),
-        Function::Sec => 1.0 / of.cos(),
-        Function::Csc => 1.0 / of.sin(),
-        Function::ArcSin => of.asin(),
-        Function::ArcCos => of.acos(),
-        Function::ArcTan => of.atan(),
-        Function::Sinh => of.sinh(),
-        Function::Cosh => of.cosh(),
-        Function::Tanh => of.tanh(),
-        Function::Ln => of.ln(),
-        Function::Log => of.ln() / std::f64::consts::LN_10,
-        Function::Exp => of.exp(),
-        Function::Abs => of.norm().into(),
-        Function::Floor => return real(f64::floor),
-        Function::Ceil => return real(f64::ceil),
+        "sin" => of.sin(),
+        "cos" => of.cos(),
+        "tan" => of.tan(),
+        "cot" => 1.0 / of.tan(),
+        "sec" => 1.0 / of.cos(),
+        "csc" => 1.0 / of.sin(),
+        "arcsin" => of.asin(),
+        "arccos" => of.acos(),
+        "arctan" => of.atan(),
+        "sinh" => of.sinh(),
+        "cosh" => of.cosh(),
+        "tanh" => of.tanh(),
+        "ln" => of.ln(),
+        "log" => of.ln() / std::f64::consts::LN_10,
+        "exp" => of.exp(),
+        "abs" => of.norm().into(),
+        "floor" => return real(f64::floor),
+        "ceil" => return real(f64::ceil),
+        _ => return None,
     })
 }

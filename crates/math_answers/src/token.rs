@@ -4,9 +4,6 @@ use num_bigint::BigInt;
 use num_rational::BigRational;
 use num_traits::{One, Pow, Zero};
 
-use crate::expression::Function;
-use crate::work::Unreadable;
-
 /// Token of an answer.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum Token {
@@ -17,7 +14,7 @@ pub(crate) enum Token {
     },
     /// A variable or constant.
     Name(String),
-    Function(Function),
+    Function(&'static str),
     /// Words, or a unit.
     Text(String),
     Frac,
@@ -78,19 +75,19 @@ const MOST_DIGITS: usize = 300;
 const MOST_EXPONENT: i32 = 300;
 
 /// Computes the number `whole.fraction(repeating)…` × 10^`exponent` from its digits.
-pub(crate) fn number(whole: &str, fraction: &str, repeating: &str, exponent: i32) -> Result<BigRational, Unreadable> {
+pub(crate) fn number(whole: &str, fraction: &str, repeating: &str, exponent: i32) -> Option<BigRational> {
     if whole.len() + fraction.len() + repeating.len() > MOST_DIGITS || exponent.abs() > MOST_EXPONENT {
-        return Err(Unreadable);
+        return None;
     }
     let digits = |text: &str| if text.is_empty() { Some(BigInt::zero()) } else { BigInt::parse_bytes(text.as_bytes(), 10) };
     let ten = |power: usize| Pow::pow(BigInt::from(10), power);
-    let written = digits(&[whole, fraction].concat()).ok_or(Unreadable)?;
+    let written = digits(&[whole, fraction].concat())?;
     let mut value = BigRational::new(written, ten(fraction.len()));
     if !repeating.is_empty() {
         // 0.0(34)… is 34 / 990.
         let nines = ten(repeating.len()) - BigInt::one();
-        value += BigRational::new(digits(repeating).ok_or(Unreadable)?, nines * ten(fraction.len()));
+        value += BigRational::new(digits(repeating)?, nines * ten(fraction.len()));
     }
     let scale = BigRational::from_integer(ten(exponent.unsigned_abs() as usize));
-    Ok(if exponent < 0 { value / scale } else { value * scale })
+    Some(if exponent < 0 { value / scale } else { value * scale })
 }

@@ -4,25 +4,20 @@
 /// character, one node of an expression, or one product of machine words.
 pub const MOST_WORK: u64 = 1 << 18;
 
-/// An answer without a known meaning, or beyond the budget. It is compared as text only.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Unreadable;
-
-/// Steps taken so far.
+/// Steps taken so far. Once the budget is spent, no text has a meaning, and nothing is equal.
 #[derive(Debug, Default)]
 pub(crate) struct Work {
-    spent: u64,
+    pub(crate) spent: u64,
 }
 
 impl Work {
-    /// Takes steps from the budget, before they are done.
-    pub(crate) fn spend(&mut self, steps: u64) -> Result<(), Unreadable> {
+    /// Takes steps from the budget, before they are done; none if it is spent.
+    pub(crate) fn spend(&mut self, steps: u64) -> Option<()> {
         self.spent = self.spent.saturating_add(steps);
-        if self.spent > MOST_WORK { Err(Unreadable) } else { Ok(()) }
+        (!self.is_spent()).then_some(())
     }
 
-    /// Returns the number of steps taken.
-    pub(crate) fn spent(&self) -> u64 {
-        self.spent
+    pub(crate) fn is_spent(&self) -> bool {
+        self.spent > MOST_WORK
     }
 }
