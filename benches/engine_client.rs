@@ -16,7 +16,8 @@ use hyper::header::{CONTENT_TYPE, HOST};
 use hyper::{Request as Post, Uri};
 use hyper_util::rt::TokioIo;
 use rollflow::data::Tokenizer;
-use rollflow::engine::remote::{Fleet, FleetConfig, FleetHandle, Synced, VllmEngine};
+use rollflow::engine::remote::{self, Fleet, FleetConfig, FleetHandle};
+use rollflow::engine::settings::EngineKind;
 use rollflow::engine::{Request, SamplingParams, TokenEngine};
 use serde_json::json;
 use tokio::net::TcpStream;
@@ -85,8 +86,8 @@ fn prompt(ordinal: u64) -> Vec<u32> {
 fn fleet(url: &str) -> Result<Fleet> {
     let tokenizer = Arc::new(Tokenizer::characters("0123456789+-=", 64)?);
     let config = FleetConfig { per_engine: MOST, vocabulary: 64, ..FleetConfig::default() };
-    let mut fleet = Fleet::new(&FleetHandle::new(vec![Arc::new(VllmEngine::new(url)?)]), config, &tokenizer, MOST, 7);
-    fleet.set_weights(0, &Synced { version: 0 });
+    let mut fleet = Fleet::new(&FleetHandle::new(vec![remote::connect(EngineKind::Vllm, url)?]), config, &tokenizer, MOST, 7);
+    fleet.set_weights(0, &());
     Ok(fleet)
 }
 

@@ -159,33 +159,22 @@ mod tests {
     }
 
     #[test]
-    fn it_follows_a_knee_that_moves() {
-        let mut concurrency = Concurrency::new(256);
-        for knee in [100.0, 10.0, 60.0_f64] {
-            for _ in 0..60 * STEPS {
-                let slots = concurrency.slots();
-                concurrency.step(slots, slots, slots as f64 / knee.min(slots as f64));
+    fn from_the_bottom_and_the_top_it_finds_a_knee_and_follows_it_when_it_moves() {
+        let at_once = [(256, 40.0), (256, 400.0), (1, 1.0), (3, 3.0)].map(|(most, knee)| (Concurrency::below(most), vec![knee]));
+        for (mut concurrency, knees) in [(Concurrency::new(256), vec![100.0, 10.0, 60.0])].into_iter().chain(at_once) {
+            for knee in knees {
+                for _ in 0..60 * STEPS {
+                    let slots = concurrency.slots();
+                    concurrency.step(slots, slots, slots as f64 / (slots as f64).min(knee));
+                }
+                let (slots, best) = (concurrency.slots() as f64, knee.min(concurrency.most as f64));
+                assert!((0.6 * best..=1.6 * best).contains(&slots), "{slots} slots for a knee at {knee}: {concurrency:?}");
             }
-            let slots = concurrency.slots() as f64;
-            assert!((0.6 * knee..1.6 * knee).contains(&slots), "{slots} slots for a knee at {knee}");
         }
     }
 
     #[test]
-    fn from_the_top_it_finds_the_same_knee() {
-        for (most, knee) in [(256, 40.0), (256, 400.0), (1, 1.0), (3, 3.0)] {
-            let mut concurrency = Concurrency::below(most);
-            for _ in 0..60 * STEPS {
-                let slots = concurrency.slots();
-                concurrency.step(slots, slots, slots as f64 / (slots as f64).min(knee));
-            }
-            let (slots, best) = (concurrency.slots() as f64, knee.min(most as f64));
-            assert!((0.6 * best..=1.6 * best).contains(&slots), "{slots} slots for a knee at {knee} of {most}");
-        }
-    }
-
-    #[test]
-    fn slots_that_nobody_uses_teach_nothing() {
+    fn steps_with_free_slots_are_not_measured() {
         let mut concurrency = Concurrency::new(64);
         for _ in 0..10 * STEPS {
             concurrency.step(0, 0, 0.1);

@@ -8,15 +8,8 @@ use crate::data::chat::ChatError;
 #[derive(Debug, thiserror::Error)]
 pub enum EngineError {
     /// A sampling parameter out of range.
-    #[error("sampling parameter `{field}` is {found}; expected {expected}")]
-    Params {
-        /// Name of the parameter.
-        field: &'static str,
-        /// Value of the parameter.
-        found: String,
-        /// Accepted values.
-        expected: &'static str,
-    },
+    #[error("sampling parameter {0}")]
+    Params(String),
     /// A prompt that no model can continue.
     #[error("prompt {ordinal}: {problem}")]
     Prompt {

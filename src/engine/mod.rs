@@ -12,18 +12,16 @@ pub mod local;
 pub mod remote;
 mod request;
 pub mod sampling;
-mod scheduler;
 pub mod settings;
 mod simulated;
 mod slots;
 mod stop;
 mod token_engine;
-mod waiting;
 
-pub use concurrency::Concurrency;
+pub(crate) use concurrency::Concurrency;
 pub use error::EngineError;
 #[cfg(feature = "torch")]
-pub use local::{Generation, LocalEngine, batch_generate, generate};
+pub use local::{LocalEngine, batch_generate, generate};
 pub use request::{FinishReason, Finished, Request, SamplingParams};
 pub use simulated::{DecodeTimes, SimulatedEngine};
 pub use token_engine::{Load, OnNewWeights, TokenEngine};

@@ -60,23 +60,21 @@ impl SamplingParams {
 
     /// Rejects values out of range.
     pub fn check(&self) -> Result<(), EngineError> {
-        let refuse = |field, found: String, expected| Err(EngineError::Params { field, found, expected });
-        if !(self.temperature >= 0.0 && self.temperature.is_finite()) {
-            return refuse("temperature", self.temperature.to_string(), "a finite number ≥ 0");
-        }
-        if !(self.top_p > 0.0 && self.top_p <= 1.0) {
-            return refuse("top_p", self.top_p.to_string(), "a number above 0, at most 1");
-        }
-        if !(0.0..=1.0).contains(&self.min_p) {
-            return refuse("min_p", self.min_p.to_string(), "a number from 0 to 1");
-        }
-        if self.max_new_tokens == 0 {
-            return refuse("max_new_tokens", "0".into(), "at least 1");
-        }
-        if self.stop.iter().any(String::is_empty) {
-            return refuse("stop", "an empty string".into(), "strings that are not empty");
-        }
-        Ok(())
+        let wrong = if !(self.temperature >= 0.0 && self.temperature.is_finite()) {
+            ("temperature", self.temperature.to_string(), "a finite number ≥ 0")
+        } else if !(self.top_p > 0.0 && self.top_p <= 1.0) {
+            ("top_p", self.top_p.to_string(), "a number above 0, at most 1")
+        } else if !(0.0..=1.0).contains(&self.min_p) {
+            ("min_p", self.min_p.to_string(), "a number from 0 to 1")
+        } else if self.max_new_tokens == 0 {
+            ("max_new_tokens", "0".into(), "at least 1")
+        } else if self.stop.iter().any(String::is_empty) {
+            ("stop", "an empty string".into(), "strings that are not empty")
+        } else {
+            return Ok(());
+        };
+        let (field, found, expected) = wrong;
+        Err(EngineError::Params(format!("`{field}` is {found}; expected {expected}")))
     }
 }
 
@@ -149,8 +147,6 @@ pub enum FinishReason {
     Stop,
     /// Limit of `max_new_tokens`.
     Length,
-    /// Refusal of the engine.
-    Refused,
 }
 
 impl From<FinishReason> for Status {
@@ -158,7 +154,6 @@ impl From<FinishReason> for Status {
         match reason {
             FinishReason::Stop => Status::Completed,
             FinishReason::Length => Status::Truncated,
-            FinishReason::Refused => Status::Aborted,
         }
     }
 }
@@ -177,21 +172,28 @@ pub struct Finished {
     pub log_probs: Vec<f32>,
     /// Policy version of each token.
     pub versions: Spans,
-    /// Reason for the end.
-    pub finish: FinishReason,
-    /// Reason of a refusal.
-    pub refused: Option<String>,
+    /// Reason for the end, or the engine's reason why it refused to finish the completion.
+    pub finish: Result<FinishReason, String>,
 }
 
 impl Finished {
     /// Completion of prompt `ordinal` that has ended.
     pub fn new(ordinal: u64, answer: Answer, finish: FinishReason) -> Self {
-        let Answer { index, tokens, log_probs, versions, .. } = answer;
-        Finished { ordinal, index, tokens, log_probs, versions, finish, refused: None }
+        Finished::by(ordinal, answer, Ok(finish))
     }
 
     /// Completion of prompt `ordinal` that the engine refused to finish.
     pub fn refused(ordinal: u64, answer: Answer, why: String) -> Self {
-        Finished { refused: Some(why), ..Finished::new(ordinal, answer, FinishReason::Refused) }
+        Finished::by(ordinal, answer, Err(why))
+    }
+
+    /// Status of the completion.
+    pub fn status(&self) -> Status {
+        self.finish.as_ref().map_or(Status::Aborted, |finish| (*finish).into())
+    }
+
+    fn by(ordinal: u64, answer: Answer, finish: Result<FinishReason, String>) -> Self {
+        let Answer { index, tokens, log_probs, versions, .. } = answer;
+        Finished { ordinal, index, tokens, log_probs, versions, finish }
     }
 }

@@ -10,16 +10,6 @@ use rand_chacha::rand_core::{Rng, SeedableRng};
 
 use super::SamplingParams;
 
-/// Sampled token.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Choice {
-    /// Token id.
-    pub token: u32,
-    /// Log-probability under the sampled distribution, after temperature and truncation. For a
-    /// greedy choice: under the model's own distribution, at temperature 1.
-    pub log_prob: f32,
-}
-
 /// Uniform number in [0, 1) for token `position` of sample `index` of prompt `ordinal`.
 pub fn uniform(run_seed: u64, ordinal: u64, index: u32, position: usize) -> f64 {
     let mut key = [0; 32];
@@ -52,14 +42,16 @@ pub fn warp(scores: &mut [f32], params: &SamplingParams) {
     }
 }
 
-/// Chooses a token from logits, which are overwritten. Returns `None` if they are not finite (a
-/// NaN, or nothing above minus infinity).
-pub fn choose(logits: &mut [f32], params: &SamplingParams, uniform: f64) -> Option<Choice> {
+/// Chooses a token from logits, which are overwritten. Returns its id and its log-probability under
+/// the sampled distribution, after temperature and truncation; for a greedy choice, under the
+/// model's own distribution, at temperature 1. Returns `None` if the logits are not finite (a NaN,
+/// or nothing above minus infinity).
+pub fn choose(logits: &mut [f32], params: &SamplingParams, uniform: f64) -> Option<(u32, f32)> {
     if params.greedy() {
         let token = (0..logits.len()).reduce(|best, token| if logits[token] > logits[best] { token } else { best })?;
         let chosen = logits[token];
         let total: f64 = logits.iter().map(|&score| f64::from((score - chosen).exp())).sum();
-        return total.is_finite().then(|| Choice { token: token as u32, log_prob: -total.ln() as f32 });
+        return total.is_finite().then(|| (token as u32, -total.ln() as f32));
     }
     warp(logits, params);
     let largest = largest(logits);
@@ -79,7 +71,7 @@ pub fn choose(logits: &mut [f32], params: &SamplingParams, uniform: f64) -> Opti
             break;
         }
     }
-    chosen.map(|(token, share)| Choice { token: token as u32, log_prob: (f64::from(share) / total).ln() as f32 })
+    chosen.map(|(token, share)| (token as u32, (f64::from(share) / total).ln() as f32))
 }
 
 fn largest(scores: &[f32]) -> f32 {
@@ -142,9 +134,9 @@ mod tests {
         let mut counts = [0usize; 5];
         let mut reported = [f64::NEG_INFINITY; 5];
         for position in 0..20_000 {
-            let choice = choose(&mut logits.clone(), &params, uniform(7, 0, 0, position)).unwrap();
-            counts[choice.token as usize] += 1;
-            reported[choice.token as usize] = f64::from(choice.log_prob);
+            let (token, log_prob) = choose(&mut logits.clone(), &params, uniform(7, 0, 0, position)).unwrap();
+            counts[token as usize] += 1;
+            reported[token as usize] = f64::from(log_prob);
         }
         assert_eq!(counts[2], 0, "dropped by top-k");
         assert!((reported.iter().map(|log| log.exp()).sum::<f64>() - 1.0).abs() < 1e-6);
@@ -155,9 +147,9 @@ mod tests {
 
     #[test]
     fn a_greedy_choice_carries_the_models_own_log_probability() {
-        let choice = choose(&mut [0.0, 2.0, 2.0], &SamplingParams { temperature: 0.0, ..Default::default() }, 0.9).unwrap();
+        let choice = choose(&mut [0.0, 2.0, 2.0], &SamplingParams { temperature: 0.0, ..Default::default() }, 0.9);
         let expected = -(1.0f64 + 1.0 + (-2.0f64).exp()).ln();
-        assert_eq!((choice.token, choice.log_prob), (1, expected as f32));
+        assert_eq!(choice, Some((1, expected as f32)));
     }
 
     #[test]
@@ -178,9 +170,9 @@ mod tests {
             let params = SamplingParams { top_k, top_p, min_p, ..Default::default() };
             let mut warped = logits.clone();
             warp(&mut warped, &params);
-            let choice = choose(&mut logits.clone(), &params, u).expect("finite logits");
-            prop_assert!(warped[choice.token as usize] > f32::NEG_INFINITY);
-            prop_assert!(choice.log_prob <= 0.0 && choice.log_prob.is_finite());
+            let (token, log_prob) = choose(&mut logits.clone(), &params, u).expect("finite logits");
+            prop_assert!(warped[token as usize] > f32::NEG_INFINITY);
+            prop_assert!(log_prob <= 0.0 && log_prob.is_finite());
         }
     }
 }

@@ -1,17 +1,14 @@
 //! Engine in simulated time: it schedules as [`LocalEngine`](super::LocalEngine) does and computes
 //! nothing.
 
-use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-use super::scheduler::Admission;
-use super::slots::{ActiveSample, Slots};
-use super::waiting::Waiting;
+use super::slots::{ActiveSample, Admission, Slots};
 use super::{EngineError, FinishReason, Finished, Load, OnNewWeights, Request, TokenEngine};
-use crate::data::{Answer, SampledToken, Status, Version};
+use crate::data::{Answer, SampledToken, Version};
 use crate::flow::Simulation;
 
 /// Duration of an engine's steps, in seconds: linear in the work.
@@ -48,9 +45,6 @@ pub struct SimulatedEngine {
     slots: Slots<Version>,
     /// Prompt that is in the cache for the rest of its group.
     shelf: Option<u64>,
-    finished: Vec<Finished>,
-    sampled: Vec<SampledToken>,
-    load: Load,
 }
 
 impl SimulatedEngine {
@@ -69,9 +63,6 @@ impl SimulatedEngine {
             version: None,
             slots: Slots::new(slots),
             shelf: None,
-            finished: Vec::new(),
-            sampled: Vec::new(),
-            load: Load::default(),
         }
     }
 
@@ -80,42 +71,32 @@ impl SimulatedEngine {
         SimulatedEngine { on_new_weights, ..self }
     }
 
-    fn begin(&mut self, admitted: Vec<Admission<Waiting>>, version: Version) {
-        let (mut read, mut slots) = (0, VecDeque::new());
-        for Admission { request: waiting, samples, slots: places, more } in admitted {
-            if self.shelf.take() != Some(waiting.request.ordinal) || waiting.begun.is_some() {
+    fn begin(&mut self, admitted: Vec<Admission>) {
+        let mut read = 0;
+        for Admission { request: waiting, more, .. } in &admitted {
+            let ordinal = waiting.request.ordinal;
+            if self.shelf.take() != Some(ordinal) || waiting.begun.is_some() {
                 read += waiting.tokens().len();
             }
-            let Waiting { request, begun } = waiting;
-            self.shelf = more.then_some(request.ordinal);
-            for (index, slot) in samples.zip(places) {
-                let answer = begun.clone().unwrap_or_else(|| Answer::new(index));
-                self.slots.put(slot, ActiveSample { request: request.clone(), answer, state: version });
-                slots.push_back(slot);
-            }
+            self.shelf = more.then_some(ordinal);
         }
         if read > 0 {
-            self.load.add(0, read);
+            self.slots.load.add(0, read);
         }
-        slots.into_iter().for_each(|slot| self.take_token(slot));
+        admitted.into_iter().flat_map(|group| group.slots).for_each(|slot| self.take_token(slot));
     }
 
     fn take_token(&mut self, slot: usize) {
         let Some(ActiveSample { request, answer, state: version }) = self.slots.get_mut(slot) else { return };
-        let (ordinal, index, version, log_prob) = (request.ordinal, answer.index, *version, -1.0);
-        answer.push(0, log_prob, version);
+        let version = *version;
+        answer.push(0, -1.0, version);
         let made = answer.turn();
-        let finish = if made >= (self.length)(ordinal, index) {
+        let finish = if made >= (self.length)(request.ordinal, answer.index) {
             Some(FinishReason::Stop)
         } else {
             (made >= request.params.max_new_tokens).then_some(FinishReason::Length)
         };
-        let status = finish.map_or(Status::Pending, Status::from);
-        self.sampled.push(SampledToken { ordinal, index, token: 0, log_prob, version, status });
-        if let Some(finish) = finish {
-            let ended = self.slots.finish(slot);
-            self.finished.extend(ended.map(|sequence| Finished::new(ordinal, sequence.answer, finish)));
-        }
+        self.slots.report(slot, version, finish);
     }
 }
 
@@ -124,7 +105,7 @@ impl TokenEngine for SimulatedEngine {
 
     fn submit(&mut self, request: Request) -> Result<(), EngineError> {
         request.params.check()?;
-        self.finished.extend(self.slots.scheduler.take_in(request));
+        self.slots.submit(request);
         Ok(())
     }
 
@@ -137,12 +118,12 @@ impl TokenEngine for SimulatedEngine {
                 let mut load = Load::default();
                 for sequence in self.slots.iter_mut() {
                     sequence.state = version;
-                    load.prefill += sequence.request.tokens.len() + sequence.answer.tokens.len() - 1;
+                    load.prefill += sequence.computed();
                     load.passes = 1;
                 }
                 self.simulation.pass(self.times.step(load));
             }
-            OnNewWeights::Finish => self.slots.scheduler.divide(),
+            OnNewWeights::Finish => self.slots.divide(),
             OnNewWeights::Abort => self.slots.interrupt(),
         }
     }
@@ -156,52 +137,47 @@ impl TokenEngine for SimulatedEngine {
     }
 
     fn is_idle(&self) -> bool {
-        self.slots.is_idle() && self.finished.is_empty()
+        self.slots.is_idle()
     }
 
     fn free_slots(&self) -> usize {
-        self.slots.scheduler.free()
+        self.slots.free()
     }
 
     fn active(&self) -> usize {
-        self.slots.scheduler.active()
+        self.slots.active()
     }
 
     fn limit_slots(&mut self, limit: usize) {
-        self.slots.scheduler.limit_to(limit);
+        self.slots.limit_to(limit);
     }
 
     fn step(&mut self) -> Result<Vec<Finished>, EngineError> {
-        self.sampled.clear();
-        self.load = Load::default();
+        self.slots.start_step(|_, _, _| ());
         let Some(version) = self.version else { return Err(EngineError::NoWeights) };
-        let moves = self.slots.scheduler.close_ranks();
-        self.slots.apply(moves, |_, _| ());
         loop {
-            let admitted = self.slots.scheduler.admit();
+            let admitted = self.slots.admit(|| version);
             if admitted.is_empty() {
                 break;
             }
-            self.begin(admitted, version);
+            self.begin(admitted);
         }
-        let moves = self.slots.scheduler.compact();
-        self.slots.apply(moves, |_, _| ());
-        let active = self.slots.scheduler.active();
-        let versions: Vec<Version> = self.slots.iter().map(|(_, sequence)| sequence.state).collect();
+        self.slots.compact(|_, _, _| ());
+        let versions: Vec<Version> = self.slots.iter_from(0).map(|(_, sequence)| sequence.state).collect();
         for alike in versions.chunk_by(|one, next| one == next) {
-            self.load.add(alike.len(), 0);
+            self.slots.load.add(alike.len(), 0);
         }
-        (0..active).for_each(|slot| self.take_token(slot));
-        self.load.time = self.times.step(self.load);
-        self.simulation.pass(self.load.time);
-        Ok(std::mem::take(&mut self.finished))
+        (0..versions.len()).for_each(|slot| self.take_token(slot));
+        self.slots.load.time = self.times.step(self.slots.load);
+        self.simulation.pass(self.slots.load.time);
+        Ok(std::mem::take(&mut self.slots.finished))
     }
 
     fn sampled(&self) -> &[SampledToken] {
-        &self.sampled
+        &self.slots.sampled
     }
 
     fn load(&self) -> Load {
-        self.load
+        self.slots.load
     }
 }

@@ -1,88 +1,250 @@
-//! Slots of an engine that computes many samples together, and the queue for them.
+//! Slots of an engine that computes many samples together, the queue for them, and what its steps
+//! report.
+//!
+//! During a step, slots 0, 1, … are in use without a gap. A free slot takes the next waiting
+//! sample; if none waits, the last sample in use moves into it. Samples that keep older weights
+//! occupy the lowest slots, oldest first ([`Slots::divide`]); new samples follow.
 
+use std::borrow::Cow;
 use std::cmp::Reverse;
+use std::collections::VecDeque;
+use std::ops::Range;
 use std::sync::Arc;
 
-use super::Request;
-use super::scheduler::{Move, Scheduler};
-use super::waiting::Waiting;
-use crate::data::Answer;
+use super::{FinishReason, Finished, Load, Request};
+use crate::data::{Answer, SampledToken, Status, Version};
 
-/// Sample in a slot.
-pub struct ActiveSample<State> {
-    /// Request of the sample.
+#[derive(Clone, Debug)]
+pub struct Waiting {
     pub request: Arc<Request>,
-    /// Completion so far.
+    /// Partial completion, which has not ended.
+    pub begun: Option<Answer>,
+}
+
+impl Waiting {
+    /// Tokens to prefill before the next token is drawn.
+    pub fn tokens(&self) -> Cow<'_, [u32]> {
+        let prompt = &self.request.tokens;
+        self.begun.as_ref().map_or(Cow::Borrowed(prompt), |answer| Cow::Owned([prompt, answer.tokens.as_slice()].concat()))
+    }
+
+    /// Largest number of tokens at the end of the sample's turn.
+    #[cfg(feature = "torch")]
+    pub fn longest(&self) -> usize {
+        let given = self.begun.as_ref().map_or(0, |answer| answer.tokens.len() - answer.turn());
+        self.request.tokens.len() + given + self.request.params.max_new_tokens
+    }
+}
+
+pub struct ActiveSample<State> {
+    pub request: Arc<Request>,
     pub answer: Answer,
     /// Engine's state for the next token.
     pub state: State,
 }
 
+impl<State> ActiveSample<State> {
+    /// Number of tokens in the cache: all but the newest.
+    pub fn computed(&self) -> usize {
+        self.request.tokens.len() + self.answer.tokens.len() - 1
+    }
+}
+
+/// Samples of one request that are admitted together.
+pub struct Admission {
+    pub request: Waiting,
+    pub slots: Vec<usize>,
+    /// If true, more samples of this request wait.
+    pub more: bool,
+}
+
 /// Samples in slots, and waiting samples.
 pub struct Slots<State> {
-    /// Assignment of slots.
-    pub scheduler: Scheduler<Waiting>,
+    /// Indices of waiting samples, oldest request first.
+    waiting: VecDeque<(Waiting, Range<u32>)>,
+    /// Slots from the end on are free, too.
     places: Vec<Option<ActiveSample<State>>>,
+    /// End of each older part of the slots, ascending. The newest part follows.
+    borders: Vec<usize>,
+    slots: usize,
+    /// Number of slots that may be used now.
+    limit: usize,
+    /// Completions that have ended since the newest step.
+    pub finished: Vec<Finished>,
+    /// Tokens of the newest step.
+    pub sampled: Vec<SampledToken>,
+    /// Work of the newest step.
+    pub load: Load,
 }
 
 impl<State> Slots<State> {
-    /// Creates this number of free slots, at least one.
     pub fn new(slots: usize) -> Self {
         let slots = slots.max(1);
-        Slots { scheduler: Scheduler::new(slots), places: (0..slots).map(|_| None).collect() }
+        Slots {
+            waiting: VecDeque::new(),
+            places: Vec::new(),
+            borders: Vec::new(),
+            slots,
+            limit: slots,
+            finished: Vec::new(),
+            sampled: Vec::new(),
+            load: Load::default(),
+        }
     }
 
-    /// Number of slots.
     #[cfg(feature = "torch")]
     pub fn len(&self) -> usize {
-        self.places.len()
+        self.slots
     }
 
-    /// Returns true if no sample is in flight or waiting.
+    pub fn active(&self) -> usize {
+        self.places.iter().flatten().count()
+    }
+
+    /// Number of slots that no sample uses or waits for.
+    pub fn free(&self) -> usize {
+        self.limit.saturating_sub(self.active() + self.queued())
+    }
+
+    fn queued(&self) -> usize {
+        self.waiting.iter().map(|(_, samples)| samples.len()).sum()
+    }
+
+    /// Returns true if no sample is in flight, waiting or finished since the newest step.
     pub fn is_idle(&self) -> bool {
-        self.scheduler.active() == 0 && self.scheduler.waiting() == 0
+        self.active() == 0 && self.waiting.is_empty() && self.finished.is_empty()
     }
 
-    /// Puts a sample into the slot that the scheduler assigned.
-    pub fn put(&mut self, slot: usize, sample: ActiveSample<State>) {
-        self.places[slot] = Some(sample);
+    /// Limits the slots in use to `limit`, at least one. Samples in flight beyond it stay.
+    pub fn limit_to(&mut self, limit: usize) {
+        self.limit = limit.clamp(1, self.slots);
     }
 
-    /// Sample in a slot.
     #[cfg(feature = "torch")]
     pub fn get(&self, slot: usize) -> Option<&ActiveSample<State>> {
         self.places[slot].as_ref()
     }
 
-    /// Sample in a slot, mutable.
     pub fn get_mut(&mut self, slot: usize) -> Option<&mut ActiveSample<State>> {
         self.places[slot].as_mut()
     }
 
-    /// Samples in flight, by slot.
-    pub fn iter(&self) -> impl Iterator<Item = (usize, &ActiveSample<State>)> {
-        self.places.iter().enumerate().filter_map(|(slot, place)| Some((slot, place.as_ref()?)))
+    /// Samples in flight from this slot on, by slot.
+    pub fn iter_from(&self, first: usize) -> impl Iterator<Item = (usize, &ActiveSample<State>)> {
+        self.places.iter().enumerate().skip(first).filter_map(|(slot, place)| Some((slot, place.as_ref()?)))
     }
 
-    /// Samples in flight, mutable.
     pub fn iter_mut(&mut self) -> impl Iterator<Item = &mut ActiveSample<State>> {
         self.places.iter_mut().flatten()
     }
 
-    /// Frees the slot of a finished sample.
-    pub fn finish(&mut self, slot: usize) -> Option<ActiveSample<State>> {
-        self.scheduler.finish(slot);
-        self.places[slot].take()
+    /// Queues a request's samples. Partial completions that have ended already are finished.
+    pub fn submit(&mut self, mut request: Request) {
+        let (ordinal, last, max_new_tokens) = (request.ordinal, request.samples, request.params.max_new_tokens);
+        let mut answers: Vec<Answer> = std::mem::take(&mut request.answers);
+        answers.retain(|answer| !answer.tokens.is_empty());
+        answers.sort_by_key(|answer| answer.index);
+        let (mut next, request) = (request.first, Arc::new(request));
+        for answer in answers {
+            let index = answer.index;
+            self.queue(&request, None, next..index);
+            next = index + 1;
+            match finish_of(&answer, max_new_tokens) {
+                Some(finish) => self.finished.push(Finished::new(ordinal, answer, finish)),
+                None => self.queue(&request, Some(answer), index..next),
+            }
+        }
+        self.queue(&request, None, next..last);
     }
 
-    /// Applies moves in order; `moved` moves the engine's state of a sample.
-    pub fn apply(&mut self, moves: Vec<Move>, mut moved: impl FnMut(Move, &ActiveSample<State>)) {
-        for change in moves {
-            let sample = self.places[change.from].take();
-            if let Some(sample) = &sample {
-                moved(change, sample);
+    fn queue(&mut self, request: &Arc<Request>, begun: Option<Answer>, samples: Range<u32>) {
+        if !samples.is_empty() {
+            self.waiting.push_back((Waiting { request: request.clone(), begun }, samples));
+        }
+    }
+
+    fn queue_first(&mut self, request: Arc<Request>, begun: Option<Answer>, index: u32) {
+        self.waiting.push_front((Waiting { request, begun }, index..index + 1));
+    }
+
+    /// Separates samples in use from later ones: new samples get slots after them, never between
+    /// them.
+    pub fn divide(&mut self) {
+        self.borders.push(self.places.len());
+    }
+
+    /// Starts a step: forgets the reports of the step before, and moves samples of older parts
+    /// together, so that all free slots follow them. `moved(from, to, sample)` moves the engine's
+    /// state of a sample.
+    pub fn start_step(&mut self, mut moved: impl FnMut(usize, usize, &ActiveSample<State>)) {
+        self.sampled.clear();
+        self.load = Load::default();
+        let mut start = 0;
+        for border in &mut self.borders {
+            while let Some(hole) = self.places[..*border].iter().position(Option::is_none) {
+                *border -= 1;
+                if let Some(sample) = self.places[*border].take() {
+                    moved(*border, hole, &sample);
+                    self.places[hole] = Some(sample);
+                }
             }
-            self.places[change.to] = sample;
+        }
+        // Drops parts without samples.
+        self.borders.retain(|border| std::mem::replace(&mut start, *border) < *border);
+    }
+
+    /// Admits waiting samples to free slots, in order, each in this state.
+    pub fn admit(&mut self, state: impl Fn() -> State) -> Vec<Admission> {
+        let mut admitted = Vec::new();
+        let mut room = self.limit.saturating_sub(self.active());
+        while let Some((waiting, samples)) = self.waiting.front_mut().filter(|_| room > 0) {
+            let now = samples.start..samples.end.min(samples.start.saturating_add(room as u32));
+            (samples.start, room) = (now.end, room - now.len());
+            let (request, more) = (waiting.clone(), samples.start < samples.end);
+            if !more {
+                self.waiting.pop_front();
+            }
+            let slots = now.map(|index| {
+                let answer = request.begun.clone().unwrap_or_else(|| Answer::new(index));
+                let sample = Some(ActiveSample { request: request.request.clone(), answer, state: state() });
+                match self.places.iter().position(Option::is_none) {
+                    Some(slot) => {
+                        self.places[slot] = sample;
+                        slot
+                    }
+                    None => {
+                        self.places.push(sample);
+                        self.places.len() - 1
+                    }
+                }
+            });
+            let slots = slots.collect();
+            admitted.push(Admission { request, slots, more });
+        }
+        admitted
+    }
+
+    /// Closes gaps with as few moves as there are gaps; `moved` as in [`Slots::start_step`].
+    pub fn compact(&mut self, mut moved: impl FnMut(usize, usize, &ActiveSample<State>)) {
+        while let Some(hole) = self.places.iter().position(Option::is_none) {
+            let last = self.places.pop().flatten();
+            if let Some(sample) = last {
+                moved(self.places.len(), hole, &sample);
+                self.places[hole] = Some(sample);
+            }
+        }
+    }
+
+    /// Reports the newest token of a slot. If it ended the sample, finishes it and frees the slot.
+    pub fn report(&mut self, slot: usize, version: Version, finish: Option<FinishReason>) {
+        let Some(ActiveSample { request, answer, .. }) = &self.places[slot] else { return };
+        let (Some(&token), Some(&log_prob)) = (answer.tokens.last(), answer.log_probs.last()) else { return };
+        let (ordinal, index, status) = (request.ordinal, answer.index, finish.map_or(Status::Pending, Status::from));
+        self.sampled.push(SampledToken { ordinal, index, token, log_prob, version, status });
+        if let Some(finish) = finish
+            && let Some(sample) = self.places[slot].take()
+        {
+            self.finished.push(Finished::new(ordinal, sample.answer, finish));
         }
     }
 
@@ -90,7 +252,7 @@ impl<State> Slots<State> {
     pub fn interrupt(&mut self) {
         for sample in self.take_out(|_| true) {
             let index = sample.answer.index;
-            self.scheduler.submit_first(Waiting { request: sample.request, begun: Some(sample.answer) }, index);
+            self.queue_first(sample.request, Some(sample.answer), index);
         }
     }
 
@@ -98,28 +260,134 @@ impl<State> Slots<State> {
     /// before all that wait. Returns their ordinals and indices.
     pub fn restart_expired(&mut self, expired: impl Fn(u64, &Answer) -> bool) -> Vec<(u64, u32)> {
         let mut restarted = Vec::new();
-        for Waiting { request, begun } in self.scheduler.waiting_mut() {
+        for (Waiting { request, begun }, _) in &mut self.waiting {
             restarted
                 .extend(begun.take_if(|answer| expired(request.ordinal, answer)).map(|answer| (request.ordinal, answer.index)));
         }
         for sample in self.take_out(|sample| expired(sample.request.ordinal, &sample.answer)) {
-            let index = sample.answer.index;
-            restarted.push((sample.request.ordinal, index));
-            self.scheduler.submit_first(Waiting { request: sample.request, begun: None }, index);
+            restarted.push((sample.request.ordinal, sample.answer.index));
+            self.queue_first(sample.request, None, sample.answer.index);
         }
         restarted
     }
 
     /// Removes samples from their slots, the youngest first.
     fn take_out(&mut self, which: impl Fn(&ActiveSample<State>) -> bool) -> Vec<ActiveSample<State>> {
-        let mut out = Vec::new();
-        for (slot, place) in self.places.iter_mut().enumerate() {
-            if let Some(sample) = place.take_if(|sample| which(sample)) {
-                self.scheduler.finish(slot);
-                out.push(sample);
-            }
-        }
+        let mut out: Vec<_> = self.places.iter_mut().filter_map(|place| place.take_if(|sample| which(sample))).collect();
         out.sort_by_key(|sample| Reverse((sample.request.ordinal, sample.answer.index)));
         out
+    }
+}
+
+/// Reason for the end of a partial completion, if it has ended. One without room for a token has.
+pub fn finish_of(answer: &Answer, max_new_tokens: usize) -> Option<FinishReason> {
+    match answer.status {
+        Status::Completed => Some(FinishReason::Stop),
+        Status::Truncated => Some(FinishReason::Length),
+        Status::Pending | Status::Aborted => (answer.turn() >= max_new_tokens).then_some(FinishReason::Length),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn group(ordinal: u64, samples: u32) -> Request {
+        Request::new(ordinal, [1], samples, Arc::default())
+    }
+
+    /// Ordinal, slots and `more` of all that is admitted now.
+    fn admit(slots: &mut Slots<u32>) -> Vec<(u64, Vec<usize>, bool)> {
+        slots.admit(|| 0).into_iter().map(|group| (group.request.request.ordinal, group.slots, group.more)).collect()
+    }
+
+    fn moves(slots: &mut Slots<u32>) -> Vec<(usize, usize)> {
+        let mut moves = Vec::new();
+        slots.compact(|from, to, _| moves.push((from, to)));
+        moves
+    }
+
+    #[test]
+    fn a_group_larger_than_the_free_slots_enters_in_parts_and_before_later_groups() {
+        let mut slots = Slots::new(3);
+        slots.submit(group(7, 4));
+        slots.submit(group(8, 2));
+        assert_eq!(admit(&mut slots), [(7, vec![0, 1, 2], true)]);
+        assert!(admit(&mut slots).is_empty(), "no slot is free");
+        (slots.places[2], slots.places[0]) = (None, None);
+        assert_eq!(admit(&mut slots), [(7, vec![0], false), (8, vec![2], true)]);
+        assert_eq!((slots.active(), slots.queued(), slots.free()), (3, 1, 0));
+    }
+
+    #[test]
+    fn a_lower_limit_ends_no_sample_and_a_higher_one_admits_more() {
+        let mut slots = Slots::new(4);
+        slots.submit(group(7, 6));
+        slots.limit_to(3);
+        assert_eq!(admit(&mut slots)[0].1, [0, 1, 2]);
+        slots.limit_to(1);
+        slots.places[1] = None;
+        assert!(admit(&mut slots).is_empty());
+        assert_eq!((moves(&mut slots), slots.active(), slots.free()), (vec![(2, 1)], 2, 0));
+        slots.limit_to(9);
+        assert_eq!(admit(&mut slots)[0].1, [2, 3], "never more than there are");
+    }
+
+    #[test]
+    fn gaps_that_nothing_fills_are_closed_by_the_last_samples() {
+        let mut slots = Slots::new(6);
+        slots.submit(group(7, 6));
+        admit(&mut slots);
+        [5, 1, 3].into_iter().for_each(|slot| slots.places[slot] = None);
+        assert_eq!((moves(&mut slots), slots.active(), slots.free()), (vec![(4, 1)], 3, 3));
+    }
+
+    #[test]
+    fn what_was_interrupted_enters_before_all_that_waits() {
+        let mut slots = Slots::new(2);
+        slots.submit(group(7, 2));
+        admit(&mut slots);
+        slots.submit(group(8, 2));
+        slots.interrupt();
+        assert_eq!(admit(&mut slots), [(7, vec![0], false), (7, vec![1], false)]);
+        assert_eq!(slots.queued(), 2);
+    }
+
+    proptest! {
+        #[test]
+        fn every_sample_gets_one_slot_once_and_slots_in_use_have_no_gap(
+            count in 1usize..9, groups in prop::collection::vec(1u32..12, 0..12), ends in prop::collection::vec(any::<u64>(), 1..200),
+            divides in 1u64..12,
+        ) {
+            let mut slots = Slots::new(count);
+            for (ordinal, &samples) in (0..).zip(&groups) {
+                slots.submit(group(ordinal, samples));
+            }
+            let (mut served, mut part) = (Vec::new(), 0u32);
+            for bits in ends.iter().cycle().take(2000) {
+                // Sometimes samples are separated from those in use.
+                if bits % divides == 0 {
+                    slots.divide();
+                    part += 1;
+                }
+                let before = slots.active();
+                slots.start_step(|from, to, _| assert!(to < from));
+                prop_assert!(slots.borders.len() <= count, "parts without samples are forgotten");
+                for Admission { slots: taken, .. } in slots.admit(|| part) {
+                    served.extend(taken.iter().map(|slot| slots.places[*slot].as_ref().map(|sample| (sample.request.ordinal, sample.answer.index))));
+                }
+                prop_assert!(slots.active() == count || slots.queued() == 0, "a slot is idle while a sample waits");
+                prop_assert!(slots.active() >= before, "a sample is lost");
+                slots.compact(|from, to, _| assert!(to < from));
+                prop_assert!(slots.places.iter().all(Option::is_some), "a gap");
+                prop_assert!(slots.iter_from(0).map(|(_, sample)| sample.state).is_sorted(), "the parts are not in order");
+                let ending: Vec<usize> = (0..slots.active()).filter(|slot| bits >> slot & 1 == 1).collect();
+                ending.into_iter().for_each(|slot| slots.places[slot] = None);
+            }
+            let all: Vec<_> = (0..).zip(&groups).flat_map(|(ordinal, &samples)| (0..samples).map(move |index| Some((ordinal, index)))).collect();
+            prop_assert!(slots.queued() > 0 || served == all, "samples are served in order, each once");
+        }
     }
 }

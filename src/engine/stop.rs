@@ -1,6 +1,7 @@
-//! Detection of stop strings during generation.
+//! End of a completion: end-of-text and stop tokens, stop strings, the length limit.
 
-use crate::data::{Tokenizer, TokenizerError};
+use super::{FinishReason, SamplingParams};
+use crate::data::{Answer, Tokenizer, TokenizerError};
 
 /// Incremental decoder that searches new text for stop strings, at a cost independent of the
 /// completion's length.
@@ -12,12 +13,40 @@ pub struct StopWatch {
     context: usize,
     /// Number of tokens decoded into `text`.
     read: usize,
+    /// Number of tokens fed.
+    fed: usize,
 }
 
 impl StopWatch {
-    /// Reads the completion so far, which only grows. Returns the position in the text of the
-    /// earliest of `stop`, if found.
-    pub fn feed(&mut self, tokenizer: &Tokenizer, tokens: &[u32], stop: &[String]) -> Result<Option<usize>, TokenizerError> {
+    /// Reason for the end if the newest token of the answer's turn is the last. An end token takes
+    /// precedence over the length limit. With stop strings, the turn must only grow.
+    pub fn ends(
+        &mut self,
+        answer: &Answer,
+        params: &SamplingParams,
+        tokenizer: &Tokenizer,
+    ) -> Result<Option<FinishReason>, TokenizerError> {
+        let turn = &answer.tokens[answer.tokens.len() - answer.turn()..];
+        let Some(last) = turn.last() else { return Ok(None) };
+        let ends = (!params.ignore_eos && tokenizer.eos_token_ids().contains(last)) || params.stop_token_ids.contains(last);
+        if ends || (!params.stop.is_empty() && self.feed(tokenizer, turn, &params.stop)?.is_some()) {
+            return Ok(Some(FinishReason::Stop));
+        }
+        Ok((turn.len() >= params.max_new_tokens).then_some(FinishReason::Length))
+    }
+
+    /// Reads the tokens so far, which only grow. Returns the position in the text of the earliest of
+    /// `stop` that the last token completes, if any.
+    fn feed(&mut self, tokenizer: &Tokenizer, tokens: &[u32], stop: &[String]) -> Result<Option<usize>, TokenizerError> {
+        let mut found = None;
+        while self.fed < tokens.len() {
+            self.fed += 1;
+            found = self.feed_one(tokenizer, &tokens[..self.fed], stop)?;
+        }
+        Ok(found)
+    }
+
+    fn feed_one(&mut self, tokenizer: &Tokenizer, tokens: &[u32], stop: &[String]) -> Result<Option<usize>, TokenizerError> {
         let before = tokenizer.decode(&tokens[self.context..self.read])?;
         let after = tokenizer.decode(&tokens[self.context..])?;
         // A trailing replacement character is an incomplete character.

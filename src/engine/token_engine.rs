@@ -79,6 +79,15 @@ pub trait TokenEngine: 'static {
     /// finished completions.
     fn step(&mut self) -> Result<Vec<Finished>, EngineError>;
 
+    /// Steps until all requests are finished. Returns completions in the order in which they end.
+    fn run(&mut self) -> Result<Vec<Finished>, EngineError> {
+        let mut all = Vec::new();
+        while !self.is_idle() {
+            all.extend(self.step()?);
+        }
+        Ok(all)
+    }
+
     /// Tokens of the newest step, including those of finished samples.
     fn sampled(&self) -> &[SampledToken];
 

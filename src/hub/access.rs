@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use super::HubError;
 use super::cache::{Cache, RepoKind, home};
 use super::fetch::{Fetch, Listing};
-use crate::net::{Endpoint, Tasks, Token};
+use crate::net::{Endpoint, Tasks};
 
 /// The public hub.
 const PUBLIC: &str = "https://huggingface.co";
@@ -35,7 +35,8 @@ impl Hub {
         let token = variable("HF_TOKEN").or_else(kept).map(|token| token.trim().to_owned()).filter(|token| !token.is_empty());
         let yes = |value: String| matches!(value.to_ascii_lowercase().as_str(), "1" | "true" | "yes" | "on");
         let url = variable("HF_ENDPOINT").unwrap_or_else(|| PUBLIC.to_owned());
-        let endpoint = Endpoint { token: token.as_deref().and_then(Token::new), ..Endpoint::new(url) };
+        let endpoint = Endpoint::new(url);
+        let endpoint = token.and_then(|token| endpoint.clone().with_token(&token)).unwrap_or(endpoint);
         Hub { endpoint, offline: variable("HF_HUB_OFFLINE").is_some_and(yes), cache }
     }
 

@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex};
 use sha2::{Digest, Sha256};
 
 use super::*;
-use crate::net::{Endpoint, Token};
+use crate::net::Endpoint;
 
 const COMMIT: &str = "0123456789abcdef0123456789abcdef01234567";
 
@@ -124,7 +124,7 @@ impl Server {
     }
 
     fn hub(&self, root: &Path) -> Hub {
-        let endpoint = Endpoint { token: Token::new("hunter2"), ..Endpoint::new(&self.url) };
+        let endpoint = Endpoint::new(&self.url).with_token("hunter2").unwrap();
         Hub::at(endpoint, Cache::at(root))
     }
 }
@@ -270,11 +270,8 @@ fn the_environment_names_hub_token_and_cache() {
         |set: &[(&str, &str)]| Hub::by(|name| set.iter().find(|(known, _)| *known == name).map(|(_, value)| value.to_string()));
     let hub = by(&[("HF_HOME", &home)]);
     assert_eq!(hub.cache().root(), root.path().join("hub"));
-    assert_eq!(
-        hub,
-        Hub::at(Endpoint { token: Token::new("kept"), ..Endpoint::new("https://huggingface.co") }, hub.cache().clone())
-    );
+    assert_eq!(hub, Hub::at(Endpoint::new("https://huggingface.co").with_token("kept").unwrap(), hub.cache().clone()));
     let hub = by(&[("HF_HOME", &home), ("HF_TOKEN", "mine"), ("HF_ENDPOINT", "https://mirror"), ("HF_HUB_OFFLINE", "1")]);
-    let expected = Hub::at(Endpoint { token: Token::new("mine"), ..Endpoint::new("https://mirror") }, hub.cache().clone());
+    let expected = Hub::at(Endpoint::new("https://mirror").with_token("mine").unwrap(), hub.cache().clone());
     assert_eq!(hub, expected.offline(true));
 }

@@ -71,7 +71,7 @@ impl ServiceError {
     pub(super) fn concerns_one_request(&self) -> bool {
         match self {
             ServiceError::Http(error) => match error.fault {
-                Fault::Broke { .. } | Fault::Failed { .. } | Fault::Nonsense { .. } => true,
+                Fault::Broke(_) | Fault::Failed { .. } | Fault::Nonsense { .. } => true,
                 Fault::Refused { status, .. } => status == 408,
                 _ => false,
             },

@@ -4,14 +4,15 @@
 //! (HTTP/1.1) or resets its stream (HTTP/2), so that the server can stop its work.
 
 use std::error::Error;
+use std::sync::Arc;
 use std::time::Duration;
 
-use reqwest::header::{AUTHORIZATION, CONTENT_TYPE, HeaderMap, RETRY_AFTER};
-use reqwest::{Body, Method, Request, Response, StatusCode, Url};
+use reqwest::header::{AUTHORIZATION, CONTENT_TYPE, HeaderMap, HeaderValue, RETRY_AFTER};
+use reqwest::{Body, Method, Request, Response, Url};
 use serde_json::Value;
 use tokio::time::timeout;
 
-use super::endpoint::{Endpoint, Token, is_loopback, parse};
+use super::endpoint::{Endpoint, is_loopback, parse};
 use super::error::{Fault, RemoteError, error_chain};
 use super::tasks::SharedRuntime;
 use super::{Events, tls};
@@ -23,7 +24,6 @@ const LONGEST: usize = 64 << 20;
 /// Longest beginning of a page that an error shows, in characters.
 const SHOWN: usize = 200;
 
-/// Longest time to connect.
 const CONNECT: Duration = Duration::from_secs(10);
 
 /// Idle connections are closed after this time: before most servers close theirs, at 5 seconds.
@@ -35,9 +35,9 @@ pub struct Client {
     name: String,
     base: String,
     url: Url,
-    token: Option<Token>,
+    token: Option<HeaderValue>,
     http: reqwest::Client,
-    runtime: SharedRuntime,
+    runtime: Arc<SharedRuntime>,
 }
 
 impl Client {
@@ -54,11 +54,8 @@ impl Client {
         let parsed = parse(&url).map_err(|why| refuse(kind, Fault::Url { url: masked(&url), why }))?;
         let base = url.trim_end_matches('/').to_owned();
         let name = format!("{kind} {}", masked(&base));
-        let tls = match parsed.scheme() {
-            "https" => tls::config(ca_file.as_deref()),
-            // Reading the system's certificates takes milliseconds.
-            _ => tls::none(),
-        };
+        // Reading the system's certificates takes milliseconds.
+        let tls = if parsed.scheme() == "https" { tls::config(ca_file.as_deref()) } else { tls::none() };
         let mut http = reqwest::Client::builder()
             .tls_backend_preconfigured(tls.map_err(|fault| refuse(&name, fault))?)
             .redirect(reqwest::redirect::Policy::none())
@@ -71,9 +68,8 @@ impl Client {
         if is_loopback(&parsed) {
             http = http.no_proxy();
         }
-        let http = http.build().map_err(|error| refuse(&name, Fault::Certificates { why: error_chain(&error) }))?;
-        let threads = |error: std::io::Error| Fault::Threads { why: error.to_string() };
-        let runtime = SharedRuntime::get().map_err(|error| refuse(&name, threads(error)))?;
+        let http = http.build().map_err(|error| refuse(&name, Fault::Certificates(error_chain(&error))))?;
+        let runtime = SharedRuntime::get().map_err(|error| refuse(&name, Fault::Threads(error.to_string())))?;
         Ok(Client { name, base, url: parsed, token, http, runtime })
     }
 
@@ -94,38 +90,37 @@ impl Client {
 
     /// Posts JSON. The answer is JSON, nothing, or text, which becomes a JSON string.
     pub async fn post(&self, path: &str, body: &Value, limit: Duration) -> Result<Value, RemoteError> {
-        let body = serde_json::to_vec(body).map_err(|error| self.fault(Fault::Broke { why: error.to_string() }))?;
-        self.json(Method::POST, path, Some(body), limit).await
+        self.json(Method::POST, path, Some(body.to_string().into_bytes()), limit).await
     }
 
     /// Posts `body`, which is JSON, and returns the answer's bytes.
     pub async fn post_bytes(&self, path: &str, body: Vec<u8>, limit: Duration) -> Result<Vec<u8>, RemoteError> {
-        let what = what(&Method::POST, path);
-        let page = async { self.page(self.send(Method::POST, path, Some(body), &what).await?, &what).await };
+        self.bytes(Method::POST, path, Some(body), limit).await
+    }
+
+    async fn bytes(&self, method: Method, path: &str, body: Option<Vec<u8>>, limit: Duration) -> Result<Vec<u8>, RemoteError> {
+        let what = what(&method, path);
+        let page = async { self.page(self.send(method, path, body, &what).await?, &what).await };
         timeout(limit, page).await.map_err(|_| self.late(&what, limit))?
     }
 
     async fn json(&self, method: Method, path: &str, body: Option<Vec<u8>>, limit: Duration) -> Result<Value, RemoteError> {
         let what = what(&method, path);
-        let page = async { self.page(self.send(method, path, body, &what).await?, &what).await };
-        let page = timeout(limit, page).await.map_err(|_| self.late(&what, limit))??;
+        let page = self.bytes(method, path, body, limit).await?;
         let text = String::from_utf8_lossy(&page);
-        if text.trim_start().starts_with(['{', '[']) {
-            return serde_json::from_str(&text)
-                .map_err(|error| self.nonsense(&what, format!("JSON that breaks off ({error})"), &text));
+        match text.trim_start().chars().next() {
+            Some('{' | '[') => serde_json::from_str(&text)
+                .map_err(|error| self.nonsense(&what, format!("JSON that breaks off ({error})"), &text)),
+            Some('<') => Err(self.nonsense(&what, "a page for browsers".into(), &text)),
+            _ => Ok(Value::String(text.into_owned())),
         }
-        if text.trim_start().starts_with('<') {
-            return Err(self.nonsense(&what, "a page for browsers".into(), &text));
-        }
-        Ok(Value::String(text.into_owned()))
     }
 
     /// Posts JSON. The answer comes as server-sent events; `stall` bounds the time to the first,
     /// and from each to the next.
-    pub async fn events(&self, path: &str, body: &Value, stall: Duration) -> Result<Events, RemoteError> {
+    pub(crate) async fn events(&self, path: &str, body: &Value, stall: Duration) -> Result<Events, RemoteError> {
         let what = what(&Method::POST, path);
-        let body = serde_json::to_vec(body).map_err(|error| self.fault(Fault::Broke { why: error.to_string() }))?;
-        let response = timeout(stall, self.send(Method::POST, path, Some(body), &what));
+        let response = timeout(stall, self.send(Method::POST, path, Some(body.to_string().into_bytes()), &what));
         let response = response.await.map_err(|_| self.late(&what, stall))??;
         Ok(Events::new(self.clone(), what, response, stall))
     }
@@ -136,9 +131,8 @@ impl Client {
         if status.is_success() {
             return Ok(response);
         }
-        if matches!(status, StatusCode::TOO_MANY_REQUESTS | StatusCode::SERVICE_UNAVAILABLE) {
-            let retry_after = retry_after(response.headers());
-            return Err(self.fault(Fault::Busy { status: status.as_u16(), retry_after }));
+        if let Some(busy) = self.busy(&response) {
+            return Err(busy);
         }
         let page = self.page(response, what).await.unwrap_or_default();
         let text = String::from_utf8_lossy(&page);
@@ -164,10 +158,10 @@ impl Client {
         let mut request = Request::new(method, url);
         *request.headers_mut() = headers;
         if let Some(token) = &self.token {
-            request.headers_mut().insert(AUTHORIZATION, token.header());
+            request.headers_mut().insert(AUTHORIZATION, token.clone());
         }
         if let Some(body) = body {
-            request.headers_mut().insert(CONTENT_TYPE, reqwest::header::HeaderValue::from_static("application/json"));
+            request.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
             *request.body_mut() = Some(Body::from(body));
         }
         // Connections belong to the runtime that they were opened on, and must outlive the
@@ -186,25 +180,28 @@ impl Client {
         if let Some(fault) = tls::fault(&error, host) {
             return self.fault(fault);
         }
-        let why = error_chain(cause(&error));
+        // "error sending request" itself says nothing.
+        let why = error_chain(error.source().unwrap_or(&error));
         self.fault(match connecting {
             true if why.contains("tunnel") => {
                 let why = format!("{why}; HTTPS_PROXY names the proxy, and NO_PROXY the hosts that are reached without it");
-                Fault::Unreachable { why }
+                Fault::Unreachable(why)
             }
-            true => Fault::Unreachable { why },
-            false => Fault::Broke { why },
+            true => Fault::Unreachable(why),
+            false => Fault::Broke(why),
         })
+    }
+
+    fn busy(&self, response: &Response) -> Option<RemoteError> {
+        let (status, retry_after) = (response.status().as_u16(), retry_after(response.headers()));
+        matches!(status, 429 | 503).then(|| self.fault(Fault::Busy { status, retry_after }))
     }
 
     /// Error of an answer whose status may change with a retry.
     pub(crate) fn busy_or_failed(&self, response: &Response) -> Option<RemoteError> {
         let status = response.status().as_u16();
-        match status {
-            429 | 503 => Some(self.fault(Fault::Busy { status, retry_after: retry_after(response.headers()) })),
-            408 | 425 | 500..=599 => Some(self.refusal("the request", status, "")),
-            _ => None,
-        }
+        let failed = matches!(status, 408 | 425 | 500..=599).then(|| self.refusal("the request", status, ""));
+        self.busy(response).or(failed)
     }
 
     /// The error for an answer with this status that says `told`.
@@ -222,9 +219,8 @@ impl Client {
         loop {
             match response.chunk().await {
                 Ok(Some(chunk)) if page.len() + chunk.len() > LONGEST => {
-                    return Err(
-                        self.fault(Fault::Broke { why: format!("{what}: the page is longer than {} MiB", LONGEST >> 20) })
-                    );
+                    let why = format!("{what}: the page is longer than {} MiB", LONGEST >> 20);
+                    return Err(self.fault(Fault::Broke(why)));
                 }
                 Ok(Some(chunk)) => page.extend_from_slice(&chunk),
                 Ok(None) => return Ok(page),
@@ -233,7 +229,6 @@ impl Client {
         }
     }
 
-    /// An error about this server.
     pub(crate) fn fault(&self, fault: Fault) -> RemoteError {
         RemoteError::new(&self.name, fault)
     }
@@ -243,19 +238,13 @@ impl Client {
     }
 
     /// The error for an answer to `what` that makes no sense, `why`, and begins like `page`.
-    pub fn nonsense(&self, what: &str, why: String, page: &str) -> RemoteError {
+    pub(crate) fn nonsense(&self, what: &str, why: String, page: &str) -> RemoteError {
         self.fault(Fault::Nonsense { what: what.to_owned(), why, begins: begins(page) })
     }
 }
 
-/// The request, as errors name it.
 fn what(method: &Method, path: &str) -> String {
     format!("{method} {path}").trim_end().to_owned()
-}
-
-/// The cause of "error sending request", which says nothing.
-fn cause(error: &reqwest::Error) -> &(dyn Error + 'static) {
-    error.source().unwrap_or(error)
 }
 
 /// The server's `Retry-After`, in seconds or as a date.
@@ -295,7 +284,6 @@ fn advice(status: u16) -> &'static str {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use reqwest::header::HeaderValue;
 
     #[test]
     fn a_server_may_ask_to_be_retried_after_seconds_or_at_a_date() {

@@ -41,12 +41,9 @@ pub enum Fault {
         /// Reason.
         why: String,
     },
-    /// Certificates cannot be read, or the machine has none.
-    #[error("TLS cannot be set up: {why}")]
-    Certificates {
-        /// File, reason and remedy.
-        why: String,
-    },
+    /// Certificates cannot be read, or the machine has none: file, reason and remedy.
+    #[error("TLS cannot be set up: {0}")]
+    Certificates(String),
     /// The server's certificate is not trusted.
     #[error("the certificate of {host} is not trusted: {why}; {advice}")]
     Untrusted {
@@ -57,24 +54,15 @@ pub enum Fault {
         /// Setting that solves it.
         advice: String,
     },
-    /// The machine gives no threads for requests.
-    #[error("no threads for requests: {why}; look at the limits of this user (ulimit -u)")]
-    Threads {
-        /// The machine's own message.
-        why: String,
-    },
-    /// No server accepts connections there.
-    #[error("cannot connect: {why}; check that the server runs and listens there")]
-    Unreachable {
-        /// The machine's own message.
-        why: String,
-    },
-    /// The connection ended before the answer did.
-    #[error("the connection broke: {why}; look for a crash in the server's log")]
-    Broke {
-        /// Reason.
-        why: String,
-    },
+    /// The machine gives no threads for requests, with its own message.
+    #[error("no threads for requests: {0}; look at the limits of this user (ulimit -u)")]
+    Threads(String),
+    /// No server accepts connections there, with the machine's own message.
+    #[error("cannot connect: {0}; check that the server runs and listens there")]
+    Unreachable(String),
+    /// The connection ended before the answer did, for this reason.
+    #[error("the connection broke: {0}; look for a crash in the server's log")]
+    Broke(String),
     /// The request timed out.
     #[error("no answer to {what} within {seconds} s; check whether the server hangs, or raise the timeout")]
     Late {
@@ -124,11 +112,8 @@ pub enum Fault {
         begins: String,
     },
     /// The server has no such function.
-    #[error("it has no way of {what}")]
-    Unsupported {
-        /// The function.
-        what: &'static str,
-    },
+    #[error("it has no way of {0}")]
+    Unsupported(&'static str),
 }
 
 impl Fault {
@@ -136,23 +121,23 @@ impl Fault {
     pub fn kind(&self) -> &'static str {
         match self {
             Fault::Url { .. } => "url",
-            Fault::Certificates { .. } | Fault::Untrusted { .. } => "tls",
-            Fault::Threads { .. } => "threads",
-            Fault::Unreachable { .. } => "unreachable",
-            Fault::Broke { .. } => "broke",
+            Fault::Certificates(_) | Fault::Untrusted { .. } => "tls",
+            Fault::Threads(_) => "threads",
+            Fault::Unreachable(_) => "unreachable",
+            Fault::Broke(_) => "broke",
             Fault::Late { .. } => "late",
             Fault::Busy { .. } => "busy",
             Fault::Refused { .. } => "refused",
             Fault::Failed { .. } => "failed",
             Fault::Nonsense { .. } => "nonsense",
-            Fault::Unsupported { .. } => "unsupported",
+            Fault::Unsupported(_) => "unsupported",
         }
     }
 
     /// Returns true if the same request may succeed later, here or on another server.
     pub fn passes(&self) -> bool {
         match self {
-            Fault::Url { .. } | Fault::Certificates { .. } | Fault::Untrusted { .. } | Fault::Unsupported { .. } => false,
+            Fault::Url { .. } | Fault::Certificates(_) | Fault::Untrusted { .. } | Fault::Unsupported(_) => false,
             // The server gave up waiting for the request, or will not take it this early.
             Fault::Refused { status, .. } => matches!(status, 408 | 425),
             _ => true,
@@ -160,7 +145,7 @@ impl Fault {
     }
 
     /// Meaning for a retry.
-    pub fn outcome(&self) -> Outcome {
+    pub(crate) fn outcome(&self) -> Outcome {
         match self {
             Fault::Busy { retry_after, .. } => Outcome::Busy { retry_after: *retry_after },
             fault if fault.passes() => Outcome::Failed,

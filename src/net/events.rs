@@ -18,7 +18,7 @@ const LAST_BYTES: Duration = Duration::from_millis(200);
 
 /// A stream of events. Dropping it closes the connection, so that the server can stop.
 #[derive(Debug)]
-pub struct Events {
+pub(crate) struct Events {
     client: Client,
     what: String,
     response: Response,
@@ -39,17 +39,14 @@ impl Events {
     ///
     /// [`Fault::Broke`] if the stream ends without `[DONE]`, [`Fault::Late`] if it stalls,
     /// [`Fault::Nonsense`] if it is no stream of events.
-    pub async fn next(&mut self) -> Result<Option<String>, RemoteError> {
+    pub(crate) async fn next(&mut self) -> Result<Option<String>, RemoteError> {
         loop {
             if let Some(end) = memmem::find(&self.read[self.seen..], b"\n\n") {
                 let event: Vec<u8> = self.read.drain(..self.seen + end + 2).collect();
                 self.seen = 0;
-                let event = String::from_utf8_lossy(&event).into_owned();
-                let data: Vec<&str> = event
-                    .lines()
-                    .filter_map(|line| line.strip_prefix("data:"))
-                    .map(|data| data.strip_prefix(' ').unwrap_or(data))
-                    .collect();
+                let event = String::from_utf8_lossy(&event);
+                let data = event.lines().filter_map(|line| line.strip_prefix("data:"));
+                let data: Vec<&str> = data.map(|data| data.strip_prefix(' ').unwrap_or(data)).collect();
                 match data.join("\n").trim() {
                     "" => continue,
                     "[DONE]" => {
@@ -70,7 +67,7 @@ impl Events {
                 Ok(Some(chunk)) => self.read.extend(chunk.iter().filter(|byte| **byte != b'\r')),
                 Err(error) => return Err(self.client.broken(error)),
                 Ok(None) if self.read.iter().all(u8::is_ascii_whitespace) => {
-                    return Err(self.client.fault(Fault::Broke { why: format!("{} ended before it was done", self.what) }));
+                    return Err(self.client.fault(Fault::Broke(format!("{} ended before it was done", self.what))));
                 }
                 Ok(None) => {
                     let rest = String::from_utf8_lossy(&self.read).into_owned();

@@ -3,10 +3,8 @@
 //!
 //! [`Client`] is one server, on reqwest: HTTP/1.1 and 2, TLS by rustls, pooled connections, JSON
 //! and server-sent events. [`RetryPolicy`] is exponential backoff with jitter, within a budget and
-//! a deadline.
-//!
-//! [`Tasks`] are the tasks of the process's one tokio runtime for HTTP. A client sends on it,
-//! whatever thread or runtime asks; the servers of this process listen on it.
+//! a deadline. [`Tasks`] are tasks of the process's one tokio runtime for HTTP, on which clients
+//! send and the servers of this process listen.
 //!
 //! Proxies come from `HTTP_PROXY`, `HTTPS_PROXY` and `NO_PROXY`, except for loopback addresses,
 //! which are always reached directly. Servers are trusted by the system's certificates, those of
@@ -26,12 +24,13 @@ mod tls;
 mod tests;
 
 pub use client::Client;
-pub use endpoint::{Endpoint, Token, check_url};
+pub use endpoint::{Endpoint, check_url};
 pub use error::{Fault, RemoteError};
-pub use events::Events;
-pub use retry::{Outcome, Retries, RetryPolicy, Retryable, backoff, deadline};
+pub use retry::RetryPolicy;
 pub use tasks::Tasks;
 
 pub(crate) use client::message;
+pub(crate) use events::Events;
 pub(crate) use host::guard;
+pub(crate) use retry::{Outcome, Retryable, backoff, deadline};
 pub(crate) use serve::Server;

@@ -29,12 +29,9 @@ impl Default for RetryPolicy {
 
 /// Meaning of an error for a retry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Outcome {
-    /// The server has no room now; it may say for how long.
-    Busy {
-        /// The server's `Retry-After`.
-        retry_after: Option<Duration>,
-    },
+pub(crate) enum Outcome {
+    /// The server has no room now, and may say in `Retry-After` for how long.
+    Busy { retry_after: Option<Duration> },
     /// A later attempt may succeed.
     Failed,
     /// Every attempt would fail.
@@ -42,20 +39,19 @@ pub enum Outcome {
 }
 
 /// An error that a [`RetryPolicy`] can judge.
-pub trait Retryable {
-    /// Meaning of this error for a retry.
+pub(crate) trait Retryable {
     fn outcome(&self) -> Outcome;
 }
 
 /// Pause before the `nth` retry, from 1: doubles up to `longest`, less up to half by `key`, so that
 /// requests which failed together do not return together.
-pub fn backoff(first: Duration, longest: Duration, key: u64, nth: u32) -> Duration {
+pub(crate) fn backoff(first: Duration, longest: Duration, key: u64, nth: u32) -> Duration {
     let doubled = first.saturating_mul(1_u32.checked_shl(nth.saturating_sub(1)).unwrap_or(u32::MAX)).min(longest);
     doubled.mul_f64(0.5 + 0.5 * unit(key, nth))
 }
 
 /// The instant after `limit` from now; in a year if the clock cannot say it.
-pub fn deadline(limit: Duration) -> Instant {
+pub(crate) fn deadline(limit: Duration) -> Instant {
     let now = Instant::now();
     now.checked_add(limit).unwrap_or(now + Duration::from_secs(365 * 24 * 3600))
 }
@@ -70,18 +66,18 @@ impl RetryPolicy {
     };
 
     /// Pause before the `nth` retry, from 1, of what `key` names.
-    pub fn pause(&self, key: u64, nth: u32) -> Duration {
+    pub(crate) fn pause(&self, key: u64, nth: u32) -> Duration {
         backoff(self.pause, self.max_pause, key, nth)
     }
 
     /// Begins a sequence of attempts that ends by `deadline`. `key` spreads the pauses.
-    pub fn begin(self, key: u64, deadline: Instant) -> Retries {
+    pub(crate) fn begin(self, key: u64, deadline: Instant) -> Retries {
         Retries { policy: self, key, deadline, failures: 0, refusals: 0, busy_since: None }
     }
 
     /// Makes attempts until one succeeds, fails permanently, or budget or deadline are used up;
     /// then returns the last error. Dropping the future ends the attempt under way.
-    pub async fn run<T, E: Retryable, F: Future<Output = Result<T, E>>>(
+    pub(crate) async fn run<T, E: Retryable, F: Future<Output = Result<T, E>>>(
         self,
         key: u64,
         deadline: Instant,
@@ -103,7 +99,7 @@ impl RetryPolicy {
 
 /// A sequence of attempts under a [`RetryPolicy`]: pure, with the clock as an argument.
 #[derive(Clone, Debug)]
-pub struct Retries {
+pub(crate) struct Retries {
     policy: RetryPolicy,
     key: u64,
     deadline: Instant,
@@ -116,7 +112,7 @@ pub struct Retries {
 impl Retries {
     /// The pause before the next attempt, or `None` if there is none: the error is final, the
     /// budget is used up, or the pause would pass the deadline.
-    pub fn after(&mut self, outcome: Outcome, now: Instant) -> Option<Duration> {
+    pub(crate) fn after(&mut self, outcome: Outcome, now: Instant) -> Option<Duration> {
         let (pause, deadline) = match outcome {
             Outcome::Final => return None,
             Outcome::Failed => {

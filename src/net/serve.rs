@@ -1,20 +1,16 @@
 //! A server in this process, on its one runtime. Dropping it frees the port and cuts every
 //! connection, however slow its client is.
 
-use std::future::Future;
-use std::io::{self, ErrorKind, IoSlice};
+use std::io;
 use std::net::{SocketAddr, TcpListener};
-use std::pin::Pin;
-use std::task::{Context, Poll};
 
 use axum::Router;
 use axum::serve::Listener;
-use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
-use tokio::net::TcpStream;
-use tokio_util::sync::WaitForCancellationFutureOwned;
+use hyper::server::conn::http1;
+use hyper_util::rt::TokioIo;
+use hyper_util::service::TowerToHyperService;
 
 use super::Tasks;
-use super::tasks::Lease;
 
 /// A running server; dropping it ends it.
 #[derive(Debug)]
@@ -28,14 +24,22 @@ impl Server {
     pub(crate) fn start(listener: TcpListener, routes: Router) -> io::Result<Self> {
         let (address, tasks) = (listener.local_addr()?, Tasks::new()?);
         listener.set_nonblocking(true)?;
-        let listener = {
+        let mut listener = {
             let _runtime = tasks.enter();
             tokio::net::TcpListener::from_std(listener)?
         };
-        let stoppable = Stoppable { listener, lease: tasks.lease() };
+        let group = tasks.group().clone();
         tasks.spawn(async move {
-            if let Err(error) = axum::serve(stoppable, routes).await {
-                tracing::error!(%error, "the server at {address} ended");
+            loop {
+                // Waits and retries if the machine has no room for a connection.
+                let (stream, _) = Listener::accept(&mut listener).await;
+                let served =
+                    http1::Builder::new().serve_connection(TokioIo::new(stream), TowerToHyperService::new(routes.clone()));
+                tokio::spawn(group.member(async move {
+                    if let Err(error) = served.await {
+                        tracing::trace!(%error, "a connection to {address} broke");
+                    }
+                }));
             }
         });
         Ok(Server { address, tasks })
@@ -52,79 +56,9 @@ impl Server {
     }
 }
 
-/// A listener whose connections end with a group of tasks.
-struct Stoppable {
-    listener: tokio::net::TcpListener,
-    lease: Lease,
-}
-
-impl Listener for Stoppable {
-    type Io = Connection;
-    type Addr = SocketAddr;
-
-    async fn accept(&mut self) -> (Connection, SocketAddr) {
-        let (stream, from) = Listener::accept(&mut self.listener).await;
-        let lease = self.lease.clone();
-        (Connection { stream, stopped: Box::pin(lease.stop.clone().cancelled_owned()), _lease: lease }, from)
-    }
-
-    fn local_addr(&self) -> io::Result<SocketAddr> {
-        self.listener.local_addr()
-    }
-}
-
-/// A connection that breaks when its server ends.
-struct Connection {
-    stream: TcpStream,
-    stopped: Pin<Box<WaitForCancellationFutureOwned>>,
-    _lease: Lease,
-}
-
-impl Connection {
-    /// The stream, unless the server has ended. Wakes the caller when it does.
-    fn stream(&mut self, context: &mut Context<'_>) -> io::Result<Pin<&mut TcpStream>> {
-        match self.stopped.as_mut().poll(context) {
-            Poll::Ready(()) => Err(ErrorKind::ConnectionAborted.into()),
-            Poll::Pending => Ok(Pin::new(&mut self.stream)),
-        }
-    }
-}
-
-impl AsyncRead for Connection {
-    fn poll_read(mut self: Pin<&mut Self>, context: &mut Context<'_>, buffer: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
-        self.stream(context)?.poll_read(context, buffer)
-    }
-}
-
-impl AsyncWrite for Connection {
-    fn poll_write(mut self: Pin<&mut Self>, context: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
-        self.stream(context)?.poll_write(context, bytes)
-    }
-
-    fn poll_write_vectored(
-        mut self: Pin<&mut Self>,
-        context: &mut Context<'_>,
-        slices: &[IoSlice<'_>],
-    ) -> Poll<io::Result<usize>> {
-        self.stream(context)?.poll_write_vectored(context, slices)
-    }
-
-    fn is_write_vectored(&self) -> bool {
-        self.stream.is_write_vectored()
-    }
-
-    fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
-        self.stream(context)?.poll_flush(context)
-    }
-
-    fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.stream).poll_shutdown(context)
-    }
-}
-
 #[cfg(test)]
 mod tests {
-    use std::io::{Read, Write};
+    use std::io::{ErrorKind, Read, Write};
     use std::time::Duration;
 
     use axum::routing;

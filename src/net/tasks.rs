@@ -12,32 +12,26 @@
 use std::fmt;
 use std::future::Future;
 use std::io;
-use std::pin::Pin;
-use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Weak};
-use std::task::{Context, Poll};
 use std::time::Duration;
 
 use parking_lot::Mutex;
 use tokio::runtime::{Builder, Handle, Runtime};
-use tokio::task::{AbortHandle, JoinHandle};
+use tokio::task::AbortHandle;
+use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
+use tokio_util::task::{AbortOnDropHandle, TaskTracker};
 
-/// Threads of the runtime.
 const THREADS: usize = 2;
 
 /// Longest wait for tasks that were told to end, and for threads in a call that cannot be
 /// interrupted, such as a lookup of a host's name.
 const ENDING: Duration = Duration::from_secs(2);
 
-static SHARED: Mutex<Weak<Shared>> = Mutex::new(Weak::new());
-
-/// The runtime. Clones are the same one.
-#[derive(Clone, Debug)]
-pub(super) struct SharedRuntime(Arc<Shared>);
+static SHARED: Mutex<Weak<SharedRuntime>> = Mutex::new(Weak::new());
 
 #[derive(Debug)]
-struct Shared {
+pub(super) struct SharedRuntime {
     handle: Handle,
     /// Taken when the last user is gone.
     runtime: Option<Runtime>,
@@ -45,36 +39,32 @@ struct Shared {
 
 impl SharedRuntime {
     /// The process's runtime, which is started if nothing uses it yet.
-    pub(super) fn get() -> io::Result<Self> {
+    pub(super) fn get() -> io::Result<Arc<Self>> {
         let mut shared = SHARED.lock();
         if let Some(shared) = shared.upgrade() {
-            return Ok(SharedRuntime(shared));
+            return Ok(shared);
         }
         let runtime = Builder::new_multi_thread().worker_threads(THREADS).thread_name("net").enable_all().build()?;
-        let started = Arc::new(Shared { handle: runtime.handle().clone(), runtime: Some(runtime) });
+        let started = Arc::new(SharedRuntime { handle: runtime.handle().clone(), runtime: Some(runtime) });
         *shared = Arc::downgrade(&started);
-        Ok(SharedRuntime(started))
-    }
-
-    fn handle(&self) -> &Handle {
-        &self.0.handle
+        Ok(started)
     }
 
     /// Runs `future` on the runtime, whatever runtime the caller is on, until it is done or the
     /// caller drops this.
     pub(super) async fn run<F: Future<Output: Send> + Send + 'static>(&self, future: F) -> F::Output {
         // A task of it saves a hop to another thread.
-        if Handle::try_current().is_ok_and(|current| current.id() == self.handle().id()) {
+        if Handle::try_current().is_ok_and(|current| current.id() == self.handle.id()) {
             return future.await;
         }
-        match Aborting(self.handle().spawn(future)).await {
+        match AbortOnDropHandle::new(self.handle.spawn(future)).await {
             Ok(done) => done,
             Err(error) => std::panic::resume_unwind(error.into_panic()),
         }
     }
 }
 
-impl Drop for Shared {
+impl Drop for SharedRuntime {
     fn drop(&mut self) {
         let Some(runtime) = self.runtime.take() else { return };
         match Handle::try_current() {
@@ -84,37 +74,32 @@ impl Drop for Shared {
     }
 }
 
-/// A task that ends when this is dropped.
-struct Aborting<T>(JoinHandle<T>);
-
-impl<T> Future for Aborting<T> {
-    type Output = Result<T, tokio::task::JoinError>;
-
-    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
-        Pin::new(&mut self.0).poll(context)
-    }
-}
-
-impl<T> Drop for Aborting<T> {
-    fn drop(&mut self) {
-        self.0.abort();
-    }
-}
-
 /// Tasks on the process's one runtime for HTTP. Dropping the group ends them all, and waits until
 /// they have ended unless it is dropped in a task. The tasks must not block.
 pub struct Tasks {
-    lease: Lease,
-    ended: Mutex<Receiver<()>>,
-    runtime: SharedRuntime,
+    group: Group,
+    runtime: Arc<SharedRuntime>,
 }
 
-/// Share of each task in its group: the stop signal, and a channel end that closes with the last
-/// task.
+/// Membership of tasks in a group: what ends them, and their count.
 #[derive(Clone)]
-pub(super) struct Lease {
-    pub(super) stop: CancellationToken,
-    _running: Sender<()>,
+pub(super) struct Group {
+    stop: CancellationToken,
+    running: TaskTracker,
+}
+
+impl Group {
+    /// `future` as a member of the group, which ends with it.
+    pub(super) fn member<F: Future<Output = ()>>(&self, future: F) -> impl Future<Output = ()> + use<F> {
+        let stop = self.stop.clone();
+        self.running.track_future(async move {
+            tokio::select! {
+                biased;
+                () = stop.cancelled() => {}
+                () = future => {}
+            }
+        })
+    }
 }
 
 impl Tasks {
@@ -123,24 +108,13 @@ impl Tasks {
     /// # Errors
     /// That of the machine, if it gives the runtime no threads.
     pub fn new() -> io::Result<Self> {
-        let (running, ended) = channel();
-        let lease = Lease { stop: CancellationToken::new(), _running: running };
-        Ok(Tasks { lease, ended: Mutex::new(ended), runtime: SharedRuntime::get()? })
+        let group = Group { stop: CancellationToken::new(), running: TaskTracker::new() };
+        Ok(Tasks { group, runtime: SharedRuntime::get()? })
     }
 
     /// Starts `future` as a task of the group. The handle ends it alone.
     pub fn spawn(&self, future: impl Future<Output = ()> + Send + 'static) -> AbortHandle {
-        let lease = self.lease();
-        let task = async move {
-            // All of it, and dropped after the future.
-            let lease = lease;
-            tokio::select! {
-                biased;
-                () = lease.stop.cancelled() => {}
-                () = future => {}
-            }
-        };
-        self.runtime.handle().spawn(task).abort_handle()
+        self.runtime.handle.spawn(self.group.member(future)).abort_handle()
     }
 
     /// Runs `future` on the calling thread, which may block, with the runtime's timers and sockets.
@@ -148,29 +122,27 @@ impl Tasks {
     /// # Panics
     /// In a task, which must not wait.
     pub fn block_on<F: Future>(&self, future: F) -> F::Output {
-        self.runtime.handle().block_on(future)
+        self.runtime.handle.block_on(future)
     }
 
-    /// A share in the group, for what ends with it besides its tasks.
-    pub(super) fn lease(&self) -> Lease {
-        self.lease.clone()
+    /// For tasks that tasks of the group start.
+    pub(super) fn group(&self) -> &Group {
+        &self.group
     }
 
     /// The runtime's context, for making sockets and timers of it.
     pub(super) fn enter(&self) -> tokio::runtime::EnterGuard<'_> {
-        self.runtime.handle().enter()
+        self.runtime.handle.enter()
     }
 }
 
 impl Drop for Tasks {
     fn drop(&mut self) {
-        self.lease.stop.cancel();
-        // The group's own end of the channel.
-        self.lease = Lease { stop: CancellationToken::new(), _running: channel().0 };
+        self.group.stop.cancel();
+        self.group.running.close();
         if Handle::try_current().is_err() {
-            // Nothing is sent: it ends with the last task.
-            let ended = self.ended.get_mut();
-            ended.recv_timeout(ENDING).ok();
+            // After this time, a task that blocks is left to the runtime.
+            self.block_on(async { timeout(ENDING, self.group.running.wait()).await.ok() });
         }
     }
 }
@@ -184,13 +156,14 @@ impl fmt::Debug for Tasks {
 #[cfg(test)]
 mod tests {
     use std::sync::atomic::{AtomicBool, Ordering};
+    use std::sync::mpsc::{RecvTimeoutError, channel};
 
     use super::*;
 
     #[test]
     fn all_groups_share_one_runtime() {
         let (one, other) = (Tasks::new().unwrap(), Tasks::new().unwrap());
-        assert!(Arc::ptr_eq(&one.runtime.0, &other.runtime.0));
+        assert!(Arc::ptr_eq(&one.runtime, &other.runtime));
     }
 
     #[test]
@@ -227,6 +200,6 @@ mod tests {
         tasks.block_on(async move { drop(inner) });
         let inner = Tasks::new().unwrap();
         inner.spawn(async move { drop(done) });
-        assert!(ends.recv_timeout(ENDING).is_err_and(|error| error == std::sync::mpsc::RecvTimeoutError::Disconnected));
+        assert_eq!(ends.recv_timeout(ENDING), Err(RecvTimeoutError::Disconnected));
     }
 }

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use rustls::pki_types::CertificateDer;
 use rustls::pki_types::pem::PemObject;
-use rustls::{CertificateError, ClientConfig, RootCertStore};
+use rustls::{CertificateError, ClientConfig, ConfigBuilder, RootCertStore, WantsVerifier};
 use rustls_platform_verifier::Verifier;
 
 use super::error::{Fault, causes};
@@ -17,32 +17,36 @@ const NO_AUTHORITY: &str = "set `net.ca_file` to a PEM file with the certificate
 /// TLS with HTTP/2 and HTTP/1.1 for a server that the system's certificates, those of
 /// `SSL_CERT_FILE` or those in `ca_file` vouch for.
 pub(super) fn config(ca_file: Option<&Path>) -> Result<ClientConfig, Fault> {
-    let refuse = |why: String| Fault::Certificates { why };
     let own = ca_file.map(read).transpose()?.unwrap_or_default();
     let provider = Arc::new(rustls::crypto::ring::default_provider());
-    let verifier = Verifier::new_with_extra_roots(own, provider.clone()).map_err(|error| match ca_file {
-        Some(file) => refuse(format!("{} (net.ca_file): {error}", file.display())),
-        None => refuse(format!(
+    let verifier = Verifier::new_with_extra_roots(own, provider).map_err(|error| refuse(match ca_file {
+        Some(file) => format!("{} (net.ca_file): {error}", file.display()),
+        None => format!(
             "{error}; install the system's certificates (package ca-certificates), or set SSL_CERT_FILE or `net.ca_file` to a PEM file"
-        )),
-    })?;
-    let versions = ClientConfig::builder_with_provider(provider).with_safe_default_protocol_versions();
-    let versions = versions.map_err(|error| refuse(error.to_string()))?;
-    let mut config = versions.dangerous().with_custom_certificate_verifier(Arc::new(verifier)).with_no_client_auth();
+        ),
+    }))?;
+    let mut config = builder()?.dangerous().with_custom_certificate_verifier(Arc::new(verifier)).with_no_client_auth();
     config.alpn_protocols = vec![b"h2".to_vec(), b"http/1.1".to_vec()];
     Ok(config)
 }
 
 /// TLS that trusts no one, for clients that speak plain HTTP.
 pub(super) fn none() -> Result<ClientConfig, Fault> {
+    Ok(builder()?.with_root_certificates(RootCertStore::empty()).with_no_client_auth())
+}
+
+fn builder() -> Result<ConfigBuilder<ClientConfig, WantsVerifier>, Fault> {
     let provider = Arc::new(rustls::crypto::ring::default_provider());
-    let versions = ClientConfig::builder_with_provider(provider).with_safe_default_protocol_versions();
-    let versions = versions.map_err(|error| Fault::Certificates { why: error.to_string() })?;
-    Ok(versions.with_root_certificates(RootCertStore::empty()).with_no_client_auth())
+    let builder = ClientConfig::builder_with_provider(provider).with_safe_default_protocol_versions();
+    builder.map_err(|error| refuse(error.to_string()))
+}
+
+fn refuse(why: String) -> Fault {
+    Fault::Certificates(why)
 }
 
 fn read(file: &Path) -> Result<Vec<CertificateDer<'static>>, Fault> {
-    let refuse = |why: String| Fault::Certificates { why: format!("{} (net.ca_file): {why}", file.display()) };
+    let refuse = |why: String| refuse(format!("{} (net.ca_file): {why}", file.display()));
     let found: Result<Vec<_>, _> = CertificateDer::pem_file_iter(file).and_then(Iterator::collect);
     let found = found.map_err(|error| refuse(error.to_string()))?;
     match found.is_empty() {
@@ -60,9 +64,9 @@ pub(super) fn fault(error: &(dyn Error + 'static), host: &str) -> Option<Fault> 
             Fault::Untrusted { host: host.to_owned(), why, advice: advice.to_owned() }
         }
         rustls::Error::InvalidMessage(_) => {
-            Fault::Unreachable { why: format!("{host} does not answer as a TLS server ({error}); without TLS, write http://") }
+            Fault::Unreachable(format!("{host} does not answer as a TLS server ({error}); without TLS, write http://"))
         }
-        other => Fault::Unreachable { why: format!("TLS with {host} failed: {other}") },
+        other => Fault::Unreachable(format!("TLS with {host} failed: {other}")),
     })
 }
 

@@ -48,8 +48,8 @@ impl PendingGroup {
     fn sample(&self, finished: Finished, context: &RolloutContext) -> Result<Sample, EngineError> {
         let mut sample = Sample::begin(&self.prompt, finished.index, &self.prompt_tokens);
         sample.response = context.tokenizer.decode(&finished.tokens)?;
-        sample.status = finished.finish.into();
-        if let Some(reason) = finished.refused {
+        sample.status = finished.status();
+        if let Err(reason) = finished.finish {
             sample.metadata.insert(REFUSED.to_owned(), reason.into());
         }
         sample.answered(&finished.tokens, &finished.log_probs, &finished.versions);

@@ -83,7 +83,7 @@ pub fn assert_same(what: &str, found: &ByKey, expected: &ByKey) {
     assert!(found.keys().eq(expected.keys()), "{what}: other samples");
     for (key, expected) in expected {
         let found = &found[key];
-        assert_eq!((&found.tokens, found.finish), (&expected.tokens, expected.finish), "{what}: sample {key:?}");
+        assert_eq!((&found.tokens, &found.finish), (&expected.tokens, &expected.finish), "{what}: sample {key:?}");
         for (found, expected) in found.log_probs.iter().zip(&expected.log_probs) {
             assert!((found - expected).abs() < 1e-4, "{what}: sample {key:?}: log-probability {found}, expected {expected}");
         }

@@ -112,8 +112,9 @@ fn answers_that_have_ended_come_back_at_once_and_those_without_room_end_for_thei
     assert_eq!(engine.free_slots(), 4, "they take no slot");
     let finished = engine.step().unwrap();
     assert!(engine.is_idle() && engine.sampled().is_empty(), "nothing is sampled again");
-    let found: Vec<_> = finished.iter().map(|finished| (finished.index, finished.tokens.len(), finished.finish)).collect();
-    assert_eq!(found, [(0, 2, FinishReason::Length), (1, 1, FinishReason::Length), (2, 2, FinishReason::Stop)]);
+    let found: Vec<_> =
+        finished.iter().map(|finished| (finished.index, finished.tokens.len(), finished.finish.as_ref().unwrap())).collect();
+    assert_eq!(found, [(0, 2, &FinishReason::Length), (1, 1, &FinishReason::Length), (2, 2, &FinishReason::Stop)]);
     assert!(finished.iter().all(|finished| finished.versions.newest() == Some(3)), "law D3: their versions are kept");
 }
 

@@ -13,7 +13,8 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use rollflow::engine::remote::{Fleet, FleetConfig, FleetHandle, InferenceEngine, SglangEngine, Synced, VllmEngine};
+use rollflow::engine::remote::{Fleet, FleetConfig, FleetHandle, InferenceEngine, connect};
+use rollflow::engine::settings::EngineKind;
 use rollflow::engine::{Finished, Request, SamplingParams, TokenEngine};
 use rollflow::net::Client;
 use rollflow::prelude::*;
@@ -26,8 +27,8 @@ fn var(name: &str) -> String {
 fn engine() -> Arc<dyn InferenceEngine> {
     let url = var("ROLLFLOW_ENGINE_URL");
     match var("ROLLFLOW_ENGINE").as_str() {
-        "vllm" => Arc::new(VllmEngine::new(&url).unwrap()),
-        "sglang" => Arc::new(SglangEngine::new(&url).unwrap()),
+        "vllm" => connect(EngineKind::Vllm, &url).unwrap(),
+        "sglang" => connect(EngineKind::Sglang, &url).unwrap(),
         other => panic!("ROLLFLOW_ENGINE is {other}; expected vllm or sglang"),
     }
 }
@@ -35,7 +36,7 @@ fn engine() -> Arc<dyn InferenceEngine> {
 fn fleet(policy: &Policy, slots: usize) -> Fleet {
     let config = FleetConfig { per_engine: slots, ..FleetConfig::default() };
     let mut fleet = Fleet::new(&FleetHandle::new(vec![engine()]), config, policy.tokenizer(), slots, 7);
-    fleet.set_weights(0, &Synced { version: 0 });
+    fleet.set_weights(0, &());
     fleet
 }
 
@@ -48,7 +49,7 @@ fn request(ordinal: u64, samples: u32, params: &SamplingParams) -> Request {
 fn by_key(finished: impl IntoIterator<Item = Finished>) -> BTreeMap<(u64, u32), Finished> {
     let mut all = BTreeMap::new();
     for finished in finished {
-        assert_eq!(finished.refused, None);
+        assert!(finished.finish.is_ok(), "{finished:?}");
         assert_eq!((finished.log_probs.len(), finished.versions.len()), (finished.tokens.len(), finished.tokens.len()));
         assert!(all.insert((finished.ordinal, finished.index), finished).is_none(), "a sample that ended twice");
     }

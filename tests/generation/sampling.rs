@@ -22,7 +22,7 @@ fn n2_a_sample_is_the_same_alone_and_in_any_batch_slot_and_order() {
             engine.submit(request(ordinal, 3, &params)).unwrap();
             alone.extend(by_key(engine.run().unwrap()));
         }
-        assert!(alone.values().any(|finished| finished.finish == FinishReason::Stop), "some samples end early");
+        assert!(alone.values().any(|finished| finished.finish == Ok(FinishReason::Stop)), "some samples end early");
         for (slots, order) in [(18, [0, 1, 2, 3, 4, 5]), (5, [5, 3, 1, 0, 2, 4]), (2, [4, 5, 0, 1, 3, 2])] {
             let mut engine = engine(&config, slots);
             for ordinal in order {
@@ -142,23 +142,23 @@ fn stop_strings_and_stop_tokens_end_an_answer_and_stay_in_its_tokens() {
     let config = config(Family::Qwen2, None);
     let free = SamplingParams { ignore_eos: true, ..params(40) };
     let mut all = engine(&config, 1);
-    let whole = generate(&mut all, "1+2=", &free, 0).unwrap();
-    assert_eq!((whole.tokens.len(), whole.finish), (40, FinishReason::Length));
+    let (_, whole) = generate(&mut all, "1+2=", &free, 0).unwrap();
+    assert_eq!((whole.tokens.len(), whole.finish), (40, Ok(FinishReason::Length)));
     let characters: Vec<char> = tokenizer().decode_all(&whole.tokens).unwrap().chars().collect();
     let plain = |window: &[char]| window.iter().all(|character| character.is_ascii_alphanumeric());
     let texts: Vec<String> = characters.windows(2).filter(|pair| plain(pair)).map(|pair| pair.iter().collect()).collect();
     let stop = texts.first().expect("two letters in a row").clone();
 
-    let stopped =
+    let (text, stopped) =
         generate(&mut all, "1+2=", &SamplingParams { stop: vec!["none".into(), stop.clone()], ..free.clone() }, 0).unwrap();
-    assert_eq!(stopped.finish, FinishReason::Stop);
+    assert_eq!(stopped.finish, Ok(FinishReason::Stop));
     assert_eq!(stopped.tokens, whole.tokens[..stopped.tokens.len()]);
-    assert!(tokenizer().decode(&stopped.tokens).unwrap().ends_with(&stop) && !stopped.text.contains(&stop));
+    assert!(tokenizer().decode(&stopped.tokens).unwrap().ends_with(&stop) && !text.contains(&stop));
 
     let token = whole.tokens[4];
-    let by_token = generate(&mut all, "1+2=", &SamplingParams { stop_token_ids: vec![token], ..free }, 0).unwrap();
+    let (_, by_token) = generate(&mut all, "1+2=", &SamplingParams { stop_token_ids: vec![token], ..free }, 0).unwrap();
     let first = whole.tokens.iter().position(|&other| other == token).unwrap();
-    assert_eq!((by_token.tokens.as_slice(), by_token.finish), (&whole.tokens[..=first], FinishReason::Stop));
+    assert_eq!((by_token.tokens.as_slice(), by_token.finish), (&whole.tokens[..=first], Ok(FinishReason::Stop)));
 }
 
 #[test]
@@ -171,8 +171,8 @@ fn a_batch_of_prompts_gives_what_each_gives_alone_in_the_order_asked() {
         assert_eq!(together.len(), prompts.len());
         for (ordinal, (prompt, together)) in prompts.into_iter().zip(&together).enumerate() {
             let alone = generate(&mut engine(&config, 1), prompt, &params, ordinal as u64).unwrap();
-            assert_eq!((&alone.text, &alone.tokens, alone.finish), (&together.text, &together.tokens, together.finish));
-            assert_eq!(alone.tokens.len(), alone.log_probs.len());
+            assert_eq!(&alone, together);
+            assert_eq!(alone.1.tokens.len(), alone.1.log_probs.len());
         }
     }
 }

@@ -149,7 +149,7 @@ fn generate(engine: &mut LocalEngine, prompts: Vec<Prompt>, tokenizer: &Tokenize
         let answer = answers.remove(&(prompt.ordinal, index)).unwrap();
         let mut sample = Sample::begin(prompt, index, &tokenizer.encode(&prompt.text.render()).unwrap());
         sample.response = tokenizer.decode(&answer.tokens).unwrap();
-        sample.status = answer.finish.into();
+        sample.status = answer.status();
         for ((token, log_prob), version) in answer.tokens.iter().zip(&answer.log_probs).zip(answer.versions.per_token()) {
             sample.push(*token, *log_prob, version.unwrap());
         }

@@ -6,14 +6,12 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 use rollflow::data::Version;
-use rollflow::engine::remote::sync::{CachePolicy, Releases, WeightSyncManager};
-use rollflow::engine::remote::{
-    Fleet, FleetConfig, FleetHandle, InferenceEngine, OpenAiEngine, ServerConfig, SglangEngine, Synced, VllmEngine,
-};
+use rollflow::engine::remote::sync::{CachePolicy, WeightSyncManager};
+use rollflow::engine::remote::{Fleet, FleetConfig, FleetHandle, InferenceEngine, ServerConfig, connect};
 use rollflow::engine::settings::{Engine, EngineKind, Launch};
 use rollflow::flow::{WeightsRx, WeightsTx};
 use rollflow::model::FrozenWeights;
-use rollflow::net::{Endpoint, Tasks};
+use rollflow::net::Tasks;
 use rollflow::prelude::*;
 use rollflow::recipe::{Net, Plan};
 use rollflow::stages::sync::{Exporter, RemoteSync, probe_texts};
@@ -81,7 +79,7 @@ impl Engines {
     }
 
     /// Generator on the engines.
-    pub fn generator(&self, plan: &Plan, policy: &Policy, weights: WeightsRx<Synced>) -> Generator<Fleet> {
+    pub fn generator(&self, plan: &Plan, policy: &Policy, weights: WeightsRx<()>) -> Generator<Fleet> {
         Generator::remote(&self.handle, self.fleet_config(plan, policy), policy.tokenizer()).weights(weights)
     }
 
@@ -90,7 +88,7 @@ impl Engines {
         let update = self.exporter.export(version, &policy.frozen())?;
         let manager = WeightSyncManager::new(self.handle.clone(), plan.engine.sync.clone());
         let report = tasks()?.block_on(manager.sync(update))?;
-        for isolated in report.engines.iter().filter_map(|result| result.as_ref().err()) {
+        for isolated in report.isolated() {
             tracing::warn!("{isolated}");
         }
         tracing::info!("Synced weights to {} engines (version {version})", report.held());
@@ -98,7 +96,7 @@ impl Engines {
     }
 
     /// Stage that syncs each version to the engines.
-    pub fn sync(&self, plan: &Plan, to: WeightsTx<Synced>) -> Result<RemoteSync<FrozenWeights>> {
+    pub fn sync(&self, plan: &Plan, to: WeightsTx<()>) -> Result<RemoteSync<FrozenWeights>> {
         let (exporter, manager) = (self.exporter.clone(), WeightSyncManager::new(self.handle.clone(), plan.engine.sync.clone()));
         let export = move |version, weights: &Arc<FrozenWeights>| exporter.export(version, weights);
         Ok(RemoteSync::new(manager, export, to).patience(Duration::from_secs_f64(plan.engine.lost_timeout)))
@@ -107,15 +105,14 @@ impl Engines {
 
 /// Creates the exporter of policy versions to `folder`.
 pub fn exporter(plan: &Plan, policy: &Policy, folder: &Path) -> Result<Exporter> {
-    let releases = Releases::open(folder.join("versions"), plan.engine.keep)
-        .with_context(|| format!("making {} (engine.folder)", folder.display()))?;
     let prompts = data::first_prompts(plan, PROBES, &policy.into())?;
     let prompts = prompts.iter().map(|prompt| policy.tokenizer().encode_prompt(prompt)).collect::<Result<Vec<_>, _>>()?;
     let texts = probe_texts(&prompts, policy.config().vocab_size);
     // With adapters, neither embedding nor head is reloaded.
     let untie = plan.engine.unties() && !plan.syncs_adapters();
     let tolerance = plan.engine.tolerance.unwrap_or(plan.model.precision().server_agreement());
-    Ok(Exporter::new(policy, releases, texts, tolerance).untie(untie))
+    let exporter = Exporter::new(policy, &folder.join("versions"), plan.engine.keep, texts, tolerance);
+    Ok(exporter.with_context(|| format!("making {} (engine.folder)", folder.display()))?.untie(untie))
 }
 
 /// Starts the recipe's servers on the model in `start` and waits until all are ready. Returns
@@ -137,15 +134,8 @@ pub fn launch(plan: &Plan, start: &Path, logs: &Path, startup: Startup<'_>) -> R
 
 /// Client of one server.
 pub fn engine(of: &Engine, net: &Net, url: &str) -> Result<Arc<dyn InferenceEngine>> {
-    let mut config = ServerConfig { model: of.model.clone(), ..ServerConfig::new(url) };
-    let idle_connections = config.endpoint.idle_connections;
-    config.endpoint = Endpoint { idle_connections, ..secrets::endpoint(url, of.token_env.as_ref(), net)? };
-    Ok(match of.kind() {
-        EngineKind::Vllm => Arc::new(VllmEngine::with(config)?),
-        EngineKind::Sglang => Arc::new(SglangEngine::with(config)?),
-        EngineKind::OpenAi => Arc::new(OpenAiEngine::with(config)?),
-        EngineKind::Local => bail!("an engine in this process has no URL"),
-    })
+    let endpoint = secrets::endpoint(url, of.token_env.as_ref(), net)?;
+    Ok(connect(of.kind(), ServerConfig { model: of.model.clone(), ..ServerConfig::new(endpoint) })?)
 }
 
 /// Rejects servers that cannot be trained with. Returns the shortest reported context, in tokens.

@@ -1,7 +1,7 @@
 //! Tokens that a recipe names and the environment holds.
 
 use anyhow::{Context, Result};
-use rollflow::net::{Endpoint, Token};
+use rollflow::net::Endpoint;
 use rollflow::recipe::Net;
 
 /// Reads the environment variable `name`, the token for `url`.
@@ -10,17 +10,12 @@ pub fn secret(name: &str, url: &str) -> Result<String> {
     value.with_context(|| format!("the environment has no {name}, which token_env names for {url}"))
 }
 
-/// The server at `url`, which knows its callers by the token that `token_env` names.
+/// The server at `url`, which knows its callers by the token that the variable `token_env` holds.
 pub fn endpoint(url: &str, token_env: Option<&String>, net: &Net) -> Result<Endpoint> {
-    Ok(Endpoint { token: token(token_env, url)?, ca_file: net.ca_file.clone(), ..Endpoint::new(url) })
-}
-
-/// The token that a variable holds; none where no variable is named.
-fn token(name: Option<&String>, url: &str) -> Result<Option<Token>> {
-    let read = |name: &String| -> Result<Token> {
-        Token::new(&secret(name, url)?).with_context(|| format!("what {name} holds can't be sent in a header"))
-    };
-    name.map(read).transpose()
+    let mut endpoint = Endpoint::new(url);
+    endpoint.ca_file.clone_from(&net.ca_file);
+    let Some(name) = token_env else { return Ok(endpoint) };
+    endpoint.with_token(&secret(name, url)?).with_context(|| format!("what {name} holds can't be sent in a header"))
 }
 
 #[cfg(test)]
@@ -29,9 +24,9 @@ mod tests {
 
     #[test]
     fn a_token_is_what_the_named_variable_holds() {
-        assert!(token(None, "http://there").unwrap().is_none());
-        assert!(token(Some(&"HOME".to_owned()), "http://there").unwrap().is_some());
-        let missing = token(Some(&"ROLLFLOW_NO_SUCH_VARIABLE".to_owned()), "http://there").unwrap_err().to_string();
+        let of = |name: Option<&str>| endpoint("http://there", name.map(str::to_owned).as_ref(), &Net::default());
+        assert_ne!(of(None).unwrap(), of(Some("HOME")).unwrap());
+        let missing = of(Some("ROLLFLOW_NO_SUCH_VARIABLE")).unwrap_err().to_string();
         assert!(missing.contains("ROLLFLOW_NO_SUCH_VARIABLE") && missing.contains("http://there"), "{missing}");
     }
 }

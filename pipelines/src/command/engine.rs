@@ -224,9 +224,8 @@ impl Sync {
         let report: SyncReport = engines::tasks()?.block_on(manager.sync(update))?;
         for (url, result) in urls.iter().zip(&report.engines) {
             out::line(&match result {
-                Ok(held) => {
-                    let times: Vec<String> =
-                        held.times.iter().map(|(phase, time)| format!("{} {:.0?}", phase.word(), time)).collect();
+                Ok(times) => {
+                    let times: Vec<String> = times.iter().map(|(phase, time)| format!("{phase} {time:.0?}")).collect();
                     format!("{url} holds version {} ({})", report.version, times.join(", "))
                 }
                 Err(isolated) => isolated.to_string(),

@@ -136,7 +136,7 @@ impl Generate {
                 answer.tokens.push(sampled.token);
                 answer.log_probs.push(sampled.log_prob);
             }
-            answer.finish = ended.map(|ended| ended.finish);
+            answer.finish = ended.and_then(|ended| ended.finish.ok());
             let text = policy.tokenizer().decode(&answer.tokens)?;
             let certain = certain(&text, &self.stop, answer.finish.is_some());
             if !self.json

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use anyhow::{Context, Result, bail};
 use rollflow::data::Version;
 use rollflow::engine::TokenEngine;
-use rollflow::engine::remote::{Fleet, Synced};
+use rollflow::engine::remote::Fleet;
 use rollflow::observe::StepMetrics;
 use rollflow::observe::logs::{AnswerWriter, JudgedAnswer, read_answers};
 use rollflow::prelude::Policy;
@@ -57,7 +57,7 @@ impl StandaloneEval<'_> {
         engines.give(self.plan, self.policy, VERSION)?;
         let config = engines.fleet_config(self.plan, self.policy);
         let mut fleet = Fleet::new(engines.handle(), config, self.policy.tokenizer(), self.eval().max_num_seqs, self.plan.seed);
-        fleet.set_weights(VERSION, &Synced { version: VERSION });
+        fleet.set_weights(VERSION, &());
         self.run_on(fleet, VERSION, &engines.reader(self.policy), progress)
     }
 

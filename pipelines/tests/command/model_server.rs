@@ -146,7 +146,7 @@ fn sglang_generate(served: &Mutex<Served>, body: &Value) -> String {
 }
 
 fn reason(finished: &Finished) -> &'static str {
-    if finished.finish == FinishReason::Length { "length" } else { "stop" }
+    if finished.finish == Ok(FinishReason::Length) { "length" } else { "stop" }
 }
 
 fn spans(finished: &Finished, label: &str) -> Value {

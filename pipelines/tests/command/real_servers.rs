@@ -2,14 +2,15 @@
 //!
 //! Most run where `ROLLFLOW_ENGINE` says `vllm` or `sglang` and scripts/engines.sh has installed it: `make test-engines`.
 
+use std::collections::HashSet;
 use std::path::Path;
 use std::process::Command;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use rollflow::engine::TokenEngine;
-use rollflow::engine::remote::sync::{StepError, SyncConfig, SyncError, WeightSyncManager, WrongWeights};
-use rollflow::engine::remote::{Fleet, FleetConfig, FleetHandle, InferenceEngine, PauseMode, Synced};
+use rollflow::engine::remote::sync::{SyncConfig, SyncError, WeightSyncManager};
+use rollflow::engine::remote::{Fleet, FleetConfig, FleetHandle, InferenceEngine, PauseMode};
 use rollflow::model::{Adapter, Dtype, ModelConfig, Weights};
 use rollflow::prelude::*;
 use rollflow::recipe::Plan;
@@ -76,19 +77,24 @@ impl Started {
     }
 }
 
+/// Whether each phase ran once.
+fn never_retried(times: &[(&'static str, Duration)]) -> bool {
+    times.iter().map(|(phase, _)| phase).collect::<HashSet<_>>().len() == times.len()
+}
+
 #[test]
 #[ignore = "needs a real server"]
 fn every_pause_mode_takes_versions_that_are_verified() {
     let Some(kind) = kind() else { return };
     let started = Started::new(&kind, 22010, &[]);
     engines::tasks().unwrap().block_on(async {
-        let modes = started.engine.weights().unwrap().pause_modes();
-        for (version, mode) in (1..).zip(modes) {
+        let own = if kind == "vllm" { PauseMode::Finish } else { PauseMode::Recompute };
+        for (version, mode) in (1..).zip([own, PauseMode::Keep, PauseMode::Abort]) {
             let update = started.exporter.export(version, &started.weights(version)).unwrap();
-            let report = started.manager(*mode).sync(update).await.unwrap();
-            let held = report.engines[0].as_ref().unwrap();
-            assert_eq!(held.retries, 0, "{mode:?}");
-            println!("{mode:?}: {:?}", held.times);
+            let report = started.manager(mode).sync(update).await.unwrap();
+            let times = report.engines[0].as_ref().unwrap();
+            println!("{mode:?}: {times:?}");
+            assert!(never_retried(times), "{mode:?}");
             assert_eq!(started.engine.weights().unwrap().served().await.unwrap(), Some(version.to_string()));
         }
     });
@@ -108,8 +114,7 @@ fn a_shared_head_is_exact_or_caught_by_name() {
             Err(SyncError::NoneHolds { failures, .. }) => {
                 println!("{}", failures[0]);
                 assert_eq!(kind, "vllm");
-                let old_head = |error: &StepError| matches!(error, StepError::Wrong(wrong) if matches!(**wrong, WrongWeights::OldHead { .. }));
-                assert!(old_head(&failures[0].error), "{}", failures[0]);
+                assert!(failures[0].to_string().contains("under the output head that it was started with"), "{}", failures[0]);
             }
             Err(error) => panic!("{error}"),
         }
@@ -128,9 +133,9 @@ fn adapters_are_given_as_adapters_and_answer_by_name() {
     for version in 1..=4 {
         let update = started.exporter.export(version, &started.adapted(version)).unwrap();
         let report = runtime.block_on(manager.sync(update)).unwrap();
-        let held = report.engines[0].as_ref().unwrap();
-        println!("adapter {version}: {:?}", held.times);
-        assert_eq!((held.retries, manager.fleet().adapter(0).unwrap().release.version()), (0, version));
+        let times = report.engines[0].as_ref().unwrap();
+        println!("adapter {version}: {times:?}");
+        assert!(never_retried(times) && manager.fleet().adapter(0).unwrap().version == version);
     }
     let until = Instant::now() + Duration::from_secs(60);
     while runtime.block_on(control.adapters()).unwrap() != ["adapter-4"] {
@@ -142,7 +147,7 @@ fn adapters_are_given_as_adapters_and_answer_by_name() {
     let config = FleetConfig { vocabulary: 64, ..FleetConfig::default() };
     let mut there = Fleet::new(manager.fleet(), config, started.policy.tokenizer(), 16, 7);
     let mut here = started.policy.with_weights(Arc::new(started.adapted(4))).engine(16, 7);
-    there.set_weights(0, &Synced { version: 0 });
+    there.set_weights(0, &());
     let tokenizer = started.policy.tokenizer();
     let there = complete(&mut there, tokenizer, prompts(), 1, &params).unwrap();
     let here = complete(&mut here, tokenizer, prompts(), 1, &params).unwrap();

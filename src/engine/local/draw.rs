@@ -7,15 +7,15 @@
 use tch::{Kind, Tensor};
 
 use crate::engine::SamplingParams;
-use crate::engine::sampling::{Choice, choose};
+use crate::engine::sampling::choose;
 
 /// Vocabulary above which copying and scanning a row on the host costs more than a few tensor
 /// operations.
 const LARGE_VOCABULARY: i64 = 8192;
 
 /// Draws row `i` of `logits` `[rows, vocabulary]` with parameters and uniform number `i`. Returns
-/// `None` for a row that is not finite.
-pub fn draw(logits: &Tensor, rows: &[(&SamplingParams, f64)]) -> Vec<Option<Choice>> {
+/// `None` for a row that is not finite, else the token and its log-probability.
+pub fn draw(logits: &Tensor, rows: &[(&SamplingParams, f64)]) -> Vec<Option<(u32, f32)>> {
     let logits = &logits.to_kind(Kind::Float);
     let large = logits.size()[1] > LARGE_VOCABULARY;
     // Copying a vocabulary from a GPU is slower than sorting it there; on a CPU it is faster.
@@ -26,7 +26,7 @@ pub fn draw(logits: &Tensor, rows: &[(&SamplingParams, f64)]) -> Vec<Option<Choi
         return draw_on_host(logits, rows);
     }
     let mut choices = vec![None; rows.len()];
-    type Draw = fn(&Tensor, &[(&SamplingParams, f64)]) -> Vec<Option<Choice>>;
+    type Draw = fn(&Tensor, &[(&SamplingParams, f64)]) -> Vec<Option<(u32, f32)>>;
     for (part, draw) in [(tensor, draw_by_tensor as Draw), (host, draw_on_host)].into_iter().filter(|(part, _)| !part.is_empty())
     {
         let index: Vec<i64> = part.iter().map(|&row| row as i64).collect();
@@ -37,7 +37,7 @@ pub fn draw(logits: &Tensor, rows: &[(&SamplingParams, f64)]) -> Vec<Option<Choi
     choices
 }
 
-fn draw_on_host(logits: &Tensor, rows: &[(&SamplingParams, f64)]) -> Vec<Option<Choice>> {
+fn draw_on_host(logits: &Tensor, rows: &[(&SamplingParams, f64)]) -> Vec<Option<(u32, f32)>> {
     let vocabulary = logits.size()[1] as usize;
     let mut scores = vec![0f32; rows.len() * vocabulary];
     let count = scores.len();
@@ -45,7 +45,7 @@ fn draw_on_host(logits: &Tensor, rows: &[(&SamplingParams, f64)]) -> Vec<Option<
     scores.chunks_mut(vocabulary).zip(rows).map(|(scores, (params, uniform))| choose(scores, params, *uniform)).collect()
 }
 
-fn draw_by_tensor(logits: &Tensor, rows: &[(&SamplingParams, f64)]) -> Vec<Option<Choice>> {
+fn draw_by_tensor(logits: &Tensor, rows: &[(&SamplingParams, f64)]) -> Vec<Option<(u32, f32)>> {
     let column = |values: Vec<f64>| Tensor::from_slice(&values).unsqueeze(1).to_device(logits.device());
     let temperatures = rows.iter().map(|(params, _)| if params.greedy() { 1.0 } else { f64::from(params.temperature) });
     let scores = logits / column(temperatures.collect()).to_kind(Kind::Float);
@@ -65,7 +65,7 @@ fn draw_by_tensor(logits: &Tensor, rows: &[(&SamplingParams, f64)]) -> Vec<Optio
     let chosen = Vec::<f32>::try_from(log_probs.gather(1, &drawn, false).view([-1]).to_device(tch::Device::Cpu));
     let drawn = Vec::<i64>::try_from(drawn.view([-1]).to_device(tch::Device::Cpu));
     let (Ok(chosen), Ok(drawn)) = (chosen, drawn) else { unreachable!("one f32 and one i64 a row") };
-    let choice = |(token, log_prob): (i64, f32)| log_prob.is_finite().then_some(Choice { token: token as u32, log_prob });
+    let choice = |(token, log_prob): (i64, f32)| log_prob.is_finite().then_some((token as u32, log_prob));
     drawn.into_iter().zip(chosen).map(choice).collect()
 }
 
@@ -118,8 +118,8 @@ mod tests {
         for (row, (params, uniform)) in rows.into_iter().enumerate() {
             let expected = choose(&mut scores[row * columns..(row + 1) * columns].to_vec(), params, uniform).unwrap();
             let choice = choices[row].unwrap();
-            assert!((i64::from(choice.token) - i64::from(expected.token)).abs() <= 1, "{choice:?} {expected:?}");
-            assert!((choice.log_prob - expected.log_prob).abs() < 2e-2 || choice.token != expected.token);
+            assert!(choice.0.abs_diff(expected.0) <= 1, "{choice:?} {expected:?}");
+            assert!((choice.1 - expected.1).abs() < 2e-2 || choice.0 != expected.0);
         }
         assert_eq!(draw(&(logits * f64::NAN), &rows), vec![None; 3]);
     }
@@ -143,7 +143,7 @@ mod tests {
         for (row, (params, uniform)) in rows.into_iter().enumerate() {
             let expected = choose(&mut numbers[row * columns..(row + 1) * columns].to_vec(), params, uniform).unwrap();
             let found = choices[row].unwrap();
-            assert!(found.token == expected.token && (found.log_prob - expected.log_prob).abs() < 1e-4, "{params:?}");
+            assert!(found.0 == expected.0 && (found.1 - expected.1).abs() < 1e-4, "{params:?}");
         }
     }
 }

@@ -18,10 +18,8 @@ use tch::Tensor;
 use super::draw::draw;
 use super::sequence::{Sequence, SequenceState, ServedWeights};
 use crate::data::packing::cut_rectangles;
-use crate::data::{Answer, SampledToken, Status, Tokenizer, Version};
-use crate::engine::scheduler::{Admission, Move};
-use crate::engine::slots::Slots;
-use crate::engine::waiting::Waiting;
+use crate::data::{Answer, SampledToken, Tokenizer, Version};
+use crate::engine::slots::{Admission, Slots};
 use crate::engine::{EngineError, Finished, Load, OnNewWeights, Request, TokenEngine};
 use crate::model::{Compute, Decoder, FrozenWeights, KvCache, PREFILL_CELLS, Packed, Weights};
 
@@ -40,11 +38,6 @@ pub struct LocalEngine {
     cache: KvCache,
     /// Logits after the prompt on the shelf, which is the prompt of the first waiting samples.
     shelf: Option<Tensor>,
-    finished: Vec<Finished>,
-    /// Tokens of the newest step.
-    sampled: Vec<SampledToken>,
-    /// Work of the newest step.
-    load: Load,
 }
 
 impl LocalEngine {
@@ -64,9 +57,6 @@ impl LocalEngine {
             slots,
             cache,
             shelf: None,
-            finished: Vec::new(),
-            sampled: Vec::new(),
-            load: Load::default(),
         }
     }
 
@@ -97,7 +87,7 @@ impl LocalEngine {
                 self.move_to(&served);
                 self.recompute(&served);
             }
-            OnNewWeights::Finish => self.slots.scheduler.divide(),
+            OnNewWeights::Finish => self.slots.divide(),
             OnNewWeights::Abort => self.slots.interrupt(),
         }
     }
@@ -107,18 +97,8 @@ impl LocalEngine {
         &self.tokenizer
     }
 
-    /// Steps until all requests are finished. Returns completions in the order in which they end.
-    pub fn run(&mut self) -> Result<Vec<Finished>, EngineError> {
-        let mut all = Vec::new();
-        while !self.is_idle() {
-            all.extend(self.step()?);
-        }
-        Ok(all)
-    }
-
     /// Computes the tokens of admitted samples, each prompt once, and draws their next tokens.
-    fn begin(&mut self, admitted: Vec<Admission<Waiting>>) -> Result<(), EngineError> {
-        let Some(weights) = self.weights.clone() else { return Err(EngineError::NoWeights) };
+    fn begin(&mut self, weights: &ServedWeights, admitted: Vec<Admission>) -> Result<(), EngineError> {
         let longest = admitted.iter().map(|group| group.request.longest()).max();
         self.cache.grow(longest.unwrap_or(0).next_multiple_of(32).min(self.decoder.config().max_positions));
         let shelf_slot = self.slots.len();
@@ -134,25 +114,19 @@ impl LocalEngine {
         }
         if !groups.is_empty() {
             let tokens: Vec<Cow<[u32]>> = groups.iter().map(|group| group.request.tokens()).collect();
-            let shelf = |group: &Admission<_>| group.more.then_some(shelf_slot);
+            let shelf = |group: &Admission| group.more.then_some(shelf_slot);
             let slots: Vec<Vec<usize>> =
                 groups.iter().map(|group| group.slots.iter().copied().chain(shelf(group)).collect()).collect();
-            self.load.add(0, tokens.iter().map(|tokens| tokens.len()).sum());
-            let new = self.read(&weights, &tokens, &slots);
+            self.slots.load.add(0, tokens.iter().map(|tokens| tokens.len()).sum());
+            let new = self.read(weights, &tokens, &slots);
             if groups.last().is_some_and(|group| group.more) {
                 self.shelf = Some(new.narrow(0, -1, 1));
             }
             logits.push(new);
         }
-        let mut slots = Vec::new();
-        let mut rows = Vec::new();
-        for (row, group) in admitted.iter().enumerate() {
-            for (index, &slot) in group.samples.clone().zip(&group.slots) {
-                self.slots.put(slot, Sequence::begin(&group.request, index, &weights, &self.tokenizer)?);
-                slots.push(slot);
-                rows.push(row as i64);
-            }
-        }
+        let rows = admitted.iter().zip(0..).flat_map(|(group, row)| vec![row; group.slots.len()]);
+        let (rows, slots): (Vec<i64>, Vec<usize>) =
+            rows.zip(admitted.iter().flat_map(|group| group.slots.iter().copied())).unzip();
         let logits = Tensor::cat(&logits, 0);
         let rows = Tensor::from_slice(&rows).to_device(logits.device());
         self.take_tokens(&slots, &logits.index_select(0, &rows))
@@ -161,48 +135,37 @@ impl LocalEngine {
     /// Decodes one token for the slots in use, which are 0, 1, …: one pass for each version of the
     /// weights.
     fn advance(&mut self) -> Result<(), EngineError> {
-        let active = self.slots.scheduler.active();
         let mut first = 0;
-        while let Some(weights) = (first < active).then(|| self.slots.get(first)).flatten().map(|head| head.state.weights.clone())
-        {
-            let alike = |sequence: &&Sequence| Rc::ptr_eq(&sequence.state.weights, &weights);
-            let neighbours = (first..active).filter_map(|slot| self.slots.get(slot)).take_while(alike);
-            let (tokens, positions): (Vec<i64>, Vec<usize>) = neighbours.map(Sequence::newest).unzip();
+        loop {
+            let head = self.slots.iter_from(first).next().map(|(_, head)| head.state.weights.clone());
+            let Some(weights) = head else { return Ok(()) };
+            let alike = |(_, sequence): &(usize, &Sequence)| Rc::ptr_eq(&sequence.state.weights, &weights);
+            let neighbours = self.slots.iter_from(first).take_while(alike);
+            let (tokens, positions): (Vec<i64>, Vec<usize>) = neighbours.map(|(_, sequence)| sequence.newest()).unzip();
             let logits = self.decoder.decode(&weights.views, first, &tokens, &positions, &mut self.cache);
             let slots: Vec<usize> = (first..first + tokens.len()).collect();
-            self.load.add(slots.len(), 0);
+            self.slots.load.add(slots.len(), 0);
             first += slots.len();
             self.take_tokens(&slots, &logits)?;
         }
-        Ok(())
     }
 
     /// Draws a token for each of `slots` from its row of logits, and ends the samples that it
     /// completes.
     fn take_tokens(&mut self, slots: &[usize], logits: &Tensor) -> Result<(), EngineError> {
-        let sequences = || slots.iter().filter_map(|&slot| self.slots.get(slot));
-        let rows: Vec<_> = sequences().map(|sequence| (&*sequence.request.params, sequence.uniform(self.run_seed))).collect();
+        let sequences = slots.iter().filter_map(|&slot| self.slots.get(slot));
+        let rows: Vec<_> = sequences.map(|sequence| (&*sequence.request.params, sequence.uniform(self.run_seed))).collect();
         let choices = draw(logits, &rows);
         for (&slot, choice) in slots.iter().zip(choices) {
             let Some(sequence) = self.slots.get_mut(slot) else { continue };
             let (ordinal, index, version) = (sequence.request.ordinal, sequence.answer.index, sequence.state.weights.version);
-            let Some(choice) = choice else {
+            let Some((token, log_prob)) = choice else {
                 return Err(EngineError::NonFinite { ordinal, index, position: sequence.answer.tokens.len(), version });
             };
-            let finish = sequence.take(choice, &self.tokenizer)?;
-            let status = finish.map_or(Status::Pending, Status::from);
-            self.sampled.push(SampledToken { ordinal, index, token: choice.token, log_prob: choice.log_prob, version, status });
-            if let Some(finish) = finish {
-                self.finished.extend(self.slots.finish(slot).map(|sequence| sequence.finished(finish)));
-            }
+            let finish = sequence.take(token, log_prob, &self.tokenizer)?;
+            self.slots.report(slot, version, finish);
         }
         Ok(())
-    }
-
-    /// Moves samples and their part of the cache to other slots.
-    fn apply(&mut self, moves: Vec<Move>) {
-        let cache = &mut self.cache;
-        self.slots.apply(moves, |Move { from, to }, sequence| cache.copy_slot(from, &[to], sequence.computed()));
     }
 
     /// Continues all samples in flight with these weights.
@@ -215,7 +178,7 @@ impl LocalEngine {
     fn recompute(&mut self, weights: &ServedWeights) {
         let (slots, tokens): (Vec<Vec<usize>>, Vec<Vec<u32>>) = self
             .slots
-            .iter()
+            .iter_from(0)
             .map(|(slot, sequence)| {
                 let tokens = sequence.request.tokens.iter().chain(&sequence.answer.tokens).take(sequence.computed());
                 (vec![slot], tokens.copied().collect())
@@ -261,7 +224,7 @@ impl TokenEngine for LocalEngine {
             ));
         }
         request.check_answers(config.vocab_size)?;
-        self.finished.extend(self.slots.scheduler.take_in(request));
+        self.slots.submit(request);
         Ok(())
     }
 
@@ -283,50 +246,48 @@ impl TokenEngine for LocalEngine {
     }
 
     fn is_idle(&self) -> bool {
-        self.slots.is_idle() && self.finished.is_empty()
+        self.slots.is_idle()
     }
 
     fn free_slots(&self) -> usize {
-        self.slots.scheduler.free()
+        self.slots.free()
     }
 
     fn active(&self) -> usize {
-        self.slots.scheduler.active()
+        self.slots.active()
     }
 
     fn limit_slots(&mut self, limit: usize) {
-        self.slots.scheduler.limit_to(limit);
+        self.slots.limit_to(limit);
     }
 
     fn step(&mut self) -> Result<Vec<Finished>, EngineError> {
         let _guard = tch::no_grad_guard();
         let started = Instant::now();
-        self.sampled.clear();
-        self.load = Load::default();
-        if self.weights.is_none() && !self.is_idle() {
-            return Err(EngineError::NoWeights);
-        }
-        let moves = self.slots.scheduler.close_ranks();
-        self.apply(moves);
+        let cache = &mut self.cache;
+        self.slots.start_step(|from, to, sequence| cache.copy_slot(from, &[to], sequence.computed()));
+        let Some(weights) = self.weights.clone() else {
+            return if self.is_idle() { Ok(Vec::new()) } else { Err(EngineError::NoWeights) };
+        };
         loop {
-            let admitted = self.slots.scheduler.admit();
+            let admitted = self.slots.admit(|| SequenceState::new(&weights));
             if admitted.is_empty() {
                 break;
             }
-            self.begin(admitted)?;
+            self.begin(&weights, admitted)?;
         }
-        let moves = self.slots.scheduler.compact();
-        self.apply(moves);
+        let cache = &mut self.cache;
+        self.slots.compact(|from, to, sequence| cache.copy_slot(from, &[to], sequence.computed()));
         self.advance()?;
-        self.load.time = started.elapsed();
-        Ok(std::mem::take(&mut self.finished))
+        self.slots.load.time = started.elapsed();
+        Ok(std::mem::take(&mut self.slots.finished))
     }
 
     fn sampled(&self) -> &[SampledToken] {
-        &self.sampled
+        &self.slots.sampled
     }
 
     fn load(&self) -> Load {
-        self.load
+        self.slots.load
     }
 }

@@ -6,4 +6,4 @@ mod generate;
 mod sequence;
 
 pub use engine::LocalEngine;
-pub use generate::{Generation, batch_generate, generate};
+pub use generate::{batch_generate, generate};

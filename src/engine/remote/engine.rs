@@ -1,17 +1,17 @@
 //! Interfaces of an engine that is not in this process.
 
-use std::future::Future;
-use std::pin::Pin;
+use std::collections::BTreeMap;
+use std::ops::Range;
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use tokio::sync::mpsc;
+use async_trait::async_trait;
+use tokio::sync::mpsc::Sender;
 
-use super::{Fault, RemoteError, WeightControl};
-use crate::engine::SamplingParams;
-
-/// Future of an engine's work. Dropping it cancels the work.
-pub type Pending<'a, T> = Pin<Box<dyn Future<Output = Result<T, RemoteError>> + Send + 'a>>;
+use super::{Fault, RemoteError};
+use crate::engine::{FinishReason, SamplingParams};
+use crate::settings::declare::choices;
 
 /// One attempt to generate, or to continue, one sample.
 #[derive(Clone, Debug, PartialEq)]
@@ -53,73 +53,15 @@ impl Attempt {
     }
 }
 
-/// New tokens of an attempt.
-#[derive(Clone, Debug, Default, PartialEq)]
-pub struct Chunk {
-    /// Token ids.
-    pub tokens: Vec<u32>,
-    /// Behaviour log-probability of each token, under the distribution that it was drawn from.
-    pub log_probs: Vec<f32>,
-}
-
-/// Reason for the end of an attempt.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum End {
-    /// End-of-text token, stop token or stop string.
-    Stop,
-    /// Length limit.
-    Length,
-    /// Abort, for new weights or by the caller. The sample may continue elsewhere.
-    Aborted,
-}
-
-/// Tokens `start..end` of an attempt with the label of their weights.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct VersionSpan {
-    /// Label of the weights.
-    pub label: String,
-    /// First token, counted from the attempt's first new token.
-    pub start: usize,
-    /// End of the span, exclusive.
-    pub end: usize,
-}
-
 /// End of an attempt, after all its tokens.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Ending {
-    /// Reason for the end.
-    pub end: End,
-    /// Weights of the new tokens, if the engine reports them.
-    pub spans: Option<Vec<VersionSpan>>,
-}
-
-/// Bounded channel for the tokens of one attempt. A slow reader slows the engine's connection.
-#[derive(Clone, Debug)]
-pub struct Tokens {
-    to: mpsc::Sender<Chunk>,
-}
-
-impl Tokens {
-    /// Creates a channel with room for `chunks` chunks.
-    pub fn channel(chunks: usize) -> (Self, mpsc::Receiver<Chunk>) {
-        let (to, from) = mpsc::channel(chunks.max(1));
-        (Tokens { to }, from)
-    }
-
-    /// Sends new tokens. Returns false if the receiver is gone.
-    pub async fn send(&self, chunk: Chunk) -> bool {
-        self.to.send(chunk).await.is_ok()
-    }
-
-    /// Returns true if the receiver is gone.
-    pub(super) fn is_closed(&self) -> bool {
-        self.to.is_closed()
-    }
-
-    /// Waits until the receiver is gone.
-    pub(super) async fn closed(&self) {
-        self.to.closed().await;
-    }
+    /// Reason for the end; `None` after an abort, for new weights or by the caller. The sample may
+    /// then continue elsewhere.
+    pub finish: Option<FinishReason>,
+    /// Weights of the new tokens, if the engine reports them: a label, and the tokens that were
+    /// sampled with it, counted from the attempt's first new token.
+    pub spans: Option<Vec<(String, Range<usize>)>>,
 }
 
 /// Capabilities of an engine, as it reports them.
@@ -131,12 +73,8 @@ pub struct Capabilities {
     pub model: String,
     /// Longest prompt and completion together, if reported.
     pub context: Option<usize>,
-    /// If true, tokens are streamed.
-    pub streams: bool,
     /// If true, the engine reports which weights sampled which token.
     pub spans: bool,
-    /// If true, prefix caches can be separated by a key.
-    pub cache_keys: bool,
     /// If true, weights can be loaded.
     pub weights: bool,
     /// If true, checksums of the weights are available.
@@ -151,25 +89,25 @@ pub struct Capabilities {
 ///
 /// ```
 /// use std::sync::Arc;
-/// use rollflow::engine::remote::{Attempt, Chunk, End, Ending, Fleet, FleetConfig, FleetHandle, InferenceEngine, Pending, Synced, Tokens};
-/// use rollflow::engine::TokenEngine;
+/// use rollflow::engine::remote::{Attempt, Ending, Fleet, FleetConfig, FleetHandle, InferenceEngine, RemoteError, async_trait};
+/// use rollflow::engine::{FinishReason, TokenEngine};
 /// use rollflow::prelude::*;
 /// use rollflow::rollout::complete;
+/// use tokio::sync::mpsc::Sender;
 ///
 /// struct Sevens;
 ///
+/// #[async_trait]
 /// impl InferenceEngine for Sevens {
 ///     fn name(&self) -> String {
 ///         "sevens".into()
 ///     }
 ///
-///     fn generate<'a>(&'a self, attempt: &'a Attempt, tokens: &'a Tokens) -> Pending<'a, Ending> {
-///         Box::pin(async move {
-///             for _ in 0..attempt.rest() {
-///                 tokens.send(Chunk { tokens: vec![11], log_probs: vec![0.0] }).await;
-///             }
-///             Ok(Ending { end: End::Length, spans: None })
-///         })
+///     async fn generate(&self, attempt: &Attempt, tokens: &Sender<Vec<(u32, f32)>>) -> Result<Ending, RemoteError> {
+///         for _ in 0..attempt.rest() {
+///             tokens.send(vec![(11, 0.0)]).await.ok();
+///         }
+///         Ok(Ending { finish: Some(FinishReason::Length), spans: None })
 ///     }
 /// }
 ///
@@ -177,7 +115,7 @@ pub struct Capabilities {
 /// let engines = FleetHandle::new(vec![Arc::new(Sevens)]);
 /// let mut fleet = Fleet::new(&engines, FleetConfig::default(), &tokenizer, 8, 0);
 /// let params = SamplingParams { max_new_tokens: 3, ..SamplingParams::default() };
-/// fleet.set_weights(0, &Synced { version: 0 });
+/// fleet.set_weights(0, &());
 /// let groups = complete(&mut fleet, &tokenizer, vec![Prompt::from("1")], 2, &params)?;
 /// assert_eq!(groups[0].samples[1].response, "777");
 /// # Ok::<(), Box<dyn std::error::Error>>(())
@@ -185,34 +123,87 @@ pub struct Capabilities {
 ///
 /// Methods run on the threads for HTTP ([`Tasks`](crate::net::Tasks)): work that computes or blocks
 /// belongs on another thread, such as that of `tokio::task::spawn_blocking`.
+#[async_trait]
 pub trait InferenceEngine: Send + Sync + 'static {
     /// Name in errors, logs and metrics: kind and address.
     fn name(&self) -> String;
 
-    /// Generates the rest of a sample: sends its tokens, then returns how it ended. Tokens sent
-    /// before an error are kept. Dropping the future must stop the engine's work on the sample.
-    fn generate<'a>(&'a self, attempt: &'a Attempt, tokens: &'a Tokens) -> Pending<'a, Ending>;
+    /// Generates the rest of a sample: sends its tokens, then returns how it ended. Each token comes
+    /// with its behaviour log-probability, under the distribution that it was drawn from. Tokens
+    /// sent before an error are kept. A slow receiver slows the engine's connection. Dropping the
+    /// future must stop the engine's work on the sample.
+    async fn generate(&self, attempt: &Attempt, tokens: &Sender<Vec<(u32, f32)>>) -> Result<Ending, RemoteError>;
 
     /// Reports the engine's capabilities.
-    fn probe(&self) -> Pending<'_, Capabilities> {
-        Box::pin(async { Ok(Capabilities::default()) })
+    async fn probe(&self) -> Result<Capabilities, RemoteError> {
+        Ok(Capabilities::default())
     }
 
     /// Checks within `limit` that the engine accepts work.
-    fn healthy(&self, limit: Duration) -> Pending<'_, ()> {
+    async fn healthy(&self, limit: Duration) -> Result<(), RemoteError> {
         let _ = limit;
-        Box::pin(async { Ok(()) })
+        Ok(())
     }
 
     /// Returns the log-probability of each token but the first, under the engine's own weights or
     /// this adapter. A weight sync verifies weights with it.
-    fn score<'a>(&'a self, tokens: &'a [u32], adapter: Option<&'a str>) -> Pending<'a, Vec<f32>> {
+    async fn score(&self, tokens: &[u32], adapter: Option<&str>) -> Result<Vec<f32>, RemoteError> {
         let _ = (tokens, adapter);
-        Box::pin(async { Err(RemoteError::new(self.name(), Fault::Unsupported { what: "scoring given tokens" })) })
+        Err(RemoteError::new(self.name(), Fault::Unsupported("scoring given tokens")))
     }
 
     /// Weight control; `None` for an engine whose weights are fixed.
     fn weights(&self) -> Option<&dyn WeightControl> {
         None
     }
+}
+
+choices! {
+    /// Policy for an engine's work while its weights change.
+    pub enum PauseMode {
+        /// the engine pauses and continues with its keys and values (vLLM `keep`, SGLang
+        /// `in_place`).
+        "keep" => Keep,
+        /// the engine pauses and recomputes keys and values under the new weights (SGLang
+        /// `retract`).
+        "recompute" => Recompute,
+        /// the engine aborts what is in flight, which continues as new requests.
+        "abort" => Abort,
+        /// the engine finishes what is in flight first and takes nothing new (vLLM `wait`).
+        "finish" => Finish,
+    }
+}
+
+/// Operations of a weight sync on one engine. Labels are decimal version numbers.
+#[async_trait]
+pub trait WeightControl: Send + Sync {
+    /// Pauses the engine; idempotent. An error names the supported modes if this one is not.
+    async fn pause(&self, mode: PauseMode) -> Result<(), RemoteError>;
+
+    /// Loads a Hugging Face folder that the engine can read.
+    async fn load(&self, folder: &Path, label: &str) -> Result<(), RemoteError>;
+
+    /// Loads a PEFT folder as an adapter of this name, replacing one that has it.
+    async fn load_adapter(&self, name: &str, folder: &Path) -> Result<(), RemoteError>;
+
+    /// Unloads an adapter.
+    async fn unload_adapter(&self, name: &str) -> Result<(), RemoteError>;
+
+    /// Names of the loaded adapters.
+    async fn adapters(&self) -> Result<Vec<String>, RemoteError>;
+
+    /// Labels the served weights.
+    async fn label(&self, label: &str) -> Result<(), RemoteError>;
+
+    /// Label of the served weights; `None` before the first label.
+    async fn served(&self) -> Result<Option<String>, RemoteError>;
+
+    /// Checksums by tensor name; `None` if the engine has none.
+    async fn checksums(&self) -> Result<Option<BTreeMap<String, String>>, RemoteError>;
+
+    /// Clears the cache of finished work.
+    async fn flush_cache(&self) -> Result<(), RemoteError>;
+
+    /// Resumes the engine; idempotent.
+    async fn resume(&self) -> Result<(), RemoteError>;
 }

@@ -16,7 +16,6 @@
 
 mod config;
 mod token_engine;
-mod trials;
 mod watchdog;
 
 use std::collections::BTreeMap;
@@ -27,13 +26,14 @@ use std::time::Instant;
 use tokio::sync::watch;
 use tokio::task::AbortHandle;
 
-use super::attempt::{self, AttemptEvent, AttemptUpdate, Bounds};
+use super::attempt::{self, AttemptEvent, AttemptUpdate};
 use super::budget::{Budget, pause};
-use super::in_flight::{InFlightSample, Running, SampleKey, ServedVersions, Stage, versions};
+use super::in_flight::{InFlightSample, Running, SampleKey, Stage, versions};
 use super::router::{EngineSlot, choose};
 pub use config::FleetConfig;
 
-use super::{Attempt, Chunk, End, Ending, EngineState, Fault, FleetHandle, RemoteError};
+use super::handle::{EngineState, Standings};
+use super::{Attempt, Ending, Fault, FleetHandle, RemoteError};
 use crate::data::{SampledToken, Status, Tokenizer, Version};
 use crate::engine::{EngineError, FinishReason, Finished, Load, TokenEngine};
 use crate::net::Tasks;
@@ -45,18 +45,11 @@ const FAILURES: u32 = 3;
 /// A group waits for room for all its samples if that leaves at most one slot in this many empty.
 const IDLE_ONE_IN: usize = 8;
 
-/// Message that engines serve a version. It is published after verification (law V4).
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Synced {
-    /// Verified version.
-    pub version: Version,
-}
-
 /// Remote engines as one engine.
 pub struct Fleet {
     handle: FleetHandle,
     /// Notifies of engines that were paused, synced or lost.
-    changes: watch::Receiver<u64>,
+    changes: watch::Receiver<Standings>,
     config: FleetConfig,
     tokenizer: Arc<Tokenizer>,
     seed: u64,
@@ -132,15 +125,6 @@ impl Fleet {
         &self.tokenizer
     }
 
-    /// Steps until all requests are finished. Returns completions in the order in which they end.
-    pub fn run(&mut self) -> Result<Vec<Finished>, EngineError> {
-        let mut all = Vec::new();
-        while !self.is_idle() {
-            all.extend(self.step()?);
-        }
-        Ok(all)
-    }
-
     /// Starts waiting samples on engines with room, the oldest first.
     fn dispatch(&mut self, now: Instant) -> Result<(), EngineError> {
         let due = |sample: &InFlightSample| matches!(sample.stage, Stage::Waiting(at) if at <= now);
@@ -151,7 +135,7 @@ impl Fleet {
             let together = self.together(waiting);
             let group = self.samples.range((first.0, 0)..=(first.0, u32::MAX));
             let home = group.filter_map(|(_, sample)| sample.running()).map(|running| running.place).next();
-            let place = choose(&self.engine_slots, home, together, |place| self.serves(place), now);
+            let place = choose(&self.engine_slots, home, together, |place| self.handle.is_serving(place), now);
             let Some(place) = place.filter(|_| together <= room) else { break };
             let (begun, rest) = waiting.split_at(together);
             for key in begun {
@@ -169,10 +153,6 @@ impl Fleet {
         Ok(())
     }
 
-    fn serves(&self, place: usize) -> bool {
-        self.handle.state(place) == EngineState::Serving
-    }
-
     /// Number of waiting samples to start together: all samples of an untouched prompt, if waiting
     /// for room for them leaves few slots empty.
     fn together(&self, waiting: &[SampleKey]) -> usize {
@@ -182,7 +162,7 @@ impl Fleet {
             key.0 == ordinal && sample.is_some_and(|sample| sample.request.first == first)
         };
         let all = waiting.iter().take_while(untouched).count();
-        let serving = (0..self.engine_slots.len()).filter(|place| self.serves(*place));
+        let serving = (0..self.engine_slots.len()).filter(|place| self.handle.is_serving(*place));
         let most = serving.map(|place| self.engine_slots[place].limit()).max().unwrap_or(0).min(self.limit);
         if all > 1 && IDLE_ONE_IN * all <= most { all } else { 1 }
     }
@@ -191,7 +171,7 @@ impl Fleet {
         let tasks = self.tasks()?;
         let Some(sample) = self.samples.get_mut(&key) else { return Ok(()) };
         let adapter = self.handle.adapter(place);
-        let served = adapter.as_ref().map(|adapter| adapter.release.version()).or_else(|| self.handle.served(place));
+        let served = adapter.as_ref().map(|adapter| adapter.version).or_else(|| self.handle.served(place));
         let Some(floor) = served.or(self.version) else { return Err(EngineError::NoWeights) };
         let InFlightSample { request, answer, number, .. } = &*sample;
         let before = answer.tokens.len();
@@ -208,10 +188,8 @@ impl Fleet {
             together: together as u32,
         };
         self.load.prefill += attempt.tokens.len();
-        let FleetConfig { stall_timeout, attempt_timeout, vocabulary, .. } = self.config;
         let engine = self.handle.engines()[place].clone();
-        let task =
-            tasks.spawn(attempt::run(engine, attempt, Bounds { stall_timeout, attempt_timeout, vocabulary }, self.to.clone()));
+        let task = tasks.spawn(attempt::run(engine, attempt, self.config.clone(), self.to.clone()));
         self.engine_slots[place].in_flight += 1;
         if let Some(meter) = self.handle.meter() {
             meter.request(place);
@@ -228,7 +206,7 @@ impl Fleet {
         match update {
             AttemptUpdate::Tokens(chunk) => self.take(key, place, chunk, now),
             AttemptUpdate::Ended(ended) => {
-                self.engine_slots[place].in_flight = self.engine_slots[place].in_flight.saturating_sub(1);
+                self.engine_slots[place].release();
                 match ended {
                     Ok(ending) => self.end(key, place, ending, now),
                     Err(error) => self.fail(key, place, error, now),
@@ -237,7 +215,7 @@ impl Fleet {
         }
     }
 
-    fn take(&mut self, key: SampleKey, place: usize, chunk: Chunk, now: Instant) -> Result<(), EngineError> {
+    fn take(&mut self, key: SampleKey, place: usize, chunk: Vec<(u32, f32)>, now: Instant) -> Result<(), EngineError> {
         let Some(sample) = self.samples.get_mut(&key) else { return Ok(()) };
         let Some((floor, before)) = sample.running().map(|running| (running.floor, running.before)) else { return Ok(()) };
         if self.handle.on_trial(place) && sample.unproven.iter().all(|(other, _)| *other != place) {
@@ -246,12 +224,12 @@ impl Fleet {
         let waited = now.saturating_duration_since(sample.since);
         (sample.since, sample.failures, sample.turned_away) = (now, 0, 0);
         self.progress = now;
-        self.engine_slots[place].works(chunk.tokens.len());
-        self.load.rows += chunk.tokens.len();
+        self.engine_slots[place].works(chunk.len());
+        self.load.rows += chunk.len();
         if let Some(meter) = self.handle.meter() {
-            meter.tokens(place, chunk.tokens.len(), (sample.answer.tokens.len() == before).then_some(waited));
+            meter.tokens(place, chunk.len(), (sample.answer.tokens.len() == before).then_some(waited));
         }
-        for (token, log_prob) in chunk.tokens.into_iter().zip(chunk.log_probs) {
+        for (token, log_prob) in chunk {
             let (ordinal, index) = key;
             let newest = SampledToken { ordinal, index, token, log_prob, version: floor, status: Status::Pending };
             self.sampled.extend(sample.held.replace(newest));
@@ -259,7 +237,7 @@ impl Fleet {
             // A single attempt detects stop strings by itself.
             let continues = before > 0 && !sample.request.params.stop.is_empty();
             if continues && let Some(finish) = sample.ends(&self.tokenizer)? {
-                self.engine_slots[place].in_flight = self.engine_slots[place].in_flight.saturating_sub(1);
+                self.engine_slots[place].release();
                 return self.finish(key, finish);
             }
         }
@@ -270,12 +248,12 @@ impl Fleet {
         let newest = self.handle.newest().max(self.version).unwrap_or(0) + 1;
         let Some(sample) = self.samples.get_mut(&key) else { return Ok(()) };
         let Some(Running { floor, known, before, adapter, .. }) = sample.running() else { return Ok(()) };
-        let (served, before) = (ServedVersions { floor: *floor, newest: newest.max(*floor), known: *known }, *before);
+        let (served, known, before) = (*floor..=newest.max(*floor), *known, *before);
         // Labels of the base weights say nothing about an adapter, which is the same for all
         // tokens.
         let spans = ending.spans.as_deref().filter(|_| adapter.is_none());
         let count = sample.answer.tokens.len() - before;
-        match versions(spans, count, served) {
+        match versions(spans, count, served, known) {
             Ok(spans) => {
                 sample.answer.versions.truncate(before);
                 spans.iter().for_each(|span| sample.answer.versions.extend(span.version, span.len));
@@ -286,7 +264,7 @@ impl Fleet {
             Err(why) => {
                 // The weights of these tokens are unknown: discard the tokens, and doubt the
                 // engine.
-                if served.known {
+                if known {
                     self.handle.mark_doubtful(place);
                 }
                 sample.restart(now + pause(self.config.pause, key.0, 1));
@@ -297,10 +275,9 @@ impl Fleet {
                 return Ok(());
             }
         }
-        let finish = match ending.end {
-            End::Stop => FinishReason::Stop,
-            End::Length => FinishReason::Length,
-            End::Aborted => match sample.ends(&self.tokenizer)? {
+        let finish = match ending.finish {
+            Some(finish) => finish,
+            None => match sample.ends(&self.tokenizer)? {
                 Some(finish) => finish,
                 None => {
                     sample.turned_away += u32::from(count == 0);
@@ -340,16 +317,12 @@ impl Fleet {
                 return Ok(());
             }
             // Every sample fails there with this token, path or certificate.
-            Fault::Certificates { .. } | Fault::Untrusted { .. } => {
+            Fault::Certificates(_) | Fault::Untrusted { .. } | Fault::Refused { status: 401 | 403 | 404 | 405, .. } => {
                 sample.failures += 1;
                 slot.failures = FAILURES;
             }
-            Fault::Refused { status: 401 | 403 | 404 | 405, .. } => {
-                sample.failures += 1;
-                slot.failures = FAILURES;
-            }
-            Fault::Refused { .. } | Fault::Unsupported { .. } | Fault::Url { .. } => return self.give_up(key, error),
-            Fault::Unreachable { .. } => slot.failures = FAILURES,
+            Fault::Refused { .. } | Fault::Unsupported(_) | Fault::Url { .. } => return self.give_up(key, error),
+            Fault::Unreachable(_) => slot.failures = FAILURES,
             _ => {
                 sample.failures += 1;
                 slot.failures += 1;
@@ -393,6 +366,68 @@ impl Fleet {
             self.finished.push(Finished::new(key.0, sample.answer, finish));
         }
         Ok(())
+    }
+
+    /// Processes changes, if there are any.
+    fn process_changes(&mut self, now: Instant) -> Result<(), EngineError> {
+        if !self.changes.has_changed().unwrap_or(false) {
+            return Ok(());
+        }
+        self.changes.mark_unchanged();
+        self.reopen(now);
+        self.refute(now);
+        self.prove()
+    }
+
+    /// Reopens engines after a sync, and ends the waits of samples that they rejected.
+    fn reopen(&mut self, now: Instant) {
+        self.engine_slots.iter_mut().for_each(EngineSlot::reopen);
+        for sample in self.samples.values_mut().filter(|sample| sample.turned_away > 0) {
+            if let Stage::Waiting(at) = &mut sample.stage {
+                *at = now;
+            }
+        }
+    }
+
+    /// Restarts samples with tokens of refuted weights.
+    fn refute(&mut self, now: Instant) {
+        let refuted: Vec<u64> = (0..self.engine_slots.len()).map(|place| self.handle.refutations(place)).collect();
+        let at_work = |sample: &InFlightSample| {
+            sample.running().is_some_and(|running| refuted[running.place] > self.engine_slots[running.place].refuted)
+        };
+        let worthless =
+            |sample: &InFlightSample| at_work(sample) || sample.unproven.iter().any(|(place, before)| refuted[*place] > *before);
+        let keys: Vec<SampleKey> = self.samples.iter().filter(|(_, sample)| worthless(sample)).map(|(key, _)| *key).collect();
+        for key in &keys {
+            let Some(sample) = self.samples.get_mut(key) else { continue };
+            if let Some(place) = sample.running().map(|running| running.place) {
+                self.engine_slots[place].release();
+            }
+            sample.restart(now);
+            self.withdraw(*key);
+        }
+        if !keys.is_empty() {
+            tracing::warn!("{} samples restart: an engine had resumed under wrong weights", keys.len());
+        }
+        self.engine_slots.iter_mut().zip(refuted).for_each(|(slot, refuted)| slot.refuted = refuted);
+    }
+
+    /// Finishes samples that have ended and whose weights are verified.
+    fn prove(&mut self) -> Result<(), EngineError> {
+        let mut ended = Vec::new();
+        for (key, sample) in &mut self.samples {
+            sample.unproven.retain(|(place, _)| self.handle.on_trial(*place));
+            if let (Stage::Ended(finish), true) = (&sample.stage, sample.unproven.is_empty()) {
+                ended.push((*key, *finish));
+            }
+        }
+        ended.into_iter().try_for_each(|(key, finish)| self.finish(key, finish))
+    }
+
+    /// Discards the reported tokens of a sample.
+    fn withdraw(&mut self, key: SampleKey) {
+        self.sampled.retain(|token| (token.ordinal, token.index) != key);
+        self.discarded.push(key);
     }
 }
 

@@ -3,23 +3,26 @@
 //! Attempts that start together share [`Attempt::together`]. The last to arrive sends the request
 //! for all. The connection closes when all attempts are cancelled.
 
-use std::sync::Arc;
 use std::time::Duration;
 
 use parking_lot::Mutex;
+use tokio::sync::mpsc::Sender;
 use tokio::sync::oneshot;
 use tokio::time::timeout;
 
-use super::server::{Listener, StreamDelta};
-use super::{Attempt, End, Ending, Fault, RemoteError, Tokens};
+use super::openai::Event;
+use super::server::{Deltas, EventError, StreamDelta};
+use super::{Attempt, Ending, Fault, RemoteError};
+
+type Tokens = Sender<Vec<(u32, f32)>>;
 
 /// Longest wait for the other attempts, which start at the same time.
 const MISSING: Duration = Duration::from_millis(50);
 
 /// Groups of attempts that wait for other attempts at the same prompt.
-#[derive(Clone, Debug, Default)]
+#[derive(Debug, Default)]
 pub(super) struct GroupRequests {
-    waiting: Arc<Mutex<Vec<GroupRequest>>>,
+    waiting: Mutex<Vec<GroupRequest>>,
 }
 
 /// Result of a group's member; `None` if it must send its own request.
@@ -98,34 +101,71 @@ impl GroupRequest {
         })
     }
 
-    /// First attempt, and the number of attempts.
     pub(super) fn first(&self) -> (&Attempt, usize) {
         (&self.members[0].attempt, self.members.len())
     }
 
-    /// Waits until all receivers are gone.
-    pub(super) async fn deserted(channels: Vec<Tokens>) {
-        for tokens in channels {
-            tokens.closed().await;
+    /// Future that ends when all receivers are gone.
+    pub(super) fn deserted(&self) -> impl Future<Output = ()> + use<> {
+        let channels: Vec<Tokens> = self.members.iter().map(|member| member.tokens.clone()).collect();
+        async move {
+            for tokens in channels {
+                tokens.closed().await;
+            }
         }
     }
 
-    /// Token channels of the members.
-    pub(super) fn channels(&self) -> Vec<Tokens> {
-        self.members.iter().map(|member| member.tokens.clone()).collect()
+    /// Reads the answer to all, from the server `name`, to its end.
+    pub(super) async fn read<R>(mut self, deltas: Result<Deltas<R>, RemoteError>, name: &str)
+    where
+        R: FnMut(Event) -> Result<StreamDelta, EventError>,
+    {
+        let broke = || RemoteError::new(name, Fault::Broke("the answer to a group ended without all of it".into()));
+        let error = match deltas {
+            Ok(mut deltas) => self.pass_on(&mut deltas).await.err().unwrap_or_else(broke),
+            Err(error) => error,
+        };
+        self.end(&error);
     }
 
-    /// Ends the remaining members. One of them reports an error; the others continue elsewhere with
+    /// Sends each member its tokens and its end.
+    async fn pass_on<R>(&mut self, deltas: &mut Deltas<R>) -> Result<(), RemoteError>
+    where
+        R: FnMut(Event) -> Result<StreamDelta, EventError>,
+    {
+        while let Some(StreamDelta { choice, chunk, ending, .. }) =
+            deltas.next(self.members.iter().all(|member| member.ended.is_none())).await?
+        {
+            let count = self.members.len();
+            let Some(member) = self.members.get_mut(choice) else {
+                return Err(deltas.nonsense(format!("answer {choice} of {count}")));
+            };
+            if member.ended.is_none() && !chunk.is_empty() {
+                return Err(deltas.nonsense(format!("a token of answer {choice}, which has ended")));
+            }
+            if !chunk.is_empty() {
+                member.begun = true;
+                // A dropped receiver needs no tokens.
+                member.tokens.send(chunk).await.ok();
+            }
+            if let Some(ending) = ending
+                && let Some(ended) = member.ended.take()
+            {
+                ended.send(Some(Ok(ending))).ok();
+            }
+        }
+        Ok(())
+    }
+
+    /// Ends the remaining members. One of them reports the error; the others continue elsewhere with
     /// their tokens. If the server rejects groups, members without tokens send their own requests.
-    pub(super) fn end(mut self, result: Result<(), RemoteError>, name: &str) {
-        let broke = || RemoteError::new(name, Fault::Broke { why: "the answer to a group ended without all of it".into() });
-        let error = result.err().unwrap_or_else(broke);
+    fn end(&mut self, error: &RemoteError) {
         let mut told = false;
         for member in &mut self.members {
             let ending = match (&error.fault, told) {
                 (Fault::Refused { .. }, _) if !member.begun => None,
                 (Fault::Busy { .. }, _) => Some(Err(error.clone())),
-                (Fault::Refused { .. }, _) | (_, true) => Some(Ok(Ending { end: End::Aborted, spans: None })),
+                (Fault::Refused { .. }, _) | (_, true) => Some(Ok(ABORTED)),
                 (_, false) => Some(Err(error.clone())),
             };
             if let Some(ended) = member.ended.take() {
@@ -135,36 +175,12 @@ impl GroupRequest {
     }
 }
 
+const ABORTED: Ending = Ending { finish: None, spans: None };
+
 impl Drop for GroupRequest {
-    /// Aborts the remaining members.
     fn drop(&mut self) {
         for ended in self.members.iter_mut().filter_map(|member| member.ended.take()) {
-            let _wanted = ended.send(Some(Ok(Ending { end: End::Aborted, spans: None })));
+            ended.send(Some(Ok(ABORTED))).ok();
         }
-    }
-}
-
-impl Listener for GroupRequest {
-    async fn on_delta(&mut self, StreamDelta { choice, chunk, ending, .. }: StreamDelta) -> Result<bool, String> {
-        let count = self.members.len();
-        let member = self.members.get_mut(choice).ok_or_else(|| format!("answer {choice} of {count}"))?;
-        if member.ended.is_none() && !chunk.tokens.is_empty() {
-            return Err(format!("a token of answer {choice}, which has ended"));
-        }
-        if !chunk.tokens.is_empty() {
-            member.begun = true;
-            // A dropped receiver needs no tokens.
-            let _wanted = member.tokens.send(chunk).await;
-        }
-        if let Some(ending) = ending
-            && let Some(ended) = member.ended.take()
-        {
-            let _wanted = ended.send(Some(Ok(ending)));
-        }
-        Ok(true)
-    }
-
-    fn is_done(&self) -> bool {
-        self.members.iter().all(|member| member.ended.is_none())
     }
 }

@@ -9,37 +9,24 @@
 //! refuted, its tokens of that time are invalid.
 
 use std::fmt;
+use std::path::Path;
 use std::sync::{Arc, OnceLock};
 
-use parking_lot::{Mutex, MutexGuard};
 use tokio::sync::watch;
 
 use super::meter::Meter;
-use super::sync::Release;
 use super::{InferenceEngine, RemoteError};
 use crate::data::Version;
 use crate::observe::Metrics;
 
-/// State of an engine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum EngineState {
+pub(super) enum EngineState {
     /// Gets work.
     Serving,
     /// Waits for weights.
     Behind,
     /// Waits for a health check.
     Lost,
-}
-
-impl EngineState {
-    /// Name in metrics.
-    pub fn word(self) -> &'static str {
-        match self {
-            EngineState::Serving => "serving",
-            EngineState::Behind => "behind",
-            EngineState::Lost => "lost",
-        }
-    }
 }
 
 /// Engines of a run. Clones share one state.
@@ -50,14 +37,14 @@ pub struct FleetHandle {
 
 struct Shared {
     engines: Vec<Arc<dyn InferenceEngine>>,
-    state: Mutex<State>,
-    changes: watch::Sender<u64>,
+    standings: watch::Sender<Standings>,
     meter: OnceLock<Meter>,
 }
 
+/// States of all engines, by place.
 #[derive(Default)]
-struct State {
-    standings: Vec<Standing>,
+pub(super) struct Standings {
+    engines: Vec<Standing>,
     required: Option<Version>,
     /// Newest version whose sync has started.
     offered: Option<Version>,
@@ -83,23 +70,24 @@ struct Standing {
 pub struct LoadedAdapter {
     /// Name in requests.
     pub name: String,
+    /// Version of its weights.
+    pub version: Version,
     /// Folder of the adapter.
-    pub release: Release,
+    pub folder: Arc<Path>,
 }
 
 impl FleetHandle {
     /// Creates a handle of engines that are assumed to be healthy.
     pub fn new(engines: Vec<Arc<dyn InferenceEngine>>) -> Self {
-        let state = State { standings: vec![Standing::default(); engines.len()], required: None, offered: None };
-        let changes = watch::Sender::new(0);
-        FleetHandle { shared: Arc::new(Shared { engines, state: Mutex::new(state), changes, meter: OnceLock::new() }) }
+        let standings = Standings { engines: vec![Standing::default(); engines.len()], ..Standings::default() };
+        FleetHandle { shared: Arc::new(Shared { engines, standings: watch::Sender::new(standings), meter: OnceLock::new() }) }
     }
 
     /// Reports the engines' activity and states to `metrics`. Only the first call has an effect.
     pub fn observe(&self, metrics: &Metrics) {
         let names = self.engines().iter().map(|engine| engine.name());
         if self.shared.meter.set(Meter::new(metrics, names)).is_ok() {
-            self.notify();
+            self.change(|_| ());
         }
     }
 
@@ -107,150 +95,150 @@ impl FleetHandle {
         self.shared.meter.get()
     }
 
-    /// Engines, by place.
-    pub fn engines(&self) -> &[Arc<dyn InferenceEngine>] {
-        &self.shared.engines
-    }
-
-    /// Counts a failed request.
     pub(super) fn count_failure(&self, place: usize, error: &RemoteError) {
         if let Some(meter) = self.meter() {
             meter.error(place, &error.fault);
         }
     }
 
-    /// State of an engine.
-    pub fn state(&self, place: usize) -> EngineState {
-        let state = self.lock();
-        state.standings.get(place).map_or(EngineState::Lost, |standing| standing.state(state.required))
+    /// Engines, by place.
+    pub fn engines(&self) -> &[Arc<dyn InferenceEngine>] {
+        &self.shared.engines
+    }
+
+    pub(super) fn state(&self, place: usize) -> EngineState {
+        let standings = self.shared.standings.borrow();
+        let Some(standing) = standings.engines.get(place) else { return EngineState::Lost };
+        let old = standing.served.is_some_and(|served| standings.required.is_some_and(|required| served < required));
+        match &standing.lost {
+            Some(_) => EngineState::Lost,
+            None if standing.doubtful || old => EngineState::Behind,
+            None => EngineState::Serving,
+        }
+    }
+
+    /// Returns true if the engine gets work.
+    pub fn is_serving(&self, place: usize) -> bool {
+        self.state(place) == EngineState::Serving
     }
 
     /// Last verified version.
     pub fn served(&self, place: usize) -> Option<Version> {
-        self.lock().standings.get(place).and_then(|standing| standing.served)
+        self.of(place, |standing| standing.served)
     }
 
     /// Error of a lost engine.
     pub fn why_lost(&self, place: usize) -> Option<RemoteError> {
-        self.lock().standings.get(place).and_then(|standing| standing.lost.clone())
+        self.of(place, |standing| standing.lost.clone())
     }
 
     /// Adapter that requests to the engine name.
     pub fn adapter(&self, place: usize) -> Option<Arc<LoadedAdapter>> {
-        self.lock().standings.get(place).and_then(|standing| standing.adapter.clone())
+        self.of(place, |standing| standing.adapter.clone())
+    }
+
+    /// Places of reachable engines that wait for weights.
+    pub fn behind(&self) -> Vec<usize> {
+        (0..self.engines().len()).filter(|place| self.state(*place) == EngineState::Behind).collect()
+    }
+
+    /// Returns true if the engine samples under unverified weights.
+    pub(super) fn on_trial(&self, place: usize) -> bool {
+        self.of(place, |standing| Some(standing.on_trial)).unwrap_or(false)
+    }
+
+    /// Number of refuted syncs of the engine.
+    pub(super) fn refutations(&self, place: usize) -> u64 {
+        self.of(place, |standing| Some(standing.refuted)).unwrap_or(0)
     }
 
     /// Records that the engine was verified to serve this version.
     pub fn mark_serving(&self, place: usize, version: Version) {
-        self.change(place, |standing| standing.verified(version, None));
+        self.verified(place, version, None);
     }
 
     /// Records that the engine was verified to serve this adapter.
-    pub fn mark_serving_adapter(&self, place: usize, adapter: Arc<LoadedAdapter>) {
-        self.change(place, |standing| standing.verified(adapter.release.version(), Some(adapter)));
+    pub(super) fn mark_serving_adapter(&self, place: usize, adapter: Arc<LoadedAdapter>) {
+        self.verified(place, adapter.version, Some(adapter));
+    }
+
+    fn verified(&self, place: usize, version: Version, adapter: Option<Arc<LoadedAdapter>>) {
+        self.mark(place, |standing| {
+            let Standing { served, adapter: loaded, doubtful, on_trial, .. } = standing;
+            (*served, *loaded, *doubtful, *on_trial) = (Some(version), adapter, false, false);
+        });
     }
 
     /// Withholds work from the engine until [`FleetHandle::mark_serving`]. On trial, this refutes
     /// its weights.
     pub fn mark_doubtful(&self, place: usize) {
-        self.change(place, Standing::mark_doubtful);
+        self.mark(place, |standing| {
+            standing.doubtful = true;
+            standing.refuted += u64::from(std::mem::take(&mut standing.on_trial));
+        });
     }
 
     /// Records that the engine resumes under unverified weights.
     pub fn start_trial(&self, place: usize) {
-        self.change(place, |standing| standing.on_trial = true);
-    }
-
-    /// Returns true if the engine samples under unverified weights.
-    pub fn on_trial(&self, place: usize) -> bool {
-        self.lock().standings.get(place).is_some_and(|standing| standing.on_trial)
-    }
-
-    /// Number of refuted syncs of the engine.
-    pub fn refutations(&self, place: usize) -> u64 {
-        self.lock().standings.get(place).map_or(0, |standing| standing.refuted)
-    }
-
-    /// Withholds work from engines that serve an older version.
-    pub fn require(&self, version: Version) {
-        self.lock().required = Some(version);
-        self.notify();
-    }
-
-    /// Records that a sync of this version has started: engines may sample with it before
-    /// [`FleetHandle::mark_serving`].
-    pub fn offer(&self, version: Version) {
-        let mut state = self.lock();
-        state.offered = state.offered.max(Some(version));
-    }
-
-    /// Newest version that an engine serves, must serve or is loading.
-    pub fn newest(&self) -> Option<Version> {
-        let state = self.lock();
-        state.standings.iter().map(|standing| standing.served).max().flatten().max(state.required).max(state.offered)
+        self.mark(place, |standing| standing.on_trial = true);
     }
 
     /// Records that the engine is unreachable.
-    pub fn mark_lost(&self, place: usize, error: RemoteError) {
-        self.change(place, |standing| standing.lost = Some(error));
+    pub(super) fn mark_lost(&self, place: usize, error: RemoteError) {
+        self.mark(place, |standing| standing.lost = Some(error));
     }
 
     /// Records that the engine is reachable again. If it was ever given weights, it is behind.
-    pub fn mark_found(&self, place: usize) {
-        self.change(place, |standing| {
+    pub(super) fn mark_found(&self, place: usize) {
+        self.mark(place, |standing| {
             if standing.lost.take().is_some() {
                 standing.doubtful |= standing.served.is_some();
             }
         });
     }
 
-    /// Places of reachable engines that wait for weights.
-    pub fn behind(&self) -> Vec<usize> {
-        let state = self.lock();
-        let standings = state.standings.iter().enumerate();
-        standings.filter(|(_, standing)| standing.state(state.required) == EngineState::Behind).map(|(place, _)| place).collect()
+    /// Withholds work from engines that serve an older version.
+    pub(super) fn require(&self, version: Version) {
+        self.change(|standings| standings.required = Some(version));
+    }
+
+    /// Records that a sync of this version has started: engines may sample with it before
+    /// [`FleetHandle::mark_serving`].
+    pub(super) fn offer(&self, version: Version) {
+        self.shared.standings.send_if_modified(|standings| {
+            standings.offered = standings.offered.max(Some(version));
+            false
+        });
+    }
+
+    /// Newest version that an engine serves, must serve or is loading.
+    pub(super) fn newest(&self) -> Option<Version> {
+        let standings = self.shared.standings.borrow();
+        let served = standings.engines.iter().filter_map(|standing| standing.served).max();
+        served.max(standings.required).max(standings.offered)
     }
 
     /// Notifies of every change.
-    pub fn changes(&self) -> watch::Receiver<u64> {
-        self.shared.changes.subscribe()
+    pub(super) fn changes(&self) -> watch::Receiver<Standings> {
+        self.shared.standings.subscribe()
     }
 
-    fn change(&self, place: usize, change: impl FnOnce(&mut Standing)) {
-        if let Some(standing) = self.lock().standings.get_mut(place) {
-            change(standing);
-        }
-        self.notify();
+    fn of<T>(&self, place: usize, read: impl FnOnce(&Standing) -> Option<T>) -> Option<T> {
+        self.shared.standings.borrow().engines.get(place).and_then(read)
     }
 
-    fn notify(&self) {
+    fn mark(&self, place: usize, mark: impl FnOnce(&mut Standing)) {
+        self.change(|standings| {
+            if let Some(standing) = standings.engines.get_mut(place) {
+                mark(standing);
+            }
+        });
+    }
+
+    fn change(&self, change: impl FnOnce(&mut Standings)) {
+        self.shared.standings.send_modify(change);
         if let Some(meter) = self.meter() {
             (0..self.engines().len()).for_each(|place| meter.stands(place, self.state(place), self.served(place)));
-        }
-        self.shared.changes.send_modify(|count| *count += 1);
-    }
-
-    fn lock(&self) -> MutexGuard<'_, State> {
-        self.shared.state.lock()
-    }
-}
-
-impl Standing {
-    fn verified(&mut self, version: Version, adapter: Option<Arc<LoadedAdapter>>) {
-        (self.served, self.adapter, self.doubtful, self.on_trial) = (Some(version), adapter, false, false);
-    }
-
-    fn mark_doubtful(&mut self) {
-        self.doubtful = true;
-        self.refuted += u64::from(std::mem::take(&mut self.on_trial));
-    }
-
-    fn state(&self, required: Option<Version>) -> EngineState {
-        let old = self.served.is_some_and(|served| required.is_some_and(|required| served < required));
-        match &self.lost {
-            Some(_) => EngineState::Lost,
-            None if self.doubtful || old => EngineState::Behind,
-            None => EngineState::Serving,
         }
     }
 }
@@ -264,37 +252,13 @@ impl fmt::Debug for FleetHandle {
 
 #[cfg(test)]
 mod tests {
-    use super::super::{Attempt, Ending, Fault, Pending, Tokens};
+    use super::super::connect;
     use super::*;
-
-    struct Nobody;
-
-    impl InferenceEngine for Nobody {
-        fn name(&self) -> String {
-            "nobody".into()
-        }
-
-        fn generate<'a>(&'a self, _: &'a Attempt, _: &'a Tokens) -> Pending<'a, Ending> {
-            Box::pin(async { Err(RemoteError::new("nobody", Fault::Unsupported { what: "anything" })) })
-        }
-    }
+    use crate::engine::settings::EngineKind;
 
     fn two() -> FleetHandle {
-        FleetHandle::new(vec![Arc::new(Nobody), Arc::new(Nobody)])
-    }
-
-    #[test]
-    fn v4_an_engine_that_comes_back_gets_no_work_before_it_has_the_weights() {
-        let fleet = two();
-        let error = RemoteError::new("nobody", Fault::Unreachable { why: "gone".into() });
-        (0..2).for_each(|place| fleet.mark_serving(place, 3));
-        fleet.mark_lost(1, error);
-        assert_eq!((fleet.state(0), fleet.state(1)), (EngineState::Serving, EngineState::Lost));
-        fleet.mark_found(1);
-        fleet.mark_found(0);
-        assert_eq!((fleet.behind(), fleet.state(0)), (vec![1], EngineState::Serving));
-        fleet.mark_serving(1, 3);
-        assert_eq!(fleet.state(1), EngineState::Serving);
+        let engine = connect(EngineKind::Vllm, "http://127.0.0.1:9").unwrap();
+        FleetHandle::new(vec![engine.clone(), engine])
     }
 
     #[test]

@@ -1,26 +1,18 @@
 //! State of one sample on remote engines: pure, with the clock as an argument.
 
+use std::ops::{Range, RangeInclusive};
 use std::sync::Arc;
 use std::time::Instant;
 
 use tokio::task::AbortHandle;
 
-use super::{LoadedAdapter, VersionSpan};
+use super::LoadedAdapter;
 use crate::data::{Answer, SampledToken, Spans, Tokenizer, TokenizerError, Version};
 use crate::engine::stop::StopWatch;
 use crate::engine::{FinishReason, Request};
 
 /// Prompt ordinal and sample index.
 pub(super) type SampleKey = (u64, u32);
-
-/// Policy versions that an engine can have served during an attempt.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct ServedVersions {
-    pub(super) floor: Version,
-    pub(super) newest: Version,
-    /// If true, the engine was verified to serve versions by name, and any other label is an error.
-    pub(super) known: bool,
-}
 
 /// Sample that has not ended.
 #[derive(Debug)]
@@ -41,15 +33,13 @@ pub(super) struct InFlightSample {
     /// Time of the last event.
     pub(super) since: Instant,
     /// Finds stop strings that span two attempts.
-    watch: Option<StopWatch>,
+    watch: StopWatch,
 }
 
-/// Stage of a sample.
 #[derive(Debug)]
 pub(super) enum Stage {
     /// Waits for an engine, until this time at least.
     Waiting(Instant),
-    /// Runs on an engine.
     Running(Running),
     /// Has ended, and waits until its weights are verified.
     Ended(FinishReason),
@@ -88,7 +78,7 @@ impl InFlightSample {
             turned_away: 0,
             unproven: Vec::new(),
             since: now,
-            watch: None,
+            watch: StopWatch::default(),
         }
     }
 
@@ -99,10 +89,9 @@ impl InFlightSample {
         }
     }
 
-    /// Restarts the sample from its prompt.
     pub(super) fn restart(&mut self, now: Instant) {
         self.answer = Answer::new(self.answer.index);
-        (self.held, self.watch) = (None, None);
+        (self.held, self.watch) = (None, StopWatch::default());
         self.unproven.clear();
         self.wait(now);
     }
@@ -116,65 +105,37 @@ impl InFlightSample {
     /// Reason for the end if the newest token is the last. An interrupted attempt may not have
     /// reported it.
     pub(super) fn ends(&mut self, tokenizer: &Tokenizer) -> Result<Option<FinishReason>, TokenizerError> {
-        let params = self.request.params.clone();
-        let Some(last) = self.turn().last() else { return Ok(None) };
-        if (!params.ignore_eos && tokenizer.eos_token_ids().contains(last)) || params.stop_token_ids.contains(last) {
-            return Ok(Some(FinishReason::Stop));
-        }
-        if !params.stop.is_empty() && self.completes_stop(tokenizer)? {
-            return Ok(Some(FinishReason::Stop));
-        }
-        Ok((self.answer.turn() >= params.max_new_tokens).then_some(FinishReason::Length))
-    }
-
-    /// Tokens sampled after the last given token.
-    fn turn(&self) -> &[u32] {
-        &self.answer.tokens[self.answer.tokens.len() - self.answer.turn()..]
-    }
-
-    /// Feeds new tokens to the stop detection.
-    fn completes_stop(&mut self, tokenizer: &Tokenizer) -> Result<bool, TokenizerError> {
-        let (all, stop) = (&self.answer.tokens, &self.request.params.stop);
-        let tokens = &all[all.len() - self.answer.turn()..];
-        match &mut self.watch {
-            Some(watch) => Ok(watch.feed(tokenizer, tokens, stop)?.is_some()),
-            None => {
-                let mut watch = StopWatch::default();
-                let mut found = false;
-                for len in 1..=tokens.len() {
-                    found = watch.feed(tokenizer, &tokens[..len], stop)?.is_some();
-                }
-                self.watch = Some(watch);
-                Ok(found)
-            }
-        }
+        self.watch.ends(&self.answer, &self.request.params, tokenizer)
     }
 }
 
-/// Versions of an attempt's `count` tokens, from the engine's spans or else `served.floor`.
-pub(super) fn versions(spans: Option<&[VersionSpan]>, count: usize, served: ServedVersions) -> Result<Spans, String> {
-    let ServedVersions { floor, newest, known } = served;
-    let mut all = Spans::default();
-    let unknown = || {
-        let mut all = Spans::default();
-        all.extend(Some(floor), count);
-        all
-    };
-    let Some(spans) = spans else { return Ok(unknown()) };
+/// Versions of an attempt's `count` tokens, from the engine's labels of token ranges or else the
+/// oldest of `served`, the policy versions that it can have served. If it is `known` to serve them
+/// by name, any other label is an error.
+pub(super) fn versions(
+    spans: Option<&[(String, Range<usize>)]>,
+    count: usize,
+    served: RangeInclusive<Version>,
+    known: bool,
+) -> Result<Spans, String> {
+    let (mut all, mut oldest) = (Spans::default(), Spans::default());
+    oldest.extend(Some(*served.start()), count);
+    let Some(spans) = spans else { return Ok(oldest) };
     let mut next = 0;
-    for VersionSpan { label, start, end } in spans {
+    for (label, Range { start, end }) in spans {
         if *start != next || end < start {
             return Err(format!("version spans with tokens {start}..{end} after {next} tokens"));
         }
         next = *end;
         match label.parse::<Version>() {
-            Ok(version) if (floor..=newest).contains(&version) => all.extend(Some(version), end - start),
+            Ok(version) if served.contains(&version) => all.extend(Some(version), end - start),
             _ if known => {
+                let (floor, newest) = served.into_inner();
                 return Err(format!(
                     "weights {label:?} for tokens {start}..{end}, where it was given versions {floor} to {newest}"
                 ));
             }
-            _ => return Ok(unknown()),
+            _ => return Ok(oldest),
         }
     }
     match next == count {
@@ -187,34 +148,23 @@ pub(super) fn versions(spans: Option<&[VersionSpan]>, count: usize, served: Serv
 mod tests {
     use super::*;
 
-    fn span(label: &str, start: usize, end: usize) -> VersionSpan {
-        VersionSpan { label: label.into(), start, end }
-    }
-
-    fn of(spans: &[VersionSpan], known: bool) -> Result<Vec<Version>, String> {
-        versions(Some(spans), 4, ServedVersions { floor: 3, newest: 5, known }).map(|spans| spans.per_token().flatten().collect())
+    /// Versions of four tokens of an engine that was given versions 3 to 5.
+    fn of(spans: &[(&str, Range<usize>)], known: bool) -> Result<Vec<Version>, String> {
+        let spans: Vec<_> = spans.iter().map(|(label, range)| (label.to_string(), range.clone())).collect();
+        versions(Some(&spans), 4, 3..=5, known).map(|spans| spans.per_token().flatten().collect())
     }
 
     #[test]
     fn d3_tokens_have_the_version_that_the_engine_says_and_else_the_oldest_that_they_can_have() {
-        assert_eq!(of(&[span("3", 0, 1), span("4", 1, 4)], true), Ok(vec![3, 4, 4, 4]));
-        assert_eq!(of(&[span("default", 0, 4)], false), Ok(vec![3; 4]));
-        assert_eq!(
-            versions(None, 2, ServedVersions { floor: 7, newest: 9, known: true }).unwrap().per_token().collect::<Vec<_>>(),
-            [Some(7); 2]
-        );
+        assert_eq!(of(&[("3", 0..1), ("4", 1..4)], true), Ok(vec![3, 4, 4, 4]));
+        assert_eq!(of(&[("default", 0..4)], false), Ok(vec![3; 4]));
+        assert_eq!(versions(None, 2, 7..=9, true).unwrap().per_token().collect::<Vec<_>>(), [Some(7); 2]);
     }
 
     #[test]
     fn spans_that_contradict_themselves_or_name_weights_that_it_was_never_given_are_refused() {
-        for spans in [
-            &[span("3", 0, 3)][..],
-            &[span("3", 0, 2), span("4", 3, 4)],
-            &[span("3", 0, 5)],
-            &[span("default", 0, 4)],
-            &[span("2", 0, 4)],
-            &[span("6", 0, 4)],
-        ] {
+        let default = [("default", 0..4)];
+        for spans in [&[("3", 0..3)][..], &[("3", 0..2), ("4", 3..4)], &[("3", 0..5)], &default, &[("2", 0..4)], &[("6", 0..4)]] {
             assert!(of(spans, true).is_err(), "{spans:?}");
         }
     }

@@ -2,7 +2,8 @@
 
 use std::time::Duration;
 
-use super::{EngineState, Fault};
+use super::Fault;
+use super::handle::EngineState;
 use crate::data::Version;
 use crate::observe::{Metric, Metrics, Series};
 
@@ -23,7 +24,6 @@ struct Row {
 }
 
 impl Meter {
-    /// Creates the series of engines with these names.
     pub(super) fn new(metrics: &Metrics, names: impl Iterator<Item = String>) -> Self {
         let row = |name: String| {
             let of = |metric| metrics.series(metric, &[name.as_str()]);
@@ -39,7 +39,6 @@ impl Meter {
         Meter { metrics: metrics.clone(), rows: names.map(row).collect() }
     }
 
-    /// Counts a request.
     pub(super) fn request(&self, place: usize) {
         self.rows[place].requests.add(1.0);
     }
@@ -52,22 +51,19 @@ impl Meter {
         }
     }
 
-    /// Records the requests in flight and their limit.
     pub(super) fn room(&self, place: usize, in_flight: usize, limit: usize) {
         self.rows[place].in_flight.set(in_flight as f64);
         self.rows[place].limit.set(limit as f64);
     }
 
-    /// Counts a failed request.
     pub(super) fn error(&self, place: usize, fault: &Fault) {
         self.metrics.add(Metric::EngineErrors, &[self.rows[place].name.as_str(), fault.kind()], 1.0);
     }
 
-    /// Records an engine's state.
     pub(super) fn stands(&self, place: usize, state: EngineState, served: Option<Version>) {
         let name = self.rows[place].name.as_str();
-        for each in [EngineState::Serving, EngineState::Behind, EngineState::Lost] {
-            self.metrics.set(Metric::EngineState, &[name, each.word()], f64::from(u8::from(each == state)));
+        for (each, word) in [(EngineState::Serving, "serving"), (EngineState::Behind, "behind"), (EngineState::Lost, "lost")] {
+            self.metrics.set(Metric::EngineState, &[name, word], f64::from(u8::from(each == state)));
         }
         if let Some(version) = served {
             self.metrics.set(Metric::EngineVersion, &[name], version as f64);

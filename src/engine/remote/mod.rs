@@ -1,12 +1,11 @@
 //! Remote engines: servers over HTTP, and engines of users.
 //!
 //! [`InferenceEngine`] is the interface for generation, [`WeightControl`] the interface for weight
-//! sync.
+//! sync. [`connect`] makes the engines of this project.
 
 mod attempt;
 mod budget;
-mod completions;
-mod control_client;
+mod control;
 mod engine;
 mod fleet;
 mod group_request;
@@ -14,24 +13,40 @@ mod handle;
 mod in_flight;
 mod meter;
 mod openai;
-mod reply;
 mod router;
 mod server;
 mod sglang;
-mod sglang_weights;
 pub mod sync;
-mod throughput;
 mod vllm;
-mod vllm_weights;
-mod weights;
+
+use std::sync::Arc;
+
+use crate::engine::settings::EngineKind;
 
 pub use crate::net::{Fault, RemoteError};
-pub use engine::{Attempt, Capabilities, Chunk, End, Ending, InferenceEngine, Pending, Tokens, VersionSpan};
-pub use fleet::{Fleet, FleetConfig, Synced};
+pub use async_trait::async_trait;
+pub use engine::{Attempt, Capabilities, Ending, InferenceEngine, PauseMode, WeightControl};
+pub use fleet::{Fleet, FleetConfig};
+pub use handle::FleetHandle;
 pub(crate) use handle::LoadedAdapter;
-pub use handle::{EngineState, FleetHandle};
-pub use openai::OpenAiEngine;
 pub use server::ServerConfig;
-pub use sglang::SglangEngine;
-pub use vllm::VllmEngine;
-pub use weights::{PauseMode, WeightControl};
+
+/// Client of a server of this kind, at an address such as `http://host:port`. Connects with the
+/// first request.
+///
+/// # Errors
+///
+/// Those of [`Client::new`](crate::net::Client::new), and [`Fault::Unsupported`] for
+/// [`EngineKind::Local`].
+pub fn connect(kind: EngineKind, config: impl Into<ServerConfig>) -> Result<Arc<dyn InferenceEngine>, RemoteError> {
+    let config = config.into();
+    Ok(match kind {
+        EngineKind::Vllm => Arc::new(vllm::VllmEngine::new(config)?),
+        EngineKind::Sglang => Arc::new(sglang::SglangEngine::new(config)?),
+        EngineKind::OpenAi => Arc::new(openai::OpenAiEngine::new(config)?),
+        EngineKind::Local => {
+            let what = "answering at a URL";
+            return Err(RemoteError::new("an engine in this process", Fault::Unsupported(what)));
+        }
+    })
+}

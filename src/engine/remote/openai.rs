@@ -1,91 +1,165 @@
-//! Servers with OpenAI's `/v1/completions` that return token ids and log-probabilities.
+//! `POST /v1/completions` with token ids: servers with OpenAI's API, and vLLM without its own route.
 //!
-//! They report nothing about weights. Verify their log-probabilities before training with them.
+//! Servers with OpenAI's API report nothing about weights. Verify their log-probabilities before
+//! training with them.
 
-use std::sync::Arc;
 use std::time::Duration;
 
+use async_trait::async_trait;
+use serde::Deserialize;
 use serde_json::{Value, json};
 use tokio::sync::OnceCell;
+use tokio::sync::mpsc::Sender;
 
-use super::server::{ServerConfig, follow};
-use super::{Attempt, Capabilities, Ending, InferenceEngine, Pending, RemoteError, Tokens, completions};
-use crate::net::Client;
+use super::server::{EventError, Server, StreamDelta, WireSpan, chunk, ending};
+use super::{Attempt, Capabilities, Ending, InferenceEngine, RemoteError, ServerConfig};
+use crate::engine::FinishReason;
 
-/// Server with OpenAI's API.
-#[derive(Clone)]
-pub struct OpenAiEngine {
-    client: Client,
-    config: ServerConfig,
-    model: Arc<OnceCell<String>>,
+pub(super) const PATH: &str = "/v1/completions";
+
+pub(super) struct OpenAiEngine {
+    server: Server,
+    model: OnceCell<String>,
 }
 
 impl OpenAiEngine {
-    /// Connects to the server at `http://host:port`, with the first request.
-    pub fn new(url: &str) -> Result<Self, RemoteError> {
-        OpenAiEngine::with(ServerConfig::new(url))
-    }
-
-    /// Connects with this configuration.
-    pub fn with(config: ServerConfig) -> Result<Self, RemoteError> {
-        Ok(OpenAiEngine { client: config.client("OpenAI-like server")?, config, model: Arc::default() })
+    pub(super) fn new(config: ServerConfig) -> Result<Self, RemoteError> {
+        let model = OnceCell::new_with(config.model.clone());
+        Ok(OpenAiEngine { server: Server::new("OpenAI-like server", config)?, model })
     }
 
     async fn model(&self) -> Result<&String, RemoteError> {
-        self.model
-            .get_or_try_init(|| async {
-                if let Some(model) = &self.config.model {
-                    return Ok(model.clone());
-                }
-                let models = self.client.get("/v1/models", self.config.call).await?;
-                let first = models.pointer("/data/0/id").and_then(Value::as_str).map(str::to_owned);
-                first.ok_or_else(|| self.client.nonsense("GET /v1/models", "no model".into(), &models.to_string()))
-            })
-            .await
+        self.model.get_or_try_init(|| async { Ok(self.server.first_model().await?.1) }).await
     }
 }
 
+#[async_trait]
 impl InferenceEngine for OpenAiEngine {
     fn name(&self) -> String {
-        self.client.name().to_owned()
+        self.server.name()
     }
 
-    fn generate<'a>(&'a self, attempt: &'a Attempt, tokens: &'a Tokens) -> Pending<'a, Ending> {
-        Box::pin(async move {
-            let question = completions::question(attempt, self.model().await?);
-            let request = self.config.stream(completions::PATH, &question);
-            follow(&self.client, request, tokens, completions::Event::delta).await
-        })
+    async fn generate(&self, attempt: &Attempt, tokens: &Sender<Vec<(u32, f32)>>) -> Result<Ending, RemoteError> {
+        let question = question(attempt, self.model().await?);
+        self.server.follow(PATH, &question, tokens, Event::delta).await
     }
 
-    fn probe(&self) -> Pending<'_, Capabilities> {
-        Box::pin(async {
-            let (server, model) = ("OpenAI-like server".to_owned(), self.model().await?.clone());
-            Ok(Capabilities { server, model, streams: true, ..Capabilities::default() })
-        })
+    async fn probe(&self) -> Result<Capabilities, RemoteError> {
+        let (server, model) = ("OpenAI-like server".to_owned(), self.model().await?.clone());
+        Ok(Capabilities { server, model, ..Capabilities::default() })
     }
 
-    fn healthy(&self, limit: Duration) -> Pending<'_, ()> {
-        Box::pin(async move { self.client.get("/v1/models", limit).await.map(drop) })
+    async fn healthy(&self, limit: Duration) -> Result<(), RemoteError> {
+        self.server.client.get("/v1/models", limit).await.map(drop)
     }
 
-    fn score<'a>(&'a self, tokens: &'a [u32], adapter: Option<&'a str>) -> Pending<'a, Vec<f32>> {
-        Box::pin(async move {
-            let model = self.model().await?;
-            let question = json!({
-                "model": adapter.unwrap_or(model), "prompt": tokens, "max_tokens": 1, "temperature": 0.0, "echo": true, "logprobs": 1,
-            });
-            let reply = self.client.post(completions::PATH, &question, self.config.stall_timeout).await?;
-            let listed = reply.pointer("/choices/0/logprobs/token_logprobs").and_then(Value::as_array);
-            let listed =
-                listed.map(|listed| listed.iter().take(tokens.len()).skip(1).map(|entry| entry.as_f64().map(|p| p as f32)));
-            match listed.and_then(Iterator::collect::<Option<Vec<f32>>>) {
-                Some(log_probs) if log_probs.len() + 1 == tokens.len() => Ok(log_probs),
-                _ => {
-                    let what = format!("POST {}", completions::PATH);
-                    Err(self.client.nonsense(&what, "no log-probability for each token (echo)".into(), &reply.to_string()))
-                }
-            }
-        })
+    async fn score(&self, tokens: &[u32], adapter: Option<&str>) -> Result<Vec<f32>, RemoteError> {
+        let model = adapter.unwrap_or(self.model().await?);
+        let question = json!({
+            "model": model, "prompt": tokens, "max_tokens": 1, "temperature": 0.0, "echo": true, "logprobs": 1,
+        });
+        let listed = |reply: &Value| {
+            let listed = reply.pointer("/choices/0/logprobs/token_logprobs")?.as_array()?;
+            listed.iter().take(tokens.len()).skip(1).map(|entry| Some(entry.as_f64()? as f32)).collect()
+        };
+        self.server.score(PATH, question, tokens.len(), "(echo)", listed).await
+    }
+}
+
+/// Request body of an attempt. Unknown keys are ignored or rejected by name, depending on the
+/// server.
+pub(super) fn question(attempt: &Attempt, model: &str) -> Value {
+    let params = &attempt.params;
+    let mut question = json!({
+        "model": attempt.adapter.as_deref().unwrap_or(model), "prompt": &attempt.tokens[..], "max_tokens": attempt.rest(), "temperature": params.temperature,
+        "top_p": params.top_p, "seed": attempt.seed & 0x7fff_ffff, "logprobs": 0, "stream": true, "return_token_ids": true,
+        "return_tokens_as_token_ids": true, "return_weight_versions": true, "request_id": attempt.id(),
+        "include_stop_str_in_output": true, "skip_special_tokens": false,
+    });
+    // Only values that differ from the default: some servers reject unknown keys.
+    for (key, differs, value) in [
+        ("top_k", params.top_k > 0, json!(params.top_k)),
+        ("min_p", params.min_p > 0.0, json!(params.min_p)),
+        ("stop", !params.stop.is_empty(), json!(params.stop)),
+        ("stop_token_ids", !params.stop_token_ids.is_empty(), json!(params.stop_token_ids)),
+        ("ignore_eos", params.ignore_eos, json!(true)),
+        ("cache_salt", attempt.cache_key.is_some(), json!(attempt.cache_key)),
+    ] {
+        if differs {
+            question[key] = value;
+        }
+    }
+    question
+}
+
+/// One event of the stream, of this route or of vLLM's own.
+#[derive(Debug, Deserialize)]
+pub(super) struct Event {
+    #[serde(default)]
+    choices: Vec<Choice>,
+}
+
+#[derive(Debug, Deserialize)]
+struct Choice {
+    #[serde(default)]
+    index: usize,
+    token_ids: Option<Vec<u32>>,
+    logprobs: Option<LogProbs>,
+    finish_reason: Option<String>,
+    weight_versions: Option<Vec<WireSpan>>,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+struct LogProbs {
+    tokens: Vec<String>,
+    token_logprobs: Vec<Option<f64>>,
+    /// Of vLLM's own route.
+    content: Vec<Entry>,
+}
+
+#[derive(Debug, Deserialize)]
+struct Entry {
+    token_id: Option<u32>,
+    logprob: Option<f64>,
+}
+
+impl Event {
+    pub(super) fn delta(self) -> Result<StreamDelta, EventError> {
+        let Some(Choice { index, token_ids, logprobs, finish_reason, weight_versions }) = self.choices.into_iter().next() else {
+            return Ok(StreamDelta::default());
+        };
+        let LogProbs { tokens, mut token_logprobs, content } = logprobs.unwrap_or_default();
+        let ids = match token_ids {
+            Some(ids) => ids,
+            None => tokens.iter().map(|token| id(token)).collect::<Result<_, _>>()?,
+        };
+        let differs = |(entry, token): &(&Entry, &u32)| entry.token_id.is_some_and(|id| id != **token);
+        if let Some((entry, token)) = content.iter().zip(&ids).find(differs) {
+            return Err(EventError::Nonsense(format!("a log-probability of token {:?} for token {token}", entry.token_id)));
+        }
+        token_logprobs.extend(content.into_iter().map(|entry| entry.logprob));
+        let chunk = chunk(ids, token_logprobs)?;
+        let finish = finish_reason.as_deref().map(finish).transpose()?;
+        let ending = finish.map(|finish| ending(finish, weight_versions));
+        Ok(StreamDelta { choice: index, chunk, ending, over: false })
+    }
+}
+
+/// Id in `token_id:123`.
+fn id(token: &str) -> Result<u32, String> {
+    let id = token.strip_prefix("token_id:").and_then(|id| id.parse().ok());
+    id.ok_or_else(|| format!("the token {token:?} as text: the server must give token ids (return_token_ids)"))
+}
+
+/// Converts `finish_reason`; `None` is an abort.
+fn finish(reason: &str) -> Result<Option<FinishReason>, EventError> {
+    match reason {
+        // `repetition` is vLLM's end of a looping completion.
+        "stop" | "repetition" => Ok(Some(FinishReason::Stop)),
+        "length" => Ok(Some(FinishReason::Length)),
+        "abort" => Ok(None),
+        "error" => Err(EventError::Refused { status: 500, message: "it ended with finish_reason \"error\"".into() }),
+        other => Err(EventError::Nonsense(format!("finish_reason {other:?}, which is unknown here"))),
     }
 }

@@ -3,24 +3,37 @@
 //!
 //! Samples of a group go to one engine while it has room, because it has prefilled their prompt.
 //! Others go to the engine with the largest free share. A busy engine (429) loses a quarter of its
-//! limit and regains it slowly with successes. An engine whose queue grows gets fewer by its
-//! [`Throughput`]. A paused engine (503) keeps its limit and is left alone for a while.
+//! limit and regains it slowly with successes. A paused engine (503) keeps its limit and is left
+//! alone for a while. Samples beyond an engine's capacity only wait in its queue and get staler, so
+//! a full engine is measured, and its limit follows the knee of its throughput ([`Concurrency`]).
 
 use std::time::{Duration, Instant};
 
 use super::budget::pause;
-use super::throughput::Throughput;
+use crate::engine::Concurrency;
 
 /// First pause after an engine reports that it is busy or paused.
 const FIRST: Duration = Duration::from_millis(100);
 
+/// Duration of one measurement of the throughput.
+const WHILE: Duration = Duration::from_millis(100);
+
+/// Full measurements before the limit is first lowered.
+const MEASUREMENTS: usize = 20;
+
 /// Load and limit of one engine.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub(super) struct EngineSlot {
     most: usize,
     /// Samples at a time below which the engine does not report that it is busy.
     limit: f64,
-    throughput: Throughput,
+    /// Limit by throughput, after the first full measurements.
+    knee: Option<Concurrency>,
+    /// Number of measurements with all room in use.
+    full: usize,
+    /// Start of the current measurement, and its tokens.
+    since: Option<Instant>,
+    tokens: usize,
     pub(super) in_flight: usize,
     /// Time before which the engine gets no samples.
     closed_until: Option<Instant>,
@@ -35,28 +48,51 @@ pub(super) struct EngineSlot {
 impl EngineSlot {
     pub(super) fn new(most: usize) -> Self {
         let most = most.max(1);
-        let (limit, throughput) = (most as f64, Throughput::new(most));
-        EngineSlot { most, limit, throughput, in_flight: 0, closed_until: None, refusals: 0, failures: 0, refuted: 0 }
+        EngineSlot { most, limit: most as f64, ..EngineSlot::default() }
     }
 
-    /// Most samples at a time.
     pub(super) fn limit(&self) -> usize {
-        (self.limit as usize).min(self.throughput.slots()).clamp(1, self.most)
+        (self.limit as usize).min(self.room()).clamp(1, self.most)
+    }
+
+    /// Most samples at a time by the throughput.
+    fn room(&self) -> usize {
+        self.knee.as_ref().map_or(self.most, Concurrency::slots)
     }
 
     fn has_room(&self, count: usize, now: Instant) -> bool {
         self.in_flight + count <= self.limit() && self.closed_until.is_none_or(|until| until <= now)
     }
 
-    /// Records new tokens.
     pub(super) fn works(&mut self, tokens: usize) {
         (self.refusals, self.failures) = (0, 0);
-        self.throughput.made(tokens);
+        self.tokens += tokens;
     }
 
-    /// Records the load after dispatch; `next` more samples wait to start together.
+    /// Measures the throughput after dispatch; `next` more samples wait to start together.
     pub(super) fn look(&mut self, next: usize, now: Instant) {
-        self.throughput.look(self.in_flight, next, now);
+        let room = self.room();
+        let full = (room.saturating_sub(next.max(1)) + 1..=room).contains(&self.in_flight);
+        let Some(begun) = self.since.filter(|_| full) else {
+            (self.since, self.tokens) = (full.then_some(now), 0);
+            return;
+        };
+        let passed = now.saturating_duration_since(begun);
+        if passed < WHILE {
+            return;
+        }
+        let tokens = std::mem::take(&mut self.tokens);
+        self.since = Some(now);
+        self.full += usize::from(tokens > 0);
+        match &mut self.knee {
+            Some(knee) => drop(knee.step(room, tokens, passed.as_secs_f64())),
+            None if self.full >= MEASUREMENTS => self.knee = Some(Concurrency::below(self.most)),
+            None => {}
+        }
+    }
+
+    pub(super) fn release(&mut self) {
+        self.in_flight = self.in_flight.saturating_sub(1);
     }
 
     /// Records a finished sample.
@@ -135,5 +171,31 @@ mod tests {
         assert_eq!(paused.limit(), 8);
         assert_eq!(choose(&[paused.clone()], None, 1, |_| true, now + Duration::from_secs(6)), None, "as long as it asked for");
         assert_eq!(choose(&[paused], None, 1, |_| true, now + Duration::from_secs(7)), Some(0));
+    }
+
+    /// Final limit of an engine that computes `capacity` samples at a time.
+    fn settled(most: usize, capacity: usize, there: usize, group: usize) -> usize {
+        let (mut slot, mut now) = (EngineSlot::new(most), Instant::now());
+        for _ in 0..6000 {
+            slot.in_flight = there.min(slot.limit() / group * group);
+            slot.look(if slot.in_flight < there { group } else { 0 }, now);
+            slot.works(slot.in_flight.min(capacity));
+            now += Duration::from_millis(50);
+        }
+        slot.limit()
+    }
+
+    #[test]
+    fn an_engine_gets_about_as_many_as_it_computes_at_a_time() {
+        for group in [1, 5] {
+            let slots = settled(256, 64, 1000, group);
+            assert!((50..=100).contains(&slots), "{slots} for an engine that computes 64, in groups of {group}");
+        }
+        assert!(settled(256, 1000, 1000, 1) > 180, "one that computes all of them keeps most of them, and tries more");
+    }
+
+    #[test]
+    fn an_engine_that_is_never_full_keeps_its_room() {
+        assert_eq!(settled(256, 16, 100, 1), 256);
     }
 }

@@ -1,13 +1,16 @@
-//! Streaming and configuration shared by all HTTP engines.
+//! What all HTTP engines share: configuration, streams of completions, and parts of replies.
 
+use std::ops::Range;
 use std::time::Duration;
 
+use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
+use tokio::sync::mpsc::Sender;
 
-use super::reply::status;
-use super::{Chunk, End, Ending, Fault, RemoteError, Tokens};
-use crate::net::{Client, Endpoint, message};
+use super::{Attempt, Ending, Fault, RemoteError};
+use crate::engine::FinishReason;
+use crate::net::{Client, Endpoint, Events, message};
 
 /// Address, model and timeouts of a server.
 #[derive(Clone, Debug)]
@@ -24,24 +27,121 @@ pub struct ServerConfig {
 }
 
 impl ServerConfig {
-    /// Configuration of the server at `url`, with up to 256 idle connections.
-    pub fn new(url: impl Into<String>) -> Self {
+    /// Configuration of a server, with up to 256 idle connections.
+    pub fn new(endpoint: impl Into<Endpoint>) -> Self {
         ServerConfig {
-            endpoint: Endpoint { idle_connections: 256, ..Endpoint::new(url) },
+            endpoint: Endpoint { idle_connections: 256, ..endpoint.into() },
             model: None,
             stall_timeout: Duration::from_secs(120),
             call: Duration::from_secs(20),
         }
     }
+}
 
-    /// Streaming request to the server.
-    pub(super) fn stream<'a>(&self, path: &'a str, body: &'a Value) -> StreamRequest<'a> {
-        StreamRequest { path, body, stall_timeout: self.stall_timeout }
+impl<E: Into<Endpoint>> From<E> for ServerConfig {
+    fn from(endpoint: E) -> Self {
+        ServerConfig::new(endpoint)
+    }
+}
+
+#[derive(Clone, Debug)]
+pub(super) struct Server {
+    pub(super) client: Client,
+    pub(super) config: ServerConfig,
+}
+
+impl Server {
+    /// A server that errors call `kind`. Sends nothing yet.
+    pub(super) fn new(kind: &str, config: ServerConfig) -> Result<Self, RemoteError> {
+        Ok(Server { client: Client::new(kind, config.endpoint.clone())?, config })
     }
 
-    /// Creates a client, which errors call `kind`.
-    pub(super) fn client(&self, kind: &str) -> Result<Client, RemoteError> {
-        Client::new(kind, self.endpoint.clone())
+    pub(super) fn name(&self) -> String {
+        self.client.name().to_owned()
+    }
+
+    /// Reads a page within the time of a request without generation.
+    pub(super) async fn get(&self, path: &str) -> Result<Value, RemoteError> {
+        self.client.get(path, self.config.call).await
+    }
+
+    /// The first listed model, and the name to request.
+    pub(super) async fn first_model(&self) -> Result<(Value, String), RemoteError> {
+        let models = self.get("/v1/models").await?;
+        let first = models.pointer("/data/0").cloned().unwrap_or_default();
+        match self.config.model.clone().or_else(|| text(&first, "id")) {
+            Some(model) => Ok((first, model)),
+            None => Err(self.client.nonsense("GET /v1/models", "no model".into(), &models.to_string())),
+        }
+    }
+
+    /// Error of a request that the server would fail.
+    pub(super) fn refuse<T>(&self, begins: String, advice: &str) -> Result<T, RemoteError> {
+        let (what, advice) = ("the request".to_owned(), advice.to_owned());
+        Err(self.client.fault(Fault::Refused { what, status: 400, begins, advice }))
+    }
+
+    /// Rejects an attempt longer than the server's context, which the flag `flag` sets.
+    pub(super) fn check_context(&self, attempt: &Attempt, context: Option<usize>, flag: &str) -> Result<(), RemoteError> {
+        let (there, rest) = (attempt.tokens.len(), attempt.rest());
+        match context {
+            Some(context) if there + rest > context => self.refuse(
+                format!("{there} tokens and up to {rest} more don't fit the context of {context}"),
+                &format!("shorten the prompt or max_new_tokens, or start the server with a larger {flag}"),
+            ),
+            _ => Ok(()),
+        }
+    }
+
+    /// Posts a request to score a text of `tokens` tokens; `listed` finds their log-probabilities in
+    /// the reply, all but the first. An error says that `lacks` has none.
+    pub(super) async fn score(
+        &self,
+        path: &str,
+        body: Value,
+        tokens: usize,
+        lacks: &str,
+        listed: impl FnOnce(&Value) -> Option<Vec<f32>>,
+    ) -> Result<Vec<f32>, RemoteError> {
+        let reply = self.client.post(path, &body, self.config.stall_timeout).await?;
+        match listed(&reply).filter(|log_probs| log_probs.len() + 1 == tokens) {
+            Some(log_probs) => Ok(log_probs),
+            None => {
+                let why = format!("no log-probability for each token {lacks}");
+                Err(self.client.nonsense(&format!("POST {path}"), why, &reply.to_string()))
+            }
+        }
+    }
+
+    /// Starts a request whose reply is a stream of events; `read` converts an event.
+    pub(super) async fn stream<E: DeserializeOwned, R>(&self, path: &str, body: &Value, read: R) -> Result<Deltas<R>, RemoteError>
+    where
+        R: FnMut(E) -> Result<StreamDelta, EventError>,
+    {
+        let events = self.client.events(path, body, self.config.stall_timeout).await?;
+        Ok(Deltas { client: self.client.clone(), what: format!("POST {path}"), events, data: String::new(), read })
+    }
+
+    /// Reads the stream of one completion and sends its tokens.
+    pub(super) async fn follow<E: DeserializeOwned>(
+        &self,
+        path: &str,
+        body: &Value,
+        tokens: &Sender<Vec<(u32, f32)>>,
+        read: impl FnMut(E) -> Result<StreamDelta, EventError>,
+    ) -> Result<Ending, RemoteError> {
+        let mut deltas = self.stream(path, body, read).await?;
+        let mut ended = None;
+        while let Some(StreamDelta { chunk, ending, over, .. }) = deltas.next(ended.is_some()).await? {
+            if !chunk.is_empty() && tokens.send(chunk).await.is_err() {
+                return Ok(Ending { finish: None, spans: None });
+            }
+            ended = ending.or(ended);
+            if over {
+                break;
+            }
+        }
+        ended.ok_or_else(|| self.client.fault(Fault::Broke(format!("POST {path} ended without saying why"))))
     }
 }
 
@@ -50,116 +150,98 @@ impl ServerConfig {
 pub(super) struct StreamDelta {
     /// Index of the completion in its group.
     pub(super) choice: usize,
-    pub(super) chunk: Chunk,
+    pub(super) chunk: Vec<(u32, f32)>,
     pub(super) ending: Option<Ending>,
     /// If true, the stream ends here and the server stops.
     pub(super) over: bool,
 }
 
-/// Receiver of a stream.
-pub(super) trait Listener {
-    /// Handles an event. Returns false to end the stream, or a reason why the event is invalid.
-    fn on_delta(&mut self, delta: StreamDelta) -> impl Future<Output = Result<bool, String>> + Send;
-
-    /// Returns true if all completions have ended.
-    fn is_done(&self) -> bool;
+/// Stream of completions. Dropping it closes the connection, which stops the server.
+pub(super) struct Deltas<R> {
+    client: Client,
+    what: String,
+    events: Events,
+    data: String,
+    read: R,
 }
 
-/// Receiver of one completion.
-struct Reader<'a> {
-    tokens: &'a Tokens,
-    ending: Option<Ending>,
-}
-
-impl Listener for Reader<'_> {
-    async fn on_delta(&mut self, StreamDelta { chunk, ending, over, .. }: StreamDelta) -> Result<bool, String> {
-        if !chunk.tokens.is_empty() && !self.tokens.send(chunk).await {
-            self.ending = Some(Ending { end: End::Aborted, spans: None });
-            return Ok(false);
-        }
-        self.ending = ending.or(self.ending.take());
-        Ok(!over)
-    }
-
-    fn is_done(&self) -> bool {
-        self.ending.is_some()
-    }
-}
-
-/// Request whose reply is a stream of events.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct StreamRequest<'a> {
-    pub(super) path: &'a str,
-    pub(super) body: &'a Value,
-    /// Longest time to the first event, and between two events.
-    pub(super) stall_timeout: Duration,
-}
-
-/// Reads the stream of one completion and sends its tokens; `read` converts an event.
-pub(super) async fn follow<E: DeserializeOwned>(
-    client: &Client,
-    request: StreamRequest<'_>,
-    tokens: &Tokens,
-    read: impl FnMut(E) -> Result<StreamDelta, EventError>,
-) -> Result<Ending, RemoteError> {
-    let mut reader = Reader { tokens, ending: None };
-    listen(client, request, &mut reader, read).await?;
-    let unexplained = || client.fault(Fault::Broke { why: format!("POST {} ended without saying why", request.path) });
-    reader.ending.ok_or_else(unexplained)
-}
-
-/// Reads a stream and passes its events to `listener`.
-pub(super) async fn listen<E: DeserializeOwned>(
-    client: &Client,
-    StreamRequest { path, body, stall_timeout }: StreamRequest<'_>,
-    listener: &mut impl Listener,
-    mut read: impl FnMut(E) -> Result<StreamDelta, EventError>,
-) -> Result<(), RemoteError> {
-    let what = format!("POST {path}");
-    let mut events = client.events(path, body, stall_timeout).await?;
-    loop {
-        let data = match events.next().await {
+impl<R> Deltas<R> {
+    /// The next event; `None` after the last. If all completions have ended, `done`, a connection
+    /// that breaks changes nothing.
+    pub(super) async fn next<E: DeserializeOwned>(&mut self, done: bool) -> Result<Option<StreamDelta>, RemoteError>
+    where
+        R: FnMut(E) -> Result<StreamDelta, EventError>,
+    {
+        self.data = match self.events.next().await {
             Ok(Some(data)) => data,
-            Ok(None) => return Ok(()),
-            // All completions have ended, so the error changes nothing.
-            Err(_) if listener.is_done() => return Ok(()),
+            Ok(None) => return Ok(None),
+            Err(_) if done => return Ok(None),
             Err(error) => return Err(error),
         };
-        if data.contains("\"error\"")
-            && let Ok(error) = serde_json::from_str::<Value>(&data)
+        if self.data.contains("\"error\"")
+            && let Ok(error) = serde_json::from_str::<Value>(&self.data)
             && error.get("error").is_some_and(|error| !error.is_null())
         {
-            return Err(client.refusal(&what, status(&error), &message(&error)));
+            return Err(self.client.refusal(&self.what, status(&error), &message(&error)));
         }
-        let event = serde_json::from_str(&data)
-            .map_err(|error| client.nonsense(&what, format!("an event that is not as expected ({error})"), &data))?;
-        let delta = read(event).map_err(|wrong| match wrong {
-            EventError::Nonsense(why) => client.nonsense(&what, why, &data),
-            EventError::Refused { status, message } => client.refusal(&what, status, &message),
-        })?;
-        let more = listener.on_delta(delta).await.map_err(|why| client.nonsense(&what, why, &data))?;
-        if !more {
-            return Ok(());
+        let event = serde_json::from_str(&self.data)
+            .map_err(|error| self.nonsense(format!("an event that is not as expected ({error})")))?;
+        match (self.read)(event) {
+            Ok(delta) => Ok(Some(delta)),
+            Err(EventError::Nonsense(why)) => Err(self.nonsense(why)),
+            Err(EventError::Refused { status, message }) => Err(self.client.refusal(&self.what, status, &message)),
         }
+    }
+
+    pub(super) fn nonsense(&self, why: String) -> RemoteError {
+        self.client.nonsense(&self.what, why, &self.data)
     }
 }
 
-/// Error in an event.
 #[derive(Debug)]
 pub(super) enum EventError {
     /// Contradiction, or violation of the protocol.
     Nonsense(String),
-    /// Failure that the event reports.
-    Refused {
-        /// Equivalent HTTP status.
-        status: u16,
-        /// Message of the server.
-        message: String,
-    },
+    /// Failure that the event reports, with the equivalent HTTP status.
+    Refused { status: u16, message: String },
 }
 
 impl From<String> for EventError {
     fn from(why: String) -> Self {
         EventError::Nonsense(why)
     }
+}
+
+/// Span of tokens of one version, as vLLM and SGLang write it.
+#[derive(Debug, Deserialize)]
+pub(super) struct WireSpan {
+    version: String,
+    start: usize,
+    end: usize,
+}
+
+/// End of a completion with the spans that the server reports; an empty list is `None`.
+pub(super) fn ending(finish: Option<FinishReason>, spans: Option<Vec<WireSpan>>) -> Ending {
+    let range = |WireSpan { version, start, end }| -> (String, Range<usize>) { (version, start..end) };
+    let spans = spans.filter(|spans| !spans.is_empty());
+    Ending { finish, spans: spans.map(|spans| spans.into_iter().map(range).collect()) }
+}
+
+/// Pairs tokens with their log-probabilities.
+pub(super) fn chunk(tokens: Vec<u32>, log_probs: Vec<Option<f64>>) -> Result<Vec<(u32, f32)>, String> {
+    if tokens.len() != log_probs.len() {
+        return Err(format!("{} tokens and {} log-probabilities", tokens.len(), log_probs.len()));
+    }
+    let pairs = tokens.into_iter().zip(log_probs).map(|(token, log_prob)| Some((token, log_prob? as f32)));
+    pairs.collect::<Option<_>>().ok_or_else(|| "a token without log-probability".to_owned())
+}
+
+pub(super) fn text(of: &Value, key: &str) -> Option<String> {
+    of.get(key).and_then(Value::as_str).map(str::to_owned)
+}
+
+/// Status of an error in a reply. Default: 500.
+fn status(error: &Value) -> u16 {
+    let code = [error.pointer("/error/code"), error.get("code"), error.get("status_code")].into_iter().flatten().next();
+    code.and_then(Value::as_u64).and_then(|code| u16::try_from(code).ok()).filter(|code| (400..600).contains(code)).unwrap_or(500)
 }

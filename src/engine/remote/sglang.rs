@@ -3,68 +3,59 @@
 //! Events hold the whole completion or only its new part, depending on the server's flags. The
 //! reported number of tokens tells which.
 
-use std::sync::Arc;
+use std::collections::BTreeMap;
+use std::path::Path;
 use std::time::Duration;
 
+use async_trait::async_trait;
 use serde::Deserialize;
 use serde_json::{Value, json};
 use tokio::sync::OnceCell;
+use tokio::sync::mpsc::Sender;
 
-use super::reply::{WireSpan, chunk, spans};
-use super::server::{EventError, ServerConfig, StreamDelta, follow};
-use super::sglang_weights::SglangWeights;
-use super::{Attempt, Capabilities, End, Ending, Fault, InferenceEngine, Pending, RemoteError, Tokens, WeightControl};
-use crate::net::Client;
+use super::control::{Control, unload_namesake};
+use super::server::{EventError, Server, StreamDelta, WireSpan, chunk, ending, text};
+use super::{Attempt, Capabilities, Ending, Fault, InferenceEngine, PauseMode, RemoteError, ServerConfig, WeightControl};
+use crate::engine::FinishReason;
 
 const GENERATE: &str = "/generate";
 
-/// SGLang server.
-#[derive(Clone)]
-pub struct SglangEngine {
-    client: Client,
-    config: ServerConfig,
-    probed: Arc<OnceCell<Capabilities>>,
-    control: SglangWeights,
+const ROUTES: &str =
+    "this SGLang has no such route: it is older or newer than 0.5, or it was started with an admin token that it was not given";
+
+pub(super) struct SglangEngine {
+    server: Server,
+    probed: OnceCell<Capabilities>,
 }
 
 impl SglangEngine {
-    /// Connects to the server at `http://host:port`, with the first request.
-    pub fn new(url: &str) -> Result<Self, RemoteError> {
-        SglangEngine::with(ServerConfig::new(url))
-    }
-
-    /// Connects with this configuration.
-    pub fn with(config: ServerConfig) -> Result<Self, RemoteError> {
-        let client = config.client("SGLang")?;
-        let control = SglangWeights::new(&client);
-        Ok(SglangEngine { client, config, probed: Arc::default(), control })
+    pub(super) fn new(config: ServerConfig) -> Result<Self, RemoteError> {
+        Ok(SglangEngine { server: Server::new("SGLang", config)?, probed: OnceCell::new() })
     }
 
     async fn ask(&self) -> Result<&Capabilities, RemoteError> {
         self.probed.get_or_try_init(|| self.look()).await
     }
 
+    /// Reads a page; servers without it have `old`.
+    async fn get(&self, new: &str, old: &str, limit: Duration) -> Result<Value, RemoteError> {
+        match self.server.client.get(new, limit).await {
+            Err(RemoteError { fault: Fault::Refused { status: 404, .. }, .. }) => self.server.client.get(old, limit).await,
+            answer => answer,
+        }
+    }
+
     async fn look(&self) -> Result<Capabilities, RemoteError> {
-        let call = self.config.call;
-        // Older servers have only the second name.
-        let named = |new: &'static str, old: &'static str| async move {
-            match self.client.get(new, call).await {
-                Err(RemoteError { fault: Fault::Refused { status: 404, .. }, .. }) => self.client.get(old, call).await,
-                answer => answer,
-            }
-        };
-        let model = named("/model_info", "/get_model_info").await?;
-        let server = named("/server_info", "/get_server_info").await?;
-        let text = |of: &Value, key: &str| of.get(key).and_then(Value::as_str).map(str::to_owned);
+        let call = self.server.config.call;
+        let model = self.get("/model_info", "/get_model_info", call).await?;
+        let server = self.get("/server_info", "/get_server_info", call).await?;
         let context = ["context_length", "max_req_input_len"].iter().find_map(|key| server.get(*key)?.as_u64());
         let served = text(&model, "served_model_name").or_else(|| text(&model, "model_path"));
         Ok(Capabilities {
             server: format!("SGLang {}", text(&server, "version").unwrap_or_else(|| "of unknown version".into())),
-            model: self.config.model.clone().or(served).unwrap_or_default(),
+            model: self.server.config.model.clone().or(served).unwrap_or_default(),
             context: context.map(|context| context as usize),
-            streams: true,
             spans: model.get("weight_version").is_some(),
-            cache_keys: true,
             weights: true,
             checksums: model.get("weight_version").is_some(),
             adapters: server.get("enable_lora").and_then(Value::as_bool).unwrap_or(false),
@@ -72,17 +63,8 @@ impl SglangEngine {
         })
     }
 
-    fn check(&self, attempt: &Attempt, context: Option<usize>) -> Result<(), RemoteError> {
-        let (there, rest) = (attempt.tokens.len(), attempt.rest());
-        match context {
-            Some(context) if there + rest > context => Err(self.client.fault(Fault::Refused {
-                what: "the request".into(),
-                status: 400,
-                begins: format!("{there} tokens and up to {rest} more don't fit the context of {context}"),
-                advice: "shorten the prompt or max_new_tokens, or start the server with a larger --context-length".into(),
-            })),
-            _ => Ok(()),
-        }
+    fn control(&self) -> Control<'_> {
+        Control(&self.server.client, ROUTES)
     }
 }
 
@@ -173,96 +155,132 @@ impl Reader {
         if let Some(((_, id, _), token)) = log_probs.iter().zip(&output_ids).find(|((_, id, _), token)| id != *token) {
             return Err(EventError::Nonsense(format!("a log-probability of token {id} for token {token}")));
         }
-        let chunk = chunk(output_ids, log_probs.into_iter().map(|(log_prob, ..)| log_prob).collect())?;
-        self.read += chunk.tokens.len();
+        let mut chunk = chunk(output_ids, log_probs.into_iter().map(|(log_prob, ..)| log_prob).collect())?;
+        self.read += chunk.len();
         if self.read != all {
             return Err(EventError::Nonsense(format!("{} tokens, of which it counts {all}", self.read)));
         }
-        if let Some(stop) = chunk.tokens.iter().position(|token| self.stops.contains(token)) {
-            let mut chunk = chunk;
-            chunk.tokens.truncate(stop + 1);
-            chunk.log_probs.truncate(stop + 1);
-            return Ok(StreamDelta {
-                chunk,
-                ending: Some(Ending { end: End::Stop, spans: None }),
-                over: true,
-                ..StreamDelta::default()
-            });
+        if let Some(stop) = chunk.iter().position(|(token, _)| self.stops.contains(token)) {
+            chunk.truncate(stop + 1);
+            let ending = Some(ending(Some(FinishReason::Stop), meta.weight_versions));
+            return Ok(StreamDelta { chunk, ending, over: true, ..StreamDelta::default() });
         }
         let Some(finish) = meta.finish_reason else { return Ok(StreamDelta { chunk, ..StreamDelta::default() }) };
-        let end = match (finish.kind.as_str(), finish.status_code) {
-            ("stop", _) => End::Stop,
-            ("length", _) => End::Length,
+        let finish = match (finish.kind.as_str(), finish.status_code) {
+            ("stop", _) => Some(FinishReason::Stop),
+            ("length", _) => Some(FinishReason::Length),
             ("abort", Some(status)) if status >= 400 => {
                 return Err(EventError::Refused { status, message: finish.message.unwrap_or_default() });
             }
-            ("abort", _) => End::Aborted,
+            ("abort", _) => None,
             (other, _) => return Err(EventError::Nonsense(format!("finish_reason {other:?}, which is unknown here"))),
         };
         // `weight_version` alone is the newest version, not that of each token.
-        Ok(StreamDelta { chunk, ending: Some(Ending { end, spans: spans(meta.weight_versions) }), ..StreamDelta::default() })
+        Ok(StreamDelta { chunk, ending: Some(ending(finish, meta.weight_versions)), ..StreamDelta::default() })
     }
 }
 
+#[async_trait]
 impl InferenceEngine for SglangEngine {
     fn name(&self) -> String {
-        self.client.name().to_owned()
+        self.server.name()
     }
 
-    fn generate<'a>(&'a self, attempt: &'a Attempt, tokens: &'a Tokens) -> Pending<'a, Ending> {
-        Box::pin(async move {
-            self.check(attempt, self.ask().await?.context)?;
-            let stops = if attempt.params.ignore_eos { attempt.params.stop_token_ids.clone() } else { Vec::new() };
-            let mut reader = Reader { read: 0, stops };
-            let question = question(attempt);
-            let ended = follow(&self.client, self.config.stream(GENERATE, &question), tokens, |event| reader.delta(event)).await;
-            ended.map_err(|error| without_adapter(error, attempt))
-        })
+    async fn generate(&self, attempt: &Attempt, tokens: &Sender<Vec<(u32, f32)>>) -> Result<Ending, RemoteError> {
+        self.server.check_context(attempt, self.ask().await?.context, "--context-length")?;
+        let stops = if attempt.params.ignore_eos { attempt.params.stop_token_ids.clone() } else { Vec::new() };
+        let mut reader = Reader { read: 0, stops };
+        let ended = self.server.follow(GENERATE, &question(attempt), tokens, |event| reader.delta(event)).await;
+        ended.map_err(|error| without_adapter(error, attempt))
     }
 
-    fn probe(&self) -> Pending<'_, Capabilities> {
-        Box::pin(async { Ok(self.ask().await?.clone()) })
+    async fn probe(&self) -> Result<Capabilities, RemoteError> {
+        self.ask().await.cloned()
     }
 
     /// Uses `/ready`, because `/health` generates a token and takes a second.
-    fn healthy(&self, limit: Duration) -> Pending<'_, ()> {
-        Box::pin(async move {
-            match self.client.get("/ready", limit).await {
-                Err(RemoteError { fault: Fault::Refused { status: 404, .. }, .. }) => {
-                    self.client.get("/get_model_info", limit).await
-                }
-                answer => answer,
-            }
-            .map(drop)
-        })
+    async fn healthy(&self, limit: Duration) -> Result<(), RemoteError> {
+        self.get("/ready", "/get_model_info", limit).await.map(drop)
     }
 
-    fn score<'a>(&'a self, tokens: &'a [u32], adapter: Option<&'a str>) -> Pending<'a, Vec<f32>> {
-        Box::pin(async move {
-            let question = json!({
-                "input_ids": tokens, "sampling_params": { "max_new_tokens": 1, "temperature": 0.0 }, "return_logprob": true,
-                "logprob_start_len": 0, "stream": false, "lora_path": adapter,
-            });
-            let reply = self.client.post(GENERATE, &question, self.config.stall_timeout).await?;
-            let listed = reply.pointer("/meta_info/input_token_logprobs").and_then(Value::as_array);
-            // The first token may be listed without a log-probability, or not at all. The server
-            // lists ids of the vocabulary's end as 0; their log-probabilities are correct.
+    async fn score(&self, tokens: &[u32], adapter: Option<&str>) -> Result<Vec<f32>, RemoteError> {
+        let question = json!({
+            "input_ids": tokens, "sampling_params": { "max_new_tokens": 1, "temperature": 0.0 }, "return_logprob": true,
+            "logprob_start_len": 0, "stream": false, "lora_path": adapter,
+        });
+        // The first token may be listed without a log-probability, or not at all. The server lists
+        // ids of the vocabulary's end as 0; their log-probabilities are correct.
+        let listed = |reply: &Value| {
+            let listed = reply.pointer("/meta_info/input_token_logprobs")?.as_array()?;
+            let from = listed.len().checked_sub(tokens.len().saturating_sub(1))?;
             let of = |(entry, token): (&Value, &u32)| {
                 let id = entry.get(1)?.as_u64()?;
                 (id == u64::from(*token) || id == 0).then_some(entry.get(0)?.as_f64()? as f32)
             };
-            let log_probs = listed.and_then(|listed| {
-                let from = listed.len().checked_sub(tokens.len().saturating_sub(1))?;
-                listed[from..].iter().zip(&tokens[1..]).map(of).collect::<Option<Vec<f32>>>()
-            });
-            let what = "POST /generate";
-            log_probs.ok_or_else(|| {
-                self.client.nonsense(what, "no log-probability for each token of the prompt".into(), &reply.to_string())
-            })
-        })
+            listed[from..].iter().zip(&tokens[1..]).map(of).collect()
+        };
+        self.server.score(GENERATE, question, tokens.len(), "of the prompt", listed).await
     }
 
     fn weights(&self) -> Option<&dyn WeightControl> {
-        Some(&self.control)
+        Some(self)
+    }
+}
+
+/// Routes for weights (tested with 0.5.23).
+#[async_trait]
+impl WeightControl for SglangEngine {
+    async fn pause(&self, mode: PauseMode) -> Result<(), RemoteError> {
+        let mode = match mode {
+            PauseMode::Keep => "in_place",
+            PauseMode::Recompute => "retract",
+            PauseMode::Abort => "abort",
+            PauseMode::Finish => {
+                let what = "finishing what is in flight; set engine.pause to \"keep\", \"recompute\" or \"abort\"";
+                return Err(self.server.client.fault(Fault::Unsupported(what)));
+            }
+        };
+        self.control().post("/pause_generation", &json!({"mode": mode})).await.map(drop)
+    }
+
+    async fn load(&self, folder: &Path, label: &str) -> Result<(), RemoteError> {
+        // The sync flushes separately: a flush fails while requests are paused in place.
+        let body = json!({"model_path": folder, "weight_version": label, "flush_cache": false, "abort_all_requests": false});
+        self.control().post_success("/update_weights_from_disk", &body).await
+    }
+
+    async fn load_adapter(&self, name: &str, folder: &Path) -> Result<(), RemoteError> {
+        unload_namesake(self, name).await?;
+        self.control().post_success("/load_lora_adapter", &json!({"lora_name": name, "lora_path": folder})).await
+    }
+
+    async fn unload_adapter(&self, name: &str) -> Result<(), RemoteError> {
+        self.control().post_success("/unload_lora_adapter", &json!({"lora_name": name})).await
+    }
+
+    async fn adapters(&self) -> Result<Vec<String>, RemoteError> {
+        self.control().adapters().await
+    }
+
+    async fn label(&self, label: &str) -> Result<(), RemoteError> {
+        // The server's default aborts all requests.
+        let body = json!({"new_version": label, "abort_all_requests": false});
+        self.control().post_success("/update_weight_version", &body).await
+    }
+
+    async fn served(&self) -> Result<Option<String>, RemoteError> {
+        self.control().version("/model_info").await
+    }
+
+    async fn checksums(&self) -> Result<Option<BTreeMap<String, String>>, RemoteError> {
+        self.control().checksums("/weights_checker", &["per_engine_checksum", "ranks"], true).await
+    }
+
+    async fn flush_cache(&self) -> Result<(), RemoteError> {
+        self.control().post("/flush_cache", &Value::Null).await.map(drop)
+    }
+
+    async fn resume(&self) -> Result<(), RemoteError> {
+        self.control().post("/continue_generation", &json!({})).await.map(drop)
     }
 }

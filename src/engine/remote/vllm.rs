@@ -4,38 +4,37 @@
 //! distribution only with `--logprobs-mode processed_logprobs`. Otherwise they are correct only at
 //! temperature 1 without truncation, and other requests are rejected.
 
-use std::collections::BTreeSet;
-use std::sync::Arc;
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::Path;
 use std::time::Duration;
 
-use serde::Deserialize;
+use async_trait::async_trait;
 use serde_json::{Value, json};
 use tokio::sync::OnceCell;
+use tokio::sync::mpsc::Sender;
 
+use super::control::{Control, unload_namesake};
 use super::group_request::{GroupRequest, GroupRequests};
-use super::reply::{WireSpan, chunk, spans};
-use super::server::{EventError, ServerConfig, StreamDelta, follow, listen};
-use super::vllm_weights::VllmWeights;
-use super::{
-    Attempt, Capabilities, End, Ending, Fault, InferenceEngine, Pending, RemoteError, Tokens, WeightControl, completions,
-};
-use crate::net::Client;
+use super::openai::{self, Event};
+use super::server::{Server, text};
+use super::{Attempt, Capabilities, Ending, Fault, InferenceEngine, PauseMode, RemoteError, ServerConfig, WeightControl};
 
 /// vLLM's own route, which `--enable-scale-out` enables.
 const GENERATE: &str = "/inference/v1/generate";
 
-/// Advice for a server without routes for weights.
-const DEV_MODE: &str = "VLLM_SERVER_DEV_MODE=1 in the server's environment turns on its routes for weights (/pause, /collective_rpc and others), \
+/// Missing capability of a server without routes for weights.
+const NO_CONTROL: &str = "VLLM_SERVER_DEV_MODE=1 in the server's environment turns on its routes for weights (/pause, /collective_rpc and others), \
      which it lacks; they take no token, so keep it on a network of your own";
 
-/// vLLM server.
-#[derive(Clone)]
-pub struct VllmEngine {
-    client: Client,
-    config: ServerConfig,
-    probed: Arc<OnceCell<Probed>>,
+const DEV_MODE: &str = "vLLM has its routes for weights only in developer mode: start it with VLLM_SERVER_DEV_MODE=1 \
+                        (`rollflow engine launch` does), on a private network, because these routes ask for no token";
+
+const ADAPTERS: &str = "vLLM loads adapters at run time only with VLLM_ALLOW_RUNTIME_LORA_UPDATING=1 and --enable-lora (max-lora-rank: at least theirs)";
+
+pub(super) struct VllmEngine {
+    server: Server,
+    probed: OnceCell<Probed>,
     groups: GroupRequests,
-    control: VllmWeights,
 }
 
 #[derive(Clone, Debug)]
@@ -48,16 +47,8 @@ struct Probed {
 }
 
 impl VllmEngine {
-    /// Connects to the server at `http://host:port`, with the first request.
-    pub fn new(url: &str) -> Result<Self, RemoteError> {
-        VllmEngine::with(ServerConfig::new(url))
-    }
-
-    /// Connects with this configuration.
-    pub fn with(config: ServerConfig) -> Result<Self, RemoteError> {
-        let client = config.client("vLLM")?;
-        let control = VllmWeights::new(&client);
-        Ok(VllmEngine { client, config, probed: Arc::default(), groups: GroupRequests::default(), control })
+    pub(super) fn new(config: ServerConfig) -> Result<Self, RemoteError> {
+        Ok(VllmEngine { server: Server::new("vLLM", config)?, probed: OnceCell::new(), groups: GroupRequests::default() })
     }
 
     async fn ask(&self) -> Result<&Probed, RemoteError> {
@@ -65,46 +56,38 @@ impl VllmEngine {
     }
 
     async fn look(&self) -> Result<Probed, RemoteError> {
-        let call = self.config.call;
-        let version = self.client.get("/version", call).await?;
-        let models = self.client.get("/v1/models", call).await?;
-        let first = models.pointer("/data/0").cloned().unwrap_or_default();
-        let served = first.get("id").and_then(Value::as_str).map(str::to_owned);
-        let Some(model) = self.config.model.clone().or(served) else {
-            return Err(self.client.nonsense("GET /v1/models", "no model".into(), &models.to_string()));
-        };
+        let version = self.server.get("/version").await?;
+        let (listed, model) = self.server.first_model().await?;
         let routes = self.routes().await?;
         let has = |route: &str| routes.contains(route);
         let weights = has("/pause") && has("/collective_rpc");
         let raw = has("/server_info") && self.reports_raw().await;
         let generates = has(GENERATE);
         let capabilities = Capabilities {
-            server: format!("vLLM {}", version.get("version").and_then(Value::as_str).unwrap_or("of unknown version")),
+            server: format!("vLLM {}", text(&version, "version").unwrap_or_else(|| "of unknown version".into())),
             model,
-            context: first.get("max_model_len").and_then(Value::as_u64).map(|context| context as usize),
-            streams: true,
+            context: listed.get("max_model_len").and_then(Value::as_u64).map(|context| context as usize),
             spans: generates,
-            cache_keys: true,
             weights,
             checksums: has("/weight_checker"),
             adapters: has("/v1/load_lora_adapter"),
-            lacks: (!weights).then(|| DEV_MODE.to_owned()).into_iter().collect(),
+            lacks: (!weights).then(|| NO_CONTROL.to_owned()).into_iter().collect(),
         };
         Ok(Probed { capabilities, generates, raw })
     }
 
     /// List of routes, or of those that answer if the server hides its list.
     async fn routes(&self) -> Result<BTreeSet<String>, RemoteError> {
-        match self.client.get("/openapi.json", self.config.call).await {
+        match self.server.get("/openapi.json").await {
             Ok(list) => {
                 let paths = list.get("paths").and_then(Value::as_object);
                 Ok(paths.into_iter().flatten().map(|(path, _)| path.clone()).collect())
             }
             Err(RemoteError { fault: Fault::Refused { .. }, .. }) => {
                 // An existing route rejects an empty request.
-                let own = self.client.post(GENERATE, &json!({}), self.config.call).await;
+                let own = self.server.client.post(GENERATE, &json!({}), self.server.config.call).await;
                 let missing = matches!(&own, Err(RemoteError { fault: Fault::Refused { status: 404 | 405, .. }, .. }));
-                let paused = self.client.get("/is_paused", self.config.call).await.is_ok();
+                let paused = self.server.get("/is_paused").await.is_ok();
                 let own = (!missing).then_some([GENERATE].as_slice());
                 let dev = paused.then_some(["/pause", "/collective_rpc", "/weight_checker"].as_slice());
                 Ok([own, dev].into_iter().flatten().flatten().map(|route| route.to_string()).collect())
@@ -114,47 +97,45 @@ impl VllmEngine {
     }
 
     async fn reports_raw(&self) -> bool {
-        let info = self.client.get("/server_info", self.config.call).await;
-        info.is_ok_and(|info| {
-            info.to_string().contains("logprobs_mode=raw_logprobs") || info.to_string().contains("'raw_logprobs'")
-        })
-    }
-
-    /// Sends a group as one request.
-    async fn answer(self, mut group: GroupRequest, model: String) {
-        let (first, samples) = group.first();
-        let question = question(first, samples, &model);
-        let channels = group.channels();
-        let request = self.config.stream(GENERATE, &question);
-        tokio::select! {
-            answered = listen(&self.client, request, &mut group, delta) => group.end(answered, self.client.name()),
-            // Closing the connection stops the server.
-            () = GroupRequest::deserted(channels) => {}
-        }
+        let info = self.server.get("/server_info").await.unwrap_or_default().to_string();
+        info.contains("logprobs_mode=raw_logprobs") || info.contains("'raw_logprobs'")
     }
 
     /// Rejects requests that the server would fail.
     fn check(&self, attempt: &Attempt, probed: &Probed) -> Result<(), RemoteError> {
-        let refuse = |begins: String, advice: &str| {
-            Err(self.client.fault(Fault::Refused { what: "the request".into(), status: 400, begins, advice: advice.into() }))
-        };
-        if let Some(context) = probed.capabilities.context
-            && attempt.tokens.len() + attempt.rest() > context
-        {
-            let (there, rest) = (attempt.tokens.len(), attempt.rest());
-            return refuse(
-                format!("{there} tokens and up to {rest} more don't fit the context of {context}"),
-                "shorten the prompt or max_new_tokens, or start the server with a larger --max-model-len",
-            );
-        }
+        self.server.check_context(attempt, probed.capabilities.context, "--max-model-len")?;
         let params = &attempt.params;
         if probed.raw && !(params.greedy() || (params.temperature == 1.0 && params.keeps_all())) {
-            return refuse(
+            return self.server.refuse(
                 format!("its log-probabilities are those from before temperature {} and truncation", params.temperature),
                 "start the server with --logprobs-mode processed_logprobs, or sample at temperature 1 without top_p, top_k and min_p",
             );
         }
         Ok(())
+    }
+
+    fn control(&self) -> Control<'_> {
+        Control(&self.server.client, DEV_MODE)
+    }
+
+    fn adapter_control(&self) -> Control<'_> {
+        Control(&self.server.client, ADAPTERS)
+    }
+}
+
+/// Sends a group as one request.
+async fn answer(server: Server, group: GroupRequest, model: String) {
+    let (first, samples) = group.first();
+    let question = question(first, samples, &model);
+    let deserted = group.deserted();
+    let answered = async {
+        let deltas = server.stream(GENERATE, &question, Event::delta).await;
+        group.read(deltas, server.client.name()).await;
+    };
+    tokio::select! {
+        () = answered => {}
+        // Closing the connection stops the server.
+        () = deserted => {}
     }
 }
 
@@ -183,110 +164,114 @@ fn question(attempt: &Attempt, samples: usize, model: &str) -> Value {
     question
 }
 
-#[derive(Debug, Deserialize)]
-struct Event {
-    #[serde(default)]
-    choices: Vec<Choice>,
-}
-
-#[derive(Debug, Deserialize)]
-struct Choice {
-    #[serde(default)]
-    index: usize,
-    #[serde(default)]
-    token_ids: Vec<u32>,
-    logprobs: Option<LogProbs>,
-    finish_reason: Option<String>,
-    weight_versions: Option<Vec<WireSpan>>,
-}
-
-#[derive(Debug, Deserialize)]
-struct LogProbs {
-    content: Vec<Entry>,
-}
-
-#[derive(Debug, Deserialize)]
-struct Entry {
-    token_id: Option<u32>,
-    logprob: Option<f64>,
-}
-
-fn delta(event: Event) -> Result<StreamDelta, EventError> {
-    let Some(Choice { index, token_ids, logprobs, finish_reason, weight_versions }) = event.choices.into_iter().next() else {
-        return Ok(StreamDelta::default());
-    };
-    let entries = logprobs.map(|log_probs| log_probs.content).unwrap_or_default();
-    if let Some((entry, token)) =
-        entries.iter().zip(&token_ids).find(|(entry, token)| entry.token_id.is_some_and(|id| id != **token))
-    {
-        return Err(EventError::Nonsense(format!("a log-probability of token {:?} for token {token}", entry.token_id)));
-    }
-    let chunk = chunk(token_ids, entries.into_iter().map(|entry| entry.logprob).collect())?;
-    let end = finish_reason.as_deref().map(completions::end).transpose()?;
-    Ok(StreamDelta {
-        choice: index,
-        chunk,
-        ending: end.map(|end: End| Ending { end, spans: spans(weight_versions) }),
-        over: false,
-    })
-}
-
+#[async_trait]
 impl InferenceEngine for VllmEngine {
     fn name(&self) -> String {
-        self.client.name().to_owned()
+        self.server.name()
     }
 
-    fn generate<'a>(&'a self, attempt: &'a Attempt, tokens: &'a Tokens) -> Pending<'a, Ending> {
-        Box::pin(async move {
-            let probed = self.ask().await?;
-            self.check(attempt, probed)?;
-            let model = &probed.capabilities.model;
-            if !probed.generates {
-                let question = completions::question(attempt, model);
-                return follow(&self.client, self.config.stream(completions::PATH, &question), tokens, completions::Event::delta)
-                    .await;
-            }
-            let ask = |group| self.clone().answer(group, model.clone());
-            if attempt.together > 1
-                && let Some(ended) = self.groups.join(attempt, tokens, ask).await
-            {
-                return ended;
-            }
-            follow(&self.client, self.config.stream(GENERATE, &question(attempt, 1, model)), tokens, delta).await
-        })
+    async fn generate(&self, attempt: &Attempt, tokens: &Sender<Vec<(u32, f32)>>) -> Result<Ending, RemoteError> {
+        let probed = self.ask().await?;
+        self.check(attempt, probed)?;
+        let model = &probed.capabilities.model;
+        if !probed.generates {
+            return self.server.follow(openai::PATH, &openai::question(attempt, model), tokens, Event::delta).await;
+        }
+        let ask = |group| answer(self.server.clone(), group, model.clone());
+        if attempt.together > 1
+            && let Some(ended) = self.groups.join(attempt, tokens, ask).await
+        {
+            return ended;
+        }
+        self.server.follow(GENERATE, &question(attempt, 1, model), tokens, Event::delta).await
     }
 
-    fn probe(&self) -> Pending<'_, Capabilities> {
-        Box::pin(async { Ok(self.ask().await?.capabilities.clone()) })
+    async fn probe(&self) -> Result<Capabilities, RemoteError> {
+        Ok(self.ask().await?.capabilities.clone())
     }
 
-    fn healthy(&self, limit: Duration) -> Pending<'_, ()> {
-        Box::pin(async move { self.client.get("/health", limit).await.map(drop) })
+    async fn healthy(&self, limit: Duration) -> Result<(), RemoteError> {
+        self.server.client.get("/health", limit).await.map(drop)
     }
 
-    fn score<'a>(&'a self, tokens: &'a [u32], adapter: Option<&'a str>) -> Pending<'a, Vec<f32>> {
-        Box::pin(async move {
-            let model = adapter.unwrap_or(&self.ask().await?.capabilities.model);
-            let what = format!("POST {}", completions::PATH);
-            let question = json!({
-                "model": model, "prompt": tokens, "max_tokens": 1, "temperature": 0.0, "prompt_logprobs": 0,
-                "return_token_ids": true,
-            });
-            let reply = self.client.post(completions::PATH, &question, self.config.stall_timeout).await?;
-            let listed = reply.pointer("/choices/0/prompt_logprobs").and_then(Value::as_array);
-            let of = |(entry, token): (&Value, &u32)| entry.pointer(&format!("/{token}/logprob"))?.as_f64();
-            let log_probs: Option<Vec<f32>> =
-                listed.and_then(|listed| listed.iter().zip(tokens).skip(1).map(|pair| of(pair).map(|p| p as f32)).collect());
-            match log_probs {
-                Some(log_probs) if log_probs.len() + 1 == tokens.len() => Ok(log_probs),
-                _ => {
-                    Err(self.client.nonsense(&what, "no log-probability for each token of the prompt".into(), &reply.to_string()))
-                }
-            }
-        })
+    async fn score(&self, tokens: &[u32], adapter: Option<&str>) -> Result<Vec<f32>, RemoteError> {
+        let model = adapter.unwrap_or(&self.ask().await?.capabilities.model);
+        let question = json!({
+            "model": model, "prompt": tokens, "max_tokens": 1, "temperature": 0.0, "prompt_logprobs": 0,
+            "return_token_ids": true,
+        });
+        let listed = |reply: &Value| {
+            let listed = reply.pointer("/choices/0/prompt_logprobs")?.as_array()?.iter().zip(tokens).skip(1);
+            listed.map(|(entry, token)| Some(entry.pointer(&format!("/{token}/logprob"))?.as_f64()? as f32)).collect()
+        };
+        self.server.score(openai::PATH, question, tokens.len(), "of the prompt", listed).await
     }
 
     fn weights(&self) -> Option<&dyn WeightControl> {
-        Some(&self.control)
+        Some(self)
+    }
+}
+
+/// Routes of the developer mode (tested with 0.32 and 0.33).
+#[async_trait]
+impl WeightControl for VllmEngine {
+    async fn pause(&self, mode: PauseMode) -> Result<(), RemoteError> {
+        let mode = match mode {
+            PauseMode::Keep => "keep",
+            PauseMode::Finish => "wait",
+            PauseMode::Abort => "abort",
+            PauseMode::Recompute => {
+                let what = "recomputing keys and values under new weights; set engine.pause to \"keep\", \"finish\" or \"abort\"";
+                return Err(self.server.client.fault(Fault::Unsupported(what)));
+            }
+        };
+        // By default 0.32 clears the keys and values of paused requests. A sync flushes by itself.
+        self.control().post(&format!("/pause?mode={mode}&clear_cache=false"), &Value::Null).await.map(drop)
+    }
+
+    async fn load(&self, folder: &Path, _label: &str) -> Result<(), RemoteError> {
+        let path = "/collective_rpc";
+        let body = json!({"method": "reload_weights", "args": [], "kwargs": {"weights_path": folder}});
+        let reply = self.control().post(path, &body).await?;
+        // Without a result from a worker, nothing was loaded.
+        match reply["results"].as_array() {
+            Some(results) if !results.is_empty() => Ok(()),
+            _ => Err(self.control().nonsense(path, "no results", &reply)),
+        }
+    }
+
+    async fn load_adapter(&self, name: &str, folder: &Path) -> Result<(), RemoteError> {
+        unload_namesake(self, name).await?;
+        // Not in place: the server would read the folder again with every request.
+        let body = json!({"lora_name": name, "lora_path": folder});
+        self.adapter_control().post("/v1/load_lora_adapter", &body).await.map(drop)
+    }
+
+    async fn unload_adapter(&self, name: &str) -> Result<(), RemoteError> {
+        self.adapter_control().post("/v1/unload_lora_adapter", &json!({"lora_name": name})).await.map(drop)
+    }
+
+    async fn adapters(&self) -> Result<Vec<String>, RemoteError> {
+        self.control().adapters().await
+    }
+
+    async fn label(&self, label: &str) -> Result<(), RemoteError> {
+        self.control().post_success("/update_weight_version", &json!({"new_version": label})).await
+    }
+
+    async fn served(&self) -> Result<Option<String>, RemoteError> {
+        self.control().version("/weight_info").await
+    }
+
+    async fn checksums(&self) -> Result<Option<BTreeMap<String, String>>, RemoteError> {
+        self.control().checksums("/weight_checker", &["checksums"], false).await
+    }
+
+    async fn flush_cache(&self) -> Result<(), RemoteError> {
+        self.control().post_success("/reset_prefix_cache", &Value::Null).await
+    }
+
+    async fn resume(&self) -> Result<(), RemoteError> {
+        self.control().post("/resume", &Value::Null).await.map(drop)
     }
 }

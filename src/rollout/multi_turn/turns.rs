@@ -116,12 +116,16 @@ impl MultiTurn {
             self.restart(key);
             return Ok(());
         }
-        let Finished { index, tokens, log_probs, versions, finish, refused, .. } = finished;
-        let answer = Answer { index, tokens, log_probs, versions, status: finish.into() };
-        if let Some(reason) = refused {
-            rollout.refuse(answer, reason);
-            return self.finish(key);
-        }
+        let status = finished.status();
+        let Finished { index, tokens, log_probs, versions, finish, .. } = finished;
+        let answer = Answer { index, tokens, log_probs, versions, status };
+        let finish = match finish {
+            Ok(finish) => finish,
+            Err(reason) => {
+                rollout.refuse(answer, reason);
+                return self.finish(key);
+            }
+        };
         let next = rollout.add_turn(answer, finish == FinishReason::Length, &self.agent, &self.context.tokenizer)?;
         self.proceed(key, next)
     }

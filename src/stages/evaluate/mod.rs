@@ -23,7 +23,7 @@ use reports::Reports;
 
 use crate::data::{Tokenizer, Version};
 use crate::engine::TokenEngine;
-use crate::engine::remote::{Fleet, FleetConfig, FleetHandle, Synced};
+use crate::engine::remote::{Fleet, FleetConfig, FleetHandle};
 use crate::flow::{Io, RunContext, Signal, Stage, StageError, StageSpec};
 use crate::observe::logs::AnswerWriter;
 use crate::observe::{Metric, StepMetrics};
@@ -87,7 +87,7 @@ impl<W: Send + Sync + 'static> Evaluator<Fleet, W> {
     ) -> Self {
         let (handle, reads) = (handle.clone(), tokenizer.clone());
         let make = move |settings: &EngineSettings| Fleet::new(&handle, config.clone(), &reads, settings.slots, settings.seed);
-        let set_weights = |fleet: &mut Fleet, version, _: &W| fleet.set_weights(version, &Synced { version });
+        let set_weights = |fleet: &mut Fleet, version, _: &W| fleet.set_weights(version, &());
         let evaluator = Evaluator::new(Box::new(make), Box::new(set_weights), tokenizer, spec, every);
         Evaluator { hold: Some(hold.clone()), in_order: true, ..evaluator }
     }

@@ -9,7 +9,7 @@ use tch::{Kind, Tensor};
 
 use crate::algo::Disagreement;
 use crate::data::{TokenizerError, Version};
-use crate::engine::remote::sync::{Probe, Release, Releases, Update};
+use crate::engine::remote::sync::{Releases, Update};
 use crate::model::{Compute, Delta, Dtype, FrozenWeights, ModelConfig, ModelError, Packed, Weights, save_adapter, save_hf_after};
 use crate::train::Policy;
 use crate::util::atomic_file;
@@ -34,7 +34,7 @@ pub struct Exporter {
     tolerance: f64,
     releases: Mutex<Releases>,
     /// Weights that were written last. Unchanged tensors are not written again.
-    last: Mutex<Option<Release>>,
+    last: Mutex<Option<Arc<Path>>>,
 }
 
 /// Random tokens after the prompt in a probe text: likely tokens would distinguish versions poorly.
@@ -55,11 +55,12 @@ pub fn probe_texts(prompts: &[Vec<u32>], vocabulary: usize) -> Vec<Vec<u32>> {
 }
 
 impl Exporter {
-    /// Returns an exporter of a policy, whose present weights the servers start with. Engines score
-    /// `texts`, with a tolerance of `tolerance` nats on average.
-    pub fn new(policy: &Policy, releases: Releases, texts: Vec<Vec<u32>>, tolerance: f64) -> Self {
-        let (policy, last) = (policy.clone(), Mutex::new(None));
-        Exporter { policy, untie: false, texts, tolerance, releases: Mutex::new(releases), last }
+    /// Returns an exporter of a policy, whose present weights the servers start with. Versions are
+    /// written to folders in `dir`, of which the newest `keep`, at least one, and those that are
+    /// read are kept. Engines score `texts`, with a tolerance of `tolerance` nats on average.
+    pub fn new(policy: &Policy, dir: &Path, keep: usize, texts: Vec<Vec<u32>>, tolerance: f64) -> io::Result<Self> {
+        let (policy, releases) = (policy.clone(), Mutex::new(Releases::open(dir, keep)?));
+        Ok(Exporter { policy, untie: false, texts, tolerance, releases, last: Mutex::new(None) })
     }
 
     /// Writes a separate head for a model whose head is its embedding: for servers that can't
@@ -97,13 +98,13 @@ impl Exporter {
         let weights = weights.read();
         let mut releases = self.releases.lock();
         if let Some(adapter) = &weights.adapter {
-            let release = releases.write(version, |folder| save_adapter(folder, adapter).map_err(ExportError::from))?;
-            return Ok(Update { release, changed: true, probe: self.probe(&weights), adapter: true });
+            let folder = releases.write(version, |folder| save_adapter(folder, adapter).map_err(ExportError::from))?;
+            return Ok(Update { changed: true, adapter: true, ..self.probed(version, folder, &weights) });
         }
         let mut last = self.last.lock();
         let (before, mut delta) = (last.take(), Delta::default());
-        let release = releases.write(version, |folder| {
-            delta = self.save(folder, &weights, before.as_ref().map(Release::path))?;
+        let folder = releases.write(version, |folder| {
+            delta = self.save(folder, &weights, before.as_deref())?;
             Ok::<_, ExportError>(())
         })?;
         let Delta { changed, moved, shared } = delta;
@@ -111,12 +112,12 @@ impl Exporter {
             "version {version}: {changed} tensors changed, {shared} are shared with the version before, {moved} written again"
         );
         let changed = before.is_some() && changed > 0;
-        *last = Some(release.clone());
-        Ok(Update { release, changed, probe: self.probe(&weights), adapter: false })
+        *last = Some(folder.clone());
+        Ok(Update { changed, ..self.probed(version, folder, &weights) })
     }
 
-    /// Returns the probe of these weights: texts and the scores that an engine must return.
-    pub fn probe(&self, weights: &Weights) -> Probe {
+    /// The update to these weights, with a probe: texts and the scores that an engine must return.
+    fn probed(&self, version: Version, folder: Arc<Path>, weights: &Weights) -> Update {
         let (config, dtype) = (self.policy.config(), self.policy.config().dtype);
         let _guard = tch::no_grad_guard();
         let expected = score(config, &rounded(weights, dtype), &self.texts);
@@ -128,7 +129,8 @@ impl Exporter {
             crate::algo::compare_log_probs(&old.concat(), &expected.concat(), self.tolerance)
         };
         let old_head = old_head.filter(|old| apart(old).is_err());
-        Probe { texts: self.texts.clone(), expected, old_head, tolerance: self.tolerance }
+        let (texts, tolerance) = (self.texts.clone(), self.tolerance);
+        Update { texts, expected, old_head, tolerance, ..Update::unprobed(version, folder) }
     }
 }
 

@@ -17,7 +17,6 @@ use tokio::task::{JoinError, JoinHandle};
 
 use super::{Announcer, log};
 use crate::data::Version;
-use crate::engine::remote::Synced;
 use crate::engine::remote::sync::{SyncError, SyncReport, Update, WeightSyncManager};
 use crate::flow::{AsyncIo, AsyncStage, RunContext, Signal, StageError, StageSpec, WeightsTx};
 use crate::net::{Outcome, RetryPolicy, Retryable, deadline};
@@ -43,7 +42,7 @@ type Export<W> = Arc<dyn Fn(Version, &Arc<W>) -> Result<Update, AnyError> + Send
 pub struct RemoteSync<W> {
     manager: Arc<WeightSyncManager>,
     export: Export<W>,
-    to: WeightsTx<Synced>,
+    to: WeightsTx<()>,
     /// Edge for stages of this process that read the weights themselves.
     also: Option<WeightsTx<W>>,
     hold: Option<EvaluationHold>,
@@ -59,7 +58,7 @@ impl<W: Send + Sync + 'static> RemoteSync<W> {
     pub fn new<E>(
         manager: WeightSyncManager,
         export: impl Fn(Version, &Arc<W>) -> Result<Update, E> + Send + Sync + 'static,
-        to: WeightsTx<Synced>,
+        to: WeightsTx<()>,
     ) -> Self
     where
         E: Into<AnyError>,
@@ -135,7 +134,7 @@ impl<W: Send + Sync + 'static> RemoteSync<W> {
         if let Some(also) = &self.also {
             also.publish(version, weights.clone())?;
         }
-        self.to.publish(version, Arc::new(Synced { version }))?;
+        self.to.publish(version, Arc::new(()))?;
         self.announcer.announce(step, version, report.held(), || report.time);
         Ok(())
     }

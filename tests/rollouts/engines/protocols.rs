@@ -2,12 +2,11 @@
 
 use std::sync::{Arc, Mutex};
 
-use rollflow::engine::SamplingParams;
-use rollflow::engine::remote::{
-    Attempt, Capabilities, Chunk, End, Ending, Fault, InferenceEngine, OpenAiEngine, RemoteError, SglangEngine, Tokens,
-    VersionSpan, VllmEngine,
-};
+use rollflow::engine::remote::{Attempt, Capabilities, Ending, Fault, InferenceEngine, RemoteError, connect};
+use rollflow::engine::settings::EngineKind;
+use rollflow::engine::{FinishReason, SamplingParams};
 use serde_json::{Value, json};
+use tokio::sync::mpsc;
 
 use super::server::{Reply, Server, vllm_page};
 
@@ -30,22 +29,34 @@ fn run<T>(work: impl Future<Output = T>) -> T {
     tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(work)
 }
 
+fn vllm(url: &str) -> Arc<dyn InferenceEngine> {
+    connect(EngineKind::Vllm, url).unwrap()
+}
+
+fn sglang(url: &str) -> Arc<dyn InferenceEngine> {
+    connect(EngineKind::Sglang, url).unwrap()
+}
+
 /// All that it told, and how it ended.
-fn generate(engine: &impl InferenceEngine, attempt: &Attempt) -> (Chunk, Result<Ending, RemoteError>) {
+fn generate(engine: &dyn InferenceEngine, attempt: &Attempt) -> (Vec<(u32, f32)>, Result<Ending, RemoteError>) {
     run(async {
-        let (tokens, mut chunks) = Tokens::channel(100);
+        let (tokens, mut chunks) = mpsc::channel(100);
         let ending = engine.generate(attempt, &tokens).await;
-        let mut all = Chunk::default();
+        let mut all = Vec::new();
         while let Ok(chunk) = chunks.try_recv() {
-            all.tokens.extend(chunk.tokens);
-            all.log_probs.extend(chunk.log_probs);
+            all.extend(chunk);
         }
         (all, ending)
     })
 }
 
-fn span(label: &str, start: usize, end: usize) -> VersionSpan {
-    VersionSpan { label: label.into(), start, end }
+fn ids(chunk: &[(u32, f32)]) -> Vec<u32> {
+    chunk.iter().map(|(token, _)| *token).collect()
+}
+
+/// The end of a completion whose last token alone is of version 43.
+fn stopped_in_43() -> Ending {
+    Ending { finish: Some(FinishReason::Stop), spans: Some(vec![("42".to_owned(), 0..2), ("43".to_owned(), 2..3)]) }
 }
 
 /// A server that answers this path so, and notes the question.
@@ -84,7 +95,7 @@ fn d3_vllm_is_asked_for_tokens_and_answers_with_log_probabilities_and_spans() {
         ),
     ]);
     let (server, asked) = scripted(vllm_page, "/inference/v1/generate", reply);
-    let engine = VllmEngine::new(&server.url).unwrap();
+    let engine = vllm(&server.url);
     let params = SamplingParams {
         max_new_tokens: 9,
         temperature: 0.5,
@@ -92,9 +103,9 @@ fn d3_vllm_is_asked_for_tokens_and_answers_with_log_probabilities_and_spans() {
         stop_token_ids: vec![2],
         ..SamplingParams::default()
     };
-    let (chunk, ending) = generate(&engine, &attempt(params));
-    assert_eq!(chunk, Chunk { tokens: vec![138, 124, 79], log_probs: vec![-3.25, -2.5, -3.0] });
-    assert_eq!(ending.unwrap(), Ending { end: End::Stop, spans: Some(vec![span("42", 0, 2), span("43", 2, 3)]) });
+    let (chunk, ending) = generate(&*engine, &attempt(params));
+    assert_eq!(chunk, [(138, -3.25), (124, -2.5), (79, -3.0)]);
+    assert_eq!(ending.unwrap(), stopped_in_43());
     let asked = asked.lock().unwrap();
     assert_eq!(asked["request_id"], "p00000000000000000812-s00003-a00001");
     assert_eq!(
@@ -114,7 +125,7 @@ fn d3_vllm_is_asked_for_tokens_and_answers_with_log_probabilities_and_spans() {
 #[test]
 fn what_a_vllm_server_can_is_found_out_and_what_it_lacks_is_told_with_the_way_to_get_it() {
     let (server, _) = scripted(vllm_page, "/none", Reply::Reset);
-    let all = run(async { VllmEngine::new(&server.url).unwrap().probe().await.unwrap() });
+    let all = run(async { vllm(&server.url).probe().await.unwrap() });
     assert_eq!((all.server.as_str(), all.model.as_str(), all.context), ("vLLM 0.32.0", "policy", Some(256)));
     assert!(all.spans && all.weights && all.checksums && all.lacks.is_empty(), "{all:?}");
 
@@ -127,11 +138,11 @@ fn what_a_vllm_server_can_is_found_out_and_what_it_lacks_is_told_with_the_way_to
         "logprobs": { "text_offset": [0], "token_logprobs": [-3.25], "tokens": ["token_id:138"], "top_logprobs": [{ "token_id:138": -3.25 }] },
         "stop_reason": null, "prompt_token_ids": [5, 6, 7], "token_ids": [138] }] });
     let (server, asked) = scripted(plain, "/v1/completions", Reply::events([completion]));
-    let engine = VllmEngine::new(&server.url).unwrap();
+    let engine = vllm(&server.url);
     let Capabilities { weights, spans, lacks, .. } = run(engine.probe()).unwrap();
     assert!(!weights && !spans && lacks[0].contains("VLLM_SERVER_DEV_MODE=1"), "{lacks:?}");
-    let (chunk, ending) = generate(&engine, &attempt(SamplingParams::default()));
-    assert_eq!((chunk.tokens, ending.unwrap()), (vec![138], Ending { end: End::Length, spans: None }));
+    let (chunk, ending) = generate(&*engine, &attempt(SamplingParams::default()));
+    assert_eq!((ids(&chunk), ending.unwrap()), (vec![138], Ending { finish: Some(FinishReason::Length), spans: None }));
     assert_eq!(asked.lock().unwrap()["return_token_ids"], true);
 }
 
@@ -143,11 +154,13 @@ fn an_openai_like_server_without_token_ids_is_refused_and_one_that_spells_them_i
         ])
     };
     let (server, _) = scripted(vllm_page, "/v1/completions", answer("token_id:17"));
-    let (chunk, ending) = generate(&OpenAiEngine::new(&server.url).unwrap(), &attempt(SamplingParams::default()));
-    assert_eq!((chunk.tokens, ending.unwrap().spans), (vec![17], None));
+    let (chunk, ending) = generate(&*connect(EngineKind::OpenAi, &server.url).unwrap(), &attempt(SamplingParams::default()));
+    assert_eq!((ids(&chunk), ending.unwrap().spans), (vec![17], None));
     let (server, _) = scripted(vllm_page, "/v1/completions", answer("8"));
-    let error =
-        generate(&OpenAiEngine::new(&server.url).unwrap(), &attempt(SamplingParams::default())).1.unwrap_err().to_string();
+    let error = generate(&*connect(EngineKind::OpenAi, &server.url).unwrap(), &attempt(SamplingParams::default()))
+        .1
+        .unwrap_err()
+        .to_string();
     assert!(error.contains("the token \"8\" as text") && error.contains(&server.url), "{error}");
 }
 
@@ -185,9 +198,9 @@ fn d3_sglang_streams_all_so_far_or_what_is_new_and_both_are_read_alike() {
     for reply in [cumulative, incremental, ahead] {
         let (server, asked) = scripted(sglang_page, "/generate", reply);
         let params = SamplingParams { max_new_tokens: 9, ignore_eos: true, ..SamplingParams::default() };
-        let (chunk, ending) = generate(&SglangEngine::new(&server.url).unwrap(), &attempt(params));
-        assert_eq!(chunk, Chunk { tokens: vec![785, 4226, 374], log_probs: vec![-0.125, -1.0, -0.5] });
-        assert_eq!(ending.unwrap(), Ending { end: End::Stop, spans: Some(vec![span("42", 0, 2), span("43", 2, 3)]) });
+        let (chunk, ending) = generate(&*sglang(&server.url), &attempt(params));
+        assert_eq!(chunk, [(785, -0.125), (4226, -1.0), (374, -0.5)]);
+        assert_eq!(ending.unwrap(), stopped_in_43());
         let asked = asked.lock().unwrap();
         assert_eq!((&asked["rid"], &asked["input_ids"]), (&json!("p00000000000000000812-s00003-a00001"), &json!([5, 6, 7])));
         let sampling = &asked["sampling_params"];
@@ -209,20 +222,15 @@ fn sglangs_aborts_are_interruptions_unless_they_are_refusals() {
             "output_token_logprobs": [[-0.125, 785, null]] } })])
     };
     let (server, _) = scripted(sglang_page, "/generate", abort(json!({ "type": "abort", "message": "Abort in waiting queue" })));
-    let (chunk, ending) = generate(
-        &SglangEngine::new(&server.url).unwrap(),
-        &attempt(SamplingParams { max_new_tokens: 9, ..SamplingParams::default() }),
-    );
-    assert_eq!((chunk.tokens.len(), ending.unwrap().end), (1, End::Aborted));
+    let (chunk, ending) =
+        generate(&*sglang(&server.url), &attempt(SamplingParams { max_new_tokens: 9, ..SamplingParams::default() }));
+    assert_eq!((chunk.len(), ending.unwrap().finish), (1, None));
     let finish =
         json!({ "type": "abort", "message": "The input is too long", "status_code": 400, "err_type": "BadRequestError" });
     let (server, _) = scripted(sglang_page, "/generate", abort(finish));
-    let error = generate(
-        &SglangEngine::new(&server.url).unwrap(),
-        &attempt(SamplingParams { max_new_tokens: 9, ..SamplingParams::default() }),
-    )
-    .1
-    .unwrap_err();
+    let error = generate(&*sglang(&server.url), &attempt(SamplingParams { max_new_tokens: 9, ..SamplingParams::default() }))
+        .1
+        .unwrap_err();
     assert!(matches!(&error.fault, Fault::Refused { status: 400, begins, .. } if begins == "The input is too long"), "{error}");
 }
 
@@ -230,16 +238,13 @@ fn sglangs_aborts_are_interruptions_unless_they_are_refusals() {
 fn prompts_are_scored_by_their_own_log_probabilities() {
     let scored = json!({ "meta_info": { "input_token_logprobs": [[null, 5, null], [-7.5, 6, null], [-4.5, 7, null]] } });
     let (server, _) = scripted(sglang_page, "/generate", Reply::json(scored));
-    assert_eq!(run(SglangEngine::new(&server.url).unwrap().score(&[5, 6, 7], None)).unwrap(), [-7.5, -4.5]);
+    assert_eq!(run(sglang(&server.url).score(&[5, 6, 7], None)).unwrap(), [-7.5, -4.5]);
     let scored = json!({ "choices": [{ "prompt_logprobs": [null, { "6": { "logprob": -7.5, "rank": 280 } },
         { "7": { "logprob": -4.5, "rank": 32 }, "9": { "logprob": -0.5, "rank": 1 } }] }] });
     let (server, _) = scripted(vllm_page, "/v1/completions", Reply::json(scored));
-    assert_eq!(run(VllmEngine::new(&server.url).unwrap().score(&[5, 6, 7], None)).unwrap(), [-7.5, -4.5]);
+    assert_eq!(run(vllm(&server.url).score(&[5, 6, 7], None)).unwrap(), [-7.5, -4.5]);
     assert!(
-        run(VllmEngine::new(&server.url).unwrap().score(&[5, 6, 8], None))
-            .unwrap_err()
-            .to_string()
-            .contains("no log-probability for each token")
+        run(vllm(&server.url).score(&[5, 6, 8], None)).unwrap_err().to_string().contains("no log-probability for each token")
     );
 }
 
@@ -247,8 +252,7 @@ fn prompts_are_scored_by_their_own_log_probabilities() {
 fn errors_name_the_engine_its_address_and_what_to_check() {
     let told = |page: Reply| {
         let (server, _) = scripted(vllm_page, "/inference/v1/generate", page);
-        let error =
-            generate(&VllmEngine::new(&server.url).unwrap(), &attempt(SamplingParams::default())).1.unwrap_err().to_string();
+        let error = generate(&*vllm(&server.url), &attempt(SamplingParams::default())).1.unwrap_err().to_string();
         assert!(error.contains(&format!("vLLM {}", server.url)), "{error}");
         error
     };
@@ -268,7 +272,7 @@ fn errors_name_the_engine_its_address_and_what_to_check() {
     // Longer than the context that it told.
     let (server, _) = scripted(vllm_page, "/inference/v1/generate", Reply::Reset);
     let long = attempt(SamplingParams { max_new_tokens: 300, ..SamplingParams::default() });
-    let error = generate(&VllmEngine::new(&server.url).unwrap(), &long).1.unwrap_err().to_string();
+    let error = generate(&*vllm(&server.url), &long).1.unwrap_err().to_string();
     assert!(
         error.contains("3 tokens and up to 299 more don't fit the context of 256") && error.contains("--max-model-len"),
         "{error}"
@@ -281,18 +285,18 @@ fn errors_name_the_engine_its_address_and_what_to_check() {
     };
     let (server, _) = scripted(raw, "/inference/v1/generate", Reply::Reset);
     let warm = attempt(SamplingParams { temperature: 0.7, ..SamplingParams::default() });
-    let error = generate(&VllmEngine::new(&server.url).unwrap(), &warm).1.unwrap_err().to_string();
+    let error = generate(&*vllm(&server.url), &warm).1.unwrap_err().to_string();
     assert!(error.contains("--logprobs-mode processed_logprobs"), "{error}");
     // Nobody there.
     let url = Server::new(|_, _| Reply::Reset).url.clone();
-    let error = generate(&VllmEngine::new(&url).unwrap(), &attempt(SamplingParams::default())).1.unwrap_err().to_string();
+    let error = generate(&*vllm(&url), &attempt(SamplingParams::default())).1.unwrap_err().to_string();
     assert!(error.contains("cannot connect") && error.contains(&url), "{error}");
     for (url, why) in [
         ("ftp://host:1", "does not begin with http://"),
         ("host", "does not begin with http://"),
         ("http://a:b@host", "a name or a password"),
     ] {
-        let error = VllmEngine::new(url).err().unwrap().to_string();
+        let error = connect(EngineKind::Vllm, url).err().unwrap().to_string();
         assert!(error.contains(why) && !error.contains("a:b"), "{error}");
     }
 }
@@ -304,17 +308,17 @@ fn requests_name_the_adapter_that_they_are_answered_with() {
         ..attempt(SamplingParams { max_new_tokens: 9, ..SamplingParams::default() })
     };
     let (server, asked) = scripted(vllm_page, "/inference/v1/generate", Reply::Reset);
-    assert!(generate(&VllmEngine::new(&server.url).unwrap(), &adapted).1.is_err());
+    assert!(generate(&*vllm(&server.url), &adapted).1.is_err());
     assert_eq!(asked.lock().unwrap()["model"], "adapter-7");
     // A server that was started anew has none, and says that the request is bad: another may be asked, and this one is to be given it again.
     let refused = json!({ "error": { "message": "The following requested LoRA adapters are not loaded: adapter-7" } });
     let (server, asked) = scripted(sglang_page, "/generate", Reply::Page(400, refused.to_string()));
-    let error = generate(&SglangEngine::new(&server.url).unwrap(), &adapted).1.unwrap_err();
+    let error = generate(&*sglang(&server.url), &adapted).1.unwrap_err();
     assert!(matches!(error.fault, Fault::Refused { status: 404, .. }), "{error}");
     assert_eq!(asked.lock().unwrap()["lora_path"], "adapter-7");
     let scored = json!({ "choices": [{ "prompt_logprobs": [null, { "6": { "logprob": -7.5, "rank": 280 } }] }] });
     let (server, asked) = scripted(vllm_page, "/v1/completions", Reply::json(scored));
-    run(VllmEngine::new(&server.url).unwrap().score(&[5, 6], Some("adapter-7"))).unwrap();
+    run(vllm(&server.url).score(&[5, 6], Some("adapter-7"))).unwrap();
     assert_eq!(asked.lock().unwrap()["model"], "adapter-7");
 }
 
@@ -347,8 +351,7 @@ fn adapters_are_loaded_listed_and_forgotten_by_name() {
             _ => Reply::Page(404, "no".into()),
         }
     });
-    let engines: [Box<dyn InferenceEngine>; 2] =
-        [Box::new(VllmEngine::new(&server.url).unwrap()), Box::new(SglangEngine::new(&server.url).unwrap())];
+    let engines = [vllm(&server.url), sglang(&server.url)];
     for engine in &engines {
         let control = engine.weights().unwrap();
         run(async {

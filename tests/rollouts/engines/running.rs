@@ -6,10 +6,9 @@ use std::time::Duration;
 
 use rollflow::data::DataBuffer;
 use rollflow::data::Prompt;
-use rollflow::engine::remote::{
-    Attempt, Chunk, End, Ending, EngineState, Fault, InferenceEngine, Pending, RemoteError, Synced, Tokens, VllmEngine,
-};
-use rollflow::engine::{EngineError, SamplingParams, TokenEngine};
+use rollflow::engine::remote::{Attempt, Ending, Fault, InferenceEngine, RemoteError, async_trait, connect};
+use rollflow::engine::settings::EngineKind;
+use rollflow::engine::{EngineError, FinishReason, SamplingParams, TokenEngine};
 use rollflow::observe::logs::{DEAD_LETTERS, DeadLetterWriter, read_dead_letters};
 use rollflow::observe::{Metric, Metrics};
 use rollflow::prelude::*;
@@ -17,6 +16,7 @@ use rollflow::rollout::Admission;
 use rollflow::rollout::{LOST, complete};
 use rollflow::stages::reward::FailurePolicy;
 use serde_json::{Value, json};
+use tokio::sync::mpsc::Sender;
 
 use super::server::{Piece, Reply, Server, answer_to, next, of_each, vllm_event, vllm_page};
 use super::*;
@@ -39,7 +39,7 @@ fn right(body: &Value, version: &str, millis: u64) -> Reply {
 }
 
 fn vllm(url: &str) -> Arc<dyn InferenceEngine> {
-    Arc::new(VllmEngine::new(url).unwrap())
+    connect(EngineKind::Vllm, url).unwrap()
 }
 
 fn params() -> SamplingParams {
@@ -54,7 +54,7 @@ fn a_dead_engines_work_moves_with_all_its_tokens_and_it_comes_back_when_it_has_t
     let handle = handle([vllm(&dies.url), vllm(&stays.url)]);
     (0..2).for_each(|place| handle.mark_serving(place, 3));
     let mut fleet = fleet(&handle, hasty());
-    fleet.set_weights(3, &Synced { version: 3 });
+    fleet.set_weights(3, &());
     (0..8).for_each(|ordinal| fleet.submit(request(ordinal, 4, &params())).unwrap());
     let (mut dies, mut made) = (Some(dies), 0);
     let ended = finish(&mut fleet, |fleet| {
@@ -65,14 +65,14 @@ fn a_dead_engines_work_moves_with_all_its_tokens_and_it_comes_back_when_it_has_t
         }
     })
     .unwrap();
-    assert_eq!(handle.state(0), EngineState::Lost);
+    assert!(handle.why_lost(0).is_some());
     for ((ordinal, _), finished) in &ended {
         assert_eq!(finished.tokens, answer_to(&prompt(*ordinal), 12));
     }
     assert_eq!((ended.len(), ended.values().map(|finished| finished.tokens.len()).sum::<usize>()), (32, made));
 
     // It is back, but nobody knows with which weights.
-    let (again, asked) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(0)));
+    let asked = Arc::new(AtomicUsize::new(0));
     let count = asked.clone();
     let _back = Server::at(port, move |path, body| {
         vllm_page(path).unwrap_or_else(|| {
@@ -80,10 +80,10 @@ fn a_dead_engines_work_moves_with_all_its_tokens_and_it_comes_back_when_it_has_t
             right(body, "3", 0)
         })
     });
-    let mut changes = handle.changes();
+    let until = Instant::now() + GUARD;
     while handle.behind().is_empty() {
-        tokio::runtime::Builder::new_current_thread().build().unwrap().block_on(changes.changed()).unwrap();
-        again.fetch_add(1, SeqCst);
+        assert!(Instant::now() < until, "it is never found");
+        std::thread::sleep(Duration::from_millis(5));
     }
     (8..10).for_each(|ordinal| fleet.submit(request(ordinal, 4, &params())).unwrap());
     finish(&mut fleet, |_| {}).unwrap();
@@ -91,7 +91,7 @@ fn a_dead_engines_work_moves_with_all_its_tokens_and_it_comes_back_when_it_has_t
     handle.mark_serving(0, 3);
     (10..30).for_each(|ordinal| fleet.submit(request(ordinal, 4, &params())).unwrap());
     finish(&mut fleet, |_| {}).unwrap();
-    assert!(asked.load(SeqCst) > 0 && handle.state(0) == EngineState::Serving);
+    assert!(asked.load(SeqCst) > 0 && handle.is_serving(0));
 }
 
 #[test]
@@ -100,7 +100,7 @@ fn when_no_engine_is_left_the_error_says_what_waits_and_why() {
     let handle = handle([vllm(&url)]);
     let config = FleetConfig { fleet_timeout: Duration::from_millis(300), ..hasty() };
     let mut fleet = fleet(&handle, config);
-    fleet.set_weights(1, &Synced { version: 1 });
+    fleet.set_weights(1, &());
     fleet.submit(request(4, 2, &params())).unwrap();
     let error = finish(&mut fleet, |_| {}).unwrap_err();
     assert!(matches!(error, EngineError::Stuck { .. }));
@@ -129,7 +129,7 @@ fn a_paused_server_is_waited_for_and_that_is_no_failure() {
     });
     let handle = handle([vllm(&server.url)]);
     let mut fleet = fleet(&handle, FleetConfig { retries: 0, fleet_timeout: GUARD, ..hasty() });
-    fleet.set_weights(1, &Synced { version: 1 });
+    fleet.set_weights(1, &());
     fleet.submit(request(0, 1, &params())).unwrap();
     let ended = finish(&mut fleet, |_| {}).unwrap();
     assert_eq!(ended[&(0, 0)].tokens, answer_to(&prompt(0), 12));
@@ -139,32 +139,30 @@ fn a_paused_server_is_waited_for_and_that_is_no_failure() {
 /// Nonsense that an engine of one's own can make: it panics, or says nothing.
 struct Odd(AtomicUsize);
 
+#[async_trait]
 impl InferenceEngine for Odd {
     fn name(&self) -> String {
         "odd".into()
     }
 
-    fn generate<'a>(&'a self, attempt: &'a Attempt, tokens: &'a Tokens) -> Pending<'a, Ending> {
-        Box::pin(async move {
-            match self.0.fetch_add(1, SeqCst) {
-                0 => panic!("odd"),
-                1 => std::future::pending().await,
-                2 => Err(RemoteError::new("odd", Fault::Broke { why: "oddly".into() })),
-                3 => Ok(Ending { end: End::Stop, spans: None }),
-                _ => {
-                    let (token, log_prob) = next(&attempt.tokens);
-                    tokens.send(Chunk { tokens: vec![token], log_probs: vec![log_prob] }).await;
-                    let end = if token == 1 { End::Stop } else { End::Aborted };
-                    Ok(Ending { end, spans: None })
-                }
+    async fn generate(&self, attempt: &Attempt, tokens: &Sender<Vec<(u32, f32)>>) -> Result<Ending, RemoteError> {
+        match self.0.fetch_add(1, SeqCst) {
+            0 => panic!("odd"),
+            1 => std::future::pending().await,
+            2 => Err(RemoteError::new("odd", Fault::Broke("oddly".into()))),
+            3 => Ok(Ending { finish: Some(FinishReason::Stop), spans: None }),
+            _ => {
+                let (token, log_prob) = next(&attempt.tokens);
+                tokens.send(vec![(token, log_prob)]).await.ok();
+                Ok(Ending { finish: (token == 1).then_some(FinishReason::Stop), spans: None })
             }
-        })
+        }
     }
 }
 
 /// Groups of an engine whose weights are version 0.
 fn completed(fleet: &mut Fleet, prompts: Vec<Prompt>, group_size: usize) -> Result<Vec<Group>, EngineError> {
-    fleet.set_weights(0, &Synced { version: 0 });
+    fleet.set_weights(0, &());
     complete(fleet, &tokenizer(), prompts, group_size, &params())
 }
 
@@ -193,7 +191,7 @@ fn v5_prompts_are_remembered_apart_by_version_and_expired_answers_begin_anew() {
     });
     let handle = handle([vllm(&server.url)]);
     let mut fleet = fleet(&handle, hasty());
-    fleet.set_weights(1, &Synced { version: 1 });
+    fleet.set_weights(1, &());
     // A prompt whose answer has several tokens.
     let ordinal = (0..).find(|ordinal| answer_to(&prompt(*ordinal), 12).len() > 6).unwrap();
     fleet.submit(request(ordinal, 1, &params())).unwrap();
@@ -202,7 +200,7 @@ fn v5_prompts_are_remembered_apart_by_version_and_expired_answers_begin_anew() {
     }
     assert_eq!(fleet.restart_expired(&|_, answer| answer.versions.oldest() == Some(1)), [(ordinal, 0)]);
     handle.mark_serving(0, 2);
-    fleet.set_weights(2, &Synced { version: 2 });
+    fleet.set_weights(2, &());
     let ended = finish(&mut fleet, |_| {}).unwrap();
     let finished = &ended[&(ordinal, 0)];
     assert_eq!((&finished.tokens, finished.versions.oldest()), (&answer_to(&prompt(ordinal), 12), Some(2)));
@@ -223,7 +221,7 @@ fn f6_a_prompt_that_is_refused_for_good_costs_its_group_and_nothing_else() {
     let folder = tempfile::tempdir().unwrap();
     let admission = Admission::new(8, 8, None);
     let (publisher, published) = weights();
-    publisher.publish(1, Arc::new(Synced { version: 1 })).unwrap();
+    publisher.publish(1, Arc::new(())).unwrap();
     admission.published(1);
     let seen: Arc<Mutex<Vec<Scored>>> = Arc::default();
     let sink = seen.clone();
@@ -277,7 +275,7 @@ fn v4_what_was_made_under_weights_on_trial_is_given_back_when_they_are_right_and
         let handle = handle([vllm(&server.url)]);
         handle.mark_serving(0, 1);
         let mut fleet = fleet(&handle, FleetConfig { fleet_timeout: GUARD, ..hasty() });
-        fleet.set_weights(1, &Synced { version: 1 });
+        fleet.set_weights(1, &());
         (0..4).for_each(|ordinal| fleet.submit(request(ordinal, 2, &params())).unwrap());
         handle.start_trial(0);
         let (mut told, mut withdrawn) = (0, Vec::new());
@@ -343,7 +341,7 @@ fn samples_of_a_prompt_are_asked_for_together_and_go_on_by_themselves_when_that_
         let handle = handle([vllm(&server.url)]);
         handle.mark_serving(0, 1);
         let mut fleet = fleet(&handle, FleetConfig { per_engine: 64, ..hasty() });
-        fleet.set_weights(1, &Synced { version: 1 });
+        fleet.set_weights(1, &());
         fleet.submit(request(0, 4, &params())).unwrap();
         let ended = finish(&mut fleet, |_| {}).unwrap();
         assert_eq!(ended.len(), 4, "{fate}");
@@ -353,7 +351,7 @@ fn samples_of_a_prompt_are_asked_for_together_and_go_on_by_themselves_when_that_
         let asked = asked.lock().unwrap();
         let alone = if fate == "well" { 0 } else { 4 };
         assert_eq!((asked[0], &asked[1..]), (4, &vec![1; alone][..]), "{fate}");
-        assert_eq!(handle.state(0), EngineState::Serving, "{fate}: one fault, however many shared it");
+        assert!(handle.is_serving(0), "{fate}: one fault, however many shared it");
     }
 }
 
@@ -373,7 +371,7 @@ fn a_group_of_which_all_are_given_up_leaves_no_question_open() {
     let handle = handle([vllm(&server.url)]);
     let patient = FleetConfig { per_engine: 64, fleet_timeout: GUARD, stall_timeout: GUARD, attempt_timeout: GUARD, ..hasty() };
     let mut fleet = fleet(&handle, patient);
-    fleet.set_weights(1, &Synced { version: 1 });
+    fleet.set_weights(1, &());
     let ordinal = (0..).find(|ordinal| answer_to(&prompt(*ordinal), 12).len() > 6).unwrap();
     fleet.submit(request(ordinal, 4, &params())).unwrap();
     // The newest token of each is held back, as it may be the last: nothing is told of them yet.
@@ -400,7 +398,7 @@ fn each_engine_is_measured_by_itself() {
     handle.observe(&metrics);
     (0..2).for_each(|place| handle.mark_serving(place, 1));
     let mut fleet = fleet(&handle, hasty());
-    fleet.set_weights(1, &Synced { version: 1 });
+    fleet.set_weights(1, &());
     (0..8).for_each(|ordinal| fleet.submit(request(ordinal, 4, &params())).unwrap());
     let made: usize = finish(&mut fleet, |_| {}).unwrap().values().map(|finished| finished.tokens.len()).sum();
     let names: Vec<String> = handle.engines().iter().map(|engine| engine.name()).collect();

@@ -9,17 +9,16 @@ use std::sync::mpsc;
 use std::sync::{Arc, Mutex};
 
 use rollflow::algo::filters::Verdict;
-use rollflow::engine::remote::sync::{Probe, Release, SyncConfig, Update, WeightSyncManager};
-use rollflow::engine::remote::{
-    Attempt, Chunk, End, Ending, Fault, InferenceEngine, PauseMode, Pending, RemoteError, Synced, Tokens, VersionSpan,
-    WeightControl,
-};
+use rollflow::engine::FinishReason;
+use rollflow::engine::remote::sync::{SyncConfig, Update, WeightSyncManager};
+use rollflow::engine::remote::{Attempt, Ending, Fault, InferenceEngine, PauseMode, RemoteError, WeightControl, async_trait};
 use rollflow::flow::WeightsTx;
 use rollflow::prelude::*;
 use rollflow::rollout::Admission;
 use rollflow::rollout::{Fate, LOST, SURPLUS, Totals};
 use rollflow::stages::reward::{FailurePolicy, OnFailure};
 use rollflow::stages::sync::RemoteSync;
+use tokio::sync::mpsc::Sender;
 
 use super::server::next;
 use super::*;
@@ -68,54 +67,53 @@ pub fn is_lost(seed: u64, ordinal: u64, index: u32) -> bool {
     draw(&[seed, 99, ordinal, u64::from(index)], 12) == 0
 }
 
+#[async_trait]
 impl InferenceEngine for Unsteady {
     fn name(&self) -> String {
         format!("engine {}", self.seed)
     }
 
-    fn generate<'a>(&'a self, attempt: &'a Attempt, tokens: &'a Tokens) -> Pending<'a, Ending> {
-        Box::pin(async move {
-            let nth = self.nth();
-            let (label, paused) = {
-                let mut state = self.state.lock().unwrap();
-                if nth == 9 && self.seed % 2 == 1 {
-                    state.label = None;
-                }
-                let label = state.label.clone();
-                state.began.push(label.clone());
-                (label, state.paused)
-            };
-            if paused {
-                return self.error(Fault::Busy { status: 503, retry_after: None });
-            }
+    async fn generate(&self, attempt: &Attempt, tokens: &Sender<Vec<(u32, f32)>>) -> Result<Ending, RemoteError> {
+        let nth = self.nth();
+        let (label, paused) = {
+            let mut state = self.state.lock().unwrap();
             if nth == 9 && self.seed % 2 == 1 {
-                return self.error(Fault::Unreachable { why: "it starts again".into() });
+                state.label = None;
             }
-            if is_lost(self.seed / 2, attempt.ordinal, attempt.index) {
-                let (what, begins, advice) = ("the request".into(), "no".into(), "give up".into());
-                return self.error(Fault::Refused { what, status: 400, begins, advice });
+            let label = state.label.clone();
+            state.began.push(label.clone());
+            (label, state.paused)
+        };
+        if paused {
+            return self.error(Fault::Busy { status: 503, retry_after: None });
+        }
+        if nth == 9 && self.seed % 2 == 1 {
+            return self.error(Fault::Unreachable("it starts again".into()));
+        }
+        if is_lost(self.seed / 2, attempt.ordinal, attempt.index) {
+            let (what, begins, advice) = ("the request".into(), "no".into(), "give up".into());
+            return self.error(Fault::Refused { what, status: 400, begins, advice });
+        }
+        let (mut read, mut made) = (attempt.tokens.to_vec(), 0);
+        let breaks = (draw(&[self.seed, nth, 1], 6) == 0).then(|| draw(&[self.seed, nth, 2], 4) as usize);
+        let finish = loop {
+            if breaks == Some(made) {
+                return self.error(Fault::Broke("by the script".into()));
             }
-            let (mut read, mut made) = (attempt.tokens.to_vec(), 0);
-            let breaks = (draw(&[self.seed, nth, 1], 6) == 0).then(|| draw(&[self.seed, nth, 2], 4) as usize);
-            let end = loop {
-                if breaks == Some(made) {
-                    return self.error(Fault::Broke { why: "by the script".into() });
-                }
-                let (token, log_prob) = next(&read);
-                read.push(token);
-                made += 1;
-                if !tokens.send(Chunk { tokens: vec![token], log_probs: vec![log_prob] }).await {
-                    break End::Aborted;
-                }
-                match token {
-                    1 => break End::Stop,
-                    _ if made >= attempt.rest() => break End::Length,
-                    _ => tokio::task::yield_now().await,
-                }
-            };
-            let label = label.unwrap_or_else(|| "default".to_owned());
-            Ok(Ending { end, spans: Some(vec![VersionSpan { label, start: 0, end: made }]) })
-        })
+            let (token, log_prob) = next(&read);
+            read.push(token);
+            made += 1;
+            if tokens.send(vec![(token, log_prob)]).await.is_err() {
+                break None;
+            }
+            match token {
+                1 => break Some(FinishReason::Stop),
+                _ if made >= attempt.rest() => break Some(FinishReason::Length),
+                _ => tokio::task::yield_now().await,
+            }
+        };
+        let label = label.unwrap_or_else(|| "default".to_owned());
+        Ok(Ending { finish, spans: Some(vec![(label, 0..made)]) })
     }
 
     fn weights(&self) -> Option<&dyn WeightControl> {
@@ -123,72 +121,59 @@ impl InferenceEngine for Unsteady {
     }
 }
 
+#[async_trait]
 impl WeightControl for Unsteady {
-    fn pause_modes(&self) -> &'static [PauseMode] {
-        &[PauseMode::Keep, PauseMode::Abort]
+    async fn pause(&self, _: PauseMode) -> Result<(), RemoteError> {
+        self.state.lock().unwrap().paused = true;
+        Ok(())
     }
 
-    fn pause(&self, _: PauseMode) -> Pending<'_, ()> {
-        Box::pin(async {
-            self.state.lock().unwrap().paused = true;
-            Ok(())
-        })
+    async fn load(&self, _: &Path, _: &str) -> Result<(), RemoteError> {
+        match draw(&[self.seed, self.nth(), 3], 4) {
+            0 => self.error(Fault::Broke("while it loaded".into())),
+            _ => Ok(()),
+        }
     }
 
-    fn load<'a>(&'a self, _: &'a Path, _: &'a str) -> Pending<'a, ()> {
-        Box::pin(async {
-            let nth = self.nth();
-            match draw(&[self.seed, nth, 3], 4) {
-                0 => self.error(Fault::Broke { why: "while it loaded".into() }),
-                _ => Ok(()),
-            }
-        })
+    async fn load_adapter(&self, _: &str, _: &Path) -> Result<(), RemoteError> {
+        self.error(Fault::Unsupported("adapters"))
     }
 
-    fn load_adapter<'a>(&'a self, _: &'a str, _: &'a Path) -> Pending<'a, ()> {
-        Box::pin(async { self.error(Fault::Unsupported { what: "adapters" }) })
+    async fn unload_adapter(&self, _: &str) -> Result<(), RemoteError> {
+        Ok(())
     }
 
-    fn unload_adapter<'a>(&'a self, _: &'a str) -> Pending<'a, ()> {
-        Box::pin(async { Ok(()) })
+    async fn adapters(&self) -> Result<Vec<String>, RemoteError> {
+        Ok(Vec::new())
     }
 
-    fn adapters(&self) -> Pending<'_, Vec<String>> {
-        Box::pin(async { Ok(Vec::new()) })
+    async fn label(&self, label: &str) -> Result<(), RemoteError> {
+        self.state.lock().unwrap().label = Some(label.to_owned());
+        Ok(())
     }
 
-    fn label<'a>(&'a self, label: &'a str) -> Pending<'a, ()> {
-        Box::pin(async move {
-            self.state.lock().unwrap().label = Some(label.to_owned());
-            Ok(())
-        })
+    async fn served(&self) -> Result<Option<String>, RemoteError> {
+        Ok(self.state.lock().unwrap().label.clone())
     }
 
-    fn served(&self) -> Pending<'_, Option<String>> {
-        Box::pin(async { Ok(self.state.lock().unwrap().label.clone()) })
+    async fn checksums(&self) -> Result<Option<BTreeMap<String, String>>, RemoteError> {
+        Ok(None)
     }
 
-    fn checksums(&self) -> Pending<'_, Option<BTreeMap<String, String>>> {
-        Box::pin(async { Ok(None) })
+    async fn flush_cache(&self) -> Result<(), RemoteError> {
+        Ok(())
     }
 
-    fn flush_cache(&self) -> Pending<'_, ()> {
-        Box::pin(async { Ok(()) })
-    }
-
-    fn resume(&self) -> Pending<'_, ()> {
-        Box::pin(async {
-            self.state.lock().unwrap().paused = false;
-            Ok(())
-        })
+    async fn resume(&self) -> Result<(), RemoteError> {
+        self.state.lock().unwrap().paused = false;
+        Ok(())
     }
 }
 
 /// Gives the engines of `handle` versions, of which they know nothing but the number.
-pub fn sync(handle: &FleetHandle, to: WeightsTx<Synced>) -> RemoteSync<u64> {
+pub fn sync(handle: &FleetHandle, to: WeightsTx<()>) -> RemoteSync<u64> {
     let export = |version, _: &Arc<u64>| {
-        let (release, probe) = (Release::of(version, "/nowhere"), Probe::default());
-        Ok::<_, std::io::Error>(Update { release, changed: true, probe, adapter: false })
+        Ok::<_, std::io::Error>(Update { changed: true, ..Update::unprobed(version, Path::new("/nowhere")) })
     };
     let config = SyncConfig { checksums: false, retries: 5, ..SyncConfig::default() };
     RemoteSync::new(WeightSyncManager::new(handle.clone(), config), export, to)

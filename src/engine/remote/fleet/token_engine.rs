@@ -4,14 +4,14 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::{Fleet, Synced};
+use super::Fleet;
 use crate::data::{Answer, SampledToken, Version};
 use crate::engine::remote::in_flight::InFlightSample;
-use crate::engine::waiting::finish_of;
+use crate::engine::slots::finish_of;
 use crate::engine::{EngineError, Finished, Load, Request, TokenEngine};
 
 impl TokenEngine for Fleet {
-    type Weights = Synced;
+    type Weights = ();
 
     fn submit(&mut self, mut request: Request) -> Result<(), EngineError> {
         request.params.check()?;
@@ -40,9 +40,9 @@ impl TokenEngine for Fleet {
         Ok(())
     }
 
-    fn set_weights(&mut self, version: Version, weights: &Synced) {
+    fn set_weights(&mut self, version: Version, _: &()) {
         self.version = Some(version);
-        self.handle.require(weights.version);
+        self.handle.require(version);
     }
 
     fn restart_expired(&mut self, expired: &dyn Fn(u64, &Answer) -> bool) -> Vec<(u64, u32)> {
@@ -52,7 +52,7 @@ impl TokenEngine for Fleet {
                 continue;
             }
             if let Some(place) = sample.running().map(|running| running.place) {
-                self.engine_slots[place].in_flight = self.engine_slots[place].in_flight.saturating_sub(1);
+                self.engine_slots[place].release();
             }
             sample.restart(now);
             restarted.push(*key);

@@ -3,9 +3,10 @@
 use std::time::{Duration, Instant};
 
 use super::{FAILURES, Fleet, id};
+use crate::engine::remote::FleetHandle;
 use crate::engine::remote::budget::pause;
+use crate::engine::remote::handle::EngineState;
 use crate::engine::remote::in_flight::{InFlightSample, SampleKey};
-use crate::engine::remote::{EngineState, FleetHandle};
 use crate::engine::{EngineError, TokenEngine};
 
 /// Longest time of a health check.

@@ -7,9 +7,9 @@ use parking_lot::{Mutex, MutexGuard};
 use tokio::sync::mpsc::{self, UnboundedSender};
 use tokio::time::{Instant, timeout, timeout_at};
 
-use super::engine_sync::sync_engine;
+use super::engine_sync::{Phase, StepError, SyncedEngine, sync_engine};
 use super::verify::{Checksums, outliers};
-use super::{IsolatedEngine, Phase, StepError, SyncConfig, SyncError, SyncedEngine, Update, WrongWeights};
+use super::{IsolatedEngine, SyncConfig, SyncError, Update};
 use crate::data::Version;
 use crate::engine::remote::{FleetHandle, LoadedAdapter};
 
@@ -26,8 +26,9 @@ pub struct SyncReport {
     pub version: Version,
     /// Duration of the sync.
     pub time: Duration,
-    /// Result of each engine, in their order.
-    pub engines: Vec<Result<SyncedEngine, IsolatedEngine>>,
+    /// Result of each engine, in their order: the phases that it went through, with their
+    /// durations. A phase that was retried is there again.
+    pub engines: Vec<Result<Vec<(&'static str, Duration)>, IsolatedEngine>>,
 }
 
 impl SyncReport {
@@ -54,32 +55,27 @@ struct Shared {
 }
 
 struct State {
-    /// Newest update.
     update: Option<Arc<Update>>,
-    /// Last checksums of each engine.
-    sums: Vec<Option<Checksums>>,
-    /// Engines with a sync in progress.
-    busy: Vec<bool>,
-    /// Last logged failure of each engine; the same failure is logged once.
-    logged: Vec<Option<String>>,
-    /// Adapters of each engine, oldest first.
-    adapters: Vec<Vec<Arc<LoadedAdapter>>>,
+    engines: Vec<EngineSync>,
 }
 
-/// Index and result of one engine.
+#[derive(Clone, Default)]
+struct EngineSync {
+    sums: Option<Checksums>,
+    /// If true, a sync is in progress.
+    busy: bool,
+    /// Last logged failure; the same failure is logged once.
+    logged: Option<String>,
+    /// Loaded adapters, oldest first.
+    adapters: Vec<Arc<LoadedAdapter>>,
+}
+
 type EngineResult = (usize, Result<SyncedEngine, IsolatedEngine>);
 
 impl WeightSyncManager {
     /// Creates a manager of these engines.
     pub fn new(fleet: FleetHandle, config: SyncConfig) -> Self {
-        let engines = fleet.engines().len();
-        let state = State {
-            update: None,
-            sums: vec![None; engines],
-            busy: vec![false; engines],
-            logged: vec![None; engines],
-            adapters: vec![Vec::new(); engines],
-        };
+        let state = State { update: None, engines: vec![EngineSync::default(); fleet.engines().len()] };
         WeightSyncManager { shared: Arc::new(Shared { fleet, config, state: Mutex::new(state) }) }
     }
 
@@ -88,28 +84,23 @@ impl WeightSyncManager {
         &self.shared.fleet
     }
 
-    /// Configuration of the sync.
-    pub fn config(&self) -> &SyncConfig {
-        &self.shared.config
-    }
-
     /// Brings a version to all engines. At least one must hold it; the others get no work until
     /// they do. A sync that takes much longer than the first continues in the background.
     pub async fn sync(&self, update: Update) -> Result<SyncReport, SyncError> {
-        let (version, update) = (update.release.version(), Arc::new(update));
+        let (version, update) = (update.version, Arc::new(update));
         self.shared.state().update = Some(update.clone());
         self.shared.fleet.offer(version);
-        let SyncReport { time, engines, .. } = self.bring(self.free().await, update).await;
-        if engines.is_empty() {
+        let report = self.bring(self.free().await, update).await;
+        if report.engines.is_empty() {
             return Err(SyncError::NoEngines);
         }
-        if engines.iter().all(Result::is_err) {
-            return Err(SyncError::NoneHolds { version, failures: engines.into_iter().filter_map(Result::err).collect() });
+        if report.held() == 0 {
+            return Err(SyncError::NoneHolds { version, failures: report.isolated().cloned().collect() });
         }
         // Until an engine holds it, the version before is the best one.
         self.shared.fleet.require(version);
         self.shared.clone().retire();
-        Ok(SyncReport { version, time, engines })
+        Ok(report)
     }
 
     /// Brings engines that are behind to the newest version. Returns `None` if there are none.
@@ -118,19 +109,16 @@ impl WeightSyncManager {
         self.shared.clone().retire();
         self.look(&update).await;
         let mut behind = self.shared.fleet.behind();
-        {
-            let state = self.shared.state();
-            behind.retain(|place| !state.busy[*place]);
-        }
+        behind.retain(|place| !self.shared.state().engines[*place].busy);
         if behind.is_empty() { None } else { Some(self.bring(behind, update).await) }
     }
 
     /// Waits for engines without a sync in progress, and returns their places.
     async fn free(&self) -> Vec<usize> {
         loop {
-            let busy = self.shared.state().busy.clone();
-            let free: Vec<usize> = (0..busy.len()).filter(|place| !busy[*place]).collect();
-            if busy.is_empty() || !free.is_empty() {
+            let engines = 0..self.shared.fleet.engines().len();
+            let free: Vec<usize> = engines.clone().filter(|place| !self.shared.state().engines[*place].busy).collect();
+            if engines.is_empty() || !free.is_empty() {
                 return free;
             }
             tokio::time::sleep(Duration::from_millis(20)).await;
@@ -154,7 +142,7 @@ impl WeightSyncManager {
             (place, serves)
         });
         for (place, serves) in asked.collect::<Vec<_>>() {
-            let busy = self.shared.state().busy[place];
+            let busy = self.shared.state().engines[place].busy;
             if let Ok(Some(false)) = serves.await
                 && !busy
             {
@@ -164,7 +152,7 @@ impl WeightSyncManager {
     }
 
     async fn bring(&self, places: Vec<usize>, update: Arc<Update>) -> SyncReport {
-        let (version, started) = (update.release.version(), Instant::now());
+        let (version, started) = (update.version, Instant::now());
         let (results, mut received) = mpsc::unbounded_channel();
         for (at, place) in places.iter().enumerate() {
             self.shared.clone().start(*place, update.clone(), at, results.clone());
@@ -186,21 +174,19 @@ impl WeightSyncManager {
         let sums: Vec<Option<Checksums>> =
             came.iter().map(|came| came.as_ref().and_then(|came| came.as_ref().ok()?.sums.clone())).collect();
         for (at, tensor) in outliers(&sums) {
-            let error = StepError::from(WrongWeights::Unlike { tensor });
+            let error = StepError::Unlike { tensor };
             came[at] = Some(Err(IsolatedEngine { engine: self.shared.name(places[at]), phase: Phase::Check, error }));
         }
         let mut engines = Vec::new();
         for (place, came) in places.into_iter().zip(came) {
-            engines.push(match came {
-                Some(result) => {
-                    self.shared.record(place, &update, &result);
-                    result
-                }
-                None => {
-                    let error = StepError::Late { seconds: started.elapsed().as_secs_f64() };
-                    Err(IsolatedEngine { engine: self.shared.name(place), phase: Phase::Load, error })
-                }
-            });
+            if let Some(result) = &came {
+                self.shared.record(place, &update, result);
+            }
+            let late = || {
+                let error = StepError::Late { seconds: started.elapsed().as_secs_f64() };
+                Err(IsolatedEngine { engine: self.shared.name(place), phase: Phase::Load, error })
+            };
+            engines.push(came.unwrap_or_else(late).map(|held| held.times));
         }
         SyncReport { version, time: started.elapsed(), engines }
     }
@@ -210,20 +196,16 @@ impl Shared {
     /// Syncs one engine in a separate task, which contains panics of its client. The result is
     /// recorded even if it comes too late for the report.
     fn start(self: Arc<Self>, place: usize, update: Arc<Update>, at: usize, results: UnboundedSender<EngineResult>) {
-        self.state().busy[place] = true;
-        let before = self.state().sums[place].clone();
+        self.state().engines[place].busy = true;
+        let before = self.state().engines[place].sums.clone();
         tokio::spawn(async move {
             let (fleet, given, config) = (self.fleet.clone(), update.clone(), self.config.clone());
             let driven = tokio::spawn(async move { sync_engine(&fleet, place, &given, &config, before.as_ref()).await }).await;
-            let result = match driven {
-                Ok(result) => result,
-                Err(error) => Err(IsolatedEngine {
-                    engine: self.name(place),
-                    phase: Phase::Load,
-                    error: StepError::Broke(error.to_string()),
-                }),
-            };
-            self.state().busy[place] = false;
+            let result = driven.unwrap_or_else(|error| {
+                let error = StepError::Broke(error.to_string());
+                Err(IsolatedEngine { engine: self.name(place), phase: Phase::Load, error })
+            });
+            self.state().engines[place].busy = false;
             if let Err(late) = results.send((at, result)) {
                 self.record(place, &update, &late.0.1);
             }
@@ -231,25 +213,27 @@ impl Shared {
     }
 
     fn record(&self, place: usize, update: &Update, result: &Result<SyncedEngine, IsolatedEngine>) {
-        self.state().sums[place] = result.as_ref().ok().and_then(|held| held.sums.clone());
+        self.state().engines[place].sums = result.as_ref().ok().and_then(|held| held.sums.clone());
         match result {
             Ok(_) => {
-                self.state().logged[place] = None;
+                self.state().engines[place].logged = None;
                 self.fleet.mark_found(place);
                 if !update.adapter {
-                    return self.fleet.mark_serving(place, update.release.version());
+                    return self.fleet.mark_serving(place, update.version);
                 }
-                let adapter = Arc::new(LoadedAdapter { name: update.label(), release: update.release.clone() });
+                let (name, folder) = (update.label(), update.folder.clone());
+                let adapter = Arc::new(LoadedAdapter { name, version: update.version, folder });
                 let mut state = self.state();
+                let adapters = &mut state.engines[place].adapters;
                 // The engine may have lost it and loaded it again.
-                state.adapters[place].retain(|other| other.name != adapter.name);
-                state.adapters[place].push(adapter.clone());
+                adapters.retain(|other| other.name != adapter.name);
+                adapters.push(adapter.clone());
                 self.fleet.mark_serving_adapter(place, adapter);
             }
             Err(isolated) => {
                 self.fleet.mark_doubtful(place);
                 let why = isolated.to_string();
-                let before = self.state().logged[place].replace(why.clone());
+                let before = self.state().engines[place].logged.replace(why.clone());
                 if before.as_ref() != Some(&why) {
                     tracing::warn!("{why}");
                 }
@@ -261,7 +245,8 @@ impl Shared {
     fn retire(self: Arc<Self>) {
         for place in 0..self.fleet.engines().len() {
             // Requests hold the adapter that they name.
-            let unused: Vec<_> = self.state().adapters[place].extract_if(.., |adapter| Arc::strong_count(adapter) == 1).collect();
+            let unused: Vec<_> =
+                self.state().engines[place].adapters.extract_if(.., |adapter| Arc::strong_count(adapter) == 1).collect();
             for adapter in unused {
                 let shared = self.clone();
                 tokio::spawn(async move {
@@ -271,7 +256,7 @@ impl Shared {
                         // A restarted engine does not know the adapter.
                         Ok(Err(error)) if !error.fault.passes() => tracing::debug!("{error}"),
                         Ok(Ok(())) => {}
-                        Ok(Err(_)) | Err(_) => shared.state().adapters[place].push(adapter),
+                        Ok(Err(_)) | Err(_) => shared.state().engines[place].adapters.push(adapter),
                     }
                 });
             }

@@ -1,16 +1,16 @@
 //! Weight sync to remote engines, with verification.
 //!
-//! A version is written to a folder that the engines can read ([`Releases`]). Engines load it in
+//! A version is written to a folder that the engines can read. Engines load it in
 //! parallel, and an engine that fails is isolated. A version counts when an engine's
-//! log-probabilities match the trainer's ([`Probe`]). [`WeightSyncManager`] syncs the engines of a
+//! log-probabilities match the trainer's. [`WeightSyncManager`] syncs the engines of a
 //! run, [`sync_weights_to_engines`] is the function for use by hand.
 //!
 //! Laws: V4 (no work before verification), V5 (an explicit policy for caches, [`CachePolicy`]).
 
 mod engine_sync;
 mod manager;
+#[cfg(feature = "torch")]
 mod releases;
-mod state;
 mod verify;
 
 use std::path::Path;
@@ -22,11 +22,11 @@ use crate::data::Version;
 use crate::settings::declare::{choices, section};
 use crate::settings::setting::POSITIVE;
 
-pub use engine_sync::{IsolatedEngine, StepError, SyncedEngine};
+pub use engine_sync::IsolatedEngine;
+use engine_sync::Phase;
 pub use manager::{SyncReport, WeightSyncManager};
-pub use releases::{Release, Releases};
-pub use state::Phase;
-pub use verify::{Checksums, Probe, WrongWeights};
+#[cfg(feature = "torch")]
+pub(crate) use releases::Releases;
 
 choices! {
     /// Policy for cached prompts when weights change (law V5).
@@ -75,22 +75,36 @@ impl SyncConfig {
 /// Weights of one sync.
 #[derive(Clone, Debug)]
 pub struct Update {
-    /// Folder of the weights.
-    pub release: Release,
+    /// Version of the weights.
+    pub version: Version,
+    /// Absolute path of their folder.
+    pub folder: Arc<Path>,
     /// If true, the weights differ from those of the sync before.
     pub changed: bool,
-    /// Expected log-probabilities. Without texts, the engine is not probed.
-    pub probe: Probe,
     /// If true, the weights are an adapter, which is loaded in addition to others and used by
     /// requests that name it.
     pub adapter: bool,
+    /// Texts that the engine scores as a probe. Without texts, it is not probed.
+    pub texts: Vec<Vec<u32>>,
+    /// Trainer's log-probability of each token but the first, for every text.
+    pub expected: Vec<Vec<f64>>,
+    /// Log-probabilities with the output head that the servers were started with, for a model with
+    /// a tied head. A server that reloads only the embedding returns these.
+    pub old_head: Option<Vec<Vec<f64>>>,
+    /// Largest mean difference, in nats.
+    pub tolerance: f64,
 }
 
 impl Update {
+    /// Whole weights of a folder, without a probe.
+    pub fn unprobed(version: Version, folder: impl Into<Arc<Path>>) -> Self {
+        let (folder, texts, expected) = (folder.into(), Vec::new(), Vec::new());
+        Update { version, folder, changed: false, adapter: false, texts, expected, old_head: None, tolerance: 0.0 }
+    }
+
     /// Label of the version.
-    pub fn label(&self) -> String {
-        let version = self.release.version();
-        if self.adapter { format!("adapter-{version}") } else { version.to_string() }
+    fn label(&self) -> String {
+        if self.adapter { format!("adapter-{}", self.version) } else { self.version.to_string() }
     }
 }
 
@@ -121,12 +135,11 @@ pub async fn sync_weights_to_engines(
     engines: &[Arc<dyn InferenceEngine>],
     folder: &Path,
     config: &SyncConfig,
-) -> Result<Vec<Result<SyncedEngine, IsolatedEngine>>, SyncError> {
+) -> Result<SyncReport, SyncError> {
     let folder = std::path::absolute(folder).unwrap_or_else(|_| folder.to_owned());
     let name = folder.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
     let version = name.strip_prefix('v').and_then(|digits| digits.parse().ok()).unwrap_or(0);
     let adapter = folder.join("adapter_config.json").is_file() && !folder.join("config.json").exists();
-    let update = Update { release: Release::of(version, folder), changed: false, probe: Probe::default(), adapter };
-    let manager = WeightSyncManager::new(FleetHandle::new(engines.to_vec()), config.clone());
-    Ok(manager.sync(update).await?.engines)
+    let update = Update { adapter, ..Update::unprobed(version, folder) };
+    WeightSyncManager::new(FleetHandle::new(engines.to_vec()), config.clone()).sync(update).await
 }

@@ -1,10 +1,10 @@
 //! Folders of weight versions, such as `v0000000042`, each complete or absent.
 //!
 //! Folders appear by [`atomic_file::replace`], which does not sync to disk: a resumed run writes
-//! its weights again.
-//!
-//! A [`Release`] is a lease that keeps its folder. Of the others, the newest are kept.
+//! its weights again. A folder is kept while its path is held elsewhere. Of the others, the newest
+//! are kept.
 
+use std::collections::BTreeMap;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -12,37 +12,12 @@ use std::sync::Arc;
 use crate::data::Version;
 use crate::util::atomic_file;
 
-/// Folder of one version, kept while this is held. Cloning is cheap.
-#[derive(Clone, Debug)]
-pub struct Release {
-    version: Version,
-    path: Arc<PathBuf>,
-}
-
-impl Release {
-    /// Wraps a folder that is managed elsewhere.
-    pub fn of(version: Version, path: impl Into<PathBuf>) -> Self {
-        Release { version, path: Arc::new(path.into()) }
-    }
-
-    /// Version of the weights.
-    pub fn version(&self) -> Version {
-        self.version
-    }
-
-    /// Absolute path of the folder.
-    pub fn path(&self) -> &Path {
-        &self.path
-    }
-}
-
 /// Folders of one run.
 #[derive(Debug)]
-pub struct Releases {
+pub(crate) struct Releases {
     dir: PathBuf,
     keep: usize,
-    /// Oldest first.
-    kept: Vec<Release>,
+    kept: BTreeMap<Version, Arc<Path>>,
 }
 
 fn name(version: Version) -> String {
@@ -52,40 +27,29 @@ fn name(version: Version) -> String {
 impl Releases {
     /// Opens or creates `dir`. At most `keep` folders, at least one, are kept in addition to held
     /// ones. Folders of an earlier process count; incomplete ones are removed.
-    pub fn open(dir: impl AsRef<Path>, keep: usize) -> io::Result<Self> {
-        atomic_file::create_folder(dir.as_ref())?;
-        let dir = dir.as_ref().canonicalize()?;
+    pub(crate) fn open(dir: &Path, keep: usize) -> io::Result<Self> {
+        atomic_file::create_folder(dir)?;
+        let dir = dir.canonicalize()?;
         atomic_file::remove_leftovers(&dir)?;
-        let mut kept = Vec::new();
+        let mut kept = BTreeMap::new();
         for entry in std::fs::read_dir(&dir)? {
             let entry = entry?;
             let called = entry.file_name().to_string_lossy().into_owned();
             match called.strip_prefix('v').and_then(|digits| digits.parse().ok()) {
-                Some(version) if called == name(version) => kept.push(Release::of(version, entry.path())),
+                Some(version) if called == name(version) => drop(kept.insert(version, entry.path().into())),
                 _ => {}
             }
         }
-        kept.sort_by_key(Release::version);
         Ok(Releases { dir, keep: keep.max(1), kept })
     }
 
-    /// Path of the folders.
-    pub fn dir(&self) -> &Path {
-        &self.dir
-    }
-
-    /// Versions with a folder, oldest first.
-    pub fn versions(&self) -> Vec<Version> {
-        self.kept.iter().map(Release::version).collect()
-    }
-
     /// Writes a folder atomically and removes the oldest ones beyond `keep`. An existing folder of
-    /// the version is replaced, because it is another run's.
-    pub fn write<E: From<io::Error>>(
+    /// the version is replaced, because it is another run's. Returns the absolute path.
+    pub(crate) fn write<E: From<io::Error>>(
         &mut self,
         version: Version,
         write: impl FnOnce(&Path) -> Result<(), E>,
-    ) -> Result<Release, E> {
+    ) -> Result<Arc<Path>, E> {
         let (path, writing) = (self.dir.join(name(version)), self.dir.join(format!(".{}.writing", name(version))));
         atomic_file::remove(&writing)?;
         std::fs::create_dir(&writing)?;
@@ -95,24 +59,22 @@ impl Releases {
             return Err(error);
         }
         atomic_file::replace(&writing, &path)?;
-        self.kept.retain(|release| release.version != version);
-        let release = Release::of(version, path);
-        let at = self.kept.partition_point(|other| other.version < version);
-        self.kept.insert(at, release.clone());
+        let folder: Arc<Path> = path.into();
+        self.kept.insert(version, folder.clone());
         self.prune()?;
-        Ok(release)
+        Ok(folder)
     }
 
     /// Removes the oldest folders beyond `keep` that are not held.
-    pub fn prune(&mut self) -> io::Result<()> {
+    fn prune(&mut self) -> io::Result<()> {
         let mut too_many = self.kept.len().saturating_sub(self.keep);
         let mut removed = Ok(());
-        self.kept.retain(|release| {
-            if too_many == 0 || Arc::strong_count(&release.path) > 1 {
+        self.kept.retain(|_, folder| {
+            if too_many == 0 || Arc::strong_count(folder) > 1 {
                 return true;
             }
             too_many -= 1;
-            atomic_file::remove(release.path()).map_err(|error| removed = Err(error)).is_err()
+            atomic_file::remove(folder).map_err(|error| removed = Err(error)).is_err()
         });
         removed
     }
@@ -122,22 +84,23 @@ impl Releases {
 mod tests {
     use super::*;
 
-    fn put(releases: &mut Releases, version: Version) -> Release {
+    fn put(releases: &mut Releases, version: Version) -> Arc<Path> {
         releases.write(version, |folder| std::fs::write(folder.join("weights"), version.to_string())).unwrap()
     }
 
     #[test]
-    fn the_newest_are_kept_and_those_that_somebody_reads() {
+    fn the_newest_are_kept_and_those_that_are_read() {
         let dir = tempfile::tempdir().unwrap();
         let mut releases = Releases::open(dir.path(), 2).unwrap();
+        let versions = |releases: &Releases| releases.kept.keys().copied().collect::<Vec<_>>();
         let held = put(&mut releases, 1);
         (2..=5).for_each(|version| drop(put(&mut releases, version)));
-        assert_eq!(releases.versions(), [1, 5], "one is held, and two are kept in all");
-        assert!(held.path().join("weights").exists() && held.path().ends_with("v0000000001"));
+        assert_eq!(versions(&releases), [1, 5], "one is held, and two are kept in all");
+        assert!(held.join("weights").exists() && held.ends_with("v0000000001"));
         drop(held);
         drop(put(&mut releases, 6));
-        assert_eq!(releases.versions(), [5, 6]);
-        assert_eq!(std::fs::read_dir(releases.dir()).unwrap().count(), 2, "nothing else is left there");
+        assert_eq!(versions(&releases), [5, 6]);
+        assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 2, "nothing else is left there");
     }
 
     #[test]
@@ -155,7 +118,7 @@ mod tests {
         drop(put(&mut releases, 2));
         drop(put(&mut releases, 2));
         let reopened = Releases::open(dir.path(), 2).unwrap();
-        assert_eq!(reopened.versions(), [2]);
+        assert!(reopened.kept.into_keys().eq([2]));
         assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 1, "leftovers are deleted");
     }
 }

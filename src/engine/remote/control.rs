@@ -14,53 +14,35 @@ const LIMIT: Duration = Duration::from_secs(3600);
 /// SHA-256 of nothing: the checksum of a matrix that a server keeps elsewhere.
 const OF_NOTHING: &str = "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855";
 
-/// Client of a server's routes for weights.
-#[derive(Clone, Debug)]
-pub(super) struct ControlClient {
-    client: Client,
-    /// Advice of errors about a missing route.
-    advice: &'static str,
-}
+/// Client of a server's routes for weights, with the advice of errors about a missing route.
+#[derive(Clone, Copy)]
+pub(super) struct Control<'a>(pub(super) &'a Client, pub(super) &'static str);
 
-impl ControlClient {
-    pub(super) fn new(client: Client, advice: &'static str) -> Self {
-        ControlClient { client, advice }
-    }
-
-    /// Server name, as errors use it.
-    pub(super) fn name(&self) -> &str {
-        self.client.name()
-    }
-
-    pub(super) async fn get(&self, path: &str) -> Result<Value, RemoteError> {
-        self.client.get(path, LIMIT).await.map_err(|error| self.explain(error))
-    }
-
-    pub(super) async fn post(&self, path: &str, body: &Value) -> Result<Value, RemoteError> {
-        self.client.post(path, body, LIMIT).await.map_err(|error| self.explain(error))
+impl Control<'_> {
+    pub(super) async fn post(self, path: &str, body: &Value) -> Result<Value, RemoteError> {
+        self.0.post(path, body, LIMIT).await.map_err(|error| self.explain(error))
     }
 
     /// Posts a request whose reply reports success in `success`, in addition to the status.
-    pub(super) async fn post_success(&self, path: &str, body: &Value) -> Result<(), RemoteError> {
+    pub(super) async fn post_success(self, path: &str, body: &Value) -> Result<(), RemoteError> {
         let reply = self.post(path, body).await?;
         self.succeeded(path, &reply)
     }
 
     /// Label of the served weights; `None` before the first label.
-    pub(super) async fn version(&self, path: &str) -> Result<Option<String>, RemoteError> {
-        Ok(version(&self.get(path).await?))
+    pub(super) async fn version(self, path: &str) -> Result<Option<String>, RemoteError> {
+        Ok(version(&self.0.get(path, LIMIT).await.map_err(|error| self.explain(error))?))
     }
 
     /// Checksums below the first of `keys` that has any; `None` if the server has no such route. If
     /// `reports_success`, the reply must say that it succeeded.
     pub(super) async fn checksums(
-        &self,
+        self,
         path: &str,
-        body: &Value,
         keys: &[&str],
         reports_success: bool,
     ) -> Result<Option<BTreeMap<String, String>>, RemoteError> {
-        let reply = match self.client.post(path, body, LIMIT).await {
+        let reply = match self.0.post(path, &serde_json::json!({"action": "checksum"}), LIMIT).await {
             Ok(reply) => reply,
             Err(RemoteError { fault: Fault::Refused { status: 404 | 405, .. }, .. }) => return Ok(None),
             Err(error) => return Err(error),
@@ -69,37 +51,37 @@ impl ControlClient {
             self.succeeded(path, &reply)?;
         }
         let found = keys.iter().find_map(|key| checksums(&reply[*key]));
-        found.map(Some).ok_or_else(|| self.nonsense(&format!("POST {path}"), "no checksums", &reply))
+        found.map(Some).ok_or_else(|| self.nonsense(path, "no checksums", &reply))
     }
 
     /// Names of the adapters that the server lists in addition to its model.
-    pub(super) async fn adapters(&self) -> Result<Vec<String>, RemoteError> {
-        let reply = self.client.get("/v1/models", LIMIT).await?;
+    pub(super) async fn adapters(self) -> Result<Vec<String>, RemoteError> {
+        let reply = self.0.get("/v1/models", LIMIT).await?;
         let listed = reply["data"].as_array().into_iter().flatten().filter(|model| model["parent"].is_string());
         Ok(listed.filter_map(|model| model["id"].as_str().map(str::to_owned)).collect())
     }
 
-    /// Error about an unexpected reply to `request`.
-    pub(super) fn nonsense(&self, request: &str, why: &str, reply: &Value) -> RemoteError {
-        self.client.nonsense(request, why.to_owned(), &reply.to_string())
+    /// Error about an unexpected reply to a request.
+    pub(super) fn nonsense(self, path: &str, why: &str, reply: &Value) -> RemoteError {
+        self.0.nonsense(&format!("POST {path}"), why.to_owned(), &reply.to_string())
     }
 
-    fn explain(&self, mut error: RemoteError) -> RemoteError {
+    fn explain(self, mut error: RemoteError) -> RemoteError {
         if let Fault::Refused { status: 404 | 405, advice, .. } = &mut error.fault {
-            *advice = self.advice.to_owned();
+            *advice = self.1.to_owned();
         }
         error
     }
 
-    fn succeeded(&self, path: &str, reply: &Value) -> Result<(), RemoteError> {
+    fn succeeded(self, path: &str, reply: &Value) -> Result<(), RemoteError> {
         match reply["success"].as_bool() {
             Some(true) => Ok(()),
             Some(false) => {
                 let begins = reply["message"].as_str().map_or_else(|| reply.to_string(), str::to_owned);
                 let what = format!("POST {path} (success: false)");
-                Err(RemoteError::new(self.name(), Fault::Failed { what, status: 200, begins }))
+                Err(self.0.fault(Fault::Failed { what, status: 200, begins }))
             }
-            None => Err(self.nonsense(&format!("POST {path}"), "no `success`", reply)),
+            None => Err(self.nonsense(path, "no `success`", reply)),
         }
     }
 }
@@ -140,30 +122,24 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_checksum_of_nothing_says_nothing() {
+    fn a_checksum_of_nothing_says_nothing_and_unnamed_weights_have_no_version() {
         let said = json!({"a": "1", "b": {"c": "2", "packed": OF_NOTHING}, "d": ["3"]});
         let found = checksums(&said).unwrap();
         assert_eq!(found.keys().map(String::as_str).collect::<Vec<_>>(), ["a", "b/c", "d/0"]);
         assert_eq!(checksums(&json!({"packed": OF_NOTHING})), None);
+        assert_eq!(version(&json!({"weight_version": "42"})), Some("42".to_owned()));
+        for unnamed in [json!({"weight_version": "default"}), json!({}), json!({"weight_version": null})] {
+            assert_eq!(version(&unnamed), None);
+        }
     }
 
     #[test]
     fn r260_success_false_is_an_error_whatever_the_status_says() {
         let client = Client::new("SGLang", "http://127.0.0.1:9").unwrap();
-        let control = ControlClient::new(client, "");
+        let control = Control(&client, "");
         assert!(control.succeeded("/x", &json!({"success": true})).is_ok());
         let told = control.succeeded("/x", &json!({"success": false, "message": "no such tensor"})).unwrap_err().to_string();
         assert!(told.contains("SGLang http://127.0.0.1:9") && told.contains("no such tensor"), "{told}");
         assert!(control.succeeded("/x", &json!({})).is_err());
-    }
-
-    #[test]
-    fn unnamed_weights_have_no_version() {
-        assert_eq!(version(&json!({"weight_version": "42"})), Some("42".to_owned()));
-        assert!(
-            [json!({"weight_version": "default"}), json!({}), json!({"weight_version": null})]
-                .iter()
-                .all(|said| version(said).is_none())
-        );
     }
 }
