@@ -112,14 +112,17 @@ impl Request {
         self.tokens.len() + begun.unwrap_or(0) + self.params.max_new_tokens
     }
 
-    /// Validates the partial completions, for a model of `vocabulary` tokens.
-    pub fn check_answers(&self, vocabulary: usize) -> Result<(), EngineError> {
+    /// Validates parameters, prompt and partial completions, for a model of `vocabulary` tokens.
+    pub(super) fn check(&self, vocabulary: usize) -> Result<(), EngineError> {
+        self.params.check()?;
+        let refuse = |problem: String| Err(EngineError::Prompt { ordinal: self.ordinal, problem });
+        if self.tokens.is_empty() {
+            return refuse("it has no token; a model needs at least one to continue".to_owned());
+        }
         let mut seen = BTreeSet::new();
         for answer in &self.answers {
             let Answer { index, tokens, log_probs, versions, .. } = answer;
-            let refuse = |problem: String| {
-                Err(EngineError::Prompt { ordinal: self.ordinal, problem: format!("answer {index} {problem}") })
-            };
+            let refuse = |problem: String| refuse(format!("answer {index} {problem}"));
             if !(self.first..self.samples).contains(index) || !seen.insert(*index) {
                 return refuse(format!("is there already, or is none of those from {} to {}", self.first, self.samples));
             }

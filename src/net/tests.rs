@@ -15,8 +15,8 @@ use tls::{Authority, serve};
 
 const GUARD: Duration = Duration::from_secs(60);
 
-fn endpoint(url: String, authority: Option<&Authority>) -> Endpoint {
-    Endpoint { ca_file: authority.map(|authority| authority.file.clone()), ..Endpoint::new(url) }
+fn client(kind: &str, url: String, authority: &Authority) -> Client {
+    Client::new(kind, Endpoint { ca_file: Some(authority.file.clone()), ..Endpoint::new(url) }).unwrap()
 }
 
 fn events() -> Body {
@@ -36,7 +36,7 @@ async fn a_server_whose_authority_is_named_is_trusted_for_pages_and_streams() {
     let folder = tempfile::tempdir().unwrap();
     let authority = Authority::new(folder.path());
     let address = serve(authority.acceptor(&["localhost"], &[]), routes()).await;
-    let client = Client::new("test", endpoint(format!("https://localhost:{}", address.port()), Some(&authority))).unwrap();
+    let client = client("test", format!("https://localhost:{}", address.port()), &authority);
     assert_eq!(client.post("/echo", &json!({"x": [1, 2]}), GUARD).await.unwrap(), json!({"x": [1, 2]}));
     let mut stream = client.events("/events", &json!({}), GUARD).await.unwrap();
     assert_eq!(stream.next().await.unwrap().as_deref(), Some("{\"a\": 1}"));
@@ -59,7 +59,7 @@ async fn http_2_is_spoken_where_the_server_offers_it() {
             body.send_data(Bytes::from_static(b"{\"http\": 2}"), true).unwrap();
         }
     });
-    let client = Client::new("test", endpoint(format!("https://localhost:{port}"), Some(&authority))).unwrap();
+    let client = client("test", format!("https://localhost:{port}"), &authority);
     for _ in 0..2 {
         assert_eq!(client.get("/x", GUARD).await.unwrap(), json!({"http": 2}));
     }
@@ -68,13 +68,10 @@ async fn http_2_is_spoken_where_the_server_offers_it() {
 #[tokio::test]
 async fn a_server_that_is_not_trusted_is_refused_with_its_host_the_reason_and_what_to_set() {
     let folder = tempfile::tempdir().unwrap();
-    let (authority, other) = (Authority::new(folder.path()), tempfile::tempdir().unwrap());
-    let other = Authority::new(other.path());
+    let (authority, elsewhere) = (Authority::new(folder.path()), tempfile::tempdir().unwrap());
+    let other = Authority::new(elsewhere.path());
     let address = serve(authority.acceptor(&["localhost"], &[]), routes()).await;
-    let ask = async |url: String, trusted: &Authority| {
-        let client = Client::new("judge", endpoint(url, Some(trusted))).unwrap();
-        client.get("/x", GUARD).await.unwrap_err()
-    };
+    let ask = async |url, trusted| client("judge", url, trusted).get("/x", GUARD).await.unwrap_err();
     let error = ask(format!("https://localhost:{}", address.port()), &other).await;
     assert!(matches!(error.fault, Fault::Untrusted { .. }) && !error.fault.passes(), "{error:?}");
     let error = error.to_string();

@@ -206,13 +206,10 @@ impl TokenEngine for LocalEngine {
     type Weights = FrozenWeights;
 
     fn submit(&mut self, request: Request) -> Result<(), EngineError> {
-        request.params.check()?;
         let config = self.decoder.config();
+        request.check(config.vocab_size)?;
         let (ordinal, needed) = (request.ordinal, request.longest());
         let refuse = |problem: String| Err(EngineError::Prompt { ordinal, problem });
-        if request.tokens.is_empty() {
-            return refuse("it has no token; a model needs at least one to continue".into());
-        }
         if let Some(token) = request.tokens.iter().find(|token| **token as usize >= config.vocab_size) {
             return refuse(format!("token {token} is beyond the model's vocabulary of {}", config.vocab_size));
         }
@@ -223,7 +220,6 @@ impl TokenEngine for LocalEngine {
                 "{prompt} tokens and max_new_tokens {new} exceed the model's {most} positions; shorten one of them"
             ));
         }
-        request.check_answers(config.vocab_size)?;
         self.slots.submit(request);
         Ok(())
     }

@@ -1,9 +1,58 @@
-//! Engine in this process: continuous batching over the slots of a KV cache.
+//! Engine in this process: continuous batching over the slots of a KV cache, and generation from
+//! text to text, for inspecting a model.
 
 mod draw;
 mod engine;
-mod generate;
 mod sequence;
 
 pub use engine::LocalEngine;
-pub use generate::{batch_generate, generate};
+
+use std::sync::Arc;
+
+use crate::engine::{EngineError, Finished, Request, SamplingParams, TokenEngine};
+
+/// Continues a prompt once. Returns the text up to the stop string or end-of-text token, without
+/// it, and the whole completion, which is a function of weights, prompt, parameters, the engine's
+/// seed and `ordinal`.
+pub fn generate(
+    engine: &mut LocalEngine,
+    prompt: &str,
+    params: &SamplingParams,
+    ordinal: u64,
+) -> Result<(String, Finished), EngineError> {
+    let mut answers = run(engine, &[prompt], params, ordinal)?;
+    answers.pop().ok_or(EngineError::NoWeights)
+}
+
+/// Continues every prompt once, in the order given, as many at a time as the engine has slots.
+/// Completion `i` equals that of [`generate`] with ordinal `i`.
+pub fn batch_generate(
+    engine: &mut LocalEngine,
+    prompts: &[&str],
+    params: &SamplingParams,
+) -> Result<Vec<(String, Finished)>, EngineError> {
+    run(engine, prompts, params, 0)
+}
+
+fn run(
+    engine: &mut LocalEngine,
+    prompts: &[&str],
+    params: &SamplingParams,
+    first: u64,
+) -> Result<Vec<(String, Finished)>, EngineError> {
+    let params = Arc::new(params.clone());
+    for (ordinal, prompt) in (first..).zip(prompts) {
+        let tokens = engine.tokenizer().encode(prompt)?;
+        engine.submit(Request::new(ordinal, tokens, 1, params.clone()))?;
+    }
+    let mut all = engine.run()?;
+    all.sort_by_key(|finished| finished.ordinal);
+    let with_text = |finished: Finished| {
+        let mut text = engine.tokenizer().decode(&finished.tokens)?;
+        if let Some(end) = params.stop.iter().filter_map(|stop| text.find(stop.as_str())).min() {
+            text.truncate(end);
+        }
+        Ok((text, finished))
+    };
+    all.into_iter().map(with_text).collect()
+}

@@ -14,13 +14,17 @@ const LIMIT: Duration = Duration::from_secs(3600);
 /// SHA-256 of nothing: the checksum of a matrix that a server keeps elsewhere.
 const OF_NOTHING: &str = "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855";
 
-/// Client of a server's routes for weights, with the advice of errors about a missing route.
+/// Client of a server's routes for weights.
 #[derive(Clone, Copy)]
-pub(super) struct Control<'a>(pub(super) &'a Client, pub(super) &'static str);
+pub(super) struct Control<'a> {
+    pub(super) client: &'a Client,
+    /// Advice of errors about a missing route.
+    pub(super) advice: &'static str,
+}
 
 impl Control<'_> {
     pub(super) async fn post(self, path: &str, body: &Value) -> Result<Value, RemoteError> {
-        self.0.post(path, body, LIMIT).await.map_err(|error| self.explain(error))
+        self.client.post(path, body, LIMIT).await.map_err(|error| self.explain(error))
     }
 
     /// Posts a request whose reply reports success in `success`, in addition to the status.
@@ -31,7 +35,7 @@ impl Control<'_> {
 
     /// Label of the served weights; `None` before the first label.
     pub(super) async fn version(self, path: &str) -> Result<Option<String>, RemoteError> {
-        Ok(version(&self.0.get(path, LIMIT).await.map_err(|error| self.explain(error))?))
+        Ok(version(&self.client.get(path, LIMIT).await.map_err(|error| self.explain(error))?))
     }
 
     /// Checksums below the first of `keys` that has any; `None` if the server has no such route. If
@@ -42,7 +46,7 @@ impl Control<'_> {
         keys: &[&str],
         reports_success: bool,
     ) -> Result<Option<BTreeMap<String, String>>, RemoteError> {
-        let reply = match self.0.post(path, &serde_json::json!({"action": "checksum"}), LIMIT).await {
+        let reply = match self.client.post(path, &serde_json::json!({"action": "checksum"}), LIMIT).await {
             Ok(reply) => reply,
             Err(RemoteError { fault: Fault::Refused { status: 404 | 405, .. }, .. }) => return Ok(None),
             Err(error) => return Err(error),
@@ -56,19 +60,19 @@ impl Control<'_> {
 
     /// Names of the adapters that the server lists in addition to its model.
     pub(super) async fn adapters(self) -> Result<Vec<String>, RemoteError> {
-        let reply = self.0.get("/v1/models", LIMIT).await?;
+        let reply = self.client.get("/v1/models", LIMIT).await?;
         let listed = reply["data"].as_array().into_iter().flatten().filter(|model| model["parent"].is_string());
         Ok(listed.filter_map(|model| model["id"].as_str().map(str::to_owned)).collect())
     }
 
     /// Error about an unexpected reply to a request.
     pub(super) fn nonsense(self, path: &str, why: &str, reply: &Value) -> RemoteError {
-        self.0.nonsense(&format!("POST {path}"), why.to_owned(), &reply.to_string())
+        self.client.nonsense(&format!("POST {path}"), why.to_owned(), &reply.to_string())
     }
 
     fn explain(self, mut error: RemoteError) -> RemoteError {
         if let Fault::Refused { status: 404 | 405, advice, .. } = &mut error.fault {
-            *advice = self.1.to_owned();
+            *advice = self.advice.to_owned();
         }
         error
     }
@@ -79,7 +83,7 @@ impl Control<'_> {
             Some(false) => {
                 let begins = reply["message"].as_str().map_or_else(|| reply.to_string(), str::to_owned);
                 let what = format!("POST {path} (success: false)");
-                Err(self.0.fault(Fault::Failed { what, status: 200, begins }))
+                Err(self.client.fault(Fault::Failed { what, status: 200, begins }))
             }
             None => Err(self.nonsense(path, "no `success`", reply)),
         }
@@ -136,7 +140,7 @@ mod tests {
     #[test]
     fn r260_success_false_is_an_error_whatever_the_status_says() {
         let client = Client::new("SGLang", "http://127.0.0.1:9").unwrap();
-        let control = Control(&client, "");
+        let control = Control { client: &client, advice: "" };
         assert!(control.succeeded("/x", &json!({"success": true})).is_ok());
         let told = control.succeeded("/x", &json!({"success": false, "message": "no such tensor"})).unwrap_err().to_string();
         assert!(told.contains("SGLang http://127.0.0.1:9") && told.contains("no such tensor"), "{told}");

@@ -276,16 +276,14 @@ impl Fleet {
             }
         }
         let finish = match ending.finish {
-            Some(finish) => finish,
-            None => match sample.ends(&self.tokenizer)? {
-                Some(finish) => finish,
-                None => {
-                    sample.turned_away += u32::from(count == 0);
-                    let at = if count == 0 { now + pause(self.config.pause, key.0, sample.turned_away.min(5)) } else { now };
-                    sample.wait(at);
-                    return Ok(());
-                }
-            },
+            Some(finish) => Some(finish),
+            None => sample.ends(&self.tokenizer)?,
+        };
+        let Some(finish) = finish else {
+            sample.turned_away += u32::from(count == 0);
+            let at = if count == 0 { now + pause(self.config.pause, key.0, sample.turned_away.min(5)) } else { now };
+            sample.wait(at);
+            return Ok(());
         };
         if count == 0 {
             let error = self.nonsense(place, "an answer without a token".into());

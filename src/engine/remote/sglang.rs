@@ -64,7 +64,7 @@ impl SglangEngine {
     }
 
     fn control(&self) -> Control<'_> {
-        Control(&self.server.client, ROUTES)
+        Control { client: &self.server.client, advice: ROUTES }
     }
 }
 

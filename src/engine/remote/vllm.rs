@@ -115,11 +115,11 @@ impl VllmEngine {
     }
 
     fn control(&self) -> Control<'_> {
-        Control(&self.server.client, DEV_MODE)
+        Control { client: &self.server.client, advice: DEV_MODE }
     }
 
     fn adapter_control(&self) -> Control<'_> {
-        Control(&self.server.client, ADAPTERS)
+        Control { client: &self.server.client, advice: ADAPTERS }
     }
 }
 

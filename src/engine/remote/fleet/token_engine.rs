@@ -14,14 +14,8 @@ impl TokenEngine for Fleet {
     type Weights = ();
 
     fn submit(&mut self, mut request: Request) -> Result<(), EngineError> {
-        request.params.check()?;
-        let ordinal = request.ordinal;
-        if request.tokens.is_empty() {
-            let problem = "it has no token; a model needs at least one to continue".to_owned();
-            return Err(EngineError::Prompt { ordinal, problem });
-        }
-        request.check_answers(self.config.vocabulary)?;
-        let now = Instant::now();
+        request.check(self.config.vocabulary)?;
+        let (ordinal, now) = (request.ordinal, Instant::now());
         if self.samples.is_empty() {
             self.progress = now;
         }

@@ -31,17 +31,19 @@ impl Fleet {
         if still > bound {
             return Err(EngineError::Stuck { seconds: still.as_secs_f64(), report: self.report(now) });
         }
-        if still > self.config.warn && now.saturating_duration_since(self.warned) > self.config.warn {
-            self.warned = now;
-            tracing::warn!("no engine made a token for {:.0} s; {}", still.as_secs_f64(), self.report(now));
-        }
-        let longest = self.samples.iter().filter(|(_, sample)| sample.running().is_some()).min_by_key(|(_, sample)| sample.since);
-        if let Some((key, sample)) = longest
-            && now.saturating_duration_since(sample.since) > self.config.warn
-            && now.saturating_duration_since(self.warned) > self.config.warn
-        {
-            self.warned = now;
-            tracing::warn!("{}", self.describe(*key, sample, now));
+        if now.saturating_duration_since(self.warned) > self.config.warn {
+            let running = self.samples.iter().filter(|(_, sample)| sample.running().is_some());
+            let longest = running.min_by_key(|(_, sample)| sample.since);
+            let stalled = longest.filter(|(_, sample)| now.saturating_duration_since(sample.since) > self.config.warn);
+            let warning = if still > self.config.warn {
+                Some(format!("no engine made a token for {:.0} s; {}", still.as_secs_f64(), self.report(now)))
+            } else {
+                stalled.map(|(key, sample)| self.describe(*key, sample, now))
+            };
+            if let Some(warning) = warning {
+                self.warned = now;
+                tracing::warn!("{warning}");
+            }
         }
         Ok(())
     }
