@@ -154,15 +154,11 @@ impl FleetHandle {
 
     /// Records that the engine was verified to serve this version.
     pub fn mark_serving(&self, place: usize, version: Version) {
-        self.verified(place, version, None);
+        self.mark_verified(place, version, None);
     }
 
-    /// Records that the engine was verified to serve this adapter.
-    pub(super) fn mark_serving_adapter(&self, place: usize, adapter: Arc<LoadedAdapter>) {
-        self.verified(place, adapter.version, Some(adapter));
-    }
-
-    fn verified(&self, place: usize, version: Version, adapter: Option<Arc<LoadedAdapter>>) {
+    /// Records that the engine was verified to serve this version, as an adapter if it is one.
+    pub(super) fn mark_verified(&self, place: usize, version: Version, adapter: Option<Arc<LoadedAdapter>>) {
         self.mark(place, |standing| {
             let Standing { served, adapter: loaded, doubtful, on_trial, .. } = standing;
             (*served, *loaded, *doubtful, *on_trial) = (Some(version), adapter, false, false);

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use parking_lot::{Mutex, MutexGuard};
 use tokio::sync::mpsc::{self, UnboundedSender};
+use tokio::task::JoinError;
 use tokio::time::{Instant, timeout, timeout_at};
 
 use super::engine_sync::{Phase, StepError, SyncedEngine, sync_engine};
@@ -171,24 +172,18 @@ impl WeightSyncManager {
             }
             came[at] = Some(result);
         }
-        let sums: Vec<Option<Checksums>> =
-            came.iter().map(|came| came.as_ref().and_then(|came| came.as_ref().ok()?.sums.clone())).collect();
+        let sums: Vec<_> = came.iter().map(|came| came.as_ref()?.as_ref().ok()?.sums.clone()).collect();
         for (at, tensor) in outliers(&sums) {
-            let error = StepError::Unlike { tensor };
-            came[at] = Some(Err(IsolatedEngine { engine: self.shared.name(places[at]), phase: Phase::Check, error }));
+            came[at] = Some(Err(self.shared.isolated(places[at], Phase::Check, StepError::Unlike { tensor })));
         }
-        let mut engines = Vec::new();
-        for (place, came) in places.into_iter().zip(came) {
-            if let Some(result) = &came {
-                self.shared.record(place, &update, result);
-            }
-            let late = || {
-                let error = StepError::Late { seconds: started.elapsed().as_secs_f64() };
-                Err(IsolatedEngine { engine: self.shared.name(place), phase: Phase::Load, error })
-            };
-            engines.push(came.unwrap_or_else(late).map(|held| held.times));
-        }
-        SyncReport { version, time: started.elapsed(), engines }
+        let time = started.elapsed();
+        let recorded = |(place, came): (usize, Option<Result<SyncedEngine, _>>)| {
+            let late = StepError::Late { seconds: time.as_secs_f64() };
+            let Some(result) = came else { return Err(self.shared.isolated(place, Phase::Load, late)) };
+            self.shared.record(place, &update, &result);
+            result.map(|held| held.times)
+        };
+        SyncReport { version, time, engines: places.into_iter().zip(came).map(recorded).collect() }
     }
 }
 
@@ -201,10 +196,8 @@ impl Shared {
         tokio::spawn(async move {
             let (fleet, given, config) = (self.fleet.clone(), update.clone(), self.config.clone());
             let driven = tokio::spawn(async move { sync_engine(&fleet, place, &given, &config, before.as_ref()).await }).await;
-            let result = driven.unwrap_or_else(|error| {
-                let error = StepError::Broke(error.to_string());
-                Err(IsolatedEngine { engine: self.name(place), phase: Phase::Load, error })
-            });
+            let broke = |error: JoinError| Err(self.isolated(place, Phase::Load, StepError::Broke(error.to_string())));
+            let result = driven.unwrap_or_else(broke);
             self.state().engines[place].busy = false;
             if let Err(late) = results.send((at, result)) {
                 self.record(place, &update, &late.0.1);
@@ -213,30 +206,29 @@ impl Shared {
     }
 
     fn record(&self, place: usize, update: &Update, result: &Result<SyncedEngine, IsolatedEngine>) {
-        self.state().engines[place].sums = result.as_ref().ok().and_then(|held| held.sums.clone());
+        let mut state = self.state();
+        let engine = &mut state.engines[place];
+        engine.sums = result.as_ref().ok().and_then(|held| held.sums.clone());
         match result {
             Ok(_) => {
-                self.state().engines[place].logged = None;
+                engine.logged = None;
                 self.fleet.mark_found(place);
-                if !update.adapter {
-                    return self.fleet.mark_serving(place, update.version);
+                let (name, version, folder) = (update.label(), update.version, update.folder.clone());
+                let adapter = update.adapter.then(|| Arc::new(LoadedAdapter { name, version, folder }));
+                if let Some(adapter) = &adapter {
+                    // The engine may have lost it and loaded it again.
+                    engine.adapters.retain(|other| other.name != adapter.name);
+                    engine.adapters.push(adapter.clone());
                 }
-                let (name, folder) = (update.label(), update.folder.clone());
-                let adapter = Arc::new(LoadedAdapter { name, version: update.version, folder });
-                let mut state = self.state();
-                let adapters = &mut state.engines[place].adapters;
-                // The engine may have lost it and loaded it again.
-                adapters.retain(|other| other.name != adapter.name);
-                adapters.push(adapter.clone());
-                self.fleet.mark_serving_adapter(place, adapter);
+                self.fleet.mark_verified(place, version, adapter);
             }
             Err(isolated) => {
                 self.fleet.mark_doubtful(place);
                 let why = isolated.to_string();
-                let before = self.state().engines[place].logged.replace(why.clone());
-                if before.as_ref() != Some(&why) {
+                if engine.logged.as_ref() != Some(&why) {
                     tracing::warn!("{why}");
                 }
+                engine.logged = Some(why);
             }
         }
     }
@@ -263,8 +255,8 @@ impl Shared {
         }
     }
 
-    fn name(&self, place: usize) -> String {
-        self.fleet.engines()[place].name()
+    fn isolated(&self, place: usize, phase: Phase, error: StepError) -> IsolatedEngine {
+        IsolatedEngine { engine: self.fleet.engines()[place].name(), phase, error }
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
