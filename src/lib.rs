@@ -55,72 +55,28 @@ pub mod prelude {
     pub use crate::train::{LocalBackend, LocalConfig, Policy};
 }
 
-/// Compiles the Rust code of `README.md` with the doc tests.
+/// Compiles the Rust code of documents that need tensors with the doc tests.
 #[cfg(all(doctest, feature = "torch"))]
 #[doc = include_str!("../README.md")]
-pub struct Readme;
-
-/// Compiles the Rust code of `docs/how_to/library.md` with the doc tests.
-#[cfg(all(doctest, feature = "torch"))]
 #[doc = include_str!("../docs/how_to/library.md")]
-pub struct Library;
-
-/// Compiles the Rust code of `docs/how_to/data.md` with the doc tests.
-#[cfg(doctest)]
-#[doc = include_str!("../docs/how_to/data.md")]
-pub struct Data;
-
-/// Compiles the Rust code of `docs/how_to/chat.md` with the doc tests.
-#[cfg(doctest)]
-#[doc = include_str!("../docs/how_to/chat.md")]
-pub struct Chat;
-
-/// Compiles the Rust code of `docs/how_to/lora.md` with the doc tests.
-#[cfg(all(doctest, feature = "torch"))]
 #[doc = include_str!("../docs/how_to/lora.md")]
-pub struct Lora;
-
-/// Compiles the Rust code of `docs/how_to/phases.md` with the doc tests.
-#[cfg(doctest)]
-#[doc = include_str!("../docs/how_to/phases.md")]
-pub struct Phases;
-
-/// Compiles the Rust code of `docs/how_to/reward_models.md` with the doc tests.
-#[cfg(all(doctest, feature = "torch"))]
 #[doc = include_str!("../docs/how_to/reward_models.md")]
-pub struct RewardModels;
+#[doc = include_str!("../docs/rust/pipeline.md")]
+#[doc = include_str!("../docs/rust/loss.md")]
+#[doc = include_str!("../docs/rust/by_hand.md")]
+pub struct TensorDocuments;
 
-/// Compiles the Rust code of `docs/how_to/sandbox.md` with the doc tests.
+/// Compiles the Rust code of documents about processes with the doc tests.
 #[cfg(all(doctest, unix))]
 #[doc = include_str!("../docs/how_to/sandbox.md")]
-pub struct Sandboxed;
-
-/// Compiles the Rust code of `docs/how_to/environments.md` with the doc tests.
-#[cfg(all(doctest, unix))]
 #[doc = include_str!("../docs/how_to/environments.md")]
-pub struct Environments;
+pub struct ProcessDocuments;
 
-/// Compiles the Rust code of `docs/rust/pipeline.md` with the doc tests.
-#[cfg(all(doctest, feature = "torch"))]
-#[doc = include_str!("../docs/rust/pipeline.md")]
-pub struct Pipelines;
-
-/// Compiles the Rust code of `docs/rust/stage.md` with the doc tests.
+/// Compiles the Rust code of all other documents with the doc tests.
 #[cfg(doctest)]
+#[doc = include_str!("../docs/how_to/data.md")]
+#[doc = include_str!("../docs/how_to/chat.md")]
+#[doc = include_str!("../docs/how_to/phases.md")]
 #[doc = include_str!("../docs/rust/stage.md")]
-pub struct Stages;
-
-/// Compiles the Rust code of `docs/rust/loss.md` with the doc tests.
-#[cfg(all(doctest, feature = "torch"))]
-#[doc = include_str!("../docs/rust/loss.md")]
-pub struct Losses;
-
-/// Compiles the Rust code of `docs/rust/engine.md` with the doc tests.
-#[cfg(doctest)]
 #[doc = include_str!("../docs/rust/engine.md")]
-pub struct Engines;
-
-/// Compiles the Rust code of `docs/rust/by_hand.md` with the doc tests.
-#[cfg(all(doctest, feature = "torch"))]
-#[doc = include_str!("../docs/rust/by_hand.md")]
-pub struct ByHand;
+pub struct Documents;

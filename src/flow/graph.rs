@@ -9,15 +9,13 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::edge::{Gauge, Tap};
+use super::edge::{Gauge, Slot, Tap};
 use super::launch::Job;
 use super::nodes::{self, IntoSink, IntoStage};
 use super::plan::{EdgePlan, Kind, NodePlan, WeightsPlan};
-use super::port::Slot;
-use super::until::Goal;
 use super::{
     Capacity, Control, Graph, GraphError, Interrupts, Message, Port, Report, RunContext, RunError, Simulation, Source, StageSpec,
-    Stats, Until, runner,
+    Stats, runner,
 };
 
 type BuildJobs = Box<dyn FnOnce(&Until) -> Vec<Job> + Send>;
@@ -31,6 +29,44 @@ pub(crate) struct Edge {
     pub(crate) build: Box<dyn FnOnce(Capacity) -> Arc<Gauge> + Send>,
     /// Capacity that was set by hand.
     capacity: Option<Capacity>,
+}
+
+/// Goal at which a run ends.
+#[derive(Clone)]
+pub struct Until(pub(crate) Goal);
+
+#[derive(Clone)]
+pub(crate) enum Goal {
+    Finished,
+    Items(String, u64),
+    When(Arc<dyn Fn() -> bool + Send + Sync>),
+}
+
+impl Until {
+    /// Ends after the sources, once everything was delivered.
+    pub fn finished() -> Self {
+        Until(Goal::Finished)
+    }
+
+    /// Ends when the named sink has taken exactly `n` items. Items in flight are dropped.
+    pub fn items(sink: impl Into<String>, n: u64) -> Self {
+        Until(Goal::Items(sink.into(), n))
+    }
+
+    /// Ends each sink when `reached` returns true after one of its items. Items in flight are
+    /// dropped.
+    pub fn when(reached: impl Fn() -> bool + Send + Sync + 'static) -> Self {
+        Until(Goal::When(Arc::new(reached)))
+    }
+
+    /// Returns true if this sink is done after `taken` items.
+    pub(crate) fn is_reached(&self, taken: u64, sink: &str) -> bool {
+        match &self.0 {
+            Goal::Finished => false,
+            Goal::Items(name, n) => name == sink && taken >= *n,
+            Goal::When(reached) => reached(),
+        }
+    }
 }
 
 /// Dataflow graph: declares stages, checks the graph and runs it.

@@ -18,16 +18,8 @@
 //! # Ok::<(), rollflow::flow::RunError>(())
 //! ```
 //!
-//! Laws held here:
-//! - F1: every edge is bounded in items and tokens ([`Capacity`]); a full edge blocks its producer.
-//! - F2: data flows one way; the one feedback is a [`weights`] edge, where the newest version wins
-//!   and nothing blocks.
-//! - F3: a failing stage stops the others; all are joined; the root cause comes first in
-//!   [`RunError`].
-//! - F4: the runner owns every wait, so each worker's time is the exact sum of its [`State`]s.
-//! - F5: *end*, *drain* and *stop* travel in band. See [`Control`] for why no wait outlives them.
-//! - F7: a run that can't make progress ends with [`RunError::Stalled`], which names what each
-//!   stage waits for.
+//! Laws F1 to F5 and F7 are held here; ARCHITECTURE.md names the file of each. [`Control`] says why
+//! no wait outlives a stop.
 
 mod check;
 mod clock;
@@ -44,7 +36,6 @@ mod message;
 mod nodes;
 mod order;
 mod plan;
-mod port;
 mod render;
 mod report;
 mod runner;
@@ -53,7 +44,6 @@ mod stage;
 mod stall;
 mod stats;
 mod sync;
-mod until;
 mod verdict;
 mod wait;
 mod weights;
@@ -64,21 +54,19 @@ pub use clock::{State, Times};
 pub use closures::{PerItem, batch, filter, filter_map, flat_map, from_iter, map, map_async, try_map};
 pub use context::RunContext;
 pub use control::{Control, Signal};
-pub use edge::Capacity;
-pub use graph::Flow;
+pub use edge::{Capacity, Port};
+pub use graph::{Flow, Until};
 pub use interrupts::Interrupts;
 pub use io::{AsyncIo, Io};
 pub(crate) use launch::{caught, panic_message};
 pub use message::Message;
 pub use nodes::BoxedStage;
 pub use plan::Graph;
-pub use port::Port;
 pub use report::{EdgeReport, Ended, Report, StageReport};
 pub use runner::{RunError, StageFailure};
 pub use simulation::Simulation;
 pub use stage::{AsyncStage, Sink, Source, Stage, StageError, StageSpec};
 pub use stall::StageWait;
 pub use stats::Stats;
-pub use until::Until;
 pub use weights::{OutdatedVersion, WeightsRx, WeightsTx, weights};
 pub use window::Window;

@@ -56,14 +56,6 @@ pub enum ServiceError {
         /// First characters of the response.
         begins: String,
     },
-    /// The samples cannot be written as JSON.
-    #[error("the samples for {url} can't be written as JSON: {why}")]
-    Question {
-        /// The service.
-        url: String,
-        /// Cause.
-        why: String,
-    },
 }
 
 impl ServiceError {

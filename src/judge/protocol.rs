@@ -1,46 +1,27 @@
 //! Requests and responses of a reward service as JSON. `docs/reference/protocols.md` specifies them.
 
-use serde::Serialize;
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use super::ServiceError;
 use crate::algo::rewards::RewardOutput;
-use crate::data::{ChatMessage, Group, Metadata, PromptText, RewardParts, Sample, Status};
+use crate::data::{Group, PromptText, RewardParts, Sample};
 
 /// Characters of a malformed response that an error shows.
 const SHOWN: usize = 120;
 
-#[derive(Serialize)]
-struct Request<'a> {
-    group: u64,
-    prompt: String,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    messages: Option<&'a [ChatMessage]>,
-    samples: Vec<RequestSample<'a>>,
-}
-
-#[derive(Serialize)]
-struct RequestSample<'a> {
-    index: u32,
-    response: &'a str,
-    status: Status,
-    length: usize,
-    metadata: &'a Metadata,
-}
-
 /// Returns the body of a request: the group's prompt and its samples at `places`.
-pub(super) fn request(group: &Group, places: &[usize]) -> Result<Vec<u8>, serde_json::Error> {
-    let messages = match &group.prompt.text {
-        PromptText::Text(_) => None,
-        PromptText::Chat(messages) => Some(&messages[..]),
-    };
+pub(super) fn request(group: &Group, places: &[usize]) -> Value {
     let samples = places.iter().map(|place| {
-        let sample = &group.samples[*place];
-        let Sample { index, response, status, metadata, .. } = sample;
-        RequestSample { index: *index, response, status: *status, length: sample.generated(), metadata }
+        let Sample { index, response, status, metadata, .. } = &group.samples[*place];
+        let length = group.samples[*place].generated();
+        json!({ "index": index, "response": response, "status": status, "length": length, "metadata": metadata })
     });
-    let (samples, prompt) = (samples.collect(), group.prompt.text.render());
-    serde_json::to_vec(&Request { group: group.id(), prompt, messages, samples })
+    let mut request = json!({ "group": group.id(), "prompt": group.prompt.text.render() });
+    if let PromptText::Chat(messages) = &group.prompt.text {
+        request["messages"] = json!(messages);
+    }
+    request["samples"] = samples.collect();
+    request
 }
 
 /// Parses the rewards of `count` samples: for each its reward, or the reason why it has none.
@@ -95,7 +76,7 @@ mod tests {
     use std::sync::Arc;
 
     use super::*;
-    use crate::data::Prompt;
+    use crate::data::{ChatMessage, Prompt};
 
     const URL: &str = "http://judge/score";
 
@@ -108,18 +89,18 @@ mod tests {
 
     #[test]
     fn a_question_holds_the_prompt_and_the_samples_that_are_asked_for() {
-        let asked: Value = serde_json::from_slice(&request(&group(), &[0, 2]).unwrap()).unwrap();
+        let asked = request(&group(), &[0, 2]);
         let sample = |index: u32| {
-            serde_json::json!({
+            json!({
                 "index": index, "response": index.to_string(), "status": "pending", "length": 0, "metadata": {"answer": "7"},
             })
         };
-        assert_eq!(asked, serde_json::json!({"group": 7, "prompt": "3+4=", "samples": [sample(0), sample(2)]}));
+        assert_eq!(asked, json!({"group": 7, "prompt": "3+4=", "samples": [sample(0), sample(2)]}));
 
         let turn = ChatMessage::new("user", "3+4=");
         let chat = Group { prompt: Arc::new(Prompt::from(vec![turn])), ..group() };
-        let asked: Value = serde_json::from_slice(&request(&chat, &[]).unwrap()).unwrap();
-        assert_eq!(asked["messages"], serde_json::json!([{"role": "user", "content": "3+4="}]));
+        let asked = request(&chat, &[]);
+        assert_eq!(asked["messages"], json!([{"role": "user", "content": "3+4="}]));
     }
 
     #[test]

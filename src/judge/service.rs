@@ -137,8 +137,7 @@ impl Service {
     async fn request(&self, group: &Group, places: &[usize]) -> Result<Vec<Result<RewardOutput, String>>, ServiceError> {
         let url = self.client.name();
         let Some(judge) = &self.judge else {
-            let body = protocol::request(group, places)
-                .map_err(|error| ServiceError::Question { url: url.to_owned(), why: error.to_string() })?;
+            let body = protocol::request(group, places).to_string().into_bytes();
             return protocol::rewards(url, &self.send(group.id(), body).await?, places.len());
         };
         // A comparison needs all completions, whichever of them still lack a grade.

@@ -1,22 +1,16 @@
 //! Tests of a programming task.
 
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use super::SandboxError;
 
-/// Tests of one task, in the usual forms of data sets.
+/// Tests of one task.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum CodeTests {
-    /// Python programs that fail if the code is wrong, such as an `assert`.
-    Asserts(Vec<String>),
-    /// Calls of a function, or of that method of a class `Solution`, with the expected results. Tuples
-    /// equal lists.
-    Calls {
-        /// The function's name.
-        function: String,
-        /// Arguments and results.
-        calls: Vec<(Vec<Value>, Value)>,
-    },
+    /// Python programs that fail if the code is wrong, such as an `assert`, each as text. Or calls of a
+    /// function, or of that method of a class `Solution`, each as a list of its name, the arguments and
+    /// the expected result; tuples equal lists.
+    Judged(Vec<Value>),
     /// Standard input of the program, and the expected output.
     Pairs(Vec<(String, String)>),
 }
@@ -24,42 +18,44 @@ pub(crate) enum CodeTests {
 impl CodeTests {
     /// Reads the value of a data set, or a text with such a value as JSON.
     pub fn from_json(value: &Value) -> Result<Self, SandboxError> {
-        let refuse = || SandboxError::NoTests(value.to_string().chars().take(200).collect());
-        let tests = match value {
+        let tests = CodeTests::read(value).filter(|tests| tests.len() > 0);
+        tests.ok_or_else(|| SandboxError::NoTests(value.to_string().chars().take(200).collect()))
+    }
+
+    fn read(value: &Value) -> Option<Self> {
+        Some(match value {
             Value::String(text) => match serde_json::from_str(text) {
-                Ok(inner @ (Value::Array(_) | Value::Object(_))) => return CodeTests::from_json(&inner),
-                _ => CodeTests::Asserts(vec![text.clone()]),
+                Ok(inner @ (Value::Array(_) | Value::Object(_))) => return CodeTests::read(&inner),
+                _ => CodeTests::Judged(vec![value.clone()]),
             },
-            Value::Array(items) if items.iter().all(Value::is_string) => {
-                CodeTests::Asserts(items.iter().filter_map(Value::as_str).map(str::to_owned).collect())
-            }
+            Value::Array(items) if items.iter().all(Value::is_string) => CodeTests::Judged(items.clone()),
             Value::Array(items) => {
                 let pair = |item: &Value| Some((text(item.get("input")?), text(item.get("output")?)));
-                CodeTests::Pairs(items.iter().map(pair).collect::<Option<_>>().ok_or_else(refuse)?)
+                CodeTests::Pairs(items.iter().map(pair).collect::<Option<_>>()?)
             }
-            Value::Object(fields) => match (fields.get("inputs"), fields.get("outputs")) {
-                (Some(Value::Array(inputs)), Some(Value::Array(outputs))) if inputs.len() == outputs.len() => {
-                    if let Some(function) = fields.get("fn_name").filter(|name| !name.is_null()) {
-                        let call = |(input, output): (&Value, &Value)| Some((input.as_array()?.clone(), output.clone()));
-                        let calls = inputs.iter().zip(outputs).map(call).collect::<Option<Vec<_>>>();
-                        let function = function.as_str().ok_or_else(refuse)?.to_owned();
-                        let calls = calls.filter(|calls| !calls.is_empty()).ok_or_else(refuse)?;
-                        return Ok(CodeTests::Calls { function, calls });
-                    }
-                    CodeTests::Pairs(inputs.iter().map(text).zip(outputs.iter().map(text)).collect())
+            Value::Object(fields) => {
+                let (inputs, outputs) = (fields.get("inputs")?.as_array()?, fields.get("outputs")?.as_array()?);
+                if inputs.len() != outputs.len() {
+                    return None;
                 }
-                _ => return Err(refuse()),
-            },
-            _ => return Err(refuse()),
-        };
-        if tests.len() == 0 { Err(refuse()) } else { Ok(tests) }
+                let tests = inputs.iter().zip(outputs);
+                match fields.get("fn_name").filter(|name| !name.is_null()) {
+                    Some(function) => {
+                        let function = function.as_str()?;
+                        let call = |(input, output): (&Value, &Value)| Some(json!([function, input.as_array()?, output]));
+                        CodeTests::Judged(tests.map(call).collect::<Option<_>>()?)
+                    }
+                    None => CodeTests::Pairs(tests.map(|(input, output)| (text(input), text(output))).collect()),
+                }
+            }
+            _ => return None,
+        })
     }
 
     /// Returns the number of tests.
     pub fn len(&self) -> usize {
         match self {
-            CodeTests::Asserts(tests) => tests.len(),
-            CodeTests::Calls { calls, .. } => calls.len(),
+            CodeTests::Judged(tests) => tests.len(),
             CodeTests::Pairs(tests) => tests.len(),
         }
     }
@@ -104,13 +100,11 @@ pub fn extract_code(answer: &str) -> &str {
 
 #[cfg(test)]
 mod tests {
-    use serde_json::json;
-
     use super::*;
 
     #[test]
     fn tests_are_read_in_every_usual_spelling_and_nothing_else() {
-        let asserts = |tests: &[&str]| CodeTests::Asserts(tests.iter().map(|&test| test.to_owned()).collect());
+        let asserts = |tests: &[&str]| CodeTests::Judged(tests.iter().map(|&test| test.into()).collect());
         let pairs = |tests: &[(&str, &str)]| CodeTests::Pairs(tests.iter().map(|&(a, b)| (a.to_owned(), b.to_owned())).collect());
         for (value, tests) in [
             (json!("assert f(1) == 2\nassert f(2) == 3"), asserts(&["assert f(1) == 2\nassert f(2) == 3"])),
@@ -119,10 +113,7 @@ mod tests {
             (json!([{ "input": "1 2\n", "output": "3" }]), pairs(&[("1 2\n", "3")])),
             (
                 json!({ "fn_name": "f", "inputs": [[1, [2]], [3]], "outputs": [4, [5]] }),
-                CodeTests::Calls {
-                    function: "f".to_owned(),
-                    calls: vec![(vec![json!(1), json!([2])], json!(4)), (vec![json!(3)], json!([5]))],
-                },
+                CodeTests::Judged(vec![json!(["f", [1, [2]], 4]), json!(["f", [3], [5]])]),
             ),
             (json!({ "inputs": ["1", ["2", "3"]], "outputs": [4, "5"] }), pairs(&[("1", "4"), ("2\n3", "5")])),
         ] {

@@ -9,7 +9,7 @@ use std::hash::{BuildHasher, RandomState};
 use std::sync::{Arc, OnceLock};
 
 use parking_lot::Mutex;
-use serde_json::{Value, json};
+use serde_json::Value;
 
 use super::referee::{Referee, Verdicts};
 use super::{CodeTests, Ended, Job, Sandbox, SandboxError};
@@ -63,13 +63,8 @@ impl Sandbox {
     }
 
     fn run_uncached(&self, code: &str, tests: &CodeTests) -> Result<Verdicts, SandboxError> {
-        let referee = &self.0.results.referee;
         match tests {
-            CodeTests::Asserts(tests) => referee.verdicts(self, code, &tests.iter().map(|test| json!(test)).collect::<Vec<_>>()),
-            CodeTests::Calls { function, calls } => {
-                let tests = calls.iter().map(|(arguments, expected)| json!([function, arguments, expected]));
-                referee.verdicts(self, code, &tests.collect::<Vec<_>>())
-            }
+            CodeTests::Judged(tests) => self.0.results.referee.verdicts(self, code, tests),
             CodeTests::Pairs(tests) => tests.iter().map(|(input, output)| self.prints(code, input, output)).collect(),
         }
     }
@@ -87,8 +82,7 @@ impl Sandbox {
 
 /// Compares line by line, without white space at the ends of lines and of the text.
 fn same(printed: &str, expected: &str) -> bool {
-    let lines = |text: &str| text.trim_end().lines().map(|line| line.trim_end().to_owned()).collect::<Vec<_>>();
-    lines(printed) == lines(expected)
+    printed.trim_end().lines().map(str::trim_end).eq(expected.trim_end().lines().map(str::trim_end))
 }
 
 fn short(text: &str) -> String {

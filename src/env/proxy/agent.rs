@@ -1,4 +1,4 @@
-//! Agent of one rollout, as an environment.
+//! Agent of one rollout, as an environment, and its conversation.
 
 use std::hash::{BuildHasher, RandomState};
 use std::sync::Arc;
@@ -7,12 +7,11 @@ use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 
-use super::conversation::Conversation;
 use super::launch::Launched;
-use super::protocol::ModelTurn;
+use super::protocol::{ModelRequest, ModelTurn};
 use super::{Event, Running, Waiting};
 use crate::data::{ChatMessage, is_reward};
-use crate::env::{Action, EnvError, Environment, Episode, Grade, Step, ToolSpec, extract_tool_calls};
+use crate::env::{Action, EnvError, Environment, Episode, Grade, Step, TEXT, ToolSpec, extract_tool_calls};
 
 /// Longest wait for an agent to end after its rollout.
 const END_TIMEOUT: Duration = Duration::from_secs(10);
@@ -169,5 +168,62 @@ impl Environment for ProxiedAgent {
 impl Drop for ProxiedAgent {
     fn drop(&mut self) {
         self.proxy.rollouts.lock().remove(&self.id);
+    }
+}
+
+/// Last request of an agent, and the response of the model.
+#[derive(Default)]
+struct Conversation {
+    last: ModelRequest,
+    response: Option<ModelTurn>,
+    /// If true, the agent received it.
+    arrived: bool,
+}
+
+impl Conversation {
+    fn tools(&self) -> &[ToolSpec] {
+        &self.last.tools
+    }
+
+    /// Starts a conversation with this request.
+    fn begin(&mut self, request: &ModelRequest) -> Vec<ChatMessage> {
+        (self.last, self.response) = (request.clone(), None);
+        let mut messages = request.messages.clone();
+        if request.text {
+            messages.iter_mut().for_each(|message| message.role = TEXT.to_owned());
+        }
+        messages
+    }
+
+    /// Records the response of the model, and whether the agent received it.
+    fn respond(&mut self, response: ModelTurn, arrived: bool) {
+        (self.response, self.arrived) = (Some(response), arrived);
+    }
+
+    /// Returns the response to the same request, if it did not reach the agent.
+    fn lost(&self, request: &ModelRequest) -> Option<ModelTurn> {
+        let same = request.messages == self.last.messages && self.is_like(request);
+        self.response.clone().filter(|_| same && !self.arrived)
+    }
+
+    /// Compares the next request with the conversation, and records it. The step holds the messages
+    /// that extend the conversation, or all of one that restarts.
+    fn follow(&mut self, request: &ModelRequest) -> Step {
+        let known = self.last.messages.len();
+        let extension = request.messages.strip_prefix(&self.last.messages[..]).and_then(<[_]>::split_first);
+        match (extension, &self.response) {
+            (Some((turn, new)), Some(response))
+                if !new.is_empty() && !request.text && self.is_like(request) && response.message() == *turn =>
+            {
+                let messages = new.to_vec();
+                self.last.messages.extend_from_slice(&request.messages[known..]);
+                Step { messages, ..Step::default() }
+            }
+            _ => Step { messages: self.begin(request), restarts: true, ..Step::default() },
+        }
+    }
+
+    fn is_like(&self, request: &ModelRequest) -> bool {
+        request.tools == self.last.tools && request.text == self.last.text
     }
 }

@@ -9,7 +9,6 @@
 //! docs/reference/protocols.md has the details.
 
 mod agent;
-mod conversation;
 mod launch;
 mod protocol;
 mod server;
