@@ -169,7 +169,8 @@ impl<T: Message> Tx<T> {
         }
     }
 
-    /// Waits for credit and room; fails when the consumer is gone. Not cancel-safe: a dropped future drops the item.
+    /// Waits for credit and room; fails when the consumer is gone. Not cancel-safe: a dropped future
+    /// drops the item.
     pub(crate) async fn push(&self, mut parcel: Parcel<T>) -> Result<(), StageError> {
         let tokens = parcel.tokens;
         if tokens > 0 && parcel.credit.is_none() {

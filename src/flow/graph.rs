@@ -21,14 +21,16 @@ use super::{
 type BuildJobs = Box<dyn FnOnce(&Until) -> Vec<Job> + Send>;
 
 pub(crate) struct Node {
-    pub(crate) jobs: BuildJobs,
+    plan: NodePlan,
     pub(crate) spec: StageSpec,
+    pub(crate) jobs: BuildJobs,
 }
 
 pub(crate) struct Edge {
-    pub(crate) build: Box<dyn FnOnce(Capacity) -> Arc<Gauge> + Send>,
+    plan: EdgePlan,
     /// Capacity that was set by hand.
     capacity: Option<Capacity>,
+    pub(crate) build: Box<dyn FnOnce(Capacity) -> Arc<Gauge> + Send>,
 }
 
 /// Goal at which a run ends.
@@ -71,7 +73,7 @@ impl Until {
 
 /// Dataflow graph: declares stages, checks the graph and runs it.
 pub struct Flow {
-    graph: Graph,
+    name: String,
     nodes: Vec<Node>,
     edges: Vec<Edge>,
     default_capacity: Capacity,
@@ -91,7 +93,7 @@ impl Flow {
     /// Returns an empty graph.
     pub fn new(name: impl Into<String>) -> Self {
         Flow {
-            graph: Graph { name: name.into(), ..Graph::default() },
+            name: name.into(),
             nodes: Vec::new(),
             edges: Vec::new(),
             default_capacity: Capacity::default(),
@@ -228,10 +230,10 @@ impl Flow {
 
     /// Returns the graph as plain data, for drawings.
     pub fn graph(&self) -> Graph {
-        let mut graph = self.graph.clone();
-        for (plan, edge) in graph.edges.iter_mut().zip(&self.edges) {
-            plan.capacity = edge.capacity.unwrap_or(self.default_capacity);
-        }
+        let capacity = |edge: &Edge| edge.capacity.unwrap_or(self.default_capacity);
+        let edges = self.edges.iter().map(|edge| EdgePlan { capacity: capacity(edge), ..edge.plan.clone() }).collect();
+        let nodes = self.nodes.iter().map(|node| node.plan.clone()).collect();
+        let mut graph = Graph { name: self.name.clone(), nodes, edges, weights: Vec::new() };
         for (from, publisher) in self.nodes.iter().enumerate() {
             for (to, subscriber) in self.nodes.iter().enumerate() {
                 if publisher.spec.publishes.iter().any(|id| subscriber.spec.subscribes.contains(id)) {
@@ -308,7 +310,6 @@ impl Flow {
         let (nodes, edges) = (std::mem::take(&mut self.nodes), std::mem::take(&mut self.edges));
         // From here on, only stages hold the ends of weights edges.
         self.context = RunContext::default();
-        self.graph = Graph { name: graph.name.clone(), ..Graph::default() };
         let declared = runner::Declared { graph, edges, nodes, stall_timeout: self.stall_timeout, warnings };
         runner::run(declared, &until, &self.control, &self.stats, simulation)
     }
@@ -317,7 +318,7 @@ impl Flow {
         let graph = self.graph();
         let mut errors = graph.errors();
         errors.extend(self.misuse.iter().cloned());
-        let specs = || graph.nodes.iter().map(|plan| &plan.name).zip(self.nodes.iter().map(|node| &node.spec));
+        let specs = || self.nodes.iter().map(|node| (&node.plan.name, &node.spec));
         let named = |(name, _): (&String, _)| name.clone();
         // Weights that neither a stage nor an end outside the graph reads.
         let unread = specs().filter(|(_, spec)| {
@@ -349,8 +350,8 @@ impl Flow {
     }
 
     fn node(&mut self, name: &str, kind: Kind, spec: StageSpec, replicable: bool) -> usize {
-        self.graph.nodes.push(NodePlan::new(name, kind, &spec, replicable));
-        self.nodes.push(Node { jobs: Box::new(|_| Vec::new()), spec });
+        let plan = NodePlan::new(name, kind, &spec, replicable);
+        self.nodes.push(Node { plan, spec, jobs: Box::new(|_| Vec::new()) });
         self.nodes.len() - 1
     }
 
@@ -361,18 +362,17 @@ impl Flow {
     fn output<T: Message>(&mut self, from: usize) -> (Port<T>, Arc<Slot<T>>) {
         let slot = Slot::new();
         let plan = EdgePlan { from, to: None, carries: T::label(), capacity: self.default_capacity };
-        self.graph.edges.push(plan);
         let built = Arc::clone(&slot);
-        self.edges.push(Edge { build: Box::new(move |capacity| built.build(capacity)), capacity: None });
-        let port = Port { edge: self.graph.edges.len() - 1, flow: Arc::clone(&self.identity), slot: Arc::clone(&slot) };
+        self.edges.push(Edge { plan, capacity: None, build: Box::new(move |capacity| built.build(capacity)) });
+        let port = Port { edge: self.edges.len() - 1, flow: Arc::clone(&self.identity), slot: Arc::clone(&slot) };
         (port, slot)
     }
 
     fn connect<T>(&mut self, node: usize, port: &Port<T>) {
         if self.owns(port) {
-            self.graph.edges[port.edge].to = Some(node);
+            self.edges[port.edge].plan.to = Some(node);
         } else {
-            self.misuse.push(GraphError::ForeignPort(self.graph.name(node).to_owned()));
+            self.misuse.push(GraphError::ForeignPort(self.nodes[node].plan.name.clone()));
         }
     }
 

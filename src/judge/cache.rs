@@ -19,9 +19,7 @@ struct CachedReply {
 }
 
 /// Replies of a judge by request.
-pub(super) struct ReplyCache {
-    known: Mutex<(Known, Option<File>)>,
-}
+pub(super) struct ReplyCache(Mutex<(Known, Option<File>)>);
 
 /// Most bytes of requests and replies in memory.
 const CAPACITY: usize = 64 << 20;
@@ -55,7 +53,7 @@ impl Known {
 impl ReplyCache {
     /// Opens the cache and reads `path` if it exists. A last line that a crash cut off is dropped.
     pub(super) fn open(path: Option<&Path>) -> Result<Self, String> {
-        let Some(path) = path else { return Ok(ReplyCache { known: Mutex::default() }) };
+        let Some(path) = path else { return Ok(ReplyCache(Mutex::default())) };
         let mut known = Known::default();
         let mut whole = 0;
         match std::fs::read_to_string(path) {
@@ -72,16 +70,16 @@ impl ReplyCache {
         }
         let file = OpenOptions::new().create(true).append(true).open(path).map_err(|error| error.to_string())?;
         file.set_len(whole as u64).map_err(|error| error.to_string())?;
-        Ok(ReplyCache { known: Mutex::new((known, Some(file))) })
+        Ok(ReplyCache(Mutex::new((known, Some(file)))))
     }
 
     pub(super) fn find(&self, question: &str) -> Option<String> {
-        self.known.lock().0.replies.get(question).cloned()
+        self.0.lock().0.replies.get(question).cloned()
     }
 
     /// Stores a reply; after a crash the file holds all of it or none.
     pub(super) fn insert(&self, question: String, reply: &str) -> std::io::Result<()> {
-        let mut known = self.known.lock();
+        let mut known = self.0.lock();
         let (replies, file) = &mut *known;
         if let Some(file) = file {
             let mut line = serde_json::to_string(&CachedReply { question: question.clone(), reply: reply.to_owned() })?;

@@ -5,8 +5,9 @@
 //! temperature 0, and replies are cached by the whole request.
 
 use std::path::PathBuf;
+use std::sync::LazyLock;
 
-use regex::Regex;
+use regex::{Captures, Regex};
 use serde_json::{Value, json};
 
 use super::ServiceError;
@@ -21,6 +22,10 @@ const PROMPT: &str = "You grade answers. Judge only whether the response does wh
      [Request]\n{prompt}\n\n[Response]\n{response}\n\nThink in one or two sentences, then end with a line \"Score: N\", \
      where N is a whole number from 0 (useless) to 10 (perfect).";
 const SCORE: &str = r"(?i)score\**\s*[:=]?\s*\**\s*(-?[0-9]+(?:\.[0-9]+)?)";
+
+/// Placeholders of a question. Those inside a value stay as they are.
+static PLACES: LazyLock<Regex> =
+    LazyLock::new(|| Regex::new(r"\{(prompt|responses?|answer)\}").expect("the pattern is constant"));
 
 const SCORE_PATTERN: Limit<String> = Limit {
     text: "a regular expression with a group, in round brackets",
@@ -108,15 +113,15 @@ impl Judge {
         let prompt = first.prompt.render();
         let numbered = |(at, sample): (usize, &Sample)| format!("[Response {}]\n{}", at + 1, sample.response);
         let responses = samples.iter().enumerate().map(numbered).collect::<Vec<_>>().join("\n\n");
-        let places = [
-            ("{prompt}", &*prompt),
-            ("{response}", &*first.response),
-            ("{responses}", &*responses),
-            ("{answer}", answer.unwrap_or_default()),
-        ];
+        let question = PLACES.replace_all(&self.config.prompt, |place: &Captures| match &place[1] {
+            "prompt" => prompt.clone(),
+            "response" => first.response.clone(),
+            "responses" => responses.clone(),
+            _ => answer.unwrap_or_default().to_owned(),
+        });
         let body = json!({
             "model": self.config.model,
-            "messages": [{"role": "user", "content": fill(&self.config.prompt, &places)}],
+            "messages": [{"role": "user", "content": question}],
             "temperature": 0,
             "max_tokens": self.config.max_tokens,
         });
@@ -163,20 +168,6 @@ impl Judge {
         };
         found[before..].iter().map(grade).collect()
     }
-}
-
-/// Replaces each placeholder by its value. Placeholders inside a value stay as they are.
-fn fill(template: &str, values: &[(&str, &str)]) -> String {
-    let mut filled = String::new();
-    let mut rest = template;
-    while let Some((at, name, value)) =
-        values.iter().filter_map(|(name, value)| Some((rest.find(name)?, name, value))).min_by_key(|found| found.0)
-    {
-        filled += &rest[..at];
-        filled += value;
-        rest = &rest[at + name.len()..];
-    }
-    filled + rest
 }
 
 #[cfg(test)]

@@ -39,7 +39,7 @@ impl SandboxRule {
         let (memory, processes) = ((self.memory as u64) << 20, u32::try_from(self.processes).unwrap_or(u32::MAX));
         let limits = Limits { wall, cpu: wall, memory, processes, ..config.limits };
         let sandbox = Sandbox::new(SandboxConfig { limits, unsandboxed: self.unsandboxed, ..config })?;
-        tracing::info!("Code runs behind {}", sandbox.isolation());
+        tracing::info!("Code runs isolated by {}", sandbox.isolation());
         Ok(sandbox)
     }
 }

@@ -5,12 +5,9 @@
 //! resource. At its end it is killed with all processes that it started.
 //! [docs/how_to/sandbox.md](../../../docs/how_to/sandbox.md) describes each layer.
 //!
-//! The warden (`src/sandbox/warden`) sets this up. It is a separate program, which this crate embeds
-//! and executes from memory: no code runs in a copy of the training process, which has many threads
-//! and much memory. It is in C, because a build script can compile and embed C, while Cargo cannot
-//! embed a Rust binary into a library (artifact dependencies are unstable). The crates `landlock` and
-//! `seccompiler` would replace `walls.c`, a third of it; namespaces, mounts, limits, reaping and the
-//! transport of output would be the same system calls in Rust.
+//! The warden (`src/sandbox/warden`) sets this up: a separate program, which this crate embeds and
+//! executes from memory, so that no code runs in a copy of the training process. It is in C, because
+//! a build script can compile and embed C, while Cargo can't embed a Rust binary into a library.
 
 mod cases;
 mod config;
