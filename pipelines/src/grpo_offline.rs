@@ -9,7 +9,7 @@
 use std::sync::Arc;
 
 use anyhow::{Context, Result, anyhow, bail};
-use rollflow::data::source::{DataSpec, Skip};
+use rollflow::data::source::DataSpec;
 use rollflow::flow::{Flow, Report};
 use rollflow::prelude::*;
 use rollflow::recipe::Plan;
@@ -50,7 +50,7 @@ pub fn groups(plan: &Plan, registry: &Registry, tokenizer: &Arc<Tokenizer>) -> R
 
 /// Scores the completions of a recorded group by `[reward]`. `reward.on_failure` decides whether a
 /// failure gives 0, drops the group or ends the run.
-fn rescored(scoring: &Scoring, plan: &Plan, group: Group) -> Result<Result<Group, Skip>, StageError> {
+fn rescored(scoring: &Scoring, plan: &Plan, group: Group) -> Result<Result<Group, String>, StageError> {
     let (mut group, failures) =
         scoring.score(group, plan.reward.retries).map_err(|error| StageError::new(format!("{error:#}")))?;
     match (plan.reward.on_failure, failures.first()) {

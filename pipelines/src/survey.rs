@@ -3,8 +3,8 @@
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use rollflow::data::RankedPair;
-use rollflow::data::source::{DataError, DataSpec, Example, Judged, Recorded, Shape, Skip, Survey, survey, too_long};
+use rollflow::data::source::{DataSpec, Example, Recorded, Shape, Survey, survey, too_long};
+use rollflow::data::{DataError, RankedPair};
 use rollflow::prelude::*;
 use rollflow::recipe::task::{OverlongPolicy, Sft, Task, TaskData};
 use rollflow::recipe::{Pipeline, Plan, Problem, Source};
@@ -12,6 +12,9 @@ use rollflow::train::TextReader;
 
 use crate::assemble::policy::Reader;
 use crate::assemble::{conversations, data, policy, preferences, supervised};
+
+/// Judgement of a record, as [`survey`] takes it.
+type Judged = Result<Result<(), String>, String>;
 
 /// Records of a source that are made into tokens: a second's work.
 const TOKENIZED: usize = 500;
@@ -98,7 +101,7 @@ fn first<'a, T>(
 fn asked<'a>(
     plan: &Plan,
     reader: &'a Option<Reader>,
-    fits: impl Fn(&Prompt) -> Result<(), Skip> + Sync + 'a,
+    fits: impl Fn(&Prompt) -> Result<(), String> + Sync + 'a,
 ) -> impl Fn(&Prompt) -> Judged + Sync + 'a {
     let chat = conversations::chat(&plan.chat, &plan.model);
     let rendered = first(reader, move |prompt: &Prompt, reader| {
@@ -212,9 +215,7 @@ impl Surveyed {
                 true
             }
             // The recipe's own checks say so.
-            Err(DataError::NoFile { .. } | DataError::Missing { .. } | DataError::Layout { .. } | DataError::Split { .. }) => {
-                false
-            }
+            Err(DataError::NotFound(_) | DataError::Layout(..) | DataError::Split(..)) => false,
             Err(error) => {
                 let help = "docs/how_to/data.md says what is read, and how";
                 self.complaints.push(Problem::of(key, format!("`{key}`: {error}"), help));

@@ -11,32 +11,10 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
-use super::{Prompt, shuffle};
+use super::source::{Mixture, Share};
+use super::{DataError, Prompt};
 
-/// Error of a data buffer.
-#[derive(Debug, thiserror::Error, PartialEq, Eq)]
-pub enum BufferError {
-    /// There is nothing to draw from.
-    #[error("the data set holds no prompt; give at least one (is the file empty, or a limit 0?)")]
-    Empty,
-    /// Continuing in another data set would silently repeat some prompts and skip others.
-    #[error(
-        "the saved position belongs to another data set: it was saved over {saved_len} prompts with fingerprint {saved}, this one has \
-         {len} with fingerprint {found}; resume with the data set of the saved run, or start over without its state"
-    )]
-    OtherDataSet {
-        /// Fingerprint in the state.
-        saved: String,
-        /// Prompts of the data set that the state was saved over.
-        saved_len: usize,
-        /// Fingerprint of this buffer's data set.
-        found: String,
-        /// Prompts of this buffer's data set.
-        len: usize,
-    },
-}
-
-/// Position of a [`DataBuffer`]: all that another process needs to continue it.
+/// Position of a stream: all that another process needs to continue it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct BufferState {
     /// Identifies the data set: its prompts with their metadata, in order.
@@ -51,6 +29,21 @@ pub struct BufferState {
     pub next: u64,
 }
 
+impl BufferState {
+    /// Returns an error unless the state is of the data set with this fingerprint and length: to
+    /// continue in another one would silently repeat some prompts and skip others.
+    pub(crate) fn check(&self, found: &str, len: usize) -> Result<(), DataError> {
+        if (self.fingerprint.as_str(), self.len) == (found, len) {
+            return Ok(());
+        }
+        let BufferState { fingerprint: saved, len: saved_len, .. } = self;
+        Err(DataError::Unusable(format!(
+            "the saved position belongs to another data set: it was saved over {saved_len} prompts with fingerprint {saved}, this \
+             one has {len} with fingerprint {found}; resume with the data set of the saved run, or start over without its state"
+        )))
+    }
+}
+
 /// Hands out prompts without end, epoch after epoch.
 ///
 /// ```
@@ -59,36 +52,33 @@ pub struct BufferState {
 /// let prompts = buffer.get_prompts(3);
 /// assert_eq!(prompts.iter().map(|prompt| (prompt.ordinal, prompt.epoch)).collect::<Vec<_>>(), [(0, 0), (1, 0), (2, 1)]);
 /// assert_eq!((buffer.epoch(), buffer.offset()), (1, 1));
-/// # Ok::<(), rollflow::data::BufferError>(())
+/// # Ok::<(), rollflow::data::DataError>(())
 /// ```
 #[derive(Clone, Debug)]
 pub struct DataBuffer {
     prompts: Arc<[Prompt]>,
-    fingerprint: String,
-    seed: u64,
-    shuffled: bool,
-    next: u64,
-    /// The order that was drawn last, and its epoch.
-    order: (u64, Vec<usize>),
+    order: Mixture,
+    state: BufferState,
 }
 
 impl DataBuffer {
     /// Makes a buffer of texts, conversations or prompts, whose ordinals and epochs are
     /// overwritten. Epoch 0 keeps the given order, later epochs are shuffled.
-    pub fn new<P: Into<Prompt>>(prompts: impl IntoIterator<Item = P>, seed: u64) -> Result<Self, BufferError> {
+    pub fn new<P: Into<Prompt>>(prompts: impl IntoIterator<Item = P>, seed: u64) -> Result<Self, DataError> {
         let prompts: Arc<[Prompt]> = prompts.into_iter().map(Into::into).collect();
         if prompts.is_empty() {
-            return Err(BufferError::Empty);
+            let problem = "the data set holds no prompt; give at least one (is the file empty, or a limit 0?)";
+            return Err(DataError::Unusable(problem.to_owned()));
         }
-        let fingerprint = fingerprint(&prompts);
-        let order = (0, (0..prompts.len()).collect());
-        Ok(DataBuffer { prompts, fingerprint, seed, shuffled: false, next: 0, order })
+        let order = Mixture::new(&[(prompts.len(), Share::Repeat(1))], seed, false)?;
+        let state = BufferState { fingerprint: fingerprint(&prompts), len: prompts.len(), seed, shuffled: false, next: 0 };
+        Ok(DataBuffer { prompts, order, state })
     }
 
     /// Shuffles epoch 0 too.
     pub fn shuffled(mut self) -> Self {
-        self.shuffled = true;
-        self.order = (0, self.order_of(0));
+        self.state.shuffled = true;
+        self.order = self.order.with_order(self.state.seed, true);
         self
     }
 
@@ -99,12 +89,12 @@ impl DataBuffer {
 
     /// The pass over the data set that the next prompt belongs to, from 0.
     pub fn epoch(&self) -> u64 {
-        self.next / self.prompts.len() as u64
+        self.state.next / self.prompts.len() as u64
     }
 
     /// Number of prompts of that epoch that were returned.
     pub fn offset(&self) -> usize {
-        (self.next % self.prompts.len() as u64) as usize
+        (self.state.next % self.prompts.len() as u64) as usize
     }
 
     /// Size of the data set. Never 0: an empty one is refused.
@@ -115,35 +105,15 @@ impl DataBuffer {
 
     /// The position, to be continued by [`Self::load_state`].
     pub fn save_state(&self) -> BufferState {
-        BufferState {
-            fingerprint: self.fingerprint.clone(),
-            len: self.len(),
-            seed: self.seed,
-            shuffled: self.shuffled,
-            next: self.next,
-        }
+        self.state.clone()
     }
 
     /// Continues the saved stream, with its seed, wherever this buffer stands now.
-    pub fn load_state(&mut self, state: &BufferState) -> Result<(), BufferError> {
-        if (&state.fingerprint, state.len) != (&self.fingerprint, self.len()) {
-            return Err(BufferError::OtherDataSet {
-                saved: state.fingerprint.clone(),
-                saved_len: state.len,
-                found: self.fingerprint.clone(),
-                len: self.len(),
-            });
-        }
-        (self.seed, self.shuffled, self.next) = (state.seed, state.shuffled, state.next);
-        self.order = (self.epoch(), self.order_of(self.epoch()));
+    pub fn load_state(&mut self, state: &BufferState) -> Result<(), DataError> {
+        state.check(&self.state.fingerprint, self.len())?;
+        self.order = self.order.with_order(state.seed, state.shuffled);
+        self.state = state.clone();
         Ok(())
-    }
-
-    fn order_of(&self, epoch: u64) -> Vec<usize> {
-        if epoch == 0 && !self.shuffled {
-            return (0..self.len()).collect();
-        }
-        shuffle::permutation(self.len(), self.seed, epoch)
     }
 }
 
@@ -151,13 +121,10 @@ impl Iterator for DataBuffer {
     type Item = Prompt;
 
     fn next(&mut self) -> Option<Prompt> {
-        let (epoch, ordinal) = (self.epoch(), self.next);
-        if self.order.0 != epoch {
-            self.order = (epoch, self.order_of(epoch));
-        }
-        let prompt = &self.prompts[self.order.1[self.offset()]];
-        self.next += 1;
-        Some(Prompt { ordinal, epoch, ..prompt.clone() })
+        let ordinal = self.state.next;
+        let draw = self.order.draw(ordinal);
+        self.state.next += 1;
+        Some(Prompt { ordinal, epoch: draw.epoch, ..self.prompts[draw.record].clone() })
     }
 }
 

@@ -3,44 +3,13 @@
 
 use std::fs::File;
 use std::io::{self, BufRead, BufReader, BufWriter, Write};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use serde_json::{Map, Value};
 
-use super::{Prompt, PromptText, Sample};
+use super::{DataError, Prompt, PromptText, Sample};
 use crate::util::atomic_file;
 use crate::util::reading;
-
-/// Why a JSONL file was not read or written.
-#[derive(Debug, thiserror::Error)]
-pub enum JsonlError {
-    /// The file itself.
-    #[error("cannot read {}: {source}; check the path, which is relative to the folder the command runs in", .file.display())]
-    File {
-        /// Path of the file.
-        file: PathBuf,
-        /// Error of the system.
-        source: io::Error,
-    },
-    /// A file that could not be written.
-    #[error("cannot write {}: {source}; check that its folder exists and has room", .file.display())]
-    Write {
-        /// Path of the file.
-        file: PathBuf,
-        /// Error of the system.
-        source: io::Error,
-    },
-    /// One line of it.
-    #[error("{}:{line}: {problem}", .file.display())]
-    Line {
-        /// Path of the file.
-        file: PathBuf,
-        /// Line number, from 1.
-        line: usize,
-        /// Description of the error, and what was expected.
-        problem: String,
-    },
-}
 
 /// Loads prompts from a file of records. `prompt_key` names the text or the list of chat messages.
 /// `answer_key` names the ground truth (text, number or truth value), which becomes
@@ -51,7 +20,7 @@ pub fn load_prompts(
     prompt_key: &str,
     answer_key: Option<&str>,
     limit: Option<usize>,
-) -> Result<Vec<Prompt>, JsonlError> {
+) -> Result<Vec<Prompt>, DataError> {
     read(file, limit, |mut record| {
         let text = take_prompt(&mut record, prompt_key)?;
         if let Some(key) = answer_key {
@@ -65,7 +34,7 @@ pub fn load_prompts(
 /// Loads samples that [`write_sample`] wrote. Missing fields take their defaults; unknown fields
 /// are ignored, so that newer files can be read. Per-token columns of different lengths are an
 /// error.
-pub fn load_samples(file: &Path) -> Result<Vec<Sample>, JsonlError> {
+pub fn load_samples(file: &Path) -> Result<Vec<Sample>, DataError> {
     read(file, None, |record| {
         let sample: Sample = serde_json::from_value(Value::Object(record)).map_err(|error| error.to_string())?;
         sample.validate().map_err(|error| error.to_string())?;
@@ -75,10 +44,9 @@ pub fn load_samples(file: &Path) -> Result<Vec<Sample>, JsonlError> {
 
 /// Writes samples to a file, one per line, and replaces its contents. [`load_samples`] reads them
 /// back unchanged, conversations included.
-pub fn save_samples<'a>(file: &Path, samples: impl IntoIterator<Item = &'a Sample>) -> Result<(), JsonlError> {
-    let unwritable = |source| JsonlError::Write { file: file.to_owned(), source };
+pub fn save_samples<'a>(file: &Path, samples: impl IntoIterator<Item = &'a Sample>) -> Result<(), DataError> {
     let all = |out: &mut BufWriter<&mut File>| samples.into_iter().try_for_each(|sample| write_sample(out, sample));
-    atomic_file::write_with(file, all).map_err(unwritable)
+    atomic_file::write_with(file, all).map_err(DataError::write(file))
 }
 
 /// Appends one sample as one line.
@@ -92,18 +60,18 @@ fn read<T>(
     file: &Path,
     limit: Option<usize>,
     convert: impl Fn(Map<String, Value>) -> Result<T, String>,
-) -> Result<Vec<T>, JsonlError> {
-    let unreadable = |source| JsonlError::File { file: file.to_owned(), source };
-    let mut reader = BufReader::new(reading::open(file).map_err(unreadable)?);
+) -> Result<Vec<T>, DataError> {
+    let unreadable = DataError::read(file);
+    let mut reader = BufReader::new(reading::open(file).map_err(&unreadable)?);
     let (mut items, mut bytes, mut line) = (Vec::new(), Vec::new(), 0);
     while limit.is_none_or(|limit| items.len() < limit) {
         bytes.clear();
-        if reader.read_until(b'\n', &mut bytes).map_err(unreadable)? == 0 {
+        if reader.read_until(b'\n', &mut bytes).map_err(&unreadable)? == 0 {
             break;
         }
         line += 1;
         let item = parse_line(&bytes, line).and_then(|record| record.map(&convert).transpose());
-        items.extend(item.map_err(|problem| JsonlError::Line { file: file.to_owned(), line, problem })?);
+        items.extend(item.map_err(|problem| DataError::in_line(file, line, problem))?);
     }
     Ok(items)
 }

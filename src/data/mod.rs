@@ -11,11 +11,11 @@ mod batch;
 mod buffer;
 pub mod chat;
 mod conversation;
+mod error;
 mod group;
 pub mod jsonl;
-pub mod number;
+pub(crate) mod number;
 pub mod packing;
-mod partial;
 mod prompt;
 mod sample;
 mod scored;
@@ -24,25 +24,27 @@ pub mod source;
 mod spans;
 mod tokenizer;
 
+pub(crate) use answer::Partial;
 pub use answer::{Answer, SampledToken};
 pub use batch::{Batch, RolloutBatch};
-pub use buffer::{BufferError, BufferState, DataBuffer};
-pub use conversation::{Conversation, ConversationFormat, conversation_to_text, count_turns, last_message};
+pub use buffer::{BufferState, DataBuffer};
+pub use conversation::{conversation_to_markdown, conversation_to_text, count_turns, last_message};
+pub use error::DataError;
 pub(crate) use group::DroppedSample;
 pub use group::Group;
-pub use partial::Partial;
 pub use prompt::{ChatMessage, Pair, Prompt, PromptText, RankedPair};
-pub use sample::{Sample, SampleError, Status};
-pub use scored::{Dropped, POISONED, REWARD_LIMIT, Scored, is_reward};
+pub use sample::{Sample, Status};
+pub(crate) use scored::Dropped;
+pub use scored::{POISONED, REWARD_LIMIT, Scored, is_reward};
 pub use shuffle::permutation;
 pub use spans::Spans;
-pub use tokenizer::{Tokenizer, TokenizerError};
+pub use tokenizer::Tokenizer;
 
 /// Free-form JSON that a prompt carries to rewards, batches and logs.
 pub type Metadata = serde_json::Map<String, serde_json::Value>;
 
 /// Named parts of a reward, each a finite number of at most [`REWARD_LIMIT`] either way.
-pub type RewardParts = std::collections::BTreeMap<String, f64>;
+pub(crate) type RewardParts = std::collections::BTreeMap<String, f64>;
 
 /// Counts publishes of the weights (law V1): written by the trainer alone, never reused.
 pub type Version = u64;

@@ -3,14 +3,16 @@
 //!
 //! serde_json writes them as `null`, which loses the value and which no `f64` field can read. Every
 //! JSON file of a run writes its floating-point fields through this module: `#[serde(with =
-//! "number::one")]` and its siblings for fields, [`to_json`] for values.
+//! "number")]` for fields, [`to_json`] for values.
 
-use serde::de::Error;
+use std::collections::{BTreeMap, VecDeque};
+
+use serde::de::{DeserializeOwned, Error};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use serde_json::Value;
 
 /// Returns the value as JSON: a number, or the string `"NaN"`, `"inf"` or `"-inf"`.
-pub fn to_json(value: f64) -> Value {
+pub(crate) fn to_json(value: f64) -> Value {
     match serde_json::Number::from_f64(value) {
         Some(number) => Value::Number(number),
         None => Value::String(value.to_string()),
@@ -18,7 +20,7 @@ pub fn to_json(value: f64) -> Value {
 }
 
 /// Returns the number that [`to_json`] wrote; `None` for anything else.
-pub fn from_json(value: &Value) -> Option<f64> {
+pub(crate) fn from_json(value: &Value) -> Option<f64> {
     Number::deserialize(value).ok().map(|number| number.0)
 }
 
@@ -53,102 +55,80 @@ impl<'de> Deserialize<'de> for Number {
     }
 }
 
-/// For `#[serde(with)]` on an `f64`.
-pub mod one {
-    use super::*;
+/// Writes a field of type `f64` or `f32`, or an option, list or map of them.
+pub(crate) fn serialize<T: Numbers, S: Serializer>(value: &T, to: S) -> Result<S::Ok, S::Error> {
+    value.written().serialize(to)
+}
 
-    /// Writes it.
-    pub fn serialize<S: Serializer>(value: &f64, serializer: S) -> Result<S::Ok, S::Error> {
-        Number(*value).serialize(serializer)
+/// Reads such a field.
+pub(crate) fn deserialize<'de, T: Numbers, D: Deserializer<'de>>(from: D) -> Result<T, D::Error> {
+    T::Written::deserialize(from).map(T::of)
+}
+
+/// Types of fields, and their form in files.
+pub(crate) trait Numbers {
+    type Written: Serialize + DeserializeOwned;
+    fn written(&self) -> Self::Written;
+    fn of(written: Self::Written) -> Self;
+}
+
+impl Numbers for f64 {
+    type Written = Number;
+    fn written(&self) -> Number {
+        Number(*self)
     }
-
-    /// Reads it.
-    pub fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<f64, D::Error> {
-        Number::deserialize(deserializer).map(|number| number.0)
+    fn of(written: Number) -> Self {
+        written.0
     }
 }
 
-/// For `#[serde(with)]` on a map from names to `f64`.
-pub mod map {
-    use std::collections::BTreeMap;
-
-    use super::*;
-
-    /// Writes it.
-    pub fn serialize<S: Serializer>(values: &BTreeMap<String, f64>, serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.collect_map(values.iter().map(|(name, value)| (name, Number(*value))))
+impl Numbers for f32 {
+    type Written = Number;
+    /// The shortest decimal that reads back as the same f32, not the long one of its f64.
+    fn written(&self) -> Number {
+        Number(self.to_string().parse().unwrap_or(f64::NAN))
     }
-
-    /// Reads it.
-    pub fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<BTreeMap<String, f64>, D::Error> {
-        let values = BTreeMap::<String, Number>::deserialize(deserializer)?;
-        Ok(values.into_iter().map(|(name, number)| (name, number.0)).collect())
+    fn of(written: Number) -> Self {
+        written.0 as f32
     }
 }
 
-/// For `#[serde(with)]` on a list of `f64`: a `Vec` or a `VecDeque`.
-pub mod many {
-    use super::*;
-
-    /// Writes it.
-    pub fn serialize<'a, S: Serializer, L>(values: &'a L, serializer: S) -> Result<S::Ok, S::Error>
-    where
-        &'a L: IntoIterator<Item = &'a f64>,
-    {
-        serializer.collect_seq(values.into_iter().map(|value| Number(*value)))
+impl<N: Numbers> Numbers for Option<N> {
+    type Written = Option<N::Written>;
+    fn written(&self) -> Self::Written {
+        self.as_ref().map(N::written)
     }
-
-    /// Reads it.
-    pub fn deserialize<'de, D: Deserializer<'de>, L: FromIterator<f64>>(deserializer: D) -> Result<L, D::Error> {
-        Ok(Vec::<Number>::deserialize(deserializer)?.into_iter().map(|number| number.0).collect())
+    fn of(written: Self::Written) -> Self {
+        written.map(N::of)
     }
 }
 
-/// For `#[serde(with)]` on an `Option<f64>`.
-pub mod optional {
-    use super::*;
-
-    /// Writes it.
-    pub fn serialize<S: Serializer>(value: &Option<f64>, serializer: S) -> Result<S::Ok, S::Error> {
-        value.map(Number).serialize(serializer)
+impl<N: Numbers> Numbers for Vec<N> {
+    type Written = Vec<N::Written>;
+    fn written(&self) -> Self::Written {
+        self.iter().map(N::written).collect()
     }
-
-    /// Reads it.
-    pub fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<f64>, D::Error> {
-        Ok(Option::<Number>::deserialize(deserializer)?.map(|number| number.0))
+    fn of(written: Self::Written) -> Self {
+        written.into_iter().map(N::of).collect()
     }
 }
 
-/// For `#[serde(with)]` on a `Vec<f32>`.
-pub mod list {
-    use super::*;
-
-    /// Writes it.
-    pub fn serialize<S: Serializer>(values: &[f32], serializer: S) -> Result<S::Ok, S::Error> {
-        // The shortest decimal that reads back as the same f32, not the long one of its f64.
-        serializer.collect_seq(values.iter().map(|value| Number(value.to_string().parse().unwrap_or(f64::NAN))))
+impl<N: Numbers> Numbers for VecDeque<N> {
+    type Written = Vec<N::Written>;
+    fn written(&self) -> Self::Written {
+        self.iter().map(N::written).collect()
     }
-
-    /// Reads it.
-    pub fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<f32>, D::Error> {
-        Ok(Vec::<Number>::deserialize(deserializer)?.into_iter().map(|number| number.0 as f32).collect())
+    fn of(written: Self::Written) -> Self {
+        written.into_iter().map(N::of).collect()
     }
 }
 
-/// For `#[serde(with)]` on an `Option<Vec<f32>>`.
-pub mod optional_list {
-    use super::*;
-
-    /// Writes it.
-    pub fn serialize<S: Serializer>(values: &Option<Vec<f32>>, serializer: S) -> Result<S::Ok, S::Error> {
-        match values {
-            Some(values) => list::serialize(values, serializer),
-            None => serializer.serialize_none(),
-        }
+impl<N: Numbers> Numbers for BTreeMap<String, N> {
+    type Written = BTreeMap<String, N::Written>;
+    fn written(&self) -> Self::Written {
+        self.iter().map(|(name, value)| (name.clone(), value.written())).collect()
     }
-
-    /// Reads it.
-    pub fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Vec<f32>>, D::Error> {
-        Ok(Option::<Vec<Number>>::deserialize(deserializer)?.map(|list| list.into_iter().map(|number| number.0 as f32).collect()))
+    fn of(written: Self::Written) -> Self {
+        written.into_iter().map(|(name, value)| (name, N::of(value))).collect()
     }
 }

@@ -1,15 +1,14 @@
 //! A prompt and its place in the stream.
 
-use serde::de::Error as _;
-use serde::{Deserialize, Deserializer, Serialize};
+use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use super::{Metadata, Partial};
+use super::{Metadata, Partial, conversation_to_text};
 use crate::flow::Message;
 
 /// One turn of a conversation.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
-#[serde(try_from = "Turn")]
+#[serde(try_from = "Metadata")]
 pub struct ChatMessage {
     /// `system`, `user`, `assistant` or `tool`.
     pub role: String,
@@ -35,46 +34,28 @@ impl ChatMessage {
     }
 }
 
-/// A turn as it is stored.
-#[derive(Deserialize)]
-struct Turn {
-    role: String,
-    #[serde(default, deserialize_with = "spoken")]
-    content: Option<String>,
-    #[serde(flatten)]
-    more: Metadata,
-}
-
-impl TryFrom<Turn> for ChatMessage {
+impl TryFrom<Metadata> for ChatMessage {
     type Error = String;
 
-    fn try_from(turn: Turn) -> Result<Self, String> {
-        let Turn { role, content, more } = turn;
-        match content {
-            None if role != "assistant" => Err(format!("a message of the role {role:?} has no content")),
-            content => Ok(ChatMessage { role, content: content.unwrap_or_default(), more }),
-        }
+    fn try_from(mut more: Metadata) -> Result<Self, String> {
+        let Some(Value::String(role)) = more.shift_remove("role") else {
+            return Err("a message needs a `role`, a text".to_owned());
+        };
+        let content = match more.shift_remove("content").unwrap_or_default() {
+            Value::Null if role == "assistant" => String::new(),
+            Value::Null => return Err(format!("a message of the role {role:?} has no content")),
+            content => text_of(&content).ok_or("the content of a message must be text, or a list of parts that are text")?,
+        };
+        Ok(ChatMessage { role, content, more })
     }
 }
 
-/// Contents as data sets spell them.
-fn spoken<'de, D: Deserializer<'de>>(from: D) -> Result<Option<String>, D::Error> {
-    #[derive(Deserialize)]
-    #[serde(untagged)]
-    enum Content {
-        Text(String),
-        Nothing(()),
-        Parts(Vec<Part>),
-    }
-    #[derive(Deserialize)]
-    struct Part {
-        text: String,
-    }
-    match Content::deserialize(from) {
-        Ok(Content::Text(text)) => Ok(Some(text)),
-        Ok(Content::Nothing(())) => Ok(None),
-        Ok(Content::Parts(parts)) => Ok(Some(parts.into_iter().map(|part| part.text).collect())),
-        Err(_) => Err(D::Error::custom("the content of a message must be text, or a list of parts that are text")),
+/// A text, or the joined parts of a list of texts, as data sets spell contents.
+pub(super) fn text_of(content: &Value) -> Option<String> {
+    match content {
+        Value::String(text) => Some(text.clone()),
+        Value::Array(parts) => parts.iter().map(|part| part.as_str().or_else(|| part.get("text")?.as_str())).collect(),
+        _ => None,
     }
 }
 
@@ -119,13 +100,7 @@ impl PromptText {
     pub fn render(&self) -> String {
         match self {
             PromptText::Text(text) => text.clone(),
-            PromptText::Chat(turns) => {
-                let mut text = String::new();
-                for turn in turns {
-                    text += &format!("{}: {}\n", turn.role, turn.content);
-                }
-                text + "assistant: "
-            }
+            PromptText::Chat(turns) => conversation_to_text(turns) + "assistant: ",
         }
     }
 }

@@ -3,7 +3,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::{Metadata, Prompt, PromptText, RewardParts, Spans, Version, number};
+use super::{ChatMessage, DataError, Metadata, Prompt, PromptText, RewardParts, Spans, Version, number};
 
 /// State of a sample's generation.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -18,37 +18,6 @@ pub enum Status {
     Truncated,
     /// Interrupted; may be resumed.
     Aborted,
-}
-
-/// A sample whose parts contradict each other.
-#[derive(Debug, thiserror::Error, PartialEq)]
-pub enum SampleError {
-    /// Per-token columns must be as long as the tokens.
-    #[error("sample {index} of group {group}: {column} has {found} entries for {tokens} tokens; they must be equally many")]
-    Length {
-        /// The group's id.
-        group: u64,
-        /// The sample's place in its group.
-        index: u32,
-        /// Name of the column.
-        column: &'static str,
-        /// Length of the column.
-        found: usize,
-        /// The tokens' length.
-        tokens: usize,
-    },
-    /// Mask weights are finite and not negative.
-    #[error("sample {index} of group {group}: loss_mask[{at}] is {value}; a mask weight is a finite number ≥ 0")]
-    Mask {
-        /// The group's id.
-        group: u64,
-        /// The sample's place in its group.
-        index: u32,
-        /// Position of the offending weight.
-        at: usize,
-        /// Value found.
-        value: f32,
-    },
 }
 
 /// One trajectory. Per-token columns (`loss_mask`, `log_probs`, `ref_log_probs`, `versions`) are
@@ -72,15 +41,15 @@ pub struct Sample {
     /// Prompt and response tokens, exactly as the model read and sampled them.
     pub tokens: Vec<u32>,
     /// Weight of each token in the loss: 0.0 ignored, 1.0 trained, fractions in between.
-    #[serde(with = "number::list")]
+    #[serde(with = "number")]
     pub loss_mask: Vec<f32>,
     /// Behaviour log-probability of each sampled token, 0.0 for given ones. Empty for SFT data, of
     /// which nothing was sampled.
-    #[serde(with = "number::list")]
+    #[serde(with = "number")]
     pub log_probs: Vec<f32>,
     /// Log-probability of each trained token under the reference policy, 0.0 for all others. Empty
     /// if no reference scored the sample.
-    #[serde(with = "number::list", skip_serializing_if = "Vec::is_empty")]
+    #[serde(with = "number", skip_serializing_if = "Vec::is_empty")]
     pub ref_log_probs: Vec<f32>,
     /// The weights that sampled each token.
     pub versions: Spans,
@@ -89,13 +58,13 @@ pub struct Sample {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub temperature: Option<f32>,
     /// Reward, if the sample was scored.
-    #[serde(with = "number::optional")]
+    #[serde(with = "number")]
     pub reward: Option<f64>,
     /// Named parts of its reward; empty if the reward is one value.
-    #[serde(with = "number::map", skip_serializing_if = "RewardParts::is_empty")]
+    #[serde(with = "number", skip_serializing_if = "RewardParts::is_empty")]
     pub reward_parts: RewardParts,
     /// Advantage, if its group was compared.
-    #[serde(with = "number::optional")]
+    #[serde(with = "number")]
     pub advantage: Option<f64>,
     /// State of its generation.
     pub status: Status,
@@ -150,13 +119,13 @@ impl Sample {
     /// Appends what was sampled and given of an answer.
     pub fn answered(&mut self, tokens: &[u32], log_probs: &[f32], versions: &Spans) {
         let mut at = 0;
-        for span in versions.iter() {
-            let until = (at + span.len).min(tokens.len());
-            match span.version {
-                Some(version) => (at..until).for_each(|at| self.push(tokens[at], log_probs[at], version)),
-                None => self.give(&tokens[at..until]),
+        for (version, len) in versions.iter() {
+            let run = at..(at + len).min(tokens.len());
+            at = run.end;
+            match version {
+                Some(version) => run.for_each(|at| self.push(tokens[at], log_probs[at], version)),
+                None => self.give(&tokens[run]),
             }
-            at = until;
         }
     }
 
@@ -190,24 +159,33 @@ impl Sample {
         self.versions.per_token().zip(&self.loss_mask).filter(|(version, mask)| version.is_some() && **mask > 0.0).count()
     }
 
+    /// The prompt's turns, a text being one of the user's, and the response as the assistant's.
+    pub fn conversation(&self) -> Vec<ChatMessage> {
+        let mut turns = match &self.prompt {
+            PromptText::Text(text) => vec![ChatMessage::new("user", text)],
+            PromptText::Chat(turns) => turns.clone(),
+        };
+        turns.push(ChatMessage::new("assistant", &self.response));
+        turns
+    }
+
     /// Checks that all columns agree; cheap, O(tokens).
-    pub fn validate(&self) -> Result<(), SampleError> {
-        let (group, index, tokens) = (self.group_index, self.index, self.tokens.len());
-        let length = |column, found| Err(SampleError::Length { group, index, column, found, tokens });
-        if self.loss_mask.len() != tokens {
-            return length("loss_mask", self.loss_mask.len());
-        }
-        if !self.log_probs.is_empty() && self.log_probs.len() != tokens {
-            return length("log_probs", self.log_probs.len());
-        }
-        if !self.ref_log_probs.is_empty() && self.ref_log_probs.len() != tokens {
-            return length("ref_log_probs", self.ref_log_probs.len());
-        }
-        if !self.versions.is_empty() && self.versions.len() != tokens {
-            return length("versions", self.versions.len());
+    pub fn validate(&self) -> Result<(), DataError> {
+        let tokens = self.tokens.len();
+        let refuse =
+            |problem: String| Err(DataError::Unusable(format!("sample {} of group {}: {problem}", self.index, self.group_index)));
+        for (column, found, may_be_empty) in [
+            ("loss_mask", self.loss_mask.len(), false),
+            ("log_probs", self.log_probs.len(), true),
+            ("ref_log_probs", self.ref_log_probs.len(), true),
+            ("versions", self.versions.len(), true),
+        ] {
+            if found != tokens && !(may_be_empty && found == 0) {
+                return refuse(format!("{column} has {found} entries for {tokens} tokens; they must be equally many"));
+            }
         }
         match self.loss_mask.iter().position(|weight| !weight.is_finite() || *weight < 0.0) {
-            Some(at) => Err(SampleError::Mask { group, index, at, value: self.loss_mask[at] }),
+            Some(at) => refuse(format!("loss_mask[{at}] is {}; a mask weight is a finite number ≥ 0", self.loss_mask[at])),
             None => Ok(()),
         }
     }

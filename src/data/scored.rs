@@ -2,7 +2,7 @@
 
 use std::borrow::Cow;
 
-use super::{DroppedSample, Group, RewardParts, Sample};
+use super::{DataError, DroppedSample, Group, RewardParts, Sample};
 use crate::flow::Message;
 
 /// Why a group was dropped whose reward failed; its tokens have the fate of the same name (laws D4, F6).
@@ -61,30 +61,20 @@ impl Dropped {
     }
 }
 
-/// A sample that a reward left out, or gave no usable number (laws F6, N4).
-#[derive(Clone, Debug, thiserror::Error, PartialEq)]
-#[error("sample {index} of group {group} has the reward {}; every sample needs a finite one of at most {REWARD_LIMIT:e} either way", reward.map_or("none".to_owned(), |r| r.to_string()))]
-pub struct Unscored {
-    /// The group's id.
-    pub group: u64,
-    /// The sample's place in its group.
-    pub index: u32,
-    /// Its value, if any.
-    pub reward: Option<f64>,
-}
-
 impl Scored {
-    /// Takes a group of which every sample was scored. One whose samples were all dropped is dropped,
-    /// for the reason of the last.
-    pub fn new(group: Group) -> Result<Self, Unscored> {
-        match group.samples.iter().find(|sample| !sample.reward.is_some_and(is_reward)) {
-            Some(sample) => Err(Unscored { group: group.id(), index: sample.index, reward: sample.reward }),
-            None => {
-                let mut scored = Scored { group, dropped: None, spared: false };
-                scored.drop_if_empty();
-                Ok(scored)
-            }
+    /// Takes a group of which every sample was scored, with a number (laws F6, N4). One whose samples
+    /// were all dropped is dropped, for the reason of the last.
+    pub fn new(group: Group) -> Result<Self, DataError> {
+        if let Some(sample) = group.samples.iter().find(|sample| !sample.reward.is_some_and(is_reward)) {
+            let (index, id, reward) =
+                (sample.index, group.id(), sample.reward.map_or("none".to_owned(), |reward| reward.to_string()));
+            return Err(DataError::Unusable(format!(
+                "sample {index} of group {id} has the reward {reward}; every sample needs a finite one of at most {REWARD_LIMIT:e} either way"
+            )));
         }
+        let mut scored = Scored { group, dropped: None, spared: false };
+        scored.drop_if_empty();
+        Ok(scored)
     }
 
     /// Drops the samples for which `unwanted` is true, as [`Group::drop_samples`] does, and returns how

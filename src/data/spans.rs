@@ -4,28 +4,6 @@ use serde::{Deserialize, Serialize};
 
 use super::Version;
 
-/// A run of consecutive tokens of one origin.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(from = "(Option<Version>, usize)", into = "(Option<Version>, usize)")]
-pub struct Span {
-    /// The weights that sampled these tokens; `None` for tokens that were given (prompt, tool output).
-    pub version: Option<Version>,
-    /// Number of tokens, at least one.
-    pub len: usize,
-}
-
-impl From<(Option<Version>, usize)> for Span {
-    fn from(pair: (Option<Version>, usize)) -> Self {
-        Span { version: pair.0, len: pair.1 }
-    }
-}
-
-impl From<Span> for (Option<Version>, usize) {
-    fn from(span: Span) -> Self {
-        (span.version, span.len)
-    }
-}
-
 /// Origins of all tokens of a sequence, in order. Neighbours of equal origin are merged, so memory
 /// is O(version changes).
 ///
@@ -41,7 +19,7 @@ impl From<Span> for (Option<Version>, usize) {
 /// ```
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(transparent)]
-pub struct Spans(Vec<Span>);
+pub struct Spans(Vec<(Option<Version>, usize)>);
 
 impl Spans {
     /// Makes spans of `len` tokens that no policy sampled.
@@ -60,24 +38,24 @@ impl Spans {
     pub fn extend(&mut self, version: Option<Version>, len: usize) {
         match self.0.last_mut() {
             _ if len == 0 => {}
-            Some(last) if last.version == version => last.len += len,
-            _ => self.0.push(Span { version, len }),
+            Some((last, tokens)) if *last == version => *tokens += len,
+            _ => self.0.push((version, len)),
         }
     }
 
     /// Keeps the first `len` tokens.
     pub fn truncate(&mut self, len: usize) {
         let mut left = len;
-        self.0.retain_mut(|span| {
-            span.len = span.len.min(left);
-            left -= span.len;
-            span.len > 0
+        self.0.retain_mut(|(_, len)| {
+            *len = left.min(*len);
+            left -= *len;
+            *len > 0
         });
     }
 
     /// Tokens covered.
     pub fn len(&self) -> usize {
-        self.0.iter().map(|span| span.len).sum()
+        self.0.iter().map(|(_, len)| len).sum()
     }
 
     /// Returns true if no token is covered.
@@ -87,31 +65,32 @@ impl Spans {
 
     /// Tokens that were sampled, by any version.
     pub fn generated(&self) -> usize {
-        self.0.iter().filter(|span| span.version.is_some()).map(|span| span.len).sum()
+        self.0.iter().filter(|(version, _)| version.is_some()).map(|(_, len)| len).sum()
     }
 
     /// Tokens at the end that were sampled, since the last given one.
     pub fn sampled_last(&self) -> usize {
-        self.0.iter().rev().take_while(|span| span.version.is_some()).map(|span| span.len).sum()
+        self.0.iter().rev().take_while(|(version, _)| version.is_some()).map(|(_, len)| len).sum()
     }
 
-    /// The runs, in token order.
-    pub fn iter(&self) -> impl Iterator<Item = Span> + '_ {
+    /// Runs of tokens of one origin, in token order: the version that sampled them, `None` for given
+    /// ones (prompt, tool output), and how many they are, at least one.
+    pub fn iter(&self) -> impl Iterator<Item = (Option<Version>, usize)> + '_ {
         self.0.iter().copied()
     }
 
     /// The origin of every token, in order.
     pub fn per_token(&self) -> impl Iterator<Item = Option<Version>> + '_ {
-        self.0.iter().flat_map(|span| std::iter::repeat_n(span.version, span.len))
+        self.0.iter().flat_map(|(version, len)| std::iter::repeat_n(*version, *len))
     }
 
     /// The oldest version that sampled a token here.
     pub fn oldest(&self) -> Option<Version> {
-        self.0.iter().filter_map(|span| span.version).min()
+        self.0.iter().filter_map(|(version, _)| *version).min()
     }
 
     /// The newest version that sampled a token here.
     pub fn newest(&self) -> Option<Version> {
-        self.0.iter().filter_map(|span| span.version).max()
+        self.0.iter().filter_map(|(version, _)| *version).max()
     }
 }

@@ -3,57 +3,16 @@
 //! Sampled tokens are never decoded on their way to the trainer (law D1). Decoding serves rewards,
 //! logs and stop strings.
 
+use std::collections::BTreeSet;
 use std::ops::Range;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 
 use serde_json::{Map, Value, json};
 
-use super::chat::{ChatError, ChatInput, ChatTemplate, folder::special_tokens};
-use super::{Metadata, Prompt, PromptText};
+use super::chat::{ChatTemplate, special_tokens};
+use super::{DataError, Metadata, Prompt, PromptText};
 use crate::util::reading;
-
-/// A tokenizer that can't be read, written or applied.
-#[derive(Debug, thiserror::Error)]
-pub enum TokenizerError {
-    /// The file system refused.
-    #[error("{}: {source}", path.display())]
-    Io {
-        /// The file or folder.
-        path: PathBuf,
-        /// Error of the system.
-        source: std::io::Error,
-    },
-    /// A file that says something unusable.
-    #[error("{}: {reason}", path.display())]
-    File {
-        /// The file.
-        path: PathBuf,
-        /// Description of the error.
-        reason: String,
-    },
-    /// The tokenizer itself gave up.
-    #[error("can't {what} {input}: {reason}")]
-    Apply {
-        /// `encode` or `decode`.
-        what: &'static str,
-        /// The beginning of what it was given.
-        input: String,
-        /// Error of the tokenizer.
-        reason: String,
-    },
-    /// A tokenizer and a model that don't belong together.
-    #[error(
-        "the tokenizer has ids up to {largest}, the model an embedding for ids below {vocab_size}: they don't belong together; \
-         use the tokenizer of the model's own folder"
-    )]
-    Vocabulary {
-        /// The largest id the tokenizer gives.
-        largest: u32,
-        /// Rows of the model's embedding.
-        vocab_size: usize,
-    },
-}
 
 /// Text to tokens and back, which tokens end a text or pad one, and how the model reads conversations.
 #[derive(Clone)]
@@ -63,7 +22,7 @@ pub struct Tokenizer {
     pad: Option<u32>,
     /// The model's template, or its error, which is returned when a conversation is rendered, since
     /// many runs have none.
-    chat: Result<Option<ChatTemplate>, Arc<ChatError>>,
+    chat: Result<Option<ChatTemplate>, Arc<DataError>>,
     special: Metadata,
     /// The folder's files, byte for byte, to be saved with a checkpoint.
     files: Vec<(&'static str, Vec<u8>)>,
@@ -81,10 +40,10 @@ const MODEL_CONFIGS: [&str; 2] = ["generation_config.json", "config.json"];
 impl Tokenizer {
     /// Reads `tokenizer.json` of `dir`. End tokens are `eos_token` of `tokenizer_config.json` and
     /// `eos_token_id` of `generation_config.json`, else of `config.json`.
-    pub fn from_dir(dir: &Path) -> Result<Self, TokenizerError> {
+    pub fn from_dir(dir: &Path) -> Result<Self, DataError> {
         let read = |name: &str| {
             let path = dir.join(name);
-            reading::read(&path, FILE_LIMIT).map_err(|source| TokenizerError::Io { path, source })
+            reading::read(&path, FILE_LIMIT).map_err(DataError::read(&path))
         };
         let mut files = vec![(TOKENIZER, read(TOKENIZER)?)];
         for name in OPTIONAL {
@@ -104,7 +63,7 @@ impl Tokenizer {
 
     /// Makes a tokenizer of single characters, for tiny models: 0 `<pad>`, 1 `<eos>`, 2 `<bos>`, 3
     /// `<unk>`, then `characters` in order, then unused `<extra_i>` up to `vocab_size`.
-    pub fn characters(characters: &str, vocab_size: usize) -> Result<Self, TokenizerError> {
+    pub fn characters(characters: &str, vocab_size: usize) -> Result<Self, DataError> {
         let special = ["<pad>", "<eos>", "<bos>", "<unk>"];
         let mut vocabulary = Map::new();
         let tokens = special.iter().map(|token| token.to_string()).chain(characters.chars().map(String::from));
@@ -133,13 +92,9 @@ impl Tokenizer {
         Ok(Self::from_files(Path::new("(characters)"), files, &[])?.with_chat(ChatTemplate::plain()))
     }
 
-    fn from_files(
-        dir: &Path,
-        files: Vec<(&'static str, Vec<u8>)>,
-        configs: &[Map<String, Value>],
-    ) -> Result<Self, TokenizerError> {
+    fn from_files(dir: &Path, files: Vec<(&'static str, Vec<u8>)>, configs: &[Metadata]) -> Result<Self, DataError> {
         let file = |name: &str| files.iter().find(|(known, _)| *known == name).map(|(_, bytes)| bytes);
-        let wrong = |name: &str, reason: String| TokenizerError::File { path: dir.join(name), reason };
+        let wrong = |name: &str, reason: String| DataError::invalid(&dir.join(name), reason);
         let inner = tokenizers::Tokenizer::from_bytes(file(TOKENIZER).map_or(&[][..], Vec::as_slice))
             .map_err(|error| wrong(TOKENIZER, error.to_string()))?;
         let config = file(CONFIG).map(|bytes| parse(&dir.join(CONFIG), bytes)).transpose()?.unwrap_or_default();
@@ -151,11 +106,9 @@ impl Tokenizer {
             }
         };
         let mut eos: Vec<u32> = named("eos_token")?.into_iter().collect();
-        for id in configs.iter().map(|config| ids(config, "eos_token_id")).find(|ids| !ids.is_empty()).unwrap_or_default() {
-            if !eos.contains(&id) {
-                eos.push(id);
-            }
-        }
+        eos.extend(configs.iter().map(|config| ids(config, "eos_token_id")).find(|ids| !ids.is_empty()).unwrap_or_default());
+        let mut seen = BTreeSet::new();
+        eos.retain(|id| seen.insert(*id));
         let pad = match named("pad_token")? {
             Some(pad) => Some(pad),
             None => configs.iter().find_map(|config| ids(config, "pad_token_id").first().copied()),
@@ -164,19 +117,19 @@ impl Tokenizer {
     }
 
     /// Tokens of a whole text, with whatever the tokenizer puts around one (a beginning-of-text token, often).
-    pub fn encode(&self, text: &str) -> Result<Vec<u32>, TokenizerError> {
-        self.encode_with(text, true)
+    pub fn encode(&self, text: &str) -> Result<Vec<u32>, DataError> {
+        Ok(self.encoding(text, true)?.get_ids().to_vec())
     }
 
     /// Tokens of a piece of text and nothing around them: completions, rendered conversations.
-    pub fn encode_bare(&self, text: &str) -> Result<Vec<u32>, TokenizerError> {
-        self.encode_with(text, false)
+    pub fn encode_bare(&self, text: &str) -> Result<Vec<u32>, DataError> {
+        Ok(self.encoding(text, false)?.get_ids().to_vec())
     }
 
     /// Encodes a text without special tokens around it, and returns the byte range of each token.
     /// Several tokens of one character share its range. Text that a tokenizer drops, such as a
     /// blank, belongs to the token after it.
-    pub fn encode_placed(&self, text: &str) -> Result<Vec<(u32, Range<usize>)>, TokenizerError> {
+    pub fn encode_placed(&self, text: &str) -> Result<Vec<(u32, Range<usize>)>, DataError> {
         let encoding = self.encoding(text, false)?;
         let mut reached = 0;
         let place = |(&token, &(start, end)): (&u32, &(usize, usize))| {
@@ -191,40 +144,39 @@ impl Tokenizer {
     /// Encodes a prompt. A text gets the tokenizer's special tokens; a conversation is rendered by
     /// the chat template, with the assistant's turn opened. Tools of a conversation are the list
     /// `tools` in its metadata.
-    pub fn encode_prompt(&self, prompt: &Prompt) -> Result<Vec<u32>, ChatError> {
+    pub fn encode_prompt(&self, prompt: &Prompt) -> Result<Vec<u32>, DataError> {
         match &prompt.text {
-            PromptText::Text(text) => Ok(self.encode(text)?),
-            PromptText::Chat(turns) => {
-                let text = self.chat()?.render(&ChatInput::prompt(turns).tools(prompt.tools()))?;
-                Ok(self.encode_bare(&text)?)
-            }
+            PromptText::Text(text) => self.encode(text),
+            PromptText::Chat(turns) => self.encode_bare(&self.chat()?.render_prompt(turns, prompt.tools())?),
         }
     }
 
     /// Tokens of a completion: of a piece of text, ended by the end-of-text token.
-    pub fn completion(&self, text: &str) -> Result<Vec<u32>, TokenizerError> {
+    pub fn completion(&self, text: &str) -> Result<Vec<u32>, DataError> {
         let mut tokens = self.encode_bare(text)?;
         tokens.extend(self.eos.first());
         Ok(tokens)
     }
 
-    fn encode_with(&self, text: &str, around: bool) -> Result<Vec<u32>, TokenizerError> {
-        Ok(self.encoding(text, around)?.get_ids().to_vec())
-    }
-
-    fn encoding(&self, text: &str, around: bool) -> Result<tokenizers::Encoding, TokenizerError> {
-        self.inner.encode(text, around).map_err(|error| TokenizerError::Apply {
-            what: "encode",
-            input: format!("{:?}", text.chars().take(40).collect::<String>()),
-            reason: error.to_string(),
-        })
+    fn encoding(&self, text: &str, around: bool) -> Result<tokenizers::Encoding, DataError> {
+        let failed =
+            |error| DataError::Unusable(format!("can't encode {:?}: {error}", text.chars().take(40).collect::<String>()));
+        self.inner.encode(text, around).map_err(failed)
     }
 
     /// Returns the chat template, or the reason why there is none.
-    pub fn chat(&self) -> Result<&ChatTemplate, ChatError> {
+    pub fn chat(&self) -> Result<&ChatTemplate, DataError> {
+        let none = || {
+            DataError::Unusable(
+                "the model has no chat template (no chat_template.jinja in its folder, no `chat_template` in tokenizer_config.json), \
+                 so that a conversation has no text; name a template file, or \"plain\" for `role: content` lines, as `template` in \
+                 [chat]"
+                    .to_owned(),
+            )
+        };
         match &self.chat {
-            Ok(template) => template.as_ref().ok_or(ChatError::NoTemplate),
-            Err(error) => Err(ChatError::Unusable(error.clone())),
+            Ok(template) => template.as_ref().ok_or_else(none),
+            Err(error) => Err(DataError::BrokenTemplate(error.clone())),
         }
     }
 
@@ -247,21 +199,18 @@ impl Tokenizer {
     }
 
     /// The text of tokens, special ones left out.
-    pub fn decode(&self, tokens: &[u32]) -> Result<String, TokenizerError> {
+    pub fn decode(&self, tokens: &[u32]) -> Result<String, DataError> {
         self.decode_with(tokens, true)
     }
 
     /// The text of tokens, special ones spelled out.
-    pub fn decode_all(&self, tokens: &[u32]) -> Result<String, TokenizerError> {
+    pub fn decode_all(&self, tokens: &[u32]) -> Result<String, DataError> {
         self.decode_with(tokens, false)
     }
 
-    fn decode_with(&self, tokens: &[u32], skip_special: bool) -> Result<String, TokenizerError> {
-        self.inner.decode(tokens, skip_special).map_err(|error| TokenizerError::Apply {
-            what: "decode",
-            input: format!("{:?}", &tokens[..tokens.len().min(16)]),
-            reason: error.to_string(),
-        })
+    fn decode_with(&self, tokens: &[u32], skip_special: bool) -> Result<String, DataError> {
+        let failed = |error| DataError::Unusable(format!("can't decode {:?}: {error}", &tokens[..tokens.len().min(16)]));
+        self.inner.decode(tokens, skip_special).map_err(failed)
     }
 
     /// Number of tokens, including added ones.
@@ -281,9 +230,15 @@ impl Tokenizer {
 
     /// Returns an error if the model's embedding has fewer rows than there are ids. A larger one is
     /// common: rows are padded for speed.
-    pub fn check_model(&self, vocab_size: usize) -> Result<(), TokenizerError> {
+    pub fn check_model(&self, vocab_size: usize) -> Result<(), DataError> {
         let largest = self.inner.get_vocab(true).into_values().chain(self.eos.iter().copied()).chain(self.pad).max().unwrap_or(0);
-        if (largest as usize) < vocab_size { Ok(()) } else { Err(TokenizerError::Vocabulary { largest, vocab_size }) }
+        if (largest as usize) < vocab_size {
+            return Ok(());
+        }
+        Err(DataError::Unusable(format!(
+            "the tokenizer has ids up to {largest}, the model an embedding for ids below {vocab_size}: they don't belong together; \
+             use the tokenizer of the model's own folder"
+        )))
     }
 
     /// The tokenizer's files, by name.
@@ -292,23 +247,21 @@ impl Tokenizer {
     }
 
     /// Writes the tokenizer's files into `dir`, which exists.
-    pub fn save(&self, dir: &Path) -> Result<(), TokenizerError> {
+    pub fn save(&self, dir: &Path) -> Result<(), DataError> {
         for (name, bytes) in &self.files {
             let path = dir.join(name);
-            std::fs::write(&path, bytes).map_err(|source| TokenizerError::Io { path, source })?;
+            std::fs::write(&path, bytes).map_err(DataError::write(&path))?;
         }
         Ok(())
     }
 }
 
-fn parse(path: &Path, bytes: &[u8]) -> Result<Map<String, Value>, TokenizerError> {
-    let failed =
-        |error: serde_json::Error| TokenizerError::File { path: path.into(), reason: format!("not a JSON object: {error}") };
-    serde_json::from_slice(bytes).map_err(failed)
+fn parse(path: &Path, bytes: &[u8]) -> Result<Metadata, DataError> {
+    serde_json::from_slice(bytes).map_err(|error| DataError::invalid(path, format!("not a JSON object: {error}")))
 }
 
 /// One id or a list of them; anything else is the model configuration's to complain about.
-fn ids(config: &Map<String, Value>, key: &str) -> Vec<u32> {
+fn ids(config: &Metadata, key: &str) -> Vec<u32> {
     let id = |value: &Value| value.as_u64().and_then(|id| u32::try_from(id).ok());
     match config.get(key) {
         Some(Value::Array(list)) => list.iter().filter_map(id).collect(),

@@ -1,8 +1,7 @@
 //! Errors of generation.
 
 use super::remote::RemoteError;
-use crate::data::TokenizerError;
-use crate::data::chat::ChatError;
+use crate::data::DataError;
 
 /// Error of a request or of an engine.
 #[derive(Debug, thiserror::Error)]
@@ -54,10 +53,7 @@ pub enum EngineError {
     /// No threads for requests to remote engines.
     #[error("the machine gives no threads to talk to engines: {0}")]
     Threads(#[from] std::io::Error),
-    /// Error of the tokenizer.
+    /// Error of the tokenizer or the chat template.
     #[error(transparent)]
-    Tokenizer(#[from] TokenizerError),
-    /// Error of the chat template.
-    #[error(transparent)]
-    Chat(#[from] ChatError),
+    Data(#[from] DataError),
 }

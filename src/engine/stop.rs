@@ -1,7 +1,7 @@
 //! End of a completion: end-of-text and stop tokens, stop strings, the length limit.
 
 use super::{FinishReason, SamplingParams};
-use crate::data::{Answer, Tokenizer, TokenizerError};
+use crate::data::{Answer, DataError, Tokenizer};
 
 /// Incremental decoder that searches new text for stop strings, at a cost independent of the
 /// completion's length.
@@ -25,7 +25,7 @@ impl StopWatch {
         answer: &Answer,
         params: &SamplingParams,
         tokenizer: &Tokenizer,
-    ) -> Result<Option<FinishReason>, TokenizerError> {
+    ) -> Result<Option<FinishReason>, DataError> {
         let turn = &answer.tokens[answer.tokens.len() - answer.turn()..];
         let Some(last) = turn.last() else { return Ok(None) };
         let ends = (!params.ignore_eos && tokenizer.eos_token_ids().contains(last)) || params.stop_token_ids.contains(last);
@@ -37,7 +37,7 @@ impl StopWatch {
 
     /// Reads the tokens so far, which only grow. Returns the position in the text of the earliest of
     /// `stop` that the last token completes, if any.
-    fn feed(&mut self, tokenizer: &Tokenizer, tokens: &[u32], stop: &[String]) -> Result<Option<usize>, TokenizerError> {
+    fn feed(&mut self, tokenizer: &Tokenizer, tokens: &[u32], stop: &[String]) -> Result<Option<usize>, DataError> {
         let mut found = None;
         while self.fed < tokens.len() {
             self.fed += 1;
@@ -46,7 +46,7 @@ impl StopWatch {
         Ok(found)
     }
 
-    fn feed_one(&mut self, tokenizer: &Tokenizer, tokens: &[u32], stop: &[String]) -> Result<Option<usize>, TokenizerError> {
+    fn feed_one(&mut self, tokenizer: &Tokenizer, tokens: &[u32], stop: &[String]) -> Result<Option<usize>, DataError> {
         let before = tokenizer.decode(&tokens[self.context..self.read])?;
         let after = tokenizer.decode(&tokens[self.context..])?;
         // A trailing replacement character is an incomplete character.

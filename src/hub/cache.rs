@@ -6,28 +6,30 @@
 
 use std::path::{Path, PathBuf};
 
-use super::NotFound;
+use super::HubError;
 use crate::util::reading;
 
 /// Kind of repository.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum RepoKind {
-    /// A model.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum RepoKind {
     Model,
-    /// A data set.
     Dataset,
 }
 
 impl RepoKind {
+    /// The kind in paths of the cache and of the hub.
+    pub(super) fn plural(self) -> &'static str {
+        if self == RepoKind::Model { "models" } else { "datasets" }
+    }
+
     /// The name of the repository's folder.
     pub(super) fn folder(self, id: &str) -> String {
-        let kind = if self == RepoKind::Model { "models" } else { "datasets" };
-        format!("{kind}--{}", id.replace('/', "--"))
+        format!("{}--{}", self.plural(), id.replace('/', "--"))
     }
 
     /// The folder of a repository in a cache.
     pub(crate) fn home(self, cache: &Cache, id: &str) -> PathBuf {
-        cache.root().join(self.folder(id))
+        cache.root.join(self.folder(id))
     }
 }
 
@@ -70,29 +72,35 @@ impl Cache {
         &self.root
     }
 
-    /// The folder of a model by its id, `ORG/NAME` or `ORG/NAME@REVISION`, with all of its weights
-    /// in it.
-    pub fn model(&self, id: &str) -> Result<PathBuf, NotFound> {
-        let refused = |looked: String| NotFound { name: id.to_owned(), looked, is_id: true };
+    /// The folder that `name` means: itself if it is one, else the cached model of that id, `ORG/NAME`
+    /// or `ORG/NAME@REVISION`, with all of its weights in it. Fetches nothing.
+    pub fn locate(&self, name: &Path) -> Result<PathBuf, HubError> {
+        if name.exists() {
+            return Ok(name.to_owned());
+        }
+        let Some(id) = name.to_str().filter(|name| is_id(name)) else {
+            let why = "which does not exist; paths are relative to the folder that the command runs in";
+            return Err(HubError::NotFound(format!("{}, {why}", name.display())));
+        };
         let (name, revision) = id.split_once('@').map_or((id, None), |(name, revision)| (name, Some(revision)));
-        let home = self.root.join(format!("models--{}", name.replace('/', "--")));
+        let refuse = |looked: String| {
+            let of = revision.map_or_else(String::new, |revision| format!(" --revision {revision}"));
+            HubError::NotCached(format!("{id}, which {looked}; to fetch it: hf download {name}{of}"))
+        };
+        let home = RepoKind::Model.home(self, name);
         if !home.is_dir() {
-            return Err(refused(format!("which does not exist here, nor in the hub's cache (looked for {})", home.display())));
+            return Err(refuse(format!("does not exist here, nor in the hub's cache (looked for {})", home.display())));
         }
         let folder = snapshot(&home, revision).ok_or_else(|| {
             let revision = revision.unwrap_or("main");
-            refused(format!("which is in the hub's cache, but not its revision {revision:?} (looked in {})", home.display()))
+            refuse(format!("is in the hub's cache, but not its revision {revision:?} (looked in {})", home.display()))
         })?;
-        match missing(&folder) {
-            None => Ok(folder),
-            Some(what) => {
-                Err(refused(format!("which is in the hub's cache only in part: {what} is missing in {}", folder.display())))
-            }
-        }
+        let lacks = |what| refuse(format!("is in the hub's cache only in part: {what} is missing in {}", folder.display()));
+        missing(&folder).map_or(Ok(folder.clone()), |what| Err(lacks(what)))
     }
 
     /// The names of all files of a repository's revision, if its list was kept when it was fetched.
-    pub fn listing(&self, kind: RepoKind, name: &str) -> Option<Vec<String>> {
+    pub(crate) fn listing(&self, kind: RepoKind, name: &str) -> Option<Vec<String>> {
         let (id, revision) = name.split_once('@').map_or((name, None), |(id, revision)| (id, Some(revision)));
         let folder = snapshot(&kind.home(self, id), revision)?;
         let text = reading::read_text(&self.listing_path(kind, id, folder.file_name()?.to_str()?)).ok()?;
@@ -116,6 +124,17 @@ impl Cache {
         models.sort_by(|a, b| a.id.cmp(&b.id));
         models
     }
+}
+
+/// Returns true if the hub may have a model of this name.
+fn is_id(name: &str) -> bool {
+    let (name, revision) = name.split_once('@').unwrap_or((name, "main"));
+    name.split('/').count() == 2 && name.split('/').all(is_word) && revision.split('/').all(is_word)
+}
+
+/// Returns true if `part` can be a part of an id.
+pub(crate) fn is_word(part: &str) -> bool {
+    !part.is_empty() && !part.starts_with('.') && part.chars().all(|c| c.is_ascii_alphanumeric() || "._-".contains(c))
 }
 
 /// The folder of the hub's tools: `$HF_HOME`, else `huggingface` in `$XDG_CACHE_HOME` or
@@ -169,7 +188,6 @@ mod tests {
     use std::fs;
 
     use super::*;
-    use crate::hub::locate_in;
 
     /// A cache with one model in the hub's layout.
     fn cached(id: &str, files: &[&str]) -> (tempfile::TempDir, Cache) {
@@ -190,9 +208,9 @@ mod tests {
         let (root, cache) = cached("Org/some-model_1.5", &["config.json", "tokenizer.json", "model.safetensors"]);
         let folder = root.path().join("models--Org--some-model_1.5/snapshots/0123456789abcdef");
         for id in ["Org/some-model_1.5", "Org/some-model_1.5@main", "Org/some-model_1.5@pr/7", "Org/some-model_1.5@0123456"] {
-            assert_eq!(locate_in(&cache, Path::new(id)).unwrap(), folder, "{id}");
+            assert_eq!(cache.locate(Path::new(id)).unwrap(), folder, "{id}");
         }
-        let error = cache.model("Org/some-model_1.5@v2").unwrap_err().to_string();
+        let error = cache.locate(Path::new("Org/some-model_1.5@v2")).unwrap_err().to_string();
         assert!(error.contains("revision \"v2\"") && error.contains("--revision v2"), "{error}");
         assert_eq!(cache.models(), [CachedModel { id: "Org/some-model_1.5".into(), folder, missing: None }]);
     }
@@ -200,13 +218,11 @@ mod tests {
     #[test]
     fn what_is_not_there_says_where_it_was_looked_for_and_how_to_fetch_it() {
         let (root, cache) = cached("a/b", &["config.json", "tokenizer.json"]);
-        let error = locate_in(&cache, Path::new("a/c")).unwrap_err().to_string();
-        assert!(error.contains(&root.path().join("models--a--c").display().to_string()), "{error}");
-        assert!(error.ends_with("hf download a/c"), "{error}");
-        let error = cache.model("a/b").unwrap_err().to_string();
-        assert!(error.contains("only in part: model.safetensors is missing"), "{error}");
-        let error = locate_in(&cache, Path::new("./a/c")).unwrap_err().to_string();
-        assert!(!error.contains("hf download"), "{error}");
+        let error = |name: &str| cache.locate(Path::new(name)).unwrap_err().to_string();
+        let looked = root.path().join("models--a--c").display().to_string();
+        assert!(error("a/c").contains(&looked) && error("a/c").ends_with("hf download a/c"), "{}", error("a/c"));
+        assert!(error("a/b").contains("only in part: model.safetensors is missing"), "{}", error("a/b"));
+        assert!(!error("./a/c").contains("hf download"), "{}", error("./a/c"));
     }
 
     #[test]
@@ -215,9 +231,9 @@ mod tests {
         let folder = root.path().join("models--a--b/snapshots/0123456789abcdef");
         let index = r#"{"weight_map": {"x": "one.safetensors", "y": "two.safetensors"}}"#;
         fs::write(folder.join("model.safetensors.index.json"), index).unwrap();
-        assert!(cache.model("a/b").unwrap_err().to_string().contains("two.safetensors is missing"));
+        assert!(cache.locate(Path::new("a/b")).unwrap_err().to_string().contains("two.safetensors is missing"));
         fs::write(folder.join("two.safetensors"), "").unwrap();
-        assert_eq!(cache.model("a/b").unwrap(), folder);
+        assert_eq!(cache.locate(Path::new("a/b")).unwrap(), folder);
     }
 
     #[test]

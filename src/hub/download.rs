@@ -2,8 +2,8 @@
 //! interrupted, compared with the hub's SHA-256, and only then renamed to `blobs/ETAG`.
 
 use std::fs::File;
-use std::io::{Read, Seek, SeekFrom, Write};
-use std::path::Path;
+use std::io::{Seek, Write};
+use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
@@ -13,8 +13,9 @@ use sha2::{Digest, Sha256};
 use tokio::time::timeout;
 
 use super::HubError;
+use super::error::io;
 use super::fetch::{Fetch, REDIRECTS, RETRY, Remote, STALL, WHOLE, location, plain};
-use super::store::{FileLock, io};
+use super::store::take_lock;
 use crate::net::{Client, Endpoint};
 use crate::util::atomic_file;
 
@@ -22,32 +23,69 @@ use crate::util::atomic_file;
 /// of that process.
 const OTHERS_STALL: Duration = Duration::from_secs(900);
 
+/// A file that is being downloaded, and its bytes so far.
+struct Part<'a> {
+    path: PathBuf,
+    file: File,
+    have: u64,
+    bar: &'a ProgressBar,
+}
+
+impl Part<'_> {
+    fn append(&mut self, bytes: &[u8]) -> Result<(), HubError> {
+        self.file.write_all(bytes).map_err(io(&self.path))?;
+        self.have += bytes.len() as u64;
+        self.bar.inc(bytes.len() as u64);
+        Ok(())
+    }
+
+    /// Forgets the bytes so far.
+    fn restart(&mut self) -> Result<(), HubError> {
+        self.bar.set_position(self.bar.position().saturating_sub(self.have));
+        self.have = 0;
+        self.file.set_len(0).map_err(io(&self.path))
+    }
+
+    /// Returns true unless the hub gives a SHA-256 that the file does not have.
+    fn is_whole(&mut self, etag: &str) -> Result<bool, HubError> {
+        if etag.len() != 64 || !etag.bytes().all(|byte| byte.is_ascii_hexdigit()) {
+            return Ok(true);
+        }
+        let mut sum = Sha256::new();
+        self.file.rewind().and_then(|()| std::io::copy(&mut self.file, &mut sum)).map_err(io(&self.path))?;
+        let sum: String = sum.finalize().iter().map(|byte| format!("{byte:02x}")).collect();
+        Ok(sum == etag.to_ascii_lowercase())
+    }
+}
+
 impl Fetch<'_> {
     /// Downloads one file, from where an earlier attempt ended.
     pub(super) async fn download(&self, commit: &str, remote: &Remote, bar: &ProgressBar) -> Result<(), HubError> {
         let blobs = self.blobs();
-        let (blob, part) = (blobs.join(&remote.etag), blobs.join(format!("{}.incomplete", remote.etag)));
-        let _lock = FileLock::of(self.hub.cache(), self.kind, self.id, remote).take(&part, OTHERS_STALL).await?;
+        let (blob, path) = (blobs.join(&remote.etag), blobs.join(format!("{}.incomplete", remote.etag)));
+        let lock = self.hub.cache.root().join(".locks").join(self.kind.folder(self.id)).join(format!("{}.lock", remote.etag));
+        let _lock = take_lock(&lock, &format!("{} of {}", remote.path, self.id), &path, OTHERS_STALL).await?;
         if blob.exists() {
             bar.inc(remote.size.unwrap_or_default());
             return Ok(());
         }
-        let mut file = File::options().read(true).write(true).create(true).truncate(false).open(&part).map_err(io(&part))?;
-        let mut have = file.seek(SeekFrom::End(0)).map_err(io(&part))?;
-        if remote.size.is_some_and(|size| have > size) {
-            file.set_len(0).map_err(io(&part))?;
-            have = file.seek(SeekFrom::Start(0)).map_err(io(&part))?;
-        }
+        let file = File::options().read(true).append(true).create(true).open(&path).map_err(io(&path))?;
+        let have = file.metadata().map_err(io(&path))?.len();
         bar.inc(have);
-        let mut retries = RETRY.begin(have, Instant::now() + WHOLE);
-        while remote.size.is_none_or(|size| have < size) {
-            let before = have;
-            match self.pieces(commit, remote, &mut file, &part, &mut have, bar).await {
-                Ok(()) if remote.size.is_none_or(|size| have >= size) => break,
+        let mut part = Part { path, file, have, bar };
+        if remote.size.is_some_and(|size| have > size) {
+            part.restart()?;
+        }
+        let begin = |have| RETRY.begin(have, Instant::now() + WHOLE);
+        let mut retries = begin(part.have);
+        while remote.size.is_none_or(|size| part.have < size) {
+            let before = part.have;
+            match self.pieces(commit, remote, &mut part).await {
+                Ok(()) if remote.size.is_none() => break,
                 Ok(()) => {}
                 Err(HubError::Remote(error)) => {
-                    if have > before {
-                        retries = RETRY.begin(have, Instant::now() + WHOLE);
+                    if part.have > before {
+                        retries = begin(part.have);
                     }
                     match retries.after(error.fault.outcome(), Instant::now()) {
                         Some(pause) => tokio::time::sleep(pause).await,
@@ -57,30 +95,19 @@ impl Fetch<'_> {
                 Err(error) => return Err(error),
             }
         }
-        if remote.size.is_some_and(|size| size != have) || !is_whole(&mut file, &part, &remote.etag)? {
+        if remote.size.is_some_and(|size| size != part.have) || !part.is_whole(&remote.etag)? {
             // Whatever it is, it is no beginning of this file.
-            file.set_len(0).map_err(io(&part))?;
-            return Err(HubError::Damaged { id: self.id.to_owned(), file: remote.path.clone() });
+            part.restart()?;
+            return Err(HubError::Damaged(remote.path.clone(), self.id.to_owned()));
         }
-        drop(file);
-        atomic_file::publish(&part, &blob).map_err(io(&blob))
+        atomic_file::publish(&part.path, &blob).map_err(io(&blob))
     }
 
     /// Appends what comes until the connection ends.
-    async fn pieces(
-        &self,
-        commit: &str,
-        remote: &Remote,
-        file: &mut File,
-        part: &Path,
-        have: &mut u64,
-        bar: &ProgressBar,
-    ) -> Result<(), HubError> {
+    async fn pieces(&self, commit: &str, remote: &Remote, part: &mut Part<'_>) -> Result<(), HubError> {
         let mut headers = plain();
-        if *have > 0
-            && let Ok(range) = HeaderValue::from_str(&format!("bytes={have}-"))
-        {
-            headers.insert(RANGE, range);
+        if part.have > 0 {
+            headers.extend(HeaderValue::from_str(&format!("bytes={}-", part.have)).ok().map(|range| (RANGE, range)));
         }
         let mut response = self.ask(Method::GET, &self.resolve(commit, &remote.path), headers.clone()).await?;
         // Large files lie on other hosts, which must not see the token.
@@ -90,9 +117,10 @@ impl Fetch<'_> {
                 break;
             }
             let to = location(&response).unwrap_or_default();
-            let base = Url::parse(client.base()).map_err(|error| self.nonsense(error.to_string(), ""))?;
-            let to = base.join(&to).map_err(|error| self.nonsense(error.to_string(), ""))?;
-            let endpoint = Endpoint { token: None, url: to.to_string(), ..self.hub.endpoint().clone() };
+            let to = Url::parse(client.base())
+                .and_then(|base| base.join(&to))
+                .map_err(|error| self.nonsense(error.to_string(), &to))?;
+            let endpoint = Endpoint { token: None, url: to.to_string(), ..self.hub.endpoint.clone() };
             client = Client::new("hub", endpoint)?;
             let asked = timeout(STALL, client.request(Method::GET, "", headers.clone(), None)).await;
             response = asked.unwrap_or_else(|_| Err(client.late(&remote.path, STALL)))?;
@@ -104,45 +132,19 @@ impl Fetch<'_> {
         if !status.is_success() && status != StatusCode::RANGE_NOT_SATISFIABLE {
             return Err(client.refusal(&remote.path, status.as_u16(), "").into());
         }
-        if status != StatusCode::PARTIAL_CONTENT && *have > 0 {
+        if status != StatusCode::PARTIAL_CONTENT && part.have > 0 {
             // The whole file comes, or the hub has another than the part that is here.
-            bar.set_position(bar.position().saturating_sub(*have));
-            file.set_len(0).map_err(io(part))?;
-            file.rewind().map_err(io(part))?;
-            *have = 0;
+            part.restart()?;
         }
-        if status == StatusCode::RANGE_NOT_SATISFIABLE {
-            return Ok(());
-        }
-        loop {
+        while status != StatusCode::RANGE_NOT_SATISFIABLE {
             let piece = timeout(STALL, response.chunk()).await.map_err(|_| client.late(&remote.path, STALL))?;
             match piece.map_err(|error| client.broken(error))? {
-                None => return Ok(()),
-                Some(piece) => {
-                    file.write_all(&piece).map_err(io(part))?;
-                    *have += piece.len() as u64;
-                    bar.inc(piece.len() as u64);
-                }
+                Some(piece) => part.append(&piece)?,
+                None => break,
             }
         }
+        Ok(())
     }
-}
-
-/// Returns true unless the hub gives a SHA-256 that the file does not have.
-fn is_whole(file: &mut File, path: &Path, etag: &str) -> Result<bool, HubError> {
-    if etag.len() != 64 || !etag.bytes().all(|byte| byte.is_ascii_hexdigit()) {
-        return Ok(true);
-    }
-    file.rewind().map_err(io(path))?;
-    let (mut sum, mut buffer) = (Sha256::new(), vec![0; 1 << 20]);
-    loop {
-        match file.read(&mut buffer).map_err(io(path))? {
-            0 => break,
-            read => sum.update(&buffer[..read]),
-        }
-    }
-    let sum: String = sum.finalize().iter().map(|byte| format!("{byte:02x}")).collect();
-    Ok(sum == etag.to_ascii_lowercase())
 }
 
 /// A bar on the terminal; nothing where standard error is none.

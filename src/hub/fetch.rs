@@ -6,13 +6,14 @@ use std::collections::BTreeSet;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-use reqwest::header::{ACCEPT_ENCODING, ETAG, HeaderMap, HeaderName, HeaderValue, LOCATION};
+use reqwest::header::{ACCEPT_ENCODING, HeaderMap, HeaderValue, LOCATION};
 use reqwest::{Method, Response, StatusCode};
 use serde::Deserialize;
 use tokio::time::timeout;
 
 use super::download::progress_bar;
-use super::store::{check_path, io, link, write};
+use super::error::io;
+use super::store::{check_path, link, write};
 use super::{Hub, HubError, RepoKind};
 use crate::net::{Client, RetryPolicy};
 
@@ -36,15 +37,6 @@ pub(super) const RETRY: RetryPolicy = RetryPolicy {
     busy_timeout: Duration::from_secs(600),
 };
 
-/// A revision of a repository, as the hub lists it.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Listing {
-    /// The commit that the revision names.
-    pub commit: String,
-    /// The paths of its files.
-    pub files: Vec<String>,
-}
-
 /// One file of a repository.
 pub(super) struct Remote {
     pub(super) path: String,
@@ -65,6 +57,7 @@ pub(super) struct Fetch<'a> {
     stall: Duration,
 }
 
+/// The commit that a revision names, and its files.
 #[derive(Deserialize)]
 struct RepoInfo {
     sha: String,
@@ -79,8 +72,8 @@ struct Sibling {
 impl<'a> Fetch<'a> {
     pub(super) fn new(hub: &'a Hub, kind: RepoKind, name: &'a str) -> Result<Self, HubError> {
         let (id, revision) = name.split_once('@').unwrap_or((name, "main"));
-        let client = Client::new("hub", hub.endpoint().clone())?;
-        Ok(Fetch { hub, client, kind, id, revision, home: kind.home(hub.cache(), id), retry: RETRY, stall: STALL })
+        let client = Client::new("hub", hub.endpoint.clone())?;
+        Ok(Fetch { hub, client, kind, id, revision, home: kind.home(&hub.cache, id), retry: RETRY, stall: STALL })
     }
 
     /// Makes one short attempt, for questions whose answer is not needed.
@@ -93,47 +86,41 @@ impl<'a> Fetch<'a> {
         self.home.join("blobs")
     }
 
-    pub(super) async fn run(&self, wanted: impl Fn(&Listing) -> Result<Vec<String>, HubError>) -> Result<PathBuf, HubError> {
-        let listing = self.listing().await?;
+    pub(super) async fn run(&self, wanted: impl Fn(&[String]) -> Result<Vec<String>, HubError>) -> Result<PathBuf, HubError> {
+        let (commit, files) = self.listing().await?;
         let mut remotes = Vec::new();
-        for path in wanted(&listing)? {
+        for path in wanted(&files)? {
             check_path(&path).map_err(|why| self.nonsense(why, &path))?;
-            remotes.push(self.head(&listing.commit, path).await?);
+            remotes.push(self.head(&commit, path).await?);
         }
         let blobs = self.blobs();
         std::fs::create_dir_all(&blobs).map_err(io(&blobs))?;
         let missing: Vec<&Remote> = remotes.iter().filter(|remote| !blobs.join(&remote.etag).exists()).collect();
         let total = missing.iter().filter_map(|remote| remote.size).sum();
         if !missing.is_empty() {
-            tracing::info!(
-                "Fetching {} files of {} from {} ({} MB)",
-                missing.len(),
-                self.id,
-                self.client.base(),
-                total / 1_000_000
-            );
+            let (count, id, hub, size) = (missing.len(), self.id, self.client.base(), total / 1_000_000);
+            tracing::info!("Fetching {count} files of {id} from {hub} ({size} MB)");
         }
         let bar = progress_bar(self.id, total);
         for remote in missing {
-            self.download(&listing.commit, remote, &bar).await?;
+            self.download(&commit, remote, &bar).await?;
         }
         bar.finish_and_clear();
         // Linked when all are there, so that what a snapshot shows is whole.
-        let snapshot = self.home.join("snapshots").join(&listing.commit);
+        let snapshot = self.home.join("snapshots").join(&commit);
         for remote in &remotes {
             link(&snapshot, remote)?;
         }
-        if self.revision != listing.commit {
+        if self.revision != commit {
             let reference = self.home.join("refs").join(self.revision);
-            write(&reference, listing.commit.as_bytes())?;
+            write(&reference, commit.as_bytes())?;
         }
         Ok(snapshot)
     }
 
-    /// The files of the revision. Those of a data set are kept in the cache.
-    pub(super) async fn listing(&self) -> Result<Listing, HubError> {
-        let kind = if self.kind == RepoKind::Model { "models" } else { "datasets" };
-        let path = format!("/api/{kind}/{}/revision/{}", self.id, self.revision.replace('/', "%2F"));
+    /// The commit of the revision, and the paths of its files. Those of a data set are kept in the cache.
+    pub(super) async fn listing(&self) -> Result<(String, Vec<String>), HubError> {
+        let path = format!("/api/{}/{}/revision/{}", self.kind.plural(), self.id, self.revision.replace('/', "%2F"));
         let response = self.ask(Method::GET, &path, HeaderMap::new()).await?;
         let late = |_| self.client.late("the list of files", self.stall);
         let page = timeout(self.stall, response.bytes()).await.map_err(late)?;
@@ -147,24 +134,24 @@ impl<'a> Fetch<'a> {
         if self.kind == RepoKind::Dataset {
             let text = serde_json::to_vec(&files).map_err(|error| self.nonsense(error.to_string(), ""))?;
             // A cache that only can be read has no list; the hub is asked again.
-            if let Err(error) = write(&self.hub.cache().listing_path(self.kind, self.id, &info.sha), &text) {
+            if let Err(error) = write(&self.hub.cache.listing_path(self.kind, self.id, &info.sha), &text) {
                 tracing::debug!("{error}");
             }
         }
-        Ok(Listing { commit: info.sha, files })
+        Ok((info.sha, files))
     }
 
     /// Size and checksum of a file.
     async fn head(&self, commit: &str, path: String) -> Result<Remote, HubError> {
         let response = self.ask(Method::HEAD, &self.resolve(commit, &path), plain()).await?;
-        let header = |name: &HeaderName| response.headers().get(name).and_then(|value| value.to_str().ok());
-        let linked = header(&HeaderName::from_static("x-linked-etag")).or_else(|| header(&ETAG));
-        let etag = linked.map(|etag| etag.trim_start_matches("W/").trim_matches('"').to_owned()).unwrap_or_default();
+        let header = |name: &str| response.headers().get(name).and_then(|value| value.to_str().ok());
+        let linked = header("x-linked-etag").or_else(|| header("etag")).unwrap_or_default();
+        let etag = linked.trim_start_matches("W/").trim_matches('"').to_owned();
         if etag.is_empty() || !etag.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"-_".contains(&byte)) {
             return Err(self.nonsense(format!("no usable ETag for {path}"), &etag));
         }
-        let linked = header(&HeaderName::from_static("x-linked-size")).and_then(|size| size.parse().ok());
-        let length = header(&reqwest::header::CONTENT_LENGTH).and_then(|size| size.parse().ok());
+        let linked = header("x-linked-size").and_then(|size| size.parse().ok());
+        let length = header("content-length").and_then(|size| size.parse().ok());
         let size = linked.or(length.filter(|_| response.status().is_success()));
         Ok(Remote { path, etag, size })
     }
@@ -179,21 +166,12 @@ impl<'a> Fetch<'a> {
     pub(super) async fn ask(&self, method: Method, path: &str, headers: HeaderMap) -> Result<Response, HubError> {
         let mut path = path.to_owned();
         for _ in 0..REDIRECTS {
-            let mut retries = self.retry.begin(path.len() as u64, Instant::now() + WHOLE);
-            let response = loop {
+            let attempt = || async {
                 let asked = timeout(self.stall, self.client.request(method.clone(), &path, headers.clone(), None)).await;
-                let error = match asked.unwrap_or_else(|_| Err(self.client.late(&path, self.stall))) {
-                    Ok(response) => match self.client.busy_or_failed(&response) {
-                        None => break response,
-                        Some(error) => error,
-                    },
-                    Err(error) => error,
-                };
-                match retries.after(error.fault.outcome(), Instant::now()) {
-                    Some(pause) => tokio::time::sleep(pause).await,
-                    None => return Err(error.into()),
-                }
+                let response = asked.unwrap_or_else(|_| Err(self.client.late(&path, self.stall)))?;
+                self.client.busy_or_failed(&response).map_or(Ok(response), Err)
             };
+            let response = self.retry.run(path.len() as u64, Instant::now() + WHOLE, attempt).await?;
             if !response.status().is_redirection() {
                 return self.allowed(response);
             }
@@ -212,16 +190,24 @@ impl<'a> Fetch<'a> {
             return Ok(response);
         }
         let code = response.headers().get("x-error-code").and_then(|code| code.to_str().ok()).unwrap_or_default();
-        let (id, revision, hub) = (self.id.to_owned(), self.revision.to_owned(), self.client.base().to_owned());
-        Err(match (status, code) {
-            (_, "GatedRepo") => HubError::Gated { id, hub, has_token: self.hub.endpoint().token.is_some() },
-            (_, "RevisionNotFound") => HubError::NoRevision { id, revision },
+        let (id, revision, hub, has_token) = (self.id, self.revision, self.client.base(), self.hub.endpoint.token.is_some());
+        let refused = match (status, code) {
+            (_, "GatedRepo") => {
+                let token =
+                    if has_token { "use a token of that account in HF_TOKEN" } else { "set HF_TOKEN to a token of that account" };
+                format!("{id} is gated: accept its terms at {hub}/{id}, then {token}")
+            }
+            (_, "RevisionNotFound") => {
+                format!("{id} has no revision {revision:?}; name a branch, a tag or a commit of it")
+            }
             // The hub does not say whether there is a repository that one may not see.
             (StatusCode::NOT_FOUND | StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN, _) => {
-                HubError::NoRepository { id, hub, has_token: self.hub.endpoint().token.is_some() }
+                let token = if has_token { ", for the token in use" } else { "; a private one needs a token in HF_TOKEN" };
+                format!("{id} is neither here nor on {hub}{token}; check the name")
             }
-            _ => self.client.refusal("the request", status.as_u16(), code).into(),
-        })
+            _ => return Err(self.client.refusal("the request", status.as_u16(), code).into()),
+        };
+        Err(HubError::Refused(refused))
     }
 
     pub(super) fn nonsense(&self, why: String, page: &str) -> HubError {

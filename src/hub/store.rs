@@ -2,11 +2,12 @@
 
 use std::fs::{File, TryLockError};
 use std::io::Write;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::time::{Duration, Instant};
 
+use super::HubError;
+use super::error::io;
 use super::fetch::Remote;
-use super::{Cache, HubError, RepoKind};
 use crate::util::{atomic_file, lock_file, reading};
 
 /// Time between two looks at a lock that another process holds.
@@ -18,62 +19,43 @@ const TELL: Duration = Duration::from_secs(30);
 /// Longest name of a holder that is read, in bytes.
 const NAME: u64 = 256;
 
-pub(super) fn io(path: &Path) -> impl Fn(std::io::Error) -> HubError {
-    let path = path.to_owned();
-    move |source| HubError::Io { path: path.clone(), source }
-}
-
-/// The lock on one file of a repository: the one that the hub's Python tools take.
-pub(super) struct FileLock<'a> {
-    pub(super) id: &'a str,
-    pub(super) file: &'a str,
-    path: PathBuf,
-}
-
-impl<'a> FileLock<'a> {
-    /// The lock on `remote`. Takes nothing yet.
-    pub(super) fn of(cache: &Cache, kind: RepoKind, id: &'a str, remote: &'a Remote) -> Self {
-        let folder = cache.root().join(".locks").join(kind.folder(id));
-        FileLock { id, file: &remote.path, path: folder.join(format!("{}.lock", remote.etag)) }
-    }
-
-    /// Takes the lock. If another process holds it, waits for as long as `part`, the file that is
-    /// downloaded, grows: after `stall` without a new byte the wait ends with [`HubError::Locked`].
-    /// Warnings name the holder.
-    pub(super) async fn take(&self, part: &Path, stall: Duration) -> Result<File, HubError> {
-        let FileLock { id, file, path } = self;
-        let folder = path.parent().unwrap_or(path);
-        std::fs::create_dir_all(folder).map_err(io(folder))?;
-        let size = || std::fs::metadata(part).map_or(0, |metadata| metadata.len());
-        let (mut seen, mut grew, mut told) = (size(), Instant::now(), None::<Instant>);
-        loop {
-            match lock_file::take(path) {
-                Ok(mut lock) => {
-                    // For the messages of others; the lock holds without it.
-                    drop(lock.set_len(0).and_then(|()| lock.write_all(this_process().as_bytes())));
-                    return Ok(lock);
-                }
-                Err(TryLockError::WouldBlock) => {}
-                Err(TryLockError::Error(error)) => return Err(io(path)(error)),
+/// Takes the lock `path` on `what`, a file of a repository: the one that the hub's Python tools take.
+/// If another process holds it, waits for as long as `part`, the file that is downloaded, grows:
+/// after `stall` without a new byte the wait ends with [`HubError::Locked`]. Warnings name the holder.
+pub(super) async fn take_lock(path: &Path, what: &str, part: &Path, stall: Duration) -> Result<File, HubError> {
+    let folder = path.parent().unwrap_or(path);
+    std::fs::create_dir_all(folder).map_err(io(folder))?;
+    let size = || std::fs::metadata(part).map_or(0, |metadata| metadata.len());
+    let (mut seen, mut grew, mut told) = (size(), Instant::now(), None::<Instant>);
+    loop {
+        match lock_file::take(path) {
+            Ok(mut lock) => {
+                // For the messages of others; the lock holds without it.
+                drop(lock.set_len(0).and_then(|()| lock.write_all(this_process().as_bytes())));
+                return Ok(lock);
             }
-            let (now, size) = (Instant::now(), size());
-            if size != seen {
-                (seen, grew) = (size, now);
-            }
-            if now.duration_since(grew) >= stall {
-                let (id, file, seconds) = (id.to_string(), file.to_string(), stall.as_secs());
-                return Err(HubError::Locked { id, file, holder: holder(path), lock: path.clone(), seconds });
-            }
-            if told.is_none_or(|at| now.duration_since(at) >= TELL) {
-                told = Some(now);
-                tracing::warn!(
-                    "Waiting for {} to fetch {file} of {id} ({} MB so far); Ctrl-C ends the wait",
-                    holder(path),
-                    size / 1_000_000
-                );
-            }
-            tokio::time::sleep(LOOK).await;
+            Err(TryLockError::WouldBlock) => {}
+            Err(TryLockError::Error(error)) => return Err(io(path)(error)),
         }
+        let (now, size) = (Instant::now(), size());
+        if size != seen {
+            (seen, grew) = (size, now);
+        }
+        if now.duration_since(grew) >= stall {
+            return Err(HubError::Locked(format!(
+                "{} holds the lock on {what}, of which nothing arrived for {} s; end that process, or delete {} if there is \
+                     none",
+                holder(path),
+                stall.as_secs(),
+                path.display()
+            )));
+        }
+        if told.is_none_or(|at| now.duration_since(at) >= TELL) {
+            told = Some(now);
+            let (holder, size) = (holder(path), size / 1_000_000);
+            tracing::warn!("Waiting for {holder} to fetch {what} ({size} MB so far); Ctrl-C ends the wait");
+        }
+        tokio::time::sleep(LOOK).await;
     }
 }
 
@@ -120,30 +102,29 @@ pub(super) fn write(path: &Path, bytes: &[u8]) -> Result<(), HubError> {
 mod tests {
     use super::*;
 
-    fn lock(root: &Path) -> FileLock<'static> {
-        FileLock { id: "org/thing", file: "model.safetensors", path: root.join(".locks/models--org--thing/abc.lock") }
+    async fn take(root: &Path, stall: u64) -> Result<File, HubError> {
+        let (path, part) = (root.join(".locks/models--org--thing/abc.lock"), root.join("abc.incomplete"));
+        take_lock(&path, "model.safetensors of org/thing", &part, Duration::from_millis(stall)).await
     }
 
     #[tokio::test]
     async fn a_lock_whose_holder_makes_no_progress_ends_the_wait_and_names_the_holder() {
         let root = tempfile::tempdir().unwrap();
-        let (lock, part) = (lock(root.path()), root.path().join("abc.incomplete"));
-        let held = lock.take(&part, Duration::ZERO).await.unwrap();
-        let error = lock.take(&part, Duration::from_millis(300)).await.unwrap_err().to_string();
+        let held = take(root.path(), 0).await.unwrap();
+        let error = take(root.path(), 300).await.unwrap_err().to_string();
         let me = format!("process {} on ", std::process::id());
         for part in [me.as_str(), "model.safetensors of org/thing", "nothing arrived for 0 s", "abc.lock"] {
             assert!(error.contains(part), "{part}: {error}");
         }
         drop(held);
-        lock.take(&part, Duration::ZERO).await.unwrap();
+        take(root.path(), 0).await.unwrap();
     }
 
     #[tokio::test]
     async fn a_lock_is_waited_for_while_the_file_grows() {
         let root = tempfile::tempdir().unwrap();
-        let (lock, part) = (lock(root.path()), root.path().join("abc.incomplete"));
-        let held = lock.take(&part, Duration::ZERO).await.unwrap();
-        let growing = part.clone();
+        let held = take(root.path(), 0).await.unwrap();
+        let growing = root.path().join("abc.incomplete");
         let other = std::thread::spawn(move || {
             for size in 1..=8 {
                 std::thread::sleep(Duration::from_millis(200));
@@ -152,7 +133,7 @@ mod tests {
             drop(held);
         });
         // Longer than the pause between two pieces, shorter than all of them.
-        lock.take(&part, Duration::from_secs(1)).await.unwrap();
+        take(root.path(), 1000).await.unwrap();
         other.join().unwrap();
     }
 }

@@ -1,131 +1,116 @@
 //! Fetching from a local server that speaks the hub's paths.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
-use std::io::{BufRead, BufReader, Write};
-use std::net::{TcpListener, TcpStream};
-use std::sync::{Arc, Mutex};
+use std::net::TcpListener;
+use std::sync::Arc;
+use std::time::Duration;
 
+use axum::Router;
+use axum::body::{Body, Bytes};
+use axum::extract::Request;
+use axum::http::header::{AUTHORIZATION, CONTENT_LENGTH, ETAG, LOCATION, RANGE};
+use axum::http::request::Parts;
+use axum::http::{Method, StatusCode};
+use axum::response::{IntoResponse, Response};
+use futures_util::StreamExt;
+use futures_util::stream::{iter, once};
+use parking_lot::Mutex;
 use sha2::{Digest, Sha256};
 
 use super::*;
-use crate::net::Endpoint;
+use crate::net::{Endpoint, Server};
 
 const COMMIT: &str = "0123456789abcdef0123456789abcdef01234567";
 
-/// A request, as far as the server reads it.
-#[derive(Clone, Debug)]
-struct Asked {
-    method: String,
-    path: String,
-    range: Option<u64>,
-    token: Option<String>,
-}
+type Log = Arc<Mutex<Vec<Parts>>>;
 
 /// A hub in this process. Large files lie on a second server, as on the real one.
-struct Server {
-    url: String,
-    asked: Arc<Mutex<Vec<Asked>>>,
-    large: Arc<Mutex<Vec<Asked>>>,
+struct TestHub {
+    asked: Log,
+    large: Log,
+    servers: [Server; 2],
 }
-
-type Files = BTreeMap<String, Vec<u8>>;
 
 fn sum(bytes: &[u8]) -> String {
     Sha256::digest(bytes).iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-fn listen(answer: impl Fn(&Asked, &mut TcpStream) + Send + 'static) -> (String, Arc<Mutex<Vec<Asked>>>) {
+fn serve(answer: impl Fn(&Parts) -> Response + Send + Sync + 'static) -> (Server, Log) {
+    let log = Log::default();
+    let (seen, answer) = (log.clone(), Arc::new(answer));
+    let route = move |request: Request| {
+        let asked = request.into_parts().0;
+        let response = answer(&asked);
+        seen.lock().push(asked);
+        async move { response }
+    };
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-    let url = format!("http://{}", listener.local_addr().unwrap());
-    let all = Arc::<Mutex<Vec<Asked>>>::default();
-    let seen = all.clone();
-    std::thread::spawn(move || {
-        for stream in listener.incoming() {
-            let mut stream = stream.unwrap();
-            let lines = BufReader::new(stream.try_clone().unwrap()).lines();
-            let head: Vec<String> = lines.map_while(Result::ok).take_while(|line| !line.is_empty()).collect();
-            let Some((method, rest)) = head.first().and_then(|line| line.split_once(' ')) else { continue };
-            let header = |name: &str| {
-                let found = head.iter().filter_map(|line| line.split_once(": ")).find(|(key, _)| key.eq_ignore_ascii_case(name));
-                found.map(|(_, value)| value.to_owned())
-            };
-            let asked = Asked {
-                method: method.to_owned(),
-                path: rest.split(' ').next().unwrap().to_owned(),
-                range: header("range").and_then(|range| range.strip_prefix("bytes=")?.strip_suffix('-')?.parse().ok()),
-                token: header("authorization"),
-            };
-            seen.lock().unwrap().push(asked.clone());
-            answer(&asked, &mut stream);
-        }
+    (Server::start(listener, Router::new().fallback(route)).unwrap(), log)
+}
+
+/// The first byte that a request asks for.
+fn from_byte(asked: &Parts) -> Option<usize> {
+    asked.headers.get(RANGE)?.to_str().unwrap().strip_prefix("bytes=")?.strip_suffix('-')?.parse().ok()
+}
+
+/// Bytes of a file, of which the first `sent` come before the connection breaks.
+fn broken_off(bytes: Vec<u8>, sent: usize) -> Response {
+    let length = [(CONTENT_LENGTH, bytes.len().to_string())];
+    let breaks = once(async {
+        // The bytes before it are on their way.
+        tokio::time::sleep(Duration::from_millis(100)).await;
+        Err(std::io::Error::other("the connection breaks"))
     });
-    (url, all)
+    (length, Body::from_stream(iter([Ok(Bytes::copy_from_slice(&bytes[..sent]))]).chain(breaks))).into_response()
 }
 
-fn reply(stream: &mut TcpStream, status: &str, headers: &str, body: &[u8]) {
-    // A client that has gone hears no answer.
-    write!(stream, "HTTP/1.1 {status}\r\nconnection: close\r\ncontent-length: {}\r\n{headers}\r\n", body.len()).ok();
-    stream.write_all(body).ok();
-}
-
-impl Server {
+impl TestHub {
     /// With these files of `org/thing`; the large ones break off after `cut` bytes the first time.
     fn new(files: &[(&str, &[u8])], cut: Option<usize>, gated: bool) -> Self {
-        let files: Files = files.iter().map(|(path, bytes)| (path.to_string(), bytes.to_vec())).collect();
+        let files: BTreeMap<String, Vec<u8>> = files.iter().map(|(path, bytes)| (path.to_string(), bytes.to_vec())).collect();
         let (there, cut) = (files.clone(), Mutex::new(cut));
-        let (large_url, large) = listen(move |asked, stream| {
-            let bytes = &there[asked.path.trim_start_matches("/blob/")];
-            let from = asked.range.unwrap_or(0) as usize;
-            let status = if asked.range.is_some() { "206 Partial Content" } else { "200 OK" };
-            match cut.lock().unwrap().take() {
-                Some(cut) => {
-                    write!(stream, "HTTP/1.1 {status}\r\ncontent-length: {}\r\n\r\n", bytes.len() - from).unwrap();
-                    stream.write_all(&bytes[from..cut]).unwrap();
-                }
-                None => reply(stream, status, "", &bytes[from..]),
+        let (large, large_log) = serve(move |asked| {
+            let bytes = there[asked.uri.path().trim_start_matches("/blob/")].clone();
+            match (cut.lock().take(), from_byte(asked)) {
+                (Some(cut), _) => broken_off(bytes, cut),
+                (None, Some(from)) => (StatusCode::PARTIAL_CONTENT, bytes[from..].to_vec()).into_response(),
+                (None, None) => bytes.into_response(),
             }
         });
-        let (url, asked) = listen(move |asked, stream| {
-            let names: Vec<_> = files.keys().map(|name| serde_json::json!({ "rfilename": name })).collect();
-            let list = serde_json::json!({ "sha": COMMIT, "siblings": names }).to_string();
-            let json = "content-type: application/json\r\n";
-            match asked.path.as_str() {
+        let elsewhere = format!("http://{}/blob/", large.address());
+        let (hub, log) = serve(move |asked| {
+            let refuse = |status, code: &'static str| (status, [("x-error-code", code)]).into_response();
+            let moved = |status, to: String| (status, [(LOCATION, to)]).into_response();
+            match asked.uri.path() {
                 "/api/models/org/thing/revision/main" | "/api/datasets/org/thing/revision/main" => {
-                    return reply(stream, "200 OK", json, list.as_bytes());
+                    let names: Vec<_> = files.keys().map(|name| serde_json::json!({ "rfilename": name })).collect();
+                    return serde_json::json!({ "sha": COMMIT, "siblings": names }).to_string().into_response();
                 }
                 "/api/models/org/old/revision/main" => {
-                    return reply(stream, "307 Temporary Redirect", "location: /api/models/org/thing/revision/main\r\n", b"");
+                    return moved(StatusCode::TEMPORARY_REDIRECT, "/api/models/org/thing/revision/main".to_owned());
                 }
                 path if path.starts_with("/api/") && path.contains("/org/thing/revision/") => {
-                    return reply(stream, "404 Not Found", "x-error-code: RevisionNotFound\r\n", b"");
+                    return refuse(StatusCode::NOT_FOUND, "RevisionNotFound");
                 }
-                path if path.starts_with("/api/") => {
-                    return reply(stream, "401 Unauthorized", "x-error-code: RepoNotFound\r\n", b"");
-                }
-                _ if gated => return reply(stream, "401 Unauthorized", "x-error-code: GatedRepo\r\n", b""),
+                path if path.starts_with("/api/") => return refuse(StatusCode::UNAUTHORIZED, "RepoNotFound"),
+                _ if gated => return refuse(StatusCode::UNAUTHORIZED, "GatedRepo"),
                 _ => {}
             }
-            let path = asked.path.split_once(&format!("/resolve/{COMMIT}/")).unwrap().1;
+            let path = asked.uri.path().split_once(&format!("/resolve/{COMMIT}/")).unwrap().1;
             let bytes = &files[path];
             if path.ends_with(".safetensors") || path.ends_with(".parquet") {
-                let (etag, size) = (sum(bytes), bytes.len());
-                let head = format!("location: {large_url}/blob/{path}\r\nx-linked-etag: \"{etag}\"\r\nx-linked-size: {size}\r\n");
-                return reply(stream, "302 Found", &head, b"");
+                let linked = [("x-linked-etag", format!("\"{}\"", sum(bytes))), ("x-linked-size", bytes.len().to_string())];
+                return (linked, moved(StatusCode::FOUND, format!("{elsewhere}{path}"))).into_response();
             }
-            let etag = format!("etag: \"{}\"\r\nx-repo-commit: {COMMIT}\r\n", &sum(bytes)[..40]);
-            if asked.method == "HEAD" {
-                write!(stream, "HTTP/1.1 200 OK\r\nconnection: close\r\ncontent-length: {}\r\n{etag}\r\n", bytes.len()).ok();
-            } else {
-                reply(stream, "200 OK", &etag, bytes);
-            }
+            ([(ETAG, format!("\"{}\"", &sum(bytes)[..40]))], bytes.clone()).into_response()
         });
-        Server { url, asked, large }
+        TestHub { asked: log, large: large_log, servers: [hub, large] }
     }
 
     fn hub(&self, root: &Path) -> Hub {
-        let endpoint = Endpoint::new(&self.url).with_token("hunter2").unwrap();
-        Hub::at(endpoint, Cache::at(root))
+        let url = format!("http://{}", self.servers[0].address());
+        Hub::at(Endpoint::new(url).with_token("hunter2").unwrap(), Cache::at(root))
     }
 }
 
@@ -140,9 +125,9 @@ const MODEL: [(&str, &[u8]); 6] = [
 
 #[test]
 fn a_model_is_fetched_on_first_use_into_the_layout_of_the_hubs_tools() {
-    let (server, root) = (Server::new(&MODEL, None, false), tempfile::tempdir().unwrap());
+    let (server, root) = (TestHub::new(&MODEL, None, false), tempfile::tempdir().unwrap());
     let hub = server.hub(root.path());
-    let folder = open_from(&hub, Path::new("org/thing")).unwrap();
+    let folder = hub.open(Path::new("org/thing")).unwrap();
     let home = root.path().join("models--org--thing");
     assert_eq!(folder, home.join("snapshots").join(COMMIT));
     assert_eq!(fs::read(folder.join("model.safetensors")).unwrap(), b"0123456789weights");
@@ -150,53 +135,51 @@ fn a_model_is_fetched_on_first_use_into_the_layout_of_the_hubs_tools() {
     let blob = Path::new("../../blobs").join(sum(b"0123456789weights"));
     assert_eq!(fs::read_link(folder.join("model.safetensors")).unwrap(), blob);
     let names = |folder: &Path| {
-        let mut names: Vec<_> =
-            fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
-        names.sort();
-        names
+        let names = fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap());
+        names.collect::<BTreeSet<_>>().into_iter().collect::<Vec<_>>()
     };
     assert_eq!(names(&folder), ["config.json", "model.safetensors", "tokenizer.json"]);
     assert_eq!(names(&home.join("blobs")).len(), 3, "nothing unfinished is left");
     // The other host does not see the token; the hub does.
-    assert!(server.large.lock().unwrap().iter().all(|asked| asked.token.is_none()));
-    assert!(server.asked.lock().unwrap().iter().all(|asked| asked.token.as_deref() == Some("Bearer hunter2")));
+    assert!(server.large.lock().iter().all(|asked| !asked.headers.contains_key(AUTHORIZATION)));
+    assert!(server.asked.lock().iter().all(|asked| asked.headers[AUTHORIZATION] == "Bearer hunter2"));
     // What is here is not asked for again, by any of its names.
-    let before = server.asked.lock().unwrap().len();
+    let before = server.asked.lock().len();
     for name in ["org/thing".to_owned(), "org/thing@main".to_owned(), format!("org/thing@{COMMIT}")] {
-        assert_eq!(open_from(&hub, Path::new(&name)).unwrap(), folder);
+        assert_eq!(hub.open(Path::new(&name)).unwrap(), folder);
     }
-    assert_eq!(server.asked.lock().unwrap().len(), before);
+    assert_eq!(server.asked.lock().len(), before);
 }
 
 #[test]
 fn a_file_that_breaks_off_is_resumed_where_it_ended() {
-    let (server, root) = (Server::new(&MODEL, Some(10), false), tempfile::tempdir().unwrap());
-    let folder = open_from(&server.hub(root.path()), Path::new("org/thing")).unwrap();
+    let (server, root) = (TestHub::new(&MODEL, Some(10), false), tempfile::tempdir().unwrap());
+    let folder = server.hub(root.path()).open(Path::new("org/thing")).unwrap();
     assert_eq!(fs::read(folder.join("model.safetensors")).unwrap(), b"0123456789weights");
-    let ranges: Vec<Option<u64>> = server.large.lock().unwrap().iter().map(|asked| asked.range).collect();
+    let ranges: Vec<Option<usize>> = server.large.lock().iter().map(from_byte).collect();
     assert_eq!(ranges, [None, Some(10)]);
 }
 
 #[test]
 fn a_file_with_another_checksum_is_not_taken() {
-    let (server, root) = (Server::new(&MODEL, None, false), tempfile::tempdir().unwrap());
+    let (server, root) = (TestHub::new(&MODEL, None, false), tempfile::tempdir().unwrap());
     let blobs = root.path().join("models--org--thing/blobs");
     fs::create_dir_all(&blobs).unwrap();
     // What an interrupted download left was damaged.
     let part = blobs.join(format!("{}.incomplete", sum(b"0123456789weights")));
     fs::write(&part, b"XXXXX").unwrap();
-    let error = server.hub(root.path()).model("org/thing").unwrap_err();
-    assert!(matches!(&error, HubError::Damaged { file, .. } if file == "model.safetensors"), "{error}");
+    let error = server.hub(root.path()).open(Path::new("org/thing")).unwrap_err();
+    assert!(matches!(&error, HubError::Damaged(file, _) if file == "model.safetensors"), "{error}");
     assert!(!root.path().join("models--org--thing/snapshots").exists());
-    let folder = server.hub(root.path()).model("org/thing").unwrap();
+    let folder = server.hub(root.path()).open(Path::new("org/thing")).unwrap();
     assert_eq!(fs::read(folder.join("model.safetensors")).unwrap(), b"0123456789weights");
 }
 
 #[test]
 fn what_can_not_be_fetched_says_why_and_what_to_do() {
     let root = tempfile::tempdir().unwrap();
-    let (server, gated) = (Server::new(&MODEL, None, false), Server::new(&MODEL, None, true));
-    let said = |hub: &Hub, name: &str| open_from(hub, Path::new(name)).unwrap_err().to_string();
+    let (server, gated) = (TestHub::new(&MODEL, None, false), TestHub::new(&MODEL, None, true));
+    let said = |hub: &Hub, name: &str| hub.open(Path::new(name)).unwrap_err().to_string();
     let hub = server.hub(root.path());
     for (hub, name, parts) in [
         (hub.clone(), "org/nothing", ["org/nothing is neither here nor on http://127.0.0.1", "check the name"]),
@@ -208,7 +191,7 @@ fn what_can_not_be_fetched_says_why_and_what_to_do() {
         let error = said(&hub, name);
         assert!(parts.iter().all(|part| error.contains(part)) && !error.contains("hunter2"), "{name}: {error}");
     }
-    assert!(server.hub(root.path()).model("org/old").is_ok(), "a repository that was renamed");
+    assert!(server.hub(root.path()).open(Path::new("org/old")).is_ok(), "a repository that was renamed");
 }
 
 #[test]
@@ -223,18 +206,17 @@ fn of_a_data_set_only_the_files_of_its_subset_and_split_are_fetched() {
         ("socratic/train-00000-of-00001.jsonl", &rows[3][..]),
         ("README.md", b"# about"),
     ];
-    let (server, root) = (Server::new(&files, None, false), tempfile::tempdir().unwrap());
+    let (server, root) = (TestHub::new(&files, None, false), tempfile::tempdir().unwrap());
     let spec = |subset: Option<&str>, split: &str| DataSpec {
         hub: server.hub(root.path()),
         subset: subset.map(str::to_owned),
-        split: split.parse().unwrap(),
+        split: split.to_owned(),
         ..DataSpec::new("org/thing")
     };
     let fetched = || {
-        let mut files: Vec<String> =
-            server.asked.lock().unwrap().drain(..).filter(|asked| asked.method == "GET").map(|asked| asked.path).collect();
-        files.retain(|path| path.contains("/resolve/"));
-        files
+        let asked = std::mem::take(&mut *server.asked.lock()).into_iter();
+        let files = asked.filter(|asked| asked.method == Method::GET && asked.uri.path().contains("/resolve/"));
+        files.map(|asked| asked.uri.path().to_owned()).collect::<Vec<_>>()
     };
     let unnamed = spec(None, "train").fetch().unwrap_err().to_string();
     assert!(unnamed.contains("org/thing has several subsets; name one of: main, socratic"), "{unnamed}");
@@ -242,7 +224,7 @@ fn of_a_data_set_only_the_files_of_its_subset_and_split_are_fetched() {
     let resolve = |file: &str| format!("/datasets/org/thing/resolve/{COMMIT}/main/{file}");
     assert_eq!(fetched(), [resolve("train-00000-of-00002.jsonl"), resolve("train-00001-of-00002.jsonl")]);
     spec(Some("main"), "train").fetch().unwrap();
-    assert!(server.asked.lock().unwrap().is_empty(), "it is here");
+    assert!(server.asked.lock().is_empty(), "it is here");
     spec(Some("main"), "test").fetch().unwrap();
     assert_eq!(fetched(), [resolve("test-00000-of-00001.jsonl")]);
     for (subset, split, why) in [

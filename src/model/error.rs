@@ -6,10 +6,7 @@ use std::path::PathBuf;
 /// A model that can't be read, written or used.
 #[derive(Debug, thiserror::Error)]
 pub enum ModelError {
-    /// Neither a folder nor in the hub's cache.
-    #[error(transparent)]
-    NotFound(#[from] crate::hub::NotFound),
-    /// A model of the hub that could not be fetched.
+    /// Neither a folder, nor a model of the hub that could be fetched.
     #[error(transparent)]
     Hub(#[from] crate::hub::HubError),
     /// The file system refused.

@@ -17,7 +17,7 @@ use super::adapter_folder::{folder_config, holds_adapter, load_with_base, named_
 use super::error::TensorProblems;
 use super::shards::{Format, Slice, save_hf_as};
 use super::{Dtype, Entry, Layout, ModelConfig, ModelError, Weights};
-use crate::hub;
+use crate::hub::Hub;
 use crate::util::reading;
 
 /// Bytes that are read at a time.
@@ -37,7 +37,7 @@ pub fn load_hf(dir: &Path) -> Result<(ModelConfig, Weights), ModelError> {
 /// Loads a model for computation in the format `dtype`. A folder in that format is not
 /// converted and takes no more memory than on disk; any other becomes f32.
 pub fn load_hf_for(dir: &Path, dtype: Dtype) -> Result<(ModelConfig, Weights), ModelError> {
-    let dir = &hub::open(dir)?;
+    let dir = &Hub::of_user().open(dir)?;
     if holds_adapter(dir) {
         return load_with_base(dir, dtype);
     }

@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use crate::data::source::{Columns, DataSpec, Share, Split};
+use crate::data::source::{Columns, DataSpec, Split};
 use crate::settings::declare::section;
 use crate::settings::setting::{Limit, POSITIVE_IF_GIVEN, SOME_IF_GIVEN, SOME_STEPS};
 
@@ -54,18 +54,14 @@ impl Source {
     pub fn spec(&self) -> DataSpec {
         DataSpec {
             subset: self.subset.clone(),
-            // Checked with the recipe.
-            split: self.split.parse().unwrap_or_default(),
+            split: self.split.clone(),
             max_samples: self.max_samples,
+            repeat: self.repeat,
+            weight: self.weight,
             columns: self.columns.clone().unwrap_or_default(),
             name: self.name.clone(),
             ..DataSpec::new(&self.data)
         }
-    }
-
-    /// Returns the share of the stream.
-    pub fn share(&self) -> Share {
-        self.weight.map_or(Share::Repeat(self.repeat), Share::Weight)
     }
 }
 

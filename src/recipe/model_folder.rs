@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use crate::hub::{self, Hub, HubError};
+use crate::hub::{Hub, HubError};
 use crate::train::CheckpointError;
 use crate::train::checkpoint::{self, CHECKPOINTS};
 
@@ -40,7 +40,7 @@ pub fn model_folder(path: &Path) -> Result<PathBuf, NoModel> {
 
 /// [`model_folder`] with the hub that models named by an id come from.
 pub(crate) fn model_folder_from(hub: &Hub, path: &Path) -> Result<PathBuf, NoModel> {
-    let path = hub::open_from(hub, path)?;
+    let path = hub.open(path)?;
     let is_model = |path: &Path| CONFIGS.iter().any(|file| path.join(file).is_file());
     if is_model(&path) {
         return Ok(path);

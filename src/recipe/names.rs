@@ -9,7 +9,7 @@ use super::plan::Plan;
 use super::reference_policy::ReferencePolicy;
 use super::task::TaskData;
 use crate::data::source::dataset_commit;
-use crate::hub::{self, Cache};
+use crate::hub::Cache;
 
 impl Plan {
     /// Returns the models that the plan names next to the policy's own, each with its key.
@@ -22,7 +22,7 @@ impl Plan {
     /// Returns the plan with every id of the hub pinned to the commit that `cache` holds.
     pub fn pinned(&self, cache: &Cache) -> Plan {
         let mut plan = self.clone();
-        let model = |path: &Path| commit(&hub::locate_in(cache, path).ok()?, path);
+        let model = |path: &Path| commit(&cache.locate(path).ok()?, path);
         let pin = |path: &mut PathBuf, commit: Option<String>| {
             if let Some(commit) = commit {
                 *path = with_revision(path, &commit);

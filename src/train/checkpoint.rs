@@ -34,7 +34,7 @@ pub struct CheckpointMetadata {
     #[serde(default)]
     pub timestamp: u64,
     /// Numbers that the run wrote down.
-    #[serde(default, with = "number::map")]
+    #[serde(default, with = "number")]
     pub metrics: BTreeMap<String, f64>,
     /// All other files.
     #[serde(default)]

@@ -13,7 +13,7 @@ use crate::algo::{
     AdvantageError, Aggregation, BatchSize, ComparedToken, LogProbGap, Loss, LossError, LossInputs, LossOutput, OffPolicy,
 };
 use crate::data::packing::{cut_evenly, cut_rectangles};
-use crate::data::{REWARD_LIMIT, Sample, SampleError, Version};
+use crate::data::{DataError, REWARD_LIMIT, Sample, Version};
 use crate::flow::caught;
 use crate::train::Algorithm;
 
@@ -92,7 +92,7 @@ impl TrainBatch {
 }
 
 /// A batch that cannot be trained on.
-#[derive(Debug, thiserror::Error, PartialEq)]
+#[derive(Debug, thiserror::Error)]
 pub enum BatchError {
     /// A reward that is missing (NaN), not finite or too large (law N4).
     #[error("{id}: its reward is {value}; score it with a finite number of at most {limit:e} either way, or drop its group", limit = REWARD_LIMIT)]
@@ -112,7 +112,7 @@ pub enum BatchError {
     NoReference(SampleId),
     /// Columns of a sample are inconsistent.
     #[error(transparent)]
-    Sample(#[from] SampleError),
+    Sample(#[from] DataError),
     /// A number that a loss would choke on (law N4).
     #[error("{id}: its {what} is {value}; it must be a finite number")]
     NonFinite {

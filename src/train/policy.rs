@@ -4,11 +4,10 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use super::{LocalBackend, LocalConfig};
-use crate::data::chat::ChatError;
 use crate::data::source::prepare_pair;
-use crate::data::{Pair, Sample, Tokenizer, TokenizerError};
+use crate::data::{DataError, Pair, Sample, Tokenizer};
 use crate::engine::LocalEngine;
-use crate::hub;
+use crate::hub::Hub;
 use crate::model::{
     Compute, Decoder, FrozenWeights, Head, Lora, ModelConfig, ModelError, Weights, base_of, load_adapter, load_hf_for, load_like,
 };
@@ -21,7 +20,7 @@ pub enum LoadError {
     Model(#[from] ModelError),
     /// Error of the tokenizer, or a tokenizer that does not fit the model.
     #[error(transparent)]
-    Tokenizer(#[from] TokenizerError),
+    Tokenizer(#[from] DataError),
     /// A reward model or critic.
     #[error(
         "this model gives one number and no words (it is a sequence classifier), so that it can't be a policy; name the folder of a \
@@ -58,7 +57,7 @@ impl Policy {
     /// Loads a model that generates on this device and in this format. A folder in that format
     /// takes no more memory than on disk. A trainer creates an f32 copy.
     pub fn load_for(dir: impl AsRef<Path>, compute: Compute) -> Result<Self, LoadError> {
-        let dir = hub::open(dir.as_ref()).map_err(ModelError::from)?;
+        let dir = Hub::of_user().open(dir.as_ref()).map_err(ModelError::from)?;
         let tokenizer = Tokenizer::from_dir(&tokenizer_folder(dir.clone()))?;
         Self::load_with(dir, tokenizer, compute)
     }
@@ -180,7 +179,7 @@ impl Policy {
 
     /// Converts pairs to supervised samples: prompt, completion and end-of-text token. If the
     /// prompt is a conversation, the completion is its next turn.
-    pub fn supervised(&self, pairs: &[Pair]) -> Result<Vec<Sample>, ChatError> {
+    pub fn supervised(&self, pairs: &[Pair]) -> Result<Vec<Sample>, DataError> {
         pairs.iter().map(|pair| prepare_pair(pair, &self.tokenizer)).collect()
     }
 

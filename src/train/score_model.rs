@@ -5,20 +5,16 @@ use std::sync::Arc;
 
 use super::policy::adapted;
 use super::{LoadError, LocalBackend, LocalConfig, Policy, tokenizer_folder};
-use crate::data::chat::{ChatError, ChatInput};
-use crate::data::{ChatMessage, PromptText, RankedPair, Sample, Status, Tokenizer, TokenizerError};
-use crate::hub;
+use crate::data::{ChatMessage, DataError, PromptText, RankedPair, Sample, Status, Tokenizer};
+use crate::hub::Hub;
 use crate::model::{Compute, FrozenWeights, Head, Lora, ModelConfig, ModelError, Weights, load_hf};
 
 /// A text without a score.
 #[derive(Debug, thiserror::Error)]
 pub enum TextError {
-    /// Tokenization failed.
+    /// The tokenizer or the chat template failed.
     #[error(transparent)]
-    Tokenizer(#[from] TokenizerError),
-    /// The model's chat template failed.
-    #[error(transparent)]
-    Chat(#[from] ChatError),
+    Data(#[from] DataError),
     /// The text is longer than the model's context.
     #[error(
         "prompt and answer are {tokens} tokens to the model that scores, which reads at most {most} (max_position_embeddings)"
@@ -50,7 +46,7 @@ impl ScoreModel {
     /// Loads a Hugging Face folder of a sequence classifier with one label, or such a model in the
     /// hub's local cache by its id. A folder of adapters loads its base model with them.
     pub fn load(dir: impl AsRef<Path>) -> Result<Self, LoadError> {
-        let dir = hub::open(dir.as_ref()).map_err(ModelError::from)?;
+        let dir = Hub::of_user().open(dir.as_ref()).map_err(ModelError::from)?;
         let (config, weights) = load_hf(&dir)?;
         let folder = base_folder(&weights, &dir);
         let tokenizer = Tokenizer::from_dir(&tokenizer_folder(dir))?;
@@ -60,7 +56,7 @@ impl ScoreModel {
     /// Loads the initial model of a training: a score model, or a language model, whose new score
     /// head is drawn by `seed`.
     pub fn begin(dir: impl AsRef<Path>, seed: u64) -> Result<Self, LoadError> {
-        let dir = hub::open(dir.as_ref()).map_err(ModelError::from)?;
+        let dir = Hub::of_user().open(dir.as_ref()).map_err(ModelError::from)?;
         let tokenizer = Tokenizer::from_dir(&tokenizer_folder(dir.clone()))?;
         Self::begin_with(dir, tokenizer, seed)
     }
@@ -200,7 +196,7 @@ impl TextReader {
             }
             PromptText::Chat(asked) => {
                 let turns: Vec<ChatMessage> = asked.iter().cloned().chain([ChatMessage::new("assistant", answer)]).collect();
-                self.tokenizer.encode_bare(&self.tokenizer.chat()?.render(&ChatInput::new(&turns))?)?
+                self.tokenizer.encode_bare(&self.tokenizer.chat()?.render(&turns, &[], false)?)?
             }
         };
         while tokens.last().is_some_and(|last| Some(*last) == self.pad) {

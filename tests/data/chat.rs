@@ -4,10 +4,8 @@
 use std::path::Path;
 
 use proptest::prelude::*;
-use rollflow::data::chat::{
-    ChatError, ChatInput, ChatTemplate, TemplateLimits, TokenizedConversation, tokenize_conversation, tokenize_last_turn,
-};
-use rollflow::data::{ChatMessage, Prompt, PromptText, Tokenizer};
+use rollflow::data::chat::{ChatTemplate, TokenizedConversation, tokenize_conversation, tokenize_last_turn};
+use rollflow::data::{ChatMessage, DataError, Prompt, PromptText, Tokenizer};
 use serde_json::{Value, json};
 
 /// A usual template, with what the assistant says in a block of its own or not.
@@ -80,10 +78,10 @@ fn only_what_the_assistant_says_is_trained_with_the_end_of_each_turn() {
     let said = ["<call>add {\"a\": 2, \"b\": [1.0, \"é\"]}</call><|im_end|>", "It is 4.<|im_end|>"];
     for marked in [true, false] {
         let tokenizer = tokenizer(&usual(marked));
-        let conversation = tokenize_conversation(&ChatInput::new(&tool_use()), &tokenizer).unwrap();
+        let conversation = tokenize_conversation(&tool_use(), &[], &tokenizer).unwrap();
         assert_eq!(trained(&conversation), said, "marked: {marked}");
         assert_eq!(conversation.tokens, tokenizer.encode_bare(&conversation.text).unwrap(), "the text is tokenised whole");
-        let last = tokenize_last_turn(&ChatInput::new(&tool_use()), &tokenizer).unwrap();
+        let last = tokenize_last_turn(&tool_use(), &[], &tokenizer).unwrap();
         assert_eq!((trained(&last), last.text), (vec![said[1].to_owned()], conversation.text));
     }
 }
@@ -92,10 +90,10 @@ fn only_what_the_assistant_says_is_trained_with_the_end_of_each_turn() {
 fn a_conversation_without_an_answer_teaches_nothing() {
     let tokenizer = tokenizer(&usual(true));
     for error in [
-        tokenize_conversation(&ChatInput::new(&tool_use()[..2]), &tokenizer).unwrap_err(),
-        tokenize_last_turn(&ChatInput::new(&tool_use()[..4]), &tokenizer).unwrap_err(),
+        tokenize_conversation(&tool_use()[..2], &[], &tokenizer).unwrap_err(),
+        tokenize_last_turn(&tool_use()[..4], &[], &tokenizer).unwrap_err(),
     ] {
-        assert!(matches!(error, ChatError::NothingSaid), "{error}");
+        assert!(error.to_string().contains("nothing to learn"), "{error}");
     }
 }
 
@@ -107,18 +105,18 @@ fn a_template_that_rewrites_history_is_refused_by_prefixes_and_trained_turn_by_t
     let turns =
         [turn("user", "a"), turn("assistant", "<think>hm</think>b"), turn("user", "c"), turn("assistant", "<think>so</think>d")];
     let tokenizer = tokenizer(forgets);
-    let error = tokenize_conversation(&ChatInput::new(&turns), &tokenizer).unwrap_err().to_string();
+    let error = tokenize_conversation(&turns, &[], &tokenizer).unwrap_err().to_string();
     for part in ["turn 2", "<think>hm", "where it is the last", "generation", "apart"] {
         assert!(error.contains(part), "{error}");
     }
-    let apart: Vec<_> = [2, 4].map(|end| tokenize_last_turn(&ChatInput::new(&turns[..end]), &tokenizer).unwrap()).to_vec();
+    let apart: Vec<_> = [2, 4].map(|end| tokenize_last_turn(&turns[..end], &[], &tokenizer).unwrap()).to_vec();
     assert_eq!(
         apart.iter().map(|one| trained(one).concat()).collect::<Vec<_>>(),
         ["<think>hm</think>b<|im_end|>", "<think>so</think>d<|im_end|>"]
     );
     let opened = "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}{% if add_generation_prompt %}[assistant]<think>{% endif %}";
     let turns = [turn("user", "a"), turn("assistant", "b")];
-    let error = tokenize_conversation(&ChatInput::new(&turns), &self::tokenizer(opened)).unwrap_err().to_string();
+    let error = tokenize_conversation(&turns, &[], &self::tokenizer(opened)).unwrap_err().to_string();
     assert!(error.contains("what asks for it ends") && error.contains("[assistant]<think>"), "{error}");
 }
 
@@ -146,7 +144,7 @@ fn a_prompts_tools_reach_the_template_for_tools() {
     std::fs::write(folder.path().join("tokenizer_config.json"), config.to_string()).unwrap();
     let tokenizer = Tokenizer::from_dir(folder.path()).unwrap();
     let (turns, tools) = ([turn("user", "?")], [json!({"name": "f"})]);
-    let render = |tools: &[Value]| tokenizer.chat().unwrap().render(&ChatInput::prompt(&turns).tools(tools)).unwrap();
+    let render = |tools: &[Value]| tokenizer.chat().unwrap().render_prompt(&turns, tools).unwrap();
     assert_eq!((render(&[]), render(&tools)), ("None".to_owned(), "[{\"name\": \"f\"}]<bos>".to_owned()));
 }
 
@@ -160,7 +158,7 @@ fn a_folder_without_a_template_says_what_to_do_where_a_conversation_comes() {
     assert_eq!(plain.encode_prompt(&chat).unwrap(), plain.encode_bare("user: hi\nassistant: ").unwrap());
     let turns = [turn("user", "hi"), turn("assistant", "ho")];
     assert_eq!(
-        trained(&tokenize_conversation(&ChatInput::new(&turns), &plain).unwrap()),
+        trained(&tokenize_conversation(&turns, &[], &plain).unwrap()),
         ["ho<|im_end|>"],
         "with the tokenizer's end of text"
     );
@@ -172,7 +170,7 @@ fn what_fails_names_file_line_and_reason() {
     let file = folder.path().join("chat_template.jinja");
     let render = |text: &str| {
         std::fs::write(&file, text).unwrap();
-        ChatTemplate::from_dir(folder.path()).and_then(|chat| chat.unwrap().render(&ChatInput::new(&tool_use()))).unwrap_err()
+        ChatTemplate::from_dir(folder.path()).and_then(|chat| chat.unwrap().render(&tool_use(), &[], false)).unwrap_err()
     };
     let broken = render("a\n\n{% for m in messages %}{{ m.role }}").to_string();
     assert!(broken.starts_with(&format!("{}:3: syntax error", file.display())), "{broken}");
@@ -180,10 +178,11 @@ fn what_fails_names_file_line_and_reason() {
     assert!(unknown.contains(":5: undefined value") && unknown.ends_with("{{ messages[0].nothing.at_all }}"), "{unknown}");
     let refused = render("\n{%- macro no() %}\n{{ raise_exception('no ' + 'tools') }}{% endmacro %}{{ no() }}");
     match &refused {
-        ChatError::Refused { message, line, .. } => assert_eq!((message.as_str(), *line > 1), ("no tools", true), "{refused}"),
+        DataError::Refused { message, line, .. } => assert_eq!((message.as_str(), *line > 1), ("no tools", true), "{refused}"),
         other => panic!("{other}"),
     }
-    assert!(matches!(ChatTemplate::plain().render(&ChatInput::default()), Err(ChatError::Empty)));
+    let empty = ChatTemplate::plain().render(&[], &[], false).unwrap_err().to_string();
+    assert!(empty.contains("needs at least one turn"), "{empty}");
 }
 
 #[test]
@@ -199,9 +198,8 @@ fn a_broken_template_stops_those_who_chat_and_nobody_else() {
 #[test]
 fn templates_know_pythons_words() {
     let one = [turn("user", " a b ").with("flag", true).with("empty", Value::Null)];
-    let render = |source: &str| {
-        ChatTemplate::new(source).unwrap().dated("2024-07-06T08:05").unwrap().render(&ChatInput::new(&one)).unwrap()
-    };
+    let render =
+        |source: &str| ChatTemplate::new(source).unwrap().dated("2024-07-06T08:05").unwrap().render(&one, &[], false).unwrap();
     for (source, expected) in [
         ("{{ messages[0].flag }} {{ none }} {{ messages[0].empty is defined }}", "True None False"),
         ("{{ messages[0].content.strip().split(' ')[::-1] }}", "['b', 'a']"),
@@ -227,7 +225,7 @@ fn what_was_thought_has_each_of_its_names() {
     for field in ["reasoning_content", "thinking", "reasoning"] {
         let turns = [turn("user", "?"), turn("assistant", "!").with(field, "hm")];
         let chat = ChatTemplate::new("{{ messages[1].reasoning_content }}{{ messages[1].thinking }}").unwrap();
-        assert_eq!(chat.render(&ChatInput::new(&turns)).unwrap(), "hmhm", "{field}");
+        assert_eq!(chat.render(&turns, &[], false).unwrap(), "hmhm", "{field}");
     }
 }
 
@@ -254,7 +252,7 @@ proptest! {
         let turns: Vec<_> =
             contents.iter().zip(&answers).flat_map(|(asked, said)| [turn("user", asked), turn("assistant", said)]).collect();
         let [by_blocks, by_prefixes] =
-            [true, false].map(|marked| tokenize_conversation(&ChatInput::new(&turns), &tokenizer(&usual(marked))).unwrap());
+            [true, false].map(|marked| tokenize_conversation(&turns, &[], &tokenizer(&usual(marked))).unwrap());
         prop_assert_eq!(&by_blocks, &by_prefixes);
         let said: Vec<String> = answers.iter().take(contents.len()).map(|said| format!("{said}<|im_end|>")).collect();
         // What opens a turn may have swallowed the beginning of what is said: that is not sampled, and not trained.
@@ -267,10 +265,10 @@ proptest! {
 }
 
 /// What rendering a template comes to on a small stack, as threads of a pool have it.
-fn rendered(source: String) -> Result<String, ChatError> {
+fn rendered(source: String) -> Result<String, DataError> {
     let work = move || {
         let turns = [turn("user", "hello")];
-        ChatTemplate::new(source)?.render(&ChatInput::new(&turns))
+        ChatTemplate::new(source)?.render(&turns, &[], false)
     };
     std::thread::Builder::new().stack_size(2 << 20).spawn(work).unwrap().join().unwrap()
 }
@@ -280,7 +278,7 @@ fn a_template_that_never_ends_is_stopped_by_its_instructions() {
     let range = "{% for a in range(100000) %}";
     let nested = format!("{}{}", range.repeat(4), "{% endfor %}".repeat(4));
     let error = rendered(nested).unwrap_err();
-    assert!(matches!(error, ChatError::Limit { of: "instructions", .. }), "{error}");
+    assert!(matches!(error, DataError::Limit { of: "instructions", .. }), "{error}");
     assert!(
         error.to_string().contains("(chat template): the chat template exceeds its limit of 20000000 instructions"),
         "{error}"
@@ -291,12 +289,11 @@ fn a_template_that_never_ends_is_stopped_by_its_instructions() {
 fn a_template_that_writes_without_end_is_stopped_by_its_output() {
     let much = "{% set s = 'x' * 60000 %}{% for a in range(100000) %}{{ s }}{% endfor %}";
     let error = rendered(much.to_owned()).unwrap_err();
-    assert!(matches!(error, ChatError::Limit { of: "bytes of text", .. }), "{error}");
-    let small = TemplateLimits { output: 10, ..TemplateLimits::default() };
-    let template = ChatTemplate::new("{{ messages[0].content * 3 }}").unwrap().limited(small).unwrap();
-    assert_eq!(template.render(&ChatInput::new(&[turn("user", "abc")])).unwrap(), "abcabcabc");
-    let error = template.render(&ChatInput::new(&[turn("user", "abcd")])).unwrap_err();
-    assert!(matches!(error, ChatError::Limit { limit: 10, .. }), "{error}");
+    assert!(matches!(error, DataError::Limit { of: "bytes of text", .. }), "{error}");
+    let template = ChatTemplate::new("{{ messages[0].content * 3 }}").unwrap().limited(1000, 1000, 10).unwrap();
+    assert_eq!(template.render(&[turn("user", "abc")], &[], false).unwrap(), "abcabcabc");
+    let error = template.render(&[turn("user", "abcd")], &[], false).unwrap_err();
+    assert!(matches!(error, DataError::Limit { limit: 10, .. }), "{error}");
 }
 
 #[test]
@@ -318,7 +315,7 @@ fn widths_in_a_template_are_bounded() {
 /// Each of these nests with every few bytes. Without a stack of their own they end the process.
 #[test]
 fn the_deepest_source_within_the_limit_ends_without_overflow() {
-    let limit = TemplateLimits::default().source;
+    let limit = 128 << 10;
     let fill = |begin: &str, repeated: &str, end: &str| {
         let times = (limit - begin.len() - end.len()) / repeated.len();
         format!("{begin}{}{end}", repeated.repeat(times))
@@ -346,5 +343,5 @@ fn the_deepest_source_within_the_limit_ends_without_overflow() {
         drop(rendered(source));
     }
     let error = rendered("x".repeat(limit + 1)).unwrap_err();
-    assert!(matches!(error, ChatError::Limit { of: "bytes of source", .. }), "{error}");
+    assert!(matches!(error, DataError::Limit { of: "bytes of source", .. }), "{error}");
 }

@@ -7,7 +7,7 @@ use std::io::{BufWriter, Write};
 use std::time::Instant;
 
 use rollflow::data::Prompt;
-use rollflow::data::source::{DataSpec, Mixed, Share};
+use rollflow::data::source::{DataSpec, Mixed};
 
 /// The most memory that this process ever had, in bytes.
 fn peak_memory() -> u64 {
@@ -38,7 +38,7 @@ fn a_list_of_two_hundred_megabytes_on_one_line_is_never_held() {
         file.write_all(end.as_bytes()).unwrap();
         drop(file);
         let size = path.metadata().unwrap().len();
-        let data = Mixed::<Prompt>::open(&[(DataSpec::new(&path), Share::Repeat(1))], 0, true);
+        let data = Mixed::<Prompt>::open(&[DataSpec::new(&path)], 0, true);
         let mut data = data.unwrap();
         assert_eq!(data.len() as u64, RECORDS, "{name}");
         let asked = (0..RECORDS).step_by(100).map(|number| data.prompt(number).unwrap().text.render());
@@ -70,8 +70,7 @@ fn a_shuffled_epoch_of_ten_million_rows_stays_under_a_gibibyte() {
     let size = path.metadata().unwrap().len();
 
     let started = Instant::now();
-    let sets = [(DataSpec::new(&path), Share::Repeat(1))];
-    let mut data = Mixed::<Prompt>::open(&sets, 0, true).unwrap();
+    let mut data = Mixed::<Prompt>::open(&[DataSpec::new(&path)], 0, true).unwrap();
     let opened = started.elapsed();
     let first = data.prompt(0).unwrap();
     let drawn = started.elapsed();

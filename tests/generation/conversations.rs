@@ -44,7 +44,7 @@ fn n2_a_later_turn_draws_on_where_the_conversation_stands() {
     let second = turn(&mut engine, &[4, 5, 6], 0, vec![answer.clone()]);
     assert_eq!((first.index, second.index, second.tokens.len()), (1, 1, 27), "a turn's limit is its own");
     assert_eq!(second.tokens[..15], answer.tokens[..]);
-    assert_eq!(second.versions.iter().map(|span| span.len).collect::<Vec<_>>(), [12, 3, 12]);
+    assert_eq!(second.versions.iter().map(|(_, len)| len).collect::<Vec<_>>(), [12, 3, 12]);
     // The same tokens as a prompt of their own draw the same numbers only where they are told where they stand.
     let all = [&[4, 5, 6], &answer.tokens[..]].concat();
     assert_eq!(turn(&mut engine, &all, 15, Vec::new()).tokens, second.tokens[15..]);

@@ -173,12 +173,12 @@ fn assert_close(what: &str, found: &[f32], expected: &[f32]) {
 fn assert_rescored(config: &ModelConfig, policy: OnNewWeights, finished: &Finished) {
     let prompt = request(finished.ordinal, 1, &params(1)).tokens;
     let mut at = 0;
-    for span in finished.versions.iter() {
-        let weights = version_of(config, span.version.unwrap());
+    for (version, len) in finished.versions.iter() {
+        let weights = version_of(config, version.unwrap());
         let expected = rescored(config, &weights, &prompt, &finished.tokens, 1.0);
         let what = format!("{policy:?}, sample {}.{}, from token {at}", finished.ordinal, finished.index);
-        assert_close(&what, &finished.log_probs[at..at + span.len], &expected[at..at + span.len]);
-        at += span.len;
+        assert_close(&what, &finished.log_probs[at..at + len], &expected[at..at + len]);
+        at += len;
     }
 }
 
@@ -211,7 +211,7 @@ fn v5_finishing_samples_never_mix_versions_and_are_those_of_their_version_alone(
     for config in families() {
         let (finished, newest) = changing(&config, OnNewWeights::Finish);
         for (key, finished) in &finished {
-            let versions: Vec<_> = finished.versions.iter().flat_map(|span| span.version).collect();
+            let versions: Vec<_> = finished.versions.iter().flat_map(|(version, _)| version).collect();
             assert_eq!(versions, [newest[key][0]], "the newest when it began");
             assert_rescored(&config, OnNewWeights::Finish, finished);
             let mut alone = LocalEngine::new(decoder(&config), tokenizer(), 3, 11);

@@ -2,8 +2,8 @@
 
 use std::path::{Path, PathBuf};
 
-use rollflow::data::ChatMessage;
-use rollflow::data::chat::{ChatError, ChatInput, ChatTemplate};
+use rollflow::data::chat::ChatTemplate;
+use rollflow::data::{ChatMessage, DataError};
 use serde_json::Value;
 
 use crate::case::Case;
@@ -25,17 +25,17 @@ pub fn render(case: &Case) -> Result<(), String> {
     let messages: Vec<ChatMessage> = serde_json::from_value(inputs["messages"].clone()).map_err(|error| error.to_string())?;
     let tools = inputs["tools"].as_array().cloned().unwrap_or_default();
     let add_generation_prompt = inputs["add_generation_prompt"].as_bool().ok_or("add_generation_prompt is missing")?;
-    let input = ChatInput { messages: &messages, tools: &tools, add_generation_prompt, ..ChatInput::default() };
+    let render = || chat.render(&messages, &tools, add_generation_prompt);
     if let Some(error) = expected.get("error") {
-        return refused(&file, chat.render(&input), error.as_str().unwrap_or_default());
+        return refused(&file, render(), error.as_str().unwrap_or_default());
     }
     let same = |found: String| match expected["text"] == found.as_str() {
         true => Ok(()),
         false => Err(format!("{} became\n{found:?}, expected\n{}", case.name, expected["text"])),
     };
-    same(chat.render(&input).map_err(|error| error.to_string())?)?;
+    same(render().map_err(|error| error.to_string())?)?;
     let Some(spans) = expected.get("generation_spans") else { return Ok(()) };
-    let (text, found) = chat.render_marked(&input).map_err(|error| error.to_string())?;
+    let (text, found) = chat.render_marked(&messages, &tools).map_err(|error| error.to_string())?;
     let characters = |byte: usize| text[..byte].chars().count();
     let found: Vec<Value> = found.iter().map(|span| vec![characters(span.start), characters(span.end)].into()).collect();
     if *spans != Value::Array(found.clone()) {
@@ -45,11 +45,11 @@ pub fn render(case: &Case) -> Result<(), String> {
 }
 
 /// What a template refuses is refused in its words, and what it can't work with is an error too; both name its line.
-fn refused(file: &Path, found: Result<String, ChatError>, error: &str) -> Result<(), String> {
+fn refused(file: &Path, found: Result<String, DataError>, error: &str) -> Result<(), String> {
     let named = |name: &str, line: usize| name == file.display().to_string() && line > 0;
     match (found, error.strip_prefix("TemplateError: ")) {
-        (Err(ChatError::Refused { file, line, message }), Some(said)) if message == said && named(&file, line) => Ok(()),
-        (Err(ChatError::Template { file, line, .. }), None) if named(&file, line) => Ok(()),
+        (Err(DataError::Refused { file, line, message }), Some(said)) if message == said && named(&file, line) => Ok(()),
+        (Err(DataError::Template { file, line, .. }), None) if named(&file, line) => Ok(()),
         (found, _) => Err(format!("expected {error:?}, found {found:?}")),
     }
 }

@@ -6,8 +6,8 @@ use std::sync::{Arc, Mutex};
 
 use rollflow::algo::filters::Verdict;
 use rollflow::data::DataBuffer;
+use rollflow::data::Spans;
 use rollflow::data::arithmetic;
-use rollflow::data::{Dropped, Spans};
 use rollflow::engine::{Finished, LocalEngine, Request, TokenEngine};
 use rollflow::flow::Capacity;
 use rollflow::model::ModelConfig;
@@ -123,7 +123,8 @@ fn plain_loop(slots: usize, over_sample: f64) -> Outcome {
             }
         }
         let surplus = batch.groups.split_off(GROUPS);
-        batch.dropped.extend(surplus.iter().map(|group| Dropped::new(group, SURPLUS)));
+        let drop = |group| *Scored::new(group).unwrap().drop_for(SURPLUS.into()).settle().unwrap_err();
+        batch.dropped.extend(surplus.into_iter().map(drop));
         batch.dropped.sort_by_key(|dropped| dropped.id);
         assign_advantages(&mut batch, &GroupMean::default()).unwrap();
         let samples: Vec<&Sample> = batch.samples().collect();

@@ -5,7 +5,7 @@ use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use anyhow::{Context, Result, anyhow, bail, ensure};
-use rollflow::data::source::{DataSet, DataSpec, Example, PromptDataset, Shape, Share, Skip};
+use rollflow::data::source::{DataSet, DataSpec, Example, Mixed, Shape};
 use rollflow::data::{BufferState, DataBuffer, Pair, PromptText, arithmetic};
 use rollflow::prelude::*;
 use rollflow::recipe::task::TaskData;
@@ -22,7 +22,7 @@ const DATA: &str = "data.json";
 ///
 /// # Errors
 /// Fails if the reward compares with a ground truth and no record has one.
-pub fn prompt_dataset(plan: &Plan, sources: &[DataSource], reader: Option<&Reader>) -> Result<PromptDataset> {
+pub fn prompt_dataset(plan: &Plan, sources: &[DataSource], reader: Option<&Reader>) -> Result<Mixed<Prompt>> {
     let (answered, fits) = (AtomicBool::new(false), fits(plan, reader));
     let note = |prompt: &Prompt| {
         if prompt.answer().is_some() {
@@ -30,12 +30,12 @@ pub fn prompt_dataset(plan: &Plan, sources: &[DataSource], reader: Option<&Reade
         }
         fits(prompt)
     };
-    let data = PromptDataset::open_if(&specs(sources), plan.seed, plan.task.shuffle, note)?;
+    let data = Mixed::open_if(&specs(sources), plan.seed, plan.task.shuffle, note)?;
     ensure!(
         answered.into_inner() || !plan.reward.rule.compares(),
         "the reward compares answers with a ground truth, and no record of {} has one; name its field, as in \
          columns = {{ answer = \"target\" }}",
-        specs(sources).iter().map(|(spec, _)| spec.name()).collect::<Vec<_>>().join(", ")
+        specs(sources).iter().map(DataSpec::name).collect::<Vec<_>>().join(", ")
     );
     Ok(data)
 }
@@ -49,7 +49,7 @@ pub fn first_prompts(plan: &Plan, few: usize, reader: &Reader) -> Result<Vec<Pro
                 DataSource { max_samples: Some(most), ..source }
             };
             let sources = specs(&task.sources().into_iter().map(first).collect::<Vec<_>>());
-            Prompts::dataset(PromptDataset::open_if(&sources, plan.seed, plan.task.shuffle, fits(plan, Some(reader)))?)
+            Prompts::dataset(Mixed::open_if(&sources, plan.seed, plan.task.shuffle, fits(plan, Some(reader)))?)
         }
         _ => prompts(plan, Some(reader))?,
     }
@@ -60,7 +60,7 @@ pub fn first_prompts(plan: &Plan, few: usize, reader: &Reader) -> Result<Vec<Pro
 
 /// Returns a check that prompt and longest completion fit the policy's context. A prompt that the chat
 /// template rejects passes: the run reports the error.
-pub fn fits(plan: &Plan, reader: Option<&Reader>) -> impl Fn(&Prompt) -> Result<(), Skip> + Sync + use<> {
+pub fn fits(plan: &Plan, reader: Option<&Reader>) -> impl Fn(&Prompt) -> Result<(), String> + Sync + use<> {
     /// Upper bound of the bytes that a chat template adds to a turn. No token is shorter than a byte, so
     /// most prompts need no tokenisation here.
     const AROUND_A_TURN: usize = 512;
@@ -81,8 +81,7 @@ pub fn fits(plan: &Plan, reader: Option<&Reader>) -> impl Fn(&Prompt) -> Result<
         match tokenizer.encode_prompt(&Prompt { text: asked, ..prompt.clone() }) {
             Ok(tokens) if tokens.len() > room => Err(format!(
                 "longer than {room} tokens, which are what {answer} new ones leave of the {positions} that the model reads"
-            )
-            .into()),
+            )),
             _ => Ok(()),
         }
     }
@@ -107,8 +106,8 @@ pub fn pairs(sources: &[DataSource]) -> Result<Vec<Pair>> {
 }
 
 /// The sources, and how much of each is drawn.
-pub fn specs(sources: &[DataSource]) -> Vec<(DataSpec, Share)> {
-    sources.iter().map(|source| (source.spec(), source.share())).collect()
+pub fn specs(sources: &[DataSource]) -> Vec<DataSpec> {
+    sources.iter().map(DataSource::spec).collect()
 }
 
 /// Identifies the data in every checkpoint of the trainer, and resumes it at `from` if that checkpoint has the same data.

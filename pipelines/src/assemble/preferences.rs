@@ -1,9 +1,8 @@
 //! A task's pairs of completions as steps of preference training, and the held-out pairs of its `[eval]`.
 
 use anyhow::{Context, Result, bail};
-use rollflow::data::chat::ChatError;
-use rollflow::data::source::{Mixed, Skip, prepare_pair, too_long};
-use rollflow::data::{BufferState, Pair, RankedPair, arithmetic};
+use rollflow::data::source::{Mixed, prepare_pair, too_long};
+use rollflow::data::{BufferState, DataError, Pair, RankedPair, arithmetic};
 use rollflow::flow::Port;
 use rollflow::model::FrozenWeights;
 use rollflow::prelude::*;
@@ -42,14 +41,14 @@ pub fn batches(plan: &Plan, reader: &Reader) -> Result<(Supervised, Option<Buffe
 }
 
 /// Samples of the chosen and the rejected completion, each after the prompt as `[chat]` formats it.
-fn samples(chat: &Chat, pair: &RankedPair, tokenizer: &Tokenizer) -> Result<[Sample; 2], ChatError> {
+fn samples(chat: &Chat, pair: &RankedPair, tokenizer: &Tokenizer) -> Result<[Sample; 2], DataError> {
     let prompt = conversations::asked(chat, pair.prompt.clone());
     let sample = |completion: &str| prepare_pair(&Pair { prompt: prompt.clone(), completion: completion.to_owned() }, tokenizer);
     Ok([sample(&pair.chosen)?, Sample { index: 1, ..sample(&pair.rejected)? }])
 }
 
 /// Returns a check that both completions fit the model's context.
-pub fn fits(chat: &Chat, reader: &Reader) -> impl Fn(&RankedPair) -> Result<(), Skip> + Sync + use<> {
+pub fn fits(chat: &Chat, reader: &Reader) -> impl Fn(&RankedPair) -> Result<(), String> + Sync + use<> {
     let (chat, Reader { tokenizer, config }) = (chat.clone(), reader.clone());
     move |pair| match samples(&chat, pair, &tokenizer) {
         Ok(samples) if samples.iter().any(|sample| sample.tokens.len() > config.max_positions) => {

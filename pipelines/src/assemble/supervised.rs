@@ -1,10 +1,10 @@
 //! `[sft]`: data sets or the task's own pairs as the steps of supervised training.
 
 use anyhow::Result;
-use rollflow::data::chat::{ChatError, ChatInput, tokenize_conversation};
+use rollflow::data::chat::tokenize_conversation;
 use rollflow::data::packing::{OverlongPolicy, PackedRows, Packing, pack};
 use rollflow::data::source::{Example, Mixed, prepare_pair, prepare_sft_sample, prepare_sft_turns, too_long};
-use rollflow::data::{BufferState, ChatMessage, Pair, arithmetic};
+use rollflow::data::{BufferState, ChatMessage, DataError, Pair, arithmetic};
 use rollflow::env::{Environment, ToolCall, ToolResult, ToolSpec};
 use rollflow::prelude::*;
 use rollflow::recipe::chat::Chat;
@@ -45,7 +45,7 @@ fn imitated(chat: &Chat, example: &Example) -> Example {
 }
 
 /// An example as samples, none longer than `sft.max_length`.
-pub fn prepare(chat: &Chat, sft: &Sft, example: &Example, tokenizer: &Tokenizer) -> Result<Vec<Sample>, ChatError> {
+pub fn prepare(chat: &Chat, sft: &Sft, example: &Example, tokenizer: &Tokenizer) -> Result<Vec<Sample>, DataError> {
     let example = imitated(chat, example);
     Ok(match sft.turns {
         Turns::Together => vec![prepare_sft_sample(&example, tokenizer)?],
@@ -166,8 +166,7 @@ pub fn demonstrations(plan: &Plan, pairs: &[Pair], tokenizer: &Tokenizer) -> Res
         let answer = call("complete_task", "answer", &value);
         let turns = [ChatMessage::new("user", asked.clone()), says(&calculation), result, says(&answer)];
         let turns = opened(&plan.chat, turns.into());
-        let tokens = tokenize_conversation(&ChatInput::new(&turns).tools(&tools), tokenizer)?;
-        Ok(tokens.sample(&turns))
+        Ok(tokenize_conversation(&turns, &tools, tokenizer)?.sample(&turns))
     };
     pairs.iter().map(sample).collect::<Result<_>>().map(Some)
 }

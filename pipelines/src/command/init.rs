@@ -9,7 +9,7 @@ use std::process::ExitCode;
 use anyhow::{Context, Result};
 use clap::{Args, ValueEnum};
 use rollflow::data::Prompt;
-use rollflow::data::source::{Columns, DataSet, DataSpec, Example, Layout};
+use rollflow::data::source::{Columns, DataSet, DataSpec, Example};
 use rollflow::model::ModelConfig;
 use rollflow::prelude::Tokenizer;
 use rollflow::recipe::Preset;
@@ -210,11 +210,11 @@ impl Init {
 
     /// Asks for the subset and the split, where there is a choice.
     fn cut(&self, asker: &Asker, data: &mut Data) -> Result<()> {
-        let Ok(Layout { subsets, .. }) = data.spec().layout() else { return Ok(()) };
+        let Ok(subsets) = data.spec().subsets() else { return Ok(()) };
         if data.subset.is_none() && !subsets.is_empty() {
             data.subset = Some(asker.pick(&format!("Which subset of {}", data.name), "--subset", &subsets)?);
         }
-        let Ok(Layout { splits, .. }) = data.spec().layout() else { return Ok(()) };
+        let Ok(splits) = data.spec().splits() else { return Ok(()) };
         let has = |name: &str| splits.iter().any(|split| split == name);
         if let (None, Some(first), false) = (&data.split, splits.first(), splits.len() < 2) {
             let proposed = if has("train") { "train" } else { first };
@@ -264,7 +264,7 @@ struct Data {
 impl Data {
     fn spec(&self) -> DataSpec {
         let columns = Columns { prompt: self.prompt.clone(), answer: self.answer.clone(), ..Columns::default() };
-        let split = self.split.as_deref().unwrap_or("train").parse().unwrap_or_default();
+        let split = self.split.clone().unwrap_or_else(|| "train".to_owned());
         DataSpec { columns, split, subset: self.subset.clone(), ..DataSpec::new(&self.name) }
     }
 

@@ -126,7 +126,7 @@ fn read(text: &str, policy: &Policy) -> Line {
 /// The tokens, and which of them are asked about: all but the first, which has nothing before it.
 fn sample(asked: Asked, policy: &Policy) -> Result<Sample, String> {
     let (tokenizer, model) = (policy.tokenizer(), policy.config());
-    let failed = |error: rollflow::data::TokenizerError| error.to_string();
+    let failed = |error: rollflow::data::DataError| error.to_string();
     let (tokens, given) = match asked {
         Asked { text: Some(text), tokens: None, prompt: None, completion: None, .. } => {
             (tokenizer.encode(&text).map_err(failed)?, 0)

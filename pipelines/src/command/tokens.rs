@@ -8,9 +8,9 @@ use std::process::ExitCode;
 
 use anyhow::{Context, Result, bail, ensure};
 use clap::Args;
-use rollflow::data::chat::{ChatInput, ChatTemplate, tokenize_conversation, tokenize_last_turn};
-use rollflow::data::source::{Columns, DataSet, DataSpec, Example, Shape, Skip, prepare_sft_sample};
-use rollflow::data::{ChatMessage, Conversation, Pair, Prompt, PromptText};
+use rollflow::data::chat::{ChatTemplate, TokenizedConversation, tokenize_conversation, tokenize_last_turn};
+use rollflow::data::source::{Columns, DataSet, DataSpec, Example, Shape, beginnings, prepare_sft_sample};
+use rollflow::data::{ChatMessage, Pair, Prompt, PromptText};
 use rollflow::prelude::*;
 use rollflow::recipe::chat::PLAIN;
 use rollflow::train::tokenizer_folder;
@@ -67,7 +67,7 @@ enum Record {
 }
 
 impl Shape for Record {
-    fn read(record: Map<String, Value>, columns: &Columns) -> Result<Self, Skip> {
+    fn read(record: Map<String, Value>, columns: &Columns) -> Result<Self, String> {
         match Example::read(record.clone(), columns) {
             Ok(example) => Ok(Record::Imitated(example)),
             Err(_) => Prompt::read(record, columns).map(Record::Asked),
@@ -82,6 +82,13 @@ struct Shown {
     tokens: Vec<u32>,
     places: Vec<Range<usize>>,
     trained: Vec<bool>,
+}
+
+impl From<TokenizedConversation> for Shown {
+    fn from(of: TokenizedConversation) -> Self {
+        let trained = of.loss_mask.iter().map(|weight| *weight > 0.0).collect();
+        Shown { text: of.text, tokens: of.tokens, places: of.places, trained }
+    }
 }
 
 impl Tokens {
@@ -123,7 +130,7 @@ fn samples(args: &Tokens, tokenizer: &Tokenizer) -> Result<Vec<Shown>> {
     if let Some(text) = given {
         return match serde_json::from_str::<Vec<ChatMessage>>(&text) {
             Ok(turns) if turns.last().is_some_and(|turn| turn.role == "assistant") => {
-                conversation(&Conversation { turns, tools: Vec::new() }, args.apart, tokenizer)
+                conversation(&turns, &[], args.apart, tokenizer)
             }
             Ok(turns) => Ok(vec![of_prompt(&turns.into(), tokenizer)?]),
             Err(_) => Ok(vec![of_prompt(&text.into(), tokenizer)?]),
@@ -131,7 +138,7 @@ fn samples(args: &Tokens, tokenizer: &Tokenizer) -> Result<Vec<Shown>> {
     }
     let spec = DataSpec {
         subset: args.subset.clone(),
-        split: args.split.parse()?,
+        split: args.split.clone(),
         max_samples: Some(args.limit),
         columns: columns(&args.columns)?,
         ..DataSpec::new(args.data.as_deref().unwrap_or(Path::new("-")))
@@ -172,8 +179,8 @@ fn columns(given: &[String]) -> Result<Columns> {
 }
 
 fn of_example(example: Example, apart: bool, tokenizer: &Tokenizer) -> Result<Vec<Shown>> {
-    if let Some(of) = example.conversation() {
-        return conversation(&of, apart, tokenizer);
+    if let Example::Chat { turns, tools } = &example {
+        return conversation(turns, tools, apart, tokenizer);
     }
     if let Example::Pair(Pair { prompt, completion }) = example {
         return Ok(vec![of_pair(prompt, completion, tokenizer)?]);
@@ -185,29 +192,20 @@ fn of_example(example: Example, apart: bool, tokenizer: &Tokenizer) -> Result<Ve
     Ok(vec![shown])
 }
 
-fn conversation(of: &Conversation, apart: bool, tokenizer: &Tokenizer) -> Result<Vec<Shown>> {
-    let input = |turns| ChatInput::new(turns).tools(&of.tools);
+fn conversation(turns: &[ChatMessage], tools: &[Value], apart: bool, tokenizer: &Tokenizer) -> Result<Vec<Shown>> {
     let tokens = if apart {
-        of.beginnings().map(|turns| tokenize_last_turn(&input(turns), tokenizer)).collect::<Result<Vec<_>, _>>()?
+        beginnings(turns).map(|turns| tokenize_last_turn(turns, tools, tokenizer)).collect::<Result<Vec<_>, _>>()?
     } else {
-        vec![tokenize_conversation(&input(&of.turns), tokenizer)?]
+        vec![tokenize_conversation(turns, tools, tokenizer)?]
     };
-    let shown = tokens.into_iter().map(|one| Shown {
-        trained: one.loss_mask.iter().map(|weight| *weight > 0.0).collect(),
-        text: one.text,
-        tokens: one.tokens,
-        places: one.places,
-    });
-    Ok(shown.collect())
+    Ok(tokens.into_iter().map(Shown::from).collect())
 }
 
 fn of_pair(prompt: PromptText, completion: String, tokenizer: &Tokenizer) -> Result<Shown> {
     match prompt {
         PromptText::Chat(mut turns) => {
             turns.push(ChatMessage::new("assistant", completion));
-            let one = tokenize_last_turn(&ChatInput::new(&turns), tokenizer)?;
-            let trained = one.loss_mask.iter().map(|weight| *weight > 0.0).collect();
-            Ok(Shown { text: one.text, tokens: one.tokens, places: one.places, trained })
+            Ok(tokenize_last_turn(&turns, &[], tokenizer)?.into())
         }
         PromptText::Text(text) => {
             let mut shown = of_prompt(&text.into(), tokenizer)?;

@@ -1,18 +1,14 @@
 //! Filter `tojson` as transformers defines it: Python's `json.dumps` with its own spacing, not
 //! escaped for HTML.
 
-use std::io;
-
 use minijinja::value::{Kwargs, Serde, Value};
 use minijinja::{Error, ErrorKind};
 use serde_json::Value as Json;
-use serde_json::ser::{CharEscape, Formatter};
 
 use super::limits;
 
 /// `value | tojson(ensure_ascii=…, indent=…, separators=…, sort_keys=…)`.
 pub(super) fn to_json(value: &Value, options: Kwargs) -> Result<Value, Error> {
-    let failed = |error: serde_json::Error| Error::new(ErrorKind::BadSerialization, format!("can't be written as JSON: {error}"));
     let indent: Option<Value> = options.get("indent")?;
     let indent = match indent.filter(|indent| !indent.is_none() && !indent.is_undefined()) {
         None => None,
@@ -30,133 +26,76 @@ pub(super) fn to_json(value: &Value, options: Kwargs) -> Result<Value, Error> {
     let ascii = options.get::<Option<bool>>("ensure_ascii")?.unwrap_or(false);
     let sorted = options.get::<Option<bool>>("sort_keys")?.unwrap_or(false);
     options.assert_all_used()?;
-    let value = serde_json::to_value(value).map_err(failed)?;
-    let value = if sorted { with_sorted_keys(value) } else { value };
-    let mut written = Vec::new();
-    let python = Python { indent, item, key, ascii, level: 0, filled: false };
-    serde::Serialize::serialize(&value, &mut serde_json::Serializer::with_formatter(&mut written, python)).map_err(failed)?;
-    Ok(Value::from(String::from_utf8_lossy(&written).into_owned()))
-}
-
-fn with_sorted_keys(value: Json) -> Json {
-    match value {
-        Json::Object(fields) => {
-            let mut fields: Vec<_> = fields.into_iter().map(|(key, value)| (key, with_sorted_keys(value))).collect();
-            fields.sort_by(|(a, _), (b, _)| a.cmp(b));
-            Json::Object(fields.into_iter().collect())
-        }
-        Json::Array(items) => Json::Array(items.into_iter().map(with_sorted_keys).collect()),
-        other => other,
+    let mut value = serde_json::to_value(value)
+        .map_err(|error| Error::new(ErrorKind::BadSerialization, format!("can't be written as JSON: {error}")))?;
+    if sorted {
+        value.sort_all_objects();
     }
+    let mut text = String::new();
+    Layout { indent, item, key }.write(&value, 0, &mut text);
+    Ok(Value::from(if ascii { escaped(&text) } else { text }))
 }
 
-/// Python's way to lay JSON out.
-struct Python {
+/// Python's layout of JSON.
+struct Layout {
     indent: Option<String>,
     item: String,
     key: String,
-    ascii: bool,
-    level: usize,
-    /// If true, the innermost list or object has an item.
-    filled: bool,
 }
 
-impl Python {
-    fn open<W: io::Write + ?Sized>(&mut self, to: &mut W, bracket: &[u8]) -> io::Result<()> {
-        (self.level, self.filled) = (self.level + 1, false);
-        to.write_all(bracket)
+impl Layout {
+    fn write(&self, value: &Json, level: usize, to: &mut String) {
+        match value {
+            Json::Array(items) => {
+                self.enclose(['[', ']'], items, level, to, |item, to| self.write(item, level + 1, to));
+            }
+            Json::Object(fields) => self.enclose(['{', '}'], fields, level, to, |(name, value), to| {
+                *to += &Json::from(name.as_str()).to_string();
+                *to += &self.key;
+                self.write(value, level + 1, to);
+            }),
+            Json::Number(number) if number.is_f64() => *to += &float(&format!("{:?}", number.as_f64().unwrap_or_default())),
+            other => *to += &other.to_string(),
+        }
     }
 
-    fn close<W: io::Write + ?Sized>(&mut self, to: &mut W, bracket: &[u8]) -> io::Result<()> {
-        self.level -= 1;
-        if self.filled {
-            self.line(to)?;
+    fn enclose<I: IntoIterator>(
+        &self,
+        ends: [char; 2],
+        items: I,
+        level: usize,
+        to: &mut String,
+        each: impl Fn(I::Item, &mut String),
+    ) {
+        let line = |level: usize| self.indent.as_ref().map_or(String::new(), |indent| format!("\n{}", indent.repeat(level)));
+        to.push(ends[0]);
+        let (mut separator, start) = ("", to.len());
+        for item in items {
+            *to += separator;
+            *to += &line(level + 1);
+            each(item, to);
+            separator = &self.item;
         }
-        self.filled = true;
-        to.write_all(bracket)
-    }
-
-    fn next<W: io::Write + ?Sized>(&mut self, to: &mut W, first: bool) -> io::Result<()> {
-        if !first {
-            to.write_all(self.item.as_bytes())?;
+        if to.len() > start {
+            *to += &line(level);
         }
-        self.line(to)
-    }
-
-    fn line<W: io::Write + ?Sized>(&self, to: &mut W) -> io::Result<()> {
-        match &self.indent {
-            Some(indent) => write!(to, "\n{}", indent.repeat(self.level)),
-            None => Ok(()),
-        }
+        to.push(ends[1]);
     }
 }
 
-impl Formatter for Python {
-    fn write_f64<W: io::Write + ?Sized>(&mut self, to: &mut W, value: f64) -> io::Result<()> {
-        // Python and Rust change to exponents at the same sizes, but Python writes them with a sign and two digits.
-        let text = format!("{value:?}");
-        match text.split_once('e') {
-            Some((digits, exponent)) => {
-                let (sign, size) = exponent.strip_prefix('-').map_or(('+', exponent), |size| ('-', size));
-                write!(to, "{digits}e{sign}{size:0>2}")
-            }
-            None => to.write_all(text.as_bytes()),
-        }
-    }
+/// Python and Rust change to exponents at the same sizes, but Python writes them with a sign and two digits.
+fn float(text: &str) -> String {
+    let Some((digits, exponent)) = text.split_once('e') else { return text.to_owned() };
+    let (sign, size) = exponent.strip_prefix('-').map_or(('+', exponent), |size| ('-', size));
+    format!("{digits}e{sign}{size:0>2}")
+}
 
-    fn write_string_fragment<W: io::Write + ?Sized>(&mut self, to: &mut W, fragment: &str) -> io::Result<()> {
-        if !self.ascii {
-            return to.write_all(fragment.as_bytes());
-        }
-        let mut units = [0; 2];
-        for c in fragment.chars() {
-            match c {
-                c if c.is_ascii() => write!(to, "{c}")?,
-                c => c.encode_utf16(&mut units).iter().try_for_each(|unit| write!(to, "\\u{unit:04x}"))?,
-            }
-        }
-        Ok(())
-    }
-
-    fn write_char_escape<W: io::Write + ?Sized>(&mut self, to: &mut W, escape: CharEscape) -> io::Result<()> {
-        serde_json::ser::CompactFormatter.write_char_escape(to, escape)
-    }
-
-    fn begin_array<W: io::Write + ?Sized>(&mut self, to: &mut W) -> io::Result<()> {
-        self.open(to, b"[")
-    }
-
-    fn end_array<W: io::Write + ?Sized>(&mut self, to: &mut W) -> io::Result<()> {
-        self.close(to, b"]")
-    }
-
-    fn begin_array_value<W: io::Write + ?Sized>(&mut self, to: &mut W, first: bool) -> io::Result<()> {
-        self.next(to, first)
-    }
-
-    fn end_array_value<W: io::Write + ?Sized>(&mut self, _: &mut W) -> io::Result<()> {
-        self.filled = true;
-        Ok(())
-    }
-
-    fn begin_object<W: io::Write + ?Sized>(&mut self, to: &mut W) -> io::Result<()> {
-        self.open(to, b"{")
-    }
-
-    fn end_object<W: io::Write + ?Sized>(&mut self, to: &mut W) -> io::Result<()> {
-        self.close(to, b"}")
-    }
-
-    fn begin_object_key<W: io::Write + ?Sized>(&mut self, to: &mut W, first: bool) -> io::Result<()> {
-        self.next(to, first)
-    }
-
-    fn begin_object_value<W: io::Write + ?Sized>(&mut self, to: &mut W) -> io::Result<()> {
-        to.write_all(self.key.as_bytes())
-    }
-
-    fn end_object_value<W: io::Write + ?Sized>(&mut self, _: &mut W) -> io::Result<()> {
-        self.filled = true;
-        Ok(())
-    }
+/// JSON in which all but ASCII is escaped.
+fn escaped(json: &str) -> String {
+    let mut units = [0; 2];
+    let escape = |c: char| match c {
+        c if c.is_ascii() => c.to_string(),
+        c => c.encode_utf16(&mut units).iter().map(|unit| format!("\\u{unit:04x}")).collect(),
+    };
+    json.chars().map(escape).collect()
 }

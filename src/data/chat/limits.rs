@@ -5,21 +5,28 @@ use std::io::{self, ErrorKind, Write};
 
 use minijinja::{Environment, Error, Value};
 
-/// Bounds on a template and on each rendering. The defaults are far above the needs of known
-/// models' templates.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct TemplateLimits {
-    /// Bytes of the template's source. 128 KiB by default; known templates have up to 30 KiB.
+/// Bounds on a template and on each rendering.
+#[derive(Clone, Copy)]
+pub(super) struct Limits {
+    /// Bytes of the template's source; known templates have up to 30 KiB.
     pub source: usize,
-    /// Instructions of one rendering, of which a turn takes some hundreds. 20 million by default: seconds.
+    /// Instructions of one rendering, of which a turn takes some hundreds.
     pub instructions: u64,
-    /// Bytes of the rendered text. 32 MiB by default: about eight million tokens.
+    /// Bytes of the rendered text.
     pub output: usize,
 }
 
-impl Default for TemplateLimits {
+impl Default for Limits {
     fn default() -> Self {
-        TemplateLimits { source: 128 << 10, instructions: 20_000_000, output: 32 << 20 }
+        Limits { source: 128 << 10, instructions: 20_000_000, output: 32 << 20 }
+    }
+}
+
+impl Limits {
+    /// Sets the limits that an environment keeps itself.
+    pub fn set(&self, environment: &mut Environment) {
+        environment.set_fuel(Some(self.instructions));
+        environment.set_recursion_limit(DEPTH);
     }
 }
 
@@ -31,12 +38,6 @@ const DEPTH: usize = 200;
 /// (`- - - x`, `a.a.a`), and the parser, the compiler and the tree's destructor recurse over them.
 const STACK: usize = 8 << 20;
 const STACK_PER_BYTE: usize = 4 << 10;
-
-/// Sets the limits of an environment that are its own, and wraps what allocates by a number in the template.
-pub(super) fn limit(environment: &mut Environment<'static>, limits: &TemplateLimits) {
-    environment.set_fuel(Some(limits.instructions));
-    environment.set_recursion_limit(DEPTH);
-}
 
 /// Checks an indentation, or a width, that a template gives.
 pub(super) fn width(of: &str, width: usize) -> Result<usize, Error> {

@@ -12,15 +12,18 @@ use minijinja::{Environment, Error, ErrorKind, State, Value, filters};
 use minijinja_contrib::pycompat;
 use serde_json::Value as Json;
 
-use super::limits::{self, Bounded, TemplateLimits};
+use super::json;
+use super::limits::{self, Bounded, Limits};
 use super::marks::{self, VARIABLES, marks_for, unmark};
-use super::{ChatError, json};
-use crate::data::{ChatMessage, Metadata};
+use crate::data::{ChatMessage, DataError, Metadata};
 use crate::util::reading;
 
 /// The template called so is for conversations without tools, and for all where it is the only one.
 const DEFAULT: &str = "default";
 const TOOLS: &str = "tool_use";
+const JINJA: &str = "chat_template.jinja";
+const CONFIG: &str = "tokenizer_config.json";
+const OLD: &str = "chat_template.json";
 
 /// Template of `template = "plain"`, for models without one: one line per turn, and the end-of-text
 /// token after an assistant's turn.
@@ -49,9 +52,7 @@ pub struct ChatTemplate {
     /// Name and text of each template.
     sources: Vec<(String, String)>,
     variables: Metadata,
-    /// Result of `strftime_now`; if `None`, the clock's time.
-    now: Option<DateTime>,
-    limits: TemplateLimits,
+    setup: Setup,
     compiled: Arc<Environment<'static>>,
 }
 
@@ -64,40 +65,9 @@ impl std::fmt::Debug for ChatTemplate {
 /// Inputs of a template's compilation.
 #[derive(Clone, Copy, Default)]
 struct Setup {
+    /// Result of `strftime_now`; if `None`, the clock's time.
     now: Option<DateTime>,
-    limits: TemplateLimits,
-}
-
-/// Input of a rendering.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct ChatInput<'a> {
-    /// The turns.
-    pub messages: &'a [ChatMessage],
-    /// JSON schemas of the tools that the assistant may call.
-    pub tools: &'a [Json],
-    /// If true, the text ends with the opening of an assistant's turn.
-    pub add_generation_prompt: bool,
-    /// If true, the text ends inside the last message, so that the assistant continues it.
-    pub continue_final_message: bool,
-}
-
-impl<'a> ChatInput<'a> {
-    /// These turns and nothing else.
-    pub fn new(messages: &'a [ChatMessage]) -> Self {
-        ChatInput { messages, ..ChatInput::default() }
-    }
-
-    /// Renders the turns as a prompt: the assistant begins a turn, or continues the last turn if it
-    /// is the assistant's.
-    pub fn prompt(messages: &'a [ChatMessage]) -> Self {
-        let continued = messages.last().is_some_and(|turn| turn.role == "assistant");
-        ChatInput { messages, add_generation_prompt: !continued, continue_final_message: continued, tools: &[] }
-    }
-
-    /// With tools.
-    pub fn tools(self, tools: &'a [Json]) -> Self {
-        ChatInput { tools, ..self }
-    }
+    limits: Limits,
 }
 
 /// Argument of `raise_exception`.
@@ -107,35 +77,61 @@ struct Raised(String);
 
 impl ChatTemplate {
     /// One template, from its text.
-    pub fn new(source: impl Into<String>) -> Result<Self, ChatError> {
-        Self::compile("(chat template)".to_owned(), vec![(DEFAULT.to_owned(), source.into())], Metadata::new(), Setup::default())
+    pub fn new(source: impl Into<String>) -> Result<Self, DataError> {
+        Self::named("(chat template)", vec![(DEFAULT.to_owned(), source.into())], Metadata::new())
     }
 
     /// Makes a template of several named ones: `tool_use` is for conversations with tools,
     /// `default` for all others. `file` is the name in errors.
-    pub fn named(file: &str, sources: Vec<(String, String)>, variables: Metadata) -> Result<Self, ChatError> {
-        let mut sources = sources;
+    fn named(file: &str, mut sources: Vec<(String, String)>, variables: Metadata) -> Result<Self, DataError> {
         if let [only] = &mut sources[..] {
             only.0 = DEFAULT.to_owned();
         }
         if !sources.iter().any(|(name, _)| name == DEFAULT) {
             let known = sources.iter().map(|(name, _)| format!("\"{name}\"")).collect::<Vec<_>>().join(", ");
-            return Err(ChatError::NoDefault { file: file.to_owned(), known });
+            let problem = format!("there are templates {known}, but none called \"default\"; name a file with one template");
+            return Err(DataError::Invalid(file.to_owned(), problem));
         }
         Self::compile(file.to_owned(), sources, variables, Setup::default())
     }
 
     /// From a file.
-    pub fn from_file(path: &Path) -> Result<Self, ChatError> {
-        let text = reading::read_text(path);
-        let text = text.map_err(|error| ChatError::File { path: path.to_owned(), reason: error.to_string() })?;
+    pub fn from_file(path: &Path) -> Result<Self, DataError> {
+        let text = reading::read_text(path).map_err(|error| DataError::invalid(path, error))?;
         Self::named(&path.display().to_string(), vec![(DEFAULT.to_owned(), text)], Metadata::new())
+    }
+
+    /// Reads the template of a model's folder: `chat_template.jinja` and those of
+    /// `additional_chat_templates`, else `chat_template` in `tokenizer_config.json` (one template
+    /// or a list of named ones), else `chat_template.json`. Special tokens of
+    /// `tokenizer_config.json` become its variables.
+    pub fn from_dir(dir: &Path) -> Result<Option<Self>, DataError> {
+        let config = read_object(&dir.join(CONFIG))?;
+        let variables = config.as_ref().map_or_else(Metadata::new, special_tokens);
+        if let Some(text) = read_if_there(&dir.join(JINJA))? {
+            let mut sources = vec![(DEFAULT.to_owned(), text)];
+            let more = std::fs::read_dir(dir.join("additional_chat_templates")).into_iter().flatten().flatten();
+            for path in more.map(|entry| entry.path()).filter(|path| path.extension().is_some_and(|end| end == "jinja")) {
+                let name = path.file_stem().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
+                sources.extend(read_if_there(&path)?.map(|text| (name, text)));
+            }
+            return Self::named(&dir.join(JINJA).display().to_string(), sources, variables).map(Some);
+        }
+        for (name, object) in [(CONFIG, config), (OLD, read_object(&dir.join(OLD))?)] {
+            let path = dir.join(name);
+            if let Some(found) = object.as_ref().and_then(|object| object.get("chat_template")).filter(|found| !found.is_null()) {
+                let problem = "`chat_template` must be a text or a list of {\"name\": …, \"template\": …}";
+                let sources = sources_in(found).ok_or_else(|| DataError::invalid(&path, problem))?;
+                return Self::named(&format!("{} (chat_template)", path.display()), sources, variables).map(Some);
+            }
+        }
+        Ok(None)
     }
 
     /// `role: content`, a turn a line.
     pub fn plain() -> Self {
-        let sources = vec![(DEFAULT.to_owned(), PLAIN.to_owned())];
-        Self::compile("(plain)".to_owned(), sources, Metadata::new(), Setup::default()).expect("the plain template compiles")
+        Self::named("(plain)", vec![(DEFAULT.to_owned(), PLAIN.to_owned())], Metadata::new())
+            .expect("the plain template compiles")
     }
 
     /// With one more variable, as `enable_thinking`, over one of that name that was there.
@@ -154,46 +150,45 @@ impl ChatTemplate {
 
     /// Fixes the date, as `2026-01-31` or `2026-01-31T09:30`, so that templates that print the date
     /// render reproducibly.
-    pub fn dated(self, when: &str) -> Result<Self, ChatError> {
-        let now = when.parse().map_err(|_| ChatError::Date { given: when.to_owned() })?;
-        let setup = Setup { now: Some(now), limits: self.limits };
-        Self::compile(self.file, self.sources, self.variables, setup)
+    pub fn dated(self, when: &str) -> Result<Self, DataError> {
+        let refuse = |_| DataError::Unusable(format!("{when:?} is no date; write it as 2026-01-31 or 2026-01-31T09:30"));
+        let now = Some(when.parse().map_err(refuse)?);
+        Self::compile(self.file, self.sources, self.variables, Setup { now, ..self.setup })
     }
 
-    /// With other limits on the source and on each rendering.
-    pub fn limited(self, limits: TemplateLimits) -> Result<Self, ChatError> {
-        Self::compile(self.file, self.sources, self.variables, Setup { now: self.now, limits })
+    /// Sets limits far above the needs of known models' templates: bytes of the source (by default
+    /// 128 KiB), and instructions (20 million: seconds) and bytes of text (32 MiB: about eight million
+    /// tokens) of each rendering.
+    pub fn limited(self, source: usize, instructions: u64, output: usize) -> Result<Self, DataError> {
+        let limits = Limits { source, instructions, output };
+        Self::compile(self.file, self.sources, self.variables, Setup { limits, ..self.setup })
     }
 
-    fn compile(file: String, sources: Vec<(String, String)>, variables: Metadata, setup: Setup) -> Result<Self, ChatError> {
+    fn compile(file: String, sources: Vec<(String, String)>, variables: Metadata, setup: Setup) -> Result<Self, DataError> {
         let Setup { now, limits } = setup;
         let bytes = sources.iter().map(|(_, source)| source.len()).max().unwrap_or(0);
         if bytes > limits.source {
-            return Err(ChatError::Limit { file, of: "bytes of source", limit: limits.source as u64 });
+            return Err(DataError::Limit { file, of: "bytes of source", limit: limits.source as u64 });
         }
         let parse = || {
             let mut compiled = environment(now);
-            limits::limit(&mut compiled, &limits);
+            limits.set(&mut compiled);
             for (name, source) in &sources {
-                let rewritten = marks::rewrite(source).into_owned();
+                let rewritten = marks::rewrite(source);
                 compiled.add_template_owned(name.clone(), rewritten).map_err(|error| explain(&file, source, &error))?;
             }
-            Ok::<_, ChatError>(compiled)
+            Ok::<_, DataError>(compiled)
         };
-        let compiled = match limits::with_stack(bytes, parse) {
-            Ok(compiled) => compiled?,
-            Err(error) => {
-                return Err(ChatError::File { path: file.into(), reason: format!("the template can't be parsed: {error}") });
-            }
-        };
-        Ok(ChatTemplate { file, sources, variables, now, limits, compiled: Arc::new(compiled) })
+        let failed = |error| DataError::Invalid(file.clone(), format!("the template can't be parsed: {error}"));
+        let compiled = limits::with_stack(bytes, parse).map_err(failed)??;
+        Ok(ChatTemplate { file, sources, variables, setup, compiled: Arc::new(compiled) })
     }
 
-    /// Returns true if `{% generation %}` blocks of the template mark the assistant's text in such
-    /// a conversation.
-    pub fn marks_generation(&self, input: &ChatInput) -> bool {
-        let (_, source) = self.source_for(input.tools);
-        matches!(marks::rewrite(source), std::borrow::Cow::Owned(_))
+    /// Returns true if `{% generation %}` blocks of the template mark the assistant's text in a
+    /// conversation with these tools.
+    pub(super) fn marks_generation(&self, tools: &[Json]) -> bool {
+        let template = self.compiled.get_template(&self.source_for(tools).0);
+        template.is_ok_and(|template| template.source().contains(VARIABLES[0]))
     }
 
     /// The text of the template for conversations without tools.
@@ -208,7 +203,7 @@ impl ChatTemplate {
 
     /// The day that it was put to, if it was.
     pub fn date(&self) -> Option<String> {
-        self.now.map(|now| now.to_string())
+        self.setup.now.map(|now| now.to_string())
     }
 
     fn source_for(&self, tools: &[Json]) -> &(String, String) {
@@ -217,65 +212,108 @@ impl ChatTemplate {
         for_tools.or_else(|| named(DEFAULT)).expect("there is always a default")
     }
 
-    /// The conversation as text.
-    pub fn render(&self, input: &ChatInput) -> Result<String, ChatError> {
-        if input.messages.is_empty() {
-            return Err(ChatError::Empty);
-        }
-        let mut messages: Vec<Json> = input.messages.iter().map(as_template_sees).collect();
-        if !input.continue_final_message {
-            return self.run(messages, input, None);
-        }
+    /// Renders a conversation. If `open` is true, the text ends with the opening of an assistant's
+    /// turn. `tools` are JSON schemas of the tools that the assistant may call.
+    pub fn render(&self, turns: &[ChatMessage], tools: &[Json], open: bool) -> Result<String, DataError> {
+        self.run(turns, tools, open, None)
+    }
+
+    /// Renders a prompt: the assistant begins a turn, or continues the last turn if it is the
+    /// assistant's.
+    pub fn render_prompt(&self, turns: &[ChatMessage], tools: &[Json]) -> Result<String, DataError> {
         // The trailing blank shows whether the template trims messages.
         const TAG: &str = "CONTINUE_FINAL_MESSAGE_TAG ";
-        let last = messages.last_mut().and_then(|last| last.get_mut("content"));
-        let Some(Json::String(content)) = last.filter(|content| !content.as_str().unwrap_or("").is_empty()) else {
-            return Err(ChatError::Continue("it has no content"));
-        };
-        let said = content.trim().to_owned();
-        content.push_str(TAG);
-        let mut text = self.run(messages, input, None)?;
-        match text.rfind(TAG.trim()).filter(|_| text.contains(&said)) {
+        let Some(last) = turns.last().filter(|turn| turn.role == "assistant") else { return self.render(turns, tools, true) };
+        let refuse = |why| DataError::Unusable(format!("the final message can't be continued: {why}"));
+        if last.content.is_empty() {
+            return Err(refuse("it has no content"));
+        }
+        let mut turns = turns.to_vec();
+        turns.last_mut().into_iter().for_each(|last| last.content += TAG);
+        let mut text = self.render(&turns, tools, false)?;
+        match text.rfind(TAG.trim()).filter(|_| text.contains(last.content.trim())) {
             Some(at) if text[at..].starts_with(TAG) => text.truncate(at),
             Some(at) => text.truncate(text[..at].trim_end().len()),
-            None => return Err(ChatError::Continue("the template leaves it out of the text, or a part of it")),
+            None => return Err(refuse("the template leaves it out of the text, or a part of it")),
         }
         Ok(text)
     }
 
     /// Renders the conversation, and returns the byte ranges of its `{% generation %}` blocks.
-    pub fn render_marked(&self, input: &ChatInput) -> Result<(String, Vec<Range<usize>>), ChatError> {
-        let text = self.render(input)?;
-        let changed = || ChatError::Marks { file: self.file.clone() };
+    pub fn render_marked(&self, turns: &[ChatMessage], tools: &[Json]) -> Result<(String, Vec<Range<usize>>), DataError> {
+        let text = self.render(turns, tools, false)?;
+        let changed = || {
+            let problem =
+                "what stands in `{% generation %}` blocks is changed after the block, so that it can't be found in the text";
+            DataError::Invalid(self.file.clone(), problem.to_owned())
+        };
         let marks = marks_for(&text).ok_or_else(changed)?;
-        let marked = self.run(input.messages.iter().map(as_template_sees).collect(), input, Some(marks))?;
+        let marked = self.run(turns, tools, false, Some(marks))?;
         match unmark(&marked, marks) {
             (unmarked, spans) if unmarked == text => Ok((text, spans)),
             _ => Err(changed()),
         }
     }
 
-    fn run(&self, messages: Vec<Json>, input: &ChatInput, marks: Option<[char; 2]>) -> Result<String, ChatError> {
+    fn run(&self, turns: &[ChatMessage], tools: &[Json], open: bool, marks: Option<[char; 2]>) -> Result<String, DataError> {
+        if turns.is_empty() {
+            return Err(DataError::Unusable("the conversation is empty; it needs at least one turn".to_owned()));
+        }
         let mut context = self.variables.clone();
-        let tools = if input.tools.is_empty() { Json::Null } else { input.tools.into() };
+        let (name, source) = self.source_for(tools);
+        let tools = if tools.is_empty() { Json::Null } else { tools.into() };
         let marks = marks.map_or_else(Default::default, |marks| marks.map(String::from));
         context.extend(VARIABLES.into_iter().zip(marks).map(|(name, mark)| (name.to_owned(), mark.into())));
         context.entry("documents").or_insert(Json::Null);
-        context.insert("messages".to_owned(), messages.into());
+        context.insert("messages".to_owned(), turns.iter().map(as_template_sees).collect());
         context.insert("tools".to_owned(), tools);
-        context.insert("add_generation_prompt".to_owned(), input.add_generation_prompt.into());
-        let (name, source) = self.source_for(input.tools);
-        let mut text = Bounded::new(self.limits.output);
+        context.insert("add_generation_prompt".to_owned(), open.into());
+        let limits = self.setup.limits;
+        let mut text = Bounded::new(limits.output);
         let rendered =
             self.compiled.get_template(name).and_then(|template| template.render_captured_to(Serde(context), &mut text));
-        let exceeded = |of, limit| ChatError::Limit { file: self.file.clone(), of, limit };
+        let exceeded = |of, limit| DataError::Limit { file: self.file.clone(), of, limit };
         match rendered.map(drop) {
             Ok(()) => Ok(String::from_utf8_lossy(&text.text).into_owned()),
-            Err(_) if text.exceeded => Err(exceeded("bytes of text", self.limits.output as u64)),
-            Err(error) if error.kind() == ErrorKind::OutOfFuel => Err(exceeded("instructions", self.limits.instructions)),
+            Err(_) if text.exceeded => Err(exceeded("bytes of text", limits.output as u64)),
+            Err(error) if error.kind() == ErrorKind::OutOfFuel => Err(exceeded("instructions", limits.instructions)),
             Err(error) => Err(explain(&self.file, source, &error)),
         }
     }
+}
+
+/// Name and text of each template of a configuration.
+fn sources_in(found: &Json) -> Option<Vec<(String, String)>> {
+    let text = |value: &Json| value.as_str().map(str::to_owned);
+    match found {
+        Json::String(template) => Some(vec![(DEFAULT.to_owned(), template.clone())]),
+        Json::Array(list) if !list.is_empty() => {
+            list.iter().map(|one| Some((text(one.get("name")?)?, text(one.get("template")?)?))).collect()
+        }
+        _ => None,
+    }
+}
+
+/// `bos_token` and its like, as the texts that templates print.
+pub(crate) fn special_tokens(config: &Metadata) -> Metadata {
+    let token = |(name, value): (&String, &Json)| {
+        let text = value.get("content").unwrap_or(value).as_str()?;
+        name.ends_with("_token").then(|| (name.clone(), text.into()))
+    };
+    config.iter().filter_map(token).collect()
+}
+
+/// The file's text, if there is one.
+fn read_if_there(path: &Path) -> Result<Option<String>, DataError> {
+    match reading::read_text(path) {
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(None),
+        text => text.map(Some).map_err(|error| DataError::invalid(path, error)),
+    }
+}
+
+fn read_object(path: &Path) -> Result<Option<Metadata>, DataError> {
+    let Some(text) = read_if_there(path)? else { return Ok(None) };
+    serde_json::from_str(&text).map(Some).map_err(|error| DataError::invalid(path, format!("not a JSON object: {error}")))
 }
 
 /// Converts a message for templates: without null fields, and with the reasoning under each name
@@ -342,17 +380,21 @@ fn indent(
 }
 
 /// The template's line and what is wrong there.
-fn explain(file: &str, source: &str, error: &Error) -> ChatError {
+fn explain(file: &str, source: &str, error: &Error) -> DataError {
     let line = error.line().unwrap_or(1);
     let raised = std::iter::successors(std::error::Error::source(error), |error| error.source());
     let raised = raised.filter_map(|error| error.downcast_ref::<Raised>()).next();
     match raised {
-        Some(Raised(message)) => ChatError::Refused { file: file.to_owned(), line, message: message.clone() },
+        Some(Raised(message)) => DataError::Refused { file: file.to_owned(), line, message: message.clone() },
         None => {
             let detail = error.detail().map_or_else(String::new, |detail| format!(": {detail}"));
             let problem = format!("{}{detail}", error.kind());
-            let source_line = source.lines().nth(line - 1).unwrap_or_default().to_owned();
-            ChatError::Template { file: file.to_owned(), line, problem, source_line }
+            let quoted = match source.lines().nth(line - 1).unwrap_or_default().trim() {
+                "" => String::new(),
+                text if text.chars().count() <= 120 => format!("\n    {text}"),
+                text => format!("\n    {}…", text.chars().take(120).collect::<String>()),
+            };
+            DataError::Template { file: file.to_owned(), line, problem: problem + &quoted }
         }
     }
 }

@@ -7,8 +7,10 @@
 
 use std::ops::Range;
 
-use super::{ChatError, ChatInput};
-use crate::data::{ChatMessage, PromptText, Sample, Status, Tokenizer};
+use serde_json::Value;
+
+use super::ChatTemplate;
+use crate::data::{ChatMessage, DataError, PromptText, Sample, Status, Tokenizer};
 
 const ASSISTANT: &str = "assistant";
 
@@ -38,6 +40,18 @@ impl TokenizedConversation {
             ..Sample::default()
         }
     }
+
+    /// Ignores blanks after the last special token of a turn: they belong to the template, because
+    /// generation ends with that token.
+    fn ignore_after_the_end(&mut self, turn: &Range<usize>, tokenizer: &Tokenizer) {
+        let within: Vec<usize> = (0..self.places.len()).filter(|&at| turn.contains(&self.places[at].start)).collect();
+        let is_blank = |at: usize| self.text[self.places[at].clone()].trim().is_empty();
+        if let Some(end) = within.iter().rposition(|&at| !is_blank(at))
+            && tokenizer.is_special(self.tokens[within[end]])
+        {
+            within[end + 1..].iter().for_each(|&at| self.loss_mask[at] = 0.0);
+        }
+    }
 }
 
 /// Tokens of a whole conversation; every turn of the assistant is trained.
@@ -46,39 +60,53 @@ impl TokenizedConversation {
 /// conversation is rendered up to each turn of the assistant, with the generation prompt, and up to
 /// its end: the turn lies between the two. A template that changes earlier turns when later ones
 /// follow is an error.
-pub fn tokenize_conversation(input: &ChatInput, tokenizer: &Tokenizer) -> Result<TokenizedConversation, ChatError> {
-    let turns = (0..input.messages.len()).filter(|&turn| input.messages[turn].role == ASSISTANT);
-    tokenize(input, tokenizer, &turns.collect::<Vec<_>>())
+pub fn tokenize_conversation(
+    turns: &[ChatMessage],
+    tools: &[Value],
+    tokenizer: &Tokenizer,
+) -> Result<TokenizedConversation, DataError> {
+    tokenize(turns, tools, tokenizer, 0)
 }
 
 /// Tokenises a conversation of which only the last turn, the assistant's, is trained. The turns
 /// before it are rendered as in a prompt, because some templates drop the reasoning of earlier
 /// turns.
-pub fn tokenize_last_turn(input: &ChatInput, tokenizer: &Tokenizer) -> Result<TokenizedConversation, ChatError> {
-    let last = input.messages.len().checked_sub(1).filter(|&last| input.messages[last].role == ASSISTANT);
-    tokenize(input, tokenizer, &last.into_iter().collect::<Vec<_>>())
+pub fn tokenize_last_turn(
+    turns: &[ChatMessage],
+    tools: &[Value],
+    tokenizer: &Tokenizer,
+) -> Result<TokenizedConversation, DataError> {
+    tokenize(turns, tools, tokenizer, turns.len().saturating_sub(1))
 }
 
-fn tokenize(input: &ChatInput, tokenizer: &Tokenizer, turns: &[usize]) -> Result<TokenizedConversation, ChatError> {
-    if turns.is_empty() {
-        return Err(ChatError::NothingSaid);
+/// Trains the assistant's turns from number `first` on.
+fn tokenize(
+    turns: &[ChatMessage],
+    tools: &[Value],
+    tokenizer: &Tokenizer,
+    first: usize,
+) -> Result<TokenizedConversation, DataError> {
+    let nothing_said = "the conversation has no turn of the assistant, so that there is nothing to learn from it";
+    let nothing_said = || DataError::Unusable(nothing_said.to_owned());
+    let said: Vec<usize> = (0..turns.len()).filter(|&turn| turns[turn].role == ASSISTANT).collect();
+    let trained: Vec<usize> = said.iter().copied().filter(|turn| *turn >= first).collect();
+    if trained.is_empty() {
+        return Err(nothing_said());
     }
     let template = tokenizer.chat()?;
-    let marked = template.marks_generation(input);
-    let (text, mut spans) = if marked { template.render_marked(input)? } else { by_prefixes(input, tokenizer, turns)? };
-    let said = input.messages.iter().filter(|message| message.role == ASSISTANT).count();
-    if marked && turns.len() < said {
-        spans.drain(..spans.len().saturating_sub(turns.len()));
+    let marked = template.marks_generation(tools);
+    let (text, mut spans) =
+        if marked { template.render_marked(turns, tools)? } else { by_prefixes(turns, tools, template, &trained)? };
+    if marked && trained.len() < said.len() {
+        spans.drain(..spans.len().saturating_sub(trained.len()));
     }
     let (tokens, places): (Vec<u32>, Vec<Range<usize>>) = tokenizer.encode_placed(&text)?.into_iter().unzip();
-    let mut loss_mask = compute_loss_mask(&places, &spans);
+    let loss_mask = compute_loss_mask(&places, &spans);
+    let mut conversation = TokenizedConversation { text, tokens, places, loss_mask };
     if !marked {
-        leave_what_follows_the_end(&text, &tokens, &places, &spans, tokenizer, &mut loss_mask);
+        spans.iter().for_each(|span| conversation.ignore_after_the_end(span, tokenizer));
     }
-    if !loss_mask.contains(&1.0) {
-        return Err(ChatError::NothingSaid);
-    }
-    Ok(TokenizedConversation { text, tokens, places, loss_mask })
+    if conversation.loss_mask.contains(&1.0) { Ok(conversation) } else { Err(nothing_said()) }
 }
 
 /// Returns 1.0 for every token that begins inside one of the ordered ranges `trained`, and 0.0 for
@@ -97,21 +125,30 @@ pub fn compute_loss_mask(places: &[Range<usize>], trained: &[Range<usize>]) -> V
     places.iter().map(|place| f32::from(u8::from(is_trained(place)))).collect()
 }
 
-/// The text, and the stretches that are the assistant's at `turns`.
-fn by_prefixes(input: &ChatInput, tokenizer: &Tokenizer, turns: &[usize]) -> Result<(String, Vec<Range<usize>>), ChatError> {
-    let template = tokenizer.chat()?;
-    let up_to = |end: usize, add_generation_prompt| {
-        template.render(&ChatInput { messages: &input.messages[..end], add_generation_prompt, ..*input })
-    };
-    let whole = up_to(input.messages.len(), false)?;
+/// The text, and the stretches of the assistant's turns `trained`.
+fn by_prefixes(
+    turns: &[ChatMessage],
+    tools: &[Value],
+    template: &ChatTemplate,
+    trained: &[usize],
+) -> Result<(String, Vec<Range<usize>>), DataError> {
+    let up_to = |end: usize, open| template.render(&turns[..end], tools, open);
+    let whole = up_to(turns.len(), false)?;
     let mut spans = Vec::new();
-    for &turn in turns {
-        let refuse = |why: String| ChatError::NotAPrefix { turn: turn + 1, why };
+    for &turn in trained {
+        let refuse = |why: String| {
+            DataError::Unusable(format!(
+                "turn {} of the conversation can't be told from the text before it: {why}. So what the assistant said can't be \
+                 marked. Give a template with `{{% generation %}}` blocks around what the assistant says (`template` in [chat]), or \
+                 train each turn in a sample of its own (`turns = \"apart\"` in [sft])",
+                turn + 1
+            ))
+        };
         if turn == 0 {
             return Err(refuse("it is the first, and nothing asks for it".to_owned()));
         }
         let asked = up_to(turn, true)?;
-        let said = if turn + 1 == input.messages.len() { whole.clone() } else { up_to(turn + 1, false)? };
+        let said = if turn + 1 == turns.len() { whole.clone() } else { up_to(turn + 1, false)? };
         if let Some(differs) = difference(&asked, &said) {
             return Err(refuse(format!(
                 "what asks for it ends {}, but once it is there the template writes {}",
@@ -135,25 +172,4 @@ fn difference(begin: &str, text: &str) -> Option<(String, String)> {
     let from = begin[..common].char_indices().rev().take(12).last().map_or(0, |(at, _)| at);
     let shown = |of: &str| format!("{:?}", of[from..].chars().take(40).collect::<String>());
     Some((shown(begin), shown(text)))
-}
-
-/// Removes blanks after a turn's last special token: they belong to the template, because
-/// generation ends with that token.
-fn leave_what_follows_the_end(
-    text: &str,
-    tokens: &[u32],
-    places: &[Range<usize>],
-    spans: &[Range<usize>],
-    tokenizer: &Tokenizer,
-    loss_mask: &mut [f32],
-) {
-    for span in spans {
-        let within: Vec<usize> = (0..places.len()).filter(|&at| span.contains(&places[at].start)).collect();
-        let is_blank = |at: usize| text[places[at].clone()].trim().is_empty();
-        if let Some(end) = within.iter().rposition(|&at| !is_blank(at))
-            && tokenizer.is_special(tokens[within[end]])
-        {
-            within[end + 1..].iter().for_each(|&at| loss_mask[at] = 0.0);
-        }
-    }
 }

@@ -4,24 +4,20 @@
 //! run begins, and unusable records are counted by reason. From then on record `k` never changes.
 //! Memory is 12 bytes per record, for its position.
 
+use std::collections::BTreeMap;
+use std::fmt;
 use std::marker::PhantomData;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use rayon::prelude::*;
-
-use super::DataError;
-use super::columns::Columns;
 use super::hub;
-use super::locate::{Format, Layout, layout_of_folder, locate, names_id};
+use super::locate::{Format, Listing, locate, names_id};
+use super::mixture::Share;
 use super::part::Part;
-use super::shape::Shape;
-use super::skips::{Skip, Skips};
+use super::shape::{Columns, Shape};
 use super::split::Split;
+use crate::data::DataError;
 use crate::hub::{Hub, HubError};
-
-/// Records that are worth handing to another core.
-const SHARE: usize = 64;
 
 /// Selection of a data set and of its records.
 #[derive(Clone, Debug, PartialEq)]
@@ -30,10 +26,16 @@ pub struct DataSpec {
     pub data: PathBuf,
     /// One of several subsets (configurations).
     pub subset: Option<String>,
-    /// The split, and which part of it.
-    pub split: Split,
+    /// Split, optionally with a range of records: `train`, `train[:10%]`, `test[100:200]`,
+    /// `train[-50:]`. A percentage is rounded to the nearest record.
+    pub split: String,
     /// The first usable records, at most so many.
     pub max_samples: Option<usize>,
+    /// How often each record comes in an epoch of a [`Mixed`](super::Mixed) stream.
+    pub repeat: u64,
+    /// Share of a stream relative to the other data sets' weights, instead of `repeat`: all of them
+    /// have a weight, or none.
+    pub weight: Option<f64>,
     /// Names of the fields.
     pub columns: Columns,
     /// Name in messages and metrics. Left out: the end of `data`.
@@ -48,8 +50,10 @@ impl DataSpec {
         DataSpec {
             data: data.into(),
             subset: None,
-            split: Split::default(),
+            split: "train".to_owned(),
             max_samples: None,
+            repeat: 1,
+            weight: None,
             columns: Columns::default(),
             name: None,
             hub: Hub::of_user(),
@@ -63,15 +67,27 @@ impl DataSpec {
         self.name.clone().unwrap_or_else(end)
     }
 
-    /// Returns the data set's subsets, and the splits of `subset`, by the names of its files. For
-    /// an id, the names come from the hub, or from the cache if downloads are off; no data is
+    pub(super) fn share(&self) -> Share {
+        self.weight.map_or(Share::Repeat(self.repeat), Share::Weight)
+    }
+
+    /// Returns the subsets (configurations), of which one must be named; none if there is no choice.
+    /// For an id, the names come from the hub, or from the cache if downloads are off; no data is
     /// downloaded.
-    pub fn layout(&self) -> Result<Layout, DataError> {
+    pub fn subsets(&self) -> Result<Vec<String>, DataError> {
+        Ok(self.listing()?.subsets())
+    }
+
+    /// Returns the splits that the names of the subset's files say, like [`DataSpec::subsets`].
+    pub fn splits(&self) -> Result<Vec<String>, DataError> {
+        Ok(self.listing()?.splits(self.subset.as_deref()))
+    }
+
+    fn listing(&self) -> Result<Listing, DataError> {
         match &self.data {
-            file if file.is_file() => Ok(Layout::default()),
-            folder if folder.is_dir() => layout_of_folder(folder, self.subset.as_deref()),
-            id if names_id(id) => hub::layout(&self.hub, &id.to_string_lossy(), self.subset.as_deref()),
-            _ => self.check().map(|()| Layout::default()),
+            folder if folder.is_dir() => Listing::of_folder(folder),
+            id if names_id(id) => hub::listing(&self.hub, &id.to_string_lossy()),
+            _ => self.check().map(|()| Listing::default()),
         }
     }
 
@@ -80,16 +96,16 @@ impl DataSpec {
         self.files().map(drop)
     }
 
-    fn files(&self) -> Result<Vec<(PathBuf, Format)>, DataError> {
-        locate(&self.data, self.subset.as_deref(), &self.split.name, self.hub.cache())
+    pub(super) fn files(&self) -> Result<Vec<(PathBuf, Format)>, DataError> {
+        locate(&self.data, self.subset.as_deref(), &self.split.parse::<Split>()?.name, self.hub.cache())
     }
 
     /// Fetches the split's files if `data` is an id of the hub and the cache lacks them.
     ///
     /// # Errors
     ///
-    /// [`DataError::NoFile`], [`DataError::Missing`] and [`DataError::Layout`] if there is no such
-    /// file, folder, subset or split, [`DataError::Hub`] if the download failed.
+    /// [`DataError::NotFound`] and [`DataError::Layout`] if there is no such file, folder, subset or
+    /// split, [`DataError::Hub`] if the download failed.
     pub fn fetch(&self) -> Result<(), DataError> {
         self.found().map(drop)
     }
@@ -106,12 +122,55 @@ impl DataSpec {
         if !hub::may_be_asked_for(&self.data) || self.hub.is_offline() {
             return Err(missing);
         }
-        match hub::fetch(&self.hub, &name, self.subset.as_deref(), &self.split.name) {
+        match hub::fetch(&self.hub, &name, self.subset.as_deref(), &self.split.parse::<Split>()?.name) {
             Ok(_) => self.files(),
             // What is here already may be all that is needed to say what is wrong.
-            Err(HubError::Remote(_)) if matches!(missing, DataError::Layout { .. } | DataError::Hub(_)) => Err(missing),
+            Err(HubError::Remote(_)) if matches!(missing, DataError::Layout(..) | DataError::Hub(_)) => Err(missing),
             Err(error) => Err(error.into()),
         }
+    }
+
+    /// The error of a data set without a usable record.
+    pub(super) fn nothing(&self, skips: &Skips, first: Option<&(PathBuf, Format)>) -> DataError {
+        let split = || self.split.parse().map_or_else(|_| String::new(), |split: Split| split.name);
+        let fields = first.and_then(|(path, format)| Part::index(path.clone(), *format, &split()).ok());
+        let fields = fields.map_or_else(Vec::new, |part| part.fields()).join(", ");
+        let why = match skips.total() {
+            0 => "it is empty (or the slice is)".to_owned(),
+            _ => format!(
+                "all records were skipped: {skips}. Fields of the first: {fields}. If others are meant, name them in `columns`, as in \
+                 columns = {{ prompt = \"query\", completion = \"reply\" }}"
+            ),
+        };
+        DataError::Unusable(format!("{} holds nothing to use: {why}", self.name()))
+    }
+}
+
+/// Records left out, by reason: a few words, the same for all records of its kind.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Skips(BTreeMap<String, u64>);
+
+impl Skips {
+    /// One more.
+    pub fn count(&mut self, reason: String) {
+        *self.0.entry(reason).or_default() += 1;
+    }
+
+    /// All of them.
+    pub fn total(&self) -> u64 {
+        self.0.values().sum()
+    }
+
+    /// Each reason with its count.
+    pub fn iter(&self) -> impl Iterator<Item = (&str, u64)> {
+        self.0.iter().map(|(reason, count)| (reason.as_str(), *count))
+    }
+}
+
+impl fmt::Display for Skips {
+    fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
+        let counts: Vec<String> = self.iter().map(|(reason, count)| format!("{count} {reason}")).collect();
+        f.write_str(&counts.join(", "))
     }
 }
 
@@ -134,32 +193,34 @@ impl<T: Shape> DataSet<T> {
         Self::open_if(spec, |_| Ok(()))
     }
 
-    /// [`DataSet::open`] with a say in which records are used.
-    pub fn open_if(spec: &DataSpec, usable: impl Fn(&T) -> Result<(), Skip> + Sync) -> Result<Self, DataError> {
-        let files = spec.found()?;
-        let index = |(path, format)| Part::index(path, format, &spec.split.name);
-        let mut parts = files.into_iter().map(index).collect::<Result<Vec<_>, _>>()?;
-        let slice = spec.split.rows(parts.iter().map(Part::len).sum());
-        let mut opening = Opening {
-            spec,
-            usable: &usable,
-            left: spec.max_samples,
-            skips: Skips::default(),
-            fields: Vec::new(),
-            crc: crc32fast::Hasher::new(),
-        };
+    /// [`DataSet::open`] with a say in which records are used: an error is the reason to skip one.
+    pub fn open_if(spec: &DataSpec, usable: impl Fn(&T) -> Result<(), String> + Sync) -> Result<Self, DataError> {
+        let (split, files): (Split, _) = (spec.split.parse()?, spec.found()?);
+        let index = |(path, format): &(PathBuf, Format)| Part::index(path.clone(), *format, &split.name);
+        let mut parts = files.iter().map(index).collect::<Result<Vec<_>, _>>()?;
+        let slice = split.rows(parts.iter().map(Part::len).sum());
+        let (mut left, mut skips, mut crc) = (spec.max_samples, Skips::default(), crc32fast::Hasher::new());
         let (mut before, mut ends, mut all) = (0, Vec::new(), 0);
         for part in &mut parts {
-            let len = part.len();
-            let places = slice.start.clamp(before, before + len) - before..slice.end.clamp(before, before + len) - before;
-            opening.judge(part, places)?;
-            before += len;
+            let inside = |row: usize| row.clamp(before, before + part.len()) - before;
+            let places = inside(slice.start)..inside(slice.end);
+            before += part.len();
+            let judge = |record| Ok(T::read(record, &spec.columns).and_then(|read| usable(&read)));
+            part.judge(places, &mut left, judge, |part, place, bytes, verdict| {
+                match verdict {
+                    Ok(()) => {
+                        crc.update(bytes);
+                        part.keep(place, bytes)?;
+                    }
+                    Err(skip) => skips.count(skip),
+                }
+                Ok(())
+            })?;
             all += part.close();
             ends.push(all);
         }
-        let Opening { skips, fields, crc, .. } = opening;
         if all == 0 {
-            return Err(DataError::Nothing { name: spec.name(), skips, fields });
+            return Err(spec.nothing(&skips, files.first()));
         }
         let fingerprint = u64::from(crc.finalize()) << 32 ^ all as u64;
         let (parts, ends) = (parts.into(), ends.into());
@@ -175,11 +236,9 @@ impl<T: Shape> DataSet<T> {
         let read =
             part.parse(&bytes[0]).and_then(|record| T::read(record, &self.columns).map_err(|skip| format!("a record {skip}")));
         // It was usable when it was counted.
-        let changed = |problem| DataError::Record {
-            file: part.path.clone(),
-            line: part.line(within),
-            problem: format!("{problem}; the file has changed since it was opened"),
-            more: 0,
+        let changed = |problem| {
+            let problem = format!("{problem}; the file has changed since it was opened");
+            DataError::in_line(&part.path, part.line(within), problem)
         };
         read.map_err(changed)
     }
@@ -224,62 +283,8 @@ impl<T> DataSet<T> {
     }
 }
 
-impl<T> std::fmt::Debug for DataSet<T> {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+impl<T> fmt::Debug for DataSet<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("DataSet").field("name", &self.name).field("len", &self.len()).field("skips", &self.skips).finish()
-    }
-}
-
-/// Results of judging records while a data set opens.
-struct Opening<'a, T> {
-    spec: &'a DataSpec,
-    usable: &'a (dyn Fn(&T) -> Result<(), Skip> + Sync),
-    left: Option<usize>,
-    skips: Skips,
-    fields: Vec<String>,
-    crc: crc32fast::Hasher,
-}
-
-impl<T: Shape> Opening<'_, T> {
-    /// Keeps the usable records among these, as many as are wanted.
-    fn judge(&mut self, part: &mut Part, places: std::ops::Range<usize>) -> Result<(), DataError> {
-        let mut unjudged = part.unjudged(places, self.left)?;
-        while self.left != Some(0) {
-            let (from, records) = part.next(&mut unjudged)?;
-            if records.is_empty() {
-                break;
-            }
-            self.note_fields(part, records.first());
-            let judge = |bytes: &Vec<u8>| {
-                let record = part.parse(bytes)?;
-                Ok(T::read(record, &self.spec.columns).and_then(|read| (self.usable)(&read)))
-            };
-            let verdicts: Vec<Result<Result<(), Skip>, String>> = records.par_iter().with_min_len(SHARE).map(judge).collect();
-            let mut bad = verdicts.iter().enumerate().filter_map(|(at, verdict)| Some((at, verdict.as_ref().err()?)));
-            if let Some((at, problem)) = bad.next() {
-                let (line, problem, more) = (part.line_of_place(from + at), problem.clone(), bad.count());
-                return Err(DataError::Record { file: part.path.clone(), line, problem, more });
-            }
-            for ((place, bytes), verdict) in (from..).zip(&records).zip(verdicts) {
-                match verdict {
-                    _ if self.left == Some(0) => break,
-                    Ok(Err(skip)) => self.skips.count(skip),
-                    _ => {
-                        part.keep(place, bytes)?;
-                        self.left.iter_mut().for_each(|left| *left -= 1);
-                        self.crc.update(bytes);
-                    }
-                }
-            }
-        }
-        Ok(())
-    }
-
-    fn note_fields(&mut self, part: &Part, first: Option<&Vec<u8>>) {
-        if self.fields.is_empty()
-            && let Some(Ok(record)) = first.map(|bytes| part.parse(bytes))
-        {
-            self.fields = record.keys().cloned().collect();
-        }
     }
 }

@@ -5,9 +5,9 @@
 
 use std::path::{Path, PathBuf};
 
-use super::DataError;
-use super::locate::{Format, Layout, in_folder, in_listing, lacks_part, layout_of_folder, layout_of_listing, names_id};
-use crate::hub::{Cache, Hub, HubError, RepoKind, shown, snapshot};
+use super::locate::{Format, Listing, below, lacks_part, names_id};
+use crate::data::DataError;
+use crate::hub::{Cache, Hub, HubError, RepoKind, is_word, shown, snapshot};
 
 const KIND: RepoKind = RepoKind::Dataset;
 
@@ -16,17 +16,18 @@ fn folder(cache: &Cache, name: &str) -> Result<PathBuf, DataError> {
     let (id, revision) = name.split_once('@').map_or((name, None), |(id, revision)| (id, Some(revision)));
     let home = KIND.home(cache, id);
     let of = revision.map_or(String::new(), |revision| format!(" --revision {revision}"));
-    snapshot(&home, revision).ok_or_else(|| match id.contains('/') {
-        true => DataError::Missing {
-            name: name.to_owned(),
-            looked: vec![PathBuf::from(name), home],
-            help: format!("To fetch it: `hf download --repo-type dataset {id}{of}`; or name a file or folder"),
-        },
-        false => DataError::NoFile {
-            name: PathBuf::from(name),
-            help: "paths are relative to the folder that the command runs in, and a data set of the hub is named \
-                   ORGANIZATION/NAME",
-        },
+    snapshot(&home, revision).ok_or_else(|| {
+        DataError::NotFound(match id.contains('/') {
+            true => format!(
+                "there is no data set `{name}` here; looked for {name}, {}. To fetch it: `hf download --repo-type dataset {id}{of}`; or \
+                 name a file or folder",
+                home.display()
+            ),
+            false => format!(
+                "file not found: {name}; paths are relative to the folder that the command runs in, and a data set of the hub is named \
+                 ORGANIZATION/NAME"
+            ),
+        })
     })
 }
 
@@ -38,37 +39,38 @@ pub(super) fn in_cache(
     split: &str,
 ) -> Result<Vec<(PathBuf, Format)>, DataError> {
     let folder = folder(cache, name)?;
-    let Some(listed) = cache.listing(KIND, name) else {
-        let files = in_folder(&folder, subset, split)?;
-        return match lacks_part(&files) {
-            None => Ok(files),
-            Some(problem) => Err(DataError::Layout { folder, problem }),
-        };
+    let files = match cache.listing(KIND, name) {
+        Some(names) => below(&folder, choose(name, &names, subset, split)?),
+        None => match Listing::of_folder(&folder)?.choose(subset, split).map(|files| (lacks_part(&files), files)) {
+            Ok((None, files)) => below(&folder, files),
+            Ok((Some(problem), _)) | Err(problem) => return Err(DataError::Layout(folder, problem)),
+        },
     };
-    let chosen = in_listing(&listed, subset, split).map_err(|problem| lacks(name, problem, &listed))?;
-    let files: Vec<(PathBuf, Format)> = chosen.into_iter().map(|(file, format)| (folder.join(file), format)).collect();
     match files.iter().find(|(file, _)| !file.exists()) {
         None => Ok(files),
         Some((missing, _)) => {
             let name = missing.strip_prefix(&folder).unwrap_or(missing).display();
             let problem = format!("split \"{split}\" is here only in part: {name} is missing");
-            Err(DataError::Layout { folder, problem })
+            Err(DataError::Layout(folder, problem))
         }
     }
 }
 
-fn lacks(name: &str, mut problem: String, listed: &[String]) -> HubError {
-    if problem.starts_with("holds no data") {
-        problem += &format!(", and it holds {}; the hub's own conversion is {name}@refs/convert/parquet", shown(listed));
-    }
-    HubError::Lacks { id: name.to_owned(), problem }
+/// Selects the files of a split from those of a repository.
+fn choose(name: &str, files: &[String], subset: Option<&str>, split: &str) -> Result<Vec<(PathBuf, Format)>, HubError> {
+    Listing::of(files).choose(subset, split).map_err(|mut problem| {
+        if problem.starts_with("holds no data") {
+            problem += &format!(", and it holds {}; the hub's own conversion is {name}@refs/convert/parquet", shown(files));
+        }
+        HubError::Lacks(name.to_owned(), problem)
+    })
 }
 
 /// Fetches the files of one split of a data set into the cache.
 pub(super) fn fetch(hub: &Hub, name: &str, subset: Option<&str>, split: &str) -> Result<PathBuf, HubError> {
-    hub.fetch(KIND, name, |listing| {
-        let chosen = in_listing(&listing.files, subset, split).map_err(|problem| lacks(name, problem, &listing.files))?;
-        Ok(chosen.into_iter().map(|(file, _)| file).collect())
+    hub.fetch(KIND, name, |files| {
+        let chosen = choose(name, files, subset, split)?;
+        Ok(chosen.into_iter().map(|(file, _)| file.to_string_lossy().into_owned()).collect())
     })
 }
 
@@ -85,21 +87,18 @@ pub(super) fn list_if_unknown(hub: &Hub, name: &str) {
     }
 }
 
-/// The subsets and splits of a data set: from the hub, or from the cache if nothing may be fetched.
-pub(super) fn layout(hub: &Hub, name: &str, subset: Option<&str>) -> Result<Layout, DataError> {
+/// The files of a data set: from the hub, or from the cache if nothing may be fetched.
+pub(super) fn listing(hub: &Hub, name: &str) -> Result<Listing, DataError> {
     if !hub.is_offline() && may_be_asked_for(Path::new(name)) {
         match hub.list(KIND, name) {
-            Ok(listing) => return Ok(layout_of_listing(&listing.files, subset)),
+            Ok(files) => return Ok(Listing::of(files)),
             Err(error) if folder(hub.cache(), name).is_err() => return Err(error.into()),
-            // What is here will do.
+            // The cached files are enough.
             Err(_) => {}
         }
     }
     let folder = folder(hub.cache(), name)?;
-    match hub.cache().listing(KIND, name) {
-        Some(listed) => Ok(layout_of_listing(&listed, subset)),
-        None => layout_of_folder(&folder, subset),
-    }
+    hub.cache().listing(KIND, name).map_or_else(|| Listing::of_folder(&folder), |files| Ok(Listing::of(files)))
 }
 
 /// Returns true if the hub may be asked for `data`: the id must have an organization, so that a
@@ -119,10 +118,7 @@ pub(crate) fn dataset_commit(data: &Path, cache: &Cache) -> Option<String> {
 pub(super) fn is_id(name: &Path) -> bool {
     let Some(name) = name.to_str() else { return false };
     let id = name.split('@').next().unwrap_or(name);
-    let word = |part: &str| {
-        !part.is_empty() && !part.starts_with('.') && part.chars().all(|c| c.is_ascii_alphanumeric() || "-_.".contains(c))
-    };
-    id.split('/').count() <= 2 && id.split('/').all(word) && !ends_as_file(id)
+    id.split('/').count() <= 2 && id.split('/').all(is_word) && !ends_as_file(id)
 }
 
 /// Returns true if a name has the ending of a data file, supported or not.

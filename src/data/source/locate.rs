@@ -8,10 +8,10 @@
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
-use super::DataError;
 use super::hub;
 use super::split::TRAIN;
-use crate::hub::Cache as HubCache;
+use crate::data::DataError;
+use crate::hub::Cache;
 use crate::util::reading;
 
 /// Format of a file.
@@ -29,7 +29,7 @@ pub enum Format {
 
 impl Format {
     /// By the name's end.
-    pub fn of(file: &Path) -> Option<Self> {
+    fn of(file: &Path) -> Option<Self> {
         match file.extension()?.to_str()?.to_ascii_lowercase().as_str() {
             "jsonl" | "ndjson" => Some(Format::JsonLines),
             "json" => Some(Format::Json),
@@ -46,27 +46,33 @@ const KNOWN: &str = ".jsonl, .ndjson, .json, .parquet and .txt are read";
 const ABOUT: [&str; 5] = ["dataset_infos.json", "dataset_info.json", "state.json", "dataset_dict.json", "requirements.txt"];
 
 /// The files of `data`, in the order of their names.
-pub fn locate(data: &Path, subset: Option<&str>, split: &str, cache: &HubCache) -> Result<Vec<(PathBuf, Format)>, DataError> {
+pub(super) fn locate(data: &Path, subset: Option<&str>, split: &str, cache: &Cache) -> Result<Vec<(PathBuf, Format)>, DataError> {
     if data.is_file() {
         let format =
-            Format::of(data).ok_or_else(|| DataError::format(data, format!("not a kind of file that is known: {KNOWN}")))?;
+            Format::of(data).ok_or_else(|| DataError::invalid(data, format!("not a kind of file that is known: {KNOWN}")))?;
         if split != TRAIN || subset.is_some() {
             let named = subset.map_or(format!("split \"{split}\""), |subset| format!("subset \"{subset}\""));
-            return Err(DataError::format(data, format!("a single file has no {named}; slices are written \"train[:10%]\"")));
+            return Err(DataError::invalid(data, format!("a single file has no {named}; slices are written \"train[:10%]\"")));
         }
         return Ok(vec![(data.to_owned(), format)]);
     }
     if data.is_dir() {
-        return in_folder(data, subset, split);
+        let files = Listing::of_folder(data)?.choose(subset, split);
+        return files.map(|files| below(data, files)).map_err(|problem| DataError::Layout(data.to_owned(), problem));
     }
     if names_id(data) {
         return hub::in_cache(cache, &data.to_string_lossy(), subset, split);
     }
     if data.exists() {
-        reading::regular(data).map_err(DataError::file(data))?;
+        reading::regular(data).map_err(DataError::read(data))?;
     }
-    let help = "paths are relative to the folder that the command runs in";
-    Err(DataError::NoFile { name: data.to_owned(), help })
+    let name = data.display();
+    Err(DataError::NotFound(format!("file not found: {name}; paths are relative to the folder that the command runs in")))
+}
+
+/// Files by their paths in `folder`, as paths.
+pub(super) fn below(folder: &Path, files: Vec<(PathBuf, Format)>) -> Vec<(PathBuf, Format)> {
+    files.into_iter().map(|(file, format)| (folder.join(file), format)).collect()
 }
 
 /// Returns true if `data` is an id of the hub, and no file or folder.
@@ -84,122 +90,101 @@ pub(super) fn lacks_part(files: &[(PathBuf, Format)]) -> Option<String> {
     })
 }
 
-/// Named divisions of a data set.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Layout {
-    /// Subsets (configurations), of which one must be named; empty if there is none or one.
-    pub subsets: Vec<String>,
-    /// The splits that its files name, of the subset that was asked for; empty where no name says one.
-    pub splits: Vec<String>,
-}
-
-/// The subsets of a folder, and the splits of one of them.
-pub(super) fn layout_of_folder(folder: &Path, subset: Option<&str>) -> Result<Layout, DataError> {
-    let mut found = Vec::new();
-    collect(folder, Path::new(""), &mut found)?;
-    Ok(layout(found, subset))
-}
-
-/// The subsets of a repository with these files, and the splits of one of them.
-pub(super) fn layout_of_listing(files: &[String], subset: Option<&str>) -> Layout {
-    layout(listed(files).collect(), subset)
-}
-
-fn layout(mut found: Vec<Found>, subset: Option<&str>) -> Layout {
-    if let Some(subset) = subset {
-        found.retain(|file| belongs(&file.inside, subset));
-    }
-    let splits: BTreeSet<String> = found.iter().filter_map(|file| file.split.clone()).collect();
-    let subsets: BTreeSet<Option<String>> = found.iter().map(subset_of).collect();
-    let divided = !splits.is_empty() && subsets.len() > 1;
-    let subsets = subsets.into_iter().flatten().filter(|_| divided).collect();
-    Layout { subsets, splits: splits.into_iter().collect() }
-}
-
-/// A data file and what its name says.
+/// A data file by its path in the folder, and what its name says.
 struct Found {
     path: PathBuf,
-    /// Below the folder.
-    inside: PathBuf,
     format: Format,
     split: Option<String>,
 }
 
-pub(super) fn in_folder(folder: &Path, subset: Option<&str>, split: &str) -> Result<Vec<(PathBuf, Format)>, DataError> {
-    let mut found = Vec::new();
-    collect(folder, Path::new(""), &mut found)?;
-    match chosen(found, subset, split) {
-        Ok(files) => Ok(files.into_iter().map(|file| (file.path, file.format)).collect()),
-        Err(problem) => Err(DataError::Layout { folder: folder.to_owned(), problem }),
-    }
-}
+/// The data files of a folder or a repository.
+#[derive(Default)]
+pub(super) struct Listing(Vec<Found>);
 
-/// Returns the files of a repository that hold this split, or an error.
-pub(super) fn in_listing(files: &[String], subset: Option<&str>, split: &str) -> Result<Vec<(String, Format)>, String> {
-    let files = chosen(listed(files).collect(), subset, split)?;
-    Ok(files.into_iter().map(|file| (file.path.to_string_lossy().into_owned(), file.format)).collect())
-}
-
-/// The data files among those of a repository.
-fn listed(files: &[String]) -> impl Iterator<Item = Found> + '_ {
-    let hidden = |file: &Path| file.iter().any(|part| part.to_string_lossy().starts_with('.'));
-    files.iter().map(PathBuf::from).filter(move |file| !hidden(file)).filter_map(|file| {
-        let about = file.file_name().is_some_and(|name| ABOUT.iter().any(|known| name == *known));
-        let format = Format::of(&file).filter(|_| !about)?;
-        Some(Found { split: split_of(&file), path: file.clone(), inside: file, format })
-    })
-}
-
-fn chosen(mut found: Vec<Found>, subset: Option<&str>, split: &str) -> Result<Vec<Found>, String> {
-    let refuse = Err;
-    found.sort_by(|a, b| a.inside.cmp(&b.inside));
-    if found.is_empty() {
-        return refuse(format!("holds no data: {KNOWN}"));
+impl Listing {
+    pub(super) fn of_folder(folder: &Path) -> Result<Self, DataError> {
+        let mut names = Vec::new();
+        collect(folder, Path::new(""), &mut names)?;
+        Ok(Self::of(names))
     }
-    match subset {
-        Some(subset) => {
-            let subsets = names(found.iter().filter_map(subset_of));
-            found.retain(|file| belongs(&file.inside, subset));
-            if found.is_empty() {
-                return refuse(format!("has no subset \"{subset}\"; it has: {subsets}"));
-            }
-        }
-        None => {
-            let subsets: Vec<_> = found.iter().map(subset_of).collect();
-            // Folders without a split in any name are just folders.
-            if found.iter().any(|file| file.split.is_some()) && subsets.iter().any(|subset| subset != &subsets[0]) {
-                return refuse(format!("has several subsets; name one of: {}", names(subsets.into_iter().flatten())));
-            }
-        }
-    }
-    let splits = names(found.iter().filter_map(|file| file.split.clone()));
-    if found.iter().any(|file| file.split.is_some()) {
-        found.retain(|file| {
-            let stem = file.inside.file_stem().is_some_and(|stem| stem == split);
-            stem || file.split.as_deref().is_some_and(|of| canonical(of) == canonical(split))
+
+    /// Of a repository with files of these paths.
+    pub(super) fn of<P: Into<PathBuf>>(names: impl IntoIterator<Item = P>) -> Self {
+        let found = names.into_iter().map(Into::into).filter_map(|path: PathBuf| {
+            let parts: Vec<_> = path.iter().map(|part| part.to_string_lossy()).collect();
+            let about = parts.last().is_some_and(|name| ABOUT.contains(&name.as_ref()));
+            let format = Format::of(&path).filter(|_| !about && parts.iter().all(|part| !part.starts_with('.')))?;
+            Some(Found { split: split_of(&path), path, format })
         });
-    } else if canonical(split) != TRAIN {
-        return refuse(format!("has no split \"{split}\"; no file's name says one, so that all of it is \"train\""));
+        let mut found: Vec<Found> = found.collect();
+        found.sort_by(|a, b| a.path.cmp(&b.path));
+        Listing(found)
     }
-    if found.is_empty() {
-        return refuse(format!("has no split \"{split}\"; it has: {splits}"));
+
+    /// Names of subsets, if there are several.
+    pub(super) fn subsets(&self) -> Vec<String> {
+        let subsets: BTreeSet<Option<String>> = self.0.iter().map(subset_of).collect();
+        let divided = self.names_splits() && subsets.len() > 1;
+        subsets.into_iter().flatten().filter(|_| divided).collect()
     }
-    Ok(found)
+
+    /// Names of the splits of a subset.
+    pub(super) fn splits(&self, subset: Option<&str>) -> Vec<String> {
+        let of_subset = self.0.iter().filter(|file| subset.is_none_or(|subset| belongs(&file.path, subset)));
+        of_subset.filter_map(|file| file.split.clone()).collect::<BTreeSet<_>>().into_iter().collect()
+    }
+
+    fn names_splits(&self) -> bool {
+        self.0.iter().any(|file| file.split.is_some())
+    }
+
+    /// Returns the files that hold this split, or what is missing and what there is.
+    pub(super) fn choose(mut self, subset: Option<&str>, split: &str) -> Result<Vec<(PathBuf, Format)>, String> {
+        if self.0.is_empty() {
+            return Err(format!("holds no data: {KNOWN}"));
+        }
+        match subset {
+            Some(subset) => {
+                let subsets = listed(self.0.iter().filter_map(subset_of).collect());
+                self.0.retain(|file| belongs(&file.path, subset));
+                if self.0.is_empty() {
+                    return Err(format!("has no subset \"{subset}\"; it has: {subsets}"));
+                }
+            }
+            None => {
+                // Folders without a split in any name are just folders.
+                let subsets = self.subsets();
+                if !subsets.is_empty() {
+                    return Err(format!("has several subsets; name one of: {}", subsets.join(", ")));
+                }
+            }
+        }
+        let splits = listed(self.splits(None).into_iter().collect());
+        if self.names_splits() {
+            self.0.retain(|file| {
+                let stem = file.path.file_stem().is_some_and(|stem| stem == split);
+                stem || file.split.as_deref().is_some_and(|of| canonical(of) == canonical(split))
+            });
+        } else if canonical(split) != TRAIN {
+            return Err(format!("has no split \"{split}\"; no file's name says one, so that all of it is \"train\""));
+        }
+        if self.0.is_empty() {
+            return Err(format!("has no split \"{split}\"; it has: {splits}"));
+        }
+        Ok(self.0.into_iter().map(|file| (file.path, file.format)).collect())
+    }
 }
 
-fn collect(folder: &Path, inside: &Path, found: &mut Vec<Found>) -> Result<(), DataError> {
-    for entry in std::fs::read_dir(folder).map_err(DataError::file(folder))? {
-        let entry = entry.map_err(DataError::file(folder))?;
-        let (path, name) = (entry.path(), entry.file_name());
-        let (inside, name) = (inside.join(&name), name.to_string_lossy().into_owned());
-        if name.starts_with('.') || ABOUT.contains(&name.as_str()) {
-            continue;
-        }
+/// The paths of all files in a folder, but for hidden ones.
+fn collect(folder: &Path, inside: &Path, names: &mut Vec<PathBuf>) -> Result<(), DataError> {
+    for entry in std::fs::read_dir(folder).map_err(DataError::read(folder))? {
+        let entry = entry.map_err(DataError::read(folder))?;
+        let (path, inside) = (entry.path(), inside.join(entry.file_name()));
         // Through links: the cache's snapshots hold nothing else.
-        if path.is_dir() {
-            collect(&path, &inside, found)?;
-        } else if let Some(format) = Format::of(&path) {
-            found.push(Found { split: split_of(&inside), path, inside, format });
+        match path.is_dir() {
+            _ if entry.file_name().to_string_lossy().starts_with('.') => {}
+            true => collect(&path, &inside, names)?,
+            false => names.push(inside),
         }
     }
     Ok(())
@@ -240,7 +225,7 @@ fn canonical(split: &str) -> String {
 
 /// The first folder whose name is neither a split nor `data`.
 fn subset_of(file: &Found) -> Option<String> {
-    let folders = file.inside.parent()?.iter().filter_map(|part| part.to_str());
+    let folders = file.path.parent()?.iter().filter_map(|part| part.to_str());
     folders.into_iter().find(|name| *name != "data" && !is_keyword(name)).map(str::to_owned)
 }
 
@@ -253,7 +238,6 @@ fn belongs(inside: &Path, subset: &str) -> bool {
     folder || inside.file_stem().and_then(|stem| stem.to_str()).is_some_and(begins)
 }
 
-fn names(names: impl Iterator<Item = String>) -> String {
-    let sorted: BTreeSet<String> = names.collect();
-    if sorted.is_empty() { "none".to_owned() } else { sorted.into_iter().collect::<Vec<_>>().join(", ") }
+fn listed(names: BTreeSet<String>) -> String {
+    if names.is_empty() { "none".to_owned() } else { names.into_iter().collect::<Vec<_>>().join(", ") }
 }

@@ -9,17 +9,16 @@
 //! - **By weights**: of every 1024 numbers a set has its share, to the nearest number and at least
 //!   one, spread evenly over them. Each set has its own epochs.
 
-use super::DataError;
-use crate::data::permutation;
 use crate::data::shuffle::Draws;
+use crate::data::{DataError, permutation};
 use crate::util::rng;
 
 /// Numbers after which shares are exact.
 const BLOCK: u64 = 1024;
 
 /// Share of a data set in a stream.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub enum Share {
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Share {
     /// Each record so often in every epoch.
     Repeat(u64),
     /// In proportion to the others' weights.
@@ -27,8 +26,7 @@ pub enum Share {
 }
 
 /// A place in the stream: a record and the pass over its data that it belongs to.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Draw {
+pub(crate) struct Draw {
     /// Index of the data set.
     pub set: usize,
     /// Index of the record.
@@ -39,11 +37,10 @@ pub struct Draw {
 
 /// Places of an endless stream. Costs an index per record for the orders drawn last.
 #[derive(Clone, Debug)]
-pub struct Mixture {
+pub(crate) struct Mixture {
     sizes: Vec<usize>,
     kind: Kind,
     seed: u64,
-    shuffled: bool,
 }
 
 #[derive(Clone, Debug)]
@@ -93,17 +90,20 @@ fn orders(sizes: &[usize], seed: u64, shuffled: bool) -> Vec<Order> {
 impl Mixture {
     /// Makes a stream over data sets with these numbers of records. Epoch 0 of repeats, or of each
     /// set, keeps the given order unless `shuffled`.
-    pub fn new(sets: &[(usize, Share)], seed: u64, shuffled: bool) -> Result<Self, DataError> {
-        let refuse = |problem: &str| Err(DataError::Mixture(problem.to_owned()));
+    pub(crate) fn new(sets: &[(usize, Share)], seed: u64, shuffled: bool) -> Result<Self, DataError> {
+        let refuse = |problem: &str| Err(DataError::Unusable(problem.to_owned()));
         let sizes: Vec<usize> = sets.iter().map(|(size, _)| *size).collect();
         if sizes.is_empty() || sizes.contains(&0) {
             return refuse("there is nothing to mix: every data set needs a record");
         }
-        let weights: Vec<f64> =
-            sets.iter().filter_map(|(_, share)| if let Share::Weight(weight) = share { Some(*weight) } else { None }).collect();
+        let (mut weights, mut repeats) = (Vec::new(), Vec::new());
+        for (_, share) in sets {
+            match share {
+                Share::Weight(weight) => weights.push(*weight),
+                Share::Repeat(times) => repeats.push(*times),
+            }
+        }
         let kind = if weights.is_empty() {
-            let repeats: Vec<u64> =
-                sets.iter().map(|(_, share)| if let Share::Repeat(times) = share { *times } else { 1 }).collect();
             let times =
                 |(size, repeat): (&usize, &u64)| usize::try_from(*repeat).ok().and_then(|repeat| repeat.checked_mul(*size));
             let len = sizes.iter().zip(&repeats).map(times).try_fold(0_usize, |sum, len| sum.checked_add(len?));
@@ -112,19 +112,19 @@ impl Mixture {
                 Some(len) => Kind::Repeats { repeats, len, order: Order::new(len, seed, shuffled) },
                 None => return refuse("the repeats make more records than can be counted"),
             }
-        } else if weights.len() < sets.len() {
+        } else if !repeats.is_empty() {
             return refuse("some data sets have a weight and some have none: give all of them one, or none");
         } else if weights.iter().any(|weight| !weight.is_finite() || *weight <= 0.0) || weights.len() as u64 > BLOCK {
             return refuse("weights must be finite and above 0, of 1024 data sets at most");
         } else {
             Kind::Weights { quotas: quotas(&weights), orders: orders(&sizes, seed, shuffled), block: None }
         };
-        Ok(Mixture { sizes, kind, seed, shuffled })
+        Ok(Mixture { sizes, kind, seed })
     }
 
     /// The place of a number.
-    pub fn draw(&mut self, number: u64) -> Draw {
-        let Mixture { sizes, kind, seed, .. } = self;
+    pub(crate) fn draw(&mut self, number: u64) -> Draw {
+        let Mixture { sizes, kind, seed } = self;
         match kind {
             Kind::Repeats { repeats, len, order } => {
                 let epoch = number / *len as u64;
@@ -149,14 +149,9 @@ impl Mixture {
         }
     }
 
-    /// The seed of its orders, and whether the first epoch has one.
-    pub(super) fn order(&self) -> (u64, bool) {
-        (self.seed, self.shuffled)
-    }
-
     /// Returns the same stream under another seed.
-    pub(super) fn with_order(&self, seed: u64, shuffled: bool) -> Self {
-        let mut mixture = Mixture { seed, shuffled, ..self.clone() };
+    pub(crate) fn with_order(&self, seed: u64, shuffled: bool) -> Self {
+        let mut mixture = Mixture { seed, ..self.clone() };
         match &mut mixture.kind {
             Kind::Repeats { order, len, .. } => *order = Order::new(*len, seed, shuffled),
             Kind::Weights { orders: old, block, .. } => (*old, *block) = (orders(&self.sizes, seed, shuffled), None),
@@ -165,16 +160,11 @@ impl Mixture {
     }
 
     /// Numbers in an epoch; of weights, records.
-    pub fn len(&self) -> usize {
+    pub(crate) fn len(&self) -> usize {
         match &self.kind {
             Kind::Repeats { len, .. } => *len,
             Kind::Weights { .. } => self.sizes.iter().sum(),
         }
-    }
-
-    /// Never: what holds nothing is refused.
-    pub fn is_empty(&self) -> bool {
-        false
     }
 }
 

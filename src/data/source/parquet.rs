@@ -8,15 +8,15 @@ use parquet::file::reader::FileReader;
 use parquet::file::serialized_reader::{ReadOptionsBuilder, SerializedFileReader};
 use parquet::record::reader::RowIter;
 
-use super::DataError;
+use crate::data::DataError;
 use crate::util::reading;
 
 fn refuse(path: &Path) -> impl Fn(ParquetError) -> DataError {
-    move |error| DataError::format(path, format!("not a Parquet file that can be read: {error}"))
+    move |error| DataError::invalid(path, format!("not a Parquet file that can be read: {error}"))
 }
 
 fn open(path: &Path) -> Result<SerializedFileReader<File>, DataError> {
-    SerializedFileReader::new(reading::open(path).map_err(DataError::file(path))?).map_err(refuse(path))
+    SerializedFileReader::new(reading::open(path).map_err(DataError::read(path))?).map_err(refuse(path))
 }
 
 /// Number of rows, from the file's metadata.
@@ -43,7 +43,7 @@ impl Rows {
             (passed, before) = (passed + 1, before + rows);
         }
         let options = ReadOptionsBuilder::new().with_predicate(Box::new(move |_, at| at >= passed)).build();
-        let file = reading::open(path).map_err(DataError::file(path))?;
+        let file = reading::open(path).map_err(DataError::read(path))?;
         let reader = SerializedFileReader::new_with_options(file, options).map_err(refuse(path))?;
         let mut rows = RowIter::from_file_into(Box::new(reader));
         for _ in before..first {

@@ -5,17 +5,21 @@
 //! crash. Rows of Parquet have no byte position: kept rows are copied to a spool, one row group at
 //! a time, while they are judged.
 
-use std::io::Read;
+use std::io::{BufWriter, Read, Seek, SeekFrom, Write};
 use std::ops::Range;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
 use memchr::memchr_iter;
+use parking_lot::Mutex;
+use rayon::prelude::*;
 use serde_json::{Map, Value};
+use tempfile::SpooledTempFile;
 
-use super::DataError;
 use super::locate::Format;
+use super::parquet;
 use super::scan::{Place, Scanner};
+use crate::data::DataError;
 use crate::data::jsonl::{parse_line, parse_object};
 use crate::util::reading;
 
@@ -25,49 +29,55 @@ const BLOCK: usize = 8 << 20;
 const TOGETHER: usize = 1 << 16;
 /// Bytes of records judged together, unless a single one has more.
 const BYTES_TOGETHER: u64 = 16 << 20;
+/// Records that are worth handing to another core.
+const SHARE: usize = 64;
+/// Bytes of a copy of Parquet's rows that are held in memory, before a temporary file takes them.
+const IN_MEMORY: usize = 64 << 20;
+/// The byte-order mark.
+const MARK: &[u8] = "\u{feff}".as_bytes();
 /// Fields of an object that may contain the list of records, after the split's name.
 const LISTS: [&str; 5] = ["data", "rows", "examples", "instances", "records"];
-
-/// Location of the records' bytes.
-enum Bytes {
-    /// In the file itself.
-    File,
-    /// In a copy of this process's own, unpacked from so many rows.
-    #[cfg(feature = "parquet")]
-    Copy(usize, super::spool::Spool),
-}
 
 /// A file and where its records begin and how long they are.
 pub(super) struct Part {
     pub(super) path: PathBuf,
     format: Format,
-    bytes: Bytes,
     start: Vec<u64>,
     len: Vec<u32>,
-    /// Row number of each kept record, for formats without lines.
-    row: Vec<u32>,
     kept: usize,
+    /// Rows of a Parquet file.
+    rows: usize,
+    /// Row number of each of its kept records.
+    row: Vec<u32>,
+    /// Its kept records, unpacked, and their bytes.
+    copy: Mutex<BufWriter<SpooledTempFile>>,
+    copied: u64,
 }
 
 /// Progress of judging a part.
-pub(super) struct Unjudged {
+struct Unjudged {
     places: Range<usize>,
     /// Number of records of the next read, doubled every time, so that a user of few records does
     /// not pay for many.
     next: usize,
-    #[cfg(feature = "parquet")]
-    rows: Option<super::parquet::Rows>,
+    rows: Option<parquet::Rows>,
 }
 
 impl Part {
+    fn new(path: PathBuf, format: Format) -> Self {
+        let buffer = if format == Format::Parquet { 8 << 10 } else { 0 };
+        let copy = Mutex::new(BufWriter::with_capacity(buffer, SpooledTempFile::new(IN_MEMORY)));
+        Part { path, format, start: Vec::new(), len: Vec::new(), kept: 0, rows: 0, row: Vec::new(), copy, copied: 0 }
+    }
+
     /// Finds the records. Nothing of them is looked at but where they end.
     pub(super) fn index(path: PathBuf, format: Format, split: &str) -> Result<Self, DataError> {
         let format = if format == Format::Json && is_lines(&path)? { Format::JsonLines } else { format };
-        let mut part = Part { path, format, bytes: Bytes::File, start: Vec::new(), len: Vec::new(), row: Vec::new(), kept: 0 };
+        let mut part = Part::new(path, format);
         match format {
             Format::JsonLines | Format::Text => part.index_lines()?,
             Format::Json => part.index_list(split)?,
-            Format::Parquet => part.count_rows()?,
+            Format::Parquet => part.rows = parquet::count(&part.path)?,
         }
         Ok(part)
     }
@@ -76,39 +86,24 @@ impl Part {
     /// bytes at each of `places` positions spread over the rest. Also estimates the number of
     /// records from their mean length.
     pub(super) fn sample(path: PathBuf, format: Format, head: u64, places: u64, bytes: u64) -> Result<(Self, f64), DataError> {
-        let mut part = Part { path, format, bytes: Bytes::File, start: Vec::new(), len: Vec::new(), row: Vec::new(), kept: 0 };
-        let failed = DataError::file(&part.path);
+        let mut part = Part::new(path, format);
+        let failed = DataError::read(&part.path);
         let file = reading::open(&part.path).map_err(&failed)?;
         let size = file.metadata().map_err(&failed)?.len();
-        let (mut seen, rest) = (0, size.saturating_sub(head + bytes));
+        let (mut seen, mut read, rest) = (0, 0, size.saturating_sub(head + bytes));
         let spread = (1..=places).map(|at| head + rest * at / places).filter(|at| *at < size);
-        let mut read = 0;
         for (at, wanted) in std::iter::once((0, head)).chain(spread.map(|at| (at, bytes))) {
             // Stretches that overlap would be counted twice.
             let at = at.max(read);
             let mut block = vec![0; wanted.min(size - at) as usize];
             file.read_exact_at(&mut block, at).map_err(&failed)?;
             read = at + block.len() as u64;
-            let begin = match at {
-                0 => {
-                    if block.starts_with("\u{feff}".as_bytes()) {
-                        3
-                    } else {
-                        0
-                    }
-                }
-                // The end of a line that began before.
-                _ => memchr::memchr(b'\n', &block).map_or(block.len(), |end| end + 1),
-            };
+            // Without the end of a line that began before, and the beginning of one that goes on.
+            let begin = if at == 0 { 0 } else { memchr::memchr(b'\n', &block).map_or(block.len(), |end| end + 1) };
             let end = if read == size { block.len() } else { memchr::memrchr(b'\n', &block).map_or(0, |end| end + 1) };
-            let mut line = begin;
-            for next in memchr_iter(b'\n', &block[..end.max(begin)]).filter(|next| *next >= begin).chain([end]) {
-                if next > line {
-                    part.push_line(&block[line..next], at + line as u64)?;
-                }
-                line = next + 1;
-            }
-            seen += end.saturating_sub(begin) as u64;
+            let lines = &block[begin..end.max(begin)];
+            part.push_lines(lines, at + begin as u64)?;
+            seen += lines.len() as u64;
         }
         if part.start.is_empty() {
             // Lines longer than what was read.
@@ -129,33 +124,60 @@ impl Part {
 
     /// Number of records, before any is kept.
     pub(super) fn len(&self) -> usize {
-        match &self.bytes {
-            Bytes::File => self.start.len(),
-            #[cfg(feature = "parquet")]
-            Bytes::Copy(rows, _) => *rows,
-        }
+        if self.format == Format::Parquet { self.rows } else { self.start.len() }
     }
 
-    /// Goes through the records of these places, to judge them, until perhaps so many are found.
-    pub(super) fn unjudged(&self, places: Range<usize>, wanted: Option<usize>) -> Result<Unjudged, DataError> {
-        Ok(Unjudged {
-            next: wanted.unwrap_or(TOGETHER).clamp(1, TOGETHER),
-            #[cfg(feature = "parquet")]
-            rows: match &self.bytes {
-                Bytes::File => None,
-                Bytes::Copy(..) => Some(super::parquet::Rows::from(&self.path, places.start)?),
-            },
-            places,
-        })
+    /// Judges the records of these places on all cores, until `left` of them are usable, and gives
+    /// each to `each` in order: with its place, its bytes, and the reason to leave it out. An error of
+    /// `judge` ends it, with the record's line.
+    pub(super) fn judge(
+        &mut self,
+        places: Range<usize>,
+        left: &mut Option<usize>,
+        judge: impl Fn(Map<String, Value>) -> Result<Result<(), String>, String> + Sync,
+        mut each: impl FnMut(&mut Part, usize, &[u8], Result<(), String>) -> Result<(), DataError>,
+    ) -> Result<(), DataError> {
+        let mut unjudged = self.unjudged(places, *left)?;
+        while *left != Some(0) {
+            let (from, records) = self.next(&mut unjudged)?;
+            if records.is_empty() {
+                break;
+            }
+            let verdict = |bytes: &Vec<u8>| judge(self.parse(bytes)?);
+            let verdicts: Vec<Result<_, String>> = records.par_iter().with_min_len(SHARE).map(verdict).collect();
+            for (at, (bytes, verdict)) in records.iter().zip(&verdicts).enumerate() {
+                if *left == Some(0) {
+                    break;
+                }
+                let verdict = verdict.clone().map_err(|problem| {
+                    let more = match verdicts[at + 1..].iter().filter(|verdict| verdict.is_err()).count() {
+                        0 => String::new(),
+                        more => format!(" (and {more} more bad records nearby)"),
+                    };
+                    DataError::in_line(&self.path, self.line_of_place(from + at), format!("{problem}{more}"))
+                })?;
+                if verdict.is_ok() {
+                    left.iter_mut().for_each(|left| *left -= 1);
+                }
+                each(self, from + at, bytes, verdict)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Goes through the records of these places, until perhaps so many are found.
+    fn unjudged(&self, places: Range<usize>, wanted: Option<usize>) -> Result<Unjudged, DataError> {
+        let of_parquet = self.format == Format::Parquet;
+        let rows = of_parquet.then(|| parquet::Rows::from(&self.path, places.start)).transpose()?;
+        Ok(Unjudged { next: wanted.unwrap_or(TOGETHER).clamp(1, TOGETHER), rows, places })
     }
 
     /// Returns the place of the next record and its bytes, with those of the following records that
     /// are worth holding; nothing at the end.
-    pub(super) fn next(&self, unjudged: &mut Unjudged) -> Result<(usize, Vec<Vec<u8>>), DataError> {
+    fn next(&self, unjudged: &mut Unjudged) -> Result<(usize, Vec<Vec<u8>>), DataError> {
         let Range { start: from, end } = unjudged.places;
         let most = end.min(from + unjudged.next);
         unjudged.next = TOGETHER.min(2 * unjudged.next);
-        #[cfg(feature = "parquet")]
         if let Some(rows) = &mut unjudged.rows {
             let records = rows.next(most - from, BYTES_TOGETHER)?;
             unjudged.places.start += records.len();
@@ -173,19 +195,15 @@ impl Part {
 
     /// Keeps the record of this place, after those that were kept before.
     pub(super) fn keep(&mut self, place: usize, record: &[u8]) -> Result<(), DataError> {
-        match &mut self.bytes {
-            Bytes::File => (self.start[self.kept], self.len[self.kept]) = (self.start[place], self.len[place]),
-            #[cfg(feature = "parquet")]
-            Bytes::Copy(_, copy) => {
-                let start = copy.len();
-                copy.append(record).map_err(DataError::file(&self.path))?;
-                let row = u32::try_from(place).map_err(|_| DataError::format(&self.path, "more than 4 billion records"))?;
-                self.row.push(row);
-                self.push(start, record.len() as u64)?;
-            }
+        if self.format == Format::Parquet {
+            self.copy.get_mut().write_all(record).map_err(DataError::read(&self.path))?;
+            let row = u32::try_from(place).map_err(|_| DataError::invalid(&self.path, "more than 4 billion records"))?;
+            self.row.push(row);
+            self.push(self.copied, record.len() as u64)?;
+            self.copied += record.len() as u64;
+        } else {
+            (self.start[self.kept], self.len[self.kept]) = (self.start[place], self.len[place]);
         }
-        #[cfg(not(feature = "parquet"))]
-        let _ = record;
         self.kept += 1;
         Ok(())
     }
@@ -201,8 +219,8 @@ impl Part {
 
     /// Returns the bytes of records `from..to`, each separately; adjacent records share one read.
     pub(super) fn read(&self, from: usize, to: usize) -> Result<Vec<Vec<u8>>, DataError> {
-        let failed = DataError::file(&self.path);
-        let file = reading::open(&self.path).map_err(&failed)?;
+        let failed = DataError::read(&self.path);
+        let file = (self.format != Format::Parquet).then(|| reading::open(&self.path)).transpose().map_err(&failed)?;
         let mut records = Vec::with_capacity(to - from);
         let mut at = from;
         while at < to {
@@ -214,10 +232,12 @@ impl Part {
                 at += 1;
             }
             let mut block = vec![0; (end - begin) as usize];
-            match &self.bytes {
-                Bytes::File => file.read_exact_at(&mut block, begin),
-                #[cfg(feature = "parquet")]
-                Bytes::Copy(_, copy) => copy.read_at(&mut block, begin),
+            match &file {
+                Some(file) => file.read_exact_at(&mut block, begin),
+                None => {
+                    let mut copy = self.copy.lock();
+                    copy.seek(SeekFrom::Start(begin)).and_then(|_| copy.get_mut().read_exact(&mut block))
+                }
             }
             .map_err(&failed)?;
             records.extend((first..at).map(|at| {
@@ -267,40 +287,43 @@ impl Part {
     }
 
     fn push(&mut self, start: u64, len: u64) -> Result<(), DataError> {
-        let len = u32::try_from(len).map_err(|_| DataError::format(&self.path, "a single record is longer than 4 GiB"))?;
+        let len = u32::try_from(len).map_err(|_| DataError::invalid(&self.path, "a single record is longer than 4 GiB"))?;
         self.start.push(start);
         self.len.push(len);
         Ok(())
     }
 
     fn index_lines(&mut self) -> Result<(), DataError> {
-        let failed = DataError::file(&self.path);
+        let failed = DataError::read(&self.path);
         let file = reading::open(&self.path).map_err(&failed)?;
         let size = file.metadata().map_err(&failed)?.len();
         let (mut block, mut at) = (vec![0; BLOCK], 0);
         while at < size {
             let wanted = (size - at).min(block.len() as u64) as usize;
             file.read_exact_at(&mut block[..wanted], at).map_err(&failed)?;
-            let mut begin = if at == 0 && block[..wanted].starts_with("\u{feff}".as_bytes()) { 3 } else { 0 };
-            for end in memchr_iter(b'\n', &block[..wanted]) {
-                self.push_line(&block[begin..end], at + begin as u64)?;
-                begin = end + 1;
-            }
-            if at + wanted as u64 == size {
-                self.push_line(&block[begin..wanted], at + begin as u64)?;
-                break;
-            }
+            let last = at + wanted as u64 == size;
+            let whole = if last { wanted } else { memchr::memrchr(b'\n', &block[..wanted]).map_or(0, |end| end + 1) };
+            self.push_lines(&block[..whole], at)?;
             // A line that is longer than a block makes the block longer.
-            if begin == 0 {
+            if whole == 0 {
                 block.resize(block.len() * 2, 0);
             }
-            at += begin as u64;
+            at += whole as u64;
         }
         Ok(())
     }
 
-    fn push_line(&mut self, line: &[u8], start: u64) -> Result<(), DataError> {
-        if line.iter().all(u8::is_ascii_whitespace) { Ok(()) } else { self.push(start, line.len() as u64) }
+    /// Indexes the lines of `block`, which is the file from byte `at` on, but for blank ones.
+    fn push_lines(&mut self, block: &[u8], at: u64) -> Result<(), DataError> {
+        let mut begin = if at == 0 && block.starts_with(MARK) { MARK.len() } else { 0 };
+        for end in memchr_iter(b'\n', block).chain([block.len()]) {
+            let line = &block[begin.min(end)..end];
+            if !line.iter().all(u8::is_ascii_whitespace) {
+                self.push(at + begin as u64, line.len() as u64)?;
+            }
+            begin = end + 1;
+        }
+        Ok(())
     }
 
     /// Indexes `[{…}, …]`, or `{"data": [{…}, …], …}` with the split's name or a usual one for the
@@ -309,7 +332,7 @@ impl Part {
         let path = self.path.clone();
         let mut scanner = Scanner::open(&path)?;
         match scanner.next()? {
-            None => return Err(DataError::format(&path, "not JSON: the file is empty")),
+            None => return Err(DataError::invalid(&path, "not JSON: the file is empty")),
             Some(b'{') => {
                 let whole = scanner.value()?;
                 scanner.end()?;
@@ -337,19 +360,6 @@ impl Part {
             Ok(())
         })?;
         Ok(lists.into_iter().min_by_key(|(rank, _)| *rank).map(|(_, place)| place))
-    }
-
-    #[cfg(feature = "parquet")]
-    fn count_rows(&mut self) -> Result<(), DataError> {
-        self.bytes = Bytes::Copy(super::parquet::count(&self.path)?, super::spool::Spool::default());
-        Ok(())
-    }
-
-    #[cfg(not(feature = "parquet"))]
-    fn count_rows(&mut self) -> Result<(), DataError> {
-        let problem =
-            "this program was built without Parquet; build it with the feature `parquet`, or convert the file to JSON lines";
-        Err(DataError::format(&self.path, problem))
     }
 }
 

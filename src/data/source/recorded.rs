@@ -3,61 +3,50 @@
 //!
 //! | field | is |
 //! | --- | --- |
-//! | `prompt` (or another name of a prompt) | what was asked: text or messages |
-//! | `response` (or `completion`, `output`) | what was answered, as text |
-//! | `tokens` with `versions` | both as tokens, as `rollouts.jsonl` has them; `versions` says which were sampled |
+//! | `prompt` (or another name of a prompt) | text or messages |
+//! | `response` (or `completion`, `output`) | the completion as text |
+//! | `tokens` with `versions` | both as tokens; `versions` says which were sampled |
 //! | `prompt_tokens` and `response_tokens` | both as tokens |
-//! | `reward` | what it earned |
-//! | `log_probs` | of each token of `tokens`, or of the response: its log-probability under the policy that sampled |
-//! | `group` | which answers belong together; without it, those to the same prompt |
-//! | `index` and `part` | in a group, which rollout it is, and which part of it, as `rollouts.jsonl` has them: parts are compared as one |
+//! | `reward` | the reward |
+//! | `log_probs` | the sampling policy's, of each of the `tokens` or of the response |
+//! | `group` | which completions belong together; without it, those of the same prompt |
+//! | `index` and `part` | in a group, which rollout it is, and which part of it |
 //! | `status`, `temperature`, `metadata` | as in `rollouts.jsonl` |
 
 use serde::Deserialize;
-use serde_json::{Map, Value};
+use serde_json::Value;
 
-use super::columns::{Columns, take_first};
-use super::shape::Shape;
-use super::skips::Skip;
+use super::shape::{Columns, Shape, take_first};
 use super::turns;
 use crate::data::{Metadata, Prompt, PromptText, Sample, Spans, Status, Tokenizer, is_reward, number};
 
 /// One of them.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Recorded {
-    /// Prompt.
-    pub prompt: PromptText,
-    /// Completion.
-    pub response: String,
-    /// Reward.
-    pub reward: f64,
-    /// Group of the completion, if that was recorded.
-    pub group: Option<u64>,
-    fields: Fields,
-}
-
-/// Fields that are read without conversion.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
 #[serde(default)]
-struct Fields {
-    group: Option<u64>,
+pub struct Recorded {
+    #[serde(skip)]
+    pub(crate) prompt: PromptText,
+    #[serde(skip)]
+    response: String,
+    /// Group of the completion, if that was recorded.
+    pub(crate) group: Option<u64>,
     index: Option<u32>,
     part: u32,
     status: Option<Status>,
-    #[serde(with = "number::optional")]
+    #[serde(with = "number")]
     reward: Option<f64>,
     tokens: Vec<u32>,
     versions: Spans,
     prompt_tokens: Vec<u32>,
     response_tokens: Vec<u32>,
-    #[serde(with = "number::optional_list")]
+    #[serde(with = "number")]
     log_probs: Option<Vec<f32>>,
     temperature: Option<f32>,
     metadata: Metadata,
 }
 
 impl Shape for Recorded {
-    fn read(mut record: Map<String, Value>, _columns: &Columns) -> Result<Self, Skip> {
+    fn read(mut record: Metadata, _columns: &Columns) -> Result<Self, String> {
         let (_, prompt) = take_first(&mut record, &["prompt", "question", "instruction", "query"]).ok_or("without a prompt")?;
         let prompt = match prompt {
             Value::String(text) => PromptText::Text(text),
@@ -70,50 +59,46 @@ impl Shape for Recorded {
         };
         // A completion may be empty: the policy ended it with its first token.
         let said = response.is_some() || record.contains_key("tokens") || record.contains_key("response_tokens");
-        let response = response.unwrap_or_default();
-        let fields =
-            Fields::deserialize(Value::Object(record)).map_err(|error| format!("with a field that makes no sense ({error})"))?;
-        let reward = fields
-            .reward
-            .filter(|reward| is_reward(*reward))
-            .ok_or("without a reward that is a number of at most 1e100 either way")?;
+        let recorded = Recorded::deserialize(Value::Object(record));
+        let recorded = recorded.map_err(|error| format!("with a field that makes no sense ({error})"))?;
+        if !recorded.reward.is_some_and(is_reward) {
+            return Err("without a reward that is a number of at most 1e100 either way".into());
+        }
         if !said {
             return Err("without a response".into());
         }
-        Ok(Recorded { prompt, response, reward, group: fields.group, fields })
+        Ok(Recorded { prompt, response: response.unwrap_or_default(), ..recorded })
     }
 }
 
 impl Recorded {
     /// Returns true if log-probabilities of the tokens were recorded.
-    pub fn has_log_probs(&self) -> bool {
-        self.fields.log_probs.is_some()
+    pub(crate) fn has_log_probs(&self) -> bool {
+        self.log_probs.is_some()
     }
 
     /// Place in the group and part of the rollout, if that was recorded.
-    pub fn place(&self) -> Option<(u32, u32)> {
-        self.fields.index.map(|index| (index, self.fields.part))
+    pub(crate) fn place(&self) -> Option<(u32, u32)> {
+        self.index.map(|index| (index, self.part))
     }
 
     /// Converts it to a sample; text is tokenised if no tokens were recorded. Tokens have version
     /// 0, which no version of this run is. Without recorded log-probabilities the sample has none,
     /// and the trainer computes them.
-    pub fn sample(&self, tokenizer: &Tokenizer) -> Result<Sample, Skip> {
-        let Fields { status, tokens, versions, prompt_tokens, response_tokens, log_probs, temperature, metadata, .. } =
-            &self.fields;
-        let status = status.unwrap_or(Status::Completed);
-        let (tokens, given) = if !tokens.is_empty() {
-            if versions.len() != tokens.len() {
+    pub(crate) fn sample(&self, tokenizer: &Tokenizer) -> Result<Sample, String> {
+        let status = self.status.unwrap_or(Status::Completed);
+        let (tokens, given) = if !self.tokens.is_empty() {
+            if self.versions.len() != self.tokens.len() {
                 return Err("whose versions are not as many as its tokens".into());
             }
-            (tokens.clone(), versions.per_token().map(|version| version.is_none()).collect())
+            (self.tokens.clone(), self.versions.per_token().map(|version| version.is_none()).collect())
         } else {
-            let refused = |_| Skip::from("that the tokenizer refuses");
-            let asked = match prompt_tokens.as_slice() {
+            let refused = |_| "that the tokenizer refuses".to_owned();
+            let asked = match self.prompt_tokens.as_slice() {
                 [] => tokenizer.encode(&self.prompt.render()).map_err(refused)?,
                 tokens => tokens.to_vec(),
             };
-            let mut said = response_tokens.clone();
+            let mut said = self.response_tokens.clone();
             if said.is_empty() {
                 said = tokenizer.encode_bare(&self.response).map_err(refused)?;
                 // An answer that ended by itself ended with this token.
@@ -122,7 +107,7 @@ impl Recorded {
             let given: Vec<bool> = (0..asked.len() + said.len()).map(|at| at < asked.len()).collect();
             ([asked, said].concat(), given)
         };
-        let behaviour = match log_probs.as_deref() {
+        let behaviour = match self.log_probs.as_deref() {
             None => Vec::new(),
             Some(all) if all.len() == tokens.len() => all.to_vec(),
             Some(sampled) if sampled.len() == given.iter().filter(|given| !**given).count() => {
@@ -145,10 +130,10 @@ impl Recorded {
             loss_mask: given.iter().map(|given| if *given { 0.0 } else { 1.0 }).collect(),
             log_probs: behaviour,
             versions,
-            temperature: *temperature,
-            reward: Some(self.reward),
+            temperature: self.temperature,
+            reward: self.reward,
             status,
-            metadata: metadata.clone(),
+            metadata: self.metadata.clone(),
             tokens,
             ..Sample::begin(&Prompt::default(), 0, &[])
         })

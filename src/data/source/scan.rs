@@ -8,9 +8,9 @@ use std::io::{BufRead, BufReader, Seek, SeekFrom};
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 
-use memchr::{memchr_iter, memchr2};
+use memchr::memchr_iter;
 
-use super::DataError;
+use crate::data::DataError;
 use crate::util::reading;
 
 /// Bytes per read.
@@ -38,7 +38,7 @@ pub(super) struct Scanner<'a> {
 impl<'a> Scanner<'a> {
     /// Opens a file, after the byte-order mark if there is one.
     pub fn open(path: &'a Path) -> Result<Self, DataError> {
-        let file = BufReader::with_capacity(BLOCK, reading::open(path).map_err(DataError::file(path))?);
+        let file = BufReader::with_capacity(BLOCK, reading::open(path).map_err(DataError::read(path))?);
         let mut scanner = Scanner { path, file, at: 0, line: 1 };
         if scanner.buffer()?.starts_with("\u{feff}".as_bytes()) {
             scanner.pass(3);
@@ -48,7 +48,7 @@ impl<'a> Scanner<'a> {
 
     /// Continues from a place that was found before.
     pub fn back_to(&mut self, place: &Place) -> Result<(), DataError> {
-        self.file.seek(SeekFrom::Start(place.start)).map_err(DataError::file(self.path))?;
+        self.file.seek(SeekFrom::Start(place.start)).map_err(DataError::read(self.path))?;
         (self.at, self.line) = (place.start, place.line);
         // What is passed over next must have been read.
         self.buffer().map(drop)
@@ -82,11 +82,7 @@ impl<'a> Scanner<'a> {
             Some(b',' | b':' | b']' | b'}') | None => return Err(self.expected("a value", next)),
             Some(first) => first,
         };
-        let whole = match first {
-            b'"' => self.text()?,
-            b'{' | b'[' => self.nested()?,
-            _ => self.word()?,
-        };
+        let whole = if matches!(first, b'"' | b'{' | b'[') { self.nested()? } else { self.word()? };
         if !whole {
             return Err(self.wrong(line, "the file ends within what begins here; is all of it there?"));
         }
@@ -107,9 +103,12 @@ impl<'a> Scanner<'a> {
             }
             let name = scanner.value()?;
             let mut bytes = vec![0; name.len as usize];
-            scanner.file.get_ref().read_exact_at(&mut bytes, name.start).map_err(DataError::file(scanner.path))?;
+            scanner.file.get_ref().read_exact_at(&mut bytes, name.start).map_err(DataError::read(scanner.path))?;
             let name = serde_json::from_slice(&bytes).map_err(|error| scanner.wrong(name.line, &error.to_string()))?;
-            scanner.sign(b':')?;
+            match scanner.next()? {
+                Some(b':') => scanner.pass(1),
+                other => return Err(scanner.expected("`:`", other)),
+            }
             each(name, scanner.value()?)
         })
     }
@@ -140,78 +139,39 @@ impl<'a> Scanner<'a> {
         Ok(())
     }
 
-    fn sign(&mut self, sign: u8) -> Result<(), DataError> {
-        match self.next()? {
-            Some(found) if found == sign => {
-                self.pass(1);
-                Ok(())
-            }
-            other => Err(self.expected(&format!("`{}`", char::from(sign)), other)),
-        }
-    }
-
-    /// Skips a string, from its first quote to after its last; `false` if the file ends before.
-    fn text(&mut self) -> Result<bool, DataError> {
-        self.pass(1);
-        loop {
-            let buffer = self.buffer()?;
-            let (len, found) = (buffer.len(), memchr2(b'"', b'\\', buffer).map(|at| (at, buffer[at])));
-            match found {
-                None if len == 0 => return Ok(false),
-                None => self.pass(len),
-                Some((at, b'"')) => {
-                    self.pass(at + 1);
-                    return Ok(true);
-                }
-                // What is escaped may be a quote, and the first byte of what is read next.
-                Some((at, _)) => {
-                    self.pass(at + 1);
-                    let escaped = self.buffer()?.len().min(1);
-                    self.pass(escaped);
-                }
-            }
-        }
-    }
-
-    /// Skips a nested value, from its bracket to after the closing one; `false` if the file ends
-    /// before.
+    /// Skips a text, a list or an object; `false` if the file ends within it.
     fn nested(&mut self) -> Result<bool, DataError> {
-        let mut depth = 0_usize;
+        let (mut depth, mut quoted, mut escaped) = (0_usize, false, false);
         loop {
             let buffer = self.buffer()?;
             let (len, mut lines) = (buffer.len(), 0);
-            let stops = |byte: &u8| {
+            let ends = |byte: &u8| {
                 lines += usize::from(*byte == b'\n');
-                matches!(byte, b'"' | b'{' | b'}' | b'[' | b']')
+                match byte {
+                    _ if escaped => escaped = false,
+                    b'\\' => escaped = quoted,
+                    b'"' => quoted = !quoted,
+                    _ if quoted => {}
+                    b'{' | b'[' => depth += 1,
+                    b'}' | b']' => depth -= 1,
+                    _ => {}
+                }
+                !quoted && depth == 0
             };
-            let found = buffer.iter().position(stops).map(|at| (at, buffer[at]));
+            let end = buffer.iter().position(ends);
             self.line += lines;
-            self.pass(found.map_or(len, |(at, _)| at));
-            match found.map(|(_, byte)| byte) {
-                None if len == 0 => return Ok(false),
-                None => {}
-                Some(b'"') => {
-                    let ended = self.text()?;
-                    if !ended {
-                        return Ok(false);
-                    }
-                }
-                Some(bracket) => {
-                    self.pass(1);
-                    depth = if matches!(bracket, b'{' | b'[') { depth + 1 } else { depth - 1 };
-                    if depth == 0 {
-                        return Ok(true);
-                    }
-                }
+            self.pass(end.map_or(len, |at| at + 1));
+            if end.is_some() || len == 0 {
+                return Ok(end.is_some());
             }
         }
     }
 
-    /// A number, a truth value, or what is none.
+    /// Skips a number, a truth value, or what is none.
     fn word(&mut self) -> Result<bool, DataError> {
         loop {
             let buffer = self.buffer()?;
-            let ends = |byte: &u8| byte.is_ascii_whitespace() || matches!(byte, b',' | b':' | b'"' | b'{' | b'}' | b'[' | b']');
+            let ends = |byte: &u8| byte.is_ascii_whitespace() || b",:\"{}[]".contains(byte);
             let (len, end) = (buffer.len(), buffer.iter().position(ends));
             self.pass(end.unwrap_or(len));
             if end.is_some() || len == 0 {
@@ -221,7 +181,7 @@ impl<'a> Scanner<'a> {
     }
 
     fn buffer(&mut self) -> Result<&[u8], DataError> {
-        self.file.fill_buf().map_err(DataError::file(self.path))
+        self.file.fill_buf().map_err(DataError::read(self.path))
     }
 
     fn pass(&mut self, bytes: usize) {
@@ -239,7 +199,7 @@ impl<'a> Scanner<'a> {
     }
 
     fn wrong(&self, line: usize, problem: &str) -> DataError {
-        DataError::Record { file: self.path.to_owned(), line, problem: format!("not JSON: {problem}"), more: 0 }
+        DataError::in_line(self.path, line, format!("not JSON: {problem}"))
     }
 }
 

@@ -1,38 +1,21 @@
 //! Examples as tokens, for those who train from code.
 
+use std::io::Write;
 use std::path::Path;
 
-use serde_json::Value;
-
-use super::DataError;
-use super::dataset::{DataSet, DataSpec};
+use super::dataset::{DataSet, DataSpec, Skips};
 use super::shape::Example;
-use super::skips::Skips;
-use crate::data::chat::{ChatError, ChatInput, tokenize_conversation, tokenize_last_turn};
-use crate::data::{ChatMessage, Conversation, Pair, PromptText, Sample, Tokenizer};
+use crate::data::chat::{tokenize_conversation, tokenize_last_turn};
+use crate::data::{ChatMessage, DataError, Pair, PromptText, Sample, Tokenizer};
 use crate::util::atomic_file;
-
-/// Why examples did not become samples.
-#[derive(Debug, thiserror::Error)]
-pub enum SftDataError {
-    /// The data.
-    #[error(transparent)]
-    Data(#[from] DataError),
-    /// The tokenizer or the chat template.
-    #[error(transparent)]
-    Chat(#[from] ChatError),
-}
 
 /// Converts an example to a sample. Of a pair, the completion is trained; of a conversation, all
 /// turns of the assistant; of a text, every token. Conversations are rendered by the tokenizer's
 /// chat template.
-pub fn prepare_sft_sample(example: &Example, tokenizer: &Tokenizer) -> Result<Sample, ChatError> {
+pub fn prepare_sft_sample(example: &Example, tokenizer: &Tokenizer) -> Result<Sample, DataError> {
     match example {
         Example::Pair(pair) => prepare_pair(pair, tokenizer),
-        Example::Chat { turns, tools } => {
-            let tools = tools_of(tools.as_ref());
-            Ok(tokenize_conversation(&ChatInput::new(turns).tools(&tools), tokenizer)?.sample(turns))
-        }
+        Example::Chat { turns, tools } => Ok(tokenize_conversation(turns, tools, tokenizer)?.sample(turns)),
         Example::Text(text) => {
             // With what the tokenizer puts around a text, which stands before the first token whatever that is.
             let mut learned = tokenizer.encode(text)?;
@@ -45,46 +28,31 @@ pub fn prepare_sft_sample(example: &Example, tokenizer: &Tokenizer) -> Result<Sa
     }
 }
 
-impl Example {
-    /// The conversation, if it is one.
-    pub fn conversation(&self) -> Option<Conversation> {
-        let Example::Chat { turns, tools } = self else { return None };
-        Some(Conversation { turns: turns.clone(), tools: tools_of(tools.as_ref()) })
-    }
+/// The beginnings of a conversation up to each turn of the assistant, with that turn.
+pub fn beginnings(turns: &[ChatMessage]) -> impl Iterator<Item = &[ChatMessage]> {
+    (0..turns.len()).filter(|at| turns[*at].role == "assistant").map(|at| &turns[..=at])
 }
 
 /// Converts a conversation to one sample per turn of the assistant, after the prompt that the model
 /// would be given; other examples to one sample.
-pub fn prepare_sft_turns(example: &Example, tokenizer: &Tokenizer) -> Result<Vec<Sample>, ChatError> {
-    let Some(conversation) = example.conversation() else { return Ok(vec![prepare_sft_sample(example, tokenizer)?]) };
-    let sample = |turns: &[ChatMessage]| {
-        Ok(tokenize_last_turn(&ChatInput::new(turns).tools(&conversation.tools), tokenizer)?.sample(turns))
-    };
-    conversation.beginnings().map(sample).collect()
+pub fn prepare_sft_turns(example: &Example, tokenizer: &Tokenizer) -> Result<Vec<Sample>, DataError> {
+    let Example::Chat { turns, tools } = example else { return Ok(vec![prepare_sft_sample(example, tokenizer)?]) };
+    beginnings(turns).map(|turns| Ok(tokenize_last_turn(turns, tools, tokenizer)?.sample(turns))).collect()
 }
 
 /// Converts a pair to a sample whose completion ends with the end-of-text token; if the prompt is a
 /// conversation, the completion is its next turn.
-pub fn prepare_pair(pair: &Pair, tokenizer: &Tokenizer) -> Result<Sample, ChatError> {
+pub fn prepare_pair(pair: &Pair, tokenizer: &Tokenizer) -> Result<Sample, DataError> {
     let text = match &pair.prompt {
         PromptText::Text(text) => text,
         PromptText::Chat(asked) => {
-            let answer = ChatMessage::new("assistant", &pair.completion);
-            let turns: Vec<ChatMessage> = asked.iter().cloned().chain([answer]).collect();
-            return Ok(tokenize_last_turn(&ChatInput::new(&turns), tokenizer)?.sample(&turns));
+            let mut turns = asked.clone();
+            turns.push(ChatMessage::new("assistant", &pair.completion));
+            return Ok(tokenize_last_turn(&turns, &[], tokenizer)?.sample(&turns));
         }
     };
     let sample = Sample::supervised(&tokenizer.encode(text)?, &tokenizer.completion(&pair.completion)?);
     Ok(Sample { prompt: pair.prompt.clone(), response: pair.completion.clone(), ..sample })
-}
-
-/// Tools as a list, which some data sets write as text.
-fn tools_of(written: Option<&Value>) -> Vec<Value> {
-    match written {
-        Some(Value::Array(tools)) => tools.clone(),
-        Some(Value::String(text)) => serde_json::from_str(text).unwrap_or_default(),
-        _ => Vec::new(),
-    }
 }
 
 /// Loads and tokenises the samples of a data set, and counts the dropped ones, among them those
@@ -93,7 +61,7 @@ pub fn load_sft_dataset(
     spec: &DataSpec,
     tokenizer: &Tokenizer,
     max_length: Option<usize>,
-) -> Result<(Vec<Sample>, Skips), SftDataError> {
+) -> Result<(Vec<Sample>, Skips), DataError> {
     let data = DataSet::<Example>::open(spec)?;
     let mut skips = data.skips().clone();
     let mut samples = Vec::new();
@@ -108,23 +76,21 @@ pub fn load_sft_dataset(
 }
 
 /// [`load_sft_dataset`] of a local file, all of it.
-pub fn load_sft_samples(file: impl AsRef<Path>, tokenizer: &Tokenizer) -> Result<Vec<Sample>, SftDataError> {
+pub fn load_sft_samples(file: impl AsRef<Path>, tokenizer: &Tokenizer) -> Result<Vec<Sample>, DataError> {
     Ok(load_sft_dataset(&DataSpec::new(file.as_ref()), tokenizer, None)?.0)
 }
 
 /// Why an example is left out.
-pub fn too_long(max_length: usize) -> super::Skip {
-    format!("longer than {max_length} tokens").into()
+pub fn too_long(max_length: usize) -> String {
+    format!("longer than {max_length} tokens")
 }
 
 /// Writes samples as conversations, one `{"messages": […]}` per line. A folder with such a
 /// `train.jsonl` is a data set for Hugging Face's `datasets`, and for [`DataSpec`].
 pub fn export_conversations<'a>(file: &Path, samples: impl IntoIterator<Item = &'a Sample>) -> std::io::Result<()> {
-    use std::io::Write;
     atomic_file::write_with(file, |out| {
         for sample in samples {
-            let messages: Vec<ChatMessage> = sample.conversation();
-            serde_json::to_writer(&mut *out, &serde_json::json!({ "messages": messages }))?;
+            serde_json::to_writer(&mut *out, &serde_json::json!({ "messages": sample.conversation() }))?;
             out.write_all(b"\n")?;
         }
         Ok(())

@@ -1,32 +1,80 @@
 //! Meaning of a record by the names of its fields.
 //!
-//! | fields | what it is |
+//! | a record with | is |
 //! | --- | --- |
-//! | `messages`, `conversations`, `conversation` | a conversation; turns as `role` and `content`, or ShareGPT's `from` and `value` |
-//! | `prompt`, `question`, `instruction` (with `input`), `problem`, `query` | what is asked |
-//! | `completion`, `response`, `output`, `solution`, `answer` | what is to be answered |
-//! | `answer`, `ground_truth`, `target`, `reward_model.ground_truth` | the ground truth; without, what is to be answered |
-//! | `text` | text without question and answer |
-//! | `chosen`, `rejected` | a better and a worse completion, after the `prompt` or after what both begin with |
+//! | `messages`, `conversations`, `conversation` | a conversation |
+//! | `prompt`, `question`, `instruction` (with `input`), `problem`, `query` | a prompt |
+//! | `completion`, `response`, `output`, `solution`, `answer` | and its completion |
+//! | `answer`, `ground_truth`, `target`, `reward_model.ground_truth` | and the ground truth |
+//! | `text` | text without prompt and completion |
+//! | `chosen`, `rejected` | a better and a worse completion |
 //!
 //! Fields are tried in this order: a record with `messages` is a conversation, whatever else it
-//! has. Unused fields go to the prompt's metadata.
+//! has. Turns have `role` and `content`, or ShareGPT's `from` and `value`. Without a ground truth,
+//! the completion is it. Without a prompt, `chosen` and `rejected` begin with it. Unused fields go to
+//! the prompt's metadata.
 
-use serde_json::{Map, Value};
+use serde_json::Value;
 
-use super::columns::{Columns, take, take_first, take_named};
-use super::{Skip, turns};
+use super::turns;
 use crate::data::{ChatMessage, Metadata, Pair, Prompt, PromptText, RankedPair};
+use crate::settings::declare::section;
 
 const CONVERSATION: [&str; 3] = ["messages", "conversations", "conversation"];
 const PROMPT: [&str; 5] = ["prompt", "question", "instruction", "problem", "query"];
 const COMPLETION: [&str; 5] = ["completion", "response", "output", "solution", "answer"];
 const ANSWER: [&str; 4] = ["answer", "ground_truth", "target", "reward_model.ground_truth"];
 
+section! {
+    /// Names of fields; a dot leads into an object, such as "reward_model.ground_truth". Fields
+    /// that are left out are recognised.
+    #[derive(Eq)]
+    pub struct Columns {
+        /// Prompt: text, or a list of messages.
+        prompt: Option<String> = None;
+        /// Completion to imitate.
+        completion: Option<String> = None;
+        /// Reference answer.
+        answer: Option<String> = None;
+        /// Whole conversation.
+        messages: Option<String> = None;
+        /// Raw text.
+        text: Option<String> = None;
+        /// Chosen completion of a pair.
+        chosen: Option<String> = None;
+        /// Rejected completion of a pair.
+        rejected: Option<String> = None;
+    }
+}
+
+/// Takes the first of these fields that is there and not null, with its name.
+pub(super) fn take_first(record: &mut Metadata, names: &[&'static str]) -> Option<(&'static str, Value)> {
+    names.iter().find_map(|name| Some((*name, take(record, name)?)))
+}
+
+/// Takes the field that a column map names, or else the first of `names`.
+fn take_named(record: &mut Metadata, named: &Option<String>, names: &[&'static str]) -> Result<Option<Value>, String> {
+    match named {
+        Some(name) => take(record, name).map(Some).ok_or_else(|| format!("without `{name}`")),
+        None => Ok(take_first(record, names).map(|(_, value)| value)),
+    }
+}
+
+/// A field, or what a dotted path leads to; the latter stays where it is.
+pub(super) fn take(record: &mut Metadata, name: &str) -> Option<Value> {
+    let some = |value: &Value| !value.is_null();
+    if record.get(name).is_some_and(some) {
+        // `shift_remove` keeps the order of the fields that stay.
+        return record.shift_remove(name);
+    }
+    let (first, rest) = name.split_once('.')?;
+    rest.split('.').try_fold(record.get(first)?, |value, key| value.get(key)).filter(|value| some(value)).cloned()
+}
+
 /// Something that a record can be read as.
 pub trait Shape: Sized + Send + Sync + 'static {
-    /// Reads a record, or says why it is left out.
-    fn read(record: Map<String, Value>, columns: &Columns) -> Result<Self, Skip>;
+    /// Reads a record, or says why it is left out: a few words, the same for all records of its kind.
+    fn read(record: Metadata, columns: &Columns) -> Result<Self, String>;
 }
 
 /// Example of supervised training.
@@ -36,8 +84,8 @@ pub enum Example {
     Chat {
         /// Turns in order, at least one of them the assistant's.
         turns: Vec<ChatMessage>,
-        /// The tools that the assistant was offered, as they were written.
-        tools: Option<Value>,
+        /// JSON schemas of the tools that the assistant was offered.
+        tools: Vec<Value>,
     },
     /// A prompt and its completion, which is trained.
     Pair(Pair),
@@ -58,7 +106,7 @@ enum Said {
     Text(String),
 }
 
-fn recognise(mut record: Map<String, Value>, columns: &Columns) -> Result<Found, Skip> {
+fn recognise(mut record: Metadata, columns: &Columns) -> Result<Found, String> {
     let asks = columns.prompt.is_some() || columns.text.is_some();
     let conversation: &[&str] = if asks { &[] } else { &CONVERSATION };
     if let Some(turns) = take_named(&mut record, &columns.messages, conversation)? {
@@ -91,7 +139,7 @@ fn recognise(mut record: Map<String, Value>, columns: &Columns) -> Result<Found,
     }
 }
 
-fn prompt(record: &mut Map<String, Value>, columns: &Columns) -> Result<Option<PromptText>, Skip> {
+fn prompt(record: &mut Metadata, columns: &Columns) -> Result<Option<PromptText>, String> {
     let (name, value) = match &columns.prompt {
         Some(name) => ("", take(record, name).ok_or_else(|| format!("without `{name}`"))?),
         None => match take_first(record, &PROMPT) {
@@ -114,12 +162,14 @@ fn prompt(record: &mut Map<String, Value>, columns: &Columns) -> Result<Option<P
         None => text,
     };
     Ok(Some(match take(record, "system") {
-        Some(Value::String(system)) if !system.is_empty() => PromptText::Chat(turns::asked(system, text)),
+        Some(Value::String(system)) if !system.is_empty() => {
+            vec![ChatMessage::new("system", system), ChatMessage::new("user", text)].into()
+        }
         _ => PromptText::Text(text),
     }))
 }
 
-fn ground_truth(record: &mut Map<String, Value>, columns: &Columns) -> Result<Option<String>, Skip> {
+fn ground_truth(record: &mut Metadata, columns: &Columns) -> Result<Option<String>, String> {
     match take_named(record, &columns.answer, &ANSWER)? {
         Some(Value::String(text)) => Ok(Some(text)),
         Some(value @ (Value::Number(_) | Value::Bool(_))) => Ok(Some(value.to_string())),
@@ -128,11 +178,20 @@ fn ground_truth(record: &mut Map<String, Value>, columns: &Columns) -> Result<Op
     }
 }
 
+/// Tools as a list, which some data sets write as text.
+fn tools_of(written: Value) -> Vec<Value> {
+    match written {
+        Value::Array(tools) => tools,
+        Value::String(text) => serde_json::from_str(&text).unwrap_or_default(),
+        _ => Vec::new(),
+    }
+}
+
 impl Shape for Example {
-    fn read(record: Map<String, Value>, columns: &Columns) -> Result<Self, Skip> {
+    fn read(record: Metadata, columns: &Columns) -> Result<Self, String> {
         match recognise(record, columns)?.said {
             Said::Turns(turns, _) if turns.iter().all(|turn| turn.role != "assistant") => Err("without a turn to learn".into()),
-            Said::Turns(turns, tools) => Ok(Example::Chat { turns, tools }),
+            Said::Turns(turns, tools) => Ok(Example::Chat { turns, tools: tools.map_or_else(Vec::new, tools_of) }),
             Said::Asked(prompt, Some(completion)) => Ok(Example::Pair(Pair { prompt, completion })),
             Said::Asked(_, None) => Err("without a completion".into()),
             Said::Text(text) => Ok(Example::Text(text)),
@@ -144,7 +203,7 @@ impl Shape for Example {
 /// to `metadata["answer"]`, as does the reference completion if there is no other; tools go to
 /// `metadata["tools"]`.
 impl Shape for Prompt {
-    fn read(record: Map<String, Value>, columns: &Columns) -> Result<Self, Skip> {
+    fn read(record: Metadata, columns: &Columns) -> Result<Self, String> {
         let Found { said, mut answer, rest: mut metadata } = recognise(record, columns)?;
         let text = match said {
             Said::Turns(mut turns, tools) => {
@@ -169,11 +228,11 @@ impl Shape for Prompt {
 /// text, or messages of which the last is the completion. Without a prompt, the common beginning of
 /// both is the prompt, as in TRL.
 impl Shape for RankedPair {
-    fn read(mut record: Map<String, Value>, columns: &Columns) -> Result<Self, Skip> {
+    fn read(mut record: Metadata, columns: &Columns) -> Result<Self, String> {
         let explicit = prompt(&mut record, columns)?;
         let mut take = |named: &Option<String>, usual: &str| {
             let name = named.as_deref().unwrap_or(usual);
-            take(&mut record, name).ok_or_else(|| Skip::from(format!("without `{name}`")))
+            take(&mut record, name).ok_or_else(|| format!("without `{name}`"))
         };
         let (chosen, rejected) = (take(&columns.chosen, "chosen")?, take(&columns.rejected, "rejected")?);
         let pair = match explicit {
@@ -186,7 +245,7 @@ impl Shape for RankedPair {
 
 /// Splits two texts or conversations into their common beginning, the prompt, and the completions,
 /// which keep a leading space.
-fn shared_prompt(chosen: Value, rejected: Value) -> Result<RankedPair, Skip> {
+fn shared_prompt(chosen: Value, rejected: Value) -> Result<RankedPair, String> {
     match (chosen, rejected) {
         (Value::String(chosen), Value::String(rejected)) => {
             let shared = chosen.char_indices().zip(rejected.chars()).find(|((_, one), other)| one != other);

@@ -2,48 +2,29 @@
 
 use std::ops::Range;
 
-use super::DataError;
+use crate::data::DataError;
 
 /// The split that is meant where none is named.
-pub const TRAIN: &str = "train";
+pub(super) const TRAIN: &str = "train";
 
 /// A split and the part of it that is used.
-///
-/// ```
-/// use rollflow::data::source::Split;
-///
-/// let part = |text: &str, of: usize| text.parse::<Split>().unwrap().rows(of);
-/// assert_eq!(part("train", 1000), 0..1000);
-/// assert_eq!(part("train[:10%]", 1000), 0..100);
-/// assert_eq!(part("test[100:200]", 150), 100..150);
-/// assert_eq!(part("train[-50:]", 1000), 950..1000);
-/// assert!("train[10".parse::<Split>().is_err());
-/// ```
-#[derive(Clone, Debug, PartialEq)]
-pub struct Split {
-    /// Name of the split.
-    pub name: String,
+pub(crate) struct Split {
+    pub(super) name: String,
     from: Option<Bound>,
     to: Option<Bound>,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Copy)]
 enum Bound {
     /// From the end where negative.
     Row(i64),
     Percent(f64),
 }
 
-impl Default for Split {
-    fn default() -> Self {
-        Split { name: TRAIN.to_owned(), from: None, to: None }
-    }
-}
-
 impl Split {
     /// Returns the selected range of `len` records. Percentages are rounded to the nearest record;
     /// the range is clipped to the end.
-    pub fn rows(&self, len: usize) -> Range<usize> {
+    pub(super) fn rows(&self, len: usize) -> Range<usize> {
         let at = |bound: Bound| match bound {
             Bound::Row(row) if row < 0 => len.saturating_sub(usize::try_from(row.unsigned_abs()).unwrap_or(usize::MAX)),
             Bound::Row(row) => usize::try_from(row).unwrap_or(usize::MAX).min(len),
@@ -60,7 +41,7 @@ impl std::str::FromStr for Split {
     type Err = DataError;
 
     fn from_str(text: &str) -> Result<Self, DataError> {
-        let refuse = |problem: &str| DataError::Split { text: text.to_owned(), problem: problem.to_owned() };
+        let refuse = |problem: &str| DataError::Split(text.to_owned(), problem.to_owned());
         let (name, slice) = match text.trim().split_once('[') {
             None => (text.trim(), None),
             Some((name, rest)) => (name.trim(), Some(rest.strip_suffix(']').ok_or_else(|| refuse("there is no closing `]`"))?)),
@@ -78,10 +59,8 @@ impl std::str::FromStr for Split {
             .ok_or_else(|| refuse(&format!("`{text}` is neither a number of records nor a percentage"))),
         };
         let (from, to) =
-            match slice.map(|slice| slice.split_once(':').ok_or_else(|| refuse("a slice needs a `:`"))).transpose()? {
-                None => (None, None),
-                Some((from, to)) => (bound(from)?, bound(to)?),
-            };
+            slice.map_or(Ok(("", "")), |slice| slice.split_once(':').ok_or_else(|| refuse("a slice needs a `:`")))?;
+        let (from, to) = (bound(from)?, bound(to)?);
         Ok(Split { name: name.to_owned(), from, to })
     }
 }
@@ -91,15 +70,23 @@ mod tests {
     use super::*;
 
     fn rows(text: &str, len: usize) -> Range<usize> {
-        text.parse::<Split>().unwrap().rows(len)
+        text.parse::<Split>().map_or(usize::MAX..0, |split| split.rows(len))
     }
 
     #[test]
     fn slices_never_leave_the_split_and_neighbours_share_no_record() {
-        assert_eq!(rows("a[5:2]", 10), 5..5);
-        assert_eq!(rows("a[:999%]", 10), 0..10);
-        assert_eq!(rows("a[-99:]", 10), 0..10);
-        assert_eq!(rows("a[-20%:]", 10), 8..10);
+        for (text, len, expected) in [
+            ("train", 1000, 0..1000),
+            ("train[:10%]", 1000, 0..100),
+            ("test[100:200]", 150, 100..150),
+            ("train[-50:]", 1000, 950..1000),
+            ("a[5:2]", 10, 5..5),
+            ("a[:999%]", 10, 0..10),
+            ("a[-99:]", 10, 0..10),
+            ("a[-20%:]", 10, 8..10),
+        ] {
+            assert_eq!(rows(text, len), expected, "{text}");
+        }
         for len in 0..40 {
             let cuts = ["a[:33%]", "a[33%:66%]", "a[66%:]"].map(|text| rows(text, len));
             assert_eq!(cuts.into_iter().flatten().collect::<Vec<_>>(), (0..len).collect::<Vec<_>>(), "{len}");
@@ -109,7 +96,7 @@ mod tests {
     #[test]
     fn what_is_no_split_is_refused_with_how_to_write_one() {
         for (text, problem) in [("", "no name"), ("a[1", "closing"), ("a[5]", "needs a `:`"), ("a[x:]", "`x` is neither")] {
-            let error = text.parse::<Split>().unwrap_err().to_string();
+            let error = text.parse::<Split>().err().unwrap().to_string();
             assert!(error.contains(problem) && error.contains("train[:10%]"), "{error}");
         }
     }

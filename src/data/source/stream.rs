@@ -2,21 +2,16 @@
 
 use std::sync::Arc;
 
-use super::DataError;
 use super::dataset::{DataSet, DataSpec};
-use super::mixture::{Mixture, Share};
+use super::mixture::Mixture;
 use super::shape::Shape;
-use super::skips::Skip;
-use crate::data::{BufferError, BufferState, Prompt};
+use crate::data::{BufferState, DataError, Prompt};
 
-/// Item of a [`Mixed`] stream.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Drawn<T> {
-    /// Value of the record.
+/// Item of a [`Mixed`] stream, with the name of its data set, and the pass over its data that it
+/// belongs to, from 0.
+pub(crate) struct Drawn<T> {
     pub item: T,
-    /// The name of its data set.
-    pub source: Arc<str>,
-    /// The pass over its data that it belongs to, from 0.
+    pub source: String,
     pub epoch: u64,
 }
 
@@ -25,51 +20,42 @@ pub struct Drawn<T> {
 #[derive(Clone, Debug)]
 pub struct Mixed<T> {
     sets: Arc<[DataSet<T>]>,
-    names: Vec<Arc<str>>,
     mixture: Mixture,
-    fingerprint: String,
+    state: BufferState,
 }
-
-/// A stream of prompts.
-pub type PromptDataset = Mixed<Prompt>;
 
 impl<T: Shape> Mixed<T> {
     /// Opens them. Epoch 0 keeps the given order unless `shuffled`.
-    pub fn open(sets: &[(DataSpec, Share)], seed: u64, shuffled: bool) -> Result<Self, DataError> {
+    pub fn open(sets: &[DataSpec], seed: u64, shuffled: bool) -> Result<Self, DataError> {
         Self::open_if(sets, seed, shuffled, |_| Ok(()))
     }
 
-    /// [`Mixed::open`] with a say in which records are used.
+    /// [`Mixed::open`] with a say in which records are used: an error is the reason to skip one.
     pub fn open_if(
-        sets: &[(DataSpec, Share)],
+        specs: &[DataSpec],
         seed: u64,
         shuffled: bool,
-        usable: impl Fn(&T) -> Result<(), Skip> + Sync,
+        usable: impl Fn(&T) -> Result<(), String> + Sync,
     ) -> Result<Self, DataError> {
-        let open = |(spec, share): &(DataSpec, Share)| Ok((DataSet::open_if(spec, &usable)?, *share));
-        Self::of(sets.iter().map(open).collect::<Result<_, DataError>>()?, seed, shuffled)
-    }
-
-    /// Makes a stream of open data sets.
-    pub fn of(sets: Vec<(DataSet<T>, Share)>, seed: u64, shuffled: bool) -> Result<Self, DataError> {
-        let sizes: Vec<(usize, Share)> = sets.iter().map(|(set, share)| (set.len(), *share)).collect();
-        let mixture = Mixture::new(&sizes, seed, shuffled)?;
-        let mut hash = crc32fast::Hasher::new();
-        for (set, share) in &sets {
+        let (mut sets, mut sizes, mut hash) = (Vec::new(), Vec::new(), crc32fast::Hasher::new());
+        for spec in specs {
+            let (set, share) = (DataSet::open_if(spec, &usable)?, spec.share());
             hash.update(&set.fingerprint().to_le_bytes());
             hash.update(format!("{share:?}").as_bytes());
+            sizes.push((set.len(), share));
+            sets.push(set);
         }
+        let mixture = Mixture::new(&sizes, seed, shuffled)?;
         let fingerprint = format!("mixed-{:08x}", hash.finalize());
-        let sets: Arc<[DataSet<T>]> = sets.into_iter().map(|(set, _)| set).collect();
-        let names = sets.iter().map(|set| set.name().into()).collect();
-        Ok(Mixed { sets, names, mixture, fingerprint })
+        let state = BufferState { fingerprint, len: mixture.len(), seed, shuffled, next: 0 };
+        Ok(Mixed { sets: sets.into(), mixture, state })
     }
 
     /// Number `number` of the stream.
-    pub fn get(&mut self, number: u64) -> Result<Drawn<T>, DataError> {
+    pub(crate) fn get(&mut self, number: u64) -> Result<Drawn<T>, DataError> {
         let draw = self.mixture.draw(number);
-        let item = self.sets[draw.set].get(draw.record)?;
-        Ok(Drawn { item, source: self.names[draw.set].clone(), epoch: draw.epoch })
+        let set = &self.sets[draw.set];
+        Ok(Drawn { item: set.get(draw.record)?, source: set.name().to_owned(), epoch: draw.epoch })
     }
 }
 
@@ -82,29 +68,20 @@ impl<T> Mixed<T> {
     /// Numbers in an epoch; where sets have weights, records.
     #[expect(clippy::len_without_is_empty, reason = "it cannot be empty")]
     pub fn len(&self) -> usize {
-        self.mixture.len()
-    }
-
-    /// A line for each data set: how much there is, and what was left out.
-    pub fn describe(&self) -> Vec<String> {
-        self.sets.iter().map(DataSet::describe).collect()
+        self.state.len
     }
 
     /// The position before `next`, to be continued by [`Mixed::resume`].
     pub fn state(&self, next: u64) -> BufferState {
-        let (seed, shuffled) = self.mixture.order();
-        BufferState { fingerprint: self.fingerprint.clone(), len: self.len(), seed, shuffled, next }
+        BufferState { next, ..self.state.clone() }
     }
 
     /// Continues the saved stream, with its seed: gives the number that comes next. Other data is refused.
     pub fn resume(&mut self, state: &BufferState) -> Result<u64, DataError> {
-        if (&state.fingerprint, state.len) != (&self.fingerprint, self.len()) {
-            let (saved, saved_len) = (state.fingerprint.clone(), state.len);
-            let other = BufferError::OtherDataSet { saved, saved_len, found: self.fingerprint.clone(), len: self.len() };
-            return Err(other.into());
-        }
-        if self.mixture.order() != (state.seed, state.shuffled) {
+        state.check(&self.state.fingerprint, self.state.len)?;
+        if (self.state.seed, self.state.shuffled) != (state.seed, state.shuffled) {
             self.mixture = self.mixture.with_order(state.seed, state.shuffled);
+            self.state = state.clone();
         }
         Ok(state.next)
     }
@@ -114,7 +91,7 @@ impl Mixed<Prompt> {
     /// Number `number` as a prompt with its place in the stream.
     pub fn prompt(&mut self, number: u64) -> Result<Prompt, DataError> {
         let Drawn { item, source, epoch } = self.get(number)?;
-        Ok(Prompt { ordinal: number, epoch, source: source.to_string(), ..item })
+        Ok(Prompt { ordinal: number, epoch, source, ..item })
     }
 
     /// The prompts of a step: always `batch_size` of them, and the same for the same `iteration`, from 0.

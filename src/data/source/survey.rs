@@ -7,14 +7,12 @@
 
 use std::ops::Range;
 
-use rayon::prelude::*;
-
-use super::DataError;
-use super::dataset::DataSpec;
-use super::locate::{Format, locate};
+use super::dataset::{DataSpec, Skips};
+use super::locate::Format;
 use super::part::Part;
 use super::shape::Shape;
-use super::skips::{Skip, Skips};
+use super::split::Split;
+use crate::data::DataError;
 
 /// Bytes up to which a data set is judged whole.
 const WHOLE: u64 = 32 << 20;
@@ -42,47 +40,53 @@ pub struct Survey {
     pub skips: Skips,
 }
 
-/// Judgement of a record: used, dropped, or an error that ends the run.
-pub type Judged = Result<Result<(), Skip>, String>;
-
-/// Surveys the data set of `spec`. If `judge` returns an error for a record, the result is an error
-/// with its file and line.
-pub fn survey<T: Shape>(spec: &DataSpec, judge: impl Fn(&T) -> Judged + Sync) -> Result<Survey, DataError> {
-    let files = locate(&spec.data, spec.subset.as_deref(), &spec.split.name, spec.hub.cache())?;
-    let size = |path: &std::path::Path| std::fs::metadata(path).map(|of| of.len()).map_err(DataError::file(path));
+/// Surveys the data set of `spec`. `judge` returns `Ok(Err(reason))` for a record that a run leaves
+/// out, and an error for one that ends the run, and the survey, with the record's file and line.
+pub fn survey<T: Shape>(
+    spec: &DataSpec,
+    judge: impl Fn(&T) -> Result<Result<(), String>, String> + Sync,
+) -> Result<Survey, DataError> {
+    let (split, files): (Split, _) = (spec.split.parse()?, spec.files()?);
+    let size = |path: &std::path::Path| std::fs::metadata(path).map(|of| of.len()).map_err(DataError::read(path));
     let sizes = files.iter().map(|(path, _)| size(path)).collect::<Result<Vec<_>, _>>()?;
     let whole = sizes.iter().sum::<u64>() <= WHOLE;
     let places = (PLACES / files.len().max(1)).max(1);
     let mut found = Survey { name: spec.name(), files: files.len(), exact: whole, ..Survey::default() };
     let mut parts = Vec::new();
     let mut total = 0.0;
-    for (path, format) in files {
-        let lines = matches!(format, Format::JsonLines | Format::Text);
-        let (part, records) = match whole || !lines {
-            true => {
-                let part = Part::index(path, format, &spec.split.name)?;
-                let records = part.len() as f64;
-                (part, records)
-            }
-            false => Part::sample(path, format, HEAD, places as u64, BYTES)?,
+    for (path, format) in &files {
+        let (path, sampled) = (path.clone(), !whole && matches!(format, Format::JsonLines | Format::Text));
+        let (part, records) = if sampled {
+            Part::sample(path, *format, HEAD, places as u64, BYTES)?
+        } else {
+            let part = Part::index(path, *format, &split.name)?;
+            let records = part.len() as f64;
+            (part, records)
         };
         total += records;
-        parts.push((part, !whole && lines));
+        parts.push((part, sampled));
     }
-    let slice = spec.split.rows(total.round() as usize);
+    let slice = split.rows(total.round() as usize);
     let (mut before, mut usable) = (0, spec.max_samples);
-    for (part, sampled) in &parts {
-        let len = part.len();
+    for (part, sampled) in &mut parts {
+        let inside = |row: usize| row.clamp(before, before + part.len()) - before;
         let ranges = match whole {
-            true => {
-                let inside = |row: usize| row.clamp(before, before + len) - before;
-                Vec::from_iter([(inside(slice.start), inside(slice.end))].map(|(start, end)| start..end))
-            }
-            false => spread(len, places, *sampled),
+            true => std::iter::once(inside(slice.start)..inside(slice.end)).collect(),
+            false => spread(part.len(), places, *sampled),
         };
-        before += len;
+        before += part.len();
         for range in ranges {
-            judge_range(part, range, spec, &judge, &mut found, &mut usable)?;
+            let judge = |record| match T::read(record, &spec.columns) {
+                Ok(record) => judge(&record),
+                Err(skip) => Ok(Err(skip)),
+            };
+            part.judge(range, &mut usable, judge, |_, _, _, verdict| {
+                found.judged += 1;
+                verdict.or_else(|skip| {
+                    found.skips.count(skip);
+                    Ok(())
+                })
+            })?;
         }
     }
     let used = found.judged - found.skips.total();
@@ -90,8 +94,7 @@ pub fn survey<T: Shape>(spec: &DataSpec, judge: impl Fn(&T) -> Judged + Sync) ->
     found.records = if whole { used } else { (slice.len() as f64 * share).round() as u64 };
     found.records = found.records.min(spec.max_samples.map_or(u64::MAX, |most| most as u64));
     if used == 0 {
-        let fields = parts.first().map_or_else(Vec::new, |(part, _)| part.fields());
-        return Err(DataError::Nothing { name: spec.name(), skips: found.skips, fields });
+        return Err(spec.nothing(&found.skips, files.first()));
     }
     Ok(found)
 }
@@ -103,42 +106,4 @@ fn spread(len: usize, places: usize, sampled: bool) -> Vec<Range<usize>> {
     }
     let last = len - ROWS;
     (0..places).map(|at| if places == 1 { 0 } else { last * at / (places - 1) }).map(|start| start..start + ROWS).collect()
-}
-
-fn judge_range<T: Shape>(
-    part: &Part,
-    range: Range<usize>,
-    spec: &DataSpec,
-    judge: &(impl Fn(&T) -> Judged + Sync),
-    found: &mut Survey,
-    usable: &mut Option<usize>,
-) -> Result<(), DataError> {
-    let mut unjudged = part.unjudged(range, None)?;
-    while *usable != Some(0) {
-        let (from, records) = part.next(&mut unjudged)?;
-        if records.is_empty() {
-            break;
-        }
-        let verdict = |bytes: &Vec<u8>| match T::read(part.parse(bytes)?, &spec.columns) {
-            Ok(record) => judge(&record),
-            Err(skip) => Ok(Err(skip)),
-        };
-        let verdicts: Vec<Judged> = records.par_iter().map(verdict).collect();
-        for (at, verdict) in verdicts.iter().enumerate() {
-            if *usable == Some(0) {
-                break;
-            }
-            found.judged += 1;
-            match verdict {
-                Ok(Ok(())) => usable.iter_mut().for_each(|left| *left -= 1),
-                Ok(Err(skip)) => found.skips.count(skip.clone()),
-                Err(problem) => {
-                    let more = verdicts[at + 1..].iter().filter(|verdict| verdict.is_err()).count();
-                    let line = part.line_of_place(from + at);
-                    return Err(DataError::Record { file: part.path.clone(), line, problem: problem.clone(), more });
-                }
-            }
-        }
-    }
-    Ok(())
 }

@@ -256,7 +256,7 @@ impl Fleet {
         match versions(spans, count, served, known) {
             Ok(spans) => {
                 sample.answer.versions.truncate(before);
-                spans.iter().for_each(|span| sample.answer.versions.extend(span.version, span.len));
+                spans.iter().for_each(|(version, len)| sample.answer.versions.extend(version, len));
                 if let (Some(held), Some(version)) = (&mut sample.held, sample.answer.versions.per_token().last().flatten()) {
                     held.version = version;
                 }

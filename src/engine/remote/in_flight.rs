@@ -7,7 +7,7 @@ use std::time::Instant;
 use tokio::task::AbortHandle;
 
 use super::LoadedAdapter;
-use crate::data::{Answer, SampledToken, Spans, Tokenizer, TokenizerError, Version};
+use crate::data::{Answer, DataError, SampledToken, Spans, Tokenizer, Version};
 use crate::engine::stop::StopWatch;
 use crate::engine::{FinishReason, Request};
 
@@ -104,7 +104,7 @@ impl InFlightSample {
 
     /// Reason for the end if the newest token is the last. An interrupted attempt may not have
     /// reported it.
-    pub(super) fn ends(&mut self, tokenizer: &Tokenizer) -> Result<Option<FinishReason>, TokenizerError> {
+    pub(super) fn ends(&mut self, tokenizer: &Tokenizer) -> Result<Option<FinishReason>, DataError> {
         self.watch.ends(&self.answer, &self.request.params, tokenizer)
     }
 }

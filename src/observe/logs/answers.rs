@@ -26,7 +26,7 @@ pub struct JudgedAnswer {
     /// Completion.
     pub response: String,
     /// Reward; `None` if the reward failed.
-    #[serde(with = "number::optional")]
+    #[serde(with = "number")]
     pub reward: Option<f64>,
     /// State in which its generation ended.
     pub status: Status,

@@ -23,7 +23,7 @@ pub const DEAD_LETTERS: &str = "dead_letters.jsonl";
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct DeadLetter {
     /// When it was given up, in seconds since the beginning of 1970 (UTC).
-    #[serde(with = "number::one")]
+    #[serde(with = "number")]
     pub time: f64,
     /// The stage that gave up, by its name in the graph.
     pub stage: String,

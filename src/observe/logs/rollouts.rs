@@ -28,13 +28,13 @@ pub struct Rollout {
     /// Completion.
     pub response: String,
     /// Reward.
-    #[serde(with = "number::optional")]
+    #[serde(with = "number")]
     pub reward: Option<f64>,
     /// Named parts of its reward, if there are any.
-    #[serde(with = "number::map", skip_serializing_if = "RewardParts::is_empty")]
+    #[serde(with = "number", skip_serializing_if = "RewardParts::is_empty")]
     pub reward_parts: RewardParts,
     /// Advantage.
-    #[serde(with = "number::optional")]
+    #[serde(with = "number")]
     pub advantage: Option<f64>,
     /// Prompt and response tokens.
     pub tokens: Vec<u32>,
@@ -44,7 +44,7 @@ pub struct Rollout {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub temperature: Option<f32>,
     /// Behaviour log-probabilities, where they were asked for.
-    #[serde(with = "number::optional_list", skip_serializing_if = "Option::is_none")]
+    #[serde(with = "number", skip_serializing_if = "Option::is_none")]
     pub log_probs: Option<Vec<f32>>,
     /// The prompt's metadata and whatever stages added.
     pub metadata: Metadata,

@@ -13,31 +13,31 @@ pub struct MetricStats {
     /// Steps that have it.
     pub count: usize,
     /// First value.
-    #[serde(with = "number::one")]
+    #[serde(with = "number")]
     pub first: f64,
     /// Last value.
-    #[serde(with = "number::one")]
+    #[serde(with = "number")]
     pub last: f64,
     /// Mean over the last tenth of its steps: what the run ended at, less what a single step is lucky by.
-    #[serde(with = "number::one")]
+    #[serde(with = "number")]
     pub last_tenth: f64,
     /// Mean over all steps.
-    #[serde(with = "number::one")]
+    #[serde(with = "number")]
     pub mean: f64,
     /// Standard deviation over all steps (population).
-    #[serde(with = "number::one")]
+    #[serde(with = "number")]
     pub std: f64,
     /// The smallest value.
-    #[serde(with = "number::one")]
+    #[serde(with = "number")]
     pub min: f64,
     /// The largest.
-    #[serde(with = "number::one")]
+    #[serde(with = "number")]
     pub max: f64,
     /// The smallest value of its smoothed curve.
-    #[serde(with = "number::one")]
+    #[serde(with = "number")]
     pub best_low: f64,
     /// The largest value of its smoothed curve.
-    #[serde(with = "number::one")]
+    #[serde(with = "number")]
     pub best_high: f64,
 }
 

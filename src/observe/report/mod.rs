@@ -78,7 +78,7 @@ pub struct StageShares {
     /// Number of workers.
     pub workers: usize,
     /// By state, from 0 to 1.
-    #[serde(flatten, with = "number::map")]
+    #[serde(flatten, with = "number")]
     pub shares: BTreeMap<String, f64>,
 }
 

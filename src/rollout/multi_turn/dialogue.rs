@@ -6,8 +6,7 @@
 
 use serde_json::Value;
 
-use crate::data::chat::{ChatError, ChatInput};
-use crate::data::{ChatMessage, Tokenizer};
+use crate::data::{ChatMessage, DataError, Tokenizer};
 use crate::env::{TEXT, ToolSpec};
 
 /// Placeholder of the newest turn, to find its end; a noncharacter that no text should hold.
@@ -24,7 +23,7 @@ pub struct Dialogue {
 
 impl Dialogue {
     /// Conversation, and its tokens up to the model's first turn.
-    pub fn begin(messages: Vec<ChatMessage>, tools: &[ToolSpec], tokenizer: &Tokenizer) -> Result<(Self, Vec<u32>), ChatError> {
+    pub fn begin(messages: Vec<ChatMessage>, tools: &[ToolSpec], tokenizer: &Tokenizer) -> Result<(Self, Vec<u32>), DataError> {
         let tools: Vec<Value> = tools.iter().map(ToolSpec::to_json).collect();
         if let [only] = messages.as_slice()
             && only.role == TEXT
@@ -32,7 +31,7 @@ impl Dialogue {
             let tokens = tokenizer.encode(&only.content)?;
             return Ok((Dialogue { text: only.content.clone(), messages, tools }, tokens));
         }
-        let text = tokenizer.chat()?.render(&ChatInput::prompt(&messages).tools(&tools))?;
+        let text = tokenizer.chat()?.render_prompt(&messages, &tools)?;
         let tokens = tokenizer.encode_bare(&text)?;
         Ok((Dialogue { messages, tools, text }, tokens))
     }
@@ -54,13 +53,10 @@ impl Dialogue {
         turn: &[u32],
         response: Vec<ChatMessage>,
         tokenizer: &Tokenizer,
-    ) -> Result<(Vec<u32>, bool), ChatError> {
+    ) -> Result<(Vec<u32>, bool), DataError> {
         let newest = self.messages.len() - 1;
         self.messages.extend(response);
-        let render = |messages: &[ChatMessage]| {
-            let input = ChatInput { messages, tools: &self.tools, add_generation_prompt: true, continue_final_message: false };
-            tokenizer.chat()?.render(&input)
-        };
+        let render = |messages: &[ChatMessage]| tokenizer.chat()?.render(messages, &self.tools, true);
         let text = render(&self.messages)?;
         let mut marked = self.messages.clone();
         marked[newest].content = MARK.to_owned();
@@ -83,7 +79,7 @@ impl Dialogue {
 }
 
 /// Text of a turn's tokens, without a special token at the end.
-pub fn text_of(turn: &[u32], tokenizer: &Tokenizer) -> Result<String, ChatError> {
+pub fn text_of(turn: &[u32], tokenizer: &Tokenizer) -> Result<String, DataError> {
     let words = match turn.split_last() {
         Some((last, words)) if tokenizer.is_special(*last) => words,
         _ => turn,

@@ -3,15 +3,14 @@
 use serde_json::{Value, json};
 
 use super::rollout::{Part, Rollout};
-use crate::data::chat::ChatError;
-use crate::data::{Metadata, Prompt, Sample, Status, number};
+use crate::data::{DataError, Metadata, Prompt, Sample, Status, number};
 use crate::env::Grade;
 use crate::rollout::agent::StopReason;
 use crate::rollout::{ENVIRONMENT_FAILURE, REFUSED, RolloutContext};
 
 impl Rollout {
     /// Samples in the order of the parts. Greedy samples (`temperature` 0) carry no temperature.
-    pub fn into_samples(self, prompt: &Prompt, temperature: f32, context: &RolloutContext) -> Result<Vec<Sample>, ChatError> {
+    pub fn into_samples(self, prompt: &Prompt, temperature: f32, context: &RolloutContext) -> Result<Vec<Sample>, DataError> {
         let tokenizer = &context.tokenizer;
         let complete = self.stop.is_some_and(StopReason::is_complete);
         let lost = self.failure.is_some();

@@ -10,8 +10,7 @@ use serde_json::Value;
 
 use super::dialogue::Dialogue;
 use super::rollout::{Part, Rollout};
-use crate::data::chat::ChatError;
-use crate::data::{Answer, ChatMessage, Status, Tokenizer, Version, number};
+use crate::data::{Answer, ChatMessage, DataError, Status, Tokenizer, Version, number};
 use crate::env::ToolUse;
 
 /// State of a rollout between two turns, without its tokens.
@@ -22,13 +21,13 @@ pub struct SavedRollout {
     turns: usize,
     #[serde(rename = "used")]
     tool_calls: ToolUse,
-    #[serde(with = "number::many")]
+    #[serde(with = "number")]
     rewards: Vec<f64>,
 }
 
 impl Rollout {
     /// Restores the rollout at the beginning of its newest turn.
-    pub fn restore(&mut self, saved: SavedRollout, tokenizer: &Tokenizer) -> Result<(), ChatError> {
+    pub fn restore(&mut self, saved: SavedRollout, tokenizer: &Tokenizer) -> Result<(), DataError> {
         let record = std::mem::take(&mut self.recorded);
         self.done = self.parts_of(record.into());
         if let Some(Part { context, answer }) = self.done.pop() {

@@ -8,8 +8,7 @@ use serde_json::Value;
 
 use super::dialogue::{Dialogue, text_of};
 use super::replay::SavedRollout;
-use crate::data::chat::ChatError;
-use crate::data::{Answer, ChatMessage, Tokenizer, Version};
+use crate::data::{Answer, ChatMessage, DataError, Tokenizer, Version};
 use crate::env::{Action, Environment, Grade, Step, ToolCall, ToolResult, ToolSpec, ToolUse, extract_tool_calls};
 use crate::rollout::agent::{Agent, StopReason, Turn};
 
@@ -132,7 +131,7 @@ impl Rollout {
     }
 
     /// Opens the conversation with the environment's messages.
-    pub fn begin(&mut self, opening: Vec<ChatMessage>, tools: Vec<ToolSpec>, tokenizer: &Tokenizer) -> Result<(), ChatError> {
+    pub fn begin(&mut self, opening: Vec<ChatMessage>, tools: Vec<ToolSpec>, tokenizer: &Tokenizer) -> Result<(), DataError> {
         let (dialogue, tokens) = Dialogue::begin(opening, &tools, tokenizer)?;
         (self.dialogue, self.tools, self.part.context) = (Some(dialogue), tools, tokens.into());
         match self.saved.take() {
@@ -143,7 +142,7 @@ impl Rollout {
 
     /// Checks the limits and takes the next turn from the record, or leaves it to the engine. `room`
     /// is the longest turn in tokens.
-    pub fn next_turn(&mut self, agent: &Agent, room: usize, tokenizer: &Tokenizer) -> Result<NextStep, ChatError> {
+    pub fn next_turn(&mut self, agent: &Agent, room: usize, tokenizer: &Tokenizer) -> Result<NextStep, DataError> {
         self.stop = self.limit(agent, room);
         if self.stop.is_some() {
             return Ok(NextStep::Grade { cut_off: None });
@@ -174,14 +173,14 @@ impl Rollout {
         cut_off: bool,
         agent: &Agent,
         tokenizer: &Tokenizer,
-    ) -> Result<NextStep, ChatError> {
+    ) -> Result<NextStep, DataError> {
         self.part.answer = answer;
         self.streamed.clear();
         self.end_turn(cut_off, agent, tokenizer)
     }
 
     /// Streams one token of the present turn to an environment that listens.
-    pub fn stream(&mut self, token: u32, tokenizer: &Tokenizer) -> Result<(), ChatError> {
+    pub fn stream(&mut self, token: u32, tokenizer: &Tokenizer) -> Result<(), DataError> {
         if !self.environment.as_ref().is_some_and(|environment| environment.listens()) {
             return Ok(());
         }
@@ -205,7 +204,7 @@ impl Rollout {
         &tokens[tokens.len() - self.part.answer.turn()..]
     }
 
-    fn end_turn(&mut self, cut_off: bool, agent: &Agent, tokenizer: &Tokenizer) -> Result<NextStep, ChatError> {
+    fn end_turn(&mut self, cut_off: bool, agent: &Agent, tokenizer: &Tokenizer) -> Result<NextStep, DataError> {
         self.turns += 1;
         let text = text_of(self.newest(), tokenizer)?;
         if let Some(dialogue) = &mut self.dialogue {
@@ -229,7 +228,7 @@ impl Rollout {
     }
 
     /// Adds the environment's response to the newest turn.
-    pub fn add_step(&mut self, step: Step, tokenizer: &Tokenizer) -> Result<Stepped, ChatError> {
+    pub fn add_step(&mut self, step: Step, tokenizer: &Tokenizer) -> Result<Stepped, DataError> {
         let next = |next| Ok((Some(next), None));
         let Step { results, messages, reward, done, restarts } = step;
         self.rewards.push(reward);

@@ -113,10 +113,10 @@ pub fn step_row<W>(trained: &Trained<W>) -> StepMetrics {
 
 fn mean_token_lag<W>(trained: &Trained<W>) -> f64 {
     let (mut tokens, mut lag) = (0, 0);
-    for span in trained.batch.samples().flat_map(|sample| sample.versions.iter()) {
-        if let Some(version) = span.version {
-            tokens += span.len;
-            lag += trained.version.saturating_sub(version) as usize * span.len;
+    for (version, len) in trained.batch.samples().flat_map(|sample| sample.versions.iter()) {
+        if let Some(version) = version {
+            tokens += len;
+            lag += trained.version.saturating_sub(version) as usize * len;
         }
     }
     lag as f64 / tokens.max(1) as f64

@@ -1,7 +1,7 @@
 //! Origins of prompts. Each resumes at any position: prompt number `k` follows from `k`.
 
-use crate::data::source::PromptDataset;
-use crate::data::{BufferError, BufferState, DataBuffer, Prompt};
+use crate::data::source::Mixed;
+use crate::data::{BufferState, DataBuffer, Prompt};
 use crate::flow::StageError;
 use crate::observe::Metrics;
 
@@ -13,7 +13,7 @@ pub(super) enum Feed {
     /// Prompts in memory.
     Buffer(DataBuffer),
     /// Data sets on disk.
-    Data { data: PromptDataset, next: u64 },
+    Data { data: Mixed<Prompt>, next: u64 },
     /// A function.
     Loader { load: Load, batch: usize, next: u64, loaded: Option<(u64, Vec<Prompt>)> },
 }
@@ -33,7 +33,7 @@ const LOADER: &str = "loader";
 impl Feed {
     pub(super) fn next(&mut self) -> Result<Prompt, StageError> {
         match self {
-            Feed::Buffer(buffer) => buffer.next().ok_or_else(|| BufferError::Empty.into()),
+            Feed::Buffer(buffer) => buffer.next().ok_or_else(|| StageError::new("a buffer never ends")),
             Feed::Data { data, next } => {
                 let prompt = data.prompt(*next)?;
                 *next += 1;
@@ -79,10 +79,7 @@ impl Feed {
             Feed::Buffer(buffer) => buffer.load_state(state)?,
             Feed::Data { data, next } => *next = data.resume(state)?,
             Feed::Loader { batch, next, .. } => {
-                if (state.fingerprint.as_str(), state.len) != (LOADER, *batch) {
-                    let (saved, saved_len) = (state.fingerprint.clone(), state.len);
-                    return Err(BufferError::OtherDataSet { saved, saved_len, found: LOADER.to_owned(), len: *batch }.into());
-                }
+                state.check(LOADER, *batch)?;
                 *next = state.next;
             }
         }

@@ -4,22 +4,11 @@ use std::collections::VecDeque;
 use std::path::Path;
 
 use super::feed::Feed;
-use crate::data::source::PromptDataset;
-use crate::data::{BufferError, DataBuffer, Prompt, arithmetic, jsonl};
+use crate::data::source::Mixed;
+use crate::data::{DataBuffer, DataError, Prompt, arithmetic, jsonl};
 use crate::flow::{RunContext, Source, StageError, StageSpec};
 use crate::observe::Metrics;
 use crate::rollout::Admission;
-
-/// Error of loading prompts.
-#[derive(Debug, thiserror::Error)]
-pub enum PromptsError {
-    /// Unreadable file, or a file with other contents.
-    #[error(transparent)]
-    Jsonl(#[from] jsonl::JsonlError),
-    /// No prompts.
-    #[error(transparent)]
-    Buffer(#[from] BufferError),
-}
 
 /// Endless stream of prompts, unless it is limited. Ordinals run over the whole stream.
 ///
@@ -43,7 +32,7 @@ impl Prompts {
 
     /// Prompts of data sets on disk, of any size. The run reports used and skipped records when it
     /// begins.
-    pub fn dataset(data: PromptDataset) -> Self {
+    pub fn dataset(data: Mixed<Prompt>) -> Self {
         Self::of(Feed::Data { data, next: 0 })
     }
 
@@ -60,13 +49,13 @@ impl Prompts {
 
     /// Prompts of a file with a `prompt` and an `answer` on each line; other fields go to the
     /// metadata. `seed` shuffles later epochs.
-    pub fn jsonl(path: impl AsRef<Path>, seed: u64) -> Result<Self, PromptsError> {
+    pub fn jsonl(path: impl AsRef<Path>, seed: u64) -> Result<Self, DataError> {
         let prompts = jsonl::load_prompts(path.as_ref(), "prompt", Some("answer"), None)?;
         Ok(Prompts::new(DataBuffer::new(prompts, seed)?))
     }
 
     /// Sums of two numbers of up to `digits` digits, `3+4=`, in an order drawn by `seed`.
-    pub fn addition(digits: u32, seed: u64) -> Result<Self, PromptsError> {
+    pub fn addition(digits: u32, seed: u64) -> Result<Self, DataError> {
         Ok(Prompts::new(DataBuffer::new(arithmetic::addition(digits).iter().map(Prompt::from), seed)?.shuffled()))
     }
 

@@ -6,8 +6,8 @@ use std::sync::Arc;
 use super::Supervised;
 use super::supervised::{Draw, Size, SupervisedError};
 use crate::algo::filters::{GroupFilter, Verdict};
-use crate::data::source::{DataError, DataSet, DataSpec, Mixture, Recorded, Share, Skip, Skips};
-use crate::data::{BufferState, Group, Prompt, RewardParts, Sample, Tokenizer};
+use crate::data::source::{DataSet, DataSpec, Mixture, Recorded, Share, Skips};
+use crate::data::{BufferState, DataError, Group, Prompt, RewardParts, Sample, Tokenizer};
 use crate::flow::StageError;
 use crate::observe::{Metric, Metrics};
 
@@ -37,7 +37,7 @@ impl RecordedGroups {
     pub fn open(
         spec: &DataSpec,
         tokenizer: &Arc<Tokenizer>,
-        score: impl Fn(Group) -> Result<Result<Group, Skip>, StageError>,
+        score: impl Fn(Group) -> Result<Result<Group, String>, StageError>,
         filter: &impl GroupFilter,
         seed: u64,
     ) -> Result<Self, StageError> {
@@ -48,7 +48,7 @@ impl RecordedGroups {
         for (at, recorded) in data.iter().enumerate() {
             let recorded = recorded?;
             let prompt = || serde_json::to_string(&recorded.prompt).unwrap_or_default();
-            let at = u32::try_from(at).map_err(|_| DataError::Mixture("more than 4 billion rollouts".to_owned()))?;
+            let at = u32::try_from(at).map_err(|_| DataError::Unusable("more than 4 billion rollouts".to_owned()))?;
             let place = places.entry((data.file_of(at as usize), recorded.group.ok_or_else(prompt))).or_insert_with(|| {
                 all.push(Vec::new());
                 all.len() - 1
@@ -62,7 +62,7 @@ impl RecordedGroups {
                 Err(skip) => Err(skip),
                 Ok(group) => match filter(&group) {
                     Verdict::Keep => Ok(group),
-                    Verdict::Drop(reason) => Err(reason),
+                    Verdict::Drop(reason) => Err(reason.into_owned()),
                 },
             };
             match verdict {
@@ -77,7 +77,7 @@ impl RecordedGroups {
         if groups.is_empty() {
             let name = spec.name();
             return Err(
-                DataError::Mixture(format!("{name}: the filter rejects all groups: {rejected}; change [[filter]]")).into()
+                DataError::Unusable(format!("{name}: the filter rejects all groups: {rejected}; change [[filter]]")).into()
             );
         }
         let mixture = Mixture::new(&[(groups.len(), Share::Repeat(1))], seed, true)?;

@@ -67,7 +67,7 @@ struct Data<T, F> {
 impl<T: Shape, F: FnMut(T) -> Result<Vec<Sample>, StageError> + Send> Draw for Data<T, F> {
     fn draw(&mut self, number: u64) -> Result<Group, StageError> {
         let Drawn { item, source, epoch } = self.data.get(number)?;
-        let prompt = Arc::new(Prompt { epoch, source: source.to_string(), ..Prompt::default() });
+        let prompt = Arc::new(Prompt { epoch, source, ..Prompt::default() });
         Ok(Group { prompt, samples: (self.group)(item)?, ..Group::default() })
     }
 

@@ -8,7 +8,7 @@ use parking_lot::Mutex;
 use tch::{Kind, Tensor};
 
 use crate::algo::Disagreement;
-use crate::data::{TokenizerError, Version};
+use crate::data::{DataError, Version};
 use crate::engine::remote::sync::{Releases, Update};
 use crate::model::{Compute, Delta, Dtype, FrozenWeights, ModelConfig, ModelError, Packed, Weights, save_adapter, save_hf_after};
 use crate::train::Policy;
@@ -22,7 +22,7 @@ pub enum ExportError {
     #[error("writing weights for engines: {0}")]
     Model(#[from] ModelError),
     #[error("writing weights for engines: {0}")]
-    Tokenizer(#[from] TokenizerError),
+    Tokenizer(#[from] DataError),
 }
 
 /// Exporter of a policy's versions, in its folder's precision: whole models, or only adapters if

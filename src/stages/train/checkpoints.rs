@@ -24,10 +24,10 @@ pub struct Resumed {
     /// Optimizer steps that the run has taken.
     pub step: u64,
     /// Mean rewards of the newest steps, for the target.
-    #[serde(with = "number::many")]
+    #[serde(with = "number")]
     pub recent: VecDeque<f64>,
     /// Adaptive coefficient of the next step's KL penalty, if there is one.
-    #[serde(default, with = "number::optional", skip_serializing_if = "Option::is_none")]
+    #[serde(default, with = "number", skip_serializing_if = "Option::is_none")]
     pub kl_coef: Option<f64>,
     /// Prompts and tokens.
     pub progress: Progress,

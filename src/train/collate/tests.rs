@@ -104,8 +104,8 @@ fn sequences_without_trained_tokens_are_not_read() {
     let batch = collate(&[given.clone(), Sample::supervised(&[1], &[2])], Aggregation::SeqMeanTokenMean).unwrap();
     assert_eq!(batch.micro_batches(100, 1), [[1]]);
     assert_eq!(batch.sequences[1].weights, [0.5]);
-    assert_eq!(collate(&[given], Aggregation::TokenMean), Err(BatchError::NothingToTrain { samples: 1 }));
-    assert_eq!(collate::<Sample>(&[], Aggregation::TokenMean), Err(BatchError::NothingToTrain { samples: 0 }));
+    assert!(matches!(collate(&[given], Aggregation::TokenMean), Err(BatchError::NothingToTrain { samples: 1 })));
+    assert!(matches!(collate::<Sample>(&[], Aggregation::TokenMean), Err(BatchError::NothingToTrain { samples: 0 })));
 }
 
 #[test]
