@@ -58,7 +58,6 @@ pub struct Admission {
     pub more: bool,
 }
 
-/// Samples in slots, and waiting samples.
 pub struct Slots<State> {
     /// Indices of waiting samples, oldest request first.
     waiting: VecDeque<(Waiting, Range<u32>)>,
@@ -73,7 +72,6 @@ pub struct Slots<State> {
     pub finished: Vec<Finished>,
     /// Tokens of the newest step.
     pub sampled: Vec<SampledToken>,
-    /// Work of the newest step.
     pub load: Load,
 }
 

@@ -13,7 +13,6 @@ pub struct StopWatch {
     context: usize,
     /// Number of tokens decoded into `text`.
     read: usize,
-    /// Number of tokens fed.
     fed: usize,
 }
 

@@ -100,6 +100,13 @@ mod tests {
     }
 
     #[test]
+    fn a_token_is_never_shown() {
+        let endpoint = Endpoint::new("https://judge").with_token("hunter2").unwrap();
+        assert!(endpoint.token.is_some() && !format!("{endpoint:?}").contains("hunter2"), "{endpoint:?}");
+        assert_eq!(Endpoint::new("https://judge").with_token("two\nlines"), None);
+    }
+
+    #[test]
     fn only_loopback_addresses_bypass_the_proxy() {
         let loopback = |url: &str| is_loopback(&parse(url).unwrap());
         assert!(["http://127.0.0.1:1", "http://localhost", "https://[::1]:2", "http://a.localhost"].into_iter().all(loopback));

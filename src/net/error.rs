@@ -144,7 +144,6 @@ impl Fault {
         }
     }
 
-    /// Meaning for a retry.
     pub(crate) fn outcome(&self) -> Outcome {
         match self {
             Fault::Busy { retry_after, .. } => Outcome::Busy { retry_after: *retry_after },

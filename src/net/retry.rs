@@ -38,7 +38,6 @@ pub(crate) enum Outcome {
     Final,
 }
 
-/// An error that a [`RetryPolicy`] can judge.
 pub(crate) trait Retryable {
     fn outcome(&self) -> Outcome;
 }

@@ -168,7 +168,6 @@ impl LocalEngine {
         Ok(())
     }
 
-    /// Continues all samples in flight with these weights.
     fn move_to(&mut self, weights: &Rc<ServedWeights>) {
         self.slots.iter_mut().for_each(|sequence| sequence.state.weights = weights.clone());
     }

@@ -9,7 +9,6 @@ use crate::engine::remote::handle::EngineState;
 use crate::engine::remote::in_flight::{InFlightSample, SampleKey};
 use crate::engine::{EngineError, TokenEngine};
 
-/// Longest time of a health check.
 const LOOK: Duration = Duration::from_secs(10);
 
 impl Fleet {

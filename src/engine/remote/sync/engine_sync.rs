@@ -32,7 +32,6 @@ const TRIES: RetryPolicy = RetryPolicy {
     busy_timeout: Duration::from_secs(3600),
 };
 
-/// Phase of a sync.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Phase {
     Pause,
@@ -71,7 +70,6 @@ fn phases(adapter: bool, cache: CachePolicy) -> &'static [Phase] {
     }
 }
 
-/// Kind of a failure.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Failure {
     /// Retried in the same phase.
@@ -90,7 +88,6 @@ fn after(place: usize, failed: Option<Failure>, retries: &mut u32) -> Option<usi
     Some(if how == Failure::WrongWeights { 0 } else { place })
 }
 
-/// Error of a phase.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 pub(super) enum StepError {
     #[error("{0}")]
@@ -161,7 +158,6 @@ impl IsolatedEngine {
 pub(super) struct SyncedEngine {
     /// Duration of each phase, including failed attempts.
     pub(super) times: Vec<(&'static str, Duration)>,
-    /// Checksums, if the engine has any.
     pub(super) sums: Option<Checksums>,
 }
 

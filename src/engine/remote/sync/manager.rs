@@ -63,7 +63,6 @@ struct State {
 #[derive(Clone, Default)]
 struct EngineSync {
     sums: Option<Checksums>,
-    /// If true, a sync is in progress.
     busy: bool,
     /// Last logged failure; the same failure is logged once.
     logged: Option<String>,

@@ -12,7 +12,6 @@ use std::sync::Arc;
 use crate::data::Version;
 use crate::util::atomic_file;
 
-/// Folders of one run.
 #[derive(Debug)]
 pub(crate) struct Releases {
     dir: PathBuf,
