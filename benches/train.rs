@@ -10,7 +10,7 @@ use criterion::{Criterion, criterion_group, criterion_main};
 use rollflow::algo::{Aggregation, Grpo, Schedule};
 use rollflow::data::{Prompt, Sample};
 use rollflow::model::{Decoder, ModelConfig, Packed, Weights};
-use rollflow::train::{AdamW, LocalBackend, LocalConfig, Moments, TrainBatch, TrainingBackend, collate, norm};
+use rollflow::train::{AdamW, LocalBackend, LocalConfig, TrainBatch, TrainingBackend, collate, norm};
 use serde_json::json;
 use tch::Kind;
 
@@ -77,7 +77,7 @@ fn parts(c: &mut Criterion) {
     c.bench_function("gradient norm", |b| b.iter(|| norm(black_box(&grad))));
     c.bench_function("adamw", |b| {
         b.iter(|| {
-            let moments = Moments { mean: &mut mean, square: &mut square, max: &mut [] };
+            let moments = [&mut mean[..], &mut square, &mut []];
             AdamW::default().update(10, 1e-5, 1.0, &mut params, black_box(&grad), moments);
         });
     });

@@ -17,7 +17,7 @@ use rollflow::data::Tokenizer;
 use rollflow::model::ModelConfig;
 use rollflow::prelude::*;
 use rollflow::recipe::{NoKeys, parse};
-use rollflow::train::{PackedColumns, TrainBatch, assign_advantages, collate};
+use rollflow::train::{TrainBatch, assign_advantages, collate};
 use rollflow_pipelines::Registry;
 
 /// Every `train.loss.kind`.
@@ -72,23 +72,19 @@ fn measure(name: &str, mut batch: Batch) -> Result<f64> {
     assign_advantages(&mut batch, &advantage)?;
     let samples: Vec<&Sample> = batch.samples().collect();
     let collated = collate(&samples, Aggregation::TokenMean)?.at_version(2);
-    let columns = PackedColumns::new(&collated, &(0..collated.sequences.len()).collect::<Vec<_>>());
-    let tokens = columns.targets.len();
+    let (all, tokens) = (collated.all(), collated.batch_tokens);
     let step = step(&collated)?;
     println!("{name}: {} answers, {tokens} trained tokens; a step takes {:.2} ms", samples.len(), 1e3 * step);
 
     // As trained: a little off what was sampled.
-    let log_probs: Vec<f64> = columns.behaviour.iter().enumerate().map(|(at, b)| b - 0.1 + (at % 21) as f64 / 100.0).collect();
+    let behaviour = collated.sequences.iter().filter_map(|sequence| sequence.behaviour.as_ref()).flatten();
+    let log_probs: Vec<f64> = behaviour.enumerate().map(|(at, b)| b - 0.1 + (at % 21) as f64 / 100.0).collect();
     let entropies: Vec<f64> = (0..tokens).map(|at| 1.0 + (at % 13) as f64 / 10.0).collect();
     let collating = median(|| collate(black_box(&samples), Aggregation::TokenMean).map(|batch| batch.batch_tokens))?;
-    let packing = median(|| {
-        let all: Vec<usize> = (0..collated.sequences.len()).collect();
-        Ok::<_, anyhow::Error>(PackedColumns::new(black_box(&collated), &all).targets.len())
-    })?;
     let mut scratch = batch.clone();
     let estimating = median(|| assign_advantages(black_box(&mut scratch), &advantage))?;
     let evaluated = |loss: &dyn Loss, off_policy: &OffPolicy| {
-        median(|| columns.evaluate(loss, off_policy, black_box(&log_probs), &entropies, tokens).map(|output| output.loss))
+        median(|| collated.evaluate(&all, loss, off_policy, black_box(&log_probs), &entropies).map(|output| output.loss))
     };
 
     let mut worst = 0.0_f64;
@@ -102,7 +98,7 @@ fn measure(name: &str, mut batch: Batch) -> Result<f64> {
         let recipe = format!("pipeline = 'grpo'\nmodel.kind = 'tiny'\ntask.kind = 'arithmetic'\ntrain.loss.kind = '{kind}'");
         let loss = Registry::default().loss_of(&parse("bench.toml", &recipe, &[])?.train)?;
         let own = evaluated(loss.as_ref(), &OffPolicy::default())?;
-        row(&format!("loss {kind}"), own, own + estimating + collating + packing);
+        row(&format!("loss {kind}"), own, own + estimating + collating);
     }
     let loss = Grpo::default();
     let rejection = Rejection { divergence: Divergence::K3, over: Over::Mean, min: None, max: 1.0 };
@@ -114,7 +110,7 @@ fn measure(name: &str, mut batch: Batch) -> Result<f64> {
     ] {
         let off_policy = OffPolicy { proximal: Proximal::Recompute, weigh, reject };
         let own = evaluated(&loss, &off_policy)?;
-        row(&format!("correction {what}"), own, own + estimating + collating + packing);
+        row(&format!("correction {what}"), own, own + estimating + collating);
     }
     let evaluating = evaluated(&loss, &OffPolicy::default())?;
     for estimator in [
@@ -131,7 +127,7 @@ fn measure(name: &str, mut batch: Batch) -> Result<f64> {
     ] {
         let own = median(|| assign_advantages(black_box(&mut scratch), &estimator))?;
         let kind = format!("{estimator:?}");
-        row(&format!("advantage {}", kind.split('(').next().unwrap_or_default()), own, own + evaluating + collating + packing);
+        row(&format!("advantage {}", kind.split('(').next().unwrap_or_default()), own, own + evaluating + collating);
     }
     Ok(worst)
 }

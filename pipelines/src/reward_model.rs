@@ -17,7 +17,7 @@ use rollflow::stages::evaluate::PairEvaluator;
 use rollflow::stages::reward::Scorer;
 use rollflow::stages::train::StepConfig;
 use rollflow::train::checkpoint::{self, CHECKPOINTS};
-use rollflow::train::{Algorithm, ScoreModel};
+use rollflow::train::{Algorithm, ScoreModel, score_pair};
 
 use crate::assemble::evaluation::{self, EvalReports};
 use crate::assemble::{data, origin, policy, preferences, steps, trainers};
@@ -48,8 +48,8 @@ pub fn run(plan: &Plan, run: &RunFolder, from: Option<&ResumePoint>) -> Result<R
 pub fn declare(plan: &Plan, model: &ScoreModel, outputs: Outputs, from: Option<&ResumePoint>) -> Result<(Flow, Vec<RankedPair>)> {
     let of = plan.reward_model.as_ref().context("the pipeline reward_model needs a section [reward_model]")?;
     let [pairs, held_out] = preferences::divided(plan, of.held_out)?;
-    let reader = model.reader();
-    let pairs = pairs.iter().enumerate().map(|(at, pair)| reader.pair(pair).with_context(|| format!("pair {at}")));
+    let read = |pair| score_pair(model.tokenizer(), model.config(), pair);
+    let pairs = pairs.iter().enumerate().map(|(at, pair)| read(pair).with_context(|| format!("pair {at}")));
     let pairs = pairs.collect::<Result<Vec<_>>>()?;
     let backend = trainers::reward_model_backend(plan, of, model).context("starting the trainer")?;
     let trainer = Trainer::new(backend).steps(of.steps).threads(of.optimization.threads);
@@ -92,8 +92,8 @@ fn evaluated(
     };
     ensure!(!pairs.is_empty(), "[eval] has no pairs: give it a task, or hold some out with reward_model.held_out");
     pairs.truncate(eval.limit.unwrap_or(usize::MAX));
-    let reader = model.reader();
-    let samples = pairs.iter().map(|pair| reader.pair(pair)).collect::<Result<Vec<_>, _>>();
+    let read = |pair| score_pair(model.tokenizer(), model.config(), pair);
+    let samples = pairs.iter().map(read).collect::<Result<Vec<_>, _>>();
     let samples = samples.context("preparing the evaluation")?.concat();
     let config = LocalConfig {
         threads: Some(eval.threads),

@@ -8,7 +8,7 @@ use rollflow::data::{DataError, RankedPair};
 use rollflow::prelude::*;
 use rollflow::recipe::task::{OverlongPolicy, Sft, Task, TaskData};
 use rollflow::recipe::{Pipeline, Plan, Problem, Source};
-use rollflow::train::TextReader;
+use rollflow::train::score_pair;
 
 use crate::assemble::policy::Reader;
 use crate::assemble::{conversations, data, policy, preferences, supervised};
@@ -145,7 +145,7 @@ fn preferred<'a>(plan: &Plan, reader: &'a Option<Reader>) -> impl Fn(&RankedPair
 fn scored<'a>(plan: &Plan, reader: &'a Option<Reader>) -> impl Fn(&RankedPair) -> Judged + Sync + 'a {
     let chat = conversations::chat(&plan.chat, &plan.model);
     first(reader, move |pair: &RankedPair, Reader { tokenizer, config }| {
-        let read = TextReader::new(tokenizer.clone(), config).pair(&conversations::asked_pair(&chat, pair.clone()));
+        let read = score_pair(tokenizer, config, &conversations::asked_pair(&chat, pair.clone()));
         read.map(|_| Ok(())).map_err(|error| error.to_string())
     })
 }

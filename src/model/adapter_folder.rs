@@ -3,13 +3,12 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use serde_json::{Map, Value, json};
+use serde_json::{Value, json};
 
 use super::folder::{read_tensors, write_tensors};
-use super::keys::Keys;
+use super::keys::{Keys, read_object};
 use super::{Adapter, Dtype, Head, Lora, ModelConfig, ModelError, Weights, load_hf_for};
 use crate::util::atomic_file;
-use crate::util::reading;
 
 /// The file that makes a folder one of adapters.
 pub(super) const CONFIG: &str = "adapter_config.json";
@@ -39,13 +38,9 @@ const SCORE_HEADS: [&str; 2] = ["classifier", "score"];
 /// Writes adapters into `dir`, in PEFT's format, and creates the folder if it is missing. Not
 /// atomic: write into a temporary folder and rename it.
 pub fn save_adapter(dir: &Path, adapter: &Adapter) -> Result<(), ModelError> {
-    let io = |path: &Path| {
-        let path = path.to_path_buf();
-        move |source| ModelError::Io { path, source }
-    };
-    atomic_file::create_folder(dir).map_err(io(dir))?;
+    atomic_file::create_folder(dir).map_err(ModelError::io(dir))?;
     let lora = &adapter.lora;
-    let (task, whole) = if adapter.scores() { ("SEQ_CLS", Some(SCORE_HEADS)) } else { ("CAUSAL_LM", None) };
+    let (task, whole) = if adapter.layout.score_head().is_some() { ("SEQ_CLS", Some(SCORE_HEADS)) } else { ("CAUSAL_LM", None) };
     let config = json!({
         "peft_type": "LORA",
         "task_type": task,
@@ -63,13 +58,13 @@ pub fn save_adapter(dir: &Path, adapter: &Adapter) -> Result<(), ModelError> {
         "inference_mode": true,
     });
     let path = dir.join(CONFIG);
-    atomic_file::write_unsynced(&path, format!("{config:#}\n")).map_err(io(&path))?;
+    atomic_file::write_unsynced(&path, format!("{config:#}\n")).map_err(ModelError::io(&path))?;
     write_tensors(&dir.join(WEIGHTS), adapter.layout.entries(), &adapter.flat, Dtype::F32)
 }
 
 /// The adapters in `dir`, of a model of this shape. They name its folder as [`Lora::base`].
 pub fn load_adapter(dir: &Path, config: &ModelConfig) -> Result<Adapter, ModelError> {
-    let lora = read_config(&dir.join(CONFIG))?.lora.on_model(config)?;
+    let lora = read_config(&dir.join(CONFIG))?.0.on_model(config)?;
     let layout = lora.layout(config);
     let path = dir.join(WEIGHTS);
     let (flat, _) = read_tensors(&layout, &path, vec![path.clone()], None, Dtype::F32)?;
@@ -83,7 +78,7 @@ pub(super) fn holds_adapter(dir: &Path) -> bool {
 
 /// Returns the base model's folder of the adapters in `dir`, if they name one.
 pub fn base_of(dir: &Path) -> Option<PathBuf> {
-    if holds_adapter(dir) { read_config(&dir.join(CONFIG)).ok()?.lora.base } else { None }
+    if holds_adapter(dir) { read_config(&dir.join(CONFIG)).ok()?.0.base } else { None }
 }
 
 /// Reads the configuration of the model in `dir`; for adapters, the base model's, adapted. Reads no
@@ -92,34 +87,30 @@ pub fn folder_config(dir: &Path) -> Result<ModelConfig, ModelError> {
     if !holds_adapter(dir) {
         return ModelConfig::from_dir(dir);
     }
-    let Named { base, scores } = named_base(dir)?;
+    let (base, scores) = named_base(dir)?;
     let config = ModelConfig::from_dir(&base)?;
     Ok(if scores { config.scoring() } else { config })
 }
 
-/// Base model of a folder of adapters.
-pub(super) struct Named {
-    /// Base model's folder.
-    pub base: PathBuf,
-    /// If true, the adapters include a score head.
-    scores: bool,
-}
-
-/// The model that the adapters of `dir` name. Fails if it is none.
-pub(super) fn named_base(dir: &Path) -> Result<Named, ModelError> {
+/// Folder of the model that the adapters of `dir` name, and whether they include a score head.
+/// Fails if it is none.
+pub(super) fn named_base(dir: &Path) -> Result<(PathBuf, bool), ModelError> {
     let path = dir.join(CONFIG);
-    let Read { lora, scores } = read_config(&path)?;
+    let (lora, scores) = read_config(&path)?;
     let base = lora.base.unwrap_or_default();
     if base.as_os_str().is_empty() || !base.is_dir() || holds_adapter(&base) {
-        return Err(ModelError::NoBase { path, base: base.display().to_string() });
+        let remedy = "put it there, or name its folder as base_model_name_or_path";
+        let problem =
+            format!("its adapters belong to the model {:?}, which is no folder here; {remedy}", base.display().to_string());
+        return Err(ModelError::malformed(&path, problem));
     }
-    Ok(Named { base, scores })
+    Ok((base, scores))
 }
 
 /// Loads adapters with their base model in the format `dtype`. If the adapters include a score
 /// head, it replaces a language model's head.
 pub(super) fn load_with_base(dir: &Path, dtype: Dtype) -> Result<(ModelConfig, Weights), ModelError> {
-    let Named { base, scores } = named_base(dir)?;
+    let (base, scores) = named_base(dir)?;
     let (config, weights) = load_hf_for(&base, dtype)?;
     let (config, weights) = match scores && config.head == Head::LanguageModel {
         true => (config.scoring(), weights.scoring(&config, None)),
@@ -129,17 +120,9 @@ pub(super) fn load_with_base(dir: &Path, dtype: Dtype) -> Result<(ModelConfig, W
     Ok((config, weights.under(adapter)))
 }
 
-/// An adapter's configuration.
-struct Read {
-    lora: Lora,
-    /// If true, a score head is trained alongside the adapters.
-    scores: bool,
-}
-
-fn read_config(path: &Path) -> Result<Read, ModelError> {
-    let text = reading::read_text(path).map_err(|source| ModelError::Io { path: path.into(), source })?;
-    let json = |error: serde_json::Error| ModelError::Json { path: path.into(), reason: error.to_string() };
-    let map: Map<String, Value> = serde_json::from_str(&text).map_err(json)?;
+/// Settings of adapters, and whether a score head is trained alongside them.
+fn read_config(path: &Path) -> Result<(Lora, bool), ModelError> {
+    let map = read_object(path)?;
     let keys = Keys { path, map: &map, family: "LoRA" };
     if keys.required::<String>("peft_type", "a string")? != "LORA" {
         return Err(keys.unsupported("peft_type", "LORA"));
@@ -179,5 +162,5 @@ fn read_config(path: &Path) -> Result<Read, ModelError> {
         )
     })?;
     let lora = lora.of_model(keys.optional::<PathBuf>("base_model_name_or_path", "a string")?);
-    Ok(Read { lora, scores })
+    Ok((lora, scores))
 }

@@ -1,5 +1,6 @@
-//! Device and number format of a model's computation.
+//! Device and number format of a model's computation, as libtorch and safetensors name them.
 
+use safetensors::tensor;
 use tch::{Cuda, Device, Kind};
 
 use super::{Dtype, ModelError, cuda};
@@ -66,5 +67,30 @@ impl Compute {
             (count, _) => format!("libtorch finds {count} CUDA devices, the last of which is cuda:{} ({visible})", count - 1),
         };
         Err(ModelError::NoDevice { wanted: self.device_name(), found })
+    }
+}
+
+impl Dtype {
+    /// libtorch's name.
+    pub fn kind(self) -> Kind {
+        match self {
+            Dtype::F32 => Kind::Float,
+            Dtype::Bf16 => Kind::BFloat16,
+            Dtype::F16 => Kind::Half,
+        }
+    }
+
+    /// Name in safetensors files.
+    pub(super) fn stored(self) -> tensor::Dtype {
+        match self {
+            Dtype::F32 => tensor::Dtype::F32,
+            Dtype::Bf16 => tensor::Dtype::BF16,
+            Dtype::F16 => tensor::Dtype::F16,
+        }
+    }
+
+    /// Format of a safetensors name.
+    pub(super) fn of_stored(stored: tensor::Dtype) -> Option<Dtype> {
+        Dtype::ALL.iter().copied().find(|dtype| dtype.stored() == stored)
     }
 }

@@ -1,12 +1,12 @@
 //! Architecture of a decoder, as in a Hugging Face `config.json`.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use serde_json::{Map, Value};
 
 use super::family::QkNorm;
 use super::{Dtype, Family, ModelError};
-use crate::data::packing;
+use crate::data::{Tokenizer, packing};
 
 /// Output head of a model.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -77,24 +77,6 @@ pub enum RopeScaling {
     },
 }
 
-/// Constant factors of Granite; neutral in other families.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Factors {
-    /// Factor of the embeddings.
-    pub embedding: f64,
-    /// Factor of a branch's output.
-    pub residual: f64,
-    /// Factor of query-key products; `None`: 1/√`head_dim`.
-    pub attention: Option<f64>,
-    /// Divisor of the logits.
-    pub logits: f64,
-}
-
-impl Factors {
-    /// Neutral factors.
-    pub const ONE: Factors = Factors { embedding: 1.0, residual: 1.0, attention: None, logits: 1.0 };
-}
-
 /// The largest product of heads and their width.
 const WIDEST_ATTENTION: usize = 1 << 22;
 
@@ -129,8 +111,14 @@ pub struct ModelConfig {
     pub windows: Vec<Option<usize>>,
     /// Layers without rotary embeddings.
     pub unrotated: Vec<usize>,
-    /// Constant factors.
-    pub factors: Factors,
+    /// Factor of the embeddings. This and the next three differ from the default in Granite only.
+    pub embedding_multiplier: f64,
+    /// Factor of a branch's output.
+    pub residual_multiplier: f64,
+    /// Factor of query-key products; `None`: 1/√`head_dim`.
+    pub attention_multiplier: Option<f64>,
+    /// Divisor of the logits.
+    pub logits_scaling: f64,
     /// Biases on the query, key and value projections.
     pub qkv_bias: bool,
     /// Bias on the attention's output projection.
@@ -152,6 +140,49 @@ pub struct ModelConfig {
 }
 
 impl ModelConfig {
+    /// A small Llama for `tokenizer`, for experiments: tied, four query heads, two key heads,
+    /// feed-forward layers of three times the width. `hidden` must be a multiple of 8.
+    pub fn small(tokenizer: &Tokenizer, hidden: usize, layers: usize) -> Self {
+        ModelConfig {
+            eos_token_ids: tokenizer.eos_token_ids().to_vec(),
+            pad_token_id: tokenizer.pad_token_id(),
+            ..ModelConfig::small_of(tokenizer.vocab_size(), hidden, layers)
+        }
+    }
+
+    /// A small Llama with `vocab_size` tokens and no end token.
+    pub(crate) fn small_of(vocab_size: usize, hidden: usize, layers: usize) -> Self {
+        ModelConfig {
+            family: Family::Llama,
+            head: Head::LanguageModel,
+            vocab_size,
+            hidden_size: hidden,
+            intermediate_size: 3 * hidden,
+            heads: 4,
+            kv_heads: 2,
+            head_dim: hidden / 4,
+            max_positions: 2048,
+            rms_norm_eps: 1e-6,
+            rope_theta: 10_000.0,
+            rope_scaling: RopeScaling::Default,
+            windows: vec![None; layers],
+            unrotated: Vec::new(),
+            embedding_multiplier: 1.0,
+            residual_multiplier: 1.0,
+            attention_multiplier: None,
+            logits_scaling: 1.0,
+            qkv_bias: false,
+            output_bias: false,
+            mlp_bias: false,
+            tied: true,
+            initializer_range: 0.02,
+            dtype: Dtype::F32,
+            eos_token_ids: Vec::new(),
+            pad_token_id: None,
+            other: Map::new(),
+        }
+    }
+
     /// Number of transformer layers.
     pub fn layers(&self) -> usize {
         self.windows.len()
@@ -169,9 +200,14 @@ impl ModelConfig {
         ModelConfig { head: Head::Score, other, ..self.clone() }
     }
 
+    /// Unties the head.
+    pub fn untied(&self) -> Self {
+        ModelConfig { tied: self.tied && !self.shares_embedding(), ..self.clone() }
+    }
+
     /// Sizes of the query and the key norm; `None` if the family has no such norms.
     pub(crate) fn qk_norm_sizes(&self) -> Option<(usize, usize)> {
-        match self.family.layer().qk_norm {
+        match self.family.definition().qk_norm {
             QkNorm::None => None,
             QkNorm::Heads => Some((self.head_dim, self.head_dim)),
             QkNorm::Tokens => Some((self.heads * self.head_dim, self.kv_heads * self.head_dim)),
@@ -179,13 +215,13 @@ impl ModelConfig {
     }
 
     /// Factor of query-key products.
-    pub fn attention_scale(&self) -> f64 {
-        self.factors.attention.unwrap_or_else(|| 1.0 / (self.head_dim as f64).sqrt())
+    pub(super) fn attention_scale(&self) -> f64 {
+        self.attention_multiplier.unwrap_or_else(|| 1.0 / (self.head_dim as f64).sqrt())
     }
 
     /// A layer's frequency stretching; `None` without rotary embeddings.
     pub(super) fn rope_of(&self, layer: usize) -> Option<RopeScaling> {
-        let plain = self.family.layer().plain_rope_in_windows && self.windows[layer].is_some();
+        let plain = self.family.definition().plain_rope_in_windows && self.windows[layer].is_some();
         let scaling = if plain { RopeScaling::Default } else { self.rope_scaling };
         (!self.unrotated.contains(&layer)).then_some(scaling)
     }
@@ -197,31 +233,22 @@ impl ModelConfig {
 
     /// Rejects inconsistent values; errors name `path`.
     pub fn check(&self, path: &Path) -> Result<(), ModelError> {
-        let bad = |key: &str, found: String, expected: &str| {
-            Err(ModelError::BadKey { path: PathBuf::from(path), key: key.into(), found, expected: expected.into() })
-        };
-        if !self.heads.is_multiple_of(self.kv_heads) {
-            return bad("num_key_value_heads", self.kv_heads.to_string(), "a divisor of num_attention_heads");
-        }
         let attended = self.heads.checked_mul(self.head_dim).filter(|width| *width <= WIDEST_ATTENTION);
-        if attended.is_none() {
-            return bad("head_dim", self.head_dim.to_string(), "at most 4194304 over num_attention_heads");
-        }
-        if self.head_dim == 0 || !self.head_dim.is_multiple_of(2) {
-            return bad("head_dim", self.head_dim.to_string(), "a positive even number, for rotary embeddings turn pairs");
-        }
-        if !(self.rms_norm_eps >= 0.0 && self.rms_norm_eps.is_finite()) {
-            return bad("rms_norm_eps", self.rms_norm_eps.to_string(), "a finite number ≥ 0");
-        }
-        if !(self.rope_theta > 0.0 && self.rope_theta.is_finite()) {
-            return bad("rope_theta", self.rope_theta.to_string(), "a finite number > 0");
-        }
+        let (heads, dim, eps, theta) = (self.kv_heads, self.head_dim, self.rms_norm_eps, self.rope_theta);
+        let is_even = dim > 0 && dim.is_multiple_of(2);
+        let rules = [
+            (self.heads.is_multiple_of(heads), "num_key_value_heads", heads.to_string(), "a divisor of num_attention_heads"),
+            (attended.is_some(), "head_dim", dim.to_string(), "at most 4194304 over num_attention_heads"),
+            (is_even, "head_dim", dim.to_string(), "a positive even number, for rotary embeddings turn pairs"),
+            (eps >= 0.0 && eps.is_finite(), "rms_norm_eps", eps.to_string(), "a finite number ≥ 0"),
+            (theta > 0.0 && theta.is_finite(), "rope_theta", theta.to_string(), "a finite number > 0"),
+        ];
         let ids = self.eos_token_ids.iter().map(|&id| ("eos_token_id", id));
-        for (key, id) in ids.chain(self.pad_token_id.map(|id| ("pad_token_id", id))) {
-            if id as usize >= self.vocab_size {
-                return bad(key, id.to_string(), "an id below vocab_size");
-            }
+        let ids = ids.chain(self.pad_token_id.map(|id| ("pad_token_id", id)));
+        let ids = ids.map(|(key, id)| ((id as usize) < self.vocab_size, key, id.to_string(), "an id below vocab_size"));
+        match rules.into_iter().chain(ids).find(|(holds, ..)| !holds) {
+            Some((_, key, found, expected)) => Err(ModelError::bad_key(path, key, found, expected)),
+            None => Ok(()),
         }
-        Ok(())
     }
 }

@@ -49,7 +49,6 @@ fn library(mapped: &str, name: &str) -> Option<PathBuf> {
 }
 
 /// Bytes of a GPU's memory.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct GpuMemory {
     /// All of it.
     pub total: u64,

@@ -5,19 +5,19 @@
 
 use std::sync::Arc;
 
-use tch::{Kind, Tensor};
+use tch::{Device, Kind, Tensor};
 
-use super::attention::{MaskByWindow, causal, window_mask};
 use super::family::QkNorm;
+use super::layout::part;
 use super::packed::Rectangle;
 use super::rope::{ByLayer, Rope, Tables};
 use super::views::Layer;
-use super::{Head, KvCache, Layout, ModelConfig, Packed, Views, Weights, fused, log_probs_and_entropy, wide};
+use super::{Compute, Head, KvCache, Layout, ModelConfig, Packed, Views, Weights, fused, wide};
 
 /// Decoder of one configuration. It holds no weights; each thread creates its own.
 pub struct Decoder {
-    config: ModelConfig,
-    layout: Arc<Layout>,
+    pub(super) config: ModelConfig,
+    pub(super) layout: Arc<Layout>,
     rope: Rope,
 }
 
@@ -26,7 +26,7 @@ pub(super) enum Pass<'a> {
     /// The fused attention, with each layer's cosines and sines.
     Fused(&'a Packed, ByLayer<(Tensor, Tensor)>),
     /// libtorch's over a rectangle of sequences.
-    Rectangular(Rectangle, ByLayer<Tables>, MaskByWindow),
+    Rectangular(Rectangle, ByLayer<Tables>, ByLayer<Option<Tensor>>),
 }
 
 /// Receives each layer's keys and values, `[sequences, longest, key heads, dim]` each.
@@ -43,14 +43,10 @@ impl Decoder {
         &self.config
     }
 
-    /// Layout of the parameters.
-    pub(super) fn layout(&self) -> &Layout {
-        &self.layout
-    }
-
-    /// The matrices of one layer, of its part of the parameters.
-    pub(super) fn layer_views(&self, part: &Tensor) -> Layer {
-        Layer::new(&self.config, &self.layout, part)
+    /// Allocates a cache of `slots` sequences of `positions` tokens, in the format and on the device
+    /// of the model.
+    pub fn cache(&self, slots: usize, positions: usize, compute: Compute) -> KvCache {
+        KvCache::new(&self.config, slots, positions, compute)
     }
 
     /// The matrices of `flat`; gradients reach it in one piece.
@@ -96,13 +92,13 @@ impl Decoder {
     /// f32 (law N5): in 16 bits, adding 1 to 256 changes nothing.
     pub(crate) fn add_embedding_and_head(&self, gradient: &Tensor, ids: &[i64], by_embedded: &Tensor, by_head: Option<&Tensor>) {
         let _guard = tch::no_grad_guard();
-        let part = |range: std::ops::Range<usize>| gradient.narrow(0, range.start as i64, range.len() as i64);
         let ids = Tensor::from_slice(ids).to_device(gradient.device());
-        let by_embedded = scaled(by_embedded.to_kind(Kind::Float), self.config.factors.embedding);
-        let _sum = part(self.layout.embedding()).view([-1, self.config.hidden_size as i64]).index_add_(0, &ids, &by_embedded);
+        let by_embedded = scaled(by_embedded.to_kind(Kind::Float), self.config.embedding_multiplier);
+        let embedding = part(gradient, self.layout.embedding());
+        let _sum = embedding.view([-1, self.config.hidden_size as i64]).index_add_(0, &ids, &by_embedded);
         if let Some(by_head) = by_head {
             let head = self.layout.head().unwrap_or_else(|| self.layout.embedding());
-            let _sum = part(head).g_add_(&by_head.reshape([-1]));
+            let _sum = part(gradient, head).g_add_(&by_head.reshape([-1]));
         }
     }
 
@@ -110,27 +106,6 @@ impl Decoder {
     /// Always in f32 (law N5).
     pub fn logits(&self, views: &Views, rows: &Tensor) -> Tensor {
         wide::linear(rows, &views.head)
-    }
-
-    /// Log-probabilities and entropies, `[M]` each, of `targets` after `rows`, without gradients.
-    /// At most `chunk_rows` rows of logits exist at a time.
-    pub fn token_log_probs(
-        &self,
-        views: &Views,
-        rows: &Tensor,
-        targets: &Tensor,
-        temperature: f64,
-        chunk_rows: usize,
-    ) -> (Tensor, Tensor) {
-        let _guard = tch::no_grad_guard();
-        let chunk_rows = chunk_rows.max(1) as i64;
-        let (log_probs, entropies): (Vec<_>, Vec<_>) = rows
-            .split(chunk_rows, 0)
-            .iter()
-            .zip(targets.split(chunk_rows, 0))
-            .map(|(rows, targets)| log_probs_and_entropy(&self.logits(views, rows), &targets, temperature))
-            .unzip();
-        (Tensor::cat(&log_probs, 0), Tensor::cat(&entropies, 0))
     }
 
     /// Computes whole prompts and returns the logits after each, `[prompts, vocabulary]`. Writes
@@ -160,7 +135,7 @@ impl Decoder {
         for (index, layer) in views.layers.iter().enumerate() {
             x = self.block(layer, x, None, |qkv| {
                 let (qk, v) = self.heads(layer, qkv, &[tokens.len() as i64], tables.get(index));
-                cache.attend(&step, index, &qk, &v, self.config.windows[index])
+                cache.attend(&step, index, &qk, &v)
             });
         }
         self.logits(views, &self.finish(&views.norm, &x))
@@ -183,7 +158,7 @@ impl Decoder {
         let device = embedding.device();
         let rectangle = Rectangle::new(packed, device);
         let tables = self.rope.by_layer(packed.longest(), device, |tables| tables.first(rectangle.columns));
-        let masks = MaskByWindow::new(&self.config.windows, |window| window_mask(rectangle.columns, window, device));
+        let masks = ByLayer::new(self.config.windows.iter(), |window| window_mask(rectangle.columns, *window, device));
         Pass::Rectangular(rectangle, tables, masks)
     }
 
@@ -200,7 +175,7 @@ impl Decoder {
     /// The embeddings of tokens.
     pub(super) fn embed(&self, views: &Views, tokens: &[i64]) -> Tensor {
         let tokens = Tensor::from_slice(tokens).to_device(views.embedding.device());
-        scaled(views.embedding.index_select(0, &tokens), self.config.factors.embedding)
+        scaled(views.embedding.index_select(0, &tokens), self.config.embedding_multiplier)
     }
 
     /// One layer over whole sequences.
@@ -211,7 +186,7 @@ impl Decoder {
     /// Norms the last layer's output: input of [`Decoder::logits`].
     pub(super) fn finish(&self, norm: &Tensor, x: &Tensor) -> Tensor {
         let normed = self.norm(x, norm);
-        match (self.config.head, self.config.factors.logits) {
+        match (self.config.head, self.config.logits_scaling) {
             (Head::Score, _) | (_, 1.0) => normed,
             (Head::LanguageModel, divisor) => normed / divisor,
         }
@@ -230,9 +205,9 @@ impl Decoder {
             Pass::Rectangular(rectangle, tables, masks) => {
                 let shape = [rectangle.rows, rectangle.columns];
                 let (qk, v) = self.heads(layer, &rectangle.spread(qkv), &shape, tables.get(index));
-                let [q, k] = self.split_queries(&qk);
+                let [q, k] = parts(&qk, -2, [config.heads as i64, config.kv_heads as i64]);
                 keep(index, (&k, &v));
-                rectangle.pack(causal(&q, &k, &v, masks.get(window), config.attention_scale()))
+                rectangle.pack(causal(&q, &k, &v, masks.get(index).as_ref(), config.attention_scale()))
             }
         }
     }
@@ -251,13 +226,13 @@ impl Decoder {
 
     /// Input of a branch, from the residual stream.
     fn enter(&self, x: &Tensor, norm: &Tensor) -> Tensor {
-        if self.config.family.layer().norms_output { x.shallow_clone() } else { self.norm(x, norm) }
+        if self.config.family.definition().norms_output { x.shallow_clone() } else { self.norm(x, norm) }
     }
 
     /// Contribution of a branch to the residual stream.
     fn leave(&self, y: Tensor, norm: &Tensor) -> Tensor {
-        let y = if self.config.family.layer().norms_output { self.norm(&y, norm) } else { y };
-        scaled(y, self.config.factors.residual)
+        let y = if self.config.family.definition().norms_output { self.norm(&y, norm) } else { y };
+        scaled(y, self.config.residual_multiplier)
     }
 
     /// Splits fused projections into rotated queries and keys, `[…shape, heads + key heads, dim]`,
@@ -275,7 +250,7 @@ impl Decoder {
         let Some((q_norm, k_norm)) = &layer.qk_norm else { return qkv.shallow_clone() };
         let (heads, kv_heads, dim) = (self.config.heads as i64, self.config.kv_heads as i64, self.config.head_dim as i64);
         let columns = [heads, kv_heads, kv_heads];
-        let (split, parts) = match self.config.family.layer().qk_norm {
+        let (split, parts) = match self.config.family.definition().qk_norm {
             QkNorm::Tokens => (qkv.shallow_clone(), columns.map(|heads| heads * dim)),
             _ => (qkv.view([-1, heads + 2 * kv_heads, dim]), columns),
         };
@@ -284,17 +259,43 @@ impl Decoder {
         Tensor::cat(&normed, 1).view(qkv.size().as_slice())
     }
 
-    fn split_queries(&self, qk: &Tensor) -> [Tensor; 2] {
-        parts(qk, -2, [self.config.heads as i64, self.config.kv_heads as i64])
-    }
-
     /// RMS norm over the last dimension.
     fn norm(&self, x: &Tensor, weight: &Tensor) -> Tensor {
         fused::rms_norm(x, weight, self.config.rms_norm_eps)
     }
 }
 
-pub(super) fn scaled(x: Tensor, factor: f64) -> Tensor {
+/// Mask of a layer with this window over sequences of `len` tokens; `None` if causality is enough.
+fn window_mask(len: i64, window: Option<usize>, device: Device) -> Option<Tensor> {
+    let window = window.map(|window| window as i64).filter(|&window| window < len)?;
+    Some(Tensor::ones([len, len], (Kind::Bool, device)).tril(0).triu(1 - window))
+}
+
+/// Causal attention within each row of a rectangle. `q` is `[rows, columns, heads, dim]`; `k` and
+/// `v` have the key heads instead. Returns `[rows · columns, heads · dim]`. Products are multiplied
+/// by `scale`.
+fn causal(q: &Tensor, k: &Tensor, v: &Tensor, mask: Option<&Tensor>, scale: f64) -> Tensor {
+    let [q, k, v] = [q, k, v].map(|x| x.transpose(1, 2));
+    let grouped = q.size()[1] != k.size()[1];
+    let out = Tensor::scaled_dot_product_attention(&q, &k, &v, mask, 0.0, mask.is_none(), Some(scale), grouped);
+    let (rows, columns) = (out.size()[0], out.size()[2]);
+    out.transpose(1, 2).reshape([rows * columns, -1])
+}
+
+/// Log-probabilities of targets `[M]`, and entropies, from logits `[M, V]` divided by
+/// `temperature`. Both results are `[M]` in f32. Only log-probabilities carry gradients.
+pub fn log_probs_and_entropy(logits: &Tensor, targets: &Tensor, temperature: f64) -> (Tensor, Tensor) {
+    let logits = logits.to_kind(Kind::Float);
+    let log_probs = if temperature == 1.0 { logits } else { logits / temperature };
+    let log_probs = log_probs.log_softmax(-1, Kind::Float);
+    let chosen = log_probs.gather(-1, &targets.unsqueeze(-1), false).squeeze_dim(-1);
+    let detached = log_probs.detach();
+    // A logit of minus infinity has no share in the entropy; 0 · -inf would make it NaN.
+    let entropy = -(detached.exp() * detached.clamp_min(f64::from(f32::MIN))).sum_dim_intlist([-1i64].as_slice(), false, None);
+    (chosen, entropy)
+}
+
+fn scaled(x: Tensor, factor: f64) -> Tensor {
     if factor == 1.0 { x } else { x * factor }
 }
 

@@ -8,11 +8,11 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
-use safetensors::tensor::View;
+use safetensors::tensor::{TensorInfo, View};
 use serde_json::Map;
 
 use super::folder::{WeightFile, weight_files, write_tensors};
-use super::shards::{Slice, WHOLE, shard_name, write_configs, write_index};
+use super::shards::{TensorSlice, WHOLE, shard_name, write_configs, write_index};
 use super::{Dtype, Entry, ModelConfig, ModelError, Weights};
 use crate::util::atomic_file;
 
@@ -69,7 +69,7 @@ pub(crate) fn save_hf_after(
     let name = |at: usize| if files == 1 { WHOLE.to_owned() } else { shard_name(at, files) };
     for (at, file) in shared.iter().enumerate() {
         let to = dir.join(name(at));
-        atomic_file::replace(&link(at), &to).map_err(|source| ModelError::Io { path: to, source })?;
+        atomic_file::replace(&link(at), &to).map_err(ModelError::io(&to))?;
         map.extend(file.tensors.keys().map(|tensor| (tensor.clone(), name(at).into())));
     }
     for (at, entries) in (shared.len()..).zip(&written) {
@@ -96,21 +96,17 @@ impl Earlier {
 }
 
 fn compare(dir: &Path, weights: &Weights, dtype: Dtype) -> Result<Vec<Earlier>, ModelError> {
-    let files = weight_files(dir)?.into_iter().map(WeightFile::open).collect::<Result<Vec<_>, _>>()?;
-    let of = |file: &WeightFile| {
-        let mut tensors = BTreeMap::new();
-        for (name, tensor) in file.parse()?.tensors() {
-            let same = match weights.layout.find(&name) {
-                Some(entry) if tensor.dtype() == dtype.stored() && tensor.shape() == entry.shape => {
-                    let entries = std::slice::from_ref(entry);
-                    let bytes = Slice::all(entries, &weights.flat, dtype).next().map(|(_, slice)| slice.data().into_owned());
-                    file.holds(&tensor, &bytes.unwrap_or_default())?
-                }
-                _ => false,
-            };
-            tensors.insert(name, same);
+    let is_same = |file: &WeightFile, name: &str, tensor: &TensorInfo| match weights.layout.find(name) {
+        Some(entry) if tensor.dtype == dtype.stored() && tensor.shape == entry.shape => {
+            let bytes = TensorSlice::new(entry, &weights.flat, dtype).data().into_owned();
+            file.each_chunk(tensor, |at, read| *read == bytes[at..at + read.len()])
         }
-        Ok(Earlier { path: file.path.clone(), tensors })
+        _ => Ok(false),
     };
-    files.iter().map(of).collect()
+    let earlier = |file: WeightFile| {
+        let tensors = file.header.tensors().into_iter();
+        let tensors = tensors.map(|(name, tensor)| is_same(&file, &name, tensor).map(|same| (name, same)));
+        Ok(Earlier { tensors: tensors.collect::<Result<_, ModelError>>()?, path: file.path })
+    };
+    WeightFile::open_all(weight_files(dir)?)?.into_iter().map(earlier).collect()
 }

@@ -1,7 +1,10 @@
-//! Errors of model folders.
+//! Errors of models and their folders.
 
-use std::fmt;
-use std::path::PathBuf;
+use std::fmt::{self, Display};
+use std::io;
+use std::path::{Path, PathBuf};
+
+use crate::data::DataError;
 
 /// A model that can't be read, written or used.
 #[derive(Debug, thiserror::Error)]
@@ -9,55 +12,46 @@ pub enum ModelError {
     /// Neither a folder, nor a model of the hub that could be fetched.
     #[error(transparent)]
     Hub(#[from] crate::hub::HubError),
-    /// The file system refused.
+    /// Error of the tokenizer or chat template, or a tokenizer that does not fit the model.
+    #[error(transparent)]
+    Data(#[from] DataError),
+    /// A reward model or critic instead of a language model.
+    #[error(
+        "this model gives one number and no words (it is a sequence classifier), so that it can't be a policy; name the folder of a \
+         language model"
+    )]
+    NotALanguageModel,
+    /// A language model without a score head.
+    #[error(
+        "this model gives words and no score (it is no sequence classifier); train a reward model from it first (pipeline = \"reward_model\")"
+    )]
+    NotAScoreModel,
+    /// A text that is empty, or longer than the context of the model that scores it.
+    #[error(
+        "prompt and answer are {tokens} tokens to the model that scores, which reads at least 1 and at most {most} (max_position_embeddings)"
+    )]
+    TextLength {
+        /// Number of tokens.
+        tokens: usize,
+        /// Largest number of tokens.
+        most: usize,
+    },
+    /// A file operation failed.
     #[error("{}: {source}", path.display())]
     Io {
         /// The file or folder.
         path: PathBuf,
         /// Cause.
-        source: std::io::Error,
+        source: io::Error,
     },
-    /// A file that is no JSON object.
-    #[error("{}: not a JSON object: {reason}", path.display())]
-    Json {
-        /// The file.
+    /// A file or folder with invalid or unsupported contents: no JSON, no safetensors, a key that is
+    /// missing or has another value than supported, adapters without or with another base.
+    #[error("{}: {reason}", path.display())]
+    Malformed {
+        /// The file or folder.
         path: PathBuf,
-        /// The parser's message.
+        /// Problem.
         reason: String,
-    },
-    /// A key that the family needs.
-    #[error("{}: key `{key}` is missing; a {family} model needs it", path.display())]
-    MissingKey {
-        /// The file.
-        path: PathBuf,
-        /// The key.
-        key: String,
-        /// The model's family, or `language` while it isn't known.
-        family: &'static str,
-    },
-    /// A key whose value has the wrong type or range.
-    #[error("{}: key `{key}` is {found}; expected {expected}", path.display())]
-    BadKey {
-        /// The file.
-        path: PathBuf,
-        /// The key.
-        key: String,
-        /// Value, as JSON.
-        found: String,
-        /// Expected values.
-        expected: String,
-    },
-    /// A value that transformers understands and this library does not.
-    #[error("{}: `{key}` = {found} is not supported; supported: {supported}", path.display())]
-    Unsupported {
-        /// The file.
-        path: PathBuf,
-        /// The key.
-        key: String,
-        /// Value, as JSON.
-        found: String,
-        /// Supported values.
-        supported: String,
     },
     /// A run that would take more memory than 64 bits can count.
     #[error("`{key}` is {value}: with it, the run takes more memory than any machine has; lower it")]
@@ -75,15 +69,7 @@ pub enum ModelError {
         /// Devices that exist.
         found: String,
     },
-    /// A file that is not valid safetensors.
-    #[error("{}: not a readable safetensors file: {reason}", path.display())]
-    Safetensors {
-        /// The file.
-        path: PathBuf,
-        /// The parser's message.
-        reason: String,
-    },
-    /// Something to adapt that isn't there.
+    /// Projections that adapters cannot be put on.
     #[error(
         "adapters can't be put on {target}; they go on {known}, one or more, or \"all-linear\" for all, with a rank from 1 to 65536"
     )]
@@ -93,26 +79,6 @@ pub enum ModelError {
         /// Valid targets.
         known: String,
     },
-    /// Adapters without their base model.
-    #[error(
-        "{}: its adapters belong to the model {base:?}, which is no folder here; put it there, or name its folder as base_model_name_or_path", path.display()
-    )]
-    NoBase {
-        /// The adapters' configuration.
-        path: PathBuf,
-        /// Base model that the configuration names.
-        base: String,
-    },
-    /// Adapters of another kind than those that are to be trained.
-    #[error("{}: its adapters have {found}, and those asked for {asked}; ask for the same, or merge them into the model first", path.display())]
-    OtherAdapter {
-        /// The folder.
-        path: PathBuf,
-        /// Adapters in the folder.
-        found: String,
-        /// Requested adapters.
-        asked: String,
-    },
     /// Tensors that don't make up the model of `config.json`: all problems together.
     #[error("{}: the tensors don't fit the configuration:{problems}", path.display())]
     Tensors {
@@ -121,6 +87,30 @@ pub enum ModelError {
         /// Problems.
         problems: TensorProblems,
     },
+}
+
+impl ModelError {
+    /// For `map_err`: names the path.
+    pub(crate) fn io(path: &Path) -> impl FnOnce(io::Error) -> Self {
+        move |source| ModelError::Io { path: path.to_owned(), source }
+    }
+
+    pub(crate) fn malformed(path: &Path, reason: impl Display) -> Self {
+        ModelError::Malformed { path: path.to_owned(), reason: reason.to_string() }
+    }
+
+    /// For `map_err`: a file that is not valid safetensors, or that cannot be written.
+    pub(crate) fn safetensors(path: &Path) -> impl FnOnce(safetensors::SafeTensorError) -> Self {
+        move |error| match error {
+            safetensors::SafeTensorError::IoError(source) => ModelError::io(path)(source),
+            other => ModelError::malformed(path, format!("not a readable safetensors file: {other}")),
+        }
+    }
+
+    /// A key whose value has the wrong type or range.
+    pub(crate) fn bad_key(path: &Path, key: &str, found: impl Display, expected: &str) -> Self {
+        ModelError::malformed(path, format!("key `{key}` is {found}; expected {expected}"))
+    }
 }
 
 /// Every difference between the tensors a configuration needs and those a folder holds.
@@ -135,8 +125,7 @@ pub struct TensorProblems {
 }
 
 impl TensorProblems {
-    /// Returns true if there are no problems.
-    pub fn is_empty(&self) -> bool {
+    pub(super) fn is_empty(&self) -> bool {
         self.missing.is_empty() && self.unexpected.is_empty() && self.unusable.is_empty()
     }
 }

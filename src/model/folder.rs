@@ -1,21 +1,22 @@
 //! Models from and to Hugging Face folders.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::fs::File;
-use std::ops::ControlFlow;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use memmap2::Mmap;
-use safetensors::tensor::TensorView;
-use safetensors::{SafeTensorError, SafeTensors};
+use safetensors::SafeTensors;
+use safetensors::tensor::{Metadata, TensorInfo};
 use serde_json::Value;
 use tch::{Kind, Tensor};
 
 use super::adapter_folder::{folder_config, holds_adapter, load_with_base, named_base, save_adapter};
 use super::error::TensorProblems;
-use super::shards::{Format, Slice, save_hf_as};
+use super::keys::read_object;
+use super::layout::{HEAD, part};
+use super::shards::{INDEX, TensorSlice, WHOLE, save_hf_as};
 use super::{Dtype, Entry, Layout, ModelConfig, ModelError, Weights};
 use crate::hub::Hub;
 use crate::util::reading;
@@ -61,7 +62,7 @@ pub fn load_weights(config: &ModelConfig, file: &Path) -> Result<Weights, ModelE
 /// is `kept`. Errors name `path`.
 fn read_weights(config: &ModelConfig, path: &Path, files: Vec<PathBuf>, kept: Dtype) -> Result<(Weights, Dtype), ModelError> {
     let layout = Layout::new(config);
-    let twin = config.shares_embedding().then_some("lm_head.weight");
+    let twin = config.shares_embedding().then_some(HEAD);
     let (flat, dtype) = read_tensors(&layout, path, files, twin, kept)?;
     Ok((Weights::new(Arc::new(layout), flat), dtype))
 }
@@ -76,63 +77,57 @@ pub(super) fn read_tensors(
     twin: Option<&str>,
     kept: Dtype,
 ) -> Result<(Tensor, Dtype), ModelError> {
-    let files = files.into_iter().map(WeightFile::open).collect::<Result<Vec<_>, _>>()?;
-    let parsed = files.iter().map(|file| Ok((file, file.parse()?))).collect::<Result<Vec<_>, ModelError>>()?;
-    let Matched { mut needed, twin, mut problems } = matched(layout, &parsed, twin);
-    if !problems.is_empty() {
-        return Err(ModelError::Tensors { path: path.into(), problems });
-    }
-
-    let mut formats: Vec<Dtype> = needed.iter().map(|(.., dtype)| *dtype).collect();
-    formats.dedup();
-    let dtype = if let [only] = formats[..] { only } else { Dtype::F32 };
+    let files = WeightFile::open_all(files)?;
+    let (mut needed, twin) = matched(layout, path, &files, twin)?;
+    let first = needed.first().map(|stored| stored.dtype);
+    let dtype = first.filter(|first| needed.iter().all(|stored| stored.dtype == *first)).unwrap_or_default();
     let held = if dtype == kept { kept } else { Dtype::F32 };
     let flat = Tensor::empty([layout.total() as i64], (held.kind(), tch::Device::Cpu));
     // In disk order.
-    needed.sort_by_key(|(_, stored, _)| stored.view.data().as_ptr());
-    for (entry, stored, dtype) in &needed {
-        stored.each_chunk(*dtype, |at, chunk| {
-            flat.narrow(0, (entry.offset + at) as i64, chunk.numel() as i64).copy_(&chunk);
-            ControlFlow::Continue(())
+    needed.sort_by(|a, b| (&a.file.path, a.info.data_offsets).cmp(&(&b.file.path, b.info.data_offsets)));
+    for stored in &needed {
+        stored.each_chunk(&flat, |mut ours, chunk| {
+            ours.copy_(&chunk);
+            true
         })?;
     }
-    if let Some(twin) = twin {
-        problems.unusable.extend(twin_problem(layout, &flat, &twin)?);
-    }
-    if !problems.is_empty() {
+    if let Some(twin) = twin
+        && !twin.each_chunk(&flat, |ours, chunk| chunk.to_kind(Kind::Float) == ours.to_kind(Kind::Float))?
+    {
+        let problem = "lm_head.weight: differs from the embedding although tie_word_embeddings is true".into();
+        let problems = TensorProblems { unusable: vec![problem], ..TensorProblems::default() };
         return Err(ModelError::Tensors { path: path.into(), problems });
     }
     Ok((flat, dtype))
 }
 
-/// Tensors that a layout needs, and problems that the files' headers show.
-struct Matched<'a> {
-    needed: Vec<(&'a Entry, Stored<'a>, Dtype)>,
-    twin: Option<Stored<'a>>,
-    problems: TensorProblems,
-}
-
-/// Matches a layout with the files' headers. Allocates for names only: sizes are unverified until
-/// this returns.
-fn matched<'a>(layout: &'a Layout, parsed: &'a [(&'a WeightFile, SafeTensors<'a>)], twin: Option<&str>) -> Matched<'a> {
-    let mut found: BTreeMap<&str, Stored> = BTreeMap::new();
-    for (file, tensors) in parsed {
-        found.extend(tensors.iter().map(|(name, view)| (name, Stored { file, view })));
-    }
+/// Matches a layout with the files' headers: the tensors that it needs, and the twin of the first if
+/// there is one. Allocates for names only: sizes are unverified until this returns.
+fn matched<'a>(
+    layout: &Layout,
+    path: &Path,
+    files: &'a [WeightFile],
+    twin: Option<&str>,
+) -> Result<(Vec<Stored<'a>>, Option<Stored<'a>>), ModelError> {
+    let tensors = files.iter().flat_map(|file| file.header.tensors().into_iter().map(move |(name, info)| (name, (file, info))));
+    let mut found: BTreeMap<String, (&WeightFile, &TensorInfo)> = tensors.collect();
     let mut problems = TensorProblems::default();
-    let mut needed: Vec<(&Entry, Stored, Dtype)> = Vec::new();
+    let mut stored = |name: &str, entry: &Entry, found: Option<(&'a WeightFile, &'a TensorInfo)>| {
+        let stored = Stored::new(name, entry, found?);
+        stored.map_err(|problem| problems.unusable.push(problem)).ok()
+    };
+    let (mut needed, mut missing) = (Vec::new(), Vec::new());
     for entry in layout.entries() {
-        match found.remove(entry.name.as_str()).map(|stored| (stored.dtype_for(entry), stored)) {
-            None => problems.missing.push(entry.name.clone()),
-            Some((Ok(dtype), stored)) => needed.push((entry, stored, dtype)),
-            Some((Err(problem), _)) => problems.unusable.push(problem),
+        match found.remove(&entry.name) {
+            None => missing.push(entry.name.clone()),
+            tensor => needed.extend(stored(&entry.name, entry, tensor)),
         }
     }
-    let twin = twin.and_then(|name| found.remove(name));
+    let twin = twin.and_then(|name| stored(name, &layout.entries()[0], found.remove(name)));
     // Buffers of old checkpoints that are recomputed.
     found.retain(|name, _| !name.ends_with(".rotary_emb.inv_freq"));
-    problems.unexpected.extend(found.keys().map(|name| name.to_string()));
-    Matched { needed, twin, problems }
+    let problems = TensorProblems { missing, unexpected: found.into_keys().collect(), ..problems };
+    if problems.is_empty() { Ok((needed, twin)) } else { Err(ModelError::Tensors { path: path.into(), problems }) }
 }
 
 /// Checks a folder without reading its weights: `config.json`, and the headers of its safetensors
@@ -140,15 +135,13 @@ fn matched<'a>(layout: &'a Layout, parsed: &'a [(&'a WeightFile, SafeTensors<'a>
 /// little, whatever the headers claim.
 pub fn check_folder(dir: &Path) -> Result<ModelConfig, ModelError> {
     if holds_adapter(dir) {
-        check_folder(&named_base(dir)?.base)?;
+        check_folder(&named_base(dir)?.0)?;
         return folder_config(dir);
     }
     let config = ModelConfig::from_dir(dir)?;
-    let files = weight_files(dir)?.into_iter().map(WeightFile::open).collect::<Result<Vec<_>, _>>()?;
-    let parsed = files.iter().map(|file| Ok((file, file.parse()?))).collect::<Result<Vec<_>, ModelError>>()?;
-    let layout = Layout::new(&config);
-    let problems = matched(&layout, &parsed, config.shares_embedding().then_some("lm_head.weight")).problems;
-    if problems.is_empty() { Ok(config) } else { Err(ModelError::Tensors { path: dir.into(), problems }) }
+    let files = WeightFile::open_all(weight_files(dir)?)?;
+    matched(&Layout::new(&config), dir, &files, config.shares_embedding().then_some(HEAD))?;
+    Ok(config)
 }
 
 /// Writes `config.json`, `generation_config.json` and `model.safetensors` into `dir`, and creates
@@ -160,67 +153,60 @@ pub fn check_folder(dir: &Path) -> Result<ModelConfig, ModelError> {
 pub fn save_hf(dir: &Path, config: &ModelConfig, weights: &Weights) -> Result<(), ModelError> {
     match &weights.adapter {
         Some(adapter) => save_adapter(dir, adapter),
-        None => save_hf_as(dir, config, weights, &Format { dtype: config.dtype, max_shard: None }),
+        None => save_hf_as(dir, config, weights, config.dtype, None),
     }
 }
 
 /// Weights without adapters as [`save_hf`] writes them to `model.safetensors` in f32, in memory.
 pub fn weights_to_bytes(weights: &Weights) -> Result<Vec<u8>, ModelError> {
-    let failed = |error: SafeTensorError| ModelError::Safetensors { path: "weights".into(), reason: error.to_string() };
-    let tensors = Slice::all(weights.layout.entries(), &weights.flat, Dtype::F32);
-    safetensors::serialize(tensors, Some(metadata())).map_err(failed)
+    let tensors = TensorSlice::all(weights.layout.entries(), &weights.flat, Dtype::F32);
+    safetensors::serialize(tensors, Some(metadata())).map_err(ModelError::safetensors("weights".as_ref()))
 }
 
 /// Writes tensors of a flat buffer into a file.
 pub(super) fn write_tensors(path: &Path, entries: &[Entry], flat: &Tensor, dtype: Dtype) -> Result<(), ModelError> {
-    let io = |source| ModelError::Io { path: path.into(), source };
-    let failed = |error| match error {
-        SafeTensorError::IoError(source) => io(source),
-        other => ModelError::Safetensors { path: path.into(), reason: other.to_string() },
-    };
-    safetensors::serialize_to_file(Slice::all(entries, flat, dtype), Some(metadata()), path).map_err(failed)?;
-    readable_by_all(path).map_err(io)
+    let tensors = TensorSlice::all(entries, flat, dtype);
+    safetensors::serialize_to_file(tensors, Some(metadata()), path).map_err(ModelError::safetensors(path))?;
+    readable_by_all(path).map_err(ModelError::io(path))
 }
 
 fn metadata() -> HashMap<String, String> {
     HashMap::from([("format".to_owned(), "pt".to_owned())])
 }
 
-/// File of weights. The header is memory-mapped, and tensors are read by offset: touched pages of a
-/// mapping count as the process's memory, which would double a model's size.
+/// File of weights. Tensors are read by offset: touched pages of a mapping count as the process's
+/// memory, which would double a model's size.
 pub(super) struct WeightFile {
-    pub(super) path: PathBuf,
+    pub path: PathBuf,
+    pub header: Metadata,
     file: File,
-    map: Mmap,
+    /// Place of the first tensor.
+    begin: usize,
 }
 
 impl WeightFile {
-    pub(super) fn open(path: PathBuf) -> Result<Self, ModelError> {
-        let failed = |source| ModelError::Io { path: path.clone(), source };
-        let file = reading::open(&path).map_err(failed)?;
-        // SAFETY: the file is only read, and its header is parsed before this function's caller
-        // returns. Another process could truncate the file meanwhile, as with any mapped file.
-        let map = unsafe { Mmap::map(&file) }.map_err(failed)?;
-        Ok(WeightFile { path, file, map })
+    pub fn open_all(paths: Vec<PathBuf>) -> Result<Vec<Self>, ModelError> {
+        paths.into_iter().map(Self::open).collect()
     }
 
-    pub(super) fn parse(&self) -> Result<SafeTensors<'_>, ModelError> {
-        let failed = |error: SafeTensorError| ModelError::Safetensors { path: self.path.clone(), reason: error.to_string() };
-        SafeTensors::deserialize(&self.map).map_err(failed)
+    fn open(path: PathBuf) -> Result<Self, ModelError> {
+        let file = reading::open(&path).map_err(ModelError::io(&path))?;
+        // SAFETY: the file is only read, and the mapping ends with this function. Another process could
+        // truncate the file meanwhile, as with any mapped file.
+        let map = unsafe { Mmap::map(&file) }.map_err(ModelError::io(&path))?;
+        let (header_len, header) = SafeTensors::read_metadata(&map).map_err(ModelError::safetensors(&path))?;
+        Ok(WeightFile { path, header, file, begin: size_of::<u64>() + header_len })
     }
 
-    /// Returns true if a tensor has exactly these bytes.
-    pub(super) fn holds(&self, tensor: &TensorView, bytes: &[u8]) -> Result<bool, ModelError> {
-        let begin = tensor.data().as_ptr() as usize - self.map.as_ptr() as usize;
-        if tensor.data().len() != bytes.len() {
-            return Ok(false);
-        }
-        let mut read = vec![0; CHUNK_BYTES.min(bytes.len())];
-        for (at, chunk) in bytes.chunks(CHUNK_BYTES).enumerate() {
-            let failed = |source| ModelError::Io { path: self.path.clone(), source };
-            let read = &mut read[..chunk.len()];
-            self.file.read_exact_at(read, (begin + at * CHUNK_BYTES) as u64).map_err(failed)?;
-            if read != chunk {
+    /// Passes a tensor's bytes to `take` in chunks, each with the place of its first, until it
+    /// returns false. Returns true if it never did.
+    pub fn each_chunk(&self, tensor: &TensorInfo, mut take: impl FnMut(usize, &[u8]) -> bool) -> Result<bool, ModelError> {
+        let (begin, end) = tensor.data_offsets;
+        let mut bytes = vec![0; CHUNK_BYTES.min(end - begin)];
+        for at in (0..end - begin).step_by(CHUNK_BYTES) {
+            let bytes = &mut bytes[..CHUNK_BYTES.min(end - begin - at)];
+            self.file.read_exact_at(bytes, (self.begin + begin + at) as u64).map_err(ModelError::io(&self.path))?;
+            if !take(at, bytes) {
                 return Ok(false);
             }
         }
@@ -228,75 +214,47 @@ impl WeightFile {
     }
 }
 
-/// A tensor on disk.
+/// A tensor of a layout, on disk.
 struct Stored<'a> {
     file: &'a WeightFile,
-    /// Position of its bytes; they are read from the file instead.
-    view: TensorView<'a>,
+    info: &'a TensorInfo,
+    dtype: Dtype,
+    /// Place in the flat buffer.
+    offset: usize,
 }
 
-impl Stored<'_> {
-    /// Format of the tensor, or the reason why it does not fit `entry`.
-    fn dtype_for(&self, entry: &Entry) -> Result<Dtype, String> {
-        let (name, shape, stored) = (&entry.name, self.view.shape(), self.view.dtype());
-        if shape != entry.shape {
-            return Err(format!("{name}: shape {shape:?}, expected {:?}", entry.shape));
+impl<'a> Stored<'a> {
+    /// The tensor `name` as `entry`, or the reason why it does not fit.
+    fn new(name: &str, entry: &Entry, (file, info): (&'a WeightFile, &'a TensorInfo)) -> Result<Self, String> {
+        if info.shape != entry.shape {
+            return Err(format!("{name}: shape {:?}, expected {:?}", info.shape, entry.shape));
         }
-        Dtype::of_stored(stored).ok_or_else(|| format!("{name}: dtype {stored:?}, expected F32, F16 or BF16"))
+        let dtype = Dtype::of_stored(info.dtype);
+        let dtype = dtype.ok_or_else(|| format!("{name}: dtype {:?}, expected F32, F16 or BF16", info.dtype))?;
+        Ok(Stored { file, info, dtype, offset: entry.offset })
     }
 
-    /// Passes the tensor's numbers to `take` in chunks, each with the index of its first.
-    fn each_chunk(&self, dtype: Dtype, mut take: impl FnMut(usize, Tensor) -> ControlFlow<()>) -> Result<(), ModelError> {
-        let data = self.view.data();
-        let begin = data.as_ptr() as usize - self.file.map.as_ptr() as usize;
-        let mut bytes = vec![0; CHUNK_BYTES.min(data.len())];
-        for at in (0..data.len()).step_by(CHUNK_BYTES) {
-            let bytes = &mut bytes[..CHUNK_BYTES.min(data.len() - at)];
-            let failed = |source| ModelError::Io { path: self.file.path.clone(), source };
-            self.file.file.read_exact_at(bytes, (begin + at) as u64).map_err(failed)?;
-            let chunk = Tensor::from_data_size(bytes, &[(bytes.len() / dtype.bytes()) as i64], dtype.kind());
-            if take(at / dtype.bytes(), chunk).is_break() {
-                break;
-            }
-        }
-        Ok(())
+    /// Passes the tensor's part of `flat` and its numbers on disk to `take` in chunks, until it
+    /// returns false. Returns true if it never did.
+    fn each_chunk(&self, flat: &Tensor, mut take: impl FnMut(Tensor, Tensor) -> bool) -> Result<bool, ModelError> {
+        self.file.each_chunk(self.info, |at, bytes| {
+            let (first, len) = (self.offset + at / self.dtype.bytes(), bytes.len() / self.dtype.bytes());
+            let chunk = Tensor::from_data_size(bytes, &[len as i64], self.dtype.kind());
+            take(part(flat, first..first + len), chunk)
+        })
     }
 }
 
 /// The one file, or every shard that the index names.
 pub(super) fn weight_files(dir: &Path) -> Result<Vec<PathBuf>, ModelError> {
-    let index = dir.join("model.safetensors.index.json");
-    if !index.exists() || dir.join("model.safetensors").exists() {
-        return Ok(vec![dir.join("model.safetensors")]);
+    let (whole, index) = (dir.join(WHOLE), dir.join(INDEX));
+    if !index.exists() || whole.exists() {
+        return Ok(vec![whole]);
     }
-    let text = reading::read_text(&index).map_err(|source| ModelError::Io { path: index.clone(), source })?;
-    let json = |reason: String| ModelError::Json { path: index.clone(), reason };
-    let value: Value = serde_json::from_str(&text).map_err(|error| json(error.to_string()))?;
-    let map = value["weight_map"].as_object().ok_or_else(|| json("it has no object `weight_map`".into()))?;
-    let mut names = map
-        .values()
-        .map(|name| name.as_str())
-        .collect::<Option<Vec<_>>>()
-        .ok_or_else(|| json("`weight_map` names no file".into()))?;
-    names.sort_unstable();
-    names.dedup();
-    Ok(names.into_iter().map(|name| dir.join(name)).collect())
-}
-
-/// Reports an `lm_head.weight` that differs from a tied embedding.
-fn twin_problem(layout: &Layout, flat: &Tensor, stored: &Stored) -> Result<Option<String>, ModelError> {
-    let Some(embedding) = layout.entries().first() else { return Ok(None) };
-    let dtype = match stored.dtype_for(&Entry { name: "lm_head.weight".into(), ..embedding.clone() }) {
-        Ok(dtype) => dtype,
-        Err(problem) => return Ok(Some(problem)),
-    };
-    let mut same = true;
-    stored.each_chunk(dtype, |at, chunk| {
-        let ours = flat.narrow(0, (embedding.offset + at) as i64, chunk.numel() as i64);
-        same = chunk.to_kind(Kind::Float) == ours.to_kind(Kind::Float);
-        if same { ControlFlow::Continue(()) } else { ControlFlow::Break(()) }
-    })?;
-    Ok((!same).then(|| "lm_head.weight: differs from the embedding although tie_word_embeddings is true".into()))
+    let (object, bad) = (read_object(&index)?, |problem| ModelError::malformed(&index, problem));
+    let map = object.get("weight_map").and_then(Value::as_object).ok_or_else(|| bad("it has no object `weight_map`"))?;
+    let names = map.values().map(Value::as_str).collect::<Option<BTreeSet<_>>>();
+    Ok(names.ok_or_else(|| bad("`weight_map` names no file"))?.into_iter().map(|name| dir.join(name)).collect())
 }
 
 /// safetensors writes files readable by their owner only; other users and servers need checkpoints,

@@ -6,6 +6,13 @@ use serde::de::DeserializeOwned;
 use serde_json::{Map, Value};
 
 use super::ModelError;
+use crate::util::reading;
+
+/// Reads a JSON object.
+pub(super) fn read_object(path: &Path) -> Result<Map<String, Value>, ModelError> {
+    let text = reading::read_text(path).map_err(ModelError::io(path))?;
+    serde_json::from_str(&text).map_err(|error| ModelError::malformed(path, format!("not a JSON object: {error}")))
+}
 
 /// An object, where it came from, and what it is needed for.
 #[derive(Clone, Copy)]
@@ -34,7 +41,7 @@ impl Keys<'_> {
         self.optional(key, "true or false")
     }
 
-    /// A size from 1 to `most`, so that no product of sizes overflows and nothing is allocated by a number alone.
+    /// A size from 1 to `most`, so that no product of sizes overflows.
     pub fn size(&self, key: &str, most: usize) -> Result<usize, ModelError> {
         let expected = || format!("a whole number from 1 to {most}");
         match self.required(key, &expected())? {
@@ -53,16 +60,17 @@ impl Keys<'_> {
     }
 
     pub fn missing(&self, key: &str) -> ModelError {
-        ModelError::MissingKey { path: self.path.into(), key: key.into(), family: self.family }
+        ModelError::malformed(self.path, format!("key `{key}` is missing; a {} model needs it", self.family))
     }
 
     pub fn bad(&self, key: &str, expected: &str) -> ModelError {
-        ModelError::BadKey { path: self.path.into(), key: key.into(), found: self.found(key), expected: expected.into() }
+        ModelError::bad_key(self.path, key, self.found(key), expected)
     }
 
-    pub fn unsupported(&self, key: &str, supported: impl Into<String>) -> ModelError {
-        let supported = supported.into();
-        ModelError::Unsupported { path: self.path.into(), key: key.into(), found: self.found(key), supported }
+    /// A value that transformers understands and this library does not.
+    pub fn unsupported(&self, key: &str, supported: &str) -> ModelError {
+        let found = self.found(key);
+        ModelError::malformed(self.path, format!("`{key}` = {found} is not supported; supported: {supported}"))
     }
 
     fn found(&self, key: &str) -> String {

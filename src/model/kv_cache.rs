@@ -1,11 +1,11 @@
-//! Keys and values of sequences under way, in slots.
+//! Keys and values of sequences in flight, in slots.
 
 use tch::{Kind, Tensor};
 
-use super::attention::MaskByWindow;
+use super::rope::ByLayer;
 use super::{Compute, ModelConfig, wide};
 
-/// Keys and values of sequences in progress. One tensor per layer, `[2, slots · key heads,
+/// Keys and values of sequences in flight. One tensor per layer, `[2, slots · key heads,
 /// positions, dim]`: keys, then values. Written in place.
 ///
 /// Active sequences occupy adjacent slots, so that a step reads a plain slice. Moving one is
@@ -30,13 +30,11 @@ pub(super) struct Step {
     /// Longest sequence, the new token included.
     longest: i64,
     /// Zero where a position is seen, minus infinity elsewhere.
-    masks: MaskByWindow,
+    masks: ByLayer<Option<Tensor>>,
 }
 
 impl KvCache {
-    /// Allocates `slots` sequences of `positions` tokens, in the format and on the device of the
-    /// model.
-    pub fn new(config: &ModelConfig, slots: usize, positions: usize, compute: Compute) -> Self {
+    pub(super) fn new(config: &ModelConfig, slots: usize, positions: usize, compute: Compute) -> Self {
         let shape = [2, slots * config.kv_heads, positions, config.head_dim].map(|size| size as i64);
         let layers = (0..config.layers()).map(|_| Tensor::zeros(shape, compute.options())).collect();
         let (kv_heads, dim, scale) = (config.kv_heads, config.head_dim, config.attention_scale());
@@ -97,9 +95,8 @@ impl KvCache {
             }
         }
         let longest = positions.iter().max().map_or(0, |position| position + 1);
-        let masks = MaskByWindow::new(&config.windows, |window| {
-            let mask = step_mask(positions, longest, window, self.kv_heads);
-            mask.map(|mask| mask.to_device(device))
+        let masks = ByLayer::new(config.windows.iter(), |window| {
+            step_mask(positions, longest, *window, self.kv_heads).map(|mask| mask.to_device(device))
         });
         let rows = Tensor::from_slice(&rows).to_device(device);
         Step { rows, first: first as i64, slots: positions.len() as i64, longest: longest as i64, masks }
@@ -108,7 +105,7 @@ impl KvCache {
     /// Writes a layer's new keys and values, and attends over all positions up to them. `qk` is
     /// `[slots, heads + key heads, dim]`, `v` `[slots, key heads, dim]`. Returns `[slots, heads ·
     /// dim]`.
-    pub(super) fn attend(&mut self, step: &Step, layer: usize, qk: &Tensor, v: &Tensor, window: Option<usize>) -> Tensor {
+    pub(super) fn attend(&mut self, step: &Step, layer: usize, qk: &Tensor, v: &Tensor) -> Tensor {
         let (kv_heads, dim) = (self.kv_heads as i64, self.dim as i64);
         let heads = qk.size()[1] - kv_heads;
         let new = Tensor::cat(&[qk.narrow(1, heads, kv_heads), v.shallow_clone()], 0).view([-1, dim]);
@@ -119,7 +116,7 @@ impl KvCache {
         let seen = cache.narrow(1, step.first * kv_heads, step.slots * kv_heads).narrow(2, 0, step.longest);
         let keys = seen.select(0, 0).transpose(1, 2);
         // f32 up to the softmax, as in the trainer's attention (law N5).
-        let scores = match (step.masks.get(window), q.kind()) {
+        let scores = match (step.masks.get(layer), q.kind()) {
             (Some(mask), Kind::Float) => mask.baddbmm(&q, &keys, 1.0, self.scale),
             (Some(mask), _) => wide::bmm(&q, &keys).g_mul_scalar_(self.scale).g_add_(mask),
             (None, Kind::Float) => q.bmm(&keys) * self.scale,

@@ -5,13 +5,15 @@
 
 use std::ops::Range;
 
+use tch::Tensor;
+
 use super::{Head, ModelConfig};
 
 /// Token embeddings.
 const EMBEDDING: &str = "model.embed_tokens.weight";
 
 /// The tensor that turns a hidden state into logits.
-const HEAD: &str = "lm_head.weight";
+pub(super) const HEAD: &str = "lm_head.weight";
 
 /// The tensor that turns a hidden state into a score.
 pub(super) const SCORE_HEAD: &str = "score.weight";
@@ -48,11 +50,6 @@ impl Entry {
         self.shape.iter().product()
     }
 
-    /// Returns true if it has no elements; false for a checked configuration.
-    pub fn is_empty(&self) -> bool {
-        self.len() == 0
-    }
-
     /// The part of the model that it belongs to, by its name.
     pub(crate) fn role(&self) -> Role {
         match self.name.as_str() {
@@ -71,6 +68,46 @@ impl Entry {
     }
 }
 
+/// Numbers of a flat tensor, as a view.
+pub(crate) fn part(flat: &Tensor, range: Range<usize>) -> Tensor {
+    flat.narrow(0, range.start as i64, range.len() as i64)
+}
+
+/// Projections that read one input, as one matrix.
+pub(super) struct Group {
+    module: &'static str,
+    /// Width of the input.
+    pub input: usize,
+    /// Names and rows, in buffer order.
+    pub projections: Vec<(&'static str, usize)>,
+}
+
+impl Group {
+    /// Name of a projection's tensors, without their kind.
+    pub fn name(&self, layer: usize, projection: &str) -> String {
+        format!("model.layers.{layer}.{}.{projection}", self.module)
+    }
+}
+
+/// Groups of projections of each layer, in buffer order: of the attention's input, its output, the
+/// feed-forward layer's input, and its output.
+pub(super) fn groups(config: &ModelConfig) -> [Group; 4] {
+    let (hidden, inner, dim) = (config.hidden_size, config.intermediate_size, config.head_dim);
+    let (q, kv) = (config.heads * dim, config.kv_heads * dim);
+    let group = |module, input, names: &[&'static str], rows: &[usize]| {
+        // A joint projection has the rows of all.
+        let rows = if names.len() == 1 { vec![rows.iter().sum()] } else { rows.to_vec() };
+        Group { module, input, projections: names.iter().copied().zip(rows).collect() }
+    };
+    let definition = config.family.definition();
+    [
+        group("self_attn", hidden, definition.qkv, &[q, kv, kv]),
+        group("self_attn", q, &["o_proj"], &[hidden]),
+        group("mlp", hidden, definition.gate_up, &[inner, inner]),
+        group("mlp", inner, &["down_proj"], &[hidden]),
+    ]
+}
+
 /// Every tensor of a model, end to end in one buffer, without gaps.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Layout {
@@ -78,56 +115,36 @@ pub struct Layout {
     units: Vec<Vec<i64>>,
     /// Start of each layer, and end of the last.
     layers: Vec<usize>,
-    /// Number of units per layer.
-    units_per_layer: usize,
+    /// Units of the first layer; all layers have the same shapes.
+    layer_units: Range<usize>,
 }
 
 impl Layout {
     /// Empty layout.
     pub(crate) fn empty() -> Self {
-        Layout { entries: Vec::new(), units: Vec::new(), layers: Vec::new(), units_per_layer: 0 }
+        Layout { entries: Vec::new(), units: Vec::new(), layers: Vec::new(), layer_units: 0..0 }
     }
 
     /// The layout of a configuration. Pure.
     pub fn new(config: &ModelConfig) -> Self {
-        let (hidden, inner, dim) = (config.hidden_size, config.intermediate_size, config.head_dim);
-        let (q, kv) = (config.heads * dim, config.kv_heads * dim);
+        let (hidden, definition) = (config.hidden_size, config.family.definition());
         let mut layout = Layout::empty();
         layout.add(&[EMBEDDING], &[config.vocab_size], Some(hidden));
         for layer in 0..config.layers() {
-            layout.layers.push(layout.total());
-            let mut add = |module: &str, names: &[&str], kind: &str, rows: &[usize], columns| {
-                let name = |name: &&str| format!("model.layers.{layer}.{module}{name}.{kind}");
-                layout.add(&names.iter().map(name).collect::<Vec<_>>(), rows, columns);
-            };
-            let definition = config.family.layer();
-            let ([attention_norm, mlp_norm], qkv) = (definition.norms, [q, kv, kv]);
-            let (attention, mlp) = ("self_attn.", "mlp.");
-            add("", &[attention_norm], "weight", &[hidden], None);
-            add(attention, definition.qkv, "weight", &definition.rows(&qkv), Some(hidden));
-            if config.qkv_bias {
-                add(attention, definition.qkv, "bias", &definition.rows(&qkv), None);
-            }
+            layout.begin_layer();
+            let ([qkv, output, gate_up, down], [attention_norm, mlp_norm]) = (groups(config), definition.norms);
+            layout.add_norm(layer, attention_norm, hidden);
+            layout.add_projections(layer, &qkv, config.qkv_bias);
             if let Some((q, k)) = config.qk_norm_sizes() {
-                add(attention, &["q_norm"], "weight", &[q], None);
-                add(attention, &["k_norm"], "weight", &[k], None);
+                layout.add_norm(layer, "self_attn.q_norm", q);
+                layout.add_norm(layer, "self_attn.k_norm", k);
             }
-            add(attention, &["o_proj"], "weight", &[hidden], Some(q));
-            if config.output_bias {
-                add(attention, &["o_proj"], "bias", &[hidden], None);
-            }
-            add("", &[mlp_norm], "weight", &[hidden], None);
-            add(mlp, definition.gate_up, "weight", &definition.rows(&[inner, inner]), Some(hidden));
-            if config.mlp_bias {
-                add(mlp, definition.gate_up, "bias", &definition.rows(&[inner, inner]), None);
-            }
-            add(mlp, &["down_proj"], "weight", &[hidden], Some(inner));
-            if config.mlp_bias {
-                add(mlp, &["down_proj"], "bias", &[hidden], None);
-            }
+            layout.add_projections(layer, &output, config.output_bias);
+            layout.add_norm(layer, mlp_norm, hidden);
+            layout.add_projections(layer, &gate_up, config.mlp_bias);
+            layout.add_projections(layer, &down, config.mlp_bias);
         }
-        layout.layers.push(layout.total());
-        layout.units_per_layer = (layout.units.len() - 1) / config.layers().max(1);
+        layout.begin_layer();
         layout.add(&["model.norm.weight"], &[hidden], None);
         match config.head {
             Head::Score => layout.add(&[SCORE_HEAD], &[1], Some(hidden)),
@@ -135,6 +152,28 @@ impl Layout {
             Head::LanguageModel => layout.add(&[HEAD], &[config.vocab_size], Some(hidden)),
         }
         layout
+    }
+
+    fn add_norm(&mut self, layer: usize, name: &str, size: usize) {
+        self.add(&[format!("model.layers.{layer}.{name}.weight")], &[size], None);
+    }
+
+    fn add_projections(&mut self, layer: usize, group: &Group, bias: bool) {
+        let (names, rows): (Vec<&str>, Vec<usize>) = group.projections.iter().copied().unzip();
+        for (kind, columns) in [("weight", Some(group.input)), ("bias", None)].into_iter().take(1 + usize::from(bias)) {
+            let names: Vec<String> = names.iter().map(|name| format!("{}.{kind}", group.name(layer, name))).collect();
+            self.add(&names, &rows, columns);
+        }
+    }
+
+    /// Begins a layer, or ends the last one.
+    pub(super) fn begin_layer(&mut self) {
+        match self.layers.len() {
+            0 => self.layer_units = self.units.len()..self.units.len(),
+            1 => self.layer_units.end = self.units.len(),
+            _ => {}
+        }
+        self.layers.push(self.total());
     }
 
     /// Appends tensors that form one unit of computation: `rows` of equal width stacked, or vectors
@@ -180,6 +219,11 @@ impl Layout {
         self.entries.iter().map(Entry::range).find(|range| range.start == begin).unwrap_or(begin..begin)
     }
 
+    /// The score head's place: the last tensor, of a model as of adapters.
+    pub(super) fn score_head(&self) -> Option<Range<usize>> {
+        self.entries.last().filter(|entry| entry.role() == Role::ScoreHead).map(Entry::range)
+    }
+
     /// Range of the head, if it is not tied.
     pub(super) fn head(&self) -> Option<Range<usize>> {
         let begin = self.norm().end;
@@ -188,7 +232,7 @@ impl Layout {
 
     /// Shapes of one layer's units, in buffer order; the same for all layers.
     pub(super) fn units_of_layer(&self) -> &[Vec<i64>] {
-        &self.units[1..1 + self.units_per_layer]
+        &self.units[self.layer_units.clone()]
     }
 
     /// Shapes of the matrices and vectors that are computed with, in buffer order.

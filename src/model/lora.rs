@@ -10,16 +10,14 @@
 //! as in PEFT's `modules_to_save`.
 
 use std::fmt;
-use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use rand_chacha::ChaCha8Rng;
-use rand_chacha::rand_core::{Rng, SeedableRng};
 use tch::{Device, Kind, Tensor};
 
-use super::layout::{Role, SCORE_HEAD};
+use super::layout::{Group, SCORE_HEAD, groups, part};
 use super::views::split;
+use super::weights::uniform;
 use super::{Compute, Entry, Head, Layout, ModelConfig, ModelError, Weights};
 
 /// PEFT's prefix of tensor names.
@@ -88,6 +86,11 @@ impl Lora {
         Ok(self.clone().of_those(&known))
     }
 
+    /// Adapted projections of a group, and their rows.
+    fn chosen(&self, group: &Group) -> Vec<(&'static str, usize)> {
+        group.projections.iter().copied().filter(|(name, _)| self.targets.contains(name)).collect()
+    }
+
     fn of_those(self, known: &[&str]) -> Self {
         let targets = self.targets.iter().copied().filter(|name| known.contains(name)).collect();
         Lora { targets, ..self }
@@ -99,15 +102,17 @@ impl Lora {
         if (self.rank, self.alpha, &self.targets) == (asked.rank, asked.alpha, &asked.targets) {
             return Ok(());
         }
-        Err(ModelError::OtherAdapter { path: dir.into(), found: self.to_string(), asked: asked.to_string() })
+        let problem = "ask for the same, or merge them into the model first";
+        Err(ModelError::malformed(dir, format!("its adapters have {self}, and those asked for {asked}; {problem}")))
     }
 
     /// Layout of a model's adapters, followed by its score head if it has one.
     pub fn layout(&self, config: &ModelConfig) -> Layout {
         let mut layout = Layout::empty();
         for layer in 0..config.layers() {
+            layout.begin_layer();
             for group in groups(config) {
-                let chosen: Vec<_> = group.chosen(self).collect();
+                let chosen = self.chosen(&group);
                 let name = |projection, side| format!("{PREFIX}.{}.lora_{side}.weight", group.name(layer, projection));
                 if !chosen.is_empty() {
                     let downs: Vec<String> = chosen.iter().map(|(projection, _)| name(projection, 'A')).collect();
@@ -118,6 +123,7 @@ impl Lora {
                 }
             }
         }
+        layout.begin_layer();
         if config.head == Head::Score {
             layout.add(&[format!("{PREFIX}.{SCORE_HEAD}")], &[1], Some(config.hidden_size));
         }
@@ -131,42 +137,9 @@ impl fmt::Display for Lora {
     }
 }
 
-/// Projections that read one input.
-pub(super) struct Group {
-    module: &'static str,
-    input: usize,
-    /// Names and rows, in buffer order.
-    projections: Vec<(&'static str, usize)>,
-}
-
-impl Group {
-    fn chosen<'a>(&'a self, lora: &'a Lora) -> impl Iterator<Item = (&'static str, usize)> + 'a {
-        self.projections.iter().copied().filter(|(name, _)| lora.targets.contains(name))
-    }
-
-    fn name(&self, layer: usize, projection: &str) -> String {
-        format!("model.layers.{layer}.{}.{projection}", self.module)
-    }
-}
-
 /// Projections of a model that can be adapted.
 fn projections(config: &ModelConfig) -> Vec<&'static str> {
     groups(config).iter().flat_map(|group| &group.projections).map(|(name, _)| *name).collect()
-}
-
-/// Groups of projections of each layer, in the order of [`Layout::new`].
-pub(super) fn groups(config: &ModelConfig) -> [Group; 4] {
-    let (hidden, inner, dim) = (config.hidden_size, config.intermediate_size, config.head_dim);
-    let (q, kv) = (config.heads * dim, config.kv_heads * dim);
-    let group = |module, input, projections| Group { module, input, projections };
-    let layer = config.family.layer();
-    let named = |names: &'static [&'static str], rows: &[usize]| names.iter().copied().zip(layer.rows(rows)).collect();
-    [
-        group("self_attn", hidden, named(layer.qkv, &[q, kv, kv])),
-        group("self_attn", q, vec![("o_proj", hidden)]),
-        group("mlp", hidden, named(layer.gate_up, &[inner, inner])),
-        group("mlp", inner, vec![("down_proj", hidden)]),
-    ]
 }
 
 /// The numbers of all adapters of a model.
@@ -184,19 +157,13 @@ impl Adapter {
     /// New adapters: A is drawn like PEFT's, from a random stream per tensor, and B is zero.
     /// Projections that the model lacks are skipped ([`Lora::on_model`] rejects them). A score head
     /// is zero; [`Weights::adapted`] copies the model's.
-    pub fn fresh(config: &ModelConfig, lora: Lora, seed: u64) -> Self {
+    pub(super) fn fresh(config: &ModelConfig, lora: Lora, seed: u64) -> Self {
         let lora = lora.of_those(&projections(config));
         let layout = lora.layout(config);
         let mut flat = vec![0f32; layout.total()];
         for (stream, entry) in layout.entries().iter().enumerate().filter(|(_, entry)| entry.name.ends_with("lora_A.weight")) {
-            let mut key = [0; 32];
-            key[..8].copy_from_slice(&seed.to_le_bytes());
-            key[8..12].copy_from_slice(b"lora");
-            let mut rng = ChaCha8Rng::from_seed(key);
-            rng.set_stream(stream as u64);
-            let bound = 1.0 / (entry.shape[1] as f64).sqrt();
-            let unit = |bits: u64| ((bits >> 11) as f64 + 0.5) / (1u64 << 53) as f64;
-            flat[entry.range()].fill_with(|| ((2.0 * unit(rng.next_u64()) - 1.0) * bound) as f32);
+            let (bound, mut unit) = (1.0 / (entry.shape[1] as f64).sqrt(), uniform(seed, b"lora", stream));
+            flat[entry.range()].fill_with(|| ((2.0 * unit() - 1.0) * bound) as f32);
         }
         Adapter { lora: Arc::new(lora), layout: Arc::new(layout), flat: Tensor::from_slice(&flat) }
     }
@@ -217,105 +184,75 @@ impl Adapter {
         let mut parts = split(&self.flat, self.layout.units());
         let mut next = || parts.next().expect("views follow the layout");
         let low_ranks = (0..config.layers()).map(|_| self.take(config, &mut next)).collect();
-        (low_ranks, self.head().map(|_| next()))
-    }
-
-    /// Returns true if a score head is trained alongside the adapters.
-    pub fn scores(&self) -> bool {
-        self.head().is_some()
-    }
-
-    /// The head's place, if they have one.
-    pub(super) fn head(&self) -> Option<Range<usize>> {
-        score_head(&self.layout)
+        (low_ranks, self.layout.score_head().map(|_| next()))
     }
 
     /// Writes the gradient of the score head into a flat f32 gradient.
     pub(crate) fn set_head_gradient(&self, gradient: &Tensor, by_head: Option<&Tensor>) {
         let _guard = tch::no_grad_guard();
-        if let Some(head) = self.head() {
-            let mut part = gradient.narrow(0, head.start as i64, head.len() as i64);
+        if let Some(head) = self.layout.score_head() {
+            let mut own = part(gradient, head);
             match by_head {
-                Some(by_head) => part.copy_(&by_head.reshape([-1])),
-                None => drop(part.zero_()),
+                Some(by_head) => own.copy_(&by_head.reshape([-1])),
+                None => drop(own.zero_()),
             }
         }
     }
 
-    /// Range of one layer's numbers; all layers have the same size.
-    pub(super) fn layer(&self, config: &ModelConfig, index: usize) -> Range<usize> {
-        let each = self.head().map_or(self.layout.total(), |head| head.start) / config.layers();
-        index * each..(index + 1) * each
-    }
-
     /// Low-rank products of one layer, from its part of the numbers.
     pub(super) fn low_ranks_of_layer(&self, config: &ModelConfig, part: &Tensor) -> [Option<LowRank>; 4] {
-        let units = self.layout.units();
-        let of_layers = units.len() - usize::from(self.scores());
-        let mut parts = split(part, &units[..of_layers / config.layers()]);
+        let mut parts = split(part, self.layout.units_of_layer());
         self.take(config, &mut || parts.next().expect("views follow the layout"))
     }
 
     fn take(&self, config: &ModelConfig, next: &mut impl FnMut() -> Tensor) -> [Option<LowRank>; 4] {
         groups(config).map(|group| {
-            let chosen: Vec<_> = group.chosen(&self.lora).map(|(name, _)| name).collect();
-            if chosen.is_empty() {
+            let chosen = self.lora.chosen(&group).len() as i64;
+            if chosen == 0 {
                 return None;
             }
-            let down = next();
-            let ups: Vec<Tensor> = chosen.iter().map(|_| next()).collect();
-            let place = |name| chosen.iter().position(|other| *other == name);
-            let rows = group.projections.iter().map(|(name, rows)| (*rows, place(*name).map(|at| (at, &ups[at])))).collect();
-            Some(LowRank { down, up: self.block(rows, chosen.len()) * self.scale() })
+            let (down, rank, mut at) = (next(), self.lora.rank as i64, 0);
+            // A block matrix of the B matrices, zero outside the blocks and without adapter.
+            let row = |(name, rows): &(&str, usize)| {
+                if !self.lora.targets.contains(name) {
+                    return Tensor::zeros([*rows as i64, chosen * rank], (self.flat.kind(), self.flat.device()));
+                }
+                at += rank;
+                next().constant_pad_nd([at - rank, chosen * rank - at])
+            };
+            let up = match &group.projections[..] {
+                [_] => next(),
+                all => Tensor::cat(&all.iter().map(row).collect::<Vec<_>>(), 0),
+            };
+            Some(LowRank { down, up: up * self.scale() })
         })
-    }
-
-    /// Block matrix `[rows of all, count · rank]` of the B matrices, zero outside the blocks and
-    /// for projections without adapter.
-    fn block(&self, rows: Vec<(usize, Option<(usize, &Tensor)>)>, count: usize) -> Tensor {
-        let rank = self.lora.rank as i64;
-        if let [(_, Some((_, up)))] = rows[..] {
-            return up.shallow_clone();
-        }
-        let width = count as i64 * rank;
-        let row = |(rows, up): (usize, Option<(usize, &Tensor)>)| match up {
-            Some((at, up)) => up.constant_pad_nd([at as i64 * rank, width - (at as i64 + 1) * rank]),
-            None => Tensor::zeros([rows as i64, width], (self.flat.kind(), self.flat.device())),
-        };
-        Tensor::cat(&rows.into_iter().map(row).collect::<Vec<_>>(), 0)
     }
 
     /// Adds `alpha/rank · B·A` to each adapted matrix of `flat`, a model's weights in `layout`, and
     /// replaces its score head.
     fn add_to(&self, layout: &Layout, flat: &Tensor) {
         let _guard = tch::no_grad_guard();
-        let part = |of: &Tensor, entry: &Entry| {
+        let matrix = |of: &Tensor, entry: &Entry| {
             let shape: Vec<i64> = entry.shape.iter().map(|size| *size as i64).collect();
-            of.narrow(0, entry.offset as i64, entry.len() as i64).view(shape.as_slice())
+            part(of, entry.range()).view(shape.as_slice())
         };
         for up in self.layout.entries() {
             let Some(name) = up.name.strip_suffix(".lora_B.weight") else { continue };
             let projection = name.strip_prefix(PREFIX).and_then(|name| layout.find(&format!("{}.weight", &name[1..])));
             let down = self.layout.find(&format!("{name}.lora_A.weight"));
             let (down, projection) = down.zip(projection).expect("adapters come in pairs and fit their model");
-            let delta = (part(&self.flat, up) * self.scale()).matmul(&part(&self.flat, down));
-            let _sum = part(flat, projection).g_add_(&delta);
+            let delta = (matrix(&self.flat, up) * self.scale()).matmul(&matrix(&self.flat, down));
+            let _sum = matrix(flat, projection).g_add_(&delta);
         }
         copy_head(&self.layout, &self.flat, layout, flat);
     }
 }
 
-/// The place of a head that scores: the last tensor, of a model as of adapters.
-fn score_head(layout: &Layout) -> Option<Range<usize>> {
-    layout.entries().last().filter(|entry| entry.role() == Role::ScoreHead).map(Entry::range)
-}
-
 /// Copies the score head from one flat tensor to another, if both have one.
 fn copy_head(from_layout: &Layout, from: &Tensor, to_layout: &Layout, to: &Tensor) {
     let _guard = tch::no_grad_guard();
-    if let Some((from_head, to_head)) = score_head(from_layout).zip(score_head(to_layout)) {
-        let part = |of: &Tensor, range: &Range<usize>| of.narrow(0, range.start as i64, range.len() as i64);
-        part(to, &to_head).copy_(&part(from, &from_head));
+    if let Some((from_head, to_head)) = from_layout.score_head().zip(to_layout.score_head()) {
+        part(to, to_head).copy_(&part(from, from_head));
     }
 }
 

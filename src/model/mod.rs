@@ -2,11 +2,10 @@
 //! forward passes for training, and incremental ones over a KV cache for generation.
 //!
 //! All parameters are slices of one flat tensor ([`Weights`], [`Layout`]). A [`Decoder`] is a set
-//! of pure functions over them. With [`Adapter`]s, only the adapters are trained. Tensors stay on
+//! of pure functions over them. With adapters ([`Lora`]), only these are trained. Tensors stay on
 //! the thread that created them; only [`FrozenWeights`] cross threads.
 
 mod adapter_folder;
-mod attention;
 mod compute;
 mod config;
 mod cuda;
@@ -20,7 +19,6 @@ pub(crate) mod fused;
 mod keys;
 mod kv_cache;
 mod layout;
-mod log_probs;
 mod lora;
 mod memory;
 mod packed;
@@ -29,9 +27,6 @@ mod read_rope;
 mod recompute;
 mod rope;
 mod shards;
-mod small;
-mod tensor_types;
-mod untied;
 mod views;
 mod weights;
 pub(crate) mod wide;
@@ -39,22 +34,23 @@ mod write_config;
 
 pub use adapter_folder::{base_of, folder_config, load_adapter, save_adapter};
 pub use compute::Compute;
-pub use config::{Factors, Head, ModelConfig, RopeScaling};
-pub use cuda::{GpuMemory, gpu_memory};
-pub use decoder::Decoder;
+pub use config::{Head, ModelConfig, RopeScaling};
+pub use cuda::gpu_memory;
+pub use decoder::{Decoder, log_probs_and_entropy};
 pub(crate) use delta::{Delta, save_hf_after};
 pub use dtype::Dtype;
 pub use error::ModelError;
 pub use family::Family;
 pub use folder::{check_folder, load_hf, load_hf_for, load_like, load_weights, save_hf, weights_to_bytes};
-pub use kv_cache::KvCache;
-pub(crate) use layout::Role;
-pub use layout::{Entry, Layout};
-pub use log_probs::log_probs_and_entropy;
-pub use lora::{Adapter, Lora};
+pub(crate) use kv_cache::KvCache;
+pub use layout::Layout;
+pub(crate) use layout::{Entry, Role, part};
+pub(crate) use lora::Adapter;
+pub use lora::Lora;
 pub use memory::keep_freed_memory;
 pub use packed::{PREFILL_CELLS, Packed};
-pub use recompute::Kept;
-pub use shards::{Format, save_hf_as};
-pub use views::Views;
+pub(crate) use recompute::Kept;
+pub(crate) use shards::TensorSlice;
+pub use shards::save_hf_as;
+pub(crate) use views::Views;
 pub use weights::{FrozenWeights, Weights};

@@ -8,10 +8,9 @@ use std::path::Path;
 use serde_json::{Map, Value};
 
 use super::config::LABELS;
-use super::keys::Keys;
+use super::keys::{Keys, read_object};
 use super::read_rope::rope;
-use super::{Dtype, Factors, Family, Head, ModelConfig, ModelError};
-use crate::util::reading;
+use super::{Dtype, Family, Head, ModelConfig, ModelError};
 
 /// Largest sizes accepted: far above any model's, and small enough that no product overflows.
 const WIDEST: usize = 1 << 20;
@@ -44,7 +43,7 @@ impl ModelConfig {
         let keys = Keys { path, map, family: "language" };
         let model_type: String = keys.required("model_type", "a string")?;
         let known = || Family::ALL.map(Family::model_type).join(", ");
-        let family = Family::named(&model_type).ok_or_else(|| keys.unsupported("model_type", known()))?;
+        let family = Family::named(&model_type).ok_or_else(|| keys.unsupported("model_type", &known()))?;
         let keys = Keys { family: family.model_type(), ..keys };
         refuse_unsupported(&keys)?;
         super::family::check_windows(&keys)?;
@@ -60,7 +59,7 @@ impl ModelConfig {
 
 /// Reads the keys that all families share, with the family's defaults and Llama's biases.
 fn read_as_llama(keys: &Keys, family: Family) -> Result<ModelConfig, ModelError> {
-    let defaults = &family.definition().defaults;
+    let defaults = family.definition();
     let hidden_size = keys.size("hidden_size", WIDEST)?;
     let heads = keys.size("num_attention_heads", MOST_HEADS)?;
     let kv_heads = match keys.map.get("num_key_value_heads") {
@@ -74,7 +73,7 @@ fn read_as_llama(keys: &Keys, family: Family) -> Result<ModelConfig, ModelError>
     let mlp_bias = keys.flag("mlp_bias")?.unwrap_or(false);
     let layers = keys.size("num_hidden_layers", MOST_LAYERS)?;
     let max_positions = keys.size("max_position_embeddings", MOST_POSITIONS)?;
-    let rope = rope(keys, defaults, max_positions)?;
+    let (rope_theta, rope_scaling) = rope(keys, defaults, max_positions)?;
     Ok(ModelConfig {
         family,
         head: head(keys)?,
@@ -86,11 +85,9 @@ fn read_as_llama(keys: &Keys, family: Family) -> Result<ModelConfig, ModelError>
         head_dim,
         max_positions,
         rms_norm_eps: keys.optional("rms_norm_eps", "a number")?.unwrap_or(defaults.rms_norm_eps),
-        rope_theta: rope.theta,
-        rope_scaling: rope.scaling,
+        rope_theta,
+        rope_scaling,
         windows: vec![None; layers],
-        unrotated: Vec::new(),
-        factors: Factors::ONE,
         qkv_bias: attention_bias,
         output_bias: attention_bias,
         mlp_bias,
@@ -99,14 +96,8 @@ fn read_as_llama(keys: &Keys, family: Family) -> Result<ModelConfig, ModelError>
         dtype: dtype(keys)?,
         eos_token_ids: keys.token_ids("eos_token_id")?,
         pad_token_id: keys.token_ids("pad_token_id")?.first().copied(),
-        other: Map::new(),
+        ..ModelConfig::small_of(1, 8, 0)
     })
-}
-
-/// Reads a JSON object.
-fn read_object(path: &Path) -> Result<Map<String, Value>, ModelError> {
-    let text = reading::read_text(path).map_err(|source| ModelError::Io { path: path.into(), source })?;
-    serde_json::from_str(&text).map_err(|error| ModelError::Json { path: path.into(), reason: error.to_string() })
 }
 
 /// Rejects keys that change the computation in ways that are not implemented.

@@ -1,25 +1,20 @@
 //! Rotary keys of a Hugging Face `config.json`.
 
-use super::family::Defaults;
+use super::family::Definition;
 use super::keys::Keys;
 use super::{ModelError, RopeScaling};
 
-/// Base of the rotary frequencies, and their stretching.
-pub(super) struct RopeSettings {
-    pub theta: f64,
-    pub scaling: RopeScaling,
-}
-
-/// Reads `rope_parameters` (transformers 5), or `rope_theta` and `rope_scaling` (before).
-pub(super) fn rope(keys: &Keys, defaults: &Defaults, max_positions: usize) -> Result<RopeSettings, ModelError> {
+/// Reads the base of the rotary frequencies and their stretching from `rope_parameters`
+/// (transformers 5), or `rope_theta` and `rope_scaling` (before).
+pub(super) fn rope(keys: &Keys, defaults: &Definition, max_positions: usize) -> Result<(f64, RopeScaling), ModelError> {
     let outer_theta = keys.optional::<f64>("rope_theta", "a number")?;
     whole_rotation(keys)?;
     let Some(rope) = (defaults.rope_keys)(keys)? else {
-        return Ok(RopeSettings { theta: outer_theta.unwrap_or(defaults.rope_theta), scaling: RopeScaling::Default });
+        return Ok((outer_theta.unwrap_or(defaults.rope_theta), RopeScaling::Default));
     };
     let theta = rope.optional("rope_theta", "a number")?.or(outer_theta).unwrap_or(defaults.rope_theta);
     whole_rotation(&rope)?;
-    Ok(RopeSettings { theta, scaling: scaling(keys, &rope, max_positions)? })
+    Ok((theta, scaling(keys, &rope, max_positions)?))
 }
 
 /// Name of the key that holds the rotary keys, if the configuration has one.

@@ -6,6 +6,8 @@
 
 use tch::{Kind, Tensor};
 
+use super::layout::part;
+use super::views::Layer;
 use super::{Decoder, Packed, Views, Weights};
 
 /// Layer inputs that a forward pass keeps for the backward pass.
@@ -19,7 +21,7 @@ pub struct Kept {
 impl Decoder {
     /// Computes [`Decoder::hidden_at`] without a graph, and returns the input of
     /// [`Decoder::gradient`].
-    pub fn hidden_kept(&self, views: &Views, packed: Packed, rows: Tensor) -> (Tensor, Kept) {
+    pub(crate) fn hidden_kept(&self, views: &Views, packed: Packed, rows: Tensor) -> (Tensor, Kept) {
         let _guard = tch::no_grad_guard();
         let pass = self.pass(&packed, &views.embedding);
         let mut streams = vec![self.embed(views, &packed.ids)];
@@ -36,13 +38,12 @@ impl Decoder {
     /// Gradient by the trained parameters of `weights`, flat and in f32, from the gradients by the
     /// hidden states and by the head's weight. With adapters, a language model's head has no
     /// gradient.
-    pub fn gradient(&self, weights: &Weights, kept: Kept, by_hidden: &Tensor, by_head: Option<&Tensor>) -> Tensor {
+    pub(crate) fn gradient(&self, weights: &Weights, kept: Kept, by_hidden: &Tensor, by_head: Option<&Tensor>) -> Tensor {
         let Kept { packed, rows, mut streams } = kept;
         let mut views = self.views(&weights.flat.detach());
         let flat = weights.trained().1.detach();
         let gradient = Tensor::empty([flat.numel() as i64], (Kind::Float, flat.device()));
-        let part = |range: std::ops::Range<usize>| gradient.narrow(0, range.start as i64, range.len() as i64);
-        let (config, layout) = (self.config(), self.layout());
+        let (config, layout) = (&self.config, &self.layout);
         let leaf = |tensor: &Tensor| tensor.detach().set_requires_grad(true);
 
         let norm = leaf(&views.norm);
@@ -50,23 +51,23 @@ impl Decoder {
         let finished = self.finish(&norm, &last);
         let [mut by_stream, by_norm] = pull_back(&finished, by_hidden, [&last, &norm]);
         if weights.adapter.is_none() {
-            part(layout.norm()).copy_(&by_norm);
+            part(&gradient, layout.norm()).copy_(&by_norm);
         }
 
         let pass = self.pass(&packed, &views.embedding);
         let layers = views.layers.len();
         for (index, layer) in views.layers.iter_mut().enumerate().rev() {
-            let range = weights.adapter.as_ref().map_or_else(|| layout.layer(index), |adapter| adapter.layer(config, index));
-            let own = leaf(&flat.narrow(0, range.start as i64, range.len() as i64));
+            let range = weights.trained().0.layer(index);
+            let own = leaf(&part(&flat, range.clone()));
             match &weights.adapter {
                 Some(adapter) => layer.adapt(adapter.low_ranks_of_layer(config, &own)),
-                None => *layer = self.layer_views(&own),
+                None => *layer = Layer::new(config, layout, &own),
             }
             let input = leaf(&streams.pop().expect("an input a layer"));
             let chosen = Some(&rows).filter(|_| index + 1 == layers);
             let output = self.layer(layer, index, &pass, input.shallow_clone(), chosen, &mut |_, _| {});
             let [by_input, by_own] = pull_back(&output, &by_stream, [&input, &own]);
-            part(range).copy_(&by_own);
+            part(&gradient, range).copy_(&by_own);
             by_stream = by_input;
         }
         if let Some(adapter) = &weights.adapter {
@@ -74,9 +75,8 @@ impl Decoder {
             return gradient;
         }
 
-        drop(part(layout.embedding()).zero_());
-        if let Some(head) = layout.head() {
-            drop(part(head).zero_());
+        for range in std::iter::once(layout.embedding()).chain(layout.head()) {
+            drop(part(&gradient, range).zero_());
         }
         self.add_embedding_and_head(&gradient, &packed.ids, &by_stream, by_head);
         gradient

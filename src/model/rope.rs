@@ -8,7 +8,7 @@ use tch::{Device, Kind, Tensor};
 use super::{ModelConfig, RopeScaling};
 
 /// Angle per position of each pair of a head's columns. Pure.
-pub(super) fn frequencies(config: &ModelConfig, scaling: RopeScaling) -> Vec<f64> {
+fn frequencies(config: &ModelConfig, scaling: RopeScaling) -> Vec<f64> {
     let dim = config.head_dim as f64;
     let plain = (0..config.head_dim / 2).map(|pair| config.rope_theta.powf(-2.0 * pair as f64 / dim));
     match scaling {
@@ -116,34 +116,35 @@ pub(super) struct ByLayer<T> {
 }
 
 impl<T> ByLayer<T> {
+    /// Makes one value for all layers of the same `kind`.
+    pub fn new<K: PartialEq>(kinds: impl Iterator<Item = K>, make: impl FnMut(K) -> T) -> Self {
+        let mut distinct: Vec<K> = Vec::new();
+        let place = |kind: K| {
+            distinct.iter().position(|known| *known == kind).unwrap_or_else(|| {
+                distinct.push(kind);
+                distinct.len() - 1
+            })
+        };
+        let of_layer = kinds.map(place).collect();
+        ByLayer { distinct: distinct.into_iter().map(make).collect(), of_layer }
+    }
+
     pub fn get(&self, layer: usize) -> &T {
         &self.distinct[self.of_layer[layer]]
     }
 }
 
 /// Tables that grow with the longest sequence so far: a model's full context may be far longer.
-pub(super) struct Rope {
-    kinds: Vec<(Angles, RefCell<Tables>)>,
-    of_layer: Arc<[usize]>,
-}
+pub(super) struct Rope(ByLayer<(Angles, RefCell<Tables>)>);
 
 impl Rope {
     pub fn new(config: &ModelConfig) -> Self {
-        let mut distinct: Vec<Option<RopeScaling>> = Vec::new();
-        let kind = |layer| {
-            let scaling = config.rope_of(layer);
-            distinct.iter().position(|known| *known == scaling).unwrap_or_else(|| {
-                distinct.push(scaling);
-                distinct.len() - 1
-            })
-        };
-        let of_layer = (0..config.layers()).map(kind).collect();
-        let made = |scaling: &Option<RopeScaling>| {
-            let angles = Angles::of(config, *scaling);
+        let kinds = (0..config.layers()).map(|layer| config.rope_of(layer));
+        Rope(ByLayer::new(kinds, |scaling| {
+            let angles = Angles::of(config, scaling);
             let tables = RefCell::new(Tables::new(&angles, 64, Device::Cpu));
             (angles, tables)
-        };
-        Rope { kinds: distinct.iter().map(made).collect(), of_layer }
+        }))
     }
 
     /// Applies `make` to each layer's tables, which cover at least `positions`.
@@ -155,6 +156,6 @@ impl Rope {
             }
             make(&tables.borrow())
         };
-        ByLayer { distinct: self.kinds.iter().map(of_kind).collect(), of_layer: self.of_layer.clone() }
+        ByLayer { distinct: self.0.distinct.iter().map(of_kind).collect(), of_layer: self.0.of_layer.clone() }
     }
 }

@@ -8,30 +8,32 @@ use serde_json::{Map, Value, json};
 use tch::Tensor;
 
 use super::folder::write_tensors;
+use super::layout::part;
 use super::{Dtype, Entry, ModelConfig, ModelError, Weights};
 use crate::util::atomic_file;
 
 /// The file of a model that has one.
 pub(super) const WHOLE: &str = "model.safetensors";
-
-/// Storage format of a model folder.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Format {
-    /// Number format; others are rounded to nearest.
-    pub dtype: Dtype,
-    /// Bytes that no file exceeds, unless a single tensor does; `None` writes one file.
-    pub max_shard: Option<u64>,
-}
+/// The file that maps tensors to the files of a model that has several.
+pub(super) const INDEX: &str = "model.safetensors.index.json";
 
 /// Writes a complete model folder without tokenizer: `config.json`, `generation_config.json` and
 /// weights.
 ///
 /// Adapters are merged. Weights are `model.safetensors`, or shards with
-/// `model.safetensors.index.json`. Not atomic: write into a temporary folder and rename it.
-pub fn save_hf_as(dir: &Path, config: &ModelConfig, weights: &Weights, format: &Format) -> Result<(), ModelError> {
-    write_configs(dir, config, format.dtype)?;
-    let (weights, dtype) = (weights.merged(), format.dtype);
-    let shards = shards(weights.layout.entries(), format);
+/// `model.safetensors.index.json`, rounded to nearest in the format `dtype`. No file exceeds
+/// `max_shard` bytes, unless a single tensor does; `None` writes one file. Not atomic: write into a
+/// temporary folder and rename it.
+pub fn save_hf_as(
+    dir: &Path,
+    config: &ModelConfig,
+    weights: &Weights,
+    dtype: Dtype,
+    max_shard: Option<u64>,
+) -> Result<(), ModelError> {
+    write_configs(dir, config, dtype)?;
+    let weights = weights.merged();
+    let shards = shards(weights.layout.entries(), dtype, max_shard.unwrap_or(u64::MAX));
     if let [whole] = shards[..] {
         return write_tensors(&dir.join(WHOLE), whole, &weights.flat, dtype);
     }
@@ -52,17 +54,17 @@ pub(super) fn shard_name(at: usize, of: usize) -> String {
 /// Writes the index, which maps tensors to shards.
 pub(super) fn write_index(dir: &Path, parameters: usize, dtype: Dtype, map: Map<String, Value>) -> Result<(), ModelError> {
     let metadata = json!({ "total_parameters": parameters, "total_size": parameters * dtype.bytes() });
-    write_json(dir, "model.safetensors.index.json", &json!({ "metadata": metadata, "weight_map": map }))
+    write_json(dir, INDEX, &json!({ "metadata": metadata, "weight_map": map }))
 }
 
 fn write_json(dir: &Path, name: &str, object: &Value) -> Result<(), ModelError> {
     let path = dir.join(name);
-    atomic_file::write_unsynced(&path, format!("{object:#}\n")).map_err(|source| ModelError::Io { path, source })
+    atomic_file::write_unsynced(&path, format!("{object:#}\n")).map_err(ModelError::io(&path))
 }
 
 /// All of a model's folder but its weights.
 pub(super) fn write_configs(dir: &Path, config: &ModelConfig, dtype: Dtype) -> Result<(), ModelError> {
-    atomic_file::create_folder(dir).map_err(|source| ModelError::Io { path: dir.into(), source })?;
+    atomic_file::create_folder(dir).map_err(ModelError::io(dir))?;
     let json = ModelConfig { dtype, ..config.clone() }.to_json();
     let mut generation = json!({});
     for key in ["bos_token_id", "eos_token_id", "pad_token_id"] {
@@ -75,10 +77,10 @@ pub(super) fn write_configs(dir: &Path, config: &ModelConfig, dtype: Dtype) -> R
 }
 
 /// Neighbouring tensors that share a file.
-fn shards<'a>(entries: &'a [Entry], format: &Format) -> Vec<&'a [Entry]> {
-    let (most, mut shards, mut begin, mut bytes) = (format.max_shard.unwrap_or(u64::MAX), Vec::new(), 0, 0);
+fn shards(entries: &[Entry], dtype: Dtype, most: u64) -> Vec<&[Entry]> {
+    let (mut shards, mut begin, mut bytes) = (Vec::new(), 0, 0);
     for (at, entry) in entries.iter().enumerate() {
-        let size = (entry.len() * format.dtype.bytes()) as u64;
+        let size = (entry.len() * dtype.bytes()) as u64;
         if at > begin && bytes + size > most {
             shards.push(&entries[begin..at]);
             (begin, bytes) = (at, 0);
@@ -90,20 +92,24 @@ fn shards<'a>(entries: &'a [Entry], format: &Format) -> Vec<&'a [Entry]> {
 }
 
 /// One tensor of the flat buffer, in the form that safetensors writes.
-pub(super) struct Slice<'a> {
+pub(crate) struct TensorSlice<'a> {
     entry: &'a Entry,
     flat: &'a Tensor,
     dtype: Dtype,
 }
 
-impl<'a> Slice<'a> {
+impl<'a> TensorSlice<'a> {
+    pub fn new(entry: &'a Entry, flat: &'a Tensor, dtype: Dtype) -> Self {
+        TensorSlice { entry, flat, dtype }
+    }
+
     /// Tensors and their names.
-    pub fn all(entries: &'a [Entry], flat: &'a Tensor, dtype: Dtype) -> impl Iterator<Item = (&'a str, Slice<'a>)> {
-        entries.iter().map(move |entry| (entry.name.as_str(), Slice { entry, flat, dtype }))
+    pub fn all(entries: &'a [Entry], flat: &'a Tensor, dtype: Dtype) -> impl Iterator<Item = (&'a str, TensorSlice<'a>)> {
+        entries.iter().map(move |entry| (entry.name.as_str(), TensorSlice::new(entry, flat, dtype)))
     }
 }
 
-impl View for Slice<'_> {
+impl View for TensorSlice<'_> {
     fn dtype(&self) -> tensor::Dtype {
         self.dtype.stored()
     }
@@ -113,8 +119,8 @@ impl View for Slice<'_> {
     }
 
     fn data(&self) -> Cow<'_, [u8]> {
-        let slice = self.flat.detach().narrow(0, self.entry.offset as i64, self.entry.len() as i64);
-        let numbers = slice.to_device(tch::Device::Cpu).to_kind(self.dtype.kind()).contiguous();
+        let numbers =
+            part(&self.flat.detach(), self.entry.range()).to_device(tch::Device::Cpu).to_kind(self.dtype.kind()).contiguous();
         let mut bytes = vec![0; self.data_len()];
         // Both libtorch's memory and the file's numbers are little-endian.
         numbers.copy_data_u8(&mut bytes, self.entry.len());

@@ -11,7 +11,9 @@ pub struct Views {
     pub(super) embedding: Tensor,
     pub(super) layers: Vec<Layer>,
     pub(super) norm: Tensor,
-    pub(super) head: Tensor,
+    /// Output head: `[vocabulary, hidden]`, or `[1, hidden]` of a score head. The embedding if both
+    /// are tied.
+    pub head: Tensor,
 }
 
 /// One transformer layer.
@@ -45,12 +47,6 @@ impl Linear {
 }
 
 impl Views {
-    /// Output head: `[vocabulary, hidden]`, or `[1, hidden]` of a score head. The embedding if both
-    /// are tied.
-    pub fn head(&self) -> &Tensor {
-        &self.head
-    }
-
     pub(super) fn new(config: &ModelConfig, layout: &Layout, flat: &Tensor) -> Self {
         let mut parts = split(flat, layout.units());
         // The order of `Layout::new`.

@@ -6,7 +6,7 @@ use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::{Rng, SeedableRng};
 use tch::Tensor;
 
-use super::layout::SCORE_HEAD;
+use super::layout::part;
 use super::{Adapter, Layout, ModelConfig};
 
 /// Parameters and their layout. Cloning is explicit: [`Weights::share`] or [`Weights::copy`].
@@ -37,11 +37,14 @@ impl Weights {
             if entry.name.ends_with("norm.weight") {
                 slice.fill(1.0);
             } else if !entry.name.ends_with(".bias") {
-                let mut key = [0; 32];
-                key[..8].copy_from_slice(&seed.to_le_bytes());
-                let mut rng = ChaCha8Rng::from_seed(key);
-                rng.set_stream(stream as u64);
-                fill_normal(slice, config.initializer_range, &mut rng);
+                let mut unit = uniform(seed, b"", stream);
+                // Box–Muller, in f64, two numbers at a time.
+                for pair in slice.chunks_mut(2) {
+                    let radius = config.initializer_range * (-2.0 * unit().ln()).sqrt();
+                    let angle = std::f64::consts::TAU * unit();
+                    let normal = [radius * angle.cos(), radius * angle.sin()];
+                    pair.iter_mut().zip(normal).for_each(|(number, normal)| *number = normal as f32);
+                }
             }
         }
         Weights::new(Arc::new(layout), Tensor::from_slice(&flat))
@@ -63,9 +66,24 @@ impl Weights {
         };
         // Heads come last, so that bodies have equal layouts.
         let whole = self.merged();
-        let body = scored.layout.find(SCORE_HEAD).map_or(0, |head| head.offset as i64);
-        scored.flat.narrow(0, 0, body).copy_(&whole.flat.detach().narrow(0, 0, body));
+        let body = 0..scored.layout.score_head().map_or(0, |head| head.start);
+        part(&scored.flat, body.clone()).copy_(&part(&whole.flat.detach(), body));
         scored
+    }
+
+    /// Copies these weights of `config` and adds the embedding of `head_of` as an untied head: a
+    /// model of [`ModelConfig::untied`]. Adapters are merged. A head that is not tied stays.
+    pub fn untied(&self, config: &ModelConfig, head_of: &Weights) -> Self {
+        let _guard = tch::no_grad_guard();
+        let whole = self.merged();
+        if !config.shares_embedding() {
+            return whole;
+        }
+        let layout = Layout::new(&config.untied());
+        let head = part(&head_of.flat.detach(), head_of.layout.embedding()).to_device(whole.flat.device());
+        // Heads come last, so that bodies have equal layouts.
+        let flat = Tensor::cat(&[whole.flat.detach(), head.to_kind(whole.flat.kind())], 0);
+        Weights::new(Arc::new(layout), flat)
     }
 
     /// Shares the numbers: a write through one is visible in the other.
@@ -110,15 +128,13 @@ impl FrozenWeights {
     }
 }
 
-/// Box–Muller, in f64, two numbers at a time.
-fn fill_normal(slice: &mut [f32], deviation: f64, rng: &mut ChaCha8Rng) {
-    let unit = |bits: u64| ((bits >> 11) as f64 + 0.5) / (1u64 << 53) as f64;
-    for pair in slice.chunks_mut(2) {
-        let radius = deviation * (-2.0 * unit(rng.next_u64()).ln()).sqrt();
-        let angle = std::f64::consts::TAU * unit(rng.next_u64());
-        pair[0] = (radius * angle.cos()) as f32;
-        if let Some(second) = pair.get_mut(1) {
-            *second = (radius * angle.sin()) as f32;
-        }
-    }
+/// Uniform numbers between 0 and 1 for the tensor number `stream`, from a random stream of `seed`
+/// and `purpose`.
+pub(super) fn uniform(seed: u64, purpose: &[u8], stream: usize) -> impl FnMut() -> f64 + use<> {
+    let mut key = [0; 32];
+    key[..8].copy_from_slice(&seed.to_le_bytes());
+    key[8..8 + purpose.len()].copy_from_slice(purpose);
+    let mut rng = ChaCha8Rng::from_seed(key);
+    rng.set_stream(stream as u64);
+    move || ((rng.next_u64() >> 11) as f64 + 0.5) / (1u64 << 53) as f64
 }

@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use crate::hub::{Hub, HubError};
-use crate::train::CheckpointError;
+use crate::train::TrainError;
 use crate::train::checkpoint::{self, CHECKPOINTS};
 
 /// The folder that ends a supervised run in the layout of other trainers, next to `step_N`.
@@ -28,7 +28,7 @@ pub enum NoModel {
     },
     /// The checkpoints cannot be listed.
     #[error(transparent)]
-    Checkpoints(#[from] CheckpointError),
+    Checkpoints(#[from] TrainError),
 }
 
 /// Returns the model folder of `path`: itself, or, if it is the folder of a run, the run's newest

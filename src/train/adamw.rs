@@ -3,8 +3,7 @@
 //! Parameters, gradients and moments are one flat buffer each. An update is a single fused loop:
 //! four streams read, three written, nothing allocated. Training uses `f32`; references use `f64`.
 
-use std::ops::{Add, Div, Mul, Sub};
-
+use num_traits::Float;
 use serde::{Deserialize, Serialize};
 
 /// AdamW (decoupled weight decay), equal to `torch.optim.AdamW`:
@@ -20,7 +19,7 @@ pub struct AdamW {
     pub beta2: f64,
     /// ε, against division by zero.
     pub epsilon: f64,
-    /// λ: decoupled weight decay of the tensors in [`ParamGroups`](super::ParamGroups).
+    /// λ: decoupled weight decay of the tensors in [`DecayScope`](super::DecayScope).
     pub weight_decay: f64,
     /// Divides by the largest mean square seen rather than the current one.
     pub amsgrad: bool,
@@ -32,123 +31,62 @@ impl Default for AdamW {
     }
 }
 
-/// The moments of some parameters, all of equal length. `max` is empty unless `amsgrad`.
-#[derive(Debug)]
-pub struct Moments<'a, T> {
-    /// m.
-    pub mean: &'a mut [T],
-    /// v.
-    pub square: &'a mut [T],
-    /// The largest v so far.
-    pub max: &'a mut [T],
+/// A double, rounded to `T`.
+fn rounded<T: Float>(value: f64) -> T {
+    T::from(value).expect("a float type holds any double, rounded")
 }
-
-/// `f32` and `f64`, as far as an update needs them.
-pub trait Real: Copy + Add<Output = Self> + Sub<Output = Self> + Mul<Output = Self> + Div<Output = Self> + PartialOrd {
-    /// Rounds a double.
-    fn of(value: f64) -> Self;
-    /// Widens to a double.
-    fn wide(self) -> f64;
-    /// √.
-    fn root(self) -> Self;
-}
-
-macro_rules! real {
-    ($($float:ty),*) => {$(
-        impl Real for $float {
-            fn of(value: f64) -> Self {
-                value as $float
-            }
-            fn wide(self) -> f64 {
-                f64::from(self)
-            }
-            fn root(self) -> Self {
-                self.sqrt()
-            }
-        }
-    )*};
-}
-real!(f32, f64);
 
 impl AdamW {
     /// Update number `step` (from 1) with rate `lr`, every gradient multiplied by `scale` first.
-    pub fn update<T: Real>(&self, step: u64, lr: f64, scale: f64, params: &mut [T], grad: &[T], moments: Moments<T>) {
-        let constants = self.constants(step, lr, scale);
-        let Moments { mean, square, max } = moments;
+    ///
+    /// `moments` are m, v and the largest v so far, each as long as `params`; the last is empty
+    /// unless `amsgrad`.
+    pub fn update<T: Float>(&self, step: u64, lr: f64, scale: f64, params: &mut [T], grad: &[T], moments: [&mut [T]; 3]) {
+        let correction = |beta: f64| 1.0 - beta.powf(step as f64);
+        let [beta1, rest1, beta2, rest2] = [self.beta1, 1.0 - self.beta1, self.beta2, 1.0 - self.beta2].map(rounded::<T>);
+        let [scale, epsilon, root2] = [scale, self.epsilon, correction(self.beta2).sqrt()].map(rounded::<T>);
+        let [rate, keep] = [lr / correction(self.beta1), 1.0 - lr * self.weight_decay].map(rounded::<T>);
+        let moments_after = |grad: T, mean: &mut T, square: &mut T| {
+            let grad = grad * scale;
+            *mean = *mean * beta1 + grad * rest1;
+            *square = *square * beta2 + grad * grad * rest2;
+            *square
+        };
+        let apply = |param: &mut T, mean: T, square: T| {
+            *param = *param * keep - rate * mean / (square.sqrt() / root2 + epsilon);
+        };
+        let [mean, square, max] = moments;
         let columns = params.iter_mut().zip(grad).zip(mean).zip(square);
         if self.amsgrad {
             for ((((param, grad), mean), square), max) in columns.zip(max) {
-                let v = constants.moments(*grad, mean, square);
+                let v = moments_after(*grad, mean, square);
                 if v > *max {
                     *max = v;
                 }
-                constants.apply(param, *mean, *max);
+                apply(param, *mean, *max);
             }
         } else {
             for (((param, grad), mean), square) in columns {
-                let v = constants.moments(*grad, mean, square);
-                constants.apply(param, *mean, v);
+                let v = moments_after(*grad, mean, square);
+                apply(param, *mean, v);
             }
         }
-    }
-
-    fn constants<T: Real>(&self, step: u64, lr: f64, scale: f64) -> Constants<T> {
-        let correction = |beta: f64| 1.0 - beta.powf(step as f64);
-        Constants {
-            scale: T::of(scale),
-            beta1: T::of(self.beta1),
-            rest1: T::of(1.0 - self.beta1),
-            beta2: T::of(self.beta2),
-            rest2: T::of(1.0 - self.beta2),
-            root2: T::of(correction(self.beta2).sqrt()),
-            epsilon: T::of(self.epsilon),
-            rate: T::of(lr / correction(self.beta1)),
-            keep: T::of(1.0 - lr * self.weight_decay),
-        }
-    }
-}
-
-/// Constants of one update.
-struct Constants<T> {
-    scale: T,
-    beta1: T,
-    rest1: T,
-    beta2: T,
-    rest2: T,
-    root2: T,
-    epsilon: T,
-    rate: T,
-    keep: T,
-}
-
-impl<T: Real> Constants<T> {
-    #[inline(always)]
-    fn moments(&self, grad: T, mean: &mut T, square: &mut T) -> T {
-        let grad = grad * self.scale;
-        *mean = *mean * self.beta1 + grad * self.rest1;
-        *square = *square * self.beta2 + grad * grad * self.rest2;
-        *square
-    }
-
-    #[inline(always)]
-    fn apply(&self, param: &mut T, mean: T, square: T) {
-        *param = *param * self.keep - self.rate * mean / (square.root() / self.root2 + self.epsilon);
     }
 }
 
 /// Euclidean norm, summed in doubles block by block; NaN or infinite when an entry is.
-pub fn norm<T: Real>(values: &[T]) -> f64 {
+pub fn norm<T: Float + Into<f64>>(values: &[T]) -> f64 {
     // Independent lanes allow vector registers; blocks keep single-precision sums short.
     const LANES: usize = 16;
     let mut total = 0.0;
     for block in values.chunks(4096) {
-        let mut sums = [T::of(0.0); LANES];
+        let mut sums = [T::zero(); LANES];
         for row in block.chunks(LANES) {
             for (sum, value) in sums.iter_mut().zip(row) {
                 *sum = *sum + *value * *value;
             }
         }
-        total += sums.iter().map(|sum| sum.wide()).sum::<f64>();
+        total += sums.into_iter().map(Into::into).sum::<f64>();
     }
     total.sqrt()
 }

@@ -8,8 +8,8 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use super::{CheckpointError, CheckpointMetadata, TrainBatch, TrainFuture};
-use crate::algo::{LogProbGap, LossError, LossMetrics, Schedule};
+use super::{CheckpointMetadata, TrainBatch, TrainError, TrainFuture};
+use crate::algo::{LogProbGap, LossMetrics, Schedule};
 use crate::data::Version;
 
 /// Trains one model. `Weights` is the type that it publishes and generators read.
@@ -196,53 +196,4 @@ pub struct BackendState {
     pub device: String,
     /// First failure. Afterwards only saving works.
     pub poisoned: Option<TrainError>,
-}
-
-/// A command that failed.
-#[derive(Clone, Debug, thiserror::Error)]
-pub enum TrainError {
-    /// An earlier command failed.
-    #[error("the trainer refuses further work because an earlier command failed: {cause}; load a checkpoint into a new backend")]
-    Poisoned {
-        /// The first failure.
-        cause: Arc<TrainError>,
-    },
-    /// NaN or infinity where a number must be (law N4).
-    #[error("{what} is not finite; it comes from {}", names.join(", "))]
-    NonFinite {
-        /// Quantity.
-        what: &'static str,
-        /// Samples or tensors.
-        names: Vec<String>,
-    },
-    /// The loss couldn't work with the batch.
-    #[error(transparent)]
-    Loss(#[from] LossError),
-    /// `optim_step` without a gradient.
-    #[error("optim_step came before any forward_backward: there is no gradient")]
-    NoGradient,
-    /// A batch without trained tokens.
-    #[error("the batch has no token to train on")]
-    EmptyBatch,
-    /// Weights of another model.
-    #[error("these weights are another model's; differing tensors: {}", tensors.join(", "))]
-    Shape {
-        /// The tensors, with both shapes.
-        tensors: Vec<String>,
-    },
-    /// Saving or loading failed.
-    #[error(transparent)]
-    Checkpoint(Arc<CheckpointError>),
-    /// The tensor library failed.
-    #[error("the tensor library failed: {0}")]
-    Tensor(String),
-    /// The backend's thread is gone.
-    #[error("the trainer ended before it answered")]
-    Ended,
-}
-
-impl From<CheckpointError> for TrainError {
-    fn from(error: CheckpointError) -> Self {
-        TrainError::Checkpoint(Arc::new(error))
-    }
 }

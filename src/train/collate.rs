@@ -5,45 +5,32 @@
 //! their own length, without padding.
 
 use std::borrow::Borrow;
-use std::fmt;
+use std::cmp::Reverse;
 use std::ops::Range;
 use std::sync::Arc;
 
-use crate::algo::{
-    AdvantageError, Aggregation, BatchSize, ComparedToken, LogProbGap, Loss, LossError, LossInputs, LossOutput, OffPolicy,
-};
+use super::{Algorithm, TrainError};
+use crate::algo::{Aggregation, BatchSize, ComparedToken, LogProbGap, Loss, LossError, LossInputs, LossOutput, OffPolicy};
 use crate::data::packing::{cut_evenly, cut_rectangles};
-use crate::data::{DataError, REWARD_LIMIT, Sample, Version};
+use crate::data::{Sample, Version};
 use crate::flow::caught;
-use crate::train::Algorithm;
 
-/// Names a sample in errors.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct SampleId {
-    /// The group's id.
-    pub group: u64,
-    /// Index in the group.
-    pub index: u32,
+/// A sample's name in errors.
+pub(crate) fn name_of(sample: &Sample) -> String {
+    name(sample.group_index, sample.index)
 }
 
-impl SampleId {
-    /// A sample's name.
-    pub fn of(sample: &Sample) -> Self {
-        SampleId { group: sample.group_index, index: sample.index }
-    }
-}
-
-impl fmt::Display for SampleId {
-    fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
-        write!(f, "sample {} of group {}", self.index, self.group)
-    }
+fn name(group: u64, index: u32) -> String {
+    format!("sample {index} of group {group}")
 }
 
 /// One sequence. `rows`, `targets` and every column after them have one entry per trained token.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct TrainSequence {
-    /// Source sample.
-    pub id: SampleId,
+    /// Id of the source sample's group.
+    pub group: u64,
+    /// Index of the source sample in its group.
+    pub index: u32,
     /// Input tokens, up to the last position that predicts a trained token.
     pub inputs: Vec<i64>,
     /// Input positions whose next token is trained.
@@ -82,60 +69,9 @@ pub struct TrainBatch {
     pub pairs: bool,
 }
 
-impl TrainBatch {
-    /// Multiplies the loss and its gradient by `factor`.
-    pub fn scaled(mut self, factor: f64) -> Self {
-        let weights = self.sequences.iter_mut().flat_map(|sequence| &mut sequence.weights);
-        weights.for_each(|weight| *weight *= factor);
-        self
-    }
-}
-
-/// A batch that cannot be trained on.
-#[derive(Debug, thiserror::Error)]
-pub enum BatchError {
-    /// A reward that is missing (NaN), not finite or too large (law N4).
-    #[error("{id}: its reward is {value}; score it with a finite number of at most {limit:e} either way, or drop its group", limit = REWARD_LIMIT)]
-    Reward {
-        /// The sample.
-        id: SampleId,
-        /// NaN if it was never scored.
-        value: f64,
-    },
-    /// Advantages could not be estimated.
-    #[error(transparent)]
-    Advantage(AdvantageError),
-    /// A sample that no reference policy scored.
-    #[error(
-        "{0} has no log-probabilities of the reference policy, which its reward pays for; let a stage `Reference` score it first"
-    )]
-    NoReference(SampleId),
-    /// Columns of a sample are inconsistent.
-    #[error(transparent)]
-    Sample(#[from] DataError),
-    /// A number that a loss would choke on (law N4).
-    #[error("{id}: its {what} is {value}; it must be a finite number")]
-    NonFinite {
-        /// The sample.
-        id: SampleId,
-        /// Quantity.
-        what: &'static str,
-        /// Value.
-        value: f64,
-    },
-    /// No token has a mask above zero.
-    #[error(
-        "none of {samples} samples has a token to train on; a loss mask above 0 marks them, and the first token never counts"
-    )]
-    NothingToTrain {
-        /// Number of samples.
-        samples: usize,
-    },
-}
-
 /// Collates a whole optimizer batch. A sample's first token is never a target, so that its mask is
 /// ignored.
-pub fn collate<S: Borrow<Sample>>(samples: &[S], aggregation: Aggregation) -> Result<TrainBatch, BatchError> {
+pub fn collate<S: Borrow<Sample>>(samples: &[S], aggregation: Aggregation) -> Result<TrainBatch, TrainError> {
     collate_in(samples, aggregation, &BatchSize::of(&masks(samples)))
 }
 
@@ -150,27 +86,25 @@ pub fn collate_in<S: Borrow<Sample>>(
     samples: &[S],
     aggregation: Aggregation,
     batch: &BatchSize,
-) -> Result<TrainBatch, BatchError> {
+) -> Result<TrainBatch, TrainError> {
     let samples: Vec<&Sample> = samples.iter().map(Borrow::borrow).collect();
     for sample in &samples {
         sample.validate()?;
-        let id = SampleId::of(sample);
-        let refuse = |what, value| Err(BatchError::NonFinite { id, what, value });
-        if let Some(value) = sample.advantage.filter(|value| !value.is_finite()) {
-            return refuse("advantage", value);
-        }
-        if let Some(value) = sample.log_probs.iter().find(|value| !value.is_finite()) {
-            return refuse("behaviour log-probability", f64::from(*value));
-        }
-        if let Some(value) = sample.ref_log_probs.iter().find(|value| !value.is_finite()) {
-            return refuse("reference log-probability", f64::from(*value));
+        let bad = |values: &[f32]| values.iter().find(|value| !value.is_finite()).map(|value| f64::from(*value));
+        let numbers = [
+            ("advantage", sample.advantage.filter(|value| !value.is_finite())),
+            ("behaviour log-probability", bad(&sample.log_probs)),
+            ("reference log-probability", bad(&sample.ref_log_probs)),
+        ];
+        if let Some((what, value)) = numbers.into_iter().find_map(|(what, value)| Some((what, value?))) {
+            return Err(TrainError::BadSample { sample: name_of(sample), what, value });
         }
     }
     let weights = aggregation.token_weights(&masks(&samples), batch);
     let sequences: Vec<TrainSequence> = samples.iter().zip(weights).map(|(sample, weights)| shift(sample, &weights)).collect();
     let batch_tokens = sequences.iter().map(|sequence| sequence.rows.len()).sum();
     if batch_tokens == 0 {
-        return Err(BatchError::NothingToTrain { samples: samples.len() });
+        return Err(TrainError::NothingToTrain { samples: samples.len() });
     }
     let version = samples.iter().filter_map(|sample| sample.versions.newest()).max().unwrap_or(0);
     Ok(TrainBatch { sequences, batch_tokens, version, ..TrainBatch::default() })
@@ -181,17 +115,13 @@ pub fn collate_in<S: Borrow<Sample>>(
 /// Weights are [`collate`]'s times that sum, so that gradients of parts add up to the batch's
 /// gradient times the total of the sums ([`Aggregation::weight_sum`], law N1). `None` if the part has no
 /// trained token; its sum of weights counts nevertheless.
-pub fn collate_part<S: Borrow<Sample>>(samples: &[S], aggregation: Aggregation) -> Result<(Option<TrainBatch>, f64), BatchError> {
+pub fn collate_part<S: Borrow<Sample>>(samples: &[S], aggregation: Aggregation) -> Result<(Option<TrainBatch>, f64), TrainError> {
     let weight_sum = aggregation.weight_sum(&masks(samples)).unwrap_or(1.0);
     let batch = match collate(samples, aggregation) {
-        Err(BatchError::NothingToTrain { .. }) => return Ok((None, weight_sum)),
+        Err(TrainError::NothingToTrain { .. }) => return Ok((None, weight_sum)),
         batch => batch?,
     };
-    let scaled = |sequence: TrainSequence| {
-        let weights = sequence.weights.iter().map(|weight| weight * weight_sum).collect();
-        TrainSequence { weights, ..sequence }
-    };
-    Ok((Some(TrainBatch { sequences: batch.sequences.into_iter().map(scaled).collect(), ..batch }), weight_sum))
+    Ok((Some(batch.scaled(weight_sum)), weight_sum))
 }
 
 /// Shifts labels: row `t` reads token `t` and predicts token `t + 1`, with the mask, weight and
@@ -205,7 +135,8 @@ fn shift(sample: &Sample, weights: &[f64]) -> TrainSequence {
     let mut versions: Vec<Option<Version>> = sample.versions.per_token().collect();
     versions.resize(sample.tokens.len(), None);
     TrainSequence {
-        id: SampleId::of(sample),
+        group: sample.group_index,
+        index: sample.index,
         inputs: sample.tokens[..read].iter().map(|&token| i64::from(token)).collect(),
         targets: rows.iter().map(|&row| i64::from(sample.tokens[row + 1])).collect(),
         weights: rows.iter().map(|&row| weights[row]).collect(),
@@ -220,13 +151,30 @@ fn shift(sample: &Sample, weights: &[f64]) -> TrainSequence {
 }
 
 impl TrainSequence {
+    /// Name in errors.
+    pub(crate) fn name(&self) -> String {
+        name(self.group, self.index)
+    }
+
     /// Returns true if it has trained tokens and all their advantages are zero.
-    pub fn is_indifferent(&self) -> bool {
+    pub(crate) fn is_indifferent(&self) -> bool {
         !self.rows.is_empty() && self.advantages.iter().all(|advantage| *advantage == 0.0)
     }
 }
 
 impl TrainBatch {
+    /// Multiplies the loss and its gradient by `factor`.
+    pub fn scaled(mut self, factor: f64) -> Self {
+        let weights = self.sequences.iter_mut().flat_map(|sequence| &mut sequence.weights);
+        weights.for_each(|weight| *weight *= factor);
+        self
+    }
+
+    /// Indices of all sequences.
+    pub fn all(&self) -> Vec<usize> {
+        (0..self.sequences.len()).collect()
+    }
+
     /// The batch that `version` is trained on.
     pub fn at_version(self, version: Version) -> Self {
         TrainBatch { version, ..self }
@@ -273,7 +221,7 @@ impl TrainBatch {
     pub fn rectangles(&self, max_tokens: usize, least: usize) -> Vec<Vec<usize>> {
         let longest = |places: &Range<usize>| self.sequences[places.clone()].iter().map(|of| of.inputs.len()).max().unwrap_or(0);
         let cut = |mut places: Vec<Range<usize>>| {
-            places.sort_by_key(|places| std::cmp::Reverse(longest(places)));
+            places.sort_by_key(|places| Reverse(longest(places)));
             let (lengths, each): (Vec<usize>, usize) = (places.iter().map(longest).collect(), self.together());
             let share = lengths.iter().sum::<usize>().div_ceil(least.max(1));
             let runs = cut_rectangles(&lengths, (max_tokens / each).min(share.max(1)));
@@ -309,99 +257,71 @@ impl TrainBatch {
         let runs = cut_evenly(&tokens, &costs, max_tokens, least);
         runs.into_iter().map(|run| places[run].iter().flat_map(Clone::clone).collect()).collect()
     }
-}
 
-/// The columns of some sequences' trained tokens, packed end to end as losses read them.
-#[derive(Clone, Debug, Default, PartialEq)]
-pub struct PackedColumns {
-    /// Range of each sequence.
-    pub sequences: Vec<Range<usize>>,
-    /// Each sequence's sample.
-    pub ids: Vec<SampleId>,
-    /// Each token's place in its sample, prompt included.
-    pub positions: Vec<usize>,
-    /// Next tokens.
-    pub targets: Vec<i64>,
-    /// Aggregation weights.
-    pub weights: Vec<f64>,
-    /// Behaviour log-probabilities; NaN for tokens that no policy sampled.
-    pub behaviour: Vec<f64>,
-    /// Token lag; 0 for tokens that no policy sampled.
-    pub lags: Vec<u64>,
-    /// Log-probabilities before the first update on the batch; NaN before the first update.
-    pub proximal: Vec<f64>,
-    /// Log-probabilities under the reference policy; NaN where none scored the sample.
-    pub reference: Vec<f64>,
-    /// Advantages.
-    pub advantages: Vec<f64>,
-}
-
-impl PackedColumns {
-    /// Packs the sequences at `part`, in that order.
-    pub fn new(batch: &TrainBatch, part: &[usize]) -> Self {
-        let mut packed = PackedColumns::default();
-        for sequence in part.iter().map(|&at| &batch.sequences[at]) {
-            let (start, len) = (packed.targets.len(), sequence.rows.len());
-            packed.sequences.push(start..start + len);
-            packed.ids.push(sequence.id);
-            packed.positions.extend(sequence.rows.iter().map(|row| row + 1));
-            packed.targets.extend(&sequence.targets);
-            packed.weights.extend(&sequence.weights);
-            packed.advantages.extend(&sequence.advantages);
-            let lag = |version: &Option<Version>| version.map_or(0, |version| batch.version.saturating_sub(version));
-            packed.lags.extend(sequence.versions.iter().map(lag));
-            extend(&mut packed.behaviour, sequence.behaviour.as_deref(), len);
-            extend(&mut packed.proximal, sequence.proximal.as_deref(), len);
-            extend(&mut packed.reference, sequence.reference.as_deref(), len);
-        }
-        packed
-    }
-
-    /// Trainer against generator, over the tokens that were sampled.
-    pub fn gap(&self, log_probs: &[f64]) -> LogProbGap {
+    /// Trainer against generator, over the sampled tokens of the sequences at `part`. `log_probs` are
+    /// the trainer's, packed in that order.
+    pub fn gap(&self, part: &[usize], mut log_probs: &[f64]) -> LogProbGap {
         let mut gap = LogProbGap::default();
-        for (id, sequence) in self.ids.iter().zip(&self.sequences) {
-            let compared = |at| ComparedToken {
-                group: id.group,
-                sample: id.index,
-                position: self.positions[at],
-                token: self.targets[at],
-                lag: self.lags[at],
-                trainer: log_probs[at],
-                behaviour: self.behaviour[at],
+        for sequence in part.iter().map(|&at| &self.sequences[at]) {
+            let own = log_probs.split_off(..sequence.rows.len()).expect("a log-probability for each trained token");
+            let compared = |(at, behaviour): (usize, &f64)| ComparedToken {
+                group: sequence.group,
+                sample: sequence.index,
+                position: sequence.rows[at] + 1,
+                token: sequence.targets[at],
+                lag: self.lag(&sequence.versions[at]),
+                trainer: own[at],
+                behaviour: *behaviour,
             };
-            let sampled = sequence.clone().filter(|&at| !self.behaviour[at].is_nan());
-            gap.add_sequence(&sampled.map(compared).collect::<Vec<_>>());
+            gap.add_sequence(&sequence.behaviour.iter().flatten().enumerate().map(compared).collect::<Vec<_>>());
         }
         gap
     }
 
-    /// Evaluates the loss with its trust region and correction. Tokens that no policy sampled count
-    /// as on-policy: their behaviour log-probability is the trainer's.
+    /// Token lag; 0 for tokens that no policy sampled.
+    fn lag(&self, version: &Option<Version>) -> u64 {
+        version.map_or(0, |version| self.version.saturating_sub(version))
+    }
+
+    /// Evaluates a loss with its trust region and correction on the sequences at `part`, from their
+    /// log-probabilities and entropies, packed in that order. Tokens that no policy sampled count as
+    /// on-policy: their behaviour log-probability is the trainer's.
     pub fn evaluate(
         &self,
+        part: &[usize],
         loss: &dyn Loss,
         off_policy: &OffPolicy,
         log_probs: &[f64],
         entropies: &[f64],
-        batch_tokens: usize,
     ) -> Result<LossOutput, LossError> {
-        let start = own_where_absent(&self.proximal, log_probs);
-        let behaviour = own_where_absent(&self.behaviour, &start);
-        let anchors = off_policy.anchors(log_probs, &start, &behaviour, &self.lags, &self.sequences);
+        let parts = || part.iter().map(|&at| &self.sequences[at]);
+        let (mut sequences, mut start, mut behaviour) = (Vec::new(), Vec::new(), Vec::new());
+        for sequence in parts() {
+            let place = start.len()..start.len() + sequence.rows.len();
+            start.extend_from_slice(sequence.proximal.as_deref().unwrap_or(&log_probs[place.clone()]));
+            behaviour.extend_from_slice(sequence.behaviour.as_deref().unwrap_or(&start[place.clone()]));
+            sequences.push(place);
+        }
+        let packed = |column: fn(&TrainSequence) -> &Vec<f64>| parts().flat_map(column).copied().collect::<Vec<f64>>();
+        let (advantages, weights) = (packed(|sequence| &sequence.advantages), packed(|sequence| &sequence.weights));
+        // All tokens or none, so that no loss mistakes a part for the whole.
+        let trained = parts().filter(|sequence| !sequence.rows.is_empty());
+        let reference = trained.map(|sequence| sequence.reference.as_deref()).collect::<Option<Vec<_>>>();
+        let reference = reference.map(|columns| columns.concat());
+        let lags: Vec<u64> = parts().flat_map(|sequence| &sequence.versions).map(|version| self.lag(version)).collect();
+        let anchors = off_policy.anchors(log_probs, &start, &behaviour, &lags, &sequences);
         let inputs = LossInputs {
             log_probs,
             behaviour: Some(&behaviour),
             proximal: anchors.proximal.as_deref(),
-            // All tokens or none, so that no loss mistakes a part for the whole.
-            reference: self.reference.iter().all(|value| !value.is_nan()).then_some(&self.reference),
+            reference: reference.as_deref(),
             importance: anchors.importance.as_deref(),
             log_sum_squares: None,
             entropies,
-            advantages: &self.advantages,
-            weights: &self.weights,
-            sequences: &self.sequences,
-            batch_tokens,
+            advantages: &advantages,
+            weights: &weights,
+            sequences: &sequences,
+            batch_tokens: self.batch_tokens,
         };
         // User-defined losses may panic.
         let panicked = |message| LossError::Custom(format!("the loss `{}` panicked: {message}", loss.name()));
@@ -410,18 +330,6 @@ impl PackedColumns {
         output.metrics.correction = anchors.metrics;
         Ok(output)
     }
-}
-
-/// A column's numbers, or `len` times NaN.
-fn extend(column: &mut Vec<f64>, values: Option<&[f64]>, len: usize) {
-    match values {
-        Some(values) => column.extend(values),
-        None => column.extend(std::iter::repeat_n(f64::NAN, len)),
-    }
-}
-
-fn own_where_absent(column: &[f64], own: &[f64]) -> Vec<f64> {
-    column.iter().zip(own).map(|(value, own)| if value.is_nan() { *own } else { *value }).collect()
 }
 
 /// Batch of step `step`: `batch_size` samples in order, cyclically. Empty only if `samples` is.

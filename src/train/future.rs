@@ -5,50 +5,41 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 
-use parking_lot::{Condvar, Mutex, MutexGuard};
+use parking_lot::{Condvar, Mutex};
 
 use super::TrainError;
 
 /// Result of a backend's command. Clones are cheap and share the result.
 pub struct TrainFuture<T>(Arc<Slot<T>>);
 
-/// Sender of the result. If it is dropped unfulfilled, the future resolves to an error.
-pub struct Promise<T>(Arc<Slot<T>>);
-
 struct Slot<T> {
     state: Mutex<State<T>>,
     answered: Condvar,
 }
 
-enum State<T> {
-    Pending(Vec<Waker>),
-    Done(Result<T, TrainError>),
+struct State<T> {
+    answer: Option<Result<T, TrainError>>,
+    wakers: Vec<Waker>,
 }
 
-impl<T> Slot<T> {
-    /// A panic elsewhere leaves either state whole.
-    fn lock(&self) -> MutexGuard<'_, State<T>> {
-        self.state.lock()
-    }
+/// A future and the function that fulfils it. If that function is dropped uncalled, the future
+/// resolves to [`TrainError::Ended`].
+pub fn promise<T>() -> (impl FnOnce(Result<T, TrainError>), TrainFuture<T>) {
+    let state = Mutex::new(State { answer: None, wakers: Vec::new() });
+    let slot = Arc::new(Slot { state, answered: Condvar::new() });
+    let promise = Promise(slot.clone());
+    (move |answer| promise.fulfil(answer), TrainFuture(slot))
 }
 
-/// A future and the promise that fulfils it.
-pub fn promise<T>() -> (Promise<T>, TrainFuture<T>) {
-    let slot = Arc::new(Slot { state: Mutex::new(State::Pending(Vec::new())), answered: Condvar::new() });
-    (Promise(slot.clone()), TrainFuture(slot))
-}
+struct Promise<T>(Arc<Slot<T>>);
 
 impl<T> Promise<T> {
-    /// Delivers the result and wakes all waiters.
-    pub fn fulfil(self, answer: Result<T, TrainError>) {
-        self.answer(answer);
-    }
-
-    fn answer(&self, answer: Result<T, TrainError>) {
-        let mut state = self.0.lock();
-        if let State::Pending(wakers) = &mut *state {
-            let wakers = std::mem::take(wakers);
-            *state = State::Done(answer);
+    /// Delivers the result, unless there is one, and wakes all waiters.
+    fn fulfil(&self, answer: Result<T, TrainError>) {
+        let mut state = self.0.state.lock();
+        if state.answer.is_none() {
+            state.answer = Some(answer);
+            let wakers = std::mem::take(&mut state.wakers);
             drop(state);
             self.0.answered.notify_all();
             wakers.into_iter().for_each(Waker::wake);
@@ -58,30 +49,32 @@ impl<T> Promise<T> {
 
 impl<T> Drop for Promise<T> {
     fn drop(&mut self) {
-        self.answer(Err(TrainError::Ended));
+        self.fulfil(Err(TrainError::Ended));
     }
 }
 
 impl<T> TrainFuture<T> {
     /// An answer that is there already.
     pub fn ready(answer: Result<T, TrainError>) -> Self {
-        TrainFuture(Arc::new(Slot { state: Mutex::new(State::Done(answer)), answered: Condvar::new() }))
+        let (fulfil, future) = promise();
+        fulfil(answer);
+        future
     }
 
     /// Returns true if the result is there.
     pub fn done(&self) -> bool {
-        matches!(&*self.0.lock(), State::Done(_))
+        self.0.state.lock().answer.is_some()
     }
 }
 
 impl<T: Clone> TrainFuture<T> {
     /// Blocks until the answer is there. Not for async code: `.await` instead.
     pub fn wait(&self) -> Result<T, TrainError> {
-        let mut state = self.0.lock();
+        let mut state = self.0.state.lock();
         loop {
-            match &*state {
-                State::Done(answer) => return answer.clone(),
-                State::Pending(_) => self.0.answered.wait(&mut state),
+            match &state.answer {
+                Some(answer) => return answer.clone(),
+                None => self.0.answered.wait(&mut state),
             }
         }
     }
@@ -97,15 +90,14 @@ impl<T: Clone> Future for TrainFuture<T> {
     type Output = Result<T, TrainError>;
 
     fn poll(self: Pin<&mut Self>, context: &mut Context) -> Poll<Self::Output> {
-        match &mut *self.0.lock() {
-            State::Done(answer) => Poll::Ready(answer.clone()),
-            State::Pending(wakers) => {
-                if !wakers.iter().any(|waker| waker.will_wake(context.waker())) {
-                    wakers.push(context.waker().clone());
-                }
-                Poll::Pending
-            }
+        let mut state = self.0.state.lock();
+        if let Some(answer) = &state.answer {
+            return Poll::Ready(answer.clone());
         }
+        if !state.wakers.iter().any(|waker| waker.will_wake(context.waker())) {
+            state.wakers.push(context.waker().clone());
+        }
+        Poll::Pending
     }
 }
 
@@ -113,34 +105,22 @@ impl<T: Clone> Future for TrainFuture<T> {
 mod tests {
     use super::*;
 
-    #[test]
-    fn every_wait_gives_the_same_answer() {
-        let (promise, future) = promise();
-        assert!(!future.done());
-        let waiter = std::thread::spawn({
-            let future = future.clone();
-            move || future.wait()
-        });
-        promise.fulfil(Ok(7));
-        assert_eq!(waiter.join().unwrap().unwrap(), 7);
-        assert!(future.done());
-        assert_eq!((future.wait().unwrap(), future.wait().unwrap()), (7, 7));
-    }
-
     #[tokio::test]
-    async fn awaiting_wakes_and_may_be_repeated() {
-        let (promise, future) = promise();
-        let task = tokio::spawn(future.clone());
-        std::thread::spawn(move || promise.fulfil(Ok("done")));
-        assert_eq!(task.await.unwrap().unwrap(), "done");
-        assert_eq!(future.clone().await.unwrap(), "done");
-        assert_eq!(future.await.unwrap(), "done");
+    async fn every_wait_gives_the_same_answer_by_blocking_and_by_await() {
+        let (fulfil, future) = promise();
+        assert!(!future.done());
+        let (task, blocked) = (tokio::spawn(future.clone()), future.clone());
+        let blocked = std::thread::spawn(move || blocked.wait());
+        std::thread::spawn(move || fulfil(Ok(7)));
+        assert_eq!((task.await.unwrap().unwrap(), blocked.join().unwrap().unwrap()), (7, 7));
+        assert!(future.done());
+        assert_eq!((future.wait().unwrap(), future.clone().await.unwrap(), future.await.unwrap()), (7, 7, 7));
     }
 
     #[test]
     fn a_dropped_promise_answers_that_the_backend_ended() {
-        let (promise, future) = promise::<u8>();
-        drop(promise);
+        let (fulfil, future) = promise::<u8>();
+        drop(fulfil);
         assert!(matches!(future.wait(), Err(TrainError::Ended)));
     }
 }

@@ -24,21 +24,9 @@ impl LrScale {
 
 /// Optimizer settings that depend on the tensor.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub struct ParamGroups {
-    /// Tensors that weight decay shrinks.
+pub(super) struct ParamGroups {
     pub decay: DecayScope,
-    /// Factors of the learning rate.
     pub lr_scale: LrScale,
-}
-
-/// A factor of the learning rate that applies to no tensor.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("lr_scale.{key} applies to no trained tensor of this model: {why}; remove it")]
-pub struct NoSuchGroup {
-    /// The factor.
-    pub key: &'static str,
-    /// Reason.
-    pub why: &'static str,
 }
 
 /// A stretch of the flat buffer that is updated with the same settings.
@@ -51,25 +39,24 @@ pub(super) struct Slice {
 
 impl ParamGroups {
     /// Rejects a factor other than 1 that has no effect.
-    pub(super) fn check(&self, layout: &Layout) -> Result<(), NoSuchGroup> {
-        let LrScale { embeddings, head, adapters, score_head } = self.lr_scale;
+    pub fn check(&self, layout: &Layout) -> Result<(), String> {
         let has = |role| layout.entries().iter().any(|entry| entry.role() == role);
         let without = if has(Role::Adapter) { "only its adapters are trained" } else { "it has none" };
         let tied = if has(Role::Embedding) { "its head is the embeddings, or a score head" } else { without };
         let factors = [
-            ("embeddings", embeddings, Role::Embedding, without),
-            ("head", head, Role::Head, tied),
-            ("adapters", adapters, Role::Adapter, "it is trained without adapters"),
-            ("score_head", score_head, Role::ScoreHead, without),
+            ("embeddings", Role::Embedding, without),
+            ("head", Role::Head, tied),
+            ("adapters", Role::Adapter, "it is trained without adapters"),
+            ("score_head", Role::ScoreHead, without),
         ];
-        match factors.into_iter().find(|(_, factor, role, _)| *factor != 1.0 && !has(*role)) {
-            Some((key, _, _, why)) => Err(NoSuchGroup { key, why }),
+        match factors.into_iter().find(|(_, role, _)| self.lr_scale.of(*role) != 1.0 && !has(*role)) {
+            Some((key, _, why)) => Err(format!("lr_scale.{key} applies to no trained tensor of this model: {why}; remove it")),
             None => Ok(()),
         }
     }
 
     /// The buffer's stretches in order, as few as there can be.
-    pub(super) fn slices(&self, weight_decay: f64, layout: &Layout) -> Vec<Slice> {
+    pub fn slices(&self, weight_decay: f64, layout: &Layout) -> Vec<Slice> {
         let mut slices: Vec<Slice> = Vec::new();
         for entry in layout.entries() {
             let decays = self.decay == DecayScope::All || entry.shape.len() > 1;
@@ -121,24 +108,27 @@ mod tests {
     }
 
     #[test]
-    fn without_decay_and_factors_the_buffer_is_one_slice() {
-        let layout = Layout::new(&config(Family::ALL[0]));
-        let slices = ParamGroups::default().slices(0.0, &layout);
-        assert_eq!(slices, [Slice { range: 0..layout.total(), weight_decay: 0.0, lr_scale: 1.0 }]);
-    }
-
-    #[test]
     fn a_factor_that_no_tensor_would_see_is_an_error_that_names_it() {
-        let with = |lr_scale| ParamGroups { lr_scale, ..ParamGroups::default() };
         let (head, adapters) = (LrScale { head: 2.0, ..LrScale::default() }, LrScale { adapters: 2.0, ..LrScale::default() });
         let untied = config(Family::ALL[0]);
         let tied = ModelConfig { tied: true, ..untied.clone() };
-        assert_eq!(with(head).check(&Layout::new(&untied)), Ok(()));
-        assert_eq!(with(head).check(&Layout::new(&tied)).unwrap_err().key, "head");
-        assert_eq!(with(adapters).check(&Layout::new(&untied)).unwrap_err().key, "adapters");
-        let low_rank = Lora::new(2, 4.0, &["q_proj"]).unwrap().layout(&untied);
-        assert_eq!(with(adapters).check(&low_rank), Ok(()));
-        let error = with(head).check(&low_rank).unwrap_err().to_string();
-        assert!(error.contains("only its adapters are trained"), "{error}");
+        let [tied, low_rank] = [Layout::new(&tied), Lora::new(2, 4.0, &["q_proj"]).unwrap().layout(&untied)];
+        let untied = Layout::new(&untied);
+        let cases = [
+            (head, &untied, None),
+            (head, &tied, Some("lr_scale.head applies to no trained tensor of this model: its head is the embeddings")),
+            (head, &low_rank, Some("only its adapters are trained")),
+            (adapters, &untied, Some("lr_scale.adapters")),
+            (adapters, &low_rank, None),
+        ];
+        for (lr_scale, layout, error) in cases {
+            match (ParamGroups { lr_scale, ..ParamGroups::default() }.check(layout), error) {
+                (Ok(()), None) => {}
+                (Err(found), Some(expected)) => assert!(found.contains(expected), "{found}"),
+                (found, expected) => panic!("{found:?}, expected {expected:?}"),
+            }
+        }
+        let whole = ParamGroups::default().slices(0.0, &untied);
+        assert_eq!(whole, [Slice { range: 0..untied.total(), weight_decay: 0.0, lr_scale: 1.0 }], "as few slices as can be");
     }
 }

@@ -35,56 +35,22 @@ pub(super) struct ByHead {
     pub weight: Option<Tensor>,
 }
 
-/// A head over the rows of trained tokens.
-pub(super) enum OutputHead<'a> {
-    Language(LanguageHead<'a>),
-    Score(ScoreHead<'a>),
-}
-
-impl OutputHead<'_> {
-    /// Computes the values, without gradients.
-    pub fn score(&self) -> Scored {
-        match self {
-            OutputHead::Language(words) => words.score(),
-            OutputHead::Score(score) => score.score(),
-        }
-    }
-
-    /// Gradients of the loss by the rows and by the head's weight. `slopes` are ∂loss/∂log_prob, or
-    /// by the scores; `entropy_slopes` are ∂loss/∂entropy.
-    pub fn gradients(&self, scored: &Scored, slopes: &[f64], entropy_slopes: Option<&[f64]>) -> ByHead {
-        let _guard = tch::no_grad_guard();
-        match self {
-            OutputHead::Language(words) => words.gradients(scored, slopes, entropy_slopes),
-            OutputHead::Score(score) => score.gradients(slopes),
-        }
-    }
-
-    /// A scalar whose gradient by the rows is this. The head's weight is left out.
-    pub fn surrogate(&self, by_rows: &Tensor) -> Tensor {
-        let (OutputHead::Language(LanguageHead { rows, .. }) | OutputHead::Score(ScoreHead { rows, .. })) = self;
-        rows.reshape([-1]).dot(&by_rows.reshape([-1]).to_kind(rows.kind()))
-    }
-}
-
-/// A head `[1, hidden]` over rows `[M, hidden]`.
-pub(super) struct ScoreHead<'a> {
+/// A head over the rows `[M, hidden]` of trained tokens.
+pub(super) struct OutputHead<'a> {
+    /// `[vocabulary, hidden]`; `[1, hidden]` of a score head.
     pub weight: &'a Tensor,
     pub rows: &'a Tensor,
+    /// `None`: a score head.
+    pub words: Option<Words<'a>>,
 }
 
-impl ScoreHead<'_> {
-    fn score(&self) -> Scored {
-        let _guard = tch::no_grad_guard();
-        let scores = to_host(&wide::linear(self.rows, self.weight));
-        Scored { entropies: vec![0.0; scores.len()], log_probs: scores, kept: None }
-    }
-
-    fn gradients(&self, slopes: &[f64]) -> ByHead {
-        let slopes = column(slopes, self.rows.device()).to_kind(self.rows.kind());
-        let weight = self.weight.requires_grad().then(|| wide::mm(&slopes.tr(), self.rows));
-        ByHead { rows: slopes.matmul(self.weight), weight }
-    }
+/// Settings of a language-model head.
+pub(super) struct Words<'a> {
+    /// Target token of each row, `[M]`.
+    pub targets: &'a Tensor,
+    pub temperature: Temperature,
+    /// Most rows of logits at a time.
+    pub chunk_rows: i64,
 }
 
 /// Divisor of the logits.
@@ -113,28 +79,25 @@ impl Temperature {
     }
 }
 
-/// A head `[vocabulary, hidden]` over rows `[M, hidden]` and their targets `[M]`.
-pub(super) struct LanguageHead<'a> {
-    pub weight: &'a Tensor,
-    pub rows: &'a Tensor,
-    pub targets: &'a Tensor,
-    pub temperature: Temperature,
-    pub chunk_rows: i64,
-}
-
-impl LanguageHead<'_> {
-    fn score(&self) -> Scored {
+impl OutputHead<'_> {
+    /// Computes the values, without gradients.
+    pub fn score(&self) -> Scored {
         let _guard = tch::no_grad_guard();
         let mut scored = Scored { log_probs: Vec::new(), entropies: Vec::new(), kept: None };
-        for (start, len) in self.chunks() {
-            let softmax = self.softmax(start, len);
+        let Some(words) = &self.words else {
+            scored.log_probs = to_host(&wide::linear(self.rows, self.weight));
+            scored.entropies = vec![0.0; scored.log_probs.len()];
+            return scored;
+        };
+        for (start, len) in self.chunks(words) {
+            let softmax = self.softmax(words, start, len);
             let (chosen, entropy) = match &softmax {
                 Softmax::Fused { found, .. } => (found.narrow(1, 0, 1), found.narrow(1, 1, 1)),
                 Softmax::Plain(log_softmax) => {
                     // −∞ · 0 would be NaN; a forbidden token adds nothing.
                     let entropy = log_softmax.exp() * log_softmax.clamp_min(f64::from(f32::MIN));
                     let entropy = -entropy.sum_dim_intlist([1i64].as_slice(), false, None);
-                    (log_softmax.gather(1, &self.target(start, len).unsqueeze(1), false), entropy)
+                    (log_softmax.gather(1, &words.targets.narrow(0, start, len).unsqueeze(1), false), entropy)
                 }
             };
             scored.log_probs.extend(to_host(&chosen));
@@ -144,14 +107,22 @@ impl LanguageHead<'_> {
         scored
     }
 
-    /// Sums over rows and chunks are in f32 for all operand types (law N5).
-    fn gradients(&self, scored: &Scored, slopes: &[f64], entropy_slopes: Option<&[f64]>) -> ByHead {
-        let mut by_weight: Option<Tensor> = None;
-        let mut by_rows = Vec::new();
-        for (start, len) in self.chunks() {
-            let by_logits = self.logits_gradient(scored, slopes, entropy_slopes, start, len).to_kind(self.weight.kind());
+    /// Gradients of the loss by the rows and by the head's weight. `slopes` are ∂loss/∂log_prob, or
+    /// by the scores; `entropy_slopes` are ∂loss/∂entropy. Sums over rows and chunks are in f32 for
+    /// all operand types (law N5).
+    pub fn gradients(&self, scored: &Scored, slopes: &[f64], entropy_slopes: Option<&[f64]>) -> ByHead {
+        let _guard = tch::no_grad_guard();
+        let is_trained = self.weight.requires_grad();
+        let Some(words) = &self.words else {
+            let slopes = column(slopes, self.rows.device()).to_kind(self.rows.kind());
+            let weight = is_trained.then(|| wide::mm(&slopes.tr(), self.rows));
+            return ByHead { rows: slopes.matmul(self.weight), weight };
+        };
+        let (mut by_weight, mut by_rows): (Option<Tensor>, _) = (None, Vec::new());
+        for (start, len) in self.chunks(words) {
+            let by_logits = self.logits_gradient(words, scored, slopes, entropy_slopes, start, len).to_kind(self.weight.kind());
             by_rows.push(by_logits.matmul(self.weight));
-            if self.weight.requires_grad() {
+            if is_trained {
                 let chunk = wide::mm(&by_logits.tr(), &self.rows.narrow(0, start, len));
                 by_weight = Some(match by_weight {
                     None => chunk,
@@ -162,13 +133,26 @@ impl LanguageHead<'_> {
         ByHead { rows: Tensor::cat(&by_rows, 0), weight: by_weight }
     }
 
+    /// A scalar whose gradient by the rows is this. The head's weight is left out.
+    pub fn surrogate(&self, by_rows: &Tensor) -> Tensor {
+        self.rows.reshape([-1]).dot(&by_rows.reshape([-1]).to_kind(self.rows.kind()))
+    }
+
     /// ∂loss/∂logits of a chunk: `slope · (1[target] − p) − entropy_slope · p · (log p + H)`,
     /// divided by the temperature.
-    fn logits_gradient(&self, scored: &Scored, slopes: &[f64], entropy_slopes: Option<&[f64]>, start: i64, len: i64) -> Tensor {
+    fn logits_gradient(
+        &self,
+        words: &Words,
+        scored: &Scored,
+        slopes: &[f64],
+        entropy_slopes: Option<&[f64]>,
+        start: i64,
+        len: i64,
+    ) -> Tensor {
         let column = |values: &[f64]| column(&values[start as usize..(start + len) as usize], self.rows.device());
-        let recomputed = scored.kept.is_none().then(|| self.softmax(start, len));
+        let recomputed = scored.kept.is_none().then(|| self.softmax(words, start, len));
         let softmax = recomputed.as_ref().or(scored.kept.as_ref()).expect("one of them is there");
-        let (slope, target) = (column(slopes), self.target(start, len));
+        let (slope, target) = (column(slopes), words.targets.narrow(0, start, len));
         let gradient = match softmax {
             Softmax::Fused { logits, found } => {
                 fused::softmax_gradient(logits, &target, found, &slope, entropy_slopes.map(column).as_ref())
@@ -183,25 +167,21 @@ impl LanguageHead<'_> {
                 gradient
             }
         };
-        self.temperature.divides(gradient, start, len)
+        words.temperature.divides(gradient, start, len)
     }
 
-    fn softmax(&self, start: i64, len: i64) -> Softmax {
+    fn softmax(&self, words: &Words, start: i64, len: i64) -> Softmax {
         let logits = wide::linear(&self.rows.narrow(0, start, len), self.weight);
-        let logits = self.temperature.divides(logits, start, len);
+        let logits = words.temperature.divides(logits, start, len);
         if fused::applies(&logits) {
-            let found = fused::softmax(&logits, &self.target(start, len));
+            let found = fused::softmax(&logits, &words.targets.narrow(0, start, len));
             return Softmax::Fused { logits, found };
         }
         Softmax::Plain(logits.log_softmax(-1, Kind::Float))
     }
 
-    fn target(&self, start: i64, len: i64) -> Tensor {
-        self.targets.narrow(0, start, len)
-    }
-
-    fn chunks(&self) -> impl Iterator<Item = (i64, i64)> {
-        let (total, chunk) = (self.rows.size()[0], self.chunk_rows.max(1));
+    fn chunks(&self, words: &Words) -> impl Iterator<Item = (i64, i64)> + use<> {
+        let (total, chunk) = (self.rows.size()[0], words.chunk_rows.max(1));
         (0..total).step_by(chunk as usize).map(move |start| (start, chunk.min(total - start)))
     }
 }

@@ -4,10 +4,9 @@
 //! callers bound it by waiting for results.
 //!
 //! Memory: parameters, gradient and two moments in f32, or the parameters once and these four for
-//! adapters ([`Adapter`](crate::model::Adapter)). In addition, a copy in the format of computation
+//! adapters ([`Lora`](crate::model::Lora)). In addition, a copy in the format of computation
 //! if that is not f32, the activations of one micro-batch, and one chunk of logits.
 
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::thread::JoinHandle;
@@ -18,10 +17,11 @@ use tch::Device;
 
 use super::worker::Worker;
 use super::{
-    AdamW, Algorithm, BackendState, CheckpointMetadata, ForwardBackward, NonFinitePolicy, OptimStep, ParamGroups, SaveCheckpoint,
-    Snapshot, TrainBatch, TrainError, TrainFuture, TrainingBackend, Update, promise,
+    AdamW, Algorithm, BackendState, CheckpointMetadata, DecayScope, ForwardBackward, LrScale, NonFinitePolicy, OptimStep,
+    SaveCheckpoint, Snapshot, TrainBatch, TrainError, TrainFuture, TrainingBackend, Update, promise,
 };
 use crate::algo::{Loss, OffPolicy, Schedule};
+use crate::flow::caught;
 use crate::model::{Compute, Dtype, FrozenWeights, ModelConfig, Weights};
 
 /// Settings of a [`LocalBackend`].
@@ -33,8 +33,10 @@ pub struct LocalConfig {
     pub off_policy: OffPolicy,
     /// The optimizer.
     pub adamw: AdamW,
-    /// Tensors that decay, and learning rates by group.
-    pub groups: ParamGroups,
+    /// Tensors that weight decay shrinks.
+    pub decay: DecayScope,
+    /// Factors of the learning rate by part of the model.
+    pub lr_scale: LrScale,
     /// The learning rate.
     pub schedule: Schedule,
     /// Bound on the gradient's norm; `None` doesn't clip.
@@ -85,7 +87,8 @@ impl LocalConfig {
             loss: Arc::new(loss),
             off_policy: OffPolicy::default(),
             adamw: AdamW::default(),
-            groups: ParamGroups::default(),
+            decay: DecayScope::default(),
+            lr_scale: LrScale::default(),
             schedule,
             max_grad_norm: Some(1.0),
             micro_batch_tokens: 16_384,
@@ -101,6 +104,11 @@ impl LocalConfig {
             publish_rounded: false,
             companions: Vec::new(),
         }
+    }
+
+    /// Loss and correction, for batches that bring none.
+    pub(super) fn algorithm(&self) -> Algorithm {
+        Algorithm { loss: self.loss.clone(), off_policy: self.off_policy.clone() }
     }
 }
 
@@ -119,11 +127,10 @@ pub struct LocalBackend {
 impl LocalBackend {
     /// Starts the thread `train` with a copy of `weights`.
     ///
-    /// Fails if the thread cannot start, if a device is missing, or if `config.groups` scales the
-    /// learning rate of tensors that the model does not have.
+    /// Fails if the thread cannot start, if a device is missing, or if `config.lr_scale` scales
+    /// the learning rate of tensors that the model does not have.
     pub fn new(config: LocalConfig, model: ModelConfig, weights: Weights) -> std::io::Result<Self> {
-        let own = Algorithm { loss: config.loss.clone(), off_policy: config.off_policy.clone() };
-        let takes_parts = own.takes_parts();
+        let takes_parts = config.algorithm().takes_parts();
         let (commands, queue) = crossbeam_channel::unbounded::<Command>();
         let (ready, started) = crossbeam_channel::bounded(1);
         let body = move || {
@@ -164,9 +171,9 @@ impl LocalBackend {
         &self,
         command: impl FnOnce(&mut Worker) -> Result<T, TrainError> + Send + 'static,
     ) -> TrainFuture<T> {
-        let (promise, future) = promise();
-        let command: Command = Box::new(move |worker| promise.fulfil(command(worker)));
-        // A terminated thread drops the command and its promise, which resolves to `Ended`.
+        let (fulfil, future) = promise();
+        let command: Command = Box::new(move |worker| fulfil(guarded(worker, command)));
+        // A terminated thread drops the command, which resolves to `Ended`.
         self.commands.as_ref().map(|commands| commands.send(command).ok());
         future
     }
@@ -174,10 +181,7 @@ impl LocalBackend {
 
 /// Runs a command; tensor operations report misuse by panicking.
 fn guarded<T>(worker: &mut Worker, command: impl FnOnce(&mut Worker) -> Result<T, TrainError>) -> Result<T, TrainError> {
-    catch_unwind(AssertUnwindSafe(|| command(worker))).unwrap_or_else(|panic| {
-        let text = panic.downcast_ref::<String>().map(String::as_str).or(panic.downcast_ref::<&str>().copied());
-        Err(TrainError::Tensor(text.unwrap_or("no message").to_owned()))
-    })
+    caught(|| command(worker)).unwrap_or_else(|message| Err(TrainError::Tensor(message)))
 }
 
 impl TrainingBackend for LocalBackend {
@@ -188,7 +192,7 @@ impl TrainingBackend for LocalBackend {
     }
 
     fn score(&self, batch: Arc<TrainBatch>) -> TrainFuture<Vec<Vec<f64>>> {
-        self.submit(move |worker| guarded(worker, |worker| Ok(worker.score(&batch))))
+        self.submit(move |worker| Ok(worker.score(&batch)))
     }
 
     fn update(&self, update: Update) -> TrainFuture<OptimStep> {
@@ -212,7 +216,7 @@ impl TrainingBackend for LocalBackend {
     }
 
     fn save_checkpoint(&self, request: SaveCheckpoint) -> TrainFuture<PathBuf> {
-        self.submit(move |worker| guarded(worker, |worker| worker.save_checkpoint(&request)))
+        self.submit(move |worker| worker.save_checkpoint(&request))
     }
 
     fn load_checkpoint(&self, folder: &Path) -> TrainFuture<CheckpointMetadata> {

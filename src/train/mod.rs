@@ -10,8 +10,7 @@ mod backend;
 pub mod checkpoint;
 mod choices;
 mod collate;
-#[cfg(feature = "torch")]
-mod finite;
+mod error;
 mod future;
 #[cfg(feature = "torch")]
 mod groups;
@@ -23,13 +22,10 @@ mod local;
 mod optimizer;
 #[cfg(feature = "torch")]
 mod policy;
-mod ppo;
 mod prepare;
 mod probe;
 #[cfg(feature = "torch")]
 mod replica;
-#[cfg(feature = "torch")]
-mod score_model;
 #[cfg(feature = "torch")]
 mod scorer;
 #[cfg(feature = "torch")]
@@ -39,28 +35,23 @@ mod supervised;
 #[cfg(feature = "torch")]
 mod worker;
 
-pub use adamw::{AdamW, Moments, Real, clip_scale, norm};
+pub use adamw::{AdamW, clip_scale, norm};
 pub use algorithm::Algorithm;
-pub use backend::{BackendState, ForwardBackward, OptimStep, SaveCheckpoint, Snapshot, TrainError, TrainingBackend, Update};
-pub use checkpoint::{CheckpointError, CheckpointMetadata, FileMark};
+pub use backend::{BackendState, ForwardBackward, OptimStep, SaveCheckpoint, Snapshot, TrainingBackend, Update};
+pub use checkpoint::{CheckpointMetadata, FileMark};
 pub use choices::{DecayScope, LrScale, NonFinitePolicy};
-pub use collate::{
-    BatchError, PackedColumns, SampleId, TrainBatch, TrainSequence, collate, collate_batch, collate_in, collate_part,
-};
-pub use future::{Promise, TrainFuture, promise};
-#[cfg(feature = "torch")]
-pub use groups::ParamGroups;
-#[cfg(feature = "torch")]
-pub use local::{LocalBackend, LocalConfig, companions};
-#[cfg(feature = "torch")]
-pub use policy::{LoadError, Policy, tokenizer_folder};
-pub(crate) use ppo::{TokenColumn, token_advantages, token_rewards};
+pub(crate) use collate::name_of;
+pub use collate::{TrainBatch, TrainSequence, collate, collate_batch, collate_in, collate_part};
+pub use error::TrainError;
+pub use future::{TrainFuture, promise};
 pub use prepare::assign_advantages;
-pub(crate) use prepare::assign_advantages_of;
-pub use probe::{ProbeError, probe};
-#[cfg(feature = "torch")]
-pub use score_model::{ScoreModel, TextError, TextReader};
-#[cfg(feature = "torch")]
-pub use scorer::Scorer;
+pub(crate) use prepare::{TokenColumn, assign_advantages_of, token_advantages, token_rewards};
+pub use probe::probe;
 pub use simulated::SimulatedBackend;
-pub use supervised::{SftConfig, SftError, SftStep, run_sft_training};
+pub use supervised::{SftConfig, run_sft_training};
+#[cfg(feature = "torch")]
+pub use {
+    local::{LocalBackend, LocalConfig, companions},
+    policy::{Policy, ScoreModel, score_pair, score_sample, tokenizer_folder},
+    scorer::Scorer,
+};

@@ -1,43 +1,29 @@
-//! Policies: a language model with its tokenizer and initial weights.
+//! Models with tokenizer and initial weights: policies, reward models, and critics before training;
+//! and the samples that score models read.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use super::{LocalBackend, LocalConfig};
 use crate::data::source::prepare_pair;
-use crate::data::{DataError, Pair, Sample, Tokenizer};
+use crate::data::{ChatMessage, DataError, Pair, PromptText, RankedPair, Sample, Status, Tokenizer};
 use crate::engine::LocalEngine;
 use crate::hub::Hub;
 use crate::model::{
-    Compute, Decoder, FrozenWeights, Head, Lora, ModelConfig, ModelError, Weights, base_of, load_adapter, load_hf_for, load_like,
+    Compute, Decoder, FrozenWeights, Head, Lora, ModelConfig, ModelError, Weights, base_of, load_adapter, load_hf, load_hf_for,
+    load_like,
 };
 
-/// A model that cannot be loaded as a policy or score model.
-#[derive(Debug, thiserror::Error)]
-pub enum LoadError {
-    /// Error of the model's folder.
-    #[error(transparent)]
-    Model(#[from] ModelError),
-    /// Error of the tokenizer, or a tokenizer that does not fit the model.
-    #[error(transparent)]
-    Tokenizer(#[from] DataError),
-    /// A reward model or critic.
-    #[error(
-        "this model gives one number and no words (it is a sequence classifier), so that it can't be a policy; name the folder of a \
-         language model"
-    )]
-    NotALanguageModel,
-    /// A language model without a score head.
-    #[error(
-        "this model gives words and no score (it is no sequence classifier); train a reward model from it first (pipeline = \"reward_model\")"
-    )]
-    NotAScoreModel,
-}
+/// Language model that trainer and generator start from.
+pub type Policy = LoadedModel<false>;
 
-/// Language model that trainer and generator start from. Clones share the weights, which are
-/// read-only: the trainer copies them.
+/// Model with a score head: a reward model, or a critic before training.
+pub type ScoreModel = LoadedModel<true>;
+
+/// Model with its tokenizer: a language model, or, with `SCORES`, one with a score head. Clones
+/// share the weights, which are read-only: the trainer copies them.
 #[derive(Clone)]
-pub struct Policy {
+pub struct LoadedModel<const SCORES: bool> {
     config: ModelConfig,
     tokenizer: Arc<Tokenizer>,
     weights: Arc<FrozenWeights>,
@@ -46,82 +32,72 @@ pub struct Policy {
     folder: Option<PathBuf>,
 }
 
-impl Policy {
+impl<const SCORES: bool> LoadedModel<SCORES> {
     /// Loads a Hugging Face folder (`config.json`, safetensors, `tokenizer.json`), or a model in
     /// the hub's local cache by its id. A folder of adapters loads its base model with them, and
-    /// the base's tokenizer if it has none.
-    pub fn load(dir: impl AsRef<Path>) -> Result<Self, LoadError> {
+    /// the base's tokenizer if it has none. A score model is a sequence classifier with one label.
+    pub fn load(dir: impl AsRef<Path>) -> Result<Self, ModelError> {
         Self::load_for(dir, Compute::default())
     }
 
-    /// Loads a model that generates on this device and in this format. A folder in that format
-    /// takes no more memory than on disk. A trainer creates an f32 copy.
-    pub fn load_for(dir: impl AsRef<Path>, compute: Compute) -> Result<Self, LoadError> {
-        let dir = Hub::of_user().open(dir.as_ref()).map_err(ModelError::from)?;
+    /// Loads a model that generates or scores on this device and in this format. A folder in that
+    /// format takes no more memory than on disk. A trainer creates an f32 copy.
+    pub fn load_for(dir: impl AsRef<Path>, compute: Compute) -> Result<Self, ModelError> {
+        let dir = Hub::of_user().open(dir.as_ref())?;
         let tokenizer = Tokenizer::from_dir(&tokenizer_folder(dir.clone()))?;
         Self::load_with(dir, tokenizer, compute)
     }
 
     /// Loads a folder's model with another tokenizer, such as one with a custom chat template.
-    pub fn load_with(dir: impl AsRef<Path>, tokenizer: Tokenizer, compute: Compute) -> Result<Self, LoadError> {
-        let dir = dir.as_ref();
-        let (config, weights) = load_hf_for(dir, compute.dtype)?;
+    pub fn load_with(dir: impl AsRef<Path>, tokenizer: Tokenizer, compute: Compute) -> Result<Self, ModelError> {
+        let (config, weights) = load_hf_for(dir.as_ref(), compute.dtype)?;
+        Ok(Self::of_folder(dir.as_ref(), config, weights, tokenizer)?.computing(compute))
+    }
+
+    fn of_folder(dir: &Path, config: ModelConfig, weights: Weights, tokenizer: Tokenizer) -> Result<Self, ModelError> {
         let base = weights.adapter.as_ref().and_then(|adapter| adapter.lora.base.clone());
-        let policy = Self::new(config, FrozenWeights::of_own(weights), tokenizer)?;
-        Ok(policy.found_in(base.as_deref().unwrap_or(dir)).computing(compute))
+        let folder = Some(base.unwrap_or_else(|| dir.to_owned()));
+        Ok(LoadedModel { folder, ..Self::new(config, FrozenWeights::of_own(weights), tokenizer)? })
     }
 
-    /// Creates a model with random weights.
-    pub fn random(config: ModelConfig, tokenizer: Tokenizer, seed: u64) -> Result<Self, LoadError> {
-        let weights = FrozenWeights::of_own(Weights::random(&config, seed));
-        Self::new(config, weights, tokenizer)
-    }
-
-    /// Creates a policy from its parts.
-    pub fn new(config: ModelConfig, weights: FrozenWeights, tokenizer: Tokenizer) -> Result<Self, LoadError> {
+    /// Creates a model from its parts.
+    pub fn new(config: ModelConfig, weights: FrozenWeights, tokenizer: impl Into<Arc<Tokenizer>>) -> Result<Self, ModelError> {
+        let tokenizer = tokenizer.into();
         tokenizer.check_model(config.vocab_size)?;
-        if config.head != Head::LanguageModel {
-            return Err(LoadError::NotALanguageModel);
+        match (config.head, SCORES) {
+            (Head::Score, false) => Err(ModelError::NotALanguageModel),
+            (Head::LanguageModel, true) => Err(ModelError::NotAScoreModel),
+            _ => {
+                let (weights, compute) = (Arc::new(weights), Compute::default());
+                Ok(LoadedModel { config, tokenizer, weights, compute, folder: None })
+            }
         }
-        let weights = Arc::new(weights);
-        Ok(Policy { config, tokenizer: Arc::new(tokenizer), weights, compute: Compute::default(), folder: None })
     }
 
-    /// Sets device and format of generation; default: f32 on the CPU. Training uses
+    /// Sets device and format of generation or scoring; default: f32 on the CPU. Training uses
     /// [`LocalConfig::compute`].
     pub fn computing(self, compute: Compute) -> Self {
-        Policy { compute, ..self }
+        LoadedModel { compute, ..self }
     }
 
-    /// Device and format of generation.
+    /// Device and format of generation or scoring.
     pub fn compute(&self) -> Compute {
         self.compute
     }
 
     /// Replaces the weights.
     pub fn with_weights(&self, weights: Arc<FrozenWeights>) -> Self {
-        Policy { weights, ..self.clone() }
+        LoadedModel { weights, ..self.clone() }
     }
 
-    /// Sets the folder that holds these weights. Adapters trained over them name it.
+    fn with_own(&self, weights: Weights) -> Self {
+        self.with_weights(Arc::new(FrozenWeights::of_own(weights)))
+    }
+
+    /// Sets the folder that holds these weights, with or without a score head. Adapters trained
+    /// over them name it.
     pub fn found_in(&self, dir: impl Into<PathBuf>) -> Self {
-        Policy { folder: Some(dir.into()), ..self.clone() }
-    }
-
-    /// Adds adapters, which are then the only trained parameters; the base is shared. Existing
-    /// adapters are kept if their settings are equal, and rejected otherwise. New ones are drawn by
-    /// `seed` and change no output.
-    pub fn adapted(&self, lora: Lora, seed: u64) -> Result<Self, LoadError> {
-        let weights = adapted(&self.config, self.weights(), self.folder.as_deref(), lora, seed)?;
-        Ok(self.with_weights(Arc::new(FrozenWeights::of_own(weights))))
-    }
-
-    /// Merges adapters into the weights, so that all weights are trained.
-    pub fn merged(&self) -> Self {
-        match self.weights().adapter {
-            Some(_) => self.with_weights(Arc::new(FrozenWeights::of_own(self.weights().merged()))),
-            None => self.clone(),
-        }
+        LoadedModel { folder: Some(dir.into()), ..self.clone() }
     }
 
     /// Folder that it was loaded from; with adapters, the base model's.
@@ -129,18 +105,25 @@ impl Policy {
         self.folder.as_deref()
     }
 
-    /// Loads the weights of one of its checkpoints: adapters over the same base, or all weights.
-    /// The error names every tensor of another shape.
-    pub fn with_weights_of(&self, dir: &Path) -> Result<Self, LoadError> {
-        let weights = match &self.weights().adapter {
-            Some(ours) => {
-                let saved = load_adapter(dir, &self.config)?;
-                saved.lora.check_is(&ours.lora, dir)?;
-                self.weights().under(saved)
-            }
-            None => load_like(dir, &self.config)?,
-        };
-        Ok(self.with_weights(Arc::new(FrozenWeights::of_own(weights))))
+    /// Adds adapters, which are then the only trained parameters, with the score head if there is
+    /// one; the base is shared. Existing adapters are kept if their settings are equal, and
+    /// rejected otherwise. New ones are drawn by `seed` and change no output.
+    pub fn adapted(&self, lora: Lora, seed: u64) -> Result<Self, ModelError> {
+        let (lora, weights) = (lora.on_model(&self.config)?, self.weights());
+        if let Some(adapter) = &weights.adapter {
+            adapter.lora.check_is(&lora, self.folder().unwrap_or(Path::new("the model")))?;
+            return Ok(self.with_own(weights));
+        }
+        let base = self.folder().map(|folder| std::path::absolute(folder).unwrap_or_else(|_| folder.to_owned()));
+        Ok(self.with_own(weights.adapted(&self.config, lora.of_model(base), seed)))
+    }
+
+    /// Merges adapters into the weights, so that all weights are trained.
+    pub fn merged(&self) -> Self {
+        match self.weights().adapter {
+            Some(_) => self.with_own(self.weights().merged()),
+            None => self.clone(),
+        }
     }
 
     /// Model configuration.
@@ -164,11 +147,32 @@ impl Policy {
     }
 
     /// Starts a trainer in this process on a copy of the weights. Its checkpoints include the
-    /// tokenizer's files and load as policies.
+    /// tokenizer's files and load as models of the same kind.
     pub fn backend(&self, mut config: LocalConfig) -> std::io::Result<LocalBackend> {
         let files = self.tokenizer.files().iter().map(|(name, content)| (name.to_string(), content.clone()));
         config.companions.extend(files);
         LocalBackend::new(config, self.config.clone(), self.weights())
+    }
+}
+
+impl Policy {
+    /// Creates a model with random weights.
+    pub fn random(config: ModelConfig, tokenizer: Tokenizer, seed: u64) -> Result<Self, ModelError> {
+        let weights = FrozenWeights::of_own(Weights::random(&config, seed));
+        Self::new(config, weights, tokenizer)
+    }
+
+    /// Loads the weights of one of its checkpoints: adapters over the same base, or all weights.
+    /// The error names every tensor of another shape.
+    pub fn with_weights_of(&self, dir: &Path) -> Result<Self, ModelError> {
+        Ok(self.with_own(match &self.weights().adapter {
+            Some(ours) => {
+                let saved = load_adapter(dir, &self.config)?;
+                saved.lora.check_is(&ours.lora, dir)?;
+                self.weights().under(saved)
+            }
+            None => load_like(dir, &self.config)?,
+        }))
     }
 
     /// Starts a critic in this process: a copy of this model with a zero score head. `config` holds
@@ -197,22 +201,26 @@ impl Policy {
     }
 }
 
-/// Adds adapters to the weights of the model in `folder`. Existing adapters are kept if their
-/// settings are equal, and rejected otherwise. New ones are drawn by `seed`.
-pub(super) fn adapted(
-    config: &ModelConfig,
-    weights: Weights,
-    folder: Option<&Path>,
-    lora: Lora,
-    seed: u64,
-) -> Result<Weights, ModelError> {
-    let lora = lora.on_model(config)?;
-    if let Some(adapter) = &weights.adapter {
-        adapter.lora.check_is(&lora, folder.unwrap_or(Path::new("the model")))?;
-        return Ok(weights);
+impl ScoreModel {
+    /// Loads the initial model of a training: a score model, or a language model, whose new score
+    /// head is drawn by `seed`.
+    pub fn begin(dir: impl AsRef<Path>, tokenizer: Tokenizer, seed: u64) -> Result<Self, ModelError> {
+        let (config, weights) = load_hf(dir.as_ref())?;
+        if config.head == Head::Score {
+            return Self::of_folder(dir.as_ref(), config, weights, tokenizer);
+        }
+        // No folder holds merged adapters.
+        let folder = weights.adapter.is_none().then(|| dir.as_ref().to_owned());
+        let scoring = FrozenWeights::of_own(weights.scoring(&config, Some(seed)));
+        Ok(LoadedModel { folder, ..Self::new(config.scoring(), scoring, tokenizer)? })
     }
-    let base = folder.map(|folder| std::path::absolute(folder).unwrap_or_else(|_| folder.to_owned()));
-    Ok(weights.adapted(config, lora.of_model(base), seed))
+
+    /// Replaces a language model's head by a score head: zero, or drawn by `seed`.
+    pub fn from_policy(policy: &Policy, seed: Option<u64>) -> Self {
+        let weights = Arc::new(FrozenWeights::of_own(policy.weights().scoring(policy.config(), seed)));
+        let (config, tokenizer) = (policy.config().scoring(), policy.tokenizer().clone());
+        LoadedModel { config, tokenizer, weights, compute: policy.compute(), folder: None }
+    }
 }
 
 /// Folder of the tokenizer of a model in `dir`: the same, or the base model's for adapters without
@@ -222,4 +230,52 @@ pub fn tokenizer_folder(dir: PathBuf) -> PathBuf {
         return dir;
     }
     base_of(&dir).unwrap_or(dir)
+}
+
+/// Sample with one trained row, the last token's, whose score is the text's, as in transformers.
+/// `tokenizer` and `config` are those of the model that scores, with any head.
+///
+/// The text is prompt, completion and end-of-text token, or the conversation with the completion
+/// as its last turn. Padding tokens at the end are removed.
+///
+/// # Errors
+/// An empty text, one longer than the model's context, or an error of tokenizer or chat template.
+pub fn score_sample(
+    tokenizer: &Tokenizer,
+    config: &ModelConfig,
+    prompt: &PromptText,
+    answer: &str,
+) -> Result<Sample, ModelError> {
+    let mut tokens = match prompt {
+        PromptText::Text(text) => {
+            let mut tokens = tokenizer.encode(text)?;
+            tokens.extend(tokenizer.encode_bare(answer)?);
+            tokens.extend(tokenizer.eos_token_ids().first());
+            tokens
+        }
+        PromptText::Chat(asked) => {
+            let turns: Vec<ChatMessage> = asked.iter().cloned().chain([ChatMessage::new("assistant", answer)]).collect();
+            tokenizer.encode_bare(&tokenizer.chat()?.render(&turns, &[], false)?)?
+        }
+    };
+    while tokens.last().is_some_and(|last| Some(*last) == config.pad_token_id) {
+        tokens.pop();
+    }
+    if tokens.is_empty() || tokens.len() > config.max_positions {
+        return Err(ModelError::TextLength { tokens: tokens.len(), most: config.max_positions });
+    }
+    let mut loss_mask = vec![0.0; tokens.len()];
+    // The loss mask refers to the token after a row; its value is never read.
+    tokens.push(0);
+    loss_mask.push(1.0);
+    let (prompt, response) = (prompt.clone(), answer.to_owned());
+    Ok(Sample { prompt, response, tokens, loss_mask, status: Status::Completed, ..Sample::default() })
+}
+
+/// Samples of a pair, as its loss expects them: the chosen completion, then the rejected one. See
+/// [`score_sample`].
+pub fn score_pair(tokenizer: &Tokenizer, config: &ModelConfig, pair: &RankedPair) -> Result<Vec<Sample>, ModelError> {
+    let sample = |answer| score_sample(tokenizer, config, &pair.prompt, answer);
+    let rejected = Sample { index: 1, ..sample(&pair.rejected)? };
+    Ok(vec![sample(&pair.chosen)?, rejected])
 }

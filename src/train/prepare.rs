@@ -1,80 +1,116 @@
-//! Advantages of a batch's samples.
+//! Advantages of a batch: by sample, and by token from a critic's values (PPO).
 
-use super::{BatchError, SampleId};
-use crate::algo::{AdvantageError, Estimator, ScoredGroup};
+use std::ops::Range;
+
+use super::TrainError;
+use super::collate::name_of;
+use crate::algo::{AdvantageError, Estimator, ScoredGroup, aligned, gae};
 use crate::data::{Batch, Sample};
 use crate::flow::caught;
 
 /// Sets every sample's advantage from the batch's rewards.
-pub fn assign_advantages(batch: &mut Batch, estimator: &dyn Estimator) -> Result<(), BatchError> {
+pub fn assign_advantages(batch: &mut Batch, estimator: &dyn Estimator) -> Result<(), TrainError> {
     let rewards = batch.groups.iter().map(|group| group.rewards()).collect();
     assign_advantages_of(rewards, batch, estimator)
 }
 
 /// Sets every sample's advantage from `rewards`: one list per group, one reward per sample.
-pub fn assign_advantages_of(rewards: Vec<Vec<f64>>, batch: &mut Batch, estimator: &dyn Estimator) -> Result<(), BatchError> {
-    let parts: Vec<Vec<usize>> = batch.groups.iter().map(|group| rollouts_of(&group.samples)).collect();
-    let rewards: Vec<Vec<f64>> = rewards.iter().zip(&parts).map(|(rewards, parts)| firsts(rewards, parts)).collect();
-    let lengths: Vec<Vec<f64>> = batch.groups.iter().zip(&parts).map(|(group, parts)| lengths(&group.samples, parts)).collect();
-    let groups: Vec<ScoredGroup> =
-        rewards.iter().zip(&lengths).map(|(rewards, lengths)| ScoredGroup { rewards, lengths }).collect();
-    let estimated = caught(|| estimator.estimate(&groups))
+pub fn assign_advantages_of(rewards: Vec<Vec<f64>>, batch: &mut Batch, estimator: &dyn Estimator) -> Result<(), TrainError> {
+    let groups = || batch.groups.iter().zip(&rewards);
+    let rollouts: Vec<Rollouts> = groups().map(|(group, rewards)| Rollouts::new(&group.samples, rewards)).collect();
+    let scored: Vec<ScoredGroup> = rollouts.iter().map(|of| ScoredGroup { rewards: &of.rewards, lengths: &of.lengths }).collect();
+    let estimated = caught(|| estimator.estimate(&scored))
         .unwrap_or_else(|message| Err(AdvantageError::Custom(format!("the advantage function panicked: {message}"))));
     let values = estimated.map_err(|error| match error {
         AdvantageError::NonFinite { group, sample, value } => {
-            let at = parts[group].iter().position(|rollout| *rollout == sample).unwrap_or(sample);
-            BatchError::Reward { id: SampleId::of(&batch.groups[group].samples[at]), value }
+            let at = rollouts[group].of_sample.iter().position(|rollout| *rollout == sample).unwrap_or(sample);
+            TrainError::Reward { sample: name_of(&batch.groups[group].samples[at]), value }
         }
-        error => BatchError::Advantage(error),
+        error => TrainError::Advantage(error),
     })?;
-    one_each(&rewards, &values)?;
-    for ((group, parts), values) in batch.groups.iter_mut().zip(&parts).zip(&values) {
-        group.samples.iter_mut().zip(parts).for_each(|(sample, rollout)| sample.advantage = Some(values[*rollout]));
+    let miscounted = |what: String, found: usize| {
+        let problem = format!("the estimator gave {found} advantages for {what}; give one per sample, group by group");
+        Err(TrainError::Advantage(AdvantageError::Custom(problem)))
+    };
+    if values.len() != rollouts.len() {
+        return miscounted(format!("{} groups", rollouts.len()), values.len());
+    }
+    if let Some((of, values)) = rollouts.iter().zip(&values).find(|(of, values)| of.rewards.len() != values.len()) {
+        return miscounted(format!("a group of {}", of.rewards.len()), values.len());
+    }
+    for ((group, of), values) in batch.groups.iter_mut().zip(&rollouts).zip(&values) {
+        let samples = group.samples.iter_mut().zip(&of.of_sample);
+        samples.for_each(|(sample, rollout)| sample.advantage = Some(values[*rollout]));
     }
     Ok(())
 }
 
-/// Rollout index of each sample within its group. Rollouts are compared as wholes, and the parts of
-/// one share its advantage.
-fn rollouts_of(samples: &[Sample]) -> Vec<usize> {
-    let mut rollouts = 0;
-    let of = samples.iter().map(|sample| {
-        rollouts += usize::from(sample.part == 0 || rollouts == 0);
-        rollouts - 1
-    });
-    of.collect()
+/// A group's rollouts. They are compared as wholes, and the parts of one share its advantage.
+#[derive(Default)]
+struct Rollouts {
+    /// Rollout of each sample.
+    of_sample: Vec<usize>,
+    /// Reward of each rollout: its first part's.
+    rewards: Vec<f64>,
+    /// Trained tokens of each rollout.
+    lengths: Vec<f64>,
 }
 
-/// Reward of each rollout's first part.
-fn firsts(rewards: &[f64], parts: &[usize]) -> Vec<f64> {
-    let mut firsts: Vec<f64> = Vec::new();
-    for (reward, rollout) in rewards.iter().zip(parts) {
-        if *rollout == firsts.len() {
-            firsts.push(*reward);
+impl Rollouts {
+    fn new(samples: &[Sample], rewards: &[f64]) -> Self {
+        let mut all = Rollouts::default();
+        for (sample, reward) in samples.iter().zip(rewards) {
+            if sample.part == 0 || all.rewards.is_empty() {
+                all.rewards.push(*reward);
+                all.lengths.push(0.0);
+            }
+            let last = all.rewards.len() - 1;
+            all.lengths[last] += sample.response_length() as f64;
+            all.of_sample.push(last);
         }
+        all
     }
-    firsts
 }
 
-fn lengths(samples: &[Sample], parts: &[usize]) -> Vec<f64> {
-    let mut lengths = vec![0.0; parts.last().map_or(0, |last| last + 1)];
-    samples.iter().zip(parts).for_each(|(sample, rollout)| lengths[*rollout] += sample.response_length() as f64);
-    lengths
+/// One list a sequence, one entry per trained token.
+pub type TokenColumn = Vec<Vec<f64>>;
+
+/// Rewards by trained token: the sample's reward at the last one, else 0.
+pub fn token_rewards<'a>(samples: impl Iterator<Item = &'a Sample>) -> Result<TokenColumn, TrainError> {
+    samples
+        .map(|sample| {
+            let value = sample.reward.unwrap_or(f64::NAN);
+            if !value.is_finite() {
+                return Err(TrainError::Reward { sample: name_of(sample), value });
+            }
+            // A sample's first token is never a target.
+            let trained = sample.loss_mask.iter().skip(1).filter(|mask| **mask > 0.0).count();
+            let mut earned = vec![0.0; trained];
+            if let Some(last) = earned.last_mut() {
+                *last = value;
+            }
+            Ok(earned)
+        })
+        .collect()
 }
 
-/// Rejects the result of a user-defined estimator unless it has one value per reward.
-fn one_each(rewards: &[Vec<f64>], values: &[Vec<f64>]) -> Result<(), BatchError> {
-    let count = |what: String, found| {
-        let problem = format!("the estimator gave {found} advantages for {what}; give one per sample, group by group");
-        Err(BatchError::Advantage(AdvantageError::Custom(problem)))
+/// [`gae`] over columns of trained tokens: advantages and returns.
+pub fn token_advantages(
+    rewards: &[Vec<f64>],
+    values: &[Vec<f64>],
+    gamma: f64,
+    lambda: f64,
+) -> Result<(TokenColumn, TokenColumn), AdvantageError> {
+    rewards.iter().zip(values).try_for_each(|(rewards, values)| aligned("values", values.len(), rewards.len()))?;
+    let mut end = 0;
+    let place = |tokens: &Vec<f64>| {
+        end += tokens.len();
+        end - tokens.len()..end
     };
-    if values.len() != rewards.len() {
-        return count(format!("{} groups", rewards.len()), values.len());
-    }
-    match rewards.iter().zip(values).find(|(rewards, values)| rewards.len() != values.len()) {
-        Some((rewards, values)) => count(format!("a group of {}", rewards.len()), values.len()),
-        None => Ok(()),
-    }
+    let places: Vec<Range<usize>> = rewards.iter().map(place).collect();
+    let of = gae(&rewards.concat(), &values.concat(), &vec![1.0; end], &places, gamma, lambda)?;
+    let apart = |column: &[f64]| places.iter().map(|at| column[at.clone()].to_vec()).collect();
+    Ok((apart(&of.advantages), apart(&of.returns)))
 }
 
 #[cfg(test)]
@@ -101,60 +137,49 @@ mod tests {
         Batch { groups: rewards.iter().enumerate().map(group).collect(), ..Batch::default() }
     }
 
-    #[test]
-    fn groups_are_compared_among_themselves() {
-        let mut batch = batch(&[&[Some(1.0), Some(0.0)], &[Some(0.5), Some(0.5)]]);
-        let config = GroupMean { std: Scale::None, ..GroupMean::default() };
-        assign_advantages(&mut batch, &config).unwrap();
-        let advantages: Vec<Option<f64>> = batch.samples().map(|sample| sample.advantage).collect();
-        assert_eq!(advantages, [0.5, -0.5, 0.0, 0.0].map(Some));
+    fn assigned(rewards: &[&[Option<f64>]], estimator: &dyn Estimator) -> Result<Vec<f64>, String> {
+        let mut batch = batch(rewards);
+        assign_advantages(&mut batch, estimator).map_err(|error| error.to_string())?;
+        Ok(batch.samples().map(|sample| sample.advantage.unwrap()).collect())
     }
 
+    /// Sample `i` of a group has `i + 1` trained tokens.
     #[test]
-    fn a_constant_baseline_knows_no_groups() {
+    fn groups_are_compared_among_themselves_unless_the_estimator_is_blind_to_them() {
+        let pair: &[Option<f64>] = &[Some(1.0), Some(0.0)];
+        let plain = GroupMean { std: Scale::None, ..GroupMean::default() };
+        assert_eq!(assigned(&[pair, &[Some(0.5); 2]], &plain).unwrap(), [0.5, -0.5, 0.0, 0.0]);
         let constant = Advantage::Constant(Constant { baseline: 0.25 });
-        let mut scored = batch(&[&[Some(1.0), Some(1.0)], &[Some(0.0)]]);
-        assign_advantages(&mut scored, &constant).unwrap();
-        let advantages: Vec<Option<f64>> = scored.samples().map(|sample| sample.advantage).collect();
-        assert_eq!(advantages, [0.75, 0.75, -0.25].map(Some));
-        let error = assign_advantages(&mut batch(&[&[Some(1.0), None]]), &constant).unwrap_err();
-        assert!(matches!(error, BatchError::Reward { value, .. } if value.is_nan()), "law N4: {error}");
-    }
-
-    #[test]
-    fn answers_weigh_by_their_trained_tokens() {
-        // Samples have one and two tokens.
-        let mut scored = batch(&[&[Some(1.0), Some(0.25)]]);
-        assign_advantages(&mut scored, &Advantage::OptimalBaseline(NoKeys)).unwrap();
-        assert_eq!(scored.groups[0].samples[0].advantage, Some(0.5));
+        assert_eq!(assigned(&[&[Some(1.0); 2], &[Some(0.0)]], &constant).unwrap(), [0.75, 0.75, -0.25]);
+        let by_tokens = Advantage::OptimalBaseline(NoKeys);
+        assert_eq!(assigned(&[&[Some(1.0), Some(0.25)]], &by_tokens).unwrap()[0], 0.5);
+        let unscored = |at| {
+            let fix = "score it with a finite number of at most 1e100 either way, or drop its group";
+            Err(format!("sample 1 of group {at}: its reward is NaN; {fix}"))
+        };
+        assert_eq!(assigned(&[&[Some(1.0), None]], &constant), unscored(40), "law N4");
+        assert_eq!(assigned(&[pair, &[Some(0.5), None]], &GroupMean::default()), unscored(41));
     }
 
     #[test]
     fn a_closure_estimates_and_must_give_one_value_a_sample() {
-        let first_wins = |groups: &[ScoredGroup]| -> Result<Vec<Vec<f64>>, AdvantageError> {
+        type Values = Result<Vec<Vec<f64>>, AdvantageError>;
+        let rewards: [&[Option<f64>]; 2] = [&[Some(1.0), Some(0.0)], &[Some(0.5)]];
+        let first_wins = |groups: &[ScoredGroup]| -> Values {
             Ok(groups.iter().map(|group| (0..group.rewards.len()).map(|at| f64::from(u8::from(at == 0))).collect()).collect())
         };
-        let mut scored = batch(&[&[Some(1.0), Some(0.0)], &[Some(0.5)]]);
-        assign_advantages(&mut scored, &first_wins).unwrap();
-        assert_eq!(scored.samples().map(|sample| sample.advantage).collect::<Vec<_>>(), [1.0, 0.0, 1.0].map(Some));
-        let short = |groups: &[ScoredGroup]| -> Result<Vec<Vec<f64>>, AdvantageError> { Ok(vec![vec![0.0]; groups.len()]) };
-        let error = assign_advantages(&mut scored, &short).unwrap_err();
-        assert_eq!(error.to_string(), "the estimator gave 1 advantages for a group of 2; give one per sample, group by group");
-        let panics = |_: &[ScoredGroup]| -> Result<Vec<Vec<f64>>, AdvantageError> { panic!("no idea") };
-        let error = assign_advantages(&mut scored, &panics).unwrap_err();
-        assert_eq!(error.to_string(), "the advantage function panicked: no idea");
-        let none = |_: &[ScoredGroup]| -> Result<Vec<Vec<f64>>, AdvantageError> { Ok(Vec::new()) };
-        let error = assign_advantages(&mut scored, &none).unwrap_err();
-        assert_eq!(error.to_string(), "the estimator gave 0 advantages for 2 groups; give one per sample, group by group");
-    }
-
-    #[test]
-    fn a_sample_that_was_not_scored_is_named() {
-        let mut batch = batch(&[&[Some(1.0), Some(0.0)], &[Some(0.5), None]]);
-        let error = assign_advantages(&mut batch, &GroupMean::default()).unwrap_err();
-        assert_eq!(
-            error.to_string(),
-            "sample 1 of group 41: its reward is NaN; score it with a finite number of at most 1e100 either way, or drop its group"
-        );
+        assert_eq!(assigned(&rewards, &first_wins).unwrap(), [1.0, 0.0, 1.0]);
+        let short = |groups: &[ScoredGroup]| -> Values { Ok(vec![vec![0.0]; groups.len()]) };
+        let none = |_: &[ScoredGroup]| -> Values { Ok(Vec::new()) };
+        let panics = |_: &[ScoredGroup]| -> Values { panic!("no idea") };
+        let count = |count: &str| format!("the estimator gave {count}; give one per sample, group by group");
+        let cases: [(&dyn Estimator, String); 3] = [
+            (&short, count("1 advantages for a group of 2")),
+            (&none, count("0 advantages for 2 groups")),
+            (&panics, "the advantage function panicked: no idea".to_owned()),
+        ];
+        for (estimator, error) in cases {
+            assert_eq!(assigned(&rewards, estimator), Err(error));
+        }
     }
 }

@@ -7,11 +7,10 @@ use std::sync::Arc;
 
 use tch::{Kind, Tensor};
 
-use super::finite::bad_samples;
-use super::head::{LanguageHead, OutputHead, ScoreHead, Scored, Temperature};
-use super::{Algorithm, LocalConfig, PackedColumns, TrainBatch, TrainSequence};
+use super::head::{OutputHead, Scored, Temperature, Words};
+use super::{Algorithm, LocalConfig, TrainBatch, TrainSequence};
 use crate::algo::{LossError, LossOutput};
-use crate::model::{self, Compute, Decoder, Dtype, Kept, ModelConfig, Packed, Weights, fused};
+use crate::model::{Compute, Decoder, Dtype, Head, Kept, ModelConfig, Packed, Weights, fused};
 
 pub(super) struct Replica {
     config: Arc<LocalConfig>,
@@ -24,7 +23,6 @@ pub(super) struct Replica {
 
 /// Result of one micro-batch.
 pub(super) struct Part {
-    pub columns: PackedColumns,
     pub scored: Scored,
     pub output: LossOutput,
     /// Gradient by the flat trained parameters, or the names of samples with non-finite numbers.
@@ -66,18 +64,17 @@ impl Replica {
         part: &[usize],
         judged: Option<LossOutput>,
     ) -> Result<Part, LossError> {
-        let columns = PackedColumns::new(batch, part);
-        let forward = self.forward(batch, part, &columns, self.config.gradient_checkpointing);
+        let forward = self.forward(batch, part, self.config.gradient_checkpointing);
         let head = self.head(&forward, batch, part);
         let scored = head.score();
         let output = match judged {
             Some(output) => output,
             None => {
                 let Algorithm { loss, off_policy } = algorithm;
-                columns.evaluate(loss.as_ref(), off_policy, &scored.log_probs, &scored.entropies, batch.batch_tokens)?
+                batch.evaluate(part, loss.as_ref(), off_policy, &scored.log_probs, &scored.entropies)?
             }
         };
-        let gradient = match bad_samples(self.decoder.config().head, batch, part, &columns, &scored.log_probs, &output) {
+        let gradient = match self.bad_samples(batch, part, &scored.log_probs, &output) {
             Some(names) => Err(names),
             None => {
                 let scale = self.loss_scale(&output);
@@ -92,7 +89,35 @@ impl Replica {
                 Ok(if scale == 1.0 { gradient } else { gradient / scale })
             }
         };
-        Ok(Part { columns, scored, output, gradient })
+        Ok(Part { scored, output, gradient })
+    }
+
+    /// Law N4: samples whose part of a loss is not finite, with the first such number; `None` if
+    /// all are finite.
+    fn bad_samples(&self, batch: &TrainBatch, part: &[usize], log_probs: &[f64], output: &LossOutput) -> Option<Vec<String>> {
+        let bad = |values: &[f64]| values.iter().any(|value| !value.is_finite());
+        if output.loss.is_finite() && !bad(&output.grad) {
+            return None;
+        }
+        let given = match self.decoder.config().head {
+            Head::LanguageModel => "log-probabilities",
+            Head::Score => "scores",
+        };
+        let (mut names, mut end) = (Vec::new(), 0);
+        for sequence in part.iter().map(|&at| &batch.sequences[at]) {
+            let (range, id) = (end..end + sequence.rows.len(), sequence.name());
+            end = range.end;
+            if bad(&log_probs[range.clone()]) {
+                names.push(format!("{id} (the model's {given})"));
+            } else if bad(&output.grad[range]) {
+                let why = if bad(&sequence.advantages) { "it has no advantage" } else { "the loss itself" };
+                names.push(format!("{id} ({why})"));
+            }
+        }
+        if names.is_empty() {
+            names.push("the loss's sum".into());
+        }
+        Some(names)
     }
 
     /// Flat f32 gradient of `of` by the trained parameters, the head's included.
@@ -124,7 +149,7 @@ impl Replica {
     /// Log-probabilities and entropies, or scores, alone, without a graph.
     pub fn score(&self, batch: &TrainBatch, part: &[usize]) -> Scored {
         let _guard = tch::no_grad_guard();
-        self.head(&self.forward(batch, part, &PackedColumns::new(batch, part), false), batch, part).score()
+        self.head(&self.forward(batch, part, false), batch, part).score()
     }
 
     /// The log-probabilities alone, sequence by sequence.
@@ -135,12 +160,13 @@ impl Replica {
     }
 
     /// Hidden states of the rows that predict trained tokens; with `kept`, without a graph.
-    fn forward(&self, batch: &TrainBatch, part: &[usize], columns: &PackedColumns, kept: bool) -> Forward {
+    fn forward(&self, batch: &TrainBatch, part: &[usize], kept: bool) -> Forward {
+        let targets: Vec<i64> = part.iter().flat_map(|&at| &batch.sequences[at].targets).copied().collect();
         let longest = part.iter().map(|&at| batch.sequences[at].inputs.len()).max().unwrap_or(0);
         let (packed, rows) = pack(batch, part, fused::attends(longest, self.compute.dtype.kind(), self.compute.device));
         let views = self.decoder.views_of(&self.weights);
         let on_device = |numbers: &[i64]| Tensor::from_slice(numbers).to_device(self.compute.device);
-        let (rows, targets, head) = (on_device(&rows), on_device(&columns.targets), views.head().shallow_clone());
+        let (rows, targets, head) = (on_device(&rows), on_device(&targets), views.head.shallow_clone());
         if kept {
             let (rows, kept) = self.decoder.hidden_kept(&views, packed, rows);
             return Forward { rows, head, targets, behind: Behind::Kept(kept) };
@@ -160,19 +186,11 @@ impl Replica {
     fn head<'a>(&self, forward: &'a Forward, batch: &TrainBatch, part: &[usize]) -> OutputHead<'a> {
         let Forward { rows, head: weight, targets, .. } = forward;
         let model = self.decoder.config();
-        match model.head {
-            model::Head::Score => OutputHead::Score(ScoreHead { weight, rows }),
-            model::Head::LanguageModel => {
-                let chunk_rows = (self.config.logits_chunk / model.vocab_size).max(1) as i64;
-                OutputHead::Language(LanguageHead {
-                    weight,
-                    rows,
-                    targets,
-                    temperature: self.temperature(batch, part),
-                    chunk_rows,
-                })
-            }
-        }
+        let words = (model.head == Head::LanguageModel).then(|| {
+            let chunk_rows = (self.config.logits_chunk / model.vocab_size).max(1) as i64;
+            Words { targets, temperature: self.temperature(batch, part), chunk_rows }
+        });
+        OutputHead { weight, rows, words }
     }
 }
 
@@ -182,7 +200,7 @@ impl Replica {
 fn pack(batch: &TrainBatch, part: &[usize], share: bool) -> (Packed, Vec<i64>) {
     let sequences: Vec<&TrainSequence> = part.iter().map(|&at| &batch.sequences[at]).collect();
     let (mut packed, mut rows) = (Packed::default(), Vec::new());
-    for group in sequences.chunk_by(|a, b| a.id.group == b.id.group) {
+    for group in sequences.chunk_by(|a, b| a.group == b.group) {
         let common = if share && group.len() > 1 { common_prefix(group) } else { 0 };
         let prefix_at = packed.lens.len();
         let prefix_row = if common > 0 { packed.push(group[0].inputs[..common].iter().copied(), None) } else { 0 };
@@ -209,11 +227,9 @@ fn common_prefix(group: &[&TrainSequence]) -> usize {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::train::SampleId;
 
     fn sequence(group: u64, inputs: &[i64], rows: &[usize]) -> TrainSequence {
-        let id = SampleId { group, index: 0 };
-        TrainSequence { id, inputs: inputs.to_vec(), rows: rows.to_vec(), ..TrainSequence::default() }
+        TrainSequence { group, inputs: inputs.to_vec(), rows: rows.to_vec(), ..TrainSequence::default() }
     }
 
     #[test]

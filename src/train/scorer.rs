@@ -5,7 +5,7 @@ use std::sync::Arc;
 use tch::Device;
 
 use super::replica::Replica;
-use super::{BatchError, LocalConfig, TrainBatch, collate};
+use super::{LocalConfig, TrainBatch, TrainError, collate};
 use crate::algo::Aggregation;
 use crate::data::Sample;
 use crate::model::{FrozenWeights, ModelConfig};
@@ -52,10 +52,10 @@ impl Scorer {
     }
 
     /// Writes `ref_log_probs` into samples that are scored together.
-    pub fn annotate(&mut self, weights: &Arc<FrozenWeights>, samples: &mut [Sample]) -> Result<(), BatchError> {
+    pub fn annotate(&mut self, weights: &Arc<FrozenWeights>, samples: &mut [Sample]) -> Result<(), TrainError> {
         samples.iter_mut().for_each(|sample| sample.ref_log_probs = vec![0.0; sample.tokens.len()]);
         let batch = match collate(samples, Aggregation::TokenMean) {
-            Err(BatchError::NothingToTrain { .. }) => return Ok(()),
+            Err(TrainError::NothingToTrain { .. }) => return Ok(()),
             batch => batch?,
         };
         let scores = self.score(weights, &batch);

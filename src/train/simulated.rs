@@ -5,10 +5,10 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use parking_lot::{Mutex, MutexGuard};
+use parking_lot::Mutex;
 
 use super::{
-    BackendState, CheckpointMetadata, ForwardBackward, OptimStep, SaveCheckpoint, Snapshot, TrainBatch, TrainError, TrainFuture,
+    BackendState, CheckpointMetadata, ForwardBackward, OptimStep, SaveCheckpoint, Snapshot, TrainBatch, TrainFuture,
     TrainingBackend, Update,
 };
 use crate::flow::Simulation;
@@ -34,14 +34,10 @@ impl SimulatedBackend {
             machine.pass(time);
         }
     }
-
-    fn count(&self) -> MutexGuard<'_, BackendState> {
-        self.state.lock()
-    }
 }
 
 fn ready<T>(answer: T) -> TrainFuture<T> {
-    TrainFuture::ready(Ok::<T, TrainError>(answer))
+    TrainFuture::ready(Ok(answer))
 }
 
 impl TrainingBackend for SimulatedBackend {
@@ -59,7 +55,7 @@ impl TrainingBackend for SimulatedBackend {
 
     fn update(&self, _: Update) -> TrainFuture<OptimStep> {
         self.pass(self.update);
-        let mut state = self.count();
+        let mut state = self.state.lock();
         state.step += 1;
         ready(OptimStep { step: state.step, ..OptimStep::default() })
     }
@@ -69,7 +65,7 @@ impl TrainingBackend for SimulatedBackend {
     }
 
     fn snapshot(&self) -> TrainFuture<Snapshot<()>> {
-        self.count().weight_version += 1;
+        self.state.lock().weight_version += 1;
         self.current()
     }
 
@@ -91,6 +87,6 @@ impl TrainingBackend for SimulatedBackend {
     }
 
     fn state(&self) -> BackendState {
-        self.count().clone()
+        self.state.lock().clone()
     }
 }

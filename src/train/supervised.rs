@@ -5,7 +5,7 @@ use std::fmt::Display;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use super::{BatchError, ForwardBackward, OptimStep, SaveCheckpoint, TrainError, TrainingBackend, collate, collate_batch};
+use super::{ForwardBackward, OptimStep, SaveCheckpoint, TrainError, TrainingBackend, collate, collate_batch};
 use crate::algo::{Aggregation, perplexity};
 use crate::data::Sample;
 use crate::observe::logs::{announce_training, console_line};
@@ -26,66 +26,36 @@ pub struct SftConfig {
     pub run_folder: PathBuf,
 }
 
-/// One step's numbers.
-#[derive(Clone, Debug, PartialEq)]
-pub struct SftStep {
-    /// Forward and backward pass.
-    pub forward_backward: ForwardBackward,
-    /// The update.
-    pub optim_step: OptimStep,
+/// A step's numbers by the catalogue's names.
+fn row(forward: &ForwardBackward, optim: &OptimStep) -> StepMetrics {
+    let numbers = [
+        (Metric::Loss, forward.loss),
+        (Metric::Entropy, forward.entropy),
+        (Metric::GradNorm, optim.grad_norm),
+        (Metric::GradNormClipped, optim.grad_norm_clipped),
+        (Metric::LearningRate, optim.lr),
+    ];
+    let perplexity = forward.metrics.nll.map(|nll| (Metric::Perplexity, perplexity(nll)));
+    numbers.into_iter().chain(perplexity).map(|(metric, value)| (metric.key().to_owned(), value)).collect()
 }
 
-impl SftStep {
-    /// The step's numbers by the catalogue's names.
-    pub fn row(&self) -> StepMetrics {
-        let SftStep { forward_backward: forward, optim_step: optim } = self;
-        let numbers = [
-            (Metric::Loss, forward.loss),
-            (Metric::Entropy, forward.entropy),
-            (Metric::GradNorm, optim.grad_norm),
-            (Metric::GradNormClipped, optim.grad_norm_clipped),
-            (Metric::LearningRate, optim.lr),
-        ];
-        let perplexity = forward.metrics.nll.map(|nll| (Metric::Perplexity, perplexity(nll)));
-        numbers.into_iter().chain(perplexity).map(|(metric, value)| (metric.key().to_owned(), value)).collect()
-    }
-}
-
-/// A loop that can't start, or that stopped.
-#[derive(Debug, thiserror::Error)]
-pub enum SftError {
-    /// No data.
-    #[error("samples must be non-empty")]
-    NoSamples,
-    /// Nothing to do.
-    #[error("num_steps must be > 0")]
-    NoSteps,
-    /// Nothing to do it with.
-    #[error("batch_size must be > 0")]
-    NoBatch,
-    /// A batch couldn't be made.
-    #[error(transparent)]
-    Collate(#[from] BatchError),
-    /// The backend failed.
-    #[error(transparent)]
-    Train(#[from] TrainError),
-}
-
-/// Trains `num_steps` steps on cyclic batches and returns one entry per step. `observe` is called
-/// after each, with its number from 1.
+/// Trains `num_steps` steps on cyclic batches and returns each step's numbers by the catalogue's
+/// names. `observe` is called after each step, with its number from 1.
 ///
 /// The next batch is collated while the current one trains.
 pub fn run_sft_training<B: TrainingBackend + ?Sized>(
     backend: &B,
     samples: &[Sample],
     config: &SftConfig,
-    mut observe: impl FnMut(u64, &SftStep),
-) -> Result<Vec<SftStep>, SftError> {
-    match (samples.is_empty(), config.num_steps, config.batch_size) {
-        (true, ..) => return Err(SftError::NoSamples),
-        (_, 0, _) => return Err(SftError::NoSteps),
-        (.., 0) => return Err(SftError::NoBatch),
-        _ => {}
+    mut observe: impl FnMut(u64, &StepMetrics),
+) -> Result<Vec<StepMetrics>, TrainError> {
+    let preconditions = [
+        (samples.is_empty(), "samples must be non-empty"),
+        (config.num_steps == 0, "num_steps must be > 0"),
+        (config.batch_size == 0, "batch_size must be > 0"),
+    ];
+    if let Some((_, broken)) = preconditions.into_iter().find(|(broken, _)| *broken) {
+        return Err(TrainError::Setting(broken));
     }
     let batch_of = |step| collate(&collate_batch(samples, config.batch_size, step), Aggregation::TokenMean).map(Arc::new);
     let facts: [(&str, &dyn Display); 3] =
@@ -94,18 +64,18 @@ pub fn run_sft_training<B: TrainingBackend + ?Sized>(
     let mut steps = Vec::new();
     let mut next = batch_of(0)?;
     for step in 1..=config.num_steps {
-        let (forward_backward, optim_step) = (backend.forward_backward(next.clone()), backend.optim_step());
+        let (forward, optim) = (backend.forward_backward(next.clone()), backend.optim_step());
         if step < config.num_steps {
             next = batch_of(step)?;
         }
-        let done = SftStep { forward_backward: forward_backward.wait()?, optim_step: optim_step.wait()? };
+        let (forward, optim) = (forward.wait()?, optim.wait()?);
+        let done = row(&forward, &optim);
         observe(step, &done);
         if config.log_every > 0 && (step == 1 || step % config.log_every == 0) {
-            tracing::info!("{}", console_line(step, &done.row()));
+            tracing::info!("{}", console_line(step, &done));
         }
         if config.checkpoint_every > 0 && (step % config.checkpoint_every == 0 || step == config.num_steps) {
-            let metrics = [("loss", done.forward_backward.loss), ("lr", done.optim_step.lr)];
-            let metrics = metrics.into_iter().map(|(name, value)| (name.to_owned(), value)).collect();
+            let metrics = [("loss".to_owned(), forward.loss), ("lr".to_owned(), optim.lr)].into();
             let request = SaveCheckpoint { run_folder: config.run_folder.clone(), step, metrics, ..Default::default() };
             let saved = backend.save_checkpoint(request).wait()?;
             tracing::info!("Saved checkpoint to {}", saved.display());

@@ -7,17 +7,19 @@ use std::sync::Arc;
 
 use tch::{Device, Tensor};
 
-use super::finite::shorten;
+use super::groups::ParamGroups;
 use super::optimizer::{Optimizer, grad_norm};
 use super::replica::{Part, Replica};
 use super::side_by_side::SideBySide;
 use super::{
-    Algorithm, BackendState, CheckpointError, CheckpointMetadata, ForwardBackward, LocalConfig, NonFinitePolicy, OptimStep,
-    PackedColumns, SaveCheckpoint, Snapshot, TrainBatch, TrainError, Update, checkpoint, clip_scale,
+    Algorithm, BackendState, CheckpointMetadata, ForwardBackward, LocalConfig, NonFinitePolicy, OptimStep, SaveCheckpoint,
+    Snapshot, TrainBatch, TrainError, Update, checkpoint, clip_scale,
 };
 use crate::algo::LossOutput;
 use crate::data::Version;
-use crate::model::{Compute, Dtype, FrozenWeights, Head, ModelConfig, ModelError, Weights, load_adapter, load_hf, save_hf};
+use crate::model::{
+    Compute, Dtype, Entry, FrozenWeights, Head, Layout, ModelConfig, Weights, load_adapter, load_hf, part, save_hf,
+};
 
 /// Largest number of parameters for parallel micro-batches with separate gradients (64 MB each).
 /// Larger models have matrices large enough for threads to share.
@@ -86,7 +88,8 @@ impl Worker {
         for device in std::iter::once(&device).chain(&config.replica_devices) {
             Compute { device: *device, ..config.compute }.check().map_err(std::io::Error::other)?;
         }
-        config.groups.check(weights.trained().0).map_err(std::io::Error::other)?;
+        let groups = ParamGroups { decay: config.decay, lr_scale: config.lr_scale };
+        groups.check(weights.trained().0).map_err(std::io::Error::other)?;
         // Nothing is copied twice.
         let masters = weights.masters(device);
         let moved = masters.trained().1.data_ptr() != weights.trained().1.data_ptr();
@@ -107,9 +110,9 @@ impl Worker {
         Ok(Worker {
             replicas: SideBySide::new(each, "train", start)?,
             accumulated: Accumulated::default(),
-            optimizer: Optimizer::new(config.adamw, config.groups, weights.trained().0, weights.trained().1),
+            optimizer: Optimizer::new(config.adamw, groups, weights.trained().0, weights.trained().1),
             version: 0,
-            algorithm: Arc::new(Algorithm { loss: config.loss.clone(), off_policy: config.off_policy.clone() }),
+            algorithm: Arc::new(config.algorithm()),
             config,
             model,
             weights,
@@ -141,7 +144,7 @@ impl Worker {
     pub fn forward_backward(&mut self, batch: &TrainBatch) -> Result<ForwardBackward, TrainError> {
         let mut parts = self.micro_batches(batch);
         if parts.is_empty() {
-            return Err(TrainError::EmptyBatch);
+            return Err(TrainError::NothingToTrain { samples: batch.sequences.len() });
         }
         let algorithm = batch.algorithm.clone().unwrap_or_else(|| self.algorithm.clone());
         let saved_tokens = if algorithm.ignores_zero_advantage() { leave_out(batch, &mut parts) } else { 0 };
@@ -158,7 +161,7 @@ impl Worker {
             ended = part.map_err(TrainError::from).and_then(|part: Part| {
                 note(&mut seen, batch, &parts[at], &part);
                 if words {
-                    seen.gap.merge(&part.columns.gap(&part.scored.log_probs));
+                    seen.gap.merge(&batch.gap(&parts[at], &part.scored.log_probs));
                 }
                 match part.gradient {
                     Ok(gradient) => {
@@ -211,53 +214,42 @@ impl Worker {
         if parts.len() == 1 || !algorithm.whole_batch() {
             return Ok(Vec::new());
         }
-        let (mut log_probs, mut entropies) = (Vec::new(), Vec::new());
+        let mut columns = vec![[Vec::new(), Vec::new()]; batch.sequences.len()];
         let score = |replica: &mut Replica, at: usize| replica.score(batch, &parts[at]);
-        self.replicas.run(parts.len(), score, |_, scored| {
-            log_probs.extend(scored.log_probs);
-            entropies.extend(scored.entropies);
+        self.replicas.run(parts.len(), score, |at, scored| {
+            let (mut log_probs, mut entropies) = (scored.log_probs.into_iter(), scored.entropies.into_iter());
+            for &sequence in &parts[at] {
+                let rows = batch.sequences[sequence].rows.len();
+                columns[sequence] = [log_probs.by_ref().take(rows).collect(), entropies.by_ref().take(rows).collect()];
+            }
             ControlFlow::Continue(())
         });
         // The loss takes sequences in batch order.
-        let computed = parts.concat();
-        let mut own = computed.clone();
+        let mut own = parts.concat();
         own.sort_unstable();
-        let reordered = |column: &[f64], from: &[usize], to: &[usize]| -> Vec<f64> {
-            let mut next = 0;
-            let mut place = |&at: &usize| {
-                let start = next;
-                next += batch.sequences[at].rows.len();
-                (at, start..next)
-            };
-            let places: BTreeMap<usize, Range<usize>> = from.iter().map(&mut place).collect();
-            to.iter().flat_map(|at| &column[places[at].clone()]).copied().collect()
-        };
-        let (log_probs, entropies) = (reordered(&log_probs, &computed, &own), reordered(&entropies, &computed, &own));
-        let columns = PackedColumns::new(batch, &own);
+        let packed = |column: usize| own.iter().flat_map(|&at| &columns[at][column]).copied().collect::<Vec<f64>>();
         let Algorithm { loss, off_policy } = algorithm;
-        let mut whole = columns.evaluate(loss.as_ref(), off_policy, &log_probs, &entropies, batch.batch_tokens)?;
-        let mut grad = reordered(&whole.grad, &own, &computed).into_iter();
-        let mut entropy_grad = whole.entropy_grad.as_deref().map(|grad| reordered(grad, &own, &computed).into_iter());
-        let take = |part: &Vec<usize>| {
-            let tokens = part.iter().map(|&at| batch.sequences[at].rows.len()).sum();
-            LossOutput {
-                grad: grad.by_ref().take(tokens).collect(),
-                entropy_grad: entropy_grad.as_mut().map(|grad| grad.by_ref().take(tokens).collect()),
-                // Value and counts belong to the first part, so that the sum over parts is the
-                // whole.
-                loss: std::mem::take(&mut whole.loss),
-                metrics: std::mem::take(&mut whole.metrics),
-            }
+        let mut whole = batch.evaluate(&own, loss.as_ref(), off_policy, &packed(0), &packed(1))?;
+        let mut end = 0;
+        let place = |&at: &usize| {
+            end += batch.sequences[at].rows.len();
+            (at, end - batch.sequences[at].rows.len()..end)
+        };
+        let places: BTreeMap<usize, Range<usize>> = own.iter().map(place).collect();
+        let of = |column: &[f64], part: &[usize]| part.iter().flat_map(|at| &column[places[at].clone()]).copied().collect();
+        let take = |part: &Vec<usize>| LossOutput {
+            grad: of(&whole.grad, part),
+            entropy_grad: whole.entropy_grad.as_deref().map(|grad| of(grad, part)),
+            // Value and counts belong to the first part, so that the sum over parts is the whole.
+            loss: std::mem::take(&mut whole.loss),
+            metrics: std::mem::take(&mut whole.metrics),
         };
         Ok(parts.iter().map(take).collect())
     }
 
     fn bad_tensors(&self) -> Vec<String> {
         let Some(gradient) = &self.accumulated.gradient else { return Vec::new() };
-        let bad = |entry: &&crate::model::Entry| {
-            let part = gradient.narrow(0, entry.offset as i64, entry.len() as i64);
-            part.isfinite().all().int64_value(&[]) == 0
-        };
+        let bad = |entry: &&Entry| part(gradient, entry.range()).isfinite().all().int64_value(&[]) == 0;
         self.weights.trained().0.entries().iter().filter(bad).map(|entry| entry.name.clone()).collect()
     }
 
@@ -309,7 +301,7 @@ impl Worker {
     pub fn load_weights(&mut self, weights: &Weights) -> Result<(), TrainError> {
         let (ours, theirs) = (self.weights.trained().0, weights.trained().0);
         if ours != theirs {
-            let shapes = |layout: &crate::model::Layout| -> BTreeMap<String, String> {
+            let shapes = |layout: &Layout| -> BTreeMap<String, String> {
                 layout.entries().iter().map(|entry| (entry.name.clone(), format!("{:?}", entry.shape))).collect()
             };
             let (ours, theirs) = (shapes(ours), shapes(theirs));
@@ -337,18 +329,18 @@ impl Worker {
         let fill = |folder: &Path| {
             let dtype = self.config.save_dtype.unwrap_or(self.model.dtype);
             let model = ModelConfig { dtype, ..self.model.clone() };
-            save_hf(folder, &model, &self.weights).map_err(of_checkpoint(folder))?;
+            save_hf(folder, &model, &self.weights).map_err(TrainError::of_model(folder))?;
             let rounded = dtype != Dtype::F32 && self.weights.adapter.is_none();
             self.optimizer.save(folder, Some(&self.weights.flat).filter(|_| rounded))?;
             let companions = self.config.companions.iter().map(|(name, content)| (name, content));
             for (name, content) in companions.chain(&request.files) {
                 let path = folder.join(name);
-                std::fs::write(&path, content).map_err(CheckpointError::io(&path))?;
+                std::fs::write(&path, content).map_err(TrainError::io(&path))?;
             }
             for (name, from) in &request.folders {
-                std::fs::rename(from, folder.join(name)).map_err(CheckpointError::io(from))?;
+                std::fs::rename(from, folder.join(name)).map_err(TrainError::io(from))?;
             }
-            Ok::<(), TrainError>(())
+            Ok(())
         };
         checkpoint::write(&request.run_folder.join(checkpoint::CHECKPOINTS), request.step, metadata, fill)
     }
@@ -362,7 +354,7 @@ impl Worker {
             }),
             None => load_hf(folder).map(|(_, weights)| weights),
         };
-        let mut weights = weights.map_err(of_checkpoint(folder))?;
+        let mut weights = weights.map_err(TrainError::of_model(folder))?;
         if let Some(masters) = self.optimizer.load(folder)? {
             *weights.trained_mut() = masters;
         }
@@ -373,12 +365,17 @@ impl Worker {
     }
 }
 
-/// Converts a model folder's error to a checkpoint's.
-fn of_checkpoint(folder: &Path) -> impl FnOnce(ModelError) -> CheckpointError {
-    move |error| match error {
-        ModelError::Io { path, source } => CheckpointError::Io { path, source },
-        other => CheckpointError::malformed(folder, other),
+/// Names listed in one error; the rest is counted.
+const NAMED: usize = 5;
+
+/// The first few names, and how many more there are.
+fn shorten(mut names: Vec<String>) -> Vec<String> {
+    let more = names.len().saturating_sub(NAMED);
+    if more > 0 {
+        names.truncate(NAMED);
+        names.push(format!("{more} more"));
     }
+    names
 }
 
 /// Removes parts with zero advantage, and returns their number of input tokens.
@@ -390,9 +387,9 @@ fn leave_out(batch: &TrainBatch, parts: &mut Vec<Vec<usize>>) -> usize {
 
 /// Adds a part's numbers to the report.
 fn note(seen: &mut ForwardBackward, batch: &TrainBatch, sequences: &[usize], part: &Part) {
-    let Part { columns, scored, output, .. } = part;
+    let Part { scored, output, .. } = part;
     seen.loss += output.loss;
-    seen.tokens += columns.targets.len();
+    seen.tokens += scored.log_probs.len();
     seen.input_tokens += sequences.iter().map(|&at| batch.sequences[at].inputs.len()).sum::<usize>();
     seen.entropy += scored.entropies.iter().sum::<f64>();
     seen.metrics.merge(&output.metrics);

@@ -4,12 +4,13 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use proptest::prelude::*;
-use rollflow::train::checkpoint::{self, CheckpointError, CheckpointMetadata};
+use rollflow::train::TrainError;
+use rollflow::train::checkpoint::{self, CheckpointMetadata};
 
 fn save(root: &Path, step: u64) -> PathBuf {
     let metadata = CheckpointMetadata { step, weight_version: step / 2, ..Default::default() };
     checkpoint::write(root, step, metadata, |folder| {
-        fs::write(folder.join("model.safetensors"), format!("weights {step}")).map_err(CheckpointError::io(folder))
+        fs::write(folder.join("model.safetensors"), format!("weights {step}")).map_err(TrainError::io(folder))
     })
     .unwrap()
 }
@@ -48,7 +49,7 @@ fn a_save_that_fails_or_is_killed_leaves_the_old_one_in_charge() {
     save(root.path(), 5);
     let refused = checkpoint::write(root.path(), 6, CheckpointMetadata::default(), |folder| {
         fs::write(folder.join("model.safetensors"), "half").unwrap();
-        Err(CheckpointError::malformed(folder, "the disk is full"))
+        Err(TrainError::malformed(folder, "the disk is full"))
     });
     assert!(refused.unwrap_err().to_string().contains("the disk is full"));
     assert_eq!(newest(root.path()).unwrap(), "step_000005");
@@ -116,5 +117,10 @@ fn pruning_keeps_the_newest_and_touches_nothing_unfinished() {
     assert_eq!(left, ["latest", "step_000002", "step_000003", "step_000003_notes", "step_000004"]);
     assert_eq!(checkpoint::prune(root.path(), 4, 1).unwrap(), [root.path().join("step_000003")]);
     assert_eq!(newest(root.path()).unwrap(), "step_000004");
+    // Those of later steps are another run's, and the step that was just saved stays.
+    [90, 91].iter().for_each(|step| drop(save(root.path(), *step)));
+    for keep in [0, usize::MAX] {
+        assert!(checkpoint::prune(root.path(), 4, keep).unwrap().is_empty());
+    }
     assert!(checkpoint::prune(&root.path().join("none"), 4, 1).unwrap().is_empty(), "a backend that writes elsewhere");
 }

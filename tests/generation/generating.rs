@@ -5,9 +5,7 @@ use std::sync::Arc;
 
 use rollflow::data::Tokenizer;
 use rollflow::engine::{Finished, LocalEngine, Request, SamplingParams};
-use rollflow::model::{
-    Decoder, Dtype, Factors, Family, Head, Layout, ModelConfig, Packed, RopeScaling, Weights, log_probs_and_entropy,
-};
+use rollflow::model::{Decoder, Dtype, Family, Head, Layout, ModelConfig, Packed, RopeScaling, Weights, log_probs_and_entropy};
 use tch::Tensor;
 
 pub fn config(family: Family, window: Option<usize>) -> ModelConfig {
@@ -26,7 +24,10 @@ pub fn config(family: Family, window: Option<usize>) -> ModelConfig {
         rope_scaling: RopeScaling::Default,
         windows: vec![None, window],
         unrotated: Vec::new(),
-        factors: Factors::ONE,
+        embedding_multiplier: 1.0,
+        residual_multiplier: 1.0,
+        attention_multiplier: None,
+        logits_scaling: 1.0,
         qkv_bias: family == Family::Qwen2,
         output_bias: false,
         mlp_bias: false,

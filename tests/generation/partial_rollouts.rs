@@ -17,7 +17,7 @@ use rollflow::flow::Capacity;
 use rollflow::flow::RunContext;
 use rollflow::flow::from_iter;
 use rollflow::model::ModelConfig;
-use rollflow::model::{Family, KvCache, Packed, Weights};
+use rollflow::model::{Family, Packed, Weights};
 use rollflow::observe::Metric;
 use rollflow::prelude::*;
 use rollflow::rollout::Admission;
@@ -234,7 +234,7 @@ fn v5_swapped_samples_keep_the_keys_and_values_of_the_weights_that_computed_them
         let answer = finished.values().find(|finished| finished.versions.iter().count() == 3).unwrap();
         let prompt = request(answer.ordinal, 1, &params(1)).tokens;
         let decoder = decoder(&config);
-        let mut cache = KvCache::new(&config, 1, 64, rollflow::model::Compute::default());
+        let mut cache = decoder.cache(1, 64, rollflow::model::Compute::default());
         let views = |version| decoder.views(&version_of(&config, version).flat);
         let versions: Vec<_> = answer.versions.per_token().flatten().collect();
         let mut logits = decoder.prefill(&views(versions[0]), &Packed::new([&*prompt]), &mut cache, &[vec![0]]);

@@ -11,7 +11,7 @@ use rollflow::engine::remote::sync::{CachePolicy, SyncConfig, SyncError, WeightS
 use rollflow::engine::remote::{
     Attempt, Ending, Fault, FleetHandle, InferenceEngine, PauseMode, RemoteError, WeightControl, async_trait,
 };
-use rollflow::model::{Adapter, Decoder, FrozenWeights, Lora, ModelConfig, Packed, Weights, load_adapter, load_hf};
+use rollflow::model::{Decoder, FrozenWeights, Lora, ModelConfig, Packed, Weights, load_adapter, load_hf};
 use rollflow::stages::sync::{Exporter, probe_texts};
 use rollflow::train::Policy;
 use tch::{Kind, Tensor};
@@ -99,7 +99,7 @@ impl InferenceEngine for FolderEngine {
         let decoder = Decoder::new(&state.config, weights.layout.clone());
         let views = decoder.views_of(&weights);
         let hidden = decoder.hidden(&views, &Packed::new([tokens]));
-        let head = state.head.as_ref().map_or_else(|| views.head().shallow_clone(), |head| head.view_as(views.head()));
+        let head = state.head.as_ref().map_or_else(|| views.head.shallow_clone(), |head| head.view_as(&views.head));
         let logits = hidden.narrow(0, 0, tokens.len() as i64 - 1).linear(&head, None::<&Tensor>);
         let targets: Vec<i64> = tokens[1..].iter().map(|&id| i64::from(id)).collect();
         let chosen = logits.log_softmax(-1, Kind::Float).gather(-1, &Tensor::from_slice(&targets).unsqueeze(-1), false);
@@ -311,10 +311,10 @@ async fn r262_by_hand_results_stand_in_engine_order_and_one_must_hold() {
 /// Adapters of queries and values that have learned something.
 fn adapted(seed: u64) -> FrozenWeights {
     let lora = Lora::new(2, 4.0, &["q_proj", "v_proj"]).unwrap();
-    let weights = crate::tiny::weights(0).adapted(&crate::tiny::model(), lora, 7);
-    let Adapter { flat, layout, lora } = weights.adapter.as_ref().unwrap();
-    let flat = flat + crate::tiny::noise(flat, seed) * 0.5;
-    weights.under(Adapter { flat, layout: layout.clone(), lora: lora.clone() }).freeze()
+    let mut weights = crate::tiny::weights(0).adapted(&crate::tiny::model(), lora, 7);
+    let flat = weights.trained_mut();
+    *flat = &*flat + crate::tiny::noise(flat, seed) * 0.5;
+    weights.freeze()
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -1,6 +1,6 @@
 //! torch's AdamW after clipping by global norm, step by step, on one flat buffer.
 
-use rollflow::train::{AdamW, Moments, clip_scale, norm};
+use rollflow::train::{AdamW, clip_scale, norm};
 use serde_json::Value;
 
 use crate::case::{Case, Tensor, tensor};
@@ -34,7 +34,7 @@ pub fn adamw(case: &Case) -> Result<(), String> {
         let length = norm(&grad);
         let expected = &case.value["expected"];
         case.close(&format!("grad_norms[{at}]"), &[length], &tensor(&expected["grad_norms"][at]))?;
-        let moments = Moments { mean: &mut mean, square: &mut square, max: &mut max };
+        let moments = [&mut mean[..], &mut square, &mut max];
         adamw.update(at as u64 + 1, lr, clip_scale(length, max_norm), &mut params, &grad, moments);
         case.close(&format!("params after step {at}"), &params, &flat(&expected["params_after_each_step"][at]))?;
     }

@@ -32,7 +32,7 @@ fn logits_of_packed_sequences_equal_those_of_padded_batches() {
 }
 
 #[test]
-fn token_log_probs_and_entropies_are_those_of_the_reference_whatever_the_chunk() {
+fn token_log_probs_and_entropies_are_those_of_the_reference() {
     for_every_model(|case| {
         let (decoder, batch) = (case.decoder(), &case.golden.right);
         let views = decoder.views(&case.weights.flat);
@@ -42,8 +42,8 @@ fn token_log_probs_and_entropies_are_those_of_the_reference_whatever_the_chunk()
         let targets = Tensor::from_slice(&packed.ids).roll([-1], [0]).to_device(device());
         let has_next: Vec<bool> = packed.lens.iter().flat_map(|&len| (0..len).map(move |at| at + 1 < len)).collect();
         let has_next = Tensor::from_slice(&has_next).to_device(device());
-        for (temperature, chunk_rows) in [(1.0, 1000), (1.0, 1), (0.7, 5)] {
-            let (log_probs, entropies) = decoder.token_log_probs(&views, &hidden, &targets, temperature, chunk_rows);
+        for temperature in [1.0, 0.7] {
+            let (log_probs, entropies) = log_probs_and_entropy(&decoder.logits(&views, &hidden), &targets, temperature);
             let expected = |what: &str| batch.at_real_positions(&case.expected[&format!("right.{what}_T{temperature:.1}")]);
             let tolerance = case.golden.tolerance.logits;
             assert_close("log-probabilities", &log_probs.index(&[Some(&has_next)]), &expected("token_logprobs"), tolerance);

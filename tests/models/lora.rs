@@ -9,8 +9,8 @@ use proptest::sample::subsequence;
 use rollflow::algo::{Aggregation, BradleyTerry, CrossEntropy, Grpo, Schedule};
 use rollflow::data::Sample;
 use rollflow::model::{
-    Adapter, Compute, Decoder, Dtype, Format, Head, Layout, Lora, ModelConfig, Packed, Weights, check_folder, load_hf,
-    save_adapter, save_hf, save_hf_as,
+    Compute, Decoder, Dtype, Head, Layout, Lora, ModelConfig, Packed, Weights, check_folder, load_hf, save_adapter, save_hf,
+    save_hf_as,
 };
 use rollflow::recipe::load;
 use rollflow::train::{
@@ -32,10 +32,13 @@ fn fresh() -> Weights {
 
 /// Adapters that have learned something.
 fn learned(lora: Lora) -> Weights {
-    let weights = crate::tiny::weights(1).adapted(&crate::tiny::model(), lora, 7);
-    let Adapter { flat, layout, lora } = weights.adapter.as_ref().unwrap();
-    let flat = flat + crate::tiny::noise(flat, 5) * 0.15;
-    weights.under(Adapter { flat, layout: layout.clone(), lora: lora.clone() })
+    moved(crate::tiny::weights(1).adapted(&crate::tiny::model(), lora, 7))
+}
+
+fn moved(mut weights: Weights) -> Weights {
+    let flat = weights.trained_mut();
+    *flat = &*flat + crate::tiny::noise(flat, 5) * 0.15;
+    weights
 }
 
 fn hidden(weights: &Weights) -> Tensor {
@@ -59,7 +62,10 @@ fn a_model_under_fresh_adapters_says_what_it_said_before_to_the_bit() {
     let (base, adapted) = (crate::tiny::weights(1), fresh());
     assert!(hidden(&base) == hidden(&adapted));
     assert!(adapted.merged().flat == base.flat);
-    let drawn = |seed| Adapter::fresh(&crate::tiny::model(), lora(4, &["q_proj"]), seed).flat;
+    let drawn = |seed| {
+        let adapted = crate::tiny::weights(1).adapted(&crate::tiny::model(), lora(4, &["q_proj"]), seed);
+        adapted.adapter.unwrap().flat
+    };
     assert!(drawn(1) == drawn(1) && drawn(1) != drawn(2));
 }
 
@@ -112,7 +118,7 @@ fn training_moves_adapters_alone_and_learns() {
         |_, _| {},
     )
     .unwrap();
-    let loss = |at: usize| steps[at].forward_backward.loss;
+    let loss = |at: usize| steps[at]["loss"];
     assert!(loss(79) < 0.5 * loss(0), "{} {}", loss(0), loss(79));
     let after = backend.snapshot().wait().unwrap().weights.read();
     assert!(after.flat == base && after.flat.data_ptr() == weights.flat.data_ptr(), "a publish shares what is under adapters");
@@ -181,12 +187,11 @@ fn a_reward_model_learns_by_adapters_and_its_head_and_its_trunk_stays_as_it_is()
         assert!(losses[29] < 0.3 * losses[0], "{losses:?}");
         let after = backend.current().wait().unwrap().weights.read();
         assert!(after.flat == base, "the trunk stays as it was, to the bit");
-        let (before, after) = (weights.adapter.unwrap(), after.adapter.unwrap());
-        for entry in before.layout.entries() {
-            let of = |adapter: &Adapter| matrix(&adapter.flat, &adapter.layout, &entry.name);
-            assert!(of(&before) != of(&after), "{} does not learn", entry.name);
+        for entry in weights.trained().0.entries() {
+            let of = |weights: &Weights| matrix(weights.trained().1, weights.trained().0, &entry.name);
+            assert!(of(&weights) != of(&after), "{} does not learn", entry.name);
         }
-        after.flat
+        after.adapter.unwrap().flat
     };
     assert!(learned(false) == learned(true), "with layers computed anew");
 }
@@ -344,9 +349,7 @@ fn joint_projections_are_adapted_as_one() {
     let hidden = |weights: &Weights| decoder.hidden(&decoder.views_of(weights), &Packed::new([&[2u32, 5, 3, 9][..], &[7, 7, 1]]));
     for targets in [&[Lora::ALL][..], &["qkv_proj"], &["down_proj", "gate_up_proj"]] {
         let lora = lora(3, targets).on_model(&config).unwrap();
-        let Adapter { flat, layout, lora } = Adapter::fresh(&config, lora, 7);
-        let flat = &flat + crate::tiny::noise(&flat, 5) * 0.15;
-        let adapted = base.under(Adapter { flat, layout, lora });
+        let adapted = moved(base.adapted(&config, lora, 7));
         assert!(gap(&hidden(&adapted), &hidden(&base)) > 1e-2, "{targets:?}: it says something else");
         assert!(gap(&hidden(&adapted), &hidden(&adapted.merged())) < 1e-5, "{targets:?}");
 
@@ -424,11 +427,11 @@ fn what_is_no_plain_lora_is_refused_by_name() {
 fn a_model_is_exported_in_other_precisions_and_in_shards() {
     let folder = tempfile::tempdir().unwrap();
     let (config, weights) = (crate::tiny::model(), learned(lora(4, &[Lora::ALL])));
-    let loaded = |name: &str, format: Format| {
+    let loaded = |name: &str, dtype: Dtype, max_shard: Option<u64>| {
         let path = folder.path().join(name);
-        save_hf_as(&path, &config, &weights, &format).unwrap();
+        save_hf_as(&path, &config, &weights, dtype, max_shard).unwrap();
         let (config, weights) = load_hf(&path).unwrap();
-        assert_eq!(config, ModelConfig { dtype: format.dtype, ..crate::tiny::model() });
+        assert_eq!(config, ModelConfig { dtype, ..crate::tiny::model() });
         (path, weights.flat)
     };
     let merged = weights.merged().flat;
@@ -436,12 +439,12 @@ fn a_model_is_exported_in_other_precisions_and_in_shards() {
         let names = std::fs::read_dir(path).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap());
         names.filter(|name| name.ends_with(".safetensors")).count()
     };
-    let (whole, flat) = loaded("whole", Format::default());
+    let (whole, flat) = loaded("whole", Dtype::F32, None);
     assert!(flat == merged && shards(&whole) == 1);
-    let (cut, flat) = loaded("cut", Format { max_shard: Some(8000), ..Format::default() });
+    let (cut, flat) = loaded("cut", Dtype::F32, Some(8000));
     assert!(flat == merged && shards(&cut) > 2 && cut.join("model.safetensors.index.json").exists());
     for (dtype, kind) in [(Dtype::Bf16, Kind::BFloat16), (Dtype::F16, Kind::Half)] {
-        let (path, flat) = loaded(&format!("{dtype:?}"), Format { dtype, max_shard: Some(4000) });
+        let (path, flat) = loaded(&format!("{dtype:?}"), dtype, Some(4000));
         assert!(flat == merged.to_kind(kind).to_kind(Kind::Float) && shards(&path) > 2);
     }
 }

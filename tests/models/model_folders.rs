@@ -330,6 +330,6 @@ fn a_header_that_is_longer_than_its_file_is_an_error() {
         bytes[..8].copy_from_slice(&header.to_le_bytes());
         fs::write(folder.path("model.safetensors"), bytes).unwrap();
         let error = model::check_folder(folder.0.path()).unwrap_err();
-        assert!(matches!(error, ModelError::Safetensors { .. }), "{error}");
+        assert!(error.to_string().contains("not a readable safetensors file"), "{error}");
     }
 }

@@ -10,8 +10,7 @@ use std::sync::Arc;
 use rollflow::algo::{Aggregation, BradleyTerry, Loss, LossInputs, LossOutput, Schedule};
 use rollflow::model::{Decoder, Head, ModelConfig, Packed, Weights, load_hf, save_hf};
 use rollflow::train::{
-    AdamW, DecayScope, LocalBackend, LocalConfig, ParamGroups, SampleId, SaveCheckpoint, TrainBatch, TrainSequence,
-    TrainingBackend, collate,
+    AdamW, DecayScope, LocalBackend, LocalConfig, SaveCheckpoint, TrainBatch, TrainSequence, TrainingBackend, collate,
 };
 use serde_json::{Value, json};
 use tch::{Kind, Tensor};
@@ -51,7 +50,7 @@ fn assert_near(what: &str, found: &[f64], expected: &[f64]) {
 fn asking(sequences: Vec<(Vec<i64>, Vec<usize>)>) -> TrainBatch {
     let batch_tokens = sequences.iter().map(|(_, rows)| rows.len()).sum();
     let sequence = |(at, (inputs, rows)): (usize, (Vec<i64>, Vec<usize>))| TrainSequence {
-        id: SampleId { group: at as u64, index: 0 },
+        group: at as u64,
         targets: vec![0; rows.len()],
         weights: vec![1.0 / batch_tokens as f64; rows.len()],
         versions: vec![None; rows.len()],
@@ -75,7 +74,7 @@ fn scores_are_those_of_transformers_at_every_token() {
         for (found, expected) in scores.iter().zip(list(&golden["every"])) {
             assert_near(&folder.display().to_string(), found, &numbers(expected));
         }
-        // The text's own score is read off its last token that is no padding, 0 here: `TextReader::asking` asks for that.
+        // The text's own score is read off its last token that is no padding, 0 here: `score_sample` asks for that.
         for ((scores, pooled), ids) in scores.iter().zip(numbers(&golden["pooled"])).zip(list(&golden["sequences"])) {
             let last = tokens(ids).iter().rposition(|token| *token != 0).unwrap();
             assert_near("pooled", &scores[last..=last], &[pooled]);
@@ -92,7 +91,7 @@ fn pairs_train_it_as_pytorch_does() {
         let local = LocalConfig {
             adamw,
             // `torch.optim.AdamW(model.parameters())`.
-            groups: ParamGroups { decay: DecayScope::All, ..ParamGroups::default() },
+            decay: DecayScope::All,
             max_grad_norm: Some(of("clip_norm")),
             // Parts every pair.
             micro_batch_tokens: 1,

@@ -213,7 +213,7 @@ proptest! {
         equal(&read_answers(answers.path()).unwrap().next().unwrap().unwrap(), &answer)?;
 
         let metadata = CheckpointMetadata { metrics: [("loss".to_owned(), f)].into(), ..CheckpointMetadata::default() };
-        let fill = |_: &std::path::Path| Ok::<(), checkpoint::CheckpointError>(());
+        let fill = |_: &std::path::Path| Ok(());
         let written = checkpoint::write(&folder.path().join("checkpoints"), 3, metadata.clone(), fill).unwrap();
         equal(&checkpoint::read_metadata(&written).unwrap().metrics, &metadata.metrics)?;
 

@@ -2,7 +2,7 @@
 //! tested against it.
 
 use rollflow::algo::{Loss, LossError, LossOutput, OffPolicy, entropy, log_softmax_at};
-use rollflow::train::{PackedColumns, TrainBatch};
+use rollflow::train::TrainBatch;
 
 /// Returns the loss of a whole batch and ∂loss/∂logits, shaped as the logits. `logits` holds, per sequence, one row of `vocab` numbers for each position (row `t` predicts token
 /// `t + 1`; rows past the last trained token may be there or not).
@@ -12,15 +12,14 @@ pub fn objective(
     vocab: usize,
     loss: &dyn Loss,
 ) -> Result<(LossOutput, Vec<Vec<f64>>), LossError> {
-    let all: Vec<usize> = (0..batch.sequences.len()).collect();
-    let columns = PackedColumns::new(batch, &all);
+    let all = batch.all();
     let places: Vec<(usize, usize)> =
         all.iter().flat_map(|&at| batch.sequences[at].rows.iter().map(move |row| (at, row * vocab))).collect();
     let row = |&(sequence, start): &(usize, usize)| &logits[sequence][start..start + vocab];
-    let targets = || columns.targets.iter().map(|&target| target as usize);
+    let targets = || batch.sequences.iter().flat_map(|sequence| &sequence.targets).map(|&target| target as usize);
     let log_probs: Vec<f64> = places.iter().zip(targets()).map(|(place, target)| log_softmax_at(row(place), target)).collect();
     let entropies: Vec<f64> = places.iter().map(|place| entropy(row(place))).collect();
-    let output = columns.evaluate(loss, &OffPolicy::default(), &log_probs, &entropies, batch.batch_tokens)?;
+    let output = batch.evaluate(&all, loss, &OffPolicy::default(), &log_probs, &entropies)?;
 
     let mut logits_grad: Vec<Vec<f64>> = logits.iter().map(|rows| vec![0.0; rows.len()]).collect();
     for (t, (place, target)) in places.iter().zip(targets()).enumerate() {

@@ -10,8 +10,8 @@ use rollflow::algo::{
 use rollflow::data::Sample;
 use rollflow::model::Weights;
 use rollflow::train::{
-    AdamW, DecayScope, LocalBackend, LocalConfig, LrScale, NonFinitePolicy, ParamGroups, SaveCheckpoint, SftConfig, TrainBatch,
-    TrainError, TrainingBackend, collate, run_sft_training,
+    AdamW, DecayScope, LocalBackend, LocalConfig, LrScale, NonFinitePolicy, SaveCheckpoint, SftConfig, TrainBatch, TrainError,
+    TrainingBackend, collate, run_sft_training,
 };
 use tch::Tensor;
 
@@ -42,9 +42,9 @@ fn supervised_loss_falls_on_a_toy_set() {
     let mut seen = Vec::new();
     let steps = run_sft_training(&backend, &crate::tiny::counting(), &config, |step, _| seen.push(step)).unwrap();
     assert_eq!(seen, (1..=60).collect::<Vec<u64>>());
-    let loss = |at: usize| steps[at].forward_backward.loss;
+    let loss = |at: usize| steps[at]["loss"];
     assert!(loss(0) > 2.0 && loss(59) < 0.3 * loss(0), "{} {}", loss(0), loss(59));
-    assert_eq!(steps[59].row()["perplexity_tokens"], loss(59).exp(), "R176: e to the mean negative log-likelihood");
+    assert_eq!(steps[59]["perplexity_tokens"], loss(59).exp(), "R176: e to the mean negative log-likelihood");
 }
 
 #[test]
@@ -301,8 +301,8 @@ fn training_continues_from_a_checkpoint_bit_for_bit() {
 fn decay_shrinks_matrices_alone_unless_all_tensors_are_asked_for() {
     for decay in [DecayScope::Matrices, DecayScope::All] {
         let adamw = AdamW { weight_decay: 0.5, epsilon: 1e12, ..AdamW::default() };
-        let groups = ParamGroups { decay, lr_scale: LrScale { embeddings: 0.5, ..LrScale::default() } };
-        let backend = backend(LocalConfig { adamw, groups, schedule: Schedule::constant(0.1), ..sft() });
+        let lr_scale = LrScale { embeddings: 0.5, ..LrScale::default() };
+        let backend = backend(LocalConfig { adamw, decay, lr_scale, schedule: Schedule::constant(0.1), ..sft() });
         let before = backend.current().wait().unwrap().weights.read();
         backend.forward_backward(batch());
         backend.optim_step().wait().unwrap();
@@ -321,7 +321,7 @@ fn decay_shrinks_matrices_alone_unless_all_tensors_are_asked_for() {
 
 #[test]
 fn a_rate_for_what_the_model_has_not_and_a_resume_with_other_groups_are_refused() {
-    let of = |lr_scale| LocalConfig { groups: ParamGroups { lr_scale, ..ParamGroups::default() }, ..sft() };
+    let of = |lr_scale| LocalConfig { lr_scale, ..sft() };
     let start = |config| LocalBackend::new(config, crate::tiny::model(), crate::tiny::weights(1));
     let error = start(of(LrScale { score_head: 10.0, ..LrScale::default() })).err().unwrap().to_string();
     assert!(error.contains("lr_scale.score_head"), "{error}");

@@ -49,7 +49,7 @@ type Learned = Arc<Mutex<Vec<TrainBatch>>>;
 
 /// A value for every token, unlike its neighbours'.
 fn value(sequence: &TrainSequence, row: usize) -> f64 {
-    (sequence.id.group as f64 * 3.1 + f64::from(sequence.id.index) * 1.3 + row as f64 * 0.7).cos()
+    (sequence.group as f64 * 3.1 + f64::from(sequence.index) * 1.3 + row as f64 * 0.7).cos()
 }
 
 /// Writes down what it is given to learn.
@@ -149,7 +149,7 @@ proptest! {
     ) {
         let sent = batch(&shapes, seed);
         let (_, whole, _) = learn(sent.clone(), |critic| critic, |trainer| trainer);
-        let of = |batch: &TrainBatch| batch.sequences.iter().map(|sequence| (sequence.id, sequence.advantages.clone())).collect::<Vec<_>>();
+        let of = |batch: &TrainBatch| batch.sequences.iter().map(|sequence| ((sequence.group, sequence.index), sequence.advantages.clone())).collect::<Vec<_>>();
         let run = || learn(sent.clone(), |critic| critic, |trainer| {
             trainer.configure(|config| {
                 (config.ppo_epochs, config.score_first) = (passes, true);
@@ -162,11 +162,11 @@ proptest! {
         prop_assert_eq!(step.optim.step, passes * count as u64);
         for pass in policy.chunks(count) {
             let mut met: Vec<_> = pass.iter().flat_map(of).collect();
-            met.sort_by_key(|(id, _)| (id.group, id.index));
+            met.sort_by_key(|(id, _)| *id);
             prop_assert_eq!(met, of(&whole[0]));
         }
         for (policy, critic) in policy.iter().zip(&critic) {
-            let ids = |batch: &TrainBatch| batch.sequences.iter().map(|sequence| (sequence.id.group, sequence.id.index)).collect::<Vec<_>>();
+            let ids = |batch: &TrainBatch| batch.sequences.iter().map(|sequence| (sequence.group, sequence.index)).collect::<Vec<_>>();
             prop_assert_eq!(ids(policy), ids(critic));
             let weight: f64 = policy.sequences.iter().flat_map(|sequence| &sequence.weights).sum();
             prop_assert!((weight - 1.0).abs() < 1e-9, "a mean over the minibatch's own tokens");

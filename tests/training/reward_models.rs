@@ -6,13 +6,11 @@ use rollflow::algo::{BradleyTerry, PairMetrics};
 use rollflow::data::arithmetic;
 use rollflow::data::{PromptText, RankedPair};
 use rollflow::flow::from_iter;
-use rollflow::model::ModelConfig;
-use rollflow::model::Weights;
+use rollflow::model::{ModelConfig, ModelError, Weights};
 use rollflow::prelude::*;
 use rollflow::stages::reward::OnFailure;
 use rollflow::stages::reward::Scorer;
-use rollflow::train::LoadError;
-use rollflow::train::ScoreModel;
+use rollflow::train::{ScoreModel, score_pair, score_sample};
 
 fn tokenizer() -> Tokenizer {
     Tokenizer::characters("0123456789+=", 16).unwrap()
@@ -61,7 +59,7 @@ fn by(scorer: &Arc<Scorer>) -> Reward {
 
 #[test]
 fn a_text_is_scored_at_its_last_token_and_padding_at_its_end_does_not_count() {
-    let asking = model().reader().asking(&prompt(), "7").unwrap();
+    let asking = score_sample(&tokenizer(), model().config(), &prompt(), "7").unwrap();
     assert_eq!(
         (asking.tokens[4..6].to_vec(), asking.tokens.len()),
         (vec![11, 1], 7),
@@ -71,8 +69,7 @@ fn a_text_is_scored_at_its_last_token_and_padding_at_its_end_does_not_count() {
 
     // Where end of text is the padding too, as in many folders, transformers passes it over.
     let config = ModelConfig { pad_token_id: Some(1), ..model().config().clone() };
-    let padded =
-        ScoreModel::new(config, model().weights().freeze(), tokenizer()).unwrap().reader().asking(&prompt(), "7").unwrap();
+    let padded = score_sample(&tokenizer(), &config, &prompt(), "7").unwrap();
     assert_eq!((padded.tokens.len(), padded.loss_mask.last()), (6, Some(&1.0)));
 }
 
@@ -132,7 +129,7 @@ fn a_text_that_is_too_long_and_a_score_that_is_no_number_are_failures_of_their_s
 fn a_model_of_words_is_no_reward_model_and_a_reward_model_no_policy() {
     let words = policy();
     let refused = ScoreModel::new(words.config().clone(), words.weights().freeze(), tokenizer()).err().unwrap();
-    assert!(matches!(refused, LoadError::NotAScoreModel), "{refused}");
+    assert!(matches!(refused, ModelError::NotAScoreModel), "{refused}");
     let refused = Policy::new(model().config().clone(), model().weights().freeze(), tokenizer()).err().unwrap().to_string();
     assert!(refused.contains("gives one number and no words"), "{refused}");
 }
@@ -147,12 +144,13 @@ fn pairs_teach_it_to_score_right_sums_higher_also_those_it_never_saw() {
     let body = Policy::random(ModelConfig::small(&tokenizer(), 64, 2), tokenizer(), 0).unwrap();
     rollflow::model::save_hf(folder.path(), body.config(), &body.weights()).unwrap();
     body.tokenizer().save(folder.path()).unwrap();
-    let model = ScoreModel::begin(folder.path(), 3).unwrap();
+    let model = ScoreModel::begin(folder.path(), tokenizer(), 3).unwrap();
     assert!(model.weights().flat == Weights::scoring(&body.weights(), body.config(), Some(3)).flat);
 
     let config = LocalConfig { threads: Some(1), ..LocalConfig::new(BradleyTerry::default(), Schedule::constant(1e-3)) };
     let backend = model.backend(config).unwrap();
-    let ranked: Vec<Vec<Sample>> = pairs(&trained).iter().map(|pair| model.reader().pair(pair).unwrap()).collect();
+    let ranked: Vec<Vec<Sample>> =
+        pairs(&trained).iter().map(|pair| score_pair(&tokenizer(), model.config(), pair).unwrap()).collect();
     let mut batches = Supervised::grouped("reward model", ranked, 48, 600).unwrap();
     let mut seen = Vec::new();
     while let Some(batch) = batches.next().map_err(|error| panic!("{error}")).unwrap() {

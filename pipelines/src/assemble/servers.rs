@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail};
 use parking_lot::Mutex;
 use rollflow::engine::settings::{Engine, Launch};
-use rollflow::model::{Dtype, GpuMemory, gpu_memory};
+use rollflow::model::{Dtype, gpu_memory};
 use rollflow::recipe::lora::Target;
 use rollflow::recipe::{DeviceName, MemoryPlan, Plan};
 use rollflow::util::atomic_file;
@@ -137,18 +137,18 @@ fn share_of(plan: &Plan, device: Option<usize>) -> Result<Option<f64>> {
     let name = DeviceName::Cuda(device).word();
     let own = MemoryPlan::of(plan)?.into_iter().find(|of| of.device == name).map_or(0, |of| of.total());
     let kind = plan.engine.launch.word();
-    remaining_share(memory, own).map(Some).with_context(|| {
+    remaining_share(memory.total, memory.free, own).map(Some).with_context(|| {
         format!("{kind} shares {name} with the run; give it another by engine.devices, or a share by engine.gpu_memory")
     })
 }
 
 /// Share of memory that a run of `own` bytes leaves, minus a reserve for a process's context.
-fn remaining_share(memory: GpuMemory, own: u64) -> Result<f64> {
+fn remaining_share(total: u64, free: u64, own: u64) -> Result<f64> {
     const RESERVE: u64 = 2 << 30;
     const LEAST: f64 = 0.05;
-    let left = memory.free.saturating_sub(own).saturating_sub(RESERVE) as f64 / memory.total.max(1) as f64;
+    let left = free.saturating_sub(own).saturating_sub(RESERVE) as f64 / total.max(1) as f64;
     if left < LEAST {
-        let [free, total, own] = [memory.free, memory.total, own].map(|bytes| bytes as f64 / f64::from(1 << 30));
+        let [free, total, own] = [free, total, own].map(|bytes| bytes as f64 / f64::from(1 << 30));
         bail!("{free:.1} GiB of its {total:.1} GiB are free, and the run's plan takes {own:.1}");
     }
     // Rounded down to hundredths.
@@ -446,9 +446,8 @@ mod tests {
     #[test]
     fn a_shared_gpu_is_shared_by_the_plan_and_refused_where_nothing_is_left() {
         let gib = |number: u64| number << 30;
-        let memory = GpuMemory { total: gib(80), free: gib(80) };
-        assert_eq!(remaining_share(memory, gib(38)).unwrap(), 0.5);
-        assert!(remaining_share(memory, gib(77)).unwrap_err().to_string().contains("77.0"));
+        assert_eq!(remaining_share(gib(80), gib(80), gib(38)).unwrap(), 0.5);
+        assert!(remaining_share(gib(80), gib(80), gib(77)).unwrap_err().to_string().contains("77.0"));
         assert_eq!(memory_flags(Launch::Vllm, Some(0.5)), ["--gpu-memory-utilization", "0.5"]);
         assert_eq!(memory_flags(Launch::Sglang, Some(0.5)), ["--mem-fraction-static", "0.5"]);
         assert!(memory_flags(Launch::Vllm, None).is_empty());

@@ -10,7 +10,7 @@ use rollflow::recipe::lora::AdapterSync;
 use rollflow::recipe::task::{RewardModel, Sft};
 use rollflow::recipe::{Checkpointing, Optimization, Plan, Timeline};
 use rollflow::stages::train::{Critic, StepConfig};
-use rollflow::train::{AdamW, ParamGroups, ScoreModel};
+use rollflow::train::{AdamW, ScoreModel};
 
 use crate::assemble::steps::Mixture;
 use crate::assemble::{models, policy, steps};
@@ -81,7 +81,8 @@ fn local_config(plan: &Plan, loss: Arc<dyn Loss>, of: &Optimization, lr: f64, st
             weight_decay: of.weight_decay,
             ..AdamW::default()
         },
-        groups: ParamGroups { decay: of.decay, lr_scale: of.lr_scale },
+        decay: of.decay,
+        lr_scale: of.lr_scale,
         max_grad_norm: Some(of.max_grad_norm),
         micro_batch_tokens: of.micro_batch_tokens,
         non_finite: of.on_nonfinite,

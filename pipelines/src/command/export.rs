@@ -5,7 +5,7 @@ use std::process::ExitCode;
 
 use anyhow::{Context, Result, bail, ensure};
 use clap::Args;
-use rollflow::model::{self, load_hf, save_adapter, save_hf_as};
+use rollflow::model::{load_hf, save_adapter, save_hf_as};
 use rollflow::train::companions;
 use rollflow::util::atomic_file;
 
@@ -66,8 +66,7 @@ impl Export {
             Some(adapter) if self.adapter => save_adapter(&folder, adapter)?,
             _ => {
                 ensure!(!self.adapter, "{} holds no adapters, but a whole model; leave --adapter out", from.display());
-                let format = model::Format { dtype: self.dtype.into(), max_shard: self.max_shard_size };
-                save_hf_as(&folder, &config, &weights, &format)?;
+                save_hf_as(&folder, &config, &weights, self.dtype.into(), self.max_shard_size)?;
             }
         }
         // Adapters may have come without what the model under them has.

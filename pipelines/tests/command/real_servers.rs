@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use rollflow::engine::TokenEngine;
 use rollflow::engine::remote::sync::{SyncConfig, SyncError, WeightSyncManager};
 use rollflow::engine::remote::{Fleet, FleetConfig, FleetHandle, InferenceEngine, PauseMode};
-use rollflow::model::{Adapter, Dtype, ModelConfig, Weights};
+use rollflow::model::{Dtype, ModelConfig, Weights};
 use rollflow::prelude::*;
 use rollflow::recipe::Plan;
 use rollflow::rollout::complete;
@@ -69,11 +69,11 @@ impl Started {
 
     /// The policy's weights under adapters that have learned something.
     fn adapted(&self, seed: u64) -> rollflow::model::FrozenWeights {
-        let weights = self.policy.weights();
-        let Adapter { flat, layout, lora } = weights.adapter.as_ref().unwrap();
+        let mut weights = self.policy.weights();
         tch::manual_seed(seed as i64);
-        let flat = flat + tch::Tensor::randn(flat.size(), (tch::Kind::Float, tch::Device::Cpu)) * 0.05;
-        weights.under(Adapter { flat, layout: layout.clone(), lora: lora.clone() }).freeze()
+        let flat = weights.trained_mut();
+        *flat = &*flat + tch::Tensor::randn(flat.size(), (tch::Kind::Float, tch::Device::Cpu)) * 0.05;
+        weights.freeze()
     }
 }
 

@@ -46,7 +46,7 @@ impl LocalEngine {
     pub fn new(decoder: Decoder, tokenizer: Arc<Tokenizer>, slots: usize, run_seed: u64) -> Self {
         let slots = Slots::new(slots);
         let compute = Compute::default();
-        let cache = KvCache::new(decoder.config(), slots.len() + 1, 0, compute);
+        let cache = decoder.cache(slots.len() + 1, 0, compute);
         LocalEngine {
             decoder,
             compute,
@@ -62,7 +62,7 @@ impl LocalEngine {
 
     /// Sets device and format, before the first step. Default: f32 on the CPU.
     pub fn computing(mut self, compute: Compute) -> Self {
-        self.cache = KvCache::new(self.decoder.config(), self.slots.len() + 1, 0, compute);
+        self.cache = self.decoder.cache(self.slots.len() + 1, 0, compute);
         self.compute = compute;
         self
     }

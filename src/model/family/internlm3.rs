@@ -1,12 +1,14 @@
 //! InternLM3: its own keys for biases, alongside Llama's.
 
-use super::{Defaults, Definition, llama};
+use super::{Definition, llama};
 use crate::model::ModelConfig;
 
 pub(super) const DEFINITION: Definition = Definition {
     model_type: "internlm3",
     // transformers computes InternLM3 with Llama's classes.
-    defaults: Defaults { kv_heads_optional: false, head_dim: Some(128), rms_norm_eps: 1e-5, ..llama::DEFINITION.defaults },
+    kv_heads_optional: false,
+    head_dim: Some(128),
+    rms_norm_eps: 1e-5,
     read: |keys, config| {
         let attention_bias = keys.flag("attention_bias")?.or(keys.flag("qkv_bias")?).unwrap_or(false);
         let mlp_bias = keys.flag("mlp_bias")?.or(keys.flag("bias")?).unwrap_or(false);

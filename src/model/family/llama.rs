@@ -2,28 +2,24 @@
 
 use serde_json::{Map, Value};
 
-use super::{Defaults, Definition, LayerDefinition, QkNorm};
+use super::{Definition, QkNorm};
 use crate::model::{ModelConfig, read_rope};
 
 pub(super) const DEFINITION: Definition = Definition {
     model_type: "llama",
     class: "Llama",
-    defaults: Defaults {
-        kv_heads_optional: true,
-        head_dim: None,
-        rms_norm_eps: 1e-6,
-        rope_theta: 10_000.0,
-        tied: false,
-        rope_keys: read_rope::rope_keys,
-    },
-    layer: LayerDefinition {
-        norms: ["input_layernorm", "post_attention_layernorm"],
-        norms_output: false,
-        qk_norm: QkNorm::None,
-        qkv: &["q_proj", "k_proj", "v_proj"],
-        gate_up: &["gate_proj", "up_proj"],
-        plain_rope_in_windows: false,
-    },
+    kv_heads_optional: true,
+    head_dim: None,
+    rms_norm_eps: 1e-6,
+    rope_theta: 10_000.0,
+    tied: false,
+    rope_keys: read_rope::rope_keys,
+    norms: ["input_layernorm", "post_attention_layernorm"],
+    norms_output: false,
+    qk_norm: QkNorm::None,
+    qkv: &["q_proj", "k_proj", "v_proj"],
+    gate_up: &["gate_proj", "up_proj"],
+    plain_rope_in_windows: false,
     read: |_, config| Ok(config),
     write: write_biases,
 };

@@ -1,7 +1,7 @@
 //! Model families, one file each: configuration keys, layer, and tensor names in a folder.
 //!
 //! A family's file holds one [`Definition`], which starts from Llama's and replaces what differs. The
-//! computation is shared: [`Decoder`](super::Decoder) reads [`ModelConfig`] and [`LayerDefinition`].
+//! computation is shared: [`Decoder`](super::Decoder) reads [`ModelConfig`] and [`Definition`].
 //! A new dense family is a new file here, its `mod` line and its line in `families!`.
 
 mod granite;
@@ -74,31 +74,16 @@ pub(super) struct Definition {
     pub model_type: &'static str,
     /// Prefix of its classes in transformers: `Qwen2` of `Qwen2ForCausalLM`.
     pub class: &'static str,
-    /// Values of keys that a configuration leaves out.
-    pub defaults: Defaults,
-    /// Decoder layer.
-    pub layer: LayerDefinition,
-    /// Completes a configuration, read as Llama's, by the family's own keys.
-    pub read: fn(&Keys, ModelConfig) -> Result<ModelConfig, ModelError>,
-    /// Adds the family's own keys to a `config.json`.
-    pub write: fn(&ModelConfig, &mut Map<String, Value>),
-}
-
-/// Defaults of transformers' configuration class.
-pub(super) struct Defaults {
     /// If true, `num_key_value_heads` may be absent; it is `num_attention_heads` then.
     pub kv_heads_optional: bool,
-    /// `head_dim`; `None`: `hidden_size / num_attention_heads`.
+    /// Default of `head_dim`; `None`: `hidden_size / num_attention_heads`.
     pub head_dim: Option<usize>,
+    /// Default of `rms_norm_eps`, as of the next two, in transformers' configuration class.
     pub rms_norm_eps: f64,
     pub rope_theta: f64,
     pub tied: bool,
     /// Finds the object with the rotary keys; `None` if the configuration has none.
     pub rope_keys: for<'a> fn(&Keys<'a>) -> Result<Option<Keys<'a>>, ModelError>,
-}
-
-/// Parts of a decoder layer in which families differ, and their tensor names.
-pub(super) struct LayerDefinition {
     /// Names of the attention's and the feed-forward branch's norm.
     pub norms: [&'static str; 2],
     /// If true, norms apply to a branch's output instead of its input.
@@ -111,6 +96,10 @@ pub(super) struct LayerDefinition {
     pub gate_up: &'static [&'static str],
     /// If true, layers with a window ignore `rope_scaling`.
     pub plain_rope_in_windows: bool,
+    /// Completes a configuration, read as Llama's, by the family's own keys.
+    pub read: fn(&Keys, ModelConfig) -> Result<ModelConfig, ModelError>,
+    /// Adds the family's own keys to a `config.json`.
+    pub write: fn(&ModelConfig, &mut Map<String, Value>),
 }
 
 /// Extent of the RMS norm of queries and keys.
@@ -138,17 +127,6 @@ impl Family {
     /// Class in transformers.
     pub(super) fn architecture(self, head: Head) -> String {
         self.definition().class.to_owned() + head.architecture()
-    }
-
-    pub(super) fn layer(self) -> &'static LayerDefinition {
-        &self.definition().layer
-    }
-}
-
-impl LayerDefinition {
-    /// Rows of each projection of a group: one sum if the projections are joint.
-    pub fn rows(&self, rows: &[usize]) -> Vec<usize> {
-        if self.qkv.len() == 1 { vec![rows.iter().sum()] } else { rows.to_vec() }
     }
 }
 

@@ -2,7 +2,7 @@
 
 use serde_json::{Map, Value, json};
 
-use super::{Defaults, Definition, LayerDefinition, llama, mistral, olmo2, windows};
+use super::{Definition, llama, mistral, olmo2, windows};
 use crate::model::keys::Keys;
 use crate::model::read_rope::{self, rope_key};
 use crate::model::{ModelConfig, ModelError};
@@ -10,14 +10,16 @@ use crate::model::{ModelConfig, ModelError};
 pub(super) const DEFINITION: Definition = Definition {
     model_type: "olmo3",
     class: "Olmo3",
-    defaults: Defaults { rope_theta: 500_000.0, rope_keys, ..olmo2::DEFINITION.defaults },
-    layer: LayerDefinition { plain_rope_in_windows: true, ..olmo2::DEFINITION.layer },
+    rope_theta: 500_000.0,
+    rope_keys,
+    plain_rope_in_windows: true,
     read: |keys, config| {
         let window = windows::sliding_window(keys, mistral::WINDOW)?;
         let windows = windows::by_layer(keys, config.layers(), window, |layer| (layer + 1) % 4 != 0)?;
         Ok(ModelConfig { windows, mlp_bias: false, ..config })
     },
     write,
+    ..olmo2::DEFINITION
 };
 
 /// The rotary keys of layers with full attention. Those of layers with a window must be plain.

@@ -1,6 +1,6 @@
 //! Phi-3: joint projections, a window in all layers, and no stretched rotary frequencies.
 
-use super::{Defaults, Definition, LayerDefinition, llama, windows};
+use super::{Definition, llama, windows};
 use crate::model::keys::Keys;
 use crate::model::read_rope::{self, type_key};
 use crate::model::{ModelConfig, ModelError};
@@ -8,13 +8,16 @@ use crate::model::{ModelConfig, ModelError};
 pub(super) const DEFINITION: Definition = Definition {
     model_type: "phi3",
     class: "Phi3",
-    defaults: Defaults { rms_norm_eps: 1e-5, rope_keys, ..llama::DEFINITION.defaults },
-    layer: LayerDefinition { qkv: &["qkv_proj"], gate_up: &["gate_up_proj"], ..llama::DEFINITION.layer },
+    rms_norm_eps: 1e-5,
+    rope_keys,
+    qkv: &["qkv_proj"],
+    gate_up: &["gate_up_proj"],
     read: |keys, config| {
         let windows = vec![windows::sliding_window(keys, None)?; config.layers()];
         Ok(ModelConfig { windows, qkv_bias: false, output_bias: false, mlp_bias: false, ..config })
     },
     write: windows::write,
+    ..llama::DEFINITION
 };
 
 /// Rejects `longrope`, whose factors depend on the length of the sequence.

@@ -1,13 +1,13 @@
 //! Qwen2 and Qwen2.5: biases on queries, keys and values, and windows in the upper layers.
 
-use super::{Defaults, Definition, llama, windows};
+use super::{Definition, llama, windows};
 use crate::model::keys::Keys;
 use crate::model::{ModelConfig, ModelError};
 
 pub(super) const DEFINITION: Definition = Definition {
     model_type: "qwen2",
     class: "Qwen2",
-    defaults: Defaults { kv_heads_optional: false, ..llama::DEFINITION.defaults },
+    kv_heads_optional: false,
     read: |keys, config| {
         let windows = upper_windows(keys, config.layers())?;
         Ok(ModelConfig { windows, qkv_bias: true, output_bias: false, mlp_bias: false, ..config })

@@ -1,13 +1,15 @@
 //! SmolLM3: no rotary embeddings in every fourth layer, and a tied head.
 
-use super::{Defaults, Definition, llama, windows};
+use super::{Definition, llama, windows};
 use crate::model::keys::Keys;
 use crate::model::{ModelConfig, ModelError};
 
 pub(super) const DEFINITION: Definition = Definition {
     model_type: "smollm3",
     class: "SmolLM3",
-    defaults: Defaults { kv_heads_optional: false, rope_theta: 2_000_000.0, tied: true, ..llama::DEFINITION.defaults },
+    kv_heads_optional: false,
+    rope_theta: 2_000_000.0,
+    tied: true,
     read: |keys, config| {
         let (layers, window) = (config.layers(), windows::used_sliding_window(keys)?);
         let unrotated = unrotated(keys, layers)?;

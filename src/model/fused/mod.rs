@@ -151,30 +151,13 @@ fn sequences(packed: &Packed) -> Vec<[i64; 4]> {
     (0..starts.len()).map(sequence).collect()
 }
 
-/// libtorch's settings for GPUs.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct GpuSettings {
-    /// Attention by cuDNN, which compiles a plan per shape.
-    pub cudnn_attention: bool,
-    /// Sums of bf16 products that are rounded to bf16 on the way (law N5).
-    pub rounded_sums: bool,
-}
-
-/// Disables both for the whole process, and returns the resulting settings.
-pub fn gpu_defaults() -> GpuSettings {
-    let mut set = GpuSettings::default();
-    check(unsafe { rollflow_gpu_defaults(&mut set.cudnn_attention, &mut set.rounded_sums) });
-    set
-}
-
-/// Tensors that AdamW updates with the same settings: as many of each.
-pub struct AdamWColumns {
-    /// Parameters, f32.
-    pub params: Vec<Tensor>,
-    /// Used up.
-    pub grads: Vec<Tensor>,
-    /// First moments, second moments and, with amsgrad, the largest second moments.
-    pub moments: Vec<Vec<Tensor>>,
+/// Disables two of libtorch's settings for the whole process, and returns the resulting values:
+/// attention by cuDNN, which compiles a plan per shape, and sums of bf16 products that are rounded
+/// to bf16 on the way (law N5).
+pub fn gpu_defaults() -> [bool; 2] {
+    let [mut cudnn_attention, mut rounded_sums] = [false; 2];
+    check(unsafe { rollflow_gpu_defaults(&mut cudnn_attention, &mut rounded_sums) });
+    [cudnn_attention, rounded_sums]
 }
 
 /// AdamW's settings.
@@ -192,16 +175,23 @@ pub struct AdamWSettings {
     pub epsilon: f64,
 }
 
-/// Applies update number `step` (`[1]`, f32) in place, without temporaries. Gradients are divided
-/// by `divisor` (`[1]`, f32). Call it without gradient tracking.
-pub fn adamw(columns: AdamWColumns, step: &Tensor, divisor: Option<&Tensor>, of: AdamWSettings) {
-    let AdamWColumns { params, grads, moments } = &columns;
+/// Applies update number `step` (`[1]`, f32) in place to tensors with the same settings, without
+/// temporaries. `moments` are the first, the second and, with amsgrad, the largest second moments.
+/// Gradients are divided by `divisor` (`[1]`, f32) and used up. Call it without gradient tracking.
+pub fn adamw(
+    params: &[Tensor],
+    grads: &[Tensor],
+    moments: &[Vec<Tensor>],
+    step: &Tensor,
+    divisor: Option<&Tensor>,
+    of: AdamWSettings,
+) {
     assert!(moments.len() >= 2 && moments.iter().all(|moment| moment.len() == params.len()) && grads.len() == params.len());
     let pointers = |of: &[Tensor]| of.iter().map(raw).collect::<Vec<_>>();
     let (params, grads, moments) = (pointers(params), pointers(grads), moments.iter().map(|of| pointers(of)).collect::<Vec<_>>());
     let maxima = moments.get(2).map_or(std::ptr::null(), |maxima| maxima.as_ptr());
     let AdamWSettings { lr, beta1, beta2, weight_decay, epsilon } = of;
-    // SAFETY: as many tensors in each list, all alive in `columns`.
+    // SAFETY: as many tensors in each list, all alive until this returns.
     check(unsafe {
         let (count, divisor) = (params.len() as i64, divisor.map_or(std::ptr::null_mut(), raw));
         let (means, squares) = (moments[0].as_ptr(), moments[1].as_ptr());
@@ -263,19 +253,14 @@ mod tests {
 
     #[test]
     fn a_gpu_neither_plans_attention_nor_rounds_sums() {
-        assert_eq!(gpu_defaults(), GpuSettings { cudnn_attention: false, rounded_sums: false });
+        assert_eq!(gpu_defaults(), [false; 2]);
     }
 
     #[test]
-    fn norm_equals_libtorch() {
+    fn norm_and_gate_equal_libtorch_also_where_the_gate_saturates() {
         tch::manual_seed(1);
         let plain = |x: &[Tensor]| x[0].rms_norm([48], Some(&x[1]), 1e-6);
         same("rms_norm", &[leaf(&[1111, 48]), leaf(&[48])], |x| rms_norm(&x[0], &x[1], 1e-6), plain);
-    }
-
-    #[test]
-    fn gate_equals_libtorch_also_where_it_saturates() {
-        tch::manual_seed(2);
         let plain = |x: &[Tensor]| {
             let halves = x[0].chunk(2, -1);
             halves[0].silu() * &halves[1]
@@ -312,58 +297,47 @@ mod tests {
         Tensor::cat(&rows, 0)
     }
 
+    /// Sequences are written out with their prefixes; their own are the last rows of each.
     #[test]
-    fn attention_equals_the_written_out_form_for_ragged_sequences_and_windows() {
+    fn attention_equals_the_written_out_form_for_ragged_sequences_windows_and_shared_prefixes() {
         tch::manual_seed(3);
-        for (heads, kv, d, window) in
-            [(4, 2, 8, None), (3, 3, 6, Some(4)), (4, 1, 32, Some(1)), (2, 2, 64, None), (8, 2, 128, None)]
-        {
-            let lens = [7, 1, 33, 12, 2];
+        let apart = [7, 1, 33, 12, 2].map(|len| (len, None));
+        // Two prefixes with continuations (9 rows, then 3 and 20; 4 rows, then 1), and a separate
+        // sequence.
+        let shared = [(9, None), (3, Some(0)), (20, Some(0)), (4, None), (1, Some(3)), (5, None)];
+        for (sequences, heads, kv, d, window) in [
+            (&apart[..], 4, 2, 8, None),
+            (&apart, 3, 3, 6, Some(4)),
+            (&apart, 4, 1, 32, Some(1)),
+            (&apart, 2, 2, 64, None),
+            (&apart, 8, 2, 128, None),
+            (&shared, 4, 2, 8, None),
+            (&shared, 4, 1, 32, Some(6)),
+            (&shared, 2, 2, 64, None),
+        ] {
             let mut packed = Packed::default();
-            for len in lens {
-                packed.push(vec![0; len as usize], None);
+            for (len, prefix) in sequences {
+                packed.push(vec![0; *len], *prefix);
             }
-            let angles = Tensor::rand([40, d / 2], F32) * 6.0;
-            let (cos, sin) = (angles.cos(), angles.sin());
-            let shape = Heads { queries: heads, keys: kv, scale: 1.0 / (d as f64).sqrt() };
-            let fused = |x: &[Tensor]| attention(&x[0], (&cos, &sin), &packed, shape, window);
-            let plain = |x: &[Tensor]| written_out(&x[0], &cos, &sin, &lens, heads, kv, window);
-            same("attention", &[leaf(&[55, (heads + 2 * kv) * d])], fused, plain);
-        }
-    }
-
-    #[test]
-    fn a_shared_prefix_is_as_if_every_sequence_had_its_own() {
-        tch::manual_seed(4);
-        for (heads, kv, d, window) in [(4, 2, 8, None), (4, 1, 32, Some(6)), (2, 2, 64, None)] {
-            // Two prefixes with continuations (9 rows, then 3 and 20; 4 rows, then 1), and a
-            // separate sequence.
-            let mut packed = Packed::default();
-            for (len, prefix) in [(9, None), (3, Some(0)), (20, Some(0)), (4, None), (1, Some(3)), (5, None)] {
-                packed.push(vec![0; len], prefix);
-            }
-            let (starts, width) = (packed.starts().collect::<Vec<_>>(), (heads + 2 * kv) * d);
+            let starts = packed.starts().collect::<Vec<_>>();
             let rows = |at: usize| starts[at] as i64..(starts[at] + packed.lens[at]) as i64;
             let whole = |at: usize| packed.prefixes[at].into_iter().flat_map(rows).chain(rows(at)).collect::<Vec<i64>>();
-            let apart: Vec<Vec<i64>> = (0..starts.len()).map(whole).collect();
-            let lens: Vec<i64> = apart.iter().map(|rows| rows.len() as i64).collect();
-            // The last rows of each sequence, written out with its prefix, belong to the sequence.
-            let mut end = 0;
-            let own: Vec<i64> = (0..starts.len())
-                .flat_map(|at| {
-                    end += lens[at];
-                    end - packed.lens[at] as i64..end
-                })
-                .collect();
+            let written: Vec<Vec<i64>> = (0..starts.len()).map(whole).collect();
+            let lens: Vec<i64> = written.iter().map(|rows| rows.len() as i64).collect();
+            let ends = lens.iter().scan(0, |end, len| {
+                *end += len;
+                Some(*end)
+            });
+            let own: Vec<i64> = ends.zip(&packed.lens).flat_map(|(end, len)| end - *len as i64..end).collect();
             let angles = Tensor::rand([40, d / 2], F32) * 6.0;
             let (cos, sin) = (angles.cos(), angles.sin());
             let shape = Heads { queries: heads, keys: kv, scale: 1.0 / (d as f64).sqrt() };
             let fused = |x: &[Tensor]| attention(&x[0], (&cos, &sin), &packed, shape, window);
             let plain = |x: &[Tensor]| {
-                let copies = x[0].index_select(0, &Tensor::from_slice(&apart.concat()));
+                let copies = x[0].index_select(0, &Tensor::from_slice(&written.concat()));
                 written_out(&copies, &cos, &sin, &lens, heads, kv, window).index_select(0, &Tensor::from_slice(&own))
             };
-            same("attention", &[leaf(&[packed.len() as i64, width])], fused, plain);
+            same("attention", &[leaf(&[packed.len() as i64, (heads + 2 * kv) * d])], fused, plain);
         }
     }
 }

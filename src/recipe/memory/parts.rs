@@ -384,8 +384,7 @@ pub(in crate::recipe) fn shape(plan: &Plan) -> Result<ModelConfig, ModelError> {
         ModelSource::Tiny(tiny) => tiny,
     };
     if let Some((key, value)) = tiny.out_of_range() {
-        let expected = "a size in its range".to_owned();
-        return Err(ModelError::BadKey { path: "[model]".into(), key: key.to_owned(), found: value.to_string(), expected });
+        return Err(ModelError::bad_key("[model]".as_ref(), key, value, "a size in its range"));
     }
     Ok(ModelConfig {
         intermediate_size: tiny.intermediate,

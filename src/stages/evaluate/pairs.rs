@@ -12,7 +12,7 @@ use crate::observe::logs::short;
 use crate::observe::{Metric, StepMetrics};
 use crate::stages::reference::Reference;
 use crate::stages::train::Trained;
-use crate::train::{LocalConfig, PackedColumns, Scorer, collate};
+use crate::train::{LocalConfig, Scorer, collate};
 
 /// Stage that evaluates weights by the loss of held-out pairs: a preference loss, or a reward
 /// model's. It computes in this process. Steps pass in order, each after its own evaluation. Nothing
@@ -62,12 +62,10 @@ impl PairEvaluator {
     fn judge(&mut self, weights: &Arc<FrozenWeights>) -> Result<(PairMetrics, f64), StageError> {
         let batch = collate(&self.samples.iter().collect::<Vec<_>>(), Aggregation::SeqMeanTokenMean)?.in_pairs();
         let log_probs = self.scorer.score(weights, &batch).concat();
-        let columns = PackedColumns::new(&batch, &(0..batch.sequences.len()).collect::<Vec<_>>());
         // Losses of pairs do not use entropies.
         let entropies = vec![0.0; log_probs.len()];
-        let output = columns
-            .evaluate(&*self.loss, &OffPolicy::default(), &log_probs, &entropies, batch.batch_tokens)
-            .map_err(StageError::new)?;
+        let output =
+            batch.evaluate(&batch.all(), &*self.loss, &OffPolicy::default(), &log_probs, &entropies).map_err(StageError::new)?;
         Ok((output.metrics.pairs, output.loss))
     }
 

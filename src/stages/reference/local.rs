@@ -8,8 +8,8 @@ use tch::Kind;
 use super::{BoxError, Reference, Source, VERSION, WEIGHTS};
 use crate::data::{Sample, Version};
 use crate::flow::WeightsRx;
-use crate::model::{FrozenWeights, ModelError, Weights, load_weights, weights_to_bytes};
-use crate::train::{CheckpointError, LocalConfig, Policy, Scorer};
+use crate::model::{FrozenWeights, Weights, load_weights, weights_to_bytes};
+use crate::train::{LocalConfig, Policy, Scorer, TrainError};
 
 impl<M> Reference<FrozenWeights, M> {
     /// Scores with the policy's initial weights, shared. `config` should be the trainer's; only
@@ -34,18 +34,15 @@ impl<M> Reference<FrozenWeights, M> {
     /// Continues from a checkpoint of this policy's run; fixed weights stay. A checkpoint without a
     /// reference was written before the first weights, or by a run without one: the reference then
     /// starts with the first published weights.
-    pub fn resume(&self, policy: &Policy, checkpoint: &Path) -> Result<(), CheckpointError> {
+    pub fn resume(&self, policy: &Policy, checkpoint: &Path) -> Result<(), TrainError> {
         let (file, version) = (checkpoint.join(WEIGHTS), checkpoint.join(VERSION));
         let Source::Moving(moving) = &self.weights else { return Ok(()) };
         if !file.exists() {
             return Ok(());
         }
-        let text = std::fs::read_to_string(&version).map_err(CheckpointError::io(&version))?;
-        let seen = text.trim().parse().map_err(|error| CheckpointError::malformed(&version, error))?;
-        let weights = load_weights(policy.config(), &file).map_err(|error| match error {
-            ModelError::Io { path, source } => CheckpointError::Io { path, source },
-            other => CheckpointError::malformed(&file, other),
-        })?;
+        let text = std::fs::read_to_string(&version).map_err(TrainError::io(&version))?;
+        let seen = text.trim().parse().map_err(|error| TrainError::malformed(&version, error))?;
+        let weights = load_weights(policy.config(), &file).map_err(TrainError::of_model(&file))?;
         *moving.held.lock() = Some((seen, Arc::new(FrozenWeights::of_own(weights))));
         Ok(())
     }

@@ -9,19 +9,16 @@ use std::sync::Arc;
 use parking_lot::Mutex;
 
 use crate::algo::{Aggregation, BradleyTerry, Schedule};
-use crate::data::{Group, PromptText, Sample};
-use crate::train::{BatchError, LocalBackend, LocalConfig, TrainError, TrainFuture, TrainingBackend, collate};
-use crate::train::{ScoreModel, TextError, TextReader};
+use crate::data::{Group, PromptText, Sample, Tokenizer};
+use crate::model::{ModelConfig, ModelError};
+use crate::train::{LocalBackend, LocalConfig, ScoreModel, TrainError, TrainFuture, TrainingBackend, collate, score_sample};
 
 /// Error in scoring a text.
 #[derive(Debug, thiserror::Error)]
 pub enum ScoringError {
     /// The text is not readable.
     #[error(transparent)]
-    Text(#[from] TextError),
-    /// The tokens make no batch.
-    #[error(transparent)]
-    Collate(#[from] BatchError),
+    Text(#[from] ModelError),
     /// The model failed.
     #[error("scoring: {0}")]
     Model(#[from] TrainError),
@@ -32,7 +29,8 @@ type Announced = HashMap<(PromptText, String), (usize, TrainFuture<Vec<Vec<f64>>
 
 /// Scores texts by a [`ScoreModel`]. Dropping it finishes what was requested and joins its thread.
 pub struct Scorer {
-    reader: TextReader,
+    tokenizer: Arc<Tokenizer>,
+    config: ModelConfig,
     backend: LocalBackend,
     announced: Mutex<Announced>,
 }
@@ -45,7 +43,8 @@ impl Scorer {
     pub fn new(model: &ScoreModel, threads: usize) -> std::io::Result<Self> {
         let (threads, compute) = (Some(threads), model.compute());
         let config = LocalConfig { threads, compute, ..LocalConfig::new(BradleyTerry::default(), Schedule::constant(0.0)) };
-        Ok(Scorer { backend: model.backend(config)?, reader: model.reader(), announced: Mutex::default() })
+        let (tokenizer, backend) = (model.tokenizer().clone(), model.backend(config)?);
+        Ok(Scorer { tokenizer, config: model.config().clone(), backend, announced: Mutex::default() })
     }
 
     /// Computes the score of a completion, which depends on its prompt and text alone. In a batch
@@ -54,7 +53,7 @@ impl Scorer {
         let announced = self.announced.lock().get(&(prompt.clone(), answer.to_owned())).cloned();
         let (at, scores) = match announced {
             Some(announced) => announced,
-            None => (0, self.submit(&[self.reader.asking(prompt, answer)?])?),
+            None => (0, self.submit(&[self.asking(prompt, answer)?])?),
         };
         Ok(scores.wait()?[at][0])
     }
@@ -62,7 +61,7 @@ impl Scorer {
     /// Computes a score by `by` from the model's scores after each token of prompt and completion;
     /// the last of them is [`Scorer::score`]. Use it with process reward models.
     pub fn score_by(&self, prompt: &PromptText, answer: &str, by: impl Fn(&[f64]) -> f64) -> Result<f64, ScoringError> {
-        let mut asking = self.reader.asking(prompt, answer)?;
+        let mut asking = self.asking(prompt, answer)?;
         asking.loss_mask.fill(1.0);
         Ok(by(&self.submit(&[asking])?.wait()?[0]))
     }
@@ -81,7 +80,7 @@ impl Scorer {
         for sample in &group.samples {
             let text = (sample.prompt.clone(), sample.response.clone());
             if !asked.contains_key(&text)
-                && let Ok(asking) = self.reader.asking(&text.0, &text.1)
+                && let Ok(asking) = self.asking(&text.0, &text.1)
             {
                 asked.insert(text, samples.len());
                 samples.push(asking);
@@ -94,7 +93,11 @@ impl Scorer {
         *self.announced.lock() = announced;
     }
 
-    fn submit(&self, samples: &[Sample]) -> Result<TrainFuture<Vec<Vec<f64>>>, BatchError> {
+    fn asking(&self, prompt: &PromptText, answer: &str) -> Result<Sample, ModelError> {
+        score_sample(&self.tokenizer, &self.config, prompt, answer)
+    }
+
+    fn submit(&self, samples: &[Sample]) -> Result<TrainFuture<Vec<Vec<f64>>>, TrainError> {
         Ok(self.backend.score(Arc::new(collate(samples, Aggregation::TokenMean)?)))
     }
 }

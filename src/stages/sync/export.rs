@@ -10,7 +10,7 @@ use tch::{Kind, Tensor};
 use crate::algo::Disagreement;
 use crate::data::{DataError, Version};
 use crate::engine::remote::sync::{Releases, Update};
-use crate::model::{Compute, Delta, Dtype, FrozenWeights, ModelConfig, ModelError, Packed, Weights, save_adapter, save_hf_after};
+use crate::model::{Compute, Delta, Dtype, FrozenWeights, ModelConfig, ModelError, Packed, Weights, log_probs_and_entropy, save_adapter, save_hf_after};
 use crate::train::Policy;
 use crate::util::atomic_file;
 
@@ -150,7 +150,7 @@ fn score(config: &ModelConfig, weights: &Weights, texts: &[Vec<u32>]) -> Vec<Vec
         let hidden = decoder.hidden(&views, &Packed::new([text.as_slice()]));
         let rows = hidden.narrow(0, 0, text.len() as i64 - 1);
         let targets: Vec<i64> = text[1..].iter().map(|&id| i64::from(id)).collect();
-        let (log_probs, _) = decoder.token_log_probs(&views, &rows, &Tensor::from_slice(&targets), 1.0, text.len());
+        let (log_probs, _) = log_probs_and_entropy(&decoder.logits(&views, &rows), &Tensor::from_slice(&targets), 1.0);
         let mut found = vec![0f64; targets.len()];
         log_probs.to_kind(Kind::Double).copy_data(&mut found, targets.len());
         found

@@ -15,7 +15,7 @@ use crate::flow::StageError;
 use crate::observe::logs::{DEAD_LETTERS, count_lines};
 use crate::rollout::{Admission, Progress};
 use crate::train::checkpoint::{self, CHECKPOINTS, step_folder};
-use crate::train::{CheckpointError, SaveCheckpoint, TrainingBackend};
+use crate::train::{TrainError, SaveCheckpoint, TrainingBackend};
 use crate::util::atomic_file;
 
 /// State of the training stage in a checkpoint.
@@ -42,10 +42,10 @@ const PROGRESS: &str = "progress.json";
 
 impl Resumed {
     /// Reads the state from a checkpoint of a [`Trainer`](super::Trainer).
-    pub fn read(checkpoint: &Path) -> Result<Self, CheckpointError> {
+    pub fn read(checkpoint: &Path) -> Result<Self, TrainError> {
         let path = checkpoint.join(PROGRESS);
-        let text = std::fs::read(&path).map_err(CheckpointError::io(&path))?;
-        serde_json::from_slice(&text).map_err(|error| CheckpointError::malformed(&path, error))
+        let text = std::fs::read(&path).map_err(TrainError::io(&path))?;
+        serde_json::from_slice(&text).map_err(|error| TrainError::malformed(&path, error))
     }
 }
 
@@ -67,7 +67,7 @@ pub(super) struct Saving {
 impl Saving {
     /// Removes excess checkpoints before `step`: the process may have been killed between
     /// publishing that one and pruning.
-    pub fn prune(&self, step: u64) -> Result<(), CheckpointError> {
+    pub fn prune(&self, step: u64) -> Result<(), TrainError> {
         let Some(run_folder) = &self.run_folder else { return Ok(()) };
         checkpoint::prune(&run_folder.join(CHECKPOINTS), step, self.kept()).map(drop)
     }
@@ -112,13 +112,13 @@ impl Saving {
 
 /// Moves a checkpoint from its hidden folder `staging` to its final one, and removes excess older
 /// ones. Logs the path as a `tracing` event.
-fn publish(checkpoints: &Path, written: &Path, staging: &Path, step: u64, keep: usize) -> Result<(), CheckpointError> {
+fn publish(checkpoints: &Path, written: &Path, staging: &Path, step: u64, keep: usize) -> Result<(), TrainError> {
     let target = checkpoints.join(step_folder(step));
     // A backend of another kind may save elsewhere.
     if written.exists() && written.file_name() == target.file_name() {
         checkpoint::publish(written, &target)?;
     }
-    atomic_file::remove(staging).map_err(CheckpointError::io(staging))?;
+    atomic_file::remove(staging).map_err(TrainError::io(staging))?;
     tracing::info!("Saved checkpoint to {}", target.display());
     checkpoint::prune(checkpoints, step, keep).map(drop)
 }
@@ -135,7 +135,7 @@ mod tests {
         let run = tempfile::tempdir().unwrap();
         let checkpoints = run.path().join("checkpoints");
         for step in 1..4 {
-            let fill = |folder: &Path| fs::write(folder.join("weights"), "").map_err(CheckpointError::io(folder));
+            let fill = |folder: &Path| fs::write(folder.join("weights"), "").map_err(TrainError::io(folder));
             let metadata = CheckpointMetadata { step, ..CheckpointMetadata::default() };
             let staging = checkpoints.join(format!(".{step}.writing"));
             let written = checkpoint::write(&staging, step, metadata, fill).unwrap();

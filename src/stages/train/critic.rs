@@ -17,7 +17,7 @@ use crate::algo::{LossMetrics, masked_mean, masked_variance, whiten};
 use crate::data::Batch;
 use crate::flow::StageError;
 use crate::train::{
-    BatchError, CheckpointError, OptimStep, SaveCheckpoint, TokenColumn, TrainBatch, TrainError, TrainingBackend,
+    OptimStep, SaveCheckpoint, TokenColumn, TrainBatch, TrainError, TrainingBackend,
     token_advantages, token_rewards,
 };
 use crate::util::atomic_file;
@@ -114,7 +114,7 @@ impl<B: TrainingBackend> Critic<B> {
         let values = self.backend.score(collated.clone()).wait()?;
         for (sequence, values) in collated.sequences.iter().zip(&values) {
             if let Some(value) = values.iter().find(|value| !value.is_finite()) {
-                return Err(BatchError::NonFinite { id: sequence.id, what: "critic's value", value: *value }.into());
+                return Err(TrainError::BadSample { sample: sequence.name(), what: "critic's value", value: *value }.into());
             }
         }
         let (advantages, returns) = token_advantages(&rewards, &values, self.gamma, self.lambda)?;
@@ -159,9 +159,9 @@ impl<B: TrainingBackend> Critic<B> {
     }
 
     /// Removes the folder that [`Critic::save`] wrote.
-    pub(super) fn clear(&self, run_folder: &Path) -> Result<(), CheckpointError> {
+    pub(super) fn clear(&self, run_folder: &Path) -> Result<(), TrainError> {
         let staging = run_folder.join(STAGING);
-        atomic_file::remove(&staging).map_err(CheckpointError::io(&staging))
+        atomic_file::remove(&staging).map_err(TrainError::io(&staging))
     }
 }
 

@@ -13,7 +13,7 @@ use std::sync::Arc;
 
 use parking_lot::Mutex;
 
-use crate::train::CheckpointError;
+use crate::train::TrainError;
 use crate::util::atomic_file;
 
 /// Delays checkpoints until the rows of their steps are logged.
@@ -31,7 +31,7 @@ struct State {
     held: BTreeMap<u64, Publish>,
 }
 
-type Publish = Box<dyn Fn() -> Result<(), CheckpointError> + Send>;
+type Publish = Box<dyn Fn() -> Result<(), TrainError> + Send>;
 
 impl CheckpointGate {
     /// Creates the gate of a new run. The rows in `logs` must be durable before a checkpoint is
@@ -46,27 +46,27 @@ impl CheckpointGate {
     ///
     /// # Errors
     /// File-system errors.
-    pub fn open(&self) -> Result<(), CheckpointError> {
+    pub fn open(&self) -> Result<(), TrainError> {
         self.change(|state| state.logged = u64::MAX)
     }
 
     /// A checkpoint of `step` is whole, and `publish` makes it visible.
-    pub(super) fn saved(&self, step: u64, publish: Publish) -> Result<(), CheckpointError> {
+    pub(super) fn saved(&self, step: u64, publish: Publish) -> Result<(), TrainError> {
         self.change(|state| drop(state.held.insert(step, publish)))
     }
 
     /// The rows of `step` are written.
-    pub(crate) fn logged(&self, step: u64) -> Result<(), CheckpointError> {
+    pub(crate) fn logged(&self, step: u64) -> Result<(), TrainError> {
         self.change(|state| state.logged = state.logged.max(step))
     }
 
-    fn change(&self, change: impl FnOnce(&mut State)) -> Result<(), CheckpointError> {
+    fn change(&self, change: impl FnOnce(&mut State)) -> Result<(), TrainError> {
         let mut state = self.0.lock();
         change(&mut state);
         let State { logs, logged, held } = &mut *state;
         while let Some(entry) = held.first_entry().filter(|entry| entry.key() <= logged) {
             for log in logs.iter().filter(|log| log.exists()) {
-                atomic_file::sync(log).map_err(CheckpointError::io(log))?;
+                atomic_file::sync(log).map_err(TrainError::io(log))?;
             }
             entry.get()()?;
             drop(entry.remove());

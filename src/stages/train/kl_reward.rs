@@ -2,7 +2,7 @@
 
 use crate::algo::{KlFunction, KlReward, token_kl};
 use crate::data::{Batch, Group};
-use crate::train::{BatchError, SampleId};
+use crate::train::{TrainError, name_of};
 
 /// Penalty `coef · Σ_t kl_t` of every completion, between the sampling policy and the reference.
 /// Samples keep their rewards. Equals verl's `apply_kl_penalty` for rewards of completions, and
@@ -44,7 +44,7 @@ impl RewardKl {
 
     /// Rewards after the penalty, one list per group. `coef` is the adaptive coefficient after the
     /// previous step.
-    pub(super) fn charge(&self, batch: &Batch, coef: Option<f64>) -> Result<(Vec<Vec<f64>>, KlCost), BatchError> {
+    pub(super) fn charge(&self, batch: &Batch, coef: Option<f64>) -> Result<(Vec<Vec<f64>>, KlCost), TrainError> {
         let (costs, cost) = self.costs(batch, coef)?;
         let mut costs = costs.iter().map(|tokens| cost.coef * tokens.iter().sum::<f64>());
         let left = |group: &Group| group.rewards().into_iter().zip(costs.by_ref()).map(|(reward, cost)| reward - cost).collect();
@@ -52,9 +52,9 @@ impl RewardKl {
     }
 
     /// KL of each trained token without the coefficient, one list per sample.
-    pub(super) fn costs(&self, batch: &Batch, coef: Option<f64>) -> Result<(Vec<Vec<f64>>, KlCost), BatchError> {
+    pub(super) fn costs(&self, batch: &Batch, coef: Option<f64>) -> Result<(Vec<Vec<f64>>, KlCost), TrainError> {
         let coef = coef.filter(|_| self.settings.target.is_some()).unwrap_or(self.settings.beta);
-        let of = |sample| token_kl(sample, self.kl.as_ref()).ok_or_else(|| BatchError::NoReference(SampleId::of(sample)));
+        let of = |sample| token_kl(sample, self.kl.as_ref()).ok_or_else(|| TrainError::NoReference(name_of(sample)));
         let tokens = batch.samples().map(of).collect::<Result<Vec<_>, _>>()?;
         let mean = |kl: &Vec<f64>| kl.iter().sum::<f64>() / kl.len().max(1) as f64;
         let mean = tokens.iter().map(mean).sum::<f64>() / tokens.len().max(1) as f64;

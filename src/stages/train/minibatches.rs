@@ -10,7 +10,7 @@ use std::sync::Arc;
 
 use crate::algo::Aggregation;
 use crate::data::{Sample, permutation};
-use crate::train::{BatchError, TrainBatch, TrainSequence, collate};
+use crate::train::{TrainBatch, TrainError, TrainSequence, collate};
 
 /// Separates these draws from those of prompts.
 const DOMAIN: u64 = 0x6d69_6e69_6261_7463;
@@ -43,13 +43,13 @@ pub(super) fn minibatch(
     samples: &[&Sample],
     places: &[usize],
     aggregation: Aggregation,
-) -> Result<Option<Arc<TrainBatch>>, BatchError> {
+) -> Result<Option<Arc<TrainBatch>>, TrainError> {
     if places.len() == samples.len() {
         return Ok(Some(whole.clone()));
     }
     let chosen: Vec<&Sample> = places.iter().map(|&at| samples[at]).collect();
     let own = match collate(&chosen, aggregation) {
-        Err(BatchError::NothingToTrain { .. }) => return Ok(None),
+        Err(TrainError::NothingToTrain { .. }) => return Ok(None),
         own => own?,
     };
     let column = |(own, &at): (TrainSequence, &usize)| TrainSequence { weights: own.weights, ..whole.sequences[at].clone() };

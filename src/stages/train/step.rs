@@ -21,7 +21,7 @@ use crate::data::{Batch, Sample};
 use crate::flow::{Io, StageError};
 use crate::observe::Metric;
 use crate::train::{
-    BatchError, ForwardBackward, OptimStep, PackedColumns, TrainBatch, TrainFuture, TrainingBackend, Update, assign_advantages,
+    ForwardBackward, OptimStep, TrainBatch, TrainError, TrainFuture, TrainingBackend, Update, assign_advantages,
     assign_advantages_of, collate, collate_part,
 };
 
@@ -150,7 +150,7 @@ impl<B: TrainingBackend> Trainer<B> {
         let StepBatch { step, config, done: mut batch, passes, .. } = pending;
         let (seen, weight_sum) = passes.unwrap_or_default();
         if seen.tokens + seen.saved_tokens == 0 {
-            return Err(BatchError::NothingToTrain { samples: batch.len() }.into());
+            return Err(TrainError::NothingToTrain { samples: batch.len() }.into());
         }
         batch.sort();
         let forward = seen.scaled(1.0 / weight_sum);
@@ -255,15 +255,14 @@ impl<B: TrainingBackend> Trainer<B> {
                 }
             }
         }
-        let (forward, optim) = ended.ok_or(BatchError::NothingToTrain { samples: samples.len() })?;
+        let (forward, optim) = ended.ok_or(TrainError::NothingToTrain { samples: samples.len() })?;
         Ok((forward, mixed, optim))
     }
 
     /// Measures the gap of a batch that the policy is not trained on.
     fn measure_gap(&self, step: u64, batch: &Arc<TrainBatch>) -> Result<ForwardBackward, StageError> {
         let scores = self.backend.score(batch.clone()).wait()?;
-        let all: Vec<usize> = (0..batch.sequences.len()).collect();
-        let gap = PackedColumns::new(batch, &all).gap(&scores.concat());
+        let gap = batch.gap(&batch.all(), &scores.concat());
         let seen = ForwardBackward { gap, ..ForwardBackward::default() };
         self.check_gap(step, &seen)?;
         Ok(seen)

@@ -56,9 +56,8 @@ fn scores_and_gradients_equal_autograd_however_the_rows_are_chunked() {
         let expected = Tensor::run_backward(&[loss], &[&rows, &weight], false, false);
 
         for chunk_rows in [1, 2, 3, 7, 100] {
-            let temperature = Temperature::of(&temperatures, Device::Cpu);
-            let head =
-                OutputHead::Language(LanguageHead { weight: &weight, rows: &rows, targets: &targets, temperature, chunk_rows });
+            let words = Words { targets: &targets, temperature: Temperature::of(&temperatures, Device::Cpu), chunk_rows };
+            let head = OutputHead { weight: &weight, rows: &rows, words: Some(words) };
             let scored = head.score();
             assert!(close(&tensor(&scored.log_probs), &chosen) && close(&tensor(&scored.entropies), &entropy));
             let closed = head.gradients(&scored, &slopes, Some(&entropy_slopes));

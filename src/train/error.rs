@@ -1,0 +1,137 @@
+//! Errors of batches, commands and checkpoints.
+
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use crate::algo::{AdvantageError, Disagreement, LossError};
+use crate::data::{DataError, REWARD_LIMIT};
+
+/// A batch that cannot be trained on, a command that failed, or an unusable checkpoint.
+#[derive(Clone, Debug, thiserror::Error)]
+pub enum TrainError {
+    /// A reward that is missing (NaN), not finite or too large (law N4).
+    #[error("{sample}: its reward is {value}; score it with a finite number of at most {limit:e} either way, or drop its group", limit = REWARD_LIMIT)]
+    Reward {
+        /// Name of the sample.
+        sample: String,
+        /// NaN if it was never scored.
+        value: f64,
+    },
+    /// Advantages could not be estimated.
+    #[error(transparent)]
+    Advantage(AdvantageError),
+    /// A sample, by its name, that no reference policy scored.
+    #[error(
+        "{0} has no log-probabilities of the reference policy, which its reward pays for; let a stage `Reference` score it first"
+    )]
+    NoReference(String),
+    /// Columns of a sample are inconsistent.
+    #[error(transparent)]
+    Sample(Arc<DataError>),
+    /// A number of a sample that is not finite (law N4).
+    #[error("{sample}: its {what} is {value}; it must be a finite number")]
+    BadSample {
+        /// Name of the sample.
+        sample: String,
+        /// Quantity.
+        what: &'static str,
+        /// Value.
+        value: f64,
+    },
+    /// No token has a mask above zero.
+    #[error(
+        "none of {samples} samples has a token to train on; a loss mask above 0 marks them, and the first token never counts"
+    )]
+    NothingToTrain {
+        /// Number of samples.
+        samples: usize,
+    },
+    /// A setting or argument out of range.
+    #[error("{0}")]
+    Setting(&'static str),
+    /// An earlier command failed.
+    #[error("the trainer refuses further work because an earlier command failed: {cause}; load a checkpoint into a new backend")]
+    Poisoned {
+        /// The first failure.
+        cause: Arc<TrainError>,
+    },
+    /// NaN or infinity in a loss or gradient (law N4).
+    #[error("{what} is not finite; it comes from {}", names.join(", "))]
+    NonFinite {
+        /// Quantity.
+        what: &'static str,
+        /// Samples or tensors.
+        names: Vec<String>,
+    },
+    /// The loss rejected the batch.
+    #[error(transparent)]
+    Loss(#[from] LossError),
+    /// `optim_step` without a gradient.
+    #[error("optim_step came before any forward_backward: there is no gradient")]
+    NoGradient,
+    /// Weights of another model.
+    #[error("these weights are another model's; differing tensors: {}", tensors.join(", "))]
+    Shape {
+        /// The tensors, with both shapes.
+        tensors: Vec<String>,
+    },
+    /// A file operation on a checkpoint failed.
+    #[error("{}: {source}", path.display())]
+    Io {
+        /// The file or folder.
+        path: PathBuf,
+        /// Cause.
+        source: Arc<io::Error>,
+    },
+    /// A checkpoint's file with invalid contents.
+    #[error("{}: {reason}", path.display())]
+    Malformed {
+        /// The file or folder.
+        path: PathBuf,
+        /// Problem.
+        reason: String,
+    },
+    /// The start-up probe could not be scored.
+    #[error("the start-up probe: {0}")]
+    Probe(Arc<TrainError>),
+    /// Trainer and generator disagree.
+    #[error(transparent)]
+    Disagreement(#[from] Disagreement),
+    /// The tensor library failed.
+    #[error("the tensor library failed: {0}")]
+    Tensor(String),
+    /// The backend's thread is gone.
+    #[error("the trainer ended before it answered")]
+    Ended,
+}
+
+impl TrainError {
+    /// For `map_err`: names the path.
+    pub fn io(path: &Path) -> impl FnOnce(io::Error) -> Self {
+        let path = path.to_owned();
+        move |source| TrainError::Io { path, source: Arc::new(source) }
+    }
+
+    /// A file whose content is wrong.
+    pub fn malformed(path: &Path, reason: impl ToString) -> Self {
+        TrainError::Malformed { path: path.to_owned(), reason: reason.to_string() }
+    }
+
+    /// For `map_err`: names the checkpoint's file or folder.
+    #[cfg(feature = "torch")]
+    pub(crate) fn of_model(path: &Path) -> impl FnOnce(crate::model::ModelError) -> Self {
+        use crate::model::ModelError;
+        move |error| match error {
+            ModelError::Io { path, source } => TrainError::Io { path, source: Arc::new(source) },
+            ModelError::Malformed { path, reason } => TrainError::Malformed { path, reason },
+            other => TrainError::malformed(path, other),
+        }
+    }
+}
+
+impl From<DataError> for TrainError {
+    fn from(error: DataError) -> Self {
+        TrainError::Sample(Arc::new(error))
+    }
+}
