@@ -17,8 +17,7 @@ use crate::algo::{LossMetrics, masked_mean, masked_variance, whiten};
 use crate::data::Batch;
 use crate::flow::StageError;
 use crate::train::{
-    OptimStep, SaveCheckpoint, TokenColumn, TrainBatch, TrainError, TrainingBackend,
-    token_advantages, token_rewards,
+    OptimStep, SaveCheckpoint, TokenColumn, TrainBatch, TrainError, TrainingBackend, token_advantages, token_rewards,
 };
 use crate::util::atomic_file;
 
