@@ -52,7 +52,7 @@ pub fn score_base(model: &Model, chat: &Chat, seed: u64) -> Result<ScoreModel> {
     Ok(match &model.source {
         ModelSource::Folder(folder) => {
             let folder = models::model_folder(&folder.name())?;
-            ScoreModel::begin_with(folder, tokenizer(model, chat)?, seed)?.computing(compute(model)?)
+            ScoreModel::begin(folder, tokenizer(model, chat)?, seed)?.computing(compute(model)?)
         }
         ModelSource::Tiny(_) => ScoreModel::from_policy(&base(model, chat, seed)?, Some(seed)),
     })
