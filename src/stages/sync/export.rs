@@ -10,7 +10,10 @@ use tch::{Kind, Tensor};
 use crate::algo::Disagreement;
 use crate::data::{DataError, Version};
 use crate::engine::remote::sync::{Releases, Update};
-use crate::model::{Compute, Delta, Dtype, FrozenWeights, ModelConfig, ModelError, Packed, Weights, log_probs_and_entropy, save_adapter, save_hf_after};
+use crate::model::{
+    Compute, Delta, Dtype, FrozenWeights, ModelConfig, ModelError, Packed, Weights, log_probs_and_entropy, save_adapter,
+    save_hf_after,
+};
 use crate::train::Policy;
 use crate::util::atomic_file;
 

@@ -15,7 +15,7 @@ use crate::flow::StageError;
 use crate::observe::logs::{DEAD_LETTERS, count_lines};
 use crate::rollout::{Admission, Progress};
 use crate::train::checkpoint::{self, CHECKPOINTS, step_folder};
-use crate::train::{TrainError, SaveCheckpoint, TrainingBackend};
+use crate::train::{SaveCheckpoint, TrainError, TrainingBackend};
 use crate::util::atomic_file;
 
 /// State of the training stage in a checkpoint.
