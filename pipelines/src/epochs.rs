@@ -63,11 +63,10 @@ fn epoch(plan: &Plan, registry: &Registry) -> Result<Epoch> {
     }
     Ok(match &plan.task.data {
         TaskData::Arithmetic { digits, count } => Epoch::of(data::sums(*digits, *count, plan.seed).len(), "prompts", each),
-        TaskData::Data(task) => {
-            let sources = task.sources();
-            let weighted = sources.iter().any(|source| source.weight.is_some());
+        TaskData::Data(_) => {
+            let weighted = plan.task.data.sources().iter().any(|source| source.weight.is_some());
             ensure!(!weighted, "sources with weights have epochs of their own; give repeats instead, or set train.steps");
-            Epoch::of(data::prompt_dataset(plan, &sources, Some(&Reader::of(&plan.model, &plan.chat)?))?.len(), "prompts", each)
+            Epoch::of(data::prompt_dataset(plan, Some(&Reader::of(&plan.model, &plan.chat)?))?.len(), "prompts", each)
         }
         TaskData::Rollouts { .. } => Epoch::of(
             grpo_offline::groups(plan, registry, &Reader::of(&plan.model, &plan.chat)?.tokenizer)?.len(),

@@ -20,7 +20,7 @@ use rollflow::train::checkpoint::{self, CHECKPOINTS};
 use rollflow::train::{Algorithm, ScoreModel, score_pair};
 
 use crate::assemble::evaluation::{self, EvalReports};
-use crate::assemble::{data, origin, policy, preferences, steps, trainers};
+use crate::assemble::{data, origin, policy, preferences, references, steps, trainers};
 use crate::run::folder::{Outputs, RunFolder};
 use crate::run::resume::ResumePoint;
 
@@ -95,12 +95,7 @@ fn evaluated(
     let read = |pair| score_pair(model.tokenizer(), model.config(), pair);
     let samples = pairs.iter().map(read).collect::<Result<Vec<_>, _>>();
     let samples = samples.context("preparing the evaluation")?.concat();
-    let config = LocalConfig {
-        threads: Some(eval.threads),
-        micro_batch_tokens: of.optimization.micro_batch_tokens,
-        compute: policy::compute(&plan.model)?,
-        ..LocalConfig::new(CrossEntropy, Schedule::constant(0.0))
-    };
+    let config = references::scoring(plan, &of.optimization, Some(eval.threads))?;
     let loss = Arc::new(BradleyTerry { center: of.center });
     let evaluator = PairEvaluator::new(config, model.config().clone(), loss, samples, eval.every);
     Ok(flow.stage("evaluate", trained, reports.of_pairs(evaluator, plan)))

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use rollflow::data::source::{DataSpec, Example, Recorded, Shape, Survey, survey, too_long};
 use rollflow::data::{DataError, RankedPair};
 use rollflow::prelude::*;
-use rollflow::recipe::task::{OverlongPolicy, Sft, Task, TaskData};
+use rollflow::recipe::task::{OverlongPolicy, Sft, TaskData};
 use rollflow::recipe::{Pipeline, Plan, Problem, Source};
 use rollflow::train::score_pair;
 
@@ -52,10 +52,10 @@ pub fn of(plan: &Plan) -> Surveyed {
         Pipeline::Sft => {}
         Pipeline::RewardModel => {
             let batch = plan.reward_model.as_ref().map(|of| of.batch);
-            all.look_at::<RankedPair>("task", "", sources(&plan.task), batch, scored(plan, reader));
+            all.look_at::<RankedPair>("task", "", plan.task.data.sources(), batch, scored(plan, reader));
         }
         Pipeline::Dpo => {
-            all.look_at::<RankedPair>("task", "", sources(&plan.task), Some(plan.batch.groups), preferred(plan, reader));
+            all.look_at::<RankedPair>("task", "", plan.task.data.sources(), Some(plan.batch.groups), preferred(plan, reader));
         }
         Pipeline::Grpo | Pipeline::SftThenGrpo | Pipeline::GrpoOffline => all.prompts(plan, reader),
     }
@@ -67,22 +67,12 @@ pub fn of(plan: &Plan) -> Surveyed {
         match plan.pipeline {
             // The same records that are trained on, judged above.
             Pipeline::Grpo | Pipeline::SftThenGrpo | Pipeline::RewardModel | Pipeline::Dpo if section == "task" => {}
-            Pipeline::RewardModel => drop(all.look_at(section, purpose, sources(task), None, scored(plan, reader))),
-            Pipeline::Dpo => drop(all.look_at(section, purpose, sources(task), None, preferred(plan, reader))),
-            _ => drop(all.look_at(section, purpose, sources(task), None, asked(plan, reader, |_| Ok(())))),
+            Pipeline::RewardModel => drop(all.look_at(section, purpose, task.data.sources(), None, scored(plan, reader))),
+            Pipeline::Dpo => drop(all.look_at(section, purpose, task.data.sources(), None, preferred(plan, reader))),
+            _ => drop(all.look_at(section, purpose, task.data.sources(), None, asked(plan, reader, |_| Ok(())))),
         }
     }
     all
-}
-
-/// The data sets of a task; none where it makes its prompts.
-fn sources(task: &Task) -> Vec<Source> {
-    if let TaskData::Data(task) = &task.data { task.sources() } else { Vec::new() }
-}
-
-/// Records of a step, unless packing decides that.
-fn batch_of(sft: &Sft) -> Option<usize> {
-    Some(sft.batch).filter(|_| !sft.packs())
 }
 
 /// Judges by `judge` as many records as make a second's work; those after them are usable.
@@ -159,7 +149,7 @@ impl Surveyed {
             answered.fetch_add(usize::from(prompt.answer().is_some()), Ordering::Relaxed);
             judge(prompt)
         };
-        let sources = sources(&plan.task);
+        let sources = plan.task.data.sources();
         let some = !sources.is_empty();
         let looked = self.look_at::<Prompt>("task", "", sources, Some(plan.batch.groups), judge);
         if some && looked && answered.into_inner() == 0 && plan.reward.rule.compares() {
@@ -173,10 +163,10 @@ impl Surveyed {
     fn imitated(&mut self, plan: &Plan, sft: &Sft, reader: &Option<Reader>) {
         let (section, purpose, sources) = match (sft.sources(), plan.pipeline) {
             (own, _) if !own.is_empty() => ("sft", "", own),
-            (_, Pipeline::Sft) => ("task", "", sources(&plan.task)),
-            _ => ("task", " (sft)", sources(&plan.task)),
+            (_, Pipeline::Sft) => ("task", "", plan.task.data.sources()),
+            _ => ("task", " (sft)", plan.task.data.sources()),
         };
-        self.look_at::<Example>(section, purpose, sources, batch_of(sft), prepared(plan, sft, reader));
+        self.look_at::<Example>(section, purpose, sources, Some(sft.batch).filter(|_| !sft.packs()), prepared(plan, sft, reader));
     }
 
     /// Looks at the sources of a section. Gives whether all of them could be read.

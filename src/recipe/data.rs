@@ -64,10 +64,3 @@ impl Source {
         }
     }
 }
-
-impl DataTask {
-    /// One or several.
-    pub fn sources(&self) -> Vec<Source> {
-        if self.sources.is_empty() { vec![self.only.clone()] } else { self.sources.clone() }
-    }
-}

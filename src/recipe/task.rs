@@ -50,6 +50,17 @@ tagged! {
     }
 }
 
+impl TaskData {
+    /// Returns the data sets, one or several; none if the task makes its prompts.
+    pub fn sources(&self) -> Vec<Source> {
+        match self {
+            TaskData::Data(of) if of.sources.is_empty() => vec![of.only.clone()],
+            TaskData::Data(of) => of.sources.clone(),
+            _ => Vec::new(),
+        }
+    }
+}
+
 impl Task {
     /// Returns the number of different prompts, if it is known without reading files.
     pub(crate) fn known_prompts(&self) -> Option<usize> {

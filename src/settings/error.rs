@@ -34,7 +34,8 @@ impl fmt::Display for Place {
 }
 
 /// One problem.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, thiserror::Error)]
+#[error("{place}: {message}{}{help}", if help.is_empty() { "" } else { "\n    help: " })]
 pub struct RecipeError {
     /// Place of the error.
     pub place: Place,
@@ -44,13 +45,6 @@ pub struct RecipeError {
     pub message: String,
     /// Advice.
     pub help: String,
-}
-
-impl fmt::Display for RecipeError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}: {}", self.place, self.message)?;
-        if self.help.is_empty() { Ok(()) } else { write!(f, "\n    help: {}", self.help) }
-    }
 }
 
 /// Something wrong with a plan, before it is known where it was written.

@@ -18,11 +18,12 @@ use crate::run::resume::ResumePoint;
 /// The file in a checkpoint that says which data a run draws from that has no admission to say so.
 const DATA: &str = "data.json";
 
-/// Opens the prompts of `sources`, without those longer than `reader` allows.
+/// Opens the data sets of `[task]`, without prompts longer than `reader` allows.
 ///
 /// # Errors
 /// Fails if the reward compares with a ground truth and no record has one.
-pub fn prompt_dataset(plan: &Plan, sources: &[DataSource], reader: Option<&Reader>) -> Result<Mixed<Prompt>> {
+pub fn prompt_dataset(plan: &Plan, reader: Option<&Reader>) -> Result<Mixed<Prompt>> {
+    let sources = specs(&plan.task.data.sources());
     let (answered, fits) = (AtomicBool::new(false), fits(plan, reader));
     let note = |prompt: &Prompt| {
         if prompt.answer().is_some() {
@@ -30,12 +31,12 @@ pub fn prompt_dataset(plan: &Plan, sources: &[DataSource], reader: Option<&Reade
         }
         fits(prompt)
     };
-    let data = Mixed::open_if(&specs(sources), plan.seed, plan.task.shuffle, note)?;
+    let data = Mixed::open_if(&sources, plan.seed, plan.task.shuffle, note)?;
     ensure!(
         answered.into_inner() || !plan.reward.rule.compares(),
         "the reward compares answers with a ground truth, and no record of {} has one; name its field, as in \
          columns = {{ answer = \"target\" }}",
-        specs(sources).iter().map(DataSpec::name).collect::<Vec<_>>().join(", ")
+        sources.iter().map(DataSpec::name).collect::<Vec<_>>().join(", ")
     );
     Ok(data)
 }
@@ -43,12 +44,12 @@ pub fn prompt_dataset(plan: &Plan, sources: &[DataSource], reader: Option<&Reade
 /// Reads the first few prompts of `[task]`, from as few records of each source.
 pub fn first_prompts(plan: &Plan, few: usize, reader: &Reader) -> Result<Vec<Prompt>> {
     let mut prompts = match &plan.task.data {
-        TaskData::Data(task) => {
+        TaskData::Data(_) => {
             let first = |source: DataSource| {
                 let most = source.max_samples.map_or(few, |most| most.min(few));
                 DataSource { max_samples: Some(most), ..source }
             };
-            let sources = specs(&task.sources().into_iter().map(first).collect::<Vec<_>>());
+            let sources = specs(&plan.task.data.sources().into_iter().map(first).collect::<Vec<_>>());
             Prompts::dataset(Mixed::open_if(&sources, plan.seed, plan.task.shuffle, fits(plan, Some(reader)))?)
         }
         _ => prompts(plan, Some(reader))?,
@@ -147,7 +148,7 @@ pub fn prompts(plan: &Plan, reader: Option<&Reader>) -> Result<Prompts> {
     let chat = conversations::chat(&plan.chat, &plan.model);
     let asked = move |prompt: Prompt| Prompt { text: conversations::asked(&chat, prompt.text), ..prompt };
     let buffer = match &plan.task.data {
-        TaskData::Data(task) => return Ok(Prompts::dataset(prompt_dataset(plan, &task.sources(), reader)?).map(asked)),
+        TaskData::Data(_) => return Ok(Prompts::dataset(prompt_dataset(plan, reader)?).map(asked)),
         TaskData::Rollouts { .. } => bail!("rollouts that were recorded are answered already: there is nothing to ask"),
         TaskData::Arithmetic { digits, count } => {
             DataBuffer::new(sums(*digits, *count, plan.seed).iter().map(Prompt::from), plan.seed)?

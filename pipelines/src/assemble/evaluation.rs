@@ -53,7 +53,7 @@ pub fn eval_spec(plan: &Plan, eval: &Eval, registry: &Registry, positions: usize
 fn prompts(task: &Task, seed: u64) -> Result<Vec<Prompt>> {
     Ok(match &task.data {
         TaskData::Arithmetic { digits, count } => data::sums(*digits, *count, seed).iter().map(Prompt::from).collect(),
-        TaskData::Data(task) => data::all(&task.sources())?,
+        TaskData::Data(_) => data::all(&task.data.sources())?,
         TaskData::Rollouts { .. } => {
             bail!("rollouts that were recorded are answered already; name a task of its own in [eval.task]")
         }

@@ -26,9 +26,9 @@ pub fn batches(plan: &Plan, reader: &Reader) -> Result<(Supervised, Option<Buffe
     let (chat, tokenizer) = (conversations::chat(&plan.chat, &plan.model), reader.tokenizer.clone());
     let (size, steps) = (plan.batch.groups, plan.train.steps);
     let pairs = match &plan.task.data {
-        TaskData::Data(task) => {
+        TaskData::Data(_) => {
             let fits = fits(&chat, reader);
-            let data = Mixed::<RankedPair>::open_if(&data::specs(&task.sources()), plan.seed, plan.task.shuffle, fits)?;
+            let data = Mixed::<RankedPair>::open_if(&data::specs(&plan.task.data.sources()), plan.seed, plan.task.shuffle, fits)?;
             let state = data.state(0);
             let group = move |pair: RankedPair| Ok(samples(&chat, &pair, &tokenizer)?.to_vec());
             return Ok((Supervised::drawn("DPO", data, size, steps, group)?.called("Pairs"), Some(state)));
@@ -76,7 +76,7 @@ pub fn evaluated(
     pairs.truncate(eval.limit.unwrap_or(usize::MAX));
     let samples = pairs.iter().map(|pair| samples(&chat, pair, &reader.tokenizer)).collect::<Result<Vec<_>, _>>();
     let samples = samples.context("preparing the evaluation")?.concat();
-    let config = LocalConfig { threads: Some(eval.threads), ..references::scoring(plan)? };
+    let config = references::scoring(plan, &plan.train.optimization, Some(eval.threads))?;
     let loss = registry.loss_of(&plan.train)?;
     let evaluator = PairEvaluator::new(config.clone(), policy.config().clone(), loss, samples, eval.every);
     let evaluator = match references::frozen(plan, policy, config)? {
@@ -92,7 +92,7 @@ pub fn held_out(plan: &Plan, task: &Task) -> Result<Vec<RankedPair>> {
     let pairs: Vec<RankedPair> = match &task.data {
         // Other wrong completions than those that are trained on.
         TaskData::Arithmetic { digits, count } => arithmetic::ranked(&sums(*digits, *count, plan.seed), 1, !plan.seed),
-        TaskData::Data(task) => data::all(&task.sources())?,
+        TaskData::Data(_) => data::all(&task.data.sources())?,
         TaskData::Rollouts { .. } => bail!("recorded rollouts are no pairs of completions"),
     };
     Ok(pairs.into_iter().map(|pair| conversations::asked_pair(&chat, pair)).collect())
@@ -106,7 +106,7 @@ pub fn divided(plan: &Plan, held_out: f64) -> Result<[Vec<RankedPair>; 2]> {
             let (trained, held_out) = arithmetic::split(&sums(*digits, *count, seed), share, seed);
             (arithmetic::ranked(&trained, WRONG, seed), arithmetic::ranked(&held_out, WRONG, seed))
         }
-        TaskData::Data(task) => arithmetic::split(&data::all(&task.sources())?, share, seed),
+        TaskData::Data(_) => arithmetic::split(&data::all(&plan.task.data.sources())?, share, seed),
         TaskData::Rollouts { .. } => bail!("recorded rollouts are no pairs of answers"),
     };
     Ok([trained, held_out].map(|pairs| pairs.into_iter().map(|pair| conversations::asked_pair(&chat, pair)).collect()))

@@ -8,7 +8,7 @@ use rollflow::flow::{Port, WeightsRx};
 use rollflow::model::FrozenWeights;
 use rollflow::prelude::*;
 use rollflow::recipe::reference_policy::ReferencePolicy;
-use rollflow::recipe::{Pipeline, Plan};
+use rollflow::recipe::{Optimization, Pipeline, Plan};
 use rollflow::stages::reference::{ema, periodic};
 
 use crate::assemble::{models, origin, policy};
@@ -16,13 +16,13 @@ use crate::assemble::{models, origin, policy};
 /// Folder in the run's own that keeps the policy as it was after the warm-up.
 const KEPT: &str = "reference";
 
-/// Scoring configuration of a reference: that of the trainer, so that equal weights give equal
-/// log-probabilities. The learning rate is 0.
-pub fn scoring(plan: &Plan) -> Result<LocalConfig> {
+/// Scoring configuration of a reference or an evaluation: that of the trainer `of`, so that equal
+/// weights give equal log-probabilities. The learning rate is 0.
+pub fn scoring(plan: &Plan, of: &Optimization, threads: Option<usize>) -> Result<LocalConfig> {
     Ok(LocalConfig {
         temperature: plan.generate.temperature,
-        micro_batch_tokens: plan.train.optimization.micro_batch_tokens,
-        threads: plan.reference.as_ref().map(|of| of.threads),
+        micro_batch_tokens: of.micro_batch_tokens,
+        threads,
         compute: policy::compute(&plan.model)?,
         ..LocalConfig::new(CrossEntropy, Schedule::constant(0.0))
     })
@@ -38,7 +38,8 @@ pub fn frozen(plan: &Plan, policy: &Policy, config: LocalConfig) -> Result<Optio
 
 /// Adds the stage that scores batches under the frozen reference, if the recipe has one.
 pub fn scored(flow: &mut Flow, plan: &Plan, policy: &Policy, batches: Port<Batch>) -> Result<Port<Batch>> {
-    Ok(match frozen(plan, policy, scoring(plan)?)? {
+    let config = scoring(plan, &plan.train.optimization, plan.reference.as_ref().map(|of| of.threads))?;
+    Ok(match frozen(plan, policy, config)? {
         Some(reference) => flow.stage("reference", batches, reference),
         None => batches,
     })
@@ -47,7 +48,7 @@ pub fn scored(flow: &mut Flow, plan: &Plan, policy: &Policy, batches: Port<Batch
 /// Builds the stage that scores under the reference policy. The run starts from `policy`.
 pub fn reference(plan: &Plan, policy: &Policy, published: &WeightsRx<FrozenWeights>) -> Result<Option<Reference<FrozenWeights>>> {
     let Some(of) = &plan.reference else { return Ok(None) };
-    let config = scoring(plan)?;
+    let config = scoring(plan, &plan.train.optimization, Some(of.threads))?;
     Ok(Some(match &of.policy {
         ReferencePolicy::Frozen { path: Some(path) } => Reference::local(&other(path, policy)?, config),
         ReferencePolicy::Frozen { path: None } => Reference::local(policy, config),

@@ -19,11 +19,10 @@ use crate::assemble::policy::Reader;
 /// Builds the supervised steps from the data sets of `[sft]` or the task's own pairs. The second value
 /// identifies data that is read while it is drawn, for checkpoints.
 pub fn batches(plan: &Plan, sft: &Sft, reader: &Reader) -> Result<(Supervised, Option<BufferState>)> {
-    let sources = match &plan.task.data {
-        _ if !sft.sources().is_empty() => sft.sources(),
+    let sources = match sft.sources() {
         // Demonstrations of an environment are made from all pairs before the run.
-        TaskData::Data(task) if !demonstrates(plan.environment.as_ref()) => task.sources(),
-        _ => Vec::new(),
+        own if own.is_empty() && !demonstrates(plan.environment.as_ref()) => plan.task.data.sources(),
+        own => own,
     };
     // Where none is said, the longest sample is the longest that the model reads.
     let sft = &Sft { max_length: sft.max_length.or(Some(reader.config.max_positions)), ..sft.clone() };
@@ -68,7 +67,7 @@ fn samples(plan: &Plan, sft: &Sft, sources: &[Source], reader: &Reader) -> Resul
     }
     let pairs = match &plan.task.data {
         TaskData::Arithmetic { digits, count } => sums(*digits, *count, plan.seed),
-        TaskData::Data(task) => data::pairs(&task.sources())?,
+        TaskData::Data(_) => data::pairs(&plan.task.data.sources())?,
         TaskData::Rollouts { .. } => Vec::new(),
     };
     let pairs = arithmetic::share(&pairs, sft.fraction, plan.seed);

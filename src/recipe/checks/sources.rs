@@ -15,9 +15,8 @@ pub(super) fn sources(plan: &Plan, note: Note) {
         let message = "`task.kind` is \"rollouts\", which are answered already".to_owned();
         note("task.kind", &["pipeline"], message, "set pipeline = \"grpo_offline\", or choose another kind of task");
     }
-    if let (Pipeline::RewardModel, TaskData::Data(of)) = (plan.pipeline, &plan.task.data)
-        && of.sources().iter().any(|source| source.weight.is_some())
-    {
+    let weighted = plan.task.data.sources().iter().any(|source| source.weight.is_some());
+    if weighted && plan.pipeline == Pipeline::RewardModel {
         let message = "a source of [task] has a weight, but a reward model meets every pair of its data".to_owned();
         note("task.sources", &["pipeline"], message, "give repeats instead of weights");
     }

@@ -82,10 +82,7 @@ fn singles(plan: &Plan) -> Vec<(&'static str, bool, &'static str, &'static str)>
     let sft = |is: fn(&Sft) -> bool| plan.sft.as_ref().is_some_and(is);
     let eval = plan.eval.as_ref();
     let asked = eval.and_then(|eval| eval.task.as_ref());
-    let weighted = |task: &Task| match &task.data {
-        TaskData::Data(of) => of.sources().iter().any(|source| source.weight.is_some()),
-        _ => false,
-    };
+    let weighted = |task: &Task| task.data.sources().iter().any(|source| source.weight.is_some());
     let laid_out = sft(|sft| sft.packs() || sft.on_overlong == OverlongPolicy::Split);
     let own = sft(|sft| !sft.sources().is_empty());
     let several = plan.generate.workers > 1 && plan.flow.max_staleness == 0 && pipeline.reinforces() && !remote;

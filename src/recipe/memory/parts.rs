@@ -108,37 +108,39 @@ impl Parts<'_> {
                 &Work { model: &model, of, sequences, longest, shared, adapters: adapters(plan, &model)? },
             );
         }
-        if !plan.pipeline.reinforces() {
-            if plan.pipeline.trains_by_train() {
-                self.critic(&model, sequences, longest, shared)?;
-                self.reference(parameters)?;
-            }
-            return Ok(());
-        }
-        if let Some(sft) = plan.sft.as_ref().filter(|_| on_host) {
+        let reinforces = plan.pipeline.reinforces();
+        if let Some(sft) = plan.sft.as_ref().filter(|_| reinforces && on_host) {
             let longest = self.prompt() + self.pair_answer();
             let of = &sft.optimization;
             let work = Work { model: &model, of, sequences: sft.batch as u64, longest, shared: (1, 0), adapters: None };
             let kept = self.passes(&work).bytes.min(KEPT_OF_WARM_UP);
             self.add("warm-up", kept, "what its trainer freed, which the next does not reuse for certain".to_owned());
         }
-        self.critic(&model, sequences, longest, shared)?;
+        if plan.pipeline.trains_by_train() {
+            self.critic(&model, sequences, longest, shared)?;
+            self.reference(parameters)?;
+        }
+        if reinforces {
+            self.served(&model, parameters, longest)?;
+        }
+        Ok(())
+    }
+
+    /// What generates, and what judges its completions.
+    fn served(&mut self, model: &ModelConfig, parameters: u64, longest: u64) -> Result<(), ModelError> {
+        let plan = self.plan;
         let held = if plan.generate.on_new_weights == OnNewWeights::Finish { 3 } else { 2 };
-        match plan.lora.as_ref().map(|lora| lora.sync) {
-            Some(AdapterSync::Adapter) => {
-                let bytes = 4 * held * adapters(plan, &model)?.unwrap_or(0);
-                self.add("published", bytes, format!("{held} copies of the adapters in f32: served, and on the way"));
-            }
-            _ => {
-                let (bytes, format) = self.published();
-                self.add("published", held * bytes * parameters, format!("{held} copies in {format}: served, and on the way"));
-            }
+        if plan.lora.as_ref().is_some_and(|lora| lora.sync == AdapterSync::Adapter) {
+            let bytes = 4 * held * adapters(plan, model)?.unwrap_or(0);
+            self.add("published", bytes, format!("{held} copies of the adapters in f32: served, and on the way"));
+        } else {
+            let (bytes, format) = self.published();
+            self.add("published", held * bytes * parameters, format!("{held} copies in {format}: served, and on the way"));
         }
         // Servers have their own memory.
         if !plan.engine.is_remote() {
             self.generators(parameters, longest);
         }
-        self.reference(parameters)?;
         for (_, path) in plan.models().into_iter().filter(|(key, _)| key.starts_with("reward")) {
             let scorer = parameters_of(&path)?;
             self.add("reward model", 8 * scorer, format!("{}: {} in f32, twice", path.display(), count(scorer)));
