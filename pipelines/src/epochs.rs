@@ -83,5 +83,5 @@ pub fn complaint(plan: &Plan, error: &Error) -> Problem {
     let reward_model = of("reward_model", plan.reward_model.as_ref().is_some_and(|of| of.epochs.is_some()));
     let key = sft.or(reward_model).unwrap_or_else(|| "train.epochs".to_owned());
     let message = format!("`{key}` can't become steps: {error:#}");
-    Problem::of(key, message, "mend the data, or set a number of steps")
+    Problem::of(key, message, "correct the data, or set a number of steps")
 }

@@ -57,7 +57,7 @@ pub fn replay(plan: &Plan, registry: &Registry, folder: &Path, out: &mut impl Wr
                 failures.push(Failure { sample: sample.index, attempts: 1, kind: FailureKind::Lost, text: why.to_owned() });
             }
         }
-        writeln!(out, "group {}: {}", group.id(), untrusted::line(&told(&group, &failures)))?;
+        writeln!(out, "group {}: {}", group.id(), untrusted::line(&outcome(&group, &failures)))?;
         if failures.is_empty() {
             replayed.earned += 1;
             group.samples.iter().try_for_each(|sample| writer.write(0, sample))?;
@@ -72,10 +72,9 @@ pub fn replay(plan: &Plan, registry: &Registry, folder: &Path, out: &mut impl Wr
 }
 
 /// Rewards of a group, or the failures that remain.
-fn told(group: &Group, failures: &[Failure]) -> String {
+fn outcome(group: &Group, failures: &[Failure]) -> String {
     if failures.is_empty() {
-        format!("earns {:?}", group.rewards())
-    } else {
-        failures.iter().map(|failure| format!("sample {}: {failure}", failure.sample)).collect::<Vec<_>>().join("; ")
+        return format!("earns {:?}", group.rewards());
     }
+    failures.iter().map(|failure| format!("sample {}: {failure}", failure.sample)).collect::<Vec<_>>().join("; ")
 }

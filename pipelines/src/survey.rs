@@ -200,7 +200,7 @@ impl Surveyed {
     ) -> bool {
         match survey::<T>(spec, judge) {
             Ok(found) => {
-                self.lines.push(told(&format!("{key}{purpose}"), &found, repeat, batch));
+                self.lines.push(described(&format!("{key}{purpose}"), &found, repeat, batch));
                 self.sources.push((key.to_owned(), found));
                 true
             }
@@ -215,7 +215,7 @@ impl Surveyed {
     }
 }
 
-fn told(key: &str, found: &Survey, repeat: u64, batch: Option<usize>) -> String {
+fn described(key: &str, found: &Survey, repeat: u64, batch: Option<usize>) -> String {
     let Survey { name, files, records, exact, judged, skips } = found;
     let (about, read) =
         if *exact { ("", String::new()) } else { ("about ", format!(", estimated from {judged} that were read")) };

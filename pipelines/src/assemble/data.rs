@@ -111,7 +111,8 @@ pub fn specs(sources: &[DataSource]) -> Vec<DataSpec> {
     sources.iter().map(DataSource::spec).collect()
 }
 
-/// Identifies the data in every checkpoint of the trainer, and resumes it at `from` if that checkpoint has the same data.
+/// Identifies the data in every checkpoint of the trainer, and resumes it at `from` if that checkpoint
+/// has the same data.
 pub fn resumable<B: TrainingBackend>(
     mut trainer: Trainer<B>,
     from: Option<&ResumePoint>,

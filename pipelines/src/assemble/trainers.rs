@@ -58,7 +58,7 @@ pub fn critic(plan: &Plan, policy: &Policy) -> Result<Option<LocalBackend>> {
 /// The trainer of `[sft]`.
 pub fn supervised_backend(plan: &Plan, sft: &Sft, policy: &Policy) -> Result<LocalBackend> {
     let config = local_config(plan, Arc::new(CrossEntropy), &sft.optimization, sft.lr, sft.steps, 1)?;
-    // Nobody generates with what it publishes, and adapters go on being trained.
+    // No generator reads what it publishes, and adapters are trained further.
     Ok(policy.backend(LocalConfig { merge: false, ..config })?)
 }
 
