@@ -33,7 +33,7 @@ pub fn settle(plan: &mut Plan, registry: &Registry) -> Result<Vec<Derived>> {
         // A product that is a whole number but for rounding is that number.
         let steps = (epochs * steps - 1e-9).ceil().max(1.0) as u64;
         let reason = format!("{section}.epochs = {epochs:?} of {what}");
-        derived.push(Derived { key: format!("{section}.steps"), value: steps.to_string(), reason });
+        derived.push(Derived::of(format!("{section}.steps"), steps, reason));
         steps
     };
     if let Some((sft, epochs)) = plan.sft.as_ref().and_then(|sft| Some((sft, sft.epochs?))) {

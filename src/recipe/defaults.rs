@@ -21,6 +21,13 @@ pub struct Derived {
     pub reason: String,
 }
 
+impl Derived {
+    /// Creates a derived value of `key`, with its reason.
+    pub fn of(key: impl Into<String>, value: impl ToString, reason: impl Into<String>) -> Self {
+        Derived { key: key.into(), value: value.to_string(), reason: reason.into() }
+    }
+}
+
 /// Learning rates by kind of model.
 pub(crate) struct Rates {
     /// A small random model.
@@ -66,7 +73,7 @@ pub(crate) fn fill(root: &mut Node) -> Vec<Derived> {
         }
         let (lr, reason) = model.rate(name, rates);
         section.insert("lr".to_owned(), entry(Value::Float(lr), place));
-        derived.push(Derived { key: format!("{name}.lr"), value: format!("{lr:?}"), reason: reason.to_owned() });
+        derived.push(Derived::of(format!("{name}.lr"), format!("{lr:?}"), reason));
     }
     derived
 }
@@ -81,7 +88,7 @@ fn preferences(table: &mut Table, place: &Place) -> Vec<Derived> {
     let mut kind = |of: &mut Table, section: &str, word: &str, reason: &str| {
         if !of.contains_key("kind") {
             of.insert("kind".to_owned(), entry(Value::Text(word.to_owned()), place));
-            derived.push(Derived { key: format!("{section}.kind"), value: format!("{word:?}"), reason: reason.to_owned() });
+            derived.push(Derived::of(format!("{section}.kind"), format!("{word:?}"), reason));
         }
     };
     let mut needs_reference = true;

@@ -7,6 +7,7 @@ use super::model::{DeviceName, ModelSource};
 use super::plan::{OnStale, Pipeline, Plan};
 use super::practice;
 use super::task::TaskData;
+use super::train::Optimization;
 use crate::algo::{LossChoice, Proximal};
 use crate::rollout::{Pace, PaceRule};
 use crate::stages::batch::over_sampled;
@@ -142,20 +143,21 @@ impl Plan {
         if self.over_samples() { self.flow.max_staleness } else { self.worst_lag_in_turn().min(self.flow.max_staleness) }
     }
 
+    /// Returns the sections that train a model, with their settings of an optimizer step.
+    pub(crate) fn optimizations(&self) -> impl Iterator<Item = (&'static str, &Optimization)> {
+        let sft = self.sft.as_ref().map(|of| ("sft", &of.optimization));
+        let reward_model = self.reward_model.as_ref().map(|of| ("reward_model", &of.optimization));
+        let critic = self.critic.as_ref().map(|of| ("critic", &of.optimization));
+        [Some(("train", &self.train.optimization)), sft, reward_model, critic].into_iter().flatten()
+    }
+
     /// All devices that models compute on, with the keys that name them; the policy's first.
-    pub fn devices(&self) -> Vec<(&'static str, DeviceName)> {
-        let (sft, reward_model, critic) = (self.sft.as_ref(), self.reward_model.as_ref(), self.critic.as_ref());
-        let replicas = [
-            ("train.replica_devices", Some(&self.train.optimization)),
-            ("sft.replica_devices", sft.map(|of| &of.optimization)),
-            ("reward_model.replica_devices", reward_model.map(|of| &of.optimization)),
-            ("critic.replica_devices", critic.map(|of| &of.optimization)),
-        ];
-        let mut all = vec![("model.device", self.model.device)];
-        for (key, of) in replicas {
-            all.extend(of.iter().flat_map(|of| &of.replica_devices).map(|device| (key, *device)));
+    pub fn devices(&self) -> Vec<(String, DeviceName)> {
+        let mut all = vec![("model.device".to_owned(), self.model.device)];
+        for (section, of) in self.optimizations() {
+            all.extend(of.replica_devices.iter().map(|device| (format!("{section}.replica_devices"), *device)));
         }
-        all.extend(self.generate.devices.iter().map(|device| ("generate.devices", *device)));
+        all.extend(self.generate.devices.iter().map(|device| ("generate.devices".to_owned(), *device)));
         all
     }
 
@@ -226,12 +228,11 @@ impl Plan {
 
     /// Values of keys that the recipe may leave out because they follow from others.
     pub(super) fn derived(&self) -> Vec<Derived> {
-        let derived = |key: &str, value: String, reason: &str| Derived { key: key.to_owned(), value, reason: reason.to_owned() };
         let mut all = Vec::new();
         let ratios = self.pipeline.trains_by_train() && !matches!(self.train.loss, LossChoice::Dpo(_));
         if ratios && self.train.proximal.is_none() {
             let reason = if self.train.correction.is_some() { "train.correction weighs tokens" } else { "nothing is corrected" };
-            all.push(derived("train.proximal", format!("{:?}", self.train.centre().word()), reason));
+            all.push(Derived::of("train.proximal", format!("{:?}", self.train.centre().word()), reason));
         }
         if self.pipeline.reinforces() && self.flow.window.is_none() {
             let reason = if self.over_samples() {
@@ -239,11 +240,11 @@ impl Plan {
             } else {
                 "(flow.max_staleness + 1) * sync.every * batch.groups"
             };
-            all.push(derived("flow.window", self.admission_window().to_string(), reason));
+            all.push(Derived::of("flow.window", self.admission_window(), reason));
         }
         let samples = !self.pipeline.evaluates_pairs();
         if self.eval.as_ref().is_some_and(|eval| samples && eval.max_new_tokens.is_none()) {
-            all.push(derived("eval.max_new_tokens", self.generate.max_new_tokens.to_string(), "generate.max_new_tokens"));
+            all.push(Derived::of("eval.max_new_tokens", self.generate.max_new_tokens, "generate.max_new_tokens"));
         }
         all
     }

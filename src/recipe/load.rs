@@ -168,11 +168,11 @@ fn missing_means(plan: &Plan) -> Vec<Problem> {
 
 #[cfg(feature = "torch")]
 fn missing_device(plan: &Plan) -> Vec<Problem> {
-    let missing = |(key, device): (&str, DeviceName)| {
+    let missing = |(key, device): (String, DeviceName)| {
         let DeviceName::Cuda(index) = device else { return None };
         let none = Compute::cuda(index, Dtype::F32).check().err()?;
-        let help = "name a device that is there; \"cpu\" always is";
-        Some(Problem::of(key, format!("`{key}` is {:?}: {none}", device.word()), help))
+        let message = format!("`{key}` is {:?}: {none}", device.word());
+        Some(Problem::of(key, message, "name a device that is there; \"cpu\" always is"))
     };
     let missing: Vec<Problem> = plan.devices().into_iter().filter_map(missing).collect();
     if missing.is_empty() { memory::problems(plan) } else { missing }

@@ -158,13 +158,12 @@ fn optimizations(plan: &mut Plan) -> impl Iterator<Item = &mut Optimization> {
 
 /// The last phase's section and how it trains.
 fn optimization(plan: &Plan) -> Option<(&'static str, &Optimization)> {
-    match plan.pipeline {
-        Pipeline::Grpo | Pipeline::SftThenGrpo | Pipeline::GrpoOffline | Pipeline::Dpo => {
-            Some(("train", &plan.train.optimization))
-        }
-        Pipeline::Sft => plan.sft.as_ref().map(|sft| ("sft", &sft.optimization)),
-        Pipeline::RewardModel => plan.reward_model.as_ref().map(|of| ("reward_model", &of.optimization)),
-    }
+    let last = match plan.pipeline {
+        Pipeline::Sft => "sft",
+        Pipeline::RewardModel => "reward_model",
+        Pipeline::Grpo | Pipeline::SftThenGrpo | Pipeline::GrpoOffline | Pipeline::Dpo => "train",
+    };
+    plan.optimizations().find(|(section, _)| *section == last)
 }
 
 /// Memory of this process: the machine's, or the limit of its control groups.

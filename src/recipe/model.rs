@@ -38,7 +38,7 @@ impl Model {
 }
 
 /// A device by its name.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum DeviceName {
     /// The processor.
     Cpu,

@@ -14,17 +14,7 @@ const TOP: [&str; 4] = ["README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "CHAN
 
 /// Every page of the book and of the top folder, by its path from the root.
 fn pages() -> Vec<(PathBuf, String)> {
-    let mut paths = TOP.map(|name| root().join(name)).to_vec();
-    let mut folders = vec![root().join("docs")];
-    while let Some(folder) = folders.pop() {
-        for path in fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path()) {
-            if path.is_dir() {
-                folders.push(path);
-            } else if path.extension().is_some_and(|end| end == "md") {
-                paths.push(path);
-            }
-        }
-    }
+    let mut paths = [TOP.map(|name| root().join(name)).to_vec(), crate::files(&root().join("docs"), "md")].concat();
     paths.sort();
     paths.into_iter().map(|path| (path.strip_prefix(root()).unwrap().to_owned(), fs::read_to_string(&path).unwrap())).collect()
 }

@@ -2,24 +2,13 @@
 //! below. A crate in `crates` uses nothing of rollflow.
 
 use std::collections::BTreeSet;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 /// Folders of `src`, from the ground up.
 const LAYERS: [&str; 17] = [
     "util", "net", "settings", "flow", "hub", "data", "observe", "algo", "judge", "model", "sandbox", "env", "engine", "train",
     "rollout", "stages", "recipe",
 ];
-
-fn sources(folder: &Path, found: &mut Vec<PathBuf>) {
-    for entry in std::fs::read_dir(folder).unwrap() {
-        let path = entry.unwrap().path();
-        if path.is_dir() {
-            sources(&path, found);
-        } else if path.extension().is_some_and(|extension| extension == "rs") {
-            found.push(path);
-        }
-    }
-}
 
 /// Position of a module of the crate's root in the list.
 fn layer(module: &str) -> Option<usize> {
@@ -45,12 +34,7 @@ fn folders_use_only_the_layers_below_them() {
             continue;
         }
         let own = layer(&name).unwrap_or_else(|| panic!("src/{name} is in no layer: add it to LAYERS"));
-        let mut files = Vec::new();
-        if path.is_dir() {
-            sources(&path, &mut files);
-        } else {
-            files.push(path);
-        }
+        let files = if path.is_dir() { crate::files(&path, "rs") } else { vec![path] };
         for file in files.iter().filter(|file| !file.ends_with("tests.rs")) {
             let code = std::fs::read_to_string(file).unwrap();
             let above = used(&code).into_iter().filter(|module| layer(module).is_some_and(|layer| layer > own));

@@ -14,3 +14,19 @@ mod recipe_errors;
 mod recipe_keys;
 #[path = "../support/mod.rs"]
 mod support;
+
+use std::path::{Path, PathBuf};
+
+/// Files below a folder, by the end of their names, in order.
+fn files(folder: &Path, extension: &str) -> Vec<PathBuf> {
+    let mut found = Vec::new();
+    for path in std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path()) {
+        if path.is_dir() {
+            found.extend(files(&path, extension));
+        } else if path.extension().is_some_and(|end| end == extension) {
+            found.push(path);
+        }
+    }
+    found.sort();
+    found
+}

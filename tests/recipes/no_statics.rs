@@ -2,28 +2,14 @@
 //!
 //! The one exception is the weak reference to the process's runtime for HTTP: it lives as long as its users.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 const RUNTIME: &str = "static SHARED: Mutex<Weak<Shared>> = Mutex::new(Weak::new());";
-
-fn sources(folder: &Path, found: &mut Vec<PathBuf>) {
-    for entry in std::fs::read_dir(folder).unwrap() {
-        let path = entry.unwrap().path();
-        if path.is_dir() {
-            sources(&path, found);
-        } else if path.extension().is_some_and(|extension| extension == "rs") {
-            found.push(path);
-        }
-    }
-}
 
 #[test]
 fn the_library_has_no_mutable_state_of_its_own() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
-    let mut files = Vec::new();
-    for folder in ["src", "pipelines/src", "crates"] {
-        sources(&root.join(folder), &mut files);
-    }
+    let files = ["src", "pipelines/src", "crates"].map(|folder| crate::files(&root.join(folder), "rs")).concat();
     assert!(files.len() > 100, "the sources were found");
     let declares_state = |line: &&str| {
         let line = line.trim_start().trim_start_matches("pub ").trim_start_matches("pub(crate) ");

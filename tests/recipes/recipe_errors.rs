@@ -15,6 +15,14 @@ fn also(text: &str) -> String {
     errors(&format!("{SOUND}{text}"), &[]).to_string()
 }
 
+/// Each case is rejected with an error that contains its text.
+fn each_says(cases: &[(&str, &str)]) {
+    for (case, text) in cases {
+        let all = also(case);
+        assert!(all.contains(text), "{case}: {all}");
+    }
+}
+
 #[test]
 fn all_problems_come_at_once_in_the_order_of_the_file() {
     let text = r#"
@@ -140,10 +148,7 @@ fn engines_that_can_not_be_or_can_not_do_what_is_asked_are_errors() {
         ("engine = { launch = 'vllm', pause = 'abort' }\nlora = { sync = 'adapter' }", "no server is paused"),
         ("engine = { launch = 'vllm', cache = 'keep' }\nlora = { sync = 'adapter' }", "each adapter has a cache of its own"),
     ];
-    for (case, told) in cases {
-        let all = also(case);
-        assert!(all.contains(told), "{case}: {all}");
-    }
+    each_says(&cases);
 }
 
 #[test]
@@ -156,10 +161,7 @@ fn a_learning_rate_of_a_part_that_is_not_trained_is_an_error_that_names_it() {
         ("train.lr_scale = { embeddings = -1 }", "0 or more"),
         ("train.decay = 'norms'", "matrices"),
     ];
-    for (case, told) in cases {
-        let all = also(case);
-        assert!(all.contains(told), "{case}: {all}");
-    }
+    each_says(&cases);
 }
 
 #[test]

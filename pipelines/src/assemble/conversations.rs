@@ -76,7 +76,7 @@ pub fn derived(plan: &Plan) -> Option<Derived> {
         Some(_) => (Ask::User, "chat.template names a chat template"),
         None => of_model(&plan.model.source),
     };
-    Some(Derived { key: "chat.ask".to_owned(), value: format!("{:?}", ask.word()), reason: reason.to_owned() })
+    Some(Derived::of("chat.ask", format!("{:?}", ask.word()), reason))
 }
 
 /// A prompt as `chat`, which was [decided](chat), has it asked.

@@ -19,13 +19,10 @@ pub(super) fn training(plan: &Plan, note: Note) {
 /// Reports factors for parts that no trainer of this section has. Parts that depend on the model's
 /// folder are checked when it is trained.
 pub(super) fn lr_scale(plan: &Plan, note: Note) {
-    // A critic has no adapters: all of its weights are trained.
-    let adapted = plan.lora.is_some();
-    let mut all = vec![("train", &plan.train.optimization, false, adapted)];
-    all.extend(plan.sft.as_ref().map(|of| ("sft", &of.optimization, false, adapted)));
-    all.extend(plan.critic.as_ref().map(|of| ("critic", &of.optimization, true, false)));
-    all.extend(plan.reward_model.as_ref().map(|of| ("reward_model", &of.optimization, true, adapted)));
-    for (section, optimization, scores, lora) in all {
+    for (section, optimization) in plan.optimizations() {
+        // A critic has no adapters: all of its weights are trained.
+        let (scores, adapted) = (["critic", "reward_model"].contains(&section), plan.lora.is_some());
+        let lora = adapted && section != "critic";
         let LrScale { embeddings, head, adapters, score_head } = optimization.lr_scale;
         let frozen = "with [lora] adapters alone are trained, and a score head";
         let whole = if adapted { "a critic is trained without adapters" } else { "there is no [lora]" };

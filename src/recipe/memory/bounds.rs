@@ -3,6 +3,7 @@
 
 use crate::model::{Layout, ModelConfig, ModelError};
 use crate::recipe::plan::Plan;
+use crate::recipe::train::Optimization;
 
 /// Largest countable part: 256 PiB, more than any machine has. The sum of dozens of parts fits in
 /// 64 bits.
@@ -13,9 +14,8 @@ const BYTES: f64 = 32.0;
 
 /// Rejects a plan whose memory can't be counted in 64 bits, and names its largest setting.
 pub(super) fn check(plan: &Plan, model: &ModelConfig) -> Result<(), ModelError> {
-    let (sft, pairs, critic) = (plan.sft.as_ref(), plan.reward_model.as_ref(), plan.critic.as_ref());
-    let trainers = [Some(&plan.train.optimization), sft.map(|of| &of.optimization), pairs.map(|of| &of.optimization)];
-    let trainers = || trainers.into_iter().chain([critic.map(|of| &of.optimization)]).flatten();
+    let (sft, pairs) = (plan.sft.as_ref(), plan.reward_model.as_ref());
+    let most = |of: fn(&Optimization) -> usize| plan.optimizations().map(|(_, section)| of(section)).max().unwrap_or(1);
     let settings = [
         ("batch.groups", plan.batch.groups),
         ("generate.group_size", plan.generate.group_size),
@@ -26,8 +26,8 @@ pub(super) fn check(plan: &Plan, model: &ModelConfig) -> Result<(), ModelError> 
         ("eval.max_num_seqs", plan.eval.as_ref().map_or(1, |eval| eval.max_num_seqs)),
         ("sft.batch", sft.map_or(1, |sft| sft.batch)),
         ("reward_model.batch", pairs.map_or(1, |of| of.batch)),
-        ("train.micro_batch_tokens", trainers().map(|of| of.micro_batch_tokens).max().unwrap_or(1)),
-        ("train.threads", trainers().map(|of| of.threads).max().unwrap_or(1)),
+        ("train.micro_batch_tokens", most(|of| of.micro_batch_tokens)),
+        ("train.threads", most(|of| of.threads)),
     ];
     let [groups, group_size, new_tokens, turns, slots, workers, exam, sft, pairs, micro, threads] =
         settings.map(|(_, value)| value as f64);

@@ -1,5 +1,6 @@
 //! Parts of the memory plan, one formula each.
 
+use std::collections::BTreeSet;
 use std::path::Path;
 
 use super::{MemoryPart, count, optimization};
@@ -87,9 +88,7 @@ impl Parts<'_> {
             let (bytes, format) = if self.keeps_format() { (self.bytes(), plan.model.precision().word()) } else { (4, "f32") };
             self.add("first weights", bytes * parameters, format!("{} in {format}", count(parameters)));
         }
-        let mut gpus: Vec<DeviceName> = plan.devices().into_iter().map(|(_, device)| device).collect();
-        gpus.sort_unstable_by_key(|device| device.word());
-        gpus.dedup();
+        let gpus: BTreeSet<DeviceName> = plan.devices().into_iter().map(|(_, device)| device).collect();
         for device in gpus.into_iter().filter(|device| *device != DeviceName::Cpu) {
             self.at = device;
             self.add("context", GPU_CONTEXT, "CUDA's own, and its libraries' working memory".to_owned());
