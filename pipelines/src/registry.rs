@@ -108,12 +108,11 @@ impl Registry {
     }
 
     /// A loss that is made of parameters, which are read as `P`.
-    pub fn loss_with<P, L, E>(mut self, name: &str, make: impl Fn(P) -> Result<L, E> + Send + Sync + 'static) -> Self
-    where
-        P: DeserializeOwned,
-        L: Loss + 'static,
-        E: Display,
-    {
+    pub fn loss_with<P: DeserializeOwned, L: Loss + 'static, E: Display>(
+        mut self,
+        name: &str,
+        make: impl Fn(P) -> Result<L, E> + Send + Sync + 'static,
+    ) -> Self {
         add(&mut self.losses, name, move |params| make(params).map(|loss| Arc::new(loss) as Arc<dyn Loss>));
         self
     }
@@ -124,12 +123,11 @@ impl Registry {
     }
 
     /// An advantage estimator that is made of parameters.
-    pub fn advantage_with<P, A, E>(mut self, name: &str, make: impl Fn(P) -> Result<A, E> + Send + Sync + 'static) -> Self
-    where
-        P: DeserializeOwned,
-        A: Estimator + 'static,
-        E: Display,
-    {
+    pub fn advantage_with<P: DeserializeOwned, A: Estimator + 'static, E: Display>(
+        mut self,
+        name: &str,
+        make: impl Fn(P) -> Result<A, E> + Send + Sync + 'static,
+    ) -> Self {
         add(&mut self.advantages, name, move |params| make(params).map(|estimator| Arc::new(estimator) as Arc<dyn Estimator>));
         self
     }
@@ -140,13 +138,11 @@ impl Registry {
     }
 
     /// A reward that is made of parameters.
-    pub fn reward_with<P, R, F, E>(mut self, name: &str, make: impl Fn(P) -> Result<F, E> + Send + Sync + 'static) -> Self
-    where
-        P: DeserializeOwned,
-        R: IntoReward,
-        F: Fn(&Sample) -> R + Send + Sync + 'static,
-        E: Display,
-    {
+    pub fn reward_with<P: DeserializeOwned, R: IntoReward, F: Fn(&Sample) -> R + Send + Sync + 'static, E: Display>(
+        mut self,
+        name: &str,
+        make: impl Fn(P) -> Result<F, E> + Send + Sync + 'static,
+    ) -> Self {
         let boxed = |reward: F| Arc::new(move |sample: &Sample| reward(sample).into_reward()) as RewardFn;
         add(&mut self.rewards, name, move |params| make(params).map(boxed));
         self
@@ -158,12 +154,11 @@ impl Registry {
     }
 
     /// An aggregator that is made of parameters.
-    pub fn aggregator_with<P, F, E>(mut self, name: &str, make: impl Fn(P) -> Result<F, E> + Send + Sync + 'static) -> Self
-    where
-        P: DeserializeOwned,
-        F: Fn(&[f64]) -> f64 + Send + Sync + 'static,
-        E: Display,
-    {
+    pub fn aggregator_with<P: DeserializeOwned, F: Fn(&[f64]) -> f64 + Send + Sync + 'static, E: Display>(
+        mut self,
+        name: &str,
+        make: impl Fn(P) -> Result<F, E> + Send + Sync + 'static,
+    ) -> Self {
         add(&mut self.aggregators, name, move |params| make(params).map(Aggregator::custom));
         self
     }
@@ -174,12 +169,11 @@ impl Registry {
     }
 
     /// A filter that is made of parameters.
-    pub fn filter_with<P, F, E>(mut self, name: &str, make: impl Fn(P) -> Result<F, E> + Send + Sync + 'static) -> Self
-    where
-        P: DeserializeOwned,
-        F: GroupFilter,
-        E: Display,
-    {
+    pub fn filter_with<P: DeserializeOwned, F: GroupFilter, E: Display>(
+        mut self,
+        name: &str,
+        make: impl Fn(P) -> Result<F, E> + Send + Sync + 'static,
+    ) -> Self {
         add(&mut self.filters, name, move |params| make(params).map(|filter| Arc::new(filter) as FilterFn));
         self
     }

@@ -73,7 +73,11 @@ impl Plan {
     /// Optimizer steps of one pass over the prompts (or pairs), if no filter drops any and the size
     /// of the data is known.
     pub fn steps_per_epoch(&self) -> Option<f64> {
-        let prompts = self.task.known_prompts()? as f64;
+        let prompts = match self.task.data {
+            TaskData::Arithmetic { count: Some(count), .. } => count,
+            TaskData::Arithmetic { digits, .. } => 100_usize.checked_pow(digits)?,
+            _ => return None,
+        } as f64;
         Some(match (self.pipeline, &self.sft) {
             (Pipeline::Sft, Some(sft)) if !sft.sources().is_empty() || sft.packs() => return None,
             (Pipeline::Sft, Some(sft)) => (prompts * sft.fraction).ceil() / sft.batch as f64,

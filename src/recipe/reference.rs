@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use serde_json::{Value, json};
 
 use super::plan::Plan;
-use crate::settings::keys::KeyDoc;
+use crate::settings::keys::{KeyDoc, sentence};
 use crate::settings::section::Section;
 
 const OPENING: &str = "\
@@ -137,7 +137,7 @@ fn title(section: &str) -> String {
 pub(super) fn section_doc(section: &str) -> String {
     let plan = Plan::keys();
     let of = plan.all.into_iter().find(|key| key.name == section.trim_end_matches("[]"));
-    of.and_then(|key| key.inside).map_or(plan.doc, |(_, keys)| keys.doc)
+    sentence(of.and_then(|key| (key.inside)()).map_or(plan.doc, |(_, keys)| keys.doc))
 }
 
 fn row(name: &str, KeyDoc { expects, default, formerly, doc, .. }: &KeyDoc) -> String {

@@ -61,17 +61,6 @@ impl TaskData {
     }
 }
 
-impl Task {
-    /// Returns the number of different prompts, if it is known without reading files.
-    pub(crate) fn known_prompts(&self) -> Option<usize> {
-        match &self.data {
-            TaskData::Arithmetic { count: Some(count), .. } => Some(*count),
-            TaskData::Arithmetic { digits, .. } => 100_usize.checked_pow(*digits),
-            TaskData::Data(_) | TaskData::Rollouts { .. } => None,
-        }
-    }
-}
-
 section! {
     /// Supervised training: all of the `sft` pipeline, and the warm-up of `grpo`. Left out, `grpo`
     /// starts from the model unchanged.

@@ -139,7 +139,7 @@ macro_rules! tagged {
                         let mut inside = Keys::default();
                         $(inside.join(<$Body as Section>::keys());)?
                         $($(inside.add::<$Type>(stringify!($key), &$default, &[$($limit.text)?], &[], &[$($key_doc),+]);)+)?
-                        keys.kind($word, &[$($(stringify!($by)),+)?], &[$($kind_doc),+], inside);
+                        keys.kind(($word, &[$($(stringify!($by)),+)?]), &[$($kind_doc),+], inside);
                     })+
                     keys
                 }

@@ -11,28 +11,29 @@ use super::setting::{Setting, Written};
 #[derive(Default)]
 pub(crate) struct Keys {
     /// Help of the section.
-    pub(crate) doc: String,
+    pub(crate) doc: &'static [&'static str],
     pub(crate) all: Vec<Key>,
     kinds: Vec<Kind>,
 }
 
+/// A key, with what its type says on demand: every parse lists the keys.
 pub(crate) struct Key {
     pub(crate) name: &'static str,
     /// Old name, still accepted with a warning.
     formerly: Option<&'static str>,
-    expects: String,
     /// Range, as text.
     limit: Option<&'static str>,
     default: Option<String>,
-    doc: String,
-    schema: Value,
+    doc: &'static [&'static str],
+    expects: fn() -> String,
+    schema: fn() -> Value,
     /// Keys of a section, with `[]` for sections of a list.
-    pub(crate) inside: Option<(String, Keys)>,
+    pub(crate) inside: fn() -> Option<(String, Keys)>,
 }
 
 struct Kind {
     implied: ImpliedKind,
-    doc: String,
+    doc: &'static [&'static str],
     keys: Keys,
 }
 
@@ -49,8 +50,8 @@ pub(crate) struct KeyDoc {
 
 impl Keys {
     /// No keys yet, with the help of their section.
-    pub(crate) fn of(doc: &[&str]) -> Self {
-        Keys { doc: sentence(doc), ..Keys::default() }
+    pub(crate) fn of(doc: &'static [&'static str]) -> Self {
+        Keys { doc, ..Keys::default() }
     }
 
     /// Adds a key.
@@ -60,20 +61,20 @@ impl Keys {
         default: &T,
         limit: &[&'static str],
         formerly: &[&'static str],
-        doc: &[&str],
+        doc: &'static [&'static str],
     ) {
         let default = match default.write() {
             Written::Inline(default) => Some(default),
             _ => None,
         };
-        let (limit, formerly, doc) = (limit.first().copied(), formerly.first().copied(), sentence(doc));
-        let (expects, schema, inside) = (T::expects(), T::schema(), T::inside());
-        self.all.push(Key { name, formerly, expects, limit, default, doc, schema, inside });
+        let (limit, formerly) = (limit.first().copied(), formerly.first().copied());
+        let (expects, schema, inside) = (T::expects, T::schema, T::inside);
+        self.all.push(Key { name, formerly, limit, default, doc, expects, schema, inside });
     }
 
     /// Adds a kind and its keys.
-    pub(crate) fn kind(&mut self, word: &'static str, by: &'static [&'static str], doc: &[&str], keys: Keys) {
-        self.kinds.push(Kind { implied: (word, by), doc: sentence(doc), keys });
+    pub(crate) fn kind(&mut self, implied: ImpliedKind, doc: &'static [&'static str], keys: Keys) {
+        self.kinds.push(Kind { implied, doc, keys });
     }
 
     /// Adds another section's keys.
@@ -86,7 +87,8 @@ impl Keys {
     /// renamed.
     pub(crate) fn rows(&self, path: &str, rows: &mut Vec<KeyDoc>) {
         if !self.kinds.is_empty() {
-            let mut doc: Vec<String> = self.kinds.iter().map(|of| format!("`\"{}\"`: {}", of.implied.0, of.doc)).collect();
+            let mut doc: Vec<String> =
+                self.kinds.iter().map(|of| format!("`\"{}\"`: {}", of.implied.0, sentence(of.doc))).collect();
             for (word, by) in self.kinds.iter().map(|of| of.implied).filter(|(_, by)| !by.is_empty()) {
                 let keys: Vec<String> = by.iter().map(|key| format!("`{key}`")).collect();
                 doc.push(format!("Left out where {} implies `\"{word}\"`.", keys.join(" or ")));
@@ -101,7 +103,7 @@ impl Keys {
         }
         for key in &self.all {
             let (path, before) = (join(path, key.name), rows.len());
-            if let Some((list, keys)) = &key.inside {
+            if let Some((list, keys)) = (key.inside)() {
                 keys.rows(&format!("{path}{list}"), rows);
             }
             if rows.len() == before || key.formerly.is_some() {
@@ -110,8 +112,8 @@ impl Keys {
                     Some("\"\"") => "required",
                     Some(default) => default,
                 };
-                let expects = key.limit.map_or(key.expects.clone(), |limit| format!("{}, {limit}", key.expects));
-                let (formerly, doc) = (key.formerly, key.doc.clone());
+                let limit = key.limit.map_or(String::new(), |limit| format!(", {limit}"));
+                let (expects, formerly, doc) = ((key.expects)() + &limit, key.formerly, sentence(key.doc));
                 rows.insert(before, KeyDoc { path, expects, default: default.to_owned(), formerly, doc });
             }
         }
@@ -123,8 +125,8 @@ impl Keys {
             if let Some(old) = key.formerly {
                 renames.add(path, old, key.name);
             }
-            if let Some((list, keys)) = &key.inside {
-                keys.renames(&(join(path, key.name) + list), renames);
+            if let Some((list, keys)) = (key.inside)() {
+                keys.renames(&(join(path, key.name) + &list), renames);
             }
         }
         self.kinds.iter().for_each(|kind| kind.keys.renames(path, renames));
@@ -137,7 +139,7 @@ impl Keys {
             return of(&self.properties());
         }
         let kinds = self.kinds.iter().map(|Kind { implied: (word, by), doc, keys: own }| {
-            let mut keys = Map::from_iter([("kind".to_owned(), json!({"const": word, "description": doc}))]);
+            let mut keys = Map::from_iter([("kind".to_owned(), json!({"const": word, "description": sentence(doc)}))]);
             keys.extend(own.properties());
             keys.extend(self.properties());
             let mut of = of(&keys);
@@ -155,14 +157,14 @@ impl Keys {
         let mut keys = Map::new();
         for key in &self.all {
             if let Some(old) = key.formerly {
-                let mut deprecated = key.schema.clone();
+                let mut deprecated = (key.schema)();
                 deprecated["deprecated"] = true.into();
                 deprecated["description"] = format!("Old name of `{}`.", key.name).into();
                 keys.insert(old.to_owned(), deprecated);
             }
-            let mut schema = key.schema.clone();
+            let mut schema = (key.schema)();
             let limit = key.limit.map_or(String::new(), |limit| format!(" Takes {limit}."));
-            schema["description"] = format!("{}{limit}", key.doc).into();
+            schema["description"] = (sentence(key.doc) + &limit).into();
             if let Some(default) = key.default.as_deref().filter(|text| *text != "\"\"").and_then(json_of) {
                 schema["default"] = default;
             }

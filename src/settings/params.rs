@@ -62,11 +62,6 @@ impl Params {
         self
     }
 
-    /// Returns true if there are none.
-    pub fn is_empty(&self) -> bool {
-        self.0.is_empty()
-    }
-
     /// Reads them as `P`. A name that the struct lacks is an error, with or without
     /// `deny_unknown_fields`.
     pub fn read<P: DeserializeOwned>(&self) -> Result<P, ParamsError> {

@@ -136,11 +136,7 @@ impl Setting for [f64; 2] {
 
     fn read(node: &Node, path: &str, findings: &mut Findings) -> Option<Self> {
         match &node.value {
-            Value::List(items) if items.len() == 2 => {
-                let first = f64::read(&items[0], path, findings);
-                let second = f64::read(&items[1], path, findings);
-                Some([first?, second?])
-            }
+            Value::List(items) if items.len() == 2 => Vec::<f64>::read(node, path, findings)?.try_into().ok(),
             _ => mismatch::<Self, Self>(node, path, findings),
         }
     }
