@@ -55,9 +55,10 @@ pub(crate) fn placed(problems: Vec<Problem>, findings: &Findings) -> Vec<RecipeE
     problems
         .into_iter()
         .filter(|problem| !echo(problem))
-        .map(|Problem { key, from, message, help }| {
-            let place = findings.place([key.as_str()].into_iter().chain(from)).cloned().unwrap_or(Place::Code);
-            RecipeError { place, key, message, help }
+        .map(|problem| {
+            let keys = [problem.key.as_str()].into_iter().chain(problem.from.iter().copied());
+            let place = findings.place(keys).cloned().unwrap_or(Place::Code);
+            problem.at(place)
         })
         .collect()
 }

@@ -25,7 +25,7 @@ use crate::hub::Hub;
 #[cfg(feature = "torch")]
 use crate::model::{Compute, Dtype};
 use crate::settings::document::{self, Node, Value};
-use crate::settings::error::{Place, Problem, RecipeError, RecipeErrors};
+use crate::settings::error::{Place, Problem, RecipeErrors};
 use crate::settings::renames::Renames;
 use crate::settings::section::Findings;
 use crate::settings::setting::Setting;
@@ -55,9 +55,8 @@ pub fn variables(all: impl IntoIterator<Item = (OsString, OsString)>) -> Result<
         match (name.to_str(), value.to_str()) {
             (Some(name), Some(value)) => sets.push(format!("{name}={value}")),
             _ => {
-                let (key, place) = (String::new(), Place::Variable(name.to_string_lossy().into_owned()));
-                let message = "the environment variable is not UTF-8".to_owned();
-                errors.push(RecipeError { place, key, message, help: "write it in UTF-8, or unset it".to_owned() });
+                let problem = Problem::of("", "the environment variable is not UTF-8", "write it in UTF-8, or unset it");
+                errors.push(problem.at(Place::Variable(name.to_string_lossy().into_owned())));
             }
         }
     }
@@ -68,9 +67,8 @@ pub fn variables(all: impl IntoIterator<Item = (OsString, OsString)>) -> Result<
 fn read(path: &Path) -> Result<(String, String), RecipeErrors> {
     let file = path.display().to_string();
     let text = reading::read_text(path).map_err(|error| {
-        let (key, place) = (String::new(), Place::File { file: file.clone(), line: 1, column: 1 });
-        let (message, help) = (format!("cannot read the recipe: {error}"), "give the path of a TOML file".to_owned());
-        RecipeErrors::of(vec![RecipeError { place, key, message, help }])
+        let problem = Problem::of("", format!("cannot read the recipe: {error}"), "give the path of a TOML file");
+        RecipeErrors::of(vec![problem.at(Place::File { file: file.clone(), line: 1, column: 1 })])
     })?;
     Ok((file, text))
 }

@@ -2,7 +2,7 @@
 //! run's page.
 
 use crate::settings::document::{Node, Value};
-use crate::settings::error::RecipeError;
+use crate::settings::error::{Problem, RecipeError};
 use crate::settings::section::join;
 use crate::util::secrets::{find, is_secret_name};
 
@@ -18,10 +18,8 @@ pub(crate) fn errors(root: &Node) -> Vec<RecipeError> {
 
 fn look(node: &Node, path: &str, errors: &mut Vec<RecipeError>) {
     let found = |text: &str| find(text).first().map(|(_, what)| *what);
-    let refuse = |node: &Node, key: &str, what: &str| {
-        let message = format!("`{key}` holds {what}");
-        RecipeError { place: node.place.clone(), key: key.to_owned(), message, help: HELP.to_owned() }
-    };
+    let refuse =
+        |node: &Node, key: &str, what: &str| Problem::of(key, format!("`{key}` holds {what}"), HELP).at(node.place.clone());
     match &node.value {
         Value::Text(text) => errors.extend(found(text).map(|what| refuse(node, path, what))),
         Value::Table(keys) => {

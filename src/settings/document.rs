@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use toml::Spanned;
 use toml::de::{DeTable, DeValue};
 
-use super::error::{Place, RecipeError};
+use super::error::{Place, Problem, RecipeError};
 use super::renames::{Renames, warn};
 use crate::util::{reading, secrets::masked};
 
@@ -99,7 +99,7 @@ fn bases(file: &str, include: &Node, renames: &Renames, open: &mut Vec<PathBuf>,
     let mut found = Vec::new();
     for item in items {
         let mut refuse = |message: String, help: &str| {
-            errors.push(RecipeError { place: item.place.clone(), key: "include".to_owned(), message, help: help.to_owned() });
+            errors.push(Problem::of("include", message, help).at(item.place.clone()));
         };
         let Value::Text(name) = &item.value else {
             refuse(
@@ -155,8 +155,7 @@ fn other_kind(keys: &Table, base: &Table) -> bool {
 }
 
 fn syntax_error(place: Place, message: &str) -> RecipeError {
-    let message = format!("not valid TOML: {}", message.trim().replace('\n', ", "));
-    RecipeError { place, key: String::new(), message, help: String::new() }
+    Problem::of("", format!("not valid TOML: {}", message.trim().replace('\n', ", ")), "").at(place)
 }
 
 fn table(source: &DeTable<'_>, place_at: &dyn Fn(usize) -> Place) -> Table {
@@ -192,7 +191,7 @@ fn set(root: &mut Node, argument: &str, renames: &Renames, errors: &mut Vec<Reci
     let renamed = variable.map(|(name, value)| format!("{}={value}", name.to_lowercase().replace("__", ".")));
     let argument = renamed.as_deref().unwrap_or(argument);
     let mut refuse = |key: &str, message: String, help: &str| {
-        errors.push(RecipeError { place: place.clone(), key: key.to_owned(), message, help: help.to_owned() });
+        errors.push(Problem::of(key, message, help).at(place.clone()));
     };
     let form = "write --set section.key=value, for example --set train.lr=1e-4";
     let Some((path, text)) = argument.split_once('=') else {
@@ -216,7 +215,7 @@ fn set(root: &mut Node, argument: &str, renames: &Renames, errors: &mut Vec<Reci
     for (depth, key) in keys.iter().enumerate() {
         let Value::Table(table) = &mut node.value else {
             let message = format!("`{}` is not a section", keys[..depth].join("."));
-            return errors.push(RecipeError { place, key: path.clone(), message, help: form.to_owned() });
+            return errors.push(Problem::of(&*path, message, form).at(place));
         };
         let empty = || Node { value: Value::Table(Table::new()), place: place.clone() };
         let entry = table.entry((*key).to_owned()).or_insert_with(|| Entry { key_place: place.clone(), node: empty() });

@@ -65,6 +65,12 @@ impl Problem {
     pub fn of(key: impl Into<String>, message: impl Into<String>, help: impl Into<String>) -> Self {
         Problem { key: key.into(), from: Vec::new(), message: message.into(), help: help.into() }
     }
+
+    /// The problem as an error at `place`.
+    pub(crate) fn at(self, place: Place) -> RecipeError {
+        let Problem { key, message, help, .. } = self;
+        RecipeError { place, key, message, help }
+    }
 }
 
 /// Everything that is wrong, in the order of the file.

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use super::document::{Node, Table, Value};
-use super::error::RecipeError;
+use super::error::{Problem, RecipeError};
 use super::section::{Section, join};
 
 /// New names of keys by their old paths, in which `[]` is any place of a list.
@@ -54,7 +54,7 @@ impl Renames {
             let to = join(path, new);
             if table.contains_key(*new) {
                 let message = format!("`{from}` is the old name of `{to}`, which is given too");
-                errors.push(RecipeError { place: entry.key_place, key: from, message, help: format!("remove `{old}`") });
+                errors.push(Problem::of(from, message, format!("remove `{old}`")).at(entry.key_place));
                 continue;
             }
             warn(&entry.key_place.to_string(), &from, &to);

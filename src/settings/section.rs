@@ -24,7 +24,7 @@ impl Findings {
     }
 
     pub(crate) fn error(&mut self, place: &Place, key: &str, message: String, help: String) {
-        self.errors.push(RecipeError { place: place.clone(), key: key.to_owned(), message, help });
+        self.errors.push(Problem::of(key, message, help).at(place.clone()));
     }
 
     pub(crate) fn note(&mut self, key: &str, place: &Place) {
