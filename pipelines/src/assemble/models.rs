@@ -16,6 +16,16 @@ pub fn model_folder(path: &Path) -> Result<PathBuf> {
     Ok(recipe::model_folder(path)?)
 }
 
+/// Rejects another model of the run, called `what`, whose vocabulary is not the policy's.
+pub(crate) fn same_vocabulary(what: &str, path: &Path, theirs: usize, ours: usize) -> Result<()> {
+    ensure!(
+        theirs == ours,
+        "{what} in {} has a vocabulary of {theirs} tokens, the policy has {ours}: they speak of different tokens",
+        path.display()
+    );
+    Ok(())
+}
+
 /// The folder of the run that saved `checkpoint`, if it still lies there.
 pub fn run_of(checkpoint: &Path) -> Option<&Path> {
     checkpoint.parent().filter(|folder| folder.ends_with(CHECKPOINTS))?.parent()

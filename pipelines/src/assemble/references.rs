@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, bail};
 use rollflow::data::Batch;
 use rollflow::flow::{Port, WeightsRx};
 use rollflow::model::FrozenWeights;
@@ -60,12 +60,7 @@ pub fn reference(plan: &Plan, policy: &Policy, published: &WeightsRx<FrozenWeigh
 fn other(path: &Path, policy: &Policy) -> Result<Policy> {
     let reference = Policy::load_for(models::model_folder(path)?, policy.compute())
         .with_context(|| format!("loading the reference policy from {}", path.display()))?;
-    let (theirs, ours) = (reference.config().vocab_size, policy.config().vocab_size);
-    ensure!(
-        theirs == ours,
-        "the reference policy in {} has a vocabulary of {theirs} tokens, the policy has {ours}: they speak of different tokens",
-        path.display()
-    );
+    models::same_vocabulary("the reference policy", path, reference.config().vocab_size, policy.config().vocab_size)?;
     Ok(reference)
 }
 

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result};
 use rollflow::algo::{BradleyTerry, ValueLoss};
 use rollflow::model::{Head, load_hf};
 use rollflow::prelude::*;
@@ -43,12 +43,7 @@ pub fn critic(plan: &Plan, policy: &Policy) -> Result<Option<LocalBackend>> {
     let Some(path) = &critic.path else { return Ok(Some(policy.critic(config)?)) };
     let (model, weights) =
         load_hf(&models::model_folder(path)?).with_context(|| format!("loading the critic from {}", path.display()))?;
-    let (theirs, ours) = (model.vocab_size, policy.config().vocab_size);
-    ensure!(
-        theirs == ours,
-        "the critic in {} has a vocabulary of {theirs} tokens, the policy has {ours}: they speak of different tokens",
-        path.display()
-    );
+    models::same_vocabulary("the critic", path, model.vocab_size, policy.config().vocab_size)?;
     Ok(Some(match model.head {
         Head::Score => LocalBackend::new(config, model, weights)?,
         Head::LanguageModel => LocalBackend::new(config, model.scoring(), weights.scoring(&model, None))?,
@@ -115,24 +110,20 @@ pub fn trainer<B: TrainingBackend>(
         let config = if timeline.is_constant() { always.clone() } else { steps::step_config_at(&timeline, &registry, step)? };
         Ok(StepConfig { mixed: mixture.as_ref().map_or(Ok(None), |mixture| mixture.at(step))?, ..config })
     };
-    let trainer = Trainer::new(backend)
+    let mut trainer = Trainer::new(backend)
         .per_step(move |step| config(step).map_err(Into::into))
         .steps(plan.train.steps)
         .sync_every(plan.sync.every)
         .gap_limits(warn, halt)
         .on_stale(plan.flow.on_stale)
         .threads(plan.train.optimization.threads);
-    let trainer = match plan.critic.as_ref().zip(critic) {
-        Some((of, critic)) => {
-            let critic = Critic::new(critic).gae(of.gamma, of.lambda).whiten(of.whiten).warm_up(of.warmup_steps);
-            trainer.critic(critic).threads(plan.train.optimization.threads.max(of.optimization.threads))
-        }
-        None => trainer,
-    };
-    let trainer = match plan.train.target_reward {
-        Some(reward) => trainer.target_reward(reward),
-        None => trainer,
-    };
+    if let Some((of, critic)) = plan.critic.as_ref().zip(critic) {
+        let critic = Critic::new(critic).gae(of.gamma, of.lambda).whiten(of.whiten).warm_up(of.warmup_steps);
+        trainer = trainer.critic(critic).threads(plan.train.optimization.threads.max(of.optimization.threads));
+    }
+    if let Some(reward) = plan.train.target_reward {
+        trainer = trainer.target_reward(reward);
+    }
     Ok(checkpointed(trainer, &plan.checkpoint, checkpoints))
 }
 
