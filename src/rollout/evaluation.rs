@@ -135,19 +135,17 @@ impl<E: TokenEngine> Evaluation<E> {
                 Ok(Vec::new())
             }
             Err(error @ EngineError::Prompt { .. }) => {
-                let rejected = |index| JudgedAnswer {
-                    version: self.version,
-                    question: at,
-                    greedy,
-                    index,
-                    prompt: self.spec.prompts[at].text.clone(),
-                    error: Some(error.to_string()),
-                    ..JudgedAnswer::default()
-                };
+                let rejected = |index| JudgedAnswer { error: Some(error.to_string()), ..self.answer(question, index) };
                 Ok((0..samples).map(rejected).collect())
             }
             Err(error) => Err(error.into()),
         }
+    }
+
+    /// Answer without its judgement.
+    fn answer(&self, (question, greedy): Question, index: u32) -> JudgedAnswer {
+        let prompt = self.spec.prompts[question].text.clone();
+        JudgedAnswer { version: self.version, question, greedy, index, prompt, ..JudgedAnswer::default() }
     }
 
     fn judge(&self, group: Group) -> Result<Vec<JudgedAnswer>, EvaluationError> {
@@ -163,16 +161,13 @@ impl<E: TokenEngine> Evaluation<E> {
             // A lost rollout is not a wrong answer.
             let lost = parts.iter().find_map(why_lost).map(|why| format!("it was lost: {why}"));
             Some(JudgedAnswer {
-                version: self.version,
-                question,
-                greedy,
-                index: sample.index,
                 prompt: sample.prompt.clone(),
                 response: sample.response.clone(),
                 reward: sample.reward.filter(|reward| lost.is_none() && is_reward(*reward)),
                 status: sample.status,
                 tokens: parts.iter().map(Sample::generated).sum(),
                 error: lost.or_else(|| failures.iter().find(|failure| failure.sample == sample.index).map(Failure::to_string)),
+                ..self.answer((question, greedy), sample.index)
             })
         });
         Ok(judged.collect())

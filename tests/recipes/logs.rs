@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex};
 
 use crate::support::tfevents::read_events;
 use proptest::prelude::*;
-use rollflow::data::{ChatMessage, PromptText, Sample, Spans, Status};
+use rollflow::data::{ChatMessage, PromptText, Sample, SampledToken, Spans, Status};
 use rollflow::observe::StageShares;
 use rollflow::observe::logs::{
     AnswerWriter, CompositeLogger, DeadLetter, DeadLetterWriter, JsonlLogger, JudgedAnswer, LogError, MetricStats, MetricsLogger,
@@ -220,7 +220,8 @@ proptest! {
         let mut progress = Resumed { recent: [g, h].into(), kl_coef: Some(a), ..Resumed::default() };
         let prompt = rollflow::data::Prompt { ordinal: 9, ..Default::default() };
         progress.progress.ledger.enter(&prompt, 1);
-        progress.progress.ledger.sampled(9, 0, 4, token, 1);
+        let status = Status::Pending;
+        progress.progress.ledger.sampled(SampledToken { ordinal: 9, index: 0, token: 4, log_prob: token, version: 1, status });
         std::fs::write(folder.path().join("progress.json"), serde_json::to_vec(&progress).unwrap()).unwrap();
         equal(&Resumed::read(folder.path()).unwrap(), &progress)?;
 

@@ -10,7 +10,7 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use crate::data::{Answer, Batch, Dropped, DroppedSample, POISONED, Partial, Prompt, Sample, Status, Version};
+use crate::data::{Answer, Batch, Dropped, DroppedSample, POISONED, Partial, Prompt, Sample, SampledToken, Status, Version};
 
 /// Reason for dropping a group whose tokens were too old.
 pub const STALE: &str = "stale";
@@ -225,33 +225,24 @@ impl Ledger {
         untrained(&self.groups)
     }
 
-    /// Records a sampled token of a completion.
-    pub fn sampled(&mut self, ordinal: u64, index: u32, token: u32, log_prob: f32, version: Version) {
-        if let Some(group) = self.open.get_mut(&ordinal) {
-            group.answers.entry(index).or_insert_with(|| Answer::new(index)).push(token, log_prob, version);
-            self.generated += 1;
-        }
-    }
-
-    /// Records tokens that were given to a completion before its next turn.
-    pub fn given(&mut self, ordinal: u64, index: u32, tokens: &[u32]) {
-        if let Some(group) = self.open.get_mut(&ordinal) {
-            group.answers.entry(index).or_insert_with(|| Answer::new(index)).give(tokens);
-        }
-    }
-
-    /// Records the state that a rollout's environment saved.
-    pub fn remember(&mut self, ordinal: u64, index: u32, state: Value) {
-        if let Some(group) = self.open.get_mut(&ordinal) {
-            group.states.insert(index, state);
-        }
-    }
-
-    /// Records the end of a completion.
-    pub fn ended(&mut self, ordinal: u64, index: u32, status: Status) {
-        if let Some(answer) = self.open.get_mut(&ordinal).and_then(|group| group.answers.get_mut(&index)) {
+    /// Records a sampled token of a completion, and the end of the completion if it is the last.
+    pub fn sampled(&mut self, sampled: SampledToken) {
+        let SampledToken { ordinal, index, token, log_prob, version, status } = sampled;
+        let Some(group) = self.open.get_mut(&ordinal) else { return };
+        let answer = group.answers.entry(index).or_insert_with(|| Answer::new(index));
+        answer.push(token, log_prob, version);
+        if status != Status::Pending {
             answer.status = status;
         }
+        self.generated += 1;
+    }
+
+    /// Records tokens that were given to a completion before its next turn, and the state that the
+    /// environment of a rollout, by its index, saved then.
+    pub(crate) fn given(&mut self, ordinal: u64, index: u32, tokens: &[u32], saved: Option<(u32, Value)>) {
+        let Some(group) = self.open.get_mut(&ordinal) else { return };
+        group.answers.entry(index).or_insert_with(|| Answer::new(index)).give(tokens);
+        group.states.extend(saved);
     }
 
     /// Discards a completion that is restarted. Returns the number of its sampled tokens.
@@ -348,7 +339,9 @@ mod tests {
         };
         let samples: Vec<Sample> = (0..4).map(sample).collect();
         for sample in &samples {
-            (0..=sample.index).for_each(|_| ledger.sampled(ordinal, sample.index, 7, -1.0, 1));
+            let status = Status::Pending;
+            let token = SampledToken { ordinal, index: sample.index, token: 7, log_prob: -1.0, version: 1, status };
+            (0..=sample.index).for_each(|_| ledger.sampled(token));
         }
         Group { samples, prompt: Arc::new(prompt), ..Group::default() }
     }

@@ -11,7 +11,7 @@ mod training_flow;
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use parking_lot::{Mutex, MutexGuard};
+use parking_lot::{MappedMutexGuard, Mutex, MutexGuard};
 use serde::{Deserialize, Serialize};
 
 pub use ledger::{Fate, LOST, Ledger, OpenGroup, STALE, SURPLUS, TRUNCATED, TokensMissing, Totals};
@@ -19,7 +19,7 @@ pub use pace::Pace;
 pub(crate) use pace::PaceRule;
 pub use training_flow::TrainingFlow;
 
-use crate::data::{Answer, Batch, BufferState, Group, Partial, Prompt, SampledToken, Status, Version};
+use crate::data::{Answer, Batch, BufferState, Group, Partial, Prompt, SampledToken, Version};
 use crate::flow::{StageSpec, Window};
 
 /// Callers that admit prompts, for the error of a stalled run.
@@ -164,6 +164,10 @@ impl Admission {
     pub fn published(&self, version: Version) {
         let mut state = self.state();
         state.version = version;
+        self.open_window(&state);
+    }
+
+    fn open_window(&self, state: &State) {
         self.window.limit_to(state.pace.limit(state.version, state.dropped));
     }
 
@@ -175,7 +179,7 @@ impl Admission {
         // A round with enough groups for its version admits no more.
         let short = || state.judged - state.dropped < state.pace.trained_by_the_end_of(state.version);
         if !self.rounds || (state.judged >= self.window.limit() && short()) {
-            self.window.limit_to(state.pace.limit(state.version, state.dropped));
+            self.open_window(&state);
         }
     }
 
@@ -217,11 +221,6 @@ impl Admission {
         state.ledger.enter(prompt, version);
     }
 
-    /// Newest version when an open group's prompt entered for the first time.
-    pub fn entered_under(&self, ordinal: u64) -> Option<Version> {
-        self.state().ledger.entered_under(ordinal)
-    }
-
     /// Takes the partial completions off a prompt that a generator with `version` takes up, and
     /// returns those to be continued (law D7). Completions that are not `usable` are discarded and
     /// counted as truncated, and so are those that would be too old when they are trained (law V2).
@@ -253,41 +252,15 @@ impl Admission {
 
     /// Records sampled tokens, under one lock.
     pub fn sampled(&self, tokens: impl IntoIterator<Item = SampledToken>) {
-        let mut state = self.state();
-        for SampledToken { ordinal, index, token, log_prob, version, status } in tokens {
-            state.ledger.sampled(ordinal, index, token, log_prob, version);
-            if status != Status::Pending {
-                state.ledger.ended(ordinal, index, status);
-            }
-        }
-    }
-
-    /// Records tokens that a completion was given between two turns, and the state that the
-    /// environment of a rollout, by its index, saved then.
-    pub(crate) fn given(&self, ordinal: u64, index: u32, tokens: &[u32], saved: Option<(u32, serde_json::Value)>) {
-        let mut state = self.state();
-        state.ledger.given(ordinal, index, tokens);
-        if let Some((rollout, saved)) = saved {
-            state.ledger.remember(ordinal, rollout, saved);
-        }
-    }
-
-    /// Discards a completion that is restarted. Returns the number of its tokens, which count as
-    /// truncated.
-    pub fn discard(&self, ordinal: u64, index: u32) -> u64 {
-        self.state().ledger.discard(ordinal, index)
+        let mut ledger = self.ledger();
+        tokens.into_iter().for_each(|token| ledger.sampled(token));
     }
 
     /// Gives back the places of groups that the trainer found too old.
     pub fn gave_up(&self, groups: u64) {
         let mut state = self.state();
         state.dropped += groups;
-        self.window.limit_to(state.pace.limit(state.version, state.dropped));
-    }
-
-    /// Verifies that the groups of a batch hold every token that was sampled for them.
-    pub fn verify(&self, batch: &Batch) -> Result<(), TokensMissing> {
-        self.state().ledger.verify(batch)
+        self.open_window(&state);
     }
 
     /// Settles a trained batch. Fails if the ledger does not balance after it (law D4).
@@ -300,9 +273,9 @@ impl Admission {
         state.ledger.totals().balanced()
     }
 
-    /// Present sums.
-    pub fn totals(&self) -> Totals {
-        self.state().ledger.totals()
+    /// Present fates of prompts and tokens. Other calls wait until the result is dropped.
+    pub fn ledger(&self) -> MappedMutexGuard<'_, Ledger> {
+        MutexGuard::map(self.state(), |state| &mut state.ledger)
     }
 
     /// Ids of the groups that re-enter after an interruption, oldest first, and the next new id.
@@ -358,6 +331,7 @@ impl Admission {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::data::Status;
 
     /// Laws V2, V3: the window is the bound's, or as wide as an over-sampled step chooses from.
     #[test]
@@ -421,7 +395,7 @@ mod tests {
         };
         assert_eq!(resumed(1, |answer| answer.index != 1), [0, 2]);
         assert!(resumed(3, |_| true).is_empty(), "two versions later both are too old, the one that has ended too");
-        let totals = admission.totals();
+        let totals = admission.ledger().totals();
         assert_eq!((totals.tokens[&Fate::Truncated], totals.open_tokens, totals.imbalance()), (3, 0, (0, 0)));
     }
 
@@ -432,11 +406,11 @@ mod tests {
         let partial = Partial { completions: vec![answer(2)], ..Partial::default() };
         let mut prompt = Prompt { ordinal: 0, partial, ..Prompt::default() };
         admission.enter(&prompt);
-        let totals = admission.totals();
+        let totals = admission.ledger().totals();
         assert_eq!((totals.generated, totals.open_tokens, totals.imbalance()), (1, 1, (0, 0)), "law D4");
         assert_eq!(admission.interrupted().0, [prompt.clone()], "a checkpoint has them");
         admission.enter(&prompt);
-        assert_eq!(admission.totals(), totals, "a prompt that re-enters is counted once");
+        assert_eq!(admission.ledger().totals(), totals, "a prompt that re-enters is counted once");
         assert_eq!(admission.resume(&mut prompt, 2, |_| true).completions, [answer(2)]);
     }
 }

@@ -249,7 +249,8 @@ impl MultiTurn {
                 let forks = rollout.done.len() - parts;
                 rollout.call_hook(key.0, &self.agent);
                 if let (Some(admission), Some((index, tokens))) = (&self.context.admission, given) {
-                    admission.given(key.0, index, &tokens, rollout.save().map(|saved| (key.1, saved)));
+                    let saved = rollout.save().map(|saved| (key.1, saved));
+                    admission.ledger().given(key.0, index, &tokens, saved);
                 }
                 self.context.count(Metric::RolloutForks, &[], forks as f64);
                 next

@@ -250,7 +250,7 @@ impl<E: TokenEngine> Generator<E> {
 
     /// Sampling parameters of a prompt that an engine of `version` takes up.
     fn params_of(&self, ordinal: u64, version: Option<Version>) -> SamplingParams {
-        let entered = self.admission.as_ref().and_then(|admission| admission.entered_under(ordinal)).or(version);
+        let entered = self.admission.as_ref().and_then(|admission| admission.ledger().entered_under(ordinal)).or(version);
         let params = self.params.clone();
         match (&self.temperature, entered) {
             (Some(by_version), Some(version)) => SamplingParams { temperature: by_version(version), ..params },

@@ -34,12 +34,8 @@ impl Lengths {
         if self.0.is_empty() { None } else { Some([self.sum() / self.0.len() as f64, rank(0.5)?, rank(0.9)?]) }
     }
 
-    pub fn sum(&self) -> f64 {
+    fn sum(&self) -> f64 {
         self.0.iter().sum::<usize>() as f64
-    }
-
-    pub fn len(&self) -> usize {
-        self.0.len()
     }
 }
 
@@ -56,7 +52,7 @@ impl LengthBias {
     pub fn add(&mut self, batch: &Batch) -> Option<f64> {
         let mean = |(sum, count): &mut (f64, usize), lengths: Lengths| {
             *sum += lengths.sum();
-            *count += lengths.len();
+            *count += lengths.0.len();
             *sum / *count as f64
         };
         let ratio = mean(&mut self.trained, Lengths::trained(batch)) / mean(&mut self.finished, Lengths::finished(batch));

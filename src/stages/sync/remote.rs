@@ -48,6 +48,9 @@ pub struct RemoteSync<W> {
     hold: Option<EvaluationHold>,
     patience: Duration,
     announcer: Announcer,
+    work: Work<W>,
+    /// Step and weights that are synced next.
+    next: Option<(u64, Snapshot<W>)>,
 }
 
 type Job<T> = JoinHandle<Result<T, AnyError>>;
@@ -71,6 +74,8 @@ impl<W: Send + Sync + 'static> RemoteSync<W> {
             hold: None,
             patience: Duration::from_secs(120),
             announcer: Announcer::default(),
+            work: Work::idle(),
+            next: None,
         }
     }
 
@@ -96,46 +101,60 @@ impl<W: Send + Sync + 'static> RemoteSync<W> {
         self
     }
 
-    fn begin(&self, step: u64, snapshot: Snapshot<W>) -> Work<W> {
+    /// Begins the sync of the next version, unless another is in progress.
+    fn begin(&mut self) {
+        if !matches!(self.work, Work::Idle(_)) {
+            return;
+        }
+        let Some((step, snapshot)) = self.next.take() else { return };
         let weights = snapshot.weights.clone();
         let (manager, export, patience) = (self.manager.clone(), self.export.clone(), self.patience);
         let job = tokio::spawn(async move {
             let started = Instant::now();
-            let write = move || export(snapshot.version, &snapshot.weights);
-            let update = unblocked(write).await?;
+            let update = unblocked(move || export(snapshot.version, &snapshot.weights)).await?;
             let mut report = TRIES.run(step, deadline(patience), || manager.sync(update.clone())).await?;
             report.time = started.elapsed();
             Ok(report)
         });
-        Work::Giving(job, step, weights)
+        self.work = Work::Giving(job, step, weights);
     }
 
-    /// Syncs everything pending, unless the run stops.
-    async fn give(
-        &mut self,
-        io: &AsyncIo<Trained<W>, Trained<W>>,
-        work: &mut Work<W>,
-        next: &mut Option<(u64, Snapshot<W>)>,
-    ) -> Result<(), StageError> {
-        while io.signal() != Signal::Stop && (next.is_some() || matches!(work, Work::Giving(..))) {
-            if let Some((step, snapshot)) = next.take_if(|_| matches!(work, Work::Idle(_))) {
-                *work = self.begin(step, snapshot);
+    /// Begins what is due, waits until the present work ends, and announces its result. Cancel-safe.
+    async fn progress(&mut self) -> Result<(), StageError> {
+        self.begin();
+        match &mut self.work {
+            Work::Idle(until) => {
+                tokio::time::sleep_until(*until).await;
+                let manager = self.manager.clone();
+                self.work = Work::CatchingUp(tokio::spawn(async move { Ok(manager.catch_up().await) }));
+                return Ok(());
             }
-            tokio::select! {
-                () = io.stopped() => break,
-                ended = work.ended(self) => ended?,
+            Work::Giving(job, step, weights) => {
+                let report = joined(job.await)?;
+                if let Some(also) = &self.also {
+                    also.publish(report.version, weights.clone())?;
+                }
+                self.to.publish(report.version, Arc::new(()))?;
+                self.announcer.announce(*step, report.version, report.held(), || report.time);
+            }
+            Work::CatchingUp(job) => {
+                if let Some(report) = joined(job.await)?.filter(|report| report.held() > 0) {
+                    log(report.held(), report.version);
+                }
             }
         }
+        self.work = Work::idle();
         Ok(())
     }
 
-    fn announce(&mut self, step: u64, report: &SyncReport, weights: &Arc<W>) -> Result<(), StageError> {
-        let version = report.version;
-        if let Some(also) = &self.also {
-            also.publish(version, weights.clone())?;
+    /// Syncs everything pending, unless the run stops.
+    async fn finish(&mut self, io: &AsyncIo<Trained<W>, Trained<W>>) -> Result<(), StageError> {
+        while io.signal() != Signal::Stop && (self.next.is_some() || matches!(self.work, Work::Giving(..))) {
+            tokio::select! {
+                () = io.stopped() => break,
+                ended = self.progress() => ended?,
+            }
         }
-        self.to.publish(version, Arc::new(()))?;
-        self.announcer.announce(step, version, report.held(), || report.time);
         Ok(())
     }
 }
@@ -160,6 +179,12 @@ enum Work<W> {
     CatchingUp(Job<Option<SyncReport>>),
 }
 
+impl<W> Work<W> {
+    fn idle() -> Self {
+        Work::Idle(tokio::time::Instant::now() + LOOK)
+    }
+}
+
 impl<W> Drop for Work<W> {
     fn drop(&mut self) {
         match self {
@@ -167,36 +192,6 @@ impl<W> Drop for Work<W> {
             Work::Giving(job, ..) => job.abort(),
             Work::CatchingUp(job) => job.abort(),
         }
-    }
-}
-
-impl<W: Send + Sync + 'static> Work<W> {
-    fn idle() -> Self {
-        Work::Idle(tokio::time::Instant::now() + LOOK)
-    }
-
-    /// Waits for the present work and logs its result.
-    async fn ended(&mut self, sync: &mut RemoteSync<W>) -> Result<(), StageError> {
-        let next = match self {
-            Work::Idle(until) => {
-                tokio::time::sleep_until(*until).await;
-                let manager = sync.manager.clone();
-                Work::CatchingUp(tokio::spawn(async move { Ok(manager.catch_up().await) }))
-            }
-            Work::Giving(job, step, weights) => {
-                let report = joined(job.await)?;
-                sync.announce(*step, &report, weights)?;
-                Work::idle()
-            }
-            Work::CatchingUp(job) => {
-                if let Some(report) = joined(job.await)?.filter(|report| report.held() > 0) {
-                    log(report.held(), report.version);
-                }
-                Work::idle()
-            }
-        };
-        *self = next;
-        Ok(())
     }
 }
 
@@ -213,29 +208,26 @@ impl<W: Send + Sync + 'static> AsyncStage for RemoteSync<W> {
     type Out = Trained<W>;
 
     async fn run(&mut self, io: &mut AsyncIo<Trained<W>, Trained<W>>) -> Result<(), StageError> {
-        let (mut work, mut next) = (Work::idle(), None);
-        let hold = self.hold.clone();
-        let mut sent = 0;
+        self.work = Work::idle();
+        let (hold, mut sent) = (self.hold.clone(), 0);
         loop {
             let trained = {
                 let mut arrival = std::pin::pin!(io.recv());
                 loop {
-                    if let Some((step, snapshot)) = next.take_if(|_| matches!(work, Work::Idle(_))) {
-                        work = self.begin(step, snapshot);
-                    }
+                    self.begin();
                     tokio::select! {
                         trained = &mut arrival => break trained?,
-                        ended = work.ended(self) => ended?,
+                        ended = self.progress() => ended?,
                     }
                 }
             };
             let Some(trained) = trained else { break };
             if let Some(snapshot) = &trained.publish {
-                next = Some((trained.step, snapshot.clone()));
+                self.next = Some((trained.step, snapshot.clone()));
             }
             let held = hold.as_ref().filter(|hold| trained.publish.is_some() && (hold.due)(trained.step));
             if held.is_some() {
-                self.give(io, &mut work, &mut next).await?;
+                self.finish(io).await?;
             }
             io.send(trained).await?;
             sent += 1;
@@ -244,12 +236,12 @@ impl<W: Send + Sync + 'static> AsyncStage for RemoteSync<W> {
                 tokio::select! {
                     () = hold.passed(sent) => break,
                     () = io.stopped() => break,
-                    ended = work.ended(self) => ended?,
+                    ended = self.progress() => ended?,
                 }
             }
         }
         // The last version is synced, too, unless the run stops.
-        self.give(io, &mut work, &mut next).await
+        self.finish(io).await
     }
 
     fn attach(&mut self, context: &mut RunContext) {

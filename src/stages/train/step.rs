@@ -82,7 +82,7 @@ impl<B: TrainingBackend> Trainer<B> {
     /// Checks the ledger (law D4), and applies the bound on staleness (law V2).
     fn admitted(&self, batch: Batch) -> Result<Batch, StageError> {
         let Some(admission) = &self.admission else { return Ok(batch) };
-        admission.verify(&batch)?;
+        admission.ledger().verify(&batch)?;
         let Some(bound) = admission.bound() else { return Ok(batch) };
         let version = self.backend.state().weight_version;
         let (batch, given_up) = within_bound(batch, version, bound, self.on_stale).map_err(StageError::new)?;
