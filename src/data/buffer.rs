@@ -49,8 +49,8 @@ impl BufferState {
 /// ```
 /// use rollflow::data::DataBuffer;
 /// let mut buffer = DataBuffer::new(["1+1=", "1+2="], 7)?;
-/// let prompts = buffer.get_prompts(3);
-/// assert_eq!(prompts.iter().map(|prompt| (prompt.ordinal, prompt.epoch)).collect::<Vec<_>>(), [(0, 0), (1, 0), (2, 1)]);
+/// let places = buffer.get_prompts(3).into_iter().map(|prompt| (prompt.ordinal, prompt.epoch));
+/// assert!(places.eq([(0, 0), (1, 0), (2, 1)]));
 /// assert_eq!((buffer.epoch(), buffer.offset()), (1, 1));
 /// # Ok::<(), rollflow::data::DataError>(())
 /// ```

@@ -6,9 +6,11 @@ use super::ChatMessage;
 /// writes them.
 ///
 /// ```
-/// use rollflow::data::{ChatMessage, conversation_to_markdown, conversation_to_text, count_turns, last_message};
+/// use rollflow::data::{ChatMessage, conversation_to_markdown, conversation_to_text};
+/// use rollflow::data::{count_turns, last_message};
 ///
-/// let turns = [ChatMessage::new("user", "3+4?"), ChatMessage::new("assistant", "7"), ChatMessage::new("user", "Sure?")];
+/// let turns = [("user", "3+4?"), ("assistant", "7"), ("user", "Sure?")];
+/// let turns = turns.map(|(role, content)| ChatMessage::new(role, content));
 /// assert_eq!(conversation_to_text(&turns[..2]), "user: 3+4?\nassistant: 7\n");
 /// assert_eq!(conversation_to_markdown(&turns[..1]), "### user\n\n3+4?\n");
 /// let json = serde_json::to_string(&turns)?;

@@ -89,22 +89,22 @@ pub fn best_fit_decreasing(lengths: &[usize], room: usize) -> Vec<Vec<usize>> {
 /// rows, which are cut anywhere.
 pub fn pack(samples: Vec<Sample>, room: usize, packing: Packing, too_long: OverlongPolicy) -> PackedRows {
     let room = room.max(1);
-    let mut packed =
-        PackedRows { too_long: samples.iter().filter(|sample| sample.tokens.len() > room).count(), ..Default::default() };
+    let count = samples.iter().filter(|sample| sample.tokens.len() > room).count();
+    let mut packed = PackedRows { too_long: count, ..PackedRows::default() };
     if packing == Packing::Wrapped {
-        packed.rows = wrapped(&samples, room).into_iter().map(|row| vec![row]).collect();
-    } else {
-        let fitting = samples.into_iter().flat_map(|sample| fit(sample, room, too_long, &mut packed)).collect::<Vec<_>>();
-        packed.rows = match packing {
-            Packing::BestFit => {
-                let lengths: Vec<usize> = fitting.iter().map(|sample| sample.tokens.len()).collect();
-                let mut fitting: Vec<Option<Sample>> = fitting.into_iter().map(Some).collect();
-                let rows = best_fit_decreasing(&lengths, room).into_iter();
-                rows.map(|row| row.into_iter().filter_map(|at| fitting[at].take()).collect()).collect()
-            }
-            _ => fitting.into_iter().map(|sample| vec![sample]).collect(),
-        };
+        packed.rows = wrapped(&samples, room);
+        return packed;
     }
+    let fitting: Vec<Sample> = samples.into_iter().flat_map(|sample| fit(sample, room, too_long, &mut packed)).collect();
+    let rows = match packing {
+        Packing::BestFit => {
+            let lengths: Vec<usize> = fitting.iter().map(|sample| sample.tokens.len()).collect();
+            best_fit_decreasing(&lengths, room)
+        }
+        _ => (0..fitting.len()).map(|at| vec![at]).collect(),
+    };
+    let mut fitting: Vec<Option<Sample>> = fitting.into_iter().map(Some).collect();
+    packed.rows = rows.into_iter().map(|row| row.into_iter().filter_map(|at| fitting[at].take()).collect()).collect();
     packed
 }
 
@@ -159,11 +159,12 @@ fn piece(sample: &Sample, range: Range<usize>) -> Sample {
     }
 }
 
-fn wrapped(samples: &[Sample], room: usize) -> Vec<Sample> {
+fn wrapped(samples: &[Sample], room: usize) -> Vec<Vec<Sample>> {
     let tokens: Vec<u32> = samples.iter().flat_map(|sample| sample.tokens.iter().copied()).collect();
     let mask: Vec<f32> = samples.iter().flat_map(|sample| sample.loss_mask.iter().copied()).collect();
-    let row =
-        |(tokens, mask): (&[u32], &[f32])| Sample { tokens: tokens.to_vec(), loss_mask: mask.to_vec(), ..Sample::default() };
+    let row = |(tokens, mask): (&[u32], &[f32])| {
+        vec![Sample { tokens: tokens.to_vec(), loss_mask: mask.to_vec(), ..Sample::default() }]
+    };
     tokens.chunks(room).zip(mask.chunks(room)).map(row).collect()
 }
 
@@ -232,23 +233,21 @@ pub fn cost_of(length: usize, width: f64) -> f64 {
 mod tests {
     use proptest::prelude::*;
 
+    use super::*;
+
     proptest! {
         #[test]
         fn rectangles_hold_every_sequence_once_and_no_more_cells_than_asked_for(
             lengths in prop::collection::vec(1usize..40, 0..30), cells in 1usize..200
         ) {
-            let runs = super::cut_rectangles(&lengths, cells);
+            let runs = cut_rectangles(&lengths, cells);
             prop_assert!(runs.iter().cloned().flatten().eq(0..lengths.len()));
             for run in runs {
                 let widest = lengths[run.clone()].iter().max().copied().unwrap_or(0);
                 prop_assert!(run.len() == 1 || run.len() * widest <= cells);
             }
         }
-    }
 
-    use super::*;
-
-    proptest! {
         #[test]
         fn runs_are_whole_bounded_and_no_other_cut_of_as_many_is_cheaper(
             lengths in prop::collection::vec(1usize..9, 1..9), most in 1usize..20, least in 1usize..5,

@@ -75,12 +75,6 @@ pub(super) struct Bounded {
     pub exceeded: bool,
 }
 
-impl Bounded {
-    pub fn new(limit: usize) -> Self {
-        Bounded { text: Vec::new(), limit, exceeded: false }
-    }
-}
-
 impl Write for Bounded {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         if bytes.len() > self.limit - self.text.len() {

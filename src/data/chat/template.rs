@@ -269,7 +269,7 @@ impl ChatTemplate {
         context.insert("tools".to_owned(), tools);
         context.insert("add_generation_prompt".to_owned(), open.into());
         let limits = self.setup.limits;
-        let mut text = Bounded::new(limits.output);
+        let mut text = Bounded { text: Vec::new(), limit: limits.output, exceeded: false };
         let rendered =
             self.compiled.get_template(name).and_then(|template| template.render_captured_to(Serde(context), &mut text));
         let exceeded = |of, limit| DataError::Limit { file: self.file.clone(), of, limit };

@@ -31,7 +31,7 @@ pub struct DataSpec {
     pub split: String,
     /// The first usable records, at most so many.
     pub max_samples: Option<usize>,
-    /// How often each record comes in an epoch of a [`Mixed`](super::Mixed) stream.
+    /// Repetitions of each record in an epoch of a [`Mixed`](super::Mixed) stream.
     pub repeat: u64,
     /// Share of a stream relative to the other data sets' weights, instead of `repeat`: all of them
     /// have a weight, or none.

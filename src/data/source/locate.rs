@@ -15,8 +15,8 @@ use crate::hub::Cache;
 use crate::util::reading;
 
 /// Format of a file.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Format {
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Format {
     /// An object a line.
     JsonLines,
     /// A list of objects, alone or in an object.
@@ -108,7 +108,7 @@ impl Listing {
         Ok(Self::of(names))
     }
 
-    /// Of a repository with files of these paths.
+    /// The data files among the files of a repository, by their paths.
     pub(super) fn of<P: Into<PathBuf>>(names: impl IntoIterator<Item = P>) -> Self {
         let found = names.into_iter().map(Into::into).filter_map(|path: PathBuf| {
             let parts: Vec<_> = path.iter().map(|part| part.to_string_lossy()).collect();

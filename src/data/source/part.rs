@@ -49,7 +49,7 @@ pub(super) struct Part {
     rows: usize,
     /// Row number of each of its kept records.
     row: Vec<u32>,
-    /// Its kept records, unpacked, and their bytes.
+    /// Copy of its kept records, unpacked, and how many bytes it has.
     copy: Mutex<BufWriter<SpooledTempFile>>,
     copied: u64,
 }
@@ -98,7 +98,7 @@ impl Part {
             let mut block = vec![0; wanted.min(size - at) as usize];
             file.read_exact_at(&mut block, at).map_err(&failed)?;
             read = at + block.len() as u64;
-            // Without the end of a line that began before, and the beginning of one that goes on.
+            // Without the end of a line that began before, and the beginning of one that ends later.
             let begin = if at == 0 { 0 } else { memchr::memchr(b'\n', &block).map_or(block.len(), |end| end + 1) };
             let end = if read == size { block.len() } else { memchr::memrchr(b'\n', &block).map_or(0, |end| end + 1) };
             let lines = &block[begin..end.max(begin)];
