@@ -82,8 +82,8 @@ pub struct SequenceGap {
     ratio_sum: f64,
     /// Σ (Π ρ)².
     square_ratio_sum: f64,
-    /// Smallest and largest difference.
-    range: Option<(f64, f64)>,
+    /// Smallest and largest difference of the log-perplexities, trainer − generator.
+    pub range: Option<(f64, f64)>,
 }
 
 impl SequenceGap {
@@ -125,11 +125,6 @@ impl SequenceGap {
     /// Mean perplexity ratio over sequences, trainer over generator; 1 without sequences.
     pub fn perplexity_ratio(&self) -> f64 {
         if self.sequences == 0 { 1.0 } else { self.per_sequence(self.ratio_sum) }
-    }
-
-    /// Smallest and largest difference of the log-perplexities, trainer − generator.
-    pub fn range(&self) -> Option<(f64, f64)> {
-        self.range
     }
 
     /// χ² divergence over sequences, `E[(Π ρ)²] − 1`: the variance of sequence weights.

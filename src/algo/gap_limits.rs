@@ -105,15 +105,8 @@ mod tests {
     use crate::algo::ComparedToken;
 
     fn gap(tokens: &[(u64, f64)]) -> LogProbGap {
-        let token = |&(lag, behaviour): &(u64, f64)| ComparedToken {
-            group: 41,
-            sample: 3,
-            position: 23,
-            token: 17,
-            lag,
-            trainer: -1.0,
-            behaviour,
-        };
+        let at = ComparedToken { group: 41, sample: 3, position: 23, token: 17, trainer: -1.0, ..ComparedToken::default() };
+        let token = |&(lag, behaviour): &(u64, f64)| ComparedToken { lag, behaviour, ..at };
         let mut gap = LogProbGap::default();
         gap.add_sequence(&tokens.iter().map(token).collect::<Vec<_>>());
         gap

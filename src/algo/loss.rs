@@ -169,16 +169,12 @@ impl LossMetrics {
 
     /// Share of tokens clipped on either side.
     pub fn clip_fraction(&self) -> f64 {
-        self.per_token((self.clipped_low + self.clipped_high) as f64)
+        (self.clipped_low + self.clipped_high) as f64 / self.tokens.max(1) as f64
     }
 
     /// Mean divergence from the reference.
     pub fn kl(&self) -> f64 {
-        self.per_token(self.kl_sum)
-    }
-
-    fn per_token(&self, sum: f64) -> f64 {
-        sum / self.tokens.max(1) as f64
+        self.kl_sum / self.tokens.max(1) as f64
     }
 }
 
@@ -221,13 +217,13 @@ impl LossOutput {
 
     /// Returns an error unless there is one derivative per token.
     pub(crate) fn aligned(self, loss: &str, expected: usize) -> Result<Self, LossError> {
-        let columns = [("grad", Some(self.grad.len())), ("entropy_grad", self.entropy_grad.as_ref().map(Vec::len))];
-        match columns.into_iter().find_map(|(column, found)| Some((column, found.filter(|found| *found != expected)?))) {
-            Some((column, found)) => Err(LossError::Custom(format!(
-                "the loss `{loss}` gave {found} entries in `{column}` for {expected} tokens; give one entry per token"
-            ))),
-            None => Ok(self),
+        for (column, found) in [("grad", Some(&self.grad)), ("entropy_grad", self.entropy_grad.as_ref())] {
+            if let Some(found) = found.map(Vec::len).filter(|found| *found != expected) {
+                let problem = format!("the loss `{loss}` gave {found} entries in `{column}` for {expected} tokens");
+                return Err(LossError::Custom(format!("{problem}; give one entry per token")));
+            }
         }
+        Ok(self)
     }
 }
 

@@ -16,7 +16,6 @@ pub mod filters;
 mod gap;
 mod gap_limits;
 mod kl;
-mod logits;
 mod loss;
 mod masked;
 mod pairs;
@@ -45,7 +44,6 @@ pub use correction::{
 pub use gap::{ComparedToken, LogProbGap};
 pub(crate) use gap_limits::{GapDiagnosis, GapLimits};
 pub use kl::{KlForm, KlFunction, KlLoss, KlReward, kl_per_token, rewards_less_kl, token_kl, with_kl};
-pub use logits::{entropy, log_softmax_at};
 pub use loss::{Loss, LossError, LossInputs, LossMetrics, LossOutput, PairMetrics};
 pub use masked::{masked_mean, masked_sum, masked_variance, whiten};
 pub use math_answers::is_correct;
@@ -57,7 +55,7 @@ pub(crate) use probe::{Disagreement, compare as compare_log_probs};
 pub use range::RangeError;
 pub use reward_model::{BradleyTerry, pairwise_reward};
 pub use schedule::{Decay, Schedule};
-pub use sft::{CrossEntropy, dynamic_fine_tuning, perplexity, smoothed_cross_entropy};
+pub use sft::{CrossEntropy, dynamic_fine_tuning, entropy, log_softmax_at, perplexity, smoothed_cross_entropy};
 pub use value_loss::{ValueLoss, value_loss};
 pub use zoo::{
     BestOfGroup, BinaryDivergence, ClipCov, Dppo, Dro, GeoMean, KlCov, Normalized, Sapo, Vespo, best_of_group, combine_rewards,

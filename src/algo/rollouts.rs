@@ -172,17 +172,8 @@ mod tests {
         Sample { reward: Some(1.0), status: Status::Completed, ..sample }
     }
 
-    fn batch(groups: u64, size: u32) -> Batch {
-        let group = |id| Group {
-            prompt: std::sync::Arc::new(Prompt { ordinal: id, ..Prompt::from("3+4=") }),
-            samples: (0..size).map(|index| sample(id, index)).collect(),
-            ..Group::default()
-        };
-        Batch { groups: (0..groups).map(group).collect(), ..Batch::default() }
-    }
-
     #[test]
-    fn all_that_is_wrong_with_a_sample_is_told_at_once() {
+    fn all_problems_of_a_sample_are_reported_together() {
         let mut sample = sample(7, 2);
         assert_eq!(sample_issues(&sample), [""; 0]);
         let tokens = sample.tokens.len();
@@ -211,7 +202,12 @@ mod tests {
 
     #[test]
     fn a_batch_names_groups_that_are_not_what_they_should_be() {
-        let mut batch = batch(4, 2);
+        let group = |id| Group {
+            prompt: std::sync::Arc::new(Prompt { ordinal: id, ..Prompt::from("3+4=") }),
+            samples: (0..2).map(|index| sample(id, index)).collect(),
+            ..Group::default()
+        };
+        let mut batch = Batch { groups: (0..4).map(group).collect(), ..Batch::default() };
         assert!(batch_issues(&batch).is_empty());
         batch.groups.swap(0, 1);
         batch.groups[2].samples.clear();
@@ -220,9 +216,8 @@ mod tests {
         let last = batch.groups[3].clone();
         batch.groups.push(last);
         let issues = batch_issues(&batch);
-        let twice: Vec<&str> = issues.iter().map(String::as_str).collect();
         assert_eq!(
-            twice[..5],
+            issues[..5],
             [
                 "group 0: it follows a group of a larger id",
                 "group 2: it has no sample",
@@ -231,7 +226,7 @@ mod tests {
                 "sample 0 of group 3: its place is 1",
             ]
         );
-        assert!(twice.contains(&"group 3: it is there twice"));
+        assert!(issues.contains(&"group 3: it is there twice".to_owned()));
     }
 
     #[test]

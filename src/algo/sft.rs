@@ -1,6 +1,7 @@
-//! Supervised fine-tuning: cross-entropy of the given tokens.
+//! Supervised fine-tuning: cross-entropy of the given tokens. Log-softmax and entropy of one row of
+//! logits, exact and overflow-safe, are the reference for tensor code.
 
-use super::{Loss, LossError, LossInputs, LossOutput, log_softmax_at};
+use super::{Loss, LossError, LossInputs, LossOutput};
 
 /// `−Σ w θ`: with token-mean weights the mean negative log-likelihood over trained tokens (TRL's
 /// SFT `nll`). Derivative: `−w`.
@@ -46,6 +47,26 @@ impl Loss for DynamicFineTuning {
     }
 }
 
+/// Largest logit and `log Σ exp(logit − largest)`, separate so that huge logits keep their
+/// precision.
+fn normaliser(logits: &[f64]) -> (f64, f64) {
+    let max = logits.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+    (max, logits.iter().map(|logit| (logit - max).exp()).sum::<f64>().ln())
+}
+
+/// `log softmax(logits)[index]` (TRL's `selective_log_softmax`, one row).
+pub fn log_softmax_at(logits: &[f64], index: usize) -> f64 {
+    let (max, log_sum) = normaliser(logits);
+    (logits[index] - max) - log_sum
+}
+
+/// Entropy `−Σ p log p` of `softmax(logits)` (TRL's `entropy_from_logits`, one row). Masked tokens
+/// (−∞) add nothing.
+pub fn entropy(logits: &[f64]) -> f64 {
+    let (max, log_sum) = normaliser(logits);
+    logits.iter().map(|logit| (logit - max) - log_sum).filter(|log_p| log_p.is_finite()).map(|log_p| -log_p.exp() * log_p).sum()
+}
+
 /// `−(1 − ε) log p[target] − ε mean_v log p_v` of one row of logits, and its derivative
 /// (transformers' `LabelSmoother`). It needs all logits, so it is no [`Loss`].
 pub fn smoothed_cross_entropy(logits: &[f64], target: usize, epsilon: f64) -> (f64, Vec<f64>) {
@@ -70,6 +91,13 @@ mod tests {
     #[test]
     fn a_uniform_guess_over_n_tokens_has_perplexity_n() {
         assert!((perplexity(8f64.ln()) - 8.0).abs() < 1e-12);
+    }
+
+    #[test]
+    fn huge_and_forbidden_logits_stay_finite() {
+        assert_eq!(log_softmax_at(&[1e6, 1e6], 0), -(2f64.ln()));
+        assert_eq!(entropy(&[0.0, 0.0, f64::NEG_INFINITY]), 2f64.ln());
+        assert_eq!(log_softmax_at(&[0.0, f64::NEG_INFINITY], 1), f64::NEG_INFINITY);
     }
 
     proptest! {

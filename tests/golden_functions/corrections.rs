@@ -140,7 +140,7 @@ pub fn off_policy(case: &Case) -> Result<(), String> {
     let gap = gap(&packing, &column("old_log_prob")?, &column("rollout_log_prob")?);
     let sequences = &gap.sequences;
     let mean = |sum: f64| sum / sequences.sequences as f64;
-    let range = sequences.range().ok_or("no sequence was compared")?;
+    let range = sequences.range.ok_or("no sequence was compared")?;
     for (name, expected) in case.value["expected"].as_object().into_iter().flatten() {
         let actual = match name.as_str() {
             "training_ppl" => mean(sequences.trainer.1),

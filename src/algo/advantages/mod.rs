@@ -24,7 +24,6 @@
 mod choice;
 mod estimator;
 mod group;
-mod leave_one_out;
 mod pass_at_k;
 mod returns;
 mod whitened;
@@ -33,8 +32,7 @@ pub use choice::{Advantage, Constant};
 pub(crate) use estimator::aligned;
 pub use estimator::{AdvantageError, Estimator, Lone, Missing, Rules, ScoredGroup};
 pub(super) use estimator::{each_scored, mean, over_scored, standardized, std, zero_missing};
-pub use group::{GroupMean, Scale, group_mean};
-pub use leave_one_out::{LeaveOneOut, leave_one_out};
+pub use group::{GroupMean, LeaveOneOut, Scale, group_mean, leave_one_out};
 pub use pass_at_k::pass_at_k;
 pub use returns::{Returns, gae, remax, rewards_to_go};
 pub use whitened::{reinforce_plus_plus, reinforce_plus_plus_baseline, reinforce_plus_plus_outcome};

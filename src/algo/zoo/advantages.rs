@@ -182,14 +182,6 @@ mod tests {
     }
 
     #[test]
-    fn rewards_of_zero_stretch_the_others() {
-        let groups = [[1.0, 0.0], [0.0, 0.0]];
-        assert_eq!(gpg(&groups, Rules::default(), 1.0).unwrap(), [[2.0, -2.0], [0.0, 0.0]]);
-        assert_eq!(gpg(&groups, Rules::default(), 4.0).unwrap(), [[0.5, -0.5], [0.0, 0.0]]);
-        assert_eq!(gpg(&[[0.0, 0.0]], Rules::default(), 1.0).unwrap(), [[0.0, 0.0]]);
-    }
-
-    #[test]
     fn unscored_and_lone_samples_follow_the_rules() {
         let rules = Rules { missing: Missing::Zero, lone: Lone::Nothing };
         let groups = [ScoredGroup { rewards: &[1.0, f64::NAN], lengths: &[2.0, 5.0] }];
