@@ -57,9 +57,9 @@ impl Tally {
         self.high += other.high;
     }
 
-    /// Mean.
+    /// Mean; 0 without values.
     pub fn mean(&self) -> f64 {
-        guarded(self.sum, self.count)
+        self.sum / self.count.max(1) as f64
     }
 
     /// Unbiased standard deviation; 0 for fewer than two values.
@@ -119,13 +119,15 @@ impl Spread {
 
     /// Standard deviation over tokens, of values clipped to the bounds.
     pub fn std(&self) -> f64 {
-        let (mean, squares) = (self.clipped.mean(), guarded(self.clipped.squares, self.clipped.count));
-        if self.clipped.count > 1 { (squares - mean * mean).max(0.0).sqrt() } else { 0.0 }
+        let Tally { count, sum, squares, .. } = self.clipped;
+        let (mean, squares) = (guarded(sum, count), guarded(squares, count));
+        if count > 1 { (squares - mean * mean).max(0.0).sqrt() } else { 0.0 }
     }
 
     /// Effective sample share over tokens, (Σw)² / (N Σw²).
     pub fn effective_sample_share(&self) -> f64 {
-        let mean = self.clipped.mean() + GUARD;
-        mean * mean / guarded(self.clipped.squares, self.clipped.count)
+        let Tally { count, sum, squares, .. } = self.clipped;
+        let mean = guarded(sum, count) + GUARD;
+        mean * mean / guarded(squares, count)
     }
 }

@@ -109,7 +109,11 @@ impl Loss for Preference {
         self.check()?;
         let tokens = inputs.log_probs.len();
         let nothing = vec![0.0; tokens];
-        let reference = if self.needs_reference() { inputs.needed_reference("dpo", "its pairs")? } else { &nothing };
+        let reference = match inputs.reference {
+            Some(reference) if !self.reference_free => reference,
+            _ if self.needs_reference() => inputs.needed_reference("dpo", "its pairs")?,
+            _ => &nothing,
+        };
         if self.whole_batch() {
             inputs.check_whole("dpo")?;
         }
