@@ -8,7 +8,7 @@ use std::path::Path;
 
 use anyhow::{Context, Result};
 use rollflow::data::Group;
-use rollflow::observe::logs::{DEAD_LETTERS, DeadLetter, Failure, FailureKind, RolloutWriter, read_dead_letters};
+use rollflow::observe::logs::{DEAD_LETTERS, DeadLetter, Failure, FailureKind, JsonLines, Rollout, read_lines};
 use rollflow::recipe::Plan;
 use rollflow::rollout::why_lost;
 use rollflow::util::{atomic_file, untrusted};
@@ -40,8 +40,8 @@ pub fn replay(plan: &Plan, registry: &Registry, folder: &Path, out: &mut impl Wr
     // What an earlier replay found stays until this one is through.
     let (path, writing) = (folder.join(REPLAYED), folder.join(format!(".{REPLAYED}.writing")));
     atomic_file::remove(&writing).with_context(|| format!("removing {}", writing.display()))?;
-    let mut writer = RolloutWriter::create(&writing, true)?;
-    for letter in read_dead_letters(letters)? {
+    let mut writer = JsonLines::create(&writing)?;
+    for letter in read_lines(letters)? {
         let group = match letter.map(DeadLetter::group) {
             Ok(group) => group,
             Err(damaged) => {
@@ -60,12 +60,12 @@ pub fn replay(plan: &Plan, registry: &Registry, folder: &Path, out: &mut impl Wr
         writeln!(out, "group {}: {}", group.id(), untrusted::line(&outcome(&group, &failures)))?;
         if failures.is_empty() {
             replayed.earned += 1;
-            group.samples.iter().try_for_each(|sample| writer.write(0, sample))?;
+            group.samples.iter().try_for_each(|sample| writer.write(&Rollout::new(0, sample, true)))?;
         } else {
             replayed.failed += 1;
         }
     }
-    writer.finish()?;
+    writer.sync()?;
     atomic_file::publish(&writing, &path).with_context(|| format!("writing {}", path.display()))?;
     writeln!(out, "{} of {} earn now: {}", replayed.earned, replayed.earned + replayed.failed, path.display())?;
     Ok(replayed)

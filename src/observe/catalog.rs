@@ -1,22 +1,17 @@
 //! Every metric there is, declared once: name, unit, kind, labels and one sentence.
 //!
 //! The table is the only place with metric names: `docs/reference/metrics.md` is generated from it,
-//! Prometheus gets [`Spec::name`], and the rows of `metrics.jsonl` use [`Metric::key`]. Names
+//! Prometheus gets [`Metric::name`], and the rows of `metrics.jsonl` use [`Metric::key`]. Names
 //! follow the Prometheus conventions (prefix, base units, `_total` on counters).
 
-use std::fmt::Write as _;
-
 /// Prefix of every Prometheus name.
-pub const PREFIX: &str = "rollflow_";
+const PREFIX: &str = "rollflow_";
 
 /// Type of a metric.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub enum Kind {
-    /// Only grows. `fractional` ones count seconds, the others whole things.
-    Counter {
-        /// If true, it may grow by less than one.
-        fractional: bool,
-    },
+#[derive(Clone, Copy)]
+enum Kind {
+    /// Only grows.
+    Counter,
     /// Takes the newest value.
     Gauge,
     /// Counts observations in buckets with these ascending upper bounds, and a last one without
@@ -24,45 +19,20 @@ pub enum Kind {
     Histogram(&'static [f64]),
 }
 
-impl Kind {
-    /// The word Prometheus uses.
-    pub fn word(self) -> &'static str {
-        match self {
-            Kind::Counter { .. } => "counter",
-            Kind::Gauge => "gauge",
-            Kind::Histogram(_) => "histogram",
-        }
-    }
-}
-
-/// A label and the values it may take.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Label {
-    /// Name of the label.
-    pub name: &'static str,
-    /// All its values; empty where the run decides, as for stage names.
-    pub values: &'static [&'static str],
-}
+/// A label's name and all its values; no values where the run decides, as for stage names.
+type Label = (&'static str, &'static [&'static str]);
 
 /// Declaration of one metric.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Spec {
-    /// The Prometheus name.
-    pub name: &'static str,
-    /// Unit of the value.
-    pub unit: &'static str,
-    /// Type of the metric.
-    pub kind: Kind,
-    /// Labels, in the order in which values are given.
-    pub labels: &'static [Label],
-    /// One sentence.
-    pub help: &'static str,
+struct Spec {
+    name: &'static str,
+    unit: &'static str,
+    kind: Kind,
+    labels: &'static [Label],
+    help: &'static str,
 }
 
-const COUNT: Kind = Kind::Counter { fractional: false };
-const TIME: Kind = Kind::Counter { fractional: true };
+const COUNT: Kind = Kind::Counter;
 const GAUGE: Kind = Kind::Gauge;
-
 /// From a tiny model's step on a laptop to a large model's sync over a network.
 const LATENCY: Kind = Kind::Histogram(&[
     0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0,
@@ -73,30 +43,20 @@ const TURNS: Kind = Kind::Histogram(&[1.0, 2.0, 3.0, 4.0, 6.0, 8.0, 12.0, 16.0, 
 const LENGTH: Kind = Kind::Histogram(&[
     1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0, 512.0, 1024.0, 2048.0, 4096.0, 8192.0, 16384.0, 32768.0, 65536.0,
 ]);
-/// Most rewards live in [-1, 1], and 0 and 1 are answers of their own.
+/// Most rewards are in [-1, 1], and 0 and 1 are frequent exact values.
 const REWARD: Kind =
     Kind::Histogram(&[-10.0, -1.0, -0.5, 0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.999, 1.0, 2.0, 5.0, 10.0]);
 
-const STAGE: Label = Label { name: "stage", values: &[] };
-const STATE: Label = Label { name: "state", values: &["busy", "starved", "blocked", "credit", "weights"] };
-const FROM: Label = Label { name: "from", values: &[] };
-const TO: Label = Label { name: "to", values: &[] };
-const FATE: Label =
-    Label { name: "fate", values: &["trained", "masked", "filtered", "stale", "truncated", "poisoned", "surplus", "lost"] };
-const BOOK: Label = Label {
-    name: "fate",
-    values: &["generated", "trained", "masked", "filtered", "stale", "truncated", "poisoned", "surplus", "lost", "in_flight"],
-};
-const PROMPT: Label = Label {
-    name: "state",
-    values: &["entered", "trained", "filtered", "stale", "truncated", "poisoned", "surplus", "lost", "open"],
-};
-const WHAT: Label = Label { name: "what", values: &["tokens", "prompts"] };
-const STATUS: Label = Label { name: "status", values: &["completed", "truncated", "aborted"] };
-const REASON: Label = Label { name: "reason", values: &[] };
-const STOP: Label = Label {
-    name: "reason",
-    values: &[
+const STATE: Label = ("state", &["busy", "starved", "blocked", "credit", "weights"]);
+const FATE: Label = ("fate", &["trained", "masked", "filtered", "stale", "truncated", "poisoned", "surplus", "lost"]);
+const BOOK: Label =
+    ("fate", &["generated", "trained", "masked", "filtered", "stale", "truncated", "poisoned", "surplus", "lost", "in_flight"]);
+const PROMPT: Label = ("state", &["entered", "trained", "filtered", "stale", "truncated", "poisoned", "surplus", "lost", "open"]);
+const WHAT: Label = ("what", &["tokens", "prompts"]);
+const STATUS: Label = ("status", &["completed", "truncated", "aborted"]);
+const STOP: Label = (
+    "reason",
+    &[
         "environment_done",
         "answered",
         "stop_condition",
@@ -108,24 +68,17 @@ const STOP: Label = Label {
         "environment_failed",
         "engine_failed",
     ],
-};
-const ENGINE: Label = Label { name: "engine", values: &[] };
-const ENGINE_STATE: Label = Label { name: "state", values: &["serving", "behind", "lost"] };
-const FAULT: Label = Label {
-    name: "kind",
-    values: &["url", "tls", "unreachable", "broke", "late", "busy", "refused", "failed", "nonsense", "unsupported"],
-};
-const OUTCOME: Label = Label { name: "outcome", values: &["succeeded", "failed", "malformed"] };
-const TOKEN_LAG: Label = Label { name: "lag", values: &[] };
-const PART: Label = Label { name: "part", values: &[] };
-const PASS_AT: Label = Label { name: "k", values: &[] };
-const SOURCE: Label = Label { name: "source", values: &[] };
-const ROLE: Label = Label { name: "role", values: &["trainer", "generator"] };
+);
+const ENGINE_STATE: Label = ("state", &["serving", "behind", "lost"]);
+const FAULT: Label =
+    ("kind", &["url", "tls", "unreachable", "broke", "late", "busy", "refused", "failed", "nonsense", "unsupported"]);
+const OUTCOME: Label = ("outcome", &["succeeded", "failed", "malformed"]);
+const ROLE: Label = ("role", &["trainer", "generator"]);
 
-/// Declares the metrics, one row each. The sentence is the variant's documentation, the help text
-/// in Prometheus and the line in `docs/reference/metrics.md`.
+/// Declares the metrics, one row each; a label in quotes takes any value. The sentence is the
+/// variant's documentation, the help text in Prometheus and the line in `docs/reference/metrics.md`.
 macro_rules! catalog {
-    ($($variant:ident: $kind:ident $name:literal [$($label:ident),*] in $unit:literal, $help:literal;)*) => {
+    ($($variant:ident: $kind:ident $name:literal [$($label:tt),*] in $unit:literal, $help:literal;)*) => {
         /// Every metric of a run.
         #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
         pub enum Metric {
@@ -136,14 +89,13 @@ macro_rules! catalog {
             /// All of them, in the catalogue's order.
             pub const ALL: &'static [Metric] = &[$(Metric::$variant),*];
 
-            /// Declaration of this metric.
-            pub const fn spec(self) -> Spec {
+            const fn spec(self) -> &'static Spec {
                 match self {
-                    $(Metric::$variant => Spec {
+                    $(Metric::$variant => &Spec {
                         name: concat!("rollflow_", $name),
                         unit: $unit,
                         kind: $kind,
-                        labels: &[$($label),*],
+                        labels: &[$(label!($label)),*],
                         help: $help,
                     },)*
                 }
@@ -152,21 +104,30 @@ macro_rules! catalog {
     };
 }
 
-catalog! {
-    StageTime: TIME "stage_time_seconds_total" [STAGE, STATE] in "seconds",
-        "Time that a stage's workers spent in each state; the states sum to their wall-clock time (law F4).";
-    StageItemsIn: COUNT "stage_items_in_total" [STAGE] in "items", "Messages that a stage took from its edges.";
-    StageItemsOut: COUNT "stage_items_out_total" [STAGE] in "items", "Messages that a stage gave to its edges.";
-    EdgeItems: GAUGE "edge_items" [FROM, TO] in "items", "Messages that wait on the edge between two stages.";
-    EdgeTokens: GAUGE "edge_tokens" [FROM, TO] in "tokens", "Tokens of the messages that wait on the edge between two stages.";
-    EdgeCapacityItems: GAUGE "edge_capacity_items" [FROM, TO] in "items", "Messages that an edge holds at most (law F1).";
-    EdgeCapacityTokens: GAUGE "edge_capacity_tokens" [FROM, TO] in "tokens", "Tokens that an edge holds at most (law F1).";
+macro_rules! label {
+    ($any:literal) => {
+        ($any, &[])
+    };
+    ($known:ident) => {
+        $known
+    };
+}
 
-    DataRecords: GAUGE "data_records" [SOURCE] in "records", "Records of a data set that are used.";
-    DataSkipped: GAUGE "data_records_skipped" [SOURCE, REASON] in "records", "Records of a data set that were left out, by reason.";
-    SourceGroups: COUNT "source_groups_total" [SOURCE] in "groups",
+catalog! {
+    StageTime: COUNT "stage_time_seconds_total" ["stage", STATE] in "seconds",
+        "Time that a stage's workers spent in each state; the states sum to their wall-clock time (law F4).";
+    StageItemsIn: COUNT "stage_items_in_total" ["stage"] in "items", "Messages that a stage took from its edges.";
+    StageItemsOut: COUNT "stage_items_out_total" ["stage"] in "items", "Messages that a stage gave to its edges.";
+    EdgeItems: GAUGE "edge_items" ["from", "to"] in "items", "Messages that wait on the edge between two stages.";
+    EdgeTokens: GAUGE "edge_tokens" ["from", "to"] in "tokens", "Tokens of the messages that wait on the edge between two stages.";
+    EdgeCapacityItems: GAUGE "edge_capacity_items" ["from", "to"] in "items", "Messages that an edge holds at most (law F1).";
+    EdgeCapacityTokens: GAUGE "edge_capacity_tokens" ["from", "to"] in "tokens", "Tokens that an edge holds at most (law F1).";
+
+    DataRecords: GAUGE "data_records" ["source"] in "records", "Records of a data set that are used.";
+    DataSkipped: GAUGE "data_records_skipped" ["source", "reason"] in "records", "Records of a data set that were left out, by reason.";
+    SourceGroups: COUNT "source_groups_total" ["source"] in "groups",
         "Groups, or examples of supervised training, that were trained, by the data set they are from; in rows of `metrics.jsonl` those of the step, as `source_groups_` and its name.";
-    SourceTokens: COUNT "source_tokens_total" [SOURCE] in "tokens",
+    SourceTokens: COUNT "source_tokens_total" ["source"] in "tokens",
         "Tokens that were trained, by the data set they are from; in rows of `metrics.jsonl` those of the step, as `source_tokens_` and its name.";
 
     GeneratedTokens: COUNT "generated_tokens_total" [] in "tokens", "Tokens that the generators sampled.";
@@ -180,17 +141,17 @@ catalog! {
     LedgerImbalance: GAUGE "ledger_imbalance" [WHAT] in "items", "What the ledger cannot account for, or counts twice; anything but 0 is a bug (law D4).";
     Samples: COUNT "samples_total" [STATUS] in "samples", "Samples that left the generators, by how their generation ended.";
     GeneratorSlots: GAUGE "generator_slots" [] in "samples", "Samples that a generator which adapts their number computes at the same time.";
-    EngineState: GAUGE "engine_state" [ENGINE, ENGINE_STATE] in "1",
+    EngineState: GAUGE "engine_state" ["engine", ENGINE_STATE] in "1",
         "How each server that generates stands, 1 for the state that it is in: it gets work, waits for weights, or can't be reached.";
-    EngineVersion: GAUGE "engine_weight_version" [ENGINE] in "versions", "Newest weights that the server was verified to hold (law V4).";
-    EngineRequests: COUNT "engine_requests_total" [ENGINE] in "requests", "Requests that were sent to the server: attempts at samples.";
-    EngineInFlight: GAUGE "engine_requests_in_flight" [ENGINE] in "requests", "Requests that the server has now.";
-    EngineLimit: GAUGE "engine_requests_limit" [ENGINE] in "requests",
+    EngineVersion: GAUGE "engine_weight_version" ["engine"] in "versions", "Newest weights that the server was verified to hold (law V4).";
+    EngineRequests: COUNT "engine_requests_total" ["engine"] in "requests", "Requests that were sent to the server: attempts at samples.";
+    EngineInFlight: GAUGE "engine_requests_in_flight" ["engine"] in "requests", "Requests that the server has now.";
+    EngineLimit: GAUGE "engine_requests_limit" ["engine"] in "requests",
         "Requests that it may have at a time: fewer where it says that it is busy, or makes as much of fewer.";
-    EngineTokens: COUNT "engine_tokens_total" [ENGINE] in "tokens", "Tokens that the server made; by the second, its speed.";
-    EngineFirstToken: LATENCY "engine_first_token_seconds" [ENGINE] in "seconds",
+    EngineTokens: COUNT "engine_tokens_total" ["engine"] in "tokens", "Tokens that the server made; by the second, its speed.";
+    EngineFirstToken: LATENCY "engine_first_token_seconds" ["engine"] in "seconds",
         "Time from a request to its first token: the wait in the server's queue, and the reading of what is there.";
-    EngineErrors: COUNT "engine_errors_total" [ENGINE, FAULT] in "requests", "Requests to the server that failed, by how; `busy` is flow control.";
+    EngineErrors: COUNT "engine_errors_total" ["engine", FAULT] in "requests", "Requests to the server that failed, by how; `busy` is flow control.";
     ResponseLength: LENGTH "response_length_tokens" [] in "tokens", "Length of finished responses.";
     RolloutTurns: TURNS "rollout_turns" [] in "turns", "Turns of the model in a rollout with an environment.";
     RolloutStops: COUNT "rollout_stops_total" [STOP] in "rollouts", "Rollouts with an environment, by why they ended.";
@@ -198,8 +159,8 @@ catalog! {
     RolloutForks: COUNT "rollout_forks_total" [] in "samples",
         "Samples that a rollout had to start again, because the next input did not continue the tokens before it: the chat template rewrote them, or an environment or agent changed them. Each is trained as a part of its rollout.";
     ToolCalls: COUNT "tool_calls_total" [OUTCOME] in "calls", "Calls of tools by what came of them; malformed ones could not be made.";
-    SamplesDropped: COUNT "samples_dropped_total" [REASON] in "samples", "Samples that were dropped from their groups, by reason; the rest of the group stays.";
-    GroupsDropped: COUNT "groups_dropped_total" [REASON] in "groups", "Groups that were dropped, by the filter's reason, `poisoned` where the reward failed, `lost` where too many samples were lost, or `surplus`.";
+    SamplesDropped: COUNT "samples_dropped_total" ["reason"] in "samples", "Samples that were dropped from their groups, by reason; the rest of the group stays.";
+    GroupsDropped: COUNT "groups_dropped_total" ["reason"] in "groups", "Groups that were dropped, by the filter's reason, `poisoned` where the reward failed, `lost` where too many samples were lost, or `surplus`.";
 
     SparedGroups: GAUGE "spared_groups" [] in "groups",
         "Groups of the newest step that a filter had rejected and that are trained all the same, because it rejects everything.";
@@ -224,13 +185,13 @@ catalog! {
     SampleReward: REWARD "sample_reward" [] in "reward", "Rewards of single samples, before any filter.";
     RewardFailures: COUNT "reward_failures_total" [] in "calls",
         "Calls of the reward that panicked, erred or gave no finite number, those that a retry made good included (law F6).";
-    DeadLetters: COUNT "dead_letters_total" [STAGE] in "groups", "Groups that a stage gave up and wrote to `dead_letters.jsonl` (law F6).";
+    DeadLetters: COUNT "dead_letters_total" ["stage"] in "groups", "Groups that a stage gave up and wrote to `dead_letters.jsonl` (law F6).";
     PoisonedGroups: GAUGE "poisoned_groups" [] in "groups", "Groups that were dropped on the way to the newest step because their reward failed or too many of their samples were lost.";
     RewardMean: GAUGE "reward_mean" [] in "reward", "Mean reward of the newest step's samples.";
     RewardMin: GAUGE "reward_min" [] in "reward", "Smallest reward of the newest step's samples.";
     RewardMax: GAUGE "reward_max" [] in "reward", "Largest reward of the newest step's samples.";
     RewardStd: GAUGE "reward_std" [] in "reward", "Standard deviation of the newest step's rewards.";
-    RewardPart: GAUGE "reward_part_mean" [PART] in "reward",
+    RewardPart: GAUGE "reward_part_mean" ["part"] in "reward",
         "Mean of a part of the reward over the newest step's samples, by the part's name; in rows of `metrics.jsonl`, `reward_part_` and the name.";
     PassRate: GAUGE "group_pass_ratio" [] in "ratio", "Share of the newest step's groups in which any sample succeeded (pass@k, k being the group's size).";
 
@@ -241,7 +202,7 @@ catalog! {
     EvalGreedyReward: GAUGE "eval_greedy_reward_mean" [] in "reward", "Mean reward of its greedy answers.";
     EvalAccuracy: GAUGE "eval_accuracy_ratio" [] in "ratio", "Share of its sampled answers that are right, mean over prompts.";
     EvalReward: GAUGE "eval_reward_mean" [] in "reward", "Mean reward of its sampled answers.";
-    EvalPassAt: GAUGE "eval_pass_at_k_ratio" [PASS_AT] in "ratio",
+    EvalPassAt: GAUGE "eval_pass_at_k_ratio" ["k"] in "ratio",
         "Probability that one of k sampled answers is right, by the unbiased estimate; in rows of `metrics.jsonl`, `eval_pass_at_1` and so on.";
     EvalLength: GAUGE "eval_length_mean_tokens" [] in "tokens", "Mean length of its answers.";
     EvalTruncated: GAUGE "eval_truncated_ratio" [] in "ratio", "Share of its answers that the length limit cut off.";
@@ -270,7 +231,7 @@ catalog! {
     LogProbGapMean: GAUGE "log_prob_gap_mean_nats" [] in "nats",
         "Mean absolute gap between the generator's log-probability of a token and the trainer's (law N3); with stale tokens it includes what the policy has learned since.";
     LogProbGapMax: GAUGE "log_prob_gap_max_nats" [] in "nats", "Largest such gap in the newest step (law N3).";
-    ImportanceRatio: GAUGE "importance_ratio_by_lag" [TOKEN_LAG] in "ratio",
+    ImportanceRatio: GAUGE "importance_ratio_by_lag" ["lag"] in "ratio",
         "Mean probability ratio of the trainer to the policy that sampled, by token lag, in the newest step with tokens of that lag; in rows of `metrics.jsonl`, `importance_ratio_lag_0` and so on.";
     ImportanceSamples: GAUGE "importance_effective_sample_ratio" [] in "ratio",
         "Effective sample size of those ratios, cut at 10, as a share of the newest step's tokens (law N3); 1 is on policy.";
@@ -314,6 +275,31 @@ impl Metric {
     pub fn from_key(key: &str) -> Option<Metric> {
         Metric::ALL.iter().copied().find(|metric| metric.key() == key)
     }
+
+    /// One sentence about it.
+    pub const fn help(self) -> &'static str {
+        self.spec().help
+    }
+
+    /// Its type, by Prometheus's word: `counter`, `gauge` or `histogram`.
+    pub const fn kind(self) -> &'static str {
+        match self.spec().kind {
+            Kind::Counter => "counter",
+            Kind::Gauge => "gauge",
+            Kind::Histogram(_) => "histogram",
+        }
+    }
+
+    /// Ascending upper bounds of its buckets, if it is a histogram; one more bucket has no bound.
+    pub const fn buckets(self) -> &'static [f64] {
+        if let Kind::Histogram(bounds) = self.spec().kind { bounds } else { &[] }
+    }
+
+    /// Names of its labels, in the order in which values are given, each with all its values; no
+    /// values where the run decides, as for stage names.
+    pub const fn labels(self) -> &'static [(&'static str, &'static [&'static str])] {
+        self.spec().labels
+    }
 }
 
 /// The whole catalogue as `docs/reference/metrics.md`.
@@ -325,27 +311,21 @@ pub fn markdown() -> String {
          names without `rollflow_`; values that JSON lacks are the strings `\"NaN\"`, `\"inf\"` and `\"-inf\"`.\n\n\
          | metric | kind | unit | labels | what it says |\n| --- | --- | --- | --- | --- |\n",
     );
+    let label = |(name, values): &Label| match values {
+        [] => format!("`{name}`"),
+        values => format!("`{name}`: {}", values.join(" \\| ")),
+    };
     for metric in Metric::ALL {
-        let Spec { name, unit, kind, labels, help } = metric.spec();
-        let labels: Vec<String> = labels.iter().map(describe_label).collect();
-        // Writing to a string cannot fail.
-        writeln!(page, "| `{name}` | {} | {unit} | {} | {help} |", kind.word(), labels.join(", ")).ok();
+        let Spec { name, unit, labels, help, .. } = metric.spec();
+        let labels: Vec<String> = labels.iter().map(label).collect();
+        page += &format!("| `{name}` | {} | {unit} | {} | {help} |\n", metric.kind(), labels.join(", "));
     }
-    page.push_str("\n## Buckets\n\nUpper bounds; every histogram ends with a bucket for the rest.\n\n");
-    for metric in Metric::ALL {
-        if let Kind::Histogram(bounds) = metric.spec().kind {
-            let bounds: Vec<String> = bounds.iter().map(f64::to_string).collect();
-            writeln!(page, "- `{}`: {}", metric.name(), bounds.join(", ")).ok();
-        }
+    page += "\n## Buckets\n\nUpper bounds; every histogram ends with a bucket for the rest.\n\n";
+    for metric in Metric::ALL.iter().filter(|metric| !metric.buckets().is_empty()) {
+        let bounds: Vec<String> = metric.buckets().iter().map(f64::to_string).collect();
+        page += &format!("- `{}`: {}\n", metric.name(), bounds.join(", "));
     }
     page
-}
-
-fn describe_label(label: &Label) -> String {
-    match label.values {
-        [] => format!("`{}`", label.name),
-        values => format!("`{}`: {}", label.name, values.join(" \\| ")),
-    }
 }
 
 #[cfg(test)]
@@ -353,28 +333,17 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_are_unique_and_conventional() {
+    fn names_are_unique_and_conventional_and_buckets_ascend() {
         let mut seen = std::collections::BTreeSet::new();
         for metric in Metric::ALL {
-            let Spec { name, kind, help, .. } = metric.spec();
+            let Spec { name, help, .. } = metric.spec();
             assert!(seen.insert(name), "{name} is declared twice");
             assert!(name.starts_with(PREFIX) && name.bytes().all(|byte| byte.is_ascii_lowercase() || byte == b'_'), "{name}");
-            assert_eq!(
-                name.ends_with("_total"),
-                matches!(kind, Kind::Counter { .. }),
-                "{name}: counters, and only they, end in _total"
-            );
+            assert_eq!(name.ends_with("_total"), metric.kind() == "counter", "{name}: counters, and only they, end in _total");
             assert!(help.ends_with('.'), "{name}: the help text is a sentence");
             assert_eq!(Metric::from_key(metric.key()), Some(*metric));
-        }
-    }
-
-    #[test]
-    fn histograms_have_ascending_buckets() {
-        for metric in Metric::ALL {
-            if let Kind::Histogram(bounds) = metric.spec().kind {
-                assert!(!bounds.is_empty() && bounds.windows(2).all(|pair| pair[0] < pair[1]), "{}", metric.name());
-            }
+            assert_eq!(metric.buckets().is_empty(), metric.kind() != "histogram", "{name}");
+            assert!(metric.buckets().windows(2).all(|pair| pair[0] < pair[1]), "{name}: buckets ascend");
         }
     }
 }

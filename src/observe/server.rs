@@ -5,73 +5,86 @@
 //! A scrape costs one rendering.
 
 use std::io::ErrorKind;
-use std::net::{SocketAddr, TcpListener};
+use std::net::{SocketAddr, TcpListener, ToSocketAddrs};
 
 use axum::http::header::CONTENT_TYPE;
 use axum::{Router, routing};
 
-use super::Metrics;
+use super::{Metrics, ObserveError, StageSampler};
+use crate::flow::Flow;
 use crate::net::{Server, guard};
 
 const TEXT_FORMAT: &str = "text/plain; version=0.0.4; charset=utf-8";
 
-/// Why metrics cannot be served.
-#[derive(Debug, thiserror::Error)]
-pub enum ServerError {
-    /// Another program listens there.
-    #[error(
-        "the metrics address {address} is in use: stop the program that holds it, or choose another with --metrics HOST:PORT (port 0 takes a free one)"
-    )]
-    Busy {
-        /// Address.
-        address: SocketAddr,
-    },
-    /// The machine does not let us listen there.
-    #[error("cannot serve metrics at {address}: {source}; choose another address with --metrics HOST:PORT")]
-    Bind {
-        /// Address.
-        address: SocketAddr,
-        /// Error of the system.
-        source: std::io::Error,
-    },
-    /// The machine gave no thread or no event loop.
-    #[error("cannot start the metrics server at {address}: {source}; the machine is out of threads or file handles")]
-    Start {
-        /// Address.
-        address: SocketAddr,
-        /// Error of the system.
-        source: std::io::Error,
-    },
-}
-
-/// A running server; dropping it ends it.
+/// A running server; dropping it frees the port.
 #[derive(Debug)]
-pub struct MetricsServer(Server);
+#[must_use = "the metrics are served until this is dropped"]
+pub struct MetricsServer {
+    /// Dropped first: its last export is still served.
+    _sampler: Option<StageSampler>,
+    server: Server,
+}
 
 impl MetricsServer {
     /// Listens at `address` and serves `metrics` to those who ask for `localhost` or for an address in
     /// numbers. When this returns, connections are accepted.
-    pub fn start(address: SocketAddr, metrics: Metrics) -> Result<Self, ServerError> {
+    ///
+    /// # Errors
+    /// The address is in use or not allowed, or the machine gives no thread.
+    pub fn start(address: SocketAddr, metrics: Metrics) -> Result<Self, ObserveError> {
         MetricsServer::start_for(address, metrics, &[])
     }
 
     /// Listens like [`MetricsServer::start`], and answers to the host names in `allowed` too.
-    pub fn start_for(address: SocketAddr, metrics: Metrics, allowed: &[String]) -> Result<Self, ServerError> {
+    pub fn start_for(address: SocketAddr, metrics: Metrics, allowed: &[String]) -> Result<Self, ObserveError> {
         let listener = TcpListener::bind(address).map_err(|source| match source.kind() {
-            ErrorKind::AddrInUse => ServerError::Busy { address },
-            _ => ServerError::Bind { address, source },
+            ErrorKind::AddrInUse => ObserveError::Busy { address },
+            _ => ObserveError::Bind { address, source },
         })?;
-        let server = Server::start(listener, guard(routes(metrics), allowed));
-        server.map(MetricsServer).map_err(|source| ServerError::Start { address, source })
+        let scrape = move || async move { ([(CONTENT_TYPE, TEXT_FORMAT)], metrics.render()) };
+        let routes = Router::new().route("/metrics", routing::get(scrape)).route("/healthz", routing::get(async || "ok\n"));
+        let server = Server::start(listener, guard(routes, allowed));
+        let what = || format!("the metrics server at {address}");
+        let server = server.map_err(|source| ObserveError::Thread { what: what(), source })?;
+        Ok(MetricsServer { _sampler: None, server })
     }
 
     /// Address of the server; the port that was taken, if port 0 was asked for.
     pub fn address(&self) -> SocketAddr {
-        self.0.address()
+        self.server.address()
     }
 }
 
-fn routes(metrics: Metrics) -> Router {
-    let scrape = move || async move { ([(CONTENT_TYPE, TEXT_FORMAT)], metrics.render()) };
-    Router::new().route("/metrics", routing::get(scrape)).route("/healthz", routing::get(async || "ok\n"))
+impl Metrics {
+    /// Serves these metrics at `http://HOST:PORT/metrics`, with the time of each of the flow's
+    /// stages by state. Port 0 takes a free port.
+    ///
+    /// Call it before the flow runs, and keep the result until the run has ended. Give the same
+    /// metrics to [`RunLog::new`](crate::stages::sink::RunLog::new), and to each stage with a
+    /// method `metrics` whose numbers you want.
+    ///
+    /// ```
+    /// use rollflow::flow::from_iter;
+    /// use rollflow::prelude::*;
+    ///
+    /// # fn main() -> anyhow::Result<()> {
+    /// let mut flow = Flow::new("squares");
+    /// let numbers = flow.source("numbers", from_iter(0..100_u64));
+    /// flow.sink("sum", numbers, |_: u64| {});
+    /// let served = Metrics::new().serve("127.0.0.1:0", &flow)?;
+    /// println!("http://{}/metrics", served.address());
+    /// flow.run(Until::finished())?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// The address can't be read or is in use, or the machine gives no thread.
+    pub fn serve(&self, address: &str, flow: &Flow) -> Result<MetricsServer, ObserveError> {
+        let unreadable = |source| ObserveError::Address { given: address.to_owned(), source };
+        let none = || std::io::Error::new(ErrorKind::NotFound, "it resolves to nothing");
+        let address = address.to_socket_addrs().map_err(unreadable)?.next().ok_or_else(|| unreadable(none()))?;
+        let server = MetricsServer::start(address, self.clone())?;
+        Ok(MetricsServer { _sampler: Some(StageSampler::start(flow.stats(), self.clone())?), ..server })
+    }
 }

@@ -11,19 +11,11 @@ use std::time::Duration;
 use crossbeam_channel::{RecvTimeoutError, Sender};
 
 use super::progress::Progress;
-use super::{Metric, Metrics};
+use super::{Console, Metric, Metrics, ObserveError};
 use crate::flow::{Report, State, Stats};
 
 /// Fresher than any scrape, and an export of twenty stages costs some ten microseconds.
 const INTERVAL: Duration = Duration::from_millis(250);
-
-/// The machine gave no thread.
-#[derive(Debug, thiserror::Error)]
-#[error("cannot start the thread that samples the stages: {source}; the machine is out of threads")]
-pub struct SamplerError {
-    /// Error of the system.
-    source: std::io::Error,
-}
 
 /// A running sampler; dropping it ends it.
 #[derive(Debug)]
@@ -33,9 +25,29 @@ pub struct StageSampler {
 }
 
 impl StageSampler {
-    /// Samples `stats` into `metrics`, and shows `progress`, until it is dropped. Start it before
-    /// the run.
-    pub fn start(stats: Stats, metrics: Metrics, mut progress: Option<Progress>) -> Result<Self, SamplerError> {
+    /// Samples `stats` into `metrics` until it is dropped. Start it before the run.
+    ///
+    /// # Errors
+    /// The machine gives no thread.
+    pub fn start(stats: Stats, metrics: Metrics) -> Result<Self, ObserveError> {
+        StageSampler::run(stats, metrics, None)
+    }
+
+    /// Samples as [`StageSampler::start`] does, and shows progress on standard error, below the lines
+    /// of `console`, for a run of `total` steps that begins after `taken` steps: redrawn on a
+    /// terminal, elsewhere a plain line every few seconds.
+    pub fn with_progress(
+        stats: Stats,
+        metrics: Metrics,
+        console: &Console,
+        total: Option<u64>,
+        taken: u64,
+    ) -> Result<Self, ObserveError> {
+        let progress = Progress::new(console, total, taken, &metrics);
+        StageSampler::run(stats, metrics, Some(progress))
+    }
+
+    fn run(stats: Stats, metrics: Metrics, mut progress: Option<Progress>) -> Result<Self, ObserveError> {
         let (stop, stopped) = crossbeam_channel::bounded(0);
         let sample = move || {
             loop {
@@ -57,7 +69,9 @@ impl StageSampler {
             }
         };
         let thread = std::thread::Builder::new().name("stage-sampler".into()).spawn(sample);
-        Ok(StageSampler { stop: Some(stop), thread: Some(thread.map_err(|source| SamplerError { source })?) })
+        let what = || "the thread that samples the stages".to_owned();
+        let thread = thread.map_err(|source| ObserveError::Thread { what: what(), source })?;
+        Ok(StageSampler { stop: Some(stop), thread: Some(thread) })
     }
 }
 
@@ -122,7 +136,7 @@ mod tests {
     }
 
     #[test]
-    fn workers_and_parallel_edges_are_summed() {
+    fn workers_and_parallel_edges_are_summed_and_the_limit_is_the_stage_that_others_wait_for() {
         let metrics = Metrics::new();
         export(&report(), &metrics);
         export(&report(), &metrics);
@@ -131,10 +145,6 @@ mod tests {
         assert_eq!(metrics.newest(Metric::StageItemsIn, &["generate"]), Some(5.0));
         let edge = [Metric::EdgeItems, Metric::EdgeTokens, Metric::EdgeCapacityItems, Metric::EdgeCapacityTokens];
         assert_eq!(edge.map(|metric| metrics.newest(metric, &["prompts", "generate"])), [4.0, 60.0, 8.0, 200.0].map(Some));
-    }
-
-    #[test]
-    fn the_limit_is_what_others_wait_for() {
         assert_eq!(report().limit().as_deref(), Some("generate busy 90%"));
         assert_eq!(Report { stages: Vec::new(), ..report() }.limit(), None);
     }

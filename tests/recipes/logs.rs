@@ -7,11 +7,11 @@ use std::sync::{Arc, Mutex};
 use crate::support::tfevents::read_events;
 use proptest::prelude::*;
 use rollflow::data::{ChatMessage, PromptText, Sample, SampledToken, Spans, Status};
-use rollflow::observe::StageShares;
 use rollflow::observe::logs::{
-    AnswerWriter, CompositeLogger, DeadLetter, DeadLetterWriter, JsonlLogger, JudgedAnswer, LogError, MetricStats, MetricsLogger,
-    Rollout, RolloutWriter, StepMetrics, TensorBoardLogger, read_answers, read_dead_letters, read_metrics, read_rollouts,
+    DeadLetter, JsonLines, JsonlLogger, JudgedAnswer, MetricStats, MetricsLogger, Rollout, StepMetrics, TensorBoardLogger,
+    dead_letters, metrics_rows, read_lines,
 };
+use rollflow::observe::{ObserveError, StageShares};
 use rollflow::stages::train::Resumed;
 use rollflow::train::checkpoint::{self, CheckpointMetadata};
 
@@ -68,8 +68,8 @@ fn metrics_jsonl_is_valid_json_on_every_line() {
 struct Broken;
 
 impl MetricsLogger for Broken {
-    fn log(&mut self, _: u64, _: &StepMetrics) -> Result<(), LogError> {
-        Err(LogError::Io { path: "broken".into(), source: std::io::Error::other("no") })
+    fn log(&mut self, _: u64, _: &StepMetrics) -> Result<(), ObserveError> {
+        Err(ObserveError::Io { path: "broken".into(), source: std::io::Error::other("no") })
     }
 }
 
@@ -80,7 +80,11 @@ fn every_logger_gets_every_row_also_when_another_fails() {
         let seen = Arc::clone(seen);
         move |step: u64, _: &StepMetrics| seen.lock().unwrap().push(step)
     };
-    let mut all = CompositeLogger::new().with(closure(&seen)).with(Broken).with(closure(&seen));
+    let mut all = Vec::<Box<dyn MetricsLogger>>::from([
+        Box::new(closure(&seen)) as _,
+        Box::new(Broken) as _,
+        Box::new(closure(&seen)) as _,
+    ]);
     let error = all.log(7, &StepMetrics::new()).unwrap_err();
     assert!(error.to_string().starts_with("broken: no"), "{error}");
     assert_eq!(*seen.lock().unwrap(), [7, 7]);
@@ -137,12 +141,12 @@ proptest! {
     #[test]
     fn rollouts_come_back_as_they_were(samples in prop::collection::vec(sample(), 0..6), with_log_probs: bool) {
         let folder = tempfile::tempdir().unwrap();
-        let mut writer = RolloutWriter::new(folder.path(), with_log_probs).unwrap();
+        let mut writer = JsonLines::append(folder.path().join("rollouts.jsonl")).unwrap();
         for (step, sample) in (0..).zip(&samples) {
-            writer.write(step, sample).unwrap();
+            writer.write(&Rollout::new(step, sample, with_log_probs)).unwrap();
         }
-        writer.finish().unwrap();
-        let read: Vec<Rollout> = read_rollouts(writer.path()).unwrap().collect::<Result<_, _>>().unwrap();
+        writer.sync().unwrap();
+        let read: Vec<Rollout> = read_lines::<Rollout>(writer.path()).unwrap().collect::<Result<_, _>>().unwrap();
         prop_assert_eq!(read.len(), samples.len());
         for (step, (sample, read)) in (0..).zip(samples.iter().zip(&read)) {
             let written = Rollout::new(step, sample, with_log_probs);
@@ -156,7 +160,7 @@ fn a_line_that_is_no_rollout_is_named_with_file_and_number() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("rollouts.jsonl");
     std::fs::write(&path, "{\"step\":1}\n\n{\"reward\":\"much\"}\n").unwrap();
-    let read: Vec<Result<Rollout, LogError>> = read_rollouts(&path).unwrap().collect();
+    let read: Vec<Result<Rollout, ObserveError>> = read_lines::<Rollout>(&path).unwrap().collect();
     assert_eq!((read.len(), read[0].as_ref().unwrap().step), (2, 1));
     let error = read[1].as_ref().unwrap_err().to_string();
     assert!(error.starts_with(&format!("{}, line 3: \"much\" is no number", path.display())), "{error}");
@@ -184,7 +188,7 @@ proptest! {
         let row = row(&[("loss", a), ("reward_mean", b), ("eval_accuracy", c)]);
         let mut logger = JsonlLogger::new(folder.path()).unwrap();
         logger.log(7, &row).unwrap();
-        equal(&read_metrics(logger.path()).unwrap(), &vec![(7, row)])?;
+        equal(&metrics_rows(logger.path()).unwrap().next().unwrap().unwrap(), &(7, row))?;
 
         let sample = Sample {
             tokens: vec![1, 2],
@@ -197,20 +201,21 @@ proptest! {
             reward_parts: [("form".to_owned(), c)].into(),
             ..Sample::default()
         };
-        let mut rollouts = RolloutWriter::new(folder.path(), true).unwrap();
-        rollouts.write(7, &sample).unwrap();
-        let read = read_rollouts(rollouts.path()).unwrap().next().unwrap().unwrap();
+        let mut rollouts = JsonLines::append(folder.path().join("rollouts.jsonl")).unwrap();
+        rollouts.write(&Rollout::new(7, &sample, true)).unwrap();
+        let read = read_lines::<Rollout>(rollouts.path()).unwrap().next().unwrap().unwrap();
         equal(&read, &Rollout::new(7, &sample, true))?;
 
         let letter =
             DeadLetter { time: d, stage: "reward".into(), failures: vec![], prompt: Default::default(), samples: vec![sample] };
-        let mut letters = DeadLetterWriter::new(folder.path());
+        let mut letters = dead_letters(folder.path());
         letters.write(&letter).unwrap();
-        equal(&read_dead_letters(letters.path()).unwrap().next().unwrap().unwrap(), &letter)?;
+        equal(&read_lines::<DeadLetter>(letters.path()).unwrap().next().unwrap().unwrap(), &letter)?;
 
         let answer = JudgedAnswer { reward: Some(e), ..JudgedAnswer::default() };
-        let answers = AnswerWriter::create(folder.path().join("answers.jsonl"), std::slice::from_ref(&answer)).unwrap();
-        equal(&read_answers(answers.path()).unwrap().next().unwrap().unwrap(), &answer)?;
+        let mut answers = JsonLines::create(folder.path().join("answers.jsonl")).unwrap();
+        answers.write(&answer).unwrap();
+        equal(&read_lines::<JudgedAnswer>(answers.path()).unwrap().next().unwrap().unwrap(), &answer)?;
 
         let metadata = CheckpointMetadata { metrics: [("loss".to_owned(), f)].into(), ..CheckpointMetadata::default() };
         let fill = |_: &std::path::Path| Ok(());

@@ -13,28 +13,25 @@ use crate::support::{
     http::{get, get_as},
 };
 use rollflow::flow::{self, Flow, State, Until};
-use rollflow::observe::ServerError;
-use rollflow::observe::catalog::{self, Kind, Label};
+use rollflow::observe::catalog;
 use rollflow::observe::logs::{MetricsLogger, StepMetrics};
-use rollflow::observe::{Metric, Metrics, MetricsServer, StageSampler};
+use rollflow::observe::{Metric, Metrics, MetricsServer, ObserveError, StageSampler};
 
 const ANY_PORT: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(std::net::Ipv4Addr::LOCALHOST), 0);
 
 /// Label values for one series of `metric`: the label's first value, or a name where the run decides.
 fn some_labels(metric: Metric) -> Vec<&'static str> {
-    metric.spec().labels.iter().map(|label: &Label| label.values.first().copied().unwrap_or("generate")).collect()
+    metric.labels().iter().map(|(_, values)| values.first().copied().unwrap_or("generate")).collect()
 }
 
 /// One value into every metric there is.
 fn record_everything(metrics: &Metrics) {
     for &metric in Metric::ALL {
         let labels = some_labels(metric);
-        match metric.spec().kind {
-            Kind::Counter { .. } => metrics.add(metric, &labels, 3.5),
-            Kind::Gauge => metrics.set(metric, &labels, -0.25),
-            Kind::Histogram(bounds) => {
-                [bounds[0], bounds[1], 1e9].into_iter().for_each(|value| metrics.observe(metric, &labels, value))
-            }
+        match (metric.kind(), metric.buckets()) {
+            ("counter", _) => metrics.add(metric, &labels, 3.5),
+            ("gauge", _) => metrics.set(metric, &labels, -0.25),
+            (_, bounds) => [bounds[0], bounds[1], 1e9].into_iter().for_each(|value| metrics.observe(metric, &labels, value)),
         }
     }
 }
@@ -66,32 +63,23 @@ fn a_scrape_shows_every_recorded_metric_with_its_kind_and_help() {
 
     let scrape = Exposition::parse(&answer.body).unwrap();
     for &metric in Metric::ALL {
-        let spec = metric.spec();
-        let family = scrape.family(spec.name).unwrap_or_else(|| panic!("{} is missing", spec.name));
-        assert_eq!((family.kind.as_str(), family.help.as_str()), (spec.kind.word(), spec.help), "{}", spec.name);
-        let labels: Vec<(&str, &str)> = spec.labels.iter().map(|label| label.name).zip(some_labels(metric)).collect();
-        match spec.kind {
-            Kind::Counter { fractional: true } => assert_eq!(family.value(spec.name, &labels), Some(3.5), "{}", spec.name),
-            Kind::Counter { fractional: false } => assert_eq!(family.value(spec.name, &labels), Some(3.0), "{}", spec.name),
-            Kind::Gauge => assert_eq!(family.value(spec.name, &labels), Some(-0.25), "{}", spec.name),
-            Kind::Histogram(bounds) => {
-                let buckets = family.buckets(spec.name);
+        let (name, kind) = (metric.name(), metric.kind());
+        let family = scrape.family(name).unwrap_or_else(|| panic!("{name} is missing"));
+        assert_eq!((family.kind.as_str(), family.help.as_str()), (kind, metric.help()), "{name}");
+        let labels: Vec<(&str, &str)> = metric.labels().iter().map(|label| label.0).zip(some_labels(metric)).collect();
+        match (kind, metric.buckets()) {
+            ("counter", _) => assert_eq!(family.value(name, &labels), Some(3.5), "{name}"),
+            ("gauge", _) => assert_eq!(family.value(name, &labels), Some(-0.25), "{name}"),
+            (_, bounds) => {
+                let buckets = family.buckets(name);
                 let bucket_bounds: Vec<f64> = buckets.iter().map(|bucket| bucket.0).collect();
-                assert_eq!(bucket_bounds, [bounds, &[f64::INFINITY]].concat(), "{}", spec.name);
-                assert!(
-                    buckets.windows(2).all(|pair| pair[0].1 <= pair[1].1),
-                    "{}: buckets are cumulative: {buckets:?}",
-                    spec.name
-                );
-                assert_eq!((buckets[0].1, buckets[1].1), (1.0, 2.0), "{}: a bound belongs to its bucket", spec.name);
-                let count = family.value(&format!("{}_count", spec.name), &labels);
-                assert_eq!((buckets.last().map(|bucket| bucket.1), count), (Some(3.0), Some(3.0)), "{}", spec.name);
-                assert_eq!(
-                    family.value(&format!("{}_sum", spec.name), &labels),
-                    Some(bounds[0] + bounds[1] + 1e9),
-                    "{}",
-                    spec.name
-                );
+                assert_eq!(bucket_bounds, [bounds, &[f64::INFINITY]].concat(), "{name}");
+                assert!(buckets.windows(2).all(|pair| pair[0].1 <= pair[1].1), "{name}: buckets are cumulative: {buckets:?}");
+                assert_eq!((buckets[0].1, buckets[1].1), (1.0, 2.0), "{name}: a bound belongs to its bucket");
+                let count = family.value(&format!("{name}_count"), &labels);
+                assert_eq!((buckets.last().map(|bucket| bucket.1), count), (Some(3.0), Some(3.0)), "{name}");
+                let sum = family.value(&format!("{name}_sum"), &labels);
+                assert_eq!(sum, Some(bounds[0] + bounds[1] + 1e9), "{name}");
             }
         }
     }
@@ -201,7 +189,7 @@ fn a_busy_port_is_an_error_that_names_the_address() {
     let holder = TcpListener::bind(ANY_PORT).unwrap();
     let address = holder.local_addr().unwrap();
     let error = MetricsServer::start(address, Metrics::new()).unwrap_err();
-    assert!(matches!(error, ServerError::Busy { address: named } if named == address), "{error:?}");
+    assert!(matches!(error, ObserveError::Busy { address: named } if named == address), "{error:?}");
     assert!(error.to_string().contains(&address.to_string()) && error.to_string().contains("--metrics"), "{error}");
 }
 
@@ -266,7 +254,7 @@ fn a_live_run_is_scraped_and_its_last_numbers_are_the_reports() {
         }),
     );
     flow.sink("count", seen, |_: u64| {});
-    let sampler = StageSampler::start(flow.stats(), metrics.clone(), None).unwrap();
+    let sampler = StageSampler::start(flow.stats(), metrics.clone()).unwrap();
     let report = flow.run(Until::finished()).unwrap();
     drop(sampler);
 

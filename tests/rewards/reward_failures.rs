@@ -13,7 +13,7 @@ use rollflow::flow::Capacity;
 use rollflow::flow::from_iter;
 use rollflow::flow::{Report, RunError};
 use rollflow::observe::Metric;
-use rollflow::observe::logs::{DEAD_LETTERS, DeadLetter, DeadLetterWriter, Failure, FailureKind, read_dead_letters};
+use rollflow::observe::logs::{DEAD_LETTERS, DeadLetter, Failure, FailureKind, dead_letters, read_lines};
 use rollflow::prelude::*;
 use rollflow::rollout::Admission;
 use rollflow::rollout::LOST;
@@ -51,7 +51,7 @@ fn score(groups: u64, reward: Reward) -> (Result<Report, RunError>, Scores) {
 }
 
 fn letters(folder: &Path) -> Vec<DeadLetter> {
-    read_dead_letters(folder.join(DEAD_LETTERS)).unwrap().map(Result::unwrap).collect()
+    read_lines::<DeadLetter>(folder.join(DEAD_LETTERS)).unwrap().map(Result::unwrap).collect()
 }
 
 /// Fails in its own way at sample 1 of group 2.
@@ -61,7 +61,7 @@ fn failing(how: Way) -> impl Fn(&Sample) -> f64 + Send + Sync + 'static {
 
 /// The default policy, with letters in this folder.
 fn letters_to(folder: &Path) -> FailurePolicy {
-    FailurePolicy { dead_letters: Some(DeadLetterWriter::new(folder)), ..FailurePolicy::default() }
+    FailurePolicy { dead_letters: Some(dead_letters(folder)), ..FailurePolicy::default() }
 }
 
 type Way = fn() -> f64;
@@ -390,7 +390,7 @@ fn a_damaged_letter_is_named_by_file_and_line_and_the_others_are_read() {
         [first[..first.len() / 2].into(), b"\xff\xfe".to_vec(), first.replacen("\"tokens\":[1,2,3]", "\"tokens\":[1]", 1).into()];
     for damage in damages {
         std::fs::write(&path, [b"\n", damage.as_slice(), b"\n", second.as_bytes()].concat()).unwrap();
-        let read: Vec<_> = read_dead_letters(&path).unwrap().collect();
+        let read: Vec<_> = read_lines::<DeadLetter>(&path).unwrap().collect();
         let error = read[0].as_ref().unwrap_err().to_string();
         assert!(error.starts_with(&format!("{}, line 2: ", path.display())), "{error}");
         assert_eq!((read.len(), read[1].as_ref().unwrap().prompt.ordinal), (2, 1));

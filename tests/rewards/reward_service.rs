@@ -15,7 +15,7 @@ use rollflow::flow::{Ended, Report, RunError};
 use rollflow::judge::Service;
 use rollflow::net::RetryPolicy;
 use rollflow::observe::Metric;
-use rollflow::observe::logs::{DEAD_LETTERS, DeadLetter, DeadLetterWriter, read_dead_letters};
+use rollflow::observe::logs::{DEAD_LETTERS, DeadLetter, dead_letters, read_lines};
 use rollflow::prelude::*;
 use rollflow::rollout::LOST;
 use rollflow::stages::reward::OnFailure;
@@ -177,11 +177,11 @@ fn score(groups: u64, reward: RemoteReward) -> (Result<Report, RunError>, Scores
 }
 
 fn dead_letters_in(folder: &std::path::Path) -> FailurePolicy {
-    FailurePolicy { dead_letters: Some(DeadLetterWriter::new(folder)), ..FailurePolicy::default() }
+    FailurePolicy { dead_letters: Some(dead_letters(folder)), ..FailurePolicy::default() }
 }
 
 fn letters(folder: &std::path::Path) -> Vec<DeadLetter> {
-    read_dead_letters(folder.join(DEAD_LETTERS)).unwrap().map(Result::unwrap).collect()
+    read_lines::<DeadLetter>(folder.join(DEAD_LETTERS)).unwrap().map(Result::unwrap).collect()
 }
 
 #[test]

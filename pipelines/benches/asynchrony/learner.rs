@@ -132,7 +132,7 @@ impl Row {
 
 fn row(now: &Report, step: &StepMetrics, book: &Metrics) -> Row {
     let busy = |name: &str| now.stage(name).map_or(0.0, |stage| stage.time().of(State::Busy) as f64 / 1e9);
-    let fates = Metric::LedgerTokens.spec().labels[0].values;
+    let fates = Metric::LedgerTokens.labels()[0].1;
     Row {
         seconds: now.wall as f64 / 1e9,
         generating: busy("generate"),

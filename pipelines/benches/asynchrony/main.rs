@@ -6,6 +6,7 @@
 //!
 //! Each part measures, then gives its tables and drawings; what stands around them in the page is written by hand.
 
+mod chart;
 mod learner;
 mod page;
 mod partials;

@@ -5,7 +5,8 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::{Context, Result};
-use rollflow::observe::chart::{Chart, median};
+
+use crate::chart::{Chart, median};
 
 /// The page's file; its drawings lie in the folder of the same name.
 pub const NAME: &str = "asynchrony.md";

@@ -1,8 +1,8 @@
 //! Whether generation really overlaps training: the wall-clock of 200 steps against the busy time of the busier of generator and trainer.
 
 use anyhow::Result;
-use rollflow::observe::chart::{Chart, Line, Series};
 
+use crate::chart::{Chart, Line, Series};
 use crate::learner::{Learner, Row, Run};
 use crate::page::{Measured, percent, spread};
 

@@ -6,7 +6,7 @@ use anyhow::{Context, Result, bail};
 use rollflow::algo::rewards::{Aggregator, Combine, IntoReward, PartReward, Parts, RewardOutput};
 use rollflow::flow::BoxedStage;
 use rollflow::judge::Service;
-use rollflow::observe::logs::{DeadLetterWriter, Failure};
+use rollflow::observe::logs::{DeadLetter, Failure, JsonLines};
 use rollflow::prelude::*;
 use rollflow::recipe::reward::{self as section, Composition, PartRule};
 use rollflow::recipe::{FlowLimits, Model, Net, Plan};
@@ -93,7 +93,7 @@ impl Scoring {
     }
 
     /// Builds the reward stage.
-    pub fn stage(self, of: &section::Reward, flow: &FlowLimits, letters: Option<DeadLetterWriter>) -> BoxedStage<Group, Scored> {
+    pub fn stage(self, of: &section::Reward, flow: &FlowLimits, letters: Option<JsonLines<DeadLetter>>) -> BoxedStage<Group, Scored> {
         let failures = FailurePolicy {
             on_failure: of.on_failure,
             on_lost_sample: flow.on_lost_sample,

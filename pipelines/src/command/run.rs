@@ -15,6 +15,7 @@ use super::plans::{RecipeArgs, load};
 use super::{REFUSED, Refused, out};
 use crate::assemble::conversations;
 use crate::registry::Registry;
+use crate::run::files::PAGE;
 use crate::run::folder::{RunFolder, refuse_another_run};
 use crate::run::resume::ResumePoint;
 
@@ -54,10 +55,7 @@ pub fn execute(plan: &Plan, registry: &Registry, run: &RunFolder, from: Option<&
     run.console().install()?;
     let report = crate::run_plan(plan, registry, run, from)?;
     let mut told = format!("{report}\n");
-    let page = run.path().join("report.md");
-    if page.exists() {
-        told += &format!("report: {}\n", page.display());
-    }
+    told += &format!("report: {}\n", run.path().join(PAGE).display());
     if run.path().join(DEAD_LETTERS).exists() {
         told += &format!("some rewards failed; to try them again: rollflow replay {}\n", run.path().display());
     }

@@ -8,7 +8,7 @@ use rollflow::data::Version;
 use rollflow::engine::TokenEngine;
 use rollflow::engine::remote::Fleet;
 use rollflow::observe::StepMetrics;
-use rollflow::observe::logs::{AnswerWriter, JudgedAnswer, read_answers};
+use rollflow::observe::logs::{JsonLines, JudgedAnswer, read_lines};
 use rollflow::prelude::Policy;
 use rollflow::recipe::Plan;
 use rollflow::recipe::eval::Eval;
@@ -74,7 +74,8 @@ impl StandaloneEval<'_> {
         let judged = self.judged(&identity)?;
         let mut evaluation = Evaluation::begin(&spec, &reader.tokenizer, &engine, version, judged);
         // Drops the answers to prompts that are sampled again.
-        let mut answers = AnswerWriter::create(self.out.join(ANSWERS), evaluation.answers())?;
+        let mut answers = JsonLines::create(self.out.join(ANSWERS))?;
+        evaluation.answers().iter().try_for_each(|answer| answers.write(answer))?;
         self.write(&identity, None)?;
         let each = eval.samples as usize + usize::from(eval.greedy);
         while !evaluation.is_done() {
@@ -126,7 +127,7 @@ impl StandaloneEval<'_> {
         }
         let answers = self.out.join(ANSWERS);
         // A line that was torn by the interruption is skipped.
-        Ok(if answers.exists() { read_answers(answers)?.filter_map(Result::ok).collect() } else { Vec::new() })
+        Ok(if answers.exists() { read_lines(answers)?.filter_map(Result::ok).collect() } else { Vec::new() })
     }
 
     fn write(&self, identity: &Value, summary: Option<&StepMetrics>) -> Result<()> {

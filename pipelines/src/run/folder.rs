@@ -1,7 +1,7 @@
 //! A run's folder, and what shows the run while it lasts.
 //!
 //! It holds `recipe.toml` (resolved), `metrics.jsonl`, `rollouts.jsonl`, `dead_letters.jsonl`,
-//! `checkpoints/step_000123/`, `reference/`, `report.md`, `curve.svg`, `report.html` and `run.json`.
+//! `checkpoints/step_000123/`, `reference/`, `report.html` and `run.json`.
 //! Files that are replaced are written by [`atomic_file`] (law C3). Logs grow by whole lines; a
 //! checkpoint is published once the lines of its steps are on disk.
 
@@ -15,14 +15,10 @@ use parking_lot::Mutex;
 use rollflow::data::POISONED;
 use rollflow::flow::{Ended, Flow, Report, StageReport, State, Until};
 use rollflow::model::FrozenWeights;
-use rollflow::observe::chart::Chart;
 use rollflow::observe::logs::{
-    ConsoleLogger, DEAD_LETTERS, DeadLetterWriter, JsonlLogger, RolloutWriter, TensorBoardLogger, last_step, metrics_rows,
-    read_rollouts,
+    ConsoleLogger, DEAD_LETTERS, DeadLetter, JsonLines, JsonlLogger, TensorBoardLogger, dead_letters, last_step,
 };
-use rollflow::observe::{
-    Console, Metric, Metrics, MetricsServer, Progress, RunReport, StageSampler, StageShares, StepMetrics, duration,
-};
+use rollflow::observe::{Console, Metric, Metrics, MetricsServer, StageSampler, StageShares};
 use rollflow::recipe::Plan;
 use rollflow::rollout::LOST;
 use rollflow::stages::sink::RunLog;
@@ -41,7 +37,7 @@ pub struct Outputs<W = FrozenWeights> {
     /// The sink at the pipeline's end.
     pub log: RunLog<W>,
     /// Gets the groups whose reward failed, if anything does.
-    pub dead_letters: Option<DeadLetterWriter>,
+    pub dead_letters: Option<JsonLines<DeadLetter>>,
     /// Run folder that evaluations are written to, if there are any.
     pub answers: Option<PathBuf>,
     /// Destination of checkpoints, if they are saved.
@@ -67,7 +63,6 @@ impl<W> Outputs<W> {
 /// A run's folder and its metrics. Dropping it ends the metrics server (law F3).
 pub struct RunFolder {
     path: PathBuf,
-    name: String,
     metrics: Metrics,
     server: Option<MetricsServer>,
     progress: bool,
@@ -75,14 +70,14 @@ pub struct RunFolder {
     /// Gate of the running flow's checkpoints.
     gate: Mutex<Option<CheckpointGate>>,
     staleness: Arc<Mutex<BTreeMap<u64, u64>>>,
-    /// For the page: the graph, and where the time went.
+    /// For the page: the graph, times and totals.
     drawn: Mutex<Drawn>,
     /// Held for as long as this process works on the run.
     _lock: File,
 }
 
 /// Other files of a run that a second run must not mix with its own.
-const OTHERS: [&str; 7] = [RECORD, LINEAGE, DEAD_LETTERS, CHECKPOINTS, "evaluations", "report.md", PAGE];
+const OTHERS: [&str; 6] = [RECORD, LINEAGE, DEAD_LETTERS, CHECKPOINTS, "evaluations", PAGE];
 
 /// Rejects a folder that holds a run, or files of a run whose recipe is missing.
 pub fn refuse_another_run(path: &Path) -> Result<()> {
@@ -137,13 +132,11 @@ impl RunFolder {
         let recipe = path.join(RECIPE);
         atomic_file::write(&recipe, plan.to_toml()).with_context(|| format!("writing {}", recipe.display()))?;
         Record::begin(path, plan)?;
-        let (path, name, progress) = (path.to_owned(), plan.name.clone(), plan.observe.progress);
         let run = RunFolder {
-            path,
-            name,
+            path: path.to_owned(),
             metrics,
             server,
-            progress,
+            progress: plan.observe.progress,
             console: Console::default(),
             gate: Mutex::default(),
             staleness: Arc::default(),
@@ -178,7 +171,7 @@ impl RunFolder {
         Ok(Outputs {
             metrics: self.metrics.clone(),
             log: self.log(plan)?.gate(&gate),
-            dead_letters: Some(DeadLetterWriter::new(&self.path)),
+            dead_letters: Some(dead_letters(&self.path)),
             answers: plan.eval.as_ref().filter(|eval| eval.every > 0).map(|_| self.path.clone()),
             checkpoints: Some(Checkpoints { run: self.path.clone(), gate }),
         })
@@ -198,32 +191,29 @@ impl RunFolder {
             log = log.logger(TensorBoardLogger::new(&self.path)?);
         }
         if plan.observe.rollouts_every > 0 {
-            log = log.rollouts(RolloutWriter::new(&self.path, true)?, plan.observe.rollouts_every);
+            log = log.rollouts(JsonLines::append(self.path.join("rollouts.jsonl"))?, plan.observe.rollouts_every);
         }
         Ok(log)
     }
 
-    /// Runs a flow of `steps` steps, shows its progress and writes the report, also if the run fails.
+    /// Runs a flow of `steps` steps, shows its progress and keeps its figures for the page, also if the run fails.
     pub fn watch(&self, flow: &mut Flow, steps: u64) -> Result<Report> {
         self.drawn.lock().graph = serde_json::from_str(&flow.graph().to_json()).context("the graph as JSON")?;
         let taken = last_step(&self.path.join("metrics.jsonl"))?;
-        let progress = self.progress.then(|| Progress::new(&self.console, Some(steps)).after(taken, &self.metrics));
-        let sampler = StageSampler::start(flow.stats(), self.metrics.clone(), progress)?;
+        let (stats, metrics) = (flow.stats(), self.metrics.clone());
+        let sampler = match self.progress {
+            true => StageSampler::with_progress(stats, metrics, &self.console, Some(steps), taken)?,
+            false => StageSampler::start(stats, metrics)?,
+        };
         let result = flow.run(Until::finished());
         drop(sampler);
-        match &result {
-            Ok(report) => {
-                // A run that was stopped dropped the rows of its last step.
-                self.gate.lock().take().map_or(Ok(()), |gate| gate.open())?;
-                self.report(report, taken)?;
-            }
-            // A full disk may have ended the run and take no report either: the error is what the run died of.
-            Err(error) => {
-                let written = error.report().map_or(Ok(()), |report| self.report(report, taken));
-                written.unwrap_or_else(|error| self.say(&format!("{error:#}")));
-            }
+        if result.is_ok() {
+            // A run that was stopped dropped the rows of its last step.
+            self.gate.lock().take().map_or(Ok(()), |gate| gate.open())?;
         }
-        Ok(result?)
+        let report = result.as_ref().map_or_else(|error| error.report(), Some);
+        let drawn = report.map_or(Ok(()), |report| self.draw(report, taken));
+        self.unless_failed(result.map_err(Into::into), drawn)
     }
 
     /// Writes the run's page, then its record. The record comes last: a resume leaves a finished run
@@ -249,119 +239,55 @@ impl RunFolder {
         }
     }
 
-    /// Writes `report.md`. `taken`: steps that earlier processes of the run took. Rates count this process.
-    fn report(&self, report: &Report, taken: u64) -> Result<()> {
-        self.draw(report);
-        let outcome = match report.ended {
-            Ended::Running => "runs",
-            Ended::Finished => "finished",
-            Ended::Drained => "was interrupted",
-            Ended::Stopped => "was stopped",
-            Ended::Failed => "failed",
-        };
-        let Logged { last, rewards, losses } = self.logged()?;
-        let Some((last_step, last)) = last else { return Ok(()) };
-        let time = std::time::Duration::from_nanos(report.wall);
-        let (title, points) = if rewards.is_empty() { ("loss", losses) } else { ("mean reward", rewards) };
-        let total = |metric, labels: &[&str]| self.metrics.newest(metric, labels).unwrap_or(0.0);
-        let rate = |tokens: f64| format!("{tokens:.0} ({:.0} a second)", tokens / time.as_secs_f64());
-        let since = if taken > 0 { format!(" after step {taken}") } else { String::new() };
-        let mut summary = vec![
-            (
-                "steps".into(),
-                format!("{last_step} ({:.1} a second)", last_step.saturating_sub(taken) as f64 / time.as_secs_f64()),
-            ),
-            (format!("tokens generated{since}"), rate(total(Metric::GeneratedTokens, &[]))),
-            (format!("tokens trained{since}"), rate(total(Metric::Tokens, &["trained"]))),
-            ("token ledger".into(), self.ledger(Metric::LedgerTokens, "generated")),
-            ("prompt ledger".into(), self.ledger(Metric::LedgerPrompts, "entered")),
-            ("checkpoint".into(), self.newest_checkpoint()?),
-        ];
-        let dead = total(Metric::DeadLetters, &["reward"]);
-        let dropped = [
-            ("groups dropped as poisoned", total(Metric::GroupsDropped, &[POISONED])),
-            ("groups dropped as lost", total(Metric::GroupsDropped, &[LOST])),
-            ("samples lost", total(Metric::SamplesDropped, &[LOST])),
-        ];
-        summary
-            .extend(dropped.iter().filter(|(_, count)| *count > 0.0).map(|(what, count)| ((*what).into(), format!("{count}"))));
-        if dead > 0.0 {
-            summary.push(("dead letters".into(), format!("{dead} in {DEAD_LETTERS}; rollflow replay tries them again")));
-        }
-        let page = RunReport {
-            name: self.name.clone(),
-            outcome: match taken {
-                0 => format!("The run {outcome} after {last_step} steps in {}.", duration(time)),
-                _ => format!("The run {outcome} after {last_step} steps. The steps after step {taken} took {}.", duration(time)),
-            },
-            summary,
-            curve: Chart::curve(title, "step", points),
-            bottleneck: report.bottleneck(),
-            flow_table: report.to_string(),
-            final_metrics: last,
-            samples: self.last_rollouts(8),
-        };
-        page.write(&self.path)?;
-        Ok(())
-    }
-
-    /// Reads the report's figures from `metrics.jsonl`, row by row, since long runs have many.
-    fn logged(&self) -> Result<Logged> {
-        let mut logged = Logged::default();
-        for row in metrics_rows(self.path.join("metrics.jsonl"))? {
-            // A row that could not be written whole ended the run.
-            let Ok((step, row)) = row else { break };
-            let point = |metric: Metric| row.get(metric.key()).map(|value| (step as f64, *value));
-            logged.rewards.extend(point(Metric::RewardMean));
-            logged.losses.extend(point(Metric::Loss));
-            logged.last = Some((step, row));
-        }
-        Ok(logged)
-    }
-
-    fn draw(&self, report: &Report) {
+    /// Keeps a flow's times and totals for the page. `taken`: steps that earlier processes of the run
+    /// took. Rates count this process.
+    fn draw(&self, report: &Report, taken: u64) -> Result<()> {
         let shares = |stage: &StageReport| StageShares {
             name: stage.name.clone(),
             workers: stage.workers.len(),
             shares: State::ALL.iter().map(|&state| (state.name().to_owned(), stage.share(state))).collect(),
         };
+        let stages = report.stages.iter().map(shares).collect();
+        let seconds = report.wall as f64 / 1e9;
+        let steps = last_step(&self.path.join("metrics.jsonl"))?.saturating_sub(taken) as f64;
+        let newest = checkpoint::latest(&self.path.join(CHECKPOINTS))?;
+        let newest = newest.as_ref().map(|path| path.strip_prefix(&self.path).unwrap_or(path).display().to_string());
+        let total = |metric, labels: &[&str]| self.metrics.newest(metric, labels).unwrap_or(0.0);
+        let rate = |tokens: f64| format!("{tokens:.0} ({:.0} a second)", tokens / seconds);
+        let since = if taken > 0 { format!(" after step {taken}") } else { String::new() };
+        let mut summary = vec![
+            (format!("steps{since}"), format!("{steps} ({:.1} a second)", steps / seconds)),
+            (format!("tokens generated{since}"), rate(total(Metric::GeneratedTokens, &[]))),
+            (format!("tokens trained{since}"), rate(total(Metric::Tokens, &["trained"]))),
+            ("token ledger".to_owned(), self.ledger(Metric::LedgerTokens, "generated")),
+            ("prompt ledger".to_owned(), self.ledger(Metric::LedgerPrompts, "entered")),
+            ("checkpoint".to_owned(), newest.unwrap_or_else(|| "none".to_owned())),
+        ];
+        let dropped = [
+            ("groups dropped as poisoned", total(Metric::GroupsDropped, &[POISONED]), String::new()),
+            ("groups dropped as lost", total(Metric::GroupsDropped, &[LOST]), String::new()),
+            ("samples lost", total(Metric::SamplesDropped, &[LOST]), String::new()),
+            (
+                "dead letters",
+                total(Metric::DeadLetters, &["reward"]),
+                format!(" in {DEAD_LETTERS}; rollflow replay tries them again"),
+            ),
+        ];
+        let counted = dropped.into_iter().filter(|(_, count, _)| *count > 0.0);
+        summary.extend(counted.map(|(what, count, note)| (what.to_owned(), format!("{count}{note}"))));
         let mut drawn = self.drawn.lock();
-        (drawn.stages, drawn.bottleneck) = (report.stages.iter().map(shares).collect(), report.bottleneck());
+        let graph = std::mem::take(&mut drawn.graph);
+        *drawn = Drawn { graph, stages, bottleneck: report.bottleneck(), summary, ..Drawn::default() };
+        Ok(())
     }
 
     /// The sum, and what it is made of (law D4).
     fn ledger(&self, metric: Metric, sum: &str) -> String {
         let of = |part: &str| self.metrics.newest(metric, &[part]).unwrap_or(0.0);
-        let parts = metric.spec().labels[0].values.iter().filter(|part| **part != sum && of(part) > 0.0);
+        let parts = metric.labels()[0].1.iter().filter(|part| **part != sum && of(part) > 0.0);
         let parts: Vec<String> = parts.map(|part| format!("{} {part}", of(part))).collect();
         if parts.is_empty() { "none kept".to_owned() } else { format!("{} {sum} = {}", of(sum), parts.join(" + ")) }
     }
-
-    fn newest_checkpoint(&self) -> Result<String> {
-        let newest = checkpoint::latest(&self.path.join(CHECKPOINTS))?;
-        let shown = newest.as_ref().map(|path| path.strip_prefix(&self.path).unwrap_or(path));
-        Ok(shown.map_or("none".to_owned(), |path| path.display().to_string()))
-    }
-
-    fn last_rollouts(&self, n: usize) -> Vec<rollflow::observe::logs::Rollout> {
-        let Ok(rollouts) = read_rollouts(self.path.join("rollouts.jsonl")) else { return Vec::new() };
-        let mut last = std::collections::VecDeque::new();
-        for rollout in rollouts.flatten() {
-            last.push_back(rollout);
-            if last.len() > n {
-                last.pop_front();
-            }
-        }
-        last.into()
-    }
-}
-
-/// Figures of a run's steps for the report.
-#[derive(Default)]
-struct Logged {
-    last: Option<(u64, StepMetrics)>,
-    rewards: Vec<(f64, f64)>,
-    losses: Vec<(f64, f64)>,
 }
 
 fn serve(plan: &Plan) -> Result<(Metrics, Option<MetricsServer>)> {

@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
-use rollflow::observe::logs::{metrics_rows, read_metrics, read_rollouts};
+use rollflow::observe::logs::{metrics_rows, read_lines};
 use rollflow::observe::{HtmlReport, duration};
 use rollflow::util::atomic_file;
 
@@ -20,7 +20,7 @@ pub fn write(folder: &Path, record: &Record) -> Result<PathBuf> {
 /// The page's content.
 pub fn page(folder: &Path, record: &Record) -> Result<HtmlReport> {
     let (mut failed, evaluations) = (None, folder.join("evaluations.jsonl"));
-    let evaluations = if evaluations.exists() { read_metrics(evaluations)? } else { Vec::new() };
+    let evaluations = if evaluations.exists() { metrics_rows(evaluations)?.collect::<Result<_, _>>()? } else { Vec::new() };
     // A row at a time: a long run has more of them than memory is for.
     let steps = folder.join("metrics.jsonl");
     let steps = steps.exists().then(|| metrics_rows(steps)).transpose()?.into_iter().flatten();
@@ -50,7 +50,7 @@ pub fn page(folder: &Path, record: &Record) -> Result<HtmlReport> {
     }
     Ok(match folder.join("rollouts.jsonl") {
         // A line that was torn by a crash is no sample.
-        path if path.exists() => report.samples(read_rollouts(path)?.flatten()),
+        path if path.exists() => report.samples(read_lines(path)?.flatten()),
         _ => report,
     })
 }
@@ -99,6 +99,7 @@ fn facts(record: &Record) -> Vec<(String, String)> {
         ("seed".to_owned(), record.seed.to_string()),
         ("state".to_owned(), record.state.word().to_owned()),
     ];
+    facts.extend(record.drawn.summary.iter().cloned());
     for (at, session) in record.sessions.iter().enumerate() {
         let which = if at == 0 { "started".to_owned() } else { format!("resumed ({at})") };
         let ended =

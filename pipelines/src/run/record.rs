@@ -87,6 +87,8 @@ pub struct Drawn {
     pub stages: Vec<StageShares>,
     /// The bottleneck.
     pub bottleneck: String,
+    /// Totals, rates and the ledgers: what, and how much.
+    pub summary: Vec<(String, String)>,
     /// Trained samples by how many versions their oldest token lagged.
     pub staleness: Vec<(u64, u64)>,
 }

@@ -6,7 +6,7 @@ use std::fs;
 use std::path::Path;
 
 use rollflow::data::Status;
-use rollflow::observe::logs::read_rollouts;
+use rollflow::observe::logs::{Rollout, read_lines};
 use rollflow::rollout::Fate;
 use rollflow::stages::train::Resumed;
 use rollflow::train::checkpoint;
@@ -54,7 +54,7 @@ fn the_environments_grade_is_the_reward_and_every_turn_can_be_read() {
     args.extend(sets.iter().flat_map(|set| ["--set", set]));
     let ended = rollflow(&args);
     assert_eq!(ended.code, Some(0), "{}", ended.err);
-    let rollouts: Vec<_> = read_rollouts(out.join("rollouts.jsonl")).unwrap().map(Result::unwrap).collect();
+    let rollouts: Vec<_> = read_lines::<Rollout>(out.join("rollouts.jsonl")).unwrap().map(Result::unwrap).collect();
     assert_eq!(rollouts.len(), 8);
     for row in rows(&out.join("rollouts.jsonl")) {
         let metadata = &row["metadata"];
@@ -135,7 +135,7 @@ fn conversations_of_an_asynchronous_run_that_was_killed_go_on_from_their_turn() 
     let mut begun = Begun::new();
     assert!(run_killed_and_seen(&run, &sets, (12, 7), || begun.extend(conversing(&run))) >= 8);
 
-    let rollouts: Vec<_> = read_rollouts(run.join("rollouts.jsonl")).unwrap().map(Result::unwrap).collect();
+    let rollouts: Vec<_> = read_lines::<Rollout>(run.join("rollouts.jsonl")).unwrap().map(Result::unwrap).collect();
     let places: BTreeMap<(u64, u32), usize> = rollouts.iter().enumerate().map(|(at, row)| ((row.group, row.index), at)).collect();
     assert_eq!((rollouts.len(), places.len()), (100 * 4 * 4, 100 * 4 * 4), "none is trained twice");
     assert!(places.keys().map(|(group, _)| *group).eq((0..400).flat_map(|group| [group; 4])), "none is left out");
@@ -150,7 +150,7 @@ fn conversations_of_an_asynchronous_run_that_was_killed_go_on_from_their_turn() 
     // What was too old to be trained when its turn came was begun anew.
     let anew = totals.tokens.get(&Fate::Truncated).copied().unwrap_or(0);
     assert!(gone_on > 0 && (anew > 0 || gone_on == begun.len()), "{gone_on} of {} went on: {totals:?}", begun.len());
-    assert!(fs::exists(run.join("report.md")).unwrap());
+    assert!(fs::exists(run.join("report.html")).unwrap());
 }
 
 /// A conversation that has outgrown its server is truncated like one that has outgrown the model: it is no request that fails (law F6).

@@ -6,7 +6,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use rollflow::observe::logs::read_rollouts;
+use rollflow::observe::logs::{Rollout, read_lines};
 use rollflow::stages::train::Resumed;
 use rollflow::train::checkpoint;
 
@@ -132,7 +132,7 @@ fn an_asynchronous_run_that_was_killed_dozens_of_times_loses_no_prompt_and_train
     let sets = ["train.steps=200", "checkpoint.every=1", "observe.rollouts_every=1", "flow.max_staleness=3"];
     assert!(run_killed(&run, &sets, 30, 7) >= 24);
 
-    let rollouts: Vec<_> = read_rollouts(run.join("rollouts.jsonl")).unwrap().map(Result::unwrap).collect();
+    let rollouts: Vec<_> = read_lines::<Rollout>(run.join("rollouts.jsonl")).unwrap().map(Result::unwrap).collect();
     let samples: BTreeSet<(u64, u32)> = rollouts.iter().map(|rollout| (rollout.group, rollout.index)).collect();
     assert_eq!((rollouts.len(), samples.len()), (200 * 4 * 4, 200 * 4 * 4), "none twice");
     assert!(samples.iter().map(|(group, _)| *group).eq((0..800).flat_map(|group| [group; 4])), "none left out");
@@ -189,7 +189,7 @@ fn a_run_goes_on_for_as_many_steps_more_as_it_is_given() {
     assert_eq!(ended.code, Some(0), "{}", ended.err);
     assert_eq!((lines(&run), steps_saved(&run)), (6, vec![4, 5, 6]));
     assert!(ended.err.contains("step 6/6"), "the progress line counts the run's steps: {}", ended.err);
-    assert!(read(&run.join("report.md")).contains("finished after 6 steps"));
+    assert!(read(&run.join("report.html")).contains("finished after 6 steps"));
     assert!(read(&run.join("recipe.toml")).contains("steps = 6"));
 }
 

@@ -42,7 +42,7 @@ fn a_run_generates_and_trains_on_several_devices() {
     let ended = rollflow(&run_args(GRPO, &run, &[&sets[..], &["train.steps=6"]].concat()));
     assert_eq!(ended.code, Some(0), "{}", ended.err);
     assert_eq!(read(&run.join("metrics.jsonl")).lines().count(), 6);
-    assert!(read(&run.join("report.md")).contains("| token ledger |"));
+    assert!(read(&run.join("report.html")).contains("[\"token ledger\",\""));
 }
 
 #[test]

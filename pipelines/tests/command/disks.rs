@@ -54,13 +54,13 @@ fn a_disk_that_fills_up_under_a_checkpoint_ends_the_run_with_the_file_and_leaves
     let run = folder.path().join("run");
     let large = ["model.hidden=128", "model.intermediate=512", "train.steps=4", "checkpoint.every=1"];
     assert_eq!(rollflow(&run_args(GRPO, &run, &large)).code, Some(0));
-    // Nor is there a place for the report, and that is not what the run died of.
-    fs::remove_file(run.join("report.md")).unwrap();
-    fs::create_dir(run.join("report.md")).unwrap();
+    // Nor is there a place for the page, and that is not what the run died of.
+    fs::remove_file(run.join("report.html")).unwrap();
+    fs::create_dir(run.join("report.html")).unwrap();
     let ended = rollflow_after(&full_after(256), &["resume", run.to_str().unwrap(), "--set", "train.steps=6"]);
     failed(&ended, &["checkpoints/.step_000005.writing/model.safetensors: File too large"]);
     assert_eq!(steps_saved(&run), [2, 3, 4]);
-    fs::remove_dir(run.join("report.md")).unwrap();
+    fs::remove_dir(run.join("report.html")).unwrap();
     goes_on(&run, 4, 6);
     assert!(!run.join("checkpoints/.step_000005.writing").exists(), "what was half written is gone");
 }

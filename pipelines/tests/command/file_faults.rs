@@ -153,8 +153,6 @@ impl Left {
                     let lines = content.split_inclusive(|byte| *byte == b'\n');
                     lines.flat_map(|line| without(line, &["time"])).collect()
                 }
-                // Times, speeds and what the last process counted; the rest is of the logs.
-                "report.md" => sections(&content, &["## Learning", "## Samples", "## The last step"]),
                 // Made of the files above, those times among them.
                 "report.html" => Vec::new(),
                 // Each process begins a file, named by its time and its number; events carry the times of theirs.
@@ -200,12 +198,6 @@ fn without(json: &[u8], keys: &[&str]) -> Vec<u8> {
     let mut value: Value = serde_json::from_slice(json).unwrap();
     keys.iter().for_each(|key| drop(value.as_object_mut().unwrap().remove(*key)));
     value.to_string().into_bytes()
-}
-
-fn sections(page: &[u8], titles: &[&str]) -> Vec<u8> {
-    let page = String::from_utf8(page.to_vec()).unwrap();
-    let kept = page.split("\n\n## ").map(|section| format!("## {section}"));
-    kept.filter(|section| titles.iter().any(|title| section.starts_with(title))).collect::<Vec<_>>().concat().into_bytes()
 }
 
 /// Runs it whole, and then with every fault.

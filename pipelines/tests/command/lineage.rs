@@ -28,7 +28,7 @@ fn r108_reinforcement_begins_from_the_newest_checkpoint_of_the_supervised_part()
     }
     let lineage = Lineage::read(&both).unwrap().unwrap();
     assert_eq!((lineage.checkpoint.to_str().unwrap(), lineage.step), ("sft/checkpoints/step_000005", 5));
-    assert!(read(&both.join("sft/report.md")).contains("finished after 5 steps"));
+    assert!(read(&both.join("sft/report.html")).contains("finished after 5 steps"));
     assert_eq!(read(&both.join("sft/metrics.jsonl")).lines().count(), 5);
 }
 

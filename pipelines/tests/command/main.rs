@@ -6,6 +6,7 @@ mod adapters;
 mod agents;
 mod asking;
 mod changing;
+mod charts;
 mod console;
 mod conversing;
 mod crashes;

@@ -281,9 +281,11 @@ fn a_run_outlives_its_server() {
     }
     assert!(run.wait().unwrap().success());
     assert_eq!(steps(), 40);
-    let report = std::fs::read_to_string(out.join("report.md")).unwrap();
+    let record = std::fs::read_to_string(out.join("run.json")).unwrap();
+    let record: serde_json::Value = serde_json::from_str(&record).unwrap();
+    let summary = record["drawn"]["summary"].as_array().unwrap();
     for ledger in ["token ledger", "prompt ledger"] {
-        let line = report.lines().find(|line| line.contains(ledger)).unwrap();
+        let line = summary.iter().find(|row| row[0] == ledger).unwrap()[1].as_str().unwrap();
         println!("{line}");
         let (sum, parts) = line.split_once('=').unwrap();
         let numbers = |text: &str| -> f64 { text.split_whitespace().filter_map(|word| word.parse::<f64>().ok()).sum() };

@@ -3,7 +3,7 @@
 use std::fs;
 use std::path::Path;
 
-use rollflow::observe::logs::{DEAD_LETTERS, read_dead_letters, read_rollouts};
+use rollflow::observe::logs::{DEAD_LETTERS, DeadLetter, Rollout, read_lines};
 use serde_json::Value;
 
 use crate::running::{Ended, GRPO, read, rollflow, run_args};
@@ -46,10 +46,10 @@ fn a_poisoned_run_takes_its_steps_and_its_letters_earn_under_a_mended_reward() {
     let rows: Vec<Value> = read(&out.join("metrics.jsonl")).lines().map(|row| serde_json::from_str(row).unwrap()).collect();
     assert_eq!(rows.len(), 3, "all steps were taken");
     assert_eq!(rows[0]["poisoned_groups"], 2.0, "the first two prompts lay before the first four that earned");
-    assert!(read(&out.join("report.md")).contains("dead letters"));
+    assert!(read(&out.join("report.html")).contains("rollflow replay tries them again"));
 
     let written = read(&out.join(DEAD_LETTERS));
-    let letters: Vec<_> = read_dead_letters(out.join(DEAD_LETTERS)).unwrap().map(Result::unwrap).collect();
+    let letters: Vec<_> = read_lines::<DeadLetter>(out.join(DEAD_LETTERS)).unwrap().map(Result::unwrap).collect();
     assert_eq!((letters[0].stage.as_str(), letters[0].samples.len()), ("reward", 4));
     let first = letters[0].prompt.ordinal;
     let failure = letters[0].failures[0].to_string();
@@ -65,7 +65,7 @@ fn a_poisoned_run_takes_its_steps_and_its_letters_earn_under_a_mended_reward() {
         let mended = replay(folder.path(), &[FREE]);
         assert_eq!(mended.code, Some(0), "{}{}", mended.out, mended.err);
         assert!(mended.out.starts_with(&format!("group {first}: earns [1.0, 1.0, 1.0, 1.0]\n")), "{}", mended.out);
-        let replayed: Vec<_> = read_rollouts(out.join("replayed.jsonl")).unwrap().map(Result::unwrap).collect();
+        let replayed: Vec<_> = read_lines::<Rollout>(out.join("replayed.jsonl")).unwrap().map(Result::unwrap).collect();
         assert_eq!(replayed.len(), 4 * letters.len(), "each once, however often it is replayed");
         for (rollout, sample) in replayed.iter().zip(letters.iter().flat_map(|letter| &letter.samples)) {
             assert_eq!((rollout.group, rollout.index, rollout.reward), (sample.group_index, sample.index, Some(1.0)));

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use rollflow::data::PromptText;
 use rollflow::observe::Metric;
-use rollflow::observe::logs::read_rollouts;
+use rollflow::observe::logs::{Rollout, read_lines};
 use rollflow::prelude::*;
 use rollflow::stages::reward::Scorer;
 use rollflow::train::ScoreModel;
@@ -42,7 +42,7 @@ fn scorer(folder: &Path) -> Scorer {
 
 /// Whether every answer earned what `reward` makes of its score and of whether it had ended.
 fn assert_earned(run: &Path, scorer: &Scorer, reward: impl Fn(f64, bool) -> f64) {
-    let rollouts: Vec<_> = read_rollouts(run.join("rollouts.jsonl")).unwrap().map(Result::unwrap).collect();
+    let rollouts: Vec<_> = read_lines::<Rollout>(run.join("rollouts.jsonl")).unwrap().map(Result::unwrap).collect();
     let mut seen: HashMap<(u64, PromptText, String, bool), f64> = HashMap::new();
     for rollout in &rollouts {
         let ended = rollout.status == Status::Completed;

@@ -4,7 +4,7 @@ use std::fs;
 use std::path::Path;
 
 use rollflow::observe::Metric;
-use rollflow::observe::logs::read_rollouts;
+use rollflow::observe::logs::{Rollout, read_lines};
 use rollflow::prelude::*;
 use rollflow::train::checkpoint;
 use serde_json::Value;
@@ -29,13 +29,13 @@ fn assert_loads(run: &Path, step: u64) {
 }
 
 #[test]
-fn a_run_leaves_its_recipe_metrics_rollouts_report_curve_and_checkpoints() {
+fn a_run_leaves_its_recipe_metrics_rollouts_page_and_checkpoints() {
     let folder = tempfile::tempdir().unwrap();
     let run = folder.path().join("new/run");
     let sets = ["train.steps=5", "checkpoint.every=1", "checkpoint.keep=2", "observe.rollouts_every=2"];
     let ended = rollflow(&run_args(GRPO, &run, &sets));
     assert_eq!(ended.code, Some(0), "{}", ended.err);
-    assert!(ended.out.contains("bottleneck:") && ended.out.contains("report.md"), "{}", ended.out);
+    assert!(ended.out.contains("bottleneck:") && ended.out.contains("report.html"), "{}", ended.out);
 
     let rows = rows(&run);
     assert_eq!(rows.iter().map(|row| row["step"].as_u64().unwrap()).collect::<Vec<_>>(), [1, 2, 3, 4, 5]);
@@ -43,15 +43,14 @@ fn a_run_leaves_its_recipe_metrics_rollouts_report_curve_and_checkpoints() {
     {
         assert!(rows.iter().all(|row| row[metric.key()].is_number()), "{} is in every row", metric.key());
     }
-    let rollouts: Vec<_> = read_rollouts(run.join("rollouts.jsonl")).unwrap().map(Result::unwrap).collect();
+    let rollouts: Vec<_> = read_lines::<Rollout>(run.join("rollouts.jsonl")).unwrap().map(Result::unwrap).collect();
     assert_eq!(rollouts.len(), 3 * 4 * 4, "steps 1, 2 and 4, of 4 groups of 4");
     assert!(rollouts.iter().all(|rollout| rollout.reward.is_some() && rollout.metadata.contains_key("answer")));
 
     assert_eq!(checkpoints(&run), [4, 5], "the newest two are kept");
     assert_loads(&run, 5);
-    let page = read(&run.join("report.md"));
-    assert!(page.contains("finished after 5 steps") && page.contains("checkpoints/step\\_000005"), "{page}");
-    assert!(read(&run.join("curve.svg")).starts_with("<svg"));
+    let page = read(&run.join("report.html"));
+    assert!(page.contains("finished after 5 steps") && page.contains("checkpoints/step_000005"), "{page}");
     let resolved = rollflow(&["check", run.join("recipe.toml").to_str().unwrap()]);
     assert_eq!(resolved.code, Some(0), "{}", resolved.err);
 }
@@ -166,7 +165,7 @@ fn supervised_training_leaves_the_same_kind_of_folder() {
     assert_eq!(ended.code, Some(0), "{}", ended.err);
     assert!(rows(&run).len() == 4 && rows(&run).iter().all(|row| row["loss"].is_number() && row.get("reward_mean").is_none()));
     assert_loads(&run, 4);
-    assert!(read(&run.join("report.md")).contains("finished after 4 steps"));
+    assert!(read(&run.join("report.html")).contains("finished after 4 steps"));
 }
 
 #[test]
@@ -196,7 +195,7 @@ fn ctrl_c_drains_to_a_checkpoint_and_exits_with_0() {
     let last = rows(&run).last().unwrap()["step"].as_u64().unwrap();
     assert_eq!(checkpoints(&run), [last], "law C1: the last step, and it is in the metrics");
     assert_loads(&run, last);
-    assert!(read(&run.join("report.md")).contains(&format!("was interrupted after {last} steps")));
+    assert!(read(&run.join("report.html")).contains(&format!("was interrupted after {last} steps")));
 }
 
 #[test]
@@ -249,7 +248,7 @@ fn ctrl_c_twice_stops_with_the_last_step_saved_and_exits_with_1() {
     running.line(|line| line.contains("interrupted again: stopping").then_some(()));
     assert_eq!(running.end(), Some(1));
     assert_eq!(checkpoints(&run).len(), 1, "law C1");
-    assert!(read(&run.join("report.md")).contains("was stopped after"));
+    assert!(read(&run.join("report.html")).contains("was stopped after"));
 }
 
 #[test]
@@ -263,7 +262,7 @@ fn parts_of_a_reward_are_logged_apart() {
         let of = |key: &str| row[key].as_f64().unwrap();
         assert!((of("reward_mean") - of("reward_part_right") - 0.5 * of("reward_part_brief")).abs() < 1e-9, "{row}");
     }
-    let rollouts: Vec<_> = read_rollouts(run.join("rollouts.jsonl")).unwrap().map(Result::unwrap).collect();
+    let rollouts: Vec<_> = read_lines::<Rollout>(run.join("rollouts.jsonl")).unwrap().map(Result::unwrap).collect();
     assert!(rollouts.iter().all(|rollout| {
         let expected = rollout.reward_parts["right"] + 0.5 * rollout.reward_parts["brief"];
         rollout.reward == Some(expected)
@@ -279,7 +278,7 @@ fn a_constant_baseline_is_what_rewards_are_compared_with() {
     let sets = [&advantage[..], &["generate.group_size=1", "observe.rollouts_every=1"]].concat();
     let ended = rollflow(&run_args(GRPO, &run, &sets));
     assert_eq!(ended.code, Some(0), "{}", ended.err);
-    let rollouts: Vec<_> = read_rollouts(run.join("rollouts.jsonl")).unwrap().map(Result::unwrap).collect();
+    let rollouts: Vec<_> = read_lines::<Rollout>(run.join("rollouts.jsonl")).unwrap().map(Result::unwrap).collect();
     assert_eq!(rollouts.len(), 3 * 4, "three steps of four lone samples");
     assert!(rollouts.iter().all(|rollout| rollout.advantage == rollout.reward.map(|reward| reward - 0.25)), "R014");
     assert!(rows(&run).iter().all(|row| row["grad_norm"].as_f64().unwrap() > 0.0), "a lone sample teaches something");
@@ -292,7 +291,7 @@ fn rewards_are_compared_as_the_recipe_says() {
     let sets = ["train.advantage.kind=leave_one_out", "filter=[]", "train.steps=1", "observe.rollouts_every=1"];
     let ended = rollflow(&run_args(GRPO, &run, &sets));
     assert_eq!(ended.code, Some(0), "{}", ended.err);
-    let rollouts: Vec<_> = read_rollouts(run.join("rollouts.jsonl")).unwrap().map(Result::unwrap).collect();
+    let rollouts: Vec<_> = read_lines::<Rollout>(run.join("rollouts.jsonl")).unwrap().map(Result::unwrap).collect();
     assert!(rollouts.iter().any(|rollout| rollout.advantage != Some(0.0)), "some earn more than others");
     for rollout in &rollouts {
         let group: Vec<f64> =

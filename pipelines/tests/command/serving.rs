@@ -4,7 +4,7 @@ use std::fs;
 use std::io::{BufRead, BufReader};
 use std::process::{Child, Command, Stdio};
 
-use rollflow::observe::logs::{DEAD_LETTERS, Rollout, read_rollouts};
+use rollflow::observe::logs::{DEAD_LETTERS, Rollout, read_lines};
 use serde_json::Value;
 
 use crate::running::{Ended, GRPO, read, rollflow, rollflow_with, run_args};
@@ -95,7 +95,7 @@ fn the_server_of_the_documentation_scores_a_run() {
     let out = folder.path().join("run");
     let ended = run(&out, &format!("reward={{kind=\"http\",url={:?},concurrency=3}}", server.url));
     assert_eq!(ended.code, Some(0), "{}", ended.err);
-    let rollouts: Vec<_> = read_rollouts(out.join("rollouts.jsonl")).unwrap().map(Result::unwrap).collect();
+    let rollouts: Vec<_> = read_lines::<Rollout>(out.join("rollouts.jsonl")).unwrap().map(Result::unwrap).collect();
     assert_eq!(rollouts.len(), 3 * 4 * 4, "three steps of four groups of four");
     for rollout in &rollouts {
         let right = Some(rollout.response.trim()) == rollout.metadata["answer"].as_str();
@@ -157,7 +157,7 @@ fn r190_a_judge_grades_what_it_has_not_graded_before_and_its_key_is_written_nowh
     };
     let (ended, out) = graded("first", "tell-nobody");
     assert_eq!(ended.code, Some(0), "{}", ended.err);
-    let rollouts: Vec<_> = read_rollouts(out.join("rollouts.jsonl")).unwrap().map(Result::unwrap).collect();
+    let rollouts: Vec<_> = read_lines::<Rollout>(out.join("rollouts.jsonl")).unwrap().map(Result::unwrap).collect();
     assert_eq!(rollouts.len(), 3 * 4 * 4);
     for rollout in &rollouts {
         let right = Some(rollout.response.trim()) == rollout.metadata["answer"].as_str();
@@ -208,7 +208,7 @@ fn r190_a_judge_that_sees_all_answers_of_a_group_compares_them_in_one_question()
     let ended = run(&out, &reward);
     assert_eq!(ended.code, Some(0), "{}", ended.err);
     assert!(!out.join(DEAD_LETTERS).exists());
-    let rollouts: Vec<_> = read_rollouts(out.join("rollouts.jsonl")).unwrap().map(Result::unwrap).collect();
+    let rollouts: Vec<_> = read_lines::<Rollout>(out.join("rollouts.jsonl")).unwrap().map(Result::unwrap).collect();
     assert_eq!(rollouts.len(), 3 * 4 * 4);
     for group in rollouts.chunk_by(|one, next| one.group == next.group) {
         let length = |rollout: &Rollout| rollout.response.chars().count();

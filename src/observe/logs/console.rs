@@ -3,8 +3,8 @@
 
 use std::fmt::Display;
 
-use super::{LogError, MetricsLogger, StepMetrics};
-use crate::observe::Metric;
+use super::{MetricsLogger, StepMetrics};
+use crate::observe::{Metric, ObserveError};
 
 /// Metrics of the line in this order, with their names.
 const SHOWN: [(Metric, &str); 6] = [
@@ -43,7 +43,7 @@ impl<F: FnMut(&str) + Send> ConsoleLogger<F> {
 }
 
 impl<F: FnMut(&str) + Send> MetricsLogger for ConsoleLogger<F> {
-    fn log(&mut self, step: u64, metrics: &StepMetrics) -> Result<(), LogError> {
+    fn log(&mut self, step: u64, metrics: &StepMetrics) -> Result<(), ObserveError> {
         if step == 1 || step.is_multiple_of(self.every) {
             (self.print)(&console_line(step, metrics));
         }
@@ -66,24 +66,22 @@ pub fn console_line(step: u64, metrics: &StepMetrics) -> String {
 
 /// About four digits: `0.0214`, `12.35`, `2e-5`.
 pub(crate) fn short(value: f64) -> String {
+    let trimmed = |digits: &str| match digits.contains('.') {
+        true => digits.trim_end_matches('0').trim_end_matches('.').to_owned(),
+        false => digits.to_owned(),
+    };
     let size = value.abs();
     if value == 0.0 {
         // Of either sign.
         "0".to_owned()
     } else if !value.is_finite() {
-        format!("{value}")
+        value.to_string()
     } else if (0.001..10_000.0).contains(&size) {
         let decimals = (3 - size.log10().floor() as i32).clamp(0, 4) as usize;
-        let digits = format!("{value:.decimals$}");
-        if digits.contains('.') { digits.trim_end_matches('0').trim_end_matches('.').to_owned() } else { digits }
+        trimmed(&format!("{value:.decimals$}"))
     } else {
         let digits = format!("{value:.2e}");
-        match digits.split_once('e') {
-            Some((number, power)) if number.contains('.') => {
-                format!("{}e{power}", number.trim_end_matches('0').trim_end_matches('.'))
-            }
-            _ => digits,
-        }
+        digits.split_once('e').map_or(digits.clone(), |(number, power)| format!("{}e{power}", trimmed(number)))
     }
 }
 

@@ -1,19 +1,17 @@
 //! `dead_letters.jsonl`: the items that poisoned a stage, with all that is needed to try them again (law F6).
 //!
-//! A letter is one line and one write, and is on disk when [`DeadLetterWriter::write`] returns:
-//! neither a killed process nor a crash of the machine loses a written letter. The file is created
-//! with the first letter. Only a resume removes lines: those after its checkpoint, whose groups are
+//! The reward stage waits until a letter is on disk: neither a killed process nor a crash of the
+//! machine loses one. Only a resume removes lines: those after its checkpoint, whose groups are
 //! generated again.
 
 use std::fmt;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 
 use serde::de::Error;
 use serde::{Deserialize, Deserializer, Serialize};
 
-use super::LogError;
-use super::lines::{LineFile, read_lines};
+use super::JsonLines;
 use crate::data::{Group, Prompt, REWARD_LIMIT, Sample, number};
 
 /// The file's name in a run's folder.
@@ -101,37 +99,8 @@ fn sound<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<Sample>, D::E
     Ok(samples)
 }
 
-/// Appends to a run's dead letters.
-#[derive(Debug)]
-pub struct DeadLetterWriter {
-    path: PathBuf,
-    file: Option<LineFile>,
-}
-
-impl DeadLetterWriter {
-    /// Appends to `dead_letters.jsonl` in `folder`. Makes neither before there is a letter.
-    pub fn new(folder: impl AsRef<Path>) -> Self {
-        DeadLetterWriter { path: folder.as_ref().join(DEAD_LETTERS), file: None }
-    }
-
-    /// The file it writes.
-    pub fn path(&self) -> &Path {
-        &self.path
-    }
-
-    /// Writes one letter and waits until the disk has it: milliseconds, for what should be rare.
-    pub fn write(&mut self, letter: &DeadLetter) -> Result<(), LogError> {
-        let file = match &mut self.file {
-            Some(file) => file,
-            none => none.insert(LineFile::append(self.path.clone())?),
-        };
-        file.write(serde_json::to_string(letter).expect("a letter has string keys and finite or named numbers"))?;
-        file.sync()
-    }
-}
-
-/// Reads dead letters line by line. The error of a damaged line names file and number; the
-/// following letters are still read.
-pub fn read_dead_letters(path: impl AsRef<Path>) -> Result<impl Iterator<Item = Result<DeadLetter, LogError>>, LogError> {
-    read_lines(path.as_ref().to_owned())
+/// The dead letters in a run's folder, to append to. Neither file nor folder is made before there is
+/// a letter.
+pub fn dead_letters(folder: impl AsRef<Path>) -> JsonLines<DeadLetter> {
+    JsonLines::later(folder.as_ref().join(DEAD_LETTERS))
 }

@@ -1,29 +1,32 @@
 //! `metrics.jsonl`: one JSON object a step, the file that every later reader starts from.
 
 use std::collections::BTreeMap;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
-use super::lines::{LineFile, read_lines};
-use super::{LogError, MetricsLogger, StepMetrics};
+use serde_json::{Map, Value};
+
+use super::{JsonLines, MetricsLogger, StepMetrics, read_lines};
 use crate::data::number;
+use crate::observe::ObserveError;
 
 /// Appends each step's row to `metrics.jsonl`: `{"step":12,"grad_norm":0.8,"loss":0.02,…}`, with
-/// keys in alphabetical order after `step`.
+/// keys in alphabetical order after `step`. A metric named `step` would hide the step's number and is
+/// dropped.
 ///
 /// Numbers that JSON lacks are the strings `"NaN"`, `"inf"` and `"-inf"`. One line is one write; a
 /// crash loses at most the last line.
 #[derive(Debug)]
-pub struct JsonlLogger(LineFile);
+pub struct JsonlLogger(JsonLines<Value>);
 
 impl JsonlLogger {
     /// Appends to `metrics.jsonl` in `folder`, making both when missing.
-    pub fn new(folder: impl AsRef<Path>) -> Result<Self, LogError> {
+    pub fn new(folder: impl AsRef<Path>) -> Result<Self, ObserveError> {
         JsonlLogger::at(folder.as_ref().join("metrics.jsonl"))
     }
 
     /// Appends to another file of such rows.
-    pub fn at(path: impl AsRef<Path>) -> Result<Self, LogError> {
-        LineFile::append(path.as_ref().to_owned()).map(JsonlLogger)
+    pub fn at(path: impl Into<PathBuf>) -> Result<Self, ObserveError> {
+        JsonLines::append(path).map(JsonlLogger)
     }
 
     /// The file it writes.
@@ -33,39 +36,29 @@ impl JsonlLogger {
 }
 
 impl MetricsLogger for JsonlLogger {
-    fn log(&mut self, step: u64, metrics: &StepMetrics) -> Result<(), LogError> {
-        self.0.write(jsonl_row(step, metrics))
+    fn log(&mut self, step: u64, metrics: &StepMetrics) -> Result<(), ObserveError> {
+        let mut row = Map::from_iter([("step".to_owned(), step.into())]);
+        for (key, &value) in metrics {
+            row.entry(key.as_str()).or_insert_with(|| number::to_json(value));
+        }
+        self.0.write(&Value::Object(row))
     }
 
-    fn finish(&mut self) -> Result<(), LogError> {
+    fn finish(&mut self) -> Result<(), ObserveError> {
         self.0.sync()
     }
 }
 
-/// Formats one row, without the line's end. A metric named `step` would hide the step's number and
-/// is dropped.
-pub fn jsonl_row(step: u64, metrics: &StepMetrics) -> String {
-    let mut row = serde_json::Map::new();
-    row.insert("step".into(), step.into());
-    for (key, &value) in metrics {
-        row.entry(key.as_str()).or_insert_with(|| number::to_json(value));
-    }
-    serde_json::Value::Object(row).to_string()
-}
-
 /// Reads a `metrics.jsonl` lazily, in constant memory: each step's number and row. Empty lines are
 /// skipped.
-pub fn metrics_rows(path: impl AsRef<Path>) -> Result<impl Iterator<Item = Result<(u64, StepMetrics), LogError>>, LogError> {
-    let rows = read_lines::<BTreeMap<String, number::Number>>(path.as_ref().to_owned())?;
+pub fn metrics_rows(
+    path: impl Into<PathBuf>,
+) -> Result<impl Iterator<Item = Result<(u64, StepMetrics), ObserveError>>, ObserveError> {
+    let rows = read_lines::<BTreeMap<String, number::Number>>(path)?;
     Ok(rows.map(|row| {
         let mut row: StepMetrics = row?.into_iter().map(|(key, number)| (key, number.0)).collect();
         Ok((row.remove("step").unwrap_or_default() as u64, row))
     }))
-}
-
-/// All of [`metrics_rows`], in memory: about 3 KB a step.
-pub fn read_metrics(path: impl AsRef<Path>) -> Result<Vec<(u64, StepMetrics)>, LogError> {
-    metrics_rows(path)?.collect()
 }
 
 #[cfg(test)]
@@ -77,14 +70,14 @@ mod tests {
     }
 
     #[test]
-    fn non_finite_numbers_are_named_strings() {
-        let row =
-            jsonl_row(3, &metrics(&[("loss", f64::NAN), ("grad_norm", f64::INFINITY), ("a", f64::NEG_INFINITY), ("b", 0.5)]));
-        assert_eq!(row, r#"{"step":3,"a":"-inf","b":0.5,"grad_norm":"inf","loss":"NaN"}"#);
+    fn non_finite_numbers_are_named_strings_and_a_row_is_in_the_file_when_log_returns() {
         let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("metrics.jsonl");
-        std::fs::write(&path, row + "\n").unwrap();
-        let (step, read) = read_metrics(&path).unwrap().remove(0);
+        let mut logger = JsonlLogger::new(folder.path().join("deep/run")).unwrap();
+        let row = metrics(&[("loss", f64::NAN), ("grad_norm", f64::INFINITY), ("a", f64::NEG_INFINITY), ("b", 0.5)]);
+        logger.log(3, &row).unwrap();
+        let written = std::fs::read_to_string(logger.path()).unwrap();
+        assert_eq!(written, "{\"step\":3,\"a\":\"-inf\",\"b\":0.5,\"grad_norm\":\"inf\",\"loss\":\"NaN\"}\n");
+        let (step, read) = metrics_rows(logger.path()).unwrap().next().unwrap().unwrap();
         assert_eq!((step, read["a"], read["b"], read["loss"].is_nan()), (3, f64::NEG_INFINITY, 0.5, true));
     }
 
@@ -102,14 +95,6 @@ mod tests {
         let mut logger = JsonlLogger::new(folder.path()).unwrap();
         logger.log(1, &metrics(&[("loss", 0.5)])).unwrap();
         assert_eq!(std::fs::read_to_string(&path).unwrap(), "{\"step\":0,\"loss\":1.0}\n{\"step\":1,\"loss\":0.5}\n");
-    }
-
-    #[test]
-    fn a_row_is_in_the_file_when_log_returns() {
-        let folder = tempfile::tempdir().unwrap();
-        let mut logger = JsonlLogger::new(folder.path().join("deep/run")).unwrap();
-        logger.log(7, &metrics(&[])).unwrap();
-        assert_eq!(std::fs::read_to_string(logger.path()).unwrap(), "{\"step\":7}\n");
     }
 
     #[test]

@@ -1,85 +1,113 @@
-//! A text file that grows by whole lines and survives a crash between any two of them; and its reader.
+//! A text file that grows by whole JSON lines and survives a crash between any two of them; and its reader.
 
+use std::fmt;
 use std::fs::File;
 use std::io::{BufRead, BufReader, Read, Seek, SeekFrom, Write};
+use std::marker::PhantomData;
 use std::path::{Path, PathBuf};
 
+use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-use super::LogError;
+use crate::observe::ObserveError;
 use crate::util::atomic_file;
 
-/// An append-only file of lines. Each line is one write to the operating system, so that a killed
-/// process loses none of the returned ones.
-#[derive(Debug)]
-pub(super) struct LineFile {
-    file: File,
+/// An append-only file of rows, one a line. Each line is one write to the operating system, so that
+/// a killed process loses none of the returned ones.
+pub struct JsonLines<T> {
     path: PathBuf,
+    file: Option<File>,
+    rows: PhantomData<fn(&T)>,
 }
 
-impl LineFile {
-    /// Opens `path` to append; makes it and its folder if they are missing. Removes a last line
-    /// without its end, which a crash truncated, so that the next line does not continue it.
-    pub(super) fn append(path: PathBuf) -> Result<Self, LogError> {
-        let open = || {
-            atomic_file::create_folder(path.parent().unwrap_or(Path::new("")))?;
-            let is_new = !path.exists();
-            let mut file = File::options().create(true).truncate(false).read(true).write(true).open(&path)?;
-            if is_new {
-                atomic_file::sync_entry(&path)?;
-            }
-            let whole = end_of_last_line(&mut file)?;
-            if whole < file.metadata()?.len() {
-                file.set_len(whole)?;
-            }
-            file.seek(SeekFrom::End(0))?;
-            Ok(file)
-        };
-        match open() {
-            Ok(file) => Ok(LineFile { file, path }),
-            Err(source) => Err(LogError::Io { path, source }),
-        }
+impl<T> JsonLines<T> {
+    /// Appends to `path`; the file and its folder are made with the first line.
+    pub fn later(path: impl Into<PathBuf>) -> Self {
+        JsonLines { path: path.into(), file: None, rows: PhantomData }
     }
 
-    /// Opens `path` empty, making it and its folder when missing.
-    pub(super) fn create(path: PathBuf) -> Result<Self, LogError> {
-        let mut lines = LineFile::append(path)?;
-        lines.file.set_len(0).and_then(|()| lines.file.rewind()).map_err(|source| lines.error(source))?;
+    /// Opens `path` to append; makes it and its folder if they are missing. Removes a last line
+    /// without its end, which a crash truncated, so that the next line does not continue it.
+    pub fn append(path: impl Into<PathBuf>) -> Result<Self, ObserveError> {
+        let mut lines = JsonLines::later(path);
+        lines.with(|_| Ok(()))?;
         Ok(lines)
     }
 
-    /// Appends `line` and its end.
-    pub(super) fn write(&mut self, mut line: String) -> Result<(), LogError> {
-        line.push('\n');
-        self.file.write_all(line.as_bytes()).map_err(|source| {
-            // On a disk that is full, half a line would hide the whole ones before it from readers. The error that counts is the first.
-            let undone = end_of_last_line(&mut self.file).and_then(|whole| self.file.set_len(whole));
-            undone.and_then(|()| self.file.seek(SeekFrom::End(0))).ok();
-            self.error(source)
-        })
+    /// Opens `path` empty, making it and its folder when missing. What was there is gone.
+    pub fn create(path: impl Into<PathBuf>) -> Result<Self, ObserveError> {
+        let mut lines = JsonLines::later(path);
+        lines.with(|file| file.set_len(0).and_then(|()| file.rewind()))?;
+        Ok(lines)
     }
 
-    /// Asks the machine to put everything on the disk.
-    pub(super) fn sync(&mut self) -> Result<(), LogError> {
-        self.file.sync_all().map_err(|source| self.error(source))
-    }
-
-    pub(super) fn path(&self) -> &Path {
+    /// The file it writes.
+    pub fn path(&self) -> &Path {
         &self.path
     }
 
-    fn error(&self, source: std::io::Error) -> LogError {
-        LogError::Io { path: self.path.clone(), source }
+    /// Waits until everything is on the disk.
+    pub fn sync(&mut self) -> Result<(), ObserveError> {
+        if self.file.is_some() { self.with(|file| file.sync_all()) } else { Ok(()) }
     }
+
+    /// Does this with the file, which is opened first if it is not.
+    fn with(&mut self, action: impl FnOnce(&mut File) -> std::io::Result<()>) -> Result<(), ObserveError> {
+        let file = match &mut self.file {
+            Some(file) => file,
+            none => none.insert(open(&self.path).map_err(ObserveError::at(&self.path))?),
+        };
+        action(file).map_err(ObserveError::at(&self.path))
+    }
+}
+
+impl<T: Serialize> JsonLines<T> {
+    /// Appends one row.
+    ///
+    /// # Panics
+    /// If the row is no JSON: its maps have other keys than text.
+    pub fn write(&mut self, row: &T) -> Result<(), ObserveError> {
+        let mut line = serde_json::to_string(row).expect("a row is JSON");
+        line.push('\n');
+        self.with(|file| {
+            file.write_all(line.as_bytes()).inspect_err(|_| {
+                // On a disk that is full, half a line would hide the whole ones before it from readers.
+                // The error that counts is the first.
+                let undone = end_of_last_line(file).and_then(|whole| file.set_len(whole));
+                undone.and_then(|()| file.seek(SeekFrom::End(0))).ok();
+            })
+        })
+    }
+}
+
+impl<T> fmt::Debug for JsonLines<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("JsonLines").field(&self.path).finish()
+    }
+}
+
+fn open(path: &Path) -> std::io::Result<File> {
+    atomic_file::create_folder(path.parent().unwrap_or(Path::new("")))?;
+    let is_new = !path.exists();
+    let mut file = File::options().create(true).truncate(false).read(true).write(true).open(path)?;
+    if is_new {
+        atomic_file::sync_entry(path)?;
+    }
+    let whole = end_of_last_line(&mut file)?;
+    if whole < file.metadata()?.len() {
+        file.set_len(whole)?;
+    }
+    file.seek(SeekFrom::End(0))?;
+    Ok(file)
 }
 
 /// Reads one `T` per line lazily, in constant memory. Empty lines are skipped. The error of a
 /// damaged line names file and number; the following lines are still read.
-pub(super) fn read_lines<T: DeserializeOwned>(path: PathBuf) -> Result<impl Iterator<Item = Result<T, LogError>>, LogError> {
-    let file = match File::open(&path) {
-        Ok(file) => file,
-        Err(source) => return Err(LogError::Io { path, source }),
-    };
+pub fn read_lines<T: DeserializeOwned>(
+    path: impl Into<PathBuf>,
+) -> Result<impl Iterator<Item = Result<T, ObserveError>>, ObserveError> {
+    let path = path.into();
+    let file = File::open(&path).map_err(ObserveError::at(&path))?;
     // Bytes, not text: a line that is no UTF-8 is damaged like any other.
     let mut lines = (1..).zip(BufReader::new(file).split(b'\n'));
     let mut unreadable = false;
@@ -89,10 +117,10 @@ pub(super) fn read_lines<T: DeserializeOwned>(path: PathBuf) -> Result<impl Iter
             |(_, line): &(usize, std::io::Result<Vec<u8>>)| line.as_ref().map_or(true, |line| !line.trim_ascii().is_empty());
         let (at, line) = if unreadable { None } else { lines.find(filled) }?;
         unreadable = line.is_err();
-        Some(match line {
-            Err(source) => Err(LogError::Io { path: path.clone(), source }),
-            Ok(line) => serde_json::from_slice(&line).map_err(|source| LogError::Line { path: path.clone(), line: at, source }),
-        })
+        let parse = |line: Vec<u8>| {
+            serde_json::from_slice(&line).map_err(|source| ObserveError::Line { path: path.clone(), line: at, source })
+        };
+        Some(line.map_err(ObserveError::at(&path)).and_then(parse))
     }))
 }
 

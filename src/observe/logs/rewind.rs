@@ -2,24 +2,19 @@
 //! been interrupted.
 
 use std::fs::File;
-use std::io::{BufRead, BufReader};
+use std::io::{BufRead, BufReader, ErrorKind};
 use std::path::Path;
 
 use serde::Deserialize;
 
-use super::LogError;
 use super::tensorboard;
+use crate::observe::ObserveError;
 use crate::util::atomic_file;
 
-#[derive(Deserialize)]
-struct Stepped {
-    step: u64,
-}
-
 /// The last step of which a line file (`metrics.jsonl`, `rollouts.jsonl`) holds a whole line; 0 without any.
-pub fn last_step(path: &Path) -> Result<u64, LogError> {
+pub fn last_step(path: &Path) -> Result<u64, ObserveError> {
     let mut last = 0;
-    each_line(path, |_, step| {
+    each_step(path, |_, step| {
         last = step;
         true
     })?;
@@ -29,65 +24,50 @@ pub fn last_step(path: &Path) -> Result<u64, LogError> {
 /// Removes the lines of steps after `step` from a line file, and a truncated last line. Steps
 /// ascend in such files. `None` is before the run's first row, which may be of step 0: the file is
 /// deleted. A missing file is no error.
-pub fn rewind(path: &Path, step: Option<u64>) -> Result<(), LogError> {
-    let Some(step) = step else { return atomic_file::remove(path).map_err(io(path)) };
+pub fn rewind(path: &Path, step: Option<u64>) -> Result<(), ObserveError> {
+    let Some(step) = step else { return atomic_file::remove(path).map_err(ObserveError::at(path)) };
     let mut keep = 0;
-    each_line(path, |end, found| {
-        let kept = found <= step;
-        if kept {
-            keep = end;
-        }
-        kept
+    each_step(path, |end, found| {
+        keep = if found <= step { end } else { keep };
+        found <= step
     })?;
     cut(path, keep)
 }
 
 /// Whole lines of a file; 0 without it.
-pub fn count_lines(path: &Path) -> Result<u64, LogError> {
-    end_of_line(path, u64::MAX).map(|(lines, _)| lines)
+pub fn count_lines(path: &Path) -> Result<u64, ObserveError> {
+    let mut lines = 0;
+    each_line(path, |_, line, _| {
+        lines = line as u64;
+        Ok(true)
+    })?;
+    Ok(lines)
 }
 
 /// Removes all but the first `lines` lines of a file whose lines have no step, and a truncated last
 /// line. A file without any line left is deleted. A missing file is no error.
-pub fn rewind_to_lines(path: &Path, lines: u64) -> Result<(), LogError> {
-    match end_of_line(path, lines)? {
-        (0, _) => atomic_file::remove(path).map_err(io(path)),
-        (_, end) => cut(path, end),
-    }
-}
-
-/// Counts the whole lines of a file, up to `most`, and returns the end of the last of these.
-fn end_of_line(path: &Path, most: u64) -> Result<(u64, u64), LogError> {
-    let mut file = match File::open(path) {
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok((0, 0)),
-        opened => BufReader::new(opened.map_err(io(path))?),
-    };
-    let (mut lines, mut end, mut line) = (0, 0, Vec::new());
-    while lines < most {
-        line.clear();
-        let read = file.read_until(b'\n', &mut line).map_err(io(path))?;
-        if line.last() != Some(&b'\n') {
-            break;
-        }
-        lines += 1;
-        end += read as u64;
-    }
-    Ok((lines, end))
+pub fn rewind_to_lines(path: &Path, lines: u64) -> Result<(), ObserveError> {
+    let mut keep = 0;
+    each_line(path, |end, line, _| {
+        keep = if line as u64 <= lines { end } else { keep };
+        Ok((line as u64) < lines)
+    })?;
+    if keep == 0 { atomic_file::remove(path).map_err(ObserveError::at(path)) } else { cut(path, keep) }
 }
 
 /// Removes the events of steps after `step` from the TensorBoard files of a run, and truncated
 /// ones. Files without any step left are deleted.
-pub fn rewind_events(folder: &Path, step: Option<u64>) -> Result<(), LogError> {
-    for path in tensorboard::event_files(folder).map_err(io(folder))? {
-        match tensorboard::end_of_step(&path, step).map_err(io(&path))? {
+pub fn rewind_events(folder: &Path, step: Option<u64>) -> Result<(), ObserveError> {
+    for path in tensorboard::event_files(folder).map_err(ObserveError::at(folder))? {
+        match tensorboard::end_of_step(&path, step).map_err(ObserveError::at(&path))? {
             Some(keep) => cut(&path, keep)?,
-            None => atomic_file::remove(&path).map_err(io(&path))?,
+            None => atomic_file::remove(&path).map_err(ObserveError::at(&path))?,
         }
     }
     Ok(())
 }
 
-fn cut(path: &Path, keep: u64) -> Result<(), LogError> {
+fn cut(path: &Path, keep: u64) -> Result<(), ObserveError> {
     let cut = || {
         let file = File::options().write(true).open(path)?;
         if file.metadata()?.len() > keep {
@@ -96,37 +76,39 @@ fn cut(path: &Path, keep: u64) -> Result<(), LogError> {
         file.sync_all()
     };
     match cut() {
-        Err(error) if error.kind() != std::io::ErrorKind::NotFound => Err(io(path)(error)),
+        Err(error) if error.kind() != ErrorKind::NotFound => Err(ObserveError::at(path)(error)),
         _ => Ok(()),
     }
 }
 
-/// Calls `see` with every whole line's end and step until it says no.
-fn each_line(path: &Path, mut see: impl FnMut(u64, u64) -> bool) -> Result<(), LogError> {
-    let file = match File::open(path) {
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(()),
-        opened => opened.map_err(io(path))?,
+/// Calls `see` with every whole line's end and step until it returns false.
+fn each_step(path: &Path, mut see: impl FnMut(u64, u64) -> bool) -> Result<(), ObserveError> {
+    #[derive(Deserialize)]
+    struct Stepped {
+        step: u64,
+    }
+    each_line(path, |end, line, text| match serde_json::from_slice(text) {
+        Ok(Stepped { step }) => Ok(see(end, step)),
+        Err(source) => Err(ObserveError::Line { path: path.to_owned(), line, source }),
+    })
+}
+
+/// Calls `see` with every whole line's end, number (from 1) and bytes until it returns false. A
+/// missing file has no lines.
+fn each_line(path: &Path, mut see: impl FnMut(u64, usize, &[u8]) -> Result<bool, ObserveError>) -> Result<(), ObserveError> {
+    let mut file = match File::open(path) {
+        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(()),
+        opened => BufReader::new(opened.map_err(ObserveError::at(path))?),
     };
-    let (mut reader, mut text, mut end) = (BufReader::new(file), String::new(), 0);
-    for line in 1.. {
-        text.clear();
-        let read = reader.read_line(&mut text).map_err(io(path))?;
-        if !text.ends_with('\n') {
-            break;
-        }
-        end += read as u64;
-        let Stepped { step } =
-            serde_json::from_str(&text).map_err(|source| LogError::Line { path: path.to_owned(), line, source })?;
-        if !see(end, step) {
+    let (mut line, mut end) = (Vec::new(), 0);
+    for number in 1.. {
+        line.clear();
+        end += file.read_until(b'\n', &mut line).map_err(ObserveError::at(path))? as u64;
+        if !line.ends_with(b"\n") || !see(end, number, &line)? {
             break;
         }
     }
     Ok(())
-}
-
-fn io(path: &Path) -> impl FnOnce(std::io::Error) -> LogError {
-    let path = path.to_owned();
-    move |source| LogError::Io { path, source }
 }
 
 #[cfg(test)]

@@ -1,11 +1,7 @@
 //! `rollouts.jsonl`: every trained sample, with all that is needed to inspect, score or replay it.
 
-use std::path::Path;
-
 use serde::{Deserialize, Serialize};
 
-use super::LogError;
-use super::lines::{LineFile, read_lines};
 use crate::data::{Metadata, PromptText, RewardParts, Sample, Spans, Status, number};
 
 /// One line of `rollouts.jsonl`. Non-finite numbers are the strings `"NaN"`, `"inf"` and `"-inf"`.
@@ -55,7 +51,8 @@ fn is_first(part: &u32) -> bool {
 }
 
 impl Rollout {
-    /// The line of `sample`, consumed by `step`.
+    /// The line of `sample`, consumed by `step`. Without its log-probabilities it is about a third as
+    /// long.
     pub fn new(step: u64, sample: &Sample, with_log_probs: bool) -> Self {
         Rollout {
             step,
@@ -75,45 +72,4 @@ impl Rollout {
             metadata: sample.metadata.clone(),
         }
     }
-}
-
-/// Appends samples to `rollouts.jsonl`; one line is one write.
-#[derive(Debug)]
-pub struct RolloutWriter {
-    file: LineFile,
-    with_log_probs: bool,
-}
-
-impl RolloutWriter {
-    /// Appends to `rollouts.jsonl` in `folder`, and makes both if they are missing.
-    /// Log-probabilities make lines about three times as long.
-    pub fn new(folder: impl AsRef<Path>, with_log_probs: bool) -> Result<Self, LogError> {
-        Ok(RolloutWriter { file: LineFile::append(folder.as_ref().join("rollouts.jsonl"))?, with_log_probs })
-    }
-
-    /// Writes to `path` from its beginning. What was there is gone.
-    pub fn create(path: impl AsRef<Path>, with_log_probs: bool) -> Result<Self, LogError> {
-        Ok(RolloutWriter { file: LineFile::create(path.as_ref().to_owned())?, with_log_probs })
-    }
-
-    /// The file it writes.
-    pub fn path(&self) -> &Path {
-        self.file.path()
-    }
-
-    /// Writes one sample, consumed by `step`.
-    pub fn write(&mut self, step: u64, sample: &Sample) -> Result<(), LogError> {
-        let line = serde_json::to_string(&Rollout::new(step, sample, self.with_log_probs));
-        self.file.write(line.expect("a rollout has string keys and finite or named numbers"))
-    }
-
-    /// Asks the machine to put everything on the disk.
-    pub fn finish(&mut self) -> Result<(), LogError> {
-        self.file.sync()
-    }
-}
-
-/// Reads a `rollouts.jsonl` line by line, so that its length does not matter. Empty lines are skipped.
-pub fn read_rollouts(path: impl AsRef<Path>) -> Result<impl Iterator<Item = Result<Rollout, LogError>>, LogError> {
-    read_lines(path.as_ref().to_owned())
 }

@@ -1,11 +1,11 @@
 //! A whole `metrics.jsonl` in a few numbers a metric.
 
 use std::collections::BTreeMap;
-use std::path::Path;
+use std::path::PathBuf;
 
-use super::{LogError, StepMetrics, metrics_rows};
+use super::metrics_rows;
 use crate::data::{REWARD_LIMIT, number};
-use crate::observe::chart::{mean, smoothed};
+use crate::observe::ObserveError;
 
 /// Statistics of a metric over a run. Values that are not finite are left out.
 #[derive(Clone, Copy, Debug, PartialEq, serde::Serialize, serde::Deserialize)]
@@ -64,6 +64,29 @@ impl MetricStats {
     }
 }
 
+/// Moving mean over a twentieth of the series to each side. Centred, so that the line does not lag.
+/// At the ends the window is as wide as the values allow, so that a single value there does not
+/// look like a trend.
+pub fn smoothed(values: &[f64]) -> Vec<f64> {
+    (0..values.len()).map(|at| mean(around(values, at))).collect()
+}
+
+/// The values that the smoothed one at `at` is made of.
+pub(in crate::observe) fn around(values: &[f64], at: usize) -> &[f64] {
+    let reach = values.len() / 20;
+    &values[at.saturating_sub(reach)..(at + reach + 1).min(values.len())]
+}
+
+/// The mean, NaN for none. Finite for finite values, also if their sum is not.
+fn mean(values: &[f64]) -> f64 {
+    let (sum, count) = (values.iter().sum::<f64>(), values.len() as f64);
+    if sum.is_nan() || sum.is_finite() {
+        sum / count
+    } else {
+        values.iter().map(|value| value / count).sum::<f64>().clamp(f64::MIN, f64::MAX)
+    }
+}
+
 /// Population standard deviation from `mean`. Finite for finite values: large ones are scaled down
 /// before they are squared.
 fn deviation(values: &[f64], mean: f64) -> f64 {
@@ -73,37 +96,15 @@ fn deviation(values: &[f64], mean: f64) -> f64 {
     (squares / values.len() as f64).sqrt() * scale
 }
 
-/// By metric, of rows in the order of steps.
-pub fn compute_stats(rows: &[(u64, StepMetrics)]) -> BTreeMap<String, MetricStats> {
-    let mut columns = Columns::default();
-    rows.iter().for_each(|(_, row)| columns.add(row));
-    columns.stats()
-}
-
 /// By metric, of a `metrics.jsonl`. Memory: 8 bytes a number.
-pub fn compute_stats_from_jsonl(path: impl AsRef<Path>) -> Result<BTreeMap<String, MetricStats>, LogError> {
-    let mut columns = Columns::default();
-    metrics_rows(path)?.try_for_each(|row| row.map(|(_, row)| columns.add(&row)))?;
-    Ok(columns.stats())
-}
-
-/// The values of each metric.
-#[derive(Default)]
-struct Columns(BTreeMap<String, Vec<f64>>);
-
-impl Columns {
-    fn add(&mut self, row: &StepMetrics) {
-        for (name, value) in row {
-            match self.0.get_mut(name) {
-                Some(values) => values.push(*value),
-                None => drop(self.0.insert(name.clone(), vec![*value])),
-            }
+pub fn compute_stats_from_jsonl(path: impl Into<PathBuf>) -> Result<BTreeMap<String, MetricStats>, ObserveError> {
+    let mut columns = BTreeMap::<String, Vec<f64>>::new();
+    for row in metrics_rows(path)? {
+        for (name, value) in row?.1 {
+            columns.entry(name).or_default().push(value);
         }
     }
-
-    fn stats(self) -> BTreeMap<String, MetricStats> {
-        self.0.into_iter().filter_map(|(name, values)| Some((name, MetricStats::of(values)?))).collect()
-    }
+    Ok(columns.into_iter().filter_map(|(name, values)| Some((name, MetricStats::of(values)?))).collect())
 }
 
 #[cfg(test)]
@@ -124,6 +125,16 @@ mod tests {
         assert_eq!((loss.count, loss.first, loss.last, loss.min, loss.max, loss.mean), (20, 1.0, 20.0, 1.0, 20.0, 10.5));
         assert_eq!(loss.last_tenth, 19.5);
         assert!(loss.best_high <= 20.0 && loss.best_low >= 1.0 && loss.best_low < loss.best_high);
+    }
+
+    #[test]
+    fn smoothing_follows_the_trend_and_no_single_value() {
+        let straight: Vec<f64> = (0..100).map(f64::from).collect();
+        assert_eq!(smoothed(&straight)[5..95], straight[5..95]);
+        let mut spikes = vec![0.0; 100];
+        (spikes[0], spikes[50], spikes[99]) = (1.0, 1.0, 1.0);
+        assert!(smoothed(&spikes).into_iter().all(|value| value < 0.2));
+        assert_eq!((smoothed(&[3.0]), smoothed(&[])), (vec![3.0], vec![]));
     }
 
     #[test]

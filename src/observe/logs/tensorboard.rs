@@ -11,7 +11,8 @@ use std::io::{BufReader, Read, Write};
 use std::path::{Path, PathBuf};
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use super::{LogError, MetricsLogger, StepMetrics};
+use super::{MetricsLogger, StepMetrics};
+use crate::observe::ObserveError;
 use crate::util::atomic_file;
 
 /// Writes `events.out.tfevents.<seconds>.<process>.rollflow` into a folder that TensorBoard is pointed at.
@@ -24,9 +25,8 @@ pub struct TensorBoardLogger {
 impl TensorBoardLogger {
     /// Starts a new event file in `folder`, which is made if it is missing. A resumed run adds a
     /// file; TensorBoard shows them as one.
-    pub fn new(folder: impl AsRef<Path>) -> Result<Self, LogError> {
-        let folder = folder.as_ref();
-        let now = seconds_now();
+    pub fn new(folder: impl AsRef<Path>) -> Result<Self, ObserveError> {
+        let (folder, now) = (folder.as_ref(), seconds_now());
         let path = folder.join(format!("events.out.tfevents.{:.0}.{}.rollflow", now.floor(), std::process::id()));
         let open = || {
             atomic_file::create_folder(folder)?;
@@ -34,10 +34,8 @@ impl TensorBoardLogger {
             file.write_all(&frame(&version_event(now)))?;
             Ok(file)
         };
-        match open() {
-            Ok(file) => Ok(TensorBoardLogger { file, path }),
-            Err(source) => Err(LogError::Io { path, source }),
-        }
+        let file = open().map_err(ObserveError::at(&path))?;
+        Ok(TensorBoardLogger { file, path })
     }
 
     /// The file it writes.
@@ -47,13 +45,13 @@ impl TensorBoardLogger {
 }
 
 impl MetricsLogger for TensorBoardLogger {
-    fn log(&mut self, step: u64, metrics: &StepMetrics) -> Result<(), LogError> {
+    fn log(&mut self, step: u64, metrics: &StepMetrics) -> Result<(), ObserveError> {
         let event = frame(&step_event(seconds_now(), step, metrics));
-        self.file.write_all(&event).map_err(|source| LogError::Io { path: self.path.clone(), source })
+        self.file.write_all(&event).map_err(ObserveError::at(&self.path))
     }
 
-    fn finish(&mut self) -> Result<(), LogError> {
-        self.file.sync_all().map_err(|source| LogError::Io { path: self.path.clone(), source })
+    fn finish(&mut self) -> Result<(), ObserveError> {
+        self.file.sync_all().map_err(ObserveError::at(&self.path))
     }
 }
 
@@ -133,7 +131,8 @@ fn seconds_now() -> f64 {
 
 fn version_event(wall_time: f64) -> Vec<u8> {
     let mut event = Vec::new();
-    put_double(&mut event, 1, wall_time);
+    put_tag(&mut event, 1, 1);
+    event.extend(wall_time.to_le_bytes());
     put_bytes(&mut event, 3, b"brain.Event:2");
     event
 }
@@ -143,11 +142,13 @@ fn step_event(wall_time: f64, step: u64, metrics: &StepMetrics) -> Vec<u8> {
     for (tag, &number) in metrics {
         let mut value = Vec::new();
         put_bytes(&mut value, 1, tag.as_bytes());
-        put_float(&mut value, 2, number as f32);
+        put_tag(&mut value, 2, 5);
+        value.extend((number as f32).to_le_bytes());
         put_bytes(&mut summary, 1, &value);
     }
     let mut event = Vec::new();
-    put_double(&mut event, 1, wall_time);
+    put_tag(&mut event, 1, 1);
+    event.extend(wall_time.to_le_bytes());
     put_tag(&mut event, 2, 0);
     put_varint(&mut event, step);
     put_bytes(&mut event, 5, &summary);
@@ -156,12 +157,7 @@ fn step_event(wall_time: f64, step: u64, metrics: &StepMetrics) -> Vec<u8> {
 
 fn frame(event: &[u8]) -> Vec<u8> {
     let length = (event.len() as u64).to_le_bytes();
-    let mut bytes = Vec::with_capacity(event.len() + 16);
-    bytes.extend(length);
-    bytes.extend(masked_crc(&length).to_le_bytes());
-    bytes.extend(event);
-    bytes.extend(masked_crc(event).to_le_bytes());
-    bytes
+    [&length[..], &masked_crc(&length).to_le_bytes(), event, &masked_crc(event).to_le_bytes()].concat()
 }
 
 /// Appends a protobuf key: the field's number and its wire type (0 varint, 1 eight bytes, 2 counted
@@ -182,16 +178,6 @@ fn put_bytes(out: &mut Vec<u8>, field: u64, bytes: &[u8]) {
     put_tag(out, field, 2);
     put_varint(out, bytes.len() as u64);
     out.extend(bytes);
-}
-
-fn put_double(out: &mut Vec<u8>, field: u64, value: f64) {
-    put_tag(out, field, 1);
-    out.extend(value.to_le_bytes());
-}
-
-fn put_float(out: &mut Vec<u8>, field: u64, value: f32) {
-    put_tag(out, field, 5);
-    out.extend(value.to_le_bytes());
 }
 
 /// Checksum of TFRecord: CRC-32C, rotated and offset, so that data may contain checksums.

@@ -35,15 +35,11 @@ struct Totals {
 }
 
 impl Meter {
-    /// For a run of `total` steps, where that is known.
-    pub fn new(total: Option<u64>) -> Self {
-        Meter { total, ..Meter::default() }
-    }
-
-    /// Starts at `steps` steps: those of earlier processes count, and counts that `metrics` has of
-    /// another run do not.
-    pub fn after(self, steps: u64, metrics: &Metrics) -> Self {
-        Meter { began: steps as f64, counted: metrics.newest(Metric::Steps, &[]).unwrap_or(0.0), ..self }
+    /// For a run of `total` steps, where that is known, which begins after `taken` steps. Counts that
+    /// `metrics` has of another run are left out.
+    pub fn new(total: Option<u64>, taken: u64, metrics: &Metrics) -> Self {
+        let counted = metrics.newest(Metric::Steps, &[]).unwrap_or(0.0);
+        Meter { total, began: taken as f64, counted, ..Meter::default() }
     }
 
     /// Takes the newest values after the run has lasted `at`.
@@ -106,7 +102,8 @@ mod tests {
 
     #[test]
     fn rates_and_eta_are_those_of_the_last_seconds() {
-        let (metrics, mut meter) = (Metrics::new(), Meter::new(Some(100)));
+        let metrics = Metrics::new();
+        let mut meter = Meter::new(Some(100), 0, &metrics);
         // A slow first minute must not weigh on what comes after it.
         for second in 0..60 {
             meter.record(Duration::from_secs(second), &metrics);
@@ -130,7 +127,7 @@ mod tests {
         let metrics = Metrics::new();
         // Forty steps of another part, and a hundred that an earlier process took.
         metrics.add(Metric::Steps, &[], 40.0);
-        let mut meter = Meter::new(Some(130)).after(100, &metrics);
+        let mut meter = Meter::new(Some(130), 100, &metrics);
         meter.record(Duration::ZERO, &metrics);
         assert_eq!(meter.snapshot(None).step, 100);
         for second in 1..=10 {
@@ -143,7 +140,7 @@ mod tests {
 
     #[test]
     fn nothing_is_claimed_before_anything_happened() {
-        let mut meter = Meter::new(Some(10));
+        let mut meter = Meter::new(Some(10), 0, &Metrics::new());
         assert_eq!(meter.snapshot(None), Snapshot { total: Some(10), ..Snapshot::default() });
         meter.record(Duration::ZERO, &Metrics::new());
         meter.record(Duration::from_secs(1), &Metrics::new());

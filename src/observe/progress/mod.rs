@@ -41,9 +41,9 @@ enum Screen {
 }
 
 impl Progress {
-    /// Makes the progress line of a run of `total` steps, if that is known: redrawn if standard
-    /// error is a terminal, plain lines otherwise.
-    pub fn new(console: &Console, total: Option<u64>) -> Self {
+    /// Makes the progress line of a run of `total` steps, if that is known, which begins after
+    /// `taken` steps, whatever `metrics` counted so far.
+    pub fn new(console: &Console, total: Option<u64>, taken: u64, metrics: &Metrics) -> Self {
         let screen = if std::io::stderr().is_terminal() {
             let bar = ProgressBar::with_draw_target(None, ProgressDrawTarget::stderr());
             bar.set_style(ProgressStyle::with_template("{wide_msg}").expect("a constant template"));
@@ -53,17 +53,12 @@ impl Progress {
             Screen::Plain
         };
         let columns = std::env::var("COLUMNS").ok().and_then(|columns| columns.parse().ok());
-        Progress { started: Instant::now(), shown: None, meter: Meter::new(total), screen, columns }
-    }
-
-    /// Starts at `steps` steps, whatever `metrics` counted so far (`Meter::after`).
-    pub fn after(self, steps: u64, metrics: &Metrics) -> Self {
-        Progress { meter: self.meter.after(steps, metrics), ..self }
+        Progress { started: Instant::now(), shown: None, meter: Meter::new(total, taken, metrics), screen, columns }
     }
 
     /// Shows the newest numbers, if the last time was long enough ago. `bottleneck` is a few words.
     pub fn update(&mut self, metrics: &Metrics, bottleneck: Option<&str>) {
-        let interval = if self.is_terminal() { REDRAW } else { PLAIN_INTERVAL };
+        let interval = if matches!(self.screen, Screen::Terminal(..)) { REDRAW } else { PLAIN_INTERVAL };
         self.meter.record(self.started.elapsed(), metrics);
         if self.shown.is_none_or(|shown| shown.elapsed() >= interval) {
             self.show(bottleneck);
@@ -81,10 +76,6 @@ impl Progress {
             // The cursor stands at the line's end.
             print_plain("");
         }
-    }
-
-    fn is_terminal(&self) -> bool {
-        matches!(self.screen, Screen::Terminal(..))
     }
 
     fn show(&mut self, bottleneck: Option<&str>) {

@@ -11,8 +11,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use super::Metric;
-use super::chart::smoothed;
-use super::logs::{Rollout, StepMetrics};
+use super::logs::{Rollout, StepMetrics, around, smoothed};
 use crate::data::{Status, number};
 
 const PAGE: &str = include_str!("page.html");
@@ -118,7 +117,7 @@ impl HtmlReport {
                 points.entry(name).or_default().push((step as f64, value));
             }
         }
-        let help = |name: &str| Metric::from_key(name).map_or("", |metric| metric.spec().help).to_owned();
+        let help = |name: &str| Metric::from_key(name).map_or("", |metric| metric.help()).to_owned();
         let curve = |(name, points): (String, Vec<(f64, f64)>)| {
             let curve = Curve { help: help(&name), points: banded(&points) };
             (name, curve)
@@ -136,11 +135,8 @@ impl HtmlReport {
             seen += 1;
             if kept.len() > SAMPLES {
                 every *= 2;
-                let mut at = 0;
-                kept.retain(|_| {
-                    at += 1;
-                    at % 2 == 1
-                });
+                let mut keep = [true, false].into_iter().cycle();
+                kept.retain(|_| keep.next() == Some(true));
             }
         }
         (self.samples_left_out, self.samples) = (seen - kept.len(), kept);
@@ -178,12 +174,12 @@ impl From<Rollout> for ShownSample {
 /// values it averages.
 fn banded(points: &[(f64, f64)]) -> Vec<[f64; 4]> {
     let values: Vec<f64> = points.iter().map(|point| point.1).collect();
-    let (line, reach, every) = (smoothed(&values), values.len() / 20, points.len().div_ceil(POINTS).max(1));
+    let (line, every) = (smoothed(&values), points.len().div_ceil(POINTS).max(1));
     let last = points.len().saturating_sub(1);
     let drawn = (0..points.len()).filter(|at| at % every == 0 || *at == last);
     drawn
         .map(|at| {
-            let mut near = values[at.saturating_sub(reach)..(at + reach + 1).min(values.len())].to_vec();
+            let mut near = around(&values, at).to_vec();
             near.sort_by(f64::total_cmp);
             let at_share = |share: f64| near[((near.len() - 1) as f64 * share).round() as usize];
             [points[at].0, rounded(line[at]), rounded(at_share(0.1)), rounded(at_share(0.9))]

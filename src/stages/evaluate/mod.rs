@@ -25,7 +25,7 @@ use crate::data::{Tokenizer, Version};
 use crate::engine::TokenEngine;
 use crate::engine::remote::{Fleet, FleetConfig, FleetHandle};
 use crate::flow::{Io, RunContext, Signal, Stage, StageError, StageSpec};
-use crate::observe::logs::AnswerWriter;
+use crate::observe::logs::{JsonLines, JudgedAnswer};
 use crate::observe::{Metric, StepMetrics};
 use crate::rollout::{EvalSpec, Evaluation, passes};
 use crate::stages::generate::EngineSettings;
@@ -175,7 +175,7 @@ struct EvalRun<E: TokenEngine> {
     step: u64,
     version: Version,
     evaluation: Evaluation<E>,
-    answers: Option<AnswerWriter>,
+    answers: Option<JsonLines<JudgedAnswer>>,
 }
 
 impl<E: TokenEngine, W: Send + Sync + 'static> Evaluator<E, W> {
@@ -217,7 +217,7 @@ impl<E: TokenEngine, W: Send + Sync + 'static> Evaluator<E, W> {
         let Some(EvalRun { step, version, evaluation, answers }) = worker.run.take_if(|run| run.evaluation.is_done()) else {
             return Ok(());
         };
-        answers.map_or(Ok(()), |mut answers| answers.finish())?;
+        answers.map_or(Ok(()), |mut answers| answers.sync())?;
         let row = self.reports.row(step, version, evaluation.summary())?;
         let passes = passes(&row);
         if let Some(metrics) = &self.reports.metrics {

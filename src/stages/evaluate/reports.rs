@@ -3,8 +3,8 @@
 use std::path::PathBuf;
 
 use crate::data::Version;
-use crate::observe::logs::{AnswerWriter, JsonlLogger, LogError, MetricsLogger, last_step};
-use crate::observe::{Metric, Metrics, StepMetrics};
+use crate::observe::logs::{JsonLines, JsonlLogger, JudgedAnswer, MetricsLogger, last_step};
+use crate::observe::{Metric, Metrics, ObserveError, StepMetrics};
 
 pub(super) struct Reports {
     every: u64,
@@ -28,7 +28,7 @@ impl Reports {
     }
 
     /// Opens the log of the run folder.
-    pub fn open(&mut self) -> Result<(), LogError> {
+    pub fn open(&mut self) -> Result<(), ObserveError> {
         if let Some(folder) = &self.folder {
             let rows = JsonlLogger::at(folder.join("evaluations.jsonl"))?;
             let evaluated = last_step(rows.path())?;
@@ -43,13 +43,13 @@ impl Reports {
     }
 
     /// Log of one evaluation's completions.
-    pub fn answers(&self, step: u64) -> Result<Option<AnswerWriter>, LogError> {
+    pub fn answers(&self, step: u64) -> Result<Option<JsonLines<JudgedAnswer>>, ObserveError> {
         let file = |folder: &PathBuf| folder.join(format!("evaluations/step_{step:06}.jsonl"));
-        self.folder.as_ref().map(|folder| AnswerWriter::create(file(folder), &[])).transpose()
+        self.folder.as_ref().map(|folder| JsonLines::create(file(folder))).transpose()
     }
 
     /// Completes an evaluation's row with its step and version, and logs it.
-    pub fn row(&mut self, step: u64, version: Version, mut row: StepMetrics) -> Result<StepMetrics, LogError> {
+    pub fn row(&mut self, step: u64, version: Version, mut row: StepMetrics) -> Result<StepMetrics, ObserveError> {
         row.insert(Metric::EvalStep.key().to_owned(), step as f64);
         row.insert(Metric::EvalVersion.key().to_owned(), version as f64);
         self.rows.as_mut().map_or(Ok(()), |(rows, _)| rows.log(step, &row))?;

@@ -11,7 +11,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use super::score::Scoring;
 use crate::data::{Group, Prompt, Scored};
 use crate::flow::StageError;
-use crate::observe::logs::{DeadLetter, DeadLetterWriter, Failure, FailureKind};
+use crate::observe::logs::{DeadLetter, Failure, FailureKind, JsonLines};
 use crate::observe::{Metric, Metrics};
 use crate::rollout::{LOST, why_lost};
 use crate::settings::declare::choices;
@@ -60,7 +60,7 @@ pub struct FailurePolicy {
     /// Most groups in a row that may fail; one more ends the run. Default: 64.
     pub max_poisoned: u64,
     /// Writer of dead letters. If none, they are logged as errors and their samples are lost.
-    pub dead_letters: Option<DeadLetterWriter>,
+    pub dead_letters: Option<JsonLines<DeadLetter>>,
     /// Metrics that count rewards, failures and dead letters.
     pub metrics: Option<Metrics>,
 }
@@ -153,6 +153,7 @@ impl FailureHandler {
                 match &mut self.policy.dead_letters {
                     Some(writer) => {
                         writer.write(&dead_letter(stage, &group, failures.clone()))?;
+                        writer.sync()?;
                         tracing::warn!(stage, "{error}; its group is in {}", writer.path().display());
                     }
                     None => tracing::error!(stage, "{error}; its group is lost, since there is no file for dead letters"),

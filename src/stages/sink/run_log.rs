@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use crate::flow::{Sink, StageError};
-use crate::observe::logs::RolloutWriter;
+use crate::observe::logs::{JsonLines, Rollout};
 use crate::observe::{Metric, Metrics, MetricsLogger};
 use crate::stages::train::{CheckpointGate, Trained, staleness};
 
@@ -15,7 +15,7 @@ use crate::rollout::{Fate, Totals};
 pub struct RunLog<W> {
     metrics: Metrics,
     loggers: Vec<Box<dyn MetricsLogger>>,
-    rollouts: Option<(RolloutWriter, u64)>,
+    rollouts: Option<(JsonLines<Rollout>, u64)>,
     look: Vec<Look<W>>,
     gate: Option<CheckpointGate>,
     steps_since_publish: u64,
@@ -44,8 +44,8 @@ impl<W> RunLog<W> {
         self
     }
 
-    /// Writes the samples of every `every`-th step.
-    pub fn rollouts(self, writer: RolloutWriter, every: u64) -> Self {
+    /// Writes the samples of every `every`-th step, with their log-probabilities.
+    pub fn rollouts(self, writer: JsonLines<Rollout>, every: u64) -> Self {
         RunLog { rollouts: Some((writer, every.max(1))), ..self }
     }
 
@@ -124,7 +124,7 @@ impl<W: Send + Sync + 'static> Sink for RunLog<W> {
         if let Some((writer, every)) = &mut self.rollouts
             && (trained.step.is_multiple_of(*every) || trained.step == 1)
         {
-            trained.batch.samples().try_for_each(|sample| writer.write(trained.step, sample))?;
+            trained.batch.samples().try_for_each(|sample| writer.write(&Rollout::new(trained.step, sample, true)))?;
         }
         self.metrics.log(trained.step, &row)?;
         for logger in &mut self.loggers {
@@ -136,7 +136,7 @@ impl<W: Send + Sync + 'static> Sink for RunLog<W> {
 
     fn finish(&mut self) -> Result<(), StageError> {
         if let Some((writer, _)) = &mut self.rollouts {
-            writer.finish()?;
+            writer.sync()?;
         }
         for logger in &mut self.loggers {
             logger.finish()?;

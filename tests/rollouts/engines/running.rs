@@ -9,7 +9,7 @@ use rollflow::data::Prompt;
 use rollflow::engine::remote::{Attempt, Ending, Fault, InferenceEngine, RemoteError, async_trait, connect};
 use rollflow::engine::settings::EngineKind;
 use rollflow::engine::{EngineError, FinishReason, SamplingParams, TokenEngine};
-use rollflow::observe::logs::{DEAD_LETTERS, DeadLetterWriter, read_dead_letters};
+use rollflow::observe::logs::{DEAD_LETTERS, DeadLetter, dead_letters, read_lines};
 use rollflow::observe::{Metric, Metrics};
 use rollflow::prelude::*;
 use rollflow::rollout::Admission;
@@ -231,7 +231,7 @@ fn f6_a_prompt_that_is_refused_for_good_costs_its_group_and_nothing_else() {
     let generator = Generator::remote(&handle, hasty(), &tokenizer()).weights(published).group_size(3).max_new_tokens(12);
     let groups = flow.stage("generate", prompts, generator);
     let reward = Reward::each(|_: &Sample| 1.0)
-        .failures(FailurePolicy { dead_letters: Some(DeadLetterWriter::new(folder.path())), ..FailurePolicy::default() });
+        .failures(FailurePolicy { dead_letters: Some(dead_letters(folder.path())), ..FailurePolicy::default() });
     let scored = flow.stage("reward", groups, reward);
     flow.sink("seen", scored, move |scored: Scored| sink.lock().unwrap().push(scored));
     flow.run(Until::finished()).unwrap();
@@ -240,7 +240,7 @@ fn f6_a_prompt_that_is_refused_for_good_costs_its_group_and_nothing_else() {
     assert_eq!(seen.len(), 4);
     let lost = seen.iter().filter(|scored| scored.dropped() == Some(LOST)).count();
     assert_eq!(lost, 1, "the prompt that begins with token 6");
-    let letter = read_dead_letters(folder.path().join(DEAD_LETTERS)).unwrap().next().unwrap().unwrap();
+    let letter = read_lines::<DeadLetter>(folder.path().join(DEAD_LETTERS)).unwrap().next().unwrap().unwrap();
     let text = &letter.failures[0].text;
     assert!(letter.failures.len() == 3 && text.contains("no such luck") && text.contains(&server.url), "{text}");
     let made: usize = seen.iter().map(|scored| scored.group().generated()).sum();

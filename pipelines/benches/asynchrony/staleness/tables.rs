@@ -1,9 +1,9 @@
 //! How long the arithmetic recipe takes to a sampled reward: what is shown of the runs, and whether asynchrony paid.
 
 use rollflow::observe::Metric;
-use rollflow::observe::chart::{Chart, Line, Series, median};
 
 use super::{Arm, Tried};
+use crate::chart::{Chart, Line, Series, median};
 use crate::learner::Run;
 use crate::page::{Measured, percent, spread};
 

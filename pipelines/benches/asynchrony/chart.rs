@@ -6,7 +6,8 @@
 
 use std::fmt::Write as _;
 
-use crate::util::untrusted::html;
+use rollflow::observe::logs::smoothed;
+use rollflow::util::untrusted::html;
 
 const WIDTH: f64 = 760.0;
 const HEIGHT: f64 = 340.0;
@@ -57,7 +58,7 @@ pub struct Series {
 /// Line through the points of a series.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Line {
-    /// By [`smoothed`]: for a value over time.
+    /// A centred moving mean: for a value over time.
     #[default]
     Smoothed,
     /// From the median of the points at one x to that at the next: for measurements that were repeated.
@@ -65,12 +66,6 @@ pub enum Line {
 }
 
 impl Chart {
-    /// One series alone, smoothed.
-    pub fn curve(title: impl Into<String>, x_label: impl Into<String>, points: Vec<(f64, f64)>) -> Self {
-        let series = vec![Series { points, ..Series::default() }];
-        Chart { title: title.into(), x_label: x_label.into(), from_zero: false, series }
-    }
-
     /// The chart as an SVG document.
     pub fn to_svg(&self) -> String {
         let finite =
@@ -174,25 +169,6 @@ pub fn median(mut values: Vec<f64>) -> f64 {
     (at(last / 2) + at(last - last / 2)) / 2.0
 }
 
-/// Moving mean over a twentieth of the series to each side. Centred, so that the line does not lag.
-/// At the ends the window is as wide as the values allow, so that a single value there does not
-/// look like a trend.
-pub fn smoothed(values: &[f64]) -> Vec<f64> {
-    let reach = values.len() / 20;
-    let near = |at: usize| &values[at.saturating_sub(reach)..(at + reach + 1).min(values.len())];
-    (0..values.len()).map(|at| mean(near(at))).collect()
-}
-
-/// The mean, NaN for none. Finite for finite values, also if their sum is not.
-pub(super) fn mean(values: &[f64]) -> f64 {
-    let (sum, count) = (values.iter().sum::<f64>(), values.len() as f64);
-    if sum.is_nan() || sum.is_finite() {
-        sum / count
-    } else {
-        values.iter().map(|value| value / count).sum::<f64>().clamp(f64::MIN, f64::MAX)
-    }
-}
-
 /// One axis: a range that begins and ends at a tick.
 struct Axis {
     low: f64,
@@ -237,82 +213,4 @@ impl Axis {
 fn round_step(least: f64) -> f64 {
     let power = 10_f64.powf(least.log10().floor());
     [1.0, 2.0, 5.0, 10.0].into_iter().map(|factor| factor * power).find(|&step| step >= least * 0.999).unwrap_or(10.0 * power)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_chart_has_axes_points_and_a_line() {
-        let points = (0..8).map(|step| (step as f64, 0.1 + 0.1 * step as f64)).collect();
-        let chart = Chart::curve("Mean reward <b> & \"more\"", "step", points);
-        insta::assert_snapshot!("curve_svg", chart.to_svg());
-    }
-
-    #[test]
-    fn no_finite_point_gives_an_empty_chart() {
-        let chart = Chart::curve("", "", vec![(0.0, f64::NAN), (f64::INFINITY, 1.0), (1.0, f64::MAX), (2.0, f64::MIN)]);
-        let svg = Chart { from_zero: true, ..chart }.to_svg();
-        assert!(svg.contains("no data") && !svg.contains("NaN") && !svg.contains("inf"), "{svg}");
-    }
-
-    #[test]
-    fn all_coordinates_lie_in_the_picture() {
-        let circles = regex::Regex::new(r#"cx="([^"]+)" cy="([^"]+)""#).unwrap();
-        for points in
-            [vec![(5.0, 5.0)], vec![(0.0, 0.0), (1.0, 0.0)], vec![(0.0, -1e9), (1e7, 3e-9)], vec![(1.0, 1e-12), (2.0, 3e-12)]]
-        {
-            let svg = Chart::curve("", "", points.clone()).to_svg();
-            let drawn: Vec<(f64, f64)> =
-                circles.captures_iter(&svg).map(|found| (found[1].parse().unwrap(), found[2].parse().unwrap())).collect();
-            assert_eq!(drawn.len(), points.len());
-            assert!(
-                drawn.iter().all(|&(x, y)| (LEFT..=WIDTH - RIGHT).contains(&x) && (TOP..=HEIGHT - BOTTOM).contains(&y)),
-                "{drawn:?}"
-            );
-        }
-    }
-
-    #[test]
-    fn several_series_have_their_own_colours_and_are_named() {
-        let series = |name: &str, points: Vec<(f64, f64)>| Series { name: name.into(), points, line: Line::Medians };
-        let repeated = vec![(0.0, 3.0), (0.0, 9.0), (0.0, 4.0), (1.0, 5.0), (1.0, 6.0)];
-        assert_eq!(Line::Medians.through(&repeated), [(0.0, 4.0), (1.0, 5.5)]);
-        let chart = Chart { series: vec![series("a<b", repeated), series("c", vec![(2.0, 7.0)])], ..Chart::default() };
-        let svg = chart.to_svg();
-        for (part, times) in
-            [("<circle", 6), ("<polyline", 2), ("class=\"c0\"", 2), ("class=\"c1\"", 2), (">a&lt;b<", 1), (">0<", 0)]
-        {
-            assert_eq!(svg.matches(part).count(), times, "{part} in {svg}");
-        }
-        assert_eq!(Chart { from_zero: true, ..chart }.to_svg().matches(">0<").count(), 1, "the axis begins at zero");
-    }
-
-    #[test]
-    fn thinning_keeps_the_file_small() {
-        let points = (0..100_000).map(|step| (step as f64, (step as f64).sin())).collect();
-        assert!(Chart::curve("", "", points).to_svg().matches("<circle").count() <= POINTS_DRAWN);
-    }
-
-    #[test]
-    fn smoothing_follows_the_trend_and_no_single_value() {
-        let straight: Vec<f64> = (0..100).map(f64::from).collect();
-        assert_eq!(smoothed(&straight)[5..95], straight[5..95]);
-        let mut spikes = vec![0.0; 100];
-        (spikes[0], spikes[50], spikes[99]) = (1.0, 1.0, 1.0);
-        assert!(smoothed(&spikes).into_iter().all(|value| value < 0.2));
-        assert_eq!(smoothed(&[3.0]), [3.0]);
-        assert!(smoothed(&[]).is_empty());
-    }
-
-    #[test]
-    fn ticks_are_round_and_enclose_the_values() {
-        let axis = Axis::over([0.1, 0.8].into_iter());
-        let labels: Vec<String> = axis.ticks().map(|tick| axis.label(tick)).collect();
-        assert_eq!(labels, ["0.0", "0.2", "0.4", "0.6", "0.8"]);
-        let axis = Axis::over([-3.0, 400.0].into_iter());
-        let labels: Vec<String> = axis.ticks().map(|tick| axis.label(tick)).collect();
-        assert_eq!(labels, ["-100", "0", "100", "200", "300", "400"]);
-    }
 }
