@@ -11,7 +11,7 @@ use rollflow::recipe::{Pipeline, Plan};
 
 use crate::assemble::models::{Lineage, model_folder};
 use crate::registry::Registry;
-use crate::run::files::SFT;
+use crate::run::SFT;
 use crate::run::folder::RunFolder;
 use crate::run::resume::rewind_to_checkpoint;
 use crate::sft::{self, WarmUp};

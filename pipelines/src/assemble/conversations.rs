@@ -13,7 +13,7 @@ use rollflow::train::tokenizer_folder;
 use rollflow::util::reading;
 
 use crate::assemble::models;
-use crate::run::files::RECIPE;
+use crate::run::RECIPE;
 
 /// The tokenizer with the recipe's chat template, and with what the recipe tells it.
 pub fn tokenizer(chat: &Chat, tokenizer: Tokenizer) -> Result<Tokenizer> {

@@ -9,7 +9,7 @@ use rollflow::train::checkpoint::{self, CHECKPOINTS, FileMark};
 use rollflow::util::atomic_file;
 use serde::{Deserialize, Serialize};
 
-use crate::run::files::LINEAGE;
+use crate::run::LINEAGE;
 
 /// The model folder that `path` stands for, as `check` finds it.
 pub fn model_folder(path: &Path) -> Result<PathBuf> {

@@ -93,7 +93,12 @@ impl Scoring {
     }
 
     /// Builds the reward stage.
-    pub fn stage(self, of: &section::Reward, flow: &FlowLimits, letters: Option<JsonLines<DeadLetter>>) -> BoxedStage<Group, Scored> {
+    pub fn stage(
+        self,
+        of: &section::Reward,
+        flow: &FlowLimits,
+        letters: Option<JsonLines<DeadLetter>>,
+    ) -> BoxedStage<Group, Scored> {
         let failures = FailurePolicy {
             on_failure: of.on_failure,
             on_lost_sample: flow.on_lost_sample,

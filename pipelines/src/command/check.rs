@@ -2,7 +2,6 @@
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
-use std::process::ExitCode;
 
 use anyhow::Result;
 use clap::Args;
@@ -10,8 +9,8 @@ use rollflow::data::source::Survey;
 use rollflow::recipe::{self, Derived, Loaded, Machine, Place, RecipeErrors};
 use serde_json::{Value, json};
 
-use super::plans::{RecipeArgs, show, try_load_and};
-use super::{REFUSED, out};
+use super::plans::{RecipeArgs, load_and};
+use super::{End, out};
 use crate::registry::Registry;
 use crate::survey::{self, Surveyed};
 
@@ -27,9 +26,9 @@ pub struct Check {
 }
 
 impl Check {
-    pub fn run(self, registry: &Registry) -> Result<ExitCode> {
+    pub fn run(self, registry: &Registry) -> Result<()> {
         let surveyed = RefCell::new(Surveyed::default());
-        let checked = try_load_and(&self.recipe, registry, |plan| {
+        let checked = load_and(&self.recipe, registry, |plan| {
             let found = survey::of(plan);
             let complaints = found.complaints.clone();
             surveyed.replace(found);
@@ -38,16 +37,10 @@ impl Check {
         let surveyed = surveyed.into_inner();
         if self.json {
             out::line(&as_json(&checked, &surveyed).to_string())?;
-        } else {
-            match &checked {
-                Ok(loaded) => {
-                    let data: String = surveyed.lines.iter().map(|line| format!("  {line}\n")).collect();
-                    out::text(&(text_of(loaded) + &data))?;
-                }
-                Err(errors) => show(errors),
-            }
+            return if checked.is_ok() { Ok(()) } else { Err(End::Said(2).into()) };
         }
-        Ok(if checked.is_ok() { ExitCode::SUCCESS } else { ExitCode::from(REFUSED) })
+        let data: String = surveyed.lines.iter().map(|line| format!("  {line}\n")).collect();
+        Ok(out::text(&(text_of(&checked.map_err(End::Recipe)?) + &data))?)
     }
 }
 

@@ -2,15 +2,14 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
-use std::process::ExitCode;
 
 use anyhow::{Context, Result};
 use clap::Args;
 use rollflow::observe::logs::MetricStats;
 use serde_json::{Value, json};
 
-use super::{REFUSED, out};
-use crate::run::files::RECIPE;
+use super::{out, refused};
+use crate::run::RECIPE;
 use crate::run::recipe_keys::flat;
 use crate::run::record::Record;
 
@@ -43,22 +42,19 @@ pub struct Compare {
 }
 
 impl Compare {
-    pub fn run(self) -> Result<ExitCode> {
+    pub fn run(self) -> Result<()> {
         let no_run = self.runs.iter().filter(|run| !run.join(RECIPE).exists());
         let no_run: Vec<String> = no_run.map(|run| run.display().to_string()).collect();
         if !no_run.is_empty() {
-            out::complain(&format!("error: no run is in {}; give folders that hold a recipe.toml", no_run.join(", ")));
-            return Ok(ExitCode::from(REFUSED));
+            return Err(refused(format!("no run is in {}; give folders that hold a recipe.toml", no_run.join(", "))));
         }
         let records = self.runs.iter().map(|run| Record::read(run)).collect::<Result<Vec<_>>>()?;
         let differences = differences(&self.runs)?;
-        if self.json {
-            let runs: Vec<Value> = self.runs.iter().zip(&records).map(|(run, record)| self.as_json(run, record)).collect();
-            out::line(&json!({"runs": runs, "recipe": differences}).to_string())?;
-        } else {
-            out::text(&self.table(&records, &differences))?;
-        }
-        Ok(ExitCode::SUCCESS)
+        let runs: Vec<Value> = self.runs.iter().zip(&records).map(|(run, record)| self.as_json(run, record)).collect();
+        Ok(out::text(&match self.json {
+            true => json!({"runs": runs, "recipe": differences}).to_string() + "\n",
+            false => self.table(&records, &differences),
+        })?)
     }
 
     /// Names of metrics that any of the runs has.
@@ -72,46 +68,36 @@ impl Compare {
     }
 
     fn as_json(&self, run: &Path, record: &Record) -> Value {
-        let records = std::slice::from_ref(record);
         let metric = |name: &str| {
-            record
-                .metrics
-                .get(name)
-                .map(|stats| json!({"last_tenth": stats.last_tenth, "last": stats.last, "best": best(name, stats)}))
+            let stats = record.metrics.get(name)?;
+            Some(json!({"last_tenth": stats.last_tenth, "last": stats.last, "best": best(name, stats)}))
         };
-        let metrics: BTreeMap<&str, Option<Value>> = self.metrics(records).into_iter().map(|name| (name, metric(name))).collect();
+        let names = self.metrics(std::slice::from_ref(record));
+        let metrics: BTreeMap<&str, Option<Value>> = names.into_iter().map(|name| (name, metric(name))).collect();
         json!({"run": run, "state": record.state, "steps": record.steps, "seconds": record.seconds(), "seed": record.seed, "metrics": metrics})
     }
 
     fn table(&self, records: &[Record], differences: &BTreeMap<String, Vec<Option<String>>>) -> String {
-        let line = |name: &str, cell: &dyn Fn(&Record) -> String| {
-            let cells: Vec<String> = records.iter().map(cell).collect();
-            (name.to_owned(), cells)
+        let row = |name: &str, cell: &dyn Fn(&Record) -> String| {
+            [name.to_owned()].into_iter().chain(records.iter().map(cell)).collect::<Vec<_>>()
         };
-        let mut rows = vec![("".to_owned(), self.runs.iter().map(|run| run.display().to_string()).collect::<Vec<_>>())];
-        rows.push(line("state", &|record| record.state.word().to_owned()));
-        rows.push(line("steps", &|record| record.steps.to_string()));
-        rows.push(line("seconds", &|record| format!("{:.1}", record.seconds())));
+        let none = || "–".to_owned();
+        let heads = self.runs.iter().map(|run| run.display().to_string());
+        let mut rows = vec![
+            [String::new()].into_iter().chain(heads).collect(),
+            row("state", &|record| record.state.word()),
+            row("steps", &|record| record.steps.to_string()),
+            row("seconds", &|record| format!("{:.1}", record.seconds())),
+        ];
+        let shown = |name: &str, stats: &MetricStats| format!("{} (best {})", short(stats.last_tenth), short(best(name, stats)));
         for name in self.metrics(records) {
-            let of = |record: &Record| match record.metrics.get(name) {
-                Some(stats) => format!("{} (best {})", short(stats.last_tenth), short(best(name, stats))),
-                None => "–".to_owned(),
-            };
-            rows.push(line(name, &of));
+            rows.push(row(name, &|record| record.metrics.get(name).map_or_else(none, |stats| shown(name, stats))));
         }
         for (key, values) in differences {
-            let shown = |value: &Option<String>| value.clone().unwrap_or_else(|| "–".to_owned());
-            rows.push((format!("recipe: {key}"), values.iter().map(shown).collect()));
+            let values = values.iter().map(|value| value.clone().unwrap_or_else(none));
+            rows.push([format!("recipe: {key}")].into_iter().chain(values).collect());
         }
-        let first = rows.iter().map(|(name, _)| name.chars().count()).max().unwrap_or(0);
-        let widths: Vec<usize> =
-            (0..records.len()).map(|at| rows.iter().map(|(_, cells)| cells[at].chars().count()).max().unwrap_or(0)).collect();
-        let shown = |(name, cells): &(String, Vec<String>)| {
-            let cells: Vec<String> = cells.iter().zip(&widths).map(|(cell, width)| format!("{cell:<width$}")).collect();
-            format!("{name:<first$}  {}", cells.join("  ")).trim_end().to_owned() + "\n"
-        };
-        let note = "metrics: mean over the last tenth of the steps; best: of the smoothed curve\n";
-        rows.iter().map(shown).collect::<String>() + note
+        out::aligned(&rows) + "metrics: mean over the last tenth of the steps; best: of the smoothed curve\n"
     }
 }
 

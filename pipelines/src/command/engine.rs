@@ -1,26 +1,26 @@
 //! `rollflow engine`: servers without a run.
 
 use std::path::{Path, PathBuf};
-use std::process::ExitCode;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
-use clap::{Args, Subcommand, ValueEnum};
+use clap::{Args, Subcommand};
 use rollflow::engine::remote::sync::{SyncReport, WeightSyncManager};
 use rollflow::engine::remote::{FleetHandle, InferenceEngine};
 use rollflow::engine::settings::{Engine as Section, EngineKind, Launch as Kind};
-use rollflow::net::Tasks;
+use rollflow::flow::Interrupts;
 use rollflow::prelude::Policy;
 use rollflow::recipe::{Net, Plan};
-use tokio::signal::unix::{SignalKind, signal};
 
 use super::plans::{RecipeArgs, load};
-use super::{REFUSED, out};
+use super::{End, choice, out};
 use crate::assemble::servers::Startup;
 use crate::assemble::{engines, models};
 use crate::registry::Registry;
+
+/// Kinds of engine that are servers.
+const SERVERS: &[EngineKind] = &[EngineKind::Vllm, EngineKind::Sglang, EngineKind::OpenAi];
 
 /// Start inference servers, look at them, or give them weights.
 #[derive(Args)]
@@ -56,8 +56,8 @@ struct Status {
     #[arg(required = true)]
     of: Vec<String>,
     /// Kind of the servers given by URL.
-    #[arg(long, value_enum, default_value = "vllm")]
-    kind: Named,
+    #[arg(long, value_parser = choice(SERVERS, EngineKind::word), default_value = "vllm")]
+    kind: EngineKind,
     /// Override a key of the recipe, as in engine.port=8500; may be given several times.
     #[arg(long = "set", value_name = "KEY=VALUE")]
     sets: Vec<String>,
@@ -79,15 +79,8 @@ struct Sync {
     out: PathBuf,
 }
 
-#[derive(Clone, Copy, ValueEnum)]
-enum Named {
-    Vllm,
-    Sglang,
-    Openai,
-}
-
 impl Engine {
-    pub fn run(self, registry: &Registry) -> Result<ExitCode> {
+    pub fn run(self, registry: &Registry) -> Result<()> {
         match self.what {
             What::Launch(of) => of.run(registry),
             What::Status(of) => of.run(registry),
@@ -104,8 +97,8 @@ fn policy(plan: &Plan, path: Option<&Path>) -> Result<Policy> {
 }
 
 impl Launch {
-    fn run(self, registry: &Registry) -> Result<ExitCode> {
-        let Some(mut plan) = load(&self.recipe, registry) else { return Ok(ExitCode::from(REFUSED)) };
+    fn run(self, registry: &Registry) -> Result<()> {
+        let mut plan = load(&self.recipe, registry)?;
         plan.engine.launch = match plan.engine.kind() {
             EngineKind::Vllm => Kind::Vllm,
             EngineKind::Sglang => Kind::Sglang,
@@ -116,65 +109,35 @@ impl Launch {
         let out = std::path::absolute(plan.engine.folder.as_ref().unwrap_or(&self.out))?;
         let start = out.join("start");
         // From here on, so that they don't outlive it, however early it is ended.
-        let ending = Ending::listen().context("listening for Ctrl-C")?;
+        let interrupts = Interrupts::listen().context("listening for Ctrl-C")?;
         let policy = policy(&plan, self.model.as_deref())?.merged();
         engines::exporter(&plan, &policy, &out)?.launch_folder(&start)?;
-        let startup = Startup { report: &out::complain, interrupted: &|| ending.came() };
-        let Some(servers) = engines::launch(&plan, &start, &out.join("logs"), startup)? else { return Ok(ExitCode::SUCCESS) };
+        let startup = Startup { report: &out::complain, interrupted: &|| interrupts.pressed() };
+        let Some(servers) = engines::launch(&plan, &start, &out.join("logs"), startup)? else { return Ok(()) };
         for url in plan.engine.launched_urls() {
             out::line(&format!("ready: {url}"))?;
         }
-        while !ending.came() {
+        while !interrupts.pressed() {
             if let Some(why) = servers.ended() {
                 bail!("{why}");
             }
             std::thread::sleep(Duration::from_millis(100));
         }
-        Ok(ExitCode::SUCCESS)
-    }
-}
-
-/// Ctrl-C, or SIGTERM.
-pub(super) struct Ending {
-    came: Arc<AtomicBool>,
-    _listens: Tasks,
-}
-
-impl Ending {
-    pub fn listen() -> Result<Self> {
-        let (tasks, came) = (engines::tasks()?, Arc::<AtomicBool>::default());
-        for kind in [SignalKind::interrupt(), SignalKind::terminate()] {
-            let mut heard = tasks.block_on(async { signal(kind) })?;
-            let came = came.clone();
-            tasks.spawn(async move {
-                heard.recv().await;
-                came.store(true, Ordering::Relaxed);
-            });
-        }
-        Ok(Ending { came, _listens: tasks })
-    }
-
-    pub fn came(&self) -> bool {
-        self.came.load(Ordering::Relaxed)
+        Ok(())
     }
 }
 
 impl Status {
-    fn run(self, registry: &Registry) -> Result<ExitCode> {
+    fn run(self, registry: &Registry) -> Result<()> {
         let (engine, net) = match &self.of[..] {
             [recipe] if !recipe.contains("://") => {
                 let args = RecipeArgs { recipe: recipe.into(), sets: self.sets };
-                let Some(plan) = load(&args, registry) else { return Ok(ExitCode::from(REFUSED)) };
+                let plan = load(&args, registry)?;
                 (plan.engine, plan.net)
             }
             urls => {
                 ensure!(self.sets.is_empty(), "--set overrides keys of a recipe, and none is named");
-                let kind = match self.kind {
-                    Named::Vllm => EngineKind::Vllm,
-                    Named::Sglang => EngineKind::Sglang,
-                    Named::Openai => EngineKind::OpenAi,
-                };
-                (Section { kind, urls: urls.to_vec(), ..Section::default() }, Net::default())
+                (Section { kind: self.kind, urls: urls.to_vec(), ..Section::default() }, Net::default())
             }
         };
         ensure!(engine.is_remote(), "the recipe generates in its own process; there is no server to look at");
@@ -185,7 +148,7 @@ impl Status {
             well &= told.is_ok();
             out::line(&told.unwrap_or_else(|error| format!("{error}")))?;
         }
-        Ok(if well { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+        if well { Ok(()) } else { Err(End::Said(1).into()) }
     }
 }
 
@@ -208,8 +171,8 @@ async fn status(engine: &dyn InferenceEngine) -> Result<String> {
 }
 
 impl Sync {
-    fn run(self, registry: &Registry) -> Result<ExitCode> {
-        let Some(plan) = load(&self.recipe, registry) else { return Ok(ExitCode::from(REFUSED)) };
+    fn run(self, registry: &Registry) -> Result<()> {
+        let plan = load(&self.recipe, registry)?;
         let policy = policy(&plan, Some(&self.from))?;
         // Servers that take adapters were started with what is under them.
         let policy = if plan.syncs_adapters() { policy } else { policy.merged() };
@@ -231,6 +194,6 @@ impl Sync {
                 Err(isolated) => isolated.to_string(),
             })?;
         }
-        Ok(if report.held() == urls.len() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+        if report.held() == urls.len() { Ok(()) } else { Err(End::Said(1).into()) }
     }
 }

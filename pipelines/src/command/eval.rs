@@ -1,25 +1,38 @@
-//! `rollflow eval`.
+//! `rollflow eval`: an evaluation outside a run, whose answers a folder keeps.
 
-use std::path::PathBuf;
-use std::process::ExitCode;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, bail, ensure};
 use clap::Args;
+use rollflow::data::Version;
+use rollflow::engine::TokenEngine;
+use rollflow::engine::remote::Fleet;
+use rollflow::flow::Interrupts;
 use rollflow::observe::StepMetrics;
+use rollflow::observe::logs::{JsonLines, JudgedAnswer, read_lines};
 use rollflow::prelude::Policy;
-use rollflow::recipe::Plan;
-use serde_json::json;
+use rollflow::recipe::{self, Plan};
+use rollflow::rollout::Evaluation;
+use rollflow::util::atomic_file;
+use serde_json::{Value, json};
 
-use super::engine::Ending;
+use super::out;
 use super::plans::{RecipeArgs, load, load_of_run};
 use super::policies::{model_folder, policy_of};
-use super::standalone_eval::{ANSWERS, StandaloneEval};
-use super::{REFUSED, out};
 use crate::assemble::engines::Engines;
+use crate::assemble::evaluation::eval_spec;
 use crate::assemble::policy;
+use crate::assemble::policy::Reader;
 use crate::assemble::servers::Startup;
 use crate::registry::Registry;
-use crate::run::files::RECIPE;
+use crate::run::RECIPE;
+use crate::run::recipe_keys::flat;
+
+/// File of the answers, one a line.
+const ANSWERS: &str = "answers.jsonl";
+/// File of the evaluation's identity and metrics.
+const EVALUATION: &str = "evaluation.json";
 
 /// Sample a model on the prompts of a recipe's [eval] and judge its completions: pass@k, greedy and
 /// sampled accuracy, reward.
@@ -50,13 +63,12 @@ pub struct Eval {
 }
 
 impl Eval {
-    pub fn run(self, registry: &Registry) -> Result<ExitCode> {
+    pub fn run(self, registry: &Registry) -> Result<()> {
         let is_run = self.what.join(RECIPE).exists();
         let plan = match is_run {
-            true => load_of_run(&self.what, &self.sets, registry),
-            false => load(&RecipeArgs { recipe: self.what.clone(), sets: self.sets.clone() }, registry),
+            true => load_of_run(&self.what, &self.sets, registry)?,
+            false => load(&RecipeArgs { recipe: self.what.clone(), sets: self.sets.clone() }, registry)?,
         };
-        let Some(plan) = plan else { return Ok(ExitCode::from(REFUSED)) };
         let (model, policy) = self.model(&plan, is_run)?;
         let name = model.file_name().map_or_else(|| plan.name.clone(), |name| name.to_string_lossy().into_owned());
         let folder = self.out.clone().unwrap_or_else(|| match is_run {
@@ -72,34 +84,31 @@ impl Eval {
             }
         };
         let evaluation = |policy| StandaloneEval { plan: &plan, registry, model: &model, policy, out: &folder };
-        let (rows, count) = match plan.engine.is_remote() {
-            false => evaluation(&policy).run(|judged, of| {
+        let (rows, count) = if plan.engine.is_remote() {
+            // Servers that take adapters were started with what is under them.
+            let policy = if plan.syncs_adapters() { policy } else { policy.merged() };
+            // From here on, so that servers that are started don't outlive it.
+            let interrupts = Interrupts::listen().context("listening for Ctrl-C")?;
+            let startup = Startup { report: &out::complain, interrupted: &|| interrupts.pressed() };
+            let Some(engines) = Engines::begin(&plan, &policy, &folder.join("engine"), startup)? else { return Ok(()) };
+            evaluation(&policy).run_on_servers(&engines, |judged, of| {
+                show(judged, of);
+                let why = "interrupted; its answers are kept, and a second call resumes it";
+                ensure!(!interrupts.pressed(), "{}: {why}", folder.display());
+                Ok(())
+            })?
+        } else {
+            evaluation(&policy).run(|judged, of| {
                 show(judged, of);
                 Ok(())
-            })?,
-            true => {
-                // Servers that take adapters were started with what is under them.
-                let policy = if plan.syncs_adapters() { policy } else { policy.merged() };
-                // From here on, so that servers that are started don't outlive it.
-                let ending = Ending::listen().context("listening for Ctrl-C")?;
-                let startup = Startup { report: &out::complain, interrupted: &|| ending.came() };
-                let Some(engines) = Engines::begin(&plan, &policy, &folder.join("engine"), startup)? else {
-                    return Ok(ExitCode::SUCCESS);
-                };
-                evaluation(&policy).run_on_servers(&engines, |judged, of| {
-                    show(judged, of);
-                    ensure!(!ending.came(), "interrupted; what is answered is in {}: call it again to go on", folder.display());
-                    Ok(())
-                })?
-            }
+            })?
         };
         let answers = folder.join(ANSWERS);
         if self.json {
-            out::line(&json!({"model": model, "answers": answers, "metrics": rows}).to_string())?;
-        } else {
-            out::text(&format!("{}{} answers: {}\n", table(&rows), count, answers.display()))?;
+            return Ok(out::line(&json!({"model": model, "answers": answers, "metrics": rows}).to_string())?);
         }
-        Ok(ExitCode::SUCCESS)
+        let table: String = rows.iter().map(|(name, value)| format!("  {name:<28} {value:.4}\n")).collect();
+        Ok(out::text(&format!("{table}{count} answers: {}\n", answers.display()))?)
     }
 
     fn model(&self, plan: &Plan, is_run: bool) -> Result<(PathBuf, Policy)> {
@@ -111,6 +120,140 @@ impl Eval {
     }
 }
 
-fn table(rows: &StepMetrics) -> String {
-    rows.iter().map(|(name, value)| format!("  {name:<28} {value:.4}\n")).collect()
+/// Evaluation of a model by a recipe's `[eval]`. Answers that `out` holds of the same evaluation are
+/// kept and not sampled again.
+struct StandaloneEval<'a> {
+    plan: &'a Plan,
+    registry: &'a Registry,
+    /// Folder of the model, by which the evaluation is identified.
+    model: &'a Path,
+    policy: &'a Policy,
+    out: &'a Path,
+}
+
+impl StandaloneEval<'_> {
+    /// Evaluates in this process; returns the metrics and the number of answers. `progress` gets the
+    /// number of judged answers and of all answers, and
+    /// ends the evaluation with an error.
+    fn run(&self, progress: impl FnMut(usize, usize) -> Result<()>) -> Result<(StepMetrics, usize)> {
+        let slots = self.eval().max_num_seqs;
+        self.run_on(self.policy.engine(slots, self.plan.seed), 0, &self.policy.into(), progress)
+    }
+
+    /// Evaluates on servers, after they have loaded and verified the model.
+    fn run_on_servers(
+        &self,
+        engines: &Engines,
+        progress: impl FnMut(usize, usize) -> Result<()>,
+    ) -> Result<(StepMetrics, usize)> {
+        const VERSION: Version = 1;
+        engines.give(self.plan, self.policy, VERSION)?;
+        let config = engines.fleet_config(self.plan, self.policy);
+        let mut fleet = Fleet::new(engines.handle(), config, self.policy.tokenizer(), self.eval().max_num_seqs, self.plan.seed);
+        fleet.set_weights(VERSION, &());
+        self.run_on(fleet, VERSION, &engines.reader(self.policy), progress)
+    }
+
+    fn run_on<E: TokenEngine>(
+        &self,
+        mut engine: E,
+        version: Version,
+        reader: &Reader,
+        mut progress: impl FnMut(usize, usize) -> Result<()>,
+    ) -> Result<(StepMetrics, usize)> {
+        let eval = self.eval();
+        let spec = Arc::new(eval_spec(self.plan, &eval, self.registry, reader.config.max_positions)?);
+        let identity = self.identity(&eval);
+        let judged = self.judged(&identity)?;
+        let mut evaluation = Evaluation::begin(&spec, &reader.tokenizer, &engine, version, judged);
+        // Drops the answers to prompts that are sampled again.
+        let mut answers = JsonLines::create(self.out.join(ANSWERS))?;
+        evaluation.answers().iter().try_for_each(|answer| answers.write(answer))?;
+        self.write(&identity, None)?;
+        let each = eval.samples as usize + usize::from(eval.greedy);
+        while !evaluation.is_done() {
+            for judged in evaluation.advance(&mut engine)? {
+                answers.write(&judged)?;
+            }
+            progress(evaluation.answers().len(), spec.prompts.len() * each)?;
+        }
+        let summary = evaluation.summary();
+        self.write(&identity, Some(&summary))?;
+        Ok((summary, evaluation.answers().len()))
+    }
+
+    fn eval(&self) -> recipe::eval::Eval {
+        self.plan.eval.clone().unwrap_or_default()
+    }
+
+    /// Identity of the evaluation. Answers of evaluations with different identities are never mixed.
+    fn identity(&self, eval: &recipe::eval::Eval) -> Value {
+        let plan = Plan { eval: Some(eval.clone()), ..self.plan.clone() };
+        let text = plan.to_toml();
+        let matters = |section: &&str| {
+            let heads = ["[chat]", "[task]", "[eval]", "[reward]", "[environment]"];
+            heads.iter().any(|head| section.trim_start().starts_with(head))
+        };
+        let sections: Vec<&str> = text.split("\n\n").filter(matters).collect();
+        let mut identity = json!({
+            "model": std::fs::canonicalize(self.model).unwrap_or_else(|_| self.model.to_owned()),
+            "seed": plan.seed,
+            "max_new_tokens": eval.max_new_tokens.unwrap_or(plan.generate.max_new_tokens),
+            "asked": sections.join("\n\n"),
+        });
+        if plan.engine.is_remote() {
+            identity["engine"] = plan.engine.kind().word().into();
+        }
+        identity
+    }
+
+    /// Answers that an interrupted evaluation of the same identity left.
+    fn judged(&self, identity: &Value) -> Result<Vec<JudgedAnswer>> {
+        let path = self.out.join(EVALUATION);
+        let Ok(text) = std::fs::read_to_string(&path) else { return Ok(Vec::new()) };
+        let mut found: Value = serde_json::from_str(&text).with_context(|| format!("reading {}", path.display()))?;
+        if let Some(found) = found.as_object_mut() {
+            found.remove("summary");
+        }
+        if !is_same(&found, identity)? {
+            bail!("{} holds an evaluation of something else; choose another folder with --out", self.out.display());
+        }
+        let answers = self.out.join(ANSWERS);
+        // A line that was torn by the interruption is skipped.
+        Ok(if answers.exists() { read_lines(answers)?.filter_map(Result::ok).collect() } else { Vec::new() })
+    }
+
+    fn write(&self, identity: &Value, summary: Option<&StepMetrics>) -> Result<()> {
+        atomic_file::create_folder(self.out).with_context(|| format!("making {}", self.out.display()))?;
+        let mut page = identity.clone();
+        if let (Some(page), Some(summary)) = (page.as_object_mut(), summary) {
+            page.insert("summary".to_owned(), json!(summary));
+        }
+        let path = self.out.join(EVALUATION);
+        atomic_file::write(&path, format!("{page:#}\n")).with_context(|| format!("writing {}", path.display()))
+    }
+}
+
+/// Returns true if both identities name one evaluation, whatever names their keys had at the time.
+fn is_same(found: &Value, identity: &Value) -> Result<bool> {
+    let sections = |identity: &Value| flat(identity["asked"].as_str().unwrap_or_default());
+    let others = |identity: &Value| -> Option<Value> {
+        let mut identity = identity.clone();
+        identity.as_object_mut()?.remove("asked");
+        Some(identity)
+    };
+    Ok(others(found) == others(identity) && sections(found)? == sections(identity)?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_evaluation_is_continued_under_the_former_names_of_its_keys() {
+        let of = |key: &str, slots: u64| json!({"seed": 1, "asked": format!("[eval]\nsamples = 1\n{key} = {slots}")});
+        assert!(is_same(&of("slots", 64), &of("max_num_seqs", 64)).unwrap());
+        assert!(!is_same(&of("slots", 64), &of("max_num_seqs", 32)).unwrap());
+        assert!(!is_same(&json!({"seed": 2, "asked": of("slots", 64)["asked"]}), &of("slots", 64)).unwrap());
+    }
 }

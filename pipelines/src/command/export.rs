@@ -1,16 +1,14 @@
 //! `rollflow export`.
 
 use std::path::PathBuf;
-use std::process::ExitCode;
 
 use anyhow::{Context, Result, bail, ensure};
 use clap::Args;
-use rollflow::model::{load_hf, save_adapter, save_hf_as};
+use rollflow::model::{Dtype, load_hf, save_adapter, save_hf_as};
 use rollflow::train::companions;
 use rollflow::util::atomic_file;
 
-use super::policies::Format;
-use super::{Refused, out};
+use super::{choice, out, refused};
 use crate::assemble::models::model_folder;
 
 /// Export a trained model as a folder that transformers, PEFT and servers load: adapters merged,
@@ -25,9 +23,9 @@ pub struct Export {
     from: PathBuf,
     /// The folder to write, which must not exist yet.
     to: PathBuf,
-    /// The precision of the numbers.
-    #[arg(long, value_enum, default_value = "f32")]
-    dtype: Format,
+    /// The precision of the numbers: bf16 has the range of f32, f16 ends at 65504.
+    #[arg(long, value_parser = choice(Dtype::ALL, Dtype::word), default_value = "f32")]
+    dtype: Dtype,
     /// The largest file of weights, as in 2GB or 500MB; without it, there is one file.
     #[arg(long, value_name = "SIZE", value_parser = size)]
     max_shard_size: Option<u64>,
@@ -45,17 +43,15 @@ fn size(text: &str) -> Result<u64, String> {
 }
 
 impl Export {
-    pub fn run(self) -> Result<ExitCode> {
-        let from = self.write()?;
-        out::line(&format!("exported {}", from.display()))?;
-        Ok(ExitCode::SUCCESS)
+    pub fn run(self) -> Result<()> {
+        Ok(out::line(&format!("exported {}", self.write()?.display()))?)
     }
 
     /// Writes the folder, all of it or nothing, and gives what it was made from.
     fn write(&self) -> Result<PathBuf> {
         if self.to.exists() {
             let why = format!("{} exists already, and nothing is overwritten; choose another folder", self.to.display());
-            return Err(Refused::because(why));
+            return Err(refused(why));
         }
         let from = model_folder(&self.from)?;
         let (config, weights) = load_hf(&from).with_context(|| format!("loading {}", from.display()))?;
@@ -66,7 +62,7 @@ impl Export {
             Some(adapter) if self.adapter => save_adapter(&folder, adapter)?,
             _ => {
                 ensure!(!self.adapter, "{} holds no adapters, but a whole model; leave --adapter out", from.display());
-                save_hf_as(&folder, &config, &weights, self.dtype.into(), self.max_shard_size)?;
+                save_hf_as(&folder, &config, &weights, self.dtype, self.max_shard_size)?;
             }
         }
         // Adapters may have come without what the model under them has.

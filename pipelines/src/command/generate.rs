@@ -1,11 +1,10 @@
 //! `rollflow generate`: one completion, printed while it is sampled.
 
-use std::io::{IsTerminal, Read};
+use std::io::IsTerminal;
 use std::path::PathBuf;
-use std::process::ExitCode;
 use std::sync::Arc;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, ensure};
 use clap::Args;
 use rollflow::data::{ChatMessage, Prompt, PromptText};
 use rollflow::engine::{FinishReason, Request, SamplingParams, TokenEngine};
@@ -66,58 +65,49 @@ pub struct Generate {
 }
 
 impl Generate {
-    pub fn run(self) -> Result<ExitCode> {
+    pub fn run(self) -> Result<()> {
         let policy = policy_of(&self.model, self.computing.compute()?)?;
         let prompt = self.asked()?;
         let tokens = policy.tokenizer().encode_prompt(&Prompt::from(prompt.clone()))?;
-        let answer = self.answer(&policy, &tokens)?;
-        if self.json {
-            let Answer { text, tokens, log_probs, finish } = answer;
-            out::line(
-                &json!({"prompt": prompt, "text": text, "tokens": tokens, "log_probs": log_probs, "finish": finish}).to_string(),
-            )?;
-        } else {
-            out::line("")?;
-        }
-        Ok(ExitCode::SUCCESS)
+        let Answer { text, tokens, log_probs, finish } = self.answer(&policy, &tokens)?;
+        Ok(out::line(&match self.json {
+            true => {
+                json!({"prompt": prompt, "text": text, "tokens": tokens, "log_probs": log_probs, "finish": finish}).to_string()
+            }
+            false => String::new(),
+        })?)
     }
 
     fn asked(&self) -> Result<PromptText> {
         let text = match self.prompt.as_deref() {
             Some(text) if text != "-" => text.to_owned(),
             _ => {
-                let mut input = std::io::stdin();
-                if input.is_terminal() {
+                if std::io::stdin().is_terminal() {
                     eprintln!("The prompt, ended by Ctrl-D:");
                 }
-                let mut text = String::new();
-                input.read_to_string(&mut text).context("reading the prompt from standard input")?;
-                // The line's end is the shell's, and no part of a prompt.
-                text.strip_suffix('\n').unwrap_or(&text).to_owned()
+                out::input().context("reading the prompt from standard input")?
             }
         };
         if !self.chat && self.system.is_none() {
             return Ok(text.into());
         }
-        let turn = |role: &str, content: String| ChatMessage::new(role, content);
-        let mut turns: Vec<ChatMessage> = self.system.iter().map(|words| turn("system", words.clone())).collect();
+        let mut turns: Vec<ChatMessage> = self.system.iter().map(|words| ChatMessage::new("system", words)).collect();
         if text.trim_start().starts_with('[') {
             let said: Vec<ChatMessage> =
                 serde_json::from_str(&text).context("the conversation is a JSON list of {\"role\": …, \"content\": …}")?;
             turns.extend(said);
         } else {
-            turns.push(turn("user", text));
+            turns.push(ChatMessage::new("user", text));
         }
         Ok(turns.into())
     }
 
     /// Shows the answer while it is made, unless it is to be shown as JSON.
     fn answer(&self, policy: &Policy, prompt: &[u32]) -> Result<Answer> {
-        let room = policy.config().max_positions.saturating_sub(prompt.len());
-        if room == 0 {
-            bail!("the prompt has {} tokens, and the model has room for {}; shorten it", prompt.len(), prompt.len() + room);
-        }
-        let params = SamplingParams {
+        let positions = policy.config().max_positions;
+        let room = positions.saturating_sub(prompt.len());
+        ensure!(room > 0, "the prompt has {} tokens, and the model has room for {positions}; shorten it", prompt.len());
+        let params = Arc::new(SamplingParams {
             temperature: self.temperature,
             top_p: self.top_p,
             top_k: self.top_k,
@@ -125,9 +115,8 @@ impl Generate {
             max_new_tokens: self.max_tokens.unwrap_or(MOST_TOKENS.min(room)),
             stop: self.stop.clone(),
             ..SamplingParams::default()
-        };
+        });
         let mut engine = policy.engine(1, self.seed);
-        let params = Arc::new(params);
         engine.submit(Request::new(0, prompt, 1, params))?;
         let (mut answer, mut shown) = (Answer::default(), 0);
         while !engine.is_idle() {

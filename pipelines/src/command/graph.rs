@@ -1,14 +1,12 @@
 //! `rollflow graph`.
 
-use std::process::ExitCode;
-
 use anyhow::Result;
 use clap::{Args, ValueEnum};
 use rollflow::flow;
 use rollflow::recipe::{Pipeline, Plan};
 
+use super::out;
 use super::plans::{RecipeArgs, load};
-use super::{REFUSED, out};
 use crate::assemble::components::Components;
 use crate::assemble::policy;
 use crate::grpo;
@@ -35,15 +33,13 @@ enum Format {
 }
 
 impl Graph {
-    pub fn run(self, registry: &Registry) -> Result<ExitCode> {
-        let Some(plan) = load(&self.recipe, registry) else { return Ok(ExitCode::from(REFUSED)) };
-        let graph = graph_of(&plan, registry)?;
-        out::line(&match self.format {
+    pub fn run(self, registry: &Registry) -> Result<()> {
+        let graph = graph_of(&load(&self.recipe, registry)?, registry)?;
+        Ok(out::line(&match self.format {
             Format::Mermaid => graph.to_mermaid(),
             Format::Dot => graph.to_dot(),
             Format::Json => graph.to_json(),
-        })?;
-        Ok(ExitCode::SUCCESS)
+        })?)
     }
 }
 

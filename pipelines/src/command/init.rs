@@ -1,15 +1,13 @@
 //! `rollflow init`: a few questions, and a recipe with comments that `check` accepts.
 
 mod ask;
-mod texts;
 
 use std::path::{Path, PathBuf};
-use std::process::ExitCode;
 
 use anyhow::{Context, Result};
-use clap::{Args, ValueEnum};
+use clap::Args;
 use rollflow::data::Prompt;
-use rollflow::data::source::{Columns, DataSet, DataSpec, Example};
+use rollflow::data::source::{DataSet, DataSpec, Example};
 use rollflow::model::ModelConfig;
 use rollflow::prelude::Tokenizer;
 use rollflow::recipe::Preset;
@@ -17,14 +15,18 @@ use rollflow::train::tokenizer_folder;
 use rollflow::util::atomic_file;
 
 use super::check::text_of;
-use super::plans::{explained, show};
-use super::{REFUSED, Refused, out};
+use super::plans::{RecipeArgs, load_and};
+use super::{End, out, refused};
 use crate::assemble::models::model_folder;
 use crate::registry::Registry;
 use ask::Asker;
 
 /// Fewer records are not divided into those that are trained and those that are held out.
 const ENOUGH: usize = 50;
+
+const PIPELINES: [&str; 3] = ["grpo", "sft", "sft_then_grpo"];
+const FORMATS: [&str; 3] = ["auto", "user", "as_written"];
+const REWARDS: [&str; 3] = ["exact", "numeric", "math"];
 
 /// Write a recipe with comments, after a few questions.
 ///
@@ -42,9 +44,9 @@ pub struct Init {
     /// The recipe's file.
     #[arg(default_value = "recipe.toml")]
     path: PathBuf,
-    /// Pipeline.
-    #[arg(long, value_enum)]
-    pipeline: Option<Kind>,
+    /// Pipeline: grpo learns from a reward, sft imitates answers, sft_then_grpo does both.
+    #[arg(long, value_parser = PIPELINES)]
+    pipeline: Option<String>,
     /// `tiny`, a Hugging Face folder, a hub id, or a preset (see rollflow models).
     #[arg(long)]
     model: Option<String>,
@@ -63,12 +65,14 @@ pub struct Init {
     /// The data's field with the answer, where its name does not say so.
     #[arg(long, value_name = "FIELD")]
     answer_key: Option<String>,
-    /// Format of prompts that are plain text.
-    #[arg(long, value_enum)]
-    chat: Option<AskKind>,
-    /// When an answer is right.
-    #[arg(long, value_enum)]
-    reward: Option<RewardKind>,
+    /// Format of prompts that are plain text: as a user's message (user), unchanged (as_written), or
+    /// user if the model has a chat template (auto).
+    #[arg(long, value_parser = FORMATS)]
+    chat: Option<String>,
+    /// When an answer is right: it is the ground truth, letter by letter (exact); its last number equals
+    /// the ground truth's (numeric); its final answer equals it as a number, fraction or formula (math).
+    #[arg(long, value_parser = REWARDS)]
+    reward: Option<String>,
     /// Optimizer steps.
     #[arg(long)]
     steps: Option<u64>,
@@ -80,127 +84,112 @@ pub struct Init {
     force: bool,
 }
 
-#[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
-#[value(rename_all = "snake_case")]
-enum Kind {
-    /// Learn from a reward.
-    Grpo,
-    /// Imitate answers.
-    Sft,
-    /// Imitate answers, then learn from a reward.
-    SftThenGrpo,
-}
-
-#[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
-#[value(rename_all = "snake_case")]
-enum AskKind {
-    /// A user's message if the model has a chat template, else the text itself.
-    Auto,
-    /// In the model's chat format, as its user.
-    User,
-    /// The text itself.
-    AsWritten,
-}
-
-#[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
-enum RewardKind {
-    /// The answer is the ground truth, letter by letter.
-    Exact,
-    /// The last number equals the ground truth's.
-    Numeric,
-    /// The final answer equals the ground truth as a number, fraction or formula.
-    Math,
-}
-
 impl Init {
-    pub fn run(self, registry: &Registry) -> Result<ExitCode> {
+    pub fn run(self, registry: &Registry) -> Result<()> {
         let file = self.path.display().to_string();
         if self.path.exists() && !self.force {
-            return Err(Refused::because(format!("{file} is there already; name another file, or say --force")));
+            return Err(refused(format!("{file} is there already; name another file, or say --force")));
         }
         let text = self.recipe()?;
         atomic_file::write(&self.path, &text).with_context(|| format!("writing {file}"))?;
-        match explained(&self.path, &[], registry, |_| Vec::new()) {
-            Ok(loaded) => {
-                out::text(&format!("{}\nwritten to {file}; to run it: rollflow run {file}\n", text_of(&loaded)))?;
-                Ok(ExitCode::SUCCESS)
-            }
-            Err(errors) => {
-                out::complain(&format!("written to {file}, which is to be completed:"));
-                show(&errors);
-                Ok(ExitCode::from(REFUSED))
-            }
-        }
+        let recipe = RecipeArgs { recipe: self.path.clone(), sets: Vec::new() };
+        let loaded = load_and(&recipe, registry, |_| Vec::new()).map_err(|errors| {
+            out::complain(&format!("written to {file}, which is to be completed:"));
+            End::Recipe(errors)
+        })?;
+        Ok(out::text(&format!("{}\nwritten to {file}; to run it: rollflow run {file}\n", text_of(&loaded)))?)
     }
 
     fn recipe(&self) -> Result<String> {
         let asker = Asker::new(!self.yes);
-        let pipeline = asker.choose("What runs?", self.pipeline, Kind::Grpo)?;
-        let model = asker.ask("Which model: tiny, a Hugging Face folder, a hub id or a preset?", self.model.clone(), "tiny")?;
-        let task = asker.ask("What is asked: arithmetic, or which file, folder or data set?", self.task.clone(), "arithmetic")?;
-        let (tiny, is_data) = (model == "tiny", task != "arithmetic");
-        let word = asker.word(pipeline);
-        let mut text = texts::OPENING.to_owned();
-        text += &format!(
-            "pipeline = \"{word}\"\nname = \"{}\"\n# Every random draw follows from it.\nseed = 0\n",
-            word.replace('_', "-")
-        );
-        text += &model_section(&model);
-        let held_out = if is_data {
-            let data = self.data(&asker, pipeline, &task)?;
-            if has_template(&model) {
-                let how = asker.choose("How are questions asked that are plain text?", self.chat, AskKind::Auto)?;
-                text += &format!("{}ask = \"{}\"\n", texts::CHAT, asker.word(how));
-            }
-            text += &data.section(pipeline);
-            data.held_out()
-        } else {
-            text += texts::ARITHMETIC;
-            None
-        };
+        let pipeline = asker.choose("What runs?", self.pipeline.as_deref(), &PIPELINES, "grpo")?;
+        let model =
+            asker.ask("Which model: tiny, a Hugging Face folder, a hub id or a preset?", self.model.as_deref(), "tiny")?;
+        let question = "What is asked: arithmetic, or which file, folder or data set?";
+        let task = asker.ask(question, self.task.as_deref(), "arithmetic")?;
         let steps = |proposed: &str| -> Result<u64> {
-            let said = asker.ask("How many optimizer steps?", self.steps.map(|steps| steps.to_string()), proposed)?;
-            said.parse().map_err(|_| Refused::because(format!("{said:?} is no number of steps")))
+            let said = asker.ask("How many optimizer steps?", self.steps.map(|steps| steps.to_string()).as_deref(), proposed)?;
+            said.parse().map_err(|_| refused(format!("{said:?} is no number of steps")))
         };
         // Other models have derived rates; a tiny one needs a larger one to learn in so few steps.
+        let tiny = model == "tiny";
         let rate = |tiny_lr: &str| if tiny { format!("lr = {tiny_lr}\n") } else { String::new() };
-        match pipeline {
-            Kind::Sft => text += &format!("{}steps = {}\nbatch = 32\n{}", texts::SFT, steps("200")?, rate("1e-3")),
-            Kind::SftThenGrpo => text += &format!("{}steps = 25\nbatch = 64\n{}", texts::SFT_FIRST, rate("1e-3")),
-            Kind::Grpo if tiny => text += texts::WARM_UP,
-            Kind::Grpo => {}
+
+        let mut text = format!(
+            "# A recipe of rollflow. docs/reference/recipe has every key; what is left out has its default. \
+             To look at it before it runs: rollflow check\n\
+             pipeline = \"{pipeline}\"\nname = \"{}\"\n# Every random draw follows from it.\nseed = 0\n",
+            pipeline.replace('_', "-")
+        );
+        text += &model_section(&model);
+        let data = if task == "arithmetic" { None } else { Some(self.data(&asker, &pipeline, &task)?) };
+        match &data {
+            None => text += "\n# Sums such as 7+5=, made on the spot.\n[task]\nkind = \"arithmetic\"\ndigits = 1\n",
+            Some(data) => {
+                if has_template(&model) {
+                    let question = "How are questions asked that are plain text?";
+                    let ask = asker.choose(question, self.chat.as_deref(), &FORMATS, "auto")?;
+                    text += &format!(
+                        "\n# Prompts that are plain text become a turn of the model's user where it has a chat template (auto). \
+                         `system` adds a system turn.\n[chat]\nask = \"{ask}\"\n"
+                    );
+                }
+                text += &data.section(&pipeline);
+            }
         }
-        if pipeline != Kind::Sft {
-            let proposed = if is_data { RewardKind::Math } else { RewardKind::Exact };
-            let kind = asker.word(asker.choose("When is an answer right?", self.reward, proposed)?);
-            let longest = if is_data { positions(&model).map_or(256, |most| 256.min(most / 2)) } else { 4 };
-            let groups = if tiny { 32 } else { 8 };
-            text +=
-                &format!("{}group_size = 8\nmax_new_tokens = {longest}\n{}kind = \"{kind}\"\n", texts::GENERATE, texts::REWARD);
-            text += &format!("{}groups = {groups}\n{}steps = {}\n", texts::FILTER, texts::TRAIN, steps("300")?);
-            text += &format!("{}{}{}{}", rate("5e-4"), texts::FLOW, texts::EVAL, held_out.unwrap_or_default());
+        text += &match pipeline.as_str() {
+            "sft" => {
+                let (steps, rate) = (steps("200")?, rate("1e-3"));
+                format!("\n# Imitates the task's answers.\n[sft]\nsteps = {steps}\nbatch = 32\n{rate}")
+            }
+            "sft_then_grpo" => format!(
+                "\n# Imitates the task's answers first, as a run of its own in the folder `sft` of this one's.\n\
+                 [sft]\nsteps = 25\nbatch = 64\n{}",
+                rate("1e-3")
+            ),
+            _ if tiny => {
+                "\n# A random model is never right: it imitates first, briefly. Remove this for a model that knows something.\n\
+                          [sft]\nsteps = 25\nbatch = 64\nlr = 1e-3\n"
+                    .to_owned()
+            }
+            _ => String::new(),
+        };
+        if pipeline != "sft" {
+            let proposed = if data.is_some() { "math" } else { "exact" };
+            let reward = asker.choose("When is an answer right?", self.reward.as_deref(), &REWARDS, proposed)?;
+            let longest = if data.is_some() { positions(&model).map_or(256, |most| 256.min(most / 2)) } else { 4 };
+            let (groups, steps) = (if tiny { 32 } else { 8 }, steps("300")?);
+            let (rate, held_out) = (rate("5e-4"), data.as_ref().map(Data::evaluation).unwrap_or_default());
+            text += &format!(
+                "\n# Answers to a prompt, whose rewards are compared; and their longest length, in tokens.\n\
+                 [generate]\ngroup_size = 8\nmax_new_tokens = {longest}\n\
+                 \n# What an answer earns.\n[reward]\nkind = \"{reward}\"\n\
+                 \n# Groups whose answers all earned the same teach nothing.\n[[filter]]\nkind = \"nonzero_std\"\n\
+                 \n# Groups that an optimizer step learns from.\n[batch]\ngroups = {groups}\n\
+                 \n[train]\nsteps = {steps}\n{rate}\
+                 \n# Versions by which generation may run ahead of training; 0 is the synchronous algorithm.\n\
+                 [flow]\nmax_staleness = 1\n\
+                 \n# Every 50 steps, what the newest weights know: greedy and sampled accuracy, pass@k.\n\
+                 [eval]\nevery = 50\nsamples = 4\n{held_out}"
+            );
         }
-        Ok(text + texts::CHECKPOINT)
+        Ok(text + "\n[checkpoint]\nevery = 100\nkeep = 3\n")
     }
 
     /// Asks for the data set's subset and split, its number of records, and the fields whose names
     /// are unusual.
-    fn data(&self, asker: &Asker, pipeline: Kind, name: &str) -> Result<Data> {
-        let mut data = Data {
-            name: name.to_owned(),
-            subset: self.subset.clone(),
-            split: self.split.clone(),
-            prompt: self.prompt_key.clone(),
-            answer: self.answer_key.clone(),
-            ..Data::default()
-        };
+    fn data(&self, asker: &Asker, pipeline: &str, name: &str) -> Result<Data> {
+        let mut spec = DataSpec { subset: self.subset.clone(), ..DataSpec::new(name) };
+        (spec.columns.prompt, spec.columns.answer) = (self.prompt_key.clone(), self.answer_key.clone());
+        let mut data = Data { spec, split: self.split.clone(), held_out: None, records: None };
         self.cut(asker, &mut data)?;
         let Err(why) = data.look(pipeline) else { return Ok(data) };
         // A data set that is not there yet has no fields to ask for; `check` reports it.
-        if data.spec().check().is_ok() {
+        if data.spec.check().is_ok() {
             asker.say(&why);
-            data.prompt = Some(asker.ask("Its field with the prompt?", data.prompt, "prompt")?);
-            data.answer = Some(asker.ask("Its field with the answer?", data.answer, "answer")?);
+            let columns = &mut data.spec.columns;
+            columns.prompt = Some(asker.ask("Its field with the prompt?", columns.prompt.as_deref(), "prompt")?);
+            columns.answer = Some(asker.ask("Its field with the answer?", columns.answer.as_deref(), "answer")?);
             if let Err(why) = data.look(pipeline) {
                 asker.say(&why);
             }
@@ -210,11 +199,12 @@ impl Init {
 
     /// Asks for the subset and the split, where there is a choice.
     fn cut(&self, asker: &Asker, data: &mut Data) -> Result<()> {
-        let Ok(subsets) = data.spec().subsets() else { return Ok(()) };
-        if data.subset.is_none() && !subsets.is_empty() {
-            data.subset = Some(asker.pick(&format!("Which subset of {}", data.name), "--subset", &subsets)?);
+        let Ok(subsets) = data.spec.subsets() else { return Ok(()) };
+        if data.spec.subset.is_none() && !subsets.is_empty() {
+            let question = format!("Which subset of {}", data.spec.data.display());
+            data.spec.subset = Some(asker.pick(&question, "--subset", &subsets)?);
         }
-        let Ok(splits) = data.spec().splits() else { return Ok(()) };
+        let Ok(splits) = data.spec.splits() else { return Ok(()) };
         let has = |name: &str| splits.iter().any(|split| split == name);
         if let (None, Some(first), false) = (&data.split, splits.first(), splits.len() < 2) {
             let proposed = if has("train") { "train" } else { first };
@@ -228,10 +218,15 @@ impl Init {
 
 fn model_section(model: &str) -> String {
     if model == "tiny" {
-        return texts::TINY.to_owned();
+        return "\n# A small random decoder with a character tokenizer, for experiments that take minutes.\n[model]\nkind = \"tiny\"\n"
+            .to_owned();
     }
     let key = if Preset::named(model).is_some() { "preset" } else { "path" };
-    format!("{}{key} = {}\n", texts::MODEL, quoted(model))
+    format!(
+        "\n# config.json, safetensors and tokenizer.json, as Hugging Face has them: a folder, or an id or preset that the hub's \
+         tools have fetched.\n[model]\nkind = \"folder\"\n{key} = {}\n",
+        quoted(model)
+    )
 }
 
 /// Returns the sequence length of the model, prompt and completion together, if its configuration
@@ -248,31 +243,22 @@ fn has_template(model: &str) -> bool {
 }
 
 /// A data set, and what was found in it.
-#[derive(Default)]
 struct Data {
-    name: String,
-    subset: Option<String>,
+    spec: DataSpec,
     /// The split that is trained on, unless it is `train`.
     split: Option<String>,
     /// Split of the data set that an evaluation uses.
     held_out: Option<String>,
-    prompt: Option<String>,
-    answer: Option<String>,
     records: Option<usize>,
 }
 
 impl Data {
-    fn spec(&self) -> DataSpec {
-        let columns = Columns { prompt: self.prompt.clone(), answer: self.answer.clone(), ..Columns::default() };
-        let split = self.split.clone().unwrap_or_else(|| "train".to_owned());
-        DataSpec { columns, split, subset: self.subset.clone(), ..DataSpec::new(&self.name) }
-    }
-
     /// Counts the records that can be used, or says why there are none.
-    fn look(&mut self, pipeline: Kind) -> Result<(), String> {
+    fn look(&mut self, pipeline: &str) -> Result<(), String> {
+        self.spec.split = self.split.clone().unwrap_or_else(|| "train".to_owned());
         let records = match pipeline {
-            Kind::Sft => DataSet::<Example>::open(&self.spec()).map(|data| data.len()),
-            _ => DataSet::<Prompt>::open(&self.spec()).map(|data| data.len()),
+            "sft" => DataSet::<Example>::open(&self.spec).map(|data| data.len()),
+            _ => DataSet::<Prompt>::open(&self.spec).map(|data| data.len()),
         };
         self.records = Some(records.map_err(|error| error.to_string())?);
         Ok(())
@@ -285,29 +271,34 @@ impl Data {
     }
 
     fn keys(&self, split: Option<&str>) -> Vec<String> {
-        let given = [("prompt", &self.prompt), ("answer", &self.answer)];
+        let DataSpec { data, subset, columns, .. } = &self.spec;
+        let given = [("prompt", &columns.prompt), ("answer", &columns.answer)];
         let columns: Vec<String> =
             given.into_iter().filter_map(|(key, field)| Some(format!("{key} = {}", quoted(field.as_ref()?)))).collect();
-        let mut keys = vec!["kind = \"data\"".to_owned(), format!("data = {}", quoted(&self.name))];
-        keys.extend(self.subset.as_ref().map(|subset| format!("subset = {}", quoted(subset))));
+        let mut keys = vec!["kind = \"data\"".to_owned(), format!("data = {}", quoted(&data.to_string_lossy()))];
+        keys.extend(subset.as_ref().map(|subset| format!("subset = {}", quoted(subset))));
         keys.extend(split.map(|split| format!("split = {}", quoted(split))));
         keys.extend((!columns.is_empty()).then(|| format!("columns = {{ {} }}", columns.join(", "))));
         keys
     }
 
-    fn section(&self, pipeline: Kind) -> String {
-        let split = if self.is_divided() && pipeline != Kind::Sft { Some("train[:90%]") } else { self.split.as_deref() };
-        format!("{}{}\n", texts::DATA, self.keys(split).join("\n"))
+    fn section(&self, pipeline: &str) -> String {
+        let split = if self.is_divided() && pipeline != "sft" { Some("train[:90%]") } else { self.split.as_deref() };
+        format!(
+            "\n# Fields are recognised by their names (docs/how_to/data.md); `columns` says which hold what where they are not.\n\
+             [task]\n{}\n",
+            self.keys(split).join("\n")
+        )
     }
 
-    /// The prompts of an evaluation.
-    fn held_out(&self) -> Option<String> {
+    /// Number and source of the prompts of an evaluation.
+    fn evaluation(&self) -> String {
         let of = |split: &str| format!("limit = 64\ntask = {{ {} }}\n", self.keys(Some(split)).join(", "));
-        Some(match &self.held_out {
+        match &self.held_out {
             Some(split) => of(split),
             None if self.is_divided() => of("train[90%:]"),
             None => "limit = 64\n".to_owned(),
-        })
+        }
     }
 }
 

@@ -4,14 +4,12 @@
 //! a line in each of the two lists below.
 //!
 //! Exit codes (docs/reference/command.md): 0 done, or drained by Ctrl-C; 1 failed or stopped; 2
-//! nothing was started, because the recipe or the arguments are wrong ([`REFUSED`], and [`Refused`]
-//! as an error).
+//! nothing was started, because the recipe or the arguments are wrong.
 
 mod check;
 mod compare;
 mod engine;
 mod eval;
-mod explain;
 mod export;
 mod generate;
 mod graph;
@@ -20,16 +18,14 @@ mod models;
 pub(crate) mod out;
 mod plans;
 mod policies;
+mod reference;
 mod replay;
 mod report;
 mod resume;
 mod run;
 mod runs;
-mod schema;
 mod score;
-mod shell;
 mod simulate;
-mod standalone_eval;
 mod tokens;
 
 use std::ffi::OsString;
@@ -37,7 +33,9 @@ use std::io::{self, ErrorKind, Write};
 use std::process::ExitCode;
 
 use anyhow::Result;
+use clap::builder::{PossibleValuesParser, TypedValueParser};
 use clap::{Parser, Subcommand};
+use rollflow::recipe::RecipeErrors;
 
 use crate::registry::Registry;
 
@@ -74,13 +72,13 @@ enum Command {
     Compare(compare::Compare),
     Report(report::Report),
     Init(init::Init),
-    Explain(explain::Explain),
-    Schema(schema::Schema),
-    Completions(shell::Completions),
-    Man(shell::Man),
+    Explain(reference::Explain),
+    Schema(reference::Schema),
+    Completions(reference::Completions),
+    Man(reference::Man),
 }
 
-fn dispatch(command: Command, registry: &Registry) -> Result<ExitCode> {
+fn dispatch(command: Command, registry: &Registry) -> Result<()> {
     match command {
         Command::Run(of) => of.run(registry),
         Command::Resume(of) => of.run(registry),
@@ -106,19 +104,29 @@ fn dispatch(command: Command, registry: &Registry) -> Result<ExitCode> {
     }
 }
 
-/// The recipe or the arguments are wrong, which standard error says; nothing was started.
-const REFUSED: u8 = 2;
-
-/// Why nothing was started, of a command that ends with [`REFUSED`].
+/// Ends of a command other than an error with exit code 1.
 #[derive(Debug, thiserror::Error)]
-#[error("{0}")]
-struct Refused(String);
+enum End {
+    /// The arguments are wrong, and nothing was started: exit code 2.
+    #[error("{0}")]
+    Refused(String),
+    /// The recipe is wrong, and nothing was started: every error with its place, and exit code 2.
+    #[error("{0}")]
+    Recipe(RecipeErrors),
+    /// The command has printed what is wrong, and ends with this code.
+    #[error("exit code {0}")]
+    Said(u8),
+}
 
-impl Refused {
-    /// Makes the error of a command.
-    fn because(why: impl Into<String>) -> anyhow::Error {
-        Refused(why.into()).into()
-    }
+/// Makes the error of a command whose arguments are wrong.
+fn refused(why: impl Into<String>) -> anyhow::Error {
+    End::Refused(why.into()).into()
+}
+
+/// Parser of a choice of the library by the word that recipes use. Help and completions list the words.
+fn choice<T: Copy + Send + Sync>(all: &'static [T], word: fn(T) -> &'static str) -> impl TypedValueParser<Value = T> {
+    let words = PossibleValuesParser::new(all.iter().map(|choice| word(*choice)));
+    words.try_map(move |given| all.iter().copied().find(|choice| word(*choice) == given).ok_or("it is not listed"))
 }
 
 /// Runs the whole command on the arguments of this program, with `registry`'s parts in addition to
@@ -144,20 +152,20 @@ pub fn command_with<A: Into<OsString> + Clone>(registry: Registry, args: impl In
         Ok(cli) => cli.command,
         Err(error) => return said(&error),
     };
-    match dispatch(command, &registry) {
-        Ok(code) => code,
-        Err(error) if out::was_closed(&error) => ExitCode::SUCCESS,
-        Err(error) => {
-            out::complain(&format!("error: {error:#}"));
-            if error.is::<Refused>() { ExitCode::from(REFUSED) } else { ExitCode::FAILURE }
-        }
+    let Err(error) = dispatch(command, &registry) else { return ExitCode::SUCCESS };
+    match error.downcast_ref() {
+        Some(End::Recipe(errors)) => plans::show(errors),
+        Some(End::Said(code)) => return ExitCode::from(*code),
+        _ if out::was_closed(&error) => return ExitCode::SUCCESS,
+        _ => out::complain(&format!("error: {error:#}")),
     }
+    if error.is::<End>() { ExitCode::from(2) } else { ExitCode::FAILURE }
 }
 
 /// Prints help, the version or what is wrong with the arguments.
 fn said(error: &clap::Error) -> ExitCode {
     match error.print().and_then(|()| io::stdout().flush()) {
-        Ok(()) => ExitCode::from(u8::try_from(error.exit_code()).unwrap_or(REFUSED)),
+        Ok(()) => ExitCode::from(u8::try_from(error.exit_code()).unwrap_or(2)),
         // Who closes its end has seen enough.
         Err(problem) if problem.kind() == ErrorKind::BrokenPipe => ExitCode::SUCCESS,
         Err(problem) => {
@@ -173,22 +181,6 @@ mod tests {
 
     use super::*;
 
-    /// The words of a line as a shell has them, of which single quotes are all that the examples need.
-    fn words(line: &str) -> Vec<String> {
-        let mut words = vec![String::new()];
-        for (at, part) in line.split('\'').enumerate() {
-            let quoted = at % 2 == 1;
-            for (at, piece) in part.split(|c| c == ' ' && !quoted).enumerate() {
-                match words.last_mut().filter(|_| at == 0) {
-                    Some(word) => word.push_str(piece),
-                    None => words.push(piece.to_owned()),
-                }
-            }
-        }
-        words.retain(|word| !word.is_empty());
-        words
-    }
-
     /// The call of rollflow in a line, without what another program does before or after it, and without remarks.
     fn call(line: &str) -> Option<&str> {
         let at = line.find("rollflow ").filter(|at| *at == 0 || line[..*at].ends_with("| "))?;
@@ -196,9 +188,7 @@ mod tests {
     }
 
     fn assert_understood(line: &str) {
-        if let Err(error) = Cli::try_parse_from(words(line)) {
-            panic!("{line}: {error}");
-        }
+        Cli::try_parse_from(shlex::split(line).unwrap()).map(drop).unwrap_or_else(|error| panic!("{line}: {error}"));
     }
 
     #[test]

@@ -1,7 +1,6 @@
 //! `rollflow models`: which models a recipe can name, and which of them are on this machine.
 
 use std::path::Path;
-use std::process::ExitCode;
 
 use anyhow::Result;
 use clap::Args;
@@ -21,53 +20,46 @@ pub struct Models {
 }
 
 impl Models {
-    pub fn run(self) -> Result<ExitCode> {
-        out::text(&list_of(&Cache::of_user(), self.json))?;
-        Ok(ExitCode::SUCCESS)
+    pub fn run(self) -> Result<()> {
+        let cache = Cache::of_user();
+        let cached = cache.models();
+        let others: Vec<&CachedModel> =
+            cached.iter().filter(|model| PRESETS.iter().all(|preset| preset.id != model.id)).collect();
+        if self.json {
+            let presets: Vec<Value> = PRESETS.iter().map(|preset| of_preset(preset, &cached)).collect();
+            let others: Vec<Value> = others.into_iter().map(of_cached).collect();
+            return Ok(out::line(&format!("{:#}", json!({"presets": presets, "others": others, "cache": cache.root()})))?);
+        }
+        let head = ["preset", "hub id", "size", "template", "answers end with", "lr: rl", "sft", "lora", "here"];
+        let mut rows = vec![head.map(str::to_owned).to_vec()];
+        for preset in &PRESETS {
+            let here = cached
+                .iter()
+                .find(|model| model.id == preset.id)
+                .map_or("no".to_owned(), |model| model.missing.as_ref().map_or("yes".to_owned(), |what| format!("lacks {what}")));
+            rows.push(vec![
+                preset.name.to_owned(),
+                preset.id.to_owned(),
+                format!("{:.2}B", preset.parameters() as f64 / 1e9),
+                preset.template.name.to_owned(),
+                preset.template.stop.to_owned(),
+                format!("{:e}", preset.rl_lr(false)),
+                format!("{:e}", preset.sft_lr(false)),
+                format!("{:e}", preset.sft_lr(true)),
+                here,
+            ]);
+        }
+        let mut text = out::aligned(&rows) + &format!("\nIn {}, besides:\n", cache.root().display());
+        for model in &others {
+            let usable = usable(model).map_or_else(|why| format!("not usable: {why}"), str::to_owned);
+            text += &format!("  {:<40} {usable}\n", model.id);
+        }
+        if others.is_empty() {
+            text += "  nothing\n";
+        }
+        text += "\nIn a recipe: [model] kind = \"folder\", with preset = \"qwen2.5-0.5b\", or with path = a folder or a hub id. To fetch one: hf download ID\n";
+        Ok(out::text(&text)?)
     }
-}
-
-fn list_of(cache: &Cache, json: bool) -> String {
-    let cached = cache.models();
-    let known = |id: &str| PRESETS.iter().any(|preset| preset.id == id);
-    let others: Vec<&CachedModel> = cached.iter().filter(|model| !known(&model.id)).collect();
-    if json {
-        let presets: Vec<Value> = PRESETS.iter().map(|preset| of_preset(preset, &cached)).collect();
-        let others: Vec<Value> = others.into_iter().map(of_cached).collect();
-        return format!("{:#}\n", json!({"presets": presets, "others": others, "cache": cache.root()}));
-    }
-    let mut text = format!(
-        "{:<22} {:<42} {:>7}  {:<9} {:<23} {:>7} {:>7} {:>7}  here\n",
-        "preset", "hub id", "size", "template", "answers end with", "lr: rl", "sft", "lora"
-    );
-    for preset in &PRESETS {
-        let here = match cached.iter().find(|model| model.id == preset.id) {
-            None => "no".to_owned(),
-            Some(model) => model.missing.as_ref().map_or("yes".to_owned(), |what| format!("lacks {what}")),
-        };
-        text += &format!(
-            "{:<22} {:<42} {:>7}  {:<9} {:<23} {:>7e} {:>7e} {:>7e}  {here}\n",
-            preset.name,
-            preset.id,
-            size(preset.parameters()),
-            preset.template.name,
-            preset.template.stop,
-            preset.rl_lr(false),
-            preset.sft_lr(false),
-            preset.sft_lr(true)
-        );
-    }
-    text += &format!("\nIn {}, besides:\n", cache.root().display());
-    for model in &others {
-        text += &match usable(model) {
-            Ok(family) => format!("  {:<40} {family}\n", model.id),
-            Err(why) => format!("  {:<40} not usable: {why}\n", model.id),
-        };
-    }
-    if others.is_empty() {
-        text += "  nothing\n";
-    }
-    text + "\nIn a recipe: [model] kind = \"folder\", with preset = \"qwen2.5-0.5b\", or with path = a folder or a hub id. To fetch one: hf download ID\n"
 }
 
 /// The family of a cached model, or why it can't be used.
@@ -104,9 +96,4 @@ fn of_preset(preset: &Preset, cached: &[CachedModel]) -> Value {
 fn of_cached(model: &CachedModel) -> Value {
     let usable = usable(model);
     json!({"id": model.id, "folder": model.folder, "family": usable.as_ref().ok(), "problem": usable.as_ref().err()})
-}
-
-/// `0.49B`.
-fn size(parameters: u64) -> String {
-    format!("{:.2}B", parameters as f64 / 1e9)
 }

@@ -1,4 +1,4 @@
-//! Output of the command. A reader that closes its end early, as `head` does, is no failure.
+//! Input and output of the command. A reader that closes its end early, as `head` does, is no failure.
 //!
 //! Output contains names, errors and completions of foreign origin. A terminal gets their control
 //! characters as escapes; a file or a pipe gets the bytes unchanged.
@@ -33,6 +33,12 @@ pub fn line(line: &str) -> Result<(), Unread> {
     text(&format!("{line}\n"))
 }
 
+/// Standard input up to its end, without the last line's end, which is the shell's.
+pub fn input() -> io::Result<String> {
+    let text = io::read_to_string(io::stdin())?;
+    Ok(text.strip_suffix('\n').map(str::to_owned).unwrap_or(text))
+}
+
 /// Prints lines to standard error, without control characters. A closed stream loses them.
 pub fn complain(lines: &str) {
     writeln!(io::stderr(), "{}", untrusted::block(lines)).ok();
@@ -41,4 +47,16 @@ pub fn complain(lines: &str) {
 /// Returns true if a command ended because its output was closed.
 pub fn was_closed(error: &anyhow::Error) -> bool {
     matches!(error.downcast_ref(), Some(Unread::Closed))
+}
+
+/// Rows with columns as wide as their widest cell, two spaces apart.
+pub fn aligned(rows: &[Vec<String>]) -> String {
+    let columns = rows.iter().map(Vec::len).max().unwrap_or(0);
+    let width = |at: usize| rows.iter().filter_map(|row| Some(row.get(at)?.chars().count())).max().unwrap_or(0);
+    let widths: Vec<usize> = (0..columns).map(width).collect();
+    let line = |row: &Vec<String>| {
+        let cells: Vec<String> = row.iter().zip(&widths).map(|(cell, width)| format!("{cell:<width$}")).collect();
+        cells.join("  ").trim_end().to_owned() + "\n"
+    };
+    rows.iter().map(line).collect()
 }

@@ -3,16 +3,17 @@
 use std::io::IsTerminal;
 use std::path::{Path, PathBuf};
 
+use anyhow::Result;
 use clap::Args;
 use rollflow::observe::Console;
 use rollflow::recipe::{self, Loaded, Place, Plan, Problem, RecipeErrors};
 use rollflow::util::{reading, untrusted};
 
-use super::out;
+use super::{End, refused};
 use crate::assemble::conversations;
 use crate::epochs;
 use crate::registry::Registry;
-use crate::run::files::RECIPE;
+use crate::run::RECIPE;
 use crate::validate::complaints;
 
 // A doc comment here would replace the help of each subcommand.
@@ -26,78 +27,45 @@ pub struct RecipeArgs {
     pub sets: Vec<String>,
 }
 
-/// The plan, or all of the recipe's errors on standard error.
-pub fn load(args: &RecipeArgs, registry: &Registry) -> Option<Plan> {
-    try_load(args, registry).map_err(|errors| show(&errors)).ok()
-}
-
-/// The plan, or all that is wrong with it.
-pub fn try_load(args: &RecipeArgs, registry: &Registry) -> Result<Plan, RecipeErrors> {
-    try_load_and(args, registry, |_| Vec::new()).map(|loaded| loaded.plan)
+/// The plan, or all that is wrong with the recipe.
+pub fn load(args: &RecipeArgs, registry: &Registry) -> Result<Plan> {
+    Ok(load_and(args, registry, |_| Vec::new()).map_err(End::Recipe)?.plan)
 }
 
 /// The plan with the reasons for values that the recipe left out, or all that is wrong with it.
 /// `further` looks for more problems in a plan that is sound otherwise.
-pub fn try_load_and(
-    args: &RecipeArgs,
-    registry: &Registry,
-    further: impl Fn(&Plan) -> Vec<Problem>,
-) -> Result<Loaded, RecipeErrors> {
-    let sets = [recipe::variables(std::env::vars_os())?, args.sets.clone()].concat();
-    explained(&args.recipe, &sets, registry, further)
-}
-
-/// [`try_load_and`] for a file with overrides. Warnings go to standard error, since no run has a
-/// console yet.
-pub fn explained(
-    path: &Path,
-    sets: &[String],
-    registry: &Registry,
-    further: impl Fn(&Plan) -> Vec<Problem>,
-) -> Result<Loaded, RecipeErrors> {
-    tracing::subscriber::with_default(Console::quiet(), || settled(path, sets, registry, further))
-}
-
-fn settled(
-    path: &Path,
-    sets: &[String],
-    registry: &Registry,
-    further: impl Fn(&Plan) -> Vec<Problem>,
-) -> Result<Loaded, RecipeErrors> {
+pub fn load_and(args: &RecipeArgs, registry: &Registry, further: impl Fn(&Plan) -> Vec<Problem>) -> Result<Loaded, RecipeErrors> {
+    let (path, sets) = (&args.recipe, &[recipe::variables(std::env::vars_os())?, args.sets.clone()].concat());
     let complaints = |plan: &Plan| {
         let complaints = complaints(registry, plan);
         if complaints.is_empty() && plan.validate().is_ok() { further(plan) } else { complaints }
     };
-    let Loaded { mut plan, mut derived } = recipe::load_with(path, sets, complaints)?;
-    match epochs::settle(&mut plan, registry) {
-        Ok(steps) => derived.extend(steps),
-        // Loaded again, so that the error stands where the key was written.
-        Err(error) => {
-            let complaint = |plan: &Plan| vec![epochs::complaint(plan, &error)];
-            return recipe::load_with(path, sets, complaint);
+    // Warnings go to standard error, since no run has a console yet.
+    tracing::subscriber::with_default(Console::quiet(), || {
+        let Loaded { mut plan, mut derived } = recipe::load_with(path, sets, complaints)?;
+        match epochs::settle(&mut plan, registry) {
+            Ok(steps) => derived.extend(steps),
+            // Loaded again, so that the error stands where the key was written.
+            Err(error) => return recipe::load_with(path, sets, |plan| vec![epochs::complaint(plan, &error)]),
         }
-    }
-    derived.extend(conversations::derived(&plan));
-    plan.validate().map(|()| Loaded { plan, derived })
+        derived.extend(conversations::derived(&plan));
+        plan.validate().map(|()| Loaded { plan, derived })
+    })
 }
 
 /// The plan of a run. The files that it names may be gone or lie elsewhere by now, and are not looked for.
-pub fn load_of_run(run: &Path, sets: &[String], registry: &Registry) -> Option<Plan> {
+pub fn load_of_run(run: &Path, sets: &[String], registry: &Registry) -> Result<Plan> {
     let path = run.join(RECIPE);
-    let text = reading::read_text(&path)
-        .map_err(|error| out::complain(&format!("{}: {error}; give the folder of a run, as in runs/mine", path.display())))
-        .ok()?;
+    let unread = |error| refused(format!("{}: {error}; give the folder of a run, as in runs/mine", path.display()));
+    let text = reading::read_text(&path).map_err(unread)?;
     let parse = || recipe::parse_with(&path.display().to_string(), &text, sets, |plan| complaints(registry, plan));
-    tracing::subscriber::with_default(Console::quiet(), parse).map_err(|errors| show(&errors)).ok()
+    Ok(tracing::subscriber::with_default(Console::quiet(), parse).map_err(End::Recipe)?)
 }
 
-/// Every error with the line that it is about and a mark below its place; in colours on a terminal.
+/// Prints every error to standard error, with the line that it is about and a mark below its place; in
+/// colours on a terminal.
 pub fn show(errors: &RecipeErrors) {
     let colours = std::io::stderr().is_terminal() && std::env::var_os("NO_COLOR").is_none();
-    eprintln!("{}", shown(errors, colours));
-}
-
-fn shown(errors: &RecipeErrors, colours: bool) -> String {
     let painted = |text: &str, colour: &str| if colours { format!("\x1b[{colour}m{text}\x1b[0m") } else { text.to_owned() };
     let mut text = String::new();
     for error in errors.iter() {
@@ -118,5 +86,5 @@ fn shown(errors: &RecipeErrors, colours: bool) -> String {
         }
     }
     let count = errors.iter().count();
-    text + &format!("{count} problem{} in the recipe", if count == 1 { "" } else { "s" })
+    eprintln!("{text}{count} problem{} in the recipe", if count == 1 { "" } else { "s" });
 }

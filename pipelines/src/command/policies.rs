@@ -5,14 +5,15 @@ use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
 use anyhow::{Context, Result, bail};
-use clap::{Args, ValueEnum};
+use clap::Args;
 use rollflow::model::{Compute, Dtype};
 use rollflow::prelude::Policy;
 use rollflow::recipe::DeviceName;
 use rollflow::train::checkpoint::{self, CHECKPOINTS};
 
+use super::choice;
 use crate::assemble::{models, policy};
-use crate::run::files::RECIPE;
+use crate::run::RECIPE;
 
 /// Device and format of a command's model.
 #[derive(Args)]
@@ -22,35 +23,14 @@ pub struct Computing {
     device: DeviceName,
     /// Compute format: by default f32 on a processor and bf16 on a GPU. A folder in that format
     /// takes no more memory than on disk.
-    #[arg(long, value_enum)]
-    dtype: Option<Format>,
-}
-
-/// A format of numbers.
-#[derive(Clone, Copy, ValueEnum)]
-pub enum Format {
-    /// 32 bits, as it was trained.
-    F32,
-    /// Half the size, over the same range.
-    Bf16,
-    /// Half the size, more exact, up to 65504.
-    F16,
-}
-
-impl From<Format> for Dtype {
-    fn from(format: Format) -> Dtype {
-        match format {
-            Format::F32 => Dtype::F32,
-            Format::Bf16 => Dtype::Bf16,
-            Format::F16 => Dtype::F16,
-        }
-    }
+    #[arg(long, value_parser = choice(Dtype::ALL, Dtype::word))]
+    dtype: Option<Dtype>,
 }
 
 impl Computing {
     /// Returns the compute settings, if the device exists.
     pub fn compute(&self) -> Result<Compute> {
-        let dtype = self.dtype.map_or_else(|| self.device.precision(), Dtype::from);
+        let dtype = self.dtype.unwrap_or_else(|| self.device.precision());
         policy::compute_on(self.device, dtype).context("--device")
     }
 }

@@ -1,12 +1,11 @@
 //! `rollflow replay`.
 
 use std::path::PathBuf;
-use std::process::ExitCode;
 
 use anyhow::Result;
 use clap::Args;
 
-use super::REFUSED;
+use super::End;
 use super::plans::load_of_run;
 use crate::registry::Registry;
 use crate::replay;
@@ -24,19 +23,15 @@ pub struct Replay {
 }
 
 impl Replay {
-    pub fn run(self, registry: &Registry) -> Result<ExitCode> {
-        let Some(plan) = load_of_run(&self.run, &self.sets, registry) else { return Ok(ExitCode::from(REFUSED)) };
+    pub fn run(self, registry: &Registry) -> Result<()> {
+        let plan = load_of_run(&self.run, &self.sets, registry)?;
         let replayed = replay::replay(&plan, registry, &self.run, &mut std::io::stdout())?;
-        Ok(if replayed.failed == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+        if replayed.failed == 0 { Ok(()) } else { Err(End::Said(1).into()) }
     }
 }
 
 /// Accepts keys of the reward only: a replay reads no other key.
-fn reward_key(set: &str) -> Result<String, String> {
+fn reward_key(set: &str) -> Result<String, &'static str> {
     let rewards = ["reward.", "reward="].iter().any(|key| set.starts_with(key));
-    if rewards {
-        Ok(set.to_owned())
-    } else {
-        Err("only keys of [reward] have a meaning here, as in reward.kind=numeric".to_owned())
-    }
+    rewards.then(|| set.to_owned()).ok_or("only keys of [reward] have a meaning here, as in reward.kind=numeric")
 }

@@ -1,14 +1,13 @@
 //! `rollflow report`.
 
 use std::path::PathBuf;
-use std::process::ExitCode;
 
 use anyhow::Result;
 use clap::Args;
 use serde_json::json;
 
-use super::{REFUSED, out};
-use crate::run::files::RECIPE;
+use super::{out, refused};
+use crate::run::RECIPE;
 use crate::run::page;
 use crate::run::record::Record;
 
@@ -25,18 +24,15 @@ pub struct Report {
 }
 
 impl Report {
-    pub fn run(self) -> Result<ExitCode> {
+    pub fn run(self) -> Result<()> {
         if !self.run.join(RECIPE).exists() {
-            out::complain(&format!("error: {} holds no run; give the folder of one, as in runs/mine", self.run.display()));
-            return Ok(ExitCode::from(REFUSED));
+            return Err(refused(format!("{} holds no run; give the folder of one, as in runs/mine", self.run.display())));
         }
         let record = Record::read(&self.run)?;
         let page = page::write(&self.run, &record)?;
-        let line = match self.json {
+        Ok(out::line(&match self.json {
             true => json!({"page": page, "run": record}).to_string(),
             false => page.display().to_string(),
-        };
-        out::line(&line)?;
-        Ok(ExitCode::SUCCESS)
+        })?)
     }
 }

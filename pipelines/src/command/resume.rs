@@ -1,19 +1,18 @@
 //! `rollflow resume`.
 
 use std::path::PathBuf;
-use std::process::ExitCode;
 
 use anyhow::Result;
 use clap::Args;
 
 use super::plans::{RecipeArgs, load};
 use super::run::execute;
-use super::{REFUSED, Refused, out};
+use super::{out, refused};
 use crate::registry::Registry;
-use crate::run::files::RECIPE;
+use crate::run::RECIPE;
 use crate::run::folder::RunFolder;
 use crate::run::recipe_keys::changed_for_resume;
-use crate::run::remaining::{Remaining, TooFewSteps, remaining};
+use crate::run::remaining::{TooFewSteps, complete};
 use crate::run::resume::rewind_to_checkpoint;
 
 /// Resume an interrupted run from its newest checkpoint. Some keys may change; changing others,
@@ -35,28 +34,22 @@ pub struct Resume {
 }
 
 impl Resume {
-    pub fn run(self, registry: &Registry) -> Result<ExitCode> {
+    pub fn run(self, registry: &Registry) -> Result<()> {
         let Resume { run, mut sets, metrics } = self;
         sets.extend(metrics.map(|address| format!("observe.metrics={address:?}")));
-        let Some(plan) = load(&RecipeArgs { recipe: run.join(RECIPE), sets }, registry) else {
-            return Ok(ExitCode::from(REFUSED));
-        };
+        let plan = load(&RecipeArgs { recipe: run.join(RECIPE), sets }, registry)?;
         let changed = changed_for_resume(&run, &plan)?;
         if !changed.is_empty() {
-            let why = "can't change when a run is resumed; go on with the run's own values, or begin another run";
-            return Err(Refused::because(format!("{}: {why}", changed.join("; "))));
+            let why = "can't change when a run is resumed; resume with the run's own values, or begin another run";
+            return Err(refused(format!("{}: {why}", changed.join("; "))));
         }
-        match remaining(&run, &plan) {
-            Ok(Remaining::Work) => {}
-            Ok(Remaining::Nothing { key, steps }) => {
-                let shown = run.display();
-                out::text(&format!(
-                    "{shown} is complete: it has taken all of its {steps} steps. To train on: rollflow resume {shown} --set {key}=N\n"
-                ))?;
-                return Ok(ExitCode::SUCCESS);
-            }
-            Err(error) if error.is::<TooFewSteps>() => return Err(Refused::because(error.to_string())),
-            Err(error) => return Err(error),
+        let complete = complete(&run, &plan);
+        let complete = complete.map_err(|error| if error.is::<TooFewSteps>() { refused(error.to_string()) } else { error })?;
+        if let Some((key, steps)) = complete {
+            let shown = run.display();
+            return Ok(out::text(&format!(
+                "{shown} is complete: it has taken all of its {steps} steps. To train on: rollflow resume {shown} --set {key}=N\n"
+            ))?);
         }
         let folder = RunFolder::reopen(&run, &plan)?;
         let from = rewind_to_checkpoint(&run, |line| folder.say(line))?;

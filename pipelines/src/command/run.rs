@@ -1,7 +1,6 @@
 //! `rollflow run`, and what running and resuming share.
 
 use std::path::PathBuf;
-use std::process::ExitCode;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use anyhow::Result;
@@ -12,10 +11,10 @@ use rollflow::observe::logs::DEAD_LETTERS;
 use rollflow::recipe::Plan;
 
 use super::plans::{RecipeArgs, load};
-use super::{REFUSED, Refused, out};
+use super::{End, out, refused};
 use crate::assemble::conversations;
 use crate::registry::Registry;
-use crate::run::files::PAGE;
+use crate::run::PAGE;
 use crate::run::folder::{RunFolder, refuse_another_run};
 use crate::run::resume::ResumePoint;
 
@@ -37,12 +36,12 @@ pub struct Run {
 }
 
 impl Run {
-    pub fn run(self, registry: &Registry) -> Result<ExitCode> {
+    pub fn run(self, registry: &Registry) -> Result<()> {
         let Run { mut recipe, out, metrics } = self;
         recipe.sets.extend(metrics.map(|address| format!("observe.metrics={address:?}")));
-        let Some(plan) = load(&recipe, registry) else { return Ok(ExitCode::from(REFUSED)) };
+        let plan = load(&recipe, registry)?;
         let folder = out.unwrap_or_else(|| new_folder(&plan));
-        refuse_another_run(&folder).map_err(|error| Refused::because(error.to_string()))?;
+        refuse_another_run(&folder).map_err(|error| refused(error.to_string()))?;
         // Ids are pinned, since their contents may change. The format of prompts is recorded for
         // runs that continue from this one.
         let plan = Plan { chat: conversations::chat(&plan.chat, &plan.model), ..plan.pinned(&Cache::of_user()) };
@@ -51,7 +50,7 @@ impl Run {
 }
 
 /// Runs a plan in its folder and says what came of it.
-pub fn execute(plan: &Plan, registry: &Registry, run: &RunFolder, from: Option<&ResumePoint>) -> Result<ExitCode> {
+pub fn execute(plan: &Plan, registry: &Registry, run: &RunFolder, from: Option<&ResumePoint>) -> Result<()> {
     run.console().install()?;
     let report = crate::run_plan(plan, registry, run, from)?;
     let mut told = format!("{report}\n");
@@ -61,10 +60,10 @@ pub fn execute(plan: &Plan, registry: &Registry, run: &RunFolder, from: Option<&
     }
     // A closed output must not end the run.
     out::text(&told).ok();
-    Ok(match report.ended {
-        Ended::Finished | Ended::Drained => ExitCode::SUCCESS,
-        Ended::Running | Ended::Stopped | Ended::Failed => ExitCode::FAILURE,
-    })
+    match report.ended {
+        Ended::Finished | Ended::Drained => Ok(()),
+        Ended::Running | Ended::Stopped | Ended::Failed => Err(End::Said(1).into()),
+    }
 }
 
 /// `runs/NAME-1790000000`, by the seconds of the clock.

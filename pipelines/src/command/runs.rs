@@ -1,13 +1,12 @@
 //! `rollflow runs`: the runs in a folder.
 
 use std::path::{Path, PathBuf};
-use std::process::ExitCode;
 
-use anyhow::{Result, bail};
+use anyhow::{Result, ensure};
 use clap::Args;
 use serde_json::json;
 
-use super::{REFUSED, out};
+use super::{out, refused};
 use crate::run::record::{Record, State, runs_below};
 
 /// List the runs in a folder, the newest first, or those that fit all conditions.
@@ -63,23 +62,17 @@ impl Condition {
 }
 
 impl Runs {
-    pub fn run(self) -> Result<ExitCode> {
+    pub fn run(self) -> Result<()> {
         if !self.folder.is_dir() {
-            out::complain(&format!("error: {} is no folder; give one that holds runs", self.folder.display()));
-            return Ok(ExitCode::from(REFUSED));
+            return Err(refused(format!("{} is no folder; give one that holds runs", self.folder.display())));
         }
-        let runs: Vec<(PathBuf, Record)> =
-            runs_below(&self.folder)?.into_iter().filter(|(path, record)| self.fits(path, record)).collect();
-        if runs.is_empty() {
-            bail!("no run fits in {}", self.folder.display());
-        } else if self.json {
-            for (path, record) in &runs {
-                out::line(&listed(path, record).to_string())?;
-            }
-        } else {
-            out::text(&self.table(&runs))?;
-        }
-        Ok(ExitCode::SUCCESS)
+        let mut runs = runs_below(&self.folder)?;
+        runs.retain(|(path, record)| self.fits(path, record));
+        ensure!(!runs.is_empty(), "no run fits in {}", self.folder.display());
+        Ok(out::text(&match self.json {
+            true => runs.iter().map(|(path, record)| format!("{}\n", listed(path, record))).collect(),
+            false => self.table(&runs),
+        })?)
     }
 
     fn fits(&self, path: &Path, record: &Record) -> bool {
@@ -91,22 +84,22 @@ impl Runs {
     }
 
     fn table(&self, runs: &[(PathBuf, Record)]) -> String {
-        let mut rows = vec![["run", "pipeline", "state", "started", "time", "steps", "ended at"].map(str::to_owned)];
+        let head = ["run", "pipeline", "state", "started", "time", "steps", "ended at"];
+        let mut rows = vec![head.map(str::to_owned).to_vec()];
+        let shown = self.metric.as_deref().map_or(vec!["reward_mean", "loss"], |metric| vec![metric]);
         for (path, record) in runs {
-            let metric = self.metric.as_deref().into_iter().chain(["reward_mean", "loss"]);
-            let metric =
-                metric.take(if self.metric.is_some() { 1 } else { 2 }).find_map(|name| Some((name, record.metrics.get(name)?)));
-            rows.push([
+            let metric = shown.iter().find_map(|name| Some(format!("{name} {:.4}", record.metrics.get(*name)?.last_tenth)));
+            rows.push(vec![
                 path.display().to_string(),
                 record.pipeline.clone(),
-                record.state.word().to_owned(),
+                record.state.word(),
                 record.started().replace('T', " ").trim_end_matches('Z').to_owned(),
                 format!("{:.0}s", record.seconds()),
                 record.steps.to_string(),
-                metric.map_or_else(|| "–".to_owned(), |(name, stats)| format!("{name} {:.4}", stats.last_tenth)),
+                metric.unwrap_or_else(|| "–".to_owned()),
             ]);
         }
-        aligned(&rows)
+        out::aligned(&rows)
     }
 }
 
@@ -116,15 +109,4 @@ fn listed(path: &Path, record: &Record) -> serde_json::Value {
         "started": record.started(), "seconds": record.seconds(), "steps": record.steps, "parents": record.parents,
         "metrics": record.metrics,
     })
-}
-
-/// Columns as wide as their widest cell, two spaces apart.
-pub fn aligned<const N: usize>(rows: &[[String; N]]) -> String {
-    let width = |column: usize| rows.iter().map(|row| row[column].chars().count()).max().unwrap_or(0);
-    let widths: Vec<usize> = (0..N).map(width).collect();
-    let line = |row: &[String; N]| {
-        let cells: Vec<String> = row.iter().zip(&widths).map(|(cell, width)| format!("{cell:<width$}")).collect();
-        cells.join("  ").trim_end().to_owned() + "\n"
-    };
-    rows.iter().map(line).collect()
 }

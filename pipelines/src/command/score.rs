@@ -1,12 +1,12 @@
 //! `rollflow score`: log-probabilities of texts under a model, token by token. One line of output
 //! per line of input, in order and without buffering, so that a program can wait for each.
 
-use std::io::BufRead;
+use std::fs::File;
+use std::io::{BufRead, BufReader, Read};
 use std::path::PathBuf;
-use std::process::ExitCode;
 use std::sync::mpsc::{Receiver, sync_channel};
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, anyhow, bail, ensure};
 use clap::Args;
 use rollflow::data::{Prompt, PromptText};
 use rollflow::prelude::{CrossEntropy, LocalConfig, Policy, Sample, Schedule};
@@ -55,14 +55,11 @@ struct Asked {
     completion: Option<String>,
 }
 
-/// A line that can be scored, or what is wrong with it.
-struct Line {
-    id: Value,
-    sample: Result<Sample, String>,
-}
+/// A line's id, and its sample or what is wrong with it.
+type Line = (Value, Result<Sample>);
 
 impl Score {
-    pub fn run(self) -> Result<ExitCode> {
+    pub fn run(self) -> Result<()> {
         let policy = policy_of(&self.model, self.computing.compute()?)?;
         let config = LocalConfig {
             temperature: self.temperature,
@@ -84,24 +81,19 @@ impl Score {
             }
             refused += answer(&mut scorer, &policy, block, &mut at)?;
         }
-        if refused > 0 {
-            eprintln!("error: {refused} of {at} lines could not be scored; each says why");
-        }
-        Ok(if refused == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+        ensure!(refused == 0, "{refused} of {at} lines could not be scored; the row of each has its error");
+        Ok(())
     }
 
     /// The lines, as they come, from a thread that ends with its input or with this process.
     fn lines(&self) -> Result<Receiver<std::io::Result<String>>> {
-        let input: Box<dyn BufRead + Send> = match &self.input {
-            Some(path) => {
-                let file = std::fs::File::open(path).with_context(|| format!("reading {}", path.display()))?;
-                Box::new(std::io::BufReader::new(file))
-            }
-            None => Box::new(std::io::BufReader::new(std::io::stdin())),
+        let input: Box<dyn Read + Send> = match &self.input {
+            Some(path) => Box::new(File::open(path).with_context(|| format!("reading {}", path.display()))?),
+            None => Box::new(std::io::stdin()),
         };
         let (send, lines) = sync_channel(AHEAD);
         let read = move || {
-            for line in input.lines().filter(|line| line.as_ref().map_or(true, |line| !line.trim().is_empty())) {
+            for line in BufReader::new(input).lines().filter(|line| line.as_ref().map_or(true, |line| !line.trim().is_empty())) {
                 if send.send(line).is_err() {
                     break;
                 }
@@ -112,65 +104,57 @@ impl Score {
     }
 }
 
-fn tokens_of(line: &Line) -> usize {
-    line.sample.as_ref().map_or(0, |sample| sample.tokens.len())
+fn tokens_of((_, sample): &Line) -> usize {
+    sample.as_ref().map_or(0, |sample| sample.tokens.len())
 }
 
 fn read(text: &str, policy: &Policy) -> Line {
     match serde_json::from_str::<Asked>(text) {
-        Err(error) => Line { id: Value::Null, sample: Err(format!("not a line to score: {error}")) },
-        Ok(mut asked) => Line { id: asked.id.take(), sample: sample(asked, policy) },
+        Err(error) => (Value::Null, Err(anyhow!("not a line to score: {error}"))),
+        Ok(mut asked) => (asked.id.take(), sample(asked, policy)),
     }
 }
 
 /// The tokens, and which of them are asked about: all but the first, which has nothing before it.
-fn sample(asked: Asked, policy: &Policy) -> Result<Sample, String> {
+fn sample(asked: Asked, policy: &Policy) -> Result<Sample> {
     let (tokenizer, model) = (policy.tokenizer(), policy.config());
-    let failed = |error: rollflow::data::DataError| error.to_string();
     let (tokens, given) = match asked {
-        Asked { text: Some(text), tokens: None, prompt: None, completion: None, .. } => {
-            (tokenizer.encode(&text).map_err(failed)?, 0)
-        }
+        Asked { text: Some(text), tokens: None, prompt: None, completion: None, .. } => (tokenizer.encode(&text)?, 0),
         Asked { tokens: Some(tokens), text: None, prompt: None, completion: None, .. } => (tokens, 0),
         Asked { prompt: Some(prompt), completion: Some(completion), text: None, tokens: None, .. } => {
-            let mut tokens = tokenizer.encode_prompt(&Prompt::from(prompt)).map_err(|error| error.to_string())?;
-            let given = tokens.len();
-            tokens.extend(tokenizer.encode_bare(&completion).map_err(failed)?);
-            (tokens, given)
+            let prompt = tokenizer.encode_prompt(&Prompt::from(prompt))?;
+            let given = prompt.len();
+            ([prompt, tokenizer.encode_bare(&completion)?].concat(), given)
         }
-        _ => return Err("it needs \"text\", or \"tokens\", or \"prompt\" and \"completion\", and only those".to_owned()),
+        _ => bail!("it needs \"text\", or \"tokens\", or \"prompt\" and \"completion\", and only those"),
     };
     if let Some(token) = tokens.iter().find(|token| **token as usize >= model.vocab_size) {
-        return Err(format!("token {token} is beyond the model's vocabulary of {}", model.vocab_size));
+        bail!("token {token} is beyond the model's vocabulary of {}", model.vocab_size);
     }
-    if tokens.len() > model.max_positions {
-        return Err(format!("{} tokens exceed the model's {} positions", tokens.len(), model.max_positions));
-    }
-    if tokens.is_empty() {
-        return Err("it has no token".to_owned());
-    }
+    ensure!(tokens.len() <= model.max_positions, "{} tokens exceed the model's {} positions", tokens.len(), model.max_positions);
+    ensure!(!tokens.is_empty(), "it has no token");
     let (given, asked_about) = tokens.split_at(given.max(1));
     Ok(Sample::supervised(given, asked_about))
 }
 
-/// Prints what is known of a block of lines; tells how many could not be scored.
+/// Prints what is known of a block of lines; returns how many could not be scored.
 fn answer(scorer: &mut Scorer, policy: &Policy, block: Vec<Line>, at: &mut usize) -> Result<usize> {
-    let mut samples: Vec<Sample> = block.iter().filter_map(|line| line.sample.as_ref().ok().cloned()).collect();
+    let mut samples: Vec<Sample> = block.iter().filter_map(|(_, sample)| sample.as_ref().ok().cloned()).collect();
     if !samples.is_empty() {
         scorer.annotate(&policy.frozen(), &mut samples)?;
     }
-    let (mut samples, mut refused) = (samples.into_iter(), 0);
-    for Line { id, sample } in block {
+    let (mut samples, mut refused) = (samples.iter(), 0);
+    for (id, sample) in block {
         *at += 1;
         let mut row = match sample {
+            Ok(_) => samples.next().map_or(Value::Null, scored),
             Err(error) => {
                 refused += 1;
-                json!({"line": *at, "error": error})
+                json!({"line": *at, "error": error.to_string()})
             }
-            Ok(_) => samples.next().map_or(Value::Null, |sample| scored(&sample)),
         };
-        if let (Some(row), false) = (row.as_object_mut(), id.is_null()) {
-            row.insert("id".to_owned(), id);
+        if !id.is_null() {
+            row["id"] = id;
         }
         out::line(&row.to_string())?;
     }

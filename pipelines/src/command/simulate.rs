@@ -1,17 +1,15 @@
 //! `rollflow simulate`.
 
 use std::path::PathBuf;
-use std::process::ExitCode;
 
 use anyhow::Result;
 use clap::Args;
 use rollflow::recipe::Plan;
 
 use super::plans::{RecipeArgs, load};
-use super::{REFUSED, out};
+use super::{out, refused};
 use crate::registry::Registry;
 use crate::simulate;
-use crate::simulate::profile::Profile;
 
 /// Simulate a recipe on a machine: the same graph in simulated time, thousands of steps in seconds.
 #[derive(Args)]
@@ -35,46 +33,30 @@ pub struct Simulate {
 }
 
 impl Simulate {
-    pub fn run(self, registry: &Registry) -> Result<ExitCode> {
+    /// Prints a forecast for every variant. Reports all that is wrong with the variants before the first.
+    pub fn run(self, registry: &Registry) -> Result<()> {
         let Simulate { recipe, profile, record, steps, vary } = self;
-        let Some(plan) = load(&recipe, registry) else { return Ok(ExitCode::from(REFUSED)) };
+        let plan = load(&recipe, registry)?;
         if !plan.pipeline.reinforces() {
-            eprintln!(
-                "error: only pipelines that reinforce can be simulated; {} has nothing to overlap",
-                recipe.recipe.display()
-            );
-            return Ok(ExitCode::from(REFUSED));
+            let shown = recipe.recipe.display();
+            return Err(refused(format!("only pipelines that reinforce can be simulated; {shown} has nothing to overlap")));
         }
         let profile = simulate::profile_of(&plan, registry, &profile, record)?;
-        forecast(&recipe, registry, &profile, steps, vary)
+        let variants: Vec<String> = match vary {
+            None => vec![String::new()],
+            Some((key, values)) => values.iter().map(|value| format!("{key}={value}")).collect(),
+        };
+        let with = |variant: &String| {
+            let sets = recipe.sets.iter().chain(Some(variant).filter(|variant| !variant.is_empty())).cloned().collect();
+            load(&RecipeArgs { recipe: recipe.recipe.clone(), sets }, registry)
+        };
+        let plans = variants.iter().map(with).collect::<Result<Vec<Plan>>>()?;
+        let width = variants.iter().map(String::len).max().unwrap_or(0);
+        for (variant, plan) in variants.iter().zip(&plans) {
+            let forecast = simulate::simulate(plan, registry, &profile, steps)?;
+            out::line(&format!("{variant:width$}{forecast}"))?;
+            out::line(&format!("{:width$}  {}", "", forecast.bottleneck))?;
+        }
+        Ok(())
     }
-}
-
-/// Prints a forecast for every variant. Says all that is wrong with the variants before the first.
-fn forecast(
-    recipe: &RecipeArgs,
-    registry: &Registry,
-    profile: &Profile,
-    steps: u64,
-    vary: Option<(String, Vec<String>)>,
-) -> Result<ExitCode> {
-    let variants: Vec<String> = match vary {
-        None => vec![String::new()],
-        Some((key, values)) => values.iter().map(|value| format!("{key}={value}")).collect(),
-    };
-    let with = |variant: &String| {
-        let sets = recipe.sets.iter().chain(Some(variant).filter(|variant| !variant.is_empty())).cloned().collect();
-        load(&RecipeArgs { recipe: recipe.recipe.clone(), sets }, registry)
-    };
-    let plans: Vec<Option<Plan>> = variants.iter().map(with).collect();
-    if plans.iter().any(Option::is_none) {
-        return Ok(ExitCode::from(REFUSED));
-    }
-    let width = variants.iter().map(String::len).max().unwrap_or(0);
-    for (variant, plan) in variants.iter().zip(plans.iter().flatten()) {
-        let forecast = simulate::simulate(plan, registry, profile, steps)?;
-        out::line(&format!("{variant:width$}{forecast}"))?;
-        out::line(&format!("{:width$}  {}", "", forecast.bottleneck))?;
-    }
-    Ok(ExitCode::SUCCESS)
 }

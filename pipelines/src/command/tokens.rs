@@ -1,10 +1,9 @@
 //! `rollflow tokens`: the tokens of a text, a prompt or a conversation, and which of them would be
 //! trained.
 
-use std::io::{self, IsTerminal, Read, Write};
+use std::io::{self, IsTerminal, Write};
 use std::ops::Range;
 use std::path::{Path, PathBuf};
-use std::process::ExitCode;
 
 use anyhow::{Context, Result, bail, ensure};
 use clap::Args;
@@ -75,56 +74,32 @@ impl Shape for Record {
     }
 }
 
-/// A text as tokens, of which each is trained or not.
-#[derive(Clone, Default)]
-struct Shown {
-    text: String,
-    tokens: Vec<u32>,
-    places: Vec<Range<usize>>,
-    trained: Vec<bool>,
-}
-
-impl From<TokenizedConversation> for Shown {
-    fn from(of: TokenizedConversation) -> Self {
-        let trained = of.loss_mask.iter().map(|weight| *weight > 0.0).collect();
-        Shown { text: of.text, tokens: of.tokens, places: of.places, trained }
-    }
-}
-
 impl Tokens {
-    pub fn run(self) -> Result<ExitCode> {
+    /// Writes the tokens, in colours on a terminal. A closed output ends it without an error.
+    pub fn run(self) -> Result<()> {
+        let tokenizer = Tokenizer::from_dir(&tokenizer_of(&self.model)?)?;
+        let tokenizer = match self.template.as_deref() {
+            None => tokenizer,
+            Some(PLAIN) => tokenizer.with_chat(ChatTemplate::plain()),
+            Some(file) => tokenizer.with_chat(ChatTemplate::from_file(file.as_ref())?),
+        };
         let mut out = io::stdout().lock();
-        show(&self, out.is_terminal(), &mut out)?;
-        Ok(ExitCode::SUCCESS)
-    }
-}
-
-/// Writes the tokens, in colours if `colours` is true. A closed output ends it without an error.
-fn show(args: &Tokens, colours: bool, out: &mut impl Write) -> Result<()> {
-    let tokenizer = Tokenizer::from_dir(&tokenizer_of(&args.model)?)?;
-    let tokenizer = match args.template.as_deref() {
-        None => tokenizer,
-        Some(PLAIN) => tokenizer.with_chat(ChatTemplate::plain()),
-        Some(file) => tokenizer.with_chat(ChatTemplate::from_file(file.as_ref())?),
-    };
-    for (at, shown) in samples(args, &tokenizer)?.iter().enumerate() {
-        let written = if args.json { write_json(shown, out) } else { write_text(at + 1, shown, colours, out) };
-        match written {
-            Err(error) if error.kind() == io::ErrorKind::BrokenPipe => break,
-            written => written.context("writing tokens")?,
+        let colours = out.is_terminal();
+        for (at, shown) in samples(&self, &tokenizer)?.iter().enumerate() {
+            let written = if self.json { write_json(shown, &mut out) } else { write_text(at + 1, shown, colours, &mut out) };
+            match written {
+                Err(error) if error.kind() == io::ErrorKind::BrokenPipe => break,
+                written => written.context("writing tokens")?,
+            }
         }
+        Ok(())
     }
-    Ok(())
 }
 
-fn samples(args: &Tokens, tokenizer: &Tokenizer) -> Result<Vec<Shown>> {
+fn samples(args: &Tokens, tokenizer: &Tokenizer) -> Result<Vec<TokenizedConversation>> {
     let given = match (&args.text, args.data.as_deref()) {
         (Some(text), _) => Some(text.clone()),
-        (None, Some(path)) if path == Path::new("-") => {
-            let mut text = String::new();
-            io::stdin().read_to_string(&mut text).context("reading standard input")?;
-            Some(text.strip_suffix('\n').map(str::to_owned).unwrap_or(text))
-        }
+        (None, Some(path)) if path == Path::new("-") => Some(out::input().context("reading standard input")?),
         _ => None,
     };
     if let Some(text) = given {
@@ -178,68 +153,56 @@ fn columns(given: &[String]) -> Result<Columns> {
     Ok(columns)
 }
 
-fn of_example(example: Example, apart: bool, tokenizer: &Tokenizer) -> Result<Vec<Shown>> {
-    if let Example::Chat { turns, tools } = &example {
-        return conversation(turns, tools, apart, tokenizer);
-    }
-    if let Example::Pair(Pair { prompt, completion }) = example {
-        return Ok(vec![of_pair(prompt, completion, tokenizer)?]);
-    }
-    let sample = prepare_sft_sample(&example, tokenizer)?;
-    let mut shown = Shown::default();
-    shown.append(&sample.tokens, true, tokenizer)?;
-    shown.trained = sample.loss_mask.iter().map(|weight| *weight > 0.0).collect();
-    Ok(vec![shown])
-}
-
-fn conversation(turns: &[ChatMessage], tools: &[Value], apart: bool, tokenizer: &Tokenizer) -> Result<Vec<Shown>> {
-    let tokens = if apart {
-        beginnings(turns).map(|turns| tokenize_last_turn(turns, tools, tokenizer)).collect::<Result<Vec<_>, _>>()?
-    } else {
-        vec![tokenize_conversation(turns, tools, tokenizer)?]
-    };
-    Ok(tokens.into_iter().map(Shown::from).collect())
-}
-
-fn of_pair(prompt: PromptText, completion: String, tokenizer: &Tokenizer) -> Result<Shown> {
-    match prompt {
-        PromptText::Chat(mut turns) => {
+fn of_example(example: Example, apart: bool, tokenizer: &Tokenizer) -> Result<Vec<TokenizedConversation>> {
+    Ok(vec![match example {
+        Example::Chat { turns, tools } => return conversation(&turns, &tools, apart, tokenizer),
+        Example::Pair(Pair { prompt: PromptText::Chat(mut turns), completion }) => {
             turns.push(ChatMessage::new("assistant", completion));
-            Ok(tokenize_last_turn(&turns, &[], tokenizer)?.into())
+            tokenize_last_turn(&turns, &[], tokenizer)?
         }
-        PromptText::Text(text) => {
-            let mut shown = of_prompt(&text.into(), tokenizer)?;
-            let completion = tokenizer.completion(&completion)?;
-            shown.append(&completion, true, tokenizer)?;
-            Ok(shown)
+        example => {
+            let sample = prepare_sft_sample(&example, tokenizer)?;
+            of_tokens(sample.tokens, sample.loss_mask, tokenizer)?
         }
-    }
+    }])
 }
 
-fn of_prompt(prompt: &Prompt, tokenizer: &Tokenizer) -> Result<Shown> {
-    let mut shown = Shown::default();
-    shown.append(&tokenizer.encode_prompt(prompt)?, false, tokenizer)?;
-    Ok(shown)
+fn conversation(
+    turns: &[ChatMessage],
+    tools: &[Value],
+    apart: bool,
+    tokenizer: &Tokenizer,
+) -> Result<Vec<TokenizedConversation>> {
+    if apart {
+        return Ok(beginnings(turns).map(|turns| tokenize_last_turn(turns, tools, tokenizer)).collect::<Result<_, _>>()?);
+    }
+    Ok(vec![tokenize_conversation(turns, tools, tokenizer)?])
 }
 
-impl Shown {
-    /// Tokens whose stretches of text are what each adds to the text of those before it.
-    fn append(&mut self, tokens: &[u32], trained: bool, tokenizer: &Tokenizer) -> Result<()> {
-        for piece in pieces(tokens, |tokens| Ok(tokenizer.decode_all(tokens)?))? {
-            let from = self.text.len();
-            self.text.push_str(&piece);
-            self.places.push(from..self.text.len());
-        }
-        self.tokens.extend(tokens);
-        self.trained.extend(std::iter::repeat_n(trained, tokens.len()));
-        Ok(())
-    }
+fn of_prompt(prompt: &Prompt, tokenizer: &Tokenizer) -> Result<TokenizedConversation> {
+    let tokens = tokenizer.encode_prompt(prompt)?;
+    let untrained = vec![0.0; tokens.len()];
+    of_tokens(tokens, untrained, tokenizer)
+}
 
-    /// Returns the text that a token adds.
-    fn piece(&self, at: usize) -> &str {
-        let reached = if at == 0 { 0 } else { self.places[at - 1].end };
-        self.text.get(self.places[at].start.max(reached)..self.places[at].end).unwrap_or("")
+/// Tokens whose stretches of text are what each adds to the text of those before it.
+fn of_tokens(tokens: Vec<u32>, loss_mask: Vec<f32>, tokenizer: &Tokenizer) -> Result<TokenizedConversation> {
+    let (mut text, mut places) = (String::new(), Vec::with_capacity(tokens.len()));
+    for piece in pieces(&tokens, |tokens| Ok(tokenizer.decode_all(tokens)?))? {
+        places.push(text.len()..text.len() + piece.len());
+        text += &piece;
     }
+    Ok(TokenizedConversation { text, tokens, places, loss_mask })
+}
+
+/// Returns the text that each token adds, and which tokens are trained.
+fn shown_tokens(shown: &TokenizedConversation) -> (Vec<&str>, Vec<bool>) {
+    let mut reached = 0;
+    let piece = |place: &Range<usize>| {
+        let from = place.start.max(std::mem::replace(&mut reached, place.end));
+        shown.text.get(from..place.end).unwrap_or("")
+    };
+    (shown.places.iter().map(piece).collect(), shown.loss_mask.iter().map(|weight| *weight > 0.0).collect())
 }
 
 /// Returns the text that each token adds. A character of several tokens belongs to the last of
@@ -266,21 +229,22 @@ fn pieces(tokens: &[u32], decode: impl Fn(&[u32]) -> Result<String>) -> Result<V
     Ok(pieces)
 }
 
-fn write_json(shown: &Shown, out: &mut impl Write) -> io::Result<()> {
-    let pieces: Vec<&str> = (0..shown.tokens.len()).map(|at| shown.piece(at)).collect();
-    writeln!(out, "{}", json!({"text": shown.text, "tokens": shown.tokens, "pieces": pieces, "trained": shown.trained}))
+fn write_json(shown: &TokenizedConversation, out: &mut impl Write) -> io::Result<()> {
+    let (pieces, trained) = shown_tokens(shown);
+    writeln!(out, "{}", json!({"text": shown.text, "tokens": shown.tokens, "pieces": pieces, "trained": trained}))
 }
 
 /// Trained tokens are green and others grey; without colours, trained ones are between `«` and `»`.
 /// A bar divides tokens.
-fn write_text(number: usize, shown: &Shown, colours: bool, out: &mut impl Write) -> io::Result<()> {
-    let trained = shown.trained.iter().filter(|trained| **trained).count();
-    writeln!(out, "sample {number}: {} tokens, {trained} trained", shown.tokens.len())?;
+fn write_text(number: usize, shown: &TokenizedConversation, colours: bool, out: &mut impl Write) -> io::Result<()> {
+    let (pieces, trained) = shown_tokens(shown);
+    let count = trained.iter().filter(|trained| **trained).count();
+    writeln!(out, "sample {number}: {} tokens, {count} trained", shown.tokens.len())?;
     let mut before = false;
-    for (at, &trained) in shown.trained.iter().enumerate() {
+    for (at, &trained) in trained.iter().enumerate() {
         // What ends a line is written out and ends it.
-        let piece = untrusted::block(shown.piece(at)).replace('\n', "⏎\n");
-        let bar = if at > 0 && before == trained && !shown.piece(at - 1).ends_with('\n') { "│" } else { "" };
+        let piece = untrusted::block(pieces[at]).replace('\n', "⏎\n");
+        let bar = if at > 0 && before == trained && !pieces[at - 1].ends_with('\n') { "│" } else { "" };
         match (colours, trained, before) {
             (true, true, _) => write!(out, "\x1b[90m{bar}\x1b[0m\x1b[32m{piece}\x1b[0m")?,
             (true, false, _) => write!(out, "\x1b[90m{bar}{piece}\x1b[0m")?,

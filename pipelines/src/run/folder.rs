@@ -26,9 +26,9 @@ use rollflow::stages::train::{self, CheckpointGate, Trained};
 use rollflow::train::checkpoint::{self, CHECKPOINTS};
 use rollflow::util::{atomic_file, lock_file, untrusted};
 
-use crate::run::files::{LINEAGE, LOCK, LOGS, PAGE, RECIPE, RECORD};
 use crate::run::page;
 use crate::run::record::{Drawn, Record};
+use crate::run::{LINEAGE, LOCK, LOGS, PAGE, RECIPE, RECORD};
 
 /// Outputs of a pipeline's stages. `W` is the type of the published weights.
 pub struct Outputs<W = FrozenWeights> {
@@ -82,7 +82,7 @@ const OTHERS: [&str; 6] = [RECORD, LINEAGE, DEAD_LETTERS, CHECKPOINTS, "evaluati
 /// Rejects a folder that holds a run, or files of a run whose recipe is missing.
 pub fn refuse_another_run(path: &Path) -> Result<()> {
     if path.join(RECIPE).exists() {
-        bail!("{0} already holds a run; choose another folder with --out, or go on with it: rollflow resume {0}", path.display());
+        bail!("{0} already holds a run; choose another folder with --out, or resume it: rollflow resume {0}", path.display());
     }
     let found: Vec<&str> = LOGS.into_iter().chain(OTHERS).filter(|name| path.join(name).symlink_metadata().is_ok()).collect();
     if !found.is_empty() {

@@ -1,9 +1,23 @@
 //! A run's folder: what a run writes, its record and page, and where an interrupted run continues.
 
-pub(crate) mod files;
 pub mod folder;
 pub(crate) mod page;
 pub(crate) mod recipe_keys;
 pub(crate) mod record;
 pub(crate) mod remaining;
 pub mod resume;
+
+/// The resolved recipe.
+pub(crate) const RECIPE: &str = "recipe.toml";
+/// Lock held by the process that works on the run.
+pub(crate) const LOCK: &str = ".lock";
+/// Files that grow by lines of ascending steps.
+pub(crate) const LOGS: [&str; 3] = ["metrics.jsonl", "rollouts.jsonl", "evaluations.jsonl"];
+/// The run's record.
+pub(crate) const RECORD: &str = "run.json";
+/// Name of the checkpoint that the run started from.
+pub(crate) const LINEAGE: &str = "lineage.json";
+/// The run's page.
+pub(crate) const PAGE: &str = "report.html";
+/// Folder of the supervised part of an `sft_then_grpo` run.
+pub(crate) const SFT: &str = "sft";

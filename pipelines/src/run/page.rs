@@ -1,14 +1,15 @@
 //! `report.html` of a run, from the files in its folder: also of one that still runs, or died.
 
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use anyhow::{Context, Result};
-use rollflow::observe::logs::{metrics_rows, read_lines};
+use rollflow::observe::logs::{MetricStats, metrics_rows, read_lines};
 use rollflow::observe::{HtmlReport, duration};
 use rollflow::util::atomic_file;
 
-use crate::run::files::{PAGE, RECIPE};
 use crate::run::record::{Record, State};
+use crate::run::{PAGE, RECIPE};
 
 /// Writes the page of the run with this record; returns the page's path.
 pub fn write(folder: &Path, record: &Record) -> Result<PathBuf> {
@@ -27,7 +28,7 @@ pub fn page(folder: &Path, record: &Record) -> Result<HtmlReport> {
     let steps = steps.map_while(|row| row.map_err(|error| failed = Some(error)).ok());
     let report = HtmlReport {
         name: record.name.clone(),
-        state: record.state.word().to_owned(),
+        state: record.state.word(),
         outcome: outcome(record),
         tiles: tiles(record),
         curves: HtmlReport::curves(steps),
@@ -56,15 +57,13 @@ pub fn page(folder: &Path, record: &Record) -> Result<HtmlReport> {
 }
 
 fn outcome(record: &Record) -> String {
-    let (steps, time) = (record.steps, duration(std::time::Duration::from_secs_f64(record.seconds())));
+    let (steps, time) = (record.steps, duration(Duration::from_secs_f64(record.seconds())));
     let error = record.sessions.last().and_then(|session| session.error.as_deref());
     match (record.state, error) {
         (State::Running, _) => format!("The run is at step {steps}."),
-        (State::Died, _) => {
-            format!("The run's process ended without a word after step {steps}; rollflow resume goes on with it.")
-        }
+        (State::Died, _) => format!("The run's process ended without notice after step {steps}; rollflow resume continues it."),
         (State::Finished, _) => format!("The run finished after {steps} steps in {time}."),
-        (State::Drained, _) => format!("The run was interrupted after {steps} steps in {time}; rollflow resume goes on with it."),
+        (State::Drained, _) => format!("The run was interrupted after {steps} steps in {time}; rollflow resume continues it."),
         (State::Stopped, _) => format!("The run was stopped after {steps} steps in {time}."),
         (State::Failed, Some(error)) => format!("The run failed after {steps} steps: {error}"),
         (State::Failed, None) => format!("The run failed after {steps} steps."),
@@ -73,31 +72,30 @@ fn outcome(record: &Record) -> String {
 
 /// A few numbers that a reader looks for first.
 fn tiles(record: &Record) -> Vec<(String, String)> {
-    let mut tiles = vec![("steps".to_owned(), record.steps.to_string())];
-    if record.seconds() > 0.0 {
-        tiles.push(("time".to_owned(), duration(std::time::Duration::from_secs_f64(record.seconds()))));
-    }
-    let metric = |name: &str| record.metrics.get(name);
-    if let Some(reward) = metric("reward_mean") {
-        tiles.push(("reward, last tenth".to_owned(), format!("{:.3}", reward.last_tenth)));
-        tiles.push(("reward, best (smoothed)".to_owned(), format!("{:.3}", reward.best_high)));
-    } else if let Some(loss) = metric("loss") {
-        tiles.push(("loss, last tenth".to_owned(), format!("{:.4}", loss.last_tenth)));
-    }
-    if let Some(greedy) = metric("eval_greedy_accuracy_ratio") {
-        tiles.push(("greedy accuracy, last".to_owned(), format!("{:.3}", greedy.last)));
-    }
-    if let Some(length) = metric("length_finished_mean_tokens") {
-        tiles.push(("tokens an answer".to_owned(), format!("{:.1}", length.last_tenth)));
-    }
-    tiles
+    let seconds = record.seconds();
+    let time = duration(Duration::from_secs_f64(seconds));
+    let tile = |label: &str, name: &str, decimals: usize, pick: fn(&MetricStats) -> f64| {
+        Some((label.to_owned(), format!("{:.decimals$}", pick(record.metrics.get(name)?))))
+    };
+    let reward = tile("reward, last tenth", "reward_mean", 3, |reward| reward.last_tenth);
+    let loss = tile("loss, last tenth", "loss", 4, |loss| loss.last_tenth).filter(|_| reward.is_none());
+    let tiles = [
+        Some(("steps".to_owned(), record.steps.to_string())),
+        (seconds > 0.0).then(|| ("time".to_owned(), time)),
+        reward,
+        tile("reward, best (smoothed)", "reward_mean", 3, |reward| reward.best_high),
+        loss,
+        tile("greedy accuracy, last", "eval_greedy_accuracy_ratio", 3, |greedy| greedy.last),
+        tile("tokens an answer", "length_finished_mean_tokens", 1, |length| length.last_tenth),
+    ];
+    tiles.into_iter().flatten().collect()
 }
 
 fn facts(record: &Record) -> Vec<(String, String)> {
     let mut facts = vec![
         ("pipeline".to_owned(), record.pipeline.clone()),
         ("seed".to_owned(), record.seed.to_string()),
-        ("state".to_owned(), record.state.word().to_owned()),
+        ("state".to_owned(), record.state.word()),
     ];
     facts.extend(record.drawn.summary.iter().cloned());
     for (at, session) in record.sessions.iter().enumerate() {

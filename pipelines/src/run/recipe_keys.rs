@@ -8,34 +8,24 @@ use rollflow::recipe::{Pipeline, Plan, with_current_names};
 use rollflow::train::checkpoint::{self, CHECKPOINTS};
 
 use crate::assemble::models::Lineage;
-use crate::run::files::RECIPE;
+use crate::run::RECIPE;
 use crate::run::record::Record;
 
-/// Keys that may change when a run resumes. A name that ends in a dot stands for all keys below it.
-/// Other keys are part of the checkpoint (draws, groups in flight, optimizer, data position), so a new
-/// value would have no effect or a wrong one. docs/reference/command.md lists them.
+/// Keys that may change when a run resumes, besides those of [`OF_TRAINING`]. A name that ends in a dot
+/// or `_` stands for all keys that begin so. Other keys are part of the checkpoint (draws, groups in
+/// flight, optimizer, data position), so a new value would have no effect or a wrong one.
+/// docs/reference/command.md lists them.
 const MAY_CHANGE: &[&str] = &[
-    // How long the run is, and what is seen and saved of it.
+    // What is seen and saved of the run.
     "name",
-    "train.steps",
     "train.target_reward",
-    "sft.steps",
-    "reward_model.steps",
     "observe.",
     "checkpoint.",
     "eval.",
-    // Settings of the optimizer.
-    "train.lr",
-    "train.schedule.",
+    // Limits and changes of the optimizer.
     "train.max_grad_norm",
     "train.gap_warn",
     "train.gap_halt",
-    "sft.lr",
-    "sft.schedule.",
-    "reward_model.lr",
-    "reward_model.schedule.",
-    "critic.lr",
-    "critic.schedule.",
     "change",
     "ramp",
     // Where files lie. What is in data is checked by its fingerprint.
@@ -49,25 +39,9 @@ const MAY_CHANGE: &[&str] = &[
     "task.sources",
     "sft.data",
     "sft.sources",
-    // What computes, and how much at a time.
+    // What computes.
     "model.device",
     "model.check_memory",
-    "train.threads",
-    "train.replica_devices",
-    "train.micro_batch_tokens",
-    "train.gradient_checkpointing",
-    "sft.threads",
-    "sft.replica_devices",
-    "sft.micro_batch_tokens",
-    "sft.gradient_checkpointing",
-    "reward_model.threads",
-    "reward_model.replica_devices",
-    "reward_model.micro_batch_tokens",
-    "reward_model.gradient_checkpointing",
-    "critic.threads",
-    "critic.replica_devices",
-    "critic.micro_batch_tokens",
-    "critic.gradient_checkpointing",
     "reference.threads",
     "generate.max_num_seqs",
     "generate.threads",
@@ -79,6 +53,12 @@ const MAY_CHANGE: &[&str] = &[
     "environment.",
     "reward.",
 ];
+
+/// Sections that train a model, and their keys that may change: length, learning rate, what computes
+/// and how much at a time.
+const TRAINING: [&str; 4] = ["train", "sft", "reward_model", "critic"];
+const OF_TRAINING: [&str; 7] =
+    ["steps", "lr", "schedule", "threads", "replica_devices", "micro_batch_tokens", "gradient_checkpointing"];
 
 /// Returns every key of a recipe, dotted and by its current name, with its value as TOML.
 pub fn flat(text: &str) -> Result<BTreeMap<String, String>> {
@@ -147,10 +127,15 @@ fn supervised_part_is_over(run: &Path, plan: &Plan) -> Result<bool> {
 
 /// Returns true if a key may change when a run resumes.
 fn may_change(key: &str) -> bool {
-    MAY_CHANGE.iter().any(|may| match may.ends_with(['.', '_']) {
+    let of_training = || {
+        let mut words = key.split('.').skip(1);
+        TRAINING.contains(&section(key)) && words.next().is_some_and(|word| OF_TRAINING.contains(&word))
+    };
+    let listed = |may: &&str| match may.ends_with(['.', '_']) {
         true => key.starts_with(may) && !FIXED.contains(&key),
         false => key == *may || key.strip_prefix(may).is_some_and(|rest| rest.starts_with(['[', '.'])),
-    })
+    };
+    MAY_CHANGE.iter().any(listed) || of_training()
 }
 
 /// Keys below those of [`MAY_CHANGE`] that may not.

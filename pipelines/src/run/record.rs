@@ -7,6 +7,7 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
+use clap::ValueEnum;
 use rollflow::flow::{Ended, Report};
 use rollflow::observe::StageShares;
 use rollflow::observe::logs::{MetricStats, compute_stats_from_jsonl};
@@ -15,11 +16,11 @@ use rollflow::util::{atomic_file, lock_file};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use crate::run::files::{LOCK, RECIPE, RECORD};
+use crate::run::{LOCK, RECIPE, RECORD};
 pub use session::Session;
 
 /// State of a run.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, clap::ValueEnum)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ValueEnum)]
 #[serde(rename_all = "snake_case")]
 pub enum State {
     /// A process works on it.
@@ -39,15 +40,8 @@ pub enum State {
 
 impl State {
     /// The word that recorded runs use.
-    pub fn word(self) -> &'static str {
-        match self {
-            State::Running => "running",
-            State::Finished => "finished",
-            State::Drained => "drained",
-            State::Stopped => "stopped",
-            State::Failed => "failed",
-            State::Died => "died",
-        }
+    pub fn word(self) -> String {
+        self.to_possible_value().map_or_else(String::new, |value| value.get_name().to_owned())
     }
 }
 
@@ -55,15 +49,11 @@ impl State {
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Record {
-    /// Name of the run.
     pub name: String,
-    /// Name of its pipeline.
     pub pipeline: String,
-    /// Seed of all its draws.
     pub seed: u64,
     /// The resolved recipe that it was begun with, or last resumed with.
     pub recipe: String,
-    /// Current state.
     pub state: State,
     /// One for each time that a process worked on it; the first began it, the others resumed it.
     pub sessions: Vec<Session>,
@@ -71,7 +61,6 @@ pub struct Record {
     pub parents: Vec<Parent>,
     /// Steps that it logged.
     pub steps: u64,
-    /// Statistics of its metrics by name.
     pub metrics: BTreeMap<String, MetricStats>,
     /// Data of the last session for the report: graph, time per stage, staleness.
     pub drawn: Drawn,
@@ -83,9 +72,7 @@ pub struct Record {
 pub struct Drawn {
     /// The graph, as `rollflow graph --format json` has it.
     pub graph: Value,
-    /// Time of each stage by state.
     pub stages: Vec<StageShares>,
-    /// The bottleneck.
     pub bottleneck: String,
     /// Totals, rates and the ledgers: what, and how much.
     pub summary: Vec<(String, String)>,
@@ -118,7 +105,7 @@ impl Record {
             record.name = folder.file_name().map_or_else(String::new, |name| name.to_string_lossy().into_owned());
         }
         let open = record.state == State::Running;
-        if open && !is_worked_on(folder) {
+        if open && !lock_file::is_taken(&folder.join(LOCK)) {
             record.state = State::Died;
         }
         if open || record.metrics.is_empty() {
@@ -150,19 +137,16 @@ impl Record {
     /// Returns the run's record after this process's work, unwritten.
     pub fn ended(folder: &Path, result: &Result<Report>, drawn: Drawn) -> Result<Self> {
         let mut record = Record::read(folder)?;
-        let (state, error) = match result {
-            Ok(report) => match report.ended {
-                Ended::Running => (State::Running, None),
-                Ended::Finished => (State::Finished, None),
-                Ended::Drained => (State::Drained, None),
-                Ended::Stopped => (State::Stopped, None),
-                Ended::Failed => (State::Failed, None),
-            },
-            Err(error) => (State::Failed, Some(format!("{error:#}"))),
+        record.state = match result.as_ref().map(|report| report.ended) {
+            Ok(Ended::Running) => State::Running,
+            Ok(Ended::Finished) => State::Finished,
+            Ok(Ended::Drained) => State::Drained,
+            Ok(Ended::Stopped) => State::Stopped,
+            Ok(Ended::Failed) | Err(_) => State::Failed,
         };
-        record.state = state;
         if let Some(session) = record.sessions.last_mut() {
-            session.end(state, error, result.as_ref().ok().map(|report| report.wall as f64 / 1e9));
+            let error = result.as_ref().err().map(|error| format!("{error:#}"));
+            session.end(record.state, error, result.as_ref().ok().map(|report| report.wall as f64 / 1e9));
         }
         record.take_metrics(folder);
         record.drawn = drawn;
@@ -189,8 +173,8 @@ impl Record {
     /// Writes it into the run's folder, atomically.
     pub fn write(&self, folder: &Path) -> Result<()> {
         let path = folder.join(RECORD);
-        let text = serde_json::to_string_pretty(self).context("a record is JSON")?;
-        atomic_file::write(&path, text + "\n").with_context(|| format!("writing {}", path.display()))
+        let text = serde_json::to_string_pretty(self).context("a record is JSON")? + "\n";
+        atomic_file::write(&path, text).with_context(|| format!("writing {}", path.display()))
     }
 }
 
@@ -198,7 +182,8 @@ impl Record {
 pub fn runs_below(folder: &Path) -> Result<Vec<(PathBuf, Record)>> {
     let mut found = Vec::new();
     look(folder, 3, &mut found).with_context(|| format!("looking for runs in {}", folder.display()))?;
-    let mut runs = found.into_iter().map(|path| Ok((path.clone(), Record::read(&path)?))).collect::<Result<Vec<_>>>()?;
+    let read = |path: PathBuf| Record::read(&path).map(|record| (path, record));
+    let mut runs = found.into_iter().map(read).collect::<Result<Vec<_>>>()?;
     runs.sort_by(|(a, of_a), (b, of_b)| of_b.started().cmp(of_a.started()).then_with(|| a.cmp(b)));
     Ok(runs)
 }
@@ -215,11 +200,6 @@ fn look(folder: &Path, depth: usize, found: &mut Vec<PathBuf>) -> std::io::Resul
         }
     }
     Ok(())
-}
-
-/// Returns true if a process holds the run's lock.
-fn is_worked_on(folder: &Path) -> bool {
-    lock_file::is_taken(&folder.join(LOCK))
 }
 
 fn parents(plan: &Plan) -> Vec<Parent> {

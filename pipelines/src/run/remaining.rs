@@ -7,9 +7,8 @@ use anyhow::Result;
 use rollflow::recipe::{Pipeline, Plan, parse};
 use rollflow::train::checkpoint::{self, CHECKPOINTS};
 
-use crate::run::files::RECIPE;
-use crate::run::files::SFT;
 use crate::run::record::{Record, State};
+use crate::run::{RECIPE, SFT};
 
 /// A resumed run whose recipe asks for fewer steps than its checkpoint has taken.
 #[derive(Debug, thiserror::Error)]
@@ -19,34 +18,18 @@ use crate::run::record::{Record, State};
 )]
 pub struct TooFewSteps {
     /// The folder of the run, or of its supervised part.
-    pub folder: PathBuf,
-    /// The key to raise.
-    pub key: &'static str,
-    /// Steps that the checkpoint has taken.
-    pub taken: u64,
-    /// Steps that the run is to take.
-    pub steps: u64,
+    folder: PathBuf,
+    key: &'static str,
+    taken: u64,
+    steps: u64,
 }
 
-/// Remaining work of a resumed run.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Remaining {
-    /// Steps, or the end of the last one: a report, a record.
-    Work,
-    /// Nothing: it took all of its steps and ended, and its recipe is what it was.
-    Nothing {
-        /// The key that would have it train on.
-        key: &'static str,
-        /// The steps that it took.
-        steps: u64,
-    },
-}
-
-/// Returns the remaining work of the run in `folder`.
+/// Returns the key and the number of the steps of the run in `folder` if nothing is left to do: it took
+/// all of them and ended, and its recipe is what it was.
 ///
 /// # Errors
 /// [`TooFewSteps`] if the run has taken more steps than the plan asks for.
-pub fn remaining(folder: &Path, plan: &Plan) -> Result<Remaining> {
+pub fn complete(folder: &Path, plan: &Plan) -> Result<Option<(&'static str, u64)>> {
     if let (Pipeline::SftThenGrpo, Some(sft)) = (plan.pipeline, &plan.sft) {
         taken(&folder.join(SFT), "sft.steps", sft.steps)?;
     }
@@ -60,7 +43,7 @@ pub fn remaining(folder: &Path, plan: &Plan) -> Result<Remaining> {
     let before = || std::fs::read_to_string(folder.join(RECIPE)).ok().and_then(|text| parse(RECIPE, &text, &[]).ok());
     let unchanged = || before().is_some_and(|before| before == *plan);
     let done = taken(folder, key, steps)? == Some(steps) && Record::read(folder)?.state == State::Finished && unchanged();
-    Ok(if done { Remaining::Nothing { key, steps } } else { Remaining::Work })
+    Ok(done.then_some((key, steps)))
 }
 
 /// Steps of the newest checkpoint, if there is one. Where the result decides, all its files are

@@ -12,7 +12,7 @@ use rollflow::stages::train::Resumed;
 use rollflow::train::checkpoint::{self, CHECKPOINTS};
 use rollflow::util::atomic_file;
 
-use crate::run::files::LOGS;
+use crate::run::LOGS;
 
 /// A checkpoint to go on from.
 pub struct ResumePoint {

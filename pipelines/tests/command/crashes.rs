@@ -10,7 +10,7 @@ use rollflow::observe::logs::{Rollout, read_lines};
 use rollflow::stages::train::Resumed;
 use rollflow::train::checkpoint;
 
-use crate::running::{GRPO, Running, read, rollflow, run_args};
+use crate::running::{GRPO, Running, finished, read, rollflow, run_args};
 
 /// A number below `below`, drawn by `key`.
 fn draw(key: u64, below: u64) -> u64 {
@@ -147,8 +147,7 @@ fn an_asynchronous_run_that_was_killed_dozens_of_times_loses_no_prompt_and_train
 
 /// A run of four steps with a checkpoint at each of the last three.
 pub fn four_steps(run: &Path) {
-    let ended = rollflow(&run_args(GRPO, run, &["train.steps=4", "checkpoint.every=1"]));
-    assert_eq!(ended.code, Some(0), "{}", ended.err);
+    finished(run, &["train.steps=4", "checkpoint.every=1"]);
 }
 
 pub fn steps_saved(run: &Path) -> Vec<u64> {

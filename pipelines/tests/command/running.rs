@@ -1,10 +1,12 @@
 //! Starting the binary, watching it, interrupting it.
 
+use std::collections::BTreeMap;
 use std::fs;
 use std::io::{BufRead, BufReader, Read};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::{Arc, Mutex, OnceLock};
 use std::time::{Duration, Instant};
 
 /// Nothing here takes long; this is how long a broken binary may hold the tests up.
@@ -56,6 +58,35 @@ pub fn run_args<'a>(recipe: &'a str, out: &'a Path, sets: &'a [&'a str]) -> Vec<
 /// Runs to the end.
 pub fn rollflow(args: &[&str]) -> Ended {
     ended(&mut command(args))
+}
+
+/// A finished run of the shipped recipe with these values: made once for all tests that ask for it, and
+/// copied to `to`.
+pub fn finished(to: &Path, sets: &[&str]) {
+    static MADE: Mutex<BTreeMap<String, Arc<OnceLock<PathBuf>>>> = Mutex::new(BTreeMap::new());
+    let mut made = MADE.lock().unwrap();
+    let place = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("finished_run_{}", made.len()));
+    let run = made.entry(sets.join(" ")).or_default().clone();
+    drop(made);
+    let run = run.get_or_init(|| {
+        let _none = fs::remove_dir_all(&place);
+        let ended = rollflow(&run_args(GRPO, &place, sets));
+        assert_eq!(ended.code, Some(0), "{}", ended.err);
+        place
+    });
+    copy(run, to);
+}
+
+fn copy(from: &Path, to: &Path) {
+    fs::create_dir_all(to).unwrap();
+    for entry in fs::read_dir(from).unwrap() {
+        let (path, to) = (entry.as_ref().unwrap().path(), to.join(entry.unwrap().file_name()));
+        if path.is_dir() {
+            copy(&path, &to);
+        } else {
+            fs::copy(&path, &to).unwrap();
+        }
+    }
 }
 
 /// Runs to the end with these variables in its environment.

@@ -55,21 +55,6 @@ fn a_run_leaves_its_recipe_metrics_rollouts_page_and_checkpoints() {
     assert_eq!(resolved.code, Some(0), "{}", resolved.err);
 }
 
-#[test]
-fn the_saved_recipe_of_a_synchronous_run_repeats_its_numbers() {
-    let folder = tempfile::tempdir().unwrap();
-    let (first, again) = (folder.path().join("first"), folder.path().join("again"));
-    let sets = ["observe.rollouts_every=1", "train.lr=1e-2"];
-    assert_eq!(rollflow(&run_args(GRPO, &first, &sets)).code, Some(0));
-    let recipe = first.join("recipe.toml");
-    assert_eq!(rollflow(&["run", recipe.to_str().unwrap(), "--out", again.to_str().unwrap()]).code, Some(0));
-    assert_eq!(rows(&first).len(), 3);
-    assert!(rows(&first).iter().any(|row| row["grad_norm"].as_f64().unwrap() > 0.0), "something was learned from");
-    for file in ["metrics.jsonl", "rollouts.jsonl", "recipe.toml", "checkpoints/step_000003/model.safetensors"] {
-        assert_eq!(fs::read(first.join(file)).unwrap(), fs::read(again.join(file)).unwrap(), "law V3: {file} is the same");
-    }
-}
-
 /// Rows are in `metrics.jsonl` and nowhere else; the report reads them there.
 #[cfg(target_os = "linux")]
 #[test]

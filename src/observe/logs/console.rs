@@ -65,7 +65,7 @@ pub fn console_line(step: u64, metrics: &StepMetrics) -> String {
 }
 
 /// About four digits: `0.0214`, `12.35`, `2e-5`.
-pub(crate) fn short(value: f64) -> String {
+pub fn short(value: f64) -> String {
     let trimmed = |digits: &str| match digits.contains('.') {
         true => digits.trim_end_matches('0').trim_end_matches('.').to_owned(),
         false => digits.to_owned(),

@@ -1,6 +1,5 @@
 //! A text file that grows by whole JSON lines and survives a crash between any two of them; and its reader.
 
-use std::fmt;
 use std::fs::File;
 use std::io::{BufRead, BufReader, Read, Seek, SeekFrom, Write};
 use std::marker::PhantomData;
@@ -14,6 +13,7 @@ use crate::util::atomic_file;
 
 /// An append-only file of rows, one a line. Each line is one write to the operating system, so that
 /// a killed process loses none of the returned ones.
+#[derive(Debug)]
 pub struct JsonLines<T> {
     path: PathBuf,
     file: Option<File>,
@@ -77,12 +77,6 @@ impl<T: Serialize> JsonLines<T> {
                 undone.and_then(|()| file.seek(SeekFrom::End(0))).ok();
             })
         })
-    }
-}
-
-impl<T> fmt::Debug for JsonLines<T> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("JsonLines").field(&self.path).finish()
     }
 }
 

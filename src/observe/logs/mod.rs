@@ -17,8 +17,7 @@ mod tensorboard;
 use std::collections::BTreeMap;
 
 pub use answers::JudgedAnswer;
-pub(crate) use console::short;
-pub use console::{ConsoleLogger, announce_training, console_line};
+pub use console::{ConsoleLogger, announce_training, console_line, short};
 pub use dead_letters::{DEAD_LETTERS, DeadLetter, Failure, FailureKind, dead_letters};
 pub use jsonl::{JsonlLogger, metrics_rows};
 pub use lines::{JsonLines, read_lines};

@@ -31,34 +31,28 @@ pub struct Progress {
     started: Instant,
     shown: Option<Instant>,
     meter: Meter,
-    screen: Screen,
+    /// If standard error is a terminal.
+    terminal: Option<(ProgressBar, Console)>,
     columns: Option<usize>,
-}
-
-enum Screen {
-    Terminal(ProgressBar, Console),
-    Plain,
 }
 
 impl Progress {
     /// Makes the progress line of a run of `total` steps, if that is known, which begins after
     /// `taken` steps, whatever `metrics` counted so far.
     pub fn new(console: &Console, total: Option<u64>, taken: u64, metrics: &Metrics) -> Self {
-        let screen = if std::io::stderr().is_terminal() {
+        let terminal = std::io::stderr().is_terminal().then(|| {
             let bar = ProgressBar::with_draw_target(None, ProgressDrawTarget::stderr());
             bar.set_style(ProgressStyle::with_template("{wide_msg}").expect("a constant template"));
             *console.bar() = Some(bar.clone());
-            Screen::Terminal(bar, console.clone())
-        } else {
-            Screen::Plain
-        };
+            (bar, console.clone())
+        });
         let columns = std::env::var("COLUMNS").ok().and_then(|columns| columns.parse().ok());
-        Progress { started: Instant::now(), shown: None, meter: Meter::new(total, taken, metrics), screen, columns }
+        Progress { started: Instant::now(), shown: None, meter: Meter::new(total, taken, metrics), terminal, columns }
     }
 
     /// Shows the newest numbers, if the last time was long enough ago. `bottleneck` is a few words.
     pub fn update(&mut self, metrics: &Metrics, bottleneck: Option<&str>) {
-        let interval = if matches!(self.screen, Screen::Terminal(..)) { REDRAW } else { PLAIN_INTERVAL };
+        let interval = if self.terminal.is_some() { REDRAW } else { PLAIN_INTERVAL };
         self.meter.record(self.started.elapsed(), metrics);
         if self.shown.is_none_or(|shown| shown.elapsed() >= interval) {
             self.show(bottleneck);
@@ -69,7 +63,7 @@ impl Progress {
     pub fn finish(mut self, metrics: &Metrics, bottleneck: Option<&str>) {
         self.meter.record(self.started.elapsed(), metrics);
         self.show(bottleneck);
-        if let Screen::Terminal(bar, console) = &self.screen {
+        if let Some((bar, console)) = &self.terminal {
             let mut printed_above = console.bar();
             *printed_above = None;
             bar.abandon();
@@ -81,12 +75,12 @@ impl Progress {
     fn show(&mut self, bottleneck: Option<&str>) {
         self.shown = Some(Instant::now());
         let snapshot = self.meter.snapshot(bottleneck);
-        match &self.screen {
-            Screen::Terminal(bar, _) => {
+        match &self.terminal {
+            Some((bar, _)) => {
                 bar.set_message(render(&snapshot, self.columns.unwrap_or(FULL_WIDTH)));
                 bar.tick();
             }
-            Screen::Plain => print_plain(&render(&snapshot, FULL_WIDTH)),
+            None => print_plain(&render(&snapshot, FULL_WIDTH)),
         }
     }
 }

@@ -3,9 +3,8 @@
 use std::io::{BufRead, IsTerminal, Write};
 
 use anyhow::{Context, Result};
-use clap::ValueEnum;
 
-use crate::command::Refused;
+use crate::command::refused;
 
 /// Source of answers: a terminal, lines from a pipe, or none.
 pub(super) struct Asker {
@@ -19,24 +18,39 @@ impl Asker {
     }
 
     /// Returns the given value, else the answer, else the proposal.
-    pub(super) fn ask(&self, question: &str, given: Option<String>, proposed: &str) -> Result<String> {
-        if let Some(given) = given {
-            return Ok(given);
+    pub(super) fn ask(&self, question: &str, given: Option<&str>, proposed: &str) -> Result<String> {
+        let said = if given.is_some() { None } else { self.hear(question, proposed)? };
+        Ok(said.unwrap_or_else(|| given.unwrap_or(proposed).to_owned()))
+    }
+
+    /// One of `words`: the given one, else the answer, else the proposal.
+    pub(super) fn choose(&self, question: &str, given: Option<&str>, words: &[&str], proposed: &str) -> Result<String> {
+        match given {
+            Some(given) => Ok(given.to_owned()),
+            None => {
+                Ok(self.one_of(&format!("{question} ({})", words.join(", ")), words, proposed)?.unwrap_or(proposed.to_owned()))
+            }
         }
-        Ok(self.hear(question, proposed)?.unwrap_or_else(|| proposed.to_owned()))
     }
 
     /// Asks for one of `choices` without a default: with `--yes`, or if no line comes, it must be
     /// given by `flag`. An empty line takes the first.
     pub(super) fn pick(&self, question: &str, flag: &str, choices: &[String]) -> Result<String> {
-        let listed = choices.join(", ");
-        let proposed = choices.first().map_or("", String::as_str);
+        let (words, listed): (Vec<&str>, _) = (choices.iter().map(String::as_str).collect(), choices.join(", "));
+        let said = self.one_of(&format!("{question} ({listed})?"), &words, words.first().unwrap_or(&""))?;
+        said.ok_or_else(|| refused(format!("{question}? Name one with {flag}: {listed}")))
+    }
+
+    /// The answer, if a line comes. At a terminal the question is repeated until the answer is one of
+    /// `words`.
+    fn one_of(&self, question: &str, words: &[&str], proposed: &str) -> Result<Option<String>> {
         loop {
-            match self.hear(&format!("{question} ({listed})?"), proposed)? {
-                Some(said) if choices.contains(&said) => return Ok(said),
-                Some(_) if self.terminal => eprintln!("one of {listed}, please"),
-                Some(said) => return Err(Refused::because(format!("{said:?} is none of {listed}"))),
-                None => return Err(Refused::because(format!("{question}? Name one with {flag}: {listed}"))),
+            match self.hear(question, proposed)? {
+                Some(said) if !words.contains(&said.as_str()) => match self.terminal {
+                    true => eprintln!("one of {}, please", words.join(", ")),
+                    false => return Err(refused(format!("{said:?} is none of {}", words.join(", ")))),
+                },
+                said => return Ok(said),
             }
         }
     }
@@ -58,28 +72,7 @@ impl Asker {
         Ok((read > 0).then(|| said.to_owned()))
     }
 
-    /// One of a few words. At a terminal it is asked again until it is.
-    pub(super) fn choose<T: ValueEnum + Clone>(&self, question: &str, given: Option<T>, proposed: T) -> Result<T> {
-        if let Some(given) = given {
-            return Ok(given);
-        }
-        let words: Vec<String> = T::value_variants().iter().map(|choice| self.word(choice.clone())).collect();
-        loop {
-            let said = self.ask(&format!("{question} ({})", words.join(", ")), None, &self.word(proposed.clone()))?;
-            match T::from_str(&said, true) {
-                Ok(choice) => return Ok(choice),
-                Err(_) if self.terminal => eprintln!("one of {}, please", words.join(", ")),
-                Err(_) => return Err(Refused::because(format!("{said:?} is none of {}", words.join(", ")))),
-            }
-        }
-    }
-
-    /// The word of a choice.
-    pub(super) fn word<T: ValueEnum>(&self, choice: T) -> String {
-        choice.to_possible_value().map_or_else(String::new, |value| value.get_name().to_owned())
-    }
-
-    /// Tells something that questions follow from.
+    /// Shows something that questions follow from.
     pub(super) fn say(&self, line: &str) {
         if self.asks {
             eprintln!("{line}");

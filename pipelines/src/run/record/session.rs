@@ -11,30 +11,24 @@ use super::State;
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Session {
-    /// When it began, UTC.
+    /// UTC, as is `ended`.
     pub started: String,
-    /// When it ended, UTC; empty while it works.
+    /// Empty while it works.
     pub ended: String,
-    /// Duration in seconds.
     pub seconds: f64,
-    /// Outcome.
     pub state: State,
-    /// Error that ended it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub error: Option<String>,
-    /// The version of rollflow.
     pub version: String,
     /// The state of the git repository that it was started in.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub git: Option<Git>,
-    /// The machine.
     pub machine: Machine,
 }
 
 /// A repository's state.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Git {
-    /// The commit that was checked out.
     pub commit: String,
     /// The branch; empty for none.
     pub branch: String,
@@ -46,15 +40,11 @@ pub struct Git {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Machine {
-    /// Host name.
     pub host: String,
-    /// Operating system and architecture.
     pub system: String,
-    /// Processor.
     pub processor: String,
     /// Threads that run at the same time.
     pub threads: usize,
-    /// Memory in GiB.
     pub memory_gib: u64,
 }
 
