@@ -40,7 +40,7 @@ impl Check {
             return if checked.is_ok() { Ok(()) } else { Err(End::Said(2).into()) };
         }
         let data: String = surveyed.lines.iter().map(|line| format!("  {line}\n")).collect();
-        Ok(out::text(&(text_of(&checked.map_err(End::Recipe)?) + &data))?)
+        out::text(&(text_of(&checked.map_err(End::Recipe)?) + &data))
     }
 }
 

@@ -51,10 +51,10 @@ impl Compare {
         let records = self.runs.iter().map(|run| Record::read(run)).collect::<Result<Vec<_>>>()?;
         let differences = differences(&self.runs)?;
         let runs: Vec<Value> = self.runs.iter().zip(&records).map(|(run, record)| self.as_json(run, record)).collect();
-        Ok(out::text(&match self.json {
+        out::text(&match self.json {
             true => json!({"runs": runs, "recipe": differences}).to_string() + "\n",
             false => self.table(&records, &differences),
-        })?)
+        })
     }
 
     /// Names of metrics that any of the runs has.

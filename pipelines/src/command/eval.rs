@@ -83,32 +83,32 @@ impl Eval {
                 eprint!("\r{judged} of {of} answers{}", if judged == of { "\n" } else { "" });
             }
         };
-        let evaluation = |policy| StandaloneEval { plan: &plan, registry, model: &model, policy, out: &folder };
-        let (rows, count) = if plan.engine.is_remote() {
-            // Servers that take adapters were started with what is under them.
-            let policy = if plan.syncs_adapters() { policy } else { policy.merged() };
-            // From here on, so that servers that are started don't outlive it.
-            let interrupts = Interrupts::listen().context("listening for Ctrl-C")?;
-            let startup = Startup { report: &out::complain, interrupted: &|| interrupts.pressed() };
-            let Some(engines) = Engines::begin(&plan, &policy, &folder.join("engine"), startup)? else { return Ok(()) };
-            evaluation(&policy).run_on_servers(&engines, |judged, of| {
-                show(judged, of);
-                let why = "interrupted; its answers are kept, and a second call resumes it";
-                ensure!(!interrupts.pressed(), "{}: {why}", folder.display());
-                Ok(())
-            })?
-        } else {
-            evaluation(&policy).run(|judged, of| {
-                show(judged, of);
-                Ok(())
-            })?
+        // Servers that take adapters were started with what is under them.
+        let merges = plan.engine.is_remote() && !plan.syncs_adapters();
+        let policy = &if merges { policy.merged() } else { policy };
+        // From here on, so that servers that are started don't outlive it.
+        let interrupts = plan.engine.is_remote().then(Interrupts::listen).transpose().context("listening for Ctrl-C")?;
+        let progress = |judged: usize, of: usize| {
+            show(judged, of);
+            let why = "interrupted; its answers are kept, and a second call resumes it";
+            ensure!(!interrupts.as_ref().is_some_and(Interrupts::pressed), "{}: {why}", folder.display());
+            Ok(())
+        };
+        let evaluation = StandaloneEval { plan: &plan, registry, model: &model, policy, out: &folder };
+        let (rows, count) = match &interrupts {
+            None => evaluation.run(progress)?,
+            Some(interrupts) => {
+                let startup = Startup { report: &out::complain, interrupted: &|| interrupts.pressed() };
+                let Some(engines) = Engines::begin(&plan, policy, &folder.join("engine"), startup)? else { return Ok(()) };
+                evaluation.run_on_servers(&engines, progress)?
+            }
         };
         let answers = folder.join(ANSWERS);
         if self.json {
-            return Ok(out::line(&json!({"model": model, "answers": answers, "metrics": rows}).to_string())?);
+            return out::line(&json!({"model": model, "answers": answers, "metrics": rows}).to_string());
         }
         let table: String = rows.iter().map(|(name, value)| format!("  {name:<28} {value:.4}\n")).collect();
-        Ok(out::text(&format!("{table}{count} answers: {}\n", answers.display()))?)
+        out::text(&format!("{table}{count} answers: {}\n", answers.display()))
     }
 
     fn model(&self, plan: &Plan, is_run: bool) -> Result<(PathBuf, Policy)> {

@@ -44,7 +44,7 @@ fn size(text: &str) -> Result<u64, String> {
 
 impl Export {
     pub fn run(self) -> Result<()> {
-        Ok(out::line(&format!("exported {}", self.write()?.display()))?)
+        out::line(&format!("exported {}", self.write()?.display()))
     }
 
     /// Writes the folder, all of it or nothing, and gives what it was made from.

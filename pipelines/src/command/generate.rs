@@ -70,12 +70,12 @@ impl Generate {
         let prompt = self.asked()?;
         let tokens = policy.tokenizer().encode_prompt(&Prompt::from(prompt.clone()))?;
         let Answer { text, tokens, log_probs, finish } = self.answer(&policy, &tokens)?;
-        Ok(out::line(&match self.json {
+        out::line(&match self.json {
             true => {
                 json!({"prompt": prompt, "text": text, "tokens": tokens, "log_probs": log_probs, "finish": finish}).to_string()
             }
             false => String::new(),
-        })?)
+        })
     }
 
     fn asked(&self) -> Result<PromptText> {

@@ -35,11 +35,11 @@ enum Format {
 impl Graph {
     pub fn run(self, registry: &Registry) -> Result<()> {
         let graph = graph_of(&load(&self.recipe, registry)?, registry)?;
-        Ok(out::line(&match self.format {
+        out::line(&match self.format {
             Format::Mermaid => graph.to_mermaid(),
             Format::Dot => graph.to_dot(),
             Format::Json => graph.to_json(),
-        })?)
+        })
     }
 }
 

@@ -97,7 +97,7 @@ impl Init {
             out::complain(&format!("written to {file}, which is to be completed:"));
             End::Recipe(errors)
         })?;
-        Ok(out::text(&format!("{}\nwritten to {file}; to run it: rollflow run {file}\n", text_of(&loaded)))?)
+        out::text(&format!("{}\nwritten to {file}; to run it: rollflow run {file}\n", text_of(&loaded)))
     }
 
     fn recipe(&self) -> Result<String> {

@@ -116,6 +116,9 @@ enum End {
     /// The command has printed what is wrong, and ends with this code.
     #[error("exit code {0}")]
     Said(u8),
+    /// The reader of the output closed its end, as `head` does: exit code 0.
+    #[error("standard output was closed")]
+    Closed,
 }
 
 /// Makes the error of a command whose arguments are wrong.
@@ -156,7 +159,7 @@ pub fn command_with<A: Into<OsString> + Clone>(registry: Registry, args: impl In
     match error.downcast_ref() {
         Some(End::Recipe(errors)) => plans::show(errors),
         Some(End::Said(code)) => return ExitCode::from(*code),
-        _ if out::was_closed(&error) => return ExitCode::SUCCESS,
+        Some(End::Closed) => return ExitCode::SUCCESS,
         _ => out::complain(&format!("error: {error:#}")),
     }
     if error.is::<End>() { ExitCode::from(2) } else { ExitCode::FAILURE }
@@ -169,7 +172,7 @@ fn said(error: &clap::Error) -> ExitCode {
         // Who closes its end has seen enough.
         Err(problem) if problem.kind() == ErrorKind::BrokenPipe => ExitCode::SUCCESS,
         Err(problem) => {
-            eprintln!("error: {}", out::Unread::Failed(problem));
+            eprintln!("error: writing to standard output: {problem}");
             ExitCode::FAILURE
         }
     }

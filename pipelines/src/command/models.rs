@@ -28,7 +28,7 @@ impl Models {
         if self.json {
             let presets: Vec<Value> = PRESETS.iter().map(|preset| of_preset(preset, &cached)).collect();
             let others: Vec<Value> = others.into_iter().map(of_cached).collect();
-            return Ok(out::line(&format!("{:#}", json!({"presets": presets, "others": others, "cache": cache.root()})))?);
+            return out::line(&format!("{:#}", json!({"presets": presets, "others": others, "cache": cache.root()})));
         }
         let head = ["preset", "hub id", "size", "template", "answers end with", "lr: rl", "sft", "lora", "here"];
         let mut rows = vec![head.map(str::to_owned).to_vec()];
@@ -58,7 +58,7 @@ impl Models {
             text += "  nothing\n";
         }
         text += "\nIn a recipe: [model] kind = \"folder\", with preset = \"qwen2.5-0.5b\", or with path = a folder or a hub id. To fetch one: hf download ID\n";
-        Ok(out::text(&text)?)
+        out::text(&text)
     }
 }
 

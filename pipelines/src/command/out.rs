@@ -5,31 +5,23 @@
 
 use std::io::{self, ErrorKind, IsTerminal, Write};
 
+use anyhow::{Context, Result};
 use rollflow::util::untrusted;
 
-/// The reader of the output closed its end.
-#[derive(Debug, thiserror::Error)]
-pub enum Unread {
-    /// The reader closed its end.
-    #[error("standard output was closed")]
-    Closed,
-    /// The file or the terminal takes no more.
-    #[error("writing to standard output: {0}")]
-    Failed(io::Error),
-}
+use super::End;
 
 /// Prints `text` without a delay, and without control characters on a terminal.
-pub fn text(text: &str) -> Result<(), Unread> {
+pub fn text(text: &str) -> Result<()> {
     let mut out = io::stdout().lock();
     let text = if out.is_terminal() { &untrusted::block_of(text, usize::MAX) } else { text };
-    out.write_all(text.as_bytes()).and_then(|()| out.flush()).map_err(|error| match error.kind() {
-        ErrorKind::BrokenPipe => Unread::Closed,
-        _ => Unread::Failed(error),
-    })
+    match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
+        Err(error) if error.kind() == ErrorKind::BrokenPipe => Err(End::Closed.into()),
+        written => written.context("writing to standard output"),
+    }
 }
 
 /// Prints `line` and its end.
-pub fn line(line: &str) -> Result<(), Unread> {
+pub fn line(line: &str) -> Result<()> {
     text(&format!("{line}\n"))
 }
 
@@ -42,11 +34,6 @@ pub fn input() -> io::Result<String> {
 /// Prints lines to standard error, without control characters. A closed stream loses them.
 pub fn complain(lines: &str) {
     writeln!(io::stderr(), "{}", untrusted::block(lines)).ok();
-}
-
-/// Returns true if a command ended because its output was closed.
-pub fn was_closed(error: &anyhow::Error) -> bool {
-    matches!(error.downcast_ref(), Some(Unread::Closed))
 }
 
 /// Rows with columns as wide as their widest cell, two spaces apart.

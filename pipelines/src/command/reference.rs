@@ -17,7 +17,7 @@ pub struct Explain {
 
 impl Explain {
     pub fn run(self) -> Result<()> {
-        Ok(out::line(recipe::explain(&self.key).map_err(refused)?.trim_end())?)
+        out::line(recipe::explain(&self.key).map_err(refused)?.trim_end())
     }
 }
 
@@ -27,7 +27,7 @@ pub struct Schema {}
 
 impl Schema {
     pub fn run(self) -> Result<()> {
-        Ok(out::line(&format!("{:#}", recipe::schema()))?)
+        out::line(&format!("{:#}", recipe::schema()))
     }
 }
 
@@ -44,7 +44,7 @@ impl Completions {
     pub fn run(self) -> Result<()> {
         let mut text = Vec::new();
         clap_complete::generate(self.shell, &mut Cli::command(), "rollflow", &mut text);
-        Ok(out::text(&String::from_utf8_lossy(&text))?)
+        out::text(&String::from_utf8_lossy(&text))
     }
 }
 
@@ -65,6 +65,6 @@ impl Man {
         }
         let mut text = Vec::new();
         clap_mangen::Man::new(command).render(&mut text).context("writing the man page")?;
-        Ok(out::text(&String::from_utf8_lossy(&text))?)
+        out::text(&String::from_utf8_lossy(&text))
     }
 }

@@ -30,9 +30,9 @@ impl Report {
         }
         let record = Record::read(&self.run)?;
         let page = page::write(&self.run, &record)?;
-        Ok(out::line(&match self.json {
+        out::line(&match self.json {
             true => json!({"page": page, "run": record}).to_string(),
             false => page.display().to_string(),
-        })?)
+        })
     }
 }

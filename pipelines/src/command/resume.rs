@@ -12,8 +12,7 @@ use crate::registry::Registry;
 use crate::run::RECIPE;
 use crate::run::folder::RunFolder;
 use crate::run::recipe_keys::changed_for_resume;
-use crate::run::remaining::{TooFewSteps, complete};
-use crate::run::resume::rewind_to_checkpoint;
+use crate::run::resume::{TooFewSteps, complete, rewind_to_checkpoint};
 
 /// Resume an interrupted run from its newest checkpoint. Some keys may change; changing others,
 /// such as seed, is an error.
@@ -47,9 +46,9 @@ impl Resume {
         let complete = complete.map_err(|error| if error.is::<TooFewSteps>() { refused(error.to_string()) } else { error })?;
         if let Some((key, steps)) = complete {
             let shown = run.display();
-            return Ok(out::text(&format!(
+            return out::text(&format!(
                 "{shown} is complete: it has taken all of its {steps} steps. To train on: rollflow resume {shown} --set {key}=N\n"
-            ))?);
+            ));
         }
         let folder = RunFolder::reopen(&run, &plan)?;
         let from = rewind_to_checkpoint(&run, |line| folder.say(line))?;

@@ -44,14 +44,11 @@ struct Condition {
     number: f64,
 }
 
-fn condition(text: &str) -> Result<Condition, String> {
-    let wrong = || "write it as reward_mean>0.9 or loss<0.1".to_owned();
-    let (metric, above, number) = match (text.split_once('>'), text.split_once('<')) {
-        (Some((metric, number)), None) => (metric, true, number),
-        (None, Some((metric, number))) => (metric, false, number),
-        _ => return Err(wrong()),
-    };
-    Ok(Condition { metric: metric.trim().to_owned(), above, number: number.trim().parse().map_err(|_| wrong())? })
+fn condition(text: &str) -> Result<Condition, &'static str> {
+    const FORM: &str = "write it as reward_mean>0.9 or loss<0.1";
+    let at = text.find(['>', '<']).ok_or(FORM)?;
+    let number = text[at + 1..].trim().parse().map_err(|_| FORM)?;
+    Ok(Condition { metric: text[..at].trim().to_owned(), above: text[at..].starts_with('>'), number })
 }
 
 impl Condition {
@@ -69,10 +66,10 @@ impl Runs {
         let mut runs = runs_below(&self.folder)?;
         runs.retain(|(path, record)| self.fits(path, record));
         ensure!(!runs.is_empty(), "no run fits in {}", self.folder.display());
-        Ok(out::text(&match self.json {
+        out::text(&match self.json {
             true => runs.iter().map(|(path, record)| format!("{}\n", listed(path, record))).collect(),
             false => self.table(&runs),
-        })?)
+        })
     }
 
     fn fits(&self, path: &Path, record: &Record) -> bool {

@@ -103,31 +103,39 @@ pub fn announce_end(report: &Report, text: &str) {
 }
 
 impl RunFolder {
-    /// Creates the folder, writes the resolved recipe into it and serves metrics if the recipe says so.
-    /// Rejects a folder that already holds a run.
+    /// [`RunFolder::reopen`], but rejects a folder that already holds a run.
     pub fn create(path: &Path, plan: &Plan) -> Result<Self> {
         refuse_another_run(path)?;
-        // Before anything is written: a busy port must not leave a folder that looks like a run.
-        let (metrics, server) = serve(plan)?;
-        atomic_file::create_folder(path).with_context(|| format!("making the run's folder {}", path.display()))?;
-        RunFolder::open(path, plan, metrics, server)
+        RunFolder::reopen(path, plan)
     }
 
-    /// Opens the folder of an interrupted run. Files stay; `recipe.toml` is replaced, with its overrides.
+    /// Opens or creates the folder, writes the resolved recipe into it and serves metrics if the recipe
+    /// says so. Other files stay.
     pub fn reopen(path: &Path, plan: &Plan) -> Result<Self> {
-        let (metrics, server) = serve(plan)?;
+        let (metrics, address) = (Metrics::new(), plan.observe.metrics);
+        // Before anything is written: a busy port must not leave a folder that looks like a run.
+        let serve = |address| MetricsServer::start_for(address, metrics.clone(), &plan.net.allowed_hosts);
+        let server = address.map(serve).transpose()?;
         RunFolder::open(path, plan, metrics, server)
     }
 
     /// Creates or opens the folder `name` in this one, for a part that is a run of its own.
     pub fn part(&self, name: &str, plan: &Plan) -> Result<Self> {
-        let path = self.path.join(name);
-        atomic_file::create_folder(&path).with_context(|| format!("making the folder {}", path.display()))?;
-        Ok(RunFolder { console: self.console.clone(), ..RunFolder::open(&path, plan, self.metrics.clone(), None)? })
+        let part = RunFolder::open(&self.path.join(name), plan, self.metrics.clone(), None)?;
+        Ok(RunFolder { console: self.console.clone(), ..part })
     }
 
     fn open(path: &Path, plan: &Plan, metrics: Metrics, server: Option<MetricsServer>) -> Result<Self> {
-        let lock = lock_run(path)?;
+        atomic_file::create_folder(path).with_context(|| format!("making the run's folder {}", path.display()))?;
+        let file = path.join(LOCK);
+        // Two processes on one run would tear its files. The lock goes with the process, also when it is killed.
+        let lock = match lock_file::take(&file) {
+            Ok(lock) => lock,
+            Err(TryLockError::WouldBlock) => {
+                bail!("another process works on the run in {}; wait for it or stop it", path.display())
+            }
+            Err(TryLockError::Error(error)) => return Err(error).with_context(|| format!("locking {}", file.display())),
+        };
         atomic_file::remove_leftovers(path).with_context(|| format!("removing what is half written in {}", path.display()))?;
         let recipe = path.join(RECIPE);
         atomic_file::write(&recipe, plan.to_toml()).with_context(|| format!("writing {}", recipe.display()))?;
@@ -287,22 +295,5 @@ impl RunFolder {
         let parts = metric.labels()[0].1.iter().filter(|part| **part != sum && of(part) > 0.0);
         let parts: Vec<String> = parts.map(|part| format!("{} {part}", of(part))).collect();
         if parts.is_empty() { "none kept".to_owned() } else { format!("{} {sum} = {}", of(sum), parts.join(" + ")) }
-    }
-}
-
-fn serve(plan: &Plan) -> Result<(Metrics, Option<MetricsServer>)> {
-    let metrics = Metrics::new();
-    let server = plan.observe.metrics;
-    let server = server.map(|address| MetricsServer::start_for(address, metrics.clone(), &plan.net.allowed_hosts)).transpose()?;
-    Ok((metrics, server))
-}
-
-/// Two processes on one run would tear its files. The lock goes with the process, also when it is killed.
-fn lock_run(path: &Path) -> Result<File> {
-    let file = path.join(LOCK);
-    match lock_file::take(&file) {
-        Ok(lock) => Ok(lock),
-        Err(TryLockError::WouldBlock) => bail!("another process works on the run in {}; wait for it or stop it", path.display()),
-        Err(TryLockError::Error(error)) => Err(error).with_context(|| format!("locking {}", file.display())),
     }
 }

@@ -4,7 +4,6 @@ pub mod folder;
 pub(crate) mod page;
 pub(crate) mod recipe_keys;
 pub(crate) mod record;
-pub(crate) mod remaining;
 pub mod resume;
 
 /// The resolved recipe.

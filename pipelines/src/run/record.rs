@@ -180,26 +180,20 @@ impl Record {
 
 /// The runs in `folder` and below, up to three folders deep, the newest first.
 pub fn runs_below(folder: &Path) -> Result<Vec<(PathBuf, Record)>> {
-    let mut found = Vec::new();
-    look(folder, 3, &mut found).with_context(|| format!("looking for runs in {}", folder.display()))?;
-    let read = |path: PathBuf| Record::read(&path).map(|record| (path, record));
-    let mut runs = found.into_iter().map(read).collect::<Result<Vec<_>>>()?;
-    runs.sort_by(|(a, of_a), (b, of_b)| of_b.started().cmp(of_a.started()).then_with(|| a.cmp(b)));
-    Ok(runs)
-}
-
-fn look(folder: &Path, depth: usize, found: &mut Vec<PathBuf>) -> std::io::Result<()> {
-    if folder.join(RECIPE).exists() {
-        found.push(folder.to_owned());
-        return Ok(());
-    }
-    for entry in std::fs::read_dir(folder)? {
-        let path = entry?.path();
-        if depth > 0 && path.is_dir() && !path.is_symlink() {
-            look(&path, depth - 1, found)?;
+    let (mut runs, mut folders) = (Vec::new(), vec![(folder.to_owned(), 3)]);
+    while let Some((at, depth)) = folders.pop() {
+        if at.join(RECIPE).exists() {
+            let record = Record::read(&at)?;
+            runs.push((at, record));
+        } else if depth > 0 {
+            for entry in std::fs::read_dir(&at).with_context(|| format!("looking for runs in {}", at.display()))? {
+                let path = entry.with_context(|| format!("looking for runs in {}", at.display()))?.path();
+                folders.extend((path.is_dir() && !path.is_symlink()).then_some((path, depth - 1)));
+            }
         }
     }
-    Ok(())
+    runs.sort_by(|(a, of_a), (b, of_b)| of_b.started().cmp(of_a.started()).then_with(|| a.cmp(b)));
+    Ok(runs)
 }
 
 fn parents(plan: &Plan) -> Vec<Parent> {

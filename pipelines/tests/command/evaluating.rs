@@ -11,6 +11,8 @@ use crate::offline::OFFLINE;
 use crate::running::{GRPO, SFT, TINY, finished, read, rollflow, run_args};
 
 const EVAL: &str = "eval={every=2,samples=4,limit=6,max_num_seqs=8}";
+/// Of a run that several tests look at.
+pub const EVALUATED: [&str; 2] = [EVAL, "observe.rollouts_every=1"];
 
 fn rows(path: &Path) -> Vec<Value> {
     read(path).lines().map(|line| serde_json::from_str(line).unwrap()).collect()
@@ -120,7 +122,7 @@ fn a_run_with_servers_is_evaluated_by_them_and_so_is_its_checkpoint() {
 #[test]
 fn a_run_that_evaluates_learns_what_it_would_learn_without() {
     let folder = tempfile::tempdir().unwrap();
-    let (with, without) = (tiny_run(folder.path(), &[EVAL]), folder.path().join("without"));
+    let (with, without) = (tiny_run(folder.path(), &EVALUATED), folder.path().join("without"));
     finished(&without, &[]);
     let weights = |run: &Path| fs::read(run.join("checkpoints/step_000003/model.safetensors")).unwrap();
     assert_eq!(weights(&with), weights(&without));
@@ -177,7 +179,7 @@ fn an_overlapped_run_ends_with_its_last_evaluation_in_its_last_row() {
 #[test]
 fn an_interrupted_evaluation_asks_only_what_is_missing() {
     let folder = tempfile::tempdir().unwrap();
-    let (run, out) = (tiny_run(folder.path(), &[EVAL]), folder.path().join("eval"));
+    let (run, out) = (tiny_run(folder.path(), &EVALUATED), folder.path().join("eval"));
     let args = ["eval", run.to_str().unwrap(), "--out", out.to_str().unwrap(), "--json"];
     let first = rollflow(&args);
     assert_eq!(first.code, Some(0), "{}", first.err);

@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 
 use crate::agents::GAME;
 use crate::crashes::refuses_fewer_steps;
-use crate::running::{Ended, GRPO, rollflow, run_args};
+use crate::running::{Ended, GRPO, finished, rollflow, run_args};
 
 pub const OFFLINE: &str = "pipelines/recipes/grpo_offline.toml";
 
@@ -71,7 +71,7 @@ fn a_policy_learns_from_recorded_rollouts_alone() {
 fn rollouts_of_a_run_are_learned_from_with_their_log_probabilities_and_groups() {
     let folder = tempfile::tempdir().unwrap();
     let online = folder.path().join("online");
-    assert_eq!(rollflow(&run_args(GRPO, &online, &["observe.rollouts_every=1"])).code, Some(0));
+    finished(&online, &["observe.rollouts_every=1"]);
     let recorded = fs::read_to_string(online.join("rollouts.jsonl")).unwrap();
     let groups: std::collections::BTreeSet<u64> =
         recorded.lines().map(|line| serde_json::from_str::<Value>(line).unwrap()["group"].as_u64().unwrap()).collect();

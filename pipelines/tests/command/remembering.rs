@@ -6,6 +6,7 @@ use std::path::Path;
 use serde_json::Value;
 
 use crate::asking::tiny_run;
+use crate::evaluating::EVALUATED;
 use crate::running::{GRPO, Running, command, read, rollflow, run_args};
 
 fn record(run: &Path) -> Value {
@@ -109,7 +110,7 @@ fn runs_are_compared_by_their_ends_and_by_what_their_recipes_have_different() {
 #[test]
 fn the_page_has_the_runs_curves_samples_graph_and_times() {
     let folder = tempfile::tempdir().unwrap();
-    let run = tiny_run(folder.path(), &["eval={every=2,samples=2,limit=4}", "observe.rollouts_every=1"]);
+    let run = tiny_run(folder.path(), &EVALUATED);
     let page = read(&run.join("report.html"));
     let (_, rest) = page.split_once("type=\"application/json\">").unwrap();
     let data: Value = serde_json::from_str(rest.split_once("</script>").unwrap().0).unwrap();

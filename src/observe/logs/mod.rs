@@ -4,7 +4,6 @@
 //! A row is complete on disk when [`MetricsLogger::log`] returns. A crash truncates at most the
 //! line that was being written, and the next run that appends removes the truncated end.
 
-mod answers;
 mod console;
 mod dead_letters;
 mod jsonl;
@@ -16,13 +15,12 @@ mod tensorboard;
 
 use std::collections::BTreeMap;
 
-pub use answers::JudgedAnswer;
 pub use console::{ConsoleLogger, announce_training, console_line, short};
 pub use dead_letters::{DEAD_LETTERS, DeadLetter, Failure, FailureKind, dead_letters};
 pub use jsonl::{JsonlLogger, metrics_rows};
 pub use lines::{JsonLines, read_lines};
 pub use rewind::{count_lines, last_step, rewind, rewind_events, rewind_to_lines};
-pub use rollouts::Rollout;
+pub use rollouts::{JudgedAnswer, Rollout};
 pub(super) use statistics::around;
 pub use statistics::{MetricStats, compute_stats_from_jsonl, smoothed};
 pub use tensorboard::TensorBoardLogger;

@@ -1,8 +1,9 @@
-//! `rollouts.jsonl`: every trained sample, with all that is needed to inspect, score or replay it.
+//! Lines of `rollouts.jsonl`, with all that is needed to inspect, score or replay a trained sample,
+//! and of evaluations' answers.
 
 use serde::{Deserialize, Serialize};
 
-use crate::data::{Metadata, PromptText, RewardParts, Sample, Spans, Status, number};
+use crate::data::{Metadata, PromptText, RewardParts, Sample, Spans, Status, Version, number};
 
 /// One line of `rollouts.jsonl`. Non-finite numbers are the strings `"NaN"`, `"inf"` and `"-inf"`.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -72,4 +73,33 @@ impl Rollout {
             metadata: sample.metadata.clone(),
         }
     }
+}
+
+/// One line of an evaluation's answers, written when it is judged, so that an interrupted evaluation
+/// can resume. Non-finite numbers are the strings `"NaN"`, `"inf"` and `"-inf"`.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct JudgedAnswer {
+    /// The weights that answered.
+    pub version: Version,
+    /// Index of the prompt in the evaluation, from 0.
+    pub question: usize,
+    /// If true, it was sampled greedily.
+    pub greedy: bool,
+    /// The answer's place among those to the same prompt.
+    pub index: u32,
+    /// Prompt.
+    pub prompt: PromptText,
+    /// Completion.
+    pub response: String,
+    /// Reward; `None` if the reward failed.
+    #[serde(with = "number")]
+    pub reward: Option<f64>,
+    /// State in which its generation ended.
+    pub status: Status,
+    /// Number of sampled tokens.
+    pub tokens: usize,
+    /// Why it has no reward.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub error: Option<String>,
 }
