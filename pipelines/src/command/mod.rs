@@ -184,7 +184,7 @@ mod tests {
 
     use super::*;
 
-    /// The call of rollflow in a line, without what another program does before or after it, and without remarks.
+    /// The call of rollflow in a line, without other programs before or after it, and without remarks.
     fn call(line: &str) -> Option<&str> {
         let at = line.find("rollflow ").filter(|at| *at == 0 || line[..*at].ends_with("| "))?;
         ["    (", "  #", " | ", " > "].iter().try_fold(&line[at..], |line, end| line.split(end).next())

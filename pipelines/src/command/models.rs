@@ -67,12 +67,10 @@ fn usable(model: &CachedModel) -> Result<&'static str, String> {
     if let Some(what) = &model.missing {
         return Err(format!("{what} is missing"));
     }
-    let name = |error: &dyn std::fmt::Display| {
-        let text = error.to_string();
-        // The folder's name says little, and is long.
-        text.rsplit_once("config.json: ").map_or(text.clone(), |(_, why)| why.to_owned())
-    };
-    ModelConfig::from_dir(Path::new(&model.folder)).map(|config| config.family.model_type()).map_err(|error| name(&error))
+    let config = ModelConfig::from_dir(Path::new(&model.folder)).map_err(|error| error.to_string());
+    // The folder's name says little, and is long.
+    let why = |text: String| text.rsplit_once("config.json: ").map_or(text.clone(), |(_, why)| why.to_owned());
+    config.map(|config| config.family.model_type()).map_err(why)
 }
 
 fn of_preset(preset: &Preset, cached: &[CachedModel]) -> Value {

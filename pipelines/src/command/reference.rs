@@ -1,4 +1,5 @@
-//! `rollflow explain` and `rollflow schema`, of recipes; `rollflow completions` and `rollflow man`, of the command.
+//! `rollflow explain` and `rollflow schema`, of recipes; `rollflow completions` and `rollflow man`, of
+//! the command.
 
 use anyhow::{Context, Result};
 use clap::{Args, CommandFactory};

@@ -119,7 +119,7 @@ impl RunFolder {
         RunFolder::open(path, plan, metrics, server)
     }
 
-    /// Creates or opens the folder `name` in this one, for a part that is a run of its own.
+    /// Creates or opens the folder `name` in this one, for a part that is a separate run.
     pub fn part(&self, name: &str, plan: &Plan) -> Result<Self> {
         let part = RunFolder::open(&self.path.join(name), plan, self.metrics.clone(), None)?;
         Ok(RunFolder { console: self.console.clone(), ..part })
@@ -162,7 +162,7 @@ impl RunFolder {
         &self.path
     }
 
-    /// One line for whoever watches.
+    /// Prints one line to standard error, above the progress line.
     pub fn say(&self, line: &str) {
         self.console.warn(&untrusted::line(line));
     }
@@ -204,7 +204,8 @@ impl RunFolder {
         Ok(log)
     }
 
-    /// Runs a flow of `steps` steps, shows its progress and keeps its figures for the page, also if the run fails.
+    /// Runs a flow of `steps` steps, shows its progress and keeps its figures for the page, also if the
+    /// run fails.
     pub fn watch(&self, flow: &mut Flow, steps: u64) -> Result<Report> {
         self.drawn.lock().graph = serde_json::from_str(&flow.graph().to_json()).context("the graph as JSON")?;
         let taken = last_step(&self.path.join("metrics.jsonl"))?;

@@ -16,7 +16,7 @@ use rollflow::util::atomic_file;
 use crate::run::record::{Record, State};
 use crate::run::{LOGS, RECIPE, SFT};
 
-/// A checkpoint to go on from.
+/// A checkpoint to resume from.
 pub struct ResumePoint {
     /// The checkpoint's folder.
     pub checkpoint: PathBuf,
@@ -41,7 +41,7 @@ pub fn rewind_to_checkpoint(run: &Path, say: impl Fn(&str)) -> Result<Option<Res
             Err(error) => say(&format!("checkpoint left out: {error}")),
         }
     }
-    // A run that was stopped dropped the rows of its last steps, or somebody changed the log.
+    // A run that was stopped dropped the rows of its last steps, or the log was edited.
     if chosen.is_none()
         && let Some((step, path)) = later.pop()
     {
@@ -51,7 +51,7 @@ pub fn rewind_to_checkpoint(run: &Path, say: impl Fn(&str)) -> Result<Option<Res
         chosen = Some((step, path));
     }
     let step = chosen.as_ref().map(|(step, _)| *step);
-    // What lies beyond the cut, and what is damaged, must not be taken for a checkpoint of the run that goes on.
+    // What lies beyond the cut, and what is damaged, must not be taken for a checkpoint of the resumed run.
     for (_, path) in checkpoint::named(&checkpoints)?.into_iter().filter(|(other, _)| Some(*other) > step) {
         let aside = checkpoint::set_aside(&path)?;
         say(&format!("set aside: {}", aside.display()));

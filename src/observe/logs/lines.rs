@@ -107,14 +107,15 @@ pub fn read_lines<T: DeserializeOwned>(
     let mut unreadable = false;
     Ok(std::iter::from_fn(move || {
         // What cannot be read now cannot be read by trying again either.
-        let filled =
-            |(_, line): &(usize, std::io::Result<Vec<u8>>)| line.as_ref().map_or(true, |line| !line.trim_ascii().is_empty());
-        let (at, line) = if unreadable { None } else { lines.find(filled) }?;
-        unreadable = line.is_err();
-        let parse = |line: Vec<u8>| {
-            serde_json::from_slice(&line).map_err(|source| ObserveError::Line { path: path.clone(), line: at, source })
+        if unreadable {
+            return None;
+        }
+        let (line, text) = lines.find(|(_, text)| !matches!(text, Ok(text) if text.trim_ascii().is_empty()))?;
+        unreadable = text.is_err();
+        let parse = |text: Vec<u8>| {
+            serde_json::from_slice(&text).map_err(|source| ObserveError::Line { path: path.clone(), line, source })
         };
-        Some(line.map_err(ObserveError::at(&path)).and_then(parse))
+        Some(text.map_err(ObserveError::at(&path)).and_then(parse))
     }))
 }
 
