@@ -9,25 +9,18 @@ const BAR_CELLS: usize = 12;
 /// Values of the line; `None` is left out.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Snapshot {
-    /// Steps taken.
     pub step: u64,
-    /// Steps to take.
     pub total: Option<u64>,
-    /// The newest mean reward.
     pub reward: Option<f64>,
     /// The last steps' mean rewards, oldest first.
     pub reward_curve: Vec<f64>,
-    /// The newest loss.
     pub loss: Option<f64>,
-    /// Tokens sampled a second.
     pub generated_per_second: Option<f64>,
-    /// Tokens trained a second.
     pub trained_per_second: Option<f64>,
     /// The newest step's largest sample staleness.
     pub staleness: Option<f64>,
     /// Stage that limits the run, in a few words.
     pub bottleneck: Option<String>,
-    /// Estimated time until the end.
     pub eta: Option<Duration>,
 }
 
