@@ -37,7 +37,8 @@ type Make<T> = Arc<dyn Fn(&Params) -> Result<T, String> + Send + Sync>;
 /// // train.loss = { kind = "custom", name = "scaled", params = { factor = 2.0 } }
 /// let registry = Registry::default().loss_with("scaled", |Scaled { factor }| {
 ///     Ok::<_, String>(move |inputs: &LossInputs| {
-///         let grad: Vec<f64> = inputs.advantages.iter().zip(inputs.weights).map(|(a, w)| -factor * a * w).collect();
+///         let slope = |(advantage, weight): (&f64, &f64)| -factor * advantage * weight;
+///         let grad: Vec<f64> = inputs.advantages.iter().zip(inputs.weights).map(slope).collect();
 ///         let loss = grad.iter().zip(inputs.log_probs).map(|(slope, log_prob)| slope * log_prob).sum();
 ///         Ok::<_, LossError>(LossOutput::new(loss, grad))
 ///     })

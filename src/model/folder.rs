@@ -113,8 +113,8 @@ fn matched<'a>(
     let mut found: BTreeMap<String, (&WeightFile, &TensorInfo)> = tensors.collect();
     let mut problems = TensorProblems::default();
     let mut stored = |name: &str, entry: &Entry, found: Option<(&'a WeightFile, &'a TensorInfo)>| {
-        let stored = Stored::new(name, entry, found?);
-        stored.map_err(|problem| problems.unusable.push(problem)).ok()
+        let (file, info) = found?;
+        Stored::new(name, entry, file, info).map_err(|problem| problems.unusable.push(problem)).ok()
     };
     let (mut needed, mut missing) = (Vec::new(), Vec::new());
     for entry in layout.entries() {
@@ -225,7 +225,7 @@ struct Stored<'a> {
 
 impl<'a> Stored<'a> {
     /// The tensor `name` as `entry`, or the reason why it does not fit.
-    fn new(name: &str, entry: &Entry, (file, info): (&'a WeightFile, &'a TensorInfo)) -> Result<Self, String> {
+    fn new(name: &str, entry: &Entry, file: &'a WeightFile, info: &'a TensorInfo) -> Result<Self, String> {
         if info.shape != entry.shape {
             return Err(format!("{name}: shape {:?}, expected {:?}", info.shape, entry.shape));
         }

@@ -44,14 +44,14 @@ pub(crate) use collate::name_of;
 pub use collate::{TrainBatch, TrainSequence, collate, collate_batch, collate_in, collate_part};
 pub use error::TrainError;
 pub use future::{TrainFuture, promise};
+#[cfg(feature = "torch")]
+pub use local::{LocalBackend, LocalConfig, companions};
+#[cfg(feature = "torch")]
+pub use policy::{Policy, ScoreModel, score_pair, score_sample, tokenizer_folder};
 pub use prepare::assign_advantages;
 pub(crate) use prepare::{TokenColumn, assign_advantages_of, token_advantages, token_rewards};
 pub use probe::probe;
+#[cfg(feature = "torch")]
+pub use scorer::Scorer;
 pub use simulated::SimulatedBackend;
 pub use supervised::{SftConfig, run_sft_training};
-#[cfg(feature = "torch")]
-pub use {
-    local::{LocalBackend, LocalConfig, companions},
-    policy::{Policy, ScoreModel, score_pair, score_sample, tokenizer_folder},
-    scorer::Scorer,
-};

@@ -89,7 +89,8 @@ pub struct Capabilities {
 ///
 /// ```
 /// use std::sync::Arc;
-/// use rollflow::engine::remote::{Attempt, Ending, Fleet, FleetConfig, FleetHandle, InferenceEngine, RemoteError, async_trait};
+/// use rollflow::engine::remote::{Attempt, Ending, InferenceEngine, RemoteError, async_trait};
+/// use rollflow::engine::remote::{Fleet, FleetConfig, FleetHandle};
 /// use rollflow::engine::{FinishReason, TokenEngine};
 /// use rollflow::prelude::*;
 /// use rollflow::rollout::complete;
@@ -103,7 +104,11 @@ pub struct Capabilities {
 ///         "sevens".into()
 ///     }
 ///
-///     async fn generate(&self, attempt: &Attempt, tokens: &Sender<Vec<(u32, f32)>>) -> Result<Ending, RemoteError> {
+///     async fn generate(
+///         &self,
+///         attempt: &Attempt,
+///         tokens: &Sender<Vec<(u32, f32)>>,
+///     ) -> Result<Ending, RemoteError> {
 ///         for _ in 0..attempt.rest() {
 ///             tokens.send(vec![(11, 0.0)]).await.ok();
 ///         }

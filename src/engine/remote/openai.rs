@@ -114,7 +114,7 @@ struct Choice {
 struct LogProbs {
     tokens: Vec<String>,
     token_logprobs: Vec<Option<f64>>,
-    /// Of vLLM's own route.
+    /// Entries of vLLM's own route.
     content: Vec<Entry>,
 }
 

@@ -1,4 +1,4 @@
-//! What all HTTP engines share: configuration, streams of completions, and parts of replies.
+//! Parts of all HTTP engines: configuration, streams of completions, and parts of replies.
 
 use std::ops::Range;
 use std::time::Duration;

@@ -125,7 +125,7 @@ impl Parts<'_> {
         Ok(())
     }
 
-    /// What generates, and what judges its completions.
+    /// The engines that generate, and the models that judge.
     fn served(&mut self, model: &ModelConfig, parameters: u64, longest: u64) -> Result<(), ModelError> {
         let plan = self.plan;
         let held = if plan.generate.on_new_weights == OnNewWeights::Finish { 3 } else { 2 };

@@ -46,8 +46,8 @@ pub struct RunningGenerator {
 /// Prompts of all calls.
 #[derive(Default)]
 struct Calls {
-    /// Where the groups of requested prompts go, by ordinal. The ordinal of a prompt that the generator
-    /// has is taken until its group ends, even if the call is dropped.
+    /// Receivers of the requested groups, by ordinal. The ordinal of a prompt that the generator has is
+    /// taken until its group ends, even if the call is dropped.
     requested: HashMap<u64, oneshot::Sender<Group>>,
     /// Set when the generator has ended, with its failure.
     ended: Option<Option<Arc<RunError>>>,
