@@ -126,7 +126,7 @@ fn refused(why: impl Into<String>) -> anyhow::Error {
     End::Refused(why.into()).into()
 }
 
-/// Parser of a choice of the library by the word that recipes use. Help and completions list the words.
+/// Parser of a choice of the library by the word that recipes use. Help and completions list them.
 fn choice<T: Copy + Send + Sync>(all: &'static [T], word: fn(T) -> &'static str) -> impl TypedValueParser<Value = T> {
     let words = PossibleValuesParser::new(all.iter().map(|choice| word(*choice)));
     words.try_map(move |given| all.iter().copied().find(|choice| word(*choice) == given).ok_or("it is not listed"))

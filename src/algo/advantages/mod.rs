@@ -7,7 +7,7 @@
 //!
 //! | here | in recipes | TRL 1.16 | verl 0.9 | differences |
 //! | --- | --- | --- | --- | --- |
-//! | [`group_mean`] | `group_mean` | `scale_rewards` | `grpo` | ε: TRL 1e-4, verl 1e-6; lone: verl its reward |
+//! | [`group_mean`] | the same | `scale_rewards` | `grpo` | ε: TRL 1e-4, verl 1e-6; lone: verl its reward |
 //! | [`leave_one_out`] | `leave_one_out` | `RLOOTrainer` | `rloo` | lone: verl its reward |
 //! | [`reinforce_plus_plus`] | `reinforce_plus_plus` (γ = 1) | | `reinforce_plus_plus` | |
 //! | [`reinforce_plus_plus_baseline`] | the same | | the same | lone: verl its reward |
@@ -19,7 +19,8 @@
 //! | [`remax`], [`gae`] | | | `remax`, `gae` | verl whitens `gae`: [`whiten`](crate::algo::whiten) |
 //! | [`normalize_then_sum`](super::normalize_then_sum) | | `multi_objective_aggregation` | | |
 //!
-//! *lone*: a sample without siblings, which gets 0 here. verl's rule for it is [`Lone::Nothing`]; recipes take [`Lone::Itself`].
+//! *lone*: a sample without siblings, which gets 0 here. verl's rule for it is [`Lone::Nothing`];
+//! recipes take [`Lone::Itself`].
 
 mod choice;
 mod estimator;
