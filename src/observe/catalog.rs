@@ -281,7 +281,7 @@ impl Metric {
         self.spec().help
     }
 
-    /// Its type, by Prometheus's word: `counter`, `gauge` or `histogram`.
+    /// Prometheus type: `counter`, `gauge` or `histogram`.
     pub const fn kind(self) -> &'static str {
         match self.spec().kind {
             Kind::Counter => "counter",

@@ -74,7 +74,7 @@ pub enum ObserveError {
     /// The machine gave no thread or no event loop.
     #[error("cannot start {what}: {source}; the machine is out of threads or file handles")]
     Thread {
-        /// What was to be started.
+        /// The thread or event loop.
         what: String,
         /// Error of the system.
         source: std::io::Error,

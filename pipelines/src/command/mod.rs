@@ -141,7 +141,8 @@ fn choice<T: Copy + Send + Sync>(all: &'static [T], word: fn(T) -> &'static str)
 ///
 /// fn main() -> std::process::ExitCode {
 ///     // [reward] kind = "custom", name = "polite"
-///     command(Registry::default().reward("polite", |sample: &Sample| f64::from(sample.response.contains("please"))))
+///     let polite = |sample: &Sample| f64::from(sample.response.contains("please"));
+///     command(Registry::default().reward("polite", polite))
 /// }
 /// ```
 pub fn command(registry: Registry) -> ExitCode {

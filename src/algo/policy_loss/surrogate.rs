@@ -7,7 +7,7 @@ use super::ratio::Ratios;
 use crate::algo::LossInputs;
 use crate::algo::correction::Level;
 
-/// What is fixed about a method.
+/// Fixed properties of a method.
 pub(in crate::algo) struct Method {
     /// Name in errors and logs.
     pub name: &'static str,
