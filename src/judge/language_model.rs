@@ -5,7 +5,6 @@
 //! temperature 0, and replies are cached by the whole request.
 
 use std::path::PathBuf;
-use std::sync::LazyLock;
 
 use regex::{Captures, Regex};
 use serde_json::{Value, json};
@@ -23,9 +22,8 @@ const PROMPT: &str = "You grade answers. Judge only whether the response does wh
      where N is a whole number from 0 (useless) to 10 (perfect).";
 const SCORE: &str = r"(?i)score\**\s*[:=]?\s*\**\s*(-?[0-9]+(?:\.[0-9]+)?)";
 
-/// Placeholders of a question. Those inside a value stay as they are.
-static PLACES: LazyLock<Regex> =
-    LazyLock::new(|| Regex::new(r"\{(prompt|responses?|answer)\}").expect("the pattern is constant"));
+/// Pattern of a question's placeholders.
+const PLACE: &str = r"\{(prompt|responses?|answer)\}";
 
 const SCORE_PATTERN: Limit<String> = Limit {
     text: "a regular expression with a group, in round brackets",
@@ -73,6 +71,7 @@ impl JudgeConfig {
 /// Judge model: builds requests and reads grades from replies.
 pub(super) struct Judge {
     config: JudgeConfig,
+    place: Regex,
     score: Regex,
     pub(super) cache: ReplyCache,
 }
@@ -94,7 +93,8 @@ impl Judge {
         }
         let cache = ReplyCache::open(config.cache.as_deref())
             .map_err(|why| ServiceError::Cache { path: config.cache.clone().unwrap_or_default(), why })?;
-        Ok(Judge { config, score, cache })
+        let place = Regex::new(PLACE).expect("the pattern is constant");
+        Ok(Judge { config, place, score, cache })
     }
 
     /// Returns true if one request shows all completions of a group.
@@ -113,7 +113,8 @@ impl Judge {
         let prompt = first.prompt.render();
         let numbered = |(at, sample): (usize, &Sample)| format!("[Response {}]\n{}", at + 1, sample.response);
         let responses = samples.iter().enumerate().map(numbered).collect::<Vec<_>>().join("\n\n");
-        let question = PLACES.replace_all(&self.config.prompt, |place: &Captures| match &place[1] {
+        // Placeholders inside a value stay as they are.
+        let question = self.place.replace_all(&self.config.prompt, |place: &Captures| match &place[1] {
             "prompt" => prompt.clone(),
             "response" => first.response.clone(),
             "responses" => responses.clone(),
