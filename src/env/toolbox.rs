@@ -33,18 +33,19 @@ type Executor = dyn Fn(&ToolCall, Instant) -> Result<String, String> + Send + Sy
 pub struct Toolbox {
     tools: Vec<ToolSpec>,
     executors: BTreeMap<String, Arc<Executor>>,
+    /// Executor of calls without their own.
+    default_executor: Option<Arc<Executor>>,
 }
 
 impl Toolbox {
     /// Tools that one executor runs. It takes a call and the instant by which it must return the
-    /// text of the result, or the cause of its failure, for the model.
+    /// text of the result, or the cause of its failure, for the model. Without `tools` it takes
+    /// calls of any name.
     pub fn new(
         tools: Vec<ToolSpec>,
         executor: impl Fn(&ToolCall, Instant) -> Result<String, String> + Send + Sync + 'static,
     ) -> Self {
-        let executor: Arc<Executor> = Arc::new(executor);
-        let executors = tools.iter().map(|tool| (tool.name.clone(), executor.clone())).collect();
-        Toolbox { tools, executors }
+        Toolbox { tools, executors: BTreeMap::new(), default_executor: Some(Arc::new(executor)) }
     }
 
     /// Adds a tool that is a function of its arguments.
@@ -61,7 +62,8 @@ impl Toolbox {
 
     /// Runs a call.
     pub fn execute(&self, call: &ToolCall, deadline: Instant) -> Result<String, String> {
-        let executor = self.executors.get(&call.name).ok_or_else(|| format!("there is no tool {:?}", call.name))?;
+        let executor = self.executors.get(&call.name).or(self.default_executor.as_ref());
+        let executor = executor.ok_or_else(|| format!("there is no tool {:?}", call.name))?;
         executor(call, deadline)
     }
 }
@@ -114,5 +116,13 @@ mod tests {
         let results = execute_tools(&calls, &executor, Instant::now());
         let told: Vec<(&str, bool)> = results.iter().map(|result| (result.content.as_str(), result.success)).collect();
         assert_eq!(told, [("A", true), ("error: no", false), ("error: the tool broke", false), ("B", true)]);
+    }
+
+    #[test]
+    fn an_executor_without_listed_tools_runs_calls_of_any_name() {
+        let (call, now) = (ToolCall::new("look", Map::new()), Instant::now());
+        let tools = Toolbox::new(Vec::new(), |call: &ToolCall, _: Instant| Ok(call.name.to_uppercase()));
+        assert_eq!(tools.execute(&call, now), Ok("LOOK".to_owned()));
+        assert_eq!(Toolbox::default().execute(&call, now), Err("there is no tool \"look\"".to_owned()));
     }
 }
