@@ -103,7 +103,8 @@ pub struct SandboxConfig {
     pub program: PathBuf,
     /// Arguments with which it exits immediately with 0, to check the sandbox.
     pub check: Vec<String>,
-    /// Readable folders and files by their real paths, in addition to the system's libraries.
+    /// Readable folders and files by their real paths, in addition to the system's libraries. The
+    /// interpreter's own are among them, so extend the list.
     pub readable: Vec<PathBuf>,
     /// Folders of installed Python packages.
     pub packages: Vec<PathBuf>,
