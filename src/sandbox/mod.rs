@@ -92,6 +92,9 @@ pub enum SandboxError {
     NoTests(String),
 }
 
+/// Most places for programs, since the channel of places allocates all of them.
+const MOST_SLOTS: usize = 1 << 16;
+
 /// Message of the warden if its unprivileged user may not read the program.
 const UNREACHABLE: &str = "starting the program: Permission denied";
 
@@ -112,7 +115,7 @@ impl Sandbox {
             let check = Job::new(config.check.clone());
             match run::run(&config, walls, &check) {
                 Ok((ran, layers)) if ran.ended == Ended::Exited(0) => {
-                    let (slots, results) = (bounded(config.concurrency.max(1)), runner::Results::default());
+                    let (slots, results) = (bounded(config.concurrency.clamp(1, MOST_SLOTS)), runner::Results::default());
                     return Ok(Sandbox(Arc::new(Inner { config, walls, layers, missing, slots, results })));
                 }
                 Ok((ran, _)) => missing.push(format!("{walls}: {} {ran}", config.program.display())),
