@@ -53,6 +53,7 @@ impl RewardKl {
 
     /// KL of each trained token without the coefficient, one list per sample.
     pub(super) fn costs(&self, batch: &Batch, coef: Option<f64>) -> Result<(Vec<Vec<f64>>, KlCost), TrainError> {
+        self.check()?;
         let coef = coef.filter(|_| self.settings.target.is_some()).unwrap_or(self.settings.beta);
         let of = |sample| token_kl(sample, self.kl.as_ref()).ok_or_else(|| TrainError::NoReference(name_of(sample)));
         let tokens = batch.samples().map(of).collect::<Result<Vec<_>, _>>()?;
@@ -60,6 +61,19 @@ impl RewardKl {
         let mean = tokens.iter().map(mean).sum::<f64>() / tokens.len().max(1) as f64;
         let next = self.settings.next_coef(coef, mean, tokens.len() as u64);
         Ok((tokens, KlCost { mean, coef, next }))
+    }
+
+    /// Returns an error for settings that would make the coefficient, and with it all later rewards,
+    /// NaN or infinite.
+    fn check(&self) -> Result<(), TrainError> {
+        let Some(target) = self.settings.target else { return Ok(()) };
+        let rules = [
+            (target, "the target of an adaptive KL coefficient must be a finite number above 0"),
+            (self.settings.horizon, "the horizon of an adaptive KL coefficient must be a finite number above 0"),
+        ];
+        let is_positive = |value: f64| value.is_finite() && value > 0.0;
+        let broken = rules.into_iter().find(|(value, _)| !is_positive(*value));
+        broken.map_or(Ok(()), |(_, problem)| Err(TrainError::Setting(problem)))
     }
 }
 
@@ -99,5 +113,14 @@ mod tests {
         unscored.groups[0].samples[1].ref_log_probs.clear();
         let error = kl.charge(&unscored, None).unwrap_err();
         assert!(error.to_string().starts_with("sample 1 of group 4 has no log-probabilities"), "{error}");
+    }
+
+    /// Law N4.
+    #[test]
+    fn a_target_or_horizon_that_gives_no_coefficient_is_refused_by_name() {
+        for (target, horizon, named) in [(0.0, 10.0, "target"), (f64::NAN, 10.0, "target"), (0.25, 0.0, "horizon")] {
+            let error = RewardKl::new(0.5, KlForm::K1).adaptive(target, horizon).charge(&batch(0.0), None).unwrap_err();
+            assert_eq!(error.to_string(), format!("the {named} of an adaptive KL coefficient must be a finite number above 0"));
+        }
     }
 }
