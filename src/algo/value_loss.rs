@@ -101,6 +101,8 @@ mod tests {
         assert_eq!([first.grad, second.grad].concat(), whole.grad, "law N1");
         assert!(!ValueLoss::default().ignores_zero_advantage(), "a return of 0 is a lesson, too");
         assert!(value_loss(&[1.0], &[], &[1.0], &[1.0], None).is_err());
+        let masked = value_loss(&[f64::NAN, 1.0], &[0.0; 2], &[0.0; 2], &[0.0, 1.0], None).unwrap();
+        assert_eq!((masked.loss, masked.grad), (0.5, vec![0.0, 1.0]), "a masked token counts for nothing");
     }
 
     proptest! {

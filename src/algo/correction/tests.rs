@@ -121,6 +121,14 @@ proptest! {
 }
 
 #[test]
+fn icepop_is_masking_at_token_level() {
+    let (weights, _) = Importance::icepop(0.5, 5.0)
+        .weights(&[0.4f64.ln(), 0.5f64.ln() + 1e-9, 4.0f64.ln(), 6.0f64.ln()], std::slice::from_ref(&(0..4)));
+    assert_eq!((weights[0], weights[3]), (0.0, 0.0));
+    assert!((weights[1] - 0.5).abs() < 1e-8 && (weights[2] - 4.0).abs() < 1e-9);
+}
+
+#[test]
 fn an_absurd_ratio_stays_finite() {
     for level in LEVELS {
         for log_ratio in [-900.0, 900.0] {
