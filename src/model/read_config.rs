@@ -88,6 +88,11 @@ fn read_as_llama(keys: &Keys, family: Family) -> Result<ModelConfig, ModelError>
         rope_theta,
         rope_scaling,
         windows: vec![None; layers],
+        unrotated: Vec::new(),
+        embedding_multiplier: 1.0,
+        residual_multiplier: 1.0,
+        attention_multiplier: None,
+        logits_scaling: 1.0,
         qkv_bias: attention_bias,
         output_bias: attention_bias,
         mlp_bias,
@@ -96,7 +101,7 @@ fn read_as_llama(keys: &Keys, family: Family) -> Result<ModelConfig, ModelError>
         dtype: dtype(keys)?,
         eos_token_ids: keys.token_ids("eos_token_id")?,
         pad_token_id: keys.token_ids("pad_token_id")?.first().copied(),
-        ..ModelConfig::small_of(1, 8, 0)
+        other: Map::new(),
     })
 }
 
