@@ -234,10 +234,15 @@ impl ModelConfig {
     /// Rejects inconsistent values; errors name `path`.
     pub fn check(&self, path: &Path) -> Result<(), ModelError> {
         let attended = self.heads.checked_mul(self.head_dim).filter(|width| *width <= WIDEST_ATTENTION);
-        let (heads, dim, eps, theta) = (self.kv_heads, self.head_dim, self.rms_norm_eps, self.rope_theta);
+        let (kv_heads, dim, eps, theta) = (self.kv_heads, self.head_dim, self.rms_norm_eps, self.rope_theta);
         let is_even = dim > 0 && dim.is_multiple_of(2);
         let rules = [
-            (self.heads.is_multiple_of(heads), "num_key_value_heads", heads.to_string(), "a divisor of num_attention_heads"),
+            (
+                self.heads.is_multiple_of(kv_heads),
+                "num_key_value_heads",
+                kv_heads.to_string(),
+                "a divisor of num_attention_heads",
+            ),
             (attended.is_some(), "head_dim", dim.to_string(), "at most 4194304 over num_attention_heads"),
             (is_even, "head_dim", dim.to_string(), "a positive even number, for rotary embeddings turn pairs"),
             (eps >= 0.0 && eps.is_finite(), "rms_norm_eps", eps.to_string(), "a finite number ≥ 0"),
