@@ -14,8 +14,8 @@ use serde_json::Value;
 use super::referee::{Referee, Verdicts};
 use super::{CodeTests, Ended, Job, Sandbox, SandboxError};
 
-/// Most cached results; at this number the cache is cleared.
-const CAPACITY: usize = 1 << 16;
+/// Most tests whose results are cached; at this number the cache is cleared.
+const CAPACITY: usize = 1 << 18;
 
 /// Results of a program with its tests; none if the sandbox failed.
 type Cached = Arc<OnceLock<Option<Verdicts>>>;
@@ -24,8 +24,34 @@ type Cached = Arc<OnceLock<Option<Verdicts>>>;
 #[derive(Default)]
 pub(super) struct Results {
     referee: Referee,
-    known: Mutex<HashMap<[u64; 2], Cached>>,
+    known: Mutex<Known>,
     hashers: [RandomState; 2],
+}
+
+#[derive(Default)]
+struct Known {
+    results: HashMap<[u64; 2], Cached>,
+    /// Number of tests of all results.
+    tests: usize,
+}
+
+impl Known {
+    /// Returns the place for the results of `tests` tests.
+    fn place(&mut self, key: [u64; 2], tests: usize) -> Cached {
+        if self.tests >= CAPACITY {
+            *self = Known::default();
+        }
+        if !self.results.contains_key(&key) {
+            self.tests += tests;
+        }
+        self.results.entry(key).or_default().clone()
+    }
+
+    fn remove(&mut self, key: [u64; 2], tests: usize) {
+        if self.results.remove(&key).is_some() {
+            self.tests -= tests;
+        }
+    }
 }
 
 impl Sandbox {
@@ -42,19 +68,13 @@ impl Sandbox {
     pub(crate) fn run_tests(&self, code: &str, tests: &CodeTests) -> Result<Verdicts, SandboxError> {
         let Results { known, hashers, .. } = &self.0.results;
         let key = [0, 1].map(|at| hashers[at].hash_one((code, tests)));
-        let place = {
-            let mut known = known.lock();
-            if known.len() >= CAPACITY {
-                known.clear();
-            }
-            known.entry(key).or_default().clone()
-        };
+        let place = known.lock().place(key, tests.len());
         let mut broken = None;
         let results = place.get_or_init(|| self.run_uncached(code, tests).map_err(|error| broken = Some(error)).ok());
         match (results, broken) {
             (Some(results), _) => Ok(results.clone()),
             (None, Some(error)) => {
-                known.lock().remove(&key);
+                known.lock().remove(key, tests.len());
                 Err(error)
             }
             // Another caller's run of the same tests failed.
@@ -87,4 +107,21 @@ fn same(printed: &str, expected: &str) -> bool {
 
 fn short(text: &str) -> String {
     text.trim_end().chars().take(100).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_cache_is_bounded_by_the_tests_of_its_results() {
+        let mut known = Known::default();
+        let first = known.place([0, 0], 2);
+        assert!(Arc::ptr_eq(&first, &known.place([0, 0], 2)));
+        known.remove([0, 0], 2);
+        assert_eq!((known.results.len(), known.tests), (0, 0));
+        known.place([1, 1], CAPACITY);
+        known.place([2, 2], 3);
+        assert_eq!((known.results.len(), known.tests), (1, 3));
+    }
 }
