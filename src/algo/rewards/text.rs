@@ -49,7 +49,8 @@ pub fn format_reward(tags: &[impl AsRef<str>]) -> Result<PartReward, RangeError>
 fn brackets(tags: &[impl AsRef<str>]) -> Result<Vec<(String, String)>, RangeError> {
     let is_name = |tag: &str| !tag.is_empty() && tag.chars().all(|c| c.is_alphanumeric() || matches!(c, '-' | '_'));
     let tags: Vec<&str> = tags.iter().map(AsRef::as_ref).collect();
-    match if tags.is_empty() { Some(&"") } else { tags.iter().find(|tag| !is_name(tag)) } {
+    let invalid = if tags.is_empty() { Some(&"") } else { tags.iter().find(|tag| !is_name(tag)) };
+    match invalid {
         Some(tag) => Err(RangeError::new(format!(
             "format tags must be given, and be names of letters, digits, `-` and `_`; {tag:?} is none"
         ))),

@@ -78,7 +78,7 @@ pub(super) struct Definition {
     pub kv_heads_optional: bool,
     /// Default of `head_dim`; `None`: `hidden_size / num_attention_heads`.
     pub head_dim: Option<usize>,
-    /// Default of `rms_norm_eps`, as of the next two, in transformers' configuration class.
+    /// Defaults of transformers' configuration class: `rms_norm_eps`, and the next two keys.
     pub rms_norm_eps: f64,
     pub rope_theta: f64,
     pub tied: bool,
