@@ -91,7 +91,9 @@ impl Graph {
         self.check_nodes(&mut errors);
         self.check_edges(&mut errors);
         let mut finished = vec![false; self.nodes.len()];
-        (0..self.nodes.len()).for_each(|node| self.find_cycles(node, &mut Vec::new(), &mut finished, &mut errors));
+        for node in 0..self.nodes.len() {
+            self.find_cycles(node, &mut Vec::new(), &mut finished, &mut errors);
+        }
         errors
     }
 
@@ -109,7 +111,9 @@ impl Graph {
 
     fn check_names(&self, errors: &mut Vec<GraphError>) {
         let mut counts: BTreeMap<&str, usize> = BTreeMap::new();
-        self.nodes.iter().for_each(|node| *counts.entry(&node.name).or_default() += 1);
+        for node in &self.nodes {
+            *counts.entry(&node.name).or_default() += 1;
+        }
         let bad = counts.keys().filter(|name| name.is_empty() || name.contains('\0'));
         errors.extend(bad.map(|&name| GraphError::BadName(name.into())));
         let twice = counts.iter().filter(|(_, count)| **count > 1);
@@ -162,8 +166,9 @@ impl Graph {
             return;
         }
         path.push(node);
-        let next = self.edges.iter().filter(|edge| edge.from == node).filter_map(|edge| edge.to);
-        next.for_each(|next| self.find_cycles(next, path, finished, errors));
+        for next in self.edges.iter().filter(|edge| edge.from == node).filter_map(|edge| edge.to) {
+            self.find_cycles(next, path, finished, errors);
+        }
         path.pop();
     }
 }

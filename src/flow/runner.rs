@@ -129,7 +129,9 @@ impl Drop for Leave {
         }
         meter.leave();
         events.send(Event::Gone).expect("the runner receives until every worker is gone");
-        self.simulated.iter().for_each(|(simulation, worker)| simulation.leave(*worker));
+        if let Some((simulation, worker)) = &self.simulated {
+            simulation.leave(*worker);
+        }
     }
 }
 
@@ -326,7 +328,9 @@ fn start(job: Job, leave: Leave, runtime: &Runtime) -> std::io::Result<Started> 
     let worker = std::thread::Builder::new().name(post.name());
     worker
         .spawn(move || {
-            leave.simulated.iter().for_each(|(simulation, worker)| simulation.enter(*worker));
+            if let Some((simulation, worker)) = &leave.simulated {
+                simulation.enter(*worker);
+            }
             meter.begin();
             body(post);
             drop(leave);

@@ -138,7 +138,9 @@ impl Environment for ProxiedAgent {
     fn grade(&mut self, deadline: Instant) -> Result<Grade, EnvError> {
         let leaving = deadline.min(Instant::now() + END_TIMEOUT);
         let over = |ask: Waiting| drop(ask.reply.send(Err("the rollout is over: it reached a limit".to_owned())));
-        self.waits.take().into_iter().for_each(over);
+        if let Some(ask) = self.waits.take() {
+            over(ask);
+        }
         while self.ended.is_none() {
             match self.next(leaving) {
                 Ok(Event::Asks(ask)) => over(ask),
