@@ -162,7 +162,8 @@ impl Reader {
         }
         if let Some(stop) = chunk.iter().position(|(token, _)| self.stops.contains(token)) {
             chunk.truncate(stop + 1);
-            let ending = Some(ending(Some(FinishReason::Stop), meta.weight_versions));
+            // The server's spans count the tokens after the stop token, too.
+            let ending = Some(Ending { finish: Some(FinishReason::Stop), spans: None });
             return Ok(StreamDelta { chunk, ending, over: true, ..StreamDelta::default() });
         }
         let Some(finish) = meta.finish_reason else { return Ok(StreamDelta { chunk, ..StreamDelta::default() }) };

@@ -216,6 +216,17 @@ fn d3_sglang_streams_all_so_far_or_what_is_new_and_both_are_read_alike() {
 }
 
 #[test]
+fn d3_spans_of_sglang_are_not_used_where_a_completion_is_cut_at_a_stop_token() {
+    let event = json!({ "output_ids": [785, 4226, 374], "meta_info": { "finish_reason": null, "completion_tokens": 3,
+        "output_token_logprobs": [[-0.125, 785, null], [-1.0, 4226, null], [-0.5, 374, null]],
+        "weight_versions": [{ "version": "42", "start": 0, "end": 3 }] } });
+    let (server, _) = scripted(sglang_page, "/generate", Reply::events([event]));
+    let params = SamplingParams { max_new_tokens: 9, ignore_eos: true, stop_token_ids: vec![4226], ..SamplingParams::default() };
+    let (chunk, ending) = generate(&*sglang(&server.url), &attempt(params));
+    assert_eq!((ids(&chunk), ending.unwrap()), (vec![785, 4226], Ending { finish: Some(FinishReason::Stop), spans: None }));
+}
+
+#[test]
 fn sglangs_aborts_are_interruptions_unless_they_are_refusals() {
     let abort = |finish: Value| {
         Reply::events([json!({ "output_ids": [785], "meta_info": { "finish_reason": finish, "completion_tokens": 1,
