@@ -114,8 +114,8 @@ struct Choice {
 struct LogProbs {
     tokens: Vec<String>,
     token_logprobs: Vec<Option<f64>>,
-    /// Entries of vLLM's own route.
-    content: Vec<Entry>,
+    /// Entries of vLLM's own route. Other servers may add them to `token_logprobs`, or null.
+    content: Option<Vec<Entry>>,
 }
 
 #[derive(Debug, Deserialize)]
@@ -130,6 +130,7 @@ impl Event {
             return Ok(StreamDelta::default());
         };
         let LogProbs { tokens, mut token_logprobs, content } = logprobs.unwrap_or_default();
+        let content = content.unwrap_or_default();
         let ids = match token_ids {
             Some(ids) => ids,
             None => tokens.iter().map(|token| id(token)).collect::<Result<_, _>>()?,
@@ -138,7 +139,9 @@ impl Event {
         if let Some((entry, token)) = content.iter().zip(&ids).find(differs) {
             return Err(EventError::Nonsense(format!("a log-probability of token {:?} for token {token}", entry.token_id)));
         }
-        token_logprobs.extend(content.into_iter().map(|entry| entry.logprob));
+        if token_logprobs.is_empty() {
+            token_logprobs = content.into_iter().map(|entry| entry.logprob).collect();
+        }
         let chunk = chunk(ids, token_logprobs)?;
         let finish = finish_reason.as_deref().map(finish).transpose()?;
         let ending = finish.map(|finish| ending(finish, weight_versions));

@@ -148,15 +148,17 @@ fn what_a_vllm_server_can_is_found_out_and_what_it_lacks_is_told_with_the_way_to
 
 #[test]
 fn an_openai_like_server_without_token_ids_is_refused_and_one_that_spells_them_is_not() {
-    let answer = |token: &str| {
-        Reply::events([
-            json!({ "choices": [{ "text": "8", "finish_reason": "stop", "logprobs": { "tokens": [token], "token_logprobs": [-0.5] } }] }),
-        ])
+    let answer = |token: &str, content: Value| {
+        let log_probs = json!({ "tokens": [token], "token_logprobs": [-0.5], "content": content });
+        Reply::events([json!({ "choices": [{ "text": "8", "finish_reason": "stop", "logprobs": log_probs }] })])
     };
-    let (server, _) = scripted(vllm_page, "/v1/completions", answer("token_id:17"));
-    let (chunk, ending) = generate(&*connect(EngineKind::OpenAi, &server.url).unwrap(), &attempt(SamplingParams::default()));
-    assert_eq!((ids(&chunk), ending.unwrap().spans), (vec![17], None));
-    let (server, _) = scripted(vllm_page, "/v1/completions", answer("8"));
+    // Some servers list the log-probabilities as a chat does, too.
+    for content in [Value::Null, json!([{ "token": "8", "logprob": -0.5 }])] {
+        let (server, _) = scripted(vllm_page, "/v1/completions", answer("token_id:17", content));
+        let (chunk, ending) = generate(&*connect(EngineKind::OpenAi, &server.url).unwrap(), &attempt(SamplingParams::default()));
+        assert_eq!((chunk, ending.unwrap().spans), (vec![(17, -0.5)], None));
+    }
+    let (server, _) = scripted(vllm_page, "/v1/completions", answer("8", Value::Null));
     let error = generate(&*connect(EngineKind::OpenAi, &server.url).unwrap(), &attempt(SamplingParams::default()))
         .1
         .unwrap_err()
