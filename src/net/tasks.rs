@@ -13,12 +13,11 @@ use std::fmt;
 use std::future::Future;
 use std::io;
 use std::sync::{Arc, Weak};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 use tokio::runtime::{Builder, Handle, Runtime};
 use tokio::task::AbortHandle;
-use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::{AbortOnDropHandle, TaskTracker};
 
@@ -100,6 +99,16 @@ impl Group {
             }
         })
     }
+
+    /// Ends the members, and waits until they have ended unless the caller is in a task. After
+    /// [`ENDING`], a member that blocks is left to the runtime, whose timers it may block, too.
+    fn end(&self) {
+        self.stop.cancel();
+        let until = Instant::now() + ENDING;
+        while Handle::try_current().is_err() && !self.running.is_empty() && Instant::now() < until {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
 }
 
 impl Tasks {
@@ -138,12 +147,7 @@ impl Tasks {
 
 impl Drop for Tasks {
     fn drop(&mut self) {
-        self.group.stop.cancel();
-        self.group.running.close();
-        if Handle::try_current().is_err() {
-            // After this time, a task that blocks is left to the runtime.
-            self.block_on(async { timeout(ENDING, self.group.running.wait()).await.ok() });
-        }
+        self.group.end();
     }
 }
 
@@ -190,6 +194,23 @@ mod tests {
         drop(one);
         let ended = [first, second, kept].map(|ended| ended.load(Ordering::SeqCst));
         assert_eq!(ended, [true, true, false]);
+    }
+
+    #[test]
+    fn a_member_that_blocks_every_thread_of_its_runtime_is_left_after_a_while() {
+        // One of its own: other tests need the threads of the process's runtime.
+        let runtime = Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
+        let group = Group { stop: CancellationToken::new(), running: TaskTracker::new() };
+        let ((begun, begins), (release, released)) = (channel(), channel::<()>());
+        runtime.spawn(group.member(async move {
+            begun.send(()).unwrap();
+            released.recv().ok();
+        }));
+        begins.recv().unwrap();
+        let started = Instant::now();
+        group.end();
+        assert!(started.elapsed() >= ENDING);
+        drop(release);
     }
 
     #[test]
