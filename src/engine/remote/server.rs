@@ -94,7 +94,7 @@ impl Server {
     }
 
     /// Posts a request to score a text of `tokens` tokens; `listed` finds their log-probabilities in
-    /// the reply, all but the first. An error says that `lacks` has none.
+    /// the reply, all but the first. The error about a missing one ends with `lacks`.
     pub(super) async fn score(
         &self,
         path: &str,
