@@ -288,6 +288,8 @@ pub fn finish_of(answer: &Answer, max_new_tokens: usize) -> Option<FinishReason>
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeMap;
+
     use proptest::prelude::*;
 
     use super::*;
@@ -299,6 +301,17 @@ mod tests {
     /// Ordinal, slots and `more` of all that is admitted now.
     fn admit(slots: &mut Slots<u32>) -> Vec<(u64, Vec<usize>, bool)> {
         slots.admit(|| 0).into_iter().map(|group| (group.request.request.ordinal, group.slots, group.more)).collect()
+    }
+
+    fn key(sample: &ActiveSample<u32>) -> (u64, u32) {
+        (sample.request.ordinal, sample.answer.index)
+    }
+
+    /// Moves a sample's part of an engine's cache.
+    fn move_cached(cache: &mut BTreeMap<usize, (u64, u32)>, from: usize, to: usize, sample: &ActiveSample<u32>) {
+        assert!(to < from);
+        assert_eq!(cache.remove(&from), Some(key(sample)), "another sample is at {from}");
+        assert_eq!(cache.insert(to, key(sample)), None, "slot {to} is taken");
     }
 
     fn moves(slots: &mut Slots<u32>) -> Vec<(usize, usize)> {
@@ -363,7 +376,7 @@ mod tests {
             for (ordinal, &samples) in (0..).zip(&groups) {
                 slots.submit(group(ordinal, samples));
             }
-            let (mut served, mut part) = (Vec::new(), 0u32);
+            let (mut served, mut part, mut cache) = (Vec::new(), 0u32, BTreeMap::new());
             for bits in ends.iter().cycle().take(2000) {
                 // Sometimes samples are separated from those in use.
                 if bits % divides == 0 {
@@ -371,18 +384,27 @@ mod tests {
                     part += 1;
                 }
                 let before = slots.active();
-                slots.start_step(|from, to, _| assert!(to < from));
+                slots.start_step(|from, to, sample| move_cached(&mut cache, from, to, sample));
                 prop_assert!(slots.borders.len() <= count, "parts without samples are forgotten");
                 for Admission { slots: taken, .. } in slots.admit(|| part) {
-                    served.extend(taken.iter().map(|slot| slots.places[*slot].as_ref().map(|sample| (sample.request.ordinal, sample.answer.index))));
+                    for slot in taken {
+                        let sample = slots.places[slot].as_ref().map(key);
+                        cache.extend(sample.map(|sample| (slot, sample)));
+                        served.push(sample);
+                    }
                 }
                 prop_assert!(slots.active() == count || slots.queued() == 0, "a slot is idle while a sample waits");
                 prop_assert!(slots.active() >= before, "a sample is lost");
-                slots.compact(|from, to, _| assert!(to < from));
+                slots.compact(|from, to, sample| move_cached(&mut cache, from, to, sample));
+                let in_use: BTreeMap<usize, (u64, u32)> = slots.iter_from(0).map(|(slot, sample)| (slot, key(sample))).collect();
+                prop_assert_eq!(&cache, &in_use, "the cache was moved otherwise");
                 prop_assert!(slots.places.iter().all(Option::is_some), "a gap");
                 prop_assert!(slots.iter_from(0).map(|(_, sample)| sample.state).is_sorted(), "the parts are not in order");
                 let ending: Vec<usize> = (0..slots.active()).filter(|slot| bits >> slot & 1 == 1).collect();
-                ending.into_iter().for_each(|slot| slots.places[slot] = None);
+                for slot in ending {
+                    slots.places[slot] = None;
+                    cache.remove(&slot);
+                }
             }
             let all: Vec<_> = (0..).zip(&groups).flat_map(|(ordinal, &samples)| (0..samples).map(move |index| Some((ordinal, index)))).collect();
             prop_assert!(slots.queued() > 0 || served == all, "samples are served in order, each once");
