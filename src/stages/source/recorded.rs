@@ -12,7 +12,7 @@ use crate::flow::StageError;
 use crate::observe::{Metric, Metrics};
 
 /// Recorded rollouts by group, in a new random order for every pass. Memory holds their positions
-/// and rewards, not their contents.
+/// and changed rewards, not their contents.
 pub struct RecordedGroups {
     data: DataSet<Recorded>,
     tokenizer: Arc<Tokenizer>,
@@ -20,12 +20,19 @@ pub struct RecordedGroups {
     groups: Vec<Vec<u32>>,
     mixture: Mixture,
     seed: u64,
-    /// Rewards of each group's samples.
-    rewards: Vec<Vec<(Option<f64>, RewardParts)>>,
+    /// Rewards of the groups whose samples have other rewards than the recorded ones.
+    rewards: HashMap<usize, Rewards>,
     /// Groups that a filter rejects, or that could not be scored.
     rejected: Skips,
     /// Numbers of trained rollouts, and of those with log-probabilities.
     rollouts: (usize, usize),
+}
+
+/// Rewards of a group's samples.
+type Rewards = Vec<(Option<f64>, RewardParts)>;
+
+fn rewards_of(group: &Group) -> Rewards {
+    group.samples.iter().map(|sample| (sample.reward, sample.reward_parts.clone())).collect()
 }
 
 impl RecordedGroups {
@@ -55,9 +62,10 @@ impl RecordedGroups {
             });
             all[*place].push(at);
         }
-        let (mut groups, mut rewards, mut rejected, mut rollouts) = (Vec::new(), Vec::new(), Skips::default(), (0, 0));
+        let (mut groups, mut rewards, mut rejected, mut rollouts) = (Vec::new(), HashMap::new(), Skips::default(), (0, 0));
         for records in all {
             let (group, with_log_probs) = read(&data, tokenizer, &records)?;
+            let recorded = rewards_of(&group);
             let verdict = match score(group)? {
                 Err(skip) => Err(skip),
                 Ok(group) => match filter(&group) {
@@ -67,7 +75,10 @@ impl RecordedGroups {
             };
             match verdict {
                 Ok(group) => {
-                    rewards.push(group.samples.into_iter().map(|sample| (sample.reward, sample.reward_parts)).collect());
+                    let scored = rewards_of(&group);
+                    if scored != recorded {
+                        rewards.insert(groups.len(), scored);
+                    }
                     rollouts = (rollouts.0 + records.len(), rollouts.1 + with_log_probs);
                     groups.push(records);
                 }
@@ -137,8 +148,10 @@ impl Draw for RecordedGroups {
     fn draw(&mut self, number: u64) -> Result<Group, StageError> {
         let place = self.mixture.draw(number);
         let (mut group, _) = read(&self.data, &self.tokenizer, &self.groups[place.record])?;
-        for (sample, (reward, parts)) in group.samples.iter_mut().zip(&self.rewards[place.record]) {
-            (sample.reward, sample.reward_parts) = (*reward, parts.clone());
+        if let Some(rewards) = self.rewards.get(&place.record) {
+            for (sample, (reward, parts)) in group.samples.iter_mut().zip(rewards) {
+                (sample.reward, sample.reward_parts) = (*reward, parts.clone());
+            }
         }
         let prompt = Prompt { epoch: place.epoch, ..Prompt::clone(&group.prompt) };
         Ok(Group { prompt: Arc::new(prompt), ..group })
@@ -175,6 +188,33 @@ impl Draw for RecordedGroups {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn changed_rewards_replace_the_recorded_ones_and_no_others_stay_in_memory() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("rollouts.jsonl");
+        let lines = [("1+2=", 1.0), ("2+2=", 0.0)]
+            .map(|(prompt, reward)| serde_json::json!({ "prompt": prompt, "response": "3", "reward": reward }).to_string());
+        std::fs::write(&path, lines.join("\n")).unwrap();
+        let tokenizer = Arc::new(Tokenizer::characters("0123456789+=", 16).unwrap());
+        let keep = |_: &Group| Verdict::Keep;
+        let opened = |wrong: f64| {
+            let score = move |mut group: Group| {
+                let change = |sample: &mut Sample| sample.reward = sample.reward.filter(|reward| *reward > 0.0).or(Some(wrong));
+                group.samples.iter_mut().for_each(change);
+                Ok(Ok(group))
+            };
+            RecordedGroups::open(&DataSpec::new(&path), &tokenizer, score, &keep, 0).unwrap()
+        };
+        let rewards = |groups: &mut RecordedGroups| -> Vec<f64> {
+            let mut rewards: Vec<f64> = (0..2).map(|number| groups.draw(number).unwrap().samples[0].reward.unwrap()).collect();
+            rewards.sort_by(f64::total_cmp);
+            rewards
+        };
+        let (mut same, mut other) = (opened(0.0), opened(-0.5));
+        assert_eq!((same.rewards.len(), rewards(&mut same)), (0, vec![0.0, 1.0]));
+        assert_eq!((other.rewards.len(), rewards(&mut other)), (1, vec![-0.5, 1.0]));
+    }
 
     #[test]
     fn parts_of_a_rollout_stand_together_and_records_without_places_are_rollouts() {
