@@ -112,17 +112,18 @@ impl<W: Send + Sync + 'static, M> Reference<W, M> {
 impl<W> Moving<W> {
     /// Blends in a version, unless it is included already, and returns the new weights.
     fn see(&self, version: Version, new: Arc<W>) -> Arc<W> {
-        let mut held = self.held.lock();
-        let next = match &*held {
-            Some((seen, weights)) if *seen >= version => return weights.clone(),
-            Some((seen, weights)) => match (self.share)(*seen, version) {
-                0.0 => weights.clone(),
+        // A checkpoint does not wait for a blend.
+        let held = self.held.lock().clone();
+        let next = match held {
+            Some((seen, weights)) if seen >= version => return weights,
+            Some((seen, weights)) => match (self.share)(seen, version) {
+                0.0 => weights,
                 1.0 => new,
-                share => Arc::new((self.blend)(weights, &new, share)),
+                share => Arc::new((self.blend)(&weights, &new, share)),
             },
             None => new,
         };
-        *held = Some((version, next.clone()));
+        *self.held.lock() = Some((version, next.clone()));
         next
     }
 }
