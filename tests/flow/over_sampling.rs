@@ -72,7 +72,8 @@ proptest! {
         seen.extend(rest);
         assert_sound(&rehearsal, &seen);
         prop_assert_eq!(seen.len() as u64, rehearsal.steps);
-        prop_assert_eq!((admission.ledger().totals().imbalance(), admission.ledger().totals().open_groups), ((0, 0), 0));
+        let totals = admission.ledger().totals();
+        prop_assert_eq!((totals.imbalance(), totals.open_groups), ((0, 0), 0));
     }
 
     /// Law D4: a sample that a stage dropped has its fate before and after the resume, and once.
@@ -240,6 +241,7 @@ proptest! {
         seen.extend(rest);
         let ids = |seen: &[crate::support::rehearsal::Seen]| seen.iter().map(|step| step.ids.clone()).collect::<Vec<_>>();
         prop_assert_eq!(ids(&seen), ids(&whole));
-        prop_assert_eq!((admission.ledger().totals().imbalance(), admission.ledger().totals().open_groups), ((0, 0), 0));
+        let totals = admission.ledger().totals();
+        prop_assert_eq!((totals.imbalance(), totals.open_groups), ((0, 0), 0));
     }
 }

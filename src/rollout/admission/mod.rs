@@ -273,7 +273,8 @@ impl Admission {
         state.ledger.totals().balanced()
     }
 
-    /// Present fates of prompts and tokens. Other calls wait until the result is dropped.
+    /// Present fates of prompts and tokens. Other calls wait until the result is dropped: a second
+    /// call in the same statement deadlocks.
     pub fn ledger(&self) -> MappedMutexGuard<'_, Ledger> {
         MutexGuard::map(self.state(), |state| &mut state.ledger)
     }
