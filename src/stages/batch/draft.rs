@@ -111,6 +111,13 @@ impl<'a> Draft<'a> {
         Some(batch)
     }
 
+    /// Returns the id of the oldest group that has not arrived, and the number of finished groups that
+    /// wait for it; `None` if none waits.
+    pub fn awaited(&self) -> Option<(u64, usize)> {
+        let missing = self.choice.iter().find(|id| !self.ready.contains_key(id))?;
+        (!self.early.is_empty()).then_some((*missing, self.early.len()))
+    }
+
     /// Moves groups whose turn has come out of `early`.
     fn admit(&mut self) {
         loop {

@@ -17,7 +17,7 @@ mod draft;
 use draft::Draft;
 
 use crate::data::{Batch, Scored};
-use crate::flow::{Io, RunContext, Stage, StageError};
+use crate::flow::{Io, RunContext, Signal, Stage, StageError};
 use crate::rollout::Admission;
 use crate::stages::train::OnStale;
 
@@ -101,13 +101,40 @@ impl Stage for Batcher {
                 io.send(batch)?;
             }
         }
+        if let Some((missing, waiting)) = draft.awaited().filter(|_| io.signal() == Signal::Run) {
+            tracing::warn!(
+                "{waiting} finished groups were not trained, because group {missing} did not arrive; the ordinals of a source \
+                 must start at 0 and have no gap"
+            );
+        }
         Ok(())
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+
     use super::*;
+    use crate::data::{Group, Prompt};
+
+    #[test]
+    fn groups_that_wait_for_one_that_did_not_arrive_are_known() {
+        let scored = |id| {
+            let prompt = Arc::new(Prompt { ordinal: id, ..Prompt::default() });
+            Scored::new(Group { prompt, ..Group::default() }).unwrap()
+        };
+        let batcher = Batcher::groups(2);
+        let mut draft = Draft::new(&batcher);
+        draft.arrive(scored(1));
+        assert_eq!((draft.close(), draft.awaited()), (None, None), "group 1 is in the choice");
+        draft.arrive(scored(2));
+        draft.arrive(scored(3));
+        assert_eq!((draft.close(), draft.awaited()), (None, Some((0, 2))));
+        draft.arrive(scored(0));
+        assert!(draft.close().is_some() && draft.close().is_some());
+        assert_eq!(draft.awaited(), None);
+    }
 
     #[test]
     fn over_sampling_rounds_up_to_whole_groups() {
