@@ -34,11 +34,11 @@ pub(super) fn unmark(marked: &str, [begins, ends]: [char; 2]) -> (String, Vec<Ra
 /// The template with its blocks rewritten.
 pub(super) fn rewrite(source: &str) -> String {
     // Comments, expressions and raw text are matched whole, so that no tag is found in them. A text in
-    // quotes may hold the end of a tag. What has no end matches up to the end of the source, so that the
-    // work stays linear.
-    let parts = r#"(?s)\{#.*?(?:#\}|\z)|\{\{(?:TEXT|.)*?(?:\}\}|\z)|\{%[-+]?\s*raw\s*[-+]?%\}.*?(?:endraw|\z)|\{%((?:TEXT|.)*?)(?:%\}|\z)"#;
-    let text = r#"'(?:\\.|[^'\\])*'|"(?:\\.|[^"\\])*""#;
-    let parts = Regex::new(&parts.replace("TEXT", text)).expect("the pattern is fixed");
+    // quotes may hold the end of a tag. Each matches up to the end of the source if its own end is missing:
+    // nothing is read twice, and the work stays linear.
+    let parts = r"(?s)\{#.*?(?:#\}|\z)|\{\{INNER(?:\}\}|\z)|\{%[-+]?\s*raw\s*[-+]?%\}.*?(?:endraw|\z)|\{%(INNER)(?:%\}|\z)";
+    let inner = r#"(?:'(?:\\.|[^'\\])*(?:'|\\?\z)|"(?:\\.|[^"\\])*(?:"|\\?\z)|[^'"])*?"#;
+    let parts = Regex::new(&parts.replace("INNER", inner)).expect("the pattern is fixed");
     let [begins, ends] = VARIABLES;
     let replace = |part: &Captures| {
         let inner = part.get(1).map_or("", |inner| inner.as_str());
@@ -69,6 +69,15 @@ mod tests {
             rewrite("a {%- generation -%} b\n{%endgeneration\n%}c"),
             "a {%- with %}{{ __generation_begins }}{% if true -%} b\n{% endif \n%}{{ __generation_ends }}{% endwith %}c"
         );
+    }
+
+    /// The template's parser refuses such a source. No part of it is searched twice.
+    #[test]
+    fn a_text_without_its_end_hides_all_tags_after_it() {
+        for begin in ["{{ ' }}", "{% if \" %}", r"{%\'%}", r"{{ 'a\' }}", "{# ' ", "{% raw %} ' "] {
+            let source = format!("{begin}{{% generation %}}{{% endgeneration %}}");
+            assert_eq!(rewrite(&source), source);
+        }
     }
 
     #[test]
