@@ -211,6 +211,7 @@ fn templates_know_pythons_words() {
             "{\n  \"a\": {\n    \"c\": 1\n  },\n  \"b\": []\n}",
         ),
         ("{{ ['é😀', 1e-7, 1e20] | tojson(ensure_ascii=true, separators=(',', ':')) }}", r#"["\u00e9\ud83d\ude00",1e-07,1e+20]"#),
+        ("{{ {'é': [1, 2], 'b': []} | tojson(ensure_ascii=true, separators=('、', '：')) }}", r#"{"\u00e9"：[1、2]、"b"：[]}"#),
         (
             "{% set ns = namespace(x=1) %}{% generation %}{% set ns.x = 2 %}{% set y = 3 %}{% endgeneration %}{{ ns.x }}{{ y }}",
             "2",

@@ -32,8 +32,8 @@ pub(super) fn to_json(value: &Value, options: Kwargs) -> Result<Value, Error> {
         value.sort_all_objects();
     }
     let mut text = String::new();
-    Layout { indent, item, key }.write(&value, 0, &mut text);
-    Ok(Value::from(if ascii { escaped(&text) } else { text }))
+    Layout { indent, item, key, ascii }.write(&value, 0, &mut text);
+    Ok(Value::from(text))
 }
 
 /// Python's layout of JSON.
@@ -41,6 +41,8 @@ struct Layout {
     indent: Option<String>,
     item: String,
     key: String,
+    /// If true, strings are escaped but for ASCII.
+    ascii: bool,
 }
 
 impl Layout {
@@ -50,11 +52,12 @@ impl Layout {
                 self.enclose(['[', ']'], items, level, to, |item, to| self.write(item, level + 1, to));
             }
             Json::Object(fields) => self.enclose(['{', '}'], fields, level, to, |(name, value), to| {
-                *to += &Json::from(name.as_str()).to_string();
+                self.write(&Json::from(name.as_str()), level, to);
                 *to += &self.key;
                 self.write(value, level + 1, to);
             }),
             Json::Number(number) if number.is_f64() => *to += &float(&format!("{:?}", number.as_f64().unwrap_or_default())),
+            Json::String(_) if self.ascii => *to += &escaped(&value.to_string()),
             other => *to += &other.to_string(),
         }
     }
