@@ -226,8 +226,10 @@ fn conversations_are_read_in_both_spellings() {
 
 #[test]
 fn columns_are_named_where_they_are_not_recognised() {
-    let file =
-        folder(&[("x.jsonl", "{\"q\": \"1+1\", \"meta\": {\"truth\": 2}, \"r\": \"two\"}\n{\"q\": \"2+2\", \"r\": \"four\"}\n")]);
+    let file = folder(&[
+        ("empty.jsonl", ""),
+        ("x.jsonl", "{\"q\": \"1+1\", \"meta\": {\"truth\": 2}, \"r\": \"two\"}\n{\"q\": \"2+2\", \"r\": \"four\"}\n"),
+    ]);
     let columns = |answer: Option<&str>| Columns {
         prompt: Some("q".into()),
         completion: Some("r".into()),

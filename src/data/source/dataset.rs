@@ -131,10 +131,11 @@ impl DataSpec {
     }
 
     /// The error of a data set without a usable record.
-    pub(super) fn nothing(&self, skips: &Skips, first: Option<&(PathBuf, Format)>) -> DataError {
-        let split = || self.split.parse().map_or_else(|_| String::new(), |split: Split| split.name);
-        let fields = first.and_then(|(path, format)| Part::index(path.clone(), *format, &split()).ok());
-        let fields = fields.map_or_else(Vec::new, |part| part.fields()).join(", ");
+    pub(super) fn nothing(&self, skips: &Skips, files: &[(PathBuf, Format)]) -> DataError {
+        let split = self.split.parse().map_or_else(|_| String::new(), |split: Split| split.name);
+        let fields = |(path, format): &(PathBuf, Format)| Some(Part::index(path.clone(), *format, &split).ok()?.fields());
+        // Of an empty file there are none.
+        let fields = files.iter().filter_map(fields).find(|fields| !fields.is_empty()).unwrap_or_default().join(", ");
         let why = match skips.total() {
             0 => "it is empty (or the slice is)".to_owned(),
             _ => format!(
@@ -220,7 +221,7 @@ impl<T: Shape> DataSet<T> {
             ends.push(all);
         }
         if all == 0 {
-            return Err(spec.nothing(&skips, files.first()));
+            return Err(spec.nothing(&skips, &files));
         }
         let fingerprint = u64::from(crc.finalize()) << 32 ^ all as u64;
         let (parts, ends) = (parts.into(), ends.into());

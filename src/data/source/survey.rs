@@ -94,7 +94,7 @@ pub fn survey<T: Shape>(
     found.records = if whole { used } else { (slice.len() as f64 * share).round() as u64 };
     found.records = found.records.min(spec.max_samples.map_or(u64::MAX, |most| most as u64));
     if used == 0 {
-        return Err(spec.nothing(&found.skips, files.first()));
+        return Err(spec.nothing(&found.skips, &files));
     }
     Ok(found)
 }
