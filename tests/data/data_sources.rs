@@ -271,9 +271,11 @@ fn what_is_skipped_is_counted_by_reason_and_the_rest_is_used() {
 
 #[test]
 fn max_samples_counts_usable_records_and_reads_no_further() {
-    let file = folder(&[("x.jsonl", &format!("{{\"x\": 1}}\n{}", lines("abcd")))]);
-    let spec = DataSpec { max_samples: Some(2), ..spec(file.path(), "train") };
-    assert_eq!(prompts_of(&spec).unwrap(), ["a", "b"]);
+    let file = folder(&[("x.jsonl", &format!("{{\"x\": 1}}\n{}no\n", lines("abc")))]);
+    let wanted = |max_samples| prompts_of(&DataSpec { max_samples: Some(max_samples), ..spec(file.path(), "train") });
+    assert_eq!(wanted(2).unwrap(), ["a", "b"]);
+    assert_eq!(wanted(3).unwrap(), ["a", "b", "c"]);
+    assert!(wanted(4).unwrap_err().to_string().contains("x.jsonl:5: "));
 }
 
 #[test]
