@@ -103,7 +103,7 @@ impl RolloutContext {
 
     /// Discards a completion from the ledger; its tokens count as truncated.
     fn discard(&self, ordinal: u64, index: u32) {
-        let tokens = self.admission.as_ref().map_or(0, |admission| admission.ledger().discard(ordinal, index));
+        let tokens = self.admission.as_ref().map_or(0, |admission| admission.discard(ordinal, index));
         self.count(Metric::Tokens, &[Fate::Truncated.label()], tokens as f64);
     }
 

@@ -318,7 +318,7 @@ fn check(scenario: &Scenario) {
             assert!(gone.insert(*id), "group {id} comes twice");
         }
     }
-    let totals = admission.ledger().totals();
+    let totals = admission.totals();
     assert_eq!(totals.imbalance(), (0, 0), "law D4: {totals:?}");
     let through = seen.len() as u64 == scenario.steps;
     match (scenario.fault, ended) {

@@ -72,7 +72,7 @@ proptest! {
         seen.extend(rest);
         assert_sound(&rehearsal, &seen);
         prop_assert_eq!(seen.len() as u64, rehearsal.steps);
-        let totals = admission.ledger().totals();
+        let totals = admission.totals();
         prop_assert_eq!((totals.imbalance(), totals.open_groups), ((0, 0), 0));
     }
 
@@ -92,7 +92,7 @@ proptest! {
         let (rest, admission) = rehearsal.run_on(serde_json::from_str(&saved).unwrap(), from, rehearsal.steps).unwrap();
         seen.extend(rest);
         assert_sound(&rehearsal, &seen);
-        let totals = admission.ledger().totals();
+        let totals = admission.totals();
         prop_assert_eq!((totals.imbalance(), totals.open_groups), ((0, 0), 0));
         // Two tokens were sampled for each.
         let trained: Vec<u64> = seen.iter().flat_map(|step| step.ids.clone()).collect();
@@ -241,7 +241,7 @@ proptest! {
         seen.extend(rest);
         let ids = |seen: &[crate::support::rehearsal::Seen]| seen.iter().map(|step| step.ids.clone()).collect::<Vec<_>>();
         prop_assert_eq!(ids(&seen), ids(&whole));
-        let totals = admission.ledger().totals();
+        let totals = admission.totals();
         prop_assert_eq!((totals.imbalance(), totals.open_groups), ((0, 0), 0));
     }
 }

@@ -100,8 +100,8 @@ fn echo_of(echo: Echo) -> Agent {
 fn generate(admission: &Admission, total: u64, stop_at: Option<u64>, agent: Agent) -> (Vec<Group>, f64) {
     let (policy, metrics) = (policy(), Metrics::new());
     let (publisher, published) = weights();
-    let again = admission.ledger().totals().open_groups;
-    let new = total - admission.ledger().totals().entered;
+    let again = admission.totals().open_groups;
+    let new = total - admission.totals().entered;
     let prompts = Prompts::addition(1, 0).unwrap().limited(again + new);
     let generator =
         Generator::local(&policy).weights(published).group_size(GROUP).max_new_tokens(24).slots(4).seed(5).environment(agent);
@@ -121,7 +121,7 @@ fn generate(admission: &Admission, total: u64, stop_at: Option<u64>, agent: Agen
     std::thread::scope(|scope| {
         scope.spawn(|| {
             let Some(tokens) = stop_at else { return };
-            while !ended.load(SeqCst) && admission.ledger().totals().generated < tokens {
+            while !ended.load(SeqCst) && admission.totals().generated < tokens {
                 std::thread::sleep(Duration::from_micros(100));
             }
             handle.stop();
@@ -210,7 +210,7 @@ fn d4_tokens_of_rollouts_that_lost_their_environment_are_accounted_for() {
     let lost = groups.iter().flat_map(|group| &group.samples).filter(|sample| sample.status == Status::Aborted);
     assert!(lost.clone().count() > 0 && lost.clone().all(|sample| sample.generated() > 0), "their turns were sampled");
     assert!(lost.clone().all(|sample| sample.metadata["environment_failure"] == "no machine is free"));
-    let totals = admission.ledger().totals();
+    let totals = admission.totals();
     assert_eq!((totals.imbalance(), totals.open_groups, totals.generated as f64), ((0, 0), 0, counted));
 }
 
@@ -231,13 +231,13 @@ proptest! {
             let (arrived, tokens) = generate(&life, 6, stop, echo(Some(Arc::default())));
             groups.extend(arrived);
             counted += tokens;
-            prop_assert_eq!(life.ledger().totals().imbalance(), (0, 0), "law D4 after a stop at {:?}", stop);
-            prop_assert_eq!(life.ledger().totals().generated as f64, counted, "metrics count every token once");
+            prop_assert_eq!(life.totals().imbalance(), (0, 0), "law D4 after a stop at {:?}", stop);
+            prop_assert_eq!(life.totals().generated as f64, counted, "metrics count every token once");
             let saved = serde_json::to_string(&life.progress()).unwrap();
             life = admission();
             life.restore(serde_json::from_str::<Progress>(&saved).unwrap());
         }
-        let totals = life.ledger().totals();
+        let totals = life.totals();
         prop_assert_eq!((totals.open_groups, totals.open_tokens, totals.tokens.get(&Fate::Truncated)), (0, 0, None), "{:?}", &totals);
         let (found, expected) = (sampled(&groups), sampled(&whole));
         prop_assert!(found.keys().eq(expected.keys()));

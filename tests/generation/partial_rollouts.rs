@@ -93,7 +93,7 @@ proptest! {
             prop_assert_eq!(&resumed[key].versions, &whole.versions);
         }
         let tokens: usize = whole.values().map(|whole| whole.tokens.len()).sum();
-        let totals = admission.ledger().totals();
+        let totals = admission.totals();
         prop_assert_eq!((totals.generated, totals.open_tokens), (tokens as u64, tokens as u64), "law D4: every token once");
     }
 }
@@ -331,8 +331,8 @@ fn generate(
 ) -> (Vec<Group>, f64) {
     let (policy, metrics) = (policy(), Metrics::new());
     let (publisher, published) = weights();
-    let again = admission.ledger().totals().open_groups;
-    let new = total - admission.ledger().totals().entered;
+    let again = admission.totals().open_groups;
+    let new = total - admission.totals().entered;
     let prompts = Prompts::addition(1, 0).unwrap().limited(again + new);
     let answering = Generator::local(&policy).weights(published).group_size(GROUP).max_new_tokens(24).slots(4).seed(5);
     let groups: Arc<Mutex<Vec<Group>>> = Arc::default();
@@ -356,7 +356,7 @@ fn generate(
     std::thread::scope(|scope| {
         scope.spawn(|| {
             let Stopped::AtTokens(tokens) = stopped else { return };
-            while !ended.load(SeqCst) && admission.ledger().totals().generated < tokens {
+            while !ended.load(SeqCst) && admission.totals().generated < tokens {
                 std::thread::sleep(Duration::from_micros(100));
             }
             handle.stop();
@@ -396,11 +396,11 @@ proptest! {
             let (arrived, tokens) = generate(&life, (1, 6), stop, |generator| generator);
             groups.extend(arrived);
             counted += tokens;
-            prop_assert_eq!(life.ledger().totals().imbalance(), (0, 0), "law D4 after a stop at {:?}", stop);
-            prop_assert_eq!(life.ledger().totals().generated as f64, counted, "metrics count every token once");
+            prop_assert_eq!(life.totals().imbalance(), (0, 0), "law D4 after a stop at {:?}", stop);
+            prop_assert_eq!(life.totals().generated as f64, counted, "metrics count every token once");
             life = next(&life, admission);
         }
-        let totals = life.ledger().totals();
+        let totals = life.totals();
         prop_assert_eq!((totals.open_groups, totals.open_tokens, totals.tokens.get(&Fate::Truncated)), (0, 0, None), "{:?}", &totals);
         prop_assert!(groups.iter().all(|group| group.samples.len() == GROUP), "law D2: groups are whole");
         prop_assert_eq!(groups.len(), 6, "each comes once");
@@ -434,7 +434,7 @@ fn resumed_under_newer_weights(
     let first = interrupted(admission, generator);
     let second = next(&first, admission);
     let (groups, _) = generate(&second, (4, 6), Stopped::Never, generator);
-    let totals = second.ledger().totals();
+    let totals = second.totals();
     assert_eq!((totals.imbalance(), totals.open_groups), ((0, 0), 0));
     (groups, totals)
 }

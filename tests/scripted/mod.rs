@@ -42,7 +42,7 @@ impl Stage for Script {
             let ordinal = prompt.ordinal;
             let mut samples: Vec<Sample> = (0..self.samples).map(|index| Sample::begin(&prompt, index, &[5])).collect();
             for index in 0..self.samples {
-                self.admission.ledger().discard(ordinal, index);
+                self.admission.discard(ordinal, index);
             }
             for sample in &mut samples {
                 for position in 0..1 + draw(&[self.seed, ordinal, u64::from(sample.index), 1], self.longest) {

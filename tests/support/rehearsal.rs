@@ -162,7 +162,7 @@ impl Default for Rehearsal {
 impl Rehearsal {
     /// From the first prompt to `self.steps`.
     pub fn run(&self) -> Result<(Vec<Seen>, Totals), RunError> {
-        self.run_on(Progress::default(), 0, self.steps).map(|(seen, admission)| (seen, admission.ledger().totals()))
+        self.run_on(Progress::default(), 0, self.steps).map(|(seen, admission)| (seen, admission.totals()))
     }
 
     /// From step `from`, where `progress` was saved, to step `to`.

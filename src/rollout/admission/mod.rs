@@ -273,9 +273,19 @@ impl Admission {
         state.ledger.totals().balanced()
     }
 
-    /// Present fates of prompts and tokens. Other calls wait until the result is dropped: a second
-    /// call in the same statement deadlocks.
-    pub fn ledger(&self) -> MappedMutexGuard<'_, Ledger> {
+    /// Present sums of the ledger.
+    pub fn totals(&self) -> Totals {
+        self.ledger().totals()
+    }
+
+    /// Discards a completion that is restarted. Returns the number of its tokens, which count as
+    /// truncated.
+    pub fn discard(&self, ordinal: u64, index: u32) -> u64 {
+        self.ledger().discard(ordinal, index)
+    }
+
+    /// The ledger, locked until the result is dropped: take it once in a statement.
+    pub(crate) fn ledger(&self) -> MappedMutexGuard<'_, Ledger> {
         MutexGuard::map(self.state(), |state| &mut state.ledger)
     }
 
@@ -396,7 +406,7 @@ mod tests {
         };
         assert_eq!(resumed(1, |answer| answer.index != 1), [0, 2]);
         assert!(resumed(3, |_| true).is_empty(), "two versions later both are too old, the one that has ended too");
-        let totals = admission.ledger().totals();
+        let totals = admission.totals();
         assert_eq!((totals.tokens[&Fate::Truncated], totals.open_tokens, totals.imbalance()), (3, 0, (0, 0)));
     }
 
@@ -407,11 +417,11 @@ mod tests {
         let partial = Partial { completions: vec![answer(2)], ..Partial::default() };
         let mut prompt = Prompt { ordinal: 0, partial, ..Prompt::default() };
         admission.enter(&prompt);
-        let totals = admission.ledger().totals();
+        let totals = admission.totals();
         assert_eq!((totals.generated, totals.open_tokens, totals.imbalance()), (1, 1, (0, 0)), "law D4");
         assert_eq!(admission.interrupted().0, [prompt.clone()], "a checkpoint has them");
         admission.enter(&prompt);
-        assert_eq!(admission.ledger().totals(), totals, "a prompt that re-enters is counted once");
+        assert_eq!(admission.totals(), totals, "a prompt that re-enters is counted once");
         assert_eq!(admission.resume(&mut prompt, 2, |_| true).completions, [answer(2)]);
     }
 }

@@ -40,7 +40,7 @@ impl<'a> Draft<'a> {
         let Batcher { size, choice, admission, on_stale, part } = batcher;
         let admission = admission.as_ref();
         let (again, next) = admission.map(Admission::interrupted_groups).unwrap_or_default();
-        let trained = |admission: &Admission| admission.ledger().totals().groups.get(&Fate::Trained).copied();
+        let trained = |admission: &Admission| admission.totals().groups.get(&Fate::Trained).copied();
         let over_samples_rounds = admission.is_some_and(Admission::in_rounds) && choice > size;
         // The groups that a step takes of a round must not depend on timing (law V3): they are the oldest.
         let choice_size = if over_samples_rounds { *size } else { *choice };

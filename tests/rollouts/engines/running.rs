@@ -244,7 +244,7 @@ fn f6_a_prompt_that_is_refused_for_good_costs_its_group_and_nothing_else() {
     let text = &letter.failures[0].text;
     assert!(letter.failures.len() == 3 && text.contains("no such luck") && text.contains(&server.url), "{text}");
     let made: usize = seen.iter().map(|scored| scored.group().generated()).sum();
-    let totals = admission.ledger().totals();
+    let totals = admission.totals();
     assert_eq!((totals.open_tokens, totals.imbalance()), (made as u64, (0, 0)));
 }
 

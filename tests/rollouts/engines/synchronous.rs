@@ -225,7 +225,7 @@ fn train(seed: u64, round: u64, sync_every: u64) -> (Vec<(u64, Batch)>, Totals) 
     std::thread::spawn(move || drop(done.send(flow.run(Until::finished()))));
     ended.recv_timeout(GUARD).expect("the run never ended").unwrap();
     let seen = std::mem::take(&mut *seen.lock().unwrap());
-    (seen, admission.ledger().totals())
+    (seen, admission.totals())
 }
 
 #[test]
