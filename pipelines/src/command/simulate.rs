@@ -4,10 +4,10 @@ use std::path::PathBuf;
 
 use anyhow::Result;
 use clap::Args;
-use rollflow::recipe::Plan;
+use rollflow::recipe::{Loaded, RecipeErrors};
 
-use super::plans::{RecipeArgs, load};
-use super::{out, refused};
+use super::plans::{RecipeArgs, load, load_and, show};
+use super::{End, out, refused};
 use crate::registry::Registry;
 use crate::simulate;
 
@@ -33,7 +33,7 @@ pub struct Simulate {
 }
 
 impl Simulate {
-    /// Prints a forecast for every variant. Reports all that is wrong with the variants before the first.
+    /// Prints a forecast for every variant. The errors of all variants are reported before the first.
     pub fn run(self, registry: &Registry) -> Result<()> {
         let Simulate { recipe, profile, record, steps, vary } = self;
         let plan = load(&recipe, registry)?;
@@ -48,11 +48,15 @@ impl Simulate {
         };
         let with = |variant: &String| {
             let sets = recipe.sets.iter().chain(Some(variant).filter(|variant| !variant.is_empty())).cloned().collect();
-            load(&RecipeArgs { recipe: recipe.recipe.clone(), sets }, registry)
+            load_and(&RecipeArgs { recipe: recipe.recipe.clone(), sets }, registry, |_| Vec::new())
         };
-        let plans = variants.iter().map(with).collect::<Result<Vec<Plan>>>()?;
+        let loaded: Vec<Result<Loaded, RecipeErrors>> = variants.iter().map(with).collect();
+        for errors in loaded.iter().filter_map(|loaded| loaded.as_ref().err()) {
+            show(errors);
+        }
+        let loaded = loaded.into_iter().collect::<Result<Vec<Loaded>, _>>().map_err(|_| End::Said(2))?;
         let width = variants.iter().map(String::len).max().unwrap_or(0);
-        for (variant, plan) in variants.iter().zip(&plans) {
+        for (variant, Loaded { plan, .. }) in variants.iter().zip(&loaded) {
             let forecast = simulate::simulate(plan, registry, &profile, steps)?;
             out::line(&format!("{variant:width$}{forecast}"))?;
             out::line(&format!("{:width$}  {}", "", forecast.bottleneck))?;

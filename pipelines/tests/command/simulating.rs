@@ -98,3 +98,13 @@ fn a_profile_that_makes_no_sense_is_named() {
     assert_eq!(ended.code, Some(2), "{}", ended.err);
     assert!(ended.err.contains("only pipelines that reinforce"), "{}", ended.err);
 }
+
+#[test]
+fn every_variant_that_can_not_be_is_told_before_the_first_forecast() {
+    let folder = tempfile::tempdir().unwrap();
+    let profile = folder.path().join("profile.json");
+    fs::write(&profile, drawn(0.0).to_string()).unwrap();
+    let ended = simulate(&profile, &["--steps", "10", "--vary", "flow.max_staleness=0,soon,whenever"]);
+    assert_eq!((ended.code, ended.out.as_str()), (Some(2), ""), "{}", ended.err);
+    assert!(ended.err.contains("soon") && ended.err.contains("whenever"), "{}", ended.err);
+}
