@@ -342,7 +342,7 @@ fn init_takes_answers_from_a_pipe_and_what_it_writes_runs() {
         let output = child.wait_with_output().unwrap();
         (output.status.code(), String::from_utf8(output.stderr).unwrap())
     };
-    let (code, said) = init(&format!("sft_then_grpo\n\n{}\nask\ntold\nexact\n3\n", data.display()));
+    let (code, said) = init(&format!("SFT_then_grpo\n\n{}\nask\ntold\nExact\n3\n", data.display()));
     assert_eq!(code, Some(0), "{said}");
     assert!(said.contains("Its field with the prompt? [prompt] ask"), "{said}");
     let text = std::fs::read_to_string(&recipe).unwrap();

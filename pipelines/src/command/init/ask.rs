@@ -41,16 +41,18 @@ impl Asker {
         said.ok_or_else(|| refused(format!("{question}? Name one with {flag}: {listed}")))
     }
 
-    /// The answer, if a line comes. At a terminal the question is repeated until the answer is one of
-    /// `words`.
+    /// The answer, if a line comes, whatever its case. At a terminal the question is repeated until the
+    /// answer is one of `words`.
     fn one_of(&self, question: &str, words: &[&str], proposed: &str) -> Result<Option<String>> {
         loop {
-            match self.hear(question, proposed)? {
-                Some(said) if !words.contains(&said.as_str()) => match self.terminal {
-                    true => eprintln!("one of {}, please", words.join(", ")),
-                    false => return Err(refused(format!("{said:?} is none of {}", words.join(", ")))),
-                },
-                said => return Ok(said),
+            let Some(said) = self.hear(question, proposed)? else { return Ok(None) };
+            let same = words.iter().find(|word| **word == said);
+            if let Some(word) = same.or_else(|| words.iter().find(|word| word.eq_ignore_ascii_case(&said))) {
+                return Ok(Some((*word).to_owned()));
+            }
+            match self.terminal {
+                true => eprintln!("one of {}, please", words.join(", ")),
+                false => return Err(refused(format!("{said:?} is none of {}", words.join(", ")))),
             }
         }
     }
