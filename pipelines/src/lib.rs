@@ -31,7 +31,7 @@ use crate::run::folder::RunFolder;
 use crate::run::resume::ResumePoint;
 pub use crate::validate::complaints;
 
-/// Runs or resumes the pipeline that the plan names, and writes its report.
+/// Runs or resumes the pipeline that the plan names, and writes its page and record.
 pub fn run_plan(plan: &Plan, registry: &Registry, run: &RunFolder, from: Option<&ResumePoint>) -> Result<Report> {
     let mut plan = plan.clone();
     epochs::settle(&mut plan, registry)?;

@@ -133,8 +133,7 @@ struct StandaloneEval<'a> {
 
 impl StandaloneEval<'_> {
     /// Evaluates in this process; returns the metrics and the number of answers. `progress` gets the
-    /// number of judged answers and of all answers, and
-    /// ends the evaluation with an error.
+    /// numbers of judged answers and of all answers; its error ends the evaluation.
     fn run(&self, progress: impl FnMut(usize, usize) -> Result<()>) -> Result<(StepMetrics, usize)> {
         let slots = self.eval().max_num_seqs;
         self.run_on(self.policy.engine(slots, self.plan.seed), 0, &self.policy.into(), progress)
