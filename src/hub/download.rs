@@ -81,7 +81,9 @@ impl Fetch<'_> {
         while remote.size.is_none_or(|size| part.have < size) {
             let before = part.have;
             match self.pieces(commit, remote, &mut part).await {
-                Ok(()) if remote.size.is_none() => break,
+                // Without an announced size the end of the connection is the end of the file. With one, an
+                // answer without further bytes means that the hub has fewer than it announced.
+                Ok(()) if remote.size.is_none() || part.have <= before => break,
                 Ok(()) => {}
                 Err(HubError::Remote(error)) => {
                     if part.have > before {
