@@ -40,7 +40,10 @@ impl Post {
         let failed = match result {
             Ok(Ok(())) => None,
             Ok(Err(error)) => error.into_cause().map(|cause| self.fail(false, cause)),
-            Err(panic) => Some(self.fail(true, panic_message(panic.as_ref()).into())),
+            Err(panic) => {
+                self.fail(true, panic_message(panic.as_ref()).into());
+                Some(())
+            }
         };
         if failed.is_none() && !ended {
             // This worker's input has no consumer any more, which a source that waits for admission can't detect.

@@ -19,8 +19,11 @@ pub struct StageNode<In, Out> {
     pub(crate) spec: StageSpec,
     pub(crate) task: bool,
     pub(crate) replicable: bool,
-    pub(crate) jobs: Box<dyn FnOnce(Rx<In>, Tx<Out>) -> Vec<Job> + Send>,
+    pub(crate) jobs: Jobs<In, Out>,
 }
+
+/// Makes a stage's workers from the ends of its edges.
+type Jobs<In, Out> = Box<dyn FnOnce(Rx<In>, Tx<Out>) -> Vec<Job> + Send>;
 
 type Order = Option<Arc<Turnstile>>;
 

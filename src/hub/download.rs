@@ -138,14 +138,16 @@ impl Fetch<'_> {
             // The whole file comes, or the hub has another than the part that is here.
             part.restart()?;
         }
-        while status != StatusCode::RANGE_NOT_SATISFIABLE {
+        if status == StatusCode::RANGE_NOT_SATISFIABLE {
+            return Ok(());
+        }
+        loop {
             let piece = timeout(STALL, response.chunk()).await.map_err(|_| client.late(&remote.path, STALL))?;
             match piece.map_err(|error| client.broken(error))? {
                 Some(piece) => part.append(&piece)?,
-                None => break,
+                None => return Ok(()),
             }
         }
-        Ok(())
     }
 }
 

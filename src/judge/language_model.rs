@@ -245,7 +245,8 @@ mod tests {
 
     #[test]
     fn a_judge_that_could_not_judge_is_refused() {
-        let changes: [(fn(&mut JudgeConfig), &str); 5] = [
+        type Change = fn(&mut JudgeConfig);
+        let changes: [(Change, &str); 5] = [
             (
                 |config| config.prompt = "Good?".into(),
                 "the judge's prompt is \"Good?\"; it must be a text with either `{response}`",

@@ -146,7 +146,7 @@ impl Plan {
         let evaluated = |section: &str| sampled && ["generate", "reward"].contains(&section);
         let unread = |pipelines: &str| pipelines.split(' ').all(|word| word != self.pipeline.word());
         let sections = READ_BY.iter().filter(|(_, by)| unread(by)).flat_map(|(sections, _)| sections.split(' '));
-        sections.filter(|section| !evaluated(section) && !(*section == "reward" && self.rescores())).collect()
+        sections.filter(|section| !evaluated(section) && (*section != "reward" || !self.rescores())).collect()
     }
 
     /// Keys, each with its section, that mean nothing to this plan's pipeline.

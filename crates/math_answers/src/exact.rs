@@ -96,7 +96,7 @@ fn power(base: &BigRational, exponent: &BigRational, work: &mut Work) -> Option<
 
 fn root(of: &BigRational, degree: &BigRational, work: &mut Work) -> Option<BigRational> {
     let degree = small(degree, MOST_BITS).filter(|degree| *degree > 0)? as u32;
-    if of.is_negative() && degree % 2 == 0 {
+    if of.is_negative() && degree.is_multiple_of(2) {
         return None;
     }
     // Newton's steps are about as many as the root's bits have bits.

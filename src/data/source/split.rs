@@ -70,7 +70,7 @@ mod tests {
     use super::*;
 
     fn rows(text: &str, len: usize) -> Range<usize> {
-        text.parse::<Split>().map_or(usize::MAX..0, |split| split.rows(len))
+        text.parse::<Split>().map_or(0..usize::MAX, |split| split.rows(len))
     }
 
     #[test]

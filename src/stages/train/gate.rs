@@ -90,7 +90,11 @@ mod tests {
         let published: Arc<Mutex<Vec<u64>>> = Arc::default();
         let save = |step: u64| {
             let published = published.clone();
-            gate.saved(step, Box::new(move || Ok(published.lock().push(step)))).unwrap();
+            let publish = move || {
+                published.lock().push(step);
+                Ok(())
+            };
+            gate.saved(step, Box::new(publish)).unwrap();
         };
         save(1);
         assert!(published.lock().is_empty(), "its row is not written");

@@ -24,6 +24,7 @@ use crate::rollout::{Admission, TokensMissing, mean};
 use crate::train::{TrainError, TrainingBackend};
 
 type BoxError = Box<dyn Error + Send + Sync>;
+type ByStep = Box<dyn Fn(u64) -> Result<StepConfig, BoxError> + Send>;
 
 /// Turns batches into optimizer steps on any [`TrainingBackend`].
 pub struct Trainer<B> {
@@ -32,7 +33,7 @@ pub struct Trainer<B> {
     pub(super) gap_limits: GapLimits,
     config: StepConfig,
     /// Replaces `config`.
-    by_step: Option<Box<dyn Fn(u64) -> Result<StepConfig, BoxError> + Send>>,
+    by_step: Option<ByStep>,
     pub(super) steps: Option<u64>,
     target_reward: Option<f64>,
     pub(super) sync_every: u64,
