@@ -316,7 +316,7 @@ print(f"http://127.0.0.1:{server.server_port}", flush=True)
 server.serve_forever()
 "#;
     let server = Serving::python(&["-c", code]);
-    let agent = proxied(AgentProxy::post(&format!("{}/run", server.1)).unwrap());
+    let agent = proxied(AgentProxy::post(format!("{}/run", server.1)).unwrap());
     let says = |read: &str, _: u32| if last_line(read).contains("two") { "2".to_owned() } else { "0".to_owned() };
     let groups = groups(says, &agent, vec![prompt(0, "two", "2"), prompt(1, "three", "3")], 4);
     let rewards: Vec<Vec<Value>> = groups

@@ -88,7 +88,8 @@ pub fn generator_by<E: TokenEngine>(plan: &Plan, generator: Generator<E>) -> Res
 
 /// Builds the group filter: a group is kept if all conditions of `[[filter]]` hold.
 pub fn filter(plan: &Plan, registry: &Registry) -> Result<impl GroupFilter> {
-    let mut all: Vec<Box<dyn Fn(&Group) -> Verdict + Send + Sync>> = Vec::new();
+    type BoxedFilter = Box<dyn Fn(&Group) -> Verdict + Send + Sync>;
+    let mut all: Vec<BoxedFilter> = Vec::new();
     for filter in &plan.filter {
         all.push(match filter {
             Condition::NonzeroStd { threshold } => Box::new(filters::std_above(threshold.max(filters::NONZERO_STD))),
