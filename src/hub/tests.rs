@@ -67,7 +67,7 @@ fn broken_off(bytes: Vec<u8>, sent: usize) -> Response {
 
 impl TestHub {
     /// With these files of `org/thing`; the large ones break off after `cut` bytes the first time. Of
-    /// one named `short…` the hub announces five bytes too many.
+    /// one that begins with `short` the hub announces five bytes too many.
     fn new(files: &[(&str, &[u8])], cut: Option<usize>, gated: bool) -> Self {
         let files: BTreeMap<String, Vec<u8>> = files.iter().map(|(path, bytes)| (path.to_string(), bytes.to_vec())).collect();
         let (there, cut) = (files.clone(), Mutex::new(cut));
@@ -101,7 +101,7 @@ impl TestHub {
             let path = asked.uri.path().split_once(&format!("/resolve/{COMMIT}/")).unwrap().1;
             let bytes = &files[path];
             if path.ends_with(".safetensors") || path.ends_with(".parquet") {
-                let size = bytes.len() + if path.starts_with("short") { 5 } else { 0 };
+                let size = bytes.len() + if bytes.starts_with(b"short") { 5 } else { 0 };
                 let linked = [("x-linked-etag", format!("\"{}\"", sum(bytes))), ("x-linked-size", size.to_string())];
                 return (linked, moved(StatusCode::FOUND, format!("{elsewhere}{path}"))).into_response();
             }
@@ -164,10 +164,10 @@ fn a_file_that_breaks_off_is_resumed_where_it_ended() {
 
 #[test]
 fn a_file_that_is_shorter_than_announced_is_an_error_not_an_endless_download() {
-    let files: [(&str, &[u8]); 2] = [("config.json", b"{}"), ("short.safetensors", b"0123456789weights")];
+    let files: [(&str, &[u8]); 2] = [("config.json", b"{}"), ("model.safetensors", b"short of weights")];
     let (server, root) = (TestHub::new(&files, None, false), tempfile::tempdir().unwrap());
     let error = server.hub(root.path()).open(Path::new("org/thing")).unwrap_err();
-    assert!(matches!(&error, HubError::Damaged(file, _) if file == "short.safetensors"), "{error}");
+    assert!(matches!(&error, HubError::Damaged(file, _) if file == "model.safetensors"), "{error}");
 }
 
 #[test]

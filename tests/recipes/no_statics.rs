@@ -4,7 +4,7 @@
 
 use std::path::Path;
 
-const RUNTIME: &str = "static SHARED: Mutex<Weak<Shared>> = Mutex::new(Weak::new());";
+const RUNTIME: &str = "static SHARED: Mutex<Weak<SharedRuntime>> = Mutex::new(Weak::new());";
 
 #[test]
 fn the_library_has_no_mutable_state_of_its_own() {

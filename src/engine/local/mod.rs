@@ -25,7 +25,8 @@ pub fn generate(
 }
 
 /// Continues every prompt once, in the order given, as many at a time as the engine has slots.
-/// Completion `i` equals that of [`generate`] with ordinal `i`.
+/// Completion `i` has the tokens of [`generate`] with ordinal `i`; log-probabilities may differ in
+/// their last bits.
 pub fn batch_generate(
     engine: &mut LocalEngine,
     prompts: &[&str],
