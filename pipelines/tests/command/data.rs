@@ -131,7 +131,7 @@ fn check_finds_the_records_that_the_run_would_end_with_by_file_and_line() {
         (GRPO, vec![&*chat, &*task(&prompts), exact], ["prompts.jsonl:2", "no bad words"]),
         (GRPO, vec![&*chat, &*task(&imitated), warm, exact], ["imitated.jsonl:3", "no bad words"]),
         (SFT, vec![&*chat, &*task(&imitated)], ["imitated.jsonl:3", "no bad words"]),
-        (judge, vec![&*task(&ranked), "reward_model.held_out=0"], ["ranked.jsonl:2", "reads at most"]),
+        (judge, vec![&*task(&ranked), "reward_model.held_out=0"], ["ranked.jsonl:2", "at most 2048"]),
     ] {
         let all: Vec<&str> = sets.iter().flat_map(|set| ["--set", *set]).collect();
         let checked = rollflow(&[&["check", recipe][..], &all].concat());
