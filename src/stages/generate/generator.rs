@@ -128,7 +128,7 @@ impl<E: TokenEngine> Generator<E> {
         self
     }
 
-    /// Chooses the number of slots, at most `most`, by the measured throughput ([`Concurrency`]). A
+    /// Chooses the number of slots, at most `most`, by the measured throughput. A
     /// synchronous run and multi-turn rollouts use `most`.
     pub fn adaptive_slots(mut self, most: usize) -> Self {
         (self.settings.slots, self.adaptive) = (most.max(1), true);
