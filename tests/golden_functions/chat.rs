@@ -35,7 +35,7 @@ pub fn render(case: &Case) -> Result<(), String> {
     };
     same(render().map_err(|error| error.to_string())?)?;
     let Some(spans) = expected.get("generation_spans") else { return Ok(()) };
-    let (text, found) = chat.render_marked(&messages, &tools).map_err(|error| error.to_string())?;
+    let (text, found) = chat.render_marked(&messages, &tools, add_generation_prompt).map_err(|error| error.to_string())?;
     let characters = |byte: usize| text[..byte].chars().count();
     let found: Vec<Value> = found.iter().map(|span| vec![characters(span.start), characters(span.end)].into()).collect();
     if *spans != Value::Array(found.clone()) {

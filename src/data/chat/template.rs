@@ -240,15 +240,20 @@ impl ChatTemplate {
     }
 
     /// Renders the conversation, and returns the byte ranges of its `{% generation %}` blocks.
-    pub fn render_marked(&self, turns: &[ChatMessage], tools: &[Json]) -> Result<(String, Vec<Range<usize>>), DataError> {
-        let text = self.render(turns, tools, false)?;
+    pub fn render_marked(
+        &self,
+        turns: &[ChatMessage],
+        tools: &[Json],
+        open: bool,
+    ) -> Result<(String, Vec<Range<usize>>), DataError> {
+        let text = self.render(turns, tools, open)?;
         let changed = || {
             let problem =
                 "what stands in `{% generation %}` blocks is changed after the block, so that it can't be found in the text";
             DataError::Invalid(self.file.clone(), problem.to_owned())
         };
         let marks = marks_for(&text).ok_or_else(changed)?;
-        let marked = self.run(turns, tools, false, Some(marks))?;
+        let marked = self.run(turns, tools, open, Some(marks))?;
         match unmark(&marked, marks) {
             (unmarked, spans) if unmarked == text => Ok((text, spans)),
             _ => Err(changed()),

@@ -96,7 +96,7 @@ fn tokenize(
     let template = tokenizer.chat()?;
     let marked = template.marks_generation(tools);
     let (text, mut spans) =
-        if marked { template.render_marked(turns, tools)? } else { by_prefixes(turns, tools, template, &trained)? };
+        if marked { template.render_marked(turns, tools, false)? } else { by_prefixes(turns, tools, template, &trained)? };
     if marked && trained.len() < said.len() {
         spans.drain(..spans.len().saturating_sub(trained.len()));
     }
