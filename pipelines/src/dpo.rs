@@ -7,9 +7,10 @@ use anyhow::{Context, Result};
 use rollflow::flow::{Flow, Report};
 use rollflow::prelude::*;
 use rollflow::recipe::Plan;
+use rollflow::stages::evaluate::PairEvaluator;
 
-use crate::assemble::evaluation::{self, EvalReports};
-use crate::assemble::{data, origin, preferences, references, trainers};
+use crate::assemble::policy::Reader;
+use crate::assemble::{data, evaluation, origin, preferences, references, trainers};
 use crate::registry::Registry;
 use crate::run::folder::{Outputs, RunFolder, announce_end};
 use crate::run::resume::ResumePoint;
@@ -24,19 +25,31 @@ pub fn run(plan: &Plan, registry: &Registry, run: &RunFolder, from: Option<&Resu
 
 /// The graph, from pairs to checkpoints. `policy` is the one that the run begins with, and its reference.
 pub fn declare(plan: &Plan, registry: &Registry, policy: &Policy, outputs: Outputs, from: Option<&ResumePoint>) -> Result<Flow> {
-    let (pairs, state) = preferences::batches(plan, &policy.into())?;
+    let Plan { model, train, .. } = plan;
+    let reader = Reader::from(policy);
+    let (pairs, state) = preferences::batches(&plan.task, &plan.chat, plan.seed, plan.batch.groups, train.steps, &reader)?;
     let backend = trainers::backend(plan, registry, policy).context("starting the trainer")?;
     let trainer = trainers::trainer(plan, registry, backend, None, None, outputs.checkpoints)?;
-    let trainer = evaluation::publish_for_evaluation(trainer, plan);
+    let trainer = evaluation::publish_for_evaluation(trainer, plan.eval.as_ref());
     let trainer = data::resumable(trainer, from, state)?;
+    let scoring = |threads| references::scoring(model, plan.generate.temperature, &train.optimization, threads);
 
     let mut flow = Flow::new(&plan.name).metrics(&outputs.metrics);
     let done = from.map_or(0, |from| from.trainer.step);
-    let batches = flow.source("pairs", pairs.after(done));
-    let batches = references::scored(&mut flow, plan, policy, batches)?;
-    let trained = flow.stage("train", batches, trainer);
-    let reports = EvalReports { answers: outputs.answers, resumed_at: done };
-    let trained = preferences::evaluated(&mut flow, plan, registry, policy, trained, reports)?;
+    let mut batches = flow.source("pairs", pairs.after(done));
+    if let Some(of) = &plan.reference {
+        batches = flow.stage("reference", batches, references::reference(&of.policy, policy, scoring(of.threads)?, None)?);
+    }
+    let mut trained = flow.stage("train", batches, trainer);
+    if let Some(eval) = evaluation::during(plan.eval.as_ref()) {
+        let samples = preferences::evaluated(eval, &plan.task, &plan.chat, plan.seed, &reader)?;
+        let (config, loss) = (scoring(eval.threads)?, registry.loss_of(train)?);
+        let mut evaluator = PairEvaluator::new(config.clone(), reader.config, loss, samples, eval.every);
+        if let Some(of) = &plan.reference {
+            evaluator = evaluator.reference(references::reference(&of.policy, policy, config, None)?);
+        }
+        trained = flow.stage("evaluate", trained, evaluator.last(train.steps).after(done).log(outputs.answers));
+    }
     flow.sink("log", trained, outputs.log);
     Ok(flow)
 }

@@ -3,11 +3,11 @@
 //! The run's `recipe.toml` holds the steps, so a resumed run has the same schedule (law C2).
 
 use anyhow::{Error, Result, ensure};
-use rollflow::recipe::task::TaskData;
-use rollflow::recipe::{Derived, Pipeline, Plan, Problem};
+use rollflow::recipe::{Derived, Pipeline, Plan, Problem, TaskData};
 
 use crate::assemble::policy::Reader;
-use crate::assemble::{data, preferences, supervised};
+use crate::assemble::supervised::Imitation;
+use crate::assemble::{data, preferences};
 use crate::grpo_offline;
 use crate::registry::Registry;
 
@@ -37,13 +37,13 @@ pub fn settle(plan: &mut Plan, registry: &Registry) -> Result<Vec<Derived>> {
         steps
     };
     if let Some((sft, epochs)) = plan.sft.as_ref().and_then(|sft| Some((sft, sft.epochs?))) {
-        let (batches, _) = supervised::batches(plan, sft, &Reader::of(&plan.model, &plan.chat)?)?;
+        let (batches, _) = Imitation::of(plan, sft).batches(&Reader::of(&plan.model, &plan.chat)?)?;
         let length = batches.batches_per_epoch();
         let steps = steps("sft", epochs, Epoch { what: format!("{length} steps"), steps: length });
         plan.sft.iter_mut().for_each(|sft| (sft.steps, sft.epochs) = (steps, None));
     }
     if let Some((of, epochs)) = plan.reward_model.as_ref().and_then(|of| Some((of, of.epochs?))) {
-        let [pairs, _] = preferences::divided(plan, of.held_out)?;
+        let [pairs, _] = preferences::divided(&plan.task, &plan.chat, plan.seed, of.held_out)?;
         let steps = steps("reward_model", epochs, Epoch::of(pairs.len(), "pairs", of.batch));
         plan.reward_model.iter_mut().for_each(|of| (of.steps, of.epochs) = (steps, None));
     }
@@ -56,23 +56,23 @@ pub fn settle(plan: &mut Plan, registry: &Registry) -> Result<Vec<Derived>> {
 
 /// Epoch of `[train]`.
 fn epoch(plan: &Plan, registry: &Registry) -> Result<Epoch> {
-    let each = plan.batch.groups;
+    let (each, task, seed) = (plan.batch.groups, &plan.task, plan.seed);
+    let reader = || Reader::of(&plan.model, &plan.chat);
     if plan.pipeline == Pipeline::Dpo {
-        let steps = preferences::batches(plan, &Reader::of(&plan.model, &plan.chat)?)?.0.batches_per_epoch();
+        let steps = preferences::batches(task, &plan.chat, seed, each, plan.train.steps, &reader()?)?.0.batches_per_epoch();
         return Ok(Epoch { what: format!("{} pairs, {each} a step", (steps * each as f64).round()), steps });
     }
-    Ok(match &plan.task.data {
-        TaskData::Arithmetic { digits, count } => Epoch::of(data::sums(*digits, *count, plan.seed).len(), "prompts", each),
+    Ok(match &task.data {
+        TaskData::Arithmetic { digits, count } => Epoch::of(data::sums(*digits, *count, seed).len(), "prompts", each),
         TaskData::Data(_) => {
-            let weighted = plan.task.data.sources().iter().any(|source| source.weight.is_some());
+            let weighted = task.data.sources().iter().any(|source| source.weight.is_some());
             ensure!(!weighted, "sources with weights have epochs of their own; give repeats instead, or set train.steps");
-            Epoch::of(data::prompt_dataset(plan, Some(&Reader::of(&plan.model, &plan.chat)?))?.len(), "prompts", each)
+            let fits = data::fits(&plan.chat, Some(&reader()?), plan.generate.max_new_tokens);
+            Epoch::of(data::prompt_dataset(task, seed, plan.reward.rule.compares(), fits)?.len(), "prompts", each)
         }
-        TaskData::Rollouts { .. } => Epoch::of(
-            grpo_offline::groups(plan, registry, &Reader::of(&plan.model, &plan.chat)?.tokenizer)?.len(),
-            "recorded groups",
-            each,
-        ),
+        TaskData::Rollouts { .. } => {
+            Epoch::of(grpo_offline::groups(plan, registry, &reader()?.tokenizer)?.len(), "recorded groups", each)
+        }
     })
 }
 

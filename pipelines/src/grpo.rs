@@ -8,17 +8,20 @@ use anyhow::{Context, Result};
 use rollflow::flow::{Capacity, Flow, Interrupts, Report};
 use rollflow::observe::logs::announce_training;
 use rollflow::prelude::*;
-use rollflow::recipe::{Pipeline, Plan};
+use rollflow::recipe::{Pipeline, Plan, ReferencePolicy, Timeline};
 
 use crate::assemble::components::Components;
 use crate::assemble::engines::Engines;
 use crate::assemble::servers::Startup;
-use crate::assemble::{origin, references, rollout, trainers};
+use crate::assemble::{data, origin, references, rollout, trainers};
 use crate::registry::Registry;
 use crate::run::folder::{Outputs, RunFolder, announce_end};
 use crate::run::resume::ResumePoint;
 use crate::sft::WarmUp;
 use crate::{sft, sft_then_grpo};
+
+/// Prompts whose completions are scored before the run, by generator and trainer.
+const PROBED: usize = 4;
 
 /// Runs the supervised part if the recipe has one, starts the engines, then reinforces. `from` resumes
 /// an interrupted run.
@@ -38,7 +41,10 @@ pub fn run(plan: &Plan, registry: &Registry, run: &RunFolder, from: Option<&Resu
         Some(WarmUp::Interrupted(report)) => return Ok(report),
         None => {}
     }
-    let start = references::start(plan, &policy, run.path(), from.is_some())?;
+    // What a supervised run leaves is found in its checkpoint, and other references have weights of their own.
+    let begins = plan.sft.is_some() && plan.pipeline != Pipeline::SftThenGrpo;
+    let frozen = plan.reference.as_ref().is_some_and(|of| of.policy == ReferencePolicy::Frozen { path: None });
+    let start = if begins && frozen { references::start(&policy, run.path(), from.is_some())? } else { policy.clone() };
     if !plan.engine.is_remote() {
         return reinforce(plan, Components::local(plan, registry, &policy, &start)?, run, &policy, from, &interrupts);
     }
@@ -60,7 +66,11 @@ fn reinforce(
 ) -> Result<Report> {
     match (from, &components.reference) {
         (Some(from), Some(reference)) => reference.resume(policy, &from.checkpoint).context("resuming the reference policy")?,
-        (None, _) if plan.train.probe => rollout::probe(plan, policy, &components.backend)?,
+        (None, _) if plan.train.probe => {
+            let (longest, reader) = (plan.generate.max_new_tokens, policy.into());
+            let prompts = data::first_prompts(&plan.task, &plan.chat, plan.seed, PROBED, &reader, longest)?;
+            rollout::probe(prompts, &plan.generate, plan.seed, policy, &components.backend)?;
+        }
         _ => {}
     }
     let mut flow = declare(plan, components, run.outputs(plan)?, from)?;
@@ -90,7 +100,7 @@ pub fn declare<B: TrainingBackend + 'static>(
     if let Some(files) = reference.as_ref().and_then(Reference::checkpoint_files) {
         trainer = trainer.checkpoint_files(files);
     }
-    let filter = Filter::by(rollout::filter(plan, &registry)?).fallback(plan.filter_fallback);
+    let filter = Filter::by(rollout::filter(&plan.filter, &Timeline::of(plan)?, &registry)?).fallback(plan.filter_fallback);
 
     let mut flow = Flow::new(&plan.name).admission(&admission).metrics(&outputs.metrics);
     flow.capacity(Capacity::items(plan.flow.edge_items).tokens(plan.flow.edge_tokens));

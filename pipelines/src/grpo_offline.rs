@@ -12,15 +12,13 @@ use anyhow::{Context, Result, anyhow, bail};
 use rollflow::data::source::DataSpec;
 use rollflow::flow::{Flow, Report};
 use rollflow::prelude::*;
-use rollflow::recipe::Plan;
-use rollflow::recipe::task::TaskData;
+use rollflow::recipe::{self as section, Plan, TaskData, Timeline};
 use rollflow::stages::reward::OnFailure;
 use rollflow::stages::source::RecordedGroups;
 
-use crate::assemble::evaluation::{self, EvalReports};
 use crate::assemble::rewards::Scoring;
 use crate::assemble::steps::Mixture;
-use crate::assemble::{data, origin, references, rollout, trainers};
+use crate::assemble::{data, evaluation, origin, references, rollout, trainers};
 use crate::registry::Registry;
 use crate::run::folder::{Outputs, RunFolder, announce_end};
 use crate::run::resume::ResumePoint;
@@ -39,10 +37,11 @@ pub fn groups(plan: &Plan, registry: &Registry, tokenizer: &Arc<Tokenizer>) -> R
         bail!("the pipeline grpo_offline needs a task of kind \"rollouts\"")
     };
     let spec = DataSpec { max_samples: *limit, ..DataSpec::new(path) };
-    let filter = rollout::filter(plan, registry)?;
-    let scoring = plan.rescores().then(|| Scoring::of(plan, registry)).transpose()?;
+    let filter = rollout::filter(&plan.filter, &Timeline::of(plan)?, registry)?;
+    let scoring = || Scoring::of(&plan.reward, &plan.model, &plan.net, plan.generate.max_new_tokens, registry);
+    let scoring = plan.rescores().then(scoring).transpose()?;
     let score = |group: Group| match &scoring {
-        Some(scoring) => rescored(scoring, plan, group),
+        Some(scoring) => rescored(scoring, &plan.reward, group),
         None => Ok(Ok(group)),
     };
     RecordedGroups::open(&spec, tokenizer, score, &filter, plan.seed).map_err(|error| anyhow!("{error}"))
@@ -50,10 +49,10 @@ pub fn groups(plan: &Plan, registry: &Registry, tokenizer: &Arc<Tokenizer>) -> R
 
 /// Scores the completions of a recorded group by `[reward]`. `reward.on_failure` decides whether a
 /// failure gives 0, drops the group or ends the run.
-fn rescored(scoring: &Scoring, plan: &Plan, group: Group) -> Result<Result<Group, String>, StageError> {
-    let (mut group, failures) =
-        scoring.score(group, plan.reward.retries).map_err(|error| StageError::new(format!("{error:#}")))?;
-    match (plan.reward.on_failure, failures.first()) {
+fn rescored(scoring: &Scoring, of: &section::Reward, group: Group) -> Result<Result<Group, String>, StageError> {
+    let scored = scoring.score(group, of.retries);
+    let (mut group, failures) = scored.map_err(|error| StageError::new(format!("{error:#}")))?;
+    match (of.on_failure, failures.first()) {
         (OnFailure::Fail, Some(failure)) => return Err(StageError::new(format!("the reward failed: {}", failure.text))),
         (OnFailure::Drop | OnFailure::DeadLetter, Some(_)) => return Ok(Err("whose reward failed".into())),
         _ => {}
@@ -70,17 +69,21 @@ pub fn declare(plan: &Plan, registry: &Registry, policy: &Policy, outputs: Outpu
     let critic = trainers::critic(plan, policy).context("starting the critic")?;
     let mixture = Mixture::of(plan, policy)?;
     let trainer = trainers::trainer(plan, registry, backend, critic, mixture, outputs.checkpoints)?;
-    let trainer = evaluation::publish_for_evaluation(trainer, plan);
+    let trainer = evaluation::publish_for_evaluation(trainer, plan.eval.as_ref());
     let trainer = data::resumable(trainer, from, Some(state))?;
 
     let mut flow = Flow::new(&plan.name).metrics(&outputs.metrics);
     let done = from.map_or(0, |from| from.trainer.step);
     let batches = groups.batches(plan.batch.groups, plan.train.steps)?.after(done);
-    let batches = flow.source("rollouts", batches);
-    let batches = references::scored(&mut flow, plan, policy, batches)?;
-    let trained = flow.stage("train", batches, trainer);
-    let reports = EvalReports { answers: outputs.answers, resumed_at: done };
-    let trained = evaluation::evaluate_in_order(&mut flow, plan, registry, policy, trained, reports)?;
+    let mut batches = flow.source("rollouts", batches);
+    if let Some(of) = &plan.reference {
+        let config = references::scoring(&plan.model, plan.generate.temperature, &plan.train.optimization, of.threads)?;
+        batches = flow.stage("reference", batches, references::reference(&of.policy, policy, config, None)?);
+    }
+    let mut trained = flow.stage("train", batches, trainer);
+    if let Some(evaluator) = evaluation::evaluator(plan, registry, policy)? {
+        trained = flow.stage("evaluate", trained, evaluator.in_order(true).after(done).log(outputs.answers));
+    }
     flow.sink("log", trained, outputs.log);
     Ok(flow)
 }

@@ -25,6 +25,7 @@ use anyhow::Result;
 use rollflow::flow::Report;
 use rollflow::recipe::{Pipeline, Plan};
 
+use crate::assemble::conversations;
 pub use crate::command::{command, command_with};
 pub use crate::registry::Registry;
 use crate::run::folder::RunFolder;
@@ -34,6 +35,7 @@ pub use crate::validate::complaints;
 /// Runs or resumes the pipeline that the plan names, and writes its page and record.
 pub fn run_plan(plan: &Plan, registry: &Registry, run: &RunFolder, from: Option<&ResumePoint>) -> Result<Report> {
     let mut plan = plan.clone();
+    conversations::decide(&mut plan.chat, &plan.model.source);
     epochs::settle(&mut plan, registry)?;
     let plan = &plan;
     let result = match plan.pipeline {

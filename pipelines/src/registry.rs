@@ -12,8 +12,7 @@ use rollflow::algo::filters::{GroupFilter, Verdict};
 use rollflow::algo::rewards::{Aggregator, IntoReward, RewardOutput};
 use rollflow::algo::{Advantage, Estimator, LossChoice};
 use rollflow::prelude::*;
-use rollflow::recipe::reward::Composition;
-use rollflow::recipe::{Custom, Params, Train};
+use rollflow::recipe::{Composition, Custom, Params, Train};
 use serde::de::DeserializeOwned;
 
 /// A reward of samples.

@@ -36,7 +36,7 @@ pub fn replay(plan: &Plan, registry: &Registry, folder: &Path, out: &mut impl Wr
         writeln!(out, "no dead letters in {}", folder.display())?;
         return Ok(replayed);
     }
-    let reward = Scoring::of(plan, registry)?;
+    let reward = Scoring::of(&plan.reward, &plan.model, &plan.net, plan.generate.max_new_tokens, registry)?;
     // What an earlier replay found stays until this one is through.
     let (path, writing) = (folder.join(REPLAYED), folder.join(format!(".{REPLAYED}.writing")));
     atomic_file::remove(&writing).with_context(|| format!("removing {}", writing.display()))?;

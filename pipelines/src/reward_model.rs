@@ -9,18 +9,16 @@ use std::sync::Arc;
 use anyhow::{Context, Result, ensure};
 use rollflow::algo::{BradleyTerry, PairMetrics};
 use rollflow::data::RankedPair;
-use rollflow::flow::{Ended, Flow, Port, Report};
-use rollflow::model::FrozenWeights;
+use rollflow::flow::{Ended, Flow, Report};
 use rollflow::prelude::*;
-use rollflow::recipe::Plan;
+use rollflow::recipe::{Plan, Timeline};
 use rollflow::stages::evaluate::PairEvaluator;
 use rollflow::stages::reward::Scorer;
 use rollflow::stages::train::StepConfig;
 use rollflow::train::checkpoint::{self, CHECKPOINTS};
 use rollflow::train::{Algorithm, ScoreModel, score_pair};
 
-use crate::assemble::evaluation::{self, EvalReports};
-use crate::assemble::{data, origin, policy, preferences, references, steps, trainers};
+use crate::assemble::{data, evaluation, origin, policy, preferences, references, steps, trainers};
 use crate::run::folder::{Outputs, RunFolder};
 use crate::run::resume::ResumePoint;
 
@@ -34,34 +32,51 @@ pub fn run(plan: &Plan, run: &RunFolder, from: Option<&ResumePoint>) -> Result<R
         return Ok(report);
     }
     if let (Some(folder), false) = (trained, held_out.is_empty()) {
-        let judged = judge(
-            &Scorer::new(&ScoreModel::load(&folder)?.computing(policy::compute(&plan.model)?), plan.threads())?,
-            &held_out,
-        )?;
+        let saved = ScoreModel::load(&folder)?.computing(policy::compute(&plan.model)?);
+        let judged = judge(&Scorer::new(&saved, plan.threads())?, &held_out)?;
         tracing::info!("Held-out pairs: {} accuracy={:.4} margin={:.4}", judged.pairs, judged.accuracy(), judged.margin());
     }
     tracing::info!("Training complete!");
     Ok(report)
 }
 
-/// The graph, from pairs to checkpoints, and the pairs that it leaves out.
-pub fn declare(plan: &Plan, model: &ScoreModel, outputs: Outputs, from: Option<&ResumePoint>) -> Result<(Flow, Vec<RankedPair>)> {
+/// The graph, from pairs to checkpoints, and the pairs that it leaves out, which the pairs of `[eval]`
+/// replace in evaluations.
+pub fn declare(
+    plan: &Plan,
+    scorer: &ScoreModel,
+    outputs: Outputs,
+    from: Option<&ResumePoint>,
+) -> Result<(Flow, Vec<RankedPair>)> {
     let of = plan.reward_model.as_ref().context("the pipeline reward_model needs a section [reward_model]")?;
-    let [pairs, held_out] = preferences::divided(plan, of.held_out)?;
-    let read = |pair| score_pair(model.tokenizer(), model.config(), pair);
+    let (model, reader) = (&plan.model, (scorer.tokenizer(), scorer.config()));
+    let [pairs, held_out] = preferences::divided(&plan.task, &plan.chat, plan.seed, of.held_out)?;
+    let read = |pair| score_pair(reader.0, reader.1, pair);
     let pairs = pairs.iter().enumerate().map(|(at, pair)| read(pair).with_context(|| format!("pair {at}")));
     let pairs = pairs.collect::<Result<Vec<_>>>()?;
-    let backend = trainers::reward_model_backend(plan, of, model).context("starting the trainer")?;
+    let backend = trainers::reward_model_backend(of, model, &plan.checkpoint, scorer).context("starting the trainer")?;
     let trainer = Trainer::new(backend).steps(of.steps).threads(of.optimization.threads);
-    let trainer = trainers::changing(evaluation::publish_for_evaluation(trainer, plan), plan, step_config)?;
+    let trainer = evaluation::publish_for_evaluation(trainer, plan.eval.as_ref());
+    let trainer = trainers::changing(trainer, Timeline::of(plan)?, step_config);
     let trainer = data::resumable(trainers::checkpointed(trainer, &plan.checkpoint, outputs.checkpoints), from, None)?;
 
     let mut flow = Flow::new(&plan.name).metrics(&outputs.metrics);
     let done = from.map_or(0, |from| from.trainer.step);
     let batches = flow.source("pairs", Supervised::grouped("reward model", pairs, of.batch, of.steps)?.after(done));
-    let trained = flow.stage("train", batches, trainer);
-    let reports = EvalReports { answers: outputs.answers, resumed_at: done };
-    let trained = evaluated(&mut flow, plan, model, &held_out, trained, reports)?;
+    let mut trained = flow.stage("train", batches, trainer);
+    if let Some(eval) = evaluation::during(plan.eval.as_ref()) {
+        let mut pairs = match &eval.task {
+            Some(task) => preferences::held_out(task, &plan.chat, plan.seed)?,
+            None => held_out.clone(),
+        };
+        ensure!(!pairs.is_empty(), "[eval] has no pairs: give it a task, or hold some out with reward_model.held_out");
+        pairs.truncate(eval.limit.unwrap_or(usize::MAX));
+        let samples = pairs.iter().map(read).collect::<Result<Vec<_>, _>>().context("preparing the evaluation")?;
+        let config = references::scoring(model, plan.generate.temperature, &of.optimization, eval.threads)?;
+        let loss = Arc::new(BradleyTerry { center: of.center });
+        let evaluator = PairEvaluator::new(config, scorer.config().clone(), loss, samples.concat(), eval.every);
+        trained = flow.stage("evaluate", trained, evaluator.last(of.steps).after(done).log(outputs.answers));
+    }
     flow.sink("log", trained, outputs.log);
     Ok((flow, held_out))
 }
@@ -72,33 +87,6 @@ fn step_config(plan: &Plan) -> Result<StepConfig> {
     let schedule = steps::schedule(&of.optimization, of.lr, of.steps, 1)?;
     let algorithm = Algorithm::new(BradleyTerry { center: of.center });
     Ok(StepConfig { schedule: Some(schedule), algorithm: Some(Arc::new(algorithm)), ..StepConfig::default() })
-}
-
-/// Adds the evaluation on the pairs of `[eval]`, or else on the pairs that the run holds out.
-fn evaluated(
-    flow: &mut Flow,
-    plan: &Plan,
-    model: &ScoreModel,
-    held_out: &[RankedPair],
-    trained: Port<Trained<FrozenWeights>>,
-    reports: EvalReports,
-) -> Result<Port<Trained<FrozenWeights>>> {
-    let Some((eval, of)) = plan.eval.as_ref().filter(|eval| eval.every > 0).zip(plan.reward_model.as_ref()) else {
-        return Ok(trained);
-    };
-    let mut pairs = match &eval.task {
-        Some(task) => preferences::held_out(plan, task)?,
-        None => held_out.to_vec(),
-    };
-    ensure!(!pairs.is_empty(), "[eval] has no pairs: give it a task, or hold some out with reward_model.held_out");
-    pairs.truncate(eval.limit.unwrap_or(usize::MAX));
-    let read = |pair| score_pair(model.tokenizer(), model.config(), pair);
-    let samples = pairs.iter().map(read).collect::<Result<Vec<_>, _>>();
-    let samples = samples.context("preparing the evaluation")?.concat();
-    let config = references::scoring(plan, &of.optimization, Some(eval.threads))?;
-    let loss = Arc::new(BradleyTerry { center: of.center });
-    let evaluator = PairEvaluator::new(config, model.config().clone(), loss, samples, eval.every);
-    Ok(flow.stage("evaluate", trained, reports.of_pairs(evaluator, plan)))
 }
 
 /// Share of pairs whose chosen completion scores higher, and the margin.

@@ -4,17 +4,16 @@ use std::sync::Arc;
 
 use anyhow::{Context, Result};
 use parking_lot::Mutex;
-use rollflow::flow::{Ended, Flow, Interrupts, Port, Report, Until};
+use rollflow::flow::{Ended, Flow, Interrupts, Report, Until};
 use rollflow::model::FrozenWeights;
 use rollflow::observe::MetricsLogger;
 use rollflow::prelude::*;
-use rollflow::recipe::Plan;
-use rollflow::recipe::task::Sft;
+use rollflow::recipe::{Plan, Sft, Timeline};
 use rollflow::stages::sink::step_row;
 use rollflow::stages::train::StepConfig;
 
-use crate::assemble::evaluation::{self, EvalReports};
-use crate::assemble::{data, origin, steps, supervised, trainers};
+use crate::assemble::supervised::Imitation;
+use crate::assemble::{data, evaluation, origin, steps, trainers};
 use crate::registry::Registry;
 use crate::run::folder::{Outputs, RunFolder, announce_end};
 use crate::run::resume::ResumePoint;
@@ -46,16 +45,15 @@ pub fn declare(plan: &Plan, registry: &Registry, policy: &Policy, outputs: Outpu
     let sft = plan.sft.as_ref().context("the pipeline sft needs a section [sft]")?;
     let mut flow = Flow::new(&plan.name).metrics(&outputs.metrics);
     let done = from.map_or(0, |from| from.trainer.step);
-    let (samples, data) = supervised::batches(plan, sft, &policy.into())?;
-    let samples = samples.after(done);
-    let trained = train(&mut flow, plan, sft, samples, policy, |trainer| {
-        let trainer = trainers::changing(trainer, plan, step_config)?;
-        let trainer = trainers::checkpointed(trainer, &plan.checkpoint, outputs.checkpoints);
-        let trainer = evaluation::publish_for_evaluation(trainer, plan);
-        data::resumable(trainer, from, data)
-    })?;
-    let reports = EvalReports { answers: outputs.answers, resumed_at: done };
-    let trained = evaluation::evaluate_in_order(&mut flow, plan, registry, policy, trained, reports)?;
+    let (samples, data) = Imitation::of(plan, sft).batches(&policy.into())?;
+    let trainer = trainers::changing(trainer(plan, sft, policy)?, Timeline::of(plan)?, step_config);
+    let trainer = trainers::checkpointed(trainer, &plan.checkpoint, outputs.checkpoints);
+    let trainer = evaluation::publish_for_evaluation(trainer, plan.eval.as_ref());
+    let samples = flow.source("samples", samples.after(done));
+    let mut trained = flow.stage("train", samples, data::resumable(trainer, from, data)?);
+    if let Some(evaluator) = evaluation::evaluator(plan, registry, policy)? {
+        trained = flow.stage("evaluate", trained, evaluator.in_order(true).after(done).log(outputs.answers));
+    }
     flow.sink("log", trained, outputs.log);
     Ok(flow)
 }
@@ -74,8 +72,9 @@ pub fn warm_up(plan: &Plan, sft: &Sft, policy: &Policy, interrupts: &Interrupts)
     let learned: Arc<Mutex<Option<Arc<FrozenWeights>>>> = Arc::default();
     let mut flow = Flow::new("warm-up");
     flow.interrupted_by(interrupts);
-    let (samples, _) = supervised::batches(plan, sft, &policy.into())?;
-    let trained = train(&mut flow, plan, sft, samples, policy, |trainer| Ok(trainer.sync_every(sft.steps)))?;
+    let (samples, _) = Imitation::of(plan, sft).batches(&policy.into())?;
+    let samples = flow.source("samples", samples);
+    let trained = flow.stage("train", samples, trainer(plan, sft, policy)?.sync_every(sft.steps));
     let (seen, mut console) = (learned.clone(), ConsoleLogger::events(plan.observe.log_every));
     flow.sink("learned", trained, move |step: Trained<FrozenWeights>| -> Result<(), StageError> {
         if step.step > 0 {
@@ -101,17 +100,7 @@ fn step_config(plan: &Plan) -> Result<StepConfig> {
     Ok(StepConfig { schedule: Some(steps::schedule(&sft.optimization, sft.lr, sft.steps, 1)?), ..StepConfig::default() })
 }
 
-/// Samples in, trained steps out.
-fn train(
-    flow: &mut Flow,
-    plan: &Plan,
-    sft: &Sft,
-    samples: Supervised,
-    policy: &Policy,
-    trainer: impl FnOnce(Trainer<LocalBackend>) -> Result<Trainer<LocalBackend>>,
-) -> Result<Port<Trained<FrozenWeights>>> {
-    let batches = flow.source("samples", samples);
-    let backend = trainers::supervised_backend(plan, sft, policy).context("starting the trainer")?;
-    let trainer = trainer(Trainer::new(backend).steps(sft.steps).threads(sft.optimization.threads))?;
-    Ok(flow.stage("train", batches, trainer))
+fn trainer(plan: &Plan, sft: &Sft, policy: &Policy) -> Result<Trainer<LocalBackend>> {
+    let backend = trainers::supervised_backend(sft, &plan.model, &plan.checkpoint, policy).context("starting the trainer")?;
+    Ok(Trainer::new(backend).steps(sft.steps).threads(sft.optimization.threads))
 }

@@ -3,15 +3,16 @@
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
+use rollflow::data::packing::OverlongPolicy;
 use rollflow::data::source::{DataSpec, Example, Recorded, Shape, Survey, survey, too_long};
 use rollflow::data::{DataError, RankedPair};
 use rollflow::prelude::*;
-use rollflow::recipe::task::{OverlongPolicy, Sft, TaskData};
-use rollflow::recipe::{Pipeline, Plan, Problem, Source};
+use rollflow::recipe::{Chat, Pipeline, Plan, Problem, Source, TaskData};
 use rollflow::train::score_pair;
 
 use crate::assemble::policy::Reader;
-use crate::assemble::{conversations, data, policy, preferences, supervised};
+use crate::assemble::supervised::{self, Imitation};
+use crate::assemble::{conversations, data, policy, preferences};
 
 /// Judgement of a record, as [`survey`] takes it.
 type Judged = Result<Result<(), String>, String>;
@@ -52,24 +53,30 @@ pub fn of(plan: &Plan) -> Surveyed {
         Pipeline::Sft => {}
         Pipeline::RewardModel => {
             let batch = plan.reward_model.as_ref().map(|of| of.batch);
-            all.look_at::<RankedPair>("task", "", plan.task.data.sources(), batch, scored(plan, reader));
+            all.look_at::<RankedPair>("task", "", plan.task.data.sources(), batch, scored(&plan.chat, reader));
         }
         Pipeline::Dpo => {
-            all.look_at::<RankedPair>("task", "", plan.task.data.sources(), Some(plan.batch.groups), preferred(plan, reader));
+            all.look_at::<RankedPair>(
+                "task",
+                "",
+                plan.task.data.sources(),
+                Some(plan.batch.groups),
+                preferred(&plan.chat, reader),
+            );
         }
         Pipeline::Grpo | Pipeline::SftThenGrpo | Pipeline::GrpoOffline => all.prompts(plan, reader),
     }
     if let Some(sft) = &plan.sft {
-        all.imitated(plan, sft, reader);
+        all.imitated(Imitation::of(plan, sft), plan.pipeline, reader);
     }
     if let Some(eval) = &plan.eval {
         let (section, purpose, task) = eval.task.as_ref().map_or(("task", " (eval)", &plan.task), |task| ("eval.task", "", task));
         match plan.pipeline {
             // The same records that are trained on, judged above.
             Pipeline::Grpo | Pipeline::SftThenGrpo | Pipeline::RewardModel | Pipeline::Dpo if section == "task" => {}
-            Pipeline::RewardModel => drop(all.look_at(section, purpose, task.data.sources(), None, scored(plan, reader))),
-            Pipeline::Dpo => drop(all.look_at(section, purpose, task.data.sources(), None, preferred(plan, reader))),
-            _ => drop(all.look_at(section, purpose, task.data.sources(), None, asked(plan, reader, |_| Ok(())))),
+            Pipeline::RewardModel => drop(all.look_at(section, purpose, task.data.sources(), None, scored(&plan.chat, reader))),
+            Pipeline::Dpo => drop(all.look_at(section, purpose, task.data.sources(), None, preferred(&plan.chat, reader))),
+            _ => drop(all.look_at(section, purpose, task.data.sources(), None, asked(&plan.chat, reader, |_| Ok(())))),
         }
     }
     all
@@ -89,11 +96,11 @@ fn first<'a, T>(
 
 /// Checks prompts: their length by `fits`, then chat template and tokenizer.
 fn asked<'a>(
-    plan: &Plan,
+    chat: &Chat,
     reader: &'a Option<Reader>,
     fits: impl Fn(&Prompt) -> Result<(), String> + Sync + 'a,
 ) -> impl Fn(&Prompt) -> Judged + Sync + 'a {
-    let chat = conversations::chat(&plan.chat, &plan.model);
+    let chat = chat.clone();
     let rendered = first(reader, move |prompt: &Prompt, reader| {
         let text = conversations::asked(&chat, prompt.text.clone());
         let tokens = reader.tokenizer.encode_prompt(&Prompt { text, ..prompt.clone() });
@@ -106,19 +113,19 @@ fn asked<'a>(
 }
 
 /// Judges examples as they are made into samples.
-fn prepared<'a>(plan: &'a Plan, sft: &'a Sft, reader: &'a Option<Reader>) -> impl Fn(&Example) -> Judged + Sync + 'a {
-    let (chat, drops) = (conversations::chat(&plan.chat, &plan.model), sft.on_overlong == OverlongPolicy::Drop);
+fn prepared<'a>(of: Imitation<'a>, reader: &'a Option<Reader>) -> impl Fn(&Example) -> Judged + Sync + 'a {
+    let (sft, drops) = (of.sft, of.sft.on_overlong == OverlongPolicy::Drop);
     first(reader, move |example: &Example, reader| {
-        if supervised::demonstrates(plan.environment.as_ref()) && sft.sources().is_empty() {
+        if of.demonstrates() && sft.sources().is_empty() {
             let Example::Pair(pair) = example else { return Ok(Ok(())) };
-            let shown = supervised::demonstrations(plan, std::slice::from_ref(pair), &reader.tokenizer);
+            let shown = of.demonstrations(std::slice::from_ref(pair), &reader.tokenizer);
             return shown.map(|_| Ok(())).map_err(|error| format!("{error:#}"));
         }
         let most = sft.max_length.unwrap_or(reader.config.max_positions);
-        match supervised::prepare(&chat, sft, example, &reader.tokenizer) {
+        match supervised::prepare(of.chat, sft, example, &reader.tokenizer) {
             Ok(samples) if drops && samples.iter().any(|sample| sample.tokens.len() > most) => Ok(Err(too_long(most))),
             Ok(_) => Ok(Ok(())),
-            // Those that are drawn one by one are left out, as `data::supervised` does.
+            // Those that are drawn one by one are left out, as [`Imitation::batches`] does.
             Err(_) if drops && !sft.packs() => Ok(Err("that the tokenizer or the chat template refuses".into())),
             Err(error) => Err(error.to_string()),
         }
@@ -126,14 +133,14 @@ fn prepared<'a>(plan: &'a Plan, sft: &'a Sft, reader: &'a Option<Reader>) -> imp
 }
 
 /// Judges pairs as preferences are learned from them.
-fn preferred<'a>(plan: &Plan, reader: &'a Option<Reader>) -> impl Fn(&RankedPair) -> Judged + Sync + 'a {
-    let chat = conversations::chat(&plan.chat, &plan.model);
+fn preferred<'a>(chat: &Chat, reader: &'a Option<Reader>) -> impl Fn(&RankedPair) -> Judged + Sync + 'a {
+    let chat = chat.clone();
     first(reader, move |pair: &RankedPair, reader| Ok(preferences::fits(&chat, reader)(pair)))
 }
 
 /// Judges pairs as a reward model learns from them.
-fn scored<'a>(plan: &Plan, reader: &'a Option<Reader>) -> impl Fn(&RankedPair) -> Judged + Sync + 'a {
-    let chat = conversations::chat(&plan.chat, &plan.model);
+fn scored<'a>(chat: &Chat, reader: &'a Option<Reader>) -> impl Fn(&RankedPair) -> Judged + Sync + 'a {
+    let chat = chat.clone();
     first(reader, move |pair: &RankedPair, Reader { tokenizer, config }| {
         let read = score_pair(tokenizer, config, &conversations::asked_pair(&chat, pair.clone()));
         read.map(|_| Ok(())).map_err(|error| error.to_string())
@@ -143,8 +150,8 @@ fn scored<'a>(plan: &Plan, reader: &'a Option<Reader>) -> impl Fn(&RankedPair) -
 impl Surveyed {
     /// Looks at the prompts of `[task]`.
     fn prompts(&mut self, plan: &Plan, reader: &Option<Reader>) {
-        let (answered, fits) = (AtomicUsize::new(0), data::fits(plan, reader.as_ref()));
-        let judge = asked(plan, reader, fits);
+        let (answered, fits) = (AtomicUsize::new(0), data::fits(&plan.chat, reader.as_ref(), plan.generate.max_new_tokens));
+        let judge = asked(&plan.chat, reader, fits);
         let judge = |prompt: &Prompt| {
             answered.fetch_add(usize::from(prompt.answer().is_some()), Ordering::Relaxed);
             judge(prompt)
@@ -160,13 +167,14 @@ impl Surveyed {
     }
 
     /// Looks at what `[sft]` imitates: its own data sets, or the task's.
-    fn imitated(&mut self, plan: &Plan, sft: &Sft, reader: &Option<Reader>) {
-        let (section, purpose, sources) = match (sft.sources(), plan.pipeline) {
+    fn imitated(&mut self, of: Imitation, pipeline: Pipeline, reader: &Option<Reader>) {
+        let (section, purpose, sources) = match (of.sft.sources(), pipeline) {
             (own, _) if !own.is_empty() => ("sft", "", own),
-            (_, Pipeline::Sft) => ("task", "", plan.task.data.sources()),
-            _ => ("task", " (sft)", plan.task.data.sources()),
+            (_, Pipeline::Sft) => ("task", "", of.task.data.sources()),
+            _ => ("task", " (sft)", of.task.data.sources()),
         };
-        self.look_at::<Example>(section, purpose, sources, Some(sft.batch).filter(|_| !sft.packs()), prepared(plan, sft, reader));
+        let batch = Some(of.sft.batch).filter(|_| !of.sft.packs());
+        self.look_at::<Example>(section, purpose, sources, batch, prepared(of, reader));
     }
 
     /// Looks at the sources of a section. Gives whether all of them could be read.

@@ -3,9 +3,7 @@
 use anyhow::Result;
 use rollflow::algo::LossChoice;
 use rollflow::algo::rewards::Combine;
-use rollflow::recipe::generate::Filter as FilterChoice;
-use rollflow::recipe::reward::PartRule;
-use rollflow::recipe::{Pipeline, Plan, Problem, Timeline};
+use rollflow::recipe::{Filter as FilterChoice, PartRule, Pipeline, Plan, Problem, Timeline};
 
 use crate::assemble::{rollout, steps};
 use crate::registry::{Registry, RegistryError};
@@ -18,7 +16,7 @@ pub fn complaints(registry: &Registry, plan: &Plan) -> Vec<Problem> {
     let later = timeline.plans().skip(1).flat_map(|plan| complaints_now(registry, plan));
     let later: Vec<Problem> = later.map(|problem| Problem::of("change", problem.message, problem.help)).collect();
     let own = if own.is_empty() { later } else { own };
-    if own.is_empty() && plan.validate().is_ok() { unmakeable(registry, plan) } else { own }
+    if own.is_empty() && plan.validate().is_ok() { unmakeable(registry, plan, &timeline) } else { own }
 }
 
 fn complaints_now(registry: &Registry, plan: &Plan) -> Vec<Problem> {
@@ -64,11 +62,11 @@ fn complaints_now(registry: &Registry, plan: &Plan) -> Vec<Problem> {
 }
 
 /// Parts of a plan that can't be made although every key is in its range, as the run would find out.
-fn unmakeable(registry: &Registry, plan: &Plan) -> Vec<Problem> {
+fn unmakeable(registry: &Registry, plan: &Plan, timeline: &Timeline) -> Vec<Problem> {
     let learns = plan.pipeline.reinforces() || plan.pipeline == Pipeline::GrpoOffline;
     let made = [
         ("generate", rollout::sampling(&plan.generate).check().map_err(anyhow::Error::from)),
-        ("filter", if learns { rollout::filter(plan, registry).map(drop) } else { Ok(()) }),
+        ("filter", if learns { rollout::filter(&plan.filter, timeline, registry).map(drop) } else { Ok(()) }),
         ("train", if learns { steps::step_config(plan, registry).map(drop) } else { Ok(()) }),
     ];
     let complaint = |(key, made): (&str, Result<()>)| {

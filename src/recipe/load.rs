@@ -43,7 +43,7 @@ const REQUIRED: [(&str, &str); 3] = [
 
 /// Reads, overrides (`section.key=value`) and checks a recipe. Also looks whether the files it names exist.
 pub fn load(path: &Path, sets: &[String]) -> Result<Plan, RecipeErrors> {
-    load_with(path, sets, |_| Vec::new()).map(|loaded| loaded.plan)
+    load_with(path, sets, |_| Vec::new()).map(|(plan, _)| plan)
 }
 
 /// Selects the environment variables that override keys, as [`load`] takes them:
@@ -64,28 +64,17 @@ pub fn variables(all: impl IntoIterator<Item = (OsString, OsString)>) -> Result<
     RecipeErrors::unless_empty(errors).map(|()| sets)
 }
 
-fn read(path: &Path) -> Result<(String, String), RecipeErrors> {
+/// A plan, and the values that its recipe left out because they follow from others.
+type Resolved = Result<(Plan, Vec<Derived>), RecipeErrors>;
+
+/// [`load`], with the values that the recipe left out and the reason for each. `further` looks for more
+/// problems, which are reported at their places among the others.
+pub fn load_with(path: &Path, sets: &[String], further: impl Fn(&Plan) -> Vec<Problem>) -> Resolved {
     let file = path.display().to_string();
     let text = reading::read_text(path).map_err(|error| {
         let problem = Problem::of("", format!("cannot read the recipe: {error}"), "give the path of a TOML file");
         RecipeErrors::of(vec![problem.at(Place::File { file: file.clone(), line: 1, column: 1 })])
     })?;
-    Ok((file, text))
-}
-
-/// A plan, and which of its values the recipe left out because they follow from others.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Loaded {
-    /// The plan.
-    pub plan: Plan,
-    /// The values that the recipe left out, with the reason for each.
-    pub derived: Vec<Derived>,
-}
-
-/// [`load`] with the reasons for values that the recipe left out. `further` looks for more problems,
-/// which are reported at their places among the others.
-pub fn load_with(path: &Path, sets: &[String], further: impl Fn(&Plan) -> Vec<Problem>) -> Result<Loaded, RecipeErrors> {
-    let (file, text) = read(path)?;
     resolve(&file, &text, sets, |plan| [missing_files(plan), missing_means(plan), further(plan)].concat())
 }
 
@@ -96,7 +85,7 @@ pub fn parse_with(
     sets: &[String],
     further: impl Fn(&Plan) -> Vec<Problem>,
 ) -> Result<Plan, RecipeErrors> {
-    resolve(file, text, sets, further).map(|loaded| loaded.plan)
+    resolve(file, text, sets, further).map(|(plan, _)| plan)
 }
 
 /// [`load`] for text at hand; `file` names it in errors, and the files it names are not looked for.
@@ -110,7 +99,7 @@ pub fn with_current_names<V>(keys: BTreeMap<String, V>) -> BTreeMap<String, V> {
     keys.into_iter().map(|(key, value)| (renames.path(&key), value)).collect()
 }
 
-fn resolve(file: &str, text: &str, sets: &[String], further: impl Fn(&Plan) -> Vec<Problem>) -> Result<Loaded, RecipeErrors> {
+fn resolve(file: &str, text: &str, sets: &[String], further: impl Fn(&Plan) -> Vec<Problem>) -> Resolved {
     let renames = Renames::of::<Plan>();
     let mut root = document::parse(file, text, sets, &renames).map_err(RecipeErrors::of)?;
     let derived = defaults::fill(&mut root);
@@ -126,7 +115,7 @@ fn resolve(file: &str, text: &str, sets: &[String], further: impl Fn(&Plan) -> V
     findings.errors.extend(later);
     RecipeErrors::unless_empty(findings.errors)?;
     let derived = [derived, plan.derived()].concat();
-    Ok(Loaded { plan, derived })
+    Ok((plan, derived))
 }
 
 fn require_and_refuse_sections(root: &Node, plan: &Plan, findings: &mut Findings) {

@@ -22,6 +22,18 @@ section! {
     }
 }
 
+impl Lora {
+    /// Returns the words of the projections that get adapters; `all-linear` stands for all.
+    pub fn target_words(&self) -> Vec<&'static str> {
+        self.targets.iter().map(|target| target.word()).collect()
+    }
+
+    /// Returns true if the generator gets adapters merged into a copy of the weights.
+    pub fn merges(&self) -> bool {
+        self.sync == AdapterSync::Merged
+    }
+}
+
 choices! {
     /// A projection, by its name in transformers and PEFT.
     pub enum Target {

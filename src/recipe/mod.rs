@@ -6,17 +6,17 @@
 //! is declared once, in [`Plan`] and its sections; the reader, the resolved recipe and
 //! docs/reference/recipe follow from the declaration.
 
-pub mod chat;
+mod chat;
 mod checks;
 mod data;
 mod defaults;
 mod derive;
 mod environment;
-pub mod eval;
+mod eval;
 mod explain;
-pub mod generate;
+mod generate;
 mod load;
-pub mod lora;
+mod lora;
 mod loss;
 #[cfg(feature = "torch")]
 mod memory;
@@ -29,20 +29,24 @@ mod plan;
 mod practice;
 mod presets;
 mod reference;
-pub mod reference_policy;
+mod reference_policy;
 mod render;
-pub mod reward;
+mod reward;
 mod secrets;
-pub mod task;
+mod task;
 mod timeline;
 mod train;
 
+pub use chat::{Ask, Chat, PLAIN};
 pub use data::Source;
 pub use defaults::Derived;
 pub use derive::Machine;
 pub use environment::{Environment, EnvironmentKind};
+pub use eval::Eval;
 pub use explain::explain;
-pub use load::{Loaded, load, load_with, parse, parse_with, variables, with_current_names};
+pub use generate::{Filter, Generate};
+pub use load::{load, load_with, parse, parse_with, variables, with_current_names};
+pub use lora::Lora;
 #[cfg(feature = "torch")]
 pub use memory::MemoryPlan;
 pub use model::{DeviceName, Model, ModelSource};
@@ -50,7 +54,10 @@ pub use model_folder::{FINAL, model_folder};
 pub use plan::{Batching, Checkpointing, Fallback, FlowLimits, Net, OnStale, Pipeline, Plan};
 pub use presets::{PRESETS, Preset};
 pub use reference::{pages, schema};
+pub use reference_policy::ReferencePolicy;
 pub use render::{check_text, check_text_on, derived_text, facts};
+pub use reward::{Composition, PartRule, Reward, RewardRule};
+pub use task::{RewardModel, Sft, Task, TaskData};
 pub use timeline::Timeline;
 pub use train::{Optimization, Train};
 

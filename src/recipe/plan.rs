@@ -12,7 +12,7 @@ use super::chat::Chat;
 use super::environment::Environment;
 use super::eval::Eval;
 use super::generate::{Filter, Generate};
-use super::lora::{AdapterSync, Lora};
+use super::lora::Lora;
 use super::model::Model;
 use super::reference_policy::Reference;
 use super::reward::Reward;
@@ -122,7 +122,7 @@ const READ_BY: [(&str, &str); 5] = [
 impl Plan {
     /// Returns true if servers load adapters instead of all weights.
     pub fn syncs_adapters(&self) -> bool {
-        self.engine.is_remote() && self.lora.as_ref().is_some_and(|lora| lora.sync == AdapterSync::Adapter)
+        self.engine.is_remote() && self.lora.as_ref().is_some_and(|lora| !lora.merges())
     }
 
     /// Returns true if `[reward]` replaces recorded rewards.

@@ -138,6 +138,11 @@ impl Sft {
         if self.sources.is_empty() { self.data.iter().map(Source::of).collect() } else { self.sources.clone() }
     }
 
+    /// Returns true if each turn of the assistant becomes a sample.
+    pub fn turns_apart(&self) -> bool {
+        self.turns == Turns::Apart
+    }
+
     /// Returns true if steps have packed rows or a number of tokens instead of a number of samples.
     pub fn packs(&self) -> bool {
         self.batch_tokens.is_some() || self.packing != Packing::Apart

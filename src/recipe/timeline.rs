@@ -4,11 +4,14 @@
 use std::borrow::Cow;
 use std::collections::BTreeMap;
 
+use toml::Value;
+
 use super::load::parse;
 use super::plan::{Pipeline, Plan};
 use crate::settings::declare::{choices, section};
 use crate::settings::error::{Problem, RecipeErrors};
 use crate::settings::renames::{self, Renames};
+use crate::settings::section::join;
 use crate::settings::setting::{FINITE, GIVEN, Limit};
 
 /// Keys, and sections with all keys in them, that a step may have other values of than the step before.
@@ -178,28 +181,55 @@ impl Timeline {
     }
 }
 
-/// Gives the keys of `[[change]]` and `[[ramp]]` their current names. Keys inside a value are
-/// renamed when the value is read.
+/// Gives the keys of `[[change]]` and `[[ramp]]`, and those inside a change's value, their current names.
 pub(super) fn rename_keys(plan: &mut Plan, renames: &Renames) {
-    let current = |place: String, key: &str| {
+    let current = |place: &str, key: &str| {
         let current = renames.path(key);
         if current != key {
-            renames::warn(&place, key, &current);
+            renames::warn(place, key, &current);
         }
         current
     };
     for (at, change) in plan.change.iter_mut().enumerate() {
+        let current = |key: &str| current(&format!("change[{at}].set"), key);
         for set in &mut change.set {
-            let key = key_of(set);
-            let named = current(format!("change[{at}].set"), key);
-            if let Some((_, value)) = set.split_once('=').filter(|_| named != key) {
-                *set = format!("{named}={value}");
+            let Some((key, text)) = set.split_once('=') else { continue };
+            let named = current(key.trim());
+            // A bare word is no TOML, and has no keys.
+            let read = format!("value={text}").parse::<toml::Table>().ok().and_then(|mut table| table.remove("value"));
+            let inside = read.and_then(|mut value| rename_inside(&mut value, &named, &current).then(|| value.to_string()));
+            if named != key.trim() || inside.is_some() {
+                *set = format!("{named}={}", inside.as_deref().unwrap_or(text));
             }
         }
     }
     for (at, ramp) in plan.ramp.iter_mut().enumerate() {
-        ramp.key = current(format!("ramp[{at}].key"), &ramp.key);
+        ramp.key = current(&format!("ramp[{at}].key"), &ramp.key);
     }
+}
+
+/// Gives keys of tables in the value of `path` their current names, and returns true if it renamed any.
+/// A key that is given under both names keeps them: the reader reports it.
+fn rename_inside(value: &mut Value, path: &str, current: &impl Fn(&str) -> String) -> bool {
+    let mut renamed = false;
+    match value {
+        Value::Array(items) => items.iter_mut().for_each(|item| renamed |= rename_inside(item, &format!("{path}[]"), current)),
+        Value::Table(table) => {
+            for key in table.keys().cloned().collect::<Vec<_>>() {
+                let old = join(path, &key);
+                let new = current(&old);
+                let name = if new == old { &key } else { new.rsplit('.').next().unwrap_or(&key) };
+                if name != key && table.contains_key(name) {
+                    continue;
+                }
+                let Some(mut value) = table.remove(&key) else { continue };
+                renamed |= rename_inside(&mut value, &new, current) || name != key;
+                table.insert(name.to_owned(), value);
+            }
+        }
+        _ => {}
+    }
+    renamed
 }
 
 /// Returns the problems of a plan's changes and ramps, by themselves and together with the values

@@ -112,8 +112,12 @@ fn phases_ramps_and_values_in_tables_accept_old_names() {
     );
     let (plan, told) = warned(|| parse("r.toml", &text, &[]).unwrap_or_else(|errors| panic!("{errors}")));
     assert!(told.iter().any(|line| line.contains("r.toml:4:19: `train.kl_loss.coef` is now `train.kl_loss.beta`")), "{told:?}");
-    assert_eq!((plan.change[0].set[0].as_str(), plan.ramp[0].key.as_str()), ("train.ppo_epochs=2", "train.kl_loss.beta"));
-    assert!(plan.changes("train.ppo_epochs"));
+    let sets = ["train.ppo_epochs=2", "train.loss={ epsilon = 0.1, kind = \"grpo\" }"];
+    assert_eq!((&plan.change[0].set[..], plan.ramp[0].key.as_str()), (&sets.map(str::to_owned)[..], "train.kl_loss.beta"));
+    assert!(plan.changes("train.ppo_epochs") && !plan.to_toml().contains("clip_low"), "{}", plan.to_toml());
+    let both = text.replace("clip_low=0.1", "clip_low=0.1,epsilon=0.2");
+    let errors = parse("r.toml", &both, &[]).unwrap_err().to_string();
+    assert!(errors.contains("`train.loss.clip_low` is the old name of `train.loss.epsilon`, which is given too"), "{errors}");
 }
 
 #[test]

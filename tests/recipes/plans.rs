@@ -12,12 +12,9 @@ use rollflow::algo::{
     LossChoice, MaskedIs, PairLoss, Proximal, Rejection, Select, TruncatedIs,
 };
 use rollflow::data::source::Columns;
-use rollflow::recipe::generate::Filter;
-use rollflow::recipe::reference_policy::{Reference, ReferencePolicy};
-use rollflow::recipe::reward::{Composition, PartRule, RewardPart, RewardRule};
-use rollflow::recipe::task::{RewardModel, Sft, TaskData};
 use rollflow::recipe::{
-    Custom, Fallback, Machine, ModelSource, OnStale, Params, Pipeline, Plan, Source, Train, check_text_on, load, pages, parse,
+    Composition, Custom, Fallback, Filter, Machine, ModelSource, OnStale, Params, PartRule, Pipeline, Plan, ReferencePolicy,
+    RewardModel, RewardRule, Sft, Source, TaskData, Train, check_text_on, load, pages, parse,
 };
 use rollflow::stages::reward::ModelRule;
 use rollflow::train::NonFinitePolicy;
@@ -386,9 +383,10 @@ fn any_plan() -> impl Strategy<Value = Plan> {
         } else if choice > 1 {
             plan.reward.rule = RewardRule::Model(ModelRule { path: "a \"b\"".into(), missing_end_penalty: real, threads: few });
         } else if choice > 0 {
-            let (name, at_least) = (format!("part_{few}"), flag.then_some(share));
-            let part = vec![RewardPart { name, rule: PartRule::Format(Default::default()), at_least, weight: 1.0 }];
-            plan.reward.rule = RewardRule::Parts(Composition { combine: Combine::Product, part, ..Default::default() });
+            let mut of = Composition { combine: Combine::Product, part: vec![Default::default()], ..Default::default() };
+            of.part[0].rule = PartRule::Format(Default::default());
+            (of.part[0].name, of.part[0].at_least) = (format!("part_{few}"), flag.then_some(share));
+            plan.reward.rule = RewardRule::Parts(of);
         }
         plan.filter = vec![Filter::Length { min: 0, max: few }, Filter::MinReward { threshold: -real }];
         plan.filter.truncate(choice);
@@ -411,10 +409,10 @@ fn any_plan() -> impl Strategy<Value = Plan> {
             1 => Advantage::LeaveOneOut(LeaveOneOut { normalize: flag, ..LeaveOneOut::default() }),
             _ => Advantage::Constant(Constant { baseline: -real }),
         };
-        plan.reference = [None, Some(ReferencePolicy::Ema { decay: share / 2.0 }), Some(ReferencePolicy::default())][choice]
-            .clone()
-            .map(|policy| Reference { policy, threads: few });
-        if plan.reference.is_some() {
+        if choice > 0 {
+            let reference = plan.reference.get_or_insert_default();
+            reference.threads = few;
+            reference.policy = if choice == 1 { ReferencePolicy::Ema { decay: share / 2.0 } } else { ReferencePolicy::default() };
             plan.train.kl_loss = flag.then(|| KlLoss { beta: real, ..KlLoss::default() });
             plan.train.kl_reward = Some(KlReward { target: flag.then_some(real), ..KlReward::default() });
         }

@@ -6,16 +6,17 @@ use std::path::PathBuf;
 use anyhow::{Context, Result};
 use rollflow::data::{Group, Prompt};
 use rollflow::engine::{LocalEngine, TokenEngine};
-use rollflow::flow::{BoxedStage, weights};
+use rollflow::flow::{BoxedStage, WeightsRx, weights};
 use rollflow::model::FrozenWeights;
 use rollflow::prelude::*;
-use rollflow::recipe::Plan;
+use rollflow::recipe::{Plan, Timeline};
 use rollflow::stages::evaluate::Evaluator;
 
 use crate::assemble::engines::Engines;
+use crate::assemble::policy::Reader;
 use crate::assemble::rewards::Scoring;
 use crate::assemble::steps::Mixture;
-use crate::assemble::{data, evaluation, references, rollout, trainers};
+use crate::assemble::{data, environments, evaluation, references, rollout, trainers};
 use crate::registry::Registry;
 
 /// A stage that passes on trained steps.
@@ -54,9 +55,11 @@ fn pending<E: TokenEngine>(evaluator: Evaluator<E, FrozenWeights>) -> PendingEva
 
 /// The components that depend on where completions are sampled.
 struct Sampled {
-    prompts: Prompts,
+    /// Reads prompts that fit whatever samples.
+    reader: Reader,
     generator: BoxedStage<Prompt, Group>,
-    reference: Option<Reference<FrozenWeights>>,
+    /// For a reference that follows the policy.
+    published: WeightsRx<FrozenWeights>,
     sync: StepStage<FrozenWeights>,
     evaluator: Option<PendingEvaluator<FrozenWeights>>,
 }
@@ -75,45 +78,49 @@ impl Components<LocalBackend> {
         start: &Policy,
         observe: impl FnOnce(Generator<LocalEngine>) -> Generator<LocalEngine>,
     ) -> Result<Self> {
-        let (publish, published) = weights();
+        let ((publish, published), reader) = (weights(), Reader::from(policy));
+        let generator = rollout::local_generator(&plan.generate, &plan.model, policy)?.weights(published.clone());
         let sampled = Sampled {
-            reference: references::reference(plan, start, &published)?,
-            generator: BoxedStage::new(observe(rollout::generator(plan, policy, published)?)),
+            generator: BoxedStage::new(observe(generator_of(plan, &reader, generator)?)),
             sync: BoxedStage::new(WeightSync::to(publish).log_every(plan.observe.log_every)),
             evaluator: evaluation::evaluator(plan, registry, policy)?.map(pending),
-            prompts: data::prompts(plan, Some(&policy.into()))?,
+            reader,
+            published,
         };
         Components::around(sampled, plan, registry, policy, start)
     }
 
     /// Builds components that generate and evaluate on servers.
     pub fn remote(plan: &Plan, registry: &Registry, policy: &Policy, start: &Policy, engines: &Engines) -> Result<Self> {
-        let (publish, published) = weights();
-        let (also, read) = weights();
-        let reader = engines.reader(policy);
-        let generator = rollout::generator_by(plan, engines.generator(plan, policy, published))?;
-        let (mut sync, mut evaluator) = (engines.sync(plan, publish)?.also(also), None);
-        if let Some(hold) = evaluation::hold(plan) {
+        let ((publish, synced), (also, published), reader) = (weights(), weights(), engines.reader(policy));
+        let (mut sync, mut evaluator) = (engines.sync(publish)?.also(also), None);
+        if let Some(hold) = evaluation::hold(plan.eval.as_ref(), plan.steps()) {
             sync = sync.hold(&hold);
             evaluator = evaluation::evaluator_of_servers(plan, registry, policy, engines, &hold)?;
         }
         let sampled = Sampled {
-            reference: references::reference(plan, start, &read)?,
-            generator: BoxedStage::new(rollout::in_environment(plan, &reader, generator)?),
+            generator: BoxedStage::new(generator_of(plan, &reader, engines.generator(policy, synced))?),
             sync: BoxedStage::new(sync.log_every(plan.observe.log_every)),
             evaluator: evaluator.map(pending),
-            prompts: data::prompts(plan, Some(&reader))?,
+            reader,
+            published,
         };
         Components::around(sampled, plan, registry, policy, start)
     }
 
     /// Adds the components that run in this process wherever completions come from.
     fn around(of: Sampled, plan: &Plan, registry: &Registry, policy: &Policy, start: &Policy) -> Result<Self> {
+        let Plan { model, generate, train, reward, .. } = plan;
+        let fits = data::fits(&plan.chat, Some(&of.reader), generate.max_new_tokens);
+        let reference = plan.reference.as_ref().map(|section| {
+            let config = references::scoring(model, generate.temperature, &train.optimization, section.threads)?;
+            references::reference(&section.policy, start, config, Some(of.published.clone()))
+        });
         Ok(Components {
-            prompts: of.prompts,
+            prompts: data::prompts(&plan.task, &plan.chat, plan.seed, reward.rule.compares(), fits)?,
             generator: of.generator,
-            reward: Scoring::of(plan, registry)?,
-            reference: of.reference,
+            reward: Scoring::of(reward, model, &plan.net, generate.max_new_tokens, registry)?,
+            reference: reference.transpose()?,
             backend: trainers::backend(plan, registry, policy).context("starting the trainer")?,
             critic: trainers::critic(plan, start).context("starting the critic")?,
             mixture: Mixture::of(plan, policy)?,
@@ -122,4 +129,12 @@ impl Components<LocalBackend> {
             registry: registry.clone(),
         })
     }
+}
+
+/// Configures a generator by `[generate]`, in the recipe's environment if it has one.
+fn generator_of<E: TokenEngine>(plan: &Plan, reader: &Reader, generator: Generator<E>) -> Result<Generator<E>> {
+    let timeline = Timeline::of(plan)?;
+    let generator = rollout::configured(generator, &plan.generate, plan.seed, plan.most_slots(), timeline, plan.sync.every);
+    let Some(of) = &plan.environment else { return Ok(generator) };
+    Ok(generator.environment(environments::agent(of, &plan.net, plan.seed, reader.config.max_positions)?))
 }

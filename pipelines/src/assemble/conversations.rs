@@ -6,9 +6,7 @@ use anyhow::{Context, Result};
 use rollflow::data::chat::ChatTemplate;
 use rollflow::data::{ChatMessage, Metadata, PromptText, RankedPair};
 use rollflow::prelude::*;
-use rollflow::recipe::chat::{Ask, Chat, PLAIN};
-use rollflow::recipe::task::TaskData;
-use rollflow::recipe::{Derived, Model, ModelSource, Plan};
+use rollflow::recipe::{Ask, Chat, Derived, ModelSource, PLAIN};
 use rollflow::train::tokenizer_folder;
 use rollflow::util::reading;
 
@@ -33,15 +31,16 @@ pub fn tokenizer(chat: &Chat, tokenizer: Tokenizer) -> Result<Tokenizer> {
     }))
 }
 
-/// Resolves `chat.ask = "auto"` by the model: as the run that trained it did, or as a user's turn if
-/// there is a chat template.
-pub fn chat(chat: &Chat, model: &Model) -> Chat {
-    let ask = match chat.ask {
-        Ask::Auto if chat.template.is_some() => Ask::User,
-        Ask::Auto => of_model(&model.source).0,
-        ask => ask,
+/// Decides `chat.ask = "auto"` by the model: as the run that trained it did, or as a user's turn if
+/// there is a chat template. Returns the decision with its reason.
+pub fn decide(chat: &mut Chat, model: &ModelSource) -> Option<Derived> {
+    let (ask, reason) = match &chat.template {
+        _ if chat.ask != Ask::Auto => return None,
+        Some(_) => (Ask::User, "chat.template names a chat template"),
+        None => of_model(model),
     };
-    Chat { ask, ..chat.clone() }
+    chat.ask = ask;
+    Some(Derived::of("chat.ask", format!("{:?}", ask.word()), reason))
 }
 
 /// Decides how the model is prompted, with the reason. A template that cannot be read counts as one:
@@ -66,20 +65,7 @@ fn asked_by_run(checkpoint: &Path) -> Option<Ask> {
     [Ask::AsWritten, Ask::User].into_iter().find(|ask| ask.word() == word)
 }
 
-/// Reports how `ask = "auto"` was decided, for plans that prompt with text of a data set.
-pub fn derived(plan: &Plan) -> Option<Derived> {
-    let data = matches!(plan.task.data, TaskData::Data(_)) || plan.sft.as_ref().is_some_and(|sft| !sft.sources().is_empty());
-    if plan.chat.ask != Ask::Auto || !data {
-        return None;
-    }
-    let (ask, reason) = match &plan.chat.template {
-        Some(_) => (Ask::User, "chat.template names a chat template"),
-        None => of_model(&plan.model.source),
-    };
-    Some(Derived::of("chat.ask", format!("{:?}", ask.word()), reason))
-}
-
-/// A prompt as `chat`, which was [decided](chat), has it asked.
+/// A prompt as `chat`, which was [decided](decide), has it asked.
 pub fn asked(chat: &Chat, prompt: PromptText) -> PromptText {
     match prompt {
         PromptText::Text(text) if chat.ask != Ask::User => PromptText::Text(text),

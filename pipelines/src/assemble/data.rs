@@ -8,8 +8,7 @@ use anyhow::{Context, Result, anyhow, bail, ensure};
 use rollflow::data::source::{DataSet, DataSpec, Example, Mixed, Shape};
 use rollflow::data::{BufferState, DataBuffer, Pair, PromptText, arithmetic};
 use rollflow::prelude::*;
-use rollflow::recipe::task::TaskData;
-use rollflow::recipe::{Plan, Source as DataSource};
+use rollflow::recipe::{Chat, Source as DataSource, Task, TaskData};
 
 use crate::assemble::conversations;
 use crate::assemble::policy::Reader;
@@ -18,22 +17,24 @@ use crate::run::resume::ResumePoint;
 /// The file in a checkpoint that says which data a run draws from that has no admission to say so.
 const DATA: &str = "data.json";
 
-/// Opens the data sets of `[task]`, without prompts longer than `reader` allows.
+/// Opens the data sets of `[task]`, without prompts that `fits` rejects.
 ///
 /// # Errors
-/// Fails if the reward compares with a ground truth and no record has one.
-pub fn prompt_dataset(plan: &Plan, reader: Option<&Reader>) -> Result<Mixed<Prompt>> {
-    let sources = specs(&plan.task.data.sources());
-    let (answered, fits) = (AtomicBool::new(false), fits(plan, reader));
+/// Fails if the reward `compares` with a ground truth and no record has one.
+pub fn prompt_dataset(
+    task: &Task,
+    seed: u64,
+    compares: bool,
+    fits: impl Fn(&Prompt) -> Result<(), String> + Sync,
+) -> Result<Mixed<Prompt>> {
+    let (sources, answered) = (specs(&task.data.sources()), AtomicBool::new(false));
     let note = |prompt: &Prompt| {
-        if prompt.answer().is_some() {
-            answered.store(true, Ordering::Relaxed);
-        }
+        answered.fetch_or(prompt.answer().is_some(), Ordering::Relaxed);
         fits(prompt)
     };
-    let data = Mixed::open_if(&sources, plan.seed, plan.task.shuffle, note)?;
+    let data = Mixed::open_if(&sources, seed, task.shuffle, note)?;
     ensure!(
-        answered.into_inner() || !plan.reward.rule.compares(),
+        answered.into_inner() || !compares,
         "the reward compares answers with a ground truth, and no record of {} has one; name its field, as in \
          columns = {{ answer = \"target\" }}",
         sources.iter().map(DataSpec::name).collect::<Vec<_>>().join(", ")
@@ -42,32 +43,25 @@ pub fn prompt_dataset(plan: &Plan, reader: Option<&Reader>) -> Result<Mixed<Prom
 }
 
 /// Reads the first few prompts of `[task]`, from as few records of each source.
-pub fn first_prompts(plan: &Plan, few: usize, reader: &Reader) -> Result<Vec<Prompt>> {
-    let mut prompts = match &plan.task.data {
-        TaskData::Data(_) => {
-            let first = |source: DataSource| {
-                let most = source.max_samples.map_or(few, |most| most.min(few));
-                DataSource { max_samples: Some(most), ..source }
-            };
-            let sources = specs(&plan.task.data.sources().into_iter().map(first).collect::<Vec<_>>());
-            Prompts::dataset(Mixed::open_if(&sources, plan.seed, plan.task.shuffle, fits(plan, Some(reader)))?)
+pub fn first_prompts(task: &Task, chat: &Chat, seed: u64, few: usize, reader: &Reader, answer: usize) -> Result<Vec<Prompt>> {
+    let mut task = task.clone();
+    if let TaskData::Data(of) = &mut task.data {
+        for source in of.sources.iter_mut().chain([&mut of.only]) {
+            source.max_samples = Some(source.max_samples.map_or(few, |most| most.min(few)));
         }
-        _ => prompts(plan, Some(reader))?,
     }
-    .limited(few as u64);
+    let mut prompts = prompts(&task, chat, seed, false, fits(chat, Some(reader), answer))?.limited(few as u64);
     let next = || prompts.next().map_err(|error| anyhow!("{error}")).transpose();
     std::iter::from_fn(next).collect()
 }
 
-/// Returns a check that prompt and longest completion fit the policy's context. A prompt that the chat
-/// template rejects passes: the run reports the error.
-pub fn fits(plan: &Plan, reader: Option<&Reader>) -> impl Fn(&Prompt) -> Result<(), String> + Sync + use<> {
+/// Returns a check that prompt and longest completion, of `answer` tokens, fit the policy's context. A
+/// prompt that the chat template rejects passes: the run reports the error.
+pub fn fits(chat: &Chat, reader: Option<&Reader>, answer: usize) -> impl Fn(&Prompt) -> Result<(), String> + Sync + use<> {
     /// Upper bound of the bytes that a chat template adds to a turn. No token is shorter than a byte, so
     /// most prompts need no tokenisation here.
     const AROUND_A_TURN: usize = 512;
-    let chat = conversations::chat(&plan.chat, &plan.model);
-    let reader = reader.map(|reader| (reader.tokenizer.clone(), reader.config.max_positions));
-    let answer = plan.generate.max_new_tokens;
+    let (chat, reader) = (chat.clone(), reader.map(|reader| (reader.tokenizer.clone(), reader.config.max_positions)));
     move |prompt| {
         let Some((tokenizer, positions)) = &reader else { return Ok(()) };
         let room = positions.saturating_sub(answer);
@@ -143,19 +137,23 @@ fn check(checkpoint: &Path, data: Option<&BufferState>) -> Result<()> {
     Ok(())
 }
 
-/// Builds the prompt source of `[task]`, formatted by `[chat]`. If `reader` is given, prompts that
-/// exceed its context are dropped.
-pub fn prompts(plan: &Plan, reader: Option<&Reader>) -> Result<Prompts> {
-    let chat = conversations::chat(&plan.chat, &plan.model);
+/// Builds the prompt source of `[task]`, formatted by `[chat]`. Records that `fits` rejects are dropped;
+/// `compares` is as in [`prompt_dataset`].
+pub fn prompts(
+    task: &Task,
+    chat: &Chat,
+    seed: u64,
+    compares: bool,
+    fits: impl Fn(&Prompt) -> Result<(), String> + Sync,
+) -> Result<Prompts> {
+    let chat = chat.clone();
     let asked = move |prompt: Prompt| Prompt { text: conversations::asked(&chat, prompt.text), ..prompt };
-    let buffer = match &plan.task.data {
-        TaskData::Data(_) => return Ok(Prompts::dataset(prompt_dataset(plan, reader)?).map(asked)),
+    let buffer = match &task.data {
+        TaskData::Data(_) => return Ok(Prompts::dataset(prompt_dataset(task, seed, compares, fits)?).map(asked)),
         TaskData::Rollouts { .. } => bail!("rollouts that were recorded are answered already: there is nothing to ask"),
-        TaskData::Arithmetic { digits, count } => {
-            DataBuffer::new(sums(*digits, *count, plan.seed).iter().map(Prompt::from), plan.seed)?
-        }
+        TaskData::Arithmetic { digits, count } => DataBuffer::new(sums(*digits, *count, seed).iter().map(Prompt::from), seed)?,
     };
-    Ok(Prompts::new(if plan.task.shuffle { buffer.shuffled() } else { buffer }).map(asked))
+    Ok(Prompts::new(if task.shuffle { buffer.shuffled() } else { buffer }).map(asked))
 }
 
 /// The sums of an arithmetic task.

@@ -13,7 +13,7 @@ use rollflow::flow::{WeightsRx, WeightsTx};
 use rollflow::model::FrozenWeights;
 use rollflow::net::Tasks;
 use rollflow::prelude::*;
-use rollflow::recipe::{Net, Plan};
+use rollflow::recipe::{MemoryPlan, Net, Plan};
 use rollflow::stages::sync::{Exporter, RemoteSync, probe_texts};
 
 use crate::assemble::policy::Reader;
@@ -28,6 +28,7 @@ const START: &str = "start";
 
 /// Engines of a run. Dropping it ends the servers that it started.
 pub struct Engines {
+    section: Engine,
     handle: FleetHandle,
     exporter: Arc<Exporter>,
     /// Shortest context of the servers, in tokens, if reported.
@@ -53,8 +54,8 @@ impl Engines {
         let engines =
             plan.engine.all_urls().iter().map(|url| engine(&plan.engine, &plan.net, url)).collect::<Result<Vec<_>>>()?;
         let handle = FleetHandle::new(engines);
-        let context = check(plan, &handle)?;
-        Ok(Some(Engines { handle, exporter, context, _servers: servers }))
+        let context = check(&plan.engine, plan.syncs_adapters(), plan.generate.max_new_tokens, &handle)?;
+        Ok(Some(Engines { section: plan.engine.clone(), handle, exporter, context, _servers: servers }))
     }
 
     /// Engines and their states.
@@ -70,24 +71,23 @@ impl Engines {
     }
 
     /// Limits and timeouts of the fleet.
-    pub fn fleet_config(&self, plan: &Plan, policy: &Policy) -> FleetConfig {
+    pub fn fleet_config(&self, policy: &Policy) -> FleetConfig {
         FleetConfig {
-            cache_by_version: plan.engine.sync.cache == CachePolicy::Namespaced,
+            cache_by_version: self.section.sync.cache == CachePolicy::Namespaced,
             vocabulary: policy.config().vocab_size,
             ..FleetConfig::default()
         }
     }
 
     /// Generator on the engines.
-    pub fn generator(&self, plan: &Plan, policy: &Policy, weights: WeightsRx<()>) -> Generator<Fleet> {
-        Generator::remote(&self.handle, self.fleet_config(plan, policy), policy.tokenizer()).weights(weights)
+    pub fn generator(&self, policy: &Policy, weights: WeightsRx<()>) -> Generator<Fleet> {
+        Generator::remote(&self.handle, self.fleet_config(policy), policy.tokenizer()).weights(weights)
     }
 
     /// Syncs the policy's weights to the engines. Engines that fail get no work.
-    pub fn give(&self, plan: &Plan, policy: &Policy, version: Version) -> Result<()> {
+    pub fn give(&self, policy: &Policy, version: Version) -> Result<()> {
         let update = self.exporter.export(version, &policy.frozen())?;
-        let manager = WeightSyncManager::new(self.handle.clone(), plan.engine.sync.clone());
-        let report = tasks()?.block_on(manager.sync(update))?;
+        let report = tasks()?.block_on(self.manager().sync(update))?;
         for isolated in report.isolated() {
             tracing::warn!("{isolated}");
         }
@@ -96,16 +96,20 @@ impl Engines {
     }
 
     /// Stage that syncs each version to the engines.
-    pub fn sync(&self, plan: &Plan, to: WeightsTx<()>) -> Result<RemoteSync<FrozenWeights>> {
-        let (exporter, manager) = (self.exporter.clone(), WeightSyncManager::new(self.handle.clone(), plan.engine.sync.clone()));
+    pub fn sync(&self, to: WeightsTx<()>) -> Result<RemoteSync<FrozenWeights>> {
+        let exporter = self.exporter.clone();
         let export = move |version, weights: &Arc<FrozenWeights>| exporter.export(version, weights);
-        Ok(RemoteSync::new(manager, export, to).patience(Duration::from_secs_f64(plan.engine.lost_timeout)))
+        Ok(RemoteSync::new(self.manager(), export, to).patience(Duration::from_secs_f64(self.section.lost_timeout)))
+    }
+
+    fn manager(&self) -> WeightSyncManager {
+        WeightSyncManager::new(self.handle.clone(), self.section.sync.clone())
     }
 }
 
 /// Creates the exporter of policy versions to `folder`.
 pub fn exporter(plan: &Plan, policy: &Policy, folder: &Path) -> Result<Exporter> {
-    let prompts = data::first_prompts(plan, PROBES, &policy.into())?;
+    let prompts = data::first_prompts(&plan.task, &plan.chat, plan.seed, PROBES, &policy.into(), plan.generate.max_new_tokens)?;
     let prompts = prompts.iter().map(|prompt| policy.tokenizer().encode_prompt(prompt)).collect::<Result<Vec<_>, _>>()?;
     let texts = probe_texts(&prompts, policy.config().vocab_size);
     // With adapters, neither embedding nor head is reloaded.
@@ -118,7 +122,9 @@ pub fn exporter(plan: &Plan, policy: &Policy, folder: &Path) -> Result<Exporter>
 /// Starts the recipe's servers on the model in `start` and waits until all are ready. Returns
 /// `None` if interrupted, after the servers have ended.
 pub fn launch(plan: &Plan, start: &Path, logs: &Path, startup: Startup<'_>) -> Result<Option<Servers>> {
-    let commands = ServerCommand::of(plan, start)?;
+    let adapters = plan.lora.as_ref().filter(|_| plan.syncs_adapters());
+    let own = MemoryPlan::of(plan)?;
+    let commands = ServerCommand::of(&plan.engine, plan.model.precision(), adapters, plan.flow.max_staleness, &own, start)?;
     for command in &commands {
         (startup.report)(&format!("starting {} at {}; its log is in {}", command.kind.word(), command.url(), logs.display()));
     }
@@ -139,15 +145,14 @@ pub fn engine(of: &Engine, net: &Net, url: &str) -> Result<Arc<dyn InferenceEngi
 }
 
 /// Rejects servers that cannot be trained with. Returns the shortest reported context, in tokens.
-fn check(plan: &Plan, handle: &FleetHandle) -> Result<Option<usize>> {
-    let (tasks, answer) = (tasks()?, plan.generate.max_new_tokens);
-    let mut shortest = None;
+fn check(section: &Engine, adapters: bool, answer: usize, handle: &FleetHandle) -> Result<Option<usize>> {
+    let (tasks, mut shortest) = (tasks()?, None);
     for engine in handle.engines() {
         let found = tasks.block_on(engine.probe())?;
         if !found.weights {
             bail!("{} can't be given weights: {}", engine.name(), found.lacks.join("; "));
         }
-        if plan.syncs_adapters() && !found.adapters {
+        if adapters && !found.adapters {
             bail!(
                 "{} takes no adapters: start it with --enable-lora (vLLM with VLLM_ALLOW_RUNTIME_LORA_UPDATING=1, too), or leave lora.sync out",
                 engine.name()
@@ -159,7 +164,7 @@ fn check(plan: &Plan, handle: &FleetHandle) -> Result<Option<usize>> {
                     "{} reads {context} tokens, prompt and completion together, which leaves no room for a prompt with generate.max_new_tokens = {answer}: \
                      lower it, or start the server with a larger {}",
                     engine.name(),
-                    if plan.engine.kind() == EngineKind::Sglang { "--context-length" } else { "--max-model-len" }
+                    if section.kind() == EngineKind::Sglang { "--context-length" } else { "--max-model-len" }
                 );
             }
             shortest = Some(shortest.map_or(context, |shortest: usize| shortest.min(context)));

@@ -1,20 +1,16 @@
 //! `[eval]`: prompts, sampling and judge of an evaluation, and the stage that runs it during training.
 
-use std::path::PathBuf;
 use std::sync::Arc;
 
 use anyhow::{Context, Result, bail};
 use rollflow::data::Prompt;
 use rollflow::engine::remote::Fleet;
 use rollflow::engine::{LocalEngine, SamplingParams, TokenEngine};
-use rollflow::flow::Port;
 use rollflow::model::FrozenWeights;
-use rollflow::prelude::{Flow, Policy, Trained, Trainer, TrainingBackend};
-use rollflow::recipe::Plan;
-use rollflow::recipe::eval::Eval;
-use rollflow::recipe::task::{Task, TaskData};
+use rollflow::prelude::{Policy, Trainer, TrainingBackend};
+use rollflow::recipe::{Eval, Plan, Task, TaskData};
 use rollflow::rollout::EvalSpec;
-use rollflow::stages::evaluate::{Evaluator, PairEvaluator};
+use rollflow::stages::evaluate::Evaluator;
 use rollflow::stages::sync::EvaluationHold;
 
 use crate::assemble::engines::Engines;
@@ -27,11 +23,11 @@ use crate::registry::Registry;
 pub fn eval_spec(plan: &Plan, eval: &Eval, registry: &Registry, positions: usize) -> Result<EvalSpec> {
     let mut prompts = prompts(eval.task.as_ref().unwrap_or(&plan.task), plan.seed)?;
     prompts.truncate(eval.limit.unwrap_or(usize::MAX));
-    let chat = conversations::chat(&plan.chat, &plan.model);
     for prompt in &mut prompts {
-        prompt.text = conversations::asked(&chat, std::mem::take(&mut prompt.text));
+        prompt.text = conversations::asked(&plan.chat, std::mem::take(&mut prompt.text));
     }
-    let (scoring, retries) = (Scoring::of(plan, registry)?, plan.reward.retries);
+    let scoring = Scoring::of(&plan.reward, &plan.model, &plan.net, plan.generate.max_new_tokens, registry)?;
+    let retries = plan.reward.retries;
     let agent = |of| environments::agent(of, &plan.net, plan.seed, positions);
     Ok(EvalSpec {
         prompts,
@@ -61,46 +57,16 @@ fn prompts(task: &Task, seed: u64) -> Result<Vec<Prompt>> {
 }
 
 /// Publishes the weights of the steps that are evaluated, and no others.
-pub fn publish_for_evaluation<B: TrainingBackend>(trainer: Trainer<B>, plan: &Plan) -> Trainer<B> {
-    match plan.eval.as_ref().map(|eval| eval.every) {
-        None | Some(0) => trainer.sync_every(u64::MAX),
-        Some(every) => trainer.sync_every(every).sync_last(),
+pub fn publish_for_evaluation<B: TrainingBackend>(trainer: Trainer<B>, eval: Option<&Eval>) -> Trainer<B> {
+    match during(eval) {
+        None => trainer.sync_every(u64::MAX),
+        Some(eval) => trainer.sync_every(eval.every).sync_last(),
     }
-}
-
-/// Reports of evaluations during a run.
-pub struct EvalReports {
-    /// Run folder, if evaluations are logged.
-    pub answers: Option<PathBuf>,
-    /// Step that the run is resumed at; 0 for a new run.
-    pub resumed_at: u64,
-}
-
-impl EvalReports {
-    /// Reports the evaluations of held-out pairs.
-    pub fn of_pairs(self, evaluator: PairEvaluator, plan: &Plan) -> PairEvaluator {
-        evaluator.last(plan.steps()).after(self.resumed_at).log(self.answers)
-    }
-}
-
-/// Adds the recipe's evaluation, if any, after a trainer without a generator. Each step is logged
-/// after its own evaluation.
-pub fn evaluate_in_order(
-    flow: &mut Flow,
-    plan: &Plan,
-    registry: &Registry,
-    policy: &Policy,
-    trained: Port<Trained<FrozenWeights>>,
-    reports: EvalReports,
-) -> Result<Port<Trained<FrozenWeights>>> {
-    let Some(evaluator) = evaluator(plan, registry, policy)? else { return Ok(trained) };
-    let evaluator = evaluator.in_order(true).after(reports.resumed_at).log(reports.answers);
-    Ok(flow.stage("evaluate", trained, evaluator))
 }
 
 /// Stage that evaluates in this process during a run, if the recipe evaluates.
 pub fn evaluator(plan: &Plan, registry: &Registry, policy: &Policy) -> Result<Option<Evaluator<LocalEngine>>> {
-    let Some(eval) = during(plan) else { return Ok(None) };
+    let Some(eval) = during(plan.eval.as_ref()) else { return Ok(None) };
     let spec = prepared(plan, eval, registry, &policy.into())?;
     Ok(Some(configured(Evaluator::local(policy, spec, eval.every), plan, eval)))
 }
@@ -113,20 +79,22 @@ pub fn evaluator_of_servers(
     engines: &Engines,
     hold: &EvaluationHold,
 ) -> Result<Option<Evaluator<Fleet, FrozenWeights>>> {
-    let Some(eval) = during(plan) else { return Ok(None) };
+    let Some(eval) = during(plan.eval.as_ref()) else { return Ok(None) };
     let spec = prepared(plan, eval, registry, &engines.reader(policy))?;
-    let (handle, config) = (engines.handle(), engines.fleet_config(plan, policy));
+    let (handle, config) = (engines.handle(), engines.fleet_config(policy));
     Ok(Some(configured(Evaluator::remote(handle, config, policy.tokenizer(), spec, eval.every, hold), plan, eval)))
 }
 
-/// Hold of the servers at the version of each step that [`evaluator_of_servers`] evaluates.
-pub fn hold(plan: &Plan) -> Option<EvaluationHold> {
-    let (every, last) = (during(plan)?.every, plan.steps());
+/// Hold of the servers at the version of each step that [`evaluator_of_servers`] evaluates, `last` among
+/// them.
+pub fn hold(eval: Option<&Eval>, last: u64) -> Option<EvaluationHold> {
+    let every = during(eval)?.every;
     Some(EvaluationHold::new(move |step| step.is_multiple_of(every) || step == last))
 }
 
-fn during(plan: &Plan) -> Option<&Eval> {
-    plan.eval.as_ref().filter(|eval| eval.every > 0)
+/// The evaluation of a run; none if it is left to `rollflow eval`.
+pub fn during(eval: Option<&Eval>) -> Option<&Eval> {
+    eval.filter(|eval| eval.every > 0)
 }
 
 fn prepared(plan: &Plan, eval: &Eval, registry: &Registry, reader: &Reader) -> Result<EvalSpec> {

@@ -1,7 +1,6 @@
 //! First weights of a run: the recipe's model or another run's checkpoint, with adapters if the recipe
 //! has them.
 
-use std::borrow::Cow;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
@@ -18,7 +17,7 @@ const BASE: &str = "base";
 
 /// The model of a run in the folder `run`, under adapters if the recipe says so.
 pub fn policy(plan: &Plan, run: &Path) -> Result<Policy> {
-    let base = policy::base(begun(plan, run)?.as_ref(), &plan.chat, plan.seed)?;
+    let base = policy::base(&begun(plan, run)?, &plan.chat, plan.seed)?;
     let base = match (&plan.lora, base.folder()) {
         (Some(_), None) => base.found_in(kept(base.config(), &base.weights(), base.tokenizer(), run)?),
         _ => base,
@@ -28,12 +27,9 @@ pub fn policy(plan: &Plan, run: &Path) -> Result<Policy> {
 
 /// The reward model of a run in the folder `run`, under adapters if the recipe says so.
 pub fn score_model(plan: &Plan, run: &Path) -> Result<ScoreModel> {
-    let base = policy::score_base(begun(plan, run)?.as_ref(), &plan.chat, plan.seed)?;
+    let base = policy::score_base(&begun(plan, run)?, &plan.chat, plan.seed)?;
     let base = match (&plan.lora, base.folder()) {
-        (Some(_), None) => {
-            let folder = kept(base.config(), &base.weights(), base.tokenizer(), run)?;
-            base.found_in(folder)
-        }
+        (Some(_), None) => base.found_in(kept(base.config(), &base.weights(), base.tokenizer(), run)?),
         _ => base,
     };
     policy::adapted_scorer(base, plan.lora.as_ref(), plan.seed)
@@ -41,11 +37,12 @@ pub fn score_model(plan: &Plan, run: &Path) -> Result<ScoreModel> {
 
 /// Returns the model, pinned to the checkpoint that the run started from, however many checkpoints
 /// follow it there.
-fn begun<'a>(plan: &'a Plan, run: &Path) -> Result<Cow<'a, Model>> {
+fn begun(plan: &Plan, run: &Path) -> Result<Model> {
+    let mut model = plan.model.clone();
+    let ModelSource::Folder(folder) = &mut model.source else { return Ok(model) };
     // The reinforced part of `sft_then_grpo` begins from its supervised one.
-    let ModelSource::Folder(folder) = &plan.model.source else { return Ok(Cow::Borrowed(&plan.model)) };
     if plan.pipeline == Pipeline::SftThenGrpo {
-        return Ok(Cow::Borrowed(&plan.model));
+        return Ok(model);
     }
     let path = match models::Lineage::read(run)? {
         Some(lineage) => lineage.found(run)?,
@@ -57,11 +54,8 @@ fn begun<'a>(plan: &'a Plan, run: &Path) -> Result<Cow<'a, Model>> {
             path
         }
     };
-    let mut model = plan.model.clone();
-    if let ModelSource::Folder(folder) = &mut model.source {
-        (folder.path, folder.preset, folder.revision) = (path, None, None);
-    }
-    Ok(Cow::Owned(model))
+    (folder.path, folder.preset, folder.revision) = (path, None, None);
+    Ok(model)
 }
 
 /// Writes the model that adapters adapt into the run's folder, unless it is there, and returns where.

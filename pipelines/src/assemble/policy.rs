@@ -5,9 +5,7 @@ use std::sync::Arc;
 use anyhow::{Context, Result};
 use rollflow::model::{Compute, Dtype, Lora, ModelConfig};
 use rollflow::prelude::*;
-use rollflow::recipe::chat::Chat;
-use rollflow::recipe::lora::Lora as Adapters;
-use rollflow::recipe::{DeviceName, Model, ModelSource, Plan};
+use rollflow::recipe::{Chat, DeviceName, Lora as Adapters, Model, ModelSource, Plan};
 use rollflow::train::{ScoreModel, tokenizer_folder};
 
 use crate::assemble::{conversations, models};
@@ -127,6 +125,5 @@ pub fn adapted_scorer(base: ScoreModel, lora: Option<&Adapters>, seed: u64) -> R
 }
 
 fn adapters(of: &Adapters) -> Result<Lora> {
-    let targets: Vec<&str> = of.targets.iter().map(|target| target.word()).collect();
-    Ok(Lora::new(of.rank, of.alpha, &targets)?)
+    Ok(Lora::new(of.rank, of.alpha, &of.target_words())?)
 }

@@ -3,37 +3,36 @@
 use anyhow::{Context, Result, bail};
 use rollflow::data::source::{Mixed, prepare_pair, too_long};
 use rollflow::data::{BufferState, DataError, Pair, RankedPair, arithmetic};
-use rollflow::flow::Port;
-use rollflow::model::FrozenWeights;
 use rollflow::prelude::*;
-use rollflow::recipe::Plan;
-use rollflow::recipe::chat::Chat;
-use rollflow::recipe::task::{Task, TaskData};
-use rollflow::stages::evaluate::PairEvaluator;
+use rollflow::recipe::{Chat, Eval, Task, TaskData};
 
 use crate::assemble::data::sums;
-use crate::assemble::evaluation::EvalReports;
 use crate::assemble::policy::Reader;
-use crate::assemble::{conversations, data, references};
-use crate::registry::Registry;
+use crate::assemble::{conversations, data};
 
 /// Wrong completions to each sum of an arithmetic task.
 const WRONG: usize = 64;
 
-/// Builds the pairs of `[task]`, `batch.groups` a step, and the state of their data for checkpoints.
-/// Pairs longer than the model's context are dropped and counted.
-pub fn batches(plan: &Plan, reader: &Reader) -> Result<(Supervised, Option<BufferState>)> {
-    let (chat, tokenizer) = (conversations::chat(&plan.chat, &plan.model), reader.tokenizer.clone());
-    let (size, steps) = (plan.batch.groups, plan.train.steps);
-    let pairs = match &plan.task.data {
+/// Builds the pairs of `[task]`, `size` a step, and the state of their data for checkpoints. Pairs longer
+/// than the model's context are dropped and counted.
+pub fn batches(
+    task: &Task,
+    chat: &Chat,
+    seed: u64,
+    size: usize,
+    steps: u64,
+    reader: &Reader,
+) -> Result<(Supervised, Option<BufferState>)> {
+    let (tokenizer, chat) = (reader.tokenizer.clone(), chat.clone());
+    let pairs = match &task.data {
         TaskData::Data(_) => {
             let fits = fits(&chat, reader);
-            let data = Mixed::<RankedPair>::open_if(&data::specs(&plan.task.data.sources()), plan.seed, plan.task.shuffle, fits)?;
+            let data = Mixed::<RankedPair>::open_if(&data::specs(&task.data.sources()), seed, task.shuffle, fits)?;
             let state = data.state(0);
             let group = move |pair: RankedPair| Ok(samples(&chat, &pair, &tokenizer)?.to_vec());
             return Ok((Supervised::drawn("DPO", data, size, steps, group)?.called("Pairs"), Some(state)));
         }
-        TaskData::Arithmetic { digits, count } => arithmetic::ranked(&sums(*digits, *count, plan.seed), WRONG, plan.seed),
+        TaskData::Arithmetic { digits, count } => arithmetic::ranked(&sums(*digits, *count, seed), WRONG, seed),
         TaskData::Rollouts { .. } => bail!("recorded rollouts are no pairs of completions"),
     };
     let groups = pairs.iter().map(|pair| Ok(samples(&chat, pair, &tokenizer)?.to_vec())).collect::<Result<Vec<_>>>()?;
@@ -59,55 +58,36 @@ pub fn fits(chat: &Chat, reader: &Reader) -> impl Fn(&RankedPair) -> Result<(), 
     }
 }
 
-/// Adds the evaluation on held-out pairs, if the recipe has one.
-pub fn evaluated(
-    flow: &mut Flow,
-    plan: &Plan,
-    registry: &Registry,
-    policy: &Policy,
-    trained: Port<Trained<FrozenWeights>>,
-    reports: EvalReports,
-) -> Result<Port<Trained<FrozenWeights>>> {
-    let Some(eval) = plan.eval.as_ref().filter(|eval| eval.every > 0) else { return Ok(trained) };
-    let (chat, reader) = (conversations::chat(&plan.chat, &plan.model), Reader::from(policy));
-    let mut pairs = held_out(plan, eval.task.as_ref().unwrap_or(&plan.task))?;
-    let fits = fits(&chat, &reader);
+/// Samples of the held-out pairs of `[eval]` that fit the model's context.
+pub fn evaluated(eval: &Eval, task: &Task, chat: &Chat, seed: u64, reader: &Reader) -> Result<Vec<Sample>> {
+    let (mut pairs, fits) = (held_out(eval.task.as_ref().unwrap_or(task), chat, seed)?, fits(chat, reader));
     pairs.retain(|pair| fits(pair).is_ok());
     pairs.truncate(eval.limit.unwrap_or(usize::MAX));
-    let samples = pairs.iter().map(|pair| samples(&chat, pair, &reader.tokenizer)).collect::<Result<Vec<_>, _>>();
-    let samples = samples.context("preparing the evaluation")?.concat();
-    let config = references::scoring(plan, &plan.train.optimization, Some(eval.threads))?;
-    let loss = registry.loss_of(&plan.train)?;
-    let evaluator = PairEvaluator::new(config.clone(), policy.config().clone(), loss, samples, eval.every);
-    let evaluator = match references::frozen(plan, policy, config)? {
-        Some(reference) => evaluator.reference(reference),
-        None => evaluator,
-    };
-    Ok(flow.stage("evaluate", trained, reports.of_pairs(evaluator, plan)))
+    let samples = pairs.iter().map(|pair| samples(chat, pair, &reader.tokenizer)).collect::<Result<Vec<_>, _>>();
+    Ok(samples.context("preparing the evaluation")?.concat())
 }
 
 /// Pairs of an evaluation: all of a data set, or one for each sum.
-pub fn held_out(plan: &Plan, task: &Task) -> Result<Vec<RankedPair>> {
-    let chat = conversations::chat(&plan.chat, &plan.model);
+pub fn held_out(task: &Task, chat: &Chat, seed: u64) -> Result<Vec<RankedPair>> {
     let pairs: Vec<RankedPair> = match &task.data {
         // Other wrong completions than those that are trained on.
-        TaskData::Arithmetic { digits, count } => arithmetic::ranked(&sums(*digits, *count, plan.seed), 1, !plan.seed),
+        TaskData::Arithmetic { digits, count } => arithmetic::ranked(&sums(*digits, *count, seed), 1, !seed),
         TaskData::Data(_) => data::all(&task.data.sources())?,
         TaskData::Rollouts { .. } => bail!("recorded rollouts are no pairs of completions"),
     };
-    Ok(pairs.into_iter().map(|pair| conversations::asked_pair(&chat, pair)).collect())
+    Ok(pairs.into_iter().map(|pair| conversations::asked_pair(chat, pair)).collect())
 }
 
 /// Pairs to train a reward model on, and the share `held_out` of them that it is judged by in the end.
-pub fn divided(plan: &Plan, held_out: f64) -> Result<[Vec<RankedPair>; 2]> {
-    let (share, chat, seed) = (1.0 - held_out, conversations::chat(&plan.chat, &plan.model), plan.seed);
-    let (trained, held_out) = match &plan.task.data {
+pub fn divided(task: &Task, chat: &Chat, seed: u64, held_out: f64) -> Result<[Vec<RankedPair>; 2]> {
+    let share = 1.0 - held_out;
+    let (trained, held_out) = match &task.data {
         TaskData::Arithmetic { digits, count } => {
             let (trained, held_out) = arithmetic::split(&sums(*digits, *count, seed), share, seed);
             (arithmetic::ranked(&trained, WRONG, seed), arithmetic::ranked(&held_out, WRONG, seed))
         }
-        TaskData::Data(_) => arithmetic::split(&data::all(&plan.task.data.sources())?, share, seed),
-        TaskData::Rollouts { .. } => bail!("recorded rollouts are no pairs of answers"),
+        TaskData::Data(_) => arithmetic::split(&data::all(&task.data.sources())?, share, seed),
+        TaskData::Rollouts { .. } => bail!("recorded rollouts are no pairs of completions"),
     };
-    Ok([trained, held_out].map(|pairs| pairs.into_iter().map(|pair| conversations::asked_pair(&chat, pair)).collect()))
+    Ok([trained, held_out].map(|pairs| pairs.into_iter().map(|pair| conversations::asked_pair(chat, pair)).collect()))
 }

@@ -8,8 +8,7 @@ use rollflow::flow::BoxedStage;
 use rollflow::judge::Service;
 use rollflow::observe::logs::{DeadLetter, Failure, JsonLines};
 use rollflow::prelude::*;
-use rollflow::recipe::reward::{self as section, Composition, PartRule};
-use rollflow::recipe::{FlowLimits, Model, Net, Plan};
+use rollflow::recipe::{self as section, Composition, FlowLimits, Model, Net, PartRule};
 use rollflow::stages::reward::{CodeReward, FailurePolicy, ModelRule, RemoteReward, Scorer, score};
 use rollflow::train::ScoreModel;
 
@@ -38,35 +37,36 @@ pub enum Scoring {
 }
 
 impl Scoring {
-    /// Builds the reward of the plan.
-    pub fn of(plan: &Plan, registry: &Registry) -> Result<Self> {
-        let mut models = Models::new();
-        let retries = plan.reward.retries;
-        let reward: SampleReward = match plan.reward.rule.alone() {
+    /// Builds the reward of `[reward]`. Rewards of the registry are used by name; reward models compute as
+    /// `model` does.
+    pub fn of(reward: &section::Reward, model: &Model, net: &Net, max_new_tokens: usize, registry: &Registry) -> Result<Self> {
+        let mut build = Build { section: reward, model, net, max_new_tokens, registry, models: Models::new() };
+        let retries = reward.retries;
+        let score: SampleReward = match reward.rule.alone() {
             Ok(rule) => {
                 if let Some(of) = rule.service() {
-                    let reward = RemoteReward::new(service(&rule, &plan.net)?).retries(retries);
+                    let reward = RemoteReward::new(build.service(&rule)?).retries(retries);
                     return Ok(Scoring::Remote(reward.concurrency(of.concurrency)));
                 }
                 match rule {
                     // A registered reward may have parts of its own.
                     PartRule::Custom { function, params } => {
-                        let (reward, must_end) = (registry.reward_of(&function, &params)?, plan.reward.require_end_of_text);
+                        let (score, must_end) = (registry.reward_of(&function, &params)?, reward.require_end_of_text);
                         Box::new(
-                            move |sample: &Sample| if has_ended(must_end, sample) { reward(sample) } else { 0.0.into_reward() },
+                            move |sample: &Sample| if has_ended(must_end, sample) { score(sample) } else { 0.0.into_reward() },
                         )
                     }
                     rule => {
-                        let value = value(plan, registry, &rule, &mut models)?;
+                        let value = build.value(&rule)?;
                         Box::new(move |sample: &Sample| value(sample).into_reward())
                     }
                 }
             }
             Err(of) => {
-                let parts = composition(plan, registry, of, &mut models)?;
+                let parts = build.composition(of)?;
                 let services: Vec<_> = of.part.iter().filter_map(|part| Some((part, part.rule.service()?))).collect();
                 if let Some(concurrency) = services.iter().map(|(_, keys)| keys.concurrency).min() {
-                    let services = services.iter().map(|(part, _)| Ok((part.name.clone(), service(&part.rule, &plan.net)?)));
+                    let services = services.iter().map(|(part, _)| Ok((part.name.clone(), build.service(&part.rule)?)));
                     let services = services.collect::<Result<Vec<(String, Service)>>>()?;
                     let reward = RemoteReward::with_parts(parts, services).retries(retries);
                     return Ok(Scoring::Remote(reward.concurrency(concurrency)));
@@ -74,7 +74,7 @@ impl Scoring {
                 Box::new(move |sample: &Sample| parts.reward(sample))
             }
         };
-        Ok(Scoring::Local { reward, models, threads: plan.reward.rule.threads() })
+        Ok(Scoring::Local { reward: score, models: build.models, threads: reward.rule.threads() })
     }
 
     /// Scores one group outside a graph; returns it with the failures of its samples.
@@ -117,63 +117,71 @@ impl Scoring {
     }
 }
 
-/// Connects to the service of `rule`.
-fn service(rule: &PartRule, net: &Net) -> Result<Service> {
-    let of = rule.service().context("this reward is computed here")?;
-    let service = of.service(secrets::endpoint(&of.url, of.token_env.as_ref(), net)?)?;
-    Ok(match rule {
-        PartRule::Judge(of) => service.judge(of.clone())?,
-        _ => service,
-    })
+/// What parts of a reward are built from, and the reward models that they use.
+struct Build<'a> {
+    section: &'a section::Reward,
+    model: &'a Model,
+    net: &'a Net,
+    max_new_tokens: usize,
+    registry: &'a Registry,
+    models: Models,
 }
 
-fn composition(plan: &Plan, registry: &Registry, of: &Composition, models: &mut Models) -> Result<Parts> {
-    let aggregator = match of.combine {
-        Combine::Custom => registry.aggregator_of(of)?,
-        combine => Aggregator::new(combine),
-    };
-    let weights: Vec<f64> = of.part.iter().map(|part| part.weight).collect();
-    let thresholds: Vec<Option<f64>> = of.part.iter().map(|part| part.at_least).collect();
-    let aggregator = aggregator.weights(weights).levels(of.levels).at_least(thresholds);
-    of.part.iter().try_fold(Parts::new(aggregator), |parts, part| {
-        Ok(match part.rule.service() {
-            Some(_) => parts.remote(&part.name),
-            None => parts.part(&part.name, value(plan, registry, &part.rule, models)?),
+impl Build<'_> {
+    /// Connects to the service of `rule`.
+    fn service(&self, rule: &PartRule) -> Result<Service> {
+        let of = rule.service().context("this reward is computed here")?;
+        let service = of.service(secrets::endpoint(&of.url, of.token_env.as_ref(), self.net)?)?;
+        Ok(match rule {
+            PartRule::Judge(of) => service.judge(of.clone())?,
+            _ => service,
         })
-    })
-}
+    }
 
-/// Builds the value of one part. Adds its reward model, if it has one, to `models`.
-fn value(plan: &Plan, registry: &Registry, rule: &PartRule, models: &mut Models) -> Result<PartReward> {
-    let value = match rule.function(plan.generate.max_new_tokens)? {
-        Some(value) => value,
-        None => match rule {
-            PartRule::Model(of) => scorer(&plan.model, of, models)?,
-            PartRule::Code(of) => {
+    fn composition(&mut self, of: &Composition) -> Result<Parts> {
+        let aggregator = match of.combine {
+            Combine::Custom => self.registry.aggregator_of(of)?,
+            combine => Aggregator::new(combine),
+        };
+        let weights: Vec<f64> = of.part.iter().map(|part| part.weight).collect();
+        let thresholds: Vec<Option<f64>> = of.part.iter().map(|part| part.at_least).collect();
+        let aggregator = aggregator.weights(weights).levels(of.levels).at_least(thresholds);
+        of.part.iter().try_fold(Parts::new(aggregator), |parts, part| {
+            Ok(match part.rule.service() {
+                Some(_) => parts.remote(&part.name),
+                None => parts.part(&part.name, self.value(&part.rule)?),
+            })
+        })
+    }
+
+    /// Builds the value of one part. Adds its reward model, if it has one, to `models`.
+    fn value(&mut self, rule: &PartRule) -> Result<PartReward> {
+        let value = match (rule.function(self.max_new_tokens)?, rule) {
+            (Some(value), _) => value,
+            (None, PartRule::Model(of)) => self.scorer(of)?,
+            (None, PartRule::Code(of)) => {
                 let code = CodeReward::new(of.clone())?;
                 Box::new(move |sample: &Sample| code.reward(sample))
             }
-            PartRule::Custom { function, params } => {
-                let reward = registry.reward_of(function, params)?;
+            (None, PartRule::Custom { function, params }) => {
+                let reward = self.registry.reward_of(function, params)?;
                 Box::new(move |sample: &Sample| reward(sample).map(|output| output.reward))
             }
-            _ => bail!("a service scores whole groups"),
-        },
-    };
-    let must_end = plan.reward.require_end_of_text && rule.requires_end();
-    Ok(Box::new(move |sample: &Sample| if has_ended(must_end, sample) { value(sample) } else { Ok(0.0) }))
-}
+            (None, _) => bail!("a service scores whole groups"),
+        };
+        let must_end = self.section.require_end_of_text && rule.requires_end();
+        Ok(Box::new(move |sample: &Sample| if has_ended(must_end, sample) { value(sample) } else { Ok(0.0) }))
+    }
 
-fn scorer(model: &Model, of: &ModelRule, models: &mut Models) -> Result<PartReward> {
-    let loaded = ScoreModel::load(models::model_folder(&of.path)?)
-        .with_context(|| format!("loading the reward model {}", of.path.display()))?;
-    let scorer = Arc::new(Scorer::new(&loaded.computing(policy::compute(model)?), of.threads)?);
-    models.push(scorer.clone());
-    // Scores have no zero point, so a truncated completion gets a penalty instead of 0.
-    let penalty = of.missing_end_penalty;
-    Ok(Box::new(move |sample: &Sample| {
-        Ok(scorer.reward(sample)? - if sample.status == Status::Completed { 0.0 } else { penalty })
-    }))
+    fn scorer(&mut self, of: &ModelRule) -> Result<PartReward> {
+        let loaded = ScoreModel::load(models::model_folder(&of.path)?)
+            .with_context(|| format!("loading the reward model {}", of.path.display()))?;
+        let scorer = Arc::new(Scorer::new(&loaded.computing(policy::compute(self.model)?), of.threads)?);
+        self.models.push(scorer.clone());
+        // Scores have no zero point, so a truncated completion gets a penalty instead of 0.
+        let penalty = of.missing_end_penalty;
+        Ok(Box::new(move |sample: &Sample| Ok(scorer.reward(sample)? - if has_ended(true, sample) { 0.0 } else { penalty })))
+    }
 }
 
 fn has_ended(must_end: bool, sample: &Sample) -> bool {

@@ -3,16 +3,12 @@
 use anyhow::{Result, anyhow};
 use rollflow::algo::filters::{GroupFilter, Verdict};
 use rollflow::engine::{LocalEngine, TokenEngine};
-use rollflow::flow::WeightsRx;
-use rollflow::model::FrozenWeights;
 use rollflow::prelude::*;
-use rollflow::recipe::generate::{Filter as Condition, Generate};
-use rollflow::recipe::{Batching, FlowLimits, Plan, Timeline};
+use rollflow::recipe::{Batching, Filter as Condition, FlowLimits, Generate, Model, Plan, Timeline};
 use rollflow::rollout::{Admission, complete};
 use rollflow::train;
 
-use crate::assemble::policy::{self, Reader};
-use crate::assemble::{data, environments, steps};
+use crate::assemble::policy;
 use crate::registry::Registry;
 
 /// Admission of the run: as many prompts as its steps train, within the staleness window.
@@ -46,27 +42,28 @@ pub fn sampling(generate: &Generate) -> SamplingParams {
     }
 }
 
-/// Builds a generator with an engine in this process.
-pub fn generator(plan: &Plan, policy: &Policy, weights: WeightsRx<FrozenWeights>) -> Result<Generator<LocalEngine>> {
-    let generator = match &plan.generate.devices[..] {
+/// Builds a generator with engines in this process, on the devices of `[generate]`.
+pub fn local_generator(generate: &Generate, model: &Model, policy: &Policy) -> Result<Generator<LocalEngine>> {
+    Ok(match &generate.devices[..] {
         [] => Generator::local(policy),
         names => {
-            let computes = policy::computes(&plan.model, "generate.devices", names)?;
+            let computes = policy::computes(model, "generate.devices", names)?;
             Generator::local_on(policy, computes.iter().map(|compute| compute.device))
         }
-    };
-    in_environment(plan, &policy.into(), generator_by(plan, generator.weights(weights))?)
+    })
 }
 
-/// With the recipe's environment, if it has one.
-pub fn in_environment<E: TokenEngine>(plan: &Plan, reader: &Reader, generator: Generator<E>) -> Result<Generator<E>> {
-    let Some(of) = &plan.environment else { return Ok(generator) };
-    Ok(generator.environment(environments::agent(of, &plan.net, plan.seed, reader.config.max_positions)?))
-}
-
-/// Applies `[generate]` to a generator of any engine.
-pub fn generator_by<E: TokenEngine>(plan: &Plan, generator: Generator<E>) -> Result<Generator<E>> {
-    let generate = &plan.generate;
+/// Applies `[generate]` to a generator of any engine. `most_slots` bounds slots that are chosen by
+/// measuring. If the `timeline` changes settings, prompts of a version are sampled at the temperature of
+/// the first step that trains it.
+pub fn configured<E: TokenEngine>(
+    generator: Generator<E>,
+    generate: &Generate,
+    seed: u64,
+    most_slots: usize,
+    timeline: Timeline,
+    sync_every: u64,
+) -> Generator<E> {
     let generator = generator
         .on_new_weights(generate.on_new_weights)
         .mask_older(generate.mask_older_versions)
@@ -74,23 +71,27 @@ pub fn generator_by<E: TokenEngine>(plan: &Plan, generator: Generator<E>) -> Res
         .sampling(sampling(generate))
         .workers(generate.workers)
         .threads(generate.threads)
-        .seed(plan.seed);
+        .seed(seed);
     let generator = match generate.max_num_seqs {
-        0 => generator.adaptive_slots(plan.most_slots()),
+        0 => generator.adaptive_slots(most_slots),
         slots => generator.slots(slots),
     };
-    let (timeline, every) = (Timeline::of(plan)?, plan.sync.every);
-    Ok(match timeline.is_constant() {
-        true => generator,
-        false => generator.temperature_by(move |version| steps::temperature(&timeline, every, version)),
+    if timeline.is_constant() {
+        return generator;
+    }
+    generator.temperature_by(move |version| {
+        let step = version.saturating_sub(1) * sync_every + 1;
+        // An invalid plan ends the run at the trainer, with its reason.
+        timeline.at(step).map_or(1.0, |plan| plan.generate.temperature as f32)
     })
 }
 
-/// Builds the group filter: a group is kept if all conditions of `[[filter]]` hold.
-pub fn filter(plan: &Plan, registry: &Registry) -> Result<impl GroupFilter> {
+/// Builds the group filter: a group is kept if all conditions of `[[filter]]` hold, and if it has a pair
+/// once some phase of the `timeline` learns from pairs.
+pub fn filter(conditions: &[Condition], timeline: &Timeline, registry: &Registry) -> Result<impl GroupFilter + use<>> {
     type BoxedFilter = Box<dyn Fn(&Group) -> Verdict + Send + Sync>;
     let mut all: Vec<BoxedFilter> = Vec::new();
-    for filter in &plan.filter {
+    for filter in conditions {
         all.push(match filter {
             Condition::NonzeroStd { threshold } => Box::new(filters::std_above(threshold.max(filters::NONZERO_STD))),
             Condition::MinReward { threshold } => Box::new(filters::min_reward(*threshold)?),
@@ -105,7 +106,7 @@ pub fn filter(plan: &Plan, registry: &Registry) -> Result<impl GroupFilter> {
     }
     // A run that comes to pairs later drops groups without one before, too: answers that all earned the
     // same teach no group-relative loss either.
-    if let Some(pairing) = Timeline::of(plan)?.plans().find_map(Plan::pairing) {
+    if let Some(pairing) = timeline.plans().find_map(Plan::pairing) {
         all.push(Box::new(pairing.filter()));
     }
     Ok(move |group: &Group| all.iter().map(|condition| condition(group)).find(|verdict| !verdict.kept()).unwrap_or(Verdict::Keep))
@@ -113,16 +114,15 @@ pub fn filter(plan: &Plan, registry: &Registry) -> Result<impl GroupFilter> {
 
 /// Compares the log-probabilities of trainer and generator on a few short completions, and fails if
 /// they differ by more than the number format explains.
-pub fn probe(plan: &Plan, policy: &Policy, backend: &LocalBackend) -> Result<()> {
-    const ANSWERS: usize = 4;
+pub fn probe(prompts: Vec<Prompt>, generate: &Generate, seed: u64, policy: &Policy, backend: &LocalBackend) -> Result<()> {
     const TOKENS: usize = 16;
-    let mut params = sampling(&plan.generate);
+    let mut params = sampling(generate);
     params.max_new_tokens = params.max_new_tokens.min(TOKENS);
     let mut samples = Vec::new();
-    for prompt in data::first_prompts(plan, ANSWERS, &policy.into())? {
-        let groups = complete(&mut policy.engine(1, plan.seed), policy.tokenizer(), vec![prompt], 1, &params)?;
+    for prompt in prompts {
+        let groups = complete(&mut policy.engine(1, seed), policy.tokenizer(), vec![prompt], 1, &params)?;
         samples.extend(groups.into_iter().flat_map(|group| group.samples));
     }
-    train::probe(backend, &samples, plan.model.precision().agreement())
+    train::probe(backend, &samples, policy.compute().dtype.agreement())
         .map_err(|error| anyhow!("{error}. (train.probe = false starts the run all the same.)"))
 }

@@ -18,8 +18,7 @@ use anyhow::{Context, Result, bail};
 use parking_lot::Mutex;
 use rollflow::engine::settings::{Engine, Launch};
 use rollflow::model::{Dtype, gpu_memory};
-use rollflow::recipe::lora::Target;
-use rollflow::recipe::{DeviceName, MemoryPlan, Plan};
+use rollflow::recipe::{DeviceName, Lora, MemoryPlan};
 use rollflow::util::atomic_file;
 use rustix::process::{Pid, Signal, kill_process_group};
 
@@ -60,19 +59,28 @@ pub struct ServerCommand {
 }
 
 impl ServerCommand {
-    /// Commands of a plan's servers, which serve the model in `folder`.
-    pub fn of(plan: &Plan, folder: &Path) -> Result<Vec<ServerCommand>> {
-        let engine = &plan.engine;
-        let (program, devices) = (program(engine)?, devices(plan, gpus())?);
-        let adapters = plan.syncs_adapters().then_some(("VLLM_ALLOW_RUNTIME_LORA_UPDATING", "1"));
+    /// Commands of the servers of `[engine]`, which serve the model in `folder` in the format `dtype`. They
+    /// load `adapters`, if given, of versions up to `max_staleness` old. `own` is what the run's own models
+    /// take of each device.
+    pub fn of(
+        engine: &Engine,
+        dtype: Dtype,
+        adapters: Option<&Lora>,
+        max_staleness: u64,
+        own: &[MemoryPlan],
+        folder: &Path,
+    ) -> Result<Vec<ServerCommand>> {
+        let (program, devices) = (program(engine)?, devices(engine, own, gpus())?);
+        let lora = adapters.map_or_else(Vec::new, |lora| adapter_flags(engine.launch, lora, max_staleness));
+        let loads = adapters.map(|_| ("VLLM_ALLOW_RUNTIME_LORA_UPDATING", "1"));
         let of = |at: usize| {
             let port = u16::try_from(engine.port + at).context("engine.port")?;
             let device = devices.get(at).copied();
-            let flags = flags(engine.launch, folder, port, plan.model.precision());
-            let memory = memory_flags(engine.launch, share_of(plan, device)?);
-            let words = [program.clone(), flags, adapter_flags(plan), memory, engine.flags.clone()].concat();
-            let own = engine.env.iter().filter_map(|pair| pair.split_once('='));
-            let env = env(engine.launch).iter().copied().chain(adapters).chain(own);
+            let flags = flags(engine.launch, folder, port, dtype);
+            let memory = memory_flags(engine.launch, share_of(engine, own, device)?);
+            let words = [program.clone(), flags, lora.clone(), memory, engine.flags.clone()].concat();
+            let given = engine.env.iter().filter_map(|pair| pair.split_once('='));
+            let env = env(engine.launch).iter().copied().chain(loads).chain(given);
             let visible = device.map(|device| (VISIBLE.to_owned(), visible(std::env::var(VISIBLE).ok().as_deref(), device)));
             let env = visible.into_iter().chain(env.map(|(name, value)| (name.to_owned(), value.to_owned()))).collect();
             Ok(ServerCommand { kind: engine.launch, words, env, port })
@@ -93,22 +101,21 @@ fn gpus() -> usize {
     (0..).take_while(|index| gpu_memory(*index).is_some()).count()
 }
 
-/// Returns true if the run itself computes on this GPU.
-fn is_own(plan: &Plan, gpu: usize) -> bool {
-    plan.devices().iter().any(|(_, device)| *device == DeviceName::Cuda(gpu))
+/// Memory that the run itself takes of this GPU, if it computes there.
+fn own_memory(own: &[MemoryPlan], gpu: usize) -> Option<u64> {
+    own.iter().find(|of| of.device == DeviceName::Cuda(gpu).word()).map(MemoryPlan::total)
 }
 
 /// GPU of each server: those of the recipe, or one each, GPUs that the run does not use first.
 /// Empty without GPUs, and if the recipe's environment selects them.
-fn devices(plan: &Plan, gpus: usize) -> Result<Vec<usize>> {
-    let engine = &plan.engine;
+fn devices(engine: &Engine, own: &[MemoryPlan], gpus: usize) -> Result<Vec<usize>> {
     if !engine.devices.is_empty() {
         return Ok(engine.devices.clone());
     }
     if gpus == 0 || engine.env.iter().any(|pair| pair.starts_with(VISIBLE)) {
         return Ok(Vec::new());
     }
-    let (shared, free): (Vec<usize>, Vec<usize>) = (0..gpus).partition(|gpu| is_own(plan, *gpu));
+    let (shared, free): (Vec<usize>, Vec<usize>) = (0..gpus).partition(|gpu| own_memory(own, *gpu).is_some());
     let all: Vec<usize> = free.into_iter().chain(shared).take(engine.replicas).collect();
     if all.len() < engine.replicas {
         bail!(
@@ -128,15 +135,13 @@ fn visible(ours: Option<&str>, device: usize) -> String {
 
 /// Share of its GPU's memory for a server: that of the recipe, or what the run's memory plan leaves
 /// on a shared GPU. `None` is the server's default.
-fn share_of(plan: &Plan, device: Option<usize>) -> Result<Option<f64>> {
-    if let Some(share) = plan.engine.gpu_memory {
+fn share_of(engine: &Engine, own: &[MemoryPlan], device: Option<usize>) -> Result<Option<f64>> {
+    if let Some(share) = engine.gpu_memory {
         return Ok(Some(share));
     }
-    let Some(device) = device.filter(|device| is_own(plan, *device)) else { return Ok(None) };
-    let Some(memory) = gpu_memory(device) else { return Ok(None) };
-    let name = DeviceName::Cuda(device).word();
-    let own = MemoryPlan::of(plan)?.into_iter().find(|of| of.device == name).map_or(0, |of| of.total());
-    let kind = plan.engine.launch.word();
+    let shared = device.and_then(|device| Some((device, own_memory(own, device)?, gpu_memory(device)?)));
+    let Some((device, own, memory)) = shared else { return Ok(None) };
+    let (kind, name) = (engine.launch.word(), DeviceName::Cuda(device).word());
     remaining_share(memory.total, memory.free, own).map(Some).with_context(|| {
         format!("{kind} shares {name} with the run; give it another by engine.devices, or a share by engine.gpu_memory")
     })
@@ -205,11 +210,10 @@ fn flags(kind: Launch, folder: &Path, port: u16, dtype: Dtype) -> Vec<String> {
 const VLLM_RANKS: [usize; 8] = [8, 16, 32, 64, 128, 256, 320, 512];
 
 /// Flags for loading adapters: room for one of each version in flight, and one more.
-fn adapter_flags(plan: &Plan) -> Vec<String> {
-    let Some(lora) = plan.lora.as_ref().filter(|_| plan.syncs_adapters()) else { return Vec::new() };
-    let room = (plan.flow.max_staleness + 2).to_string();
-    if plan.engine.launch == Launch::Sglang {
-        let targets = lora.targets.iter().map(|target| if *target == Target::AllLinear { "all" } else { target.word() });
+fn adapter_flags(kind: Launch, lora: &Lora, max_staleness: u64) -> Vec<String> {
+    let room = (max_staleness + 2).to_string();
+    if kind == Launch::Sglang {
+        let targets = lora.target_words().into_iter().map(|word| if word == "all-linear" { "all" } else { word });
         let rank = lora.rank.to_string();
         let flags = ["--enable-lora", "--max-loras-per-batch", &room, "--max-lora-rank", &rank, "--lora-target-modules"];
         return flags.into_iter().chain(targets).map(str::to_owned).collect();
@@ -414,26 +418,20 @@ impl Drop for Servers {
 mod tests {
     use super::*;
 
-    fn plan(engine: &str) -> Plan {
-        let text = format!(
-            "pipeline = 'grpo'\n[model]\nkind = 'tiny'\n[task]\nkind = 'arithmetic'\n[reward]\nkind = 'exact'\n[flow]\nmax_staleness = 1\n[engine]\nlaunch = 'vllm'\n{engine}"
-        );
-        rollflow::recipe::parse("servers.toml", &text, &[]).unwrap_or_else(|errors| panic!("{errors}"))
-    }
-
     #[test]
     fn each_server_gets_a_gpu_of_its_own_those_first_that_the_run_leaves() {
-        let mut two = plan("replicas = 2");
-        assert_eq!(devices(&two, 0).unwrap(), [0; 0], "a machine without GPUs");
-        assert_eq!(devices(&two, 3).unwrap(), [0, 1]);
-        two.model.device = DeviceName::Cuda(0);
-        assert_eq!(devices(&two, 3).unwrap(), [1, 2]);
-        assert_eq!(devices(&two, 2).unwrap(), [1, 0], "the run's own last");
-        let error = devices(&two, 1).unwrap_err().to_string();
+        let mut two = Engine { launch: Launch::Vllm, replicas: 2, ..Engine::default() };
+        assert_eq!(devices(&two, &[], 0).unwrap(), [0; 0], "a machine without GPUs");
+        assert_eq!(devices(&two, &[], 3).unwrap(), [0, 1]);
+        let own = [MemoryPlan { device: "cuda:0".to_owned(), parts: Vec::new(), has: None }];
+        assert_eq!(devices(&two, &own, 3).unwrap(), [1, 2]);
+        assert_eq!(devices(&two, &own, 2).unwrap(), [1, 0], "the run's own last");
+        let error = devices(&two, &own, 1).unwrap_err().to_string();
         assert!(error.contains("engine.replicas") && error.contains("1 GPUs"), "{error}");
-        two.engine.devices = vec![3, 1];
-        assert_eq!(devices(&two, 4).unwrap(), [3, 1]);
-        assert!(devices(&plan("replicas = 2\nenv = ['CUDA_VISIBLE_DEVICES=0']"), 1).unwrap().is_empty());
+        two.devices = vec![3, 1];
+        assert_eq!(devices(&two, &own, 4).unwrap(), [3, 1]);
+        let chosen = Engine { replicas: 2, env: vec!["CUDA_VISIBLE_DEVICES=0".to_owned()], ..Engine::default() };
+        assert!(devices(&chosen, &own, 1).unwrap().is_empty());
     }
 
     #[test]

@@ -5,14 +5,12 @@ use std::sync::Arc;
 use anyhow::{Result, anyhow};
 use parking_lot::Mutex;
 use rollflow::algo::Proximal;
-use rollflow::data::Version;
 use rollflow::prelude::*;
-use rollflow::recipe::task::Sft;
-use rollflow::recipe::{Optimization, Pipeline, Plan, Timeline};
+use rollflow::recipe::{Optimization, Pipeline, Plan, Sft, Timeline};
 use rollflow::stages::train::StepConfig;
 use rollflow::train::{Algorithm, TrainBatch, collate};
 
-use crate::assemble::supervised;
+use crate::assemble::supervised::Imitation;
 use crate::registry::Registry;
 
 /// Configuration of every step of a plan that never changes.
@@ -46,11 +44,11 @@ pub struct Mixture {
 }
 
 impl Mixture {
-    /// Opens the samples of `[mix]`.
+    /// Opens the samples of `[mix]`, which are those of `[sft]`.
     pub fn of(plan: &Plan, policy: &Policy) -> Result<Option<Self>> {
         let Some((mix, sft)) = plan.mix.as_ref().zip(plan.sft.as_ref()) else { return Ok(None) };
         let endless = Sft { batch: mix.batch, batch_tokens: None, steps: u64::MAX, ..sft.clone() };
-        let (samples, _) = supervised::batches(plan, &endless, &policy.into())?;
+        let (samples, _) = Imitation::of(plan, &endless).batches(&policy.into())?;
         let algorithm = Arc::new(Algorithm::new(CrossEntropy));
         Ok(Some(Mixture { samples: Mutex::new(samples), algorithm, weight: mix.weight, every: mix.every }))
     }
@@ -68,24 +66,12 @@ impl Mixture {
     }
 }
 
-/// Configuration of a step. Logs where a step changes it.
-pub fn step_config_at(timeline: &Timeline, registry: &Registry, step: u64) -> Result<StepConfig> {
-    changed_at(timeline, step, |plan| step_config(plan, registry))
-}
-
-/// Configuration of a step, from the `config` of the plan at that step.
+/// Configuration of a step, from the `config` of the plan at that step. Logs where a step changes it.
 pub fn changed_at(timeline: &Timeline, step: u64, config: impl Fn(&Plan) -> Result<StepConfig>) -> Result<StepConfig> {
     if let Some(set) = timeline.begins(step) {
         tracing::info!("From step {step} on: {}", set.join(", "));
     }
     Ok(StepConfig { settings: timeline.settings(step), ..config(timeline.at(step)?.as_ref())? })
-}
-
-/// Temperature of prompts that enter under a version: that of the first step which trains it.
-pub fn temperature(timeline: &Timeline, sync_every: u64, version: Version) -> f32 {
-    let step = version.saturating_sub(1) * sync_every + 1;
-    // An invalid plan ends the run at the trainer, with its reason.
-    timeline.at(step).map_or(1.0, |plan| plan.generate.temperature as f32)
 }
 
 /// Steps that train the policy, without the critic's warm-up.

@@ -7,34 +7,139 @@ use rollflow::data::source::{Example, Mixed, prepare_pair, prepare_sft_sample, p
 use rollflow::data::{BufferState, ChatMessage, DataError, Pair, arithmetic};
 use rollflow::env::{Environment, ToolCall, ToolResult, ToolSpec};
 use rollflow::prelude::*;
-use rollflow::recipe::chat::Chat;
-use rollflow::recipe::task::{Sft, TaskData, Turns};
-use rollflow::recipe::{self, EnvironmentKind, Plan, Source};
+use rollflow::recipe::{self, Chat, EnvironmentKind, Plan, Sft, Source, Task, TaskData};
 
-use crate::assemble::conversations::{asked, chat, opened};
+use crate::assemble::conversations::{asked, opened};
 use crate::assemble::data::{self, sums};
 use crate::assemble::environments::demonstrations::{CalculatorEnvironment, calculate};
 use crate::assemble::policy::Reader;
 
-/// Builds the supervised steps from the data sets of `[sft]` or the task's own pairs. The second value
-/// identifies data that is read while it is drawn, for checkpoints.
-pub fn batches(plan: &Plan, sft: &Sft, reader: &Reader) -> Result<(Supervised, Option<BufferState>)> {
-    let sources = match sft.sources() {
-        // Demonstrations of an environment are made from all pairs before the run.
-        own if own.is_empty() && !demonstrates(plan.environment.as_ref()) => plan.task.data.sources(),
-        own => own,
-    };
-    // Where none is said, the longest sample is the longest that the model reads.
-    let sft = &Sft { max_length: sft.max_length.or(Some(reader.config.max_positions)), ..sft.clone() };
-    // Rows and steps by tokens are laid out before the run.
-    let ahead = sft.packs() || sft.on_overlong == OverlongPolicy::Split;
-    if !sources.is_empty() && !ahead {
-        return drawn(plan, sft, &sources, reader);
-    }
-    Ok((rows(plan, sft, reader, samples(plan, sft, &sources, reader)?)?, None))
+/// Supervised training, and the sections that its samples follow from.
+#[derive(Clone, Copy)]
+pub struct Imitation<'a> {
+    /// Length, data sets and layout.
+    pub sft: &'a Sft,
+    /// Pairs where `[sft]` has no data sets.
+    pub task: &'a Task,
+    /// Format of prompts.
+    pub chat: &'a Chat,
+    /// Environment, which may demonstrate its task.
+    pub environment: Option<&'a recipe::Environment>,
+    /// Seed of every draw.
+    pub seed: u64,
 }
 
-/// An example likewise. Raw text is no conversation.
+impl<'a> Imitation<'a> {
+    /// The imitation of `sft` in a plan.
+    pub fn of(plan: &'a Plan, sft: &'a Sft) -> Self {
+        Imitation { sft, task: &plan.task, chat: &plan.chat, environment: plan.environment.as_ref(), seed: plan.seed }
+    }
+
+    /// Builds the supervised steps from the data sets of `[sft]` or the task's own pairs. The second value
+    /// identifies data that is read while it is drawn, for checkpoints.
+    pub fn batches(self, reader: &Reader) -> Result<(Supervised, Option<BufferState>)> {
+        let sources = match self.sft.sources() {
+            // Demonstrations of an environment are made from all pairs before the run.
+            own if own.is_empty() && !self.demonstrates() => self.task.data.sources(),
+            own => own,
+        };
+        // Without a length, the longest sample is the longest that the model reads.
+        let max_length = self.sft.max_length.or(Some(reader.config.max_positions));
+        let of = Imitation { sft: &Sft { max_length, ..self.sft.clone() }, ..self };
+        // Rows and steps by tokens are laid out before the run.
+        let ahead = of.sft.packs() || of.sft.on_overlong == OverlongPolicy::Split;
+        if !sources.is_empty() && !ahead {
+            return of.drawn(&sources, reader);
+        }
+        Ok((of.rows(reader, of.samples(&sources, reader)?)?, None))
+    }
+
+    /// Reads all samples before the run.
+    fn samples(self, sources: &[Source], reader: &Reader) -> Result<Vec<Sample>> {
+        if !sources.is_empty() {
+            let examples: Vec<Example> = data::all(sources)?;
+            let samples = examples.iter().map(|example| prepare(self.chat, self.sft, example, &reader.tokenizer));
+            return Ok(samples.collect::<Result<Vec<_>, _>>()?.concat());
+        }
+        let pairs = match &self.task.data {
+            TaskData::Arithmetic { digits, count } => sums(*digits, *count, self.seed),
+            TaskData::Data(_) => data::pairs(&self.task.data.sources())?,
+            TaskData::Rollouts { .. } => Vec::new(),
+        };
+        let pairs = arithmetic::share(&pairs, self.sft.fraction, self.seed);
+        if let Some(samples) = self.demonstrations(&pairs, &reader.tokenizer)? {
+            return Ok(samples);
+        }
+        let asked = |pair: &Pair| Pair { prompt: asked(self.chat, pair.prompt.clone()), ..pair.clone() };
+        let samples = pairs.iter().map(|pair| prepare_pair(&asked(pair), &reader.tokenizer));
+        Ok(samples.collect::<Result<_, _>>()?)
+    }
+
+    /// Steps over the samples, in rows if they are packed.
+    fn rows(self, reader: &Reader, samples: Vec<Sample>) -> Result<Supervised> {
+        let (sft, count) = (self.sft, samples.len());
+        let packed = fit(sft, samples);
+        say(sft, count, &packed);
+        let rows = match sft.packing {
+            // Best fit begins with the longest.
+            Packing::BestFit => arithmetic::split(&packed.rows, 1.0, self.seed).0,
+            _ => packed.rows,
+        };
+        let batches = match sft.batch_tokens {
+            Some(tokens) => Supervised::by_tokens("SFT", rows, tokens, |length| reader.config.cost_of(length), sft.steps)?,
+            None => Supervised::grouped("SFT", rows, sft.batch, sft.steps)?,
+        };
+        Ok(if sft.packing == Packing::Apart { batches } else { batches.called("Rows") })
+    }
+
+    /// Builds steps that draw samples as they are needed, and their state for checkpoints. Always shuffled:
+    /// neighbours in a file are similar.
+    fn drawn(self, sources: &[Source], reader: &Reader) -> Result<(Supervised, Option<BufferState>)> {
+        let Imitation { sft, chat, seed, .. } = self;
+        let (tokenizer, drops) = (reader.tokenizer.clone(), sft.on_overlong == OverlongPolicy::Drop);
+        let fits = |example: &Example| match sft.max_length.filter(|_| drops) {
+            None => Ok(()),
+            Some(max) => match prepare(chat, sft, example, &tokenizer) {
+                Ok(samples) if samples.iter().any(|sample| sample.tokens.len() > max) => Err(too_long(max)),
+                Ok(_) => Ok(()),
+                Err(_) => Err("that the tokenizer or the chat template refuses".into()),
+            },
+        };
+        let data = Mixed::<Example>::open_if(&data::specs(sources), seed, true, fits)?;
+        let (state, tokenizer, chat, of) = (data.state(0), tokenizer.clone(), chat.clone(), sft.clone());
+        let group = move |example: Example| Ok(fit(&of, prepare(&chat, &of, &example, &tokenizer)?).rows.concat());
+        Ok((Supervised::drawn("SFT", data, sft.batch, sft.steps, group)?, Some(state)))
+    }
+
+    /// Returns true if the environment can generate demonstrations of its task.
+    pub fn demonstrates(self) -> bool {
+        self.environment.is_some_and(|of| of.kind == EnvironmentKind::Calculator)
+    }
+
+    /// Generates the conversations that `[sft]` trains on for `environment.kind = "calculator"`: each
+    /// sum is computed with the tool, then submitted.
+    pub fn demonstrations(self, pairs: &[Pair], tokenizer: &Tokenizer) -> Result<Option<Vec<Sample>>> {
+        let Some(of) = self.environment.filter(|_| self.demonstrates()) else { return Ok(None) };
+        let tools: Vec<_> = CalculatorEnvironment::default().tools().iter().map(ToolSpec::to_json).collect();
+        let sample = |pair: &Pair| -> Result<Sample> {
+            let asked = pair.prompt.render();
+            let expression = asked.trim_end_matches('=');
+            let value = calculate(expression).map_err(|problem| anyhow::anyhow!("{expression}: {problem}"))?;
+            let call =
+                |tool: &str, key: &str, value: &str| ToolCall::new(tool, [(key.to_owned(), value.into())].into_iter().collect());
+            let calculation = call("calculator", "expression", expression);
+            let says = |call: &ToolCall| ChatMessage::new("assistant", of.parser.write(call));
+            let result = ToolResult::of(&calculation, &*value).message();
+            let answer = call("complete_task", "answer", &value);
+            let turns = [ChatMessage::new("user", asked.clone()), says(&calculation), result, says(&answer)];
+            let turns = opened(self.chat, turns.into());
+            Ok(tokenize_conversation(&turns, &tools, tokenizer)?.sample(&turns))
+        };
+        pairs.iter().map(sample).collect::<Result<_>>().map(Some)
+    }
+}
+
+/// An example with its prompt as `chat` has it asked. Raw text is no conversation.
 fn imitated(chat: &Chat, example: &Example) -> Example {
     match example.clone() {
         Example::Pair(pair) => Example::Pair(Pair { prompt: asked(chat, pair.prompt), ..pair }),
@@ -46,57 +151,12 @@ fn imitated(chat: &Chat, example: &Example) -> Example {
 /// An example as samples, none longer than `sft.max_length`.
 pub fn prepare(chat: &Chat, sft: &Sft, example: &Example, tokenizer: &Tokenizer) -> Result<Vec<Sample>, DataError> {
     let example = imitated(chat, example);
-    Ok(match sft.turns {
-        Turns::Together => vec![prepare_sft_sample(&example, tokenizer)?],
-        Turns::Apart => prepare_sft_turns(&example, tokenizer)?,
-    })
+    Ok(if sft.turns_apart() { prepare_sft_turns(&example, tokenizer)? } else { vec![prepare_sft_sample(&example, tokenizer)?] })
 }
 
 /// Samples as they fit into `sft.max_length`.
 pub fn fit(sft: &Sft, samples: Vec<Sample>) -> PackedRows {
     pack(samples, sft.max_length.unwrap_or(usize::MAX), sft.packing, sft.on_overlong).teaching()
-}
-
-/// Reads all samples before the run.
-fn samples(plan: &Plan, sft: &Sft, sources: &[Source], reader: &Reader) -> Result<Vec<Sample>> {
-    if !sources.is_empty() {
-        let examples: Vec<Example> = data::all(sources)?;
-        let chat = chat(&plan.chat, &plan.model);
-        let samples = examples.iter().map(|example| prepare(&chat, sft, example, &reader.tokenizer));
-        return Ok(samples.collect::<Result<Vec<_>, _>>()?.concat());
-    }
-    let pairs = match &plan.task.data {
-        TaskData::Arithmetic { digits, count } => sums(*digits, *count, plan.seed),
-        TaskData::Data(_) => data::pairs(&plan.task.data.sources())?,
-        TaskData::Rollouts { .. } => Vec::new(),
-    };
-    let pairs = arithmetic::share(&pairs, sft.fraction, plan.seed);
-    match demonstrations(plan, &pairs, &reader.tokenizer)? {
-        Some(samples) => Ok(samples),
-        None => {
-            let chat = chat(&plan.chat, &plan.model);
-            let asked = |pair: &Pair| Pair { prompt: asked(&chat, pair.prompt.clone()), ..pair.clone() };
-            let samples = pairs.iter().map(|pair| prepare_pair(&asked(pair), &reader.tokenizer));
-            Ok(samples.collect::<Result<_, _>>()?)
-        }
-    }
-}
-
-/// Steps over the samples, in rows if they are packed.
-fn rows(plan: &Plan, sft: &Sft, reader: &Reader, samples: Vec<Sample>) -> Result<Supervised> {
-    let count = samples.len();
-    let packed = fit(sft, samples);
-    say(sft, count, &packed);
-    let rows = match sft.packing {
-        // Best fit begins with the longest.
-        Packing::BestFit => arithmetic::split(&packed.rows, 1.0, plan.seed).0,
-        _ => packed.rows,
-    };
-    let batches = match sft.batch_tokens {
-        Some(tokens) => Supervised::by_tokens("SFT", rows, tokens, |length| reader.config.cost_of(length), sft.steps)?,
-        None => Supervised::grouped("SFT", rows, sft.batch, sft.steps)?,
-    };
-    Ok(if sft.packing == Packing::Apart { batches } else { batches.called("Rows") })
 }
 
 /// Logs which samples were truncated, dropped or packed.
@@ -121,51 +181,4 @@ fn say(sft: &Sft, samples: usize, packed: &PackedRows) {
         let full = 100.0 * tokens as f64 / (rows.len() * room).max(1) as f64;
         tracing::info!("Packed {samples} samples into {} rows of at most {room} tokens, {full:.1}% full", rows.len());
     }
-}
-
-/// Builds steps that draw samples as they are needed, and their state for checkpoints. Always shuffled:
-/// neighbours in a file are similar.
-fn drawn(plan: &Plan, sft: &Sft, sources: &[Source], reader: &Reader) -> Result<(Supervised, Option<BufferState>)> {
-    let (tokenizer, chat) = (reader.tokenizer.clone(), &chat(&plan.chat, &plan.model));
-    let bound = sft.max_length.filter(|_| sft.on_overlong == OverlongPolicy::Drop);
-    let fits = |example: &Example| match bound {
-        None => Ok(()),
-        Some(max) => match prepare(chat, sft, example, &tokenizer) {
-            Ok(samples) if samples.iter().any(|sample| sample.tokens.len() > max) => Err(too_long(max)),
-            Ok(_) => Ok(()),
-            Err(_) => Err("that the tokenizer or the chat template refuses".into()),
-        },
-    };
-    let data = Mixed::<Example>::open_if(&data::specs(sources), plan.seed, true, fits)?;
-    let state = data.state(0);
-    let (tokenizer, chat, of) = (reader.tokenizer.clone(), chat.clone(), sft.clone());
-    let group = move |example: Example| Ok(fit(&of, prepare(&chat, &of, &example, &tokenizer)?).rows.concat());
-    Ok((Supervised::drawn("SFT", data, sft.batch, sft.steps, group)?, Some(state)))
-}
-
-/// Returns true if the environment can generate demonstrations of its task.
-pub fn demonstrates(of: Option<&recipe::Environment>) -> bool {
-    of.is_some_and(|of| of.kind == EnvironmentKind::Calculator)
-}
-
-/// Generates the conversations that `[sft]` trains on for `environment.kind = "calculator"`: each
-/// sum is computed with the tool, then submitted.
-pub fn demonstrations(plan: &Plan, pairs: &[Pair], tokenizer: &Tokenizer) -> Result<Option<Vec<Sample>>> {
-    let Some(of) = plan.environment.as_ref().filter(|of| demonstrates(Some(of))) else { return Ok(None) };
-    let tools: Vec<_> = CalculatorEnvironment::default().tools().iter().map(ToolSpec::to_json).collect();
-    let sample = |pair: &Pair| -> Result<Sample> {
-        let asked = pair.prompt.render();
-        let expression = asked.trim_end_matches('=');
-        let value = calculate(expression).map_err(|problem| anyhow::anyhow!("{expression}: {problem}"))?;
-        let call =
-            |tool: &str, key: &str, value: &str| ToolCall::new(tool, [(key.to_owned(), value.into())].into_iter().collect());
-        let calculation = call("calculator", "expression", expression);
-        let says = |call: &ToolCall| ChatMessage::new("assistant", of.parser.write(call));
-        let result = ToolResult::of(&calculation, &*value).message();
-        let answer = call("complete_task", "answer", &value);
-        let turns = [ChatMessage::new("user", asked.clone()), says(&calculation), result, says(&answer)];
-        let turns = opened(&plan.chat, turns.into());
-        Ok(tokenize_conversation(&turns, &tools, tokenizer)?.sample(&turns))
-    };
-    pairs.iter().map(sample).collect::<Result<_>>().map(Some)
 }

@@ -6,9 +6,7 @@ use anyhow::{Context, Result};
 use rollflow::algo::{BradleyTerry, ValueLoss};
 use rollflow::model::{Head, load_hf};
 use rollflow::prelude::*;
-use rollflow::recipe::lora::AdapterSync;
-use rollflow::recipe::task::{RewardModel, Sft};
-use rollflow::recipe::{Checkpointing, Optimization, Plan, Timeline};
+use rollflow::recipe::{Checkpointing, Lora, Model, Optimization, Plan, RewardModel, Sft, Timeline};
 use rollflow::stages::train::{Critic, StepConfig};
 use rollflow::train::{AdamW, ScoreModel};
 
@@ -20,26 +18,23 @@ use crate::run::folder::Checkpoints;
 /// The trainer of `[train]`.
 pub fn backend(plan: &Plan, registry: &Registry, policy: &Policy) -> Result<LocalBackend> {
     let train = &plan.train;
-    let config = local_config(
-        plan,
-        registry.loss_of(train)?,
-        &train.optimization,
-        train.lr,
-        steps::own_steps(plan),
-        train.updates_a_step(),
-    )?;
-    let merge = plan.lora.as_ref().is_none_or(|lora| lora.sync == AdapterSync::Merged);
-    let temperature = plan.generate.temperature;
-    let publish_rounded = plan.publishes_rounded();
-    Ok(policy.backend(LocalConfig { temperature, merge, publish_rounded, off_policy: train.off_policy(), ..config })?)
+    let schedule = steps::schedule(&train.optimization, train.lr, steps::own_steps(plan), train.updates_a_step())?;
+    let config = local_config(&plan.model, &plan.checkpoint, &train.optimization, schedule, registry.loss_of(train)?)?;
+    Ok(policy.backend(LocalConfig {
+        temperature: plan.generate.temperature,
+        merge: plan.lora.as_ref().is_none_or(Lora::merges),
+        publish_rounded: plan.publishes_rounded(),
+        off_policy: train.off_policy(),
+        ..config
+    })?)
 }
 
 /// The trainer of `[critic]`, of a run that begins as `policy`.
 pub fn critic(plan: &Plan, policy: &Policy) -> Result<Option<LocalBackend>> {
     let Some(critic) = &plan.critic else { return Ok(None) };
     let loss = ValueLoss { clip: critic.value_clip.is_finite().then_some(critic.value_clip) };
-    let config =
-        local_config(plan, Arc::new(loss), &critic.optimization, critic.lr, plan.train.steps, plan.train.updates_a_step())?;
+    let schedule = steps::schedule(&critic.optimization, critic.lr, plan.train.steps, plan.train.updates_a_step())?;
+    let config = local_config(&plan.model, &plan.checkpoint, &critic.optimization, schedule, Arc::new(loss))?;
     let Some(path) = &critic.path else { return Ok(Some(policy.critic(config)?)) };
     let (model, weights) =
         load_hf(&models::model_folder(path)?).with_context(|| format!("loading the critic from {}", path.display()))?;
@@ -51,44 +46,47 @@ pub fn critic(plan: &Plan, policy: &Policy) -> Result<Option<LocalBackend>> {
 }
 
 /// The trainer of `[sft]`.
-pub fn supervised_backend(plan: &Plan, sft: &Sft, policy: &Policy) -> Result<LocalBackend> {
-    let config = local_config(plan, Arc::new(CrossEntropy), &sft.optimization, sft.lr, sft.steps, 1)?;
+pub fn supervised_backend(sft: &Sft, model: &Model, checkpoint: &Checkpointing, policy: &Policy) -> Result<LocalBackend> {
+    let schedule = steps::schedule(&sft.optimization, sft.lr, sft.steps, 1)?;
+    let config = local_config(model, checkpoint, &sft.optimization, schedule, Arc::new(CrossEntropy))?;
     // No generator reads what it publishes, and adapters are trained further.
     Ok(policy.backend(LocalConfig { merge: false, ..config })?)
 }
 
 /// The trainer of `[reward_model]`.
-pub fn reward_model_backend(plan: &Plan, of: &RewardModel, model: &ScoreModel) -> Result<LocalBackend> {
+pub fn reward_model_backend(
+    of: &RewardModel,
+    model: &Model,
+    checkpoint: &Checkpointing,
+    scorer: &ScoreModel,
+) -> Result<LocalBackend> {
+    let schedule = steps::schedule(&of.optimization, of.lr, of.steps, 1)?;
     let loss = Arc::new(BradleyTerry { center: of.center });
-    let config = local_config(plan, loss, &of.optimization, of.lr, of.steps, 1)?;
+    let config = local_config(model, checkpoint, &of.optimization, schedule, loss)?;
     // Evaluations judge by adapters as they are.
-    Ok(model.backend(LocalConfig { merge: false, ..config })?)
+    Ok(scorer.backend(LocalConfig { merge: false, ..config })?)
 }
 
-/// `steps` of so many updates each; schedules count updates.
-fn local_config(plan: &Plan, loss: Arc<dyn Loss>, of: &Optimization, lr: f64, steps: u64, updates: u64) -> Result<LocalConfig> {
-    let schedule = steps::schedule(of, lr, steps, updates)?;
+fn local_config(
+    model: &Model,
+    checkpoint: &Checkpointing,
+    of: &Optimization,
+    schedule: Schedule,
+    loss: Arc<dyn Loss>,
+) -> Result<LocalConfig> {
+    let ([beta1, beta2], replicas) = (of.betas, policy::computes(model, "replica_devices", &of.replica_devices)?);
     Ok(LocalConfig {
-        adamw: AdamW {
-            beta1: of.betas[0],
-            beta2: of.betas[1],
-            epsilon: of.eps,
-            weight_decay: of.weight_decay,
-            ..AdamW::default()
-        },
+        adamw: AdamW { beta1, beta2, epsilon: of.eps, weight_decay: of.weight_decay, ..AdamW::default() },
         decay: of.decay,
         lr_scale: of.lr_scale,
         max_grad_norm: Some(of.max_grad_norm),
         micro_batch_tokens: of.micro_batch_tokens,
         non_finite: of.on_nonfinite,
         threads: Some(of.threads),
-        compute: policy::compute(&plan.model)?,
-        replica_devices: policy::computes(&plan.model, "replica_devices", &of.replica_devices)?
-            .iter()
-            .map(|compute| compute.device)
-            .collect(),
+        compute: policy::compute(model)?,
+        replica_devices: replicas.iter().map(|compute| compute.device).collect(),
         gradient_checkpointing: of.gradient_checkpointing,
-        save_dtype: plan.checkpoint.dtype,
+        save_dtype: checkpoint.dtype,
         loss,
         ..LocalConfig::new(CrossEntropy, schedule)
     })
@@ -107,7 +105,10 @@ pub fn trainer<B: TrainingBackend>(
     let [warn, halt] = plan.train.gap_limits(plan.model.precision());
     let registry = registry.clone();
     let config = move |step| -> Result<StepConfig> {
-        let config = if timeline.is_constant() { always.clone() } else { steps::step_config_at(&timeline, &registry, step)? };
+        let config = match timeline.is_constant() {
+            true => always.clone(),
+            false => steps::changed_at(&timeline, step, |plan| steps::step_config(plan, &registry))?,
+        };
         Ok(StepConfig { mixed: mixture.as_ref().map_or(Ok(None), |mixture| mixture.at(step))?, ..config })
     };
     let mut trainer = Trainer::new(backend)
@@ -130,14 +131,13 @@ pub fn trainer<B: TrainingBackend>(
 /// Applies changes and ramps to a supervised trainer. `config` builds a plan's step configuration.
 pub fn changing<B: TrainingBackend>(
     trainer: Trainer<B>,
-    plan: &Plan,
+    timeline: Timeline,
     config: impl Fn(&Plan) -> Result<StepConfig> + Send + 'static,
-) -> Result<Trainer<B>> {
-    let timeline = Timeline::of(plan)?;
+) -> Trainer<B> {
     if timeline.is_constant() {
-        return Ok(trainer);
+        return trainer;
     }
-    Ok(trainer.per_step(move |step| Ok(steps::changed_at(&timeline, step, &config)?)))
+    trainer.per_step(move |step| Ok(steps::changed_at(&timeline, step, &config)?))
 }
 
 /// With the checkpoints of `[checkpoint]`, if there is a folder for them. The end is always saved.

@@ -6,10 +6,10 @@ use std::collections::BTreeMap;
 use anyhow::Result;
 use clap::Args;
 use rollflow::data::source::Survey;
-use rollflow::recipe::{self, Derived, Loaded, Machine, Place, RecipeErrors};
+use rollflow::recipe::{self, Derived, Machine, Place, RecipeErrors};
 use serde_json::{Value, json};
 
-use super::plans::{RecipeArgs, load_and};
+use super::plans::{Loaded, RecipeArgs, load_and};
 use super::{End, out};
 use crate::registry::Registry;
 use crate::survey::{self, Surveyed};
@@ -45,13 +45,13 @@ impl Check {
 }
 
 /// The derived numbers, the values that were left out, and warnings.
-pub(super) fn text_of(loaded: &Loaded) -> String {
-    format!("{}left out, and derived:\n{}", recipe::check_text(&loaded.plan), recipe::derived_text(&loaded.derived))
+pub(super) fn text_of((plan, derived): &Loaded) -> String {
+    format!("{}left out, and derived:\n{}", recipe::check_text(plan), recipe::derived_text(derived))
 }
 
 fn as_json(checked: &Result<Loaded, RecipeErrors>, surveyed: &Surveyed) -> Value {
     match checked {
-        Ok(Loaded { plan, derived }) => {
+        Ok((plan, derived)) => {
             let machine = Machine::here();
             let facts: BTreeMap<&str, String> = recipe::facts(plan, machine).into_iter().collect();
             let source = |(key, found): &(String, Survey)| {

@@ -12,7 +12,7 @@ use rollflow::flow::Interrupts;
 use rollflow::observe::StepMetrics;
 use rollflow::observe::logs::{JsonLines, JudgedAnswer, read_lines};
 use rollflow::prelude::Policy;
-use rollflow::recipe::{self, Plan};
+use rollflow::recipe::{Eval as Section, Plan};
 use rollflow::rollout::Evaluation;
 use rollflow::util::atomic_file;
 use serde_json::{Value, json};
@@ -146,8 +146,8 @@ impl StandaloneEval<'_> {
         progress: impl FnMut(usize, usize) -> Result<()>,
     ) -> Result<(StepMetrics, usize)> {
         const VERSION: Version = 1;
-        engines.give(self.plan, self.policy, VERSION)?;
-        let config = engines.fleet_config(self.plan, self.policy);
+        engines.give(self.policy, VERSION)?;
+        let config = engines.fleet_config(self.policy);
         let mut fleet = Fleet::new(engines.handle(), config, self.policy.tokenizer(), self.eval().max_num_seqs, self.plan.seed);
         fleet.set_weights(VERSION, &());
         self.run_on(fleet, VERSION, &engines.reader(self.policy), progress)
@@ -181,12 +181,12 @@ impl StandaloneEval<'_> {
         Ok((summary, evaluation.answers().len()))
     }
 
-    fn eval(&self) -> recipe::eval::Eval {
+    fn eval(&self) -> Section {
         self.plan.eval.clone().unwrap_or_default()
     }
 
     /// Identity of the evaluation. Answers of evaluations with different identities are never mixed.
-    fn identity(&self, eval: &recipe::eval::Eval) -> Value {
+    fn identity(&self, eval: &Section) -> Value {
         let plan = Plan { eval: Some(eval.clone()), ..self.plan.clone() };
         let text = plan.to_toml();
         let matters = |section: &&str| {

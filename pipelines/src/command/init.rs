@@ -15,7 +15,7 @@ use rollflow::train::tokenizer_folder;
 use rollflow::util::atomic_file;
 
 use super::check::text_of;
-use super::plans::{RecipeArgs, load_and};
+use super::plans::checked;
 use super::{End, out, refused};
 use crate::assemble::models::model_folder;
 use crate::registry::Registry;
@@ -92,8 +92,8 @@ impl Init {
         }
         let text = self.recipe()?;
         atomic_file::write(&self.path, &text).with_context(|| format!("writing {file}"))?;
-        let recipe = RecipeArgs { recipe: self.path.clone(), sets: Vec::new() };
-        let loaded = load_and(&recipe, registry, |_| Vec::new()).map_err(|errors| {
+        // As it is written: variables of the environment are another call's.
+        let loaded = checked(&self.path, &[], registry, |_| Vec::new()).map_err(|errors| {
             out::complain(&format!("written to {file}, which is to be completed:"));
             End::Recipe(errors)
         })?;

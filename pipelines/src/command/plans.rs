@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use anyhow::Result;
 use clap::Args;
 use rollflow::observe::Console;
-use rollflow::recipe::{self, Loaded, Place, Plan, Problem, RecipeErrors};
+use rollflow::recipe::{self, Derived, Place, Plan, Problem, RecipeErrors, TaskData};
 use rollflow::util::{reading, untrusted};
 
 use super::{End, refused};
@@ -29,27 +29,46 @@ pub struct RecipeArgs {
 
 /// The plan, or all that is wrong with the recipe.
 pub fn load(args: &RecipeArgs, registry: &Registry) -> Result<Plan> {
-    Ok(load_and(args, registry, |_| Vec::new()).map_err(End::Recipe)?.plan)
+    Ok(load_and(args, registry, |_| Vec::new()).map_err(End::Recipe)?.0)
 }
 
-/// The plan with the reasons for values that the recipe left out, or all that is wrong with it.
+/// A plan, and the values that its recipe left out, each with the reason.
+pub type Loaded = (Plan, Vec<Derived>);
+
+/// The plan of a recipe under the environment's variables and `--set`, or all that is wrong with it.
 /// `further` looks for more problems in a plan that is sound otherwise.
 pub fn load_and(args: &RecipeArgs, registry: &Registry, further: impl Fn(&Plan) -> Vec<Problem>) -> Result<Loaded, RecipeErrors> {
-    let (path, sets) = (&args.recipe, &[recipe::variables(std::env::vars_os())?, args.sets.clone()].concat());
-    let complaints = |plan: &Plan| {
-        let complaints = complaints(registry, plan);
-        if complaints.is_empty() && plan.validate().is_ok() { further(plan) } else { complaints }
+    let sets = [recipe::variables(std::env::vars_os())?, args.sets.clone()].concat();
+    checked(&args.recipe, &sets, registry, further)
+}
+
+/// [`load_and`] of a file under these overrides alone.
+pub fn checked(
+    path: &Path,
+    sets: &[String],
+    registry: &Registry,
+    further: impl Fn(&Plan) -> Vec<Problem>,
+) -> Result<Loaded, RecipeErrors> {
+    let complaints = |plan: &Plan| match complaints(registry, plan) {
+        none if none.is_empty() && plan.validate().is_ok() => {
+            let mut plan = plan.clone();
+            conversations::decide(&mut plan.chat, &plan.model.source);
+            further(&plan)
+        }
+        complaints => complaints,
     };
     // Warnings go to standard error, since no run has a console yet.
     tracing::subscriber::with_default(Console::quiet(), || {
-        let Loaded { mut plan, mut derived } = recipe::load_with(path, sets, complaints)?;
+        let (mut plan, mut derived) = recipe::load_with(path, sets, complaints)?;
+        let ask = conversations::decide(&mut plan.chat, &plan.model.source);
         match epochs::settle(&mut plan, registry) {
             Ok(steps) => derived.extend(steps),
             // Loaded again, so that the error stands where the key was written.
             Err(error) => return recipe::load_with(path, sets, |plan| vec![epochs::complaint(plan, &error)]),
         }
-        derived.extend(conversations::derived(&plan));
-        plan.validate().map(|()| Loaded { plan, derived })
+        let imitates = plan.sft.as_ref().is_some_and(|sft| !sft.sources().is_empty());
+        derived.extend(ask.filter(|_| imitates || matches!(plan.task.data, TaskData::Data(_))));
+        plan.validate().map(|()| (plan, derived))
     })
 }
 
@@ -59,7 +78,9 @@ pub fn load_of_run(run: &Path, sets: &[String], registry: &Registry) -> Result<P
     let unread = |error| refused(format!("{}: {error}; give the folder of a run, as in runs/mine", path.display()));
     let text = reading::read_text(&path).map_err(unread)?;
     let parse = || recipe::parse_with(&path.display().to_string(), &text, sets, |plan| complaints(registry, plan));
-    Ok(tracing::subscriber::with_default(Console::quiet(), parse).map_err(End::Recipe)?)
+    let mut plan = tracing::subscriber::with_default(Console::quiet(), parse).map_err(End::Recipe)?;
+    conversations::decide(&mut plan.chat, &plan.model.source);
+    Ok(plan)
 }
 
 /// Prints every error to standard error, with the line that it is about and a mark below its place; in

@@ -12,7 +12,6 @@ use rollflow::recipe::Plan;
 
 use super::plans::{RecipeArgs, load};
 use super::{End, out, refused};
-use crate::assemble::conversations;
 use crate::registry::Registry;
 use crate::run::PAGE;
 use crate::run::folder::{RunFolder, refuse_another_run};
@@ -42,9 +41,8 @@ impl Run {
         let plan = load(&recipe, registry)?;
         let folder = out.unwrap_or_else(|| new_folder(&plan));
         refuse_another_run(&folder).map_err(|error| refused(error.to_string()))?;
-        // Ids are pinned, since their contents may change. The format of prompts is recorded for
-        // runs that continue from this one.
-        let plan = Plan { chat: conversations::chat(&plan.chat, &plan.model), ..plan.pinned(&Cache::of_user()) };
+        // Ids are pinned, since their contents may change.
+        let plan = plan.pinned(&Cache::of_user());
         execute(&plan, registry, &RunFolder::create(&folder, &plan)?, None)
     }
 }

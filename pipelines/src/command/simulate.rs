@@ -4,9 +4,9 @@ use std::path::PathBuf;
 
 use anyhow::Result;
 use clap::Args;
-use rollflow::recipe::{Loaded, RecipeErrors};
+use rollflow::recipe::RecipeErrors;
 
-use super::plans::{RecipeArgs, load, load_and, show};
+use super::plans::{Loaded, RecipeArgs, load, load_and, show};
 use super::{End, out, refused};
 use crate::registry::Registry;
 use crate::simulate;
@@ -56,7 +56,7 @@ impl Simulate {
         }
         let loaded = loaded.into_iter().collect::<Result<Vec<Loaded>, _>>().map_err(|_| End::Said(2))?;
         let width = variants.iter().map(String::len).max().unwrap_or(0);
-        for (variant, Loaded { plan, .. }) in variants.iter().zip(&loaded) {
+        for (variant, (plan, _)) in variants.iter().zip(&loaded) {
             let forecast = simulate::simulate(plan, registry, &profile, steps)?;
             out::line(&format!("{variant:width$}{forecast}"))?;
             out::line(&format!("{:width$}  {}", "", forecast.bottleneck))?;

@@ -11,7 +11,7 @@ use rollflow::data::chat::{ChatTemplate, TokenizedConversation, tokenize_convers
 use rollflow::data::source::{Columns, DataSet, DataSpec, Example, Shape, beginnings, prepare_sft_sample};
 use rollflow::data::{ChatMessage, Pair, Prompt, PromptText};
 use rollflow::prelude::*;
-use rollflow::recipe::chat::PLAIN;
+use rollflow::recipe::PLAIN;
 use rollflow::train::tokenizer_folder;
 use rollflow::util::untrusted;
 use serde_json::{Map, Value, json};

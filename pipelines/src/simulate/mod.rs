@@ -18,7 +18,7 @@ use rollflow::algo::rewards::IntoReward;
 use rollflow::engine::SimulatedEngine;
 use rollflow::flow::{BoxedStage, Simulation, Until, weights};
 use rollflow::prelude::*;
-use rollflow::recipe::Plan;
+use rollflow::recipe::{Plan, Timeline};
 use rollflow::stages::generate::EngineSettings;
 use rollflow::stages::train::{Trained, staleness};
 use rollflow::train::SimulatedBackend;
@@ -180,11 +180,14 @@ fn components(
         let length = move |ordinal, index| lengths.of(seed, ordinal, index).0;
         SimulatedEngine::new(&machine, settings.slots, times, length).on_new_weights(settings.on_new_weights)
     };
+    let generator = Generator::by(make, &tokenizer).weights(published);
+    let (timeline, every) = (Timeline::of(plan)?, plan.sync.every);
+    let generator = rollout::configured(generator, &plan.generate, seed, plan.most_slots(), timeline, every);
     let trainer = profile.stages.get(TRAINER).copied().unwrap_or_default();
     let reward = move |sample: &Sample| answers.of(seed, sample.group_index, sample.index).1;
     Ok(Components {
-        prompts: data::prompts(plan, None)?,
-        generator: BoxedStage::new(rollout::generator_by(plan, Generator::by(make, &tokenizer).weights(published))?),
+        prompts: data::prompts(&plan.task, &plan.chat, seed, plan.reward.rule.compares(), |_| Ok(()))?,
+        generator: BoxedStage::new(generator),
         sync: BoxedStage::new(WeightSync::to(publisher).log_every(plan.observe.log_every)),
         reward: Scoring::Local {
             reward: Box::new(move |sample: &Sample| reward(sample).into_reward()),

@@ -246,6 +246,10 @@ fn what_init_writes_is_accepted_with_a_comment_to_every_section() {
         let again = rollflow(&["init", path, "--yes"]);
         assert!(again.code == Some(2) && again.err.contains("--force"), "{}", again.err);
     }
+    // The file is checked as it is written, whatever the environment says of the next call.
+    let path = folder.path().join("alone.toml");
+    let written = command(&["init", path.to_str().unwrap(), "--yes"]).env("ROLLFLOW__TRAIN__LR", "fast").output().unwrap();
+    assert_eq!(written.status.code(), Some(0), "{}", String::from_utf8_lossy(&written.stderr));
     let missing = rollflow(&["init", folder.path().join("m.toml").to_str().unwrap(), "--yes", "--model", "no/such/model"]);
     assert!(missing.code == Some(2) && missing.err.contains("no/such/model"), "{}", missing.err);
 }

@@ -2,7 +2,6 @@
 
 use super::Note;
 use crate::algo::{Advantage, Aggregation, Dpo, LossChoice, PairLoss};
-use crate::recipe::lora::AdapterSync;
 use crate::recipe::plan::{Fallback, OnStale, Pipeline, Plan};
 use crate::recipe::train::Train;
 
@@ -19,7 +18,7 @@ pub(super) fn held(plan: &Plan, note: Note) {
         note(key, &["train.loss"], message, "add [reference] with kind = \"frozen\", \"ema\" or \"periodic\", or do without");
     }
     if let (Some(lora), Some(reference)) = (&plan.lora, &plan.reference)
-        && lora.sync == AdapterSync::Adapter
+        && !lora.merges()
         && reference.policy.follows()
     {
         let message = "`lora.sync` is \"adapter\", but a reference that follows the policy keeps whole weights".to_owned();

@@ -3,7 +3,7 @@
 use super::Note;
 use crate::engine::settings::Launch;
 use crate::recipe::plan::{Pipeline, Plan};
-use crate::recipe::task::{OverlongPolicy, Sft, Task, TaskData, Turns};
+use crate::recipe::task::{OverlongPolicy, Sft, Task, TaskData};
 use crate::settings::section::{Section, join};
 use crate::stages::reward::{MAX_POISONED, OnFailure};
 
@@ -102,7 +102,7 @@ fn singles(plan: &Plan) -> Vec<(&'static str, bool, &'static str, &'static str)>
         ("reward.on_failure", no_letter, "pipeline", uncounted),
         ("reward.max_poisoned", poisoned, "pipeline", "no group is dropped for its reward here"),
         ("sft.batch", by_tokens, "sft.batch_tokens", "a step takes as many as sft.batch_tokens says"),
-        ("sft.turns", sft(|sft| sft.turns == Turns::Apart) && !own && !data, "task.kind", "sums are no conversations"),
+        ("sft.turns", sft(Sft::turns_apart) && !own && !data, "task.kind", "sums are no conversations"),
         ("sft.sources", rows_of_sft, "sft.packing", in_rows),
         ("task.sources", rows_of_task, "sft.packing", in_rows),
         ("generate.workers", several, "flow.max_staleness", "a synchronous run keeps to one engine"),

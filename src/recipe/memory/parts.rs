@@ -6,7 +6,6 @@ use std::path::Path;
 use super::{MemoryPart, count, optimization};
 use crate::model::{Dtype, Head, Layout, Lora, ModelConfig, ModelError, PREFILL_CELLS, folder_config, fused};
 use crate::recipe::generate::OnNewWeights;
-use crate::recipe::lora::AdapterSync;
 use crate::recipe::model::{DeviceName, ModelSource};
 use crate::recipe::model_folder::{NoModel, model_folder};
 use crate::recipe::plan::{Pipeline, Plan};
@@ -129,7 +128,7 @@ impl Parts<'_> {
     fn served(&mut self, model: &ModelConfig, parameters: u64, longest: u64) -> Result<(), ModelError> {
         let plan = self.plan;
         let held = if plan.generate.on_new_weights == OnNewWeights::Finish { 3 } else { 2 };
-        if plan.lora.as_ref().is_some_and(|lora| lora.sync == AdapterSync::Adapter) {
+        if plan.lora.as_ref().is_some_and(|lora| !lora.merges()) {
             let bytes = 4 * held * adapters(plan, model)?.unwrap_or(0);
             self.add("published", bytes, format!("{held} copies of the adapters in f32: served, and on the way"));
         } else {
@@ -374,8 +373,7 @@ fn config_of(name: &Path) -> Result<ModelConfig, ModelError> {
 /// Number of parameters of the adapters of `[lora]`. Rejects targets that the model lacks.
 pub(in crate::recipe) fn adapters(plan: &Plan, model: &ModelConfig) -> Result<Option<u64>, ModelError> {
     let Some(of) = &plan.lora else { return Ok(None) };
-    let targets: Vec<&str> = of.targets.iter().map(|target| target.word()).collect();
-    Ok(Some(Lora::new(of.rank, of.alpha, &targets)?.on_model(model)?.layout(model).total() as u64))
+    Ok(Some(Lora::new(of.rank, of.alpha, &of.target_words())?.on_model(model)?.layout(model).total() as u64))
 }
 
 /// The shape of the recipe's model.
