@@ -7,43 +7,52 @@ use super::{AsyncIo, AsyncStage, Io, Message, Signal, Source, Stage, StageError,
 
 /// Source of the items of an iterator.
 pub fn from_iter<I: IntoIterator<Item: Message>>(items: I) -> PerItem<FromIter, I::IntoIter, (), I::Item> {
-    PerItem { spec: StageSpec::default(), ..PerItem::new(items.into_iter()) }
+    PerItem { spec: StageSpec::default(), ..PerItem::new(items.into_iter(), FromIter) }
 }
 
 /// Stage that replaces each item with the result of `f`.
-pub fn map<F: FnMut(In) -> Out, In, Out: Message>(f: F) -> PerItem<Map, F, In, Out> {
-    PerItem::new(f)
+pub fn map<F: FnMut(In) -> Out, In: Message, Out: Message>(f: F) -> PerItem<Call<F, In, Out>, F, In, Out> {
+    PerItem::new(f, |f, item, io| io.send(f(item)))
 }
 
 /// Stage that replaces each item with the result of `f`; an error ends the run (law F3).
-pub fn try_map<F: FnMut(In) -> Result<Out, StageError>, In, Out: Message>(f: F) -> PerItem<TryMap, F, In, Out> {
-    PerItem::new(f)
+pub fn try_map<F, In: Message, Out: Message>(f: F) -> PerItem<Call<F, In, Out>, F, In, Out>
+where
+    F: FnMut(In) -> Result<Out, StageError>,
+{
+    PerItem::new(f, |f, item, io| io.send(f(item)?))
 }
 
 /// Stage that keeps the items for which `f` returns true.
-pub fn filter<F: FnMut(&T) -> bool, T>(f: F) -> PerItem<Filter, F, T, T> {
-    PerItem::new(f)
+pub fn filter<F: FnMut(&T) -> bool, T: Message>(f: F) -> PerItem<Call<F, T, T>, F, T, T> {
+    PerItem::new(f, |f, item, io| if f(&item) { io.send(item) } else { Ok(()) })
 }
 
 /// Stage that replaces each item with the result of `f`, and drops items with none.
-pub fn filter_map<F: FnMut(In) -> Option<Out>, In, Out: Message>(f: F) -> PerItem<FilterMap, F, In, Out> {
-    PerItem::new(f)
+pub fn filter_map<F, In: Message, Out: Message>(f: F) -> PerItem<Call<F, In, Out>, F, In, Out>
+where
+    F: FnMut(In) -> Option<Out>,
+{
+    PerItem::new(f, |f, item, io| f(item).map_or(Ok(()), |out| io.send(out)))
 }
 
 /// Stage that replaces each item with all items that `f` returns.
-pub fn flat_map<F: FnMut(In) -> Many, In, Many: IntoIterator<Item: Message>>(f: F) -> PerItem<FlatMap, F, In, Many::Item> {
-    PerItem::new(f)
+pub fn flat_map<F, In: Message, Many: IntoIterator<Item: Message>>(f: F) -> PerItem<Call<F, In, Many::Item>, F, In, Many::Item>
+where
+    F: FnMut(In) -> Many,
+{
+    PerItem::new(f, |f, item, io| f(item).into_iter().try_for_each(|out| io.send(out)))
 }
 
 /// Stage on tokio that replaces each item with the output of `f`'s future; an error ends the run
 /// (law F3). Each [worker](PerItem::workers) has one item in work.
-pub fn map_async<F, In, Out, Fut>(f: F) -> PerItem<MapAsync, F, In, Out>
+pub fn map_async<F, In, Out, Fut>(f: F) -> PerItem<Await, F, In, Out>
 where
     F: FnMut(In) -> Fut,
     Fut: Future<Output = Result<Out, StageError>>,
     Out: Message,
 {
-    PerItem::new(f)
+    PerItem::new(f, Await)
 }
 
 /// Stage that collects lists of `n` items. The last list may be shorter; a stop drops it.
@@ -51,18 +60,29 @@ pub fn batch<T: Message>(n: usize) -> impl Stage<In = T, Out = Vec<T>> {
     Batched(n.max(1), PhantomData)
 }
 
-/// Closure called with every item, whose result `How` handles; or iterator over the items.
+/// Closure called with every item, as `How` does it; or iterator over the items.
 pub struct PerItem<How, F, In, Out> {
     f: F,
+    how: How,
     spec: StageSpec,
     /// Copies `f` for further workers.
     copy: Option<fn(&F) -> F>,
-    _types: PhantomData<fn(How, In) -> Out>,
+    _types: PhantomData<fn(In) -> Out>,
 }
 
-impl<How, F, In, Out> PerItem<How, F, In, Out> {
-    fn new(f: F) -> Self {
-        PerItem { f, spec: StageSpec::default().knob("workers"), copy: None, _types: PhantomData }
+/// Calls a closure with an item, and sends the result.
+type Call<F, In, Out> = fn(&mut F, In, &mut Io<In, Out>) -> Result<(), StageError>;
+
+/// Marks [`from_iter`].
+#[derive(Clone, Copy)]
+pub struct FromIter;
+/// Marks [`map_async`].
+#[derive(Clone, Copy)]
+pub struct Await;
+
+impl<How: Copy, F, In, Out> PerItem<How, F, In, Out> {
+    fn new(f: F, how: How) -> Self {
+        PerItem { f, how, spec: StageSpec::default().knob("workers"), copy: None, _types: PhantomData }
     }
 
     /// Number of workers, each with a clone of the closure. Default: 1.
@@ -90,58 +110,6 @@ impl<How, F, In, Out> PerItem<How, F, In, Out> {
     }
 }
 
-/// Handling of a closure's result.
-pub trait Apply<F, In, Out> {
-    /// Calls `f` and sends the result.
-    #[doc(hidden)]
-    fn apply(f: &mut F, item: In, io: &mut Io<In, Out>) -> Result<(), StageError>;
-}
-
-/// See [`from_iter`].
-pub struct FromIter;
-/// See [`map`].
-pub struct Map;
-/// See [`try_map`].
-pub struct TryMap;
-/// See [`filter`].
-pub struct Filter;
-/// See [`filter_map`].
-pub struct FilterMap;
-/// See [`flat_map`].
-pub struct FlatMap;
-/// See [`map_async`].
-pub struct MapAsync;
-
-impl<F: FnMut(In) -> Out, In: Message, Out: Message> Apply<F, In, Out> for Map {
-    fn apply(f: &mut F, item: In, io: &mut Io<In, Out>) -> Result<(), StageError> {
-        io.send(f(item))
-    }
-}
-
-impl<F: FnMut(In) -> Result<Out, StageError>, In: Message, Out: Message> Apply<F, In, Out> for TryMap {
-    fn apply(f: &mut F, item: In, io: &mut Io<In, Out>) -> Result<(), StageError> {
-        io.send(f(item)?)
-    }
-}
-
-impl<F: FnMut(&T) -> bool, T: Message> Apply<F, T, T> for Filter {
-    fn apply(f: &mut F, item: T, io: &mut Io<T, T>) -> Result<(), StageError> {
-        if f(&item) { io.send(item) } else { Ok(()) }
-    }
-}
-
-impl<F: FnMut(In) -> Option<Out>, In: Message, Out: Message> Apply<F, In, Out> for FilterMap {
-    fn apply(f: &mut F, item: In, io: &mut Io<In, Out>) -> Result<(), StageError> {
-        f(item).map_or(Ok(()), |out| io.send(out))
-    }
-}
-
-impl<F: FnMut(In) -> Many, In: Message, Many: IntoIterator<Item: Message>> Apply<F, In, Many::Item> for FlatMap {
-    fn apply(f: &mut F, item: In, io: &mut Io<In, Many::Item>) -> Result<(), StageError> {
-        f(item).into_iter().try_for_each(|out| io.send(out))
-    }
-}
-
 impl<I: Iterator<Item: Message> + Send + 'static> Source for PerItem<FromIter, I, (), I::Item> {
     type Out = I::Item;
 
@@ -154,19 +122,13 @@ impl<I: Iterator<Item: Message> + Send + 'static> Source for PerItem<FromIter, I
     }
 }
 
-impl<How, F, In, Out> Stage for PerItem<How, F, In, Out>
-where
-    How: Apply<F, In, Out> + 'static,
-    F: Send + 'static,
-    In: Message,
-    Out: Message,
-{
+impl<F: Send + 'static, In: Message, Out: Message> Stage for PerItem<Call<F, In, Out>, F, In, Out> {
     type In = In;
     type Out = Out;
 
     fn run(&mut self, io: &mut Io<In, Out>) -> Result<(), StageError> {
         while let Some(item) = io.recv()? {
-            How::apply(&mut self.f, item, io)?;
+            (self.how)(&mut self.f, item, io)?;
         }
         Ok(())
     }
@@ -180,7 +142,7 @@ where
     }
 }
 
-impl<F, In, Out, Fut> AsyncStage for PerItem<MapAsync, F, In, Out>
+impl<F, In, Out, Fut> AsyncStage for PerItem<Await, F, In, Out>
 where
     F: FnMut(In) -> Fut + Send + 'static,
     Fut: Future<Output = Result<Out, StageError>> + Send,
