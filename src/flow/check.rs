@@ -2,7 +2,8 @@
 
 use std::collections::BTreeMap;
 
-use super::plan::{Graph, Kind};
+use super::plan::{Graph, Kind, NodePlan};
+use super::{StageSpec, Window};
 
 /// Error of a graph: it can't run. Names are those of stages.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -13,12 +14,22 @@ pub enum GraphError {
     /// Name that no thread can have.
     #[error("{0:?} is no name for a stage: use at least one character, and none that is NUL")]
     BadName(String),
-    /// Name of several stages, and their number: reports and metrics need one each.
-    #[error("{1} stages are named {0:?}: give each its own name")]
-    DuplicateName(String, usize),
-    /// Output without a consumer: its producer, and the type of its items.
-    #[error("nothing consumes the output of {0:?} ({1}): wire it to a stage or a sink")]
-    DanglingPort(String, String),
+    /// Name of several stages: reports and metrics need one each.
+    #[error("{count} stages are named {name:?}: give each its own name")]
+    DuplicateName {
+        /// Name.
+        name: String,
+        /// Number of stages with it.
+        count: usize,
+    },
+    /// Output without a consumer.
+    #[error("nothing consumes the output of {stage:?} ({carries}): wire it to a stage or a sink")]
+    DanglingPort {
+        /// Producer.
+        stage: String,
+        /// Type of its items.
+        carries: String,
+    },
     /// Stage without input.
     #[error("{0:?} has no input: wire a port to it")]
     NoInput(String),
@@ -28,16 +39,25 @@ pub enum GraphError {
     /// Cycle in the data (law F2): names along it; the first is repeated at the end.
     #[error("the data goes in a circle: {}; feedback goes over a weights edge", .0.join(" → "))]
     Cycle(Vec<String>),
-    /// Edge `from → to` that no item could enter, and its capacity that is 0: items or tokens.
-    #[error("the edge {0} holds no {1}: set its capacity to at least 1")]
-    ZeroCapacity(String, &'static str),
+    /// Edge that no item could enter.
+    #[error("the edge {edge} holds no {unit}: set its capacity to at least 1")]
+    ZeroCapacity {
+        /// Edge, as `from → to`.
+        edge: String,
+        /// Capacity that is 0: `items` or `tokens`.
+        unit: &'static str,
+    },
     /// Stage without workers.
     #[error("{0:?} has no worker: give it at least 1")]
     NoWorkers(String),
-    /// Several workers, and their number, of a stage that can't be replicated: workers share no
-    /// state.
-    #[error("{0:?} asks for {1} workers but has no replica (it keeps state, or is a source or sink): give it 1")]
-    NotReplicable(String, usize),
+    /// Several workers of a stage that can't be replicated: workers share no state.
+    #[error("{stage:?} asks for {workers} workers but has no replica (it keeps state, or is a source or sink): give it 1")]
+    NotReplicable {
+        /// Stage.
+        stage: String,
+        /// Number of workers.
+        workers: usize,
+    },
     /// Tee without branches.
     #[error("{0:?} is a tee of none: give it at least 1")]
     EmptyTee(String),
@@ -47,9 +67,14 @@ pub enum GraphError {
     /// Window of a stage that is not a source.
     #[error("{0:?} has a window but is no source: attach the window to the source")]
     MisplacedWindow(String),
-    /// A source that waits for admission which nothing can release, and the calls that release it.
-    #[error("{0:?} waits for admission that no stage of the graph releases; it is released by {1}")]
-    NeverReleased(String, &'static str),
+    /// Source that waits for admission which nothing can release.
+    #[error("{stage:?} waits for admission that no stage of the graph releases; it is released by {released_by}")]
+    NeverReleased {
+        /// Source.
+        stage: String,
+        /// Calls that release it.
+        released_by: &'static str,
+    },
     /// Method that shares a second value of one type in the run context.
     #[error("`Flow::{0}` shares a second value of its type, and stages take one: share it once")]
     SharedTwice(&'static str),
@@ -64,9 +89,14 @@ pub enum GraphError {
     /// Reader of weights without a publisher: it would wait for ever.
     #[error("{0:?} reads weights that nothing publishes: add a stage that publishes them, or keep their publishing end")]
     UnpublishedWeights(String),
-    /// Goal at a sink that does not exist, and the names of the sinks.
-    #[error("the run is to end at the sink {0:?}, which does not exist; sinks: {sinks}", sinks = .1.join(", "))]
-    UnknownSink(String, Vec<String>),
+    /// Goal at a sink that does not exist.
+    #[error("the run is to end at the sink {sink:?}, which does not exist; sinks: {}", .sinks.join(", "))]
+    UnknownSink {
+        /// Sink of the goal.
+        sink: String,
+        /// Sinks of the graph.
+        sinks: Vec<String>,
+    },
 }
 
 /// Formats all errors of a graph.
@@ -94,12 +124,14 @@ impl Graph {
         for node in 0..self.nodes.len() {
             self.find_cycles(node, &mut Vec::new(), &mut finished, &mut errors);
         }
+        self.check_feedback(&mut errors);
         errors
     }
 
     /// Warns of more computing threads than `cores`: the stages slow each other down.
     pub(crate) fn warnings(&self, cores: usize) -> Vec<String> {
-        let shares = self.nodes.iter().filter(|node| node.threads > 0).map(|node| (&node.name, node.workers * node.threads));
+        let shares = self.nodes.iter().map(|node| (&node.name, node.spec.workers * node.spec.threads));
+        let shares = shares.filter(|(_, threads)| *threads > 0);
         let asked: usize = shares.clone().map(|(_, threads)| threads).sum();
         if asked <= cores {
             return Vec::new();
@@ -117,26 +149,28 @@ impl Graph {
         let bad = counts.keys().filter(|name| name.is_empty() || name.contains('\0'));
         errors.extend(bad.map(|&name| GraphError::BadName(name.into())));
         let twice = counts.iter().filter(|(_, count)| **count > 1);
-        errors.extend(twice.map(|(&name, &count)| GraphError::DuplicateName(name.into(), count)));
+        errors.extend(twice.map(|(&name, &count)| GraphError::DuplicateName { name: name.into(), count }));
     }
 
     fn check_nodes(&self, errors: &mut Vec<GraphError>) {
-        for (index, node) in self.nodes.iter().enumerate() {
-            let name = || node.name.clone();
+        for (index, NodePlan { name, kind, replicable, spec }) in self.nodes.iter().enumerate() {
+            let name = || name.clone();
             let has_input = self.edges.iter().any(|edge| edge.to == Some(index));
             let has_output = self.edges.iter().any(|edge| edge.from == index);
-            match node.kind {
+            match kind {
                 Kind::Tee if !has_output => errors.push(GraphError::EmptyTee(name())),
                 Kind::Merge if !has_input => errors.push(GraphError::EmptyMerge(name())),
                 Kind::Merge => {}
-                _ if node.workers == 0 => errors.push(GraphError::NoWorkers(name())),
-                _ if node.workers > 1 && !node.replicable => errors.push(GraphError::NotReplicable(name(), node.workers)),
+                _ if spec.workers == 0 => errors.push(GraphError::NoWorkers(name())),
+                _ if spec.workers > 1 && !replicable => {
+                    errors.push(GraphError::NotReplicable { stage: name(), workers: spec.workers });
+                }
                 _ => {}
             }
-            if !has_input && !matches!(node.kind, Kind::Source | Kind::Merge) {
+            if !has_input && !matches!(kind, Kind::Source | Kind::Merge) {
                 errors.push(GraphError::NoInput(name()));
             }
-            if node.window && node.kind != Kind::Source {
+            if spec.window.is_some() && *kind != Kind::Source {
                 errors.push(GraphError::MisplacedWindow(name()));
             }
         }
@@ -145,12 +179,31 @@ impl Graph {
     fn check_edges(&self, errors: &mut Vec<GraphError>) {
         for edge in &self.edges {
             if edge.to.is_none() {
-                errors.push(GraphError::DanglingPort(self.name(edge.from).into(), edge.carries.clone()));
+                let (stage, carries) = (self.name(edge.from).into(), edge.carries.clone());
+                errors.push(GraphError::DanglingPort { stage, carries });
             }
             for (unit, capacity) in [("items", edge.capacity.items), ("tokens", edge.capacity.tokens)] {
                 if capacity == 0 {
-                    errors.push(GraphError::ZeroCapacity(self.edge_name(edge), unit));
+                    errors.push(GraphError::ZeroCapacity { edge: self.edge_name(edge), unit });
                 }
+            }
+        }
+    }
+
+    /// Checks that weights have two ends, in the graph or outside, and that windows can be raised.
+    fn check_feedback(&self, errors: &mut Vec<GraphError>) {
+        let any = |has: &dyn Fn(&StageSpec) -> bool| self.nodes.iter().any(|node| has(&node.spec));
+        for NodePlan { name, spec, .. } in &self.nodes {
+            if spec.publishes.iter().any(|id| !id.has_readers() && !any(&|other| other.subscribes.contains(id))) {
+                errors.push(GraphError::UnreadWeights(name.clone()));
+            }
+            if spec.subscribes.iter().any(|id| !id.has_weights_or_publisher() && !any(&|other| other.publishes.contains(id))) {
+                errors.push(GraphError::UnpublishedWeights(name.clone()));
+            }
+            let raised = |window: &Window| any(&|other| other.raises.as_ref().is_some_and(|own| own.is_same(window)));
+            if let Some(window) = spec.window.as_ref().filter(|window| window.only_stages_raise() && !raised(window)) {
+                let released_by = window.who_raises().unwrap_or("a stage of the graph");
+                errors.push(GraphError::NeverReleased { stage: name.clone(), released_by });
             }
         }
     }
@@ -176,13 +229,14 @@ impl Graph {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::flow::plan::{EdgePlan, NodePlan};
-    use crate::flow::{Capacity, StageSpec};
+    use crate::flow::Capacity;
+    use crate::flow::plan::EdgePlan;
 
     /// Typed ports can't make a circle, so this goes by plain data: a source and stages `a`, `b`, `c`.
     fn graph(edges: &[(usize, usize)]) -> Graph {
-        let kind = |name| if name == "source" { Kind::Source } else { Kind::Stage };
-        let node = |name| NodePlan::new(name, kind(name), &StageSpec::default().threads(1), false);
+        let kind = |name: &str| if name == "source" { Kind::Source } else { Kind::Stage };
+        let spec = StageSpec::default().threads(1);
+        let node = |name: &str| NodePlan { name: name.into(), kind: kind(name), replicable: false, spec: spec.clone() };
         let edge = |&(from, to)| EdgePlan { from, to: Some(to), carries: "u64".into(), capacity: Capacity::items(1) };
         let (nodes, edges) = (["source", "a", "b", "c"].map(node).to_vec(), edges.iter().map(edge).collect());
         Graph { name: "plain".into(), nodes, edges, weights: Vec::new() }
@@ -204,7 +258,7 @@ mod tests {
     #[test]
     fn more_threads_than_cores_are_a_warning_with_each_stages_share() {
         let mut graph = graph(&[]);
-        graph.nodes[1].workers = 2;
+        graph.nodes[1].spec.workers = 2;
         assert!(graph.warnings(5).is_empty());
         let text = "the stages compute with 5 threads on 4 cores (source 1, a 2, b 1, c 1): lower threads or workers";
         assert_eq!(graph.warnings(4), [text]);

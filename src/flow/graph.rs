@@ -22,7 +22,6 @@ type BuildJobs = Box<dyn FnOnce(&Until) -> Vec<Job> + Send>;
 
 pub(crate) struct Node {
     plan: NodePlan,
-    pub(crate) spec: StageSpec,
     pub(crate) jobs: BuildJobs,
 }
 
@@ -236,7 +235,7 @@ impl Flow {
         let mut graph = Graph { name: self.name.clone(), nodes, edges, weights: Vec::new() };
         for (from, publisher) in self.nodes.iter().enumerate() {
             for (to, subscriber) in self.nodes.iter().enumerate() {
-                if publisher.spec.publishes.iter().any(|id| subscriber.spec.subscribes.contains(id)) {
+                if publisher.plan.spec.publishes.iter().any(|id| subscriber.plan.spec.subscribes.contains(id)) {
                     graph.weights.push(WeightsPlan { from, to });
                 }
             }
@@ -318,31 +317,11 @@ impl Flow {
         let graph = self.graph();
         let mut errors = graph.errors();
         errors.extend(self.misuse.iter().cloned());
-        let specs = || self.nodes.iter().map(|node| (&node.plan.name, &node.spec));
-        let named = |(name, _): (&String, _)| name.clone();
-        // Weights that neither a stage nor an end outside the graph reads.
-        let unread = specs().filter(|(_, spec)| {
-            let read = |id| specs().any(|(_, other)| other.subscribes.contains(id));
-            spec.publishes.iter().any(|id| !id.has_readers() && !read(id))
-        });
-        errors.extend(unread.map(named).map(GraphError::UnreadWeights));
-        // Weights that nothing published or may publish.
-        let unpublished = specs().filter(|(_, spec)| {
-            let published = |id| specs().any(|(_, other)| other.publishes.contains(id));
-            spec.subscribes.iter().any(|id| !id.has_weights_or_publisher() && !published(id))
-        });
-        errors.extend(unpublished.map(named).map(GraphError::UnpublishedWeights));
-        // Windows that only stages raise, and none of the graph does.
-        errors.extend(specs().filter_map(|(name, spec)| {
-            let raised = |window| specs().any(|(_, other)| other.raises.as_ref().is_some_and(|own| own.is_same(window)));
-            let window = spec.window.as_ref().filter(|window| window.only_stages_raise() && !raised(window))?;
-            Some(GraphError::NeverReleased(name.clone(), window.who_raises().unwrap_or("a stage of the graph")))
-        }));
         if let Goal::Items(sink, _) = &until.0 {
             let sinks = graph.nodes.iter().filter(|node| node.kind == Kind::Sink);
             let sinks: Vec<String> = sinks.map(|node| node.name.clone()).collect();
             if !sinks.contains(sink) {
-                errors.push(GraphError::UnknownSink(sink.clone(), sinks));
+                errors.push(GraphError::UnknownSink { sink: sink.clone(), sinks });
             }
         }
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
@@ -350,8 +329,8 @@ impl Flow {
     }
 
     fn node(&mut self, name: &str, kind: Kind, spec: StageSpec, replicable: bool) -> usize {
-        let plan = NodePlan::new(name, kind, &spec, replicable);
-        self.nodes.push(Node { plan, spec, jobs: Box::new(|_| Vec::new()) });
+        let plan = NodePlan { name: name.to_owned(), kind, replicable, spec };
+        self.nodes.push(Node { plan, jobs: Box::new(|_| Vec::new()) });
         self.nodes.len() - 1
     }
 

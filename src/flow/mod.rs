@@ -62,6 +62,7 @@ pub(crate) use launch::{caught, panic_message};
 pub use message::Message;
 pub use nodes::BoxedStage;
 pub use plan::Graph;
+pub(crate) use render::count;
 pub use report::{EdgeReport, Ended, Report, StageReport};
 pub use runner::{RunError, StageFailure};
 pub use simulation::Simulation;

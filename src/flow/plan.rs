@@ -5,7 +5,7 @@ use serde::Serialize;
 use super::{Capacity, StageSpec};
 
 /// Graph of stages by index, to be [drawn](Graph::to_mermaid).
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, Serialize)]
 pub struct Graph {
     pub(crate) name: String,
     /// Sources, stages, tees, merges and sinks, in the order of declaration.
@@ -31,36 +31,17 @@ pub(crate) enum Kind {
     Sink,
 }
 
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, Serialize)]
 pub(crate) struct NodePlan {
     pub(crate) name: String,
     pub(crate) kind: Kind,
-    pub(crate) workers: usize,
     /// If true, it may have several workers.
     pub(crate) replicable: bool,
-    pub(crate) ordered: bool,
-    pub(crate) threads: usize,
-    /// If true, it waits for admission.
-    pub(crate) window: bool,
-    pub(crate) knob: Option<String>,
+    #[serde(flatten)]
+    pub(crate) spec: StageSpec,
 }
 
-impl NodePlan {
-    pub(crate) fn new(name: &str, kind: Kind, spec: &StageSpec, replicable: bool) -> Self {
-        NodePlan {
-            name: name.to_owned(),
-            kind,
-            workers: spec.workers,
-            replicable,
-            ordered: spec.ordered,
-            threads: spec.threads,
-            window: spec.window.is_some(),
-            knob: spec.knob.clone(),
-        }
-    }
-}
-
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, Serialize)]
 pub(crate) struct EdgePlan {
     pub(crate) from: usize,
     /// None for a dangling edge.
@@ -70,7 +51,7 @@ pub(crate) struct EdgePlan {
     pub(crate) capacity: Capacity,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Copy, Debug, Serialize)]
 pub(crate) struct WeightsPlan {
     pub(crate) from: usize,
     pub(crate) to: usize,

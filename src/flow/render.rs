@@ -59,16 +59,16 @@ fn joined(graph: &Graph) -> impl Iterator<Item = (&EdgePlan, usize)> {
 }
 
 /// Label of a node, one fact a line.
-fn label(node: &NodePlan) -> String {
-    let mut text = node.name.clone();
-    if node.workers > 1 && node.kind != Kind::Merge {
-        text += &format!("\n{} workers{}", node.workers, if node.ordered { ", ordered" } else { "" });
+fn label(NodePlan { name, kind, spec, .. }: &NodePlan) -> String {
+    let mut text = name.clone();
+    if spec.workers > 1 && *kind != Kind::Merge {
+        text += &format!("\n{} workers{}", spec.workers, if spec.ordered { ", ordered" } else { "" });
     }
-    if node.threads > 0 {
-        let plural = if node.threads > 1 { "s" } else { "" };
-        text += &format!("\n{} thread{plural}{}", node.threads, if node.workers > 1 { " each" } else { "" });
+    if spec.threads > 0 {
+        let plural = if spec.threads > 1 { "s" } else { "" };
+        text += &format!("\n{} thread{plural}{}", spec.threads, if spec.workers > 1 { " each" } else { "" });
     }
-    if node.window {
+    if spec.window.is_some() {
         text += "\nadmitted";
     }
     text

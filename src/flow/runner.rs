@@ -165,7 +165,6 @@ pub(crate) fn run(
     let runtime = Builder::new_multi_thread().worker_threads(TASK_THREADS).thread_name("flow-tasks").enable_all().build();
     let runtime = runtime.map_err(RunError::Start)?;
     let gauges = edges.into_iter().zip(&graph.edges).map(|(edge, plan)| (edge.build)(plan.capacity)).collect();
-    let windows = nodes.iter().map(|node| node.spec.window.clone()).collect();
     let jobs: Vec<Vec<Job>> = nodes.into_iter().map(|node| (node.jobs)(until)).collect();
     let clock = simulation.map_or_else(Clock::start, |simulation| Clock::Simulated(simulation.clone()));
     let (events, received) = unbounded();
@@ -177,7 +176,7 @@ pub(crate) fn run(
     let presence = || (!clock.is_simulated()).then(|| Presence::new(&crew));
     let meter = || Arc::new(Meter::new(clock.clone(), presence()));
     let meters = jobs.iter().map(|jobs| jobs.iter().map(|_| meter()).collect()).collect();
-    let board = stats.publish(Board { clock: clock.clone(), graph, meters, windows, gauges, warnings });
+    let board = stats.publish(Board { clock: clock.clone(), graph, meters, gauges, warnings });
     if let Clock::Simulated(simulation) = &clock {
         let (stats, control, events) = (stats.clone(), control.clone(), events.clone());
         simulation.on_stall(move || {

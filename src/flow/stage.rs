@@ -4,6 +4,8 @@
 use std::error::Error;
 use std::fmt;
 
+use serde::{Serialize, Serializer};
+
 use super::weights::WeightsId;
 use super::{AsyncIo, Io, Message, RunContext, WeightsRx, WeightsTx, Window};
 
@@ -109,16 +111,24 @@ pub trait Sink: Send + 'static {
 }
 
 /// Specification of a stage: workers, threads and the edges that it uses.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Serialize)]
 pub struct StageSpec {
     pub(crate) workers: usize,
-    pub(crate) threads: usize,
     pub(crate) ordered: bool,
-    pub(crate) publishes: Vec<WeightsId>,
-    pub(crate) subscribes: Vec<WeightsId>,
+    pub(crate) threads: usize,
+    #[serde(serialize_with = "is_some")]
     pub(crate) window: Option<Window>,
-    pub(crate) raises: Option<Window>,
     pub(crate) knob: Option<String>,
+    #[serde(skip)]
+    pub(crate) raises: Option<Window>,
+    #[serde(skip)]
+    pub(crate) publishes: Vec<WeightsId>,
+    #[serde(skip)]
+    pub(crate) subscribes: Vec<WeightsId>,
+}
+
+fn is_some<S: Serializer>(window: &Option<Window>, serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.serialize_bool(window.is_some())
 }
 
 impl Default for StageSpec {
@@ -126,13 +136,13 @@ impl Default for StageSpec {
     fn default() -> Self {
         StageSpec {
             workers: 1,
-            threads: 0,
             ordered: false,
+            threads: 0,
+            window: None,
+            knob: None,
+            raises: None,
             publishes: Vec::new(),
             subscribes: Vec::new(),
-            window: None,
-            raises: None,
-            knob: None,
         }
     }
 }

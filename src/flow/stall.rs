@@ -84,7 +84,7 @@ impl Board {
     }
 
     fn credit(&self, node: usize) -> String {
-        let Some(window) = &self.windows[node] else { return "something outside the graph".to_owned() };
+        let Some(window) = &self.graph.nodes[node].spec.window else { return "something outside the graph".to_owned() };
         let raised_by = window.who_raises().map(|who| format!(" ({who} does)")).unwrap_or_default();
         let (admitted, limit) = (window.admitted(), window.limit());
         format!("credit: its window has admitted {admitted} of {limit} items, and nothing raises it{raised_by}")

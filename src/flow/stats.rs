@@ -2,10 +2,9 @@
 
 use std::sync::{Arc, OnceLock};
 
-use super::Window;
 use super::clock::{Clock, Meter};
 use super::edge::Gauge;
-use super::plan::{Graph, Kind};
+use super::plan::{Graph, Kind, NodePlan};
 use super::report::{EdgeReport, Ended, Report, StageReport};
 
 /// Live view of a run; clones read the same run. A reading costs the run one uncontended lock per
@@ -20,8 +19,6 @@ pub(crate) struct Board {
     pub(crate) graph: Graph,
     /// By node, by worker.
     pub(crate) meters: Vec<Vec<Arc<Meter>>>,
-    /// By node.
-    pub(crate) windows: Vec<Option<Window>>,
     /// By edge.
     pub(crate) gauges: Vec<Arc<Gauge>>,
     pub(crate) warnings: Vec<String>,
@@ -49,7 +46,7 @@ impl Board {
             let sum = |of: fn(&Meter) -> u64| meters.iter().map(|meter| of(meter)).sum();
             StageReport {
                 name: node.name.clone(),
-                knob: knob(node.kind, node.replicable, node.knob.as_deref()),
+                knob: knob(node),
                 workers: meters.iter().map(|meter| meter.read()).collect(),
                 items_in: sum(|meter| meter.items_in.load(Relaxed)),
                 items_out: sum(|meter| meter.items_out.load(Relaxed)),
@@ -75,15 +72,13 @@ impl Board {
     }
 }
 
-fn knob(kind: Kind, replicable: bool, own: Option<&str>) -> String {
-    own.map(str::to_owned).unwrap_or_else(|| {
-        match kind {
-            Kind::Source => "speed: the others wait for what it makes",
-            Kind::Sink => "speed: the others wait for it to take more",
-            Kind::Tee | Kind::Merge => "to carry at a time: fewer, larger items",
-            Kind::Stage | Kind::Task if replicable => "workers",
-            Kind::Stage | Kind::Task => "threads",
-        }
-        .into()
-    })
+fn knob(node: &NodePlan) -> String {
+    let usual = match node.kind {
+        Kind::Source => "speed: the others wait for what it makes",
+        Kind::Sink => "speed: the others wait for it to take more",
+        Kind::Tee | Kind::Merge => "to carry at a time: fewer, larger items",
+        Kind::Stage | Kind::Task if node.replicable => "workers",
+        Kind::Stage | Kind::Task => "threads",
+    };
+    node.spec.knob.clone().unwrap_or_else(|| usual.to_owned())
 }

@@ -54,7 +54,7 @@ fn admission_that_no_stage_releases_is_rejected_with_the_stage_that_would_wait()
     assert_eq!(check(Flow::new("whole").max_staleness(1), Loop::Whole), []);
     for which in [Loop::WithoutBatcher, Loop::WithoutSync] {
         let rejected = check(Flow::new("unreleased").max_staleness(1), which);
-        let waits = |error: &&GraphError| matches!(error, GraphError::NeverReleased(stage, _) if stage == "prompts");
+        let waits = |error: &&GraphError| matches!(error, GraphError::NeverReleased { stage, .. } if stage == "prompts");
         let text = rejected.iter().find(waits).unwrap_or_else(|| panic!("{rejected:?}")).to_string();
         assert!(text.contains("\"prompts\" waits for admission") && text.contains("Admission::published"), "{text}");
     }
