@@ -26,7 +26,7 @@ fn main() -> anyhow::Result<()> {
     let prompts = Prompts::new(DataBuffer::new(["a number:", "my phone:", "pi:", "the year:"], SEED)?);
 
     let backend = policy.backend(LocalConfig::new(Grpo::default(), Schedule::constant(3e-3)))?;
-    let log = RunLog::new(&Metrics::new()).logger(ConsoleLogger::stdout(5));
+    let log = RunLog::new(&Metrics::new()).logger(log_to_console(5, |line| println!("{line}")));
 
     let mut flow = Flow::new("digits").max_staleness(1);
     let prompts = flow.source("prompts", prompts);

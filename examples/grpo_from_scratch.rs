@@ -24,7 +24,7 @@ fn main() -> anyhow::Result<()> {
     let policy = warm_up(&untrained)?;
 
     let backend = policy.backend(LocalConfig::new(Grpo::default(), Schedule::constant(5e-4)))?;
-    let log = RunLog::new(&Metrics::new()).logger(ConsoleLogger::events(10));
+    let log = RunLog::new(&Metrics::new()).logger(log_to_console(10, |line| tracing::info!("{line}")));
 
     // Samples are trained at most one weight version after they were sampled.
     let mut flow = Flow::new("grpo").max_staleness(1);

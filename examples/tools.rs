@@ -86,7 +86,7 @@ fn main() -> anyhow::Result<()> {
     let trainer = Trainer::new(backend).advantages(GroupMean::default()).steps(STEPS);
     let trained = flow.stage("train", batches, trainer);
     let synced = flow.stage("sync", trained, WeightSync::default());
-    let log = RunLog::new(&Metrics::new()).logger(ConsoleLogger::stdout(10)).each(|step: &Trained<_>| {
+    let log = RunLog::new(&Metrics::new()).logger(log_to_console(10, |line| println!("{line}"))).each(|step: &Trained<_>| {
         if let Some(sample) = step.batch.samples().next().filter(|_| step.step.is_multiple_of(10)) {
             println!("  {:?} in {} turns", sample.response, sample.metadata["turns"]);
         }

@@ -39,7 +39,7 @@ pub mod prelude {
     pub use crate::engine::SamplingParams;
     pub use crate::flow::{Flow, Io, Message, Sink, Source, Stage, StageError, StageSpec, Until, map, weights};
     pub use crate::observe::Metrics;
-    pub use crate::observe::logs::ConsoleLogger;
+    pub use crate::observe::logs::log_to_console;
     pub use crate::rollout::TrainingFlow;
     pub use crate::stages::batch::Batcher;
     pub use crate::stages::filter::Filter;

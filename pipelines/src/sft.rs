@@ -75,7 +75,7 @@ pub fn warm_up(plan: &Plan, sft: &Sft, policy: &Policy, interrupts: &Interrupts)
     let (samples, _) = Imitation::of(plan, sft).batches(&policy.into())?;
     let samples = flow.source("samples", samples);
     let trained = flow.stage("train", samples, trainer(plan, sft, policy)?.sync_every(sft.steps));
-    let (seen, mut console) = (learned.clone(), ConsoleLogger::events(plan.observe.log_every));
+    let (seen, mut console) = (learned.clone(), log_to_console(plan.observe.log_every, |line| tracing::info!("{line}")));
     flow.sink("learned", trained, move |step: Trained<FrozenWeights>| -> Result<(), StageError> {
         if step.step > 0 {
             console.log(step.step, &step_row(&step))?;

@@ -24,9 +24,9 @@ pub use progress::duration;
 pub use recorder::Metrics;
 pub use report::{HtmlReport, StageShares};
 pub use server::MetricsServer;
-pub use stage_sampler::StageSampler;
+pub use stage_sampler::{sampled, sampled_with_progress};
 
-/// Errors of logs, of the metrics server and of the stage sampler.
+/// Errors of logs, of the metrics server and of the thread that samples stages.
 #[derive(Debug, thiserror::Error)]
 pub enum ObserveError {
     /// The disk or the permissions do not allow it.

@@ -10,7 +10,8 @@ use std::net::{SocketAddr, TcpListener, ToSocketAddrs};
 use axum::http::header::CONTENT_TYPE;
 use axum::{Router, routing};
 
-use super::{Metrics, ObserveError, StageSampler};
+use super::stage_sampler::StageSampler;
+use super::{Metrics, ObserveError};
 use crate::flow::Flow;
 use crate::net::{Server, guard};
 
@@ -85,6 +86,6 @@ impl Metrics {
         let none = || std::io::Error::new(ErrorKind::NotFound, "it resolves to nothing");
         let address = address.to_socket_addrs().map_err(unreadable)?.next().ok_or_else(|| unreadable(none()))?;
         let server = MetricsServer::start(address, self.clone())?;
-        Ok(MetricsServer { _sampler: Some(StageSampler::start(flow.stats(), self.clone())?), ..server })
+        Ok(MetricsServer { _sampler: Some(StageSampler::start(flow.stats(), self.clone(), None)?), ..server })
     }
 }

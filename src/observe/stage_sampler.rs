@@ -17,37 +17,40 @@ use crate::flow::{Report, State, Stats};
 /// Fresher than any scrape, and an export of twenty stages costs some ten microseconds.
 const INTERVAL: Duration = Duration::from_millis(250);
 
+/// Calls `run`, which runs the flow of `stats`, and brings the statistics into `metrics` meanwhile.
+///
+/// # Errors
+/// The machine gives no thread; then `run` is not called.
+pub fn sampled<R>(stats: Stats, metrics: &Metrics, run: impl FnOnce() -> R) -> Result<R, ObserveError> {
+    let _sampler = StageSampler::start(stats, metrics.clone(), None)?;
+    Ok(run())
+}
+
+/// Calls `run` like [`sampled`], and shows progress on standard error, below the lines of `console`,
+/// for a run of `total` steps that begins after `taken` steps: redrawn on a terminal, elsewhere a
+/// plain line every few seconds.
+pub fn sampled_with_progress<R>(
+    stats: Stats,
+    metrics: &Metrics,
+    console: &Console,
+    total: u64,
+    taken: u64,
+    run: impl FnOnce() -> R,
+) -> Result<R, ObserveError> {
+    let progress = Progress::new(console, total, taken, metrics);
+    let _sampler = StageSampler::start(stats, metrics.clone(), Some(progress))?;
+    Ok(run())
+}
+
 /// A running sampler; dropping it ends it.
 #[derive(Debug)]
-pub struct StageSampler {
+pub(super) struct StageSampler {
     stop: Option<Sender<()>>,
     thread: Option<JoinHandle<()>>,
 }
 
 impl StageSampler {
-    /// Samples `stats` into `metrics` until it is dropped. Start it before the run.
-    ///
-    /// # Errors
-    /// The machine gives no thread.
-    pub fn start(stats: Stats, metrics: Metrics) -> Result<Self, ObserveError> {
-        StageSampler::run(stats, metrics, None)
-    }
-
-    /// Samples as [`StageSampler::start`] does, and shows progress on standard error, below the lines
-    /// of `console`, for a run of `total` steps that begins after `taken` steps: redrawn on a
-    /// terminal, elsewhere a plain line every few seconds.
-    pub fn with_progress(
-        stats: Stats,
-        metrics: Metrics,
-        console: &Console,
-        total: Option<u64>,
-        taken: u64,
-    ) -> Result<Self, ObserveError> {
-        let progress = Progress::new(console, total, taken, &metrics);
-        StageSampler::run(stats, metrics, Some(progress))
-    }
-
-    fn run(stats: Stats, metrics: Metrics, mut progress: Option<Progress>) -> Result<Self, ObserveError> {
+    pub(super) fn start(stats: Stats, metrics: Metrics, mut progress: Option<Progress>) -> Result<Self, ObserveError> {
         let (stop, stopped) = crossbeam_channel::bounded(0);
         let sample = move || {
             loop {
@@ -58,14 +61,10 @@ impl StageSampler {
                     export(report, &metrics);
                 }
                 if ending {
-                    if let Some(progress) = progress.take() {
-                        progress.finish(&metrics, limit.as_deref());
-                    }
+                    progress.into_iter().for_each(|progress| progress.finish(&metrics, limit.as_deref()));
                     return;
                 }
-                if let Some(progress) = &mut progress {
-                    progress.update(&metrics, limit.as_deref());
-                }
+                progress.iter_mut().for_each(|progress| progress.update(&metrics, limit.as_deref()));
             }
         };
         let thread = std::thread::Builder::new().name("stage-sampler".into()).spawn(sample);
@@ -84,7 +83,7 @@ impl Drop for StageSampler {
 }
 
 /// Writes what a flow did so far into the metrics.
-pub fn export(report: &Report, metrics: &Metrics) {
+fn export(report: &Report, metrics: &Metrics) {
     for stage in &report.stages {
         let (name, time) = (stage.name.as_str(), stage.time());
         for state in State::ALL {

@@ -15,7 +15,7 @@ use crate::support::{
 use rollflow::flow::{self, Flow, State, Until};
 use rollflow::observe::catalog;
 use rollflow::observe::logs::{MetricsLogger, StepMetrics};
-use rollflow::observe::{Metric, Metrics, MetricsServer, ObserveError, StageSampler};
+use rollflow::observe::{Metric, Metrics, MetricsServer, ObserveError, sampled};
 
 const ANY_PORT: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(std::net::Ipv4Addr::LOCALHOST), 0);
 
@@ -254,9 +254,7 @@ fn a_live_run_is_scraped_and_its_last_numbers_are_the_reports() {
         }),
     );
     flow.sink("count", seen, |_: u64| {});
-    let sampler = StageSampler::start(flow.stats(), metrics.clone()).unwrap();
-    let report = flow.run(Until::finished()).unwrap();
-    drop(sampler);
+    let report = sampled(flow.stats(), &metrics, || flow.run(Until::finished())).unwrap().unwrap();
 
     let scrape = Exposition::parse(&get(address, "/metrics").body).unwrap();
     let value = |metric: Metric, labels: &[(&str, &str)]| {

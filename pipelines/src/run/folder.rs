@@ -16,9 +16,9 @@ use rollflow::data::POISONED;
 use rollflow::flow::{Ended, Flow, Report, StageReport, State, Until};
 use rollflow::model::FrozenWeights;
 use rollflow::observe::logs::{
-    ConsoleLogger, DEAD_LETTERS, DeadLetter, JsonLines, JsonlLogger, TensorBoardLogger, dead_letters, last_step,
+    DEAD_LETTERS, DeadLetter, JsonLines, JsonlLogger, TensorBoardLogger, dead_letters, last_step, log_to_console,
 };
-use rollflow::observe::{Console, Metric, Metrics, MetricsServer, StageSampler, StageShares};
+use rollflow::observe::{Console, Metric, Metrics, MetricsServer, StageShares, sampled, sampled_with_progress};
 use rollflow::recipe::Plan;
 use rollflow::rollout::LOST;
 use rollflow::stages::sink::RunLog;
@@ -186,7 +186,7 @@ impl RunFolder {
     }
 
     fn log(&self, plan: &Plan) -> Result<RunLog<FrozenWeights>> {
-        let console = ConsoleLogger::events(plan.observe.log_every);
+        let console = log_to_console(plan.observe.log_every, |line| tracing::info!("{line}"));
         let staleness = self.staleness.clone();
         let lags = move |trained: &Trained<FrozenWeights>| {
             let mut seen = staleness.lock();
@@ -209,13 +209,12 @@ impl RunFolder {
     pub fn watch(&self, flow: &mut Flow, steps: u64) -> Result<Report> {
         self.drawn.lock().graph = serde_json::from_str(&flow.graph().to_json()).context("the graph as JSON")?;
         let taken = last_step(&self.path.join("metrics.jsonl"))?;
-        let (stats, metrics) = (flow.stats(), self.metrics.clone());
-        let sampler = match self.progress {
-            true => StageSampler::with_progress(stats, metrics, &self.console, Some(steps), taken)?,
-            false => StageSampler::start(stats, metrics)?,
+        let (stats, metrics) = (flow.stats(), &self.metrics);
+        let run = || flow.run(Until::finished());
+        let result = match self.progress {
+            true => sampled_with_progress(stats, metrics, &self.console, steps, taken, run)?,
+            false => sampled(stats, metrics, run)?,
         };
-        let result = flow.run(Until::finished());
-        drop(sampler);
         if result.is_ok() {
             // A run that was stopped dropped the rows of its last step.
             self.gate.lock().take().map_or(Ok(()), |gate| gate.open())?;

@@ -4,7 +4,7 @@
 use std::fmt::Display;
 
 use super::{MetricsLogger, StepMetrics};
-use crate::observe::{Metric, ObserveError};
+use crate::observe::Metric;
 
 /// Metrics of the line in this order, with their names.
 const SHOWN: [(Metric, &str); 6] = [
@@ -16,38 +16,14 @@ const SHOWN: [(Metric, &str); 6] = [
     (Metric::LearningRate, "lr"),
 ];
 
-/// Prints a line for the first step and every `every`-th to whatever takes lines.
-pub struct ConsoleLogger<F> {
-    every: u64,
-    print: F,
-}
-
-impl ConsoleLogger<fn(&str)> {
-    /// Prints to standard output; `every` of 0 counts as 1.
-    pub fn stdout(every: u64) -> Self {
-        ConsoleLogger::new(every, |line| println!("{line}"))
-    }
-
-    /// Logs lines as `tracing` events, which a [`Console`](crate::observe::Console) or another
-    /// subscriber shows; `every` of 0 counts as 1.
-    pub fn events(every: u64) -> Self {
-        ConsoleLogger::new(every, |line| tracing::info!("{line}"))
-    }
-}
-
-impl<F: FnMut(&str) + Send> ConsoleLogger<F> {
-    /// Gives lines to `print`, for a progress line that must not be overwritten, or for a test.
-    pub fn new(every: u64, print: F) -> Self {
-        ConsoleLogger { every: every.max(1), print }
-    }
-}
-
-impl<F: FnMut(&str) + Send> MetricsLogger for ConsoleLogger<F> {
-    fn log(&mut self, step: u64, metrics: &StepMetrics) -> Result<(), ObserveError> {
-        if step == 1 || step.is_multiple_of(self.every) {
-            (self.print)(&console_line(step, metrics));
+/// Returns a logger that gives `print` a line for the first step and every `every`-th; 0 counts
+/// as 1. With `|line| tracing::info!("{line}")`, a [`Console`](crate::observe::Console) or another
+/// subscriber shows them.
+pub fn log_to_console(every: u64, mut print: impl FnMut(&str) + Send) -> impl MetricsLogger {
+    move |step: u64, metrics: &StepMetrics| {
+        if step == 1 || step.is_multiple_of(every.max(1)) {
+            print(&console_line(step, metrics));
         }
-        Ok(())
     }
 }
 
@@ -105,8 +81,9 @@ mod tests {
     #[test]
     fn only_the_first_and_every_nth_step_are_printed() {
         let mut printed = Vec::new();
-        let mut logger = ConsoleLogger::new(3, |line: &str| printed.push(line.to_owned()));
+        let mut logger = log_to_console(3, |line| printed.push(line.to_owned()));
         (1..8).for_each(|step| logger.log(step, &StepMetrics::new()).unwrap());
+        drop(logger);
         assert_eq!(printed, ["Step 1:", "Step 3:", "Step 6:"]);
     }
 }

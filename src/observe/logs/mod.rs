@@ -15,7 +15,7 @@ mod tensorboard;
 
 use std::collections::BTreeMap;
 
-pub use console::{ConsoleLogger, announce_training, console_line, short};
+pub use console::{announce_training, console_line, log_to_console, short};
 pub use dead_letters::{DEAD_LETTERS, DeadLetter, Failure, FailureKind, dead_letters};
 pub use jsonl::{JsonlLogger, metrics_rows};
 pub use lines::{JsonLines, read_lines};

@@ -1,7 +1,7 @@
 //! The line one watches while a run trains.
 //!
 //! `Meter` turns totals and elapsed time into a `Snapshot`, `render` turns that into a line,
-//! and [`Progress`] shows it. Only the last uses a clock and a terminal. On a terminal the line is
+//! and `Progress` shows it. Only the last uses a clock and a terminal. On a terminal the line is
 //! redrawn; elsewhere a plain line is printed every few seconds.
 
 mod line;
@@ -37,9 +37,9 @@ pub struct Progress {
 }
 
 impl Progress {
-    /// Makes the progress line of a run of `total` steps, if that is known, which begins after
-    /// `taken` steps, whatever `metrics` counted so far.
-    pub fn new(console: &Console, total: Option<u64>, taken: u64, metrics: &Metrics) -> Self {
+    /// Makes the progress line of a run of `total` steps, which begins after `taken` steps, whatever
+    /// `metrics` counted so far.
+    pub fn new(console: &Console, total: u64, taken: u64, metrics: &Metrics) -> Self {
         let terminal = std::io::stderr().is_terminal().then(|| {
             let bar = ProgressBar::with_draw_target(None, ProgressDrawTarget::stderr());
             bar.set_style(ProgressStyle::with_template("{wide_msg}").expect("a constant template"));
@@ -50,19 +50,17 @@ impl Progress {
         Progress { started: Instant::now(), shown: None, meter: Meter::new(total, taken, metrics), terminal, columns }
     }
 
-    /// Shows the newest numbers, if the last time was long enough ago. `bottleneck` is a few words.
+    /// Takes the newest numbers, and shows them if the last time was long enough ago. `bottleneck` is
+    /// a few words.
     pub fn update(&mut self, metrics: &Metrics, bottleneck: Option<&str>) {
         let interval = if self.terminal.is_some() { REDRAW } else { PLAIN_INTERVAL };
-        self.meter.record(self.started.elapsed(), metrics);
-        if self.shown.is_none_or(|shown| shown.elapsed() >= interval) {
-            self.show(bottleneck);
-        }
+        let is_due = self.shown.is_none_or(|shown| shown.elapsed() >= interval);
+        self.show(metrics, bottleneck, is_due);
     }
 
     /// Shows the newest numbers a last time and leaves the line standing.
     pub fn finish(mut self, metrics: &Metrics, bottleneck: Option<&str>) {
-        self.meter.record(self.started.elapsed(), metrics);
-        self.show(bottleneck);
+        self.show(metrics, bottleneck, true);
         if let Some((bar, console)) = &self.terminal {
             let mut printed_above = console.bar();
             *printed_above = None;
@@ -72,15 +70,18 @@ impl Progress {
         }
     }
 
-    fn show(&mut self, bottleneck: Option<&str>) {
+    fn show(&mut self, metrics: &Metrics, bottleneck: Option<&str>, is_due: bool) {
+        let snapshot = self.meter.record(self.started.elapsed(), metrics, bottleneck);
+        if !is_due {
+            return;
+        }
         self.shown = Some(Instant::now());
-        let snapshot = self.meter.snapshot(bottleneck);
         match &self.terminal {
             Some((bar, _)) => {
-                bar.set_message(render(&snapshot, self.columns.unwrap_or(FULL_WIDTH)));
+                bar.set_message(render(snapshot, self.columns.unwrap_or(FULL_WIDTH)));
                 bar.tick();
             }
-            None => print_plain(&render(&snapshot, FULL_WIDTH)),
+            None => print_plain(&render(snapshot, FULL_WIDTH)),
         }
     }
 }

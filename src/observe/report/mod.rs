@@ -8,11 +8,11 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use serde::{Deserialize, Serialize};
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use super::Metric;
 use super::logs::{Rollout, StepMetrics, around, smoothed};
-use crate::data::{Status, number};
+use crate::data::number;
 
 const PAGE: &str = include_str!("page.html");
 const STYLE: &str = include_str!("page.css");
@@ -36,8 +36,8 @@ pub struct HtmlReport {
     pub outcome: String,
     /// The few numbers at the top: what, and how much.
     pub tiles: Vec<(String, String)>,
-    /// By metric.
-    pub curves: BTreeMap<String, Curve>,
+    /// Curves by metric ([`HtmlReport::curves`]).
+    pub curves: BTreeMap<String, Value>,
     /// Rows of `evaluations.jsonl`.
     pub evaluations: Vec<StepMetrics>,
     /// Every k of which they have pass@k.
@@ -50,23 +50,14 @@ pub struct HtmlReport {
     pub staleness: Vec<(u64, u64)>,
     /// The graph, as [`Graph::to_json`](crate::flow::Graph::to_json) has it.
     pub graph: Value,
-    /// Samples to browse.
-    pub samples: Vec<ShownSample>,
+    /// Samples to browse ([`HtmlReport::samples`]).
+    pub samples: Vec<Value>,
     /// Samples that were written and have no place on the page.
     pub samples_left_out: usize,
     /// The table at the end: what, and which.
     pub facts: Vec<(String, String)>,
     /// The recipe, resolved.
     pub recipe: String,
-}
-
-/// A metric over the steps.
-#[derive(Clone, Debug, Default, PartialEq, Serialize)]
-pub struct Curve {
-    /// Help text of the metric.
-    pub help: String,
-    /// Step, smoothed value, and between which values eight in ten of the steps around lie.
-    pub points: Vec<[f64; 4]>,
 }
 
 /// Shares of a stage's time.
@@ -81,24 +72,6 @@ pub struct StageShares {
     pub shares: BTreeMap<String, f64>,
 }
 
-/// A sample on the page.
-#[derive(Clone, Debug, Default, PartialEq, Serialize)]
-pub struct ShownSample {
-    step: u64,
-    group: u64,
-    index: u32,
-    reward: Option<f64>,
-    advantage: Option<f64>,
-    length: usize,
-    status: Status,
-    prompt: String,
-    response: String,
-    /// The ground truth.
-    answer: Option<String>,
-    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
-    parts: BTreeMap<String, f64>,
-}
-
 impl HtmlReport {
     /// The page.
     pub fn to_html(&self) -> String {
@@ -109,17 +82,17 @@ impl HtmlReport {
         parts.into_iter().fold(PAGE.to_owned(), |page, (mark, part)| page.replacen(mark, part, 1))
     }
 
-    /// Every metric of these rows as a curve.
-    pub fn curves(rows: impl IntoIterator<Item = (u64, StepMetrics)>) -> BTreeMap<String, Curve> {
+    /// Every metric of these rows as a curve: its help text, and points of step, smoothed value, and
+    /// between which values eight in ten of the steps around lie.
+    pub fn curves(rows: impl IntoIterator<Item = (u64, StepMetrics)>) -> BTreeMap<String, Value> {
         let mut points: BTreeMap<String, Vec<(f64, f64)>> = BTreeMap::new();
         for (step, row) in rows {
             for (name, value) in row.into_iter().filter(|(_, value)| value.is_finite()) {
                 points.entry(name).or_default().push((step as f64, value));
             }
         }
-        let help = |name: &str| Metric::from_key(name).map_or("", |metric| metric.help()).to_owned();
         let curve = |(name, points): (String, Vec<(f64, f64)>)| {
-            let curve = Curve { help: help(&name), points: banded(&points) };
+            let curve = json!({ "help": Metric::from_key(&name).map_or("", Metric::help), "points": banded(&points) });
             (name, curve)
         };
         points.into_iter().map(curve).collect()
@@ -130,7 +103,7 @@ impl HtmlReport {
         let (mut kept, mut every, mut seen) = (Vec::new(), 1, 0);
         for rollout in rollouts {
             if seen % every == 0 {
-                kept.push(ShownSample::from(rollout));
+                kept.push(shown(rollout));
             }
             seen += 1;
             if kept.len() > SAMPLES {
@@ -144,30 +117,22 @@ impl HtmlReport {
     }
 }
 
-impl From<Rollout> for ShownSample {
-    fn from(rollout: Rollout) -> Self {
-        let cut = |text: &str| match text.char_indices().nth(CHARACTERS) {
-            Some((end, _)) => format!("{}… ({} characters)", &text[..end], text.chars().count()),
-            None => text.to_owned(),
-        };
-        let answer = rollout.metadata.get("answer").map(|answer| match answer {
-            Value::String(text) => cut(text),
-            other => cut(&other.to_string()),
-        });
-        ShownSample {
-            step: rollout.step,
-            group: rollout.group,
-            index: rollout.index,
-            reward: rollout.reward,
-            advantage: rollout.advantage,
-            length: rollout.versions.generated(),
-            status: rollout.status,
-            prompt: cut(&rollout.prompt.render()),
-            response: cut(&rollout.response),
-            answer,
-            parts: rollout.reward_parts.into_iter().collect(),
-        }
-    }
+/// The sample on the page; `answer` is the ground truth.
+fn shown(rollout: Rollout) -> Value {
+    let cut = |text: &str| match text.char_indices().nth(CHARACTERS) {
+        Some((end, _)) => format!("{}… ({} characters)", &text[..end], text.chars().count()),
+        None => text.to_owned(),
+    };
+    let answer = rollout.metadata.get("answer").map(|answer| match answer {
+        Value::String(text) => cut(text),
+        other => cut(&other.to_string()),
+    });
+    json!({
+        "step": rollout.step, "group": rollout.group, "index": rollout.index, "status": rollout.status,
+        "prompt": cut(&rollout.prompt.render()), "response": cut(&rollout.response), "answer": answer,
+        "reward": rollout.reward, "advantage": rollout.advantage, "parts": rollout.reward_parts,
+        "length": rollout.versions.generated(),
+    })
 }
 
 /// Points of the drawn line: the smoothed value, and the tenth and ninetieth percentile of the
@@ -221,13 +186,13 @@ mod tests {
         let report = HtmlReport::default().samples(rollouts);
         assert!((SAMPLES / 2..=SAMPLES).contains(&report.samples.len()));
         assert_eq!(report.samples.len() + report.samples_left_out, 5000);
-        let steps: Vec<u64> = report.samples.iter().map(|sample| sample.step).collect();
+        let steps: Vec<u64> = report.samples.iter().map(|sample| sample["step"].as_u64().unwrap()).collect();
         assert!(steps.windows(2).all(|pair| pair[1] - pair[0] == steps[1] - steps[0]), "{steps:?}");
-        let rows: Vec<(u64, StepMetrics)> =
-            (1..=1000).map(|step| (step, StepMetrics::from([("loss".to_owned(), step as f64)]))).collect();
+        let rows = (1..=1000).map(|step| (step, StepMetrics::from([("loss".to_owned(), step as f64)])));
         let curve = &HtmlReport::curves(rows)["loss"];
-        assert!(curve.points.len() <= POINTS + 1 && !curve.help.is_empty());
-        assert_eq!((curve.points[0][0], curve.points[curve.points.len() - 1][0]), (1.0, 1000.0));
-        assert!(curve.points.iter().all(|[_, line, low, high]| low <= line && line <= high));
+        let points: Vec<[f64; 4]> = serde_json::from_value(curve["points"].clone()).unwrap();
+        assert!(points.len() <= POINTS + 1 && curve["help"] != "");
+        assert_eq!((points[0][0], points[points.len() - 1][0]), (1.0, 1000.0));
+        assert!(points.iter().all(|[_, line, low, high]| low <= line && line <= high));
     }
 }
