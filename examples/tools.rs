@@ -74,7 +74,7 @@ fn main() -> anyhow::Result<()> {
     let sampling = SamplingParams { max_new_tokens: 8, stop_token_ids: digits, ..SamplingParams::default() };
     let policy = Policy::random(ModelConfig::small(&tokenizer, 32, 2), tokenizer, SEED)?;
     let backend = policy.backend(LocalConfig::new(Grpo::default(), Schedule::constant(3e-3)))?;
-    let agent = Agent::new(Safe::default).parser(presses).max_turns(4);
+    let agent = Agent::new(Safe::default).parser(presses).limits(|limits| limits.max_turns = 4);
 
     let mut flow = Flow::new("tools").max_staleness(1);
     let prompts = Prompts::new(DataBuffer::new(["the safe:"], SEED)?);

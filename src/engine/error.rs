@@ -50,10 +50,21 @@ pub enum EngineError {
         /// Waiting samples, where and since when, and the state of each engine.
         report: String,
     },
+    /// End of a generator that ran by itself, with the reason.
+    #[error("the generator {0}")]
+    Generator(String),
     /// No threads for requests to remote engines.
     #[error("the machine gives no threads to talk to engines: {0}")]
     Threads(#[from] std::io::Error),
     /// Error of the tokenizer or the chat template.
     #[error(transparent)]
     Data(#[from] DataError),
+}
+
+impl EngineError {
+    /// Two prompts in flight have the same ordinal, which keys their randomness (law N2).
+    pub(crate) fn same_ordinal(ordinal: u64) -> Self {
+        let problem = "another prompt has the same ordinal: take prompts from a `DataBuffer`, or set `Prompt::ordinal`";
+        EngineError::Prompt { ordinal, problem: problem.to_owned() }
+    }
 }

@@ -227,7 +227,7 @@ fn environment(plan: &Plan, note: Note) {
     let in_training = Some(("generate.max_new_tokens", plan.generate.max_new_tokens));
     let in_evaluation = plan.eval.as_ref().and_then(|eval| Some(("eval.max_new_tokens", eval.max_new_tokens?)));
     for (key, turn) in [in_training, in_evaluation].into_iter().flatten() {
-        if of.max_tokens.is_some_and(|most| most <= turn) {
+        if of.limits.max_tokens.is_some_and(|most| most <= turn) {
             let message = format!(
                 "`environment.max_tokens` is not above the {turn} tokens that a single turn may take by `{key}`: none would begin"
             );

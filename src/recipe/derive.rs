@@ -66,7 +66,7 @@ impl Plan {
 
     /// Most tokens that are sampled for one optimizer step, before filters.
     pub fn generated_tokens_per_step(&self) -> usize {
-        let turns = self.environment.as_ref().map_or(1, |environment| environment.max_turns);
+        let turns = self.environment.as_ref().map_or(1, |environment| environment.limits.max_turns);
         self.samples_per_step().saturating_mul(self.generate.max_new_tokens).saturating_mul(turns)
     }
 

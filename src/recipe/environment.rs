@@ -4,10 +4,11 @@ use std::path::PathBuf;
 
 use crate::env::ToolFormat;
 use crate::net::RetryPolicy;
+use crate::rollout::AgentLimits;
 use crate::sandbox::SandboxRule;
 use crate::settings::declare::{section, tagged};
 use crate::settings::remote::{RetryPauses, URL};
-use crate::settings::setting::{GIVEN, Limit, PATH_GIVEN, POSITIVE, POSITIVE_IF_GIVEN, SOME, SOME_IF_GIVEN};
+use crate::settings::setting::{GIVEN, Limit, PATH_GIVEN, SOME};
 
 const A_CHOICE: Limit<u64> = Limit { text: "at least 2", holds: |value| *value >= 2 };
 
@@ -19,23 +20,7 @@ section! {
         first kind: EnvironmentKind;
         /// Format of tool calls.
         parser: ToolFormat = ToolFormat::default();
-        /// Most turns of the model.
-        max_turns: usize = 8, SOME;
-        /// Longest rollout in tokens, prompt and observations included. Left out: what the model
-        /// and its server read.
-        max_tokens: Option<usize> = None, SOME_IF_GIVEN;
-        /// Number of tool calls after which no further turn begins.
-        max_tool_calls: Option<usize> = None, SOME_IF_GIVEN;
-        /// Seconds after which no further turn begins.
-        max_time: Option<f64> = None, POSITIVE_IF_GIVEN;
-        /// Timeout of a reset, a step or the grading, in seconds. A step or a grading that exceeds
-        /// it ends the rollout with a grade of 0.
-        step_timeout: f64 = 30.0, POSITIVE;
-        /// Retries of a rollout whose environment failed, each in a fresh environment, before
-        /// `flow.on_lost_sample` decides.
-        replays: u32 = 2;
-        /// Environments that work in parallel.
-        workers: usize = 32, SOME;
+        last limits: AgentLimits;
     }
 }
 

@@ -1,25 +1,43 @@
 //! Settings of multi-turn rollouts: the environment, the format of its calls, and the limits.
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use serde_json::Value;
 
 use crate::data::ChatMessage;
 use crate::env::{Environment, MakeEnvironment, ToolCall, ToolFormat, ToolParser, ToolResult, ToolSpec};
+use crate::settings::declare::section;
+use crate::settings::setting::{POSITIVE, POSITIVE_IF_GIVEN, SOME, SOME_IF_GIVEN};
+
+section! {
+    /// Limits of multi-turn rollouts and of their environments.
+    pub struct AgentLimits {
+        /// Most turns of the model.
+        max_turns: usize = 8, SOME;
+        /// Longest rollout in tokens, prompt and observations included. Left out: what the model
+        /// and its server read.
+        max_tokens: Option<usize> = None, SOME_IF_GIVEN;
+        /// Number of tool calls after which no further turn begins.
+        max_tool_calls: Option<usize> = None, SOME_IF_GIVEN;
+        /// Seconds after which no further turn begins.
+        max_time: Option<f64> = None, POSITIVE_IF_GIVEN;
+        /// Timeout of a reset, a step or the grading, in seconds. A step or a grading that exceeds
+        /// it ends the rollout with a grade of 0.
+        step_timeout: f64 = 30.0, POSITIVE;
+        /// Retries of a rollout whose environment failed, each in a fresh environment, before
+        /// `flow.on_lost_sample` decides.
+        replays: u32 = 2;
+        /// Environments that work in parallel.
+        workers: usize = 32, SOME;
+    }
+}
 
 /// Environment of multi-turn rollouts, with the format of its calls and the limits of a rollout.
 #[derive(Clone)]
 pub struct Agent {
     pub(super) make: MakeEnvironment,
     pub(super) parser: Arc<dyn ToolParser>,
-    pub(super) max_turns: usize,
-    pub(super) max_tokens: Option<usize>,
-    pub(super) max_tool_calls: Option<u64>,
-    pub(super) max_time: Option<Duration>,
-    pub(super) step_timeout: Duration,
-    pub(super) retries: u32,
-    pub(super) workers: usize,
+    pub(super) limits: AgentLimits,
     pub(super) seed: u64,
     pub(super) stop: Option<StopCondition>,
     pub(super) each_turn: Option<Hook>,
@@ -48,28 +66,16 @@ pub struct Turn<'a> {
 }
 
 impl Agent {
-    /// Agent with a fresh environment for each rollout. Defaults: calls in the Hermes format, at most 8
-    /// turns, 30 seconds for each step of the environment.
+    /// Agent with a fresh environment for each rollout, calls in the Hermes format and the default
+    /// [`AgentLimits`].
     pub fn new<V: Environment + 'static>(make: impl Fn() -> V + Send + Sync + 'static) -> Self {
         Agent::by(Arc::new(move || Box::new(make())))
     }
 
     /// Agent with boxed environments.
     pub fn by(make: MakeEnvironment) -> Self {
-        Agent {
-            make,
-            parser: Arc::new(ToolFormat::Hermes),
-            max_turns: 8,
-            max_tokens: None,
-            max_tool_calls: None,
-            max_time: None,
-            step_timeout: Duration::from_secs(30),
-            retries: 2,
-            workers: 32,
-            seed: 0,
-            stop: None,
-            each_turn: None,
-        }
+        let (parser, limits) = (Arc::new(ToolFormat::Hermes), AgentLimits::default());
+        Agent { make, parser, limits, seed: 0, stop: None, each_turn: None }
     }
 
     /// Agent with environments that parse calls themselves, such as those of an
@@ -83,44 +89,12 @@ impl Agent {
         Agent { parser: Arc::new(parser), ..self }
     }
 
-    /// Most turns of the model, at least 1; 8 by default.
-    pub fn max_turns(self, turns: usize) -> Self {
-        Agent { max_turns: turns.max(1), ..self }
-    }
-
-    /// Longest rollout in tokens, prompt and responses included. A turn begins only if the longest
-    /// completion fits. Default: the model's number of positions.
-    pub fn max_tokens(self, tokens: usize) -> Self {
-        Agent { max_tokens: Some(tokens), ..self }
-    }
-
-    /// Most calls, malformed ones included, after which no further turn begins. Default: no limit.
-    pub fn max_tool_calls(self, calls: u64) -> Self {
-        Agent { max_tool_calls: Some(calls), ..self }
-    }
-
-    /// Longest time from the rollout's start to the start of its last turn. Default: no limit.
-    pub fn max_time(self, time: Duration) -> Self {
-        Agent { max_time: Some(time), ..self }
-    }
-
-    /// Timeout of a reset, a step or the grading; 30 seconds by default. A late step or grading ends
-    /// its rollout as truncated with a grade of 0, because its duration depends on the completion. A
-    /// late reset is a failure of the environment.
-    pub fn step_timeout(self, time: Duration) -> Self {
-        Agent { step_timeout: time, ..self }
-    }
-
-    /// Retries of a rollout whose environment failed (error, panic or lost connection); 2 by default.
-    /// Each retry replays the completions in a fresh environment, after a pause that doubles from 0.25
-    /// to 10 seconds. After the last one, the rollout is lost.
-    pub fn retries(self, retries: u32) -> Self {
-        Agent { retries, ..self }
-    }
-
-    /// Number of environments that work at the same time, at least 1; 32 by default.
-    pub fn workers(self, workers: usize) -> Self {
-        Agent { workers: workers.max(1), ..self }
+    /// Changes the limits. A turn begins only if the longest completion fits into `max_tokens`. A late
+    /// reset is a failure of the environment. Each replay follows a pause that doubles from 0.25 to 10
+    /// seconds; after the last one, the rollout is lost.
+    pub fn limits(mut self, change: impl FnOnce(&mut AgentLimits)) -> Self {
+        change(&mut self.limits);
+        self
     }
 
     /// Seed of the environments' random numbers; 0 by default.

@@ -2,12 +2,12 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use super::{Agent, RolloutContext, Rollouts, advance, multi_turn};
+use super::{Agent, RolloutContext, advance, multi_turn};
 use crate::data::{ChatMessage, Group, Prompt, Sample, Tokenizer};
 use crate::engine::{EngineError, SamplingParams, TokenEngine};
-use crate::env::{ToolCall, ToolParser, ToolSpec, Toolbox};
+use crate::env::ToolSpec;
 
 /// Samples `group_size` completions for each prompt and returns the groups in the order of the
 /// prompts. Their ordinals, which key the randomness (law N2), must differ.
@@ -18,57 +18,44 @@ pub fn complete<E: TokenEngine>(
     group_size: usize,
     params: &SamplingParams,
 ) -> Result<Vec<Group>, EngineError> {
-    let mut rollouts = RolloutContext::detached(tokenizer).rollouts(None, engine);
-    run(&mut *rollouts, engine, prompts, group_size, params)
+    roll_out(engine, tokenizer, None, prompts, group_size, params)
 }
 
-/// Runs multi-turn rollouts, `group_size` for each prompt, and returns the groups in the order of the
-/// prompts. Their ordinals must differ. `max_new_tokens` is the longest turn.
+/// Runs rollouts, multi-turn ones with an `agent`, `group_size` for each prompt, and returns the groups
+/// in the order of the prompts. Their ordinals must differ. `max_new_tokens` is the longest turn.
 pub fn roll_out<E: TokenEngine>(
     engine: &mut E,
     tokenizer: &Arc<Tokenizer>,
-    agent: &Agent,
-    prompts: Vec<Prompt>,
-    group_size: usize,
-    params: &SamplingParams,
-) -> Result<Vec<Group>, EngineError> {
-    let mut rollouts = RolloutContext::detached(tokenizer).rollouts(Some(agent), engine);
-    run(&mut *rollouts, engine, prompts, group_size.max(1), params)
-}
-
-fn run<E: TokenEngine>(
-    rollouts: &mut dyn Rollouts<E>,
-    engine: &mut E,
+    agent: Option<&Agent>,
     prompts: Vec<Prompt>,
     group_size: usize,
     params: &SamplingParams,
 ) -> Result<Vec<Group>, EngineError> {
     let mut places = BTreeMap::new();
     if let Some((_, twice)) = prompts.iter().enumerate().find(|(place, prompt)| places.insert(prompt.ordinal, *place).is_some()) {
-        let problem =
-            "another prompt has the same ordinal: take prompts from a `DataBuffer`, or set `Prompt::ordinal`".to_owned();
-        return Err(EngineError::Prompt { ordinal: twice.ordinal, problem });
+        return Err(EngineError::same_ordinal(twice.ordinal));
     }
+    let mut rollouts = RolloutContext::detached(tokenizer).rollouts(agent, engine);
     for prompt in prompts {
-        rollouts.admit(engine, prompt, group_size as u32, params.clone())?;
+        rollouts.admit(engine, prompt, group_size.max(1) as u32, params.clone())?;
     }
     let mut groups = Vec::new();
     while !rollouts.is_idle(engine) {
-        // Environments go on while the engine is busy.
+        // Environments work while the engine is busy.
         rollouts.poll(Duration::ZERO)?;
-        advance(rollouts, engine)?;
+        advance(&mut *rollouts, engine)?;
         groups.extend(rollouts.take_groups());
     }
     groups.sort_by_key(|group: &Group| places.get(&group.id()).copied());
     Ok(groups)
 }
 
-/// Runs one multi-turn rollout and returns its last sample: a chat template that rewrites earlier
-/// turns makes several of one rollout.
+/// Runs one rollout, multi-turn with an `agent`, and returns its last sample: a chat template that
+/// rewrites earlier turns makes several of one rollout.
 pub fn agent_rollout_to_sample<E: TokenEngine>(
     engine: &mut E,
     tokenizer: &Arc<Tokenizer>,
-    agent: &Agent,
+    agent: Option<&Agent>,
     prompt: Prompt,
     params: &SamplingParams,
 ) -> Result<Sample, EngineError> {
@@ -78,24 +65,17 @@ pub fn agent_rollout_to_sample<E: TokenEngine>(
     sample.ok_or_else(|| EngineError::Prompt { ordinal, problem: "the rollout ended without a sample".to_owned() })
 }
 
-/// Runs one multi-turn rollout of `conversation` with tools, and scores it with `reward`. It ends
-/// after `turns` turns, after a turn without calls, or before a turn if `stop_condition` holds.
-#[expect(clippy::too_many_arguments, reason = "each is a decision of the caller without a default")]
+/// Runs one multi-turn rollout of `conversation`, and scores it with `reward`. The agent has the tools
+/// ([`Toolbox`](crate::env::Toolbox)), their parser, the number of turns and the stop condition.
 pub fn create_multiturn_rollout<E: TokenEngine>(
     engine: &mut E,
     tokenizer: &Arc<Tokenizer>,
     conversation: Vec<ChatMessage>,
-    turns: usize,
+    agent: &Agent,
     params: &SamplingParams,
-    tools: Vec<ToolSpec>,
-    parser: impl ToolParser + 'static,
-    executor: impl Fn(&ToolCall, Instant) -> Result<String, String> + Send + Sync + 'static,
-    stop_condition: impl Fn(&[ChatMessage]) -> bool + Send + Sync + 'static,
     reward: impl Fn(&Sample) -> f64,
 ) -> Result<Sample, EngineError> {
-    let tools = Toolbox::new(tools, executor);
-    let agent = Agent::new(move || tools.clone()).parser(parser).max_turns(turns).stop_condition(stop_condition);
-    let mut sample = agent_rollout_to_sample(engine, tokenizer, &agent, Prompt::from(conversation), params)?;
+    let mut sample = agent_rollout_to_sample(engine, tokenizer, Some(agent), Prompt::from(conversation), params)?;
     sample.reward = Some(reward(&sample));
     Ok(sample)
 }
@@ -114,8 +94,7 @@ pub fn generate_conversation_turn<E: TokenEngine>(
     if !tools.is_empty() {
         prompt.metadata.insert("tools".to_owned(), tools.iter().map(ToolSpec::to_json).collect());
     }
-    let group = complete(engine, tokenizer, vec![prompt], 1, params)?.pop();
-    let mut sample = group.and_then(|mut group| group.samples.pop()).ok_or(EngineError::NoWeights)?;
+    let mut sample = agent_rollout_to_sample(engine, tokenizer, None, prompt, params)?;
     sample.response = multi_turn::text_of(&sample.tokens[sample.tokens.len() - sample.generated()..], tokenizer)?;
     let turn = ChatMessage::new("assistant", sample.response.clone());
     Ok((conversation.iter().cloned().chain([turn]).collect(), sample))

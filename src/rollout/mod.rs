@@ -20,7 +20,7 @@ pub(crate) use admission::PaceRule;
 pub use admission::{
     Admission, Fate, LOST, Ledger, OpenGroup, Pace, Progress, STALE, SURPLUS, TRUNCATED, TokensMissing, Totals, TrainingFlow,
 };
-pub use agent::{Agent, Turn};
+pub use agent::{Agent, AgentLimits, Turn};
 pub use by_hand::{agent_rollout_to_sample, complete, create_multiturn_rollout, generate_conversation_turn, roll_out};
 pub(crate) use eval_summary::passes;
 pub use evaluation::{EvalSpec, Evaluation};

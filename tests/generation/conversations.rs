@@ -206,7 +206,7 @@ fn d4_tokens_of_rollouts_that_lost_their_environment_are_accounted_for() {
     let admission = Admission::new(6, 7, None);
     let lives = Arc::default();
     let make = move || Doomed { lives: Arc::clone(&lives), broken: false, turns: 0 };
-    let (groups, counted) = generate(&admission, 6, None, Agent::new(make).retries(1));
+    let (groups, counted) = generate(&admission, 6, None, Agent::new(make).limits(|of| of.replays = 1));
     let lost = groups.iter().flat_map(|group| &group.samples).filter(|sample| sample.status == Status::Aborted);
     assert!(lost.clone().count() > 0 && lost.clone().all(|sample| sample.generated() > 0), "their turns were sampled");
     assert!(lost.clone().all(|sample| sample.metadata["environment_failure"] == "no machine is free"));

@@ -3,13 +3,14 @@
 use std::pin::pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
+use std::time::Duration;
 
 use rollflow::data::{Group, Prompt};
-use rollflow::engine::LocalEngine;
+use rollflow::engine::{EngineError, LocalEngine};
 use rollflow::flow::{WeightsTx, weights};
 use rollflow::model::{Family, FrozenWeights, Weights};
 use rollflow::rollout::complete;
-use rollflow::stages::generate::{GenerateError, Generator, RunningGenerator};
+use rollflow::stages::generate::{Generator, RunningGenerator};
 use rollflow::train::Policy;
 
 use crate::generating::*;
@@ -81,7 +82,7 @@ async fn an_ordinal_in_flight_is_not_taken_twice() {
     let policy = policy();
     let (_publisher, generator) = running(&policy);
     let twice = generator.generate_batch(&prompts([3, 4, 3])).await.unwrap_err();
-    assert!(matches!(twice, GenerateError::SameOrdinal { ordinal: 3 }), "{twice}");
+    assert!(matches!(twice, EngineError::Prompt { ordinal: 3, .. }), "{twice}");
     // A refused call leaves nothing in flight.
     assert_eq!(generator.generate_batch(&prompts([3, 4])).await.unwrap().len(), 2);
     let mut engine = policy.engine(4, 11);
@@ -103,6 +104,20 @@ async fn a_dropped_call_leaves_the_others_whole() {
     }
     publisher.publish(1, policy.frozen()).unwrap();
     assert_eq!(tokens(&generator.generate_batch(&kept).await.unwrap()), alone(&policy, &kept));
+    assert_eq!(tokens(&generator.generate_batch(&given_up).await.unwrap()), alone(&policy, &given_up), "its ordinals are free");
+}
+
+#[tokio::test]
+async fn a_call_waits_for_the_ordinals_of_a_dropped_call_until_its_groups_end() {
+    let policy = policy();
+    let (_publisher, generator) = running(&policy);
+    let prompts = prompts(0..6);
+    for _ in 0..8 {
+        // Dropped as soon as the generator has some of its prompts.
+        let dropped = generator.generate_batch(&prompts);
+        drop(tokio::time::timeout(Duration::from_millis(2), dropped).await);
+        assert_eq!(tokens(&generator.generate_batch(&prompts).await.unwrap()), alone(&policy, &prompts));
+    }
 }
 
 /// Law F3, law N4.
@@ -117,7 +132,7 @@ async fn a_failure_reaches_every_call_and_names_its_sample() {
     let both = tokio::join!(generator.generate_batch(&first), generator.generate_batch(&second));
     for error in [both.0.unwrap_err(), both.1.unwrap_err(), generator.generate_batch(&second).await.unwrap_err()] {
         let text = error.to_string();
-        assert!(matches!(error, GenerateError::Failed(_)) && text.contains("are not finite under weights version 2"), "{text}");
+        assert!(matches!(error, EngineError::Generator(_)) && text.contains("are not finite under weights version 2"), "{text}");
     }
 }
 

@@ -9,7 +9,7 @@ use crate::environments::CalculatorEnvironment;
 use crate::speaker::Speaker;
 use rollflow::data::chat::ChatTemplate;
 use rollflow::data::{ChatMessage, Spans};
-use rollflow::env::{Action, EnvError, Environment, Episode, Grade, Step, ToolCall, ToolFormat, ToolSpec, Toolbox};
+use rollflow::env::{Action, EnvError, Environment, Episode, Grade, Step, ToolFormat, ToolSpec, Toolbox};
 use rollflow::prelude::*;
 use rollflow::rollout::{Agent, agent_rollout_to_sample, create_multiturn_rollout, generate_conversation_turn, roll_out};
 use rollflow::stages::reward::score;
@@ -47,7 +47,7 @@ fn capable(read: &str, _: u32) -> String {
 fn one(says: impl Fn(&str, u32) -> String + Send + Sync + 'static, agent: &Agent, max_new_tokens: usize) -> Sample {
     let tokenizer = tokenizer();
     let params = params(max_new_tokens);
-    agent_rollout_to_sample(&mut Speaker::new(&tokenizer, says), &tokenizer, agent, sum(), &params).unwrap()
+    agent_rollout_to_sample(&mut Speaker::new(&tokenizer, says), &tokenizer, Some(agent), sum(), &params).unwrap()
 }
 
 #[test]
@@ -92,11 +92,11 @@ fn every_limit_ends_a_rollout_and_says_so() {
         (sample.metadata["stop_reason"].as_str().unwrap().to_owned(), sample.metadata["turns"].as_u64().unwrap(), sample.status)
     };
     let truncated = |reason: &str, turns| (reason.to_owned(), turns, Status::Truncated);
-    assert_eq!(stopped(calculator().max_turns(3), 64), truncated("max_turns", 3));
-    assert_eq!(stopped(calculator().max_tool_calls(2), 64), truncated("max_tool_calls", 2));
-    assert_eq!(stopped(calculator().max_tokens(140), 64), truncated("max_tokens", 2));
+    assert_eq!(stopped(calculator().limits(|of| of.max_turns = 3), 64), truncated("max_turns", 3));
+    assert_eq!(stopped(calculator().limits(|of| of.max_tool_calls = Some(2)), 64), truncated("max_tool_calls", 2));
+    assert_eq!(stopped(calculator().limits(|of| of.max_tokens = Some(140)), 64), truncated("max_tokens", 2));
     assert_eq!(stopped(calculator(), 5), truncated("max_tokens", 1));
-    assert_eq!(stopped(calculator().max_time(Duration::ZERO), 64), truncated("max_time", 0));
+    assert_eq!(stopped(calculator().limits(|of| of.max_time = Some(0.0)), 64), truncated("max_time", 0));
     let twice = |turns: &[ChatMessage]| turns.iter().filter(|turn| turn.role == "tool").count() == 2;
     assert_eq!(stopped(calculator().stop_condition(twice), 64), ("stop_condition".into(), 2, Status::Completed));
     let sample = one(|_, _| "no idea".into(), &calculator(), 64);
@@ -141,9 +141,9 @@ impl Environment for Faulty {
 
 #[test]
 fn f6_an_environment_that_panics_or_errs_costs_its_own_rollout_and_one_that_hangs_in_a_step_ends_it() {
-    let (tokenizer, agent) = (tokenizer(), Agent::new(Faulty::default).step_timeout(Duration::from_secs(5)).workers(1));
+    let (tokenizer, agent) = (tokenizer(), Agent::new(Faulty::default).limits(|of| (of.step_timeout, of.workers) = (5.0, 1)));
     let mut engine = Speaker::new(&tokenizer, |_, _| "go".into());
-    let groups = roll_out(&mut engine, &tokenizer, &agent, vec![sum()], 4, &params(8)).unwrap();
+    let groups = roll_out(&mut engine, &tokenizer, Some(&agent), vec![sum()], 4, &params(8)).unwrap();
     let told = |index: usize, key: &str| groups[0].samples[index].metadata.get(key).cloned().unwrap_or_default();
     assert_eq!((told(0, "stop_reason"), told(0, "environment_reward")), (json!("step_timeout"), json!(0.0)), "that is a verdict");
     assert_eq!(groups[0].samples[0].status, Status::Truncated);
@@ -195,10 +195,10 @@ impl Environment for Brittle {
 fn brittle(breaks: (u32, usize), panics: bool, retries: u32) -> (Sample, usize) {
     let (tokenizer, lives, said): (_, Arc<AtomicU32>, Arc<AtomicUsize>) = (tokenizer(), Arc::default(), Arc::default());
     let make = move || Brittle { lives: lives.clone(), breaks, panics, turns: 0, broken: false };
-    let (agent, counted) = (Agent::new(make).retries(retries), said.clone());
+    let (agent, counted) = (Agent::new(make).limits(|of| of.replays = retries), said.clone());
     let says = move |_: &str, _: u32| format!("turn {}", counted.fetch_add(1, SeqCst));
     let mut engine = Speaker::new(&tokenizer, says);
-    let sample = agent_rollout_to_sample(&mut engine, &tokenizer, &agent, sum(), &params(12)).unwrap();
+    let sample = agent_rollout_to_sample(&mut engine, &tokenizer, Some(&agent), sum(), &params(12)).unwrap();
     (sample, said.load(SeqCst))
 }
 
@@ -231,7 +231,7 @@ fn d2_r248_where_a_template_rewrites_turns_each_part_is_trained_and_the_rollout_
     let says = |read: &str, index: u32| format!("{}{}", if index == 1 { "hm! " } else { "" }, capable(read, index));
     let agent = calculator();
     let mut engine = Speaker::new(&tokenizer, says);
-    let groups = roll_out(&mut engine, &tokenizer, &agent, vec![sum()], 2, &params(64)).unwrap();
+    let groups = roll_out(&mut engine, &tokenizer, Some(&agent), vec![sum()], 2, &params(64)).unwrap();
     let places: Vec<_> = groups[0].samples.iter().map(|sample| (sample.index, sample.part)).collect();
     assert_eq!(places, [(0, 0), (1, 0), (1, 1)]);
     let [_, first, second] = &groups[0].samples[..] else { panic!() };
@@ -268,28 +268,14 @@ fn turns_and_tool_conversations_can_be_made_by_hand() {
     assert_ne!(turn.versions, Spans::default());
 
     let schema = json!({"type": "object", "properties": {"of": {"type": "string"}}, "required": ["of"]});
-    let spec = ToolSpec::new("up", "", schema);
-    let tools =
-        Toolbox::default().function(spec.clone(), |arguments| Ok(arguments["of"].as_str().unwrap_or_default().to_uppercase()));
+    let tools = Toolbox::default()
+        .function(ToolSpec::new("up", "", schema), |arguments| Ok(arguments["of"].as_str().unwrap_or_default().to_uppercase()));
     let mut rollout = |turns, stop: fn(&[ChatMessage]) -> bool| {
-        let (specs, reward) = (vec![spec.clone()], |sample: &Sample| sample.metadata["turns"].as_f64().unwrap());
-        let (conversation, params) = (asked.clone(), params(20));
-        create_multiturn_rollout(
-            &mut engine,
-            &tokenizer,
-            conversation,
-            turns,
-            &params,
-            specs,
-            ToolFormat::Xml,
-            {
-                let tools = tools.clone();
-                move |call: &ToolCall, deadline| tools.execute(call, deadline)
-            },
-            stop,
-            reward,
-        )
-        .unwrap()
+        let tools = tools.clone();
+        let agent = Agent::new(move || tools.clone()).parser(ToolFormat::Xml).limits(|of| of.max_turns = turns);
+        let reward = |sample: &Sample| sample.metadata["turns"].as_f64().unwrap();
+        let agent = agent.stop_condition(stop);
+        create_multiturn_rollout(&mut engine, &tokenizer, asked.clone(), &agent, &params(20), reward).unwrap()
     };
     let whole = rollout(5, |_| false);
     assert_eq!((whole.reward, whole.metadata["stop_reason"].as_str()), (Some(2.0), Some("answered")));

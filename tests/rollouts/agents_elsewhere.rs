@@ -30,7 +30,7 @@ fn groups(
 ) -> Vec<Group> {
     let tokenizer = Arc::new(Tokenizer::characters(LETTERS, 64).unwrap());
     let params = SamplingParams { max_new_tokens: 64, ..SamplingParams::default() };
-    roll_out(&mut Speaker::new(&tokenizer, says), &tokenizer, agent, prompts, size, &params).unwrap()
+    roll_out(&mut Speaker::new(&tokenizer, says), &tokenizer, Some(agent), prompts, size, &params).unwrap()
 }
 
 fn read(sample: &Sample) -> String {
@@ -50,7 +50,7 @@ fn python(code: &str) -> AgentProxy {
 
 fn proxied(mut proxy: AgentProxy) -> Agent {
     proxy.parser = Arc::new(ToolFormat::Xml);
-    Agent::remote(proxy.start().unwrap().1).step_timeout(Duration::from_secs(60))
+    Agent::remote(proxy.start().unwrap().1).limits(|of| of.step_timeout = 60.0)
 }
 
 /// What most agents of these tests begin with.
@@ -180,7 +180,7 @@ print(json.dumps({"metadata": {"said": said, "pieces": sum(bool(delta.get("conte
     engine = engine.before_step(wait);
     let params = SamplingParams { max_new_tokens: 64, ..SamplingParams::default() };
     let agent = proxied(python(&format!("{ASK}{STREAM}{code}")));
-    let group = roll_out(&mut engine, &tokenizer, &agent, vec![task], 1, &params).unwrap().remove(0);
+    let group = roll_out(&mut engine, &tokenizer, Some(&agent), vec![task], 1, &params).unwrap().remove(0);
     let metadata = &group.samples[0].metadata;
     assert_eq!((&metadata["said"], &metadata["ended"]), (&json!("one two three"), &json!("stop")), "{metadata:?}");
     assert!(metadata["pieces"].as_u64().unwrap() >= 2, "{metadata:?}");
@@ -236,7 +236,7 @@ if text == "endless":
     );
     let names = ["hang", "fail", "hang later", "nothing", "wrong", "well", "endless"];
     let prompts = names.iter().enumerate().map(|(at, name)| prompt(at as u64, name, "")).collect();
-    let agent = proxied(python(&code)).step_timeout(Duration::from_secs(5)).max_turns(3).retries(0);
+    let agent = proxied(python(&code)).limits(|of| (of.step_timeout, of.max_turns, of.replays) = (5.0, 3, 0));
     let groups = groups(|_, _| "1".to_owned(), &agent, prompts, 1);
     let ended: Vec<(&str, &str)> = groups
         .iter()
@@ -330,7 +330,7 @@ server.serve_forever()
 fn the_environment_server_of_the_documentation_is_played_with() {
     let server = Serving::python(&[concat!(env!("CARGO_MANIFEST_DIR"), "/examples/environment_server.py")]);
     let make = ServedConfig::new(&server.1).maker().unwrap();
-    let agent = Agent::by(make).parser(ToolFormat::Xml).max_turns(12).step_timeout(Duration::from_secs(60));
+    let agent = Agent::by(make).parser(ToolFormat::Xml).limits(|of| (of.max_turns, of.step_timeout) = (12, 60.0));
     // From 1 upwards until it is found.
     let says = |read: &str, _: u32| format!("<compare>{}</compare>", read.matches("tool: ").count() + 1);
     let groups = groups(says, &agent, vec![prompt(3, "guess", ""), prompt(4, "guess", "")], 3);
@@ -386,7 +386,7 @@ fn f6_a_server_that_is_busy_breaks_or_talks_nonsense_is_asked_again_within_the_d
     let ask = |pages: Vec<String>, timeout: u64| {
         let mut config = ServedConfig::new(scripted(pages));
         config.retry.pause = Duration::from_millis(10);
-        let agent = Agent::by(config.maker().unwrap()).step_timeout(Duration::from_secs(timeout));
+        let agent = Agent::by(config.maker().unwrap()).limits(|of| of.step_timeout = timeout as f64);
         groups(|_, _| "on".to_owned(), &agent, vec![prompt(0, "x", "")], 1).remove(0).samples.remove(0).metadata
     };
     // Being busy is no failure: two retries are left for what is.

@@ -50,7 +50,7 @@ pub struct Components<B: TrainingBackend> {
 pub type PendingEvaluator<W> = Box<dyn FnOnce(u64, Option<PathBuf>) -> StepStage<W> + Send>;
 
 fn pending<E: TokenEngine>(evaluator: Evaluator<E, FrozenWeights>) -> PendingEvaluator<FrozenWeights> {
-    Box::new(move |after, log| BoxedStage::new(evaluator.after(after).log(log)))
+    Box::new(move |after, log| BoxedStage::new(evaluator.report(after, log)))
 }
 
 /// The components that depend on where completions are sampled.

@@ -1,12 +1,11 @@
 //! `[environment]`: the environment of multi-turn rollouts.
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use anyhow::{Context, Result};
 use rollflow::env::{AgentProxy, MakeEnvironment, ServedConfig, python_environment};
 use rollflow::recipe::{Environment, EnvironmentKind, Net};
-use rollflow::rollout::Agent;
+use rollflow::rollout::{Agent, AgentLimits};
 use tracing::info;
 
 use crate::assemble::secrets;
@@ -54,19 +53,6 @@ pub fn agent(of: &Environment, net: &Net, seed: u64, positions: usize) -> Result
         EnvironmentKind::Agent { .. } => Agent::remote(make),
         _ => Agent::by(make).parser(of.parser),
     };
-    let agent = agent
-        .max_turns(of.max_turns)
-        .max_tokens(of.max_tokens.unwrap_or(positions).min(positions))
-        .step_timeout(Duration::try_from_secs_f64(of.step_timeout)?)
-        .retries(of.replays)
-        .workers(of.workers)
-        .seed(seed);
-    let agent = match of.max_tool_calls {
-        Some(calls) => agent.max_tool_calls(calls as u64),
-        None => agent,
-    };
-    Ok(match of.max_time {
-        Some(time) => agent.max_time(Duration::try_from_secs_f64(time)?),
-        None => agent,
-    })
+    let max_tokens = Some(of.limits.max_tokens.unwrap_or(positions).min(positions));
+    Ok(agent.limits(|limits| *limits = AgentLimits { max_tokens, ..of.limits.clone() }).seed(seed))
 }

@@ -7,7 +7,7 @@ use rollflow::data::Prompt;
 use rollflow::engine::remote::Fleet;
 use rollflow::engine::{LocalEngine, SamplingParams, TokenEngine};
 use rollflow::model::FrozenWeights;
-use rollflow::prelude::{Policy, Trainer, TrainingBackend};
+use rollflow::prelude::{Generator, Policy, Trainer, TrainingBackend};
 use rollflow::recipe::{Eval, Plan, Task, TaskData};
 use rollflow::rollout::EvalSpec;
 use rollflow::stages::evaluate::Evaluator;
@@ -68,7 +68,7 @@ pub fn publish_for_evaluation<B: TrainingBackend>(trainer: Trainer<B>, eval: Opt
 pub fn evaluator(plan: &Plan, registry: &Registry, policy: &Policy) -> Result<Option<Evaluator<LocalEngine>>> {
     let Some(eval) = during(plan.eval.as_ref()) else { return Ok(None) };
     let spec = prepared(plan, eval, registry, &policy.into())?;
-    Ok(Some(configured(Evaluator::local(policy, spec, eval.every), plan, eval)))
+    Ok(Some(configured(Evaluator::new(sized(Generator::local(policy), plan, eval), spec, eval.every), plan)))
 }
 
 /// Stage that evaluates on the run's servers, which `hold` keeps at the evaluated version.
@@ -81,8 +81,8 @@ pub fn evaluator_of_servers(
 ) -> Result<Option<Evaluator<Fleet, FrozenWeights>>> {
     let Some(eval) = during(plan.eval.as_ref()) else { return Ok(None) };
     let spec = prepared(plan, eval, registry, &engines.reader(policy))?;
-    let (handle, config) = (engines.handle(), engines.fleet_config(policy));
-    Ok(Some(configured(Evaluator::remote(handle, config, policy.tokenizer(), spec, eval.every, hold), plan, eval)))
+    let generator = Generator::remote(engines.handle(), engines.fleet_config(policy), policy.tokenizer());
+    Ok(Some(configured(Evaluator::remote(sized(generator, plan, eval), spec, eval.every, hold), plan)))
 }
 
 /// Hold of the servers at the version of each step that [`evaluator_of_servers`] evaluates, `last` among
@@ -101,6 +101,10 @@ fn prepared(plan: &Plan, eval: &Eval, registry: &Registry, reader: &Reader) -> R
     eval_spec(plan, eval, registry, reader.config.max_positions).context("preparing the evaluation")
 }
 
-fn configured<E: TokenEngine, W: Send + Sync + 'static>(of: Evaluator<E, W>, plan: &Plan, eval: &Eval) -> Evaluator<E, W> {
-    of.slots(eval.max_num_seqs).threads(eval.threads).seed(plan.seed).last(plan.steps()).in_order(plan.flow.max_staleness == 0)
+fn sized<E: TokenEngine>(generator: Generator<E>, plan: &Plan, eval: &Eval) -> Generator<E> {
+    generator.slots(eval.max_num_seqs).threads(eval.threads).seed(plan.seed)
+}
+
+fn configured<E: TokenEngine, W: Send + Sync + 'static>(of: Evaluator<E, W>, plan: &Plan) -> Evaluator<E, W> {
+    of.last(plan.steps()).in_order(plan.flow.max_staleness == 0)
 }

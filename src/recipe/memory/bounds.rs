@@ -20,7 +20,7 @@ pub(super) fn check(plan: &Plan, model: &ModelConfig) -> Result<(), ModelError> 
         ("batch.groups", plan.batch.groups),
         ("generate.group_size", plan.generate.group_size),
         ("generate.max_new_tokens", plan.generate.max_new_tokens),
-        ("environment.max_turns", plan.environment.as_ref().map_or(1, |environment| environment.max_turns)),
+        ("environment.max_turns", plan.environment.as_ref().map_or(1, |environment| environment.limits.max_turns)),
         ("generate.max_num_seqs", plan.most_slots()),
         ("generate.workers", plan.generate.workers),
         ("eval.max_num_seqs", plan.eval.as_ref().map_or(1, |eval| eval.max_num_seqs)),

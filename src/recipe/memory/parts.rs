@@ -181,7 +181,7 @@ impl Parts<'_> {
     fn answer(&self) -> u64 {
         match (&self.plan.task.data, self.plan.pipeline) {
             (_, Pipeline::Grpo | Pipeline::SftThenGrpo | Pipeline::GrpoOffline) => {
-                let turns = self.plan.environment.as_ref().map_or(1, |environment| environment.max_turns as u64);
+                let turns = self.plan.environment.as_ref().map_or(1, |environment| environment.limits.max_turns as u64);
                 self.plan.generate.max_new_tokens as u64 * turns
             }
             _ => self.pair_answer(),

@@ -83,7 +83,7 @@ struct PendingGroup {
 impl MultiTurn {
     pub fn new(context: RolloutContext, agent: Agent, slots: usize) -> Self {
         MultiTurn {
-            pool: Pool::new(agent.workers),
+            pool: Pool::new(agent.limits.workers.max(1)),
             context,
             agent,
             jobs: BTreeMap::new(),
@@ -164,7 +164,7 @@ impl MultiTurn {
         let failures = self.failures.get(&key).copied().unwrap_or(0) + 1;
         self.failures.insert(key, failures);
         let Some(rollout) = self.rollouts.get_mut(&key) else { return Ok(()) };
-        if failures > self.agent.retries {
+        if failures > self.agent.limits.replays {
             rollout.fail(reason);
             return self.finish(key);
         }
@@ -185,7 +185,8 @@ impl MultiTurn {
         work: impl FnOnce(&mut dyn Environment, Instant) -> Result<JobResult, EnvError> + Send + 'static,
     ) {
         self.jobs.insert(self.next_job, key);
-        self.pool.submit(self.next_job, self.agent.step_timeout, move |deadline| {
+        let timeout = Duration::try_from_secs_f64(self.agent.limits.step_timeout).unwrap_or(Duration::MAX);
+        self.pool.submit(self.next_job, timeout, move |deadline| {
             let result = work(&mut *environment, deadline);
             (environment, result)
         });

@@ -154,14 +154,14 @@ impl Rollout {
     }
 
     fn limit(&self, agent: &Agent, room: usize) -> Option<StopReason> {
-        let messages = self.dialogue.as_ref().map(Dialogue::messages).unwrap_or_default();
+        let (limits, messages) = (&agent.limits, self.dialogue.as_ref().map(Dialogue::messages).unwrap_or_default());
         let length = self.part.context.len() + self.part.answer.tokens.len() + room;
         let reached = [
             (StopReason::StopCondition, agent.stop.as_ref().is_some_and(|stop| stop(messages))),
-            (StopReason::MaxTurns, self.turns >= agent.max_turns),
-            (StopReason::MaxToolCalls, agent.max_tool_calls.is_some_and(|most| self.tool_calls.count() >= most)),
-            (StopReason::MaxTime, agent.max_time.is_some_and(|most| self.began.elapsed() >= most)),
-            (StopReason::MaxTokens, agent.max_tokens.is_some_and(|most| length > most)),
+            (StopReason::MaxTurns, self.turns >= limits.max_turns.max(1)),
+            (StopReason::MaxToolCalls, limits.max_tool_calls.is_some_and(|most| self.tool_calls.count() >= most as u64)),
+            (StopReason::MaxTime, limits.max_time.is_some_and(|most| self.began.elapsed().as_secs_f64() >= most)),
+            (StopReason::MaxTokens, limits.max_tokens.is_some_and(|most| length > most)),
         ];
         reached.into_iter().find(|(_, reached)| *reached).map(|(reason, _)| reason)
     }

@@ -21,126 +21,52 @@ use std::task::Poll;
 pub use pairs::PairEvaluator;
 use reports::Reports;
 
-use crate::data::{Tokenizer, Version};
+use crate::data::Version;
 use crate::engine::TokenEngine;
-use crate::engine::remote::{Fleet, FleetConfig, FleetHandle};
+use crate::engine::remote::Fleet;
 use crate::flow::{Io, RunContext, Signal, Stage, StageError, StageSpec};
 use crate::observe::logs::{JsonLines, JudgedAnswer};
 use crate::observe::{Metric, StepMetrics};
 use crate::rollout::{EvalSpec, Evaluation, passes};
-use crate::stages::generate::EngineSettings;
+use crate::stages::generate::Generator;
 use crate::stages::sync::EvaluationHold;
 use crate::stages::train::Trained;
 use crate::train::Snapshot;
 
 /// Stage that evaluates the weights of every n-th step.
 pub struct Evaluator<E: TokenEngine, W = <E as TokenEngine>::Weights> {
-    make: Box<dyn Fn(&EngineSettings) -> E + Send>,
-    set_weights: SetWeights<E, W>,
-    tokenizer: Arc<Tokenizer>,
-    settings: EngineSettings,
+    generator: Generator<E>,
+    set_weights: fn(&mut E, Version, &W),
     spec: Arc<EvalSpec>,
     reports: Reports,
     in_order: bool,
     hold: Option<EvaluationHold>,
 }
 
-/// Gives published weights to the engine.
-type SetWeights<E, W> = Box<dyn Fn(&mut E, Version, &W) + Send>;
-
 impl<E: TokenEngine> Evaluator<E> {
-    /// Evaluates weights of every `every`-th step, on the engine that `make` returns.
-    pub fn by(
-        make: impl Fn(&EngineSettings) -> E + Send + 'static,
-        tokenizer: &Arc<Tokenizer>,
-        spec: EvalSpec,
-        every: u64,
-    ) -> Self {
-        Evaluator::new(Box::new(make), Box::new(E::set_weights), tokenizer, spec, every)
-    }
-}
-
-#[cfg(feature = "torch")]
-impl Evaluator<crate::engine::LocalEngine> {
-    /// Evaluates in this process, on the stage's thread.
-    pub fn local(policy: &crate::train::Policy, spec: EvalSpec, every: u64) -> Self {
-        let (tokenizer, policy) = (policy.tokenizer().clone(), policy.clone());
-        let make = move |settings: &EngineSettings| {
-            tch::set_num_threads(settings.threads as i32);
-            crate::engine::LocalEngine::new(policy.decoder(), policy.tokenizer().clone(), settings.slots, settings.seed)
-        };
-        Evaluator::by(make, &tokenizer, spec, every)
+    /// Evaluates weights of every `every`-th step on an engine of `generator`, on the stage's thread. Of
+    /// the generator's settings, only slots, threads and seed matter.
+    pub fn new(generator: Generator<E>, spec: EvalSpec, every: u64) -> Self {
+        let (spec, reports) = (Arc::new(spec), Reports::every(every));
+        Evaluator { generator, set_weights: E::set_weights, spec, reports, in_order: false, hold: None }
     }
 }
 
 impl<W: Send + Sync + 'static> Evaluator<Fleet, W> {
-    /// Evaluates on the engines of `handle`, whose weights [`RemoteSync`](crate::stages::sync::RemoteSync)
-    /// syncs and verifies. Both share `hold`, so that all completions are of the evaluated version.
-    /// Evaluates in order ([`Evaluator::in_order`]).
-    pub fn remote(
-        handle: &FleetHandle,
-        config: FleetConfig,
-        tokenizer: &Arc<Tokenizer>,
-        spec: EvalSpec,
-        every: u64,
-        hold: &EvaluationHold,
-    ) -> Self {
-        let (handle, reads) = (handle.clone(), tokenizer.clone());
-        let make = move |settings: &EngineSettings| Fleet::new(&handle, config.clone(), &reads, settings.slots, settings.seed);
+    /// Evaluates on servers, whose weights [`RemoteSync`](crate::stages::sync::RemoteSync) syncs and
+    /// verifies. Both share `hold`, so that all completions are of the evaluated version. Evaluates in
+    /// order ([`Evaluator::in_order`]).
+    pub fn remote(generator: Generator<Fleet>, spec: EvalSpec, every: u64, hold: &EvaluationHold) -> Self {
+        let Evaluator { generator, spec, reports, .. } = Evaluator::new(generator, spec, every);
         let set_weights = |fleet: &mut Fleet, version, _: &W| fleet.set_weights(version, &());
-        let evaluator = Evaluator::new(Box::new(make), Box::new(set_weights), tokenizer, spec, every);
-        Evaluator { hold: Some(hold.clone()), in_order: true, ..evaluator }
+        Evaluator { generator, set_weights, spec, reports, in_order: true, hold: Some(hold.clone()) }
     }
 }
 
 impl<E: TokenEngine, W> Evaluator<E, W> {
-    fn new(
-        make: Box<dyn Fn(&EngineSettings) -> E + Send>,
-        set_weights: SetWeights<E, W>,
-        tokenizer: &Arc<Tokenizer>,
-        spec: EvalSpec,
-        every: u64,
-    ) -> Self {
-        let (tokenizer, spec, reports) = (tokenizer.clone(), Arc::new(spec), Reports::every(every));
-        Evaluator {
-            make,
-            set_weights,
-            tokenizer,
-            settings: EngineSettings::default(),
-            spec,
-            reports,
-            in_order: false,
-            hold: None,
-        }
-    }
-
-    /// Number of completions in flight, at least 1; 64 by default.
-    pub fn slots(mut self, slots: usize) -> Self {
-        self.settings.slots = slots.max(1);
-        self
-    }
-
-    /// Number of threads of the engine, at least 1; 1 by default.
-    pub fn threads(mut self, threads: usize) -> Self {
-        self.settings.threads = threads.max(1);
-        self
-    }
-
-    /// Seed of the sampling; 0 by default.
-    pub fn seed(mut self, seed: u64) -> Self {
-        self.settings.seed = seed;
-        self
-    }
-
     /// Last step of the run, whose weights are evaluated too.
     pub fn last(mut self, step: u64) -> Self {
         self.reports.last = Some(step);
-        self
-    }
-
-    /// Step that the run is resumed at; 0 for a new run.
-    pub fn after(mut self, step: u64) -> Self {
-        self.reports.resumed_at = step;
         self
     }
 
@@ -150,10 +76,11 @@ impl<E: TokenEngine, W> Evaluator<E, W> {
         Evaluator { in_order: in_order || self.hold.is_some(), ..self }
     }
 
-    /// Writes evaluations to the run folder: rows in `evaluations.jsonl`, and the completions of
-    /// each evaluation in `evaluations/step_000100.jsonl`.
-    pub fn log(mut self, run_folder: Option<PathBuf>) -> Self {
-        self.reports.folder = run_folder;
+    /// Resumes after step `after`, 0 for a new run, and writes evaluations to the run folder, if there is
+    /// one: rows in `evaluations.jsonl`, and the completions of each evaluation in
+    /// `evaluations/step_000100.jsonl`.
+    pub fn report(mut self, after: u64, run_folder: Option<PathBuf>) -> Self {
+        (self.reports.resumed_at, self.reports.folder) = (after, run_folder);
         self
     }
 }
@@ -202,7 +129,8 @@ impl<E: TokenEngine, W: Send + Sync + 'static> Evaluator<E, W> {
         {
             (self.set_weights)(&mut worker.engine, version, &weights);
             let answers = self.reports.answers(step)?;
-            let evaluation = Evaluation::begin(&self.spec, &self.tokenizer, &worker.engine, version, Vec::new());
+            let tokenizer = self.generator.tokenizer();
+            let evaluation = Evaluation::begin(&self.spec, tokenizer, &worker.engine, version, Vec::new());
             worker.run = Some(EvalRun { step, version, evaluation, answers });
         }
         Ok(())
@@ -253,7 +181,7 @@ impl<E: TokenEngine, W: Send + Sync + 'static> Stage for Evaluator<E, W> {
 
     fn run(&mut self, io: &mut Io<Self::In, Self::Out>) -> Result<(), StageError> {
         self.reports.open()?;
-        let engine = (self.make)(&self.settings);
+        let engine = self.generator.engine();
         let mut worker = EvalWorker { engine, held: None, run: None, next: None, found: StepMetrics::new() };
         let mut more = true;
         while io.signal() != Signal::Stop && (more || worker.run.is_some()) {

@@ -46,15 +46,10 @@ impl PairEvaluator {
         self
     }
 
-    /// Step that the run is resumed at. Its weights are evaluated already.
-    pub fn after(mut self, step: u64) -> Self {
-        self.reports.resumed_at = step;
-        self
-    }
-
-    /// Writes a row of each evaluation to `evaluations.jsonl` in the run folder.
-    pub fn log(mut self, run_folder: Option<PathBuf>) -> Self {
-        self.reports.folder = run_folder;
+    /// Resumes after step `after`, whose weights are evaluated already, and writes a row of each
+    /// evaluation to `evaluations.jsonl` in the run folder, if there is one.
+    pub fn report(mut self, after: u64, run_folder: Option<PathBuf>) -> Self {
+        (self.reports.resumed_at, self.reports.folder) = (after, run_folder);
         self
     }
 

@@ -168,6 +168,16 @@ impl<E: TokenEngine> Generator<E> {
         Generator { agent: Some(agent), ..self }
     }
 
+    /// Engine of one worker, made on the calling thread.
+    pub(crate) fn engine(&self) -> E {
+        let slots = self.settings.slots.div_ceil(self.engines());
+        (self.make)(&EngineSettings { slots, ..self.settings.clone() })
+    }
+
+    pub(crate) fn tokenizer(&self) -> &Arc<Tokenizer> {
+        &self.tokenizer
+    }
+
     fn in_rounds(&self) -> bool {
         self.admission.as_ref().is_some_and(Admission::in_rounds)
     }
@@ -354,7 +364,7 @@ impl<E: TokenEngine> Stage for Generator<E> {
 
     fn run(&mut self, io: &mut Io<Prompt, Group>) -> Result<(), StageError> {
         let slots = self.settings.slots.div_ceil(self.engines());
-        let mut engine = (self.make)(&EngineSettings { slots, ..self.settings.clone() });
+        let mut engine = self.engine();
         let mut rollouts = self.rollouts(&engine);
         let (version, weights) = io.wait_weights(&mut self.weights, 0)?;
         self.set_weights(&mut engine, &mut *rollouts, version, &weights);

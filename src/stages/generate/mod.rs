@@ -4,4 +4,4 @@ mod generator;
 mod pull;
 
 pub use generator::{EngineSettings, Generator};
-pub use pull::{GenerateError, RunningGenerator};
+pub use pull::RunningGenerator;

@@ -1,36 +1,16 @@
 //! Generation for a hand-written loop: a [`Generator`] on separate threads, whose groups are awaited.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 use std::thread::JoinHandle;
 
 use parking_lot::Mutex;
-use tokio::sync::{mpsc, oneshot};
+use tokio::sync::{Notify, mpsc, oneshot};
 
 use super::Generator;
 use crate::data::{Group, Prompt};
-use crate::engine::TokenEngine;
+use crate::engine::{EngineError, TokenEngine};
 use crate::flow::{AsyncIo, AsyncStage, Control, Flow, RunError, StageError, Until, from_iter};
-
-/// Error of [`RunningGenerator::generate_batch`].
-#[derive(Debug, thiserror::Error)]
-pub enum GenerateError {
-    /// Two prompts in flight have the same ordinal, which keys their randomness (law N2) and identifies
-    /// their group.
-    #[error(
-        "two prompts in flight have the ordinal {ordinal}: take prompts from a `DataBuffer`, which numbers them, or set `Prompt::ordinal`"
-    )]
-    SameOrdinal {
-        /// The ordinal.
-        ordinal: u64,
-    },
-    /// The generator failed, now or in an earlier call.
-    #[error("the generator failed: {0}")]
-    Failed(Arc<RunError>),
-    /// The generator ended without an error.
-    #[error("the generator ended")]
-    Ended,
-}
 
 /// Generator that runs until it is dropped, made by [`Generator::start`].
 ///
@@ -38,7 +18,7 @@ pub enum GenerateError {
 /// its threads.
 pub struct RunningGenerator {
     prompts: mpsc::Sender<Prompt>,
-    calls: Arc<Mutex<Calls>>,
+    calls: Arc<Calls>,
     control: Control,
     thread: Option<JoinHandle<()>>,
 }
@@ -46,11 +26,18 @@ pub struct RunningGenerator {
 /// Prompts of all calls.
 #[derive(Default)]
 struct Calls {
+    state: Mutex<State>,
+    /// Notified when a group has ended, and when the generator has.
+    freed: Notify,
+}
+
+#[derive(Default)]
+struct State {
     /// Receivers of the requested groups, by ordinal. The ordinal of a prompt that the generator has is
     /// taken until its group ends, even if the call is dropped.
     requested: HashMap<u64, oneshot::Sender<Group>>,
-    /// Set when the generator has ended, with its failure.
-    ended: Option<Option<Arc<RunError>>>,
+    /// Set when the generator has ended, with the reason.
+    ended: Option<String>,
 }
 
 impl<E: TokenEngine> Generator<E> {
@@ -58,24 +45,25 @@ impl<E: TokenEngine> Generator<E> {
     ///
     /// Errors: settings that a graph would reject, or no thread to run on.
     pub fn start(self) -> Result<RunningGenerator, RunError> {
-        let calls = Arc::new(Mutex::new(Calls::default()));
+        let calls = Arc::new(Calls::default());
         let (prompts, requests) = mpsc::channel(1);
         let mut flow = Flow::new("generate");
         let start = flow.source("start", from_iter([()]));
-        let requested = flow.stage("prompts", start, Requests { requests, calls: Arc::clone(&calls) });
+        let requested = flow.stage("prompts", start, Requests { requests, calls: calls.clone() });
         let groups = flow.stage("generate", requested, self);
-        let delivers = Arc::clone(&calls);
+        let (delivers, ends) = (calls.clone(), calls.clone());
         flow.sink("deliver", groups, move |group: Group| {
-            if let Some(reply) = delivers.lock().requested.remove(&group.id()) {
+            if let Some(reply) = delivers.free(group.id()) {
                 // A dropped call has no receiver.
                 drop(reply.send(group));
             }
         });
         flow.check()?;
-        let (control, ends) = (flow.handle(), Arc::clone(&calls));
+        let control = flow.handle();
         let run = move || {
-            let failure = flow.run(Until::finished()).err().map(Arc::new);
-            *ends.lock() = Calls { ended: Some(failure), ..Calls::default() };
+            let ended = flow.run(Until::finished()).map_or_else(|error| format!("failed: {error}"), |_| "ended".to_owned());
+            *ends.state.lock() = State { ended: Some(ended), ..State::default() };
+            ends.freed.notify_waiters();
         };
         let thread = std::thread::Builder::new().name("generate".into()).spawn(run).map_err(RunError::Start)?;
         Ok(RunningGenerator { prompts, calls, control, thread: Some(thread) })
@@ -86,33 +74,25 @@ impl RunningGenerator {
     /// Samples a group of rollouts for each prompt, and returns the groups in the order of `prompts`.
     ///
     /// Calls may overlap and then share the engine's slots. The seed, the weights and a prompt's ordinal
-    /// determine its completions (law N2).
+    /// determine its completions (law N2), so prompts in flight must differ in their ordinals.
     ///
     /// Cancel-safe: a dropped call submits no further prompts, and its groups are discarded when they end.
-    pub async fn generate_batch(&self, prompts: &[Prompt]) -> Result<Vec<Group>, GenerateError> {
-        let (mut unsent, mut replies) = (Unsent { prompts: &[], calls: &self.calls }, Vec::with_capacity(prompts.len()));
-        for (at, prompt) in prompts.iter().enumerate() {
-            let (reply, group) = oneshot::channel();
-            let mut calls = self.calls.lock();
-            calls.check()?;
-            if calls.requested.contains_key(&prompt.ordinal) {
-                return Err(GenerateError::SameOrdinal { ordinal: prompt.ordinal });
-            }
-            calls.requested.insert(prompt.ordinal, reply);
-            unsent.prompts = &prompts[..=at];
-            replies.push(group);
+    /// A later call with their ordinals waits until then.
+    pub async fn generate_batch(&self, prompts: &[Prompt]) -> Result<Vec<Group>, EngineError> {
+        let (mut unsent, mut replies) = (Unsent { prompts: VecDeque::new(), calls: &self.calls }, Vec::new());
+        for prompt in prompts {
+            replies.push(self.calls.request(prompt.ordinal).await?);
+            unsent.prompts.push_back(prompt);
         }
-        while let Some((prompt, rest)) = unsent.prompts.split_first()
-            && self.prompts.send(prompt.clone()).await.is_ok()
+        while let Some(prompt) = unsent.prompts.front()
+            && self.prompts.send(Prompt::clone(prompt)).await.is_ok()
         {
-            unsent.prompts = rest;
+            unsent.prompts.pop_front();
         }
         let mut groups = Vec::with_capacity(prompts.len());
-        for group in replies {
-            match group.await {
-                Ok(group) => groups.push(group),
-                Err(_) => return Err(self.calls.lock().check().err().unwrap_or(GenerateError::Ended)),
-            }
+        for reply in replies {
+            let ended = || self.calls.state.lock().ended.clone().unwrap_or_default();
+            groups.push(reply.await.map_err(|_| EngineError::Generator(ended()))?);
         }
         Ok(groups)
     }
@@ -127,32 +107,58 @@ impl Drop for RunningGenerator {
 }
 
 impl Calls {
-    /// Returns the reason if the generator has ended.
-    fn check(&self) -> Result<(), GenerateError> {
-        match &self.ended {
-            None => Ok(()),
-            Some(failure) => Err(failure.clone().map_or(GenerateError::Ended, GenerateError::Failed)),
+    /// Takes an ordinal and returns the receiver of its group. Waits as long as a dropped call has the
+    /// ordinal.
+    async fn request(&self, ordinal: u64) -> Result<oneshot::Receiver<Group>, EngineError> {
+        loop {
+            // Before the look at the state, so that nothing is missed in between.
+            let freed = self.freed.notified();
+            if let Some(group) = self.try_request(ordinal)? {
+                return Ok(group);
+            }
+            freed.await;
         }
+    }
+
+    fn try_request(&self, ordinal: u64) -> Result<Option<oneshot::Receiver<Group>>, EngineError> {
+        let mut state = self.state.lock();
+        if let Some(reason) = &state.ended {
+            return Err(EngineError::Generator(reason.clone()));
+        }
+        match state.requested.get(&ordinal) {
+            Some(reply) if reply.is_closed() => Ok(None),
+            Some(_) => Err(EngineError::same_ordinal(ordinal)),
+            None => {
+                let (reply, group) = oneshot::channel();
+                state.requested.insert(ordinal, reply);
+                Ok(Some(group))
+            }
+        }
+    }
+
+    fn free(&self, ordinal: u64) -> Option<oneshot::Sender<Group>> {
+        let reply = self.state.lock().requested.remove(&ordinal);
+        self.freed.notify_waiters();
+        reply
     }
 }
 
 /// Prompts of a call that are not sent yet. Dropping it frees their ordinals.
 struct Unsent<'a> {
-    prompts: &'a [Prompt],
-    calls: &'a Mutex<Calls>,
+    prompts: VecDeque<&'a Prompt>,
+    calls: &'a Calls,
 }
 
 impl Drop for Unsent<'_> {
     fn drop(&mut self) {
-        let mut calls = self.calls.lock();
-        self.prompts.iter().for_each(|prompt| drop(calls.requested.remove(&prompt.ordinal)));
+        self.prompts.iter().for_each(|prompt| drop(self.calls.free(prompt.ordinal)));
     }
 }
 
 /// Stage that passes on the prompts of calls.
 struct Requests {
     requests: mpsc::Receiver<Prompt>,
-    calls: Arc<Mutex<Calls>>,
+    calls: Arc<Calls>,
 }
 
 impl AsyncStage for Requests {
@@ -166,12 +172,12 @@ impl AsyncStage for Requests {
                 () = io.stopped() => None,
             };
             let Some(prompt) = request else { return Ok(()) };
-            // The receiver of a dropped call is closed.
-            let is_wanted = |calls: &Calls| calls.requested.get(&prompt.ordinal).is_some_and(|reply| !reply.is_closed());
-            if is_wanted(&self.calls.lock()) {
-                io.send(prompt).await?;
+            // The receiver of a dropped call is closed, and no later call takes its ordinal meanwhile.
+            let is_dropped = self.calls.state.lock().requested.get(&prompt.ordinal).is_none_or(oneshot::Sender::is_closed);
+            if is_dropped {
+                self.calls.free(prompt.ordinal);
             } else {
-                self.calls.lock().requested.remove(&prompt.ordinal);
+                io.send(prompt).await?;
             }
         }
     }

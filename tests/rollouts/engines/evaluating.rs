@@ -52,8 +52,9 @@ fn train(seed: u64, folder: &std::path::Path) -> Found {
         }),
     };
     let hold = EvaluationHold::new(|step| step.is_multiple_of(EVERY) || step == STEPS);
-    let evaluator = Evaluator::remote(&handle, config.clone(), &tokenizer(), spec, EVERY, &hold).last(STEPS);
-    let generator = Generator::remote(&handle, config, &tokenizer()).weights(published).group_size(4).max_new_tokens(12);
+    let fleet = || Generator::remote(&handle, config.clone(), &tokenizer());
+    let evaluator = Evaluator::remote(fleet(), spec, EVERY, &hold).last(STEPS);
+    let generator = fleet().weights(published).group_size(4).max_new_tokens(12);
     let seen: Arc<Mutex<BTreeMap<u64, f64>>> = Arc::default();
     let steps = seen.clone();
     let mut flow = Flow::new("evaluating").admission(&admission);
@@ -69,7 +70,7 @@ fn train(seed: u64, folder: &std::path::Path) -> Found {
     let trainer = Trainer::new(Counting::default()).advantages(GroupMean::default());
     let trained = flow.stage("train", batches, trainer.sync_every(1).steps(STEPS));
     let synced = flow.stage("sync", trained, sync(&handle, publisher).hold(&hold));
-    let evaluated = flow.stage("evaluate", synced, evaluator.log(Some(folder.to_owned())));
+    let evaluated = flow.stage("evaluate", synced, evaluator.report(0, Some(folder.to_owned())));
     flow.sink("note", evaluated, move |step: Trained<u64>| {
         steps.lock().unwrap().extend(step.evaluated.get("eval_step").map(|of| (step.step, *of)));
     });
