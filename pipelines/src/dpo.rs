@@ -48,7 +48,7 @@ pub fn declare(plan: &Plan, registry: &Registry, policy: &Policy, outputs: Outpu
         if let Some(of) = &plan.reference {
             evaluator = evaluator.reference(references::reference(&of.policy, policy, config, None)?);
         }
-        trained = flow.stage("evaluate", trained, evaluator.last(train.steps).after(done).log(outputs.answers));
+        trained = flow.stage("evaluate", trained, evaluator.last(train.steps).report(done, outputs.answers));
     }
     flow.sink("log", trained, outputs.log);
     Ok(flow)

@@ -75,7 +75,7 @@ pub fn declare(
         let config = references::scoring(model, plan.generate.temperature, &of.optimization, eval.threads)?;
         let loss = Arc::new(BradleyTerry { center: of.center });
         let evaluator = PairEvaluator::new(config, scorer.config().clone(), loss, samples.concat(), eval.every);
-        trained = flow.stage("evaluate", trained, evaluator.last(of.steps).after(done).log(outputs.answers));
+        trained = flow.stage("evaluate", trained, evaluator.last(of.steps).report(done, outputs.answers));
     }
     flow.sink("log", trained, outputs.log);
     Ok((flow, held_out))

@@ -52,7 +52,7 @@ pub fn declare(plan: &Plan, registry: &Registry, policy: &Policy, outputs: Outpu
     let samples = flow.source("samples", samples.after(done));
     let mut trained = flow.stage("train", samples, data::resumable(trainer, from, data)?);
     if let Some(evaluator) = evaluation::evaluator(plan, registry, policy)? {
-        trained = flow.stage("evaluate", trained, evaluator.in_order(true).after(done).log(outputs.answers));
+        trained = flow.stage("evaluate", trained, evaluator.in_order(true).report(done, outputs.answers));
     }
     flow.sink("log", trained, outputs.log);
     Ok(flow)
