@@ -9,14 +9,11 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use anyhow::{Result, ensure};
-use rollflow::algo::{
-    Advantage, BestOfGroup, Constant, Divergence, Importance, LeaveOneOut, Level, Normalized, OffPolicy, Over, Proximal,
-    Rejection,
-};
+use rollflow::algo::{Advantage, Divergence, Importance, Level, OffPolicy, Over, Proximal, Rejection};
 use rollflow::data::Tokenizer;
 use rollflow::model::ModelConfig;
 use rollflow::prelude::*;
-use rollflow::recipe::{NoKeys, parse};
+use rollflow::recipe::parse;
 use rollflow::train::{TrainBatch, assign_advantages, collate};
 use rollflow_pipelines::Registry;
 
@@ -115,19 +112,19 @@ fn measure(name: &str, mut batch: Batch) -> Result<f64> {
     let evaluating = evaluated(&loss, &OffPolicy::default())?;
     for estimator in [
         Advantage::default(),
-        Advantage::LeaveOneOut(LeaveOneOut { normalize: true, ..LeaveOneOut::default() }),
-        Advantage::ReinforcePlusPlus(NoKeys),
-        Advantage::ReinforcePlusPlusBaseline(NoKeys),
-        Advantage::OptimalBaseline(NoKeys),
-        Advantage::Gpg(NoKeys),
-        Advantage::BestOfGroup(BestOfGroup::default()),
-        Advantage::Rank(NoKeys),
-        Advantage::Normalized(Normalized::default()),
-        Advantage::Constant(Constant { baseline: 0.5 }),
+        Advantage::LeaveOneOut { normalize: true, epsilon: 1e-4 },
+        Advantage::ReinforcePlusPlus,
+        Advantage::ReinforcePlusPlusBaseline,
+        Advantage::OptimalBaseline,
+        Advantage::Gpg,
+        Advantage::BestOfGroup { scale: true, epsilon: 1e-6 },
+        Advantage::Rank,
+        Advantage::Normalized { epsilon: 1e-4 },
+        Advantage::Constant { baseline: 0.5 },
     ] {
         let own = median(|| assign_advantages(black_box(&mut scratch), &estimator))?;
         let kind = format!("{estimator:?}");
-        row(&format!("advantage {}", kind.split('(').next().unwrap_or_default()), own, own + evaluating + collating);
+        row(&format!("advantage {}", kind.split(['(', ' ']).next().unwrap_or_default()), own, own + evaluating + collating);
     }
     Ok(worst)
 }

@@ -33,17 +33,14 @@ mod zoo;
 
 pub(crate) use advantages::aligned;
 pub use advantages::{
-    Advantage, AdvantageError, Constant, Estimator, GroupMean, LeaveOneOut, Lone, Missing, Returns, Rules, Scale, ScoredGroup,
-    gae, group_mean, leave_one_out, pass_at_k, reinforce_plus_plus, reinforce_plus_plus_baseline, reinforce_plus_plus_outcome,
-    remax, rewards_to_go,
+    Advantage, AdvantageError, Estimator, GroupMean, Lone, Missing, Returns, Rules, Scale, ScoredGroup, gae, group_mean,
+    leave_one_out, pass_at_k, reinforce_plus_plus, reinforce_plus_plus_baseline, reinforce_plus_plus_outcome, rewards_to_go,
 };
 pub use aggregation::{Aggregation, BatchSize};
-pub use correction::{
-    Divergence, IcePop, Importance, ImportanceChoice, Level, MaskedIs, OffPolicy, Over, Proximal, Rejection, Spread, TruncatedIs,
-};
+pub use correction::{Divergence, Importance, ImportanceChoice, Level, OffPolicy, Over, Proximal, Rejection, Spread};
 pub use gap::{ComparedToken, LogProbGap};
 pub(crate) use gap_limits::{GapDiagnosis, GapLimits};
-pub use kl::{KlForm, KlFunction, KlLoss, KlReward, kl_per_token, rewards_less_kl, token_kl, with_kl};
+pub use kl::{KlForm, KlFunction, KlLoss, KlReward, kl_per_token, token_kl, with_kl};
 pub use loss::{Loss, LossError, LossInputs, LossMetrics, LossOutput, PairMetrics};
 pub use masked::{masked_mean, masked_sum, masked_variance, whiten};
 pub use math_answers::is_correct;
@@ -55,9 +52,9 @@ pub(crate) use probe::{Disagreement, compare as compare_log_probs};
 pub use range::RangeError;
 pub use reward_model::{BradleyTerry, pairwise_reward};
 pub use schedule::{Decay, Schedule};
-pub use sft::{CrossEntropy, dynamic_fine_tuning, entropy, log_softmax_at, perplexity, smoothed_cross_entropy};
+pub use sft::{CrossEntropy, perplexity};
 pub use value_loss::{ValueLoss, value_loss};
 pub use zoo::{
-    BestOfGroup, BinaryDivergence, ClipCov, Dppo, Dro, GeoMean, KlCov, Normalized, Sapo, Vespo, best_of_group, combine_rewards,
-    gpg, normalize_then_sum, normalized, optimal_baseline, rank_based, subtract_baseline,
+    BinaryDivergence, ClipCov, Dppo, Dro, GeoMean, KlCov, Sapo, Vespo, best_of_group, gpg, normalized, optimal_baseline,
+    rank_based, subtract_baseline,
 };

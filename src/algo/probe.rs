@@ -102,8 +102,6 @@ impl std::error::Error for Disagreement {}
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::algo::log_softmax_at;
-
     /// Eight positions with other logits each, and the token sampled there.
     fn positions() -> Vec<([f64; 6], usize)> {
         (0..8)
@@ -112,6 +110,10 @@ mod tests {
                 (std::array::from_fn(logit), (t * 5) % 3)
             })
             .collect()
+    }
+
+    fn log_softmax_at(logits: &[f64], token: usize) -> f64 {
+        logits[token] - logits.iter().map(|logit| logit.exp()).sum::<f64>().ln()
     }
 
     fn trainer() -> Vec<f64> {

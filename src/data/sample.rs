@@ -171,9 +171,13 @@ impl Sample {
 
     /// Checks that all columns agree; cheap, O(tokens).
     pub fn validate(&self) -> Result<(), DataError> {
+        self.mismatches().into_iter().next().map_or(Ok(()), |problem| Err(DataError::Unusable(problem)))
+    }
+
+    /// Columns of another length than the tokens, and mask weights that are none.
+    pub(crate) fn mismatches(&self) -> Vec<String> {
         let tokens = self.tokens.len();
-        let refuse =
-            |problem: String| Err(DataError::Unusable(format!("sample {} of group {}: {problem}", self.index, self.group_index)));
+        let mut problems = Vec::new();
         for (column, found, may_be_empty) in [
             ("loss_mask", self.loss_mask.len(), false),
             ("log_probs", self.log_probs.len(), true),
@@ -181,12 +185,19 @@ impl Sample {
             ("versions", self.versions.len(), true),
         ] {
             if found != tokens && !(may_be_empty && found == 0) {
-                return refuse(format!("{column} has {found} entries for {tokens} tokens; they must be equally many"));
+                problems
+                    .push(self.problem(&format!("{column} has {found} entries for {tokens} tokens; they must be equally many")));
             }
         }
-        match self.loss_mask.iter().position(|weight| !weight.is_finite() || *weight < 0.0) {
-            Some(at) => refuse(format!("loss_mask[{at}] is {}; a mask weight is a finite number ≥ 0", self.loss_mask[at])),
-            None => Ok(()),
+        if let Some(at) = self.loss_mask.iter().position(|weight| !weight.is_finite() || *weight < 0.0) {
+            problems
+                .push(self.problem(&format!("loss_mask[{at}] is {}; a mask weight is a finite number ≥ 0", self.loss_mask[at])));
         }
+        problems
+    }
+
+    /// A problem with the name of the sample.
+    pub(crate) fn problem(&self, problem: &str) -> String {
+        format!("sample {} of group {}: {problem}", self.index, self.group_index)
     }
 }

@@ -2,14 +2,13 @@
 
 use crate::algo::RangeError;
 use crate::algo::rewards::{
-    Combine, DEFAULT_LEVELS, FormatRule, KeywordsRule, LengthRule, NumericRule, OverlongRule, PartReward, RegexRule,
-    RepetitionRule, environment_reward, exact_reward, format_reward, keywords_reward, length_reward, math_reward, numeric_reward,
-    overlong_reward, regex_reward, repetition_reward,
+    Combine, DEFAULT_LEVELS, PartReward, environment_reward, exact_reward, format_reward, keywords_reward, length_reward,
+    math_reward, numeric_reward, overlong_reward, regex_reward, repetition_reward,
 };
 use crate::judge::{HttpRule, JudgeConfig};
 use crate::settings::declare::{section, tagged};
 use crate::settings::params::{Custom, Params};
-use crate::settings::setting::{FINITE, FINITE_IF_GIVEN, GIVEN, Limit};
+use crate::settings::setting::{FINITE, FINITE_IF_GIVEN, GIVEN, Limit, NOT_NEGATIVE, SOME};
 use crate::stages::reward::{CodeRule, MAX_POISONED, ModelRule, OnFailure, RETRIES};
 
 const NAME: Limit<String> = Limit {
@@ -17,6 +16,14 @@ const NAME: Limit<String> = Limit {
     holds: |name| !name.is_empty() && name.chars().all(|c| c.is_ascii_alphanumeric() || c == '_'),
 };
 const LEVELS: Limit<u32> = Limit { text: "at least 2", holds: |levels| *levels >= 2 };
+const TAGS: Limit<Vec<String>> =
+    Limit { text: "names of letters, digits, `-` and `_`, at least one", holds: |tags| format_reward(tags).is_ok() };
+const WORDS: Limit<Vec<String>> =
+    Limit { text: "words, at least one and none empty", holds: |words| keywords_reward(words).is_ok() };
+const PATTERN: Limit<String> = Limit {
+    text: "a regular expression in the syntax of Rust's regex crate (no look-around, no back-references)",
+    holds: |pattern| !pattern.is_empty() && regex_reward(pattern).is_ok(),
+};
 
 section! {
     /// Reward of a completion: 1 if it is right, else 0; or a combination of parts.
@@ -43,10 +50,16 @@ tagged! {
         /// the completion equals the reference answer, character by character.
         "exact" => Exact,
         /// the completion's last number equals that of the reference answer.
-        "numeric" => Numeric(NumericRule),
+        "numeric" => Numeric {
+            /// Largest difference that still counts as equal.
+            tolerance: f64 = 0.0, NOT_NEGATIVE;
+        },
         /// the completion matches a pattern, and the pattern's first group, if it has one, equals
         /// the reference answer.
-        "regex" => Regex(RegexRule),
+        "regex" => Regex {
+            /// Pattern to search for.
+            pattern: String = String::new(), PATTERN;
+        },
         /// the completion's final answer (after `####`, in `\boxed{}`, announced, or its last
         /// number) means the same as the reference answer: as a number, fraction, percentage,
         /// formula, list, interval or word.
@@ -103,26 +116,49 @@ tagged! {
         /// 1 if the completion equals the reference answer, character by character.
         "exact" => Exact,
         /// 1 if the completion's last number equals that of the reference answer.
-        "numeric" => Numeric(NumericRule),
+        "numeric" => Numeric {
+            /// Largest difference that still counts as equal.
+            tolerance: f64 = 0.0, NOT_NEGATIVE;
+        },
         /// 1 if the completion matches a pattern, and the pattern's first group, if it has one,
         /// equals the reference answer.
-        "regex" => Regex(RegexRule),
+        "regex" => Regex {
+            /// Pattern to search for.
+            pattern: String = String::new(), PATTERN;
+        },
         /// 1 if the completion's final answer means the same as the reference answer.
         "math" => Math,
         /// the score of a reward model, which is any number.
         "model" => Model(ModelRule),
         /// 1 if the completion is the tagged sections in order, each once, and nothing else.
-        "format" => Format(FormatRule),
+        "format" => Format {
+            /// Names of the tags, in order.
+            tags: Vec<String> = vec!["think".to_owned(), "answer".to_owned()], TAGS;
+        },
         /// the share of words that the completion contains, in any case.
-        "keywords" => Keywords(KeywordsRule),
+        "keywords" => Keywords {
+            /// The words.
+            words: Vec<String> = Vec::new(), WORDS;
+        },
         /// 1 if the completion has between `min` and `max` tokens.
-        "length" => Length(LengthRule),
+        "length" => Length {
+            /// Shortest completion, in tokens.
+            min: usize = 1;
+            /// Longest completion, in tokens.
+            max: usize = 2048, SOME;
+        },
         /// DAPO's penalty: 0, falling to −1 over the last `buffer` tokens before
         /// `generate.max_new_tokens`.
-        "overlong" => Overlong(OverlongRule),
+        "overlong" => Overlong {
+            /// Tokens before the limit over which the penalty grows.
+            buffer: usize = 64, SOME;
+        },
         /// the share of distinct runs of `n` tokens, minus 1: 0 without repetition, near −1 if all
         /// runs are equal.
-        "repetition" => Repetition(RepetitionRule),
+        "repetition" => Repetition {
+            /// Length of a repeated run, in tokens.
+            n: usize = 4, SOME;
+        },
         /// the reward of a service.
         "http" => Http(HttpRule),
         /// a grade from 0 to 1 by a language model with a URL (judge).
@@ -146,8 +182,8 @@ impl RewardRule {
     pub fn alone(&self) -> Result<PartRule, &Composition> {
         Ok(match self {
             RewardRule::Exact => PartRule::Exact,
-            RewardRule::Numeric(of) => PartRule::Numeric(of.clone()),
-            RewardRule::Regex(of) => PartRule::Regex(of.clone()),
+            RewardRule::Numeric { tolerance } => PartRule::Numeric { tolerance: *tolerance },
+            RewardRule::Regex { pattern } => PartRule::Regex { pattern: pattern.clone() },
             RewardRule::Math => PartRule::Math,
             RewardRule::Model(of) => PartRule::Model(of.clone()),
             RewardRule::Http(of) => PartRule::Http(of.clone()),
@@ -188,7 +224,7 @@ impl RewardRule {
     /// Returns true if it needs the reference answer of every prompt.
     pub fn compares(&self) -> bool {
         self.rules().iter().any(|rule| match rule {
-            PartRule::Exact | PartRule::Numeric(_) | PartRule::Math => true,
+            PartRule::Exact | PartRule::Numeric { .. } | PartRule::Math => true,
             PartRule::Judge(of) => of.shows_answer(),
             _ => false,
         })
@@ -209,14 +245,14 @@ impl PartRule {
     pub fn function(&self, max_new_tokens: usize) -> Result<Option<PartReward>, RangeError> {
         Ok(Some(match self {
             PartRule::Exact => exact_reward(),
-            PartRule::Numeric(of) => numeric_reward(of.tolerance),
-            PartRule::Regex(of) => regex_reward(&of.pattern)?,
+            PartRule::Numeric { tolerance } => numeric_reward(*tolerance),
+            PartRule::Regex { pattern } => regex_reward(pattern)?,
             PartRule::Math => math_reward(),
-            PartRule::Format(of) => format_reward(&of.tags)?,
-            PartRule::Keywords(of) => keywords_reward(&of.words)?,
-            PartRule::Length(of) => length_reward(of.min, of.max)?,
-            PartRule::Overlong(of) => overlong_reward(of.buffer, max_new_tokens)?,
-            PartRule::Repetition(of) => repetition_reward(of.n)?,
+            PartRule::Format { tags } => format_reward(tags)?,
+            PartRule::Keywords { words } => keywords_reward(words)?,
+            PartRule::Length { min, max } => length_reward(*min, *max)?,
+            PartRule::Overlong { buffer } => overlong_reward(*buffer, max_new_tokens)?,
+            PartRule::Repetition { n } => repetition_reward(*n)?,
             PartRule::Environment => environment_reward(),
             PartRule::Model(_) | PartRule::Http(_) | PartRule::Judge(_) | PartRule::Code(_) | PartRule::Custom { .. } => {
                 return Ok(None);
@@ -227,7 +263,7 @@ impl PartRule {
     /// Returns true if `require_end_of_text` applies to this kind.
     pub fn requires_end(&self) -> bool {
         use PartRule::{Code, Custom, Exact, Format, Keywords, Math, Numeric, Regex};
-        matches!(self, Exact | Numeric(_) | Regex(_) | Math | Format(_) | Keywords(_) | Code(_) | Custom { .. })
+        matches!(self, Exact | Numeric { .. } | Regex { .. } | Math | Format { .. } | Keywords { .. } | Code(_) | Custom { .. })
     }
 
     /// Returns the keys of its service, if another process computes the reward.

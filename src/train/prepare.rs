@@ -118,9 +118,8 @@ mod tests {
     use std::sync::Arc;
 
     use super::*;
-    use crate::algo::{Advantage, Constant, GroupMean, Scale};
+    use crate::algo::{Advantage, GroupMean, Scale};
     use crate::data::{Group, Prompt};
-    use crate::settings::NoKeys;
 
     fn batch(rewards: &[&[Option<f64>]]) -> Batch {
         let group = |(ordinal, rewards): (usize, &&[Option<f64>])| {
@@ -149,9 +148,9 @@ mod tests {
         let pair: &[Option<f64>] = &[Some(1.0), Some(0.0)];
         let plain = GroupMean { std: Scale::None, ..GroupMean::default() };
         assert_eq!(assigned(&[pair, &[Some(0.5); 2]], &plain).unwrap(), [0.5, -0.5, 0.0, 0.0]);
-        let constant = Advantage::Constant(Constant { baseline: 0.25 });
+        let constant = Advantage::Constant { baseline: 0.25 };
         assert_eq!(assigned(&[&[Some(1.0); 2], &[Some(0.0)]], &constant).unwrap(), [0.75, 0.75, -0.25]);
-        let by_tokens = Advantage::OptimalBaseline(NoKeys);
+        let by_tokens = Advantage::OptimalBaseline;
         assert_eq!(assigned(&[&[Some(1.0), Some(0.25)]], &by_tokens).unwrap()[0], 0.5);
         let unscored = |at| {
             let fix = "score it with a finite number of at most 1e100 either way, or drop its group";

@@ -1,8 +1,8 @@
 //! verl's advantage estimators.
 
 use rollflow::algo::{
-    GroupMean, KlForm, Lone, Missing, Returns, Rules, Scale, ScoredGroup, best_of_group, gae, gpg, group_mean, leave_one_out,
-    optimal_baseline, reinforce_plus_plus, reinforce_plus_plus_baseline, remax, rewards_less_kl, whiten,
+    GroupMean, KlForm, Lone, Missing, Returns, Rules, Scale, ScoredGroup, best_of_group, gae, gpg, group_mean, kl_per_token,
+    leave_one_out, optimal_baseline, reinforce_plus_plus, reinforce_plus_plus_baseline, whiten,
 };
 use serde_json::Value;
 
@@ -47,7 +47,15 @@ pub fn by_token(case: &Case) -> Result<(), String> {
         "compute_reinforce_plus_plus_outcome_advantage" => {
             reinforce_plus_plus(&rewards.data, &mask, &sequences, number("gamma")?)
         }
-        "compute_remax_outcome_advantage" => remax(&rewards.data, &case.needed("reward_baselines")?.data, &mask, &sequences),
+        "compute_remax_outcome_advantage" => {
+            let greedy = case.needed("reward_baselines")?.data;
+            let of_token = greedy.iter().flat_map(|reward| vec![*reward; rewards.shape[1]]);
+            let baselines: Vec<f64> = of_token.zip(&mask).map(|(reward, mask)| reward * f64::from(*mask)).collect();
+            gae(&rewards.data, &vec![0.0; mask.len()], &mask, &sequences, 1.0, 1.0).map(|of| {
+                let advantages = of.returns.iter().zip(&baselines).map(|(reward, baseline)| reward - baseline).collect();
+                Returns { advantages, ..of }
+            })
+        }
         called => return Err(format!("{called} is unknown")),
     };
     let of = of.map_err(|error| error.to_string())?;
@@ -124,7 +132,8 @@ pub fn rewards(case: &Case) -> Result<(), String> {
     case.only("inputs", &["token_level_scores", "old_log_prob", "ref_log_prob", "kl_ratio"])?;
     let [scores, own, reference] = ["token_level_scores", "old_log_prob", "ref_log_prob"].map(|name| case.needed(name));
     let coef = case.value["inputs"]["kl_ratio"].as_f64().ok_or("kl_ratio is missing")?;
-    let found = rewards_less_kl(&scores?.data, &own?.data, &reference?.data, coef, &KlForm::K1);
+    let costs = kl_per_token(&own?.data, &reference?.data, &KlForm::K1);
+    let found: Vec<f64> = scores?.data.iter().zip(costs).map(|(score, (cost, _))| score - coef * cost).collect();
     case.close("rewards", &found, &tensor(&case.value["expected"]))
 }
 

@@ -1,9 +1,10 @@
 //! verl's aggregation modes, by themselves and under its value and entropy losses.
 
-use rollflow::algo::{Aggregation, BatchSize, entropy, value_loss};
+use rollflow::algo::{Aggregation, BatchSize, value_loss};
 use serde_json::Value;
 
 use crate::case::{Case, Tensor, count, tensor};
+use crate::objective::entropy;
 
 /// What verl's `agg_loss` takes beside a loss and a mask.
 pub const BATCH: [&str; 5] = ["loss_agg_mode", "dp_size", "batch_num_tokens", "global_batch_size", "loss_scale_factor"];

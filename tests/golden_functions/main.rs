@@ -1,7 +1,7 @@
 //! Our functions against recorded outputs of the systems they equal, over `$ROLLFLOW_GOLDEN` or `tests/golden`.
 //!
 //! A case that we claim and get wrong, or can't run, fails. A kind that we don't have yet is listed as such and never counted as
-//! passed. [`table`] says which is which.
+//! passed. [`table`] says which is which. [`properties`] holds the laws that no recorded case shows.
 #![allow(clippy::unwrap_used)]
 
 mod advantages;
@@ -18,6 +18,7 @@ mod optimizers;
 mod packed;
 mod packing;
 mod preference;
+mod properties;
 mod rewards;
 mod rloo;
 mod rows;

@@ -1,6 +1,7 @@
 //! TRL's group-relative advantages, with several reward functions, unscored samples and truncated completions.
 
-use rollflow::algo::{Aggregation, BatchSize, GroupMean, Missing, Rules, Scale, combine_rewards, group_mean, normalize_then_sum};
+use rollflow::algo::rewards::Aggregator;
+use rollflow::algo::{Aggregation, BatchSize, GroupMean, Missing, Rules, Scale, group_mean, normalized};
 
 use crate::case::Case;
 
@@ -28,19 +29,33 @@ pub fn advantages(case: &Case) -> Result<(), String> {
         (GroupMean { std: scale, ..GroupMean::default() }, Rules { missing: Missing::Zero, ..Rules::default() });
     let values = match config["multi_objective_aggregation"].as_str().unwrap_or("sum_then_normalize") {
         "sum_then_normalize" => {
-            let rewards = combine_rewards(&samples, &weights).map_err(|error| error.to_string())?;
+            let rewards = samples.iter().map(|rewards| combined(rewards, &weights)).collect::<Result<Vec<f64>, String>>()?;
             let groups: Vec<&[f64]> = rewards.chunks(group_size).collect();
             group_mean(&groups, &settings, rules)
         }
         "normalize_then_sum" => {
-            let groups: Vec<Vec<Vec<f64>>> = samples.chunks(group_size).map(<[Vec<f64>]>::to_vec).collect();
-            normalize_then_sum(&groups, &weights, settings.epsilon, rules)
+            let unscored = |rewards: &Vec<f64>| rewards.iter().all(|reward| reward.is_nan());
+            let mut sums: Vec<f64> = samples.iter().map(|rewards| if unscored(rewards) { f64::NAN } else { 0.0 }).collect();
+            for (function, weight) in weights.iter().enumerate() {
+                let column: Vec<f64> = samples.iter().map(|rewards| rewards[function]).collect();
+                let groups: Vec<&[f64]> = column.chunks(group_size).collect();
+                let values = group_mean(&groups, &GroupMean::default(), rules).map_err(|error| error.to_string())?;
+                sums.iter_mut().zip(values.concat()).for_each(|(sum, value)| *sum += weight * value);
+            }
+            normalized(&sums.chunks(group_size).collect::<Vec<_>>(), Missing::Zero, settings.epsilon)
         }
         other => return Err(format!("multi_objective_aggregation is {other}")),
     };
     let values: Vec<f64> = values.map_err(|error| error.to_string())?.concat();
     case.close("advantages", &values, &case.expected("advantages")?)?;
     truncated_completions_are_masked(case)
+}
+
+/// The weighted sum over the functions that scored a sample; NaN if none did.
+pub fn combined(rewards: &[f64], weights: &[f64]) -> Result<f64, String> {
+    let scored = rewards.iter().zip(weights).filter(|(reward, _)| !reward.is_nan());
+    let (rewards, weights): (Vec<f64>, Vec<f64>) = scored.unzip();
+    if rewards.is_empty() { Ok(f64::NAN) } else { Aggregator::weighted(weights).aggregate(&rewards) }
 }
 
 /// The count of trained tokens: a completion that doesn't end in end-of-text is masked when the configuration says so, and then

@@ -2,12 +2,12 @@
 //! one action.
 
 use rollflow::algo::{
-    Aggregation, BatchSize, Grpo, KlForm, Loss, LossInputs, Missing, Rules, combine_rewards, kl_per_token, leave_one_out,
-    masked_mean, rewards_less_kl,
+    Aggregation, BatchSize, Grpo, KlForm, Loss, LossInputs, Missing, Rules, kl_per_token, leave_one_out, masked_mean,
 };
 
 use crate::case::Case;
 use crate::packing::Packing;
+use crate::rewards::combined;
 
 pub fn advantages(case: &Case) -> Result<(), String> {
     const LOG_PROBS: [&str; 3] = ["old_per_token_logps", "ref_per_token_logps", "sampling_logps"];
@@ -22,7 +22,7 @@ pub fn advantages(case: &Case) -> Result<(), String> {
         Some(weights) => weights.iter().filter_map(|weight| weight.as_f64()).collect(),
         None => vec![1.0; per_function.shape[1]],
     };
-    let mut rewards = combine_rewards(&samples, &weights).map_err(|error| error.to_string())?;
+    let mut rewards = samples.iter().map(|rewards| combined(rewards, &weights)).collect::<Result<Vec<f64>, String>>()?;
     if let Some([low, high]) = config["reward_clip_range"].as_array().map(Vec::as_slice) {
         let (low, high) = low.as_f64().zip(high.as_f64()).ok_or("reward_clip_range holds no numbers")?;
         rewards.iter_mut().for_each(|reward| *reward = reward.clamp(low, high));
@@ -34,15 +34,15 @@ pub fn advantages(case: &Case) -> Result<(), String> {
     let reference = case.input("ref_per_token_logps").map_or(own.clone(), |tensor| packing.pack(&tensor));
     let beta = config["beta"].as_f64().unwrap_or(0.0);
     if beta != 0.0 {
+        let costs: Vec<f64> = kl_per_token(&own, &reference, &KlForm::K1).into_iter().map(|(value, _)| value).collect();
         for (reward, at) in rewards.iter_mut().zip(&packing.sequences) {
-            let nothing = vec![0.0; at.len()];
-            *reward += rewards_less_kl(&nothing, &own[at.clone()], &reference[at.clone()], beta, &KlForm::K1).iter().sum::<f64>();
+            *reward -= beta * costs[at.clone()].iter().sum::<f64>();
         }
-        let kl = masked_mean(
-            &kl_per_token(&own, &reference, &KlForm::K1).into_iter().map(|(value, _)| value).collect::<Vec<_>>(),
-            &vec![1.0; own.len()],
-        );
-        case.close_single("kl", kl, case.value["expected"]["metrics"]["kl"].as_f64().unwrap_or(f64::NAN))?;
+        case.close_single(
+            "kl",
+            masked_mean(&costs, &vec![1.0; own.len()]),
+            case.value["expected"]["metrics"]["kl"].as_f64().unwrap_or(f64::NAN),
+        )?;
     }
 
     let groups: Vec<&[f64]> = rewards.chunks(group_size).collect();

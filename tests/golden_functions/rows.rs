@@ -1,8 +1,7 @@
 //! TRL's and verl's row-wise helpers: log-probability of one token, entropy.
 
-use rollflow::algo::{entropy, log_softmax_at};
-
 use crate::case::{Case, tensor};
+use crate::objective::{entropy, log_softmax_at};
 
 pub fn utils(case: &Case) -> Result<(), String> {
     case.only("inputs", &["logits", "index", "labels"])?;

@@ -1,5 +1,6 @@
 //! transformers' learning-rate schedules.
 
+use proptest::prelude::*;
 use rollflow::algo::{Decay, Schedule};
 
 use crate::case::Case;
@@ -33,4 +34,33 @@ pub fn schedule(case: &Case) -> Result<(), String> {
         case.close_number(&format!("lr at step {step}"), schedule.at(step as u64), rate.as_f64().unwrap_or(f64::NAN))?;
     }
     Ok(())
+}
+
+#[test]
+fn nonsense_is_refused_with_its_value() {
+    let good = Schedule { decay: Decay::Linear, total_steps: 10, ..Schedule::constant(0.1) };
+    assert_eq!(good.validate(), Ok(()));
+    let refused = |schedule: Schedule| schedule.validate().unwrap_err().to_string();
+    assert_eq!(refused(Schedule { lr: 0.0, ..good }), "lr is 0; it is a finite number above 0");
+    assert_eq!(refused(Schedule { floor: 1.5, ..good }), "floor is 1.5; it is a share of lr, from 0 to 1");
+    assert_eq!(
+        refused(Schedule { warmup_steps: 10, ..good }),
+        "total_steps is 10 with 10 warm-up steps; a Linear decay needs more total steps than warm-up steps"
+    );
+}
+
+proptest! {
+    #[test]
+    fn the_rate_climbs_then_falls_between_floor_and_peak(
+        decay in prop::sample::select(vec![Decay::Constant, Decay::Linear, Decay::Cosine]),
+        warmup_steps in 0u64..20, more in 1u64..50, floor in 0.0f64..1.0
+    ) {
+        let schedule = Schedule { lr: 0.1, decay, warmup_steps, total_steps: warmup_steps + more, floor };
+        let rates: Vec<f64> = (0..=schedule.total_steps).map(|step| schedule.at(step)).collect();
+        let (climb, fall) = rates.split_at(warmup_steps as usize);
+        prop_assert!(climb.windows(2).all(|pair| pair[0] < pair[1]));
+        prop_assert!(fall.windows(2).all(|pair| pair[0] >= pair[1] - 1e-15));
+        prop_assert!((fall[0] - 0.1).abs() < 1e-15);
+        prop_assert!(fall.iter().all(|rate| *rate >= 0.1 * floor - 1e-15));
+    }
 }

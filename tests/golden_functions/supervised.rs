@@ -1,11 +1,12 @@
 //! TRL's supervised loss, from logits and unshifted labels.
 
-use rollflow::algo::{Aggregation, BatchSize, CrossEntropy, Loss, dynamic_fine_tuning, entropy, smoothed_cross_entropy};
+use rollflow::algo::{Aggregation, BatchSize, CrossEntropy, Loss, LossChoice, LossError, LossInputs, LossOutput, PolicyLoss};
 use rollflow::data::Sample;
+use rollflow::recipe::NoKeys;
 use rollflow::train::collate_in;
 
 use crate::case::{Case, count};
-use crate::objective::objective;
+use crate::objective::{entropy, log_softmax_at, objective};
 
 /// Labels of this value are not trained.
 const IGNORED: f64 = -100.0;
@@ -45,11 +46,12 @@ pub fn loss(case: &Case) -> Result<(), String> {
     let epsilon = case.value["config"]["label_smoothing_factor"].as_f64().filter(|epsilon| !dynamic && *epsilon > 0.0);
     let value = match epsilon {
         Some(epsilon) => {
-            let total: f64 = trained.iter().map(|(row, label)| smoothed_cross_entropy(row, *label as usize, epsilon).0).sum();
-            total / size.tokens * size.averaged_ranks as f64
+            let smoothed: Result<f64, LossError> =
+                trained.iter().map(|(row, label)| smoothed(row, *label as usize, epsilon)).sum();
+            smoothed.map_err(|error| error.to_string())? / size.tokens * size.averaged_ranks as f64
         }
         None => {
-            let loss: &dyn Loss = if dynamic { &dynamic_fine_tuning() } else { &CrossEntropy };
+            let loss: &dyn Loss = if dynamic { &dynamic_fine_tuning } else { &CrossEntropy };
             objective(&batch, &rows, vocab, loss).map_err(|error| error.to_string())?.0.loss
         }
     };
@@ -74,4 +76,20 @@ pub fn loss(case: &Case) -> Result<(), String> {
         case.close_single(name, actual, expected.as_f64().unwrap_or(f64::NAN))?;
     }
     Ok(())
+}
+
+/// Dynamic fine-tuning is REINFORCE with advantages of 1 and each token's own probability as a constant weight.
+fn dynamic_fine_tuning(inputs: &LossInputs) -> Result<LossOutput, LossError> {
+    let (probabilities, ones): (Vec<f64>, Vec<f64>) = inputs.log_probs.iter().map(|log_prob| (log_prob.exp(), 1.0)).unzip();
+    let weighted = LossInputs { importance: Some(&probabilities), advantages: &ones, ..*inputs };
+    PolicyLoss::from(LossChoice::Gpg(NoKeys)).evaluate(&weighted)
+}
+
+/// Cross-entropy against a smoothed label, one row: every token is a target, and the label most of all.
+fn smoothed(logits: &[f64], label: usize, epsilon: f64) -> Result<f64, LossError> {
+    let log_probs: Vec<f64> = (0..logits.len()).map(|token| log_softmax_at(logits, token)).collect();
+    let mut weights = vec![epsilon / logits.len() as f64; logits.len()];
+    weights[label] += 1.0 - epsilon;
+    let inputs = LossInputs { log_probs: &log_probs, weights: &weights, ..LossInputs::default() };
+    Ok(CrossEntropy.evaluate(&inputs)?.loss)
 }

@@ -8,8 +8,8 @@ use std::sync::LazyLock;
 use proptest::prelude::*;
 use rollflow::algo::rewards::Combine;
 use rollflow::algo::{
-    Advantage, Aggregation, Constant, Decay, Dpo, Grpo, Gspo, ImportanceChoice, KlCov, KlLoss, KlReward, LeaveOneOut, Level,
-    LossChoice, MaskedIs, PairLoss, Proximal, Rejection, Select, TruncatedIs,
+    Advantage, Aggregation, Decay, Dpo, Grpo, Gspo, ImportanceChoice, KlCov, KlLoss, KlReward, Level, LossChoice, PairLoss,
+    Proximal, Rejection, Select,
 };
 use rollflow::data::source::Columns;
 use rollflow::recipe::{
@@ -384,7 +384,7 @@ fn any_plan() -> impl Strategy<Value = Plan> {
             plan.reward.rule = RewardRule::Model(ModelRule { path: "a \"b\"".into(), missing_end_penalty: real, threads: few });
         } else if choice > 0 {
             let mut of = Composition { combine: Combine::Product, part: vec![Default::default()], ..Default::default() };
-            of.part[0].rule = PartRule::Format(Default::default());
+            of.part[0].rule = PartRule::Format { tags: vec!["think".to_owned()] };
             (of.part[0].name, of.part[0].at_least) = (format!("part_{few}"), flag.then_some(share));
             plan.reward.rule = RewardRule::Parts(of);
         }
@@ -406,8 +406,8 @@ fn any_plan() -> impl Strategy<Value = Plan> {
             .clone();
         plan.train.advantage = match choice {
             0 => Advantage::default(),
-            1 => Advantage::LeaveOneOut(LeaveOneOut { normalize: flag, ..LeaveOneOut::default() }),
-            _ => Advantage::Constant(Constant { baseline: -real }),
+            1 => Advantage::LeaveOneOut { normalize: flag, epsilon: 1e-4 },
+            _ => Advantage::Constant { baseline: -real },
         };
         if choice > 0 {
             let reference = plan.reference.get_or_insert_default();
@@ -419,10 +419,8 @@ fn any_plan() -> impl Strategy<Value = Plan> {
         plan.train.proximal = [None, Some(Proximal::Recompute), Some(Proximal::LogLinear)][choice];
         plan.train.correction = match choice {
             0 => ImportanceChoice::default(),
-            1 => {
-                ImportanceChoice::TruncatedIs(TruncatedIs { min: flag.then_some(0.5), normalize: flag, ..TruncatedIs::default() })
-            }
-            _ => ImportanceChoice::MaskedIs(MaskedIs { level: Level::Geometric, min: share, ..MaskedIs::default() }),
+            1 => ImportanceChoice::TruncatedIs { level: Level::Token, min: flag.then_some(0.5), max: 2.0, normalize: flag },
+            _ => ImportanceChoice::MaskedIs { level: Level::Geometric, min: share, max: 2.0, normalize: false },
         };
         plan.train.reject = vec![Rejection { min: None, ..Rejection::default() }; choice];
         plan.train.ppo_epochs = steps;
@@ -448,11 +446,7 @@ fn any_plan() -> impl Strategy<Value = Plan> {
 }
 
 fn regex(pattern: &str) -> RewardRule {
-    let mut rule = RewardRule::Regex(Default::default());
-    if let RewardRule::Regex(of) = &mut rule {
-        of.pattern = pattern.to_owned();
-    }
-    rule
+    RewardRule::Regex { pattern: pattern.to_owned() }
 }
 
 fn regex_is_valid(pattern: &str) -> bool {

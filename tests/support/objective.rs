@@ -1,7 +1,7 @@
 //! Reference objective: a batch's loss from its logits, in doubles and without tensors. Backends are
 //! tested against it.
 
-use rollflow::algo::{Loss, LossError, LossOutput, OffPolicy, entropy, log_softmax_at};
+use rollflow::algo::{Loss, LossError, LossOutput, OffPolicy};
 use rollflow::train::TrainBatch;
 
 /// Returns the loss of a whole batch and ∂loss/∂logits, shaped as the logits. `logits` holds, per sequence, one row of `vocab` numbers for each position (row `t` predicts token
@@ -34,4 +34,22 @@ pub fn objective(
         }
     }
     Ok((output, logits_grad))
+}
+
+/// Returns the largest logit and `log Σ exp(logit − largest)`, apart so that huge logits keep their precision.
+fn normalizer(logits: &[f64]) -> (f64, f64) {
+    let max = logits.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+    (max, logits.iter().map(|logit| (logit - max).exp()).sum::<f64>().ln())
+}
+
+/// Returns `log softmax(logits)[index]` (TRL's `selective_log_softmax`, one row).
+pub fn log_softmax_at(logits: &[f64], index: usize) -> f64 {
+    let (max, log_sum) = normalizer(logits);
+    (logits[index] - max) - log_sum
+}
+
+/// Returns the entropy `−Σ p log p` of `softmax(logits)` (TRL's `entropy_from_logits`, one row). Masked tokens (−∞) add nothing.
+pub fn entropy(logits: &[f64]) -> f64 {
+    let (max, log_sum) = normalizer(logits);
+    logits.iter().map(|logit| (logit - max) - log_sum).filter(|log_p| log_p.is_finite()).map(|log_p| -log_p.exp() * log_p).sum()
 }

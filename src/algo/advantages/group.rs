@@ -30,16 +30,6 @@ section! {
     }
 }
 
-section! {
-    /// Difference from the mean of the others.
-    pub struct LeaveOneOut {
-        /// If true, advantages are divided by their standard deviation over the batch.
-        normalize: bool = false;
-        /// ε added to that standard deviation.
-        epsilon: f64 = 1e-4, POSITIVE;
-    }
-}
-
 /// `A = (r − mean_group) / (std + ε)`, with the unbiased (n − 1) standard deviation of the group or
 /// of the batch.
 ///
@@ -81,7 +71,7 @@ impl Estimator for GroupMean {
 /// With `normalize = Some(ε)`, `(A − mean_batch A) / (std_batch A + ε)` over the whole batch.
 ///
 /// Shapes: groups × samples in, the same out. Equals TRL 1.16's `RLOOTrainer`, whose ε is 1e-4 and
-/// whose KL penalty is [`rewards_less_kl`](crate::algo::rewards_less_kl), summed over a sequence.
+/// whose KL penalty is [`kl_per_token`](crate::algo::kl_per_token), summed over a sequence.
 /// Equals verl 0.9's `rloo` with [`Lone::Nothing`], and its `rloo_vectorized` with
 /// [`Lone::Itself`].
 pub fn leave_one_out<G: AsRef<[f64]>>(
@@ -102,80 +92,4 @@ pub fn leave_one_out<G: AsRef<[f64]>>(
         Some(epsilon) => standardized(values, epsilon),
         None => values,
     }))
-}
-
-#[cfg(test)]
-mod tests {
-    use proptest::prelude::*;
-
-    use super::super::Missing;
-    use super::*;
-
-    const PLAIN: GroupMean = GroupMean { std: Scale::None, epsilon: 1e-4 };
-
-    fn of(rewards: &[f64]) -> Vec<f64> {
-        group_mean(&[rewards], &GroupMean::default(), Rules::default()).unwrap().remove(0)
-    }
-
-    #[test]
-    fn equal_rewards_and_lone_samples_teach_nothing() {
-        assert_eq!(of(&[0.1; 7]), [0.0; 7]);
-        assert_eq!(of(&[3.0]), [0.0]);
-        assert_eq!(of(&[]), [0.0; 0]);
-    }
-
-    #[test]
-    fn a_nan_reward_is_refused_by_name_or_left_out() {
-        let groups = [&[1.0, 0.0][..], &[0.5, f64::NAN]].map(|rewards| ScoredGroup { rewards, lengths: &[] });
-        let refused = GroupMean::default().estimate(&groups).unwrap_err();
-        assert_eq!(
-            refused.to_string(),
-            "the reward of sample 1 in group 1 is NaN; rewards are finite numbers of at most 1e100 either way"
-        );
-        let rules = Rules { missing: Missing::Zero, ..Rules::default() };
-        assert_eq!(group_mean(&[[1.0, f64::NAN, 0.0]], &PLAIN, rules).unwrap(), [[0.5, 0.0, -0.5]]);
-        assert_eq!(group_mean(&[[f64::NAN; 2]], &PLAIN, rules).unwrap(), [[0.0; 2]]);
-        assert!(group_mean(&[[f64::INFINITY, 0.0]], &PLAIN, rules).is_err());
-    }
-
-    #[test]
-    fn a_sample_is_compared_with_its_scored_siblings() {
-        assert_eq!(leave_one_out(&[[1.0, 0.0, 0.5]], Rules::default(), None).unwrap(), [[0.75, -0.75, 0.0]]);
-        let rules = Rules { missing: Missing::Zero, ..Rules::default() };
-        let groups = [vec![1.0, f64::NAN, 0.0], vec![f64::NAN, 2.0]];
-        assert_eq!(leave_one_out(&groups, rules, None).unwrap(), [vec![1.0, 0.0, -1.0], vec![0.0, 0.0]]);
-        assert!(leave_one_out(&groups, Rules::default(), None).is_err());
-    }
-
-    #[test]
-    fn without_siblings_a_reward_is_its_own_baseline_or_has_none() {
-        assert_eq!(leave_one_out(&[[3.0]], Rules::default(), None).unwrap(), [[0.0]]);
-        assert_eq!(leave_one_out(&[[3.0]], Rules { lone: Lone::Nothing, ..Rules::default() }, None).unwrap(), [[3.0]]);
-        assert_eq!(leave_one_out::<[f64; 0]>(&[], Rules::default(), Some(1e-4)).unwrap(), [[0.0; 0]; 0]);
-    }
-
-    proptest! {
-        #[test]
-        fn it_is_the_distance_from_the_mean_stretched(rewards in prop::collection::vec(-5.0f64..5.0, 2..12)) {
-            let n = rewards.len() as f64;
-            let mean = rewards.iter().sum::<f64>() / n;
-            let values = leave_one_out(&[&rewards[..]], Rules::default(), None).unwrap().remove(0);
-            for (value, reward) in values.iter().zip(&rewards) {
-                prop_assert!((value - (reward - mean) * n / (n - 1.0)).abs() < 1e-12);
-            }
-        }
-
-        #[test]
-        fn advantages_sum_to_zero_keep_order_and_ignore_shifts(rewards in prop::collection::vec(-5.0f64..5.0, 2..12), shift in -3.0f64..3.0) {
-            let values = of(&rewards);
-            prop_assert!(values.iter().sum::<f64>().abs() < 1e-6);
-            for (i, j) in (0..rewards.len()).flat_map(|i| (0..rewards.len()).map(move |j| (i, j))) {
-                prop_assert!(rewards[i] <= rewards[j] || values[i] >= values[j]);
-            }
-            let shifted: Vec<f64> = rewards.iter().map(|reward| reward + shift).collect();
-            for (a, b) in values.iter().zip(of(&shifted)) {
-                prop_assert!((a - b).abs() < 1e-6);
-            }
-        }
-    }
 }

@@ -16,8 +16,7 @@
 //! | [`best_of_group`](super::best_of_group) | the same | | `grpo_passk` | lone: verl rejects it |
 //! | [`rank_based`](super::rank_based), [`normalized`](super::normalized) | `rank`, `normalized` | | | |
 //! | [`subtract_baseline`](super::subtract_baseline) | `constant` | | | |
-//! | [`remax`], [`gae`] | | | `remax`, `gae` | verl whitens `gae`: [`whiten`](crate::algo::whiten) |
-//! | [`normalize_then_sum`](super::normalize_then_sum) | | `multi_objective_aggregation` | | |
+//! | [`gae`] | | | `gae`, `remax` | verl whitens `gae`: [`whiten`](crate::algo::whiten) |
 //!
 //! *lone*: a sample without siblings, which gets 0 here. verl's rule for it is [`Lone::Nothing`];
 //! recipes take [`Lone::Itself`].
@@ -29,11 +28,11 @@ mod pass_at_k;
 mod returns;
 mod whitened;
 
-pub use choice::{Advantage, Constant};
+pub use choice::Advantage;
 pub(crate) use estimator::aligned;
 pub use estimator::{AdvantageError, Estimator, Lone, Missing, Rules, ScoredGroup};
 pub(super) use estimator::{each_scored, mean, over_scored, standardized, std, zero_missing};
-pub use group::{GroupMean, LeaveOneOut, Scale, group_mean, leave_one_out};
+pub use group::{GroupMean, Scale, group_mean, leave_one_out};
 pub use pass_at_k::pass_at_k;
-pub use returns::{Returns, gae, remax, rewards_to_go};
+pub use returns::{Returns, gae, rewards_to_go};
 pub use whitened::{reinforce_plus_plus, reinforce_plus_plus_baseline, reinforce_plus_plus_outcome};

@@ -54,33 +54,3 @@ fn whiten_samples(groups: &[ScoredGroup], values: Vec<Vec<f64>>) -> Result<Vec<V
 fn trained(values: Vec<f64>, mask: &[f32]) -> Vec<f64> {
     values.into_iter().zip(mask).map(|(value, &mask)| if mask > 0.0 { value * f64::from(mask) } else { 0.0 }).collect()
 }
-
-#[cfg(test)]
-mod tests {
-    use super::super::Missing;
-    use super::*;
-
-    fn group<'a>(rewards: &'a [f64], lengths: &'a [f64]) -> ScoredGroup<'a> {
-        ScoredGroup { rewards, lengths }
-    }
-
-    #[test]
-    fn an_outcome_is_a_return_of_every_token_without_discount() {
-        let groups = [group(&[1.0, 0.0], &[2.0, 1.0]), group(&[0.25, 0.5], &[3.0, 1.0])];
-        let outcome = reinforce_plus_plus_outcome(&groups, Rules::default()).unwrap().concat();
-        let rewards = [0.0, 1.0, 0.0, 0.0, 0.0, 0.25, 0.5];
-        let tokens = reinforce_plus_plus(&rewards, &[1.0; 7], &[0..2, 2..3, 3..6, 6..7], 1.0).unwrap();
-        for (token, sample) in [0, 0, 1, 2, 2, 2, 3].into_iter().enumerate() {
-            assert!((tokens.advantages[token] - outcome[sample]).abs() < 1e-12, "token {token}");
-        }
-    }
-
-    #[test]
-    fn unscored_samples_stay_out_of_the_batch_and_lengths_are_aligned() {
-        let rules = Rules { missing: Missing::Zero, ..Rules::default() };
-        let with = reinforce_plus_plus_baseline(&[group(&[1.0, 0.0, f64::NAN], &[2.0, 1.0, 9.0])], rules).unwrap();
-        let without = reinforce_plus_plus_baseline(&[group(&[1.0, 0.0], &[2.0, 1.0])], rules).unwrap();
-        assert_eq!(with[0], [without[0][0], without[0][1], 0.0]);
-        assert!(reinforce_plus_plus_outcome(&[group(&[1.0], &[])], rules).is_err());
-    }
-}

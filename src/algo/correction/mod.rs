@@ -16,7 +16,7 @@ mod spread;
 
 use std::ops::Range;
 
-pub use choice::{IcePop, ImportanceChoice, MaskedIs, TruncatedIs};
+pub use choice::ImportanceChoice;
 pub use rejection::{Divergence, Over, Rejection};
 pub use spread::{Spread, Tally};
 pub(super) use spread::{guarded, mean};
@@ -277,6 +277,3 @@ fn log_linear(theta: f64, behaviour: f64, lag: u64) -> f64 {
 fn spread_over(per_sequence: &[f64], sequences: &[Range<usize>]) -> Vec<f64> {
     per_sequence.iter().zip(sequences).flat_map(|(&value, at)| std::iter::repeat_n(value, at.len())).collect()
 }
-
-#[cfg(test)]
-mod tests;

@@ -253,6 +253,3 @@ fn drift(inputs: &LossInputs, at: Range<usize>) -> f64 {
     let drift: f64 = at.clone().map(|t| sampled[t] - inputs.log_probs[t]).filter(|drift| !drift.is_nan()).sum();
     drift / at.len().max(1) as f64
 }
-
-#[cfg(test)]
-mod tests;

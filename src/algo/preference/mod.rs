@@ -245,6 +245,3 @@ fn batch_pairs(inputs: &LossInputs) -> Result<usize, LossError> {
     }
     Ok(pairs as usize)
 }
-
-#[cfg(test)]
-mod tests;

@@ -12,12 +12,9 @@ use std::fmt::Display;
 use serde_json::Value;
 
 pub use aggregate::{Aggregator, Combine, DEFAULT_LEVELS};
-pub(crate) use answer::NumericRule;
 pub use answer::{exact_match, exact_reward, math_reward, numeric_reward};
 pub use parts::Parts;
-pub(crate) use text::{FormatRule, KeywordsRule, RegexRule};
 pub use text::{format_reward, keywords_reward, regex_reward};
-pub(crate) use tokens::{LengthRule, OverlongRule, RepetitionRule};
 pub use tokens::{length_reward, overlong_reward, repetition_reward};
 
 use crate::data::{RewardParts, Sample, number};

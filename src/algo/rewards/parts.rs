@@ -83,27 +83,3 @@ impl fmt::Debug for Parts {
         f.debug_struct("Parts").field("parts", &names).field("aggregator", &self.aggregator).finish()
     }
 }
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_value_from_elsewhere_is_a_part_like_any_other() {
-        let parts = Parts::default().part("here", |_: &Sample| 1.0).remote("there");
-        let output = parts.reward_with(&Sample::default(), &[("there", 0.5)].into()).unwrap();
-        assert_eq!((output.reward, output.parts["there"]), (1.5, 0.5));
-        assert_eq!(parts.reward(&Sample::default()).unwrap_err(), "its part \"there\": no service gave its value");
-    }
-
-    #[test]
-    fn a_part_that_fails_is_named() {
-        let parts = Parts::default().part("good", |_: &Sample| 1.0).part("bad", |_: &Sample| Err::<f64, _>("no key"));
-        assert_eq!(parts.reward(&Sample::default()).unwrap_err(), "its part \"bad\": no key");
-        let parts = Parts::default().part("wild", |_: &Sample| f64::NAN);
-        assert_eq!(
-            parts.reward(&Sample::default()).unwrap_err(),
-            "its part \"wild\" is NaN, not a finite number of at most 1e100 either way"
-        );
-    }
-}

@@ -84,13 +84,12 @@ fn parts(plan: &Plan, of: &Composition, note: Note) {
             note(&key("weight"), &["reward.combine"], message, "leave it out, or set reward.combine = \"sum\"");
         }
         match &part.rule {
-            PartRule::Length(length) if length.min > length.max => {
-                let message =
-                    format!("`{}` is {}, above its max of {}: no answer would earn it", key("min"), length.min, length.max);
+            PartRule::Length { min, max } if min > max => {
+                let message = format!("`{}` is {min}, above its max of {max}: no answer would earn it", key("min"));
                 note(&key("min"), &[], message, "exchange them");
             }
-            PartRule::Overlong(overlong) if overlong.buffer > longest => {
-                let message = format!("`{}` is {}, but answers end at {longest} tokens", key("buffer"), overlong.buffer);
+            PartRule::Overlong { buffer } if *buffer > longest => {
+                let message = format!("`{}` is {buffer}, but answers end at {longest} tokens", key("buffer"));
                 note(&key("buffer"), &["generate.max_new_tokens"], message, "lower it, or raise generate.max_new_tokens");
             }
             _ => {}

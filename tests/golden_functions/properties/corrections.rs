@@ -1,8 +1,9 @@
-//! Properties of every correction. Golden cases compare the numbers with TRL's and verl's.
+//! Properties of every correction, and of the gap that it corrects. Golden cases compare the numbers with TRL's and verl's.
+
+use std::ops::Range;
 
 use proptest::prelude::*;
-
-use super::*;
+use rollflow::algo::{ComparedToken, Divergence, Importance, Level, LogProbGap, OffPolicy, Over, Proximal, Rejection};
 
 const LEVELS: [Level; 3] = [Level::Token, Level::Sequence, Level::Geometric];
 const DIVERGENCES: [Divergence; 3] = [Divergence::K1, Divergence::K2, Divergence::K3];
@@ -138,14 +139,16 @@ fn an_absurd_ratio_stays_finite() {
     }
 }
 
-fn anchors(proximal: Proximal, weigh: Option<Importance>) -> Anchors {
+/// Proximal log-probabilities and importance weights of three tokens, 0, 1 and 4 versions old.
+fn anchors(proximal: Proximal, weigh: Option<Importance>) -> (Option<Vec<f64>>, Option<Vec<f64>>) {
     let off_policy = OffPolicy { proximal, weigh, reject: Vec::new() };
-    off_policy.anchors(&[-1.0; 3], &[-1.2; 3], &[-2.0; 3], &[0, 1, 4], std::slice::from_ref(&(0..3)))
+    let anchors = off_policy.anchors(&[-1.0; 3], &[-1.2; 3], &[-2.0; 3], &[0, 1, 4], std::slice::from_ref(&(0..3)));
+    (anchors.proximal, anchors.importance)
 }
 
 #[test]
 fn the_trust_region_lies_where_it_was_asked_for() {
-    let of = |proximal| anchors(proximal, None).proximal;
+    let of = |proximal| anchors(proximal, None).0;
     assert_eq!(of(Proximal::Behaviour), None);
     assert_eq!(of(Proximal::Recompute), Some(vec![-1.2; 3]));
     // AReaL's test: versions 0, current 2 gives the middle; here lag 4 gives three quarters.
@@ -154,8 +157,65 @@ fn the_trust_region_lies_where_it_was_asked_for() {
 
 #[test]
 fn weights_span_from_behaviour_to_proximal_and_never_count_twice() {
-    let weights = |proximal| anchors(proximal, Some(Importance::truncated(Level::Token, 1e9))).importance.unwrap();
+    let weights = |proximal| anchors(proximal, Some(Importance::truncated(Level::Token, 1e9))).1.unwrap();
     assert_eq!(weights(Proximal::Behaviour), [1.0; 3]);
     weights(Proximal::Recompute).iter().for_each(|weight| assert!((weight - 0.8f64.exp()).abs() < 1e-12));
     assert_eq!(weights(Proximal::LogLinear), [1.0, 1.0, 0.75f64.exp()]);
+}
+
+fn sequence(tokens: &[(f64, f64)]) -> Vec<ComparedToken> {
+    let token = |(position, &(trainer, behaviour)): (usize, &(f64, f64))| ComparedToken {
+        position,
+        lag: position as u64 % 2,
+        trainer,
+        behaviour,
+        ..Default::default()
+    };
+    tokens.iter().enumerate().map(token).collect()
+}
+
+fn gap(sequences: &[&[(f64, f64)]]) -> LogProbGap {
+    let mut gap = LogProbGap::default();
+    sequences.iter().for_each(|tokens| gap.add_sequence(&sequence(tokens)));
+    gap
+}
+
+#[test]
+fn equal_policies_have_no_gap() {
+    let same = gap(&[&[(-1.0, -1.0), (-2.0, -2.0)]]);
+    assert_eq!((same.mean(), same.ratio(), same.approx_kl(), same.max(), same.k1()), (0.0, 1.0, 0.0, 0.0, 0.0));
+    assert!(same.chi2().abs() < 1e-8 && (same.effective_sample_share() - 1.0).abs() < 1e-12);
+    let nothing = gap(&[&[]]);
+    assert_eq!((nothing.ratio(), nothing.effective_sample_share(), nothing.chi2(), nothing.max()), (1.0, 1.0, 0.0, 0.0));
+}
+
+#[test]
+fn the_worst_token_and_every_lag_are_named() {
+    let seen = gap(&[&[(-1.0, -1.5), (-2.0, -1.0)], &[(-1.0, -0.5)]]);
+    assert_eq!((seen.mean(), seen.max()), (2.0 / 3.0, 1.0));
+    assert_eq!(seen.worst.map(|worst| (worst.position, worst.behaviour)), Some((1, -1.0)));
+    let close = |lag: u64, ratio: f64| assert!((seen.by_lag[&lag].ratio() - ratio).abs() < 1e-12);
+    close(0, f64::midpoint(0.5f64.exp(), (-0.5f64).exp()));
+    close(1, (-1.0f64).exp());
+}
+
+proptest! {
+    /// N1: what is measured does not depend on how a batch is cut.
+    #[test]
+    fn parts_add_up(tokens in prop::collection::vec((-5.0f64..0.0, -5.0f64..0.0), 2..20), cut in 1usize..19) {
+        let cut = cut.min(tokens.len() - 1);
+        let (left, right) = tokens.split_at(cut);
+        let whole = gap(&[left, right]);
+        let mut parts = gap(&[left]);
+        parts.merge(&gap(&[right]));
+        prop_assert_eq!(whole.worst, parts.worst);
+        for (a, b) in [
+            (whole.mean(), parts.mean()), (whole.ratio(), parts.ratio()), (whole.approx_kl(), parts.approx_kl()),
+            (whole.chi2(), parts.chi2()), (whole.effective_sample_share(), parts.effective_sample_share()),
+            (whole.sequences.perplexity_ratio(), parts.sequences.perplexity_ratio()),
+        ] {
+            prop_assert!((a - b).abs() <= 1e-9 * a.abs().max(1.0), "{} {}", a, b);
+        }
+        prop_assert!(whole.effective_sample_share() <= 1.0 + 1e-12 && whole.approx_kl() >= 0.0);
+    }
 }

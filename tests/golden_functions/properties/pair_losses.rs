@@ -1,9 +1,9 @@
 //! Derivatives against finite differences, parts against the whole, and extremes.
 
-use proptest::prelude::*;
+use std::ops::Range;
 
-use super::*;
-use crate::algo::{Aggregation, BatchSize};
+use proptest::prelude::*;
+use rollflow::algo::{Aggregation, BatchSize, Loss, LossError, LossInputs, LossOutput, PairLoss, Preference, ScoreDivergence};
 
 /// Columns of pairs, packed chosen, rejected, chosen, rejected …
 #[derive(Clone, Debug)]
@@ -87,7 +87,7 @@ proptest! {
         for loss in losses() {
             let output = pairs.evaluate(&loss);
             // A hinge has a bend, and a sort has no derivative where two columns change places.
-            let bends = loss.terms[0].0 == PairLoss::Hinge || loss.terms[0].0.compares_distributions();
+            let bends = matches!(loss.terms[0].0, PairLoss::Hinge | PairLoss::Aot | PairLoss::AotUnpaired);
             for t in 0..pairs.log_probs.len() {
                 let moved = |by: f64| {
                     let mut pairs = pairs.clone();
