@@ -12,7 +12,6 @@ mod epochs;
 pub mod grpo;
 mod grpo_offline;
 pub mod registry;
-mod replay;
 mod reward_model;
 pub mod run;
 pub mod sft;

@@ -1,6 +1,6 @@
 //! Supervised training, then reinforcement from its newest checkpoint: one command, two runs.
 //!
-//! The supervised part is a run of its own in the folder `sft`, with checkpoints, metrics and a
+//! The supervised part is a separate run in the folder `sft`, with checkpoints, metrics and a
 //! report; an interrupted one resumes. The outer folder is a [`grpo`](crate::grpo) run whose
 //! `lineage.json` names the checkpoint it started from. Both parts use the model's tokenizer.
 

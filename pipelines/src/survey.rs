@@ -4,7 +4,7 @@
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use rollflow::data::packing::OverlongPolicy;
-use rollflow::data::source::{DataSpec, Example, Recorded, Shape, Survey, survey, too_long};
+use rollflow::data::source::{DataSpec, Example, Recorded, Shape, Survey, survey};
 use rollflow::data::{DataError, RankedPair};
 use rollflow::prelude::*;
 use rollflow::recipe::{Chat, Pipeline, Plan, Problem, Source, TaskData};
@@ -123,11 +123,10 @@ fn prepared<'a>(of: Imitation<'a>, reader: &'a Option<Reader>) -> impl Fn(&Examp
         }
         let most = sft.max_length.unwrap_or(reader.config.max_positions);
         match supervised::prepare(of.chat, sft, example, &reader.tokenizer) {
-            Ok(samples) if drops && samples.iter().any(|sample| sample.tokens.len() > most) => Ok(Err(too_long(most))),
-            Ok(_) => Ok(Ok(())),
             // Those that are drawn one by one are left out, as [`Imitation::batches`] does.
-            Err(_) if drops && !sft.packs() => Ok(Err("that the tokenizer or the chat template refuses".into())),
-            Err(error) => Err(error.to_string()),
+            Err(error) if !drops || sft.packs() => Err(error.to_string()),
+            samples if drops => Ok(data::within(samples, most)),
+            _ => Ok(Ok(())),
         }
     })
 }

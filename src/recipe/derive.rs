@@ -64,12 +64,6 @@ impl Plan {
         }
     }
 
-    /// Most tokens that are sampled for one optimizer step, before filters.
-    pub fn generated_tokens_per_step(&self) -> usize {
-        let turns = self.environment.as_ref().map_or(1, |environment| environment.limits.max_turns);
-        self.samples_per_step().saturating_mul(self.generate.max_new_tokens).saturating_mul(turns)
-    }
-
     /// Optimizer steps of one pass over the prompts (or pairs), if no filter drops any and the size
     /// of the data is known.
     pub fn steps_per_epoch(&self) -> Option<f64> {
@@ -91,24 +85,11 @@ impl Plan {
         self.pace().groups_per_version() as usize
     }
 
-    fn pace(&self) -> PaceRule {
+    /// The rule by which the window follows from staleness, batch and sync.
+    pub(crate) fn pace(&self) -> PaceRule {
         let (groups, candidates) = (self.batch.groups as u64, self.groups_chosen_from() as u64);
         let (steps_per_version, max_staleness) = (self.sync.every, self.flow.max_staleness);
         PaceRule { groups, candidates, steps_per_version, max_staleness, steps: Some(self.train.steps) }
-    }
-
-    /// Widest window that keeps law V2. Groups are admitted and trained in order (law D6), and
-    /// credit returns when the generator has loaded the weights of the next publish. So the last of
-    /// (S + 1) × k × P groups is trained S publishes later.
-    pub fn staleness_window(&self) -> usize {
-        self.pace().staleness_window() as usize
-    }
-
-    /// Widest window in which no group becomes older than `flow.max_staleness`. A synchronous run
-    /// drops the surplus of its steps, so that a round may contain all groups that they choose
-    /// from.
-    pub fn widest_window(&self) -> usize {
-        self.pace().widest_window() as usize
     }
 
     /// Groups that a step chooses from: ⌈`batch.oversampling_factor` × `batch.groups`⌉.
@@ -119,12 +100,6 @@ impl Plan {
     /// Returns true if steps take groups out of order.
     pub fn over_samples(&self) -> bool {
         self.groups_chosen_from() > self.batch.groups
-    }
-
-    /// Window that lets every step choose: the last step before a publish has all groups to choose
-    /// from, after those of the steps before it are trained.
-    pub fn choice_window(&self) -> usize {
-        self.pace().choice_window() as usize
     }
 
     /// Groups that may be between admission and training.
@@ -268,7 +243,7 @@ impl Plan {
                 ));
             }
         }
-        let (window, widest) = (self.admission_window(), self.widest_window());
+        let (window, widest) = (self.admission_window(), self.pace().widest_window() as usize);
         if self.flow.on_stale != OnStale::Wait && window > widest {
             let fate = if self.flow.on_stale == OnStale::Drop { "dropped" } else { "masked" };
             warn(&format!(
@@ -306,42 +281,10 @@ impl Plan {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
-    use crate::recipe::parse;
-
-    fn warnings(gpus: usize, sets: &[&str]) -> Vec<String> {
-        let recipe = "pipeline = 'grpo'\nmodel.path = 'models/mine'\ntask.data = 'x.jsonl'\nreward.kind = 'math'\n";
-        let sets: Vec<String> = sets.iter().map(|set| (*set).to_owned()).collect();
-        parse("recipe.toml", recipe, &sets).unwrap().warnings(Machine { threads: 8, gpus })
-    }
-
     #[test]
-    fn a_gpu_that_nothing_computes_on_is_warned_about() {
-        assert_eq!(warnings(0, &[]), Vec::<String>::new());
-        let warned = warnings(2, &[]);
-        assert!(warned.len() == 1 && warned[0].contains("2 GPUs; set model.device = \"cuda\""), "{warned:?}");
-        assert_eq!(warnings(2, &["model.device=cuda"]), Vec::<String>::new());
+    fn gpus_are_counted_without_their_parts() {
         let listed =
             "GPU 0: NVIDIA H100 (UUID: GPU-1)\n  MIG 1g.10gb Device 0: (UUID: MIG-2)\nGPU 1: NVIDIA H100 (UUID: GPU-3)\n";
-        assert_eq!((listed_gpus(listed), listed_gpus("No devices found.\n")), (2, 0));
-    }
-
-    #[test]
-    fn values_far_from_practice_are_warned_about_with_the_reason() {
-        for (set, part) in [
-            ("train.lr=2e-4", "train.lr is 0.0002, far from what is common: full fine-tuning"),
-            ("train.loss.epsilon=0.9", "train.loss.epsilon is 0.9"),
-            ("generate.temperature=2", "generate.temperature is 2.0"),
-            ("generate.group_size=2", "mostly noise"),
-            ("train.ppo_epochs=50", "most ratios are clipped"),
-            ("flow.max_staleness=99", "1 to 8 versions"),
-        ] {
-            let set = if set.contains("epsilon") { vec!["train.loss.kind=grpo", set] } else { vec![set] };
-            let warned = warnings(0, &set);
-            assert!(warned.iter().any(|warning| warning.contains(part)), "{set:?}: {warned:?}");
-        }
-        assert_eq!(warnings(0, &["lora.rank=8", "train.lr=2e-4"]), Vec::<String>::new(), "adapters take more");
-        let random = ["model={kind='tiny'}", "train.lr=2e-3", "sft={steps=1}"];
-        assert_eq!(warnings(0, &random), Vec::<String>::new(), "a random model takes more");
+        assert_eq!((super::listed_gpus(listed), super::listed_gpus("No devices found.\n")), (2, 0));
     }
 }

@@ -9,6 +9,8 @@ use super::checks::{placed, problems};
 use super::data::Source;
 use super::defaults::{self, Derived};
 #[cfg(feature = "torch")]
+use super::memory;
+#[cfg(feature = "torch")]
 use super::model::DeviceName;
 use super::model::ModelSource;
 use super::model_folder::model_folder_from;
@@ -17,8 +19,6 @@ use super::plan::Plan;
 use super::reference::sections_with;
 use super::reward::RewardRule;
 use super::task::TaskData;
-#[cfg(feature = "torch")]
-use super::{memory, model_limits};
 use super::{secrets, timeline};
 use crate::data::source::DataSpec;
 use crate::hub::Hub;
@@ -150,7 +150,7 @@ fn require_and_refuse_sections(root: &Node, plan: &Plan, findings: &mut Findings
 /// A model that can't do what is asked of it, and a device that isn't there or has too little memory.
 #[cfg(feature = "torch")]
 fn missing_means(plan: &Plan) -> Vec<Problem> {
-    [model_limits::problems(plan), missing_device(plan)].concat()
+    [memory::limits(plan), missing_device(plan)].concat()
 }
 
 #[cfg(feature = "torch")]

@@ -2,9 +2,9 @@
 //! `tests/models/memory.rs`.
 //!
 //! Counts memory that is in use at the same time at the peak of a step. Unknown sizes, such as
-//! prompts of an unread file, are assumed and reported as assumptions.
+//! prompts of an unread file, are assumed and reported as assumptions. Limits of the model's own shape
+//! are checked here too.
 
-mod bounds;
 mod parts;
 
 use std::fmt;
@@ -13,9 +13,9 @@ use std::path::Path;
 use super::model::DeviceName;
 use super::plan::{Pipeline, Plan};
 use super::train::Optimization;
-use crate::model::{Dtype, ModelError, gpu_memory};
+use crate::model::{Dtype, Layout, Lora, ModelConfig, ModelError, gpu_memory};
 use crate::settings::error::Problem;
-pub(super) use parts::{adapters, shape};
+use parts::{adapters, shape};
 
 /// Memory of a run on one device, by part, and the memory available.
 #[derive(Clone, Debug, PartialEq)]
@@ -45,7 +45,7 @@ impl MemoryPlan {
     /// `config.json`, and no weights.
     pub fn of(plan: &Plan) -> Result<Vec<Self>, ModelError> {
         let mut all: Vec<MemoryPlan> = Vec::new();
-        bounds::check(plan, &shape(plan)?)?;
+        check_bounds(plan, &shape(plan)?)?;
         for (device, part) in parts::parts(plan)? {
             let word = device.word();
             if all.iter().all(|of| of.device != word) {
@@ -80,6 +80,35 @@ impl fmt::Display for MemoryPlan {
         }
         Ok(())
     }
+}
+
+/// Reports limits of the model that the recipe exceeds. Reads its `config.json`, and no weights; errors of
+/// the model itself are reported when it is loaded.
+pub(super) fn limits(plan: &Plan) -> Vec<Problem> {
+    let Ok(model) = shape(plan) else { return Vec::new() };
+    adapters_without_a_place(plan, &model).into_iter().chain(texts_beyond_its_positions(plan, &model)).collect()
+}
+
+fn adapters_without_a_place(plan: &Plan, model: &ModelConfig) -> Option<Problem> {
+    // A rank out of its range is reported by its own key.
+    plan.lora.as_ref().filter(|of| (1..=Lora::MOST_RANK).contains(&of.rank))?;
+    let Err(unknown @ ModelError::Target { .. }) = adapters(plan, model) else { return None };
+    Some(Problem::of("lora.targets", unknown.to_string(), "\"all-linear\" fits every model"))
+}
+
+/// Samples longer than the model reads, and answers that leave no room for a prompt.
+fn texts_beyond_its_positions(plan: &Plan, model: &ModelConfig) -> Vec<Problem> {
+    let positions = model.max_positions;
+    let sample = plan.sft.as_ref().and_then(|sft| sft.max_length).map(|most| ("sft.max_length", most, positions));
+    let answers = plan.pipeline.reinforces().then_some(("generate.max_new_tokens", plan.generate.max_new_tokens, positions - 1));
+    let asked = plan.eval.as_ref().and_then(|eval| eval.max_new_tokens).map(|most| ("eval.max_new_tokens", most, positions - 1));
+    let beyond = |(key, most, room): (&str, usize, usize)| {
+        let message = format!("`{key}` is {most}, but the model reads {positions} tokens, prompt and answer together");
+        let help = format!("lower it: {} leaves a prompt as much room as its answer", positions / 2);
+        let help = if room == positions { format!("lower it to {positions}, or remove it") } else { help };
+        (most > room).then(|| Problem::of(key, message, help))
+    };
+    [sample, answers, asked].into_iter().flatten().filter_map(beyond).collect()
 }
 
 /// Reports a run that cannot fit, with changes that help.
@@ -166,6 +195,53 @@ fn optimization(plan: &Plan) -> Option<(&'static str, &Optimization)> {
     plan.optimizations().find(|(section, _)| *section == last)
 }
 
+/// Largest countable part: 256 PiB, more than any machine has. The sum of dozens of parts fits in
+/// 64 bits.
+const COUNTABLE: f64 = (1_u64 << 58) as f64;
+/// Upper bounds of a prompt's tokens and of a number's bytes, with their overhead.
+const PROMPT: f64 = 1024.0;
+const BYTES: f64 = 32.0;
+
+/// Rejects a plan whose memory can't be counted in 64 bits, and names its largest setting.
+fn check_bounds(plan: &Plan, model: &ModelConfig) -> Result<(), ModelError> {
+    let (sft, pairs) = (plan.sft.as_ref(), plan.reward_model.as_ref());
+    let most = |of: fn(&Optimization) -> usize| plan.optimizations().map(|(_, section)| of(section)).max().unwrap_or(1);
+    let settings = [
+        ("batch.groups", plan.batch.groups),
+        ("generate.group_size", plan.generate.group_size),
+        ("generate.max_new_tokens", plan.generate.max_new_tokens),
+        ("environment.max_turns", plan.environment.as_ref().map_or(1, |environment| environment.limits.max_turns)),
+        ("generate.max_num_seqs", plan.most_slots()),
+        ("generate.workers", plan.generate.workers),
+        ("eval.max_num_seqs", plan.eval.as_ref().map_or(1, |eval| eval.max_num_seqs)),
+        ("sft.batch", sft.map_or(1, |sft| sft.batch)),
+        ("reward_model.batch", pairs.map_or(1, |of| of.batch)),
+        ("train.micro_batch_tokens", most(|of| of.micro_batch_tokens)),
+        ("train.threads", most(|of| of.threads)),
+    ];
+    let [groups, group_size, new_tokens, turns, slots, workers, exam, sft, pairs, micro, threads] =
+        settings.map(|(_, value)| value as f64);
+    let longest = PROMPT + new_tokens * turns;
+    let tokens = (groups * group_size + sft + 2.0 * pairs) * longest + threads * (micro + longest);
+    let (q, kv) = ((model.heads * model.head_dim) as f64, (model.kv_heads * model.head_dim) as f64);
+    let layer = 8.0 * (model.hidden_size as f64 + model.intermediate_size as f64 + q + kv);
+    let (layers, vocabulary) = (model.layers() as f64 + 4.0, model.vocab_size as f64);
+    let rows = slots + workers + exam + 2.0;
+    let copies = threads + workers + plan.devices().len() as f64 + 8.0;
+    let products = [
+        tokens * layers * layer * BYTES,
+        tokens * group_size * longest,
+        rows * longest * layers * kv * BYTES,
+        (rows + threads) * vocabulary * BYTES + threads * (1_u64 << 25) as f64 * BYTES,
+        copies * Layout::new(model).total() as f64 * BYTES,
+    ];
+    if products.into_iter().all(|product| product < COUNTABLE) {
+        return Ok(());
+    }
+    let (key, value) = settings.into_iter().max_by_key(|(_, value)| *value).unwrap_or_default();
+    Err(ModelError::Uncountable { key, value })
+}
+
 /// Memory of this process: the machine's, or the limit of its control groups.
 fn machine_memory() -> Option<u64> {
     let read = |path: &Path| std::fs::read_to_string(path).ok();
@@ -215,5 +291,30 @@ mod tests {
         assert!(gpu.contains(&"context") && gpu.contains(&"prefill") && gpu.contains(&"sampling"), "{gpu:?}");
         let has = gpu_memory(0).map(|memory| memory.free);
         assert_eq!(MemoryPlan::of(&plan).unwrap()[0].has.is_some(), has.is_some());
+    }
+
+    /// Also alongside a device that is not there.
+    #[test]
+    fn texts_longer_than_the_model_reads_are_refused_by_their_keys() {
+        let beyond = |pipeline: &str, sets: &[&str]| -> Vec<String> {
+            let file = tempfile::NamedTempFile::new().unwrap();
+            let sections = "task.kind = 'arithmetic'\nsft = {}\neval = {}\nmodel = { kind = 'tiny', device = 'cuda:63' }\n";
+            std::fs::write(file.path(), format!("pipeline = '{pipeline}'\n{sections}")).unwrap();
+            let sets: Vec<String> = sets.iter().map(|set| (*set).to_owned()).collect();
+            let errors = crate::recipe::load(file.path(), &sets).unwrap_err();
+            errors.iter().map(|error| error.key.clone()).collect()
+        };
+        let most = ["generate.max_new_tokens=2047", "sft.max_length=2048", "eval.max_new_tokens=2047"];
+        let one_more = ["generate.max_new_tokens=2048", "sft.max_length=2049", "eval.max_new_tokens=2048"];
+        for (pipeline, sets, keys) in [
+            ("grpo", &[][..], &["model.device"][..]),
+            ("grpo", &most, &["model.device"]),
+            ("grpo", &one_more, &["eval.max_new_tokens", "generate.max_new_tokens", "model.device", "sft.max_length"]),
+            ("sft", &["sft.max_length=2049"], &["model.device", "sft.max_length"]),
+        ] {
+            let mut found = beyond(pipeline, sets);
+            found.sort();
+            assert_eq!(found, keys, "{pipeline} {sets:?}");
+        }
     }
 }

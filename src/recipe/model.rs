@@ -160,20 +160,6 @@ pub(crate) fn with_revision(name: &Path, revision: &str) -> PathBuf {
 }
 
 impl TinyModel {
-    /// The first size outside its range: key and value. Such sizes must not be computed with.
-    #[cfg(feature = "torch")]
-    pub(crate) fn out_of_range(&self) -> Option<(&'static str, usize)> {
-        let sizes = [
-            ("hidden", self.hidden, TINY),
-            ("layers", self.layers, LAYERS),
-            ("heads", self.heads, TINY),
-            ("kv_heads", self.kv_heads, TINY),
-            ("intermediate", self.intermediate, TINY),
-            ("vocab", self.vocab, TINY),
-        ];
-        sizes.into_iter().find(|(_, size, limit)| !(limit.holds)(size)).map(|(key, size, _)| (key, size))
-    }
-
     /// Trainable parameters.
     pub fn parameters(&self) -> u64 {
         let head_width = self.hidden / self.heads.max(1);

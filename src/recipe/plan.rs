@@ -276,7 +276,7 @@ section! {
         ca_file: Option<PathBuf> = None;
         /// Host names for this run's own servers (metrics, agents), in addition to `localhost` and
         /// numeric addresses. Requests with other host names are rejected, so that no web page can
-        /// read them by a name of its own.
+        /// read them under its own domain name.
         allowed_hosts: Vec<String> = Vec::new();
     }
 }

@@ -1,12 +1,14 @@
 //! Reference of all recipe keys, `docs/reference/recipe/`: one page per section. It and the JSON schema
-//! for editors are generated from the declarations.
+//! for editors are generated from the declarations, as is the page of one key that `rollflow explain` prints.
 
 use std::collections::BTreeMap;
 
 use serde_json::{Value, json};
 
-use super::plan::Plan;
+use super::eval::Eval;
+use super::plan::{Pipeline, Plan};
 use crate::settings::keys::{KeyDoc, sentence};
+use crate::settings::renames::Renames;
 use crate::settings::section::Section;
 
 const OPENING: &str = "\
@@ -81,7 +83,7 @@ pub fn pages() -> BTreeMap<String, String> {
 }
 
 /// Returns all keys, in the order of the sections.
-pub(super) fn keys() -> Vec<KeyDoc> {
+fn keys() -> Vec<KeyDoc> {
     let mut keys = Vec::new();
     Plan::keys().rows("", &mut keys);
     keys
@@ -134,7 +136,7 @@ fn title(section: &str) -> String {
 }
 
 /// Returns the help of a section, or that of recipes.
-pub(super) fn section_doc(section: &str) -> String {
+fn section_doc(section: &str) -> String {
     let plan = Plan::keys();
     let of = plan.all.into_iter().find(|key| key.name == section.trim_end_matches("[]"));
     sentence(of.and_then(|key| (key.inside)()).map_or(plan.doc, |(_, keys)| keys.doc))
@@ -162,18 +164,80 @@ pub fn schema() -> Value {
     schema
 }
 
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_keys_that_most_recipes_set_are_keys() {
-        let keys: Vec<String> = keys().into_iter().map(|key| key.path).collect();
-        for (section, names) in COMMON {
-            for name in names {
-                let path = if section.is_empty() { (*name).to_owned() } else { format!("{section}.{name}") };
-                assert!(keys.contains(&path), "{path}");
-            }
-        }
+/// Returns the page of a key or a section: type, range, default, pipelines, meaning, old name and
+/// related keys. The error of an unknown key names the nearest keys.
+pub fn explain(key: &str) -> Result<String, String> {
+    let path = Renames::of::<Plan>().path(&key.trim().replace("reward.part.", "reward.part[]."));
+    let keys = keys();
+    let rows: Vec<&KeyDoc> = keys.iter().filter(|key| plain(&key.path) == plain(&path)).collect();
+    let inside: Vec<&KeyDoc> = keys.iter().filter(|key| plain(&key.path).starts_with(&format!("{}.", plain(&path)))).collect();
+    if rows.is_empty() && inside.is_empty() {
+        return Err(unknown(&path, &keys));
     }
+    let (section, _) = path.split_once('.').unwrap_or((&path, ""));
+    let mut text = format!("{path}\n");
+    for KeyDoc { expects, default, formerly, doc, .. } in &rows {
+        text += &format!("\n  {doc}\n\n  takes      {expects}\n  default    {default}\n");
+        text += &formerly.map(|old| format!("  formerly   {old}\n")).unwrap_or_default();
+    }
+    if rows.is_empty() && section == path {
+        text += &format!("\n  {}\n\n", section_doc(section));
+    }
+    text += &format!("  pipelines  {}\n", readers(&path).join(", "));
+    if inside.is_empty() {
+        text += &related(&path, &keys);
+    } else {
+        text += &format!("  keys       {}\n", names(&inside).join(", "));
+    }
+    Ok(text)
+}
+
+/// A path without the marks of lists.
+fn plain(path: &str) -> String {
+    path.replace("[]", "")
+}
+
+/// Pipelines that read a key, an evaluation included.
+fn readers(path: &str) -> Vec<&'static str> {
+    let (section, name) = path.split_once('.').unwrap_or((path, ""));
+    let reads = |pipeline: &Pipeline| {
+        let plan = Plan { pipeline: *pipeline, eval: Some(Eval::default()), ..Plan::default() };
+        !plan.unused_sections().contains(&plain(section).as_str()) && !plan.unused_keys().any(|key| key == (section, name))
+    };
+    Pipeline::ALL.iter().filter(|pipeline| reads(pipeline)).map(|pipeline| pipeline.word()).collect()
+}
+
+/// Keys of the same name elsewhere, and the other keys of the section.
+fn related(path: &str, keys: &[KeyDoc]) -> String {
+    let (within, name) = path.rsplit_once('.').unwrap_or(("", path));
+    let split = |key: &KeyDoc| key.path.rsplit_once('.').map_or((String::new(), key.path.clone()), |(a, b)| (plain(a), b.into()));
+    let same_name: Vec<&KeyDoc> = keys.iter().filter(|key| plain(&key.path) != plain(path) && split(key).1 == name).collect();
+    let siblings: Vec<&KeyDoc> = keys.iter().filter(|key| split(key).0 == plain(within) && split(key).1 != name).collect();
+    let line = |what: &str, found: &[&KeyDoc]| match names(found) {
+        found if found.is_empty() => String::new(),
+        found => format!("  {what:<10} {}\n", found.join(", ")),
+    };
+    line("same name", &same_name) + &line("related", &siblings)
+}
+
+fn names(keys: &[&KeyDoc]) -> Vec<String> {
+    let mut names: Vec<String> = keys.iter().map(|key| key.path.clone()).collect();
+    names.dedup();
+    names
+}
+
+/// Most names that an error about an unknown key lists.
+const NEAREST: usize = 3;
+
+fn unknown(path: &str, keys: &[KeyDoc]) -> String {
+    let last = |path: &str| path.rsplit('.').next().unwrap_or_default().to_owned();
+    let distance = |key: &KeyDoc| {
+        let of_name = strsim::damerau_levenshtein(&last(path), &last(&key.path));
+        of_name.min(strsim::damerau_levenshtein(path, &key.path))
+    };
+    let mut near: Vec<&KeyDoc> = keys.iter().collect();
+    near.sort_by_key(|key| (distance(key), strsim::damerau_levenshtein(path, &key.path)));
+    let mut near = names(&near);
+    near.truncate(NEAREST);
+    format!("`{path}` is not a key of recipes; the nearest are {}", near.join(", "))
 }

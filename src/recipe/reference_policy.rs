@@ -20,8 +20,8 @@ tagged! {
     pub enum ReferencePolicy {
         /// the policy at the run's start, after the warm-up, or a folder's.
         "frozen" => Frozen {
-            /// A Hugging Face folder of a model with the same vocabulary. Left out: the policy as it is
-            /// when reinforcement begins.
+            /// A Hugging Face folder of a model with the same vocabulary. Left out: the policy at
+            /// the start of reinforcement.
             path: Option<PathBuf> = None;
         },
         /// a moving average of the published weights.

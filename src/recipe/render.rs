@@ -102,7 +102,8 @@ pub fn derived_text(derived: &[Derived]) -> String {
 pub fn facts(plan: &Plan, machine: Machine) -> Vec<(&'static str, String)> {
     let mut facts = vec![("model", model(plan)), ("steps", plan.steps().to_string())];
     let epoch = plan.steps_per_epoch().map(|steps| format!("{steps:.1} steps"));
-    let samples = plan.samples_per_step();
+    let (samples, turns) = (plan.samples_per_step(), plan.environment.as_ref().map_or(1, |environment| environment.limits.max_turns));
+    let sampled = samples.saturating_mul(plan.generate.max_new_tokens).saturating_mul(turns);
     if plan.pipeline.reinforces() {
         if let Some(sft) = &plan.sft {
             facts.push(("warm-up", format!("{} of {}", count(sft.steps, "step"), step_of(sft, "pairs"))));
@@ -113,7 +114,7 @@ pub fn facts(plan: &Plan, machine: Machine) -> Vec<(&'static str, String)> {
                 format!("{samples} ({} groups of {}{})", plan.batch.groups, plan.generate.group_size, chosen_from(plan)),
             ),
             ("updates a step", updates(plan)),
-            ("tokens a step", format!("at most {} sampled", plan.generated_tokens_per_step())),
+            ("tokens a step", format!("at most {sampled} sampled")),
             ("new version", format!("every {} ({} groups)", count(plan.sync.every, "step"), plan.groups_per_publish())),
             ("admission window", format!("{} groups", plan.admission_window())),
         ]);

@@ -52,39 +52,3 @@ fn look(node: &Node, path: &str, errors: &mut Vec<RecipeError>) {
         _ => {}
     }
 }
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::settings::document;
-    use crate::settings::renames::Renames;
-
-    const KEY: &str = "hf_abcdefghijklmnopqrstuvwxyzABCDEFGH";
-
-    #[test]
-    fn secrets_are_found_wherever_they_stand_and_shown_nowhere() {
-        let text = format!(
-            "[engine]\nurls = ['http://127.0.0.1:1', 'http://me:hunter2@host:80']\nenv = ['OMP_NUM_THREADS=2', 'HF_TOKEN=hunter2']\n\
-             flags = ['--dtype', 'float32', '--api-key', 'hunter2']\n[reward]\nurl = 'http://host/score?a=1&api_key=hunter2'\n\
-             [environment]\ncommand = ['agent', '--token=hunter2', '{KEY}']\nurl = 'http://host/hunter2a1b2c3d4e5f6a7b8/x'\n\
-             [chat]\nvariables = {{ api_key = 'hunter2', bos_token = '<s>', deep = {{ token = 'hunter2' }} }}"
-        );
-        let root = document::parse("r.toml", &text, &[], &Renames::default()).expect("it is TOML");
-        let errors = errors(&root);
-        let mut found: Vec<&str> = errors.iter().map(|error| error.key.as_str()).collect();
-        found.sort_unstable();
-        let expected = [
-            "chat.variables.api_key",
-            "chat.variables.deep.token",
-            "engine.env[1]",
-            "engine.flags[2]",
-            "engine.urls[1]",
-            "environment.command[1]",
-            "environment.command[2]",
-            "environment.url",
-            "reward.url",
-        ];
-        assert_eq!(found, expected);
-        assert!(errors.iter().all(|error| !error.to_string().contains("hunter2") && !error.to_string().contains(KEY)));
-    }
-}

@@ -1,16 +1,23 @@
 //! `[train]`: the policy-gradient loss and the optimizer. `[critic]`: the critic of PPO.
 
 use std::path::PathBuf;
+use std::sync::Arc;
 
 use super::defaults::{CRITIC, POLICY};
 use super::model::DeviceName;
-use crate::algo::{Advantage, Aggregation, Decay, ImportanceChoice, KlLoss, KlReward, LossChoice, Proximal, Rejection};
+use super::plan::{Pipeline, Plan};
+use crate::algo::{
+    Advantage, Aggregation, Decay, ImportanceChoice, KlLoss, KlReward, Loss, LossChoice, LossError, OffPolicy, PolicyLoss,
+    Proximal, Rejection, Select, all_pairs, best_against_worst, first_against_second, random_pair,
+};
 use crate::model::Dtype;
 use crate::settings::declare::section;
 use crate::settings::error::RecipeErrors;
 use crate::settings::setting::{
     FINITE, FINITE_IF_GIVEN, Limit, NOT_NEGATIVE, POSITIVE, POSITIVE_IF_GIVEN, SHARE, SOME, SOME_STEPS, UP_TO_ONE,
 };
+use crate::stages::pairs::Pairing;
+use crate::stages::train::RewardKl;
 use crate::train::{DecayScope, LrScale, NonFinitePolicy};
 
 const BETAS: Limit<[f64; 2]> =
@@ -133,8 +140,8 @@ section! {
     /// It is updated in turn with the policy, on the same batches.
     pub struct Critic {
         /// A Hugging Face folder of a model with the same vocabulary, with a score head or a
-        /// language-model head. Left out: the policy as it is when reinforcement begins. A new
-        /// score head starts at 0.
+        /// language-model head. Left out: the policy at the start of reinforcement. A new score
+        /// head starts at 0.
         path: Option<PathBuf> = None;
         /// Peak learning rate of the critic. Left out, it follows from the model: 1e-5 for a
         /// Hugging Face model (as verl), 5e-4 for a small random model.
@@ -186,5 +193,64 @@ impl Train {
     /// Policy training with defaults for all but the essentials, checked.
     pub fn new(steps: u64, lr: f64) -> Result<Self, RecipeErrors> {
         super::checks::validated(Train { steps, lr, ..Train::default() })
+    }
+
+    /// Loss with these settings; `None` for a registered one.
+    pub fn library_loss(&self) -> Option<Result<Arc<dyn Loss>, LossError>> {
+        match &self.loss {
+            LossChoice::Custom(_) => None,
+            LossChoice::Dpo(of) => {
+                let pairs = of.loss();
+                Some(pairs.check().map(|()| Arc::new(pairs) as Arc<dyn Loss>))
+            }
+            _ => {
+                let policy = self.policy_loss();
+                Some(policy.check().map(|()| Arc::new(policy) as Arc<dyn Loss>))
+            }
+        }
+    }
+
+    /// Policy loss with these settings.
+    pub fn policy_loss(&self) -> PolicyLoss {
+        PolicyLoss {
+            surrogate: self.loss.clone(),
+            kl_loss: self.kl_loss.clone(),
+            top_entropy: self.top_entropy,
+            off_policy_threshold: self.off_policy_threshold,
+            entropy_coef: self.entropy_coef,
+            ..PolicyLoss::default()
+        }
+    }
+
+    /// Correction of off-policy tokens.
+    pub fn off_policy(&self) -> OffPolicy {
+        OffPolicy { proximal: self.centre(), weigh: self.correction.importance(), reject: self.reject.clone() }
+    }
+
+    /// KL penalty in the reward, if any.
+    pub fn reward_kl(&self) -> Option<RewardKl> {
+        self.kl_reward.clone().map(RewardKl::from)
+    }
+}
+
+impl Plan {
+    /// Weights of tokens in the loss; those of `dr_grpo` follow from `generate.max_new_tokens`.
+    pub fn aggregation(&self) -> Aggregation {
+        match self.train.loss_aggregation {
+            Aggregation::DrGrpo { max_len: 0 } => Aggregation::DrGrpo { max_len: self.generate.max_new_tokens },
+            other => other,
+        }
+    }
+
+    /// Pairs of `[pairs]`, or those of the data set with `pipeline = "dpo"`.
+    pub fn pairing(&self) -> Option<Pairing> {
+        if self.pipeline == Pipeline::Dpo {
+            return Some(Pairing::by(first_against_second));
+        }
+        self.pairs.as_ref().map(|of| match of.select {
+            Select::BestWorst => Pairing::by(best_against_worst),
+            Select::Random => Pairing::by(random_pair(self.seed)),
+            Select::All => Pairing::by(all_pairs),
+        })
     }
 }

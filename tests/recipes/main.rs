@@ -14,6 +14,7 @@ mod recipe_errors;
 mod recipe_keys;
 #[path = "../support/mod.rs"]
 mod support;
+mod values;
 
 use std::path::{Path, PathBuf};
 

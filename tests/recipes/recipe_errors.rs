@@ -327,3 +327,51 @@ fn an_environment_and_what_would_make_no_sense_with_it_are_errors() {
     assert!(found.contains("there is no section [environment]"), "{found}");
     assert!(also("[environment]\nkind = \"search\"\n").contains("corpus"));
 }
+
+#[test]
+fn a_setting_that_nothing_reads_is_an_error_that_names_it() {
+    let keys = |pipeline: &str, sets: &[&str]| -> Vec<String> {
+        let task = if pipeline == "grpo_offline" { "kind = 'rollouts', path = 'a.jsonl'" } else { "kind = 'arithmetic'" };
+        let text = format!("pipeline = '{pipeline}'\nmodel.kind = 'tiny'\ntask = {{ {task} }}\n");
+        let sets: Vec<String> = sets.iter().map(|set| (*set).to_owned()).collect();
+        let errors = parse("r.toml", &text, &sets).err();
+        errors.iter().flat_map(RecipeErrors::iter).map(|error| error.key.clone()).collect()
+    };
+    let servers = "engine={kind=\"vllm\",urls=[\"http://127.0.0.1:1\"]}";
+    let several = "engine={kind=\"vllm\",urls=[\"http://127.0.0.1:1\"],replicas=2}";
+    let [mix, mixed] = ["mix={}", "sft={data=\"b.jsonl\",turns=\"apart\"}"];
+    for (pipeline, sets, unread) in [
+        ("grpo", &[servers][..], &[][..]),
+        ("grpo", &[servers, "generate.on_new_weights=abort"], &["generate.on_new_weights"]),
+        ("grpo", &[servers, "generate.threads=2"], &["generate.threads"]),
+        ("grpo", &[several], &["engine.replicas"]),
+        ("grpo", &["generate.on_new_weights=abort", "generate.threads=2"], &[]),
+        ("grpo", &["engine.pause=abort"], &["engine.pause"]),
+        ("grpo_offline", &["batch.oversampling_factor=1.5"], &["batch.oversampling_factor"]),
+        ("grpo_offline", &["generate.workers=2"], &["generate.workers"]),
+        ("grpo_offline", &["batch.groups=3"], &[]),
+        ("grpo_offline", &[mix, mixed], &[]),
+        ("grpo_offline", &[mix, mixed, "sft.steps=3", "sft.lr=1e-4"], &["sft.lr", "sft.steps"]),
+    ] {
+        assert_eq!(keys(pipeline, sets), unread, "{sets:?}");
+    }
+}
+
+#[test]
+fn secrets_are_found_in_every_kind_of_value_and_shown_nowhere() {
+    const KEY: &str = "hf_abcdefghijklmnopqrstuvwxyzABCDEFGH";
+    let text = format!(
+        "[engine]\nurls = ['http://127.0.0.1:1', 'http://me:hunter2@host:80']\nenv = ['OMP_NUM_THREADS=2', 'HF_TOKEN=hunter2']\n\
+         flags = ['--dtype', 'float32', '--api-key', 'hunter2']\n[reward]\nurl = 'http://host/score?a=1&api_key=hunter2'\n\
+         [environment]\ncommand = ['agent', '--token=hunter2', '{KEY}']\nurl = 'http://host/hunter2a1b2c3d4e5f6a7b8/x'\n\
+         [chat]\nvariables = {{ api_key = 'hunter2', bos_token = '<s>', deep = {{ token = 'hunter2' }} }}"
+    );
+    let errors = errors(&text, &[]);
+    let secrets: Vec<_> = errors.iter().filter(|error| error.help.contains("token_env")).collect();
+    let mut found: Vec<&str> = secrets.iter().map(|error| error.key.as_str()).collect();
+    found.sort_unstable();
+    let expected = "chat.variables.api_key chat.variables.deep.token engine.env[1] engine.flags[2] engine.urls[1] \
+                    environment.command[1] environment.command[2] environment.url reward.url";
+    assert_eq!(found, expected.split(' ').collect::<Vec<_>>());
+    assert!(secrets.iter().map(ToString::to_string).all(|error| !error.contains("hunter2") && !error.contains(KEY)));
+}

@@ -79,7 +79,7 @@ pub fn asked_pair(chat: &Chat, pair: RankedPair) -> RankedPair {
     RankedPair { prompt: asked(chat, pair.prompt), ..pair }
 }
 
-/// The conversation with what the system says first, unless it says something of its own.
+/// The conversation with the recipe's system turn first, unless it has one.
 pub fn opened(chat: &Chat, turns: Vec<ChatMessage>) -> Vec<ChatMessage> {
     match &chat.system {
         Some(words) if turns.iter().all(|turn| turn.role != "system") => {

@@ -5,8 +5,8 @@ use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use anyhow::{Context, Result, anyhow, bail, ensure};
-use rollflow::data::source::{DataSet, DataSpec, Example, Mixed, Shape};
-use rollflow::data::{BufferState, DataBuffer, Pair, PromptText, arithmetic};
+use rollflow::data::source::{DataSet, DataSpec, Example, Mixed, Shape, too_long};
+use rollflow::data::{BufferState, DataBuffer, DataError, Pair, PromptText, arithmetic};
 use rollflow::prelude::*;
 use rollflow::recipe::{Chat, Source as DataSource, Task, TaskData};
 
@@ -79,6 +79,15 @@ pub fn fits(chat: &Chat, reader: Option<&Reader>, answer: usize) -> impl Fn(&Pro
             )),
             _ => Ok(()),
         }
+    }
+}
+
+/// Checks that samples were made, and that none is longer than `most` tokens.
+pub fn within<S: AsRef<[Sample]>>(samples: Result<S, DataError>, most: usize) -> Result<(), String> {
+    match samples {
+        Ok(samples) if samples.as_ref().iter().any(|sample| sample.tokens.len() > most) => Err(too_long(most)),
+        Ok(_) => Ok(()),
+        Err(_) => Err("that the tokenizer or the chat template refuses".into()),
     }
 }
 

@@ -178,28 +178,3 @@ fn check(section: &Engine, adapters: bool, answer: usize, handle: &FleetHandle) 
 pub fn tasks() -> Result<Tasks> {
     Tasks::new().context("starting the threads for requests")
 }
-
-#[cfg(test)]
-mod tests {
-    use std::io::{BufRead, BufReader};
-    use std::net::TcpListener;
-
-    use super::*;
-
-    #[test]
-    fn servers_are_asked_with_the_token_that_the_recipe_names() {
-        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-        let url = format!("http://{}", listener.local_addr().unwrap());
-        let heard = std::thread::spawn(move || {
-            let lines = BufReader::new(listener.accept().unwrap().0).lines();
-            lines.map(Result::unwrap).take_while(|line| !line.is_empty()).collect::<Vec<_>>()
-        });
-        // A variable that every machine has.
-        let of = Engine { kind: EngineKind::Vllm, token_env: Some("HOME".to_owned()), ..Engine::default() };
-        let engine = engine(&of, &Net::default(), &url).unwrap();
-        // It hangs up without an answer.
-        let _unwell = tasks().unwrap().block_on(engine.healthy(Duration::from_secs(5)));
-        let token = format!("authorization: Bearer {}", std::env::var("HOME").unwrap());
-        assert!(heard.join().unwrap().contains(&token));
-    }
-}

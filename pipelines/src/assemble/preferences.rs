@@ -1,7 +1,7 @@
 //! A task's pairs of completions as steps of preference training, and the held-out pairs of its `[eval]`.
 
 use anyhow::{Context, Result, bail};
-use rollflow::data::source::{Mixed, prepare_pair, too_long};
+use rollflow::data::source::{Mixed, prepare_pair};
 use rollflow::data::{BufferState, DataError, Pair, RankedPair, arithmetic};
 use rollflow::prelude::*;
 use rollflow::recipe::{Chat, Eval, Task, TaskData};
@@ -32,8 +32,7 @@ pub fn batches(
             let group = move |pair: RankedPair| Ok(samples(&chat, &pair, &tokenizer)?.to_vec());
             return Ok((Supervised::drawn("DPO", data, size, steps, group)?.called("Pairs"), Some(state)));
         }
-        TaskData::Arithmetic { digits, count } => arithmetic::ranked(&sums(*digits, *count, seed), WRONG, seed),
-        TaskData::Rollouts { .. } => bail!("recorded rollouts are no pairs of completions"),
+        _ => all(task, seed, WRONG, seed)?,
     };
     let groups = pairs.iter().map(|pair| Ok(samples(&chat, pair, &tokenizer)?.to_vec())).collect::<Result<Vec<_>>>()?;
     Ok((Supervised::grouped("DPO", groups, size, steps)?.called("Pairs"), None))
@@ -49,13 +48,7 @@ fn samples(chat: &Chat, pair: &RankedPair, tokenizer: &Tokenizer) -> Result<[Sam
 /// Returns a check that both completions fit the model's context.
 pub fn fits(chat: &Chat, reader: &Reader) -> impl Fn(&RankedPair) -> Result<(), String> + Sync + use<> {
     let (chat, Reader { tokenizer, config }) = (chat.clone(), reader.clone());
-    move |pair| match samples(&chat, pair, &tokenizer) {
-        Ok(samples) if samples.iter().any(|sample| sample.tokens.len() > config.max_positions) => {
-            Err(too_long(config.max_positions))
-        }
-        Ok(_) => Ok(()),
-        Err(_) => Err("that the tokenizer or the chat template refuses".into()),
-    }
+    move |pair| data::within(samples(&chat, pair, &tokenizer), config.max_positions)
 }
 
 /// Samples of the held-out pairs of `[eval]` that fit the model's context.
@@ -67,15 +60,18 @@ pub fn evaluated(eval: &Eval, task: &Task, chat: &Chat, seed: u64, reader: &Read
     Ok(samples.context("preparing the evaluation")?.concat())
 }
 
-/// Pairs of an evaluation: all of a data set, or one for each sum.
-pub fn held_out(task: &Task, chat: &Chat, seed: u64) -> Result<Vec<RankedPair>> {
-    let pairs: Vec<RankedPair> = match &task.data {
-        // Other wrong completions than those that are trained on.
-        TaskData::Arithmetic { digits, count } => arithmetic::ranked(&sums(*digits, *count, seed), 1, !seed),
+/// All pairs of a data set, or each sum against `wrong` completions that `drawn_by` draws.
+fn all(task: &Task, seed: u64, wrong: usize, drawn_by: u64) -> Result<Vec<RankedPair>> {
+    Ok(match &task.data {
+        TaskData::Arithmetic { digits, count } => arithmetic::ranked(&sums(*digits, *count, seed), wrong, drawn_by),
         TaskData::Data(_) => data::all(&task.data.sources())?,
         TaskData::Rollouts { .. } => bail!("recorded rollouts are no pairs of completions"),
-    };
-    Ok(pairs.into_iter().map(|pair| conversations::asked_pair(chat, pair)).collect())
+    })
+}
+
+/// Pairs of an evaluation. Sums have other wrong completions than those that are trained on.
+pub fn held_out(task: &Task, chat: &Chat, seed: u64) -> Result<Vec<RankedPair>> {
+    Ok(all(task, seed, 1, !seed)?.into_iter().map(|pair| conversations::asked_pair(chat, pair)).collect())
 }
 
 /// Pairs to train a reward model on, and the share `held_out` of them that it is judged by in the end.
@@ -86,8 +82,7 @@ pub fn divided(task: &Task, chat: &Chat, seed: u64, held_out: f64) -> Result<[Ve
             let (trained, held_out) = arithmetic::split(&sums(*digits, *count, seed), share, seed);
             (arithmetic::ranked(&trained, WRONG, seed), arithmetic::ranked(&held_out, WRONG, seed))
         }
-        TaskData::Data(_) => arithmetic::split(&data::all(&task.data.sources())?, share, seed),
-        TaskData::Rollouts { .. } => bail!("recorded rollouts are no pairs of completions"),
+        _ => arithmetic::split(&all(task, seed, WRONG, seed)?, share, seed),
     };
     Ok([trained, held_out].map(|pairs| pairs.into_iter().map(|pair| conversations::asked_pair(chat, pair)).collect()))
 }

@@ -49,7 +49,7 @@ impl Scoring {
                     return Ok(Scoring::Remote(reward.concurrency(of.concurrency)));
                 }
                 match rule {
-                    // A registered reward may have parts of its own.
+                    // A registered reward may have parts.
                     PartRule::Custom { function, params } => {
                         let (score, must_end) = (registry.reward_of(&function, &params)?, reward.require_end_of_text);
                         Box::new(

@@ -371,11 +371,6 @@ impl Servers {
             Some(format!("a server ended ({status}). The end of its log, {}", process.log_end()))
         })
     }
-
-    /// Process groups of the servers.
-    pub fn groups(&self) -> Vec<u32> {
-        self.processes.iter().map(|process| process.lock().child.id()).collect()
-    }
 }
 
 /// Restarts a server when it ends, a few times. It returns with its start weights, which the weight

@@ -3,7 +3,7 @@
 use anyhow::Result;
 use rollflow::data::chat::tokenize_conversation;
 use rollflow::data::packing::{OverlongPolicy, PackedRows, Packing, pack};
-use rollflow::data::source::{Example, Mixed, prepare_pair, prepare_sft_sample, prepare_sft_turns, too_long};
+use rollflow::data::source::{Example, Mixed, prepare_pair, prepare_sft_sample, prepare_sft_turns};
 use rollflow::data::{BufferState, ChatMessage, DataError, Pair, arithmetic};
 use rollflow::env::{Environment, ToolCall, ToolResult, ToolSpec};
 use rollflow::prelude::*;
@@ -99,11 +99,7 @@ impl<'a> Imitation<'a> {
         let (tokenizer, drops) = (reader.tokenizer.clone(), sft.on_overlong == OverlongPolicy::Drop);
         let fits = |example: &Example| match sft.max_length.filter(|_| drops) {
             None => Ok(()),
-            Some(max) => match prepare(chat, sft, example, &tokenizer) {
-                Ok(samples) if samples.iter().any(|sample| sample.tokens.len() > max) => Err(too_long(max)),
-                Ok(_) => Ok(()),
-                Err(_) => Err("that the tokenizer or the chat template refuses".into()),
-            },
+            Some(max) => data::within(prepare(chat, sft, example, &tokenizer), max),
         };
         let data = Mixed::<Example>::open_if(&data::specs(sources), seed, true, fits)?;
         let (state, tokenizer, chat, of) = (data.state(0), tokenizer.clone(), chat.clone(), sft.clone());

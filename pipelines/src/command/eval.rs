@@ -94,13 +94,21 @@ impl Eval {
             ensure!(!interrupts.as_ref().is_some_and(Interrupts::pressed), "{}: {why}", folder.display());
             Ok(())
         };
-        let evaluation = StandaloneEval { plan: &plan, registry, model: &model, policy, out: &folder };
+        let evaluation = StandaloneEval { plan: &plan, registry, model: &model, out: &folder };
         let (rows, count) = match &interrupts {
-            None => evaluation.run(progress)?,
+            None => {
+                let engine = policy.engine(evaluation.eval().max_num_seqs, plan.seed);
+                evaluation.run(engine, 0, &policy.into(), progress)?
+            }
             Some(interrupts) => {
                 let startup = Startup { report: &out::complain, interrupted: &|| interrupts.pressed() };
                 let Some(engines) = Engines::begin(&plan, policy, &folder.join("engine"), startup)? else { return Ok(()) };
-                evaluation.run_on_servers(&engines, progress)?
+                const VERSION: Version = 1;
+                engines.give(policy, VERSION)?;
+                let (config, slots) = (engines.fleet_config(policy), evaluation.eval().max_num_seqs);
+                let mut fleet = Fleet::new(engines.handle(), config, policy.tokenizer(), slots, plan.seed);
+                fleet.set_weights(VERSION, &());
+                evaluation.run(fleet, VERSION, &engines.reader(policy), progress)?
             }
         };
         let answers = folder.join(ANSWERS);
@@ -127,33 +135,13 @@ struct StandaloneEval<'a> {
     registry: &'a Registry,
     /// Folder of the model, by which the evaluation is identified.
     model: &'a Path,
-    policy: &'a Policy,
     out: &'a Path,
 }
 
 impl StandaloneEval<'_> {
-    /// Evaluates in this process; returns the metrics and the number of answers. `progress` gets the
+    /// Evaluates what `engine` samples; returns the metrics and the number of answers. `progress` gets the
     /// numbers of judged answers and of all answers; its error ends the evaluation.
-    fn run(&self, progress: impl FnMut(usize, usize) -> Result<()>) -> Result<(StepMetrics, usize)> {
-        let slots = self.eval().max_num_seqs;
-        self.run_on(self.policy.engine(slots, self.plan.seed), 0, &self.policy.into(), progress)
-    }
-
-    /// Evaluates on servers, after they have loaded and verified the model.
-    fn run_on_servers(
-        &self,
-        engines: &Engines,
-        progress: impl FnMut(usize, usize) -> Result<()>,
-    ) -> Result<(StepMetrics, usize)> {
-        const VERSION: Version = 1;
-        engines.give(self.policy, VERSION)?;
-        let config = engines.fleet_config(self.policy);
-        let mut fleet = Fleet::new(engines.handle(), config, self.policy.tokenizer(), self.eval().max_num_seqs, self.plan.seed);
-        fleet.set_weights(VERSION, &());
-        self.run_on(fleet, VERSION, &engines.reader(self.policy), progress)
-    }
-
-    fn run_on<E: TokenEngine>(
+    fn run<E: TokenEngine>(
         &self,
         mut engine: E,
         version: Version,

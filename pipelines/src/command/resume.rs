@@ -50,7 +50,7 @@ impl Resume {
                 "{shown} is complete: it has taken all of its {steps} steps. To train on: rollflow resume {shown} --set {key}=N\n"
             ));
         }
-        let folder = RunFolder::reopen(&run, &plan)?;
+        let folder = RunFolder::open(&run, &plan)?;
         let from = rewind_to_checkpoint(&run, |line| folder.say(line))?;
         execute(&plan, registry, &folder, from.as_ref())
     }

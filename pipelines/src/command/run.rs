@@ -43,7 +43,7 @@ impl Run {
         refuse_another_run(&folder).map_err(|error| refused(error.to_string()))?;
         // Ids are pinned, since their contents may change.
         let plan = plan.pinned(&Cache::of_user());
-        execute(&plan, registry, &RunFolder::create(&folder, &plan)?, None)
+        execute(&plan, registry, &RunFolder::open(&folder, &plan)?, None)
     }
 }
 

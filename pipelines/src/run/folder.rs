@@ -103,29 +103,23 @@ pub fn announce_end(report: &Report, text: &str) {
 }
 
 impl RunFolder {
-    /// [`RunFolder::reopen`], but rejects a folder that already holds a run.
-    pub fn create(path: &Path, plan: &Plan) -> Result<Self> {
-        refuse_another_run(path)?;
-        RunFolder::reopen(path, plan)
-    }
-
     /// Opens or creates the folder, writes the resolved recipe into it and serves metrics if the recipe
     /// says so. Other files stay.
-    pub fn reopen(path: &Path, plan: &Plan) -> Result<Self> {
+    pub fn open(path: &Path, plan: &Plan) -> Result<Self> {
         let (metrics, address) = (Metrics::new(), plan.observe.metrics);
         // Before anything is written: a busy port must not leave a folder that looks like a run.
         let serve = |address| MetricsServer::start_for(address, metrics.clone(), &plan.net.allowed_hosts);
         let server = address.map(serve).transpose()?;
-        RunFolder::open(path, plan, metrics, server)
+        RunFolder::serving(path, plan, metrics, server)
     }
 
     /// Creates or opens the folder `name` in this one, for a part that is a separate run.
     pub fn part(&self, name: &str, plan: &Plan) -> Result<Self> {
-        let part = RunFolder::open(&self.path.join(name), plan, self.metrics.clone(), None)?;
+        let part = RunFolder::serving(&self.path.join(name), plan, self.metrics.clone(), None)?;
         Ok(RunFolder { console: self.console.clone(), ..part })
     }
 
-    fn open(path: &Path, plan: &Plan, metrics: Metrics, server: Option<MetricsServer>) -> Result<Self> {
+    fn serving(path: &Path, plan: &Plan, metrics: Metrics, server: Option<MetricsServer>) -> Result<Self> {
         atomic_file::create_folder(path).with_context(|| format!("making the run's folder {}", path.display()))?;
         let file = path.join(LOCK);
         // Two processes on one run would tear its files. The lock goes with the process, also when it is killed.

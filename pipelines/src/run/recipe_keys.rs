@@ -151,38 +151,3 @@ const FIXED: [&str; 6] = [
 fn section(key: &str) -> &str {
     key.split(['.', '[']).next().unwrap_or(key)
 }
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn plan(sets: &[&str]) -> Plan {
-        let text = "pipeline = 'grpo'\nmodel.kind = 'tiny'\ntask.kind = 'arithmetic'\n";
-        let sets: Vec<String> = sets.iter().map(|set| (*set).to_owned()).collect();
-        rollflow::recipe::parse("r.toml", text, &sets).unwrap_or_else(|errors| panic!("{errors}"))
-    }
-
-    #[test]
-    fn a_resume_names_each_key_that_can_not_change_with_both_values() {
-        let run = tempfile::tempdir().unwrap();
-        let begun = plan(&[]);
-        std::fs::write(run.path().join(RECIPE), begun.to_toml()).unwrap();
-        let changed = |sets: &[&str]| changed_for_resume(run.path(), &plan(sets)).unwrap();
-        let unchanged: [&str; 0] = [];
-        assert_eq!(changed(&[]), unchanged);
-        assert_eq!(changed(&["train.steps=7", "train.lr=1e-4", "observe.log_every=3", "generate.max_num_seqs=8"]), unchanged);
-        assert_eq!(
-            changed(&["seed=5", "generate.group_size=4", "flow.max_staleness=2"]),
-            [
-                "`flow.max_staleness` is 1 in the run, and 2 now",
-                "`generate.group_size` is 8 in the run, and 4 now",
-                "`seed` is 0 in the run, and 5 now",
-            ]
-        );
-        assert!(changed(&["lora={rank=4}"]).iter().any(|line| line == "`lora.rank` is absent in the run, and 4 now"));
-        // An edit of the run's own recipe does not hide what it was begun with.
-        Record::begin(run.path(), &begun).unwrap();
-        std::fs::write(run.path().join(RECIPE), plan(&["seed=5"]).to_toml()).unwrap();
-        assert_eq!(changed(&["seed=5"]), ["`seed` is 0 in the run, and 5 now"]);
-    }
-}

@@ -55,30 +55,20 @@ pub struct Forecast {
     pub bottleneck: String,
 }
 
-impl Forecast {
-    /// Optimizer steps an hour.
-    pub fn steps_per_hour(&self) -> f64 {
-        self.steps as f64 / self.seconds * 3600.0
-    }
-
-    /// The share of sampled tokens that nothing was learned from.
-    pub fn waste(&self) -> f64 {
-        1.0 - self.trained as f64 / self.generated.max(1) as f64
-    }
-}
-
 impl fmt::Display for Forecast {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let [generator, trainer] = self.busy.map(|share| 100.0 * share);
         let samples: u64 = self.staleness.values().sum();
+        // Sampled tokens that nothing was learned from.
+        let waste = 1.0 - self.trained as f64 / self.generated.max(1) as f64;
         let share = |count: &u64| 100.0 * *count as f64 / samples.max(1) as f64;
         let lags: Vec<String> = self.staleness.iter().map(|(lag, count)| format!("{lag}: {:.0}%", share(count))).collect();
         write!(
             f,
             "{:>9.0} steps/h  {:>9.0} tokens/s trained  {:>5.1}% wasted  idle: generator {:>5.1}%, trainer {:>5.1}%  staleness {}",
-            self.steps_per_hour(),
+            self.steps as f64 / self.seconds * 3600.0,
             self.trained as f64 / self.seconds,
-            100.0 * self.waste(),
+            100.0 * waste,
             100.0 - generator,
             100.0 - trainer,
             lags.join(", "),

@@ -121,6 +121,9 @@ fn a_resume_with_other_draws_or_groups_is_refused_and_leaves_the_run_as_it_is() 
     for part in ["`generate.group_size` is 4 in the run, and 2 now", "`seed` is 0 in the run, and 9 now"] {
         assert!(refused.err.contains(part), "{}", refused.err);
     }
+    let adapted = rollflow(&["resume", path, "--set", "lora={rank=4}", "--set", "train.lr=1e-4", "--set", "observe.log_every=3"]);
+    assert!(adapted.err.contains("`lora.rank` is absent in the run, and 4 now"), "{}", adapted.err);
+    assert!(!adapted.err.contains("train.lr") && !adapted.err.contains("log_every"), "{}", adapted.err);
     assert_eq!(fs::read(run.join("recipe.toml")).unwrap(), before);
     // An edit of the run's recipe is no way around it.
     fs::write(run.join("recipe.toml"), String::from_utf8(before).unwrap().replace("seed = 0", "seed = 9")).unwrap();

@@ -2,9 +2,15 @@
 
 use std::collections::BTreeMap;
 use std::fs::File;
+use std::io::{BufRead, BufReader};
+use std::net::TcpListener;
 use std::process::{Command, Output, Stdio};
+use std::time::Duration;
 
 use axum::{Router, routing};
+use rollflow::engine::settings::{Engine, EngineKind};
+use rollflow::recipe::Net;
+use rollflow_pipelines::assemble::engines;
 use serde_json::{Value, json};
 use tokio::runtime::Runtime;
 
@@ -41,6 +47,22 @@ fn vllm() -> Router {
         .route("/v1/models", page(json!({ "data": [{ "id": "policy", "max_model_len": 64 }] })))
         .route("/weight_info", page(json!({ "weight_version": "7" })))
         .route("/openapi.json", page(json!({ "paths": BTreeMap::from(paths) })))
+}
+
+#[test]
+fn servers_are_asked_with_the_token_that_the_recipe_names() {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let url = format!("http://{}", listener.local_addr().unwrap());
+    let heard = std::thread::spawn(move || {
+        let lines = BufReader::new(listener.accept().unwrap().0).lines();
+        lines.map(Result::unwrap).take_while(|line| !line.is_empty()).collect::<Vec<_>>()
+    });
+    // A variable that every machine has.
+    let of = Engine { kind: EngineKind::Vllm, token_env: Some("HOME".to_owned()), ..Engine::default() };
+    let engine = engines::engine(&of, &Net::default(), &url).unwrap();
+    // It hangs up without an answer.
+    let _unwell = engines::tasks().unwrap().block_on(engine.healthy(Duration::from_secs(5)));
+    assert!(heard.join().unwrap().contains(&format!("authorization: Bearer {}", std::env::var("HOME").unwrap())));
 }
 
 #[test]

@@ -100,7 +100,7 @@ fn parts(plan: &Plan, of: &Composition, note: Note) {
 fn window(plan: &Plan, note: Note) {
     let Some(window) = plan.flow.window else { return };
     let from = ["flow.max_staleness", "sync.every", "batch.groups"];
-    let (least, most) = (plan.groups_per_publish(), plan.widest_window());
+    let (least, most) = (plan.groups_per_publish(), plan.pace().widest_window() as usize);
     if window < least {
         let message = format!(
             "`flow.window` is {window}, but {least} groups are trained from one publish to the next: it would wait for ever"
@@ -123,7 +123,7 @@ fn over_sampling(plan: &Plan, note: Note) {
         return;
     }
     let (factor, chosen_from) = (plan.batch.oversampling_factor, plan.groups_chosen_from());
-    let (needed, most) = (plan.choice_window(), plan.widest_window());
+    let (needed, most) = (plan.pace().choice_window() as usize, plan.pace().widest_window() as usize);
     let from = ["flow.max_staleness", "sync.every", "batch.groups", "flow.window"];
     if needed > most && plan.flow.on_stale == OnStale::Wait {
         let message = format!(

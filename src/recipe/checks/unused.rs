@@ -117,37 +117,3 @@ fn changed<S: Section>(section: &S) -> Vec<String> {
     let differs = |((key, now), (_, default)): ((String, _), (String, _))| (now != default).then_some(key);
     now.into_iter().zip(default).filter_map(differs).collect()
 }
-
-#[cfg(test)]
-mod tests {
-    use crate::recipe::parse;
-
-    fn errors(pipeline: &str, sets: &[&str]) -> Vec<String> {
-        let task = if pipeline == "grpo_offline" { "kind = 'rollouts', path = 'a.jsonl'" } else { "kind = 'arithmetic'" };
-        let text = format!("pipeline = '{pipeline}'\nmodel.kind = 'tiny'\ntask = {{ {task} }}\n");
-        let sets: Vec<String> = sets.iter().map(|set| (*set).to_owned()).collect();
-        parse("r.toml", &text, &sets)
-            .err()
-            .into_iter()
-            .flat_map(|errors| errors.iter().map(|error| error.key.clone()).collect::<Vec<_>>())
-            .collect()
-    }
-
-    #[test]
-    fn a_setting_that_nothing_reads_is_an_error_that_names_it() {
-        let servers = "engine={kind=\"vllm\",urls=[\"http://127.0.0.1:1\"]}";
-        assert_eq!(errors("grpo", &[servers]), [""; 0]);
-        assert_eq!(errors("grpo", &[servers, "generate.on_new_weights=abort"]), ["generate.on_new_weights"]);
-        assert_eq!(errors("grpo", &[servers, "generate.threads=2"]), ["generate.threads"]);
-        let servers = "engine={kind=\"vllm\",urls=[\"http://127.0.0.1:1\"],replicas=2}";
-        assert_eq!(errors("grpo", &[servers]), ["engine.replicas"]);
-        assert_eq!(errors("grpo", &["generate.on_new_weights=abort", "generate.threads=2"]), [""; 0]);
-        assert_eq!(errors("grpo", &["engine.pause=abort"]), ["engine.pause"]);
-        assert_eq!(errors("grpo_offline", &["batch.oversampling_factor=1.5"]), ["batch.oversampling_factor"]);
-        assert_eq!(errors("grpo_offline", &["generate.workers=2"]), ["generate.workers"]);
-        assert_eq!(errors("grpo_offline", &["batch.groups=3"]), [""; 0]);
-        let mixed = ["mix={}", "sft={data=\"b.jsonl\",turns=\"apart\"}"];
-        assert_eq!(errors("grpo_offline", &mixed), [""; 0]);
-        assert_eq!(errors("grpo_offline", &[&mixed[..], &["sft.steps=3", "sft.lr=1e-4"]].concat()), ["sft.lr", "sft.steps"]);
-    }
-}

@@ -5,6 +5,7 @@ use std::path::Path;
 
 use super::{MemoryPart, count, optimization};
 use crate::model::{Dtype, Head, Layout, Lora, ModelConfig, ModelError, PREFILL_CELLS, folder_config, fused};
+use crate::recipe::checks::validated;
 use crate::recipe::generate::OnNewWeights;
 use crate::recipe::model::{DeviceName, ModelSource};
 use crate::recipe::model_folder::{NoModel, model_folder};
@@ -240,7 +241,7 @@ impl Parts<'_> {
         let (model, of, bytes) = (work.model, work.of, self.bytes());
         let on_host = self.at == DeviceName::Cpu;
         let small = on_host && of.replica_devices.is_empty() && parameters(model) <= SIDE_BY_SIDE;
-        // A batch is cut into as many micro-batches as are computed at once, or more.
+        // A batch is cut into as many micro-batches as are computed in parallel, or more.
         let at_once = if small { of.threads as u64 } else { 1 }.clamp(1, work.sequences.max(1));
         let pieces = (at_once + of.replica_devices.len() as u64).min(work.sequences.max(1));
         let (batch_tokens, most) = (work.sequences * work.longest, (of.micro_batch_tokens as u64).max(work.longest));
@@ -371,20 +372,19 @@ fn config_of(name: &Path) -> Result<ModelConfig, ModelError> {
 }
 
 /// Number of parameters of the adapters of `[lora]`. Rejects targets that the model lacks.
-pub(in crate::recipe) fn adapters(plan: &Plan, model: &ModelConfig) -> Result<Option<u64>, ModelError> {
+pub(super) fn adapters(plan: &Plan, model: &ModelConfig) -> Result<Option<u64>, ModelError> {
     let Some(of) = &plan.lora else { return Ok(None) };
     Ok(Some(Lora::new(of.rank, of.alpha, &of.target_words())?.on_model(model)?.layout(model).total() as u64))
 }
 
 /// The shape of the recipe's model.
-pub(in crate::recipe) fn shape(plan: &Plan) -> Result<ModelConfig, ModelError> {
+pub(super) fn shape(plan: &Plan) -> Result<ModelConfig, ModelError> {
     let tiny = match &plan.model.source {
         ModelSource::Folder(folder) => return config_of(&folder.name()),
         ModelSource::Tiny(tiny) => tiny,
     };
-    if let Some((key, value)) = tiny.out_of_range() {
-        return Err(ModelError::bad_key("[model]".as_ref(), key, value, "a size in its range"));
-    }
+    // Sizes out of their ranges must not be computed with.
+    validated(tiny.clone()).map_err(|errors| ModelError::malformed("[model]".as_ref(), errors))?;
     Ok(ModelConfig {
         intermediate_size: tiny.intermediate,
         heads: tiny.heads,

@@ -73,7 +73,9 @@ impl PaceRule {
         self.groups.saturating_mul(self.steps_per_version)
     }
 
-    /// Widest window that keeps law V2 in the order of entry: `(S + 1) · P`.
+    /// Widest window that keeps law V2 in the order of entry: `(S + 1) · P`. Credit returns when the
+    /// generator has loaded the weights of the next publish, so that the last of these groups is
+    /// trained S publishes later.
     pub fn staleness_window(&self) -> u64 {
         self.max_staleness.saturating_add(1).saturating_mul(self.groups_per_version())
     }
