@@ -102,7 +102,8 @@ pub fn derived_text(derived: &[Derived]) -> String {
 pub fn facts(plan: &Plan, machine: Machine) -> Vec<(&'static str, String)> {
     let mut facts = vec![("model", model(plan)), ("steps", plan.steps().to_string())];
     let epoch = plan.steps_per_epoch().map(|steps| format!("{steps:.1} steps"));
-    let (samples, turns) = (plan.samples_per_step(), plan.environment.as_ref().map_or(1, |environment| environment.limits.max_turns));
+    let (samples, turns) =
+        (plan.samples_per_step(), plan.environment.as_ref().map_or(1, |environment| environment.limits.max_turns));
     let sampled = samples.saturating_mul(plan.generate.max_new_tokens).saturating_mul(turns);
     if plan.pipeline.reinforces() {
         if let Some(sft) = &plan.sft {
@@ -119,10 +120,9 @@ pub fn facts(plan: &Plan, machine: Machine) -> Vec<(&'static str, String)> {
             ("admission window", format!("{} groups", plan.admission_window())),
         ]);
         facts.extend(worst_staleness(plan));
-    } else if plan.pipeline == Pipeline::Dpo {
-        facts.extend([("pairs a step", plan.batch.groups.to_string()), ("updates a step", updates(plan))]);
-    } else if plan.pipeline == Pipeline::GrpoOffline {
-        facts.extend([("groups a step", plan.batch.groups.to_string()), ("updates a step", updates(plan))]);
+    } else if plan.pipeline.trains_by_train() {
+        let size = if plan.pipeline == Pipeline::Dpo { "pairs a step" } else { "groups a step" };
+        facts.extend([(size, plan.batch.groups.to_string()), ("updates a step", updates(plan))]);
     } else {
         match &plan.sft {
             Some(sft) if plan.pipeline == Pipeline::Sft && sft.packs() => facts.push(("a step", step_of(sft, "samples"))),

@@ -1,9 +1,8 @@
 //! Records a profile: the recipe runs for some steps on this machine, and everything is timed.
 
-use std::sync::Arc;
+use std::sync::mpsc::channel;
 
 use anyhow::{Context, Result, bail};
-use parking_lot::Mutex;
 use rollflow::flow::{Ended, Interrupts, State, Until};
 use rollflow::model::FrozenWeights;
 use rollflow::prelude::*;
@@ -22,17 +21,6 @@ use crate::sft::WarmUp;
 /// The stages that take a message at a time and are timed as a whole.
 const OTHERS: [&str; 7] = ["reward", "filter", "pairs", "reference", "batch", "sync", "log"];
 
-/// A list that stages add to from their threads.
-type Shared<T> = Arc<Mutex<Vec<T>>>;
-
-fn take<T>(shared: &Shared<T>) -> Vec<T> {
-    std::mem::take(&mut *shared.lock())
-}
-
-fn add<T>(shared: &Shared<T>, what: T) {
-    shared.lock().push(what);
-}
-
 /// Runs `steps` steps of the recipe, after its warm-up if it has one. Leaves no files.
 pub fn record(plan: &Plan, registry: &Registry, steps: u64) -> Result<Profile> {
     let mut plan = plan.clone();
@@ -45,24 +33,21 @@ pub fn record(plan: &Plan, registry: &Registry, steps: u64) -> Result<Profile> {
             WarmUp::Interrupted(_) => bail!("interrupted before anything was recorded"),
         };
     }
-    let (decoded, trained, answers) = (Shared::default(), Shared::default(), Shared::default());
-    let steps_of_engine = decoded.clone();
+    // The receiving ends outlive the flow, so that no send fails.
+    let ((decoded, loads), (trained, times), (answered, answers)) = (channel(), channel(), channel());
     let components = Components::observed(&plan, registry, &policy, &policy, |generator| {
-        generator.each_step(move |load| add(&steps_of_engine, load))
+        generator.each_step(move |load| drop(decoded.send(load)))
     })?;
     let mut outputs = Outputs::in_memory();
-    let (times, groups) = (trained.clone(), answers.clone());
     outputs.log = outputs.log.each(move |step: &Trained<FrozenWeights>| {
-        add(&times, (step.batch.tokens(), step.seconds - step.update_seconds, step.update_seconds));
+        trained.send((step.batch.tokens(), step.seconds - step.update_seconds, step.update_seconds)).ok();
         for group in &step.batch.groups {
-            add(
-                &groups,
-                (group.id(), group.samples.iter().map(|sample| (sample.generated(), sample.reward.unwrap_or(0.0))).collect()),
-            );
+            let answer = |sample: &Sample| (sample.generated(), sample.reward.unwrap_or(0.0));
+            answered.send((group.id(), group.samples.iter().map(answer).collect())).ok();
         }
         for dropped in &step.batch.dropped {
             let rewards = dropped.rewards.iter().copied().chain(std::iter::repeat(0.0));
-            add(&groups, (dropped.id, dropped.lengths.iter().copied().zip(rewards).collect::<Vec<_>>()));
+            answered.send((dropped.id, dropped.lengths.iter().copied().zip(rewards).collect())).ok();
         }
     });
     let mut flow = grpo::declare(&plan, components, outputs, None)?;
@@ -78,11 +63,11 @@ pub fn record(plan: &Plan, registry: &Registry, steps: u64) -> Result<Profile> {
         Some(((*name).to_owned(), ItemTimes { item, token: 0.0 }))
     };
     let mut stages: std::collections::BTreeMap<_, _> = OTHERS.iter().filter_map(per_item).collect();
-    stages.insert("train".to_owned(), trainer_times(&take(&trained)));
-    let mut answers: Vec<(u64, Vec<(usize, f64)>)> = take(&answers);
+    stages.insert("train".to_owned(), trainer_times(&times.try_iter().collect::<Vec<_>>()));
+    let mut answers: Vec<(u64, Vec<(usize, f64)>)> = answers.try_iter().collect();
     answers.sort_by_key(|(ordinal, _)| *ordinal);
     Ok(Profile {
-        decode: fit_decode(&take(&decoded)),
+        decode: fit_decode(&loads.try_iter().collect::<Vec<_>>()),
         stages,
         answers: Answers::Recorded(answers.into_iter().map(|(_, group)| group).collect()),
         recorded: Some(Recorded { steps, seconds: report.wall as f64 / 1e9 }),

@@ -62,9 +62,9 @@ struct Work<'a> {
 
 /// A trainer's forward and backward passes.
 struct Passes {
-    /// Micro-batches that are computed side by side,
+    /// Micro-batches that are computed in parallel.
     at_once: u64,
-    /// of so many tokens each.
+    /// Tokens of each.
     tokens: u64,
     /// If true, a batch is more than one micro-batch.
     several: bool,
@@ -116,7 +116,12 @@ impl Parts<'_> {
             self.add("warm-up", kept, "what its trainer freed, which the next does not reuse for certain".to_owned());
         }
         if plan.pipeline.trains_by_train() {
-            self.critic(&model, sequences, longest, shared)?;
+            if let Some(critic) = &plan.critic {
+                let model = critic.path.as_deref().map_or_else(|| Ok(model.clone()), config_of)?.scoring();
+                let names = ["critic weights", "its gradients", "its optimizer", "its activations", "its scores"];
+                let of = &critic.optimization;
+                self.trainer(names, &Work { model: &model, of, sequences, longest, shared, adapters: None });
+            }
             self.reference(parameters)?;
         }
         if reinforces {
@@ -143,20 +148,6 @@ impl Parts<'_> {
         for (_, path) in plan.models().into_iter().filter(|(key, _)| key.starts_with("reward")) {
             let scorer = parameters_of(&path)?;
             self.add("reward model", 8 * scorer, format!("{}: {} in f32, twice", path.display(), count(scorer)));
-        }
-        Ok(())
-    }
-
-    fn critic(&mut self, model: &ModelConfig, sequences: u64, longest: u64, shared: (u64, u64)) -> Result<(), ModelError> {
-        let plan = self.plan;
-        if let Some(critic) = &plan.critic {
-            let model = match &critic.path {
-                Some(path) => config_of(path)?.scoring(),
-                None => model.scoring(),
-            };
-            let names = ["critic weights", "its gradients", "its optimizer", "its activations", "its scores"];
-            let work = Work { model: &model, of: &critic.optimization, sequences, longest, shared, adapters: None };
-            self.trainer(names, &work);
         }
         Ok(())
     }
