@@ -1,9 +1,10 @@
 //! Errors of generation.
 
 use super::remote::RemoteError;
-use crate::data::DataError;
+use super::remote::sync::IsolatedEngine;
+use crate::data::{DataError, Version};
 
-/// Error of a request or of an engine.
+/// Error of a request, of an engine or of a weight sync.
 #[derive(Debug, thiserror::Error)]
 pub enum EngineError {
     /// A sampling parameter out of range.
@@ -53,6 +54,17 @@ pub enum EngineError {
     /// End of a generator that ran by itself, with the reason.
     #[error("the generator {0}")]
     Generator(String),
+    /// Weight sync of a fleet without engines.
+    #[error("there is no engine to give weights to; name one in engine.urls, or let engine.launch start one")]
+    NoEngines,
+    /// Weight sync that failed on all engines.
+    #[error("no engine holds version {version} of the weights:{}", failures.iter().map(|failure| format!("\n  {failure}")).collect::<String>())]
+    NoneHolds {
+        /// Version of the weights.
+        version: Version,
+        /// Failures, in the order of the engines.
+        failures: Vec<IsolatedEngine>,
+    },
     /// No threads for requests to remote engines.
     #[error("the machine gives no threads to talk to engines: {0}")]
     Threads(#[from] std::io::Error),

@@ -7,7 +7,8 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use rollflow::data::Tokenizer;
-use rollflow::engine::remote::sync::{CachePolicy, SyncConfig, SyncError, WeightSyncManager, sync_weights_to_engines};
+use rollflow::engine::EngineError;
+use rollflow::engine::remote::sync::{CachePolicy, SyncConfig, WeightSyncManager, sync_weights_to_engines};
 use rollflow::engine::remote::{
     Attempt, Ending, Fault, FleetHandle, InferenceEngine, PauseMode, RemoteError, WeightControl, async_trait,
 };
@@ -215,7 +216,7 @@ fn config() -> SyncConfig {
 
 fn manager(engines: &[Arc<FolderEngine>], config: SyncConfig) -> WeightSyncManager {
     let engines = engines.iter().map(|engine| engine.clone() as Arc<dyn InferenceEngine>).collect();
-    WeightSyncManager::new(FleetHandle::new(engines), config)
+    WeightSyncManager { fleet: FleetHandle::new(engines), config }
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -227,7 +228,7 @@ async fn a_version_is_loaded_named_checked_and_probed_in_this_order() {
         let weights = crate::tiny::weights(version).freeze();
         let report = manager.sync(run.exporter.export(version, &weights).unwrap()).await.unwrap();
         assert_eq!((report.version, report.held()), (version, 1));
-        assert_eq!(manager.fleet().served(0), Some(version));
+        assert_eq!(manager.fleet.served(0), Some(version));
     }
     assert_eq!(engine.said()[..5], ["pause", "load", "label", "flush", "resume"]);
     let kept = std::fs::read_dir(run.dir.path().join("versions")).unwrap().count();
@@ -240,11 +241,11 @@ async fn a_server_that_keeps_the_old_head_is_caught_by_name_and_an_untied_export
     let engine = run.engine("vLLM", Fails::KeepsHead);
     let manager_of_tied = manager(std::slice::from_ref(&engine), config());
     let update = run.exporter.export(1, &crate::tiny::weights(1).freeze()).unwrap();
-    let Err(SyncError::NoneHolds { failures, .. }) = manager_of_tied.sync(update).await else { panic!("it must be caught") };
+    let Err(EngineError::NoneHolds { failures, .. }) = manager_of_tied.sync(update).await else { panic!("it must be caught") };
     let told = failures[0].to_string();
     assert!(told.contains("vLLM failed to probe") && told.contains("engine.untie = true"), "{told}");
-    assert_eq!(engine.said().last().map(String::as_str), Some("pause abort"), "what it has under way does not go on");
-    assert_eq!(manager_of_tied.fleet().behind(), [0]);
+    assert_eq!(engine.said(), ["pause", "load", "label", "resume", "pause abort"], "no retry, and its work does not go on");
+    assert_eq!(manager_of_tied.fleet.behind(), [0]);
 
     let run = Run::new(true);
     let (config_there, _) = load_hf(&run.launch()).unwrap();
@@ -267,12 +268,16 @@ async fn one_failure_isolates_one_engine_and_it_comes_back_by_a_later_sync() {
     assert!(told[0].contains("engine 0 failed to load") && told[0].contains("no such tensor"), "{told:?}");
     assert!(told[1].contains("engine 2 failed to load") && told[1].contains("0.3 s"), "{told:?}");
     assert!(told[2].contains("engine 3 failed to probe"), "{told:?}");
-    assert!(manager.fleet().behind() == [0, 2, 3] && manager.fleet().is_serving(1));
+    assert!(manager.fleet.behind() == [0, 2, 3] && manager.fleet.is_serving(1));
+    let whole = ["pause", "load", "label", "resume"];
+    assert_eq!(engines[0].said(), ["pause", "load", "load", "pause abort"], "one retry, where it failed");
+    assert_eq!(engines[1].said(), whole);
+    assert_eq!(engines[3].said(), [&whole[..], &whole, &["pause abort"]].concat(), "wrong weights are loaded again");
 
     engines.iter().for_each(|engine| engine.heal());
     let report = manager.catch_up().await.unwrap();
     assert_eq!((report.held(), report.engines.len()), (3, 3));
-    assert!((0..4).all(|place| manager.fleet().served(place) == Some(1)));
+    assert!((0..4).all(|place| manager.fleet.served(place) == Some(1)));
     assert!(manager.catch_up().await.is_none());
 }
 
@@ -289,7 +294,7 @@ async fn an_engine_that_was_started_anew_is_found_and_brought_back() {
         (state.weights, state.label) = (load_hf(&run.launch()).unwrap().1.freeze(), None);
     }
     assert_eq!(manager.catch_up().await.unwrap().held(), 1);
-    assert!(manager.fleet().is_serving(0));
+    assert!(manager.fleet.is_serving(0));
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -300,12 +305,12 @@ async fn r262_by_hand_results_stand_in_engine_order_and_one_must_hold() {
         kinds.iter().map(|fails| run.engine(&format!("{fails:?}"), *fails) as Arc<dyn InferenceEngine>).collect()
     };
     let some = engines(&[Fails::Refuses, Fails::No]);
-    let results = sync_weights_to_engines(&some, &folder, &config()).await.unwrap().engines;
+    let results = sync_weights_to_engines(some.clone(), &*folder, &config()).await.unwrap().engines;
     assert!(results[0].as_ref().is_err_and(|isolated| isolated.engine == "Refuses") && results[1].is_ok());
     assert_eq!(some[1].weights().unwrap().served().await.unwrap().as_deref(), Some("7"));
-    let told = sync_weights_to_engines(&engines(&[Fails::Refuses]), &folder, &config()).await.unwrap_err().to_string();
+    let told = sync_weights_to_engines(engines(&[Fails::Refuses]), &*folder, &config()).await.unwrap_err().to_string();
     assert!(told.contains("no engine holds version 7") && told.contains("Refuses failed to load"), "{told}");
-    assert!(matches!(sync_weights_to_engines(&[], &folder, &config()).await, Err(SyncError::NoEngines)));
+    assert!(matches!(sync_weights_to_engines(Vec::new(), &*folder, &config()).await, Err(EngineError::NoEngines)));
 }
 
 /// Adapters of queries and values that have learned something.
@@ -325,8 +330,8 @@ async fn adapters_are_given_beside_each_other_without_a_pause_and_forgotten_when
     let mut named_by_a_request = None;
     for version in 1..=4 {
         let report = manager.sync(run.exporter.export(version, &adapted(version)).unwrap()).await.unwrap();
-        assert_eq!((report.held(), manager.fleet().served(0)), (1, Some(version)), "{:?}", report.engines);
-        let adapter = manager.fleet().adapter(0).unwrap();
+        assert_eq!((report.held(), manager.fleet.served(0)), (1, Some(version)), "{:?}", report.engines);
+        let adapter = manager.fleet.adapter(0).unwrap();
         assert_eq!(adapter.name, format!("adapter-{version}"));
         if version == 2 {
             named_by_a_request = Some(adapter);
@@ -356,13 +361,13 @@ async fn an_engine_that_answers_without_its_adapter_is_caught_and_not_disturbed(
     let run = Run::new(false);
     let engine = run.engine("one", Fails::LoadsNothing);
     let manager = manager(std::slice::from_ref(&engine), config());
-    let Err(SyncError::NoneHolds { failures, .. }) = manager.sync(run.exporter.export(1, &adapted(1)).unwrap()).await else {
+    let Err(EngineError::NoneHolds { failures, .. }) = manager.sync(run.exporter.export(1, &adapted(1)).unwrap()).await else {
         panic!("it must be caught")
     };
     let told = failures[0].to_string();
     assert!(told.contains("one failed to probe") && told.contains("differ from the trainer's"), "{told}");
     assert_eq!(engine.said(), ["load"; 2], "tried twice, and never paused");
-    assert!(manager.fleet().adapter(0).is_none());
+    assert!(manager.fleet.adapter(0).is_none());
 }
 
 /// What changed is written; the rest is the file of the version before.

@@ -103,7 +103,7 @@ impl Engines {
     }
 
     fn manager(&self) -> WeightSyncManager {
-        WeightSyncManager::new(self.handle.clone(), self.section.sync.clone())
+        WeightSyncManager { fleet: self.handle.clone(), config: self.section.sync.clone() }
     }
 }
 

@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
 use clap::{Args, Subcommand};
-use rollflow::engine::remote::sync::{SyncReport, WeightSyncManager};
-use rollflow::engine::remote::{FleetHandle, InferenceEngine};
+use rollflow::engine::remote::InferenceEngine;
+use rollflow::engine::remote::sync::sync_weights_to_engines;
 use rollflow::engine::settings::{Engine as Section, EngineKind, Launch as Kind};
 use rollflow::flow::Interrupts;
 use rollflow::prelude::Policy;
@@ -183,8 +183,7 @@ impl Sync {
             .map(|url| engines::engine(&plan.engine, &plan.net, url))
             .collect::<Result<Vec<Arc<dyn InferenceEngine>>>>()?;
         let update = engines::exporter(&plan, &policy, &out)?.export(self.version, &policy.frozen())?;
-        let manager = WeightSyncManager::new(FleetHandle::new(all), plan.engine.sync.clone());
-        let report: SyncReport = engines::tasks()?.block_on(manager.sync(update))?;
+        let report = engines::tasks()?.block_on(sync_weights_to_engines(all, update, &plan.engine.sync))?;
         for (url, result) in urls.iter().zip(&report.engines) {
             out::line(&match result {
                 Ok(times) => {

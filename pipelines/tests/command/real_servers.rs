@@ -8,9 +8,9 @@ use std::process::Command;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use rollflow::engine::TokenEngine;
-use rollflow::engine::remote::sync::{SyncConfig, SyncError, WeightSyncManager};
+use rollflow::engine::remote::sync::{SyncConfig, WeightSyncManager};
 use rollflow::engine::remote::{Fleet, FleetConfig, FleetHandle, InferenceEngine, PauseMode};
+use rollflow::engine::{EngineError, TokenEngine};
 use rollflow::model::{Dtype, ModelConfig, Weights};
 use rollflow::prelude::*;
 use rollflow::recipe::Plan;
@@ -59,7 +59,7 @@ impl Started {
 
     fn manager(&self, pause: PauseMode) -> WeightSyncManager {
         let config = SyncConfig { pause, ..self.plan.engine.sync.clone() };
-        WeightSyncManager::new(FleetHandle::new(vec![self.engine.clone()]), config)
+        WeightSyncManager { fleet: FleetHandle::new(vec![self.engine.clone()]), config }
     }
 
     fn weights(&self, seed: u64) -> rollflow::model::FrozenWeights {
@@ -111,7 +111,7 @@ fn a_shared_head_is_exact_or_caught_by_name() {
         let update = started.exporter.export(1, &started.weights(1)).unwrap();
         match started.manager(PauseMode::Keep).sync(update).await {
             Ok(report) => assert_eq!((kind.as_str(), report.held()), ("sglang", 1)),
-            Err(SyncError::NoneHolds { failures, .. }) => {
+            Err(EngineError::NoneHolds { failures, .. }) => {
                 println!("{}", failures[0]);
                 assert_eq!(kind, "vllm");
                 assert!(failures[0].to_string().contains("under the output head that it was started with"), "{}", failures[0]);
@@ -135,7 +135,7 @@ fn adapters_are_given_as_adapters_and_answer_by_name() {
         let report = runtime.block_on(manager.sync(update)).unwrap();
         let times = report.engines[0].as_ref().unwrap();
         println!("adapter {version}: {times:?}");
-        assert!(never_retried(times) && manager.fleet().adapter(0).unwrap().version == version);
+        assert!(never_retried(times) && manager.fleet.adapter(0).unwrap().version == version);
     }
     let until = Instant::now() + Duration::from_secs(60);
     while runtime.block_on(control.adapters()).unwrap() != ["adapter-4"] {
@@ -145,7 +145,7 @@ fn adapters_are_given_as_adapters_and_answer_by_name() {
     let params = SamplingParams { temperature: 0.0, max_new_tokens: 16, ignore_eos: true, ..SamplingParams::default() };
     let prompts = || (0..8).map(|ordinal| Prompt { ordinal, ..Prompt::from(format!("{ordinal}+{}=", 9 - ordinal)) }).collect();
     let config = FleetConfig { vocabulary: 64, ..FleetConfig::default() };
-    let mut there = Fleet::new(manager.fleet(), config, started.policy.tokenizer(), 16, 7);
+    let mut there = Fleet::new(&manager.fleet, config, started.policy.tokenizer(), 16, 7);
     let mut here = started.policy.with_weights(Arc::new(started.adapted(4))).engine(16, 7);
     there.set_weights(0, &());
     let tokenizer = started.policy.tokenizer();

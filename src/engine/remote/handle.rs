@@ -1,9 +1,9 @@
 //! Shared state of a run's engines, for the fleet and the weight sync.
 //!
 //! An engine is *serving* and gets work, *behind* and waits for weights, or *lost* and waits for a
-//! health check. The weight sync calls [`FleetHandle::mark_serving`] after verification. A lost
-//! engine may have restarted with other weights, so it is behind when it returns, if it was ever
-//! given any. Engines that were never given weights are assumed to serve the required ones.
+//! health check. The weight sync marks it as serving after verification. A lost engine may have
+//! restarted with other weights, so it is behind when it returns, if it was ever given any. Engines
+//! that were never given weights are assumed to serve the required ones.
 //!
 //! An engine that resumes under new weights is *on trial* until they are verified. If they are
 //! refuted, its tokens of that time are invalid.
@@ -12,9 +12,10 @@ use std::fmt;
 use std::path::Path;
 use std::sync::{Arc, OnceLock};
 
-use tokio::sync::watch;
+use tokio::sync::{Mutex, watch};
 
 use super::meter::Meter;
+use super::sync::{LastSync, Update};
 use super::{InferenceEngine, RemoteError};
 use crate::data::Version;
 use crate::observe::Metrics;
@@ -38,6 +39,8 @@ pub struct FleetHandle {
 struct Shared {
     engines: Vec<Arc<dyn InferenceEngine>>,
     standings: watch::Sender<Standings>,
+    /// Held during the sync of an engine.
+    last_syncs: Vec<Arc<Mutex<LastSync>>>,
     meter: OnceLock<Meter>,
 }
 
@@ -46,8 +49,8 @@ struct Shared {
 pub(super) struct Standings {
     engines: Vec<Standing>,
     required: Option<Version>,
-    /// Newest version whose sync has started.
-    offered: Option<Version>,
+    /// Newest weights whose sync has started.
+    offered: Option<Arc<Update>>,
 }
 
 #[derive(Clone, Default)]
@@ -80,7 +83,8 @@ impl FleetHandle {
     /// Creates a handle of engines that are assumed to be healthy.
     pub fn new(engines: Vec<Arc<dyn InferenceEngine>>) -> Self {
         let standings = Standings { engines: vec![Standing::default(); engines.len()], ..Standings::default() };
-        FleetHandle { shared: Arc::new(Shared { engines, standings: watch::Sender::new(standings), meter: OnceLock::new() }) }
+        let (standings, last_syncs) = (watch::Sender::new(standings), engines.iter().map(|_| Arc::default()).collect());
+        FleetHandle { shared: Arc::new(Shared { engines, standings, last_syncs, meter: OnceLock::new() }) }
     }
 
     /// Reports the engines' activity and states to `metrics`. Only the first call has an effect.
@@ -152,11 +156,6 @@ impl FleetHandle {
         self.of(place, |standing| Some(standing.refuted)).unwrap_or(0)
     }
 
-    /// Records that the engine was verified to serve this version.
-    pub fn mark_serving(&self, place: usize, version: Version) {
-        self.mark_verified(place, version, None);
-    }
-
     /// Records that the engine was verified to serve this version, as an adapter if it is one.
     pub(super) fn mark_verified(&self, place: usize, version: Version, adapter: Option<Arc<LoadedAdapter>>) {
         self.mark(place, |standing| {
@@ -165,9 +164,8 @@ impl FleetHandle {
         });
     }
 
-    /// Withholds work from the engine until [`FleetHandle::mark_serving`]. On trial, this refutes
-    /// its weights.
-    pub fn mark_doubtful(&self, place: usize) {
+    /// Withholds work from the engine until its weights are verified. On trial, this refutes them.
+    pub(super) fn mark_doubtful(&self, place: usize) {
         self.mark(place, |standing| {
             standing.doubtful = true;
             standing.refuted += u64::from(std::mem::take(&mut standing.on_trial));
@@ -175,7 +173,7 @@ impl FleetHandle {
     }
 
     /// Records that the engine resumes under unverified weights.
-    pub fn start_trial(&self, place: usize) {
+    pub(super) fn start_trial(&self, place: usize) {
         self.mark(place, |standing| standing.on_trial = true);
     }
 
@@ -198,20 +196,30 @@ impl FleetHandle {
         self.change(|standings| standings.required = Some(version));
     }
 
-    /// Records that a sync of this version has started: engines may sample with it before
-    /// [`FleetHandle::mark_serving`].
-    pub(super) fn offer(&self, version: Version) {
+    /// Records that a sync of these weights has started: engines may sample with them before they
+    /// are verified.
+    pub(super) fn offer(&self, update: &Arc<Update>) {
         self.shared.standings.send_if_modified(|standings| {
-            standings.offered = standings.offered.max(Some(version));
+            standings.offered = Some(update.clone());
             false
         });
+    }
+
+    /// Newest weights whose sync has started.
+    pub(super) fn offered(&self) -> Option<Arc<Update>> {
+        self.shared.standings.borrow().offered.clone()
+    }
+
+    /// State of each engine's sync. It is locked during a sync.
+    pub(super) fn last_syncs(&self) -> &[Arc<Mutex<LastSync>>] {
+        &self.shared.last_syncs
     }
 
     /// Newest version that an engine serves, must serve or is loading.
     pub(super) fn newest(&self) -> Option<Version> {
         let standings = self.shared.standings.borrow();
         let served = standings.engines.iter().filter_map(|standing| standing.served).max();
-        served.max(standings.required).max(standings.offered)
+        served.max(standings.required).max(standings.offered.as_ref().map(|update| update.version))
     }
 
     /// Notifies of every change.
@@ -243,40 +251,5 @@ impl fmt::Debug for FleetHandle {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let states = (0..self.engines().len()).map(|place| (self.engines()[place].name(), self.state(place)));
         f.debug_map().entries(states).finish()
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::super::connect;
-    use super::*;
-    use crate::engine::settings::EngineKind;
-
-    fn two() -> FleetHandle {
-        let engine = connect(EngineKind::Vllm, "http://127.0.0.1:9").unwrap();
-        FleetHandle::new(vec![engine.clone(), engine])
-    }
-
-    #[test]
-    fn weights_are_refuted_where_an_engine_is_doubted_before_they_were_verified() {
-        let fleet = two();
-        fleet.start_trial(0);
-        assert!(fleet.on_trial(0) && !fleet.on_trial(1));
-        fleet.mark_serving(0, 1);
-        fleet.mark_doubtful(0);
-        assert_eq!((fleet.on_trial(0), fleet.refutations(0)), (false, 0), "they were verified before");
-        fleet.start_trial(0);
-        (0..2).for_each(|_| fleet.mark_doubtful(0));
-        assert_eq!((fleet.on_trial(0), fleet.refutations(0)), (false, 1));
-    }
-
-    #[test]
-    fn engines_that_serve_an_older_version_than_required_are_behind_and_unknown_ones_are_not() {
-        let fleet = two();
-        fleet.mark_serving(0, 3);
-        fleet.require(4);
-        assert_eq!((fleet.behind(), fleet.state(1), fleet.newest()), (vec![0], EngineState::Serving, Some(4)));
-        fleet.offer(7);
-        assert_eq!((fleet.newest(), fleet.state(1)), (Some(7), EngineState::Serving), "what is offered is not required yet");
     }
 }

@@ -17,7 +17,8 @@ use tokio::task::{JoinError, JoinHandle};
 
 use super::{Announcer, log};
 use crate::data::Version;
-use crate::engine::remote::sync::{SyncError, SyncReport, Update, WeightSyncManager};
+use crate::engine::EngineError;
+use crate::engine::remote::sync::{SyncReport, Update, WeightSyncManager};
 use crate::flow::{AsyncIo, AsyncStage, RunContext, Signal, StageError, StageSpec, WeightsTx};
 use crate::net::{Outcome, RetryPolicy, Retryable, deadline};
 use crate::stages::train::Trained;
@@ -40,7 +41,7 @@ type Export<W> = Arc<dyn Fn(Version, &Arc<W>) -> Result<Update, AnyError> + Send
 
 /// Stage that syncs a training step's weights to remote engines, and passes the step on.
 pub struct RemoteSync<W> {
-    manager: Arc<WeightSyncManager>,
+    manager: WeightSyncManager,
     export: Export<W>,
     to: WeightsTx<()>,
     /// Edge for stages of this process that read the weights themselves.
@@ -67,7 +68,7 @@ impl<W: Send + Sync + 'static> RemoteSync<W> {
         E: Into<AnyError>,
     {
         RemoteSync {
-            manager: Arc::new(manager),
+            manager,
             export: Arc::new(move |version, weights| export(version, weights).map_err(Into::into)),
             to,
             also: None,
@@ -159,11 +160,11 @@ impl<W: Send + Sync + 'static> RemoteSync<W> {
     }
 }
 
-impl Retryable for SyncError {
+impl Retryable for EngineError {
     /// An unavailable engine may return; one with wrong weights fails again.
     fn outcome(&self) -> Outcome {
         match self {
-            SyncError::NoneHolds { failures, .. } if failures.iter().any(|failure| failure.is_away()) => Outcome::Failed,
+            EngineError::NoneHolds { failures, .. } if failures.iter().any(|failure| failure.is_away()) => Outcome::Failed,
             _ => Outcome::Final,
         }
     }
@@ -247,7 +248,7 @@ impl<W: Send + Sync + 'static> AsyncStage for RemoteSync<W> {
     fn attach(&mut self, context: &mut RunContext) {
         self.announcer.attach(context);
         if let Some(metrics) = &self.announcer.metrics {
-            self.manager.fleet().observe(metrics);
+            self.manager.fleet.observe(metrics);
         }
     }
 

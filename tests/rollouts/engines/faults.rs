@@ -10,7 +10,7 @@ use rollflow::engine::settings::EngineKind;
 use rollflow::engine::{FinishReason, SamplingParams, TokenEngine};
 use serde_json::{Value, json};
 
-use super::server::{Piece, Reply, Server, answer_to, next, of_each, vllm_event, vllm_page};
+use super::server::{Piece, Reply, Server, answer_to, next, of_each, vllm_event, vllm_page, wait_for};
 use super::*;
 
 /// A number below `below`.
@@ -152,7 +152,7 @@ fn play(seed: u64) -> bool {
     let second = if mixed { EngineKind::Sglang } else { EngineKind::Vllm };
     let kinds = [EngineKind::Vllm, second].into_iter().zip(&servers);
     let handle = handle(kinds.map(|(kind, server)| connect(kind, &server.url).unwrap()));
-    (0..2).for_each(|place| handle.mark_serving(place, 1));
+    give(&handle, 1);
     // With room for it, samples of a prompt are asked for together.
     let per_engine = if seed % 4 < 2 { 16 } else { 64 };
     let mut fleet = fleet(&handle, FleetConfig { per_engine, ..hasty() });
@@ -163,8 +163,10 @@ fn play(seed: u64) -> bool {
     // The book that a generator keeps.
     let mut book: BTreeMap<(u64, u32), (Vec<u32>, Status)> = BTreeMap::new();
     let ended = finish(&mut fleet, |fleet| {
-        // The sync that a run has: whoever comes back has its weights looked at.
-        handle.behind().into_iter().for_each(|place| handle.mark_serving(place, 1));
+        // As in a run, an engine that returns gets its weights again.
+        if !handle.behind().is_empty() {
+            wait_for(manager(&handle).catch_up());
+        }
         for key in fleet.discarded() {
             book.remove(key);
         }

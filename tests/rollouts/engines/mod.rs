@@ -9,10 +9,12 @@ mod server;
 mod synchronous;
 
 use std::collections::BTreeMap;
+use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use rollflow::data::Tokenizer;
+use rollflow::data::{Tokenizer, Version};
+use rollflow::engine::remote::sync::{SyncConfig, Update, WeightSyncManager};
 use rollflow::engine::remote::{Fleet, FleetConfig, FleetHandle, InferenceEngine};
 use rollflow::engine::{EngineError, Finished, Request, SamplingParams, TokenEngine};
 
@@ -45,6 +47,20 @@ fn fleet(handle: &FleetHandle, config: FleetConfig) -> Fleet {
 
 fn handle(engines: impl IntoIterator<Item = Arc<dyn InferenceEngine>>) -> FleetHandle {
     FleetHandle::new(engines.into_iter().collect())
+}
+
+fn manager(handle: &FleetHandle) -> WeightSyncManager {
+    WeightSyncManager { fleet: handle.clone(), config: SyncConfig { checksums: false, retries: 5, ..SyncConfig::default() } }
+}
+
+/// Weights of which engines know nothing but the version.
+fn unprobed(version: Version) -> Update {
+    Update { changed: true, ..Update::unprobed(version, Path::new("/nowhere")) }
+}
+
+/// Brings a version to the engines.
+fn give(handle: &FleetHandle, version: Version) {
+    server::wait_for(manager(handle).sync(unprobed(version))).unwrap();
 }
 
 fn prompt(ordinal: u64) -> Vec<u32> {

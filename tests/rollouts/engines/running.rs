@@ -18,7 +18,7 @@ use rollflow::stages::reward::FailurePolicy;
 use serde_json::{Value, json};
 use tokio::sync::mpsc::Sender;
 
-use super::server::{Piece, Reply, Server, answer_to, next, of_each, vllm_event, vllm_page};
+use super::server::{Piece, Reply, Server, answer_to, next, of_each, vllm_event, vllm_page, wait_for};
 use super::*;
 
 /// Right answers, each token after a pause.
@@ -52,7 +52,7 @@ fn a_dead_engines_work_moves_with_all_its_tokens_and_it_comes_back_when_it_has_t
     let (dies, stays) = (Server::new(serve), Server::new(serve));
     let port = dies.port();
     let handle = handle([vllm(&dies.url), vllm(&stays.url)]);
-    (0..2).for_each(|place| handle.mark_serving(place, 3));
+    give(&handle, 3);
     let mut fleet = fleet(&handle, hasty());
     fleet.set_weights(3, &());
     (0..8).for_each(|ordinal| fleet.submit(request(ordinal, 4, &params())).unwrap());
@@ -88,7 +88,7 @@ fn a_dead_engines_work_moves_with_all_its_tokens_and_it_comes_back_when_it_has_t
     (8..10).for_each(|ordinal| fleet.submit(request(ordinal, 4, &params())).unwrap());
     finish(&mut fleet, |_| {}).unwrap();
     assert_eq!((handle.behind(), asked.load(SeqCst)), (vec![0], 0));
-    handle.mark_serving(0, 3);
+    assert_eq!(wait_for(manager(&handle).catch_up()).unwrap().held(), 1);
     (10..30).for_each(|ordinal| fleet.submit(request(ordinal, 4, &params())).unwrap());
     finish(&mut fleet, |_| {}).unwrap();
     assert!(asked.load(SeqCst) > 0 && handle.is_serving(0));
@@ -191,6 +191,7 @@ fn v5_prompts_are_remembered_apart_by_version_and_expired_answers_begin_anew() {
     });
     let handle = handle([vllm(&server.url)]);
     let mut fleet = fleet(&handle, hasty());
+    give(&handle, 1);
     fleet.set_weights(1, &());
     // A prompt whose answer has several tokens.
     let ordinal = (0..).find(|ordinal| answer_to(&prompt(*ordinal), 12).len() > 6).unwrap();
@@ -199,8 +200,9 @@ fn v5_prompts_are_remembered_apart_by_version_and_expired_answers_begin_anew() {
         fleet.step().unwrap();
     }
     assert_eq!(fleet.restart_expired(&|_, answer| answer.versions.oldest() == Some(1)), [(ordinal, 0)]);
-    handle.mark_serving(0, 2);
     fleet.set_weights(2, &());
+    assert_eq!(handle.behind(), [0], "it serves an older version than required");
+    give(&handle, 2);
     let ended = finish(&mut fleet, |_| {}).unwrap();
     let finished = &ended[&(ordinal, 0)];
     assert_eq!((&finished.tokens, finished.versions.oldest()), (&answer_to(&prompt(ordinal), 12), Some(2)));
@@ -217,7 +219,7 @@ fn f6_a_prompt_that_is_refused_for_good_costs_its_group_and_nothing_else() {
         })
     });
     let handle = handle([vllm(&server.url)]);
-    handle.mark_serving(0, 1);
+    give(&handle, 1);
     let folder = tempfile::tempdir().unwrap();
     let admission = Admission::new(8, 8, None);
     let (publisher, published) = weights();
@@ -270,14 +272,29 @@ fn connections_are_used_again() {
 /// What an engine makes between its going on under new weights and their probe.
 #[test]
 fn v4_what_was_made_under_weights_on_trial_is_given_back_when_they_are_right_and_made_anew_when_they_are_not() {
-    let server = Server::new(|path, body| vllm_page(path).unwrap_or_else(|| right(body, "1", 2)));
     for wrong in [false, true] {
+        // The log-probabilities by which the weights are judged; without any the server is busy.
+        let (verdicts, probes) = (Arc::<Mutex<Vec<f64>>>::default(), Arc::<AtomicUsize>::default());
+        let (given, count) = (verdicts.clone(), probes.clone());
+        let server = Server::new(move |path, body| match path {
+            "/v1/completions" => {
+                count.fetch_add(1, SeqCst);
+                let Some(log_prob) = given.lock().unwrap().pop() else { return Reply::Page(503, String::new()) };
+                Reply::json(json!({ "choices": [{ "prompt_logprobs": [null, { "6": { "logprob": log_prob } }] }] }))
+            }
+            _ => vllm_page(path).unwrap_or_else(|| right(body, "1", 2)),
+        });
         let handle = handle([vllm(&server.url)]);
-        handle.mark_serving(0, 1);
+        give(&handle, 1);
         let mut fleet = fleet(&handle, FleetConfig { fleet_timeout: GUARD, ..hasty() });
         fleet.set_weights(1, &());
         (0..4).for_each(|ordinal| fleet.submit(request(ordinal, 2, &params())).unwrap());
-        handle.start_trial(0);
+        let (texts, expected) = (vec![vec![5, 6]], vec![vec![-7.5]]);
+        let (manager, update) = (manager(&handle), Update { texts, expected, tolerance: 1e-3, ..unprobed(1) });
+        let syncing = std::thread::spawn(move || wait_for(manager.sync(update)));
+        while probes.load(SeqCst) == 0 {
+            std::thread::sleep(Duration::from_millis(1));
+        }
         let (mut told, mut withdrawn) = (0, Vec::new());
         let started = Instant::now();
         while told < (0..4).map(|ordinal| 2 * answer_to(&prompt(ordinal), 12).len()).sum::<usize>() - 8 {
@@ -285,22 +302,15 @@ fn v4_what_was_made_under_weights_on_trial_is_given_back_when_they_are_right_and
             told += fleet.sampled().len();
             assert!(started.elapsed() < GUARD, "all but the last token of each is told");
         }
-        // The verdict.
-        if wrong {
-            handle.mark_doubtful(0)
-        } else {
-            handle.mark_serving(0, 1)
-        }
+        // The newest first: wrong weights are loaded once more.
+        verdicts.lock().unwrap().extend(if wrong { vec![-7.5, -1.0] } else { vec![-7.5] });
         let mut anew = 0;
         let ended = finish(&mut fleet, |fleet| {
             withdrawn.extend(fleet.discarded().to_vec());
             anew += fleet.sampled().len();
-            if wrong && !withdrawn.is_empty() {
-                handle.mark_serving(0, 1);
-            }
         })
         .unwrap();
-        assert_eq!(withdrawn.len(), if wrong { 8 } else { 0 });
+        assert_eq!((withdrawn.len(), syncing.join().unwrap().unwrap().held()), (if wrong { 8 } else { 0 }, 1));
         let tokens: usize = ended.values().map(|finished| finished.tokens.len()).sum();
         assert_eq!((ended.len(), anew), (8, if wrong { tokens } else { 8 }), "made anew, all of them, or given back as they are");
     }
@@ -339,7 +349,7 @@ fn samples_of_a_prompt_are_asked_for_together_and_go_on_by_themselves_when_that_
             })
         });
         let handle = handle([vllm(&server.url)]);
-        handle.mark_serving(0, 1);
+        give(&handle, 1);
         let mut fleet = fleet(&handle, FleetConfig { per_engine: 64, ..hasty() });
         fleet.set_weights(1, &());
         fleet.submit(request(0, 4, &params())).unwrap();
@@ -396,7 +406,7 @@ fn each_engine_is_measured_by_itself() {
     let ill = Server::new(|path, _| vllm_page(path).unwrap_or(Reply::Page(500, "out of memory".into())));
     let (handle, metrics) = (handle([vllm(&well.url), vllm(&ill.url)]), Metrics::new());
     handle.observe(&metrics);
-    (0..2).for_each(|place| handle.mark_serving(place, 1));
+    give(&handle, 1);
     let mut fleet = fleet(&handle, hasty());
     fleet.set_weights(1, &());
     (0..8).for_each(|ordinal| fleet.submit(request(ordinal, 4, &params())).unwrap());

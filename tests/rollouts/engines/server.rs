@@ -1,7 +1,7 @@
 //! A server on the loopback that follows a script.
 
 use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
-use std::sync::{Arc, LazyLock};
+use std::sync::{Arc, LazyLock, Mutex};
 use std::time::Duration;
 
 use serde_json::{Value, json};
@@ -11,6 +11,11 @@ use tokio::task::JoinHandle;
 use tokio::time::sleep;
 
 static SERVERS: LazyLock<Runtime> = LazyLock::new(|| Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap());
+
+/// Waits for work on the threads of the servers.
+pub fn wait_for<T>(work: impl Future<Output = T>) -> T {
+    SERVERS.block_on(work)
+}
 
 /// A part of a streamed answer.
 #[derive(Clone, Debug)]
@@ -73,12 +78,12 @@ impl Server {
         let url = format!("http://{}", listener.local_addr().unwrap());
         let (script, connections) = (Arc::<Script>::from(Box::new(script) as Box<Script>), Arc::<AtomicUsize>::default());
         let (count, left) = (connections.clone(), Arc::<AtomicUsize>::default());
-        let gone = left.clone();
+        let (gone, label) = (left.clone(), Arc::default());
         let task = SERVERS.spawn(async move {
             let mut open = tokio::task::JoinSet::new();
             while let Ok((stream, _)) = listener.accept().await {
                 count.fetch_add(1, SeqCst);
-                open.spawn(serve(stream, script.clone(), gone.clone()));
+                open.spawn(serve(stream, script.clone(), gone.clone(), Arc::clone(&label)));
             }
         });
         Server { url, connections, left, task }
@@ -194,14 +199,31 @@ impl Wire {
     }
 }
 
-async fn serve(stream: TcpStream, script: Arc<Script>, left: Arc<AtomicUsize>) {
+async fn serve(stream: TcpStream, script: Arc<Script>, left: Arc<AtomicUsize>, label: Arc<Mutex<Value>>) {
     let mut wire = Wire { stream, read: Vec::new(), left };
     // A client that goes hears no more.
     while let Some((path, body)) = wire.question().await {
-        if wire.answer(script(&path, &body)).await.is_none() {
+        let reply = weight_page(&path, &body, &label).unwrap_or_else(|| script(&path, &body));
+        if wire.answer(reply).await.is_none() {
             return;
         }
     }
+}
+
+/// The pages by which all servers are given weights. Of these they know nothing but the label.
+fn weight_page(path: &str, body: &Value, label: &Mutex<Value>) -> Option<Reply> {
+    let page = match path.split('?').next()? {
+        "/pause" | "/resume" | "/pause_generation" | "/continue_generation" => json!({}),
+        "/collective_rpc" => json!({ "results": [null] }),
+        "/update_weights_from_disk" => json!({ "success": true }),
+        "/update_weight_version" => {
+            *label.lock().unwrap() = body["new_version"].clone();
+            json!({ "success": true })
+        }
+        "/weight_info" => json!({ "weight_version": *label.lock().unwrap() }),
+        _ => return None,
+    };
+    Some(Reply::json(page))
 }
 
 /// The model that all scripts serve: the next token follows from those before it, and 1 ends an answer.

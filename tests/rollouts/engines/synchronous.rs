@@ -10,7 +10,6 @@ use std::sync::{Arc, Mutex};
 
 use rollflow::algo::filters::Verdict;
 use rollflow::engine::FinishReason;
-use rollflow::engine::remote::sync::{SyncConfig, Update, WeightSyncManager};
 use rollflow::engine::remote::{Attempt, Ending, Fault, InferenceEngine, PauseMode, RemoteError, WeightControl, async_trait};
 use rollflow::flow::WeightsTx;
 use rollflow::prelude::*;
@@ -172,11 +171,7 @@ impl WeightControl for Unsteady {
 
 /// Gives the engines of `handle` versions, of which they know nothing but the number.
 pub fn sync(handle: &FleetHandle, to: WeightsTx<()>) -> RemoteSync<u64> {
-    let export = |version, _: &Arc<u64>| {
-        Ok::<_, std::io::Error>(Update { changed: true, ..Update::unprobed(version, Path::new("/nowhere")) })
-    };
-    let config = SyncConfig { checksums: false, retries: 5, ..SyncConfig::default() };
-    RemoteSync::new(WeightSyncManager::new(handle.clone(), config), export, to)
+    RemoteSync::new(manager(handle), |version, _: &Arc<u64>| Ok::<_, std::io::Error>(unprobed(version)), to)
 }
 
 const GROUPS: usize = 3;

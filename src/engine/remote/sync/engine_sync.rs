@@ -24,69 +24,13 @@ use crate::net::{RetryPolicy, deadline};
 /// Longest time to pause an engine that failed.
 const LAST_WORDS: Duration = Duration::from_secs(5);
 
-/// Pauses between attempts. [`after`] limits their number.
+/// Pauses between attempts. [`SyncConfig::retries`] limits their number.
 const TRIES: RetryPolicy = RetryPolicy {
     retries: u32::MAX,
     pause: Duration::from_millis(100),
     max_pause: Duration::from_secs(10),
     busy_timeout: Duration::from_secs(3600),
 };
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Phase {
-    Pause,
-    Load,
-    Label,
-    /// Reads label and checksums back.
-    Check,
-    /// Clears the cache of finished work.
-    Flush,
-    Resume,
-    /// Compares log-probabilities with the trainer's.
-    Probe,
-}
-
-impl Phase {
-    pub(super) fn word(self) -> &'static str {
-        match self {
-            Phase::Pause => "pause",
-            Phase::Load => "load",
-            Phase::Label => "label",
-            Phase::Check => "check",
-            Phase::Flush => "flush",
-            Phase::Resume => "resume",
-            Phase::Probe => "probe",
-        }
-    }
-}
-
-/// All phases of a sync, in order.
-fn phases(adapter: bool, cache: CachePolicy) -> &'static [Phase] {
-    use Phase::{Check, Flush, Label, Load, Pause, Probe, Resume};
-    match (adapter, cache) {
-        (true, _) => &[Load, Check, Probe],
-        (false, CachePolicy::Flush) => &[Pause, Load, Label, Check, Flush, Resume, Probe],
-        (false, _) => &[Pause, Load, Label, Check, Resume, Probe],
-    }
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Failure {
-    /// Retried in the same phase.
-    Passing,
-    /// Other weights than the given ones: loaded again.
-    WrongWeights,
-    /// Not retried.
-    Lasting,
-}
-
-/// Place of the next phase after the one at `place`; `None` isolates the engine. `retries` counts
-/// over all phases.
-fn after(place: usize, failed: Option<Failure>, retries: &mut u32) -> Option<usize> {
-    let Some(how) = failed else { return Some(place + 1) };
-    *retries = retries.checked_sub(1).filter(|_| how != Failure::Lasting)?;
-    Some(if how == Failure::WrongWeights { 0 } else { place })
-}
 
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 pub(super) enum StepError {
@@ -125,131 +69,178 @@ pub(super) enum StepError {
 }
 
 impl StepError {
-    fn failure(&self) -> Failure {
+    /// Returns true if the same step may succeed later.
+    fn passes(&self) -> bool {
         match self {
-            StepError::Engine(error) if error.fault.passes() => Failure::Passing,
-            StepError::Late { .. } | StepError::Broke(_) => Failure::Passing,
-            // The server repeats the error of the old head.
-            StepError::Engine(_) | StepError::Fixed | StepError::OldHead { .. } => Failure::Lasting,
-            _ => Failure::WrongWeights,
+            StepError::Engine(error) => error.fault.passes(),
+            StepError::Late { .. } | StepError::Broke(_) => true,
+            _ => false,
         }
+    }
+
+    /// Returns true if the weights are to be loaded again. A server repeats the error of the old
+    /// head.
+    fn wrong_weights(&self) -> bool {
+        !self.passes() && !matches!(self, StepError::Engine(_) | StepError::Fixed | StepError::OldHead { .. })
     }
 }
 
 /// Engine that does not hold the given weights. It is paused if it is reachable.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
-#[error("{engine} failed to {}: {error}", phase.word())]
+#[error("{engine} failed to {phase}: {error}")]
 pub struct IsolatedEngine {
     /// Name of the engine.
     pub engine: String,
-    pub(super) phase: Phase,
+    pub(super) phase: &'static str,
     pub(super) error: StepError,
 }
 
 impl IsolatedEngine {
     /// Returns true if the engine may only be unreachable or slow.
     pub fn is_away(&self) -> bool {
-        self.error.failure() == Failure::Passing
+        self.error.passes()
     }
 }
 
-/// Engine that holds the given weights.
-#[derive(Clone, Debug, Default)]
-pub(super) struct SyncedEngine {
-    /// Duration of each phase, including failed attempts.
-    pub(super) times: Vec<(&'static str, Duration)>,
-    pub(super) sums: Option<Checksums>,
-}
+/// Durations of the phases of a sync, including failed attempts, and the checksums of the weights.
+pub(super) type Synced = (Vec<(&'static str, Duration)>, Option<Checksums>);
 
-/// Brings the engine at `place` to the weights of `update`, or isolates it.
+/// Brings the engine at `place` to the weights of `update`, or isolates it. `before` are its last
+/// checksums.
 pub(super) async fn sync_engine(
     fleet: &FleetHandle,
     place: usize,
     update: &Update,
     config: &SyncConfig,
     before: Option<&Checksums>,
-) -> Result<SyncedEngine, IsolatedEngine> {
+) -> Result<Synced, IsolatedEngine> {
     let engine = fleet.engines()[place].as_ref();
-    let isolated = |phase, error| IsolatedEngine { engine: engine.name(), phase, error };
-    let Some(control) = engine.weights() else { return Err(isolated(Phase::Load, StepError::Fixed)) };
-    let (phases, mut at, mut retries, mut held) =
-        (phases(update.adapter, config.cache), 0, config.retries, SyncedEngine::default());
-    while let Some(&phase) = phases.get(at) {
-        if phase == Phase::Resume {
-            fleet.start_trial(place);
+    let Some(control) = engine.weights() else {
+        return Err(IsolatedEngine { engine: engine.name(), phase: "load", error: StepError::Fixed });
+    };
+    let mut sync = EngineSync { fleet, place, engine, control, update, config, retries: config.retries, times: Vec::new() };
+    loop {
+        let isolated = match sync.attempt(before).await {
+            Ok(sums) => return Ok((sync.times, sums)),
+            Err(isolated) => isolated,
+        };
+        // Before the engine ends its work, so that the reason is known then.
+        if fleet.on_trial(place) {
+            fleet.mark_doubtful(place);
         }
-        let (limit, started) = (config.timeout(phase), Instant::now());
-        let late = Err(StepError::Late { seconds: limit.as_secs_f64() });
-        let done = timeout(limit, step(engine, control, phase, update, config, before, &mut held.sums)).await.unwrap_or(late);
-        held.times.push((phase.word(), started.elapsed()));
-        let next = after(at, done.as_ref().err().map(StepError::failure), &mut retries);
-        if let Err(error) = done {
-            // Before the engine ends its work, so that the reason is known then.
-            let stays = next.is_some_and(|next| matches!(phases[next], Phase::Resume | Phase::Probe));
-            if !stays && fleet.on_trial(place) {
-                fleet.mark_doubtful(place);
+        if !(isolated.error.wrong_weights() && sync.retry().await) {
+            // Work in flight must not continue under unknown weights. An adapter that no request
+            // names changes nothing.
+            if !update.adapter {
+                timeout(LAST_WORDS, control.pause(PauseMode::Abort)).await.ok();
             }
-            if next.is_none() {
-                // Work in flight must not continue under unknown weights. An adapter that no
-                // request names changes nothing.
-                if !update.adapter {
-                    timeout(LAST_WORDS, control.pause(PauseMode::Abort)).await.ok();
-                }
-                return Err(isolated(phase, error));
-            }
-            tokio::time::sleep(TRIES.pause(place as u64, config.retries - retries)).await;
+            return Err(isolated);
         }
-        at = next.unwrap_or(at);
     }
-    Ok(held)
 }
 
-async fn step(
-    engine: &dyn InferenceEngine,
-    control: &dyn WeightControl,
-    phase: Phase,
-    update: &Update,
-    config: &SyncConfig,
-    before: Option<&Checksums>,
-    sums: &mut Option<Checksums>,
-) -> Result<(), StepError> {
-    let label = update.label();
-    match phase {
-        Phase::Pause => control.pause(config.pause).await?,
-        Phase::Load if update.adapter => control.load_adapter(&label, &update.folder).await?,
-        Phase::Load => control.load(&update.folder, &label).await?,
-        Phase::Label => control.label(&label).await?,
-        Phase::Check if update.adapter => {
-            let has = control.adapters().await?;
-            if !has.contains(&label) {
-                return Err(StepError::NoAdapter { given: label, has });
-            }
+struct EngineSync<'a> {
+    fleet: &'a FleetHandle,
+    place: usize,
+    engine: &'a dyn InferenceEngine,
+    control: &'a dyn WeightControl,
+    update: &'a Update,
+    config: &'a SyncConfig,
+    /// Retries that are left, of all phases.
+    retries: u32,
+    times: Vec<(&'static str, Duration)>,
+}
+
+impl EngineSync<'_> {
+    /// Goes through all phases once.
+    async fn attempt(&mut self, before: Option<&Checksums>) -> Result<Option<Checksums>, IsolatedEngine> {
+        let EngineSync { engine, control, update, config, .. } = *self;
+        let (label, limit) = (&update.label(), config.step_timeout);
+        if update.adapter {
+            self.phase("load", config.load_timeout, || control.load_adapter(label, &update.folder)).await?;
+            self.phase("check", limit, || check_adapter(control, label)).await?;
+            self.phase("probe", limit, || probe(engine, update)).await?;
+            return Ok(None);
         }
-        Phase::Check => {
-            let says = control.served().await?;
-            if says.as_deref() != Some(&label) {
-                return Err(StepError::Label { given: label, says });
-            }
-            if config.checksums {
-                *sums = control.checksums().await?;
-                check_changed(before, sums.as_ref(), update.changed)?;
-            }
+        self.phase("pause", config.pause_timeout, || control.pause(config.pause)).await?;
+        self.phase("load", config.load_timeout, || control.load(&update.folder, label)).await?;
+        self.phase("label", limit, || control.label(label)).await?;
+        let sums = self.phase("check", limit, || check(control, update, config.checksums, before)).await?;
+        if config.cache == CachePolicy::Flush {
+            self.phase("flush", limit, || control.flush_cache()).await?;
         }
-        Phase::Flush => control.flush_cache().await?,
-        Phase::Resume => control.resume().await?,
-        Phase::Probe => {
-            let adapter = update.adapter.then_some(label.as_str());
-            // In parallel, because samples of that time depend on the result. For an adapter one by
-            // one: several texts under one crash vLLM on CPUs.
-            let at_once = if update.adapter { 1 } else { update.texts.len().max(1) };
-            let mut found = Vec::with_capacity(update.texts.len());
-            for texts in update.texts.chunks(at_once) {
-                found.extend(try_join_all(texts.iter().map(|text| score(engine, text, adapter))).await?);
+        self.fleet.start_trial(self.place);
+        self.phase("resume", limit, || control.resume()).await?;
+        self.phase("probe", limit, || probe(engine, update)).await?;
+        Ok(sums)
+    }
+
+    /// Runs a phase, and retries it after failures that may pass. `seconds` limits each try.
+    async fn phase<T, E: Into<StepError>, F: Future<Output = Result<T, E>>>(
+        &mut self,
+        phase: &'static str,
+        seconds: f64,
+        work: impl Fn() -> F,
+    ) -> Result<T, IsolatedEngine> {
+        // A number that no duration holds is no limit.
+        let limit = Duration::try_from_secs_f64(seconds).unwrap_or(Duration::MAX);
+        loop {
+            let started = Instant::now();
+            let done = timeout(limit, work()).await;
+            self.times.push((phase, started.elapsed()));
+            let error = match done {
+                Ok(Ok(done)) => return Ok(done),
+                Ok(Err(error)) => error.into(),
+                Err(_) => StepError::Late { seconds },
+            };
+            if !(error.passes() && self.retry().await) {
+                return Err(IsolatedEngine { engine: self.engine.name(), phase, error });
             }
-            update.judge(&found)?;
         }
     }
-    Ok(())
+
+    /// Pauses before a retry; false if none is left.
+    async fn retry(&mut self) -> bool {
+        let Some(left) = self.retries.checked_sub(1) else { return false };
+        self.retries = left;
+        tokio::time::sleep(TRIES.pause(self.place as u64, self.config.retries - left)).await;
+        true
+    }
+}
+
+async fn check_adapter(control: &dyn WeightControl, label: &String) -> Result<(), StepError> {
+    let has = control.adapters().await?;
+    if has.contains(label) { Ok(()) } else { Err(StepError::NoAdapter { given: label.clone(), has }) }
+}
+
+/// Reads label and checksums back.
+async fn check(
+    control: &dyn WeightControl,
+    update: &Update,
+    checksums: bool,
+    before: Option<&Checksums>,
+) -> Result<Option<Checksums>, StepError> {
+    let (given, says) = (update.label(), control.served().await?);
+    if says.as_ref() != Some(&given) {
+        return Err(StepError::Label { given, says });
+    }
+    let sums = if checksums { control.checksums().await? } else { None };
+    check_changed(before, sums.as_ref(), update.changed)?;
+    Ok(sums)
+}
+
+/// Compares log-probabilities with the trainer's.
+async fn probe(engine: &dyn InferenceEngine, update: &Update) -> Result<(), StepError> {
+    let label = update.label();
+    let adapter = update.adapter.then_some(label.as_str());
+    // In parallel, because samples of that time depend on the result. For an adapter one by one:
+    // several texts under one crash vLLM on CPUs.
+    let at_once = if update.adapter { 1 } else { update.texts.len().max(1) };
+    let mut found = Vec::with_capacity(update.texts.len());
+    for texts in update.texts.chunks(at_once) {
+        found.extend(try_join_all(texts.iter().map(|text| score(engine, text, adapter))).await?);
+    }
+    update.judge(&found)
 }
 
 /// Returns log-probabilities of a text. A server that has just resumed may reject requests for a
@@ -258,65 +249,4 @@ async fn score(engine: &dyn InferenceEngine, text: &[u32], adapter: Option<&str>
     // The timeout of the phase ends it before.
     let policy = RetryPolicy { retries: 0, pause: Duration::from_millis(50), max_pause: Duration::from_millis(500), ..TRIES };
     policy.run(text.len() as u64, deadline(policy.busy_timeout), || engine.score(text, adapter)).await
-}
-
-#[cfg(test)]
-mod tests {
-    use proptest::prelude::*;
-
-    use super::Phase::*;
-    use super::*;
-
-    /// Phases of a sync whose phases fail so, and the one that isolated the engine.
-    fn walk(phases: &[Phase], mut retries: u32, mut fails: impl FnMut(Phase) -> Option<Failure>) -> (Vec<Phase>, Option<Phase>) {
-        let (mut done, mut at) = (Vec::new(), 0);
-        while let Some(&phase) = phases.get(at) {
-            done.push(phase);
-            match after(at, fails(phase), &mut retries) {
-                Some(next) => at = next,
-                None => return (done, Some(phase)),
-            }
-        }
-        (done, None)
-    }
-
-    #[test]
-    fn nothing_resumes_before_its_weights_are_loaded_and_named_and_nothing_is_held_before_a_probe() {
-        let flushed = phases(false, CachePolicy::Flush);
-        assert_eq!(phases(false, CachePolicy::Keep), [Pause, Load, Label, Check, Resume, Probe]);
-        assert_eq!(flushed, [Pause, Load, Label, Check, Flush, Resume, Probe]);
-        assert_eq!(phases(true, CachePolicy::Flush), [Load, Check, Probe]);
-        assert_eq!(walk(flushed, 0, |_| None), (flushed.to_vec(), None));
-    }
-
-    #[test]
-    fn wrong_weights_are_loaded_again_and_other_failures_tried_again_where_they_were() {
-        let phases = phases(false, CachePolicy::Keep);
-        for (retries, at, how, expected, isolated) in [
-            (1, Probe, Failure::WrongWeights, &[Pause, Load, Label, Check, Resume, Probe, Pause, Load][..], None),
-            (1, Load, Failure::Passing, &[Pause, Load, Load, Label], None),
-            (9, Load, Failure::Lasting, &[Pause, Load], Some(Load)),
-            (0, Load, Failure::Passing, &[Pause, Load], Some(Load)),
-        ] {
-            let mut left = 1;
-            let (done, end) = walk(phases, retries, |phase| (phase == at && std::mem::take(&mut left) > 0).then_some(how));
-            assert_eq!((&done[..expected.len()], end), (expected, isolated));
-        }
-    }
-
-    proptest! {
-        #[test]
-        fn every_sync_ends(draws in proptest::collection::vec(0u8..5, 200), retries in 0u32..6, flushes: bool) {
-            let mut draws = draws.into_iter();
-            let phases = phases(false, if flushes { CachePolicy::Flush } else { CachePolicy::Keep });
-            let (done, isolated) = walk(phases, retries, |_| match draws.next() {
-                Some(0) => Some(Failure::Passing),
-                Some(1) => Some(Failure::WrongWeights),
-                Some(2) => Some(Failure::Lasting),
-                _ => None,
-            });
-            prop_assert!(done.len() <= 7 * (retries as usize + 1));
-            prop_assert!(isolated.is_some() || done.last() == Some(&Probe));
-        }
-    }
 }

@@ -3,15 +3,16 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use parking_lot::{Mutex, MutexGuard};
+use futures_util::future::select_all;
+use tokio::sync::OwnedMutexGuard;
 use tokio::sync::mpsc::{self, UnboundedSender};
-use tokio::task::JoinError;
 use tokio::time::{Instant, timeout, timeout_at};
 
-use super::engine_sync::{Phase, StepError, SyncedEngine, sync_engine};
+use super::engine_sync::{StepError, Synced, sync_engine};
 use super::verify::{Checksums, outliers};
-use super::{IsolatedEngine, SyncConfig, SyncError, Update};
+use super::{IsolatedEngine, SyncConfig, Update};
 use crate::data::Version;
+use crate::engine::EngineError;
 use crate::engine::remote::{FleetHandle, LoadedAdapter};
 
 /// Longest time for an engine to report what it serves.
@@ -45,91 +46,82 @@ impl SyncReport {
 }
 
 /// Brings versions to the engines of a fleet, and records in the fleet which engine serves which.
+#[derive(Clone)]
 pub struct WeightSyncManager {
-    shared: Arc<Shared>,
+    /// Engines and their states.
+    pub fleet: FleetHandle,
+    /// Policies, timeouts and retries.
+    pub config: SyncConfig,
 }
 
-struct Shared {
-    fleet: FleetHandle,
-    config: SyncConfig,
-    state: Mutex<State>,
-}
-
-struct State {
-    update: Option<Arc<Update>>,
-    engines: Vec<EngineSync>,
-}
-
-#[derive(Clone, Default)]
-struct EngineSync {
+/// Traces of an engine's syncs.
+#[derive(Default)]
+pub(in crate::engine::remote) struct LastSync {
     sums: Option<Checksums>,
-    busy: bool,
     /// Last logged failure; the same failure is logged once.
     logged: Option<String>,
     /// Loaded adapters, oldest first.
     adapters: Vec<Arc<LoadedAdapter>>,
 }
 
-type EngineResult = (usize, Result<SyncedEngine, IsolatedEngine>);
+/// Place of an engine, and the right to sync it.
+type Free = (usize, OwnedMutexGuard<LastSync>);
+
+type EngineResult = Result<Synced, IsolatedEngine>;
 
 impl WeightSyncManager {
-    /// Creates a manager of these engines.
-    pub fn new(fleet: FleetHandle, config: SyncConfig) -> Self {
-        let state = State { update: None, engines: vec![EngineSync::default(); fleet.engines().len()] };
-        WeightSyncManager { shared: Arc::new(Shared { fleet, config, state: Mutex::new(state) }) }
-    }
-
-    /// Engines and their states.
-    pub fn fleet(&self) -> &FleetHandle {
-        &self.shared.fleet
-    }
-
     /// Brings a version to all engines. At least one must hold it; the others get no work until
     /// they do. A sync that takes much longer than the first continues in the background.
-    pub async fn sync(&self, update: Update) -> Result<SyncReport, SyncError> {
+    ///
+    /// # Errors
+    ///
+    /// [`EngineError::NoEngines`] and [`EngineError::NoneHolds`].
+    pub async fn sync(&self, update: Update) -> Result<SyncReport, EngineError> {
         let (version, update) = (update.version, Arc::new(update));
-        self.shared.state().update = Some(update.clone());
-        self.shared.fleet.offer(version);
-        let report = self.bring(self.free().await, update).await;
-        if report.engines.is_empty() {
-            return Err(SyncError::NoEngines);
-        }
+        self.fleet.offer(&update);
+        let report = self.bring(self.free().await?, update).await;
         if report.held() == 0 {
-            return Err(SyncError::NoneHolds { version, failures: report.isolated().cloned().collect() });
+            return Err(EngineError::NoneHolds { version, failures: report.isolated().cloned().collect() });
         }
         // Until an engine holds it, the version before is the best one.
-        self.shared.fleet.require(version);
-        self.shared.clone().retire();
+        self.fleet.require(version);
+        self.retire();
         Ok(report)
     }
 
     /// Brings engines that are behind to the newest version. Returns `None` if there are none.
     pub async fn catch_up(&self) -> Option<SyncReport> {
-        let update = self.shared.state().update.clone()?;
-        self.shared.clone().retire();
+        let update = self.fleet.offered()?;
+        self.retire();
         self.look(&update).await;
-        let mut behind = self.shared.fleet.behind();
-        behind.retain(|place| !self.shared.state().engines[*place].busy);
+        let behind: Vec<Free> = self.fleet.behind().into_iter().filter_map(|place| self.try_free(place)).collect();
         if behind.is_empty() { None } else { Some(self.bring(behind, update).await) }
     }
 
-    /// Waits for engines without a sync in progress, and returns their places.
-    async fn free(&self) -> Vec<usize> {
-        loop {
-            let engines = 0..self.shared.fleet.engines().len();
-            let free: Vec<usize> = engines.clone().filter(|place| !self.shared.state().engines[*place].busy).collect();
-            if engines.is_empty() || !free.is_empty() {
-                return free;
-            }
-            tokio::time::sleep(Duration::from_millis(20)).await;
+    /// The engine at `place`, unless a sync of it is in progress.
+    fn try_free(&self, place: usize) -> Option<Free> {
+        Some((place, self.fleet.last_syncs()[place].clone().try_lock_owned().ok()?))
+    }
+
+    /// Waits for engines without a sync in progress.
+    async fn free(&self) -> Result<Vec<Free>, EngineError> {
+        let engines = self.fleet.last_syncs();
+        if engines.is_empty() {
+            return Err(EngineError::NoEngines);
         }
+        let (first, place, waits) = select_all(engines.iter().map(|last| Box::pin(last.clone().lock_owned()))).await;
+        drop(waits);
+        let mut free: Vec<Free> = (0..engines.len()).filter_map(|place| self.try_free(place)).collect();
+        free.push((place, first));
+        free.sort_by_key(|(place, _)| *place);
+        Ok(free)
     }
 
     /// Asks engines whether they still serve `update`: an engine may have restarted unnoticed.
     async fn look(&self, update: &Update) {
-        let asked = self.shared.fleet.engines().iter().enumerate().map(|(place, engine)| {
+        let asked = self.fleet.engines().iter().map(|engine| {
             let (engine, label, adapter) = (engine.clone(), update.label(), update.adapter);
-            let serves = tokio::spawn(async move {
+            tokio::spawn(async move {
                 let control = engine.weights()?;
                 let serves = async {
                     match adapter {
@@ -138,127 +130,123 @@ impl WeightSyncManager {
                     }
                 };
                 timeout(LOOK, serves).await.ok()?.ok()
-            });
-            (place, serves)
+            })
         });
-        for (place, serves) in asked.collect::<Vec<_>>() {
-            let busy = self.shared.state().engines[place].busy;
-            if let Ok(Some(false)) = serves.await
-                && !busy
-            {
-                self.shared.fleet.mark_doubtful(place);
+        for (place, serves) in asked.collect::<Vec<_>>().into_iter().enumerate() {
+            let free = self.try_free(place).is_some();
+            if let (Ok(Some(false)), true) = (serves.await, free) {
+                self.fleet.mark_doubtful(place);
             }
         }
     }
 
-    async fn bring(&self, places: Vec<usize>, update: Arc<Update>) -> SyncReport {
+    async fn bring(&self, engines: Vec<Free>, update: Arc<Update>) -> SyncReport {
         let (version, started) = (update.version, Instant::now());
         let (results, mut received) = mpsc::unbounded_channel();
-        for (at, place) in places.iter().enumerate() {
-            self.shared.clone().start(*place, update.clone(), at, results.clone());
+        let places: Vec<usize> = engines.iter().map(|(place, _)| *place).collect();
+        let mut came: Vec<Option<(Free, EngineResult)>> = engines.iter().map(|_| None).collect();
+        for (at, free) in engines.into_iter().enumerate() {
+            self.clone().start(free, update.clone(), at, results.clone());
         }
         drop(results);
-        let mut came: Vec<Option<Result<SyncedEngine, IsolatedEngine>>> = places.iter().map(|_| None).collect();
         let mut until = None;
         loop {
             let next = match until {
                 None => received.recv().await,
                 Some(until) => timeout_at(until, received.recv()).await.ok().flatten(),
             };
-            let Some((at, result)) = next else { break };
+            let Some((at, free, result)) = next else { break };
             if result.is_ok() && until.is_none() {
                 until = Some(Instant::now() + started.elapsed() + GRACE);
             }
-            came[at] = Some(result);
+            came[at] = Some((free, result));
         }
-        let sums: Vec<_> = came.iter().map(|came| came.as_ref()?.as_ref().ok()?.sums.clone()).collect();
+        let sums: Vec<_> = came.iter().map(|came| came.as_ref()?.1.as_ref().ok()?.1.clone()).collect();
         for (at, tensor) in outliers(&sums) {
-            came[at] = Some(Err(self.shared.isolated(places[at], Phase::Check, StepError::Unlike { tensor })));
+            if let Some((_, result)) = &mut came[at] {
+                *result = Err(self.isolated(places[at], "check", StepError::Unlike { tensor }));
+            }
         }
         let time = started.elapsed();
-        let recorded = |(place, came): (usize, Option<Result<SyncedEngine, _>>)| {
-            let late = StepError::Late { seconds: time.as_secs_f64() };
-            let Some(result) = came else { return Err(self.shared.isolated(place, Phase::Load, late)) };
-            self.shared.record(place, &update, &result);
-            result.map(|held| held.times)
+        let recorded = |(place, came)| match came {
+            Some((free, result)) => self.record(free, &update, result),
+            None => {
+                let late = self.isolated(place, "load", StepError::Late { seconds: time.as_secs_f64() });
+                self.fleet.mark_doubtful(place);
+                tracing::warn!("{late}");
+                Err(late)
+            }
         };
         SyncReport { version, time, engines: places.into_iter().zip(came).map(recorded).collect() }
     }
-}
 
-impl Shared {
     /// Syncs one engine in a separate task, which contains panics of its client. The result is
     /// recorded even if it comes too late for the report.
-    fn start(self: Arc<Self>, place: usize, update: Arc<Update>, at: usize, results: UnboundedSender<EngineResult>) {
-        self.state().engines[place].busy = true;
-        let before = self.state().engines[place].sums.clone();
+    fn start(self, free: Free, update: Arc<Update>, at: usize, results: UnboundedSender<(usize, Free, EngineResult)>) {
         tokio::spawn(async move {
-            let (fleet, given, config) = (self.fleet.clone(), update.clone(), self.config.clone());
-            let driven = tokio::spawn(async move { sync_engine(&fleet, place, &given, &config, before.as_ref()).await }).await;
-            let broke = |error: JoinError| Err(self.isolated(place, Phase::Load, StepError::Broke(error.to_string())));
-            let result = driven.unwrap_or_else(broke);
-            self.state().engines[place].busy = false;
-            if let Err(late) = results.send((at, result)) {
-                self.record(place, &update, &late.0.1);
+            let (place, before, given, manager) = (free.0, free.1.sums.clone(), update.clone(), self.clone());
+            let task = async move { sync_engine(&manager.fleet, place, &given, &manager.config, before.as_ref()).await };
+            let result = tokio::spawn(task).await;
+            let result = result.unwrap_or_else(|error| Err(self.isolated(place, "load", StepError::Broke(error.to_string()))));
+            if let Err(mpsc::error::SendError((_, free, result))) = results.send((at, free, result)) {
+                self.record(free, &update, result).ok();
             }
         });
     }
 
-    fn record(&self, place: usize, update: &Update, result: &Result<SyncedEngine, IsolatedEngine>) {
-        let mut state = self.state();
-        let engine = &mut state.engines[place];
-        engine.sums = result.as_ref().ok().and_then(|held| held.sums.clone());
+    /// Records the result of a sync, and returns the durations of its phases.
+    fn record(
+        &self,
+        (place, mut last): Free,
+        update: &Update,
+        result: EngineResult,
+    ) -> Result<Vec<(&'static str, Duration)>, IsolatedEngine> {
         match result {
-            Ok(_) => {
-                engine.logged = None;
+            Ok((times, sums)) => {
+                (last.sums, last.logged) = (sums, None);
                 self.fleet.mark_found(place);
                 let (name, version, folder) = (update.label(), update.version, update.folder.clone());
                 let adapter = update.adapter.then(|| Arc::new(LoadedAdapter { name, version, folder }));
                 if let Some(adapter) = &adapter {
                     // The engine may have lost it and loaded it again.
-                    engine.adapters.retain(|other| other.name != adapter.name);
-                    engine.adapters.push(adapter.clone());
+                    last.adapters.retain(|other| other.name != adapter.name);
+                    last.adapters.push(adapter.clone());
                 }
                 self.fleet.mark_verified(place, version, adapter);
+                Ok(times)
             }
             Err(isolated) => {
                 self.fleet.mark_doubtful(place);
                 let why = isolated.to_string();
-                if engine.logged.as_ref() != Some(&why) {
+                if last.logged.as_ref() != Some(&why) {
                     tracing::warn!("{why}");
                 }
-                engine.logged = Some(why);
+                (last.sums, last.logged) = (None, Some(why));
+                Err(isolated)
             }
         }
     }
 
-    /// Unloads adapters that no request names.
-    fn retire(self: Arc<Self>) {
-        for place in 0..self.fleet.engines().len() {
+    /// Unloads adapters that no request names, from engines without a sync in progress.
+    fn retire(&self) {
+        for (place, mut last) in (0..self.fleet.engines().len()).filter_map(|place| self.try_free(place)) {
             // Requests hold the adapter that they name.
-            let unused: Vec<_> =
-                self.state().engines[place].adapters.extract_if(.., |adapter| Arc::strong_count(adapter) == 1).collect();
-            for adapter in unused {
-                let shared = self.clone();
+            for adapter in last.adapters.extract_if(.., |adapter| Arc::strong_count(adapter) == 1) {
+                let fleet = self.fleet.clone();
                 tokio::spawn(async move {
-                    let engine = shared.fleet.engines()[place].clone();
-                    let Some(control) = engine.weights() else { return };
+                    let Some(control) = fleet.engines()[place].weights() else { return };
                     match timeout(LOOK, control.unload_adapter(&adapter.name)).await {
                         // A restarted engine does not know the adapter.
                         Ok(Err(error)) if !error.fault.passes() => tracing::debug!("{error}"),
                         Ok(Ok(())) => {}
-                        Ok(Err(_)) | Err(_) => shared.state().engines[place].adapters.push(adapter),
+                        Ok(Err(_)) | Err(_) => fleet.last_syncs()[place].lock().await.adapters.push(adapter),
                     }
                 });
             }
         }
     }
 
-    fn isolated(&self, place: usize, phase: Phase, error: StepError) -> IsolatedEngine {
+    fn isolated(&self, place: usize, phase: &'static str, error: StepError) -> IsolatedEngine {
         IsolatedEngine { engine: self.fleet.engines()[place].name(), phase, error }
-    }
-
-    fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock()
     }
 }

@@ -15,15 +15,15 @@ mod verify;
 
 use std::path::Path;
 use std::sync::Arc;
-use std::time::Duration;
 
 use super::{FleetHandle, InferenceEngine, PauseMode};
 use crate::data::Version;
+use crate::engine::EngineError;
 use crate::settings::declare::{choices, section};
 use crate::settings::setting::POSITIVE;
 
 pub use engine_sync::IsolatedEngine;
-use engine_sync::Phase;
+pub(super) use manager::LastSync;
 pub use manager::{SyncReport, WeightSyncManager};
 #[cfg(feature = "torch")]
 pub(crate) use releases::Releases;
@@ -57,18 +57,6 @@ section! {
         load_timeout: f64 = 600.0, POSITIVE;
         /// Timeout of any other step of a sync, in seconds.
         step_timeout: f64 = 60.0, POSITIVE;
-    }
-}
-
-impl SyncConfig {
-    /// Timeout of one phase. A number that no duration holds is none.
-    fn timeout(&self, phase: Phase) -> Duration {
-        let seconds = match phase {
-            Phase::Pause => self.pause_timeout,
-            Phase::Load => self.load_timeout,
-            _ => self.step_timeout,
-        };
-        Duration::try_from_secs_f64(seconds).unwrap_or(Duration::MAX)
     }
 }
 
@@ -108,38 +96,28 @@ impl Update {
     }
 }
 
-/// Error of a sync.
-#[derive(Debug, thiserror::Error)]
-pub enum SyncError {
-    /// Fleet without engines.
-    #[error("there is no engine to give weights to; name one in engine.urls, or let engine.launch start one")]
-    NoEngines,
-    /// Failure of all engines.
-    #[error("no engine holds version {version} of the weights:{}", failures.iter().map(|failure| format!("\n  {failure}")).collect::<String>())]
-    NoneHolds {
-        /// Version of the weights.
-        version: Version,
-        /// Failures, in the order of the engines.
-        failures: Vec<IsolatedEngine>,
-    },
+impl From<&Path> for Update {
+    /// Weights of a model folder, or a PEFT adapter, without a probe. The version is that of the
+    /// folder's name, such as `v0000000042`, or else 0.
+    fn from(folder: &Path) -> Self {
+        let folder = std::path::absolute(folder).unwrap_or_else(|_| folder.to_owned());
+        let name = folder.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
+        let version = name.strip_prefix('v').and_then(|digits| digits.parse().ok()).unwrap_or(0);
+        let adapter = folder.join("adapter_config.json").is_file() && !folder.join("config.json").exists();
+        Update { adapter, ..Update::unprobed(version, folder) }
+    }
 }
 
-/// Loads the weights of a model folder, or a PEFT adapter, into engines in parallel, without a
-/// probe. Returns the result of each engine, in their order. The label is the folder's version, or
-/// 0.
+/// Loads weights, such as those of a folder, into engines in parallel. Returns the result of each
+/// engine, in their order.
 ///
 /// # Errors
 ///
 /// If no engine holds the weights.
 pub async fn sync_weights_to_engines(
-    engines: &[Arc<dyn InferenceEngine>],
-    folder: &Path,
+    engines: Vec<Arc<dyn InferenceEngine>>,
+    weights: impl Into<Update>,
     config: &SyncConfig,
-) -> Result<SyncReport, SyncError> {
-    let folder = std::path::absolute(folder).unwrap_or_else(|_| folder.to_owned());
-    let name = folder.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
-    let version = name.strip_prefix('v').and_then(|digits| digits.parse().ok()).unwrap_or(0);
-    let adapter = folder.join("adapter_config.json").is_file() && !folder.join("config.json").exists();
-    let update = Update { adapter, ..Update::unprobed(version, folder) };
-    WeightSyncManager::new(FleetHandle::new(engines.to_vec()), config.clone()).sync(update).await
+) -> Result<SyncReport, EngineError> {
+    WeightSyncManager { fleet: FleetHandle::new(engines), config: config.clone() }.sync(weights.into()).await
 }
