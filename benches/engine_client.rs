@@ -86,7 +86,8 @@ fn prompt(ordinal: u64) -> Vec<u32> {
 fn fleet(url: &str) -> Result<Fleet> {
     let tokenizer = Arc::new(Tokenizer::characters("0123456789+-=", 64)?);
     let config = FleetConfig { per_engine: MOST, vocabulary: 64, ..FleetConfig::default() };
-    let mut fleet = Fleet::new(&FleetHandle::new(vec![remote::connect(EngineKind::Vllm, url)?]), config, &tokenizer, MOST, 7);
+    let mut fleet =
+        Fleet::new(&FleetHandle::new(vec![remote::connect(EngineKind::Vllm, url, None)?]), config, &tokenizer, MOST, 7);
     fleet.set_weights(0, &());
     Ok(fleet)
 }

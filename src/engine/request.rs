@@ -180,23 +180,14 @@ pub struct Finished {
 }
 
 impl Finished {
-    /// Completion of prompt `ordinal` that has ended.
-    pub fn new(ordinal: u64, answer: Answer, finish: FinishReason) -> Self {
-        Finished::by(ordinal, answer, Ok(finish))
-    }
-
-    /// Completion of prompt `ordinal` that the engine refused to finish.
-    pub fn refused(ordinal: u64, answer: Answer, why: String) -> Self {
-        Finished::by(ordinal, answer, Err(why))
+    /// Completion of prompt `ordinal` that has ended, or that the engine refused to finish.
+    pub fn new(ordinal: u64, answer: Answer, finish: Result<FinishReason, String>) -> Self {
+        let Answer { index, tokens, log_probs, versions, .. } = answer;
+        Finished { ordinal, index, tokens, log_probs, versions, finish }
     }
 
     /// Status of the completion.
     pub fn status(&self) -> Status {
         self.finish.as_ref().map_or(Status::Aborted, |finish| (*finish).into())
-    }
-
-    fn by(ordinal: u64, answer: Answer, finish: Result<FinishReason, String>) -> Self {
-        let Answer { index, tokens, log_probs, versions, .. } = answer;
-        Finished { ordinal, index, tokens, log_probs, versions, finish }
     }
 }

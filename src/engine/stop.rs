@@ -13,7 +13,8 @@ pub struct StopWatch {
     context: usize,
     /// Number of tokens decoded into `text`.
     read: usize,
-    fed: usize,
+    /// Number of tokens seen.
+    seen: usize,
 }
 
 impl StopWatch {
@@ -28,42 +29,29 @@ impl StopWatch {
         let turn = &answer.tokens[answer.tokens.len() - answer.turn()..];
         let Some(last) = turn.last() else { return Ok(None) };
         let ends = (!params.ignore_eos && tokenizer.eos_token_ids().contains(last)) || params.stop_token_ids.contains(last);
-        if ends || (!params.stop.is_empty() && self.feed(tokenizer, turn, &params.stop)?.is_some()) {
+        if ends || (!params.stop.is_empty() && self.completes(tokenizer, turn, &params.stop)?) {
             return Ok(Some(FinishReason::Stop));
         }
         Ok((turn.len() >= params.max_new_tokens).then_some(FinishReason::Length))
     }
 
-    /// Reads the tokens so far, which only grow. Returns the position in the text of the earliest of
-    /// `stop` that the last token completes, if any.
-    fn feed(&mut self, tokenizer: &Tokenizer, tokens: &[u32], stop: &[String]) -> Result<Option<usize>, DataError> {
-        let mut found = None;
-        while self.fed < tokens.len() {
-            self.fed += 1;
-            found = self.feed_one(tokenizer, &tokens[..self.fed], stop)?;
+    /// Reads the tokens so far, which only grow. Returns true if the last one completes a stop string.
+    fn completes(&mut self, tokenizer: &Tokenizer, tokens: &[u32], stop: &[String]) -> Result<bool, DataError> {
+        let mut found = false;
+        for end in std::mem::replace(&mut self.seen, tokens.len()) + 1..=tokens.len() {
+            let before = tokenizer.decode(&tokens[self.context..self.read])?;
+            let after = tokenizer.decode(&tokens[self.context..end])?;
+            // A trailing replacement character is an incomplete character.
+            let new = after.get(before.len()..).filter(|new| !new.is_empty() && !new.ends_with(char::REPLACEMENT_CHARACTER));
+            found = new.is_some_and(|new| {
+                let known = self.text.len();
+                self.text += new;
+                (self.context, self.read) = (self.read, end);
+                let from = |stop: &String| self.text.floor_char_boundary(known.saturating_sub(stop.len()));
+                stop.iter().any(|stop| self.text[from(stop)..].contains(stop.as_str()))
+            });
         }
         Ok(found)
-    }
-
-    fn feed_one(&mut self, tokenizer: &Tokenizer, tokens: &[u32], stop: &[String]) -> Result<Option<usize>, DataError> {
-        let before = tokenizer.decode(&tokens[self.context..self.read])?;
-        let after = tokenizer.decode(&tokens[self.context..])?;
-        // A trailing replacement character is an incomplete character.
-        if after.len() <= before.len() || after.ends_with('\u{FFFD}') {
-            return Ok(None);
-        }
-        let Some(new) = after.get(before.len()..) else { return Ok(None) };
-        let known = self.text.len();
-        self.text += new;
-        (self.context, self.read) = (self.read, tokens.len());
-        let found = stop.iter().filter_map(|stop| {
-            let mut from = known.saturating_sub(stop.len());
-            while !self.text.is_char_boundary(from) {
-                from -= 1;
-            }
-            self.text[from..].find(stop.as_str()).map(|at| from + at)
-        });
-        Ok(found.min())
     }
 }
 
@@ -71,19 +59,15 @@ impl StopWatch {
 mod tests {
     use super::*;
 
-    fn first_stop(text: &str, stop: &[&str]) -> Option<(usize, usize)> {
-        let tokenizer = Tokenizer::characters("abcdeé \n", 16).unwrap();
-        let stop: Vec<String> = stop.iter().map(|stop| stop.to_string()).collect();
-        let tokens = tokenizer.encode(text).unwrap();
-        let mut watch = StopWatch::default();
-        (1..=tokens.len()).find_map(|len| watch.feed(&tokenizer, &tokens[..len], &stop).unwrap().map(|at| (len, at)))
-    }
-
     #[test]
     fn a_stop_string_is_seen_with_its_last_token_also_across_many() {
-        assert_eq!(first_stop("abc de", &["c d"]), Some((5, 2)));
-        assert_eq!(first_stop("abc de", &["de", "b"]), Some((2, 1)));
-        assert_eq!(first_stop("éé abé", &["bé"]), Some((6, 6)));
-        assert_eq!(first_stop("abcde", &["ed", "f"]), None);
+        let tokenizer = Tokenizer::characters("abcdeé \n", 16).unwrap();
+        let cases = [("abc de", vec!["c d"], Some(5)), ("abc de", vec!["de", "b"], Some(2)), ("éé abé", vec!["bé"], Some(6))];
+        for (text, stop, expected) in cases.into_iter().chain([("abcde", vec!["ed", "f"], None)]) {
+            let (tokens, mut watch) = (tokenizer.encode(text).unwrap(), StopWatch::default());
+            let stop: Vec<String> = stop.into_iter().map(str::to_owned).collect();
+            let found = (1..=tokens.len()).find(|end| watch.completes(&tokenizer, &tokens[..*end], &stop).unwrap());
+            assert_eq!(found, expected, "{stop:?} in {text:?}");
+        }
     }
 }

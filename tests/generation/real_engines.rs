@@ -27,8 +27,8 @@ fn var(name: &str) -> String {
 fn engine() -> Arc<dyn InferenceEngine> {
     let url = var("ROLLFLOW_ENGINE_URL");
     match var("ROLLFLOW_ENGINE").as_str() {
-        "vllm" => connect(EngineKind::Vllm, &url).unwrap(),
-        "sglang" => connect(EngineKind::Sglang, &url).unwrap(),
+        "vllm" => connect(EngineKind::Vllm, &url, None).unwrap(),
+        "sglang" => connect(EngineKind::Sglang, &url, None).unwrap(),
         other => panic!("ROLLFLOW_ENGINE is {other}; expected vllm or sglang"),
     }
 }

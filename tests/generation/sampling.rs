@@ -168,7 +168,7 @@ fn a_batch_of_prompts_gives_what_each_gives_alone_in_the_order_asked() {
     let prompts = ["1+2=", "a", "12*(3-4)=", "hello", "7+7="];
     for temperature in [0.0, 1.0] {
         let params = SamplingParams { temperature, ..params(16) };
-        let together = batch_generate(&mut engine(&config, 3), &prompts, &params).unwrap();
+        let together = batch_generate(&mut engine(&config, 3), &prompts, &params, 0).unwrap();
         assert_eq!(together.len(), prompts.len());
         for (ordinal, (prompt, together)) in prompts.into_iter().zip(&together).enumerate() {
             let alone = generate(&mut engine(&config, 1), prompt, &params, ordinal as u64).unwrap();

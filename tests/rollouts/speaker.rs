@@ -90,7 +90,7 @@ impl TokenEngine for Speaker {
             let status = end.map_or(Status::Pending, Status::from);
             self.sampled.push(SampledToken { ordinal, index, token, log_prob: -0.5, version, status });
             match end {
-                Some(end) => finished.push(Finished::new(ordinal, answer, end)),
+                Some(end) => finished.push(Finished::new(ordinal, answer, Ok(end))),
                 None => going.push((request, answer, left)),
             }
         }

@@ -7,7 +7,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail};
 use rollflow::data::Version;
 use rollflow::engine::remote::sync::{CachePolicy, WeightSyncManager};
-use rollflow::engine::remote::{Fleet, FleetConfig, FleetHandle, InferenceEngine, ServerConfig, connect};
+use rollflow::engine::remote::{Fleet, FleetConfig, FleetHandle, InferenceEngine, connect};
 use rollflow::engine::settings::{Engine, EngineKind, Launch};
 use rollflow::flow::{WeightsRx, WeightsTx};
 use rollflow::model::FrozenWeights;
@@ -141,7 +141,7 @@ pub fn launch(plan: &Plan, start: &Path, logs: &Path, startup: Startup<'_>) -> R
 /// Client of one server.
 pub fn engine(of: &Engine, net: &Net, url: &str) -> Result<Arc<dyn InferenceEngine>> {
     let endpoint = secrets::endpoint(url, of.token_env.as_ref(), net)?;
-    Ok(connect(of.kind(), ServerConfig { model: of.model.clone(), ..ServerConfig::new(endpoint) })?)
+    Ok(connect(of.kind(), endpoint, of.model.clone())?)
 }
 
 /// Rejects servers that cannot be trained with. Returns the shortest reported context, in tokens.

@@ -20,22 +20,13 @@ pub fn generate(
     params: &SamplingParams,
     ordinal: u64,
 ) -> Result<(String, Finished), EngineError> {
-    let mut answers = run(engine, &[prompt], params, ordinal)?;
-    answers.pop().ok_or(EngineError::NoWeights)
+    batch_generate(engine, &[prompt], params, ordinal)?.pop().ok_or(EngineError::NoWeights)
 }
 
 /// Continues every prompt once, in the order given, as many at a time as the engine has slots.
-/// Completion `i` has the tokens of [`generate`] with ordinal `i`; log-probabilities may differ in
-/// their last bits.
+/// Completion `i` has the tokens of [`generate`] with ordinal `first + i`; log-probabilities may
+/// differ in their last bits.
 pub fn batch_generate(
-    engine: &mut LocalEngine,
-    prompts: &[&str],
-    params: &SamplingParams,
-) -> Result<Vec<(String, Finished)>, EngineError> {
-    run(engine, prompts, params, 0)
-}
-
-fn run(
     engine: &mut LocalEngine,
     prompts: &[&str],
     params: &SamplingParams,

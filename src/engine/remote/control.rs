@@ -1,47 +1,36 @@
 //! Requests that give weights to inference servers: the parts that vLLM and SGLang share.
 
 use std::collections::BTreeMap;
-use std::time::Duration;
 
 use serde_json::Value;
 
+use super::server::{LIMIT, Server};
 use super::{Fault, RemoteError, WeightControl};
-use crate::net::Client;
-
-/// Longest time of one request. The timeouts of a sync are shorter.
-const LIMIT: Duration = Duration::from_secs(3600);
 
 /// SHA-256 of nothing: the checksum of a matrix that a server keeps elsewhere.
 const OF_NOTHING: &str = "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855";
 
-/// Client of a server's routes for weights.
-#[derive(Clone, Copy)]
-pub(super) struct Control<'a> {
-    pub(super) client: &'a Client,
-    /// Advice of errors about a missing route.
-    pub(super) advice: &'static str,
-}
-
-impl Control<'_> {
-    pub(super) async fn post(self, path: &str, body: &Value) -> Result<Value, RemoteError> {
-        self.client.post(path, body, LIMIT).await.map_err(|error| self.explain(error))
+impl Server {
+    /// Posts a request for weights.
+    pub(super) async fn control(&self, path: &str, body: &Value) -> Result<Value, RemoteError> {
+        self.client.post(path, body, LIMIT).await.map_err(|error| self.explain(path, error))
     }
 
     /// Posts a request whose reply reports success in `success`, in addition to the status.
-    pub(super) async fn post_success(self, path: &str, body: &Value) -> Result<(), RemoteError> {
-        let reply = self.post(path, body).await?;
+    pub(super) async fn post_success(&self, path: &str, body: &Value) -> Result<(), RemoteError> {
+        let reply = self.control(path, body).await?;
         self.succeeded(path, &reply)
     }
 
     /// Label of the served weights; `None` before the first label.
-    pub(super) async fn version(self, path: &str) -> Result<Option<String>, RemoteError> {
-        Ok(version(&self.client.get(path, LIMIT).await.map_err(|error| self.explain(error))?))
+    pub(super) async fn label(&self, path: &str) -> Result<Option<String>, RemoteError> {
+        Ok(version(&self.client.get(path, LIMIT).await.map_err(|error| self.explain(path, error))?))
     }
 
     /// Checksums below the first of `keys` that has any; `None` if the server has no such route. If
     /// `reports_success`, the reply must say that it succeeded.
     pub(super) async fn checksums(
-        self,
+        &self,
         path: &str,
         keys: &[&str],
         reports_success: bool,
@@ -59,25 +48,25 @@ impl Control<'_> {
     }
 
     /// Names of the adapters that the server lists in addition to its model.
-    pub(super) async fn adapters(self) -> Result<Vec<String>, RemoteError> {
+    pub(super) async fn adapters(&self) -> Result<Vec<String>, RemoteError> {
         let reply = self.client.get("/v1/models", LIMIT).await?;
         let listed = reply["data"].as_array().into_iter().flatten().filter(|model| model["parent"].is_string());
         Ok(listed.filter_map(|model| model["id"].as_str().map(str::to_owned)).collect())
     }
 
     /// Error about an unexpected reply to a request.
-    pub(super) fn nonsense(self, path: &str, why: &str, reply: &Value) -> RemoteError {
+    pub(super) fn nonsense(&self, path: &str, why: &str, reply: &Value) -> RemoteError {
         self.client.nonsense(&format!("POST {path}"), why.to_owned(), &reply.to_string())
     }
 
-    fn explain(self, mut error: RemoteError) -> RemoteError {
+    fn explain(&self, path: &str, mut error: RemoteError) -> RemoteError {
         if let Fault::Refused { status: 404 | 405, advice, .. } = &mut error.fault {
-            *advice = self.advice.to_owned();
+            *advice = (self.advice)(path).to_owned();
         }
         error
     }
 
-    fn succeeded(self, path: &str, reply: &Value) -> Result<(), RemoteError> {
+    fn succeeded(&self, path: &str, reply: &Value) -> Result<(), RemoteError> {
         match reply["success"].as_bool() {
             Some(true) => Ok(()),
             Some(false) => {
@@ -139,8 +128,7 @@ mod tests {
 
     #[test]
     fn r260_success_false_is_an_error_whatever_the_status_says() {
-        let client = Client::new("SGLang", "http://127.0.0.1:9").unwrap();
-        let control = Control { client: &client, advice: "" };
+        let control = Server::new("SGLang", "http://127.0.0.1:9".into(), None, |_| "").unwrap();
         assert!(control.succeeded("/x", &json!({"success": true})).is_ok());
         let told = control.succeeded("/x", &json!({"success": false, "message": "no such tensor"})).unwrap_err().to_string();
         assert!(told.contains("SGLang http://127.0.0.1:9") && told.contains("no such tensor"), "{told}");

@@ -24,7 +24,6 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use tokio::sync::watch;
-use tokio::task::AbortHandle;
 
 use super::attempt::{self, AttemptEvent, AttemptUpdate};
 use super::budget::{Budget, pause};
@@ -57,8 +56,6 @@ pub struct Fleet {
     limit: usize,
     version: Option<Version>,
     engine_slots: Vec<EngineSlot>,
-    /// Health checks of lost engines.
-    looks: Vec<Option<AbortHandle>>,
     samples: BTreeMap<SampleKey, InFlightSample>,
     budget: Budget,
     /// Time of the newest token, or of the last idle moment.
@@ -81,7 +78,6 @@ impl Fleet {
     pub fn new(handle: &FleetHandle, config: FleetConfig, tokenizer: &Arc<Tokenizer>, slots: usize, seed: u64) -> Self {
         let (to, from) = flume::bounded(1024);
         let now = Instant::now();
-        let engines = handle.engines().len();
         Fleet {
             handle: handle.clone(),
             changes: handle.changes(),
@@ -90,8 +86,7 @@ impl Fleet {
             slots: slots.max(1),
             limit: slots.max(1),
             version: None,
-            engine_slots: vec![EngineSlot::new(config.per_engine); engines],
-            looks: (0..engines).map(|_| None).collect(),
+            engine_slots: vec![EngineSlot::new(config.per_engine); handle.engines().len()],
             samples: BTreeMap::new(),
             budget: Budget::new(now, slots),
             progress: now,
@@ -129,6 +124,10 @@ impl Fleet {
     fn dispatch(&mut self, now: Instant) -> Result<(), EngineError> {
         let due = |sample: &InFlightSample| matches!(sample.stage, Stage::Waiting(at) if at <= now);
         let waiting: Vec<SampleKey> = self.samples.iter().filter(|(_, sample)| due(sample)).map(|(key, _)| *key).collect();
+        self.engine_slots.iter_mut().for_each(|slot| slot.in_flight = 0);
+        for running in self.samples.values().filter_map(InFlightSample::running) {
+            self.engine_slots[running.place].in_flight += 1;
+        }
         let mut room = self.limit.saturating_sub(self.active());
         let mut waiting = waiting.as_slice();
         while let Some((first, _)) = waiting.split_first() {
@@ -145,7 +144,7 @@ impl Fleet {
         }
         let next = if waiting.is_empty() { 0 } else { self.together(waiting) };
         for (place, slot) in self.engine_slots.iter_mut().enumerate() {
-            slot.look(next, now);
+            slot.measure(next, now);
             if let Some(meter) = self.handle.meter() {
                 meter.room(place, slot.in_flight, slot.limit());
             }
@@ -205,13 +204,8 @@ impl Fleet {
         let Some(place) = current.map(|running| running.place) else { return Ok(()) };
         match update {
             AttemptUpdate::Tokens(chunk) => self.take(key, place, chunk, now),
-            AttemptUpdate::Ended(ended) => {
-                self.engine_slots[place].release();
-                match ended {
-                    Ok(ending) => self.end(key, place, ending, now),
-                    Err(error) => self.fail(key, place, error, now),
-                }
-            }
+            AttemptUpdate::Ended(Ok(ending)) => self.end(key, place, ending, now),
+            AttemptUpdate::Ended(Err(error)) => self.fail(key, place, error, now),
         }
     }
 
@@ -237,7 +231,6 @@ impl Fleet {
             // A single attempt detects stop strings by itself.
             let continues = before > 0 && !sample.request.params.stop.is_empty();
             if continues && let Some(finish) = sample.ends(&self.tokenizer)? {
-                self.engine_slots[place].release();
                 return self.finish(key, finish);
             }
         }
@@ -348,7 +341,7 @@ impl Fleet {
         tracing::warn!("{error}; the sample is given up");
         if let Some(sample) = self.samples.remove(&key) {
             self.sampled.extend(sample.held);
-            self.finished.push(Finished::refused(key.0, sample.answer, error.to_string()));
+            self.finished.push(Finished::new(key.0, sample.answer, Err(error.to_string())));
         }
         Ok(())
     }
@@ -361,7 +354,7 @@ impl Fleet {
         }
         if let Some(sample) = self.samples.remove(&key) {
             self.sampled.extend(sample.held.map(|held| SampledToken { status: finish.into(), ..held }));
-            self.finished.push(Finished::new(key.0, sample.answer, finish));
+            self.finished.push(Finished::new(key.0, sample.answer, Ok(finish)));
         }
         Ok(())
     }
@@ -397,11 +390,9 @@ impl Fleet {
             |sample: &InFlightSample| at_work(sample) || sample.unproven.iter().any(|(place, before)| refuted[*place] > *before);
         let keys: Vec<SampleKey> = self.samples.iter().filter(|(_, sample)| worthless(sample)).map(|(key, _)| *key).collect();
         for key in &keys {
-            let Some(sample) = self.samples.get_mut(key) else { continue };
-            if let Some(place) = sample.running().map(|running| running.place) {
-                self.engine_slots[place].release();
+            if let Some(sample) = self.samples.get_mut(key) {
+                sample.restart(now);
             }
-            sample.restart(now);
             self.withdraw(*key);
         }
         if !keys.is_empty() {

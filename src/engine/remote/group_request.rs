@@ -5,6 +5,7 @@
 
 use std::time::Duration;
 
+use futures_util::future::join_all;
 use parking_lot::Mutex;
 use tokio::sync::mpsc::Sender;
 use tokio::sync::oneshot;
@@ -56,7 +57,7 @@ impl GroupRequests {
         let group = match self.enter(member) {
             Some(group) => Some(group),
             None => match timeout(MISSING, &mut ended).await {
-                Ok(ended) => return ended.unwrap_or(None),
+                Ok(ended) => return ended.unwrap_or(Some(Ok(ABORTED))),
                 Err(_) => self.take(attempt),
             },
         };
@@ -68,7 +69,7 @@ impl GroupRequests {
             group.members.sort_by_key(|member| member.attempt.index);
             tokio::spawn(ask(group));
         }
-        ended.await.unwrap_or(None)
+        ended.await.unwrap_or(Some(Ok(ABORTED)))
     }
 
     /// Adds a member. Returns the group if it is complete.
@@ -105,27 +106,25 @@ impl GroupRequest {
         (&self.members[0].attempt, self.members.len())
     }
 
-    /// Future that ends when all receivers are gone.
-    pub(super) fn deserted(&self) -> impl Future<Output = ()> + use<> {
-        let channels: Vec<Tokens> = self.members.iter().map(|member| member.tokens.clone()).collect();
-        async move {
-            for tokens in channels {
-                tokens.closed().await;
-            }
-        }
-    }
-
-    /// Reads the answer to all, from the server `name`, to its end.
-    pub(super) async fn read<R>(mut self, deltas: Result<Deltas<R>, RemoteError>, name: &str)
+    /// Reads the answer to all, from the server `name`, to its end, or until all receivers are gone.
+    pub(super) async fn read<R>(mut self, deltas: impl Future<Output = Result<Deltas<R>, RemoteError>>, name: &str)
     where
         R: FnMut(Event) -> Result<StreamDelta, EventError>,
     {
-        let broke = || RemoteError::new(name, Fault::Broke("the answer to a group ended without all of it".into()));
-        let error = match deltas {
-            Ok(mut deltas) => self.pass_on(&mut deltas).await.err().unwrap_or_else(broke),
-            Err(error) => error,
+        let channels: Vec<Tokens> = self.members.iter().map(|member| member.tokens.clone()).collect();
+        let read = async {
+            let error = match deltas.await {
+                Ok(mut deltas) => self.pass_on(&mut deltas).await.err(),
+                Err(error) => Some(error),
+            };
+            let broke = || Fault::Broke("the answer to a group ended without all of it".into());
+            error.unwrap_or_else(|| RemoteError::new(name, broke()))
         };
-        self.end(&error);
+        tokio::select! {
+            error = read => self.end(&error),
+            // Closing the connection stops the server.
+            _ = join_all(channels.iter().map(Sender::closed)) => {}
+        }
     }
 
     /// Sends each member its tokens and its end.
@@ -175,12 +174,5 @@ impl GroupRequest {
     }
 }
 
+/// End of a member of a group that is dropped.
 const ABORTED: Ending = Ending { finish: None, spans: None };
-
-impl Drop for GroupRequest {
-    fn drop(&mut self) {
-        for ended in self.members.iter_mut().filter_map(|member| member.ended.take()) {
-            ended.send(Some(Ok(ABORTED))).ok();
-        }
-    }
-}

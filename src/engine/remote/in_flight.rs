@@ -148,22 +148,17 @@ pub(super) fn versions(
 mod tests {
     use super::*;
 
-    /// Versions of four tokens of an engine that was given versions 3 to 5.
-    fn of(spans: &[(&str, Range<usize>)], known: bool) -> Result<Vec<Version>, String> {
-        let spans: Vec<_> = spans.iter().map(|(label, range)| (label.to_string(), range.clone())).collect();
-        versions(Some(&spans), 4, 3..=5, known).map(|spans| spans.per_token().flatten().collect())
-    }
-
     #[test]
-    fn d3_tokens_have_the_version_that_the_engine_says_and_else_the_oldest_that_they_can_have() {
-        assert_eq!(of(&[("3", 0..1), ("4", 1..4)], true), Ok(vec![3, 4, 4, 4]));
-        assert_eq!(of(&[("default", 0..4)], false), Ok(vec![3; 4]));
-        assert_eq!(versions(None, 2, 7..=9, true).unwrap().per_token().collect::<Vec<_>>(), [Some(7); 2]);
-    }
-
-    #[test]
-    fn spans_that_contradict_themselves_or_name_weights_that_it_was_never_given_are_refused() {
+    fn d3_tokens_have_the_versions_that_the_engine_reports_or_the_oldest_possible_and_contradictions_are_refused() {
+        // Four tokens of an engine that was given versions 3 to 5.
+        let of = |spans: &[(&str, Range<usize>)], known| {
+            let spans: Vec<_> = spans.iter().map(|(label, range)| (label.to_string(), range.clone())).collect();
+            versions(Some(&spans), 4, 3..=5, known).map(|spans| spans.per_token().flatten().collect::<Vec<_>>())
+        };
         let default = [("default", 0..4)];
+        assert_eq!(of(&[("3", 0..1), ("4", 1..4)], true), Ok(vec![3, 4, 4, 4]));
+        assert_eq!(of(&default, false), Ok(vec![3; 4]));
+        assert_eq!(versions(None, 2, 7..=9, true).unwrap().per_token().collect::<Vec<_>>(), [Some(7); 2]);
         for spans in [&[("3", 0..3)][..], &[("3", 0..2), ("4", 3..4)], &[("3", 0..5)], &default, &[("2", 0..4)], &[("6", 0..4)]] {
             assert!(of(spans, true).is_err(), "{spans:?}");
         }

@@ -22,6 +22,7 @@ mod vllm;
 use std::sync::Arc;
 
 use crate::engine::settings::EngineKind;
+use crate::net::Endpoint;
 
 pub use crate::net::{Fault, RemoteError};
 pub use async_trait::async_trait;
@@ -29,21 +30,24 @@ pub use engine::{Attempt, Capabilities, Ending, InferenceEngine, PauseMode, Weig
 pub use fleet::{Fleet, FleetConfig};
 pub use handle::FleetHandle;
 pub(crate) use handle::LoadedAdapter;
-pub use server::ServerConfig;
 
 /// Client of a server of this kind, at an address such as `http://host:port`. Connects with the
-/// first request.
+/// first request. `model` is the name in requests; without it, the first that the server lists.
 ///
 /// # Errors
 ///
 /// Those of [`Client::new`](crate::net::Client::new), and [`Fault::Unsupported`] for
 /// [`EngineKind::Local`].
-pub fn connect(kind: EngineKind, config: impl Into<ServerConfig>) -> Result<Arc<dyn InferenceEngine>, RemoteError> {
-    let config = config.into();
+pub fn connect(
+    kind: EngineKind,
+    endpoint: impl Into<Endpoint>,
+    model: Option<String>,
+) -> Result<Arc<dyn InferenceEngine>, RemoteError> {
+    let endpoint = endpoint.into();
     Ok(match kind {
-        EngineKind::Vllm => Arc::new(vllm::VllmEngine::new(config)?),
-        EngineKind::Sglang => Arc::new(sglang::SglangEngine::new(config)?),
-        EngineKind::OpenAi => Arc::new(openai::OpenAiEngine::new(config)?),
+        EngineKind::Vllm => Arc::new(vllm::VllmEngine::new(endpoint, model)?),
+        EngineKind::Sglang => Arc::new(sglang::SglangEngine::new(endpoint, model)?),
+        EngineKind::OpenAi => Arc::new(openai::OpenAiEngine::new(endpoint, model)?),
         EngineKind::Local => {
             let what = "answering at a URL";
             return Err(RemoteError::new("an engine in this process", Fault::Unsupported(what)));

@@ -12,8 +12,9 @@ use tokio::sync::OnceCell;
 use tokio::sync::mpsc::Sender;
 
 use super::server::{EventError, Server, StreamDelta, WireSpan, chunk, ending};
-use super::{Attempt, Capabilities, Ending, InferenceEngine, RemoteError, ServerConfig};
+use super::{Attempt, Capabilities, Ending, InferenceEngine, RemoteError};
 use crate::engine::FinishReason;
+use crate::net::Endpoint;
 
 pub(super) const PATH: &str = "/v1/completions";
 
@@ -23,9 +24,9 @@ pub(super) struct OpenAiEngine {
 }
 
 impl OpenAiEngine {
-    pub(super) fn new(config: ServerConfig) -> Result<Self, RemoteError> {
-        let model = OnceCell::new_with(config.model.clone());
-        Ok(OpenAiEngine { server: Server::new("OpenAI-like server", config)?, model })
+    pub(super) fn new(endpoint: Endpoint, model: Option<String>) -> Result<Self, RemoteError> {
+        let server = Server::new("OpenAI-like server", endpoint, model.clone(), |_| "")?;
+        Ok(OpenAiEngine { server, model: OnceCell::new_with(model) })
     }
 
     async fn model(&self) -> Result<&String, RemoteError> {

@@ -9,6 +9,8 @@
 
 use std::time::{Duration, Instant};
 
+use tokio::task::AbortHandle;
+
 use super::budget::pause;
 use crate::engine::Concurrency;
 
@@ -34,6 +36,7 @@ pub(super) struct EngineSlot {
     /// Start of the current measurement, and its tokens.
     since: Option<Instant>,
     tokens: usize,
+    /// Samples at work there, counted before each dispatch.
     pub(super) in_flight: usize,
     /// Time before which the engine gets no samples.
     closed_until: Option<Instant>,
@@ -43,6 +46,8 @@ pub(super) struct EngineSlot {
     pub(super) failures: u32,
     /// Refutations that were processed.
     pub(super) refuted: u64,
+    /// Health check of a lost engine.
+    pub(super) look: Option<AbortHandle>,
 }
 
 impl EngineSlot {
@@ -70,7 +75,7 @@ impl EngineSlot {
     }
 
     /// Measures the throughput after dispatch; `next` more samples wait to start together.
-    pub(super) fn look(&mut self, next: usize, now: Instant) {
+    pub(super) fn measure(&mut self, next: usize, now: Instant) {
         let room = self.room();
         let full = (room.saturating_sub(next.max(1)) + 1..=room).contains(&self.in_flight);
         let Some(begun) = self.since.filter(|_| full) else {
@@ -89,10 +94,6 @@ impl EngineSlot {
             None if self.full >= MEASUREMENTS => self.knee = Some(Concurrency::below(self.most)),
             None => {}
         }
-    }
-
-    pub(super) fn release(&mut self) {
-        self.in_flight = self.in_flight.saturating_sub(1);
     }
 
     /// Records a finished sample.
@@ -178,7 +179,7 @@ mod tests {
         let (mut slot, mut now) = (EngineSlot::new(most), Instant::now());
         for _ in 0..6000 {
             slot.in_flight = there.min(slot.limit() / group * group);
-            slot.look(if slot.in_flight < there { group } else { 0 }, now);
+            slot.measure(if slot.in_flight < there { group } else { 0 }, now);
             slot.works(slot.in_flight.min(capacity));
             now += Duration::from_millis(50);
         }

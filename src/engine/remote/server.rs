@@ -1,4 +1,4 @@
-//! Parts of all HTTP engines: configuration, streams of completions, and parts of replies.
+//! Parts of all HTTP engines: requests, streams of completions, and parts of replies.
 
 use std::ops::Range;
 use std::time::Duration;
@@ -12,48 +12,33 @@ use super::{Attempt, Ending, Fault, RemoteError};
 use crate::engine::FinishReason;
 use crate::net::{Client, Endpoint, Events, message};
 
-/// Address, model and timeouts of a server.
-#[derive(Clone, Debug)]
-pub struct ServerConfig {
-    /// Address, token and certificates.
-    pub endpoint: Endpoint,
-    /// Model to request. Default: the first that the server lists.
-    pub model: Option<String>,
-    /// Longest time to the first token, and between two tokens. It includes pauses of the server.
-    /// Default: 120 s.
-    pub stall_timeout: Duration,
-    /// Longest time of a request without generation. Default: 20 s.
-    pub call: Duration,
-}
+/// Longest time of a request without generation.
+pub(super) const CALL: Duration = Duration::from_secs(20);
 
-impl ServerConfig {
-    /// Configuration of a server, with up to 256 idle connections.
-    pub fn new(endpoint: impl Into<Endpoint>) -> Self {
-        ServerConfig {
-            endpoint: Endpoint { idle_connections: 256, ..endpoint.into() },
-            model: None,
-            stall_timeout: Duration::from_secs(120),
-            call: Duration::from_secs(20),
-        }
-    }
-}
+/// Longest time of any other request, and of a pause within a stream. The timeouts of a fleet and
+/// of a weight sync are shorter.
+pub(super) const LIMIT: Duration = Duration::from_secs(3600);
 
-impl<E: Into<Endpoint>> From<E> for ServerConfig {
-    fn from(endpoint: E) -> Self {
-        ServerConfig::new(endpoint)
-    }
-}
-
+/// Client of a server.
 #[derive(Clone, Debug)]
 pub(super) struct Server {
     pub(super) client: Client,
-    pub(super) config: ServerConfig,
+    /// Model to request. Default: the first that the server lists.
+    pub(super) model: Option<String>,
+    /// Advice of errors about a missing route for weights, by the route.
+    pub(super) advice: fn(&str) -> &'static str,
 }
 
 impl Server {
-    /// A server that errors call `kind`. Sends nothing yet.
-    pub(super) fn new(kind: &str, config: ServerConfig) -> Result<Self, RemoteError> {
-        Ok(Server { client: Client::new(kind, config.endpoint.clone())?, config })
+    /// A server that errors call `kind`. Sends nothing yet. Up to 256 connections stay open.
+    pub(super) fn new(
+        kind: &str,
+        endpoint: Endpoint,
+        model: Option<String>,
+        advice: fn(&str) -> &'static str,
+    ) -> Result<Self, RemoteError> {
+        let client = Client::new(kind, Endpoint { idle_connections: 256, ..endpoint })?;
+        Ok(Server { client, model, advice })
     }
 
     pub(super) fn name(&self) -> String {
@@ -62,14 +47,14 @@ impl Server {
 
     /// Reads a page within the time of a request without generation.
     pub(super) async fn get(&self, path: &str) -> Result<Value, RemoteError> {
-        self.client.get(path, self.config.call).await
+        self.client.get(path, CALL).await
     }
 
     /// The first listed model, and the name to request.
     pub(super) async fn first_model(&self) -> Result<(Value, String), RemoteError> {
         let models = self.get("/v1/models").await?;
         let first = models.pointer("/data/0").cloned().unwrap_or_default();
-        match self.config.model.clone().or_else(|| text(&first, "id")) {
+        match self.model.clone().or_else(|| text(&first, "id")) {
             Some(model) => Ok((first, model)),
             None => Err(self.client.nonsense("GET /v1/models", "no model".into(), &models.to_string())),
         }
@@ -103,7 +88,7 @@ impl Server {
         lacks: &str,
         listed: impl FnOnce(&Value) -> Option<Vec<f32>>,
     ) -> Result<Vec<f32>, RemoteError> {
-        let reply = self.client.post(path, &body, self.config.stall_timeout).await?;
+        let reply = self.client.post(path, &body, LIMIT).await?;
         match listed(&reply).filter(|log_probs| log_probs.len() + 1 == tokens) {
             Some(log_probs) => Ok(log_probs),
             None => {
@@ -118,7 +103,7 @@ impl Server {
     where
         R: FnMut(E) -> Result<StreamDelta, EventError>,
     {
-        let events = self.client.events(path, body, self.config.stall_timeout).await?;
+        let events = self.client.events(path, body, LIMIT).await?;
         Ok(Deltas { client: self.client.clone(), what: format!("POST {path}"), events, data: String::new(), read })
     }
 

@@ -13,10 +13,11 @@ use serde_json::{Value, json};
 use tokio::sync::OnceCell;
 use tokio::sync::mpsc::Sender;
 
-use super::control::{Control, unload_namesake};
-use super::server::{EventError, Server, StreamDelta, WireSpan, chunk, ending, text};
-use super::{Attempt, Capabilities, Ending, Fault, InferenceEngine, PauseMode, RemoteError, ServerConfig, WeightControl};
+use super::control::unload_namesake;
+use super::server::{CALL, EventError, Server, StreamDelta, WireSpan, chunk, ending, text};
+use super::{Attempt, Capabilities, Ending, Fault, InferenceEngine, PauseMode, RemoteError, WeightControl};
 use crate::engine::FinishReason;
+use crate::net::Endpoint;
 
 const GENERATE: &str = "/generate";
 
@@ -29,8 +30,8 @@ pub(super) struct SglangEngine {
 }
 
 impl SglangEngine {
-    pub(super) fn new(config: ServerConfig) -> Result<Self, RemoteError> {
-        Ok(SglangEngine { server: Server::new("SGLang", config)?, probed: OnceCell::new() })
+    pub(super) fn new(endpoint: Endpoint, model: Option<String>) -> Result<Self, RemoteError> {
+        Ok(SglangEngine { server: Server::new("SGLang", endpoint, model, |_| ROUTES)?, probed: OnceCell::new() })
     }
 
     async fn ask(&self) -> Result<&Capabilities, RemoteError> {
@@ -46,14 +47,13 @@ impl SglangEngine {
     }
 
     async fn look(&self) -> Result<Capabilities, RemoteError> {
-        let call = self.server.config.call;
-        let model = self.get("/model_info", "/get_model_info", call).await?;
-        let server = self.get("/server_info", "/get_server_info", call).await?;
+        let model = self.get("/model_info", "/get_model_info", CALL).await?;
+        let server = self.get("/server_info", "/get_server_info", CALL).await?;
         let context = ["context_length", "max_req_input_len"].iter().find_map(|key| server.get(*key)?.as_u64());
         let served = text(&model, "served_model_name").or_else(|| text(&model, "model_path"));
         Ok(Capabilities {
             server: format!("SGLang {}", text(&server, "version").unwrap_or_else(|| "of unknown version".into())),
-            model: self.server.config.model.clone().or(served).unwrap_or_default(),
+            model: self.server.model.clone().or(served).unwrap_or_default(),
             context: context.map(|context| context as usize),
             spans: model.get("weight_version").is_some(),
             weights: true,
@@ -61,10 +61,6 @@ impl SglangEngine {
             adapters: server.get("enable_lora").and_then(Value::as_bool).unwrap_or(false),
             lacks: Vec::new(),
         })
-    }
-
-    fn control(&self) -> Control<'_> {
-        Control { client: &self.server.client, advice: ROUTES }
     }
 }
 
@@ -241,47 +237,47 @@ impl WeightControl for SglangEngine {
                 return Err(self.server.client.fault(Fault::Unsupported(what)));
             }
         };
-        self.control().post("/pause_generation", &json!({"mode": mode})).await.map(drop)
+        self.server.control("/pause_generation", &json!({"mode": mode})).await.map(drop)
     }
 
     async fn load(&self, folder: &Path, label: &str) -> Result<(), RemoteError> {
         // The sync flushes separately: a flush fails while requests are paused in place.
         let body = json!({"model_path": folder, "weight_version": label, "flush_cache": false, "abort_all_requests": false});
-        self.control().post_success("/update_weights_from_disk", &body).await
+        self.server.post_success("/update_weights_from_disk", &body).await
     }
 
     async fn load_adapter(&self, name: &str, folder: &Path) -> Result<(), RemoteError> {
         unload_namesake(self, name).await?;
-        self.control().post_success("/load_lora_adapter", &json!({"lora_name": name, "lora_path": folder})).await
+        self.server.post_success("/load_lora_adapter", &json!({"lora_name": name, "lora_path": folder})).await
     }
 
     async fn unload_adapter(&self, name: &str) -> Result<(), RemoteError> {
-        self.control().post_success("/unload_lora_adapter", &json!({"lora_name": name})).await
+        self.server.post_success("/unload_lora_adapter", &json!({"lora_name": name})).await
     }
 
     async fn adapters(&self) -> Result<Vec<String>, RemoteError> {
-        self.control().adapters().await
+        self.server.adapters().await
     }
 
     async fn label(&self, label: &str) -> Result<(), RemoteError> {
         // The server's default aborts all requests.
         let body = json!({"new_version": label, "abort_all_requests": false});
-        self.control().post_success("/update_weight_version", &body).await
+        self.server.post_success("/update_weight_version", &body).await
     }
 
     async fn served(&self) -> Result<Option<String>, RemoteError> {
-        self.control().version("/model_info").await
+        self.server.label("/model_info").await
     }
 
     async fn checksums(&self) -> Result<Option<BTreeMap<String, String>>, RemoteError> {
-        self.control().checksums("/weights_checker", &["per_engine_checksum", "ranks"], true).await
+        self.server.checksums("/weights_checker", &["per_engine_checksum", "ranks"], true).await
     }
 
     async fn flush_cache(&self) -> Result<(), RemoteError> {
-        self.control().post("/flush_cache", &Value::Null).await.map(drop)
+        self.server.control("/flush_cache", &Value::Null).await.map(drop)
     }
 
     async fn resume(&self) -> Result<(), RemoteError> {
-        self.control().post("/continue_generation", &json!({})).await.map(drop)
+        self.server.control("/continue_generation", &json!({})).await.map(drop)
     }
 }

@@ -13,11 +13,12 @@ use serde_json::{Value, json};
 use tokio::sync::OnceCell;
 use tokio::sync::mpsc::Sender;
 
-use super::control::{Control, unload_namesake};
+use super::control::unload_namesake;
 use super::group_request::{GroupRequest, GroupRequests};
 use super::openai::{self, Event};
-use super::server::{Server, text};
-use super::{Attempt, Capabilities, Ending, Fault, InferenceEngine, PauseMode, RemoteError, ServerConfig, WeightControl};
+use super::server::{CALL, Server, text};
+use super::{Attempt, Capabilities, Ending, Fault, InferenceEngine, PauseMode, RemoteError, WeightControl};
+use crate::net::Endpoint;
 
 /// vLLM's own route, which `--enable-scale-out` enables.
 const GENERATE: &str = "/inference/v1/generate";
@@ -33,47 +34,40 @@ const ADAPTERS: &str = "vLLM loads adapters at run time only with VLLM_ALLOW_RUN
 
 pub(super) struct VllmEngine {
     server: Server,
-    probed: OnceCell<Probed>,
+    /// Its capabilities; and true if log-probabilities are those before temperature and truncation.
+    probed: OnceCell<(Capabilities, bool)>,
     groups: GroupRequests,
 }
 
-#[derive(Clone, Debug)]
-struct Probed {
-    capabilities: Capabilities,
-    /// If true, the server has its own route for generation.
-    generates: bool,
-    /// If true, log-probabilities are those before temperature and truncation.
-    raw: bool,
-}
-
 impl VllmEngine {
-    pub(super) fn new(config: ServerConfig) -> Result<Self, RemoteError> {
-        Ok(VllmEngine { server: Server::new("vLLM", config)?, probed: OnceCell::new(), groups: GroupRequests::default() })
+    pub(super) fn new(endpoint: Endpoint, model: Option<String>) -> Result<Self, RemoteError> {
+        let advice = |path: &str| if path.contains("lora") { ADAPTERS } else { DEV_MODE };
+        let server = Server::new("vLLM", endpoint, model, advice)?;
+        Ok(VllmEngine { server, probed: OnceCell::new(), groups: GroupRequests::default() })
     }
 
-    async fn ask(&self) -> Result<&Probed, RemoteError> {
+    async fn ask(&self) -> Result<&(Capabilities, bool), RemoteError> {
         self.probed.get_or_try_init(|| self.look()).await
     }
 
-    async fn look(&self) -> Result<Probed, RemoteError> {
+    async fn look(&self) -> Result<(Capabilities, bool), RemoteError> {
         let version = self.server.get("/version").await?;
         let (listed, model) = self.server.first_model().await?;
         let routes = self.routes().await?;
         let has = |route: &str| routes.contains(route);
         let weights = has("/pause") && has("/collective_rpc");
         let raw = has("/server_info") && self.reports_raw().await;
-        let generates = has(GENERATE);
         let capabilities = Capabilities {
             server: format!("vLLM {}", text(&version, "version").unwrap_or_else(|| "of unknown version".into())),
             model,
             context: listed.get("max_model_len").and_then(Value::as_u64).map(|context| context as usize),
-            spans: generates,
+            spans: has(GENERATE),
             weights,
             checksums: has("/weight_checker"),
             adapters: has("/v1/load_lora_adapter"),
             lacks: (!weights).then(|| NO_CONTROL.to_owned()).into_iter().collect(),
         };
-        Ok(Probed { capabilities, generates, raw })
+        Ok((capabilities, raw))
     }
 
     /// List of routes, or of those that answer if the server hides its list.
@@ -85,7 +79,7 @@ impl VllmEngine {
             }
             Err(RemoteError { fault: Fault::Refused { .. }, .. }) => {
                 // An existing route rejects an empty request.
-                let own = self.server.client.post(GENERATE, &json!({}), self.server.config.call).await;
+                let own = self.server.client.post(GENERATE, &json!({}), CALL).await;
                 let missing = matches!(&own, Err(RemoteError { fault: Fault::Refused { status: 404 | 405, .. }, .. }));
                 let paused = self.server.get("/is_paused").await.is_ok();
                 let own = (!missing).then_some([GENERATE].as_slice());
@@ -102,10 +96,10 @@ impl VllmEngine {
     }
 
     /// Rejects requests that the server would fail.
-    fn check(&self, attempt: &Attempt, probed: &Probed) -> Result<(), RemoteError> {
-        self.server.check_context(attempt, probed.capabilities.context, "--max-model-len")?;
+    fn check(&self, attempt: &Attempt, context: Option<usize>, raw: bool) -> Result<(), RemoteError> {
+        self.server.check_context(attempt, context, "--max-model-len")?;
         let params = &attempt.params;
-        if probed.raw && !(params.greedy() || (params.temperature == 1.0 && params.keeps_all())) {
+        if raw && !(params.greedy() || (params.temperature == 1.0 && params.keeps_all())) {
             return self.server.refuse(
                 format!("its log-probabilities are those from before temperature {} and truncation", params.temperature),
                 "start the server with --logprobs-mode processed_logprobs, or sample at temperature 1 without top_p, top_k and min_p",
@@ -113,30 +107,13 @@ impl VllmEngine {
         }
         Ok(())
     }
-
-    fn control(&self) -> Control<'_> {
-        Control { client: &self.server.client, advice: DEV_MODE }
-    }
-
-    fn adapter_control(&self) -> Control<'_> {
-        Control { client: &self.server.client, advice: ADAPTERS }
-    }
 }
 
 /// Sends a group as one request.
 async fn answer(server: Server, group: GroupRequest, model: String) {
     let (first, samples) = group.first();
     let question = question(first, samples, &model);
-    let deserted = group.deserted();
-    let answered = async {
-        let deltas = server.stream(GENERATE, &question, Event::delta).await;
-        group.read(deltas, server.client.name()).await;
-    };
-    tokio::select! {
-        () = answered => {}
-        // Closing the connection stops the server.
-        () = deserted => {}
-    }
+    group.read(server.stream(GENERATE, &question, Event::delta), server.client.name()).await;
 }
 
 /// Request body for `samples` samples, the first of which is `attempt`. Sample `i` draws with seed
@@ -171,10 +148,9 @@ impl InferenceEngine for VllmEngine {
     }
 
     async fn generate(&self, attempt: &Attempt, tokens: &Sender<Vec<(u32, f32)>>) -> Result<Ending, RemoteError> {
-        let probed = self.ask().await?;
-        self.check(attempt, probed)?;
-        let model = &probed.capabilities.model;
-        if !probed.generates {
+        let (Capabilities { model, context, spans: own_route, .. }, raw) = self.ask().await?;
+        self.check(attempt, *context, *raw)?;
+        if !own_route {
             return self.server.follow(openai::PATH, &openai::question(attempt, model), tokens, Event::delta).await;
         }
         let ask = |group| answer(self.server.clone(), group, model.clone());
@@ -187,7 +163,7 @@ impl InferenceEngine for VllmEngine {
     }
 
     async fn probe(&self) -> Result<Capabilities, RemoteError> {
-        Ok(self.ask().await?.capabilities.clone())
+        Ok(self.ask().await?.0.clone())
     }
 
     async fn healthy(&self, limit: Duration) -> Result<(), RemoteError> {
@@ -195,7 +171,7 @@ impl InferenceEngine for VllmEngine {
     }
 
     async fn score(&self, tokens: &[u32], adapter: Option<&str>) -> Result<Vec<f32>, RemoteError> {
-        let model = adapter.unwrap_or(&self.ask().await?.capabilities.model);
+        let model = adapter.unwrap_or(&self.ask().await?.0.model);
         let question = json!({
             "model": model, "prompt": tokens, "max_tokens": 1, "temperature": 0.0, "prompt_logprobs": 0,
             "return_token_ids": true,
@@ -226,17 +202,17 @@ impl WeightControl for VllmEngine {
             }
         };
         // By default 0.32 clears the keys and values of paused requests. A sync flushes by itself.
-        self.control().post(&format!("/pause?mode={mode}&clear_cache=false"), &Value::Null).await.map(drop)
+        self.server.control(&format!("/pause?mode={mode}&clear_cache=false"), &Value::Null).await.map(drop)
     }
 
     async fn load(&self, folder: &Path, _label: &str) -> Result<(), RemoteError> {
         let path = "/collective_rpc";
         let body = json!({"method": "reload_weights", "args": [], "kwargs": {"weights_path": folder}});
-        let reply = self.control().post(path, &body).await?;
+        let reply = self.server.control(path, &body).await?;
         // Without a result from a worker, nothing was loaded.
         match reply["results"].as_array() {
             Some(results) if !results.is_empty() => Ok(()),
-            _ => Err(self.control().nonsense(path, "no results", &reply)),
+            _ => Err(self.server.nonsense(path, "no results", &reply)),
         }
     }
 
@@ -244,34 +220,34 @@ impl WeightControl for VllmEngine {
         unload_namesake(self, name).await?;
         // Not in place: the server would read the folder again with every request.
         let body = json!({"lora_name": name, "lora_path": folder});
-        self.adapter_control().post("/v1/load_lora_adapter", &body).await.map(drop)
+        self.server.control("/v1/load_lora_adapter", &body).await.map(drop)
     }
 
     async fn unload_adapter(&self, name: &str) -> Result<(), RemoteError> {
-        self.adapter_control().post("/v1/unload_lora_adapter", &json!({"lora_name": name})).await.map(drop)
+        self.server.control("/v1/unload_lora_adapter", &json!({"lora_name": name})).await.map(drop)
     }
 
     async fn adapters(&self) -> Result<Vec<String>, RemoteError> {
-        self.control().adapters().await
+        self.server.adapters().await
     }
 
     async fn label(&self, label: &str) -> Result<(), RemoteError> {
-        self.control().post_success("/update_weight_version", &json!({"new_version": label})).await
+        self.server.post_success("/update_weight_version", &json!({"new_version": label})).await
     }
 
     async fn served(&self) -> Result<Option<String>, RemoteError> {
-        self.control().version("/weight_info").await
+        self.server.label("/weight_info").await
     }
 
     async fn checksums(&self) -> Result<Option<BTreeMap<String, String>>, RemoteError> {
-        self.control().checksums("/weight_checker", &["checksums"], false).await
+        self.server.checksums("/weight_checker", &["checksums"], false).await
     }
 
     async fn flush_cache(&self) -> Result<(), RemoteError> {
-        self.control().post_success("/reset_prefix_cache", &Value::Null).await
+        self.server.post_success("/reset_prefix_cache", &Value::Null).await
     }
 
     async fn resume(&self) -> Result<(), RemoteError> {
-        self.control().post("/resume", &Value::Null).await.map(drop)
+        self.server.control("/resume", &Value::Null).await.map(drop)
     }
 }

@@ -151,7 +151,7 @@ fn play(seed: u64) -> bool {
     let servers = [server(2 * seed, false), server(2 * seed + 1, mixed)];
     let second = if mixed { EngineKind::Sglang } else { EngineKind::Vllm };
     let kinds = [EngineKind::Vllm, second].into_iter().zip(&servers);
-    let handle = handle(kinds.map(|(kind, server)| connect(kind, &server.url).unwrap()));
+    let handle = handle(kinds.map(|(kind, server)| connect(kind, &server.url, None).unwrap()));
     give(&handle, 1);
     // With room for it, samples of a prompt are asked for together.
     let per_engine = if seed % 4 < 2 { 16 } else { 64 };

@@ -30,11 +30,11 @@ fn run<T>(work: impl Future<Output = T>) -> T {
 }
 
 fn vllm(url: &str) -> Arc<dyn InferenceEngine> {
-    connect(EngineKind::Vllm, url).unwrap()
+    connect(EngineKind::Vllm, url, None).unwrap()
 }
 
 fn sglang(url: &str) -> Arc<dyn InferenceEngine> {
-    connect(EngineKind::Sglang, url).unwrap()
+    connect(EngineKind::Sglang, url, None).unwrap()
 }
 
 /// All that it told, and how it ended.
@@ -155,11 +155,12 @@ fn an_openai_like_server_without_token_ids_is_refused_and_one_that_spells_them_i
     // Some servers list the log-probabilities as a chat does, too.
     for content in [Value::Null, json!([{ "token": "8", "logprob": -0.5 }])] {
         let (server, _) = scripted(vllm_page, "/v1/completions", answer("token_id:17", content));
-        let (chunk, ending) = generate(&*connect(EngineKind::OpenAi, &server.url).unwrap(), &attempt(SamplingParams::default()));
+        let (chunk, ending) =
+            generate(&*connect(EngineKind::OpenAi, &server.url, None).unwrap(), &attempt(SamplingParams::default()));
         assert_eq!((chunk, ending.unwrap().spans), (vec![(17, -0.5)], None));
     }
     let (server, _) = scripted(vllm_page, "/v1/completions", answer("8", Value::Null));
-    let error = generate(&*connect(EngineKind::OpenAi, &server.url).unwrap(), &attempt(SamplingParams::default()))
+    let error = generate(&*connect(EngineKind::OpenAi, &server.url, None).unwrap(), &attempt(SamplingParams::default()))
         .1
         .unwrap_err()
         .to_string();
@@ -309,7 +310,7 @@ fn errors_name_the_engine_its_address_and_what_to_check() {
         ("host", "does not begin with http://"),
         ("http://a:b@host", "a name or a password"),
     ] {
-        let error = connect(EngineKind::Vllm, url).err().unwrap().to_string();
+        let error = connect(EngineKind::Vllm, url, None).err().unwrap().to_string();
         assert!(error.contains(why) && !error.contains("a:b"), "{error}");
     }
 }

@@ -39,7 +39,7 @@ fn right(body: &Value, version: &str, millis: u64) -> Reply {
 }
 
 fn vllm(url: &str) -> Arc<dyn InferenceEngine> {
-    connect(EngineKind::Vllm, url).unwrap()
+    connect(EngineKind::Vllm, url, None).unwrap()
 }
 
 fn params() -> SamplingParams {

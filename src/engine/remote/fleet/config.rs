@@ -22,8 +22,6 @@ pub struct FleetConfig {
     pub pause: Duration,
     /// Samples given up in a row before the run fails. Default: 64.
     pub max_refused: usize,
-    /// Time without news of a sample before a warning. Default: 30 s.
-    pub warn: Duration,
     /// If true, prefix caches are separated by version, so that new weights need no flush (law V5).
     /// Default: true.
     pub cache_by_version: bool,
@@ -43,7 +41,6 @@ impl Default for FleetConfig {
             retries: 5,
             pause: Duration::from_millis(250),
             max_refused: 64,
-            warn: Duration::from_secs(30),
             cache_by_version: true,
             vocabulary: u32::MAX as usize,
             step: Duration::from_millis(20),

@@ -25,7 +25,7 @@ impl TokenEngine for Fleet {
         for index in request.first..request.samples {
             let answer = begun.remove(&index).filter(|answer| !answer.tokens.is_empty()).unwrap_or_else(|| Answer::new(index));
             match finish_of(&answer, request.params.max_new_tokens) {
-                Some(finish) => self.finished.push(Finished::new(ordinal, answer, finish)),
+                Some(finish) => self.finished.push(Finished::new(ordinal, answer, Ok(finish))),
                 None => {
                     self.samples.insert((ordinal, index), InFlightSample::new(&request, answer, now));
                 }
@@ -44,9 +44,6 @@ impl TokenEngine for Fleet {
         for (key, sample) in &mut self.samples {
             if sample.answer.tokens.is_empty() || !expired(key.0, &sample.answer) {
                 continue;
-            }
-            if let Some(place) = sample.running().map(|running| running.place) {
-                self.engine_slots[place].release();
             }
             sample.restart(now);
             restarted.push(*key);

@@ -9,19 +9,24 @@ use crate::engine::remote::handle::EngineState;
 use crate::engine::remote::in_flight::{InFlightSample, SampleKey};
 use crate::engine::{EngineError, TokenEngine};
 
+/// Time limit of a health check.
 const LOOK: Duration = Duration::from_secs(10);
+
+/// Time without news of a sample before a warning.
+const WARN: Duration = Duration::from_secs(30);
 
 impl Fleet {
     /// Checks timeouts and starts health checks of lost engines.
     pub(super) fn watch(&mut self, now: Instant) -> Result<(), EngineError> {
         for place in 0..self.engine_slots.len() {
-            let looking = self.looks[place].as_ref().is_some_and(|look| !look.is_finished());
+            let slot = &mut self.engine_slots[place];
+            let looking = slot.look.as_ref().is_some_and(|look| !look.is_finished());
             if !looking && self.handle.state(place) == EngineState::Lost {
-                let (handle, first) = (self.handle.clone(), self.config.pause);
                 // Engines that are lost repeatedly without a token are checked less often.
-                let nth = self.engine_slots[place].failures.saturating_sub(FAILURES) + 1;
-                self.engine_slots[place].failures = self.engine_slots[place].failures.saturating_add(1);
-                self.looks[place] = Some(self.tasks()?.spawn(look(handle, place, first, nth)));
+                let nth = slot.failures.saturating_sub(FAILURES) + 1;
+                slot.failures = slot.failures.saturating_add(1);
+                let look = look(self.handle.clone(), place, self.config.pause, nth);
+                self.engine_slots[place].look = Some(self.tasks()?.spawn(look));
             }
         }
         let busy = self.active() > 0;
@@ -30,19 +35,17 @@ impl Fleet {
         if still > bound {
             return Err(EngineError::Stuck { seconds: still.as_secs_f64(), report: self.report(now) });
         }
-        if now.saturating_duration_since(self.warned) > self.config.warn {
+        if now.saturating_duration_since(self.warned) > WARN {
             let running = self.samples.iter().filter(|(_, sample)| sample.running().is_some());
             let longest = running.min_by_key(|(_, sample)| sample.since);
-            let stalled = longest.filter(|(_, sample)| now.saturating_duration_since(sample.since) > self.config.warn);
-            let warning = if still > self.config.warn {
-                Some(format!("no engine made a token for {:.0} s; {}", still.as_secs_f64(), self.report(now)))
-            } else {
-                stalled.map(|(key, sample)| self.describe(*key, sample, now))
+            let stalled = longest.filter(|(_, sample)| now.saturating_duration_since(sample.since) > WARN);
+            let warning = match stalled {
+                _ if still > WARN => format!("no engine made a token for {:.0} s; {}", still.as_secs_f64(), self.report(now)),
+                Some((key, sample)) => self.describe(*key, sample, now),
+                None => return Ok(()),
             };
-            if let Some(warning) = warning {
-                self.warned = now;
-                tracing::warn!("{warning}");
-            }
+            self.warned = now;
+            tracing::warn!("{warning}");
         }
         Ok(())
     }
