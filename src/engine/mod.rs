@@ -23,5 +23,5 @@ pub use error::EngineError;
 #[cfg(feature = "torch")]
 pub use local::{LocalEngine, batch_generate, generate};
 pub use request::{FinishReason, Finished, Request, SamplingParams};
-pub use simulated::{DecodeTimes, SimulatedEngine};
+pub use simulated::SimulatedEngine;
 pub use token_engine::{Load, OnNewWeights, TokenEngine};

@@ -1,45 +1,18 @@
 //! Engine in simulated time: it schedules as [`LocalEngine`](super::LocalEngine) does and computes
 //! nothing.
 
-use std::sync::Arc;
 use std::time::Duration;
-
-use serde::{Deserialize, Serialize};
 
 use super::slots::{ActiveSample, Admission, Slots};
 use super::{EngineError, FinishReason, Finished, Load, OnNewWeights, Request, TokenEngine};
 use crate::data::{Answer, SampledToken, Version};
 use crate::flow::Simulation;
 
-/// Duration of an engine's steps, in seconds: linear in the work.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct DecodeTimes {
-    /// Seconds for each pass through the model.
-    pub pass: f64,
-    /// Seconds for each generated token.
-    pub row: f64,
-    /// Seconds for each prefilled token.
-    pub prefill: f64,
-}
-
-impl DecodeTimes {
-    /// Duration of one step.
-    pub fn step(&self, load: Load) -> Duration {
-        let seconds = self.pass * load.passes as f64 + self.row * load.rows as f64 + self.prefill * load.prefill as f64;
-        Duration::try_from_secs_f64(seconds).unwrap_or_default()
-    }
-}
-
-/// Length of a completion in tokens, by prompt ordinal and sample index. The request's limit
-/// applies.
-type Length = Arc<dyn Fn(u64, u32) -> usize + Send + Sync>;
-
 /// Engine that generates token 0 for given lengths in simulated time.
 pub struct SimulatedEngine {
     simulation: Simulation,
-    times: DecodeTimes,
-    length: Length,
+    time: Box<dyn Fn(Load) -> Duration>,
+    length: Box<dyn Fn(u64, u32) -> usize>,
     on_new_weights: OnNewWeights,
     version: Option<Version>,
     slots: Slots<Version>,
@@ -48,17 +21,19 @@ pub struct SimulatedEngine {
 }
 
 impl SimulatedEngine {
-    /// Creates an engine for up to `slots` samples at a time, without weights.
+    /// Creates an engine for up to `slots` samples at a time, without weights. `time` is the
+    /// duration of a step by its work; `length` is the number of tokens of a completion by prompt
+    /// ordinal and sample index, within the request's limit.
     pub fn new(
         simulation: &Simulation,
         slots: usize,
-        times: DecodeTimes,
-        length: impl Fn(u64, u32) -> usize + Send + Sync + 'static,
+        time: impl Fn(Load) -> Duration + 'static,
+        length: impl Fn(u64, u32) -> usize + 'static,
     ) -> Self {
         SimulatedEngine {
             simulation: simulation.clone(),
-            times,
-            length: Arc::new(length),
+            time: Box::new(time),
+            length: Box::new(length),
             on_new_weights: OnNewWeights::default(),
             version: None,
             slots: Slots::new(slots),
@@ -121,7 +96,7 @@ impl TokenEngine for SimulatedEngine {
                     load.prefill += sequence.computed();
                     load.passes = 1;
                 }
-                self.simulation.pass(self.times.step(load));
+                self.simulation.pass((self.time)(load));
             }
             OnNewWeights::Finish => self.slots.divide(),
             OnNewWeights::Abort => self.slots.interrupt(),
@@ -168,7 +143,7 @@ impl TokenEngine for SimulatedEngine {
             self.slots.load.add(alike.len(), 0);
         }
         (0..versions.len()).for_each(|slot| self.take_token(slot));
-        self.slots.load.time = self.times.step(self.slots.load);
+        self.slots.load.time = (self.time)(self.slots.load);
         self.simulation.pass(self.slots.load.time);
         Ok(std::mem::take(&mut self.slots.finished))
     }

@@ -27,13 +27,6 @@ impl Waiting {
         let prompt = &self.request.tokens;
         self.begun.as_ref().map_or(Cow::Borrowed(prompt), |answer| Cow::Owned([prompt, answer.tokens.as_slice()].concat()))
     }
-
-    /// Largest number of tokens at the end of the sample's turn.
-    #[cfg(feature = "torch")]
-    pub fn longest(&self) -> usize {
-        let given = self.begun.as_ref().map_or(0, |answer| answer.tokens.len() - answer.turn());
-        self.request.tokens.len() + given + self.request.params.max_new_tokens
-    }
 }
 
 pub struct ActiveSample<State> {
@@ -204,17 +197,10 @@ impl<State> Slots<State> {
             }
             let slots = now.map(|index| {
                 let answer = request.begun.clone().unwrap_or_else(|| Answer::new(index));
-                let sample = Some(ActiveSample { request: request.request.clone(), answer, state: state() });
-                match self.places.iter().position(Option::is_none) {
-                    Some(slot) => {
-                        self.places[slot] = sample;
-                        slot
-                    }
-                    None => {
-                        self.places.push(sample);
-                        self.places.len() - 1
-                    }
-                }
+                let slot = self.places.iter().position(Option::is_none).unwrap_or(self.places.len());
+                self.places.resize_with(self.places.len().max(slot + 1), || None);
+                self.places[slot] = Some(ActiveSample { request: request.request.clone(), answer, state: state() });
+                slot
             });
             let slots = slots.collect();
             admitted.push(Admission { request, slots, more });

@@ -12,7 +12,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use rollflow::algo::filters::Verdict;
-use rollflow::engine::{DecodeTimes, OnNewWeights, SimulatedEngine};
+use rollflow::engine::{Load, OnNewWeights, SimulatedEngine};
 use rollflow::flow::Capacity;
 use rollflow::flow::Report;
 use rollflow::flow::{Ended, RunError, Simulation, State, WeightsTx};
@@ -140,13 +140,15 @@ impl Scenario {
         let (publisher, published) = weights();
         let machine = simulation.clone();
         let engine = move |settings: &EngineSettings| {
-            let times = DecodeTimes { pass: 1e-3 * draws.at(30, 30) as f64, row: 1e-4, prefill: 1e-4 };
+            let pass = draws.at(30, 30) as usize;
+            let time =
+                move |load: Load| Duration::from_micros((1000 * pass * load.passes + 100 * (load.rows + load.prefill)) as u64);
             // One answer in eight is long.
             let length = move |ordinal, index: u32| {
                 let key = 1000 + 8 * ordinal + u64::from(index);
                 (if draws.at(key, 8) == 0 { draws.between(key + 1, 10, 40) } else { draws.between(key + 1, 1, 6) }) as usize
             };
-            SimulatedEngine::new(&machine, settings.slots, times, length).on_new_weights(settings.on_new_weights)
+            SimulatedEngine::new(&machine, settings.slots, time, length).on_new_weights(settings.on_new_weights)
         };
         let tokenizer = Arc::new(Tokenizer::characters("0123456789+=", 16).unwrap());
         let generator =

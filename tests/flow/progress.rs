@@ -2,8 +2,9 @@
 //! the stage.
 
 use std::sync::Arc;
+use std::time::Duration;
 
-use rollflow::engine::{DecodeTimes, SimulatedEngine};
+use rollflow::engine::{Load, SimulatedEngine};
 use rollflow::flow::from_iter;
 use rollflow::flow::{GraphError, RunError, Simulation};
 use rollflow::prelude::*;
@@ -27,10 +28,14 @@ fn errors(flow: &Flow) -> Vec<GraphError> {
     }
 }
 
+/// Duration of a step of the engine.
+fn time(load: Load) -> Duration {
+    Duration::from_millis(load.passes as u64)
+}
+
 fn check(mut flow: Flow, which: Loop) -> Vec<GraphError> {
     let simulation = Simulation::new(0);
-    let times = DecodeTimes { pass: 1e-3, row: 1e-4, prefill: 1e-4 };
-    let engine = move |settings: &EngineSettings| SimulatedEngine::new(&simulation, settings.slots, times, |_, _| 3);
+    let engine = move |settings: &EngineSettings| SimulatedEngine::new(&simulation, settings.slots, time, |_, _| 3);
     let tokenizer = Arc::new(Tokenizer::characters("0123456789+=", 16).unwrap());
     let prompts = flow.source("prompts", Prompts::addition(1, 0).unwrap());
     let groups = flow.stage("generate", prompts, Generator::by(engine, &tokenizer));
@@ -85,8 +90,7 @@ fn a_second_admission_is_rejected_instead_of_replacing_the_first() {
 fn weights_that_nothing_can_publish_are_rejected_with_the_stage_that_would_wait() {
     let declare = |published| {
         let simulation = Simulation::new(0);
-        let times = DecodeTimes { pass: 1e-3, row: 1e-4, prefill: 1e-4 };
-        let engine = move |settings: &EngineSettings| SimulatedEngine::new(&simulation, settings.slots, times, |_, _| 3);
+        let engine = move |settings: &EngineSettings| SimulatedEngine::new(&simulation, settings.slots, time, |_, _| 3);
         let tokenizer = Arc::new(Tokenizer::characters("0123456789+=", 16).unwrap());
         let mut flow = Flow::new("unpublished");
         let prompts = flow.source("prompts", Prompts::addition(1, 0).unwrap());

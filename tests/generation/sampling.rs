@@ -4,8 +4,11 @@
 
 use std::sync::Arc;
 
+use proptest::prelude::*;
+
 use crate::generating::*;
 use rollflow::data::{Group, Prompt, Status};
+use rollflow::engine::sampling::{choose, uniform, warp};
 use rollflow::engine::{
     EngineError, FinishReason, Finished, LocalEngine, OnNewWeights, Request, SamplingParams, TokenEngine, batch_generate,
     generate,
@@ -228,4 +231,64 @@ fn v4_no_step_without_weights_and_n4_logits_that_are_not_finite_name_the_sample(
     engine.set_weights(4, &broken);
     let error = engine.step().unwrap_err();
     assert!(matches!(error, EngineError::NonFinite { ordinal: 9, index: 0, position: 0, version: 4 }), "{error}");
+}
+
+#[test]
+fn the_random_number_depends_on_its_key_alone_and_on_all_of_it() {
+    let number = uniform(1, 2, 3, 4);
+    assert_eq!(number, uniform(1, 2, 3, 4));
+    for other in [uniform(2, 2, 3, 4), uniform(1, 3, 3, 4), uniform(1, 2, 4, 4), uniform(1, 2, 3, 5)] {
+        assert_ne!(number, other);
+    }
+    let mean = (0..2000).map(|position| uniform(0, 0, 0, position)).sum::<f64>() / 2000.0;
+    assert!((mean - 0.5).abs() < 0.03, "{mean}");
+}
+
+#[test]
+fn draws_follow_the_distribution_they_report() {
+    let logits = [0.0f32, 1.0, -2.0, 3.0, 0.5];
+    let params = SamplingParams { temperature: 1.5, top_k: 4, ..Default::default() };
+    let mut counts = [0usize; 5];
+    let mut reported = [f64::NEG_INFINITY; 5];
+    for position in 0..20_000 {
+        let (token, log_prob) = choose(&mut logits.clone(), &params, uniform(7, 0, 0, position)).unwrap();
+        counts[token as usize] += 1;
+        reported[token as usize] = f64::from(log_prob);
+    }
+    assert_eq!(counts[2], 0, "dropped by top-k");
+    assert!((reported.iter().map(|log| log.exp()).sum::<f64>() - 1.0).abs() < 1e-6);
+    for (count, log) in counts.iter().zip(reported) {
+        assert!((*count as f64 / 20_000.0 - log.exp()).abs() < 0.015, "{counts:?} {reported:?}");
+    }
+}
+
+#[test]
+fn a_greedy_choice_carries_the_models_own_log_probability() {
+    let choice = choose(&mut [0.0, 2.0, 2.0], &SamplingParams { temperature: 0.0, ..Default::default() }, 0.9);
+    let expected = -(1.0f64 + 1.0 + (-2.0f64).exp()).ln();
+    assert_eq!(choice, Some((1, expected as f32)));
+}
+
+#[test]
+fn logits_that_are_not_finite_give_no_token() {
+    for greedy in [0.0, 1.0] {
+        let params = SamplingParams { temperature: greedy, ..Default::default() };
+        for logits in [[0.0, f32::NAN], [f32::INFINITY, 0.0], [f32::NEG_INFINITY; 2]] {
+            assert_eq!(choose(&mut logits.clone(), &params, 0.5), None, "{logits:?} at {greedy}");
+        }
+    }
+}
+
+proptest! {
+    #[test]
+    fn a_token_that_was_dropped_is_never_drawn(
+        logits in prop::collection::vec(-8f32..8.0, 1..40), u in 0.0f64..1.0, top_k in 0usize..8, top_p in 0.05f32..1.0, min_p in 0f32..0.9,
+    ) {
+        let params = SamplingParams { top_k, top_p, min_p, ..Default::default() };
+        let mut warped = logits.clone();
+        warp(&mut warped, &params);
+        let (token, log_prob) = choose(&mut logits.clone(), &params, u).expect("finite logits");
+        prop_assert!(warped[token as usize] > f32::NEG_INFINITY);
+        prop_assert!(log_prob <= 0.0 && log_prob.is_finite());
+    }
 }

@@ -228,7 +228,7 @@ async fn a_version_is_loaded_named_checked_and_probed_in_this_order() {
         let weights = crate::tiny::weights(version).freeze();
         let report = manager.sync(run.exporter.export(version, &weights).unwrap()).await.unwrap();
         assert_eq!((report.version, report.held()), (version, 1));
-        assert_eq!(manager.fleet.served(0), Some(version));
+        assert_eq!(manager.fleet.served(0).unwrap().version, version);
     }
     assert_eq!(engine.said()[..5], ["pause", "load", "label", "flush", "resume"]);
     let kept = std::fs::read_dir(run.dir.path().join("versions")).unwrap().count();
@@ -277,7 +277,7 @@ async fn one_failure_isolates_one_engine_and_it_comes_back_by_a_later_sync() {
     engines.iter().for_each(|engine| engine.heal());
     let report = manager.catch_up().await.unwrap();
     assert_eq!((report.held(), report.engines.len()), (3, 3));
-    assert!((0..4).all(|place| manager.fleet.served(place) == Some(1)));
+    assert!((0..4).all(|place| manager.fleet.served(place).unwrap().version == 1));
     assert!(manager.catch_up().await.is_none());
 }
 
@@ -330,9 +330,8 @@ async fn adapters_are_given_beside_each_other_without_a_pause_and_forgotten_when
     let mut named_by_a_request = None;
     for version in 1..=4 {
         let report = manager.sync(run.exporter.export(version, &adapted(version)).unwrap()).await.unwrap();
-        assert_eq!((report.held(), manager.fleet.served(0)), (1, Some(version)), "{:?}", report.engines);
-        let adapter = manager.fleet.adapter(0).unwrap();
-        assert_eq!(adapter.name, format!("adapter-{version}"));
+        let adapter = manager.fleet.served(0).unwrap();
+        assert_eq!((report.held(), adapter.version, adapter.adapter), (1, version, true), "{:?}", report.engines);
         if version == 2 {
             named_by_a_request = Some(adapter);
         }
@@ -367,7 +366,7 @@ async fn an_engine_that_answers_without_its_adapter_is_caught_and_not_disturbed(
     let told = failures[0].to_string();
     assert!(told.contains("one failed to probe") && told.contains("differ from the trainer's"), "{told}");
     assert_eq!(engine.said(), ["load"; 2], "tried twice, and never paused");
-    assert!(manager.fleet.adapter(0).is_none());
+    assert!(manager.fleet.served(0).is_none());
 }
 
 /// What changed is written; the rest is the file of the version before.

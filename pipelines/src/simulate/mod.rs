@@ -168,7 +168,8 @@ fn components(
     let make = move |settings: &EngineSettings| {
         let lengths = lengths.clone();
         let length = move |ordinal, index| lengths.of(seed, ordinal, index).0;
-        SimulatedEngine::new(&machine, settings.slots, times, length).on_new_weights(settings.on_new_weights)
+        SimulatedEngine::new(&machine, settings.slots, move |load| times.step(load), length)
+            .on_new_weights(settings.on_new_weights)
     };
     let generator = Generator::by(make, &tokenizer).weights(published);
     let (timeline, every) = (Timeline::of(plan)?, plan.sync.every);

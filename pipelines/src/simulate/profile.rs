@@ -6,8 +6,8 @@ use std::path::Path;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
+use rollflow::engine::Load;
 use rollflow::engine::sampling::uniform;
-use rollflow::engine::{DecodeTimes, Load};
 use rollflow::util::atomic_file;
 use serde::{Deserialize, Serialize};
 
@@ -111,6 +111,26 @@ impl Profile {
     pub fn save(&self, path: &Path) -> Result<()> {
         let text = serde_json::to_string(self)?;
         atomic_file::write(path, text).with_context(|| format!("writing the profile {}", path.display()))
+    }
+}
+
+/// Duration of an engine's steps, in seconds: linear in the work.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct DecodeTimes {
+    /// Seconds for each pass through the model.
+    pub pass: f64,
+    /// Seconds for each generated token.
+    pub row: f64,
+    /// Seconds for each prefilled token.
+    pub prefill: f64,
+}
+
+impl DecodeTimes {
+    /// Duration of one step.
+    pub fn step(&self, load: Load) -> Duration {
+        let seconds = self.pass * load.passes as f64 + self.row * load.rows as f64 + self.prefill * load.prefill as f64;
+        Duration::try_from_secs_f64(seconds).unwrap_or_default()
     }
 }
 

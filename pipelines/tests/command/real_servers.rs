@@ -135,7 +135,7 @@ fn adapters_are_given_as_adapters_and_answer_by_name() {
         let report = runtime.block_on(manager.sync(update)).unwrap();
         let times = report.engines[0].as_ref().unwrap();
         println!("adapter {version}: {times:?}");
-        assert!(never_retried(times) && manager.fleet.adapter(0).unwrap().version == version);
+        assert!(never_retried(times) && manager.fleet.served(0).unwrap().version == version);
     }
     let until = Instant::now() + Duration::from_secs(60);
     while runtime.block_on(control.adapters()).unwrap() != ["adapter-4"] {

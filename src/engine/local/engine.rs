@@ -16,12 +16,13 @@ use std::time::Instant;
 use tch::Tensor;
 
 use super::draw::draw;
-use super::sequence::{Sequence, SequenceState, ServedWeights};
 use crate::data::packing::cut_rectangles;
 use crate::data::{Answer, SampledToken, Tokenizer, Version};
-use crate::engine::slots::{Admission, Slots};
-use crate::engine::{EngineError, Finished, Load, OnNewWeights, Request, TokenEngine};
-use crate::model::{Compute, Decoder, FrozenWeights, KvCache, PREFILL_CELLS, Packed, Weights};
+use crate::engine::sampling::uniform;
+use crate::engine::slots::{ActiveSample, Admission, Slots};
+use crate::engine::stop::StopWatch;
+use crate::engine::{EngineError, FinishReason, Finished, Load, OnNewWeights, Request, TokenEngine};
+use crate::model::{Compute, Decoder, FrozenWeights, KvCache, PREFILL_CELLS, Packed, Views, Weights};
 
 /// Engine that generates with weights in this process.
 pub struct LocalEngine {
@@ -99,8 +100,6 @@ impl LocalEngine {
 
     /// Computes the tokens of admitted samples, each prompt once, and draws their next tokens.
     fn begin(&mut self, weights: &ServedWeights, admitted: Vec<Admission>) -> Result<(), EngineError> {
-        let longest = admitted.iter().map(|group| group.request.longest()).max();
-        self.cache.grow(longest.unwrap_or(0).next_multiple_of(32).min(self.decoder.config().max_positions));
         let shelf_slot = self.slots.len();
         let mut groups = admitted.as_slice();
         let mut logits = Vec::new();
@@ -205,6 +204,7 @@ impl TokenEngine for LocalEngine {
     type Weights = FrozenWeights;
 
     fn submit(&mut self, request: Request) -> Result<(), EngineError> {
+        let _guard = tch::no_grad_guard();
         let config = self.decoder.config();
         request.check(config.vocab_size)?;
         let (ordinal, needed) = (request.ordinal, request.longest());
@@ -219,6 +219,7 @@ impl TokenEngine for LocalEngine {
                 "{prompt} tokens and max_new_tokens {new} exceed the model's {most} positions; shorten one of them"
             ));
         }
+        self.cache.grow(needed.next_multiple_of(32).min(config.max_positions));
         self.slots.submit(request);
         Ok(())
     }
@@ -265,7 +266,7 @@ impl TokenEngine for LocalEngine {
             return if self.is_idle() { Ok(Vec::new()) } else { Err(EngineError::NoWeights) };
         };
         loop {
-            let admitted = self.slots.admit(|| SequenceState::new(&weights));
+            let admitted = self.slots.admit(|| SequenceState { weights: weights.clone(), watch: StopWatch::default() });
             if admitted.is_empty() {
                 break;
             }
@@ -284,5 +285,45 @@ impl TokenEngine for LocalEngine {
 
     fn load(&self) -> Load {
         self.slots.load
+    }
+}
+
+/// One version of the weights, kept while a sample uses it.
+struct ServedWeights {
+    version: Version,
+    views: Views,
+}
+
+/// State of a sample in flight. Random numbers and text follow from its tokens, so only tokens are
+/// saved (laws C1, N2).
+struct SequenceState {
+    weights: Rc<ServedWeights>,
+    watch: StopWatch,
+}
+
+type Sequence = ActiveSample<SequenceState>;
+
+impl Sequence {
+    /// Newest token and its position, the input of a step.
+    fn newest(&self) -> (i64, usize) {
+        let token = self.answer.tokens.last().map_or(0, |&token| i64::from(token));
+        (token, self.computed())
+    }
+
+    /// Uniform number that decides the next token.
+    fn uniform(&self, run_seed: u64) -> f64 {
+        let Answer { index, tokens, .. } = &self.answer;
+        // A greedy choice needs none, and a key costs more than an argmax of a small vocabulary.
+        if self.request.params.greedy() {
+            0.0
+        } else {
+            uniform(run_seed, self.request.ordinal, *index, self.request.offset + tokens.len())
+        }
+    }
+
+    /// Appends a token. Returns how that ended the sample, if so.
+    fn take(&mut self, token: u32, log_prob: f32, tokenizer: &Tokenizer) -> Result<Option<FinishReason>, EngineError> {
+        self.answer.push(token, log_prob, self.state.weights.version);
+        Ok(self.state.watch.ends(&self.answer, &self.request.params, tokenizer)?)
     }
 }

@@ -3,7 +3,6 @@
 
 mod draw;
 mod engine;
-mod sequence;
 
 pub use engine::LocalEngine;
 

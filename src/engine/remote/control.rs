@@ -54,7 +54,6 @@ impl Server {
         Ok(listed.filter_map(|model| model["id"].as_str().map(str::to_owned)).collect())
     }
 
-    /// Error about an unexpected reply to a request.
     pub(super) fn nonsense(&self, path: &str, why: &str, reply: &Value) -> RemoteError {
         self.client.nonsense(&format!("POST {path}"), why.to_owned(), &reply.to_string())
     }

@@ -26,9 +26,8 @@ use std::time::Instant;
 use tokio::sync::watch;
 
 use super::attempt::{self, AttemptEvent, AttemptUpdate};
-use super::budget::{Budget, pause};
 use super::in_flight::{InFlightSample, Running, SampleKey, Stage, versions};
-use super::router::{EngineSlot, choose};
+use super::router::{EngineSlot, choose, pause};
 pub use config::FleetConfig;
 
 use super::handle::{EngineState, Standings};
@@ -57,7 +56,6 @@ pub struct Fleet {
     version: Option<Version>,
     engine_slots: Vec<EngineSlot>,
     samples: BTreeMap<SampleKey, InFlightSample>,
-    budget: Budget,
     /// Time of the newest token, or of the last idle moment.
     progress: Instant,
     warned: Instant,
@@ -88,7 +86,6 @@ impl Fleet {
             version: None,
             engine_slots: vec![EngineSlot::new(config.per_engine); handle.engines().len()],
             samples: BTreeMap::new(),
-            budget: Budget::new(now, slots),
             progress: now,
             warned: now,
             refused: 0,
@@ -108,16 +105,6 @@ impl Fleet {
             Some(tasks) => Ok(tasks.clone()),
             None => Ok(self.tasks.insert(Arc::new(Tasks::new()?)).clone()),
         }
-    }
-
-    /// Engines of the fleet.
-    pub fn handle(&self) -> &FleetHandle {
-        &self.handle
-    }
-
-    /// Tokenizer of the completions.
-    pub fn tokenizer(&self) -> &Arc<Tokenizer> {
-        &self.tokenizer
     }
 
     /// Starts waiting samples on engines with room, the oldest first.
@@ -169,9 +156,10 @@ impl Fleet {
     fn begin(&mut self, key: SampleKey, place: usize, together: usize, now: Instant) -> Result<(), EngineError> {
         let tasks = self.tasks()?;
         let Some(sample) = self.samples.get_mut(&key) else { return Ok(()) };
-        let adapter = self.handle.adapter(place);
-        let served = adapter.as_ref().map(|adapter| adapter.version).or_else(|| self.handle.served(place));
-        let Some(floor) = served.or(self.version) else { return Err(EngineError::NoWeights) };
+        let served = self.handle.served(place);
+        let known = served.as_ref().map(|served| served.version);
+        let Some(floor) = known.or(self.version) else { return Err(EngineError::NoWeights) };
+        let adapter = served.filter(|served| served.adapter);
         let InFlightSample { request, answer, number, .. } = &*sample;
         let before = answer.tokens.len();
         let attempt = Attempt {
@@ -183,7 +171,7 @@ impl Fleet {
             params: request.params.clone(),
             seed: mix(mix(mix(self.seed ^ mix(key.0)) ^ u64::from(key.1)) ^ (request.offset + before) as u64),
             cache_key: self.config.cache_by_version.then(|| format!("v{floor}")),
-            adapter: adapter.as_ref().map(|adapter| adapter.name.clone()),
+            adapter: adapter.as_ref().map(|adapter| adapter.label()),
             together: together as u32,
         };
         self.load.prefill += attempt.tokens.len();
@@ -193,7 +181,7 @@ impl Fleet {
         if let Some(meter) = self.handle.meter() {
             meter.request(place);
         }
-        sample.stage = Stage::Running(Running { place, floor, known: served.is_some(), before, adapter, task });
+        sample.stage = Stage::Running(Running { place, floor, known: known.is_some(), before, adapter, task });
         sample.since = now;
         Ok(())
     }
@@ -283,7 +271,6 @@ impl Fleet {
             return self.fail(key, place, error.of_sample(&id(key)), now);
         }
         self.engine_slots[place].ended();
-        self.budget.earn();
         self.finish(key, finish)
     }
 
@@ -323,7 +310,7 @@ impl Fleet {
             return self.give_up(key, error);
         }
         tracing::debug!("{error}; trying again");
-        let at = self.budget.spend(now) + pause(self.config.pause, mix(key.0 ^ u64::from(key.1)), sample.failures.max(1));
+        let at = now + pause(self.config.pause, mix(key.0 ^ u64::from(key.1)), sample.failures.max(1));
         sample.wait(at);
         if self.engine_slots[place].failures >= FAILURES && self.handle.state(place) != EngineState::Lost {
             tracing::warn!("{error}; it gets no work until it is well again");
@@ -359,7 +346,6 @@ impl Fleet {
         Ok(())
     }
 
-    /// Processes changes, if there are any.
     fn process_changes(&mut self, now: Instant) -> Result<(), EngineError> {
         if !self.changes.has_changed().unwrap_or(false) {
             return Ok(());

@@ -9,7 +9,6 @@
 //! refuted, its tokens of that time are invalid.
 
 use std::fmt;
-use std::path::Path;
 use std::sync::{Arc, OnceLock};
 
 use tokio::sync::{Mutex, watch};
@@ -55,10 +54,8 @@ pub(super) struct Standings {
 
 #[derive(Clone, Default)]
 struct Standing {
-    /// Last verified version.
-    served: Option<Version>,
-    /// Loaded adapter, which requests name.
-    adapter: Option<Arc<LoadedAdapter>>,
+    /// Weights that were verified last. Those of an adapter are held by its requests, too.
+    served: Option<Arc<Update>>,
     /// If true, the engine may have lost that version.
     doubtful: bool,
     /// If true, the engine samples under unverified weights.
@@ -66,17 +63,6 @@ struct Standing {
     /// Number of refuted syncs.
     refuted: u64,
     lost: Option<RemoteError>,
-}
-
-/// Adapter loaded by one engine. Adapter and folder are kept while this is held.
-#[derive(Debug)]
-pub struct LoadedAdapter {
-    /// Name in requests.
-    pub name: String,
-    /// Version of its weights.
-    pub version: Version,
-    /// Folder of the adapter.
-    pub folder: Arc<Path>,
 }
 
 impl FleetHandle {
@@ -113,7 +99,7 @@ impl FleetHandle {
     pub(super) fn state(&self, place: usize) -> EngineState {
         let standings = self.shared.standings.borrow();
         let Some(standing) = standings.engines.get(place) else { return EngineState::Lost };
-        let old = standing.served.is_some_and(|served| standings.required.is_some_and(|required| served < required));
+        let old = standing.served.as_ref().is_some_and(|served| Some(served.version) < standings.required);
         match &standing.lost {
             Some(_) => EngineState::Lost,
             None if standing.doubtful || old => EngineState::Behind,
@@ -126,9 +112,9 @@ impl FleetHandle {
         self.state(place) == EngineState::Serving
     }
 
-    /// Last verified version.
-    pub fn served(&self, place: usize) -> Option<Version> {
-        self.of(place, |standing| standing.served)
+    /// Weights that were verified last; those of an adapter if requests to the engine name one.
+    pub fn served(&self, place: usize) -> Option<Arc<Update>> {
+        self.of(place, |standing| standing.served.clone())
     }
 
     /// Error of a lost engine.
@@ -136,31 +122,23 @@ impl FleetHandle {
         self.of(place, |standing| standing.lost.clone())
     }
 
-    /// Adapter that requests to the engine name.
-    pub fn adapter(&self, place: usize) -> Option<Arc<LoadedAdapter>> {
-        self.of(place, |standing| standing.adapter.clone())
-    }
-
     /// Places of reachable engines that wait for weights.
     pub fn behind(&self) -> Vec<usize> {
         (0..self.engines().len()).filter(|place| self.state(*place) == EngineState::Behind).collect()
     }
 
-    /// Returns true if the engine samples under unverified weights.
     pub(super) fn on_trial(&self, place: usize) -> bool {
         self.of(place, |standing| Some(standing.on_trial)).unwrap_or(false)
     }
 
-    /// Number of refuted syncs of the engine.
     pub(super) fn refutations(&self, place: usize) -> u64 {
         self.of(place, |standing| Some(standing.refuted)).unwrap_or(0)
     }
 
-    /// Records that the engine was verified to serve this version, as an adapter if it is one.
-    pub(super) fn mark_verified(&self, place: usize, version: Version, adapter: Option<Arc<LoadedAdapter>>) {
+    /// Records that the engine was verified to serve these weights.
+    pub(super) fn mark_verified(&self, place: usize, weights: Arc<Update>) {
         self.mark(place, |standing| {
-            let Standing { served, adapter: loaded, doubtful, on_trial, .. } = standing;
-            (*served, *loaded, *doubtful, *on_trial) = (Some(version), adapter, false, false);
+            (standing.served, standing.doubtful, standing.on_trial) = (Some(weights), false, false);
         });
     }
 
@@ -177,7 +155,6 @@ impl FleetHandle {
         self.mark(place, |standing| standing.on_trial = true);
     }
 
-    /// Records that the engine is unreachable.
     pub(super) fn mark_lost(&self, place: usize, error: RemoteError) {
         self.mark(place, |standing| standing.lost = Some(error));
     }
@@ -205,7 +182,6 @@ impl FleetHandle {
         });
     }
 
-    /// Newest weights whose sync has started.
     pub(super) fn offered(&self) -> Option<Arc<Update>> {
         self.shared.standings.borrow().offered.clone()
     }
@@ -218,11 +194,10 @@ impl FleetHandle {
     /// Newest version that an engine serves, must serve or is loading.
     pub(super) fn newest(&self) -> Option<Version> {
         let standings = self.shared.standings.borrow();
-        let served = standings.engines.iter().filter_map(|standing| standing.served).max();
+        let served = standings.engines.iter().filter_map(|standing| Some(standing.served.as_ref()?.version)).max();
         served.max(standings.required).max(standings.offered.as_ref().map(|update| update.version))
     }
 
-    /// Notifies of every change.
     pub(super) fn changes(&self) -> watch::Receiver<Standings> {
         self.shared.standings.subscribe()
     }
@@ -242,7 +217,9 @@ impl FleetHandle {
     fn change(&self, change: impl FnOnce(&mut Standings)) {
         self.shared.standings.send_modify(change);
         if let Some(meter) = self.meter() {
-            (0..self.engines().len()).for_each(|place| meter.stands(place, self.state(place), self.served(place)));
+            for place in 0..self.engines().len() {
+                meter.stands(place, self.state(place), self.served(place).map(|served| served.version));
+            }
         }
     }
 }

@@ -6,7 +6,7 @@ use std::time::Instant;
 
 use tokio::task::AbortHandle;
 
-use super::LoadedAdapter;
+use super::sync::Update;
 use crate::data::{Answer, DataError, SampledToken, Spans, Tokenizer, Version};
 use crate::engine::stop::StopWatch;
 use crate::engine::{FinishReason, Request};
@@ -55,7 +55,7 @@ pub(super) struct Running {
     /// Number of tokens before the attempt.
     pub(super) before: usize,
     /// Adapter of the attempt, kept loaded.
-    pub(super) adapter: Option<Arc<LoadedAdapter>>,
+    pub(super) adapter: Option<Arc<Update>>,
     pub(super) task: AbortHandle,
 }
 

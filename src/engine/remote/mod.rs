@@ -4,7 +4,6 @@
 //! sync. [`connect`] makes the engines of this project.
 
 mod attempt;
-mod budget;
 mod control;
 mod engine;
 mod fleet;
@@ -29,7 +28,6 @@ pub use async_trait::async_trait;
 pub use engine::{Attempt, Capabilities, Ending, InferenceEngine, PauseMode, WeightControl};
 pub use fleet::{Fleet, FleetConfig};
 pub use handle::FleetHandle;
-pub(crate) use handle::LoadedAdapter;
 
 /// Client of a server of this kind, at an address such as `http://host:port`. Connects with the
 /// first request. `model` is the name in requests; without it, the first that the server lists.

@@ -11,8 +11,11 @@ use std::time::{Duration, Instant};
 
 use tokio::task::AbortHandle;
 
-use super::budget::pause;
 use crate::engine::Concurrency;
+use crate::net::backoff;
+
+/// Longest pause between two attempts at a sample.
+const LONGEST_PAUSE: Duration = Duration::from_secs(10);
 
 /// First pause after an engine reports that it is busy or paused.
 const FIRST: Duration = Duration::from_millis(100);
@@ -118,6 +121,11 @@ impl EngineSlot {
     }
 }
 
+/// Pause before retry `nth` of sample `key`, from 1.
+pub(super) fn pause(first: Duration, key: u64, nth: u32) -> Duration {
+    backoff(first, LONGEST_PAUSE, key, nth)
+}
+
 /// Returns an engine with room for `count` samples of a group, preferably `home`, among those that
 /// `serves`.
 pub(super) fn choose(
@@ -193,10 +201,6 @@ mod tests {
             assert!((50..=100).contains(&slots), "{slots} for an engine that computes 64, in groups of {group}");
         }
         assert!(settled(256, 1000, 1000, 1) > 180, "one that computes all of them keeps most of them, and tries more");
-    }
-
-    #[test]
-    fn an_engine_that_is_never_full_keeps_its_room() {
-        assert_eq!(settled(256, 16, 100, 1), 256);
+        assert_eq!(settled(256, 16, 100, 1), 256, "one that is never full keeps its room");
     }
 }

@@ -19,7 +19,6 @@ pub(super) const CALL: Duration = Duration::from_secs(20);
 /// of a weight sync are shorter.
 pub(super) const LIMIT: Duration = Duration::from_secs(3600);
 
-/// Client of a server.
 #[derive(Clone, Debug)]
 pub(super) struct Server {
     pub(super) client: Client,
@@ -45,7 +44,6 @@ impl Server {
         self.client.name().to_owned()
     }
 
-    /// Reads a page within the time of a request without generation.
     pub(super) async fn get(&self, path: &str) -> Result<Value, RemoteError> {
         self.client.get(path, CALL).await
     }
@@ -130,7 +128,6 @@ impl Server {
     }
 }
 
-/// Content of one event.
 #[derive(Debug, Default)]
 pub(super) struct StreamDelta {
     /// Index of the completion in its group.

@@ -23,12 +23,8 @@ use crate::net::Endpoint;
 /// vLLM's own route, which `--enable-scale-out` enables.
 const GENERATE: &str = "/inference/v1/generate";
 
-/// Missing capability of a server without routes for weights.
-const NO_CONTROL: &str = "VLLM_SERVER_DEV_MODE=1 in the server's environment turns on its routes for weights (/pause, /collective_rpc and others), \
-     which it lacks; they take no token, so keep it on a network of your own";
-
-const DEV_MODE: &str = "vLLM has its routes for weights only in developer mode: start it with VLLM_SERVER_DEV_MODE=1 \
-                        (`rollflow engine launch` does), on a private network, because these routes ask for no token";
+const DEV_MODE: &str = "vLLM has its routes for weights (/pause, /collective_rpc and others) only in developer mode: start it with \
+                        VLLM_SERVER_DEV_MODE=1 (`rollflow engine launch` does), on a private network, because these routes ask for no token";
 
 const ADAPTERS: &str = "vLLM loads adapters at run time only with VLLM_ALLOW_RUNTIME_LORA_UPDATING=1 and --enable-lora (max-lora-rank: at least theirs)";
 
@@ -65,7 +61,7 @@ impl VllmEngine {
             weights,
             checksums: has("/weight_checker"),
             adapters: has("/v1/load_lora_adapter"),
-            lacks: (!weights).then(|| NO_CONTROL.to_owned()).into_iter().collect(),
+            lacks: (!weights).then(|| DEV_MODE.to_owned()).into_iter().collect(),
         };
         Ok((capabilities, raw))
     }

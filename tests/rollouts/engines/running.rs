@@ -173,7 +173,7 @@ fn an_engine_of_ones_own_may_panic_or_hang_and_answers_go_on_token_by_token() {
     assert_eq!(groups.len(), 2);
     for group in groups {
         for sample in &group.samples {
-            let prompt = fleet.tokenizer().encode_prompt(&group.prompt).unwrap();
+            let prompt = tokenizer().encode_prompt(&group.prompt).unwrap();
             assert_eq!(sample.tokens[prompt.len()..], answer_to(&prompt, 12));
         }
     }

@@ -4,9 +4,9 @@ use std::time::{Duration, Instant};
 
 use super::{FAILURES, Fleet, id};
 use crate::engine::remote::FleetHandle;
-use crate::engine::remote::budget::pause;
 use crate::engine::remote::handle::EngineState;
 use crate::engine::remote::in_flight::{InFlightSample, SampleKey};
+use crate::engine::remote::router::pause;
 use crate::engine::{EngineError, TokenEngine};
 
 /// Time limit of a health check.

@@ -80,7 +80,7 @@ impl StepError {
 
     /// Returns true if the weights are to be loaded again. A server repeats the error of the old
     /// head.
-    fn wrong_weights(&self) -> bool {
+    pub(super) fn wrong_weights(&self) -> bool {
         !self.passes() && !matches!(self, StepError::Engine(_) | StepError::Fixed | StepError::OldHead { .. })
     }
 }
@@ -152,13 +152,12 @@ struct EngineSync<'a> {
 }
 
 impl EngineSync<'_> {
-    /// Goes through all phases once.
     async fn attempt(&mut self, before: Option<&Checksums>) -> Result<Option<Checksums>, IsolatedEngine> {
         let EngineSync { engine, control, update, config, .. } = *self;
         let (label, limit) = (&update.label(), config.step_timeout);
         if update.adapter {
             self.phase("load", config.load_timeout, || control.load_adapter(label, &update.folder)).await?;
-            self.phase("check", limit, || check_adapter(control, label)).await?;
+            self.phase("check", limit, || check_label(control, update)).await?;
             self.phase("probe", limit, || probe(engine, update)).await?;
             return Ok(None);
         }
@@ -208,28 +207,29 @@ impl EngineSync<'_> {
     }
 }
 
-async fn check_adapter(control: &dyn WeightControl, label: &String) -> Result<(), StepError> {
-    let has = control.adapters().await?;
-    if has.contains(label) { Ok(()) } else { Err(StepError::NoAdapter { given: label.clone(), has }) }
+/// Checks that the engine reports the weights of `update`.
+pub(super) async fn check_label(control: &dyn WeightControl, update: &Update) -> Result<(), StepError> {
+    let given = update.label();
+    if update.adapter {
+        let has = control.adapters().await?;
+        return if has.contains(&given) { Ok(()) } else { Err(StepError::NoAdapter { given, has }) };
+    }
+    let says = control.served().await?;
+    if says.as_ref() == Some(&given) { Ok(()) } else { Err(StepError::Label { given, says }) }
 }
 
-/// Reads label and checksums back.
 async fn check(
     control: &dyn WeightControl,
     update: &Update,
     checksums: bool,
     before: Option<&Checksums>,
 ) -> Result<Option<Checksums>, StepError> {
-    let (given, says) = (update.label(), control.served().await?);
-    if says.as_ref() != Some(&given) {
-        return Err(StepError::Label { given, says });
-    }
+    check_label(control, update).await?;
     let sums = if checksums { control.checksums().await? } else { None };
     check_changed(before, sums.as_ref(), update.changed)?;
     Ok(sums)
 }
 
-/// Compares log-probabilities with the trainer's.
 async fn probe(engine: &dyn InferenceEngine, update: &Update) -> Result<(), StepError> {
     let label = update.label();
     let adapter = update.adapter.then_some(label.as_str());

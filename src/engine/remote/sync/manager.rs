@@ -8,12 +8,12 @@ use tokio::sync::OwnedMutexGuard;
 use tokio::sync::mpsc::{self, UnboundedSender};
 use tokio::time::{Instant, timeout, timeout_at};
 
-use super::engine_sync::{StepError, Synced, sync_engine};
+use super::engine_sync::{StepError, Synced, check_label, sync_engine};
 use super::verify::{Checksums, outliers};
 use super::{IsolatedEngine, SyncConfig, Update};
 use crate::data::Version;
 use crate::engine::EngineError;
-use crate::engine::remote::{FleetHandle, LoadedAdapter};
+use crate::engine::remote::FleetHandle;
 
 /// Longest time for an engine to report what it serves.
 const LOOK: Duration = Duration::from_secs(1);
@@ -60,8 +60,8 @@ pub(in crate::engine::remote) struct LastSync {
     sums: Option<Checksums>,
     /// Last logged failure; the same failure is logged once.
     logged: Option<String>,
-    /// Loaded adapters, oldest first.
-    adapters: Vec<Arc<LoadedAdapter>>,
+    /// Loaded adapters, oldest first. Each is kept while requests hold it.
+    adapters: Vec<Arc<Update>>,
 }
 
 /// Place of an engine, and the right to sync it.
@@ -118,23 +118,17 @@ impl WeightSyncManager {
     }
 
     /// Asks engines whether they still serve `update`: an engine may have restarted unnoticed.
-    async fn look(&self, update: &Update) {
+    async fn look(&self, update: &Arc<Update>) {
         let asked = self.fleet.engines().iter().map(|engine| {
-            let (engine, label, adapter) = (engine.clone(), update.label(), update.adapter);
-            tokio::spawn(async move {
-                let control = engine.weights()?;
-                let serves = async {
-                    match adapter {
-                        true => control.adapters().await.map(|has| has.contains(&label)),
-                        false => control.served().await.map(|says| says.is_some_and(|says| says == label)),
-                    }
-                };
-                timeout(LOOK, serves).await.ok()?.ok()
-            })
+            let (engine, update) = (engine.clone(), update.clone());
+            tokio::spawn(async move { timeout(LOOK, check_label(engine.weights()?, &update)).await.ok()?.err() })
         });
-        for (place, serves) in asked.collect::<Vec<_>>().into_iter().enumerate() {
+        for (place, asked) in asked.collect::<Vec<_>>().into_iter().enumerate() {
             let free = self.try_free(place).is_some();
-            if let (Ok(Some(false)), true) = (serves.await, free) {
+            if let Ok(Some(error)) = asked.await
+                && free
+                && error.wrong_weights()
+            {
                 self.fleet.mark_doubtful(place);
             }
         }
@@ -205,14 +199,14 @@ impl WeightSyncManager {
             Ok((times, sums)) => {
                 (last.sums, last.logged) = (sums, None);
                 self.fleet.mark_found(place);
-                let (name, version, folder) = (update.label(), update.version, update.folder.clone());
-                let adapter = update.adapter.then(|| Arc::new(LoadedAdapter { name, version, folder }));
-                if let Some(adapter) = &adapter {
+                // Each engine has its own, so that its holders are counted.
+                let served = Arc::new(update.clone());
+                if update.adapter {
                     // The engine may have lost it and loaded it again.
-                    last.adapters.retain(|other| other.name != adapter.name);
-                    last.adapters.push(adapter.clone());
+                    last.adapters.retain(|other| other.version != served.version);
+                    last.adapters.push(served.clone());
                 }
-                self.fleet.mark_verified(place, version, adapter);
+                self.fleet.mark_verified(place, served);
                 Ok(times)
             }
             Err(isolated) => {
@@ -230,12 +224,11 @@ impl WeightSyncManager {
     /// Unloads adapters that no request names, from engines without a sync in progress.
     fn retire(&self) {
         for (place, mut last) in (0..self.fleet.engines().len()).filter_map(|place| self.try_free(place)) {
-            // Requests hold the adapter that they name.
             for adapter in last.adapters.extract_if(.., |adapter| Arc::strong_count(adapter) == 1) {
                 let fleet = self.fleet.clone();
                 tokio::spawn(async move {
                     let Some(control) = fleet.engines()[place].weights() else { return };
-                    match timeout(LOOK, control.unload_adapter(&adapter.name)).await {
+                    match timeout(LOOK, control.unload_adapter(&adapter.label())).await {
                         // A restarted engine does not know the adapter.
                         Ok(Err(error)) if !error.fault.passes() => tracing::debug!("{error}"),
                         Ok(Ok(())) => {}

@@ -91,7 +91,7 @@ impl Update {
     }
 
     /// Label of the version.
-    fn label(&self) -> String {
+    pub(super) fn label(&self) -> String {
         if self.adapter { format!("adapter-{}", self.version) } else { self.version.to_string() }
     }
 }
