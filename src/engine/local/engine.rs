@@ -61,7 +61,7 @@ impl LocalEngine {
         }
     }
 
-    /// Sets device and format, before the first step. Default: f32 on the CPU.
+    /// Sets device and format, before the first request. Default: f32 on the CPU.
     pub fn computing(mut self, compute: Compute) -> Self {
         self.cache = self.decoder.cache(self.slots.len() + 1, 0, compute);
         self.compute = compute;

@@ -12,18 +12,18 @@ const OF_NOTHING: &str = "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca49599
 
 impl Server {
     /// Posts a request for weights.
-    pub(super) async fn control(&self, path: &str, body: &Value) -> Result<Value, RemoteError> {
+    pub(super) async fn post_control(&self, path: &str, body: &Value) -> Result<Value, RemoteError> {
         self.client.post(path, body, LIMIT).await.map_err(|error| self.explain(path, error))
     }
 
     /// Posts a request whose reply reports success in `success`, in addition to the status.
     pub(super) async fn post_success(&self, path: &str, body: &Value) -> Result<(), RemoteError> {
-        let reply = self.control(path, body).await?;
+        let reply = self.post_control(path, body).await?;
         self.succeeded(path, &reply)
     }
 
     /// Label of the served weights; `None` before the first label.
-    pub(super) async fn label(&self, path: &str) -> Result<Option<String>, RemoteError> {
+    pub(super) async fn served_label(&self, path: &str) -> Result<Option<String>, RemoteError> {
         Ok(version(&self.client.get(path, LIMIT).await.map_err(|error| self.explain(path, error))?))
     }
 

@@ -132,9 +132,7 @@ impl Fleet {
         let next = if waiting.is_empty() { 0 } else { self.together(waiting) };
         for (place, slot) in self.engine_slots.iter_mut().enumerate() {
             slot.measure(next, now);
-            if let Some(meter) = self.handle.meter() {
-                meter.room(place, slot.in_flight, slot.limit());
-            }
+            self.handle.record(|meter| meter.room(place, slot.in_flight, slot.limit()));
         }
         Ok(())
     }
@@ -178,9 +176,7 @@ impl Fleet {
         let engine = self.handle.engines()[place].clone();
         let task = tasks.spawn(attempt::run(engine, attempt, self.config.clone(), self.to.clone()));
         self.engine_slots[place].in_flight += 1;
-        if let Some(meter) = self.handle.meter() {
-            meter.request(place);
-        }
+        self.handle.record(|meter| meter.request(place));
         sample.stage = Stage::Running(Running { place, floor, known: known.is_some(), before, adapter, task });
         sample.since = now;
         Ok(())
@@ -208,9 +204,7 @@ impl Fleet {
         self.progress = now;
         self.engine_slots[place].works(chunk.len());
         self.load.rows += chunk.len();
-        if let Some(meter) = self.handle.meter() {
-            meter.tokens(place, chunk.len(), (sample.answer.tokens.len() == before).then_some(waited));
-        }
+        self.handle.record(|meter| meter.tokens(place, chunk.len(), (sample.answer.tokens.len() == before).then_some(waited)));
         for (token, log_prob) in chunk {
             let (ordinal, index) = key;
             let newest = SampledToken { ordinal, index, token, log_prob, version: floor, status: Status::Pending };
@@ -251,7 +245,7 @@ impl Fleet {
                 sample.restart(now + pause(self.config.pause, key.0, 1));
                 self.withdraw(key);
                 let error = self.nonsense(place, why);
-                self.handle.count_failure(place, &error);
+                self.handle.record(|meter| meter.error(place, &error.fault));
                 tracing::warn!("{}", error.of_sample(&id(key)));
                 return Ok(());
             }
@@ -285,7 +279,7 @@ impl Fleet {
         if let Some(finish) = sample.ends(&self.tokenizer)? {
             return self.finish(key, finish);
         }
-        self.handle.count_failure(place, &error);
+        self.handle.record(|meter| meter.error(place, &error.fault));
         let slot = &mut self.engine_slots[place];
         match &error.fault {
             Fault::Busy { status, retry_after } => {

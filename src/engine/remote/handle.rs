@@ -81,13 +81,10 @@ impl FleetHandle {
         }
     }
 
-    pub(super) fn meter(&self) -> Option<&Meter> {
-        self.shared.meter.get()
-    }
-
-    pub(super) fn count_failure(&self, place: usize, error: &RemoteError) {
-        if let Some(meter) = self.meter() {
-            meter.error(place, &error.fault);
+    /// Records in the engines' metrics, if they are observed.
+    pub(super) fn record(&self, record: impl FnOnce(&Meter)) {
+        if let Some(meter) = self.shared.meter.get() {
+            record(meter);
         }
     }
 
@@ -216,11 +213,11 @@ impl FleetHandle {
 
     fn change(&self, change: impl FnOnce(&mut Standings)) {
         self.shared.standings.send_modify(change);
-        if let Some(meter) = self.meter() {
+        self.record(|meter| {
             for place in 0..self.engines().len() {
                 meter.stands(place, self.state(place), self.served(place).map(|served| served.version));
             }
-        }
+        });
     }
 }
 

@@ -237,7 +237,7 @@ impl WeightControl for SglangEngine {
                 return Err(self.server.client.fault(Fault::Unsupported(what)));
             }
         };
-        self.server.control("/pause_generation", &json!({"mode": mode})).await.map(drop)
+        self.server.post_control("/pause_generation", &json!({"mode": mode})).await.map(drop)
     }
 
     async fn load(&self, folder: &Path, label: &str) -> Result<(), RemoteError> {
@@ -266,7 +266,7 @@ impl WeightControl for SglangEngine {
     }
 
     async fn served(&self) -> Result<Option<String>, RemoteError> {
-        self.server.label("/model_info").await
+        self.server.served_label("/model_info").await
     }
 
     async fn checksums(&self) -> Result<Option<BTreeMap<String, String>>, RemoteError> {
@@ -274,10 +274,10 @@ impl WeightControl for SglangEngine {
     }
 
     async fn flush_cache(&self) -> Result<(), RemoteError> {
-        self.server.control("/flush_cache", &Value::Null).await.map(drop)
+        self.server.post_control("/flush_cache", &Value::Null).await.map(drop)
     }
 
     async fn resume(&self) -> Result<(), RemoteError> {
-        self.server.control("/continue_generation", &json!({})).await.map(drop)
+        self.server.post_control("/continue_generation", &json!({})).await.map(drop)
     }
 }

@@ -198,13 +198,13 @@ impl WeightControl for VllmEngine {
             }
         };
         // By default 0.32 clears the keys and values of paused requests. A sync flushes by itself.
-        self.server.control(&format!("/pause?mode={mode}&clear_cache=false"), &Value::Null).await.map(drop)
+        self.server.post_control(&format!("/pause?mode={mode}&clear_cache=false"), &Value::Null).await.map(drop)
     }
 
     async fn load(&self, folder: &Path, _label: &str) -> Result<(), RemoteError> {
         let path = "/collective_rpc";
         let body = json!({"method": "reload_weights", "args": [], "kwargs": {"weights_path": folder}});
-        let reply = self.server.control(path, &body).await?;
+        let reply = self.server.post_control(path, &body).await?;
         // Without a result from a worker, nothing was loaded.
         match reply["results"].as_array() {
             Some(results) if !results.is_empty() => Ok(()),
@@ -216,11 +216,11 @@ impl WeightControl for VllmEngine {
         unload_namesake(self, name).await?;
         // Not in place: the server would read the folder again with every request.
         let body = json!({"lora_name": name, "lora_path": folder});
-        self.server.control("/v1/load_lora_adapter", &body).await.map(drop)
+        self.server.post_control("/v1/load_lora_adapter", &body).await.map(drop)
     }
 
     async fn unload_adapter(&self, name: &str) -> Result<(), RemoteError> {
-        self.server.control("/v1/unload_lora_adapter", &json!({"lora_name": name})).await.map(drop)
+        self.server.post_control("/v1/unload_lora_adapter", &json!({"lora_name": name})).await.map(drop)
     }
 
     async fn adapters(&self) -> Result<Vec<String>, RemoteError> {
@@ -232,7 +232,7 @@ impl WeightControl for VllmEngine {
     }
 
     async fn served(&self) -> Result<Option<String>, RemoteError> {
-        self.server.label("/weight_info").await
+        self.server.served_label("/weight_info").await
     }
 
     async fn checksums(&self) -> Result<Option<BTreeMap<String, String>>, RemoteError> {
@@ -244,6 +244,6 @@ impl WeightControl for VllmEngine {
     }
 
     async fn resume(&self) -> Result<(), RemoteError> {
-        self.server.control("/resume", &Value::Null).await.map(drop)
+        self.server.post_control("/resume", &Value::Null).await.map(drop)
     }
 }

@@ -13,12 +13,6 @@ use serde_json::{Value, json};
 use super::server::{Piece, Reply, Server, answer_to, next, of_each, vllm_event, vllm_page, wait_for};
 use super::*;
 
-/// A number below `below`.
-fn draw(key: &[u64], below: u64) -> u64 {
-    let mix = |hash: u64, word: &u64| (hash ^ word).wrapping_mul(0x9E37_79B9_7F4A_7C15).rotate_left(23);
-    (key.iter().fold(0x1234_5678_9ABC_DEF1, mix).wrapping_mul(0xD6E8_FEB8_6659_FD93) >> 33) % below.max(1)
-}
-
 /// What comes after so many right tokens, or at once.
 fn reply(seed: u64, nth: u64, sglang: bool, body: &Value) -> Reply {
     let params = &body["sampling_params"];

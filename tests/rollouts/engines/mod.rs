@@ -49,6 +49,12 @@ fn handle(engines: impl IntoIterator<Item = Arc<dyn InferenceEngine>>) -> FleetH
     FleetHandle::new(engines.into_iter().collect())
 }
 
+/// A number below `below`.
+fn draw(key: &[u64], below: u64) -> u64 {
+    let mix = |hash: u64, word: &u64| (hash ^ word).wrapping_mul(0x9E37_79B9_7F4A_7C15).rotate_left(23);
+    (key.iter().fold(0x1234_5678_9ABC_DEF1, mix).wrapping_mul(0xD6E8_FEB8_6659_FD93) >> 33) % below.max(1)
+}
+
 fn manager(handle: &FleetHandle) -> WeightSyncManager {
     WeightSyncManager { fleet: handle.clone(), config: SyncConfig { checksums: false, retries: 5, ..SyncConfig::default() } }
 }

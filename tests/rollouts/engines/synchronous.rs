@@ -23,12 +23,6 @@ use super::server::next;
 use super::*;
 use crate::support::backend::Counting;
 
-/// A number below `below`.
-fn draw(key: &[u64], below: u64) -> u64 {
-    let mix = |hash: u64, word: &u64| (hash ^ word).wrapping_mul(0x9E37_79B9_7F4A_7C15).rotate_left(23);
-    (key.iter().fold(0x1234_5678_9ABC_DEF1, mix).wrapping_mul(0xD6E8_FEB8_6659_FD93) >> 33) % below.max(1)
-}
-
 /// An engine that breaks off, fails and, once, starts again without its weights.
 pub struct Unsteady {
     seed: u64,
