@@ -68,7 +68,7 @@ fn measure(name: &str, mut batch: Batch) -> Result<f64> {
     let advantage = Advantage::default();
     assign_advantages(&mut batch, &advantage)?;
     let samples: Vec<&Sample> = batch.samples().collect();
-    let collated = collate(&samples, Aggregation::TokenMean)?.at_version(2);
+    let collated = TrainBatch { version: 2, ..collate(&samples, Aggregation::TokenMean)? };
     let (all, tokens) = (collated.all(), collated.batch_tokens);
     let step = step(&collated)?;
     println!("{name}: {} answers, {tokens} trained tokens; a step takes {:.2} ms", samples.len(), 1e3 * step);

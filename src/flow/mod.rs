@@ -69,5 +69,6 @@ pub use simulation::Simulation;
 pub use stage::{AsyncStage, Sink, Source, Stage, StageError, StageSpec};
 pub use stall::StageWait;
 pub use stats::Stats;
+pub(crate) use wait::block_on;
 pub use weights::{OutdatedVersion, WeightsRx, WeightsTx, weights};
 pub use window::Window;

@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 
 use super::folder::{read_tensors, write_tensors};
 use super::keys::{Keys, read_object};
-use super::{Adapter, Dtype, Head, Lora, ModelConfig, ModelError, Weights, load_hf_for};
+use super::{Adapter, Dtype, Lora, ModelConfig, ModelError, Weights, load_hf_for};
 use crate::util::atomic_file;
 
 /// The file that makes a folder one of adapters.
@@ -112,7 +112,7 @@ pub(super) fn named_base(dir: &Path) -> Result<(PathBuf, bool), ModelError> {
 pub(super) fn load_with_base(dir: &Path, dtype: Dtype) -> Result<(ModelConfig, Weights), ModelError> {
     let (base, scores) = named_base(dir)?;
     let (config, weights) = load_hf_for(&base, dtype)?;
-    let (config, weights) = match scores && config.head == Head::LanguageModel {
+    let (config, weights) = match scores && !config.scores {
         true => (config.scoring(), weights.scoring(&config, None)),
         false => (config, weights),
     };
@@ -155,12 +155,12 @@ fn read_config(path: &Path) -> Result<(Lora, bool), ModelError> {
         _ => keys.required("target_modules", "a list of projections, or \"all-linear\"")?,
     };
     let (rank, alpha) = (keys.required("r", "a positive integer")?, keys.required("lora_alpha", "a number")?);
-    let lora = Lora::new(rank, alpha, &targets).map_err(|_| {
+    let mut lora = Lora::new(rank, alpha, &targets).map_err(|_| {
         keys.unsupported(
             "target_modules",
             "q_proj, k_proj, v_proj, o_proj, gate_proj, up_proj, down_proj, qkv_proj, gate_up_proj",
         )
     })?;
-    let lora = lora.of_model(keys.optional::<PathBuf>("base_model_name_or_path", "a string")?);
+    lora.base = keys.optional("base_model_name_or_path", "a string")?;
     Ok((lora, scores))
 }

@@ -66,7 +66,7 @@ impl Compute {
             },
             (count, _) => format!("libtorch finds {count} CUDA devices, the last of which is cuda:{} ({visible})", count - 1),
         };
-        Err(ModelError::NoDevice { wanted: self.device_name(), found })
+        Err(ModelError::NoDevice(self.device_name(), found))
     }
 }
 

@@ -2,40 +2,22 @@
 
 use std::path::Path;
 
+use serde::{Serialize, Serializer};
 use serde_json::{Map, Value};
 
 use super::family::QkNorm;
 use super::{Dtype, Family, ModelError};
 use crate::data::{Tokenizer, packing};
 
-/// Output head of a model.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Head {
-    /// Logits of the next token: a language model.
-    #[default]
-    LanguageModel,
-    /// One number per token, from `score.weight`: a reward model or critic. In transformers, a
-    /// sequence classifier with one label.
-    Score,
-}
-
-impl Head {
-    /// Suffix of the class name in transformers.
-    pub(super) fn architecture(self) -> &'static str {
-        match self {
-            Head::LanguageModel => "ForCausalLM",
-            Head::Score => "ForSequenceClassification",
-        }
-    }
-}
-
 /// Keys of a classifier's labels. A folder's own labels are kept.
 pub(super) const LABELS: [&str; 3] = ["id2label", "label2id", "num_labels"];
 
-/// Stretching of rotary frequencies for long contexts.
-#[derive(Clone, Copy, Debug, PartialEq)]
+/// Stretching of rotary frequencies for long contexts, with the keys of `rope_parameters`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
+#[serde(tag = "rope_type", rename_all = "lowercase")]
 pub enum RopeScaling {
     /// No stretching.
+    #[default]
     Default,
     /// All frequencies divided by one factor.
     Linear {
@@ -46,12 +28,13 @@ pub enum RopeScaling {
     Llama3 {
         /// Divisor of the low frequencies.
         factor: f64,
-        /// Wavelengths above `original / low` are divided.
-        low: f64,
-        /// Wavelengths below `original / high` are kept.
-        high: f64,
+        /// Wavelengths above the pre-training context over this number are divided.
+        low_freq_factor: f64,
+        /// Wavelengths below the pre-training context over this number are kept.
+        high_freq_factor: f64,
         /// Context length of the pre-training.
-        original: f64,
+        #[serde(serialize_with = "whole")]
+        original_max_position_embeddings: f64,
     },
     /// Dynamic NTK. Frequencies change only beyond `max_position_embeddings`, a length this library
     /// rejects.
@@ -65,16 +48,21 @@ pub enum RopeScaling {
         /// Divisor of frequencies that turn rarely.
         factor: f64,
         /// Context length of the pre-training.
-        original: f64,
+        #[serde(serialize_with = "whole")]
+        original_max_position_embeddings: f64,
         /// Frequencies that turn more often than this are kept.
-        fast: f64,
+        beta_fast: f64,
         /// Frequencies that turn less often than this are divided.
-        slow: f64,
+        beta_slow: f64,
         /// Factor of rotated queries and keys.
-        amplitude: f64,
+        attention_factor: f64,
         /// If true, the ramp starts and ends at whole columns.
         truncate: bool,
     },
+}
+
+fn whole<S: Serializer>(number: &f64, serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.serialize_u64(*number as u64)
 }
 
 /// The largest product of heads and their width.
@@ -85,8 +73,10 @@ const WIDEST_ATTENTION: usize = 1 << 22;
 pub struct ModelConfig {
     /// Model family.
     pub family: Family,
-    /// Words or a score.
-    pub head: Head,
+    /// If true, the head gives one number per token, from `score.weight`: a reward model or critic,
+    /// in transformers a sequence classifier with one label. If false, it gives the logits of the
+    /// next token: a language model.
+    pub scores: bool,
     /// Rows of the embedding.
     pub vocab_size: usize,
     /// Width of the residual stream.
@@ -154,7 +144,7 @@ impl ModelConfig {
     pub(crate) fn small_of(vocab_size: usize, hidden: usize, layers: usize) -> Self {
         ModelConfig {
             family: Family::Llama,
-            head: Head::LanguageModel,
+            scores: false,
             vocab_size,
             hidden_size: hidden,
             intermediate_size: 3 * hidden,
@@ -190,14 +180,14 @@ impl ModelConfig {
 
     /// Returns true if the head is the embedding.
     pub fn shares_embedding(&self) -> bool {
-        self.tied && self.head == Head::LanguageModel
+        self.tied && !self.scores
     }
 
     /// Replaces the head by a score head.
     pub fn scoring(&self) -> Self {
         let mut other = self.other.clone();
         LABELS.iter().for_each(|key| drop(other.remove(*key)));
-        ModelConfig { head: Head::Score, other, ..self.clone() }
+        ModelConfig { scores: true, other, ..self.clone() }
     }
 
     /// Unties the head.

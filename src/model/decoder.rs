@@ -12,7 +12,7 @@ use super::layout::part;
 use super::packed::Rectangle;
 use super::rope::{ByLayer, Rope, Tables};
 use super::views::Layer;
-use super::{Compute, Head, KvCache, Layout, ModelConfig, Packed, Views, Weights, fused, wide};
+use super::{Compute, KvCache, Layout, ModelConfig, Packed, Views, Weights, fused, wide};
 
 /// Decoder of one configuration. It holds no weights; each thread creates its own.
 pub struct Decoder {
@@ -66,16 +66,12 @@ impl Decoder {
     /// Final hidden states `[tokens, hidden]` of whole sequences, normed: input of
     /// [`Decoder::logits`].
     pub fn hidden(&self, views: &Views, packed: &Packed) -> Tensor {
-        self.whole(views, packed, None)
+        self.trunk(views, &self.pass(packed, &views.embedding), self.embed(views, &packed.ids), None, &mut |_, _| {})
     }
 
-    /// Final hidden states `[rows, hidden]` of the packed rows `rows` only, in that order. Faster
-    /// than a later selection: the last layer computes other rows only in attention.
-    pub fn hidden_at(&self, views: &Views, packed: &Packed, rows: &Tensor) -> Tensor {
-        self.whole(views, packed, Some(rows))
-    }
-
-    /// [`Decoder::hidden_at`] from embeddings (see [`Decoder::embedded`]) instead of token ids.
+    /// [`Decoder::hidden`] of the packed rows `rows` only, in that order: `[rows, hidden]`, from
+    /// the result of [`Decoder::embedded`]. Faster than a later selection: the last layer computes
+    /// other rows only in attention.
     pub(crate) fn hidden_after(&self, views: &Views, packed: &Packed, rows: &Tensor, embedded: &Tensor) -> Tensor {
         let pass = self.pass(packed, &views.embedding);
         self.trunk(views, &pass, embedded.shallow_clone(), Some(rows), &mut |_, _| {})
@@ -141,10 +137,6 @@ impl Decoder {
         self.logits(views, &self.finish(&views.norm, &x))
     }
 
-    fn whole(&self, views: &Views, packed: &Packed, rows: Option<&Tensor>) -> Tensor {
-        self.trunk(views, &self.pass(packed, &views.embedding), self.embed(views, &packed.ids), rows, &mut |_, _| {})
-    }
-
     /// The attention that is faster for these sequences, where and as `embedding` is computed with.
     pub(super) fn pass<'a>(&self, packed: &'a Packed, embedding: &Tensor) -> Pass<'a> {
         let longest = packed.longest();
@@ -186,10 +178,8 @@ impl Decoder {
     /// Norms the last layer's output: input of [`Decoder::logits`].
     pub(super) fn finish(&self, norm: &Tensor, x: &Tensor) -> Tensor {
         let normed = self.norm(x, norm);
-        match (self.config.head, self.config.logits_scaling) {
-            (Head::Score, _) | (_, 1.0) => normed,
-            (Head::LanguageModel, divisor) => normed / divisor,
-        }
+        let divisor = self.config.logits_scaling;
+        if self.config.scores || divisor == 1.0 { normed } else { normed / divisor }
     }
 
     /// Attention of one layer, from its fused projections.

@@ -13,7 +13,6 @@ use serde_json::Value;
 use tch::{Kind, Tensor};
 
 use super::adapter_folder::{folder_config, holds_adapter, load_with_base, named_base, save_adapter};
-use super::error::TensorProblems;
 use super::keys::read_object;
 use super::layout::{HEAD, part};
 use super::shards::{INDEX, TensorSlice, WHOLE, save_hf_as};
@@ -47,15 +46,11 @@ pub fn load_hf_for(dir: &Path, dtype: Dtype) -> Result<(ModelConfig, Weights), M
     Ok((ModelConfig { dtype, ..config }, weights))
 }
 
-/// Loads the weights in `dir` for the configuration `config`, ignoring the folder's own. The error
-/// names every tensor of another shape.
-pub fn load_like(dir: &Path, config: &ModelConfig) -> Result<Weights, ModelError> {
-    Ok(read_weights(config, dir, weight_files(dir)?, Dtype::F32)?.0)
-}
-
-/// The weights in one safetensors file, as [`weights_to_bytes`] or [`save_hf`] wrote them.
-pub fn load_weights(config: &ModelConfig, file: &Path) -> Result<Weights, ModelError> {
-    Ok(read_weights(config, file, vec![file.to_owned()], Dtype::F32)?.0)
+/// Loads the weights in a folder for the configuration `config`, ignoring the folder's own, or those
+/// in one safetensors file. The error names every tensor of another shape.
+pub fn load_weights(config: &ModelConfig, path: &Path) -> Result<Weights, ModelError> {
+    let files = if path.is_dir() { weight_files(path)? } else { vec![path.to_owned()] };
+    Ok(read_weights(config, path, files, Dtype::F32)?.0)
 }
 
 /// Reads weights from `files`, and their narrowest common format. Weights stay in that format if it
@@ -94,9 +89,8 @@ pub(super) fn read_tensors(
     if let Some(twin) = twin
         && !twin.each_chunk(&flat, |ours, chunk| chunk.to_kind(Kind::Float) == ours.to_kind(Kind::Float))?
     {
-        let problem = "lm_head.weight: differs from the embedding although tie_word_embeddings is true".into();
-        let problems = TensorProblems { unusable: vec![problem], ..TensorProblems::default() };
-        return Err(ModelError::Tensors { path: path.into(), problems });
+        let problem = "lm_head.weight: differs from the embedding although tie_word_embeddings is true";
+        ModelError::check_tensors(path, [Vec::new(), Vec::new(), vec![problem.to_owned()]])?;
     }
     Ok((flat, dtype))
 }
@@ -111,10 +105,10 @@ fn matched<'a>(
 ) -> Result<(Vec<Stored<'a>>, Option<Stored<'a>>), ModelError> {
     let tensors = files.iter().flat_map(|file| file.header.tensors().into_iter().map(move |(name, info)| (name, (file, info))));
     let mut found: BTreeMap<String, (&WeightFile, &TensorInfo)> = tensors.collect();
-    let mut problems = TensorProblems::default();
+    let mut unusable = Vec::new();
     let mut stored = |name: &str, entry: &Entry, found: Option<(&'a WeightFile, &'a TensorInfo)>| {
         let (file, info) = found?;
-        Stored::new(name, entry, file, info).map_err(|problem| problems.unusable.push(problem)).ok()
+        Stored::new(name, entry, file, info).map_err(|problem| unusable.push(problem)).ok()
     };
     let (mut needed, mut missing) = (Vec::new(), Vec::new());
     for entry in layout.entries() {
@@ -126,8 +120,8 @@ fn matched<'a>(
     let twin = twin.and_then(|name| stored(name, &layout.entries()[0], found.remove(name)));
     // Buffers of old checkpoints that are recomputed.
     found.retain(|name, _| !name.ends_with(".rotary_emb.inv_freq"));
-    let problems = TensorProblems { missing, unexpected: found.into_keys().collect(), ..problems };
-    if problems.is_empty() { Ok((needed, twin)) } else { Err(ModelError::Tensors { path: path.into(), problems }) }
+    ModelError::check_tensors(path, [missing, found.into_keys().collect(), unusable])?;
+    Ok((needed, twin))
 }
 
 /// Checks a folder without reading its weights: `config.json`, and the headers of its safetensors

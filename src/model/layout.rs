@@ -7,7 +7,7 @@ use std::ops::Range;
 
 use tch::Tensor;
 
-use super::{Head, ModelConfig};
+use super::ModelConfig;
 
 /// Token embeddings.
 const EMBEDDING: &str = "model.embed_tokens.weight";
@@ -113,16 +113,14 @@ pub(super) fn groups(config: &ModelConfig) -> [Group; 4] {
 pub struct Layout {
     entries: Vec<Entry>,
     units: Vec<Vec<i64>>,
-    /// Start of each layer, and end of the last.
-    layers: Vec<usize>,
-    /// Units of the first layer; all layers have the same shapes.
-    layer_units: Range<usize>,
+    /// Offset and first unit of each layer, and of what follows the last.
+    layers: Vec<(usize, usize)>,
 }
 
 impl Layout {
     /// Empty layout.
     pub(crate) fn empty() -> Self {
-        Layout { entries: Vec::new(), units: Vec::new(), layers: Vec::new(), layer_units: 0..0 }
+        Layout { entries: Vec::new(), units: Vec::new(), layers: Vec::new() }
     }
 
     /// The layout of a configuration. Pure.
@@ -146,10 +144,10 @@ impl Layout {
         }
         layout.begin_layer();
         layout.add(&["model.norm.weight"], &[hidden], None);
-        match config.head {
-            Head::Score => layout.add(&[SCORE_HEAD], &[1], Some(hidden)),
-            Head::LanguageModel if config.tied => {}
-            Head::LanguageModel => layout.add(&[HEAD], &[config.vocab_size], Some(hidden)),
+        if config.scores {
+            layout.add(&[SCORE_HEAD], &[1], Some(hidden));
+        } else if !config.tied {
+            layout.add(&[HEAD], &[config.vocab_size], Some(hidden));
         }
         layout
     }
@@ -168,12 +166,7 @@ impl Layout {
 
     /// Begins a layer, or ends the last one.
     pub(super) fn begin_layer(&mut self) {
-        match self.layers.len() {
-            0 => self.layer_units = self.units.len()..self.units.len(),
-            1 => self.layer_units.end = self.units.len(),
-            _ => {}
-        }
-        self.layers.push(self.total());
+        self.layers.push((self.total(), self.units.len()));
     }
 
     /// Appends tensors that form one unit of computation: `rows` of equal width stacked, or vectors
@@ -210,12 +203,12 @@ impl Layout {
 
     /// A layer's place.
     pub(super) fn layer(&self, index: usize) -> Range<usize> {
-        self.layers[index]..self.layers[index + 1]
+        self.layers[index].0..self.layers[index + 1].0
     }
 
     /// The final norm's place.
     pub(super) fn norm(&self) -> Range<usize> {
-        let begin = self.layers[self.layers.len() - 1];
+        let (begin, _) = self.layers[self.layers.len() - 1];
         self.entries.iter().map(Entry::range).find(|range| range.start == begin).unwrap_or(begin..begin)
     }
 
@@ -232,7 +225,7 @@ impl Layout {
 
     /// Shapes of one layer's units, in buffer order; the same for all layers.
     pub(super) fn units_of_layer(&self) -> &[Vec<i64>] {
-        &self.units[self.layer_units.clone()]
+        &self.units[self.layers[0].1..self.layers[1].1]
     }
 
     /// Shapes of the matrices and vectors that are computed with, in buffer order.

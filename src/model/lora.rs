@@ -18,7 +18,7 @@ use tch::{Device, Kind, Tensor};
 use super::layout::{Group, SCORE_HEAD, groups, part};
 use super::views::split;
 use super::weights::uniform;
-use super::{Compute, Entry, Head, Layout, ModelConfig, ModelError, Weights};
+use super::{Compute, Entry, Layout, ModelConfig, ModelError, Weights};
 
 /// PEFT's prefix of tensor names.
 const PREFIX: &str = "base_model.model";
@@ -51,7 +51,7 @@ impl Lora {
     /// and a rank from 1 to [`Lora::MOST_RANK`].
     pub fn new<S: AsRef<str>>(rank: usize, alpha: f64, targets: &[S]) -> Result<Self, ModelError> {
         let all: Vec<&'static str> = Self::PROJECTIONS.into_iter().chain(Self::JOINT).collect();
-        let refuse = |target: &str| Err(ModelError::Target { target: target.to_owned(), known: all.join(", ") });
+        let refuse = |target: &str| Err(ModelError::Target(target.to_owned(), all.join(", ")));
         let known = |name: &str| name == Self::ALL || all.contains(&name);
         if let Some(unknown) = targets.iter().map(AsRef::as_ref).find(|name| !known(name)) {
             return refuse(unknown);
@@ -62,11 +62,6 @@ impl Lora {
             return refuse("nothing");
         }
         Ok(Lora { rank, alpha, targets, base: None })
-    }
-
-    /// Sets the base model's folder.
-    pub fn of_model(self, base: Option<PathBuf>) -> Self {
-        Lora { base, ..self }
     }
 
     /// Adapted projections.
@@ -81,7 +76,7 @@ impl Lora {
         let is_all = self.targets.len() == Self::PROJECTIONS.len() + Self::JOINT.len();
         if let Some(missing) = self.targets.iter().find(|name| !is_all && !known.contains(name)) {
             let target = format!("{missing} of a {} model", config.family.model_type());
-            return Err(ModelError::Target { target, known: known.join(", ") });
+            return Err(ModelError::Target(target, known.join(", ")));
         }
         Ok(self.clone().of_those(&known))
     }
@@ -124,7 +119,7 @@ impl Lora {
             }
         }
         layout.begin_layer();
-        if config.head == Head::Score {
+        if config.scores {
             layout.add(&[format!("{PREFIX}.{SCORE_HEAD}")], &[1], Some(config.hidden_size));
         }
         layout
@@ -227,25 +222,6 @@ impl Adapter {
             Some(LowRank { down, up: up * self.scale() })
         })
     }
-
-    /// Adds `alpha/rank · B·A` to each adapted matrix of `flat`, a model's weights in `layout`, and
-    /// replaces its score head.
-    fn add_to(&self, layout: &Layout, flat: &Tensor) {
-        let _guard = tch::no_grad_guard();
-        let matrix = |of: &Tensor, entry: &Entry| {
-            let shape: Vec<i64> = entry.shape.iter().map(|size| *size as i64).collect();
-            part(of, entry.range()).view(shape.as_slice())
-        };
-        for up in self.layout.entries() {
-            let Some(name) = up.name.strip_suffix(".lora_B.weight") else { continue };
-            let projection = name.strip_prefix(PREFIX).and_then(|name| layout.find(&format!("{}.weight", &name[1..])));
-            let down = self.layout.find(&format!("{name}.lora_A.weight"));
-            let (down, projection) = down.zip(projection).expect("adapters come in pairs and fit their model");
-            let delta = (matrix(&self.flat, up) * self.scale()).matmul(&matrix(&self.flat, down));
-            let _sum = matrix(flat, projection).g_add_(&delta);
-        }
-        copy_head(&self.layout, &self.flat, layout, flat);
-    }
 }
 
 /// Copies the score head from one flat tensor to another, if both have one.
@@ -288,16 +264,29 @@ impl Weights {
 
     /// The base weights, shared.
     pub fn without_adapter(&self) -> Self {
-        Weights { layout: self.layout.clone(), flat: self.flat.shallow_clone(), adapter: None }
+        Weights::new(self.layout.clone(), self.flat.shallow_clone())
     }
 
     /// Merges adapters into a copy of the weights: base plus `alpha/rank · B·A`, rounded once.
     /// Without adapters, returns the weights, shared.
     pub fn merged(&self) -> Self {
         let Some(adapter) = &self.adapter else { return self.share() };
+        let _guard = tch::no_grad_guard();
         let flat = self.flat.detach().copy();
-        adapter.add_to(&self.layout, &flat);
-        Weights { layout: self.layout.clone(), flat, adapter: None }
+        let matrix = |of: &Tensor, entry: &Entry| {
+            let shape: Vec<i64> = entry.shape.iter().map(|size| *size as i64).collect();
+            part(of, entry.range()).view(shape.as_slice())
+        };
+        for up in adapter.layout.entries() {
+            let Some(name) = up.name.strip_suffix(".lora_B.weight") else { continue };
+            let projection = name.strip_prefix(PREFIX).and_then(|name| self.layout.find(&format!("{}.weight", &name[1..])));
+            let down = adapter.layout.find(&format!("{name}.lora_A.weight"));
+            let (down, projection) = down.zip(projection).expect("adapters come in pairs and fit their model");
+            let delta = (matrix(&adapter.flat, up) * adapter.scale()).matmul(&matrix(&adapter.flat, down));
+            let _sum = matrix(&flat, projection).g_add_(&delta);
+        }
+        copy_head(&adapter.layout, &adapter.flat, &self.layout, &flat);
+        Weights::new(self.layout.clone(), flat)
     }
 
     /// Trained parameters: the adapters if there are any, else all weights.

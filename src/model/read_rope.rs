@@ -58,25 +58,25 @@ fn scaling(keys: &Keys, rope: &Keys, max_positions: usize) -> Result<RopeScaling
         Some("dynamic") => RopeScaling::Dynamic { factor: number("factor")? },
         Some("llama3") => RopeScaling::Llama3 {
             factor: number("factor")?,
-            low: number("low_freq_factor")?,
-            high: number("high_freq_factor")?,
-            original,
+            low_freq_factor: number("low_freq_factor")?,
+            high_freq_factor: number("high_freq_factor")?,
+            original_max_position_embeddings: original,
         },
         Some("yarn") => {
             let factor = given("factor")?.unwrap_or(max_positions as f64 / original);
             let longer = |weight: f64| if factor <= 1.0 { 1.0 } else { 0.1 * weight * factor.ln() + 1.0 };
             let nonzero = |key: &str| Ok::<_, ModelError>(given(key)?.filter(|number| *number != 0.0));
-            let amplitude = match (given("attention_factor")?, nonzero("mscale")?, nonzero("mscale_all_dim")?) {
-                (Some(amplitude), ..) => amplitude,
+            let attention_factor = match (given("attention_factor")?, nonzero("mscale")?, nonzero("mscale_all_dim")?) {
+                (Some(factor), ..) => factor,
                 (None, Some(scale), Some(all)) => longer(scale) / longer(all),
                 _ => longer(1.0),
             };
             RopeScaling::Yarn {
                 factor,
-                original,
-                fast: nonzero("beta_fast")?.unwrap_or(32.0),
-                slow: nonzero("beta_slow")?.unwrap_or(1.0),
-                amplitude,
+                original_max_position_embeddings: original,
+                beta_fast: nonzero("beta_fast")?.unwrap_or(32.0),
+                beta_slow: nonzero("beta_slow")?.unwrap_or(1.0),
+                attention_factor,
                 truncate: rope.optional("truncate", "true or false")?.unwrap_or(true),
             }
         }

@@ -19,7 +19,7 @@ pub struct Kept {
 }
 
 impl Decoder {
-    /// Computes [`Decoder::hidden_at`] without a graph, and returns the input of
+    /// Computes [`Decoder::hidden_after`] without a graph, and returns the input of
     /// [`Decoder::gradient`].
     pub(crate) fn hidden_kept(&self, views: &Views, packed: Packed, rows: Tensor) -> (Tensor, Kept) {
         let _guard = tch::no_grad_guard();

@@ -14,26 +14,26 @@ fn frequencies(config: &ModelConfig, scaling: RopeScaling) -> Vec<f64> {
     match scaling {
         RopeScaling::Default | RopeScaling::Dynamic { .. } => plain.collect(),
         RopeScaling::Linear { factor } => plain.map(|frequency| frequency / factor).collect(),
-        RopeScaling::Llama3 { factor, low, high, original } => {
+        RopeScaling::Llama3 { factor, low_freq_factor, high_freq_factor, original_max_position_embeddings: original } => {
             let stretch = |frequency: f64| {
                 let wavelength = std::f64::consts::TAU / frequency;
-                if wavelength < original / high {
+                if wavelength < original / high_freq_factor {
                     frequency
-                } else if wavelength > original / low {
+                } else if wavelength > original / low_freq_factor {
                     frequency / factor
                 } else {
-                    let kept = (original / wavelength - low) / (high - low);
+                    let kept = (original / wavelength - low_freq_factor) / (high_freq_factor - low_freq_factor);
                     (1.0 - kept) * frequency / factor + kept * frequency
                 }
             };
             plain.map(stretch).collect()
         }
-        RopeScaling::Yarn { factor, original, fast, slow, truncate, .. } => {
+        RopeScaling::Yarn { factor, original_max_position_embeddings: original, beta_fast, beta_slow, truncate, .. } => {
             // The column pair that turns so often within the original context.
             let column = |turns: f64| dim * (original / (turns * std::f64::consts::TAU)).ln() / (2.0 * config.rope_theta.ln());
             let (low, high) = match truncate {
-                true => (column(fast).floor(), column(slow).ceil()),
-                false => (column(fast), column(slow)),
+                true => (column(beta_fast).floor(), column(beta_slow).ceil()),
+                false => (column(beta_fast), column(beta_slow)),
             };
             let (low, high) = (low.max(0.0), high.min(dim - 1.0));
             let high = if low == high { high + 0.001 } else { high };
@@ -102,7 +102,7 @@ impl Angles {
             // A turn by nothing, exactly.
             None => Angles { frequencies: vec![0.0; config.head_dim / 2], amplitude: 1.0 },
             Some(scaling) => {
-                let amplitude = if let RopeScaling::Yarn { amplitude, .. } = scaling { amplitude } else { 1.0 };
+                let amplitude = if let RopeScaling::Yarn { attention_factor, .. } = scaling { attention_factor } else { 1.0 };
                 Angles { frequencies: frequencies(config, scaling), amplitude }
             }
         }

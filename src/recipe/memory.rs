@@ -92,7 +92,7 @@ pub(super) fn limits(plan: &Plan) -> Vec<Problem> {
 fn adapters_without_a_place(plan: &Plan, model: &ModelConfig) -> Option<Problem> {
     // A rank out of its range is reported by its own key.
     plan.lora.as_ref().filter(|of| (1..=Lora::MOST_RANK).contains(&of.rank))?;
-    let Err(unknown @ ModelError::Target { .. }) = adapters(plan, model) else { return None };
+    let Err(unknown @ ModelError::Target(..)) = adapters(plan, model) else { return None };
     Some(Problem::of("lora.targets", unknown.to_string(), "\"all-linear\" fits every model"))
 }
 
@@ -118,7 +118,7 @@ pub(crate) fn problems(plan: &Plan) -> Vec<Problem> {
     }
     let all = match MemoryPlan::of(plan) {
         Ok(all) => all,
-        Err(error @ ModelError::Uncountable { key, .. }) => {
+        Err(error @ ModelError::Uncountable(key, _)) => {
             return vec![Problem::of(key, error.to_string(), "no machine has so much memory")];
         }
         // Errors of the model's folder are reported by its own check.
@@ -239,7 +239,7 @@ fn check_bounds(plan: &Plan, model: &ModelConfig) -> Result<(), ModelError> {
         return Ok(());
     }
     let (key, value) = settings.into_iter().max_by_key(|(_, value)| *value).unwrap_or_default();
-    Err(ModelError::Uncountable { key, value })
+    Err(ModelError::Uncountable(key, value))
 }
 
 /// Memory of this process: the machine's, or the limit of its control groups.

@@ -108,12 +108,6 @@ mod tests {
             let plain = values.iter().map(|value| f64::from(*value).powi(2)).sum::<f64>().sqrt();
             prop_assert!((norm(&values) - plain).abs() <= 1e-5 * plain);
         }
-
-        #[test]
-        fn clipping_never_scales_up_and_holds_the_bound(length in 0.0f64..100.0, bound in 0.1f64..10.0) {
-            let scale = clip_scale(length, bound);
-            prop_assert!(scale <= 1.0 && length * scale <= bound);
-        }
     }
 
     #[test]

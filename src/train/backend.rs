@@ -26,11 +26,14 @@ pub trait TrainingBackend: Send + Sync {
 
     /// Updates the weights by the accumulated gradient and clears it.
     fn optim_step(&self) -> TrainFuture<OptimStep> {
-        self.update(Update::default())
+        self.update(1.0, None)
     }
 
-    /// [`TrainingBackend::optim_step`] with other settings than the backend's own.
-    fn update(&self, update: Update) -> TrainFuture<OptimStep>;
+    /// [`TrainingBackend::optim_step`] with the gradient times `scale`, and with this learning-rate
+    /// schedule instead of the backend's. Norms are of the scaled gradient. `scale` is not 1 if the
+    /// gradient was accumulated before its denominator was known
+    /// ([`collate_part`](super::collate_part)).
+    fn update(&self, scale: f64, schedule: Option<Schedule>) -> TrainFuture<OptimStep>;
 
     /// Returns true if its loss accepts a batch in parts
     /// ([`Loss::is_sum`](crate::algo::Loss::is_sum)).
@@ -110,23 +113,6 @@ impl ForwardBackward {
         self.metrics.policy_loss *= scale;
         self.metrics.nll = self.metrics.nll.map(|nll| nll * scale);
         self
-    }
-}
-
-/// Settings of one update that replace the backend's.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Update {
-    /// Factor of the gradient, default 1. Not 1 if the gradient was accumulated before its
-    /// denominator was known ([`collate_part`](super::collate_part)). Norms are of the scaled
-    /// gradient.
-    pub scale: f64,
-    /// Learning-rate schedule; `None`: the backend's.
-    pub schedule: Option<Schedule>,
-}
-
-impl Default for Update {
-    fn default() -> Self {
-        Update { scale: 1.0, schedule: None }
     }
 }
 

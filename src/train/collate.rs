@@ -65,7 +65,8 @@ pub struct TrainBatch {
     pub version: Version,
     /// Algorithm; `None`: the backend's.
     pub algorithm: Option<Arc<Algorithm>>,
-    /// If true, sequences 2i and 2i + 1 form a pair.
+    /// If true, sequences 2i and 2i + 1 form a pair, a chosen answer and a rejected one, that no
+    /// cut divides.
     pub pairs: bool,
 }
 
@@ -97,14 +98,14 @@ pub fn collate_in<S: Borrow<Sample>>(
             ("reference log-probability", bad(&sample.ref_log_probs)),
         ];
         if let Some((what, value)) = numbers.into_iter().find_map(|(what, value)| Some((what, value?))) {
-            return Err(TrainError::BadSample { sample: name_of(sample), what, value });
+            return Err(TrainError::BadSample(name_of(sample), what, value));
         }
     }
     let weights = aggregation.token_weights(&masks(&samples), batch);
     let sequences: Vec<TrainSequence> = samples.iter().zip(weights).map(|(sample, weights)| shift(sample, &weights)).collect();
     let batch_tokens = sequences.iter().map(|sequence| sequence.rows.len()).sum();
     if batch_tokens == 0 {
-        return Err(TrainError::NothingToTrain { samples: samples.len() });
+        return Err(TrainError::NothingToTrain(samples.len()));
     }
     let version = samples.iter().filter_map(|sample| sample.versions.newest()).max().unwrap_or(0);
     Ok(TrainBatch { sequences, batch_tokens, version, ..TrainBatch::default() })
@@ -118,7 +119,7 @@ pub fn collate_in<S: Borrow<Sample>>(
 pub fn collate_part<S: Borrow<Sample>>(samples: &[S], aggregation: Aggregation) -> Result<(Option<TrainBatch>, f64), TrainError> {
     let weight_sum = aggregation.weight_sum(&masks(samples)).unwrap_or(1.0);
     let batch = match collate(samples, aggregation) {
-        Err(TrainError::NothingToTrain { .. }) => return Ok((None, weight_sum)),
+        Err(TrainError::NothingToTrain(_)) => return Ok((None, weight_sum)),
         batch => batch?,
     };
     Ok((Some(batch.scaled(weight_sum)), weight_sum))
@@ -170,24 +171,14 @@ impl TrainBatch {
         self
     }
 
+    /// Inputs of the sequences at `part`.
+    pub(crate) fn input_tokens(&self, part: &[usize]) -> usize {
+        part.iter().map(|&at| self.sequences[at].inputs.len()).sum()
+    }
+
     /// Indices of all sequences.
     pub fn all(&self) -> Vec<usize> {
         (0..self.sequences.len()).collect()
-    }
-
-    /// The batch that `version` is trained on.
-    pub fn at_version(self, version: Version) -> Self {
-        TrainBatch { version, ..self }
-    }
-
-    /// Sets the algorithm.
-    pub fn by(self, algorithm: Option<Arc<Algorithm>>) -> Self {
-        TrainBatch { algorithm, ..self }
-    }
-
-    /// The batch as pairs of neighbours, a chosen answer and a rejected one, that no cut divides.
-    pub fn in_pairs(self) -> Self {
-        TrainBatch { pairs: true, ..self }
     }
 
     /// Sets the trainer's log-probabilities from before the first update on this batch, the result
@@ -201,19 +192,21 @@ impl TrainBatch {
     /// Cuts the batch into micro-batches of whole sequences, with at most `max_tokens` inputs each.
     ///
     /// There are at least `least` of them if there are as many sequences, and otherwise as few as
-    /// possible, of similar size. A longer sequence gets its own micro-batch. Sequences without
-    /// trained tokens are skipped. A pair counts as one sequence.
+    /// possible, of similar cost: a sequence of `n` inputs costs `cost(n)`. A longer sequence gets
+    /// its own micro-batch. Sequences without trained tokens are skipped. A pair counts as one
+    /// sequence.
     ///
     /// Sequences with zero advantage come last, in micro-batches of their own. The others, and the
     /// rounding of their gradients, are therefore the same with and without them.
-    pub fn micro_batches(&self, max_tokens: usize, least: usize) -> Vec<Vec<usize>> {
-        self.micro_batches_by(max_tokens, least, |length| length as f64)
-    }
-
-    /// [`TrainBatch::micro_batches`] of similar cost, where a sequence of `n` inputs costs
-    /// `cost(n)`: attention makes long sequences more expensive per token.
-    pub fn micro_batches_by(&self, max_tokens: usize, least: usize, cost: impl Fn(usize) -> f64) -> Vec<Vec<usize>> {
-        self.by_indifference().iter().flat_map(|places| self.cut(places, max_tokens, least, &cost)).collect()
+    pub fn micro_batches(&self, max_tokens: usize, least: usize, cost: impl Fn(usize) -> f64) -> Vec<Vec<usize>> {
+        let lengths = |places: &Range<usize>| self.sequences[places.clone()].iter().map(|sequence| sequence.inputs.len());
+        let cut = |places: Vec<Range<usize>>| {
+            let tokens: Vec<usize> = places.iter().map(|places| lengths(places).sum()).collect();
+            let costs: Vec<f64> = places.iter().map(|places| lengths(places).map(&cost).sum()).collect();
+            let runs = cut_evenly(&tokens, &costs, max_tokens, least);
+            runs.into_iter().map(move |run| places[run].iter().flat_map(Clone::clone).collect())
+        };
+        self.by_indifference().into_iter().flat_map(cut).collect()
     }
 
     /// [`TrainBatch::micro_batches`] for attention over rectangles, which computes padding, too.
@@ -248,14 +241,6 @@ impl TrainBatch {
         let (indifferent, others): (Vec<_>, Vec<_>) =
             trained.partition(|places| self.sequences[places.clone()].iter().all(TrainSequence::is_indifferent));
         [others, indifferent]
-    }
-
-    fn cut(&self, places: &[Range<usize>], max_tokens: usize, least: usize, cost: &dyn Fn(usize) -> f64) -> Vec<Vec<usize>> {
-        let lengths = |places: &Range<usize>| self.sequences[places.clone()].iter().map(|sequence| sequence.inputs.len());
-        let tokens: Vec<usize> = places.iter().map(|places| lengths(places).sum()).collect();
-        let costs: Vec<f64> = places.iter().map(|places| lengths(places).map(cost).sum()).collect();
-        let runs = cut_evenly(&tokens, &costs, max_tokens, least);
-        runs.into_iter().map(|run| places[run].iter().flat_map(Clone::clone).collect()).collect()
     }
 
     /// Trainer against generator, over the sampled tokens of the sequences at `part`. `log_probs` are
@@ -330,12 +315,6 @@ impl TrainBatch {
         output.metrics.correction = anchors.metrics;
         Ok(output)
     }
-}
-
-/// Batch of step `step`: `batch_size` samples in order, cyclically. Empty only if `samples` is.
-pub fn collate_batch<T>(samples: &[T], batch_size: usize, step: u64) -> Vec<&T> {
-    let start = (step as u128 * batch_size as u128 % samples.len().max(1) as u128) as usize;
-    samples.iter().cycle().skip(start).take(if samples.is_empty() { 0 } else { batch_size }).collect()
 }
 
 #[cfg(test)]

@@ -10,14 +10,9 @@ use crate::data::{DataError, REWARD_LIMIT};
 /// A batch that cannot be trained on, a command that failed, or an unusable checkpoint.
 #[derive(Clone, Debug, thiserror::Error)]
 pub enum TrainError {
-    /// A reward that is missing (NaN), not finite or too large (law N4).
-    #[error("{sample}: its reward is {value}; score it with a finite number of at most {limit:e} either way, or drop its group", limit = REWARD_LIMIT)]
-    Reward {
-        /// Name of the sample.
-        sample: String,
-        /// NaN if it was never scored.
-        value: f64,
-    },
+    /// A sample, by its name, whose reward is missing (NaN), not finite or too large (law N4).
+    #[error("{0}: its reward is {1}; score it with a finite number of at most {limit:e} either way, or drop its group", limit = REWARD_LIMIT)]
+    Reward(String, f64),
     /// Advantages could not be estimated.
     #[error(transparent)]
     Advantage(AdvantageError),
@@ -29,69 +24,36 @@ pub enum TrainError {
     /// Columns of a sample are inconsistent.
     #[error(transparent)]
     Sample(Arc<DataError>),
-    /// A number of a sample that is not finite (law N4).
-    #[error("{sample}: its {what} is {value}; it must be a finite number")]
-    BadSample {
-        /// Name of the sample.
-        sample: String,
-        /// Quantity.
-        what: &'static str,
-        /// Value.
-        value: f64,
-    },
-    /// No token has a mask above zero.
-    #[error(
-        "none of {samples} samples has a token to train on; a loss mask above 0 marks them, and the first token never counts"
-    )]
-    NothingToTrain {
-        /// Number of samples.
-        samples: usize,
-    },
+    /// A number of a sample that is not finite (law N4): the sample's name, quantity and value.
+    #[error("{0}: its {1} is {2}; it must be a finite number")]
+    BadSample(String, &'static str, f64),
+    /// No token of so many samples has a mask above zero.
+    #[error("none of {0} samples has a token to train on; a loss mask above 0 marks them, and the first token never counts")]
+    NothingToTrain(usize),
     /// A setting or argument out of range.
     #[error("{0}")]
     Setting(&'static str),
-    /// An earlier command failed.
-    #[error("the trainer refuses further work because an earlier command failed: {cause}; load a checkpoint into a new backend")]
-    Poisoned {
-        /// The first failure.
-        cause: Arc<TrainError>,
-    },
-    /// NaN or infinity in a loss or gradient (law N4).
-    #[error("{what} is not finite; it comes from {}", names.join(", "))]
-    NonFinite {
-        /// Quantity.
-        what: &'static str,
-        /// Samples or tensors.
-        names: Vec<String>,
-    },
+    /// An earlier command failed: the first failure.
+    #[error("the trainer refuses further work because an earlier command failed: {0}; load a checkpoint into a new backend")]
+    Poisoned(Arc<TrainError>),
+    /// NaN or infinity in a loss or gradient (law N4): the quantity, and its samples or tensors.
+    #[error("{0} is not finite; it comes from {}", .1.join(", "))]
+    NonFinite(&'static str, Vec<String>),
     /// The loss rejected the batch.
     #[error(transparent)]
     Loss(#[from] LossError),
     /// `optim_step` without a gradient.
     #[error("optim_step came before any forward_backward: there is no gradient")]
     NoGradient,
-    /// Weights of another model.
-    #[error("these weights are another model's; differing tensors: {}", tensors.join(", "))]
-    Shape {
-        /// The tensors, with both shapes.
-        tensors: Vec<String>,
-    },
-    /// A file operation on a checkpoint failed.
-    #[error("{}: {source}", path.display())]
-    Io {
-        /// The file or folder.
-        path: PathBuf,
-        /// Cause.
-        source: Arc<io::Error>,
-    },
-    /// A checkpoint's file with invalid contents.
-    #[error("{}: {reason}", path.display())]
-    Malformed {
-        /// The file or folder.
-        path: PathBuf,
-        /// Problem.
-        reason: String,
-    },
+    /// Weights of another model: the differing tensors, with both shapes.
+    #[error("these weights are another model's; differing tensors: {}", .0.join(", "))]
+    Shape(Vec<String>),
+    /// An operation on a file or folder of a checkpoint failed.
+    #[error("{}: {1}", .0.display())]
+    Io(PathBuf, #[source] Arc<io::Error>),
+    /// A checkpoint's file or folder with invalid contents, and the problem.
+    #[error("{}: {1}", .0.display())]
+    Malformed(PathBuf, String),
     /// The start-up probe could not be scored.
     #[error("the start-up probe: {0}")]
     Probe(Arc<TrainError>),
@@ -110,12 +72,12 @@ impl TrainError {
     /// For `map_err`: names the path.
     pub fn io(path: &Path) -> impl FnOnce(io::Error) -> Self {
         let path = path.to_owned();
-        move |source| TrainError::Io { path, source: Arc::new(source) }
+        move |source| TrainError::Io(path, Arc::new(source))
     }
 
     /// A file whose content is wrong.
     pub fn malformed(path: &Path, reason: impl ToString) -> Self {
-        TrainError::Malformed { path: path.to_owned(), reason: reason.to_string() }
+        TrainError::Malformed(path.to_owned(), reason.to_string())
     }
 
     /// For `map_err`: names the checkpoint's file or folder.
@@ -123,8 +85,8 @@ impl TrainError {
     pub(crate) fn of_model(path: &Path) -> impl FnOnce(crate::model::ModelError) -> Self {
         use crate::model::ModelError;
         move |error| match error {
-            ModelError::Io { path, source } => TrainError::Io { path, source: Arc::new(source) },
-            ModelError::Malformed { path, reason } => TrainError::Malformed { path, reason },
+            ModelError::Io(path, source) => TrainError::io(&path)(source),
+            ModelError::Malformed(path, reason) => TrainError::Malformed(path, reason),
             other => TrainError::malformed(path, other),
         }
     }

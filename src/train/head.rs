@@ -8,7 +8,7 @@ use tch::{Kind, Tensor};
 
 use crate::model::{fused, wide};
 
-/// Values at the rows, before the loss.
+/// Values at the rows.
 pub(super) struct Scored {
     /// θ of every target, or every row's score.
     pub log_probs: Vec<f64>,

@@ -18,7 +18,7 @@ use tch::Device;
 use super::worker::Worker;
 use super::{
     AdamW, Algorithm, BackendState, CheckpointMetadata, DecayScope, ForwardBackward, LrScale, NonFinitePolicy, OptimStep,
-    SaveCheckpoint, Snapshot, TrainBatch, TrainError, TrainFuture, TrainingBackend, Update, promise,
+    SaveCheckpoint, Snapshot, TrainBatch, TrainError, TrainFuture, TrainingBackend, promise,
 };
 use crate::algo::{Loss, OffPolicy, Schedule};
 use crate::flow::caught;
@@ -110,12 +110,20 @@ impl LocalConfig {
     pub(super) fn algorithm(&self) -> Algorithm {
         Algorithm { loss: self.loss.clone(), off_policy: self.off_policy.clone() }
     }
+
+    /// Micro-batches of a batch, at least `least`. Attention on a GPU runs over rectangles.
+    pub(super) fn micro_batches(&self, batch: &TrainBatch, model: &ModelConfig, least: usize) -> Vec<Vec<usize>> {
+        match self.compute.device {
+            Device::Cpu => batch.micro_batches(self.micro_batch_tokens, least, |length| model.cost_of(length)),
+            _ => batch.rectangles(self.micro_batch_tokens, least),
+        }
+    }
 }
 
 type Command = Box<dyn FnOnce(&mut Worker) + Send>;
 
 /// Training backend on its own thread, for a language model or a model with a score head
-/// ([`Head`](crate::model::Head)). Shared by reference or `Arc`; methods may be called from any
+/// ([`ModelConfig::scores`]). Shared by reference or `Arc`; methods may be called from any
 /// thread.
 pub struct LocalBackend {
     commands: Option<Sender<Command>>,
@@ -158,7 +166,7 @@ impl LocalBackend {
         let state = self.state.clone();
         self.submit(move |worker| {
             if let Some(cause) = state.lock().poisoned.clone() {
-                return Err(TrainError::Poisoned { cause: Arc::new(cause) });
+                return Err(TrainError::Poisoned(Arc::new(cause)));
             }
             let answer = guarded(worker, command);
             let poisoned = answer.as_ref().err().cloned();
@@ -167,7 +175,7 @@ impl LocalBackend {
         })
     }
 
-    fn submit<T: Send + 'static>(
+    fn submit<T: Clone + Send + 'static>(
         &self,
         command: impl FnOnce(&mut Worker) -> Result<T, TrainError> + Send + 'static,
     ) -> TrainFuture<T> {
@@ -195,8 +203,8 @@ impl TrainingBackend for LocalBackend {
         self.submit(move |worker| Ok(worker.score(&batch)))
     }
 
-    fn update(&self, update: Update) -> TrainFuture<OptimStep> {
-        self.change(move |worker| worker.update(update))
+    fn update(&self, scale: f64, schedule: Option<Schedule>) -> TrainFuture<OptimStep> {
+        self.change(move |worker| worker.update(scale, schedule))
     }
 
     fn takes_parts(&self) -> bool {

@@ -37,11 +37,11 @@ mod worker;
 
 pub use adamw::{AdamW, clip_scale, norm};
 pub use algorithm::Algorithm;
-pub use backend::{BackendState, ForwardBackward, OptimStep, SaveCheckpoint, Snapshot, TrainingBackend, Update};
+pub use backend::{BackendState, ForwardBackward, OptimStep, SaveCheckpoint, Snapshot, TrainingBackend};
 pub use checkpoint::{CheckpointMetadata, FileMark};
 pub use choices::{DecayScope, LrScale, NonFinitePolicy};
 pub(crate) use collate::name_of;
-pub use collate::{TrainBatch, TrainSequence, collate, collate_batch, collate_in, collate_part};
+pub use collate::{TrainBatch, TrainSequence, collate, collate_in, collate_part};
 pub use error::TrainError;
 pub use future::{TrainFuture, promise};
 #[cfg(feature = "torch")]

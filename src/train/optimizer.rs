@@ -13,11 +13,11 @@ use serde::{Deserialize, Serialize};
 use tch::{Device, Kind, Tensor};
 
 use super::groups::{ParamGroups, Slice};
-use super::{AdamW, DecayScope, TrainError, norm};
+use super::{AdamW, TrainError, norm};
 use crate::model::{Dtype, Entry, Layout, ModelError, TensorSlice, fused, part};
 
 /// The optimizer's file in a checkpoint.
-pub(super) const FILE: &str = "optimizer.safetensors";
+const FILE: &str = "optimizer.safetensors";
 
 /// The f32 parameters, if the model's file has them rounded.
 const MASTERS: &str = "master";
@@ -120,7 +120,11 @@ impl Optimizer {
         let state = state.map_err(|error| TrainError::malformed(&path, error))?;
         let metadata = HashMap::from([(STATE.to_owned(), state)]);
         let all = self.moments.iter().map(|(name, moment)| (*name, moment)).chain(masters.map(|masters| (MASTERS, masters)));
-        write_flat(&path, all, metadata)
+        let entry = |name: &str, tensor: &Tensor| Entry { name: name.to_owned(), shape: vec![tensor.numel()], offset: 0 };
+        let tensors: Vec<(Entry, &Tensor)> = all.map(|(name, tensor)| (entry(name, tensor), tensor)).collect();
+        let slices = tensors.iter().map(|(entry, tensor)| (&entry.name, TensorSlice::new(entry, tensor, Dtype::F32)));
+        let written = safetensors::serialize_to_file(slices, Some(metadata), &path);
+        written.map_err(ModelError::safetensors(&path)).map_err(TrainError::of_model(&path))
     }
 
     /// Reads a file of [`Optimizer::save`] and returns its parameters, if any. Leaves the optimizer
@@ -130,30 +134,17 @@ impl Optimizer {
         let bytes = std::fs::read(&path).map_err(TrainError::io(&path))?;
         let malformed = |reason: &dyn Display| TrainError::malformed(&path, reason);
         let (_, header) = SafeTensors::read_metadata(&bytes).map_err(|error| malformed(&error))?;
-        let entry = |key: &str| header.metadata().as_ref().and_then(|metadata| metadata.get(key));
-        let step = match entry(STATE) {
-            Some(state) => {
-                let state: Saved = serde_json::from_str(state).map_err(|error| malformed(&format!("`{STATE}`: {error}")))?;
-                // Other groups would continue another optimizer.
-                if state.groups != self.groups {
-                    let [theirs, ours] = [state.groups, self.groups].map(|of| serde_json::to_string(&of).unwrap_or_default());
-                    return Err(malformed(&format!(
-                        "it was trained with the parameter groups {theirs}, and these are {ours}; give `decay` and `lr_scale` \
-                         their former values"
-                    )));
-                }
-                Some(state.step)
-            }
-            // Older files have no groups; every tensor decayed.
-            None => {
-                if self.config.weight_decay > 0.0 && self.groups.decay != DecayScope::All {
-                    tracing::warn!(
-                        "this checkpoint is of a version that decayed every tensor; set decay = \"all\" to continue so"
-                    );
-                }
-                entry("step").and_then(|step| step.parse().ok())
-            }
-        };
+        let state = header.metadata().as_ref().and_then(|metadata| metadata.get(STATE));
+        let state = state.ok_or_else(|| malformed(&format!("its header has no `{STATE}`")))?;
+        let Saved { step, groups } = serde_json::from_str(state).map_err(|error| malformed(&format!("`{STATE}`: {error}")))?;
+        // Other groups would continue another optimizer.
+        if groups != self.groups {
+            let [theirs, ours] = [groups, self.groups].map(|of| serde_json::to_string(&of).unwrap_or_default());
+            return Err(malformed(&format!(
+                "it was trained with the parameter groups {theirs}, and these are {ours}; give `decay` and `lr_scale` their \
+                 former values"
+            )));
+        }
         let file = SafeTensors::deserialize(&bytes).map_err(|error| malformed(&error))?;
         let len = self.moments[0].1.numel();
         let read = |name: &str| {
@@ -166,8 +157,7 @@ impl Optimizer {
         let moments = self.moments.iter().map(|(name, _)| Ok((*name, read(name)?)));
         let loaded = moments.collect::<Result<Vec<_>, TrainError>>()?;
         let masters = file.names().contains(&MASTERS).then(|| read(MASTERS)).transpose()?;
-        self.step = step.ok_or_else(|| malformed(&"its header has no number `step`"))?;
-        self.moments = loaded;
+        (self.step, self.moments) = (step, loaded);
         Ok(masters)
     }
 }
@@ -250,38 +240,20 @@ fn plain(tensor: &Tensor) -> bool {
     tensor.kind() == Kind::Float && tensor.device() == Device::Cpu && tensor.is_contiguous() && tensor.numel() > 0
 }
 
-/// Writes f32 tensors into a safetensors file.
-fn write_flat<'a>(
-    path: &Path,
-    tensors: impl Iterator<Item = (&'static str, &'a Tensor)>,
-    metadata: HashMap<String, String>,
-) -> Result<(), TrainError> {
-    let entry = |name: &str, tensor: &Tensor| Entry { name: name.to_owned(), shape: vec![tensor.numel()], offset: 0 };
-    let tensors: Vec<(Entry, &Tensor)> = tensors.map(|(name, tensor)| (entry(name, tensor), tensor)).collect();
-    let slices = tensors.iter().map(|(entry, tensor)| (&entry.name, TensorSlice::new(entry, tensor, Dtype::F32)));
-    let written = safetensors::serialize_to_file(slices, Some(metadata), path);
-    written.map_err(ModelError::safetensors(path)).map_err(TrainError::of_model(path))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
     const F32: (Kind, Device) = (Kind::Float, Device::Cpu);
 
-    /// Optimizer of parameters that form one matrix.
-    fn optimizer(config: AdamW, params: &Tensor) -> Optimizer {
-        let mut layout = Layout::empty();
-        layout.add(&["weight"], &[params.numel()], Some(1));
-        Optimizer::new(config, ParamGroups::default(), &layout, params)
-    }
-
     #[test]
     fn moments_that_were_never_updated_are_saved_and_loaded_as_zeros() {
         let folder = tempfile::tempdir().unwrap();
         let (mut ones, mut again) = (Tensor::ones([10], F32), Tensor::ones([10], F32));
         let grad = ones.copy();
-        let (mut saved, mut loaded) = (optimizer(AdamW::default(), &ones), optimizer(AdamW::default(), &ones));
+        let mut layout = Layout::empty();
+        layout.add(&["weight"], &[10], Some(1));
+        let [mut saved, mut loaded] = [(); 2].map(|()| Optimizer::new(AdamW::default(), ParamGroups::default(), &layout, &ones));
         saved.save(folder.path(), None).unwrap();
         assert!(loaded.load(folder.path()).unwrap().is_none());
         saved.update(0.1, 1.0, &mut ones, grad.copy());
@@ -352,16 +324,5 @@ mod tests {
                 }
             }
         }
-    }
-
-    #[test]
-    fn a_checkpoint_without_groups_is_read() {
-        let folder = tempfile::tempdir().unwrap();
-        let mut optimizer = optimizer(AdamW::default(), &Tensor::ones([10], F32));
-        let metadata = HashMap::from([("step".to_owned(), "3".to_owned())]);
-        let tensors = optimizer.moments.iter().map(|(name, tensor)| (*name, tensor));
-        write_flat(&folder.path().join(FILE), tensors, metadata).unwrap();
-        optimizer.groups.decay = DecayScope::All;
-        assert!(optimizer.load(folder.path()).is_ok() && optimizer.step == 3);
     }
 }

@@ -10,8 +10,8 @@ use crate::data::{ChatMessage, DataError, Pair, PromptText, RankedPair, Sample, 
 use crate::engine::LocalEngine;
 use crate::hub::Hub;
 use crate::model::{
-    Compute, Decoder, FrozenWeights, Head, Lora, ModelConfig, ModelError, Weights, base_of, load_adapter, load_hf, load_hf_for,
-    load_like,
+    Compute, Decoder, FrozenWeights, Lora, ModelConfig, ModelError, Weights, base_of, load_adapter, load_hf, load_hf_for,
+    load_weights,
 };
 
 /// Language model that trainer and generator start from.
@@ -64,9 +64,9 @@ impl<const SCORES: bool> LoadedModel<SCORES> {
     pub fn new(config: ModelConfig, weights: FrozenWeights, tokenizer: impl Into<Arc<Tokenizer>>) -> Result<Self, ModelError> {
         let tokenizer = tokenizer.into();
         tokenizer.check_model(config.vocab_size)?;
-        match (config.head, SCORES) {
-            (Head::Score, false) => Err(ModelError::NotALanguageModel),
-            (Head::LanguageModel, true) => Err(ModelError::NotAScoreModel),
+        match (config.scores, SCORES) {
+            (true, false) => Err(ModelError::NotALanguageModel),
+            (false, true) => Err(ModelError::NotAScoreModel),
             _ => {
                 let (weights, compute) = (Arc::new(weights), Compute::default());
                 Ok(LoadedModel { config, tokenizer, weights, compute, folder: None })
@@ -109,13 +109,13 @@ impl<const SCORES: bool> LoadedModel<SCORES> {
     /// one; the base is shared. Existing adapters are kept if their settings are equal, and
     /// rejected otherwise. New ones are drawn by `seed` and change no output.
     pub fn adapted(&self, lora: Lora, seed: u64) -> Result<Self, ModelError> {
-        let (lora, weights) = (lora.on_model(&self.config)?, self.weights());
+        let (mut lora, weights) = (lora.on_model(&self.config)?, self.weights());
         if let Some(adapter) = &weights.adapter {
             adapter.lora.check_is(&lora, self.folder().unwrap_or(Path::new("the model")))?;
             return Ok(self.with_own(weights));
         }
-        let base = self.folder().map(|folder| std::path::absolute(folder).unwrap_or_else(|_| folder.to_owned()));
-        Ok(self.with_own(weights.adapted(&self.config, lora.of_model(base), seed)))
+        lora.base = self.folder().map(|folder| std::path::absolute(folder).unwrap_or_else(|_| folder.to_owned()));
+        Ok(self.with_own(weights.adapted(&self.config, lora, seed)))
     }
 
     /// Merges adapters into the weights, so that all weights are trained.
@@ -171,7 +171,7 @@ impl Policy {
                 saved.lora.check_is(&ours.lora, dir)?;
                 self.weights().under(saved)
             }
-            None => load_like(dir, &self.config)?,
+            None => load_weights(&self.config, dir)?,
         }))
     }
 
@@ -206,7 +206,7 @@ impl ScoreModel {
     /// head is drawn by `seed`.
     pub fn begin(dir: impl AsRef<Path>, tokenizer: Tokenizer, seed: u64) -> Result<Self, ModelError> {
         let (config, weights) = load_hf(dir.as_ref())?;
-        if config.head == Head::Score {
+        if config.scores {
             return Self::of_folder(dir.as_ref(), config, weights, tokenizer);
         }
         // No folder holds merged adapters.
@@ -262,7 +262,7 @@ pub fn score_sample(
         tokens.pop();
     }
     if tokens.is_empty() || tokens.len() > config.max_positions {
-        return Err(ModelError::TextLength { tokens: tokens.len(), most: config.max_positions });
+        return Err(ModelError::TextLength(tokens.len(), config.max_positions));
     }
     let mut loss_mask = vec![0.0; tokens.len()];
     // The loss mask refers to the token after a row; its value is never read.

@@ -24,7 +24,7 @@ pub fn assign_advantages_of(rewards: Vec<Vec<f64>>, batch: &mut Batch, estimator
     let values = estimated.map_err(|error| match error {
         AdvantageError::NonFinite { group, sample, value } => {
             let at = rollouts[group].of_sample.iter().position(|rollout| *rollout == sample).unwrap_or(sample);
-            TrainError::Reward { sample: name_of(&batch.groups[group].samples[at]), value }
+            TrainError::Reward(name_of(&batch.groups[group].samples[at]), value)
         }
         error => TrainError::Advantage(error),
     })?;
@@ -81,7 +81,7 @@ pub fn token_rewards<'a>(samples: impl Iterator<Item = &'a Sample>) -> Result<To
         .map(|sample| {
             let value = sample.reward.unwrap_or(f64::NAN);
             if !value.is_finite() {
-                return Err(TrainError::Reward { sample: name_of(sample), value });
+                return Err(TrainError::Reward(name_of(sample), value));
             }
             // A sample's first token is never a target.
             let trained = sample.loss_mask.iter().skip(1).filter(|mask| **mask > 0.0).count();

@@ -10,7 +10,7 @@ use tch::{Kind, Tensor};
 use super::head::{OutputHead, Scored, Temperature, Words};
 use super::{Algorithm, LocalConfig, TrainBatch, TrainSequence};
 use crate::algo::{LossError, LossOutput};
-use crate::model::{Compute, Decoder, Dtype, Head, Kept, ModelConfig, Packed, Weights, fused};
+use crate::model::{Compute, Decoder, Dtype, Kept, ModelConfig, Packed, Weights, fused};
 
 pub(super) struct Replica {
     config: Arc<LocalConfig>,
@@ -29,20 +29,20 @@ pub(super) struct Part {
     pub gradient: Result<Tensor, Vec<String>>,
 }
 
-/// Result of a forward pass, as the backward pass needs it.
+/// Result of a forward pass.
 struct Forward {
     rows: Tensor,
     head: Tensor,
     targets: Tensor,
-    behind: Behind,
+    backward: Backward,
 }
 
 /// Path of gradients from the rows to the parameters.
-enum Behind {
-    /// Along a graph that begins at embedded tokens: its leaves are these and the parameters.
+enum Backward {
+    /// Along a graph whose leaves are the embedded tokens and the parameters.
     Graph { embedded: Tensor, ids: Vec<i64> },
-    /// Recomputed layers.
-    Kept(Kept),
+    /// Through recomputed layers.
+    Recompute(Kept),
 }
 
 impl Replica {
@@ -82,9 +82,11 @@ impl Replica {
                 let entropy_slopes = output.entropy_grad.as_deref().map(scaled);
                 let by_head = head.gradients(&scored, &scaled(&output.grad), entropy_slopes.as_deref());
                 let surrogate = head.surrogate(&by_head.rows);
-                let gradient = match forward.behind {
-                    Behind::Kept(kept) => self.decoder.gradient(&self.weights, kept, &by_head.rows, by_head.weight.as_ref()),
-                    Behind::Graph { embedded, ids } => self.along_graph(&surrogate, &embedded, &ids, by_head.weight),
+                let gradient = match forward.backward {
+                    Backward::Recompute(kept) => {
+                        self.decoder.gradient(&self.weights, kept, &by_head.rows, by_head.weight.as_ref())
+                    }
+                    Backward::Graph { embedded, ids } => self.along_graph(&surrogate, &embedded, &ids, by_head.weight),
                 };
                 Ok(if scale == 1.0 { gradient } else { gradient / scale })
             }
@@ -99,10 +101,7 @@ impl Replica {
         if output.loss.is_finite() && !bad(&output.grad) {
             return None;
         }
-        let given = match self.decoder.config().head {
-            Head::LanguageModel => "log-probabilities",
-            Head::Score => "scores",
-        };
+        let given = if self.decoder.config().scores { "scores" } else { "log-probabilities" };
         let (mut names, mut end) = (Vec::new(), 0);
         for sequence in part.iter().map(|&at| &batch.sequences[at]) {
             let (range, id) = (end..end + sequence.rows.len(), sequence.name());
@@ -146,17 +145,13 @@ impl Replica {
         if largest > 0.0 && largest.is_finite() { largest.log2().round().exp2().recip() } else { 1.0 }
     }
 
-    /// Log-probabilities and entropies, or scores, alone, without a graph.
-    pub fn score(&self, batch: &TrainBatch, part: &[usize]) -> Scored {
+    /// Log-probabilities and entropies (or scores and zeros) of each sequence, without a graph.
+    pub fn score(&self, batch: &TrainBatch, part: &[usize]) -> Vec<(usize, [Vec<f64>; 2])> {
         let _guard = tch::no_grad_guard();
-        self.head(&self.forward(batch, part, false), batch, part).score()
-    }
-
-    /// The log-probabilities alone, sequence by sequence.
-    pub fn log_probs(&self, batch: &TrainBatch, part: &[usize]) -> Vec<(usize, Vec<f64>)> {
-        let scored = self.score(batch, part);
-        let mut rest = scored.log_probs.into_iter();
-        part.iter().map(|&at| (at, rest.by_ref().take(batch.sequences[at].rows.len()).collect())).collect()
+        let Scored { log_probs, entropies, .. } = self.head(&self.forward(batch, part, false), batch, part).score();
+        let mut rest = [log_probs, entropies].map(Vec::into_iter);
+        let mut own = |len: usize| rest.each_mut().map(|column| column.take(len).collect());
+        part.iter().map(|&at| (at, own(batch.sequences[at].rows.len()))).collect()
     }
 
     /// Hidden states of the rows that predict trained tokens; with `kept`, without a graph.
@@ -169,26 +164,23 @@ impl Replica {
         let (rows, targets, head) = (on_device(&rows), on_device(&targets), views.head.shallow_clone());
         if kept {
             let (rows, kept) = self.decoder.hidden_kept(&views, packed, rows);
-            return Forward { rows, head, targets, behind: Behind::Kept(kept) };
+            return Forward { rows, head, targets, backward: Backward::Recompute(kept) };
         }
         let embedded = self.decoder.embedded(&views, &packed, self.weights.adapter.is_none());
         let rows = self.decoder.hidden_after(&views, &packed, &rows, &embedded);
-        Forward { rows, head, targets, behind: Behind::Graph { embedded, ids: packed.ids } }
-    }
-
-    fn temperature(&self, batch: &TrainBatch, part: &[usize]) -> Temperature {
-        let rows = part.iter().map(|&at| &batch.sequences[at]).flat_map(|sequence| {
-            std::iter::repeat_n(sequence.temperature.unwrap_or(self.config.temperature), sequence.rows.len())
-        });
-        Temperature::of(&rows.collect::<Vec<f64>>(), self.compute.device)
+        Forward { rows, head, targets, backward: Backward::Graph { embedded, ids: packed.ids } }
     }
 
     fn head<'a>(&self, forward: &'a Forward, batch: &TrainBatch, part: &[usize]) -> OutputHead<'a> {
         let Forward { rows, head: weight, targets, .. } = forward;
         let model = self.decoder.config();
-        let words = (model.head == Head::LanguageModel).then(|| {
+        let words = (!model.scores).then(|| {
             let chunk_rows = (self.config.logits_chunk / model.vocab_size).max(1) as i64;
-            Words { targets, temperature: self.temperature(batch, part), chunk_rows }
+            let temperatures = part.iter().map(|&at| &batch.sequences[at]).flat_map(|sequence| {
+                std::iter::repeat_n(sequence.temperature.unwrap_or(self.config.temperature), sequence.rows.len())
+            });
+            let temperature = Temperature::of(&temperatures.collect::<Vec<f64>>(), self.compute.device);
+            Words { targets, temperature, chunk_rows }
         });
         OutputHead { weight, rows, words }
     }
@@ -233,7 +225,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_group_begins_with_is_packed_once() {
+    fn the_common_prefix_of_a_group_is_packed_once() {
         let sequences = vec![
             sequence(0, &[1, 2, 3, 4], &[2, 3]),
             sequence(0, &[1, 2, 3], &[2]),

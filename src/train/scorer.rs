@@ -2,8 +2,6 @@
 
 use std::sync::Arc;
 
-use tch::Device;
-
 use super::replica::Replica;
 use super::{LocalConfig, TrainBatch, TrainError, collate};
 use crate::algo::Aggregation;
@@ -40,13 +38,8 @@ impl Scorer {
             (weights.clone(), Replica::new(&self.config, &self.model, &on_device))
         }));
         let mut scores = vec![Vec::new(); batch.sequences.len()];
-        let parts = match self.config.compute.device {
-            Device::Cpu => batch.micro_batches(self.config.micro_batch_tokens, 1),
-            // Attention on a GPU runs over rectangles.
-            _ => batch.rectangles(self.config.micro_batch_tokens, 1),
-        };
-        for part in parts {
-            replica.log_probs(batch, &part).into_iter().for_each(|(sequence, log_probs)| scores[sequence] = log_probs);
+        for part in self.config.micro_batches(batch, &self.model, 1) {
+            replica.score(batch, &part).into_iter().for_each(|(sequence, [log_probs, _])| scores[sequence] = log_probs);
         }
         scores
     }
@@ -55,7 +48,7 @@ impl Scorer {
     pub fn annotate(&mut self, weights: &Arc<FrozenWeights>, samples: &mut [Sample]) -> Result<(), TrainError> {
         samples.iter_mut().for_each(|sample| sample.ref_log_probs = vec![0.0; sample.tokens.len()]);
         let batch = match collate(samples, Aggregation::TokenMean) {
-            Err(TrainError::NothingToTrain { .. }) => return Ok(()),
+            Err(TrainError::NothingToTrain(_)) => return Ok(()),
             batch => batch?,
         };
         let scores = self.score(weights, &batch);

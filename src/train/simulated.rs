@@ -9,8 +9,9 @@ use parking_lot::Mutex;
 
 use super::{
     BackendState, CheckpointMetadata, ForwardBackward, OptimStep, SaveCheckpoint, Snapshot, TrainBatch, TrainFuture,
-    TrainingBackend, Update,
+    TrainingBackend,
 };
+use crate::algo::Schedule;
 use crate::flow::Simulation;
 
 /// Backend with empty weights. Saves nothing, and scores each token with the generator's
@@ -36,7 +37,7 @@ impl SimulatedBackend {
     }
 }
 
-fn ready<T>(answer: T) -> TrainFuture<T> {
+fn ready<T: Clone + Send + 'static>(answer: T) -> TrainFuture<T> {
     TrainFuture::ready(Ok(answer))
 }
 
@@ -44,7 +45,7 @@ impl TrainingBackend for SimulatedBackend {
     type Weights = ();
 
     fn forward_backward(&self, batch: Arc<TrainBatch>) -> TrainFuture<ForwardBackward> {
-        let tokens: usize = batch.sequences.iter().map(|sequence| sequence.inputs.len() + 1).sum();
+        let tokens = batch.input_tokens(&batch.all()) + batch.sequences.len();
         self.pass(self.token.mul_f64(tokens as f64));
         ready(ForwardBackward { tokens: batch.batch_tokens, ..ForwardBackward::default() })
     }
@@ -53,7 +54,7 @@ impl TrainingBackend for SimulatedBackend {
         ready(batch.sequences.iter().map(|sequence| vec![-1.0; sequence.rows.len()]).collect())
     }
 
-    fn update(&self, _: Update) -> TrainFuture<OptimStep> {
+    fn update(&self, _: f64, _: Option<Schedule>) -> TrainFuture<OptimStep> {
         self.pass(self.update);
         let mut state = self.state.lock();
         state.step += 1;

@@ -5,7 +5,7 @@ use std::fmt::Display;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use super::{ForwardBackward, OptimStep, SaveCheckpoint, TrainError, TrainingBackend, collate, collate_batch};
+use super::{ForwardBackward, OptimStep, SaveCheckpoint, TrainError, TrainingBackend, collate};
 use crate::algo::{Aggregation, perplexity};
 use crate::data::Sample;
 use crate::observe::logs::{announce_training, console_line};
@@ -57,16 +57,20 @@ pub fn run_sft_training<B: TrainingBackend + ?Sized>(
     if let Some((_, broken)) = preconditions.into_iter().find(|(broken, _)| *broken) {
         return Err(TrainError::Setting(broken));
     }
-    let batch_of = |step| collate(&collate_batch(samples, config.batch_size, step), Aggregation::TokenMean).map(Arc::new);
+    let mut rest = samples.iter().cycle();
+    let mut draw = || {
+        let batch: Vec<&Sample> = rest.by_ref().take(config.batch_size).collect();
+        collate(&batch, Aggregation::TokenMean).map(Arc::new)
+    };
     let facts: [(&str, &dyn Display); 3] =
         [("Samples", &samples.len()), ("Steps", &config.num_steps), ("Batch size", &config.batch_size)];
     announce_training("SFT", &facts);
     let mut steps = Vec::new();
-    let mut next = batch_of(0)?;
+    let mut next = draw()?;
     for step in 1..=config.num_steps {
         let (forward, optim) = (backend.forward_backward(next.clone()), backend.optim_step());
         if step < config.num_steps {
-            next = batch_of(step)?;
+            next = draw()?;
         }
         let (forward, optim) = (forward.wait()?, optim.wait()?);
         let done = row(&forward, &optim);

@@ -13,13 +13,11 @@ use super::replica::{Part, Replica};
 use super::side_by_side::SideBySide;
 use super::{
     Algorithm, BackendState, CheckpointMetadata, ForwardBackward, LocalConfig, NonFinitePolicy, OptimStep, SaveCheckpoint,
-    Snapshot, TrainBatch, TrainError, Update, checkpoint, clip_scale,
+    Snapshot, TrainBatch, TrainError, checkpoint, clip_scale,
 };
-use crate::algo::LossOutput;
+use crate::algo::{LossOutput, Schedule};
 use crate::data::Version;
-use crate::model::{
-    Compute, Dtype, Entry, FrozenWeights, Head, Layout, ModelConfig, Weights, load_adapter, load_hf, part, save_hf,
-};
+use crate::model::{Compute, Dtype, Entry, FrozenWeights, Layout, ModelConfig, Weights, load_adapter, load_hf, part, save_hf};
 
 /// Largest number of parameters for parallel micro-batches with separate gradients (64 MB each).
 /// Larger models have matrices large enough for threads to share.
@@ -34,7 +32,7 @@ pub(super) struct Worker {
     weights: Weights,
     /// Weights of the computation: the masters themselves, or a copy in another format.
     computed: Weights,
-    /// Copies on further devices.
+    /// On further devices.
     copies: Vec<Weights>,
     replicas: SideBySide<Replica>,
     accumulated: Accumulated,
@@ -67,7 +65,7 @@ impl Accumulated {
         names: Vec<String>,
         seen: &mut ForwardBackward,
     ) -> Result<(), TrainError> {
-        let error = TrainError::NonFinite { what, names: shorten(names) };
+        let error = TrainError::NonFinite(what, shorten(names));
         match policy {
             NonFinitePolicy::Stop => Err(error),
             NonFinitePolicy::Skip => {
@@ -122,11 +120,7 @@ impl Worker {
     }
 
     fn micro_batches(&self, batch: &TrainBatch) -> Vec<Vec<usize>> {
-        // Attention on a GPU runs over rectangles.
-        if self.config.compute.device != Device::Cpu {
-            return batch.rectangles(self.config.micro_batch_tokens, self.replicas.len());
-        }
-        batch.micro_batches_by(self.config.micro_batch_tokens, self.replicas.len(), |length| self.model.cost_of(length))
+        self.config.micro_batches(batch, &self.model, self.replicas.len())
     }
 
     pub fn state(&self) -> BackendState {
@@ -144,7 +138,7 @@ impl Worker {
     pub fn forward_backward(&mut self, batch: &TrainBatch) -> Result<ForwardBackward, TrainError> {
         let mut parts = self.micro_batches(batch);
         if parts.is_empty() {
-            return Err(TrainError::NothingToTrain { samples: batch.sequences.len() });
+            return Err(TrainError::NothingToTrain(batch.sequences.len()));
         }
         let algorithm = batch.algorithm.clone().unwrap_or_else(|| self.algorithm.clone());
         let saved_tokens = if algorithm.ignores_zero_advantage() { leave_out(batch, &mut parts) } else { 0 };
@@ -153,17 +147,21 @@ impl Worker {
         let mut ended = Ok(());
         let (accumulated, policy) = (&mut self.accumulated, self.config.non_finite);
         // A score head has no log-probabilities to compare with the generator's.
-        let words = self.model.head == Head::LanguageModel;
+        let words = !self.model.scores;
         let device = self.config.compute.device;
         let work =
             |replica: &mut Replica, at: usize| replica.differentiate(&algorithm, batch, &parts[at], judged.get(at).cloned());
         self.replicas.run(parts.len(), work, |at, part| {
-            ended = part.map_err(TrainError::from).and_then(|part: Part| {
-                note(&mut seen, batch, &parts[at], &part);
+            ended = part.map_err(TrainError::from).and_then(|Part { scored, output, gradient }| {
+                seen.loss += output.loss;
+                seen.tokens += scored.log_probs.len();
+                seen.input_tokens += batch.input_tokens(&parts[at]);
+                seen.entropy += scored.entropies.iter().sum::<f64>();
+                seen.metrics.merge(&output.metrics);
                 if words {
-                    seen.gap.merge(&batch.gap(&parts[at], &part.scored.log_probs));
+                    seen.gap.merge(&batch.gap(&parts[at], &scored.log_probs));
                 }
-                match part.gradient {
+                match gradient {
                     Ok(gradient) => {
                         accumulated.add(gradient.to_device(device));
                         Ok(())
@@ -185,7 +183,9 @@ impl Worker {
         self.accumulated.norm = self.accumulated.gradient.as_ref().map_or(0.0, grad_norm);
         seen.grad_norm = self.accumulated.norm;
         if !seen.grad_norm.is_finite() {
-            let names = self.bad_tensors();
+            let gradient = self.accumulated.gradient.as_ref();
+            let bad = |entry: &&Entry| gradient.is_some_and(|of| part(of, entry.range()).isfinite().all().int64_value(&[]) == 0);
+            let names = self.weights.trained().0.entries().iter().filter(bad).map(|entry| entry.name.clone()).collect();
             self.accumulated.give_up(policy, "the gradient", names, &mut seen)?;
         }
         Ok(seen)
@@ -194,13 +194,18 @@ impl Worker {
     /// Log-probabilities of trained tokens, or scores at their rows, sequence by sequence.
     pub fn score(&mut self, batch: &TrainBatch) -> Vec<Vec<f64>> {
         let parts = self.micro_batches(batch);
-        let mut scores = vec![Vec::new(); batch.sequences.len()];
-        let score = |replica: &mut Replica, at: usize| replica.log_probs(batch, &parts[at]);
+        self.columns(batch, &parts).into_iter().map(|[log_probs, _]| log_probs).collect()
+    }
+
+    /// Log-probabilities and entropies of the sequences in `parts`, by sequence.
+    fn columns(&mut self, batch: &TrainBatch, parts: &[Vec<usize>]) -> Vec<[Vec<f64>; 2]> {
+        let mut columns = vec![[Vec::new(), Vec::new()]; batch.sequences.len()];
+        let score = |replica: &mut Replica, at: usize| replica.score(batch, &parts[at]);
         self.replicas.run(parts.len(), score, |_, scored| {
-            scored.into_iter().for_each(|(sequence, log_probs)| scores[sequence] = log_probs);
+            scored.into_iter().for_each(|(sequence, own)| columns[sequence] = own);
             ControlFlow::Continue(())
         });
-        scores
+        columns
     }
 
     /// Loss of each part for algorithms that need the whole batch together: all log-probabilities
@@ -214,16 +219,7 @@ impl Worker {
         if parts.len() == 1 || !algorithm.whole_batch() {
             return Ok(Vec::new());
         }
-        let mut columns = vec![[Vec::new(), Vec::new()]; batch.sequences.len()];
-        let score = |replica: &mut Replica, at: usize| replica.score(batch, &parts[at]);
-        self.replicas.run(parts.len(), score, |at, scored| {
-            let (mut log_probs, mut entropies) = (scored.log_probs.into_iter(), scored.entropies.into_iter());
-            for &sequence in &parts[at] {
-                let rows = batch.sequences[sequence].rows.len();
-                columns[sequence] = [log_probs.by_ref().take(rows).collect(), entropies.by_ref().take(rows).collect()];
-            }
-            ControlFlow::Continue(())
-        });
+        let columns = self.columns(batch, parts);
         // The loss takes sequences in batch order.
         let mut own = parts.concat();
         own.sort_unstable();
@@ -247,13 +243,7 @@ impl Worker {
         Ok(parts.iter().map(take).collect())
     }
 
-    fn bad_tensors(&self) -> Vec<String> {
-        let Some(gradient) = &self.accumulated.gradient else { return Vec::new() };
-        let bad = |entry: &&Entry| part(gradient, entry.range()).isfinite().all().int64_value(&[]) == 0;
-        self.weights.trained().0.entries().iter().filter(bad).map(|entry| entry.name.clone()).collect()
-    }
-
-    pub fn update(&mut self, Update { scale, schedule }: Update) -> Result<OptimStep, TrainError> {
+    pub fn update(&mut self, scale: f64, schedule: Option<Schedule>) -> Result<OptimStep, TrainError> {
         let Accumulated { gradient, norm, skip } = std::mem::take(&mut self.accumulated);
         let grad_norm = norm * scale;
         let lr = schedule.unwrap_or(self.config.schedule).at(self.optimizer.step);
@@ -301,15 +291,13 @@ impl Worker {
     pub fn load_weights(&mut self, weights: &Weights) -> Result<(), TrainError> {
         let (ours, theirs) = (self.weights.trained().0, weights.trained().0);
         if ours != theirs {
-            let shapes = |layout: &Layout| -> BTreeMap<String, String> {
-                layout.entries().iter().map(|entry| (entry.name.clone(), format!("{:?}", entry.shape))).collect()
-            };
-            let (ours, theirs) = (shapes(ours), shapes(theirs));
-            let names = ours.keys().chain(theirs.keys().filter(|name| !ours.contains_key(*name)));
-            let shape = |of: &BTreeMap<String, String>, name: &String| of.get(name).cloned().unwrap_or("none".into());
-            let differing = names.filter(|name| ours.get(*name) != theirs.get(*name));
-            let tensors = differing.map(|name| format!("{name} ({} here, {} there)", shape(&ours, name), shape(&theirs, name)));
-            return Err(TrainError::Shape { tensors: shorten(tensors.collect()) });
+            let shape = |of: &Layout, name: &str| of.find(name).map_or("none".to_owned(), |entry| format!("{:?}", entry.shape));
+            let added = theirs.entries().iter().filter(|entry| ours.find(&entry.name).is_none());
+            let both =
+                ours.entries().iter().chain(added).map(|Entry { name, .. }| (name, shape(ours, name), shape(theirs, name)));
+            let differing = both.filter(|(_, here, there)| here != there);
+            let tensors = differing.map(|(name, here, there)| format!("{name} ({here} here, {there} there)"));
+            return Err(TrainError::Shape(shorten(tensors.collect())));
         }
         {
             let _guard = tch::no_grad_guard();
@@ -382,15 +370,5 @@ fn shorten(mut names: Vec<String>) -> Vec<String> {
 fn leave_out(batch: &TrainBatch, parts: &mut Vec<Vec<usize>>) -> usize {
     let indifferent = |part: &Vec<usize>| part.iter().all(|&at| batch.sequences[at].is_indifferent());
     let saved = parts.split_off(parts.partition_point(|part| !indifferent(part)));
-    saved.iter().flatten().map(|&at| batch.sequences[at].inputs.len()).sum()
-}
-
-/// Adds a part's numbers to the report.
-fn note(seen: &mut ForwardBackward, batch: &TrainBatch, sequences: &[usize], part: &Part) {
-    let Part { scored, output, .. } = part;
-    seen.loss += output.loss;
-    seen.tokens += scored.log_probs.len();
-    seen.input_tokens += sequences.iter().map(|&at| batch.sequences[at].inputs.len()).sum::<usize>();
-    seen.entropy += scored.entropies.iter().sum::<f64>();
-    seen.metrics.merge(&output.metrics);
+    batch.input_tokens(&saved.concat())
 }

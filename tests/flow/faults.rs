@@ -26,7 +26,7 @@ use rollflow::stages::train::staleness;
 use rollflow::train::TrainFuture;
 use rollflow::train::{
     BackendState, CheckpointMetadata, ForwardBackward, OptimStep, SaveCheckpoint, SimulatedBackend, Snapshot, TrainBatch,
-    TrainError, Update,
+    TrainError,
 };
 
 /// Numbers drawn by a seed.
@@ -278,8 +278,8 @@ impl TrainingBackend for Failing {
     fn score(&self, batch: Arc<TrainBatch>) -> TrainFuture<Vec<Vec<f64>>> {
         self.inner.score(batch)
     }
-    fn update(&self, update: Update) -> TrainFuture<OptimStep> {
-        self.inner.update(update)
+    fn update(&self, scale: f64, schedule: Option<Schedule>) -> TrainFuture<OptimStep> {
+        self.inner.update(scale, schedule)
     }
     fn takes_parts(&self) -> bool {
         self.inner.takes_parts()

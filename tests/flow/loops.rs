@@ -4,18 +4,19 @@
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 
+use rollflow::algo::Schedule;
 use rollflow::data::Sample;
 use rollflow::observe::Console;
 use rollflow::train::{
     BackendState, CheckpointMetadata, ForwardBackward, OptimStep, SaveCheckpoint, SftConfig, Snapshot, TrainBatch, TrainError,
-    TrainFuture, TrainingBackend, Update, run_sft_training,
+    TrainFuture, TrainingBackend, run_sft_training,
 };
 
 #[derive(Default)]
 struct Mock(Mutex<Vec<String>>);
 
 impl Mock {
-    fn note<T>(&self, what: String, answer: T) -> TrainFuture<T> {
+    fn note<T: Clone + Send + 'static>(&self, what: String, answer: T) -> TrainFuture<T> {
         self.0.lock().unwrap().push(what);
         TrainFuture::ready(Ok(answer))
     }
@@ -29,7 +30,7 @@ impl TrainingBackend for Mock {
     fn score(&self, batch: Arc<TrainBatch>) -> TrainFuture<Vec<Vec<f64>>> {
         self.note("score".into(), vec![Vec::new(); batch.sequences.len()])
     }
-    fn update(&self, _: Update) -> TrainFuture<OptimStep> {
+    fn update(&self, _: f64, _: Option<Schedule>) -> TrainFuture<OptimStep> {
         self.note("step".into(), OptimStep { lr: 0.1, ..Default::default() })
     }
     fn snapshot(&self) -> TrainFuture<Snapshot<()>> {

@@ -5,38 +5,21 @@ use std::sync::Arc;
 
 use rollflow::data::Tokenizer;
 use rollflow::engine::{Finished, LocalEngine, Request, SamplingParams};
-use rollflow::model::{Decoder, Dtype, Family, Head, Layout, ModelConfig, Packed, RopeScaling, Weights, log_probs_and_entropy};
+use rollflow::model::{Decoder, Family, Layout, ModelConfig, Packed, Weights, log_probs_and_entropy};
 use tch::Tensor;
 
 pub fn config(family: Family, window: Option<usize>) -> ModelConfig {
     ModelConfig {
         family,
-        head: Head::LanguageModel,
         vocab_size: 64,
-        hidden_size: 32,
         intermediate_size: 48,
-        heads: 4,
-        kv_heads: 2,
-        head_dim: 8,
         max_positions: 128,
-        rms_norm_eps: 1e-6,
-        rope_theta: 10_000.0,
-        rope_scaling: RopeScaling::Default,
         windows: vec![None, window],
-        unrotated: Vec::new(),
-        embedding_multiplier: 1.0,
-        residual_multiplier: 1.0,
-        attention_multiplier: None,
-        logits_scaling: 1.0,
         qkv_bias: family == Family::Qwen2,
-        output_bias: false,
-        mlp_bias: false,
-        tied: true,
         initializer_range: 0.3,
-        dtype: Dtype::F32,
         eos_token_ids: vec![1],
         pad_token_id: Some(0),
-        other: Default::default(),
+        ..ModelConfig::small(&tokenizer(), 32, 2)
     }
 }
 

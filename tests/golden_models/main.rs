@@ -123,7 +123,7 @@ fn sft_loss(decoder: &Decoder, flat: &Tensor, batch: &Padded, labels: &[Vec<i64>
         }
         row += real.len() as i64;
     }
-    let hidden = decoder.hidden_at(&views, &packed, &Tensor::from_slice(&rows).to_device(device()));
+    let hidden = decoder.hidden(&views, &packed).index_select(0, &Tensor::from_slice(&rows).to_device(device()));
     let logits = decoder.logits(&views, &hidden);
     -log_probs_and_entropy(&logits, &Tensor::from_slice(&targets).to_device(device()), 1.0).0.mean(None)
 }

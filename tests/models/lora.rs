@@ -9,8 +9,7 @@ use proptest::sample::subsequence;
 use rollflow::algo::{Aggregation, BradleyTerry, CrossEntropy, Grpo, Schedule};
 use rollflow::data::Sample;
 use rollflow::model::{
-    Compute, Decoder, Dtype, Head, Layout, Lora, ModelConfig, Packed, Weights, check_folder, load_hf, save_adapter, save_hf,
-    save_hf_as,
+    Compute, Decoder, Dtype, Layout, Lora, ModelConfig, Packed, Weights, check_folder, load_hf, save_adapter, save_hf, save_hf_as,
 };
 use rollflow::recipe::load;
 use rollflow::train::{
@@ -162,7 +161,7 @@ fn pairs() -> Arc<TrainBatch> {
         Sample { tokens, loss_mask, group_index: u64::from(of[0]), index, ..Sample::default() }
     };
     let samples: Vec<Sample> = (2..8).flat_map(|n| [asking(&[n, 5, n + 6], 0), asking(&[n, 5, n - 1], 1)]).collect();
-    Arc::new(collate(&samples, Aggregation::TokenMean).unwrap().in_pairs())
+    Arc::new(TrainBatch { pairs: true, ..collate(&samples, Aggregation::TokenMean).unwrap() })
 }
 
 fn of_judge(config: LocalConfig, weights: &Weights) -> LocalBackend {
@@ -225,7 +224,8 @@ fn adapters_of_a_reward_model_are_written_as_peft_writes_those_of_a_classifier_a
     let (base, saved, config) = (folder.path().join("base"), folder.path().join("saved"), crate::tiny::model());
     save_hf(&base, &config, &crate::tiny::weights(1)).unwrap();
     let backend = of_judge(judging(), &{
-        let lora = lora(4, &[Lora::ALL]).of_model(Some(base.clone()));
+        let mut lora = lora(4, &[Lora::ALL]);
+        lora.base = Some(base.clone());
         crate::tiny::weights(1).scoring(&config, Some(3)).adapted(&config.scoring(), lora, 7)
     });
     backend.forward_backward(pairs()).wait().unwrap();
@@ -238,7 +238,7 @@ fn adapters_of_a_reward_model_are_written_as_peft_writes_those_of_a_classifier_a
 
     // Of a language model they make a classifier.
     let (read, weights) = load_hf(&saved).unwrap();
-    assert_eq!((read.head, check_folder(&saved).unwrap().head), (Head::Score, Head::Score));
+    assert!(read.scores && check_folder(&saved).unwrap().scores);
     assert!(weights.adapter.as_ref().unwrap().flat == learned.adapter.as_ref().unwrap().flat);
     assert!(weights.merged().flat == learned.merged().flat);
 
@@ -267,9 +267,8 @@ fn adapters_are_published_merged_or_by_themselves() {
         let backend = backend.unwrap();
         let mut samples = crate::tiny::rollouts(&[(2, 3), (1, 5)], 3);
         samples.iter_mut().for_each(|sample| sample.advantage = Some(1.0));
-        let batch = collate(&samples, Aggregation::TokenMean)
-            .unwrap()
-            .by(Some(Arc::new(rollflow::train::Algorithm::new(Grpo::default()))));
+        let algorithm = Some(Arc::new(rollflow::train::Algorithm::new(Grpo::default())));
+        let batch = TrainBatch { algorithm, ..collate(&samples, Aggregation::TokenMean).unwrap() };
         backend.forward_backward(Arc::new(batch)).wait().unwrap();
         backend.optim_step().wait().unwrap();
         let snapshot = backend.snapshot().wait().unwrap();
@@ -287,7 +286,8 @@ fn a_checkpoint_holds_adapters_alone_and_training_goes_on_from_it_to_the_bit() {
     let base = folder.path().join("base");
     save_hf(&base, &crate::tiny::model(), &crate::tiny::weights(1)).unwrap();
     let backend = |rank, alpha| {
-        let lora = Lora::new(rank, alpha, &[Lora::ALL]).unwrap().of_model(Some(base.clone()));
+        let mut lora = Lora::new(rank, alpha, &[Lora::ALL]).unwrap();
+        lora.base = Some(base.clone());
         let weights = crate::tiny::weights(1).adapted(&crate::tiny::model(), lora, 7);
         LocalBackend::new(LocalConfig { merge: false, ..config() }, crate::tiny::model(), weights).unwrap()
     };

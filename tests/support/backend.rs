@@ -3,9 +3,10 @@
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 
+use rollflow::algo::Schedule;
 use rollflow::train::{
     BackendState, CheckpointMetadata, ForwardBackward, OptimStep, SaveCheckpoint, Snapshot, TrainBatch, TrainError, TrainFuture,
-    TrainingBackend, Update,
+    TrainingBackend,
 };
 
 /// What it was asked for.
@@ -37,7 +38,7 @@ impl Default for Counting {
     }
 }
 
-fn ready<T>(answer: T) -> TrainFuture<T> {
+fn ready<T: Clone + Send + 'static>(answer: T) -> TrainFuture<T> {
     TrainFuture::ready(Ok::<T, TrainError>(answer))
 }
 
@@ -50,7 +51,7 @@ impl TrainingBackend for Counting {
         (self.hears)(Asked::Score);
         ready((self.scores)(&batch))
     }
-    fn update(&self, _: Update) -> TrainFuture<OptimStep> {
+    fn update(&self, _: f64, _: Option<Schedule>) -> TrainFuture<OptimStep> {
         let mut state = self.state.lock().unwrap();
         state.step += 1;
         (self.hears)(Asked::Update(state.step));

@@ -190,7 +190,7 @@ fn a_failed_command_poisons_the_backend_with_the_first_cause() {
     let backend = backend(sft());
     assert!(matches!(backend.optim_step().wait(), Err(TrainError::NoGradient)));
     let refused = backend.forward_backward(batch()).wait().unwrap_err();
-    assert!(matches!(&refused, TrainError::Poisoned { cause } if matches!(**cause, TrainError::NoGradient)), "{refused}");
+    assert!(matches!(&refused, TrainError::Poisoned(cause) if matches!(**cause, TrainError::NoGradient)), "{refused}");
     assert!(matches!(backend.state().poisoned, Some(TrainError::NoGradient)));
     let again = backend.snapshot().wait().unwrap_err();
     assert_eq!(again.to_string(), refused.to_string());
@@ -229,7 +229,7 @@ fn non_finite_numbers_stop_by_default_and_are_named() {
     let weights = poison_one_weight(crate::tiny::weights(1), "model.layers.1.mlp.down_proj.weight");
     let backend = LocalBackend::new(sft(), crate::tiny::model(), weights).unwrap();
     let error = backend.forward_backward(batch()).wait().unwrap_err();
-    let TrainError::NonFinite { what: "the loss", names } = &error else { panic!("{error}") };
+    let TrainError::NonFinite("the loss", names) = &error else { panic!("{error}") };
     assert_eq!(names[0], "sample 0 of group 0 (the model's log-probabilities)");
     assert_eq!(names.last().unwrap(), "5 more");
 
@@ -237,7 +237,7 @@ fn non_finite_numbers_stop_by_default_and_are_named() {
         |inputs: &LossInputs| Ok(LossOutput { loss: 1.0, grad: vec![1e38; inputs.log_probs.len()], ..LossOutput::default() });
     let backend = self::backend(LocalConfig { loss: Arc::new(endless), ..sft() });
     let error = backend.forward_backward(batch()).wait().unwrap_err();
-    let TrainError::NonFinite { what: "the gradient", names } = &error else { panic!("{error}") };
+    let TrainError::NonFinite("the gradient", names) = &error else { panic!("{error}") };
     assert!(names.iter().any(|name| name.starts_with("model.")), "{names:?}");
 }
 

@@ -95,7 +95,7 @@ proptest! {
             for aggregation in modes {
                 let config = || LocalConfig { off_policy: off_policy.clone(), ..config(loss.clone()) };
                 // The rollouts are version 1's, so that they lag by 3.
-                let batch = |samples: &[Sample]| collate(samples, aggregation).unwrap().at_version(4);
+                let batch = |samples: &[Sample]| TrainBatch { version: 4, ..collate(samples, aggregation).unwrap() };
                 let whole = learn(config(), batch(&samples));
                 let replica_devices = vec![Device::Cpu; copies];
                 let cut = LocalConfig { micro_batch_tokens, logits_chunk, threads: Some(threads), replica_devices, ..config() };

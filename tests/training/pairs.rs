@@ -118,7 +118,7 @@ fn preferences(policy: &Policy, config: LocalConfig) -> TrainBatch {
     let both: Vec<_> = right.iter().flat_map(|pair| [pair.clone(), wrong(pair)]).collect();
     let mut samples = policy.supervised(&both).unwrap();
     Scorer::new(config, policy.config().clone()).annotate(&policy.frozen(), &mut samples).unwrap();
-    collate(&samples, Aggregation::SeqMeanTokenMean).unwrap().in_pairs()
+    TrainBatch { pairs: true, ..collate(&samples, Aggregation::SeqMeanTokenMean).unwrap() }
 }
 
 /// Also of losses that see the whole batch; law N1: however it is cut.

@@ -62,7 +62,8 @@ impl Mixture {
         let batch = samples.batch(step / self.every - 1).map_err(|error| anyhow!("{error}"))?;
         let samples: Vec<_> = batch.samples().collect();
         let batch = collate(&samples, Aggregation::TokenMean)?;
-        Ok(Some(Arc::new(batch.by(Some(self.algorithm.clone())).scaled(self.weight))))
+        let batch = TrainBatch { algorithm: Some(self.algorithm.clone()), ..batch };
+        Ok(Some(Arc::new(batch.scaled(self.weight))))
     }
 }
 

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use anyhow::{Context, Result};
 use rollflow::algo::{BradleyTerry, ValueLoss};
-use rollflow::model::{Head, load_hf};
+use rollflow::model::load_hf;
 use rollflow::prelude::*;
 use rollflow::recipe::{Checkpointing, Lora, Model, Optimization, Plan, RewardModel, Sft, Timeline};
 use rollflow::stages::train::{Critic, StepConfig};
@@ -39,9 +39,9 @@ pub fn critic(plan: &Plan, policy: &Policy) -> Result<Option<LocalBackend>> {
     let (model, weights) =
         load_hf(&models::model_folder(path)?).with_context(|| format!("loading the critic from {}", path.display()))?;
     models::same_vocabulary("the critic", path, model.vocab_size, policy.config().vocab_size)?;
-    Ok(Some(match model.head {
-        Head::Score => LocalBackend::new(config, model, weights)?,
-        Head::LanguageModel => LocalBackend::new(config, model.scoring(), weights.scoring(&model, None))?,
+    Ok(Some(match model.scores {
+        true => LocalBackend::new(config, model, weights)?,
+        false => LocalBackend::new(config, model.scoring(), weights.scoring(&model, None))?,
     }))
 }
 

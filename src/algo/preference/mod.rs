@@ -54,7 +54,7 @@ impl Dpo {
 
 /// A preference loss: a weighted sum of terms over the same pairs. Sequences 2i and 2i + 1 are the
 /// chosen and the rejected completion of a pair
-/// ([`TrainBatch::in_pairs`](crate::train::TrainBatch::in_pairs)).
+/// ([`TrainBatch::pairs`](crate::train::TrainBatch::pairs)).
 ///
 /// Advantages are not read. The weights give the number of pairs of the optimizer batch: they must
 /// be those of [`Aggregation::SeqMeanTokenMean`](crate::algo::Aggregation).

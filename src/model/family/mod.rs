@@ -20,7 +20,7 @@ mod windows;
 use serde_json::{Map, Value};
 
 use super::keys::Keys;
-use super::{Head, ModelConfig, ModelError};
+use super::{ModelConfig, ModelError};
 
 macro_rules! families {
     ($($(#[$doc:meta])* $name:ident => $module:ident),+ $(,)?) => {
@@ -67,6 +67,9 @@ families! {
     /// OLMo 3: OLMo 2 with sliding windows.
     Olmo3 => olmo3,
 }
+
+/// Suffix of a classifier's class in transformers.
+pub(super) const CLASSIFIER: &str = "ForSequenceClassification";
 
 /// Properties of one family.
 pub(super) struct Definition {
@@ -125,8 +128,8 @@ impl Family {
     }
 
     /// Class in transformers.
-    pub(super) fn architecture(self, head: Head) -> String {
-        self.definition().class.to_owned() + head.architecture()
+    pub(super) fn architecture(self, scores: bool) -> String {
+        self.definition().class.to_owned() + if scores { CLASSIFIER } else { "ForCausalLM" }
     }
 }
 

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::path::Path;
 
 use super::{MemoryPart, count, optimization};
-use crate::model::{Dtype, Head, Layout, Lora, ModelConfig, ModelError, PREFILL_CELLS, folder_config, fused};
+use crate::model::{Dtype, Layout, Lora, ModelConfig, ModelError, PREFILL_CELLS, folder_config, fused};
 use crate::recipe::checks::validated;
 use crate::recipe::generate::OnNewWeights;
 use crate::recipe::model::{DeviceName, ModelSource};
@@ -220,7 +220,7 @@ impl Parts<'_> {
         let why = format!("{at_once} at a time, {pass} bytes a parameter, and their sum");
         self.add(gradients, of_pass + sum * parameters, why);
         self.add(activations, held, of_passes);
-        if model.head == Head::LanguageModel {
+        if !model.scores {
             let rows = tokens.min((LOGITS_CHUNK / model.vocab_size as u64).max(1));
             let why = format!("{rows} rows × {} × 4 in f32, less the gradients that come after them", model.vocab_size);
             // Logits exist before any gradient, and are freed as the first gradients appear.
@@ -358,7 +358,7 @@ fn parameters_of(folder: &Path) -> Result<u64, ModelError> {
 /// Reads the configuration of a model by its name in a recipe. Invalid names are reported by the
 /// recipe's own checks.
 fn config_of(name: &Path) -> Result<ModelConfig, ModelError> {
-    let io = |error: NoModel| ModelError::Io { path: name.into(), source: std::io::Error::other(error.to_string()) };
+    let io = |error: NoModel| ModelError::Io(name.into(), std::io::Error::other(error.to_string()));
     folder_config(&model_folder(name).map_err(io)?)
 }
 

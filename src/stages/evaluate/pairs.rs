@@ -12,7 +12,7 @@ use crate::observe::logs::short;
 use crate::observe::{Metric, StepMetrics};
 use crate::stages::reference::Reference;
 use crate::stages::train::Trained;
-use crate::train::{LocalConfig, Scorer, collate};
+use crate::train::{LocalConfig, Scorer, TrainBatch, collate};
 
 /// Stage that evaluates weights by the loss of held-out pairs: a preference loss, or a reward
 /// model's. It computes in this process. Steps pass in order, each after its own evaluation. Nothing
@@ -55,7 +55,8 @@ impl PairEvaluator {
 
     /// Metrics of the pairs under these weights, and the loss over all of them.
     fn judge(&mut self, weights: &Arc<FrozenWeights>) -> Result<(PairMetrics, f64), StageError> {
-        let batch = collate(&self.samples.iter().collect::<Vec<_>>(), Aggregation::SeqMeanTokenMean)?.in_pairs();
+        let batch = collate(&self.samples, Aggregation::SeqMeanTokenMean)?;
+        let batch = TrainBatch { pairs: true, ..batch };
         let log_probs = self.scorer.score(weights, &batch).concat();
         // Losses of pairs do not use entropies.
         let entropies = vec![0.0; log_probs.len()];

@@ -113,7 +113,7 @@ impl<B: TrainingBackend> Critic<B> {
         let values = self.backend.score(collated.clone()).wait()?;
         for (sequence, values) in collated.sequences.iter().zip(&values) {
             if let Some(value) = values.iter().find(|value| !value.is_finite()) {
-                return Err(TrainError::BadSample { sample: sequence.name(), what: "critic's value", value: *value }.into());
+                return Err(TrainError::BadSample(sequence.name(), "critic's value", *value).into());
             }
         }
         let (advantages, returns) = token_advantages(&rewards, &values, self.gamma, self.lambda)?;
@@ -122,7 +122,7 @@ impl<B: TrainingBackend> Critic<B> {
         samples.zip(&advantages).for_each(|(sample, advantages)| sample.advantage = mean(advantages));
         let step = CriticStep::before(&values.concat(), &returns.concat());
         // The critic has its own loss.
-        let mut critic = TrainBatch::clone(&collated).by(None);
+        let mut critic = TrainBatch { algorithm: None, ..TrainBatch::clone(&collated) };
         for ((sequence, returns), values) in critic.sequences.iter_mut().zip(returns).zip(values) {
             sequence.advantages = returns;
             // Losses clip around behaviour or proximal values.

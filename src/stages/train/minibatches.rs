@@ -49,7 +49,7 @@ pub(super) fn minibatch(
     }
     let chosen: Vec<&Sample> = places.iter().map(|&at| samples[at]).collect();
     let own = match collate(&chosen, aggregation) {
-        Err(TrainError::NothingToTrain { .. }) => return Ok(None),
+        Err(TrainError::NothingToTrain(_)) => return Ok(None),
         own => own?,
     };
     let column = |(own, &at): (TrainSequence, &usize)| TrainSequence { weights: own.weights, ..whole.sequences[at].clone() };

@@ -21,8 +21,8 @@ use crate::data::{Batch, Sample};
 use crate::flow::{Io, StageError};
 use crate::observe::Metric;
 use crate::train::{
-    ForwardBackward, OptimStep, TrainBatch, TrainError, TrainFuture, TrainingBackend, Update, assign_advantages,
-    assign_advantages_of, collate, collate_part,
+    ForwardBackward, OptimStep, TrainBatch, TrainError, TrainFuture, TrainingBackend, assign_advantages, assign_advantages_of,
+    collate, collate_part,
 };
 
 /// A batch on its way through a step: parts may have passed before the rest arrives.
@@ -137,7 +137,8 @@ impl<B: TrainingBackend> Trainer<B> {
         let (seen, sum) = pending.passes.get_or_insert_default();
         *sum += weight_sum;
         if let Some(batch) = batch {
-            let batch = batch.at_version(self.backend.state().weight_version).by(config.algorithm.clone());
+            let (version, algorithm) = (self.backend.state().weight_version, config.algorithm.clone());
+            let batch = TrainBatch { version, algorithm, ..batch };
             seen.merge(self.backend.forward_backward(Arc::new(batch)).wait()?);
         }
         pending.done.append(part);
@@ -150,14 +151,14 @@ impl<B: TrainingBackend> Trainer<B> {
         let StepBatch { step, config, done: mut batch, passes, .. } = pending;
         let (seen, weight_sum) = passes.unwrap_or_default();
         if seen.tokens + seen.saved_tokens == 0 {
-            return Err(TrainError::NothingToTrain { samples: batch.len() }.into());
+            return Err(TrainError::NothingToTrain(batch.len()).into());
         }
         batch.sort();
         let forward = seen.scaled(1.0 / weight_sum);
         self.check_gap(step, &forward)?;
         // The final scale divides it again.
         let mixed = self.mix_in(&config, weight_sum)?;
-        let optim = self.backend.update(Update { scale: 1.0 / weight_sum, schedule: config.schedule });
+        let optim = self.backend.update(1.0 / weight_sum, config.schedule);
         Ok(Learned { batch, kl_cost: None, critic: None, forward, mixed, optim })
     }
 
@@ -168,10 +169,11 @@ impl<B: TrainingBackend> Trainer<B> {
         let mut kl_cost = self.assign_advantages(&config, &mut batch, kl_coef)?;
         config.pairs.iter().for_each(|pairing| pairing.mask_others(&mut batch));
         let prepared = match &config.pairs {
-            Some(pairing) => collate(&pairing.laid_out(&batch.groups), Aggregation::SeqMeanTokenMean)?.in_pairs(),
+            Some(pairing) => collate(&pairing.laid_out(&batch.groups), Aggregation::SeqMeanTokenMean)?,
             None => collate(&batch.samples().collect::<Vec<_>>(), config.aggregation)?,
         };
-        let mut prepared = prepared.at_version(self.backend.state().weight_version).by(config.algorithm.clone());
+        let (version, algorithm) = (self.backend.state().weight_version, config.algorithm.clone());
+        let mut prepared = TrainBatch { version, algorithm, pairs: config.pairs.is_some(), ..prepared };
         let mut valued = None;
         if let Some(critic) = &self.critic {
             let mut found = critic.value(&mut batch, prepared, config.reward_kl.as_deref(), kl_coef)?;
@@ -246,7 +248,7 @@ impl<B: TrainingBackend> Trainer<B> {
                         }
                     };
                     mixed = self.mix_in(config, 1.0)?;
-                    ended = Some((forward, self.backend.update(Update { schedule: config.schedule, ..Update::default() })));
+                    ended = Some((forward, self.backend.update(1.0, config.schedule)));
                 }
                 if let Some((critic, whole, step)) = &mut critic
                     && let Some(part) = part(whole)?
@@ -255,7 +257,7 @@ impl<B: TrainingBackend> Trainer<B> {
                 }
             }
         }
-        let (forward, optim) = ended.ok_or(TrainError::NothingToTrain { samples: samples.len() })?;
+        let (forward, optim) = ended.ok_or(TrainError::NothingToTrain(samples.len()))?;
         Ok((forward, mixed, optim))
     }
 

@@ -1,16 +1,17 @@
-//! Reads a Hugging Face `config.json`.
+//! Reads and writes a Hugging Face `config.json`.
 //!
 //! Rejects settings that this library would compute differently from transformers, and names the
 //! key. Defaults are those of transformers' configuration classes.
 
 use std::path::Path;
 
-use serde_json::{Map, Value};
+use serde_json::{Map, Value, json};
 
 use super::config::LABELS;
+use super::family::CLASSIFIER;
 use super::keys::{Keys, read_object};
 use super::read_rope::rope;
-use super::{Dtype, Family, Head, ModelConfig, ModelError};
+use super::{Dtype, Family, ModelConfig, ModelError, RopeScaling};
 
 /// Largest sizes accepted: far above any model's, and small enough that no product overflows.
 const WIDEST: usize = 1 << 20;
@@ -55,6 +56,49 @@ impl ModelConfig {
         let other = map.iter().filter(|(key, _)| is_other(key)).map(|(key, value)| (key.clone(), value.clone())).collect();
         Ok(ModelConfig { other, ..config })
     }
+
+    /// The object of a `config.json` that transformers 4 and 5 load.
+    pub fn to_json(&self) -> Map<String, Value> {
+        let mut rope = json!(self.rope_scaling);
+        let rope_scaling = if self.rope_scaling == RopeScaling::Default { Value::Null } else { rope.clone() };
+        rope["rope_theta"] = self.rope_theta.into();
+        let eos = match self.eos_token_ids.as_slice() {
+            [] => Value::Null,
+            [id] => json!(id),
+            ids => json!(ids),
+        };
+        let keys = json!({
+            "architectures": [self.family.architecture(self.scores)],
+            "model_type": self.family.model_type(),
+            "vocab_size": self.vocab_size,
+            "hidden_size": self.hidden_size,
+            "intermediate_size": self.intermediate_size,
+            "num_hidden_layers": self.layers(),
+            "num_attention_heads": self.heads,
+            "num_key_value_heads": self.kv_heads,
+            "head_dim": self.head_dim,
+            "hidden_act": "silu",
+            "max_position_embeddings": self.max_positions,
+            "rms_norm_eps": self.rms_norm_eps,
+            "rope_parameters": rope,
+            "rope_theta": self.rope_theta,
+            "rope_scaling": rope_scaling,
+            "tie_word_embeddings": self.tied,
+            "initializer_range": self.initializer_range,
+            "eos_token_id": eos,
+            "pad_token_id": self.pad_token_id,
+            "dtype": self.dtype.name(),
+            "torch_dtype": self.dtype.name(),
+        });
+        let Value::Object(mut keys) = keys else { unreachable!("json! of braces is an object") };
+        (self.family.definition().write)(self, &mut keys);
+        if self.scores {
+            keys.insert("id2label".into(), json!({"0": "LABEL_0"}));
+            keys.insert("label2id".into(), json!({"LABEL_0": 0}));
+        }
+        keys.extend(self.other.clone());
+        keys
+    }
 }
 
 /// Reads the keys that all families share, with the family's defaults and Llama's biases.
@@ -76,9 +120,7 @@ fn read_as_llama(keys: &Keys, family: Family) -> Result<ModelConfig, ModelError>
     let (rope_theta, rope_scaling) = rope(keys, defaults, max_positions)?;
     Ok(ModelConfig {
         family,
-        head: head(keys)?,
-        vocab_size: keys.size("vocab_size", LARGEST_VOCABULARY)?,
-        hidden_size,
+        scores: scores(keys)?,
         intermediate_size: keys.size("intermediate_size", WIDEST)?,
         heads,
         kv_heads,
@@ -87,12 +129,6 @@ fn read_as_llama(keys: &Keys, family: Family) -> Result<ModelConfig, ModelError>
         rms_norm_eps: keys.optional("rms_norm_eps", "a number")?.unwrap_or(defaults.rms_norm_eps),
         rope_theta,
         rope_scaling,
-        windows: vec![None; layers],
-        unrotated: Vec::new(),
-        embedding_multiplier: 1.0,
-        residual_multiplier: 1.0,
-        attention_multiplier: None,
-        logits_scaling: 1.0,
         qkv_bias: attention_bias,
         output_bias: attention_bias,
         mlp_bias,
@@ -101,7 +137,7 @@ fn read_as_llama(keys: &Keys, family: Family) -> Result<ModelConfig, ModelError>
         dtype: dtype(keys)?,
         eos_token_ids: keys.token_ids("eos_token_id")?,
         pad_token_id: keys.token_ids("pad_token_id")?.first().copied(),
-        other: Map::new(),
+        ..ModelConfig::small_of(keys.size("vocab_size", LARGEST_VOCABULARY)?, hidden_size, layers)
     })
 }
 
@@ -124,11 +160,11 @@ fn refuse_unsupported(keys: &Keys) -> Result<(), ModelError> {
     }
 }
 
-/// Head of the model: a language model's, unless the architecture is a classifier with one label.
-fn head(keys: &Keys) -> Result<Head, ModelError> {
+/// Returns true if the architecture is a classifier with one label.
+fn scores(keys: &Keys) -> Result<bool, ModelError> {
     let architectures = keys.optional::<Vec<String>>("architectures", "a list of strings")?.unwrap_or_default();
-    if !architectures.iter().any(|name| name.ends_with(Head::Score.architecture())) {
-        return Ok(Head::LanguageModel);
+    if !architectures.iter().any(|name| name.ends_with(CLASSIFIER)) {
+        return Ok(false);
     }
     let labels = keys.optional::<Map<String, Value>>("id2label", "an object")?.map(|labels| labels.len());
     let (key, labels) = match (labels, keys.optional::<usize>("num_labels", "a positive integer")?) {
@@ -136,7 +172,7 @@ fn head(keys: &Keys) -> Result<Head, ModelError> {
         (labels, _) => ("id2label", labels),
     };
     match labels {
-        Some(1) => Ok(Head::Score),
+        Some(1) => Ok(true),
         Some(_) => Err(keys.unsupported(key, "one label, whose score is the answer's")),
         // Left out, it means two labels to transformers.
         None => Err(keys.missing(key)),
