@@ -11,8 +11,8 @@ use std::path::{Path, PathBuf};
 use safetensors::tensor::{TensorInfo, View};
 use serde_json::Map;
 
-use super::folder::{WeightFile, weight_files, write_tensors};
-use super::shards::{TensorSlice, WHOLE, shard_name, write_configs, write_index};
+use super::folder::{WeightFile, weight_files};
+use super::shards::{TensorSlice, shard_name, write_configs, write_shards};
 use super::{Dtype, Entry, ModelConfig, ModelError, Weights};
 use crate::util::atomic_file;
 
@@ -64,21 +64,15 @@ pub(crate) fn save_hf_after(
         shared: weights.layout.entries().len() - changed.len() - moved.len(),
     };
 
-    let written: Vec<Vec<Entry>> = [changed, moved].into_iter().filter(|entries| !entries.is_empty()).collect();
-    let (files, mut map) = (shared.len() + written.len(), Map::new());
-    let name = |at: usize| if files == 1 { WHOLE.to_owned() } else { shard_name(at, files) };
+    let written: Vec<&[Entry]> = [&changed[..], &moved].into_iter().filter(|entries| !entries.is_empty()).collect();
+    let mut map = Map::new();
     for (at, file) in shared.iter().enumerate() {
-        let to = dir.join(name(at));
+        let name = shard_name(at, shared.len() + written.len());
+        let to = dir.join(&name);
         atomic_file::replace(&link(at), &to).map_err(ModelError::io(&to))?;
-        map.extend(file.tensors.keys().map(|tensor| (tensor.clone(), name(at).into())));
+        map.extend(file.tensors.keys().map(|tensor| (tensor.clone(), name.clone().into())));
     }
-    for (at, entries) in (shared.len()..).zip(&written) {
-        write_tensors(&dir.join(name(at)), entries, &weights.flat, dtype)?;
-        map.extend(entries.iter().map(|entry| (entry.name.clone(), name(at).into())));
-    }
-    if files > 1 {
-        write_index(dir, weights.layout.total(), dtype, map)?;
-    }
+    write_shards(dir, &weights, dtype, &written, shared.len(), map)?;
     Ok(delta)
 }
 

@@ -1,8 +1,8 @@
 //! Models from and to Hugging Face folders.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
-use std::fs::File;
-use std::os::unix::fs::FileExt;
+use std::fs::{self, File, Permissions};
+use std::os::unix::fs::{FileExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -161,7 +161,8 @@ pub fn weights_to_bytes(weights: &Weights) -> Result<Vec<u8>, ModelError> {
 pub(super) fn write_tensors(path: &Path, entries: &[Entry], flat: &Tensor, dtype: Dtype) -> Result<(), ModelError> {
     let tensors = TensorSlice::all(entries, flat, dtype);
     safetensors::serialize_to_file(tensors, Some(metadata()), path).map_err(ModelError::safetensors(path))?;
-    readable_by_all(path).map_err(ModelError::io(path))
+    // safetensors makes it readable by its owner only; other users and servers need checkpoints, too.
+    fs::set_permissions(path, Permissions::from_mode(0o644)).map_err(ModelError::io(path))
 }
 
 fn metadata() -> HashMap<String, String> {
@@ -249,15 +250,4 @@ pub(super) fn weight_files(dir: &Path) -> Result<Vec<PathBuf>, ModelError> {
     let map = object.get("weight_map").and_then(Value::as_object).ok_or_else(|| bad("it has no object `weight_map`"))?;
     let names = map.values().map(Value::as_str).collect::<Option<BTreeSet<_>>>();
     Ok(names.ok_or_else(|| bad("`weight_map` names no file"))?.into_iter().map(|name| dir.join(name)).collect())
-}
-
-/// safetensors writes files readable by their owner only; other users and servers need checkpoints,
-/// too.
-fn readable_by_all(path: &Path) -> std::io::Result<()> {
-    #[cfg(unix)]
-    {
-        use std::os::unix::fs::PermissionsExt;
-        std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o644))?;
-    }
-    Ok(())
 }

@@ -176,8 +176,7 @@ impl Adapter {
     /// there is one. Uses one split of the flat tensor, as [`Views`](super::Views) do, so that
     /// gradients are flat.
     pub(super) fn views(&self, config: &ModelConfig) -> (Vec<[Option<LowRank>; 4]>, Option<Tensor>) {
-        let mut parts = split(&self.flat, self.layout.units());
-        let mut next = || parts.next().expect("views follow the layout");
+        let mut next = split(&self.flat, self.layout.units());
         let low_ranks = (0..config.layers()).map(|_| self.take(config, &mut next)).collect();
         (low_ranks, self.layout.score_head().map(|_| next()))
     }
@@ -196,8 +195,7 @@ impl Adapter {
 
     /// Low-rank products of one layer, from its part of the numbers.
     pub(super) fn low_ranks_of_layer(&self, config: &ModelConfig, part: &Tensor) -> [Option<LowRank>; 4] {
-        let mut parts = split(part, self.layout.units_of_layer());
-        self.take(config, &mut || parts.next().expect("views follow the layout"))
+        self.take(config, &mut split(part, self.layout.units_of_layer()))
     }
 
     fn take(&self, config: &ModelConfig, next: &mut impl FnMut() -> Tensor) -> [Option<LowRank>; 4] {

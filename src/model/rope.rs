@@ -7,7 +7,7 @@ use tch::{Device, Kind, Tensor};
 
 use super::{ModelConfig, RopeScaling};
 
-/// Angle per position of each pair of a head's columns. Pure.
+/// Angle per position of each pair of a head's columns.
 fn frequencies(config: &ModelConfig, scaling: RopeScaling) -> Vec<f64> {
     let dim = config.head_dim as f64;
     let plain = (0..config.head_dim / 2).map(|pair| config.rope_theta.powf(-2.0 * pair as f64 / dim));

@@ -34,25 +34,34 @@ pub fn save_hf_as(
     write_configs(dir, config, dtype)?;
     let weights = weights.merged();
     let shards = shards(weights.layout.entries(), dtype, max_shard.unwrap_or(u64::MAX));
-    if let [whole] = shards[..] {
-        return write_tensors(&dir.join(WHOLE), whole, &weights.flat, dtype);
-    }
-    let mut map = Map::new();
-    for (at, entries) in shards.iter().enumerate() {
-        let name = shard_name(at, shards.len());
-        write_tensors(&dir.join(&name), entries, &weights.flat, dtype)?;
-        map.extend(entries.iter().map(|entry| (entry.name.clone(), name.clone().into())));
-    }
-    write_index(dir, weights.layout.total(), dtype, map)
+    write_shards(dir, &weights, dtype, &shards, 0, Map::new())
 }
 
 /// File name of a shard.
 pub(super) fn shard_name(at: usize, of: usize) -> String {
-    format!("model-{:05}-of-{of:05}.safetensors", at + 1)
+    if of == 1 { WHOLE.to_owned() } else { format!("model-{:05}-of-{of:05}.safetensors", at + 1) }
 }
 
-/// Writes the index, which maps tensors to shards.
-pub(super) fn write_index(dir: &Path, parameters: usize, dtype: Dtype, map: Map<String, Value>) -> Result<(), ModelError> {
+/// Writes each shard's tensors after the first `done` shards, whose tensors `map` has, and the
+/// index, which maps tensors to shards, if there are several.
+pub(super) fn write_shards(
+    dir: &Path,
+    weights: &Weights,
+    dtype: Dtype,
+    shards: &[&[Entry]],
+    done: usize,
+    mut map: Map<String, Value>,
+) -> Result<(), ModelError> {
+    let all = done + shards.len();
+    for (at, entries) in (done..).zip(shards) {
+        let name = shard_name(at, all);
+        write_tensors(&dir.join(&name), entries, &weights.flat, dtype)?;
+        map.extend(entries.iter().map(|entry| (entry.name.clone(), name.clone().into())));
+    }
+    if all == 1 {
+        return Ok(());
+    }
+    let parameters = weights.layout.total();
     let metadata = json!({ "total_parameters": parameters, "total_size": parameters * dtype.bytes() });
     write_json(dir, INDEX, &json!({ "metadata": metadata, "weight_map": map }))
 }

@@ -48,9 +48,8 @@ impl Linear {
 
 impl Views {
     pub(super) fn new(config: &ModelConfig, layout: &Layout, flat: &Tensor) -> Self {
-        let mut parts = split(flat, layout.units());
         // The order of `Layout::new`.
-        let mut next = || parts.next().expect("views follow the layout");
+        let mut next = split(flat, layout.units());
         let embedding = next();
         let layers = (0..config.layers()).map(|_| Layer::take(config, &mut next)).collect();
         let norm = next();
@@ -71,8 +70,7 @@ impl Views {
 impl Layer {
     /// Views of one layer, from its part of the parameters.
     pub fn new(config: &ModelConfig, layout: &Layout, part: &Tensor) -> Self {
-        let mut parts = split(part, layout.units_of_layer());
-        Layer::take(config, &mut || parts.next().expect("views follow the layout"))
+        Layer::take(config, &mut split(part, layout.units_of_layer()))
     }
 
     /// Sets the low-rank products of its four groups.
@@ -94,8 +92,9 @@ impl Layer {
     }
 }
 
-/// A flat tensor as tensors of these shapes, end to end.
-pub(super) fn split(flat: &Tensor, shapes: &[Vec<i64>]) -> impl Iterator<Item = Tensor> {
+/// Gives the tensors of these shapes that a flat tensor holds end to end, one at a time.
+pub(super) fn split(flat: &Tensor, shapes: &[Vec<i64>]) -> impl FnMut() -> Tensor {
     let sizes: Vec<i64> = shapes.iter().map(|shape| shape.iter().product()).collect();
-    flat.split_with_sizes(sizes, 0).into_iter().zip(shapes).map(|(part, shape)| part.view(shape.as_slice()))
+    let mut parts = flat.split_with_sizes(sizes, 0).into_iter().zip(shapes);
+    move || parts.next().map(|(part, shape)| part.view(shape.as_slice())).expect("views follow the layout")
 }

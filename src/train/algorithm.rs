@@ -44,10 +44,3 @@ impl fmt::Debug for Algorithm {
         f.debug_struct("Algorithm").field("loss", &self.loss.name()).field("off_policy", &self.off_policy).finish()
     }
 }
-
-/// Equality means the same loss object: closures cannot be compared.
-impl PartialEq for Algorithm {
-    fn eq(&self, other: &Self) -> bool {
-        Arc::ptr_eq(&self.loss, &other.loss) && self.off_policy == other.off_policy
-    }
-}

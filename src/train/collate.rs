@@ -55,7 +55,7 @@ pub struct TrainSequence {
 }
 
 /// One optimizer step's sequences, or a part of them.
-#[derive(Clone, Debug, Default, PartialEq)]
+#[derive(Clone, Debug, Default)]
 pub struct TrainBatch {
     /// The sequences, in the order given.
     pub sequences: Vec<TrainSequence>,

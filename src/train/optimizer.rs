@@ -5,7 +5,6 @@
 
 use std::collections::HashMap;
 use std::fmt::Display;
-use std::ops::Range;
 use std::path::Path;
 
 use safetensors::SafeTensors;
@@ -96,19 +95,16 @@ impl Optimizer {
         let step = Tensor::full([1], self.step as f64, options);
         // libtorch divides by it.
         let divisor = (scale != 1.0).then(|| Tensor::full([1], scale.recip(), options));
-        let mut done = vec![false; self.slices.len()];
-        while let Some(next) = done.iter().position(|done| !done) {
-            let Slice { weight_decay, lr_scale, .. } = self.slices[next];
-            let alike = |slice: &Slice| (slice.weight_decay, slice.lr_scale) == (weight_decay, lr_scale);
-            let ranges: Vec<Range<usize>> = self.slices.iter().filter(|slice| alike(slice)).map(|s| s.range.clone()).collect();
-            let parts = |of: &Tensor| -> Vec<Tensor> { ranges.iter().map(|range| part(of, range.clone())).collect() };
+        let key = |slice: &&Slice| [slice.weight_decay, slice.lr_scale].map(f64::to_bits);
+        let mut slices: Vec<&Slice> = self.slices.iter().collect();
+        slices.sort_by_key(key);
+        for alike in slices.chunk_by(|a, b| key(a) == key(b)) {
+            let Slice { weight_decay, lr_scale, .. } = *alike[0];
+            let parts = |of: &Tensor| -> Vec<Tensor> { alike.iter().map(|slice| part(of, slice.range.clone())).collect() };
             let moments: Vec<Vec<Tensor>> = self.moments.iter().map(|(_, moment)| parts(moment)).collect();
             let AdamW { beta1, beta2, epsilon, .. } = self.config;
             let settings = fused::AdamWSettings { lr: lr * lr_scale, beta1, beta2, weight_decay, epsilon };
             fused::adamw(&parts(params), &parts(grad), &moments, &step, divisor.as_ref(), settings);
-            for (done, slice) in done.iter_mut().zip(&self.slices) {
-                *done |= alike(slice);
-            }
         }
     }
 

@@ -5,7 +5,7 @@ use std::fmt::Display;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use super::{ForwardBackward, OptimStep, SaveCheckpoint, TrainError, TrainingBackend, collate};
+use super::{SaveCheckpoint, TrainError, TrainingBackend, collate};
 use crate::algo::{Aggregation, perplexity};
 use crate::data::Sample;
 use crate::observe::logs::{announce_training, console_line};
@@ -24,19 +24,6 @@ pub struct SftConfig {
     pub checkpoint_every: u64,
     /// The run's folder.
     pub run_folder: PathBuf,
-}
-
-/// A step's numbers by the catalogue's names.
-fn row(forward: &ForwardBackward, optim: &OptimStep) -> StepMetrics {
-    let numbers = [
-        (Metric::Loss, forward.loss),
-        (Metric::Entropy, forward.entropy),
-        (Metric::GradNorm, optim.grad_norm),
-        (Metric::GradNormClipped, optim.grad_norm_clipped),
-        (Metric::LearningRate, optim.lr),
-    ];
-    let perplexity = forward.metrics.nll.map(|nll| (Metric::Perplexity, perplexity(nll)));
-    numbers.into_iter().chain(perplexity).map(|(metric, value)| (metric.key().to_owned(), value)).collect()
 }
 
 /// Trains `num_steps` steps on cyclic batches and returns each step's numbers by the catalogue's
@@ -73,7 +60,15 @@ pub fn run_sft_training<B: TrainingBackend + ?Sized>(
             next = draw()?;
         }
         let (forward, optim) = (forward.wait()?, optim.wait()?);
-        let done = row(&forward, &optim);
+        let numbers = [
+            (Metric::Loss, forward.loss),
+            (Metric::Entropy, forward.entropy),
+            (Metric::GradNorm, optim.grad_norm),
+            (Metric::GradNormClipped, optim.grad_norm_clipped),
+            (Metric::LearningRate, optim.lr),
+        ];
+        let numbers = numbers.into_iter().chain(forward.metrics.nll.map(|nll| (Metric::Perplexity, perplexity(nll))));
+        let done: StepMetrics = numbers.map(|(metric, value)| (metric.key().to_owned(), value)).collect();
         observe(step, &done);
         if config.log_every > 0 && (step == 1 || step % config.log_every == 0) {
             tracing::info!("{}", console_line(step, &done));

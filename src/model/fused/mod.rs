@@ -161,17 +161,11 @@ pub fn gpu_defaults() -> [bool; 2] {
 }
 
 /// AdamW's settings.
-#[derive(Clone, Copy, Debug)]
 pub struct AdamWSettings {
-    /// The learning rate.
     pub lr: f64,
-    /// β₁.
     pub beta1: f64,
-    /// β₂.
     pub beta2: f64,
-    /// λ.
     pub weight_decay: f64,
-    /// ε.
     pub epsilon: f64,
 }
 
