@@ -32,12 +32,12 @@ pub enum ModelError {
     )]
     TextLength(usize, usize),
     /// An operation on a file or folder failed.
-    #[error("{}: {1}", .0.display())]
+    #[error("{path}: {1}", path = .0.display())]
     Io(PathBuf, #[source] io::Error),
     /// A file or folder with invalid or unsupported contents: no JSON, no safetensors, a key that is
     /// missing or has another value than supported, tensors that don't make up the model (all
     /// problems together), adapters without or with another base.
-    #[error("{}: {1}", .0.display())]
+    #[error("{path}: {1}", path = .0.display())]
     Malformed(PathBuf, String),
     /// A run that would take more memory than 64 bits can count: the largest of the settings that
     /// count, and its value.

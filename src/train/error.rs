@@ -37,7 +37,7 @@ pub enum TrainError {
     #[error("the trainer refuses further work because an earlier command failed: {0}; load a checkpoint into a new backend")]
     Poisoned(Arc<TrainError>),
     /// NaN or infinity in a loss or gradient (law N4): the quantity, and its samples or tensors.
-    #[error("{0} is not finite; it comes from {}", .1.join(", "))]
+    #[error("{0} is not finite; it comes from {names}", names = .1.join(", "))]
     NonFinite(&'static str, Vec<String>),
     /// The loss rejected the batch.
     #[error(transparent)]
@@ -49,10 +49,10 @@ pub enum TrainError {
     #[error("these weights are another model's; differing tensors: {}", .0.join(", "))]
     Shape(Vec<String>),
     /// An operation on a file or folder of a checkpoint failed.
-    #[error("{}: {1}", .0.display())]
+    #[error("{path}: {1}", path = .0.display())]
     Io(PathBuf, #[source] Arc<io::Error>),
     /// A checkpoint's file or folder with invalid contents, and the problem.
-    #[error("{}: {1}", .0.display())]
+    #[error("{path}: {1}", path = .0.display())]
     Malformed(PathBuf, String),
     /// The start-up probe could not be scored.
     #[error("the start-up probe: {0}")]
