@@ -185,7 +185,8 @@ fn a_batch_in_parts_is_valued_whole() {
     let ((policy, learned), (critic, _)) = (noting(false), noting(true));
     steps(vec![first, rest], Trainer::new(policy).critic(Critic::new(critic))).unwrap();
     let found = learned.lock().unwrap().remove(0);
-    assert_eq!(found, learn(sent, |critic| critic, |trainer| trainer).1.remove(0));
+    let whole = learn(sent, |critic| critic, |trainer| trainer).1.remove(0);
+    assert_eq!((found.sequences, found.batch_tokens, found.version), (whole.sequences, whole.batch_tokens, whole.version));
 }
 
 /// Law N4.
