@@ -16,10 +16,8 @@ use super::{WeightsRx, WeightsTx};
 pub struct RunContext {
     pub(super) seed: Option<u64>,
     pub(super) folder: Option<PathBuf>,
-    /// Values with the names of their types.
+    /// Values with the names of their types; each weights edge is a [`WeightsEdge`].
     values: BTreeMap<TypeId, (&'static str, Box<dyn Any + Send>)>,
-    /// Weights edges by the type of their weights, each a [`WeightsEdge`].
-    edges: BTreeMap<TypeId, Box<dyn Any + Send>>,
 }
 
 /// Ends of a weights edge of the flow. The publishing end is taken by one stage.
@@ -74,11 +72,12 @@ impl RunContext {
     }
 
     fn edge<W: Send + Sync + 'static>(&mut self) -> &mut WeightsEdge<W> {
-        let edge = self.edges.entry(TypeId::of::<W>()).or_insert_with(|| {
+        let (_, edge) = self.values.entry(TypeId::of::<WeightsEdge<W>>()).or_insert_with(|| {
             let (to, from) = flow_weights::<W>();
-            Box::new((Some(to), from))
+            let edge: WeightsEdge<W> = (Some(to), from);
+            (type_name::<WeightsEdge<W>>(), Box::new(edge))
         });
-        edge.downcast_mut().expect("edges are stored by the type of their weights")
+        edge.downcast_mut().expect("values are stored by their types")
     }
 }
 

@@ -45,15 +45,15 @@ impl Interrupts {
         let signals =
             runtime.block_on(async { io::Result::Ok((signal(SignalKind::interrupt())?, signal(SignalKind::terminate())?)) });
         let (mut interrupt, mut terminate) = signals?;
-        let mut terminations = Terminations::default();
+        let mut terminated = None;
         runtime.spawn(async move {
             loop {
-                let counts = tokio::select! {
+                let is_counted = tokio::select! {
                     Some(()) = interrupt.recv() => true,
-                    Some(()) = terminate.recv() => terminations.count(Instant::now()),
+                    Some(()) = terminate.recv() => counts(&mut terminated, Instant::now()),
                     else => break,
                 };
-                if !counts {
+                if !is_counted {
                     continue;
                 }
                 count.send_modify(|count| *count += 1);
@@ -103,22 +103,14 @@ fn apply(control: &Control, presses: u32) {
     }
 }
 
-/// SIGTERMs of which those within a second count once. Pure: the caller passes the time.
-#[derive(Debug, Default)]
-struct Terminations {
-    /// Time of the newest that counted.
-    counted: Option<Instant>,
-}
-
-impl Terminations {
-    /// Returns true if a SIGTERM at `now` counts; false if it repeats the one before.
-    fn count(&mut self, now: Instant) -> bool {
-        let repeats = self.counted.is_some_and(|before| now.saturating_duration_since(before) < SEPARATE);
-        if !repeats {
-            self.counted = Some(now);
-        }
-        !repeats
+/// Returns true if a SIGTERM at `now` counts; false if it repeats the newest that `counted`. Pure: the
+/// caller passes the time.
+fn counts(counted: &mut Option<Instant>, now: Instant) -> bool {
+    let repeats = counted.is_some_and(|before| now.saturating_duration_since(before) < SEPARATE);
+    if !repeats {
+        *counted = Some(now);
     }
+    !repeats
 }
 
 #[cfg(test)]
@@ -128,13 +120,13 @@ mod tests {
     #[test]
     fn f5_sigterms_within_a_second_count_once() {
         let began = Instant::now();
-        let counts = |millis: [u64; 3]| {
-            let mut terminations = Terminations::default();
-            millis.map(|millis| terminations.count(began + Duration::from_millis(millis)))
+        let counted = |millis: [u64; 3]| {
+            let mut counted = None;
+            millis.map(|millis| counts(&mut counted, began + Duration::from_millis(millis)))
         };
-        assert_eq!(counts([0, 20, 999]), [true, false, false]);
-        assert_eq!(counts([0, 1000, 1999]), [true, true, false]);
+        assert_eq!(counted([0, 20, 999]), [true, false, false]);
+        assert_eq!(counted([0, 1000, 1999]), [true, true, false]);
         // One that belongs to the one before does not put off the next.
-        assert_eq!(counts([0, 900, 1100]), [true, false, true]);
+        assert_eq!(counted([0, 900, 1100]), [true, false, true]);
     }
 }

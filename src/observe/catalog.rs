@@ -327,23 +327,3 @@ pub fn markdown() -> String {
     }
     page
 }
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn names_are_unique_and_conventional_and_buckets_ascend() {
-        let mut seen = std::collections::BTreeSet::new();
-        for metric in Metric::ALL {
-            let Spec { name, help, .. } = metric.spec();
-            assert!(seen.insert(name), "{name} is declared twice");
-            assert!(name.starts_with(PREFIX) && name.bytes().all(|byte| byte.is_ascii_lowercase() || byte == b'_'), "{name}");
-            assert_eq!(name.ends_with("_total"), metric.kind() == "counter", "{name}: counters, and only they, end in _total");
-            assert!(help.ends_with('.'), "{name}: the help text is a sentence");
-            assert_eq!(Metric::from_key(metric.key()), Some(*metric));
-            assert_eq!(metric.buckets().is_empty(), metric.kind() != "histogram", "{name}");
-            assert!(metric.buckets().windows(2).all(|pair| pair[0] < pair[1]), "{name}: buckets ascend");
-        }
-    }
-}

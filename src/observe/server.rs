@@ -27,17 +27,12 @@ pub struct MetricsServer {
 }
 
 impl MetricsServer {
-    /// Listens at `address` and serves `metrics` to those who ask for `localhost` or for an address in
-    /// numbers. When this returns, connections are accepted.
+    /// Listens at `address` and serves `metrics` to requests for `localhost`, an address in numbers or
+    /// a host name in `allowed`. When this returns, connections are accepted.
     ///
     /// # Errors
     /// The address is in use or not allowed, or the machine gives no thread.
-    pub fn start(address: SocketAddr, metrics: Metrics) -> Result<Self, ObserveError> {
-        MetricsServer::start_for(address, metrics, &[])
-    }
-
-    /// Listens like [`MetricsServer::start`], and answers to the host names in `allowed` too.
-    pub fn start_for(address: SocketAddr, metrics: Metrics, allowed: &[String]) -> Result<Self, ObserveError> {
+    pub fn start(address: SocketAddr, metrics: Metrics, allowed: &[String]) -> Result<Self, ObserveError> {
         let listener = TcpListener::bind(address).map_err(|source| match source.kind() {
             ErrorKind::AddrInUse => ObserveError::Busy { address },
             _ => ObserveError::Bind { address, source },
@@ -85,7 +80,7 @@ impl Metrics {
         let unreadable = |source| ObserveError::Address { given: address.to_owned(), source };
         let none = || std::io::Error::new(ErrorKind::NotFound, "it resolves to nothing");
         let address = address.to_socket_addrs().map_err(unreadable)?.next().ok_or_else(|| unreadable(none()))?;
-        let server = MetricsServer::start(address, self.clone())?;
+        let server = MetricsServer::start(address, self.clone(), &[])?;
         Ok(MetricsServer { _sampler: Some(StageSampler::start(flow.stats(), self.clone(), None)?), ..server })
     }
 }

@@ -9,9 +9,10 @@ use proptest::prelude::*;
 use rollflow::data::{ChatMessage, PromptText, Sample, SampledToken, Spans, Status};
 use rollflow::observe::logs::{
     DeadLetter, JsonLines, JsonlLogger, JudgedAnswer, MetricStats, MetricsLogger, Rollout, StepMetrics, TensorBoardLogger,
-    dead_letters, metrics_rows, read_lines,
+    compute_stats_from_jsonl, console_line, count_lines, dead_letters, last_step, log_to_console, metrics_rows, read_lines,
+    rewind, rewind_events, rewind_to_lines, smoothed,
 };
-use rollflow::observe::{ObserveError, StageShares};
+use rollflow::observe::{HtmlReport, ObserveError, StageShares};
 use rollflow::stages::train::Resumed;
 use rollflow::train::checkpoint::{self, CheckpointMetadata};
 
@@ -53,15 +54,130 @@ fn a_tensorboard_reader_notices_a_flipped_bit() {
 #[test]
 fn metrics_jsonl_is_valid_json_on_every_line() {
     let folder = tempfile::tempdir().unwrap();
-    let mut logger = JsonlLogger::new(folder.path()).unwrap();
-    for step in 0..5 {
-        logger.log(step, &row(&[("loss", 1.0 / step as f64), ("a \"quoted\"\nkey", 0.1), ("step", 99.0)])).unwrap();
+    let mut logger = JsonlLogger::new(folder.path().join("deep/run")).unwrap();
+    logger.log(0, &row(&[("loss", f64::NAN), ("b", f64::INFINITY), ("a", f64::NEG_INFINITY), ("step", 99.0)])).unwrap();
+    let written = std::fs::read_to_string(logger.path()).unwrap();
+    assert_eq!(written, "{\"step\":0,\"a\":\"-inf\",\"b\":\"inf\",\"loss\":\"NaN\"}\n", "when `log` returns");
+    for step in 1..5 {
+        logger.log(step, &row(&[("loss", 1.0 / step as f64), ("a \"quoted\"\nkey", 0.1)])).unwrap();
     }
     logger.finish().unwrap();
-    let text = std::fs::read_to_string(folder.path().join("metrics.jsonl")).unwrap();
+    let text = std::fs::read_to_string(logger.path()).unwrap();
     let rows: Vec<serde_json::Value> = text.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
     assert_eq!(rows.iter().map(|row| row["step"].as_u64().unwrap()).collect::<Vec<_>>(), [0, 1, 2, 3, 4]);
-    assert_eq!((&rows[0]["loss"], &rows[2]["loss"], &rows[3]["a \"quoted\"\nkey"]), (&"inf".into(), &0.5.into(), &0.1.into()));
+    assert_eq!((&rows[2]["loss"], &rows[3]["a \"quoted\"\nkey"]), (&0.5.into(), &0.1.into()));
+}
+
+#[test]
+fn a_torn_last_line_is_removed_before_the_next_one_and_an_unwritable_folder_is_named() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("metrics.jsonl");
+    // Longer than a block of the backward search.
+    std::fs::write(&path, format!("{{\"step\":0,\"loss\":1.0}}\n{{\"step\":1,\"lo{}", "s".repeat(10_000))).unwrap();
+    let mut logger = JsonlLogger::new(folder.path()).unwrap();
+    logger.log(1, &row(&[("loss", 0.5)])).unwrap();
+    assert_eq!(std::fs::read_to_string(&path).unwrap(), "{\"step\":0,\"loss\":1.0}\n{\"step\":1,\"loss\":0.5}\n");
+    let error = JsonlLogger::new(&path).unwrap_err().to_string();
+    assert!(error.contains(&path.join("metrics.jsonl").display().to_string()), "{error}");
+}
+
+#[test]
+fn a_console_line_names_step_reward_loss_norm_and_rate_at_the_first_and_every_nth_step() {
+    let line = |step: u64, pairs: &[(&str, f64)]| console_line(step, &row(pairs));
+    let pairs = [("loss", 0.02139), ("reward_mean", 0.43), ("learning_rate", 2e-5), ("grad_norm", 12.345), ("entropy_nats", 1.0)];
+    assert_eq!(line(12, &pairs), "Step 12: reward=0.43 loss=0.0214 grad_norm=12.35 lr=2e-5");
+    assert_eq!(line(0, &[("loss", f64::NAN), ("grad_norm", 123_456.0)]), "Step 0: loss=NaN grad_norm=1.23e5");
+    assert_eq!(line(0, &[("loss", -1200.0), ("learning_rate", -0.0)]), "Step 0: loss=-1200 lr=0");
+    let mut printed = Vec::new();
+    let mut logger = log_to_console(3, |line| printed.push(line.to_owned()));
+    (1..8).for_each(|step| logger.log(step, &StepMetrics::new()).unwrap());
+    drop(logger);
+    assert_eq!(printed, ["Step 1:", "Step 3:", "Step 6:"]);
+}
+
+#[test]
+fn a_metrics_numbers_are_those_of_the_steps_that_have_it() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut logger = JsonlLogger::new(folder.path()).unwrap();
+    for step in 1..=20 {
+        let never = (step % 10 == 0).then_some(("eval", f64::NAN));
+        logger.log(step, &row(&[Some(("loss", step as f64)), never].into_iter().flatten().collect::<Vec<_>>())).unwrap();
+    }
+    let stats = compute_stats_from_jsonl(logger.path()).unwrap();
+    assert_eq!(stats.keys().collect::<Vec<_>>(), ["loss"], "nothing is known of a metric that is never finite");
+    let loss = stats["loss"];
+    assert_eq!((loss.count, loss.first, loss.last, loss.min, loss.max, loss.mean), (20, 1.0, 20.0, 1.0, 20.0, 10.5));
+    assert_eq!(loss.last_tenth, 19.5);
+    assert!(loss.best_high <= 20.0 && loss.best_low >= 1.0 && loss.best_low < loss.best_high);
+}
+
+#[test]
+fn smoothing_follows_the_trend_and_no_single_value() {
+    let straight: Vec<f64> = (0..100).map(f64::from).collect();
+    assert_eq!(smoothed(&straight)[5..95], straight[5..95]);
+    let mut spikes = vec![0.0; 100];
+    (spikes[0], spikes[50], spikes[99]) = (1.0, 1.0, 1.0);
+    assert!(smoothed(&spikes).into_iter().all(|value| value < 0.2));
+    assert_eq!((smoothed(&[3.0]), smoothed(&[])), (vec![3.0], vec![]));
+}
+
+#[test]
+fn statistics_of_the_largest_numbers_are_finite() {
+    let stats = MetricStats::of([f64::MAX, f64::MIN, f64::MAX, f64::MAX]).unwrap();
+    assert_eq!((stats.mean, stats.max, stats.last_tenth), (f64::MAX / 2.0, f64::MAX, f64::MAX));
+    assert!((stats.std / f64::MAX - 0.75_f64.sqrt()).abs() < 1e-9, "{stats:?}");
+    let same = MetricStats::of([f64::MAX; 3]).unwrap();
+    assert!(same.std <= f64::MAX * 1e-9 && same.best_high.is_finite(), "{same:?}");
+}
+
+#[test]
+fn a_rewind_removes_what_came_after_the_step_and_the_torn_end() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("metrics.jsonl");
+    let whole = "{\"step\":1,\"loss\":0.5}\n{\"step\":2}\n{\"step\":2}\n";
+    std::fs::write(&path, format!("{whole}{{\"step\":3}}\n{{\"ste")).unwrap();
+    assert_eq!(last_step(&path).unwrap(), 3);
+    for (step, left) in [(2, whole), (0, "")] {
+        rewind(&path, Some(step)).unwrap();
+        assert_eq!(std::fs::read_to_string(&path).unwrap(), left);
+    }
+    rewind(&path, None).unwrap();
+    assert!(!path.exists(), "nothing comes before the first row");
+    rewind(&path, Some(3)).unwrap();
+    std::fs::write(&path, "{\"step\":1}\nnonsense\n").unwrap();
+    assert!(last_step(&path).unwrap_err().to_string().contains("metrics.jsonl, line 2"), "a damaged line is named");
+}
+
+#[test]
+fn a_rewind_of_lines_without_a_step_counts_them() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("dead_letters.jsonl");
+    assert_eq!(count_lines(&path).unwrap(), 0);
+    rewind_to_lines(&path, 3).unwrap();
+    std::fs::write(&path, "{}\n{}\n{}\n{tor").unwrap();
+    assert_eq!(count_lines(&path).unwrap(), 3);
+    rewind_to_lines(&path, 2).unwrap();
+    assert_eq!(std::fs::read_to_string(&path).unwrap(), "{}\n{}\n");
+    rewind_to_lines(&path, 0).unwrap();
+    assert!(!path.exists());
+}
+
+#[test]
+fn a_rewind_of_events_removes_the_torn_end_and_files_that_hold_no_other() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut logger = TensorBoardLogger::new(folder.path()).unwrap();
+    let path = logger.path().to_owned();
+    let length = || std::fs::metadata(&path).unwrap().len();
+    logger.log(1, &row(&[("loss", 0.5)])).unwrap();
+    let whole = length();
+    logger.log(2, &row(&[("loss", 0.5)])).unwrap();
+    std::fs::File::options().write(true).open(&path).unwrap().set_len(length() - 3).unwrap();
+    for step in [2, 1] {
+        rewind_events(folder.path(), Some(step)).unwrap();
+        assert_eq!(length(), whole, "the event of step 2 was torn");
+    }
+    rewind_events(folder.path(), Some(0)).unwrap();
+    assert!(!path.exists());
 }
 
 /// Fails always.
@@ -89,6 +205,41 @@ fn every_logger_gets_every_row_also_when_another_fails() {
     assert!(error.to_string().starts_with("broken: no"), "{error}");
     assert_eq!(*seen.lock().unwrap(), [7, 7]);
     all.finish().unwrap();
+}
+
+#[test]
+fn what_a_model_wrote_is_data_and_never_markup() {
+    let rollout = Rollout { response: "</script><img src=x onerror=alert(1)><!--".into(), ..Rollout::default() };
+    let page = HtmlReport::default().samples([rollout].into_iter()).to_html();
+    assert!(!page.contains("<img src=x"), "a text ended its element");
+    assert!(page.contains("\\u003c/script>\\u003cimg src=x"));
+    assert_eq!(page.matches("</script>").count(), 2, "those of the data and of the program");
+}
+
+#[test]
+fn the_page_asks_nobody_for_anything() {
+    let page = HtmlReport::default().to_html();
+    for outside in ["http://", "https://", "//cdn", "@import", "url(http", "src=", "fetch("] {
+        let known = page.replace("http://www.w3.org/2000/svg", "");
+        assert!(!known.contains(outside), "{outside}");
+    }
+    assert!(!page.contains("{{"), "every part is in its place");
+}
+
+#[test]
+fn samples_are_thinned_evenly_and_curves_keep_their_ends() {
+    let rollouts = (0..5000).map(|step| Rollout { step, ..Rollout::default() });
+    let report = HtmlReport::default().samples(rollouts);
+    assert!((600..=1200).contains(&report.samples.len()));
+    assert_eq!(report.samples.len() + report.samples_left_out, 5000);
+    let steps: Vec<u64> = report.samples.iter().map(|sample| sample["step"].as_u64().unwrap()).collect();
+    assert!(steps.windows(2).all(|pair| pair[1] - pair[0] == steps[1] - steps[0]), "{steps:?}");
+    let rows = (1..=1000).map(|step| (step, StepMetrics::from([("loss".to_owned(), step as f64)])));
+    let curve = &HtmlReport::curves(rows)["loss"];
+    let points: Vec<[f64; 4]> = serde_json::from_value(curve["points"].clone()).unwrap();
+    assert!(points.len() <= 321 && curve["help"] != "");
+    assert_eq!((points[0][0], points[points.len() - 1][0]), (1.0, 1000.0));
+    assert!(points.iter().all(|[_, line, low, high]| low <= line && line <= high));
 }
 
 fn reward() -> impl Strategy<Value = f64> {

@@ -51,10 +51,25 @@ fn docs_list_the_catalogue() {
 }
 
 #[test]
+fn names_are_unique_and_conventional_and_buckets_ascend() {
+    let mut seen = BTreeSet::new();
+    for metric in Metric::ALL {
+        let (name, is_lower) = (metric.name(), |byte: u8| byte.is_ascii_lowercase() || byte == b'_');
+        assert!(seen.insert(name), "{name} is declared twice");
+        assert!(name.starts_with("rollflow_") && name.bytes().all(is_lower), "{name}");
+        assert_eq!(name.ends_with("_total"), metric.kind() == "counter", "{name}: counters, and only they, end in _total");
+        assert!(metric.help().ends_with('.'), "{name}: the help text is a sentence");
+        assert_eq!(Metric::from_key(metric.key()), Some(*metric));
+        assert_eq!(metric.buckets().is_empty(), metric.kind() != "histogram", "{name}");
+        assert!(metric.buckets().windows(2).all(|pair| pair[0] < pair[1]), "{name}: buckets ascend");
+    }
+}
+
+#[test]
 fn a_scrape_shows_every_recorded_metric_with_its_kind_and_help() {
     let metrics = Metrics::new();
     record_everything(&metrics);
-    let server = MetricsServer::start(ANY_PORT, metrics).unwrap();
+    let server = MetricsServer::start(ANY_PORT, metrics, &[]).unwrap();
     let answer = get(server.address(), "/metrics");
     assert_eq!((answer.status, answer.content_type.as_str()), (200, "text/plain; version=0.0.4; charset=utf-8"));
     if let Some(path) = std::env::var_os("ROLLFLOW_SCRAPE") {
@@ -188,21 +203,21 @@ fn a_misspelt_label_value_is_named() {
 fn a_busy_port_is_an_error_that_names_the_address() {
     let holder = TcpListener::bind(ANY_PORT).unwrap();
     let address = holder.local_addr().unwrap();
-    let error = MetricsServer::start(address, Metrics::new()).unwrap_err();
+    let error = MetricsServer::start(address, Metrics::new(), &[]).unwrap_err();
     assert!(matches!(error, ObserveError::Busy { address: named } if named == address), "{error:?}");
     assert!(error.to_string().contains(&address.to_string()) && error.to_string().contains("--metrics"), "{error}");
 }
 
 #[test]
 fn health_is_answered_and_other_paths_are_not_found() {
-    let server = MetricsServer::start(ANY_PORT, Metrics::new()).unwrap();
+    let server = MetricsServer::start(ANY_PORT, Metrics::new(), &[]).unwrap();
     assert_eq!((get(server.address(), "/healthz").status, get(server.address(), "/nothing").status), (200, 404));
 }
 
 /// No web page can read the metrics by a name of its own that points here (DNS rebinding).
 #[test]
 fn only_known_hosts_are_answered() {
-    let server = MetricsServer::start_for(ANY_PORT, Metrics::new(), &["trainer.lan".to_owned()]).unwrap();
+    let server = MetricsServer::start(ANY_PORT, Metrics::new(), &["trainer.lan".to_owned()]).unwrap();
     let (address, port) = (server.address(), server.address().port());
     let asked = |host: &str| get_as(address, "/metrics", host);
     for host in [format!("127.0.0.1:{port}"), format!("localhost:{port}"), "trainer.lan".to_owned(), format!("[::1]:{port}")] {
@@ -216,7 +231,7 @@ fn only_known_hosts_are_answered() {
 
 #[test]
 fn dropping_the_server_frees_the_port_and_cuts_connections() {
-    let server = MetricsServer::start(ANY_PORT, Metrics::new()).unwrap();
+    let server = MetricsServer::start(ANY_PORT, Metrics::new(), &[]).unwrap();
     let address = server.address();
     assert_eq!(get(address, "/healthz").status, 200);
     // A client that connected and never asks must not hold the run up.
@@ -231,7 +246,7 @@ fn dropping_the_server_frees_the_port_and_cuts_connections() {
 #[test]
 fn a_live_run_is_scraped_and_its_last_numbers_are_the_reports() {
     let metrics = Metrics::new();
-    let server = MetricsServer::start(ANY_PORT, metrics.clone()).unwrap();
+    let server = MetricsServer::start(ANY_PORT, metrics.clone(), &[]).unwrap();
     let (address, deadline) = (server.address(), Instant::now() + Duration::from_secs(60));
 
     let mut flow = Flow::new("watched");

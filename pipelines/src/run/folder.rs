@@ -108,7 +108,7 @@ impl RunFolder {
     pub fn open(path: &Path, plan: &Plan) -> Result<Self> {
         let (metrics, address) = (Metrics::new(), plan.observe.metrics);
         // Before anything is written: a busy port must not leave a folder that looks like a run.
-        let serve = |address| MetricsServer::start_for(address, metrics.clone(), &plan.net.allowed_hosts);
+        let serve = |address| MetricsServer::start(address, metrics.clone(), &plan.net.allowed_hosts);
         let server = address.map(serve).transpose()?;
         RunFolder::serving(path, plan, metrics, server)
     }

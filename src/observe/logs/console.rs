@@ -60,30 +60,3 @@ pub fn short(value: f64) -> String {
         digits.split_once('e').map_or(digits.clone(), |(number, power)| format!("{}e{power}", trimmed(number)))
     }
 }
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn line(step: u64, pairs: &[(&str, f64)]) -> String {
-        console_line(step, &pairs.iter().map(|&(key, value)| (key.to_owned(), value)).collect())
-    }
-
-    #[test]
-    fn one_line_names_step_reward_loss_norm_and_rate() {
-        let row =
-            [("loss", 0.02139), ("reward_mean", 0.43), ("learning_rate", 2e-5), ("grad_norm", 12.345), ("entropy_nats", 1.0)];
-        assert_eq!(line(12, &row), "Step 12: reward=0.43 loss=0.0214 grad_norm=12.35 lr=2e-5");
-        assert_eq!(line(0, &[("loss", f64::NAN), ("grad_norm", 123_456.0)]), "Step 0: loss=NaN grad_norm=1.23e5");
-        assert_eq!(line(0, &[("loss", -1200.0), ("learning_rate", -0.0)]), "Step 0: loss=-1200 lr=0");
-    }
-
-    #[test]
-    fn only_the_first_and_every_nth_step_are_printed() {
-        let mut printed = Vec::new();
-        let mut logger = log_to_console(3, |line| printed.push(line.to_owned()));
-        (1..8).for_each(|step| logger.log(step, &StepMetrics::new()).unwrap());
-        drop(logger);
-        assert_eq!(printed, ["Step 1:", "Step 3:", "Step 6:"]);
-    }
-}
