@@ -7,17 +7,17 @@
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::Command;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use serde_json::Value;
 
 use crate::crashes::resume;
+use crate::fork_server::compile;
 use crate::running::{Ended, GRPO, SFT, TINY, read, rollflow, rollflow_with, run_args};
 use crate::support::tfevents::read_events;
 
 /// Points of each kind that a test tries.
-const POINTS: usize = 4;
+const POINTS: usize = 3;
 
 /// How an operation goes wrong.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -59,11 +59,7 @@ impl<'a> Trial<'a> {
     fn new(recipe: &'a str, sets: Vec<&'a str>) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let library = folder.path().join("libfile_faults.so");
-        let source = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/command/file_faults.c");
-        let built =
-            Command::new("cc").args(["-shared", "-fPIC", "-O1", "-o"]).arg(&library).args([source, "-ldl", "-lpthread"]).output();
-        let built = built.expect("a C compiler, which the sandbox needs too");
-        assert!(built.status.success(), "{}", String::from_utf8_lossy(&built.stderr));
+        compile(Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/command/file_faults.c")), &library);
         Trial { recipe, sets, folder, library }
     }
 

@@ -5,6 +5,7 @@ use std::fs;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
+use crate::fork_server::output;
 use crate::running::{GRPO, command, finished, rollflow, rollflow_after};
 use crate::terminal::on_terminal;
 
@@ -103,7 +104,7 @@ fn check_reads_the_data_and_names_each_bad_line() {
 
 #[test]
 fn a_variable_that_is_not_utf_8_is_named() {
-    let output = command(&["check", GRPO]).env("ROLLFLOW__TRAIN__LR", OsStr::from_bytes(b"1e-4\xff")).output().unwrap();
+    let output = output(command(&["check", GRPO]).env("ROLLFLOW__TRAIN__LR", OsStr::from_bytes(b"1e-4\xff")));
     let said = String::from_utf8_lossy(&output.stderr);
     assert_eq!(output.status.code(), Some(2), "{said}");
     assert!(said.contains("$ROLLFLOW__TRAIN__LR: the environment variable is not UTF-8"), "{said}");

@@ -15,6 +15,7 @@ mod devices;
 mod disks;
 mod evaluating;
 mod file_faults;
+mod fork_server;
 mod hostile;
 mod hub;
 mod large_parquet;

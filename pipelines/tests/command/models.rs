@@ -4,6 +4,8 @@ use std::fs;
 use std::path::Path;
 use std::process::{Command, Output};
 
+use crate::fork_server::{BINARY, output};
+
 /// A cache that holds the golden model `of` as `id`.
 fn cache_with(id: &str, of: &str) -> tempfile::TempDir {
     let root = tempfile::tempdir().unwrap();
@@ -20,8 +22,7 @@ fn cache_with(id: &str, of: &str) -> tempfile::TempDir {
 }
 
 fn rollflow(cache: &Path, args: &[&str]) -> Output {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_rollflow"));
-    command.env("HF_HUB_CACHE", cache).env("HF_HUB_OFFLINE", "1").args(args).output().unwrap()
+    output(Command::new(BINARY).env("HF_HUB_CACHE", cache).env("HF_HUB_OFFLINE", "1").args(args))
 }
 
 /// R309: presets with their rates, and what of them is on this machine.

@@ -14,6 +14,7 @@ use rollflow_pipelines::assemble::engines;
 use serde_json::{Value, json};
 use tokio::runtime::Runtime;
 
+use super::fork_server::{BINARY, output};
 use super::running::rollflow as offline;
 
 #[path = "../../../tests/support/tls.rs"]
@@ -24,13 +25,13 @@ use tls::{Authority, proxy, serve};
 const RECIPE: &str = "pipelines/recipes/grpo_vllm.toml";
 
 pub fn rollflow(args: &[&str], variables: &[(&str, &str)]) -> Output {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_rollflow"));
+    let mut command = Command::new(BINARY);
     for name in
         ["HTTPS_PROXY", "https_proxy", "HTTP_PROXY", "http_proxy", "ALL_PROXY", "NO_PROXY", "SSL_CERT_FILE", "SSL_CERT_DIR"]
     {
         command.env_remove(name);
     }
-    command.current_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/..")).args(args).envs(variables.iter().copied()).output().unwrap()
+    output(command.current_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/..")).args(args).envs(variables.iter().copied()))
 }
 
 pub fn said(output: &Output) -> String {

@@ -22,10 +22,10 @@ fn greedy_accuracy(run: &Path) -> f64 {
     let policy = Policy::load(checkpoint).unwrap();
     let params = SamplingParams { temperature: 0.0, max_new_tokens: 4, ..SamplingParams::default() };
     let sums = arithmetic::addition(1);
-    let right = sums.iter().enumerate().filter(|(ordinal, sum)| {
-        let prompt = Prompt { ordinal: *ordinal as u64, ..Prompt::from(*sum) };
-        let groups = complete(&mut policy.engine(1, 0), policy.tokenizer(), vec![prompt], 1, &params).unwrap();
-        let sample = &groups[0].samples[0];
+    let prompts = (0..).zip(&sums).map(|(ordinal, sum)| Prompt { ordinal, ..Prompt::from(sum) }).collect();
+    let groups = complete(&mut policy.engine(25, 0), policy.tokenizer(), prompts, 1, &params).unwrap();
+    let right = sums.iter().zip(&groups).filter(|(sum, group)| {
+        let sample = &group.samples[0];
         sample.response == sum.completion && sample.status == Status::Completed
     });
     right.count() as f64 / sums.len() as f64

@@ -6,6 +6,7 @@ use std::process::Stdio;
 
 use serde_json::Value;
 
+use crate::fork_server::output;
 use crate::running::{GRPO, SFT, command, rollflow, rollflow_with};
 
 #[test]
@@ -173,7 +174,7 @@ fn values_come_from_bases_the_recipe_the_environment_and_arguments_in_this_order
     let mine = folder.path().join("mine.toml");
     let mine = mine.to_str().unwrap();
     let checked = |sets: &[&str], variable: (&str, &str)| {
-        let output = command(&[&["check", mine][..], sets].concat()).env(variable.0, variable.1).output().unwrap();
+        let output = output(command(&[&["check", mine][..], sets].concat()).env(variable.0, variable.1));
         (output.status.code(), String::from_utf8(output.stdout).unwrap() + &String::from_utf8(output.stderr).unwrap())
     };
     let none = ("ROLLFLOW_NOTHING", "");
@@ -212,10 +213,8 @@ fn the_saved_recipe_of_a_composed_one_repeats_the_run() {
     let (mine, first, again) = (folder.path().join("mine.toml"), folder.path().join("first"), folder.path().join("again"));
     let base = concat!(env!("CARGO_MANIFEST_DIR"), "/recipes/grpo.toml");
     std::fs::write(&mine, format!("include = {base:?}\n[train]\nlr = 3e-3\n")).unwrap();
-    let run = command(&crate::running::run_args(mine.to_str().unwrap(), &first, &["seed=4"]))
-        .env("ROLLFLOW__TRAIN__ENTROPY_COEF", "0.01")
-        .output();
-    assert_eq!(run.unwrap().status.code(), Some(0));
+    let args = crate::running::run_args(mine.to_str().unwrap(), &first, &["seed=4"]);
+    assert_eq!(rollflow_with(&args, &[("ROLLFLOW__TRAIN__ENTROPY_COEF", "0.01")]).code, Some(0));
     let recipe = first.join("recipe.toml");
     let text = std::fs::read_to_string(&recipe).unwrap();
     assert!(!text.contains("include") && text.contains("entropy_coef = 0.01") && text.contains("lr = 0.003"), "{text}");
@@ -248,7 +247,7 @@ fn what_init_writes_is_accepted_with_a_comment_to_every_section() {
     }
     // The file is checked as it is written, whatever the environment says of the next call.
     let path = folder.path().join("alone.toml");
-    let written = command(&["init", path.to_str().unwrap(), "--yes"]).env("ROLLFLOW__TRAIN__LR", "fast").output().unwrap();
+    let written = output(command(&["init", path.to_str().unwrap(), "--yes"]).env("ROLLFLOW__TRAIN__LR", "fast"));
     assert_eq!(written.status.code(), Some(0), "{}", String::from_utf8_lossy(&written.stderr));
     let missing = rollflow(&["init", folder.path().join("m.toml").to_str().unwrap(), "--yes", "--model", "no/such/model"]);
     assert!(missing.code == Some(2) && missing.err.contains("no/such/model"), "{}", missing.err);

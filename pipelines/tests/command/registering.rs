@@ -1,6 +1,7 @@
 //! Parts of the user's own by name, through the example that registers a loss: one binary with the whole command in it.
 
-use std::path::PathBuf;
+use std::fs;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use rollflow::algo::filters::Verdict;
@@ -11,17 +12,27 @@ use rollflow_pipelines::grpo::declare;
 use rollflow_pipelines::run::folder::Outputs;
 use rollflow_pipelines::{Registry, complaints};
 
+use crate::fork_server::BINARY;
 use crate::running::{Ended, GRPO, TINY, rollflow};
 
 const CUSTOM: &str = "train.loss={kind=\"custom\",name=\"reinforce\"}";
 
-/// The example, built as `cargo test --workspace` has built it already: whoever runs this one alone has perhaps an older one, or none.
+/// Runs the example. `cargo test --workspace` has built it; where it is missing, or older than its source or the libraries, it is built here.
 fn own_loss(args: &[&str]) -> Ended {
-    let root = concat!(env!("CARGO_MANIFEST_DIR"), "/..");
-    let build = ["build", "--quiet", "--workspace", "--example", "own_loss"];
-    assert!(Command::new(env!("CARGO")).current_dir(root).args(build).status().unwrap().success());
-    let binary = PathBuf::from(env!("CARGO_BIN_EXE_rollflow")).with_file_name("examples").join("own_loss");
-    let output = Command::new(binary).current_dir(root).args(args).output().unwrap();
+    let (root, target) = (concat!(env!("CARGO_MANIFEST_DIR"), "/.."), Path::new(BINARY).parent().unwrap());
+    let example = target.join("examples/own_loss");
+    let is_library = |path: &PathBuf| {
+        let name = path.file_name().unwrap().to_string_lossy();
+        name.starts_with("librollflow") && name.ends_with(".rlib")
+    };
+    let libraries = fs::read_dir(target.join("deps")).unwrap().map(|entry| entry.unwrap().path()).filter(is_library);
+    let sources = libraries.chain([Path::new(root).join("pipelines/examples/own_loss.rs")]);
+    let written = |path: &Path| fs::metadata(path).and_then(|file| file.modified()).ok();
+    if written(&example) < sources.filter_map(|path| written(&path)).max() {
+        let build = ["build", "--quiet", "--workspace", "--example", "own_loss"];
+        assert!(Command::new(env!("CARGO")).current_dir(root).args(build).status().unwrap().success());
+    }
+    let output = Command::new(example).current_dir(root).args(args).output().unwrap();
     let text = |bytes| String::from_utf8(bytes).unwrap();
     Ended { code: output.status.code(), out: text(output.stdout), err: text(output.stderr) }
 }

@@ -7,6 +7,7 @@ use serde_json::Value;
 
 use crate::asking::tiny_run;
 use crate::evaluating::EVALUATED;
+use crate::fork_server::output;
 use crate::running::{GRPO, Running, command, read, rollflow, run_args};
 
 fn record(run: &Path) -> Value {
@@ -138,7 +139,7 @@ fn no_secret_is_written_or_said() {
     let args: Vec<String> = args.chain(["--set".to_owned(), reward]).collect();
     let args: Vec<&str> = args.iter().map(String::as_str).collect();
     let started = |token: &str| {
-        let output = command(&args).env("REWARD_TOKEN", token).output().unwrap();
+        let output = output(command(&args).env("REWARD_TOKEN", token));
         (output.status.code(), String::from_utf8(output.stdout).unwrap() + &String::from_utf8(output.stderr).unwrap())
     };
     let (code, said) = started(secret);
@@ -192,8 +193,7 @@ fn a_recipe_with_a_secret_in_it_is_refused_before_anything_is_written() {
         let out = folder.path().join("run");
         let given = rollflow(&["run", GRPO, "--set", set, "--out", out.to_str().unwrap()]);
         let written = rollflow(&["run", recipe.to_str().unwrap(), "--out", out.to_str().unwrap()]);
-        let variable =
-            command(&["check", GRPO, "--json"]).env(format!("ROLLFLOW__{}", key.to_uppercase()), value).output().unwrap();
+        let variable = output(command(&["check", GRPO, "--json"]).env(format!("ROLLFLOW__{}", key.to_uppercase()), value));
         let variable = (variable.status.code(), String::from_utf8(variable.stdout).unwrap());
         for (code, said) in [(given.code, given.out + &given.err), (written.code, written.out + &written.err), variable] {
             assert_eq!(code, Some(2), "{set}: {said}");

@@ -2,12 +2,14 @@
 
 use std::collections::BTreeMap;
 use std::fs;
-use std::io::{BufRead, BufReader, Read};
+use std::io::{BufRead, BufReader, Read, pipe};
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::Command;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex, OnceLock};
 use std::time::{Duration, Instant};
+
+use crate::fork_server::{self, BINARY, Process};
 
 /// Nothing here takes long; this is how long a broken binary may hold the tests up.
 const PATIENCE: Duration = Duration::from_secs(120);
@@ -43,7 +45,7 @@ pub struct Ended {
 
 /// The command with these arguments, started in the project's folder.
 pub fn command(args: &[&str]) -> Command {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_rollflow"));
+    let mut command = Command::new(BINARY);
     // No test asks the public hub.
     command.current_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/..")).env("HF_HUB_OFFLINE", "1").args(args);
     command
@@ -103,24 +105,25 @@ pub fn rollflow_after(first: &str, args: &[&str]) -> Ended {
 }
 
 fn ended(command: &mut Command) -> Ended {
-    let output = command.output().unwrap();
+    let output = fork_server::output(command);
     let text = |bytes| String::from_utf8(bytes).unwrap();
     Ended { code: output.status.code(), out: text(output.stdout), err: text(output.stderr) }
 }
 
 /// A command that runs. Killed if a test gives up on it.
 pub struct Running {
-    child: Child,
+    process: Process,
     lines: Receiver<String>,
 }
 
 impl Running {
     pub fn start(args: &[&str]) -> Self {
-        let mut child = command(args).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+        let ((out, out_end), (error, error_end)) = (pipe().unwrap(), pipe().unwrap());
+        let process = Process::start(&command(args), out_end, error_end);
         let (send, lines) = channel();
-        forward(child.stdout.take().unwrap(), send.clone());
-        forward(child.stderr.take().unwrap(), send);
-        Running { child, lines }
+        forward(out, send.clone());
+        forward(error, send);
+        Running { process, lines }
     }
 
     /// Waits for a line, on either stream, that `pick` makes something of.
@@ -140,33 +143,33 @@ impl Running {
         let deadline = Instant::now() + PATIENCE;
         while !done(self) {
             assert!(Instant::now() < deadline, "it was never seen that {what}");
-            assert_eq!(self.child.try_wait().unwrap(), None, "it ended before {what}");
+            assert_eq!(self.process.try_wait(), None, "it ended before {what}");
             std::thread::sleep(Duration::from_millis(20));
         }
     }
 
     /// Whether there is nothing left to kill.
     pub fn has_ended(&mut self) -> bool {
-        self.child.try_wait().unwrap().is_some()
+        self.process.try_wait().is_some()
     }
 
     /// Its resident memory, in bytes.
     pub fn resident(&self) -> u64 {
-        let status = read(Path::new(&format!("/proc/{}/status", self.child.id())));
+        let status = read(Path::new(&format!("/proc/{}/status", self.process.id)));
         let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).unwrap();
         line.trim().trim_end_matches(" kB").parse::<u64>().unwrap() << 10
     }
 
     /// What Ctrl-C does.
     pub fn interrupt(&self) {
-        assert!(Command::new("kill").args(["-INT", &self.child.id().to_string()]).status().unwrap().success());
+        assert!(self.process.signal("-INT"));
     }
 
     /// Waits for its end; gives the exit code.
     pub fn end(mut self) -> Option<i32> {
         let deadline = Instant::now() + PATIENCE;
         loop {
-            if let Some(status) = self.child.try_wait().unwrap() {
+            if let Some(status) = self.process.try_wait() {
                 return status.code();
             }
             assert!(Instant::now() < deadline, "it never ended");
@@ -178,14 +181,6 @@ impl Running {
 fn forward(stream: impl Read + Send + 'static, to: Sender<String>) {
     // Read to its end, also when nobody listens any more: a full pipe would hold the command up.
     std::thread::spawn(move || BufReader::new(stream).lines().map_while(Result::ok).for_each(|line| drop(to.send(line))));
-}
-
-impl Drop for Running {
-    fn drop(&mut self) {
-        // It may be gone already.
-        self.child.kill().ok();
-        self.child.wait().ok();
-    }
 }
 
 /// A whole file, or nothing where it isn't there yet.
