@@ -4,7 +4,7 @@
 //! reading a reply are pure functions; [`Service`](super::Service) sends them. Requests have
 //! temperature 0, and replies are cached by the whole request.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use regex::{Captures, Regex};
 use serde_json::{Value, json};
@@ -79,20 +79,22 @@ pub(super) struct Judge {
 impl Judge {
     /// Checks the settings and reads the cache file.
     pub(super) fn new(config: JudgeConfig) -> Result<Self, ServiceError> {
-        let wrong = |key, found: String, expected: &str| Err(ServiceError::Judge { key, found, expected: expected.to_owned() });
+        let wrong = |key: &str, found: &dyn std::fmt::Debug, expected: &str| {
+            Err(ServiceError::Judge(format!("{key} is {found:?}; it must be {expected}")))
+        };
         if !(QUESTION.holds)(&config.prompt) {
-            return wrong("prompt", config.prompt, QUESTION.text);
+            return wrong("prompt", &config.prompt, QUESTION.text);
         }
         let score = match Regex::new(&config.score) {
             Ok(score) if (SCORE_PATTERN.holds)(&config.score) => score,
-            Ok(_) => return wrong("score", config.score, SCORE_PATTERN.text),
-            Err(error) => return wrong("score", config.score, &format!("{}: {error}", SCORE_PATTERN.text)),
+            Ok(_) => return wrong("score", &config.score, SCORE_PATTERN.text),
+            Err(error) => return wrong("score", &config.score, &format!("{}: {error}", SCORE_PATTERN.text)),
         };
         if !(SCALE.holds)(&config.scale) {
-            return wrong("scale", format!("{:?}", config.scale), SCALE.text);
+            return wrong("scale", &config.scale, SCALE.text);
         }
-        let cache = ReplyCache::open(config.cache.as_deref())
-            .map_err(|why| ServiceError::Cache { path: config.cache.clone().unwrap_or_default(), why })?;
+        let named = |why: String| format!("cache {}: {why}", config.cache.as_deref().unwrap_or(Path::new("")).display());
+        let cache = ReplyCache::open(config.cache.as_deref()).map_err(|why| ServiceError::Judge(named(why)))?;
         let place = Regex::new(PLACE).expect("the pattern is constant");
         Ok(Judge { config, place, score, cache })
     }

@@ -96,19 +96,11 @@ pub fn rejection(case: &Case) -> Result<(), String> {
     let inputs = &case.value["inputs"];
     let mode = inputs["rollout_rs"].as_str().ok_or("rollout_rs is missing")?;
     let (over, divergence) = mode.rsplit_once('_').ok_or_else(|| format!("{mode} is unknown"))?;
-    let over = match over {
-        "token" => Over::Token,
-        "seq_sum" => Over::Sum,
-        "seq_mean" => Over::Mean,
-        "seq_max" => Over::Max,
-        over => return Err(format!("{over} is unknown")),
-    };
-    let divergence = match divergence {
-        "k1" => Divergence::K1,
-        "k2" => Divergence::K2,
-        "k3" => Divergence::K3,
-        divergence => return Err(format!("{divergence} is unknown")),
-    };
+    // verl's words are ours, but for `seq_` in front of a reduction.
+    let known = Over::ALL.iter().find(|known| known.word() == over.trim_start_matches("seq_"));
+    let over = *known.ok_or_else(|| format!("{over} is unknown"))?;
+    let known = Divergence::ALL.iter().find(|known| known.word() == divergence);
+    let divergence = *known.ok_or_else(|| format!("{divergence} is unknown"))?;
     let (min, max) = threshold(&inputs["rollout_rs_threshold"])?;
     let correction = OffPolicy { reject: vec![Rejection { divergence, over, min, max }], ..OffPolicy::default() };
     let packing = Packing::new(&case.needed("response_mask")?);

@@ -80,25 +80,10 @@ fn composed(case: &Case) -> Result<Preference, String> {
         Value::String(name) => vec![name],
         names => names.as_array().into_iter().flatten().filter_map(Value::as_str).collect(),
     };
+    // TRL's names are ours.
     let term = |name: &str| {
-        Ok(match name {
-            "sigmoid" => PairLoss::Sigmoid,
-            "hinge" => PairLoss::Hinge,
-            "ipo" => PairLoss::Ipo,
-            "exo_pair" => PairLoss::ExoPair,
-            "nca_pair" => PairLoss::NcaPair,
-            "robust" => PairLoss::Robust,
-            "bco_pair" => PairLoss::BcoPair,
-            "sppo_hard" => PairLoss::SppoHard,
-            "aot" => PairLoss::Aot,
-            "aot_unpaired" => PairLoss::AotUnpaired,
-            "apo_zero" => PairLoss::ApoZero,
-            "apo_down" => PairLoss::ApoDown,
-            "discopop" => PairLoss::Discopop,
-            "sft" => PairLoss::Sft,
-            "sigmoid_norm" => PairLoss::SigmoidNorm,
-            name => return Err(format!("loss_type {name} is unknown")),
-        })
+        let known = PairLoss::ALL.iter().find(|term| term.word() == name);
+        known.copied().ok_or_else(|| format!("loss_type {name} is unknown"))
     };
     let terms = names.into_iter().map(term).collect::<Result<Vec<PairLoss>, String>>()?;
     let weights: Vec<f64> = match config["loss_weights"].as_array() {
