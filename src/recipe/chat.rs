@@ -10,7 +10,7 @@ section! {
     /// Conversion of conversations into tokens. It does not concern prompts and data that are plain
     /// text, unless `ask` makes them conversations.
     pub struct Chat {
-        /// How plain-text prompts, and pairs of prompt and completion, are presented.
+        /// Presentation of plain-text prompts, and of pairs of prompt and completion.
         ask: Ask = Ask::default();
         /// System turn of conversations that have none.
         system: Option<String> = None;
@@ -26,7 +26,7 @@ section! {
 }
 
 choices! {
-    /// How plain-text prompts are presented.
+    /// Presentation of plain-text prompts.
     pub enum Ask {
         /// as in the run that trained the model. Any other model: `user` if it has a chat template
         /// or `template` names one, else `as_written`.

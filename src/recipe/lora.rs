@@ -17,7 +17,7 @@ section! {
         alpha: f64 = 32.0, POSITIVE;
         /// Projections that get adapters.
         targets: Vec<Target> = vec![Target::AllLinear], TARGETS;
-        /// How adapters reach the generator.
+        /// Form in which adapters reach the generator.
         sync: AdapterSync = AdapterSync::default();
     }
 }
@@ -61,7 +61,7 @@ choices! {
 }
 
 choices! {
-    /// How adapters reach the generator.
+    /// Form in which adapters reach the generator.
     pub enum AdapterSync {
         /// merged into a copy of the weights: as fast as without adapters, for that copy's memory.
         "merged" => Merged,

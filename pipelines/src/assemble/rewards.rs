@@ -117,7 +117,7 @@ impl Scoring {
     }
 }
 
-/// What parts of a reward are built from, and the reward models that they use.
+/// Sections that parts of a reward are built from, and the reward models that the parts use.
 struct Build<'a> {
     section: &'a section::Reward,
     model: &'a Model,

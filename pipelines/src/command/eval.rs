@@ -33,6 +33,8 @@ use crate::run::recipe_keys::flat;
 const ANSWERS: &str = "answers.jsonl";
 /// File of the evaluation's identity and metrics.
 const EVALUATION: &str = "evaluation.json";
+/// Version of the evaluated weights on servers.
+const VERSION: Version = 1;
 
 /// Sample a model on the prompts of a recipe's [eval] and judge its completions: pass@k, greedy and
 /// sampled accuracy, reward.
@@ -103,7 +105,6 @@ impl Eval {
             Some(interrupts) => {
                 let startup = Startup { report: &out::complain, interrupted: &|| interrupts.pressed() };
                 let Some(engines) = Engines::begin(&plan, policy, &folder.join("engine"), startup)? else { return Ok(()) };
-                const VERSION: Version = 1;
                 engines.give(policy, VERSION)?;
                 let (config, slots) = (engines.fleet_config(policy), evaluation.eval().max_num_seqs);
                 let mut fleet = Fleet::new(engines.handle(), config, policy.tokenizer(), slots, plan.seed);

@@ -92,7 +92,7 @@ impl Init {
         }
         let text = self.recipe()?;
         atomic_file::write(&self.path, &text).with_context(|| format!("writing {file}"))?;
-        // As it is written: variables of the environment are another call's.
+        // The file alone: variables of the environment belong to a later call.
         let loaded = checked(&self.path, &[], registry, |_| Vec::new()).map_err(|errors| {
             out::complain(&format!("written to {file}, which is to be completed:"));
             End::Recipe(errors)

@@ -36,7 +36,7 @@ pub fn record(plan: &Plan, registry: &Registry, steps: u64) -> Result<Profile> {
     // The receiving ends outlive the flow, so that no send fails.
     let ((decoded, loads), (trained, times), (answered, answers)) = (channel(), channel(), channel());
     let components = Components::observed(&plan, registry, &policy, &policy, |generator| {
-        generator.each_step(move |load| drop(decoded.send(load)))
+        generator.each_step(move |load| decoded.send(load).unwrap_or_default())
     })?;
     let mut outputs = Outputs::in_memory();
     outputs.log = outputs.log.each(move |step: &Trained<FrozenWeights>| {
