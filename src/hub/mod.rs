@@ -136,26 +136,30 @@ impl Hub {
     }
 }
 
+/// Files of a model's tokenizer and chat template.
+pub(crate) const TOKENIZER_FILES: [&str; 7] = [
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.json",
+    "merges.txt",
+    "chat_template.jinja",
+];
+
 /// The files of a model that training and generation read.
 fn model_files(files: &[String]) -> Vec<String> {
-    const NAMED: [&str; 10] = [
-        "config.json",
-        "generation_config.json",
-        "tokenizer.json",
-        "tokenizer_config.json",
-        "special_tokens_map.json",
-        "added_tokens.json",
-        "vocab.json",
-        "merges.txt",
-        "tokenizer.model",
-        "chat_template.jinja",
-    ];
+    const OTHERS: [&str; 3] = ["config.json", "generation_config.json", "tokenizer.model"];
     let index = "model.safetensors.index.json";
     // A repository may hold its weights whole and in parts: the whole file is read.
     let whole = files.iter().any(|file| file == "model.safetensors");
     let part = |file: &str| !whole && !file.contains('/') && file.ends_with(".safetensors") && file.starts_with("model-");
     let wanted = |file: &&String| {
-        NAMED.contains(&file.as_str()) || part(file) || if whole { *file == "model.safetensors" } else { *file == index }
+        let file = file.as_str();
+        TOKENIZER_FILES.contains(&file)
+            || OTHERS.contains(&file)
+            || part(file)
+            || file == if whole { "model.safetensors" } else { index }
     };
     files.iter().filter(wanted).cloned().collect()
 }

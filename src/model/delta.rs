@@ -47,7 +47,8 @@ pub(crate) fn save_hf_after(
     // Links come first, because linking may fail.
     let mut shared: Vec<&Earlier> = Vec::new();
     let link = |at: usize| dir.join(format!(".shared-{at}.writing"));
-    for file in earlier.iter().filter(|file| file.is_unchanged()) {
+    let is_unchanged = |file: &&Earlier| !file.tensors.is_empty() && file.tensors.values().all(|same| *same);
+    for file in earlier.iter().filter(is_unchanged) {
         let link = link(shared.len());
         let made = atomic_file::remove(&link).and_then(|()| std::fs::hard_link(&file.path, &link));
         if made.is_ok() {
@@ -81,12 +82,6 @@ struct Earlier {
     path: PathBuf,
     /// Tensors by name; true: unchanged.
     tensors: BTreeMap<String, bool>,
-}
-
-impl Earlier {
-    fn is_unchanged(&self) -> bool {
-        !self.tensors.is_empty() && self.tensors.values().all(|same| *same)
-    }
 }
 
 fn compare(dir: &Path, weights: &Weights, dtype: Dtype) -> Result<Vec<Earlier>, ModelError> {

@@ -7,43 +7,6 @@ use tch::{Device, Kind, Tensor};
 
 use super::{ModelConfig, RopeScaling};
 
-/// Angle per position of each pair of a head's columns.
-fn frequencies(config: &ModelConfig, scaling: RopeScaling) -> Vec<f64> {
-    let dim = config.head_dim as f64;
-    let plain = (0..config.head_dim / 2).map(|pair| config.rope_theta.powf(-2.0 * pair as f64 / dim));
-    match scaling {
-        RopeScaling::Default | RopeScaling::Dynamic { .. } => plain.collect(),
-        RopeScaling::Linear { factor } => plain.map(|frequency| frequency / factor).collect(),
-        RopeScaling::Llama3 { factor, low_freq_factor, high_freq_factor, original_max_position_embeddings: original } => {
-            let stretch = |frequency: f64| {
-                let wavelength = std::f64::consts::TAU / frequency;
-                if wavelength < original / high_freq_factor {
-                    frequency
-                } else if wavelength > original / low_freq_factor {
-                    frequency / factor
-                } else {
-                    let kept = (original / wavelength - low_freq_factor) / (high_freq_factor - low_freq_factor);
-                    (1.0 - kept) * frequency / factor + kept * frequency
-                }
-            };
-            plain.map(stretch).collect()
-        }
-        RopeScaling::Yarn { factor, original_max_position_embeddings: original, beta_fast, beta_slow, truncate, .. } => {
-            // The column pair that turns so often within the original context.
-            let column = |turns: f64| dim * (original / (turns * std::f64::consts::TAU)).ln() / (2.0 * config.rope_theta.ln());
-            let (low, high) = match truncate {
-                true => (column(beta_fast).floor(), column(beta_slow).ceil()),
-                false => (column(beta_fast), column(beta_slow)),
-            };
-            let (low, high) = (low.max(0.0), high.min(dim - 1.0));
-            let high = if low == high { high + 0.001 } else { high };
-            let divided = |pair: usize| ((pair as f64 - low) / (high - low)).clamp(0.0, 1.0);
-            let stretch = |(pair, frequency)| frequency / factor * divided(pair) + frequency * (1.0 - divided(pair));
-            plain.enumerate().map(stretch).collect()
-        }
-    }
-}
-
 /// Cosines and sines by position, `[positions, 1, head_dim]` each. The sine of the first half is
 /// negated: a rotation is `x · cos + swap_halves(x) · sin`.
 pub(super) struct Tables {
@@ -91,6 +54,7 @@ impl Tables {
 
 /// One way to turn positions into angles.
 struct Angles {
+    /// Angle per position of each pair of a head's columns.
     frequencies: Vec<f64>,
     /// Multiplies cosines and sines.
     amplitude: f64,
@@ -98,14 +62,46 @@ struct Angles {
 
 impl Angles {
     fn of(config: &ModelConfig, scaling: Option<RopeScaling>) -> Self {
-        match scaling {
+        let Some(scaling) = scaling else {
             // A turn by nothing, exactly.
-            None => Angles { frequencies: vec![0.0; config.head_dim / 2], amplitude: 1.0 },
-            Some(scaling) => {
-                let amplitude = if let RopeScaling::Yarn { attention_factor, .. } = scaling { attention_factor } else { 1.0 };
-                Angles { frequencies: frequencies(config, scaling), amplitude }
+            return Angles { frequencies: vec![0.0; config.head_dim / 2], amplitude: 1.0 };
+        };
+        let dim = config.head_dim as f64;
+        let plain = (0..config.head_dim / 2).map(|pair| config.rope_theta.powf(-2.0 * pair as f64 / dim));
+        let frequencies = match scaling {
+            RopeScaling::Default | RopeScaling::Dynamic { .. } => plain.collect(),
+            RopeScaling::Linear { factor } => plain.map(|frequency| frequency / factor).collect(),
+            RopeScaling::Llama3 { factor, low_freq_factor, high_freq_factor, original_max_position_embeddings: original } => {
+                let stretch = |frequency: f64| {
+                    let wavelength = std::f64::consts::TAU / frequency;
+                    if wavelength < original / high_freq_factor {
+                        frequency
+                    } else if wavelength > original / low_freq_factor {
+                        frequency / factor
+                    } else {
+                        let kept = (original / wavelength - low_freq_factor) / (high_freq_factor - low_freq_factor);
+                        (1.0 - kept) * frequency / factor + kept * frequency
+                    }
+                };
+                plain.map(stretch).collect()
             }
-        }
+            RopeScaling::Yarn { factor, original_max_position_embeddings: original, beta_fast, beta_slow, truncate, .. } => {
+                // The column pair that turns so often within the original context.
+                let column =
+                    |turns: f64| dim * (original / (turns * std::f64::consts::TAU)).ln() / (2.0 * config.rope_theta.ln());
+                let (low, high) = match truncate {
+                    true => (column(beta_fast).floor(), column(beta_slow).ceil()),
+                    false => (column(beta_fast), column(beta_slow)),
+                };
+                let (low, high) = (low.max(0.0), high.min(dim - 1.0));
+                let high = if low == high { high + 0.001 } else { high };
+                let divided = |pair: usize| ((pair as f64 - low) / (high - low)).clamp(0.0, 1.0);
+                let stretch = |(pair, frequency)| frequency / factor * divided(pair) + frequency * (1.0 - divided(pair));
+                plain.enumerate().map(stretch).collect()
+            }
+        };
+        let amplitude = if let RopeScaling::Yarn { attention_factor, .. } = scaling { attention_factor } else { 1.0 };
+        Angles { frequencies, amplitude }
     }
 }
 

@@ -31,11 +31,6 @@ impl<T: Clone + Send + 'static> TrainFuture<T> {
         future
     }
 
-    /// Returns true if the result is there.
-    pub fn done(&self) -> bool {
-        self.clone().now_or_never().is_some()
-    }
-
     /// Blocks until the answer is there. Not for async code: `.await` instead.
     pub fn wait(&self) -> Result<T, TrainError> {
         block_on(self.clone())
@@ -57,12 +52,11 @@ mod tests {
     #[tokio::test]
     async fn every_wait_gives_the_same_answer_by_blocking_and_by_await() {
         let (fulfil, future) = promise();
-        assert!(!future.done());
+        assert!(future.clone().now_or_never().is_none());
         let (task, blocked) = (tokio::spawn(future.clone()), future.clone());
         let blocked = std::thread::spawn(move || blocked.wait());
         std::thread::spawn(move || fulfil(Ok(7)));
         assert_eq!((task.await.unwrap().unwrap(), blocked.join().unwrap().unwrap()), (7, 7));
-        assert!(future.done());
         let (fulfil, dropped) = promise::<u8>();
         drop(fulfil);
         assert!(matches!(dropped.wait(), Err(TrainError::Ended)), "law F3: the backend ended");

@@ -22,6 +22,7 @@ use super::{
 };
 use crate::algo::{Loss, OffPolicy, Schedule};
 use crate::flow::caught;
+use crate::hub::TOKENIZER_FILES;
 use crate::model::{Compute, Dtype, FrozenWeights, ModelConfig, Weights};
 
 /// Settings of a [`LocalBackend`].
@@ -250,15 +251,6 @@ impl Drop for LocalBackend {
 /// Files of a model folder other than weights and configuration, for [`LocalConfig::companions`].
 /// Missing ones are skipped.
 pub fn companions(model_folder: &Path) -> std::io::Result<Vec<(String, Vec<u8>)>> {
-    let names = [
-        "tokenizer.json",
-        "tokenizer_config.json",
-        "special_tokens_map.json",
-        "added_tokens.json",
-        "vocab.json",
-        "merges.txt",
-        "chat_template.jinja",
-    ];
-    let present = names.into_iter().filter(|name| model_folder.join(name).is_file());
+    let present = TOKENIZER_FILES.into_iter().filter(|name| model_folder.join(name).is_file());
     present.map(|name| Ok((name.to_owned(), std::fs::read(model_folder.join(name))?))).collect()
 }

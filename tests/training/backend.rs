@@ -3,6 +3,7 @@
 use std::path::Path;
 use std::sync::{Arc, Mutex};
 
+use futures_util::FutureExt;
 use rollflow::algo::{
     Aggregation, CrossEntropy, Decay, Grpo, Importance, Level, Loss, LossError, LossInputs, LossOutput, OffPolicy, Proximal,
     Schedule,
@@ -104,7 +105,8 @@ fn commands_run_in_the_order_they_were_submitted() {
     let futures: Vec<_> = (0..3).map(|_| (backend.forward_backward(batch()), backend.optim_step())).collect();
     let version = backend.snapshot();
     assert_eq!(version.wait().unwrap().step, 3);
-    assert!(futures.iter().all(|(forward, update)| forward.done() && update.done()));
+    let mut answers = futures.iter().map(|(forward, update)| (forward.clone().now_or_never(), update.clone().now_or_never()));
+    assert!(answers.all(|(forward, update)| forward.is_some() && update.is_some()));
     let steps: Vec<u64> = futures.iter().map(|(_, update)| update.wait().unwrap().step).collect();
     assert_eq!(steps, [1, 2, 3]);
     let losses: Vec<f64> = futures.iter().map(|(forward, _)| forward.wait().unwrap().loss).collect();
