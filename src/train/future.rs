@@ -6,7 +6,6 @@ use std::task::{Context, Poll};
 
 use futures_util::FutureExt;
 use futures_util::future::{BoxFuture, Shared};
-use tokio::sync::oneshot;
 
 use super::TrainError;
 use crate::flow::block_on;
@@ -18,8 +17,8 @@ pub struct TrainFuture<T>(Shared<BoxFuture<'static, Result<T, TrainError>>>);
 /// A future and the function that fulfils it. If that function is dropped uncalled, the future
 /// resolves to [`TrainError::Ended`].
 pub fn promise<T: Clone + Send + 'static>() -> (impl FnOnce(Result<T, TrainError>), TrainFuture<T>) {
-    let (sender, receiver) = oneshot::channel();
-    let answer = receiver.map(|answer| answer.unwrap_or(Err(TrainError::Ended)));
+    let (sender, receiver) = flume::bounded(1);
+    let answer = receiver.into_recv_async().map(|answer| answer.unwrap_or(Err(TrainError::Ended)));
     (move |answer| drop(sender.send(answer)), TrainFuture(answer.boxed().shared()))
 }
 
