@@ -16,14 +16,16 @@ mod served;
 mod tool;
 mod toolbox;
 
-pub use environment::{Action, EnvError, Environment, Episode, Grade, MakeEnvironment, Step, TEXT};
-pub use parse::{ToolFormat, ToolParser, extract_tool_calls};
+pub(crate) use environment::MakeEnvironment;
+pub use environment::{Action, EnvError, Environment, Episode, Grade, Step, TEXT};
+pub(crate) use parse::ToolParser;
+pub use parse::{ToolFormat, extract_tool_calls};
 pub(crate) use pool::Pool;
 #[cfg(unix)]
 pub use proxy::AgentProxy;
 #[cfg(unix)]
 pub use python::python_environment;
-pub use served::ServedConfig;
+pub use served::served_environment;
 pub(crate) use tool::ToolUse;
 pub use tool::{ToolCall, ToolResult, ToolSpec};
 pub use toolbox::{Toolbox, execute_tools};

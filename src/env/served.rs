@@ -16,37 +16,23 @@ use crate::net::{Client, Endpoint, Fault, RemoteError, RetryPolicy, Tasks};
 /// Timeout of the message that a rollout was abandoned.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Address, retries and concurrency of an environment server.
-#[derive(Clone, Debug, PartialEq)]
-pub struct ServedConfig {
-    /// Address that every request is posted to, with its token and certificates.
-    pub endpoint: Endpoint,
-    /// Retries of failed and malformed responses. A step's deadline bounds all attempts together.
-    pub retry: RetryPolicy,
-    /// Most requests in flight, over all rollouts. Default: 64.
-    pub concurrency: usize,
-}
-
-impl ServedConfig {
-    /// Configures a server with the defaults; a busy server is waited for until the deadline.
-    pub fn new(url: impl Into<String>) -> Self {
-        let retry = RetryPolicy { busy_timeout: Duration::MAX, ..RetryPolicy::default() };
-        ServedConfig { endpoint: Endpoint::new(url), retry, concurrency: 64 }
-    }
-
-    /// Creates an environment per rollout; they share connections and the bound on requests. Sends
-    /// nothing.
-    pub fn maker(self) -> Result<MakeEnvironment, EnvError> {
-        let endpoint = Endpoint { idle_connections: self.concurrency, ..self.endpoint };
-        let client = Client::new("environment", endpoint).map_err(EnvError::new)?;
-        let tasks = Tasks::new().map_err(|error| EnvError::new(format!("no threads for requests of environments: {error}")))?;
-        let server = Arc::new(Server { client, room: Semaphore::new(self.concurrency.max(1)), retry: self.retry, tasks });
-        Ok(Arc::new(move || {
-            let episode = [0, 1].map(|half| format!("{:016x}", RandomState::new().hash_one(half))).concat();
-            let server = server.clone();
-            Box::new(ServedEnvironment { server, episode, tools: Vec::new(), turn: 0, state: Value::Null, open: false })
-        }))
-    }
+/// Environments on a server, one per rollout. They share connections; at most `concurrency` requests
+/// are in flight. `retry` repeats failed and malformed requests; a step's deadline bounds all
+/// attempts together. Sends nothing yet.
+pub fn served_environment(
+    endpoint: impl Into<Endpoint>,
+    retry: RetryPolicy,
+    concurrency: usize,
+) -> Result<MakeEnvironment, EnvError> {
+    let endpoint = Endpoint { idle_connections: concurrency, ..endpoint.into() };
+    let client = Client::new("environment", endpoint).map_err(EnvError::new)?;
+    let tasks = Tasks::new().map_err(|error| EnvError::new(format!("no threads for requests of environments: {error}")))?;
+    let server = Arc::new(Server { client, room: Semaphore::new(concurrency.max(1)), retry, tasks });
+    Ok(Arc::new(move || {
+        let episode = [0, 1].map(|half| format!("{:016x}", RandomState::new().hash_one(half))).concat();
+        let server = server.clone();
+        Box::new(ServedEnvironment { server, episode, tools: Vec::new(), turn: 0, state: Value::Null, open: false })
+    }))
 }
 
 /// An environment in another process.
@@ -87,12 +73,7 @@ struct Reply {
 #[derive(Deserialize)]
 struct CallResult {
     content: String,
-    #[serde(default = "yes")]
-    success: bool,
-}
-
-fn yes() -> bool {
-    true
+    success: Option<bool>,
 }
 
 impl ServedEnvironment {
@@ -162,9 +143,11 @@ impl Environment for ServedEnvironment {
             let error: RemoteError = self.server.client.nonsense("step", format!("{given} results of {made} calls"), &page);
             return Err(EnvError::new(error));
         }
-        let results = action.calls.iter().zip(reply.results);
-        let results =
-            results.map(|(call, told)| ToolResult { success: told.success, ..ToolResult::of(call, told.content) }).collect();
+        let result = |(call, CallResult { content, success })| ToolResult {
+            success: success.unwrap_or(true),
+            ..ToolResult::of(call, content)
+        };
+        let results = action.calls.iter().zip(reply.results).map(result).collect();
         let (messages, reward, done) = (reply.messages.unwrap_or_default(), reply.reward, reply.done);
         Ok(Step { results, messages, reward, done, restarts: false })
     }

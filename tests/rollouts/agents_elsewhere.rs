@@ -8,7 +8,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use crate::speaker::Speaker;
-use rollflow::env::{AgentProxy, ServedConfig, ToolFormat};
+use rollflow::env::{AgentProxy, ToolFormat, served_environment};
+use rollflow::net::RetryPolicy;
 use rollflow::prelude::*;
 use rollflow::rollout::{Agent, roll_out};
 use serde_json::{Value, json};
@@ -329,7 +330,7 @@ server.serve_forever()
 #[test]
 fn the_environment_server_of_the_documentation_is_played_with() {
     let server = Serving::python(&[concat!(env!("CARGO_MANIFEST_DIR"), "/examples/environment_server.py")]);
-    let make = ServedConfig::new(&server.1).maker().unwrap();
+    let make = served_environment(&*server.1, RetryPolicy::default(), 64).unwrap();
     let agent = Agent::by(make).parser(ToolFormat::Xml).limits(|of| (of.max_turns, of.step_timeout) = (12, 60.0));
     // From 1 upwards until it is found.
     let says = |read: &str, _: u32| format!("<compare>{}</compare>", read.matches("tool: ").count() + 1);
@@ -384,9 +385,9 @@ fn f6_a_server_that_is_busy_breaks_or_talks_nonsense_is_asked_again_within_the_d
         page("200 OK", "<html>"),
     ];
     let ask = |pages: Vec<String>, timeout: u64| {
-        let mut config = ServedConfig::new(scripted(pages));
-        config.retry.pause = Duration::from_millis(10);
-        let agent = Agent::by(config.maker().unwrap()).limits(|of| of.step_timeout = timeout as f64);
+        let retry = RetryPolicy { busy_timeout: Duration::MAX, pause: Duration::from_millis(10), ..RetryPolicy::default() };
+        let agent =
+            Agent::by(served_environment(scripted(pages), retry, 64).unwrap()).limits(|of| of.step_timeout = timeout as f64);
         groups(|_, _| "on".to_owned(), &agent, vec![prompt(0, "x", "")], 1).remove(0).samples.remove(0).metadata
     };
     // Being busy is no failure: two retries are left for what is.
@@ -404,7 +405,7 @@ fn f6_a_server_that_is_busy_breaks_or_talks_nonsense_is_asked_again_within_the_d
         let said = came["environment_failure"].as_str().unwrap_or_default();
         assert!(said.contains(why) || said.contains("longer than"), "{why}: {came:?}");
     }
-    assert!(ServedConfig::new("ftp://x").maker().is_err());
+    assert!(served_environment("ftp://x", RetryPolicy::default(), 64).is_err());
 }
 
 /// No web page can talk to the model by a name of its own that points here (DNS rebinding).

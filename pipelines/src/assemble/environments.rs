@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use anyhow::{Context, Result};
-use rollflow::env::{AgentProxy, MakeEnvironment, ServedConfig, python_environment};
+use rollflow::env::{AgentProxy, python_environment, served_environment};
 use rollflow::recipe::{Environment, EnvironmentKind, Net};
 use rollflow::rollout::{Agent, AgentLimits};
 use tracing::info;
@@ -16,26 +16,23 @@ use demonstrations::{CalculatorEnvironment, Corpus, GuessEnvironment, SearchEnvi
 
 /// Builds the environment with its limits, for a model that reads at most `positions` tokens.
 pub fn agent(of: &Environment, net: &Net, seed: u64, positions: usize) -> Result<Agent> {
-    let make: MakeEnvironment = match &of.kind {
-        EnvironmentKind::Calculator => Arc::new(|| Box::new(CalculatorEnvironment::default())),
+    let agent = match &of.kind {
+        EnvironmentKind::Calculator => Agent::new(CalculatorEnvironment::default),
         EnvironmentKind::Game { highest } => {
             let highest = *highest;
-            Arc::new(move || Box::new(GuessEnvironment::new(highest)))
+            Agent::new(move || GuessEnvironment::new(highest))
         }
         EnvironmentKind::Search { corpus, results } => {
             let texts =
                 std::fs::read_to_string(corpus).with_context(|| format!("environment.corpus: reading {}", corpus.display()))?;
             let corpus = Corpus::new(texts.lines().map(str::trim).filter(|line| !line.is_empty()));
             let (corpus, results) = (Arc::new(corpus), *results);
-            Arc::new(move || Box::new(SearchEnvironment::new(corpus.clone(), results)))
+            Agent::new(move || SearchEnvironment::new(corpus.clone(), results))
         }
-        EnvironmentKind::Python(python) => python_environment(python.sandbox()?, &python.tests),
+        EnvironmentKind::Python(python) => Agent::by(python_environment(python.sandbox()?, &python.tests)),
         EnvironmentKind::Http(served) => {
-            let mut config = ServedConfig::new(&served.url);
-            config.endpoint = secrets::endpoint(&served.url, served.token_env.as_ref(), net)?;
-            config.retry = served.retry.policy(served.retries)?;
-            config.concurrency = served.concurrency;
-            config.maker()?
+            let endpoint = secrets::endpoint(&served.url, served.token_env.as_ref(), net)?;
+            Agent::by(served_environment(endpoint, served.retry.policy(served.retries)?, served.concurrency)?)
         }
         EnvironmentKind::Agent { command, url, model } => {
             let mut proxy = match url {
@@ -45,13 +42,13 @@ pub fn agent(of: &Environment, net: &Net, seed: u64, positions: usize) -> Result
             (proxy.parser, proxy.model, proxy.allowed_hosts) = (Arc::new(of.parser), model.clone(), net.allowed_hosts.clone());
             let (address, make) = proxy.start()?;
             info!("Agents find the model at http://{address}");
-            make
+            Agent::remote(make)
         }
     };
     let agent = match &of.kind {
         // The proxy parses the calls and returns them to the agent.
-        EnvironmentKind::Agent { .. } => Agent::remote(make),
-        _ => Agent::by(make).parser(of.parser),
+        EnvironmentKind::Agent { .. } => agent,
+        _ => agent.parser(of.parser),
     };
     let max_tokens = Some(of.limits.max_tokens.unwrap_or(positions).min(positions));
     Ok(agent.limits(|limits| *limits = AgentLimits { max_tokens, ..of.limits.clone() }).seed(seed))

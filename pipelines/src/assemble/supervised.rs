@@ -129,7 +129,7 @@ impl<'a> Imitation<'a> {
             let answer = call("complete_task", "answer", &value);
             let turns = [ChatMessage::new("user", asked.clone()), says(&calculation), result, says(&answer)];
             let turns = opened(self.chat, turns.into());
-            Ok(tokenize_conversation(&turns, &tools, tokenizer)?.sample(&turns))
+            Ok(tokenize_conversation(&turns, &tools, tokenizer)?)
         };
         pairs.iter().map(sample).collect::<Result<_>>().map(Some)
     }

@@ -2,14 +2,13 @@
 //! trained.
 
 use std::io::{self, IsTerminal, Write};
-use std::ops::Range;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail, ensure};
 use clap::Args;
-use rollflow::data::chat::{ChatTemplate, TokenizedConversation, tokenize_conversation, tokenize_last_turn};
-use rollflow::data::source::{Columns, DataSet, DataSpec, Example, Shape, beginnings, prepare_sft_sample};
-use rollflow::data::{ChatMessage, Pair, Prompt, PromptText};
+use rollflow::data::ChatMessage;
+use rollflow::data::chat::ChatTemplate;
+use rollflow::data::source::{Columns, DataSet, DataSpec, Example, Shape, prepare_sft_sample, prepare_sft_turns};
 use rollflow::prelude::*;
 use rollflow::recipe::PLAIN;
 use rollflow::train::tokenizer_folder;
@@ -85,8 +84,15 @@ impl Tokens {
         };
         let mut out = io::stdout().lock();
         let colours = out.is_terminal();
-        for (at, shown) in samples(&self, &tokenizer)?.iter().enumerate() {
-            let written = if self.json { write_json(shown, &mut out) } else { write_text(at + 1, shown, colours, &mut out) };
+        for (at, sample) in samples(&self, &tokenizer)?.iter().enumerate() {
+            let pieces = pieces(&sample.tokens, |tokens| Ok(tokenizer.decode_all(tokens)?))?;
+            let trained: Vec<bool> = sample.loss_mask.iter().map(|weight| *weight > 0.0).collect();
+            let written = if self.json {
+                let text = pieces.concat();
+                writeln!(out, "{}", json!({"text": text, "tokens": sample.tokens, "pieces": pieces, "trained": trained}))
+            } else {
+                write_text(at + 1, &pieces, &trained, colours, &mut out)
+            };
             match written {
                 Err(error) if error.kind() == io::ErrorKind::BrokenPipe => break,
                 written => written.context("writing tokens")?,
@@ -96,7 +102,7 @@ impl Tokens {
     }
 }
 
-fn samples(args: &Tokens, tokenizer: &Tokenizer) -> Result<Vec<TokenizedConversation>> {
+fn samples(args: &Tokens, tokenizer: &Tokenizer) -> Result<Vec<Sample>> {
     let given = match (&args.text, args.data.as_deref()) {
         (Some(text), _) => Some(text.clone()),
         (None, Some(path)) if path == Path::new("-") => Some(out::input().context("reading standard input")?),
@@ -105,7 +111,7 @@ fn samples(args: &Tokens, tokenizer: &Tokenizer) -> Result<Vec<TokenizedConversa
     if let Some(text) = given {
         return match serde_json::from_str::<Vec<ChatMessage>>(&text) {
             Ok(turns) if turns.last().is_some_and(|turn| turn.role == "assistant") => {
-                conversation(&turns, &[], args.apart, tokenizer)
+                of_example(&Example::Chat { turns, tools: Vec::new() }, args.apart, tokenizer)
             }
             Ok(turns) => Ok(vec![of_prompt(&turns.into(), tokenizer)?]),
             Err(_) => Ok(vec![of_prompt(&text.into(), tokenizer)?]),
@@ -123,7 +129,7 @@ fn samples(args: &Tokens, tokenizer: &Tokenizer) -> Result<Vec<TokenizedConversa
         out::complain(&data.describe());
     }
     let shown = data.iter().map(|record| match record? {
-        Record::Imitated(example) => of_example(example, args.apart, tokenizer),
+        Record::Imitated(example) => of_example(&example, args.apart, tokenizer),
         Record::Asked(prompt) => Ok(vec![of_prompt(&prompt, tokenizer)?]),
     });
     Ok(shown.collect::<Result<Vec<_>>>()?.concat())
@@ -153,56 +159,13 @@ fn columns(given: &[String]) -> Result<Columns> {
     Ok(columns)
 }
 
-fn of_example(example: Example, apart: bool, tokenizer: &Tokenizer) -> Result<Vec<TokenizedConversation>> {
-    Ok(vec![match example {
-        Example::Chat { turns, tools } => return conversation(&turns, &tools, apart, tokenizer),
-        Example::Pair(Pair { prompt: PromptText::Chat(mut turns), completion }) => {
-            turns.push(ChatMessage::new("assistant", completion));
-            tokenize_last_turn(&turns, &[], tokenizer)?
-        }
-        example => {
-            let sample = prepare_sft_sample(&example, tokenizer)?;
-            of_tokens(sample.tokens, sample.loss_mask, tokenizer)?
-        }
-    }])
+fn of_example(example: &Example, apart: bool, tokenizer: &Tokenizer) -> Result<Vec<Sample>> {
+    Ok(if apart { prepare_sft_turns(example, tokenizer)? } else { vec![prepare_sft_sample(example, tokenizer)?] })
 }
 
-fn conversation(
-    turns: &[ChatMessage],
-    tools: &[Value],
-    apart: bool,
-    tokenizer: &Tokenizer,
-) -> Result<Vec<TokenizedConversation>> {
-    if apart {
-        return Ok(beginnings(turns).map(|turns| tokenize_last_turn(turns, tools, tokenizer)).collect::<Result<_, _>>()?);
-    }
-    Ok(vec![tokenize_conversation(turns, tools, tokenizer)?])
-}
-
-fn of_prompt(prompt: &Prompt, tokenizer: &Tokenizer) -> Result<TokenizedConversation> {
-    let tokens = tokenizer.encode_prompt(prompt)?;
-    let untrained = vec![0.0; tokens.len()];
-    of_tokens(tokens, untrained, tokenizer)
-}
-
-/// Tokens whose stretches of text are what each adds to the text of those before it.
-fn of_tokens(tokens: Vec<u32>, loss_mask: Vec<f32>, tokenizer: &Tokenizer) -> Result<TokenizedConversation> {
-    let (mut text, mut places) = (String::new(), Vec::with_capacity(tokens.len()));
-    for piece in pieces(&tokens, |tokens| Ok(tokenizer.decode_all(tokens)?))? {
-        places.push(text.len()..text.len() + piece.len());
-        text += &piece;
-    }
-    Ok(TokenizedConversation { text, tokens, places, loss_mask })
-}
-
-/// Returns the text that each token adds, and which tokens are trained.
-fn shown_tokens(shown: &TokenizedConversation) -> (Vec<&str>, Vec<bool>) {
-    let mut reached = 0;
-    let piece = |place: &Range<usize>| {
-        let from = place.start.max(std::mem::replace(&mut reached, place.end));
-        shown.text.get(from..place.end).unwrap_or("")
-    };
-    (shown.places.iter().map(piece).collect(), shown.loss_mask.iter().map(|weight| *weight > 0.0).collect())
+/// A prompt's tokens, of which none is trained.
+fn of_prompt(prompt: &Prompt, tokenizer: &Tokenizer) -> Result<Sample> {
+    Ok(Sample::begin(prompt, 0, &tokenizer.encode_prompt(prompt)?))
 }
 
 /// Returns the text that each token adds. A character of several tokens belongs to the last of
@@ -229,21 +192,15 @@ fn pieces(tokens: &[u32], decode: impl Fn(&[u32]) -> Result<String>) -> Result<V
     Ok(pieces)
 }
 
-fn write_json(shown: &TokenizedConversation, out: &mut impl Write) -> io::Result<()> {
-    let (pieces, trained) = shown_tokens(shown);
-    writeln!(out, "{}", json!({"text": shown.text, "tokens": shown.tokens, "pieces": pieces, "trained": trained}))
-}
-
 /// Trained tokens are green and others grey; without colours, trained ones are between `«` and `»`.
 /// A bar divides tokens.
-fn write_text(number: usize, shown: &TokenizedConversation, colours: bool, out: &mut impl Write) -> io::Result<()> {
-    let (pieces, trained) = shown_tokens(shown);
+fn write_text(number: usize, pieces: &[String], trained: &[bool], colours: bool, out: &mut impl Write) -> io::Result<()> {
     let count = trained.iter().filter(|trained| **trained).count();
-    writeln!(out, "sample {number}: {} tokens, {count} trained", shown.tokens.len())?;
+    writeln!(out, "sample {number}: {} tokens, {count} trained", pieces.len())?;
     let mut before = false;
     for (at, &trained) in trained.iter().enumerate() {
         // What ends a line is written out and ends it.
-        let piece = untrusted::block(pieces[at]).replace('\n', "⏎\n");
+        let piece = untrusted::block(&pieces[at]).replace('\n', "⏎\n");
         let bar = if at > 0 && before == trained && !pieces[at - 1].ends_with('\n') { "│" } else { "" };
         match (colours, trained, before) {
             (true, true, _) => write!(out, "\x1b[90m{bar}\x1b[0m\x1b[32m{piece}\x1b[0m")?,

@@ -9,4 +9,4 @@ mod tokens;
 
 pub use template::ChatTemplate;
 pub(crate) use template::special_tokens;
-pub use tokens::{TokenizedConversation, compute_loss_mask, tokenize_conversation, tokenize_last_turn};
+pub use tokens::{compute_loss_mask, tokenize_conversation, tokenize_last_turn};

@@ -14,80 +14,30 @@ use crate::data::{ChatMessage, DataError, PromptText, Sample, Status, Tokenizer}
 
 const ASSISTANT: &str = "assistant";
 
-/// A conversation as a model reads it.
-#[derive(Clone, Debug, Default, PartialEq)]
-pub struct TokenizedConversation {
-    /// The template's text.
-    pub text: String,
-    /// Token ids.
-    pub tokens: Vec<u32>,
-    /// Byte range of each token in the text. Several tokens of one character share its range.
-    pub places: Vec<Range<usize>>,
-    /// 1.0 for each token that is trained, 0.0 for all others.
-    pub loss_mask: Vec<f32>,
-}
-
-impl TokenizedConversation {
-    /// Converts it to a supervised sample. The sample's prompt is all turns before the last.
-    pub fn sample(self, turns: &[ChatMessage]) -> Sample {
-        let (asked, said) = turns.split_at(turns.len().saturating_sub(1));
-        Sample {
-            prompt: PromptText::Chat(asked.to_vec()),
-            response: said.first().map(|turn| turn.content.clone()).unwrap_or_default(),
-            tokens: self.tokens,
-            loss_mask: self.loss_mask,
-            status: Status::Completed,
-            ..Sample::default()
-        }
-    }
-
-    /// Ignores blanks after the last special token of a turn: they belong to the template, because
-    /// generation ends with that token.
-    fn ignore_after_the_end(&mut self, turn: &Range<usize>, tokenizer: &Tokenizer) {
-        let within: Vec<usize> = (0..self.places.len()).filter(|&at| turn.contains(&self.places[at].start)).collect();
-        let is_blank = |at: usize| self.text[self.places[at].clone()].trim().is_empty();
-        if let Some(end) = within.iter().rposition(|&at| !is_blank(at))
-            && tokenizer.is_special(self.tokens[within[end]])
-        {
-            within[end + 1..].iter().for_each(|&at| self.loss_mask[at] = 0.0);
-        }
-    }
-}
-
-/// Tokens of a whole conversation; every turn of the assistant is trained.
+/// Converts a whole conversation to a supervised sample: every turn of the assistant is trained. The
+/// sample's prompt is all turns before the last, its response the last.
 ///
 /// Turns are found by the template's `{% generation %}` blocks, if it has any. Otherwise the
 /// conversation is rendered up to each turn of the assistant, with the generation prompt, and up to
 /// its end: the turn lies between the two. A template that changes earlier turns when later ones
 /// follow is an error.
-pub fn tokenize_conversation(
-    turns: &[ChatMessage],
-    tools: &[Value],
-    tokenizer: &Tokenizer,
-) -> Result<TokenizedConversation, DataError> {
+pub fn tokenize_conversation(turns: &[ChatMessage], tools: &[Value], tokenizer: &Tokenizer) -> Result<Sample, DataError> {
     tokenize(turns, tools, tokenizer, 0)
 }
 
-/// Tokenises a conversation of which only the last turn, the assistant's, is trained. The turns
-/// before it are rendered as in a prompt, because some templates drop the reasoning of earlier
+/// Converts a conversation likewise, of which only the last turn, the assistant's, is trained. The
+/// turns before it are rendered as in a prompt, because some templates drop the reasoning of earlier
 /// turns.
-pub fn tokenize_last_turn(
-    turns: &[ChatMessage],
-    tools: &[Value],
-    tokenizer: &Tokenizer,
-) -> Result<TokenizedConversation, DataError> {
+pub fn tokenize_last_turn(turns: &[ChatMessage], tools: &[Value], tokenizer: &Tokenizer) -> Result<Sample, DataError> {
     tokenize(turns, tools, tokenizer, turns.len().saturating_sub(1))
 }
 
 /// Trains the assistant's turns from number `first` on.
-fn tokenize(
-    turns: &[ChatMessage],
-    tools: &[Value],
-    tokenizer: &Tokenizer,
-    first: usize,
-) -> Result<TokenizedConversation, DataError> {
-    let nothing_said = "the conversation has no turn of the assistant, so that there is nothing to learn from it";
-    let nothing_said = || DataError::Unusable(nothing_said.to_owned());
+fn tokenize(turns: &[ChatMessage], tools: &[Value], tokenizer: &Tokenizer, first: usize) -> Result<Sample, DataError> {
+    let nothing_said = || {
+        let problem = "the conversation has no turn of the assistant, so that there is nothing to learn from it";
+        DataError::Unusable(problem.to_owned())
+    };
     let said: Vec<usize> = (0..turns.len()).filter(|&turn| turns[turn].role == ASSISTANT).collect();
     let trained: Vec<usize> = said.iter().copied().filter(|turn| *turn >= first).collect();
     if trained.is_empty() {
@@ -101,12 +51,22 @@ fn tokenize(
         spans.drain(..spans.len().saturating_sub(trained.len()));
     }
     let (tokens, places): (Vec<u32>, Vec<Range<usize>>) = tokenizer.encode_placed(&text)?.into_iter().unzip();
-    let loss_mask = compute_loss_mask(&places, &spans);
-    let mut conversation = TokenizedConversation { text, tokens, places, loss_mask };
-    if !marked {
-        spans.iter().for_each(|span| conversation.ignore_after_the_end(span, tokenizer));
+    let mut loss_mask = compute_loss_mask(&places, &spans);
+    // Blanks after the last special token of a turn belong to the template: generation ends with that token.
+    for span in spans.iter().filter(|_| !marked) {
+        let within: Vec<usize> = (0..places.len()).filter(|&at| span.contains(&places[at].start)).collect();
+        if let Some(end) = within.iter().rposition(|&at| !text[places[at].clone()].trim().is_empty())
+            && tokenizer.is_special(tokens[within[end]])
+        {
+            within[end + 1..].iter().for_each(|&at| loss_mask[at] = 0.0);
+        }
     }
-    if conversation.loss_mask.contains(&1.0) { Ok(conversation) } else { Err(nothing_said()) }
+    if !loss_mask.contains(&1.0) {
+        return Err(nothing_said());
+    }
+    let (asked, said) = turns.split_at(turns.len() - 1);
+    let (prompt, response) = (PromptText::Chat(asked.to_vec()), said[0].content.clone());
+    Ok(Sample { prompt, response, tokens, loss_mask, status: Status::Completed, ..Sample::default() })
 }
 
 /// Returns 1.0 for every token that begins inside one of the ordered ranges `trained`, and 0.0 for

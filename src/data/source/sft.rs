@@ -15,7 +15,7 @@ use crate::util::atomic_file;
 pub fn prepare_sft_sample(example: &Example, tokenizer: &Tokenizer) -> Result<Sample, DataError> {
     match example {
         Example::Pair(pair) => prepare_pair(pair, tokenizer),
-        Example::Chat { turns, tools } => Ok(tokenize_conversation(turns, tools, tokenizer)?.sample(turns)),
+        Example::Chat { turns, tools } => tokenize_conversation(turns, tools, tokenizer),
         Example::Text(text) => {
             // With what the tokenizer puts around a text, which stands before the first token whatever that is.
             let mut learned = tokenizer.encode(text)?;
@@ -28,16 +28,12 @@ pub fn prepare_sft_sample(example: &Example, tokenizer: &Tokenizer) -> Result<Sa
     }
 }
 
-/// The beginnings of a conversation up to each turn of the assistant, with that turn.
-pub fn beginnings(turns: &[ChatMessage]) -> impl Iterator<Item = &[ChatMessage]> {
-    (0..turns.len()).filter(|at| turns[*at].role == "assistant").map(|at| &turns[..=at])
-}
-
 /// Converts a conversation to one sample per turn of the assistant, after the prompt that the model
 /// would be given; other examples to one sample.
 pub fn prepare_sft_turns(example: &Example, tokenizer: &Tokenizer) -> Result<Vec<Sample>, DataError> {
     let Example::Chat { turns, tools } = example else { return Ok(vec![prepare_sft_sample(example, tokenizer)?]) };
-    beginnings(turns).map(|turns| Ok(tokenize_last_turn(turns, tools, tokenizer)?.sample(turns))).collect()
+    let ends = (0..turns.len()).filter(|at| turns[*at].role == "assistant");
+    ends.map(|end| tokenize_last_turn(&turns[..=end], tools, tokenizer)).collect()
 }
 
 /// Converts a pair to a sample whose completion ends with the end-of-text token; if the prompt is a
@@ -48,7 +44,7 @@ pub fn prepare_pair(pair: &Pair, tokenizer: &Tokenizer) -> Result<Sample, DataEr
         PromptText::Chat(asked) => {
             let mut turns = asked.clone();
             turns.push(ChatMessage::new("assistant", &pair.completion));
-            return Ok(tokenize_last_turn(&turns, &[], tokenizer)?.sample(&turns));
+            return tokenize_last_turn(&turns, &[], tokenizer);
         }
     };
     let sample = Sample::supervised(&tokenizer.encode(text)?, &tokenizer.completion(&pair.completion)?);
