@@ -53,7 +53,7 @@ fn right(sample: &Sample) -> f64 {
 /// A little supervised training first: a policy that is never right has nothing to reinforce.
 fn warm_up(policy: &Policy) -> anyhow::Result<Policy> {
     let backend = policy.backend(LocalConfig::new(CrossEntropy, Schedule::constant(2e-3)))?;
-    let samples = policy.supervised(&arithmetic::share(&arithmetic::addition(1), 1.0, SEED))?;
+    let samples = policy.supervised(&arithmetic::split(&arithmetic::addition(1), 1.0, SEED).0)?;
     let config = SftConfig { num_steps: 30, batch_size: 64, log_every: 10, ..SftConfig::default() };
     run_sft_training(&backend, &samples, &config, |_, _| {})?;
     Ok(policy.with_weights(backend.snapshot().wait()?.weights))

@@ -212,7 +212,7 @@ impl Surveyed {
                 true
             }
             // The recipe's own checks say so.
-            Err(DataError::NotFound(_) | DataError::Layout(..) | DataError::Split(..)) => false,
+            Err(DataError::NotFound(_) | DataError::Layout { .. }) => false,
             Err(error) => {
                 let help = "docs/how_to/data.md says what is read, and how";
                 self.complaints.push(Problem::of(key, format!("`{key}`: {error}"), help));

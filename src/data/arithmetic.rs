@@ -28,13 +28,8 @@ pub fn drawn_addition(digits: u32, count: usize, seed: u64) -> Vec<Pair> {
         .collect()
 }
 
-/// Selects the share of `pairs` for supervised warm-up: `fraction` of them (0 to 1, rounded up),
-/// chosen and ordered by `seed`. The others are left for reinforcement.
-pub fn share(pairs: &[Pair], fraction: f64, seed: u64) -> Vec<Pair> {
-    split(pairs, fraction, seed).0
-}
-
-/// Splits `items` into that share and the rest.
+/// Splits `items` into a share, such as that of a supervised warm-up, and the rest. The share is
+/// `fraction` of them (0 to 1, rounded up). `seed` chooses and orders both.
 pub fn split<T: Clone>(items: &[T], fraction: f64, seed: u64) -> (Vec<T>, Vec<T>) {
     let count = (items.len() as f64 * fraction).ceil() as usize;
     let mut shuffled: Vec<T> = permutation(items.len(), seed, 0).into_iter().map(|at| items[at].clone()).collect();

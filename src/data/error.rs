@@ -3,49 +3,53 @@
 use std::fmt::Display;
 use std::io;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 
 /// Data that can't be found, read, written or used.
 #[derive(Debug, thiserror::Error)]
 pub enum DataError {
-    /// No file, folder or data set has this name.
+    /// No file, folder, data set or split has this name.
     #[error("{0}")]
     NotFound(String),
     /// A data set of the hub that could not be fetched.
     #[error(transparent)]
     Hub(#[from] crate::hub::HubError),
     /// A folder without the subset, split or file that was asked for.
-    #[error("{}: {}", .0.display(), .1)]
-    Layout(PathBuf, String),
+    #[error("{}: {problem}", folder.display())]
+    Layout {
+        /// The folder.
+        folder: PathBuf,
+        /// What is missing, and what there is.
+        problem: String,
+    },
     /// A file that can't be read.
-    #[error("cannot read {}: {}; check the path, which is relative to the folder the command runs in", .0.display(), .1)]
-    Read(PathBuf, #[source] io::Error),
+    #[error("cannot read {}: {source}; check the path, which is relative to the folder the command runs in", file.display())]
+    Read {
+        /// The file.
+        file: PathBuf,
+        /// Cause.
+        source: io::Error,
+    },
     /// A file that can't be written.
-    #[error("cannot write {}: {}; check that its folder exists and has room", .0.display(), .1)]
-    Write(PathBuf, #[source] io::Error),
-    /// A file, or a line of it, and what is wrong there.
-    #[error("{0}: {1}")]
-    Invalid(String, String),
-    /// A split or slice that makes no sense.
-    #[error("`{0}` is no split: {1}; write a name, as in \"train\", or a slice of one: \"train[:10%]\", \"train[100:200]\"")]
-    Split(String, String),
-    /// A chat template that is wrong, or can't work with the conversation.
-    #[error("{file}:{line}: {problem}")]
-    Template {
-        /// The file, or where else the template stands.
-        file: String,
-        /// The template's line, from 1.
-        line: usize,
-        /// Description of the error, and the text of that line.
+    #[error("cannot write {}: {source}; check that its folder exists and has room", file.display())]
+    Write {
+        /// The file.
+        file: PathBuf,
+        /// Cause.
+        source: io::Error,
+    },
+    /// A file, a chat template, or a line of one, that is wrong.
+    #[error("{place}: {problem}")]
+    Invalid {
+        /// The file, or where else the text stands, and its line, if one is to blame: `train.jsonl:12`.
+        place: String,
+        /// What is wrong there.
         problem: String,
     },
     /// A chat template that refuses the conversation, by `raise_exception`.
-    #[error("{file}:{line}: the chat template refuses this conversation: {message}")]
+    #[error("{place}: the chat template refuses this conversation: {message}")]
     Refused {
-        /// The file, or where else the template stands.
-        file: String,
-        /// The template's line, from 1.
-        line: usize,
+        /// The file and the line, as in [`DataError::Invalid`].
+        place: String,
         /// Message of the template.
         message: String,
     },
@@ -62,9 +66,6 @@ pub enum DataError {
         /// Largest allowed value.
         limit: u64,
     },
-    /// A chat template that was found to be wrong when the model was loaded.
-    #[error("{0}")]
-    BrokenTemplate(Arc<DataError>),
     /// Anything else that can't be used as asked: the text says what, and why.
     #[error("{0}")]
     Unusable(String),
@@ -73,20 +74,20 @@ pub enum DataError {
 impl DataError {
     pub(crate) fn read(file: &Path) -> impl Fn(io::Error) -> DataError + use<> {
         let file = file.to_owned();
-        move |source| DataError::Read(file.clone(), source)
+        move |source| DataError::Read { file: file.clone(), source }
     }
 
     pub(crate) fn write(file: &Path) -> impl Fn(io::Error) -> DataError + use<> {
         let file = file.to_owned();
-        move |source| DataError::Write(file.clone(), source)
+        move |source| DataError::Write { file: file.clone(), source }
     }
 
     pub(crate) fn invalid(file: &Path, problem: impl Display) -> DataError {
-        DataError::Invalid(file.display().to_string(), problem.to_string())
+        DataError::Invalid { place: file.display().to_string(), problem: problem.to_string() }
     }
 
     /// An error in line `line`, from 1; in a Parquet file, in that row.
     pub(crate) fn in_line(file: &Path, line: usize, problem: impl Display) -> DataError {
-        DataError::Invalid(format!("{}:{line}", file.display()), problem.to_string())
+        DataError::Invalid { place: format!("{}:{line}", file.display()), problem: problem.to_string() }
     }
 }

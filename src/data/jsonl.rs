@@ -2,9 +2,10 @@
 //! lines are skipped. An error about a line names the file, the line and what was expected.
 
 use std::fs::File;
-use std::io::{self, BufRead, BufReader, BufWriter, Write};
+use std::io::{BufRead, BufReader, BufWriter, Write};
 use std::path::Path;
 
+use serde::Serialize;
 use serde_json::{Map, Value};
 
 use super::{DataError, Prompt, PromptText, Sample};
@@ -31,7 +32,7 @@ pub fn load_prompts(
     })
 }
 
-/// Loads samples that [`write_sample`] wrote. Missing fields take their defaults; unknown fields
+/// Loads samples that [`save_samples`] wrote. Missing fields take their defaults; unknown fields
 /// are ignored, so that newer files can be read. Per-token columns of different lengths are an
 /// error.
 pub fn load_samples(file: &Path) -> Result<Vec<Sample>, DataError> {
@@ -45,14 +46,18 @@ pub fn load_samples(file: &Path) -> Result<Vec<Sample>, DataError> {
 /// Writes samples to a file, one per line, and replaces its contents. [`load_samples`] reads them
 /// back unchanged, conversations included.
 pub fn save_samples<'a>(file: &Path, samples: impl IntoIterator<Item = &'a Sample>) -> Result<(), DataError> {
-    let all = |out: &mut BufWriter<&mut File>| samples.into_iter().try_for_each(|sample| write_sample(out, sample));
-    atomic_file::write_with(file, all).map_err(DataError::write(file))
+    write(file, samples)
 }
 
-/// Appends one sample as one line.
-pub fn write_sample(out: &mut impl Write, sample: &Sample) -> io::Result<()> {
-    serde_json::to_writer(&mut *out, sample)?;
-    out.write_all(b"\n")
+/// Replaces a file by these values, one per line.
+pub(super) fn write(file: &Path, values: impl IntoIterator<Item = impl Serialize>) -> Result<(), DataError> {
+    let all = |out: &mut BufWriter<&mut File>| {
+        values.into_iter().try_for_each(|value| {
+            serde_json::to_writer(&mut *out, &value)?;
+            out.write_all(b"\n")
+        })
+    };
+    atomic_file::write_with(file, all).map_err(DataError::write(file))
 }
 
 /// Turns each record into a `T`; a complaint of `convert` is put down to its line.
@@ -94,11 +99,7 @@ pub(super) fn parse_line(bytes: &[u8], line: usize) -> Result<Option<Map<String,
 
 /// The record in these bytes, which may stand on several lines.
 pub(super) fn parse_object(bytes: &[u8]) -> Result<Map<String, Value>, String> {
-    let refuse = |error: serde_json::Error| {
-        let line = if error.line() > 1 { format!("line {} of the record, ", error.line()) } else { String::new() };
-        format!("not JSON: {} ({line}column {})", bare(&error), error.column())
-    };
-    object(serde_json::from_slice(bytes).map_err(refuse)?)
+    object(serde_json::from_slice(bytes).map_err(|error| format!("not JSON: {error}"))?)
 }
 
 fn object(value: Value) -> Result<Map<String, Value>, String> {
@@ -108,7 +109,8 @@ fn object(value: Value) -> Result<Map<String, Value>, String> {
     }
 }
 
-fn bare(error: &serde_json::Error) -> String {
+/// The error without its place.
+pub(super) fn bare(error: &serde_json::Error) -> String {
     let text = error.to_string();
     text.split(" at line ").next().unwrap_or(&text).to_owned()
 }

@@ -5,7 +5,7 @@
 //! JSON file of a run writes its floating-point fields through this module: `#[serde(with =
 //! "number")]` for fields, [`to_json`] for values.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::BTreeMap;
 
 use serde::de::{DeserializeOwned, Error};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
@@ -104,16 +104,6 @@ impl<N: Numbers> Numbers for Option<N> {
 }
 
 impl<N: Numbers> Numbers for Vec<N> {
-    type Written = Vec<N::Written>;
-    fn written(&self) -> Self::Written {
-        self.iter().map(N::written).collect()
-    }
-    fn of(written: Self::Written) -> Self {
-        written.into_iter().map(N::of).collect()
-    }
-}
-
-impl<N: Numbers> Numbers for VecDeque<N> {
     type Written = Vec<N::Written>;
     fn written(&self) -> Self::Written {
         self.iter().map(N::written).collect()

@@ -6,7 +6,6 @@
 use std::collections::BTreeSet;
 use std::ops::Range;
 use std::path::Path;
-use std::sync::Arc;
 
 use serde_json::{Map, Value, json};
 
@@ -22,7 +21,7 @@ pub struct Tokenizer {
     pad: Option<u32>,
     /// The model's template, or its error, which is returned when a conversation is rendered, since
     /// many runs have none.
-    chat: Result<Option<ChatTemplate>, Arc<DataError>>,
+    chat: Result<Option<ChatTemplate>, String>,
     special: Metadata,
     /// The folder's files, byte for byte, to be saved with a checkpoint.
     files: Vec<(&'static str, Vec<u8>)>,
@@ -58,7 +57,7 @@ impl Tokenizer {
             }
         }
         let tokenizer = Self::from_files(dir, files, &configs)?;
-        Ok(Tokenizer { chat: ChatTemplate::from_dir(dir).map_err(Arc::new), ..tokenizer })
+        Ok(Tokenizer { chat: ChatTemplate::from_dir(dir).map_err(|error| error.to_string()), ..tokenizer })
     }
 
     /// Makes a tokenizer of single characters, for tiny models: 0 `<pad>`, 1 `<eos>`, 2 `<bos>`, 3
@@ -129,7 +128,7 @@ impl Tokenizer {
     /// Encodes a text without special tokens around it, and returns the byte range of each token.
     /// Several tokens of one character share its range. Text that a tokenizer drops, such as a
     /// blank, belongs to the token after it.
-    pub fn encode_placed(&self, text: &str) -> Result<Vec<(u32, Range<usize>)>, DataError> {
+    pub(crate) fn encode_placed(&self, text: &str) -> Result<Vec<(u32, Range<usize>)>, DataError> {
         let encoding = self.encoding(text, false)?;
         let mut reached = 0;
         let place = |(&token, &(start, end)): (&u32, &(usize, usize))| {
@@ -176,7 +175,7 @@ impl Tokenizer {
         };
         match &self.chat {
             Ok(template) => template.as_ref().ok_or_else(none),
-            Err(error) => Err(DataError::BrokenTemplate(error.clone())),
+            Err(error) => Err(DataError::Unusable(error.clone())),
         }
     }
 
@@ -267,51 +266,5 @@ fn ids(config: &Metadata, key: &str) -> Vec<u32> {
         Some(Value::Array(list)) => list.iter().filter_map(id).collect(),
         Some(value) => id(value).into_iter().collect(),
         None => Vec::new(),
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    const CHARACTERS: &str = "0123456789+-*/=() .,:;?!<>abcdefghijklmnopqrstuvwxyzABCD\n";
-
-    #[test]
-    fn characters_become_ids_in_order_after_the_special_tokens() {
-        let tokenizer = Tokenizer::characters(CHARACTERS, 64).unwrap();
-        assert_eq!(tokenizer.encode("1+2=3").unwrap(), [5, 14, 6, 18, 7]);
-        assert_eq!(tokenizer.encode("0\né<eos>").unwrap(), [4, 60, 3, 1]);
-        assert_eq!(tokenizer.decode(&[2, 5, 14, 6, 1, 0]).unwrap(), "1+2");
-        assert_eq!(tokenizer.decode_all(&[5, 1]).unwrap(), "1<eos>");
-        assert_eq!((tokenizer.vocab_size(), tokenizer.eos_token_ids(), tokenizer.pad_token_id()), (64, &[1][..], Some(0)));
-    }
-
-    #[test]
-    fn a_saved_tokenizer_is_the_same_again() {
-        let tokenizer = Tokenizer::characters(CHARACTERS, 64).unwrap();
-        let dir = tempfile::tempdir().unwrap();
-        tokenizer.save(dir.path()).unwrap();
-        std::fs::write(dir.path().join("generation_config.json"), r#"{"eos_token_id": [1, 17]}"#).unwrap();
-        let again = Tokenizer::from_dir(dir.path()).unwrap();
-        assert_eq!(again.encode("12+34").unwrap(), tokenizer.encode("12+34").unwrap());
-        assert_eq!(again.eos_token_ids(), [1, 17], "the tokenizer's own first, then the model's");
-    }
-
-    #[test]
-    fn a_model_with_too_small_an_embedding_is_refused() {
-        let tokenizer = Tokenizer::characters(CHARACTERS, 64).unwrap();
-        assert!(tokenizer.check_model(64).is_ok() && tokenizer.check_model(128).is_ok());
-        let error = tokenizer.check_model(63).unwrap_err().to_string();
-        assert!(error.contains("ids up to 63") && error.contains("ids below 63"), "{error}");
-    }
-
-    #[test]
-    fn a_broken_folder_is_named_with_file_and_key() {
-        let dir = tempfile::tempdir().unwrap();
-        let error = || Tokenizer::from_dir(dir.path()).err().unwrap().to_string();
-        assert!(error().contains("tokenizer.json"), "{}", error());
-        Tokenizer::characters(CHARACTERS, 64).unwrap().save(dir.path()).unwrap();
-        std::fs::write(dir.path().join(CONFIG), r#"{"eos_token": "<end>"}"#).unwrap();
-        assert!(error().contains("tokenizer_config.json") && error().contains("`eos_token` is \"<end>\""), "{}", error());
     }
 }

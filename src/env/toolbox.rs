@@ -100,29 +100,3 @@ pub fn execute_tools(
     };
     calls.iter().map(execute).collect()
 }
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn results_keep_the_order_of_calls_and_failures_are_results() {
-        let executor = |call: &ToolCall, _: Instant| match call.name.as_str() {
-            "panic" => panic!("boom"),
-            "fail" => Err("no".to_owned()),
-            name => Ok(name.to_uppercase()),
-        };
-        let calls = ["a", "fail", "panic", "b"].map(|name| ToolCall::new(name, Map::new()));
-        let results = execute_tools(&calls, &executor, Instant::now());
-        let told: Vec<(&str, bool)> = results.iter().map(|result| (result.content.as_str(), result.success)).collect();
-        assert_eq!(told, [("A", true), ("error: no", false), ("error: the tool broke", false), ("B", true)]);
-    }
-
-    #[test]
-    fn an_executor_without_listed_tools_runs_calls_of_any_name() {
-        let (call, now) = (ToolCall::new("look", Map::new()), Instant::now());
-        let tools = Toolbox::new(Vec::new(), |call: &ToolCall, _: Instant| Ok(call.name.to_uppercase()));
-        assert_eq!(tools.execute(&call, now), Ok("LOOK".to_owned()));
-        assert_eq!(Toolbox::default().execute(&call, now), Err("there is no tool \"look\"".to_owned()));
-    }
-}

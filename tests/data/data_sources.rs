@@ -140,10 +140,10 @@ fn a_bad_line_names_file_and_line() {
         ("a.jsonl", "{\"prompt\": \"a\"}\n\n{\"prompt\": \"b\"\n[1]\n", "a.jsonl:3: not JSON", "(and 1 more"),
         ("b.jsonl", "{\"prompt\": \"a\"}\n7", "b.jsonl:2: expected a JSON object", "found a number"),
         ("c.json", "[\n{\"prompt\": \"a\"},\n\n\"x\"]", "c.json:4: expected a JSON object", "found text"),
-        ("d.json", "[{\"prompt\": }]", "d.json:1: not JSON", "column 12"),
-        ("d2.json", "[{\"prompt\":\n}]", "d2.json:1: not JSON", "line 2 of the record, column 1"),
-        ("d3.json", "[{\"prompt\": 1}\n{}]", "d3.json:2: not JSON: expected `,` or `]`", "found `{`"),
-        ("d4.json", "{\"data\":\n[{\"prompt\": \"a\"},", "d4.json:1: not JSON", "is all of it there?"),
+        ("d.json", "[{\"prompt\": }]", "d.json:1: not JSON", "column 13"),
+        ("d2.json", "[{\"prompt\":\n}]", "d2.json:2: not JSON: expected value", "column 1"),
+        ("d3.json", "[{\"prompt\": 1}\n{}]", "d3.json:2: not JSON: expected `,` or `]`", "column 1"),
+        ("d4.json", "{\"data\":\n[{\"prompt\": \"a\"},", "d4.json:2: not JSON", "is all of it there?"),
         ("e.json", "{\"a\": 1, \"b\": 2}", "1 of no known shape", "Fields of the first: a, b"),
     ];
     for (name, text, start, detail) in cases {

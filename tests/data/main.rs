@@ -8,4 +8,6 @@ mod data_buffer;
 mod data_sources;
 mod jsonl;
 mod large_data;
+mod packing;
 mod samples;
+mod tokenizer;

@@ -46,10 +46,13 @@ pub fn render(case: &Case) -> Result<(), String> {
 
 /// What a template refuses is refused in its words, and what it can't work with is an error too; both name its line.
 fn refused(file: &Path, found: Result<String, DataError>, error: &str) -> Result<(), String> {
-    let named = |name: &str, line: usize| name == file.display().to_string() && line > 0;
+    let named = |place: &str| {
+        let line = place.strip_prefix(&*file.to_string_lossy()).and_then(|rest| rest.strip_prefix(':')?.parse::<usize>().ok());
+        line.is_some_and(|line| line > 0)
+    };
     match (found, error.strip_prefix("TemplateError: ")) {
-        (Err(DataError::Refused { file, line, message }), Some(said)) if message == said && named(&file, line) => Ok(()),
-        (Err(DataError::Template { file, line, .. }), None) if named(&file, line) => Ok(()),
+        (Err(DataError::Refused { place, message }), Some(said)) if message == said && named(&place) => Ok(()),
+        (Err(DataError::Invalid { place, .. }), None) if named(&place) => Ok(()),
         (found, _) => Err(format!("expected {error:?}, found {found:?}")),
     }
 }

@@ -11,3 +11,4 @@ mod environments;
 mod speaker;
 #[path = "../support/mod.rs"]
 mod support;
+mod tools;

@@ -95,7 +95,7 @@ fn addition(shuffled: bool) -> Task {
     let policy = policy("0123456789+=", 16, 128);
     let config = LocalConfig { threads: Some(1), ..LocalConfig::new(CrossEntropy, Schedule::constant(2e-3)) };
     let backend = policy.backend(config).unwrap();
-    let samples = policy.supervised(&arithmetic::share(&arithmetic::addition(1), 1.0, SEED)).unwrap();
+    let samples = policy.supervised(&arithmetic::split(&arithmetic::addition(1), 1.0, SEED).0).unwrap();
     let config = SftConfig { num_steps: 30, batch_size: 64, ..SftConfig::default() };
     run_sft_training(&backend, &samples, &config, |_, _| {}).unwrap();
     let reward = |sample: &Sample| match sample.status {

@@ -66,7 +66,7 @@ impl<'a> Imitation<'a> {
             TaskData::Data(_) => data::pairs(&self.task.data.sources())?,
             TaskData::Rollouts { .. } => Vec::new(),
         };
-        let pairs = arithmetic::share(&pairs, self.sft.fraction, self.seed);
+        let pairs = arithmetic::split(&pairs, self.sft.fraction, self.seed).0;
         if let Some(samples) = self.demonstrations(&pairs, &reader.tokenizer)? {
             return Ok(samples);
         }

@@ -90,7 +90,7 @@ impl ChatTemplate {
         if !sources.iter().any(|(name, _)| name == DEFAULT) {
             let known = sources.iter().map(|(name, _)| format!("\"{name}\"")).collect::<Vec<_>>().join(", ");
             let problem = format!("there are templates {known}, but none called \"default\"; name a file with one template");
-            return Err(DataError::Invalid(file.to_owned(), problem));
+            return Err(DataError::Invalid { place: file.to_owned(), problem });
         }
         Self::compile(file.to_owned(), sources, variables, Setup::default())
     }
@@ -179,7 +179,8 @@ impl ChatTemplate {
             }
             Ok::<_, DataError>(compiled)
         };
-        let failed = |error| DataError::Invalid(file.clone(), format!("the template can't be parsed: {error}"));
+        let failed =
+            |error| DataError::Invalid { place: file.clone(), problem: format!("the template can't be parsed: {error}") };
         let compiled = limits::with_stack(bytes, parse).map_err(failed)??;
         Ok(ChatTemplate { file, sources, variables, setup, compiled: Arc::new(compiled) })
     }
@@ -248,9 +249,8 @@ impl ChatTemplate {
     ) -> Result<(String, Vec<Range<usize>>), DataError> {
         let text = self.render(turns, tools, open)?;
         let changed = || {
-            let problem =
-                "what stands in `{% generation %}` blocks is changed after the block, so that it can't be found in the text";
-            DataError::Invalid(self.file.clone(), problem.to_owned())
+            let problem = "the text of a `{% generation %}` block is changed after the block, so that it can't be found";
+            DataError::Invalid { place: self.file.clone(), problem: problem.to_owned() }
         };
         let marks = marks_for(&text).ok_or_else(changed)?;
         let marked = self.run(turns, tools, open, Some(marks))?;
@@ -387,10 +387,10 @@ fn indent(
 /// The template's line and what is wrong there.
 fn explain(file: &str, source: &str, error: &Error) -> DataError {
     let line = error.line().unwrap_or(1);
+    let place = format!("{file}:{line}");
     let raised = std::iter::successors(std::error::Error::source(error), |error| error.source());
-    let raised = raised.filter_map(|error| error.downcast_ref::<Raised>()).next();
-    match raised {
-        Some(Raised(message)) => DataError::Refused { file: file.to_owned(), line, message: message.clone() },
+    match raised.filter_map(|error| error.downcast_ref::<Raised>()).next() {
+        Some(Raised(message)) => DataError::Refused { place, message: message.clone() },
         None => {
             let detail = error.detail().map_or_else(String::new, |detail| format!(": {detail}"));
             let problem = format!("{}{detail}", error.kind());
@@ -399,7 +399,7 @@ fn explain(file: &str, source: &str, error: &Error) -> DataError {
                 text if text.chars().count() <= 120 => format!("\n    {text}"),
                 text => format!("\n    {}…", text.chars().take(120).collect::<String>()),
             };
-            DataError::Template { file: file.to_owned(), line, problem: problem + &quoted }
+            DataError::Invalid { place, problem: problem + &quoted }
         }
     }
 }

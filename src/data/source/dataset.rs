@@ -125,7 +125,7 @@ impl DataSpec {
         match hub::fetch(&self.hub, &name, self.subset.as_deref(), &self.split.parse::<Split>()?.name) {
             Ok(_) => self.files(),
             // What is here already may be all that is needed to say what is wrong.
-            Err(HubError::Remote(_)) if matches!(missing, DataError::Layout(..) | DataError::Hub(_)) => Err(missing),
+            Err(HubError::Remote(_)) if matches!(missing, DataError::Layout { .. } | DataError::Hub(_)) => Err(missing),
             Err(error) => Err(error.into()),
         }
     }

@@ -43,7 +43,7 @@ pub(super) fn in_cache(
         Some(names) => below(&folder, choose(name, &names, subset, split)?),
         None => match Listing::of_folder(&folder)?.choose(subset, split).map(|files| (lacks_part(&files), files)) {
             Ok((None, files)) => below(&folder, files),
-            Ok((Some(problem), _)) | Err(problem) => return Err(DataError::Layout(folder, problem)),
+            Ok((Some(problem), _)) | Err(problem) => return Err(DataError::Layout { folder, problem }),
         },
     };
     match files.iter().find(|(file, _)| !file.exists()) {
@@ -51,7 +51,7 @@ pub(super) fn in_cache(
         Some((missing, _)) => {
             let name = missing.strip_prefix(&folder).unwrap_or(missing).display();
             let problem = format!("split \"{split}\" is here only in part: {name} is missing");
-            Err(DataError::Layout(folder, problem))
+            Err(DataError::Layout { folder, problem })
         }
     }
 }

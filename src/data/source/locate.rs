@@ -58,7 +58,7 @@ pub(super) fn locate(data: &Path, subset: Option<&str>, split: &str, cache: &Cac
     }
     if data.is_dir() {
         let files = Listing::of_folder(data)?.choose(subset, split);
-        return files.map(|files| below(data, files)).map_err(|problem| DataError::Layout(data.to_owned(), problem));
+        return files.map(|files| below(data, files)).map_err(|problem| DataError::Layout { folder: data.to_owned(), problem });
     }
     if names_id(data) {
         return hub::in_cache(cache, &data.to_string_lossy(), subset, split);

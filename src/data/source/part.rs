@@ -8,7 +8,7 @@
 use std::io::{BufWriter, Read, Seek, SeekFrom, Write};
 use std::ops::Range;
 use std::os::unix::fs::FileExt;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use memchr::memchr_iter;
 use parking_lot::Mutex;
@@ -18,7 +18,7 @@ use tempfile::SpooledTempFile;
 
 use super::locate::Format;
 use super::parquet;
-use super::scan::{Place, Scanner};
+use super::scan;
 use crate::data::DataError;
 use crate::data::jsonl::{parse_line, parse_object};
 use crate::util::reading;
@@ -35,8 +35,6 @@ const SHARE: usize = 64;
 const IN_MEMORY: usize = 64 << 20;
 /// The byte-order mark.
 const MARK: &[u8] = "\u{feff}".as_bytes();
-/// Fields of an object that may contain the list of records, after the split's name.
-const LISTS: [&str; 5] = ["data", "rows", "examples", "instances", "records"];
 
 /// A file and where its records begin and how long they are.
 pub(super) struct Part {
@@ -54,15 +52,6 @@ pub(super) struct Part {
     copied: u64,
 }
 
-/// Progress of judging a part.
-struct Unjudged {
-    places: Range<usize>,
-    /// Number of records of the next read, doubled every time, so that a user of few records does
-    /// not pay for many.
-    next: usize,
-    rows: Option<parquet::Rows>,
-}
-
 impl Part {
     fn new(path: PathBuf, format: Format) -> Self {
         let buffer = if format == Format::Parquet { 8 << 10 } else { 0 };
@@ -72,11 +61,13 @@ impl Part {
 
     /// Finds the records. Nothing of them is looked at but where they end.
     pub(super) fn index(path: PathBuf, format: Format, split: &str) -> Result<Self, DataError> {
-        let format = if format == Format::Json && is_lines(&path)? { Format::JsonLines } else { format };
         let mut part = Part::new(path, format);
         match format {
+            Format::Json => match scan::records(&part.path, split)? {
+                Some(records) => records.iter().try_for_each(|record| part.push(record.start, record.len))?,
+                None => return Part::index(part.path, Format::JsonLines, split),
+            },
             Format::JsonLines | Format::Text => part.index_lines()?,
-            Format::Json => part.index_list(split)?,
             Format::Parquet => part.rows = parquet::count(&part.path)?,
         }
         Ok(part)
@@ -117,8 +108,11 @@ impl Part {
 
     /// The fields of its first record.
     pub(super) fn fields(&self) -> Vec<String> {
-        let first = self.unjudged(0..self.len().min(1), None).and_then(|mut unjudged| self.next(&mut unjudged));
-        let record = first.ok().and_then(|(_, records)| self.parse(records.first()?).ok());
+        let first = match self.format {
+            Format::Parquet => parquet::Rows::from(&self.path, 0).and_then(|mut rows| rows.next(1, 1)),
+            _ => self.read(0, self.len().min(1)),
+        };
+        let record = first.ok().and_then(|records| self.parse(records.first()?).ok());
         record.map_or_else(Vec::new, |record| record.keys().cloned().collect())
     }
 
@@ -137,9 +131,25 @@ impl Part {
         judge: impl Fn(Map<String, Value>) -> Result<Result<(), String>, String> + Sync,
         mut each: impl FnMut(&mut Part, usize, &[u8], Result<(), String>) -> Result<(), DataError>,
     ) -> Result<(), DataError> {
-        let mut unjudged = self.unjudged(places, *left)?;
-        while *left != Some(0) {
-            let (from, records) = self.next(&mut unjudged)?;
+        let Range { start: mut from, end } = places;
+        // Doubled after every read, so that a user of few records does not pay for many.
+        let mut next = left.unwrap_or(TOGETHER).clamp(1, TOGETHER);
+        let mut rows = (self.format == Format::Parquet).then(|| parquet::Rows::from(&self.path, from)).transpose()?;
+        while from < end && *left != Some(0) {
+            let most = end.min(from + next);
+            next = TOGETHER.min(2 * next);
+            let records = match &mut rows {
+                Some(rows) => rows.next(most - from, BYTES_TOGETHER)?,
+                None => {
+                    let mut bytes = 0;
+                    let fits = |at: &usize| {
+                        bytes += u64::from(self.len[*at]);
+                        bytes <= BYTES_TOGETHER || *at == from
+                    };
+                    let count = (from..most).take_while(fits).count();
+                    self.read(from, from + count)?
+                }
+            };
             if records.is_empty() {
                 break;
             }
@@ -161,36 +171,9 @@ impl Part {
                 }
                 each(self, from + at, bytes, verdict)?;
             }
+            from += records.len();
         }
         Ok(())
-    }
-
-    /// Goes through the records of these places, until perhaps so many are found.
-    fn unjudged(&self, places: Range<usize>, wanted: Option<usize>) -> Result<Unjudged, DataError> {
-        let of_parquet = self.format == Format::Parquet;
-        let rows = of_parquet.then(|| parquet::Rows::from(&self.path, places.start)).transpose()?;
-        Ok(Unjudged { next: wanted.unwrap_or(TOGETHER).clamp(1, TOGETHER), rows, places })
-    }
-
-    /// Returns the place of the next record and its bytes, with those of the following records that
-    /// are worth holding; nothing at the end.
-    fn next(&self, unjudged: &mut Unjudged) -> Result<(usize, Vec<Vec<u8>>), DataError> {
-        let Range { start: from, end } = unjudged.places;
-        let most = end.min(from + unjudged.next);
-        unjudged.next = TOGETHER.min(2 * unjudged.next);
-        if let Some(rows) = &mut unjudged.rows {
-            let records = rows.next(most - from, BYTES_TOGETHER)?;
-            unjudged.places.start += records.len();
-            return Ok((from, records));
-        }
-        let mut bytes = 0;
-        let fits = |at: &usize| {
-            bytes += u64::from(self.len[*at]);
-            bytes <= BYTES_TOGETHER || *at == from
-        };
-        let to = from + (from..most).take_while(fits).count();
-        unjudged.places.start = to;
-        Ok((from, self.read(from, to)?))
     }
 
     /// Keeps the record of this place, after those that were kept before.
@@ -325,53 +308,4 @@ impl Part {
         }
         Ok(())
     }
-
-    /// Indexes `[{…}, …]`, or `{"data": [{…}, …], …}` with the split's name or a usual one for the
-    /// list; any other object is one record.
-    fn index_list(&mut self, split: &str) -> Result<(), DataError> {
-        let path = self.path.clone();
-        let mut scanner = Scanner::open(&path)?;
-        match scanner.next()? {
-            None => return Err(DataError::invalid(&path, "not JSON: the file is empty")),
-            Some(b'{') => {
-                let whole = scanner.value()?;
-                scanner.end()?;
-                scanner.back_to(&whole)?;
-                let list = self.list_in(&mut scanner, split)?;
-                let Some(list) = list else { return self.push(whole.start, whole.len) };
-                scanner.back_to(&list)?;
-                return scanner.list(|record| self.push(record.start, record.len));
-            }
-            Some(b'[') => scanner.list(|record| self.push(record.start, record.len))?,
-            Some(_) => {
-                let whole = scanner.value()?;
-                self.push(whole.start, whole.len)?;
-            }
-        }
-        scanner.end()
-    }
-
-    /// Returns the list of records in an object.
-    fn list_in(&self, scanner: &mut Scanner, split: &str) -> Result<Option<Place>, DataError> {
-        let mut lists: Vec<(usize, Place)> = Vec::new();
-        scanner.fields(|name, place| {
-            let rank = [split].iter().chain(&LISTS).position(|usual| *usual == name);
-            lists.extend(rank.filter(|_| place.first == b'[').map(|rank| (rank, place)));
-            Ok(())
-        })?;
-        Ok(lists.into_iter().min_by_key(|(rank, _)| *rank).map(|(_, place)| place))
-    }
-}
-
-/// Returns true if a `.json` file holds one object per line: the first object ends on its line, and
-/// more lines follow.
-fn is_lines(path: &Path) -> Result<bool, DataError> {
-    let mut scanner = Scanner::open(path)?;
-    if scanner.next()? != Some(b'{') {
-        return Ok(false);
-    }
-    // What does not end is for its reader to name.
-    let Ok(first) = scanner.value() else { return Ok(false) };
-    let on_one_line = scanner.line() == first.line;
-    Ok(on_one_line && scanner.next()?.is_some() && scanner.line() > first.line)
 }

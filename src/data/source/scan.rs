@@ -1,205 +1,161 @@
-//! Positions of JSON values in a file, found one after the other without holding them.
-//!
-//! A list of records may be larger than memory, on a single line. Only strings and brackets are
-//! matched; a value is validated when its bytes are parsed.
+//! Positions of the records of a JSON file. One record is held at a time: a list may be larger than
+//! memory, on a single line.
 
+use std::cell::Cell;
+use std::fmt;
 use std::fs::File;
-use std::io::{BufRead, BufReader, Seek, SeekFrom};
-use std::os::unix::fs::FileExt;
+use std::io::{self, BufRead, BufReader, Read};
 use std::path::Path;
 
 use memchr::memchr_iter;
+use serde::Deserializer;
+use serde::de::{DeserializeSeed, IgnoredAny, MapAccess, SeqAccess, Visitor};
+use serde_json::value::RawValue;
 
 use crate::data::DataError;
+use crate::data::jsonl::bare;
 use crate::util::reading;
 
 /// Bytes per read.
 const BLOCK: usize = 1 << 20;
+/// Fields of an object that may contain the list of records, after the split's name.
+const LISTS: [&str; 5] = ["data", "rows", "examples", "instances", "records"];
 
-/// Position of a value.
+/// Position of a record.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Place {
     pub start: u64,
     pub len: u64,
-    /// The line it begins on, from 1.
-    pub line: usize,
-    /// First byte, from which its type follows.
-    pub first: u8,
 }
 
-/// Goes through a file once, from its beginning.
-pub(super) struct Scanner<'a> {
-    path: &'a Path,
+/// Returns the records of `[{…}, …]`, or of `{"data": [{…}, …], …}` with the split's name or a usual
+/// one for the list; any other value is one record. `None` if the file has an object per line: the
+/// first ends on its line, and more lines follow.
+pub(super) fn records(path: &Path, split: &str) -> Result<Option<Vec<Place>>, DataError> {
+    let failed = DataError::read(path);
+    let file = BufReader::with_capacity(BLOCK, reading::open(path).map_err(&failed)?);
+    let (read, lines) = (Cell::new(0), Cell::new(1));
+    let mut file = Counted { file, read: &read, lines: &lines };
+    if file.file.fill_buf().map_err(&failed)?.starts_with("\u{feff}".as_bytes()) {
+        file.read_exact(&mut [0; 3]).map_err(&failed)?;
+    }
+    let first = file.next().map_err(&failed)?.ok_or_else(|| DataError::invalid(path, "not JSON: the file is empty"))?;
+    let (start, line) = (read.get(), lines.get());
+    let lists = Lists { read: &read, split: Some(split) };
+    let list = lists.deserialize(&mut serde_json::Deserializer::from_reader(&mut file)).map_err(|error| {
+        let cut = if error.is_eof() { "; is all of it there?" } else { "" };
+        let problem = format!("not JSON: {} (column {}){cut}", bare(&error), error.column());
+        DataError::in_line(path, line + error.line() - 1, problem)
+    })?;
+    let (end, last) = (read.get(), lines.get());
+    match file.next().map_err(&failed)? {
+        Some(_) if first == b'{' && line == last && lines.get() > last => return Ok(None),
+        Some(found) => {
+            let found = if found.is_ascii() { format!("`{}`", char::from(found)) } else { "something else".to_owned() };
+            return Err(DataError::in_line(path, lines.get(), format!("not JSON: expected nothing more, found {found}")));
+        }
+        None => {}
+    }
+    Ok(Some(list.unwrap_or_else(|| vec![Place { start, len: end - start }])))
+}
+
+/// A file whose bytes and lines are counted as they are read.
+struct Counted<'a> {
     file: BufReader<File>,
-    at: u64,
-    line: usize,
+    read: &'a Cell<u64>,
+    /// Number of the current line, from 1.
+    lines: &'a Cell<usize>,
 }
 
-impl<'a> Scanner<'a> {
-    /// Opens a file, after the byte-order mark if there is one.
-    pub fn open(path: &'a Path) -> Result<Self, DataError> {
-        let file = BufReader::with_capacity(BLOCK, reading::open(path).map_err(DataError::read(path))?);
-        let mut scanner = Scanner { path, file, at: 0, line: 1 };
-        if scanner.buffer()?.starts_with("\u{feff}".as_bytes()) {
-            scanner.pass(3);
-        }
-        Ok(scanner)
+impl Read for Counted<'_> {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        let read = self.file.read(buffer)?;
+        self.read.set(self.read.get() + read as u64);
+        self.lines.set(self.lines.get() + memchr_iter(b'\n', &buffer[..read]).count());
+        Ok(read)
     }
+}
 
-    /// Continues from a place that was found before.
-    pub fn back_to(&mut self, place: &Place) -> Result<(), DataError> {
-        self.file.seek(SeekFrom::Start(place.start)).map_err(DataError::read(self.path))?;
-        (self.at, self.line) = (place.start, place.line);
-        // What is passed over next must have been read.
-        self.buffer().map(drop)
-    }
-
-    /// The line that was reached, from 1.
-    pub fn line(&self) -> usize {
-        self.line
-    }
-
+impl Counted<'_> {
     /// The next byte that is no white space, which stays to be read; `None` at the end.
-    pub fn next(&mut self) -> Result<Option<u8>, DataError> {
-        loop {
-            let buffer = self.buffer()?;
-            let blank = buffer.iter().take_while(|byte| byte.is_ascii_whitespace()).count();
-            let (found, ends) = (buffer.get(blank).copied(), buffer.is_empty());
-            let lines = memchr_iter(b'\n', &buffer[..blank]).count();
-            self.line += lines;
-            self.pass(blank);
-            if found.is_some() || ends {
-                return Ok(found);
+    fn next(&mut self) -> io::Result<Option<u8>> {
+        while let Some(&byte) = self.file.fill_buf()?.first() {
+            if !byte.is_ascii_whitespace() {
+                return Ok(Some(byte));
+            }
+            self.read_exact(&mut [0])?;
+        }
+        Ok(None)
+    }
+}
+
+/// Reads a value: the places of its items if it is a list; if it is an object and there is a `split`,
+/// those of the list among its fields.
+struct Lists<'a> {
+    read: &'a Cell<u64>,
+    split: Option<&'a str>,
+}
+
+impl<'de> DeserializeSeed<'de> for Lists<'_> {
+    type Value = Option<Vec<Place>>;
+
+    fn deserialize<D: Deserializer<'de>>(self, from: D) -> Result<Self::Value, D::Error> {
+        from.deserialize_any(self)
+    }
+}
+
+impl<'de> Visitor<'de> for Lists<'_> {
+    type Value = Option<Vec<Place>>;
+
+    fn expecting(&self, f: &mut fmt::Formatter) -> fmt::Result {
+        f.write_str("JSON")
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, mut items: A) -> Result<Self::Value, A::Error> {
+        let mut places = Vec::new();
+        while let Some(item) = items.next_element::<Box<RawValue>>()? {
+            // The end of a number shows in the byte after it.
+            let after = u64::from(item.get().ends_with(|c: char| c.is_ascii_digit()));
+            let len = item.get().len() as u64;
+            places.push(Place { start: self.read.get() - after - len, len });
+        }
+        Ok(Some(places))
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut fields: A) -> Result<Self::Value, A::Error> {
+        let mut lists = Vec::new();
+        while let Some(name) = fields.next_key::<String>()? {
+            let usual = |split| [split].iter().chain(&LISTS).position(|usual| *usual == name);
+            match self.split.and_then(usual) {
+                Some(rank) => lists.extend(fields.next_value_seed(Lists { split: None, ..self })?.map(|list| (rank, list))),
+                None => drop(fields.next_value::<IgnoredAny>()?),
             }
         }
+        Ok(lists.into_iter().min_by_key(|(rank, _)| *rank).map(|(_, list)| list))
     }
 
-    /// The next value, of any kind.
-    pub fn value(&mut self) -> Result<Place, DataError> {
-        let next = self.next()?;
-        let (start, line) = (self.at, self.line);
-        let first = match next {
-            Some(b',' | b':' | b']' | b'}') | None => return Err(self.expected("a value", next)),
-            Some(first) => first,
-        };
-        let whole = if matches!(first, b'"' | b'{' | b'[') { self.nested()? } else { self.word()? };
-        if !whole {
-            return Err(self.wrong(line, "the file ends within what begins here; is all of it there?"));
-        }
-        Ok(Place { start, len: self.at - start, line, first })
+    fn visit_bool<E>(self, _: bool) -> Result<Self::Value, E> {
+        Ok(None)
     }
 
-    /// The values of the list that begins here.
-    pub fn list(&mut self, mut each: impl FnMut(Place) -> Result<(), DataError>) -> Result<(), DataError> {
-        self.between(b']', |scanner| each(scanner.value()?))
+    fn visit_i64<E>(self, _: i64) -> Result<Self::Value, E> {
+        Ok(None)
     }
 
-    /// The fields of the object that begins here, by name.
-    pub fn fields(&mut self, mut each: impl FnMut(String, Place) -> Result<(), DataError>) -> Result<(), DataError> {
-        self.between(b'}', |scanner| {
-            let next = scanner.next()?;
-            if next != Some(b'"') {
-                return Err(scanner.expected("the name of a field", next));
-            }
-            let name = scanner.value()?;
-            let mut bytes = vec![0; name.len as usize];
-            scanner.file.get_ref().read_exact_at(&mut bytes, name.start).map_err(DataError::read(scanner.path))?;
-            let name = serde_json::from_slice(&bytes).map_err(|error| scanner.wrong(name.line, &error.to_string()))?;
-            match scanner.next()? {
-                Some(b':') => scanner.pass(1),
-                other => return Err(scanner.expected("`:`", other)),
-            }
-            each(name, scanner.value()?)
-        })
+    fn visit_u64<E>(self, _: u64) -> Result<Self::Value, E> {
+        Ok(None)
     }
 
-    /// Refuses to find anything more.
-    pub fn end(&mut self) -> Result<(), DataError> {
-        match self.next()? {
-            None => Ok(()),
-            more => Err(self.expected("nothing more", more)),
-        }
+    fn visit_f64<E>(self, _: f64) -> Result<Self::Value, E> {
+        Ok(None)
     }
 
-    /// Calls `each` for every item between this bracket and its closing one.
-    fn between(&mut self, close: u8, mut each: impl FnMut(&mut Self) -> Result<(), DataError>) -> Result<(), DataError> {
-        self.pass(1);
-        if self.next()? == Some(close) {
-            self.pass(1);
-            return Ok(());
-        }
-        loop {
-            each(self)?;
-            match self.next()? {
-                Some(b',') => self.pass(1),
-                Some(found) if found == close => break self.pass(1),
-                other => return Err(self.expected(&format!("`,` or `{}`", char::from(close)), other)),
-            }
-        }
-        Ok(())
+    fn visit_str<E>(self, _: &str) -> Result<Self::Value, E> {
+        Ok(None)
     }
 
-    /// Skips a text, a list or an object; `false` if the file ends within it.
-    fn nested(&mut self) -> Result<bool, DataError> {
-        let (mut depth, mut quoted, mut escaped) = (0_usize, false, false);
-        loop {
-            let buffer = self.buffer()?;
-            let (len, mut lines) = (buffer.len(), 0);
-            let ends = |byte: &u8| {
-                lines += usize::from(*byte == b'\n');
-                match byte {
-                    _ if escaped => escaped = false,
-                    b'\\' => escaped = quoted,
-                    b'"' => quoted = !quoted,
-                    _ if quoted => {}
-                    b'{' | b'[' => depth += 1,
-                    b'}' | b']' => depth -= 1,
-                    _ => {}
-                }
-                !quoted && depth == 0
-            };
-            let end = buffer.iter().position(ends);
-            self.line += lines;
-            self.pass(end.map_or(len, |at| at + 1));
-            if end.is_some() || len == 0 {
-                return Ok(end.is_some());
-            }
-        }
-    }
-
-    /// Skips a number, a truth value, or what is none.
-    fn word(&mut self) -> Result<bool, DataError> {
-        loop {
-            let buffer = self.buffer()?;
-            let ends = |byte: &u8| byte.is_ascii_whitespace() || b",:\"{}[]".contains(byte);
-            let (len, end) = (buffer.len(), buffer.iter().position(ends));
-            self.pass(end.unwrap_or(len));
-            if end.is_some() || len == 0 {
-                return Ok(true);
-            }
-        }
-    }
-
-    fn buffer(&mut self) -> Result<&[u8], DataError> {
-        self.file.fill_buf().map_err(DataError::read(self.path))
-    }
-
-    fn pass(&mut self, bytes: usize) {
-        self.file.consume(bytes);
-        self.at += bytes as u64;
-    }
-
-    fn expected(&self, what: &str, found: Option<u8>) -> DataError {
-        let found = match found {
-            None => "the end of the file".to_owned(),
-            Some(byte) if byte.is_ascii() => format!("`{}`", char::from(byte)),
-            Some(_) => "something else".to_owned(),
-        };
-        self.wrong(self.line, &format!("expected {what}, found {found}"))
-    }
-
-    fn wrong(&self, line: usize, problem: &str) -> DataError {
-        DataError::in_line(self.path, line, format!("not JSON: {problem}"))
+    fn visit_unit<E>(self) -> Result<Self::Value, E> {
+        Ok(None)
     }
 }
 
@@ -207,49 +163,38 @@ impl<'a> Scanner<'a> {
 mod tests {
     use super::*;
 
-    fn found(text: &str) -> Result<Vec<String>, String> {
+    fn found(text: &str) -> Result<Option<Vec<String>>, String> {
         let file = tempfile::NamedTempFile::new().expect("a file");
         std::fs::write(file.path(), text).expect("written");
-        let mut scanner = Scanner::open(file.path()).map_err(|error| error.to_string())?;
-        let mut places = Vec::new();
-        assert_eq!(scanner.next().map_err(|error| error.to_string())?, Some(b'['));
-        let list = |place| {
-            places.push(place);
-            Ok(())
-        };
-        let scanned = scanner.list(list).and_then(|()| scanner.end());
-        let slice = |place: &Place| text[place.start as usize..(place.start + place.len) as usize].to_owned();
+        let slice = |place: Place| text[place.start as usize..(place.start + place.len) as usize].to_owned();
         let name = format!("{}:", file.path().display());
-        scanned.map(|()| places.iter().map(slice).collect()).map_err(|error| error.to_string().replace(&name, ""))
+        let found = records(file.path(), "dev").map_err(|error| error.to_string().replace(&name, ""));
+        Ok(found?.map(|places| places.into_iter().map(slice).collect()))
     }
 
     #[test]
-    fn values_of_a_list_are_found_whatever_stands_in_their_texts() {
-        let values = ["{\"a\": \"}],\\\"{\\\\\"}", "[[], {\"b\": [1, {}]}]", "-1.5e3", "null", "\"é\\u0041\"", "{}"];
-        assert_eq!(found(&format!("\u{feff} [ {} ] \n", values.join(" ,\n"))).unwrap(), values);
-        assert_eq!(found("[]").unwrap(), Vec::<String>::new());
-    }
-
-    #[test]
-    fn what_is_no_list_says_where() {
-        for (text, problem) in [
-            ("[\n1\n2]", "3: not JSON: expected `,` or `]`, found `2`"),
-            ("[1,\n]", "2: not JSON: expected a value, found `]`"),
-            ("[1,\n{\"a\": \"b]", "2: not JSON: the file ends within what begins here; is all of it there?"),
-            ("[1", "1: not JSON: expected `,` or `]`, found the end of the file"),
-            ("[1]\n\nx", "3: not JSON: expected nothing more, found `x`"),
+    fn records_are_found_whatever_stands_in_their_texts() {
+        let values = ["{\"a\": \"}],\\\"{\\\\\"}", "[[], {\"b\": [1, {}]}]", "-1.5e3", "null", "\"é\\u0041\"", "{}", "7"];
+        assert_eq!(found(&format!("\u{feff} [ {} ] \n", values.join(" ,\n"))).unwrap().unwrap(), values);
+        for (text, records) in [
+            ("[]", Some(vec![])),
+            ("{\"rows\": [1],\n \"x\": [2], \"dev\": [{}, 3], \"data\": 4}", Some(vec!["{}", "3"])),
+            (" {\"data\": {\"rows\": [1]}}\n", Some(vec!["{\"data\": {\"rows\": [1]}}"])),
+            ("{\"data\": [1]}\n\n{", None),
         ] {
-            assert_eq!(found(text).unwrap_err(), problem);
+            assert_eq!(found(text).unwrap(), records.map(|all| all.into_iter().map(str::to_owned).collect()), "{text}");
         }
     }
 
-    /// Quotes, escapes and brackets at the boundary of two reads.
     #[test]
-    fn a_value_may_be_longer_than_what_is_read_at_once() {
-        let long = |shift: usize| format!("{{\"a\": \"{}\\\"}}{}\"}}", "x".repeat(BLOCK - 12 + shift), "\\\\".repeat(BLOCK));
-        for shift in 0..6 {
-            let text = format!("[{}, 7]", long(shift));
-            assert_eq!(found(&text).unwrap(), [long(shift), "7".to_owned()], "{shift}");
+    fn what_is_no_json_says_where() {
+        for (text, problem) in [
+            ("[\n1\n2]", "3: not JSON: expected `,` or `]` (column 1)"),
+            ("\n[1,\n]", "3: not JSON: trailing comma (column 1)"),
+            ("[1,\n{\"a\": \"b]", "2: not JSON: EOF while parsing a string (column 9); is all of it there?"),
+            ("[1]\n\nx", "3: not JSON: expected nothing more, found `x`"),
+        ] {
+            assert_eq!(found(text).unwrap_err(), problem);
         }
     }
 }

@@ -1,13 +1,13 @@
 //! Examples as tokens, for those who train from code.
 
-use std::io::Write;
 use std::path::Path;
+
+use serde_json::json;
 
 use super::dataset::{DataSet, DataSpec, Skips};
 use super::shape::Example;
 use crate::data::chat::{tokenize_conversation, tokenize_last_turn};
-use crate::data::{ChatMessage, DataError, Pair, PromptText, Sample, Tokenizer};
-use crate::util::atomic_file;
+use crate::data::{ChatMessage, DataError, Pair, PromptText, Sample, Tokenizer, jsonl};
 
 /// Converts an example to a sample. Of a pair, the completion is trained; of a conversation, all
 /// turns of the assistant; of a text, every token. Conversations are rendered by the tokenizer's
@@ -83,12 +83,6 @@ pub fn too_long(max_length: usize) -> String {
 
 /// Writes samples as conversations, one `{"messages": […]}` per line. A folder with such a
 /// `train.jsonl` is a data set for Hugging Face's `datasets`, and for [`DataSpec`].
-pub fn export_conversations<'a>(file: &Path, samples: impl IntoIterator<Item = &'a Sample>) -> std::io::Result<()> {
-    atomic_file::write_with(file, |out| {
-        for sample in samples {
-            serde_json::to_writer(&mut *out, &serde_json::json!({ "messages": sample.conversation() }))?;
-            out.write_all(b"\n")?;
-        }
-        Ok(())
-    })
+pub fn export_conversations<'a>(file: &Path, samples: impl IntoIterator<Item = &'a Sample>) -> Result<(), DataError> {
+    jsonl::write(file, samples.into_iter().map(|sample| json!({ "messages": sample.conversation() })))
 }

@@ -17,7 +17,7 @@
 use serde_json::Value;
 
 use super::turns;
-use crate::data::{ChatMessage, Metadata, Pair, Prompt, PromptText, RankedPair};
+use crate::data::{ChatMessage, Metadata, Pair, Prompt, PromptText, RankedPair, count_turns};
 use crate::settings::declare::section;
 
 const CONVERSATION: [&str; 3] = ["messages", "conversations", "conversation"];
@@ -190,7 +190,7 @@ fn tools_of(written: Value) -> Vec<Value> {
 impl Shape for Example {
     fn read(record: Metadata, columns: &Columns) -> Result<Self, String> {
         match recognise(record, columns)?.said {
-            Said::Turns(turns, _) if turns.iter().all(|turn| turn.role != "assistant") => Err("without a turn to learn".into()),
+            Said::Turns(turns, _) if count_turns(&turns, Some("assistant")) == 0 => Err("without a turn to learn".into()),
             Said::Turns(turns, tools) => Ok(Example::Chat { turns, tools: tools.map_or_else(Vec::new, tools_of) }),
             Said::Asked(prompt, Some(completion)) => Ok(Example::Pair(Pair { prompt, completion })),
             Said::Asked(_, None) => Err("without a completion".into()),

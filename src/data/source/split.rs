@@ -41,7 +41,11 @@ impl std::str::FromStr for Split {
     type Err = DataError;
 
     fn from_str(text: &str) -> Result<Self, DataError> {
-        let refuse = |problem: &str| DataError::Split(text.to_owned(), problem.to_owned());
+        let refuse = |problem: &str| {
+            DataError::NotFound(format!(
+                "`{text}` is no split: {problem}; write a name, as in \"train\", or a slice of one: \"train[:10%]\", \"train[100:200]\""
+            ))
+        };
         let (name, slice) = match text.trim().split_once('[') {
             None => (text.trim(), None),
             Some((name, rest)) => (name.trim(), Some(rest.strip_suffix(']').ok_or_else(|| refuse("there is no closing `]`"))?)),

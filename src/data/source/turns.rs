@@ -4,7 +4,7 @@ use serde_json::Value;
 
 use super::shape::take;
 use crate::data::prompt::text_of;
-use crate::data::{ChatMessage, Metadata};
+use crate::data::{ChatMessage, Metadata, count_turns};
 
 /// A list of turns.
 pub(super) fn read(value: Value) -> Result<Vec<ChatMessage>, String> {
@@ -19,7 +19,7 @@ fn turn(value: Value) -> Result<ChatMessage, String> {
     let Value::Object(mut more) = value else { return Err("with a turn that is no object".into()) };
     let role = match (take(&mut more, "role"), take(&mut more, "from")) {
         (Some(Value::String(role)), _) | (None, Some(Value::String(role))) => role,
-        _ => return Err("with a turn of nobody".into()),
+        _ => return Err("with a turn without a role".into()),
     };
     let role = role_of(&role).ok_or_else(|| format!("with a turn of the unknown role {role:?}"))?;
     // A turn that only calls tools says nothing.
@@ -57,7 +57,7 @@ pub(super) fn completion(value: Value) -> Result<String, String> {
 /// With the field `system` as the first turn, unless there is one.
 pub(super) fn with_system(turns: Vec<ChatMessage>, record: &mut Metadata) -> Vec<ChatMessage> {
     match take(record, "system") {
-        Some(Value::String(text)) if !text.is_empty() && turns.iter().all(|turn| turn.role != "system") => {
+        Some(Value::String(text)) if !text.is_empty() && count_turns(&turns, Some("system")) == 0 => {
             [ChatMessage::new("system", text)].into_iter().chain(turns).collect()
         }
         _ => turns,

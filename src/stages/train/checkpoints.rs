@@ -3,7 +3,7 @@
 //! The backend writes weights and optimizer. The stage adds one file with its own state, and the
 //! critic's folder. A checkpoint is written to a hidden folder first, and `gate.rs` publishes it.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
@@ -25,7 +25,7 @@ pub struct Resumed {
     pub step: u64,
     /// Mean rewards of the newest steps, for the target.
     #[serde(with = "number")]
-    pub recent: VecDeque<f64>,
+    pub recent: Vec<f64>,
     /// Adaptive coefficient of the next step's KL penalty, if there is one.
     #[serde(default, with = "number", skip_serializing_if = "Option::is_none")]
     pub kl_coef: Option<f64>,

@@ -6,7 +6,7 @@
 //! trainer failed. Law N3: a gap between trainer and generator above the limit
 //! ([`Trainer::gap_limits`]) ends the run before the update.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::BTreeMap;
 use std::error::Error;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -177,7 +177,7 @@ impl<B: TrainingBackend> Trainer<B> {
         self.by_step.as_ref().map_or_else(|| Ok(self.config.clone()), |by_step| by_step(step)).map_err(StageError::new)
     }
 
-    fn has_reached_target(&self, recent: &VecDeque<f64>) -> bool {
+    fn has_reached_target(&self, recent: &[f64]) -> bool {
         let reached = |target| recent.len() == TARGET_STEPS && mean(recent.iter().copied()).is_some_and(|mean| mean >= target);
         self.target_reward.is_some_and(reached)
     }
@@ -208,7 +208,7 @@ impl<B: TrainingBackend> Trainer<B> {
             (state.step, state.kl_coef) = (trained.step, trained.kl_cost.map(|cost| cost.next));
             state.recent.extend(reward);
             if state.recent.len() > TARGET_STEPS {
-                state.recent.pop_front();
+                state.recent.remove(0);
             }
             let metrics = [("loss", Some(trained.forward.loss)), ("reward_mean", reward)];
             *unsaved = Some(metrics.into_iter().filter_map(|(name, value)| Some((name.to_owned(), value?))).collect());

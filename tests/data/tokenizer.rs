@@ -1,0 +1,44 @@
+//! Texts as tokens, and the folders that tokenizers are read from.
+
+use rollflow::data::Tokenizer;
+
+const CHARACTERS: &str = "0123456789+-*/=() .,:;?!<>abcdefghijklmnopqrstuvwxyzABCD\n";
+
+#[test]
+fn characters_become_ids_in_order_after_the_special_tokens() {
+    let tokenizer = Tokenizer::characters(CHARACTERS, 64).unwrap();
+    assert_eq!(tokenizer.encode("1+2=3").unwrap(), [5, 14, 6, 18, 7]);
+    assert_eq!(tokenizer.encode("0\né<eos>").unwrap(), [4, 60, 3, 1]);
+    assert_eq!(tokenizer.decode(&[2, 5, 14, 6, 1, 0]).unwrap(), "1+2");
+    assert_eq!(tokenizer.decode_all(&[5, 1]).unwrap(), "1<eos>");
+    assert_eq!((tokenizer.vocab_size(), tokenizer.eos_token_ids(), tokenizer.pad_token_id()), (64, &[1][..], Some(0)));
+}
+
+#[test]
+fn a_saved_tokenizer_is_the_same_again() {
+    let tokenizer = Tokenizer::characters(CHARACTERS, 64).unwrap();
+    let dir = tempfile::tempdir().unwrap();
+    tokenizer.save(dir.path()).unwrap();
+    std::fs::write(dir.path().join("generation_config.json"), r#"{"eos_token_id": [1, 17]}"#).unwrap();
+    let again = Tokenizer::from_dir(dir.path()).unwrap();
+    assert_eq!(again.encode("12+34").unwrap(), tokenizer.encode("12+34").unwrap());
+    assert_eq!(again.eos_token_ids(), [1, 17], "the tokenizer's own first, then the model's");
+}
+
+#[test]
+fn a_model_with_too_small_an_embedding_is_refused() {
+    let tokenizer = Tokenizer::characters(CHARACTERS, 64).unwrap();
+    assert!(tokenizer.check_model(64).is_ok() && tokenizer.check_model(128).is_ok());
+    let error = tokenizer.check_model(63).unwrap_err().to_string();
+    assert!(error.contains("ids up to 63") && error.contains("ids below 63"), "{error}");
+}
+
+#[test]
+fn a_broken_folder_is_named_with_file_and_key() {
+    let dir = tempfile::tempdir().unwrap();
+    let error = || Tokenizer::from_dir(dir.path()).err().unwrap().to_string();
+    assert!(error().contains("tokenizer.json"), "{}", error());
+    Tokenizer::characters(CHARACTERS, 64).unwrap().save(dir.path()).unwrap();
+    std::fs::write(dir.path().join("tokenizer_config.json"), r#"{"eos_token": "<end>"}"#).unwrap();
+    assert!(error().contains("tokenizer_config.json") && error().contains("`eos_token` is \"<end>\""), "{}", error());
+}
