@@ -100,12 +100,12 @@ fn drawn_sums_are_right_in_range_and_repeatable() {
 #[test]
 fn the_warm_up_share_is_a_fixed_subset_without_repeats() {
     let pairs = arithmetic::addition(1);
-    let share = arithmetic::share(&pairs, 0.25, 5);
+    let share = arithmetic::split(&pairs, 0.25, 5).0;
     assert_eq!(share.len(), 25);
-    assert_eq!(share, arithmetic::share(&pairs, 0.25, 5));
+    assert_eq!(share, arithmetic::split(&pairs, 0.25, 5).0);
     assert_eq!(share.iter().map(|pair| pair.prompt.render()).collect::<HashSet<_>>().len(), 25);
-    assert_eq!(arithmetic::share(&pairs, 1.0, 5).len(), 100);
-    assert!(arithmetic::share(&pairs, 0.0, 5).is_empty());
+    assert_eq!(arithmetic::split(&pairs, 1.0, 5).0.len(), 100);
+    assert!(arithmetic::split(&pairs, 0.0, 5).0.is_empty());
 }
 
 fn buffer() -> impl Strategy<Value = DataBuffer> {
