@@ -41,7 +41,7 @@ pub use spans::Spans;
 pub use tokenizer::Tokenizer;
 
 /// Free-form JSON that a prompt carries to rewards, batches and logs.
-pub type Metadata = serde_json::Map<String, serde_json::Value>;
+pub(crate) type Metadata = serde_json::Map<String, serde_json::Value>;
 
 /// Named parts of a reward, each a finite number of at most [`REWARD_LIMIT`] either way.
 pub(crate) type RewardParts = std::collections::BTreeMap<String, f64>;

@@ -1,15 +1,15 @@
 //! A bounded pool of threads for blocking calls of environments, each with a deadline.
 //!
-//! A job that exceeds its deadline is abandoned at that instant, and another thread replaces its own,
-//! so that one slow environment does not stall the others. The stuck thread ends when its job returns.
-//! If [`MOST_STUCK`] times the pool's size are stuck, jobs are rejected.
+//! A job that exceeds its deadline is abandoned, and another thread replaces its own, so that one
+//! slow environment does not stall the others. The stuck thread ends when its job returns. If
+//! [`MOST_STUCK`] times the pool's size are stuck, jobs are rejected.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Receiver, Sender, unbounded};
-use parking_lot::{Condvar, Mutex};
 
 use super::EnvError;
 use crate::flow::caught;
@@ -20,11 +20,18 @@ const MOST_STUCK: usize = 8;
 /// Longest wait for running jobs when the pool is dropped.
 const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// Runs jobs on its own threads and returns each outcome with the key of its job.
-pub struct Pool<T> {
-    shared: Arc<Shared<T>>,
-    results: Receiver<Outcome<T>>,
+/// Runs jobs on its own threads and returns each outcome with the key of its job. The owner's calls
+/// of [`Pool::next`] keep the deadlines.
+pub struct Pool<T: Send + 'static> {
+    most: usize,
+    queue: (Sender<Job<T>>, Receiver<Job<T>>),
+    events: (Sender<Event<T>>, Receiver<Event<T>>),
+    /// Jobs that began, by key.
+    running: BTreeMap<u64, Running>,
     pending: usize,
+    /// Threads that take jobs; `stuck` are those whose job was abandoned.
+    workers: usize,
+    stuck: usize,
 }
 
 /// Key and result of a job.
@@ -37,49 +44,33 @@ struct Job<T> {
 }
 
 struct Running {
-    key: u64,
     time: Duration,
     deadline: Instant,
+    /// Set by the job's end or by its abandonment, whichever is first.
+    settled: Arc<AtomicBool>,
 }
 
-struct State<T> {
-    queue: VecDeque<Job<T>>,
-    running: BTreeMap<u64, Running>,
-    next: u64,
-    /// Threads that take jobs; `stuck` are those whose job was abandoned.
-    workers: usize,
-    idle: usize,
-    stuck: usize,
-    closed: bool,
-}
-
-struct Shared<T> {
-    most: usize,
-    state: Mutex<State<T>>,
-    changed: Condvar,
-    results: Sender<Outcome<T>>,
+/// Event of a thread.
+enum Event<T> {
+    Began(u64, Running),
+    Ended(Outcome<T>),
+    /// The job of a stuck thread returned.
+    Freed,
 }
 
 impl<T: Send + 'static> Pool<T> {
-    /// Creates a pool for at most `threads` jobs at a time. Threads start as they are needed.
+    /// Creates a pool for at most `threads` jobs at a time. Threads start with the first jobs.
     pub fn new(threads: usize) -> Self {
-        let (sender, results) = unbounded();
-        let state =
-            State { queue: VecDeque::new(), running: BTreeMap::new(), next: 0, workers: 0, idle: 0, stuck: 0, closed: false };
-        let (most, state) = (threads.max(1), Mutex::new(state));
-        let shared = Arc::new(Shared { most, state, changed: Condvar::new(), results: sender });
-        let watched = shared.clone();
-        std::thread::spawn(move || watched.watch());
-        Pool { shared, results, pending: 0 }
+        let (queue, events, running) = (unbounded(), unbounded(), BTreeMap::new());
+        Pool { most: threads.max(1), queue, events, running, pending: 0, workers: 0, stuck: 0 }
     }
 
-    /// Submits a job with a time limit of `time` from its start.
+    /// Submits a job with a time limit of `time` from its start. No two jobs have the same key.
     pub fn submit(&mut self, key: u64, time: Duration, work: impl FnOnce(Instant) -> T + Send + 'static) {
         self.pending += 1;
-        let mut state = self.shared.state.lock();
-        state.queue.push_back(Job { key, time, work: Box::new(work) });
-        self.shared.staff(&mut state);
-        self.shared.changed.notify_all();
+        // The pool itself receives, so the queue is open.
+        drop(self.queue.0.send(Job { key, time, work: Box::new(work) }));
+        self.staff();
     }
 
     /// Returns the number of jobs whose outcome was not taken yet.
@@ -89,103 +80,77 @@ impl<T: Send + 'static> Pool<T> {
 
     /// Returns the next outcome, waiting up to `wait`; none if there is none by then.
     pub fn next(&mut self, wait: Duration) -> Option<Outcome<T>> {
-        let outcome = if wait.is_zero() { self.results.try_recv().ok() } else { self.results.recv_timeout(wait).ok() };
-        self.pending -= usize::from(outcome.is_some());
-        outcome
-    }
-}
-
-impl<T: Send + 'static> Shared<T> {
-    fn tell(&self, key: u64, outcome: Result<T, EnvError>) {
-        // The receiver is gone if the pool was dropped.
-        drop(self.results.send((key, outcome)));
-    }
-
-    /// Starts a thread if one is needed and allowed; rejects queued jobs if none can run.
-    fn staff(self: &Arc<Self>, state: &mut State<T>) {
-        if state.queue.len() > state.idle && state.workers < self.most && state.stuck < self.most * MOST_STUCK {
-            state.workers += 1;
-            let shared = self.clone();
-            std::thread::spawn(move || shared.work());
-        }
-        if state.workers == 0 {
-            let exhausted = format!(
-                "{} threads are stuck in jobs that were given up long ago, so that no more are started; make the environment heed its deadline",
-                state.stuck
-            );
-            state.queue.drain(..).for_each(|job| self.tell(job.key, Err(EnvError::new(&exhausted))));
-        }
-    }
-
-    fn work(self: Arc<Self>) {
-        let mut state = self.state.lock();
+        let until = net::deadline(wait);
         loop {
-            let Some(Job { key, time, work }) = state.queue.pop_front() else {
-                if state.closed {
-                    state.workers -= 1;
-                    return;
+            let first = self.running.iter().min_by_key(|(_, running)| running.deadline);
+            let (first, due) = first.map_or((None, until), |(key, running)| (Some(*key), running.deadline));
+            match self.events.1.recv_deadline(due.min(until)) {
+                Ok(Event::Began(key, running)) => drop(self.running.insert(key, running)),
+                Ok(Event::Ended(outcome)) => {
+                    self.running.remove(&outcome.0);
+                    self.pending -= 1;
+                    return Some(outcome);
                 }
-                state.idle += 1;
-                self.changed.wait(&mut state);
-                state.idle -= 1;
-                continue;
-            };
-            let deadline = net::deadline(time);
-            let id = state.next;
-            state.next += 1;
-            state.running.insert(id, Running { key, time, deadline });
-            self.changed.notify_all();
-            drop(state);
-            let outcome = caught(|| work(deadline)).map_err(|panic| EnvError::new(format!("it panicked: {panic}")));
-            state = self.state.lock();
-            if state.running.remove(&id).is_none() {
-                // The job was abandoned and this thread replaced.
-                state.stuck -= 1;
-                return;
+                Ok(Event::Freed) => self.stuck -= 1,
+                Err(_) if due <= Instant::now() => {
+                    let key = first?;
+                    let Running { time, settled, .. } = self.running.remove(&key)?;
+                    if !settled.swap(true, Ordering::AcqRel) {
+                        (self.workers, self.stuck, self.pending) = (self.workers - 1, self.stuck + 1, self.pending - 1);
+                        self.staff();
+                        return Some((key, Err(late(time))));
+                    }
+                }
+                Err(_) => return None,
             }
-            self.tell(key, outcome);
-            self.changed.notify_all();
         }
     }
 
-    /// Abandons overdue jobs.
-    fn watch(self: Arc<Self>) {
-        let mut state = self.state.lock();
-        while !state.closed {
-            let now = Instant::now();
-            let overdue = state.running.extract_if(.., |_, running| running.deadline <= now).collect::<Vec<_>>();
-            for (_, Running { key, time, .. }) in overdue {
-                state.workers -= 1;
-                state.stuck += 1;
-                let text =
-                    format!("it took longer than {time:?} and was given up; raise the time limit, or find out what it waits for");
-                self.tell(key, Err(EnvError::late(text)));
-                self.staff(&mut state);
-            }
-            let left = |running: &Running| running.deadline.saturating_duration_since(Instant::now());
-            let next = state.running.values().map(left).min().unwrap_or(Duration::MAX);
-            match next {
-                Duration::MAX => self.changed.wait(&mut state),
-                next => {
-                    self.changed.wait_for(&mut state, next);
-                }
-            }
+    /// Starts a thread if one is allowed; rejects queued jobs if none can run.
+    fn staff(&mut self) {
+        let (jobs, events) = (&self.queue.1, &self.events.0);
+        if self.workers < self.most && self.stuck < self.most * MOST_STUCK && !jobs.is_empty() {
+            self.workers += 1;
+            let (jobs, events) = (jobs.clone(), events.clone());
+            std::thread::spawn(move || work(&jobs, &events));
+        }
+        if self.workers == 0 {
+            let exhausted = EnvError::new(format!(
+                "{} threads are stuck in jobs that were given up long ago, so that no more are started; make the environment heed its deadline",
+                self.stuck
+            ));
+            let refuse = |job: Job<T>| drop(events.send(Event::Ended((job.key, Err(exhausted.clone())))));
+            jobs.try_iter().for_each(refuse);
         }
     }
 }
 
-impl<T> Drop for Pool<T> {
+/// Runs jobs until the pool is dropped, or this thread's job was abandoned.
+fn work<T>(jobs: &Receiver<Job<T>>, events: &Sender<Event<T>>) {
+    for Job { key, time, work } in jobs {
+        let (deadline, settled) = (net::deadline(time), Arc::new(AtomicBool::new(false)));
+        // The receiver is gone if the pool was dropped.
+        drop(events.send(Event::Began(key, Running { time, deadline, settled: settled.clone() })));
+        let outcome = caught(|| work(deadline)).map_err(|panic| EnvError::new(format!("it panicked: {panic}")));
+        if settled.swap(true, Ordering::AcqRel) {
+            drop(events.send(Event::Freed));
+            return;
+        }
+        let outcome = if Instant::now() < deadline { outcome } else { Err(late(time)) };
+        drop(events.send(Event::Ended((key, outcome))));
+    }
+}
+
+fn late(time: Duration) -> EnvError {
+    EnvError::late(format!("it took longer than {time:?} and was given up; raise the time limit, or find out what it waits for"))
+}
+
+impl<T: Send + 'static> Drop for Pool<T> {
     /// Starts no further jobs and waits up to a second for running ones.
     fn drop(&mut self) {
-        let until = Instant::now() + SHUTDOWN_TIMEOUT;
-        let mut state = self.shared.state.lock();
-        state.closed = true;
-        state.queue.clear();
-        self.shared.changed.notify_all();
-        while !state.running.is_empty() && Instant::now() < until {
-            let left = until.saturating_duration_since(Instant::now());
-            self.shared.changed.wait_for(&mut state, left);
-        }
+        let until = net::deadline(SHUTDOWN_TIMEOUT);
+        self.pending -= self.queue.1.try_iter().count();
+        while self.pending > 0 && self.next(until.saturating_duration_since(Instant::now())).is_some() {}
     }
 }
 

@@ -4,7 +4,7 @@ use std::path::Path;
 
 use anyhow::{Context, Result};
 use rollflow::data::chat::ChatTemplate;
-use rollflow::data::{ChatMessage, Metadata, PromptText, RankedPair};
+use rollflow::data::{ChatMessage, PromptText, RankedPair};
 use rollflow::prelude::*;
 use rollflow::recipe::{Ask, Chat, Derived, ModelSource, PLAIN};
 use rollflow::train::tokenizer_folder;
@@ -23,7 +23,7 @@ pub fn tokenizer(chat: &Chat, tokenizer: Tokenizer) -> Result<Tokenizer> {
         Some(PLAIN) => ChatTemplate::plain(),
         Some(file) => ChatTemplate::from_file(file.as_ref())?,
     };
-    let variables: Metadata = chat.variables.read().context("[chat] variables")?;
+    let variables: serde_json::Map<String, serde_json::Value> = chat.variables.read().context("[chat] variables")?;
     let template = variables.into_iter().fold(template, |template, (name, value)| template.with(&name, value));
     Ok(tokenizer.with_chat(match &chat.date {
         Some(date) => template.dated(date)?,
