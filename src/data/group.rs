@@ -11,8 +11,7 @@ use crate::flow::Message;
 pub struct DroppedSample {
     /// The sample's place in the group.
     pub index: u32,
-    /// Why it was dropped. The reason decides the fate of its tokens: `poisoned`, `stale`, `truncated`,
-    /// `surplus` and `lost` name theirs, and any other reason counts them as filtered.
+    /// Why it was dropped, which decides the fate of its tokens: see [`Group::drop_samples`].
     pub reason: String,
     /// The reward that it had, if it was scored.
     pub reward: Option<f64>,
@@ -60,8 +59,7 @@ impl Group {
     /// assert_eq!(group.drop_samples("duplicate", |sample| sample.index > 2), 1);
     /// assert_eq!((group.samples.len(), group.dropped[0].index), (3, 3));
     /// ```
-    pub fn drop_samples(&mut self, reason: impl Into<String>, unwanted: impl FnMut(&Sample) -> bool) -> usize {
-        let mut unwanted = unwanted;
+    pub fn drop_samples(&mut self, reason: impl Into<String>, mut unwanted: impl FnMut(&Sample) -> bool) -> usize {
         let indices: BTreeSet<u32> = self.samples.iter().filter(|sample| unwanted(sample)).map(|sample| sample.index).collect();
         let reason = reason.into();
         let dropped = self.samples.extract_if(.., |sample| indices.contains(&sample.index)).map(|sample| DroppedSample {

@@ -68,8 +68,8 @@ impl ProxiedAgent {
     }
 
     fn respond(&mut self, ask: Waiting, turn: ModelTurn) {
-        let arrived = ask.reply.send(Ok(turn.clone())).is_ok();
-        self.conversation.respond(turn, arrived);
+        self.conversation.arrived = ask.reply.send(Ok(turn.clone())).is_ok();
+        self.conversation.response = Some(turn);
     }
 }
 
@@ -97,7 +97,7 @@ impl Environment for ProxiedAgent {
     }
 
     fn tools(&self) -> Vec<ToolSpec> {
-        self.conversation.tools().to_vec()
+        self.conversation.last.tools.clone()
     }
 
     fn listens(&self) -> bool {
@@ -118,7 +118,7 @@ impl Environment for ProxiedAgent {
     }
 
     fn step(&mut self, action: &Action, deadline: Instant) -> Result<Step, EnvError> {
-        let calls = extract_tool_calls(&action.text, &*self.proxy.config.parser, self.conversation.tools());
+        let calls = extract_tool_calls(&action.text, &*self.proxy.config.parser, &self.conversation.last.tools);
         if let Some(ask) = self.waits.take() {
             self.respond(ask, ModelTurn::of(action, calls));
         }
@@ -183,10 +183,6 @@ struct Conversation {
 }
 
 impl Conversation {
-    fn tools(&self) -> &[ToolSpec] {
-        &self.last.tools
-    }
-
     /// Starts a conversation with this request.
     fn begin(&mut self, request: &ModelRequest) -> Vec<ChatMessage> {
         (self.last, self.response) = (request.clone(), None);
@@ -195,11 +191,6 @@ impl Conversation {
             messages.iter_mut().for_each(|message| message.role = TEXT.to_owned());
         }
         messages
-    }
-
-    /// Records the response of the model, and whether the agent received it.
-    fn respond(&mut self, response: ModelTurn, arrived: bool) {
-        (self.response, self.arrived) = (Some(response), arrived);
     }
 
     /// Returns the response to the same request, if it did not reach the agent.
