@@ -8,7 +8,6 @@
 mod admission;
 mod agent;
 mod by_hand;
-mod eval_summary;
 mod evaluation;
 mod multi_turn;
 mod single_turn;
@@ -22,7 +21,7 @@ pub use admission::{
 };
 pub use agent::{Agent, AgentLimits, Turn};
 pub use by_hand::{agent_rollout_to_sample, complete, create_multiturn_rollout, generate_conversation_turn, roll_out};
-pub(crate) use eval_summary::passes;
+pub(crate) use evaluation::passes;
 pub use evaluation::{EvalSpec, Evaluation};
 use multi_turn::MultiTurn;
 use single_turn::SingleTurn;

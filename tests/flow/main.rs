@@ -1,6 +1,7 @@
 //! The dataflow: bounded edges, shutdown, supervision, time, staleness and admission.
 #![allow(clippy::unwrap_used, reason = "a panic is how a test fails")]
 
+mod admission;
 mod backpressure;
 #[cfg(not(feature = "torch"))]
 mod compile_fail;
@@ -19,6 +20,7 @@ mod scripted;
 mod shutdown;
 mod simulated_time;
 mod staleness;
+mod step_rows;
 mod supervision;
 #[path = "../support/mod.rs"]
 mod support;

@@ -17,7 +17,7 @@ use rollflow::observe::logs::{DEAD_LETTERS, DeadLetter, Failure, FailureKind, de
 use rollflow::prelude::*;
 use rollflow::rollout::Admission;
 use rollflow::rollout::LOST;
-use rollflow::stages::reward::{FailurePolicy, OnFailure, OnLostSample, RewardOutput, Scoring};
+use rollflow::stages::reward::{FailurePolicy, OnFailure, OnLostSample, RewardOutput};
 
 fn group(id: u64) -> Group {
     let prompt = Prompt { ordinal: id, ..Prompt::from(format!("prompt {id}")) };
@@ -251,8 +251,8 @@ fn a_failing_reward_is_called_once_and_once_a_retry() {
         group.samples.truncate(1);
         let calls = AtomicU32::new(0);
         let reward = |_: &Sample| if calls.fetch_add(1, Relaxed) < u32::MAX { f64::NAN } else { 0.0 };
-        let Scoring { failures, failed_calls, .. } = rollflow::stages::reward::score(&mut group, reward, retries, retries > 0);
-        assert_eq!((calls.load(Relaxed), failures[0].attempts, failed_calls), (retries + 1, retries + 1, u64::from(retries) + 1));
+        let failures = rollflow::stages::reward::score(&mut group, reward, retries, retries > 0);
+        assert_eq!((calls.load(Relaxed), failures[0].attempts), (retries + 1, retries + 1));
     }
 }
 
@@ -263,7 +263,7 @@ fn a_part_without_a_number_is_a_failure_and_leaves_no_parts_behind() {
         let part = if sample.index == 1 { f64::NAN } else { 0.5 };
         RewardOutput { reward: 1.0, parts: [("form".to_owned(), part)].into() }
     };
-    let Scoring { failures, .. } = rollflow::stages::reward::score(&mut group, reward, 0, false);
+    let failures = rollflow::stages::reward::score(&mut group, reward, 0, false);
     assert_eq!(failures.iter().map(|failure| (failure.sample, failure.kind)).collect::<Vec<_>>(), [(1, FailureKind::NotFinite)]);
     let parts: Vec<Option<f64>> = group.samples.iter().map(|sample| sample.reward_parts.get("form").copied()).collect();
     assert_eq!((parts, group.samples[1].reward), (vec![Some(0.5), None, Some(0.5), Some(0.5)], None));

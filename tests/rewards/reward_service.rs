@@ -340,8 +340,8 @@ fn parts_that_are_served_and_parts_that_are_computed_make_one_reward() {
     let services =
         judges.iter().zip(["right", "style"]).map(|(judge, name)| (name.to_owned(), judge.within(Duration::from_secs(30))));
     let served = RemoteReward::with_parts(parts, services);
-    let (scored, scoring) = served.score_blocking(group(0)).unwrap();
-    assert_eq!((scored.rewards(), scoring.failures.len()), (vec![2.0, 5.0, 7.0], 0));
+    let (scored, failures) = served.score_blocking(group(0)).unwrap();
+    assert_eq!((scored.rewards(), failures.len()), (vec![2.0, 5.0, 7.0], 0));
     assert_eq!(
         scored.samples[2].reward_parts,
         [("here", 2.0), ("right", 2.0), ("style", 0.25)].map(|(k, v)| (k.to_owned(), v)).into()

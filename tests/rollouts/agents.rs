@@ -248,7 +248,7 @@ fn d2_r248_where_a_template_rewrites_turns_each_part_is_trained_and_the_rollout_
         assert!(sample.response.contains("complete_task"), "{}", sample.response);
         f64::from(sample.index)
     };
-    assert_eq!(score(&mut batch.groups[0], judge, 0, false).failures, []);
+    assert_eq!(score(&mut batch.groups[0], judge, 0, false), []);
     let earned: Vec<_> = batch.samples().map(|sample| (sample.index, sample.part, sample.reward)).collect();
     assert_eq!(earned, [(0, 0, Some(0.0)), (1, 0, Some(1.0)), (1, 1, Some(1.0))]);
     assign_advantages(&mut batch, &GroupMean::default()).unwrap();

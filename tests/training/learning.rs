@@ -51,7 +51,7 @@ impl Task {
         let trainer = if self.critic {
             let value = LocalConfig::new(ValueLoss { clip: Some(0.2) }, Schedule::constant(2.0 * self.lr));
             let critic = self.policy.critic(LocalConfig { threads: Some(1), ..value }).unwrap();
-            let trainer = trainer.critic(Critic::new(critic).warm_up(3));
+            let trainer = trainer.critic(Critic { warm_up: 3, ..Critic::new(critic) });
             trainer.configure(|config| (config.ppo_epochs, config.minibatches, config.minibatch_seed) = (2, 2, SEED))
         } else {
             trainer.advantages(GroupMean::default())

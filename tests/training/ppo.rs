@@ -109,7 +109,7 @@ proptest! {
         let sent = batch(&shapes, seed);
         let (step, policy, critic) = learn(
             sent.clone(),
-            |critic| critic.gae(gamma, lambda).whiten(white),
+            |critic| Critic { gamma, lambda, whiten: white, ..critic },
             |trainer| trainer.configure(|config| config.reward_kl = Some(Arc::new(RewardKl::new(coef, KlForm::K1)))),
         );
         prop_assert_eq!((policy.len(), critic.len()), (1, 1));
@@ -215,7 +215,7 @@ fn local(warm_up: u64) -> Trainer<LocalBackend> {
     let (model, weights) = (crate::tiny::model().scoring(), crate::tiny::weights(5).scoring(&crate::tiny::model(), None));
     let critic = LocalBackend::new(on(Arc::new(ValueLoss { clip: Some(0.2) })), model, weights).unwrap();
     let kl = RewardKl::new(0.1, KlForm::K1).adaptive(0.05, 20.0);
-    let trainer = Trainer::new(policy).critic(Critic::new(critic).gae(1.0, 0.95).warm_up(warm_up));
+    let trainer = Trainer::new(policy).critic(Critic { lambda: 0.95, warm_up, ..Critic::new(critic) });
     trainer.configure(|config| {
         (config.reward_kl, config.ppo_epochs) = (Some(Arc::new(kl)), 2);
         (config.minibatches, config.minibatch_seed) = (2, 7);

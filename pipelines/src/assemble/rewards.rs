@@ -82,13 +82,10 @@ impl Scoring {
         Ok(match self {
             Scoring::Local { reward, models, .. } => {
                 models.iter().for_each(|model| model.announce(&group));
-                let failures = score(&mut group, reward, retries, true).failures;
+                let failures = score(&mut group, reward, retries, true);
                 (group, failures)
             }
-            Scoring::Remote(reward) => {
-                let (group, scoring) = reward.score_blocking(group)?;
-                (group, scoring.failures)
-            }
+            Scoring::Remote(reward) => reward.score_blocking(group)?,
         })
     }
 

@@ -119,7 +119,7 @@ pub fn trainer<B: TrainingBackend>(
         .on_stale(plan.flow.on_stale)
         .threads(plan.train.optimization.threads);
     if let Some((of, critic)) = plan.critic.as_ref().zip(critic) {
-        let critic = Critic::new(critic).gae(of.gamma, of.lambda).whiten(of.whiten).warm_up(of.warmup_steps);
+        let critic = Critic { backend: critic, gamma: of.gamma, lambda: of.lambda, whiten: of.whiten, warm_up: of.warmup_steps };
         trainer = trainer.critic(critic).threads(plan.train.optimization.threads.max(of.optimization.threads));
     }
     if let Some(reward) = plan.train.target_reward {

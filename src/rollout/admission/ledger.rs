@@ -133,8 +133,10 @@ pub struct Totals {
     /// Tokens by fate.
     pub tokens: BTreeMap<Fate, u64>,
     /// Groups without a fate.
+    #[serde(skip)]
     pub open_groups: u64,
     /// Tokens without a fate.
+    #[serde(skip)]
     pub open_tokens: u64,
 }
 
@@ -162,23 +164,18 @@ impl Totals {
 
     /// Groups that will never be trained.
     pub fn dropped(&self) -> u64 {
-        untrained(&self.groups)
+        self.groups.iter().filter(|(fate, _)| **fate != Fate::Trained).map(|(_, groups)| groups).sum()
     }
-}
-
-fn untrained(groups: &BTreeMap<Fate, u64>) -> u64 {
-    groups.iter().filter(|(fate, _)| **fate != Fate::Trained).map(|(_, groups)| groups).sum()
 }
 
 /// Ledger of one run. [`Totals`] has its sums.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Ledger {
     next: u64,
-    entered: u64,
     open: BTreeMap<u64, OpenGroup>,
-    groups: BTreeMap<Fate, u64>,
-    generated: u64,
-    tokens: BTreeMap<Fate, u64>,
+    /// Sums without the open groups.
+    #[serde(flatten)]
+    settled: Totals,
 }
 
 impl Ledger {
@@ -204,8 +201,8 @@ impl Ledger {
         let Partial { completions, environments: states } = std::mem::take(&mut prompt.partial);
         let answers = completions.into_iter().map(|answer| (answer.index, answer)).collect();
         let group = OpenGroup { prompt, entered_under: version, answers, states };
-        self.entered += 1;
-        self.generated += group.tokens();
+        self.settled.entered += 1;
+        self.settled.generated += group.tokens();
         self.open.insert(group.prompt.ordinal, group);
     }
 
@@ -217,12 +214,12 @@ impl Ledger {
     /// Number of groups that are trained before this one, in the order of entry: trained and open
     /// ones.
     pub fn before(&self, ordinal: u64) -> u64 {
-        self.groups.get(&Fate::Trained).copied().unwrap_or(0) + self.open.range(..ordinal).count() as u64
+        self.settled.groups.get(&Fate::Trained).copied().unwrap_or(0) + self.open.range(..ordinal).count() as u64
     }
 
     /// Number of groups that were settled without training.
     pub fn dropped(&self) -> u64 {
-        untrained(&self.groups)
+        self.settled.dropped()
     }
 
     /// Records a sampled token of a completion, and the end of the completion if it is the last.
@@ -234,7 +231,7 @@ impl Ledger {
         if status != Status::Pending {
             answer.status = status;
         }
-        self.generated += 1;
+        self.settled.generated += 1;
     }
 
     /// Records tokens that were given to a completion before its next turn, and the state that the
@@ -288,12 +285,9 @@ impl Ledger {
     /// Present sums.
     pub fn totals(&self) -> Totals {
         Totals {
-            entered: self.entered,
-            groups: self.groups.clone(),
-            generated: self.generated,
-            tokens: self.tokens.clone(),
             open_groups: self.open.len() as u64,
             open_tokens: self.open.values().map(OpenGroup::tokens).sum(),
+            ..self.settled.clone()
         }
     }
 
@@ -305,9 +299,9 @@ impl Ledger {
         let tokens: Vec<(Fate, u64)> = tokens.iter().copied().chain(before).collect();
         if group.answers.is_empty() {
             // The generator does not record tokens.
-            self.generated += tokens.iter().map(|(_, tokens)| tokens).sum::<u64>();
+            self.settled.generated += tokens.iter().map(|(_, tokens)| tokens).sum::<u64>();
         }
-        *self.groups.entry(fate).or_default() += 1;
+        *self.settled.groups.entry(fate).or_default() += 1;
         for (fate, tokens) in tokens {
             self.count(fate, tokens);
         }
@@ -315,83 +309,7 @@ impl Ledger {
 
     fn count(&mut self, fate: Fate, tokens: u64) {
         if tokens > 0 {
-            *self.tokens.entry(fate).or_default() += tokens;
+            *self.settled.tokens.entry(fate).or_default() += tokens;
         }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use std::sync::Arc;
-
-    use super::*;
-    use crate::data::{Group, Scored};
-
-    /// A recorded group of four samples of `index + 1` tokens.
-    fn sampled(ledger: &mut Ledger, ordinal: u64) -> Group {
-        let prompt = Prompt { ordinal, ..Prompt::default() };
-        ledger.enter(&prompt, 1);
-        let sample = |index: u32| {
-            let mut sample = Sample::begin(&prompt, index, &[5]);
-            (0..=index).for_each(|_| sample.push(7, -1.0, 1));
-            sample.reward = Some(f64::from(index));
-            sample
-        };
-        let samples: Vec<Sample> = (0..4).map(sample).collect();
-        for sample in &samples {
-            let status = Status::Pending;
-            let token = SampledToken { ordinal, index: sample.index, token: 7, log_prob: -1.0, version: 1, status };
-            (0..=sample.index).for_each(|_| ledger.sampled(token));
-        }
-        Group { samples, prompt: Arc::new(prompt), ..Group::default() }
-    }
-
-    #[test]
-    fn d4_tokens_of_dropped_samples_have_the_fate_that_their_reason_names() {
-        let mut ledger = Ledger::default();
-        let (mut trained, mut rejected) = (sampled(&mut ledger, 0), sampled(&mut ledger, 1));
-        assert_eq!(trained.drop_samples(POISONED, |sample| sample.index == 3), 1);
-        assert_eq!(trained.drop_samples("duplicate", |sample| sample.index == 1), 1);
-        rejected.drop_samples(TRUNCATED, |sample| sample.index == 0);
-        let rejected = *Scored::new(rejected).unwrap().drop_for("zero_std".into()).settle().unwrap_err();
-        let batch = Batch { groups: vec![trained], dropped: vec![rejected], ..Batch::default() };
-        ledger.settle(&batch);
-        let totals = ledger.totals();
-        let tokens = [(Fate::Trained, 1 + 3), (Fate::Filtered, 2 + 9), (Fate::Truncated, 1), (Fate::Poisoned, 4)];
-        assert_eq!((totals.tokens.clone(), totals.imbalance()), (BTreeMap::from(tokens), (0, 0)));
-        assert_eq!(batch.dropped_samples().count(), 3);
-    }
-
-    #[test]
-    fn d4_samples_that_disappear_and_sums_that_disagree_are_errors_with_the_numbers() {
-        let mut ledger = Ledger::default();
-        let whole = sampled(&mut ledger, 0);
-        let mut torn = whole.clone();
-        torn.samples.pop();
-        let batch = |group: Group| Batch { groups: vec![group], ..Batch::default() };
-        assert_eq!(ledger.verify(&batch(whole.clone())), Ok(()));
-        let missing = TokensMissing { group: 0, sampled: 10, found: 6 };
-        assert_eq!(ledger.verify(&batch(torn)), Err(missing));
-        assert!(missing.to_string().contains("group 0") && missing.to_string().contains("drop_samples"), "{missing}");
-        ledger.generated += 3;
-        ledger.settle(&batch(whole));
-        let error = ledger.totals().balanced().unwrap_err();
-        assert!(error.contains("3 of 13 sampled tokens and 0 of 1 prompts"), "{error}");
-    }
-
-    #[test]
-    fn a_group_that_lost_all_samples_is_dropped_for_the_same_reason() {
-        let mut ledger = Ledger::default();
-        let mut group = sampled(&mut ledger, 0);
-        group.drop_samples("odd", |sample| sample.index < 3);
-        let mut scored = Scored::new(group).unwrap();
-        assert_eq!(scored.dropped(), None);
-        assert_eq!(scored.drop_samples(STALE, |_| true), 1);
-        assert_eq!(scored.dropped(), Some(STALE));
-        let dropped = *scored.settle().unwrap_err();
-        ledger.settle(&Batch { dropped: vec![dropped], ..Batch::default() });
-        let totals = ledger.totals();
-        assert_eq!((totals.groups, totals.open_tokens), (BTreeMap::from([(Fate::Stale, 1)]), 0));
-        assert_eq!(totals.tokens, BTreeMap::from([(Fate::Filtered, 6), (Fate::Stale, 4)]));
     }
 }

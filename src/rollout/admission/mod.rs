@@ -6,7 +6,6 @@
 
 mod ledger;
 mod pace;
-mod training_flow;
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -17,10 +16,10 @@ use serde::{Deserialize, Serialize};
 pub use ledger::{Fate, LOST, Ledger, OpenGroup, STALE, SURPLUS, TRUNCATED, TokensMissing, Totals};
 pub use pace::Pace;
 pub(crate) use pace::PaceRule;
-pub use training_flow::TrainingFlow;
 
 use crate::data::{Answer, Batch, BufferState, Group, Partial, Prompt, SampledToken, Version};
-use crate::flow::{StageSpec, Window};
+use crate::flow::{Flow, StageSpec, Window};
+use crate::observe::Metrics;
 
 /// Callers that admit prompts, for the error of a stalled run.
 const RAISED_BY: &str = "`Admission::published` after each publish, called by the stage that publishes weights, and `Admission::judged` for \
@@ -339,10 +338,38 @@ impl Admission {
     }
 }
 
+/// Settings of a training loop, which its stages take from the flow. Call them before adding
+/// stages.
+pub trait TrainingFlow {
+    /// Bounds the token lag by `versions`. 0 is the synchronous run, bit for bit on CPUs.
+    ///
+    /// The batcher and the trainer of the flow determine how many groups each version trains.
+    fn max_staleness(self, versions: u64) -> Self;
+
+    /// Paces prompts by this admission.
+    fn admission(self, admission: &Admission) -> Self;
+
+    /// Reports to these metrics.
+    fn metrics(self, metrics: &Metrics) -> Self;
+}
+
+impl TrainingFlow for Flow {
+    fn max_staleness(self, versions: u64) -> Self {
+        self.share_as("max_staleness", Admission::paced_by_stages(versions))
+    }
+
+    fn admission(self, admission: &Admission) -> Self {
+        self.share_as("admission", admission.clone())
+    }
+
+    fn metrics(self, metrics: &Metrics) -> Self {
+        self.share_as("metrics", metrics.clone())
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::data::Status;
 
     /// Laws V2, V3: the window is the bound's, or as wide as an over-sampled step chooses from.
     #[test]
@@ -362,66 +389,5 @@ mod tests {
         let own = Admission::new(3, 6, None);
         own.batches_of(8, 8);
         assert_eq!((own.pace().groups_per_version, own.groups_per_batch()), (3, Some(8)), "an explicit pace stays");
-    }
-
-    /// Groups 0 to 5 in flight, two of them trained under each version, with a largest lag of 1.
-    fn open() -> Admission {
-        let admission = Admission::max_staleness(1, 2);
-        admission.published(1);
-        (0..6).for_each(|ordinal| admission.enter(&Prompt { ordinal, ..Prompt::default() }));
-        admission
-    }
-
-    fn answer(version: Version) -> Answer {
-        let mut answer = Answer::new(0);
-        answer.push(7, -0.5, version);
-        answer
-    }
-
-    #[test]
-    fn v2_an_answer_expires_when_it_would_be_too_old_in_its_turn() {
-        let admission = open();
-        let expired: Vec<_> = (0..6).filter(|ordinal| admission.expires(*ordinal, &answer(1), 1)).collect();
-        assert_eq!(expired, [4, 5], "they are trained under version 3, when a token of version 1 is 2 behind");
-        assert!(!admission.expires(4, &Answer::new(0), 1), "what has not begun can't");
-        assert!(admission.expires(0, &answer(1), 3) && !admission.expires(0, &answer(2), 3), "nor is it trained under the past");
-        admission.judged(0, 2);
-        assert!(!admission.expires(5, &answer(1), 1), "dropped groups delay nobody");
-        assert!(!Admission::new(2, 6, None).expires(5, &answer(1), 9), "without a bound nothing is too old");
-    }
-
-    #[test]
-    fn d4_what_is_not_resumed_is_counted_as_truncated() {
-        let admission = open();
-        for index in 0..3 {
-            let status = if index == 2 { Status::Completed } else { Status::Pending };
-            admission.sampled([SampledToken { ordinal: 0, index, token: 7, log_prob: -0.5, version: 1, status }]);
-        }
-        let reentering = || admission.interrupted().0.remove(0);
-        let resumed = |version, usable: fn(&Answer) -> bool| {
-            let mut prompt = reentering();
-            let kept = admission.resume(&mut prompt, version, usable);
-            assert!(prompt.partial.is_empty(), "they are off the prompt");
-            kept.completions.into_iter().map(|answer| answer.index).collect::<Vec<_>>()
-        };
-        assert_eq!(resumed(1, |answer| answer.index != 1), [0, 2]);
-        assert!(resumed(3, |_| true).is_empty(), "two versions later both are too old, the one that has ended too");
-        let totals = admission.totals();
-        assert_eq!((totals.tokens[&Fate::Truncated], totals.open_tokens, totals.imbalance()), (3, 0, (0, 0)));
-    }
-
-    #[test]
-    fn d7_partial_completions_that_a_prompt_brings_from_elsewhere_are_in_the_ledger_from_its_entry() {
-        let admission = Admission::max_staleness(1, 2);
-        admission.published(2);
-        let partial = Partial { completions: vec![answer(2)], ..Partial::default() };
-        let mut prompt = Prompt { ordinal: 0, partial, ..Prompt::default() };
-        admission.enter(&prompt);
-        let totals = admission.totals();
-        assert_eq!((totals.generated, totals.open_tokens, totals.imbalance()), (1, 1, (0, 0)), "law D4");
-        assert_eq!(admission.interrupted().0, [prompt.clone()], "a checkpoint has them");
-        admission.enter(&prompt);
-        assert_eq!(admission.totals(), totals, "a prompt that re-enters is counted once");
-        assert_eq!(admission.resume(&mut prompt, 2, |_| true).completions, [answer(2)]);
     }
 }

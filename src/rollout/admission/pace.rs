@@ -104,31 +104,3 @@ impl PaceRule {
         Pace { groups_per_version: self.groups_per_version(), in_flight, total }
     }
 }
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use proptest::prelude::*;
-
-    proptest! {
-        /// Law V2: the largest lag over all groups is `worst_lag`, for any window.
-        #[test]
-        fn no_group_lags_more_than_the_worst_case(groups_per_version in 1u64..9, in_flight in 1u64..40) {
-            let pace = Pace { groups_per_version, in_flight, total: None };
-            let entered_under = |rank: u64| (1..).find(|version| pace.limit(*version, 0) >= rank).unwrap();
-            // A window narrower than a version's groups would wait for a publish that never comes.
-            prop_assume!(in_flight >= groups_per_version);
-            let worst = (1..200).map(|rank| pace.trained_under(rank - 1) - entered_under(rank)).max().unwrap();
-            prop_assert_eq!(worst, pace.worst_lag());
-        }
-    }
-
-    #[test]
-    fn a_prompt_enters_only_after_the_first_publish_and_within_the_window() {
-        let pace = Pace { groups_per_version: 32, in_flight: 64, total: Some(80) };
-        assert_eq!(pace.limit(0, 0), 0, "law V4: no rollout before the first publish");
-        assert_eq!(pace.limit(1, 0), 64);
-        assert_eq!(pace.limit(1, 1), 65, "a dropped group gives its place back");
-        assert_eq!(pace.limit(2, 1), 81, "no more than the run trains, and what was dropped");
-    }
-}

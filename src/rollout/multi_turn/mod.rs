@@ -9,7 +9,6 @@
 //! This file holds the environments' half of a rollout; `turns` holds the engine's half.
 
 mod dialogue;
-mod outcome;
 mod replay;
 mod rollout;
 mod turns;

@@ -11,7 +11,6 @@
 
 #[cfg(feature = "torch")]
 mod pairs;
-mod reports;
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -19,14 +18,13 @@ use std::task::Poll;
 
 #[cfg(feature = "torch")]
 pub use pairs::PairEvaluator;
-use reports::Reports;
 
 use crate::data::Version;
 use crate::engine::TokenEngine;
 use crate::engine::remote::Fleet;
 use crate::flow::{Io, RunContext, Signal, Stage, StageError, StageSpec};
-use crate::observe::logs::{JsonLines, JudgedAnswer};
-use crate::observe::{Metric, StepMetrics};
+use crate::observe::logs::{JsonLines, JsonlLogger, JudgedAnswer, MetricsLogger, last_step};
+use crate::observe::{Metric, Metrics, ObserveError, StepMetrics};
 use crate::rollout::{EvalSpec, Evaluation, passes};
 use crate::stages::generate::Generator;
 use crate::stages::sync::EvaluationHold;
@@ -212,5 +210,57 @@ impl<E: TokenEngine, W: Send + Sync + 'static> Stage for Evaluator<E, W> {
     fn spec(&self) -> StageSpec {
         // No core is reserved for it: it computes now and then.
         StageSpec::default().knob("eval.threads or eval.max_num_seqs, or a rarer eval.every")
+    }
+}
+
+/// Steps that an evaluating stage evaluates, and where it reports.
+struct Reports {
+    every: u64,
+    last: Option<u64>,
+    /// Step that the run was resumed at; 0 for a new run.
+    resumed_at: u64,
+    metrics: Option<Metrics>,
+    /// Run folder; none: nothing is logged.
+    folder: Option<PathBuf>,
+    /// Log of rows, and the last step with a row of an earlier part of the run.
+    rows: Option<(JsonlLogger, u64)>,
+}
+
+impl Reports {
+    fn every(every: u64) -> Self {
+        Reports { every: every.max(1), last: None, resumed_at: 0, metrics: None, folder: None, rows: None }
+    }
+
+    fn is_due(&self, step: u64) -> bool {
+        step.is_multiple_of(self.every) || self.last == Some(step)
+    }
+
+    /// Opens the log of the run folder.
+    fn open(&mut self) -> Result<(), ObserveError> {
+        if let Some(folder) = &self.folder {
+            let rows = JsonlLogger::at(folder.join("evaluations.jsonl"))?;
+            let evaluated = last_step(rows.path())?;
+            self.rows = Some((rows, evaluated));
+        }
+        Ok(())
+    }
+
+    /// Returns true if an earlier part of the run has evaluated `step`, as far as is known.
+    fn has_evaluated(&self, step: u64) -> bool {
+        self.rows.as_ref().is_none_or(|(_, evaluated)| *evaluated >= step)
+    }
+
+    /// Log of one evaluation's completions.
+    fn answers(&self, step: u64) -> Result<Option<JsonLines<JudgedAnswer>>, ObserveError> {
+        let file = |folder: &PathBuf| folder.join(format!("evaluations/step_{step:06}.jsonl"));
+        self.folder.as_ref().map(|folder| JsonLines::create(file(folder))).transpose()
+    }
+
+    /// Completes an evaluation's row with its step and version, and logs it.
+    fn row(&mut self, step: u64, version: Version, mut row: StepMetrics) -> Result<StepMetrics, ObserveError> {
+        row.insert(Metric::EvalStep.key().to_owned(), step as f64);
+        row.insert(Metric::EvalVersion.key().to_owned(), version as f64);
+        self.rows.as_mut().map_or(Ok(()), |(rows, _)| rows.log(step, &row))?;
+        Ok(row)
     }
 }

@@ -176,19 +176,3 @@ impl<W: Send + Sync + 'static, M: Scorable> Stage for Reference<W, M> {
         }
     }
 }
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn r209_versions_that_were_skipped_weigh_as_if_they_had_been_seen() {
-        let one_by_one = (1..4).fold(1.0, |kept, seen| kept * (1.0 - ema(0.9)(seen, seen + 1)));
-        assert!((one_by_one - (1.0 - ema(0.9)(1, 4))).abs() < 1e-12);
-        assert_eq!(ema(0.0)(3, 4), 1.0);
-        let copied: Vec<Version> = (2..12).filter(|version| periodic(4)(version - 1, *version) == 1.0).collect();
-        assert_eq!(copied, [5, 9]);
-        let seen = [periodic(4)(4, 7), periodic(4)(5, 8)];
-        assert_eq!(seen, [1.0, 0.0], "the first seen after a multiple, and then none until the next");
-    }
-}

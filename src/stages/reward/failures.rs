@@ -8,7 +8,7 @@
 use std::collections::BTreeSet;
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use super::score::Scoring;
+use super::each::Scoring;
 use crate::data::{Group, Prompt, Scored};
 use crate::flow::StageError;
 use crate::observe::logs::{DeadLetter, Failure, FailureKind, JsonLines};

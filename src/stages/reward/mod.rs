@@ -5,7 +5,6 @@ mod code;
 mod each;
 mod failures;
 mod remote;
-mod score;
 #[cfg(feature = "torch")]
 mod scorer;
 
@@ -14,11 +13,10 @@ use std::path::PathBuf;
 pub use crate::algo::rewards::{IntoReward, RewardOutput};
 #[cfg(unix)]
 pub use code::{CodeReward, CodeRule, CodeScore};
-pub use each::Reward;
+pub use each::{Reward, score};
 pub use failures::{FailurePolicy, OnFailure, OnLostSample};
 pub(crate) use failures::{MAX_POISONED, RETRIES};
 pub use remote::RemoteReward;
-pub use score::{Scoring, score};
 #[cfg(feature = "torch")]
 pub use scorer::Scorer;
 

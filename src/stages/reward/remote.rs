@@ -9,8 +9,8 @@ use std::sync::Arc;
 
 use parking_lot::Mutex;
 
+use super::each::{Scoring, scoring};
 use super::failures::{FailureHandler, FailurePolicy, RETRIES};
-use super::score::{Scoring, score};
 use crate::algo::rewards::{Parts, RewardOutput};
 use crate::data::{Group, Sample, Scored};
 use crate::flow::{AsyncIo, AsyncStage, RunContext, StageError, StageSpec};
@@ -68,7 +68,7 @@ impl RemoteReward {
     /// Sets the reward of every sample of `group`, or returns its failure. Services are asked one
     /// after the other. Of a rollout with several parts only the last is scored; the others get the
     /// same reward.
-    pub async fn score(&self, mut group: Group) -> (Group, Scoring) {
+    async fn score(&self, mut group: Group) -> (Group, Scoring) {
         let earlier = group.set_earlier_parts_aside();
         let (mut responses, mut failed_calls): (Responses, u64) = Default::default();
         responses.extend(group.samples.iter().map(|sample| (sample.index, Ok(Vec::new()))));
@@ -91,9 +91,11 @@ impl RemoteReward {
         (group, scoring)
     }
 
-    /// Does the same on the calling thread, which must not belong to a runtime.
-    pub fn score_blocking(&self, group: Group) -> std::io::Result<(Group, Scoring)> {
-        Ok(Tasks::new()?.block_on(self.score(group)))
+    /// Scores a group on the calling thread, which must not belong to a runtime. Returns it with the
+    /// failures of its samples.
+    pub fn score_blocking(&self, group: Group) -> std::io::Result<(Group, Vec<Failure>)> {
+        let (group, scoring) = Tasks::new()?.block_on(self.score(group));
+        Ok((group, scoring.failures))
     }
 
     /// Computes rewards from the services' values.
@@ -109,7 +111,7 @@ impl RemoteReward {
             (None, Some(Ok(values))) if values.len() == 1 => Ok(values[0].clone()),
             _ => Err("no service was asked for this sample".to_owned()),
         };
-        let mut scoring = score(&mut group, reward, self.retries, false);
+        let mut scoring = scoring(&mut group, reward, self.retries, false);
         for mut sample in failed {
             scoring.failures.extend(responses.remove(&sample.index).and_then(Result::err));
             (sample.reward, sample.reward_parts) = Default::default();

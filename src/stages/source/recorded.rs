@@ -4,7 +4,7 @@ use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
 
 use super::Supervised;
-use super::supervised::{Draw, Size, SupervisedError};
+use super::supervised::{Draw, Size};
 use crate::algo::filters::{GroupFilter, Verdict};
 use crate::data::source::{DataSet, DataSpec, Mixture, Recorded, Share, Skips};
 use crate::data::{BufferState, DataError, Group, Prompt, RewardParts, Sample, Tokenizer};
@@ -108,7 +108,7 @@ impl RecordedGroups {
     }
 
     /// Returns a source of `batches` batches of `size` groups.
-    pub fn batches(self, size: usize, batches: u64) -> Result<Supervised, SupervisedError> {
+    pub fn batches(self, size: usize, batches: u64) -> Result<Supervised, DataError> {
         Supervised::drawing("offline RL", Box::new(self), Size::Groups(size), batches)
     }
 }

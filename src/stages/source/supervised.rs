@@ -8,7 +8,7 @@ use std::sync::Arc;
 use super::announce_data;
 use crate::data::packing::cut_evenly;
 use crate::data::source::{Drawn, Mixed, Shape};
-use crate::data::{Batch, Group, Prompt, Sample};
+use crate::data::{Batch, DataError, Group, Prompt, Sample};
 use crate::flow::{RunContext, Source, StageError};
 use crate::observe::Metrics;
 use crate::observe::logs::announce_training;
@@ -107,27 +107,18 @@ impl Size {
     }
 }
 
-/// Error of supervised training without data.
-#[derive(Clone, Copy, Debug, thiserror::Error, PartialEq, Eq)]
-pub enum SupervisedError {
-    /// No samples.
-    #[error("samples is empty: there is nothing to train on")]
-    NoSamples,
-    /// No batch.
-    #[error("batch size is 0; it must be at least 1")]
-    NoBatch,
-}
-
 impl Supervised {
     /// Returns a source of `batches` batches of `size` samples.
-    pub fn new(samples: Vec<Sample>, size: usize, batches: u64) -> Result<Self, SupervisedError> {
+    ///
+    /// Errors, as of the constructors below: no samples, or a size of 0.
+    pub fn new(samples: Vec<Sample>, size: usize, batches: u64) -> Result<Self, DataError> {
         let each = samples.into_iter().map(|sample| vec![sample]).collect();
         Self::grouped("SFT", each, size, batches)
     }
 
     /// Returns a source of `batches` batches of `size` groups, such as pairs; `kind` names the
     /// training in logs.
-    pub fn grouped(kind: &'static str, groups: Vec<Vec<Sample>>, size: usize, batches: u64) -> Result<Self, SupervisedError> {
+    pub fn grouped(kind: &'static str, groups: Vec<Vec<Sample>>, size: usize, batches: u64) -> Result<Self, DataError> {
         Self::drawing(kind, Box::new(groups), Size::Groups(size), batches)
     }
 
@@ -140,7 +131,7 @@ impl Supervised {
         tokens: usize,
         cost: impl Fn(usize) -> f64,
         batches: u64,
-    ) -> Result<Self, SupervisedError> {
+    ) -> Result<Self, DataError> {
         let lengths = |group: &Vec<Sample>| group.iter().map(|sample| sample.tokens.len()).collect::<Vec<_>>();
         let lengths: Vec<Vec<usize>> = groups.iter().map(lengths).collect();
         let sizes: Vec<usize> = lengths.iter().map(|lengths| lengths.iter().sum()).collect();
@@ -157,14 +148,15 @@ impl Supervised {
         size: usize,
         batches: u64,
         group: impl FnMut(T) -> Result<Vec<Sample>, StageError> + Send + 'static,
-    ) -> Result<Self, SupervisedError> {
+    ) -> Result<Self, DataError> {
         Self::drawing(kind, Box::new(Data { data, group }), Size::Groups(size), batches)
     }
 
-    pub(super) fn drawing(kind: &'static str, groups: Box<dyn Draw>, size: Size, batches: u64) -> Result<Self, SupervisedError> {
+    pub(super) fn drawing(kind: &'static str, groups: Box<dyn Draw>, size: Size, batches: u64) -> Result<Self, DataError> {
+        let none = |problem: &str| DataError::Unusable(problem.to_owned());
         match (groups.len(), &size) {
-            (0, _) => Err(SupervisedError::NoSamples),
-            (_, Size::Groups(0) | Size::Tokens(0, _)) => Err(SupervisedError::NoBatch),
+            (0, _) => Err(none("samples is empty: there is nothing to train on")),
+            (_, Size::Groups(0) | Size::Tokens(0, _)) => Err(none("batch size is 0; it must be at least 1")),
             _ => Ok(Supervised { kind, what: None, groups, size, next: 0, batches, announced: false, metrics: None }),
         }
     }

@@ -13,7 +13,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use tokio::sync::watch;
-use tokio::task::{JoinError, JoinHandle};
+use tokio::task::JoinError;
+use tokio_util::task::AbortOnDropHandle;
 
 use super::{Announcer, log};
 use crate::data::Version;
@@ -54,7 +55,8 @@ pub struct RemoteSync<W> {
     next: Option<(u64, Snapshot<W>)>,
 }
 
-type Job<T> = JoinHandle<Result<T, AnyError>>;
+/// Task that ends when it is dropped.
+type Job<T> = AbortOnDropHandle<Result<T, AnyError>>;
 
 impl<W: Send + Sync + 'static> RemoteSync<W> {
     /// Syncs the files that `export` writes to the engines of `manager`, and announces each version
@@ -117,7 +119,7 @@ impl<W: Send + Sync + 'static> RemoteSync<W> {
             report.time = started.elapsed();
             Ok(report)
         });
-        self.work = Work::Giving(job, step, weights);
+        self.work = Work::Giving(AbortOnDropHandle::new(job), step, weights);
     }
 
     /// Begins what is due, waits until the present work ends, and announces its result. Cancel-safe.
@@ -127,7 +129,8 @@ impl<W: Send + Sync + 'static> RemoteSync<W> {
             Work::Idle(until) => {
                 tokio::time::sleep_until(*until).await;
                 let manager = self.manager.clone();
-                self.work = Work::CatchingUp(tokio::spawn(async move { Ok(manager.catch_up().await) }));
+                let job = tokio::spawn(async move { Ok(manager.catch_up().await) });
+                self.work = Work::CatchingUp(AbortOnDropHandle::new(job));
                 return Ok(());
             }
             Work::Giving(job, step, weights) => {
@@ -183,16 +186,6 @@ enum Work<W> {
 impl<W> Work<W> {
     fn idle() -> Self {
         Work::Idle(tokio::time::Instant::now() + LOOK)
-    }
-}
-
-impl<W> Drop for Work<W> {
-    fn drop(&mut self) {
-        match self {
-            Work::Idle(_) => {}
-            Work::Giving(job, ..) => job.abort(),
-            Work::CatchingUp(job) => job.abort(),
-        }
     }
 }
 

@@ -28,11 +28,18 @@ const STAGING: &str = ".critic.writing";
 
 /// Critic, and settings of advantage estimation.
 pub struct Critic<B> {
-    backend: B,
-    gamma: f64,
-    lambda: f64,
-    whiten: bool,
-    warm_up: u64,
+    /// Backend with a score head and [`ValueLoss`](crate::algo::ValueLoss).
+    pub backend: B,
+    /// Discount factor γ per token; 1 by default.
+    pub gamma: f64,
+    /// GAE's λ: 0 looks one token ahead, 1 (the default) to the end.
+    pub lambda: f64,
+    /// If true (the default), advantages are normalised to mean 0 and deviation 1 over the batch's
+    /// tokens.
+    pub whiten: bool,
+    /// Number of first steps that train only the critic; 0 by default. The policy stays unchanged and
+    /// is published as usual.
+    pub warm_up: u64,
 }
 
 /// Metrics of a critic's step.
@@ -67,26 +74,9 @@ pub(super) struct Valued {
 }
 
 impl<B: TrainingBackend> Critic<B> {
-    /// Creates a critic from a backend with a score head and [`ValueLoss`](crate::algo::ValueLoss).
-    /// Defaults: γ = λ = 1, whitened advantages, no warm-up.
+    /// Critic on `backend` with the default settings.
     pub fn new(backend: B) -> Self {
         Critic { backend, gamma: 1.0, lambda: 1.0, whiten: true, warm_up: 0 }
-    }
-
-    /// Sets the discount factor γ per token, and GAE's λ: 0 looks one token ahead, 1 to the end.
-    pub fn gae(self, gamma: f64, lambda: f64) -> Self {
-        Critic { gamma, lambda, ..self }
-    }
-
-    /// If true, advantages are normalised to mean 0 and deviation 1 over the batch's tokens.
-    pub fn whiten(self, whiten: bool) -> Self {
-        Critic { whiten, ..self }
-    }
-
-    /// Trains only the critic in the first `steps` steps. The policy stays unchanged and is
-    /// published as usual.
-    pub fn warm_up(self, steps: u64) -> Self {
-        Critic { warm_up: steps, ..self }
     }
 
     pub(super) fn warms_up(&self, step: u64) -> bool {
