@@ -20,9 +20,6 @@ use crate::run::resume::ResumePoint;
 use crate::sft::WarmUp;
 use crate::{sft, sft_then_grpo};
 
-/// Prompts whose completions are scored before the run, by generator and trainer.
-const PROBED: usize = 4;
-
 /// Runs the supervised part if the recipe has one, starts the engines, then reinforces. `from` resumes
 /// an interrupted run.
 pub fn run(plan: &Plan, registry: &Registry, run: &RunFolder, from: Option<&ResumePoint>) -> Result<Report> {
@@ -41,7 +38,6 @@ pub fn run(plan: &Plan, registry: &Registry, run: &RunFolder, from: Option<&Resu
         Some(WarmUp::Interrupted(report)) => return Ok(report),
         None => {}
     }
-    // What a supervised run leaves is found in its checkpoint, and other references have weights of their own.
     let begins = plan.sft.is_some() && plan.pipeline != Pipeline::SftThenGrpo;
     let frozen = plan.reference.as_ref().is_some_and(|of| of.policy == ReferencePolicy::Frozen { path: None });
     let start = if begins && frozen { references::start(&policy, run.path(), from.is_some())? } else { policy.clone() };
@@ -67,8 +63,8 @@ fn reinforce(
     match (from, &components.reference) {
         (Some(from), Some(reference)) => reference.resume(policy, &from.checkpoint).context("resuming the reference policy")?,
         (None, _) if plan.train.probe => {
-            let (longest, reader) = (plan.generate.max_new_tokens, policy.into());
-            let prompts = data::first_prompts(&plan.task, &plan.chat, plan.seed, PROBED, &reader, longest)?;
+            let (few, longest) = (rollout::PROBED, plan.generate.max_new_tokens);
+            let prompts = data::first_prompts(&plan.task, &plan.chat, plan.seed, few, &policy.into(), longest)?;
             rollout::probe(prompts, &plan.generate, plan.seed, policy, &components.backend)?;
         }
         _ => {}
@@ -82,8 +78,7 @@ fn reinforce(
     Ok(report)
 }
 
-/// Declares the graph, from prompts to weights. The training run, `rollflow graph`, simulations and
-/// tests share it.
+/// Declares the graph, from prompts to weights, for runs, `rollflow graph`, simulations and tests.
 pub fn declare<B: TrainingBackend + 'static>(
     plan: &Plan,
     components: Components<B>,

@@ -112,6 +112,9 @@ pub fn filter(conditions: &[Condition], timeline: &Timeline, registry: &Registry
     Ok(move |group: &Group| all.iter().map(|condition| condition(group)).find(|verdict| !verdict.kept()).unwrap_or(Verdict::Keep))
 }
 
+/// Prompts that [`probe`] compares completions of.
+pub const PROBED: usize = 4;
+
 /// Compares the log-probabilities of trainer and generator on a few short completions, and fails if
 /// they differ by more than the number format explains.
 pub fn probe(prompts: Vec<Prompt>, generate: &Generate, seed: u64, policy: &Policy, backend: &LocalBackend) -> Result<()> {
