@@ -142,7 +142,6 @@ impl<E: TokenEngine> Evaluation<E> {
         }
     }
 
-    /// Answer without its judgement.
     fn answer(&self, (question, greedy): Question, index: u32) -> JudgedAnswer {
         let prompt = self.spec.prompts[question].text.clone();
         JudgedAnswer { version: self.version, question, greedy, index, prompt, ..JudgedAnswer::default() }

@@ -10,7 +10,7 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use crate::data::{Answer, Batch, Dropped, DroppedSample, POISONED, Partial, Prompt, Sample, SampledToken, Status, Version};
+use crate::data::{Answer, Batch, DroppedSample, POISONED, Partial, Prompt, Sample, SampledToken, Status, Version};
 
 /// Reason for dropping a group whose tokens were too old.
 pub const STALE: &str = "stale";
@@ -50,11 +50,6 @@ impl Fate {
     /// All fates.
     pub const ALL: [Fate; 8] =
         [Fate::Trained, Fate::Masked, Fate::Filtered, Fate::Stale, Fate::Truncated, Fate::Poisoned, Fate::Surplus, Fate::Lost];
-
-    /// Fate of a dropped group, by its reason.
-    pub fn of(dropped: &Dropped) -> Self {
-        Fate::of_reason(&dropped.reason)
-    }
 
     /// Fate by the reason of a drop: `poisoned`, `stale`, `truncated`, `surplus` and `lost` name
     /// theirs, any other reason is a filter's.
@@ -277,7 +272,7 @@ impl Ledger {
             self.close(group.id(), Fate::Trained, &tokens, &group.dropped);
         }
         for dropped in &batch.dropped {
-            let fate = Fate::of(dropped);
+            let fate = Fate::of_reason(&dropped.reason);
             self.close(dropped.id, fate, &[(fate, dropped.generated() as u64)], &dropped.samples);
         }
     }

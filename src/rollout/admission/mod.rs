@@ -18,7 +18,7 @@ pub use pace::Pace;
 pub(crate) use pace::PaceRule;
 
 use crate::data::{Answer, Batch, BufferState, Group, Partial, Prompt, SampledToken, Version};
-use crate::flow::{Flow, StageSpec, Window};
+use crate::flow::{Flow, Window};
 use crate::observe::Metrics;
 
 /// Callers that admit prompts, for the error of a stalled run.
@@ -129,14 +129,6 @@ impl Admission {
     /// that were dropped before.
     pub fn bounded(self, versions: u64) -> Self {
         Admission { max_staleness: Some(versions), rounds: versions == 0, ..self }
-    }
-
-    /// Adds the release of waiting prompts to the spec of a stage that publishes versions.
-    pub(crate) fn released_by(admission: Option<&Admission>, spec: StageSpec) -> StageSpec {
-        match admission.filter(|admission| admission.pace().in_flight > 0) {
-            Some(admission) => spec.raises(admission.window()),
-            None => spec,
-        }
     }
 
     /// Window that the source waits on.

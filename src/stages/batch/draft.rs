@@ -190,7 +190,6 @@ impl<'a> Draft<'a> {
         left_behind[..=late].iter().any(|(id, _)| !self.ready.contains_key(id) && !self.early.contains_key(id))
     }
 
-    /// Drops groups that are too old, if that is the policy.
     fn expire(&mut self) {
         let Some((admission, bound, version)) = self.bound().filter(|_| self.batcher.on_stale == OnStale::Drop) else { return };
         let lag = |group: &Group| group.samples.iter().filter_map(|sample| staleness(sample, version)).max();

@@ -95,7 +95,6 @@ struct EvalWorker<E: TokenEngine, W> {
     found: StepMetrics,
 }
 
-/// Evaluation of one step's weights.
 struct EvalRun<E: TokenEngine> {
     step: u64,
     version: Version,
@@ -235,7 +234,6 @@ impl Reports {
         step.is_multiple_of(self.every) || self.last == Some(step)
     }
 
-    /// Opens the log of the run folder.
     fn open(&mut self) -> Result<(), ObserveError> {
         if let Some(folder) = &self.folder {
             let rows = JsonlLogger::at(folder.join("evaluations.jsonl"))?;
@@ -250,7 +248,6 @@ impl Reports {
         self.rows.as_ref().is_none_or(|(_, evaluated)| *evaluated >= step)
     }
 
-    /// Log of one evaluation's completions.
     fn answers(&self, step: u64) -> Result<Option<JsonLines<JudgedAnswer>>, ObserveError> {
         let file = |folder: &PathBuf| folder.join(format!("evaluations/step_{step:06}.jsonl"));
         self.folder.as_ref().map(|folder| JsonLines::create(file(folder))).transpose()

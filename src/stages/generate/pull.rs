@@ -155,7 +155,6 @@ impl Drop for Unsent<'_> {
     }
 }
 
-/// Stage that passes on the prompts of calls.
 struct Requests {
     requests: mpsc::Receiver<Prompt>,
     calls: Arc<Calls>,

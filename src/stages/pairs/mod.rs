@@ -35,7 +35,6 @@ impl Pairing {
         move |group: &Group| Verdict::keep_if(!select(group).is_empty(), NO_PAIR)
     }
 
-    /// Masks the samples of a batch that are in no pair.
     pub(crate) fn mask_others(&self, batch: &mut Batch) {
         for group in &mut batch.groups {
             mask_unpaired(&(self.0)(group), &mut group.samples);

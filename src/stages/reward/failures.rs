@@ -137,7 +137,6 @@ impl FailureHandler {
         Ok(Scored::new(group)?)
     }
 
-    /// Applies the policy to a group with at least one failure.
     fn drop_failed(&mut self, stage: &str, mut group: Group, failures: Vec<Failure>, error: &str) -> Result<Scored, StageError> {
         match self.policy.on_failure {
             OnFailure::Fail => return Err(StageError::new(error)),
@@ -182,7 +181,6 @@ fn dead_letter(stage: &str, group: &Group, failures: Vec<Failure>) -> DeadLetter
     }
 }
 
-/// Message of a failure after all retries.
 fn message(group: &Group, failure: &Failure) -> String {
     let sample = group.samples.iter().rfind(|sample| sample.index == failure.sample);
     let (prompt, response) = (group.prompt.text.render(), sample.map_or("", |sample| sample.response.as_str()));

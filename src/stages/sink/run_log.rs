@@ -84,7 +84,7 @@ impl<W> RunLog<W> {
         }
         for dropped in &trained.batch.dropped {
             metrics.add(Metric::GroupsDropped, &[&dropped.reason], 1.0);
-            metrics.add(Metric::Tokens, &[Fate::of(dropped).label()], dropped.generated() as f64);
+            metrics.add(Metric::Tokens, &[Fate::of_reason(&dropped.reason).label()], dropped.generated() as f64);
         }
         for sample in trained.batch.dropped_samples() {
             metrics.add(Metric::SamplesDropped, &[&sample.reason], 1.0);

@@ -5,10 +5,8 @@ use crate::data::{BufferState, DataBuffer, Prompt};
 use crate::flow::StageError;
 use crate::observe::Metrics;
 
-/// Function that returns the prompts of an iteration.
 type Load = Box<dyn FnMut(u64) -> Vec<Prompt> + Send>;
 
-/// Origin of prompts.
 pub(super) enum Feed {
     /// Prompts in memory.
     Buffer(DataBuffer),
@@ -86,7 +84,6 @@ impl Feed {
         Ok(())
     }
 
-    /// Reports the data sets.
     pub(super) fn announce(&self, metrics: Option<&Metrics>) {
         if let Feed::Data { data, .. } = self {
             super::announce_data(data, metrics);

@@ -28,7 +28,6 @@ pub struct RecordedGroups {
     rollouts: (usize, usize),
 }
 
-/// Rewards of a group's samples.
 type Rewards = Vec<(Option<f64>, RewardParts)>;
 
 fn rewards_of(group: &Group) -> Rewards {

@@ -36,7 +36,6 @@ pub(super) trait Draw: Send {
     fn draw(&mut self, number: u64) -> Result<Group, StageError>;
     /// Groups in an epoch.
     fn len(&self) -> usize;
-    /// Returns true if each group is a single sample.
     fn is_single(&self) -> bool {
         false
     }
@@ -94,7 +93,6 @@ pub(super) enum Size {
 }
 
 impl Size {
-    /// Returns the ordinals of a batch's groups.
     fn batch(&self, number: u64, groups: usize) -> Range<u64> {
         match self {
             Size::Groups(size) => number * *size as u64..(number + 1) * *size as u64,

@@ -116,7 +116,10 @@ impl Announcer {
 
     /// Adds the release of waiting prompts to the spec.
     fn releases(&self, spec: StageSpec) -> StageSpec {
-        Admission::released_by(self.admission.as_ref(), spec)
+        match self.admission.as_ref().filter(|admission| admission.pace().in_flight > 0) {
+            Some(admission) => spec.raises(admission.window()),
+            None => spec,
+        }
     }
 }
 

@@ -173,7 +173,6 @@ impl Retryable for EngineError {
     }
 }
 
-/// Present work of the stage.
 enum Work<W> {
     /// None, until the next check.
     Idle(tokio::time::Instant),

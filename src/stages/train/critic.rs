@@ -123,7 +123,6 @@ impl<B: TrainingBackend> Critic<B> {
         Ok(Valued { policy, critic, kl_cost, step })
     }
 
-    /// One update.
     pub(super) fn learn(&self, minibatch: Arc<TrainBatch>, step: &mut CriticStep) -> Result<(), TrainError> {
         let seen = self.backend.forward_backward(minibatch).wait()?;
         step.optim = self.backend.optim_step().wait()?;
@@ -142,7 +141,6 @@ impl<B: TrainingBackend> Critic<B> {
         Ok((FOLDER.to_owned(), self.backend.save_checkpoint(request).wait()?))
     }
 
-    /// Restores the critic from a checkpoint.
     pub(super) fn load(&self, checkpoint: &Path) -> Result<(), TrainError> {
         self.backend.load_checkpoint(&checkpoint.join(FOLDER)).wait().map(drop)
     }

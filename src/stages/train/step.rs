@@ -128,7 +128,6 @@ impl<B: TrainingBackend> Trainer<B> {
         Ok(Some(cost))
     }
 
-    /// Trains on the parts that are not yet trained on.
     fn train_rest(&self, pending: &mut StepBatch) -> Result<(), StageError> {
         let (mut part, config) = (std::mem::take(&mut pending.rest), &pending.config);
         self.assign_advantages(config, &mut part, None)?;
@@ -145,7 +144,6 @@ impl<B: TrainingBackend> Trainer<B> {
         Ok(())
     }
 
-    /// Trains on the last part, and updates.
     fn finish_parts(&self, mut pending: StepBatch) -> Result<Learned, StageError> {
         self.train_rest(&mut pending)?;
         let StepBatch { step, config, done: mut batch, passes, .. } = pending;
