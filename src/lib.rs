@@ -10,7 +10,6 @@ pub mod data;
 pub mod engine;
 pub mod env;
 pub mod flow;
-pub mod hub;
 pub mod judge;
 #[cfg(feature = "torch")]
 pub mod model;
@@ -20,16 +19,22 @@ pub mod model {
     mod dtype;
     pub use dtype::Dtype;
 }
-pub mod net;
 pub mod observe;
 pub mod recipe;
 pub mod rollout;
-#[cfg(unix)]
-pub mod sandbox;
-mod settings;
 pub mod stages;
 pub mod train;
-pub mod util;
+
+#[doc(inline)]
+pub use rollflow_hub as hub;
+#[doc(inline)]
+pub use rollflow_net as net;
+#[cfg(unix)]
+#[doc(inline)]
+pub use rollflow_sandbox as sandbox;
+use rollflow_settings as settings;
+#[doc(inline)]
+pub use rollflow_util as util;
 
 /// Names that a program needs to declare a pipeline.
 pub mod prelude {

@@ -15,10 +15,9 @@ use super::language_model::Judge;
 use super::{JudgeConfig, ServiceError, protocol};
 use crate::algo::rewards::RewardOutput;
 use crate::data::Group;
-use crate::net::{Client, Endpoint, Fault, Outcome, RemoteError, RetryPolicy, Retryable, deadline};
+use crate::net::{Client, Endpoint, Fault, Outcome, RemoteError, RetryPauses, RetryPolicy, Retryable, URL, deadline};
 use crate::observe::logs::{Failure, FailureKind};
 use crate::settings::declare::section;
-use crate::settings::remote::{RetryPauses, URL};
 use crate::settings::setting::{POSITIVE, SOME};
 
 section! {

@@ -3,11 +3,10 @@
 use std::path::PathBuf;
 
 use crate::env::ToolFormat;
-use crate::net::RetryPolicy;
+use crate::net::{RetryPauses, RetryPolicy, URL};
 use crate::rollout::AgentLimits;
 use crate::sandbox::SandboxRule;
 use crate::settings::declare::{section, tagged};
-use crate::settings::remote::{RetryPauses, URL};
 use crate::settings::setting::{GIVEN, Limit, PATH_GIVEN, SOME};
 
 const A_CHOICE: Limit<u64> = Limit { text: "at least 2", holds: |value| *value >= 2 };

@@ -137,9 +137,7 @@ fn title(section: &str) -> String {
 
 /// Returns the help of a section, or that of recipes.
 fn section_doc(section: &str) -> String {
-    let plan = Plan::keys();
-    let of = plan.all.into_iter().find(|key| key.name == section.trim_end_matches("[]"));
-    sentence(of.and_then(|key| (key.inside)()).map_or(plan.doc, |(_, keys)| keys.doc))
+    sentence(Plan::keys().doc_of(section.trim_end_matches("[]")))
 }
 
 fn row(name: &str, KeyDoc { expects, default, formerly, doc, .. }: &KeyDoc) -> String {

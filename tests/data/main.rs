@@ -6,6 +6,7 @@ mod chat;
 mod checkpoints;
 mod data_buffer;
 mod data_sources;
+mod hub;
 mod jsonl;
 mod large_data;
 mod packing;

@@ -28,7 +28,7 @@ engine! {
     io = "../../src/flow/io.rs"
     message = "../../src/flow/message.rs"
     order = "../../src/flow/order.rs"
-    rng = "../../src/util/rng.rs"
+    rng = "../../crates/util/src/rng.rs"
     simulation = "../../src/flow/simulation.rs"
     stage = "../../src/flow/stage.rs"
     wait = "../../src/flow/wait.rs"

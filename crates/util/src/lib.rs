@@ -1,0 +1,17 @@
+//! Small utilities for all other crates of rollflow: files, locks, keyed random numbers, secrets,
+//! untrusted text, deadlines.
+
+pub mod atomic_file;
+pub mod lock_file;
+pub mod reading;
+pub mod rng;
+pub mod secrets;
+pub mod untrusted;
+
+use std::time::{Duration, Instant};
+
+/// The instant after `limit` from now; in a year if the clock cannot say it.
+pub fn deadline(limit: Duration) -> Instant {
+    let now = Instant::now();
+    now.checked_add(limit).unwrap_or(now + Duration::from_secs(365 * 24 * 3600))
+}
