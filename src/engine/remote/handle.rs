@@ -139,6 +139,11 @@ impl FleetHandle {
         });
     }
 
+    /// Withholds work from the engine until its weights are verified. A trial continues.
+    pub(super) fn mark_late(&self, place: usize) {
+        self.mark(place, |standing| standing.doubtful = true);
+    }
+
     /// Withholds work from the engine until its weights are verified. On trial, this refutes them.
     pub(super) fn mark_doubtful(&self, place: usize) {
         self.mark(place, |standing| {

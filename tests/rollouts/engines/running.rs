@@ -316,6 +316,46 @@ fn v4_what_was_made_under_weights_on_trial_is_given_back_when_they_are_right_and
     }
 }
 
+/// A sync that reports a late engine goes on with it.
+#[test]
+fn v4_work_of_an_engine_on_trial_is_kept_while_its_probe_is_late() {
+    let scored = || Reply::json(json!({ "choices": [{ "prompt_logprobs": [null, { "6": { "logprob": -7.5 } }] }] }));
+    let (answers, probes) = (Arc::<AtomicBool>::default(), Arc::<AtomicUsize>::default());
+    let (ready, count) = (answers.clone(), probes.clone());
+    let quick = Server::new(move |path, body| match path {
+        "/v1/completions" => scored(),
+        _ => vllm_page(path).unwrap_or_else(|| right(body, "1", 2)),
+    });
+    let late = Server::new(move |path, body| match path {
+        "/v1/completions" => {
+            count.fetch_add(1, SeqCst);
+            if ready.load(SeqCst) { scored() } else { Reply::Page(503, String::new()) }
+        }
+        _ => vllm_page(path).unwrap_or_else(|| right(body, "1", 2)),
+    });
+    let handle = handle([vllm(&quick.url), vllm(&late.url)]);
+    give(&handle, 1);
+    let mut fleet = fleet(&handle, FleetConfig { fleet_timeout: GUARD, ..hasty() });
+    fleet.set_weights(1, &());
+    (0..4).for_each(|ordinal| fleet.submit(request(ordinal, 2, &params())).unwrap());
+    let (texts, expected) = (vec![vec![5, 6]], vec![vec![-7.5]]);
+    let (manager, update) = (manager(&handle), Update { texts, expected, tolerance: 1e-3, ..unprobed(1) });
+    let syncing = std::thread::spawn(move || wait_for(manager.sync(update)));
+    while probes.load(SeqCst) == 0 {
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    let (mut ended, mut withdrawn) = (0, 0);
+    while !syncing.is_finished() {
+        ended += fleet.step().unwrap().len();
+        withdrawn += fleet.discarded().len();
+    }
+    assert_eq!((syncing.join().unwrap().unwrap().held(), handle.behind()), (1, vec![1]));
+    assert!(ended < 8, "its samples wait for the verdict");
+    answers.store(true, SeqCst);
+    ended += finish(&mut fleet, |fleet| withdrawn += fleet.discarded().len()).unwrap().len();
+    assert_eq!((ended, withdrawn, handle.is_serving(1)), (8, 0, true));
+}
+
 /// Law F3 of a group: what one question asks for ends once and whole, however the question ends.
 #[test]
 fn samples_of_a_prompt_are_asked_for_together_and_go_on_by_themselves_when_that_fails() {

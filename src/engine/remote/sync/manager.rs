@@ -166,7 +166,7 @@ impl WeightSyncManager {
             Some((free, result)) => self.record(free, &update, result),
             None => {
                 let late = self.isolated(place, "load", StepError::Late { seconds: time.as_secs_f64() });
-                self.fleet.mark_doubtful(place);
+                self.fleet.mark_late(place);
                 tracing::warn!("{late}");
                 Err(late)
             }
