@@ -20,24 +20,34 @@ pub enum RopeScaling {
     #[default]
     Default,
     /// All frequencies divided by one factor.
-    Linear { factor: f64 },
+    Linear {
+        /// Divisor of the frequencies.
+        factor: f64,
+    },
     /// Llama 3.1: low frequencies divided, high ones kept, a ramp between.
     Llama3 {
+        /// Divisor of the low frequencies.
         factor: f64,
         /// Wavelengths above the pre-training context over this number are divided.
         low_freq_factor: f64,
         /// Wavelengths below the pre-training context over this number are kept.
         high_freq_factor: f64,
+        /// Positions in pre-training.
         #[serde(serialize_with = "whole")]
         original_max_position_embeddings: f64,
     },
     /// Dynamic NTK. Frequencies change only beyond `max_position_embeddings`, a length this library
     /// rejects.
-    Dynamic { factor: f64 },
+    Dynamic {
+        /// Factor of the context.
+        factor: f64,
+    },
     /// YaRN (Peng et al., 2023): a ramp over frequencies, and longer queries and keys. The ramp
     /// depends on each frequency's turns within the pre-training context.
     Yarn {
+        /// Divisor of the low frequencies.
         factor: f64,
+        /// Positions in pre-training.
         #[serde(serialize_with = "whole")]
         original_max_position_embeddings: f64,
         /// Frequencies that turn more often than this are kept.

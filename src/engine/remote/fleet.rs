@@ -25,6 +25,7 @@ use std::time::{Duration, Instant};
 use tokio::sync::watch;
 
 use super::attempt::{self, AttemptEvent, AttemptUpdate};
+use super::budget::Budget;
 use super::handle::{EngineState, Standings};
 use super::in_flight::{InFlightSample, Running, SampleKey, Stage, versions};
 use super::router::{EngineSlot, choose, pause};
@@ -99,6 +100,7 @@ pub struct Fleet {
     version: Option<Version>,
     engine_slots: Vec<EngineSlot>,
     samples: BTreeMap<SampleKey, InFlightSample>,
+    budget: Budget,
     /// Time of the newest token, or of the last idle moment.
     progress: Instant,
     warned: Instant,
@@ -129,6 +131,7 @@ impl Fleet {
             version: None,
             engine_slots: vec![EngineSlot::new(config.per_engine); handle.engines().len()],
             samples: BTreeMap::new(),
+            budget: Budget::new(now, slots),
             progress: now,
             warned: now,
             refused: 0,
@@ -308,6 +311,7 @@ impl Fleet {
             return self.fail(key, place, error.of_sample(&id(key)), now);
         }
         self.engine_slots[place].ended();
+        self.budget.earn();
         self.finish(key, finish)
     }
 
@@ -347,7 +351,7 @@ impl Fleet {
             return self.give_up(key, error);
         }
         tracing::debug!("{error}; trying again");
-        let at = now + pause(self.config.pause, mix(key.0 ^ u64::from(key.1)), sample.failures.max(1));
+        let at = self.budget.spend(now) + pause(self.config.pause, mix(key.0 ^ u64::from(key.1)), sample.failures.max(1));
         sample.wait(at);
         if self.engine_slots[place].failures >= FAILURES && self.handle.state(place) != EngineState::Lost {
             tracing::warn!("{error}; it gets no work until it is well again");

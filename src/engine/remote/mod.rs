@@ -4,6 +4,7 @@
 //! sync. [`connect`] makes the engines of this project.
 
 mod attempt;
+mod budget;
 mod control;
 mod engine;
 mod fleet;
