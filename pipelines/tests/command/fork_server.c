@@ -73,6 +73,7 @@ static int serve(int argc, char **argv, char **envp) {
     struct sockaddr_un address = {.sun_family = AF_UNIX};
     strncpy(address.sun_path, path, sizeof address.sun_path - 1);
     int listener = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    unlink(path); /* Of a process with the same id that was killed together with its server. */
     if (bind(listener, (struct sockaddr *)&address, sizeof address) != 0 || listen(listener, 64) != 0) return 1;
     if (write(1, "\n", 1) != 1) return 1;
     struct pollfd ends[] = {{.fd = 0, .events = POLLIN}, {.fd = listener, .events = POLLIN}};
