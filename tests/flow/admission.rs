@@ -6,6 +6,7 @@ use std::sync::Arc;
 use proptest::prelude::*;
 use rollflow::data::{Answer, Batch, Group, POISONED, Prompt, Sample, SampledToken, Scored, Status, Version};
 use rollflow::rollout::{Admission, Fate, Ledger, OpenGroup, Pace, STALE, TRUNCATED};
+use serde_json::json;
 
 proptest! {
     /// Law V2: the largest lag over all groups is `worst_lag`, for any window.
@@ -144,4 +145,27 @@ fn a_group_that_lost_all_samples_is_dropped_for_the_same_reason() {
     let totals = ledger.totals();
     assert_eq!((totals.groups, totals.open_tokens), (BTreeMap::from([(Fate::Stale, 1)]), 0));
     assert_eq!(totals.tokens, BTreeMap::from([(Fate::Filtered, 6), (Fate::Stale, 4)]));
+}
+
+/// Law C1: the sums stand next to the open groups, as in the checkpoints of earlier versions.
+#[test]
+fn a_ledger_is_read_in_its_written_form_and_a_missing_sum_is_an_error() {
+    let sums = json!({"entered": 3, "groups": {"trained": 2, "stale": 1}, "generated": 9, "tokens": {"trained": 7, "stale": 2}});
+    let mut written = json!({"next": 3, "open": {}});
+    written.as_object_mut().unwrap().extend(sums.as_object().unwrap().clone());
+    let ledger: Ledger = serde_json::from_str(&written.to_string()).unwrap();
+    let totals = ledger.totals();
+    assert_eq!((totals.entered, totals.generated, totals.imbalance()), (3, 9, (0, 0)));
+    assert_eq!(totals.groups, BTreeMap::from([(Fate::Trained, 2), (Fate::Stale, 1)]));
+    assert_eq!(serde_json::to_value(&ledger).unwrap(), written, "no key is added or renamed");
+    for key in ["next", "entered", "open", "groups", "generated", "tokens"] {
+        let mut without = written.clone();
+        without.as_object_mut().unwrap().remove(key);
+        let error = serde_json::from_str::<Ledger>(&without.to_string()).unwrap_err().to_string();
+        assert!(error.contains(&format!("missing field `{key}`")), "{error}");
+    }
+    let mut open = Ledger::default();
+    sampled(&mut open, 7);
+    let again: Ledger = serde_json::from_slice(&serde_json::to_vec(&open).unwrap()).unwrap();
+    assert_eq!(again, open);
 }
