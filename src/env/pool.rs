@@ -6,7 +6,7 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Receiver, Sender, unbounded};
@@ -29,9 +29,10 @@ pub struct Pool<T: Send + 'static> {
     /// Jobs that began, by key.
     running: BTreeMap<u64, Running>,
     pending: usize,
-    /// Threads that take jobs; `stuck` are those whose job was abandoned.
+    /// Threads that take jobs.
     workers: usize,
-    stuck: usize,
+    /// Threads whose job was abandoned and did not return yet.
+    stuck: Arc<AtomicUsize>,
 }
 
 /// Key and result of a job.
@@ -54,15 +55,13 @@ struct Running {
 enum Event<T> {
     Began(u64, Running),
     Ended(Outcome<T>),
-    /// The job of a stuck thread returned.
-    Freed,
 }
 
 impl<T: Send + 'static> Pool<T> {
     /// Creates a pool for at most `threads` jobs at a time. Threads start with the first jobs.
     pub fn new(threads: usize) -> Self {
         let (queue, events, running) = (unbounded(), unbounded(), BTreeMap::new());
-        Pool { most: threads.max(1), queue, events, running, pending: 0, workers: 0, stuck: 0 }
+        Pool { most: threads.max(1), queue, events, running, pending: 0, workers: 0, stuck: Arc::default() }
     }
 
     /// Submits a job with a time limit of `time` from its start. No two jobs have the same key.
@@ -91,15 +90,18 @@ impl<T: Send + 'static> Pool<T> {
                     self.pending -= 1;
                     return Some(outcome);
                 }
-                Ok(Event::Freed) => self.stuck -= 1,
                 Err(_) if due <= Instant::now() => {
                     let key = first?;
                     let Running { time, settled, .. } = self.running.remove(&key)?;
-                    if !settled.swap(true, Ordering::AcqRel) {
-                        (self.workers, self.stuck, self.pending) = (self.workers - 1, self.stuck + 1, self.pending - 1);
-                        self.staff();
-                        return Some((key, Err(late(time))));
+                    // Counted before, because the thread counts itself out as soon as it sees `settled`.
+                    self.stuck.fetch_add(1, Ordering::AcqRel);
+                    if settled.swap(true, Ordering::AcqRel) {
+                        self.stuck.fetch_sub(1, Ordering::AcqRel);
+                        continue;
                     }
+                    (self.workers, self.pending) = (self.workers - 1, self.pending - 1);
+                    self.staff();
+                    return Some((key, Err(late(time))));
                 }
                 Err(_) => return None,
             }
@@ -108,16 +110,15 @@ impl<T: Send + 'static> Pool<T> {
 
     /// Starts a thread if one is allowed; rejects queued jobs if none can run.
     fn staff(&mut self) {
-        let (jobs, events) = (&self.queue.1, &self.events.0);
-        if self.workers < self.most && self.stuck < self.most * MOST_STUCK && !jobs.is_empty() {
+        let (jobs, events, stuck) = (&self.queue.1, &self.events.0, self.stuck.load(Ordering::Acquire));
+        if self.workers < self.most && stuck < self.most * MOST_STUCK && !jobs.is_empty() {
             self.workers += 1;
-            let (jobs, events) = (jobs.clone(), events.clone());
-            std::thread::spawn(move || work(&jobs, &events));
+            let (jobs, events, stuck) = (jobs.clone(), events.clone(), self.stuck.clone());
+            std::thread::spawn(move || work(&jobs, &events, &stuck));
         }
         if self.workers == 0 {
             let exhausted = EnvError::new(format!(
-                "{} threads are stuck in jobs that were given up long ago, so that no more are started; make the environment heed its deadline",
-                self.stuck
+                "{stuck} threads are stuck in jobs that were given up long ago, so that no more are started; make the environment heed its deadline"
             ));
             let refuse = |job: Job<T>| drop(events.send(Event::Ended((job.key, Err(exhausted.clone())))));
             jobs.try_iter().for_each(refuse);
@@ -126,14 +127,14 @@ impl<T: Send + 'static> Pool<T> {
 }
 
 /// Runs jobs until the pool is dropped, or this thread's job was abandoned.
-fn work<T>(jobs: &Receiver<Job<T>>, events: &Sender<Event<T>>) {
+fn work<T>(jobs: &Receiver<Job<T>>, events: &Sender<Event<T>>, stuck: &AtomicUsize) {
     for Job { key, time, work } in jobs {
         let (deadline, settled) = (net::deadline(time), Arc::new(AtomicBool::new(false)));
         // The receiver is gone if the pool was dropped.
         drop(events.send(Event::Began(key, Running { time, deadline, settled: settled.clone() })));
         let outcome = caught(|| work(deadline)).map_err(|panic| EnvError::new(format!("it panicked: {panic}")));
         if settled.swap(true, Ordering::AcqRel) {
-            drop(events.send(Event::Freed));
+            stuck.fetch_sub(1, Ordering::AcqRel);
             return;
         }
         let outcome = if Instant::now() < deadline { outcome } else { Err(late(time)) };
@@ -198,5 +199,11 @@ mod tests {
         let last = outcomes[MOST_STUCK].to_string();
         assert!(last.starts_with(&format!("{MOST_STUCK} threads are stuck")), "{last}");
         drop(hold);
+        // Threads that returned while no outcome was awaited take no room from later jobs.
+        while pool.stuck.load(Ordering::Acquire) > 0 {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        pool.submit(100, LONG, |_| ());
+        assert_eq!(pool.next(LONG), Some((100, Ok(()))));
     }
 }
