@@ -43,6 +43,9 @@ pub(super) fn records(path: &Path, split: &str) -> Result<Option<Vec<Place>>, Da
     let (start, line) = (read.get(), lines.get());
     let lists = Lists { read: &read, split: Some(split) };
     let list = lists.deserialize(&mut serde_json::Deserializer::from_reader(&mut file)).map_err(|error| {
+        if error.is_io() {
+            return failed(error.into());
+        }
         let cut = if error.is_eof() { "; is all of it there?" } else { "" };
         let problem = format!("not JSON: {} (column {}){cut}", bare(&error), error.column());
         DataError::in_line(path, line + error.line() - 1, problem)
