@@ -99,7 +99,11 @@ pub(super) fn parse_line(bytes: &[u8], line: usize) -> Result<Option<Map<String,
 
 /// The record in these bytes, which may stand on several lines.
 pub(super) fn parse_object(bytes: &[u8]) -> Result<Map<String, Value>, String> {
-    object(serde_json::from_slice(bytes).map_err(|error| format!("not JSON: {error}"))?)
+    let refuse = |error: serde_json::Error| {
+        let line = if error.line() > 1 { format!("line {} of the record, ", error.line()) } else { String::new() };
+        format!("not JSON: {} ({line}column {})", bare(&error), error.column())
+    };
+    object(serde_json::from_slice(bytes).map_err(refuse)?)
 }
 
 fn object(value: Value) -> Result<Map<String, Value>, String> {
