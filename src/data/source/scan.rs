@@ -200,4 +200,14 @@ mod tests {
             assert_eq!(found(text).unwrap_err(), problem);
         }
     }
+
+    /// Quotes, escapes and brackets at the boundary of two reads.
+    #[test]
+    fn a_record_may_be_longer_than_what_is_read_at_once() {
+        let long = |shift: usize| format!("{{\"a\": \"{}\\\"}}{}\"}}", "x".repeat(BLOCK - 12 + shift), "\\\\".repeat(BLOCK));
+        for shift in 0..6 {
+            let text = format!("[{}, 7]", long(shift));
+            assert_eq!(found(&text).unwrap().unwrap(), [long(shift), "7".to_owned()], "{shift}");
+        }
+    }
 }
