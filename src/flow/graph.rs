@@ -264,10 +264,10 @@ impl Flow {
     /// Time limit of a run in which no stage can make progress, before it ends with
     /// [`RunError::Stalled`]. Default: 30 seconds.
     ///
-    /// Within it, code outside the graph may raise a [`Window`](super::Window) or publish weights. `Duration::MAX`
-    /// is no limit, for a flow that is driven from outside. A stage that computes, or awaits a
-    /// timer or a socket, makes progress. If the stages wait only for each other, the run ends
-    /// immediately.
+    /// Within it, code outside the graph may raise a [`Window`](super::Window) or publish weights.
+    /// `Duration::MAX` is no limit, for a flow that is driven from outside. A stage that computes,
+    /// or awaits a timer or a socket, makes progress. If the stages wait only for each other, the
+    /// run ends immediately.
     pub fn stall_timeout(&mut self, time: Duration) -> &mut Self {
         self.stall_timeout = time;
         self

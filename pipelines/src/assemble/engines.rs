@@ -13,7 +13,7 @@ use rollflow::flow::{WeightsRx, WeightsTx};
 use rollflow::model::FrozenWeights;
 use rollflow::net::Tasks;
 use rollflow::prelude::*;
-use rollflow::recipe::{MemoryPlan, Net, Plan};
+use rollflow::recipe::{DeviceName, MemoryPlan, Net, Plan};
 use rollflow::stages::sync::{Exporter, RemoteSync, probe_texts};
 
 use crate::assemble::policy::Reader;
@@ -123,7 +123,9 @@ pub fn exporter(plan: &Plan, policy: &Policy, folder: &Path) -> Result<Exporter>
 /// `None` if interrupted, after the servers have ended.
 pub fn launch(plan: &Plan, start: &Path, logs: &Path, startup: Startup<'_>) -> Result<Option<Servers>> {
     let adapters = plan.lora.as_ref().filter(|_| plan.syncs_adapters());
-    let own = MemoryPlan::of(plan)?;
+    // A run without a GPU of its own leaves all of them to the servers, and its model need not be here.
+    let shares = plan.devices().iter().any(|(_, device)| matches!(device, DeviceName::Cuda(_)));
+    let own = if shares { MemoryPlan::of(plan)? } else { Vec::new() };
     let commands = ServerCommand::of(&plan.engine, plan.model.precision(), adapters, plan.flow.max_staleness, &own, start)?;
     for command in &commands {
         (startup.report)(&format!("starting {} at {}; its log is in {}", command.kind.word(), command.url(), logs.display()));

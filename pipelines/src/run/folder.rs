@@ -26,6 +26,7 @@ use rollflow::stages::train::{self, CheckpointGate, Trained};
 use rollflow::train::checkpoint::{self, CHECKPOINTS};
 use rollflow::util::{atomic_file, lock_file, untrusted};
 
+use crate::assemble::conversations;
 use crate::run::page;
 use crate::run::record::{Drawn, Record};
 use crate::run::{LINEAGE, LOCK, LOGS, PAGE, RECIPE, RECORD};
@@ -132,6 +133,9 @@ impl RunFolder {
         };
         atomic_file::remove_leftovers(path).with_context(|| format!("removing what is half written in {}", path.display()))?;
         let recipe = path.join(RECIPE);
+        let mut plan = plan.clone();
+        conversations::decide(&mut plan.chat, &plan.model.source);
+        let plan = &plan;
         atomic_file::write(&recipe, plan.to_toml()).with_context(|| format!("writing {}", recipe.display()))?;
         Record::begin(path, plan)?;
         let run = RunFolder {
