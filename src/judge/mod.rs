@@ -29,7 +29,7 @@ pub enum ServiceError {
     Http(#[from] RemoteError),
     /// The service was busy for longer than its `busy_timeout`.
     #[error(
-        "{url} said {status} for {seconds:.1} s; give the reward service more workers, ask it less at once (concurrency), or raise busy_timeout"
+        "{url} said {status} for {seconds:.1} s; give the reward service more workers, lower its concurrency, or raise busy_timeout"
     )]
     Busy {
         /// The service.

@@ -57,7 +57,7 @@ fn v2_an_answer_expires_when_it_would_be_too_old_in_its_turn() {
     assert!(!admission.expires(4, &Answer::new(0), 1), "what has not begun can't");
     assert!(admission.expires(0, &answer(1), 3) && !admission.expires(0, &answer(2), 3), "nor is it trained under the past");
     admission.judged(0, 2);
-    assert!(!admission.expires(5, &answer(1), 1), "dropped groups delay nobody");
+    assert!(!admission.expires(5, &answer(1), 1), "dropped groups delay no other group");
     assert!(!Admission::new(2, 6, None).expires(5, &answer(1), 9), "without a bound nothing is too old");
 }
 

@@ -74,7 +74,7 @@ impl Process {
         if self.status.is_none() {
             match self.answers.read_exact(&mut status) {
                 Err(error) if error.kind() == ErrorKind::WouldBlock => return None,
-                read => read.expect("its end is told"),
+                read => read.expect("the server reports its end"),
             }
             self.status = Some(ExitStatus::from_raw(i32::from_ne_bytes(status)));
         }
@@ -123,7 +123,7 @@ fn socket(preloaded: OsString) -> PathBuf {
         command.env("LD_PRELOAD", libraries).env("FORK_SERVER", &path).stdin(Stdio::piped()).stdout(Stdio::piped());
         let mut server = command.spawn().unwrap();
         let ready = server.stdout.take().unwrap().read(&mut [0]).unwrap();
-        assert_eq!(ready, 1, "the fork server has begun");
+        assert_eq!(ready, 1, "the fork server has started");
         (path, server)
     });
     path.clone()
