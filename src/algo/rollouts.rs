@@ -44,12 +44,18 @@ pub fn batch_issues(batch: &Batch) -> Vec<String> {
         if group.samples.is_empty() {
             note("it has no sample");
         }
-        for (place, sample) in (0..).zip(&group.samples) {
+        for sample in &group.samples {
             if sample.group_index != id {
                 issues.push(format!("sample {} of group {id}: it belongs to group {}", sample.index, sample.group_index));
             }
-            if sample.index != place {
-                issues.push(format!("sample {} of group {id}: its place is {place}", sample.index));
+        }
+        // A dropped sample leaves a gap; a rollout in parts has one index.
+        for pair in group.samples.windows(2) {
+            let [before, next] = [&pair[0], &pair[1]].map(|sample| (sample.index, sample.part));
+            match before.cmp(&next) {
+                Ordering::Less => {}
+                Ordering::Equal => issues.push(format!("sample {} of group {id}: it is there twice", next.0)),
+                Ordering::Greater => issues.push(format!("sample {} of group {id}: it follows sample {}", next.0, before.0)),
             }
         }
         issues.extend(group.samples.iter().flat_map(sample_issues));

@@ -10,7 +10,8 @@ use futures_util::future::{BoxFuture, Shared};
 use super::TrainError;
 use crate::flow::block_on;
 
-/// Result of a backend's command. Clones are cheap and share the result.
+/// Result of a backend's command. Clones are cheap and share the result. As any future, it must not be
+/// polled again after it is ready: to wait more than once, wait for a clone.
 #[derive(Clone)]
 pub struct TrainFuture<T>(Shared<BoxFuture<'static, Result<T, TrainError>>>);
 

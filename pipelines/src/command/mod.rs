@@ -22,6 +22,7 @@ mod reference;
 mod replay;
 mod report;
 mod resume;
+mod rollouts;
 mod run;
 mod runs;
 mod score;
@@ -60,6 +61,7 @@ enum Command {
     Check(check::Check),
     Graph(graph::Graph),
     Simulate(simulate::Simulate),
+    Rollouts(rollouts::Rollouts),
     Replay(replay::Replay),
     Generate(generate::Generate),
     Score(score::Score),
@@ -85,6 +87,7 @@ fn dispatch(command: Command, registry: &Registry) -> Result<()> {
         Command::Check(of) => of.run(registry),
         Command::Graph(of) => of.run(registry),
         Command::Simulate(of) => of.run(registry),
+        Command::Rollouts(of) => of.run(),
         Command::Replay(of) => of.run(registry),
         Command::Generate(of) => of.run(),
         Command::Score(of) => of.run(),

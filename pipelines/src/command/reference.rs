@@ -4,21 +4,24 @@
 use anyhow::{Context, Result};
 use clap::{Args, CommandFactory};
 use clap_complete::Shell;
+use rollflow::observe::catalog;
 use rollflow::recipe;
 
 use super::{Cli, out, refused};
 
-/// Print the page of a recipe key: type, range, default, meaning, pipelines and related keys.
+/// Print the page of a recipe key: type, range, default, meaning, pipelines and related keys; or the
+/// list of all metrics.
 #[derive(Args)]
-#[command(after_help = "Examples:\n  rollflow explain train.lr\n  rollflow explain flow")]
+#[command(after_help = "Examples:\n  rollflow explain train.lr\n  rollflow explain flow\n  rollflow explain metrics")]
 pub struct Explain {
-    /// A key or a section, as in train.lr or train.
+    /// A key or a section, as in train.lr or train; or metrics.
     key: String,
 }
 
 impl Explain {
     pub fn run(self) -> Result<()> {
-        out::line(recipe::explain(&self.key).map_err(refused)?.trim_end())
+        let page = if self.key == "metrics" { catalog::markdown() } else { recipe::explain(&self.key).map_err(refused)? };
+        out::line(page.trim_end())
     }
 }
 

@@ -55,6 +55,49 @@ fn a_run_leaves_its_recipe_metrics_rollouts_page_and_checkpoints() {
     assert_eq!(resolved.code, Some(0), "{}", resolved.err);
 }
 
+#[test]
+fn recorded_rollouts_are_shown_checked_and_written_as_a_data_set() {
+    let folder = tempfile::tempdir().unwrap();
+    let (run, samples, best) = (folder.path().join("run"), folder.path().join("samples.jsonl"), folder.path().join("best"));
+    let ended = rollflow(&run_args(GRPO, &run, &["train.steps=2", "observe.rollouts_every=1"]));
+    assert_eq!(ended.code, Some(0), "{}", ended.err);
+    let rollouts = |source: &Path, args: &[&str]| rollflow(&[&["rollouts", source.to_str().unwrap()], args].concat());
+
+    let listed = rollouts(&run, &["--step", "2", "--limit", "3"]).out;
+    assert_eq!(listed.lines().count(), 1 + 3, "{listed}");
+    assert!(
+        listed.starts_with("step  group  sample  reward  tokens  prompt") && listed.lines().skip(1).all(|l| l.starts_with("2 "))
+    );
+    let chat = rollouts(&run, &["--limit", "1", "--show", "chat"]).out;
+    assert!(chat.starts_with("## step 2, group ") && chat.contains("### user") && chat.contains("### assistant"), "{chat}");
+    let nothing = rollouts(&run, &["--min-reward", "7"]);
+    assert!(nothing.code == Some(1) && nothing.err.contains("no rollout fits"), "{}", nothing.err);
+    assert_eq!(rollouts(&folder.path().join("none"), &[]).code, Some(2));
+
+    let written = rollouts(&run, &["--samples", samples.to_str().unwrap()]);
+    assert!(written.out.starts_with("32 samples: "), "{}{}", written.out, written.err);
+    let tokens = rollouts(&samples, &["--limit", "1", "--show", "tokens"]).out;
+    assert!(tokens.contains("place    token  weight  log-prob  version"), "{tokens}");
+
+    let train = best.join("train.jsonl");
+    fs::create_dir(&best).unwrap();
+    let written = rollouts(&run, &["--max-reward", "1", "--conversations", train.to_str().unwrap()]);
+    assert!(written.out.starts_with("32 conversations: "), "{}{}", written.out, written.err);
+    assert_eq!(read(&train).lines().count(), 32);
+
+    assert_eq!(rollouts(&run, &["--check"]).out, "0 issues in 32 rollouts\n");
+    let lines = read(&run.join("rollouts.jsonl"));
+    let first = lines.lines().next().unwrap();
+    fs::write(run.join("rollouts.jsonl"), format!("{first}\n{lines}")).unwrap();
+    let checked = rollouts(&run, &["--check"]);
+    assert_eq!(checked.code, Some(1));
+    assert!(
+        checked.out.starts_with("step 1: sample 0 of group ") && checked.out.contains("it is there twice"),
+        "{}",
+        checked.out
+    );
+}
+
 /// Rows are in `metrics.jsonl` and nowhere else; the report reads them there.
 #[cfg(target_os = "linux")]
 #[test]

@@ -73,6 +73,29 @@ impl Rollout {
             metadata: sample.metadata.clone(),
         }
     }
+
+    /// The sample again. Its sampled tokens weigh 1, the others 0, as a line records no weights;
+    /// log-probabilities that were not recorded are missing.
+    pub fn into_sample(self) -> Sample {
+        Sample {
+            group_index: self.group,
+            index: self.index,
+            part: self.part,
+            prompt: self.prompt,
+            response: self.response,
+            loss_mask: self.versions.per_token().map(|version| f32::from(u8::from(version.is_some()))).collect(),
+            tokens: self.tokens,
+            log_probs: self.log_probs.unwrap_or_default(),
+            versions: self.versions,
+            temperature: self.temperature,
+            reward: self.reward,
+            reward_parts: self.reward_parts,
+            advantage: self.advantage,
+            status: self.status,
+            metadata: self.metadata,
+            ..Sample::default()
+        }
+    }
 }
 
 /// One line of an evaluation's answers, written when it is judged, so that an interrupted evaluation

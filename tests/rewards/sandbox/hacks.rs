@@ -6,7 +6,7 @@ use std::sync::Mutex;
 
 use serde_json::{Value, json};
 
-use super::{passed, walls};
+use super::{brief, limits, passed, walls_within};
 
 /// The task: `f(x)` is one more than `x`, and refuses what is negative.
 const TESTS: [&str; 6] = [
@@ -278,7 +278,8 @@ fn tests(tests: &[&str]) -> Value {
 /// Judges each code by all tests behind all walls; gives what was wrong.
 fn judged(codes: &[(&str, &str)], tests: &Value, expected: usize) {
     let wrong = Mutex::new(Vec::new());
-    for sandbox in walls() {
+    // A hack may run for its whole time.
+    for sandbox in walls_within(if expected == 0 { brief() } else { limits() }) {
         let walls = sandbox.walls();
         let left = Mutex::new(codes.iter());
         std::thread::scope(|scope| {

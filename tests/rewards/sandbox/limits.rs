@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use rollflow::sandbox::{Ended, Job, Limits, Walls};
 
-use super::{all_held, behind, limits, walls};
+use super::{all_held, behind, brief, limits, walls, within};
 
 #[test]
 fn a_fork_bomb_is_a_few_processes_and_then_none() {
@@ -15,7 +15,7 @@ while True:
     try: os.fork()
     except OSError: time.sleep(0.01)
 "#;
-    behind(code, &[], |ran, walls| assert_eq!(ran.ended, Ended::Overdue, "{walls}: {ran}"));
+    within(brief(), code, &[], |ran, walls| assert_eq!(ran.ended, Ended::Overdue, "{walls}: {ran}"));
     let threads = "import threading, time\nattempt('threads', lambda: [threading.Thread(target=time.sleep, args=(60,), daemon=True).start() \
                    for _ in range(200)])\nos._exit(0)";
     all_held(threads, &[]);
@@ -55,7 +55,7 @@ for number in range(1, 65):
 time.sleep(600)
 print("BROKE")
 "#;
-    behind(code, &[], |ran, walls| assert_eq!(ran.ended, Ended::Overdue, "{walls}: {ran}"));
+    within(brief(), code, &[], |ran, walls| assert_eq!(ran.ended, Ended::Overdue, "{walls}: {ran}"));
     for sandbox in walls() {
         let busy = Limits { cpu: Duration::from_secs(1), wall: Duration::from_secs(60), ..limits() };
         let busy = Job::python("import signal\nsignal.signal(signal.SIGXCPU, signal.SIG_IGN)\nwhile True: pass").limits(busy);

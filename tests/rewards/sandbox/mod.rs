@@ -19,6 +19,12 @@ fn limits() -> Limits {
     Limits { wall: time, cpu: time, memory: 256 * MIB, processes: 8, file_size: 2 * MIB, disk: 4 * MIB, output: 16 << 10 }
 }
 
+/// For programs that never end by themselves: a test waits for their whole time.
+fn brief() -> Limits {
+    let time = Duration::from_secs(2);
+    Limits { wall: time, cpu: time, ..limits() }
+}
+
 fn config() -> SandboxConfig {
     SandboxConfig { limits: limits(), ..SandboxConfig::python("python3").expect("tests of the sandbox need python3") }
 }
@@ -67,7 +73,11 @@ def syscall(*arguments):
 
 /// Runs `code` behind all walls with a mark among its arguments, which no process has afterwards.
 fn behind(code: &str, arguments: &[&str], check: impl Fn(&Ran, Walls)) {
-    for sandbox in walls() {
+    within(limits(), code, arguments, check);
+}
+
+fn within(limits: Limits, code: &str, arguments: &[&str], check: impl Fn(&Ran, Walls)) {
+    for sandbox in walls_within(limits) {
         let walls = sandbox.walls();
         let mark = format!("mark-{}-{:x}", std::process::id(), std::time::UNIX_EPOCH.elapsed().unwrap().as_nanos());
         let mut job = Job::python(format!("{TRY}\n{code}"));

@@ -1,0 +1,197 @@
+//! `rollflow rollouts`: recorded rollouts as a person, a check or another training run reads them.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::fs::File;
+use std::io::{BufRead, BufReader};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use anyhow::{Context, Result, ensure};
+use clap::{Args, ValueEnum};
+use rollflow::algo::rollouts::{batch_issues, inspect_sample};
+use rollflow::data::jsonl::{load_samples, save_samples};
+use rollflow::data::source::export_conversations;
+use rollflow::data::{Batch, Group, Prompt, PromptText, Sample, conversation_to_markdown, last_message};
+use rollflow::observe::logs::{Rollout, read_lines};
+use rollflow::util::untrusted;
+
+use super::{End, out, refused};
+
+/// Longest prompt or response in the list, in characters.
+const CELL: usize = 48;
+
+/// Show the rollouts that a run trained on, check them, or write them as samples or as a data set
+/// for [sft].
+#[derive(Args)]
+#[command(after_help = "\
+Examples:\n\
+\x20 rollflow rollouts runs/mine --step 40 --show tokens\n\
+\x20 rollflow rollouts runs/mine --min-reward 1 --conversations best/train.jsonl")]
+pub struct Rollouts {
+    /// A run, its rollouts.jsonl or replayed.jsonl, or a file that --samples wrote.
+    source: PathBuf,
+    /// Only those of this optimizer step.
+    #[arg(long)]
+    step: Option<u64>,
+    /// Only those of this group.
+    #[arg(long)]
+    group: Option<u64>,
+    /// Only those with at least this reward.
+    #[arg(long, value_name = "NUMBER", allow_hyphen_values = true)]
+    min_reward: Option<f64>,
+    /// Only those with at most this reward.
+    #[arg(long, value_name = "NUMBER", allow_hyphen_values = true)]
+    max_reward: Option<f64>,
+    /// Show the last so many.
+    #[arg(long, value_name = "N", default_value_t = 10)]
+    limit: usize,
+    /// How to show them.
+    #[arg(long, value_enum, default_value_t = Form::List)]
+    show: Form,
+    /// Report inconsistent rollouts instead of showing them; exit code 1 if there are any.
+    #[arg(long)]
+    check: bool,
+    /// Write all that fit to this file, as samples: one JSON object a line, with every column.
+    #[arg(long, value_name = "FILE")]
+    samples: Option<PathBuf>,
+    /// Write all that fit to this file, as conversations. Its folder is then a data set for [sft].
+    #[arg(long, value_name = "FILE")]
+    conversations: Option<PathBuf>,
+}
+
+#[derive(Clone, Copy, ValueEnum)]
+enum Form {
+    /// A line each: prompt, response and reward.
+    List,
+    /// The conversation, as Markdown.
+    Chat,
+    /// A line for every token, with its weight, log-probability and version.
+    Tokens,
+}
+
+/// A sample, and the optimizer step that trained it, where that is recorded.
+type Recorded = (Option<u64>, Sample);
+
+impl Rollouts {
+    pub fn run(self) -> Result<()> {
+        let recorded = recorded(&self.source)?;
+        let writes = self.samples.is_some() || self.conversations.is_some();
+        if self.check {
+            return self.report(recorded);
+        }
+        let (mut kept, mut fitting) = (VecDeque::new(), 0);
+        for rollout in recorded {
+            let rollout = rollout?;
+            if self.fits(&rollout) {
+                fitting += 1;
+                kept.push_back(rollout);
+                if !writes && kept.len() > self.limit {
+                    kept.pop_front();
+                }
+            }
+        }
+        ensure!(fitting > 0, "no rollout fits in {}", self.source.display());
+        if let Some(file) = &self.samples {
+            save_samples(file, kept.iter().map(|(_, sample)| sample))?;
+            out::line(&format!("{fitting} samples: {}", file.display()))?;
+        }
+        if let Some(file) = &self.conversations {
+            export_conversations(file, kept.iter().map(|(_, sample)| sample))?;
+            out::line(&format!("{fitting} conversations: {}", file.display()))?;
+        }
+        if writes { Ok(()) } else { out::text(&shown(&kept, self.show)) }
+    }
+
+    fn fits(&self, (step, sample): &Recorded) -> bool {
+        let fits = |limit: Option<f64>, fits: fn(&f64, &f64) -> bool| {
+            limit.is_none_or(|limit| sample.reward.is_some_and(|reward| fits(&reward, &limit)))
+        };
+        (self.step.is_none() || self.step == *step)
+            && self.group.is_none_or(|group| group == sample.group_index)
+            && fits(self.min_reward, f64::ge)
+            && fits(self.max_reward, f64::le)
+    }
+
+    /// Prints the issues of each step's batch. It reads one step at a time.
+    fn report(&self, recorded: impl Iterator<Item = Result<Recorded>>) -> Result<()> {
+        let (mut step, mut samples, mut seen, mut issues) = (None, Vec::new(), 0, 0);
+        for rollout in recorded {
+            let (next, sample) = rollout?;
+            if next != step {
+                issues += said(step, std::mem::take(&mut samples))?;
+                step = next;
+            }
+            if self.fits(&(next, sample.clone())) {
+                seen += 1;
+                samples.push(sample);
+            }
+        }
+        issues += said(step, samples)?;
+        out::line(&format!("{issues} issues in {seen} rollouts"))?;
+        if issues == 0 { Ok(()) } else { Err(End::Said(1).into()) }
+    }
+}
+
+/// Reads the rollouts of a run or a file, in its order; of a run, in constant memory.
+fn recorded(source: &Path) -> Result<Box<dyn Iterator<Item = Result<Recorded>>>> {
+    let file = if source.is_dir() { source.join("rollouts.jsonl") } else { source.to_owned() };
+    if !file.is_file() {
+        return Err(refused(format!("there is no {}; observe.rollouts_every = 1 records a run's rollouts", file.display())));
+    }
+    let mut first = String::new();
+    BufReader::new(File::open(&file)?).read_line(&mut first).with_context(|| format!("reading {}", file.display()))?;
+    let is_sample = serde_json::from_str::<serde_json::Value>(&first).is_ok_and(|line| line.get("group_index").is_some());
+    if is_sample {
+        return Ok(Box::new(load_samples(&file)?.into_iter().map(|sample| Ok((None, sample)))));
+    }
+    let rollout = |rollout: Rollout| (Some(rollout.step), rollout.into_sample());
+    Ok(Box::new(read_lines(file)?.map(move |line| Ok(line.map(rollout)?))))
+}
+
+/// Prints the issues of a step's samples, and returns their number.
+fn said(step: Option<u64>, samples: Vec<Sample>) -> Result<usize> {
+    let mut groups: BTreeMap<u64, Vec<Sample>> = BTreeMap::new();
+    for sample in samples {
+        groups.entry(sample.group_index).or_default().push(sample);
+    }
+    let group =
+        |(id, samples)| Group { prompt: Arc::new(Prompt { ordinal: id, ..Prompt::default() }), samples, ..Group::default() };
+    let issues = batch_issues(&Batch { groups: groups.into_iter().map(group).collect(), ..Batch::default() });
+    let at = step.map_or_else(String::new, |step| format!("step {step}: "));
+    issues.iter().try_for_each(|issue| out::line(&format!("{at}{}", untrusted::line(issue))))?;
+    Ok(issues.len())
+}
+
+fn shown(rollouts: &VecDeque<Recorded>, form: Form) -> String {
+    let of_step = |step: &Option<u64>| step.map_or_else(|| "–".to_owned(), |step| step.to_string());
+    match form {
+        Form::List => {
+            let head = ["step", "group", "sample", "reward", "tokens", "prompt", "response"];
+            let row = |(step, sample): &Recorded| {
+                let asked = match &sample.prompt {
+                    PromptText::Text(text) => text,
+                    PromptText::Chat(turns) => last_message(turns, Some("user")).map_or("", |turn| &turn.content),
+                };
+                let cell = |text: &str| untrusted::line_of(text, CELL);
+                let reward = sample.reward.map_or_else(|| "–".to_owned(), |reward| format!("{reward:.3}"));
+                let [group, index] = [sample.group_index, u64::from(sample.index)].map(|number| number.to_string());
+                vec![of_step(step), group, index, reward, sample.generated().to_string(), cell(asked), cell(&sample.response)]
+            };
+            let head = head.map(str::to_owned).to_vec();
+            out::aligned(&[head].into_iter().chain(rollouts.iter().map(row)).collect::<Vec<_>>())
+        }
+        Form::Chat => {
+            let page = |(step, sample): &Recorded| {
+                let reward = sample.reward.map_or_else(|| "none".to_owned(), |reward| reward.to_string());
+                let Sample { group_index, index, .. } = sample;
+                let turns = conversation_to_markdown(&sample.conversation());
+                format!("## step {}, group {group_index}, sample {index}, reward {reward}\n\n{turns}", of_step(step))
+            };
+            rollouts.iter().map(page).collect::<Vec<_>>().join("\n")
+        }
+        Form::Tokens => {
+            let page = |(step, sample): &Recorded| format!("step {}, {}", of_step(step), inspect_sample(sample));
+            rollouts.iter().map(page).collect::<Vec<_>>().join("\n")
+        }
+    }
+}
