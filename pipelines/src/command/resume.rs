@@ -6,7 +6,7 @@ use anyhow::Result;
 use clap::Args;
 
 use super::plans::{RecipeArgs, load};
-use super::run::execute;
+use super::run::{Drained, execute};
 use super::{out, refused};
 use crate::registry::Registry;
 use crate::run::RECIPE;
@@ -23,17 +23,22 @@ Examples:\n\
 \x20 rollflow resume runs/mine --set train.steps=900    (more steps than it was to take)")]
 pub struct Resume {
     /// The run's folder.
-    run: PathBuf,
+    pub run: PathBuf,
     /// Override a key, as in train.steps=900; may be given several times.
     #[arg(long = "set", value_name = "KEY=VALUE")]
-    sets: Vec<String>,
+    pub sets: Vec<String>,
     /// Serve Prometheus metrics there, as in 127.0.0.1:9464; port 0 takes a free one and prints it.
     #[arg(long, value_name = "ADDRESS")]
-    metrics: Option<String>,
+    pub metrics: Option<String>,
 }
 
 impl Resume {
     pub fn run(self, registry: &Registry) -> Result<()> {
+        self.until(registry, Drained::Done)
+    }
+
+    /// Resumes; `drained` says how a run ends that was interrupted again.
+    pub fn until(self, registry: &Registry, drained: Drained) -> Result<()> {
         let Resume { run, mut sets, metrics } = self;
         sets.extend(metrics.map(|address| format!("observe.metrics={address:?}")));
         let plan = load(&RecipeArgs { recipe: run.join(RECIPE), sets }, registry)?;
@@ -52,6 +57,6 @@ impl Resume {
         }
         let folder = RunFolder::open(&run, &plan)?;
         let from = rewind_to_checkpoint(&run, |line| folder.say(line))?;
-        execute(&plan, registry, &folder, from.as_ref())
+        execute(&plan, registry, &folder, from.as_ref(), drained)
     }
 }

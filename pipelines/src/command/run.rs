@@ -11,11 +11,12 @@ use rollflow::observe::logs::DEAD_LETTERS;
 use rollflow::recipe::Plan;
 
 use super::plans::{RecipeArgs, load};
+use super::resume::Resume;
 use super::{End, out, refused};
 use crate::registry::Registry;
-use crate::run::PAGE;
 use crate::run::folder::{RunFolder, refuse_another_run};
 use crate::run::resume::ResumePoint;
+use crate::run::{PAGE, RECIPE};
 
 /// Run a recipe. Ctrl-C once finishes what is in flight, twice stops.
 #[derive(Args)]
@@ -29,6 +30,10 @@ pub struct Run {
     /// The run's folder; a new one below `runs/` unless given.
     #[arg(long, value_name = "DIR")]
     out: Option<PathBuf>,
+    /// Resume the run that --out holds, under its own recipe; start it if there is none. A run that
+    /// SIGTERM drained ends with exit code 75, so that a scheduler starts the same command again.
+    #[arg(long, requires = "out")]
+    resume: bool,
     /// Serve Prometheus metrics there, as in 127.0.0.1:9464; port 0 takes a free one and prints it.
     #[arg(long, value_name = "ADDRESS")]
     metrics: Option<String>,
@@ -36,19 +41,33 @@ pub struct Run {
 
 impl Run {
     pub fn run(self, registry: &Registry) -> Result<()> {
-        let Run { mut recipe, out, metrics } = self;
+        let Run { mut recipe, out, resume, metrics } = self;
+        if let Some(run) = out.as_ref().filter(|out| resume && out.join(RECIPE).exists()) {
+            out::complain(&format!("resuming {} under its own {RECIPE}; {} is not read", run.display(), recipe.recipe.display()));
+            return Resume { run: run.clone(), sets: recipe.sets, metrics }.until(registry, Drained::Again);
+        }
         recipe.sets.extend(metrics.map(|address| format!("observe.metrics={address:?}")));
         let plan = load(&recipe, registry)?;
         let folder = out.unwrap_or_else(|| new_folder(&plan));
         refuse_another_run(&folder).map_err(|error| refused(error.to_string()))?;
         // Ids are pinned, since their contents may change.
         let plan = plan.pinned(&Cache::of_user());
-        execute(&plan, registry, &RunFolder::open(&folder, &plan)?, None)
+        let drained = if resume { Drained::Again } else { Drained::Done };
+        execute(&plan, registry, &RunFolder::open(&folder, &plan)?, None, drained)
     }
 }
 
+/// Meaning of a drained run for the program that started it.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum Drained {
+    /// Success: a user interrupted the run.
+    Done,
+    /// The run has more to do: exit code 75, `EX_TEMPFAIL` of sysexits.h.
+    Again,
+}
+
 /// Runs a plan in its folder and says what came of it.
-pub fn execute(plan: &Plan, registry: &Registry, run: &RunFolder, from: Option<&ResumePoint>) -> Result<()> {
+pub fn execute(plan: &Plan, registry: &Registry, run: &RunFolder, from: Option<&ResumePoint>, drained: Drained) -> Result<()> {
     run.console().install()?;
     let report = crate::run_plan(plan, registry, run, from)?;
     let mut told = format!("{report}\n");
@@ -59,6 +78,7 @@ pub fn execute(plan: &Plan, registry: &Registry, run: &RunFolder, from: Option<&
     // A closed output must not end the run.
     out::text(&told).ok();
     match report.ended {
+        Ended::Drained if drained == Drained::Again => Err(End::Said(75).into()),
         Ended::Finished | Ended::Drained => Ok(()),
         Ended::Running | Ended::Stopped | Ended::Failed => Err(End::Said(1).into()),
     }

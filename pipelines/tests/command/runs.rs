@@ -226,6 +226,27 @@ fn ctrl_c_drains_to_a_checkpoint_and_exits_with_0() {
     assert!(read(&run.join("report.html")).contains(&format!("was interrupted after {last} steps")));
 }
 
+/// Laws F5 and C2. The same command each time, as a scheduler gives it.
+#[test]
+fn one_command_starts_a_run_resumes_it_after_an_interruption_and_leaves_a_complete_one_alone() {
+    let folder = tempfile::tempdir().unwrap();
+    let run = folder.path().join("run");
+    let job = |steps| [run_args(GRPO, &run, &[]), vec!["--resume", "--set", steps]].concat();
+    let metrics = run.join("metrics.jsonl");
+    let mut running = Running::start(&job("train.steps=1000000"));
+    running.until("it trained", |_| read(&metrics).lines().count() >= 2);
+    running.interrupt();
+    assert_eq!(running.end(), Some(75), "there is more to do");
+    let taken = rows(&run).last().unwrap()["step"].as_u64().unwrap();
+    let steps = format!("train.steps={}", taken + 3);
+    let ended = rollflow(&job(&steps));
+    assert_eq!(ended.code, Some(0), "{}", ended.err);
+    assert!(ended.err.contains(&format!("going on after step {taken}")), "{}", ended.err);
+    assert_eq!(rows(&run).len() as u64, taken + 3, "no step was lost or taken twice");
+    let again = rollflow(&job(&steps));
+    assert!(again.code == Some(0) && again.out.contains("is complete"), "{again:?}");
+}
+
 #[test]
 fn ctrl_c_during_the_warm_up_ends_the_run() {
     let folder = tempfile::tempdir().unwrap();
