@@ -1,8 +1,7 @@
 //! Group-relative policy optimization (Shao et al., DeepSeekMath, 2024), as a pipeline.
 //!
-//! Generation overlaps training: while a step trains, the generator already samples the prompts of
-//! later steps, up to the recipe's staleness. With `max_staleness = 0` the run is synchronous.
-//! PPO is the same graph: its critic is a second model inside the trainer.
+//! Generation overlaps training: while a step trains, the generator samples the prompts of later steps,
+//! up to the recipe's staleness. With `max_staleness = 0` the run is synchronous. PPO adds a critic.
 
 use anyhow::{Context, Result};
 use rollflow::flow::{Capacity, Flow, Interrupts, Report};
@@ -10,10 +9,11 @@ use rollflow::observe::logs::announce_training;
 use rollflow::prelude::*;
 use rollflow::recipe::{Pipeline, Plan, ReferencePolicy, Timeline};
 
-use crate::assemble::components::Components;
 use crate::assemble::engines::Engines;
+use crate::assemble::sections::{Pacing, Serving, Start, Training};
 use crate::assemble::servers::Startup;
 use crate::assemble::{data, origin, references, rollout, trainers};
+use crate::components::Components;
 use crate::registry::Registry;
 use crate::run::folder::{Outputs, RunFolder, announce_end};
 use crate::run::resume::ResumePoint;
@@ -23,7 +23,7 @@ use crate::{sft, sft_then_grpo};
 /// Runs the supervised part if the recipe has one, starts the engines, then reinforces. `from` resumes
 /// an interrupted run.
 pub fn run(plan: &Plan, registry: &Registry, run: &RunFolder, from: Option<&ResumePoint>) -> Result<Report> {
-    let mut policy = origin::policy(plan, run.path())?;
+    let mut policy = origin::policy(Start::of(plan), run.path())?;
     // One listener for both flows, so that no Ctrl-C is lost between them.
     let interrupts = Interrupts::listen().context("listening for Ctrl-C")?;
     let supervised = match &plan.sft {
@@ -46,7 +46,7 @@ pub fn run(plan: &Plan, registry: &Registry, run: &RunFolder, from: Option<&Resu
     }
     // Dropping the engines ends the servers that were started, however the run ends.
     let startup = Startup { report: &|line| run.say(line), interrupted: &|| interrupts.pressed() };
-    let Some(engines) = Engines::begin(plan, &policy, &run.path().join("engine"), startup)? else {
+    let Some(engines) = Engines::begin(Serving::of(plan)?, &policy, &run.path().join("engine"), startup)? else {
         return Ok(Report::before(&plan.name));
     };
     reinforce(plan, Components::remote(plan, registry, &policy, &start, &engines)?, run, &policy, from, &interrupts)
@@ -86,8 +86,9 @@ pub fn declare<B: TrainingBackend + 'static>(
     from: Option<&ResumePoint>,
 ) -> Result<Flow> {
     let Components { prompts, generator, reward, reference, backend, critic, mixture, sync, evaluator, registry } = components;
-    let admission = rollout::admission(plan);
-    let mut trainer = trainers::trainer(plan, &registry, backend, critic, mixture, outputs.checkpoints)?;
+    let (admission, timeline) = (rollout::admission(Pacing::of(plan)), Timeline::of(plan)?);
+    let filter = Filter::by(rollout::filter(&plan.filter, &timeline, &registry)?).fallback(plan.filter_fallback);
+    let mut trainer = trainers::trainer(Training::of(plan), timeline, &registry, backend, critic, mixture, outputs.checkpoints)?;
     if let Some(from) = from {
         admission.restore(from.trainer.progress.clone());
         trainer = trainer.resume(&from.checkpoint, from.trainer.clone())?;
@@ -95,7 +96,6 @@ pub fn declare<B: TrainingBackend + 'static>(
     if let Some(files) = reference.as_ref().and_then(Reference::checkpoint_files) {
         trainer = trainer.checkpoint_files(files);
     }
-    let filter = Filter::by(rollout::filter(&plan.filter, &Timeline::of(plan)?, &registry)?).fallback(plan.filter_fallback);
 
     let mut flow = Flow::new(&plan.name).admission(&admission).metrics(&outputs.metrics);
     flow.capacity(Capacity::items(plan.flow.edge_items).tokens(plan.flow.edge_tokens));

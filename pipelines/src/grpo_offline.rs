@@ -17,7 +17,9 @@ use rollflow::stages::reward::OnFailure;
 use rollflow::stages::source::RecordedGroups;
 
 use crate::assemble::rewards::Scoring;
+use crate::assemble::sections::{Evaluation, Start, Training};
 use crate::assemble::steps::Mixture;
+use crate::assemble::supervised::Imitation;
 use crate::assemble::{data, evaluation, origin, references, rollout, trainers};
 use crate::registry::Registry;
 use crate::run::folder::{Outputs, RunFolder, announce_end};
@@ -25,7 +27,7 @@ use crate::run::resume::ResumePoint;
 
 /// The pipeline `grpo_offline`.
 pub fn run(plan: &Plan, registry: &Registry, run: &RunFolder, from: Option<&ResumePoint>) -> Result<Report> {
-    let mut flow = declare(plan, registry, &origin::policy(plan, run.path())?, run.outputs(plan)?, from)?;
+    let mut flow = declare(plan, registry, &origin::policy(Start::of(plan), run.path())?, run.outputs(plan)?, from)?;
     let report = run.watch(&mut flow, plan.train.steps)?;
     announce_end(&report, "Offline RL training complete!");
     Ok(report)
@@ -65,11 +67,13 @@ fn rescored(scoring: &Scoring, of: &section::Reward, group: Group) -> Result<Res
 pub fn declare(plan: &Plan, registry: &Registry, policy: &Policy, outputs: Outputs, from: Option<&ResumePoint>) -> Result<Flow> {
     let groups = groups(plan, registry, policy.tokenizer())?;
     let state = groups.state();
-    let backend = trainers::backend(plan, registry, policy).context("starting the trainer")?;
-    let critic = trainers::critic(plan, policy).context("starting the critic")?;
-    let mixture = Mixture::of(plan, policy)?;
-    let trainer = trainers::trainer(plan, registry, backend, critic, mixture, outputs.checkpoints)?;
-    let trainer = evaluation::publish_for_evaluation(trainer, plan.eval.as_ref());
+    let backend = trainers::backend(Training::of(plan), registry, policy).context("starting the trainer")?;
+    let critic = trainers::critic(Training::of(plan), policy).context("starting the critic")?;
+    let mix = plan.mix.as_ref().zip(plan.sft.as_ref());
+    let mixture = mix.map(|(mix, sft)| Mixture::of(mix, Imitation::of(plan, sft), policy)).transpose()?;
+    let trainer =
+        trainers::trainer(Training::of(plan), Timeline::of(plan)?, registry, backend, critic, mixture, outputs.checkpoints)?;
+    let trainer = evaluation::publish_for_evaluation(trainer, Evaluation::during(plan));
     let trainer = data::resumable(trainer, from, Some(state))?;
 
     let mut flow = Flow::new(&plan.name).metrics(&outputs.metrics);
@@ -81,7 +85,8 @@ pub fn declare(plan: &Plan, registry: &Registry, policy: &Policy, outputs: Outpu
         batches = flow.stage("reference", batches, references::reference(&of.policy, policy, config, None)?);
     }
     let mut trained = flow.stage("train", batches, trainer);
-    if let Some(evaluator) = evaluation::evaluator(plan, registry, policy)? {
+    if let Some(of) = Evaluation::during(plan) {
+        let evaluator = evaluation::evaluator(of, registry, policy)?;
         trained = flow.stage("evaluate", trained, evaluator.in_order(true).report(done, outputs.answers));
     }
     flow.sink("log", trained, outputs.log);

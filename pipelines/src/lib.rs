@@ -2,11 +2,12 @@
 //!
 //! Each pipeline is one file that reads as its algorithm: `sft`, `reward_model`, `grpo`,
 //! `sft_then_grpo`, `grpo_offline`, `dpo`. [`assemble`] turns sections of a recipe into the library's
-//! parts, [`mod@run`] keeps the files of a run, [`registry`] holds custom parts, `command` is the
+//! parts, [`components`] puts them together for `grpo`, [`mod@run`] keeps the files of a run, [`registry`] holds custom parts, `command` is the
 //! `rollflow` command, and `simulate` forecasts a recipe.
 
 pub mod assemble;
 mod command;
+pub mod components;
 mod dpo;
 mod epochs;
 pub mod grpo;

@@ -18,13 +18,14 @@ use rollflow::stages::train::StepConfig;
 use rollflow::train::checkpoint::{self, CHECKPOINTS};
 use rollflow::train::{Algorithm, ScoreModel, score_pair};
 
+use crate::assemble::sections::{Evaluation, Start};
 use crate::assemble::{data, evaluation, origin, policy, preferences, references, steps, trainers};
 use crate::run::folder::{Outputs, RunFolder};
 use crate::run::resume::ResumePoint;
 
 /// The pipeline `reward_model`: trains, and judges what was saved by the pairs that were held out.
 pub fn run(plan: &Plan, run: &RunFolder, from: Option<&ResumePoint>) -> Result<Report> {
-    let model = origin::score_model(plan, run.path())?;
+    let model = origin::score_model(Start::of(plan), run.path())?;
     let (mut flow, held_out) = declare(plan, &model, run.outputs(plan)?, from)?;
     let report = run.watch(&mut flow, plan.steps())?;
     let trained = checkpoint::latest(&run.path().join(CHECKPOINTS))?;
@@ -56,7 +57,7 @@ pub fn declare(
     let pairs = pairs.collect::<Result<Vec<_>>>()?;
     let backend = trainers::reward_model_backend(of, model, &plan.checkpoint, scorer).context("starting the trainer")?;
     let trainer = Trainer::new(backend).steps(of.steps).threads(of.optimization.threads);
-    let trainer = evaluation::publish_for_evaluation(trainer, plan.eval.as_ref());
+    let trainer = evaluation::publish_for_evaluation(trainer, Evaluation::during(plan));
     let trainer = trainers::changing(trainer, Timeline::of(plan)?, step_config);
     let trainer = data::resumable(trainers::checkpointed(trainer, &plan.checkpoint, outputs.checkpoints), from, None)?;
 
@@ -64,7 +65,7 @@ pub fn declare(
     let done = from.map_or(0, |from| from.trainer.step);
     let batches = flow.source("pairs", Supervised::grouped("reward model", pairs, of.batch, of.steps)?.after(done));
     let mut trained = flow.stage("train", batches, trainer);
-    if let Some(eval) = evaluation::during(plan.eval.as_ref()) {
+    if let Some(Evaluation { eval, .. }) = Evaluation::during(plan) {
         let mut pairs = match &eval.task {
             Some(task) => preferences::held_out(task, &plan.chat, plan.seed)?,
             None => held_out.clone(),

@@ -5,6 +5,7 @@ use rollflow::algo::LossChoice;
 use rollflow::algo::rewards::Combine;
 use rollflow::recipe::{Filter as FilterChoice, PartRule, Pipeline, Plan, Problem, Timeline};
 
+use crate::assemble::sections::Step;
 use crate::assemble::{rollout, steps};
 use crate::registry::{Registry, RegistryError};
 
@@ -67,7 +68,7 @@ fn unmakeable(registry: &Registry, plan: &Plan, timeline: &Timeline) -> Vec<Prob
     let made = [
         ("generate", rollout::sampling(&plan.generate).check().map_err(anyhow::Error::from)),
         ("filter", if learns { rollout::filter(&plan.filter, timeline, registry).map(drop) } else { Ok(()) }),
-        ("train", if learns { steps::step_config(plan, registry).map(drop) } else { Ok(()) }),
+        ("train", if learns { steps::step_config(Step::of(plan), registry).map(drop) } else { Ok(()) }),
     ];
     let complaint = |(key, made): (&str, Result<()>)| {
         let message = format!("[{key}] can't be used: {:#}", made.err()?);

@@ -46,7 +46,7 @@ pub use lora::Lora;
 pub use memory::MemoryPlan;
 pub use model::{DeviceName, Model, ModelSource};
 pub use model_folder::{FINAL, model_folder};
-pub use plan::{Batching, Checkpointing, Fallback, FlowLimits, Net, OnStale, Pipeline, Plan};
+pub use plan::{Batching, Checkpointing, Fallback, FlowLimits, Mix, Net, OnStale, Pipeline, Plan};
 pub use presets::{PRESETS, Preset};
 pub use reference::{explain, pages, schema};
 pub use reference_policy::ReferencePolicy;
@@ -54,7 +54,7 @@ pub use render::{check_text, check_text_on, derived_text, facts};
 pub use reward::{Composition, PartRule, Reward, RewardRule};
 pub use task::{RewardModel, Sft, Task, TaskData};
 pub use timeline::Timeline;
-pub use train::{Optimization, Train};
+pub use train::{Critic, Optimization, Train};
 
 pub use crate::settings::{Custom, NoKeys, Params, ParamsError, Place, Problem, RecipeError, RecipeErrors};
 pub use crate::util::secrets::masked;

@@ -13,8 +13,9 @@ use rollflow::observe::StepMetrics;
 use rollflow::prelude::*;
 use rollflow::recipe::{self, Plan};
 use rollflow_pipelines::Registry;
-use rollflow_pipelines::assemble::components::Components;
 use rollflow_pipelines::assemble::policy;
+use rollflow_pipelines::assemble::sections::Start;
+use rollflow_pipelines::components::Components;
 use rollflow_pipelines::grpo;
 use rollflow_pipelines::run::folder::Outputs;
 use rollflow_pipelines::sft::{self, WarmUp};
@@ -67,7 +68,7 @@ impl Learner {
 
     /// What reinforcement begins with: made once, for all runs of a seed.
     pub fn policy(&self, plan: &Plan) -> Result<Policy> {
-        let policy = policy::policy(plan)?;
+        let policy = policy::policy(Start::of(plan))?;
         let Some(warm_up) = &plan.sft else { return Ok(policy) };
         match sft::warm_up(plan, warm_up, &policy, &self.interrupts)? {
             WarmUp::Learned(policy) => Ok(policy),

@@ -13,10 +13,11 @@ use rollflow::flow::{WeightsRx, WeightsTx};
 use rollflow::model::FrozenWeights;
 use rollflow::net::Tasks;
 use rollflow::prelude::*;
-use rollflow::recipe::{DeviceName, MemoryPlan, Net, Plan};
+use rollflow::recipe::Net;
 use rollflow::stages::sync::{Exporter, RemoteSync, probe_texts};
 
 use crate::assemble::policy::Reader;
+use crate::assemble::sections::{Rollouts, Serving};
 use crate::assemble::servers::{ServerCommand, Servers, Startup};
 use crate::assemble::{data, secrets};
 
@@ -39,23 +40,22 @@ pub struct Engines {
 impl Engines {
     /// Writes the start model into `folder`, starts the recipe's servers and waits until all are
     /// ready. Returns `None` if interrupted.
-    pub fn begin(plan: &Plan, policy: &Policy, folder: &Path, startup: Startup<'_>) -> Result<Option<Self>> {
-        let folder = std::path::absolute(plan.engine.folder.as_deref().unwrap_or(folder))?;
-        let exporter = Arc::new(exporter(plan, policy, &folder)?);
-        let servers = match plan.engine.launch {
+    pub fn begin(of: Serving, policy: &Policy, folder: &Path, startup: Startup<'_>) -> Result<Option<Self>> {
+        let (Serving { engine: section, net, rollouts, .. }, folder) = (&of, of.folder(folder)?);
+        let exporter = Arc::new(exporter(&of, policy, &folder)?);
+        let servers = match section.launch {
             Launch::None => None,
             _ => {
                 let start = folder.join(START);
                 exporter.launch_folder(&start).context("writing the model that servers start from")?;
-                let Some(servers) = launch(plan, &start, &folder.join("logs"), startup)? else { return Ok(None) };
+                let Some(servers) = launch(&of, &start, &folder.join("logs"), startup)? else { return Ok(None) };
                 Some(servers)
             }
         };
-        let engines =
-            plan.engine.all_urls().iter().map(|url| engine(&plan.engine, &plan.net, url)).collect::<Result<Vec<_>>>()?;
+        let engines = section.all_urls().iter().map(|url| engine(section, net, url)).collect::<Result<Vec<_>>>()?;
         let handle = FleetHandle::new(engines);
-        let context = check(&plan.engine, plan.syncs_adapters(), plan.generate.max_new_tokens, &handle)?;
-        Ok(Some(Engines { section: plan.engine.clone(), handle, exporter, context, _servers: servers }))
+        let context = check(section, of.adapters.is_some(), rollouts.generate.max_new_tokens, &handle)?;
+        Ok(Some(Engines { section: (*section).clone(), handle, exporter, context, _servers: servers }))
     }
 
     /// Engines and their states.
@@ -108,36 +108,35 @@ impl Engines {
 }
 
 /// Creates the exporter of policy versions to `folder`.
-pub fn exporter(plan: &Plan, policy: &Policy, folder: &Path) -> Result<Exporter> {
-    let prompts = data::first_prompts(&plan.task, &plan.chat, plan.seed, PROBES, &policy.into(), plan.generate.max_new_tokens)?;
+pub fn exporter(of: &Serving, policy: &Policy, folder: &Path) -> Result<Exporter> {
+    let Rollouts { task, chat, generate, model, seed, .. } = of.rollouts;
+    let prompts = data::first_prompts(task, chat, seed, PROBES, &policy.into(), generate.max_new_tokens)?;
     let prompts = prompts.iter().map(|prompt| policy.tokenizer().encode_prompt(prompt)).collect::<Result<Vec<_>, _>>()?;
     let texts = probe_texts(&prompts, policy.config().vocab_size);
     // With adapters, neither embedding nor head is reloaded.
-    let untie = plan.engine.unties() && !plan.syncs_adapters();
-    let tolerance = plan.engine.tolerance.unwrap_or(plan.model.precision().server_agreement());
-    let exporter = Exporter::new(policy, &folder.join("versions"), plan.engine.keep, texts, tolerance);
+    let untie = of.engine.unties() && of.adapters.is_none();
+    let tolerance = of.engine.tolerance.unwrap_or(model.precision().server_agreement());
+    let exporter = Exporter::new(policy, &folder.join("versions"), of.engine.keep, texts, tolerance);
     Ok(exporter.with_context(|| format!("making {} (engine.folder)", folder.display()))?.untie(untie))
 }
 
 /// Starts the recipe's servers on the model in `start` and waits until all are ready. Returns
 /// `None` if interrupted, after the servers have ended.
-pub fn launch(plan: &Plan, start: &Path, logs: &Path, startup: Startup<'_>) -> Result<Option<Servers>> {
-    let adapters = plan.lora.as_ref().filter(|_| plan.syncs_adapters());
-    // A run without a GPU of its own leaves all of them to the servers, and its model need not be here.
-    let shares = plan.devices().iter().any(|(_, device)| matches!(device, DeviceName::Cuda(_)));
-    let own = if shares { MemoryPlan::of(plan)? } else { Vec::new() };
-    let commands = ServerCommand::of(&plan.engine, plan.model.precision(), adapters, plan.flow.max_staleness, &own, start)?;
+pub fn launch(of: &Serving, start: &Path, logs: &Path, startup: Startup<'_>) -> Result<Option<Servers>> {
+    let Serving { engine: section, net, adapters, max_staleness, own, .. } = of;
+    let precision = of.rollouts.model.precision();
+    let commands = ServerCommand::of(section, precision, *adapters, *max_staleness, own, start)?;
     for command in &commands {
         (startup.report)(&format!("starting {} at {}; its log is in {}", command.kind.word(), command.url(), logs.display()));
     }
-    let limit = Duration::from_secs_f64(plan.engine.start_timeout);
+    let limit = Duration::from_secs_f64(section.start_timeout);
     let tasks = tasks()?;
     let healthy = |url: &str| {
-        let Ok(engine) = engine(&plan.engine, &plan.net, url) else { return false };
+        let Ok(engine) = engine(section, net, url) else { return false };
         let limit = Duration::from_secs(2);
         tasks.block_on(async { tokio::time::timeout(limit, engine.healthy(limit)).await.is_ok_and(|healthy| healthy.is_ok()) })
     };
-    Servers::start(&commands, logs, limit, plan.engine.restarts, healthy, startup.interrupted)
+    Servers::start(&commands, logs, limit, section.restarts, healthy, startup.interrupted)
 }
 
 /// Client of one server.

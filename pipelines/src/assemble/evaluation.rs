@@ -8,7 +8,7 @@ use rollflow::engine::remote::Fleet;
 use rollflow::engine::{LocalEngine, SamplingParams, TokenEngine};
 use rollflow::model::FrozenWeights;
 use rollflow::prelude::{Generator, Policy, Trainer, TrainingBackend};
-use rollflow::recipe::{Eval, Plan, Task, TaskData};
+use rollflow::recipe::{Task, TaskData};
 use rollflow::rollout::EvalSpec;
 use rollflow::stages::evaluate::Evaluator;
 use rollflow::stages::sync::EvaluationHold;
@@ -16,30 +16,32 @@ use rollflow::stages::sync::EvaluationHold;
 use crate::assemble::engines::Engines;
 use crate::assemble::policy::Reader;
 use crate::assemble::rewards::Scoring;
+use crate::assemble::sections::{Evaluation, Rollouts};
 use crate::assemble::{conversations, data, environments};
 use crate::registry::Registry;
 
 /// Evaluation of a model with `positions` positions.
-pub fn eval_spec(plan: &Plan, eval: &Eval, registry: &Registry, positions: usize) -> Result<EvalSpec> {
-    let mut prompts = prompts(eval.task.as_ref().unwrap_or(&plan.task), plan.seed)?;
+pub fn eval_spec(of: Evaluation, registry: &Registry, positions: usize) -> Result<EvalSpec> {
+    let (eval, Rollouts { task, chat, model, generate, environment, reward, net, seed }) = (of.eval, of.rollouts);
+    let mut prompts = prompts(eval.task.as_ref().unwrap_or(task), seed)?;
     prompts.truncate(eval.limit.unwrap_or(usize::MAX));
     for prompt in &mut prompts {
-        prompt.text = conversations::asked(&plan.chat, std::mem::take(&mut prompt.text));
+        prompt.text = conversations::asked(chat, std::mem::take(&mut prompt.text));
     }
-    let scoring = Scoring::of(&plan.reward, &plan.model, &plan.net, plan.generate.max_new_tokens, registry)?;
-    let retries = plan.reward.retries;
-    let agent = |of| environments::agent(of, &plan.net, plan.seed, positions);
+    let scoring = Scoring::of(reward, model, net, generate.max_new_tokens, registry)?;
+    let retries = reward.retries;
+    let agent = |of| environments::agent(of, net, seed, positions);
     Ok(EvalSpec {
         prompts,
         samples: eval.samples,
         sampling: SamplingParams {
             temperature: eval.temperature as f32,
             top_p: eval.top_p as f32,
-            max_new_tokens: eval.max_new_tokens.unwrap_or(plan.generate.max_new_tokens),
-            stop: plan.generate.stop.clone(),
+            max_new_tokens: eval.max_new_tokens.unwrap_or(generate.max_new_tokens),
+            stop: generate.stop.clone(),
             ..SamplingParams::default()
         },
-        agent: plan.environment.as_ref().map(agent).transpose()?,
+        agent: environment.map(agent).transpose()?,
         greedy: eval.greedy,
         success: eval.success,
         judge: Arc::new(move |group| scoring.score(group, retries).map_err(Into::into)),
@@ -57,54 +59,47 @@ fn prompts(task: &Task, seed: u64) -> Result<Vec<Prompt>> {
 }
 
 /// Publishes the weights of the steps that are evaluated, and no others.
-pub fn publish_for_evaluation<B: TrainingBackend>(trainer: Trainer<B>, eval: Option<&Eval>) -> Trainer<B> {
-    match during(eval) {
+pub fn publish_for_evaluation<B: TrainingBackend>(trainer: Trainer<B>, of: Option<Evaluation>) -> Trainer<B> {
+    match of {
         None => trainer.sync_every(u64::MAX),
-        Some(eval) => trainer.sync_every(eval.every).sync_last(),
+        Some(of) => trainer.sync_every(of.eval.every).sync_last(),
     }
 }
 
-/// Stage that evaluates in this process during a run, if the recipe evaluates.
-pub fn evaluator(plan: &Plan, registry: &Registry, policy: &Policy) -> Result<Option<Evaluator<LocalEngine>>> {
-    let Some(eval) = during(plan.eval.as_ref()) else { return Ok(None) };
-    let spec = prepared(plan, eval, registry, &policy.into())?;
-    Ok(Some(configured(Evaluator::new(sized(Generator::local(policy), plan, eval), spec, eval.every), plan)))
+/// Stage that evaluates in this process during a run.
+pub fn evaluator(of: Evaluation, registry: &Registry, policy: &Policy) -> Result<Evaluator<LocalEngine>> {
+    let spec = prepared(of, registry, &policy.into())?;
+    Ok(configured(Evaluator::new(sized(Generator::local(policy), of), spec, of.eval.every), of))
 }
 
 /// Stage that evaluates on the run's servers, which `hold` keeps at the evaluated version.
 pub fn evaluator_of_servers(
-    plan: &Plan,
+    of: Evaluation,
     registry: &Registry,
     policy: &Policy,
     engines: &Engines,
     hold: &EvaluationHold,
-) -> Result<Option<Evaluator<Fleet, FrozenWeights>>> {
-    let Some(eval) = during(plan.eval.as_ref()) else { return Ok(None) };
-    let spec = prepared(plan, eval, registry, &engines.reader(policy))?;
+) -> Result<Evaluator<Fleet, FrozenWeights>> {
+    let spec = prepared(of, registry, &engines.reader(policy))?;
     let generator = Generator::remote(engines.handle(), engines.fleet_config(policy), policy.tokenizer());
-    Ok(Some(configured(Evaluator::remote(sized(generator, plan, eval), spec, eval.every, hold), plan)))
+    Ok(configured(Evaluator::remote(sized(generator, of), spec, of.eval.every, hold), of))
 }
 
-/// Hold of the servers at the version of each step that [`evaluator_of_servers`] evaluates, `last` among
+/// Hold of the servers at the version of each step that [`evaluator_of_servers`] evaluates, the last among
 /// them.
-pub fn hold(eval: Option<&Eval>, last: u64) -> Option<EvaluationHold> {
-    let every = during(eval)?.every;
-    Some(EvaluationHold::new(move |step| step.is_multiple_of(every) || step == last))
+pub fn hold(of: Evaluation) -> EvaluationHold {
+    let (every, last) = (of.eval.every, of.last);
+    EvaluationHold::new(move |step| step.is_multiple_of(every) || step == last)
 }
 
-/// The evaluation of a run; none if it is left to `rollflow eval`.
-pub fn during(eval: Option<&Eval>) -> Option<&Eval> {
-    eval.filter(|eval| eval.every > 0)
+fn prepared(of: Evaluation, registry: &Registry, reader: &Reader) -> Result<EvalSpec> {
+    eval_spec(of, registry, reader.config.max_positions).context("preparing the evaluation")
 }
 
-fn prepared(plan: &Plan, eval: &Eval, registry: &Registry, reader: &Reader) -> Result<EvalSpec> {
-    eval_spec(plan, eval, registry, reader.config.max_positions).context("preparing the evaluation")
+fn sized<E: TokenEngine>(generator: Generator<E>, of: Evaluation) -> Generator<E> {
+    generator.slots(of.eval.max_num_seqs).threads(of.eval.threads).seed(of.rollouts.seed)
 }
 
-fn sized<E: TokenEngine>(generator: Generator<E>, plan: &Plan, eval: &Eval) -> Generator<E> {
-    generator.slots(eval.max_num_seqs).threads(eval.threads).seed(plan.seed)
-}
-
-fn configured<E: TokenEngine, W: Send + Sync + 'static>(of: Evaluator<E, W>, plan: &Plan) -> Evaluator<E, W> {
-    of.last(plan.steps()).in_order(plan.flow.max_staleness == 0)
+fn configured<E: TokenEngine, W: Send + Sync + 'static>(evaluator: Evaluator<E, W>, of: Evaluation) -> Evaluator<E, W> {
+    evaluator.last(of.last).in_order(of.in_order)
 }

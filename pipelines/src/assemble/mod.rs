@@ -1,10 +1,9 @@
 //! Assembly of a pipeline: each file turns one section of the recipe into the library's parts.
 //!
-//! The files form no circle. In order: `secrets`, `models`, `conversations`, `policy`, `origin`,
+//! The files form no circle. In order: `sections`, `secrets`, `models`, `conversations`, `policy`, `origin`,
 //! `data`, `rewards`, `environments`, `supervised`, `steps`, `trainers`, `references`, `preferences`,
-//! `rollout`, `servers`, `engines`, `evaluation`, `components`.
+//! `rollout`, `servers`, `engines`, `evaluation`.
 
-pub mod components;
 pub(crate) mod conversations;
 pub(crate) mod data;
 pub mod engines;
@@ -18,6 +17,7 @@ pub(crate) mod references;
 pub(crate) mod rewards;
 pub(crate) mod rollout;
 pub(crate) mod secrets;
+pub mod sections;
 pub mod servers;
 pub(crate) mod steps;
 pub(crate) mod supervised;

@@ -5,9 +5,10 @@ use std::sync::Arc;
 use anyhow::{Context, Result};
 use rollflow::model::{Compute, Dtype, Lora, ModelConfig};
 use rollflow::prelude::*;
-use rollflow::recipe::{Chat, DeviceName, Lora as Adapters, Model, ModelSource, Plan};
+use rollflow::recipe::{Chat, DeviceName, Lora as Adapters, Model, ModelSource};
 use rollflow::train::{ScoreModel, tokenizer_folder};
 
+use crate::assemble::sections::Start;
 use crate::assemble::{conversations, models};
 
 /// Characters of a tiny model's vocabulary.
@@ -99,13 +100,13 @@ pub fn tokenizer(model: &Model, chat: &Chat) -> Result<Tokenizer> {
 }
 
 /// Builds the policy that a run would train, without a run folder: for graphs and forecasts.
-pub fn policy(plan: &Plan) -> Result<Policy> {
-    adapted(base(&plan.model, &plan.chat, plan.seed)?, plan.lora.as_ref(), plan.seed)
+pub fn policy(of: Start) -> Result<Policy> {
+    adapted(base(of.model, of.chat, of.seed)?, of.lora, of.seed)
 }
 
 /// Builds the reward model that a run would train, without a run folder: for graphs.
-pub fn score_model(plan: &Plan) -> Result<ScoreModel> {
-    adapted_scorer(score_base(&plan.model, &plan.chat, plan.seed)?, plan.lora.as_ref(), plan.seed)
+pub fn score_model(of: Start) -> Result<ScoreModel> {
+    adapted_scorer(score_base(of.model, of.chat, of.seed)?, of.lora, of.seed)
 }
 
 /// `base` under the adapters of `[lora]`, which the seed draws.

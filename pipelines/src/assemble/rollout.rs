@@ -9,14 +9,12 @@ use rollflow::rollout::{Admission, complete};
 use rollflow::train;
 
 use crate::assemble::policy;
+use crate::assemble::sections::Pacing;
 use crate::registry::Registry;
 
 /// Admission of the run: as many prompts as its steps train, within the staleness window.
-pub fn admission(plan: &Plan) -> Admission {
-    let groups_per_version = plan.groups_per_publish() as u64;
-    let all_groups = plan.train.steps * plan.batch.groups as u64;
-    let window = plan.admission_window() as u64;
-    Admission::new(groups_per_version, window, Some(all_groups)).bounded(plan.flow.max_staleness)
+pub fn admission(of: Pacing) -> Admission {
+    Admission::new(of.groups_per_version, of.window, Some(of.all_groups)).bounded(of.max_staleness)
 }
 
 /// Collects groups into batches by `[batch]`. Synchronous runs are equal to the bit, so they train

@@ -6,29 +6,28 @@ use anyhow::{Result, anyhow};
 use parking_lot::Mutex;
 use rollflow::algo::Proximal;
 use rollflow::prelude::*;
-use rollflow::recipe::{Optimization, Pipeline, Plan, Sft, Timeline};
+use rollflow::recipe::{Mix, Optimization, Plan, Sft, Timeline};
 use rollflow::stages::train::StepConfig;
 use rollflow::train::{Algorithm, TrainBatch, collate};
 
+use crate::assemble::sections::Step;
 use crate::assemble::supervised::Imitation;
 use crate::registry::Registry;
 
-/// Configuration of every step of a plan that never changes.
-pub fn step_config(plan: &Plan, registry: &Registry) -> Result<StepConfig> {
-    let train = &plan.train;
+/// Configuration of a training step.
+pub fn step_config(of: Step, registry: &Registry) -> Result<StepConfig> {
+    let Step { train, .. } = of;
     let (loss, off_policy) = (registry.loss_of(train)?, train.off_policy());
-    // Pairs of a data set have no rewards to compare.
-    let rewarded = plan.pipeline != Pipeline::Dpo;
     Ok(StepConfig {
-        advantages: rewarded.then(|| registry.estimator_of(&train.advantage)).transpose()?,
+        advantages: of.rewarded.then(|| registry.estimator_of(&train.advantage)).transpose()?,
         reward_kl: train.reward_kl().map(Arc::new),
-        pairs: plan.pairing(),
-        aggregation: plan.aggregation(),
+        pairs: of.pairs,
+        aggregation: of.aggregation,
         algorithm: Some(Arc::new(Algorithm { loss, off_policy })),
-        schedule: Some(schedule(&train.optimization, train.lr, own_steps(plan), train.updates_a_step())?),
+        schedule: Some(schedule(&train.optimization, train.lr, of.own_steps, train.updates_a_step())?),
         ppo_epochs: train.ppo_epochs,
         minibatches: train.minibatches,
-        minibatch_seed: plan.seed,
+        minibatch_seed: of.seed,
         score_first: train.centre() == Proximal::Recompute,
         mixed: None,
         settings: Default::default(),
@@ -45,12 +44,11 @@ pub struct Mixture {
 
 impl Mixture {
     /// Opens the samples of `[mix]`, which are those of `[sft]`.
-    pub fn of(plan: &Plan, policy: &Policy) -> Result<Option<Self>> {
-        let Some((mix, sft)) = plan.mix.as_ref().zip(plan.sft.as_ref()) else { return Ok(None) };
-        let endless = Sft { batch: mix.batch, batch_tokens: None, steps: u64::MAX, ..sft.clone() };
-        let (samples, _) = Imitation::of(plan, &endless).batches(&policy.into())?;
+    pub fn of(mix: &Mix, imitation: Imitation, policy: &Policy) -> Result<Self> {
+        let endless = Sft { batch: mix.batch, batch_tokens: None, steps: u64::MAX, ..imitation.sft.clone() };
+        let (samples, _) = Imitation { sft: &endless, ..imitation }.batches(&policy.into())?;
         let algorithm = Arc::new(Algorithm::new(CrossEntropy));
-        Ok(Some(Mixture { samples: Mutex::new(samples), algorithm, weight: mix.weight, every: mix.every }))
+        Ok(Mixture { samples: Mutex::new(samples), algorithm, weight: mix.weight, every: mix.every })
     }
 
     /// Batch of a step, which counts from 1.
@@ -73,11 +71,6 @@ pub fn changed_at(timeline: &Timeline, step: u64, config: impl Fn(&Plan) -> Resu
         tracing::info!("From step {step} on: {}", set.join(", "));
     }
     Ok(StepConfig { settings: timeline.settings(step), ..config(timeline.at(step)?.as_ref())? })
-}
-
-/// Steps that train the policy, without the critic's warm-up.
-pub fn own_steps(plan: &Plan) -> u64 {
-    plan.train.steps.saturating_sub(plan.critic.as_ref().map_or(0, |critic| critic.warmup_steps))
 }
 
 /// Learning rate over optimizer updates, of which every step makes `updates`.

@@ -6,35 +6,36 @@ use anyhow::{Context, Result};
 use rollflow::algo::{BradleyTerry, ValueLoss};
 use rollflow::model::load_hf;
 use rollflow::prelude::*;
-use rollflow::recipe::{Checkpointing, Lora, Model, Optimization, Plan, RewardModel, Sft, Timeline};
+use rollflow::recipe::{self, Checkpointing, Lora, Model, Optimization, Plan, RewardModel, Sft, Timeline};
 use rollflow::stages::train::{Critic, StepConfig};
 use rollflow::train::{AdamW, ScoreModel};
 
+use crate::assemble::sections::{Step, Training};
 use crate::assemble::steps::Mixture;
 use crate::assemble::{models, policy, steps};
 use crate::registry::Registry;
 use crate::run::folder::Checkpoints;
 
 /// The trainer of `[train]`.
-pub fn backend(plan: &Plan, registry: &Registry, policy: &Policy) -> Result<LocalBackend> {
-    let train = &plan.train;
-    let schedule = steps::schedule(&train.optimization, train.lr, steps::own_steps(plan), train.updates_a_step())?;
-    let config = local_config(&plan.model, &plan.checkpoint, &train.optimization, schedule, registry.loss_of(train)?)?;
+pub fn backend(of: Training, registry: &Registry, policy: &Policy) -> Result<LocalBackend> {
+    let Training { train, .. } = of;
+    let schedule = steps::schedule(&train.optimization, train.lr, of.own_steps, train.updates_a_step())?;
+    let config = local_config(of.model, of.checkpoint, &train.optimization, schedule, registry.loss_of(train)?)?;
     Ok(policy.backend(LocalConfig {
-        temperature: plan.generate.temperature,
-        merge: plan.lora.as_ref().is_none_or(Lora::merges),
-        publish_rounded: plan.publishes_rounded(),
+        temperature: of.temperature,
+        merge: of.lora.is_none_or(Lora::merges),
+        publish_rounded: of.publishes_rounded,
         off_policy: train.off_policy(),
         ..config
     })?)
 }
 
 /// The trainer of `[critic]`, of a run that begins as `policy`.
-pub fn critic(plan: &Plan, policy: &Policy) -> Result<Option<LocalBackend>> {
-    let Some(critic) = &plan.critic else { return Ok(None) };
+pub fn critic(of: Training, policy: &Policy) -> Result<Option<LocalBackend>> {
+    let Some(critic) = of.critic else { return Ok(None) };
     let loss = ValueLoss { clip: critic.value_clip.is_finite().then_some(critic.value_clip) };
-    let schedule = steps::schedule(&critic.optimization, critic.lr, plan.train.steps, plan.train.updates_a_step())?;
-    let config = local_config(&plan.model, &plan.checkpoint, &critic.optimization, schedule, Arc::new(loss))?;
+    let schedule = steps::schedule(&critic.optimization, critic.lr, of.train.steps, of.train.updates_a_step())?;
+    let config = local_config(of.model, of.checkpoint, &critic.optimization, schedule, Arc::new(loss))?;
     let Some(path) = &critic.path else { return Ok(Some(policy.critic(config)?)) };
     let (model, weights) =
         load_hf(&models::model_folder(path)?).with_context(|| format!("loading the critic from {}", path.display()))?;
@@ -92,40 +93,43 @@ fn local_config(
     })
 }
 
-/// The training stage of `grpo`.
+/// The training stage of `grpo`, whose steps follow the `timeline`.
 pub fn trainer<B: TrainingBackend>(
-    plan: &Plan,
+    of: Training,
+    timeline: Timeline,
     registry: &Registry,
     backend: B,
     critic: Option<B>,
     mixture: Option<Mixture>,
     checkpoints: Option<Checkpoints>,
 ) -> Result<Trainer<B>> {
-    let (timeline, always) = (Timeline::of(plan)?, steps::step_config(plan, registry)?);
-    let [warn, halt] = plan.train.gap_limits(plan.model.precision());
+    let always = steps::step_config(Step::of(&*timeline.at(1)?), registry)?;
+    let Training { train, .. } = of;
+    let [warn, halt] = train.gap_limits(of.model.precision());
     let registry = registry.clone();
     let config = move |step| -> Result<StepConfig> {
         let config = match timeline.is_constant() {
             true => always.clone(),
-            false => steps::changed_at(&timeline, step, |plan| steps::step_config(plan, &registry))?,
+            false => steps::changed_at(&timeline, step, |plan| steps::step_config(Step::of(plan), &registry))?,
         };
         Ok(StepConfig { mixed: mixture.as_ref().map_or(Ok(None), |mixture| mixture.at(step))?, ..config })
     };
     let mut trainer = Trainer::new(backend)
         .per_step(move |step| config(step).map_err(Into::into))
-        .steps(plan.train.steps)
-        .sync_every(plan.sync.every)
+        .steps(train.steps)
+        .sync_every(of.sync_every)
         .gap_limits(warn, halt)
-        .on_stale(plan.flow.on_stale)
-        .threads(plan.train.optimization.threads);
-    if let Some((of, critic)) = plan.critic.as_ref().zip(critic) {
-        let critic = Critic { backend: critic, gamma: of.gamma, lambda: of.lambda, whiten: of.whiten, warm_up: of.warmup_steps };
-        trainer = trainer.critic(critic).threads(plan.train.optimization.threads.max(of.optimization.threads));
+        .on_stale(of.flow.on_stale)
+        .threads(train.optimization.threads);
+    if let Some((section, backend)) = of.critic.zip(critic) {
+        let recipe::Critic { gamma, lambda, whiten, warmup_steps, .. } = *section;
+        let critic = Critic { backend, gamma, lambda, whiten, warm_up: warmup_steps };
+        trainer = trainer.critic(critic).threads(train.optimization.threads.max(section.optimization.threads));
     }
-    if let Some(reward) = plan.train.target_reward {
+    if let Some(reward) = train.target_reward {
         trainer = trainer.target_reward(reward);
     }
-    Ok(checkpointed(trainer, &plan.checkpoint, checkpoints))
+    Ok(checkpointed(trainer, of.checkpoint, checkpoints))
 }
 
 /// Applies changes and ramps to a supervised trainer. `config` builds a plan's step configuration.

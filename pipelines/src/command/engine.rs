@@ -15,6 +15,7 @@ use rollflow::recipe::{Net, Plan};
 
 use super::plans::{RecipeArgs, load};
 use super::{End, choice, out};
+use crate::assemble::sections::{Serving, Start};
 use crate::assemble::servers::Startup;
 use crate::assemble::{engines, models};
 use crate::registry::Registry;
@@ -91,7 +92,7 @@ impl Engine {
 
 /// The model at `path`, with any adapters that it has, or else the recipe's.
 fn policy(plan: &Plan, path: Option<&Path>) -> Result<Policy> {
-    let Some(path) = path else { return crate::assemble::policy::policy(plan) };
+    let Some(path) = path else { return crate::assemble::policy::policy(Start::of(plan)) };
     let folder = models::model_folder(path)?;
     Policy::load(&folder).with_context(|| format!("loading {}", folder.display()))
 }
@@ -106,14 +107,15 @@ impl Launch {
                 bail!("engine.kind is {:?}: there is no server to start; set engine.launch = \"vllm\" or \"sglang\"", kind.word())
             }
         };
-        let out = std::path::absolute(plan.engine.folder.as_ref().unwrap_or(&self.out))?;
+        let serving = Serving::of(&plan)?;
+        let out = serving.folder(&self.out)?;
         let start = out.join("start");
         // From here on, so that they don't outlive it, however early it is ended.
         let interrupts = Interrupts::listen().context("listening for Ctrl-C")?;
         let policy = policy(&plan, self.model.as_deref())?.merged();
-        engines::exporter(&plan, &policy, &out)?.launch_folder(&start)?;
+        engines::exporter(&serving, &policy, &out)?.launch_folder(&start)?;
         let startup = Startup { report: &out::complain, interrupted: &|| interrupts.pressed() };
-        let Some(servers) = engines::launch(&plan, &start, &out.join("logs"), startup)? else { return Ok(()) };
+        let Some(servers) = engines::launch(&serving, &start, &out.join("logs"), startup)? else { return Ok(()) };
         for url in plan.engine.launched_urls() {
             out::line(&format!("ready: {url}"))?;
         }
@@ -176,13 +178,14 @@ impl Sync {
         let policy = policy(&plan, Some(&self.from))?;
         // Servers that take adapters were started with what is under them.
         let policy = if plan.syncs_adapters() { policy } else { policy.merged() };
-        let out = std::path::absolute(plan.engine.folder.as_ref().unwrap_or(&self.out))?;
+        let serving = Serving::of(&plan)?;
+        let out = serving.folder(&self.out)?;
         let urls = plan.engine.all_urls();
         let all = urls
             .iter()
             .map(|url| engines::engine(&plan.engine, &plan.net, url))
             .collect::<Result<Vec<Arc<dyn InferenceEngine>>>>()?;
-        let update = engines::exporter(&plan, &policy, &out)?.export(self.version, &policy.frozen())?;
+        let update = engines::exporter(&serving, &policy, &out)?.export(self.version, &policy.frozen())?;
         let report = engines::tasks()?.block_on(sync_weights_to_engines(all, update, &plan.engine.sync))?;
         for (url, result) in urls.iter().zip(&report.engines) {
             out::line(&match result {

@@ -24,6 +24,7 @@ use crate::assemble::engines::Engines;
 use crate::assemble::evaluation::eval_spec;
 use crate::assemble::policy;
 use crate::assemble::policy::Reader;
+use crate::assemble::sections::{Serving, Start};
 use crate::assemble::servers::Startup;
 use crate::registry::Registry;
 use crate::run::RECIPE;
@@ -104,7 +105,9 @@ impl Eval {
             }
             Some(interrupts) => {
                 let startup = Startup { report: &out::complain, interrupted: &|| interrupts.pressed() };
-                let Some(engines) = Engines::begin(&plan, policy, &folder.join("engine"), startup)? else { return Ok(()) };
+                let Some(engines) = Engines::begin(Serving::of(&plan)?, policy, &folder.join("engine"), startup)? else {
+                    return Ok(());
+                };
                 engines.give(policy, VERSION)?;
                 let (config, slots) = (engines.fleet_config(policy), evaluation.eval().max_num_seqs);
                 let mut fleet = Fleet::new(engines.handle(), config, policy.tokenizer(), slots, plan.seed);
@@ -124,7 +127,7 @@ impl Eval {
         Ok(match (&self.model, is_run) {
             (Some(model), _) => (model_folder(model)?, policy_of(model, policy::compute(&plan.model)?)?),
             (None, true) => (model_folder(&self.what)?, policy_of(&self.what, policy::compute(&plan.model)?)?),
-            (None, false) => (PathBuf::from(&plan.name), policy::policy(plan)?),
+            (None, false) => (PathBuf::from(&plan.name), policy::policy(Start::of(plan))?),
         })
     }
 }
@@ -150,7 +153,11 @@ impl StandaloneEval<'_> {
         mut progress: impl FnMut(usize, usize) -> Result<()>,
     ) -> Result<(StepMetrics, usize)> {
         let eval = self.eval();
-        let spec = Arc::new(eval_spec(self.plan, &eval, self.registry, reader.config.max_positions)?);
+        let spec = Arc::new(eval_spec(
+            crate::assemble::sections::Evaluation::of(self.plan, &eval),
+            self.registry,
+            reader.config.max_positions,
+        )?);
         let identity = self.identity(&eval);
         let judged = self.judged(&identity)?;
         let mut evaluation = Evaluation::begin(&spec, &reader.tokenizer, &engine, version, judged);

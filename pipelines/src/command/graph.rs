@@ -7,8 +7,9 @@ use rollflow::recipe::{Pipeline, Plan};
 
 use super::out;
 use super::plans::{RecipeArgs, load};
-use crate::assemble::components::Components;
 use crate::assemble::policy;
+use crate::assemble::sections::Start;
+use crate::components::Components;
 use crate::grpo;
 use crate::registry::Registry;
 use crate::run::folder::Outputs;
@@ -48,13 +49,13 @@ fn graph_of(plan: &Plan, registry: &Registry) -> Result<flow::Graph> {
     let outputs = Outputs::in_memory();
     let flow = match plan.pipeline {
         Pipeline::Grpo | Pipeline::SftThenGrpo => {
-            let policy = policy::policy(plan)?;
+            let policy = policy::policy(Start::of(plan))?;
             grpo::declare(plan, Components::local(plan, registry, &policy, &policy)?, outputs, None)?
         }
-        Pipeline::GrpoOffline => grpo_offline::declare(plan, registry, &policy::policy(plan)?, outputs, None)?,
-        Pipeline::Dpo => dpo::declare(plan, registry, &policy::policy(plan)?, outputs, None)?,
-        Pipeline::Sft => sft::declare(plan, registry, &policy::policy(plan)?, outputs, None)?,
-        Pipeline::RewardModel => reward_model::declare(plan, &policy::score_model(plan)?, outputs, None)?.0,
+        Pipeline::GrpoOffline => grpo_offline::declare(plan, registry, &policy::policy(Start::of(plan))?, outputs, None)?,
+        Pipeline::Dpo => dpo::declare(plan, registry, &policy::policy(Start::of(plan))?, outputs, None)?,
+        Pipeline::Sft => sft::declare(plan, registry, &policy::policy(Start::of(plan))?, outputs, None)?,
+        Pipeline::RewardModel => reward_model::declare(plan, &policy::score_model(Start::of(plan))?, outputs, None)?.0,
     };
     Ok(flow.graph())
 }

@@ -24,10 +24,10 @@ use rollflow::stages::train::{Trained, staleness};
 use rollflow::train::SimulatedBackend;
 use rollflow::util::untrusted;
 
-use crate::assemble::components::Components;
 use crate::assemble::rewards::Scoring;
 use crate::assemble::{data, policy, rollout};
 use crate::command::out;
+use crate::components::Components;
 use crate::grpo;
 use crate::registry::Registry;
 use crate::run::folder::Outputs;

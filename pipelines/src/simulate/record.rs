@@ -10,8 +10,9 @@ use rollflow::recipe::Plan;
 use rollflow::stages::train::Trained;
 
 use super::profile::{Answers, ItemTimes, Profile, Recorded, fit_decode};
-use crate::assemble::components::Components;
 use crate::assemble::policy;
+use crate::assemble::sections::Start;
+use crate::components::Components;
 use crate::grpo;
 use crate::registry::Registry;
 use crate::run::folder::Outputs;
@@ -25,7 +26,7 @@ const OTHERS: [&str; 7] = ["reward", "filter", "pairs", "reference", "batch", "s
 pub fn record(plan: &Plan, registry: &Registry, steps: u64) -> Result<Profile> {
     let mut plan = plan.clone();
     (plan.train.steps, plan.train.target_reward) = (steps, None);
-    let mut policy = policy::policy(&plan)?;
+    let mut policy = policy::policy(Start::of(&plan))?;
     let interrupts = Interrupts::listen().context("listening for Ctrl-C")?;
     if let Some(warm_up) = &plan.sft {
         policy = match sft::warm_up(&plan, warm_up, &policy, &interrupts)? {

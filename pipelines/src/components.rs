@@ -1,5 +1,5 @@
-//! Components of a reinforcement pipeline, before [`declare`](crate::grpo::declare) puts them on a
-//! graph.
+//! Components of a reinforcement pipeline, each built from its own sections of the plan, before
+//! [`declare`](crate::grpo::declare) puts them on a graph.
 
 use std::path::PathBuf;
 
@@ -15,7 +15,9 @@ use rollflow::stages::evaluate::Evaluator;
 use crate::assemble::engines::Engines;
 use crate::assemble::policy::Reader;
 use crate::assemble::rewards::Scoring;
+use crate::assemble::sections::{Evaluation, Training};
 use crate::assemble::steps::Mixture;
+use crate::assemble::supervised::Imitation;
 use crate::assemble::{data, environments, evaluation, references, rollout, trainers};
 use crate::registry::Registry;
 
@@ -79,11 +81,12 @@ impl Components<LocalBackend> {
         observe: impl FnOnce(Generator<LocalEngine>) -> Generator<LocalEngine>,
     ) -> Result<Self> {
         let ((publish, published), reader) = (weights(), Reader::from(policy));
+        let evaluator = Evaluation::during(plan).map(|of| evaluation::evaluator(of, registry, policy)).transpose()?;
         let generator = rollout::local_generator(&plan.generate, &plan.model, policy)?.weights(published.clone());
         let sampled = Sampled {
             generator: BoxedStage::new(observe(generator_of(plan, &reader, generator)?)),
             sync: BoxedStage::new(WeightSync::to(publish).log_every(plan.observe.log_every)),
-            evaluator: evaluation::evaluator(plan, registry, policy)?.map(pending),
+            evaluator: evaluator.map(pending),
             reader,
             published,
         };
@@ -94,9 +97,10 @@ impl Components<LocalBackend> {
     pub fn remote(plan: &Plan, registry: &Registry, policy: &Policy, start: &Policy, engines: &Engines) -> Result<Self> {
         let ((publish, synced), (also, published), reader) = (weights(), weights(), engines.reader(policy));
         let (mut sync, mut evaluator) = (engines.sync(publish)?.also(also), None);
-        if let Some(hold) = evaluation::hold(plan.eval.as_ref(), plan.steps()) {
+        if let Some(of) = Evaluation::during(plan) {
+            let hold = evaluation::hold(of);
             sync = sync.hold(&hold);
-            evaluator = evaluation::evaluator_of_servers(plan, registry, policy, engines, &hold)?;
+            evaluator = Some(evaluation::evaluator_of_servers(of, registry, policy, engines, &hold)?);
         }
         let sampled = Sampled {
             generator: BoxedStage::new(generator_of(plan, &reader, engines.generator(policy, synced))?),
@@ -110,20 +114,22 @@ impl Components<LocalBackend> {
 
     /// Adds the components that run in this process wherever completions come from.
     fn around(of: Sampled, plan: &Plan, registry: &Registry, policy: &Policy, start: &Policy) -> Result<Self> {
-        let Plan { model, generate, train, reward, .. } = plan;
+        let (Plan { model, generate, train, reward, .. }, training) = (plan, Training::of(plan));
         let fits = data::fits(&plan.chat, Some(&of.reader), generate.max_new_tokens);
         let reference = plan.reference.as_ref().map(|section| {
             let config = references::scoring(model, generate.temperature, &train.optimization, section.threads)?;
             references::reference(&section.policy, start, config, Some(of.published.clone()))
         });
+        let mix = plan.mix.as_ref().zip(plan.sft.as_ref());
+        let mixture = mix.map(|(mix, sft)| Mixture::of(mix, Imitation::of(plan, sft), policy)).transpose()?;
         Ok(Components {
             prompts: data::prompts(&plan.task, &plan.chat, plan.seed, reward.rule.compares(), fits)?,
             generator: of.generator,
             reward: Scoring::of(reward, model, &plan.net, generate.max_new_tokens, registry)?,
             reference: reference.transpose()?,
-            backend: trainers::backend(plan, registry, policy).context("starting the trainer")?,
-            critic: trainers::critic(plan, start).context("starting the critic")?,
-            mixture: Mixture::of(plan, policy)?,
+            backend: trainers::backend(training, registry, policy).context("starting the trainer")?,
+            critic: trainers::critic(training, start).context("starting the critic")?,
+            mixture,
             sync: of.sync,
             evaluator: of.evaluator,
             registry: registry.clone(),

@@ -1,0 +1,229 @@
+//! Sections of a plan by the part of a run that is built from them. The other files of this folder take
+//! these groups or single sections, never a whole plan.
+
+use std::path::Path;
+
+use anyhow::{Context, Result};
+use rollflow::engine::settings::{Engine, Launch};
+use rollflow::prelude::Aggregation;
+use rollflow::recipe::{
+    Chat, Checkpointing, Critic, DeviceName, Environment, Eval, FlowLimits, Generate, Lora, MemoryPlan, Model, Net, Pipeline,
+    Plan, Reward, Task, Train,
+};
+use rollflow::stages::pairs::Pairing;
+
+/// The model that a run begins with.
+#[derive(Clone, Copy)]
+pub struct Start<'a> {
+    /// Its source, and how it computes.
+    pub model: &'a Model,
+    /// Its chat template.
+    pub chat: &'a Chat,
+    /// Adapters over it.
+    pub lora: Option<&'a Lora>,
+    /// Seed of weights that are drawn.
+    pub seed: u64,
+    /// True if the source is a part of the same run, so that newer checkpoints there are not the run's own.
+    pub is_own: bool,
+}
+
+impl<'a> Start<'a> {
+    /// The start of a plan's run.
+    pub fn of(plan: &'a Plan) -> Self {
+        let Plan { model, chat, seed, .. } = plan;
+        Start { model, chat, lora: plan.lora.as_ref(), seed: *seed, is_own: plan.pipeline == Pipeline::SftThenGrpo }
+    }
+}
+
+/// What is asked, how it is answered, and what an answer earns.
+#[derive(Clone, Copy)]
+pub struct Rollouts<'a> {
+    /// Prompts.
+    pub task: &'a Task,
+    /// Format of prompts.
+    pub chat: &'a Chat,
+    /// How models compute.
+    pub model: &'a Model,
+    /// Sampling.
+    pub generate: &'a Generate,
+    /// Environment of multi-turn rollouts.
+    pub environment: Option<&'a Environment>,
+    /// Reward of a completion.
+    pub reward: &'a Reward,
+    /// Connections to servers of rewards and environments.
+    pub net: &'a Net,
+    /// Seed of every draw.
+    pub seed: u64,
+}
+
+impl<'a> Rollouts<'a> {
+    /// The rollouts of a plan.
+    pub fn of(plan: &'a Plan) -> Self {
+        let Plan { task, chat, model, generate, reward, net, seed, .. } = plan;
+        Rollouts { task, chat, model, generate, environment: plan.environment.as_ref(), reward, net, seed: *seed }
+    }
+}
+
+/// An evaluation.
+#[derive(Clone, Copy)]
+pub struct Evaluation<'a> {
+    /// Prompts, samples and steps of the evaluation.
+    pub eval: &'a Eval,
+    /// The run's rollouts, which it follows unless it says otherwise.
+    pub rollouts: Rollouts<'a>,
+    /// Last step of the run, which is evaluated too.
+    pub last: u64,
+    /// True if training waits for the evaluation.
+    pub in_order: bool,
+}
+
+impl<'a> Evaluation<'a> {
+    /// The evaluation during a plan's run; none if it is left to `rollflow eval`.
+    pub fn during(plan: &'a Plan) -> Option<Self> {
+        let eval = plan.eval.as_ref().filter(|eval| eval.every > 0)?;
+        Some(Evaluation::of(plan, eval))
+    }
+
+    /// The evaluation of a plan's policy by `eval`.
+    pub fn of(plan: &'a Plan, eval: &'a Eval) -> Self {
+        Evaluation { eval, rollouts: Rollouts::of(plan), last: plan.steps(), in_order: plan.flow.max_staleness == 0 }
+    }
+}
+
+/// Pace at which prompts are admitted, in groups.
+#[derive(Clone, Copy)]
+pub struct Pacing {
+    /// Groups that are trained from one publish to the next.
+    pub groups_per_version: u64,
+    /// Groups in flight.
+    pub window: u64,
+    /// Groups of the whole run.
+    pub all_groups: u64,
+    /// Bound of staleness, in versions.
+    pub max_staleness: u64,
+}
+
+impl Pacing {
+    /// The pace of a plan.
+    pub fn of(plan: &Plan) -> Self {
+        Pacing {
+            groups_per_version: plan.groups_per_publish() as u64,
+            window: plan.admission_window() as u64,
+            all_groups: plan.train.steps * plan.batch.groups as u64,
+            max_staleness: plan.flow.max_staleness,
+        }
+    }
+}
+
+/// Configuration of a training step.
+pub struct Step<'a> {
+    /// Loss, advantages and optimizer.
+    pub train: &'a Train,
+    /// True if samples have rewards to compare: pairs of a data set have none.
+    pub rewarded: bool,
+    /// Pairs that the loss compares.
+    pub pairs: Option<Pairing>,
+    /// Weights of tokens in the loss.
+    pub aggregation: Aggregation,
+    /// Steps that train the policy, without the critic's warm-up.
+    pub own_steps: u64,
+    /// Seed of the minibatches.
+    pub seed: u64,
+}
+
+impl<'a> Step<'a> {
+    /// The steps of a plan that never changes, or of one of its phases.
+    pub fn of(plan: &'a Plan) -> Self {
+        let warm_up = plan.critic.as_ref().map_or(0, |critic| critic.warmup_steps);
+        Step {
+            train: &plan.train,
+            rewarded: plan.pipeline != Pipeline::Dpo,
+            pairs: plan.pairing(),
+            aggregation: plan.aggregation(),
+            own_steps: plan.train.steps.saturating_sub(warm_up),
+            seed: plan.seed,
+        }
+    }
+}
+
+/// Training of the policy and its critic.
+#[derive(Clone, Copy)]
+pub struct Training<'a> {
+    /// Loss and optimizer of the policy.
+    pub train: &'a Train,
+    /// The critic.
+    pub critic: Option<&'a Critic>,
+    /// How models compute.
+    pub model: &'a Model,
+    /// Checkpoints.
+    pub checkpoint: &'a Checkpointing,
+    /// Adapters that are trained.
+    pub lora: Option<&'a Lora>,
+    /// What is done with samples that are too old.
+    pub flow: &'a FlowLimits,
+    /// Temperature at which completions are sampled.
+    pub temperature: f64,
+    /// Steps between two publishes.
+    pub sync_every: u64,
+    /// True if weights are published in the compute format.
+    pub publishes_rounded: bool,
+    /// Steps that train the policy, without the critic's warm-up.
+    pub own_steps: u64,
+}
+
+impl<'a> Training<'a> {
+    /// The training of a plan.
+    pub fn of(plan: &'a Plan) -> Self {
+        let Plan { train, model, checkpoint, flow, .. } = plan;
+        Training {
+            train,
+            critic: plan.critic.as_ref(),
+            model,
+            checkpoint,
+            lora: plan.lora.as_ref(),
+            flow,
+            temperature: plan.generate.temperature,
+            sync_every: plan.sync.every,
+            publishes_rounded: plan.publishes_rounded(),
+            own_steps: Step::of(plan).own_steps,
+        }
+    }
+}
+
+/// Servers that generate for a run.
+pub struct Serving<'a> {
+    /// Servers, and how they get weights.
+    pub engine: &'a Engine,
+    /// Connections to them.
+    pub net: &'a Net,
+    /// Prompts, whose beginnings probe a sync.
+    pub rollouts: Rollouts<'a>,
+    /// Adapters that servers get in place of weights.
+    pub adapters: Option<&'a Lora>,
+    /// Bound of staleness.
+    pub max_staleness: u64,
+    /// Memory of this process on the GPUs, if it shares them with servers that it starts.
+    pub own: Vec<MemoryPlan>,
+}
+
+impl<'a> Serving<'a> {
+    /// The servers of a plan.
+    pub fn of(plan: &'a Plan) -> Result<Self> {
+        // A run without a GPU of its own leaves all of them to the servers, and its model need not be here.
+        let shares = plan.devices().iter().any(|(_, device)| matches!(device, DeviceName::Cuda(_)));
+        let own = if shares && plan.engine.launch != Launch::None { MemoryPlan::of(plan)? } else { Vec::new() };
+        Ok(Serving {
+            engine: &plan.engine,
+            net: &plan.net,
+            rollouts: Rollouts::of(plan),
+            adapters: plan.lora.as_ref().filter(|_| plan.syncs_adapters()),
+            max_staleness: plan.flow.max_staleness,
+            own,
+        })
+    }
+
+    /// Folder of what servers load: `engine.folder`, or else `default`, as an absolute path.
+    pub fn folder(&self, default: &Path) -> Result<std::path::PathBuf> {
+        std::path::absolute(self.engine.folder.as_deref().unwrap_or(default)).context("the servers' folder (engine.folder)")
+    }
+}
