@@ -2,8 +2,9 @@
 //!
 //! Each pipeline is one file that reads as its algorithm: `sft`, `reward_model`, `grpo`,
 //! `sft_then_grpo`, `grpo_offline`, `dpo`. [`assemble`] turns sections of a recipe into the library's
-//! parts, [`components`] puts them together for `grpo`, [`mod@run`] keeps the files of a run, [`registry`] holds custom parts, `command` is the
-//! `rollflow` command, and `simulate` forecasts a recipe.
+//! parts, [`components`] puts those of `grpo` together, [`mod@run`] keeps the files of a run,
+//! [`registry`] holds custom parts, `command` is the `rollflow` command, and `simulate` forecasts a
+//! recipe.
 
 pub mod assemble;
 mod command;

@@ -45,7 +45,7 @@ pub struct Rollouts {
     /// Show the last so many.
     #[arg(long, value_name = "N", default_value_t = 10)]
     limit: usize,
-    /// How to show them.
+    /// Form in which they are shown.
     #[arg(long, value_enum, default_value_t = Form::List)]
     show: Form,
     /// Report inconsistent rollouts instead of showing them; exit code 1 if there are any.
