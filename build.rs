@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 fn main() {
     println!("cargo::rerun-if-changed=build.rs");
     println!("cargo::rerun-if-changed=src/model/fused/fused.cpp");
+    println!("cargo::rerun-if-changed=src/ranks");
     // Absent when the crate is built without libtorch.
     let Some(lib) = std::env::var_os("DEP_TCH_LIBTORCH_LIB") else { return };
     let lib = std::fs::canonicalize(&lib).unwrap_or_else(|_| PathBuf::from(&lib));
@@ -15,6 +16,7 @@ fn main() {
     let lints = std::env::var("RUSTC_WORKSPACE_WRAPPER").is_ok_and(|wrapper| wrapper.contains("clippy"));
     if !lints {
         compile_fused(&lib);
+        compile_ranks(&lib);
     }
 }
 
@@ -36,4 +38,18 @@ fn compile_fused(lib: &Path) {
         .include(include.join("torch/csrc/api/include"))
         .file("src/model/fused/fused.cpp")
         .compile("rollflow_fused");
+}
+
+/// torch's collectives; `stand_ins` replaces the headers of Gloo, which libtorch does not ship.
+fn compile_ranks(lib: &Path) {
+    let include = lib.parent().map(|root| root.join("include")).unwrap_or_default();
+    cc::Build::new()
+        .cpp(true)
+        .std("c++20")
+        .warnings(false)
+        .include("src/ranks/stand_ins")
+        .include(&include)
+        .include(include.join("torch/csrc/api/include"))
+        .file("src/ranks/group.cpp")
+        .compile("rollflow_ranks");
 }

@@ -20,6 +20,8 @@ pub mod model {
     pub use dtype::Dtype;
 }
 pub mod observe;
+#[cfg(feature = "torch")]
+pub mod ranks;
 pub mod recipe;
 pub mod rollout;
 pub mod stages;

@@ -1,0 +1,142 @@
+// torch's own collectives (c10d) with a C interface: a TCPStore, and a process group over it.
+//
+// Every entry catches C++ exceptions and returns their text, which the caller frees; null is success.
+
+#define USE_C10D_GLOO
+#include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
+#include <torch/csrc/distributed/c10d/TCPStore.hpp>
+#include <torch/torch.h>
+
+#include <chrono>
+#include <cstdlib>
+#include <cstring>
+#include <string>
+#include <vector>
+
+namespace {
+
+using Millis = std::chrono::milliseconds;
+
+template <typename F> char* caught(F&& work) {
+  try {
+    work();
+    return nullptr;
+  } catch (const c10::Error& e) {
+    return strdup(e.what_without_backtrace());
+  } catch (const std::exception& e) {
+    return strdup(e.what());
+  } catch (...) {
+    return strdup("unknown C++ exception");
+  }
+}
+
+c10::intrusive_ptr<c10d::Work> finish(c10::intrusive_ptr<c10d::Work> work) {
+  if (work) work->wait();
+  return work;
+}
+
+} // namespace
+
+struct rollflow_store {
+  c10::intrusive_ptr<c10d::Store> store;
+};
+
+struct rollflow_group {
+  c10::intrusive_ptr<c10d::Backend> backend;
+};
+
+// A collective that was begun, and the tensors that it reads and writes.
+struct rollflow_work {
+  c10::intrusive_ptr<c10d::Work> work;
+  std::vector<at::Tensor> alive;
+};
+
+extern "C" {
+
+// Connects to the store at host:port, or serves it there. A served port of 0 is chosen by the system; *port is the port in use.
+char* rollflow_store_open(rollflow_store** out, const char* host, uint16_t* port, bool serves, const char* prefix, int64_t timeout_ms) {
+  return caught([&] {
+    c10d::TCPStoreOptions options;
+    options.port = *port;
+    options.isServer = serves;
+    options.waitWorkers = false;
+    options.timeout = Millis(timeout_ms);
+    auto tcp = c10::make_intrusive<c10d::TCPStore>(std::string(host), options);
+    *port = tcp->getPort();
+    *out = new rollflow_store{c10::make_intrusive<c10d::PrefixStore>(std::string(prefix), tcp)};
+  });
+}
+
+void rollflow_store_close(rollflow_store* store) { delete store; }
+
+char* rollflow_store_set(rollflow_store* store, const char* key, const uint8_t* bytes, size_t len) {
+  return caught([&] { store->store->set(key, std::vector<uint8_t>(bytes, bytes + len)); });
+}
+
+// Waits for the key; the caller frees *bytes.
+char* rollflow_store_get(rollflow_store* store, const char* key, int64_t timeout_ms, uint8_t** bytes, size_t* len) {
+  return caught([&] {
+    store->store->wait({key}, Millis(timeout_ms));
+    auto value = store->store->get(key);
+    *len = value.size();
+    *bytes = static_cast<uint8_t*>(malloc(value.size() + 1));
+    memcpy(*bytes, value.data(), value.size());
+  });
+}
+
+char* rollflow_store_has(rollflow_store* store, const char* key, bool* has) {
+  return caught([&] { *has = store->store->check({key}); });
+}
+
+// A group of processes over Gloo that talks through the interface of `address`.
+char* rollflow_group_gloo(
+    rollflow_group** out, rollflow_store* store, const char* name, const char* address, int rank, int size, int64_t timeout_ms) {
+  return caught([&] {
+    auto options = c10d::ProcessGroupGloo::Options::create(Millis(timeout_ms));
+    options->devices.push_back(c10d::ProcessGroupGloo::createDeviceForHostname(address));
+    options->threads = 2;
+    auto prefixed = c10::make_intrusive<c10d::PrefixStore>(std::string(name), store->store);
+    *out = new rollflow_group{c10::make_intrusive<c10d::ProcessGroupGloo>(prefixed, rank, size, options)};
+  });
+}
+
+void rollflow_group_close(rollflow_group* group) { delete group; }
+
+// The sum over all ranks, in place.
+char* rollflow_all_reduce(rollflow_group* group, at::Tensor* tensor) {
+  return caught([&] {
+    std::vector<at::Tensor> tensors{*tensor};
+    finish(group->backend->allreduce(tensors));
+  });
+}
+
+// out: this rank's part of the sum over all ranks of `in`, which is as long as all parts together.
+char* rollflow_reduce_scatter(rollflow_group* group, at::Tensor* out, at::Tensor* in) {
+  return caught([&] { finish(group->backend->_reduce_scatter_base(*out, *in)); });
+}
+
+// Begins to gather: out will be all ranks' `in`, end to end.
+char* rollflow_all_gather(rollflow_group* group, rollflow_work** begun, at::Tensor* out, at::Tensor* in) {
+  return caught([&] {
+    auto work = group->backend->_allgather_base(*out, *in);
+    *begun = new rollflow_work{std::move(work), {*out, *in}};
+  });
+}
+
+// Waits for a collective that was begun, and frees it.
+char* rollflow_work_wait(rollflow_work* work) {
+  char* error = caught([&] { finish(work->work); });
+  delete work;
+  return error;
+}
+
+char* rollflow_broadcast(rollflow_group* group, at::Tensor* tensor, int root) {
+  return caught([&] {
+    std::vector<at::Tensor> tensors{*tensor};
+    c10d::BroadcastOptions options;
+    options.rootRank = root;
+    finish(group->backend->broadcast(tensors, options));
+  });
+}
+}

@@ -1,0 +1,325 @@
+//! torch's collectives (c10d): a store of keys, and groups of ranks over it (`group.cpp`).
+
+use std::ffi::{CStr, CString, c_char};
+use std::time::Duration;
+
+use tch::Tensor;
+use torch_sys::C_tensor;
+
+/// Opaque C++ objects.
+#[repr(C)]
+struct RawStore([u8; 0]);
+#[repr(C)]
+struct RawGroup([u8; 0]);
+#[repr(C)]
+struct RawWork([u8; 0]);
+
+unsafe extern "C" {
+    fn rollflow_store_open(
+        out: *mut *mut RawStore,
+        host: *const c_char,
+        port: *mut u16,
+        serves: bool,
+        prefix: *const c_char,
+        timeout_ms: i64,
+    ) -> *mut c_char;
+    fn rollflow_store_close(store: *mut RawStore);
+    fn rollflow_store_set(store: *mut RawStore, key: *const c_char, bytes: *const u8, len: usize) -> *mut c_char;
+    fn rollflow_store_get(
+        store: *mut RawStore,
+        key: *const c_char,
+        timeout_ms: i64,
+        bytes: *mut *mut u8,
+        len: *mut usize,
+    ) -> *mut c_char;
+    fn rollflow_group_gloo(
+        out: *mut *mut RawGroup,
+        store: *mut RawStore,
+        name: *const c_char,
+        address: *const c_char,
+        rank: i32,
+        size: i32,
+        timeout_ms: i64,
+    ) -> *mut c_char;
+    fn rollflow_group_close(group: *mut RawGroup);
+    fn rollflow_all_reduce(group: *mut RawGroup, tensor: *mut C_tensor) -> *mut c_char;
+    fn rollflow_reduce_scatter(group: *mut RawGroup, out: *mut C_tensor, input: *mut C_tensor) -> *mut c_char;
+    fn rollflow_all_gather(
+        group: *mut RawGroup,
+        begun: *mut *mut RawWork,
+        out: *mut C_tensor,
+        input: *mut C_tensor,
+    ) -> *mut c_char;
+    fn rollflow_work_wait(work: *mut RawWork) -> *mut c_char;
+    fn rollflow_broadcast(group: *mut RawGroup, tensor: *mut C_tensor, root: i32) -> *mut c_char;
+    fn free(pointer: *mut std::ffi::c_void);
+}
+
+/// A collective operation or the store failed; the text is torch's own.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{0}")]
+pub struct CollectiveError(pub String);
+
+fn check(error: *mut c_char) -> Result<(), CollectiveError> {
+    if error.is_null() {
+        return Ok(());
+    }
+    // SAFETY: the entries return null or a string of `strdup`, which is ours.
+    let text = unsafe { CStr::from_ptr(error) }.to_string_lossy().into_owned();
+    unsafe { free(error.cast()) };
+    Err(CollectiveError(text))
+}
+
+fn text(of: &str) -> Result<CString, CollectiveError> {
+    CString::new(of).map_err(|_| CollectiveError(format!("{of:?} contains a zero byte")))
+}
+
+fn millis(duration: Duration) -> i64 {
+    i64::try_from(duration.as_millis()).unwrap_or(i64::MAX).max(1)
+}
+
+fn raw(tensor: &Tensor) -> *mut C_tensor {
+    tensor.as_ptr().cast_mut()
+}
+
+/// torch's `TCPStore`: a table of keys and bytes that all ranks of a run share.
+pub struct Store {
+    raw: *mut RawStore,
+    port: u16,
+}
+
+// SAFETY: TCPStore locks its connection; PrefixStore has no state but its prefix.
+unsafe impl Send for Store {}
+unsafe impl Sync for Store {}
+
+impl Store {
+    /// Connects to the store at `host:port`, or serves it there. A served port of 0 is chosen by
+    /// the system. Keys are prefixed with `prefix`. Waits up to `deadline` for the server.
+    pub fn open(host: &str, mut port: u16, serves: bool, prefix: &str, deadline: Duration) -> Result<Store, CollectiveError> {
+        let (host, prefix, mut store) = (text(host)?, text(prefix)?, std::ptr::null_mut());
+        check(unsafe { rollflow_store_open(&mut store, host.as_ptr(), &mut port, serves, prefix.as_ptr(), millis(deadline)) })?;
+        Ok(Store { raw: store, port })
+    }
+
+    /// The port in use.
+    pub fn port(&self) -> u16 {
+        self.port
+    }
+
+    /// Sets a key, which others may wait for.
+    pub fn set(&self, key: &str, value: &[u8]) -> Result<(), CollectiveError> {
+        let key = text(key)?;
+        check(unsafe { rollflow_store_set(self.raw, key.as_ptr(), value.as_ptr(), value.len()) })
+    }
+
+    /// A key's value; waits up to `deadline` for someone to set it.
+    pub fn get(&self, key: &str, deadline: Duration) -> Result<Vec<u8>, CollectiveError> {
+        let (key, mut bytes, mut len) = (text(key)?, std::ptr::null_mut(), 0);
+        check(unsafe { rollflow_store_get(self.raw, key.as_ptr(), millis(deadline), &mut bytes, &mut len) })?;
+        // SAFETY: `len` bytes of `malloc`, which are ours.
+        let value = unsafe { std::slice::from_raw_parts(bytes, len) }.to_vec();
+        unsafe { free(bytes.cast()) };
+        Ok(value)
+    }
+}
+
+impl Drop for Store {
+    fn drop(&mut self) {
+        unsafe { rollflow_store_close(self.raw) }
+    }
+}
+
+/// One rank's end of a group of processes. Every rank makes the same calls in the same order, with
+/// tensors of the same sizes and types; a call fails on every rank that waits past the group's
+/// deadline, or for a rank whose process ended. Calls of one group come from one thread.
+pub struct Group {
+    raw: *mut RawGroup,
+    rank: usize,
+    size: usize,
+}
+
+// SAFETY: the group may move between threads; calls are made through one owner.
+unsafe impl Send for Group {}
+
+/// A collective under way. It must be waited for, or dropped, which waits too.
+#[must_use]
+pub struct Pending {
+    raw: *mut RawWork,
+    result: Tensor,
+}
+
+impl Group {
+    /// Joins a group over Gloo, which has a name of its own in `store`. Waits for all `size` ranks.
+    /// `address`: of this host, through which the others reach it. `deadline`: of each call.
+    pub fn gloo(
+        store: &Store,
+        name: &str,
+        address: &str,
+        rank: usize,
+        size: usize,
+        deadline: Duration,
+    ) -> Result<Group, CollectiveError> {
+        let (name, address, mut group) = (text(name)?, text(address)?, std::ptr::null_mut());
+        let (name, address) = (name.as_ptr(), address.as_ptr());
+        check(unsafe { rollflow_group_gloo(&mut group, store.raw, name, address, rank as i32, size as i32, millis(deadline)) })?;
+        Ok(Group { raw: group, rank, size })
+    }
+
+    /// This process's place, from 0.
+    pub fn rank(&self) -> usize {
+        self.rank
+    }
+
+    /// Number of ranks.
+    pub fn size(&self) -> usize {
+        self.size
+    }
+
+    /// The sum over all ranks, in place.
+    pub fn all_reduce(&mut self, tensor: &mut Tensor) -> Result<(), CollectiveError> {
+        check(unsafe { rollflow_all_reduce(self.raw, raw(tensor)) })
+    }
+
+    /// This rank's part of the sum over all ranks of `whole`, whose length is a multiple of the
+    /// number of ranks.
+    pub fn reduce_scatter(&mut self, whole: &Tensor) -> Result<Tensor, CollectiveError> {
+        let part = Tensor::empty([whole.size()[0] / self.size as i64], (whole.kind(), whole.device()));
+        check(unsafe { rollflow_reduce_scatter(self.raw, raw(&part), raw(whole)) })?;
+        Ok(part)
+    }
+
+    /// Begins to gather every rank's `part`, end to end.
+    pub fn gather(&mut self, part: &Tensor) -> Result<Pending, CollectiveError> {
+        let result = Tensor::empty([part.size()[0] * self.size as i64], (part.kind(), part.device()));
+        let mut work = std::ptr::null_mut();
+        check(unsafe { rollflow_all_gather(self.raw, &mut work, raw(&result), raw(part)) })?;
+        Ok(Pending { raw: work, result })
+    }
+
+    /// Every rank's bytes, by rank.
+    pub fn gather_bytes(&mut self, own: &[u8]) -> Result<Vec<Vec<u8>>, CollectiveError> {
+        let lengths = self.gather(&Tensor::from_slice(&[own.len() as i64]))?.wait()?;
+        let lengths: Vec<usize> = lengths.iter::<i64>().map_err(of_tch)?.map(|length| length as usize).collect();
+        let longest = lengths.iter().copied().max().unwrap_or(0).max(1);
+        let padded = [own, &vec![0; longest - own.len()]].concat();
+        let all = self.gather(&Tensor::from_slice(&padded))?.wait()?;
+        let all = bytes_of(&all);
+        Ok(all.chunks(longest).zip(lengths).map(|(bytes, length)| bytes[..length].to_vec()).collect())
+    }
+
+    /// The bytes of rank 0, on every rank; the others' are ignored.
+    pub fn broadcast_bytes(&mut self, own: &[u8]) -> Result<Vec<u8>, CollectiveError> {
+        let length = Tensor::from_slice(&[own.len() as i64]);
+        check(unsafe { rollflow_broadcast(self.raw, raw(&length), 0) })?;
+        let length = length.int64_value(&[0]) as usize;
+        let bytes = if self.rank == 0 {
+            Tensor::from_slice(own)
+        } else {
+            Tensor::zeros([length as i64], (tch::Kind::Uint8, tch::Device::Cpu))
+        };
+        if length > 0 {
+            check(unsafe { rollflow_broadcast(self.raw, raw(&bytes), 0) })?;
+        }
+        Ok(bytes_of(&bytes))
+    }
+}
+
+impl Drop for Group {
+    fn drop(&mut self) {
+        unsafe { rollflow_group_close(self.raw) }
+    }
+}
+
+impl Pending {
+    /// Waits for the result.
+    pub fn wait(mut self) -> Result<Tensor, CollectiveError> {
+        let work = std::mem::replace(&mut self.raw, std::ptr::null_mut());
+        check(unsafe { rollflow_work_wait(work) })?;
+        Ok(self.result.shallow_clone())
+    }
+}
+
+impl Drop for Pending {
+    fn drop(&mut self) {
+        if !self.raw.is_null() {
+            // The tensors are in use until then; the error is another call's to report.
+            drop(check(unsafe { rollflow_work_wait(self.raw) }));
+        }
+    }
+}
+
+fn of_tch(error: tch::TchError) -> CollectiveError {
+    CollectiveError(error.to_string())
+}
+
+fn bytes_of(tensor: &Tensor) -> Vec<u8> {
+    let mut bytes = vec![0u8; tensor.numel()];
+    tensor.copy_data(&mut bytes, tensor.numel());
+    bytes
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use tch::{Device, Kind};
+
+    const DEADLINE: Duration = Duration::from_secs(20);
+
+    /// Runs `work` on each of `size` ranks, in threads of this process, and returns their results.
+    fn ranks<T: Send>(size: usize, work: impl Fn(Group) -> T + Sync) -> Vec<T> {
+        let served = Store::open("127.0.0.1", 0, true, "test", DEADLINE).unwrap();
+        let join = |rank: usize| {
+            let store = Store::open("127.0.0.1", served.port(), false, "test", DEADLINE).unwrap();
+            work(Group::gloo(&store, "group", "127.0.0.1", rank, size, DEADLINE).unwrap())
+        };
+        std::thread::scope(|scope| {
+            let threads: Vec<_> = (0..size)
+                .map(|rank| {
+                    scope.spawn({
+                        let join = &join;
+                        move || join(rank)
+                    })
+                })
+                .collect();
+            threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+        })
+    }
+
+    #[test]
+    fn sums_parts_and_bytes_are_exact_for_each_number_of_ranks() {
+        for size in 1..=4 {
+            let results = ranks(size, |mut group| {
+                let rank = group.rank() as i64;
+                let mut sum = Tensor::arange(6, (Kind::Float, Device::Cpu)) + rank as f64;
+                group.all_reduce(&mut sum).unwrap();
+                let whole = Tensor::arange(3 * size as i64, (Kind::Float, Device::Cpu)) * (rank + 1) as f64;
+                let part = group.reduce_scatter(&whole).unwrap();
+                let gathered = group.gather(&part).unwrap().wait().unwrap();
+                let bytes = group.gather_bytes(&vec![rank as u8; rank as usize]).unwrap();
+                let told = group.broadcast_bytes(if rank == 0 { b"from rank 0" } else { b"" }).unwrap();
+                (sum, gathered, bytes, told)
+            });
+            let ranks = size as f64;
+            let (all, factor) = ((0..size).map(|rank| rank as f64).sum::<f64>(), ranks * (ranks + 1.0) / 2.0);
+            for (sum, gathered, bytes, told) in results {
+                assert_eq!(sum, Tensor::arange(6, (Kind::Float, Device::Cpu)) * ranks + all);
+                assert_eq!(gathered, Tensor::arange(3 * size as i64, (Kind::Float, Device::Cpu)) * factor);
+                assert_eq!(bytes, (0..size).map(|rank| vec![rank as u8; rank]).collect::<Vec<_>>());
+                assert_eq!(told, b"from rank 0");
+            }
+        }
+    }
+
+    #[test]
+    fn a_rank_that_left_fails_the_others_calls_long_before_the_deadline() {
+        let started = std::time::Instant::now();
+        let results = ranks(3, |mut group| {
+            if group.rank() == 1 {
+                return None;
+            }
+            group.all_reduce(&mut Tensor::ones([4], (Kind::Float, Device::Cpu))).err()
+        });
+        assert!(results[0].is_some() && results[2].is_some(), "{results:?}");
+        assert!(started.elapsed() < DEADLINE, "{results:?}");
+    }
+}

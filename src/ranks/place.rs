@@ -1,0 +1,134 @@
+//! This process's place among the ranks of a run, from the variables that launchers set.
+
+use super::RankError;
+
+/// This process's place among the ranks of a run.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Place {
+    /// Number of this process, from 0. Rank 0 holds the graph, the ledger and the logs.
+    pub rank: usize,
+    /// Number of processes, at least 2.
+    pub size: usize,
+    /// Number of this process on its host: the device that it computes on, where a host has several.
+    pub local_rank: usize,
+    /// Host of rank 0.
+    pub host: String,
+    /// Port of the store there.
+    pub port: u16,
+    /// True if the launcher serves the store, as torchrun does; otherwise rank 0 does.
+    pub store_exists: bool,
+    /// Differs from one start of a run to the next, so that keys of an earlier start are not read.
+    pub attempt: String,
+}
+
+/// Port of the store if the launcher names none.
+const PORT: u16 = 29_500;
+
+/// Names of rank, number of ranks and local rank, by launcher, in order of precedence: torchrun and
+/// Kubernetes' PyTorchJob, Slurm's `srun`, Open MPI, MPICH and Intel MPI.
+const LAUNCHERS: [(&str, [&str; 3]); 4] = [
+    ("torchrun", ["RANK", "WORLD_SIZE", "LOCAL_RANK"]),
+    ("srun", ["SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID"]),
+    ("mpirun", ["OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK"]),
+    ("mpirun", ["PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID"]),
+];
+
+impl Place {
+    /// Reads the place from variables; `None` in a run of one process. Reports every variable that
+    /// is missing, malformed or contradicts another.
+    pub fn of(variable: impl Fn(&str) -> Option<String>) -> Result<Option<Place>, RankError> {
+        let given = |name: &str| variable(name).filter(|value| !value.is_empty());
+        // A batch script has Slurm's variables of rank 0 too; only `srun` numbers a step.
+        let is_step = |launcher: &str| launcher != "srun" || given("SLURM_STEP_ID").is_some();
+        let launched =
+            |(launcher, names): &&(&str, [&str; 3])| is_step(launcher) && names[..2].iter().any(|name| given(name).is_some());
+        let Some((launcher, [rank, size, local])) = LAUNCHERS.iter().find(launched).copied() else { return Ok(None) };
+        let mut wrong = Vec::new();
+        let mut number = |name: &str, default: Option<usize>| match given(name).map(|value| (value.trim().parse(), value)) {
+            Some((Ok(number), _)) => number,
+            Some((Err(_), value)) => {
+                wrong.push(format!("{name} is {value:?}; it must be a whole number"));
+                0
+            }
+            None => default.unwrap_or_else(|| {
+                wrong.push(format!("{name} is not set, although {launcher} sets it with the others"));
+                0
+            }),
+        };
+        let (rank_number, size_number) = (number(rank, None), number(size, None));
+        let local_rank = number(local, Some(0));
+        let port = number("MASTER_PORT", Some(usize::from(PORT)));
+        if wrong.is_empty() && rank_number >= size_number {
+            wrong.push(format!("{rank} is {rank_number} and {size} is {size_number}; ranks are numbered from 0"));
+        }
+        if wrong.is_empty() && size_number == 1 {
+            return Ok(None);
+        }
+        let host = given("MASTER_ADDR").or_else(|| given("SLURM_JOB_NODELIST").and_then(|list| first_host(&list)));
+        // All processes of MPI may be on this host; its launcher does not say.
+        let host = host.or_else(|| (launcher == "mpirun" && local_rank == rank_number).then(|| "127.0.0.1".to_owned()));
+        if host.is_none() {
+            wrong.push("MASTER_ADDR is not set; give it the name of rank 0's host".into());
+        }
+        let Some((host, port)) = host.zip(u16::try_from(port).ok()).filter(|_| wrong.is_empty()) else {
+            return Err(RankError::Variables(wrong));
+        };
+        let attempts =
+            ["TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT", "SLURM_JOB_ID", "SLURM_RESTART_COUNT", "SLURM_STEP_ID"];
+        let attempt = attempts.iter().filter_map(|name| given(name)).collect::<Vec<_>>().join("-");
+        let store_exists = given("TORCHELASTIC_USE_AGENT_STORE").is_some_and(|value| value.eq_ignore_ascii_case("true"));
+        Ok(Some(Place { rank: rank_number, size: size_number, local_rank, host, port, store_exists, attempt }))
+    }
+
+    /// [`Place::of`] this process's environment.
+    pub fn of_environment() -> Result<Option<Place>, RankError> {
+        Place::of(|name| std::env::var(name).ok())
+    }
+}
+
+/// First host of Slurm's list, such as `node[03-07,9]` or `a1,b2`.
+fn first_host(list: &str) -> Option<String> {
+    let end = list.find([',', '[']).unwrap_or(list.len());
+    let (name, rest) = list.split_at(end);
+    let number = rest.strip_prefix('[').map(|rest| &rest[..rest.find([',', '-', ']']).unwrap_or(rest.len())]);
+    Some(format!("{name}{}", number.unwrap_or_default())).filter(|host| !host.is_empty())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn place(variables: &[(&str, &str)]) -> Result<Option<Place>, RankError> {
+        Place::of(|name| variables.iter().find(|(key, _)| *key == name).map(|(_, value)| (*value).to_owned()))
+    }
+
+    #[test]
+    fn each_launchers_variables_give_the_place_and_no_launcher_none() {
+        assert_eq!(place(&[]), Ok(None));
+        assert_eq!(place(&[("RANK", "0"), ("WORLD_SIZE", "1")]), Ok(None));
+        // A batch script outside `srun`.
+        assert_eq!(place(&[("SLURM_PROCID", "0"), ("SLURM_NTASKS", "2")]), Ok(None));
+        let torchrun = [("RANK", "2"), ("WORLD_SIZE", "4"), ("LOCAL_RANK", "0"), ("MASTER_ADDR", "h"), ("MASTER_PORT", "1234")];
+        let found = place(&[&torchrun[..], &[("TORCHELASTIC_USE_AGENT_STORE", "True"), ("TORCHELASTIC_RUN_ID", "x")]].concat());
+        let found = found.unwrap().unwrap();
+        assert_eq!((found.rank, found.size, found.local_rank, found.host.as_str(), found.port), (2, 4, 0, "h", 1234));
+        assert!(found.store_exists && found.attempt == "x");
+        let srun = [("SLURM_PROCID", "1"), ("SLURM_NTASKS", "2"), ("SLURM_LOCALID", "1"), ("SLURM_STEP_ID", "0")];
+        for (list, host) in [("node[03-07,9]", "node03"), ("a1,b2", "a1"), ("gpu-7", "gpu-7")] {
+            let found = place(&[&srun[..], &[("SLURM_JOB_NODELIST", list)]].concat()).unwrap().unwrap();
+            assert_eq!((found.host.as_str(), found.port, found.store_exists), (host, PORT, false));
+        }
+        let mpi = [("OMPI_COMM_WORLD_RANK", "1"), ("OMPI_COMM_WORLD_SIZE", "2"), ("OMPI_COMM_WORLD_LOCAL_RANK", "1")];
+        assert_eq!(place(&mpi).unwrap().unwrap().host, "127.0.0.1");
+    }
+
+    #[test]
+    fn all_that_is_wrong_with_the_variables_is_said_together() {
+        let wrong = place(&[("RANK", "two"), ("LOCAL_RANK", "-1")]).unwrap_err().to_string();
+        for part in ["RANK is \"two\"", "WORLD_SIZE is not set", "LOCAL_RANK is \"-1\"", "MASTER_ADDR is not set"] {
+            assert!(wrong.contains(part), "{part} is missing: {wrong}");
+        }
+        let beyond = place(&[("RANK", "4"), ("WORLD_SIZE", "4"), ("MASTER_ADDR", "h")]).unwrap_err().to_string();
+        assert!(beyond.contains("numbered from 0"), "{beyond}");
+    }
+}
