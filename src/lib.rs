@@ -20,7 +20,6 @@ pub mod model {
     pub use dtype::Dtype;
 }
 pub mod observe;
-#[cfg(feature = "torch")]
 pub mod ranks;
 pub mod recipe;
 pub mod rollout;

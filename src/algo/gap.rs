@@ -6,13 +6,15 @@
 
 use std::collections::BTreeMap;
 
+use serde::{Deserialize, Serialize};
+
 use super::correction::{guarded, mean, safe};
 
 /// Largest ratio in the reported effective sample share, which a single outlier would dominate.
 const REPORTED_RATIO: f64 = 10.0;
 
 /// One sampled token with both log-probabilities.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct ComparedToken {
     /// The sample's group.
     pub group: u64,
@@ -38,7 +40,7 @@ impl ComparedToken {
 }
 
 /// Tokens of one lag.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct LagGap {
     /// Number of tokens.
     pub tokens: usize,
@@ -68,7 +70,7 @@ impl LagGap {
 
 /// Gap over whole sequences: perplexities and the χ² divergence. Equal to verl 0.9's
 /// `compute_offpolicy_metrics`. Sums over sequences with sampled tokens.
-#[derive(Clone, Debug, Default, PartialEq)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct SequenceGap {
     /// Sequences compared.
     pub sequences: usize,
@@ -138,7 +140,7 @@ impl SequenceGap {
 }
 
 /// Sums over sampled tokens; parts merge.
-#[derive(Clone, Debug, Default, PartialEq)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct LogProbGap {
     /// Tokens compared.
     pub tokens: usize,

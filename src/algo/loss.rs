@@ -7,6 +7,8 @@
 
 use std::ops::Range;
 
+use serde::{Deserialize, Serialize};
+
 use super::correction::CorrectionMetrics;
 
 /// The packed trained tokens of whole sequences. Every slice has one entry per token.
@@ -71,7 +73,7 @@ pub struct LossOutput {
 }
 
 /// Counts that add up over micro-batches.
-#[derive(Clone, Debug, Default, PartialEq)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct LossMetrics {
     /// Tokens seen.
     pub tokens: usize,
@@ -99,7 +101,7 @@ pub struct LossMetrics {
 
 /// Statistics of pairs by their scores: a reward model's, or β times the log-ratios of policy over
 /// reference.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct PairMetrics {
     /// Number of pairs.
     pub pairs: usize,

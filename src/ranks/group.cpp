@@ -11,6 +11,7 @@
 #include <chrono>
 #include <cstdlib>
 #include <cstring>
+#include <stdexcept>
 #include <string>
 #include <vector>
 
@@ -31,9 +32,17 @@ template <typename F> char* caught(F&& work) {
   }
 }
 
-c10::intrusive_ptr<c10d::Work> finish(c10::intrusive_ptr<c10d::Work> work) {
-  if (work) work->wait();
-  return work;
+// Waits for a collective until it ends or another thread sets `cancelled`: c10d itself gives a call up after its timeout only.
+void finish(const c10::intrusive_ptr<c10d::Work>& work, const bool* cancelled) {
+  while (!work->isCompleted()) {
+    if (__atomic_load_n(cancelled, __ATOMIC_ACQUIRE)) throw std::runtime_error("the call was given up because the run is ending");
+    try {
+      work->wait(Millis(100));
+    } catch (...) {
+      if (work->isCompleted()) throw;
+    }
+  }
+  work->wait();
 }
 
 } // namespace
@@ -44,12 +53,14 @@ struct rollflow_store {
 
 struct rollflow_group {
   c10::intrusive_ptr<c10d::Backend> backend;
+  const bool* cancelled;
 };
 
 // A collective that was begun, and the tensors that it reads and writes.
 struct rollflow_work {
   c10::intrusive_ptr<c10d::Work> work;
   std::vector<at::Tensor> alive;
+  const bool* cancelled;
 };
 
 extern "C" {
@@ -89,15 +100,27 @@ char* rollflow_store_has(rollflow_store* store, const char* key, bool* has) {
   return caught([&] { *has = store->store->check({key}); });
 }
 
-// A group of processes over Gloo that talks through the interface of `address`.
+// Adds 1 to a number that begins at 0, and returns it.
+char* rollflow_store_count(rollflow_store* store, const char* key, int64_t* count) {
+  return caught([&] { *count = store->store->add(key, 1); });
+}
+
+// A group of processes over Gloo that talks through the interface of `address`. `cancelled` outlives the group.
 char* rollflow_group_gloo(
-    rollflow_group** out, rollflow_store* store, const char* name, const char* address, int rank, int size, int64_t timeout_ms) {
+    rollflow_group** out,
+    rollflow_store* store,
+    const char* name,
+    const char* address,
+    int rank,
+    int size,
+    int64_t timeout_ms,
+    const bool* cancelled) {
   return caught([&] {
     auto options = c10d::ProcessGroupGloo::Options::create(Millis(timeout_ms));
     options->devices.push_back(c10d::ProcessGroupGloo::createDeviceForHostname(address));
     options->threads = 2;
     auto prefixed = c10::make_intrusive<c10d::PrefixStore>(std::string(name), store->store);
-    *out = new rollflow_group{c10::make_intrusive<c10d::ProcessGroupGloo>(prefixed, rank, size, options)};
+    *out = new rollflow_group{c10::make_intrusive<c10d::ProcessGroupGloo>(prefixed, rank, size, options), cancelled};
   });
 }
 
@@ -107,36 +130,37 @@ void rollflow_group_close(rollflow_group* group) { delete group; }
 char* rollflow_all_reduce(rollflow_group* group, at::Tensor* tensor) {
   return caught([&] {
     std::vector<at::Tensor> tensors{*tensor};
-    finish(group->backend->allreduce(tensors));
+    finish(group->backend->allreduce(tensors), group->cancelled);
   });
 }
 
 // out: this rank's part of the sum over all ranks of `in`, which is as long as all parts together.
 char* rollflow_reduce_scatter(rollflow_group* group, at::Tensor* out, at::Tensor* in) {
-  return caught([&] { finish(group->backend->_reduce_scatter_base(*out, *in)); });
+  return caught([&] { finish(group->backend->_reduce_scatter_base(*out, *in), group->cancelled); });
 }
 
 // Begins to gather: out will be all ranks' `in`, end to end.
 char* rollflow_all_gather(rollflow_group* group, rollflow_work** begun, at::Tensor* out, at::Tensor* in) {
   return caught([&] {
     auto work = group->backend->_allgather_base(*out, *in);
-    *begun = new rollflow_work{std::move(work), {*out, *in}};
+    *begun = new rollflow_work{std::move(work), {*out, *in}, group->cancelled};
   });
 }
 
 // Waits for a collective that was begun, and frees it.
 char* rollflow_work_wait(rollflow_work* work) {
-  char* error = caught([&] { finish(work->work); });
+  char* error = caught([&] { finish(work->work, work->cancelled); });
   delete work;
   return error;
 }
 
-char* rollflow_broadcast(rollflow_group* group, at::Tensor* tensor, int root) {
+// Sends rank 0's tensor to all ranks, in place. timeout_ms: of this call; 0: the group's.
+char* rollflow_broadcast(rollflow_group* group, at::Tensor* tensor, int64_t timeout_ms) {
   return caught([&] {
     std::vector<at::Tensor> tensors{*tensor};
     c10d::BroadcastOptions options;
-    options.rootRank = root;
-    finish(group->backend->broadcast(tensors, options));
+    if (timeout_ms > 0) options.timeout = Millis(timeout_ms);
+    finish(group->backend->broadcast(tensors, options), group->cancelled);
   });
 }
 }

@@ -1,6 +1,9 @@
 //! torch's collectives (c10d): a store of keys, and groups of ranks over it (`group.cpp`).
 
 use std::ffi::{CStr, CString, c_char};
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+use std::sync::atomic::Ordering::{Acquire, Release};
 use std::time::Duration;
 
 use tch::Tensor;
@@ -32,6 +35,8 @@ unsafe extern "C" {
         bytes: *mut *mut u8,
         len: *mut usize,
     ) -> *mut c_char;
+    fn rollflow_store_has(store: *mut RawStore, key: *const c_char, has: *mut bool) -> *mut c_char;
+    fn rollflow_store_count(store: *mut RawStore, key: *const c_char, count: *mut i64) -> *mut c_char;
     fn rollflow_group_gloo(
         out: *mut *mut RawGroup,
         store: *mut RawStore,
@@ -40,6 +45,7 @@ unsafe extern "C" {
         rank: i32,
         size: i32,
         timeout_ms: i64,
+        cancelled: *const bool,
     ) -> *mut c_char;
     fn rollflow_group_close(group: *mut RawGroup);
     fn rollflow_all_reduce(group: *mut RawGroup, tensor: *mut C_tensor) -> *mut c_char;
@@ -51,7 +57,7 @@ unsafe extern "C" {
         input: *mut C_tensor,
     ) -> *mut c_char;
     fn rollflow_work_wait(work: *mut RawWork) -> *mut c_char;
-    fn rollflow_broadcast(group: *mut RawGroup, tensor: *mut C_tensor, root: i32) -> *mut c_char;
+    fn rollflow_broadcast(group: *mut RawGroup, tensor: *mut C_tensor, timeout_ms: i64) -> *mut c_char;
     fn free(pointer: *mut std::ffi::c_void);
 }
 
@@ -121,6 +127,20 @@ impl Store {
         unsafe { free(bytes.cast()) };
         Ok(value)
     }
+
+    /// Returns true if the key is set.
+    pub fn has(&self, key: &str) -> Result<bool, CollectiveError> {
+        let (key, mut has) = (text(key)?, false);
+        check(unsafe { rollflow_store_has(self.raw, key.as_ptr(), &mut has) })?;
+        Ok(has)
+    }
+
+    /// Adds 1 to the number under `key`, which begins at 0, and returns it.
+    pub fn count(&self, key: &str) -> Result<i64, CollectiveError> {
+        let (key, mut count) = (text(key)?, 0);
+        check(unsafe { rollflow_store_count(self.raw, key.as_ptr(), &mut count) })?;
+        Ok(count)
+    }
 }
 
 impl Drop for Store {
@@ -136,6 +156,9 @@ pub struct Group {
     raw: *mut RawGroup,
     rank: usize,
     size: usize,
+    cancelled: Arc<AtomicBool>,
+    /// Set by a failed call, after which the ranks are out of step.
+    failed: Arc<AtomicBool>,
 }
 
 // SAFETY: the group may move between threads; calls are made through one owner.
@@ -146,23 +169,35 @@ unsafe impl Send for Group {}
 pub struct Pending {
     raw: *mut RawWork,
     result: Tensor,
+    /// Read by the call until it ends.
+    _cancelled: Arc<AtomicBool>,
+    failed: Arc<AtomicBool>,
 }
 
 impl Group {
     /// Joins a group over Gloo, which has a name of its own in `store`. Waits for all `size` ranks.
-    /// `address`: of this host, through which the others reach it. `deadline`: of each call.
+    /// `address`: of this host, through which the others reach it. `deadline`: of each call. Setting
+    /// `cancelled` makes waiting calls fail within a second.
     pub fn gloo(
         store: &Store,
         name: &str,
         address: &str,
-        rank: usize,
-        size: usize,
+        [rank, size]: [usize; 2],
         deadline: Duration,
+        cancelled: &Arc<AtomicBool>,
     ) -> Result<Group, CollectiveError> {
         let (name, address, mut group) = (text(name)?, text(address)?, std::ptr::null_mut());
         let (name, address) = (name.as_ptr(), address.as_ptr());
-        check(unsafe { rollflow_group_gloo(&mut group, store.raw, name, address, rank as i32, size as i32, millis(deadline)) })?;
-        Ok(Group { raw: group, rank, size })
+        let cancelled = cancelled.clone();
+        check(unsafe {
+            let (rank, size, flag) = (rank as i32, size as i32, cancelled.as_ptr());
+            rollflow_group_gloo(&mut group, store.raw, name, address, rank, size, millis(deadline), flag)
+        })?;
+        Ok(Group { raw: group, rank, size, cancelled, failed: Arc::default() })
+    }
+
+    fn done(&mut self, error: *mut c_char) -> Result<(), CollectiveError> {
+        check(error).inspect_err(|_| self.failed.store(true, Release))
     }
 
     /// This process's place, from 0.
@@ -177,14 +212,16 @@ impl Group {
 
     /// The sum over all ranks, in place.
     pub fn all_reduce(&mut self, tensor: &mut Tensor) -> Result<(), CollectiveError> {
-        check(unsafe { rollflow_all_reduce(self.raw, raw(tensor)) })
+        let error = unsafe { rollflow_all_reduce(self.raw, raw(tensor)) };
+        self.done(error)
     }
 
     /// This rank's part of the sum over all ranks of `whole`, whose length is a multiple of the
     /// number of ranks.
     pub fn reduce_scatter(&mut self, whole: &Tensor) -> Result<Tensor, CollectiveError> {
         let part = Tensor::empty([whole.size()[0] / self.size as i64], (whole.kind(), whole.device()));
-        check(unsafe { rollflow_reduce_scatter(self.raw, raw(&part), raw(whole)) })?;
+        let error = unsafe { rollflow_reduce_scatter(self.raw, raw(&part), raw(whole)) };
+        self.done(error)?;
         Ok(part)
     }
 
@@ -192,8 +229,9 @@ impl Group {
     pub fn gather(&mut self, part: &Tensor) -> Result<Pending, CollectiveError> {
         let result = Tensor::empty([part.size()[0] * self.size as i64], (part.kind(), part.device()));
         let mut work = std::ptr::null_mut();
-        check(unsafe { rollflow_all_gather(self.raw, &mut work, raw(&result), raw(part)) })?;
-        Ok(Pending { raw: work, result })
+        let error = unsafe { rollflow_all_gather(self.raw, &mut work, raw(&result), raw(part)) };
+        self.done(error)?;
+        Ok(Pending { raw: work, result, _cancelled: self.cancelled.clone(), failed: self.failed.clone() })
     }
 
     /// Every rank's bytes, by rank.
@@ -207,26 +245,40 @@ impl Group {
         Ok(all.chunks(longest).zip(lengths).map(|(bytes, length)| bytes[..length].to_vec()).collect())
     }
 
-    /// The bytes of rank 0, on every rank; the others' are ignored.
+    /// Sends rank 0's tensor to the others, whose tensors have the same size and type.
+    pub fn broadcast(&mut self, tensor: &mut Tensor) -> Result<(), CollectiveError> {
+        let error = unsafe { rollflow_broadcast(self.raw, raw(tensor), 0) };
+        self.done(error)
+    }
+
+    /// The bytes of rank 0, on every rank; the others' are ignored. The others wait for as long as
+    /// rank 0 takes.
     pub fn broadcast_bytes(&mut self, own: &[u8]) -> Result<Vec<u8>, CollectiveError> {
         let length = Tensor::from_slice(&[own.len() as i64]);
-        check(unsafe { rollflow_broadcast(self.raw, raw(&length), 0) })?;
+        let error = unsafe { rollflow_broadcast(self.raw, raw(&length), millis(NO_DEADLINE)) };
+        self.done(error)?;
         let length = length.int64_value(&[0]) as usize;
-        let bytes = if self.rank == 0 {
+        let mut bytes = if self.rank == 0 {
             Tensor::from_slice(own)
         } else {
             Tensor::zeros([length as i64], (tch::Kind::Uint8, tch::Device::Cpu))
         };
         if length > 0 {
-            check(unsafe { rollflow_broadcast(self.raw, raw(&bytes), 0) })?;
+            self.broadcast(&mut bytes)?;
         }
         Ok(bytes_of(&bytes))
     }
 }
 
+/// Longer than any run: a wait that only a cancelled group ends.
+const NO_DEADLINE: Duration = Duration::from_secs(365 * 24 * 3600);
+
 impl Drop for Group {
     fn drop(&mut self) {
-        unsafe { rollflow_group_close(self.raw) }
+        // Closing waits for calls under way, which may never end after a failure.
+        if !self.failed.load(Acquire) && !self.cancelled.load(Acquire) {
+            unsafe { rollflow_group_close(self.raw) }
+        }
     }
 }
 
@@ -234,7 +286,7 @@ impl Pending {
     /// Waits for the result.
     pub fn wait(mut self) -> Result<Tensor, CollectiveError> {
         let work = std::mem::replace(&mut self.raw, std::ptr::null_mut());
-        check(unsafe { rollflow_work_wait(work) })?;
+        check(unsafe { rollflow_work_wait(work) }).inspect_err(|_| self.failed.store(true, Release))?;
         Ok(self.result.shallow_clone())
     }
 }
@@ -270,7 +322,7 @@ mod tests {
         let served = Store::open("127.0.0.1", 0, true, "test", DEADLINE).unwrap();
         let join = |rank: usize| {
             let store = Store::open("127.0.0.1", served.port(), false, "test", DEADLINE).unwrap();
-            work(Group::gloo(&store, "group", "127.0.0.1", rank, size, DEADLINE).unwrap())
+            work(Group::gloo(&store, "group", "127.0.0.1", [rank, size], DEADLINE, &Arc::default()).unwrap())
         };
         std::thread::scope(|scope| {
             let threads: Vec<_> = (0..size)

@@ -2,21 +2,58 @@
 //!
 //! Collectives and rendezvous are torch's own (c10d: `TCPStore`, Gloo on CPUs), started by
 //! torchrun's conventions, so that torchrun, Slurm, Kubernetes and MPI start a run unchanged.
+//!
+//! Rank 0 holds the graph, the ledger, the versions and the logs. The other ranks follow it: a
+//! [`Member`] of each process compares itself with the others, starts what rank 0 starts, and
+//! notices when a process is gone.
 
+#[cfg(feature = "torch")]
 mod group;
+#[cfg(feature = "torch")]
+mod member;
+#[cfg(feature = "torch")]
 mod partition;
+#[cfg(feature = "torch")]
 mod place;
+mod settings;
+#[cfg(feature = "torch")]
+mod watch;
 
+#[cfg(feature = "torch")]
 pub use group::{CollectiveError, Group, Pending, Store};
+#[cfg(feature = "torch")]
+pub use member::{Member, Order};
+#[cfg(feature = "torch")]
 pub use partition::Partition;
+#[cfg(feature = "torch")]
 pub use place::Place;
+pub use settings::Ranks;
 
 /// A rank that cannot start, or that failed.
+#[cfg(feature = "torch")]
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum RankError {
     /// The launcher's variables; one text each.
     #[error("the launcher's variables do not name this rank: {}", .0.join("; "))]
     Variables(Vec<String>),
+    /// The port of the ranks' store is taken.
+    #[error(
+        "port {0} of this host is in use, so that rank 0 cannot serve the ranks' store there; set MASTER_PORT to a free one \
+         on every rank, or end the run that has it"
+    )]
+    Port(u16),
+    /// The store of rank 0 is not there: rank, host and port, and torch's reason.
+    #[error(
+        "rank {0} found no store of this run at {1}:{2}: {3}; check that rank 0 runs, and that MASTER_ADDR and MASTER_PORT \
+         are the same on every rank"
+    )]
+    NoStore(usize, String, u16, String),
+    /// Ranks that are missing, or that differ from rank 0; one text each.
+    #[error("the ranks cannot run together: {}", .0.join("; "))]
+    Apart(Vec<String>),
+    /// The run ends, for a reason that names the rank.
+    #[error("{0}")]
+    Ended(String),
     /// A collective or the store failed.
     #[error(transparent)]
     Collective(#[from] CollectiveError),

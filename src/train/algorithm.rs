@@ -3,6 +3,8 @@
 use std::fmt;
 use std::sync::Arc;
 
+use serde::{Deserialize, Serialize};
+
 use crate::algo::{Loss, OffPolicy};
 
 /// A loss with its correction for off-policy tokens. A batch may carry one
@@ -14,12 +16,28 @@ pub struct Algorithm {
     pub loss: Arc<dyn Loss>,
     /// Centre of the trust region, and correction of off-policy tokens.
     pub off_policy: OffPolicy,
+    /// Place in the recipe, by which other ranks make the same algorithm; `None` outside recipes.
+    pub key: Option<AlgorithmKey>,
+}
+
+/// Place of an algorithm in a recipe.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+pub enum AlgorithmKey {
+    /// The policy's, at this step.
+    Step(u64),
+    /// That of samples mixed into steps.
+    Mixed,
 }
 
 impl Algorithm {
     /// A loss without corrections.
     pub fn new(loss: impl Loss + 'static) -> Self {
-        Algorithm { loss: Arc::new(loss), off_policy: OffPolicy::default() }
+        Algorithm { loss: Arc::new(loss), off_policy: OffPolicy::default(), key: None }
+    }
+
+    /// Sets its place in the recipe.
+    pub fn keyed(self, key: AlgorithmKey) -> Self {
+        Algorithm { key: Some(key), ..self }
     }
 
     /// Returns true if it needs the whole optimizer batch in one call.

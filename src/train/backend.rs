@@ -8,6 +8,8 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use serde::{Deserialize, Serialize};
+
 use super::{CheckpointMetadata, TrainBatch, TrainError, TrainFuture};
 use crate::algo::{LogProbGap, LossMetrics, Schedule};
 use crate::data::Version;
@@ -64,7 +66,7 @@ pub trait TrainingBackend: Send + Sync {
 /// Result of `forward_backward`. Sequences that were skipped for zero advantage count in
 /// `saved_tokens` only; entropy, gap and counts cover the computed ones. Loss and gradient are bit
 /// for bit the same either way.
-#[derive(Clone, Debug, Default, PartialEq)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct ForwardBackward {
     /// The batch's share of the optimizer batch's loss.
     pub loss: f64,

@@ -9,6 +9,8 @@ use std::cmp::Reverse;
 use std::ops::Range;
 use std::sync::Arc;
 
+use serde::{Deserialize, Serialize};
+
 use super::{Algorithm, TrainError};
 use crate::algo::{Aggregation, BatchSize, ComparedToken, LogProbGap, Loss, LossError, LossInputs, LossOutput, OffPolicy};
 use crate::data::packing::{cut_evenly, cut_rectangles};
@@ -25,7 +27,7 @@ fn name(group: u64, index: u32) -> String {
 }
 
 /// One sequence. `rows`, `targets` and every column after them have one entry per trained token.
-#[derive(Clone, Debug, Default, PartialEq)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct TrainSequence {
     /// Id of the source sample's group.
     pub group: u64,
@@ -55,7 +57,7 @@ pub struct TrainSequence {
 }
 
 /// One optimizer step's sequences, or a part of them.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct TrainBatch {
     /// The sequences, in the order given.
     pub sequences: Vec<TrainSequence>,
@@ -64,6 +66,7 @@ pub struct TrainBatch {
     /// Version being trained, which token lags refer to. Default: the newest that sampled a token.
     pub version: Version,
     /// Algorithm; `None`: the backend's.
+    #[serde(skip)]
     pub algorithm: Option<Arc<Algorithm>>,
     /// If true, sequences 2i and 2i + 1 form a pair, a chosen answer and a rejected one, that no
     /// cut divides.

@@ -63,6 +63,15 @@ pub enum TrainError {
     /// The tensor library failed.
     #[error("the tensor library failed: {0}")]
     Tensor(String),
+    /// A rank, by its name, reported this error.
+    #[error("{0}: {1}")]
+    OnRank(String, String),
+    /// The ranks of the run could not exchange numbers.
+    #[error("{0}")]
+    Ranks(String),
+    /// A batch with an algorithm that other ranks cannot make.
+    #[error("the algorithm `{0}` of a batch is not a recipe's, so that other ranks cannot make it; train in one process")]
+    NoKey(String),
     /// The backend's thread is gone.
     #[error("the trainer ended before it answered")]
     Ended,

@@ -18,7 +18,7 @@ use tch::Device;
 use super::worker::Worker;
 use super::{
     AdamW, Algorithm, BackendState, CheckpointMetadata, DecayScope, ForwardBackward, LrScale, NonFinitePolicy, OptimStep,
-    SaveCheckpoint, Snapshot, TrainBatch, TrainError, TrainFuture, TrainingBackend, promise,
+    SaveCheckpoint, Snapshot, TrainBatch, TrainError, TrainFuture, TrainerRanks, TrainingBackend, promise,
 };
 use crate::algo::{Loss, OffPolicy, Schedule};
 use crate::flow::caught;
@@ -77,6 +77,9 @@ pub struct LocalConfig {
     /// If true, published weights are in the format of `compute`, without a copy in f32, for
     /// readers that compute in that format. Default: false. Unmerged adapters are always f32.
     pub publish_rounded: bool,
+    /// Other ranks that share the work: the batch is divided among them, and weights, optimizer and
+    /// result are the same on all, up to the order of sums. `None`: this process alone.
+    pub ranks: Option<TrainerRanks>,
     /// Files put into every checkpoint as they are (tokenizer, chat template), by name.
     pub companions: Vec<(String, Vec<u8>)>,
 }
@@ -103,13 +106,14 @@ impl LocalConfig {
             save_dtype: None,
             merge: true,
             publish_rounded: false,
+            ranks: None,
             companions: Vec::new(),
         }
     }
 
     /// Loss and correction, for batches that bring none.
     pub(super) fn algorithm(&self) -> Algorithm {
-        Algorithm { loss: self.loss.clone(), off_policy: self.off_policy.clone() }
+        Algorithm { loss: self.loss.clone(), off_policy: self.off_policy.clone(), key: None }
     }
 
     /// Micro-batches of a batch, at least `least`. Attention on a GPU runs over rectangles.
@@ -152,6 +156,7 @@ impl LocalBackend {
             for command in queue {
                 command(&mut worker);
             }
+            worker.leave();
         };
         let thread = std::thread::Builder::new().name("train".into()).spawn(body)?;
         let state = started.recv().map_err(|_| std::io::Error::other("the trainer's thread failed to start"))??;
@@ -190,7 +195,26 @@ impl LocalBackend {
 
 /// Runs a command; tensor operations report misuse by panicking.
 fn guarded<T>(worker: &mut Worker, command: impl FnOnce(&mut Worker) -> Result<T, TrainError>) -> Result<T, TrainError> {
-    caught(|| command(worker)).unwrap_or_else(|message| Err(TrainError::Tensor(message)))
+    caught(|| command(worker)).unwrap_or_else(|message| {
+        worker.abandon(&message);
+        Err(TrainError::Tensor(message))
+    })
+}
+
+/// Follows a trainer of rank 0 on another rank, until rank 0 ends it. `number`: the order's
+/// ([`Order::Follow`](crate::ranks::Order)). `config` is the trainer's, with this rank's
+/// [`LocalConfig::ranks`]; model and weights come from rank 0.
+///
+/// # Errors
+/// A rank is lost, or this one cannot follow. Errors that rank 0 reports too are rank 0's to handle.
+pub fn follow(config: LocalConfig, number: u64) -> Result<(), TrainError> {
+    let member = config.ranks.as_ref().map(|ranks| ranks.member.clone());
+    let body = move || Worker::following(config, number)?.follow();
+    let ended = caught(body).unwrap_or_else(|message| Err(TrainError::Tensor(message)));
+    if let (Err(error), Some(member)) = (&ended, member) {
+        member.fail(&error.to_string());
+    }
+    ended
 }
 
 impl TrainingBackend for LocalBackend {
@@ -201,7 +225,7 @@ impl TrainingBackend for LocalBackend {
     }
 
     fn score(&self, batch: Arc<TrainBatch>) -> TrainFuture<Vec<Vec<f64>>> {
-        self.submit(move |worker| Ok(worker.score(&batch)))
+        self.submit(move |worker| worker.score(&batch))
     }
 
     fn update(&self, scale: f64, schedule: Option<Schedule>) -> TrainFuture<OptimStep> {

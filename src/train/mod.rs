@@ -33,10 +33,12 @@ mod side_by_side;
 mod simulated;
 mod supervised;
 #[cfg(feature = "torch")]
+mod team;
+#[cfg(feature = "torch")]
 mod worker;
 
 pub use adamw::{AdamW, clip_scale, norm};
-pub use algorithm::Algorithm;
+pub use algorithm::{Algorithm, AlgorithmKey};
 pub use backend::{BackendState, ForwardBackward, OptimStep, SaveCheckpoint, Snapshot, TrainingBackend};
 pub use checkpoint::{CheckpointMetadata, FileMark};
 pub use choices::{DecayScope, LrScale, NonFinitePolicy};
@@ -45,7 +47,7 @@ pub use collate::{TrainBatch, TrainSequence, collate, collate_in, collate_part};
 pub use error::TrainError;
 pub use future::{TrainFuture, promise};
 #[cfg(feature = "torch")]
-pub use local::{LocalBackend, LocalConfig, companions};
+pub use local::{LocalBackend, LocalConfig, companions, follow};
 #[cfg(feature = "torch")]
 pub use policy::{Policy, ScoreModel, score_pair, score_sample, tokenizer_folder};
 pub use prepare::assign_advantages;
@@ -55,3 +57,5 @@ pub use probe::probe;
 pub use scorer::Scorer;
 pub use simulated::SimulatedBackend;
 pub use supervised::{SftConfig, run_sft_training};
+#[cfg(feature = "torch")]
+pub use team::{MakeAlgorithm, TrainerRanks};

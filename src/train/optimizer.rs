@@ -108,6 +108,12 @@ impl Optimizer {
         }
     }
 
+    /// The moments, for replacing their numbers.
+    pub fn moments_mut(&mut self) -> impl Iterator<Item = &mut Tensor> {
+        self.settle();
+        self.moments.iter_mut().map(|(_, moment)| moment)
+    }
+
     /// Writes the moments and the number of updates, and `masters`, the parameters, if they are
     /// saved rounded elsewhere.
     pub fn save(&self, folder: &Path, masters: Option<&Tensor>) -> Result<(), TrainError> {

@@ -70,7 +70,7 @@ impl Replica {
         let output = match judged {
             Some(output) => output,
             None => {
-                let Algorithm { loss, off_policy } = algorithm;
+                let Algorithm { loss, off_policy, .. } = algorithm;
                 batch.evaluate(part, loss.as_ref(), off_policy, &scored.log_probs, &scored.entropies)?
             }
         };

@@ -1,5 +1,6 @@
 //! The tensors of a local backend and the commands on them. Lives on one thread and never leaves it.
 
+use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::ops::{ControlFlow, Range};
 use std::path::{Path, PathBuf};
@@ -11,12 +12,14 @@ use super::groups::ParamGroups;
 use super::optimizer::{Optimizer, grad_norm};
 use super::replica::{Part, Replica};
 use super::side_by_side::SideBySide;
+use super::team::{Command, Team, key_of};
 use super::{
     Algorithm, BackendState, CheckpointMetadata, ForwardBackward, LocalConfig, NonFinitePolicy, OptimStep, SaveCheckpoint,
     Snapshot, TrainBatch, TrainError, checkpoint, clip_scale,
 };
 use crate::algo::{LossOutput, Schedule};
 use crate::data::Version;
+use crate::flow::caught;
 use crate::model::{Compute, Dtype, Entry, FrozenWeights, Layout, ModelConfig, Weights, load_adapter, load_hf, part, save_hf};
 
 /// Largest number of parameters for parallel micro-batches with separate gradients (64 MB each).
@@ -38,6 +41,8 @@ pub(super) struct Worker {
     accumulated: Accumulated,
     optimizer: Optimizer,
     version: Version,
+    /// The other ranks, in a run of several.
+    team: Option<Team>,
 }
 
 /// Accumulated gradient of the next optimizer step.
@@ -105,7 +110,7 @@ impl Worker {
         let threads = config.threads.map(|threads| (threads / each.len()).max(1) as i32);
         let start = move || threads.into_iter().for_each(tch::set_num_threads);
         start();
-        Ok(Worker {
+        let mut worker = Worker {
             replicas: SideBySide::new(each, "train", start)?,
             accumulated: Accumulated::default(),
             optimizer: Optimizer::new(config.adamw, groups, weights.trained().0, weights.trained().1),
@@ -116,11 +121,92 @@ impl Worker {
             weights,
             computed,
             copies,
-        })
+            team: None,
+        };
+        if let Some(ranks) = worker.config.ranks.clone().filter(|ranks| ranks.member.rank() == 0) {
+            worker.team = Some(Team::lead(ranks, &worker.model, &worker.weights).map_err(std::io::Error::other)?);
+        }
+        Ok(worker)
     }
 
+    /// Starts a worker on a rank that follows rank 0.
+    pub fn following(config: LocalConfig, number: u64) -> Result<Self, TrainError> {
+        let ranks = config.ranks.clone().ok_or(TrainError::Setting("a follower needs its ranks"))?;
+        let (mut team, model, weights) = Team::follow(ranks, number)?;
+        let worker = Worker::new(config, model, weights);
+        let failed = worker.as_ref().err().map(ToString::to_string);
+        team.agree(failed.map_or(Ok(()), |text| Err(TrainError::Tensor(text))))?;
+        let mut worker = worker.map_err(|error| TrainError::Tensor(error.to_string()))?;
+        worker.team = Some(team);
+        Ok(worker)
+    }
+
+    /// Runs rank 0's commands until it ends.
+    pub fn follow(&mut self) -> Result<(), TrainError> {
+        loop {
+            let Some(team) = &mut self.team else { return Ok(()) };
+            let done = match team.next()? {
+                Command::End => return Ok(()),
+                Command::ForwardBackward(batch, key) => {
+                    let (mut batch, algorithm) = (batch.into_owned(), key.map(|key| team.algorithm(key)).transpose());
+                    match algorithm {
+                        Ok(algorithm) => {
+                            batch.algorithm = algorithm;
+                            self.forward_backward(&batch).map(drop)
+                        }
+                        Err(why) => {
+                            team.abandon(&why);
+                            Err(TrainError::Ranks(why))
+                        }
+                    }
+                }
+                Command::Score(batch) => self.score(&batch).map(drop),
+                Command::Update { scale, schedule } => self.update(scale, schedule).map(drop),
+                Command::LoadWeights => self.take_weights(),
+                Command::Restore { step } => self.take_state(step),
+            };
+            // Rank 0 has the same error, and decides.
+            if let Err(error @ TrainError::Ranks(_)) = done {
+                return Err(error);
+            }
+        }
+    }
+
+    /// Sends a command to the other ranks, if this is rank 0 of several.
+    fn command(&mut self, command: impl FnOnce() -> Result<Command<'static>, TrainError>) -> Result<(), TrainError> {
+        match &mut self.team {
+            Some(team) if team.leads() => team.command(&command()?),
+            _ => Ok(()),
+        }
+    }
+
+    /// Ends the other ranks' part in this trainer.
+    pub fn leave(&mut self) {
+        if let Some(team) = self.team.as_mut().filter(|team| team.leads()) {
+            drop(team.command(&Command::End));
+        }
+    }
+
+    /// Ends the run on all ranks, which are out of step after a panic.
+    pub fn abandon(&self, reason: &str) {
+        self.team.iter().for_each(|team| team.abandon(reason));
+    }
+
+    /// Micro-batches of all ranks, as many for each as for the others if possible.
     fn micro_batches(&self, batch: &TrainBatch) -> Vec<Vec<usize>> {
-        self.config.micro_batches(batch, &self.model, self.replicas.len())
+        let ranks = self.team.as_ref().map_or(1, Team::size);
+        let cut = |least| self.config.micro_batches(batch, &self.model, least);
+        let parts = cut(self.replicas.len() * ranks);
+        match parts.len() % ranks {
+            0 => parts,
+            odd => cut(parts.len() + ranks - odd),
+        }
+    }
+
+    /// Indices of this rank's micro-batches.
+    fn own(&self, parts: usize) -> Vec<usize> {
+        let (rank, size) = self.team.as_ref().map_or((0, 1), |team| (team.rank(), team.size()));
+        (rank..parts).step_by(size).collect()
     }
 
     pub fn state(&self) -> BackendState {
@@ -140,26 +226,88 @@ impl Worker {
         if parts.is_empty() {
             return Err(TrainError::NothingToTrain(batch.sequences.len()));
         }
+        self.command(|| Ok(Command::ForwardBackward(Cow::Owned(batch.clone()), key_of(batch)?)))?;
         let algorithm = batch.algorithm.clone().unwrap_or_else(|| self.algorithm.clone());
         let saved_tokens = if algorithm.ignores_zero_advantage() { leave_out(batch, &mut parts) } else { 0 };
         let judged = self.judge_whole_batch(&algorithm, batch, &parts)?;
-        let mut seen = ForwardBackward { micro_batches: parts.len(), saved_tokens, ..Default::default() };
+        let mut seen = match self.team.is_some() {
+            true => self.passes_of_all(&algorithm, batch, &parts, &judged)?,
+            false => self.passes(&algorithm, batch, &parts, &judged)?,
+        };
+        seen.saved_tokens = saved_tokens;
+        if parts.is_empty() {
+            // The zero gradient that their passes would have given.
+            self.accumulated.add(self.weights.trained().1.zeros_like());
+        }
+        if seen.skipped.is_some() {
+            return Ok(seen);
+        }
+        self.accumulated.norm = self.accumulated.gradient.as_ref().map_or(0.0, grad_norm);
+        seen.grad_norm = self.accumulated.norm;
+        if !seen.grad_norm.is_finite() {
+            let gradient = self.accumulated.gradient.as_ref();
+            let bad = |entry: &&Entry| gradient.is_some_and(|of| part(of, entry.range()).isfinite().all().int64_value(&[]) == 0);
+            let names = self.weights.trained().0.entries().iter().filter(bad).map(|entry| entry.name.clone()).collect();
+            self.accumulated.give_up(self.config.non_finite, "the gradient", names, &mut seen)?;
+        }
+        Ok(seen)
+    }
+
+    /// [`Worker::passes`] on every rank over its own parts, with one result and one gradient.
+    fn passes_of_all(
+        &mut self,
+        algorithm: &Algorithm,
+        batch: &TrainBatch,
+        parts: &[Vec<usize>],
+        judged: &[LossOutput],
+    ) -> Result<ForwardBackward, TrainError> {
+        let earlier = self.accumulated.gradient.take();
+        let own = caught(|| self.passes(algorithm, batch, parts, judged));
+        let own = own.unwrap_or_else(|message| Err(TrainError::Tensor(message)));
+        let Some(team) = &mut self.team else { return own };
+        let mut seen = ForwardBackward::default();
+        team.agree(own)?.into_iter().for_each(|other| seen.merge(other));
+        if let Some(reason) = &seen.skipped {
+            self.accumulated.skip.get_or_insert(reason.clone());
+            return Ok(seen);
+        }
+        let mut gradient = self.accumulated.gradient.take().unwrap_or_else(|| self.weights.trained().1.zeros_like());
+        if !parts.is_empty() {
+            team.sum(&mut gradient)?;
+        }
+        self.accumulated.gradient = earlier;
+        self.accumulated.add(gradient);
+        Ok(seen)
+    }
+
+    /// Forward and backward passes over this rank's parts, whose gradients are accumulated.
+    fn passes(
+        &mut self,
+        algorithm: &Algorithm,
+        batch: &TrainBatch,
+        parts: &[Vec<usize>],
+        judged: &[LossOutput],
+    ) -> Result<ForwardBackward, TrainError> {
+        let own = self.own(parts.len());
+        let mut seen = ForwardBackward { micro_batches: own.len(), ..Default::default() };
         let mut ended = Ok(());
         let (accumulated, policy) = (&mut self.accumulated, self.config.non_finite);
         // A score head has no log-probabilities to compare with the generator's.
         let words = !self.model.scores;
         let device = self.config.compute.device;
-        let work =
-            |replica: &mut Replica, at: usize| replica.differentiate(&algorithm, batch, &parts[at], judged.get(at).cloned());
-        self.replicas.run(parts.len(), work, |at, part| {
+        let work = |replica: &mut Replica, at: usize| {
+            replica.differentiate(algorithm, batch, &parts[own[at]], judged.get(own[at]).cloned())
+        };
+        self.replicas.run(own.len(), work, |at, part| {
             ended = part.map_err(TrainError::from).and_then(|Part { scored, output, gradient }| {
+                let part = &parts[own[at]];
                 seen.loss += output.loss;
                 seen.tokens += scored.log_probs.len();
-                seen.input_tokens += batch.input_tokens(&parts[at]);
+                seen.input_tokens += batch.input_tokens(part);
                 seen.entropy += scored.entropies.iter().sum::<f64>();
                 seen.metrics.merge(&output.metrics);
                 if words {
-                    seen.gap.merge(&batch.gap(&parts[at], &scored.log_probs));
+                    seen.gap.merge(&batch.gap(part, &scored.log_probs));
                 }
                 match gradient {
                     Ok(gradient) => {
@@ -172,40 +320,37 @@ impl Worker {
             if ended.is_err() || seen.skipped.is_some() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
         });
         ended?;
-        if parts.is_empty() {
-            // The zero gradient that their passes would have given.
-            self.accumulated.add(self.weights.trained().1.zeros_like());
-        }
         seen.entropy /= seen.tokens.max(1) as f64;
-        if seen.skipped.is_some() {
-            return Ok(seen);
-        }
-        self.accumulated.norm = self.accumulated.gradient.as_ref().map_or(0.0, grad_norm);
-        seen.grad_norm = self.accumulated.norm;
-        if !seen.grad_norm.is_finite() {
-            let gradient = self.accumulated.gradient.as_ref();
-            let bad = |entry: &&Entry| gradient.is_some_and(|of| part(of, entry.range()).isfinite().all().int64_value(&[]) == 0);
-            let names = self.weights.trained().0.entries().iter().filter(bad).map(|entry| entry.name.clone()).collect();
-            self.accumulated.give_up(policy, "the gradient", names, &mut seen)?;
-        }
         Ok(seen)
     }
 
     /// Log-probabilities of trained tokens, or scores at their rows, sequence by sequence.
-    pub fn score(&mut self, batch: &TrainBatch) -> Vec<Vec<f64>> {
+    pub fn score(&mut self, batch: &TrainBatch) -> Result<Vec<Vec<f64>>, TrainError> {
+        self.command(|| Ok(Command::Score(Cow::Owned(batch.clone()))))?;
         let parts = self.micro_batches(batch);
-        self.columns(batch, &parts).into_iter().map(|[log_probs, _]| log_probs).collect()
+        Ok(self.columns(batch, &parts)?.into_iter().map(|[log_probs, _]| log_probs).collect())
     }
 
     /// Log-probabilities and entropies of the sequences in `parts`, by sequence.
-    fn columns(&mut self, batch: &TrainBatch, parts: &[Vec<usize>]) -> Vec<[Vec<f64>; 2]> {
+    fn columns(&mut self, batch: &TrainBatch, parts: &[Vec<usize>]) -> Result<Vec<[Vec<f64>; 2]>, TrainError> {
+        let own = self.own(parts.len());
+        let score = |replica: &mut Replica, at: usize| replica.score(batch, &parts[own[at]]);
+        let mut scored = Vec::new();
+        let replicas = &mut self.replicas;
+        let mut work = || {
+            replicas.run(own.len(), score, |_, part| {
+                scored.extend(part);
+                ControlFlow::Continue(())
+            });
+            Ok(std::mem::take(&mut scored))
+        };
+        let all = match &mut self.team {
+            Some(team) => team.agree_on(work)?.concat(),
+            None => work()?,
+        };
         let mut columns = vec![[Vec::new(), Vec::new()]; batch.sequences.len()];
-        let score = |replica: &mut Replica, at: usize| replica.score(batch, &parts[at]);
-        self.replicas.run(parts.len(), score, |_, scored| {
-            scored.into_iter().for_each(|(sequence, own)| columns[sequence] = own);
-            ControlFlow::Continue(())
-        });
-        columns
+        all.into_iter().for_each(|(sequence, own)| columns[sequence] = own);
+        Ok(columns)
     }
 
     /// Loss of each part for algorithms that need the whole batch together: all log-probabilities
@@ -219,12 +364,12 @@ impl Worker {
         if parts.len() == 1 || !algorithm.whole_batch() {
             return Ok(Vec::new());
         }
-        let columns = self.columns(batch, parts);
+        let columns = self.columns(batch, parts)?;
         // The loss takes sequences in batch order.
         let mut own = parts.concat();
         own.sort_unstable();
         let packed = |column: usize| own.iter().flat_map(|&at| &columns[at][column]).copied().collect::<Vec<f64>>();
-        let Algorithm { loss, off_policy } = algorithm;
+        let Algorithm { loss, off_policy, .. } = algorithm;
         let mut whole = batch.evaluate(&own, loss.as_ref(), off_policy, &packed(0), &packed(1))?;
         let mut end = 0;
         let place = |&at: &usize| {
@@ -244,6 +389,10 @@ impl Worker {
     }
 
     pub fn update(&mut self, scale: f64, schedule: Option<Schedule>) -> Result<OptimStep, TrainError> {
+        self.command(|| Ok(Command::Update { scale, schedule }))?;
+        if let Some(team) = &mut self.team {
+            team.check_equal("gradient norm", self.accumulated.norm)?;
+        }
         let Accumulated { gradient, norm, skip } = std::mem::take(&mut self.accumulated);
         let grad_norm = norm * scale;
         let lr = schedule.unwrap_or(self.config.schedule).at(self.optimizer.step);
@@ -303,8 +452,25 @@ impl Worker {
             let _guard = tch::no_grad_guard();
             self.weights.trained_mut().copy_(weights.trained().1);
         }
+        self.command(|| Ok(Command::LoadWeights))?;
+        self.take_weights()
+    }
+
+    /// Takes over rank 0's trained weights.
+    fn take_weights(&mut self) -> Result<(), TrainError> {
+        if let Some(team) = &mut self.team {
+            team.share(self.weights.trained_mut())?;
+        }
         self.round();
         Ok(())
+    }
+
+    /// Takes over rank 0's optimizer after `step` updates.
+    fn take_state(&mut self, step: u64) -> Result<(), TrainError> {
+        self.accumulated = Accumulated::default();
+        let Some(team) = &mut self.team else { return Ok(()) };
+        self.optimizer.step = step;
+        self.optimizer.moments_mut().try_for_each(|moment| team.share(moment))
     }
 
     pub fn save_checkpoint(&self, request: &SaveCheckpoint) -> Result<PathBuf, TrainError> {
@@ -348,7 +514,9 @@ impl Worker {
         }
         self.load_weights(&weights)?;
         self.version = self.version.max(metadata.weight_version);
-        self.accumulated = Accumulated::default();
+        let step = self.optimizer.step;
+        self.command(|| Ok(Command::Restore { step }))?;
+        self.take_state(step)?;
         Ok(metadata)
     }
 }

@@ -11,6 +11,8 @@ mod objectives;
 mod packing;
 mod pairs;
 mod ppo;
+mod rank_threads;
+mod ranks;
 mod reference;
 mod reward_models;
 #[path = "../support/mod.rs"]

@@ -23,7 +23,7 @@ pub fn step_config(of: Step, registry: &Registry) -> Result<StepConfig> {
         reward_kl: train.reward_kl().map(Arc::new),
         pairs: of.pairs,
         aggregation: of.aggregation,
-        algorithm: Some(Arc::new(Algorithm { loss, off_policy })),
+        algorithm: Some(Arc::new(Algorithm { loss, off_policy, key: None })),
         schedule: Some(schedule(&train.optimization, train.lr, of.own_steps, train.updates_a_step())?),
         ppo_epochs: train.ppo_epochs,
         minibatches: train.minibatches,

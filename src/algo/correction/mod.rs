@@ -21,6 +21,8 @@ pub use rejection::{Divergence, Over, Rejection};
 pub use spread::{Spread, Tally};
 pub(super) use spread::{guarded, mean};
 
+use serde::{Deserialize, Serialize};
+
 use crate::settings::declare::choices;
 
 /// Bound of log-ratios before `exp`, as in verl: e²⁰ exceeds every threshold, and sums of e²⁰ stay
@@ -150,7 +152,7 @@ pub struct OffPolicy {
 }
 
 /// Statistics of a correction; parts add up.
-#[derive(Clone, Debug, Default, PartialEq)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct CorrectionMetrics {
     /// Importance weights, before normalisation and rejection.
     pub weights: Spread,

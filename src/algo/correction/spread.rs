@@ -1,6 +1,8 @@
 //! Statistics of weights or divergences over tokens and over sequences, as sums that parts add up
 //! to.
 
+use serde::{Deserialize, Serialize};
+
 /// Guard that verl adds to every divisor; its numbers depend on it.
 pub(super) const GUARD: f64 = 1e-8;
 
@@ -14,7 +16,7 @@ pub(in crate::algo) fn guarded(sum: f64, count: usize) -> f64 {
 }
 
 /// Statistics of tokens or of sequences. The default has seen nothing.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Tally {
     count: usize,
     sum: f64,
@@ -81,7 +83,7 @@ impl Tally {
 }
 
 /// Statistics over tokens and over sequences. The default has seen nothing.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Spread {
     /// Sum over tokens.
     sum: f64,

@@ -1,0 +1,356 @@
+//! Membership of this process in a run of several: start, orders of rank 0, and end.
+
+use std::net::UdpSocket;
+use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
+use std::sync::atomic::Ordering::{AcqRel, Acquire, Release};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use serde::{Deserialize, Serialize};
+
+use super::watch::{BEAT, ENDED, SUSPECT, Shared, watch};
+use super::{CollectiveError, Group, Place, RankError, Ranks, Store};
+use crate::util::secrets::masked;
+
+/// Time that rank 0 gives the others to read its last word.
+const FAREWELL: Duration = Duration::from_secs(10);
+
+/// Slice of a wait between two looks at whether the run ends.
+const SLICE: Duration = Duration::from_secs(1);
+
+/// What a rank says about itself at the start.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+struct Hello {
+    size: usize,
+    host: String,
+    process: u32,
+    address: String,
+    /// Version and checksum of the program.
+    program: String,
+    /// Lines of the resolved recipe, without secrets, and the checksum of all of it.
+    recipe: Vec<String>,
+    checksum: u32,
+}
+
+/// What rank 0 says after it has compared all ranks.
+#[derive(Debug, Serialize, Deserialize)]
+struct Verdict {
+    /// Problems, or none.
+    problems: Vec<String>,
+    size: usize,
+    hosts: Vec<String>,
+    labels: Vec<String>,
+    /// Rank 0's address for the others.
+    address: String,
+}
+
+/// An order of rank 0 to the others.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Order {
+    /// Follow the trainer of this name, in the group of this number.
+    Follow(String, u64),
+    /// The run is over; true if it succeeded.
+    End(bool),
+}
+
+/// Membership of this process in a run of several. Every rank has one; dropping it leaves the run.
+/// Costs one thread, `ranks`, and connections to the store.
+pub struct Member {
+    place: Place,
+    settings: Ranks,
+    labels: Vec<String>,
+    address: String,
+    shared: Arc<Shared>,
+    store: Store,
+    /// Number of the next order.
+    next: AtomicU64,
+    watch: Option<JoinHandle<()>>,
+}
+
+impl Member {
+    /// Joins the ranks of a run, and waits until all are there. `recipe` is the resolved recipe,
+    /// which all ranks must share, as they must share the program.
+    ///
+    /// # Errors
+    /// The port is in use, the store or a rank is missing after `settings.start_timeout`, two
+    /// processes have one number, or a rank differs from rank 0. Every rank gets the same error.
+    pub fn join(place: Place, settings: &Ranks, recipe: &str) -> Result<Arc<Self>, RankError> {
+        let limit = seconds(settings.start_timeout);
+        let until = Instant::now() + limit;
+        let store = open(&place, place.rank == 0 && !place.store_exists, limit)?;
+        let hello = Hello {
+            size: place.size,
+            host: host_name(),
+            process: std::process::id(),
+            address: address_towards(&place.host).unwrap_or_else(|| place.host.clone()),
+            program: program(),
+            recipe: masked(recipe).lines().map(str::to_owned).collect(),
+            checksum: crc32fast::hash(recipe.as_bytes()),
+        };
+        let verdict = match place.rank {
+            0 => lead(&store, &place, &hello, until, settings.start_timeout)?,
+            _ => report(&store, &place, &hello, limit + FAREWELL)?,
+        };
+        if !verdict.problems.is_empty() {
+            if place.rank == 0 {
+                await_all(&store, place.size, FAREWELL);
+            }
+            return Err(RankError::Apart(verdict.problems));
+        }
+        // Ranks of one host need no network.
+        let alone = verdict.hosts.iter().all(|host| *host == hello.host);
+        let address = match place.rank {
+            _ if alone => "127.0.0.1".to_owned(),
+            0 => verdict.address,
+            _ => hello.address,
+        };
+        let (shared, lost) = (Arc::new(Shared::default()), seconds(settings.lost_timeout));
+        let signs = open(&place, false, limit)?;
+        let body = {
+            let (shared, labels, own) = (shared.clone(), verdict.labels.clone(), place.rank);
+            let others = if own == 0 { (1..place.size).collect() } else { vec![0] };
+            move || watch(&signs, &shared, own, others, &labels, lost)
+        };
+        let watch = std::thread::Builder::new().name("ranks".into()).spawn(body);
+        let watch = watch.map_err(|error| CollectiveError(format!("the thread `ranks` cannot start: {error}")))?;
+        let (labels, settings, next) = (verdict.labels, settings.clone(), AtomicU64::new(0));
+        Ok(Arc::new(Member { place, settings, labels, address, shared, store, next, watch: Some(watch) }))
+    }
+
+    /// Number of this rank, from 0.
+    pub fn rank(&self) -> usize {
+        self.place.rank
+    }
+
+    /// Number of ranks.
+    pub fn size(&self) -> usize {
+        self.place.size
+    }
+
+    /// Name of a rank in messages: number, host and process.
+    pub fn label(&self, rank: usize) -> &str {
+        &self.labels[rank]
+    }
+
+    /// Reason for which the run ends although rank 0 has not ended it: a rank is lost or failed.
+    pub fn lost(&self) -> Option<String> {
+        self.shared.reason()
+    }
+
+    /// Calls `callback` once when a rank is lost, from another thread; now if one is lost already.
+    pub fn on_loss(&self, callback: impl FnOnce() + Send + 'static) {
+        self.shared.on_end(Box::new(callback));
+    }
+
+    /// Makes the other ranks follow the trainer `name`, and joins them in a group. For rank 0.
+    pub fn lead(&self, name: &str) -> Result<Group, RankError> {
+        let number = self.next.fetch_add(1, AcqRel);
+        self.give(number, &Order::Follow(name.to_owned(), number))?;
+        self.group(number)
+    }
+
+    /// Joins the group of an order. Waits for all ranks.
+    pub fn group(&self, number: u64) -> Result<Group, RankError> {
+        let (rank, size, limit) = (self.place.rank, self.place.size, seconds(self.settings.exchange_timeout));
+        let store = open(&self.place, false, seconds(self.settings.start_timeout))?;
+        let name = format!("group/{number}");
+        let joined = Group::gloo(&store, &name, &self.address, [rank, size], limit, &self.shared.cancelled);
+        joined.map_err(|error| self.explain(error))
+    }
+
+    fn give(&self, number: u64, order: &Order) -> Result<(), RankError> {
+        let text = serde_json::to_vec(order).map_err(|error| CollectiveError(error.to_string()))?;
+        Ok(self.store.set(&format!("order/{number}"), &text)?)
+    }
+
+    /// Waits for the next order of rank 0, for as long as rank 0 lives.
+    pub fn order(&self) -> Result<Order, RankError> {
+        let key = format!("order/{}", self.next.fetch_add(1, AcqRel));
+        loop {
+            if let Some(reason) = self.lost() {
+                return Err(RankError::Ended(reason));
+            }
+            match self.store.get(&key, SLICE) {
+                Ok(text) => {
+                    let order = serde_json::from_slice(&text);
+                    return order.map_err(|error| CollectiveError(format!("an order of rank 0: {error}")).into());
+                }
+                // It was not given yet, or the store is gone, which the watch notices.
+                Err(_) => std::thread::sleep(Duration::from_millis(20)),
+            }
+        }
+    }
+
+    /// Turns the failure of an exchange into one that names the rank and its host, if one is gone.
+    /// Ends the run on all ranks. Takes a few seconds.
+    pub fn explain(&self, error: CollectiveError) -> RankError {
+        self.shared.suspicious.store(true, Release);
+        let until = Instant::now() + SUSPECT + 4 * BEAT;
+        while self.lost().is_none() && Instant::now() < until {
+            std::thread::sleep(BEAT / 10);
+        }
+        self.fail(&error.to_string());
+        RankError::Ended(self.lost().unwrap_or(error.0))
+    }
+
+    /// Ends the run on all ranks, because this one failed.
+    pub fn fail(&self, reason: &str) {
+        if self.shared.over.load(Acquire) || self.lost().is_some() {
+            return;
+        }
+        let reason = format!("{}: {reason}", self.label(self.place.rank));
+        // A store that is gone has no reader.
+        drop(self.store.set(ENDED, reason.as_bytes()));
+        self.shared.end(reason);
+    }
+
+    /// Leaves the run in order. Rank 0 tells the others whether it succeeded, and waits for them.
+    pub fn end(&self, succeeded: bool) {
+        if self.lost().is_some() || !self.shared.finish() {
+            return;
+        }
+        if self.place.rank > 0 {
+            drop(self.store.set(&bye(self.place.rank), b""));
+        } else if self.give(self.next.fetch_add(1, AcqRel), &Order::End(succeeded)).is_ok() {
+            await_all(&self.store, self.place.size, FAREWELL);
+        }
+    }
+}
+
+impl Drop for Member {
+    fn drop(&mut self) {
+        self.end(false);
+        self.shared.finish();
+        if let Some(watch) = self.watch.take() {
+            drop(watch.join());
+        }
+    }
+}
+
+fn seconds(number: f64) -> Duration {
+    Duration::try_from_secs_f64(number).unwrap_or(Duration::from_secs(1 << 30))
+}
+
+fn bye(rank: usize) -> String {
+    format!("bye/{rank}")
+}
+
+/// Waits until all other ranks have left, for `limit` at most.
+fn await_all(store: &Store, size: usize, limit: Duration) {
+    let until = Instant::now() + limit;
+    for rank in 1..size {
+        let left = until.saturating_duration_since(Instant::now());
+        if store.get(&bye(rank), left).is_err() {
+            break;
+        }
+    }
+}
+
+fn open(place: &Place, serves: bool, limit: Duration) -> Result<Store, RankError> {
+    let prefix = format!("rollflow/{}", place.attempt);
+    let opened = Store::open(&place.host, place.port, serves, &prefix, limit);
+    opened.map_err(|CollectiveError(why)| match serves {
+        true if ["EADDRINUSE", "already in use"].iter().any(|text| why.contains(text)) => RankError::Port(place.port),
+        _ => RankError::NoStore(place.rank, place.host.clone(), place.port, why),
+    })
+}
+
+/// Rank 0's part of the start: collects what the others say, compares it, and says the outcome.
+fn lead(store: &Store, place: &Place, own: &Hello, until: Instant, limit: f64) -> Result<Verdict, RankError> {
+    let (mut hellos, mut missing, mut problems) = (vec![own.clone()], Vec::new(), Vec::new());
+    for rank in 1..place.size {
+        let left = until.saturating_duration_since(Instant::now());
+        match store.get(&format!("hello/{rank}"), left.max(Duration::from_millis(1))) {
+            Ok(text) => hellos.push(serde_json::from_slice(&text).map_err(|error| CollectiveError(error.to_string()))?),
+            Err(_) => missing.push(rank.to_string()),
+        }
+    }
+    if !missing.is_empty() {
+        let (missing, size) = (missing.join(", "), place.size);
+        problems.push(format!("of {size} ranks, {missing} did not start within {limit} seconds (ranks.start_timeout)"));
+    }
+    let labels: Vec<String> = hellos.iter().enumerate().map(|(rank, hello)| label(rank, hello)).collect();
+    if problems.is_empty() {
+        if store.has("twice")? {
+            let twice = store.get("twice", SLICE)?;
+            problems.push(String::from_utf8_lossy(&twice).into_owned());
+        }
+        problems.extend(hellos.iter().zip(&labels).skip(1).filter_map(|(hello, label)| difference(own, hello, label)));
+    }
+    let elsewhere = hellos.iter().find(|hello| hello.host != own.host);
+    let address = elsewhere.and_then(|other| address_towards(&other.address)).unwrap_or_else(|| place.host.clone());
+    let hosts = hellos.iter().map(|hello| hello.host.clone()).collect();
+    let verdict = Verdict { problems, size: place.size, hosts, labels, address };
+    let text = serde_json::to_vec(&verdict).map_err(|error| CollectiveError(error.to_string()))?;
+    store.set("verdict", &text)?;
+    Ok(verdict)
+}
+
+/// The other ranks' part of the start.
+fn report(store: &Store, place: &Place, own: &Hello, limit: Duration) -> Result<Verdict, RankError> {
+    let (rank, itself) = (place.rank, label(place.rank, own));
+    if store.count(&format!("started/{rank}"))? > 1 {
+        let problem = format!("{itself} is a second process with this number");
+        store.set("twice", problem.as_bytes())?;
+        return Err(RankError::Apart(vec![problem]));
+    }
+    let text = serde_json::to_vec(own).map_err(|error| CollectiveError(error.to_string()))?;
+    store.set(&format!("hello/{rank}"), &text)?;
+    let text = store.get("verdict", limit)?;
+    let mut verdict: Verdict = serde_json::from_slice(&text).map_err(|error| CollectiveError(error.to_string()))?;
+    if rank >= verdict.size {
+        verdict.problems.push(format!("{itself} was started as one of {} ranks, rank 0 as one of {}", own.size, verdict.size));
+    }
+    if !verdict.problems.is_empty() {
+        store.set(&bye(rank), b"")?;
+    }
+    Ok(verdict)
+}
+
+fn label(rank: usize, hello: &Hello) -> String {
+    format!("rank {rank} on {} (process {})", hello.host, hello.process)
+}
+
+/// First difference of a rank from rank 0.
+fn difference(own: &Hello, other: &Hello, label: &str) -> Option<String> {
+    if other.size != own.size {
+        return Some(format!("{label} was started as one of {} ranks, rank 0 as one of {}", other.size, own.size));
+    }
+    if other.program != own.program {
+        return Some(format!("{label} runs another program: {}; rank 0 runs {}", other.program, own.program));
+    }
+    if other.checksum == own.checksum {
+        return None;
+    }
+    let mut section = "";
+    for (at, line) in own.recipe.iter().enumerate() {
+        let there = other.recipe.get(at).map_or("nothing", String::as_str);
+        if line != there {
+            return Some(format!("{label} has another recipe: {section} {there}; rank 0 has {section} {line}"));
+        }
+        if line.starts_with('[') {
+            section = line;
+        }
+    }
+    Some(format!("{label} has another recipe: it differs in a secret, or at its end"))
+}
+
+/// Version and checksum of this program.
+fn program() -> String {
+    let bytes = std::env::current_exe().and_then(std::fs::read);
+    let checksum = bytes.map_or_else(|_| "unknown".to_owned(), |bytes| format!("{:08x}", crc32fast::hash(&bytes)));
+    format!("{} with checksum {checksum}", env!("CARGO_PKG_VERSION"))
+}
+
+fn host_name() -> String {
+    let name = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
+    if name.trim().is_empty() { "an unnamed host".to_owned() } else { name.trim().to_owned() }
+}
+
+/// This host's address on the way to `host`. Sends nothing.
+fn address_towards(host: &str) -> Option<String> {
+    let socket = UdpSocket::bind("0.0.0.0:0").ok()?;
+    socket.connect((host, 9)).ok()?;
+    Some(socket.local_addr().ok()?.ip().to_string())
+}

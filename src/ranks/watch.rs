@@ -1,0 +1,129 @@
+//! Signs of life of the ranks, and the end of all when one is gone.
+//!
+//! Each rank raises a number in the store twice a second. Rank 0 looks at all numbers, the others at
+//! rank 0's. A rank that ends the run writes the reason into the store, where all others find it.
+//! Gloo notices a process that ended during an exchange at once, without its name: then a shorter
+//! silence names it.
+
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+use std::sync::atomic::Ordering::{AcqRel, Acquire, Release};
+use std::time::{Duration, Instant};
+
+use parking_lot::Mutex;
+
+use super::{CollectiveError, Store};
+
+/// Time between two signs of life.
+pub(super) const BEAT: Duration = Duration::from_millis(500);
+
+/// Silence that names a rank after an exchange has failed.
+pub(super) const SUSPECT: Duration = Duration::from_secs(4);
+
+/// Key of the reason for which all ranks end.
+pub(super) const ENDED: &str = "ended";
+
+type Callback = Box<dyn FnOnce() + Send>;
+
+/// State that a rank's threads share.
+#[derive(Default)]
+pub(super) struct Shared {
+    /// Makes waiting exchanges fail.
+    pub cancelled: Arc<AtomicBool>,
+    /// Set after an exchange has failed.
+    pub suspicious: AtomicBool,
+    /// The run ends in order, so that silence means nothing.
+    pub over: AtomicBool,
+    reason: Mutex<Option<String>>,
+    callbacks: Mutex<Vec<Callback>>,
+}
+
+impl Shared {
+    /// Reason for which the run ends, if it does.
+    pub fn reason(&self) -> Option<String> {
+        self.reason.lock().clone()
+    }
+
+    /// Ends the run for this reason, unless it ends already.
+    pub fn end(&self, reason: String) {
+        if self.over.load(Acquire) {
+            return;
+        }
+        self.reason.lock().get_or_insert(reason);
+        self.cancelled.store(true, Release);
+        let callbacks = std::mem::take(&mut *self.callbacks.lock());
+        callbacks.into_iter().for_each(|callback| callback());
+    }
+
+    /// Calls `callback` when the run ends because a rank is lost; now if it does already.
+    pub fn on_end(&self, callback: Callback) {
+        self.callbacks.lock().push(callback);
+        if self.reason().is_some() {
+            let callbacks = std::mem::take(&mut *self.callbacks.lock());
+            callbacks.into_iter().for_each(|callback| callback());
+        }
+    }
+}
+
+/// A rank that is watched, and its number when it was last raised.
+struct Watched {
+    rank: usize,
+    seen: (Vec<u8>, Instant),
+}
+
+/// Gives signs of life and looks for those of `others` until the run is over. `labels`: names of the
+/// ranks in messages. `lost`: silence after which a rank counts as gone.
+pub(super) fn watch(store: &Store, shared: &Shared, own: usize, others: Vec<usize>, labels: &[String], lost: Duration) {
+    let seen = |rank| Watched { rank, seen: (Vec::new(), Instant::now()) };
+    let mut others: Vec<Watched> = others.into_iter().map(seen).collect();
+    let mut beats = 0u64;
+    while !shared.over.load(Acquire) && shared.reason().is_none() {
+        beats += 1;
+        if let Err(error) = look(store, shared, (own, beats), &mut others, labels, lost) {
+            // The store lives in rank 0's process or in its launcher's.
+            shared.end(format!("{} is gone: the connection to its store was lost ({error})", labels[0]));
+        }
+        std::thread::sleep(BEAT);
+    }
+}
+
+fn look(
+    store: &Store,
+    shared: &Shared,
+    (own, beats): (usize, u64),
+    others: &mut [Watched],
+    labels: &[String],
+    lost: Duration,
+) -> Result<(), CollectiveError> {
+    store.set(&key(own), &beats.to_le_bytes())?;
+    if store.has(ENDED)? {
+        let reason = store.get(ENDED, lost)?;
+        shared.end(String::from_utf8_lossy(&reason).into_owned());
+        return Ok(());
+    }
+    let limit = if shared.suspicious.load(Acquire) { lost.min(SUSPECT) } else { lost };
+    for Watched { rank, seen } in others {
+        let beat = if store.has(&key(*rank))? { store.get(&key(*rank), lost)? } else { Vec::new() };
+        if beat != seen.0 {
+            *seen = (beat, Instant::now());
+        } else if seen.1.elapsed() > limit {
+            let silence = seen.1.elapsed().as_secs();
+            let reason = format!("{} is gone or hangs: no sign of life for {silence} seconds", labels[*rank]);
+            store.set(ENDED, reason.as_bytes())?;
+            shared.end(reason);
+            return Ok(());
+        }
+    }
+    Ok(())
+}
+
+fn key(rank: usize) -> String {
+    format!("beat/{rank}")
+}
+
+impl Shared {
+    /// Marks the run as over; returns false if it was before.
+    pub fn finish(&self) -> bool {
+        !self.over.swap(true, AcqRel)
+    }
+}

@@ -1,0 +1,215 @@
+//! The ranks behind one trainer: rank 0's commands, and agreement about their results.
+//!
+//! All ranks run the same commands in the same order, each on its share of the micro-batches. Rank
+//! 0 sends a command to the others before it runs it. Results are gathered before gradients are
+//! summed, so that an error on one rank is the same error on all.
+
+use std::borrow::Cow;
+use std::sync::Arc;
+
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+use tch::Tensor;
+
+use super::algorithm::{Algorithm, AlgorithmKey};
+use super::{TrainBatch, TrainError};
+use crate::algo::Schedule;
+use crate::flow::caught;
+use crate::model::{Dtype, Lora, ModelConfig, Weights};
+use crate::ranks::{CollectiveError, Group, Member};
+
+/// The ranks of a run, and what a trainer needs to share its work with them.
+#[derive(Clone)]
+pub struct TrainerRanks {
+    /// This process's membership.
+    pub member: Arc<Member>,
+    /// Name of the trainer, by which the other ranks find its settings.
+    pub name: String,
+    /// Makes the algorithm of a batch on the other ranks, by its place in the recipe.
+    pub algorithms: Arc<MakeAlgorithm>,
+}
+
+/// Makes the algorithm at a place of the recipe, or says why it cannot.
+pub type MakeAlgorithm = dyn Fn(AlgorithmKey) -> Result<Arc<Algorithm>, String> + Send + Sync;
+
+/// A command of rank 0 to the others.
+#[derive(Serialize, Deserialize)]
+pub(super) enum Command<'a> {
+    ForwardBackward(Cow<'a, TrainBatch>, Option<AlgorithmKey>),
+    Score(Cow<'a, TrainBatch>),
+    Update {
+        scale: f64,
+        schedule: Option<Schedule>,
+    },
+    /// Take over rank 0's trained weights.
+    LoadWeights,
+    /// Take over rank 0's trained weights and optimizer, after so many updates.
+    Restore {
+        step: u64,
+    },
+    End,
+}
+
+/// The model that rank 0 trains, without its numbers.
+#[derive(Serialize, Deserialize)]
+struct Setup {
+    /// Its `config.json`.
+    config: String,
+    dtype: String,
+    /// Rank, alpha and projections of its adapters.
+    adapters: Option<(usize, f64, Vec<String>)>,
+}
+
+/// This rank's end of the ranks behind one trainer.
+pub(super) struct Team {
+    group: Group,
+    ranks: TrainerRanks,
+}
+
+impl Team {
+    /// Makes the other ranks follow this one, and gives them the model. `weights` are the masters.
+    pub fn lead(ranks: TrainerRanks, model: &ModelConfig, weights: &Weights) -> Result<Self, TrainError> {
+        let group = ranks.member.lead(&ranks.name).map_err(|error| TrainError::Ranks(error.to_string()))?;
+        let mut team = Team { group, ranks };
+        let adapters = weights.adapter.as_ref().map(|adapter| &adapter.lora);
+        let targets = |lora: &Lora| lora.targets().iter().map(|target| (*target).to_owned()).collect();
+        let setup = Setup {
+            config: serde_json::Value::Object(model.to_json()).to_string(),
+            dtype: dtype_of(&weights.flat).name().to_owned(),
+            adapters: adapters.map(|lora| (lora.rank, lora.alpha, targets(lora))),
+        };
+        team.tell(&setup)?;
+        team.share_weights(weights)?;
+        team.agree(Ok(()))?;
+        Ok(team)
+    }
+
+    /// Joins the ranks behind a trainer, and returns its model and weights.
+    pub fn follow(ranks: TrainerRanks, number: u64) -> Result<(Self, ModelConfig, Weights), TrainError> {
+        let group = ranks.member.group(number).map_err(|error| TrainError::Ranks(error.to_string()))?;
+        let mut team = Team { group, ranks };
+        let Setup { config, dtype, adapters } = team.told()?;
+        let path = std::path::Path::new("the model of rank 0");
+        let failed = TrainError::of_model;
+        let config = serde_json::from_str(&config).map_err(|error| TrainError::malformed(path, error))?;
+        let model = ModelConfig::from_json(path, &config).map_err(failed(path))?;
+        let kind = Dtype::named(&dtype).unwrap_or_default().kind();
+        let layout = crate::model::Layout::new(&model);
+        let flat = Tensor::zeros([layout.total() as i64], (kind, tch::Device::Cpu));
+        let mut weights = Weights::new(Arc::new(layout), flat);
+        if let Some((rank, alpha, targets)) = adapters {
+            weights = weights.adapted(&model, Lora::new(rank, alpha, &targets).map_err(failed(path))?, 0);
+        }
+        team.share_weights(&weights)?;
+        Ok((team, model, weights))
+    }
+
+    /// Number of this rank.
+    pub fn rank(&self) -> usize {
+        self.group.rank()
+    }
+
+    /// Number of ranks.
+    pub fn size(&self) -> usize {
+        self.group.size()
+    }
+
+    /// Returns true on rank 0.
+    pub fn leads(&self) -> bool {
+        self.rank() == 0
+    }
+
+    /// Sends a command to the other ranks.
+    pub fn command(&mut self, command: &Command) -> Result<(), TrainError> {
+        self.tell(command)
+    }
+
+    /// Waits for the next command of rank 0.
+    pub fn next(&mut self) -> Result<Command<'static>, TrainError> {
+        self.told()
+    }
+
+    fn tell(&mut self, message: &impl Serialize) -> Result<(), TrainError> {
+        let bytes = postcard::to_stdvec(message).map_err(|error| TrainError::Ranks(error.to_string()))?;
+        let sent = self.group.broadcast_bytes(&bytes);
+        sent.map(drop).map_err(|error| self.explain(error))
+    }
+
+    fn told<T: DeserializeOwned>(&mut self) -> Result<T, TrainError> {
+        let bytes = self.group.broadcast_bytes(&[]);
+        let bytes = bytes.map_err(|error| self.explain(error))?;
+        postcard::from_bytes(&bytes).map_err(|error| TrainError::Ranks(format!("a command of rank 0: {error}")))
+    }
+
+    /// The algorithm at a place of the recipe.
+    pub fn algorithm(&self, key: AlgorithmKey) -> Result<Arc<Algorithm>, String> {
+        (self.ranks.algorithms)(key)
+    }
+
+    /// Gathers the results of all ranks, by rank. The first error of a rank is the error of all.
+    pub fn agree<T: Serialize + DeserializeOwned>(&mut self, own: Result<T, TrainError>) -> Result<Vec<T>, TrainError> {
+        let own = own.as_ref().map_err(ToString::to_string);
+        let bytes = postcard::to_stdvec(&own).map_err(|error| TrainError::Ranks(error.to_string()))?;
+        let all = self.group.gather_bytes(&bytes);
+        let all = all.map_err(|error| self.explain(error))?;
+        let result = |(rank, bytes): (usize, Vec<u8>)| {
+            let result: Result<T, String> = postcard::from_bytes(&bytes).map_err(|error| TrainError::Ranks(error.to_string()))?;
+            result.map_err(|text| TrainError::OnRank(self.ranks.member.label(rank).to_owned(), text))
+        };
+        all.into_iter().enumerate().map(result).collect()
+    }
+
+    /// [`Team::agree`] about the result of `work`, which may panic.
+    pub fn agree_on<T: Serialize + DeserializeOwned>(
+        &mut self,
+        work: impl FnOnce() -> Result<T, TrainError>,
+    ) -> Result<Vec<T>, TrainError> {
+        let own = caught(work).unwrap_or_else(|message| Err(TrainError::Tensor(message)));
+        self.agree(own)
+    }
+
+    /// Checks that all ranks have the same number, to the bit.
+    pub fn check_equal(&mut self, what: &str, number: f64) -> Result<(), TrainError> {
+        let all = self.agree(Ok(number.to_bits()))?;
+        let Some(rank) = all.iter().position(|bits| *bits != all[0]) else { return Ok(()) };
+        let [own, first] = [all[rank], all[0]].map(f64::from_bits);
+        let text =
+            format!("its {what} is {own}, rank 0's is {first}: the ranks' weights differ; resume from the last checkpoint");
+        Err(TrainError::OnRank(self.ranks.member.label(rank).to_owned(), text))
+    }
+
+    /// Adds up a tensor over all ranks, in place.
+    pub fn sum(&mut self, tensor: &mut Tensor) -> Result<(), TrainError> {
+        self.group.all_reduce(tensor).map_err(|error| self.explain(error))
+    }
+
+    /// Replaces a tensor on all other ranks by rank 0's, in place.
+    pub fn share(&mut self, tensor: &mut Tensor) -> Result<(), TrainError> {
+        self.group.broadcast(tensor).map_err(|error| self.explain(error))
+    }
+
+    fn share_weights(&mut self, weights: &Weights) -> Result<(), TrainError> {
+        let _guard = tch::no_grad_guard();
+        self.share(&mut weights.flat.detach())?;
+        weights.adapter.as_ref().map_or(Ok(()), |adapter| self.share(&mut adapter.flat.detach()))
+    }
+
+    /// Ends the run on all ranks, which are out of step after this failure.
+    pub fn abandon(&self, reason: &str) {
+        self.ranks.member.fail(reason);
+    }
+
+    fn explain(&self, error: CollectiveError) -> TrainError {
+        TrainError::Ranks(self.ranks.member.explain(error).to_string())
+    }
+}
+
+fn dtype_of(flat: &Tensor) -> Dtype {
+    Dtype::ALL.iter().copied().find(|dtype| dtype.kind() == flat.kind()).unwrap_or_default()
+}
+
+/// A batch as a command, without its algorithm.
+pub(super) fn key_of(batch: &TrainBatch) -> Result<Option<AlgorithmKey>, TrainError> {
+    let Some(algorithm) = &batch.algorithm else { return Ok(None) };
+    algorithm.key.map(Some).ok_or_else(|| TrainError::NoKey(algorithm.loss.name().to_owned()))
+}

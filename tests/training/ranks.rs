@@ -1,0 +1,211 @@
+//! Law N1 over ranks: a step does not depend on how many processes share it. What goes wrong on one rank ends all.
+
+use std::sync::Arc;
+
+use rollflow::algo::{
+    Aggregation, CrossEntropy, Grpo, Importance, Level, Loss, OffPolicy, PolicyLoss, Proximal, Schedule, ValueLoss,
+};
+use rollflow::data::Sample;
+use rollflow::model::{FrozenWeights, Lora, ModelConfig};
+use rollflow::ranks::{Member, RankError};
+use rollflow::train::{AdamW, ForwardBackward, LocalBackend, LocalConfig, SaveCheckpoint, TrainError, TrainingBackend, collate};
+use tch::Tensor;
+
+use crate::rank_threads::{each, free_port, led, place, settings};
+
+fn config(loss: Arc<dyn Loss>, off_policy: OffPolicy) -> LocalConfig {
+    let local = LocalConfig::new(CrossEntropy, Schedule::constant(1e-2));
+    // With a large ε an update is linear in the gradient, and rounding is not amplified.
+    let adamw = AdamW { epsilon: 1e-3, ..AdamW::default() };
+    LocalConfig { loss, off_policy, adamw, threads: Some(1), micro_batch_tokens: 24, ..local }
+}
+
+/// Rollouts of a step; their number is no multiple of every number of ranks.
+fn rollouts(step: u64) -> Vec<Sample> {
+    let shapes: Vec<(usize, usize)> =
+        (0..9).map(|at| (1 + (at * 7 + step as usize) % 4, 1 + (at * 5 + step as usize) % 6)).collect();
+    crate::tiny::rollouts(&shapes, step)
+}
+
+/// What a few steps report, and the trained numbers after them.
+fn learn(config: LocalConfig, model: &ModelConfig, weights: &FrozenWeights, steps: u64) -> (Vec<ForwardBackward>, Tensor) {
+    let backend = LocalBackend::new(LocalConfig { merge: false, ..config }, model.clone(), weights.read()).unwrap();
+    let seen = (0..steps).map(|step| {
+        let batch = collate(&rollouts(step), Aggregation::TokenMean).unwrap();
+        let batch = match step % 2 {
+            0 => batch,
+            // The loss's centre is the policy before the step, as with several updates.
+            _ => {
+                let scores = backend.score(Arc::new(batch.clone())).wait().unwrap();
+                batch.with_proximal(scores)
+            }
+        };
+        let seen = backend.forward_backward(Arc::new(batch)).wait().unwrap();
+        backend.optim_step().wait().unwrap();
+        seen
+    });
+    let seen = seen.collect();
+    let weights = backend.snapshot().wait().unwrap().weights.read();
+    (seen, weights.trained().1.copy())
+}
+
+fn distance(a: &Tensor, b: &Tensor) -> f64 {
+    (a - b).norm().double_value(&[]) / b.norm().double_value(&[])
+}
+
+#[test]
+fn n1_losses_gradients_and_weights_are_the_same_for_each_number_of_ranks() {
+    let (model, weights) = (crate::tiny::model(), crate::tiny::weights(5).freeze());
+    let normalized = Importance { normalize: true, ..Importance::masked(Level::Token, 0.2, 4.0) };
+    let corrected = OffPolicy { proximal: Proximal::LogLinear, weigh: Some(normalized), reject: Vec::new() };
+    // The third and fourth see the whole batch at once.
+    let top_entropy = PolicyLoss { top_entropy: 0.6, entropy_coef: 0.1, ..PolicyLoss::default() };
+    let adapted = weights.read().adapted(&model, Lora::new(2, 4.0, &[Lora::ALL]).unwrap(), 3).freeze();
+    let (scoring, critic) = (model.scoring(), weights.read().scoring(&model, Some(4)).freeze());
+    let plain = OffPolicy::default;
+    let cases: [(&str, Arc<dyn Loss>, OffPolicy, &ModelConfig, &FrozenWeights); 6] = [
+        ("supervised", Arc::new(CrossEntropy), plain(), &model, &weights),
+        ("GRPO", Arc::new(Grpo::default()), plain(), &model, &weights),
+        ("the tokens of highest entropy", Arc::new(top_entropy), plain(), &model, &weights),
+        ("normalised importance weights", Arc::new(Grpo::default()), corrected, &model, &weights),
+        ("adapters", Arc::new(Grpo::default()), plain(), &model, &adapted),
+        ("a critic", Arc::new(ValueLoss { clip: Some(0.5) }), plain(), &scoring, &critic),
+    ];
+    for (name, loss, off_policy, model, weights) in cases {
+        let config = || config(loss.clone(), off_policy.clone());
+        let (alone, expected) = learn(config(), model, weights, 5);
+        for size in 2..=4 {
+            let ((seen, found), ended) = led(size, config, |config| learn(config, model, weights, 5));
+            assert!(ended.iter().all(Result::is_ok), "{name}: {ended:?}");
+            assert!(distance(&found, &expected) < 1e-5, "{name}, {size} ranks: {}", distance(&found, &expected));
+            for (step, (seen, alone)) in seen.iter().zip(&alone).enumerate() {
+                let near = |a: f64, b: f64| (a - b).abs() < 1e-5 * (1.0 + b.abs());
+                let place = format!("{name}, {size} ranks, step {step}");
+                assert!(
+                    near(seen.loss, alone.loss) && near(seen.grad_norm, alone.grad_norm),
+                    "{place}: {seen:?}, alone {alone:?}"
+                );
+                assert!(near(seen.entropy, alone.entropy) && near(seen.gap.mean(), alone.gap.mean()), "{place}");
+                assert_eq!(
+                    (seen.tokens, seen.input_tokens, seen.saved_tokens),
+                    (alone.tokens, alone.input_tokens, alone.saved_tokens)
+                );
+            }
+        }
+    }
+}
+
+#[test]
+fn ranks_repeat_to_the_bit() {
+    let (model, weights) = (crate::tiny::model(), crate::tiny::weights(5).freeze());
+    let config = || config(Arc::new(Grpo::default()), OffPolicy::default());
+    let [first, second] = [0, 1].map(|_| led(3, config, |config| learn(config, &model, &weights, 8)).0);
+    assert_eq!(first.0, second.0);
+    assert_eq!(first.1, second.1);
+}
+
+#[test]
+fn a_number_that_is_not_finite_on_one_rank_ends_the_step_on_all_and_names_the_rank_and_the_sample() {
+    let (model, weights) = (crate::tiny::model(), crate::tiny::weights(5).freeze());
+    let config = || config(Arc::new(Grpo::default()), OffPolicy::default());
+    let (error, ended) = led(2, config, |config| {
+        let backend = LocalBackend::new(config, model.clone(), weights.read()).unwrap();
+        let mut batch = collate(&rollouts(0), Aggregation::TokenMean).unwrap();
+        // In the last micro-batch, which is not rank 0's.
+        batch.sequences.last_mut().unwrap().weights.fill(f64::NAN);
+        let error = backend.forward_backward(Arc::new(batch)).wait().unwrap_err();
+        let after = backend.optim_step().wait().unwrap_err();
+        assert!(matches!(after, TrainError::Poisoned(_)), "{after}");
+        error
+    });
+    let text = error.to_string();
+    assert!(text.contains("rank 1 on ") && text.contains("sample 0 of group 4"), "{text}");
+    assert!(ended.iter().all(Result::is_ok), "the others end in order: {ended:?}");
+}
+
+#[test]
+fn training_goes_on_from_a_checkpoint_on_another_number_of_ranks() {
+    let (model, weights) = (crate::tiny::model(), crate::tiny::weights(5).freeze());
+    let config = || config(Arc::new(CrossEntropy), OffPolicy::default());
+    let folder = tempfile::tempdir().unwrap();
+    let step = |backend: &LocalBackend, at: u64| {
+        let batch = collate(&rollouts(at), Aggregation::TokenMean).unwrap();
+        backend.forward_backward(Arc::new(batch)).wait().unwrap();
+        backend.optim_step().wait().unwrap();
+    };
+    let trained = |backend: LocalBackend| backend.snapshot().wait().unwrap().weights.read().flat.copy();
+    let whole = {
+        let backend = LocalBackend::new(config(), model.clone(), weights.read()).unwrap();
+        (0..6).for_each(|at| step(&backend, at));
+        trained(backend)
+    };
+    let (saved, _) = led(4, config, |config| {
+        let backend = LocalBackend::new(config, model.clone(), weights.read()).unwrap();
+        (0..3).for_each(|at| step(&backend, at));
+        let request = SaveCheckpoint { run_folder: folder.path().to_owned(), step: 3, ..SaveCheckpoint::default() };
+        backend.save_checkpoint(request).wait().unwrap()
+    });
+    for size in 2..=3 {
+        let (found, ended) = led(size, config, |config| {
+            let backend = LocalBackend::new(config, model.clone(), crate::tiny::weights(9)).unwrap();
+            backend.load_checkpoint(&saved).wait().unwrap();
+            (3..6).for_each(|at| step(&backend, at));
+            trained(backend)
+        });
+        assert!(ended.iter().all(Result::is_ok), "{ended:?}");
+        assert!(distance(&found, &whole) < 1e-5, "{size} ranks: {}", distance(&found, &whole));
+    }
+}
+
+#[test]
+fn a_rank_that_stops_following_ends_the_others_with_its_name() {
+    let (model, weights) = (crate::tiny::model(), crate::tiny::weights(5).freeze());
+    let results = each(3, |member| {
+        let member = member.unwrap();
+        let config = crate::rank_threads::shared(config(Arc::new(CrossEntropy), OffPolicy::default()), &member);
+        if member.rank() == 0 {
+            let backend = LocalBackend::new(config, model.clone(), weights.read()).unwrap();
+            let batch = Arc::new(collate(&rollouts(0), Aggregation::TokenMean).unwrap());
+            let ended = (0..1000).find_map(|_| backend.forward_backward(batch.clone()).wait().err());
+            return ended.map(|error| error.to_string());
+        }
+        let rollflow::ranks::Order::Follow(_, number) = member.order().unwrap() else { panic!("an order to follow") };
+        if member.rank() == 2 {
+            // In place of following.
+            member.fail("its disk is full");
+            return None;
+        }
+        Some(rollflow::train::follow(config, number).unwrap_err().to_string())
+    });
+    for text in [&results[0], &results[1]] {
+        let text = text.as_ref().unwrap();
+        assert!(text.contains("rank 2 on ") && text.contains("its disk is full"), "{text}");
+    }
+}
+
+#[test]
+fn ranks_that_differ_are_refused_before_the_run_with_the_difference() {
+    let port = free_port();
+    let recipes = ["[train]\nlr = 0.1\n", "[train]\nlr = 0.2\n"];
+    let join = |rank: usize| Member::join(place(rank, 2, port), &settings(), recipes[rank]).map(drop).unwrap_err();
+    let errors: Vec<RankError> = std::thread::scope(|scope| {
+        let threads: Vec<_> = (0..2).map(|rank| scope.spawn(move || join(rank))).collect();
+        threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+    });
+    assert_eq!(errors[0], errors[1], "all ranks say the same");
+    let text = errors[0].to_string();
+    for part in ["rank 1 on ", "[train] lr = 0.2", "rank 0 has [train] lr = 0.1"] {
+        assert!(text.contains(part), "{part} is missing: {text}");
+    }
+}
+
+#[test]
+fn a_port_in_use_and_a_rank_that_never_starts_are_named() {
+    let taken = std::net::TcpListener::bind("0.0.0.0:0").unwrap();
+    let port = taken.local_addr().unwrap().port();
+    let error = Member::join(place(0, 2, port), &settings(), "").map(drop).unwrap_err();
+    assert_eq!(error, RankError::Port(port), "{error}");
+    let short = rollflow::ranks::Ranks { start_timeout: 0.5, ..settings() };
+    let error = Member::join(place(0, 3, free_port()), &short, "").map(drop).unwrap_err().to_string();
+    assert!(error.contains("of 3 ranks, 1, 2 did not start within 0.5 seconds"), "{error}");
+}
