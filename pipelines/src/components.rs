@@ -128,7 +128,7 @@ impl Components<LocalBackend> {
             reward: Scoring::of(reward, model, &plan.net, generate.max_new_tokens, registry)?,
             reference: reference.transpose()?,
             backend: trainers::backend(training, registry, policy).context("starting the trainer")?,
-            critic: trainers::critic(training, start).context("starting the critic")?,
+            critic: trainers::critic(training, registry, start).context("starting the critic")?,
             mixture,
             sync: of.sync,
             evaluator: of.evaluator,

@@ -30,7 +30,7 @@ pub fn run(plan: &Plan, registry: &Registry, run: &RunFolder, from: Option<&Resu
         Some(_) if plan.pipeline == Pipeline::SftThenGrpo => {
             Some(sft_then_grpo::learned(plan, registry, run, &policy, &interrupts)?)
         }
-        Some(warm_up) if from.is_none() => Some(sft::warm_up(plan, warm_up, &policy, &interrupts)?),
+        Some(warm_up) if from.is_none() => Some(sft::warm_up(plan, warm_up, registry, &policy, &interrupts)?),
         _ => None,
     };
     match supervised {

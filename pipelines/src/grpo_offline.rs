@@ -68,7 +68,7 @@ pub fn declare(plan: &Plan, registry: &Registry, policy: &Policy, outputs: Outpu
     let groups = groups(plan, registry, policy.tokenizer())?;
     let state = groups.state();
     let backend = trainers::backend(Training::of(plan), registry, policy).context("starting the trainer")?;
-    let critic = trainers::critic(Training::of(plan), policy).context("starting the critic")?;
+    let critic = trainers::critic(Training::of(plan), registry, policy).context("starting the critic")?;
     let mix = plan.mix.as_ref().zip(plan.sft.as_ref());
     let mixture = mix.map(|(mix, sft)| Mixture::of(mix, Imitation::of(plan, sft), policy)).transpose()?;
     let trainer =

@@ -44,7 +44,7 @@ pub fn run_plan(plan: &Plan, registry: &Registry, run: &RunFolder, from: Option<
         Pipeline::GrpoOffline => grpo_offline::run(plan, registry, run, from),
         Pipeline::Dpo => dpo::run(plan, registry, run, from),
         Pipeline::Sft => sft::run(plan, registry, run, from),
-        Pipeline::RewardModel => reward_model::run(plan, run, from),
+        Pipeline::RewardModel => reward_model::run(plan, registry, run, from),
     };
     run.end(result)
 }

@@ -1,4 +1,5 @@
-//! Registry of custom losses, advantages, rewards, aggregators and filters that recipes use by name.
+//! Registry of custom losses, advantages, rewards, aggregators and filters that recipes use by name,
+//! and of the ranks that share a run.
 //!
 //! A registry is a plain value. A program builds one and passes it to [`command`](crate::command),
 //! which is then the whole command with the program's parts.
@@ -12,6 +13,7 @@ use rollflow::algo::filters::{GroupFilter, Verdict};
 use rollflow::algo::rewards::{Aggregator, IntoReward, RewardOutput};
 use rollflow::algo::{Advantage, Estimator, LossChoice};
 use rollflow::prelude::*;
+use rollflow::ranks::Member;
 use rollflow::recipe::{Composition, Custom, Params, Train};
 use serde::de::DeserializeOwned;
 
@@ -51,6 +53,7 @@ pub struct Registry {
     rewards: Named<RewardFn>,
     aggregators: Named<Aggregator>,
     filters: Named<FilterFn>,
+    ranks: Option<Arc<Member>>,
 }
 
 /// Parts of one kind.
@@ -187,6 +190,17 @@ impl Registry {
         let filters = self.filters.keys().map(|name| ("filter", name));
         let all = losses.chain(advantages).chain(rewards).chain(aggregators).chain(filters);
         all.map(|(what, name)| (what, name.as_str()))
+    }
+
+    /// Shares the training of runs with the other ranks of `member`, whose rank is 0.
+    pub(crate) fn of_ranks(mut self, member: &Arc<Member>) -> Self {
+        self.ranks = Some(member.clone());
+        self
+    }
+
+    /// Membership of this process in a run of several.
+    pub(crate) fn ranks(&self) -> Option<&Arc<Member>> {
+        self.ranks.as_ref()
     }
 
     /// Builds the loss of `[train]`, the library's or a registered one.

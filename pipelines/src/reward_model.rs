@@ -20,13 +20,14 @@ use rollflow::train::{Algorithm, ScoreModel, score_pair};
 
 use crate::assemble::sections::{Evaluation, Start};
 use crate::assemble::{data, evaluation, origin, policy, preferences, references, steps, trainers};
+use crate::registry::Registry;
 use crate::run::folder::{Outputs, RunFolder};
 use crate::run::resume::ResumePoint;
 
 /// The pipeline `reward_model`: trains, and judges what was saved by the pairs that were held out.
-pub fn run(plan: &Plan, run: &RunFolder, from: Option<&ResumePoint>) -> Result<Report> {
+pub fn run(plan: &Plan, registry: &Registry, run: &RunFolder, from: Option<&ResumePoint>) -> Result<Report> {
     let model = origin::score_model(Start::of(plan), run.path())?;
-    let (mut flow, held_out) = declare(plan, &model, run.outputs(plan)?, from)?;
+    let (mut flow, held_out) = declare(plan, registry, &model, run.outputs(plan)?, from)?;
     let report = run.watch(&mut flow, plan.steps())?;
     let trained = checkpoint::latest(&run.path().join(CHECKPOINTS))?;
     if report.ended != Ended::Finished {
@@ -45,6 +46,7 @@ pub fn run(plan: &Plan, run: &RunFolder, from: Option<&ResumePoint>) -> Result<R
 /// replace in evaluations.
 pub fn declare(
     plan: &Plan,
+    registry: &Registry,
     scorer: &ScoreModel,
     outputs: Outputs,
     from: Option<&ResumePoint>,
@@ -55,7 +57,8 @@ pub fn declare(
     let read = |pair| score_pair(reader.0, reader.1, pair);
     let pairs = pairs.iter().enumerate().map(|(at, pair)| read(pair).with_context(|| format!("pair {at}")));
     let pairs = pairs.collect::<Result<Vec<_>>>()?;
-    let backend = trainers::reward_model_backend(of, model, &plan.checkpoint, scorer).context("starting the trainer")?;
+    let config = trainers::reward_model_config(of, model, &plan.checkpoint)?;
+    let backend = scorer.backend(trainers::shared(config, registry, trainers::REWARD_MODEL)).context("starting the trainer")?;
     let trainer = Trainer::new(backend).steps(of.steps).threads(of.optimization.threads);
     let trainer = evaluation::publish_for_evaluation(trainer, Evaluation::during(plan));
     let trainer = trainers::changing(trainer, Timeline::of(plan)?, step_config);
@@ -83,7 +86,7 @@ pub fn declare(
 }
 
 /// Schedule and loss of a plan's steps, where the plan changes them.
-fn step_config(plan: &Plan) -> Result<StepConfig> {
+pub fn step_config(plan: &Plan) -> Result<StepConfig> {
     let of = plan.reward_model.as_ref().context("the pipeline reward_model needs a section [reward_model]")?;
     let schedule = steps::schedule(&of.optimization, of.lr, of.steps, 1)?;
     let algorithm = Algorithm::new(BradleyTerry { center: of.center });

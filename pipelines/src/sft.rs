@@ -47,7 +47,7 @@ pub fn declare(plan: &Plan, registry: &Registry, policy: &Policy, outputs: Outpu
     let mut flow = Flow::new(&plan.name).metrics(&outputs.metrics);
     let done = from.map_or(0, |from| from.trainer.step);
     let (samples, data) = Imitation::of(plan, sft).batches(&policy.into())?;
-    let trainer = trainers::changing(trainer(plan, sft, policy)?, Timeline::of(plan)?, step_config);
+    let trainer = trainers::changing(trainer(plan, sft, registry, policy)?, Timeline::of(plan)?, step_config);
     let trainer = trainers::checkpointed(trainer, &plan.checkpoint, outputs.checkpoints);
     let trainer = evaluation::publish_for_evaluation(trainer, Evaluation::during(plan));
     let samples = flow.source("samples", samples.after(done));
@@ -70,13 +70,13 @@ pub enum WarmUp {
 }
 
 /// Trains supervised before reinforcement. Writes no files.
-pub fn warm_up(plan: &Plan, sft: &Sft, policy: &Policy, interrupts: &Interrupts) -> Result<WarmUp> {
+pub fn warm_up(plan: &Plan, sft: &Sft, registry: &Registry, policy: &Policy, interrupts: &Interrupts) -> Result<WarmUp> {
     let learned: Arc<Mutex<Option<Arc<FrozenWeights>>>> = Arc::default();
     let mut flow = Flow::new("warm-up");
     flow.interrupted_by(interrupts);
     let (samples, _) = Imitation::of(plan, sft).batches(&policy.into())?;
     let samples = flow.source("samples", samples);
-    let trained = flow.stage("train", samples, trainer(plan, sft, policy)?.sync_every(sft.steps));
+    let trained = flow.stage("train", samples, trainer(plan, sft, registry, policy)?.sync_every(sft.steps));
     let (seen, mut console) = (learned.clone(), log_to_console(plan.observe.log_every, |line| tracing::info!("{line}")));
     flow.sink("learned", trained, move |step: Trained<FrozenWeights>| -> Result<(), StageError> {
         if step.step > 0 {
@@ -102,7 +102,8 @@ fn step_config(plan: &Plan) -> Result<StepConfig> {
     Ok(StepConfig { schedule: Some(steps::schedule(&sft.optimization, sft.lr, sft.steps, 1)?), ..StepConfig::default() })
 }
 
-fn trainer(plan: &Plan, sft: &Sft, policy: &Policy) -> Result<Trainer<LocalBackend>> {
-    let backend = trainers::supervised_backend(sft, &plan.model, &plan.checkpoint, policy).context("starting the trainer")?;
+fn trainer(plan: &Plan, sft: &Sft, registry: &Registry, policy: &Policy) -> Result<Trainer<LocalBackend>> {
+    let config = trainers::supervised_config(sft, &plan.model, &plan.checkpoint)?;
+    let backend = policy.backend(trainers::shared(config, registry, trainers::SUPERVISED)).context("starting the trainer")?;
     Ok(Trainer::new(backend).steps(sft.steps).threads(sft.optimization.threads))
 }

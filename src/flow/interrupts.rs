@@ -71,7 +71,12 @@ impl Interrupts {
 
     /// Returns true if a signal arrived: for what a program does before its first run.
     pub fn pressed(&self) -> bool {
-        *self.presses.borrow() > 0
+        self.presses() > 0
+    }
+
+    /// Number of signals that arrived.
+    pub fn presses(&self) -> u32 {
+        *self.presses.borrow()
     }
 
     /// Applies the signals so far to `control`, and later ones while the returned value lives.

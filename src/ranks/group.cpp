@@ -67,6 +67,8 @@ extern "C" {
 
 // Connects to the store at host:port, or serves it there. A served port of 0 is chosen by the system; *port is the port in use.
 char* rollflow_store_open(rollflow_store** out, const char* host, uint16_t* port, bool serves, const char* prefix, int64_t timeout_ms) {
+  // Errors are returned; torch would print them too.
+  FLAGS_caffe2_log_level = 2;
   return caught([&] {
     c10d::TCPStoreOptions options;
     options.port = *port;
@@ -85,10 +87,9 @@ char* rollflow_store_set(rollflow_store* store, const char* key, const uint8_t* 
   return caught([&] { store->store->set(key, std::vector<uint8_t>(bytes, bytes + len)); });
 }
 
-// Waits for the key; the caller frees *bytes.
-char* rollflow_store_get(rollflow_store* store, const char* key, int64_t timeout_ms, uint8_t** bytes, size_t* len) {
+// The value of a key that is set; the caller frees *bytes.
+char* rollflow_store_get(rollflow_store* store, const char* key, uint8_t** bytes, size_t* len) {
   return caught([&] {
-    store->store->wait({key}, Millis(timeout_ms));
     auto value = store->store->get(key);
     *len = value.size();
     *bytes = static_cast<uint8_t*>(malloc(value.size() + 1));

@@ -2,9 +2,9 @@
 
 use std::ffi::{CStr, CString, c_char};
 use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
-use std::sync::atomic::Ordering::{Acquire, Release};
-use std::time::Duration;
+use std::sync::atomic::Ordering::{AcqRel, Acquire, Release};
+use std::sync::atomic::{AtomicBool, AtomicU64};
+use std::time::{Duration, Instant};
 
 use tch::Tensor;
 use torch_sys::C_tensor;
@@ -28,13 +28,7 @@ unsafe extern "C" {
     ) -> *mut c_char;
     fn rollflow_store_close(store: *mut RawStore);
     fn rollflow_store_set(store: *mut RawStore, key: *const c_char, bytes: *const u8, len: usize) -> *mut c_char;
-    fn rollflow_store_get(
-        store: *mut RawStore,
-        key: *const c_char,
-        timeout_ms: i64,
-        bytes: *mut *mut u8,
-        len: *mut usize,
-    ) -> *mut c_char;
+    fn rollflow_store_get(store: *mut RawStore, key: *const c_char, bytes: *mut *mut u8, len: *mut usize) -> *mut c_char;
     fn rollflow_store_has(store: *mut RawStore, key: *const c_char, has: *mut bool) -> *mut c_char;
     fn rollflow_store_count(store: *mut RawStore, key: *const c_char, count: *mut i64) -> *mut c_char;
     fn rollflow_group_gloo(
@@ -118,18 +112,33 @@ impl Store {
         check(unsafe { rollflow_store_set(self.raw, key.as_ptr(), value.as_ptr(), value.len()) })
     }
 
-    /// A key's value; waits up to `deadline` for someone to set it.
-    pub fn get(&self, key: &str, deadline: Duration) -> Result<Vec<u8>, CollectiveError> {
+    /// A key's value, if it is set.
+    pub fn get(&self, key: &str) -> Result<Option<Vec<u8>>, CollectiveError> {
+        if !self.has(key)? {
+            return Ok(None);
+        }
         let (key, mut bytes, mut len) = (text(key)?, std::ptr::null_mut(), 0);
-        check(unsafe { rollflow_store_get(self.raw, key.as_ptr(), millis(deadline), &mut bytes, &mut len) })?;
+        check(unsafe { rollflow_store_get(self.raw, key.as_ptr(), &mut bytes, &mut len) })?;
         // SAFETY: `len` bytes of `malloc`, which are ours.
         let value = unsafe { std::slice::from_raw_parts(bytes, len) }.to_vec();
         unsafe { free(bytes.cast()) };
-        Ok(value)
+        Ok(Some(value))
+    }
+
+    /// A key's value; waits for someone to set it until `until`, or until `given_up`. `None` if
+    /// nobody did. Looks 20 times a second, so that the store's other users are not kept waiting.
+    pub fn await_key(&self, key: &str, until: Instant, given_up: impl Fn() -> bool) -> Result<Option<Vec<u8>>, CollectiveError> {
+        loop {
+            let found = self.get(key)?;
+            if found.is_some() || given_up() || Instant::now() >= until {
+                return Ok(found);
+            }
+            std::thread::sleep(Duration::from_millis(50));
+        }
     }
 
     /// Returns true if the key is set.
-    pub fn has(&self, key: &str) -> Result<bool, CollectiveError> {
+    fn has(&self, key: &str) -> Result<bool, CollectiveError> {
         let (key, mut has) = (text(key)?, false);
         check(unsafe { rollflow_store_has(self.raw, key.as_ptr(), &mut has) })?;
         Ok(has)
@@ -149,6 +158,15 @@ impl Drop for Store {
     }
 }
 
+/// What a group shares with the watch over the ranks.
+#[derive(Debug, Default)]
+pub struct Signals {
+    /// Makes waiting calls fail within a second.
+    pub cancelled: AtomicBool,
+    /// Number of calls that this rank has begun.
+    pub exchanges: AtomicU64,
+}
+
 /// One rank's end of a group of processes. Every rank makes the same calls in the same order, with
 /// tensors of the same sizes and types; a call fails on every rank that waits past the group's
 /// deadline, or for a rank whose process ended. Calls of one group come from one thread.
@@ -156,7 +174,7 @@ pub struct Group {
     raw: *mut RawGroup,
     rank: usize,
     size: usize,
-    cancelled: Arc<AtomicBool>,
+    signals: Arc<Signals>,
     /// Set by a failed call, after which the ranks are out of step.
     failed: Arc<AtomicBool>,
 }
@@ -170,30 +188,35 @@ pub struct Pending {
     raw: *mut RawWork,
     result: Tensor,
     /// Read by the call until it ends.
-    _cancelled: Arc<AtomicBool>,
+    _signals: Arc<Signals>,
     failed: Arc<AtomicBool>,
 }
 
 impl Group {
     /// Joins a group over Gloo, which has a name of its own in `store`. Waits for all `size` ranks.
-    /// `address`: of this host, through which the others reach it. `deadline`: of each call. Setting
-    /// `cancelled` makes waiting calls fail within a second.
+    /// `address`: of this host, through which the others reach it. `deadline`: of each call.
     pub fn gloo(
         store: &Store,
         name: &str,
         address: &str,
         [rank, size]: [usize; 2],
         deadline: Duration,
-        cancelled: &Arc<AtomicBool>,
+        signals: &Arc<Signals>,
     ) -> Result<Group, CollectiveError> {
         let (name, address, mut group) = (text(name)?, text(address)?, std::ptr::null_mut());
         let (name, address) = (name.as_ptr(), address.as_ptr());
-        let cancelled = cancelled.clone();
+        let signals = signals.clone();
         check(unsafe {
-            let (rank, size, flag) = (rank as i32, size as i32, cancelled.as_ptr());
+            let (rank, size, flag) = (rank as i32, size as i32, signals.cancelled.as_ptr());
             rollflow_group_gloo(&mut group, store.raw, name, address, rank, size, millis(deadline), flag)
         })?;
-        Ok(Group { raw: group, rank, size, cancelled, failed: Arc::default() })
+        Ok(Group { raw: group, rank, size, signals, failed: Arc::default() })
+    }
+
+    /// Counts a call.
+    fn begin(&self) -> *mut RawGroup {
+        self.signals.exchanges.fetch_add(1, AcqRel);
+        self.raw
     }
 
     fn done(&mut self, error: *mut c_char) -> Result<(), CollectiveError> {
@@ -212,7 +235,7 @@ impl Group {
 
     /// The sum over all ranks, in place.
     pub fn all_reduce(&mut self, tensor: &mut Tensor) -> Result<(), CollectiveError> {
-        let error = unsafe { rollflow_all_reduce(self.raw, raw(tensor)) };
+        let error = unsafe { rollflow_all_reduce(self.begin(), raw(tensor)) };
         self.done(error)
     }
 
@@ -220,7 +243,7 @@ impl Group {
     /// number of ranks.
     pub fn reduce_scatter(&mut self, whole: &Tensor) -> Result<Tensor, CollectiveError> {
         let part = Tensor::empty([whole.size()[0] / self.size as i64], (whole.kind(), whole.device()));
-        let error = unsafe { rollflow_reduce_scatter(self.raw, raw(&part), raw(whole)) };
+        let error = unsafe { rollflow_reduce_scatter(self.begin(), raw(&part), raw(whole)) };
         self.done(error)?;
         Ok(part)
     }
@@ -229,9 +252,9 @@ impl Group {
     pub fn gather(&mut self, part: &Tensor) -> Result<Pending, CollectiveError> {
         let result = Tensor::empty([part.size()[0] * self.size as i64], (part.kind(), part.device()));
         let mut work = std::ptr::null_mut();
-        let error = unsafe { rollflow_all_gather(self.raw, &mut work, raw(&result), raw(part)) };
+        let error = unsafe { rollflow_all_gather(self.begin(), &mut work, raw(&result), raw(part)) };
         self.done(error)?;
-        Ok(Pending { raw: work, result, _cancelled: self.cancelled.clone(), failed: self.failed.clone() })
+        Ok(Pending { raw: work, result, _signals: self.signals.clone(), failed: self.failed.clone() })
     }
 
     /// Every rank's bytes, by rank.
@@ -247,7 +270,7 @@ impl Group {
 
     /// Sends rank 0's tensor to the others, whose tensors have the same size and type.
     pub fn broadcast(&mut self, tensor: &mut Tensor) -> Result<(), CollectiveError> {
-        let error = unsafe { rollflow_broadcast(self.raw, raw(tensor), 0) };
+        let error = unsafe { rollflow_broadcast(self.begin(), raw(tensor), 0) };
         self.done(error)
     }
 
@@ -255,7 +278,7 @@ impl Group {
     /// rank 0 takes.
     pub fn broadcast_bytes(&mut self, own: &[u8]) -> Result<Vec<u8>, CollectiveError> {
         let length = Tensor::from_slice(&[own.len() as i64]);
-        let error = unsafe { rollflow_broadcast(self.raw, raw(&length), millis(NO_DEADLINE)) };
+        let error = unsafe { rollflow_broadcast(self.begin(), raw(&length), millis(NO_DEADLINE)) };
         self.done(error)?;
         let length = length.int64_value(&[0]) as usize;
         let mut bytes = if self.rank == 0 {
@@ -276,7 +299,7 @@ const NO_DEADLINE: Duration = Duration::from_secs(365 * 24 * 3600);
 impl Drop for Group {
     fn drop(&mut self) {
         // Closing waits for calls under way, which may never end after a failure.
-        if !self.failed.load(Acquire) && !self.cancelled.load(Acquire) {
+        if !self.failed.load(Acquire) && !self.signals.cancelled.load(Acquire) {
             unsafe { rollflow_group_close(self.raw) }
         }
     }

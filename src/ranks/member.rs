@@ -9,15 +9,15 @@ use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
 
-use super::watch::{BEAT, ENDED, SUSPECT, Shared, watch};
+use super::watch::{BEAT, ENDED, SUSPECT, Shared, slowest, watch};
 use super::{CollectiveError, Group, Place, RankError, Ranks, Store};
 use crate::util::secrets::masked;
 
 /// Time that rank 0 gives the others to read its last word.
 const FAREWELL: Duration = Duration::from_secs(10);
 
-/// Slice of a wait between two looks at whether the run ends.
-const SLICE: Duration = Duration::from_secs(1);
+/// Longer than any run.
+const NEVER: Duration = Duration::from_secs(365 * 24 * 3600);
 
 /// What a rank says about itself at the start.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -152,10 +152,20 @@ impl Member {
 
     /// Joins the group of an order. Waits for all ranks.
     pub fn group(&self, number: u64) -> Result<Group, RankError> {
-        let (rank, size, limit) = (self.place.rank, self.place.size, seconds(self.settings.exchange_timeout));
+        let (own, size, limit) = (self.place.rank, self.place.size, seconds(self.settings.exchange_timeout));
+        let (name, ready) = (format!("group/{number}"), |rank: usize| format!("ready/{number}/{rank}"));
+        // Gloo itself could not be interrupted while it waits for a rank that never comes.
+        self.store.set(&ready(own), b"")?;
+        let until = Instant::now() + limit;
+        for rank in 0..size {
+            if self.store.await_key(&ready(rank), until, || self.lost().is_some())?.is_none() {
+                let waited = format!("{} did not come to an exchange for {} seconds", self.label(rank), limit.as_secs());
+                self.end_all(waited);
+                return Err(self.ended());
+            }
+        }
         let store = open(&self.place, false, seconds(self.settings.start_timeout))?;
-        let name = format!("group/{number}");
-        let joined = Group::gloo(&store, &name, &self.address, [rank, size], limit, &self.shared.cancelled);
+        let joined = Group::gloo(&store, &name, &self.address, [own, size], limit, &self.shared.signals);
         joined.map_err(|error| self.explain(error))
     }
 
@@ -166,43 +176,54 @@ impl Member {
 
     /// Waits for the next order of rank 0, for as long as rank 0 lives.
     pub fn order(&self) -> Result<Order, RankError> {
-        let key = format!("order/{}", self.next.fetch_add(1, AcqRel));
-        loop {
-            if let Some(reason) = self.lost() {
-                return Err(RankError::Ended(reason));
+        let (key, forever) = (format!("order/{}", self.next.fetch_add(1, AcqRel)), Instant::now() + NEVER);
+        match self.store.await_key(&key, forever, || self.lost().is_some()) {
+            Ok(Some(text)) => {
+                let order = serde_json::from_slice(&text);
+                order.map_err(|error| CollectiveError(format!("an order of rank 0: {error}")).into())
             }
-            match self.store.get(&key, SLICE) {
-                Ok(text) => {
-                    let order = serde_json::from_slice(&text);
-                    return order.map_err(|error| CollectiveError(format!("an order of rank 0: {error}")).into());
-                }
-                // It was not given yet, or the store is gone, which the watch notices.
-                Err(_) => std::thread::sleep(Duration::from_millis(20)),
-            }
+            // The watch notices, too, when the store is gone.
+            Ok(None) => Err(self.ended()),
+            Err(error) => Err(self.explain(error)),
         }
     }
 
-    /// Turns the failure of an exchange into one that names the rank and its host, if one is gone.
-    /// Ends the run on all ranks. Takes a few seconds.
+    /// Turns the failure of an exchange into one that names the rank that is gone or hangs, and its
+    /// host. Ends the run on all ranks. Takes a few seconds.
     pub fn explain(&self, error: CollectiveError) -> RankError {
         self.shared.suspicious.store(true, Release);
         let until = Instant::now() + SUSPECT + 4 * BEAT;
         while self.lost().is_none() && Instant::now() < until {
             std::thread::sleep(BEAT / 10);
         }
-        self.fail(&error.to_string());
-        RankError::Ended(self.lost().unwrap_or(error.0))
+        if self.lost().is_none() {
+            let hangs = |(rank, [begun, most]): (usize, [u64; 2])| {
+                format!("{} hangs: it has begun {begun} exchanges, another rank {most}", self.label(rank))
+            };
+            match slowest(&self.store, self.place.size) {
+                Ok(Some(slowest)) => self.end_all(hangs(slowest)),
+                _ => self.fail(&error.0),
+            }
+        }
+        self.ended()
     }
 
     /// Ends the run on all ranks, because this one failed.
     pub fn fail(&self, reason: &str) {
+        self.end_all(format!("{}: {reason}", self.label(self.place.rank)));
+    }
+
+    fn end_all(&self, reason: String) {
         if self.shared.over.load(Acquire) || self.lost().is_some() {
             return;
         }
-        let reason = format!("{}: {reason}", self.label(self.place.rank));
         // A store that is gone has no reader.
         drop(self.store.set(ENDED, reason.as_bytes()));
         self.shared.end(reason);
+    }
+
+    fn ended(&self) -> RankError {
+        RankError::Ended(self.lost().unwrap_or_else(|| "the run is over".to_owned()))
     }
 
     /// Leaves the run in order. Rank 0 tells the others whether it succeeded, and waits for them.
@@ -228,6 +249,32 @@ impl Drop for Member {
     }
 }
 
+/// The store of a run's ranks, served by what starts them. Dropping it ends the ranks.
+pub struct Rendezvous(Store);
+
+impl Rendezvous {
+    /// Serves the store on a free port of this host.
+    pub fn serve() -> Result<Self, RankError> {
+        Ok(Rendezvous(Store::open("127.0.0.1", 0, true, &prefix(""), FAREWELL)?))
+    }
+
+    /// The port.
+    pub fn port(&self) -> u16 {
+        self.0.port()
+    }
+
+    /// Ends all ranks, because one is gone.
+    pub fn end(&self, reason: &str) {
+        // A store that is gone has ended them already.
+        drop(self.0.set(ENDED, reason.as_bytes()));
+    }
+}
+
+/// Prefix of all keys of a start of a run.
+fn prefix(attempt: &str) -> String {
+    format!("rollflow/{attempt}")
+}
+
 fn seconds(number: f64) -> Duration {
     Duration::try_from_secs_f64(number).unwrap_or(Duration::from_secs(1 << 30))
 }
@@ -240,16 +287,14 @@ fn bye(rank: usize) -> String {
 fn await_all(store: &Store, size: usize, limit: Duration) {
     let until = Instant::now() + limit;
     for rank in 1..size {
-        let left = until.saturating_duration_since(Instant::now());
-        if store.get(&bye(rank), left).is_err() {
+        if !matches!(store.await_key(&bye(rank), until, || false), Ok(Some(_))) {
             break;
         }
     }
 }
 
 fn open(place: &Place, serves: bool, limit: Duration) -> Result<Store, RankError> {
-    let prefix = format!("rollflow/{}", place.attempt);
-    let opened = Store::open(&place.host, place.port, serves, &prefix, limit);
+    let opened = Store::open(&place.host, place.port, serves, &prefix(&place.attempt), limit);
     opened.map_err(|CollectiveError(why)| match serves {
         true if ["EADDRINUSE", "already in use"].iter().any(|text| why.contains(text)) => RankError::Port(place.port),
         _ => RankError::NoStore(place.rank, place.host.clone(), place.port, why),
@@ -260,10 +305,9 @@ fn open(place: &Place, serves: bool, limit: Duration) -> Result<Store, RankError
 fn lead(store: &Store, place: &Place, own: &Hello, until: Instant, limit: f64) -> Result<Verdict, RankError> {
     let (mut hellos, mut missing, mut problems) = (vec![own.clone()], Vec::new(), Vec::new());
     for rank in 1..place.size {
-        let left = until.saturating_duration_since(Instant::now());
-        match store.get(&format!("hello/{rank}"), left.max(Duration::from_millis(1))) {
-            Ok(text) => hellos.push(serde_json::from_slice(&text).map_err(|error| CollectiveError(error.to_string()))?),
-            Err(_) => missing.push(rank.to_string()),
+        match store.await_key(&format!("hello/{rank}"), until, || false)? {
+            Some(text) => hellos.push(serde_json::from_slice(&text).map_err(|error| CollectiveError(error.to_string()))?),
+            None => missing.push(rank.to_string()),
         }
     }
     if !missing.is_empty() {
@@ -272,10 +316,7 @@ fn lead(store: &Store, place: &Place, own: &Hello, until: Instant, limit: f64) -
     }
     let labels: Vec<String> = hellos.iter().enumerate().map(|(rank, hello)| label(rank, hello)).collect();
     if problems.is_empty() {
-        if store.has("twice")? {
-            let twice = store.get("twice", SLICE)?;
-            problems.push(String::from_utf8_lossy(&twice).into_owned());
-        }
+        problems.extend(store.get("twice")?.map(|twice| String::from_utf8_lossy(&twice).into_owned()));
         problems.extend(hellos.iter().zip(&labels).skip(1).filter_map(|(hello, label)| difference(own, hello, label)));
     }
     let elsewhere = hellos.iter().find(|hello| hello.host != own.host);
@@ -297,7 +338,9 @@ fn report(store: &Store, place: &Place, own: &Hello, limit: Duration) -> Result<
     }
     let text = serde_json::to_vec(own).map_err(|error| CollectiveError(error.to_string()))?;
     store.set(&format!("hello/{rank}"), &text)?;
-    let text = store.get("verdict", limit)?;
+    let silent = || format!("rank 0 said nothing for {} seconds", limit.as_secs());
+    let text = store.await_key("verdict", Instant::now() + limit, || false)?;
+    let text = text.ok_or_else(|| RankError::Apart(vec![silent()]))?;
     let mut verdict: Verdict = serde_json::from_slice(&text).map_err(|error| CollectiveError(error.to_string()))?;
     if rank >= verdict.size {
         verdict.problems.push(format!("{itself} was started as one of {} ranks, rank 0 as one of {}", own.size, verdict.size));

@@ -20,9 +20,9 @@ mod settings;
 mod watch;
 
 #[cfg(feature = "torch")]
-pub use group::{CollectiveError, Group, Pending, Store};
+pub use group::{CollectiveError, Group, Pending, Signals, Store};
 #[cfg(feature = "torch")]
-pub use member::{Member, Order};
+pub use member::{Member, Order, Rendezvous};
 #[cfg(feature = "torch")]
 pub use partition::Partition;
 #[cfg(feature = "torch")]

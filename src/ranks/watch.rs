@@ -1,7 +1,8 @@
 //! Signs of life of the ranks, and the end of all when one is gone.
 //!
 //! Each rank raises a number in the store twice a second. Rank 0 looks at all numbers, the others at
-//! rank 0's. A rank that ends the run writes the reason into the store, where all others find it.
+//! rank 0's. With it goes the number of exchanges that the rank has begun: when one waits too long,
+//! the rank with the fewest is the one that hangs. A rank that ends the run writes the reason into the store, where all others find it.
 //! Gloo notices a process that ended during an exchange at once, without its name: then a shorter
 //! silence names it.
 
@@ -12,7 +13,7 @@ use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 
-use super::{CollectiveError, Store};
+use super::{CollectiveError, Signals, Store};
 
 /// Time between two signs of life.
 pub(super) const BEAT: Duration = Duration::from_millis(500);
@@ -28,8 +29,8 @@ type Callback = Box<dyn FnOnce() + Send>;
 /// State that a rank's threads share.
 #[derive(Default)]
 pub(super) struct Shared {
-    /// Makes waiting exchanges fail.
-    pub cancelled: Arc<AtomicBool>,
+    /// Makes waiting exchanges fail, and counts them.
+    pub signals: Arc<Signals>,
     /// Set after an exchange has failed.
     pub suspicious: AtomicBool,
     /// The run ends in order, so that silence means nothing.
@@ -50,7 +51,7 @@ impl Shared {
             return;
         }
         self.reason.lock().get_or_insert(reason);
-        self.cancelled.store(true, Release);
+        self.signals.cancelled.store(true, Release);
         let callbacks = std::mem::take(&mut *self.callbacks.lock());
         callbacks.into_iter().for_each(|callback| callback());
     }
@@ -95,15 +96,15 @@ fn look(
     labels: &[String],
     lost: Duration,
 ) -> Result<(), CollectiveError> {
-    store.set(&key(own), &beats.to_le_bytes())?;
-    if store.has(ENDED)? {
-        let reason = store.get(ENDED, lost)?;
+    let sign = [beats, shared.signals.exchanges.load(Acquire)];
+    store.set(&key(own), sign.map(u64::to_le_bytes).as_flattened())?;
+    if let Some(reason) = store.get(ENDED)? {
         shared.end(String::from_utf8_lossy(&reason).into_owned());
         return Ok(());
     }
     let limit = if shared.suspicious.load(Acquire) { lost.min(SUSPECT) } else { lost };
     for Watched { rank, seen } in others {
-        let beat = if store.has(&key(*rank))? { store.get(&key(*rank), lost)? } else { Vec::new() };
+        let beat = store.get(&key(*rank))?.unwrap_or_default();
         if beat != seen.0 {
             *seen = (beat, Instant::now());
         } else if seen.1.elapsed() > limit {
@@ -115,6 +116,18 @@ fn look(
         }
     }
     Ok(())
+}
+
+/// The rank that has begun the fewest exchanges, if some have begun more, and how many both have begun.
+pub(super) fn slowest(store: &Store, ranks: usize) -> Result<Option<(usize, [u64; 2])>, CollectiveError> {
+    let begun = |rank| -> Result<u64, CollectiveError> {
+        let sign = store.get(&key(rank))?.unwrap_or_default();
+        Ok(sign.get(8..).and_then(|bytes| bytes.try_into().ok()).map_or(0, u64::from_le_bytes))
+    };
+    let begun = (0..ranks).map(begun).collect::<Result<Vec<_>, _>>()?;
+    let most = begun.iter().copied().max().unwrap_or(0);
+    let least = begun.iter().copied().enumerate().min_by_key(|(_, begun)| *begun);
+    Ok(least.filter(|(_, begun)| *begun < most).map(|(rank, begun)| (rank, [begun, most])))
 }
 
 fn key(rank: usize) -> String {

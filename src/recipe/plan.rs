@@ -21,6 +21,7 @@ use super::timeline::{Change, Ramp};
 use super::train::{Critic, Train};
 use crate::algo::Pairs;
 use crate::model::Dtype;
+use crate::ranks::Ranks;
 use crate::settings::declare::{choices, section};
 use crate::settings::setting::{FROM_ONE, GIVEN, POSITIVE, SOME, SOME_IF_GIVEN, SOME_STEPS};
 
@@ -85,6 +86,8 @@ section! {
         observe: Observe = Observe::default();
         /// Connections to servers, and the servers of this run.
         net: Net = Net::default();
+        /// Processes that share the training of one model.
+        ranks: Ranks = Ranks::default();
     }
 }
 

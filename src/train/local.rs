@@ -15,6 +15,7 @@ use crossbeam_channel::Sender;
 use parking_lot::Mutex;
 use tch::Device;
 
+use super::team::MakeAlgorithm;
 use super::worker::Worker;
 use super::{
     AdamW, Algorithm, BackendState, CheckpointMetadata, DecayScope, ForwardBackward, LrScale, NonFinitePolicy, OptimStep,
@@ -24,6 +25,7 @@ use crate::algo::{Loss, OffPolicy, Schedule};
 use crate::flow::caught;
 use crate::hub::TOKENIZER_FILES;
 use crate::model::{Compute, Dtype, FrozenWeights, ModelConfig, Weights};
+use crate::ranks::Member;
 
 /// Settings of a [`LocalBackend`].
 #[derive(Clone)]
@@ -202,16 +204,16 @@ fn guarded<T>(worker: &mut Worker, command: impl FnOnce(&mut Worker) -> Result<T
 }
 
 /// Follows a trainer of rank 0 on another rank, until rank 0 ends it. `number`: the order's
-/// ([`Order::Follow`](crate::ranks::Order)). `config` is the trainer's, with this rank's
-/// [`LocalConfig::ranks`]; model and weights come from rank 0.
+/// ([`Order::Follow`](crate::ranks::Order)). `config` is the trainer's, without
+/// [`LocalConfig::ranks`]; model and weights come from rank 0. `algorithms` makes those that batches
+/// bring.
 ///
 /// # Errors
 /// A rank is lost, or this one cannot follow. Errors that rank 0 reports too are rank 0's to handle.
-pub fn follow(config: LocalConfig, number: u64) -> Result<(), TrainError> {
-    let member = config.ranks.as_ref().map(|ranks| ranks.member.clone());
-    let body = move || Worker::following(config, number)?.follow();
+pub fn follow(config: LocalConfig, member: &Arc<Member>, number: u64, algorithms: &MakeAlgorithm) -> Result<(), TrainError> {
+    let body = || Worker::following(config, member, number)?.follow(algorithms);
     let ended = caught(body).unwrap_or_else(|message| Err(TrainError::Tensor(message)));
-    if let (Err(error), Some(member)) = (&ended, member) {
+    if let Err(error) = &ended {
         member.fail(&error.to_string());
     }
     ended

@@ -24,13 +24,11 @@ pub struct TrainerRanks {
     /// This process's membership.
     pub member: Arc<Member>,
     /// Name of the trainer, by which the other ranks find its settings.
-    pub name: String,
-    /// Makes the algorithm of a batch on the other ranks, by its place in the recipe.
-    pub algorithms: Arc<MakeAlgorithm>,
+    pub name: &'static str,
 }
 
 /// Makes the algorithm at a place of the recipe, or says why it cannot.
-pub type MakeAlgorithm = dyn Fn(AlgorithmKey) -> Result<Arc<Algorithm>, String> + Send + Sync;
+pub type MakeAlgorithm<'a> = dyn Fn(AlgorithmKey) -> Result<Arc<Algorithm>, String> + 'a;
 
 /// A command of rank 0 to the others.
 #[derive(Serialize, Deserialize)]
@@ -63,14 +61,14 @@ struct Setup {
 /// This rank's end of the ranks behind one trainer.
 pub(super) struct Team {
     group: Group,
-    ranks: TrainerRanks,
+    member: Arc<Member>,
 }
 
 impl Team {
     /// Makes the other ranks follow this one, and gives them the model. `weights` are the masters.
     pub fn lead(ranks: TrainerRanks, model: &ModelConfig, weights: &Weights) -> Result<Self, TrainError> {
-        let group = ranks.member.lead(&ranks.name).map_err(|error| TrainError::Ranks(error.to_string()))?;
-        let mut team = Team { group, ranks };
+        let group = ranks.member.lead(ranks.name).map_err(|error| TrainError::Ranks(error.to_string()))?;
+        let mut team = Team { group, member: ranks.member };
         let adapters = weights.adapter.as_ref().map(|adapter| &adapter.lora);
         let targets = |lora: &Lora| lora.targets().iter().map(|target| (*target).to_owned()).collect();
         let setup = Setup {
@@ -85,9 +83,9 @@ impl Team {
     }
 
     /// Joins the ranks behind a trainer, and returns its model and weights.
-    pub fn follow(ranks: TrainerRanks, number: u64) -> Result<(Self, ModelConfig, Weights), TrainError> {
-        let group = ranks.member.group(number).map_err(|error| TrainError::Ranks(error.to_string()))?;
-        let mut team = Team { group, ranks };
+    pub fn follow(member: &Arc<Member>, number: u64) -> Result<(Self, ModelConfig, Weights), TrainError> {
+        let group = member.group(number).map_err(|error| TrainError::Ranks(error.to_string()))?;
+        let mut team = Team { group, member: member.clone() };
         let Setup { config, dtype, adapters } = team.told()?;
         let path = std::path::Path::new("the model of rank 0");
         let failed = TrainError::of_model;
@@ -141,11 +139,6 @@ impl Team {
         postcard::from_bytes(&bytes).map_err(|error| TrainError::Ranks(format!("a command of rank 0: {error}")))
     }
 
-    /// The algorithm at a place of the recipe.
-    pub fn algorithm(&self, key: AlgorithmKey) -> Result<Arc<Algorithm>, String> {
-        (self.ranks.algorithms)(key)
-    }
-
     /// Gathers the results of all ranks, by rank. The first error of a rank is the error of all.
     pub fn agree<T: Serialize + DeserializeOwned>(&mut self, own: Result<T, TrainError>) -> Result<Vec<T>, TrainError> {
         let own = own.as_ref().map_err(ToString::to_string);
@@ -154,7 +147,7 @@ impl Team {
         let all = all.map_err(|error| self.explain(error))?;
         let result = |(rank, bytes): (usize, Vec<u8>)| {
             let result: Result<T, String> = postcard::from_bytes(&bytes).map_err(|error| TrainError::Ranks(error.to_string()))?;
-            result.map_err(|text| TrainError::OnRank(self.ranks.member.label(rank).to_owned(), text))
+            result.map_err(|text| TrainError::OnRank(self.member.label(rank).to_owned(), text))
         };
         all.into_iter().enumerate().map(result).collect()
     }
@@ -175,7 +168,7 @@ impl Team {
         let [own, first] = [all[rank], all[0]].map(f64::from_bits);
         let text =
             format!("its {what} is {own}, rank 0's is {first}: the ranks' weights differ; resume from the last checkpoint");
-        Err(TrainError::OnRank(self.ranks.member.label(rank).to_owned(), text))
+        Err(TrainError::OnRank(self.member.label(rank).to_owned(), text))
     }
 
     /// Adds up a tensor over all ranks, in place.
@@ -196,11 +189,11 @@ impl Team {
 
     /// Ends the run on all ranks, which are out of step after this failure.
     pub fn abandon(&self, reason: &str) {
-        self.ranks.member.fail(reason);
+        self.member.fail(reason);
     }
 
     fn explain(&self, error: CollectiveError) -> TrainError {
-        TrainError::Ranks(self.ranks.member.explain(error).to_string())
+        TrainError::Ranks(self.member.explain(error).to_string())
     }
 }
 

@@ -12,7 +12,7 @@ use super::groups::ParamGroups;
 use super::optimizer::{Optimizer, grad_norm};
 use super::replica::{Part, Replica};
 use super::side_by_side::SideBySide;
-use super::team::{Command, Team, key_of};
+use super::team::{Command, MakeAlgorithm, Team, key_of};
 use super::{
     Algorithm, BackendState, CheckpointMetadata, ForwardBackward, LocalConfig, NonFinitePolicy, OptimStep, SaveCheckpoint,
     Snapshot, TrainBatch, TrainError, checkpoint, clip_scale,
@@ -21,6 +21,7 @@ use crate::algo::{LossOutput, Schedule};
 use crate::data::Version;
 use crate::flow::caught;
 use crate::model::{Compute, Dtype, Entry, FrozenWeights, Layout, ModelConfig, Weights, load_adapter, load_hf, part, save_hf};
+use crate::ranks::Member;
 
 /// Largest number of parameters for parallel micro-batches with separate gradients (64 MB each).
 /// Larger models have matrices large enough for threads to share.
@@ -123,16 +124,15 @@ impl Worker {
             copies,
             team: None,
         };
-        if let Some(ranks) = worker.config.ranks.clone().filter(|ranks| ranks.member.rank() == 0) {
+        if let Some(ranks) = worker.config.ranks.clone() {
             worker.team = Some(Team::lead(ranks, &worker.model, &worker.weights).map_err(std::io::Error::other)?);
         }
         Ok(worker)
     }
 
     /// Starts a worker on a rank that follows rank 0.
-    pub fn following(config: LocalConfig, number: u64) -> Result<Self, TrainError> {
-        let ranks = config.ranks.clone().ok_or(TrainError::Setting("a follower needs its ranks"))?;
-        let (mut team, model, weights) = Team::follow(ranks, number)?;
+    pub fn following(config: LocalConfig, member: &Arc<Member>, number: u64) -> Result<Self, TrainError> {
+        let (mut team, model, weights) = Team::follow(member, number)?;
         let worker = Worker::new(config, model, weights);
         let failed = worker.as_ref().err().map(ToString::to_string);
         team.agree(failed.map_or(Ok(()), |text| Err(TrainError::Tensor(text))))?;
@@ -142,13 +142,13 @@ impl Worker {
     }
 
     /// Runs rank 0's commands until it ends.
-    pub fn follow(&mut self) -> Result<(), TrainError> {
+    pub fn follow(&mut self, algorithms: &MakeAlgorithm) -> Result<(), TrainError> {
         loop {
             let Some(team) = &mut self.team else { return Ok(()) };
             let done = match team.next()? {
                 Command::End => return Ok(()),
                 Command::ForwardBackward(batch, key) => {
-                    let (mut batch, algorithm) = (batch.into_owned(), key.map(|key| team.algorithm(key)).transpose());
+                    let (mut batch, algorithm) = (batch.into_owned(), key.map(algorithms).transpose());
                     match algorithm {
                         Ok(algorithm) => {
                             batch.algorithm = algorithm;

@@ -2,9 +2,8 @@
 
 use std::sync::Arc;
 
-use rollflow::algo::CrossEntropy;
 use rollflow::ranks::{Member, Order, Place, RankError, Ranks};
-use rollflow::train::{Algorithm, LocalConfig, TrainError, TrainerRanks, follow};
+use rollflow::train::{LocalConfig, TrainError, TrainerRanks, follow};
 
 /// Generous, for loaded machines: nothing here waits for it unless it fails.
 pub fn settings() -> Ranks {
@@ -22,20 +21,24 @@ pub fn free_port() -> u16 {
 }
 
 /// Joins every rank of a run in a thread of its own, and returns what `work` makes of each membership.
-pub fn each<T: Send>(size: usize, work: impl Fn(Result<Arc<Member>, RankError>) -> T + Sync) -> Vec<T> {
+pub fn each<T: Send>(size: usize, settings: &Ranks, work: impl Fn(Result<Arc<Member>, RankError>) -> T + Sync) -> Vec<T> {
     let port = free_port();
     std::thread::scope(|scope| {
         let (work, ranks) = (&work, 0..size);
-        let start = |rank| scope.spawn(move || work(Member::join(place(rank, size, port), &settings(), "seed = 1\n")));
+        let start = |rank| scope.spawn(move || work(Member::join(place(rank, size, port), settings, "seed = 1\n")));
         let threads: Vec<_> = ranks.map(start).collect();
         threads.into_iter().map(|thread| thread.join().unwrap()).collect()
     })
 }
 
-/// A trainer's part in a run.
+/// The trainer of rank 0, whose work the other ranks share.
 pub fn shared(config: LocalConfig, member: &Arc<Member>) -> LocalConfig {
-    let algorithms = Arc::new(|_| Ok(Arc::new(Algorithm::new(CrossEntropy))));
-    LocalConfig { ranks: Some(TrainerRanks { member: member.clone(), name: "policy".to_owned(), algorithms }), ..config }
+    LocalConfig { ranks: Some(TrainerRanks { member: member.clone(), name: "policy" }), ..config }
+}
+
+/// Follows it. No batch brings an algorithm.
+pub fn following(config: LocalConfig, member: &Arc<Member>, number: u64) -> Result<(), TrainError> {
+    follow(config, member, number, &|_| Err("a batch has an algorithm".to_owned()))
 }
 
 /// Runs `work` on rank 0 with a configuration that shares its trainer's work with the other ranks, which follow.
@@ -45,7 +48,7 @@ pub fn led<T: Send>(
     config: impl Fn() -> LocalConfig + Sync,
     work: impl Fn(LocalConfig) -> T + Sync,
 ) -> (T, Vec<Result<(), TrainError>>) {
-    let results = each(size, |member| {
+    let results = each(size, &settings(), |member| {
         let member = member.unwrap();
         if member.rank() == 0 {
             let result = work(shared(config(), &member));
@@ -55,7 +58,7 @@ pub fn led<T: Send>(
         let mut ended = Ok(());
         loop {
             match member.order() {
-                Ok(Order::Follow(_, number)) => ended = ended.and(follow(shared(config(), &member), number)),
+                Ok(Order::Follow(_, number)) => ended = ended.and(following(config(), &member, number)),
                 Ok(Order::End(_)) => break member.end(true),
                 Err(error) => break ended = ended.and(Err(TrainError::Ranks(error.to_string()))),
             }

@@ -7,11 +7,11 @@ use rollflow::algo::{
 };
 use rollflow::data::Sample;
 use rollflow::model::{FrozenWeights, Lora, ModelConfig};
-use rollflow::ranks::{Member, RankError};
+use rollflow::ranks::{Member, Order, RankError, Ranks};
 use rollflow::train::{AdamW, ForwardBackward, LocalBackend, LocalConfig, SaveCheckpoint, TrainError, TrainingBackend, collate};
 use tch::Tensor;
 
-use crate::rank_threads::{each, free_port, led, place, settings};
+use crate::rank_threads::{each, following, free_port, led, place, settings, shared};
 
 fn config(loss: Arc<dyn Loss>, off_policy: OffPolicy) -> LocalConfig {
     let local = LocalConfig::new(CrossEntropy, Schedule::constant(1e-2));
@@ -157,29 +157,50 @@ fn training_goes_on_from_a_checkpoint_on_another_number_of_ranks() {
     }
 }
 
-#[test]
-fn a_rank_that_stops_following_ends_the_others_with_its_name() {
+/// How rank 0 and rank 1 end while rank 2, which was ordered to follow, does `instead`.
+fn without_rank_2(settings: Ranks, instead: impl Fn(&Member, u64) + Sync) -> [String; 2] {
     let (model, weights) = (crate::tiny::model(), crate::tiny::weights(5).freeze());
-    let results = each(3, |member| {
+    let results = each(3, &settings, |member| {
         let member = member.unwrap();
-        let config = crate::rank_threads::shared(config(Arc::new(CrossEntropy), OffPolicy::default()), &member);
+        let config = config(Arc::new(CrossEntropy), OffPolicy::default());
         if member.rank() == 0 {
-            let backend = LocalBackend::new(config, model.clone(), weights.read()).unwrap();
-            let batch = Arc::new(collate(&rollouts(0), Aggregation::TokenMean).unwrap());
-            let ended = (0..1000).find_map(|_| backend.forward_backward(batch.clone()).wait().err());
-            return ended.map(|error| error.to_string());
+            let train = || -> Result<(), Box<dyn std::error::Error>> {
+                let backend = LocalBackend::new(shared(config, &member), model.clone(), weights.read())?;
+                let batch = Arc::new(collate(&rollouts(0), Aggregation::TokenMean)?);
+                loop {
+                    backend.forward_backward(batch.clone()).wait()?;
+                }
+            };
+            return Some(train().unwrap_err().to_string());
         }
-        let rollflow::ranks::Order::Follow(_, number) = member.order().unwrap() else { panic!("an order to follow") };
-        if member.rank() == 2 {
-            // In place of following.
-            member.fail("its disk is full");
-            return None;
+        let Order::Follow(_, number) = member.order().unwrap() else { panic!("an order to follow") };
+        if member.rank() == 1 {
+            return Some(following(config, &member, number).unwrap_err().to_string());
         }
-        Some(rollflow::train::follow(config, number).unwrap_err().to_string())
+        instead(&member, number);
+        while member.lost().is_none() {
+            std::thread::sleep(std::time::Duration::from_millis(20));
+        }
+        None
     });
-    for text in [&results[0], &results[1]] {
-        let text = text.as_ref().unwrap();
+    let mut texts = results.into_iter().flatten();
+    std::array::from_fn(|_| texts.next().unwrap())
+}
+
+#[test]
+fn a_rank_that_fails_ends_the_others_with_its_name_and_its_reason() {
+    for text in without_rank_2(settings(), |member, _| member.fail("its disk is full")) {
         assert!(text.contains("rank 2 on ") && text.contains("its disk is full"), "{text}");
+    }
+}
+
+#[test]
+fn a_rank_that_hangs_ends_the_others_with_its_name() {
+    let impatient = Ranks { exchange_timeout: 3.0, ..settings() };
+    let held = parking_lot::Mutex::new(Vec::new());
+    let joins = |member: &Member, number| held.lock().push(member.group(number).unwrap());
+    for text in without_rank_2(impatient, joins) {
+        assert!(text.contains("rank 2 on ") && text.contains("hangs"), "{text}");
     }
 }
 
@@ -205,7 +226,7 @@ fn a_port_in_use_and_a_rank_that_never_starts_are_named() {
     let port = taken.local_addr().unwrap().port();
     let error = Member::join(place(0, 2, port), &settings(), "").map(drop).unwrap_err();
     assert_eq!(error, RankError::Port(port), "{error}");
-    let short = rollflow::ranks::Ranks { start_timeout: 0.5, ..settings() };
+    let short = Ranks { start_timeout: 0.5, ..settings() };
     let error = Member::join(place(0, 3, free_port()), &short, "").map(drop).unwrap_err().to_string();
     assert!(error.contains("of 3 ranks, 1, 2 did not start within 0.5 seconds"), "{error}");
 }

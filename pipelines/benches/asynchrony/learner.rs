@@ -70,7 +70,7 @@ impl Learner {
     pub fn policy(&self, plan: &Plan) -> Result<Policy> {
         let policy = policy::policy(Start::of(plan))?;
         let Some(warm_up) = &plan.sft else { return Ok(policy) };
-        match sft::warm_up(plan, warm_up, &policy, &self.interrupts)? {
+        match sft::warm_up(plan, warm_up, &Registry::default(), &policy, &self.interrupts)? {
             WarmUp::Learned(policy) => Ok(policy),
             WarmUp::Interrupted(_) => anyhow::bail!("interrupted"),
         }

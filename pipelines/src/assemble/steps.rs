@@ -8,7 +8,7 @@ use rollflow::algo::Proximal;
 use rollflow::prelude::*;
 use rollflow::recipe::{Mix, Optimization, Plan, Sft, Timeline};
 use rollflow::stages::train::StepConfig;
-use rollflow::train::{Algorithm, TrainBatch, collate};
+use rollflow::train::{Algorithm, AlgorithmKey, TrainBatch, collate};
 
 use crate::assemble::sections::Step;
 use crate::assemble::supervised::Imitation;
@@ -47,8 +47,7 @@ impl Mixture {
     pub fn of(mix: &Mix, imitation: Imitation, policy: &Policy) -> Result<Self> {
         let endless = Sft { batch: mix.batch, batch_tokens: None, steps: u64::MAX, ..imitation.sft.clone() };
         let (samples, _) = Imitation { sft: &endless, ..imitation }.batches(&policy.into())?;
-        let algorithm = Arc::new(Algorithm::new(CrossEntropy));
-        Ok(Mixture { samples: Mutex::new(samples), algorithm, weight: mix.weight, every: mix.every })
+        Ok(Mixture { samples: Mutex::new(samples), algorithm: mixed_algorithm(), weight: mix.weight, every: mix.every })
     }
 
     /// Batch of a step, which counts from 1.
@@ -70,7 +69,18 @@ pub fn changed_at(timeline: &Timeline, step: u64, config: impl Fn(&Plan) -> Resu
     if let Some(set) = timeline.begins(step) {
         tracing::info!("From step {step} on: {}", set.join(", "));
     }
-    Ok(StepConfig { settings: timeline.settings(step), ..config(timeline.at(step)?.as_ref())? })
+    Ok(StepConfig { settings: timeline.settings(step), ..keyed(config(timeline.at(step)?.as_ref())?, step) })
+}
+
+/// Lets other ranks find a step's algorithm.
+pub fn keyed(config: StepConfig, step: u64) -> StepConfig {
+    let keyed = |of: Arc<Algorithm>| Arc::new(Arc::unwrap_or_clone(of).keyed(AlgorithmKey::Step(step)));
+    StepConfig { algorithm: config.algorithm.map(keyed), ..config }
+}
+
+/// The algorithm of mixed samples.
+pub fn mixed_algorithm() -> Arc<Algorithm> {
+    Arc::new(Algorithm::new(CrossEntropy).keyed(AlgorithmKey::Mixed))
 }
 
 /// Learning rate over optimizer updates, of which every step makes `updates`.

@@ -8,7 +8,7 @@ use rollflow::model::load_hf;
 use rollflow::prelude::*;
 use rollflow::recipe::{self, Checkpointing, Lora, Model, Optimization, Plan, RewardModel, Sft, Timeline};
 use rollflow::stages::train::{Critic, StepConfig};
-use rollflow::train::{AdamW, ScoreModel};
+use rollflow::train::{AdamW, TrainerRanks};
 
 use crate::assemble::sections::{Step, Training};
 use crate::assemble::steps::Mixture;
@@ -16,26 +16,38 @@ use crate::assemble::{models, policy, steps};
 use crate::registry::Registry;
 use crate::run::folder::Checkpoints;
 
+/// Name of the trainer of `[train]` among ranks.
+pub const POLICY: &str = "policy";
+/// Of `[critic]`.
+pub const CRITIC: &str = "critic";
+/// Of `[sft]`.
+pub const SUPERVISED: &str = "supervised";
+/// Of `[reward_model]`.
+pub const REWARD_MODEL: &str = "reward model";
+
 /// The trainer of `[train]`.
 pub fn backend(of: Training, registry: &Registry, policy: &Policy) -> Result<LocalBackend> {
+    Ok(policy.backend(shared(policy_config(of, registry)?, registry, POLICY))?)
+}
+
+/// Settings of the trainer of `[train]`.
+pub fn policy_config(of: Training, registry: &Registry) -> Result<LocalConfig> {
     let Training { train, .. } = of;
     let schedule = steps::schedule(&train.optimization, train.lr, of.own_steps, train.updates_a_step())?;
     let config = local_config(of.model, of.checkpoint, &train.optimization, schedule, registry.loss_of(train)?)?;
-    Ok(policy.backend(LocalConfig {
+    Ok(LocalConfig {
         temperature: of.temperature,
         merge: of.lora.is_none_or(Lora::merges),
         publish_rounded: of.publishes_rounded,
         off_policy: train.off_policy(),
         ..config
-    })?)
+    })
 }
 
 /// The trainer of `[critic]`, of a run that begins as `policy`.
-pub fn critic(of: Training, policy: &Policy) -> Result<Option<LocalBackend>> {
+pub fn critic(of: Training, registry: &Registry, policy: &Policy) -> Result<Option<LocalBackend>> {
     let Some(critic) = of.critic else { return Ok(None) };
-    let loss = ValueLoss { clip: critic.value_clip.is_finite().then_some(critic.value_clip) };
-    let schedule = steps::schedule(&critic.optimization, critic.lr, of.train.steps, of.train.updates_a_step())?;
-    let config = local_config(of.model, of.checkpoint, &critic.optimization, schedule, Arc::new(loss))?;
+    let config = shared(critic_config(of, critic)?, registry, CRITIC);
     let Some(path) = &critic.path else { return Ok(Some(policy.critic(config)?)) };
     let (model, weights) =
         load_hf(&models::model_folder(path)?).with_context(|| format!("loading the critic from {}", path.display()))?;
@@ -46,26 +58,34 @@ pub fn critic(of: Training, policy: &Policy) -> Result<Option<LocalBackend>> {
     }))
 }
 
-/// The trainer of `[sft]`.
-pub fn supervised_backend(sft: &Sft, model: &Model, checkpoint: &Checkpointing, policy: &Policy) -> Result<LocalBackend> {
+/// Settings of the trainer of `[critic]`.
+pub fn critic_config(of: Training, critic: &recipe::Critic) -> Result<LocalConfig> {
+    let loss = ValueLoss { clip: critic.value_clip.is_finite().then_some(critic.value_clip) };
+    let schedule = steps::schedule(&critic.optimization, critic.lr, of.train.steps, of.train.updates_a_step())?;
+    local_config(of.model, of.checkpoint, &critic.optimization, schedule, Arc::new(loss))
+}
+
+/// Settings of the trainer of `[sft]`.
+pub fn supervised_config(sft: &Sft, model: &Model, checkpoint: &Checkpointing) -> Result<LocalConfig> {
     let schedule = steps::schedule(&sft.optimization, sft.lr, sft.steps, 1)?;
     let config = local_config(model, checkpoint, &sft.optimization, schedule, Arc::new(CrossEntropy))?;
     // No generator reads what it publishes, and adapters are trained further.
-    Ok(policy.backend(LocalConfig { merge: false, ..config })?)
+    Ok(LocalConfig { merge: false, ..config })
 }
 
-/// The trainer of `[reward_model]`.
-pub fn reward_model_backend(
-    of: &RewardModel,
-    model: &Model,
-    checkpoint: &Checkpointing,
-    scorer: &ScoreModel,
-) -> Result<LocalBackend> {
+/// Settings of the trainer of `[reward_model]`.
+pub fn reward_model_config(of: &RewardModel, model: &Model, checkpoint: &Checkpointing) -> Result<LocalConfig> {
     let schedule = steps::schedule(&of.optimization, of.lr, of.steps, 1)?;
     let loss = Arc::new(BradleyTerry { center: of.center });
     let config = local_config(model, checkpoint, &of.optimization, schedule, loss)?;
     // Evaluations judge by adapters as they are.
-    Ok(scorer.backend(LocalConfig { merge: false, ..config })?)
+    Ok(LocalConfig { merge: false, ..config })
+}
+
+/// Shares the work of the trainer `name` with the other ranks, if there are any.
+pub fn shared(config: LocalConfig, registry: &Registry, name: &'static str) -> LocalConfig {
+    let ranks = registry.ranks().map(|member| TrainerRanks { member: member.clone(), name });
+    LocalConfig { ranks, ..config }
 }
 
 fn local_config(
@@ -103,7 +123,7 @@ pub fn trainer<B: TrainingBackend>(
     mixture: Option<Mixture>,
     checkpoints: Option<Checkpoints>,
 ) -> Result<Trainer<B>> {
-    let always = steps::step_config(Step::of(&*timeline.at(1)?), registry)?;
+    let always = steps::keyed(steps::step_config(Step::of(&*timeline.at(1)?), registry)?, 1);
     let Training { train, .. } = of;
     let [warn, halt] = train.gap_limits(of.model.precision());
     let registry = registry.clone();

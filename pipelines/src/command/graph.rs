@@ -55,7 +55,7 @@ fn graph_of(plan: &Plan, registry: &Registry) -> Result<flow::Graph> {
         Pipeline::GrpoOffline => grpo_offline::declare(plan, registry, &policy::policy(Start::of(plan))?, outputs, None)?,
         Pipeline::Dpo => dpo::declare(plan, registry, &policy::policy(Start::of(plan))?, outputs, None)?,
         Pipeline::Sft => sft::declare(plan, registry, &policy::policy(Start::of(plan))?, outputs, None)?,
-        Pipeline::RewardModel => reward_model::declare(plan, &policy::score_model(Start::of(plan))?, outputs, None)?.0,
+        Pipeline::RewardModel => reward_model::declare(plan, registry, &policy::score_model(Start::of(plan))?, outputs, None)?.0,
     };
     Ok(flow.graph())
 }

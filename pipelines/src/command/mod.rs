@@ -14,6 +14,7 @@ mod export;
 mod generate;
 mod graph;
 mod init;
+mod launch;
 mod models;
 pub(crate) mod out;
 mod plans;
@@ -57,6 +58,7 @@ struct Cli {
 #[derive(Subcommand)]
 enum Command {
     Run(run::Run),
+    Launch(launch::Launch),
     Resume(resume::Resume),
     Check(check::Check),
     Graph(graph::Graph),
@@ -83,6 +85,7 @@ enum Command {
 fn dispatch(command: Command, registry: &Registry) -> Result<()> {
     match command {
         Command::Run(of) => of.run(registry),
+        Command::Launch(of) => of.run(registry),
         Command::Resume(of) => of.run(registry),
         Command::Check(of) => of.run(registry),
         Command::Graph(of) => of.run(registry),

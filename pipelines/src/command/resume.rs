@@ -11,6 +11,7 @@ use super::{out, refused};
 use crate::registry::Registry;
 use crate::run::RECIPE;
 use crate::run::folder::RunFolder;
+use crate::run::ranks::among_ranks;
 use crate::run::recipe_keys::changed_for_resume;
 use crate::run::resume::{TooFewSteps, complete, rewind_to_checkpoint};
 
@@ -42,21 +43,24 @@ impl Resume {
         let Resume { run, mut sets, metrics } = self;
         sets.extend(metrics.map(|address| format!("observe.metrics={address:?}")));
         let plan = load(&RecipeArgs { recipe: run.join(RECIPE), sets }, registry)?;
-        let changed = changed_for_resume(&run, &plan)?;
-        if !changed.is_empty() {
-            let why = "can't change when a run is resumed; resume with the run's own values, or begin another run";
-            return Err(refused(format!("{}: {why}", changed.join("; "))));
-        }
-        let complete = complete(&run, &plan);
-        let complete = complete.map_err(|error| if error.is::<TooFewSteps>() { refused(error.to_string()) } else { error })?;
-        if let Some((key, steps)) = complete {
-            let shown = run.display();
-            return out::text(&format!(
-                "{shown} is complete: it has taken all of its {steps} steps. To train on: rollflow resume {shown} --set {key}=N\n"
-            ));
-        }
-        let folder = RunFolder::open(&run, &plan)?;
-        let from = rewind_to_checkpoint(&run, |line| folder.say(line))?;
-        execute(&plan, registry, &folder, from.as_ref(), drained)
+        among_ranks(&plan, registry, |registry| {
+            let changed = changed_for_resume(&run, &plan)?;
+            if !changed.is_empty() {
+                let why = "can't change when a run is resumed; resume with the run's own values, or begin another run";
+                return Err(refused(format!("{}: {why}", changed.join("; "))));
+            }
+            let complete = complete(&run, &plan);
+            let complete =
+                complete.map_err(|error| if error.is::<TooFewSteps>() { refused(error.to_string()) } else { error })?;
+            if let Some((key, steps)) = complete {
+                let shown = run.display();
+                return out::text(&format!(
+                    "{shown} is complete: it has taken all of its {steps} steps. To train on: rollflow resume {shown} --set {key}=N\n"
+                ));
+            }
+            let folder = RunFolder::open(&run, &plan)?;
+            let from = rewind_to_checkpoint(&run, |line| folder.say(line))?;
+            execute(&plan, registry, folder, from.as_ref(), drained)
+        })
     }
 }

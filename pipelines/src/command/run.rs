@@ -1,5 +1,6 @@
 //! `rollflow run`, and what running and resuming share.
 
+use std::ffi::OsString;
 use std::path::PathBuf;
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -15,6 +16,7 @@ use super::resume::Resume;
 use super::{End, out, refused};
 use crate::registry::Registry;
 use crate::run::folder::{RunFolder, refuse_another_run};
+use crate::run::ranks::among_ranks;
 use crate::run::resume::ResumePoint;
 use crate::run::{PAGE, RECIPE};
 
@@ -40,6 +42,23 @@ pub struct Run {
 }
 
 impl Run {
+    /// The recipe and what overrides it.
+    pub fn recipe(&self) -> &RecipeArgs {
+        &self.recipe
+    }
+
+    /// These arguments, for another process.
+    pub fn arguments(&self) -> Vec<OsString> {
+        let Run { recipe, out, resume, metrics } = self;
+        let mut words = vec![recipe.recipe.clone().into_os_string()];
+        let mut option = |name: &str, value: OsString| words.extend([name.into(), value]);
+        recipe.sets.iter().for_each(|set| option("--set", set.into()));
+        out.iter().for_each(|folder| option("--out", folder.into()));
+        metrics.iter().for_each(|address| option("--metrics", address.into()));
+        words.extend(resume.then(|| "--resume".into()));
+        words
+    }
+
     pub fn run(self, registry: &Registry) -> Result<()> {
         let Run { mut recipe, out, resume, metrics } = self;
         if let Some(run) = out.as_ref().filter(|out| resume && out.join(RECIPE).exists()) {
@@ -48,12 +67,14 @@ impl Run {
         }
         recipe.sets.extend(metrics.map(|address| format!("observe.metrics={address:?}")));
         let plan = load(&recipe, registry)?;
-        let folder = out.unwrap_or_else(|| new_folder(&plan));
-        refuse_another_run(&folder).map_err(|error| refused(error.to_string()))?;
-        // Ids are pinned, since their contents may change.
-        let plan = plan.pinned(&Cache::of_user());
-        let drained = if resume { Drained::Again } else { Drained::Done };
-        execute(&plan, registry, &RunFolder::open(&folder, &plan)?, None, drained)
+        among_ranks(&plan, registry, |registry| {
+            let folder = out.unwrap_or_else(|| new_folder(&plan));
+            refuse_another_run(&folder).map_err(|error| refused(error.to_string()))?;
+            // Ids are pinned, since their contents may change.
+            let plan = plan.pinned(&Cache::of_user());
+            let drained = if resume { Drained::Again } else { Drained::Done };
+            execute(&plan, registry, RunFolder::open(&folder, &plan)?, None, drained)
+        })
     }
 }
 
@@ -67,9 +88,10 @@ pub enum Drained {
 }
 
 /// Runs a plan in its folder and says what came of it.
-pub fn execute(plan: &Plan, registry: &Registry, run: &RunFolder, from: Option<&ResumePoint>, drained: Drained) -> Result<()> {
+pub fn execute(plan: &Plan, registry: &Registry, run: RunFolder, from: Option<&ResumePoint>, drained: Drained) -> Result<()> {
+    let run = run.among(registry.ranks());
     run.console().install()?;
-    let report = crate::run_plan(plan, registry, run, from)?;
+    let report = crate::run_plan(plan, registry, &run, from)?;
     let mut told = format!("{report}\n");
     told += &format!("report: {}\n", run.path().join(PAGE).display());
     if run.path().join(DEAD_LETTERS).exists() {

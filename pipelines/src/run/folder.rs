@@ -10,7 +10,7 @@ use std::fs::{File, TryLockError};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, anyhow, bail};
 use parking_lot::Mutex;
 use rollflow::data::POISONED;
 use rollflow::flow::{Ended, Flow, Report, StageReport, State, Until};
@@ -19,6 +19,7 @@ use rollflow::observe::logs::{
     DEAD_LETTERS, DeadLetter, JsonLines, JsonlLogger, TensorBoardLogger, dead_letters, last_step, log_to_console,
 };
 use rollflow::observe::{Console, Metric, Metrics, MetricsServer, StageShares, sampled, sampled_with_progress};
+use rollflow::ranks::Member;
 use rollflow::recipe::Plan;
 use rollflow::rollout::LOST;
 use rollflow::stages::sink::RunLog;
@@ -73,6 +74,8 @@ pub struct RunFolder {
     staleness: Arc<Mutex<BTreeMap<u64, u64>>>,
     /// For the page: the graph, times and totals.
     drawn: Mutex<Drawn>,
+    /// The ranks that share the run, if there are several.
+    ranks: Option<Arc<Member>>,
     /// Held for as long as this process works on the run.
     _lock: File,
 }
@@ -117,7 +120,12 @@ impl RunFolder {
     /// Creates or opens the folder `name` in this one, for a part that is a separate run.
     pub fn part(&self, name: &str, plan: &Plan) -> Result<Self> {
         let part = RunFolder::serving(&self.path.join(name), plan, self.metrics.clone(), None)?;
-        Ok(RunFolder { console: self.console.clone(), ..part })
+        Ok(RunFolder { console: self.console.clone(), ranks: self.ranks.clone(), ..part })
+    }
+
+    /// Ends the run's flows when one of these ranks is lost.
+    pub fn among(self, ranks: Option<&Arc<Member>>) -> Self {
+        RunFolder { ranks: ranks.cloned(), ..self }
     }
 
     fn serving(path: &Path, plan: &Plan, metrics: Metrics, server: Option<MetricsServer>) -> Result<Self> {
@@ -147,6 +155,7 @@ impl RunFolder {
             gate: Mutex::default(),
             staleness: Arc::default(),
             drawn: Mutex::default(),
+            ranks: None,
             _lock: lock,
         };
         if let Some(server) = &run.server {
@@ -208,6 +217,10 @@ impl RunFolder {
         self.drawn.lock().graph = serde_json::from_str(&flow.graph().to_json()).context("the graph as JSON")?;
         let taken = last_step(&self.path.join("metrics.jsonl"))?;
         let (stats, metrics) = (flow.stats(), &self.metrics);
+        if let Some(ranks) = &self.ranks {
+            let control = flow.handle();
+            ranks.on_loss(move || control.stop());
+        }
         let run = || flow.run(Until::finished());
         let result = match self.progress {
             true => sampled_with_progress(stats, metrics, &self.console, steps, taken, run)?,
@@ -219,7 +232,12 @@ impl RunFolder {
         }
         let report = result.as_ref().map_or_else(|error| error.report(), Some);
         let drawn = report.map_or(Ok(()), |report| self.draw(report, taken));
-        self.unless_failed(result.map_err(Into::into), drawn)
+        let result = self.unless_failed(result.map_err(Into::into), drawn);
+        // A flow that was stopped for a lost rank says nothing of it.
+        match self.ranks.as_ref().and_then(|ranks| ranks.lost()) {
+            Some(reason) => Err(anyhow!(reason)),
+            None => result,
+        }
     }
 
     /// Writes the run's page, then its record. The record comes last: a resume leaves a finished run

@@ -2,6 +2,7 @@
 
 pub mod folder;
 pub(crate) mod page;
+pub(crate) mod ranks;
 pub(crate) mod recipe_keys;
 pub(crate) mod record;
 pub mod resume;

@@ -29,7 +29,7 @@ pub fn record(plan: &Plan, registry: &Registry, steps: u64) -> Result<Profile> {
     let mut policy = policy::policy(Start::of(&plan))?;
     let interrupts = Interrupts::listen().context("listening for Ctrl-C")?;
     if let Some(warm_up) = &plan.sft {
-        policy = match sft::warm_up(&plan, warm_up, &policy, &interrupts)? {
+        policy = match sft::warm_up(&plan, warm_up, registry, &policy, &interrupts)? {
             WarmUp::Learned(policy) => policy,
             WarmUp::Interrupted(_) => bail!("interrupted before anything was recorded"),
         };

@@ -134,16 +134,22 @@ fn an_asynchronous_run_that_was_killed_dozens_of_times_loses_no_prompt_and_train
     let sets = ["train.steps=120", "checkpoint.every=1", "observe.rollouts_every=1", "flow.max_staleness=3"];
     assert!(run_killed(&run, &sets, 24, 7) >= 20);
 
+    nothing_lost(&run, 120);
+}
+
+/// Laws D2 and D4: a run of so many steps of 4 groups of 4 trained every sample once, and its ledger balances.
+pub fn nothing_lost(run: &Path, steps: u64) {
     let rollouts: Vec<_> = read_lines::<Rollout>(run.join("rollouts.jsonl")).unwrap().map(Result::unwrap).collect();
     let samples: BTreeSet<(u64, u32)> = rollouts.iter().map(|rollout| (rollout.group, rollout.index)).collect();
-    assert_eq!((rollouts.len(), samples.len()), (120 * 4 * 4, 120 * 4 * 4), "none twice");
-    assert!(samples.iter().map(|(group, _)| *group).eq((0..480).flat_map(|group| [group; 4])), "none left out");
-    let steps: Vec<u64> = read(&run.join("metrics.jsonl"))
+    assert_eq!((rollouts.len() as u64, samples.len() as u64), (steps * 4 * 4, steps * 4 * 4), "none twice");
+    assert!(samples.iter().map(|(group, _)| *group).eq((0..steps * 4).flat_map(|group| [group; 4])), "none left out");
+    let taken: Vec<u64> = read(&run.join("metrics.jsonl"))
         .lines()
         .map(|line| serde_json::from_str::<serde_json::Value>(line).unwrap()["step"].as_u64().unwrap())
         .collect();
-    assert_eq!(steps, (1..=120).collect::<Vec<_>>());
-    let totals = Resumed::read(&run.join("checkpoints/step_000120")).unwrap().progress.ledger.totals();
+    assert_eq!(taken, (1..=steps).collect::<Vec<_>>());
+    let last = run.join(format!("checkpoints/step_{steps:06}"));
+    let totals = Resumed::read(&last).unwrap().progress.ledger.totals();
     assert_eq!(totals.imbalance(), (0, 0), "law D4: {totals:?}");
 }
 

@@ -25,6 +25,7 @@ mod models;
 mod network;
 mod offline;
 mod preferring;
+mod ranks;
 mod real_servers;
 mod recipes;
 mod references;

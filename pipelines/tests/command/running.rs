@@ -153,6 +153,18 @@ impl Running {
         self.process.try_wait().is_some()
     }
 
+    /// The processes that it started and that still run.
+    pub fn children(&self) -> Vec<u32> {
+        let parent = |id: &u32| {
+            let stat = read(Path::new(&format!("/proc/{id}/stat")));
+            stat.rsplit_once(") ").and_then(|(_, rest)| rest.split(' ').nth(1)?.parse::<u32>().ok())
+        };
+        let all = fs::read_dir("/proc").unwrap().filter_map(|entry| entry.unwrap().file_name().to_str()?.parse().ok());
+        let mut own: Vec<u32> = all.filter(|id| parent(id) == Some(self.process.id)).collect();
+        own.sort_unstable();
+        own
+    }
+
     /// Its resident memory, in bytes.
     pub fn resident(&self) -> u64 {
         let status = read(Path::new(&format!("/proc/{}/status", self.process.id)));

@@ -1,0 +1,102 @@
+//! A run of several processes: rank 0 runs the pipeline, and the others compute their shares of its
+//! trainers' work.
+
+use std::sync::Arc;
+
+use anyhow::{Context, Result, bail, ensure};
+use rollflow::flow::Interrupts;
+use rollflow::ranks::{Member, Order, Place};
+use rollflow::recipe::{DeviceName, Plan, Timeline};
+use rollflow::train::{Algorithm, AlgorithmKey, LocalConfig, follow};
+
+use crate::assemble::sections::{Step, Training};
+use crate::assemble::{steps, trainers};
+use crate::registry::Registry;
+use crate::reward_model;
+
+/// Calls `lead` with a registry that shares trainers with the other ranks, on rank 0 or if there is
+/// one process; follows rank 0 otherwise. A launcher's variables tell which
+/// ([`Place::of_environment`]).
+pub fn among_ranks(plan: &Plan, registry: &Registry, lead: impl FnOnce(&Registry) -> Result<()>) -> Result<()> {
+    let Some(place) = Place::of_environment()? else { return lead(registry) };
+    shareable(plan)?;
+    let member = Member::join(place, &plan.ranks, &plan.to_toml())?;
+    let result = match member.rank() {
+        0 => lead(&registry.clone().of_ranks(&member)),
+        _ => follow_all(plan, registry, &member),
+    };
+    member.end(result.is_ok());
+    result
+}
+
+/// Rejects what this version cannot share.
+fn shareable(plan: &Plan) -> Result<()> {
+    if let Some((key, device)) = plan.devices().into_iter().find(|(_, device)| matches!(device, DeviceName::Cuda(_))) {
+        bail!("{key} = {:?}: ranks exchange numbers between CPUs only; start one process for GPUs", device.word());
+    }
+    let sections = [
+        ("train", Some(&plan.train.optimization)),
+        ("critic", plan.critic.as_ref().map(|critic| &critic.optimization)),
+        ("sft", plan.sft.as_ref().map(|sft| &sft.optimization)),
+        ("reward_model", plan.reward_model.as_ref().map(|of| &of.optimization)),
+    ];
+    let replicated = sections.iter().find(|(_, of)| of.is_some_and(|of| !of.replica_devices.is_empty()));
+    ensure!(
+        replicated.is_none(),
+        "{}.replica_devices: a run of several ranks has one copy of the model in each; leave the key out",
+        replicated.map_or("", |(section, _)| section)
+    );
+    Ok(())
+}
+
+/// Follows rank 0's trainers, one after another, or the critic next to the policy, until rank 0 ends.
+fn follow_all(plan: &Plan, registry: &Registry, member: &Arc<Member>) -> Result<()> {
+    // Signals that reach all processes are rank 0's to obey: it drains, then ends the others.
+    let _ignored = Interrupts::listen().context("listening for Ctrl-C")?;
+    std::thread::scope(|scope| {
+        let mut followed = Vec::new();
+        let succeeded = loop {
+            match member.order()? {
+                Order::End(succeeded) => break succeeded,
+                Order::Follow(name, number) => {
+                    followed.push(scope.spawn(move || follow_one(plan, registry, member, &name, number)))
+                }
+            }
+        };
+        for thread in followed {
+            thread.join().unwrap_or_else(|_| bail!("a trainer's thread failed; its message is above"))?;
+        }
+        ensure!(succeeded, "the run failed; rank 0 says why");
+        Ok(())
+    })
+}
+
+fn follow_one(plan: &Plan, registry: &Registry, member: &Arc<Member>, name: &str, number: u64) -> Result<()> {
+    let prepared = config(plan, registry, name).and_then(|config| Ok((config, Timeline::of(plan)?)));
+    let (config, timeline) = prepared.inspect_err(|error| member.fail(&format!("{error:#}")))?;
+    let made = |key| algorithm(&timeline, registry, key).map_err(|error| format!("{error:#}"));
+    Ok(follow(config, member, number, &made)?)
+}
+
+/// Settings of the trainer `name`, which rank 0 makes of the same plan.
+fn config(plan: &Plan, registry: &Registry, name: &str) -> Result<LocalConfig> {
+    let (training, Plan { model, checkpoint, .. }) = (Training::of(plan), plan);
+    match (name, &plan.critic, &plan.sft, &plan.reward_model) {
+        (trainers::POLICY, ..) => trainers::policy_config(training, registry),
+        (trainers::CRITIC, Some(critic), ..) => trainers::critic_config(training, critic),
+        (trainers::SUPERVISED, _, Some(sft), _) => trainers::supervised_config(sft, model, checkpoint),
+        (trainers::REWARD_MODEL, .., Some(of)) => trainers::reward_model_config(of, model, checkpoint),
+        _ => bail!("rank 0 has a trainer {name:?}, which this recipe does not"),
+    }
+}
+
+/// The algorithm of a batch.
+fn algorithm(timeline: &Timeline, registry: &Registry, key: AlgorithmKey) -> Result<Arc<Algorithm>> {
+    let AlgorithmKey::Step(step) = key else { return Ok(steps::mixed_algorithm()) };
+    let plan = timeline.at(step)?;
+    let config = match plan.reward_model {
+        Some(_) => reward_model::step_config(&plan)?,
+        None => steps::step_config(Step::of(&plan), registry)?,
+    };
+    config.algorithm.with_context(|| format!("step {step} has no algorithm"))
+}

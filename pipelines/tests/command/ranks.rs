@@ -1,0 +1,123 @@
+//! Runs of several processes: `rollflow launch`, launchers' variables, and what happens when a rank is gone.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+
+use crate::crashes::{lines, nothing_lost, same_bytes};
+use crate::running::{GRPO, Running, read, rollflow, rollflow_with, run_args};
+
+/// `launch --ranks RANKS RECIPE --out OUT` with the tiny values and `sets` after them.
+fn launch_args<'a>(ranks: &'a str, out: &'a Path, sets: &'a [&'a str]) -> Vec<&'a str> {
+    ["launch", "--ranks", ranks].into_iter().chain(run_args(GRPO, out, sets).into_iter().skip(1)).collect()
+}
+
+/// The steps of a run: loss, gradient norm, reward.
+fn steps(run: &Path) -> Vec<[f64; 3]> {
+    let row = |line: &str| {
+        let row: BTreeMap<String, serde_json::Value> = serde_json::from_str(line).unwrap();
+        ["loss", "grad_norm", "reward_mean"].map(|key| row[key].as_f64().unwrap())
+    };
+    read(&run.join("metrics.jsonl")).lines().map(row).collect()
+}
+
+/// With everything that a rank must be able to make by itself: a critic, adapters, samples mixed in, and a loss that changes.
+#[test]
+fn n1_a_run_of_several_ranks_is_the_run_of_one_and_repeats_to_the_bit() {
+    let folder = tempfile::tempdir().unwrap();
+    let run = |name: &str| folder.path().join(name);
+    let sets = [
+        "train.steps=6",
+        "train.ppo_epochs=2",
+        "train.micro_batch_tokens=64",
+        "train.threads=1",
+        "critic={lr=1e-3,lambda=0.9}",
+        "lora={rank=2}",
+        "mix={batch=2,every=2}",
+        "change=[{at=4,set=['train.loss={kind=\"dapo\"}']}]",
+    ];
+    let alone = rollflow(&run_args(GRPO, &run("alone"), &sets));
+    assert_eq!(alone.code, Some(0), "{}", alone.err);
+    for (ranks, name) in [("2", "two"), ("3", "three"), ("2", "two again")] {
+        let ended = rollflow(&launch_args(ranks, &run(name), &sets));
+        assert_eq!(ended.code, Some(0), "{}", ended.err);
+        assert!(ended.out.contains("[rank 0] "), "{}", ended.out);
+        for (at, (found, expected)) in steps(&run(name)).iter().zip(&steps(&run("alone"))).enumerate() {
+            let near = |at: usize| (found[at] - expected[at]).abs() <= 1e-3 * expected[at].abs().max(1e-2);
+            assert!((0..3).all(near), "{name}, step {}: {found:?}, alone {expected:?}", at + 1);
+        }
+    }
+    for file in ["metrics.jsonl", "checkpoints/step_000006/adapter_model.safetensors"] {
+        same_bytes(&run("two").join(file), &run("two again").join(file));
+    }
+}
+
+#[test]
+fn c1_whichever_rank_is_killed_all_end_with_its_name_and_fewer_ranks_go_on_without_a_loss() {
+    let folder = tempfile::tempdir().unwrap();
+    let run = folder.path().join("run");
+    let sets = ["train.steps=30", "checkpoint.every=1", "observe.rollouts_every=1", "flow.max_staleness=3", "train.threads=1"];
+    let args = |ranks| launch_args(ranks, &run, &sets).into_iter().chain(["--resume"]).collect::<Vec<_>>();
+    for victim in 0..3 {
+        let mut running = Running::start(&args("3"));
+        let before = lines(&run);
+        running.until("three steps are taken", |_| lines(&run) >= before + 3);
+        let ranks = running.children();
+        assert_eq!(ranks.len(), 3, "{ranks:?}");
+        let id = rustix::process::Pid::from_raw(ranks[victim] as i32).unwrap();
+        rustix::process::kill_process(id, rustix::process::Signal::KILL).unwrap();
+        let ended = format!("rank {victim} ended: signal: 9");
+        // Both others say it.
+        for _ in 0..2 {
+            running.line(|line| (line.contains("] error: ") && line.contains(&ended)).then_some(()));
+        }
+        assert_eq!(running.end(), Some(1));
+        assert!(ranks.iter().all(|id| !Path::new(&format!("/proc/{id}")).exists()), "a rank is left: {ranks:?}");
+    }
+    let ended = rollflow(&args("2"));
+    assert_eq!(ended.code, Some(0), "{}", ended.err);
+    nothing_lost(&run, 30);
+}
+
+#[test]
+fn f5_an_interrupt_of_the_launcher_drains_the_run_on_all_ranks() {
+    let folder = tempfile::tempdir().unwrap();
+    let run = folder.path().join("run");
+    let sets = ["train.steps=100000", "observe.log_every=1"];
+    let mut running = Running::start(&launch_args("2", &run, &sets));
+    running.until("a step is taken", |_| lines(&run) > 0);
+    running.interrupt();
+    running.line(|line| line.contains("[rank 0] warning: interrupted: finishing what is in flight").then_some(()));
+    running.line(|line| line.contains("[rank 0] report: ").then_some(()));
+    assert_eq!(running.end(), Some(0));
+}
+
+#[test]
+fn ranks_that_cannot_run_together_are_refused_with_the_reason_before_anything_is_written() {
+    let folder = tempfile::tempdir().unwrap();
+    let out = folder.path().join("run");
+    let run = |sets: &[&str], variables: &[(&str, &str)]| rollflow_with(&run_args(GRPO, &out, sets), variables);
+    let refused = |ended: crate::running::Ended, reasons: &[&str]| {
+        assert!(ended.code != Some(0), "{}", ended.out);
+        for reason in reasons {
+            assert!(ended.err.contains(reason), "{reason} is missing: {}", ended.err);
+        }
+    };
+    refused(run(&[], &[("RANK", "2"), ("WORLD_SIZE", "2")]), &["RANK is 2", "numbered from 0", "MASTER_ADDR is not set"]);
+    let taken = std::net::TcpListener::bind("0.0.0.0:0").unwrap();
+    let port = taken.local_addr().unwrap().port().to_string();
+    let first = [("RANK", "0"), ("WORLD_SIZE", "2"), ("MASTER_ADDR", "127.0.0.1"), ("MASTER_PORT", &port)];
+    refused(run(&[], &first), &[&format!("port {port}"), "MASTER_PORT"]);
+    refused(run(&["train.replica_devices=[\"cpu\"]"], &first), &["train.replica_devices", "leave the key out"]);
+    drop(taken);
+    std::thread::scope(|scope| {
+        let ranks = [("0", "train.lr=1e-3"), ("1", "train.lr=2e-3")].map(|(rank, lr)| {
+            let (run, mut variables) = (&run, first);
+            variables[0].1 = rank;
+            scope.spawn(move || run(&[lr], &variables))
+        });
+        for rank in ranks {
+            refused(rank.join().unwrap(), &["rank 1 on ", "[train] lr = 0.002; rank 0 has [train] lr = 0.001"]);
+        }
+    });
+    assert!(!out.exists());
+}
