@@ -35,7 +35,7 @@ Each page names the keys that most recipes set, then lists all keys. The pages a
 ";
 
 /// Keys that most recipes set, by section.
-const COMMON: [(&str, &[&str]); 20] = [
+const COMMON: [(&str, &[&str]); 21] = [
     ("", &["pipeline", "name", "seed"]),
     ("model", &["path", "device", "dtype"]),
     ("lora", &["rank", "alpha", "targets"]),
@@ -56,6 +56,7 @@ const COMMON: [(&str, &[&str]); 20] = [
     ("eval", &["every", "limit", "samples", "task.data", "task.split"]),
     ("checkpoint", &["every", "keep"]),
     ("observe", &["metrics", "log_every", "rollouts_every", "tensorboard"]),
+    ("ranks", &["lost_timeout", "exchange_timeout"]),
 ];
 
 /// Pages of the reference by file name: `index.md`, then a page per section with type, range,

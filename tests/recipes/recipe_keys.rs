@@ -114,6 +114,7 @@ const READ: &[(&str, &str, &str)] = &[
     ("eval.task.rescore", "", "rollouts are answered already"),
     ("checkpoint.", ALL, "trainers::checkpointed, trainers::local_config"),
     ("observe.", ALL, "RunFolder"),
+    ("ranks.", ALL, "Member::join"),
     ("net.", ALL, "Hub and every client, MetricsServer"),
 ];
 
