@@ -22,7 +22,8 @@ impl Partition {
     /// Divides a buffer whose units end at `ends`, in ascending order, among `ranks` ranks.
     pub fn new(ends: impl IntoIterator<Item = usize>, ranks: usize) -> Self {
         let mut start = 0;
-        let units = ends.into_iter().filter_map(|end| (end > start).then(|| std::mem::replace(&mut start, end)..end)).collect();
+        let unit = |end| std::mem::replace(&mut start, end)..end;
+        let units = ends.into_iter().map(unit).filter(|unit| !unit.is_empty()).collect();
         Partition { units, ranks }
     }
 
