@@ -23,6 +23,8 @@ pub mod observe;
 pub mod ranks;
 pub mod recipe;
 pub mod rollout;
+#[cfg(all(feature = "torch", unix))]
+pub mod serve;
 pub mod stages;
 pub mod train;
 

@@ -92,6 +92,10 @@ pub struct Request {
     pub offset: usize,
     /// Size of the group.
     pub samples: u32,
+    /// Seed of the randomness, instead of the engine's seed and the ordinal (law N2).
+    pub seed: Option<u64>,
+    /// Adapter to generate with, by name; `None` for the engine's own weights.
+    pub adapter: Option<Arc<str>>,
     /// Sampling parameters.
     pub params: Arc<SamplingParams>,
     /// Partial completions, in any order. One that has ended is returned unchanged, any other is
@@ -103,7 +107,8 @@ pub struct Request {
 impl Request {
     /// Request for a whole group, without partial completions.
     pub fn new(ordinal: u64, tokens: impl Into<Arc<[u32]>>, samples: u32, params: Arc<SamplingParams>) -> Self {
-        Request { ordinal, tokens: tokens.into(), first: 0, offset: 0, samples, params, answers: Vec::new() }
+        let (tokens, answers) = (tokens.into(), Vec::new());
+        Request { ordinal, tokens, first: 0, offset: 0, samples, seed: None, adapter: None, params, answers }
     }
 
     /// Largest number of tokens that a sample can reach: all present tokens and a whole turn.

@@ -77,6 +77,8 @@ choices! {
         "vllm" => Vllm,
         /// SGLang servers.
         "sglang" => Sglang,
+        /// `rollflow serve`, which speaks SGLang's protocol.
+        "rollflow" => Rollflow,
         /// servers with OpenAI's API, which cannot be given weights: for generation without
         /// training.
         "openai" => OpenAi,

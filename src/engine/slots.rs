@@ -185,7 +185,7 @@ impl<State> Slots<State> {
     }
 
     /// Admits waiting samples to free slots, in order, each in this state.
-    pub fn admit(&mut self, state: impl Fn() -> State) -> Vec<Admission> {
+    pub fn admit(&mut self, state: impl Fn(&Request) -> State) -> Vec<Admission> {
         let mut admitted = Vec::new();
         let mut room = self.limit.saturating_sub(self.active());
         while let Some((waiting, samples)) = self.waiting.front_mut().filter(|_| room > 0) {
@@ -199,7 +199,8 @@ impl<State> Slots<State> {
                 let answer = request.begun.clone().unwrap_or_else(|| Answer::new(index));
                 let slot = self.places.iter().position(Option::is_none).unwrap_or(self.places.len());
                 self.places.resize_with(self.places.len().max(slot + 1), || None);
-                self.places[slot] = Some(ActiveSample { request: request.request.clone(), answer, state: state() });
+                let state = state(&request.request);
+                self.places[slot] = Some(ActiveSample { request: request.request.clone(), answer, state });
                 slot
             });
             let slots = slots.collect();
@@ -255,6 +256,21 @@ impl<State> Slots<State> {
         restarted
     }
 
+    /// Removes the samples of requests that match, in flight or waiting. Returns their ordinals and indices.
+    #[cfg(feature = "torch")]
+    pub fn remove(&mut self, which: impl Fn(&Request) -> bool) -> Vec<(u64, u32)> {
+        let out = self.take_out(|sample| which(&sample.request));
+        let mut removed: Vec<_> = out.iter().map(|sample| (sample.request.ordinal, sample.answer.index)).collect();
+        self.waiting.retain(|(waiting, samples)| {
+            let goes = which(&waiting.request);
+            if goes {
+                removed.extend(samples.clone().map(|index| (waiting.request.ordinal, index)));
+            }
+            !goes
+        });
+        removed
+    }
+
     /// Removes samples from their slots, the youngest first.
     fn take_out(&mut self, which: impl Fn(&ActiveSample<State>) -> bool) -> Vec<ActiveSample<State>> {
         let mut out: Vec<_> = self.places.iter_mut().filter_map(|place| place.take_if(|sample| which(sample))).collect();
@@ -286,7 +302,7 @@ mod tests {
 
     /// Ordinal, slots and `more` of all that is admitted now.
     fn admit(slots: &mut Slots<u32>) -> Vec<(u64, Vec<usize>, bool)> {
-        slots.admit(|| 0).into_iter().map(|group| (group.request.request.ordinal, group.slots, group.more)).collect()
+        slots.admit(|_| 0).into_iter().map(|group| (group.request.request.ordinal, group.slots, group.more)).collect()
     }
 
     fn key(sample: &ActiveSample<u32>) -> (u64, u32) {
@@ -346,7 +362,7 @@ mod tests {
                 let before = slots.active();
                 slots.start_step(|from, to, sample| move_cached(&mut cache, from, to, sample));
                 prop_assert!(slots.borders.len() <= count, "parts without samples are forgotten");
-                for Admission { slots: taken, .. } in slots.admit(|| part) {
+                for Admission { slots: taken, .. } in slots.admit(|_| part) {
                     for slot in taken {
                         let sample = slots.places[slot].as_ref().map(key);
                         cache.extend(sample.map(|sample| (slot, sample)));

@@ -1,18 +1,55 @@
-//! End of a completion: end-of-text and stop tokens, stop strings, the length limit.
+//! End of a completion: end-of-text and stop tokens, stop strings, the length limit. Its text while it grows.
 
 use super::{FinishReason, SamplingParams};
 use crate::data::{Answer, DataError, Tokenizer};
 
-/// Incremental decoder that searches new text for stop strings, at a cost independent of the
-/// completion's length.
+/// Incremental decoder: a token costs the same however long the completion is.
 #[derive(Debug, Default)]
-pub struct StopWatch {
-    text: String,
+pub struct TextStream {
+    /// Text so far, without incomplete characters.
+    pub text: String,
     /// Tokens from here to `read` are decoded again with every new one, because text may depend on
     /// neighbours.
     context: usize,
     /// Number of tokens decoded into `text`.
     read: usize,
+}
+
+impl TextStream {
+    /// Decodes `tokens`, which only grow, by one token more. Returns true if there is new text.
+    pub fn read<E>(&mut self, tokens: &[u32], decode: impl Fn(&[u32]) -> Result<String, E>) -> Result<bool, E> {
+        let before = decode(&tokens[self.context..self.read])?;
+        let after = decode(&tokens[self.context..])?;
+        // A trailing replacement character is an incomplete character.
+        let new = after.get(before.len()..).filter(|new| !new.is_empty() && !new.ends_with(char::REPLACEMENT_CHARACTER));
+        let Some(new) = new else { return Ok(false) };
+        self.text += new;
+        (self.context, self.read) = (self.read, tokens.len());
+        Ok(true)
+    }
+}
+
+/// Returns the beginning of `text` that no further token changes: without incomplete characters and
+/// possible beginnings of stop strings. The text ends before the first stop string.
+pub fn certain_text<'t>(text: &'t str, stops: &[String], ended: bool) -> &'t str {
+    if let Some(end) = stops.iter().filter_map(|stop| text.find(stop.as_str())).min() {
+        return &text[..end];
+    }
+    if ended {
+        return text;
+    }
+    let whole = text.trim_end_matches(char::REPLACEMENT_CHARACTER);
+    let begun = |stop: &String| {
+        let ends = stop.char_indices().map(|(at, _)| at).rev();
+        ends.filter(|&at| whole.ends_with(&stop[..at])).max().unwrap_or(0)
+    };
+    &whole[..whole.len() - stops.iter().map(begun).max().unwrap_or(0)]
+}
+
+/// Search of new text for stop strings.
+#[derive(Debug, Default)]
+pub struct StopWatch {
+    stream: TextStream,
     /// Number of tokens seen.
     seen: usize,
 }
@@ -39,17 +76,11 @@ impl StopWatch {
     fn completes(&mut self, tokenizer: &Tokenizer, tokens: &[u32], stop: &[String]) -> Result<bool, DataError> {
         let mut found = false;
         for end in std::mem::replace(&mut self.seen, tokens.len()) + 1..=tokens.len() {
-            let before = tokenizer.decode(&tokens[self.context..self.read])?;
-            let after = tokenizer.decode(&tokens[self.context..end])?;
-            // A trailing replacement character is an incomplete character.
-            let new = after.get(before.len()..).filter(|new| !new.is_empty() && !new.ends_with(char::REPLACEMENT_CHARACTER));
-            found = new.is_some_and(|new| {
-                let known = self.text.len();
-                self.text += new;
-                (self.context, self.read) = (self.read, end);
-                let from = |stop: &String| self.text.floor_char_boundary(known.saturating_sub(stop.len()));
-                stop.iter().any(|stop| self.text[from(stop)..].contains(stop.as_str()))
-            });
+            let known = self.stream.text.len();
+            let grew = self.stream.read(&tokens[..end], |tokens| tokenizer.decode(tokens))?;
+            let text = &self.stream.text;
+            let from = |stop: &String| text.floor_char_boundary(known.saturating_sub(stop.len()));
+            found = grew && stop.iter().any(|stop| text[from(stop)..].contains(stop.as_str()));
         }
         Ok(found)
     }
@@ -58,6 +89,17 @@ impl StopWatch {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_may_become_a_stop_string_or_another_character_is_held_back() {
+        let stops = ["</end>".to_owned(), "\n\n".to_owned()];
+        assert_eq!(certain_text("one</e", &stops, false), "one");
+        assert_eq!(certain_text("one</e", &stops, true), "one</e");
+        assert_eq!(certain_text("one</en\n", &stops, false), "one</en");
+        assert_eq!(certain_text("one</end> two", &stops, false), "one");
+        assert_eq!(certain_text("a\u{fffd}", &stops, false), "a");
+        assert_eq!(certain_text("a\u{fffd}", &[], true), "a\u{fffd}");
+    }
 
     #[test]
     fn a_stop_string_is_seen_with_its_last_token_also_across_many() {

@@ -23,6 +23,8 @@ pub use parse::{ToolFormat, extract_tool_calls};
 pub(crate) use pool::Pool;
 #[cfg(unix)]
 pub use proxy::AgentProxy;
+#[cfg(all(unix, feature = "torch"))]
+pub(crate) use proxy::protocol;
 #[cfg(unix)]
 pub use python::python_environment;
 pub use served::served_environment;

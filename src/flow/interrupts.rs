@@ -79,6 +79,11 @@ impl Interrupts {
         *self.presses.borrow()
     }
 
+    /// Returns true if a second signal arrived: stop instead of finishing what is in flight.
+    pub fn pressed_again(&self) -> bool {
+        *self.presses.borrow() > 1
+    }
+
     /// Applies the signals so far to `control`, and later ones while the returned value lives.
     pub(crate) fn steer(&self, control: Control) -> Steering {
         let mut presses = self.presses.clone();

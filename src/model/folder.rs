@@ -49,8 +49,13 @@ pub fn load_hf_for(dir: &Path, dtype: Dtype) -> Result<(ModelConfig, Weights), M
 /// Loads the weights in a folder for the configuration `config`, ignoring the folder's own, or those
 /// in one safetensors file. The error names every tensor of another shape.
 pub fn load_weights(config: &ModelConfig, path: &Path) -> Result<Weights, ModelError> {
+    load_weights_for(config, path, Dtype::F32)
+}
+
+/// [`load_weights`] in the format `dtype` if the folder has it, else in f32.
+pub(crate) fn load_weights_for(config: &ModelConfig, path: &Path, dtype: Dtype) -> Result<Weights, ModelError> {
     let files = if path.is_dir() { weight_files(path)? } else { vec![path.to_owned()] };
-    Ok(read_weights(config, path, files, Dtype::F32)?.0)
+    Ok(read_weights(config, path, files, dtype)?.0)
 }
 
 /// Reads weights from `files`, and their narrowest common format. Weights stay in that format if it

@@ -40,6 +40,7 @@ pub(crate) use delta::{Delta, save_hf_after};
 pub use dtype::Dtype;
 pub use error::ModelError;
 pub use family::Family;
+pub(crate) use folder::load_weights_for;
 pub use folder::{check_folder, load_hf, load_hf_for, load_weights, save_hf, weights_to_bytes};
 pub(crate) use kv_cache::KvCache;
 pub use layout::Layout;

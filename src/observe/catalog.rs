@@ -72,6 +72,7 @@ const STOP: Label = (
 const ENGINE_STATE: Label = ("state", &["serving", "behind", "lost"]);
 const FAULT: Label =
     ("kind", &["url", "tls", "unreachable", "broke", "late", "busy", "refused", "failed", "nonsense", "unsupported"]);
+const SERVED: Label = ("outcome", &["ok", "busy", "refused", "failed"]);
 const OUTCOME: Label = ("outcome", &["succeeded", "failed", "malformed"]);
 const ROLE: Label = ("role", &["trainer", "generator"]);
 
@@ -152,6 +153,16 @@ catalog! {
     EngineFirstToken: LATENCY "engine_first_token_seconds" ["engine"] in "seconds",
         "Time from a request to its first token: the wait in the server's queue, and the reading of what is there.";
     EngineErrors: COUNT "engine_errors_total" ["engine", FAULT] in "requests", "Requests to the server that failed, by how; `busy` is flow control.";
+    ServedRequests: COUNT "served_requests_total" [SERVED] in "requests",
+        "Requests to `rollflow serve` by their response: `busy` is status 429 or 503, `refused` another status of 400 to 499, `failed` of 500 and above.";
+    ServedSamples: COUNT "served_samples_total" [STATUS] in "samples", "Completions of `rollflow serve` by how they ended.";
+    ServedTokens: COUNT "served_tokens_total" [] in "tokens", "Tokens that `rollflow serve` sampled.";
+    ServedPrefill: COUNT "served_prefill_tokens_total" [] in "tokens", "Tokens of prompts that it computed; equal prompts that start together are computed once.";
+    ServedActive: GAUGE "served_samples_active" [] in "samples", "Completions that it computes now.";
+    ServedOpen: GAUGE "served_samples_open" [] in "samples", "Completions that it computes now or that wait for a slot.";
+    ServedPaused: GAUGE "served_paused" [] in "1", "1 while it is paused.";
+    ServedFirstToken: LATENCY "served_first_token_seconds" [] in "seconds", "Time from a request to its first token, its wait for a slot included.";
+    ServedVersion: GAUGE "served_weight_version" [] in "versions", "Label of the served weights, if it is a number.";
     ResponseLength: LENGTH "response_length_tokens" [] in "tokens", "Length of finished responses.";
     RolloutTurns: TURNS "rollout_turns" [] in "turns", "Turns of the model in a rollout with an environment.";
     RolloutStops: COUNT "rollout_stops_total" [STOP] in "rollouts", "Rollouts with an environment, by why they ended.";

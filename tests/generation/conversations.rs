@@ -32,8 +32,7 @@ fn n2_a_later_turn_draws_on_where_the_conversation_stands() {
         (policy(), Arc::new(SamplingParams { max_new_tokens: 12, ignore_eos: true, ..SamplingParams::default() }));
     let mut engine = policy.engine(2, 9);
     let turn = |engine: &mut LocalEngine, tokens: &[u32], offset: usize, answers: Vec<Answer>| {
-        let request =
-            Request { ordinal: 4, tokens: tokens.into(), first: 1, offset, samples: 2, params: params.clone(), answers };
+        let request = Request { first: 1, offset, answers, ..Request::new(4, tokens, 2, params.clone()) };
         engine.submit(request).unwrap();
         engine.run().unwrap().pop().unwrap()
     };

@@ -1,14 +1,16 @@
-//! A server in this process, on its one runtime. Dropping it frees the port and cuts every
-//! connection, however slow its client is.
+//! A server in this process, on its one runtime. [`Server::close`] lets responses end; dropping it
+//! frees the port and cuts every connection, however slow its client is.
 
 use std::io;
 use std::net::{SocketAddr, TcpListener};
+use std::pin::pin;
 
 use axum::Router;
 use axum::serve::Listener;
 use hyper::server::conn::http1;
 use hyper_util::rt::TokioIo;
 use hyper_util::service::TowerToHyperService;
+use tokio_util::sync::CancellationToken;
 
 use super::Tasks;
 
@@ -17,6 +19,7 @@ use super::Tasks;
 pub struct Server {
     address: SocketAddr,
     tasks: Tasks,
+    closing: CancellationToken,
 }
 
 impl Server {
@@ -28,26 +31,51 @@ impl Server {
             let _runtime = tasks.enter();
             tokio::net::TcpListener::from_std(listener)?
         };
-        let group = tasks.group().clone();
+        let (group, closing) = (tasks.group().clone(), CancellationToken::new());
+        let closed = closing.clone();
         tasks.spawn(async move {
             loop {
-                // Waits and retries if the machine has no room for a connection.
-                let (stream, _) = Listener::accept(&mut listener).await;
+                let stream = tokio::select! {
+                    biased;
+                    () = closed.cancelled() => return,
+                    // Waits and retries if the machine has no room for a connection.
+                    (stream, _) = Listener::accept(&mut listener) => stream,
+                };
                 let served =
                     http1::Builder::new().serve_connection(TokioIo::new(stream), TowerToHyperService::new(routes.clone()));
+                let closed = closed.clone();
                 tokio::spawn(group.member(async move {
-                    if let Err(error) = served.await {
+                    let mut served = pin!(served);
+                    let ended = tokio::select! {
+                        biased;
+                        ended = served.as_mut() => ended,
+                        () = closed.cancelled() => {
+                            served.as_mut().graceful_shutdown();
+                            served.await
+                        }
+                    };
+                    if let Err(error) = ended {
                         tracing::trace!(%error, "a connection to {address} broke");
                     }
                 }));
             }
         });
-        Ok(Server { address, tasks })
+        Ok(Server { address, tasks, closing })
     }
 
     /// Address; with port 0 requested, the assigned port.
     pub fn address(&self) -> SocketAddr {
         self.address
+    }
+
+    /// Frees the port, ends idle connections, and each other one after its response.
+    pub fn close(&self) {
+        self.closing.cancel();
+    }
+
+    /// Returns true if the server was closed and all its connections and tasks have ended.
+    pub fn has_ended(&self) -> bool {
+        self.closing.is_cancelled() && self.tasks.group().is_empty()
     }
 
     /// The tasks that end with the server.

@@ -100,6 +100,11 @@ impl Group {
         })
     }
 
+    /// Returns true if no member is running.
+    pub(super) fn is_empty(&self) -> bool {
+        self.running.is_empty()
+    }
+
     /// Ends the members, and waits until they have ended unless the caller is in a task. After
     /// [`ENDING`], a member that blocks is left to the runtime, whose timers it may block, too.
     fn end(&self) {

@@ -165,7 +165,7 @@ fn check(section: &Engine, adapters: bool, answer: usize, handle: &FleetHandle) 
                     "{} reads {context} tokens, prompt and completion together, which leaves no room for a prompt with generate.max_new_tokens = {answer}: \
                      lower it, or start the server with a larger {}",
                     engine.name(),
-                    if section.kind() == EngineKind::Sglang { "--context-length" } else { "--max-model-len" }
+                    if section.kind() == EngineKind::Vllm { "--max-model-len" } else { "--context-length" }
                 );
             }
             shortest = Some(shortest.map_or(context, |shortest: usize| shortest.min(context)));

@@ -21,7 +21,7 @@ use crate::assemble::{engines, models};
 use crate::registry::Registry;
 
 /// Kinds of engine that are servers.
-const SERVERS: &[EngineKind] = &[EngineKind::Vllm, EngineKind::Sglang, EngineKind::OpenAi];
+const SERVERS: &[EngineKind] = &[EngineKind::Vllm, EngineKind::Sglang, EngineKind::Rollflow, EngineKind::OpenAi];
 
 /// Start inference servers, look at them, or give them weights.
 #[derive(Args)]

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use anyhow::{Context, Result, ensure};
 use clap::Args;
 use rollflow::data::{ChatMessage, Prompt, PromptText};
-use rollflow::engine::{FinishReason, Request, SamplingParams, TokenEngine};
+use rollflow::engine::{FinishReason, Request, SamplingParams, TokenEngine, certain_text};
 use rollflow::prelude::Policy;
 use serde_json::json;
 
@@ -127,7 +127,7 @@ impl Generate {
             }
             answer.finish = ended.and_then(|ended| ended.finish.ok());
             let text = policy.tokenizer().decode(&answer.tokens)?;
-            let certain = certain(&text, &self.stop, answer.finish.is_some());
+            let certain = certain_text(&text, &self.stop, answer.finish.is_some());
             if !self.json
                 && let Some(more) = certain.get(shown..)
             {
@@ -146,37 +146,4 @@ struct Answer {
     tokens: Vec<u32>,
     log_probs: Vec<f32>,
     finish: Option<FinishReason>,
-}
-
-/// Returns the beginning of `text` that no further token changes: without incomplete characters and
-/// possible beginnings of stop strings.
-fn certain<'t>(text: &'t str, stops: &[String], ended: bool) -> &'t str {
-    if let Some(end) = stops.iter().filter_map(|stop| text.find(stop.as_str())).min() {
-        return &text[..end];
-    }
-    if ended {
-        return text;
-    }
-    let whole = text.trim_end_matches(char::REPLACEMENT_CHARACTER);
-    let begun = |stop: &String| {
-        let ends = stop.char_indices().map(|(at, _)| at).rev();
-        ends.filter(|&at| whole.ends_with(&stop[..at])).max().unwrap_or(0)
-    };
-    &whole[..whole.len() - stops.iter().map(begun).max().unwrap_or(0)]
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn what_may_become_a_stop_string_or_another_character_is_held_back() {
-        let stops = ["</end>".to_owned(), "\n\n".to_owned()];
-        assert_eq!(certain("one</e", &stops, false), "one");
-        assert_eq!(certain("one</e", &stops, true), "one</e");
-        assert_eq!(certain("one</en\n", &stops, false), "one</en");
-        assert_eq!(certain("one</end> two", &stops, false), "one");
-        assert_eq!(certain("a\u{fffd}", &stops, false), "a");
-        assert_eq!(certain("a\u{fffd}", &[], true), "a\u{fffd}");
-    }
 }

@@ -27,6 +27,7 @@ mod rollouts;
 mod run;
 mod runs;
 mod score;
+mod serve;
 mod simulate;
 mod tokens;
 
@@ -67,6 +68,7 @@ enum Command {
     Replay(replay::Replay),
     Generate(generate::Generate),
     Score(score::Score),
+    Serve(serve::Serve),
     Tokens(tokens::Tokens),
     Models(models::Models),
     Eval(eval::Eval),
@@ -94,6 +96,7 @@ fn dispatch(command: Command, registry: &Registry) -> Result<()> {
         Command::Replay(of) => of.run(registry),
         Command::Generate(of) => of.run(),
         Command::Score(of) => of.run(),
+        Command::Serve(of) => of.run(),
         Command::Tokens(of) => of.run(),
         Command::Models(of) => of.run(),
         Command::Eval(of) => of.run(registry),

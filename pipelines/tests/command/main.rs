@@ -21,6 +21,7 @@ mod hub;
 mod large_parquet;
 mod lineage;
 mod model_server;
+mod model_serving;
 mod models;
 mod network;
 mod offline;

@@ -177,6 +177,11 @@ impl Running {
         assert!(self.process.signal("-INT"));
     }
 
+    /// What a launcher or an init system does.
+    pub fn terminate(&self) {
+        assert!(self.process.signal("-TERM"));
+    }
+
     /// Waits for its end; gives the exit code.
     pub fn end(mut self) -> Option<i32> {
         let deadline = Instant::now() + PATIENCE;

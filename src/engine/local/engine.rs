@@ -9,6 +9,7 @@
 //! bf16 and f16).
 
 use std::borrow::{Borrow, Cow};
+use std::collections::BTreeMap;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Instant;
@@ -33,6 +34,8 @@ pub struct LocalEngine {
     on_new_weights: OnNewWeights,
     /// Newest weights. Samples that began under older ones hold theirs.
     weights: Option<Rc<ServedWeights>>,
+    /// Weights with an adapter, by the adapter's name. No sample names one that is not here.
+    adapters: BTreeMap<Arc<str>, Rc<ServedWeights>>,
     slots: Slots<SequenceState>,
     /// KV cache with one more slot than there are sequences: the shelf, for the prompt of a group
     /// that was admitted in part.
@@ -55,6 +58,7 @@ impl LocalEngine {
             run_seed,
             on_new_weights: OnNewWeights::default(),
             weights: None,
+            adapters: BTreeMap::new(),
             slots,
             cache,
             shelf: None,
@@ -70,8 +74,41 @@ impl LocalEngine {
 
     /// Sets the policy for samples in flight when weights change.
     pub fn on_new_weights(mut self, on_new_weights: OnNewWeights) -> Self {
-        self.on_new_weights = on_new_weights;
+        self.change_on_new_weights(on_new_weights);
         self
+    }
+
+    /// Sets the policy for the next change of weights.
+    pub(crate) fn change_on_new_weights(&mut self, on_new_weights: OnNewWeights) {
+        self.on_new_weights = on_new_weights;
+    }
+
+    /// Serves requests that name this adapter with `weights`, which hold it; samples in flight keep
+    /// what they have. `None` removes the adapter and its samples, and returns their ordinals and
+    /// indices: none may continue without it.
+    pub(crate) fn set_adapter(&mut self, name: &Arc<str>, version: Version, weights: Option<&Weights>) -> Vec<(u64, u32)> {
+        let _guard = tch::no_grad_guard();
+        self.shelf = None;
+        let Some(weights) = weights else {
+            self.adapters.remove(name);
+            return self.slots.remove(|request| request.adapter.as_ref() == Some(name));
+        };
+        let served = ServedWeights { version, views: self.decoder.views_of(&weights.on(self.compute)) };
+        self.adapters.insert(name.clone(), Rc::new(served));
+        Vec::new()
+    }
+
+    /// Removes a request's samples, in flight or waiting.
+    pub(crate) fn cancel(&mut self, ordinal: u64) {
+        self.slots.remove(|request| request.ordinal == ordinal);
+        // The prompt on the shelf may no longer be the next one.
+        self.shelf = None;
+    }
+
+    /// Queues all samples in flight again. They continue from their tokens, which are computed again.
+    pub(crate) fn retract(&mut self) {
+        self.slots.interrupt();
+        self.shelf = None;
     }
 
     /// Uses these weights from the next token on. Weights that are on the engine's device in its
@@ -98,32 +135,42 @@ impl LocalEngine {
         &self.tokenizer
     }
 
-    /// Computes the tokens of admitted samples, each prompt once, and draws their next tokens.
-    fn begin(&mut self, weights: &ServedWeights, admitted: Vec<Admission>) -> Result<(), EngineError> {
+    /// Computes the tokens of admitted samples of the same weights, equal prompts once, and draws
+    /// their next tokens.
+    fn begin(&mut self, weights: &ServedWeights, admitted: &[Admission]) -> Result<(), EngineError> {
         let shelf_slot = self.slots.len();
-        let mut groups = admitted.as_slice();
-        let mut logits = Vec::new();
+        let mut groups = admitted;
+        let (mut logits, mut rows) = (Vec::new(), Vec::new());
         if let (Some(shelf), Some(first)) = (self.shelf.take(), groups.first()) {
             self.cache.copy_slot(shelf_slot, &first.slots, first.request.request.tokens.len());
             if first.more {
                 self.shelf = Some(shelf.shallow_clone());
             }
             logits.push(shelf);
+            rows.push(0);
             groups = &groups[1..];
         }
         if !groups.is_empty() {
-            let tokens: Vec<Cow<[u32]>> = groups.iter().map(|group| group.request.tokens()).collect();
-            let shelf = |group: &Admission| group.more.then_some(shelf_slot);
-            let slots: Vec<Vec<usize>> =
-                groups.iter().map(|group| group.slots.iter().copied().chain(shelf(group)).collect()).collect();
+            let first = logits.len() as i64;
+            let (mut tokens, mut slots) = (Vec::<Cow<[u32]>>::new(), Vec::<Vec<usize>>::new());
+            for group in groups {
+                let asked = group.request.tokens();
+                let row = tokens.iter().position(|known| *known == asked).unwrap_or(tokens.len());
+                if row == tokens.len() {
+                    tokens.push(asked);
+                    slots.push(Vec::new());
+                }
+                slots[row].extend(group.slots.iter().copied().chain(group.more.then_some(shelf_slot)));
+                rows.push(first + row as i64);
+            }
             self.slots.load.add(0, tokens.iter().map(|tokens| tokens.len()).sum());
             let new = self.read(weights, &tokens, &slots);
             if groups.last().is_some_and(|group| group.more) {
-                self.shelf = Some(new.narrow(0, -1, 1));
+                self.shelf = rows.last().map(|row| new.narrow(0, row - first, 1));
             }
             logits.push(new);
         }
-        let rows = admitted.iter().zip(0..).flat_map(|(group, row)| vec![row; group.slots.len()]);
+        let rows = admitted.iter().zip(rows).flat_map(|(group, row)| vec![row; group.slots.len()]);
         let (rows, slots): (Vec<i64>, Vec<usize>) =
             rows.zip(admitted.iter().flat_map(|group| group.slots.iter().copied())).unzip();
         let logits = Tensor::cat(&logits, 0);
@@ -168,7 +215,8 @@ impl LocalEngine {
     }
 
     fn move_to(&mut self, weights: &Rc<ServedWeights>) {
-        self.slots.iter_mut().for_each(|sequence| sequence.state.weights = weights.clone());
+        let own = self.slots.iter_mut().filter(|sequence| sequence.request.adapter.is_none());
+        own.for_each(|sequence| sequence.state.weights = weights.clone());
     }
 
     /// Recomputes the cache of all samples in flight, except their newest token, which the next
@@ -177,6 +225,7 @@ impl LocalEngine {
         let (slots, tokens): (Vec<Vec<usize>>, Vec<Vec<u32>>) = self
             .slots
             .iter_from(0)
+            .filter(|(_, sequence)| sequence.request.adapter.is_none())
             .map(|(slot, sequence)| {
                 let tokens = sequence.request.tokens.iter().chain(&sequence.answer.tokens).take(sequence.computed());
                 (vec![slot], tokens.copied().collect())
@@ -209,6 +258,9 @@ impl TokenEngine for LocalEngine {
         request.check(config.vocab_size)?;
         let (ordinal, needed) = (request.ordinal, request.longest());
         let refuse = |problem: String| Err(EngineError::Prompt { ordinal, problem });
+        if let Some(name) = request.adapter.as_ref().filter(|name| !self.adapters.contains_key(*name)) {
+            return refuse(format!("the adapter {name:?} is not loaded"));
+        }
         if let Some(token) = request.tokens.iter().find(|token| **token as usize >= config.vocab_size) {
             return refuse(format!("token {token} is beyond the model's vocabulary of {}", config.vocab_size));
         }
@@ -266,11 +318,23 @@ impl TokenEngine for LocalEngine {
             return if self.is_idle() { Ok(Vec::new()) } else { Err(EngineError::NoWeights) };
         };
         loop {
-            let admitted = self.slots.admit(|| SequenceState { weights: weights.clone(), watch: StopWatch::default() });
+            let adapters = &self.adapters;
+            let of = |request: &Request| {
+                let adapter = request.adapter.as_ref().and_then(|name| adapters.get(name));
+                SequenceState { weights: adapter.unwrap_or(&weights).clone(), watch: StopWatch::default() }
+            };
+            let admitted = self.slots.admit(of);
             if admitted.is_empty() {
                 break;
             }
-            self.begin(&weights, admitted)?;
+            let first = |group: &Admission| self.slots.get(group.slots[0]).map(|sequence| sequence.state.weights.clone());
+            let weights: Vec<_> = admitted.iter().filter_map(first).collect();
+            let mut groups = admitted.as_slice();
+            for alike in weights.chunk_by(Rc::ptr_eq) {
+                let (these, rest) = groups.split_at(alike.len());
+                self.begin(&alike[0], these)?;
+                groups = rest;
+            }
         }
         let cache = &mut self.cache;
         self.slots.compact(|from, to, sequence| cache.copy_slot(from, &[to], sequence.computed()));
@@ -313,12 +377,10 @@ impl Sequence {
     /// Uniform number that decides the next token.
     fn uniform(&self, run_seed: u64) -> f64 {
         let Answer { index, tokens, .. } = &self.answer;
+        let Request { seed, ordinal, offset, .. } = *self.request;
+        let (seed, ordinal) = seed.map_or((run_seed, ordinal), |seed| (seed, 0));
         // A greedy choice needs none, and a key costs more than an argmax of a small vocabulary.
-        if self.request.params.greedy() {
-            0.0
-        } else {
-            uniform(run_seed, self.request.ordinal, *index, self.request.offset + tokens.len())
-        }
+        if self.request.params.greedy() { 0.0 } else { uniform(seed, ordinal, *index, offset + tokens.len()) }
     }
 
     /// Appends a token. Returns how that ended the sample, if so.

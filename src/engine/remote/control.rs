@@ -17,14 +17,15 @@ impl Server {
     }
 
     /// Posts a request whose reply reports success in `success`, in addition to the status.
-    pub(super) async fn post_success(&self, path: &str, body: &Value) -> Result<(), RemoteError> {
+    pub(super) async fn post_success(&self, path: &str, body: &Value) -> Result<Value, RemoteError> {
         let reply = self.post_control(path, body).await?;
-        self.succeeded(path, &reply)
+        self.succeeded(path, &reply)?;
+        Ok(reply)
     }
 
-    /// Label of the served weights; `None` before the first label.
-    pub(super) async fn served_label(&self, path: &str) -> Result<Option<String>, RemoteError> {
-        Ok(version(&self.client.get(path, LIMIT).await.map_err(|error| self.explain(path, error))?))
+    /// Page that describes the served weights.
+    pub(super) async fn info(&self, path: &str) -> Result<Value, RemoteError> {
+        self.client.get(path, LIMIT).await.map_err(|error| self.explain(path, error))
     }
 
     /// Checksums below the first of `keys` that has any; `None` if the server has no such route. If
@@ -86,7 +87,8 @@ pub(super) async fn unload_namesake(control: &dyn WeightControl, name: &str) -> 
     }
 }
 
-fn version(reply: &Value) -> Option<String> {
+/// Label of the served weights in a page; `None` before the first label.
+pub(super) fn label(reply: &Value) -> Option<String> {
     reply["weight_version"].as_str().filter(|label| !label.is_empty() && *label != "default").map(str::to_owned)
 }
 
@@ -119,9 +121,9 @@ mod tests {
         let found = checksums(&said).unwrap();
         assert_eq!(found.keys().map(String::as_str).collect::<Vec<_>>(), ["a", "b/c", "d/0"]);
         assert_eq!(checksums(&json!({"packed": OF_NOTHING})), None);
-        assert_eq!(version(&json!({"weight_version": "42"})), Some("42".to_owned()));
+        assert_eq!(label(&json!({"weight_version": "42"})), Some("42".to_owned()));
         for unnamed in [json!({"weight_version": "default"}), json!({}), json!({"weight_version": null})] {
-            assert_eq!(version(&unnamed), None);
+            assert_eq!(label(&unnamed), None);
         }
     }
 

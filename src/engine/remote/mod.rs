@@ -45,7 +45,8 @@ pub fn connect(
     let endpoint = endpoint.into();
     Ok(match kind {
         EngineKind::Vllm => Arc::new(vllm::VllmEngine::new(endpoint, model)?),
-        EngineKind::Sglang => Arc::new(sglang::SglangEngine::new(endpoint, model)?),
+        EngineKind::Sglang => Arc::new(sglang::SglangEngine::new("SGLang", endpoint, model)?),
+        EngineKind::Rollflow => Arc::new(sglang::SglangEngine::new("rollflow serve", endpoint, model)?),
         EngineKind::OpenAi => Arc::new(openai::OpenAiEngine::new(endpoint, model)?),
         EngineKind::Local => {
             let what = "answering at a URL";

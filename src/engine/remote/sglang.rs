@@ -1,4 +1,4 @@
-//! SGLang: `POST /generate`, streamed.
+//! SGLang and `rollflow serve`: `POST /generate`, streamed.
 //!
 //! Events hold the whole completion or only its new part, depending on the server's flags. The
 //! reported number of tokens tells which.
@@ -8,12 +8,13 @@ use std::path::Path;
 use std::time::Duration;
 
 use async_trait::async_trait;
+use parking_lot::Mutex;
 use serde::Deserialize;
 use serde_json::{Value, json};
 use tokio::sync::OnceCell;
 use tokio::sync::mpsc::Sender;
 
-use super::control::unload_namesake;
+use super::control::{label, unload_namesake};
 use super::server::{CALL, EventError, Server, StreamDelta, WireSpan, chunk, ending, text};
 use super::{Attempt, Capabilities, Ending, Fault, InferenceEngine, PauseMode, RemoteError, WeightControl};
 use crate::engine::FinishReason;
@@ -22,16 +23,22 @@ use crate::net::Endpoint;
 const GENERATE: &str = "/generate";
 
 const ROUTES: &str =
-    "this SGLang has no such route: it is older or newer than 0.5, or it was started with an admin token that it was not given";
+    "this server has no such route: an SGLang older or newer than 0.5, or one started with an admin token that it was not given";
 
 pub(super) struct SglangEngine {
+    kind: &'static str,
     server: Server,
     probed: OnceCell<Capabilities>,
+    /// Id of the process that loaded the newest weights, if the server has one: a restarted server
+    /// is not taken for one that holds them, whatever its label (law V4).
+    loaded_by: Mutex<Option<Value>>,
 }
 
 impl SglangEngine {
-    pub(super) fn new(endpoint: Endpoint, model: Option<String>) -> Result<Self, RemoteError> {
-        Ok(SglangEngine { server: Server::new("SGLang", endpoint, model, |_| ROUTES)?, probed: OnceCell::new() })
+    /// A server that errors call `kind`.
+    pub(super) fn new(kind: &'static str, endpoint: Endpoint, model: Option<String>) -> Result<Self, RemoteError> {
+        let server = Server::new(kind, endpoint, model, |_| ROUTES)?;
+        Ok(SglangEngine { kind, server, probed: OnceCell::new(), loaded_by: Mutex::default() })
     }
 
     async fn ask(&self) -> Result<&Capabilities, RemoteError> {
@@ -52,7 +59,7 @@ impl SglangEngine {
         let context = ["context_length", "max_req_input_len"].iter().find_map(|key| server.get(*key)?.as_u64());
         let served = text(&model, "served_model_name").or_else(|| text(&model, "model_path"));
         Ok(Capabilities {
-            server: format!("SGLang {}", text(&server, "version").unwrap_or_else(|| "of unknown version".into())),
+            server: format!("{} {}", self.kind, text(&server, "version").unwrap_or_else(|| "of unknown version".into())),
             model: self.server.model.clone().or(served).unwrap_or_default(),
             context: context.map(|context| context as usize),
             spans: model.get("weight_version").is_some(),
@@ -78,6 +85,8 @@ fn question(attempt: &Attempt) -> Value {
     let mut question = json!({
         "rid": attempt.id(), "input_ids": &attempt.tokens[..], "sampling_params": sampling, "return_logprob": true,
         "logprob_start_len": -1, "top_logprobs_num": 0, "return_text_in_logprobs": false, "stream": true,
+        // A flag of SGLang's servers, which `rollflow serve` takes with each request.
+        "incremental_streaming_output": true,
     });
     if let Some(key) = &attempt.cache_key {
         question["extra_key"] = key.clone().into();
@@ -243,16 +252,18 @@ impl WeightControl for SglangEngine {
     async fn load(&self, folder: &Path, label: &str) -> Result<(), RemoteError> {
         // The sync flushes separately: a flush fails while requests are paused in place.
         let body = json!({"model_path": folder, "weight_version": label, "flush_cache": false, "abort_all_requests": false});
-        self.server.post_success("/update_weights_from_disk", &body).await
+        let reply = self.server.post_success("/update_weights_from_disk", &body).await?;
+        *self.loaded_by.lock() = reply.get("instance").cloned();
+        Ok(())
     }
 
     async fn load_adapter(&self, name: &str, folder: &Path) -> Result<(), RemoteError> {
         unload_namesake(self, name).await?;
-        self.server.post_success("/load_lora_adapter", &json!({"lora_name": name, "lora_path": folder})).await
+        self.server.post_success("/load_lora_adapter", &json!({"lora_name": name, "lora_path": folder})).await.map(drop)
     }
 
     async fn unload_adapter(&self, name: &str) -> Result<(), RemoteError> {
-        self.server.post_success("/unload_lora_adapter", &json!({"lora_name": name})).await
+        self.server.post_success("/unload_lora_adapter", &json!({"lora_name": name})).await.map(drop)
     }
 
     async fn adapters(&self) -> Result<Vec<String>, RemoteError> {
@@ -262,11 +273,13 @@ impl WeightControl for SglangEngine {
     async fn label(&self, label: &str) -> Result<(), RemoteError> {
         // The server's default aborts all requests.
         let body = json!({"new_version": label, "abort_all_requests": false});
-        self.server.post_success("/update_weight_version", &body).await
+        self.server.post_success("/update_weight_version", &body).await.map(drop)
     }
 
     async fn served(&self) -> Result<Option<String>, RemoteError> {
-        self.server.served_label("/model_info").await
+        let page = self.server.info("/model_info").await?;
+        let restarted = self.loaded_by.lock().as_ref().is_some_and(|loaded_by| page.get("instance") != Some(loaded_by));
+        Ok(label(&page).filter(|_| !restarted))
     }
 
     async fn checksums(&self) -> Result<Option<BTreeMap<String, String>>, RemoteError> {

@@ -13,7 +13,7 @@ use serde_json::{Value, json};
 use tokio::sync::OnceCell;
 use tokio::sync::mpsc::Sender;
 
-use super::control::unload_namesake;
+use super::control::{label, unload_namesake};
 use super::group_request::{GroupRequest, GroupRequests};
 use super::openai::{self, Event};
 use super::server::{CALL, Server, text};
@@ -228,11 +228,11 @@ impl WeightControl for VllmEngine {
     }
 
     async fn label(&self, label: &str) -> Result<(), RemoteError> {
-        self.server.post_success("/update_weight_version", &json!({"new_version": label})).await
+        self.server.post_success("/update_weight_version", &json!({"new_version": label})).await.map(drop)
     }
 
     async fn served(&self) -> Result<Option<String>, RemoteError> {
-        self.server.served_label("/weight_info").await
+        Ok(label(&self.server.info("/weight_info").await?))
     }
 
     async fn checksums(&self) -> Result<Option<BTreeMap<String, String>>, RemoteError> {
@@ -240,7 +240,7 @@ impl WeightControl for VllmEngine {
     }
 
     async fn flush_cache(&self) -> Result<(), RemoteError> {
-        self.server.post_success("/reset_prefix_cache", &Value::Null).await
+        self.server.post_success("/reset_prefix_cache", &Value::Null).await.map(drop)
     }
 
     async fn resume(&self) -> Result<(), RemoteError> {

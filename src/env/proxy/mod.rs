@@ -10,7 +10,7 @@
 
 mod agent;
 mod launch;
-mod protocol;
+pub(crate) mod protocol;
 mod server;
 
 use std::collections::HashMap;

@@ -58,7 +58,19 @@ impl ModelTurn {
         if self.calls.is_empty() { message } else { message.with("tool_calls", self.calls.iter().map(call).collect::<Vec<_>>()) }
     }
 
-    fn finish(&self) -> &'static str {
+    /// Calls of the turn, in OpenAI's form and with their places.
+    #[cfg(feature = "torch")]
+    pub fn called(&self) -> Vec<Value> {
+        let with_place = |(at, call): (usize, &ToolCall)| {
+            let mut call = call_as_text(call);
+            call["index"] = at.into();
+            call
+        };
+        self.calls.iter().enumerate().map(with_place).collect()
+    }
+
+    /// Word for the end of the turn.
+    pub fn finish(&self) -> &'static str {
         match (self.truncated, self.calls.is_empty()) {
             (true, _) => "length",
             (false, true) => "stop",
@@ -98,7 +110,8 @@ pub fn request(body: &[u8], text: bool) -> Result<ModelRequest, String> {
     Ok(ModelRequest { messages, text, tools, stream: asks(request.get("stream")), usage })
 }
 
-fn chat(request: &Map<String, Value>) -> Result<(Vec<ChatMessage>, Vec<ToolSpec>), String> {
+/// Reads the messages and tools of a chat request.
+pub fn chat(request: &Map<String, Value>) -> Result<(Vec<ChatMessage>, Vec<ToolSpec>), String> {
     let messages = request.get("messages").and_then(Value::as_array).ok_or("`messages` is missing; it is a list")?;
     let messages = messages.iter().map(message).collect::<Result<Vec<_>, _>>()?;
     if messages.is_empty() {
@@ -226,7 +239,8 @@ impl Chunks {
     }
 }
 
-fn event(page: &Value) -> String {
+/// Writes a server-sent event.
+pub fn event(page: &Value) -> String {
     format!("data: {page}\n\n")
 }
 
@@ -240,8 +254,14 @@ pub fn error(kind: &str, message: &str) -> Value {
     json!({ "error": { "message": message, "type": kind, "param": null, "code": null } })
 }
 
-fn head(id: &str, object: &str, model: &str, choices: Value) -> Value {
-    let id = format!("{id}-{:016x}", RandomState::new().hash_one(id));
+/// Makes an id that no other response has.
+pub fn unique() -> String {
+    format!("{:016x}", RandomState::new().hash_one(0))
+}
+
+/// Writes the fields that all responses share.
+pub fn head(id: &str, object: &str, model: &str, choices: Value) -> Value {
+    let id = format!("{id}-{}", unique());
     json!({ "id": id, "object": object, "created": now(), "model": model, "choices": choices })
 }
 

@@ -96,7 +96,10 @@ fn launched(engine: &Engine, note: Note) {
 
 fn policies(engine: &Engine, note: Note) {
     let (kind, pause) = (engine.kind(), engine.sync.pause);
-    if matches!((kind, pause), (EngineKind::Vllm, PauseMode::Recompute) | (EngineKind::Sglang, PauseMode::Finish)) {
+    if matches!(
+        (kind, pause),
+        (EngineKind::Vllm, PauseMode::Recompute) | (EngineKind::Sglang | EngineKind::Rollflow, PauseMode::Finish)
+    ) {
         let message = format!("`engine.pause` is \"{}\", which {} has no way of", pause.word(), kind.word());
         note("engine.pause", &["engine.kind"], message, "use \"keep\" or \"abort\"");
     }

@@ -62,13 +62,10 @@ impl<E: TokenEngine> Rollouts<E> for MultiTurn {
             let begun = !answer.tokens.is_empty() || offset > 0;
             let count = if begun { 1 } else { (1..).take_while(|place| alike(*place)).count() + 1 };
             engine.submit(Request {
-                ordinal,
-                tokens: tokens.clone(),
                 first,
                 offset,
-                samples: first + count as u32,
-                params: open.params.clone(),
                 answers: if answer.tokens.is_empty() { Vec::new() } else { vec![answer.clone()] },
+                ..Request::new(ordinal, tokens.clone(), first + count as u32, open.params.clone())
             })?;
             at += count;
         }

@@ -1,0 +1,137 @@
+//! `rollflow serve`: a model as an HTTP server.
+
+use std::net::{SocketAddr, TcpListener, ToSocketAddrs};
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail};
+use clap::Args;
+use rollflow::flow::Interrupts;
+use rollflow::observe::Console;
+use rollflow::serve::{BearerToken, ModelServer, ServeConfig};
+
+use super::policies::{Computing, model_folder};
+use super::{out, refused};
+use rollflow::prelude::Policy;
+
+/// Time between two looks at signals and at the engine.
+const LOOK: Duration = Duration::from_millis(50);
+
+/// Serve a model to trainers and other clients over HTTP, until Ctrl-C.
+///
+/// The server has SGLang's routes for generation, weights and adapters, and OpenAI's routes for
+/// completions and chats. A run uses it with engine.kind = "rollflow" and its address in engine.urls.
+#[derive(Args)]
+#[command(after_help = "\
+Examples:\n\
+\x20 rollflow serve models/qwen2.5-0.5b-instruct\n\
+\x20 rollflow serve runs/mine --listen 0.0.0.0:30000 --token-file token.txt --device cuda")]
+pub struct Serve {
+    /// A Hugging Face folder, a hub id, or a run, whose newest checkpoint is served.
+    model: PathBuf,
+    /// Address to listen at; port 0 takes a free port.
+    #[arg(long, value_name = "HOST:PORT", default_value = "127.0.0.1:30000")]
+    listen: String,
+    /// File whose first line is a token that clients must send as a bearer token.
+    #[arg(long, value_name = "FILE", conflicts_with = "token_env")]
+    token_file: Option<PathBuf>,
+    /// Environment variable that holds the token.
+    #[arg(long, value_name = "NAME")]
+    token_env: Option<String>,
+    /// Allow an address that other hosts can reach without a token: they can then replace the
+    /// weights and read folders of weights.
+    #[arg(long)]
+    without_token: bool,
+    /// Name of the model in requests; by default that of its folder.
+    #[arg(long)]
+    name: Option<String>,
+    /// Largest number of completions that are computed together.
+    #[arg(long, value_name = "N", default_value_t = 32)]
+    slots: usize,
+    /// Largest number of completions that wait for a slot; further requests get status 429.
+    #[arg(long, value_name = "N", default_value_t = 1024)]
+    max_queue: usize,
+    /// Longest prompt and completion together, in tokens; by default the model's limit.
+    #[arg(long, value_name = "TOKENS")]
+    context_length: Option<usize>,
+    /// Seed of requests without one.
+    #[arg(long, default_value_t = 0)]
+    seed: u64,
+    /// Seconds that requests in progress have to end after Ctrl-C or SIGTERM.
+    #[arg(long, value_name = "SECONDS", default_value_t = 30.0)]
+    drain_timeout: f64,
+    #[command(flatten)]
+    computing: Computing,
+}
+
+impl Serve {
+    pub fn run(self) -> Result<()> {
+        let interrupts = Interrupts::listen().context("listening for Ctrl-C")?;
+        Console::default().install().context("showing events")?;
+        let address = self.address()?;
+        let token = match (&self.token_file, &self.token_env) {
+            (Some(file), _) => Some(BearerToken::from_file(file)),
+            (None, Some(name)) => Some(BearerToken::from_env(name)),
+            (None, None) => None,
+        };
+        let token = token.transpose().map_err(|error| refused(error.to_string()))?;
+        if token.is_none() && !address.ip().is_loopback() && !self.without_token {
+            return Err(refused(format!(
+                "other hosts can reach {address}, and could replace the weights: give --token-file or --token-env, listen at 127.0.0.1, \
+                 or allow it with --without-token"
+            )));
+        }
+        let drain = Duration::try_from_secs_f64(self.drain_timeout)
+            .map_err(|error| refused(format!("--drain-timeout {}: {error}", self.drain_timeout)))?;
+        // Before the model is loaded, which takes longer.
+        let listener = TcpListener::bind(address).with_context(|| {
+            format!("listening at {address}; choose another address with --listen, whose port 0 takes a free one")
+        })?;
+        let folder = model_folder(&self.model)?;
+        let policy =
+            Policy::load_for(&folder, self.computing.compute()?).with_context(|| format!("loading {}", folder.display()))?;
+        let named = self.model.file_name().map(|name| name.to_string_lossy().into_owned());
+        let config = ServeConfig {
+            name: self.name.or(named).unwrap_or_else(|| "model".to_owned()),
+            folder: std::path::absolute(&folder)?,
+            slots: self.slots,
+            max_queue: self.max_queue,
+            context: self.context_length,
+            seed: self.seed,
+            token,
+        };
+        let server = ModelServer::start(&policy, listener, config).map_err(|error| refused(error.to_string()))?;
+        out::line(&format!("ready: http://{}", server.address()))?;
+        serve(&server, &interrupts, drain)
+    }
+
+    fn address(&self) -> Result<SocketAddr> {
+        let wrong = |why: String| refused(format!("--listen {:?}: {why}; write HOST:PORT, as in 127.0.0.1:30000", self.listen));
+        let mut all = self.listen.to_socket_addrs().map_err(|error| wrong(error.to_string()))?;
+        all.next().ok_or_else(|| wrong("it has no address".to_owned()))
+    }
+}
+
+/// Serves until a signal, then until the last response has ended, a second signal or `drain`.
+fn serve(server: &ModelServer, interrupts: &Interrupts, drain: Duration) -> Result<()> {
+    let mut until = None;
+    loop {
+        if let Some(why) = server.failure() {
+            bail!("the engine ended: {why}");
+        }
+        if interrupts.pressed() && until.is_none() {
+            server.close();
+            until = Some(Instant::now() + drain);
+        }
+        if let Some(until) = until {
+            let late = Instant::now() >= until;
+            if server.has_ended() || late || interrupts.pressed_again() {
+                if late {
+                    tracing::warn!("requests that did not end within {} s were cut (--drain-timeout)", drain.as_secs_f64());
+                }
+                return Ok(());
+            }
+        }
+        std::thread::sleep(LOOK);
+    }
+}

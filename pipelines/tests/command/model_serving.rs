@@ -1,0 +1,442 @@
+//! `rollflow serve`: an engine of runs, and a server for other clients. Laws D1, D3, F1, F3, V2, V4, V5.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use rollflow::model::load_hf;
+use rollflow::net::{Client, Endpoint, Events, Fault, RemoteError, Tasks};
+use rollflow::observe::Metric;
+use rollflow::observe::logs::{Rollout, read_lines};
+use serde_json::{Value, json};
+
+use crate::asking::tiny_run;
+use crate::crashes::{lines, nothing_lost};
+use crate::running::{GRPO, Running, TINY, finished, rollflow, rollflow_with, run_args};
+use crate::support::exposition::Exposition;
+
+/// Longest wait for an answer of a server on a busy machine.
+const LIMIT: Duration = Duration::from_secs(120);
+
+/// A server, and a client of it.
+pub struct Server {
+    pub running: Running,
+    pub url: String,
+    client: Client,
+    tasks: Tasks,
+}
+
+impl Server {
+    /// `serve MODEL` at a free port, with these arguments.
+    pub fn start(model: &Path, args: &[&str]) -> Self {
+        Server::start_at("127.0.0.1:0", model, args, None)
+    }
+
+    fn start_at(address: &str, model: &Path, args: &[&str], token: Option<&str>) -> Self {
+        let mut running = Running::start(&[&["serve", model.to_str().unwrap(), "--listen", address], args].concat());
+        let url = running.line(|line| line.strip_prefix("ready: ").map(str::to_owned));
+        let client = client(&url, token);
+        Server { running, url, client, tasks: Tasks::new().unwrap() }
+    }
+
+    pub fn get(&self, path: &str) -> Value {
+        self.tasks.block_on(self.client.get(path, LIMIT)).unwrap()
+    }
+
+    fn post(&self, path: &str, body: &Value) -> Result<Value, RemoteError> {
+        self.tasks.block_on(self.client.post(path, body, LIMIT))
+    }
+
+    fn ask(&self, path: &str, body: &Value) -> Value {
+        self.post(path, body).unwrap()
+    }
+
+    fn refused(&self, path: &str, body: &Value) -> String {
+        self.post(path, body).unwrap_err().to_string()
+    }
+
+    fn stream(&self, path: &str, body: &Value) -> Events {
+        self.tasks.block_on(self.client.events(path, body, LIMIT)).unwrap()
+    }
+
+    fn next(&self, events: &mut Events) -> Option<Value> {
+        self.tasks.block_on(events.next()).unwrap().map(|data| serde_json::from_str(&data).unwrap())
+    }
+
+    pub fn metric(&self, metric: Metric, labels: &[(&str, &str)]) -> f64 {
+        let text = self.get("/metrics");
+        let scrape = Exposition::parse(text.as_str().unwrap()).unwrap();
+        scrape.family(metric.name()).and_then(|family| family.value(metric.name(), labels)).unwrap()
+    }
+
+    fn until(&mut self, what: &str, done: impl Fn(&Self) -> bool) {
+        let deadline = std::time::Instant::now() + LIMIT;
+        while !done(self) {
+            assert!(std::time::Instant::now() < deadline && !self.running.has_ended(), "it was never seen that {what}");
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    }
+}
+
+fn client(url: &str, token: Option<&str>) -> Client {
+    let endpoint = Endpoint::new(url);
+    Client::new("the server", token.map_or(endpoint.clone(), |token| endpoint.with_token(token).unwrap())).unwrap()
+}
+
+fn checkpoint(run: &Path) -> PathBuf {
+    run.join("checkpoints/step_000003")
+}
+
+/// A run of the model in `folder`, whatever its own model would be.
+fn run_of(model: &Path, out: &Path, sets: &[&str]) {
+    let model = format!("model={{kind=\"folder\",path={:?}}}", model.to_str().unwrap());
+    let sets = TINY[5..].iter().copied().chain([&*model]).chain(sets.iter().copied()).flat_map(|set| ["--set", set]);
+    let ended = rollflow(&["run", GRPO, "--out", out.to_str().unwrap()].into_iter().chain(sets).collect::<Vec<_>>());
+    assert_eq!(ended.code, Some(0), "{}", ended.err);
+}
+
+/// Tokens of each sample, and the versions that sampled them.
+fn sampled(run: &Path) -> BTreeMap<(u64, u64, u32), (Vec<u32>, String)> {
+    let rollouts = read_lines::<Rollout>(run.join("rollouts.jsonl")).unwrap().map(Result::unwrap);
+    let of = |row: Rollout| ((row.step, row.group, row.index), (row.tokens, format!("{:?}", row.versions)));
+    rollouts.map(of).collect()
+}
+
+fn flat(folder: &Path) -> Vec<f32> {
+    Vec::try_from(load_hf(folder).unwrap().1.merged().flat).unwrap()
+}
+
+fn farthest(a: &[f32], b: &[f32]) -> f32 {
+    a.iter().zip(b).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max)
+}
+
+/// Supervised samples train the model at each step, whatever completions that are all but greedy earn.
+const GREEDY: [&str; 4] = ["generate.temperature=1e-3", "mix={batch=4,every=1}", "train.lr=1e-2", "observe.rollouts_every=1"];
+
+/// Laws D1, D3 and V4: completions without chance, their versions and the trained weights are those of one process, with whole weights and with
+/// adapters.
+#[test]
+fn a_run_with_a_server_is_the_run_of_one_process() {
+    let folder = tempfile::tempdir().unwrap();
+    let base = checkpoint(&tiny_run(folder.path(), &[]));
+    for (name, more) in [("whole", &[][..]), ("adapters", &["lora={rank=2,alpha=4}"])] {
+        let [local, served] = ["local", "served"].map(|place| folder.path().join(format!("{name}_{place}")));
+        run_of(&base, &local, &[&GREEDY, more].concat());
+        let server = Server::start(&base, &["--slots", "3"]);
+        let engine = format!("engine={{kind=\"rollflow\",urls=[{:?}]}}", server.url);
+        let sync: &[&str] = if more.is_empty() { &[] } else { &["lora.sync=adapter"] };
+        run_of(&base, &served, &[&GREEDY, more, &[&engine], sync].concat());
+
+        assert_eq!(sampled(&served), sampled(&local), "{name}");
+        assert_eq!(sampled(&local).len(), 3 * 4 * 4);
+        let [before, here, there] = [&base, &checkpoint(&local), &checkpoint(&served)].map(|folder| flat(folder));
+        assert!(farthest(&before, &here) > 1e-3 && farthest(&here, &there) < 1e-4, "{name}: {}", farthest(&here, &there));
+        if more.is_empty() {
+            assert_eq!(server.get("/model_info")["weight_version"], "4", "the version after the third step");
+        }
+    }
+}
+
+/// Laws V2, V4, D2 and D4: a server that is killed and comes back at its address serves nothing before it holds verified weights again, and
+/// nothing is lost or trained twice.
+#[test]
+fn a_run_with_three_servers_loses_nothing_when_one_is_killed_and_returns() {
+    let folder = tempfile::tempdir().unwrap();
+    let (base, run) = (checkpoint(&tiny_run(folder.path(), &[])), folder.path().join("three"));
+    let mut servers: Vec<Server> = (0..3).map(|_| Server::start(&base, &["--slots", "4"])).collect();
+    let urls: Vec<&str> = servers.iter().map(|server| &*server.url).collect();
+    let engine = format!("engine={{kind=\"rollflow\",urls={urls:?}}}");
+    let sets = [&engine, "train.steps=60", "flow.max_staleness=2", "observe.rollouts_every=1", "sft.steps=20"];
+    let mut running = Running::start(&run_args(GRPO, &run, &sets));
+    running.until("three steps are taken", |_| lines(&run) >= 3);
+
+    let address = servers[0].url.strip_prefix("http://").unwrap().to_owned();
+    let before = servers[0].get("/model_info")["instance"].clone();
+    drop(servers.remove(0));
+    let returned = Server::start_at(&address, &base, &["--slots", "4"], None);
+    assert_ne!(returned.get("/model_info")["instance"], before);
+    running.line(|line| line.contains("Step 60:").then_some(()));
+    assert_eq!(running.end(), Some(0));
+    nothing_lost(&run, 60);
+    for server in &servers {
+        assert!(server.metric(Metric::ServedSamples, &[("status", "completed")]) > 0.0);
+        assert_eq!(server.get("/model_info")["weight_version"], "61");
+    }
+}
+
+/// Laws D1 and D3: every route gives the completion that `generate` gives, as a page and as a stream.
+#[test]
+fn all_routes_and_streams_give_the_completion_of_generate() {
+    let folder = tempfile::tempdir().unwrap();
+    let run = tiny_run(folder.path(), &[]);
+    let server = Server::start(&run, &["--name", "sums"]);
+    let run = run.to_str().unwrap();
+    let generated = |args: &[&str]| -> Value {
+        let ended = rollflow(&[&["generate", run, "3+4=", "--temperature", "0", "--max-tokens", "12", "--json"], args].concat());
+        assert_eq!(ended.code, Some(0), "{}", ended.err);
+        serde_json::from_str(&ended.out).unwrap()
+    };
+    let plain = generated(&[]);
+    let sampling = json!({"temperature": 0, "max_new_tokens": 12});
+    let mut body = json!({"text": "3+4=", "sampling_params": sampling, "return_logprob": true});
+    let page = server.ask("/generate", &body);
+    assert_eq!((&page["text"], &page["output_ids"]), (&plain["text"], &plain["tokens"]));
+    for (listed, (token, log_prob)) in page["meta_info"]["output_token_logprobs"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .zip(plain["tokens"].as_array().unwrap().iter().zip(plain["log_probs"].as_array().unwrap()))
+    {
+        assert_eq!(listed[1], *token);
+        assert!((listed[0].as_f64().unwrap() - log_prob.as_f64().unwrap()).abs() < 1e-5);
+    }
+    body["stream"] = true.into();
+    for incremental in [false, true] {
+        body["incremental_streaming_output"] = incremental.into();
+        let (mut events, mut tokens, mut text, mut count) = (server.stream("/generate", &body), Vec::new(), String::new(), 0);
+        while let Some(event) = server.next(&mut events) {
+            if !incremental {
+                (tokens, text) = (Vec::new(), String::new());
+            }
+            tokens.extend(event["output_ids"].as_array().unwrap().clone());
+            text += event["text"].as_str().unwrap();
+            assert_eq!(event["meta_info"]["completion_tokens"], tokens.len());
+            count += 1;
+        }
+        assert_eq!((Value::from(tokens), Value::from(text)), (plain["tokens"].clone(), plain["text"].clone()), "{incremental}");
+        assert!(count > 0);
+    }
+    let completion = json!({"model": "sums", "prompt": "3+4=", "temperature": 0, "max_tokens": 12, "return_token_ids": true});
+    let messages = json!([{"role": "user", "content": "3+4="}]);
+    let chat = json!({"messages": messages, "temperature": 0, "max_tokens": 12, "return_token_ids": true});
+    for (path, mut body, expected, whole, part) in [
+        ("/v1/completions", completion, plain, "/text", "/text"),
+        ("/v1/chat/completions", chat, generated(&["--chat"]), "/message/content", "/delta/content"),
+    ] {
+        let page = server.ask(path, &body)["choices"][0].clone();
+        assert_eq!((page.pointer(whole).unwrap(), &page["token_ids"]), (&expected["text"], &expected["tokens"]), "{path}");
+        body["stream"] = true.into();
+        let (mut events, mut text, mut finish) = (server.stream(path, &body), String::new(), Value::Null);
+        while let Some(event) = server.next(&mut events) {
+            text += event["choices"][0].pointer(part).unwrap().as_str().unwrap();
+            finish = event["choices"][0]["finish_reason"].clone();
+        }
+        assert_eq!((Value::from(text), &finish), (expected["text"].clone(), &page["finish_reason"]), "{path}");
+        body["model"] = "another".into();
+        assert!(server.refused(path, &body).contains("another"));
+    }
+    let unknown = json!({"text": "3+4=", "sampling_params": {"repetition_penalty": 1.5}});
+    assert!(server.refused("/generate", &unknown).contains("repetition_penalty"), "nothing is ignored silently");
+    let far = json!({"input_ids": [1_000_000], "sampling_params": {}});
+    assert!(server.refused("/generate", &far).contains("vocabulary"));
+}
+
+/// A request that runs for as long as the model has room, eight times.
+fn endless() -> Value {
+    json!({
+        "text": "3+4=", "stream": true, "return_logprob": true, "incremental_streaming_output": true,
+        "sampling_params": {"n": 8, "max_new_tokens": 2000, "ignore_eos": true},
+    })
+}
+
+#[test]
+fn a_client_that_leaves_frees_its_slots_and_a_full_queue_is_told_so() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut server = Server::start(&tiny_run(folder.path(), &[]), &["--slots", "2", "--max-queue", "6"]);
+    let mut events = server.stream("/generate", &endless());
+    assert!(server.next(&mut events).is_some());
+    server.ask("/pause_generation", &json!({"mode": "in_place"}));
+    assert_eq!(server.metric(Metric::ServedActive, &[]), 2.0);
+    let short = json!({"text": "3+4=", "sampling_params": {"max_new_tokens": 2}});
+    let busy = server.post("/generate", &short).unwrap_err();
+    let Fault::Busy { status: 429, retry_after: Some(_) } = busy.fault else { panic!("law F1: {busy}") };
+    let many = json!({"text": "3+4=", "sampling_params": {"n": 9}});
+    assert!(server.refused("/generate", &many).contains("--max-queue"), "it would never have room");
+
+    drop(events);
+    server.until("its completions are dropped", |server| server.metric(Metric::ServedOpen, &[]) == 0.0);
+    assert_eq!(server.metric(Metric::ServedActive, &[]), 0.0);
+    assert_eq!(server.metric(Metric::ServedSamples, &[("status", "aborted")]), 8.0);
+    server.ask("/continue_generation", &json!({}));
+    assert_eq!(server.ask("/generate", &short)["meta_info"]["weight_version"], "default");
+
+    // A run that asks for more at once than the server takes waits, and loses nothing.
+    let run = folder.path().join("busy");
+    let engine = format!("engine={{kind=\"rollflow\",urls=[{:?}]}}", server.url);
+    let ended = rollflow(&run_args(GRPO, &run, &[&engine, "generate.max_num_seqs=16", "observe.rollouts_every=1"]));
+    assert_eq!(ended.code, Some(0), "{}", ended.err);
+    nothing_lost(&run, 3);
+    for line in fs::read_to_string(run.join("metrics.jsonl")).unwrap().lines() {
+        let row: Value = serde_json::from_str(line).unwrap();
+        assert!(row[Metric::LogProbGapMax.key()].as_f64().unwrap() < 1e-4, "its log-probabilities are the trainer's: {row}");
+    }
+}
+
+/// Law V5: a completion continues under new weights, and each part has the label and the log-probabilities of its weights. Folders that
+/// do not hold the model's weights change nothing.
+#[test]
+fn weights_change_in_a_pause_and_a_damaged_folder_changes_nothing() {
+    let folder = tempfile::tempdir().unwrap();
+    let (run, other) = (tiny_run(folder.path(), &[]), folder.path().join("other"));
+    finished(&other, &["seed=1"]);
+    let other = checkpoint(&other).canonicalize().unwrap();
+    let server = Server::start(&run, &["--slots", "2"]);
+    let mut events = server.stream("/generate", &endless());
+    let mut samples: BTreeMap<u64, (Vec<Value>, Value)> = BTreeMap::new();
+    let mut take = |event: Value| {
+        let (columns, last) = samples.entry(event["index"].as_u64().unwrap()).or_default();
+        columns.extend(event["meta_info"]["output_token_logprobs"].as_array().unwrap().clone());
+        *last = event["meta_info"].clone();
+    };
+    take(server.next(&mut events).unwrap());
+    server.ask("/pause_generation", &json!({"mode": "retract"}));
+    let sums = server.ask("/weights_checker", &json!({"action": "checksum"}));
+
+    let [damaged, foreign] = ["damaged", "foreign"].map(|name| folder.path().join(name));
+    fs::create_dir(&damaged).unwrap();
+    let bytes = fs::read(other.join("model.safetensors")).unwrap();
+    fs::write(damaged.join("model.safetensors"), &bytes[..bytes.len() - 4]).unwrap();
+    finished(&foreign, &["model.hidden=32"]);
+    for (wrong, why) in [
+        (damaged, "model.safetensors"),
+        (checkpoint(&foreign).canonicalize().unwrap(), "shape"),
+        (folder.path().join("nothing"), "nothing"),
+        ("relative".into(), "absolute"),
+    ] {
+        let told = server.refused("/update_weights_from_disk", &json!({"model_path": wrong, "weight_version": "6"}));
+        assert!(told.contains(why), "{why}: {told}");
+    }
+    assert_eq!(server.get("/model_info")["weight_version"], "default");
+    assert_eq!(server.ask("/weights_checker", &json!({"action": "checksum"})), sums);
+
+    server.ask("/update_weights_from_disk", &json!({"model_path": other, "weight_version": "7"}));
+    assert_ne!(server.ask("/weights_checker", &json!({"action": "checksum"})), sums);
+    server.ask("/continue_generation", &json!({}));
+    while let Some(event) = server.next(&mut events) {
+        take(event);
+    }
+    assert_eq!(samples.len(), 8);
+    let prompt = server.ask("/generate", &json!({"text": "3+4=", "sampling_params": {"max_new_tokens": 0}}));
+    let read = prompt["meta_info"]["prompt_tokens"].as_u64().unwrap() as usize;
+    let mut changed = 0;
+    for (columns, last) in samples.values() {
+        assert_eq!((columns.len(), &last["finish_reason"]["type"]), (2000, &json!("length")));
+        let spans = last["weight_versions"].as_array().unwrap();
+        let new = spans.last().unwrap();
+        assert_eq!((new["version"].as_str(), new["end"].as_u64()), (Some("7"), Some(2000)), "{spans:?}");
+        changed += usize::from(spans.len() == 2 && spans[0]["version"] == "default" && spans[0]["end"] == new["start"]);
+        // The new weights find these tokens as likely as the continued completion said.
+        let ids: Vec<Value> = columns.iter().map(|column| column[1].clone()).collect();
+        let encoded = rollflow::prelude::Policy::load(&other).unwrap().tokenizer().encode("3+4=").unwrap();
+        assert_eq!(encoded.len(), read);
+        let text: Vec<Value> = encoded.into_iter().map(Value::from).chain(ids).collect();
+        let scored = server.ask(
+            "/generate",
+            &json!({
+                "input_ids": text, "return_logprob": true, "logprob_start_len": 0, "sampling_params": {"max_new_tokens": 1},
+            }),
+        );
+        let scored = scored["meta_info"]["input_token_logprobs"].as_array().unwrap();
+        let from = new["start"].as_u64().unwrap() as usize;
+        for (column, score) in columns[from..].iter().zip(&scored[read + from..]) {
+            assert!((column[0].as_f64().unwrap() - score[0].as_f64().unwrap()).abs() < 1e-3, "{column} {score}");
+        }
+    }
+    assert!((1..=2).contains(&changed), "those of the two slots had begun");
+}
+
+#[test]
+fn only_a_client_with_the_token_is_served() {
+    let folder = tempfile::tempdir().unwrap();
+    let run = tiny_run(folder.path(), &[]);
+    let token = folder.path().join("token");
+    fs::write(&token, "open-sesame\n").unwrap();
+    let server = Server::start_at("127.0.0.1:0", &run, &["--token-file", token.to_str().unwrap()], Some("open-sesame"));
+    assert_eq!(server.get("/model_info")["weight_version"], "default");
+    for wrong in [None, Some("open-sesam")] {
+        let stranger = client(&server.url, wrong);
+        assert_eq!(server.tasks.block_on(stranger.get("/health", LIMIT)).unwrap(), json!("ok\n"));
+        for path in ["/model_info", "/metrics", "/v1/models"] {
+            let told = server.tasks.block_on(stranger.get(path, LIMIT)).unwrap_err();
+            assert!(matches!(told.fault, Fault::Refused { status: 401, .. }), "{told}");
+        }
+        let told = server.tasks.block_on(stranger.post("/update_weights_from_disk", &json!({}), LIMIT)).unwrap_err();
+        assert!(matches!(told.fault, Fault::Refused { status: 401, .. }), "{told}");
+    }
+    let recipe = folder.path().join("recipe.toml");
+    let engine = format!("kind = \"rollflow\"\nurls = [{:?}]\ntoken_env = \"SERVE_TOKEN\"", server.url);
+    fs::write(&recipe, format!("pipeline = \"grpo\"\nmodel.kind = \"tiny\"\ntask.kind = \"arithmetic\"\n[engine]\n{engine}\n"))
+        .unwrap();
+    let status = rollflow_with(&["engine", "status", recipe.to_str().unwrap()], &[("SERVE_TOKEN", "open-sesame")]);
+    assert!(status.code == Some(0) && status.out.contains("spans, weights, checksums, adapters"), "{}{}", status.out, status.err);
+
+    let open = rollflow(&["serve", run.to_str().unwrap(), "--listen", "0.0.0.0:0"]);
+    assert!(open.code == Some(2) && open.err.contains("--token-file"), "{}", open.err);
+}
+
+#[test]
+fn adapters_answer_by_name_alongside_the_model_until_they_are_unloaded() {
+    let folder = tempfile::tempdir().unwrap();
+    let base = checkpoint(&tiny_run(folder.path(), &[]));
+    let server = Server::start(&base, &["--slots", "4", "--name", "base"]);
+    let request = |model: &str| json!({"model": model, "prompt": "3+4=", "temperature": 0, "max_tokens": 40, "ignore_eos": true, "return_token_ids": true});
+    let completed = |server: &Server, model: &str| {
+        server.post("/v1/completions", &request(model)).map(|page| page["choices"][0]["token_ids"].as_array().unwrap().clone())
+    };
+    let mut expected = vec![("base".to_owned(), completed(&server, "base").unwrap())];
+    for name in ["seed=1", "seed=2"] {
+        let run = folder.path().join(name);
+        run_of(&base, &run, &["lora={rank=2,alpha=32}", "mix={batch=4,every=1}", "train.lr=1e-1", name]);
+        let adapter = checkpoint(&run).canonicalize().unwrap();
+        let alone = Server::start(&adapter, &["--name", "base"]);
+        expected.push((name.to_owned(), completed(&alone, "base").unwrap()));
+        let body = json!({"lora_name": name, "lora_path": adapter});
+        server.ask("/load_lora_adapter", &body);
+        assert!(server.refused("/load_lora_adapter", &body).contains("taken"));
+    }
+    assert!(expected[0].1 != expected[1].1 && expected[1].1 != expected[2].1, "they differ: {expected:?}");
+    // All in one batch.
+    server.ask("/pause_generation", &json!({"mode": "in_place"}));
+    let streamed = |(name, _): &(String, Vec<Value>)| {
+        let mut body = request(name);
+        body["stream"] = true.into();
+        server.stream("/v1/completions", &body)
+    };
+    let streams: Vec<Events> = expected.iter().map(streamed).collect();
+    server.ask("/continue_generation", &json!({}));
+    for (mut events, (name, expected)) in streams.into_iter().zip(&expected) {
+        let mut tokens = Vec::new();
+        while let Some(event) = server.next(&mut events) {
+            tokens.extend(event["choices"][0]["token_ids"].as_array().unwrap().clone());
+        }
+        assert_eq!(tokens, *expected, "{name}");
+    }
+    let models = server.get("/v1/models")["data"].clone();
+    let names: Vec<&str> = models.as_array().unwrap().iter().map(|model| model["id"].as_str().unwrap()).collect();
+    assert_eq!(names, ["base", "seed=1", "seed=2"]);
+    server.ask("/unload_lora_adapter", &json!({"lora_name": "seed=1"}));
+    assert!(completed(&server, "seed=1").is_err());
+    for (name, expected) in expected.iter().filter(|(name, _)| name != "seed=1") {
+        assert_eq!(completed(&server, name).unwrap(), *expected, "{name}");
+    }
+}
+
+/// Law F3: SIGTERM ends the server after the responses in progress.
+#[test]
+fn sigterm_drains() {
+    let folder = tempfile::tempdir().unwrap();
+    let server = Server::start(&tiny_run(folder.path(), &[]), &["--slots", "2", "--drain-timeout", "100"]);
+    let mut events = server.stream("/generate", &endless());
+    let mut ended = BTreeMap::new();
+    let mut event = server.next(&mut events);
+    server.running.terminate();
+    while let Some(page) = event {
+        if page["meta_info"]["finish_reason"].is_object() {
+            ended.insert(page["index"].as_u64(), page["meta_info"]["completion_tokens"].clone());
+        }
+        event = server.next(&mut events);
+    }
+    assert!(ended.len() == 8 && ended.values().all(|tokens| *tokens == 2000), "{ended:?}");
+    assert_eq!(server.running.end(), Some(0));
+}

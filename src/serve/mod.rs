@@ -1,0 +1,151 @@
+//! The local engine as an HTTP server, `rollflow serve`, in the dialects of SGLang and OpenAI.
+//!
+//! One thread, `engine`, owns the [`LocalEngine`](crate::engine::LocalEngine): requests of all
+//! connections are batched continuously, and equal prompts that start together are computed once.
+//! Requests reach it by a channel, and tokens return by a channel for each request. A request that
+//! its client leaves is cancelled. Weights and adapters are read on another thread before they are
+//! installed between two tokens.
+//!
+//! Laws: D1 and D3 (tokens in, tokens out, each with its log-probability and the label of its
+//! weights), F1 (the queue is bounded; a full one is reported as status 429), V5 (a pause mode
+//! decides what happens to caches and work in flight).
+//!
+//! docs/reference/protocols.md has the routes.
+
+mod control;
+mod generate;
+mod openai;
+mod reply;
+mod routes;
+mod sampling;
+mod shared;
+mod ticket;
+mod token;
+mod worker;
+
+use std::io;
+use std::net::{SocketAddr, TcpListener};
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::thread::JoinHandle;
+
+use crate::flow::caught;
+use crate::net::Server;
+use crate::observe::Metrics;
+use crate::train::Policy;
+pub use token::BearerToken;
+
+/// Settings of a [`ModelServer`].
+#[derive(Clone, Debug)]
+pub struct ServeConfig {
+    /// Name of the model in `/v1/models` and in requests.
+    pub name: String,
+    /// Folder of the model, as `/model_info` reports it.
+    pub folder: PathBuf,
+    /// Largest number of samples that are computed together, at least one.
+    pub slots: usize,
+    /// Largest number of samples that wait for a slot.
+    pub max_queue: usize,
+    /// Longest prompt and completion together, in tokens; `None` for the model's limit.
+    pub context: Option<usize>,
+    /// Seed of requests without one.
+    pub seed: u64,
+    /// Token that every request but `GET /health` must carry; `None` to require none.
+    pub token: Option<BearerToken>,
+}
+
+/// Errors of [`ModelServer::start`] and of tokens.
+#[derive(Debug, thiserror::Error)]
+pub enum ServeError {
+    /// The machine gives no thread or socket.
+    #[error("the server cannot start: {0}")]
+    Io(#[from] io::Error),
+    /// A token that cannot be used.
+    #[error("the token in {from} {problem}")]
+    Token {
+        /// File or environment variable.
+        from: String,
+        /// Reason.
+        problem: String,
+    },
+    /// A context longer than the model's.
+    #[error("a context of {asked} tokens exceeds the model's {most} positions; lower it")]
+    Context {
+        /// Requested length, in tokens.
+        asked: usize,
+        /// Positions of the model.
+        most: usize,
+    },
+}
+
+/// A running server of one model. Dropping it cuts all connections and joins the engine's thread.
+pub struct ModelServer {
+    /// Dropped before the engine's thread is joined.
+    server: Option<Server>,
+    shared: Arc<shared::Shared>,
+    engine: Option<JoinHandle<()>>,
+    address: SocketAddr,
+}
+
+impl ModelServer {
+    /// Serves `policy` on `listener`, on its device and in its format. Adapters of the policy are
+    /// merged. When this returns, connections are accepted.
+    ///
+    /// # Errors
+    /// A context beyond the model's, or a machine without threads.
+    pub fn start(policy: &Policy, listener: TcpListener, config: ServeConfig) -> Result<Self, ServeError> {
+        let most = policy.config().max_positions;
+        if let Some(asked) = config.context.filter(|context| *context > most) {
+            return Err(ServeError::Context { asked, most });
+        }
+        let policy = policy.merged();
+        let metrics = Metrics::new();
+        let (slots, seed) = (config.slots.max(1), config.seed);
+        let (shared, commands) = shared::Shared::new(&policy, config, metrics.clone());
+        let shared = Arc::new(shared);
+        let weak = Arc::downgrade(&shared);
+        let work = move || {
+            let ended = caught(|| worker::Worker::new(&policy, slots, seed, metrics, commands).run());
+            if let (Err(panic), Some(shared)) = (ended, weak.upgrade()) {
+                tracing::error!("the engine's thread panicked: {panic}");
+                shared.failed(panic);
+            }
+        };
+        let engine = std::thread::Builder::new().name("engine".to_owned()).spawn(work)?;
+        let server = Server::start(listener, routes::routes(&shared))?;
+        let address = server.address();
+        Ok(ModelServer { server: Some(server), shared, engine: Some(engine), address })
+    }
+
+    /// Address; with port 0 requested, the assigned port.
+    pub fn address(&self) -> SocketAddr {
+        self.address
+    }
+
+    /// Reason for which the engine ended, if it did: then every request fails.
+    pub fn failure(&self) -> Option<String> {
+        self.shared.failure()
+    }
+
+    /// Accepts no more connections and requests. Responses in progress continue.
+    pub fn close(&self) {
+        if let Some(server) = &self.server {
+            server.close();
+        }
+    }
+
+    /// Returns true if the server was closed and its last response has ended.
+    pub fn has_ended(&self) -> bool {
+        self.server.as_ref().is_none_or(Server::has_ended)
+    }
+}
+
+impl Drop for ModelServer {
+    fn drop(&mut self) {
+        drop(self.server.take());
+        self.shared.send(worker::Command::Stop);
+        if let Some(engine) = self.engine.take() {
+            drop(engine.join());
+        }
+    }
+}

@@ -1,0 +1,149 @@
+//! Table of routes, and the pages that describe the server.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::Router;
+use axum::extract::{DefaultBodyLimit, Request, State};
+use axum::http::header::CONTENT_TYPE;
+use axum::middleware::{Next, from_fn};
+use axum::response::IntoResponse;
+use axum::routing::{get, post};
+use serde_json::{Value, json};
+
+use super::reply::{self, Refusal, Reply};
+use super::shared::{Ask, Shared};
+use super::{control, generate, openai, token};
+use crate::engine::SamplingParams;
+use crate::net::guard;
+use crate::observe::{Metric, Metrics};
+
+/// Longest request, in bytes.
+const LONGEST: usize = 64 << 20;
+
+/// Longest wait of `/health_generate`.
+const HEALTH: Duration = Duration::from_secs(20);
+
+/// Version in `/server_info` and `/version`.
+const VERSION: &str = concat!("rollflow-", env!("CARGO_PKG_VERSION"));
+
+type Of = State<Arc<Shared>>;
+
+pub(super) fn routes(shared: &Arc<Shared>) -> Router {
+    let routes = Router::new()
+        .route("/health", get(alive))
+        .route("/health_generate", get(health_generate))
+        .route("/ready", get(ready))
+        .route("/model_info", get(model_info))
+        .route("/get_model_info", get(model_info))
+        .route("/weight_info", get(model_info))
+        .route("/server_info", get(server_info))
+        .route("/get_server_info", get(server_info))
+        .route("/version", get(async || reply::page(&json!({ "version": VERSION }))))
+        .route("/v1/models", get(models))
+        .route("/generate", post(generate::generate))
+        .route("/v1/completions", post(openai::completions))
+        .route("/v1/chat/completions", post(openai::chat))
+        .route("/pause_generation", post(control::pause))
+        .route("/continue_generation", post(control::resume))
+        .route("/abort_request", post(control::abort))
+        .route("/flush_cache", get(flushed).post(flushed))
+        .route("/update_weights_from_disk", post(control::update))
+        .route("/update_weight_version", post(control::label))
+        .route("/weights_checker", post(control::checksums))
+        .route("/load_lora_adapter", post(control::load_lora))
+        .route("/unload_lora_adapter", post(control::unload_lora))
+        .route("/metrics", get(metrics))
+        .fallback(async || Refusal::new(404, "there is no such route"))
+        .layer(DefaultBodyLimit::max(LONGEST))
+        .with_state(shared.clone());
+    let routes = counted(routes, shared.metrics.clone());
+    match &shared.config.token {
+        Some(token) => token::authenticated(routes, token.clone()),
+        // A web page that gives its name to this address knows no token.
+        None => guard(routes, &[]),
+    }
+}
+
+/// Counts requests by their response.
+fn counted(routes: Router, metrics: Metrics) -> Router {
+    routes.layer(from_fn(move |request: Request, next: Next| {
+        let metrics = metrics.clone();
+        async move {
+            let response = next.run(request).await;
+            let outcome = match response.status().as_u16() {
+                429 | 503 => "busy",
+                400..500 => "refused",
+                500.. => "failed",
+                _ => "ok",
+            };
+            metrics.add(Metric::ServedRequests, &[outcome], 1.0);
+            response
+        }
+    }))
+}
+
+async fn metrics(State(shared): Of) -> Reply {
+    Ok(([(CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8")], shared.metrics.render()).into_response())
+}
+
+/// Prompts are kept only while a group needs them, so there is nothing to flush.
+async fn flushed() -> Reply {
+    Ok("Cache flushed.\n".into_response())
+}
+
+async fn alive(State(shared): Of) -> Reply {
+    match shared.failure() {
+        None => Ok("ok\n".into_response()),
+        Some(_) => Err(shared.gone()),
+    }
+}
+
+async fn ready(State(shared): Of) -> Reply {
+    match shared.served.lock().paused {
+        false => Ok(reply::success("ready")),
+        true => Err(Refusal::new(503, "generation is paused")),
+    }
+}
+
+/// Generates one token.
+async fn health_generate(State(shared): Of) -> Reply {
+    let params = SamplingParams { max_new_tokens: 1, temperature: 0.0, ..SamplingParams::default() };
+    let ask = Ask { rid: None, prompts: vec![[0].into()], samples: 1, params, seed: None, adapter: None };
+    let mut ticket = shared.submit(ask)?;
+    match tokio::time::timeout(HEALTH, ticket.finish()).await {
+        Ok(done) => done.map(|()| "ok\n".into_response()),
+        Err(_) => Err(Refusal::new(503, format!("no token within {} s; is generation paused?", HEALTH.as_secs()))),
+    }
+}
+
+async fn model_info(State(shared): Of) -> Reply {
+    let served = shared.served.lock();
+    Ok(reply::page(&json!({
+        "model_path": served.folder, "tokenizer_path": shared.config.folder, "served_model_name": shared.config.name,
+        "is_generation": true, "weight_version": &*served.label, "instance": shared.instance,
+    })))
+}
+
+async fn server_info(State(shared): Of) -> Reply {
+    let (config, label) = (&shared.config, shared.served.lock().label.clone());
+    Ok(reply::page(&json!({
+        "version": VERSION, "served_model_name": config.name, "context_length": shared.context(),
+        "max_running_requests": config.slots.max(1), "max_queued_requests": config.max_queue, "enable_lora": true,
+        "device": shared.compute.device_name(), "dtype": shared.compute.dtype.word(), "weight_version": &*label,
+    })))
+}
+
+async fn models(State(shared): Of) -> Reply {
+    let model = |id: &str, parent: Option<&str>| -> Value {
+        json!({
+            "id": id, "object": "model", "created": 0, "owned_by": "rollflow", "parent": parent,
+            "max_model_len": shared.context(),
+        })
+    };
+    let name = shared.config.name.as_str();
+    let served = shared.served.lock();
+    let adapters = served.adapters.keys().map(|adapter| model(adapter, Some(name)));
+    let all: Vec<Value> = std::iter::once(model(name, None)).chain(adapters).collect();
+    Ok(reply::page(&json!({ "object": "list", "data": all })))
+}

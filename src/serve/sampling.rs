@@ -1,0 +1,159 @@
+//! Sampling parameters of both dialects.
+
+use serde::Deserialize;
+use serde_json::{Map, Value, json};
+
+use super::reply::Refusal;
+use super::ticket::TextStyle;
+use crate::engine::SamplingParams;
+use crate::util::untrusted;
+
+/// One value or a list.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(untagged)]
+pub(super) enum OneOrMany<T> {
+    One(T),
+    Many(Vec<T>),
+}
+
+impl<T> OneOrMany<T> {
+    /// The values, and whether they were a list.
+    pub fn list(self) -> (Vec<T>, bool) {
+        match self {
+            OneOrMany::One(one) => (vec![one], false),
+            OneOrMany::Many(many) => (many, true),
+        }
+    }
+}
+
+/// Sampling parameters as SGLang, vLLM and OpenAI name them.
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+pub(super) struct Sampling {
+    #[serde(alias = "max_tokens", alias = "max_completion_tokens")]
+    pub max_new_tokens: Option<usize>,
+    temperature: Option<f32>,
+    top_p: Option<f32>,
+    top_k: Option<i64>,
+    min_p: Option<f32>,
+    stop: Option<OneOrMany<String>>,
+    stop_token_ids: Option<Vec<u32>>,
+    ignore_eos: Option<bool>,
+    pub n: Option<u32>,
+    #[serde(alias = "seed")]
+    sampling_seed: Option<i64>,
+    pub skip_special_tokens: Option<bool>,
+    #[serde(alias = "include_stop_str_in_output")]
+    no_stop_trim: Option<bool>,
+    #[serde(flatten)]
+    pub rest: Map<String, Value>,
+}
+
+/// Parameters that would change the result and are not supported, with their neutral values.
+/// Null and empty values are neutral, too.
+const UNSUPPORTED: [(&str, f64); 24] = [
+    ("repetition_penalty", 1.0),
+    ("frequency_penalty", 0.0),
+    ("presence_penalty", 0.0),
+    ("min_new_tokens", 0.0),
+    ("min_tokens", 0.0),
+    ("logit_bias", 0.0),
+    ("stop_regex", 0.0),
+    ("json_schema", 0.0),
+    ("regex", 0.0),
+    ("ebnf", 0.0),
+    ("structural_tag", 0.0),
+    ("response_format", 0.0),
+    ("structured_outputs", 0.0),
+    ("custom_params", 0.0),
+    ("custom_logit_processor", 0.0),
+    ("beam_width", 1.0),
+    ("best_of", 1.0),
+    ("suffix", 0.0),
+    ("choice", 0.0),
+    ("watermark", 0.0),
+    ("chat_template_kwargs", 0.0),
+    ("chat_template", 0.0),
+    ("continue_final_message", 0.0),
+    ("truncate_prompt_tokens", 0.0),
+];
+
+fn is_neutral(value: &Value, neutral: f64) -> bool {
+    match value {
+        Value::Null | Value::Bool(false) => true,
+        Value::Number(number) => number.as_f64() == Some(neutral),
+        Value::String(text) => text.is_empty(),
+        Value::Array(list) => list.is_empty(),
+        Value::Object(map) => map.is_empty() || *value == json!({ "type": "text" }),
+        Value::Bool(true) => false,
+    }
+}
+
+impl Sampling {
+    /// Rejects parameters that are not supported, and, if `strict`, unknown ones.
+    pub fn check(&self, strict: bool) -> Result<(), Refusal> {
+        // Known, and without an effect here.
+        const FREE: [&str; 2] = ["stream_interval", "spaces_between_special_tokens"];
+        for (name, value) in &self.rest {
+            let known = UNSUPPORTED.iter().find(|(known, _)| known == name);
+            let refused = match known {
+                Some((_, neutral)) => !is_neutral(value, *neutral),
+                None => strict && !FREE.contains(&name.as_str()),
+            };
+            if refused {
+                let name = untrusted::line_of(name, 60);
+                return Err(Refusal::bad(format!("the sampling parameter `{name}` is not supported here; leave it out")));
+            }
+        }
+        Ok(())
+    }
+
+    /// Parameters of the engine; `max_new_tokens` is the default of the route.
+    pub fn params(&self, max_new_tokens: usize) -> SamplingParams {
+        SamplingParams {
+            temperature: self.temperature.unwrap_or(1.0),
+            top_p: self.top_p.unwrap_or(1.0),
+            top_k: self.top_k.and_then(|k| usize::try_from(k).ok()).unwrap_or(0),
+            min_p: self.min_p.unwrap_or(0.0),
+            max_new_tokens: self.max_new_tokens.unwrap_or(max_new_tokens),
+            stop_token_ids: self.stop_token_ids.clone().unwrap_or_default(),
+            stop: self.stop.clone().map(|stop| stop.list().0).unwrap_or_default(),
+            ignore_eos: self.ignore_eos.unwrap_or(false),
+        }
+    }
+
+    pub fn seed(&self) -> Option<u64> {
+        self.sampling_seed.map(i64::cast_unsigned)
+    }
+
+    pub fn style(&self) -> TextStyle {
+        TextStyle { skip_special: self.skip_special_tokens.unwrap_or(true), trim: !self.no_stop_trim.unwrap_or(false) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_of_all_dialects_are_read_and_what_has_no_effect_here_is_refused() {
+        let read = |value: Value| serde_json::from_value::<Sampling>(value).unwrap();
+        let sglang = read(json!({"max_new_tokens": 7, "sampling_seed": 5, "top_k": -1, "stop": null, "no_stop_trim": true}));
+        let openai = read(json!({"max_tokens": 7, "seed": 5, "top_k": 0, "stop": [], "include_stop_str_in_output": true}));
+        assert_eq!((sglang.params(1), sglang.seed(), sglang.style().trim), (openai.params(2), openai.seed(), false));
+        assert_eq!(
+            read(json!({"stop": "a"})).params(9),
+            SamplingParams { stop: vec!["a".into()], max_new_tokens: 9, ..Default::default() }
+        );
+        assert!(
+            read(json!({"repetition_penalty": 1.0, "regex": null, "logit_bias": {}, "response_format": {"type": "text"}}))
+                .check(true)
+                .is_ok()
+        );
+        for refused in [json!({"repetition_penalty": 1.1}), json!({"regex": "a"}), json!({"beam_width": 2})] {
+            assert!(read(refused.clone()).check(false).is_err(), "{refused}");
+        }
+        let unknown = read(json!({"heat": 0.5}));
+        assert!(unknown.check(true).is_err() && unknown.check(false).is_ok());
+    }
+}

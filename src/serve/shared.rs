@@ -1,0 +1,206 @@
+//! What the routes share: the model's limits, the channel to the engine, the queue's bound, and the
+//! served weights.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
+use std::time::Instant;
+
+use parking_lot::Mutex;
+use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot};
+
+use super::ServeConfig;
+use super::reply::Refusal;
+use super::ticket::Ticket;
+use super::worker::{AdapterName, Command, Job, Score};
+use crate::data::Tokenizer;
+use crate::engine::SamplingParams;
+use crate::env::protocol;
+use crate::model::{Compute, FrozenWeights, ModelConfig};
+use crate::observe::Metrics;
+use crate::train::Policy;
+use crate::util::untrusted;
+
+/// Label of weights without one, as SGLang reports it.
+pub(super) const UNNAMED: &str = "default";
+
+/// An adapter that requests may name.
+#[derive(Clone)]
+pub(super) struct LoadedAdapter {
+    pub folder: PathBuf,
+    /// The adapter over the served weights.
+    pub weights: Arc<FrozenWeights>,
+}
+
+/// What the server serves now.
+pub(super) struct Served {
+    pub label: Arc<str>,
+    pub folder: PathBuf,
+    pub weights: Arc<FrozenWeights>,
+    pub adapters: BTreeMap<Arc<str>, LoadedAdapter>,
+    pub paused: bool,
+}
+
+pub(super) struct Shared {
+    pub config: ServeConfig,
+    /// Id of this process, by which clients notice a restart.
+    pub instance: String,
+    pub model: ModelConfig,
+    pub compute: Compute,
+    pub tokenizer: Arc<Tokenizer>,
+    pub metrics: Metrics,
+    pub served: Mutex<Served>,
+    /// Held while weights or adapters change, so that changes take effect in their order.
+    pub changing: tokio::sync::Mutex<()>,
+    commands: UnboundedSender<Command>,
+    /// A permit for each sample that waits or is computed.
+    room: Arc<Semaphore>,
+    jobs: AtomicU64,
+    failure: OnceLock<String>,
+}
+
+/// What a request asks of the engine.
+pub(super) struct Ask {
+    pub rid: Option<String>,
+    pub prompts: Vec<Arc<[u32]>>,
+    pub samples: u32,
+    pub params: SamplingParams,
+    pub seed: Option<u64>,
+    pub adapter: AdapterName,
+}
+
+impl Shared {
+    pub fn new(policy: &Policy, config: ServeConfig, metrics: Metrics) -> (Self, UnboundedReceiver<Command>) {
+        let (commands, receiver) = unbounded_channel();
+        let (folder, weights, adapters) = (config.folder.clone(), policy.frozen(), BTreeMap::new());
+        let shared = Shared {
+            room: Arc::new(Semaphore::new(config.slots.max(1) + config.max_queue)),
+            config,
+            instance: protocol::unique(),
+            model: policy.config().clone(),
+            compute: policy.compute(),
+            tokenizer: policy.tokenizer().clone(),
+            metrics,
+            served: Mutex::new(Served { label: UNNAMED.into(), folder, weights, adapters, paused: false }),
+            changing: tokio::sync::Mutex::default(),
+            commands,
+            jobs: AtomicU64::new(0),
+            failure: OnceLock::new(),
+        };
+        (shared, receiver)
+    }
+
+    /// Longest prompt and completion together, in tokens.
+    pub fn context(&self) -> usize {
+        self.config.context.unwrap_or(self.model.max_positions)
+    }
+
+    /// Records why the engine ended.
+    pub fn failed(&self, why: String) {
+        // The first reason stays.
+        drop(self.failure.set(why));
+    }
+
+    pub fn failure(&self) -> Option<String> {
+        self.failure.get().cloned()
+    }
+
+    /// Sends a command. If the engine has ended, its reply never comes.
+    pub fn send(&self, command: Command) {
+        drop(self.commands.send(command));
+    }
+
+    /// Sends a command and waits for its reply.
+    pub async fn call<T>(&self, command: impl FnOnce(oneshot::Sender<T>) -> Command) -> Result<T, Refusal> {
+        let (reply, done) = oneshot::channel();
+        self.send(command(reply));
+        done.await.map_err(|_| self.gone())
+    }
+
+    /// Error of a request that the engine did not finish.
+    pub fn gone(&self) -> Refusal {
+        let why = self.failure().unwrap_or_else(|| "the server is stopping".to_owned());
+        Refusal::new(503, format!("the engine has ended: {why}"))
+    }
+
+    /// Finds an adapter. `None` and the model's own name are the model without one.
+    pub fn adapter(&self, name: Option<&str>) -> Option<AdapterName> {
+        match name.filter(|name| *name != self.config.name) {
+            None => Some(None),
+            Some(name) => self.served.lock().adapters.get_key_value(name).map(|(name, _)| Some(name.clone())),
+        }
+    }
+
+    /// Checks a prompt and `new` more tokens against vocabulary and context.
+    pub fn check(&self, prompt: &[u32], new: usize) -> Result<(), Refusal> {
+        if prompt.is_empty() {
+            return Err(Refusal::bad("the prompt is empty; it needs at least one token"));
+        }
+        let vocabulary = self.model.vocab_size;
+        if let Some(token) = prompt.iter().find(|token| **token as usize >= vocabulary) {
+            return Err(Refusal::bad(format!("token {token} is beyond the model's vocabulary of {vocabulary}")));
+        }
+        let (there, context) = (prompt.len(), self.context());
+        match there.checked_add(new).is_some_and(|all| all <= context) {
+            true => Ok(()),
+            false => Err(Refusal::bad(format!(
+                "{there} tokens and up to {new} more exceed the context of {context} tokens; shorten the prompt or the completion"
+            ))),
+        }
+    }
+
+    fn admit(&self, samples: usize) -> Result<OwnedSemaphorePermit, Refusal> {
+        let most = self.config.slots.max(1) + self.config.max_queue;
+        let count = u32::try_from(samples).ok().filter(|_| samples <= most).ok_or_else(|| {
+            Refusal::bad(format!("the request asks for {samples} completions; this server takes {most} at most (--max-queue)"))
+        })?;
+        self.room
+            .clone()
+            .try_acquire_many_owned(count)
+            .map_err(|_| Refusal::new(429, format!("the queue is full: {most} completions are computed or wait; retry later")))
+    }
+
+    /// Starts a request. Without new tokens, its completions have ended already.
+    pub fn submit(self: &Arc<Self>, ask: Ask) -> Result<Ticket, Refusal> {
+        let Ask { rid, prompts, samples, params, seed, adapter } = ask;
+        if prompts.is_empty() || samples == 0 {
+            return Err(Refusal::bad("the request asks for no completion: a prompt is missing, or `n` is 0"));
+        }
+        for prompt in &prompts {
+            self.check(prompt, params.max_new_tokens)?;
+        }
+        let count = prompts.len() * samples as usize;
+        let none = params.max_new_tokens == 0;
+        SamplingParams { max_new_tokens: params.max_new_tokens.max(1), ..params.clone() }
+            .check()
+            .map_err(|error| Refusal::bad(error.to_string()))?;
+        let permit = self.admit(count)?;
+        let (id, (pieces, news)) = (self.jobs.fetch_add(1, Ordering::Relaxed), unbounded_channel());
+        let params = Arc::new(params);
+        let ticket = Ticket::new(self.clone(), id, news, permit, prompts.clone(), samples, params.clone());
+        if !none {
+            let asked = Instant::now();
+            self.send(Command::Generate(Job { id, rid, prompts, samples, params, seed, adapter, asked, pieces }));
+        }
+        Ok(ticket)
+    }
+
+    /// Log-probability of each token but the first.
+    pub async fn score(&self, tokens: &[u32], adapter: &AdapterName) -> Result<Vec<f32>, Refusal> {
+        self.check(tokens, 0)?;
+        if tokens.len() == 1 {
+            return Ok(Vec::new());
+        }
+        let _permit = self.admit(1)?;
+        let (tokens, adapter) = (tokens.to_vec(), adapter.clone());
+        self.call(|reply| Command::Score(Score { tokens, adapter, reply })).await?.map_err(Refusal::bad)
+    }
+}
+
+/// Error of a request that names an unknown adapter or model.
+pub(super) fn unknown(status: u16, name: &str) -> Refusal {
+    let name = untrusted::line_of(name, 100);
+    Refusal::new(status, format!("the LoRA adapter {name} is not loaded; load it with /load_lora_adapter"))
+}

@@ -1,0 +1,357 @@
+//! The engine's thread: takes commands between two steps, and sends each request its tokens.
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::sync::Arc;
+use std::time::Instant;
+
+use tokio::sync::mpsc::error::TryRecvError;
+use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender};
+use tokio::sync::oneshot;
+
+use crate::algo::{Aggregation, CrossEntropy, Schedule};
+use crate::data::{Sample, Version};
+use crate::engine::remote::PauseMode;
+use crate::engine::{EngineError, FinishReason, LocalEngine, OnNewWeights, Request, SamplingParams, TokenEngine};
+use crate::model::FrozenWeights;
+use crate::observe::{Metric, Metrics};
+use crate::train::{LocalConfig, Policy, Scorer, collate};
+
+/// Name of an adapter; `None` for the model's own weights.
+pub(super) type AdapterName = Option<Arc<str>>;
+
+/// One HTTP request for completions.
+pub(super) struct Job {
+    pub id: u64,
+    /// Name that the client gave the request, to abort it.
+    pub rid: Option<String>,
+    pub prompts: Vec<Arc<[u32]>>,
+    /// Completions of each prompt.
+    pub samples: u32,
+    pub params: Arc<SamplingParams>,
+    pub seed: Option<u64>,
+    pub adapter: AdapterName,
+    pub asked: Instant,
+    pub pieces: UnboundedSender<Piece>,
+}
+
+/// News of one completion of a job.
+pub(super) enum Piece {
+    Token { choice: usize, token: u32, log_prob: f32, label: Arc<str> },
+    End { choice: usize, end: End },
+}
+
+/// End of a completion.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) enum End {
+    Finished(FinishReason),
+    Aborted,
+    Failed(String),
+}
+
+/// Weights under a name, to install together.
+pub(super) struct Installed {
+    pub label: Arc<str>,
+    pub weights: Arc<FrozenWeights>,
+    /// The adapters over these weights.
+    pub adapters: BTreeMap<Arc<str>, Arc<FrozenWeights>>,
+}
+
+type Done<T> = oneshot::Sender<T>;
+
+pub(super) enum Command {
+    /// Ends the thread.
+    Stop,
+    Generate(Job),
+    Score(Score),
+    /// The client of this job is gone.
+    Cancel(u64),
+    /// Ends the requests of this name, or all, with what they have.
+    Abort(Option<String>),
+    Pause {
+        mode: PauseMode,
+        reply: Done<()>,
+    },
+    Resume {
+        reply: Done<()>,
+    },
+    Install {
+        what: Installed,
+        reply: Done<()>,
+    },
+    /// Renames the served weights.
+    Label {
+        label: Arc<str>,
+        reply: Done<()>,
+    },
+    Adapter {
+        name: Arc<str>,
+        weights: Option<Arc<FrozenWeights>>,
+        reply: Done<()>,
+    },
+}
+
+/// A text whose tokens' log-probabilities are asked for, of each but the first.
+pub(super) struct Score {
+    pub tokens: Vec<u32>,
+    pub adapter: AdapterName,
+    pub reply: Done<Result<Vec<f32>, String>>,
+}
+
+/// Completions of one prompt of a job.
+struct Open {
+    job: u64,
+    rid: Option<String>,
+    /// Index of the prompt's first completion in the job.
+    first: usize,
+    /// Samples without an end.
+    left: BTreeSet<u32>,
+    /// Time of the request, until its first token.
+    asked: Option<Instant>,
+    pieces: UnboundedSender<Piece>,
+}
+
+pub(super) struct Worker {
+    engine: LocalEngine,
+    scorer: Scorer,
+    served: Installed,
+    /// Label of each version that was installed.
+    labels: Vec<Arc<str>>,
+    /// By the ordinal of the engine's request.
+    open: BTreeMap<u64, Open>,
+    next: u64,
+    paused: Option<PauseMode>,
+    scores: VecDeque<Score>,
+    commands: UnboundedReceiver<Command>,
+    metrics: Metrics,
+}
+
+impl Worker {
+    pub fn new(policy: &Policy, slots: usize, seed: u64, metrics: Metrics, commands: UnboundedReceiver<Command>) -> Self {
+        let config = LocalConfig { compute: policy.compute(), ..LocalConfig::new(CrossEntropy, Schedule::constant(0.0)) };
+        let label: Arc<str> = super::shared::UNNAMED.into();
+        Worker {
+            engine: policy.engine(slots, seed),
+            scorer: Scorer::new(config, policy.config().clone()),
+            served: Installed { label: label.clone(), weights: policy.frozen(), adapters: BTreeMap::new() },
+            labels: vec![label],
+            open: BTreeMap::new(),
+            next: 0,
+            paused: None,
+            scores: VecDeque::new(),
+            commands,
+            metrics,
+        }
+    }
+
+    /// Works until the last sender of commands is dropped.
+    pub fn run(mut self) {
+        loop {
+            let idle = self.paused.is_some() || (self.engine.is_idle() && self.scores.is_empty());
+            let command =
+                if idle { self.commands.blocking_recv().ok_or(TryRecvError::Disconnected) } else { self.commands.try_recv() };
+            match command {
+                Ok(Command::Stop) | Err(TryRecvError::Disconnected) => return,
+                Ok(command) => self.take(command),
+                Err(TryRecvError::Empty) => {
+                    if let Some(Score { tokens, adapter, reply }) = self.scores.pop_front() {
+                        drop(reply.send(self.score(tokens, adapter)));
+                    }
+                    self.step();
+                }
+            }
+        }
+    }
+
+    fn take(&mut self, command: Command) {
+        // A reply that no one waits for is dropped.
+        match command {
+            Command::Stop => {}
+            Command::Generate(job) => self.submit(job),
+            Command::Score(score) => self.scores.push_back(score),
+            Command::Cancel(job) => self.end(|open| open.job == job, &End::Aborted),
+            Command::Abort(None) => self.end(|_| true, &End::Aborted),
+            Command::Abort(rid) => self.end(|open| open.rid == rid, &End::Aborted),
+            Command::Pause { mode, reply } => {
+                match mode {
+                    PauseMode::Abort => self.end(|_| true, &End::Aborted),
+                    PauseMode::Recompute => self.engine.retract(),
+                    PauseMode::Keep | PauseMode::Finish => {}
+                }
+                self.paused = Some(mode);
+                reply.send(()).ok();
+            }
+            Command::Resume { reply } => {
+                self.paused = None;
+                reply.send(()).ok();
+            }
+            Command::Install { what, reply } => {
+                self.install(what);
+                reply.send(()).ok();
+            }
+            Command::Label { label, reply } => {
+                if label != self.served.label {
+                    let Installed { weights, adapters, .. } = &self.served;
+                    let (weights, adapters) = (weights.clone(), adapters.clone());
+                    // The weights are the same, so caches stay valid.
+                    self.install_with(Installed { label, weights, adapters }, OnNewWeights::Swap);
+                }
+                reply.send(()).ok();
+            }
+            Command::Adapter { name, weights, reply } => {
+                let version = self.version();
+                let read = weights.as_ref().map(|weights| weights.read());
+                let dropped = self.engine.set_adapter(&name, version, read.as_ref());
+                match weights {
+                    Some(weights) => drop(self.served.adapters.insert(name, weights)),
+                    None => drop(self.served.adapters.remove(&name)),
+                }
+                let end = End::Failed("its LoRA adapter was unloaded".to_owned());
+                dropped.into_iter().for_each(|(ordinal, index)| self.end_sample(ordinal, index, &end));
+                reply.send(()).ok();
+            }
+        }
+        self.gauge();
+    }
+
+    fn version(&self) -> Version {
+        self.labels.len() as Version - 1
+    }
+
+    /// Installs weights by the rule of the pause. Without one, samples end under the weights that
+    /// they began with.
+    fn install(&mut self, what: Installed) {
+        let rule = match self.paused {
+            Some(PauseMode::Keep | PauseMode::Finish) => OnNewWeights::Swap,
+            Some(PauseMode::Recompute | PauseMode::Abort) => OnNewWeights::Abort,
+            None => OnNewWeights::Finish,
+        };
+        self.install_with(what, rule);
+    }
+
+    fn install_with(&mut self, what: Installed, rule: OnNewWeights) {
+        self.labels.push(what.label.clone());
+        let version = self.version();
+        self.engine.change_on_new_weights(rule);
+        TokenEngine::set_weights(&mut self.engine, version, &what.weights);
+        for (name, weights) in &what.adapters {
+            self.engine.set_adapter(name, version, Some(&weights.read()));
+        }
+        self.served = what;
+    }
+
+    fn submit(&mut self, job: Job) {
+        for (at, prompt) in job.prompts.iter().enumerate() {
+            let (ordinal, first) = (self.next, at * job.samples as usize);
+            self.next += 1;
+            let open = Open {
+                job: job.id,
+                rid: job.rid.clone(),
+                first,
+                left: (0..job.samples).collect(),
+                asked: Some(job.asked),
+                pieces: job.pieces.clone(),
+            };
+            self.open.insert(ordinal, open);
+            let request = Request {
+                seed: job.seed,
+                adapter: job.adapter.clone(),
+                ..Request::new(ordinal, prompt.clone(), job.samples, job.params.clone())
+            };
+            if let Err(error) = self.engine.submit(request) {
+                self.end_request(ordinal, &End::Failed(error.to_string()));
+            }
+        }
+    }
+
+    fn step(&mut self) {
+        if self.paused.is_some() || self.engine.is_idle() {
+            return;
+        }
+        let finished = self.engine.step();
+        let (sampled, prefill) = (self.engine.sampled(), self.engine.load().prefill);
+        self.metrics.add(Metric::ServedTokens, &[], sampled.len() as f64);
+        self.metrics.add(Metric::ServedPrefill, &[], prefill as f64);
+        for token in sampled {
+            let Some(open) = self.open.get_mut(&token.ordinal) else { continue };
+            if let Some(asked) = open.asked.take() {
+                self.metrics.observe(Metric::ServedFirstToken, &[], asked.elapsed().as_secs_f64());
+            }
+            let choice = open.first + token.index as usize;
+            let label = self.labels[token.version as usize].clone();
+            // A client that is gone cancels its job.
+            drop(open.pieces.send(Piece::Token { choice, token: token.token, log_prob: token.log_prob, label }));
+        }
+        match finished {
+            Ok(finished) => {
+                for finished in finished {
+                    let end = finished.finish.map_or_else(End::Failed, End::Finished);
+                    self.end_sample(finished.ordinal, finished.index, &end);
+                }
+            }
+            Err(error) => self.recover(error),
+        }
+        self.gauge();
+    }
+
+    /// Ends the request that an error names, or else all, and retracts the others: the step was
+    /// left half-done.
+    fn recover(&mut self, error: EngineError) {
+        tracing::error!("{error}");
+        // The samples that the step completed before the error.
+        self.engine.retract();
+        let end = End::Failed(error.to_string());
+        match error {
+            EngineError::NonFinite { ordinal, .. } => self.end_request(ordinal, &end),
+            _ => self.end(|_| true, &end),
+        }
+    }
+
+    /// Ends all requests that match, with what they have.
+    fn end(&mut self, which: impl Fn(&Open) -> bool, end: &End) {
+        let ordinals: Vec<u64> = self.open.iter().filter(|(_, open)| which(open)).map(|(ordinal, _)| *ordinal).collect();
+        ordinals.into_iter().for_each(|ordinal| self.end_request(ordinal, end));
+    }
+
+    fn end_request(&mut self, ordinal: u64, end: &End) {
+        self.engine.cancel(ordinal);
+        let left = self.open.get(&ordinal).map(|open| open.left.clone()).unwrap_or_default();
+        left.into_iter().for_each(|index| self.end_sample(ordinal, index, end));
+    }
+
+    fn end_sample(&mut self, ordinal: u64, index: u32, end: &End) {
+        let Some(open) = self.open.get_mut(&ordinal) else { return };
+        let status = match end {
+            End::Finished(FinishReason::Stop) => "completed",
+            End::Finished(FinishReason::Length) => "truncated",
+            End::Aborted | End::Failed(_) => "aborted",
+        };
+        self.metrics.add(Metric::ServedSamples, &[status], 1.0);
+        drop(open.pieces.send(Piece::End { choice: open.first + index as usize, end: end.clone() }));
+        open.left.remove(&index);
+        if open.left.is_empty() {
+            self.open.remove(&ordinal);
+        }
+    }
+
+    fn score(&mut self, tokens: Vec<u32>, adapter: AdapterName) -> Result<Vec<f32>, String> {
+        let weights = match &adapter {
+            None => &self.served.weights,
+            Some(name) => self.served.adapters.get(name).ok_or_else(|| format!("the LoRA adapter {name:?} is not loaded"))?,
+        };
+        let loss_mask = [vec![0.0], vec![1.0; tokens.len() - 1]].concat();
+        let sample = Sample { tokens, loss_mask, ..Sample::default() };
+        let batch = collate(&[sample], Aggregation::TokenMean).map_err(|error| error.to_string())?;
+        let scores = self.scorer.score(weights, &batch);
+        Ok(scores.concat().into_iter().map(|score| score as f32).collect())
+    }
+
+    fn gauge(&self) {
+        self.metrics.set(Metric::ServedActive, &[], self.engine.active() as f64);
+        let open: usize = self.open.values().map(|open| open.left.len()).sum();
+        self.metrics.set(Metric::ServedOpen, &[], open as f64);
+        self.metrics.set(Metric::ServedPaused, &[], f64::from(u8::from(self.paused.is_some())));
+        if let Ok(version) = self.served.label.parse::<u32>() {
+            self.metrics.set(Metric::ServedVersion, &[], f64::from(version));
+        }
+    }
+}
