@@ -88,14 +88,19 @@ impl Decoder {
     /// f32 (law N5): in 16 bits, adding 1 to 256 changes nothing.
     pub(crate) fn add_embedding_and_head(&self, gradient: &Tensor, ids: &[i64], by_embedded: &Tensor, by_head: Option<&Tensor>) {
         let _guard = tch::no_grad_guard();
-        let ids = Tensor::from_slice(ids).to_device(gradient.device());
-        let by_embedded = scaled(by_embedded.to_kind(Kind::Float), self.config.embedding_multiplier);
-        let embedding = part(gradient, self.layout.embedding());
-        let _sum = embedding.view([-1, self.config.hidden_size as i64]).index_add_(0, &ids, &by_embedded);
+        self.add_embedding(&part(gradient, self.layout.embedding()), ids, by_embedded);
         if let Some(by_head) = by_head {
             let head = self.layout.head().unwrap_or_else(|| self.layout.embedding());
             let _sum = part(gradient, head).g_add_(&by_head.reshape([-1]));
         }
+    }
+
+    /// The embedding's part of [`Decoder::add_embedding_and_head`], added to its flat gradient.
+    pub(super) fn add_embedding(&self, gradient: &Tensor, ids: &[i64], by_embedded: &Tensor) {
+        let _guard = tch::no_grad_guard();
+        let ids = Tensor::from_slice(ids).to_device(gradient.device());
+        let by_embedded = scaled(by_embedded.to_kind(Kind::Float), self.config.embedding_multiplier);
+        let _sum = gradient.view([-1, self.config.hidden_size as i64]).index_add_(0, &ids, &by_embedded);
     }
 
     /// Logits `[M, vocabulary]` of hidden rows `[M, hidden]`; with a score head, scores `[M, 1]`.
@@ -137,13 +142,13 @@ impl Decoder {
         self.logits(views, &self.finish(&views.norm, &x))
     }
 
-    /// The attention that is faster for these sequences, where and as `embedding` is computed with.
-    pub(super) fn pass<'a>(&self, packed: &'a Packed, embedding: &Tensor) -> Pass<'a> {
+    /// The attention that is faster for these sequences, where and as `like` is computed.
+    pub(super) fn pass<'a>(&self, packed: &'a Packed, like: &Tensor) -> Pass<'a> {
         let longest = packed.longest();
-        if !fused::attends(longest, embedding.kind(), embedding.device()) {
-            return self.rectangular(packed, embedding);
+        if !fused::attends(longest, like.kind(), like.device()) {
+            return self.rectangular(packed, like);
         }
-        Pass::Fused(packed, self.rope.by_layer(longest, embedding.device(), |tables| tables.first(longest as i64).pairs()))
+        Pass::Fused(packed, self.rope.by_layer(longest, like.device(), |tables| tables.first(longest as i64).pairs()))
     }
 
     fn rectangular<'a>(&self, packed: &Packed, embedding: &Tensor) -> Pass<'a> {
@@ -165,9 +170,14 @@ impl Decoder {
     }
 
     /// The embeddings of tokens.
-    pub(super) fn embed(&self, views: &Views, tokens: &[i64]) -> Tensor {
-        let tokens = Tensor::from_slice(tokens).to_device(views.embedding.device());
-        scaled(views.embedding.index_select(0, &tokens), self.config.embedding_multiplier)
+    fn embed(&self, views: &Views, tokens: &[i64]) -> Tensor {
+        self.embed_by(&views.embedding, tokens)
+    }
+
+    /// The embeddings of tokens, by the matrix `embedding`.
+    pub(super) fn embed_by(&self, embedding: &Tensor, tokens: &[i64]) -> Tensor {
+        let tokens = Tensor::from_slice(tokens).to_device(embedding.device());
+        scaled(embedding.index_select(0, &tokens), self.config.embedding_multiplier)
     }
 
     /// One layer over whole sequences.

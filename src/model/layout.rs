@@ -68,6 +68,17 @@ impl Entry {
     }
 }
 
+/// A part of a model that is gathered, used and freed at once where ranks hold slices of it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Unit {
+    /// The embedding.
+    Embedding,
+    /// A layer.
+    Layer(usize),
+    /// Final norm, and the head if it is not the embedding.
+    End,
+}
+
 /// Numbers of a flat tensor, as a view.
 pub(crate) fn part(flat: &Tensor, range: Range<usize>) -> Tensor {
     flat.narrow(0, range.start as i64, range.len() as i64)
@@ -210,6 +221,21 @@ impl Layout {
     pub(super) fn norm(&self) -> Range<usize> {
         let (begin, _) = self.layers[self.layers.len() - 1];
         self.entries.iter().map(Entry::range).find(|range| range.start == begin).unwrap_or(begin..begin)
+    }
+
+    /// Units from first to last, without gaps.
+    pub(crate) fn unit_list(&self) -> impl Iterator<Item = Unit> + use<> {
+        let layers = (0..self.layers.len() - 1).map(Unit::Layer);
+        std::iter::once(Unit::Embedding).chain(layers).chain([Unit::End])
+    }
+
+    /// A unit's place.
+    pub(crate) fn unit(&self, unit: Unit) -> Range<usize> {
+        match unit {
+            Unit::Embedding => self.embedding(),
+            Unit::Layer(index) => self.layer(index),
+            Unit::End => self.norm().start..self.total(),
+        }
     }
 
     /// The score head's place: the last tensor, of a model as of adapters.

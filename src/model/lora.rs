@@ -181,6 +181,11 @@ impl Adapter {
         (low_ranks, self.layout.score_head().map(|_| next()))
     }
 
+    /// The score head's weight, flat, if these adapters have one.
+    pub(super) fn score_head(&self) -> Option<Tensor> {
+        self.layout.score_head().map(|range| part(&self.flat.detach(), range))
+    }
+
     /// Writes the gradient of the score head into a flat f32 gradient.
     pub(crate) fn set_head_gradient(&self, gradient: &Tensor, by_head: Option<&Tensor>) {
         let _guard = tch::no_grad_guard();

@@ -3,12 +3,75 @@
 //!
 //! Memory: `layers · tokens · hidden` numbers and one layer's activations. Time: one more forward
 //! pass. The gradient equals autograd's bit for bit: same operations, same order.
+//!
+//! Both passes take the parameters unit by unit ([`Parameters`]), so that a rank that holds a slice
+//! of each can gather them one at a time.
+
+use std::convert::Infallible;
 
 use tch::{Kind, Tensor};
 
-use super::layout::part;
+use super::layout::{Unit, part};
 use super::views::Layer;
-use super::{Decoder, Packed, Views, Weights};
+use super::{Adapter, Decoder, Packed, Weights};
+
+/// A model's parameters and their gradient, unit by unit.
+pub(crate) trait Parameters {
+    /// Failure to get a unit.
+    type Error;
+
+    /// A unit's numbers, flat and detached. `next`: the unit that will be asked for next.
+    fn numbers(&self, unit: Unit, next: Option<Unit>) -> Result<Tensor, Self::Error>;
+
+    /// Adapters and the flat gradient of their numbers, if only they are trained.
+    fn adapter(&self) -> Option<(&Adapter, &Tensor)>;
+
+    /// Room for a unit's gradient in f32, of any content.
+    fn room(&self, unit: Unit) -> Tensor;
+
+    /// Takes a unit's gradient, in the room that it was given.
+    fn take(&self, unit: Unit, gradient: Tensor) -> Result<(), Self::Error>;
+}
+
+/// Parameters that this process holds, and room for their gradient.
+pub(crate) struct Whole<'a> {
+    weights: &'a Weights,
+    /// Gradient of the trained numbers, flat and in f32.
+    pub gradient: Tensor,
+}
+
+impl<'a> Whole<'a> {
+    /// For a forward pass.
+    pub fn reading(weights: &'a Weights) -> Self {
+        Whole { weights, gradient: Tensor::empty([0], (Kind::Float, weights.flat.device())) }
+    }
+
+    /// For a backward pass.
+    pub fn new(weights: &'a Weights) -> Self {
+        let trained = weights.trained().1;
+        Whole { weights, gradient: Tensor::empty([trained.numel() as i64], (Kind::Float, trained.device())) }
+    }
+}
+
+impl Parameters for Whole<'_> {
+    type Error = Infallible;
+
+    fn numbers(&self, unit: Unit, _next: Option<Unit>) -> Result<Tensor, Infallible> {
+        Ok(part(&self.weights.flat.detach(), self.weights.layout.unit(unit)))
+    }
+
+    fn adapter(&self) -> Option<(&Adapter, &Tensor)> {
+        self.weights.adapter.as_ref().map(|adapter| (adapter, &self.gradient))
+    }
+
+    fn room(&self, unit: Unit) -> Tensor {
+        part(&self.gradient, self.weights.layout.unit(unit))
+    }
+
+    fn take(&self, _unit: Unit, _gradient: Tensor) -> Result<(), Infallible> {
+        Ok(())
+    }
+}
 
 /// Layer inputs that a forward pass keeps for the backward pass.
 pub struct Kept {
@@ -18,68 +81,128 @@ pub struct Kept {
     streams: Vec<Tensor>,
 }
 
+/// Results of a forward pass.
+pub(crate) struct Passed {
+    /// Hidden states of the rows, normed.
+    pub hidden: Tensor,
+    /// Weight of the head; a leaf if it is trained.
+    pub head: Tensor,
+    pub kept: Kept,
+}
+
 impl Decoder {
     /// Computes [`Decoder::hidden_after`] without a graph, and returns the input of
     /// [`Decoder::gradient`].
-    pub(crate) fn hidden_kept(&self, views: &Views, packed: Packed, rows: Tensor) -> (Tensor, Kept) {
+    pub(crate) fn hidden_kept<P: Parameters>(&self, of: &P, packed: Packed, rows: Tensor) -> Result<Passed, P::Error> {
         let _guard = tch::no_grad_guard();
-        let pass = self.pass(&packed, &views.embedding);
-        let mut streams = vec![self.embed(views, &packed.ids)];
-        for (index, layer) in views.layers.iter().enumerate() {
-            let chosen = Some(&rows).filter(|_| index + 1 == views.layers.len());
-            let next = self.layer(layer, index, &pass, streams[index].shallow_clone(), chosen, &mut |_, _| {});
+        let (config, layers) = (&self.config, self.config.layers());
+        let after = |index: usize| Some(if index < layers { Unit::Layer(index) } else { Unit::End });
+        let matrix = |flat: Tensor| flat.view([-1, config.hidden_size as i64]);
+        let embedding = matrix(of.numbers(Unit::Embedding, after(0))?);
+        let pass = self.pass(&packed, &embedding);
+        let mut streams = vec![self.embed_by(&embedding, &packed.ids)];
+        drop(embedding);
+        for index in 0..layers {
+            let base = of.numbers(Unit::Layer(index), after(index + 1))?;
+            let mut layer = Layer::new(config, &self.layout, &base);
+            if let Some((adapter, _)) = of.adapter() {
+                layer.adapt(adapter.low_ranks_of_layer(config, &part(&adapter.flat.detach(), adapter.layout.layer(index))));
+            }
+            let chosen = Some(&rows).filter(|_| index + 1 == layers);
+            let next = self.layer(&layer, index, &pass, streams[index].shallow_clone(), chosen, &mut |_, _| {});
             streams.push(next);
         }
-        let hidden = self.finish(&views.norm, &streams[views.layers.len()]);
+        let tied = config.shares_embedding();
+        let end = of.numbers(Unit::End, tied.then_some(Unit::Embedding))?;
+        let hidden = self.finish(&end.narrow(0, 0, config.hidden_size as i64), &streams[layers]);
+        let own_head = of.adapter().map(|(adapter, _)| adapter.score_head());
+        let is_trained = !matches!(own_head, Some(None));
+        let head = match own_head.flatten() {
+            Some(head) => head,
+            None if tied => of.numbers(Unit::Embedding, None)?,
+            None => part(&end, config.hidden_size..end.numel()),
+        };
         drop(pass);
-        (hidden, Kept { packed, rows, streams })
+        let head = matrix(head).detach().set_requires_grad(is_trained);
+        Ok(Passed { hidden, head, kept: Kept { packed, rows, streams } })
     }
 
-    /// Gradient by the trained parameters of `weights`, flat and in f32, from the gradients by the
-    /// hidden states and by the head's weight. With adapters, a language model's head has no
-    /// gradient.
-    pub(crate) fn gradient(&self, weights: &Weights, kept: Kept, by_hidden: &Tensor, by_head: Option<&Tensor>) -> Tensor {
+    /// Gives `of` the gradient of its trained numbers, from the gradients by the hidden states and
+    /// by the head's weight. With adapters, a language model's head has no gradient.
+    pub(crate) fn gradient<P: Parameters>(
+        &self,
+        of: &P,
+        kept: Kept,
+        by_hidden: &Tensor,
+        by_head: Option<&Tensor>,
+    ) -> Result<(), P::Error> {
         let Kept { packed, rows, mut streams } = kept;
-        let mut views = self.views(&weights.flat.detach());
-        let flat = weights.trained().1.detach();
-        let gradient = Tensor::empty([flat.numel() as i64], (Kind::Float, flat.device()));
-        let (config, layout) = (&self.config, &self.layout);
+        let (config, layout, layers) = (&self.config, &self.layout, self.config.layers());
         let leaf = |tensor: &Tensor| tensor.detach().set_requires_grad(true);
+        let add_head = |to: &Tensor| {
+            let _guard = tch::no_grad_guard();
+            by_head.map(|by_head| to.shallow_clone().g_add_(&by_head.reshape([-1])));
+        };
 
-        let norm = leaf(&views.norm);
+        let end = of.numbers(Unit::End, layers.checked_sub(1).map(Unit::Layer))?;
+        let norm = leaf(&end.narrow(0, 0, config.hidden_size as i64));
         let last = leaf(&streams.pop().expect("the last layer's output"));
         let finished = self.finish(&norm, &last);
         let [mut by_stream, by_norm] = pull_back(&finished, by_hidden, [&last, &norm]);
-        if weights.adapter.is_none() {
-            part(&gradient, layout.norm()).copy_(&by_norm);
+        drop(end);
+        if of.adapter().is_none() {
+            let room = of.room(Unit::End);
+            room.narrow(0, 0, config.hidden_size as i64).copy_(&by_norm);
+            let head = part(&room, config.hidden_size..room.numel());
+            drop(head.shallow_clone().zero_());
+            if !config.shares_embedding() {
+                add_head(&head);
+            }
+            of.take(Unit::End, room)?;
         }
 
-        let pass = self.pass(&packed, &views.embedding);
-        let layers = views.layers.len();
-        for (index, layer) in views.layers.iter_mut().enumerate().rev() {
-            let range = weights.trained().0.layer(index);
-            let own = leaf(&part(&flat, range.clone()));
-            match &weights.adapter {
-                Some(adapter) => layer.adapt(adapter.low_ranks_of_layer(config, &own)),
-                None => *layer = Layer::new(config, layout, &own),
-            }
+        let pass = self.pass(&packed, &by_stream);
+        for index in (0..layers).rev() {
+            let base = of.numbers(Unit::Layer(index), index.checked_sub(1).map(Unit::Layer))?;
+            let (own, layer) = match of.adapter() {
+                Some((adapter, _)) => {
+                    let own = leaf(&part(&adapter.flat.detach(), adapter.layout.layer(index)));
+                    let mut layer = Layer::new(config, layout, &base);
+                    layer.adapt(adapter.low_ranks_of_layer(config, &own));
+                    (own, layer)
+                }
+                None => {
+                    let own = leaf(&base);
+                    let layer = Layer::new(config, layout, &own);
+                    (own, layer)
+                }
+            };
             let input = leaf(&streams.pop().expect("an input a layer"));
             let chosen = Some(&rows).filter(|_| index + 1 == layers);
-            let output = self.layer(layer, index, &pass, input.shallow_clone(), chosen, &mut |_, _| {});
+            let output = self.layer(&layer, index, &pass, input.shallow_clone(), chosen, &mut |_, _| {});
             let [by_input, by_own] = pull_back(&output, &by_stream, [&input, &own]);
-            part(&gradient, range).copy_(&by_own);
             by_stream = by_input;
+            match of.adapter() {
+                Some((adapter, gradient)) => part(gradient, adapter.layout.layer(index)).copy_(&by_own),
+                None => {
+                    let mut room = of.room(Unit::Layer(index));
+                    room.copy_(&by_own);
+                    of.take(Unit::Layer(index), room)?;
+                }
+            }
         }
-        if let Some(adapter) = &weights.adapter {
-            adapter.set_head_gradient(&gradient, by_head);
-            return gradient;
+        if let Some((adapter, gradient)) = of.adapter() {
+            adapter.set_head_gradient(gradient, by_head);
+            return Ok(());
         }
 
-        for range in std::iter::once(layout.embedding()).chain(layout.head()) {
-            drop(part(&gradient, range).zero_());
+        let room = of.room(Unit::Embedding);
+        drop(room.shallow_clone().zero_());
+        self.add_embedding(&room, &packed.ids, &by_stream);
+        if config.shares_embedding() {
+            add_head(&room);
         }
-        self.add_embedding_and_head(&gradient, &packed.ids, &by_stream, by_head);
-        gradient
+        of.take(Unit::Embedding, room)
     }
 }
 

@@ -135,11 +135,6 @@ char* rollflow_all_reduce(rollflow_group* group, at::Tensor* tensor) {
   });
 }
 
-// out: this rank's part of the sum over all ranks of `in`, which is as long as all parts together.
-char* rollflow_reduce_scatter(rollflow_group* group, at::Tensor* out, at::Tensor* in) {
-  return caught([&] { finish(group->backend->_reduce_scatter_base(*out, *in), group->cancelled); });
-}
-
 // Begins to gather: out will be all ranks' `in`, end to end.
 char* rollflow_all_gather(rollflow_group* group, rollflow_work** begun, at::Tensor* out, at::Tensor* in) {
   return caught([&] {

@@ -43,7 +43,6 @@ unsafe extern "C" {
     ) -> *mut c_char;
     fn rollflow_group_close(group: *mut RawGroup);
     fn rollflow_all_reduce(group: *mut RawGroup, tensor: *mut C_tensor) -> *mut c_char;
-    fn rollflow_reduce_scatter(group: *mut RawGroup, out: *mut C_tensor, input: *mut C_tensor) -> *mut c_char;
     fn rollflow_all_gather(
         group: *mut RawGroup,
         begun: *mut *mut RawWork,
@@ -192,6 +191,9 @@ pub struct Pending {
     failed: Arc<AtomicBool>,
 }
 
+// SAFETY: c10d's works may be waited for on any thread.
+unsafe impl Send for Pending {}
+
 impl Group {
     /// Joins a group over Gloo, which has a name of its own in `store`. Waits for all `size` ranks.
     /// `address`: of this host, through which the others reach it. `deadline`: of each call.
@@ -240,12 +242,11 @@ impl Group {
     }
 
     /// This rank's part of the sum over all ranks of `whole`, whose length is a multiple of the
-    /// number of ranks.
-    pub fn reduce_scatter(&mut self, whole: &Tensor) -> Result<Tensor, CollectiveError> {
-        let part = Tensor::empty([whole.size()[0] / self.size as i64], (whole.kind(), whole.device()));
-        let error = unsafe { rollflow_reduce_scatter(self.begin(), raw(&part), raw(whole)) };
-        self.done(error)?;
-        Ok(part)
+    /// number of ranks. `whole` is overwritten. Gloo sums by an all-reduce here, too.
+    pub fn reduce_scatter(&mut self, mut whole: Tensor) -> Result<Tensor, CollectiveError> {
+        self.all_reduce(&mut whole)?;
+        let part = whole.size()[0] / self.size as i64;
+        Ok(whole.narrow(0, self.rank as i64 * part, part))
     }
 
     /// Begins to gather every rank's `part`, end to end.
@@ -368,7 +369,7 @@ mod tests {
                 let mut sum = Tensor::arange(6, (Kind::Float, Device::Cpu)) + rank as f64;
                 group.all_reduce(&mut sum).unwrap();
                 let whole = Tensor::arange(3 * size as i64, (Kind::Float, Device::Cpu)) * (rank + 1) as f64;
-                let part = group.reduce_scatter(&whole).unwrap();
+                let part = group.reduce_scatter(whole).unwrap();
                 let gathered = group.gather(&part).unwrap().wait().unwrap();
                 let bytes = group.gather_bytes(&vec![rank as u8; rank as usize]).unwrap();
                 let told = group.broadcast_bytes(if rank == 0 { b"from rank 0" } else { b"" }).unwrap();

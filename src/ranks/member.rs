@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
 
-use super::watch::{BEAT, ENDED, SUSPECT, Shared, slowest, watch};
+use super::watch::{BEAT, ENDED, SUSPECT, Shared, Watch, slowest};
 use super::{CollectiveError, Group, Place, RankError, Ranks, Store};
 use crate::util::secrets::masked;
 
@@ -106,12 +106,10 @@ impl Member {
             _ => hello.address,
         };
         let (shared, lost) = (Arc::new(Shared::default()), seconds(settings.lost_timeout));
-        let signs = open(&place, false, limit)?;
-        let body = {
-            let (shared, labels, own) = (shared.clone(), verdict.labels.clone(), place.rank);
-            let others = if own == 0 { (1..place.size).collect() } else { vec![0] };
-            move || watch(&signs, &shared, own, others, &labels, lost)
-        };
+        let (labels, own) = (verdict.labels.clone(), place.rank);
+        let watch = Watch { store: open(&place, false, limit)?, shared: shared.clone(), own, labels, lost };
+        let others = if own == 0 { 1..place.size } else { 0..1 };
+        let body = move || watch.run(others);
         let watch = std::thread::Builder::new().name("ranks".into()).spawn(body);
         let watch = watch.map_err(|error| CollectiveError(format!("the thread `ranks` cannot start: {error}")))?;
         let (labels, settings, next) = (verdict.labels, settings.clone(), AtomicU64::new(0));
@@ -123,9 +121,9 @@ impl Member {
         self.place.rank
     }
 
-    /// Number of ranks.
-    pub fn size(&self) -> usize {
-        self.place.size
+    /// Settings of the run.
+    pub fn settings(&self) -> &Ranks {
+        &self.settings
     }
 
     /// Name of a rank in messages: number, host and process.

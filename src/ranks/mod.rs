@@ -27,7 +27,7 @@ pub use member::{Member, Order, Rendezvous};
 pub use partition::Partition;
 #[cfg(feature = "torch")]
 pub use place::Place;
-pub use settings::Ranks;
+pub use settings::{Ranks, Shard};
 
 /// A rank that cannot start, or that failed.
 #[cfg(feature = "torch")]

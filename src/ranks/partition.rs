@@ -66,11 +66,19 @@ impl Partition {
     /// A rank's own buffer of a whole one.
     pub fn own(&self, rank: usize, whole: &Tensor) -> Tensor {
         let own = Tensor::zeros([self.own_len() as i64], (whole.kind(), whole.device()));
-        for (range, at) in self.held(rank) {
-            let len = range.len() as i64;
-            own.narrow(0, at as i64, len).copy_(&whole.narrow(0, range.start as i64, len));
+        for unit in 0..self.units() {
+            let range = self.unit(unit);
+            self.fill(rank, unit, &whole.narrow(0, range.start as i64, range.len() as i64), &own);
         }
         own
+    }
+
+    /// Copies a rank's part of a whole unit to its own buffer.
+    pub fn fill(&self, rank: usize, unit: usize, whole: &Tensor, own: &Tensor) {
+        let (len, part) = (self.units[unit].len(), self.part_len(unit));
+        let start = (rank * part).min(len);
+        let held = ((start + part).min(len) - start) as i64;
+        self.part(own, unit).narrow(0, 0, held).copy_(&whole.narrow(0, start as i64, held));
     }
 
     /// This rank's part of a unit, in its own buffer.
@@ -92,7 +100,7 @@ impl Partition {
     pub fn add_sum(&self, group: &mut Group, own: &Tensor, unit: usize, gradient: &Tensor) -> Result<(), CollectiveError> {
         let (len, padded) = (gradient.size()[0], (self.part_len(unit) * self.ranks) as i64);
         let gradient = gradient.to_kind(Kind::Float).constant_pad_nd([0, padded - len]);
-        let _sum = self.part(own, unit).g_add_(&group.reduce_scatter(&gradient)?);
+        let _sum = self.part(own, unit).g_add_(&group.reduce_scatter(gradient)?);
         Ok(())
     }
 }

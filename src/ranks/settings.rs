@@ -1,12 +1,14 @@
 //! `[ranks]`: settings of a run of several processes.
 
-use crate::settings::declare::section;
+use crate::settings::declare::{choices, section};
 use crate::settings::setting::POSITIVE;
 
 section! {
     /// Several processes, called ranks, that train one model: `rollflow launch`, `torchrun`, `srun`
     /// or `mpirun` starts them. A run of one process ignores this section.
     pub struct Ranks {
+        /// What of a trainer's state is divided among the ranks instead of held by each.
+        shard: Shard = Shard::default();
         /// Seconds that the ranks wait at the start until all of them are there.
         start_timeout: f64 = 300.0, POSITIVE;
         /// Seconds that a rank waits in an exchange for the others, which may compute. Then the run
@@ -14,5 +16,20 @@ section! {
         exchange_timeout: f64 = 1800.0, POSITIVE;
         /// Seconds without a sign of life of a rank before the run ends.
         lost_timeout: f64 = 15.0, POSITIVE;
+    }
+}
+
+choices! {
+    /// What of a trainer's state is divided among ranks (ZeRO).
+    pub enum Shard {
+        /// nothing: every rank holds parameters, gradient and moments. Sends least per step on many
+        /// micro-batches.
+        "nothing" => Nothing,
+        /// moments and the gradient's sums (ZeRO-2); every rank holds the parameters.
+        "optimizer" => Optimizer,
+        /// parameters, too (ZeRO-3): they are gathered layer by layer for each micro-batch, and
+        /// layers are computed again in the backward pass. Needs all weights to be trained, not
+        /// adapters.
+        "parameters" => Parameters,
     }
 }

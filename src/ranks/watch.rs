@@ -66,56 +66,63 @@ impl Shared {
     }
 }
 
-/// A rank that is watched, and its number when it was last raised.
+/// A rank that is watched, and its sign of life when that last changed.
 struct Watched {
     rank: usize,
     seen: (Vec<u8>, Instant),
 }
 
-/// Gives signs of life and looks for those of `others` until the run is over. `labels`: names of the
-/// ranks in messages. `lost`: silence after which a rank counts as gone.
-pub(super) fn watch(store: &Store, shared: &Shared, own: usize, others: Vec<usize>, labels: &[String], lost: Duration) {
-    let seen = |rank| Watched { rank, seen: (Vec::new(), Instant::now()) };
-    let mut others: Vec<Watched> = others.into_iter().map(seen).collect();
-    let mut beats = 0u64;
-    while !shared.over.load(Acquire) && shared.reason().is_none() {
-        beats += 1;
-        if let Err(error) = look(store, shared, (own, beats), &mut others, labels, lost) {
-            // The store lives in rank 0's process or in its launcher's.
-            shared.end(format!("{} is gone: the connection to its store was lost ({error})", labels[0]));
-        }
-        std::thread::sleep(BEAT);
-    }
+/// Gives a rank's signs of life, and looks for those of others.
+pub(super) struct Watch {
+    /// A connection of its own.
+    pub store: Store,
+    pub shared: Arc<Shared>,
+    /// This rank.
+    pub own: usize,
+    /// Names of the ranks in messages.
+    pub labels: Vec<String>,
+    /// Silence after which a rank counts as gone.
+    pub lost: Duration,
 }
 
-fn look(
-    store: &Store,
-    shared: &Shared,
-    (own, beats): (usize, u64),
-    others: &mut [Watched],
-    labels: &[String],
-    lost: Duration,
-) -> Result<(), CollectiveError> {
-    let sign = [beats, shared.signals.exchanges.load(Acquire)];
-    store.set(&key(own), sign.map(u64::to_le_bytes).as_flattened())?;
-    if let Some(reason) = store.get(ENDED)? {
-        shared.end(String::from_utf8_lossy(&reason).into_owned());
-        return Ok(());
-    }
-    let limit = if shared.suspicious.load(Acquire) { lost.min(SUSPECT) } else { lost };
-    for Watched { rank, seen } in others {
-        let beat = store.get(&key(*rank))?.unwrap_or_default();
-        if beat != seen.0 {
-            *seen = (beat, Instant::now());
-        } else if seen.1.elapsed() > limit {
-            let silence = seen.1.elapsed().as_secs();
-            let reason = format!("{} is gone or hangs: no sign of life for {silence} seconds", labels[*rank]);
-            store.set(ENDED, reason.as_bytes())?;
-            shared.end(reason);
-            return Ok(());
+impl Watch {
+    /// Watches `others` until the run is over.
+    pub fn run(self, others: impl IntoIterator<Item = usize>) {
+        let mut others: Vec<_> = others.into_iter().map(|rank| Watched { rank, seen: (Vec::new(), Instant::now()) }).collect();
+        let mut beats = 0u64;
+        while !self.shared.over.load(Acquire) && self.shared.reason().is_none() {
+            beats += 1;
+            if let Err(error) = self.look(beats, &mut others) {
+                // The store lives in rank 0's process or in its launcher's.
+                self.shared.end(format!("{} is gone: the connection to its store was lost ({error})", self.labels[0]));
+            }
+            std::thread::sleep(BEAT);
         }
     }
-    Ok(())
+
+    fn look(&self, beats: u64, others: &mut [Watched]) -> Result<(), CollectiveError> {
+        let (store, shared) = (&self.store, &self.shared);
+        let sign = [beats, shared.signals.exchanges.load(Acquire)];
+        store.set(&key(self.own), sign.map(u64::to_le_bytes).as_flattened())?;
+        if let Some(reason) = store.get(ENDED)? {
+            shared.end(String::from_utf8_lossy(&reason).into_owned());
+            return Ok(());
+        }
+        let limit = if shared.suspicious.load(Acquire) { self.lost.min(SUSPECT) } else { self.lost };
+        for Watched { rank, seen } in others {
+            let sign = store.get(&key(*rank))?.unwrap_or_default();
+            if sign != seen.0 {
+                *seen = (sign, Instant::now());
+            } else if seen.1.elapsed() > limit {
+                let silence = seen.1.elapsed().as_secs();
+                let reason = format!("{} is gone or hangs: no sign of life for {silence} seconds", self.labels[*rank]);
+                store.set(ENDED, reason.as_bytes())?;
+                shared.end(reason);
+                return Ok(());
+            }
+        }
+        Ok(())
+    }
 }
 
 /// The rank that has begun the fewest exchanges, if some have begun more, and how many both have begun.

@@ -239,11 +239,11 @@ impl TrainingBackend for LocalBackend {
     }
 
     fn snapshot(&self) -> TrainFuture<Snapshot<FrozenWeights>> {
-        self.change(|worker| Ok(worker.snapshot()))
+        self.change(Worker::snapshot)
     }
 
     fn current(&self) -> TrainFuture<Snapshot<FrozenWeights>> {
-        self.submit(|worker| Ok(worker.current()))
+        self.submit(Worker::current)
     }
 
     fn load_weights(&self, weights: Arc<FrozenWeights>) -> TrainFuture<()> {

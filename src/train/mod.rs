@@ -29,8 +29,12 @@ mod replica;
 #[cfg(feature = "torch")]
 mod scorer;
 #[cfg(feature = "torch")]
+mod shards;
+#[cfg(feature = "torch")]
 mod side_by_side;
 mod simulated;
+#[cfg(feature = "torch")]
+mod state;
 mod supervised;
 #[cfg(feature = "torch")]
 mod team;

@@ -45,11 +45,17 @@ pub(super) struct Optimizer {
 
 impl Optimizer {
     /// Zero moments. They take no memory before the first update, for backends that only score.
-    pub fn new(config: AdamW, groups: ParamGroups, layout: &Layout, params: &Tensor) -> Self {
+    pub fn new(config: AdamW, groups: ParamGroups, layout: &Layout, device: Device) -> Self {
+        let slices = groups.slices(config.weight_decay, layout);
+        Optimizer::of_slices(config, groups, slices, layout.total(), device)
+    }
+
+    /// Of some of a model's numbers, `len` in all.
+    pub fn of_slices(config: AdamW, groups: ParamGroups, slices: Vec<Slice>, len: usize, device: Device) -> Self {
         let names = ["exp_avg", "exp_avg_sq", "max_exp_avg_sq"];
-        let zeros = |name| (name, Tensor::zeros([1], (Kind::Float, params.device())).expand(params.size(), false));
+        let zeros = |name| (name, Tensor::zeros([1], (Kind::Float, device)).expand([len as i64], false));
         let moments = names.into_iter().take(if config.amsgrad { 3 } else { 2 }).map(zeros).collect();
-        Optimizer { config, groups, slices: groups.slices(config.weight_decay, layout), step: 0, moments }
+        Optimizer { config, groups, slices, step: 0, moments }
     }
 
     /// Updates `params` in place, with gradients multiplied by `scale`. On a device the gradient is
@@ -108,20 +114,26 @@ impl Optimizer {
         }
     }
 
-    /// The moments, for replacing their numbers.
-    pub fn moments_mut(&mut self) -> impl Iterator<Item = &mut Tensor> {
-        self.settle();
-        self.moments.iter_mut().map(|(_, moment)| moment)
+    /// The moments.
+    pub fn moments(&self) -> impl Iterator<Item = &Tensor> {
+        self.moments.iter().map(|(_, moment)| moment)
     }
 
-    /// Writes the moments and the number of updates, and `masters`, the parameters, if they are
-    /// saved rounded elsewhere.
-    pub fn save(&self, folder: &Path, masters: Option<&Tensor>) -> Result<(), TrainError> {
+    /// Continues after `step` updates with these moments.
+    pub fn restore(&mut self, step: u64, moments: Vec<Tensor>) {
+        self.step = step;
+        self.moments.iter_mut().zip(moments).for_each(|((_, own), moment)| *own = moment);
+    }
+
+    /// Writes the moments of all parameters and the number of updates, and `masters`, the
+    /// parameters, if they are saved rounded elsewhere.
+    pub fn save(&self, folder: &Path, moments: &[Tensor], masters: Option<&Tensor>) -> Result<(), TrainError> {
         let path = folder.join(FILE);
         let state = serde_json::to_string(&Saved { step: self.step, groups: self.groups });
         let state = state.map_err(|error| TrainError::malformed(&path, error))?;
         let metadata = HashMap::from([(STATE.to_owned(), state)]);
-        let all = self.moments.iter().map(|(name, moment)| (*name, moment)).chain(masters.map(|masters| (MASTERS, masters)));
+        let moments = self.moments.iter().zip(moments).map(|((name, _), moment)| (*name, moment));
+        let all = moments.chain(masters.map(|masters| (MASTERS, masters)));
         let entry = |name: &str, tensor: &Tensor| Entry { name: name.to_owned(), shape: vec![tensor.numel()], offset: 0 };
         let tensors: Vec<(Entry, &Tensor)> = all.map(|(name, tensor)| (entry(name, tensor), tensor)).collect();
         let slices = tensors.iter().map(|(entry, tensor)| (&entry.name, TensorSlice::new(entry, tensor, Dtype::F32)));
@@ -129,9 +141,8 @@ impl Optimizer {
         written.map_err(ModelError::safetensors(&path)).map_err(TrainError::of_model(&path))
     }
 
-    /// Reads a file of [`Optimizer::save`] and returns its parameters, if any. Leaves the optimizer
-    /// unchanged on failure.
-    pub fn load(&mut self, folder: &Path) -> Result<Option<Tensor>, TrainError> {
+    /// Reads a file of [`Optimizer::save`] about `len` parameters.
+    pub fn read(&self, folder: &Path, len: usize) -> Result<Loaded, TrainError> {
         let path = folder.join(FILE);
         let bytes = std::fs::read(&path).map_err(TrainError::io(&path))?;
         let malformed = |reason: &dyn Display| TrainError::malformed(&path, reason);
@@ -148,7 +159,6 @@ impl Optimizer {
             )));
         }
         let file = SafeTensors::deserialize(&bytes).map_err(|error| malformed(&error))?;
-        let len = self.moments[0].1.numel();
         let read = |name: &str| {
             let view = file.tensor(name).map_err(|error| malformed(&error))?;
             if view.dtype() != safetensors::Dtype::F32 || view.shape() != [len] {
@@ -156,12 +166,20 @@ impl Optimizer {
             }
             Ok(Tensor::from_data_size(view.data(), &[len as i64], Kind::Float).to_device(self.moments[0].1.device()))
         };
-        let moments = self.moments.iter().map(|(name, _)| Ok((*name, read(name)?)));
-        let loaded = moments.collect::<Result<Vec<_>, TrainError>>()?;
+        let moments = self.moments.iter().map(|(name, _)| read(name)).collect::<Result<Vec<_>, TrainError>>()?;
         let masters = file.names().contains(&MASTERS).then(|| read(MASTERS)).transpose()?;
-        (self.step, self.moments) = (step, loaded);
-        Ok(masters)
+        Ok(Loaded { step, moments, masters })
     }
+}
+
+/// Content of an optimizer's file.
+pub(super) struct Loaded {
+    /// Updates made.
+    pub step: u64,
+    /// The moments of all parameters.
+    pub moments: Vec<Tensor>,
+    /// The f32 parameters, if the model's file has them rounded.
+    pub masters: Option<Tensor>,
 }
 
 /// Smallest number of elements per additional thread.
@@ -255,9 +273,13 @@ mod tests {
         let grad = ones.copy();
         let mut layout = Layout::empty();
         layout.add(&["weight"], &[10], Some(1));
-        let [mut saved, mut loaded] = [(); 2].map(|()| Optimizer::new(AdamW::default(), ParamGroups::default(), &layout, &ones));
-        saved.save(folder.path(), None).unwrap();
-        assert!(loaded.load(folder.path()).unwrap().is_none());
+        let [mut saved, mut loaded] =
+            [(); 2].map(|()| Optimizer::new(AdamW::default(), ParamGroups::default(), &layout, Device::Cpu));
+        let moments: Vec<Tensor> = saved.moments().map(Tensor::shallow_clone).collect();
+        saved.save(folder.path(), &moments, None).unwrap();
+        let Loaded { step, moments, masters } = loaded.read(folder.path(), 10).unwrap();
+        assert!(masters.is_none());
+        loaded.restore(step, moments);
         saved.update(0.1, 1.0, &mut ones, grad.copy());
         loaded.update(0.1, 1.0, &mut again, grad);
         assert!(ones == again && ones.double_value(&[0]) < 1.0 && saved.moments[0].1 == loaded.moments[0].1);
@@ -316,7 +338,7 @@ mod tests {
             for (way, update) in ways {
                 let mut params = Tensor::from_slice(&numbers(&case["params"]));
                 let groups = serde_json::from_value(groups.clone()).unwrap();
-                let mut optimizer = Optimizer::new(config, groups, &layout, &params);
+                let mut optimizer = Optimizer::new(config, groups, &layout, Device::Cpu);
                 optimizer.settle();
                 for (at, step) in case["steps"].as_array().unwrap().iter().enumerate() {
                     optimizer.step += 1;

@@ -8,25 +8,48 @@ use std::sync::Arc;
 use tch::{Kind, Tensor};
 
 use super::head::{OutputHead, Scored, Temperature, Words};
+use super::shards::Gathered;
 use super::{Algorithm, LocalConfig, TrainBatch, TrainSequence};
 use crate::algo::{LossError, LossOutput};
-use crate::model::{Compute, Decoder, Dtype, Kept, ModelConfig, Packed, Weights, fused};
+use crate::model::{Compute, Decoder, Dtype, Kept, Layout, ModelConfig, Packed, Passed, Weights, Whole, fused};
+use crate::ranks::CollectiveError;
+
+/// A sequence's place in its batch, its log-probabilities and its entropies.
+pub(super) type Columns = (usize, [Vec<f64>; 2]);
+
+/// Failure of a pass.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum PassError {
+    #[error(transparent)]
+    Loss(#[from] LossError),
+    /// The ranks are out of step.
+    #[error(transparent)]
+    Ranks(#[from] CollectiveError),
+}
 
 pub(super) struct Replica {
     config: Arc<LocalConfig>,
     /// May be another device than the trainer's.
     compute: Compute,
     decoder: Decoder,
-    /// Trained parameters are a leaf for autograd.
-    weights: Weights,
+    held: Held,
+}
+
+/// Parameters of a replica.
+enum Held {
+    /// All, of which the trained ones are a leaf for autograd.
+    Whole(Weights),
+    /// This rank's part. All ranks must pass equally often.
+    Part(Arc<Gathered>),
 }
 
 /// Result of one micro-batch.
 pub(super) struct Part {
     pub scored: Scored,
     pub output: LossOutput,
-    /// Gradient by the flat trained parameters, or the names of samples with non-finite numbers.
-    pub gradient: Result<Tensor, Vec<String>>,
+    /// Gradient by the flat trained parameters, `None` if it was summed over ranks already, or the
+    /// names of samples with non-finite numbers.
+    pub gradient: Result<Option<Tensor>, Vec<String>>,
 }
 
 /// Result of a forward pass.
@@ -45,6 +68,21 @@ enum Backward {
     Recompute(Kept),
 }
 
+/// A loss by the results of a forward pass, and the derivatives of its surrogate.
+struct Judged {
+    scored: Scored,
+    output: LossOutput,
+    slopes: Result<Slopes, Vec<String>>,
+}
+
+/// Derivatives of a loss by the rows and the head, multiplied by `scale`.
+struct Slopes {
+    scale: f64,
+    by_rows: Tensor,
+    by_head: Option<Tensor>,
+    surrogate: Option<Tensor>,
+}
+
 impl Replica {
     /// Creates a replica over `weights`, which are on its device in the format of computation.
     pub fn new(config: &Arc<LocalConfig>, model: &ModelConfig, weights: &Weights) -> Self {
@@ -52,7 +90,13 @@ impl Replica {
         let mut weights = weights.share();
         *weights.trained_mut() = weights.trained().1.detach().set_requires_grad(true);
         let decoder = Decoder::new(model, weights.layout.clone());
-        Replica { config: config.clone(), compute, decoder, weights }
+        Replica { config: config.clone(), compute, decoder, held: Held::Whole(weights) }
+    }
+
+    /// Creates a replica over parameters of which this rank holds a part.
+    pub fn of_part(config: &Arc<LocalConfig>, model: &ModelConfig, layout: &Arc<Layout>, part: &Arc<Gathered>) -> Self {
+        let decoder = Decoder::new(model, layout.clone());
+        Replica { config: config.clone(), compute: config.compute, decoder, held: Held::Part(part.clone()) }
     }
 
     /// Computes the sequences at `part` and their gradient. `judged` is their part of a loss that
@@ -63,9 +107,56 @@ impl Replica {
         batch: &TrainBatch,
         part: &[usize],
         judged: Option<LossOutput>,
-    ) -> Result<Part, LossError> {
-        let forward = self.forward(batch, part, self.config.gradient_checkpointing);
-        let head = self.head(&forward, batch, part);
+    ) -> Result<Part, PassError> {
+        let forward = self.forward(batch, part, self.config.gradient_checkpointing)?;
+        let judged = self.judge(&forward, algorithm, batch, part, judged);
+        let slopes = judged.as_ref().ok().and_then(|judged| judged.slopes.as_ref().ok());
+        let gradient = match (&self.held, forward.backward) {
+            // The other ranks wait for this one's gradient, whatever the loss is.
+            (Held::Part(gathered), Backward::Recompute(kept)) => {
+                let none = forward.rows.zeros_like();
+                let (by_rows, by_head) = slopes.map_or((&none, None), |slopes| (&slopes.by_rows, slopes.by_head.as_ref()));
+                gathered.unscale_by(slopes.map_or(1.0, |slopes| slopes.scale));
+                self.decoder.gradient(&**gathered, kept, by_rows, by_head)?;
+                None
+            }
+            (Held::Whole(weights), backward) => slopes.map(|slopes| match backward {
+                Backward::Recompute(kept) => {
+                    let whole = Whole::new(weights);
+                    let Ok(()) = self.decoder.gradient(&whole, kept, &slopes.by_rows, slopes.by_head.as_ref());
+                    whole.gradient
+                }
+                Backward::Graph { embedded, ids } => self.along_graph(weights, slopes, &embedded, &ids),
+            }),
+            (Held::Part(_), Backward::Graph { .. }) => unreachable!("parts are gathered for recomputed layers only"),
+        };
+        let Judged { scored, output, slopes } = judged?;
+        let unscaled = |slopes: Slopes| gradient.map(|of| if slopes.scale == 1.0 { of } else { of / slopes.scale });
+        Ok(Part { scored, output, gradient: slopes.map(unscaled) })
+    }
+
+    /// Takes part in a micro-batch of other ranks, with nothing of its own.
+    pub fn accompany(&self, backward: bool) -> Result<(), PassError> {
+        let Held::Part(gathered) = &self.held else { return Ok(()) };
+        let mut packed = Packed::default();
+        packed.push([0], None);
+        let rows = Tensor::zeros([1], (Kind::Int64, self.compute.device));
+        let Passed { hidden, kept, .. } = self.decoder.hidden_kept(&**gathered, packed, rows)?;
+        if backward {
+            self.decoder.gradient(&**gathered, kept, &hidden.zeros_like(), None)?;
+        }
+        Ok(())
+    }
+
+    fn judge(
+        &self,
+        forward: &Forward,
+        algorithm: &Algorithm,
+        batch: &TrainBatch,
+        part: &[usize],
+        judged: Option<LossOutput>,
+    ) -> Result<Judged, LossError> {
+        let head = self.head(forward, batch, part);
         let scored = head.score();
         let output = match judged {
             Some(output) => output,
@@ -74,24 +165,19 @@ impl Replica {
                 batch.evaluate(part, loss.as_ref(), off_policy, &scored.log_probs, &scored.entropies)?
             }
         };
-        let gradient = match self.bad_samples(batch, part, &scored.log_probs, &output) {
+        let slopes = match self.bad_samples(batch, part, &scored.log_probs, &output) {
             Some(names) => Err(names),
             None => {
                 let scale = self.loss_scale(&output);
                 let scaled = |slopes: &[f64]| slopes.iter().map(|slope| slope * scale).collect::<Vec<f64>>();
                 let entropy_slopes = output.entropy_grad.as_deref().map(scaled);
                 let by_head = head.gradients(&scored, &scaled(&output.grad), entropy_slopes.as_deref());
-                let surrogate = head.surrogate(&by_head.rows);
-                let gradient = match forward.backward {
-                    Backward::Recompute(kept) => {
-                        self.decoder.gradient(&self.weights, kept, &by_head.rows, by_head.weight.as_ref())
-                    }
-                    Backward::Graph { embedded, ids } => self.along_graph(&surrogate, &embedded, &ids, by_head.weight),
-                };
-                Ok(if scale == 1.0 { gradient } else { gradient / scale })
+                let along_graph = matches!(forward.backward, Backward::Graph { .. });
+                let surrogate = along_graph.then(|| head.surrogate(&by_head.rows));
+                Ok(Slopes { scale, by_rows: by_head.rows, by_head: by_head.weight, surrogate })
             }
         };
-        Ok(Part { scored, output, gradient })
+        Ok(Judged { scored, output, slopes })
     }
 
     /// Law N4: samples whose part of a loss is not finite, with the first such number; `None` if
@@ -120,9 +206,10 @@ impl Replica {
     }
 
     /// Flat f32 gradient of `of` by the trained parameters, the head's included.
-    fn along_graph(&self, of: &Tensor, embedded: &Tensor, ids: &[i64], by_head: Option<Tensor>) -> Tensor {
-        let trained = self.weights.trained().1;
-        if let Some(adapter) = &self.weights.adapter {
+    fn along_graph(&self, weights: &Weights, slopes: &Slopes, embedded: &Tensor, ids: &[i64]) -> Tensor {
+        let (trained, by_head) = (weights.trained().1, &slopes.by_head);
+        let of = slopes.surrogate.as_ref().expect("a graph has a surrogate");
+        if let Some(adapter) = &weights.adapter {
             let flat = Tensor::run_backward(&[of], &[trained], false, false).swap_remove(0).contiguous().to_kind(Kind::Float);
             adapter.set_head_gradient(&flat, by_head.as_ref());
             return flat;
@@ -146,29 +233,37 @@ impl Replica {
     }
 
     /// Log-probabilities and entropies (or scores and zeros) of each sequence, without a graph.
-    pub fn score(&self, batch: &TrainBatch, part: &[usize]) -> Vec<(usize, [Vec<f64>; 2])> {
+    pub fn score(&self, batch: &TrainBatch, part: &[usize]) -> Result<Vec<Columns>, PassError> {
         let _guard = tch::no_grad_guard();
-        let Scored { log_probs, entropies, .. } = self.head(&self.forward(batch, part, false), batch, part).score();
+        let Scored { log_probs, entropies, .. } = self.head(&self.forward(batch, part, false)?, batch, part).score();
         let mut rest = [log_probs, entropies].map(Vec::into_iter);
         let mut own = |len: usize| rest.each_mut().map(|column| column.take(len).collect());
-        part.iter().map(|&at| (at, own(batch.sequences[at].rows.len()))).collect()
+        Ok(part.iter().map(|&at| (at, own(batch.sequences[at].rows.len()))).collect())
     }
 
     /// Hidden states of the rows that predict trained tokens; with `kept`, without a graph.
-    fn forward(&self, batch: &TrainBatch, part: &[usize], kept: bool) -> Forward {
+    fn forward(&self, batch: &TrainBatch, part: &[usize], kept: bool) -> Result<Forward, PassError> {
         let targets: Vec<i64> = part.iter().flat_map(|&at| &batch.sequences[at].targets).copied().collect();
         let longest = part.iter().map(|&at| batch.sequences[at].inputs.len()).max().unwrap_or(0);
         let (packed, rows) = pack(batch, part, fused::attends(longest, self.compute.dtype.kind(), self.compute.device));
-        let views = self.decoder.views_of(&self.weights);
         let on_device = |numbers: &[i64]| Tensor::from_slice(numbers).to_device(self.compute.device);
-        let (rows, targets, head) = (on_device(&rows), on_device(&targets), views.head.shallow_clone());
+        let (rows, targets) = (on_device(&rows), on_device(&targets));
+        let weights = match &self.held {
+            Held::Part(gathered) => {
+                let Passed { hidden, head, kept } = self.decoder.hidden_kept(&**gathered, packed, rows)?;
+                return Ok(Forward { rows: hidden, head, targets, backward: Backward::Recompute(kept) });
+            }
+            Held::Whole(weights) => weights,
+        };
         if kept {
-            let (rows, kept) = self.decoder.hidden_kept(&views, packed, rows);
-            return Forward { rows, head, targets, backward: Backward::Recompute(kept) };
+            let Ok(Passed { hidden, head, kept }) = self.decoder.hidden_kept(&Whole::reading(weights), packed, rows);
+            return Ok(Forward { rows: hidden, head, targets, backward: Backward::Recompute(kept) });
         }
-        let embedded = self.decoder.embedded(&views, &packed, self.weights.adapter.is_none());
+        let views = self.decoder.views_of(weights);
+        let embedded = self.decoder.embedded(&views, &packed, weights.adapter.is_none());
         let rows = self.decoder.hidden_after(&views, &packed, &rows, &embedded);
-        Forward { rows, head, targets, backward: Backward::Graph { embedded, ids: packed.ids } }
+        let head = views.head.shallow_clone();
+        Ok(Forward { rows, head, targets, backward: Backward::Graph { embedded, ids: packed.ids } })
     }
 
     fn head<'a>(&self, forward: &'a Forward, batch: &TrainBatch, part: &[usize]) -> OutputHead<'a> {

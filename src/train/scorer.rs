@@ -39,7 +39,11 @@ impl Scorer {
         }));
         let mut scores = vec![Vec::new(); batch.sequences.len()];
         for part in self.config.micro_batches(batch, &self.model, 1) {
-            replica.score(batch, &part).into_iter().for_each(|(sequence, [log_probs, _])| scores[sequence] = log_probs);
+            replica
+                .score(batch, &part)
+                .expect("it has all parameters")
+                .into_iter()
+                .for_each(|(sequence, [log_probs, _])| scores[sequence] = log_probs);
         }
         scores
     }

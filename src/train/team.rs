@@ -1,4 +1,4 @@
-//! The ranks behind one trainer: rank 0's commands, and agreement about their results.
+//! The ranks of one trainer: rank 0's commands, and agreement about their results.
 //!
 //! All ranks run the same commands in the same order, each on its share of the micro-batches. Rank
 //! 0 sends a command to the others before it runs it. Results are gathered before gradients are
@@ -7,6 +7,7 @@
 use std::borrow::Cow;
 use std::sync::Arc;
 
+use parking_lot::Mutex;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use tch::Tensor;
@@ -14,9 +15,8 @@ use tch::Tensor;
 use super::algorithm::{Algorithm, AlgorithmKey};
 use super::{TrainBatch, TrainError};
 use crate::algo::Schedule;
-use crate::flow::caught;
 use crate::model::{Dtype, Lora, ModelConfig, Weights};
-use crate::ranks::{CollectiveError, Group, Member};
+use crate::ranks::{CollectiveError, Group, Member, Shard};
 
 /// The ranks of a run, and what a trainer needs to share its work with them.
 #[derive(Clone)]
@@ -25,6 +25,8 @@ pub struct TrainerRanks {
     pub member: Arc<Member>,
     /// Name of the trainer, by which the other ranks find its settings.
     pub name: &'static str,
+    /// Division of its state.
+    pub shard: Shard,
 }
 
 /// Makes the algorithm at a place of the recipe, or says why it cannot.
@@ -45,6 +47,12 @@ pub(super) enum Command<'a> {
     Restore {
         step: u64,
     },
+    /// Give rank 0 the trained numbers, or those that passes compute with.
+    Gather {
+        computed: bool,
+    },
+    /// Give rank 0 the moments.
+    GatherMoments,
     End,
 }
 
@@ -56,60 +64,74 @@ struct Setup {
     dtype: String,
     /// Rank, alpha and projections of its adapters.
     adapters: Option<(usize, f64, Vec<String>)>,
+    shard: String,
 }
 
-/// This rank's end of the ranks behind one trainer.
+/// This rank's end of the ranks of one trainer.
 pub(super) struct Team {
-    group: Group,
+    group: Arc<Mutex<Group>>,
     member: Arc<Member>,
+    shard: Shard,
 }
 
 impl Team {
-    /// Makes the other ranks follow this one, and gives them the model. `weights` are the masters.
+    /// Makes the other ranks follow this one, and describes the model. `weights` are the masters.
     pub fn lead(ranks: TrainerRanks, model: &ModelConfig, weights: &Weights) -> Result<Self, TrainError> {
-        let group = ranks.member.lead(ranks.name).map_err(|error| TrainError::Ranks(error.to_string()))?;
-        let mut team = Team { group, member: ranks.member };
+        let TrainerRanks { member, name, shard } = ranks;
+        let group = member.lead(name).map_err(|error| TrainError::Ranks(error.to_string()))?;
+        let mut team = Team { group: Arc::new(Mutex::new(group)), member, shard };
         let adapters = weights.adapter.as_ref().map(|adapter| &adapter.lora);
         let targets = |lora: &Lora| lora.targets().iter().map(|target| (*target).to_owned()).collect();
         let setup = Setup {
             config: serde_json::Value::Object(model.to_json()).to_string(),
             dtype: dtype_of(&weights.flat).name().to_owned(),
             adapters: adapters.map(|lora| (lora.rank, lora.alpha, targets(lora))),
+            shard: shard.word().to_owned(),
         };
         team.tell(&setup)?;
-        team.share_weights(weights)?;
-        team.agree(Ok(()))?;
         Ok(team)
     }
 
-    /// Joins the ranks behind a trainer, and returns its model and weights.
+    /// Joins the ranks of a trainer. Returns its model, and room for its weights: without numbers if
+    /// each rank will hold a part of the parameters.
     pub fn follow(member: &Arc<Member>, number: u64) -> Result<(Self, ModelConfig, Weights), TrainError> {
         let group = member.group(number).map_err(|error| TrainError::Ranks(error.to_string()))?;
-        let mut team = Team { group, member: member.clone() };
-        let Setup { config, dtype, adapters } = team.told()?;
+        let mut team = Team { group: Arc::new(Mutex::new(group)), member: member.clone(), shard: Shard::default() };
+        let Setup { config, dtype, adapters, shard } = team.told()?;
+        team.shard = Shard::ALL.iter().copied().find(|choice| choice.word() == shard).unwrap_or_default();
         let path = std::path::Path::new("the model of rank 0");
         let failed = TrainError::of_model;
         let config = serde_json::from_str(&config).map_err(|error| TrainError::malformed(path, error))?;
         let model = ModelConfig::from_json(path, &config).map_err(failed(path))?;
         let kind = Dtype::named(&dtype).unwrap_or_default().kind();
         let layout = crate::model::Layout::new(&model);
-        let flat = Tensor::zeros([layout.total() as i64], (kind, tch::Device::Cpu));
+        let held = if team.shard == Shard::Parameters { 0 } else { layout.total() };
+        let flat = Tensor::zeros([held as i64], (kind, tch::Device::Cpu));
         let mut weights = Weights::new(Arc::new(layout), flat);
         if let Some((rank, alpha, targets)) = adapters {
             weights = weights.adapted(&model, Lora::new(rank, alpha, &targets).map_err(failed(path))?, 0);
         }
-        team.share_weights(&weights)?;
         Ok((team, model, weights))
+    }
+
+    /// The group, for exchanges within passes.
+    pub fn group(&self) -> &Arc<Mutex<Group>> {
+        &self.group
+    }
+
+    /// Division of the trainer's state.
+    pub fn shard(&self) -> Shard {
+        self.shard
     }
 
     /// Number of this rank.
     pub fn rank(&self) -> usize {
-        self.group.rank()
+        self.group.lock().rank()
     }
 
     /// Number of ranks.
     pub fn size(&self) -> usize {
-        self.group.size()
+        self.group.lock().size()
     }
 
     /// Returns true on rank 0.
@@ -129,12 +151,12 @@ impl Team {
 
     fn tell(&mut self, message: &impl Serialize) -> Result<(), TrainError> {
         let bytes = postcard::to_stdvec(message).map_err(|error| TrainError::Ranks(error.to_string()))?;
-        let sent = self.group.broadcast_bytes(&bytes);
+        let sent = self.group.lock().broadcast_bytes(&bytes);
         sent.map(drop).map_err(|error| self.explain(error))
     }
 
     fn told<T: DeserializeOwned>(&mut self) -> Result<T, TrainError> {
-        let bytes = self.group.broadcast_bytes(&[]);
+        let bytes = self.group.lock().broadcast_bytes(&[]);
         let bytes = bytes.map_err(|error| self.explain(error))?;
         postcard::from_bytes(&bytes).map_err(|error| TrainError::Ranks(format!("a command of rank 0: {error}")))
     }
@@ -143,22 +165,13 @@ impl Team {
     pub fn agree<T: Serialize + DeserializeOwned>(&mut self, own: Result<T, TrainError>) -> Result<Vec<T>, TrainError> {
         let own = own.as_ref().map_err(ToString::to_string);
         let bytes = postcard::to_stdvec(&own).map_err(|error| TrainError::Ranks(error.to_string()))?;
-        let all = self.group.gather_bytes(&bytes);
+        let all = self.group.lock().gather_bytes(&bytes);
         let all = all.map_err(|error| self.explain(error))?;
         let result = |(rank, bytes): (usize, Vec<u8>)| {
             let result: Result<T, String> = postcard::from_bytes(&bytes).map_err(|error| TrainError::Ranks(error.to_string()))?;
             result.map_err(|text| TrainError::OnRank(self.member.label(rank).to_owned(), text))
         };
         all.into_iter().enumerate().map(result).collect()
-    }
-
-    /// [`Team::agree`] about the result of `work`, which may panic.
-    pub fn agree_on<T: Serialize + DeserializeOwned>(
-        &mut self,
-        work: impl FnOnce() -> Result<T, TrainError>,
-    ) -> Result<Vec<T>, TrainError> {
-        let own = caught(work).unwrap_or_else(|message| Err(TrainError::Tensor(message)));
-        self.agree(own)
     }
 
     /// Checks that all ranks have the same number, to the bit.
@@ -173,15 +186,18 @@ impl Team {
 
     /// Adds up a tensor over all ranks, in place.
     pub fn sum(&mut self, tensor: &mut Tensor) -> Result<(), TrainError> {
-        self.group.all_reduce(tensor).map_err(|error| self.explain(error))
+        let summed = self.group.lock().all_reduce(tensor);
+        summed.map_err(|error| self.explain(error))
     }
 
     /// Replaces a tensor on all other ranks by rank 0's, in place.
     pub fn share(&mut self, tensor: &mut Tensor) -> Result<(), TrainError> {
-        self.group.broadcast(tensor).map_err(|error| self.explain(error))
+        let sent = self.group.lock().broadcast(tensor);
+        sent.map_err(|error| self.explain(error))
     }
 
-    fn share_weights(&mut self, weights: &Weights) -> Result<(), TrainError> {
+    /// Replaces the weights on all other ranks by rank 0's.
+    pub fn share_weights(&mut self, weights: &Weights) -> Result<(), TrainError> {
         let _guard = tch::no_grad_guard();
         self.share(&mut weights.flat.detach())?;
         weights.adapter.as_ref().map_or(Ok(()), |adapter| self.share(&mut adapter.flat.detach()))
@@ -192,7 +208,8 @@ impl Team {
         self.member.fail(reason);
     }
 
-    fn explain(&self, error: CollectiveError) -> TrainError {
+    /// The error of an exchange that failed, with the rank that is gone.
+    pub fn explain(&self, error: CollectiveError) -> TrainError {
         TrainError::Ranks(self.member.explain(error).to_string())
     }
 }

@@ -3,52 +3,66 @@
 use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::ops::{ControlFlow, Range};
-use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+use std::sync::atomic::Ordering::Relaxed;
 
 use tch::{Device, Tensor};
 
 use super::groups::ParamGroups;
 use super::optimizer::{Optimizer, grad_norm};
-use super::replica::{Part, Replica};
+use super::replica::{Part, PassError, Replica};
+use super::shards::{Gathered, Shards};
 use super::side_by_side::SideBySide;
 use super::team::{Command, MakeAlgorithm, Team, key_of};
 use super::{
-    Algorithm, BackendState, CheckpointMetadata, ForwardBackward, LocalConfig, NonFinitePolicy, OptimStep, SaveCheckpoint,
-    Snapshot, TrainBatch, TrainError, checkpoint, clip_scale,
+    Algorithm, BackendState, ForwardBackward, LocalConfig, NonFinitePolicy, OptimStep, TrainBatch, TrainError, clip_scale,
 };
 use crate::algo::{LossOutput, Schedule};
 use crate::data::Version;
 use crate::flow::caught;
-use crate::model::{Compute, Dtype, Entry, FrozenWeights, Layout, ModelConfig, Weights, load_adapter, load_hf, part, save_hf};
-use crate::ranks::Member;
+use crate::model::{Compute, Dtype, Entry, Layout, ModelConfig, Weights, part};
+use crate::ranks::{CollectiveError, Member, Shard};
 
 /// Largest number of parameters for parallel micro-batches with separate gradients (64 MB each).
 /// Larger models have matrices large enough for threads to share.
 const SIDE_BY_SIDE: usize = 1 << 24;
 
 pub(super) struct Worker {
-    config: Arc<LocalConfig>,
+    pub(super) config: Arc<LocalConfig>,
     /// For batches that bring none.
     algorithm: Arc<Algorithm>,
-    model: ModelConfig,
-    /// The masters, in f32.
-    weights: Weights,
+    pub(super) model: ModelConfig,
+    /// The masters, in f32. Without numbers if `divided` has them.
+    pub(super) weights: Weights,
     /// Weights of the computation: the masters themselves, or a copy in another format.
-    computed: Weights,
+    pub(super) computed: Weights,
     /// On further devices.
     copies: Vec<Weights>,
     replicas: SideBySide<Replica>,
-    accumulated: Accumulated,
-    optimizer: Optimizer,
-    version: Version,
+    pub(super) accumulated: Accumulated,
+    pub(super) optimizer: Optimizer,
+    pub(super) version: Version,
     /// The other ranks, in a run of several.
-    team: Option<Team>,
+    pub(super) team: Option<Team>,
+    /// Division of gradient and moments among the ranks.
+    pub(super) shards: Option<Shards>,
+    /// This rank's part of the parameters, if they are divided, too.
+    pub(super) divided: Option<Divided>,
+}
+
+/// A rank's part of the parameters.
+pub(super) struct Divided {
+    /// In f32.
+    pub masters: Tensor,
+    /// For passes.
+    pub gathered: Arc<Gathered>,
 }
 
 /// Accumulated gradient of the next optimizer step.
 #[derive(Default)]
-struct Accumulated {
+pub(super) struct Accumulated {
+    /// This rank's part, if it is divided.
     gradient: Option<Tensor>,
     norm: f64,
     /// Reason to skip the step.
@@ -85,36 +99,89 @@ impl Accumulated {
 }
 
 impl Worker {
-    /// Fails if a thread cannot start or a device is missing.
+    /// Starts the trainer of `weights`, and on rank 0 of several its followers. Fails if a thread
+    /// cannot start or a device is missing.
     pub fn new(config: LocalConfig, model: ModelConfig, weights: Weights) -> std::io::Result<Self> {
-        let config = Arc::new(config);
-        let device = config.compute.device;
-        for device in std::iter::once(&device).chain(&config.replica_devices) {
-            Compute { device: *device, ..config.compute }.check().map_err(std::io::Error::other)?;
-        }
-        let groups = ParamGroups { decay: config.decay, lr_scale: config.lr_scale };
-        groups.check(weights.trained().0).map_err(std::io::Error::other)?;
         // Nothing is copied twice.
-        let masters = weights.masters(device);
+        let masters = weights.masters(config.compute.device);
         let moved = masters.trained().1.data_ptr() != weights.trained().1.data_ptr();
-        let weights = if moved { masters } else { masters.copy() };
-        let computed = weights.on(config.compute);
-        let copy = |there: &Device| match *there == device {
+        let lead = |ranks| Team::lead(ranks, &model, &masters).map_err(std::io::Error::other);
+        let team = config.ranks.clone().map(lead).transpose()?;
+        let divided = team.as_ref().is_some_and(|team| team.shard() == Shard::Parameters);
+        let masters = if moved || divided { masters } else { masters.copy() };
+        Worker::start(config, model, masters, team).map_err(std::io::Error::other)
+    }
+
+    /// Starts a worker on a rank that follows rank 0.
+    pub fn following(config: LocalConfig, member: &Arc<Member>, number: u64) -> Result<Self, TrainError> {
+        let (team, model, weights) = Team::follow(member, number)?;
+        let weights = weights.masters(config.compute.device);
+        Worker::start(config, model, weights, Some(team))
+    }
+
+    /// `masters` are replaced by rank 0's on other ranks.
+    fn start(config: LocalConfig, model: ModelConfig, masters: Weights, mut team: Option<Team>) -> Result<Self, TrainError> {
+        let config = Arc::new(config);
+        let checked = checked(&config, &masters, team.as_ref());
+        if let Some(team) = &mut team {
+            team.agree(checked)?;
+        } else {
+            checked?;
+        }
+        let layout = masters.trained().0.clone();
+        let (group, shard) = (team.as_ref().map(Team::group), team.as_ref().map(Team::shard).unwrap_or_default());
+        let shards = match (group, shard) {
+            (None, _) | (_, Shard::Nothing) => None,
+            (Some(group), Shard::Optimizer) => Some(Shards::of_pieces(group, layout.total())),
+            (Some(group), Shard::Parameters) => Some(Shards::of_units(group, &layout)),
+        };
+        let (compute, groups) = (config.compute, ParamGroups { decay: config.decay, lr_scale: config.lr_scale });
+        let (weights, divided) = match (&mut team, &shards) {
+            (Some(team), Some(shards)) if shard == Shard::Parameters => {
+                let whole = team.leads().then_some(&masters.flat);
+                let own = shards.from_first(whole, compute.device).map_err(|error| team.explain(error))?;
+                // Copied also in f32, for the masters change while it is gathered.
+                let computed = own.to_kind(compute.dtype.kind()).copy();
+                let gathered = Arc::new(Gathered::new(shards.clone(), layout.clone(), computed));
+                let none = Tensor::zeros([0], (tch::Kind::Float, compute.device));
+                (Weights::new(layout.clone(), none), Some(Divided { masters: own, gathered }))
+            }
+            (Some(team), _) => {
+                team.share_weights(&masters)?;
+                (masters, None)
+            }
+            (None, _) => (masters, None),
+        };
+        let computed = weights.on(compute);
+        let copy = |there: &Device| match *there == compute.device {
             true => computed.copy(),
-            false => computed.on(Compute { device: *there, ..config.compute }),
+            false => computed.on(Compute { device: *there, ..compute }),
         };
         let copies: Vec<Weights> = config.replica_devices.iter().map(copy).collect();
-        let small = device == Device::Cpu && weights.layout.total() <= SIDE_BY_SIDE;
+        let small = compute.device == Device::Cpu && layout.total() <= SIDE_BY_SIDE;
         let here = if small && copies.is_empty() { config.threads.unwrap_or(1).max(1) } else { 1 };
-        let each = std::iter::repeat_n(&computed, here).chain(&copies);
-        let each: Vec<Replica> = each.map(|weights| Replica::new(&config, &model, weights)).collect();
+        let each: Vec<Replica> = match &divided {
+            // Exchanges have one order.
+            Some(divided) => vec![Replica::of_part(&config, &model, &layout, &divided.gathered)],
+            None => {
+                let each = std::iter::repeat_n(&computed, here).chain(&copies);
+                each.map(|weights| Replica::new(&config, &model, weights)).collect()
+            }
+        };
         let threads = config.threads.map(|threads| (threads / each.len()).max(1) as i32);
         let start = move || threads.into_iter().for_each(tch::set_num_threads);
         start();
-        let mut worker = Worker {
-            replicas: SideBySide::new(each, "train", start)?,
+        let optimizer = match &shards {
+            None => Optimizer::new(config.adamw, groups, &layout, compute.device),
+            Some(shards) => {
+                let slices = shards.slices(&groups.slices(config.adamw.weight_decay, &layout));
+                Optimizer::of_slices(config.adamw, groups, slices, shards.own_len(), compute.device)
+            }
+        };
+        Ok(Worker {
+            replicas: SideBySide::new(each, "train", start).map_err(|error| TrainError::Tensor(error.to_string()))?,
             accumulated: Accumulated::default(),
-            optimizer: Optimizer::new(config.adamw, groups, weights.trained().0, weights.trained().1),
+            optimizer,
             version: 0,
             algorithm: Arc::new(config.algorithm()),
             config,
@@ -122,26 +189,13 @@ impl Worker {
             weights,
             computed,
             copies,
-            team: None,
-        };
-        if let Some(ranks) = worker.config.ranks.clone() {
-            worker.team = Some(Team::lead(ranks, &worker.model, &worker.weights).map_err(std::io::Error::other)?);
-        }
-        Ok(worker)
+            team,
+            shards,
+            divided,
+        })
     }
 
-    /// Starts a worker on a rank that follows rank 0.
-    pub fn following(config: LocalConfig, member: &Arc<Member>, number: u64) -> Result<Self, TrainError> {
-        let (mut team, model, weights) = Team::follow(member, number)?;
-        let worker = Worker::new(config, model, weights);
-        let failed = worker.as_ref().err().map(ToString::to_string);
-        team.agree(failed.map_or(Ok(()), |text| Err(TrainError::Tensor(text))))?;
-        let mut worker = worker.map_err(|error| TrainError::Tensor(error.to_string()))?;
-        worker.team = Some(team);
-        Ok(worker)
-    }
-
-    /// Runs rank 0's commands until it ends.
+    /// Runs rank 0's commands until it ends. `algorithms` makes those that batches bring.
     pub fn follow(&mut self, algorithms: &MakeAlgorithm) -> Result<(), TrainError> {
         loop {
             let Some(team) = &mut self.team else { return Ok(()) };
@@ -162,8 +216,10 @@ impl Worker {
                 }
                 Command::Score(batch) => self.score(&batch).map(drop),
                 Command::Update { scale, schedule } => self.update(scale, schedule).map(drop),
-                Command::LoadWeights => self.take_weights(),
-                Command::Restore { step } => self.take_state(step),
+                Command::LoadWeights => self.take_weights(None),
+                Command::Restore { step } => self.take_moments(step, None),
+                Command::Gather { computed } => self.whole(computed).map(drop),
+                Command::GatherMoments => self.whole_moments().map(drop),
             };
             // Rank 0 has the same error, and decides.
             if let Err(error @ TrainError::Ranks(_)) = done {
@@ -173,7 +229,7 @@ impl Worker {
     }
 
     /// Sends a command to the other ranks, if this is rank 0 of several.
-    fn command(&mut self, command: impl FnOnce() -> Result<Command<'static>, TrainError>) -> Result<(), TrainError> {
+    pub(super) fn command(&mut self, command: impl FnOnce() -> Result<Command<'static>, TrainError>) -> Result<(), TrainError> {
         match &mut self.team {
             Some(team) if team.leads() => team.command(&command()?),
             _ => Ok(()),
@@ -237,20 +293,46 @@ impl Worker {
         seen.saved_tokens = saved_tokens;
         if parts.is_empty() {
             // The zero gradient that their passes would have given.
-            self.accumulated.add(self.weights.trained().1.zeros_like());
+            self.accumulated.add(self.zero_gradient());
         }
         if seen.skipped.is_some() {
             return Ok(seen);
         }
-        self.accumulated.norm = self.accumulated.gradient.as_ref().map_or(0.0, grad_norm);
-        seen.grad_norm = self.accumulated.norm;
-        if !seen.grad_norm.is_finite() {
-            let gradient = self.accumulated.gradient.as_ref();
-            let bad = |entry: &&Entry| gradient.is_some_and(|of| part(of, entry.range()).isfinite().all().int64_value(&[]) == 0);
-            let names = self.weights.trained().0.entries().iter().filter(bad).map(|entry| entry.name.clone()).collect();
+        let (norm, names) = self.norm_of_all()?;
+        (self.accumulated.norm, seen.grad_norm) = (norm, norm);
+        if !norm.is_finite() {
             self.accumulated.give_up(self.config.non_finite, "the gradient", names, &mut seen)?;
         }
         Ok(seen)
+    }
+
+    /// This rank's part of a gradient of zeros.
+    fn zero_gradient(&self) -> Tensor {
+        let len = self.shards.as_ref().map_or_else(|| self.weights.trained().0.total(), Shards::own_len);
+        Tensor::zeros([len as i64], (tch::Kind::Float, self.config.compute.device))
+    }
+
+    /// Norm of the accumulated gradient, over all ranks, and the tensors with numbers that are not
+    /// finite, if it is not.
+    fn norm_of_all(&mut self) -> Result<(f64, Vec<String>), TrainError> {
+        let norm = self.accumulated.gradient.as_ref().map_or(0.0, grad_norm);
+        match (&self.shards, &mut self.team) {
+            (Some(shards), Some(team)) => {
+                let (gradient, layout) = (self.accumulated.gradient.as_ref(), self.weights.trained().0);
+                let held: Vec<_> = shards.held().collect();
+                let own = if norm.is_finite() { Vec::new() } else { bad_tensors(layout, gradient, &held) };
+                let all = team.agree(Ok((norm, own)))?;
+                let square = all.iter().map(|(norm, _)| norm * norm).sum::<f64>();
+                let mut names: Vec<String> = all.into_iter().flat_map(|(_, names)| names).collect();
+                names.dedup();
+                Ok((square.sqrt(), names))
+            }
+            _ if norm.is_finite() => Ok((norm, Vec::new())),
+            _ => {
+                let layout = self.weights.trained().0;
+                Ok((norm, bad_tensors(layout, self.accumulated.gradient.as_ref(), &[(0..layout.total(), 0)])))
+            }
+        }
     }
 
     /// [`Worker::passes`] on every rank over its own parts, with one result and one gradient.
@@ -267,14 +349,26 @@ impl Worker {
         let Some(team) = &mut self.team else { return own };
         let mut seen = ForwardBackward::default();
         team.agree(own)?.into_iter().for_each(|other| seen.merge(other));
+        let divided = self.divided.as_ref().and_then(|divided| divided.gathered.take_sums());
         if let Some(reason) = &seen.skipped {
             self.accumulated.skip.get_or_insert(reason.clone());
             return Ok(seen);
         }
-        let mut gradient = self.accumulated.gradient.take().unwrap_or_else(|| self.weights.trained().1.zeros_like());
-        if !parts.is_empty() {
-            team.sum(&mut gradient)?;
-        }
+        let gradient = match (divided, &self.shards) {
+            (Some(own), _) => own,
+            _ if parts.is_empty() => self.zero_gradient(),
+            (None, shards) => {
+                let own = self.accumulated.gradient.take();
+                let mut whole = own.unwrap_or_else(|| self.weights.trained().1.zeros_like());
+                match shards {
+                    Some(shards) => shards.sum(&whole).map_err(|error| team.explain(error))?,
+                    None => {
+                        team.sum(&mut whole)?;
+                        whole
+                    }
+                }
+            }
+        };
         self.accumulated.gradient = earlier;
         self.accumulated.add(gradient);
         Ok(seen)
@@ -288,18 +382,22 @@ impl Worker {
         parts: &[Vec<usize>],
         judged: &[LossOutput],
     ) -> Result<ForwardBackward, TrainError> {
-        let own = self.own(parts.len());
+        let (own, count) = (self.own(parts.len()), self.passes_of_each(parts.len()));
         let mut seen = ForwardBackward { micro_batches: own.len(), ..Default::default() };
-        let mut ended = Ok(());
+        let (mut ended, mut broken) = (Ok(()), None);
         let (accumulated, policy) = (&mut self.accumulated, self.config.non_finite);
         // A score head has no log-probabilities to compare with the generator's.
         let words = !self.model.scores;
-        let device = self.config.compute.device;
-        let work = |replica: &mut Replica, at: usize| {
-            replica.differentiate(algorithm, batch, &parts[own[at]], judged.get(own[at]).cloned())
+        let (device, in_step) = (self.config.compute.device, self.divided.is_some());
+        let over = AtomicBool::new(false);
+        let work = |replica: &mut Replica, at: usize| match own.get(at) {
+            Some(&piece) if !over.load(Relaxed) => {
+                replica.differentiate(algorithm, batch, &parts[piece], judged.get(piece).cloned()).map(Some)
+            }
+            _ => replica.accompany(true).map(|()| None),
         };
-        self.replicas.run(own.len(), work, |at, part| {
-            ended = part.map_err(TrainError::from).and_then(|Part { scored, output, gradient }| {
+        self.replicas.run(count, work, |at, part| {
+            let mut take = |Part { scored, output, gradient }: Part| {
                 let part = &parts[own[at]];
                 seen.loss += output.loss;
                 seen.tokens += scored.log_probs.len();
@@ -311,17 +409,36 @@ impl Worker {
                 }
                 match gradient {
                     Ok(gradient) => {
-                        accumulated.add(gradient.to_device(device));
+                        gradient.into_iter().for_each(|gradient| accumulated.add(gradient.to_device(device)));
                         Ok(())
                     }
                     Err(names) => accumulated.give_up(policy, "the loss", names, &mut seen),
                 }
-            });
-            if ended.is_err() || seen.skipped.is_some() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+            };
+            match part {
+                Ok(Some(part)) if ended.is_ok() => ended = take(part),
+                Ok(_) => {}
+                Err(PassError::Loss(error)) => ended = Err(error.into()),
+                Err(PassError::Ranks(error)) => broken = Some(error),
+            }
+            let stop = ended.is_err() || seen.skipped.is_some();
+            over.store(stop, Relaxed);
+            // The others pass as often as this rank would have.
+            if broken.is_some() || stop && !in_step { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
         });
+        broken.map_or(Ok(()), |error| Err(self.explain(error)))?;
         ended?;
         seen.entropy /= seen.tokens.max(1) as f64;
         Ok(seen)
+    }
+
+    /// Passes of each rank over `parts` micro-batches: all pass equally often if they gather
+    /// parameters for it.
+    fn passes_of_each(&self, parts: usize) -> usize {
+        match (&self.divided, &self.team) {
+            (Some(_), Some(team)) => parts.div_ceil(team.size()),
+            _ => self.own(parts).len(),
+        }
     }
 
     /// Log-probabilities of trained tokens, or scores at their rows, sequence by sequence.
@@ -333,20 +450,38 @@ impl Worker {
 
     /// Log-probabilities and entropies of the sequences in `parts`, by sequence.
     fn columns(&mut self, batch: &TrainBatch, parts: &[Vec<usize>]) -> Result<Vec<[Vec<f64>; 2]>, TrainError> {
-        let own = self.own(parts.len());
-        let score = |replica: &mut Replica, at: usize| replica.score(batch, &parts[own[at]]);
-        let mut scored = Vec::new();
-        let replicas = &mut self.replicas;
-        let mut work = || {
-            replicas.run(own.len(), score, |_, part| {
-                scored.extend(part);
-                ControlFlow::Continue(())
-            });
-            Ok(std::mem::take(&mut scored))
+        let (own, count) = (self.own(parts.len()), self.passes_of_each(parts.len()));
+        let score = |replica: &mut Replica, at: usize| match own.get(at) {
+            Some(&piece) => replica.score(batch, &parts[piece]),
+            None => replica.accompany(false).map(|()| Vec::new()),
         };
+        let (replicas, mut broken) = (&mut self.replicas, None);
+        let mut work = || {
+            let mut scored = Vec::new();
+            replicas.run(count, score, |_, part| match part {
+                Ok(part) => {
+                    scored.extend(part);
+                    ControlFlow::Continue(())
+                }
+                Err(error) => {
+                    broken = Some(error);
+                    ControlFlow::Break(())
+                }
+            });
+            scored
+        };
+        let own = match &self.team {
+            Some(_) => caught(work).map_err(TrainError::Tensor),
+            None => Ok(work()),
+        };
+        match broken {
+            Some(PassError::Ranks(error)) => return Err(self.explain(error)),
+            Some(PassError::Loss(error)) => return Err(error.into()),
+            None => {}
+        }
         let all = match &mut self.team {
-            Some(team) => team.agree_on(work)?.concat(),
-            None => work()?,
+            Some(team) => team.agree(own)?.concat(),
+            None => own?,
         };
         let mut columns = vec![[Vec::new(), Vec::new()]; batch.sequences.len()];
         all.into_iter().for_each(|(sequence, own)| columns[sequence] = own);
@@ -401,7 +536,7 @@ impl Worker {
         }
         let gradient = gradient.ok_or(TrainError::NoGradient)?;
         let clip = self.config.max_grad_norm.map_or(1.0, |max| clip_scale(grad_norm, max));
-        self.optimizer.update(lr, scale * clip, self.weights.trained_mut(), gradient);
+        self.step_by(lr, scale * clip, gradient)?;
         self.round();
         // Otherwise a GPU would do the work within the next step's time.
         if let Device::Cuda(index) = self.config.compute.device {
@@ -410,9 +545,33 @@ impl Worker {
         Ok(OptimStep { step: self.optimizer.step, lr, grad_norm, grad_norm_clipped: grad_norm * clip, skipped: None })
     }
 
+    /// Updates the masters, each rank its part of them if the moments are divided.
+    fn step_by(&mut self, lr: f64, scale: f64, gradient: Tensor) -> Result<(), TrainError> {
+        match (&mut self.divided, &self.shards, &self.team) {
+            (Some(Divided { masters, .. }), ..) => self.optimizer.update(lr, scale, masters, gradient),
+            (None, Some(shards), Some(team)) => {
+                let _guard = tch::no_grad_guard();
+                let whole = self.weights.trained_mut();
+                let mut own = shards.own(whole);
+                self.optimizer.update(lr, scale, &mut own, gradient);
+                shards.gather(&own, Some(whole)).map_err(|error| team.explain(error))?;
+            }
+            _ => self.optimizer.update(lr, scale, self.weights.trained_mut(), gradient),
+        }
+        Ok(())
+    }
+
+    /// The error of an exchange that failed during a pass.
+    fn explain(&self, error: CollectiveError) -> TrainError {
+        self.team.as_ref().map_or_else(|| TrainError::Ranks(error.to_string()), |team| team.explain(error.clone()))
+    }
+
     /// Copies the masters to the weights of the computation.
-    fn round(&mut self) {
+    pub(super) fn round(&mut self) {
         let _guard = tch::no_grad_guard();
+        if let Some(Divided { masters, gathered }) = &self.divided {
+            return gathered.round(masters);
+        }
         if self.config.compute.dtype != Dtype::F32 {
             self.computed.trained_mut().copy_(self.weights.trained().1);
         }
@@ -420,112 +579,40 @@ impl Worker {
             copy.trained_mut().copy_(self.computed.trained().1);
         }
     }
+}
 
-    pub fn snapshot(&mut self) -> Snapshot<FrozenWeights> {
-        self.version += 1;
-        self.current()
+/// Rejects what a trainer cannot begin with.
+fn checked(config: &LocalConfig, masters: &Weights, team: Option<&Team>) -> Result<(), TrainError> {
+    for device in std::iter::once(&config.compute.device).chain(&config.replica_devices) {
+        Compute { device: *device, ..config.compute }.check().map_err(|error| TrainError::Tensor(error.to_string()))?;
     }
+    if team.is_some_and(|team| team.shard() == Shard::Parameters) && masters.adapter.is_some() {
+        return Err(TrainError::Setting(
+            "ranks.shard = \"parameters\" divides weights that are trained; adapters need \"optimizer\"",
+        ));
+    }
+    let groups = ParamGroups { decay: config.decay, lr_scale: config.lr_scale };
+    groups.check(masters.trained().0).map_err(TrainError::Tensor)
+}
 
-    pub fn current(&self) -> Snapshot<FrozenWeights> {
-        let (rounded, adapted) = (self.config.publish_rounded, self.weights.adapter.is_some());
-        let weights = match adapted && self.config.merge {
-            true if rounded => FrozenWeights::of_own(self.weights.merged().on(self.config.compute)),
-            true => FrozenWeights::of_own(self.weights.merged()),
-            false if rounded && !adapted => self.computed.freeze(),
-            false => self.weights.freeze(),
-        };
-        Snapshot { version: self.version, step: self.optimizer.step, weights: Arc::new(weights) }
-    }
-
-    pub fn load_weights(&mut self, weights: &Weights) -> Result<(), TrainError> {
-        let (ours, theirs) = (self.weights.trained().0, weights.trained().0);
-        if ours != theirs {
-            let shape = |of: &Layout, name: &str| of.find(name).map_or("none".to_owned(), |entry| format!("{:?}", entry.shape));
-            let added = theirs.entries().iter().filter(|entry| ours.find(&entry.name).is_none());
-            let both =
-                ours.entries().iter().chain(added).map(|Entry { name, .. }| (name, shape(ours, name), shape(theirs, name)));
-            let differing = both.filter(|(_, here, there)| here != there);
-            let tensors = differing.map(|(name, here, there)| format!("{name} ({here} here, {there} there)"));
-            return Err(TrainError::Shape(shorten(tensors.collect())));
-        }
-        {
-            let _guard = tch::no_grad_guard();
-            self.weights.trained_mut().copy_(weights.trained().1);
-        }
-        self.command(|| Ok(Command::LoadWeights))?;
-        self.take_weights()
-    }
-
-    /// Takes over rank 0's trained weights.
-    fn take_weights(&mut self) -> Result<(), TrainError> {
-        if let Some(team) = &mut self.team {
-            team.share(self.weights.trained_mut())?;
-        }
-        self.round();
-        Ok(())
-    }
-
-    /// Takes over rank 0's optimizer after `step` updates.
-    fn take_state(&mut self, step: u64) -> Result<(), TrainError> {
-        self.accumulated = Accumulated::default();
-        let Some(team) = &mut self.team else { return Ok(()) };
-        self.optimizer.step = step;
-        self.optimizer.moments_mut().try_for_each(|moment| team.share(moment))
-    }
-
-    pub fn save_checkpoint(&self, request: &SaveCheckpoint) -> Result<PathBuf, TrainError> {
-        let metadata = CheckpointMetadata {
-            step: request.step,
-            weight_version: self.version,
-            metrics: request.metrics.clone(),
-            ..Default::default()
-        };
-        let fill = |folder: &Path| {
-            let dtype = self.config.save_dtype.unwrap_or(self.model.dtype);
-            let model = ModelConfig { dtype, ..self.model.clone() };
-            save_hf(folder, &model, &self.weights).map_err(TrainError::of_model(folder))?;
-            let rounded = dtype != Dtype::F32 && self.weights.adapter.is_none();
-            self.optimizer.save(folder, Some(&self.weights.flat).filter(|_| rounded))?;
-            let companions = self.config.companions.iter().map(|(name, content)| (name, content));
-            for (name, content) in companions.chain(&request.files) {
-                let path = folder.join(name);
-                std::fs::write(&path, content).map_err(TrainError::io(&path))?;
-            }
-            for (name, from) in &request.folders {
-                std::fs::rename(from, folder.join(name)).map_err(TrainError::io(from))?;
-            }
-            Ok(())
-        };
-        checkpoint::write(&request.run_folder.join(checkpoint::CHECKPOINTS), request.step, metadata, fill)
-    }
-
-    pub fn load_checkpoint(&mut self, folder: &Path) -> Result<CheckpointMetadata, TrainError> {
-        let metadata = checkpoint::verify(folder)?;
-        let weights = match &self.weights.adapter {
-            Some(ours) => load_adapter(folder, &self.model).and_then(|saved| {
-                saved.lora.check_is(&ours.lora, folder)?;
-                Ok(self.weights.under(saved))
-            }),
-            None => load_hf(folder).map(|(_, weights)| weights),
-        };
-        let mut weights = weights.map_err(TrainError::of_model(folder))?;
-        if let Some(masters) = self.optimizer.load(folder)? {
-            *weights.trained_mut() = masters;
-        }
-        self.load_weights(&weights)?;
-        self.version = self.version.max(metadata.weight_version);
-        let step = self.optimizer.step;
-        self.command(|| Ok(Command::Restore { step }))?;
-        self.take_state(step)?;
-        Ok(metadata)
-    }
+/// Tensors with numbers that are not finite, of a gradient that has these ranges of the whole from
+/// these places on.
+fn bad_tensors(layout: &Layout, gradient: Option<&Tensor>, held: &[(Range<usize>, usize)]) -> Vec<String> {
+    let is_bad = |entry: &&Entry| {
+        held.iter().any(|(range, at)| {
+            let (start, end) = (range.start.max(entry.range().start), range.end.min(entry.range().end));
+            let own = || at + start - range.start..at + end - range.start;
+            start < end && gradient.is_some_and(|of| part(of, own()).isfinite().all().int64_value(&[]) == 0)
+        })
+    };
+    layout.entries().iter().filter(is_bad).map(|entry| entry.name.clone()).collect()
 }
 
 /// Names listed in one error; the rest is counted.
 const NAMED: usize = 5;
 
 /// The first few names, and how many more there are.
-fn shorten(mut names: Vec<String>) -> Vec<String> {
+pub(super) fn shorten(mut names: Vec<String>) -> Vec<String> {
     let more = names.len().saturating_sub(NAMED);
     if more > 0 {
         names.truncate(NAMED);

@@ -2,12 +2,12 @@
 
 use std::sync::Arc;
 
-use rollflow::ranks::{Member, Order, Place, RankError, Ranks};
+use rollflow::ranks::{Member, Order, Place, RankError, Ranks, Shard};
 use rollflow::train::{LocalConfig, TrainError, TrainerRanks, follow};
 
 /// Generous, for loaded machines: nothing here waits for it unless it fails.
 pub fn settings() -> Ranks {
-    Ranks { start_timeout: 60.0, exchange_timeout: 60.0, lost_timeout: 30.0, ..Ranks::default() }
+    Ranks { start_timeout: 60.0, exchange_timeout: 60.0, lost_timeout: 30.0, shard: Shard::Nothing }
 }
 
 pub fn place(rank: usize, size: usize, port: u16) -> Place {
@@ -32,8 +32,8 @@ pub fn each<T: Send>(size: usize, settings: &Ranks, work: impl Fn(Result<Arc<Mem
 }
 
 /// The trainer of rank 0, whose work the other ranks share.
-pub fn shared(config: LocalConfig, member: &Arc<Member>) -> LocalConfig {
-    LocalConfig { ranks: Some(TrainerRanks { member: member.clone(), name: "policy" }), ..config }
+pub fn shared(config: LocalConfig, member: &Arc<Member>, shard: Shard) -> LocalConfig {
+    LocalConfig { ranks: Some(TrainerRanks { member: member.clone(), name: "policy", shard }), ..config }
 }
 
 /// Follows it. No batch brings an algorithm.
@@ -45,13 +45,14 @@ pub fn following(config: LocalConfig, member: &Arc<Member>, number: u64) -> Resu
 /// Returns its result, and how each other rank ended.
 pub fn led<T: Send>(
     size: usize,
+    shard: Shard,
     config: impl Fn() -> LocalConfig + Sync,
     work: impl Fn(LocalConfig) -> T + Sync,
 ) -> (T, Vec<Result<(), TrainError>>) {
     let results = each(size, &settings(), |member| {
         let member = member.unwrap();
         if member.rank() == 0 {
-            let result = work(shared(config(), &member));
+            let result = work(shared(config(), &member, shard));
             member.end(true);
             return (Some(result), Ok(()));
         }

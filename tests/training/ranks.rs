@@ -7,7 +7,7 @@ use rollflow::algo::{
 };
 use rollflow::data::Sample;
 use rollflow::model::{FrozenWeights, Lora, ModelConfig};
-use rollflow::ranks::{Member, Order, RankError, Ranks};
+use rollflow::ranks::{Member, Order, RankError, Ranks, Shard};
 use rollflow::train::{AdamW, ForwardBackward, LocalBackend, LocalConfig, SaveCheckpoint, TrainError, TrainingBackend, collate};
 use tch::Tensor;
 
@@ -62,20 +62,29 @@ fn n1_losses_gradients_and_weights_are_the_same_for_each_number_of_ranks() {
     let top_entropy = PolicyLoss { top_entropy: 0.6, entropy_coef: 0.1, ..PolicyLoss::default() };
     let adapted = weights.read().adapted(&model, Lora::new(2, 4.0, &[Lora::ALL]).unwrap(), 3).freeze();
     let (scoring, critic) = (model.scoring(), weights.read().scoring(&model, Some(4)).freeze());
+    let (untied, with_head) = (model.untied(), weights.read().untied(&model, &crate::tiny::weights(7)).freeze());
     let plain = OffPolicy::default;
-    let cases: [(&str, Arc<dyn Loss>, OffPolicy, &ModelConfig, &FrozenWeights); 6] = [
+    type Case<'a> = (&'a str, Arc<dyn Loss>, OffPolicy, &'a ModelConfig, &'a FrozenWeights);
+    let cases: [Case; 7] = [
         ("supervised", Arc::new(CrossEntropy), plain(), &model, &weights),
         ("GRPO", Arc::new(Grpo::default()), plain(), &model, &weights),
         ("the tokens of highest entropy", Arc::new(top_entropy), plain(), &model, &weights),
         ("normalised importance weights", Arc::new(Grpo::default()), corrected, &model, &weights),
         ("adapters", Arc::new(Grpo::default()), plain(), &model, &adapted),
         ("a critic", Arc::new(ValueLoss { clip: Some(0.5) }), plain(), &scoring, &critic),
+        ("an untied head", Arc::new(Grpo::default()), plain(), &untied, &with_head),
     ];
-    for (name, loss, off_policy, model, weights) in cases {
+    for (case, (name, loss, off_policy, model, weights)) in cases.into_iter().enumerate() {
         let config = || config(loss.clone(), off_policy.clone());
         let (alone, expected) = learn(config(), model, weights, 5);
         for size in 2..=4 {
-            let ((seen, found), ended) = led(size, config, |config| learn(config, model, weights, 5));
+            // Each case with each division.
+            let shard = match Shard::ALL[(case + size) % 3] {
+                Shard::Parameters if weights.read().adapter.is_some() => Shard::Nothing,
+                shard => shard,
+            };
+            let name = &format!("{name}, divided: {}", shard.word());
+            let ((seen, found), ended) = led(size, shard, config, |config| learn(config, model, weights, 5));
             assert!(ended.iter().all(Result::is_ok), "{name}: {ended:?}");
             assert!(distance(&found, &expected) < 1e-5, "{name}, {size} ranks: {}", distance(&found, &expected));
             for (step, (seen, alone)) in seen.iter().zip(&alone).enumerate() {
@@ -99,28 +108,32 @@ fn n1_losses_gradients_and_weights_are_the_same_for_each_number_of_ranks() {
 fn ranks_repeat_to_the_bit() {
     let (model, weights) = (crate::tiny::model(), crate::tiny::weights(5).freeze());
     let config = || config(Arc::new(Grpo::default()), OffPolicy::default());
-    let [first, second] = [0, 1].map(|_| led(3, config, |config| learn(config, &model, &weights, 8)).0);
-    assert_eq!(first.0, second.0);
-    assert_eq!(first.1, second.1);
+    for shard in Shard::ALL {
+        let [first, second] = [0, 1].map(|_| led(3, *shard, config, |config| learn(config, &model, &weights, 8)).0);
+        assert_eq!(first.0, second.0);
+        assert_eq!(first.1, second.1);
+    }
 }
 
 #[test]
 fn a_number_that_is_not_finite_on_one_rank_ends_the_step_on_all_and_names_the_rank_and_the_sample() {
     let (model, weights) = (crate::tiny::model(), crate::tiny::weights(5).freeze());
     let config = || config(Arc::new(Grpo::default()), OffPolicy::default());
-    let (error, ended) = led(2, config, |config| {
-        let backend = LocalBackend::new(config, model.clone(), weights.read()).unwrap();
-        let mut batch = collate(&rollouts(0), Aggregation::TokenMean).unwrap();
-        // In the last micro-batch, which is not rank 0's.
-        batch.sequences.last_mut().unwrap().weights.fill(f64::NAN);
-        let error = backend.forward_backward(Arc::new(batch)).wait().unwrap_err();
-        let after = backend.optim_step().wait().unwrap_err();
-        assert!(matches!(after, TrainError::Poisoned(_)), "{after}");
-        error
-    });
-    let text = error.to_string();
-    assert!(text.contains("rank 1 on ") && text.contains("sample 0 of group 4"), "{text}");
-    assert!(ended.iter().all(Result::is_ok), "the others end in order: {ended:?}");
+    for shard in Shard::ALL {
+        let (error, ended) = led(2, *shard, config, |config| {
+            let backend = LocalBackend::new(config, model.clone(), weights.read()).unwrap();
+            let mut batch = collate(&rollouts(0), Aggregation::TokenMean).unwrap();
+            // In the last micro-batch, which is not rank 0's.
+            batch.sequences.last_mut().unwrap().weights.fill(f64::NAN);
+            let error = backend.forward_backward(Arc::new(batch)).wait().unwrap_err();
+            let after = backend.optim_step().wait().unwrap_err();
+            assert!(matches!(after, TrainError::Poisoned(_)), "{after}");
+            error
+        });
+        let text = error.to_string();
+        assert!(text.contains("rank 1 on ") && text.contains("sample 0 of group 4"), "{text}");
+        assert!(ended.iter().all(Result::is_ok), "the others end in order: {ended:?}");
+    }
 }
 
 #[test]
@@ -139,14 +152,14 @@ fn training_goes_on_from_a_checkpoint_on_another_number_of_ranks() {
         (0..6).for_each(|at| step(&backend, at));
         trained(backend)
     };
-    let (saved, _) = led(4, config, |config| {
+    let (saved, _) = led(4, Shard::Parameters, config, |config| {
         let backend = LocalBackend::new(config, model.clone(), weights.read()).unwrap();
         (0..3).for_each(|at| step(&backend, at));
         let request = SaveCheckpoint { run_folder: folder.path().to_owned(), step: 3, ..SaveCheckpoint::default() };
         backend.save_checkpoint(request).wait().unwrap()
     });
-    for size in 2..=3 {
-        let (found, ended) = led(size, config, |config| {
+    for (size, shard) in [(2, Shard::Nothing), (2, Shard::Optimizer), (3, Shard::Parameters)] {
+        let (found, ended) = led(size, shard, config, |config| {
             let backend = LocalBackend::new(config, model.clone(), crate::tiny::weights(9)).unwrap();
             backend.load_checkpoint(&saved).wait().unwrap();
             (3..6).for_each(|at| step(&backend, at));
@@ -165,7 +178,7 @@ fn without_rank_2(settings: Ranks, instead: impl Fn(&Member, u64) + Sync) -> [St
         let config = config(Arc::new(CrossEntropy), OffPolicy::default());
         if member.rank() == 0 {
             let train = || -> Result<(), Box<dyn std::error::Error>> {
-                let backend = LocalBackend::new(shared(config, &member), model.clone(), weights.read())?;
+                let backend = LocalBackend::new(shared(config, &member, Shard::Nothing), model.clone(), weights.read())?;
                 let batch = Arc::new(collate(&rollouts(0), Aggregation::TokenMean)?);
                 loop {
                     backend.forward_backward(batch.clone()).wait()?;

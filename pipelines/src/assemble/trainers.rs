@@ -84,7 +84,7 @@ pub fn reward_model_config(of: &RewardModel, model: &Model, checkpoint: &Checkpo
 
 /// Shares the work of the trainer `name` with the other ranks, if there are any.
 pub fn shared(config: LocalConfig, registry: &Registry, name: &'static str) -> LocalConfig {
-    let ranks = registry.ranks().map(|member| TrainerRanks { member: member.clone(), name });
+    let ranks = registry.ranks().map(|member| TrainerRanks { member: member.clone(), name, shard: member.settings().shard });
     LocalConfig { ranks, ..config }
 }
 

@@ -100,8 +100,7 @@ fn reader(rank: u32, from: Option<impl Read + Send + 'static>, print: impl Fn(&s
 fn watch(processes: &mut [Process], rendezvous: &Rendezvous, interrupts: &Interrupts) -> u8 {
     let (mut passed_on, mut code, mut until) = (0, None, None);
     loop {
-        for at in 0..processes.len() {
-            let process = &mut processes[at];
+        for (at, process) in processes.iter_mut().enumerate() {
             if process.ended.is_some() {
                 continue;
             }

@@ -1,0 +1,173 @@
+//! A worker's state as a whole: published, replaced, saved and read. Where ranks hold parts of it,
+//! rank 0 gathers or sends them.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use tch::{Kind, Tensor};
+
+use super::optimizer::Loaded;
+use super::team::Command;
+use super::worker::{Accumulated, Worker, shorten};
+use super::{CheckpointMetadata, SaveCheckpoint, Snapshot, TrainError, checkpoint};
+use crate::model::{Dtype, Entry, FrozenWeights, Layout, ModelConfig, Weights, load_adapter, load_hf, save_hf};
+
+impl Worker {
+    pub fn snapshot(&mut self) -> Result<Snapshot<FrozenWeights>, TrainError> {
+        self.version += 1;
+        self.current()
+    }
+
+    pub fn current(&mut self) -> Result<Snapshot<FrozenWeights>, TrainError> {
+        let (rounded, adapted, compute) = (self.config.publish_rounded, self.weights.adapter.is_some(), self.config.compute);
+        let weights = match adapted && self.config.merge {
+            _ if self.divided.is_some() => {
+                self.command(|| Ok(Command::Gather { computed: rounded }))?;
+                FrozenWeights::of_own(self.whole(rounded)?)
+            }
+            true if rounded => FrozenWeights::of_own(self.weights.merged().on(compute)),
+            true => FrozenWeights::of_own(self.weights.merged()),
+            false if rounded && !adapted => self.computed.freeze(),
+            false => self.weights.freeze(),
+        };
+        Ok(Snapshot { version: self.version, step: self.optimizer.step, weights: Arc::new(weights) })
+    }
+
+    /// The masters, or the weights of the computation, gathered on rank 0 if they are divided. The
+    /// others get none of the numbers.
+    pub fn whole(&mut self, computed: bool) -> Result<Weights, TrainError> {
+        let (Some(divided), Some(shards), Some(team)) = (&self.divided, &self.shards, &self.team) else {
+            return Ok(if computed { self.computed.share() } else { self.weights.share() });
+        };
+        let own = if computed { divided.gathered.computed() } else { divided.masters.shallow_clone() };
+        let len = if team.leads() { self.weights.layout.total() as i64 } else { 0 };
+        let whole = Tensor::empty([len], (own.kind(), own.device()));
+        shards.gather(&own, Some(&whole).filter(|_| team.leads())).map_err(|error| team.explain(error))?;
+        Ok(Weights::new(self.weights.layout.clone(), whole))
+    }
+
+    /// The moments of all parameters, gathered on rank 0 if they are divided.
+    pub fn whole_moments(&mut self) -> Result<Vec<Tensor>, TrainError> {
+        let len = self.weights.trained().0.total() as i64;
+        let gathered = |moment: &Tensor| match (&self.shards, &self.team) {
+            (Some(shards), Some(team)) => {
+                let whole = team.leads().then(|| Tensor::empty([len], (Kind::Float, moment.device())));
+                shards.gather(&moment.contiguous(), whole.as_ref()).map_err(|error| team.explain(error))?;
+                Ok(whole.unwrap_or_else(|| moment.shallow_clone()))
+            }
+            _ => Ok(moment.shallow_clone()),
+        };
+        self.optimizer.moments().map(gathered).collect()
+    }
+
+    pub fn load_weights(&mut self, weights: &Weights) -> Result<(), TrainError> {
+        let (ours, theirs) = (self.weights.trained().0, weights.trained().0);
+        if ours != theirs {
+            let shape = |of: &Layout, name: &str| of.find(name).map_or("none".to_owned(), |entry| format!("{:?}", entry.shape));
+            let added = theirs.entries().iter().filter(|entry| ours.find(&entry.name).is_none());
+            let both =
+                ours.entries().iter().chain(added).map(|Entry { name, .. }| (name, shape(ours, name), shape(theirs, name)));
+            let differing = both.filter(|(_, here, there)| here != there);
+            let tensors = differing.map(|(name, here, there)| format!("{name} ({here} here, {there} there)"));
+            return Err(TrainError::Shape(shorten(tensors.collect())));
+        }
+        self.command(|| Ok(Command::LoadWeights))?;
+        self.take_weights(Some(weights.trained().1))
+    }
+
+    /// Replaces the trained numbers by rank 0's, which has `numbers`.
+    pub fn take_weights(&mut self, numbers: Option<&Tensor>) -> Result<(), TrainError> {
+        let _guard = tch::no_grad_guard();
+        let device = self.config.compute.device;
+        match (&mut self.divided, &self.shards, &mut self.team) {
+            (Some(divided), Some(shards), Some(team)) => {
+                let whole = numbers.map(|numbers| numbers.detach().to_device(device).to_kind(Kind::Float));
+                divided.masters = shards.from_first(whole.as_ref(), device).map_err(|error| team.explain(error))?;
+            }
+            (_, _, team) => {
+                let own = self.weights.trained_mut();
+                numbers.into_iter().for_each(|numbers| own.copy_(numbers));
+                team.as_mut().map_or(Ok(()), |team| team.share(own))?;
+            }
+        }
+        self.round();
+        Ok(())
+    }
+
+    /// Replaces the optimizer by rank 0's after `step` updates, which has the `moments`.
+    pub fn take_moments(&mut self, step: u64, moments: Option<Vec<Tensor>>) -> Result<(), TrainError> {
+        self.accumulated = Accumulated::default();
+        let (len, device) = (self.weights.trained().0.total() as i64, self.config.compute.device);
+        let Some(team) = &mut self.team else {
+            self.optimizer.restore(step, moments.unwrap_or_default());
+            return Ok(());
+        };
+        let mut given = moments.into_iter().flatten();
+        let shards = &self.shards;
+        let taken = (0..self.optimizer.moments().count()).map(|_| match (given.next(), shards) {
+            (moment, Some(shards)) => shards.from_first(moment.as_ref(), device).map_err(|error| team.explain(error)),
+            (moment, None) => {
+                let mut moment = moment.unwrap_or_else(|| Tensor::zeros([len], (Kind::Float, device)));
+                team.share(&mut moment).map(|()| moment)
+            }
+        });
+        let taken = taken.collect::<Result<Vec<_>, TrainError>>()?;
+        self.optimizer.restore(step, taken);
+        Ok(())
+    }
+
+    pub fn save_checkpoint(&mut self, request: &SaveCheckpoint) -> Result<PathBuf, TrainError> {
+        let metadata = CheckpointMetadata {
+            step: request.step,
+            weight_version: self.version,
+            metrics: request.metrics.clone(),
+            ..Default::default()
+        };
+        if self.divided.is_some() {
+            self.command(|| Ok(Command::Gather { computed: false }))?;
+        }
+        let weights = self.whole(false)?;
+        if self.shards.is_some() {
+            self.command(|| Ok(Command::GatherMoments))?;
+        }
+        let moments = self.whole_moments()?;
+        let fill = |folder: &Path| {
+            let dtype = self.config.save_dtype.unwrap_or(self.model.dtype);
+            let model = ModelConfig { dtype, ..self.model.clone() };
+            save_hf(folder, &model, &weights).map_err(TrainError::of_model(folder))?;
+            let rounded = dtype != Dtype::F32 && weights.adapter.is_none();
+            self.optimizer.save(folder, &moments, Some(&weights.flat).filter(|_| rounded))?;
+            let companions = self.config.companions.iter().map(|(name, content)| (name, content));
+            for (name, content) in companions.chain(&request.files) {
+                let path = folder.join(name);
+                std::fs::write(&path, content).map_err(TrainError::io(&path))?;
+            }
+            for (name, from) in &request.folders {
+                std::fs::rename(from, folder.join(name)).map_err(TrainError::io(from))?;
+            }
+            Ok(())
+        };
+        checkpoint::write(&request.run_folder.join(checkpoint::CHECKPOINTS), request.step, metadata, fill)
+    }
+
+    pub fn load_checkpoint(&mut self, folder: &Path) -> Result<CheckpointMetadata, TrainError> {
+        let metadata = checkpoint::verify(folder)?;
+        let weights = match &self.weights.adapter {
+            Some(ours) => load_adapter(folder, &self.model).and_then(|saved| {
+                saved.lora.check_is(&ours.lora, folder)?;
+                Ok(self.weights.under(saved))
+            }),
+            None => load_hf(folder).map(|(_, weights)| weights),
+        };
+        let mut weights = weights.map_err(TrainError::of_model(folder))?;
+        let Loaded { step, moments, masters } = self.optimizer.read(folder, self.weights.trained().0.total())?;
+        if let Some(masters) = masters {
+            *weights.trained_mut() = masters;
+        }
+        self.load_weights(&weights)?;
+        self.version = self.version.max(metadata.weight_version);
+        self.command(|| Ok(Command::Restore { step }))?;
+        self.take_moments(step, Some(moments))?;
+        Ok(metadata)
+    }
+}
