@@ -11,6 +11,7 @@
 #include <chrono>
 #include <cstdlib>
 #include <cstring>
+#include <mutex>
 #include <stdexcept>
 #include <string>
 #include <vector>
@@ -30,6 +31,13 @@ template <typename F> char* caught(F&& work) {
   } catch (...) {
     return strdup("unknown C++ exception");
   }
+}
+
+// Begins a collective. c10d's flight recorder is not safe to use by two groups of a process at once.
+template <typename F> c10::intrusive_ptr<c10d::Work> begin(F&& collective) {
+  static std::mutex one;
+  std::lock_guard<std::mutex> guard(one);
+  return collective();
 }
 
 // Waits for a collective until it ends or another thread sets `cancelled`: c10d itself gives a call up after its timeout only.
@@ -131,14 +139,14 @@ void rollflow_group_close(rollflow_group* group) { delete group; }
 char* rollflow_all_reduce(rollflow_group* group, at::Tensor* tensor) {
   return caught([&] {
     std::vector<at::Tensor> tensors{*tensor};
-    finish(group->backend->allreduce(tensors), group->cancelled);
+    finish(begin([&] { return group->backend->allreduce(tensors); }), group->cancelled);
   });
 }
 
 // Begins to gather: out will be all ranks' `in`, end to end.
 char* rollflow_all_gather(rollflow_group* group, rollflow_work** begun, at::Tensor* out, at::Tensor* in) {
   return caught([&] {
-    auto work = group->backend->_allgather_base(*out, *in);
+    auto work = begin([&] { return group->backend->_allgather_base(*out, *in); });
     *begun = new rollflow_work{std::move(work), {*out, *in}, group->cancelled};
   });
 }
@@ -156,7 +164,7 @@ char* rollflow_broadcast(rollflow_group* group, at::Tensor* tensor, int64_t time
     std::vector<at::Tensor> tensors{*tensor};
     c10d::BroadcastOptions options;
     if (timeout_ms > 0) options.timeout = Millis(timeout_ms);
-    finish(group->backend->broadcast(tensors, options), group->cancelled);
+    finish(begin([&] { return group->backend->broadcast(tensors, options); }), group->cancelled);
   });
 }
 }
