@@ -56,7 +56,7 @@ const COMMON: [(&str, &[&str]); 21] = [
     ("eval", &["every", "limit", "samples", "task.data", "task.split"]),
     ("checkpoint", &["every", "keep"]),
     ("observe", &["metrics", "log_every", "rollouts_every", "tensorboard"]),
-    ("ranks", &["lost_timeout", "exchange_timeout"]),
+    ("ranks", &["shard", "lost_timeout"]),
 ];
 
 /// Pages of the reference by file name: `index.md`, then a page per section with type, range,

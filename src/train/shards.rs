@@ -51,7 +51,7 @@ impl Shards {
     }
 
     /// This rank's part of rank 0's numbers, which only rank 0 has. Sent unit by unit.
-    pub fn from_first(&self, whole: Option<&Tensor>, device: Device) -> Result<Tensor, CollectiveError> {
+    pub fn sent_by_first(&self, whole: Option<&Tensor>, device: Device) -> Result<Tensor, CollectiveError> {
         let own = Tensor::zeros([self.partition.own_len() as i64], (Kind::Float, device));
         for unit in 0..self.partition.units() {
             let range = self.partition.unit(unit);

@@ -82,7 +82,7 @@ impl Worker {
         match (&mut self.divided, &self.shards, &mut self.team) {
             (Some(divided), Some(shards), Some(team)) => {
                 let whole = numbers.map(|numbers| numbers.detach().to_device(device).to_kind(Kind::Float));
-                divided.masters = shards.from_first(whole.as_ref(), device).map_err(|error| team.explain(error))?;
+                divided.masters = shards.sent_by_first(whole.as_ref(), device).map_err(|error| team.explain(error))?;
             }
             (_, _, team) => {
                 let own = self.weights.trained_mut();
@@ -105,7 +105,7 @@ impl Worker {
         let mut given = moments.into_iter().flatten();
         let shards = &self.shards;
         let taken = (0..self.optimizer.moments().count()).map(|_| match (given.next(), shards) {
-            (moment, Some(shards)) => shards.from_first(moment.as_ref(), device).map_err(|error| team.explain(error)),
+            (moment, Some(shards)) => shards.sent_by_first(moment.as_ref(), device).map_err(|error| team.explain(error)),
             (moment, None) => {
                 let mut moment = moment.unwrap_or_else(|| Tensor::zeros([len], (Kind::Float, device)));
                 team.share(&mut moment).map(|()| moment)

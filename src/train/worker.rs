@@ -139,7 +139,7 @@ impl Worker {
         let (weights, divided) = match (&mut team, &shards) {
             (Some(team), Some(shards)) if shard == Shard::Parameters => {
                 let whole = team.leads().then_some(&masters.flat);
-                let own = shards.from_first(whole, compute.device).map_err(|error| team.explain(error))?;
+                let own = shards.sent_by_first(whole, compute.device).map_err(|error| team.explain(error))?;
                 // Copied also in f32, for the masters change while it is gathered.
                 let computed = own.to_kind(compute.dtype.kind()).copy();
                 let gathered = Arc::new(Gathered::new(shards.clone(), layout.clone(), computed));

@@ -48,6 +48,7 @@ const MAY_CHANGE: &[&str] = &[
     "generate.workers",
     "generate.devices",
     "flow.edge_",
+    "ranks.",
     // Services elsewhere.
     "engine.",
     "environment.",

@@ -37,8 +37,9 @@ fn n1_a_run_of_several_ranks_is_the_run_of_one_and_repeats_to_the_bit() {
     ];
     let alone = rollflow(&run_args(GRPO, &run("alone"), &sets));
     assert_eq!(alone.code, Some(0), "{}", alone.err);
-    for (ranks, name) in [("2", "two"), ("3", "three"), ("2", "two again")] {
-        let ended = rollflow(&launch_args(ranks, &run(name), &sets));
+    for (ranks, name, shard) in [("2", "two", "nothing"), ("3", "three", "optimizer"), ("2", "two again", "nothing")] {
+        let shard = format!("ranks.shard=\"{shard}\"");
+        let ended = rollflow(&launch_args(ranks, &run(name), &[&sets[..], &[&shard]].concat()));
         assert_eq!(ended.code, Some(0), "{}", ended.err);
         assert!(ended.out.contains("[rank 0] "), "{}", ended.out);
         for (at, (found, expected)) in steps(&run(name)).iter().zip(&steps(&run("alone"))).enumerate() {
@@ -56,9 +57,14 @@ fn c1_whichever_rank_is_killed_all_end_with_its_name_and_fewer_ranks_go_on_witho
     let folder = tempfile::tempdir().unwrap();
     let run = folder.path().join("run");
     let sets = ["train.steps=30", "checkpoint.every=1", "observe.rollouts_every=1", "flow.max_staleness=3", "train.threads=1"];
-    let args = |ranks| launch_args(ranks, &run, &sets).into_iter().chain(["--resume"]).collect::<Vec<_>>();
-    for victim in 0..3 {
-        let mut running = Running::start(&args("3"));
+    let args = |ranks, shard| {
+        let own = launch_args(ranks, &run, &sets).into_iter();
+        own.chain(["--set", shard, "--resume"]).collect::<Vec<_>>()
+    };
+    for (victim, shard) in
+        ["ranks.shard=\"nothing\"", "ranks.shard=\"optimizer\"", "ranks.shard=\"parameters\""].iter().enumerate()
+    {
+        let mut running = Running::start(&args("3", shard));
         let before = lines(&run);
         running.until("three steps are taken", |_| lines(&run) >= before + 3);
         let ranks = running.children();
@@ -73,7 +79,7 @@ fn c1_whichever_rank_is_killed_all_end_with_its_name_and_fewer_ranks_go_on_witho
         assert_eq!(running.end(), Some(1));
         assert!(ranks.iter().all(|id| !Path::new(&format!("/proc/{id}")).exists()), "a rank is left: {ranks:?}");
     }
-    let ended = rollflow(&args("2"));
+    let ended = rollflow(&args("2", "ranks.shard=\"parameters\""));
     assert_eq!(ended.code, Some(0), "{}", ended.err);
     nothing_lost(&run, 30);
 }
