@@ -13,7 +13,7 @@ use rollflow::train::checkpoint;
 use serde_json::Value;
 
 use crate::crashes::{run_killed_and_seen, same_bytes};
-use crate::model_server::ModelServer;
+use crate::model_serving::Server;
 use crate::running::{GRPO, read, rollflow, run_args};
 
 const CALCULATOR: &str = "pipelines/recipes/calculator_agent.toml";
@@ -157,8 +157,10 @@ fn conversations_of_an_asynchronous_run_that_was_killed_go_on_from_their_turn() 
 #[test]
 fn a_server_with_a_shorter_context_than_the_model_s_truncates_conversations_and_loses_none() {
     let folder = tempfile::tempdir().unwrap();
-    let (out, server) = (folder.path().join("run"), ModelServer::reading(CONTEXT));
-    let engine = format!("engine={{kind=\"vllm\",urls=[{:?}]}}", server.url);
+    let [out, base] = ["run", "base"].map(|name| folder.path().join(name));
+    assert_eq!(rollflow(&run_args(GRPO, &base, &[&GAME[..], &["train.steps=1"]].concat())).code, Some(0));
+    let server = Server::start(&base, &["--context-length", &CONTEXT.to_string()]);
+    let engine = format!("engine={{kind=\"rollflow\",urls=[{:?}]}}", server.url);
     let sets = [&GAME[..], &[&engine, "train.steps=2", "observe.rollouts_every=1"]].concat();
     let ended = rollflow(&run_args(GRPO, &out, &sets));
     assert_eq!(ended.code, Some(0), "{}", ended.err);
@@ -170,12 +172,12 @@ fn a_server_with_a_shorter_context_than_the_model_s_truncates_conversations_and_
     let [none, longer] = ["none", "longer"].map(|name| folder.path().join(name));
     let ended = rollflow(&run_args(GRPO, &none, &[&sets[..], &["generate.max_new_tokens=80"]].concat()));
     assert!(
-        ended.code == Some(1) && ended.err.contains("lower it, or start the server with a larger --max-model-len"),
+        ended.code == Some(1) && ended.err.contains("lower it, or start the server with a larger --context-length"),
         "{}",
         ended.err
     );
-    let whole = ModelServer::reading(2048);
-    let engine = format!("engine={{kind=\"vllm\",urls=[{:?}]}}", whole.url);
+    let whole = Server::start(&base, &[]);
+    let engine = format!("engine={{kind=\"rollflow\",urls=[{:?}]}}", whole.url);
     let ended = rollflow(&run_args(GRPO, &longer, &[&sets[..], &[&engine]].concat()));
     assert_eq!(ended.code, Some(0), "{}", ended.err);
     let reasons = read(&longer.join("rollouts.jsonl"));

@@ -1,4 +1,4 @@
-//! Scripted server with the protocols of vLLM 0.33 and SGLang 0.5, which computes with this library: it serves the weights that it
+//! Scripted server with the protocol of vLLM 0.33, which computes with this library: it serves the weights that it
 //! loads, to the bit.
 
 use std::path::Path;
@@ -37,15 +37,10 @@ pub struct ModelServer {
 
 impl ModelServer {
     pub fn new() -> Self {
-        ModelServer::reading(64)
-    }
-
-    /// One whose prompts and answers have so many tokens together at most.
-    pub fn reading(context: usize) -> Self {
         let (runtime, served) = (Runtime::new().unwrap(), Arc::<Mutex<Served>>::default());
         let listener = runtime.block_on(TcpListener::bind("127.0.0.1:0")).unwrap();
         let url = format!("http://{}", listener.local_addr().unwrap());
-        let routes = routes(&served, context);
+        let routes = routes(&served);
         runtime.spawn(async move { axum::serve(listener, routes).await });
         ModelServer { url, served, _runtime: runtime }
     }
@@ -55,7 +50,7 @@ impl ModelServer {
     }
 }
 
-fn routes(served: &Arc<Mutex<Served>>, context: usize) -> Router {
+fn routes(served: &Arc<Mutex<Served>>) -> Router {
     let known = ["/inference/v1/generate", "/pause", "/collective_rpc"].map(|path| (path.to_owned(), json!({})));
     let page = |page: Value| routing::get(move || async move { page.to_string() });
     let post = |answer: fn(&Mutex<Served>, &Value) -> String| {
@@ -72,9 +67,9 @@ fn routes(served: &Arc<Mutex<Served>>, context: usize) -> Router {
     Router::new()
         .route("/health", routing::get(|| async {}))
         .route("/version", page(json!({ "version": "0.33.0" })))
-        .route("/v1/models", page(json!({ "data": [{ "id": "policy", "max_model_len": context }] })))
+        .route("/v1/models", page(json!({ "data": [{ "id": "policy", "max_model_len": 64 }] })))
         .route("/openapi.json", page(json!({ "paths": serde_json::Map::from_iter(known) })))
-        .route("/weight_info", info.clone())
+        .route("/weight_info", info)
         .route("/pause", post(|_, _| "{}".to_owned()))
         .route("/resume", post(|_, _| "{}".to_owned()))
         .route("/reset_prefix_cache", post(|_, _| json!({ "success": true }).to_string()))
@@ -82,24 +77,11 @@ fn routes(served: &Arc<Mutex<Served>>, context: usize) -> Router {
         .route("/update_weight_version", post(label))
         .route("/inference/v1/generate", post(generate))
         .route("/v1/completions", post(score))
-        .route("/ready", routing::get(|| async {}))
-        .route("/model_info", info)
-        .route("/server_info", page(json!({ "version": "0.5.23", "context_length": context })))
-        .route("/pause_generation", post(|_, _| "{}".to_owned()))
-        .route("/continue_generation", post(|_, _| "{}".to_owned()))
-        .route("/flush_cache", post(|_, _| "{}".to_owned()))
-        .route("/update_weights_from_disk", post(sglang_load))
-        .route("/generate", post(sglang_generate))
 }
 
 fn load(served: &Mutex<Served>, body: &Value) -> String {
     read(served, &body["kwargs"]["weights_path"]);
     json!({ "results": [null] }).to_string()
-}
-
-fn sglang_load(served: &Mutex<Served>, body: &Value) -> String {
-    read(served, &body["model_path"]);
-    json!({ "success": true }).to_string()
 }
 
 fn read(served: &Mutex<Served>, folder: &Value) {
@@ -115,52 +97,8 @@ fn tokens(of: &Value) -> Vec<u32> {
     of.as_array().unwrap().iter().map(|token| token.as_u64().unwrap() as u32).collect()
 }
 
-fn generate(served: &Mutex<Served>, body: &Value) -> String {
-    stream(served, body, "token_ids", ["max_tokens", "seed"], |finished, label| {
-        let content = finished.tokens.iter().zip(&finished.log_probs);
-        let content: Vec<Value> = content.map(|(token, log)| json!({ "token_id": token, "logprob": log })).collect();
-        let choice = json!({
-            "index": finished.index, "finish_reason": reason(finished), "token_ids": finished.tokens,
-            "logprobs": { "content": content }, "weight_versions": spans(finished, label),
-        });
-        json!({ "choices": [choice] })
-    })
-}
-
-fn sglang_generate(served: &Mutex<Served>, body: &Value) -> String {
-    if body["stream"] == false {
-        let prompt = tokens(&body["input_ids"]);
-        let entries = prompt[1..].iter().zip(log_probs(served, &prompt)).map(|(token, log)| json!([log, token, null]));
-        let listed: Vec<Value> = std::iter::once(json!([null, prompt[0], null])).chain(entries).collect();
-        return json!({ "meta_info": { "input_token_logprobs": listed } }).to_string();
-    }
-    stream(served, body, "input_ids", ["max_new_tokens", "sampling_seed"], |finished, label| {
-        let columns = finished.tokens.iter().zip(&finished.log_probs);
-        let columns: Vec<Value> = columns.map(|(token, log)| json!([log, token, null])).collect();
-        let info = json!({
-            "finish_reason": { "type": reason(finished) }, "completion_tokens": finished.tokens.len(),
-            "output_token_logprobs": columns, "weight_versions": spans(finished, label),
-        });
-        json!({ "output_ids": finished.tokens, "meta_info": info })
-    })
-}
-
-fn reason(finished: &Finished) -> &'static str {
-    if finished.finish == Ok(FinishReason::Length) { "length" } else { "stop" }
-}
-
-fn spans(finished: &Finished, label: &str) -> Value {
-    json!([{ "version": label, "start": 0, "end": finished.tokens.len() }])
-}
-
 /// One event for each finished completion.
-fn stream(
-    served: &Mutex<Served>,
-    body: &Value,
-    prompt: &str,
-    [limit, seed]: [&str; 2],
-    event: impl Fn(&Finished, &str) -> Value,
-) -> String {
+fn generate(served: &Mutex<Served>, body: &Value) -> String {
     let sampling = &body["sampling_params"];
     let number = |key: &str| sampling[key].as_u64().unwrap();
     let temperature = sampling["temperature"].as_f64().unwrap();
@@ -172,18 +110,26 @@ fn stream(
     };
     let params = SamplingParams {
         temperature: temperature as f32,
-        max_new_tokens: number(limit) as usize,
+        max_new_tokens: number("max_tokens") as usize,
         stop: serde_json::from_value(sampling["stop"].clone()).unwrap_or_default(),
         ..SamplingParams::default()
     };
-    let mut engine = policy.engine(number("n") as usize, number(seed));
-    let prompt: Arc<[u32]> = tokens(&body[prompt]).into();
+    let mut engine = policy.engine(number("n") as usize, number("seed"));
+    let prompt: Arc<[u32]> = tokens(&body["token_ids"]).into();
     engine.submit(Request::new(0, prompt, number("n") as u32, Arc::new(params))).unwrap();
+    let event = |finished: &Finished| {
+        let content = finished.tokens.iter().zip(&finished.log_probs);
+        let content: Vec<Value> = content.map(|(token, log)| json!({ "token_id": token, "logprob": log })).collect();
+        let reason = if finished.finish == Ok(FinishReason::Length) { "length" } else { "stop" };
+        let choice = json!({
+            "index": finished.index, "finish_reason": reason, "token_ids": finished.tokens, "logprobs": { "content": content },
+            "weight_versions": [{ "version": label, "start": 0, "end": finished.tokens.len() }],
+        });
+        format!("data: {}\n\n", json!({ "choices": [choice] }))
+    };
     let mut events = String::new();
     while !engine.is_idle() {
-        for finished in engine.step().unwrap() {
-            events += &format!("data: {}\n\n", event(&finished, &label));
-        }
+        events.extend(engine.step().unwrap().iter().map(event));
     }
     events + "data: [DONE]\n\n"
 }

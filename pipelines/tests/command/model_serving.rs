@@ -232,11 +232,11 @@ fn all_routes_and_streams_give_the_completion_of_generate() {
     assert!(server.refused("/generate", &far).contains("vocabulary"));
 }
 
-/// A request that runs for as long as the model has room, eight times.
-fn endless() -> Value {
+/// A request for eight completions of this length.
+fn long(tokens: usize) -> Value {
     json!({
         "text": "3+4=", "stream": true, "return_logprob": true, "incremental_streaming_output": true,
-        "sampling_params": {"n": 8, "max_new_tokens": 2000, "ignore_eos": true},
+        "sampling_params": {"n": 8, "max_new_tokens": tokens, "ignore_eos": true},
     })
 }
 
@@ -244,7 +244,7 @@ fn endless() -> Value {
 fn a_client_that_leaves_frees_its_slots_and_a_full_queue_is_told_so() {
     let folder = tempfile::tempdir().unwrap();
     let mut server = Server::start(&tiny_run(folder.path(), &[]), &["--slots", "2", "--max-queue", "6"]);
-    let mut events = server.stream("/generate", &endless());
+    let mut events = server.stream("/generate", &long(600));
     assert!(server.next(&mut events).is_some());
     server.ask("/pause_generation", &json!({"mode": "in_place"}));
     assert_eq!(server.metric(Metric::ServedActive, &[]), 2.0);
@@ -282,7 +282,7 @@ fn weights_change_in_a_pause_and_a_damaged_folder_changes_nothing() {
     finished(&other, &["seed=1"]);
     let other = checkpoint(&other).canonicalize().unwrap();
     let server = Server::start(&run, &["--slots", "2"]);
-    let mut events = server.stream("/generate", &endless());
+    let mut events = server.stream("/generate", &long(600));
     let mut samples: BTreeMap<u64, (Vec<Value>, Value)> = BTreeMap::new();
     let mut take = |event: Value| {
         let (columns, last) = samples.entry(event["index"].as_u64().unwrap()).or_default();
@@ -321,10 +321,10 @@ fn weights_change_in_a_pause_and_a_damaged_folder_changes_nothing() {
     let read = prompt["meta_info"]["prompt_tokens"].as_u64().unwrap() as usize;
     let mut changed = 0;
     for (columns, last) in samples.values() {
-        assert_eq!((columns.len(), &last["finish_reason"]["type"]), (2000, &json!("length")));
+        assert_eq!((columns.len(), &last["finish_reason"]["type"]), (600, &json!("length")));
         let spans = last["weight_versions"].as_array().unwrap();
         let new = spans.last().unwrap();
-        assert_eq!((new["version"].as_str(), new["end"].as_u64()), (Some("7"), Some(2000)), "{spans:?}");
+        assert_eq!((new["version"].as_str(), new["end"].as_u64()), (Some("7"), Some(600)), "{spans:?}");
         changed += usize::from(spans.len() == 2 && spans[0]["version"] == "default" && spans[0]["end"] == new["start"]);
         // The new weights find these tokens as likely as the continued completion said.
         let ids: Vec<Value> = columns.iter().map(|column| column[1].clone()).collect();
@@ -426,8 +426,8 @@ fn adapters_answer_by_name_alongside_the_model_until_they_are_unloaded() {
 #[test]
 fn sigterm_drains() {
     let folder = tempfile::tempdir().unwrap();
-    let server = Server::start(&tiny_run(folder.path(), &[]), &["--slots", "2", "--drain-timeout", "100"]);
-    let mut events = server.stream("/generate", &endless());
+    let server = Server::start(&tiny_run(folder.path(), &[]), &["--slots", "2", "--drain-timeout", "600"]);
+    let mut events = server.stream("/generate", &long(100));
     let mut ended = BTreeMap::new();
     let mut event = server.next(&mut events);
     server.running.terminate();
@@ -437,6 +437,6 @@ fn sigterm_drains() {
         }
         event = server.next(&mut events);
     }
-    assert!(ended.len() == 8 && ended.values().all(|tokens| *tokens == 2000), "{ended:?}");
+    assert!(ended.len() == 8 && ended.values().all(|tokens| *tokens == 100), "{ended:?}");
     assert_eq!(server.running.end(), Some(0));
 }
