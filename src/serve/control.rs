@@ -14,6 +14,7 @@ use sha2::{Digest, Sha256};
 
 use super::reply::{self, Refusal, Reply};
 use super::shared::{LoadedAdapter, Shared, unknown};
+use super::uploads::hex;
 use super::worker::{Command, Installed};
 use crate::engine::remote::PauseMode;
 use crate::model::{FrozenWeights, TensorSlice, load_adapter, load_weights_for};
@@ -87,10 +88,10 @@ fn named(name: &str, what: &str) -> Result<Arc<str>, Refusal> {
 }
 
 /// Runs work that reads files on tokio's pool for blocking work.
-async fn blocking<T: Send + 'static>(work: impl FnOnce() -> Result<T, String> + Send + 'static) -> Result<T, Refusal> {
+pub(super) async fn blocking<T: Send + 'static>(work: impl FnOnce() -> Result<T, String> + Send + 'static) -> Result<T, Refusal> {
     match tokio::task::spawn_blocking(work).await {
         Ok(done) => done.map_err(Refusal::bad),
-        Err(_) => Err(Refusal::new(500, "reading the weights failed; look into the server's log")),
+        Err(_) => Err(Refusal::new(500, "the work on files failed; look into the server's log")),
     }
 }
 
@@ -183,9 +184,7 @@ pub(super) async fn checksums(State(shared): State<Arc<Shared>>) -> Reply {
         let weights = weights.read();
         let flat = weights.flat.to_device(tch::Device::Cpu);
         let sum = |(name, tensor): (&str, TensorSlice<'_>)| {
-            let digest = Sha256::digest(safetensors::View::data(&tensor));
-            let hex: String = digest.iter().map(|byte| format!("{byte:02x}")).collect();
-            (name.to_owned(), Value::String(hex))
+            (name.to_owned(), Value::String(hex(&Sha256::digest(safetensors::View::data(&tensor)))))
         };
         Ok(TensorSlice::all(weights.layout.entries(), &flat, dtype).map(sum).collect::<serde_json::Map<_, _>>())
     });

@@ -21,6 +21,7 @@ mod sampling;
 mod shared;
 mod ticket;
 mod token;
+mod uploads;
 mod worker;
 
 use std::io;
@@ -46,10 +47,14 @@ pub struct ServeConfig {
     pub slots: usize,
     /// Largest number of samples that wait for a slot.
     pub max_queue: usize,
+    /// CPU threads of the engine, at least one.
+    pub threads: usize,
     /// Longest prompt and completion together, in tokens; `None` for the model's limit.
     pub context: Option<usize>,
     /// Seed of requests without one.
     pub seed: u64,
+    /// Folder for weights that clients send; they are removed when the server ends.
+    pub uploads: PathBuf,
     /// Token that every request but `GET /health` must carry; `None` to require none.
     pub token: Option<BearerToken>,
 }
@@ -100,11 +105,12 @@ impl ModelServer {
         }
         let policy = policy.merged();
         let metrics = Metrics::new();
-        let (slots, seed) = (config.slots.max(1), config.seed);
-        let (shared, commands) = shared::Shared::new(&policy, config, metrics.clone());
+        let (slots, seed, threads) = (config.slots.max(1), config.seed, config.threads.max(1));
+        let (shared, commands) = shared::Shared::new(&policy, config, metrics.clone())?;
         let shared = Arc::new(shared);
         let weak = Arc::downgrade(&shared);
         let work = move || {
+            tch::set_num_threads(i32::try_from(threads).unwrap_or(i32::MAX));
             let ended = caught(|| worker::Worker::new(&policy, slots, seed, metrics, commands).run());
             if let (Err(panic), Some(shared)) = (ended, weak.upgrade()) {
                 tracing::error!("the engine's thread panicked: {panic}");

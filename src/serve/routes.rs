@@ -13,7 +13,7 @@ use serde_json::{Value, json};
 
 use super::reply::{self, Refusal, Reply};
 use super::shared::{Ask, Shared};
-use super::{control, generate, openai, token};
+use super::{control, generate, openai, token, uploads};
 use crate::engine::SamplingParams;
 use crate::net::guard;
 use crate::observe::{Metric, Metrics};
@@ -53,6 +53,9 @@ pub(super) fn routes(shared: &Arc<Shared>) -> Router {
         .route("/weights_checker", post(control::checksums))
         .route("/load_lora_adapter", post(control::load_lora))
         .route("/unload_lora_adapter", post(control::unload_lora))
+        .route("/uploads", post(uploads::begin))
+        .route("/uploads/{id}", post(uploads::end))
+        .route("/uploads/{id}/{name}/{at}", post(uploads::piece))
         .route("/metrics", get(metrics))
         .fallback(async || Refusal::new(404, "there is no such route"))
         .layer(DefaultBodyLimit::max(LONGEST))

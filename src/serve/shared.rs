@@ -2,6 +2,7 @@
 //! served weights.
 
 use std::collections::BTreeMap;
+use std::io;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -14,6 +15,7 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot};
 use super::ServeConfig;
 use super::reply::Refusal;
 use super::ticket::Ticket;
+use super::uploads::Uploads;
 use super::worker::{AdapterName, Command, Job, Score};
 use crate::data::Tokenizer;
 use crate::engine::SamplingParams;
@@ -51,6 +53,7 @@ pub(super) struct Shared {
     pub compute: Compute,
     pub tokenizer: Arc<Tokenizer>,
     pub metrics: Metrics,
+    pub uploads: Uploads,
     pub served: Mutex<Served>,
     /// Held while weights or adapters change, so that changes take effect in their order.
     pub changing: tokio::sync::Mutex<()>,
@@ -72,11 +75,12 @@ pub(super) struct Ask {
 }
 
 impl Shared {
-    pub fn new(policy: &Policy, config: ServeConfig, metrics: Metrics) -> (Self, UnboundedReceiver<Command>) {
+    pub fn new(policy: &Policy, config: ServeConfig, metrics: Metrics) -> io::Result<(Self, UnboundedReceiver<Command>)> {
         let (commands, receiver) = unbounded_channel();
         let (folder, weights, adapters) = (config.folder.clone(), policy.frozen(), BTreeMap::new());
         let shared = Shared {
             room: Arc::new(Semaphore::new(config.slots.max(1) + config.max_queue)),
+            uploads: Uploads::new(&config.uploads, policy.config())?,
             config,
             instance: protocol::unique(),
             model: policy.config().clone(),
@@ -89,7 +93,7 @@ impl Shared {
             jobs: AtomicU64::new(0),
             failure: OnceLock::new(),
         };
-        (shared, receiver)
+        Ok((shared, receiver))
     }
 
     /// Longest prompt and completion together, in tokens.

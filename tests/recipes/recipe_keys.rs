@@ -120,7 +120,7 @@ const READ: &[(&str, &str, &str)] = &[
 
 /// What else may stand in a recipe, so that keys which mean something only beside it find it there. A context is tried for keys of the sections that
 /// it names.
-const CONTEXTS: [&[&str]; 32] = [
+const CONTEXTS: [&[&str]; 33] = [
     &[],
     &["sft={}"],
     &["sft={data='b.jsonl'}", "mix={}"],
@@ -139,6 +139,7 @@ const CONTEXTS: [&[&str]; 32] = [
     &["model={kind='folder'}"],
     &["eval={}", "reward={kind='exact'}"],
     &["engine={kind='vllm',urls=['http://a:1']}"],
+    &["engine={kind='rollflow',urls=['http://a:1']}"],
     &["engine={launch='vllm'}"],
     &["engine={launch='vllm',replicas=2}"],
     &["reference={kind='frozen'}", "train.kl_loss={beta=0.1}"],

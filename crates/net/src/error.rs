@@ -111,6 +111,9 @@ pub enum Fault {
         /// The beginning of the answer.
         begins: String,
     },
+    /// A file to be sent cannot be read, with the machine's own message.
+    #[error("reading what is to be sent: {0}")]
+    File(String),
     /// The server has no such function.
     #[error("it has no way of {0}")]
     Unsupported(&'static str),
@@ -130,6 +133,7 @@ impl Fault {
             Fault::Refused { .. } => "refused",
             Fault::Failed { .. } => "failed",
             Fault::Nonsense { .. } => "nonsense",
+            Fault::File(_) => "file",
             Fault::Unsupported(_) => "unsupported",
         }
     }
@@ -137,7 +141,9 @@ impl Fault {
     /// Returns true if the same request may succeed later, here or on another server.
     pub fn passes(&self) -> bool {
         match self {
-            Fault::Url { .. } | Fault::Certificates(_) | Fault::Untrusted { .. } | Fault::Unsupported(_) => false,
+            Fault::Url { .. } | Fault::Certificates(_) | Fault::Untrusted { .. } | Fault::File(_) | Fault::Unsupported(_) => {
+                false
+            }
             // The server gave up waiting for the request, or will not take it this early.
             Fault::Refused { status, .. } => matches!(status, 408 | 425),
             _ => true,

@@ -41,6 +41,8 @@ impl Server {
                     // Waits and retries if the machine has no room for a connection.
                     (stream, _) = Listener::accept(&mut listener) => stream,
                 };
+                // Otherwise each event of a stream waits for the acknowledgement of the one before.
+                stream.set_nodelay(true).ok();
                 let served =
                     http1::Builder::new().serve_connection(TokioIo::new(stream), TowerToHyperService::new(routes.clone()));
                 let closed = closed.clone();

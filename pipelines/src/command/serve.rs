@@ -51,9 +51,16 @@ pub struct Serve {
     /// Largest number of completions that wait for a slot; further requests get status 429.
     #[arg(long, value_name = "N", default_value_t = 1024)]
     max_queue: usize,
+    /// CPU threads of the engine, as generate.threads.
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    threads: usize,
     /// Longest prompt and completion together, in tokens; by default the model's limit.
     #[arg(long, value_name = "TOKENS")]
     context_length: Option<usize>,
+    /// Folder for weights that clients send: room for two versions. They are removed at the end. By
+    /// default the system's folder for temporary files.
+    #[arg(long, value_name = "DIR")]
+    uploads: Option<PathBuf>,
     /// Seed of requests without one.
     #[arg(long, default_value_t = 0)]
     seed: u64,
@@ -96,8 +103,10 @@ impl Serve {
             folder: std::path::absolute(&folder)?,
             slots: self.slots,
             max_queue: self.max_queue,
+            threads: self.threads,
             context: self.context_length,
             seed: self.seed,
+            uploads: self.uploads.unwrap_or_else(std::env::temp_dir),
             token,
         };
         let server = ModelServer::start(&policy, listener, config).map_err(|error| refused(error.to_string()))?;

@@ -138,6 +138,54 @@ fn a_run_with_a_server_is_the_run_of_one_process() {
     }
 }
 
+/// Law V4, without a shared disk: each server gets the files over HTTP and loads its own copy; what was damaged on its way is never loaded.
+#[test]
+fn weights_are_sent_to_servers_and_what_was_damaged_on_its_way_is_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    let (base, uploads) = (checkpoint(&tiny_run(folder.path(), &[])), folder.path().join("uploads"));
+    fs::create_dir(&uploads).unwrap();
+    let uploads = uploads.canonicalize().unwrap();
+    let servers: Vec<Server> = (0..2).map(|_| Server::start(&base, &["--uploads", uploads.to_str().unwrap()])).collect();
+    let urls: Vec<&str> = servers.iter().map(|server| &*server.url).collect();
+    let engine = format!("engine={{kind=\"rollflow\",carry=\"stream\",urls={urls:?}}}");
+    for (name, more) in [("adapters", &["lora={rank=2,alpha=4}", "lora.sync=adapter"][..]), ("whole", &[])] {
+        let run = folder.path().join(name);
+        run_of(&base, &run, &[&[&*engine, "observe.rollouts_every=1"], more].concat());
+        nothing_lost(&run, 3);
+    }
+    for server in &servers {
+        let page = server.get("/model_info");
+        assert!(Path::new(page["model_path"].as_str().unwrap()).starts_with(&uploads) && page["weight_version"] == "4", "{page}");
+    }
+    // Of each server, those of the newest two.
+    let kept =
+        || fs::read_dir(&uploads).unwrap().map(|entry| fs::read_dir(entry.unwrap().path()).unwrap().count()).collect::<Vec<_>>();
+    assert_eq!(kept(), [2, 2]);
+
+    let server = &servers[0];
+    let body = fs::read(base.join("model.safetensors")).unwrap();
+    let begin = || server.ask("/uploads", &Value::Null)["upload"].as_str().unwrap().to_owned();
+    let send = |id: &str, name: &str, at: u64, piece: &[u8]| {
+        let path = format!("/uploads/{id}/{name}/{at}");
+        server.tasks.block_on(server.client.post_bytes(&path, piece.to_vec(), LIMIT)).map(drop)
+    };
+    let id = begin();
+    let sum = "0".repeat(64);
+    send(&id, "model.safetensors", 0, &body).unwrap();
+    let told = server.refused(&format!("/uploads/{id}"), &json!({"files": {"model.safetensors": sum}}));
+    assert!(told.contains("damaged on its way"), "{told}");
+    let told = server.refused(&format!("/uploads/{id}"), &json!({"files": {}}));
+    assert!(told.contains("other files"), "{told}");
+    for name in ["..%2Fup", ".hidden", "a%2Fb", "%00"] {
+        assert!(send(&id, name, 0, &body).is_err(), "{name}");
+    }
+    assert!(send(&id, "more", 1 << 40, &body).unwrap_err().to_string().contains("at most"));
+    (begin(), begin());
+    assert!(send(&id, "model.safetensors", 0, &body).unwrap_err().to_string().contains("no such upload"));
+    assert_eq!(server.get("/model_info")["weight_version"], "4");
+    drop(servers);
+}
+
 /// Laws V2, V4, D2 and D4: a server that is killed and comes back at its address serves nothing before it holds verified weights again, and
 /// nothing is lost or trained twice.
 #[test]
@@ -147,7 +195,7 @@ fn a_run_with_three_servers_loses_nothing_when_one_is_killed_and_returns() {
     let mut servers: Vec<Server> = (0..3).map(|_| Server::start(&base, &["--slots", "4"])).collect();
     let urls: Vec<&str> = servers.iter().map(|server| &*server.url).collect();
     let engine = format!("engine={{kind=\"rollflow\",urls={urls:?}}}");
-    let sets = [&engine, "train.steps=60", "flow.max_staleness=2", "observe.rollouts_every=1", "sft.steps=20"];
+    let sets = [&engine, "train.steps=30", "flow.max_staleness=2", "observe.rollouts_every=1", "sft.steps=20"];
     let mut running = Running::start(&run_args(GRPO, &run, &sets));
     running.until("three steps are taken", |_| lines(&run) >= 3);
 
@@ -156,12 +204,12 @@ fn a_run_with_three_servers_loses_nothing_when_one_is_killed_and_returns() {
     drop(servers.remove(0));
     let returned = Server::start_at(&address, &base, &["--slots", "4"], None);
     assert_ne!(returned.get("/model_info")["instance"], before);
-    running.line(|line| line.contains("Step 60:").then_some(()));
+    running.line(|line| line.contains("Step 30:").then_some(()));
     assert_eq!(running.end(), Some(0));
-    nothing_lost(&run, 60);
+    nothing_lost(&run, 30);
     for server in &servers {
         assert!(server.metric(Metric::ServedSamples, &[("status", "completed")]) > 0.0);
-        assert_eq!(server.get("/model_info")["weight_version"], "61");
+        assert_eq!(server.get("/model_info")["weight_version"], "31");
     }
 }
 

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::ops::Range;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -184,6 +184,13 @@ choices! {
 pub trait WeightControl: Send + Sync {
     /// Pauses the engine; idempotent. An error names the supported modes if this one is not.
     async fn pause(&self, mode: PauseMode) -> Result<(), RemoteError>;
+
+    /// Sends the files of a folder of weights to the engine's host, verified by checksums. Returns
+    /// their folder there, which may be loaded until the upload after the next begins.
+    async fn upload(&self, folder: &Path) -> Result<PathBuf, RemoteError> {
+        let what = "taking weights over HTTP; set engine.carry = \"folder\"";
+        Err(RemoteError::new(folder.display().to_string(), Fault::Unsupported(what)))
+    }
 
     /// Loads a Hugging Face folder that the engine can read.
     async fn load(&self, folder: &Path, label: &str) -> Result<(), RemoteError>;

@@ -17,6 +17,7 @@ mod router;
 mod server;
 mod sglang;
 pub mod sync;
+mod upload;
 mod vllm;
 
 use std::sync::Arc;

@@ -4,7 +4,7 @@
 //! reported number of tokens tells which.
 
 use std::collections::BTreeMap;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -16,6 +16,7 @@ use tokio::sync::mpsc::Sender;
 
 use super::control::{label, unload_namesake};
 use super::server::{CALL, EventError, Server, StreamDelta, WireSpan, chunk, ending, text};
+use super::upload;
 use super::{Attempt, Capabilities, Ending, Fault, InferenceEngine, PauseMode, RemoteError, WeightControl};
 use crate::engine::FinishReason;
 use crate::net::Endpoint;
@@ -247,6 +248,10 @@ impl WeightControl for SglangEngine {
             }
         };
         self.server.post_control("/pause_generation", &json!({"mode": mode})).await.map(drop)
+    }
+
+    async fn upload(&self, folder: &Path) -> Result<PathBuf, RemoteError> {
+        upload::send(&self.server, folder).await
     }
 
     async fn load(&self, folder: &Path, label: &str) -> Result<(), RemoteError> {

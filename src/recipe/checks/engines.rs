@@ -2,7 +2,7 @@
 
 use super::Note;
 use crate::engine::remote::PauseMode;
-use crate::engine::remote::sync::CachePolicy;
+use crate::engine::remote::sync::{CachePolicy, Carry};
 use crate::engine::settings::{Engine, EngineKind, Launch};
 use crate::net::check_url;
 use crate::recipe::model::DeviceName;
@@ -102,6 +102,10 @@ fn policies(engine: &Engine, note: Note) {
     ) {
         let message = format!("`engine.pause` is \"{}\", which {} has no way of", pause.word(), kind.word());
         note("engine.pause", &["engine.kind"], message, "use \"keep\" or \"abort\"");
+    }
+    if engine.sync.carry == Carry::Stream && kind != EngineKind::Rollflow {
+        let message = format!("`engine.carry` is \"stream\", which {} has no way of", kind.word());
+        note("engine.carry", &["engine.kind"], message, "use \"folder\", or engine.kind = \"rollflow\"");
     }
     if engine.sync.cache == CachePolicy::Flush && pause == PauseMode::Keep {
         let message = "`engine.cache` is \"flush\", but with engine.pause = \"keep\" requests still use what would be forgotten";

@@ -1,14 +1,16 @@
 //! Sync of one engine.
 //!
 //! ```text
-//! pause → load → label → check → (flush) → resume → probe → done
+//! (send) → pause → load → label → check → (flush) → resume → probe → done
 //!   ↑ wrong weights in check or probe load once more      any other failure retries its phase
 //! ```
+//!
+//! Weights that are sent over HTTP are on the server's host before the pause.
 //!
 //! The probe follows the resume, because a paused server answers nothing. Until the probe succeeds,
 //! no version is committed; if it fails, tokens sampled since the resume are discarded.
 //!
-//! An adapter needs no pause, because no request names it before its probe: load → check → probe.
+//! An adapter needs no pause, because no request names it before its probe: (send) → load → check → probe.
 
 use std::time::{Duration, Instant};
 
@@ -16,7 +18,7 @@ use futures_util::future::try_join_all;
 use tokio::time::timeout;
 
 use super::verify::{Checksums, check_changed};
-use super::{CachePolicy, SyncConfig, Update};
+use super::{CachePolicy, Carry, SyncConfig, Update};
 use crate::algo::Disagreement;
 use crate::engine::remote::{FleetHandle, InferenceEngine, PauseMode, RemoteError, WeightControl};
 use crate::net::{RetryPolicy, deadline};
@@ -155,14 +157,18 @@ impl EngineSync<'_> {
     async fn attempt(&mut self, before: Option<&Checksums>) -> Result<Option<Checksums>, IsolatedEngine> {
         let EngineSync { engine, control, update, config, .. } = *self;
         let (label, limit) = (&update.label(), config.step_timeout);
+        let folder = &match config.carry {
+            Carry::Folder => update.folder.to_path_buf(),
+            Carry::Stream => self.phase("send", config.load_timeout, || control.upload(&update.folder)).await?,
+        };
         if update.adapter {
-            self.phase("load", config.load_timeout, || control.load_adapter(label, &update.folder)).await?;
+            self.phase("load", config.load_timeout, || control.load_adapter(label, folder)).await?;
             self.phase("check", limit, || check_label(control, update)).await?;
             self.phase("probe", limit, || probe(engine, update)).await?;
             return Ok(None);
         }
         self.phase("pause", config.pause_timeout, || control.pause(config.pause)).await?;
-        self.phase("load", config.load_timeout, || control.load(&update.folder, label)).await?;
+        self.phase("load", config.load_timeout, || control.load(folder, label)).await?;
         self.phase("label", limit, || control.label(label)).await?;
         let sums = self.phase("check", limit, || check(control, update, config.checksums, before)).await?;
         if config.cache == CachePolicy::Flush {

@@ -40,9 +40,21 @@ choices! {
     }
 }
 
+choices! {
+    /// Way of new weights to servers.
+    pub enum Carry {
+        /// servers read `engine.folder`, or what a store brings to their hosts.
+        "folder" => Folder,
+        /// the run sends each server the files over HTTP, before the pause (`rollflow serve`).
+        "stream" => Stream,
+    }
+}
+
 section! {
     /// Weight sync to servers.
     pub struct SyncConfig {
+        /// Way of new weights to servers.
+        carry: Carry = Carry::default();
         /// Policy for a server's work in flight during a weight sync.
         pause: PauseMode = PauseMode::default();
         /// Policy for cached prompts when weights change.
