@@ -47,7 +47,7 @@ void finish(const c10::intrusive_ptr<c10d::Work>& work, const bool* cancelled) {
     try {
       work->wait(Millis(100));
     } catch (...) {
-      if (work->isCompleted()) throw;
+      // It goes on, or has failed, which is thrown below.
     }
   }
   work->wait();

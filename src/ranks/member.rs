@@ -196,7 +196,7 @@ impl Member {
         }
         if self.lost().is_none() {
             let hangs = |(rank, [begun, most]): (usize, [u64; 2])| {
-                format!("{} hangs: it has begun {begun} exchanges, another rank {most}", self.label(rank))
+                format!("{} hangs: it has begun {begun} exchanges, another rank {most} ({error})", self.label(rank))
             };
             match slowest(&self.store, self.place.size) {
                 Ok(Some(slowest)) => self.end_all(hangs(slowest)),
