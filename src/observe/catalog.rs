@@ -157,7 +157,7 @@ catalog! {
         "Requests to `rollflow serve` by their response: `busy` is status 429 or 503, `refused` another status of 400 to 499, `failed` of 500 and above.";
     ServedSamples: COUNT "served_samples_total" [STATUS] in "samples", "Completions of `rollflow serve` by how they ended.";
     ServedTokens: COUNT "served_tokens_total" [] in "tokens", "Tokens that `rollflow serve` sampled.";
-    ServedPrefill: COUNT "served_prefill_tokens_total" [] in "tokens", "Tokens of prompts that it computed; equal prompts that start together are computed once.";
+    ServedPrefill: COUNT "served_prefill_tokens_total" [] in "tokens", "Tokens of prompts that it computed; remembered ones are not.";
     ServedActive: GAUGE "served_samples_active" [] in "samples", "Completions that it computes now.";
     ServedOpen: GAUGE "served_samples_open" [] in "samples", "Completions that it computes now or that wait for a slot.";
     ServedPaused: GAUGE "served_paused" [] in "1", "1 while it is paused.";

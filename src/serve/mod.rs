@@ -1,7 +1,7 @@
 //! The local engine as an HTTP server, `rollflow serve`, in the dialects of SGLang and OpenAI.
 //!
 //! One thread, `engine`, owns the [`LocalEngine`](crate::engine::LocalEngine): requests of all
-//! connections are batched continuously, and equal prompts that start together are computed once.
+//! connections are batched continuously, and equal prompts are computed once while they are remembered.
 //! Requests reach it by a channel, and tokens return by a channel for each request. A request that
 //! its client leaves is cancelled. Weights and adapters are read on another thread before they are
 //! installed between two tokens.
@@ -45,6 +45,8 @@ pub struct ServeConfig {
     pub folder: PathBuf,
     /// Largest number of samples that are computed together, at least one.
     pub slots: usize,
+    /// Number of prompts that are remembered; each takes the cache memory of a slot.
+    pub prompts: usize,
     /// Largest number of samples that wait for a slot.
     pub max_queue: usize,
     /// CPU threads of the engine, at least one.
@@ -105,13 +107,14 @@ impl ModelServer {
         }
         let policy = policy.merged();
         let metrics = Metrics::new();
-        let (slots, seed, threads) = (config.slots.max(1), config.seed, config.threads.max(1));
+        let threads = config.threads.max(1);
+        let setup = worker::Setup { slots: config.slots.max(1), prompts: config.prompts, seed: config.seed };
         let (shared, commands) = shared::Shared::new(&policy, config, metrics.clone())?;
         let shared = Arc::new(shared);
         let weak = Arc::downgrade(&shared);
         let work = move || {
             tch::set_num_threads(i32::try_from(threads).unwrap_or(i32::MAX));
-            let ended = caught(|| worker::Worker::new(&policy, slots, seed, metrics, commands).run());
+            let ended = caught(|| worker::Worker::new(&policy, setup, metrics, commands).run());
             if let (Err(panic), Some(shared)) = (ended, weak.upgrade()) {
                 tracing::error!("the engine's thread panicked: {panic}");
                 shared.failed(panic);

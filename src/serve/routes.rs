@@ -13,6 +13,7 @@ use serde_json::{Value, json};
 
 use super::reply::{self, Refusal, Reply};
 use super::shared::{Ask, Shared};
+use super::worker::Command;
 use super::{control, generate, openai, token, uploads};
 use crate::engine::SamplingParams;
 use crate::net::guard;
@@ -47,7 +48,7 @@ pub(super) fn routes(shared: &Arc<Shared>) -> Router {
         .route("/pause_generation", post(control::pause))
         .route("/continue_generation", post(control::resume))
         .route("/abort_request", post(control::abort))
-        .route("/flush_cache", get(flushed).post(flushed))
+        .route("/flush_cache", get(flush).post(flush))
         .route("/update_weights_from_disk", post(control::update))
         .route("/update_weight_version", post(control::label))
         .route("/weights_checker", post(control::checksums))
@@ -90,8 +91,8 @@ async fn metrics(State(shared): Of) -> Reply {
     Ok(([(CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8")], shared.metrics.render()).into_response())
 }
 
-/// Prompts are kept only while a group needs them, so there is nothing to flush.
-async fn flushed() -> Reply {
+async fn flush(State(shared): Of) -> Reply {
+    shared.send(Command::Flush);
     Ok("Cache flushed.\n".into_response())
 }
 

@@ -74,6 +74,8 @@ pub(super) enum Command {
     Resume {
         reply: Done<()>,
     },
+    /// Forgets remembered prompts.
+    Flush,
     Install {
         what: Installed,
         reply: Done<()>,
@@ -110,6 +112,13 @@ struct Open {
     pieces: UnboundedSender<Piece>,
 }
 
+/// Sizes and seed of the engine.
+pub(super) struct Setup {
+    pub slots: usize,
+    pub prompts: usize,
+    pub seed: u64,
+}
+
 pub(super) struct Worker {
     engine: LocalEngine,
     scorer: Scorer,
@@ -126,11 +135,11 @@ pub(super) struct Worker {
 }
 
 impl Worker {
-    pub fn new(policy: &Policy, slots: usize, seed: u64, metrics: Metrics, commands: UnboundedReceiver<Command>) -> Self {
+    pub fn new(policy: &Policy, setup: Setup, metrics: Metrics, commands: UnboundedReceiver<Command>) -> Self {
         let config = LocalConfig { compute: policy.compute(), ..LocalConfig::new(CrossEntropy, Schedule::constant(0.0)) };
         let label: Arc<str> = super::shared::UNNAMED.into();
         Worker {
-            engine: policy.engine(slots, seed),
+            engine: policy.engine(setup.slots, setup.seed).remembering(setup.prompts),
             scorer: Scorer::new(config, policy.config().clone()),
             served: Installed { label: label.clone(), weights: policy.frozen(), adapters: BTreeMap::new() },
             labels: vec![label],
@@ -184,6 +193,7 @@ impl Worker {
                 self.paused = None;
                 reply.send(()).ok();
             }
+            Command::Flush => self.engine.forget(),
             Command::Install { what, reply } => {
                 self.install(what);
                 reply.send(()).ok();

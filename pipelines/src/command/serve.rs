@@ -51,6 +51,10 @@ pub struct Serve {
     /// Largest number of completions that wait for a slot; further requests get status 429.
     #[arg(long, value_name = "N", default_value_t = 1024)]
     max_queue: usize,
+    /// Prompts that are remembered, so that a later completion of one computes it no more; each takes
+    /// the cache memory of a slot.
+    #[arg(long, value_name = "N", default_value_t = 16)]
+    prompt_cache: usize,
     /// CPU threads of the engine, as generate.threads.
     #[arg(long, value_name = "N", default_value_t = 1)]
     threads: usize,
@@ -103,6 +107,7 @@ impl Serve {
             folder: std::path::absolute(&folder)?,
             slots: self.slots,
             max_queue: self.max_queue,
+            prompts: self.prompt_cache,
             threads: self.threads,
             context: self.context_length,
             seed: self.seed,

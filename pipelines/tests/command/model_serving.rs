@@ -274,6 +274,21 @@ fn all_routes_and_streams_give_the_completion_of_generate() {
         body["model"] = "another".into();
         assert!(server.refused(path, &body).contains("another"));
     }
+    // Remembered prompts are not computed again.
+    let prefilled = || server.metric(Metric::ServedPrefill, &[]);
+    let before = prefilled();
+    let again = server.ask("/generate", &json!({"text": "3+4=", "sampling_params": sampling}));
+    assert_eq!((&again["output_ids"], prefilled()), (&page["output_ids"], before));
+    let wide = json!({"text": ["3+4=", "1+1=", "3+4="], "sampling_params": sampling});
+    let wide = server.ask("/generate", &wide);
+    assert_eq!((&wide[0]["output_ids"], &wide[2]["output_ids"]), (&page["output_ids"], &page["output_ids"]));
+    assert!(prefilled() > before);
+    server.ask("/flush_cache", &Value::Null);
+    let before = prefilled();
+    let flushed = server.ask("/generate", &json!({"text": ["3+4=", "3+4="], "sampling_params": sampling}));
+    assert_eq!((&flushed[0]["output_ids"], &flushed[1]["output_ids"]), (&page["output_ids"], &page["output_ids"]));
+    assert_eq!(prefilled() - before, page["meta_info"]["prompt_tokens"].as_f64().unwrap());
+
     let unknown = json!({"text": "3+4=", "sampling_params": {"repetition_penalty": 1.5}});
     assert!(server.refused("/generate", &unknown).contains("repetition_penalty"), "nothing is ignored silently");
     let far = json!({"input_ids": [1_000_000], "sampling_params": {}});

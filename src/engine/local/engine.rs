@@ -17,6 +17,7 @@ use std::time::Instant;
 use tch::Tensor;
 
 use super::draw::draw;
+use super::prompts::Prompts;
 use crate::data::packing::cut_rectangles;
 use crate::data::{Answer, SampledToken, Tokenizer, Version};
 use crate::engine::sampling::uniform;
@@ -42,6 +43,8 @@ pub struct LocalEngine {
     cache: KvCache,
     /// Logits after the prompt on the shelf, which is the prompt of the first waiting samples.
     shelf: Option<Tensor>,
+    /// Prompts of earlier requests, in slots after the shelf.
+    prompts: Prompts<ServedWeights>,
 }
 
 impl LocalEngine {
@@ -59,6 +62,7 @@ impl LocalEngine {
             on_new_weights: OnNewWeights::default(),
             weights: None,
             adapters: BTreeMap::new(),
+            prompts: Prompts::new(slots.len() + 1, 0),
             slots,
             cache,
             shelf: None,
@@ -67,9 +71,32 @@ impl LocalEngine {
 
     /// Sets device and format, before the first request. Default: f32 on the CPU.
     pub fn computing(mut self, compute: Compute) -> Self {
-        self.cache = self.decoder.cache(self.slots.len() + 1, 0, compute);
         self.compute = compute;
+        self.cache = self.empty_cache();
         self
+    }
+
+    fn empty_cache(&self) -> KvCache {
+        self.decoder.cache(self.slots.len() + 1 + self.prompts.len(), 0, self.compute)
+    }
+
+    /// Remembers up to `prompts` prompts for later requests, before the first. Each takes the cache
+    /// memory of a slot. Default: 0, because a group's prompt is computed once anyway.
+    pub(crate) fn remembering(mut self, prompts: usize) -> Self {
+        self.prompts = Prompts::new(self.slots.len() + 1, prompts);
+        self.cache = self.empty_cache();
+        self
+    }
+
+    /// Forgets the prompts of earlier requests.
+    pub(crate) fn forget(&mut self) {
+        self.prompts.forget(|_| false);
+    }
+
+    /// Forgets prompts under weights that no new request uses.
+    fn forget_old(&mut self) {
+        let (weights, adapters) = (&self.weights, &self.adapters);
+        self.prompts.forget(|known| weights.iter().chain(adapters.values()).any(|served| Rc::ptr_eq(served, known)));
     }
 
     /// Sets the policy for samples in flight when weights change.
@@ -91,10 +118,12 @@ impl LocalEngine {
         self.shelf = None;
         let Some(weights) = weights else {
             self.adapters.remove(name);
+            self.forget_old();
             return self.slots.remove(|request| request.adapter.as_ref() == Some(name));
         };
         let served = ServedWeights { version, views: self.decoder.views_of(&weights.on(self.compute)) };
         self.adapters.insert(name.clone(), Rc::new(served));
+        self.forget_old();
         Vec::new()
     }
 
@@ -117,6 +146,7 @@ impl LocalEngine {
         let _guard = tch::no_grad_guard();
         let served = Rc::new(ServedWeights { version, views: self.decoder.views_of(&weights.on(self.compute)) });
         self.weights = Some(served.clone());
+        self.forget_old();
         // The rest of that group must not start from logits of the old weights.
         self.shelf = None;
         match self.on_new_weights {
@@ -135,45 +165,58 @@ impl LocalEngine {
         &self.tokenizer
     }
 
-    /// Computes the tokens of admitted samples of the same weights, equal prompts once, and draws
-    /// their next tokens.
-    fn begin(&mut self, weights: &ServedWeights, admitted: &[Admission]) -> Result<(), EngineError> {
+    /// Computes the tokens of admitted samples of the same weights, equal prompts once and remembered
+    /// ones not at all, and draws their next tokens.
+    fn begin(&mut self, weights: &Rc<ServedWeights>, admitted: &[Admission]) -> Result<(), EngineError> {
         let shelf_slot = self.slots.len();
-        let mut groups = admitted;
-        let (mut logits, mut rows) = (Vec::new(), Vec::new());
+        let (mut groups, mut logits, mut rows) = (admitted, Vec::new(), Vec::new());
         if let (Some(shelf), Some(first)) = (self.shelf.take(), groups.first()) {
             self.cache.copy_slot(shelf_slot, &first.slots, first.request.request.tokens.len());
-            if first.more {
-                self.shelf = Some(shelf.shallow_clone());
-            }
             logits.push(shelf);
             rows.push(0);
             groups = &groups[1..];
         }
-        if !groups.is_empty() {
-            let first = logits.len() as i64;
-            let (mut tokens, mut slots) = (Vec::<Cow<[u32]>>::new(), Vec::<Vec<usize>>::new());
-            for group in groups {
-                let asked = group.request.tokens();
-                let row = tokens.iter().position(|known| *known == asked).unwrap_or(tokens.len());
-                if row == tokens.len() {
-                    tokens.push(asked);
-                    slots.push(Vec::new());
-                }
-                slots[row].extend(group.slots.iter().copied().chain(group.more.then_some(shelf_slot)));
-                rows.push(first + row as i64);
+        // Rows of logits: that of the shelf, those of remembered prompts, those of new ones.
+        let mut new: Vec<(Cow<[u32]>, Vec<usize>)> = Vec::new();
+        let mut new_rows = Vec::new();
+        for (at, group) in groups.iter().enumerate() {
+            let tokens = group.request.tokens();
+            let slots = group.slots.iter().copied().chain(group.more.then_some(shelf_slot));
+            if let Some(known) = self.prompts.find(weights, &tokens) {
+                self.cache.copy_slot(known.slot, &slots.collect::<Vec<_>>(), tokens.len());
+                rows.push(logits.len() as i64);
+                logits.push(known.logits.shallow_clone());
+                continue;
             }
+            let row = new.iter().position(|(known, _)| *known == tokens).unwrap_or(new.len());
+            if row == new.len() {
+                new.push((tokens, Vec::new()));
+            }
+            new[row].1.extend(slots);
+            new_rows.push((admitted.len() - groups.len() + at, row));
+        }
+        let first = logits.len() as i64;
+        new_rows.into_iter().for_each(|(at, row)| rows.insert(at, first + row as i64));
+        if !new.is_empty() {
+            let (tokens, mut slots): (Vec<_>, Vec<_>) = new.into_iter().unzip();
+            // A continuation, whose tokens are joined, comes once.
+            let prompts: Vec<usize> = (0..tokens.len()).filter(|row| matches!(tokens[*row], Cow::Borrowed(_))).collect();
+            let kept = self.prompts.free(prompts.len());
+            prompts.iter().zip(&kept).for_each(|(row, kept)| slots[*row].push(*kept));
             self.slots.load.add(0, tokens.iter().map(|tokens| tokens.len()).sum());
-            let new = self.read(weights, &tokens, &slots);
-            if groups.last().is_some_and(|group| group.more) {
-                self.shelf = rows.last().map(|row| new.narrow(0, row - first, 1));
+            let read = self.read(weights, &tokens, &slots);
+            for (row, slot) in prompts.into_iter().zip(kept) {
+                self.prompts.remember(weights, tokens[row].to_vec(), slot, read.narrow(0, row as i64, 1).copy());
             }
-            logits.push(new);
+            logits.push(read);
+        }
+        let logits = Tensor::cat(&logits, 0);
+        if let (Some(row), true) = (rows.last(), admitted.last().is_some_and(|group| group.more)) {
+            self.shelf = Some(logits.narrow(0, *row, 1));
         }
         let rows = admitted.iter().zip(rows).flat_map(|(group, row)| vec![row; group.slots.len()]);
         let (rows, slots): (Vec<i64>, Vec<usize>) =
             rows.zip(admitted.iter().flat_map(|group| group.slots.iter().copied())).unzip();
-        let logits = Tensor::cat(&logits, 0);
         let rows = Tensor::from_slice(&rows).to_device(logits.device());
         self.take_tokens(&slots, &logits.index_select(0, &rows))
     }
