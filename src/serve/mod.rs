@@ -136,8 +136,12 @@ impl ModelServer {
         self.shared.failure()
     }
 
-    /// Accepts no more connections and requests. Responses in progress continue.
+    /// Accepts no more connections and requests. Responses in progress continue; those that a pause
+    /// holds end with what they have, because its end may never come.
     pub fn close(&self) {
+        if self.shared.served.lock().paused {
+            self.shared.send(worker::Command::Abort(None));
+        }
         if let Some(server) = &self.server {
             server.close();
         }

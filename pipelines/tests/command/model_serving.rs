@@ -289,6 +289,26 @@ fn all_routes_and_streams_give_the_completion_of_generate() {
     assert_eq!((&flushed[0]["output_ids"], &flushed[1]["output_ids"]), (&page["output_ids"], &page["output_ids"]));
     assert_eq!(prefilled() - before, page["meta_info"]["prompt_tokens"].as_f64().unwrap());
 
+    // Seeded completions are the same however few prompts are remembered and however many slots there are.
+    let texts = ["3+4=", "1+1=", "3+4=", "9+8=", "1+1=", "3+4="];
+    let sampling = json!({"n": 3, "max_new_tokens": 12, "sampling_seed": 5, "ignore_eos": true});
+    let seeded = |slots: &str, prompts: &str| {
+        let server = Server::start(Path::new(run), &["--slots", slots, "--prompt-cache", prompts]);
+        let page = server.ask("/generate", &json!({"text": texts, "sampling_params": sampling, "return_logprob": true}));
+        let scores = |of: &Value| -> Vec<f32> {
+            let columns = of["meta_info"]["output_token_logprobs"].as_array().unwrap();
+            columns.iter().map(|column| column[0].as_f64().unwrap() as f32).collect()
+        };
+        page.as_array().unwrap().iter().map(|of| (of["output_ids"].clone(), scores(of))).collect::<Vec<_>>()
+    };
+    let alone = seeded("2", "0");
+    assert!(alone.len() == 18 && farthest(&alone[0].1, &alone[3].1) > 1e-3, "prompts matter: {alone:?}");
+    for other in [seeded("2", "1"), seeded("5", "3")] {
+        for ((tokens, scores), (others, theirs)) in alone.iter().zip(&other) {
+            assert!(tokens == others && farthest(scores, theirs) < 1e-4, "{scores:?} {theirs:?}");
+        }
+    }
+
     let unknown = json!({"text": "3+4=", "sampling_params": {"repetition_penalty": 1.5}});
     assert!(server.refused("/generate", &unknown).contains("repetition_penalty"), "nothing is ignored silently");
     let far = json!({"input_ids": [1_000_000], "sampling_params": {}});
@@ -485,7 +505,7 @@ fn adapters_answer_by_name_alongside_the_model_until_they_are_unloaded() {
     }
 }
 
-/// Law F3: SIGTERM ends the server after the responses in progress.
+/// Law F3: SIGTERM ends the server after the responses in progress; those that a pause holds are aborted.
 #[test]
 fn sigterm_drains() {
     let folder = tempfile::tempdir().unwrap();
@@ -501,5 +521,14 @@ fn sigterm_drains() {
         event = server.next(&mut events);
     }
     assert!(ended.len() == 8 && ended.values().all(|tokens| *tokens == 100), "{ended:?}");
+    assert_eq!(server.running.end(), Some(0));
+
+    let server = Server::start(&folder.path().join("run"), &["--drain-timeout", "600"]);
+    server.ask("/pause_generation", &json!({"mode": "in_place"}));
+    let mut events = server.stream("/generate", &long(100));
+    server.running.terminate();
+    while let Some(page) = server.next(&mut events) {
+        assert_eq!(page["meta_info"]["finish_reason"]["type"], "abort");
+    }
     assert_eq!(server.running.end(), Some(0));
 }
