@@ -180,7 +180,8 @@ fn weights_are_sent_to_servers_and_what_was_damaged_on_its_way_is_refused() {
         assert!(send(&id, name, 0, &body).is_err(), "{name}");
     }
     assert!(send(&id, "more", 1 << 40, &body).unwrap_err().to_string().contains("at most"));
-    (begin(), begin());
+    begin();
+    begin();
     assert!(send(&id, "model.safetensors", 0, &body).unwrap_err().to_string().contains("no such upload"));
     assert_eq!(server.get("/model_info")["weight_version"], "4");
     drop(servers);

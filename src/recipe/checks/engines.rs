@@ -14,7 +14,7 @@ pub(super) fn engines(plan: &Plan, note: Note) {
     if !engine.is_remote() {
         if !engine.urls.is_empty() {
             let message = "`engine.urls` names servers, but `engine.kind` is \"local\"".to_owned();
-            note("engine.urls", &["engine.kind"], message, "set engine.kind = \"vllm\", \"sglang\" or \"openai\"");
+            note("engine.urls", &["engine.kind"], message, "set engine.kind = \"rollflow\", \"vllm\", \"sglang\" or \"openai\"");
         }
         return;
     }
@@ -44,7 +44,7 @@ pub(super) fn engines(plan: &Plan, note: Note) {
     policies(engine, note);
     if engine.kind() == EngineKind::OpenAi && plan.pipeline.reinforces() {
         let message = "`engine.kind` is \"openai\": such a server can't be given weights, so what it samples would be ever older";
-        note("engine.kind", &["pipeline"], message.to_owned(), "use \"vllm\" or \"sglang\"");
+        note("engine.kind", &["pipeline"], message.to_owned(), "use \"rollflow\", \"vllm\" or \"sglang\"");
     }
     if plan.syncs_adapters() {
         adapters(engine, note);
