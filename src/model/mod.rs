@@ -48,6 +48,7 @@ pub(crate) use layout::{Entry, Role, Unit, part};
 pub(crate) use lora::Adapter;
 pub use lora::Lora;
 pub use memory::keep_freed_memory;
+pub(crate) use memory::return_freed_memory;
 pub use packed::{PREFILL_CELLS, Packed};
 pub(crate) use recompute::{Kept, Parameters, Passed, Whole};
 pub(crate) use shards::TensorSlice;

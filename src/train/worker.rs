@@ -21,7 +21,7 @@ use super::{
 use crate::algo::{LossOutput, Schedule};
 use crate::data::Version;
 use crate::flow::caught;
-use crate::model::{Compute, Dtype, Entry, Layout, ModelConfig, Weights, part};
+use crate::model::{Compute, Dtype, Entry, Layout, ModelConfig, Weights, part, return_freed_memory};
 use crate::ranks::{CollectiveError, Member, Shard};
 
 /// Largest number of parameters for parallel micro-batches with separate gradients (64 MB each).
@@ -135,6 +135,9 @@ impl Worker {
             (Some(group), Shard::Optimizer) => Some(Shards::of_pieces(group, layout.total())),
             (Some(group), Shard::Parameters) => Some(Shards::of_units(group, &layout)),
         };
+        if shards.is_some() {
+            return_freed_memory();
+        }
         let (compute, groups) = (config.compute, ParamGroups { decay: config.decay, lr_scale: config.lr_scale });
         let (weights, divided) = match (&mut team, &shards) {
             (Some(team), Some(shards)) if shard == Shard::Parameters => {
