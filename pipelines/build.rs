@@ -3,5 +3,7 @@ fn main() {
     println!("cargo::rerun-if-changed=build.rs");
     if let Ok(libtorch) = std::env::var("DEP_ROLLFLOW_LIBTORCH_LIB") {
         println!("cargo::rustc-link-arg=-Wl,-rpath,{libtorch}");
+        // Copied elsewhere, as bin/rollflow with its libraries in lib.
+        println!("cargo::rustc-link-arg-bins=-Wl,-rpath,$ORIGIN/../lib");
     }
 }

@@ -9,6 +9,7 @@
 pub mod assemble;
 mod command;
 pub mod components;
+mod deploy;
 mod dpo;
 mod epochs;
 pub mod grpo;

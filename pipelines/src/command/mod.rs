@@ -8,6 +8,7 @@
 
 mod check;
 mod compare;
+mod deploy;
 mod engine;
 mod eval;
 mod export;
@@ -74,6 +75,7 @@ enum Command {
     Eval(eval::Eval),
     Engine(engine::Engine),
     Export(export::Export),
+    Deploy(deploy::Deploy),
     Runs(runs::Runs),
     Compare(compare::Compare),
     Report(report::Report),
@@ -102,6 +104,7 @@ fn dispatch(command: Command, registry: &Registry) -> Result<()> {
         Command::Eval(of) => of.run(registry),
         Command::Engine(of) => of.run(registry),
         Command::Export(of) => of.run(),
+        Command::Deploy(of) => of.run(registry),
         Command::Runs(of) => of.run(),
         Command::Compare(of) => of.run(),
         Command::Report(of) => of.run(),

@@ -11,6 +11,7 @@ mod console;
 mod conversing;
 mod crashes;
 mod data;
+mod deploying;
 mod devices;
 mod disks;
 mod evaluating;

@@ -1,0 +1,82 @@
+//! Docker compose: a service per rank and per server, on one machine.
+
+use std::path::Path;
+
+use anyhow::{Context, Result};
+use serde_json::{Map, Value, json};
+
+use super::job::{Job, URLS};
+use super::yaml;
+
+/// Port of the ranks' rendezvous.
+const PORT: usize = 29_500;
+
+/// The compose file of a run that works in `folder` of the machine.
+pub fn file(job: &Job, folder: &Path) -> Result<String> {
+    let (of, folder) = (&job.settings, folder.to_str().context("the folder's path is not UTF-8")?);
+    let recipe = job.recipe.to_str().context("the recipe's path is not UTF-8")?;
+    let words = job.trainer("rollflow", recipe, &job.run(), &job.metrics());
+    let engine = |at: usize| format!("engine-{at}");
+    let mut services = Map::new();
+    for rank in 0..of.ranks {
+        let mut env = Map::new();
+        if of.ranks > 1 {
+            let place = [("RANK", rank), ("WORLD_SIZE", of.ranks), ("LOCAL_RANK", 0), ("MASTER_PORT", PORT)];
+            env.extend(place.map(|(name, value)| (name.to_owned(), json!(value.to_string()))));
+            env.insert("MASTER_ADDR".to_owned(), json!("trainer-0"));
+        }
+        if of.engines.count > 0 {
+            env.insert(URLS.to_owned(), json!(job.urls((0..of.engines.count).map(engine))));
+        }
+        let mut service = service(job, &of.image, &words, (of.cpus, of.memory, of.gpus), folder, env);
+        // A run that ends with 2 has a wrong recipe, and ends so each time.
+        service["restart"] = json!("on-failure:10");
+        service["stop_grace_period"] = json!(format!("{}s", of.grace));
+        if rank == 0 {
+            service["ports"] = json!([format!("127.0.0.1:{0}:{0}", of.metrics)]);
+        }
+        services.insert(format!("trainer-{rank}"), service);
+    }
+    for at in 0..of.engines.count {
+        let (of, image) = (&of.engines, of.engines.image.as_ref().unwrap_or(&of.image));
+        let mut service = service(job, image, &of.command, (of.cpus, of.memory, of.gpus), folder, Map::new());
+        service["restart"] = json!("unless-stopped");
+        services.insert(engine(at), service);
+    }
+    let head = format!(
+        "# Written by `rollflow deploy compose`. Start it: docker compose -f {0}.compose.yaml up -d; stop it: docker compose -f {0}.compose.yaml stop\n",
+        job.name
+    );
+    yaml::documents(&head, &[json!({"name": job.name, "services": services})])
+}
+
+fn service(
+    job: &Job,
+    image: &str,
+    words: &[String],
+    (cpus, memory, gpus): (usize, usize, usize),
+    folder: &str,
+    own: Map<String, Value>,
+) -> Value {
+    // Compose fills in `$NAME`; `$$` is a dollar.
+    let literal = |text: &str| text.replace('$', "$$");
+    let home = [("HOME", "/tmp"), ("USER", "rollflow")];
+    let given = home.into_iter().chain(job.env()).map(|(name, value)| (name.to_owned(), json!(literal(value))));
+    // Without a value, compose takes that of the shell that starts it.
+    let secret = job.secrets.iter().map(|name| (name.clone(), Value::Null));
+    let env: Map<String, Value> = given.chain(secret).chain(own).collect();
+    let words: Vec<String> = words.iter().map(|word| literal(word)).collect();
+    let mut service = json!({
+        "image": image, "entrypoint": words, "working_dir": "/work", "environment": env,
+        "user": "${UID:-1000}:${GID:-1000}",
+        "volumes": [{"type": "bind", "source": literal(folder), "target": "/work"}],
+        "tmpfs": ["/tmp"], "read_only": true, "cap_drop": ["ALL"], "security_opt": ["no-new-privileges:true"],
+        "cpus": cpus, "mem_limit": format!("{memory}g"),
+    });
+    if gpus > 0 {
+        service["deploy"] = json!({"resources": {"reservations": {"devices": [
+            {"driver": "nvidia", "count": gpus, "capabilities": ["gpu"]},
+        ]}}});
+    }
+    service
+}

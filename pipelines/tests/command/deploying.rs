@@ -1,0 +1,174 @@
+//! `rollflow deploy`: what is written for platforms says the same run, and hostile names stay names. `scripts/test_cluster.sh` starts it on
+//! real ones.
+
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
+use std::process::Command;
+
+use serde_json::Value;
+
+use crate::running::{read, rollflow};
+
+const RECIPE: &str = "pipelines/recipes/grpo.toml";
+/// Quotes, dollars, substitutions, newlines, and what YAML reads as something else.
+const HOSTILE: &str = "name=\"it's $(touch pwned) `id` ${HOME} %h {{x}} yes: - # \\n 'end'\"";
+
+/// What `deploy` prints of the shipped recipe on a platform.
+fn dry(platform: &str, sets: &[&str]) -> String {
+    let sets: Vec<&str> = sets.iter().flat_map(|set| ["--set", set]).collect();
+    let ended = rollflow(&[&["deploy", platform, RECIPE, "--dry-run"], &sets[..]].concat());
+    assert_eq!(ended.code, Some(0), "{}", ended.err);
+    ended.out
+}
+
+fn documents(text: &str) -> Vec<Value> {
+    text.split("\n---\n")
+        .map(|document| serde_saphyr::from_str(document).unwrap_or_else(|error| panic!("{error}:\n{document}")))
+        .collect()
+}
+
+/// The value of `--set` in the words of a command.
+fn set_of(words: &Value) -> String {
+    let words: Vec<&str> = words.as_array().unwrap().iter().map(|word| word.as_str().unwrap()).collect();
+    words[words.iter().position(|word| *word == "--set").unwrap() + 1].to_owned()
+}
+
+const ENGINES: [&str; 4] = [
+    "engine.kind=vllm",
+    "engine.urls=[\"http://x:1\"]",
+    "deploy.engines.count=2",
+    "deploy.engines.command=[\"vllm\",\"serve\",\"$(id)\"]",
+];
+
+#[test]
+fn a_hostile_override_reaches_the_run_as_it_was_given_on_every_platform() {
+    let kubernetes = documents(&dry("kubernetes", &[HOSTILE, "deploy.name=\"x\""]));
+    let job = kubernetes.iter().find(|object| object["kind"] == "Job").unwrap();
+    let words = &job["spec"]["template"]["spec"]["containers"][0]["command"];
+    assert_eq!(set_of(words), HOSTILE.replace("$(", "$$("), "Kubernetes reads $$( as $(");
+    let compose = documents(&dry("compose", &[HOSTILE, "deploy.name=\"x\""]));
+    assert_eq!(set_of(&compose[0]["services"]["trainer-0"]["entrypoint"]), HOSTILE.replace('$', "$$"), "compose reads $$ as $");
+
+    // The scripts run, with a program that prints its arguments in the place of the run.
+    let folder = tempfile::tempdir().unwrap();
+    let program = folder.path().join("print");
+    let out = folder.path().join("out");
+    fs::write(&program, format!("#!/bin/sh\nprintf '%s\\n' \"$@\" > {}\n", out.display())).unwrap();
+    fs::write(folder.path().join("srun"), "#!/bin/sh\nwhile [ \"${1#--}\" != \"$1\" ]; do shift; done\nexec \"$@\"\n").unwrap();
+    fs::write(folder.path().join("scontrol"), "#!/bin/sh\nexit 1\n").unwrap();
+    for name in ["print", "srun", "scontrol"] {
+        fs::set_permissions(folder.path().join(name), fs::Permissions::from_mode(0o755)).unwrap();
+    }
+    let program = format!("deploy.program={program:?}");
+    let sky = documents(&dry("skypilot", &[HOSTILE, &program]))[0]["run"].as_str().unwrap().to_owned();
+    for script in [sky, dry("slurm", &[HOSTILE, &program])] {
+        let path = format!("{}:{}", folder.path().display(), std::env::var("PATH").unwrap());
+        let ended = Command::new("bash").args(["-c", &script]).env("PATH", path).env("SLURM_JOB_ID", "1").output().unwrap();
+        assert!(ended.status.success(), "{}", String::from_utf8_lossy(&ended.stderr));
+        let printed = read(&out);
+        assert!(printed.lines().any(|line| line == HOSTILE), "{printed}");
+        fs::remove_file(&out).unwrap();
+    }
+    assert!(!Path::new("pwned").exists() && !Path::new("../pwned").exists());
+}
+
+#[test]
+fn ranks_and_engines_find_each_other_on_every_platform() {
+    let ranks = ["deploy.ranks=4", "deploy.hosts=2", "deploy.name=\"big\""];
+    let sets = [&ranks[..], &ENGINES[..]].concat();
+    let slurm = dry("slurm", &sets);
+    for line in [
+        "#SBATCH --nodes=4",
+        "#SBATCH --ntasks-per-node=2",
+        "#SBATCH --requeue",
+        "#SBATCH --signal=TERM@120",
+        "srun --nodes=2 --ntasks=4 --relative=0",
+    ] {
+        assert!(slurm.contains(line), "{line} is missing:\n{slurm}");
+    }
+    assert!(slurm.contains("75|143) scontrol requeue"), "{slurm}");
+    let kubernetes = documents(&dry("kubernetes", &sets));
+    let kinds: Vec<&str> = kubernetes.iter().map(|object| object["kind"].as_str().unwrap()).collect();
+    assert_eq!(kinds, ["ConfigMap", "Service", "Job", "Service", "StatefulSet", "NetworkPolicy"]);
+    let job = &kubernetes[2]["spec"];
+    assert_eq!((&job["completions"], &job["completionMode"]), (&Value::from(4), &Value::from("Indexed")));
+    let pod = &job["template"]["spec"];
+    let env = pod["containers"][0]["env"].to_string();
+    for part in ["big-0.big", "job-completion-index", "http://big-engine-1.big-engine:8400"] {
+        assert!(env.contains(part), "{part} is missing: {env}");
+    }
+    assert_eq!(
+        (&pod["securityContext"]["runAsNonRoot"], &pod["automountServiceAccountToken"]),
+        (&Value::from(true), &Value::from(false))
+    );
+    assert_eq!(
+        kubernetes[0]["data"]["file-0"],
+        read(&Path::new(env!("CARGO_MANIFEST_DIR")).join("..").join(RECIPE)),
+        "the recipe, whole"
+    );
+    let sky = documents(&dry("skypilot", &sets));
+    assert_eq!((&sky[0]["execution"], &sky[1]["num_nodes"], &sky[2]["num_nodes"]), (&"parallel".into(), &2.into(), &2.into()));
+    assert!(sky[1]["run"].as_str().unwrap().contains("http://engine-1.big:8400"), "{}", sky[1]["run"]);
+    let compose = documents(&dry("compose", &sets));
+    let services: Vec<&String> = compose[0]["services"].as_object().unwrap().keys().collect();
+    assert_eq!(services, ["trainer-0", "trainer-1", "trainer-2", "trainer-3", "engine-0", "engine-1"]);
+    assert_eq!(compose[0]["services"]["trainer-3"]["environment"]["RANK"], "3");
+}
+
+#[test]
+fn settings_that_contradict_each_other_or_hold_a_secret_are_refused_before_anything_is_written() {
+    for (sets, why) in [
+        (&["deploy.ranks=3", "deploy.hosts=2"][..], "choose a multiple"),
+        (&["deploy.engines.count=1"], "set engine.kind"),
+        (&["deploy.env=[\"API_TOKEN=abc\"]"], "name those in deploy.secrets"),
+        (&["deploy.slurm.partition=\"a\\n#SBATCH --uid=0\""], "letters, digits"),
+        (&["deploy.rank=2"], "did you mean `ranks`"),
+    ] {
+        let sets: Vec<&str> = sets.iter().flat_map(|set| ["--set", set]).collect();
+        let refused = rollflow(&[&["deploy", "slurm", RECIPE, "--dry-run"], &sets[..]].concat());
+        assert!(refused.code == Some(2) && refused.err.contains(why) && refused.out.is_empty(), "{why}: {refused:?}");
+    }
+    let refused = rollflow(&["deploy", "slurm", "../outside.toml", "--dry-run"]);
+    assert_eq!(refused.code, Some(2), "{refused:?}");
+    for place in ["gpu1", "-oProxyCommand=id:run", "gpu1:a;b"] {
+        let refused = rollflow(&["deploy", "status", "--", place]);
+        assert_eq!(refused.code, Some(2), "{refused:?}");
+    }
+}
+
+#[test]
+fn a_file_that_was_edited_is_not_overwritten() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("run.sbatch");
+    let write = || rollflow(&["deploy", "slurm", RECIPE, "--out", file.to_str().unwrap()]);
+    assert!(write().code == Some(0) && write().code == Some(0), "the same again");
+    fs::write(&file, "mine").unwrap();
+    let refused = write();
+    assert!(refused.code == Some(2) && refused.err.contains("exists and differs"), "{refused:?}");
+    assert_eq!(read(&file), "mine");
+}
+
+#[test]
+fn a_run_by_ssh_is_one_detached_process_per_rank_and_engine() {
+    let sets =
+        [&["deploy.ranks=4", "deploy.runs=\"/shared\"", "deploy.ssh.engine_hosts=[\"c\",\"d\"]"][..], &ENGINES[..]].concat();
+    let sets: Vec<&str> = sets.iter().flat_map(|set| ["--set", set]).collect();
+    let ended = rollflow(&[&["deploy", "ssh", "a,me@b", RECIPE, "--dry-run"], &sets[..]].concat());
+    assert_eq!(ended.code, Some(0), "{}", ended.err);
+    let heads: Vec<&str> =
+        ended.out.lines().filter_map(|line| line.strip_prefix("# ")).filter(|line| line.contains(':')).collect();
+    let name = "grpo-addition";
+    let all = [
+        format!("c:{name}-engine-0"),
+        format!("d:{name}-engine-1"),
+        format!("a:{name}"),
+        format!("a:{name}-rank-1"),
+        format!("me@b:{name}-rank-2"),
+        format!("me@b:{name}-rank-3"),
+    ];
+    assert_eq!(heads, all);
+    for part in ["export MASTER_ADDR=a\n", "export RANK=3\n", "export LOCAL_RANK=1\n", "http://d:8400"] {
+        assert!(ended.out.contains(part), "{part} is missing:\n{}", ended.out);
+    }
+}

@@ -1,0 +1,197 @@
+#!/usr/bin/env bash
+# Runs what `rollflow deploy` writes on real parts:  scripts/test_cluster.sh [ssh] [slurm] [schemas]
+#
+#   ssh      two sshds on loopback, each a host with a home of its own: start, survive, log, stop, resume, fetch
+#   slurm    a Slurm of one node on loopback: the batch script is interrupted, goes back into the queue, resumes and ends
+#   schemas  Kubernetes' and SkyPilot's own schemas, and the compose specification's
+#
+# Installs openssh-server, slurm-wlm and munge from Debian if they are missing, and Python packages into a folder of its own. Needs root.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+work=$(mktemp -d)
+chmod 755 "$work"
+ended=()
+finish() { for pid in "${ended[@]}"; do kill "$pid" 2> /dev/null || true; done; [ -n "${KEEP:-}" ] || rm -rf "$work"; }
+trap finish EXIT
+die() { printf 'test_cluster: %s\n' "$*" >&2; exit 1; }
+lacking() { command -v "$1" > /dev/null || [ -x "/usr/sbin/$1" ] || { apt-get update -qq; apt-get install -y -qq "${@:2}" > /dev/null; }; }
+within() { local tries=$1; shift; until "$@"; do [ $((tries -= 1)) -gt 0 ] || die "never: $*"; sleep 1; done; }
+port() { python3 -c 'import socket; s = socket.socket(); s.bind(("127.0.0.1", 0)); print(s.getsockname()[1])'; }
+
+[ -n "${PREBUILT:-}" ] || cargo build --quiet --workspace --bins
+rollflow=$PWD/${CARGO_TARGET_DIR:-target}/debug/rollflow
+recipe=pipelines/recipes/grpo.toml
+tiny=(--set model.hidden=16 --set model.layers=1 --set model.heads=2 --set model.kv_heads=1 --set model.intermediate=32 --set sft.steps=2
+  --set sft.batch=4 --set batch.groups=4 --set generate.group_size=4 --set generate.max_num_seqs=8 --set 'reward={kind="regex",pattern="[0-9]"}'
+  --set 'filter=[]' --set flow.max_staleness=0 --set checkpoint.every=50 --set deploy.cpus=1 --set deploy.memory=1)
+rows() { [ -f "$1/metrics.jsonl" ] && [ "$(wc -l < "$1/metrics.jsonl")" -ge "$2" ]; }
+whole() { [ "$(grep -o '"step":[0-9]*' "$1/metrics.jsonl" | cut -d: -f2 | sort -n | uniq -d | wc -l)" = 0 ] || die "$1: a step was taken twice"; }
+
+test_ssh() {
+  lacking sshd openssh-server openssh-client
+  mkdir -p /run/sshd "$work/ssh"
+  ssh-keygen -q -t ed25519 -N '' -f "$work/ssh/key"
+  ssh-keygen -q -t ed25519 -N '' -f "$work/ssh/host"
+  cp "$work/ssh/key.pub" "$work/ssh/keys"
+  : > "$work/ssh/config"
+  for host in one two; do
+    local port; port=$(port); mkdir -p "$work/home-$host"
+    cat > "$work/ssh/$host" <<C
+Port $port
+ListenAddress 127.0.0.1
+HostKey $work/ssh/host
+AuthorizedKeysFile $work/ssh/keys
+PidFile none
+UsePAM no
+PasswordAuthentication no
+StrictModes no
+SetEnv HOME=$work/home-$host
+C
+    # Neither host has the libtorch of this machine.
+    unshare -m bash -c "mount -t tmpfs none $(dirname "$(dirname "$(readlink -f .libtorch/lib/libtorch_cpu.so 2> /dev/null || readlink -f "${LIBTORCH:-/nowhere}/lib/libtorch_cpu.so")")")
+      exec /usr/sbin/sshd -D -e -f $work/ssh/$host" 2> "$work/ssh/$host.log" &
+    ended+=($!)
+    cat >> "$work/ssh/config" <<C
+Host $host
+  HostName 127.0.0.1
+  Port $port
+  User root
+  IdentityFile $work/ssh/key
+  IdentitiesOnly yes
+  UserKnownHostsFile $work/ssh/known
+  StrictHostKeyChecking accept-new
+C
+  done
+  local options="deploy.ssh.options=[\"-F\",\"$work/ssh/config\"]"
+  within 30 ssh -F "$work/ssh/config" one true
+  within 30 ssh -F "$work/ssh/config" two true
+  deploy() { "$rollflow" deploy "$@" --set "$options"; }
+  local run=$work/home-one/.rollflow/runs/grpo-addition/run
+  deploy ssh one "$recipe" "${tiny[@]}" --set train.steps=1000000
+  deploy ssh two "$recipe" "${tiny[@]}" --set train.steps=60 --set deploy.name=other
+  within 120 rows "$run" 5
+  deploy status one:grpo-addition | grep -q running || die "status does not say that it runs"
+  deploy ssh one "$recipe" "${tiny[@]}" && die "a run was started twice"
+  deploy attach one:grpo-addition > "$work/attached" 2>&1 &
+  local attached=$!
+  ended+=("$attached")
+  within 60 grep -q 'metrics: http' "$work/attached"
+  local url; url=$(grep -o 'http://127.0.0.1:[0-9]*/metrics' "$work/attached" | head -n 1)
+  within 30 curl -sf -o "$work/metrics" "$url"
+  grep -q rollflow_ "$work/metrics" || die "no metrics come through the forwarded port"
+  deploy stop one:grpo-addition
+  wait "$attached" && die "attach does not end with the run's exit code"
+  deploy status one:grpo-addition | grep -q 'ended with code 75' || die "a drained run does not end with 75"
+  # Started again it resumes; nothing is copied twice.
+  local taken; taken=$(wc -l < "$run/metrics.jsonl")
+  deploy ssh one "$recipe" "${tiny[@]}" --set train.steps=$((taken + 20)) 2>&1 | tee "$work/again"
+  ! grep -q copying "$work/again" || die "program or libraries were copied again"
+  deploy logs -f one:grpo-addition > "$work/log"
+  grep -q "going on after step" "$work/log" || die "the run did not resume"
+  [ "$(wc -l < "$run/metrics.jsonl")" = $((taken + 20)) ] || die "steps were lost or taken twice"
+  whole "$run"
+  deploy fetch one:grpo-addition --out "$work/fetched"
+  [ -f "$work/fetched/report.html" ] && [ -f "$work/fetched/metrics.jsonl" ] || die "what was fetched is no run"
+  deploy logs -f two:other > /dev/null
+  deploy status two:other | grep -q 'ended with code 0' || die "the run on the second host failed"
+  echo "ssh: passed"
+}
+
+start_slurm() {
+  lacking slurmctld slurm-wlm munge
+  local home=$work/slurm host; host=$(hostname -s)
+  mkdir -p "$home"/{state,spool,run,log}
+  head -c 1024 /dev/urandom > "$home/munge.key"; chmod 400 "$home/munge.key"
+  local first second; first=$(port); second=$(port)
+  # Requeued jobs wait until their credentials have expired.
+  cat > "$home/slurm.conf" <<C
+ClusterName=here
+SlurmctldHost=$host(127.0.0.1)
+SlurmUser=root
+SlurmdUser=root
+AuthType=auth/munge
+AuthInfo=socket=$home/run/munge.socket,cred_expire=5
+CredType=cred/munge
+ProctrackType=proctrack/linuxproc
+TaskPlugin=task/none
+SelectType=select/cons_tres
+SelectTypeParameters=CR_Core
+MpiDefault=none
+StateSaveLocation=$home/state
+SlurmdSpoolDir=$home/spool
+SlurmctldPidFile=$home/run/slurmctld.pid
+SlurmdPidFile=$home/run/slurmd.pid
+SlurmctldPort=$first
+SlurmdPort=$second
+SlurmctldLogFile=$home/log/slurmctld.log
+SlurmdLogFile=$home/log/slurmd.log
+JobRequeue=1
+ReturnToService=2
+SchedulerParameters=sched_interval=2
+NodeName=$host NodeAddr=127.0.0.1 CPUs=$(nproc) RealMemory=4000 State=UNKNOWN
+PartitionName=main Nodes=$host Default=YES MaxTime=INFINITE State=UP OverSubscribe=FORCE:4
+C
+  export SLURM_CONF=$home/slurm.conf
+  munged --force --foreground --key-file="$home/munge.key" --socket="$home/run/munge.socket" --pid-file="$home/run/munged.pid" \
+    --log-file="$home/log/munged.log" --seed-file="$home/run/munged.seed" 2> /dev/null &
+  ended+=($!)
+  within 30 test -S "$home/run/munge.socket"
+  slurmctld -D > /dev/null 2>&1 &
+  ended+=($!)
+  slurmd -D > /dev/null 2>&1 &
+  ended+=($!)
+  ready() { sinfo -h -o %T 2> /dev/null | grep -qE 'idle|mixed'; }
+  within 60 ready
+}
+
+test_slurm() {
+  start_slurm
+  local folder=$work/project
+  mkdir -p "$folder"
+  cp "$recipe" "$folder/recipe.toml"
+  cd "$folder"
+  local args=(recipe.toml "${tiny[@]}" --set deploy.grace=30 --set deploy.slurm.partition=main)
+  "$rollflow" deploy slurm "${args[@]}" --set train.steps=1000000 --start
+  local job; job=$(squeue -h -o %A)
+  local run=$folder/runs/grpo-addition
+  within 120 rows "$run" 5
+  # What Slurm does before a time limit or a preemption.
+  scancel --signal=TERM "$job"
+  restarted() { scontrol show job "$job" | grep -q 'Restarts=1'; }
+  within 120 restarted
+  local taken; taken=$(wc -l < "$run/metrics.jsonl")
+  within 180 rows "$run" $((taken + 5))
+  grep -q "going on after step" "$folder"/grpo-addition-*.log || die "the requeued job did not resume"
+  # And what it does to the batch shell itself.
+  scancel --batch --signal=TERM "$job"
+  twice() { scontrol show job "$job" | grep -q 'Restarts=2'; }
+  within 120 twice
+  scancel "$job"
+  whole "$run"
+  cd - > /dev/null
+  echo "slurm: passed"
+}
+
+test_schemas() {
+  python3 -m venv "$work/venv"
+  "$work/venv/bin/pip" install -q kubernetes-validate jsonschema pyyaml compose-spec
+  "$work/venv/bin/pip" download -q --no-deps -d "$work/sky" skypilot
+  local engines=(--set engine.kind=vllm --set 'engine.urls=["http://x:1"]' --set deploy.engines.count=2 --set 'deploy.engines.command=["vllm","serve","m"]'
+    --set deploy.gpus=1 --set deploy.engines.gpus=1 --set deploy.skypilot.accelerators=H200:2 --set deploy.skypilot.engine_accelerators=H200:1
+    --set deploy.hours=2.5 --set deploy.skypilot.volume=runs --set 'deploy.secrets=["HF_HOME_KEY"]' --set 'deploy.env=["A=b: $c # d"]')
+  for shape in plain ranks engines; do
+    local more=()
+    [ $shape = plain ] || more+=(--set deploy.ranks=4 --set deploy.hosts=2)
+    [ $shape != engines ] || more+=("${engines[@]}")
+    for platform in kubernetes skypilot compose; do
+      "$rollflow" deploy $platform "$recipe" "${more[@]}" --out "$work/$shape.$platform.yaml" > /dev/null
+    done
+    "$rollflow" deploy slurm "$recipe" "${more[@]}" --dry-run 2> /dev/null | bash -n
+  done
+  "$work/venv/bin/python" scripts/check_deploy.py "$work" "$work"/sky/*.whl
+  echo "schemas: passed"
+}
+
+for part in "${@:-ssh slurm schemas}"; do
+  for name in $part; do "test_$name"; done
+done
