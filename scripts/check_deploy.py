@@ -5,6 +5,7 @@ Kubernetes: kubernetes-validate's, strictly. SkyPilot: the schema module of its 
 
 import importlib.util
 import pathlib
+import re
 import sys
 import types
 import zipfile
@@ -60,7 +61,9 @@ for path in sorted(folder.glob("*.yaml")):
                 assert set(document["resources"]) <= known, set(document["resources"]) - known
             checked += 1
     else:
-        compose_spec.loads(path.read_text()) if hasattr(compose_spec, "loads") else compose_spec.Compose.from_yaml(path.read_text())
+        # The parser takes what compose has filled in.
+        text = re.sub(r"\$\{\w+:-([^}]*)\}", r"\1", path.read_text())
+        compose_spec.PyCompose.from_yaml(text).to_spec()
         checked += 1
 print(f"{checked} documents are as their platforms want them")
 assert checked >= 15, checked

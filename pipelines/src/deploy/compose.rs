@@ -71,7 +71,7 @@ fn service(
         "user": "${UID:-1000}:${GID:-1000}",
         "volumes": [{"type": "bind", "source": literal(folder), "target": "/work"}],
         "tmpfs": ["/tmp"], "read_only": true, "cap_drop": ["ALL"], "security_opt": ["no-new-privileges:true"],
-        "cpus": cpus, "mem_limit": format!("{memory}g"),
+        "cpus": cpus as f64, "mem_limit": format!("{memory}g"),
     });
     if gpus > 0 {
         service["deploy"] = json!({"resources": {"reservations": {"devices": [

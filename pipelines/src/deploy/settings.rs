@@ -274,7 +274,7 @@ mod tests {
         File::keys().rows("", &mut rows);
         let rows = rows.iter().map(|key| format!("| `{}` | {} | {} | {} |\n", key.path, key.expects, key.default, key.doc));
         let head = "# Deploy reference\n\nKeys of the file that `rollflow deploy --deploy FILE` reads, which are also given as\n\
-                    `--set deploy.ranks=4`. The page is generated:\n`ROLLFLOW_WRITE_DOCS=1 cargo test -p rollflow-pipelines --lib deploy`.\n\n\
+                    `--set deploy.ranks=4`. The page is generated:\n`ROLLFLOW_WRITE_DOCS=1 cargo test --lib deploy`.\n\n\
                     | key | takes | default | meaning |\n| --- | --- | --- | --- |\n";
         let text = head.to_owned() + &rows.collect::<String>();
         let page = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/reference/deploy.md");
