@@ -75,7 +75,7 @@ impl<'a> Place<'a> {
                       if [ -n \"$port\" ] || [ $tries -ge 100 ] || ! runs; then break; fi\n  \
                       sleep 0.1; tries=$((tries + 1))\ndone\necho \"$port\"";
         let port = self.host.ask(&self.script(find), "")?.trim().parse::<u16>().ok();
-        let forward = port.map(|port| forward_to(port)).transpose()?;
+        let forward = port.map(forward_to).transpose()?;
         let mut options = vec!["-o", "ExitOnForwardFailure=yes"];
         if let Some((local, rule)) = &forward {
             say(&format!("metrics: http://127.0.0.1:{local}/metrics"));
