@@ -68,7 +68,7 @@ impl Entry {
     }
 }
 
-/// A part of a model that is gathered, used and freed at once where ranks hold slices of it.
+/// A part of a model that is gathered, used and freed together where ranks hold slices of it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Unit {
     /// The embedding.

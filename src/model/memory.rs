@@ -12,7 +12,7 @@ pub fn keep_freed_memory() {
 }
 
 /// Returns freed memory to the system from now on, from a megabyte on: the opposite of
-/// [`keep_freed_memory`], for a process that gathers and frees what it could not hold at once.
+/// [`keep_freed_memory`], for a process that gathers and frees more than it could hold.
 pub(crate) fn return_freed_memory() {
     configure([1 << 20, 1 << 20, 0]);
 }

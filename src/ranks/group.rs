@@ -195,7 +195,7 @@ pub struct Pending {
 unsafe impl Send for Pending {}
 
 impl Group {
-    /// Joins a group over Gloo, which has a name of its own in `store`. Waits for all `size` ranks.
+    /// Joins a group over Gloo, which has a unique name in `store`. Waits for all `size` ranks.
     /// `address`: of this host, through which the others reach it. `deadline`: of each call.
     pub fn gloo(
         store: &Store,

@@ -3,7 +3,7 @@
 //! Each rank raises a number in the store twice a second. Rank 0 looks at all numbers, the others at
 //! rank 0's. With it goes the number of exchanges that the rank has begun: when one waits too long,
 //! the rank with the fewest is the one that hangs. A rank that ends the run writes the reason into the store, where all others find it.
-//! Gloo notices a process that ended during an exchange at once, without its name: then a shorter
+//! Gloo notices a process that ended during an exchange immediately, without its name: then a shorter
 //! silence names it.
 
 use std::sync::Arc;
@@ -74,7 +74,7 @@ struct Watched {
 
 /// Gives a rank's signs of life, and looks for those of others.
 pub(super) struct Watch {
-    /// A connection of its own.
+    /// A separate connection.
     pub store: Store,
     pub shared: Arc<Shared>,
     /// This rank.

@@ -53,7 +53,7 @@ impl Uploads {
     /// Uploads to a folder of their own in `dir`.
     pub fn new(dir: &Path, model: &ModelConfig) -> io::Result<Self> {
         let dir = tempfile::Builder::new().prefix("rollflow-uploads-").tempdir_in(dir)?;
-        // In f32, with a head of its own.
+        // In f32, with an untied head.
         let largest = 4 * Layout::new(&model.untied()).total() as u64 + SLACK;
         Ok(Uploads { dir, largest, all: Mutex::default() })
     }

@@ -135,7 +135,7 @@ impl Replica {
         Ok(Part { scored, output, gradient: slopes.map(unscaled) })
     }
 
-    /// Takes part in a micro-batch of other ranks, with nothing of its own.
+    /// Takes part in a micro-batch of other ranks, with no sequence.
     pub fn accompany(&self, backward: bool) -> Result<(), PassError> {
         let Held::Part(gathered) = &self.held else { return Ok(()) };
         let mut packed = Packed::default();

@@ -78,7 +78,7 @@ struct Files {
     start: bool,
 }
 
-/// Start a run on hosts by ssh. It goes on when the connection ends; started again, it resumes.
+/// Start a run on hosts by ssh. It continues when the connection ends; started again, it resumes.
 #[derive(Args)]
 struct Remote {
     /// Host as ssh knows it, or several with commas between them, which the ranks are divided among.

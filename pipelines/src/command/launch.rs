@@ -47,7 +47,7 @@ struct Process {
 
 impl Launch {
     pub fn run(self, registry: &Registry) -> Result<()> {
-        // What is wrong with the recipe is said once.
+        // So that errors of the recipe are printed once, not by each rank.
         load(self.run.recipe(), registry)?;
         let interrupts = Interrupts::listen().context("listening for Ctrl-C")?;
         let rendezvous = Rendezvous::serve()?;

@@ -79,7 +79,7 @@ impl Job {
         words.into_iter().map(str::to_owned).chain(sets).collect()
     }
 
-    /// Address of the metrics where the trainer has a network of its own.
+    /// Address of the metrics where the trainer has its own network.
     pub fn metrics(&self) -> String {
         format!("0.0.0.0:{}", self.settings.metrics)
     }

@@ -137,7 +137,7 @@ fn engines(job: &Job) -> Value {
     })
 }
 
-/// Whoever reaches a server may replace its weights: only this run's trainer does.
+/// Lets only this run's trainer reach the servers: a client may replace their weights.
 fn policy(job: &Job) -> Value {
     let name = engines_name(job);
     json!({

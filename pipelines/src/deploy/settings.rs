@@ -75,7 +75,7 @@ section! {
 section! {
     /// Servers that generate.
     pub struct Engines {
-        /// Number of servers, each on a host or in a container of its own.
+        /// Number of servers, each on a separate host or in a separate container.
         count: usize = 0;
         /// Command that starts a server, one word each. It must listen on `0.0.0.0` and `port`.
         command: Vec<String> = Vec::new();
