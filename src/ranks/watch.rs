@@ -2,7 +2,9 @@
 //!
 //! Each rank raises a number in the store twice a second. Rank 0 looks at all numbers, the others at
 //! rank 0's. With it goes the number of exchanges that the rank has begun: when one waits too long,
-//! the rank with the fewest is the one that hangs. A rank that ends the run writes the reason into the store, where all others find it.
+//! the rank with the fewest is the one that hangs. A rank that ends the run writes the reason into
+//! the store, where all others find it.
+//!
 //! Gloo notices a process that ended during an exchange immediately, without its name: then a shorter
 //! silence names it.
 

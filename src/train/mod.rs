@@ -21,6 +21,8 @@ mod local;
 #[cfg(feature = "torch")]
 mod optimizer;
 #[cfg(feature = "torch")]
+mod passes;
+#[cfg(feature = "torch")]
 mod policy;
 mod prepare;
 mod probe;

@@ -7,8 +7,9 @@ use std::sync::Arc;
 use tch::{Kind, Tensor};
 
 use super::optimizer::Loaded;
+use super::passes::Accumulated;
 use super::team::Command;
-use super::worker::{Accumulated, Worker, shorten};
+use super::worker::{Worker, shorten};
 use super::{CheckpointMetadata, SaveCheckpoint, Snapshot, TrainError, checkpoint};
 use crate::model::{Dtype, Entry, FrozenWeights, Layout, ModelConfig, Weights, load_adapter, load_hf, save_hf};
 

@@ -177,7 +177,7 @@ impl Reader<'_> {
             elsewhere.retain(|section| *section != format!("[{}]", self.path));
             let help = match nearest(key, &self.known) {
                 _ if SHARDING.iter().any(|word| key.contains(word)) => format!(
-                    "a model is held whole on each device that computes with it, which `train.replica_devices` and `generate.devices` name; {known}"
+                    "several processes divide a model by `ranks.shard`; on each device that `train.replica_devices` and `generate.devices` name it is held whole; {known}"
                 ),
                 Some(name) => format!("did you mean `{name}`? {known}"),
                 None if !elsewhere.is_empty() => format!("`{key}` is a key of {}; {known}", elsewhere.join(" and ")),

@@ -5,7 +5,7 @@ use std::path::Path;
 use anyhow::{Context, Result};
 use serde_json::{Map, Value, json};
 
-use super::job::{Job, URLS};
+use super::job::{Job, Needs, URLS};
 use super::yaml;
 
 /// Port of the ranks' rendezvous.
@@ -28,7 +28,7 @@ pub fn file(job: &Job, folder: &Path) -> Result<String> {
         if of.engines.count > 0 {
             env.insert(URLS.to_owned(), json!(job.urls((0..of.engines.count).map(engine))));
         }
-        let mut service = service(job, &of.image, &words, (of.cpus, of.memory, of.gpus), folder, env);
+        let mut service = service(job, &of.image, &words, job.rank_needs(), folder, env);
         // A run that ends with 2 has a wrong recipe, and ends so each time.
         service["restart"] = json!("on-failure:10");
         service["stop_grace_period"] = json!(format!("{}s", of.grace));
@@ -39,7 +39,7 @@ pub fn file(job: &Job, folder: &Path) -> Result<String> {
     }
     for at in 0..of.engines.count {
         let (of, image) = (&of.engines, of.engines.image.as_ref().unwrap_or(&of.image));
-        let mut service = service(job, image, &of.command, (of.cpus, of.memory, of.gpus), folder, Map::new());
+        let mut service = service(job, image, &of.command, job.engine_needs(), folder, Map::new());
         service["restart"] = json!("unless-stopped");
         services.insert(engine(at), service);
     }
@@ -50,14 +50,7 @@ pub fn file(job: &Job, folder: &Path) -> Result<String> {
     yaml::documents(&head, &[json!({"name": job.name, "services": services})])
 }
 
-fn service(
-    job: &Job,
-    image: &str,
-    words: &[String],
-    (cpus, memory, gpus): (usize, usize, usize),
-    folder: &str,
-    own: Map<String, Value>,
-) -> Value {
+fn service(job: &Job, image: &str, words: &[String], needs: Needs, folder: &str, own: Map<String, Value>) -> Value {
     // Compose fills in `$NAME`; `$$` is a dollar.
     let literal = |text: &str| text.replace('$', "$$");
     let home = [("HOME", "/tmp"), ("USER", "rollflow")];
@@ -71,11 +64,11 @@ fn service(
         "user": "${UID:-1000}:${GID:-1000}",
         "volumes": [{"type": "bind", "source": literal(folder), "target": "/work"}],
         "tmpfs": ["/tmp"], "read_only": true, "cap_drop": ["ALL"], "security_opt": ["no-new-privileges:true"],
-        "cpus": cpus as f64, "mem_limit": format!("{memory}g"),
+        "cpus": needs.cpus as f64, "mem_limit": format!("{}g", needs.memory),
     });
-    if gpus > 0 {
+    if needs.gpus > 0 {
         service["deploy"] = json!({"resources": {"reservations": {"devices": [
-            {"driver": "nvidia", "count": gpus, "capabilities": ["gpu"]},
+            {"driver": "nvidia", "count": needs.gpus, "capabilities": ["gpu"]},
         ]}}});
     }
     service

@@ -6,7 +6,7 @@ use anyhow::{Context, Result, bail, ensure};
 use rollflow::recipe::Plan;
 use rollflow::util::reading;
 
-use super::settings::{Deploy, is_label};
+use super::settings::{Deploy, Engines, is_label};
 
 /// Processes of a run: ranks of a trainer, and servers that generate for it.
 pub struct Job {
@@ -22,6 +22,17 @@ pub struct Job {
     sets: Vec<String>,
     /// Names of variables with secrets.
     pub secrets: Vec<String>,
+}
+
+/// What a process needs of its host.
+#[derive(Clone, Copy)]
+pub struct Needs {
+    /// Cores.
+    pub cpus: usize,
+    /// Memory in GiB.
+    pub memory: usize,
+    /// GPUs.
+    pub gpus: usize,
 }
 
 /// Exit codes of a trainer that is to be started again: drained, and ended by SIGTERM before the run
@@ -82,6 +93,18 @@ impl Job {
     /// Address of the metrics where the trainer has its own network.
     pub fn metrics(&self) -> String {
         format!("0.0.0.0:{}", self.settings.metrics)
+    }
+
+    /// Needs of a rank.
+    pub fn rank_needs(&self) -> Needs {
+        let Deploy { cpus, memory, gpus, .. } = self.settings;
+        Needs { cpus, memory, gpus }
+    }
+
+    /// Needs of a server.
+    pub fn engine_needs(&self) -> Needs {
+        let Engines { cpus, memory, gpus, .. } = self.settings.engines;
+        Needs { cpus, memory, gpus }
     }
 
     /// Ranks of a host.

@@ -6,7 +6,7 @@ use std::path::Path;
 use anyhow::{Context, Result};
 use serde_json::{Value, json};
 
-use super::job::{AGAIN, Job, URLS};
+use super::job::{AGAIN, Job, Needs, URLS};
 use super::yaml;
 
 /// Folder of the recipe in a pod.
@@ -92,7 +92,7 @@ fn trainer(job: &Job) -> Result<Value> {
         let name = engines_name(job);
         env.push(json!({"name": URLS, "value": job.urls((0..of.engines.count).map(|at| format!("{name}-{at}.{name}")))}));
     }
-    let mut container = container(job, "trainer", &of.image, &words, (of.cpus, of.memory, of.gpus), env);
+    let mut container = container(job, "trainer", &of.image, &words, job.rank_needs(), env);
     container["ports"] = json!([{"name": "metrics", "containerPort": of.metrics}]);
     mounts(&mut container, json!({"name": "recipe", "mountPath": RECIPES, "readOnly": true}));
     let item = |(at, (path, _)): (usize, &(std::path::PathBuf, String))| json!({"key": format!("file-{at}"), "path": path});
@@ -125,7 +125,7 @@ fn trainer(job: &Job) -> Result<Value> {
 fn engines(job: &Job) -> Value {
     let (of, name) = (&job.settings.engines, engines_name(job));
     let image = of.image.as_ref().unwrap_or(&job.settings.image);
-    let mut container = container(job, "engine", image, &of.command, (of.cpus, of.memory, of.gpus), Vec::new());
+    let mut container = container(job, "engine", image, &of.command, job.engine_needs(), Vec::new());
     container["ports"] = json!([{"name": "engine", "containerPort": of.port}]);
     container["readinessProbe"] = json!({"httpGet": {"path": "/health", "port": "engine"}, "periodSeconds": 5});
     json!({
@@ -152,14 +152,7 @@ fn policy(job: &Job) -> Value {
     })
 }
 
-fn container(
-    job: &Job,
-    name: &str,
-    image: &str,
-    words: &[String],
-    (cpus, memory, gpus): (usize, usize, usize),
-    mut env: Vec<Value>,
-) -> Value {
+fn container(job: &Job, name: &str, image: &str, words: &[String], needs: Needs, mut env: Vec<Value>) -> Value {
     // `$(NAME)` is a variable to Kubernetes, `$$(NAME)` is not.
     let literal = |text: &str| text.replace("$(", "$$(");
     env.extend([("HOME", "/tmp"), ("USER", "rollflow")].map(|(name, value)| json!({"name": name, "value": value})));
@@ -168,14 +161,15 @@ fn container(
     env.extend(
         job.secrets.iter().map(|name| json!({"name": name, "valueFrom": {"secretKeyRef": {"name": secret, "key": name}}})),
     );
-    let mut limits = json!({"memory": format!("{memory}Gi")});
-    if gpus > 0 {
-        limits["nvidia.com/gpu"] = json!(gpus);
+    let memory = format!("{}Gi", needs.memory);
+    let mut limits = json!({"memory": memory});
+    if needs.gpus > 0 {
+        limits["nvidia.com/gpu"] = json!(needs.gpus);
     }
     json!({
         "name": name, "image": image, "command": words.iter().map(|word| literal(word)).collect::<Vec<_>>(), "workingDir": WORK,
         "env": env,
-        "resources": {"requests": {"cpu": cpus, "memory": format!("{memory}Gi")}, "limits": limits},
+        "resources": {"requests": {"cpu": needs.cpus, "memory": memory}, "limits": limits},
         "securityContext": {"allowPrivilegeEscalation": false, "readOnlyRootFilesystem": true, "capabilities": {"drop": ["ALL"]}},
         "volumeMounts": [{"name": "work", "mountPath": WORK}, {"name": "tmp", "mountPath": "/tmp"}],
     })

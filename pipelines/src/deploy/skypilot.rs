@@ -3,7 +3,7 @@
 use anyhow::{Context, Result, bail};
 use serde_json::{Map, Value, json};
 
-use super::job::{AGAIN, Job, URLS, command, shell};
+use super::job::{AGAIN, Job, Needs, URLS, command, shell};
 use super::yaml;
 
 /// Port of the ranks' rendezvous.
@@ -35,7 +35,7 @@ pub fn task(job: &Job) -> Result<String> {
         job,
         "engine",
         of.engines.count,
-        resources(job, (of.engines.cpus, of.engines.memory), sky.engine_accelerators.as_ref(), of.engines.image.as_ref()),
+        resources(job, job.engine_needs(), sky.engine_accelerators.as_ref(), of.engines.image.as_ref()),
         format!("exec {}\n", command(&of.engines.command)?),
     );
     yaml::documents(&head, &[group, trainer, engines])
@@ -67,7 +67,9 @@ fn trainer(job: &Job) -> Result<Value> {
         ),
     };
     let name = if of.engines.count > 0 { "trainer" } else { &job.name };
-    let mut resources = resources(job, (of.cpus * per_host, of.memory * per_host), sky.accelerators.as_ref(), None);
+    let Needs { cpus, memory, gpus } = job.rank_needs();
+    let all = Needs { cpus: cpus * per_host, memory: memory * per_host, gpus: gpus * per_host };
+    let mut resources = resources(job, all, sky.accelerators.as_ref(), None);
     resources["job_recovery"] = json!({"max_restarts_on_errors": 3, "recover_on_exit_codes": AGAIN});
     let mut task = task_of(job, name, of.hosts, resources, script);
     if let Some(volume) = &sky.volume {
@@ -76,7 +78,7 @@ fn trainer(job: &Job) -> Result<Value> {
     Ok(task)
 }
 
-fn resources(job: &Job, (cpus, memory): (usize, usize), accelerators: Option<&String>, image: Option<&String>) -> Value {
+fn resources(job: &Job, Needs { cpus, memory, .. }: Needs, accelerators: Option<&String>, image: Option<&String>) -> Value {
     let (of, sky) = (&job.settings, &job.settings.skypilot);
     let image = image.unwrap_or(&of.image);
     let mut resources =

@@ -86,8 +86,8 @@ fn devices_and_shardings_that_are_not_there_are_refused_at_check() {
         ("model.device=mps", "GPUs of NVIDIA's only"),
         ("model.device=gpu", "\"cuda:1\""),
         ("model.dtype=fp8", "it is one of \"f32\", \"bf16\", \"f16\""),
-        ("train.fsdp=full_shard", "on each device"),
-        ("train.sharding_strategy=full_shard", "on each device"),
+        ("train.fsdp=full_shard", "`ranks.shard`"),
+        ("train.sharding_strategy=full_shard", "`ranks.shard`"),
     ] {
         let (code, error) = check(set);
         assert!(code == Some(2) && error.contains(said), "{set}: {error}");

@@ -1,0 +1,342 @@
+//! Passes of a worker over a batch: micro-batches, on this rank or all, and the gradient's sum.
+
+use std::borrow::Cow;
+use std::collections::BTreeMap;
+use std::ops::{ControlFlow, Range};
+use std::sync::atomic::AtomicBool;
+use std::sync::atomic::Ordering::Relaxed;
+
+use tch::Tensor;
+
+use super::optimizer::grad_norm;
+use super::replica::{Part, PassError, Replica};
+use super::shards::Shards;
+use super::team::{Command, Team, key_of};
+use super::worker::{Worker, shorten};
+use super::{Algorithm, ForwardBackward, NonFinitePolicy, TrainBatch, TrainError};
+use crate::algo::LossOutput;
+use crate::flow::caught;
+use crate::model::{Entry, Layout, part};
+
+/// Accumulated gradient of the next optimizer step.
+#[derive(Default)]
+pub(super) struct Accumulated {
+    /// This rank's part, if it is divided.
+    pub gradient: Option<Tensor>,
+    pub norm: f64,
+    /// Reason to skip the step.
+    pub skip: Option<String>,
+}
+
+impl Accumulated {
+    fn add(&mut self, gradient: Tensor) {
+        self.gradient = Some(match self.gradient.take() {
+            None => gradient,
+            Some(mut sum) => sum.g_add_(&gradient),
+        });
+    }
+
+    /// Law N4: the names in an error, or in a step that will be skipped.
+    fn give_up(
+        &mut self,
+        policy: NonFinitePolicy,
+        what: &'static str,
+        names: Vec<String>,
+        seen: &mut ForwardBackward,
+    ) -> Result<(), TrainError> {
+        let error = TrainError::NonFinite(what, shorten(names));
+        match policy {
+            NonFinitePolicy::Stop => Err(error),
+            NonFinitePolicy::Skip => {
+                tracing::warn!("skipping this step: {error}");
+                seen.skipped = Some(error.to_string());
+                self.skip.get_or_insert(error.to_string());
+                Ok(())
+            }
+        }
+    }
+}
+
+impl Worker {
+    /// Micro-batches of all ranks, as many for each as for the others if possible.
+    fn micro_batches(&self, batch: &TrainBatch) -> Vec<Vec<usize>> {
+        let ranks = self.team.as_ref().map_or(1, Team::size);
+        let cut = |least| self.config.micro_batches(batch, &self.model, least);
+        let parts = cut(self.replicas.len() * ranks);
+        match parts.len() % ranks {
+            0 => parts,
+            odd => cut(parts.len() + ranks - odd),
+        }
+    }
+
+    /// Indices of this rank's micro-batches.
+    fn own(&self, parts: usize) -> Vec<usize> {
+        let (rank, size) = self.team.as_ref().map_or((0, 1), |team| (team.rank(), team.size()));
+        (rank..parts).step_by(size).collect()
+    }
+
+    pub fn forward_backward(&mut self, batch: &TrainBatch) -> Result<ForwardBackward, TrainError> {
+        let mut parts = self.micro_batches(batch);
+        if parts.is_empty() {
+            return Err(TrainError::NothingToTrain(batch.sequences.len()));
+        }
+        self.command(|| Ok(Command::ForwardBackward(Cow::Owned(batch.clone()), key_of(batch)?)))?;
+        let algorithm = batch.algorithm.clone().unwrap_or_else(|| self.algorithm.clone());
+        let saved_tokens = if algorithm.ignores_zero_advantage() { leave_out(batch, &mut parts) } else { 0 };
+        let judged = self.judge_whole_batch(&algorithm, batch, &parts)?;
+        let mut seen = match self.team.is_some() {
+            true => self.passes_of_all(&algorithm, batch, &parts, &judged)?,
+            false => self.passes(&algorithm, batch, &parts, &judged)?,
+        };
+        seen.saved_tokens = saved_tokens;
+        if parts.is_empty() {
+            // The zero gradient that their passes would have given.
+            self.accumulated.add(self.zero_gradient());
+        }
+        if seen.skipped.is_some() {
+            return Ok(seen);
+        }
+        let (norm, names) = self.norm_of_all()?;
+        (self.accumulated.norm, seen.grad_norm) = (norm, norm);
+        if !norm.is_finite() {
+            self.accumulated.give_up(self.config.non_finite, "the gradient", names, &mut seen)?;
+        }
+        Ok(seen)
+    }
+
+    /// This rank's part of a gradient of zeros.
+    fn zero_gradient(&self) -> Tensor {
+        let len = self.shards.as_ref().map_or_else(|| self.weights.trained().0.total(), Shards::own_len);
+        Tensor::zeros([len as i64], (tch::Kind::Float, self.config.compute.device))
+    }
+
+    /// Norm of the accumulated gradient, over all ranks, and the tensors with numbers that are not
+    /// finite, if it is not.
+    fn norm_of_all(&mut self) -> Result<(f64, Vec<String>), TrainError> {
+        let norm = self.accumulated.gradient.as_ref().map_or(0.0, grad_norm);
+        match (&self.shards, &mut self.team) {
+            (Some(shards), Some(team)) => {
+                let (gradient, layout) = (self.accumulated.gradient.as_ref(), self.weights.trained().0);
+                let held: Vec<_> = shards.held().collect();
+                let own = if norm.is_finite() { Vec::new() } else { bad_tensors(layout, gradient, &held) };
+                let all = team.agree(Ok((norm, own)))?;
+                let square = all.iter().map(|(norm, _)| norm * norm).sum::<f64>();
+                let mut names: Vec<String> = all.into_iter().flat_map(|(_, names)| names).collect();
+                names.dedup();
+                Ok((square.sqrt(), names))
+            }
+            _ if norm.is_finite() => Ok((norm, Vec::new())),
+            _ => {
+                let layout = self.weights.trained().0;
+                Ok((norm, bad_tensors(layout, self.accumulated.gradient.as_ref(), &[(0..layout.total(), 0)])))
+            }
+        }
+    }
+
+    /// [`Worker::passes`] on every rank over its own parts, with one result and one gradient.
+    fn passes_of_all(
+        &mut self,
+        algorithm: &Algorithm,
+        batch: &TrainBatch,
+        parts: &[Vec<usize>],
+        judged: &[LossOutput],
+    ) -> Result<ForwardBackward, TrainError> {
+        let earlier = self.accumulated.gradient.take();
+        let own = caught(|| self.passes(algorithm, batch, parts, judged));
+        let own = own.unwrap_or_else(|message| Err(TrainError::Tensor(message)));
+        let Some(team) = &mut self.team else { return own };
+        let mut seen = ForwardBackward::default();
+        team.agree(own)?.into_iter().for_each(|other| seen.merge(other));
+        let divided = self.divided.as_ref().and_then(|divided| divided.gathered.take_sums());
+        if let Some(reason) = &seen.skipped {
+            self.accumulated.skip.get_or_insert(reason.clone());
+            return Ok(seen);
+        }
+        let gradient = match (divided, &self.shards) {
+            (Some(own), _) => own,
+            _ if parts.is_empty() => self.zero_gradient(),
+            (None, shards) => {
+                let own = self.accumulated.gradient.take();
+                let mut whole = own.unwrap_or_else(|| self.weights.trained().1.zeros_like());
+                match shards {
+                    Some(shards) => shards.sum(&whole).map_err(|error| team.explain(error))?,
+                    None => {
+                        team.sum(&mut whole)?;
+                        whole
+                    }
+                }
+            }
+        };
+        self.accumulated.gradient = earlier;
+        self.accumulated.add(gradient);
+        Ok(seen)
+    }
+
+    /// Forward and backward passes over this rank's parts, whose gradients are accumulated.
+    fn passes(
+        &mut self,
+        algorithm: &Algorithm,
+        batch: &TrainBatch,
+        parts: &[Vec<usize>],
+        judged: &[LossOutput],
+    ) -> Result<ForwardBackward, TrainError> {
+        let (own, count) = (self.own(parts.len()), self.passes_of_each(parts.len()));
+        let mut seen = ForwardBackward { micro_batches: own.len(), ..Default::default() };
+        let (mut ended, mut broken) = (Ok(()), None);
+        let (accumulated, policy) = (&mut self.accumulated, self.config.non_finite);
+        // A score head has no log-probabilities to compare with the generator's.
+        let words = !self.model.scores;
+        let (device, in_step) = (self.config.compute.device, self.divided.is_some());
+        let over = AtomicBool::new(false);
+        let work = |replica: &mut Replica, at: usize| match own.get(at) {
+            Some(&piece) if !over.load(Relaxed) => {
+                replica.differentiate(algorithm, batch, &parts[piece], judged.get(piece).cloned()).map(Some)
+            }
+            _ => replica.accompany(true).map(|()| None),
+        };
+        self.replicas.run(count, work, |at, part| {
+            let mut take = |Part { scored, output, gradient }: Part| {
+                let part = &parts[own[at]];
+                seen.loss += output.loss;
+                seen.tokens += scored.log_probs.len();
+                seen.input_tokens += batch.input_tokens(part);
+                seen.entropy += scored.entropies.iter().sum::<f64>();
+                seen.metrics.merge(&output.metrics);
+                if words {
+                    seen.gap.merge(&batch.gap(part, &scored.log_probs));
+                }
+                match gradient {
+                    Ok(gradient) => {
+                        gradient.into_iter().for_each(|gradient| accumulated.add(gradient.to_device(device)));
+                        Ok(())
+                    }
+                    Err(names) => accumulated.give_up(policy, "the loss", names, &mut seen),
+                }
+            };
+            match part {
+                Ok(Some(part)) if ended.is_ok() => ended = take(part),
+                Ok(_) => {}
+                Err(PassError::Loss(error)) => ended = Err(error.into()),
+                Err(PassError::Ranks(error)) => broken = Some(error),
+            }
+            let stop = ended.is_err() || seen.skipped.is_some();
+            over.store(stop, Relaxed);
+            // The others pass as often as this rank would have.
+            if broken.is_some() || stop && !in_step { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+        });
+        broken.map_or(Ok(()), |error| Err(self.explain(error)))?;
+        ended?;
+        seen.entropy /= seen.tokens.max(1) as f64;
+        Ok(seen)
+    }
+
+    /// Passes of each rank over `parts` micro-batches: all pass equally often if they gather
+    /// parameters for it.
+    fn passes_of_each(&self, parts: usize) -> usize {
+        match (&self.divided, &self.team) {
+            (Some(_), Some(team)) => parts.div_ceil(team.size()),
+            _ => self.own(parts).len(),
+        }
+    }
+
+    /// Log-probabilities of trained tokens, or scores at their rows, sequence by sequence.
+    pub fn score(&mut self, batch: &TrainBatch) -> Result<Vec<Vec<f64>>, TrainError> {
+        self.command(|| Ok(Command::Score(Cow::Owned(batch.clone()))))?;
+        let parts = self.micro_batches(batch);
+        Ok(self.columns(batch, &parts)?.into_iter().map(|[log_probs, _]| log_probs).collect())
+    }
+
+    /// Log-probabilities and entropies of the sequences in `parts`, by sequence.
+    fn columns(&mut self, batch: &TrainBatch, parts: &[Vec<usize>]) -> Result<Vec<[Vec<f64>; 2]>, TrainError> {
+        let (own, count) = (self.own(parts.len()), self.passes_of_each(parts.len()));
+        let score = |replica: &mut Replica, at: usize| match own.get(at) {
+            Some(&piece) => replica.score(batch, &parts[piece]),
+            None => replica.accompany(false).map(|()| Vec::new()),
+        };
+        let (replicas, mut broken) = (&mut self.replicas, None);
+        let mut work = || {
+            let mut scored = Vec::new();
+            replicas.run(count, score, |_, part| match part {
+                Ok(part) => {
+                    scored.extend(part);
+                    ControlFlow::Continue(())
+                }
+                Err(error) => {
+                    broken = Some(error);
+                    ControlFlow::Break(())
+                }
+            });
+            scored
+        };
+        let own = match &self.team {
+            Some(_) => caught(work).map_err(TrainError::Tensor),
+            None => Ok(work()),
+        };
+        match broken {
+            Some(PassError::Ranks(error)) => return Err(self.explain(error)),
+            Some(PassError::Loss(error)) => return Err(error.into()),
+            None => {}
+        }
+        let all = match &mut self.team {
+            Some(team) => team.agree(own)?.concat(),
+            None => own?,
+        };
+        let mut columns = vec![[Vec::new(), Vec::new()]; batch.sequences.len()];
+        all.into_iter().for_each(|(sequence, own)| columns[sequence] = own);
+        Ok(columns)
+    }
+
+    /// Loss of each part for algorithms that need the whole batch together: all log-probabilities
+    /// first, then the loss, then its split. Empty for other algorithms, and if there is one part.
+    fn judge_whole_batch(
+        &mut self,
+        algorithm: &Algorithm,
+        batch: &TrainBatch,
+        parts: &[Vec<usize>],
+    ) -> Result<Vec<LossOutput>, TrainError> {
+        if parts.len() == 1 || !algorithm.whole_batch() {
+            return Ok(Vec::new());
+        }
+        let columns = self.columns(batch, parts)?;
+        // The loss takes sequences in batch order.
+        let mut own = parts.concat();
+        own.sort_unstable();
+        let packed = |column: usize| own.iter().flat_map(|&at| &columns[at][column]).copied().collect::<Vec<f64>>();
+        let Algorithm { loss, off_policy, .. } = algorithm;
+        let mut whole = batch.evaluate(&own, loss.as_ref(), off_policy, &packed(0), &packed(1))?;
+        let mut end = 0;
+        let place = |&at: &usize| {
+            end += batch.sequences[at].rows.len();
+            (at, end - batch.sequences[at].rows.len()..end)
+        };
+        let places: BTreeMap<usize, Range<usize>> = own.iter().map(place).collect();
+        let of = |column: &[f64], part: &[usize]| part.iter().flat_map(|at| &column[places[at].clone()]).copied().collect();
+        let take = |part: &Vec<usize>| LossOutput {
+            grad: of(&whole.grad, part),
+            entropy_grad: whole.entropy_grad.as_deref().map(|grad| of(grad, part)),
+            // Value and counts belong to the first part, so that the sum over parts is the whole.
+            loss: std::mem::take(&mut whole.loss),
+            metrics: std::mem::take(&mut whole.metrics),
+        };
+        Ok(parts.iter().map(take).collect())
+    }
+}
+
+/// Tensors with numbers that are not finite, of a gradient that has these ranges of the whole from
+/// these places on.
+fn bad_tensors(layout: &Layout, gradient: Option<&Tensor>, held: &[(Range<usize>, usize)]) -> Vec<String> {
+    let is_bad = |entry: &&Entry| {
+        held.iter().any(|(range, at)| {
+            let (start, end) = (range.start.max(entry.range().start), range.end.min(entry.range().end));
+            let own = || at + start - range.start..at + end - range.start;
+            start < end && gradient.is_some_and(|of| part(of, own()).isfinite().all().int64_value(&[]) == 0)
+        })
+    };
+    layout.entries().iter().filter(is_bad).map(|entry| entry.name.clone()).collect()
+}
+/// Removes parts with zero advantage, and returns their number of input tokens.
+fn leave_out(batch: &TrainBatch, parts: &mut Vec<Vec<usize>>) -> usize {
+    let indifferent = |part: &Vec<usize>| part.iter().all(|&at| batch.sequences[at].is_indifferent());
+    let saved = parts.split_off(parts.partition_point(|part| !indifferent(part)));
+    batch.input_tokens(&saved.concat())
+}
