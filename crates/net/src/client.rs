@@ -4,6 +4,7 @@
 //! (HTTP/1.1) or resets its stream (HTTP/2), so that the server can stop its work.
 
 use std::error::Error;
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -56,15 +57,7 @@ impl Client {
         let name = format!("{kind} {}", masked(&base));
         // Reading the system's certificates takes milliseconds.
         let tls = if parsed.scheme() == "https" { tls::config(ca_file.as_deref()) } else { tls::none() };
-        let mut http = reqwest::Client::builder()
-            .tls_backend_preconfigured(tls.map_err(|fault| refuse(&name, fault))?)
-            .redirect(reqwest::redirect::Policy::none())
-            .retry(reqwest::retry::never())
-            .referer(false)
-            .user_agent(concat!("rollflow/", env!("CARGO_PKG_VERSION")))
-            .connect_timeout(CONNECT)
-            .pool_idle_timeout(IDLE)
-            .pool_max_idle_per_host(idle_connections);
+        let mut http = builder(tls.map_err(|fault| refuse(&name, fault))?).pool_max_idle_per_host(idle_connections);
         if is_loopback(&parsed) {
             http = http.no_proxy();
         }
@@ -243,6 +236,28 @@ impl Client {
     pub fn nonsense(&self, what: &str, why: String, page: &str) -> RemoteError {
         self.fault(Fault::Nonsense { what: what.to_owned(), why, begins: begins(page) })
     }
+}
+
+/// HTTP for a library that makes its own requests and retries them, such as one for object stores:
+/// with the TLS, proxies and timeouts of [`Client`]. An answer may pause for `stall` at most.
+///
+/// # Errors
+///
+/// [`Fault::Certificates`] if certificates cannot be read.
+pub fn bare_client(ca_file: Option<&Path>, stall: Duration) -> Result<reqwest::Client, Fault> {
+    let http = builder(tls::config(ca_file)?).read_timeout(stall).build();
+    http.map_err(|error| Fault::Certificates(error_chain(&error)))
+}
+
+fn builder(tls: rustls::ClientConfig) -> reqwest::ClientBuilder {
+    reqwest::Client::builder()
+        .tls_backend_preconfigured(tls)
+        .redirect(reqwest::redirect::Policy::none())
+        .retry(reqwest::retry::never())
+        .referer(false)
+        .user_agent(concat!("rollflow/", env!("CARGO_PKG_VERSION")))
+        .connect_timeout(CONNECT)
+        .pool_idle_timeout(IDLE)
 }
 
 fn what(method: &Method, path: &str) -> String {
