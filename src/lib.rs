@@ -38,6 +38,8 @@ pub use rollflow_sandbox as sandbox;
 use rollflow_settings as settings;
 #[doc(inline)]
 pub use rollflow_util as util;
+#[doc(inline)]
+pub use rollflow_weights as weights;
 
 /// Names that a program needs to declare a pipeline.
 pub mod prelude {

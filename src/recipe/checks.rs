@@ -99,6 +99,7 @@ fn between(plan: &Plan, note: Note) {
     }
     sources::evaluation(plan, note);
     engines::devices(plan, note);
+    sources::store(plan, note);
     unused::unused(plan, note);
     training::lr_scale(plan, note);
     match plan.pipeline {

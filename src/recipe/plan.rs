@@ -24,6 +24,7 @@ use crate::model::Dtype;
 use crate::ranks::Ranks;
 use crate::settings::declare::{choices, section};
 use crate::settings::setting::{FROM_ONE, GIVEN, POSITIVE, SOME, SOME_IF_GIVEN, SOME_STEPS};
+use crate::weights::StoreRule;
 
 section! {
     /// A run: every section of a recipe, with all defaults filled in.
@@ -82,6 +83,8 @@ section! {
         eval: Option<Eval> = None;
         /// Checkpoints.
         checkpoint: Checkpointing = Checkpointing::default();
+        /// Object store for weights and checkpoints.
+        store: StoreRule = StoreRule::default();
         /// Metrics, logs and progress.
         observe: Observe = Observe::default();
         /// Connections to servers, and the servers of this run.

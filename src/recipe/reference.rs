@@ -55,6 +55,7 @@ const COMMON: [(&str, &[&str]); 21] = [
     ("flow", &["max_staleness", "on_lost_sample"]),
     ("eval", &["every", "limit", "samples", "task.data", "task.split"]),
     ("checkpoint", &["every", "keep"]),
+    ("store", &["url", "anchor_every"]),
     ("observe", &["metrics", "log_every", "rollouts_every", "tensorboard"]),
     ("ranks", &["shard", "lost_timeout"]),
 ];

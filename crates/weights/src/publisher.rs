@@ -74,6 +74,11 @@ impl Publisher {
         Publisher { store, anchor_every: anchor_every.max(1), keep: keep.max(1), writer: None, last: None, chunk: CHUNK }
     }
 
+    /// The store that it writes to.
+    pub fn store(&self) -> &Store {
+        &self.store
+    }
+
     /// Smaller chunks, so that tests have several of them.
     #[cfg(test)]
     pub(crate) fn chunked(self, chunk: u64) -> Self {

@@ -117,7 +117,11 @@ pub fn exporter(of: &Serving, policy: &Policy, folder: &Path) -> Result<Exporter
     let untie = of.engine.unties() && of.adapters.is_none();
     let tolerance = of.engine.tolerance.unwrap_or(model.precision().server_agreement());
     let exporter = Exporter::new(policy, &folder.join("versions"), of.engine.keep, texts, tolerance);
-    Ok(exporter.with_context(|| format!("making {} (engine.folder)", folder.display()))?.untie(untie))
+    let exporter = exporter.with_context(|| format!("making {} (engine.folder)", folder.display()))?.untie(untie);
+    Ok(match of.store.weights(of.net.ca_file.as_deref())? {
+        Some(publisher) => exporter.through(publisher, of.engine.launched_urls()),
+        None => exporter,
+    })
 }
 
 /// Starts the recipe's servers on the model in `start` and waits until all are ready. Returns

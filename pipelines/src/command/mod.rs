@@ -31,6 +31,7 @@ mod score;
 mod serve;
 mod simulate;
 mod tokens;
+mod weights;
 
 use std::ffi::OsString;
 use std::io::{self, ErrorKind, Write};
@@ -76,6 +77,7 @@ enum Command {
     Engine(engine::Engine),
     Export(export::Export),
     Deploy(deploy::Deploy),
+    Weights(weights::Weights),
     Runs(runs::Runs),
     Compare(compare::Compare),
     Report(report::Report),
@@ -105,6 +107,7 @@ fn dispatch(command: Command, registry: &Registry) -> Result<()> {
         Command::Engine(of) => of.run(registry),
         Command::Export(of) => of.run(),
         Command::Deploy(of) => of.run(registry),
+        Command::Weights(of) => of.run(),
         Command::Runs(of) => of.run(),
         Command::Compare(of) => of.run(),
         Command::Report(of) => of.run(),

@@ -4,16 +4,17 @@ use std::path::PathBuf;
 
 use anyhow::Result;
 use clap::Args;
+use rollflow::util::secrets::masked;
 
 use super::plans::{RecipeArgs, load};
 use super::run::{Drained, execute};
 use super::{out, refused};
 use crate::registry::Registry;
-use crate::run::RECIPE;
 use crate::run::folder::RunFolder;
 use crate::run::ranks::among_ranks;
 use crate::run::recipe_keys::changed_for_resume;
 use crate::run::resume::{TooFewSteps, complete, rewind_to_checkpoint};
+use crate::run::{RECIPE, upload};
 
 /// Resume an interrupted run from its newest checkpoint. Some keys may change; changing others,
 /// such as seed, is an error.
@@ -21,10 +22,18 @@ use crate::run::resume::{TooFewSteps, complete, rewind_to_checkpoint};
 #[command(after_help = "\
 Examples:\n\
 \x20 rollflow resume runs/mine\n\
-\x20 rollflow resume runs/mine --set train.steps=900    (more steps than it was to take)")]
+\x20 rollflow resume runs/mine --set train.steps=900    (more steps than it was to take)\n\
+\x20 rollflow resume s3://bucket/run --out runs/mine    (from store.url, on another machine)")]
 pub struct Resume {
-    /// The run's folder.
+    /// The run's folder, or the address of its store, as in s3://bucket/run: its newest complete
+    /// checkpoint is fetched into --out first.
     pub run: PathBuf,
+    /// The new folder of a run that is fetched from a store.
+    #[arg(long, value_name = "DIR")]
+    pub out: Option<PathBuf>,
+    /// PEM file of certificate authorities that are trusted for the store, in addition to the system's.
+    #[arg(long, value_name = "FILE")]
+    pub ca_file: Option<PathBuf>,
     /// Override a key, as in train.steps=900; may be given several times.
     #[arg(long = "set", value_name = "KEY=VALUE")]
     pub sets: Vec<String>,
@@ -40,7 +49,16 @@ impl Resume {
 
     /// Resumes; `drained` says how a run ends that was interrupted again.
     pub fn until(self, registry: &Registry, drained: Drained) -> Result<()> {
-        let Resume { run, mut sets, metrics } = self;
+        let Resume { run, out, ca_file, mut sets, metrics } = self;
+        let run = match (run.to_str().filter(|run| run.contains("://")), out) {
+            (Some(address), Some(out)) => {
+                upload::fetch(address, ca_file.as_deref(), &out)?;
+                out
+            }
+            (Some(address), None) => return Err(refused(format!("{}: give --out DIR, the run's new folder", masked(address)))),
+            (None, Some(_)) => return Err(refused("--out is for a run that is fetched from a store, as in s3://bucket/run")),
+            (None, None) => run,
+        };
         sets.extend(metrics.map(|address| format!("observe.metrics={address:?}")));
         let plan = load(&RecipeArgs { recipe: run.join(RECIPE), sets }, registry)?;
         among_ranks(&plan, registry, |registry| {

@@ -63,7 +63,8 @@ impl Run {
         let Run { mut recipe, out, resume, metrics } = self;
         if let Some(run) = out.as_ref().filter(|out| resume && out.join(RECIPE).exists()) {
             out::complain(&format!("resuming {} under its own {RECIPE}; {} is not read", run.display(), recipe.recipe.display()));
-            return Resume { run: run.clone(), sets: recipe.sets, metrics }.until(registry, Drained::Again);
+            return Resume { run: run.clone(), out: None, ca_file: None, sets: recipe.sets, metrics }
+                .until(registry, Drained::Again);
         }
         recipe.sets.extend(metrics.map(|address| format!("observe.metrics={address:?}")));
         let plan = load(&recipe, registry)?;

@@ -30,6 +30,7 @@ use rollflow::util::{atomic_file, lock_file, untrusted};
 use crate::assemble::conversations;
 use crate::run::page;
 use crate::run::record::{Drawn, Record};
+use crate::run::upload::Uploads;
 use crate::run::{LINEAGE, LOCK, LOGS, PAGE, RECIPE, RECORD};
 
 /// Outputs of a pipeline's stages. `W` is the type of the published weights.
@@ -76,6 +77,8 @@ pub struct RunFolder {
     drawn: Mutex<Drawn>,
     /// The ranks that share the run, if there are several.
     ranks: Option<Arc<Member>>,
+    /// Ends before the lock.
+    _uploads: Option<Uploads>,
     /// Held for as long as this process works on the run.
     _lock: File,
 }
@@ -114,7 +117,11 @@ impl RunFolder {
         // Before anything is written: a busy port must not leave a folder that looks like a run.
         let serve = |address| MetricsServer::start(address, metrics.clone(), &plan.net.allowed_hosts);
         let server = address.map(serve).transpose()?;
-        RunFolder::serving(path, plan, metrics, server)
+        let mut run = RunFolder::serving(path, plan, metrics, server)?;
+        if let Some(publisher) = plan.store.checkpoints(plan.net.ca_file.as_deref())? {
+            run._uploads = Some(Uploads::start(path, publisher, run.console.clone())?);
+        }
+        Ok(run)
     }
 
     /// Creates or opens the folder `name` in this one, for a part that is a separate run.
@@ -156,6 +163,7 @@ impl RunFolder {
             staleness: Arc::default(),
             drawn: Mutex::default(),
             ranks: None,
+            _uploads: None,
             _lock: lock,
         };
         if let Some(server) = &run.server {

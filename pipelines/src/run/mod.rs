@@ -6,6 +6,7 @@ pub(crate) mod ranks;
 pub(crate) mod recipe_keys;
 pub(crate) mod record;
 pub mod resume;
+pub(crate) mod upload;
 
 /// The resolved recipe.
 pub(crate) const RECIPE: &str = "recipe.toml";

@@ -21,6 +21,7 @@ const MAY_CHANGE: &[&str] = &[
     "train.target_reward",
     "observe.",
     "checkpoint.",
+    "store.",
     "eval.",
     // Limits and changes of the optimizer.
     "train.max_grad_norm",

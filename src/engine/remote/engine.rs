@@ -133,6 +133,12 @@ pub trait InferenceEngine: Send + Sync + 'static {
     /// Name in errors, logs and metrics: kind and address.
     fn name(&self) -> String;
 
+    /// Address, such as `http://host:port`; `None` for an engine without one, which reads the
+    /// trainer's files.
+    fn address(&self) -> Option<&str> {
+        None
+    }
+
     /// Generates the rest of a sample: sends its tokens, then returns how it ended. Each token comes
     /// with its behaviour log-probability, under the distribution that it was drawn from. Tokens
     /// sent before an error are kept. A slow receiver slows the engine's connection. Dropping the

@@ -193,6 +193,10 @@ impl InferenceEngine for SglangEngine {
         self.server.name()
     }
 
+    fn address(&self) -> Option<&str> {
+        Some(self.server.client.base())
+    }
+
     async fn generate(&self, attempt: &Attempt, tokens: &Sender<Vec<(u32, f32)>>) -> Result<Ending, RemoteError> {
         self.server.check_context(attempt, self.ask().await?.context, "--context-length")?;
         let stops = if attempt.params.ignore_eos { attempt.params.stop_token_ids.clone() } else { Vec::new() };

@@ -143,6 +143,10 @@ impl InferenceEngine for VllmEngine {
         self.server.name()
     }
 
+    fn address(&self) -> Option<&str> {
+        Some(self.server.client.base())
+    }
+
     async fn generate(&self, attempt: &Attempt, tokens: &Sender<Vec<(u32, f32)>>) -> Result<Ending, RemoteError> {
         let (Capabilities { model, context, spans: own_route, .. }, raw) = self.ask().await?;
         self.check(attempt, *context, *raw)?;

@@ -4,6 +4,8 @@ use super::Note;
 use crate::recipe::data::Source;
 use crate::recipe::plan::{Pipeline, Plan};
 use crate::recipe::task::TaskData;
+use crate::util::secrets::masked;
+use crate::weights::{StoreRule, check_address};
 
 pub(super) fn sources(plan: &Plan, note: Note) {
     let offline = plan.pipeline == Pipeline::GrpoOffline;
@@ -91,5 +93,27 @@ pub(super) fn evaluation(plan: &Plan, note: Note) {
         let message = "rollouts that were recorded are answered already: an evaluation has nothing to ask".to_owned();
         let help = "name a task of its own, for example eval.task = { kind = \"data\", data = \"held_out.jsonl\" }";
         note("eval.task", &["task.kind"], message, help);
+    }
+}
+
+/// The address of the store, and keys that have no effect without one.
+pub(super) fn store(plan: &Plan, note: Note) {
+    match &plan.store.url {
+        Some(url) => {
+            if let Err(why) = check_address(url) {
+                let message = format!("`store.url` is {:?}: {why}", masked(url));
+                note(
+                    "store.url",
+                    &[],
+                    message,
+                    "write it as s3://bucket/folder, gs://bucket/folder, az://container/folder or file:///folder",
+                );
+            }
+        }
+        None if plan.store != StoreRule::default() => {
+            let message = "`[store]` has keys without effect: no store is named".to_owned();
+            note("store.url", &[], message, "set store.url, or leave the section out");
+        }
+        None => {}
     }
 }

@@ -9,13 +9,14 @@ use tch::{Kind, Tensor};
 
 use crate::algo::Disagreement;
 use crate::data::{DataError, Version};
-use crate::engine::remote::sync::{Releases, Update};
+use crate::engine::remote::sync::{Carried, Releases, Update};
 use crate::model::{
     Compute, Delta, Dtype, FrozenWeights, ModelConfig, ModelError, Packed, Weights, log_probs_and_entropy, save_adapter,
     save_hf_after,
 };
 use crate::train::Policy;
 use crate::util::atomic_file;
+use crate::weights::{Publisher, WeightsError};
 
 /// Error of an export.
 #[derive(Debug, thiserror::Error)]
@@ -26,6 +27,8 @@ pub enum ExportError {
     Model(#[from] ModelError),
     #[error("writing weights for engines: {0}")]
     Tokenizer(#[from] DataError),
+    #[error("writing weights for engines: {0}")]
+    Store(#[from] WeightsError),
 }
 
 /// Exporter of a policy's versions, in its folder's precision: whole models, or only adapters if
@@ -38,6 +41,14 @@ pub struct Exporter {
     releases: Mutex<Releases>,
     /// Weights that were written last. Unchanged tensors are not written again.
     last: Mutex<Option<Arc<Path>>>,
+    store: Option<Publishing>,
+}
+
+/// Way of versions to other hosts.
+struct Publishing {
+    publisher: Mutex<Publisher>,
+    /// Addresses of engines that read the trainer's folders.
+    here: Arc<[String]>,
 }
 
 /// Random tokens after the prompt in a probe text: likely tokens would distinguish versions poorly.
@@ -63,13 +74,29 @@ impl Exporter {
     /// read are kept. Engines score `texts`, with a tolerance of `tolerance` nats on average.
     pub fn new(policy: &Policy, dir: &Path, keep: usize, texts: Vec<Vec<u32>>, tolerance: f64) -> io::Result<Self> {
         let (policy, releases) = (policy.clone(), Mutex::new(Releases::open(dir, keep)?));
-        Ok(Exporter { policy, untie: false, texts, tolerance, releases, last: Mutex::new(None) })
+        Ok(Exporter { policy, untie: false, texts, tolerance, releases, last: Mutex::new(None), store: None })
     }
 
     /// Writes a separate head for a model whose head is its embedding: for servers that can't
     /// reload tied heads.
     pub fn untie(self, untie: bool) -> Self {
         Exporter { untie, ..self }
+    }
+
+    /// Also publishes each version to a store, from which other hosts bring it to their disks. Engines
+    /// at the addresses `here` read the trainer's.
+    pub fn through(self, publisher: Publisher, here: Vec<String>) -> Self {
+        Exporter { store: Some(Publishing { publisher: Mutex::new(publisher), here: here.into() }), ..self }
+    }
+
+    /// Publishes a folder of a version to the store, if there is one.
+    fn carry(&self, version: Version, folder: &Arc<Path>) -> Result<Option<Carried>, WeightsError> {
+        let Some(store) = &self.store else { return Ok(None) };
+        let mut publisher = store.publisher.lock();
+        let published = publisher.publish(version, folder)?;
+        let (kind, name) = (if published.delta { "a delta" } else { "whole" }, publisher.store().name().to_owned());
+        tracing::debug!("version {version}: {} of {} bytes to {name}, {kind}", published.stored, published.raw);
+        Ok(Some(Carried { store: publisher.store().clone(), id: published.id, here: store.here.clone() }))
     }
 
     fn config(&self) -> ModelConfig {
@@ -102,7 +129,8 @@ impl Exporter {
         let mut releases = self.releases.lock();
         if let Some(adapter) = &weights.adapter {
             let folder = releases.write(version, |folder| save_adapter(folder, adapter).map_err(ExportError::from))?;
-            return Ok(Update { changed: true, adapter: true, ..self.probed(version, folder, &weights) });
+            let carried = self.carry(version, &folder)?;
+            return Ok(Update { carried, changed: true, adapter: true, ..self.probed(version, folder, &weights) });
         }
         let mut last = self.last.lock();
         let (before, mut delta) = (last.take(), Delta::default());
@@ -116,7 +144,8 @@ impl Exporter {
         );
         let changed = before.is_some() && changed > 0;
         *last = Some(folder.clone());
-        Ok(Update { changed, ..self.probed(version, folder, &weights) })
+        let carried = self.carry(version, &folder)?;
+        Ok(Update { carried, changed, ..self.probed(version, folder, &weights) })
     }
 
     /// The update to these weights, with a probe: texts and the scores that an engine must return.

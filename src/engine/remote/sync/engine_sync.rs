@@ -1,11 +1,12 @@
 //! Sync of one engine.
 //!
 //! ```text
-//! (send) → pause → load → label → check → (flush) → resume → probe → done
-//!   ↑ wrong weights in check or probe load once more      any other failure retries its phase
+//! (fetch or send) → pause → load → label → check → (flush) → resume → probe → done
+//!       ↑ wrong weights in check or probe load once more      any other failure retries its phase
 //! ```
 //!
-//! Weights that are sent over HTTP are on the server's host before the pause.
+//! Weights that come through a store, or are sent over HTTP, are on the engine's host before the
+//! pause.
 //!
 //! The probe follows the resume, because a paused server answers nothing. Until the probe succeeds,
 //! no version is committed; if it fails, tokens sampled since the resume are discarded.
@@ -20,6 +21,7 @@ use tokio::time::timeout;
 use super::verify::{Checksums, check_changed};
 use super::{CachePolicy, Carry, SyncConfig, Update};
 use crate::algo::Disagreement;
+use crate::data::Version;
 use crate::engine::remote::{FleetHandle, InferenceEngine, PauseMode, RemoteError, WeightControl};
 use crate::net::{RetryPolicy, deadline};
 
@@ -66,6 +68,15 @@ pub(super) enum StepError {
     NoAdapter { given: String, has: Vec<String> },
     #[error("its checksums are those from before, though the weights changed: it loaded nothing, or another folder")]
     Unchanged,
+    #[error(
+        "version {version} did not arrive on {host} within {seconds} s (engine.load_timeout): {reported}. On that host, run \
+         `rollflow weights pull {store} FOLDER --follow --host {host}`"
+    )]
+    NotArrived { host: String, version: Version, seconds: f64, reported: String, store: String },
+    #[error("its host, {host}, holds version {holds} already, which is newer")]
+    Skipped { host: String, holds: Version },
+    #[error("{0}")]
+    Store(String),
     #[error("its checksum of {tensor} differs from that of the other engines, which loaded the same weights")]
     Unlike { tensor: String },
 }
@@ -83,7 +94,9 @@ impl StepError {
     /// Returns true if the weights are to be loaded again. A server repeats the error of the old
     /// head.
     pub(super) fn wrong_weights(&self) -> bool {
-        !self.passes() && !matches!(self, StepError::Engine(_) | StepError::Fixed | StepError::OldHead { .. })
+        let elsewhere = matches!(self, StepError::NotArrived { .. } | StepError::Skipped { .. } | StepError::Store(_));
+        let about_weights = !matches!(self, StepError::Engine(_) | StepError::Fixed | StepError::OldHead { .. });
+        !self.passes() && about_weights && !elsewhere
     }
 }
 
@@ -101,6 +114,7 @@ impl IsolatedEngine {
     /// Returns true if the engine may only be unreachable or slow.
     pub fn is_away(&self) -> bool {
         self.error.passes()
+            || matches!(self.error, StepError::NotArrived { .. } | StepError::Skipped { .. } | StepError::Store(_))
     }
 }
 
@@ -157,9 +171,13 @@ impl EngineSync<'_> {
     async fn attempt(&mut self, before: Option<&Checksums>) -> Result<Option<Checksums>, IsolatedEngine> {
         let EngineSync { engine, control, update, config, .. } = *self;
         let (label, limit) = (&update.label(), config.step_timeout);
-        let folder = &match config.carry {
-            Carry::Folder => update.folder.to_path_buf(),
-            Carry::Stream => self.phase("send", config.load_timeout, || control.upload(&update.folder)).await?,
+        let folder = &match (update.carried.as_ref().zip(engine.address()), config.carry) {
+            (Some((carried, address)), _) => {
+                // It has a separate deadline, whose error says more.
+                self.phase("fetch", f64::MAX, || carried.folder(address, update, config.load_timeout)).await?
+            }
+            (None, Carry::Stream) => self.phase("send", config.load_timeout, || control.upload(&update.folder)).await?,
+            (None, Carry::Folder) => update.folder.to_path_buf(),
         };
         if update.adapter {
             self.phase("load", config.load_timeout, || control.load_adapter(label, folder)).await?;

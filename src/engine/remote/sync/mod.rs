@@ -1,12 +1,13 @@
 //! Weight sync to remote engines, with verification.
 //!
-//! A version is written to a folder that the engines can read. Engines load it in
-//! parallel, and an engine that fails is isolated. A version counts when an engine's
+//! A version is written to a folder that the engines can read, or through a store to a folder of
+//! each engine's host ([`Carried`]). Engines load it in parallel, and an engine that fails is isolated. A version counts when an engine's
 //! log-probabilities match the trainer's. [`WeightSyncManager`] syncs the engines of a
 //! run, [`sync_weights_to_engines`] is the function for use by hand.
 //!
 //! Laws: V4 (no work before verification), V5 (an explicit policy for caches, [`CachePolicy`]).
 
+mod carried;
 mod engine_sync;
 mod manager;
 #[cfg(feature = "torch")]
@@ -22,6 +23,7 @@ use crate::engine::EngineError;
 use crate::settings::declare::{choices, section};
 use crate::settings::setting::POSITIVE;
 
+pub use carried::Carried;
 pub use engine_sync::IsolatedEngine;
 pub(super) use manager::LastSync;
 pub use manager::{SyncReport, WeightSyncManager};
@@ -79,6 +81,8 @@ pub struct Update {
     pub version: Version,
     /// Absolute path of their folder.
     pub folder: Arc<Path>,
+    /// Their artefact in a store, for hosts that cannot read the folder. `None`: all can.
+    pub carried: Option<Carried>,
     /// If true, the weights differ from those of the sync before.
     pub changed: bool,
     /// If true, the weights are an adapter, which is loaded in addition to others and used by
@@ -99,7 +103,8 @@ impl Update {
     /// Whole weights of a folder, without a probe.
     pub fn unprobed(version: Version, folder: impl Into<Arc<Path>>) -> Self {
         let (folder, texts, expected) = (folder.into(), Vec::new(), Vec::new());
-        Update { version, folder, changed: false, adapter: false, texts, expected, old_head: None, tolerance: 0.0 }
+        let (carried, old_head) = (None, None);
+        Update { version, folder, carried, changed: false, adapter: false, texts, expected, old_head, tolerance: 0.0 }
     }
 
     /// Label of the version.
