@@ -35,7 +35,7 @@ Each page names the keys that most recipes set, then lists all keys. The pages a
 ";
 
 /// Keys that most recipes set, by section.
-const COMMON: [(&str, &[&str]); 21] = [
+const COMMON: [(&str, &[&str]); 22] = [
     ("", &["pipeline", "name", "seed"]),
     ("model", &["path", "device", "dtype"]),
     ("lora", &["rank", "alpha", "targets"]),

@@ -11,6 +11,7 @@ use rollflow::recipe::{
     Plan, Reward, Task, Train,
 };
 use rollflow::stages::pairs::Pairing;
+use rollflow::weights::StoreRule;
 
 /// The model that a run begins with.
 #[derive(Clone, Copy)]
@@ -196,6 +197,8 @@ pub struct Serving<'a> {
     pub engine: &'a Engine,
     /// Connections to them.
     pub net: &'a Net,
+    /// Store that their weights go through.
+    pub store: &'a StoreRule,
     /// Prompts, whose beginnings probe a sync.
     pub rollouts: Rollouts<'a>,
     /// Adapters that servers get in place of weights.
@@ -215,6 +218,7 @@ impl<'a> Serving<'a> {
         Ok(Serving {
             engine: &plan.engine,
             net: &plan.net,
+            store: &plan.store,
             rollouts: Rollouts::of(plan),
             adapters: plan.lora.as_ref().filter(|_| plan.syncs_adapters()),
             max_staleness: plan.flow.max_staleness,

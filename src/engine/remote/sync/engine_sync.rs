@@ -174,7 +174,7 @@ impl EngineSync<'_> {
         let folder = &match (update.carried.as_ref().zip(engine.address()), config.carry) {
             (Some((carried, address)), _) => {
                 // It has a separate deadline, whose error says more.
-                self.phase("fetch", f64::MAX, || carried.folder(address, update, config.load_timeout)).await?
+                self.phase("fetch", f64::MAX, || carried.folder(address, update, config.load_timeout)).await?.to_path_buf()
             }
             (None, Carry::Stream) => self.phase("send", config.load_timeout, || control.upload(&update.folder)).await?,
             (None, Carry::Folder) => update.folder.to_path_buf(),
