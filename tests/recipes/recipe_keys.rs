@@ -115,6 +115,7 @@ const READ: &[(&str, &str, &str)] = &[
     ("checkpoint.", ALL, "trainers::checkpointed, trainers::local_config"),
     ("observe.", ALL, "RunFolder"),
     ("ranks.", ALL, "Member::join"),
+    ("store.", ALL, "serving: weights, run::upload: checkpoints"),
     ("net.", ALL, "Hub and every client, MetricsServer"),
 ];
 

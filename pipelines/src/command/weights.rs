@@ -17,7 +17,7 @@ use super::{choice, out, refused};
 use crate::assemble::engines;
 
 /// Kinds of engine that load weights.
-const LOADING: &[EngineKind] = &[EngineKind::Vllm, EngineKind::Sglang];
+const LOADING: &[EngineKind] = &[EngineKind::Vllm, EngineKind::Sglang, EngineKind::Rollflow];
 
 /// Bring versions of weights from a run's store to this machine.
 #[derive(Args)]

@@ -187,6 +187,37 @@ fn weights_are_sent_to_servers_and_what_was_damaged_on_its_way_is_refused() {
     drop(servers);
 }
 
+/// Laws V2, V4 and D1: a server without the trainer's disk loads what `weights pull` brings to its host, a second one that missed every version
+/// gets the newest from the store, and a run goes on from the store on another machine.
+#[test]
+fn weights_reach_a_server_through_a_store_and_checkpoints_come_back_from_it() {
+    let folder = tempfile::tempdir().unwrap();
+    let base = checkpoint(&tiny_run(folder.path(), &[]));
+    let [store, pulled, late, run, moved] = ["store", "pulled", "late", "run", "moved"].map(|name| folder.path().join(name));
+    let address = format!("file://{}", store.to_str().unwrap());
+    let server = Server::start(&base, &["--slots", "3"]);
+    let host = ["--follow", "--host", "127.0.0.1", "--every", "1"];
+    let puller = Running::start(&[&["weights", "pull", &address, pulled.to_str().unwrap()], &host[..]].concat());
+    let engine = format!("engine={{kind=\"rollflow\",urls=[{:?}]}}", server.url);
+    let kept = format!("store={{url={address:?}}}");
+    run_of(&base, &run, &[&engine, &kept, "checkpoint.every_steps=1", "observe.rollouts_every=1"]);
+    nothing_lost(&run, 3);
+    let page = server.get("/model_info");
+    let path = Path::new(page["model_path"].as_str().unwrap());
+    assert!(path.starts_with(pulled.canonicalize().unwrap()) && page["weight_version"] == "4", "{page}");
+
+    let ended = rollflow(&["weights", "pull", &address, late.to_str().unwrap()]);
+    assert_eq!(ended.code, Some(0), "{}", ended.err);
+    let files = ["model.safetensors", "config.json"].map(|file| (path.join(file), late.join("latest").join(file)));
+    for (here, there) in files {
+        assert_eq!(fs::read(here).unwrap(), fs::read(there).unwrap());
+    }
+    let ended = rollflow(&["resume", &address, "--out", moved.to_str().unwrap(), "--set", "train.steps=5"]);
+    assert_eq!(ended.code, Some(0), "{}{}", ended.out, ended.err);
+    nothing_lost(&moved, 5);
+    drop(puller);
+}
+
 /// Laws V2, V4, D2 and D4: a server that is killed and comes back at its address serves nothing before it holds verified weights again, and
 /// nothing is lost or trained twice.
 #[test]
