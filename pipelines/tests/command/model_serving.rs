@@ -193,14 +193,14 @@ fn weights_are_sent_to_servers_and_what_was_damaged_on_its_way_is_refused() {
 fn weights_reach_a_server_through_a_store_and_checkpoints_come_back_from_it() {
     let folder = tempfile::tempdir().unwrap();
     let base = checkpoint(&tiny_run(folder.path(), &[]));
-    let [store, pulled, late, run, moved] = ["store", "pulled", "late", "run", "moved"].map(|name| folder.path().join(name));
+    let [store, pulled, late, run, moved] = ["store", "pulled", "late", "storing", "moved"].map(|name| folder.path().join(name));
     let address = format!("file://{}", store.to_str().unwrap());
     let server = Server::start(&base, &["--slots", "3"]);
     let host = ["--follow", "--host", "127.0.0.1", "--every", "1"];
     let puller = Running::start(&[&["weights", "pull", &address, pulled.to_str().unwrap()], &host[..]].concat());
     let engine = format!("engine={{kind=\"rollflow\",urls=[{:?}]}}", server.url);
     let kept = format!("store={{url={address:?}}}");
-    run_of(&base, &run, &[&engine, &kept, "checkpoint.every_steps=1", "observe.rollouts_every=1"]);
+    run_of(&base, &run, &[&engine, &kept, "checkpoint.every=1", "observe.rollouts_every=1"]);
     nothing_lost(&run, 3);
     let page = server.get("/model_info");
     let path = Path::new(page["model_path"].as_str().unwrap());
