@@ -121,7 +121,8 @@ const READ: &[(&str, &str, &str)] = &[
 
 /// What else may stand in a recipe, so that keys which mean something only beside it find it there. A context is tried for keys of the sections that
 /// it names.
-const CONTEXTS: [&[&str]; 33] = [
+const CONTEXTS: [&[&str]; 34] = [
+    &["store.url='file:///store'"],
     &[],
     &["sft={}"],
     &["sft={data='b.jsonl'}", "mix={}"],
@@ -177,7 +178,7 @@ const COMPANIONS: [(&str, &[&str]); 13] = [
 ];
 
 /// Values that no type tells.
-const VALUES: [(&str, &str); 17] = [
+const VALUES: [(&str, &str); 18] = [
     ("model.device", "'cuda'"),
     ("model.preset", "'qwen2.5-0.5b'"),
     ("reward.prompt", "'Grade {response} to {prompt}.'"),
@@ -195,6 +196,7 @@ const VALUES: [(&str, &str); 17] = [
     ("task.sources", "[{data='a.jsonl'}]"),
     ("sft.sources", "[{data='c.jsonl'}]"),
     ("eval.task.sources", "[{data='a.jsonl'}]"),
+    ("store.url", "'file:///store'"),
 ];
 
 /// A key, and what to write for it: of each kind that has it, alternatives.

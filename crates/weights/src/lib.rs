@@ -11,7 +11,7 @@
 //! A [`Publisher`] writes a folder as an artefact: all objects, then the manifest, which makes the
 //! artefact complete. Of the tensors it stores what changed since the version before; every Nth
 //! artefact is whole. A [`Puller`] restores the folder on another machine, exact to the bit, and
-//! refuses what differs from its checksums. The format is described in docs/reference/artefacts.md.
+//! refuses what differs from its checksums. `manifest.rs` and `delta.rs` describe the format.
 
 mod aws_files;
 mod delta;
