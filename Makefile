@@ -5,7 +5,7 @@
 #
 # Both bring libtorch first (once per user). Extra arguments:  make grpo ARGS="--set seed=1 --metrics 127.0.0.1:9464"
 
-.PHONY: grpo sft test test-large test-engines test-cluster lint check check-all docs asynchrony libtorch tools help
+.PHONY: grpo sft test test-large test-engines test-cluster test-stores lint check check-all docs asynchrony libtorch tools help
 .DEFAULT_GOAL := help
 
 help:
@@ -38,6 +38,10 @@ test-engines: libtorch
 # Runs what `rollflow deploy` writes: ssh and Slurm on loopback, and the schemas of the other platforms. Needs root and Debian.
 test-cluster: libtorch
 	@./scripts/test_cluster.sh
+
+# Weights and checkpoints through an S3-compatible server on loopback, which comes from PyPI.
+test-stores: libtorch
+	@./scripts/test_stores.sh
 
 lint: libtorch
 	cargo fmt --all --check
