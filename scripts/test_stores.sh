@@ -54,7 +54,7 @@ recipe=pipelines/recipes/grpo.toml
 base=$work/base/checkpoints/step_000002
 "$rollflow" serve "$base" --listen 127.0.0.1:0 > "$work/serve.log" 2>&1 &
 ended+=($!)
-listens() { grep -o 'http://127.0.0.1:[0-9]*' "$work/serve.log" | head -1 | grep -q .; }
+listens() { [ -f "$work/serve.log" ] && grep -o 'http://127.0.0.1:[0-9]*' "$work/serve.log" | head -1 | grep -q .; }
 within 200 listens
 url=$(grep -o 'http://127.0.0.1:[0-9]*' "$work/serve.log" | head -1)
 "$rollflow" weights pull s3://bucket/run "$work/pulled" --follow --host 127.0.0.1 --every 1 > "$work/pull.log" 2>&1 &
@@ -66,7 +66,7 @@ grep -q 'version 13 ' "$work/pull.log" || { cat "$work/pull.log"; die "the pulle
 
 # A host that missed every version.
 "$rollflow" weights pull s3://bucket/run "$work/late" > "$work/late.log" 2>&1 || { cat "$work/late.log"; die "the late host got nothing"; }
-cmp "$work/pulled/latest/model.safetensors" "$work/late/latest/model.safetensors"
+diff -r "$work/pulled/latest/" "$work/late/latest/"
 
 # The run on another machine.
 "$rollflow" resume s3://bucket/run --out "$work/moved" --set train.steps=14 > "$work/moved.log" 2>&1 || { cat "$work/moved.log"; die "no resume"; }
@@ -81,7 +81,7 @@ cat "$work/damaged.log"
 
 if grep -rlF "$AWS_SECRET_ACCESS_KEY" "$work" --include='*' > "$work/leaks"; then cat "$work/leaks"; die "a credential was written"; fi
 if [ -n "${FIGURES:-}" ]; then
-  du -b "$work/pulled/latest/model.safetensors"
+  du -b "$work"/pulled/latest/*.safetensors
   s3 list run/weights/data/ | awk '{split($2, path, "/"); bytes[path[4]] += $1} END {for (version in bytes) print version, bytes[version]}' | sort
   cat "$work/pull.log"
 fi
