@@ -55,7 +55,7 @@ pub enum EngineError {
     #[error("the generator {0}")]
     Generator(String),
     /// Weight sync of a fleet without engines.
-    #[error("there is no engine to give weights to; name one in engine.urls, or let engine.launch start one")]
+    #[error("there is no engine to give weights to; name one in engine.urls or engine.members, or let engine.launch start one")]
     NoEngines,
     /// Weight sync that failed on all engines.
     #[error("no engine holds version {version} of the weights:{}", failures.iter().map(|failure| format!("\n  {failure}")).collect::<String>())]

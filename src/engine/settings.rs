@@ -14,6 +14,15 @@ section! {
         kind: EngineKind = EngineKind::default();
         /// Running servers, as `http://host:port` or `https://host`.
         urls: Vec<String> = Vec::new();
+        /// Servers that come and go, in addition to `urls`: a file with an address a line, which is
+        /// watched, or `dns://host:port`, whose addresses are looked up.
+        members: Option<String> = None;
+        /// Seconds that a server may go on with its work after it left `members`; the rest of its
+        /// work continues on others.
+        drain_timeout: f64 = 30.0, NOT_NEGATIVE;
+        /// Seconds without a token after which a sample continues on another server that has room.
+        /// Left out: only after 120.
+        hedge_after: Option<f64> = None, POSITIVE_IF_GIVEN;
         /// Environment variable with a token for all servers, sent as `Authorization: Bearer …`.
         /// The token itself is never written.
         token_env: Option<String> = None;

@@ -69,7 +69,7 @@ const STOP: Label = (
         "engine_failed",
     ],
 );
-const ENGINE_STATE: Label = ("state", &["serving", "behind", "lost"]);
+const ENGINE_STATE: Label = ("state", &["serving", "behind", "lost", "leaving"]);
 const FAULT: Label =
     ("kind", &["url", "tls", "unreachable", "broke", "late", "busy", "refused", "failed", "nonsense", "unsupported"]);
 const SERVED: Label = ("outcome", &["ok", "busy", "refused", "failed"]);
@@ -143,7 +143,7 @@ catalog! {
     Samples: COUNT "samples_total" [STATUS] in "samples", "Samples that left the generators, by how their generation ended.";
     GeneratorSlots: GAUGE "generator_slots" [] in "samples", "Samples that a generator which adapts their number computes at the same time.";
     EngineState: GAUGE "engine_state" ["engine", ENGINE_STATE] in "1",
-        "How each server that generates stands, 1 for the state that it is in: it gets work, waits for weights, or can't be reached.";
+        "How each server that generates stands, 1 for the state that it is in: it gets work, waits for weights, can't be reached, or finishes its work to leave.";
     EngineVersion: GAUGE "engine_weight_version" ["engine"] in "versions", "Newest weights that the server was verified to hold (law V4).";
     EngineRequests: COUNT "engine_requests_total" ["engine"] in "requests", "Requests that were sent to the server: attempts at samples.";
     EngineInFlight: GAUGE "engine_requests_in_flight" ["engine"] in "requests", "Requests that the server has now.";
@@ -153,6 +153,10 @@ catalog! {
     EngineFirstToken: LATENCY "engine_first_token_seconds" ["engine"] in "seconds",
         "Time from a request to its first token: the wait in the server's queue, and the reading of what is there.";
     EngineErrors: COUNT "engine_errors_total" ["engine", FAULT] in "requests", "Requests to the server that failed, by how; `busy` is flow control.";
+    EngineDuplicates: COUNT "engine_duplicates_total" ["engine"] in "samples",
+        "Completions of the server that came after another attempt had replaced it; they are not used.";
+    EngineMoved: COUNT "engine_moved_total" ["engine"] in "samples",
+        "Samples that continued elsewhere because the server was slow (`engine.hedge_after`).";
     ServedRequests: COUNT "served_requests_total" [SERVED] in "requests",
         "Requests to `rollflow serve` by their response: `busy` is status 429 or 503, `refused` another status of 400 to 499, `failed` of 500 and above.";
     ServedSamples: COUNT "served_samples_total" [STATUS] in "samples", "Completions of `rollflow serve` by how they ended.";

@@ -90,6 +90,15 @@ impl Metrics {
         self.update(metric, labels, "begin", metric.kind(), |_| ());
     }
 
+    /// Removes all series whose `label` has this value: what it names is gone.
+    pub(crate) fn end(&self, label: &str, value: &str) {
+        for (metric, family) in Metric::ALL.iter().zip(self.0.iter()) {
+            if let Some(at) = metric.labels().iter().position(|(name, _)| *name == label) {
+                family.lock().retain(|series| series.labels[at] != value);
+            }
+        }
+    }
+
     /// Returns the newest value: a counter's total, a gauge's value, a histogram's last
     /// observation. `None` if nothing was recorded.
     pub fn newest(&self, metric: Metric, labels: &[&str]) -> Option<f64> {

@@ -2,12 +2,13 @@
 
 use std::path::Path;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, anyhow, bail};
+use parking_lot::Mutex;
 use rollflow::data::Version;
 use rollflow::engine::remote::sync::{CachePolicy, WeightSyncManager};
-use rollflow::engine::remote::{Fleet, FleetConfig, FleetHandle, InferenceEngine, connect};
+use rollflow::engine::remote::{Capabilities, Fleet, FleetConfig, FleetHandle, InferenceEngine, MemberList, Members, connect};
 use rollflow::engine::settings::{Engine, EngineKind, Launch};
 use rollflow::flow::{WeightsRx, WeightsTx};
 use rollflow::model::FrozenWeights;
@@ -32,8 +33,11 @@ pub struct Engines {
     section: Engine,
     handle: FleetHandle,
     exporter: Arc<Exporter>,
-    /// Shortest context of the servers, in tokens, if reported.
-    context: Option<usize>,
+    /// Demands on every server.
+    needs: Arc<Mutex<Needs>>,
+    net: Net,
+    /// Servers that come and go, until a stage follows them.
+    members: Mutex<Option<Members>>,
     _servers: Option<Servers>,
 }
 
@@ -54,8 +58,66 @@ impl Engines {
         };
         let engines = section.all_urls().iter().map(|url| engine(section, net, url)).collect::<Result<Vec<_>>>()?;
         let handle = FleetHandle::new(engines);
-        let context = check(section, of.adapters.is_some(), rollouts.generate.max_new_tokens, &handle)?;
-        Ok(Some(Engines { section: (*section).clone(), handle, exporter, context, _servers: servers }))
+        let mut needs = Needs {
+            kind: section.kind(),
+            adapters: of.adapters.is_some(),
+            answer: rollouts.generate.max_new_tokens,
+            context: None,
+        };
+        needs.check(&handle)?;
+        let engines = Engines {
+            section: (*section).clone(),
+            handle,
+            exporter,
+            needs: Arc::new(Mutex::new(needs)),
+            net: (*net).clone(),
+            members: Mutex::new(None),
+            _servers: servers,
+        };
+        Ok(engines.wait_for_members(startup)?.then_some(engines))
+    }
+
+    /// Waits until a server of `engine.members` is there, unless others are. Returns false if
+    /// interrupted.
+    fn wait_for_members(&self, startup: Startup<'_>) -> Result<bool> {
+        let Some(mut members) = self.members()? else { return Ok(true) };
+        let (tasks, until) = (tasks()?, Instant::now() + Duration::from_secs_f64(self.section.start_timeout));
+        let list = self.section.members.as_deref().unwrap_or_default();
+        let mut told = false;
+        loop {
+            tasks.block_on(members.look());
+            if !self.handle.places().is_empty() {
+                break;
+            }
+            if !std::mem::replace(&mut told, true) {
+                (startup.report)(&format!("waiting for servers of {list} (engine.members)"));
+            }
+            if (startup.interrupted)() {
+                return Ok(false);
+            }
+            if Instant::now() > until {
+                let (seconds, why) = (self.section.start_timeout, members.complaint());
+                let why = if why.is_empty() { "it names none".to_owned() } else { why };
+                bail!("no server of {list} (engine.members) within {seconds} s (engine.start_timeout): {why}");
+            }
+            std::thread::sleep(Duration::from_millis(500));
+        }
+        // Prompts are chosen by the shortest context of now.
+        self.needs.lock().check(&self.handle)?;
+        *self.members.lock() = Some(members);
+        Ok(true)
+    }
+
+    /// The servers of `engine.members`, none of which has joined yet.
+    fn members(&self) -> Result<Option<Members>> {
+        let Some(list) = &self.section.members else { return Ok(None) };
+        let list = list.parse().map_err(|why| anyhow!("engine.members is {list:?}: {why}"))?;
+        let drain = Duration::from_secs_f64(self.section.drain_timeout);
+        let (section, net, needs) = (self.section.clone(), self.net.clone(), self.needs.clone());
+        let connect = move |url: &str| engine(&section, &net, url).map_err(|error| format!("{error:#}"));
+        let accept =
+            move |engine: &dyn InferenceEngine, found: &Capabilities| needs.lock().missing(engine, found).map_or(Ok(()), Err);
+        Ok(Some(Members::new(&self.handle, list, drain, connect, accept)))
     }
 
     /// Engines and their states.
@@ -66,7 +128,7 @@ impl Engines {
     /// Reader of prompts that fit the servers' context, which may be shorter than the model's.
     pub fn reader(&self, policy: &Policy) -> Reader {
         let mut reader = Reader::from(policy);
-        reader.config.max_positions = self.context.unwrap_or(usize::MAX).min(reader.config.max_positions);
+        reader.config.max_positions = self.needs.lock().context.unwrap_or(usize::MAX).min(reader.config.max_positions);
         reader
     }
 
@@ -74,6 +136,7 @@ impl Engines {
     pub fn fleet_config(&self, policy: &Policy) -> FleetConfig {
         FleetConfig {
             cache_by_version: self.section.sync.cache == CachePolicy::Namespaced,
+            hedge_after: self.section.hedge_after.map(Duration::from_secs_f64),
             vocabulary: policy.config().vocab_size,
             ..FleetConfig::default()
         }
@@ -99,7 +162,11 @@ impl Engines {
     pub fn sync(&self, to: WeightsTx<()>) -> Result<RemoteSync<FrozenWeights>> {
         let exporter = self.exporter.clone();
         let export = move |version, weights: &Arc<FrozenWeights>| exporter.export(version, weights);
-        Ok(RemoteSync::new(self.manager(), export, to).patience(Duration::from_secs_f64(self.section.lost_timeout)))
+        let sync = RemoteSync::new(self.manager(), export, to).patience(Duration::from_secs_f64(self.section.lost_timeout));
+        Ok(match self.members.lock().take() {
+            Some(members) => sync.members(members),
+            None => sync,
+        })
     }
 
     fn manager(&self) -> WeightSyncManager {
@@ -143,40 +210,70 @@ pub fn launch(of: &Serving, start: &Path, logs: &Path, startup: Startup<'_>) -> 
     Servers::start(&commands, logs, limit, section.restarts, healthy, startup.interrupted)
 }
 
+/// Addresses of all servers, those of `engine.members` as they are now.
+pub fn urls(of: &Engine) -> Result<Vec<String>> {
+    let Some(list) = &of.members else { return Ok(of.all_urls()) };
+    let parsed: MemberList = list.parse().map_err(|why| anyhow!("engine.members is {list:?}: {why}"))?;
+    let found = tasks()?.block_on(parsed.addresses()).with_context(|| format!("reading {list} (engine.members)"))?;
+    Ok(of.all_urls().into_iter().chain(found).collect())
+}
+
 /// Client of one server.
 pub fn engine(of: &Engine, net: &Net, url: &str) -> Result<Arc<dyn InferenceEngine>> {
     let endpoint = secrets::endpoint(url, of.token_env.as_ref(), net)?;
     Ok(connect(of.kind(), endpoint, of.model.clone())?)
 }
 
-/// Rejects servers that cannot be trained with. Returns the shortest reported context, in tokens.
-fn check(section: &Engine, adapters: bool, answer: usize, handle: &FleetHandle) -> Result<Option<usize>> {
-    let (tasks, mut shortest) = (tasks()?, None);
-    for engine in handle.engines() {
-        let found = tasks.block_on(engine.probe())?;
-        if !found.weights {
-            bail!("{} can't be given weights: {}", engine.name(), found.lacks.join("; "));
-        }
-        if adapters && !found.adapters {
-            bail!(
-                "{} takes no adapters: start it with --enable-lora (vLLM with VLLM_ALLOW_RUNTIME_LORA_UPDATING=1, too), or leave lora.sync out",
-                engine.name()
-            );
-        }
-        if let Some(context) = found.context {
-            if context <= answer {
-                bail!(
-                    "{} reads {context} tokens, prompt and completion together, which leaves no room for a prompt with generate.max_new_tokens = {answer}: \
-                     lower it, or start the server with a larger {}",
-                    engine.name(),
-                    if section.kind() == EngineKind::Vllm { "--max-model-len" } else { "--context-length" }
-                );
+/// What a run needs of each of its servers.
+#[derive(Clone, Debug)]
+struct Needs {
+    kind: EngineKind,
+    adapters: bool,
+    /// Longest completion, in tokens.
+    answer: usize,
+    /// Shortest context of the servers so far, in tokens, if reported.
+    context: Option<usize>,
+}
+
+impl Needs {
+    /// Rejects servers that cannot be trained with, and finds the shortest context.
+    fn check(&mut self, handle: &FleetHandle) -> Result<()> {
+        let tasks = tasks()?;
+        for engine in handle.engines() {
+            let found = tasks.block_on(engine.probe())?;
+            if let Some(why) = (Needs { context: None, ..self.clone() }).missing(engine.as_ref(), &found) {
+                bail!("{why}");
             }
-            shortest = Some(shortest.map_or(context, |shortest: usize| shortest.min(context)));
+            self.context = [self.context, found.context].into_iter().flatten().min();
+            tracing::info!("{}: {}, model {}", engine.name(), found.server, found.model);
         }
-        tracing::info!("{}: {}, model {}", engine.name(), found.server, found.model);
+        Ok(())
     }
-    Ok(shortest)
+
+    /// What the run needs of this engine in vain.
+    fn missing(&self, engine: &dyn InferenceEngine, found: &Capabilities) -> Option<String> {
+        let (name, flag) = (engine.name(), if self.kind == EngineKind::Vllm { "--max-model-len" } else { "--context-length" });
+        if !found.weights {
+            return Some(format!("{name} can't be given weights: {}", found.lacks.join("; ")));
+        }
+        if self.adapters && !found.adapters {
+            return Some(format!(
+                "{name} takes no adapters: start it with --enable-lora (vLLM with VLLM_ALLOW_RUNTIME_LORA_UPDATING=1, too), or leave lora.sync out"
+            ));
+        }
+        let context = found.context?;
+        if context <= self.answer {
+            return Some(format!(
+                "{name} reads {context} tokens, prompt and completion together, which leaves no room for a prompt with generate.max_new_tokens = {}: \
+                 lower it, or start the server with a larger {flag}",
+                self.answer
+            ));
+        }
+        let shortest = self.context.filter(|shortest| context < *shortest)?;
+        Some(format!(
+            "{name} reads {context} tokens, and the run has chosen its prompts for servers that read {shortest}: start it with a larger {flag}"
+        ))
+    }
 }
 
 /// Tasks for requests outside of a run.

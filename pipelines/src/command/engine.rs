@@ -144,7 +144,7 @@ impl Status {
         };
         ensure!(engine.is_remote(), "the recipe generates in its own process; there is no server to look at");
         let (tasks, mut well) = (engines::tasks()?, true);
-        for url in engine.all_urls() {
+        for url in engines::urls(&engine)? {
             let engine = engines::engine(&engine, &net, &url)?;
             let told = tasks.block_on(status(engine.as_ref()));
             well &= told.is_ok();
@@ -180,7 +180,7 @@ impl Sync {
         let policy = if plan.syncs_adapters() { policy } else { policy.merged() };
         let serving = Serving::of(&plan)?;
         let out = serving.folder(&self.out)?;
-        let urls = plan.engine.all_urls();
+        let urls = engines::urls(&plan.engine)?;
         let all = urls
             .iter()
             .map(|url| engines::engine(&plan.engine, &plan.net, url))

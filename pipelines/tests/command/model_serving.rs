@@ -245,6 +245,50 @@ fn a_run_with_three_servers_loses_nothing_when_one_is_killed_and_returns() {
     }
 }
 
+/// Laws V2, V4, D2 and D4: servers join by a line in a file and leave when it is gone; one that stops answering is passed over. Nothing is lost or
+/// trained twice.
+#[test]
+fn servers_join_and_leave_by_a_file_and_one_that_stands_still_is_passed_over() {
+    let folder = tempfile::tempdir().unwrap();
+    let (base, run) = (checkpoint(&tiny_run(folder.path(), &[])), folder.path().join("members"));
+    let list = folder.path().join("members.txt");
+    let write = |servers: &[&Server]| {
+        let lines: Vec<&str> = servers.iter().map(|server| &*server.url).collect();
+        fs::write(&list, format!("# servers of the test\n{}\n", lines.join("\n"))).unwrap();
+    };
+    let engine = format!("engine={{kind=\"rollflow\",members={list:?},hedge_after=1,drain_timeout=1,pause_timeout=5}}");
+    let sets = [&engine, "train.steps=1000", "flow.max_staleness=2", "observe.rollouts_every=1"];
+    // The run waits for the first server.
+    let mut running = Running::start(&run_args(GRPO, &run, &sets));
+    running.line(|line| line.contains("members.txt").then_some(()));
+    let first = Server::start(&base, &["--slots", "4"]);
+    write(&[&first]);
+    running.until("three steps are taken", |_| lines(&run) >= 3);
+
+    let second = Server::start(&base, &["--slots", "4"]);
+    write(&[&first, &second]);
+    let completed = |server: &Server| server.metric(Metric::ServedSamples, &[("status", "completed")]);
+    running.until("the second server works", |_| completed(&second) > 0.0);
+
+    first.running.stand_still(true);
+    let before = lines(&run);
+    running.until("steps go on without the first", |_| lines(&run) > before + 5);
+    write(&[&second]);
+    running.line(|line| line.contains("leaves").then_some(()));
+    first.running.stand_still(false);
+    drop(first);
+
+    let third = Server::start(&base, &["--slots", "4"]);
+    write(&[&second, &third]);
+    running.until("the third server works", |_| completed(&third) > 0.0);
+    drop(second);
+    let before = lines(&run);
+    running.until("steps go on with the third alone", |_| lines(&run) > before + 5);
+    running.terminate();
+    assert_eq!(running.end(), Some(0));
+    nothing_lost(&run, lines(&run) as u64);
+}
+
 /// Laws D1 and D3: every route gives the completion that `generate` gives, as a page and as a stream.
 #[test]
 fn all_routes_and_streams_give_the_completion_of_generate() {

@@ -182,6 +182,11 @@ impl Running {
         assert!(self.process.signal("-TERM"));
     }
 
+    /// Stops it as a machine that hangs; `false` lets it go on.
+    pub fn stand_still(&self, still: bool) {
+        assert!(self.process.signal(if still { "-STOP" } else { "-CONT" }));
+    }
+
     /// Waits for its end; gives the exit code.
     pub fn end(mut self) -> Option<i32> {
         let deadline = Instant::now() + PATIENCE;

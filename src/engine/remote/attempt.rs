@@ -15,6 +15,8 @@ use super::{Attempt, Ending, Fault, FleetConfig, InferenceEngine, RemoteError};
 pub(super) struct AttemptEvent {
     pub(super) key: SampleKey,
     pub(super) number: u32,
+    /// Place of the engine.
+    pub(super) place: usize,
     pub(super) update: AttemptUpdate,
 }
 
@@ -28,12 +30,13 @@ pub(super) enum AttemptUpdate {
 /// Runs an attempt and sends its events to `to`, the last always [`AttemptUpdate::Ended`].
 pub(super) async fn run(
     engine: Arc<dyn InferenceEngine>,
+    place: usize,
     attempt: Attempt,
     config: FleetConfig,
     to: flume::Sender<AttemptEvent>,
 ) {
     let (key, number) = ((attempt.ordinal, attempt.index), attempt.number);
-    let update = |update| AttemptEvent { key, number, update };
+    let update = |update| AttemptEvent { key, number, place, update };
     let ended = follow(&*engine, &attempt, &config, |chunk| {
         let event = to.send_async(update(AttemptUpdate::Tokens(chunk)));
         async { event.await.is_ok() }

@@ -11,6 +11,9 @@
 //! Completions of an engine on trial, under weights that are not verified yet, are returned after
 //! the verification. If it fails, their samples restart.
 //!
+//! Engines may join and leave at any time. One that leaves finishes what it has begun; when it is
+//! removed, its unfinished samples continue elsewhere.
+//!
 //! Tokens are recorded with the oldest version that can have sampled them. At the end of an
 //! attempt, the versions that the engine reports replace it (law D3).
 
@@ -64,6 +67,9 @@ pub struct FleetConfig {
     /// If true, prefix caches are separated by version, so that new weights need no flush (law V5).
     /// Default: true.
     pub cache_by_version: bool,
+    /// Time without a token after which a sample continues on another engine that has room. Default:
+    /// only after `stall_timeout`.
+    pub hedge_after: Option<Duration>,
     /// Number of token ids. Default: no limit.
     pub vocabulary: usize,
     /// Longest wait for tokens in a step. Default: 20 ms.
@@ -81,6 +87,7 @@ impl Default for FleetConfig {
             pause: Duration::from_millis(250),
             max_refused: 64,
             cache_by_version: true,
+            hedge_after: None,
             vocabulary: u32::MAX as usize,
             step: Duration::from_millis(20),
         }
@@ -98,7 +105,7 @@ pub struct Fleet {
     slots: usize,
     limit: usize,
     version: Option<Version>,
-    engine_slots: Vec<EngineSlot>,
+    engine_slots: BTreeMap<usize, EngineSlot>,
     samples: BTreeMap<SampleKey, InFlightSample>,
     budget: Budget,
     /// Time of the newest token, or of the last idle moment.
@@ -121,7 +128,7 @@ impl Fleet {
     pub fn new(handle: &FleetHandle, config: FleetConfig, tokenizer: &Arc<Tokenizer>, slots: usize, seed: u64) -> Self {
         let (to, from) = flume::bounded(1024);
         let now = Instant::now();
-        Fleet {
+        let mut fleet = Fleet {
             handle: handle.clone(),
             changes: handle.changes(),
             tokenizer: tokenizer.clone(),
@@ -129,7 +136,7 @@ impl Fleet {
             slots: slots.max(1),
             limit: slots.max(1),
             version: None,
-            engine_slots: vec![EngineSlot::new(config.per_engine); handle.engines().len()],
+            engine_slots: BTreeMap::new(),
             samples: BTreeMap::new(),
             budget: Budget::new(now, slots),
             progress: now,
@@ -143,7 +150,9 @@ impl Fleet {
             from,
             tasks: None,
             config,
-        }
+        };
+        fleet.follow_members(now);
+        fleet
     }
 
     fn tasks(&mut self) -> Result<Arc<Tasks>, EngineError> {
@@ -157,9 +166,11 @@ impl Fleet {
     fn dispatch(&mut self, now: Instant) -> Result<(), EngineError> {
         let due = |sample: &InFlightSample| matches!(sample.stage, Stage::Waiting(at) if at <= now);
         let waiting: Vec<SampleKey> = self.samples.iter().filter(|(_, sample)| due(sample)).map(|(key, _)| *key).collect();
-        self.engine_slots.iter_mut().for_each(|slot| slot.in_flight = 0);
+        self.engine_slots.values_mut().for_each(|slot| slot.in_flight = 0);
         for running in self.samples.values().filter_map(InFlightSample::running) {
-            self.engine_slots[running.place].in_flight += 1;
+            if let Some(slot) = self.engine_slots.get_mut(&running.place) {
+                slot.in_flight += 1;
+            }
         }
         let mut room = self.limit.saturating_sub(self.active());
         let mut waiting = waiting.as_slice();
@@ -167,7 +178,11 @@ impl Fleet {
             let together = self.together(waiting);
             let group = self.samples.range((first.0, 0)..=(first.0, u32::MAX));
             let home = group.filter_map(|(_, sample)| sample.running()).map(|running| running.place).next();
-            let place = choose(&self.engine_slots, home, together, |place| self.handle.is_serving(place), now);
+            let avoided = self.samples.get(first).and_then(|sample| sample.avoided);
+            let serves = |place| Some(place) != avoided && self.handle.is_serving(place);
+            let place = choose(&self.engine_slots, home, first.0, together, serves, now);
+            // An engine to avoid is better than none.
+            let place = place.or_else(|| avoided.filter(|place| self.has_room(*place, together, now)));
             let Some(place) = place.filter(|_| together <= room) else { break };
             let (begun, rest) = waiting.split_at(together);
             for key in begun {
@@ -176,11 +191,15 @@ impl Fleet {
             (waiting, room) = (rest, room - together);
         }
         let next = if waiting.is_empty() { 0 } else { self.together(waiting) };
-        for (place, slot) in self.engine_slots.iter_mut().enumerate() {
+        for (place, slot) in &mut self.engine_slots {
             slot.measure(next, now);
-            self.handle.record(|meter| meter.room(place, slot.in_flight, slot.limit()));
+            self.handle.record(*place, |meter, name| meter.room(name, slot.in_flight, slot.limit()));
         }
         Ok(())
+    }
+
+    fn has_room(&self, place: usize, count: usize, now: Instant) -> bool {
+        self.engine_slots.get(&place).is_some_and(|slot| slot.has_room(count, now)) && self.handle.is_serving(place)
     }
 
     /// Number of waiting samples to start together: all samples of an untouched prompt, if waiting
@@ -192,14 +211,14 @@ impl Fleet {
             key.0 == ordinal && sample.is_some_and(|sample| sample.request.first == first)
         };
         let all = waiting.iter().take_while(untouched).count();
-        let serving = (0..self.engine_slots.len()).filter(|place| self.handle.is_serving(*place));
-        let most = serving.map(|place| self.engine_slots[place].limit()).max().unwrap_or(0).min(self.limit);
+        let serving = self.engine_slots.iter().filter(|(place, _)| self.handle.is_serving(**place));
+        let most = serving.map(|(_, slot)| slot.limit()).max().unwrap_or(0).min(self.limit);
         if all > 1 && IDLE_ONE_IN * all <= most { all } else { 1 }
     }
 
     fn begin(&mut self, key: SampleKey, place: usize, together: usize, now: Instant) -> Result<(), EngineError> {
         let tasks = self.tasks()?;
-        let Some(sample) = self.samples.get_mut(&key) else { return Ok(()) };
+        let (Some(sample), Some(engine)) = (self.samples.get_mut(&key), self.handle.engine(place)) else { return Ok(()) };
         let served = self.handle.served(place);
         let known = served.as_ref().map(|served| served.version);
         let Some(floor) = known.or(self.version) else { return Err(EngineError::NoWeights) };
@@ -219,19 +238,26 @@ impl Fleet {
             together: together as u32,
         };
         self.load.prefill += attempt.tokens.len();
-        let engine = self.handle.engines()[place].clone();
-        let task = tasks.spawn(attempt::run(engine, attempt, self.config.clone(), self.to.clone()));
-        self.engine_slots[place].in_flight += 1;
-        self.handle.record(|meter| meter.request(place));
+        let task = tasks.spawn(attempt::run(engine, place, attempt, self.config.clone(), self.to.clone()));
+        if let Some(slot) = self.engine_slots.get_mut(&place) {
+            slot.in_flight += 1;
+        }
+        self.handle.record(place, |meter, name| meter.request(name));
         sample.stage = Stage::Running(Running { place, floor, known: known.is_some(), before, adapter, task });
         sample.since = now;
         Ok(())
     }
 
-    fn on_event(&mut self, AttemptEvent { key, number, update }: AttemptEvent, now: Instant) -> Result<(), EngineError> {
-        // Ignores events of earlier attempts.
+    fn on_event(&mut self, event: AttemptEvent, now: Instant) -> Result<(), EngineError> {
+        let AttemptEvent { key, number, place, update } = event;
         let current = self.samples.get(&key).filter(|sample| sample.number == number).and_then(InFlightSample::running);
-        let Some(place) = current.map(|running| running.place) else { return Ok(()) };
+        if current.is_none() {
+            // An earlier attempt, which another has replaced.
+            if let AttemptUpdate::Ended(Ok(Ending { finish: Some(_), .. })) = update {
+                self.handle.record(place, |meter, name| meter.duplicate(name));
+            }
+            return Ok(());
+        }
         match update {
             AttemptUpdate::Tokens(chunk) => self.take(key, place, chunk, now),
             AttemptUpdate::Ended(Ok(ending)) => self.end(key, place, ending, now),
@@ -248,9 +274,13 @@ impl Fleet {
         let waited = now.saturating_duration_since(sample.since);
         (sample.since, sample.failures, sample.turned_away) = (now, 0, 0);
         self.progress = now;
-        self.engine_slots[place].works(chunk.len());
+        sample.avoided = None;
+        if let Some(slot) = self.engine_slots.get_mut(&place) {
+            slot.works(chunk.len());
+        }
         self.load.rows += chunk.len();
-        self.handle.record(|meter| meter.tokens(place, chunk.len(), (sample.answer.tokens.len() == before).then_some(waited)));
+        let first = (sample.answer.tokens.len() == before).then_some(waited);
+        self.handle.record(place, |meter, name| meter.tokens(name, chunk.len(), first));
         for (token, log_prob) in chunk {
             let (ordinal, index) = key;
             let newest = SampledToken { ordinal, index, token, log_prob, version: floor, status: Status::Pending };
@@ -291,7 +321,7 @@ impl Fleet {
                 sample.restart(now + pause(self.config.pause, key.0, 1));
                 self.withdraw(key);
                 let error = self.nonsense(place, why);
-                self.handle.record(|meter| meter.error(place, &error.fault));
+                self.handle.record(place, |meter, name| meter.error(name, &error.fault));
                 tracing::warn!("{}", error.of_sample(&id(key)));
                 return Ok(());
             }
@@ -310,14 +340,16 @@ impl Fleet {
             let error = self.nonsense(place, "an answer without a token".into());
             return self.fail(key, place, error.of_sample(&id(key)), now);
         }
-        self.engine_slots[place].ended();
+        if let Some(slot) = self.engine_slots.get_mut(&place) {
+            slot.ended();
+        }
         self.budget.earn();
         self.finish(key, finish)
     }
 
     fn nonsense(&self, place: usize, why: String) -> RemoteError {
         let what = "the request".to_owned();
-        RemoteError::new(self.handle.engines()[place].name(), Fault::Nonsense { what, why, begins: String::new() })
+        RemoteError::new(self.handle.name(place).as_ref(), Fault::Nonsense { what, why, begins: String::new() })
     }
 
     fn fail(&mut self, key: SampleKey, place: usize, error: RemoteError, now: Instant) -> Result<(), EngineError> {
@@ -326,8 +358,8 @@ impl Fleet {
         if let Some(finish) = sample.ends(&self.tokenizer)? {
             return self.finish(key, finish);
         }
-        self.handle.record(|meter| meter.error(place, &error.fault));
-        let slot = &mut self.engine_slots[place];
+        self.handle.record(place, |meter, name| meter.error(name, &error.fault));
+        let Some(slot) = self.engine_slots.get_mut(&place) else { return Ok(()) };
         match &error.fault {
             Fault::Busy { status, retry_after } => {
                 slot.busy(place, *status, *retry_after, now);
@@ -347,13 +379,14 @@ impl Fleet {
                 slot.failures += 1;
             }
         }
+        let failing = slot.failures >= FAILURES;
         if sample.failures > self.config.retries {
             return self.give_up(key, error);
         }
         tracing::debug!("{error}; trying again");
         let at = self.budget.spend(now) + pause(self.config.pause, mix(key.0 ^ u64::from(key.1)), sample.failures.max(1));
         sample.wait(at);
-        if self.engine_slots[place].failures >= FAILURES && self.handle.state(place) != EngineState::Lost {
+        if failing && !matches!(self.handle.state(place), EngineState::Lost | EngineState::Leaving) {
             tracing::warn!("{error}; it gets no work until it is well again");
             self.handle.mark_lost(place, error);
         }
@@ -394,12 +427,27 @@ impl Fleet {
         self.changes.mark_unchanged();
         self.reopen(now);
         self.refute(now);
-        self.prove()
+        self.prove()?;
+        self.follow_members(now);
+        Ok(())
+    }
+
+    /// Makes room for engines that joined. Samples on engines that are gone continue elsewhere.
+    fn follow_members(&mut self, now: Instant) {
+        let places = self.handle.places();
+        for place in &places {
+            let new = || EngineSlot::new(self.config.per_engine, &self.handle.name(*place));
+            self.engine_slots.entry(*place).or_insert_with(new);
+        }
+        let gone = |place: &usize| places.binary_search(place).is_err();
+        self.engine_slots.retain(|place, _| !gone(place));
+        let left = self.samples.values_mut().filter(|sample| sample.running().is_some_and(|running| gone(&running.place)));
+        left.for_each(|sample| sample.wait(now));
     }
 
     /// Reopens engines after a sync, and ends the waits of samples that they rejected.
     fn reopen(&mut self, now: Instant) {
-        self.engine_slots.iter_mut().for_each(EngineSlot::reopen);
+        self.engine_slots.values_mut().for_each(EngineSlot::reopen);
         for sample in self.samples.values_mut().filter(|sample| sample.turned_away > 0) {
             if let Stage::Waiting(at) = &mut sample.stage {
                 *at = now;
@@ -409,12 +457,15 @@ impl Fleet {
 
     /// Restarts samples with tokens of refuted weights.
     fn refute(&mut self, now: Instant) {
-        let refuted: Vec<u64> = (0..self.engine_slots.len()).map(|place| self.handle.refutations(place)).collect();
+        let refuted: BTreeMap<usize, u64> =
+            self.engine_slots.keys().map(|place| (*place, self.handle.refutations(*place))).collect();
+        let more = |place: &usize, than: u64| refuted.get(place).is_some_and(|refuted| *refuted > than);
         let at_work = |sample: &InFlightSample| {
-            sample.running().is_some_and(|running| refuted[running.place] > self.engine_slots[running.place].refuted)
+            let slot = |place| self.engine_slots.get(place).map_or(0, |slot| slot.refuted);
+            sample.running().is_some_and(|running| more(&running.place, slot(&running.place)))
         };
         let worthless =
-            |sample: &InFlightSample| at_work(sample) || sample.unproven.iter().any(|(place, before)| refuted[*place] > *before);
+            |sample: &InFlightSample| at_work(sample) || sample.unproven.iter().any(|(place, before)| more(place, *before));
         let keys: Vec<SampleKey> = self.samples.iter().filter(|(_, sample)| worthless(sample)).map(|(key, _)| *key).collect();
         for key in &keys {
             if let Some(sample) = self.samples.get_mut(key) {
@@ -425,7 +476,7 @@ impl Fleet {
         if !keys.is_empty() {
             tracing::warn!("{} samples restart: an engine had resumed under wrong weights", keys.len());
         }
-        self.engine_slots.iter_mut().zip(refuted).for_each(|(slot, refuted)| slot.refuted = refuted);
+        self.engine_slots.values_mut().zip(refuted.into_values()).for_each(|(slot, refuted)| slot.refuted = refuted);
     }
 
     /// Finishes samples that have ended and whose weights are verified.

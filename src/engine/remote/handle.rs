@@ -1,13 +1,16 @@
 //! Shared state of a run's engines, for the fleet and the weight sync.
 //!
-//! An engine is *serving* and gets work, *behind* and waits for weights, or *lost* and waits for a
-//! health check. The weight sync marks it as serving after verification. A lost engine may have
-//! restarted with other weights, so it is behind when it returns, if it was ever given any. Engines
-//! that were never given weights are assumed to serve the required ones.
+//! Each engine has a *place*, a number that no other engine gets, even after it left. An engine is
+//! *serving* and gets work, *behind* and waits for weights, *lost* and waits for a health check, or
+//! *leaving* and only finishes its work. The weight sync marks it as serving after verification. A
+//! lost engine may have restarted with other weights, so it is behind when it returns, if it was
+//! ever given any. Engines of the start that were never given weights are assumed to serve the
+//! required ones; an engine that joins later is behind.
 //!
 //! An engine that resumes under new weights is *on trial* until they are verified. If they are
 //! refuted, its tokens of that time are invalid.
 
+use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::{Arc, OnceLock};
 
@@ -27,6 +30,8 @@ pub(super) enum EngineState {
     Behind,
     /// Waits for a health check.
     Lost,
+    /// Finishes its work and gets no more.
+    Leaving,
 }
 
 /// Engines of a run. Clones share one state.
@@ -36,72 +41,137 @@ pub struct FleetHandle {
 }
 
 struct Shared {
-    engines: Vec<Arc<dyn InferenceEngine>>,
     standings: watch::Sender<Standings>,
-    /// Held during the sync of an engine.
-    last_syncs: Vec<Arc<Mutex<LastSync>>>,
     meter: OnceLock<Meter>,
 }
 
-/// States of all engines, by place.
+/// Engines and their states, by place.
 #[derive(Default)]
 pub(super) struct Standings {
-    engines: Vec<Standing>,
+    members: BTreeMap<usize, Member>,
+    /// Place of the next engine.
+    next: usize,
     required: Option<Version>,
     /// Newest weights whose sync has started.
     offered: Option<Arc<Update>>,
+    /// Number of refuted syncs of each place, also of engines that left.
+    refuted: BTreeMap<usize, u64>,
 }
 
-#[derive(Clone, Default)]
-struct Standing {
+struct Member {
+    engine: Arc<dyn InferenceEngine>,
+    name: Arc<str>,
+    /// Held during the sync of the engine.
+    last_sync: Arc<Mutex<LastSync>>,
     /// Weights that were verified last. Those of an adapter are held by its requests, too.
     served: Option<Arc<Update>>,
     /// If true, the engine may have lost that version.
     doubtful: bool,
     /// If true, the engine samples under unverified weights.
     on_trial: bool,
-    /// Number of refuted syncs.
-    refuted: u64,
+    leaving: bool,
     lost: Option<RemoteError>,
+}
+
+impl Standings {
+    /// Adds an engine, and returns its place.
+    fn add(&mut self, engine: Arc<dyn InferenceEngine>, doubtful: bool) -> usize {
+        let (name, place) = (engine.name().into(), self.next);
+        let (last_sync, served, on_trial, leaving, lost) = (Arc::default(), None, false, false, None);
+        self.members.insert(place, Member { engine, name, last_sync, served, doubtful, on_trial, leaving, lost });
+        self.next += 1;
+        place
+    }
+
+    fn state(&self, member: &Member) -> EngineState {
+        let old = member.served.as_ref().is_some_and(|served| Some(served.version) < self.required);
+        match &member.lost {
+            _ if member.leaving => EngineState::Leaving,
+            Some(_) => EngineState::Lost,
+            None if member.doubtful || old => EngineState::Behind,
+            None => EngineState::Serving,
+        }
+    }
 }
 
 impl FleetHandle {
     /// Creates a handle of engines that are assumed to be healthy.
     pub fn new(engines: Vec<Arc<dyn InferenceEngine>>) -> Self {
-        let standings = Standings { engines: vec![Standing::default(); engines.len()], ..Standings::default() };
-        let (standings, last_syncs) = (watch::Sender::new(standings), engines.iter().map(|_| Arc::default()).collect());
-        FleetHandle { shared: Arc::new(Shared { engines, standings, last_syncs, meter: OnceLock::new() }) }
+        let mut standings = Standings::default();
+        for engine in engines {
+            standings.add(engine, false);
+        }
+        FleetHandle { shared: Arc::new(Shared { standings: watch::Sender::new(standings), meter: OnceLock::new() }) }
+    }
+
+    /// Adds an engine, and returns its place. It gets work once the weight sync has brought it the
+    /// newest version.
+    pub fn join(&self, engine: Arc<dyn InferenceEngine>) -> usize {
+        let mut place = 0;
+        self.change(|standings| place = standings.add(engine, true));
+        place
+    }
+
+    /// Withholds work and new weights from an engine, which finishes what it has begun.
+    pub fn leave(&self, place: usize) {
+        self.mark(place, |member| member.leaving = true);
+    }
+
+    /// Removes an engine. Its unfinished samples continue on others. If it is on trial, its tokens of
+    /// that time are invalid.
+    pub fn remove(&self, place: usize) {
+        let name = self.name(place);
+        self.change(|standings| {
+            if standings.members.remove(&place).is_some_and(|member| member.on_trial) {
+                *standings.refuted.entry(place).or_default() += 1;
+            }
+        });
+        if let Some(meter) = self.shared.meter.get()
+            && self.read(|standings| standings.members.values().all(|member| member.name != name))
+        {
+            meter.left(&name);
+        }
     }
 
     /// Reports the engines' activity and states to `metrics`. Only the first call has an effect.
     pub fn observe(&self, metrics: &Metrics) {
-        let names = self.engines().iter().map(|engine| engine.name());
-        if self.shared.meter.set(Meter::new(metrics, names)).is_ok() {
+        if self.shared.meter.set(Meter::new(metrics)).is_ok() {
             self.change(|_| ());
         }
     }
 
-    /// Records in the engines' metrics, if they are observed.
-    pub(super) fn record(&self, record: impl FnOnce(&Meter)) {
-        if let Some(meter) = self.shared.meter.get() {
-            record(meter);
+    /// Records in the metrics of the engine of this name at `place`, if they are observed.
+    pub(super) fn record(&self, place: usize, record: impl FnOnce(&Meter, &str)) {
+        if let Some(meter) = self.shared.meter.get()
+            && let Some(name) = self.of(place, |member| Some(member.name.clone()))
+        {
+            record(meter, &name);
         }
     }
 
     /// Engines, by place.
-    pub fn engines(&self) -> &[Arc<dyn InferenceEngine>] {
-        &self.shared.engines
+    pub fn engines(&self) -> Vec<Arc<dyn InferenceEngine>> {
+        self.read(|standings| standings.members.values().map(|member| member.engine.clone()).collect())
     }
 
+    /// Places of the engines.
+    pub fn places(&self) -> Vec<usize> {
+        self.read(|standings| standings.members.keys().copied().collect())
+    }
+
+    /// The engine at `place`; `None` after it left.
+    pub fn engine(&self, place: usize) -> Option<Arc<dyn InferenceEngine>> {
+        self.of(place, |member| Some(member.engine.clone()))
+    }
+
+    /// Name of the engine at `place`.
+    pub(super) fn name(&self, place: usize) -> Arc<str> {
+        self.of(place, |member| Some(member.name.clone())).unwrap_or_else(|| "an engine that left".into())
+    }
+
+    /// State of the engine at `place`; an engine that left is leaving.
     pub(super) fn state(&self, place: usize) -> EngineState {
-        let standings = self.shared.standings.borrow();
-        let Some(standing) = standings.engines.get(place) else { return EngineState::Lost };
-        let old = standing.served.as_ref().is_some_and(|served| Some(served.version) < standings.required);
-        match &standing.lost {
-            Some(_) => EngineState::Lost,
-            None if standing.doubtful || old => EngineState::Behind,
-            None => EngineState::Serving,
-        }
+        self.read(|standings| standings.members.get(&place).map_or(EngineState::Leaving, |member| standings.state(member)))
     }
 
     /// Returns true if the engine gets work.
@@ -111,61 +181,76 @@ impl FleetHandle {
 
     /// Weights that were verified last; those of an adapter if requests to the engine name one.
     pub fn served(&self, place: usize) -> Option<Arc<Update>> {
-        self.of(place, |standing| standing.served.clone())
+        self.of(place, |member| member.served.clone())
     }
 
     /// Error of a lost engine.
     pub fn why_lost(&self, place: usize) -> Option<RemoteError> {
-        self.of(place, |standing| standing.lost.clone())
+        self.of(place, |member| member.lost.clone())
     }
 
     /// Places of reachable engines that wait for weights.
     pub fn behind(&self) -> Vec<usize> {
-        (0..self.engines().len()).filter(|place| self.state(*place) == EngineState::Behind).collect()
+        self.places_that(|state| state == EngineState::Behind)
+    }
+
+    /// Places of engines that are not leaving.
+    pub(super) fn staying(&self) -> Vec<usize> {
+        self.places_that(|state| state != EngineState::Leaving)
+    }
+
+    fn places_that(&self, are: impl Fn(EngineState) -> bool) -> Vec<usize> {
+        self.read(|standings| {
+            let chosen = standings.members.iter().filter(|(_, member)| are(standings.state(member)));
+            chosen.map(|(place, _)| *place).collect()
+        })
     }
 
     pub(super) fn on_trial(&self, place: usize) -> bool {
-        self.of(place, |standing| Some(standing.on_trial)).unwrap_or(false)
+        self.of(place, |member| Some(member.on_trial)).unwrap_or(false)
     }
 
     pub(super) fn refutations(&self, place: usize) -> u64 {
-        self.of(place, |standing| Some(standing.refuted)).unwrap_or(0)
+        self.read(|standings| standings.refuted.get(&place).copied().unwrap_or(0))
     }
 
     /// Records that the engine was verified to serve these weights.
     pub(super) fn mark_verified(&self, place: usize, weights: Arc<Update>) {
-        self.mark(place, |standing| {
-            (standing.served, standing.doubtful, standing.on_trial) = (Some(weights), false, false);
+        self.mark(place, |member| {
+            (member.served, member.doubtful, member.on_trial) = (Some(weights), false, false);
         });
     }
 
     /// Withholds work from the engine until its weights are verified. A trial continues.
     pub(super) fn mark_late(&self, place: usize) {
-        self.mark(place, |standing| standing.doubtful = true);
+        self.mark(place, |member| member.doubtful = true);
     }
 
     /// Withholds work from the engine until its weights are verified. On trial, this refutes them.
     pub(super) fn mark_doubtful(&self, place: usize) {
-        self.mark(place, |standing| {
-            standing.doubtful = true;
-            standing.refuted += u64::from(std::mem::take(&mut standing.on_trial));
+        self.change(|standings| {
+            let Some(member) = standings.members.get_mut(&place) else { return };
+            member.doubtful = true;
+            if std::mem::take(&mut member.on_trial) {
+                *standings.refuted.entry(place).or_default() += 1;
+            }
         });
     }
 
     /// Records that the engine resumes under unverified weights.
     pub(super) fn start_trial(&self, place: usize) {
-        self.mark(place, |standing| standing.on_trial = true);
+        self.mark(place, |member| member.on_trial = true);
     }
 
     pub(super) fn mark_lost(&self, place: usize, error: RemoteError) {
-        self.mark(place, |standing| standing.lost = Some(error));
+        self.mark(place, |member| member.lost = Some(error));
     }
 
     /// Records that the engine is reachable again. If it was ever given weights, it is behind.
     pub(super) fn mark_found(&self, place: usize) {
-        self.mark(place, |standing| {
-            if standing.lost.take().is_some() {
-                standing.doubtful |= standing.served.is_some();
+        self.mark(place, |member| {
+            if member.lost.take().is_some() {
+                member.doubtful |= member.served.is_some();
             }
         });
     }
@@ -188,39 +273,52 @@ impl FleetHandle {
         self.shared.standings.borrow().offered.clone()
     }
 
-    /// State of each engine's sync. It is locked during a sync.
-    pub(super) fn last_syncs(&self) -> &[Arc<Mutex<LastSync>>] {
-        &self.shared.last_syncs
+    /// State of the engine's sync. It is locked during a sync.
+    pub(super) fn last_sync(&self, place: usize) -> Option<Arc<Mutex<LastSync>>> {
+        self.of(place, |member| Some(member.last_sync.clone()))
     }
 
     /// Newest version that an engine serves, must serve or is loading.
     pub(super) fn newest(&self) -> Option<Version> {
-        let standings = self.shared.standings.borrow();
-        let served = standings.engines.iter().filter_map(|standing| Some(standing.served.as_ref()?.version)).max();
-        served.max(standings.required).max(standings.offered.as_ref().map(|update| update.version))
+        self.read(|standings| {
+            let served = standings.members.values().filter_map(|member| Some(member.served.as_ref()?.version)).max();
+            served.max(standings.required).max(standings.offered.as_ref().map(|update| update.version))
+        })
     }
 
     pub(super) fn changes(&self) -> watch::Receiver<Standings> {
         self.shared.standings.subscribe()
     }
 
-    fn of<T>(&self, place: usize, read: impl FnOnce(&Standing) -> Option<T>) -> Option<T> {
-        self.shared.standings.borrow().engines.get(place).and_then(read)
+    fn read<T>(&self, read: impl FnOnce(&Standings) -> T) -> T {
+        read(&self.shared.standings.borrow())
     }
 
-    fn mark(&self, place: usize, mark: impl FnOnce(&mut Standing)) {
-        self.change(|standings| {
-            if let Some(standing) = standings.engines.get_mut(place) {
-                mark(standing);
+    fn of<T>(&self, place: usize, read: impl FnOnce(&Member) -> Option<T>) -> Option<T> {
+        self.read(|standings| standings.members.get(&place).and_then(read))
+    }
+
+    fn mark(&self, place: usize, mark: impl FnOnce(&mut Member)) {
+        self.shared.standings.send_modify(|standings| {
+            if let Some(member) = standings.members.get_mut(&place) {
+                mark(member);
             }
         });
+        self.report(|of| of == place);
     }
 
     fn change(&self, change: impl FnOnce(&mut Standings)) {
         self.shared.standings.send_modify(change);
-        self.record(|meter| {
-            for place in 0..self.engines().len() {
-                meter.stands(place, self.state(place), self.served(place).map(|served| served.version));
+        self.report(|_| true);
+    }
+
+    /// Records the states of the engines at places that `changed`.
+    fn report(&self, changed: impl Fn(usize) -> bool) {
+        let Some(meter) = self.shared.meter.get() else { return };
+        self.read(|standings| {
+            for (_, member) in standings.members.iter().filter(|(place, _)| changed(**place)) {
+                let served = member.served.as_ref().map(|served| served.version);
+                meter.stands(&member.name, standings.state(member), served);
             }
         });
     }
@@ -228,7 +326,9 @@ impl FleetHandle {
 
 impl fmt::Debug for FleetHandle {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let states = (0..self.engines().len()).map(|place| (self.engines()[place].name(), self.state(place)));
-        f.debug_map().entries(states).finish()
+        self.read(|standings| {
+            let states = standings.members.values().map(|member| (&member.name, standings.state(member)));
+            f.debug_map().entries(states).finish()
+        })
     }
 }

@@ -28,6 +28,8 @@ pub(super) struct InFlightSample {
     pub(super) failures: u32,
     /// Rejected or aborted attempts since the last token.
     pub(super) turned_away: u32,
+    /// Engine that was too slow for it.
+    pub(super) avoided: Option<usize>,
     /// Engines on trial that generated tokens of it, with their refutations before.
     pub(super) unproven: Vec<(usize, u64)>,
     /// Time of the last event.
@@ -76,6 +78,7 @@ impl InFlightSample {
             held: None,
             failures: 0,
             turned_away: 0,
+            avoided: None,
             unproven: Vec::new(),
             since: now,
             watch: StopWatch::default(),

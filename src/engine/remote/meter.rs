@@ -7,52 +7,65 @@ use super::handle::EngineState;
 use crate::data::Version;
 use crate::observe::{Metric, Metrics};
 
-/// Metrics of the engines, by place.
-pub(super) struct Meter {
-    metrics: Metrics,
-    names: Vec<String>,
-}
+/// Metrics of the engines, by name.
+pub(super) struct Meter(Metrics);
 
 impl Meter {
-    /// Begins the series of engines with these names at zero.
-    pub(super) fn new(metrics: &Metrics, names: impl Iterator<Item = String>) -> Self {
-        use Metric::{EngineFirstToken, EngineInFlight, EngineLimit, EngineRequests, EngineTokens};
-        let names: Vec<String> = names.collect();
-        for name in &names {
-            let series = [EngineRequests, EngineTokens, EngineFirstToken, EngineInFlight, EngineLimit];
-            series.into_iter().for_each(|metric| metrics.begin(metric, &[name]));
-        }
-        Meter { metrics: metrics.clone(), names }
+    pub(super) fn new(metrics: &Metrics) -> Self {
+        Meter(metrics.clone())
     }
 
-    pub(super) fn request(&self, place: usize) {
-        self.metrics.add(Metric::EngineRequests, &[&self.names[place]], 1.0);
+    /// Begins the series of an engine at zero.
+    fn begin(&self, name: &str) {
+        use Metric::{EngineFirstToken, EngineInFlight, EngineLimit, EngineRequests, EngineTokens};
+        let series = [EngineRequests, EngineTokens, EngineFirstToken, EngineInFlight, EngineLimit];
+        series.into_iter().for_each(|metric| self.0.begin(metric, &[name]));
+    }
+
+    /// Ends the series of an engine that left.
+    pub(super) fn left(&self, name: &str) {
+        self.0.end("engine", name);
+    }
+
+    pub(super) fn request(&self, name: &str) {
+        self.0.add(Metric::EngineRequests, &[name], 1.0);
     }
 
     /// Counts tokens, and observes the time to a request's first token.
-    pub(super) fn tokens(&self, place: usize, tokens: usize, waited: Option<Duration>) {
-        self.metrics.add(Metric::EngineTokens, &[&self.names[place]], tokens as f64);
+    pub(super) fn tokens(&self, name: &str, tokens: usize, waited: Option<Duration>) {
+        self.0.add(Metric::EngineTokens, &[name], tokens as f64);
         if let Some(waited) = waited {
-            self.metrics.observe(Metric::EngineFirstToken, &[&self.names[place]], waited.as_secs_f64());
+            self.0.observe(Metric::EngineFirstToken, &[name], waited.as_secs_f64());
         }
     }
 
-    pub(super) fn room(&self, place: usize, in_flight: usize, limit: usize) {
-        self.metrics.set(Metric::EngineInFlight, &[&self.names[place]], in_flight as f64);
-        self.metrics.set(Metric::EngineLimit, &[&self.names[place]], limit as f64);
+    pub(super) fn room(&self, name: &str, in_flight: usize, limit: usize) {
+        self.0.set(Metric::EngineInFlight, &[name], in_flight as f64);
+        self.0.set(Metric::EngineLimit, &[name], limit as f64);
     }
 
-    pub(super) fn error(&self, place: usize, fault: &Fault) {
-        self.metrics.add(Metric::EngineErrors, &[&self.names[place], fault.kind()], 1.0);
+    pub(super) fn error(&self, name: &str, fault: &Fault) {
+        self.0.add(Metric::EngineErrors, &[name, fault.kind()], 1.0);
     }
 
-    pub(super) fn stands(&self, place: usize, state: EngineState, served: Option<Version>) {
-        let name = self.names[place].as_str();
-        for (each, word) in [(EngineState::Serving, "serving"), (EngineState::Behind, "behind"), (EngineState::Lost, "lost")] {
-            self.metrics.set(Metric::EngineState, &[name, word], f64::from(u8::from(each == state)));
+    /// Counts a completion of an attempt that another had replaced.
+    pub(super) fn duplicate(&self, name: &str) {
+        self.0.add(Metric::EngineDuplicates, &[name], 1.0);
+    }
+
+    /// Counts a sample that continues elsewhere because the engine was slow.
+    pub(super) fn moved(&self, name: &str) {
+        self.0.add(Metric::EngineMoved, &[name], 1.0);
+    }
+
+    pub(super) fn stands(&self, name: &str, state: EngineState, served: Option<Version>) {
+        use EngineState::{Behind, Leaving, Lost, Serving};
+        self.begin(name);
+        for (each, word) in [(Serving, "serving"), (Behind, "behind"), (Lost, "lost"), (Leaving, "leaving")] {
+            self.0.set(Metric::EngineState, &[name, word], f64::from(u8::from(each == state)));
         }
         if let Some(version) = served {
-            self.metrics.set(Metric::EngineVersion, &[name], version as f64);
+            self.0.set(Metric::EngineVersion, &[name], version as f64);
         }
     }
 }

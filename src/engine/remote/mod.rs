@@ -11,6 +11,7 @@ mod fleet;
 mod group_request;
 mod handle;
 mod in_flight;
+mod members;
 mod meter;
 mod openai;
 mod router;
@@ -30,6 +31,7 @@ pub use async_trait::async_trait;
 pub use engine::{Attempt, Capabilities, Ending, InferenceEngine, PauseMode, WeightControl};
 pub use fleet::{Fleet, FleetConfig};
 pub use handle::FleetHandle;
+pub use members::{MemberList, Members};
 
 /// Client of a server of this kind, at an address such as `http://host:port`. Connects with the
 /// first request. `model` is the name in requests; without it, the first that the server lists.

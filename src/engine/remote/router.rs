@@ -2,17 +2,22 @@
 //! an argument.
 //!
 //! Samples of a group go to one engine while it has room, because it has prefilled their prompt.
-//! Others go to the engine with the largest free share. A busy engine (429) loses a quarter of its
+//! Turns of a conversation, of which the engines see no group, meet again by rendezvous hashing: an
+//! engine's name and the prompt draw a number, and the engine with the largest is preferred while it
+//! is not much fuller than others. An engine that joins or leaves changes the preference of its own
+//! conversations alone. Others go to the engine with the largest free share. A busy engine (429) loses a quarter of its
 //! limit and regains it slowly with successes. A paused engine (503) keeps its limit and is left
 //! alone for a while. Samples beyond an engine's capacity only wait in its queue and get staler, so
 //! a full engine is measured, and its limit follows the knee of its throughput ([`Concurrency`]).
 
+use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use tokio::task::AbortHandle;
 
 use crate::engine::Concurrency;
 use crate::net::backoff;
+use crate::util::rng::mix;
 
 /// Longest pause between two attempts at a sample.
 const LONGEST_PAUSE: Duration = Duration::from_secs(10);
@@ -23,12 +28,17 @@ const FIRST: Duration = Duration::from_millis(100);
 /// Duration of one measurement of the throughput.
 const WHILE: Duration = Duration::from_millis(100);
 
+/// Share of its room that a preferred engine may be fuller than the emptiest one.
+const PREFERENCE: f64 = 0.25;
+
 /// Full measurements before the limit is first lowered.
 const MEASUREMENTS: usize = 20;
 
 /// Load and limit of one engine.
 #[derive(Clone, Debug, Default)]
 pub(super) struct EngineSlot {
+    /// Hash of the engine's name.
+    name: u64,
     most: usize,
     /// Samples at a time below which the engine does not report that it is busy.
     limit: f64,
@@ -54,9 +64,10 @@ pub(super) struct EngineSlot {
 }
 
 impl EngineSlot {
-    pub(super) fn new(most: usize) -> Self {
+    pub(super) fn new(most: usize, name: &str) -> Self {
         let most = most.max(1);
-        EngineSlot { most, limit: most as f64, ..EngineSlot::default() }
+        let name = name.bytes().fold(0, |hash, byte| mix(hash ^ u64::from(byte)));
+        EngineSlot { name, most, limit: most as f64, ..EngineSlot::default() }
     }
 
     pub(super) fn limit(&self) -> usize {
@@ -68,8 +79,13 @@ impl EngineSlot {
         self.knee.as_ref().map_or(self.most, Concurrency::slots)
     }
 
-    fn has_room(&self, count: usize, now: Instant) -> bool {
+    pub(super) fn has_room(&self, count: usize, now: Instant) -> bool {
         self.in_flight + count <= self.limit() && self.closed_until.is_none_or(|until| until <= now)
+    }
+
+    /// Share of its room that is taken.
+    fn taken(&self) -> f64 {
+        self.in_flight as f64 / self.limit() as f64
     }
 
     pub(super) fn works(&mut self, tokens: usize) {
@@ -126,65 +142,104 @@ pub(super) fn pause(first: Duration, key: u64, nth: u32) -> Duration {
     backoff(first, LONGEST_PAUSE, key, nth)
 }
 
-/// Returns an engine with room for `count` samples of a group, preferably `home`, among those that
-/// `serves`.
+/// Returns an engine with room for `count` samples of the prompt `ordinal`, among those that
+/// `serves`: `home` first, then the preferred one.
 pub(super) fn choose(
-    engine_slots: &[EngineSlot],
+    engine_slots: &BTreeMap<usize, EngineSlot>,
     home: Option<usize>,
+    ordinal: u64,
     count: usize,
     serves: impl Fn(usize) -> bool,
     now: Instant,
 ) -> Option<usize> {
-    let has_room = |place: &usize| engine_slots.get(*place).is_some_and(|slot| slot.has_room(count, now)) && serves(*place);
-    home.filter(has_room).or_else(|| {
-        let taken = |place: &usize| engine_slots[*place].in_flight as f64 / engine_slots[*place].limit() as f64;
-        (0..engine_slots.len()).filter(has_room).min_by(|a, b| taken(a).total_cmp(&taken(b)))
-    })
+    let has_room = |place: usize, slot: &EngineSlot| slot.has_room(count, now) && serves(place);
+    if let Some(home) = home.filter(|home| engine_slots.get(home).is_some_and(|slot| has_room(*home, slot))) {
+        return Some(home);
+    }
+    let open = || engine_slots.iter().filter(|(place, slot)| has_room(**place, slot));
+    let emptiest = open().min_by(|(_, a), (_, b)| a.taken().total_cmp(&b.taken()))?;
+    let preferred = open().max_by_key(|(_, slot)| mix(slot.name ^ mix(ordinal)))?;
+    let chosen = if preferred.1.taken() <= emptiest.1.taken() + PREFERENCE { preferred } else { emptiest };
+    Some(*chosen.0)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
+    fn slots(limits: &[usize]) -> BTreeMap<usize, EngineSlot> {
+        limits.iter().enumerate().map(|(place, most)| (place, EngineSlot::new(*most, &format!("engine {place}")))).collect()
+    }
+
+    /// Prompt of these tests.
+    const ORDINAL: u64 = 1;
+
     #[test]
     fn a_group_stays_together_while_there_is_room_and_others_go_where_the_least_is_taken() {
         let now = Instant::now();
-        let mut engine_slots = vec![EngineSlot::new(4), EngineSlot::new(4), EngineSlot::new(8)];
-        (engine_slots[0].in_flight, engine_slots[1].in_flight, engine_slots[2].in_flight) = (3, 1, 1);
-        assert_eq!(choose(&engine_slots, Some(0), 1, |_| true, now), Some(0));
-        assert_eq!(choose(&engine_slots, None, 1, |_| true, now), Some(2), "an eighth of its room is taken");
-        assert_eq!(choose(&engine_slots, Some(0), 2, |place| place < 2, now), Some(1), "where all of them have room");
-        assert_eq!(choose(&engine_slots, None, 8, |_| true, now), None);
-        assert_eq!(choose(&engine_slots, Some(0), 1, |place| place == 1, now), Some(1), "who does not serve gets nothing");
-        engine_slots[0].in_flight = 4;
-        assert_eq!(choose(&engine_slots, Some(0), 1, |_| true, now), Some(2), "rather elsewhere than not at all");
-        assert_eq!(choose(&engine_slots, None, 1, |_| false, now), None);
+        let mut engine_slots = slots(&[4, 4, 8]);
+        for (place, in_flight) in [(0, 3), (1, 1), (2, 1)] {
+            engine_slots.get_mut(&place).unwrap().in_flight = in_flight;
+        }
+        let of = |engine_slots: &_, home, count, serves: &dyn Fn(usize) -> bool| {
+            choose(engine_slots, home, ORDINAL, count, serves, now)
+        };
+        assert_eq!(of(&engine_slots, Some(0), 1, &|_| true), Some(0));
+        assert_eq!(of(&engine_slots, None, 1, &|place| place != 1), Some(2), "an eighth of its room is taken");
+        assert_eq!(of(&engine_slots, Some(0), 2, &|place| place < 2), Some(1), "where all of them have room");
+        assert_eq!(of(&engine_slots, None, 8, &|_| true), None);
+        assert_eq!(of(&engine_slots, Some(0), 1, &|place| place == 1), Some(1), "who does not serve gets nothing");
+        engine_slots.get_mut(&0).unwrap().in_flight = 4;
+        assert_eq!(of(&engine_slots, Some(0), 1, &|place| place != 1), Some(2), "rather elsewhere than not at all");
+        assert_eq!(of(&engine_slots, None, 1, &|_| false), None);
+    }
+
+    #[test]
+    fn turns_of_a_prompt_meet_again_and_an_engine_that_joins_moves_few_prompts() {
+        let now = Instant::now();
+        let homes = |engine_slots: &BTreeMap<usize, EngineSlot>| -> Vec<Option<usize>> {
+            (0..900).map(|ordinal| choose(engine_slots, None, ordinal, 1, |_| true, now)).collect()
+        };
+        let (three, four) = (slots(&[64; 3]), slots(&[64; 4]));
+        let (before, after) = (homes(&three), homes(&four));
+        for place in 0..3 {
+            let share = before.iter().filter(|home| **home == Some(place)).count();
+            assert!((240..360).contains(&share), "{share} of 900 prefer engine {place}");
+        }
+        let moved = before.iter().zip(&after).filter(|(before, after)| before != after);
+        assert!(moved.clone().all(|(_, after)| *after == Some(3)), "only to the new one");
+        assert!((170..280).contains(&moved.count()));
+        // Not to an engine that is much fuller than another.
+        let mut full = slots(&[64; 3]);
+        let preferred = before[0].unwrap();
+        full.get_mut(&preferred).unwrap().in_flight = 32;
+        assert_ne!(choose(&full, None, 0, 1, |_| true, now), Some(preferred));
     }
 
     #[test]
     fn a_busy_engine_gets_fewer_and_more_again_and_a_paused_one_is_left_alone() {
         let now = Instant::now();
-        let mut slot = EngineSlot::new(64);
+        let mut slot = EngineSlot::new(64, "");
         for _ in 0..3 {
             slot.busy(0, 429, None, now);
         }
         assert_eq!(slot.limit(), 48, "turned away together, counted once");
-        assert_eq!(choose(&[slot.clone()], Some(0), 1, |_| true, now), None);
-        assert_eq!(choose(&[slot.clone()], None, 1, |_| true, now + Duration::from_secs(1)), Some(0));
+        let later = now + Duration::from_secs(1);
+        assert_eq!((slot.has_room(1, now), slot.has_room(1, later)), (false, true));
         for _ in 0..2000 {
             slot.ended();
         }
         assert_eq!(slot.limit(), 64);
-        let mut paused = EngineSlot::new(8);
+        let mut paused = EngineSlot::new(8, "");
         paused.busy(0, 503, Some(Duration::from_secs(7)), now);
         assert_eq!(paused.limit(), 8);
-        assert_eq!(choose(&[paused.clone()], None, 1, |_| true, now + Duration::from_secs(6)), None, "as long as it asked for");
-        assert_eq!(choose(&[paused], None, 1, |_| true, now + Duration::from_secs(7)), Some(0));
+        let after = |seconds| paused.has_room(1, now + Duration::from_secs(seconds));
+        assert_eq!((after(6), after(7)), (false, true), "as long as it asked for");
     }
 
     /// Final limit of an engine that computes `capacity` samples at a time.
     fn settled(most: usize, capacity: usize, there: usize, group: usize) -> usize {
-        let (mut slot, mut now) = (EngineSlot::new(most), Instant::now());
+        let (mut slot, mut now) = (EngineSlot::new(most, ""), Instant::now());
         for _ in 0..6000 {
             slot.in_flight = there.min(slot.limit() / group * group);
             slot.measure(if slot.in_flight < there { group } else { 0 }, now);

@@ -1,8 +1,8 @@
 //! Checks of `[engine]` alone and with other sections, and of the devices of a run.
 
 use super::Note;
-use crate::engine::remote::PauseMode;
 use crate::engine::remote::sync::{CachePolicy, Carry};
+use crate::engine::remote::{MemberList, PauseMode};
 use crate::engine::settings::{Engine, EngineKind, Launch};
 use crate::net::check_url;
 use crate::recipe::model::DeviceName;
@@ -16,6 +16,10 @@ pub(super) fn engines(plan: &Plan, note: Note) {
             let message = "`engine.urls` names servers, but `engine.kind` is \"local\"".to_owned();
             note("engine.urls", &["engine.kind"], message, "set engine.kind = \"rollflow\", \"vllm\", \"sglang\" or \"openai\"");
         }
+        if engine.members.is_some() {
+            let message = "`engine.members` names servers, but `engine.kind` is \"local\"".to_owned();
+            note("engine.members", &["engine.kind"], message, "set engine.kind = \"rollflow\", \"vllm\" or \"sglang\"");
+        }
         return;
     }
     let (kind, launch) = (engine.kind().word(), engine.launch.word());
@@ -23,9 +27,18 @@ pub(super) fn engines(plan: &Plan, note: Note) {
         let message = format!("`engine.launch` is \"{launch}\", but `engine.kind` is \"{kind}\"");
         note("engine.launch", &["engine.kind"], message, "leave one of them out");
     }
-    if engine.all_urls().is_empty() {
+    if let Some(Err(why)) = engine.members.as_ref().map(|members| members.parse::<MemberList>()) {
+        let message = format!("`engine.members` is {:?}: {why}", engine.members.as_deref().unwrap_or_default());
+        note("engine.members", &[], message, "such as \"members.txt\" or \"dns://engines.lab:30000\"");
+    }
+    if engine.all_urls().is_empty() && engine.members.is_none() {
         let message = format!("`engine.kind` is \"{kind}\", and there is no server");
-        note("engine.urls", &["engine.kind"], message, "name servers, such as [\"http://127.0.0.1:8000\"], or set engine.launch");
+        note(
+            "engine.urls",
+            &["engine.kind"],
+            message,
+            "name servers, such as [\"http://127.0.0.1:8000\"], or set engine.members or engine.launch",
+        );
     }
     for (at, url) in engine.urls.iter().enumerate() {
         if let Err(why) = check_url(url) {

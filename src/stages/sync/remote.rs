@@ -3,7 +3,7 @@
 //!
 //! Trained steps pass through immediately, and the sync runs alongside, so a slow engine delays the
 //! trainer only through the staleness bound. Of the versions that arrive meanwhile, only the newest
-//! is synced. Between syncs, engines that failed or restarted get the newest version.
+//! is synced. Between syncs, engines that joined, failed or restarted get the newest version.
 //!
 //! Logs `Synced weights to 2 engines (version 12)` as a `tracing` event. The stage fails when no
 //! engine holds a version.
@@ -19,6 +19,7 @@ use tokio_util::task::AbortOnDropHandle;
 use super::{Announcer, log};
 use crate::data::Version;
 use crate::engine::EngineError;
+use crate::engine::remote::Members;
 use crate::engine::remote::sync::{SyncReport, Update, WeightSyncManager};
 use crate::flow::{AsyncIo, AsyncStage, RunContext, Signal, StageError, StageSpec, WeightsTx};
 use crate::net::{Outcome, RetryPolicy, Retryable, deadline};
@@ -43,6 +44,8 @@ type Export<W> = Arc<dyn Fn(Version, &Arc<W>) -> Result<Update, AnyError> + Send
 /// Stage that syncs a training step's weights to remote engines, and passes the step on.
 pub struct RemoteSync<W> {
     manager: WeightSyncManager,
+    /// Engines that come and go, until the run begins.
+    members: Option<Members>,
     export: Export<W>,
     to: WeightsTx<()>,
     /// Edge for stages of this process that read the weights themselves.
@@ -71,6 +74,7 @@ impl<W: Send + Sync + 'static> RemoteSync<W> {
     {
         RemoteSync {
             manager,
+            members: None,
             export: Arc::new(move |version, weights| export(version, weights).map_err(Into::into)),
             to,
             also: None,
@@ -92,6 +96,11 @@ impl<W: Send + Sync + 'static> RemoteSync<W> {
         RemoteSync { hold: Some(hold.clone()), ..self }
     }
 
+    /// Follows these members of the fleet while the run lasts.
+    pub fn members(self, members: Members) -> Self {
+        RemoteSync { members: Some(members), ..self }
+    }
+
     /// Time limit of a version while all engines are unavailable; then the stage fails. Default:
     /// 120 seconds.
     pub fn patience(self, patience: Duration) -> Self {
@@ -104,9 +113,10 @@ impl<W: Send + Sync + 'static> RemoteSync<W> {
         self
     }
 
-    /// Begins the sync of the next version, unless another is in progress.
+    /// Begins the sync of the next version, unless another is in progress. Engines that catch up go
+    /// on by themselves.
     fn begin(&mut self) {
-        if !matches!(self.work, Work::Idle(_)) {
+        if matches!(self.work, Work::Giving(..)) {
             return;
         }
         let Some((step, snapshot)) = self.next.take() else { return };
@@ -164,9 +174,10 @@ impl<W: Send + Sync + 'static> RemoteSync<W> {
 }
 
 impl Retryable for EngineError {
-    /// An unavailable engine may return; one with wrong weights fails again.
+    /// An unavailable engine may return, and another may join; one with wrong weights fails again.
     fn outcome(&self) -> Outcome {
         match self {
+            EngineError::NoEngines => Outcome::Failed,
             EngineError::NoneHolds { failures, .. } if failures.iter().any(|failure| failure.is_away()) => Outcome::Failed,
             _ => Outcome::Final,
         }
@@ -202,6 +213,7 @@ impl<W: Send + Sync + 'static> AsyncStage for RemoteSync<W> {
 
     async fn run(&mut self, io: &mut AsyncIo<Trained<W>, Trained<W>>) -> Result<(), StageError> {
         self.work = Work::idle();
+        let members = self.members.take().map(|members| AbortOnDropHandle::new(tokio::spawn(members.follow())));
         let (hold, mut sent) = (self.hold.clone(), 0);
         loop {
             let trained = {
@@ -234,7 +246,9 @@ impl<W: Send + Sync + 'static> AsyncStage for RemoteSync<W> {
             }
         }
         // The last version is synced, too, unless the run stops.
-        self.finish(io).await
+        self.finish(io).await?;
+        drop(members);
+        Ok(())
     }
 
     fn attach(&mut self, context: &mut RunContext) {

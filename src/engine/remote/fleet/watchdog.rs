@@ -6,7 +6,7 @@ use super::{FAILURES, Fleet, id};
 use crate::engine::remote::FleetHandle;
 use crate::engine::remote::handle::EngineState;
 use crate::engine::remote::in_flight::{InFlightSample, SampleKey};
-use crate::engine::remote::router::pause;
+use crate::engine::remote::router::{choose, pause};
 use crate::engine::{EngineError, TokenEngine};
 
 /// Time limit of a health check.
@@ -18,17 +18,17 @@ const WARN: Duration = Duration::from_secs(30);
 impl Fleet {
     /// Checks timeouts and starts health checks of lost engines.
     pub(super) fn watch(&mut self, now: Instant) -> Result<(), EngineError> {
-        for place in 0..self.engine_slots.len() {
-            let slot = &mut self.engine_slots[place];
+        let tasks = self.tasks()?;
+        for (&place, slot) in &mut self.engine_slots {
             let looking = slot.look.as_ref().is_some_and(|look| !look.is_finished());
             if !looking && self.handle.state(place) == EngineState::Lost {
                 // Engines that are lost repeatedly without a token are checked less often.
                 let nth = slot.failures.saturating_sub(FAILURES) + 1;
                 slot.failures = slot.failures.saturating_add(1);
-                let look = look(self.handle.clone(), place, self.config.pause, nth);
-                self.engine_slots[place].look = Some(self.tasks()?.spawn(look));
+                slot.look = Some(tasks.spawn(look(self.handle.clone(), place, self.config.pause, nth)));
             }
         }
+        self.hedge(now);
         let busy = self.active() > 0;
         let bound = if busy { self.config.fleet_timeout + self.config.stall_timeout } else { self.config.fleet_timeout };
         let still = now.saturating_duration_since(self.progress);
@@ -50,27 +50,55 @@ impl Fleet {
         Ok(())
     }
 
+    /// Continues samples elsewhere that have waited long for a token, if another engine has room.
+    fn hedge(&mut self, now: Instant) {
+        let Some(after) = self.config.hedge_after else { return };
+        let slow = |sample: &InFlightSample| now.saturating_duration_since(sample.since) > after;
+        let slow = self.samples.iter().filter(|(_, sample)| slow(sample));
+        let slow: Vec<_> = slow.filter_map(|(key, sample)| Some((*key, sample.running()?.place))).collect();
+        for (key, place) in slow {
+            let serves = |other| other != place && self.handle.is_serving(other);
+            let Some(other) = choose(&self.engine_slots, None, key.0, 1, serves, now) else { continue };
+            if let Some(slot) = self.engine_slots.get_mut(&other) {
+                slot.in_flight += 1;
+            }
+            if let Some(sample) = self.samples.get_mut(&key) {
+                let at = self.budget.spend(now);
+                (sample.avoided, sample.since) = (Some(place), now);
+                sample.wait(at);
+            }
+            self.handle.record(place, |meter, name| meter.moved(name));
+        }
+    }
+
     /// Waiting samples, where and since when, and the state of each engine.
     fn report(&self, now: Instant) -> String {
         let mut samples: Vec<_> = self.samples.iter().collect();
         samples.sort_by_key(|(_, sample)| sample.since);
         let shown = samples.iter().take(3).map(|(key, sample)| self.describe(**key, sample, now));
-        let engines = self.handle.engines().iter().enumerate().map(|(place, engine)| match self.handle.state(place) {
-            EngineState::Serving => format!("{} serves", engine.name()),
-            EngineState::Behind => format!("{} waits for weights", engine.name()),
+        let places = self.handle.places();
+        let engines = places.iter().map(|&place| (place, self.handle.name(place)));
+        let engines = engines.map(|(place, name)| match self.handle.state(place) {
+            EngineState::Serving => format!("{name} serves"),
+            EngineState::Behind => format!("{name} waits for weights"),
+            EngineState::Leaving => format!("{name} leaves"),
             EngineState::Lost => match self.handle.why_lost(place) {
                 Some(error) => format!("lost: {error}"),
-                None => format!("{} is lost", engine.name()),
+                None => format!("{name} is lost"),
             },
         });
         let more = samples.len().saturating_sub(3);
         let more = if more > 0 { format!(" and {more} more samples") } else { String::new() };
-        let (shown, engines) = (shown.collect::<Vec<_>>().join(", "), engines.collect::<Vec<_>>().join("; "));
+        // A large fleet would fill the screen.
+        let (most, all) = (16, places.len());
+        let unnamed = if all > most { format!("; and {} more", all - most) } else { String::new() };
+        let engines = if all == 0 { "none".to_owned() } else { engines.take(most).collect::<Vec<_>>().join("; ") + &unnamed };
+        let shown = shown.collect::<Vec<_>>().join(", ");
         format!("waiting: {shown}{more}; engines: {engines}")
     }
 
     fn describe(&self, key: SampleKey, sample: &InFlightSample, now: Instant) -> String {
-        let at = sample.running().map_or("no engine".to_owned(), |running| self.handle.engines()[running.place].name());
+        let at = sample.running().map_or("no engine".into(), |running| self.handle.name(running.place));
         let (made, silent) = (sample.answer.tokens.len(), now.saturating_duration_since(sample.since).as_secs_f64());
         format!("sample {} on {at} with {made} tokens, nothing new for {silent:.0} s (attempt {})", id(key), sample.number)
     }
@@ -80,7 +108,7 @@ impl Fleet {
 async fn look(handle: FleetHandle, place: usize, first: Duration, nth: u32) {
     for again in nth.. {
         tokio::time::sleep(pause(first, place as u64, again.min(20))).await;
-        let engine = &handle.engines()[place];
+        let Some(engine) = handle.engine(place) else { return };
         if matches!(tokio::time::timeout(LOOK, engine.healthy(LOOK)).await, Ok(Ok(()))) {
             tracing::info!("{} is back", engine.name());
             return handle.mark_found(place);

@@ -44,6 +44,8 @@ pub(super) enum StepError {
     Late { seconds: f64 },
     #[error("it has no weight control: its weights are fixed")]
     Fixed,
+    #[error("it has left")]
+    Left,
     #[error("its client panicked: {0}")]
     Broke(String),
     #[error(
@@ -95,7 +97,8 @@ impl StepError {
     /// head.
     pub(super) fn wrong_weights(&self) -> bool {
         let elsewhere = matches!(self, StepError::NotArrived { .. } | StepError::Skipped { .. } | StepError::Store(_));
-        let about_weights = !matches!(self, StepError::Engine(_) | StepError::Fixed | StepError::OldHead { .. });
+        let about_weights =
+            !matches!(self, StepError::Engine(_) | StepError::Fixed | StepError::Left | StepError::OldHead { .. });
         !self.passes() && about_weights && !elsewhere
     }
 }
@@ -130,7 +133,10 @@ pub(super) async fn sync_engine(
     config: &SyncConfig,
     before: Option<&Checksums>,
 ) -> Result<Synced, IsolatedEngine> {
-    let engine = fleet.engines()[place].as_ref();
+    let Some(engine) = fleet.engine(place) else {
+        return Err(IsolatedEngine { engine: fleet.name(place).to_string(), phase: "load", error: StepError::Left });
+    };
+    let engine = engine.as_ref();
     let Some(control) = engine.weights() else {
         return Err(IsolatedEngine { engine: engine.name(), phase: "load", error: StepError::Fixed });
     };

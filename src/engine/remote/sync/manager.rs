@@ -100,30 +100,33 @@ impl WeightSyncManager {
 
     /// The engine at `place`, unless a sync of it is in progress.
     fn try_free(&self, place: usize) -> Option<Free> {
-        Some((place, self.fleet.last_syncs()[place].clone().try_lock_owned().ok()?))
+        Some((place, self.fleet.last_sync(place)?.try_lock_owned().ok()?))
     }
 
     /// Waits for engines without a sync in progress.
     async fn free(&self) -> Result<Vec<Free>, EngineError> {
-        let engines = self.fleet.last_syncs();
+        let places = self.fleet.staying();
+        let engines: Vec<_> = places.iter().filter_map(|place| Some((*place, self.fleet.last_sync(*place)?))).collect();
         if engines.is_empty() {
             return Err(EngineError::NoEngines);
         }
-        let (first, place, waits) = select_all(engines.iter().map(|last| Box::pin(last.clone().lock_owned()))).await;
+        let waits = engines.into_iter().map(|(place, last)| Box::pin(async move { (place, last.lock_owned().await) }));
+        let (first, _, waits) = select_all(waits).await;
         drop(waits);
-        let mut free: Vec<Free> = (0..engines.len()).filter_map(|place| self.try_free(place)).collect();
-        free.push((place, first));
+        let mut free: Vec<Free> = places.into_iter().filter_map(|place| self.try_free(place)).collect();
+        free.push(first);
         free.sort_by_key(|(place, _)| *place);
         Ok(free)
     }
 
     /// Asks engines whether they still serve `update`: an engine may have restarted unnoticed.
     async fn look(&self, update: &Arc<Update>) {
-        let asked = self.fleet.engines().iter().map(|engine| {
-            let (engine, update) = (engine.clone(), update.clone());
-            tokio::spawn(async move { timeout(LOOK, check_label(engine.weights()?, &update)).await.ok()?.err() })
+        let asked = self.fleet.staying().into_iter().filter_map(|place| {
+            let (engine, update) = (self.fleet.engine(place)?, update.clone());
+            let look = async move { timeout(LOOK, check_label(engine.weights()?, &update)).await.ok()?.err() };
+            Some((place, tokio::spawn(look)))
         });
-        for (place, asked) in asked.collect::<Vec<_>>().into_iter().enumerate() {
+        for (place, asked) in asked.collect::<Vec<_>>() {
             let free = self.try_free(place).is_some();
             if let Ok(Some(error)) = asked.await
                 && free
@@ -223,16 +226,21 @@ impl WeightSyncManager {
 
     /// Unloads adapters that no request names, from engines without a sync in progress.
     fn retire(&self) {
-        for (place, mut last) in (0..self.fleet.engines().len()).filter_map(|place| self.try_free(place)) {
+        for (place, mut last) in self.fleet.staying().into_iter().filter_map(|place| self.try_free(place)) {
             for adapter in last.adapters.extract_if(.., |adapter| Arc::strong_count(adapter) == 1) {
                 let fleet = self.fleet.clone();
                 tokio::spawn(async move {
-                    let Some(control) = fleet.engines()[place].weights() else { return };
+                    let Some(engine) = fleet.engine(place) else { return };
+                    let Some(control) = engine.weights() else { return };
                     match timeout(LOOK, control.unload_adapter(&adapter.label())).await {
                         // A restarted engine does not know the adapter.
                         Ok(Err(error)) if !error.fault.passes() => tracing::debug!("{error}"),
                         Ok(Ok(())) => {}
-                        Ok(Err(_)) | Err(_) => fleet.last_syncs()[place].lock().await.adapters.push(adapter),
+                        Ok(Err(_)) | Err(_) => {
+                            if let Some(last) = fleet.last_sync(place) {
+                                last.lock().await.adapters.push(adapter);
+                            }
+                        }
                     }
                 });
             }
@@ -240,6 +248,6 @@ impl WeightSyncManager {
     }
 
     fn isolated(&self, place: usize, phase: &'static str, error: StepError) -> IsolatedEngine {
-        IsolatedEngine { engine: self.fleet.engines()[place].name(), phase, error }
+        IsolatedEngine { engine: self.fleet.name(place).to_string(), phase, error }
     }
 }
