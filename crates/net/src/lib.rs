@@ -33,4 +33,4 @@ pub use pauses::{RetryPauses, URL};
 pub use retry::{Outcome, Retries, RetryPolicy, Retryable, backoff};
 pub use rollflow_util::deadline;
 pub use serve::Server;
-pub use tasks::Tasks;
+pub use tasks::{Tasks, now};

@@ -73,6 +73,11 @@ impl Drop for SharedRuntime {
     }
 }
 
+/// Time on the runtime that the caller is a task of, which may be simulated; elsewhere the clock's.
+pub fn now() -> Instant {
+    tokio::time::Instant::now().into_std()
+}
+
 /// Tasks on the process's one runtime for HTTP. Dropping the group ends them all, and waits until
 /// they have ended unless it is dropped in a task. The tasks must not block.
 pub struct Tasks {
@@ -124,6 +129,15 @@ impl Tasks {
     pub fn new() -> io::Result<Self> {
         let group = Group { stop: CancellationToken::new(), running: TaskTracker::new() };
         Ok(Tasks { group, runtime: SharedRuntime::get()? })
+    }
+
+    /// An empty group on the runtime that the caller is a task of, such as one with simulated time.
+    ///
+    /// # Panics
+    /// Outside of a runtime.
+    pub fn on_current() -> Self {
+        let group = Group { stop: CancellationToken::new(), running: TaskTracker::new() };
+        Tasks { group, runtime: Arc::new(SharedRuntime { handle: Handle::current(), runtime: None }) }
     }
 
     /// Starts `future` as a task of the group. The handle ends it alone.

@@ -286,7 +286,7 @@ fn servers_join_and_leave_by_a_file_and_one_that_stands_still_is_passed_over() {
     running.until("steps go on with the third alone", |_| lines(&run) > before + 5);
     running.terminate();
     assert_eq!(running.end(), Some(0));
-    nothing_lost(&run, lines(&run) as u64);
+    nothing_lost(&run, lines(&run));
 }
 
 /// Laws D1 and D3: every route gives the completion that `generate` gives, as a page and as a stream.

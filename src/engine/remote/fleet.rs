@@ -26,16 +26,18 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use tokio::sync::watch;
+use tokio::task::AbortHandle;
 
 use super::attempt::{self, AttemptEvent, AttemptUpdate};
 use super::budget::Budget;
 use super::handle::{EngineState, Standings};
 use super::in_flight::{InFlightSample, Running, SampleKey, Stage, versions};
 use super::router::{EngineSlot, choose, pause};
+use super::sync::notice_restart;
 use super::{Attempt, Ending, Fault, FleetHandle, RemoteError};
 use crate::data::{SampledToken, Status, Tokenizer, Version};
 use crate::engine::{EngineError, FinishReason, Finished, Load, TokenEngine};
-use crate::net::Tasks;
+use crate::net::{Tasks, now};
 use crate::util::rng::mix;
 
 /// Failures in a row after which an engine is lost.
@@ -127,7 +129,7 @@ impl Fleet {
     /// their randomness.
     pub fn new(handle: &FleetHandle, config: FleetConfig, tokenizer: &Arc<Tokenizer>, slots: usize, seed: u64) -> Self {
         let (to, from) = flume::bounded(1024);
-        let now = Instant::now();
+        let now = now();
         let mut fleet = Fleet {
             handle: handle.clone(),
             changes: handle.changes(),
@@ -155,6 +157,11 @@ impl Fleet {
         fleet
     }
 
+    /// Sends requests as these tasks, instead of some of its own.
+    pub fn on(self, tasks: Tasks) -> Self {
+        Fleet { tasks: Some(Arc::new(tasks)), ..self }
+    }
+
     fn tasks(&mut self) -> Result<Arc<Tasks>, EngineError> {
         match &self.tasks {
             Some(tasks) => Ok(tasks.clone()),
@@ -172,14 +179,17 @@ impl Fleet {
                 slot.in_flight += 1;
             }
         }
+        let serving = self.handle.serving();
         let mut room = self.limit.saturating_sub(self.active());
         let mut waiting = waiting.as_slice();
+        let limits = self.engine_slots.iter().filter(|(place, _)| serving.contains(place)).map(|(_, slot)| slot.limit());
+        let most = limits.max().unwrap_or(0).min(self.limit);
         while let Some((first, _)) = waiting.split_first() {
-            let together = self.together(waiting);
+            let together = self.together(waiting, most);
             let group = self.samples.range((first.0, 0)..=(first.0, u32::MAX));
             let home = group.filter_map(|(_, sample)| sample.running()).map(|running| running.place).next();
             let avoided = self.samples.get(first).and_then(|sample| sample.avoided);
-            let serves = |place| Some(place) != avoided && self.handle.is_serving(place);
+            let serves = |place| Some(place) != avoided && serving.contains(&place);
             let place = choose(&self.engine_slots, home, first.0, together, serves, now);
             // An engine to avoid is better than none.
             let place = place.or_else(|| avoided.filter(|place| self.has_room(*place, together, now)));
@@ -190,7 +200,7 @@ impl Fleet {
             }
             (waiting, room) = (rest, room - together);
         }
-        let next = if waiting.is_empty() { 0 } else { self.together(waiting) };
+        let next = if waiting.is_empty() { 0 } else { self.together(waiting, most) };
         for (place, slot) in &mut self.engine_slots {
             slot.measure(next, now);
             self.handle.record(*place, |meter, name| meter.room(name, slot.in_flight, slot.limit()));
@@ -203,16 +213,14 @@ impl Fleet {
     }
 
     /// Number of waiting samples to start together: all samples of an untouched prompt, if waiting
-    /// for room for them leaves few slots empty.
-    fn together(&self, waiting: &[SampleKey]) -> usize {
+    /// for room for them leaves few of the `most` slots of an engine empty.
+    fn together(&self, waiting: &[SampleKey], most: usize) -> usize {
         let (ordinal, first) = waiting[0];
         let untouched = |key: &&SampleKey| {
             let sample = self.samples.get(key).filter(|sample| sample.number == 0 && sample.answer.tokens.is_empty());
             key.0 == ordinal && sample.is_some_and(|sample| sample.request.first == first)
         };
         let all = waiting.iter().take_while(untouched).count();
-        let serving = self.engine_slots.iter().filter(|(place, _)| self.handle.is_serving(**place));
-        let most = serving.map(|(_, slot)| slot.limit()).max().unwrap_or(0).min(self.limit);
         if all > 1 && IDLE_ONE_IN * all <= most { all } else { 1 }
     }
 
@@ -378,6 +386,17 @@ impl Fleet {
                 sample.failures += 1;
                 slot.failures += 1;
             }
+        }
+        // A connection may break because the engine restarts.
+        if matches!(error.fault, Fault::Broke(_)) && slot.recheck.as_ref().is_none_or(AbortHandle::is_finished) {
+            let (handle, last_sync) = (self.handle.clone(), self.handle.last_sync(place));
+            let recheck = async move {
+                // A sync in progress changes its weights.
+                if let Some(_free) = last_sync.as_ref().and_then(|last| last.try_lock().ok()) {
+                    notice_restart(&handle, place).await;
+                }
+            };
+            slot.recheck = self.tasks.as_ref().map(|tasks| tasks.spawn(recheck));
         }
         let failing = slot.failures >= FAILURES;
         if sample.failures > self.config.retries {

@@ -10,7 +10,7 @@
 //! An engine that resumes under new weights is *on trial* until they are verified. If they are
 //! refuted, its tokens of that time are invalid.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::sync::{Arc, OnceLock};
 
@@ -194,6 +194,11 @@ impl FleetHandle {
         self.places_that(|state| state == EngineState::Behind)
     }
 
+    /// Places of engines that get work.
+    pub(super) fn serving(&self) -> BTreeSet<usize> {
+        self.places_that(|state| state == EngineState::Serving).into_iter().collect()
+    }
+
     /// Places of engines that are not leaving.
     pub(super) fn staying(&self) -> Vec<usize> {
         self.places_that(|state| state != EngineState::Leaving)
@@ -234,6 +239,16 @@ impl FleetHandle {
             if std::mem::take(&mut member.on_trial) {
                 *standings.refuted.entry(place).or_default() += 1;
             }
+        });
+    }
+
+    /// Withholds work from the engine, which has lost the weights that it was given: it may have
+    /// restarted unnoticed. What it is sampling is invalid.
+    pub(super) fn mark_restarted(&self, place: usize) {
+        self.change(|standings| {
+            let Some(member) = standings.members.get_mut(&place) else { return };
+            (member.doubtful, member.on_trial) = (true, false);
+            *standings.refuted.entry(place).or_default() += 1;
         });
     }
 

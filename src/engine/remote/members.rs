@@ -16,7 +16,7 @@ use futures_util::future::join_all;
 use tokio::time::timeout;
 
 use super::{Capabilities, FleetHandle, InferenceEngine};
-use crate::net::check_url;
+use crate::net::{check_url, now};
 use crate::util::secrets::masked;
 
 /// Time between two looks at the list.
@@ -180,7 +180,7 @@ impl Members {
             }
             Err(error) => self.log(&name, error.to_string()),
         }
-        let now = Instant::now();
+        let now = now();
         for (place, _) in self.leaving.extract_if(.., |_, until| *until <= now) {
             self.fleet.remove(place);
         }
@@ -224,7 +224,7 @@ impl Members {
         for (address, present) in &mut self.present {
             present.misses = if listed.contains(address) { 0 } else { present.misses + 1 };
         }
-        let until = Instant::now() + self.drain;
+        let until = now() + self.drain;
         for (_, Present { place, .. }) in self.present.extract_if(.., |_, present| present.misses >= MISSES) {
             tracing::info!("{} leaves", self.fleet.name(place));
             self.fleet.leave(place);

@@ -59,6 +59,8 @@ pub(super) struct EngineSlot {
     pub(super) failures: u32,
     /// Refutations that were processed.
     pub(super) refuted: u64,
+    /// Check whether the engine restarted.
+    pub(super) recheck: Option<AbortHandle>,
     /// Health check of a lost engine.
     pub(super) look: Option<AbortHandle>,
 }

@@ -6,6 +6,7 @@ mod faults;
 mod protocols;
 mod running;
 mod server;
+mod simulated;
 mod synchronous;
 
 use std::collections::BTreeMap;

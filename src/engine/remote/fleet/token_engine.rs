@@ -2,20 +2,21 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use super::Fleet;
 use crate::data::{Answer, SampledToken, Version};
 use crate::engine::remote::in_flight::InFlightSample;
 use crate::engine::slots::finish_of;
 use crate::engine::{EngineError, Finished, Load, Request, TokenEngine};
+use crate::net::now;
 
 impl TokenEngine for Fleet {
     type Weights = ();
 
     fn submit(&mut self, mut request: Request) -> Result<(), EngineError> {
         request.check(self.config.vocabulary)?;
-        let (ordinal, now) = (request.ordinal, Instant::now());
+        let (ordinal, now) = (request.ordinal, now());
         if self.samples.is_empty() {
             self.progress = now;
         }
@@ -40,7 +41,7 @@ impl TokenEngine for Fleet {
     }
 
     fn restart_expired(&mut self, expired: &dyn Fn(u64, &Answer) -> bool) -> Vec<(u64, u32)> {
-        let (mut restarted, now) = (Vec::new(), Instant::now());
+        let (mut restarted, now) = (Vec::new(), now());
         for (key, sample) in &mut self.samples {
             if sample.answer.tokens.is_empty() || !expired(key.0, &sample.answer) {
                 continue;
@@ -72,7 +73,7 @@ impl TokenEngine for Fleet {
     }
 
     fn step(&mut self) -> Result<Vec<Finished>, EngineError> {
-        let started = Instant::now();
+        let started = now();
         self.sampled.clear();
         self.discarded.clear();
         self.load = Load { passes: 1, ..Load::default() };
@@ -82,7 +83,7 @@ impl TokenEngine for Fleet {
             // Finished samples do not wait for unfinished ones.
             let wait = if self.finished.is_empty() { self.config.step } else { Duration::ZERO };
             if let Ok(event) = self.from.recv_timeout(wait) {
-                let now = Instant::now();
+                let now = now();
                 // A refuted engine ends its work; the reason must be processed first.
                 self.process_changes(now)?;
                 self.on_event(event, now)?;
@@ -90,7 +91,7 @@ impl TokenEngine for Fleet {
                     self.on_event(event, now)?;
                 }
             }
-            self.watch(Instant::now())?;
+            self.watch(now())?;
         }
         self.load.time = started.elapsed();
         Ok(std::mem::take(&mut self.finished))

@@ -1,5 +1,6 @@
 //! Timeouts of a fleet, and health checks of lost engines.
 
+use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
 use super::{FAILURES, Fleet, id};
@@ -56,11 +57,20 @@ impl Fleet {
         let slow = |sample: &InFlightSample| now.saturating_duration_since(sample.since) > after;
         let slow = self.samples.iter().filter(|(_, sample)| slow(sample));
         let slow: Vec<_> = slow.filter_map(|(key, sample)| Some((*key, sample.running()?.place))).collect();
+        let serving = self.handle.serving();
+        let open = self.engine_slots.iter().filter(|(place, slot)| serving.contains(place) && slot.has_room(1, now));
+        let mut open: BTreeSet<usize> = open.map(|(place, _)| *place).collect();
         for (key, place) in slow {
-            let serves = |other| other != place && self.handle.is_serving(other);
+            if open.iter().all(|other| *other == place) {
+                continue;
+            }
+            let serves = |other| other != place && open.contains(&other);
             let Some(other) = choose(&self.engine_slots, None, key.0, 1, serves, now) else { continue };
             if let Some(slot) = self.engine_slots.get_mut(&other) {
                 slot.in_flight += 1;
+                if !slot.has_room(1, now) {
+                    open.remove(&other);
+                }
             }
             if let Some(sample) = self.samples.get_mut(&key) {
                 let at = self.budget.spend(now);

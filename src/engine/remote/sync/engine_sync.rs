@@ -22,8 +22,12 @@ use super::verify::{Checksums, check_changed};
 use super::{CachePolicy, Carry, SyncConfig, Update};
 use crate::algo::Disagreement;
 use crate::data::Version;
+use crate::engine::remote::handle::EngineState;
 use crate::engine::remote::{FleetHandle, InferenceEngine, PauseMode, RemoteError, WeightControl};
 use crate::net::{RetryPolicy, deadline};
+
+/// Longest time for an engine to report what it serves.
+const LOOK: Duration = Duration::from_secs(1);
 
 /// Longest time to pause an engine that failed.
 const LAST_WORDS: Duration = Duration::from_secs(5);
@@ -124,6 +128,21 @@ impl IsolatedEngine {
 /// Durations of the phases of a sync, including failed attempts, and the checksums of the weights.
 pub(super) type Synced = (Vec<(&'static str, Duration)>, Option<Checksums>);
 
+/// Asks the engine at `place` whether it still serves what it was given. If not, it has restarted, and
+/// what it samples is invalid. An engine that does not answer within a second stands as before.
+pub(in crate::engine::remote) async fn notice_restart(fleet: &FleetHandle, place: usize) {
+    let (Some(engine), Some(served)) = (fleet.engine(place), fleet.served(place)) else { return };
+    let Some(control) = engine.weights() else { return };
+    if let Ok(Err(error)) = timeout(LOOK, check_label(control, &served)).await
+        && error.wrong_weights()
+    {
+        if fleet.state(place) == EngineState::Serving {
+            tracing::warn!("{}: {error}; it has restarted, and its work of that time is repeated", engine.name());
+        }
+        fleet.mark_restarted(place);
+    }
+}
+
 /// Brings the engine at `place` to the weights of `update`, or isolates it. `before` are its last
 /// checksums.
 pub(super) async fn sync_engine(
@@ -136,6 +155,7 @@ pub(super) async fn sync_engine(
     let Some(engine) = fleet.engine(place) else {
         return Err(IsolatedEngine { engine: fleet.name(place).to_string(), phase: "load", error: StepError::Left });
     };
+    notice_restart(fleet, place).await;
     let engine = engine.as_ref();
     let Some(control) = engine.weights() else {
         return Err(IsolatedEngine { engine: engine.name(), phase: "load", error: StepError::Fixed });

@@ -3,12 +3,12 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use futures_util::future::select_all;
+use futures_util::future::{join_all, select_all};
 use tokio::sync::OwnedMutexGuard;
 use tokio::sync::mpsc::{self, UnboundedSender};
 use tokio::time::{Instant, timeout, timeout_at};
 
-use super::engine_sync::{StepError, Synced, check_label, sync_engine};
+use super::engine_sync::{StepError, Synced, notice_restart, sync_engine};
 use super::verify::{Checksums, outliers};
 use super::{IsolatedEngine, SyncConfig, Update};
 use crate::data::Version;
@@ -93,7 +93,7 @@ impl WeightSyncManager {
     pub async fn catch_up(&self) -> Option<SyncReport> {
         let update = self.fleet.offered()?;
         self.retire();
-        self.look(&update).await;
+        self.look().await;
         let behind: Vec<Free> = self.fleet.behind().into_iter().filter_map(|place| self.try_free(place)).collect();
         if behind.is_empty() { None } else { Some(self.bring(behind, update).await) }
     }
@@ -119,22 +119,20 @@ impl WeightSyncManager {
         Ok(free)
     }
 
-    /// Asks engines whether they still serve `update`: an engine may have restarted unnoticed.
-    async fn look(&self, update: &Arc<Update>) {
+    /// Asks engines whether they still serve what they were given: an engine may have restarted
+    /// unnoticed.
+    async fn look(&self) {
         let asked = self.fleet.staying().into_iter().filter_map(|place| {
-            let (engine, update) = (self.fleet.engine(place)?, update.clone());
-            let look = async move { timeout(LOOK, check_label(engine.weights()?, &update)).await.ok()?.err() };
-            Some((place, tokio::spawn(look)))
+            // A sync in progress changes its weights.
+            let (_, free) = self.try_free(place)?;
+            let fleet = self.fleet.clone();
+            let look = async move {
+                let _free = free;
+                notice_restart(&fleet, place).await;
+            };
+            Some(tokio::spawn(look))
         });
-        for (place, asked) in asked.collect::<Vec<_>>() {
-            let free = self.try_free(place).is_some();
-            if let Ok(Some(error)) = asked.await
-                && free
-                && error.wrong_weights()
-            {
-                self.fleet.mark_doubtful(place);
-            }
-        }
+        join_all(asked.collect::<Vec<_>>()).await;
     }
 
     async fn bring(&self, engines: Vec<Free>, update: Arc<Update>) -> SyncReport {
