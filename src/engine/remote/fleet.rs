@@ -321,10 +321,10 @@ impl Fleet {
                 }
             }
             Err(why) => {
-                // The weights of these tokens are unknown: discard the tokens, and doubt the
-                // engine.
+                // The weights of these tokens are unknown: discard the tokens, and all others that
+                // the engine is sampling.
                 if known {
-                    self.handle.mark_doubtful(place);
+                    self.handle.mark_restarted(place);
                 }
                 sample.restart(now + pause(self.config.pause, key.0, 1));
                 self.withdraw(key);
