@@ -131,15 +131,22 @@ pub(super) type Synced = (Vec<(&'static str, Duration)>, Option<Checksums>);
 /// Asks the engine at `place` whether it still serves what it was given. If not, it has restarted, and
 /// what it samples is invalid. An engine that does not answer within a second stands as before.
 pub(in crate::engine::remote) async fn notice_restart(fleet: &FleetHandle, place: usize) {
-    let (Some(engine), Some(served)) = (fleet.engine(place), fleet.served(place)) else { return };
-    let Some(control) = engine.weights() else { return };
-    if let Ok(Err(error)) = timeout(LOOK, check_label(control, &served)).await
-        && error.wrong_weights()
-    {
+    let Some(served) = fleet.served(place) else { return };
+    if let Err(error) = still_serves(fleet, place, &served).await {
         if fleet.state(place) == EngineState::Serving {
-            tracing::warn!("{}: {error}; it has restarted, and its work of that time is repeated", engine.name());
+            tracing::warn!("{}: {error}; it has restarted, and its work of that time is repeated", fleet.name(place));
         }
         fleet.mark_restarted(place);
+    }
+}
+
+/// Error if the engine at `place` says that it serves other weights than `update`.
+pub(super) async fn still_serves(fleet: &FleetHandle, place: usize, update: &Update) -> Result<(), StepError> {
+    let Some(engine) = fleet.engine(place) else { return Ok(()) };
+    let Some(control) = engine.weights() else { return Ok(()) };
+    match timeout(LOOK, check_label(control, update)).await {
+        Ok(Err(error)) if error.wrong_weights() => Err(error),
+        _ => Ok(()),
     }
 }
 

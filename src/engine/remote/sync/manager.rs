@@ -8,7 +8,7 @@ use tokio::sync::OwnedMutexGuard;
 use tokio::sync::mpsc::{self, UnboundedSender};
 use tokio::time::{Instant, timeout, timeout_at};
 
-use super::engine_sync::{StepError, Synced, notice_restart, sync_engine};
+use super::engine_sync::{StepError, Synced, notice_restart, still_serves, sync_engine};
 use super::verify::{Checksums, outliers};
 use super::{IsolatedEngine, SyncConfig, Update};
 use crate::data::Version;
@@ -160,6 +160,16 @@ impl WeightSyncManager {
         for (at, tensor) in outliers(&sums) {
             if let Some((_, result)) = &mut came[at] {
                 *result = Err(self.isolated(places[at], "check", StepError::Unlike { tensor }));
+            }
+        }
+        // While they waited for others, engines may have restarted.
+        let looks = came.iter().zip(&places).map(|(came, place)| async {
+            let Some((_, Ok(_))) = came else { return None };
+            still_serves(&self.fleet, *place, &update).await.err()
+        });
+        for (at, error) in join_all(looks).await.into_iter().enumerate() {
+            if let Some(((_, result), error)) = came[at].as_mut().zip(error) {
+                *result = Err(self.isolated(places[at], "check", error));
             }
         }
         let time = started.elapsed();
