@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 
 use super::remote::sync::SyncConfig;
+use crate::model::Dtype;
 use crate::settings::declare::{choices, section};
 use crate::settings::setting::{Limit, NOT_NEGATIVE, POSITIVE, POSITIVE_IF_GIVEN, SOME};
 
@@ -51,6 +52,10 @@ section! {
         restarts: u32 = 3;
         /// Model name in requests. Left out: the first that the server lists.
         model: Option<String> = None;
+        /// Format of whole models that servers get. Left out: that of the model's folder. With
+        /// `"bf16"`, few numbers change at a small learning rate, so that deltas of `[store]` are
+        /// small.
+        dtype: Option<Dtype> = None;
         /// If true, a model whose output head is tied to its embedding is exported with a head of
         /// its own; the servers must have been started so. Left out: true for vLLM, which reloads
         /// one without the other, else false.

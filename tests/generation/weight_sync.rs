@@ -12,7 +12,7 @@ use rollflow::engine::remote::sync::{CachePolicy, SyncConfig, WeightSyncManager,
 use rollflow::engine::remote::{
     Attempt, Ending, Fault, FleetHandle, InferenceEngine, PauseMode, RemoteError, WeightControl, async_trait,
 };
-use rollflow::model::{Decoder, FrozenWeights, Lora, ModelConfig, Packed, Weights, load_adapter, load_hf};
+use rollflow::model::{Decoder, Dtype, FrozenWeights, Lora, ModelConfig, Packed, Weights, load_adapter, load_hf};
 use rollflow::stages::sync::{Exporter, probe_texts};
 use rollflow::train::Policy;
 use tch::{Kind, Tensor};
@@ -252,6 +252,20 @@ async fn a_server_that_keeps_the_old_head_is_caught_by_name_and_an_untied_export
     assert!(!config_there.tied);
     let engine = run.engine("vLLM", Fails::KeepsHead);
     let update = run.exporter.export(1, &crate::tiny::weights(1).freeze()).unwrap();
+    assert_eq!(manager(&[engine], config()).sync(update).await.unwrap().held(), 1);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn weights_in_another_format_than_the_folders_are_probed_by_the_rounded_numbers() {
+    let Run { dir, exporter } = Run::new(false);
+    let run = Run { dir, exporter: exporter.dtype(Dtype::Bf16) };
+    let engine = run.engine("one", Fails::No);
+    let update = run.exporter.export(1, &crate::tiny::weights(1).freeze()).unwrap();
+    let (config_there, _) = load_hf(&update.folder).unwrap();
+    assert_eq!(config_there.dtype, Dtype::Bf16);
+    let stored = std::fs::metadata(update.folder.join("model.safetensors")).unwrap().len();
+    let launched = std::fs::metadata(run.launch().join("model.safetensors")).unwrap().len();
+    assert!(stored < launched * 6 / 10, "{stored} of {launched} bytes");
     assert_eq!(manager(&[engine], config()).sync(update).await.unwrap().held(), 1);
 }
 

@@ -185,6 +185,7 @@ pub fn exporter(of: &Serving, policy: &Policy, folder: &Path) -> Result<Exporter
     let tolerance = of.engine.tolerance.unwrap_or(model.precision().server_agreement());
     let exporter = Exporter::new(policy, &folder.join("versions"), of.engine.keep, texts, tolerance);
     let exporter = exporter.with_context(|| format!("making {} (engine.folder)", folder.display()))?.untie(untie);
+    let exporter = of.engine.dtype.into_iter().fold(exporter, Exporter::dtype);
     Ok(match of.store.weights(of.net.ca_file.as_deref())? {
         Some(publisher) => exporter.through(publisher, of.engine.launched_urls()),
         None => exporter,

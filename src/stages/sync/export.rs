@@ -31,10 +31,10 @@ pub enum ExportError {
     Store(#[from] WeightsError),
 }
 
-/// Exporter of a policy's versions, in its folder's precision: whole models, or only adapters if
-/// the weights have adapters.
+/// Exporter of a policy's versions: whole models, or only adapters if the weights have adapters.
 pub struct Exporter {
     policy: Policy,
+    dtype: Dtype,
     untie: bool,
     texts: Vec<Vec<u32>>,
     tolerance: f64,
@@ -69,12 +69,19 @@ pub fn probe_texts(prompts: &[Vec<u32>], vocabulary: usize) -> Vec<Vec<u32>> {
 }
 
 impl Exporter {
-    /// Returns an exporter of a policy, whose present weights the servers start with. Versions are
+    /// Returns an exporter of a policy, whose present weights the servers start with, in the format
+    /// of the policy's folder. Versions are
     /// written to folders in `dir`, of which the newest `keep`, at least one, and those that are
     /// read are kept. Engines score `texts`, with a tolerance of `tolerance` nats on average.
     pub fn new(policy: &Policy, dir: &Path, keep: usize, texts: Vec<Vec<u32>>, tolerance: f64) -> io::Result<Self> {
         let (policy, releases) = (policy.clone(), Mutex::new(Releases::open(dir, keep)?));
-        Ok(Exporter { policy, untie: false, texts, tolerance, releases, last: Mutex::new(None), store: None })
+        let dtype = policy.config().dtype;
+        Ok(Exporter { policy, dtype, untie: false, texts, tolerance, releases, last: Mutex::new(None), store: None })
+    }
+
+    /// Writes whole models in this format. Adapters are written in f32.
+    pub fn dtype(self, dtype: Dtype) -> Self {
+        Exporter { dtype, ..self }
     }
 
     /// Writes a separate head for a model whose head is its embedding: for servers that can't
@@ -113,7 +120,7 @@ impl Exporter {
     }
 
     fn save(&self, folder: &Path, weights: &Weights, before: Option<&Path>) -> Result<Delta, ExportError> {
-        let (config, dtype) = (self.config(), self.policy.config().dtype);
+        let (config, dtype) = (self.config(), self.dtype);
         let delta = match self.untie {
             true => save_hf_after(folder, &config, &weights.untied(self.policy.config(), weights), dtype, before)?,
             false => save_hf_after(folder, &config, weights, dtype, before)?,
@@ -150,7 +157,9 @@ impl Exporter {
 
     /// The update to these weights, with a probe: texts and the scores that an engine must return.
     fn probed(&self, version: Version, folder: Arc<Path>, weights: &Weights) -> Update {
-        let (config, dtype) = (self.policy.config(), self.policy.config().dtype);
+        let config = self.policy.config();
+        // Under adapters, servers keep the folder's weights.
+        let dtype = if weights.adapter.is_some() { config.dtype } else { self.dtype };
         let _guard = tch::no_grad_guard();
         let expected = score(config, &rounded(weights, dtype), &self.texts);
         let untied = config.untied();
