@@ -70,6 +70,7 @@ const STOP: Label = (
     ],
 );
 const ENGINE_STATE: Label = ("state", &["serving", "behind", "lost", "leaving"]);
+const SYNC_PHASE: Label = ("phase", &["fetch", "send", "pause", "load", "label", "check", "flush", "resume", "probe"]);
 const FAULT: Label =
     ("kind", &["url", "tls", "unreachable", "broke", "late", "busy", "refused", "failed", "nonsense", "unsupported"]);
 const SERVED: Label = ("outcome", &["ok", "busy", "refused", "failed"]);
@@ -157,6 +158,8 @@ catalog! {
         "Completions of the server that came after another attempt had replaced it; they are not used.";
     EngineMoved: COUNT "engine_moved_total" ["engine"] in "samples",
         "Samples that continued elsewhere because the server was slow (`engine.hedge_after`).";
+    EngineSync: LATENCY "engine_sync_seconds" ["engine", SYNC_PHASE] in "seconds",
+        "Time of each phase of a weight sync to the server; it stands still from `pause` to `resume`.";
     ServedRequests: COUNT "served_requests_total" [SERVED] in "requests",
         "Requests to `rollflow serve` by their response: `busy` is status 429 or 503, `refused` another status of 400 to 499, `failed` of 500 and above.";
     ServedSamples: COUNT "served_samples_total" [STATUS] in "samples", "Completions of `rollflow serve` by how they ended.";

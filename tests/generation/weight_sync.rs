@@ -13,6 +13,7 @@ use rollflow::engine::remote::{
     Attempt, Ending, Fault, FleetHandle, InferenceEngine, PauseMode, RemoteError, WeightControl, async_trait,
 };
 use rollflow::model::{Decoder, Dtype, FrozenWeights, Lora, ModelConfig, Packed, Weights, load_adapter, load_hf};
+use rollflow::observe::{Metric, Metrics};
 use rollflow::stages::sync::{Exporter, probe_texts};
 use rollflow::train::Policy;
 use tch::{Kind, Tensor};
@@ -224,6 +225,8 @@ async fn a_version_is_loaded_named_checked_and_probed_in_this_order() {
     let run = Run::new(false);
     let engine = run.engine("one", Fails::No);
     let manager = manager(std::slice::from_ref(&engine), SyncConfig { cache: CachePolicy::Flush, ..config() });
+    let metrics = Metrics::new();
+    manager.fleet.observe(&metrics);
     for version in 1..=3 {
         let weights = crate::tiny::weights(version).freeze();
         let report = manager.sync(run.exporter.export(version, &weights).unwrap()).await.unwrap();
@@ -231,6 +234,8 @@ async fn a_version_is_loaded_named_checked_and_probed_in_this_order() {
         assert_eq!(manager.fleet.served(0).unwrap().version, version);
     }
     assert_eq!(engine.said()[..5], ["pause", "load", "label", "flush", "resume"]);
+    let timed = |phase| metrics.newest(Metric::EngineSync, &["one", phase]).is_some();
+    assert!(["pause", "load", "label", "check", "flush", "resume", "probe"].into_iter().all(timed) && !timed("send"));
     let kept = std::fs::read_dir(run.dir.path().join("versions")).unwrap().count();
     assert_eq!(kept, 2, "of three versions two are kept");
 }

@@ -58,6 +58,11 @@ impl Meter {
         self.0.add(Metric::EngineMoved, &[name], 1.0);
     }
 
+    /// Observes a phase of a weight sync.
+    pub(super) fn sync_phase(&self, name: &str, phase: &str, time: Duration) {
+        self.0.observe(Metric::EngineSync, &[name, phase], time.as_secs_f64());
+    }
+
     pub(super) fn stands(&self, name: &str, state: EngineState, served: Option<Version>) {
         use EngineState::{Behind, Leaving, Lost, Serving};
         self.begin(name);

@@ -243,7 +243,9 @@ impl EngineSync<'_> {
         loop {
             let started = Instant::now();
             let done = timeout(limit, work()).await;
-            self.times.push((phase, started.elapsed()));
+            let time = started.elapsed();
+            self.times.push((phase, time));
+            self.fleet.record(self.place, |meter, name| meter.sync_phase(name, phase, time));
             let error = match done {
                 Ok(Ok(done)) => return Ok(done),
                 Ok(Err(error)) => error.into(),
