@@ -52,14 +52,18 @@ impl Fleet {
     }
 
     /// Continues samples elsewhere that have waited long for a token, if another engine has room.
+    /// An engine may be silent because it loads weights.
     fn hedge(&mut self, now: Instant) {
         let Some(after) = self.config.hedge_after else { return };
         let slow = |sample: &InFlightSample| now.saturating_duration_since(sample.since) > after;
         let slow = self.samples.iter().filter(|(_, sample)| slow(sample));
         let slow: Vec<_> = slow.filter_map(|(key, sample)| Some((*key, sample.running()?.place))).collect();
+        if slow.is_empty() {
+            return;
+        }
         let serving = self.handle.serving();
-        let open = self.engine_slots.iter().filter(|(place, slot)| serving.contains(place) && slot.has_room(1, now));
-        let mut open: BTreeSet<usize> = open.map(|(place, _)| *place).collect();
+        let open = self.engine_slots.iter().filter(|(place, slot)| slot.has_room(1, now) && serving.contains(place));
+        let mut open: BTreeSet<usize> = open.map(|(place, _)| *place).filter(|place| !self.handle.is_syncing(*place)).collect();
         for (key, place) in slow {
             if open.iter().all(|other| *other == place) {
                 continue;
@@ -76,6 +80,11 @@ impl Fleet {
                 let at = self.budget.spend(now);
                 (sample.avoided, sample.since) = (Some(place), now);
                 sample.wait(at);
+            }
+            if let Some(slot) = self.engine_slots.get_mut(&place)
+                && !self.handle.is_syncing(place)
+            {
+                slot.silent(place, after, now);
             }
             self.handle.record(place, |meter, name| meter.moved(name));
         }
