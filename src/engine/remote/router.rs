@@ -119,11 +119,20 @@ impl EngineSlot {
         self.pace = (keep * self.pace.0 + tokens as f64, keep * self.pace.1 + waited.as_secs_f64());
     }
 
+    fn spoke(&self, within: Duration, now: Instant) -> bool {
+        self.last_token.is_some_and(|last| now.saturating_duration_since(last) < within)
+    }
+
+    /// Returns true unless its samples have waited in vain for a token for the time `after`.
+    pub(super) fn answers(&self, after: Duration, now: Instant) -> bool {
+        self.in_flight == 0 || self.spoke(after, now)
+    }
+
     /// Records that a sample waited in vain for a token for the time `after`, and went elsewhere. If
     /// no other sample got one, the engine begins again with one sample after a while.
     pub(super) fn silent(&mut self, place: usize, after: Duration, now: Instant) {
         let closed = self.closed_until.is_some_and(|until| until > now);
-        if closed || self.last_token.is_some_and(|last| now.saturating_duration_since(last) < after) {
+        if closed || self.spoke(after, now) {
             return;
         }
         self.threshold = if self.limit > 1.0 { self.limit / 2.0 } else { self.threshold };

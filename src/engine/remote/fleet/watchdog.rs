@@ -7,7 +7,7 @@ use super::{FAILURES, Fleet, id};
 use crate::engine::remote::FleetHandle;
 use crate::engine::remote::handle::EngineState;
 use crate::engine::remote::in_flight::{InFlightSample, SampleKey};
-use crate::engine::remote::router::{choose, pause};
+use crate::engine::remote::router::{EngineSlot, choose, pause};
 use crate::engine::{EngineError, TokenEngine};
 
 /// Time limit of a health check.
@@ -51,8 +51,8 @@ impl Fleet {
         Ok(())
     }
 
-    /// Continues samples elsewhere that have waited long for a token, if another engine has room.
-    /// An engine may be silent because it loads weights.
+    /// Continues samples elsewhere that have waited long for a token, if another engine has room and
+    /// is not silent itself: all are while they load weights.
     fn hedge(&mut self, now: Instant) {
         let Some(after) = self.config.hedge_after else { return };
         let slow = |sample: &InFlightSample| now.saturating_duration_since(sample.since) > after;
@@ -62,8 +62,9 @@ impl Fleet {
             return;
         }
         let serving = self.handle.serving();
-        let open = self.engine_slots.iter().filter(|(place, slot)| slot.has_room(1, now) && serving.contains(place));
-        let mut open: BTreeSet<usize> = open.map(|(place, _)| *place).filter(|place| !self.handle.is_syncing(*place)).collect();
+        let may = |slot: &EngineSlot| slot.has_room(1, now) && slot.answers(after, now);
+        let open = self.engine_slots.iter().filter(|(place, slot)| serving.contains(place) && may(slot));
+        let mut open: BTreeSet<usize> = open.map(|(place, _)| *place).collect();
         for (key, place) in slow {
             if open.iter().all(|other| *other == place) {
                 continue;
