@@ -119,7 +119,8 @@ impl EngineSlot {
         self.pace = (keep * self.pace.0 + tokens as f64, keep * self.pace.1 + waited.as_secs_f64());
     }
 
-    fn spoke(&self, within: Duration, now: Instant) -> bool {
+    /// Returns true if a token came within this time.
+    pub(super) fn spoke(&self, within: Duration, now: Instant) -> bool {
         self.last_token.is_some_and(|last| now.saturating_duration_since(last) < within)
     }
 
