@@ -5,7 +5,7 @@
 #
 # Both bring libtorch first (once per user). Extra arguments:  make grpo ARGS="--set seed=1 --metrics 127.0.0.1:9464"
 
-.PHONY: grpo sft test test-large test-engines test-cluster test-stores lint check check-all docs asynchrony libtorch tools help
+.PHONY: grpo sft test test-large test-engines test-cluster test-stores test-fleet lint check check-all docs asynchrony libtorch tools help
 .DEFAULT_GOAL := help
 
 help:
@@ -42,6 +42,11 @@ test-cluster: libtorch
 # Weights and checkpoints through an S3-compatible server on loopback, which comes from PyPI.
 test-stores: libtorch
 	@./scripts/test_stores.sh
+
+# Trains with servers that are killed, stopped, cut off, added and taken away, for 20 minutes. Needs root and Debian's iptables.
+test-fleet: libtorch
+	cargo build --release --workspace --bin rollflow
+	@./scripts/test_fleet.py
 
 lint: libtorch
 	cargo fmt --all --check

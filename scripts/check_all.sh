@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# All of CI, longer, and with other people's programs: 20,000 schedules, 5,000 fault seeds, a crate outside the workspace, a stand-in for a GPU,
+# All of CI, longer, and with other people's programs: 20,000 schedules, 5,000 fault seeds, 10,000 fleets in simulated time, a crate outside the workspace, a stand-in for a GPU,
 # transformers and PEFT, promtool, TensorBoard, Weights & Biases, trackio and a real vLLM server (SGLANG=1: SGLang too).
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -11,7 +11,7 @@ export CARGO_TERM_COLOR=never CARGO_INCREMENTAL=0 CARGO_PROFILE_DEV_DEBUG=0
 vllm=$!
 trap 'kill "$vllm" 2> /dev/null || true' EXIT
 
-MODEL_CHECK_SCHEDULES=20000 FAULT_SEEDS=5000 ./.ci/run
+MODEL_CHECK_SCHEDULES=20000 FAULT_SEEDS=5000 FLEET_SEEDS=10000 ./.ci/run
 
 step "every recipe on \"cuda\", a stand-in for a GPU"
 ./scripts/stand_in_gpu.sh

@@ -2,6 +2,7 @@
 
 use std::path::PathBuf;
 
+use super::remote::parse_address;
 use super::remote::sync::SyncConfig;
 use crate::model::Dtype;
 use crate::settings::declare::{choices, section};
@@ -13,10 +14,11 @@ section! {
     pub struct Engine {
         /// Kind of engine.
         kind: EngineKind = EngineKind::default();
-        /// Running servers, as `http://host:port` or `https://host`.
+        /// Running servers, as `http://host:port` or `https://host`. One of another kind names it:
+        /// `vllm+http://host:port`.
         urls: Vec<String> = Vec::new();
-        /// Servers that come and go, in addition to `urls`: a file with an address a line, which is
-        /// watched, or `dns://host:port`, whose addresses are looked up.
+        /// Servers that come and go, in addition to `urls`: a file with an address a line, as in
+        /// `urls`, which is watched, or `dns://host:port`, whose addresses are looked up.
         members: Option<String> = None;
         /// Seconds that a server may go on with its work after it left `members`; the rest of its
         /// work continues on others.
@@ -57,8 +59,8 @@ section! {
         /// small.
         dtype: Option<Dtype> = None;
         /// If true, a model whose output head is tied to its embedding is exported with a head of
-        /// its own; the servers must have been started so. Left out: true for vLLM, which reloads
-        /// one without the other, else false.
+        /// its own; the servers must have been started so. Left out: true if a server is vLLM, which
+        /// reloads one without the other, else false.
         untie: Option<bool> = None;
         /// Folder for weight versions, which the servers can read. Left out: `engine` in the run
         /// folder.
@@ -121,6 +123,18 @@ impl Engine {
         }
     }
 
+    /// Kinds of the servers: that of the section, and those that `urls` name.
+    pub fn kinds(&self) -> Vec<EngineKind> {
+        let named = self.urls.iter().filter_map(|url| parse_address(url, self.kind()).ok());
+        let mut kinds = vec![self.kind()];
+        named.for_each(|(kind, _)| {
+            if !kinds.contains(&kind) {
+                kinds.push(kind)
+            }
+        });
+        kinds
+    }
+
     /// Returns true if servers generate.
     pub fn is_remote(&self) -> bool {
         self.kind() != EngineKind::Local
@@ -128,7 +142,7 @@ impl Engine {
 
     /// Returns true if a tied output head is exported untied.
     pub fn unties(&self) -> bool {
-        self.untie.unwrap_or(self.kind() == EngineKind::Vllm)
+        self.untie.unwrap_or_else(|| self.kinds().contains(&EngineKind::Vllm))
     }
 
     /// Addresses of the servers that the run starts.

@@ -145,6 +145,11 @@ catalog! {
     GeneratorSlots: GAUGE "generator_slots" [] in "samples", "Samples that a generator which adapts their number computes at the same time.";
     EngineState: GAUGE "engine_state" ["engine", ENGINE_STATE] in "1",
         "How each server that generates stands, 1 for the state that it is in: it gets work, waits for weights, can't be reached, or finishes its work to leave.";
+    Engines: GAUGE "engines" [ENGINE_STATE] in "servers", "Servers that generate, by how they stand.";
+    EnginesUseful: GAUGE "engines_useful" [] in "servers",
+        "Estimate of the servers that would keep both trainer and generator at work: those present, times the share of the last five minutes that the generator had work, over the share that the trainer worked. Above the servers present, more would help; below, fewer would do.";
+    TrainQueue: GAUGE "train_queue_seconds" [] in "seconds",
+        "Mean time that a batch waited for the trainer over the last five minutes, in runs with servers; 0 if the trainer waits for batches.";
     EngineVersion: GAUGE "engine_weight_version" ["engine"] in "versions", "Newest weights that the server was verified to hold (law V4).";
     EngineRequests: COUNT "engine_requests_total" ["engine"] in "requests", "Requests that were sent to the server: attempts at samples.";
     EngineInFlight: GAUGE "engine_requests_in_flight" ["engine"] in "requests", "Requests that the server has now.";

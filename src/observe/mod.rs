@@ -7,6 +7,7 @@
 
 pub mod catalog;
 pub mod console;
+mod demand;
 pub mod logs;
 mod progress;
 mod recorder;

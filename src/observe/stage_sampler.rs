@@ -10,6 +10,7 @@ use std::time::Duration;
 
 use crossbeam_channel::{RecvTimeoutError, Sender};
 
+use super::demand::Demand;
 use super::progress::Progress;
 use super::{Console, Metric, Metrics, ObserveError};
 use crate::flow::{Report, State, Stats};
@@ -53,12 +54,14 @@ impl StageSampler {
     pub(super) fn start(stats: Stats, metrics: Metrics, mut progress: Option<Progress>) -> Result<Self, ObserveError> {
         let (stop, stopped) = crossbeam_channel::bounded(0);
         let sample = move || {
+            let mut demand = Demand::default();
             loop {
                 let ending = !matches!(stopped.recv_timeout(INTERVAL), Err(RecvTimeoutError::Timeout));
                 let report = stats.report();
                 let limit = report.as_ref().and_then(Report::limit);
                 if let Some(report) = &report {
                     export(report, &metrics);
+                    demand.record(report, &metrics);
                 }
                 if ending {
                     progress.into_iter().for_each(|progress| progress.finish(&metrics, limit.as_deref()));

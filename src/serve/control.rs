@@ -12,6 +12,7 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
 
+use super::pulls;
 use super::reply::{self, Refusal, Reply};
 use super::shared::{LoadedAdapter, Shared, unknown};
 use super::uploads::hex;
@@ -95,8 +96,25 @@ pub(super) async fn blocking<T: Send + 'static>(work: impl FnOnce() -> Result<T,
     }
 }
 
-/// Loads the weights of a folder and installs them between two tokens. They are read before, while
-/// requests continue.
+/// Folder of the weights at `path`, and their version if they come from the store: its newest, or the
+/// one that `label` names.
+async fn find(shared: &Arc<Shared>, path: &Path, label: Option<&str>) -> Result<(PathBuf, Option<u64>), Refusal> {
+    if !path.to_string_lossy().contains("://") {
+        return Ok((absolute(path)?, None));
+    }
+    let Some(puller) = shared.pulls.as_ref().and_then(|pulls| pulls.of(path)) else {
+        return Err(Refusal::bad("this server pulls from the store of its flag --store alone; name that, or a folder"));
+    };
+    let version = match label.map(str::parse::<u64>) {
+        Some(Err(_)) => return Err(Refusal::bad("`weight_version` must be the number of a version in the store")),
+        given => given.and_then(Result::ok),
+    };
+    let (version, folder) = blocking(move || pulls::pull(&puller, version).map_err(|error| error.to_string())).await?;
+    Ok((folder, Some(version)))
+}
+
+/// Loads the weights of a folder, or of the store, and installs them between two tokens. They are
+/// fetched and read before, while requests continue.
 pub(super) async fn update(State(shared): State<Arc<Shared>>, body: Bytes) -> Reply {
     let Update { model_path, weight_version, abort_all_requests, manifest } = reply::read(&body)?;
     if manifest.is_some_and(|manifest| !manifest.is_null()) {
@@ -104,7 +122,8 @@ pub(super) async fn update(State(shared): State<Arc<Shared>>, body: Bytes) -> Re
     }
     let label = weight_version.map(|label| named(&label, "`weight_version`")).transpose()?;
     let _order = shared.changing.lock().await;
-    let folder = absolute(&model_path)?;
+    let (folder, pulled) = find(&shared, &model_path, label.as_deref()).await?;
+    let label = label.or_else(|| pulled.map(|version| version.to_string().into()));
     let (what, adapters) = {
         let (shared, folder) = (shared.clone(), folder.clone());
         blocking(move || read_weights(&shared, &folder).map_err(|error| error.to_string())).await?

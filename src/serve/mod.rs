@@ -15,6 +15,7 @@
 mod control;
 mod generate;
 mod openai;
+mod pulls;
 mod reply;
 mod routes;
 mod sampling;
@@ -34,6 +35,7 @@ use crate::flow::caught;
 use crate::net::Server;
 use crate::observe::Metrics;
 use crate::train::Policy;
+use crate::weights::Store;
 pub use token::BearerToken;
 
 /// Settings of a [`ModelServer`].
@@ -57,6 +59,9 @@ pub struct ServeConfig {
     pub seed: u64,
     /// Folder for weights that clients send; they are removed when the server ends.
     pub uploads: PathBuf,
+    /// Store of a run, whose versions requests may name instead of a folder; they are pulled to a
+    /// folder in `uploads`.
+    pub store: Option<Store>,
     /// Token that every request but `GET /health` must carry; `None` to require none.
     pub token: Option<BearerToken>,
 }

@@ -13,6 +13,7 @@ use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot};
 
 use super::ServeConfig;
+use super::pulls::Pulls;
 use super::reply::Refusal;
 use super::ticket::Ticket;
 use super::uploads::Uploads;
@@ -54,6 +55,7 @@ pub(super) struct Shared {
     pub tokenizer: Arc<Tokenizer>,
     pub metrics: Metrics,
     pub uploads: Uploads,
+    pub pulls: Option<Pulls>,
     pub served: Mutex<Served>,
     /// Held while weights or adapters change, so that changes take effect in their order.
     pub changing: tokio::sync::Mutex<()>,
@@ -81,6 +83,7 @@ impl Shared {
         let shared = Shared {
             room: Arc::new(Semaphore::new(config.slots.max(1) + config.max_queue)),
             uploads: Uploads::new(&config.uploads, policy.config())?,
+            pulls: config.store.as_ref().map(|store| Pulls::new(store, &config.uploads)).transpose()?,
             config,
             instance: protocol::unique(),
             model: policy.config().clone(),

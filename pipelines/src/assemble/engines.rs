@@ -8,14 +8,17 @@ use anyhow::{Context, Result, anyhow, bail};
 use parking_lot::Mutex;
 use rollflow::data::Version;
 use rollflow::engine::remote::sync::{CachePolicy, WeightSyncManager};
-use rollflow::engine::remote::{Capabilities, Fleet, FleetConfig, FleetHandle, InferenceEngine, MemberList, Members, connect};
-use rollflow::engine::settings::{Engine, EngineKind, Launch};
+use rollflow::engine::remote::{
+    Capabilities, Fleet, FleetConfig, FleetHandle, InferenceEngine, MemberList, Members, connect, parse_address,
+};
+use rollflow::engine::settings::{Engine, Launch};
 use rollflow::flow::{WeightsRx, WeightsTx};
 use rollflow::model::FrozenWeights;
 use rollflow::net::Tasks;
 use rollflow::prelude::*;
 use rollflow::recipe::Net;
 use rollflow::stages::sync::{Exporter, RemoteSync, probe_texts};
+use rollflow::util::secrets::masked;
 
 use crate::assemble::policy::Reader;
 use crate::assemble::sections::{Rollouts, Serving};
@@ -58,12 +61,7 @@ impl Engines {
         };
         let engines = section.all_urls().iter().map(|url| engine(section, net, url)).collect::<Result<Vec<_>>>()?;
         let handle = FleetHandle::new(engines);
-        let mut needs = Needs {
-            kind: section.kind(),
-            adapters: of.adapters.is_some(),
-            answer: rollouts.generate.max_new_tokens,
-            context: None,
-        };
+        let mut needs = Needs { adapters: of.adapters.is_some(), answer: rollouts.generate.max_new_tokens, context: None };
         needs.check(&handle)?;
         let engines = Engines {
             section: (*section).clone(),
@@ -219,16 +217,16 @@ pub fn urls(of: &Engine) -> Result<Vec<String>> {
     Ok(of.all_urls().into_iter().chain(found).collect())
 }
 
-/// Client of one server.
+/// Client of one server. Its address may name its kind.
 pub fn engine(of: &Engine, net: &Net, url: &str) -> Result<Arc<dyn InferenceEngine>> {
+    let (kind, url) = parse_address(url, of.kind()).map_err(|why| anyhow!("{}: {why}", masked(url)))?;
     let endpoint = secrets::endpoint(url, of.token_env.as_ref(), net)?;
-    Ok(connect(of.kind(), endpoint, of.model.clone())?)
+    Ok(connect(kind, endpoint, of.model.clone())?)
 }
 
 /// What a run needs of each of its servers.
 #[derive(Clone, Debug)]
 struct Needs {
-    kind: EngineKind,
     adapters: bool,
     /// Longest completion, in tokens.
     answer: usize,
@@ -253,7 +251,7 @@ impl Needs {
 
     /// What the run needs of this engine in vain.
     fn missing(&self, engine: &dyn InferenceEngine, found: &Capabilities) -> Option<String> {
-        let (name, flag) = (engine.name(), if self.kind == EngineKind::Vllm { "--max-model-len" } else { "--context-length" });
+        let (name, flag) = (engine.name(), "--context-length (vLLM: --max-model-len)");
         if !found.weights {
             return Some(format!("{name} can't be given weights: {}", found.lacks.join("; ")));
         }

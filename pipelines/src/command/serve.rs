@@ -9,6 +9,8 @@ use clap::Args;
 use rollflow::flow::Interrupts;
 use rollflow::observe::Console;
 use rollflow::serve::{BearerToken, ModelServer, ServeConfig};
+use rollflow::util::secrets::masked;
+use rollflow::weights::{Store, check_address};
 
 use super::policies::{Computing, model_folder};
 use super::{out, refused};
@@ -65,6 +67,13 @@ pub struct Serve {
     /// default the system's folder for temporary files.
     #[arg(long, value_name = "DIR")]
     uploads: Option<PathBuf>,
+    /// Store of a run, as in the recipe's store.url. POST /update_weights_from_disk may name it instead
+    /// of a folder; the version is pulled to a folder in --uploads and verified by its checksums.
+    #[arg(long, value_name = "URL")]
+    store: Option<String>,
+    /// PEM file of certificate authorities that the store is trusted by, in addition to the system's.
+    #[arg(long, value_name = "FILE", requires = "store")]
+    ca_file: Option<PathBuf>,
     /// Seed of requests without one.
     #[arg(long, default_value_t = 0)]
     seed: u64,
@@ -98,6 +107,11 @@ impl Serve {
         let listener = TcpListener::bind(address).with_context(|| {
             format!("listening at {address}; choose another address with --listen, whose port 0 takes a free one")
         })?;
+        let store = self.store.as_ref().map(|url| {
+            check_address(url).map_err(|why| refused(format!("--store {:?}: {why}", masked(url))))?;
+            Ok::<_, anyhow::Error>(Store::open(url, self.ca_file.as_deref())?)
+        });
+        let store = store.transpose()?;
         let folder = model_folder(&self.model)?;
         let policy =
             Policy::load_for(&folder, self.computing.compute()?).with_context(|| format!("loading {}", folder.display()))?;
@@ -112,6 +126,7 @@ impl Serve {
             context: self.context_length,
             seed: self.seed,
             uploads: self.uploads.unwrap_or_else(std::env::temp_dir),
+            store,
             token,
         };
         let server = ModelServer::start(&policy, listener, config).map_err(|error| refused(error.to_string()))?;

@@ -187,6 +187,12 @@ fn weights_are_sent_to_servers_and_what_was_damaged_on_its_way_is_refused() {
     drop(servers);
 }
 
+/// All files below a folder.
+fn walk(folder: &Path) -> Vec<PathBuf> {
+    let below = fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path());
+    below.flat_map(|path| if path.is_dir() { walk(&path) } else { vec![path] }).collect()
+}
+
 /// Laws V2, V4 and D1: a server without the trainer's disk loads what `weights pull` brings to its host, a second one that missed every version
 /// gets the newest from the store, and a run goes on from the store on another machine.
 #[test]
@@ -212,6 +218,45 @@ fn weights_reach_a_server_through_a_store_and_checkpoints_come_back_from_it() {
     for (here, there) in files {
         assert_eq!(fs::read(here).unwrap(), fs::read(there).unwrap());
     }
+    // A server pulls from its own store, what is named and no other.
+    let server = Server::start(&base, &["--store", &address]);
+    let load = |path: &str, more: Value| {
+        let mut body = json!({ "model_path": path });
+        body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        server.post("/update_weights_from_disk", &body)
+    };
+    load(&address, json!({})).unwrap();
+    let page = server.get("/model_info");
+    assert_eq!(page["weight_version"], "4", "the newest: {page}");
+    let pulled = Path::new(page["model_path"].as_str().unwrap());
+    assert_eq!(flat(pulled), flat(&late.join("latest")));
+    load(&format!("{address}/"), json!({"weight_version": "3"})).unwrap();
+    assert_eq!(server.get("/model_info")["weight_version"], "3");
+    for (path, more, why) in [
+        ("s3://other/run", json!({}), "--store alone"),
+        (&*address, json!({"weight_version": "99"}), "99"),
+        (&*address, json!({"weight_version": "best"}), "the number of a version"),
+    ] {
+        let told = load(path, more).unwrap_err().to_string();
+        assert!(told.contains(why), "{told}");
+    }
+    // A damaged object is refused, and the version before stays.
+    let fresh = Server::start(&base, &["--store", &address]);
+    let damage = || {
+        for path in walk(&store.join("weights/data")) {
+            let mut bytes = fs::read(&path).unwrap();
+            let middle = bytes.len() / 2;
+            bytes[middle] ^= 1;
+            fs::write(&path, bytes).unwrap();
+        }
+    };
+    damage();
+    let told = fresh.refused("/update_weights_from_disk", &json!({ "model_path": address }));
+    assert!(told.contains("checksum"), "{told}");
+    assert_eq!(fresh.get("/model_info")["weight_version"], "default");
+    // Twice is as before.
+    damage();
+
     let ended = rollflow(&["resume", &address, "--out", moved.to_str().unwrap(), "--set", "train.steps=5"]);
     assert_eq!(ended.code, Some(0), "{}{}", ended.out, ended.err);
     nothing_lost(&moved, 5);

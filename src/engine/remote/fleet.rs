@@ -284,7 +284,7 @@ impl Fleet {
         self.progress = now;
         sample.avoided = None;
         if let Some(slot) = self.engine_slots.get_mut(&place) {
-            slot.works(chunk.len());
+            slot.works(chunk.len(), waited, now);
         }
         self.load.rows += chunk.len();
         let first = (sample.answer.tokens.len() == before).then_some(waited);

@@ -293,6 +293,12 @@ impl FleetHandle {
         self.of(place, |member| Some(member.last_sync.clone()))
     }
 
+    /// Returns true during a sync of the engine, or a look at its label.
+    pub(super) fn is_syncing(&self, place: usize) -> bool {
+        // The sync's guard holds the lock, too.
+        self.of(place, |member| Some(Arc::strong_count(&member.last_sync) > 1)).unwrap_or(false)
+    }
+
     /// Newest version that an engine serves, must serve or is loading.
     pub(super) fn newest(&self) -> Option<Version> {
         self.read(|standings| {
@@ -335,6 +341,7 @@ impl FleetHandle {
                 let served = member.served.as_ref().map(|served| served.version);
                 meter.stands(&member.name, standings.state(member), served);
             }
+            meter.count(standings.members.values().map(|member| standings.state(member)));
         });
     }
 }

@@ -15,8 +15,9 @@ use std::time::{Duration, Instant};
 use futures_util::future::join_all;
 use tokio::time::timeout;
 
-use super::{Capabilities, FleetHandle, InferenceEngine};
-use crate::net::{check_url, now};
+use super::{Capabilities, FleetHandle, InferenceEngine, parse_address};
+use crate::engine::settings::EngineKind;
+use crate::net::now;
 use crate::util::secrets::masked;
 
 /// Time between two looks at the list.
@@ -34,8 +35,8 @@ const LONGEST_LIST: u64 = 1 << 20;
 /// List of a fleet's members.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum MemberList {
-    /// File with an address a line, such as `http://host:port`. Empty lines and `#` comments are
-    /// ignored.
+    /// File with an address a line, such as `http://host:port` or `vllm+http://host:port`
+    /// ([`parse_address`]). Empty lines and `#` comments are ignored.
     File(PathBuf),
     /// Host and port: each address of the host is a member, by `http`.
     Dns(String, u16),
@@ -102,9 +103,9 @@ fn addresses(text: &str) -> (BTreeSet<String>, Vec<String>) {
     let (mut found, mut wrong) = (BTreeSet::new(), Vec::new());
     for (at, line) in text.lines().enumerate() {
         let line = line.split('#').next().unwrap_or_default().trim().trim_end_matches('/');
-        match check_url(line) {
+        match parse_address(line, EngineKind::default()) {
             _ if line.is_empty() => {}
-            Ok(()) => drop(found.insert(line.to_owned())),
+            Ok(_) => drop(found.insert(line.to_owned())),
             Err(why) => wrong.push(format!("line {} is {:?}: {why}", at + 1, masked(line))),
         }
     }
@@ -268,8 +269,8 @@ mod tests {
 
     #[test]
     fn lines_are_addresses_or_told_with_their_number() {
-        let (found, wrong) = addresses("# two\n\nhttp://a:1/ \n http://b:2 # the second\nftp://c:3\nhttp://a:1\n");
-        assert_eq!(found.into_iter().collect::<Vec<_>>(), ["http://a:1", "http://b:2"]);
+        let (found, wrong) = addresses("# two\n\nhttp://a:1/ \n vllm+http://b:2 # the second\nftp://c:3\nhttp://a:1\n");
+        assert_eq!(found.into_iter().collect::<Vec<_>>(), ["http://a:1", "vllm+http://b:2"]);
         assert!(wrong.len() == 1 && wrong[0].starts_with("line 5 is"), "{wrong:?}");
     }
 }

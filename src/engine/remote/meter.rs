@@ -7,6 +7,14 @@ use super::handle::EngineState;
 use crate::data::Version;
 use crate::observe::{Metric, Metrics};
 
+/// States and their names.
+const STATES: [(EngineState, &str); 4] = [
+    (EngineState::Serving, "serving"),
+    (EngineState::Behind, "behind"),
+    (EngineState::Lost, "lost"),
+    (EngineState::Leaving, "leaving"),
+];
+
 /// Metrics of the engines, by name.
 pub(super) struct Meter(Metrics);
 
@@ -63,10 +71,18 @@ impl Meter {
         self.0.observe(Metric::EngineSync, &[name, phase], time.as_secs_f64());
     }
 
+    /// Sets the number of engines in each state.
+    pub(super) fn count(&self, states: impl Iterator<Item = EngineState>) {
+        let mut counts = STATES.map(|(state, word)| (state, word, 0.0));
+        for state in states {
+            counts.iter_mut().filter(|(each, ..)| *each == state).for_each(|(_, _, count)| *count += 1.0);
+        }
+        counts.iter().for_each(|(_, word, count)| self.0.set(Metric::Engines, &[word], *count));
+    }
+
     pub(super) fn stands(&self, name: &str, state: EngineState, served: Option<Version>) {
-        use EngineState::{Behind, Leaving, Lost, Serving};
         self.begin(name);
-        for (each, word) in [(Serving, "serving"), (Behind, "behind"), (Lost, "lost"), (Leaving, "leaving")] {
+        for (each, word) in STATES {
             self.0.set(Metric::EngineState, &[name, word], f64::from(u8::from(each == state)));
         }
         if let Some(version) = served {

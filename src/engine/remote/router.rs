@@ -2,13 +2,21 @@
 //! an argument.
 //!
 //! Samples of a group go to one engine while it has room, because it has prefilled their prompt.
-//! Turns of a conversation, of which the engines see no group, meet again by rendezvous hashing: an
-//! engine's name and the prompt draw a number, and the engine with the largest is preferred while it
-//! is not much fuller than others. An engine that joins or leaves changes the preference of its own
-//! conversations alone. Others go to the engine with the largest free share. A busy engine (429) loses a quarter of its
-//! limit and regains it slowly with successes. A paused engine (503) keeps its limit and is left
-//! alone for a while. Samples beyond an engine's capacity only wait in its queue and get staler, so
-//! a full engine is measured, and its limit follows the knee of its throughput ([`Concurrency`]).
+//! Turns of a conversation, of which the engines see no group, meet again by rendezvous hashing with
+//! bounded loads: an engine's name and the prompt draw a number, and the engine with the largest is
+//! preferred while it has at most a quarter more than its share. An engine that joins or leaves
+//! changes the preference of its own conversations alone. Others go to the engine that has the least
+//! of its share.
+//!
+//! The share of an engine is in proportion to its limit and its speed, the tokens a second of a
+//! sample there, so that a slow engine gets less.
+//!
+//! The limit is adapted as a window of TCP is. A busy engine (429) loses a quarter of it and is left
+//! alone for as long as it asks for; one that sends nothing for long begins again with one sample.
+//! Each finished sample raises it: by one up to half of the limit before, then by one a round. A
+//! paused engine (503) keeps its limit. Samples beyond an engine's capacity only wait in its queue and
+//! get staler, so a full engine is measured, and its limit follows the knee of its throughput
+//! ([`Concurrency`]).
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -28,8 +36,14 @@ const FIRST: Duration = Duration::from_millis(100);
 /// Duration of one measurement of the throughput.
 const WHILE: Duration = Duration::from_millis(100);
 
-/// Share of its room that a preferred engine may be fuller than the emptiest one.
-const PREFERENCE: f64 = 0.25;
+/// Share of its samples that a preferred engine may have, 1 being the share of its limit and speed.
+const PREFERENCE: f64 = 1.25;
+
+/// Tokens over which an engine's speed is averaged.
+const TOKENS: f64 = 512.0;
+
+/// Smallest speed of an engine, relative to the fastest: a slow one gets samples, to be measured.
+const SLOWEST: f64 = 0.1;
 
 /// Full measurements before the limit is first lowered.
 const MEASUREMENTS: usize = 20;
@@ -42,6 +56,10 @@ pub(super) struct EngineSlot {
     most: usize,
     /// Samples at a time below which the engine does not report that it is busy.
     limit: f64,
+    /// Limit up to which each finished sample raises it by one.
+    threshold: f64,
+    /// Recent tokens and the seconds that samples waited for them; older ones count less.
+    pace: (f64, f64),
     /// Limit by throughput, after the first full measurements.
     knee: Option<Concurrency>,
     /// Number of measurements with all room in use.
@@ -53,8 +71,10 @@ pub(super) struct EngineSlot {
     pub(super) in_flight: usize,
     /// Time before which the engine gets no samples.
     closed_until: Option<Instant>,
-    /// Rejections since the last token.
+    /// Rejections and silences since the last token.
     refusals: u32,
+    /// Time of the newest token.
+    last_token: Option<Instant>,
     /// Failures since the last token.
     pub(super) failures: u32,
     /// Refutations that were processed.
@@ -85,14 +105,47 @@ impl EngineSlot {
         self.in_flight + count <= self.limit() && self.closed_until.is_none_or(|until| until <= now)
     }
 
-    /// Share of its room that is taken.
-    fn taken(&self) -> f64 {
-        self.in_flight as f64 / self.limit() as f64
+    /// Tokens a second of a sample, if any came.
+    fn speed(&self) -> Option<f64> {
+        let (tokens, seconds) = self.pace;
+        (tokens > 0.0 && seconds > 0.0).then(|| tokens / seconds)
     }
 
-    pub(super) fn works(&mut self, tokens: usize) {
-        (self.refusals, self.failures) = (0, 0);
+    /// Records tokens of a sample that `waited` for them.
+    pub(super) fn works(&mut self, tokens: usize, waited: Duration, now: Instant) {
+        (self.refusals, self.failures, self.last_token) = (0, 0, Some(now));
         self.tokens += tokens;
+        let keep = (-(tokens as f64) / TOKENS).exp();
+        self.pace = (keep * self.pace.0 + tokens as f64, keep * self.pace.1 + waited.as_secs_f64());
+    }
+
+    /// Returns true if a token came within this time.
+    pub(super) fn spoke(&self, within: Duration, now: Instant) -> bool {
+        self.last_token.is_some_and(|last| now.saturating_duration_since(last) < within)
+    }
+
+    /// Returns true unless its samples have waited in vain for a token for the time `after`.
+    pub(super) fn answers(&self, after: Duration, now: Instant) -> bool {
+        self.in_flight == 0 || self.spoke(after, now)
+    }
+
+    /// Records that a sample waited in vain for a token for the time `after`, and went elsewhere. If
+    /// no other sample got one, the engine begins again with one sample after a while.
+    pub(super) fn silent(&mut self, place: usize, after: Duration, now: Instant) {
+        let closed = self.closed_until.is_some_and(|until| until > now);
+        if closed || self.spoke(after, now) {
+            return;
+        }
+        self.threshold = if self.limit > 1.0 { self.limit / 2.0 } else { self.threshold };
+        self.limit = 1.0;
+        self.close(place, Duration::ZERO, now);
+    }
+
+    /// Leaves the engine alone for `least`, and longer with each time since its last token.
+    fn close(&mut self, place: usize, least: Duration, now: Instant) {
+        self.refusals = self.refusals.saturating_add(1);
+        let until = now + pause(FIRST, place as u64, self.refusals.min(4)).max(least);
+        self.closed_until = self.closed_until.max(Some(until));
     }
 
     /// Measures the throughput after dispatch; `next` more samples wait to start together.
@@ -119,7 +172,8 @@ impl EngineSlot {
 
     /// Records a finished sample.
     pub(super) fn ended(&mut self) {
-        self.limit = (self.limit + 1.0 / self.limit).min(self.most as f64);
+        let more = if self.limit < self.threshold { 1.0 } else { 1.0 / self.limit };
+        self.limit = (self.limit + more).min(self.most as f64);
     }
 
     /// Allows samples again.
@@ -133,9 +187,7 @@ impl EngineSlot {
         if status == 429 && self.closed_until.is_none_or(|until| until <= now) {
             self.limit = (0.75 * self.limit).max(1.0);
         }
-        self.refusals = self.refusals.saturating_add(1);
-        let until = now + pause(FIRST, place as u64, self.refusals.min(4)).max(retry_after.unwrap_or_default());
-        self.closed_until = self.closed_until.max(Some(until));
+        self.close(place, retry_after.unwrap_or_default(), now);
     }
 }
 
@@ -145,7 +197,7 @@ pub(super) fn pause(first: Duration, key: u64, nth: u32) -> Duration {
 }
 
 /// Returns an engine with room for `count` samples of the prompt `ordinal`, among those that
-/// `serves`: `home` first, then the preferred one.
+/// `serves`: `home` first, then the preferred one, then the one with the least of its share.
 pub(super) fn choose(
     engine_slots: &BTreeMap<usize, EngineSlot>,
     home: Option<usize>,
@@ -158,11 +210,19 @@ pub(super) fn choose(
     if let Some(home) = home.filter(|home| engine_slots.get(home).is_some_and(|slot| has_room(*home, slot))) {
         return Some(home);
     }
+    let serving = || engine_slots.iter().filter(|(place, _)| serves(**place)).map(|(_, slot)| slot);
+    let fastest = serving().filter_map(EngineSlot::speed).fold(0.0, f64::max);
+    // An engine without a token yet is taken for a fast one.
+    let weight = |slot: &EngineSlot| slot.limit() as f64 * slot.speed().map_or(1.0, |speed| (speed / fastest).max(SLOWEST));
+    let of_share = |slot: &EngineSlot| (slot.in_flight + count) as f64 / weight(slot);
     let open = || engine_slots.iter().filter(|(place, slot)| has_room(**place, slot));
-    let emptiest = open().min_by(|(_, a), (_, b)| a.taken().total_cmp(&b.taken()))?;
     let preferred = open().max_by_key(|(_, slot)| mix(slot.name ^ mix(ordinal)))?;
-    let chosen = if preferred.1.taken() <= emptiest.1.taken() + PREFERENCE { preferred } else { emptiest };
-    Some(*chosen.0)
+    let all: usize = serving().map(|slot| slot.in_flight).sum();
+    let fair = (all + count) as f64 / serving().map(weight).sum::<f64>() * weight(preferred.1);
+    if (preferred.1.in_flight + count) as f64 <= (PREFERENCE * fair).ceil().max(count as f64) {
+        return Some(*preferred.0);
+    }
+    open().min_by(|(_, a), (_, b)| of_share(a).total_cmp(&of_share(b))).map(|(place, _)| *place)
 }
 
 #[cfg(test)]
@@ -239,13 +299,57 @@ mod tests {
         assert_eq!((after(6), after(7)), (false, true), "as long as it asked for");
     }
 
+    #[test]
+    fn a_slow_engine_gets_a_smaller_share_and_an_unmeasured_one_a_full_share() {
+        let mut now = Instant::now();
+        let mut engine_slots = slots(&[64; 3]);
+        // Milliseconds of a token there.
+        let pace = BTreeMap::from([(0, 10), (1, 20), (2, 10_000)]);
+        for _ in 0..200 {
+            for (place, slot) in &mut engine_slots {
+                slot.works(8, Duration::from_millis(8 * pace[place]), now);
+            }
+            now += Duration::from_millis(10);
+        }
+        engine_slots.insert(3, EngineSlot::new(64, "engine 3"));
+        for ordinal in 0..93 {
+            let place = choose(&engine_slots, None, ordinal, 1, |_| true, now).unwrap();
+            engine_slots.get_mut(&place).unwrap().in_flight += 1;
+        }
+        let shares: Vec<usize> = engine_slots.values().map(|slot| slot.in_flight).collect();
+        for (share, expected) in shares.iter().zip([1.0, 0.5, 0.1, 1.0].map(|weight| 93.0 * weight / 2.6)) {
+            let most = (PREFERENCE * expected).ceil() as usize;
+            assert!((1..=most).contains(share) && *share as f64 >= 0.5 * expected, "{shares:?}");
+        }
+    }
+
+    #[test]
+    fn a_silent_engine_begins_again_with_one_sample_and_is_soon_where_it_was() {
+        let (mut slot, begun, after) = (EngineSlot::new(64, ""), Instant::now(), Duration::from_secs(3));
+        slot.works(1, Duration::ZERO, begun);
+        slot.silent(0, after, begun + Duration::from_secs(2));
+        assert_eq!(slot.limit(), 64, "another sample got a token");
+        let later = begun + Duration::from_secs(4);
+        // Its samples go elsewhere together.
+        (0..64).for_each(|_| slot.silent(0, after, later));
+        assert_eq!((slot.limit(), slot.has_room(1, later)), (1, false));
+        let later = later + LONGEST_PAUSE;
+        assert!(slot.has_room(1, later) && !slot.has_room(2, later));
+        slot.silent(0, after, later);
+        assert_eq!(slot.limit(), 1);
+        (0..31).for_each(|_| slot.ended());
+        assert_eq!(slot.limit(), 32, "half of what it was, after as many samples");
+        slot.ended();
+        assert_eq!(slot.limit(), 32, "then slowly");
+    }
+
     /// Final limit of an engine that computes `capacity` samples at a time.
     fn settled(most: usize, capacity: usize, there: usize, group: usize) -> usize {
         let (mut slot, mut now) = (EngineSlot::new(most, ""), Instant::now());
         for _ in 0..6000 {
             slot.in_flight = there.min(slot.limit() / group * group);
             slot.measure(if slot.in_flight < there { group } else { 0 }, now);
-            slot.works(slot.in_flight.min(capacity));
+            slot.works(slot.in_flight.min(capacity), Duration::from_millis(50), now);
             now += Duration::from_millis(50);
         }
         slot.limit()

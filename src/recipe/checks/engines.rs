@@ -2,9 +2,8 @@
 
 use super::Note;
 use crate::engine::remote::sync::{CachePolicy, Carry};
-use crate::engine::remote::{MemberList, PauseMode};
+use crate::engine::remote::{MemberList, PauseMode, parse_address};
 use crate::engine::settings::{Engine, EngineKind, Launch};
-use crate::net::check_url;
 use crate::recipe::model::DeviceName;
 use crate::recipe::plan::Plan;
 use crate::util::secrets::masked;
@@ -41,9 +40,10 @@ pub(super) fn engines(plan: &Plan, note: Note) {
         );
     }
     for (at, url) in engine.urls.iter().enumerate() {
-        if let Err(why) = check_url(url) {
+        if let Err(why) = parse_address(url, engine.kind()) {
             let message = format!("`engine.urls[{at}]` is {:?}: {why}", masked(url));
-            note(&format!("engine.urls[{at}]"), &[], message, "write it as http://host:port or https://host");
+            let help = "write it as http://host:port or https://host, after a kind and `+` if it is another than engine.kind";
+            note(&format!("engine.urls[{at}]"), &[], message, help);
         }
     }
     if engine.port + engine.replicas > 65_536 {
@@ -54,8 +54,12 @@ pub(super) fn engines(plan: &Plan, note: Note) {
     for (at, pair) in engine.env.iter().enumerate().filter(|(_, pair)| !pair.contains('=')) {
         note(&format!("engine.env[{at}]"), &[], format!("`engine.env[{at}]` is {pair:?}"), "write it as NAME=value");
     }
-    policies(engine, note);
-    if engine.kind() == EngineKind::OpenAi && plan.pipeline.reinforces() {
+    engine.kinds().into_iter().for_each(|kind| policies(engine, kind, note));
+    if engine.sync.cache == CachePolicy::Flush && engine.sync.pause == PauseMode::Keep {
+        let message = "`engine.cache` is \"flush\", but with engine.pause = \"keep\" requests still use what would be forgotten";
+        note("engine.cache", &["engine.pause"], message.to_owned(), "use \"namespaced\", or another engine.pause");
+    }
+    if engine.kinds().contains(&EngineKind::OpenAi) && plan.pipeline.reinforces() {
         let message = "`engine.kind` is \"openai\": such a server can't be given weights, so what it samples would be ever older";
         note("engine.kind", &["pipeline"], message.to_owned(), "use \"rollflow\", \"vllm\" or \"sglang\"");
     }
@@ -107,8 +111,9 @@ fn launched(engine: &Engine, note: Note) {
     }
 }
 
-fn policies(engine: &Engine, note: Note) {
-    let (kind, pause) = (engine.kind(), engine.sync.pause);
+/// Policies that servers of this kind lack.
+fn policies(engine: &Engine, kind: EngineKind, note: Note) {
+    let pause = engine.sync.pause;
     if matches!(
         (kind, pause),
         (EngineKind::Vllm, PauseMode::Recompute) | (EngineKind::Sglang | EngineKind::Rollflow, PauseMode::Finish)
@@ -119,10 +124,6 @@ fn policies(engine: &Engine, note: Note) {
     if engine.sync.carry == Carry::Stream && kind != EngineKind::Rollflow {
         let message = format!("`engine.carry` is \"stream\", which {} has no way of", kind.word());
         note("engine.carry", &["engine.kind"], message, "use \"folder\", or engine.kind = \"rollflow\"");
-    }
-    if engine.sync.cache == CachePolicy::Flush && pause == PauseMode::Keep {
-        let message = "`engine.cache` is \"flush\", but with engine.pause = \"keep\" requests still use what would be forgotten";
-        note("engine.cache", &["engine.pause"], message.to_owned(), "use \"namespaced\", or another engine.pause");
     }
 }
 

@@ -6,8 +6,8 @@ use std::time::{Duration, Instant};
 use super::{FAILURES, Fleet, id};
 use crate::engine::remote::FleetHandle;
 use crate::engine::remote::handle::EngineState;
-use crate::engine::remote::in_flight::{InFlightSample, SampleKey};
-use crate::engine::remote::router::{choose, pause};
+use crate::engine::remote::in_flight::{InFlightSample, SampleKey, Stage};
+use crate::engine::remote::router::{EngineSlot, choose, pause};
 use crate::engine::{EngineError, TokenEngine};
 
 /// Time limit of a health check.
@@ -51,14 +51,20 @@ impl Fleet {
         Ok(())
     }
 
-    /// Continues samples elsewhere that have waited long for a token, if another engine has room.
+    /// Continues samples elsewhere that have waited long for a token, if another engine has room and
+    /// is not silent itself: all are while they load weights. A sample that ended under weights whose
+    /// verification is late begins again.
     fn hedge(&mut self, now: Instant) {
         let Some(after) = self.config.hedge_after else { return };
         let slow = |sample: &InFlightSample| now.saturating_duration_since(sample.since) > after;
         let slow = self.samples.iter().filter(|(_, sample)| slow(sample));
-        let slow: Vec<_> = slow.filter_map(|(key, sample)| Some((*key, sample.running()?.place))).collect();
+        let slow: Vec<_> = slow.filter_map(|(key, sample)| Some((*key, self.waits_for(sample, after, now)?))).collect();
+        if slow.is_empty() {
+            return;
+        }
         let serving = self.handle.serving();
-        let open = self.engine_slots.iter().filter(|(place, slot)| serving.contains(place) && slot.has_room(1, now));
+        let may = |slot: &EngineSlot| slot.has_room(1, now) && slot.answers(after, now);
+        let open = self.engine_slots.iter().filter(|(place, slot)| serving.contains(place) && may(slot));
         let mut open: BTreeSet<usize> = open.map(|(place, _)| *place).collect();
         for (key, place) in slow {
             if open.iter().all(|other| *other == place) {
@@ -72,12 +78,34 @@ impl Fleet {
                     open.remove(&other);
                 }
             }
-            if let Some(sample) = self.samples.get_mut(&key) {
-                let at = self.budget.spend(now);
-                (sample.avoided, sample.since) = (Some(place), now);
+            let at = self.budget.spend(now);
+            let Some(sample) = self.samples.get_mut(&key) else { continue };
+            (sample.avoided, sample.since) = (Some(place), now);
+            if sample.running().is_some() {
                 sample.wait(at);
+            } else {
+                sample.restart(at);
+                self.withdraw(key);
+            }
+            if let Some(slot) = self.engine_slots.get_mut(&place)
+                && !self.handle.is_syncing(place)
+            {
+                slot.silent(place, after, now);
             }
             self.handle.record(place, |meter, name| meter.moved(name));
+        }
+    }
+
+    /// Place of the engine that a sample waits for: it computes the sample, or it ended the sample on
+    /// trial and has been silent since.
+    fn waits_for(&self, sample: &InFlightSample, after: Duration, now: Instant) -> Option<usize> {
+        match &sample.stage {
+            Stage::Waiting(_) => None,
+            Stage::Running(running) => Some(running.place),
+            Stage::Ended(_) => {
+                let silent = |place: &usize| self.engine_slots.get(place).is_some_and(|slot| !slot.spoke(after, now));
+                sample.unproven.iter().map(|(place, _)| *place).find(silent)
+            }
         }
     }
 
