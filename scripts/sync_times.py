@@ -18,7 +18,7 @@ args = parser.parse_args()
 work = pathlib.Path(tempfile.mkdtemp(prefix="sync"))
 running = []
 recipe = "pipelines/recipes/grpo.toml"
-PHASES = ["fetch", "send", "pause", "load", "label", "check", "resume", "probe"]
+PHASES = ["fetch", "send", "prepare", "pause", "load", "label", "check", "resume", "probe"]
 
 
 def start(log, *words):

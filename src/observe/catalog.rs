@@ -70,7 +70,7 @@ const STOP: Label = (
     ],
 );
 const ENGINE_STATE: Label = ("state", &["serving", "behind", "lost", "leaving"]);
-const SYNC_PHASE: Label = ("phase", &["fetch", "send", "pause", "load", "label", "check", "flush", "resume", "probe"]);
+const SYNC_PHASE: Label = ("phase", &["fetch", "send", "prepare", "pause", "load", "label", "check", "flush", "resume", "probe"]);
 const FAULT: Label =
     ("kind", &["url", "tls", "unreachable", "broke", "late", "busy", "refused", "failed", "nonsense", "unsupported"]);
 const SERVED: Label = ("outcome", &["ok", "busy", "refused", "failed"]);

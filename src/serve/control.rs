@@ -2,14 +2,14 @@
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use axum::body::Bytes;
 use axum::extract::State;
 use axum::http::StatusCode;
 use axum::response::IntoResponse;
 use serde::Deserialize;
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 use sha2::{Digest, Sha256};
 
 use super::pulls;
@@ -18,7 +18,7 @@ use super::shared::{LoadedAdapter, Shared, unknown};
 use super::uploads::hex;
 use super::worker::{Command, Installed};
 use crate::engine::remote::PauseMode;
-use crate::model::{FrozenWeights, TensorSlice, load_adapter, load_weights_for};
+use crate::model::{Dtype, FrozenWeights, TensorSlice, load_adapter, load_weights_for};
 use crate::util::untrusted;
 
 /// Longest name of an adapter or a version, in bytes.
@@ -71,14 +71,33 @@ pub(super) async fn abort(State(shared): State<Arc<Shared>>, body: Bytes) -> Rep
     Ok(StatusCode::OK.into_response())
 }
 
-#[derive(Deserialize)]
-struct Update {
+/// Weights that a request names.
+#[derive(Clone, PartialEq, Deserialize)]
+pub(super) struct Source {
     model_path: PathBuf,
     weight_version: Option<String>,
+}
+
+#[derive(Deserialize)]
+struct Update {
+    #[serde(flatten)]
+    source: Source,
     #[serde(default)]
     abort_all_requests: bool,
     /// Its entries would be verified.
     manifest: Option<Value>,
+}
+
+/// Checksum of each tensor by name, computed once for weights.
+pub(super) type Sums = Arc<OnceLock<Map<String, Value>>>;
+
+/// Weights in memory, ready to be served.
+pub(super) struct Prepared {
+    source: Source,
+    label: Option<Arc<str>>,
+    folder: PathBuf,
+    weights: Arc<FrozenWeights>,
+    sums: Sums,
 }
 
 fn named(name: &str, what: &str) -> Result<Arc<str>, Refusal> {
@@ -113,20 +132,41 @@ async fn find(shared: &Arc<Shared>, path: &Path, label: Option<&str>) -> Result<
     Ok((folder, Some(version)))
 }
 
-/// Loads the weights of a folder, or of the store, and installs them between two tokens. They are
-/// fetched and read before, while requests continue.
+/// Reads the weights of a folder, or of the store, and computes their checksums, while requests
+/// continue. An update that names the same weights then only installs them.
+pub(super) async fn prepare(State(shared): State<Arc<Shared>>, body: Bytes) -> Reply {
+    let source: Source = reply::read(&body)?;
+    let _order = shared.changing.lock().await;
+    // Two versions in memory, and not three.
+    shared.prepared.lock().take();
+    let prepared = read(&shared, source).await?;
+    let (weights, sums, dtype) = (prepared.weights.clone(), prepared.sums.clone(), shared.compute.dtype);
+    let summed = move || {
+        sums.get_or_init(|| sums_of(&weights, dtype));
+        Ok(())
+    };
+    blocking(summed).await?;
+    *shared.prepared.lock() = Some(prepared);
+    Ok(reply::success("Weights prepared."))
+}
+
+/// Installs the weights of a folder, or of the store, between two tokens. Unless they were prepared,
+/// they are fetched and read before, while requests continue.
 pub(super) async fn update(State(shared): State<Arc<Shared>>, body: Bytes) -> Reply {
-    let Update { model_path, weight_version, abort_all_requests, manifest } = reply::read(&body)?;
+    let Update { source, abort_all_requests, manifest } = reply::read(&body)?;
     if manifest.is_some_and(|manifest| !manifest.is_null()) {
         return Err(Refusal::bad("`manifest` is not supported; verify with /weights_checker and by scoring"));
     }
-    let label = weight_version.map(|label| named(&label, "`weight_version`")).transpose()?;
     let _order = shared.changing.lock().await;
-    let (folder, pulled) = find(&shared, &model_path, label.as_deref()).await?;
-    let label = label.or_else(|| pulled.map(|version| version.to_string().into()));
-    let (what, adapters) = {
-        let (shared, folder) = (shared.clone(), folder.clone());
-        blocking(move || read_weights(&shared, &folder).map_err(|error| error.to_string())).await?
+    let prepared = shared.prepared.lock().take().filter(|prepared| prepared.source == source);
+    let prepared = match prepared {
+        Some(prepared) => prepared,
+        None => read(&shared, source).await?,
+    };
+    let Prepared { source, label, folder, weights, sums } = prepared;
+    let adapters = {
+        let (shared, weights) = (shared.clone(), weights.clone());
+        blocking(move || Ok(adapters_over(&shared, &weights))).await?
     };
     let label = label.unwrap_or_else(|| shared.served.lock().label.clone());
     if abort_all_requests {
@@ -134,17 +174,32 @@ pub(super) async fn update(State(shared): State<Arc<Shared>>, body: Bytes) -> Re
     }
     let installed = Installed {
         label: label.clone(),
-        weights: what.clone(),
+        weights: weights.clone(),
         adapters: adapters.iter().map(|(name, adapter)| (name.clone(), adapter.weights.clone())).collect(),
     };
     shared.call(|reply| Command::Install { what: installed, reply }).await?;
+    tracing::info!("serving the weights of {} as version {label}", source.model_path.display());
     let mut served = shared.served.lock();
-    (served.label, served.folder, served.weights, served.adapters) = (label, folder, what, adapters);
+    (served.label, served.folder, served.weights, served.sums, served.adapters) = (label, folder, weights, sums, adapters);
     drop(served);
-    tracing::info!("serving the weights of {} as version {}", model_path.display(), shared.served.lock().label);
     Ok(reply::page(&json!({
         "success": true, "message": "Succeeded to update model weights.", "num_paused_requests": 0, "instance": shared.instance,
     })))
+}
+
+/// Reads weights on the model's device and in its format.
+async fn read(shared: &Arc<Shared>, source: Source) -> Result<Prepared, Refusal> {
+    let label = source.weight_version.as_deref().map(|label| named(label, "`weight_version`")).transpose()?;
+    let (folder, pulled) = find(shared, &source.model_path, label.as_deref()).await?;
+    let label = label.or_else(|| pulled.map(|version| version.to_string().into()));
+    let (shared, from) = (shared.clone(), folder.clone());
+    let load = move || {
+        let _guard = tch::no_grad_guard();
+        let weights = load_weights_for(&shared.model, &from, shared.compute.dtype).map_err(|error| error.to_string())?;
+        Ok(Arc::new(FrozenWeights::of_own(weights.on(shared.compute))))
+    };
+    let weights = blocking(load).await?;
+    Ok(Prepared { source, label, folder, weights, sums: Sums::default() })
 }
 
 fn absolute(path: &Path) -> Result<PathBuf, Refusal> {
@@ -154,21 +209,17 @@ fn absolute(path: &Path) -> Result<PathBuf, Refusal> {
     }
 }
 
-type Weights = (Arc<FrozenWeights>, BTreeMap<Arc<str>, LoadedAdapter>);
-
-/// Weights of a folder on the model's device and in its format, and the loaded adapters over them.
-fn read_weights(shared: &Shared, folder: &Path) -> Result<Weights, crate::model::ModelError> {
+/// The loaded adapters over other weights.
+fn adapters_over(shared: &Shared, weights: &FrozenWeights) -> BTreeMap<Arc<str>, LoadedAdapter> {
     let _guard = tch::no_grad_guard();
-    let weights = load_weights_for(&shared.model, folder, shared.compute.dtype)?.on(shared.compute);
-    let known = shared.served.lock().adapters.clone();
+    let (weights, known) = (weights.read(), shared.served.lock().adapters.clone());
     let over = |known: LoadedAdapter| {
         let adapter = known.weights.read().adapter;
         let weights =
             adapter.map_or_else(|| known.weights.clone(), |adapter| Arc::new(FrozenWeights::of_own(weights.under(adapter))));
         LoadedAdapter { weights, ..known }
     };
-    let adapters = known.into_iter().map(|(name, known)| (name, over(known))).collect();
-    Ok((Arc::new(FrozenWeights::of_own(weights)), adapters))
+    known.into_iter().map(|(name, known)| (name, over(known))).collect()
 }
 
 #[derive(Deserialize)]
@@ -196,18 +247,24 @@ pub(super) async fn label(State(shared): State<Arc<Shared>>, body: Bytes) -> Rep
     Ok(reply::page(&json!({ "success": true, "message": "Weight version updated.", "new_version": new_version })))
 }
 
-/// Computes the checksum of each tensor of the served weights.
+/// Checksums of the served weights.
 pub(super) async fn checksums(State(shared): State<Arc<Shared>>) -> Reply {
-    let (weights, dtype) = (shared.served.lock().weights.clone(), shared.compute.dtype);
-    let sums = blocking(move || {
-        let weights = weights.read();
-        let flat = weights.flat.to_device(tch::Device::Cpu);
-        let sum = |(name, tensor): (&str, TensorSlice<'_>)| {
-            (name.to_owned(), Value::String(hex(&Sha256::digest(safetensors::View::data(&tensor)))))
-        };
-        Ok(TensorSlice::all(weights.layout.entries(), &flat, dtype).map(sum).collect::<serde_json::Map<_, _>>())
-    });
+    let dtype = shared.compute.dtype;
+    let (weights, sums) = {
+        let served = shared.served.lock();
+        (served.weights.clone(), served.sums.clone())
+    };
+    let sums = blocking(move || Ok(sums.get_or_init(|| sums_of(&weights, dtype)).clone()));
     Ok(reply::page(&json!({ "success": true, "message": "", "per_engine_checksum": sums.await? })))
+}
+
+fn sums_of(weights: &FrozenWeights, dtype: Dtype) -> Map<String, Value> {
+    let weights = weights.read();
+    let flat = weights.flat.to_device(tch::Device::Cpu);
+    let sum = |(name, tensor): (&str, TensorSlice<'_>)| {
+        (name.to_owned(), Value::String(hex(&Sha256::digest(safetensors::View::data(&tensor)))))
+    };
+    TensorSlice::all(weights.layout.entries(), &flat, dtype).map(sum).collect()
 }
 
 #[derive(Deserialize)]

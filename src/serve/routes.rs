@@ -49,6 +49,7 @@ pub(super) fn routes(shared: &Arc<Shared>) -> Router {
         .route("/continue_generation", post(control::resume))
         .route("/abort_request", post(control::abort))
         .route("/flush_cache", get(flush).post(flush))
+        .route("/prepare_weights", post(control::prepare))
         .route("/update_weights_from_disk", post(control::update))
         .route("/update_weight_version", post(control::label))
         .route("/weights_checker", post(control::checksums))

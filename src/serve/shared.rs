@@ -13,6 +13,7 @@ use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot};
 
 use super::ServeConfig;
+use super::control::{Prepared, Sums};
 use super::pulls::Pulls;
 use super::reply::Refusal;
 use super::ticket::Ticket;
@@ -42,6 +43,7 @@ pub(super) struct Served {
     pub label: Arc<str>,
     pub folder: PathBuf,
     pub weights: Arc<FrozenWeights>,
+    pub sums: Sums,
     pub adapters: BTreeMap<Arc<str>, LoadedAdapter>,
     pub paused: bool,
 }
@@ -57,6 +59,8 @@ pub(super) struct Shared {
     pub uploads: Uploads,
     pub pulls: Option<Pulls>,
     pub served: Mutex<Served>,
+    /// Weights of the next update.
+    pub prepared: Mutex<Option<Prepared>>,
     /// Held while weights or adapters change, so that changes take effect in their order.
     pub changing: tokio::sync::Mutex<()>,
     commands: UnboundedSender<Command>,
@@ -90,7 +94,8 @@ impl Shared {
             compute: policy.compute(),
             tokenizer: policy.tokenizer().clone(),
             metrics,
-            served: Mutex::new(Served { label: UNNAMED.into(), folder, weights, adapters, paused: false }),
+            served: Mutex::new(Served { label: UNNAMED.into(), folder, weights, sums: Sums::default(), adapters, paused: false }),
+            prepared: Mutex::default(),
             changing: tokio::sync::Mutex::default(),
             commands,
             jobs: AtomicU64::new(0),

@@ -510,11 +510,23 @@ fn weights_change_in_a_pause_and_a_damaged_folder_changes_nothing() {
     ] {
         let told = server.refused("/update_weights_from_disk", &json!({"model_path": wrong, "weight_version": "6"}));
         assert!(told.contains(why), "{why}: {told}");
+        let told = server.refused("/prepare_weights", &json!({"model_path": wrong, "weight_version": "6"}));
+        assert!(told.contains(why), "{why}: {told}");
     }
-    assert_eq!(server.get("/model_info")["weight_version"], "default");
-    assert_eq!(server.ask("/weights_checker", &json!({"action": "checksum"})), sums);
-
-    server.ask("/update_weights_from_disk", &json!({"model_path": other, "weight_version": "7"}));
+    // Prepared weights are installed from memory, and only by the update that names them.
+    let away = other.with_extension("away");
+    for (label, installed) in [("8", false), ("7", true)] {
+        server.ask("/prepare_weights", &json!({"model_path": other, "weight_version": "7"}));
+        assert_eq!(server.get("/model_info")["weight_version"], "default");
+        assert_eq!(server.ask("/weights_checker", &json!({"action": "checksum"})), sums);
+        fs::rename(&other, &away).unwrap();
+        let update = json!({"model_path": other, "weight_version": label});
+        match installed {
+            true => drop(server.ask("/update_weights_from_disk", &update)),
+            false => assert!(server.refused("/update_weights_from_disk", &update).contains("step_")),
+        }
+        fs::rename(&away, &other).unwrap();
+    }
     assert_ne!(server.ask("/weights_checker", &json!({"action": "checksum"})), sums);
     server.ask("/continue_generation", &json!({}));
     while let Some(event) = server.next(&mut events) {

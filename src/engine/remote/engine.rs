@@ -198,6 +198,13 @@ pub trait WeightControl: Send + Sync {
         Err(RemoteError::new(folder.display().to_string(), Fault::Unsupported(what)))
     }
 
+    /// Reads a folder ahead of [`WeightControl::load`] with the same arguments, while the engine
+    /// generates. Does nothing on engines that cannot.
+    async fn prepare(&self, folder: &Path, label: &str) -> Result<(), RemoteError> {
+        let _nothing = (folder, label);
+        Ok(())
+    }
+
     /// Loads a Hugging Face folder that the engine can read.
     async fn load(&self, folder: &Path, label: &str) -> Result<(), RemoteError>;
 

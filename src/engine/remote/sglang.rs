@@ -258,6 +258,15 @@ impl WeightControl for SglangEngine {
         upload::send(&self.server, folder).await
     }
 
+    async fn prepare(&self, folder: &Path, label: &str) -> Result<(), RemoteError> {
+        let body = json!({"model_path": folder, "weight_version": label});
+        match self.server.post_success("/prepare_weights", &body).await {
+            // SGLang has no such route.
+            Err(RemoteError { fault: Fault::Refused { status: 404 | 405, .. }, .. }) => Ok(()),
+            done => done.map(drop),
+        }
+    }
+
     async fn load(&self, folder: &Path, label: &str) -> Result<(), RemoteError> {
         // The sync flushes separately: a flush fails while requests are paused in place.
         let body = json!({"model_path": folder, "weight_version": label, "flush_cache": false, "abort_all_requests": false});

@@ -1,12 +1,12 @@
 //! Sync of one engine.
 //!
 //! ```text
-//! (fetch or send) → pause → load → label → check → (flush) → resume → probe → done
+//! (fetch or send) → prepare → pause → load → label → check → (flush) → resume → probe → done
 //!       ↑ wrong weights in check or probe load once more      any other failure retries its phase
 //! ```
 //!
 //! Weights that come through a store, or are sent over HTTP, are on the engine's host before the
-//! pause.
+//! pause. `rollflow serve` reads them and computes their checksums before it, too.
 //!
 //! The probe follows the resume, because a paused server answers nothing. Until the probe succeeds,
 //! no version is committed; if it fails, tokens sampled since the resume are discarded.
@@ -218,6 +218,7 @@ impl EngineSync<'_> {
             self.phase("probe", limit, || probe(engine, update)).await?;
             return Ok(None);
         }
+        self.phase("prepare", config.load_timeout, || control.prepare(folder, label)).await?;
         self.phase("pause", config.pause_timeout, || control.pause(config.pause)).await?;
         self.phase("load", config.load_timeout, || control.load(folder, label)).await?;
         self.phase("label", limit, || control.label(label)).await?;
