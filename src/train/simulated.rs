@@ -16,24 +16,25 @@ use crate::flow::Simulation;
 
 /// Backend with empty weights. Saves nothing, and scores each token with the generator's
 /// log-probability.
-#[derive(Debug, Default)]
+#[derive(Default)]
 pub struct SimulatedBackend {
     state: Mutex<BackendState>,
-    machine: Option<Simulation>,
+    times: Option<Times>,
+}
+
+/// Machine that time passes on, and the times of an update and of a pass over this many tokens.
+struct Times {
+    machine: Simulation,
     update: Duration,
-    token: Duration,
+    pass: Box<dyn Fn(usize) -> Duration + Send + Sync>,
 }
 
 impl SimulatedBackend {
-    /// On this machine an update takes so long, and a pass so long for each token of its samples.
-    pub fn on(machine: &Simulation, update: Duration, token: Duration) -> Self {
-        SimulatedBackend { machine: Some(machine.clone()), update, token, ..SimulatedBackend::default() }
-    }
-
-    fn pass(&self, time: Duration) {
-        if let Some(machine) = &self.machine {
-            machine.pass(time);
-        }
+    /// Returns a backend whose updates take the time `update` on this machine, and whose passes
+    /// take `pass` of their tokens.
+    pub fn on(machine: &Simulation, update: Duration, pass: impl Fn(usize) -> Duration + Send + Sync + 'static) -> Self {
+        let times = Times { machine: machine.clone(), update, pass: Box::new(pass) };
+        SimulatedBackend { times: Some(times), ..SimulatedBackend::default() }
     }
 }
 
@@ -46,7 +47,9 @@ impl TrainingBackend for SimulatedBackend {
 
     fn forward_backward(&self, batch: Arc<TrainBatch>) -> TrainFuture<ForwardBackward> {
         let tokens = batch.input_tokens(&batch.all()) + batch.sequences.len();
-        self.pass(self.token.mul_f64(tokens as f64));
+        if let Some(times) = &self.times {
+            times.machine.pass((times.pass)(tokens));
+        }
         ready(ForwardBackward { tokens: batch.batch_tokens, ..ForwardBackward::default() })
     }
 
@@ -55,7 +58,9 @@ impl TrainingBackend for SimulatedBackend {
     }
 
     fn update(&self, _: f64, _: Option<Schedule>) -> TrainFuture<OptimStep> {
-        self.pass(self.update);
+        if let Some(times) = &self.times {
+            times.machine.pass(times.update);
+        }
         let mut state = self.state.lock();
         state.step += 1;
         ready(OptimStep { step: state.step, ..OptimStep::default() })
