@@ -5,7 +5,7 @@ use std::path::Path;
 use rollflow::engine::remote::sync::Carry;
 use rollflow::recipe::{Plan, Problem, RecipeErrors};
 use rollflow_settings::section;
-use rollflow_settings::setting::{NOT_NEGATIVE, POSITIVE, POSITIVE_IF_GIVEN, SOME, SOME_IF_GIVEN};
+use rollflow_settings::setting::{NOT_NEGATIVE, POSITIVE_IF_GIVEN, SOME, SOME_IF_GIVEN};
 
 use crate::section_file;
 
@@ -28,8 +28,6 @@ section! {
         rank_devices: Option<usize> = None, SOME_IF_GIVEN;
         /// Numbers that are trained: the model's, or those of adapters. Required for several ranks.
         parameters: f64 = 0.0, NOT_NEGATIVE;
-        /// Bytes of a number that ranks exchange.
-        number_bytes: f64 = 4.0, POSITIVE;
         /// Layers of the model, which `ranks.shard = "parameters"` gathers one by one.
         layers: usize = 1, SOME;
         /// Bytes per second of a host's network link, in each direction. Left out: no limit.
@@ -42,8 +40,12 @@ section! {
         engines: usize = 1, SOME;
         /// Engines of one host, which share its link.
         engines_per_host: usize = 1, SOME;
+        /// Bytes per second of an engine host's network link. Left out: `link`.
+        engine_link: Option<f64> = None, POSITIVE_IF_GIVEN;
         /// Devices that all engines share, such as cores. Left out: one for each engine.
         engine_devices: Option<usize> = None, SOME_IF_GIVEN;
+        /// Seconds in which the trainer writes a version, before it is sent.
+        export: f64 = 0.0, NOT_NEGATIVE;
         /// Bytes of a version of the weights on its way to engines; with deltas, their mean.
         version_bytes: f64 = 0.0, NOT_NEGATIVE;
         /// Bytes per second that a shared folder or a store gives to all its readers together. Left
@@ -88,7 +90,7 @@ impl Cluster {
             Problem::of("cluster.ranks", message, "set cluster.parameters: the exchange between ranks depends on it")
         });
         let lost = self.outages.iter().map(|outage| outage.engines).max().filter(|lost| *lost > self.engines).map(|lost| {
-            let message = format!("`cluster.outages` loses {lost} engines, but `cluster.engines` is {}", self.engines);
+            let message = format!("`cluster.outages` loses {lost} engines at a time, but `cluster.engines` is {}", self.engines);
             Problem::of("cluster.outages", message, "lower the outage's engines")
         });
         unknown.into_iter().chain(lost).collect()
@@ -102,20 +104,21 @@ impl Cluster {
         network.min(local)
     }
 
-    /// Seconds until a version has reached all engines.
+    /// Seconds until a version has reached all engines. Versions follow each other: the simulation
+    /// does not skip those that a newer one overtakes.
     pub fn carry(&self, plan: &Plan) -> f64 {
         let seconds = |bytes: f64, link: Option<f64>| link.map_or(0.0, |link| bytes / link);
-        let (bytes, engines) = (self.version_bytes, self.engines as f64);
+        let (bytes, engines, engine_link) = (self.version_bytes, self.engines as f64, self.engine_link.or(self.link));
+        let per_host = self.engines_per_host.min(self.engines);
         if plan.engine.sync.carry == Carry::Stream {
-            // The trainer's host sends it to each.
-            return seconds(bytes * engines, self.link);
+            // The trainer's host sends it to each engine.
+            return self.export + seconds(bytes * engines, self.link).max(seconds(bytes * per_host as f64, engine_link));
         }
         // It is written once, then read: from a store once by each host, from a folder by each engine.
         let store = plan.store.weights && plan.store.url.is_some();
-        let engines_per_host = self.engines_per_host.min(self.engines);
-        let (readers, per_host) =
-            if store { (self.engines.div_ceil(engines_per_host) as f64, 1.0) } else { (engines, engines_per_host as f64) };
-        seconds(bytes, self.link) + seconds(bytes * per_host, self.link).max(seconds(bytes * readers, self.storage))
+        let (readers, per_host) = if store { (self.engines.div_ceil(per_host) as f64, 1.0) } else { (engines, per_host as f64) };
+        let written = self.export + seconds(bytes, self.link);
+        written + seconds(bytes * per_host, engine_link).max(seconds(bytes * readers, self.storage))
     }
 }
 
@@ -145,7 +148,7 @@ mod tests {
             assert!(wrong.contains(part), "{part} is missing:\n{wrong}");
         }
         let lost = read(None, &["cluster.outages=[{at=1,engines=2}]".to_owned()]).unwrap_err().to_string();
-        assert!(lost.contains("loses 2 engines, but `cluster.engines` is 1"), "{lost}");
+        assert!(lost.contains("loses 2 engines at a time, but `cluster.engines` is 1"), "{lost}");
         assert_eq!(read(None, &["cluster.engines=4".to_owned()]).unwrap().engines, 4);
     }
 
@@ -154,6 +157,7 @@ mod tests {
         let cluster = Cluster {
             engines: 16,
             engines_per_host: 4,
+            export: 0.5,
             version_bytes: 1e9,
             link: Some(1e9),
             storage: Some(2e9),
@@ -165,10 +169,13 @@ mod tests {
             let plan = rollflow::recipe::parse("carry.toml", text, &[set.to_owned()]).unwrap_or_else(|error| panic!("{error}"));
             cluster.carry(&plan)
         };
-        assert_eq!(carry(&cluster, "engine.carry=\"stream\""), 16.0, "one link sends all");
-        assert_eq!(carry(&cluster, "engine.carry=\"folder\""), 1.0 + 8.0, "16 readers of 2 GB/s");
-        assert_eq!(carry(&Cluster { storage: None, ..cluster.clone() }, "engine.carry=\"folder\""), 1.0 + 4.0, "4 share a link");
-        assert_eq!(carry(&cluster, "store.url=\"file:///store\""), 1.0 + 2.0, "4 hosts of 2 GB/s");
+        assert_eq!(carry(&cluster, "engine.carry=\"stream\""), 16.5, "one link sends all");
+        assert_eq!(carry(&cluster, "engine.carry=\"folder\""), 1.5 + 8.0, "16 readers of 2 GB/s");
+        assert_eq!(carry(&Cluster { storage: None, ..cluster.clone() }, "engine.carry=\"folder\""), 1.5 + 4.0, "4 share a link");
+        assert_eq!(carry(&cluster, "store.url=\"file:///store\""), 1.5 + 2.0, "4 hosts of 2 GB/s");
+        let slow = Cluster { engine_link: Some(2e8), ..cluster };
+        assert_eq!(carry(&slow, "engine.carry=\"stream\""), 20.5, "4 engines of a host share 0.2 GB/s");
+        assert_eq!(carry(&slow, "store.url=\"file:///store\""), 1.5 + 5.0);
         assert_eq!(carry(&Cluster::default(), "engine.carry=\"stream\""), 0.0);
     }
 

@@ -39,14 +39,11 @@ use crate::registry::Registry;
 use crate::run::folder::Outputs;
 use cluster::Cluster;
 use engines::Engines;
-use profile::{ItemTimes, Profile};
+use profile::Profile;
 use ranks::{Seconds, Trainer};
 
 /// The stage whose times are the backend's: of an update, and of each token that a pass goes over.
 const TRAINER: &str = "train";
-
-/// The stage that brings versions to engines.
-const SYNC: &str = "sync";
 
 /// Outcome of a simulated run.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -114,12 +111,9 @@ pub fn simulate(plan: &Plan, registry: &Registry, profile: &Profile, cluster: &C
     (plan.train.steps, plan.train.target_reward) = (steps, None);
     let simulation = Simulation::new(plan.seed);
     // The trainer says itself what it takes: its passes are not one a message.
-    for (stage, times) in profile.stages.clone().into_iter().filter(|(stage, _)| stage != TRAINER && stage != SYNC) {
+    for (stage, times) in profile.stages.clone().into_iter().filter(|(stage, _)| stage != TRAINER) {
         simulation.takes(&stage, move |tokens| times.of(tokens));
     }
-    let (sync, carry) = (profile.stages.get(SYNC).copied().unwrap_or_default(), cluster.carry(&plan));
-    let sync = ItemTimes { item: sync.item + carry, ..sync };
-    simulation.takes(SYNC, move |tokens| sync.of(tokens));
     let seen: Arc<Mutex<Forecast>> = Arc::default();
     let looked = seen.clone();
     let mut outputs = Outputs::in_memory();
@@ -148,7 +142,7 @@ pub fn simulate(plan: &Plan, registry: &Registry, profile: &Profile, cluster: &C
     forecast.seconds = report.wall as f64 / 1e9;
     forecast.busy = [busy("generate"), busy("train")];
     forecast.exchange = exchanged.load(Relaxed) as f64 / report.wall.max(1) as f64;
-    forecast.carry = carry;
+    forecast.carry = cluster.carry(&plan);
     forecast.bottleneck = report.bottleneck();
     Ok(forecast)
 }
@@ -227,6 +221,8 @@ fn components(
     let generator = rollout::configured(generator, &plan.generate, seed, plan.most_slots(), timeline, every);
     let trainer = Trainer::new(profile.stages.get(TRAINER).copied().unwrap_or_default(), cluster, plan);
     let update = trainer.update();
+    let (machine, carry) = (simulation.clone(), duration(cluster.carry(plan)));
+    let sync = WeightSync::to(publisher).log_every(plan.observe.log_every).before_publish(move || machine.pass(carry));
     let exchanged = exchanged.clone();
     let pass = move |tokens| {
         let Seconds { all, exchange } = trainer.pass(tokens);
@@ -237,7 +233,7 @@ fn components(
     Ok(Components {
         prompts: data::prompts(&plan.task, &plan.chat, seed, plan.reward.rule.compares(), |_| Ok(()))?,
         generator: BoxedStage::new(generator),
-        sync: BoxedStage::new(WeightSync::to(publisher).log_every(plan.observe.log_every)),
+        sync: BoxedStage::new(sync),
         reward: Scoring::Local {
             reward: Box::new(move |sample: &Sample| reward(sample).into_reward()),
             models: Vec::new(),

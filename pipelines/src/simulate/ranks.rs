@@ -1,14 +1,18 @@
 //! Times of a trainer of several ranks: computation is divided among them, and they exchange
 //! gradients, parameters, or both, as `ranks.shard` says.
 //!
-//! Exchanges are rings: to sum or to gather, each rank sends (n - 1) / n of the numbers around, or
-//! twice that for a sum that all ranks get.
+//! Exchanges are rings. To gather numbers of which each rank has a part, a rank sends (n - 1) / n of
+//! them; to sum, twice as many. Sums and masters are f32, parameters that are gathered for a pass have
+//! the format of `model.dtype`.
 
 use rollflow::ranks::Shard;
 use rollflow::recipe::Plan;
 
 use super::cluster::{Cluster, sharing};
 use super::profile::ItemTimes;
+
+/// Bytes of a gradient's or a master's number.
+const F32: f64 = 4.0;
 
 /// Numbers of a piece that ranks exchange when each keeps a part of the moments.
 const PIECE: f64 = (1 << 22) as f64;
@@ -19,6 +23,8 @@ pub struct Trainer {
     one: ItemTimes,
     cluster: Cluster,
     shard: Shard,
+    /// Bytes of a number that passes compute with.
+    computed: f64,
     micro_batch_tokens: f64,
     /// Factor by which layers that are computed again in the backward pass lengthen a pass.
     again: f64,
@@ -39,7 +45,15 @@ impl Trainer {
         let (optimization, shard) = (&plan.train.optimization, plan.ranks.shard);
         // Forward and backward pass are three forward passes of work; a fourth computes layers again.
         let again = if shard == Shard::Parameters && !optimization.gradient_checkpointing { 4.0 / 3.0 } else { 1.0 };
-        Trainer { one, cluster: cluster.clone(), shard, micro_batch_tokens: optimization.micro_batch_tokens.max(1) as f64, again }
+        let computed = plan.model.precision().bytes() as f64;
+        Trainer {
+            one,
+            cluster: cluster.clone(),
+            shard,
+            computed,
+            micro_batch_tokens: optimization.micro_batch_tokens.max(1) as f64,
+            again,
+        }
     }
 
     /// Seconds of an optimizer step.
@@ -50,7 +64,7 @@ impl Trainer {
             _ if self.alone() => Seconds { all: self.one.item, exchange: 0.0 },
             Shard::Nothing => Seconds { all: compute, exchange: 0.0 },
             Shard::Optimizer => {
-                let exchange = self.exchange(1.0, self.pieces());
+                let exchange = self.exchange(F32, self.pieces());
                 Seconds { all: compute / parts + exchange, exchange }
             }
             Shard::Parameters => Seconds { all: compute / parts, exchange: 0.0 },
@@ -65,15 +79,15 @@ impl Trainer {
             _ if self.alone() => Seconds { all: self.one.token * tokens, exchange: 0.0 },
             Shard::Nothing | Shard::Optimizer => {
                 let pieces = if self.shard == Shard::Nothing { 1.0 } else { self.pieces() };
-                let exchange = self.exchange(2.0, pieces);
+                let exchange = 2.0 * self.exchange(F32, pieces);
                 Seconds { all: compute + exchange, exchange }
             }
             Shard::Parameters => {
                 // Every rank passes equally often. The next layer is gathered while one computes.
                 let passes = (tokens / self.micro_batch_tokens / ranks).ceil();
                 let units = self.cluster.layers as f64 + 2.0;
-                let gathers = passes * self.exchange(2.0, units);
-                let sums = passes * self.exchange(2.0, units);
+                let gathers = passes * 2.0 * self.exchange(self.computed, units);
+                let sums = passes * 2.0 * self.exchange(F32, units);
                 let compute = compute * self.again;
                 Seconds { all: compute.max(gathers) + sums, exchange: (gathers - compute).max(0.0) + sums }
             }
@@ -88,11 +102,11 @@ impl Trainer {
         (self.cluster.parameters / PIECE).ceil().max(1.0)
     }
 
-    /// Seconds in which each rank sends `times` (n - 1) / n of the numbers, in so many pieces.
-    fn exchange(&self, times: f64, pieces: f64) -> f64 {
+    /// Seconds in which each rank sends (n - 1) / n of the numbers, `bytes` each, in so many pieces.
+    fn exchange(&self, bytes: f64, pieces: f64) -> f64 {
         let others = self.cluster.ranks as f64 - 1.0;
-        let bytes = self.cluster.parameters * self.cluster.number_bytes * others / self.cluster.ranks as f64;
-        times * (bytes / self.cluster.ring() + self.cluster.latency * others * pieces)
+        let sent = self.cluster.parameters * bytes * others / self.cluster.ranks as f64;
+        sent / self.cluster.ring() + self.cluster.latency * others * pieces
     }
 }
 

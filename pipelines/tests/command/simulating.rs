@@ -127,6 +127,9 @@ fn failures_outages_and_slow_weights_cost_time_and_the_same_seed_repeats_them() 
     let found = numbers(&carried.out, "steps/h");
     assert!(found[0] < 0.8 * pause[0] && found[1] < found[0], "one link sends four copies: {}, {}", carried.out, carried.err);
     assert_eq!(numbers(&carried.out, " s to the engines"), [2.0, 4.0], "{}", carried.out);
+    let seldom = [&servers[..], &["cluster.version_bytes=1e9", "flow.max_staleness=1"]].concat();
+    let every = rates(keys, "sync.every=1,4", &seldom);
+    assert!(every[1] > 2.0 * every[0], "a version for four steps: {every:?}");
 }
 
 #[test]
