@@ -116,11 +116,11 @@ def main():
             found.setdefault(f"{engines} engines", []).append(pair)
         load = os.getloadavg()[0]
         print(f"round {turn}, load {load:.1f}: " + ", ".join(f"{name} {pairs[-1][0]:.0f}/{pairs[-1][1]:.0f}" for name, pairs in found.items()), flush=True)
-    print("| run | measured, steps/h | forecast | off by |\n| --- | ---: | ---: | ---: |")
+    print("| run | measured, steps/h | forecast | off by | range |\n| --- | ---: | ---: | ---: | --- |")
     for name, pairs in found.items():
         measured, expected = (statistics.median(column) for column in zip(*pairs))
-        off = statistics.median(forecast / real - 1 for real, forecast in pairs)
-        print(f"| {name} | {measured:.0f} | {expected:.0f} | {100 * off:+.0f} % |")
+        off = sorted(100 * (forecast / real - 1) for real, forecast in pairs)
+        print(f"| {name} | {measured:.0f} | {expected:.0f} | {statistics.median(off):+.0f} % | {off[0]:+.0f} to {off[-1]:+.0f} % |")
 
 
 main()

@@ -3,12 +3,16 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::sync::{Mutex, PoisonError};
 
 use rollflow::model::{Layout, ModelConfig};
 use rollflow::recipe::{MemoryPlan, parse};
 use serde_json::json;
 
 use crate::running::rollflow;
+
+/// Held while a test reads the page and writes it again.
+static PAGE: Mutex<()> = Mutex::new(());
 
 fn page() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/explain/scaling.md")
@@ -42,6 +46,7 @@ fn words(line: &str) -> Vec<String> {
 /// Each command with a forecast is followed by what it prints.
 #[test]
 fn every_forecast_of_the_page_is_what_its_command_prints() {
+    let _alone = PAGE.lock().unwrap_or_else(PoisonError::into_inner);
     let found = fs::read_to_string(page()).unwrap();
     let (mut made, mut rest, mut commands) = (String::new(), found.as_str(), 0);
     while let Some((before, after)) = rest.split_once("```sh\nrollflow simulate pipelines/scaling/") {
@@ -53,7 +58,7 @@ fn every_forecast_of_the_page_is_what_its_command_prints() {
         let (between, after) = after.split_once("```text\n").unwrap();
         assert!(between.trim().is_empty(), "the output follows its command: {between}");
         let (_, after) = after.split_once("\n```").unwrap();
-        made += &format!("{before}```sh\nrollflow {command}\n```\n\n```text\n{}\n```", ended.out.trim_end());
+        made += &format!("{before}```sh\nrollflow {command}\n```\n```text\n{}\n```", ended.out.trim_end());
         (rest, commands) = (after, commands + 1);
     }
     assert!(commands >= 3, "{commands} commands");
@@ -165,6 +170,7 @@ fn the_table_of_memory_and_traffic_is_that_of_the_memory_plan() {
         ];
         rows += &format!("| {name} | {} |\n", cells.join(" | "));
     }
+    let _alone = PAGE.lock().unwrap_or_else(PoisonError::into_inner);
     let found = fs::read_to_string(page()).unwrap();
     let head = "| model | nothing | optimizer | parameters | LoRA | nothing | optimizer | parameters | LoRA |\n| --- |";
     let (before, after) = found.split_once(head).unwrap();
