@@ -25,15 +25,19 @@ pub struct SimulatedBackend {
 /// Machine that time passes on, and the times of an update and of a pass over this many tokens.
 struct Times {
     machine: Simulation,
-    update: Duration,
+    update: Box<dyn Fn() -> Duration + Send + Sync>,
     pass: Box<dyn Fn(usize) -> Duration + Send + Sync>,
 }
 
 impl SimulatedBackend {
-    /// Returns a backend whose updates take the time `update` on this machine, and whose passes
-    /// take `pass` of their tokens.
-    pub fn on(machine: &Simulation, update: Duration, pass: impl Fn(usize) -> Duration + Send + Sync + 'static) -> Self {
-        let times = Times { machine: machine.clone(), update, pass: Box::new(pass) };
+    /// Returns a backend whose updates and passes take time on this machine; that of a pass depends
+    /// on its tokens.
+    pub fn on(
+        machine: &Simulation,
+        update: impl Fn() -> Duration + Send + Sync + 'static,
+        pass: impl Fn(usize) -> Duration + Send + Sync + 'static,
+    ) -> Self {
+        let times = Times { machine: machine.clone(), update: Box::new(update), pass: Box::new(pass) };
         SimulatedBackend { times: Some(times), ..SimulatedBackend::default() }
     }
 }
@@ -59,7 +63,7 @@ impl TrainingBackend for SimulatedBackend {
 
     fn update(&self, _: f64, _: Option<Schedule>) -> TrainFuture<OptimStep> {
         if let Some(times) = &self.times {
-            times.machine.pass(times.update);
+            times.machine.pass((times.update)());
         }
         let mut state = self.state.lock();
         state.step += 1;

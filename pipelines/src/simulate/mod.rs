@@ -220,15 +220,15 @@ fn components(
     let (timeline, every) = (Timeline::of(plan)?, plan.sync.every);
     let generator = rollout::configured(generator, &plan.generate, seed, plan.most_slots(), timeline, every);
     let trainer = Trainer::new(profile.stages.get(TRAINER).copied().unwrap_or_default(), cluster, plan);
-    let update = trainer.update();
     let (machine, carry) = (simulation.clone(), duration(cluster.carry(plan)));
     let sync = WeightSync::to(publisher).log_every(plan.observe.log_every).before_publish(move || machine.pass(carry));
     let exchanged = exchanged.clone();
-    let pass = move |tokens| {
-        let Seconds { all, exchange } = trainer.pass(tokens);
+    let takes = move |Seconds { all, exchange }| {
         exchanged.fetch_add(duration(exchange).as_nanos() as u64, Relaxed);
         duration(all)
     };
+    let (of_update, update) = (takes.clone(), trainer.update());
+    let backend = SimulatedBackend::on(simulation, move || of_update(update), move |tokens| takes(trainer.pass(tokens)));
     let reward = move |sample: &Sample| answers.of(seed, sample.group_index, sample.index).1;
     Ok(Components {
         prompts: data::prompts(&plan.task, &plan.chat, seed, plan.reward.rule.compares(), |_| Ok(()))?,
@@ -242,7 +242,7 @@ fn components(
         reference: plan.reference.as_ref().map(|_| Reference::frozen(unscored, Arc::new(()))),
         // Its time is within that of the stage.
         critic: plan.critic.as_ref().map(|_| SimulatedBackend::default()),
-        backend: SimulatedBackend::on(simulation, duration(update.all), pass),
+        backend,
         mixture: None,
         evaluator: None,
         registry: registry.clone(),
