@@ -17,6 +17,7 @@ mod grpo_offline;
 pub mod registry;
 mod reward_model;
 pub mod run;
+mod section_file;
 pub mod sft;
 mod sft_then_grpo;
 mod simulate;

@@ -11,9 +11,10 @@ use crate::flow::Simulation;
 /// Engine that generates token 0 for given lengths in simulated time.
 pub struct SimulatedEngine {
     simulation: Simulation,
-    time: Box<dyn Fn(Load) -> Duration>,
+    time: Box<dyn FnMut(Load) -> Duration>,
     length: Box<dyn Fn(u64, u32) -> usize>,
     on_new_weights: OnNewWeights,
+    pause: Duration,
     version: Option<Version>,
     slots: Slots<Version>,
     /// Prompt that is in the cache for the rest of its group.
@@ -27,7 +28,7 @@ impl SimulatedEngine {
     pub fn new(
         simulation: &Simulation,
         slots: usize,
-        time: impl Fn(Load) -> Duration + 'static,
+        time: impl FnMut(Load) -> Duration + 'static,
         length: impl Fn(u64, u32) -> usize + 'static,
     ) -> Self {
         SimulatedEngine {
@@ -35,10 +36,16 @@ impl SimulatedEngine {
             time: Box::new(time),
             length: Box::new(length),
             on_new_weights: OnNewWeights::default(),
+            pause: Duration::ZERO,
             version: None,
             slots: Slots::new(slots),
             shelf: None,
         }
+    }
+
+    /// Sets the time for which the engine stands still when weights change.
+    pub fn pause(self, pause: Duration) -> Self {
+        SimulatedEngine { pause, ..self }
     }
 
     /// Sets the policy for samples in flight when weights change.
@@ -87,6 +94,7 @@ impl TokenEngine for SimulatedEngine {
     fn set_weights(&mut self, version: Version, _: &()) {
         self.version = Some(version);
         self.shelf = None;
+        self.simulation.pass(self.pause);
         match self.on_new_weights {
             OnNewWeights::Swap => self.slots.iter_mut().for_each(|sequence| sequence.state = version),
             OnNewWeights::Recompute => {

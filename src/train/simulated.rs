@@ -16,24 +16,29 @@ use crate::flow::Simulation;
 
 /// Backend with empty weights. Saves nothing, and scores each token with the generator's
 /// log-probability.
-#[derive(Debug, Default)]
+#[derive(Default)]
 pub struct SimulatedBackend {
     state: Mutex<BackendState>,
-    machine: Option<Simulation>,
-    update: Duration,
-    token: Duration,
+    times: Option<Times>,
+}
+
+/// Machine that time passes on, and the times of an update and of a pass over this many tokens.
+struct Times {
+    machine: Simulation,
+    update: Box<dyn Fn() -> Duration + Send + Sync>,
+    pass: Box<dyn Fn(usize) -> Duration + Send + Sync>,
 }
 
 impl SimulatedBackend {
-    /// On this machine an update takes so long, and a pass so long for each token of its samples.
-    pub fn on(machine: &Simulation, update: Duration, token: Duration) -> Self {
-        SimulatedBackend { machine: Some(machine.clone()), update, token, ..SimulatedBackend::default() }
-    }
-
-    fn pass(&self, time: Duration) {
-        if let Some(machine) = &self.machine {
-            machine.pass(time);
-        }
+    /// Returns a backend whose updates and passes take time on this machine; that of a pass depends
+    /// on its tokens.
+    pub fn on(
+        machine: &Simulation,
+        update: impl Fn() -> Duration + Send + Sync + 'static,
+        pass: impl Fn(usize) -> Duration + Send + Sync + 'static,
+    ) -> Self {
+        let times = Times { machine: machine.clone(), update: Box::new(update), pass: Box::new(pass) };
+        SimulatedBackend { times: Some(times), ..SimulatedBackend::default() }
     }
 }
 
@@ -46,7 +51,9 @@ impl TrainingBackend for SimulatedBackend {
 
     fn forward_backward(&self, batch: Arc<TrainBatch>) -> TrainFuture<ForwardBackward> {
         let tokens = batch.input_tokens(&batch.all()) + batch.sequences.len();
-        self.pass(self.token.mul_f64(tokens as f64));
+        if let Some(times) = &self.times {
+            times.machine.pass((times.pass)(tokens));
+        }
         ready(ForwardBackward { tokens: batch.batch_tokens, ..ForwardBackward::default() })
     }
 
@@ -55,7 +62,9 @@ impl TrainingBackend for SimulatedBackend {
     }
 
     fn update(&self, _: f64, _: Option<Schedule>) -> TrainFuture<OptimStep> {
-        self.pass(self.update);
+        if let Some(times) = &self.times {
+            times.machine.pass((times.update)());
+        }
         let mut state = self.state.lock();
         state.step += 1;
         ready(OptimStep { step: state.step, ..OptimStep::default() })

@@ -10,10 +10,12 @@ use super::plans::{Loaded, RecipeArgs, load, load_and, show};
 use super::{End, out, refused};
 use crate::registry::Registry;
 use crate::simulate;
+use crate::simulate::cluster::{self, Cluster, PREFIX};
 
-/// Simulate a recipe on a machine: the same graph in simulated time, thousands of steps in seconds.
+/// Simulate a recipe on a machine or a cluster: the same graph in simulated time, thousands of steps in seconds.
 #[derive(Args)]
-#[command(after_help = "Example:\n  rollflow simulate mine.toml --profile here.json --vary flow.max_staleness=0,1,2,4")]
+#[command(after_help = "Examples:\n  rollflow simulate mine.toml --profile here.json --vary flow.max_staleness=0,1,2,4\n  \
+    rollflow simulate mine.toml --profile here.json --cluster racks.toml --vary cluster.engines=8,64,1000")]
 pub struct Simulate {
     #[command(flatten)]
     recipe: RecipeArgs,
@@ -27,7 +29,12 @@ pub struct Simulate {
     /// Steps to simulate.
     #[arg(long, default_value_t = 10_000, value_parser = clap::value_parser!(u64).range(1..))]
     steps: u64,
-    /// Ask what if: a forecast for each value, as in flow.max_staleness=0,1,2,4.
+    /// Machines, a TOML file with a section [cluster]: ranks, engines, hosts, links, failures. Left
+    /// out: one rank and one engine. Its keys can be overridden, as in --set cluster.engines=4.
+    #[arg(long, value_name = "FILE")]
+    cluster: Option<PathBuf>,
+    /// Ask what if: a forecast for each value of a key, as in flow.max_staleness=0,1,2,4 or
+    /// cluster.engines=1,2,4. A value may be a list.
     #[arg(long, value_name = "KEY=VALUE,VALUE…", value_parser = simulate::variants)]
     vary: Option<(String, Vec<String>)>,
 }
@@ -35,31 +42,40 @@ pub struct Simulate {
 impl Simulate {
     /// Prints a forecast for every variant. The errors of all variants are reported before the first.
     pub fn run(self, registry: &Registry) -> Result<()> {
-        let Simulate { recipe, profile, record, steps, vary } = self;
+        let Simulate { recipe, profile, record, steps, cluster, vary } = self;
+        let (of_cluster, sets): (Vec<String>, Vec<String>) = recipe.sets.into_iter().partition(|set| set.starts_with(PREFIX));
+        let recipe = RecipeArgs { sets, ..recipe };
         let plan = load(&recipe, registry)?;
         if !plan.pipeline.reinforces() {
             let shown = recipe.recipe.display();
             return Err(refused(format!("only pipelines that reinforce can be simulated; {shown} has nothing to overlap")));
         }
-        let profile = simulate::profile_of(&plan, registry, &profile, record)?;
-        let variants: Vec<String> = match vary {
-            None => vec![String::new()],
-            Some((key, values)) => values.iter().map(|value| format!("{key}={value}")).collect(),
+        let (key, values) = vary.unwrap_or_default();
+        let variants: Vec<String> = match values.is_empty() {
+            true => vec![String::new()],
+            false => values.iter().map(|value| format!("{key}={value}")).collect(),
         };
         let with = |variant: &String| {
-            let sets = recipe.sets.iter().chain(Some(variant).filter(|variant| !variant.is_empty())).cloned().collect();
-            load_and(&RecipeArgs { recipe: recipe.recipe.clone(), sets }, registry, |_| Vec::new())
+            let of = |sets: &[String], mine: bool| -> Vec<String> {
+                let varied = Some(variant).filter(|_| mine && !key.is_empty());
+                sets.iter().chain(varied).cloned().collect()
+            };
+            let varies_cluster = key.starts_with(PREFIX);
+            let sets = of(&recipe.sets, !varies_cluster);
+            let loaded = load_and(&RecipeArgs { recipe: recipe.recipe.clone(), sets }, registry, |_| Vec::new())?;
+            Ok((loaded, cluster::read(cluster.as_deref(), &of(&of_cluster, varies_cluster))?))
         };
-        let loaded: Vec<Result<Loaded, RecipeErrors>> = variants.iter().map(with).collect();
+        let loaded: Vec<Result<(Loaded, Cluster), RecipeErrors>> = variants.iter().map(with).collect();
         for errors in loaded.iter().filter_map(|loaded| loaded.as_ref().err()) {
             show(errors);
         }
-        let loaded = loaded.into_iter().collect::<Result<Vec<Loaded>, _>>().map_err(|_| End::Said(2))?;
+        let loaded = loaded.into_iter().collect::<Result<Vec<_>, _>>().map_err(|_| End::Said(2))?;
+        let profile = simulate::profile_of(&plan, registry, &profile, record)?;
         let width = variants.iter().map(String::len).max().unwrap_or(0);
-        for (variant, (plan, _)) in variants.iter().zip(&loaded) {
-            let forecast = simulate::simulate(plan, registry, &profile, steps)?;
+        for (variant, ((plan, _), cluster)) in variants.iter().zip(&loaded) {
+            let forecast = simulate::simulate(plan, registry, &profile, cluster, steps)?;
             out::line(&format!("{variant:width$}{forecast}"))?;
-            out::line(&format!("{:width$}  {}", "", forecast.bottleneck))?;
+            out::line(&format!("{:width$}  {}", "", forecast.limits()))?;
         }
         Ok(())
     }

@@ -2,13 +2,12 @@
 
 use std::path::{Path, PathBuf};
 
-use rollflow::recipe::{Place, Problem, RecipeErrors};
-use rollflow::util::{reading, secrets};
-use rollflow_settings::document;
-use rollflow_settings::renames::Renames;
+use rollflow::recipe::RecipeErrors;
+use rollflow::util::secrets;
 use rollflow_settings::section;
-use rollflow_settings::section::Findings;
-use rollflow_settings::setting::{GIVEN, Limit, POSITIVE_IF_GIVEN, SOME, Setting};
+use rollflow_settings::setting::{GIVEN, Limit, POSITIVE_IF_GIVEN, SOME};
+
+use crate::section_file;
 
 section! {
     /// A file of `--deploy`.
@@ -222,29 +221,11 @@ fn is_public(name: &str, value: &str) -> bool {
 /// Reads `[deploy]` from `file`, if there is one, under the overrides `sets`, such as
 /// `deploy.ranks=4`. Reports every error with its place.
 pub fn read(file: Option<&Path>, sets: &[String]) -> Result<Deploy, RecipeErrors> {
-    let name = file.map_or_else(|| "--set".to_owned(), |file| file.display().to_string());
-    let text = file.map_or_else(|| Ok(String::new()), reading::read_text).map_err(|error| {
-        let problem =
-            Problem::of("", format!("cannot read {name}: {error}"), "give the path of a TOML file with a section [deploy]");
-        RecipeErrors::of(vec![problem.at(Place::File { file: name.clone(), line: 1, column: 1 })])
-    })?;
-    let root = document::parse(&name, &text, sets, &Renames::of::<File>()).map_err(RecipeErrors::of)?;
-    let mut findings = Findings::default();
-    let read = File::read(&root, "", &mut findings).unwrap_or_default();
-    let mut problems = Vec::new();
-    read.deploy.check("deploy", &mut problems);
-    let placed = problems.into_iter().map(|problem| {
-        let place = findings.place([problem.key.as_str()]).cloned().unwrap_or(Place::Code);
-        problem.at(place)
-    });
-    let all = placed.collect::<Vec<_>>().into_iter().chain(findings.errors).collect();
-    RecipeErrors::unless_empty(all).map(|()| read.deploy)
+    section_file::read("deploy", file, sets, |_| Vec::new()).map(|File { deploy }| deploy)
 }
 
 #[cfg(test)]
 mod tests {
-    use rollflow_settings::section::Section;
-
     use super::*;
 
     #[test]
@@ -270,13 +251,9 @@ mod tests {
 
     #[test]
     fn the_reference_is_up_to_date() {
-        let mut rows = Vec::new();
-        File::keys().rows("", &mut rows);
-        let rows = rows.iter().map(|key| format!("| `{}` | {} | {} | {} |\n", key.path, key.expects, key.default, key.doc));
         let head = "# Deploy reference\n\nKeys of the file that `rollflow deploy --deploy FILE` reads, which are also given as\n\
-                    `--set deploy.ranks=4`. The page is generated:\n`ROLLFLOW_WRITE_DOCS=1 cargo test --lib deploy`.\n\n\
-                    | key | takes | default | meaning |\n| --- | --- | --- | --- |\n";
-        let text = head.to_owned() + &rows.collect::<String>();
+                    `--set deploy.ranks=4`. The page is generated:\n`ROLLFLOW_WRITE_DOCS=1 cargo test --lib deploy`.\n\n";
+        let text = head.to_owned() + &section_file::reference::<File>();
         let page = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/reference/deploy.md");
         if std::env::var_os("ROLLFLOW_WRITE_DOCS").is_some() {
             std::fs::write(&page, &text).unwrap();

@@ -1,16 +1,22 @@
 //! Forecast of a recipe without the machine: the graph of [`grpo`] in simulated time.
 //!
-//! Engine and trainer only take the time that real ones were recorded to take. It answers what-ifs in
-//! seconds: staleness, over-sampling, capacities, slots, generators, completion lengths. It ignores
-//! that stages share cores, and that another recipe changes what the policy samples.
+//! Engine and trainer only take the time that real ones were recorded to take, divided among the
+//! engines and ranks of a [`Cluster`]. It answers what-ifs in seconds: staleness, over-sampling,
+//! capacities, slots, generators, completion lengths, ranks, links, engines and their failures. It
+//! ignores that stages share cores, and that another recipe changes what the policy samples.
 
+pub mod cluster;
+mod engines;
 pub mod profile;
+mod ranks;
 pub mod record;
 
 use std::collections::BTreeMap;
 use std::fmt;
 use std::path::Path;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 use parking_lot::Mutex;
@@ -31,7 +37,10 @@ use crate::components::Components;
 use crate::grpo;
 use crate::registry::Registry;
 use crate::run::folder::Outputs;
+use cluster::Cluster;
+use engines::Engines;
 use profile::Profile;
+use ranks::{Seconds, Trainer};
 
 /// The stage whose times are the backend's: of an update, and of each token that a pass goes over.
 const TRAINER: &str = "train";
@@ -51,6 +60,10 @@ pub struct Forecast {
     pub trained: u64,
     /// Trained samples by how many versions their oldest token lagged.
     pub staleness: BTreeMap<u64, u64>,
+    /// Share of the time in which ranks only waited for their exchanges.
+    pub exchange: f64,
+    /// Seconds until a version has reached all engines.
+    pub carry: f64,
     /// The bottleneck, and the setting that moves it.
     pub bottleneck: String,
 }
@@ -76,10 +89,23 @@ impl fmt::Display for Forecast {
     }
 }
 
-/// Runs the recipe's graph for `steps` steps of simulated time. The same seed gives the same forecast.
-pub fn simulate(plan: &Plan, registry: &Registry, profile: &Profile, steps: u64) -> Result<Forecast> {
+impl Forecast {
+    /// The bottleneck, and what several ranks and engines wait for, in one line.
+    pub fn limits(&self) -> String {
+        let exchange = (self.exchange > 0.0).then(|| format!("; exchanges of ranks take {:.1}%", 100.0 * self.exchange));
+        let carry = (self.carry > 0.0).then(|| format!("; a version takes {:.2} s to the engines", self.carry));
+        [Some(self.bottleneck.clone()), exchange, carry].into_iter().flatten().collect()
+    }
+}
+
+/// Runs the recipe's graph for `steps` steps of simulated time on `cluster`. The same seed gives the
+/// same forecast.
+pub fn simulate(plan: &Plan, registry: &Registry, profile: &Profile, cluster: &Cluster, steps: u64) -> Result<Forecast> {
     if plan.environment.is_some() {
         bail!("[environment] answers in real time, and its turns depend on what is said: such a run can't be simulated");
+    }
+    if cluster.engines > 1 && plan.generate.workers > 1 {
+        bail!("cluster.engines counts all engines, so generate.workers has to be 1; it is {}", plan.generate.workers);
     }
     let mut plan = plan.clone();
     (plan.train.steps, plan.train.target_reward) = (steps, None);
@@ -101,7 +127,9 @@ pub fn simulate(plan: &Plan, registry: &Registry, profile: &Profile, steps: u64)
             forecast.trained = totals.tokens.get(&rollflow::rollout::Fate::Trained).copied().unwrap_or(0);
         }
     });
-    let mut flow = grpo::declare(&plan, components(&plan, registry, profile, &simulation)?, outputs, None)?;
+    let exchanged: Arc<AtomicU64> = Arc::default();
+    let components = components(&plan, registry, profile, cluster, &simulation, &exchanged)?;
+    let mut flow = grpo::declare(&plan, components, outputs, None)?;
     let graph = flow.graph();
     if let Some(stage) = profile.stages.keys().find(|stage| graph.stages().all(|name| name != *stage)) {
         let known: Vec<&str> = graph.stages().collect();
@@ -113,18 +141,28 @@ pub fn simulate(plan: &Plan, registry: &Registry, profile: &Profile, steps: u64)
     forecast.steps = steps;
     forecast.seconds = report.wall as f64 / 1e9;
     forecast.busy = [busy("generate"), busy("train")];
+    forecast.exchange = exchanged.load(Relaxed) as f64 / report.wall.max(1) as f64;
+    forecast.carry = cluster.carry(&plan);
     forecast.bottleneck = report.bottleneck();
     Ok(forecast)
 }
 
-/// `KEY=VALUE,VALUE…` in parts.
+/// Splits `KEY=VALUE,VALUE…`, at commas outside brackets and quotes.
 pub fn variants(text: &str) -> std::result::Result<(String, Vec<String>), String> {
-    match text.split_once('=') {
-        Some((key, values)) if !key.is_empty() && !values.is_empty() => {
-            Ok((key.to_owned(), values.split(',').map(str::to_owned).collect()))
+    let Some((key, values)) = text.split_once('=').filter(|(key, values)| !key.is_empty() && !values.is_empty()) else {
+        return Err("write a key and its values, as in flow.max_staleness=0,1,2,4".to_owned());
+    };
+    let (mut depth, mut quoted) = (0_usize, false);
+    let separates = |letter: char| {
+        match letter {
+            '"' => quoted = !quoted,
+            '[' | '{' if !quoted => depth += 1,
+            ']' | '}' if !quoted => depth = depth.saturating_sub(1),
+            _ => {}
         }
-        _ => Err("write a key and its values, as in flow.max_staleness=0,1,2,4".to_owned()),
-    }
+        letter == ',' && depth == 0 && !quoted
+    };
+    Ok((key.to_owned(), values.split(separates).map(str::to_owned).collect()))
 }
 
 /// The profile in that file, or a new one that is kept there.
@@ -136,7 +174,7 @@ pub fn profile_of(plan: &Plan, registry: &Registry, path: &Path, steps: u64) -> 
     let profile = record::record(plan, registry, steps)?;
     profile.save(path)?;
     if let Some(recorded) = profile.recorded {
-        let predicted = simulate(plan, registry, &profile, recorded.steps)?;
+        let predicted = simulate(plan, registry, &profile, &Cluster::default(), recorded.steps)?;
         out::line(&format!(
             "{steps} steps took {:.2} s; simulated they take {:.2} s ({:+.1}%)",
             recorded.seconds,
@@ -153,33 +191,49 @@ fn unscored(_: &Arc<()>, samples: &mut [Sample]) -> Result<(), Box<dyn std::erro
     Ok(())
 }
 
-/// Components that only take time.
+/// Components that only take time. Nanoseconds of exchanges between ranks are added to `exchanged`.
 fn components(
     plan: &Plan,
     registry: &Registry,
     profile: &Profile,
+    cluster: &Cluster,
     simulation: &Simulation,
+    exchanged: &Arc<AtomicU64>,
 ) -> Result<Components<SimulatedBackend>> {
     let tokenizer =
         Arc::new(policy::tokenizer(&plan.model, &plan.chat).context("the tokenizer, which tells how long prompts are")?);
     let (publisher, published) = weights();
-    let (machine, times, answers, seed) = (simulation.clone(), profile.decode, profile.answers.clone(), plan.seed);
-    let lengths = answers.clone();
+    let (machine, decode, answers, seed) = (simulation.clone(), profile.decode, profile.answers.clone(), plan.seed);
+    let (lengths, machines) = (answers.clone(), cluster.clone());
+    // A completion in flight has half of its tokens on average.
+    let context = answers.mean().min(plan.generate.max_new_tokens as f64) / 2.0;
     let make = move |settings: &EngineSettings| {
-        let lengths = lengths.clone();
+        let (lengths, clock) = (lengths.clone(), machine.clone());
         let length = move |ordinal, index| lengths.of(seed, ordinal, index).0;
-        SimulatedEngine::new(&machine, settings.slots, move |load| times.step(load), length)
+        let mut engines = Engines::new(&machines, decode, context, seed);
+        let time = move |load| engines.step(clock.now(), load);
+        SimulatedEngine::new(&machine, settings.slots, time, length)
             .on_new_weights(settings.on_new_weights)
+            .pause(duration(machines.pause))
     };
     let generator = Generator::by(make, &tokenizer).weights(published);
     let (timeline, every) = (Timeline::of(plan)?, plan.sync.every);
     let generator = rollout::configured(generator, &plan.generate, seed, plan.most_slots(), timeline, every);
-    let trainer = profile.stages.get(TRAINER).copied().unwrap_or_default();
+    let trainer = Trainer::new(profile.stages.get(TRAINER).copied().unwrap_or_default(), cluster, plan);
+    let (machine, carry) = (simulation.clone(), duration(cluster.carry(plan)));
+    let sync = WeightSync::to(publisher).log_every(plan.observe.log_every).before_publish(move || machine.pass(carry));
+    let exchanged = exchanged.clone();
+    let takes = move |Seconds { all, exchange }| {
+        exchanged.fetch_add(duration(exchange).as_nanos() as u64, Relaxed);
+        duration(all)
+    };
+    let (of_update, update) = (takes.clone(), trainer.update());
+    let backend = SimulatedBackend::on(simulation, move || of_update(update), move |tokens| takes(trainer.pass(tokens)));
     let reward = move |sample: &Sample| answers.of(seed, sample.group_index, sample.index).1;
     Ok(Components {
         prompts: data::prompts(&plan.task, &plan.chat, seed, plan.reward.rule.compares(), |_| Ok(()))?,
         generator: BoxedStage::new(generator),
-        sync: BoxedStage::new(WeightSync::to(publisher).log_every(plan.observe.log_every)),
+        sync: BoxedStage::new(sync),
         reward: Scoring::Local {
             reward: Box::new(move |sample: &Sample| reward(sample).into_reward()),
             models: Vec::new(),
@@ -188,9 +242,28 @@ fn components(
         reference: plan.reference.as_ref().map(|_| Reference::frozen(unscored, Arc::new(()))),
         // Its time is within that of the stage.
         critic: plan.critic.as_ref().map(|_| SimulatedBackend::default()),
-        backend: SimulatedBackend::on(simulation, trainer.of(0), trainer.of(1).saturating_sub(trainer.of(0))),
+        backend,
         mixture: None,
         evaluator: None,
         registry: registry.clone(),
     })
+}
+
+/// A duration from a number that may be beyond all durations.
+fn duration(seconds: f64) -> Duration {
+    Duration::try_from_secs_f64(seconds).unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn values_end_at_commas_outside_brackets_and_quotes() {
+        let values = |text: &str| variants(text).map(|(_, values)| values);
+        assert_eq!(values("flow.max_staleness=0,1").unwrap(), ["0", "1"]);
+        assert_eq!(values("cluster.outages=[],[{at=1,engines=2}]").unwrap(), ["[]", "[{at=1,engines=2}]"]);
+        assert_eq!(values("a=\"x,[\",y").unwrap(), ["\"x,[\"", "y"]);
+        assert!(values("a").is_err() && values("=1").is_err() && values("a=").is_err());
+    }
 }

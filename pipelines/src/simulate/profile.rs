@@ -76,6 +76,17 @@ impl Answers {
             }
         }
     }
+
+    /// Mean length of a completion, in tokens.
+    pub fn mean(&self) -> f64 {
+        match self {
+            Answers::Recorded(groups) => {
+                let lengths = groups.iter().flatten().map(|(tokens, _)| *tokens as f64);
+                lengths.clone().sum::<f64>() / lengths.count().max(1) as f64
+            }
+            Answers::Drawn { median, sigma, .. } => median * (sigma * sigma / 2.0).exp(),
+        }
+    }
 }
 
 /// Size of a recorded run.
@@ -127,10 +138,9 @@ pub struct DecodeTimes {
 }
 
 impl DecodeTimes {
-    /// Duration of one step.
-    pub fn step(&self, load: Load) -> Duration {
-        let seconds = self.pass * load.passes as f64 + self.row * load.rows as f64 + self.prefill * load.prefill as f64;
-        Duration::try_from_secs_f64(seconds).unwrap_or_default()
+    /// Seconds of one step of an engine that has this share of the rows and the prefill.
+    pub fn step(&self, load: Load, share: f64) -> f64 {
+        self.pass * load.passes as f64 + share * (self.row * load.rows as f64 + self.prefill * load.prefill as f64)
     }
 }
 
@@ -174,7 +184,7 @@ mod tests {
         let step = |n: usize| {
             let prefill = if n.is_multiple_of(5) { 40 * (n % 3) } else { 0 };
             let load = Load { passes: 1 + n % 2, rows: (n * 7) % 64, prefill, ..Load::default() };
-            Load { time: times.step(load), ..load }
+            Load { time: Duration::from_secs_f64(times.step(load, 1.0)), ..load }
         };
         let steps: Vec<Load> = (0..200).map(step).collect();
         let found = fit_decode(&steps);

@@ -37,6 +37,7 @@ mod replaying;
 mod reward_models;
 mod running;
 mod runs;
+mod scaling;
 mod serving;
 mod simulating;
 #[path = "../../../tests/support/mod.rs"]

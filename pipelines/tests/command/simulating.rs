@@ -76,6 +76,76 @@ fn what_a_long_tail_costs_and_over_sampling_gives_back_is_seen_ahead() {
     assert!(tailed[1] > 1.05 * tailed[0], "with twice as many to choose from it waits less: {tailed:?}");
 }
 
+/// Forecasts of a profile in which engine and trainer take long, on a cluster with these keys.
+fn on_cluster(keys: &str, vary: &str, sets: &[&str]) -> Ended {
+    let folder = tempfile::tempdir().unwrap();
+    let (profile, cluster) = (folder.path().join("profile.json"), folder.path().join("cluster.toml"));
+    let mut times = drawn(0.5);
+    times["decode"] = json!({ "pass": 1e-3, "row": 1e-3, "prefill": 1e-5 });
+    times["stages"]["train"] = json!({ "item": 0.01, "token": 1e-4 });
+    fs::write(&profile, times.to_string()).unwrap();
+    fs::write(&cluster, format!("[cluster]\n{keys}")).unwrap();
+    let common = ["generate.max_num_seqs=32", "flow.max_staleness=2", "generate.max_new_tokens=200"];
+    let sets = common.iter().chain(sets).flat_map(|set| ["--set", set]);
+    let args = ["--cluster", cluster.to_str().unwrap(), "--steps", "300", "--vary", vary];
+    simulate(&profile, &args.into_iter().chain(sets).collect::<Vec<_>>())
+}
+
+fn rates(keys: &str, vary: &str, sets: &[&str]) -> Vec<f64> {
+    let ended = on_cluster(keys, vary, sets);
+    assert_eq!(ended.code, Some(0), "{}", ended.err);
+    numbers(&ended.out, "steps/h")
+}
+
+#[test]
+fn more_engines_help_until_the_trainer_is_the_bottleneck_and_more_ranks_until_their_link_is() {
+    let engines = rates("", "cluster.engines=1,2,4,64,128", &[]);
+    assert!(engines[1] > 1.7 * engines[0] && engines[2] > 1.4 * engines[1], "{engines:?}");
+    assert!(engines[4] < 1.05 * engines[3], "{engines:?}");
+    let ranks = rates("engines = 64\nparameters = 1e6\nlink = 1e9", "cluster.ranks=1,2,4", &[]);
+    assert!(ranks[1] > ranks[0] && ranks[2] > ranks[1], "{ranks:?}");
+    let slow = on_cluster("engines = 64\nparameters = 1e7\nlink = 1e8", "cluster.ranks=1,2", &[]);
+    let found = numbers(&slow.out, "steps/h");
+    assert!(found[1] < found[0] && slow.out.contains("exchanges of ranks take"), "0.4 s of exchange a part: {}", slow.out);
+    let keys = "engines = 64\nranks = 4\nparameters = 1e6\nlink = 1e9";
+    let sharded = rates(keys, r#"ranks.shard="nothing","parameters""#, &["train.micro_batch_tokens=16"]);
+    assert!(sharded[1] < sharded[0], "parameters are gathered for each micro-batch: {sharded:?}");
+}
+
+#[test]
+fn failures_outages_and_slow_weights_cost_time_and_the_same_seed_repeats_them() {
+    let failing = rates("engines = 4\nabsence = 60", "cluster.failures=0,60,60", &[]);
+    assert!(failing[1] == failing[2] && failing[1] < 0.8 * failing[0], "{failing:?}");
+    let outage = rates("engines = 4", "cluster.outages=[],[{at=1,engines=3,seconds=1e6}]", &[]);
+    assert!(outage[1] < 0.6 * outage[0], "one engine of four is left: {outage:?}");
+    let synchronous = ["flow.max_staleness=0"];
+    let pause = rates("engines = 4", "cluster.pause=0,2", &synchronous);
+    assert!(pause[1] < 0.8 * pause[0], "{pause:?}");
+    let servers = [&synchronous[..], &[r#"engine={kind="rollflow",urls=["http://127.0.0.1:1"]}"#]].concat();
+    let keys = "engines = 4\nversion_bytes = 1e8\nlink = 1e8";
+    let carried = on_cluster(keys, r#"engine.carry="folder","stream""#, &servers);
+    let found = numbers(&carried.out, "steps/h");
+    assert!(found[0] < 0.8 * pause[0] && found[1] < found[0], "one link sends four copies: {}, {}", carried.out, carried.err);
+    assert_eq!(numbers(&carried.out, " s to the engines"), [2.0, 4.0], "{}", carried.out);
+    let seldom = [&servers[..], &["cluster.version_bytes=1e9", "flow.max_staleness=1"]].concat();
+    let every = rates(keys, "sync.every=1,4", &seldom);
+    assert!(every[1] > 2.0 * every[0], "a version for four steps: {every:?}");
+}
+
+#[test]
+fn machines_that_make_no_sense_are_named() {
+    let refused = |keys: &str, vary: &str, sets: &[&str], part: &str| {
+        let ended = on_cluster(keys, vary, sets);
+        assert!(ended.code == Some(2) && ended.err.contains(part), "{}", ended.err);
+    };
+    refused("engine = 1", "cluster.ranks=1", &[], "did you mean `engines`");
+    refused("", "cluster.ranks=0,1", &[], "`cluster.ranks` is 0");
+    refused("", "cluster.ranks=2", &[], "set cluster.parameters");
+    refused("", "cluster.engines=1", &["cluster.link=0"], "`cluster.link` is 0");
+    let workers = on_cluster("engines = 2", "generate.workers=2", &[]);
+    assert!(workers.code == Some(1) && workers.err.contains("generate.workers has to be 1"), "{}", workers.err);
+}
+
 #[test]
 fn a_profile_that_makes_no_sense_is_named() {
     let folder = tempfile::tempdir().unwrap();

@@ -28,12 +28,13 @@ pub struct WeightSync<W> {
     announcer: Announcer,
     /// Largest number of readers so far.
     engines: usize,
+    before: Option<Box<dyn FnMut() + Send>>,
 }
 
 /// Publishes on the flow's edge, to the stages that read weights of this type.
 impl<W> Default for WeightSync<W> {
     fn default() -> Self {
-        WeightSync { to: None, announcer: Announcer::default(), engines: 0 }
+        WeightSync { to: None, announcer: Announcer::default(), engines: 0, before: None }
     }
 }
 
@@ -47,6 +48,11 @@ impl<W: Send + Sync + 'static> WeightSync<W> {
     pub fn log_every(mut self, n: u64) -> Self {
         self.announcer.log_every = n;
         self
+    }
+
+    /// Calls `before` when a version is about to be published, such as to let simulated time pass.
+    pub fn before_publish(self, before: impl FnMut() + Send + 'static) -> Self {
+        WeightSync { before: Some(Box::new(before)), ..self }
     }
 }
 
@@ -67,6 +73,9 @@ impl<W: Send + Sync + 'static> Stage for WeightSync<W> {
         let to = self.to.get_or_insert_with(|| weights().0);
         while let Some(trained) = io.recv()? {
             if let Some(publish) = &trained.publish {
+                if let Some(before) = &mut self.before {
+                    before();
+                }
                 let started = Instant::now();
                 to.publish(publish.version, Arc::clone(&publish.weights))?;
                 // Readers that have finished at the end of a run are gone already.

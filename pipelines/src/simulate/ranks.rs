@@ -1,0 +1,166 @@
+//! Times of a trainer of several ranks: computation is divided among them, and they exchange
+//! gradients, parameters, or both, as `ranks.shard` says.
+//!
+//! Exchanges are rings. To gather numbers of which each rank has a part, a rank sends (n - 1) / n of
+//! them; to sum, twice as many. Sums and masters are f32, parameters that are gathered for a pass have
+//! the format of `model.dtype`.
+
+use rollflow::ranks::Shard;
+use rollflow::recipe::Plan;
+
+use super::cluster::{Cluster, sharing};
+use super::profile::ItemTimes;
+
+/// Bytes of a gradient's or a master's number.
+const F32: f64 = 4.0;
+
+/// Numbers of a piece that ranks exchange when each keeps a part of the moments.
+const PIECE: f64 = (1 << 22) as f64;
+
+/// A trainer of several ranks.
+pub struct Trainer {
+    /// Times of a trainer of one.
+    one: ItemTimes,
+    cluster: Cluster,
+    shard: Shard,
+    /// Bytes of a number that passes compute with.
+    computed: f64,
+    micro_batch_tokens: f64,
+    /// Factor by which layers that are computed again in the backward pass lengthen a pass.
+    again: f64,
+}
+
+/// Seconds of an update or of a pass.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Seconds {
+    /// All of it.
+    pub all: f64,
+    /// The part in which ranks only wait for an exchange.
+    pub exchange: f64,
+}
+
+impl Trainer {
+    /// The trainer of `plan` on `cluster`; `one` are the times of a single rank.
+    pub fn new(one: ItemTimes, cluster: &Cluster, plan: &Plan) -> Self {
+        let (optimization, shard) = (&plan.train.optimization, plan.ranks.shard);
+        // Forward and backward pass are three forward passes of work; a fourth computes layers again.
+        let again = if shard == Shard::Parameters && !optimization.gradient_checkpointing { 4.0 / 3.0 } else { 1.0 };
+        let computed = plan.model.precision().bytes() as f64;
+        Trainer {
+            one,
+            cluster: cluster.clone(),
+            shard,
+            computed,
+            micro_batch_tokens: optimization.micro_batch_tokens.max(1) as f64,
+            again,
+        }
+    }
+
+    /// Seconds of an optimizer step.
+    pub fn update(&self) -> Seconds {
+        let compute = self.one.item * sharing(self.cluster.ranks, self.cluster.rank_devices);
+        let parts = self.cluster.ranks as f64;
+        match self.shard {
+            _ if self.alone() => Seconds { all: self.one.item, exchange: 0.0 },
+            Shard::Nothing => Seconds { all: compute, exchange: 0.0 },
+            Shard::Optimizer => {
+                let exchange = self.exchange(F32, self.pieces());
+                Seconds { all: compute / parts + exchange, exchange }
+            }
+            Shard::Parameters => Seconds { all: compute / parts, exchange: 0.0 },
+        }
+    }
+
+    /// Seconds of forward and backward passes over so many tokens, with the sum of the gradients.
+    pub fn pass(&self, tokens: usize) -> Seconds {
+        let (ranks, tokens) = (self.cluster.ranks as f64, tokens as f64);
+        let compute = self.one.token * tokens * sharing(self.cluster.ranks, self.cluster.rank_devices) / ranks;
+        match self.shard {
+            _ if self.alone() => Seconds { all: self.one.token * tokens, exchange: 0.0 },
+            Shard::Nothing | Shard::Optimizer => {
+                let pieces = if self.shard == Shard::Nothing { 1.0 } else { self.pieces() };
+                let exchange = 2.0 * self.exchange(F32, pieces);
+                Seconds { all: compute + exchange, exchange }
+            }
+            Shard::Parameters => {
+                // Every rank passes equally often. The next layer is gathered while one computes.
+                let passes = (tokens / self.micro_batch_tokens / ranks).ceil();
+                let units = self.cluster.layers as f64 + 2.0;
+                let gathers = passes * 2.0 * self.exchange(self.computed, units);
+                let sums = passes * 2.0 * self.exchange(F32, units);
+                let compute = compute * self.again;
+                Seconds { all: compute.max(gathers) + sums, exchange: (gathers - compute).max(0.0) + sums }
+            }
+        }
+    }
+
+    fn alone(&self) -> bool {
+        self.cluster.ranks == 1
+    }
+
+    fn pieces(&self) -> f64 {
+        (self.cluster.parameters / PIECE).ceil().max(1.0)
+    }
+
+    /// Seconds in which each rank sends (n - 1) / n of the numbers, `bytes` each, in so many pieces.
+    fn exchange(&self, bytes: f64, pieces: f64) -> f64 {
+        let others = self.cluster.ranks as f64 - 1.0;
+        let sent = self.cluster.parameters * bytes * others / self.cluster.ranks as f64;
+        sent / self.cluster.ring() + self.cluster.latency * others * pieces
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const ONE: ItemTimes = ItemTimes { item: 3.0, token: 1e-3 };
+
+    fn trainer(cluster: &Cluster, sets: &[&str]) -> Trainer {
+        let text = "pipeline = 'grpo'\nmodel.kind = 'tiny'\ntask.kind = 'arithmetic'\n";
+        let sets: Vec<String> = sets.iter().map(|set| (*set).to_owned()).collect();
+        let plan = rollflow::recipe::parse("ranks.toml", text, &sets).unwrap_or_else(|error| panic!("{error}"));
+        Trainer::new(ONE, cluster, &plan)
+    }
+
+    fn near(found: Seconds, all: f64, exchange: f64) {
+        assert!((found.all - all).abs() < 1e-9 && (found.exchange - exchange).abs() < 1e-9, "{found:?}: {all}, {exchange}");
+    }
+
+    #[test]
+    fn ranks_divide_the_passes_and_exchange_what_their_division_needs() {
+        // A sum sends 2 × 3/4 × 400 MB at 1 GB/s: 0.6 s.
+        let four = Cluster { ranks: 4, parameters: 1e8, link: Some(1e9), ..Cluster::default() };
+        let shard = |shard: &str| trainer(&four, &[&format!("ranks.shard=\"{shard}\""), "train.micro_batch_tokens=500"]);
+        near(trainer(&Cluster::default(), &[]).pass(4000), 4.0, 0.0);
+        near(trainer(&Cluster::default(), &[]).update(), 3.0, 0.0);
+        near(shard("nothing").pass(4000), 1.0 + 0.6, 0.6);
+        near(shard("nothing").update(), 3.0, 0.0);
+        near(shard("optimizer").pass(4000), 1.0 + 0.6, 0.6);
+        near(shard("optimizer").update(), 0.75 + 0.3, 0.3);
+        // Two micro-batches each: gathers of 1.2 s hide 4/3 s of computation, sums do not.
+        near(shard("parameters").pass(4000), 4.0 / 3.0 + 1.2, 1.2);
+        near(shard("parameters").update(), 0.75, 0.0);
+        let slow = Cluster { link: Some(5e8), ..four.clone() };
+        let slow = trainer(&slow, &["ranks.shard=\"parameters\"", "train.micro_batch_tokens=500"]);
+        near(slow.pass(4000), 2.4 + 2.4, 2.4 - 4.0 / 3.0 + 2.4);
+    }
+
+    #[test]
+    fn ranks_of_a_host_use_its_own_link_and_share_its_devices() {
+        let host = Cluster {
+            ranks: 4,
+            ranks_per_host: 4,
+            parameters: 1e8,
+            link: Some(1e9),
+            local_link: Some(1e10),
+            ..Cluster::default()
+        };
+        near(trainer(&host, &[]).pass(4000), 1.0 + 0.06, 0.06);
+        near(trainer(&Cluster { ranks_per_host: 2, ..host.clone() }, &[]).pass(4000), 1.0 + 0.6, 0.6);
+        near(trainer(&Cluster { rank_devices: Some(2), ..host.clone() }, &[]).pass(4000), 2.0 + 0.06, 0.06);
+        near(trainer(&Cluster { rank_devices: Some(2), ..host.clone() }, &[]).update(), 6.0, 0.0);
+        // Three messages to reach the others, twice.
+        near(trainer(&Cluster { latency: 0.01, ..host }, &[]).pass(4000), 1.0 + 0.12, 0.12);
+    }
+}
