@@ -20,7 +20,7 @@ section! {
         /// Servers that come and go, in addition to `urls`: a file with an address a line, as in
         /// `urls`, which is watched, or `dns://host:port`, whose addresses are looked up.
         members: Option<String> = None;
-        /// Seconds that a server may go on with its work after it left `members`; the rest of its
+        /// Seconds that a server may continue its work after it left `members`; the rest of its
         /// work continues on others.
         drain_timeout: f64 = 30.0, NOT_NEGATIVE;
         /// Seconds without a token after which a sample continues on another server that has room.

@@ -133,7 +133,7 @@ impl Publisher {
         let since = if from.is_some() { last.map_or(0, |last| last.since + 1) } else { 0 };
         let published = Published { id, raw: manifest.raw(), stored, delta: from.is_some() };
         self.last = Some(Last { manifest, folder: folder.clone(), since });
-        // What is left over takes room, and misleads nobody.
+        // Leftovers take room, and mislead no reader.
         if let Err(error) = clean(&self.store, writer, self.keep) {
             tracing::warn!("old versions stay in the store: {error}");
         }
