@@ -78,7 +78,8 @@ class Member:
     def begin(self):
         self.ready, log = False, f"serve-{self.port}.log"
         if self.kind == "rollflow":
-            self.process = start(log, "serve", others, "--listen", f"127.0.0.1:{self.port}", "--slots", 8)
+            self.process = start(log, "serve", others, "--listen", f"127.0.0.1:{self.port}", "--slots", 8,
+                                 *(["--context-length", 256] if args.also else []))
         elif self.kind == "vllm":
             own = {"VLLM_SERVER_DEV_MODE": "1", "VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_PLUGINS": ""}
             self.process = start(log, "env", *(f"{name}={value}" for name, value in own.items()), self.command, others, "--port", self.port,
