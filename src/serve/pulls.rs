@@ -20,7 +20,7 @@ pub(super) struct Pulls {
 }
 
 impl Pulls {
-    /// Pulls from the run's store `store` into a folder of its own in `dir`.
+    /// Pulls from the run's store `store` into a new folder in `dir`.
     pub fn new(store: &Store, dir: &Path) -> io::Result<Self> {
         let dir = tempfile::Builder::new().prefix("rollflow-pulled-").tempdir_in(dir)?;
         let puller = Puller::open(store.below(WEIGHTS), dir.path(), KEPT).map_err(io::Error::other)?;
