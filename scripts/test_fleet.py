@@ -78,7 +78,8 @@ class Member:
     def begin(self):
         self.ready, log = False, f"serve-{self.port}.log"
         if self.kind == "rollflow":
-            self.process = start(log, "serve", others, "--listen", f"127.0.0.1:{self.port}", "--slots", 8)
+            self.process = start(log, "serve", others, "--listen", f"127.0.0.1:{self.port}", "--slots", 8,
+                                 *(["--context-length", 256] if args.also else []))
         elif self.kind == "vllm":
             own = {"VLLM_SERVER_DEV_MODE": "1", "VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_PLUGINS": ""}
             self.process = start(log, "env", *(f"{name}={value}" for name, value in own.items()), self.command, others, "--port", self.port,
@@ -228,7 +229,8 @@ flags = {
 }
 recipe = ["pipelines/recipes/grpo.toml"]
 sets = lambda *keys: [word for key in keys for word in ("--set", key)]
-small = sets("batch.groups=8", "generate.group_size=4", "generate.max_new_tokens=24", "generate.max_num_seqs=96", "filter=[]",
+# Real servers take a second to load a version.
+small = sets("batch.groups=64" if args.also else "batch.groups=8", "generate.group_size=4", "generate.max_new_tokens=24", "generate.max_num_seqs=96", "filter=[]",
              'reward={kind="regex",pattern="[0-9]"}')
 
 
@@ -239,7 +241,9 @@ def model(seed):
     if start(f"model-{seed}.log", "run", *recipe, "--out", out, *small, *of).wait():
         sys.exit((work / f"model-{seed}.log").read_text())
     folder = out / "checkpoints/step_000002"
-    return untied(shutil.copytree(folder, work / f"untied-{seed}")) if args.also else folder
+    # vLLM reads every safetensors file, also the optimizer's state.
+    only_model = shutil.ignore_patterns("optimizer*", "*.jsonl")
+    return untied(shutil.copytree(folder, work / f"untied-{seed}", ignore=only_model)) if args.also else folder
 
 
 base, others = model(0), model(1)

@@ -157,7 +157,7 @@ impl Fleet {
         fleet
     }
 
-    /// Sends requests as these tasks, instead of some of its own.
+    /// Sends requests as these tasks, instead of new ones.
     pub fn on(self, tasks: Tasks) -> Self {
         Fleet { tasks: Some(Arc::new(tasks)), ..self }
     }

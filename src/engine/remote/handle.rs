@@ -261,7 +261,7 @@ impl FleetHandle {
         self.mark(place, |member| member.lost = Some(error));
     }
 
-    /// Records that the engine is reachable again. If it was ever given weights, it is behind.
+    /// Records that the engine is reachable again. If it was ever given weights, it waits for weights.
     pub(super) fn mark_found(&self, place: usize) {
         self.mark(place, |member| {
             if member.lost.take().is_some() {

@@ -395,7 +395,7 @@ fn a_thousand_engines_come_and_go() {
     let seeds: u64 =
         std::env::var("FLEET_SEEDS").map_or(1, |seeds| (seeds.parse::<u64>().expect("a number of seeds") / 1000).max(1));
     for seed in 0..seeds {
-        let time = simulate(|| World::new(seed, 1000, false), 4000, 8000);
+        let time = simulate(|| World::new(seed, 1000, false), 1200, 3000);
         println!("seed {seed}: {time:.1} s");
     }
 }
