@@ -16,6 +16,9 @@ use crate::util::secrets::masked;
 /// Time that rank 0 gives the others to read its last word.
 const FAREWELL: Duration = Duration::from_secs(10);
 
+/// Time between two looks at a value that is to change.
+const POLL: Duration = Duration::from_millis(50);
+
 /// Longer than any run.
 const NEVER: Duration = Duration::from_secs(365 * 24 * 3600);
 
@@ -183,6 +186,37 @@ impl Member {
             // The watch notices, too, when the store is gone.
             Ok(None) => Err(self.ended()),
             Err(error) => Err(self.explain(error)),
+        }
+    }
+
+    /// Number of ranks.
+    pub fn size(&self) -> usize {
+        self.place.size
+    }
+
+    /// Leaves a value for the other ranks under `key`, instead of the one before.
+    pub fn put(&self, key: &str, value: &[u8]) -> Result<(), RankError> {
+        Ok(self.store.set(key, value)?)
+    }
+
+    /// Waits until `accept` takes the value that a rank leaves under `key`: for
+    /// `ranks.exchange_timeout`, and only while all ranks live.
+    pub fn await_value<T>(&self, key: &str, accept: impl Fn(&[u8]) -> Option<T>) -> Result<T, RankError> {
+        let limit = seconds(self.settings.exchange_timeout);
+        let until = Instant::now() + limit;
+        loop {
+            let value = self.store.await_key(key, until, || self.lost().is_some())?;
+            if let Some(accepted) = value.as_deref().and_then(&accept) {
+                return Ok(accepted);
+            }
+            if self.lost().is_some() {
+                return Err(self.ended());
+            }
+            if Instant::now() >= until {
+                let limit = limit.as_secs();
+                return Err(CollectiveError(format!("no rank left {key} within {limit} seconds (ranks.exchange_timeout)")).into());
+            }
+            std::thread::sleep(POLL);
         }
     }
 
