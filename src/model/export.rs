@@ -28,7 +28,8 @@ pub fn export_hf(from: &Path, to: &Path, dtype: Dtype, max_shard: Option<u64>) -
     let mut map = Map::new();
     for (at, entries) in shards.iter().enumerate() {
         let failed = RefCell::new(None);
-        let views = entries.iter().map(|entry| (entry.name.as_str(), Streamed { entry, dtype, source: &source, failed: &failed }));
+        let views =
+            entries.iter().map(|entry| (entry.name.as_str(), Streamed { entry, dtype, source: &source, failed: &failed }));
         write_views(&to.join(shard_name(at, shards.len())), views)?;
         failed.into_inner().map_or(Ok(()), Err)?;
         extend(&mut map, entries, at, shards.len());

@@ -53,7 +53,7 @@ pub use memory::keep_freed_memory;
 pub(crate) use memory::return_freed_memory;
 pub use packed::{PREFILL_CELLS, Packed};
 pub(crate) use recompute::{Kept, Parameters, Passed, Whole};
-pub(crate) use shards::{FolderShards, TensorSlice};
 pub use shards::save_hf_as;
+pub(crate) use shards::{FolderShards, TensorSlice};
 pub(crate) use views::Views;
 pub use weights::{FrozenWeights, Weights};

@@ -66,7 +66,13 @@ pub(super) fn extend(map: &mut Map<String, Value>, entries: &[Entry], at: usize,
 }
 
 /// Writes the index of `all` shards, if there are several.
-pub(super) fn write_map(dir: &Path, parameters: usize, dtype: Dtype, all: usize, map: Map<String, Value>) -> Result<(), ModelError> {
+pub(super) fn write_map(
+    dir: &Path,
+    parameters: usize,
+    dtype: Dtype,
+    all: usize,
+    map: Map<String, Value>,
+) -> Result<(), ModelError> {
     if all == 1 {
         return Ok(());
     }

@@ -1,5 +1,6 @@
 //! Membership of this process in a run of several: start, orders of rank 0, and end.
 
+use std::collections::BTreeMap;
 use std::net::UdpSocket;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
@@ -34,6 +35,8 @@ struct Hello {
     /// Lines of the resolved recipe, without secrets, and the checksum of all of it.
     recipe: Vec<String>,
     checksum: u32,
+    /// Checksums of the models that this host has, by their keys.
+    models: BTreeMap<String, u32>,
 }
 
 /// What rank 0 says after it has compared all ranks.
@@ -73,12 +76,13 @@ pub struct Member {
 
 impl Member {
     /// Joins the ranks of a run, and waits until all are there. `recipe` is the resolved recipe,
-    /// which all ranks must share, as they must share the program.
+    /// which all ranks must share, as they must share the program. `models` has checksums of the models
+    /// that this host has, by their keys: a rank may lack one, but not have another.
     ///
     /// # Errors
     /// The port is in use, the store or a rank is missing after `settings.start_timeout`, two
     /// processes have one number, or a rank differs from rank 0. Every rank gets the same error.
-    pub fn join(place: Place, settings: &Ranks, recipe: &str) -> Result<Arc<Self>, RankError> {
+    pub fn join(place: Place, settings: &Ranks, recipe: &str, models: BTreeMap<String, u32>) -> Result<Arc<Self>, RankError> {
         let limit = seconds(settings.start_timeout);
         let until = Instant::now() + limit;
         let store = open(&place, place.rank == 0 && !place.store_exists, limit)?;
@@ -90,6 +94,7 @@ impl Member {
             program: program(),
             recipe: masked(recipe).lines().map(str::to_owned).collect(),
             checksum: crc32fast::hash(recipe.as_bytes()),
+            models,
         };
         let verdict = match place.rank {
             0 => lead(&store, &place, &hello, until, settings.start_timeout)?,
@@ -396,7 +401,9 @@ fn difference(own: &Hello, other: &Hello, label: &str) -> Option<String> {
         return Some(format!("{label} runs another program: {}; rank 0 runs {}", other.program, own.program));
     }
     if other.checksum == own.checksum {
-        return None;
+        let differs = |(key, own)| Some((key, own, other.models.get(key).filter(|there| *there != own)?));
+        let (key, own, there) = own.models.iter().find_map(differs)?;
+        return Some(format!("{label} has another model at {key}: its checksum is {there:08x}, that of rank 0's is {own:08x}"));
     }
     let mut section = "";
     for (at, line) in own.recipe.iter().enumerate() {

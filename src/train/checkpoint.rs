@@ -9,6 +9,7 @@ use std::collections::BTreeMap;
 use std::fs::{self, File};
 use std::io::{self, Read};
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use serde::{Deserialize, Serialize};
@@ -148,7 +149,8 @@ pub fn write(
 
 /// A checkpoint whose files are being written, in a hidden folder.
 pub(super) struct Unfinished {
-    /// The hidden folder.
+    /// The hidden folder. No other save has the same name, so that a process of an earlier start that
+    /// still writes never meets this one.
     pub folder: PathBuf,
     target: PathBuf,
 }
@@ -156,10 +158,12 @@ pub(super) struct Unfinished {
 impl Unfinished {
     /// Makes an empty folder for a checkpoint of `step`.
     pub fn begin(checkpoints: &Path, step: u64) -> Result<Self, TrainError> {
-        let (target, folder) = (checkpoints.join(step_folder(step)), checkpoints.join(format!(".{}.writing", step_folder(step))));
-        atomic_file::remove(&folder).map_err(TrainError::io(&folder))?;
+        static BEGUN: AtomicU64 = AtomicU64::new(0);
+        let (process, begun) = (std::process::id(), BEGUN.fetch_add(1, Ordering::Relaxed));
+        let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_nanos();
+        let folder = checkpoints.join(format!(".{}.{now:x}-{process:x}-{begun:x}.writing", step_folder(step)));
         atomic_file::create_folder(&folder).map_err(TrainError::io(&folder))?;
-        Ok(Unfinished { folder, target })
+        Ok(Unfinished { folder, target: checkpoints.join(step_folder(step)) })
     }
 
     /// Completes the checkpoint that `fill` writes. `fill` returns the checksums that it knows; other

@@ -14,8 +14,6 @@ use std::fs;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::{SystemTime, UNIX_EPOCH};
 
 use serde::{Deserialize, Serialize};
 use tch::{Device, Kind, Tensor};
@@ -30,15 +28,11 @@ use crate::model::{Adapter, Dtype, Entry, FolderShards, StoredModel, load_adapte
 use crate::ranks::Member;
 use crate::util::atomic_file;
 
-/// File in an unfinished checkpoint with the token of the save, by which other ranks know the
-/// folder.
-const TOKEN: &str = "token";
-
 /// Names the save of a checkpoint for the other ranks.
-#[derive(Clone, Debug, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(super) struct SaveOrder {
+    /// Where rank 0 has begun it. No two saves have the same.
     folder: PathBuf,
-    token: String,
     /// Name of the trainer.
     trainer: String,
 }
@@ -120,16 +114,10 @@ impl Worker {
         let (Some(ranks), true) = (&self.config.ranks, self.shards.is_some()) else {
             return Ok((self.copy(false)?, None));
         };
-        static SAVES: AtomicU64 = AtomicU64::new(0);
-        let (member, now) = (ranks.member.clone(), SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default());
-        let token = format!("{}-{}-{}", std::process::id(), now.as_nanos(), SAVES.fetch_add(1, Ordering::Relaxed));
-        let path = folder.join(TOKEN);
         let folder = std::path::absolute(folder).map_err(TrainError::io(folder))?;
-        let order = SaveOrder { folder, token, trainer: ranks.name.to_owned() };
-        atomic_file::write_unsynced(&path, &order.token).map_err(TrainError::io(&path))?;
+        let (member, order) = (ranks.member.clone(), SaveOrder { folder, trainer: ranks.name.to_owned() });
         self.command(|| Ok(Command::Save(order.clone())))?;
         let (copied, sliced) = self.copy_for(&order)?;
-        atomic_file::remove(&path).map_err(TrainError::io(&path))?;
         Ok((copied, sliced.then(|| Reports { member, order })))
     }
 
@@ -149,8 +137,7 @@ impl Worker {
 
     /// Copies this rank's part. Returns true with it if every rank writes its own.
     fn copy_for(&mut self, order: &SaveOrder) -> Result<(Copied, bool), TrainError> {
-        let sees = fs::read_to_string(order.folder.join(TOKEN)).is_ok_and(|token| token == order.token);
-        let sliced = self.all_see(sees, &order.folder)?;
+        let sliced = self.all_see(order.folder.is_dir(), &order.folder)?;
         Ok((self.copy(sliced)?, sliced))
     }
 
@@ -188,12 +175,7 @@ impl Worker {
     }
 
     /// Copies a rank's shard of the model, gathered if the parameters are divided.
-    fn copy_shard(
-        &self,
-        rank: usize,
-        writers: usize,
-        dtype: Dtype,
-    ) -> Result<Option<(String, Vec<Entry>, Tensor)>, TrainError> {
+    fn copy_shard(&self, rank: usize, writers: usize, dtype: Dtype) -> Result<Option<(String, Vec<Entry>, Tensor)>, TrainError> {
         let layout = &self.weights.layout;
         let shard = FolderShards::new(layout, writers).of(rank);
         let span = shard.as_ref().map_or(0..0, |(_, entries)| span(entries));
@@ -217,7 +199,12 @@ impl Worker {
     }
 
     /// Copies the moments that a rank writes, and the masters if the model's files have them rounded.
-    fn copy_optimizer(&self, [rank, writers]: [usize; 2], sliced: bool, dtype: Dtype) -> Result<Option<CopiedOptimizer>, TrainError> {
+    fn copy_optimizer(
+        &self,
+        [rank, writers]: [usize; 2],
+        sliced: bool,
+        dtype: Dtype,
+    ) -> Result<Option<CopiedOptimizer>, TrainError> {
         let rounded = dtype != Dtype::F32 && self.weights.adapter.is_none();
         let masters = rounded.then(|| match (&self.divided, &self.shards) {
             (Some(divided), _) => divided.masters.shallow_clone(),
@@ -366,8 +353,8 @@ struct Reports {
     order: SaveOrder,
 }
 
-/// A rank's report: the save's token, and the files or an error.
-type Report = (String, Result<Marks, String>);
+/// A rank's report: the save, and the files or an error.
+type Report = (SaveOrder, Result<Marks, String>);
 
 impl Reports {
     fn key(&self, rank: usize) -> String {
@@ -376,18 +363,20 @@ impl Reports {
 
     /// Reports this rank's files to rank 0.
     fn give(&self, written: Result<Marks, TrainError>) {
-        let report: Report = (self.order.token.clone(), written.map_err(|error| error.to_string()));
+        let report: Report = (self.order.clone(), written.map_err(|error| error.to_string()));
         let given = postcard::to_stdvec(&report).map_err(|error| error.to_string());
-        let given = given.and_then(|text| self.member.put(&self.key(self.member.rank()), &text).map_err(|error| error.to_string()));
+        let given =
+            given.and_then(|text| self.member.put(&self.key(self.member.rank()), &text).map_err(|error| error.to_string()));
         // Rank 0 would wait.
         given.unwrap_or_else(|error| self.member.fail(&format!("a report about a checkpoint: {error}")));
     }
 
     /// Waits for the reports of all other ranks. The first error of a rank is the error of the save.
     fn collect(&self) -> Result<Vec<Marks>, TrainError> {
-        let of_this = |text: &[u8]| postcard::from_bytes::<Report>(text).ok().filter(|(token, _)| *token == self.order.token);
+        let of_this = |text: &[u8]| postcard::from_bytes::<Report>(text).ok().filter(|(order, _)| *order == self.order);
         let report = |rank: usize| {
-            let (_, written) = self.member.await_value(&self.key(rank), of_this).map_err(|error| TrainError::Ranks(error.to_string()))?;
+            let (_, written) =
+                self.member.await_value(&self.key(rank), of_this).map_err(|error| TrainError::Ranks(error.to_string()))?;
             written.map_err(|text| TrainError::OnRank(self.member.label(rank).to_owned(), text))
         };
         let all: Vec<_> = (1..self.member.size()).map(report).collect();

@@ -8,8 +8,8 @@ use std::time::Duration;
 use parking_lot::Mutex;
 
 use super::{
-    BackendState, CheckpointMetadata, ForwardBackward, OptimStep, SaveCheckpoint, SavedCheckpoint, Snapshot, TrainBatch, TrainFuture,
-    TrainingBackend,
+    BackendState, CheckpointMetadata, ForwardBackward, OptimStep, SaveCheckpoint, SavedCheckpoint, Snapshot, TrainBatch,
+    TrainFuture, TrainingBackend,
 };
 use crate::algo::Schedule;
 use crate::flow::Simulation;

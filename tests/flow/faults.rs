@@ -25,8 +25,8 @@ use rollflow::stages::train::OnStale;
 use rollflow::stages::train::staleness;
 use rollflow::train::TrainFuture;
 use rollflow::train::{
-    BackendState, CheckpointMetadata, ForwardBackward, OptimStep, SaveCheckpoint, SavedCheckpoint, SimulatedBackend, Snapshot, TrainBatch,
-    TrainError,
+    BackendState, CheckpointMetadata, ForwardBackward, OptimStep, SaveCheckpoint, SavedCheckpoint, SimulatedBackend, Snapshot,
+    TrainBatch, TrainError,
 };
 
 /// Numbers drawn by a seed.

@@ -8,8 +8,8 @@ use rollflow::algo::Schedule;
 use rollflow::data::Sample;
 use rollflow::observe::Console;
 use rollflow::train::{
-    BackendState, CheckpointMetadata, ForwardBackward, OptimStep, SaveCheckpoint, SavedCheckpoint, SftConfig, Snapshot, TrainBatch, TrainError,
-    TrainFuture, TrainingBackend, run_sft_training,
+    BackendState, CheckpointMetadata, ForwardBackward, OptimStep, SaveCheckpoint, SavedCheckpoint, SftConfig, Snapshot,
+    TrainBatch, TrainError, TrainFuture, TrainingBackend, run_sft_training,
 };
 
 #[derive(Default)]

@@ -5,8 +5,8 @@ use std::sync::{Arc, Mutex};
 
 use rollflow::algo::Schedule;
 use rollflow::train::{
-    BackendState, CheckpointMetadata, ForwardBackward, OptimStep, SaveCheckpoint, SavedCheckpoint, Snapshot, TrainBatch, TrainError, TrainFuture,
-    TrainingBackend,
+    BackendState, CheckpointMetadata, ForwardBackward, OptimStep, SaveCheckpoint, SavedCheckpoint, Snapshot, TrainBatch,
+    TrainError, TrainFuture, TrainingBackend,
 };
 
 /// What it was asked for.

@@ -1,5 +1,6 @@
 //! Law N1 over ranks: a step does not depend on how many processes share it. What goes wrong on one rank ends all.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use rollflow::algo::{
@@ -187,17 +188,27 @@ fn a_rank_that_hangs_ends_the_others_with_its_name() {
 
 #[test]
 fn ranks_that_differ_are_refused_before_the_run_with_the_difference() {
-    let port = free_port();
     let recipes = ["[train]\nlr = 0.1\n", "[train]\nlr = 0.2\n"];
-    let join = |rank: usize| Member::join(place(rank, 2, port), &settings(), recipes[rank]).map(drop).unwrap_err();
-    let errors: Vec<RankError> = std::thread::scope(|scope| {
-        let threads: Vec<_> = (0..2).map(|rank| scope.spawn(move || join(rank))).collect();
-        threads.into_iter().map(|thread| thread.join().unwrap()).collect()
-    });
-    assert_eq!(errors[0], errors[1], "all ranks say the same");
-    let text = errors[0].to_string();
-    for part in ["rank 1 on ", "[train] lr = 0.2", "rank 0 has [train] lr = 0.1"] {
-        assert!(text.contains(part), "{part} is missing: {text}");
+    // A rank may lack a model, as the second does the critic's.
+    let models = |sum: u32| BTreeMap::from([("model.path".to_owned(), sum), (format!("critic.path of {sum}"), sum)]);
+    let cases: [([&str; 2], [u32; 2], &[&str]); 2] = [
+        (recipes, [1, 1], &["rank 1 on ", "[train] lr = 0.2", "rank 0 has [train] lr = 0.1"]),
+        ([recipes[0]; 2], [1, 2], &["rank 1 on ", "another model at model.path", "00000002", "rank 0's is 00000001"]),
+    ];
+    for (recipes, sums, parts) in cases {
+        let port = free_port();
+        let join = |rank: usize| {
+            Member::join(place(rank, 2, port), &settings(), recipes[rank], models(sums[rank])).map(drop).unwrap_err()
+        };
+        let errors: Vec<RankError> = std::thread::scope(|scope| {
+            let threads: Vec<_> = (0..2).map(|rank| scope.spawn(move || join(rank))).collect();
+            threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+        });
+        assert_eq!(errors[0], errors[1], "all ranks say the same");
+        let text = errors[0].to_string();
+        for part in parts {
+            assert!(text.contains(part), "{part} is missing: {text}");
+        }
     }
 }
 
@@ -205,9 +216,9 @@ fn ranks_that_differ_are_refused_before_the_run_with_the_difference() {
 fn a_port_in_use_and_a_rank_that_never_starts_are_named() {
     let taken = std::net::TcpListener::bind("0.0.0.0:0").unwrap();
     let port = taken.local_addr().unwrap().port();
-    let error = Member::join(place(0, 2, port), &settings(), "").map(drop).unwrap_err();
+    let error = Member::join(place(0, 2, port), &settings(), "", BTreeMap::new()).map(drop).unwrap_err();
     assert_eq!(error, RankError::Port(port), "{error}");
     let short = Ranks { start_timeout: 0.5, ..settings() };
-    let error = Member::join(place(0, 3, free_port()), &short, "").map(drop).unwrap_err().to_string();
+    let error = Member::join(place(0, 3, free_port()), &short, "", BTreeMap::new()).map(drop).unwrap_err().to_string();
     assert!(error.contains("of 3 ranks, 1, 2 did not start within 0.5 seconds"), "{error}");
 }

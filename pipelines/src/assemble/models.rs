@@ -47,8 +47,10 @@ impl Lineage {
     pub fn of(run: &Path, checkpoint: &Path) -> Option<Self> {
         let CheckpointMetadata { step, files, .. } = checkpoint::read_metadata(checkpoint).ok()?;
         // Of a model in several files, the first.
-        let holds_weights = |name: &str| ["model.safetensors", "adapter_model.safetensors"].contains(&name) || name.starts_with("model-");
-        let weights = files.iter().find(|(name, _)| holds_weights(name) && name.ends_with(".safetensors")).map(|(_, mark)| *mark)?;
+        let holds_weights =
+            |name: &str| ["model.safetensors", "adapter_model.safetensors"].contains(&name) || name.starts_with("model-");
+        let weights =
+            files.iter().find(|(name, _)| holds_weights(name) && name.ends_with(".safetensors")).map(|(_, mark)| *mark)?;
         let inside = checkpoint.strip_prefix(run).map(Path::to_owned);
         let checkpoint = inside.or_else(|_| std::path::absolute(checkpoint)).ok()?;
         Some(Lineage { checkpoint, step, weights })

@@ -146,7 +146,6 @@ impl<B: TrainingBackend> Critic<B> {
     pub(super) fn load(&self, checkpoint: &Path) -> Result<(), TrainError> {
         self.backend.load_checkpoint(&checkpoint.join(FOLDER)).wait().map(drop)
     }
-
 }
 
 /// Removes the folder that [`Critic::save`] wrote.
