@@ -1,4 +1,4 @@
-//! Work of a trainer that goes on while its next command runs: one job at a time, on its own thread.
+//! Background work of a trainer: one job at a time, on another thread, while commands run.
 
 use std::sync::Arc;
 use std::thread::{Builder, JoinHandle};

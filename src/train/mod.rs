@@ -19,6 +19,8 @@ mod groups;
 #[cfg(feature = "torch")]
 mod head;
 #[cfg(feature = "torch")]
+mod loading;
+#[cfg(feature = "torch")]
 mod local;
 #[cfg(feature = "torch")]
 mod optimizer;

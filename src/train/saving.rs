@@ -1,5 +1,5 @@
-//! Checkpoints of a worker (law C1): every rank copies its part of the state to host memory, writes it
-//! in the background, and reads what it needs.
+//! Saving a checkpoint (law C1): every rank copies its part of the state to host memory, and writes it
+//! in the background.
 //!
 //! If ranks divide the optimizer, each writes some of the model's tensors, and the moments that it
 //! holds. The folder is a Hugging Face folder in several files. Each rank brings its files to the disk and
@@ -7,7 +7,7 @@
 //! metadata last. Copying may exchange numbers, writing never does.
 //!
 //! Ranks that do not see rank 0's folder cannot do that. Rank 0 then gathers the whole state in its
-//! memory and writes it, or reads it and sends it, and warns.
+//! memory and writes it, and warns.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -18,13 +18,13 @@ use std::sync::Arc;
 use serde::{Deserialize, Serialize};
 use tch::{Device, Kind, Tensor};
 
-use super::checkpoint::{self, CHECKPOINTS, METADATA, Unfinished};
-use super::optimizer_files::{self, MASTERS, OptimizerFiles, OptimizerState};
+use super::checkpoint::{self, CHECKPOINTS, Unfinished};
+use super::optimizer_files::{self, MASTERS, OptimizerState};
 use super::team::Command;
 use super::worker::{Divided, Worker};
 use super::{CheckpointMetadata, FileMark, SaveCheckpoint, TrainError};
 use crate::flow::caught;
-use crate::model::{Adapter, Dtype, Entry, FolderShards, StoredModel, load_adapter, part, save_adapter, write_tensors};
+use crate::model::{Adapter, Dtype, Entry, FolderShards, part, save_adapter, write_tensors};
 use crate::ranks::Member;
 use crate::util::atomic_file;
 
@@ -59,13 +59,6 @@ struct CopiedOptimizer {
     held: Vec<(Range<usize>, usize)>,
     /// Trained numbers of all ranks.
     len: usize,
-}
-
-/// What a rank has read of a checkpoint.
-struct Read {
-    step: u64,
-    weights: Tensor,
-    moments: Vec<Tensor>,
 }
 
 impl Worker {
@@ -142,7 +135,7 @@ impl Worker {
     }
 
     /// Returns true if all ranks see a folder of rank 0. If not, rank 0 warns once.
-    fn all_see(&mut self, own: bool, folder: &Path) -> Result<bool, TrainError> {
+    pub fn all_see(&mut self, own: bool, folder: &Path) -> Result<bool, TrainError> {
         let Some(team) = &mut self.team else { return Ok(true) };
         let all = team.agree(Ok(own))?;
         let Some(blind) = all.iter().position(|sees| !sees) else { return Ok(true) };
@@ -236,90 +229,6 @@ impl Worker {
             Some(shards) => shards.held().collect(),
             None => vec![(0..self.weights.trained().0.total(), 0)],
         }
-    }
-
-    pub fn load_checkpoint(&mut self, folder: &Path) -> Result<CheckpointMetadata, TrainError> {
-        let metadata = checkpoint::read_metadata(folder)?;
-        let mark = checkpoint::mark_of(&folder.join(METADATA))?;
-        let path = std::path::absolute(folder).map_err(TrainError::io(folder))?;
-        self.command(|| Ok(Command::Load { folder: path, mark }))?;
-        self.take_checkpoint(folder, mark)?;
-        self.version = self.version.max(metadata.weight_version);
-        Ok(metadata)
-    }
-
-    /// Replaces the state by a checkpoint of this folder, whose metadata has this mark. Nothing changes
-    /// before all ranks have read what they need.
-    pub fn take_checkpoint(&mut self, folder: &Path, mark: FileMark) -> Result<(), TrainError> {
-        let sees = checkpoint::mark_of(&folder.join(METADATA)).is_ok_and(|found| found == mark);
-        let each = self.all_see(sees, folder)?;
-        let (rank, size) = self.team.as_ref().map_or((0, 1), |team| (team.rank(), team.size()));
-        let read = match (each, rank) {
-            (true, _) => self.read_checkpoint(folder, true, [rank, size]).map(Some),
-            (false, 0) => self.read_checkpoint(folder, false, [0, 1]).map(Some),
-            (false, _) => Ok(None),
-        };
-        let read = match &mut self.team {
-            Some(team) => {
-                let (steps, read) = match read {
-                    Ok(read) => (Ok(read.as_ref().map_or(0, |read| read.step)), read),
-                    Err(error) => (Err(error), None),
-                };
-                let step = team.agree(steps)?[0];
-                if !each {
-                    let (weights, moments) = read.map(|read| (read.weights, read.moments)).unzip();
-                    self.take_weights(weights.as_ref())?;
-                    return self.take_moments(step, moments);
-                }
-                read
-            }
-            None => read?,
-        };
-        read.into_iter().for_each(|read| self.put(read));
-        Ok(())
-    }
-
-    /// Reads a checkpoint: what this rank holds (`own`), or all of it. Verifies every `of`th of its
-    /// files, from number `first`.
-    fn read_checkpoint(&self, folder: &Path, own: bool, [first, of]: [usize; 2]) -> Result<Read, TrainError> {
-        checkpoint::verify_part(folder, first, of)?;
-        let layout = self.weights.trained().0;
-        let len = layout.total();
-        let whole = (vec![(0..len, 0)], len);
-        let divided = |shards: &super::shards::Shards| (shards.held().collect::<Vec<_>>(), shards.own_len());
-        let of_moments = self.shards.as_ref().filter(|_| own).map_or_else(|| whole.clone(), divided);
-        let of_weights = if self.divided.is_some() { of_moments.clone() } else { whole };
-        let files = OptimizerFiles::open(folder, &self.optimizer.state().groups)?;
-        let read = |name: &str, (held, room): &(Vec<_>, usize)| files.read(name, len, held, *room);
-        let failed = TrainError::of_model(folder);
-        let weights = match &self.weights.adapter {
-            Some(ours) => {
-                let saved = load_adapter(folder, &self.model);
-                saved.and_then(|saved| saved.lora.check_is(&ours.lora, folder).map(|()| saved.flat)).map_err(failed)?
-            }
-            None if files.has(MASTERS) => read(MASTERS, &of_weights)?,
-            None => {
-                let weights = Tensor::zeros([of_weights.1 as i64], (Kind::Float, Device::Cpu));
-                let stored = StoredModel::open(&self.model, folder);
-                stored.and_then(|stored| stored.read(&of_weights.0, &weights)).map_err(failed)?;
-                weights
-            }
-        };
-        let device = self.config.compute.device;
-        let moments = self.optimizer.moments().map(|(name, _)| read(name, &of_moments).map(|moment| moment.to_device(device)));
-        Ok(Read { step: files.state.step, weights, moments: moments.collect::<Result<Vec<_>, TrainError>>()? })
-    }
-
-    /// Replaces the state by what this rank has read for itself.
-    fn put(&mut self, read: Read) {
-        let _guard = tch::no_grad_guard();
-        match &mut self.divided {
-            Some(divided) => divided.masters = read.weights.to_device(self.config.compute.device),
-            None => self.weights.trained_mut().copy_(&read.weights),
-        }
-        self.round();
-        self.accumulated = Default::default();
-        self.optimizer.restore(read.step, read.moments);
     }
 }
 

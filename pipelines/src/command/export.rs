@@ -54,7 +54,7 @@ impl Export {
             return Err(refused(why));
         }
         let from = model_folder(&self.from)?;
-        // A folder of adapters has no model of its own.
+        // A folder of adapters has no model.
         let (base, adapted) = (base_of(&from), !from.join("config.json").exists());
         ensure!(adapted || !self.adapter, "{} holds no adapters, but a whole model; leave --adapter out", from.display());
         let Some(name) = self.to.file_name() else { bail!("{} names no folder", self.to.display()) };

@@ -219,7 +219,7 @@ impl Parts<'_> {
         }
         let format = self.plan.checkpoint.dtype.unwrap_or(self.model.dtype);
         let (rounded, also) = if format == Dtype::F32 || adapted { (0, "") } else { (format.bytes() as u64, ", and rounded") };
-        let why = format!("a copy that is written while training goes on: weights{also}, two moments");
+        let why = format!("a copy that is written while training continues: weights{also}, two moments");
         self.add("checkpoint", (12 + rounded) * parameters, why);
     }
 
