@@ -2,13 +2,14 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::fs::{self, File, Permissions};
+use std::ops::Range;
 use std::os::unix::fs::{FileExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use memmap2::Mmap;
 use safetensors::SafeTensors;
-use safetensors::tensor::{Metadata, TensorInfo};
+use safetensors::tensor::{Metadata, TensorInfo, View};
 use serde_json::Value;
 use tch::{Kind, Tensor};
 
@@ -91,13 +92,83 @@ pub(super) fn read_tensors(
             true
         })?;
     }
-    if let Some(twin) = twin
-        && !twin.each_chunk(&flat, |ours, chunk| chunk.to_kind(Kind::Float) == ours.to_kind(Kind::Float))?
-    {
-        let problem = "lm_head.weight: differs from the embedding although tie_word_embeddings is true";
-        ModelError::check_tensors(path, [Vec::new(), Vec::new(), vec![problem.to_owned()]])?;
+    if let Some(twin) = twin {
+        check_twin(path, twin.each_chunk(&flat, |ours, chunk| chunk.to_kind(Kind::Float) == ours.to_kind(Kind::Float))?)?;
     }
     Ok((flat, dtype))
+}
+
+/// Rejects a folder whose head is not the embedding that it should be.
+fn check_twin(path: &Path, is_same: bool) -> Result<(), ModelError> {
+    let problem = "lm_head.weight: differs from the embedding although tie_word_embeddings is true".to_owned();
+    let problems = if is_same { Vec::new() } else { vec![problem] };
+    ModelError::check_tensors(path, [Vec::new(), Vec::new(), problems])
+}
+
+/// Numbers of a flat buffer that a reader needs: ranges of the buffer, and the place where each
+/// begins in the reader's own.
+pub(crate) type Held = [(Range<usize>, usize)];
+
+/// A model folder on disk, read in parts.
+pub(crate) struct StoredModel {
+    layout: Layout,
+    dir: PathBuf,
+    files: Vec<WeightFile>,
+    twin: Option<&'static str>,
+}
+
+impl StoredModel {
+    /// Opens the weights in `dir`, of a model of this shape without adapters.
+    pub fn open(config: &ModelConfig, dir: &Path) -> Result<Self, ModelError> {
+        let files = WeightFile::open_all(weight_files(dir)?)?;
+        let twin = config.shares_embedding().then_some(HEAD);
+        let stored = StoredModel { layout: Layout::new(config), dir: dir.to_owned(), files, twin };
+        stored.tensors()?;
+        Ok(stored)
+    }
+
+    fn tensors(&self) -> Result<Vec<Stored<'_>>, ModelError> {
+        let mut tensors = matched(&self.layout, &self.dir, &self.files, self.twin)?.0;
+        // In disk order.
+        tensors.sort_by(|a, b| (&a.file.path, a.info.data_offsets).cmp(&(&b.file.path, b.info.data_offsets)));
+        Ok(tensors)
+    }
+
+    /// Reads the numbers in `held` into `to`, in its format.
+    pub fn read(&self, held: &Held, to: &Tensor) -> Result<(), ModelError> {
+        for stored in self.tensors()? {
+            let tensor = stored.range();
+            for (range, at) in held {
+                let common = range.start.max(tensor.start)..range.end.min(tensor.end);
+                if !common.is_empty() {
+                    let first = at + common.start - range.start;
+                    stored.copy(common.clone(), &part(to, first..first + common.len()))?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Rejects a stored head that differs from the embedding, if the model ties them.
+    pub fn check_twin(&self) -> Result<(), ModelError> {
+        let (tensors, Some(twin)) = matched(&self.layout, &self.dir, &self.files, self.twin)? else { return Ok(()) };
+        let (embedding, mut failed) = (&tensors[0], None);
+        let same = twin.file.each_chunk(twin.info, |at, bytes| {
+            let (first, chunk) = (at / twin.dtype.bytes(), twin.numbers(bytes).to_kind(Kind::Float));
+            let ours = chunk.empty_like();
+            failed = embedding.copy(first..first + chunk.numel(), &ours).err();
+            failed.is_none() && ours == chunk
+        })?;
+        failed.map_or_else(|| check_twin(&self.dir, same), Err)
+    }
+
+    /// The tensor of that name, flat and in f32.
+    pub fn tensor(&self, name: &str) -> Result<Tensor, ModelError> {
+        let entry = self.layout.find(name).expect("callers name a tensor of the layout");
+        let numbers = Tensor::empty([entry.len() as i64], (Kind::Float, tch::Device::Cpu));
+        self.read(&[(entry.range(), 0)], &numbers)?;
+        Ok(numbers)
+    }
 }
 
 /// Matches a layout with the files' headers: the tensors that it needs, and the twin of the first if
@@ -163,8 +234,12 @@ pub fn weights_to_bytes(weights: &Weights) -> Result<Vec<u8>, ModelError> {
 }
 
 /// Writes tensors of a flat buffer into a file.
-pub(super) fn write_tensors(path: &Path, entries: &[Entry], flat: &Tensor, dtype: Dtype) -> Result<(), ModelError> {
-    let tensors = TensorSlice::all(entries, flat, dtype);
+pub(crate) fn write_tensors(path: &Path, entries: &[Entry], flat: &Tensor, dtype: Dtype) -> Result<(), ModelError> {
+    write_views(path, TensorSlice::all(entries, flat, dtype))
+}
+
+/// Writes tensors into a file, one after another.
+pub(super) fn write_views<'a>(path: &Path, tensors: impl Iterator<Item = (&'a str, impl View)>) -> Result<(), ModelError> {
     safetensors::serialize_to_file(tensors, Some(metadata()), path).map_err(ModelError::safetensors(path))?;
     // safetensors makes it readable by its owner only; other users and servers need checkpoints, too.
     fs::set_permissions(path, Permissions::from_mode(0o644)).map_err(ModelError::io(path))
@@ -176,7 +251,7 @@ fn metadata() -> HashMap<String, String> {
 
 /// File of weights. Tensors are read by offset: touched pages of a mapping count as the process's
 /// memory, which would double a model's size.
-pub(super) struct WeightFile {
+pub(crate) struct WeightFile {
     pub path: PathBuf,
     pub header: Metadata,
     file: File,
@@ -200,12 +275,23 @@ impl WeightFile {
 
     /// Passes a tensor's bytes to `take` in chunks, each with the place of its first, until it
     /// returns false. Returns true if it never did.
-    pub fn each_chunk(&self, tensor: &TensorInfo, mut take: impl FnMut(usize, &[u8]) -> bool) -> Result<bool, ModelError> {
+    pub fn each_chunk(&self, tensor: &TensorInfo, take: impl FnMut(usize, &[u8]) -> bool) -> Result<bool, ModelError> {
         let (begin, end) = tensor.data_offsets;
-        let mut bytes = vec![0; CHUNK_BYTES.min(end - begin)];
-        for at in (0..end - begin).step_by(CHUNK_BYTES) {
-            let bytes = &mut bytes[..CHUNK_BYTES.min(end - begin - at)];
-            self.file.read_exact_at(bytes, (self.begin + begin + at) as u64).map_err(ModelError::io(&self.path))?;
+        self.each_chunk_of(tensor, 0..end - begin, take)
+    }
+
+    /// [`WeightFile::each_chunk`] of the tensor's bytes in `within`.
+    pub fn each_chunk_of(
+        &self,
+        tensor: &TensorInfo,
+        within: Range<usize>,
+        mut take: impl FnMut(usize, &[u8]) -> bool,
+    ) -> Result<bool, ModelError> {
+        let begin = self.begin + tensor.data_offsets.0;
+        let mut bytes = vec![0; CHUNK_BYTES.min(within.len())];
+        for at in within.clone().step_by(CHUNK_BYTES) {
+            let bytes = &mut bytes[..CHUNK_BYTES.min(within.end - at)];
+            self.file.read_exact_at(bytes, (begin + at) as u64).map_err(ModelError::io(&self.path))?;
             if !take(at, bytes) {
                 return Ok(false);
             }
@@ -238,10 +324,32 @@ impl<'a> Stored<'a> {
     /// returns false. Returns true if it never did.
     fn each_chunk(&self, flat: &Tensor, mut take: impl FnMut(Tensor, Tensor) -> bool) -> Result<bool, ModelError> {
         self.file.each_chunk(self.info, |at, bytes| {
-            let (first, len) = (self.offset + at / self.dtype.bytes(), bytes.len() / self.dtype.bytes());
-            let chunk = Tensor::from_data_size(bytes, &[len as i64], self.dtype.kind());
-            take(part(flat, first..first + len), chunk)
+            let (first, chunk) = (self.offset + at / self.dtype.bytes(), self.numbers(bytes));
+            take(part(flat, first..first + chunk.numel()), chunk)
         })
+    }
+
+    fn numbers(&self, bytes: &[u8]) -> Tensor {
+        Tensor::from_data_size(bytes, &[(bytes.len() / self.dtype.bytes()) as i64], self.dtype.kind())
+    }
+
+    /// Place in the flat buffer.
+    fn range(&self) -> Range<usize> {
+        let (begin, end) = self.info.data_offsets;
+        self.offset..self.offset + (end - begin) / self.dtype.bytes()
+    }
+
+    /// Copies the numbers at `range` of the flat buffer, which are this tensor's, to `to`.
+    fn copy(&self, range: Range<usize>, to: &Tensor) -> Result<(), ModelError> {
+        let size = self.dtype.bytes();
+        let within = (range.start - self.offset) * size..(range.end - self.offset) * size;
+        let begin = within.start;
+        let copied = self.file.each_chunk_of(self.info, within, |at, bytes| {
+            let (first, chunk) = ((at - begin) / size, self.numbers(bytes));
+            part(to, first..first + chunk.numel()).copy_(&chunk);
+            true
+        });
+        copied.map(drop)
     }
 }
 

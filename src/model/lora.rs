@@ -164,12 +164,23 @@ impl Adapter {
     }
 
     /// Adapters of equal settings with the numbers `flat`.
-    pub(super) fn with(&self, flat: Tensor) -> Self {
+    pub(crate) fn with(&self, flat: Tensor) -> Self {
         Adapter { lora: self.lora.clone(), layout: self.layout.clone(), flat }
     }
 
     fn scale(&self) -> f64 {
         self.lora.alpha / self.lora.rank as f64
+    }
+
+    /// Flat `alpha/rank · B·A` of the projection whose weight has this name, if it is adapted.
+    pub(super) fn delta(&self, weight: &str) -> Option<Tensor> {
+        let name = |side| Some(format!("{PREFIX}.{}.lora_{side}.weight", weight.strip_suffix(".weight")?));
+        let (up, down) = (self.layout.find(&name('B')?)?, self.layout.find(&name('A')?)?);
+        let matrix = |entry: &Entry| {
+            let shape: Vec<i64> = entry.shape.iter().map(|size| *size as i64).collect();
+            part(&self.flat.detach(), entry.range()).view(shape.as_slice())
+        };
+        Some((matrix(up) * self.scale()).matmul(&matrix(down)).reshape([-1]))
     }
 
     /// Low-rank products of each layer's four groups (`None`: not adapted), and the score head if
@@ -276,17 +287,10 @@ impl Weights {
         let Some(adapter) = &self.adapter else { return self.share() };
         let _guard = tch::no_grad_guard();
         let flat = self.flat.detach().copy();
-        let matrix = |of: &Tensor, entry: &Entry| {
-            let shape: Vec<i64> = entry.shape.iter().map(|size| *size as i64).collect();
-            part(of, entry.range()).view(shape.as_slice())
-        };
-        for up in adapter.layout.entries() {
-            let Some(name) = up.name.strip_suffix(".lora_B.weight") else { continue };
-            let projection = name.strip_prefix(PREFIX).and_then(|name| self.layout.find(&format!("{}.weight", &name[1..])));
-            let down = adapter.layout.find(&format!("{name}.lora_A.weight"));
-            let (down, projection) = down.zip(projection).expect("adapters come in pairs and fit their model");
-            let delta = (matrix(&adapter.flat, up) * adapter.scale()).matmul(&matrix(&adapter.flat, down));
-            let _sum = matrix(&flat, projection).g_add_(&delta);
+        for entry in self.layout.entries() {
+            if let Some(delta) = adapter.delta(&entry.name) {
+                let _sum = part(&flat, entry.range()).g_add_(&delta);
+            }
         }
         copy_head(&adapter.layout, &adapter.flat, &self.layout, &flat);
         Weights::new(self.layout.clone(), flat)

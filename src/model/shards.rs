@@ -9,7 +9,7 @@ use tch::Tensor;
 
 use super::folder::write_tensors;
 use super::layout::part;
-use super::{Dtype, Entry, ModelConfig, ModelError, Weights};
+use super::{Dtype, Entry, Layout, ModelConfig, ModelError, Weights};
 use crate::util::atomic_file;
 
 /// The file of a model that has one.
@@ -54,16 +54,63 @@ pub(super) fn write_shards(
 ) -> Result<(), ModelError> {
     let all = done + shards.len();
     for (at, entries) in (done..).zip(shards) {
-        let name = shard_name(at, all);
-        write_tensors(&dir.join(&name), entries, &weights.flat, dtype)?;
-        map.extend(entries.iter().map(|entry| (entry.name.clone(), name.clone().into())));
+        write_tensors(&dir.join(shard_name(at, all)), entries, &weights.flat, dtype)?;
+        extend(&mut map, entries, at, all);
     }
+    write_map(dir, weights.layout.total(), dtype, all, map)
+}
+
+/// Names the shard of each tensor.
+pub(super) fn extend(map: &mut Map<String, Value>, entries: &[Entry], at: usize, all: usize) {
+    map.extend(entries.iter().map(|entry| (entry.name.clone(), shard_name(at, all).into())));
+}
+
+/// Writes the index of `all` shards, if there are several.
+pub(super) fn write_map(
+    dir: &Path,
+    parameters: usize,
+    dtype: Dtype,
+    all: usize,
+    map: Map<String, Value>,
+) -> Result<(), ModelError> {
     if all == 1 {
         return Ok(());
     }
-    let parameters = weights.layout.total();
     let metadata = json!({ "total_parameters": parameters, "total_size": parameters * dtype.bytes() });
     write_json(dir, INDEX, &json!({ "metadata": metadata, "weight_map": map }))
+}
+
+/// A model's tensors divided among several writers, each with a shard of a folder.
+pub(crate) struct FolderShards<'a> {
+    /// Writer and tensors of each shard.
+    shards: Vec<(usize, &'a [Entry])>,
+    layout: &'a Layout,
+}
+
+impl<'a> FolderShards<'a> {
+    /// Neighbouring tensors of about equal size for each of `writers`. A writer that would have less
+    /// than half a tensor has none.
+    pub fn new(layout: &'a Layout, writers: usize) -> Self {
+        let writer = |entry: &Entry| (entry.offset + entry.len() / 2) * writers / layout.total().max(1);
+        let shards = layout.entries().chunk_by(|a, b| writer(a) == writer(b));
+        FolderShards { shards: shards.map(|entries| (writer(&entries[0]), entries)).collect(), layout }
+    }
+
+    /// File name and tensors of a writer's shard, if it has one.
+    pub fn of(&self, writer: usize) -> Option<(String, &'a [Entry])> {
+        let at = self.shards.iter().position(|(of, _)| *of == writer)?;
+        Some((shard_name(at, self.shards.len()), self.shards[at].1))
+    }
+
+    /// Writes all of the folder but its shards: configurations, and the index if there are several.
+    pub fn write_rest(&self, dir: &Path, config: &ModelConfig, dtype: Dtype) -> Result<(), ModelError> {
+        write_configs(dir, config, dtype)?;
+        let (mut map, all) = (Map::new(), self.shards.len());
+        for (at, (_, entries)) in self.shards.iter().enumerate() {
+            extend(&mut map, entries, at, all);
+        }
+        write_map(dir, self.layout.total(), dtype, all, map)
+    }
 }
 
 fn write_json(dir: &Path, name: &str, object: &Value) -> Result<(), ModelError> {
@@ -86,7 +133,7 @@ pub(super) fn write_configs(dir: &Path, config: &ModelConfig, dtype: Dtype) -> R
 }
 
 /// Neighbouring tensors that share a file.
-fn shards(entries: &[Entry], dtype: Dtype, most: u64) -> Vec<&[Entry]> {
+pub(super) fn shards(entries: &[Entry], dtype: Dtype, most: u64) -> Vec<&[Entry]> {
     let (mut shards, mut begin, mut bytes) = (Vec::new(), 0, 0);
     for (at, entry) in entries.iter().enumerate() {
         let size = (entry.len() * dtype.bytes()) as u64;

@@ -1,5 +1,6 @@
 //! Membership of this process in a run of several: start, orders of rank 0, and end.
 
+use std::collections::BTreeMap;
 use std::net::UdpSocket;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
@@ -16,6 +17,9 @@ use crate::util::secrets::masked;
 /// Time that rank 0 gives the others to read its last word.
 const FAREWELL: Duration = Duration::from_secs(10);
 
+/// Time between two looks at a value that is to change.
+const POLL: Duration = Duration::from_millis(50);
+
 /// Longer than any run.
 const NEVER: Duration = Duration::from_secs(365 * 24 * 3600);
 
@@ -31,6 +35,8 @@ struct Hello {
     /// Lines of the resolved recipe, without secrets, and the checksum of all of it.
     recipe: Vec<String>,
     checksum: u32,
+    /// Checksums of the models that this host has, by their keys.
+    models: BTreeMap<String, u32>,
 }
 
 /// What rank 0 says after it has compared all ranks.
@@ -70,12 +76,13 @@ pub struct Member {
 
 impl Member {
     /// Joins the ranks of a run, and waits until all are there. `recipe` is the resolved recipe,
-    /// which all ranks must share, as they must share the program.
+    /// which all ranks must share, as they must share the program. `models` has checksums of the models
+    /// that this host has, by their keys: a rank may lack one, but not have another.
     ///
     /// # Errors
     /// The port is in use, the store or a rank is missing after `settings.start_timeout`, two
     /// processes have one number, or a rank differs from rank 0. Every rank gets the same error.
-    pub fn join(place: Place, settings: &Ranks, recipe: &str) -> Result<Arc<Self>, RankError> {
+    pub fn join(place: Place, settings: &Ranks, recipe: &str, models: BTreeMap<String, u32>) -> Result<Arc<Self>, RankError> {
         let limit = seconds(settings.start_timeout);
         let until = Instant::now() + limit;
         let store = open(&place, place.rank == 0 && !place.store_exists, limit)?;
@@ -87,6 +94,7 @@ impl Member {
             program: program(),
             recipe: masked(recipe).lines().map(str::to_owned).collect(),
             checksum: crc32fast::hash(recipe.as_bytes()),
+            models,
         };
         let verdict = match place.rank {
             0 => lead(&store, &place, &hello, until, settings.start_timeout)?,
@@ -183,6 +191,37 @@ impl Member {
             // The watch notices, too, when the store is gone.
             Ok(None) => Err(self.ended()),
             Err(error) => Err(self.explain(error)),
+        }
+    }
+
+    /// Number of ranks.
+    pub fn size(&self) -> usize {
+        self.place.size
+    }
+
+    /// Leaves a value for the other ranks under `key`, instead of the one before.
+    pub fn put(&self, key: &str, value: &[u8]) -> Result<(), RankError> {
+        Ok(self.store.set(key, value)?)
+    }
+
+    /// Waits until `accept` takes the value that a rank leaves under `key`: for
+    /// `ranks.exchange_timeout`, and only while all ranks live.
+    pub fn await_value<T>(&self, key: &str, accept: impl Fn(&[u8]) -> Option<T>) -> Result<T, RankError> {
+        let limit = seconds(self.settings.exchange_timeout);
+        let until = Instant::now() + limit;
+        loop {
+            let value = self.store.await_key(key, until, || self.lost().is_some())?;
+            if let Some(accepted) = value.as_deref().and_then(&accept) {
+                return Ok(accepted);
+            }
+            if self.lost().is_some() {
+                return Err(self.ended());
+            }
+            if Instant::now() >= until {
+                let limit = limit.as_secs();
+                return Err(CollectiveError(format!("no rank left {key} within {limit} seconds (ranks.exchange_timeout)")).into());
+            }
+            std::thread::sleep(POLL);
         }
     }
 
@@ -362,7 +401,9 @@ fn difference(own: &Hello, other: &Hello, label: &str) -> Option<String> {
         return Some(format!("{label} runs another program: {}; rank 0 runs {}", other.program, own.program));
     }
     if other.checksum == own.checksum {
-        return None;
+        let differs = |(key, own)| Some((key, own, other.models.get(key).filter(|there| *there != own)?));
+        let (key, own, there) = own.models.iter().find_map(differs)?;
+        return Some(format!("{label} has another model at {key}: its checksum is {there:08x}, that of rank 0's is {own:08x}"));
     }
     let mut section = "";
     for (at, line) in own.recipe.iter().enumerate() {

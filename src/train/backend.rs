@@ -53,8 +53,8 @@ pub trait TrainingBackend: Send + Sync {
     /// Replaces the weights; optimizer, step and version stay.
     fn load_weights(&self, weights: Arc<Self::Weights>) -> TrainFuture<()>;
 
-    /// Writes a complete checkpoint. The folder is durable when the future resolves.
-    fn save_checkpoint(&self, request: SaveCheckpoint) -> TrainFuture<PathBuf>;
+    /// Copies the state, then writes a complete checkpoint while later commands run.
+    fn save_checkpoint(&self, request: SaveCheckpoint) -> SavedCheckpoint;
 
     /// Restores weights, optimizer, step and version from a folder that `save_checkpoint` wrote.
     fn load_checkpoint(&self, folder: &Path) -> TrainFuture<CheckpointMetadata>;
@@ -152,7 +152,7 @@ impl<W> Clone for Snapshot<W> {
 }
 
 /// Request for a checkpoint.
-#[derive(Clone, Debug, Default, PartialEq)]
+#[derive(Clone, Default)]
 pub struct SaveCheckpoint {
     /// The run's folder; the checkpoint becomes `checkpoints/step_000123` in it.
     pub run_folder: PathBuf,
@@ -162,9 +162,31 @@ pub struct SaveCheckpoint {
     pub metrics: BTreeMap<String, f64>,
     /// Further files, by name.
     pub files: BTreeMap<String, Vec<u8>>,
-    /// Folders to move into the checkpoint, by their name there. They must be on the run folder's
-    /// disk.
-    pub folders: BTreeMap<String, PathBuf>,
+    /// Folders to move into the checkpoint, by their name there, when they are written. They must be
+    /// on the run folder's disk.
+    pub folders: BTreeMap<String, TrainFuture<PathBuf>>,
+}
+
+/// A checkpoint that is being written.
+#[derive(Clone)]
+pub struct SavedCheckpoint {
+    /// Resolves when the state is copied. Later commands change what the checkpoint does not hold.
+    pub copied: TrainFuture<()>,
+    /// Resolves to the checkpoint's folder when it is durable, or to the first error of copying and
+    /// writing.
+    pub written: TrainFuture<PathBuf>,
+}
+
+impl SavedCheckpoint {
+    /// A checkpoint that is written already, or failed.
+    pub fn ready(written: Result<PathBuf, TrainError>) -> Self {
+        SavedCheckpoint { copied: TrainFuture::ready(Ok(())), written: TrainFuture::ready(written) }
+    }
+
+    /// Blocks until the checkpoint is durable. Not for async code.
+    pub fn wait(&self) -> Result<PathBuf, TrainError> {
+        self.written.wait()
+    }
 }
 
 /// State of a backend.

@@ -9,6 +9,7 @@ use std::collections::BTreeMap;
 use std::fs::{self, File};
 use std::io::{self, Read};
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use serde::{Deserialize, Serialize};
@@ -79,8 +80,14 @@ pub fn read_metadata(folder: &Path) -> Result<CheckpointMetadata, TrainError> {
 
 /// Reads the metadata, and compares every file with it.
 pub fn verify(folder: &Path) -> Result<CheckpointMetadata, TrainError> {
+    verify_part(folder, 0, 1)
+}
+
+/// Reads the metadata, and compares every `of`th file with it, from number `first`. Ranks share the
+/// work.
+pub(super) fn verify_part(folder: &Path, first: usize, of: usize) -> Result<CheckpointMetadata, TrainError> {
     let metadata = read_metadata(folder)?;
-    for (name, FileMark { crc32: expected, .. }) in &metadata.files {
+    for (name, FileMark { crc32: expected, .. }) in metadata.files.iter().skip(first).step_by(of) {
         let path = folder.join(name);
         let found = crc32(&path)?;
         if found != *expected {
@@ -136,17 +143,45 @@ pub fn write(
     metadata: CheckpointMetadata,
     fill: impl FnOnce(&Path) -> Result<(), TrainError>,
 ) -> Result<PathBuf, TrainError> {
-    let (target, temporary) = (checkpoints.join(step_folder(step)), checkpoints.join(format!(".{}.writing", step_folder(step))));
-    atomic_file::remove(&temporary).map_err(TrainError::io(&temporary))?;
-    atomic_file::create_folder(&temporary).map_err(TrainError::io(&temporary))?;
-    let filled = fill(&temporary).and_then(|()| seal(&temporary, metadata));
-    if let Err(error) = filled {
-        // A disk that is full needs the room, and the error that counts is the first.
-        atomic_file::remove(&temporary).ok();
-        return Err(error);
+    let unfinished = Unfinished::begin(checkpoints, step)?;
+    unfinished.finish(metadata, |folder| fill(folder).map(|()| BTreeMap::new()))
+}
+
+/// A checkpoint whose files are being written, in a hidden folder.
+pub(super) struct Unfinished {
+    /// The hidden folder. No other save has the same name, so that a process of an earlier start that
+    /// still writes never meets this one.
+    pub folder: PathBuf,
+    target: PathBuf,
+}
+
+impl Unfinished {
+    /// Makes an empty folder for a checkpoint of `step`.
+    pub fn begin(checkpoints: &Path, step: u64) -> Result<Self, TrainError> {
+        static BEGUN: AtomicU64 = AtomicU64::new(0);
+        let (process, begun) = (std::process::id(), BEGUN.fetch_add(1, Ordering::Relaxed));
+        let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_nanos();
+        let folder = checkpoints.join(format!(".{}.{now:x}-{process:x}-{begun:x}.writing", step_folder(step)));
+        atomic_file::create_folder(&folder).map_err(TrainError::io(&folder))?;
+        Ok(Unfinished { folder, target: checkpoints.join(step_folder(step)) })
     }
-    publish(&temporary, &target)?;
-    Ok(target)
+
+    /// Completes the checkpoint that `fill` writes. `fill` returns the checksums that it knows; other
+    /// files are read for theirs.
+    pub fn finish(
+        self,
+        metadata: CheckpointMetadata,
+        fill: impl FnOnce(&Path) -> Result<BTreeMap<String, FileMark>, TrainError>,
+    ) -> Result<PathBuf, TrainError> {
+        let filled = fill(&self.folder).and_then(|known| seal(&self.folder, metadata, &known));
+        if let Err(error) = filled {
+            // A disk that is full needs the room, and the error that counts is the first.
+            atomic_file::remove(&self.folder).ok();
+            return Err(error);
+        }
+        publish(&self.folder, &self.target)?;
+        Ok(self.target)
+    }
 }
 
 /// Moves a complete checkpoint from `from`, on the same disk, to `target`, and marks it as the
@@ -188,9 +223,13 @@ pub fn prune(checkpoints: &Path, step: u64, keep: usize) -> Result<Vec<PathBuf>,
 }
 
 /// Writes the metadata, last of all files.
-fn seal(folder: &Path, metadata: CheckpointMetadata) -> Result<(), TrainError> {
+fn seal(folder: &Path, metadata: CheckpointMetadata, known: &BTreeMap<String, FileMark>) -> Result<(), TrainError> {
     let mut files = BTreeMap::new();
-    mark(folder, "", &mut files)?;
+    mark(folder, "", known, &mut files)?;
+    if let Some(missing) = known.keys().find(|name| !files.contains_key(*name)) {
+        let reason = "a rank wrote it, and it is not there: the ranks do not share this folder";
+        return Err(TrainError::malformed(&folder.join(missing), reason));
+    }
     let timestamp = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
     let path = folder.join(METADATA);
     let json = serde_json::to_string_pretty(&CheckpointMetadata { timestamp, files, ..metadata });
@@ -198,19 +237,39 @@ fn seal(folder: &Path, metadata: CheckpointMetadata) -> Result<(), TrainError> {
     atomic_file::write(&path, json).map_err(TrainError::io(&path))
 }
 
-/// Records size and checksum of a folder's files, recursively, by relative path.
-fn mark(folder: &Path, prefix: &str, files: &mut BTreeMap<String, FileMark>) -> Result<(), TrainError> {
+/// Records size and checksum of a folder's files, recursively, by relative path. Files whose
+/// checksum is known are not read.
+fn mark(
+    folder: &Path,
+    prefix: &str,
+    known: &BTreeMap<String, FileMark>,
+    files: &mut BTreeMap<String, FileMark>,
+) -> Result<(), TrainError> {
     for entry in fs::read_dir(folder).map_err(TrainError::io(folder))? {
         let entry = entry.map_err(TrainError::io(folder))?;
         let (path, name) = (entry.path(), format!("{prefix}{}", entry.file_name().to_string_lossy()));
         let metadata = entry.metadata().map_err(TrainError::io(&path))?;
         if metadata.is_dir() {
-            mark(&path, &format!("{name}/"), files)?;
-        } else {
-            files.insert(name, FileMark { bytes: metadata.len(), crc32: crc32(&path)? });
+            mark(&path, &format!("{name}/"), known, files)?;
+            continue;
         }
+        let found = match known.get(&name) {
+            Some(written) if written.bytes == metadata.len() => *written,
+            Some(written) => {
+                let reason = format!("{} bytes; its rank wrote {}", metadata.len(), written.bytes);
+                return Err(TrainError::malformed(&path, reason));
+            }
+            None => mark_of(&path)?,
+        };
+        files.insert(name, found);
     }
     Ok(())
+}
+
+/// Size and checksum of a file.
+pub(super) fn mark_of(path: &Path) -> Result<FileMark, TrainError> {
+    let bytes = fs::metadata(path).map_err(TrainError::io(path))?.len();
+    Ok(FileMark { bytes, crc32: crc32(path)? })
 }
 
 /// Hides a checkpoint that the run will write again, as `.step_N.undone`. It is deleted after that

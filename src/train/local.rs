@@ -7,7 +7,7 @@
 //! adapters ([`Lora`](crate::model::Lora)). In addition, a copy in the format of computation
 //! if that is not f32, the activations of one micro-batch, and one chunk of logits.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 use std::thread::JoinHandle;
 
@@ -19,7 +19,7 @@ use super::team::MakeAlgorithm;
 use super::worker::Worker;
 use super::{
     AdamW, Algorithm, BackendState, CheckpointMetadata, DecayScope, ForwardBackward, LrScale, NonFinitePolicy, OptimStep,
-    SaveCheckpoint, Snapshot, TrainBatch, TrainError, TrainFuture, TrainerRanks, TrainingBackend, promise,
+    SaveCheckpoint, SavedCheckpoint, Snapshot, TrainBatch, TrainError, TrainFuture, TrainerRanks, TrainingBackend, promise,
 };
 use crate::algo::{Loss, OffPolicy, Schedule};
 use crate::flow::caught;
@@ -250,8 +250,22 @@ impl TrainingBackend for LocalBackend {
         self.change(move |worker| worker.load_weights(&weights.read()))
     }
 
-    fn save_checkpoint(&self, request: SaveCheckpoint) -> TrainFuture<PathBuf> {
-        self.submit(move |worker| worker.save_checkpoint(&request))
+    fn save_checkpoint(&self, request: SaveCheckpoint) -> SavedCheckpoint {
+        let ((copied, is_copied), (written, is_written)) = (promise(), promise());
+        let command: Command = Box::new(move |worker| match guarded(worker, |worker| worker.copy_checkpoint(request)) {
+            Ok(write) => {
+                copied(Ok(()));
+                worker.background.start(move || {
+                    written(caught(write).unwrap_or_else(|message| Err(TrainError::Tensor(message))));
+                });
+            }
+            Err(error) => {
+                copied(Err(error.clone()));
+                written(Err(error));
+            }
+        });
+        self.commands.as_ref().map(|commands| commands.send(command).ok());
+        SavedCheckpoint { copied: is_copied, written: is_written }
     }
 
     fn load_checkpoint(&self, folder: &Path) -> TrainFuture<CheckpointMetadata> {

@@ -7,6 +7,8 @@
 mod adamw;
 mod algorithm;
 mod backend;
+#[cfg(feature = "torch")]
+mod background;
 pub mod checkpoint;
 mod choices;
 mod collate;
@@ -17,9 +19,13 @@ mod groups;
 #[cfg(feature = "torch")]
 mod head;
 #[cfg(feature = "torch")]
+mod loading;
+#[cfg(feature = "torch")]
 mod local;
 #[cfg(feature = "torch")]
 mod optimizer;
+#[cfg(feature = "torch")]
+mod optimizer_files;
 #[cfg(feature = "torch")]
 mod passes;
 #[cfg(feature = "torch")]
@@ -28,6 +34,8 @@ mod prepare;
 mod probe;
 #[cfg(feature = "torch")]
 mod replica;
+#[cfg(feature = "torch")]
+mod saving;
 #[cfg(feature = "torch")]
 mod scorer;
 #[cfg(feature = "torch")]
@@ -45,7 +53,7 @@ mod worker;
 
 pub use adamw::{AdamW, clip_scale, norm};
 pub use algorithm::{Algorithm, AlgorithmKey};
-pub use backend::{BackendState, ForwardBackward, OptimStep, SaveCheckpoint, Snapshot, TrainingBackend};
+pub use backend::{BackendState, ForwardBackward, OptimStep, SaveCheckpoint, SavedCheckpoint, Snapshot, TrainingBackend};
 pub use checkpoint::{CheckpointMetadata, FileMark};
 pub use choices::{DecayScope, LrScale, NonFinitePolicy};
 pub(crate) use collate::name_of;

@@ -1,35 +1,14 @@
-//! AdamW over one flat tensor: state, clipping, and its file.
+//! AdamW over one flat tensor: state and clipping.
 //!
 //! On a CPU an update is the fused loop of [`AdamW::update`] over slices; elsewhere it is
 //! libtorch's fused AdamW. Both apply the settings of each parameter group ([`ParamGroups`]).
 
-use std::collections::HashMap;
-use std::fmt::Display;
-use std::path::Path;
-
-use safetensors::SafeTensors;
-use serde::{Deserialize, Serialize};
 use tch::{Device, Kind, Tensor};
 
 use super::groups::{ParamGroups, Slice};
-use super::{AdamW, TrainError, norm};
-use crate::model::{Dtype, Entry, Layout, ModelError, TensorSlice, fused, part};
-
-/// The optimizer's file in a checkpoint.
-const FILE: &str = "optimizer.safetensors";
-
-/// The f32 parameters, if the model's file has them rounded.
-const MASTERS: &str = "master";
-
-/// Key of [`Saved`] in the file's header. Several keys would be written in random order.
-const STATE: &str = "optimizer";
-
-/// The part of the optimizer that is not tensors.
-#[derive(Serialize, Deserialize)]
-struct Saved {
-    step: u64,
-    groups: ParamGroups,
-}
+use super::optimizer_files::OptimizerState;
+use super::{AdamW, norm};
+use crate::model::{Layout, fused, part};
 
 /// Moments of all parameters, and how often they were updated.
 pub(super) struct Optimizer {
@@ -114,9 +93,14 @@ impl Optimizer {
         }
     }
 
-    /// The moments.
-    pub fn moments(&self) -> impl Iterator<Item = &Tensor> {
-        self.moments.iter().map(|(_, moment)| moment)
+    /// The moments and their names.
+    pub fn moments(&self) -> impl Iterator<Item = (&'static str, &Tensor)> {
+        self.moments.iter().map(|(name, moment)| (*name, moment))
+    }
+
+    /// The part of a checkpoint that is not tensors.
+    pub fn state(&self) -> OptimizerState {
+        OptimizerState { step: self.step, groups: self.groups }
     }
 
     /// Continues after `step` updates with these moments.
@@ -124,62 +108,6 @@ impl Optimizer {
         self.step = step;
         self.moments.iter_mut().zip(moments).for_each(|((_, own), moment)| *own = moment);
     }
-
-    /// Writes the moments of all parameters and the number of updates, and `masters`, the
-    /// parameters, if they are saved rounded elsewhere.
-    pub fn save(&self, folder: &Path, moments: &[Tensor], masters: Option<&Tensor>) -> Result<(), TrainError> {
-        let path = folder.join(FILE);
-        let state = serde_json::to_string(&Saved { step: self.step, groups: self.groups });
-        let state = state.map_err(|error| TrainError::malformed(&path, error))?;
-        let metadata = HashMap::from([(STATE.to_owned(), state)]);
-        let moments = self.moments.iter().zip(moments).map(|((name, _), moment)| (*name, moment));
-        let all = moments.chain(masters.map(|masters| (MASTERS, masters)));
-        let entry = |name: &str, tensor: &Tensor| Entry { name: name.to_owned(), shape: vec![tensor.numel()], offset: 0 };
-        let tensors: Vec<(Entry, &Tensor)> = all.map(|(name, tensor)| (entry(name, tensor), tensor)).collect();
-        let slices = tensors.iter().map(|(entry, tensor)| (&entry.name, TensorSlice::new(entry, tensor, Dtype::F32)));
-        let written = safetensors::serialize_to_file(slices, Some(metadata), &path);
-        written.map_err(ModelError::safetensors(&path)).map_err(TrainError::of_model(&path))
-    }
-
-    /// Reads a file of [`Optimizer::save`] about `len` parameters.
-    pub fn read(&self, folder: &Path, len: usize) -> Result<Loaded, TrainError> {
-        let path = folder.join(FILE);
-        let bytes = std::fs::read(&path).map_err(TrainError::io(&path))?;
-        let malformed = |reason: &dyn Display| TrainError::malformed(&path, reason);
-        let (_, header) = SafeTensors::read_metadata(&bytes).map_err(|error| malformed(&error))?;
-        let state = header.metadata().as_ref().and_then(|metadata| metadata.get(STATE));
-        let state = state.ok_or_else(|| malformed(&format!("its header has no `{STATE}`")))?;
-        let Saved { step, groups } = serde_json::from_str(state).map_err(|error| malformed(&format!("`{STATE}`: {error}")))?;
-        // Other groups would continue another optimizer.
-        if groups != self.groups {
-            let [theirs, ours] = [groups, self.groups].map(|of| serde_json::to_string(&of).unwrap_or_default());
-            return Err(malformed(&format!(
-                "it was trained with the parameter groups {theirs}, and these are {ours}; give `decay` and `lr_scale` their \
-                 former values"
-            )));
-        }
-        let file = SafeTensors::deserialize(&bytes).map_err(|error| malformed(&error))?;
-        let read = |name: &str| {
-            let view = file.tensor(name).map_err(|error| malformed(&error))?;
-            if view.dtype() != safetensors::Dtype::F32 || view.shape() != [len] {
-                return Err(malformed(&format!("{name} is {:?} {:?}; expected F32 [{len}]", view.dtype(), view.shape())));
-            }
-            Ok(Tensor::from_data_size(view.data(), &[len as i64], Kind::Float).to_device(self.moments[0].1.device()))
-        };
-        let moments = self.moments.iter().map(|(name, _)| read(name)).collect::<Result<Vec<_>, TrainError>>()?;
-        let masters = file.names().contains(&MASTERS).then(|| read(MASTERS)).transpose()?;
-        Ok(Loaded { step, moments, masters })
-    }
-}
-
-/// Content of an optimizer's file.
-pub(super) struct Loaded {
-    /// Updates made.
-    pub step: u64,
-    /// The moments of all parameters.
-    pub moments: Vec<Tensor>,
-    /// The f32 parameters, if the model's file has them rounded.
-    pub masters: Option<Tensor>,
 }
 
 /// Smallest number of elements per additional thread.
@@ -265,25 +193,6 @@ mod tests {
     use super::*;
 
     const F32: (Kind, Device) = (Kind::Float, Device::Cpu);
-
-    #[test]
-    fn moments_that_were_never_updated_are_saved_and_loaded_as_zeros() {
-        let folder = tempfile::tempdir().unwrap();
-        let (mut ones, mut again) = (Tensor::ones([10], F32), Tensor::ones([10], F32));
-        let grad = ones.copy();
-        let mut layout = Layout::empty();
-        layout.add(&["weight"], &[10], Some(1));
-        let [mut saved, mut loaded] =
-            [(); 2].map(|()| Optimizer::new(AdamW::default(), ParamGroups::default(), &layout, Device::Cpu));
-        let moments: Vec<Tensor> = saved.moments().map(Tensor::shallow_clone).collect();
-        saved.save(folder.path(), &moments, None).unwrap();
-        let Loaded { step, moments, masters } = loaded.read(folder.path(), 10).unwrap();
-        assert!(masters.is_none());
-        loaded.restore(step, moments);
-        saved.update(0.1, 1.0, &mut ones, grad.copy());
-        loaded.update(0.1, 1.0, &mut again, grad);
-        assert!(ones == again && ones.double_value(&[0]) < 1.0 && saved.moments[0].1 == loaded.moments[0].1);
-    }
 
     #[test]
     fn threads_share_an_update_that_is_the_same_to_the_bit() {

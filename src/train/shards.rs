@@ -77,12 +77,15 @@ impl Shards {
 
     /// Gathers the numbers of which this rank has `own` into `whole`, on each rank that gives room.
     pub fn gather(&self, own: &Tensor, whole: Option<&Tensor>) -> Result<(), CollectiveError> {
+        self.each_unit(own, |unit, numbers| whole.iter().for_each(|whole| part(whole, unit.clone()).copy_(numbers)))
+    }
+
+    /// Gathers the numbers of which this rank has `own`, and passes them to `take` unit by unit, with
+    /// their places in the whole.
+    pub fn each_unit(&self, own: &Tensor, mut take: impl FnMut(Range<usize>, &Tensor)) -> Result<(), CollectiveError> {
         for unit in 0..self.partition.units() {
             let pending = self.partition.gather(&mut self.group.lock(), own, unit)?;
-            let numbers = self.partition.gathered(pending, unit)?;
-            if let Some(whole) = whole {
-                part(whole, self.partition.unit(unit)).copy_(&numbers);
-            }
+            take(self.partition.unit(unit), &self.partition.gathered(pending, unit)?);
         }
         Ok(())
     }

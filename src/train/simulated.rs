@@ -1,15 +1,15 @@
 //! Backend without a model, for simulated runs and tests: counts like a real one and takes a
 //! configured time.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
 use parking_lot::Mutex;
 
 use super::{
-    BackendState, CheckpointMetadata, ForwardBackward, OptimStep, SaveCheckpoint, Snapshot, TrainBatch, TrainFuture,
-    TrainingBackend,
+    BackendState, CheckpointMetadata, ForwardBackward, OptimStep, SaveCheckpoint, SavedCheckpoint, Snapshot, TrainBatch,
+    TrainFuture, TrainingBackend,
 };
 use crate::algo::Schedule;
 use crate::flow::Simulation;
@@ -88,8 +88,8 @@ impl TrainingBackend for SimulatedBackend {
         ready(())
     }
 
-    fn save_checkpoint(&self, request: SaveCheckpoint) -> TrainFuture<PathBuf> {
-        ready(request.run_folder)
+    fn save_checkpoint(&self, request: SaveCheckpoint) -> SavedCheckpoint {
+        SavedCheckpoint::ready(Ok(request.run_folder))
     }
 
     fn load_checkpoint(&self, _: &Path) -> TrainFuture<CheckpointMetadata> {

@@ -1,17 +1,15 @@
-//! A worker's state as a whole: published, replaced, saved and read. Where ranks hold parts of it,
-//! rank 0 gathers or sends them.
+//! A worker's state as a whole: published and replaced. Where ranks hold parts of it, rank 0 gathers
+//! or sends them.
 
-use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use tch::{Kind, Tensor};
 
-use super::optimizer::Loaded;
 use super::passes::Accumulated;
 use super::team::Command;
 use super::worker::{Worker, shorten};
-use super::{CheckpointMetadata, SaveCheckpoint, Snapshot, TrainError, checkpoint};
-use crate::model::{Dtype, Entry, FrozenWeights, Layout, ModelConfig, Weights, load_adapter, load_hf, save_hf};
+use super::{Snapshot, TrainError};
+use crate::model::{Entry, FrozenWeights, Layout, Weights};
 
 impl Worker {
     pub fn snapshot(&mut self) -> Result<Snapshot<FrozenWeights>, TrainError> {
@@ -45,20 +43,6 @@ impl Worker {
         let whole = Tensor::empty([len], (own.kind(), own.device()));
         shards.gather(&own, Some(&whole).filter(|_| team.leads())).map_err(|error| team.explain(error))?;
         Ok(Weights::new(self.weights.layout.clone(), whole))
-    }
-
-    /// The moments of all parameters, gathered on rank 0 if they are divided.
-    pub fn whole_moments(&mut self) -> Result<Vec<Tensor>, TrainError> {
-        let len = self.weights.trained().0.total() as i64;
-        let gathered = |moment: &Tensor| match (&self.shards, &self.team) {
-            (Some(shards), Some(team)) => {
-                let whole = team.leads().then(|| Tensor::empty([len], (Kind::Float, moment.device())));
-                shards.gather(&moment.contiguous(), whole.as_ref()).map_err(|error| team.explain(error))?;
-                Ok(whole.unwrap_or_else(|| moment.shallow_clone()))
-            }
-            _ => Ok(moment.shallow_clone()),
-        };
-        self.optimizer.moments().map(gathered).collect()
     }
 
     pub fn load_weights(&mut self, weights: &Weights) -> Result<(), TrainError> {
@@ -115,60 +99,5 @@ impl Worker {
         let taken = taken.collect::<Result<Vec<_>, TrainError>>()?;
         self.optimizer.restore(step, taken);
         Ok(())
-    }
-
-    pub fn save_checkpoint(&mut self, request: &SaveCheckpoint) -> Result<PathBuf, TrainError> {
-        let metadata = CheckpointMetadata {
-            step: request.step,
-            weight_version: self.version,
-            metrics: request.metrics.clone(),
-            ..Default::default()
-        };
-        if self.divided.is_some() {
-            self.command(|| Ok(Command::Gather { computed: false }))?;
-        }
-        let weights = self.whole(false)?;
-        if self.shards.is_some() {
-            self.command(|| Ok(Command::GatherMoments))?;
-        }
-        let moments = self.whole_moments()?;
-        let fill = |folder: &Path| {
-            let dtype = self.config.save_dtype.unwrap_or(self.model.dtype);
-            let model = ModelConfig { dtype, ..self.model.clone() };
-            save_hf(folder, &model, &weights).map_err(TrainError::of_model(folder))?;
-            let rounded = dtype != Dtype::F32 && weights.adapter.is_none();
-            self.optimizer.save(folder, &moments, Some(&weights.flat).filter(|_| rounded))?;
-            let companions = self.config.companions.iter().map(|(name, content)| (name, content));
-            for (name, content) in companions.chain(&request.files) {
-                let path = folder.join(name);
-                std::fs::write(&path, content).map_err(TrainError::io(&path))?;
-            }
-            for (name, from) in &request.folders {
-                std::fs::rename(from, folder.join(name)).map_err(TrainError::io(from))?;
-            }
-            Ok(())
-        };
-        checkpoint::write(&request.run_folder.join(checkpoint::CHECKPOINTS), request.step, metadata, fill)
-    }
-
-    pub fn load_checkpoint(&mut self, folder: &Path) -> Result<CheckpointMetadata, TrainError> {
-        let metadata = checkpoint::verify(folder)?;
-        let weights = match &self.weights.adapter {
-            Some(ours) => load_adapter(folder, &self.model).and_then(|saved| {
-                saved.lora.check_is(&ours.lora, folder)?;
-                Ok(self.weights.under(saved))
-            }),
-            None => load_hf(folder).map(|(_, weights)| weights),
-        };
-        let mut weights = weights.map_err(TrainError::of_model(folder))?;
-        let Loaded { step, moments, masters } = self.optimizer.read(folder, self.weights.trained().0.total())?;
-        if let Some(masters) = masters {
-            *weights.trained_mut() = masters;
-        }
-        self.load_weights(&weights)?;
-        self.version = self.version.max(metadata.weight_version);
-        self.command(|| Ok(Command::Restore { step }))?;
-        self.take_moments(step, Some(moments))?;
-        Ok(metadata)
     }
 }

@@ -5,7 +5,7 @@ use std::fmt::Display;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use super::{SaveCheckpoint, TrainError, TrainingBackend, collate};
+use super::{SaveCheckpoint, SavedCheckpoint, TrainError, TrainingBackend, collate};
 use crate::algo::{Aggregation, perplexity};
 use crate::data::Sample;
 use crate::observe::logs::{announce_training, console_line};
@@ -29,7 +29,8 @@ pub struct SftConfig {
 /// Trains `num_steps` steps on cyclic batches and returns each step's numbers by the catalogue's
 /// names. `observe` is called after each step, with its number from 1.
 ///
-/// The next batch is collated while the current one trains.
+/// The next batch is collated while the current one trains. A checkpoint is written while the next
+/// steps train; its error ends the loop at the next checkpoint or at the end.
 pub fn run_sft_training<B: TrainingBackend + ?Sized>(
     backend: &B,
     samples: &[Sample],
@@ -52,7 +53,7 @@ pub fn run_sft_training<B: TrainingBackend + ?Sized>(
     let facts: [(&str, &dyn Display); 3] =
         [("Samples", &samples.len()), ("Steps", &config.num_steps), ("Batch size", &config.batch_size)];
     announce_training("SFT", &facts);
-    let mut steps = Vec::new();
+    let (mut steps, mut saved) = (Vec::new(), None);
     let mut next = draw()?;
     for step in 1..=config.num_steps {
         let (forward, optim) = (backend.forward_backward(next.clone()), backend.optim_step());
@@ -76,11 +77,22 @@ pub fn run_sft_training<B: TrainingBackend + ?Sized>(
         if config.checkpoint_every > 0 && (step % config.checkpoint_every == 0 || step == config.num_steps) {
             let metrics = [("loss".to_owned(), forward.loss), ("lr".to_owned(), optim.lr)].into();
             let request = SaveCheckpoint { run_folder: config.run_folder.clone(), step, metrics, ..Default::default() };
-            let saved = backend.save_checkpoint(request).wait()?;
-            tracing::info!("Saved checkpoint to {}", saved.display());
+            written(saved.take())?;
+            let next = backend.save_checkpoint(request);
+            next.copied.wait()?;
+            saved = Some(next);
         }
         steps.push(done);
     }
+    written(saved)?;
     tracing::info!("Training complete!");
     Ok(steps)
+}
+
+/// Waits for a checkpoint that is being written.
+fn written(saved: Option<SavedCheckpoint>) -> Result<(), TrainError> {
+    if let Some(saved) = saved {
+        tracing::info!("Saved checkpoint to {}", saved.wait()?.display());
+    }
+    Ok(())
 }

@@ -5,6 +5,7 @@
 //! summed, so that an error on one rank is the same error on all.
 
 use std::borrow::Cow;
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use parking_lot::Mutex;
@@ -13,7 +14,8 @@ use serde::{Deserialize, Serialize};
 use tch::Tensor;
 
 use super::algorithm::{Algorithm, AlgorithmKey};
-use super::{TrainBatch, TrainError};
+use super::saving::SaveOrder;
+use super::{FileMark, TrainBatch, TrainError};
 use crate::algo::Schedule;
 use crate::model::{Dtype, Lora, ModelConfig, Weights};
 use crate::ranks::{CollectiveError, Group, Member, Shard};
@@ -43,16 +45,17 @@ pub(super) enum Command<'a> {
     },
     /// Take over rank 0's trained weights.
     LoadWeights,
-    /// Take over rank 0's trained weights and optimizer, after so many updates.
-    Restore {
-        step: u64,
+    /// Copy and write a part of a checkpoint.
+    Save(SaveOrder),
+    /// Take over the checkpoint in a folder, whose metadata has this mark.
+    Load {
+        folder: PathBuf,
+        mark: FileMark,
     },
     /// Give rank 0 the trained numbers, or those that passes compute with.
     Gather {
         computed: bool,
     },
-    /// Give rank 0 the moments.
-    GatherMoments,
     End,
 }
 
@@ -132,6 +135,16 @@ impl Team {
     /// Number of ranks.
     pub fn size(&self) -> usize {
         self.group.lock().size()
+    }
+
+    /// This process's membership.
+    pub fn member(&self) -> &Arc<Member> {
+        &self.member
+    }
+
+    /// Name of a rank in messages.
+    pub fn label(&self, rank: usize) -> &str {
+        self.member.label(rank)
     }
 
     /// Returns true on rank 0.

@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use tch::{Device, Tensor};
 
+use super::background::Background;
 use super::groups::ParamGroups;
 use super::optimizer::Optimizer;
 use super::passes::Accumulated;
@@ -42,6 +43,10 @@ pub(super) struct Worker {
     pub(super) shards: Option<Shards>,
     /// This rank's part of the parameters, if they are divided, too.
     pub(super) divided: Option<Divided>,
+    /// Writes checkpoints.
+    pub(super) background: Background,
+    /// Set once a rank was found not to see the run's folder.
+    pub(super) warned: bool,
 }
 
 /// A rank's part of the parameters.
@@ -149,6 +154,8 @@ impl Worker {
             team,
             shards,
             divided,
+            background: Background::default(),
+            warned: false,
         })
     }
 
@@ -174,9 +181,12 @@ impl Worker {
                 Command::Score(batch) => self.score(&batch).map(drop),
                 Command::Update { scale, schedule } => self.update(scale, schedule).map(drop),
                 Command::LoadWeights => self.take_weights(None),
-                Command::Restore { step } => self.take_moments(step, None),
+                Command::Save(order) => {
+                    let member = team.member().clone();
+                    self.save_part(order, &member)
+                }
+                Command::Load { folder, mark } => self.take_checkpoint(&folder, mark),
                 Command::Gather { computed } => self.whole(computed).map(drop),
-                Command::GatherMoments => self.whole_moments().map(drop),
             };
             // Rank 0 has the same error, and decides.
             if let Err(error @ TrainError::Ranks(_)) = done {

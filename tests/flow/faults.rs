@@ -7,7 +7,7 @@
 //! again.
 
 use std::collections::BTreeSet;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -25,8 +25,8 @@ use rollflow::stages::train::OnStale;
 use rollflow::stages::train::staleness;
 use rollflow::train::TrainFuture;
 use rollflow::train::{
-    BackendState, CheckpointMetadata, ForwardBackward, OptimStep, SaveCheckpoint, SimulatedBackend, Snapshot, TrainBatch,
-    TrainError,
+    BackendState, CheckpointMetadata, ForwardBackward, OptimStep, SaveCheckpoint, SavedCheckpoint, SimulatedBackend, Snapshot,
+    TrainBatch, TrainError,
 };
 
 /// Numbers drawn by a seed.
@@ -293,7 +293,7 @@ impl TrainingBackend for Failing {
     fn load_weights(&self, weights: Arc<()>) -> TrainFuture<()> {
         self.inner.load_weights(weights)
     }
-    fn save_checkpoint(&self, request: SaveCheckpoint) -> TrainFuture<PathBuf> {
+    fn save_checkpoint(&self, request: SaveCheckpoint) -> SavedCheckpoint {
         self.inner.save_checkpoint(request)
     }
     fn load_checkpoint(&self, folder: &Path) -> TrainFuture<CheckpointMetadata> {

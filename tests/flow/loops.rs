@@ -1,15 +1,15 @@
 //! Loops run on any backend: here one of twenty lines that trains nothing and writes down what it
 //! was asked. And what a loop says.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::{Arc, Mutex};
 
 use rollflow::algo::Schedule;
 use rollflow::data::Sample;
 use rollflow::observe::Console;
 use rollflow::train::{
-    BackendState, CheckpointMetadata, ForwardBackward, OptimStep, SaveCheckpoint, SftConfig, Snapshot, TrainBatch, TrainError,
-    TrainFuture, TrainingBackend, run_sft_training,
+    BackendState, CheckpointMetadata, ForwardBackward, OptimStep, SaveCheckpoint, SavedCheckpoint, SftConfig, Snapshot,
+    TrainBatch, TrainError, TrainFuture, TrainingBackend, run_sft_training,
 };
 
 #[derive(Default)]
@@ -43,8 +43,9 @@ impl TrainingBackend for Mock {
     fn load_weights(&self, _: Arc<()>) -> TrainFuture<()> {
         self.note("load weights".into(), ())
     }
-    fn save_checkpoint(&self, request: SaveCheckpoint) -> TrainFuture<PathBuf> {
-        self.note(format!("save {} {:?}", request.step, request.metrics), request.run_folder)
+    fn save_checkpoint(&self, request: SaveCheckpoint) -> SavedCheckpoint {
+        let written = self.note(format!("save {} {:?}", request.step, request.metrics), request.run_folder);
+        SavedCheckpoint { copied: TrainFuture::ready(Ok(())), written }
     }
     fn load_checkpoint(&self, _: &Path) -> TrainFuture<CheckpointMetadata> {
         TrainFuture::ready(Err(TrainError::Ended))

@@ -1,12 +1,12 @@
 //! A backend that trains nothing, for tests of everything around it.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::{Arc, Mutex};
 
 use rollflow::algo::Schedule;
 use rollflow::train::{
-    BackendState, CheckpointMetadata, ForwardBackward, OptimStep, SaveCheckpoint, Snapshot, TrainBatch, TrainError, TrainFuture,
-    TrainingBackend,
+    BackendState, CheckpointMetadata, ForwardBackward, OptimStep, SaveCheckpoint, SavedCheckpoint, Snapshot, TrainBatch,
+    TrainError, TrainFuture, TrainingBackend,
 };
 
 /// What it was asked for.
@@ -65,9 +65,9 @@ impl TrainingBackend for Counting {
         let state = self.state();
         ready(Snapshot { version: state.weight_version, step: state.step, weights: Arc::new(state.step) })
     }
-    fn save_checkpoint(&self, request: SaveCheckpoint) -> TrainFuture<PathBuf> {
+    fn save_checkpoint(&self, request: SaveCheckpoint) -> SavedCheckpoint {
         (self.hears)(Asked::Save(request.step));
-        ready(request.run_folder)
+        SavedCheckpoint::ready(Ok(request.run_folder))
     }
     fn load_weights(&self, _: Arc<u64>) -> TrainFuture<()> {
         ready(())

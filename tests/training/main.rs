@@ -15,6 +15,7 @@ mod rank_threads;
 mod ranks;
 mod reference;
 mod reward_models;
+mod saving;
 #[path = "../support/mod.rs"]
 mod support;
 mod synchronous;

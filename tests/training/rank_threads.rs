@@ -25,7 +25,8 @@ pub fn each<T: Send>(size: usize, settings: &Ranks, work: impl Fn(Result<Arc<Mem
     let port = free_port();
     std::thread::scope(|scope| {
         let (work, ranks) = (&work, 0..size);
-        let start = |rank| scope.spawn(move || work(Member::join(place(rank, size, port), settings, "seed = 1\n")));
+        let start =
+            |rank| scope.spawn(move || work(Member::join(place(rank, size, port), settings, "seed = 1\n", Default::default())));
         let threads: Vec<_> = ranks.map(start).collect();
         threads.into_iter().map(|thread| thread.join().unwrap()).collect()
     })

@@ -38,7 +38,7 @@ pub struct Lineage {
     pub checkpoint: PathBuf,
     /// The step it was saved after.
     pub step: u64,
-    /// The file of its weights, so that one knows them again.
+    /// The file of its weights, or the first of several, so that one knows them again.
     pub weights: FileMark,
 }
 
@@ -46,7 +46,11 @@ impl Lineage {
     /// Identifies `checkpoint` for the run in `run`. `None` if it is a model folder that no run saved.
     pub fn of(run: &Path, checkpoint: &Path) -> Option<Self> {
         let CheckpointMetadata { step, files, .. } = checkpoint::read_metadata(checkpoint).ok()?;
-        let weights = *["model.safetensors", "adapter_model.safetensors"].iter().find_map(|name| files.get(*name))?;
+        // Of a model in several files, the first.
+        let holds_weights =
+            |name: &str| ["model.safetensors", "adapter_model.safetensors"].contains(&name) || name.starts_with("model-");
+        let weights =
+            files.iter().find(|(name, _)| holds_weights(name) && name.ends_with(".safetensors")).map(|(_, mark)| *mark)?;
         let inside = checkpoint.strip_prefix(run).map(Path::to_owned);
         let checkpoint = inside.or_else(|_| std::path::absolute(checkpoint)).ok()?;
         Some(Lineage { checkpoint, step, weights })

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use anyhow::{Context, Result, bail, ensure};
 use clap::Args;
-use rollflow::model::{Dtype, load_hf, save_adapter, save_hf_as};
+use rollflow::model::{Dtype, base_of, export_hf, folder_config, load_adapter, save_adapter};
 use rollflow::train::companions;
 use rollflow::util::atomic_file;
 
@@ -54,19 +54,18 @@ impl Export {
             return Err(refused(why));
         }
         let from = model_folder(&self.from)?;
-        let (config, weights) = load_hf(&from).with_context(|| format!("loading {}", from.display()))?;
+        // A folder of adapters has no model.
+        let (base, adapted) = (base_of(&from), !from.join("config.json").exists());
+        ensure!(adapted || !self.adapter, "{} holds no adapters, but a whole model; leave --adapter out", from.display());
         let Some(name) = self.to.file_name() else { bail!("{} names no folder", self.to.display()) };
         let folder = self.to.with_file_name(format!(".{}.writing", name.to_string_lossy()));
         atomic_file::remove(&folder).with_context(|| format!("removing {}", folder.display()))?;
-        match &weights.adapter {
-            Some(adapter) if self.adapter => save_adapter(&folder, adapter)?,
-            _ => {
-                ensure!(!self.adapter, "{} holds no adapters, but a whole model; leave --adapter out", from.display());
-                save_hf_as(&folder, &config, &weights, self.dtype, self.max_shard_size)?;
-            }
-        }
+        let written = match self.adapter {
+            true => folder_config(&from).and_then(|config| save_adapter(&folder, &load_adapter(&from, &config)?)),
+            false => export_hf(&from, &folder, self.dtype, self.max_shard_size),
+        };
+        written.with_context(|| format!("exporting {}", from.display()))?;
         // Adapters may have come without what the model under them has.
-        let base = weights.adapter.as_ref().and_then(|adapter| adapter.lora.base.clone());
         for origin in base.iter().chain([&from]) {
             for (name, content) in companions(origin)? {
                 std::fs::write(folder.join(&name), content).with_context(|| format!("writing {name}"))?;

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use anyhow::{Context, Result, bail, ensure};
 use rollflow::flow::Interrupts;
 use rollflow::ranks::{Member, Order, Place};
-use rollflow::recipe::{DeviceName, Plan, Timeline};
+use rollflow::recipe::{DeviceName, Plan, Timeline, model_fingerprints};
 use rollflow::train::{Algorithm, AlgorithmKey, LocalConfig, follow};
 
 use crate::assemble::sections::{Step, Training};
@@ -20,7 +20,7 @@ use crate::reward_model;
 pub fn among_ranks(plan: &Plan, registry: &Registry, lead: impl FnOnce(&Registry) -> Result<()>) -> Result<()> {
     let Some(place) = Place::of_environment()? else { return lead(registry) };
     shareable(plan)?;
-    let member = Member::join(place, &plan.ranks, &plan.to_toml())?;
+    let member = Member::join(place, &plan.ranks, &plan.to_toml(), model_fingerprints(plan))?;
     let result = match member.rank() {
         0 => lead(&registry.clone().of_ranks(&member)),
         _ => follow_all(plan, registry, &member),

@@ -4,6 +4,8 @@
  * FAULT_LOG     gets a line for each operation: its name and its path
  * FAULT_AT      the operation that fails, from 1; none without it
  * FAULT_KIND    "kill" before the operation, "tear" it in half and kill, or the number of an errno that it returns
+ * FAULT_RANK    the rank that counts and fails; without it, every process does
+ * HIDDEN_FROM   a rank that does not find the folder, as one on a host that does not share the disk
  */
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -50,9 +52,17 @@ static const char *path_of(int fd, const char *name, char *buffer) {
     return buffer;
 }
 
+/* Whether this process is the rank that `variable` names. */
+static int is_rank(const char *variable) {
+    const char *named = getenv(variable), *rank = getenv("RANK");
+    return named && *named && rank && !strcmp(named, rank);
+}
+
 /* Whether this operation fails: 0 if not, the errno if so, -1 if it is torn. */
 static int fails(const char *operation, const char *path) {
     if (!is_below(path)) return 0;
+    const char *victim = getenv("FAULT_RANK");
+    if (victim && *victim && !is_rank("FAULT_RANK")) return 0;
     pthread_mutex_lock(&counting);
     long number = ++count;
     const char *log = getenv("FAULT_LOG"), *at = getenv("FAULT_AT"), *kind = getenv("FAULT_KIND");
@@ -85,6 +95,17 @@ static int fails(const char *operation, const char *path) {
         }                                     \
     } while (0)
 
+/* Whether this process must not find the path. */
+static int is_hidden(const char *path) { return is_rank("HIDDEN_FROM") && is_below(path); }
+
+#define HIDE(path)                            \
+    do {                                      \
+        if (is_hidden(path)) {                \
+            errno = ENOENT;                   \
+            return -1;                        \
+        }                                     \
+    } while (0)
+
 static int changes(int flags) { return (flags & O_ACCMODE) != O_RDONLY || (flags & (O_CREAT | O_TRUNC)); }
 
 #define OPEN(name)                                                          \
@@ -93,6 +114,7 @@ static int changes(int flags) { return (flags & O_ACCMODE) != O_RDONLY || (flags
         va_start(rest, flags);                                              \
         mode_t mode = va_arg(rest, mode_t);                                 \
         va_end(rest);                                                       \
+        HIDE(path);                                                         \
         if (changes(flags)) FAIL("open", path);                             \
         return NEXT(name)(path, flags, mode);                               \
     }
@@ -106,11 +128,21 @@ OPEN(open64)
         mode_t mode = va_arg(rest, mode_t);                                 \
         va_end(rest);                                                       \
         char buffer[2 * PATH_MAX];                                          \
+        HIDE(path_of(folder, path, buffer));                                \
         if (changes(flags)) FAIL("open", path_of(folder, path, buffer));    \
         return NEXT(name)(folder, path, flags, mode);                       \
     }
 OPENAT(openat)
 OPENAT(openat64)
+
+/* Rust asks for the kind of a path by statx, and once without a path whether the system has it. The header says that the path is never
+ * null, so that the compiler would drop a plain comparison. */
+int statx(int folder, const char *path, int flags, unsigned mask, struct statx *found) {
+    char buffer[2 * PATH_MAX];
+    const char *volatile asked = path;
+    if (asked) HIDE(path_of(folder, path, buffer));
+    return NEXT(statx)(folder, path, flags, mask, found);
+}
 
 ssize_t write(int fd, const void *bytes, size_t length) {
     char buffer[2 * PATH_MAX];

@@ -53,6 +53,8 @@ struct Trial<'a> {
     sets: Vec<&'a str>,
     folder: tempfile::TempDir,
     library: PathBuf,
+    /// Number of ranks, and the one that faults meet.
+    ranks: Option<[&'a str; 2]>,
 }
 
 impl<'a> Trial<'a> {
@@ -60,14 +62,18 @@ impl<'a> Trial<'a> {
         let folder = tempfile::tempdir().unwrap();
         let library = folder.path().join("libfile_faults.so");
         compile(Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/command/file_faults.c")), &library);
-        Trial { recipe, sets, folder, library }
+        Trial { recipe, sets, folder, library, ranks: None }
     }
 
     /// Runs or resumes, with a fault at operation `at`. Gives the operations too.
     fn go(&self, run: &Path, fault: Option<(Fault, usize)>) -> (Ended, Vec<String>) {
-        let first = ["run", self.recipe, "--out", run.to_str().unwrap()];
-        let first = first.into_iter().chain(self.sets.iter().flat_map(|set| ["--set", *set]));
-        let args: Vec<&str> = if run.join("recipe.toml").exists() { resume(run).to_vec() } else { first.collect() };
+        let all = [self.recipe, "--out", run.to_str().unwrap()];
+        let all = all.into_iter().chain(self.sets.iter().flat_map(|set| ["--set", *set]));
+        let args: Vec<&str> = match self.ranks {
+            Some([ranks, _]) => ["launch", "--ranks", ranks, "--resume"].into_iter().chain(all).collect(),
+            None if run.join("recipe.toml").exists() => resume(run).to_vec(),
+            None => ["run"].into_iter().chain(all).collect(),
+        };
         let log = self.folder.path().join(format!("{}.log", run.file_name().unwrap().to_string_lossy()));
         fs::remove_file(&log).ok();
         let at = fault.map_or(0, |(_, at)| at).to_string();
@@ -77,6 +83,7 @@ impl<'a> Trial<'a> {
             ("FAULT_LOG", log.to_str().unwrap()),
             ("FAULT_AT", at.as_str()),
             ("FAULT_KIND", fault.map_or("", |(fault, _)| fault.word())),
+            ("FAULT_RANK", self.ranks.map_or("", |[_, victim]| victim)),
         ];
         let ended = rollflow_with(&args, &variables);
         (ended, read(&log).lines().map(str::to_owned).collect())
@@ -98,7 +105,9 @@ impl<'a> Trial<'a> {
         let place = format!("{fault:?} at operation {at} of {} ({met})", operations.len());
         println!("{place}");
         if fault.kills() {
-            assert_eq!(ended.code, (met == "nothing").then_some(0), "{place}: {}", ended.err);
+            // A launcher outlives its ranks.
+            let killed = self.ranks.map(|_| 1);
+            assert_eq!(ended.code, if met == "nothing" { Some(0) } else { killed }, "{place}: {}", ended.err);
         } else if met != "nothing" {
             assert_eq!(ended.code, Some(1), "{place}: the run ends with an error: {}", ended.err);
             let error = ended.err.split_once("error: ").map(|(_, error)| error).unwrap_or_default();
@@ -198,16 +207,20 @@ fn without(json: &[u8], keys: &[&str]) -> Vec<u8> {
 
 /// Runs it whole, and then with every fault.
 fn survives(recipe: &str, sets: Vec<&str>) {
-    let trial = Trial::new(recipe, sets);
-    let run = trial.folder.path().join("whole");
+    survives_all(&Trial::new(recipe, sets), 60, &[Fault::Kill, Fault::Tear, Fault::NoSpace, Fault::Broken]);
+}
+
+/// The same. The library counts more than `least` operations.
+fn survives_all(trial: &Trial, least: usize, faults: &[Fault]) {
+    let (recipe, run) = (trial.recipe, trial.folder.path().join("whole"));
     let (ended, operations) = trial.go(&run, None);
     assert_eq!(ended.code, Some(0), "{}", ended.err);
-    assert!(operations.len() > 60, "the library counts: {operations:#?}");
+    assert!(operations.len() > least, "the library counts: {operations:#?}");
     let whole = Left::of(&run);
     let hidden = |path: &String| path.split('/').any(|name| name.starts_with('.') && name != ".lock");
     let leftovers: Vec<&String> = whole.0.keys().filter(|path| hidden(path)).collect();
     assert!(leftovers.is_empty(), "nothing is left over: {leftovers:?}");
-    for fault in [Fault::Kill, Fault::Tear, Fault::NoSpace, Fault::Broken] {
+    for &fault in faults {
         let tried = trial.try_at_many_points(&whole, operations.len(), fault);
         println!("{recipe}: {fault:?} at {tried} of {} operations", operations.len());
     }
@@ -257,6 +270,47 @@ fn a_supervised_run_survives_a_fault_at_any_file_operation() {
 fn a_run_of_two_parts_survives_a_fault_at_any_file_operation() {
     let sets = ["pipeline=\"sft_then_grpo\"", "batch.groups=2", "generate.group_size=2", "train.steps=2"];
     survives(GRPO, [&TINY[..], &SMALL[..], &sets[..]].concat());
+}
+
+/// Each rank writes its part of a checkpoint. Whichever is killed or has a broken disk, the same ranks end with the same files.
+#[test]
+fn a_run_of_several_ranks_survives_a_fault_of_any_of_them_at_any_file_operation() {
+    for (victim, shard, least) in [("0", "ranks.shard=\"optimizer\"", 60), ("1", "ranks.shard=\"parameters\"", 15)] {
+        let sets = ["sft.steps=3", "sft.batch=4", "sft.schedule.warmup=0", "sft.micro_batch_tokens=16", "sft.threads=1", shard];
+        let trial = Trial::new(SFT, [&TINY[..5], &SMALL[..5], &sets[..]].concat());
+        survives_all(&Trial { ranks: Some(["2", victim]), ..trial }, least, &[Fault::Kill, Fault::Broken]);
+    }
+}
+
+/// A rank whose host does not share the disk: rank 0 writes and reads everything, and says why.
+#[test]
+fn ranks_that_do_not_see_the_run_s_folder_are_named_and_their_run_resumes() {
+    let sets =
+        ["sft.schedule.warmup=0", "sft.batch=4", "sft.micro_batch_tokens=16", "sft.threads=1", "ranks.shard=\"parameters\""];
+    let trial = Trial::new(SFT, [&TINY[..5], &SMALL[..5], &sets[..]].concat());
+    let run = trial.folder.path().join("run");
+    let launch = |steps: &str, hidden: &str| {
+        let all = ["launch", "--ranks", "2", "--resume", SFT, "--out", run.to_str().unwrap()].into_iter();
+        let sets = trial.sets.iter().copied().chain([steps]).flat_map(|set| ["--set", set]);
+        let args: Vec<&str> = all.chain(sets).collect();
+        let library = trial.library.to_str().unwrap();
+        let ended =
+            rollflow_with(&args, &[("LD_PRELOAD", library), ("FAULT_FOLDER", run.to_str().unwrap()), ("HIDDEN_FROM", hidden)]);
+        assert_eq!(ended.code, Some(0), "{}", ended.err);
+        ended.err
+    };
+    let files = |step: u64| {
+        let files = rollflow::train::checkpoint::verify(&run.join(format!("checkpoints/step_{step:06}"))).unwrap().files;
+        files.into_keys().filter(|name| name.ends_with(".safetensors")).collect::<Vec<_>>()
+    };
+    let warned = launch("sft.steps=2", "1");
+    assert!(warned.contains("rank 1 on ") && warned.contains("rank 0 gathers checkpoints in its memory"), "{warned}");
+    assert_eq!(files(2), ["model.safetensors", "optimizer.safetensors"]);
+    assert!(!launch("sft.steps=3", "").contains("does not see"));
+    assert_eq!(files(3).len(), 4, "{:?}", files(3));
+    // Parts that rank 1 wrote are read by rank 0 alone.
+    assert!(launch("sft.steps=4", "1").contains("does not see"));
+    assert_eq!(files(4), ["model.safetensors", "optimizer.safetensors"]);
 }
 
 #[test]

@@ -199,6 +199,7 @@ impl Parts<'_> {
         let what = if work.adapters.is_some() { "adapters: " } else { "" };
         self.add(weights, (4 + copy) * parameters + computed, format!("the trainer's {what}{} in f32{also}", count(parameters)));
         self.add(optimizer, 8 * parameters, "two moments in f32".to_owned());
+        self.checkpoint(parameters, work.adapters.is_some());
         self.pass([gradients, activations, logits], parameters, work);
         for device in &of.replica_devices {
             self.at = *device;
@@ -208,6 +209,18 @@ impl Parts<'_> {
             self.pass([gradients, activations, logits], parameters, work);
         }
         self.at = first;
+    }
+
+    /// The copy of a trainer's state that is written while the next step trains. A GPU's is in host
+    /// memory, which this plan does not count then.
+    fn checkpoint(&mut self, parameters: u64, adapted: bool) {
+        if self.plan.checkpoint.every == 0 || self.at != DeviceName::Cpu {
+            return;
+        }
+        let format = self.plan.checkpoint.dtype.unwrap_or(self.model.dtype);
+        let (rounded, also) = if format == Dtype::F32 || adapted { (0, "") } else { (format.bytes() as u64, ", and rounded") };
+        let why = format!("a copy that is written while training continues: weights{also}, two moments");
+        self.add("checkpoint", (12 + rounded) * parameters, why);
     }
 
     /// Memory of forward and backward passes on a device.

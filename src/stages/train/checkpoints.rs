@@ -1,14 +1,20 @@
 //! Checkpoints of the training stage (law C1, its model part).
 //!
-//! The backend writes weights and optimizer. The stage adds one file with its own state, and the
-//! critic's folder. A checkpoint is written to a hidden folder first, and `gate.rs` publishes it.
+//! The backend copies weights and optimizer, and writes them while the next steps train. The stage
+//! adds one file with its own state, and the critic's folder. A checkpoint is written to a hidden
+//! folder first, and `gate.rs` publishes it.
+//!
+//! The thread `checkpoint` of a save waits for the backend and hands the checkpoint to the gate. The
+//! next save waits for it, and so does the end of the run. Its error ends the run at the next step.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
+use std::thread::{Builder, JoinHandle};
 
+use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 
-use super::critic::Critic;
+use super::critic::{self, Critic};
 use super::gate::CheckpointGate;
 use crate::data::number;
 use crate::flow::StageError;
@@ -62,6 +68,40 @@ pub(super) struct Saving {
     pub keep: Option<usize>,
     pub gate: Option<CheckpointGate>,
     pub extra_files: Option<ExtraFiles>,
+    /// The checkpoint that is being written.
+    pub written: Written,
+}
+
+/// A thread that waits for a checkpoint and publishes it. Dropping it waits for its end.
+#[derive(Default)]
+pub(super) struct Written(Mutex<Option<JoinHandle<Result<(), TrainError>>>>);
+
+impl Written {
+    fn start(&self, publish: impl FnOnce() -> Result<(), TrainError> + Send + 'static) -> Result<(), StageError> {
+        let thread = Builder::new().name("checkpoint".into()).spawn(publish);
+        *self.0.lock() = Some(thread.map_err(StageError::new)?);
+        Ok(())
+    }
+
+    /// Waits until the checkpoint is written, and returns its error.
+    pub fn wait(&self) -> Result<(), TrainError> {
+        let thread = self.0.lock().take();
+        let panicked = |_| Err(TrainError::Tensor("the thread that publishes checkpoints failed; its message is above".into()));
+        thread.map_or(Ok(()), |thread| thread.join().unwrap_or_else(panicked))
+    }
+
+    /// Returns the error of a write that has failed. Does not wait.
+    pub fn check(&self) -> Result<(), TrainError> {
+        let has_ended = self.0.lock().as_ref().is_some_and(JoinHandle::is_finished);
+        if has_ended { self.wait() } else { Ok(()) }
+    }
+}
+
+impl Drop for Written {
+    fn drop(&mut self) {
+        // A stage that ends in order has waited; one that failed has another error to report.
+        drop(self.wait());
+    }
 }
 
 impl Saving {
@@ -77,7 +117,8 @@ impl Saving {
         self.keep.unwrap_or(usize::MAX).max(2)
     }
 
-    /// Saves the state after `state.step`, with `metrics` of that step.
+    /// Copies the state after `state.step`, with `metrics` of that step, and starts to write it. Waits
+    /// for the checkpoint before.
     pub fn write<B: TrainingBackend>(
         &self,
         backend: &B,
@@ -87,6 +128,7 @@ impl Saving {
         metrics: BTreeMap<String, f64>,
     ) -> Result<(), StageError> {
         let Some(run_folder) = &self.run_folder else { return Ok(()) };
+        self.written.wait()?;
         let step = state.step;
         let progress = admission.map(Admission::progress).unwrap_or_default();
         // After the progress: a group that is settled there has its letter by then.
@@ -98,15 +140,15 @@ impl Saving {
         // Hidden; a resume deletes one that was never published.
         let staging = checkpoints.join(format!(".{}.unpublished.writing", step_folder(step)));
         let request = SaveCheckpoint { run_folder: staging.clone(), step, metrics, files, folders };
-        let written = backend.save_checkpoint(request).wait()?;
-        critic.map_or(Ok(()), |critic| critic.clear(run_folder))?;
-        let keep = self.kept();
-        let publish = move || publish(&checkpoints, &written, &staging, step, keep);
-        match &self.gate {
-            Some(gate) => gate.saved(step, Box::new(publish))?,
-            None => publish()?,
-        }
-        Ok(())
+        let saved = backend.save_checkpoint(request);
+        saved.copied.wait()?;
+        let (gate, keep, cleared) = (self.gate.clone(), self.kept(), critic.map(|_| run_folder.clone()));
+        self.written.start(move || {
+            let written = saved.written.wait()?;
+            cleared.map_or(Ok(()), |run_folder| critic::clear(&run_folder))?;
+            let publish = move || publish(&checkpoints, &written, &staging, step, keep);
+            gate.map_or_else(&publish, |gate| gate.saved(step, Box::new(publish.clone())))
+        })
     }
 }
 

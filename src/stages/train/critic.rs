@@ -9,7 +9,7 @@
 //! learns the returns in the policy's minibatches, in turn with it, so that both never need more
 //! cores than the larger one.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use super::kl_reward::{KlCost, RewardKl};
@@ -17,7 +17,7 @@ use crate::algo::{LossMetrics, masked_mean, masked_variance, whiten};
 use crate::data::Batch;
 use crate::flow::StageError;
 use crate::train::{
-    OptimStep, SaveCheckpoint, TokenColumn, TrainBatch, TrainError, TrainingBackend, token_advantages, token_rewards,
+    OptimStep, SaveCheckpoint, TokenColumn, TrainBatch, TrainError, TrainFuture, TrainingBackend, token_advantages, token_rewards,
 };
 use crate::util::atomic_file;
 
@@ -134,22 +134,24 @@ impl<B: TrainingBackend> Critic<B> {
         Ok(())
     }
 
-    /// Saves the critic's state in the run folder, and returns its name in the checkpoint of `step`
-    /// and its path.
-    pub(super) fn save(&self, run_folder: &Path, step: u64) -> Result<(String, std::path::PathBuf), TrainError> {
+    /// Saves the critic's state in the run folder. Returns its name in the checkpoint of `step`, and its
+    /// folder when it is written.
+    pub(super) fn save(&self, run_folder: &Path, step: u64) -> Result<(String, TrainFuture<PathBuf>), TrainError> {
         let request = SaveCheckpoint { run_folder: run_folder.join(STAGING), step, ..SaveCheckpoint::default() };
-        Ok((FOLDER.to_owned(), self.backend.save_checkpoint(request).wait()?))
+        let saved = self.backend.save_checkpoint(request);
+        saved.copied.wait()?;
+        Ok((FOLDER.to_owned(), saved.written))
     }
 
     pub(super) fn load(&self, checkpoint: &Path) -> Result<(), TrainError> {
         self.backend.load_checkpoint(&checkpoint.join(FOLDER)).wait().map(drop)
     }
+}
 
-    /// Removes the folder that [`Critic::save`] wrote.
-    pub(super) fn clear(&self, run_folder: &Path) -> Result<(), TrainError> {
-        let staging = run_folder.join(STAGING);
-        atomic_file::remove(&staging).map_err(TrainError::io(&staging))
-    }
+/// Removes the folder that [`Critic::save`] wrote.
+pub(super) fn clear(run_folder: &Path) -> Result<(), TrainError> {
+    let staging = run_folder.join(STAGING);
+    atomic_file::remove(&staging).map_err(TrainError::io(&staging))
 }
 
 fn whitened(advantages: &TokenColumn) -> TokenColumn {

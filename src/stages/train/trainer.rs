@@ -2,8 +2,8 @@
 //!
 //! Law V1: only the trainer creates versions. Law V4: it publishes the initial weights before the
 //! first batch. Law C1: checkpoints are taken between steps, after the step was sent on, so that
-//! generators get their weights first. The last step is saved however the run ends, unless the
-//! trainer failed. Law N3: a gap between trainer and generator above the limit
+//! generators get their weights first, and are written while the next steps train. The last step is
+//! saved however the run ends, unless the trainer failed. Law N3: a gap between trainer and generator above the limit
 //! ([`Trainer::gap_limits`]) ends the run before the update.
 
 use std::collections::BTreeMap;
@@ -188,6 +188,7 @@ impl<B: TrainingBackend> Trainer<B> {
 
     /// Saves the last step, if a checkpoint is due after it and it is not saved.
     fn save_if_due(&self, state: &Resumed, unsaved: &mut Option<BTreeMap<String, f64>>) -> Result<(), StageError> {
+        self.saving.written.check()?;
         let is_due = self.steps == Some(state.step) || self.saving.every.is_some_and(|every| state.step.is_multiple_of(every));
         unsaved.take_if(|_| is_due).map_or(Ok(()), |metrics| self.save(state, metrics))
     }
@@ -253,7 +254,8 @@ impl<B: TrainingBackend + 'static> Stage for Trainer<B> {
         {
             self.save(&state, metrics)?;
         }
-        ended
+        // The first error is that of the steps.
+        ended.and(self.saving.written.wait().map_err(StageError::from))
     }
 
     fn attach(&mut self, context: &mut RunContext) {

@@ -1,0 +1,108 @@
+//! A model folder written from another one tensor by tensor, so that memory holds one at a time.
+
+use std::borrow::Cow;
+use std::cell::RefCell;
+use std::path::Path;
+
+use safetensors::tensor::{self, View};
+use serde_json::Map;
+use tch::Tensor;
+
+use super::adapter_folder::{holds_adapter, load_adapter, named_base};
+use super::folder::write_views;
+use super::layout::Role;
+use super::shards::{extend, shard_name, shards, write_configs, write_map};
+use super::{Adapter, Dtype, Entry, Layout, ModelConfig, ModelError, StoredModel};
+
+/// Writes the model in the folder `from` to `to`, with the files of
+/// [`save_hf_as`](super::save_hf_as). Adapters are merged into their base.
+///
+/// Memory: the largest tensor in f32 and in the format `dtype`, and the adapters. Not atomic: write
+/// into a temporary folder and rename it.
+pub fn export_hf(from: &Path, to: &Path, dtype: Dtype, max_shard: Option<u64>) -> Result<(), ModelError> {
+    let source = Source::open(from)?;
+    source.stored.check_twin()?;
+    write_configs(to, &source.config, dtype)?;
+    let layout = Layout::new(&source.config);
+    let shards = shards(layout.entries(), dtype, max_shard.unwrap_or(u64::MAX));
+    let mut map = Map::new();
+    for (at, entries) in shards.iter().enumerate() {
+        let failed = RefCell::new(None);
+        let views =
+            entries.iter().map(|entry| (entry.name.as_str(), Streamed { entry, dtype, source: &source, failed: &failed }));
+        write_views(&to.join(shard_name(at, shards.len())), views)?;
+        failed.into_inner().map_or(Ok(()), Err)?;
+        extend(&mut map, entries, at, shards.len());
+    }
+    write_map(to, layout.total(), dtype, shards.len(), map)
+}
+
+/// A folder that is read tensor by tensor: a model, or adapters and their base.
+struct Source {
+    config: ModelConfig,
+    stored: StoredModel,
+    adapter: Option<Adapter>,
+}
+
+impl Source {
+    fn open(dir: &Path) -> Result<Self, ModelError> {
+        if !holds_adapter(dir) {
+            let config = ModelConfig::from_dir(dir)?;
+            return Ok(Source { stored: StoredModel::open(&config, dir)?, config, adapter: None });
+        }
+        let (base, scores) = named_base(dir)?;
+        let config = ModelConfig::from_dir(&base)?;
+        let stored = StoredModel::open(&config, &base)?;
+        let config = if scores { config.scoring() } else { config };
+        Ok(Source { adapter: Some(load_adapter(dir, &config)?), config, stored })
+    }
+
+    /// The numbers of a tensor, flat and in f32.
+    fn tensor(&self, entry: &Entry) -> Result<Tensor, ModelError> {
+        let head = self.adapter.as_ref().filter(|_| entry.role() == Role::ScoreHead).and_then(Adapter::score_head);
+        if let Some(head) = head {
+            return Ok(head);
+        }
+        let numbers = self.stored.tensor(&entry.name)?;
+        Ok(match self.adapter.as_ref().and_then(|adapter| adapter.delta(&entry.name)) {
+            Some(delta) => numbers + delta,
+            None => numbers,
+        })
+    }
+}
+
+/// A tensor that is read when it is written.
+struct Streamed<'a> {
+    entry: &'a Entry,
+    dtype: Dtype,
+    source: &'a Source,
+    /// First error, for safetensors takes none.
+    failed: &'a RefCell<Option<ModelError>>,
+}
+
+impl View for Streamed<'_> {
+    fn dtype(&self) -> tensor::Dtype {
+        self.dtype.stored()
+    }
+
+    fn shape(&self) -> &[usize] {
+        &self.entry.shape
+    }
+
+    fn data(&self) -> Cow<'_, [u8]> {
+        let mut bytes = vec![0; self.data_len()];
+        if self.failed.borrow().is_some() {
+            return bytes.into();
+        }
+        match self.source.tensor(self.entry) {
+            // Both libtorch's memory and the file's numbers are little-endian.
+            Ok(numbers) => numbers.to_kind(self.dtype.kind()).copy_data_u8(&mut bytes, self.entry.len()),
+            Err(error) => *self.failed.borrow_mut() = Some(error),
+        }
+        bytes.into()
+    }
+
+    fn data_len(&self) -> usize {
+        self.entry.len() * self.dtype.bytes()
+    }
+}

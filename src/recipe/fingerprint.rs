@@ -1,0 +1,104 @@
+//! Checksums of the models that a plan names, by which the ranks of a run find that they differ.
+
+use std::collections::BTreeMap;
+use std::fs::{self, File};
+use std::io::{self, Read, Seek, SeekFrom};
+use std::path::Path;
+
+use super::model::ModelSource;
+use super::model_folder::model_folder_from;
+use super::plan::Plan;
+use crate::hub::Hub;
+use crate::util::reading;
+
+/// Pieces of a file of weights that are read, evenly spaced.
+const PIECES: u64 = 256;
+/// Bytes of a piece.
+const PIECE: u64 = 4096;
+
+/// Checksums of the models that `plan` names and that this host has, by their keys. Fetches nothing.
+///
+/// A checksum covers the configuration, and of each file of weights its name, its size and 256 pieces
+/// of 4 KiB: two models that were trained differently differ in these. A whole file would cost each
+/// rank the time of loading it.
+pub fn model_fingerprints(plan: &Plan) -> BTreeMap<String, u32> {
+    let hub = Hub::of_user().offline(true);
+    let own = match &plan.model.source {
+        ModelSource::Folder(folder) => Some(("model.path".to_owned(), folder.name())),
+        _ => None,
+    };
+    let all = own.into_iter().chain(plan.models());
+    // What a rank lacks or cannot read is for the rank that loads it to report.
+    all.filter_map(|(key, path)| Some((key, fingerprint(&model_folder_from(&hub, &path).ok()?).ok()?))).collect()
+}
+
+/// The checksum of a model folder.
+fn fingerprint(folder: &Path) -> io::Result<u32> {
+    let names = fs::read_dir(folder)?.map(|entry| Ok(entry?.file_name().to_string_lossy().into_owned()));
+    let mut names = names.collect::<io::Result<Vec<_>>>()?;
+    names.sort();
+    let mut sum = crc32fast::Hasher::new();
+    for name in names {
+        let path = folder.join(&name);
+        let holds_weights = name.ends_with(".safetensors") && ["model", "adapter_model"].iter().any(|of| name.starts_with(of));
+        if holds_weights {
+            sum.update(name.as_bytes());
+            sample(reading::open(&path)?, &mut sum)?;
+        } else if ["config.json", "adapter_config.json"].contains(&name.as_str()) {
+            sum.update(&reading::read(&path, reading::TEXT_LIMIT)?);
+        }
+    }
+    Ok(sum.finalize())
+}
+
+/// Adds a file's size and pieces of it, the first and the last among them.
+fn sample(mut file: File, sum: &mut crc32fast::Hasher) -> io::Result<()> {
+    let size = file.metadata()?.len();
+    sum.update(&size.to_le_bytes());
+    let last = size.saturating_sub(PIECE);
+    let step = (last / (PIECES - 1)).max(PIECE);
+    let mut piece = Vec::with_capacity(PIECE as usize);
+    for at in (0..last).step_by(step as usize).chain([last]) {
+        piece.clear();
+        file.seek(SeekFrom::Start(at))?;
+        file.by_ref().take(PIECE).read_to_end(&mut piece)?;
+        sum.update(&piece);
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_changed_configuration_size_or_number_changes_the_checksum_and_other_files_do_not() {
+        let folder = tempfile::tempdir().unwrap();
+        let write = |name: &str, bytes: &[u8]| fs::write(folder.path().join(name), bytes).unwrap();
+        let of = || fingerprint(folder.path()).unwrap();
+        let weights = |first: u8, last: u8, len: usize| {
+            let mut bytes = vec![7; len];
+            (bytes[0], bytes[len - 1]) = (first, last);
+            bytes
+        };
+        write("config.json", b"{}");
+        let mut seen = vec![of()];
+        for bytes in [weights(1, 1, 10), weights(1, 1, 3_000_000), weights(1, 2, 3_000_000), weights(2, 1, 3_000_000)] {
+            write("model.safetensors", &bytes);
+            seen.push(of());
+        }
+        // As training changes a model: all over.
+        write("model.safetensors", &vec![8; 3_000_000]);
+        seen.push(of());
+        write("config.json", b"{ }");
+        seen.push(of());
+        let all = seen.len();
+        seen.sort_unstable();
+        seen.dedup();
+        assert_eq!(seen.len(), all);
+        let before = of();
+        write("optimizer.safetensors", b"state");
+        write("README.md", b"about it");
+        assert_eq!(of(), before);
+    }
+}
