@@ -5,7 +5,7 @@
 #
 # Both bring libtorch first (once per user). Extra arguments:  make grpo ARGS="--set seed=1 --metrics 127.0.0.1:9464"
 
-.PHONY: grpo sft test test-large test-engines test-cluster test-stores test-fleet lint check check-all docs asynchrony libtorch tools help
+.PHONY: grpo sft test test-large test-engines test-cluster test-stores test-fleet lint check check-all docs asynchrony libtorch nccl tools help
 .DEFAULT_GOAL := help
 
 help:
@@ -16,6 +16,10 @@ tools:
 
 libtorch: tools
 	@./scripts/libtorch.sh
+
+# For runs of several ranks on GPUs.
+nccl: libtorch
+	@./scripts/nccl.sh
 
 grpo: libtorch
 	cargo run --release --bin rollflow -- run pipelines/recipes/grpo.toml $(ARGS)

@@ -10,7 +10,8 @@
 # Idempotent, safe to run twice at once; about a minute and 1.2 GB the first time, nothing afterwards.
 # Where nvidia-smi lists a GPU, or with ROLLFLOW_CUDA=1, NVIDIA's libraries come too (2.7 GB more; ROLLFLOW_CUDA=0: never), which libtorch's CUDA half needs.
 set -euo pipefail
-cd "${1:-$(dirname "$0")/..}"
+scripts=$(cd "$(dirname "$0")" && pwd)
+cd "${1:-$scripts/..}"
 
 version=2.11.0
 wheels=("torch==$version" nvidia-cuda-runtime==13.0.96 nvidia-cuda-cupti==13.0.85)
@@ -83,3 +84,5 @@ if wants_cuda && [ ! -f "$home/cuda" ]; then
   fi
 fi
 link "$view"
+# For runs of several ranks.
+if wants_cuda; then "$scripts/nccl.sh"; fi

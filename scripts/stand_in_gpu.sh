@@ -10,9 +10,9 @@ folder=${CARGO_TARGET_DIR:-target}/stand_in_gpu
 mkdir -p "$folder"
 # By the name of what it stands in for: who asks for CUDA then finds it loaded.
 library=$(cd "$folder" && pwd)/libtorch_cuda.so
-if [ ! tests/stand_in_gpu/stand_in_gpu.cpp -ot "$library" ]; then
-  c++ -std=c++17 -O1 -shared -fPIC -I "$libtorch/include" -I "$libtorch/include/torch/csrc/api/include" \
-    tests/stand_in_gpu/stand_in_gpu.cpp -o "$library" -L "$libtorch/lib" -ltorch_cpu -lc10 -Wl,-rpath,"$libtorch/lib"
+if [ ! -e "$library" ] || [ -n "$(find tests/stand_in_gpu src/ranks/device.hpp src/ranks/stand_ins -newer "$library" -type f)" ]; then
+  c++ -std=c++20 -O1 -shared -fPIC -I src/ranks/stand_ins -I src/ranks -I "$libtorch/include" -I "$libtorch/include/torch/csrc/api/include" \
+    tests/stand_in_gpu/*.cpp -o "$library" -L "$libtorch/lib" -ltorch_cpu -lc10 -Wl,-rpath,"$libtorch/lib"
 fi
 
 export CARGO_TARGET_X86_64_UNKNOWN_LINUX_GNU_RUNNER="env LD_PRELOAD=$library"
@@ -22,4 +22,4 @@ cargo test --workspace --test models -- precision:: devices::
 # All recipes on it, whatever they say themselves. What they expect is of f32, which a GPU is not given by itself.
 ROLLFLOW__MODEL__DEVICE=cuda ROLLFLOW__MODEL__DTYPE=f32 cargo test --workspace --test command -- \
   asking:: devices:: references:: reward_models:: recipes::every_shipped evaluating::runs_without \
-  adapters::a_critic adapters::adapters_are_exported crashes::a_run_that_was_killed crashes::a_run_with_a_critic
+  adapters::a_critic adapters::adapters_are_exported crashes::a_run_that_was_killed crashes::a_run_with_a_critic ranks::

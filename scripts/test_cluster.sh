@@ -1,11 +1,12 @@
 #!/usr/bin/env bash
-# Runs what `rollflow deploy` writes on real parts:  scripts/test_cluster.sh [ssh] [slurm] [schemas]
+# Runs what `rollflow deploy` writes on real parts, and mpirun:  scripts/test_cluster.sh [ssh] [slurm] [mpi] [schemas]
 #
 #   ssh      two sshds on loopback, each a host with a home of its own: start, survive, log, stop, resume, fetch
 #   slurm    a Slurm of one node on loopback: the batch script is interrupted, goes back into the queue, resumes and ends
+#   mpi      Open MPI's mpirun: two ranks train as one process does, and one that is killed ends both with its name
 #   schemas  Kubernetes' and SkyPilot's own schemas, and the compose specification's
 #
-# Installs openssh-server, slurm-wlm and munge from Debian if they are missing, and Python packages into a folder of its own. Needs root.
+# Installs openssh-server, slurm-wlm, munge and openmpi-bin from Debian if they are missing, and Python packages into a folder of its own. Needs root.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 work=$(mktemp -d)
@@ -174,6 +175,29 @@ test_slurm() {
   echo "slurm: passed"
 }
 
+test_mpi() {
+  lacking mpirun openmpi-bin
+  local run=(run pipelines/recipes/sft.toml --set model.hidden=16 --set model.layers=1 --set model.heads=2 --set model.kv_heads=1
+    --set model.intermediate=32 --set sft.batch=16 --set sft.micro_batch_tokens=64 --set sft.threads=1)
+  local mpirun=(mpirun --allow-run-as-root --oversubscribe -np 2)
+  "$rollflow" "${run[@]}" --set sft.steps=12 --out "$work/alone" > /dev/null 2>&1
+  "${mpirun[@]}" "$rollflow" "${run[@]}" --set sft.steps=12 --set 'ranks.shard="optimizer"' --out "$work/mpi" > /dev/null 2> "$work/mpi.log" \
+    || die "mpirun: $(tail -n 5 "$work/mpi.log")"
+  python3 - "$work/alone/metrics.jsonl" "$work/mpi/metrics.jsonl" <<'PY' || die "mpirun: the losses are not those of one process"
+import json, sys
+alone, mpi = ([json.loads(line)["loss"] for line in open(name)] for name in sys.argv[1:])
+sys.exit(not (len(alone) == len(mpi) == 12 and all(abs(a - b) < 1e-4 for a, b in zip(alone, mpi))))
+PY
+  "${mpirun[@]}" "$rollflow" "${run[@]}" --set sft.steps=1000000 --out "$work/mpi-killed" > "$work/killed.log" 2>&1 &
+  local launcher=$!
+  within 60 rows "$work/mpi-killed" 3
+  # Children of mpirun, rank 0 first.
+  kill -KILL "$(pgrep -P "$launcher" | tail -n 1)"
+  wait "$launcher" && die "mpirun: a run whose rank was killed succeeded"
+  grep -q "signal 9\|is gone" "$work/killed.log" || die "mpirun: the killed rank is not named: $(tail -n 5 "$work/killed.log")"
+  echo "mpi: passed"
+}
+
 test_schemas() {
   local venv=${XDG_CACHE_HOME:-$HOME/.cache}/rollflow/deploy-schemas
   python3 -m venv "$venv"
@@ -194,6 +218,6 @@ test_schemas() {
   echo "schemas: passed"
 }
 
-for part in "${@:-ssh slurm schemas}"; do
+for part in "${@:-ssh slurm mpi schemas}"; do
   for name in $part; do "test_$name"; done
 done

@@ -2,7 +2,7 @@
 //! one program runs with and without a GPU, and starts as fast without.
 
 use std::error::Error as _;
-use std::ffi::c_int;
+use std::ffi::{CStr, c_char, c_int};
 use std::path::{Path, PathBuf};
 
 use libloading::os::unix::{Library, RTLD_GLOBAL, RTLD_NOW};
@@ -20,12 +20,12 @@ const HALF: &str = "libtorch_cuda.so";
 /// # Errors
 /// A message if the library or one of NVIDIA's libraries is missing.
 pub(super) fn load() -> Result<(), String> {
-    let mapped = std::fs::read_to_string("/proc/self/maps").unwrap_or_default();
+    let mapped = mapped();
     if library(&mapped, HALF).is_some() {
         fused::gpu_defaults();
         return Ok(());
     }
-    let half = library(&mapped, "libtorch_cpu.so").map(|other| other.with_file_name(HALF));
+    let half = folder(&mapped).map(|folder| folder.join(HALF));
     let Some(half) = half.filter(|half| half.exists()) else {
         return Err("libtorch came without its CUDA half".to_owned());
     };
@@ -40,6 +40,19 @@ pub(super) fn load() -> Result<(), String> {
         let why = error.source().map_or_else(|| error.to_string(), ToString::to_string);
         format!("libtorch's CUDA half does not load ({why}); `ROLLFLOW_CUDA=1 make libtorch` brings NVIDIA's libraries")
     })
+}
+
+/// Folder of this process's libtorch.
+pub fn libtorch_folder() -> Option<PathBuf> {
+    folder(&mapped())
+}
+
+fn mapped() -> String {
+    std::fs::read_to_string("/proc/self/maps").unwrap_or_default()
+}
+
+fn folder(mapped: &str) -> Option<PathBuf> {
+    library(mapped, "libtorch_cpu.so")?.parent().map(Path::to_owned)
 }
 
 /// Path of a mapped file of this name, from the text of `/proc/self/maps`.
@@ -73,6 +86,24 @@ pub fn gpu_memory(index: usize) -> Option<GpuMemory> {
         (set(index as c_int) == 0 && info(&mut free, &mut total) == 0)
             .then_some(GpuMemory { total: total as u64, free: free as u64 })
     }
+}
+
+/// A GPU's address on its bus, which is the same in each process; `None` without such a device or
+/// runtime.
+pub fn gpu_address(index: usize) -> Option<String> {
+    type BusId = unsafe extern "C" fn(*mut c_char, c_int, c_int) -> c_int;
+    if load().is_err() {
+        return None;
+    }
+    let process = Library::this();
+    let mut text = [0u8; 32];
+    // SAFETY: this function has had this signature in every CUDA runtime, and ends the text with a
+    // zero within the length.
+    let found = unsafe {
+        let ask = process.get::<BusId>(b"cudaDeviceGetPCIBusId\0").ok()?;
+        ask(text.as_mut_ptr().cast(), text.len() as c_int, index as c_int) == 0
+    };
+    CStr::from_bytes_until_nul(&text).ok().filter(|_| found).map(|text| text.to_string_lossy().into_owned())
 }
 
 /// Error message if the driver is too old for the loaded CUDA library.

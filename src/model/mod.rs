@@ -35,7 +35,7 @@ pub(crate) mod wide;
 pub use adapter_folder::{base_of, folder_config, load_adapter, save_adapter};
 pub use compute::Compute;
 pub use config::{ModelConfig, RopeScaling};
-pub use cuda::gpu_memory;
+pub use cuda::{gpu_address, gpu_memory, libtorch_folder};
 pub use decoder::{Decoder, log_probs_and_entropy};
 pub(crate) use delta::{Delta, save_hf_after};
 pub use dtype::Dtype;

@@ -1,5 +1,6 @@
 // torch's own collectives (c10d) with a C interface: a TCPStore, and a process group over it.
 //
+// Tensors of the host go through Gloo, those of a GPU through what the entry of device.hpp makes.
 // Every entry catches C++ exceptions and returns their text, which the caller frees; null is success.
 
 #define USE_C10D_GLOO
@@ -8,12 +9,15 @@
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
 #include <torch/torch.h>
 
+#include "device.hpp"
+
 #include <chrono>
 #include <cstdlib>
 #include <cstring>
 #include <mutex>
 #include <stdexcept>
 #include <string>
+#include <thread>
 #include <vector>
 
 namespace {
@@ -40,18 +44,57 @@ template <typename F> c10::intrusive_ptr<c10d::Work> begin(F&& collective) {
   return collective();
 }
 
-// Waits for a collective until it ends or another thread sets `cancelled`: c10d itself gives a call up after its timeout only.
-void finish(const c10::intrusive_ptr<c10d::Work>& work, const bool* cancelled) {
-  while (!work->isCompleted()) {
+// How calls of a group are waited for: until they end or another thread sets `cancelled`.
+struct Wait {
+  const bool* cancelled;
+  Millis timeout;
+  // Null where the rank computes on the processor.
+  c10::intrusive_ptr<c10d::Backend> device;
+
+  void look() const {
     if (__atomic_load_n(cancelled, __ATOMIC_ACQUIRE)) throw std::runtime_error("the call was given up because the run is ending");
-    try {
-      work->wait(Millis(100));
-    } catch (...) {
-      // It goes on, or has failed, which is thrown below.
+  }
+
+  void finish(c10d::Work& work, const at::Tensor& tensor) const {
+    if (tensor.is_cpu()) {
+      on_host(work);
+    } else {
+      on_device(work);
+    }
+    // Throws what failed. On a GPU, orders the tensor's stream after the work.
+    work.wait();
+  }
+
+  // c10d itself gives a call up after its timeout only.
+  void on_host(c10d::Work& work) const {
+    while (!work.isCompleted()) {
+      look();
+      try {
+        work.wait(Millis(100));
+      } catch (...) {
+        // It continues, or has failed, which is thrown later.
+      }
     }
   }
-  work->wait();
-}
+
+  // NCCL destroys its connections after a wait with a timeout, so that this looks until the work is done.
+  void on_device(c10d::Work& work) const {
+    const auto until = std::chrono::steady_clock::now() + timeout;
+    try {
+      while (!work.isCompleted()) {
+        look();
+        if (std::chrono::steady_clock::now() > until) {
+          throw std::runtime_error("the call did not end on the GPU within " + std::to_string(timeout.count()) + " ms");
+        }
+        std::this_thread::sleep_for(std::chrono::microseconds(20));
+      }
+    } catch (...) {
+      // Otherwise the GPU would wait forever, and the process at its end for the GPU.
+      device->abort();
+      throw;
+    }
+  }
+};
 
 } // namespace
 
@@ -60,15 +103,21 @@ struct rollflow_store {
 };
 
 struct rollflow_group {
-  c10::intrusive_ptr<c10d::Backend> backend;
-  const bool* cancelled;
+  c10::intrusive_ptr<c10d::Backend> host;
+  Wait wait;
+
+  c10d::Backend& of(const at::Tensor& tensor) const {
+    if (tensor.is_cpu()) return *host;
+    if (wait.device) return *wait.device;
+    throw std::runtime_error("a tensor on " + tensor.device().str() + " has no group: this rank joined for processors only");
+  }
 };
 
 // A collective that was begun, and the tensors that it reads and writes.
 struct rollflow_work {
   c10::intrusive_ptr<c10d::Work> work;
-  std::vector<at::Tensor> alive;
-  const bool* cancelled;
+  at::Tensor out, in;
+  Wait wait;
 };
 
 extern "C" {
@@ -114,8 +163,9 @@ char* rollflow_store_count(rollflow_store* store, const char* key, int64_t* coun
   return caught([&] { *count = store->store->add(key, 1); });
 }
 
-// A group of processes over Gloo that talks through the interface of `address`. `cancelled` outlives the group.
-char* rollflow_group_gloo(
+// A group of processes that talks through the interface of `address`: over Gloo, and for tensors of a device over what `device_group` makes,
+// which may be null. `cancelled` outlives the group.
+char* rollflow_group_join(
     rollflow_group** out,
     rollflow_store* store,
     const char* name,
@@ -123,13 +173,19 @@ char* rollflow_group_gloo(
     int rank,
     int size,
     int64_t timeout_ms,
-    const bool* cancelled) {
+    const bool* cancelled,
+    rollflow_device_group_fn* device_group) {
   return caught([&] {
     auto options = c10d::ProcessGroupGloo::Options::create(Millis(timeout_ms));
     options->devices.push_back(c10d::ProcessGroupGloo::createDeviceForHostname(address));
     options->threads = 2;
-    auto prefixed = c10::make_intrusive<c10d::PrefixStore>(std::string(name), store->store);
-    *out = new rollflow_group{c10::make_intrusive<c10d::ProcessGroupGloo>(prefixed, rank, size, options), cancelled};
+    auto prefixed = [&](const char* kind) {
+      return c10::make_intrusive<c10d::PrefixStore>(std::string(name) + kind, store->store);
+    };
+    auto host = c10::make_intrusive<c10d::ProcessGroupGloo>(prefixed(""), rank, size, options);
+    c10::intrusive_ptr<c10d::Backend> device;
+    if (device_group) device = device_group(prefixed("/device"), rank, size, address);
+    *out = new rollflow_group{host, {cancelled, Millis(timeout_ms), device}};
   });
 }
 
@@ -139,21 +195,38 @@ void rollflow_group_close(rollflow_group* group) { delete group; }
 char* rollflow_all_reduce(rollflow_group* group, at::Tensor* tensor) {
   return caught([&] {
     std::vector<at::Tensor> tensors{*tensor};
-    finish(begin([&] { return group->backend->allreduce(tensors); }), group->cancelled);
+    group->wait.finish(*begin([&] { return group->of(*tensor).allreduce(tensors); }), *tensor);
+  });
+}
+
+// This rank's part of the sum over all ranks of `whole`. Gloo's own would send every number twice: here each rank sends
+// the parts of the others and adds up what it gets, by rank.
+char* rollflow_reduce_scatter(rollflow_group* group, at::Tensor* out, at::Tensor* whole) {
+  return caught([&] {
+    auto& backend = group->of(*whole);
+    if (!whole->is_cpu()) {
+      return group->wait.finish(*begin([&] { return backend._reduce_scatter_base(*out, *whole); }), *whole);
+    }
+    at::Tensor received = at::empty_like(*whole);
+    std::vector<int64_t> equal;
+    group->wait.finish(*begin([&] { return backend.alltoall_base(received, *whole, equal, equal); }), *whole);
+    auto parts = received.chunk(backend.getSize());
+    out->copy_(parts[0]);
+    for (size_t rank = 1; rank < parts.size(); ++rank) out->add_(parts[rank]);
   });
 }
 
 // Begins to gather: out will be all ranks' `in`, end to end.
 char* rollflow_all_gather(rollflow_group* group, rollflow_work** begun, at::Tensor* out, at::Tensor* in) {
   return caught([&] {
-    auto work = begin([&] { return group->backend->_allgather_base(*out, *in); });
-    *begun = new rollflow_work{std::move(work), {*out, *in}, group->cancelled};
+    auto work = begin([&] { return group->of(*in)._allgather_base(*out, *in); });
+    *begun = new rollflow_work{std::move(work), *out, *in, group->wait};
   });
 }
 
 // Waits for a collective that was begun, and frees it.
 char* rollflow_work_wait(rollflow_work* work) {
-  char* error = caught([&] { finish(work->work, work->cancelled); });
+  char* error = caught([&] { work->wait.finish(*work->work, work->out); });
   delete work;
   return error;
 }
@@ -164,7 +237,7 @@ char* rollflow_broadcast(rollflow_group* group, at::Tensor* tensor, int64_t time
     std::vector<at::Tensor> tensors{*tensor};
     c10d::BroadcastOptions options;
     if (timeout_ms > 0) options.timeout = Millis(timeout_ms);
-    finish(begin([&] { return group->backend->broadcast(tensors, options); }), group->cancelled);
+    group->wait.finish(*begin([&] { return group->of(*tensor).broadcast(tensors, options); }), *tensor);
   });
 }
 }

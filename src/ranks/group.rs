@@ -1,4 +1,6 @@
 //! torch's collectives (c10d): a store of keys, and groups of ranks over it (`group.cpp`).
+//!
+//! Tensors of the host are exchanged through Gloo, those of a GPU through NCCL (`device.rs`).
 
 use std::ffi::{CStr, CString, c_char};
 use std::sync::Arc;
@@ -8,6 +10,8 @@ use std::time::{Duration, Instant};
 
 use tch::Tensor;
 use torch_sys::C_tensor;
+
+use super::device::DeviceGroups;
 
 /// Opaque C++ objects.
 #[repr(C)]
@@ -31,7 +35,7 @@ unsafe extern "C" {
     fn rollflow_store_get(store: *mut RawStore, key: *const c_char, bytes: *mut *mut u8, len: *mut usize) -> *mut c_char;
     fn rollflow_store_has(store: *mut RawStore, key: *const c_char, has: *mut bool) -> *mut c_char;
     fn rollflow_store_count(store: *mut RawStore, key: *const c_char, count: *mut i64) -> *mut c_char;
-    fn rollflow_group_gloo(
+    fn rollflow_group_join(
         out: *mut *mut RawGroup,
         store: *mut RawStore,
         name: *const c_char,
@@ -40,9 +44,11 @@ unsafe extern "C" {
         size: i32,
         timeout_ms: i64,
         cancelled: *const bool,
+        device_group: Option<DeviceGroups>,
     ) -> *mut c_char;
     fn rollflow_group_close(group: *mut RawGroup);
     fn rollflow_all_reduce(group: *mut RawGroup, tensor: *mut C_tensor) -> *mut c_char;
+    fn rollflow_reduce_scatter(group: *mut RawGroup, out: *mut C_tensor, whole: *mut C_tensor) -> *mut c_char;
     fn rollflow_all_gather(
         group: *mut RawGroup,
         begun: *mut *mut RawWork,
@@ -195,22 +201,24 @@ pub struct Pending {
 unsafe impl Send for Pending {}
 
 impl Group {
-    /// Joins a group over Gloo, which has a unique name in `store`. Waits for all `size` ranks.
-    /// `address`: of this host, through which the others reach it. `deadline`: of each call.
-    pub fn gloo(
+    /// Joins a group, which has a unique name in `store`. Waits for all `size` ranks. `address`: of
+    /// this host, through which the others reach it. `deadline`: of each call. `devices`: makes the
+    /// groups for tensors of a GPU; `None` if this rank has none.
+    pub fn join(
         store: &Store,
         name: &str,
         address: &str,
         [rank, size]: [usize; 2],
         deadline: Duration,
         signals: &Arc<Signals>,
+        devices: Option<DeviceGroups>,
     ) -> Result<Group, CollectiveError> {
         let (name, address, mut group) = (text(name)?, text(address)?, std::ptr::null_mut());
         let (name, address) = (name.as_ptr(), address.as_ptr());
         let signals = signals.clone();
         check(unsafe {
             let (rank, size, flag) = (rank as i32, size as i32, signals.cancelled.as_ptr());
-            rollflow_group_gloo(&mut group, store.raw, name, address, rank, size, millis(deadline), flag)
+            rollflow_group_join(&mut group, store.raw, name, address, rank, size, millis(deadline), flag, devices)
         })?;
         Ok(Group { raw: group, rank, size, signals, failed: Arc::default() })
     }
@@ -235,6 +243,11 @@ impl Group {
         self.size
     }
 
+    /// This process's number, from 0, and the number of ranks.
+    pub fn place(&self) -> [usize; 2] {
+        [self.rank, self.size]
+    }
+
     /// The sum over all ranks, in place.
     pub fn all_reduce(&mut self, tensor: &mut Tensor) -> Result<(), CollectiveError> {
         let error = unsafe { rollflow_all_reduce(self.begin(), raw(tensor)) };
@@ -242,11 +255,12 @@ impl Group {
     }
 
     /// This rank's part of the sum over all ranks of `whole`, whose length is a multiple of the
-    /// number of ranks. `whole` is overwritten. Gloo sums by an all-reduce here, too.
-    pub fn reduce_scatter(&mut self, mut whole: Tensor) -> Result<Tensor, CollectiveError> {
-        self.all_reduce(&mut whole)?;
-        let part = whole.size()[0] / self.size as i64;
-        Ok(whole.narrow(0, self.rank as i64 * part, part))
+    /// number of ranks.
+    pub fn reduce_scatter(&mut self, whole: &Tensor) -> Result<Tensor, CollectiveError> {
+        let part = Tensor::empty([whole.size()[0] / self.size as i64], (whole.kind(), whole.device()));
+        let error = unsafe { rollflow_reduce_scatter(self.begin(), raw(&part), raw(whole)) };
+        self.done(error)?;
+        Ok(part)
     }
 
     /// Begins to gather every rank's `part`, end to end.
@@ -346,7 +360,7 @@ mod tests {
         let served = Store::open("127.0.0.1", 0, true, "test", DEADLINE).unwrap();
         let join = |rank: usize| {
             let store = Store::open("127.0.0.1", served.port(), false, "test", DEADLINE).unwrap();
-            work(Group::gloo(&store, "group", "127.0.0.1", [rank, size], DEADLINE, &Arc::default()).unwrap())
+            work(Group::join(&store, "group", "127.0.0.1", [rank, size], DEADLINE, &Arc::default(), None).unwrap())
         };
         std::thread::scope(|scope| {
             let threads: Vec<_> = (0..size)
@@ -369,7 +383,7 @@ mod tests {
                 let mut sum = Tensor::arange(6, (Kind::Float, Device::Cpu)) + rank as f64;
                 group.all_reduce(&mut sum).unwrap();
                 let whole = Tensor::arange(3 * size as i64, (Kind::Float, Device::Cpu)) * (rank + 1) as f64;
-                let part = group.reduce_scatter(whole).unwrap();
+                let part = group.reduce_scatter(&whole).unwrap();
                 let gathered = group.gather(&part).unwrap().wait().unwrap();
                 let bytes = group.gather_bytes(&vec![rank as u8; rank as usize]).unwrap();
                 let told = group.broadcast_bytes(if rank == 0 { b"from rank 0" } else { b"" }).unwrap();

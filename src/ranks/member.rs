@@ -8,10 +8,12 @@ use std::sync::atomic::Ordering::{AcqRel, Acquire, Release};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 
+use super::device::{self, DeviceGroups};
 use super::watch::{BEAT, ENDED, SUSPECT, Shared, Watch, slowest};
-use super::{CollectiveError, Group, Place, RankError, Ranks, Store};
+use super::{CollectiveError, Group, Mesh, Place, RankError, Ranks, Store};
 use crate::util::secrets::masked;
 
 /// Time that rank 0 gives the others to read its last word.
@@ -30,6 +32,10 @@ struct Hello {
     host: String,
     process: u32,
     address: String,
+    /// The GPU that it computes on.
+    gpu: Option<String>,
+    /// Reason for which it cannot compute there.
+    trouble: Option<String>,
     /// Version and checksum of the program.
     program: String,
     /// Lines of the resolved recipe, without secrets, and the checksum of all of it.
@@ -67,6 +73,7 @@ pub struct Member {
     settings: Ranks,
     labels: Vec<String>,
     address: String,
+    devices: Option<DeviceGroups>,
     shared: Arc<Shared>,
     store: Store,
     /// Number of the next order.
@@ -77,12 +84,22 @@ pub struct Member {
 impl Member {
     /// Joins the ranks of a run, and waits until all are there. `recipe` is the resolved recipe,
     /// which all ranks must share, as they must share the program. `models` has checksums of the models
-    /// that this host has, by their keys: a rank may lack one, but not have another.
+    /// that this host has, by their keys: a rank may lack one, but not have another. `gpu`: index of
+    /// the GPU that this rank trains on.
     ///
     /// # Errors
-    /// The port is in use, the store or a rank is missing after `settings.start_timeout`, two
-    /// processes have one number, or a rank differs from rank 0. Every rank gets the same error.
-    pub fn join(place: Place, settings: &Ranks, recipe: &str, models: BTreeMap<String, u32>) -> Result<Arc<Self>, RankError> {
+    /// The number of ranks is no multiple of `settings.replicas`, the port is in use, the store or a
+    /// rank is missing after `settings.start_timeout`, two processes have one number or one GPU, a
+    /// GPU or NCCL is missing, or a rank differs from rank 0. Every rank gets the same error.
+    pub fn join(
+        place: Place,
+        settings: &Ranks,
+        recipe: &str,
+        models: BTreeMap<String, u32>,
+        gpu: Option<usize>,
+    ) -> Result<Arc<Self>, RankError> {
+        settings.mesh(place.size)?;
+        let devices = gpu.map(device::groups).transpose();
         let limit = seconds(settings.start_timeout);
         let until = Instant::now() + limit;
         let store = open(&place, place.rank == 0 && !place.store_exists, limit)?;
@@ -91,6 +108,8 @@ impl Member {
             host: host_name(),
             process: std::process::id(),
             address: address_towards(&place.host).unwrap_or_else(|| place.host.clone()),
+            gpu: gpu.map(device::gpu_name),
+            trouble: devices.as_ref().err().cloned(),
             program: program(),
             recipe: masked(recipe).lines().map(str::to_owned).collect(),
             checksum: crc32fast::hash(recipe.as_bytes()),
@@ -106,6 +125,7 @@ impl Member {
             }
             return Err(RankError::Apart(verdict.problems));
         }
+        let devices = devices.map_err(CollectiveError)?;
         // Ranks of one host need no network.
         let alone = verdict.hosts.iter().all(|host| *host == hello.host);
         let address = match place.rank {
@@ -121,7 +141,7 @@ impl Member {
         let watch = std::thread::Builder::new().name("ranks".into()).spawn(body);
         let watch = watch.map_err(|error| CollectiveError(format!("the thread `ranks` cannot start: {error}")))?;
         let (labels, settings, next) = (verdict.labels, settings.clone(), AtomicU64::new(0));
-        Ok(Arc::new(Member { place, settings, labels, address, shared, store, next, watch: Some(watch) }))
+        Ok(Arc::new(Member { place, settings, labels, address, devices, shared, store, next, watch: Some(watch) }))
     }
 
     /// Number of this rank, from 0.
@@ -149,17 +169,17 @@ impl Member {
         self.shared.on_end(Box::new(callback));
     }
 
-    /// Makes the other ranks follow the trainer `name`, and joins them in a group. For rank 0.
-    pub fn lead(&self, name: &str) -> Result<Group, RankError> {
+    /// Makes the other ranks follow the trainer `name`, and joins them. For rank 0.
+    pub fn lead(&self, name: &str) -> Result<Mesh, RankError> {
         let number = self.next.fetch_add(1, AcqRel);
         self.give(number, &Order::Follow(name.to_owned(), number))?;
         self.group(number)
     }
 
-    /// Joins the group of an order. Waits for all ranks.
-    pub fn group(&self, number: u64) -> Result<Group, RankError> {
+    /// Joins the groups of an order. Waits for all ranks.
+    pub fn group(&self, number: u64) -> Result<Mesh, RankError> {
         let (own, size, limit) = (self.place.rank, self.place.size, seconds(self.settings.exchange_timeout));
-        let (name, ready) = (format!("group/{number}"), |rank: usize| format!("ready/{number}/{rank}"));
+        let ready = |rank: usize| format!("ready/{number}/{rank}");
         // Gloo itself could not be interrupted while it waits for a rank that never comes.
         self.store.set(&ready(own), b"")?;
         let until = Instant::now() + limit;
@@ -171,8 +191,19 @@ impl Member {
             }
         }
         let store = open(&self.place, false, seconds(self.settings.start_timeout))?;
-        let joined = Group::gloo(&store, &name, &self.address, [own, size], limit, &self.shared.signals);
-        joined.map_err(|error| self.explain(error))
+        let join = |name: String, place: [usize; 2]| {
+            let (address, signals) = (&self.address, &self.shared.signals);
+            let joined = Group::join(&store, &format!("group/{number}/{name}"), address, place, limit, signals, self.devices);
+            joined.map(|group| Arc::new(Mutex::new(group))).map_err(|error| self.explain(error))
+        };
+        let ([copies, parts], all) = (self.settings.mesh(size)?, join("all".into(), [own, size])?);
+        if copies == 1 {
+            return Ok(Mesh { parts: all.clone(), all, copies: None });
+        }
+        let (copy, part) = (own / parts, own % parts);
+        let of_copy = join(format!("copy/{copy}"), [part, parts])?;
+        let of_part = join(format!("part/{part}"), [copy, copies])?;
+        Ok(Mesh { all, parts: of_copy, copies: Some(of_part) })
     }
 
     fn give(&self, number: u64, order: &Order) -> Result<(), RankError> {
@@ -355,6 +386,9 @@ fn lead(store: &Store, place: &Place, own: &Hello, until: Instant, limit: f64) -
     if problems.is_empty() {
         problems.extend(store.get("twice")?.map(|twice| String::from_utf8_lossy(&twice).into_owned()));
         problems.extend(hellos.iter().zip(&labels).skip(1).filter_map(|(hello, label)| difference(own, hello, label)));
+        let of = hellos.iter().zip(&labels);
+        problems.extend(of.filter_map(|(hello, label)| Some(format!("{label}: {}", hello.trouble.as_ref()?))));
+        problems.extend(shared_gpus(&hellos, &labels));
     }
     let elsewhere = hellos.iter().find(|hello| hello.host != own.host);
     let address = elsewhere.and_then(|other| address_towards(&other.address)).unwrap_or_else(|| place.host.clone());
@@ -416,6 +450,17 @@ fn difference(own: &Hello, other: &Hello, label: &str) -> Option<String> {
         }
     }
     Some(format!("{label} has another recipe: it differs in a secret, or at its end"))
+}
+
+/// GPUs that two processes of a host would compute on.
+fn shared_gpus(hellos: &[Hello], labels: &[String]) -> Vec<String> {
+    let shared = |(at, hello): (usize, &Hello)| {
+        let gpu = hello.gpu.as_ref()?;
+        let first = hellos[..at].iter().position(|other| other.host == hello.host && other.gpu.as_ref() == Some(gpu))?;
+        let what = "give each process of a host its own number as LOCAL_RANK, from 0";
+        Some(format!("{} and {} both compute on the GPU {gpu}; {what}", labels[first], labels[at]))
+    };
+    hellos.iter().enumerate().filter_map(shared).collect()
 }
 
 /// Version and checksum of this program.

@@ -1,6 +1,6 @@
 //! The processes of one training run: their places, and torch's collectives between them.
 //!
-//! Collectives and rendezvous are torch's own (c10d: `TCPStore`, Gloo on CPUs), started by
+//! Collectives and rendezvous are torch's own (c10d: `TCPStore`, Gloo, NCCL on GPUs), started by
 //! torchrun's conventions, so that torchrun, Slurm, Kubernetes and MPI start a run unchanged.
 //!
 //! Rank 0 holds the graph, the ledger, the versions and the logs. The other ranks follow it: a
@@ -8,9 +8,13 @@
 //! notices when a process is gone.
 
 #[cfg(feature = "torch")]
+mod device;
+#[cfg(feature = "torch")]
 mod group;
 #[cfg(feature = "torch")]
 mod member;
+#[cfg(feature = "torch")]
+mod mesh;
 #[cfg(feature = "torch")]
 mod partition;
 #[cfg(feature = "torch")]
@@ -23,6 +27,8 @@ mod watch;
 pub use group::{CollectiveError, Group, Pending, Signals, Store};
 #[cfg(feature = "torch")]
 pub use member::{Member, Order, Rendezvous};
+#[cfg(feature = "torch")]
+pub use mesh::Mesh;
 #[cfg(feature = "torch")]
 pub use partition::Partition;
 #[cfg(feature = "torch")]
@@ -48,6 +54,17 @@ pub enum RankError {
          are the same on every rank"
     )]
     NoStore(usize, String, u16, String),
+    /// Ranks that cannot be arranged as copies of divided state.
+    #[error(
+        "ranks.replicas is {copies}, and there are {size} ranks: each copy of the state is divided among as many; start a \
+         multiple of {copies} ranks, or change ranks.replicas"
+    )]
+    Mesh {
+        /// Number of ranks.
+        size: usize,
+        /// Number of copies.
+        copies: usize,
+    },
     /// Ranks that are missing, or that differ from rank 0; one text each.
     #[error("the ranks cannot run together: {}", .0.join("; "))]
     Apart(Vec<String>),

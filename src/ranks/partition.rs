@@ -100,7 +100,7 @@ impl Partition {
     pub fn add_sum(&self, group: &mut Group, own: &Tensor, unit: usize, gradient: &Tensor) -> Result<(), CollectiveError> {
         let (len, padded) = (gradient.size()[0], (self.part_len(unit) * self.ranks) as i64);
         let gradient = gradient.to_kind(Kind::Float).constant_pad_nd([0, padded - len]);
-        let _sum = self.part(own, unit).g_add_(&group.reduce_scatter(gradient)?);
+        let _sum = self.part(own, unit).g_add_(&group.reduce_scatter(&gradient)?);
         Ok(())
     }
 }

@@ -80,6 +80,16 @@ impl Place {
         Ok(Some(Place { rank: rank_number, size: size_number, local_rank, host, port, store_exists, attempt }))
     }
 
+    /// Index of the GPU of this process, if that of the first process of a host is `first`: each has
+    /// the next. A launcher may show each process its own GPU alone: `visible`, the value of
+    /// `CUDA_VISIBLE_DEVICES`, then names one.
+    pub fn gpu(&self, first: usize, visible: Option<&str>) -> usize {
+        match visible.is_some_and(|visible| !visible.trim().is_empty() && !visible.contains(',')) {
+            true => first,
+            false => first + self.local_rank,
+        }
+    }
+
     /// [`Place::of`] this process's environment.
     pub fn of_environment() -> Result<Option<Place>, RankError> {
         Place::of(|name| std::env::var(name).ok())
@@ -120,6 +130,13 @@ mod tests {
         }
         let mpi = [("OMPI_COMM_WORLD_RANK", "1"), ("OMPI_COMM_WORLD_SIZE", "2"), ("OMPI_COMM_WORLD_LOCAL_RANK", "1")];
         assert_eq!(place(&mpi).unwrap().unwrap().host, "127.0.0.1");
+    }
+
+    #[test]
+    fn each_process_of_a_host_has_the_next_gpu_unless_it_sees_one_alone() {
+        let variables = [("RANK", "3"), ("WORLD_SIZE", "4"), ("LOCAL_RANK", "1"), ("MASTER_ADDR", "h")];
+        let place = place(&variables).unwrap().unwrap();
+        assert_eq!((place.gpu(0, None), place.gpu(2, Some("0,1,2,3")), place.gpu(0, Some("5"))), (1, 3, 0));
     }
 
     #[test]

@@ -1,7 +1,7 @@
 //! `[ranks]`: settings of a run of several processes.
 
 use crate::settings::declare::{choices, section};
-use crate::settings::setting::POSITIVE;
+use crate::settings::setting::{POSITIVE, SOME};
 
 section! {
     /// Several processes, called ranks, that train one model: `rollflow launch`, `torchrun`, `srun`
@@ -9,6 +9,10 @@ section! {
     pub struct Ranks {
         /// What of a trainer's state is divided among the ranks instead of held by each.
         shard: Shard = Shard::default();
+        /// Copies of the divided state (HSDP): each is divided among as many ranks, whose number
+        /// times this is that of all. Parameters are gathered within a copy, and gradients are
+        /// summed over all.
+        replicas: usize = 1, SOME;
         /// Seconds that the ranks wait at the start until all of them are there.
         start_timeout: f64 = 300.0, POSITIVE;
         /// Seconds that a rank waits in an exchange for the others, which may compute. Then the run

@@ -57,7 +57,7 @@ const COMMON: [(&str, &[&str]); 22] = [
     ("checkpoint", &["every", "keep"]),
     ("store", &["url", "anchor_every"]),
     ("observe", &["metrics", "log_every", "rollouts_every", "tensorboard"]),
-    ("ranks", &["shard", "lost_timeout"]),
+    ("ranks", &["shard", "replicas", "lost_timeout"]),
 ];
 
 /// Pages of the reference by file name: `index.md`, then a page per section with type, range,

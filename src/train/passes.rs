@@ -120,8 +120,10 @@ impl Worker {
                 let held: Vec<_> = shards.held().collect();
                 let own = if norm.is_finite() { Vec::new() } else { bad_tensors(layout, gradient, &held) };
                 let all = team.agree(Ok((norm, own)))?;
-                let square = all.iter().map(|(norm, _)| norm * norm).sum::<f64>();
-                let mut names: Vec<String> = all.into_iter().flat_map(|(_, names)| names).collect();
+                // Other copies have the same numbers, which an update compares.
+                let copy = &all[shards.copy()];
+                let square = copy.iter().map(|(norm, _)| norm * norm).sum::<f64>();
+                let mut names: Vec<String> = copy.iter().flat_map(|(_, names)| names.clone()).collect();
                 names.dedup();
                 Ok((square.sqrt(), names))
             }
@@ -147,7 +149,8 @@ impl Worker {
         let Some(team) = &mut self.team else { return own };
         let mut seen = ForwardBackward::default();
         team.agree(own)?.into_iter().for_each(|other| seen.merge(other));
-        let divided = self.divided.as_ref().and_then(|divided| divided.gathered.take_sums());
+        let divided = self.divided.as_ref().map_or(Ok(None), |divided| divided.gathered.take_sums());
+        let divided = divided.map_err(|error| team.explain(error))?;
         if let Some(reason) = &seen.skipped {
             self.accumulated.skip.get_or_insert(reason.clone());
             return Ok(seen);

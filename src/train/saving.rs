@@ -163,7 +163,7 @@ impl Worker {
             Some(_) => None,
             None => self.copy_shard(rank, writers, dtype)?,
         };
-        let optimizer = self.copy_optimizer([rank, writers], sliced, dtype)?;
+        let optimizer = self.copy_optimizer(rank, sliced, dtype)?;
         Ok(Copied { adapter, shard, dtype, optimizer })
     }
 
@@ -192,12 +192,9 @@ impl Worker {
     }
 
     /// Copies the moments that a rank writes, and the masters if the model's files have them rounded.
-    fn copy_optimizer(
-        &self,
-        [rank, writers]: [usize; 2],
-        sliced: bool,
-        dtype: Dtype,
-    ) -> Result<Option<CopiedOptimizer>, TrainError> {
+    /// The ranks of the first copy write them.
+    fn copy_optimizer(&self, rank: usize, sliced: bool, dtype: Dtype) -> Result<Option<CopiedOptimizer>, TrainError> {
+        let writers = self.shards.as_ref().filter(|_| sliced).map_or(1, |shards| shards.copy().len());
         let rounded = dtype != Dtype::F32 && self.weights.adapter.is_none();
         let masters = rounded.then(|| match (&self.divided, &self.shards) {
             (Some(divided), _) => divided.masters.shallow_clone(),

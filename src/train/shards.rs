@@ -1,12 +1,13 @@
 //! A trainer's state divided among ranks: ZeRO (Rajbhandari et al., 2020), with the units of FSDP.
 //!
 //! Each rank holds one part of each unit of the trained numbers (embedding, layers, head): of the
-//! moments and gradient sums, or of the parameters too.
+//! moments and gradient sums, or of the parameters too. There may be several copies of the whole
+//! (HSDP, [`Mesh`]).
 //!
-//! Cost of a step on `n` ranks, in numbers that a rank sends for each trained number: if every rank
-//! keeps the parameters, `2 (n - 1) / n` for the gradient and `(n - 1) / n` for the update. If not,
-//! `2 (n - 1) / n` for each pass over a micro-batch, forward and backward, and `2 (n - 1) / n` for
-//! its gradient.
+//! Cost of a step if `n` ranks share a copy, in numbers that a rank sends for each trained number: if
+//! every rank keeps the parameters, `(n - 1) / n` for the gradient and `(n - 1) / n` for the update.
+//! If not, `2 (n - 1) / n` for each micro-batch, forward and backward, and `(n - 1) / n` for its
+//! gradient. With `c` copies, `2 (c - 1) / c / n` in addition for the gradient of a step.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -16,13 +17,14 @@ use tch::{Device, Kind, Tensor};
 
 use super::groups::Slice;
 use crate::model::{Adapter, Layout, Parameters, Unit, part};
-use crate::ranks::{CollectiveError, Group, Partition, Pending};
+use crate::ranks::{CollectiveError, Mesh, Partition, Pending};
 
 /// Division of a trainer's numbers among ranks.
 #[derive(Clone)]
 pub(super) struct Shards {
-    group: Arc<Mutex<Group>>,
+    mesh: Mesh,
     partition: Partition,
+    /// Number of this rank's part.
     rank: usize,
 }
 
@@ -30,19 +32,19 @@ pub(super) struct Shards {
 const PIECE: usize = 1 << 22;
 
 impl Shards {
-    /// Divides `len` numbers among the ranks of `group`, in pieces.
-    pub fn of_pieces(group: &Arc<Mutex<Group>>, len: usize) -> Self {
-        Shards::new(group, (1..=len.div_ceil(PIECE)).map(|piece| (piece * PIECE).min(len)))
+    /// Divides `len` numbers among the ranks of a copy, in pieces.
+    pub fn of_pieces(mesh: &Mesh, len: usize) -> Self {
+        Shards::new(mesh, (1..=len.div_ceil(PIECE)).map(|piece| (piece * PIECE).min(len)))
     }
 
-    /// Divides the numbers of `layout` among the ranks of `group`, unit by unit.
-    pub fn of_units(group: &Arc<Mutex<Group>>, layout: &Layout) -> Self {
-        Shards::new(group, layout.unit_list().map(|unit| layout.unit(unit).end))
+    /// Divides the numbers of `layout` among the ranks of a copy, unit by unit.
+    pub fn of_units(mesh: &Mesh, layout: &Layout) -> Self {
+        Shards::new(mesh, layout.unit_list().map(|unit| layout.unit(unit).end))
     }
 
-    fn new(group: &Arc<Mutex<Group>>, ends: impl IntoIterator<Item = usize>) -> Self {
-        let of = group.lock();
-        Shards { group: group.clone(), partition: Partition::new(ends, of.size()), rank: of.rank() }
+    fn new(mesh: &Mesh, ends: impl IntoIterator<Item = usize>) -> Self {
+        let [rank, size] = mesh.parts.lock().place();
+        Shards { mesh: mesh.clone(), partition: Partition::new(ends, size), rank }
     }
 
     /// This rank's part of numbers that all ranks have.
@@ -59,7 +61,7 @@ impl Shards {
                 Some(whole) => part(whole, range).contiguous(),
                 None => Tensor::empty([range.len() as i64], (Kind::Float, device)),
             };
-            self.group.lock().broadcast(&mut numbers)?;
+            self.mesh.all.lock().broadcast(&mut numbers)?;
             self.partition.fill(self.rank, unit, &numbers, &own);
         }
         Ok(own)
@@ -84,7 +86,7 @@ impl Shards {
     /// their places in the whole.
     pub fn each_unit(&self, own: &Tensor, mut take: impl FnMut(Range<usize>, &Tensor)) -> Result<(), CollectiveError> {
         for unit in 0..self.partition.units() {
-            let pending = self.partition.gather(&mut self.group.lock(), own, unit)?;
+            let pending = self.partition.gather(&mut self.mesh.parts.lock(), own, unit)?;
             take(self.partition.unit(unit), &self.partition.gathered(pending, unit)?);
         }
         Ok(())
@@ -92,12 +94,26 @@ impl Shards {
 
     /// This rank's part of the sum over all ranks of `gradient`.
     pub fn sum(&self, gradient: &Tensor) -> Result<Tensor, CollectiveError> {
-        let own = Tensor::zeros([self.partition.own_len() as i64], (Kind::Float, gradient.device()));
+        let mut own = Tensor::zeros([self.partition.own_len() as i64], (Kind::Float, gradient.device()));
         for unit in 0..self.partition.units() {
             let of_unit = part(gradient, self.partition.unit(unit));
-            self.partition.add_sum(&mut self.group.lock(), &own, unit, &of_unit)?;
+            self.partition.add_sum(&mut self.mesh.parts.lock(), &own, unit, &of_unit)?;
         }
+        self.sum_of_copies(&mut own)?;
         Ok(own)
+    }
+
+    /// Adds up the gradients of all copies of this rank's part, in place.
+    pub fn sum_of_copies(&self, own: &mut Tensor) -> Result<(), CollectiveError> {
+        self.mesh.copies.as_ref().map_or(Ok(()), |copies| copies.lock().all_reduce(own))
+    }
+
+    /// Numbers of the ranks that share this rank's copy.
+    pub fn copy(&self) -> Range<usize> {
+        // One after the other: both may be the same group.
+        let [rank, _] = self.mesh.all.lock().place();
+        let [part, parts] = self.mesh.parts.lock().place();
+        rank - part..rank - part + parts
     }
 
     /// Stretches of this rank's part, of those of the whole.
@@ -153,9 +169,12 @@ impl Gathered {
         self.state.lock().scale = scale;
     }
 
-    /// The gradient's sum since the last call; `None` if there was no pass.
-    pub fn take_sums(&self) -> Option<Tensor> {
-        self.state.lock().sums.take()
+    /// This rank's part of the gradient's sum since the last call, over all ranks; `None` if there
+    /// was no pass.
+    pub fn take_sums(&self) -> Result<Option<Tensor>, CollectiveError> {
+        let mut sums = self.state.lock().sums.take();
+        sums.as_mut().map_or(Ok(()), |sums| self.shards.sum_of_copies(sums))?;
+        Ok(sums)
     }
 
     fn index(&self, unit: Unit) -> usize {
@@ -164,7 +183,7 @@ impl Gathered {
     }
 
     fn begin(&self, computed: &Tensor, unit: usize) -> Result<(usize, Pending), CollectiveError> {
-        Ok((unit, self.shards.partition.gather(&mut self.shards.group.lock(), computed, unit)?))
+        Ok((unit, self.shards.partition.gather(&mut self.shards.mesh.parts.lock(), computed, unit)?))
     }
 }
 
@@ -198,7 +217,7 @@ impl Parameters for Gathered {
             None => state.computed.zeros_like().to_kind(Kind::Float),
         };
         let gradient = if state.scale == 1.0 { gradient } else { gradient / state.scale };
-        let added = self.shards.partition.add_sum(&mut self.shards.group.lock(), &sums, unit, &gradient);
+        let added = self.shards.partition.add_sum(&mut self.shards.mesh.parts.lock(), &sums, unit, &gradient);
         state.sums = Some(sums);
         added
     }

@@ -8,7 +8,7 @@ use std::borrow::Cow;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use parking_lot::Mutex;
+use parking_lot::MutexGuard;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use tch::Tensor;
@@ -18,7 +18,7 @@ use super::saving::SaveOrder;
 use super::{FileMark, TrainBatch, TrainError};
 use crate::algo::Schedule;
 use crate::model::{Dtype, Lora, ModelConfig, Weights};
-use crate::ranks::{CollectiveError, Group, Member, Shard};
+use crate::ranks::{CollectiveError, Group, Member, Mesh, Shard};
 
 /// The ranks of a run, and what a trainer needs to share its work with them.
 #[derive(Clone)]
@@ -72,7 +72,7 @@ struct Setup {
 
 /// This rank's end of the ranks of one trainer.
 pub(super) struct Team {
-    group: Arc<Mutex<Group>>,
+    mesh: Mesh,
     member: Arc<Member>,
     shard: Shard,
 }
@@ -81,8 +81,8 @@ impl Team {
     /// Makes the other ranks follow this one, and describes the model. `weights` are the masters.
     pub fn lead(ranks: TrainerRanks, model: &ModelConfig, weights: &Weights) -> Result<Self, TrainError> {
         let TrainerRanks { member, name, shard } = ranks;
-        let group = member.lead(name).map_err(|error| TrainError::Ranks(error.to_string()))?;
-        let mut team = Team { group: Arc::new(Mutex::new(group)), member, shard };
+        let mesh = member.lead(name).map_err(|error| TrainError::Ranks(error.to_string()))?;
+        let mut team = Team { mesh, member, shard };
         let adapters = weights.adapter.as_ref().map(|adapter| &adapter.lora);
         let targets = |lora: &Lora| lora.targets().iter().map(|target| (*target).to_owned()).collect();
         let setup = Setup {
@@ -98,8 +98,8 @@ impl Team {
     /// Joins the ranks of a trainer. Returns its model, and room for its weights: without numbers if
     /// each rank will hold a part of the parameters.
     pub fn follow(member: &Arc<Member>, number: u64) -> Result<(Self, ModelConfig, Weights), TrainError> {
-        let group = member.group(number).map_err(|error| TrainError::Ranks(error.to_string()))?;
-        let mut team = Team { group: Arc::new(Mutex::new(group)), member: member.clone(), shard: Shard::default() };
+        let mesh = member.group(number).map_err(|error| TrainError::Ranks(error.to_string()))?;
+        let mut team = Team { mesh, member: member.clone(), shard: Shard::default() };
         let Setup { config, dtype, adapters, shard } = team.told()?;
         team.shard = Shard::ALL.iter().copied().find(|choice| choice.word() == shard).unwrap_or_default();
         let path = std::path::Path::new("the model of rank 0");
@@ -117,9 +117,14 @@ impl Team {
         Ok((team, model, weights))
     }
 
-    /// The group, for exchanges within passes.
-    pub fn group(&self) -> &Arc<Mutex<Group>> {
-        &self.group
+    /// The groups, for exchanges of divided state.
+    pub fn mesh(&self) -> &Mesh {
+        &self.mesh
+    }
+
+    /// The group of all ranks.
+    fn all(&self) -> MutexGuard<'_, Group> {
+        self.mesh.all.lock()
     }
 
     /// Division of the trainer's state.
@@ -129,12 +134,12 @@ impl Team {
 
     /// Number of this rank.
     pub fn rank(&self) -> usize {
-        self.group.lock().rank()
+        self.all().rank()
     }
 
     /// Number of ranks.
     pub fn size(&self) -> usize {
-        self.group.lock().size()
+        self.all().size()
     }
 
     /// This process's membership.
@@ -164,12 +169,12 @@ impl Team {
 
     fn tell(&mut self, message: &impl Serialize) -> Result<(), TrainError> {
         let bytes = postcard::to_stdvec(message).map_err(|error| TrainError::Ranks(error.to_string()))?;
-        let sent = self.group.lock().broadcast_bytes(&bytes);
+        let sent = self.all().broadcast_bytes(&bytes);
         sent.map(drop).map_err(|error| self.explain(error))
     }
 
     fn told<T: DeserializeOwned>(&mut self) -> Result<T, TrainError> {
-        let bytes = self.group.lock().broadcast_bytes(&[]);
+        let bytes = self.all().broadcast_bytes(&[]);
         let bytes = bytes.map_err(|error| self.explain(error))?;
         postcard::from_bytes(&bytes).map_err(|error| TrainError::Ranks(format!("a command of rank 0: {error}")))
     }
@@ -178,7 +183,7 @@ impl Team {
     pub fn agree<T: Serialize + DeserializeOwned>(&mut self, own: Result<T, TrainError>) -> Result<Vec<T>, TrainError> {
         let own = own.as_ref().map_err(ToString::to_string);
         let bytes = postcard::to_stdvec(&own).map_err(|error| TrainError::Ranks(error.to_string()))?;
-        let all = self.group.lock().gather_bytes(&bytes);
+        let all = self.all().gather_bytes(&bytes);
         let all = all.map_err(|error| self.explain(error))?;
         let result = |(rank, bytes): (usize, Vec<u8>)| {
             let result: Result<T, String> = postcard::from_bytes(&bytes).map_err(|error| TrainError::Ranks(error.to_string()))?;
@@ -199,13 +204,13 @@ impl Team {
 
     /// Adds up a tensor over all ranks, in place.
     pub fn sum(&mut self, tensor: &mut Tensor) -> Result<(), TrainError> {
-        let summed = self.group.lock().all_reduce(tensor);
+        let summed = self.all().all_reduce(tensor);
         summed.map_err(|error| self.explain(error))
     }
 
     /// Replaces a tensor on all other ranks by rank 0's, in place.
     pub fn share(&mut self, tensor: &mut Tensor) -> Result<(), TrainError> {
-        let sent = self.group.lock().broadcast(tensor);
+        let sent = self.all().broadcast(tensor);
         sent.map_err(|error| self.explain(error))
     }
 

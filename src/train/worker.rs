@@ -88,11 +88,11 @@ impl Worker {
             checked?;
         }
         let layout = masters.trained().0.clone();
-        let (group, shard) = (team.as_ref().map(Team::group), team.as_ref().map(Team::shard).unwrap_or_default());
-        let shards = match (group, shard) {
+        let (mesh, shard) = (team.as_ref().map(Team::mesh), team.as_ref().map(Team::shard).unwrap_or_default());
+        let shards = match (mesh, shard) {
             (None, _) | (_, Shard::Nothing) => None,
-            (Some(group), Shard::Optimizer) => Some(Shards::of_pieces(group, layout.total())),
-            (Some(group), Shard::Parameters) => Some(Shards::of_units(group, &layout)),
+            (Some(mesh), Shard::Optimizer) => Some(Shards::of_pieces(mesh, layout.total())),
+            (Some(mesh), Shard::Parameters) => Some(Shards::of_units(mesh, &layout)),
         };
         if shards.is_some() {
             return_freed_memory();

@@ -17,6 +17,8 @@
 #include <c10/core/impl/FakeGuardImpl.h>
 #include <torch/library.h>
 
+#include "stand_in_gpu.hpp"
+
 #include <cstdlib>
 #include <cstring>
 
@@ -63,13 +65,16 @@ struct CUDAHooks final : at::CUDAHooksInterface {
   void deviceSynchronize(c10::DeviceIndex) const override {}
 };
 
-// The same numbers as a tensor of the host, which owns nothing.
+}  // namespace
+
 Tensor at_home(const Tensor& tensor) {
   if (!tensor.defined() || !tensor.is_cuda()) return tensor;
   // What is empty may be for a result, which is given its size.
   if (tensor.numel() == 0) return at::empty(tensor.sizes(), at::TensorOptions(tensor.scalar_type()));
   return at::from_blob(home(tensor.data_ptr()), tensor.sizes(), tensor.strides(), at::TensorOptions(tensor.scalar_type()));
 }
+
+namespace {
 
 // A tensor of the host that no one else holds, as one of a device.
 Tensor sent(const Tensor& tensor, c10::Device device) {

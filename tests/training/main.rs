@@ -11,6 +11,8 @@ mod objectives;
 mod packing;
 mod pairs;
 mod ppo;
+#[cfg(target_os = "linux")]
+mod rank_bytes;
 mod rank_threads;
 mod ranks;
 mod reference;

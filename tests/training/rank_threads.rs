@@ -7,7 +7,7 @@ use rollflow::train::{LocalConfig, TrainError, TrainerRanks, follow};
 
 /// Generous, for loaded machines: nothing here waits for it unless it fails.
 pub fn settings() -> Ranks {
-    Ranks { start_timeout: 60.0, exchange_timeout: 60.0, lost_timeout: 30.0, shard: Shard::Nothing }
+    Ranks { start_timeout: 60.0, exchange_timeout: 60.0, lost_timeout: 30.0, ..Ranks::default() }
 }
 
 pub fn place(rank: usize, size: usize, port: u16) -> Place {
@@ -25,8 +25,8 @@ pub fn each<T: Send>(size: usize, settings: &Ranks, work: impl Fn(Result<Arc<Mem
     let port = free_port();
     std::thread::scope(|scope| {
         let (work, ranks) = (&work, 0..size);
-        let start =
-            |rank| scope.spawn(move || work(Member::join(place(rank, size, port), settings, "seed = 1\n", Default::default())));
+        let join = |rank| Member::join(place(rank, size, port), settings, "seed = 1\n", Default::default(), None);
+        let start = |rank| scope.spawn(move || work(join(rank)));
         let threads: Vec<_> = ranks.map(start).collect();
         threads.into_iter().map(|thread| thread.join().unwrap()).collect()
     })
@@ -50,7 +50,17 @@ pub fn led<T: Send>(
     config: impl Fn() -> LocalConfig + Sync,
     work: impl Fn(LocalConfig) -> T + Sync,
 ) -> (T, Vec<Result<(), TrainError>>) {
-    let results = each(size, &settings(), |member| {
+    led_copies([1, size], shard, config, work)
+}
+
+/// [`led`] by ranks that hold several copies of the divided state, each divided among as many.
+pub fn led_copies<T: Send>(
+    [replicas, parts]: [usize; 2],
+    shard: Shard,
+    config: impl Fn() -> LocalConfig + Sync,
+    work: impl Fn(LocalConfig) -> T + Sync,
+) -> (T, Vec<Result<(), TrainError>>) {
+    let results = each(replicas * parts, &Ranks { replicas, ..settings() }, |member| {
         let member = member.unwrap();
         if member.rank() == 0 {
             let result = work(shared(config(), &member, shard));

@@ -4,15 +4,15 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use rollflow::algo::{
-    Aggregation, CrossEntropy, Grpo, Importance, Level, Loss, OffPolicy, PolicyLoss, Proximal, Schedule, ValueLoss,
+    Aggregation, BradleyTerry, CrossEntropy, Grpo, Importance, Level, Loss, OffPolicy, PolicyLoss, Proximal, Schedule, ValueLoss,
 };
 use rollflow::data::Sample;
-use rollflow::model::{FrozenWeights, Lora, ModelConfig};
+use rollflow::model::{Compute, Dtype, FrozenWeights, Lora, ModelConfig};
 use rollflow::ranks::{Member, Order, RankError, Ranks, Shard};
 use rollflow::train::{AdamW, ForwardBackward, LocalBackend, LocalConfig, TrainError, TrainingBackend, collate};
 use tch::Tensor;
 
-use crate::rank_threads::{each, following, free_port, led, place, settings, shared};
+use crate::rank_threads::{each, following, free_port, led, led_copies, place, settings, shared};
 
 pub fn config(loss: Arc<dyn Loss>, off_policy: OffPolicy) -> LocalConfig {
     let local = LocalConfig::new(CrossEntropy, Schedule::constant(1e-2));
@@ -28,11 +28,23 @@ pub fn rollouts(step: u64) -> Vec<Sample> {
     crate::tiny::rollouts(&shapes, step)
 }
 
+/// Pairs of answers with a score each.
+fn ranked(step: u64) -> Vec<Sample> {
+    let mut samples = rollouts(step);
+    samples.truncate(8);
+    for sample in &mut samples {
+        let last = sample.loss_mask.len() - 1;
+        sample.loss_mask[..last].fill(0.0);
+    }
+    samples
+}
+
 /// What a few steps report, and the trained numbers after them.
-fn learn(config: LocalConfig, model: &ModelConfig, weights: &FrozenWeights, steps: u64) -> (Vec<ForwardBackward>, Tensor) {
-    let backend = LocalBackend::new(LocalConfig { merge: false, ..config }, model.clone(), weights.read()).unwrap();
+fn learn(case: &Case, config: LocalConfig, steps: u64) -> (Vec<ForwardBackward>, Tensor) {
+    let config = LocalConfig { merge: false, ..config };
+    let backend = LocalBackend::new(config, case.model.clone(), case.weights.read()).unwrap();
     let seen = (0..steps).map(|step| {
-        let batch = collate(&rollouts(step), Aggregation::TokenMean).unwrap();
+        let batch = collate(&(case.samples)(step), Aggregation::TokenMean).unwrap();
         let batch = match step % 2 {
             0 => batch,
             // The loss's centre is the policy before the step, as with several updates.
@@ -54,68 +66,122 @@ pub fn distance(a: &Tensor, b: &Tensor) -> f64 {
     (a - b).norm().double_value(&[]) / b.norm().double_value(&[])
 }
 
-#[test]
-fn n1_losses_gradients_and_weights_are_the_same_for_each_number_of_ranks() {
+/// A kind of training.
+struct Case {
+    name: &'static str,
+    config: LocalConfig,
+    model: ModelConfig,
+    weights: FrozenWeights,
+    samples: fn(u64) -> Vec<Sample>,
+    /// Relative distance from one process: of f32, or of 16 bits that are rounded after each step.
+    tolerance: f64,
+}
+
+fn cases() -> Vec<Case> {
     let (model, weights) = (crate::tiny::model(), crate::tiny::weights(5).freeze());
+    let of = |name, loss: Arc<dyn Loss>| Case {
+        name,
+        config: config(loss, OffPolicy::default()),
+        model: model.clone(),
+        weights: weights.read().freeze(),
+        samples: rollouts,
+        tolerance: 1e-5,
+    };
+    let grpo = |name| of(name, Arc::new(Grpo::default()));
+    let scoring = |case: Case| Case { model: model.scoring(), weights: weights.read().scoring(&model, Some(4)).freeze(), ..case };
+    let rounded =
+        |case: Case| Case { config: LocalConfig { compute: Compute::cpu(Dtype::Bf16), ..case.config }, tolerance: 2e-2, ..case };
+    let again = |case: Case| Case { config: LocalConfig { gradient_checkpointing: true, ..case.config }, ..case };
     let normalized = Importance { normalize: true, ..Importance::masked(Level::Token, 0.2, 4.0) };
-    let corrected = OffPolicy { proximal: Proximal::LogLinear, weigh: Some(normalized), reject: Vec::new() };
-    // The third and fourth see the whole batch at once.
+    let off_policy = OffPolicy { proximal: Proximal::LogLinear, weigh: Some(normalized), reject: Vec::new() };
+    // These two see the whole batch at once, as pairs do.
     let top_entropy = PolicyLoss { top_entropy: 0.6, entropy_coef: 0.1, ..PolicyLoss::default() };
+    let corrected = grpo("normalised importance weights");
+    let critic = || Arc::new(ValueLoss { clip: Some(0.5) });
+    let pairs = |name| Case { samples: ranked, ..scoring(of(name, Arc::new(BradleyTerry { center: 0.1 }))) };
     let adapted = weights.read().adapted(&model, Lora::new(2, 4.0, &[Lora::ALL]).unwrap(), 3).freeze();
-    let (scoring, critic) = (model.scoring(), weights.read().scoring(&model, Some(4)).freeze());
-    let (untied, with_head) = (model.untied(), weights.read().untied(&model, &crate::tiny::weights(7)).freeze());
-    let plain = OffPolicy::default;
-    type Case<'a> = (&'a str, Arc<dyn Loss>, OffPolicy, &'a ModelConfig, &'a FrozenWeights);
-    let cases: [Case; 7] = [
-        ("supervised", Arc::new(CrossEntropy), plain(), &model, &weights),
-        ("GRPO", Arc::new(Grpo::default()), plain(), &model, &weights),
-        ("the tokens of highest entropy", Arc::new(top_entropy), plain(), &model, &weights),
-        ("normalised importance weights", Arc::new(Grpo::default()), corrected, &model, &weights),
-        ("adapters", Arc::new(Grpo::default()), plain(), &model, &adapted),
-        ("a critic", Arc::new(ValueLoss { clip: Some(0.5) }), plain(), &scoring, &critic),
-        ("an untied head", Arc::new(Grpo::default()), plain(), &untied, &with_head),
-    ];
-    for (case, (name, loss, off_policy, model, weights)) in cases.into_iter().enumerate() {
+    let adapters = |name| Case { weights: adapted.read().freeze(), ..grpo(name) };
+    let untied = weights.read().untied(&model, &crate::tiny::weights(7)).freeze();
+    vec![
+        of("supervised", Arc::new(CrossEntropy)),
+        grpo("GRPO"),
+        of("the tokens of highest entropy", Arc::new(top_entropy)),
+        Case { config: LocalConfig { off_policy, ..corrected.config }, ..corrected },
+        adapters("adapters"),
+        scoring(of("a critic", critic())),
+        pairs("a reward model"),
+        Case { model: model.untied(), weights: untied, ..grpo("an untied head") },
+        rounded(grpo("bf16 with f32 masters")),
+        again(grpo("gradient checkpointing")),
+        rounded(again(grpo("bf16 and gradient checkpointing"))),
+        rounded(again(adapters("adapters in bf16 and gradient checkpointing"))),
+        rounded(scoring(of("a critic in bf16", critic()))),
+        again(pairs("a reward model and gradient checkpointing")),
+    ]
+}
+
+#[test]
+fn n1_losses_gradients_and_weights_are_the_same_for_each_number_of_ranks_and_copies() {
+    for (at, case) in cases().iter().enumerate() {
         // Long for the common ones.
-        let steps = if ["supervised", "GRPO", "adapters", "a critic"].contains(&name) { 50 } else { 5 };
-        let config = || config(loss.clone(), off_policy.clone());
-        let (alone, expected) = learn(config(), model, weights, steps);
-        for size in 2..=4 {
-            // Each case with each division.
-            let shard = match Shard::ALL[(case + size) % 3] {
-                Shard::Parameters if weights.read().adapter.is_some() => Shard::Nothing,
-                shard => shard,
+        let long = ["supervised", "GRPO", "adapters", "a critic"].contains(&case.name);
+        let (alone, expected) = learn(case, case.config.clone(), if long { 50 } else { 5 });
+        for (which, shard) in Shard::ALL.iter().enumerate() {
+            if *shard == Shard::Parameters && case.weights.read().adapter.is_some() {
+                continue;
+            }
+            // Each case with each division. Only the first is long.
+            let size = 2 + (at + which) % 3;
+            let meshes = match (shard, at % 3) {
+                (Shard::Nothing, _) => vec![[1, size]],
+                (_, 0) => vec![[1, size], [3, 2]],
+                (_, 1) => vec![[1, size], [2, 2]],
+                _ => vec![[1, size], [2, 2], [2, 1]],
             };
-            let name = &format!("{name}, divided: {}", shard.word());
-            let ((seen, found), ended) = led(size, shard, config, |config| learn(config, model, weights, steps));
-            assert!(ended.iter().all(Result::is_ok), "{name}: {ended:?}");
-            assert!(distance(&found, &expected) < 1e-5, "{name}, {size} ranks: {}", distance(&found, &expected));
-            for (step, (seen, alone)) in seen.iter().zip(&alone).enumerate() {
-                let near = |a: f64, b: f64| (a - b).abs() < 1e-5 * (1.0 + b.abs());
-                let place = format!("{name}, {size} ranks, step {step}");
-                assert!(
-                    near(seen.loss, alone.loss) && near(seen.grad_norm, alone.grad_norm),
-                    "{place}: {seen:?}, alone {alone:?}"
-                );
-                assert!(near(seen.entropy, alone.entropy) && near(seen.gap.mean(), alone.gap.mean()), "{place}");
-                assert_eq!(
-                    (seen.tokens, seen.input_tokens, seen.saved_tokens),
-                    (alone.tokens, alone.input_tokens, alone.saved_tokens)
-                );
+            for mesh in meshes {
+                let steps = if long && which == at % 3 && mesh[0] == 1 { 50 } else { 5 };
+                let name = format!("{}, divided: {}, copies and parts: {mesh:?}", case.name, shard.word());
+                let ((seen, found), ended) =
+                    led_copies(mesh, *shard, || case.config.clone(), |config| learn(case, config, steps));
+                assert!(ended.iter().all(Result::is_ok), "{name}: {ended:?}");
+                if steps == alone.len() as u64 {
+                    assert!(distance(&found, &expected) < case.tolerance, "{name}: {}", distance(&found, &expected));
+                }
+                same_steps(&name, &seen, &alone, case.tolerance);
             }
         }
     }
 }
 
+fn same_steps(name: &str, seen: &[ForwardBackward], alone: &[ForwardBackward], tolerance: f64) {
+    for (step, (seen, alone)) in seen.iter().zip(alone).enumerate() {
+        let near = |a: f64, b: f64| (a - b).abs() < tolerance * (1.0 + b.abs());
+        let place = format!("{name}, step {step}");
+        assert!(near(seen.loss, alone.loss) && near(seen.grad_norm, alone.grad_norm), "{place}: {seen:?}, alone {alone:?}");
+        assert!(near(seen.entropy, alone.entropy) && near(seen.gap.mean(), alone.gap.mean()), "{place}");
+        assert_eq!(
+            (seen.tokens, seen.input_tokens, seen.saved_tokens),
+            (alone.tokens, alone.input_tokens, alone.saved_tokens),
+            "{place}"
+        );
+    }
+}
+
 #[test]
 fn ranks_repeat_to_the_bit() {
-    let (model, weights) = (crate::tiny::model(), crate::tiny::weights(5).freeze());
-    let config = || config(Arc::new(Grpo::default()), OffPolicy::default());
-    for shard in Shard::ALL {
-        let [first, second] = [0, 1].map(|_| led(3, *shard, config, |config| learn(config, &model, &weights, 8)).0);
+    let case = cases().remove(1);
+    for (shard, mesh) in Shard::ALL.iter().flat_map(|shard| [(*shard, [1, 3]), (*shard, [2, 2])]) {
+        let [first, second] = [0, 1].map(|_| led_copies(mesh, shard, || case.config.clone(), |config| learn(&case, config, 8)).0);
         assert_eq!(first.0, second.0);
         assert_eq!(first.1, second.1);
     }
+}
+
+#[test]
+fn ranks_that_copies_cannot_share_are_refused_before_they_meet() {
+    let uneven = Ranks { replicas: 2, ..settings() };
+    let refused = Member::join(place(0, 3, free_port()), &uneven, "", BTreeMap::new(), None).map(drop).unwrap_err();
+    assert_eq!(refused, RankError::Mesh { size: 3, copies: 2 });
 }
 
 #[test]
@@ -198,7 +264,7 @@ fn ranks_that_differ_are_refused_before_the_run_with_the_difference() {
     for (recipes, sums, parts) in cases {
         let port = free_port();
         let join = |rank: usize| {
-            Member::join(place(rank, 2, port), &settings(), recipes[rank], models(sums[rank])).map(drop).unwrap_err()
+            Member::join(place(rank, 2, port), &settings(), recipes[rank], models(sums[rank]), None).map(drop).unwrap_err()
         };
         let errors: Vec<RankError> = std::thread::scope(|scope| {
             let threads: Vec<_> = (0..2).map(|rank| scope.spawn(move || join(rank))).collect();
@@ -216,9 +282,9 @@ fn ranks_that_differ_are_refused_before_the_run_with_the_difference() {
 fn a_port_in_use_and_a_rank_that_never_starts_are_named() {
     let taken = std::net::TcpListener::bind("0.0.0.0:0").unwrap();
     let port = taken.local_addr().unwrap().port();
-    let error = Member::join(place(0, 2, port), &settings(), "", BTreeMap::new()).map(drop).unwrap_err();
+    let error = Member::join(place(0, 2, port), &settings(), "", BTreeMap::new(), None).map(drop).unwrap_err();
     assert_eq!(error, RankError::Port(port), "{error}");
     let short = Ranks { start_timeout: 0.5, ..settings() };
-    let error = Member::join(place(0, 3, free_port()), &short, "", BTreeMap::new()).map(drop).unwrap_err().to_string();
+    let error = Member::join(place(0, 3, free_port()), &short, "", BTreeMap::new(), None).map(drop).unwrap_err().to_string();
     assert!(error.contains("of 3 ranks, 1, 2 did not start within 0.5 seconds"), "{error}");
 }

@@ -48,7 +48,8 @@ struct Process {
 impl Launch {
     pub fn run(self, registry: &Registry) -> Result<()> {
         // So that errors of the recipe are printed once, not by each rank.
-        load(self.run.recipe(), registry)?;
+        let plan = load(self.run.recipe(), registry)?;
+        plan.ranks.mesh(self.ranks as usize)?;
         let interrupts = Interrupts::listen().context("listening for Ctrl-C")?;
         let rendezvous = Rendezvous::serve()?;
         let mut processes = Vec::new();

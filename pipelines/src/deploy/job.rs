@@ -54,6 +54,9 @@ impl Job {
             ranks % hosts == 0,
             "deploy.ranks is {ranks} and deploy.hosts is {hosts}: each host has as many ranks; choose a multiple"
         );
+        if *ranks > 1 {
+            plan.ranks.mesh(*ranks)?;
+        }
         ensure!(
             engines.count == 0 || plan.engine.is_remote(),
             "deploy.engines.count is {}, and the recipe generates in the trainer's process; set engine.kind to the kind of the servers",

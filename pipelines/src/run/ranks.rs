@@ -20,19 +20,41 @@ use crate::reward_model;
 pub fn among_ranks(plan: &Plan, registry: &Registry, lead: impl FnOnce(&Registry) -> Result<()>) -> Result<()> {
     let Some(place) = Place::of_environment()? else { return lead(registry) };
     shareable(plan)?;
-    let member = Member::join(place, &plan.ranks, &plan.to_toml(), model_fingerprints(plan))?;
+    let own = on_own_device(plan, &place);
+    let member = Member::join(place, &plan.ranks, &plan.to_toml(), model_fingerprints(plan), gpu(&own))?;
     let result = match member.rank() {
         0 => lead(&registry.clone().of_ranks(&member)),
-        _ => follow_all(plan, registry, &member),
+        _ => follow_all(&own, registry, &member),
     };
     member.end(result.is_ok());
     result
 }
 
+/// The plan of this rank. Rank 0 computes on `model.device`. If that is a GPU, the other processes of
+/// a host have the next ones.
+fn on_own_device(plan: &Plan, place: &Place) -> Plan {
+    let mut own = plan.clone();
+    if let DeviceName::Cuda(first) = plan.model.device
+        && place.rank > 0
+    {
+        let visible = std::env::var("CUDA_VISIBLE_DEVICES").ok();
+        own.model.device = DeviceName::Cuda(place.gpu(first, visible.as_deref()));
+    }
+    own
+}
+
+fn gpu(plan: &Plan) -> Option<usize> {
+    if let DeviceName::Cuda(index) = plan.model.device { Some(index) } else { None }
+}
+
 /// Rejects what this version cannot share.
 fn shareable(plan: &Plan) -> Result<()> {
-    if let Some((key, device)) = plan.devices().into_iter().find(|(_, device)| matches!(device, DeviceName::Cuda(_))) {
-        bail!("{key} = {:?}: ranks exchange numbers between CPUs only; start one process for GPUs", device.word());
+    let gpus = plan.generate.devices.iter().find(|device| matches!(device, DeviceName::Cuda(_)));
+    if let Some(device) = gpus {
+        bail!(
+            "generate.devices names {:?}: in a run of several ranks, rank 0 generates on model.device; leave the key out",
+            device.word()
+        );
     }
     let sections = [
         ("train", Some(&plan.train.optimization)),

@@ -2,6 +2,7 @@
 
 use super::Note;
 use crate::engine::settings::Launch;
+use crate::ranks::Shard;
 use crate::recipe::plan::{Pipeline, Plan};
 use crate::recipe::task::{OverlongPolicy, Sft, Task, TaskData};
 use crate::settings::section::{Section, join};
@@ -19,6 +20,10 @@ const OF_MIXED: &str = "data sources max_length on_overlong packing turns fracti
 const OF_LAUNCHED: &str = "replicas port program flags env start_timeout restarts";
 
 pub(super) fn unused(plan: &Plan, note: Note) {
+    if plan.ranks.replicas > 1 && plan.ranks.shard == Shard::Nothing {
+        let message = format!("`ranks.replicas` is {}, and `ranks.shard` divides nothing", plan.ranks.replicas);
+        note("ranks.replicas", &["ranks.shard"], message, "leave it out, or divide the optimizer or the parameters");
+    }
     let (generate, engine, batch) = (&plan.generate, &plan.engine, &plan.batch);
     let among = |keys: &'static str| move |key: &str| keys.split(' ').any(|word| word == key);
     let but = |keys: &'static str| move |key: &str| !among(keys)(key);
