@@ -9,7 +9,6 @@ use std::collections::BTreeMap;
 use std::fs::{self, File};
 use std::io::{self, Read};
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use serde::{Deserialize, Serialize};
@@ -158,10 +157,8 @@ pub(super) struct Unfinished {
 impl Unfinished {
     /// Makes an empty folder for a checkpoint of `step`.
     pub fn begin(checkpoints: &Path, step: u64) -> Result<Self, TrainError> {
-        static BEGUN: AtomicU64 = AtomicU64::new(0);
-        let (process, begun) = (std::process::id(), BEGUN.fetch_add(1, Ordering::Relaxed));
-        let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_nanos();
-        let folder = checkpoints.join(format!(".{}.{now:x}-{process:x}-{begun:x}.writing", step_folder(step)));
+        let (process, now) = (std::process::id(), SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_nanos());
+        let folder = checkpoints.join(format!(".{}.{now:x}-{process:x}.writing", step_folder(step)));
         atomic_file::create_folder(&folder).map_err(TrainError::io(&folder))?;
         Ok(Unfinished { folder, target: checkpoints.join(step_folder(step)) })
     }
