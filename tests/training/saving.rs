@@ -11,7 +11,7 @@ use rollflow::prelude::*;
 use rollflow::ranks::Shard;
 use rollflow::train::{SaveCheckpoint, TrainError, TrainFuture, TrainingBackend, checkpoint, collate, promise};
 
-use crate::rank_threads::led;
+use crate::rank_threads::{led, led_copies};
 use crate::ranks::{config, distance, rollouts};
 
 /// Its weights are stored rounded, so that a checkpoint needs the f32 parameters, too.
@@ -131,6 +131,32 @@ fn training_goes_on_from_a_checkpoint_on_another_number_of_ranks_as_without_an_i
         assert!(ended.iter().all(Result::is_ok), "{ended:?}");
         let [found, whole] = [&found, &whole].map(|flat| tch::Tensor::from_slice(flat));
         assert!(distance(&found, &whole) < 1e-5, "{size} ranks: {}", distance(&found, &whole));
+    }
+}
+
+#[test]
+fn c1_of_several_copies_the_first_writes_the_moments_and_every_rank_a_part_of_the_model() {
+    for shard in [Shard::Optimizer, Shard::Parameters] {
+        let folder = tempfile::tempdir().unwrap();
+        let ((saved, then), ended) = led_copies([2, 2], shard, rounded, |config| {
+            let backend = backend(config, 5);
+            (0..3).for_each(|at| step(&backend, at));
+            (save(&backend, folder.path(), 3), current(&backend))
+        });
+        assert!(ended.iter().all(Result::is_ok), "{ended:?}");
+        let moments: Vec<String> = names(&saved).into_iter().filter(|name| name.starts_with("optimizer")).collect();
+        assert_eq!(moments, ["optimizer-00001-of-00002.safetensors", "optimizer-00002-of-00002.safetensors"]);
+        checkpoint::verify(&saved).unwrap();
+        let expected = gathered(rounded(), &saved);
+        for mesh in [[1, 1], [1, 3], [2, 2], [3, 1]] {
+            let ((found, again), ended) = led_copies(mesh, shard, rounded, |config| {
+                let backend = backend(config, 9);
+                backend.load_checkpoint(&saved).wait().unwrap();
+                (current(&backend), save(&backend, &folder.path().join(format!("{mesh:?}")), 3))
+            });
+            assert!(ended.iter().all(Result::is_ok), "{ended:?}");
+            assert!(found == then && gathered(rounded(), &again) == expected, "{mesh:?}, {}", shard.word());
+        }
     }
 }
 
