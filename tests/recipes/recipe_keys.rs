@@ -121,7 +121,8 @@ const READ: &[(&str, &str, &str)] = &[
 
 /// What else may stand in a recipe, so that keys which mean something only beside it find it there. A context is tried for keys of the sections that
 /// it names.
-const CONTEXTS: [&[&str]; 34] = [
+const CONTEXTS: [&[&str]; 35] = [
+    &["ranks.shard='optimizer'"],
     &["store.url='file:///store'"],
     &[],
     &["sft={}"],
