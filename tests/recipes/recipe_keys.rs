@@ -121,9 +121,10 @@ const READ: &[(&str, &str, &str)] = &[
 
 /// What else may stand in a recipe, so that keys which mean something only beside it find it there. A context is tried for keys of the sections that
 /// it names.
-const CONTEXTS: [&[&str]; 34] = [
+const CONTEXTS: [&[&str]; 35] = [
     &["store.url='file:///store'"],
     &[],
+    &["ranks.shard='optimizer'"],
     &["sft={}"],
     &["sft={data='b.jsonl'}", "mix={}"],
     &["sft={max_length=64,packing='best_fit'}"],
