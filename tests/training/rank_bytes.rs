@@ -35,7 +35,7 @@ fn sent() -> u64 {
         // SAFETY: the buffer has the length that is given. Files that are no TCP connection are refused.
         let asked = unsafe { libc::getsockopt(file, libc::IPPROTO_TCP, libc::TCP_INFO, info.as_mut_ptr().cast(), &mut len) };
         // `tcpi_bytes_acked` of Linux's `struct tcp_info`.
-        (asked == 0 && len >= 128).then(|| u64::from_ne_bytes(info[120..128].try_into().unwrap())).unwrap_or(0)
+        if asked == 0 && len >= 128 { u64::from_ne_bytes(info[120..128].try_into().unwrap()) } else { 0 }
     };
     files.map(of).sum()
 }

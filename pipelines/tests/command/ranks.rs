@@ -37,9 +37,15 @@ fn n1_a_run_of_several_ranks_is_the_run_of_one_and_repeats_to_the_bit() {
     ];
     let alone = rollflow(&run_args(GRPO, &run("alone"), &sets));
     assert_eq!(alone.code, Some(0), "{}", alone.err);
-    for (ranks, name, shard) in [("2", "two", "nothing"), ("3", "three", "optimizer"), ("2", "two again", "nothing")] {
-        let shard = format!("ranks.shard=\"{shard}\"");
-        let ended = rollflow(&launch_args(ranks, &run(name), &[&sets[..], &[&shard]].concat()));
+    let runs = [
+        ("2", "two", "nothing", "1"),
+        ("3", "three", "optimizer", "1"),
+        ("4", "two copies", "optimizer", "2"),
+        ("2", "two again", "nothing", "1"),
+    ];
+    for (ranks, name, shard, copies) in runs {
+        let [shard, copies] = [format!("ranks.shard=\"{shard}\""), format!("ranks.replicas={copies}")];
+        let ended = rollflow(&launch_args(ranks, &run(name), &[&sets[..], &[&shard, &copies]].concat()));
         assert_eq!(ended.code, Some(0), "{}", ended.err);
         assert!(ended.out.contains("[rank 0] "), "{}", ended.out);
         for (at, (found, expected)) in steps(&run(name)).iter().zip(&steps(&run("alone"))).enumerate() {
@@ -115,6 +121,8 @@ fn ranks_that_cannot_run_together_are_refused_with_the_reason_before_anything_is
     refused(run(&[], &first), &[&format!("port {port}"), "MASTER_PORT"]);
     refused(run(&["train.replica_devices=[\"cpu\"]"], &first), &["train.replica_devices", "leave the key out"]);
     drop(taken);
+    let uneven = launch_args("3", &out, &["ranks.replicas=2", "ranks.shard=\"optimizer\""]);
+    refused(rollflow(&uneven), &["ranks.replicas is 2", "there are 3 ranks"]);
     std::thread::scope(|scope| {
         let ranks = [("0", "train.lr=1e-3"), ("1", "train.lr=2e-3")].map(|(rank, lr)| {
             let (run, mut variables) = (&run, first);
