@@ -1,8 +1,9 @@
 //! Times of a trainer of several ranks: computation is divided among them, and they exchange
 //! gradients, parameters, or both, as `ranks.shard` says.
 //!
-//! Exchanges are rings. To gather numbers of which each rank has a part, a rank sends (n - 1) / n of
-//! them; to sum, twice as many. Sums and masters are f32, parameters that are gathered for a pass have
+//! Exchanges are rings. To gather numbers of which each rank has a part, or to sum numbers of which
+//! each keeps a part, a rank sends (n - 1) / n of them; to sum what all keep, twice as many. Sums and
+//! masters are f32, parameters that are gathered for a pass have
 //! the format of `model.dtype`.
 
 use rollflow::ranks::Shard;
@@ -78,8 +79,10 @@ impl Trainer {
         match self.shard {
             _ if self.alone() => Seconds { all: self.one.token * tokens, exchange: 0.0 },
             Shard::Nothing | Shard::Optimizer => {
-                let pieces = if self.shard == Shard::Nothing { 1.0 } else { self.pieces() };
-                let exchange = 2.0 * self.exchange(F32, pieces);
+                let exchange = match self.shard {
+                    Shard::Nothing => 2.0 * self.exchange(F32, 1.0),
+                    _ => self.exchange(F32, self.pieces()),
+                };
                 Seconds { all: compute + exchange, exchange }
             }
             Shard::Parameters => {
@@ -87,7 +90,7 @@ impl Trainer {
                 let passes = (tokens / self.micro_batch_tokens / ranks).ceil();
                 let units = self.cluster.layers as f64 + 2.0;
                 let gathers = passes * 2.0 * self.exchange(self.computed, units);
-                let sums = passes * 2.0 * self.exchange(F32, units);
+                let sums = passes * self.exchange(F32, units);
                 let compute = compute * self.again;
                 Seconds { all: compute.max(gathers) + sums, exchange: (gathers - compute).max(0.0) + sums }
             }
@@ -136,14 +139,14 @@ mod tests {
         near(trainer(&Cluster::default(), &[]).update(), 3.0, 0.0);
         near(shard("nothing").pass(4000), 1.0 + 0.6, 0.6);
         near(shard("nothing").update(), 3.0, 0.0);
-        near(shard("optimizer").pass(4000), 1.0 + 0.6, 0.6);
+        near(shard("optimizer").pass(4000), 1.0 + 0.3, 0.3);
         near(shard("optimizer").update(), 0.75 + 0.3, 0.3);
         // Two micro-batches each: gathers of 1.2 s hide 4/3 s of computation, sums do not.
-        near(shard("parameters").pass(4000), 4.0 / 3.0 + 1.2, 1.2);
+        near(shard("parameters").pass(4000), 4.0 / 3.0 + 0.6, 0.6);
         near(shard("parameters").update(), 0.75, 0.0);
         let slow = Cluster { link: Some(5e8), ..four.clone() };
         let slow = trainer(&slow, &["ranks.shard=\"parameters\"", "train.micro_batch_tokens=500"]);
-        near(slow.pass(4000), 2.4 + 2.4, 2.4 - 4.0 / 3.0 + 2.4);
+        near(slow.pass(4000), 2.4 + 1.2, 2.4 - 4.0 / 3.0 + 1.2);
     }
 
     #[test]

@@ -110,9 +110,9 @@ impl Size {
     fn sent(&self, shard: &str, n: f64) -> f64 {
         let others = (n - 1.0) / n;
         match shard {
-            "nothing" => 8.0 * others * self.parameters,
-            "optimizer" => 12.0 * others * self.parameters,
-            "parameters" => (2.0 * 2.0 + 8.0) * others * self.parameters,
+            // A sum of the gradient that all keep; or of parts, and the new parameters.
+            "nothing" | "optimizer" => 8.0 * others * self.parameters,
+            "parameters" => (2.0 * 2.0 + 4.0) * others * self.parameters,
             _ => 8.0 * others * self.adapters,
         }
     }
