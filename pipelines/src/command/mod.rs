@@ -231,7 +231,8 @@ mod tests {
         let mut seen = 0;
         for page in docs.filter(|path| path.extension().is_some_and(|end| end == "md")).chain([root.join("README.md")]) {
             let mut shell = false;
-            for line in std::fs::read_to_string(page).unwrap().lines() {
+            // A command may continue on the next line.
+            for line in std::fs::read_to_string(page).unwrap().replace("\\\n", "").lines() {
                 if line.starts_with("```") {
                     shell = line == "```sh";
                 } else if let Some(call) = call(line).filter(|_| shell) {
