@@ -1,0 +1,74 @@
+#!/usr/bin/env python3
+"""Throughput of 2 ranks with a thread each, against one process with 2 threads: scripts/rank_throughput.py [ROUNDS]
+
+Trains a decoder of 28 million parameters (16 rows of 128 tokens a step) with `rollflow run` and `rollflow launch --ranks 2` in
+turn, and prints the median time of a step of each and the ratio to one process. A machine with 2 idle cores measures it: the load is
+printed before each run. ROLLFLOW names the program; default: target/release/rollflow."""
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+
+PROGRAM = os.environ.get("ROLLFLOW", "target/release/rollflow")
+STEPS, WARM_UP = 10, 2
+MODEL = dict(kind="tiny", hidden=512, layers=8, heads=8, kv_heads=2, intermediate=1536, vocab=8192)
+ROWS = dict(steps=STEPS, batch=16, max_length=128, packing="wrapped", micro_batch_tokens=1024)
+RUNS = {"one process, 2 threads": None, "nothing": "nothing", "optimizer": "optimizer", "parameters": "parameters"}
+
+
+def recipe(folder):
+    text = 'pipeline = "sft"\nname = "throughput"\nseed = 0\n'
+    sections = {"model": MODEL, "task": {"kind": "arithmetic"}, "sft": ROWS}
+    for name, keys in sections.items():
+        text += f"\n[{name}]\n" + "".join(f"{key} = {json.dumps(value)}\n" for key, value in keys.items())
+    path = f"{folder}/recipe.toml"
+    with open(path, "w") as file:
+        file.write(text)
+    return path
+
+
+def run(path, out, shard):
+    command = [PROGRAM, "run", path] if shard is None else [PROGRAM, "launch", "--ranks", "2", path]
+    sets = [f"sft.threads={2 if shard is None else 1}"] + ([] if shard is None else [f'ranks.shard="{shard}"'])
+    command += ["--out", out] + [word for one in sets for word in ("--set", one)]
+    with open(f"{out}.log", "w") as log:
+        process = subprocess.Popen(command, stdout=log, stderr=log)
+    ends = []
+    while process.poll() is None:
+        time.sleep(0.005)
+        ends += [time.monotonic()] * (rows(out) - len(ends))
+    if process.returncode or len(ends) < STEPS:
+        with open(f"{out}.log") as log:
+            sys.exit(f"{' '.join(command)}\n{log.read()}")
+    return statistics.median(after - before for before, after in zip(ends[WARM_UP:], ends[WARM_UP + 1 :]))
+
+
+def rows(out):
+    try:
+        with open(f"{out}/metrics.jsonl", "rb") as file:
+            return file.read().count(b"\n")
+    except FileNotFoundError:
+        return 0
+
+
+def main():
+    rounds = int(sys.argv[1]) if len(sys.argv) > 1 else 3
+    seen = {name: [] for name in RUNS}
+    with tempfile.TemporaryDirectory() as folder:
+        path = recipe(folder)
+        for at in range(rounds):
+            for name, shard in RUNS.items():
+                load = os.getloadavg()[0]
+                seconds = run(path, f"{folder}/{at}-{name.split()[0]}", shard)
+                seen[name].append(seconds)
+                print(f"round {at + 1}  {name:24} {seconds:.3f} s a step (load {load:.1f})", flush=True)
+    alone = seen["one process, 2 threads"]
+    for name in list(RUNS)[1:]:
+        ratios = [one / ranks for one, ranks in zip(alone, seen[name])]
+        print(f"2 ranks, {name:12} {statistics.median(ratios):.2f} of one process ({', '.join(f'{ratio:.2f}' for ratio in ratios)})")
+
+
+main()
