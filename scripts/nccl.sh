@@ -41,7 +41,7 @@ PY
   fi
 fi
 
-c++ -std=c++20 -O2 -shared -fPIC -I "$libtorch/include" -I "$libtorch/include/torch/csrc/api/include" \
+c++ -std=c++20 -O2 -Wno-interference-size -shared -fPIC -I "$libtorch/include" -I "$libtorch/include/torch/csrc/api/include" \
   -I "$headers/nvidia/cu13/include" -I "$headers/nvidia/nccl/include" src/ranks/nccl.cpp -o "$out.$$" -Wl,-rpath,"$lib" \
   || die "src/ranks/nccl.cpp does not compile" "is $libtorch libtorch 2.11.0?"
 mv "$out.$$" "$out"
