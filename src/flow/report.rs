@@ -11,8 +11,8 @@ use super::render::count;
 pub struct StageReport {
     /// Name.
     pub name: String,
-    /// Setting to raise when it is the bottleneck.
-    pub knob: String,
+    /// Change that helps when it is the bottleneck.
+    pub advice: String,
     /// Time of each worker.
     pub workers: Vec<Times>,
     /// Items received.

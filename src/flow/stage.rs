@@ -120,6 +120,8 @@ pub struct StageSpec {
     pub(crate) window: Option<Window>,
     pub(crate) knob: Option<String>,
     #[serde(skip)]
+    pub(crate) advice: Option<String>,
+    #[serde(skip)]
     pub(crate) raises: Option<Window>,
     #[serde(skip)]
     pub(crate) publishes: Vec<WeightsId>,
@@ -140,6 +142,7 @@ impl Default for StageSpec {
             threads: 0,
             window: None,
             knob: None,
+            advice: None,
             raises: None,
             publishes: Vec::new(),
             subscribes: Vec::new(),
@@ -193,6 +196,12 @@ impl StageSpec {
     /// names it.
     pub fn knob(self, knob: impl Into<String>) -> Self {
         StageSpec { knob: Some(knob.into()), ..self }
+    }
+
+    /// Change that helps when this stage is the bottleneck and no setting is to be raised, such as
+    /// "publish less often". The report names it instead of [`StageSpec::knob`].
+    pub fn advice(self, advice: impl Into<String>) -> Self {
+        StageSpec { advice: Some(advice.into()), ..self }
     }
 }
 

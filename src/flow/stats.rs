@@ -46,7 +46,7 @@ impl Board {
             let sum = |of: fn(&Meter) -> u64| meters.iter().map(|meter| of(meter)).sum();
             StageReport {
                 name: node.name.clone(),
-                knob: knob(node),
+                advice: advice(node),
                 workers: meters.iter().map(|meter| meter.read()).collect(),
                 items_in: sum(|meter| meter.items_in.load(Relaxed)),
                 items_out: sum(|meter| meter.items_out.load(Relaxed)),
@@ -72,7 +72,7 @@ impl Board {
     }
 }
 
-fn knob(node: &NodePlan) -> String {
+fn advice(node: &NodePlan) -> String {
     let usual = match node.kind {
         Kind::Source => "speed: the others wait for what it makes",
         Kind::Sink => "speed: the others wait for it to take more",
@@ -80,5 +80,6 @@ fn knob(node: &NodePlan) -> String {
         Kind::Stage | Kind::Task if node.replicable => "workers",
         Kind::Stage | Kind::Task => "threads",
     };
-    node.spec.knob.clone().unwrap_or_else(|| usual.to_owned())
+    let more = || format!("give it more {}", node.spec.knob.as_deref().unwrap_or(usual));
+    node.spec.advice.clone().unwrap_or_else(more)
 }

@@ -48,7 +48,7 @@ impl Report {
             }
             _ => {
                 let idlest = self.idlest(stage).map(|idle| format!("; {idle}")).unwrap_or_default();
-                format!("bottleneck: {name} (busy {share}{idlest}): give it more {}", stage.knob)
+                format!("bottleneck: {name} (busy {share}{idlest}): {}", stage.advice)
             }
         }
     }

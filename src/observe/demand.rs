@@ -103,8 +103,8 @@ mod tests {
                 time.add(State::Busy, (share * at as f64) as u64);
                 time.add(State::Starved, ((1.0 - share) * at as f64) as u64);
                 let items_in = at / 2_000_000_000;
-                let (name, knob) = (name.into(), String::new());
-                StageReport { name, knob, workers: vec![time; 2], items_in, items_out: 0, tokens_in: 0, tokens_out: 0 }
+                let (name, advice) = (name.into(), String::new());
+                StageReport { name, advice, workers: vec![time; 2], items_in, items_out: 0, tokens_in: 0, tokens_out: 0 }
             };
             let stages = vec![stage("generate", generator), stage("train", trainer)];
             let capacity = Capacity::items(4);

@@ -120,7 +120,7 @@ mod tests {
         seconds.into_iter().for_each(|(state, seconds)| time.add(state, seconds * SECOND));
         time.wall = time.total();
         let workers = vec![time; 2];
-        StageReport { name: name.into(), knob: String::new(), workers, items_in: 5, items_out: 4, tokens_in: 0, tokens_out: 0 }
+        StageReport { name: name.into(), advice: String::new(), workers, items_in: 5, items_out: 4, tokens_in: 0, tokens_out: 0 }
     }
 
     const SECOND: u64 = 1_000_000_000;

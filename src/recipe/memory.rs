@@ -279,18 +279,32 @@ mod tests {
     fn a_gpu_s_plan_counts_what_only_a_gpu_holds_and_compares_with_what_is_free() {
         let text = "pipeline = 'grpo'\n[model]\nkind = 'tiny'\n[task]\nkind = 'arithmetic'\n[reward]\nkind = 'exact'\n";
         let mut plan = parse("memory.toml", text, &[]).unwrap_or_else(|errors| panic!("{errors}"));
-        let parts = |plan: &Plan| -> Vec<&'static str> {
-            let all = MemoryPlan::of(plan).unwrap();
-            assert_eq!(all.len(), 1);
-            all[0].parts.iter().map(|part| part.what).collect()
-        };
+        let parts =
+            |plan: &Plan| -> Vec<&'static str> { MemoryPlan::of(plan).unwrap()[0].parts.iter().map(|part| part.what).collect() };
         let host = parts(&plan);
         assert!(host.contains(&"program") && !host.contains(&"context") && !host.contains(&"prefill"), "{host:?}");
         plan.model.device = DeviceName::Cuda(0);
         let gpu = parts(&plan);
         assert!(gpu.contains(&"context") && gpu.contains(&"prefill") && gpu.contains(&"sampling"), "{gpu:?}");
         let has = gpu_memory(0).map(|memory| memory.free);
-        assert_eq!(MemoryPlan::of(&plan).unwrap()[0].has.is_some(), has.is_some());
+        let all = MemoryPlan::of(&plan).unwrap();
+        assert_eq!(all[0].has.is_some(), has.is_some());
+    }
+
+    /// Of a GPU's state, too, at the end of the run at the latest.
+    #[test]
+    fn the_copy_for_a_checkpoint_is_counted_in_host_memory() {
+        let text = "pipeline = 'grpo'\n[model]\nkind = 'tiny'\n[task]\nkind = 'arithmetic'\n[reward]\nkind = 'exact'\n";
+        let mut plan = parse("memory.toml", text, &[]).unwrap_or_else(|errors| panic!("{errors}"));
+        let mut copy = |device, every| {
+            (plan.model.device, plan.checkpoint.every) = (device, every);
+            let all = MemoryPlan::of(&plan).unwrap();
+            let of = |memory: &MemoryPlan| memory.parts.iter().find(|part| part.what == "checkpoint").map(|part| part.bytes);
+            all.iter().filter_map(|memory| Some((memory.device.clone(), of(memory)?))).collect::<Vec<_>>()
+        };
+        let (host, gpu) = (copy(DeviceName::Cpu, 5), copy(DeviceName::Cuda(0), 5));
+        assert!(host.len() == 1 && host[0].0 == "cpu" && host == gpu, "{host:?} {gpu:?}");
+        assert_eq!((copy(DeviceName::Cpu, 0), copy(DeviceName::Cuda(0), 0)), (Vec::new(), gpu));
     }
 
     /// Also alongside a device that is not there.

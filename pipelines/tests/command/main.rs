@@ -38,6 +38,7 @@ mod reward_models;
 mod running;
 mod runs;
 mod scaling;
+mod served_runs;
 mod serving;
 mod simulating;
 #[path = "../../../tests/support/mod.rs"]

@@ -1,18 +1,16 @@
-//! `rollflow serve`: an engine of runs, and a server for other clients. Laws D1, D3, F1, F3, V2, V4, V5.
+//! `rollflow serve` for its clients: routes, streams, weights, adapters, tokens and the end. Laws D1, D3, F1, F3, V5.
 
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use rollflow::model::load_hf;
 use rollflow::net::{Client, Endpoint, Events, Fault, RemoteError, Tasks};
 use rollflow::observe::Metric;
-use rollflow::observe::logs::{Rollout, read_lines};
 use serde_json::{Value, json};
 
 use crate::asking::tiny_run;
-use crate::crashes::{lines, nothing_lost};
+use crate::crashes::nothing_lost;
 use crate::running::{GRPO, Running, TINY, finished, rollflow, rollflow_with, run_args};
 use crate::support::exposition::Exposition;
 
@@ -48,12 +46,16 @@ impl Server {
         self.tasks.block_on(self.client.post(path, body, LIMIT))
     }
 
-    fn ask(&self, path: &str, body: &Value) -> Value {
+    pub fn ask(&self, path: &str, body: &Value) -> Value {
         self.post(path, body).unwrap()
     }
 
-    fn refused(&self, path: &str, body: &Value) -> String {
+    pub fn refused(&self, path: &str, body: &Value) -> String {
         self.post(path, body).unwrap_err().to_string()
+    }
+
+    pub fn post_bytes(&self, path: &str, body: &[u8]) -> Result<(), RemoteError> {
+        self.tasks.block_on(self.client.post_bytes(path, body.to_vec(), LIMIT)).map(drop)
     }
 
     fn stream(&self, path: &str, body: &Value) -> Events {
@@ -84,254 +86,20 @@ fn client(url: &str, token: Option<&str>) -> Client {
     Client::new("the server", token.map_or(endpoint.clone(), |token| endpoint.with_token(token).unwrap())).unwrap()
 }
 
-fn checkpoint(run: &Path) -> PathBuf {
+pub fn checkpoint(run: &Path) -> PathBuf {
     run.join("checkpoints/step_000003")
 }
 
 /// A run of the model in `folder`, whatever its own model would be.
-fn run_of(model: &Path, out: &Path, sets: &[&str]) {
+pub fn run_of(model: &Path, out: &Path, sets: &[&str]) {
     let model = format!("model={{kind=\"folder\",path={:?}}}", model.to_str().unwrap());
     let sets = TINY[5..].iter().copied().chain([&*model]).chain(sets.iter().copied()).flat_map(|set| ["--set", set]);
     let ended = rollflow(&["run", GRPO, "--out", out.to_str().unwrap()].into_iter().chain(sets).collect::<Vec<_>>());
     assert_eq!(ended.code, Some(0), "{}", ended.err);
 }
 
-/// Tokens of each sample, and the versions that sampled them.
-fn sampled(run: &Path) -> BTreeMap<(u64, u64, u32), (Vec<u32>, String)> {
-    let rollouts = read_lines::<Rollout>(run.join("rollouts.jsonl")).unwrap().map(Result::unwrap);
-    let of = |row: Rollout| ((row.step, row.group, row.index), (row.tokens, format!("{:?}", row.versions)));
-    rollouts.map(of).collect()
-}
-
-fn flat(folder: &Path) -> Vec<f32> {
-    Vec::try_from(load_hf(folder).unwrap().1.merged().flat).unwrap()
-}
-
-fn farthest(a: &[f32], b: &[f32]) -> f32 {
+pub fn farthest(a: &[f32], b: &[f32]) -> f32 {
     a.iter().zip(b).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max)
-}
-
-/// Supervised samples train the model at each step, whatever completions that are all but greedy earn.
-const GREEDY: [&str; 4] = ["generate.temperature=1e-3", "mix={batch=4,every=1}", "train.lr=1e-2", "observe.rollouts_every=1"];
-
-/// Laws D1, D3 and V4: completions without chance, their versions and the trained weights are those of one process, with whole weights and with
-/// adapters.
-#[test]
-fn a_run_with_a_server_is_the_run_of_one_process() {
-    let folder = tempfile::tempdir().unwrap();
-    let base = checkpoint(&tiny_run(folder.path(), &[]));
-    for (name, more) in [("whole", &[][..]), ("adapters", &["lora={rank=2,alpha=4}"])] {
-        let [local, served] = ["local", "served"].map(|place| folder.path().join(format!("{name}_{place}")));
-        run_of(&base, &local, &[&GREEDY, more].concat());
-        let server = Server::start(&base, &["--slots", "3"]);
-        let engine = format!("engine={{kind=\"rollflow\",urls=[{:?}]}}", server.url);
-        let sync: &[&str] = if more.is_empty() { &[] } else { &["lora.sync=adapter"] };
-        run_of(&base, &served, &[&GREEDY, more, &[&engine], sync].concat());
-
-        assert_eq!(sampled(&served), sampled(&local), "{name}");
-        assert_eq!(sampled(&local).len(), 3 * 4 * 4);
-        let [before, here, there] = [&base, &checkpoint(&local), &checkpoint(&served)].map(|folder| flat(folder));
-        assert!(farthest(&before, &here) > 1e-3 && farthest(&here, &there) < 1e-4, "{name}: {}", farthest(&here, &there));
-        if more.is_empty() {
-            assert_eq!(server.get("/model_info")["weight_version"], "4", "the version after the third step");
-        }
-    }
-}
-
-/// Law V4, without a shared disk: each server gets the files over HTTP and loads its own copy; what was damaged on its way is never loaded.
-#[test]
-fn weights_are_sent_to_servers_and_what_was_damaged_on_its_way_is_refused() {
-    let folder = tempfile::tempdir().unwrap();
-    let (base, uploads) = (checkpoint(&tiny_run(folder.path(), &[])), folder.path().join("uploads"));
-    fs::create_dir(&uploads).unwrap();
-    let uploads = uploads.canonicalize().unwrap();
-    let servers: Vec<Server> = (0..2).map(|_| Server::start(&base, &["--uploads", uploads.to_str().unwrap()])).collect();
-    let urls: Vec<&str> = servers.iter().map(|server| &*server.url).collect();
-    let engine = format!("engine={{kind=\"rollflow\",carry=\"stream\",urls={urls:?}}}");
-    for (name, more) in [("adapters", &["lora={rank=2,alpha=4}", "lora.sync=adapter"][..]), ("whole", &[])] {
-        let run = folder.path().join(name);
-        run_of(&base, &run, &[&[&*engine, "observe.rollouts_every=1"], more].concat());
-        nothing_lost(&run, 3);
-    }
-    for server in &servers {
-        let page = server.get("/model_info");
-        assert!(Path::new(page["model_path"].as_str().unwrap()).starts_with(&uploads) && page["weight_version"] == "4", "{page}");
-    }
-    // Of each server, those of the newest two.
-    let kept =
-        || fs::read_dir(&uploads).unwrap().map(|entry| fs::read_dir(entry.unwrap().path()).unwrap().count()).collect::<Vec<_>>();
-    assert_eq!(kept(), [2, 2]);
-
-    let server = &servers[0];
-    let body = fs::read(base.join("model.safetensors")).unwrap();
-    let begin = || server.ask("/uploads", &Value::Null)["upload"].as_str().unwrap().to_owned();
-    let send = |id: &str, name: &str, at: u64, piece: &[u8]| {
-        let path = format!("/uploads/{id}/{name}/{at}");
-        server.tasks.block_on(server.client.post_bytes(&path, piece.to_vec(), LIMIT)).map(drop)
-    };
-    let id = begin();
-    let sum = "0".repeat(64);
-    send(&id, "model.safetensors", 0, &body).unwrap();
-    let told = server.refused(&format!("/uploads/{id}"), &json!({"files": {"model.safetensors": sum}}));
-    assert!(told.contains("damaged on its way"), "{told}");
-    let told = server.refused(&format!("/uploads/{id}"), &json!({"files": {}}));
-    assert!(told.contains("other files"), "{told}");
-    for name in ["..%2Fup", ".hidden", "a%2Fb", "%00"] {
-        assert!(send(&id, name, 0, &body).is_err(), "{name}");
-    }
-    assert!(send(&id, "more", 1 << 40, &body).unwrap_err().to_string().contains("at most"));
-    begin();
-    begin();
-    assert!(send(&id, "model.safetensors", 0, &body).unwrap_err().to_string().contains("no such upload"));
-    assert_eq!(server.get("/model_info")["weight_version"], "4");
-    drop(servers);
-}
-
-/// All files below a folder.
-fn walk(folder: &Path) -> Vec<PathBuf> {
-    let below = fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path());
-    below.flat_map(|path| if path.is_dir() { walk(&path) } else { vec![path] }).collect()
-}
-
-/// Laws V2, V4 and D1: a server without the trainer's disk loads what `weights pull` brings to its host, a second one that missed every version
-/// gets the newest from the store, and a run goes on from the store on another machine.
-#[test]
-fn weights_reach_a_server_through_a_store_and_checkpoints_come_back_from_it() {
-    let folder = tempfile::tempdir().unwrap();
-    let base = checkpoint(&tiny_run(folder.path(), &[]));
-    let [store, pulled, late, run, moved] = ["store", "pulled", "late", "storing", "moved"].map(|name| folder.path().join(name));
-    let address = format!("file://{}", store.to_str().unwrap());
-    let server = Server::start(&base, &["--slots", "3"]);
-    let host = ["--follow", "--host", "127.0.0.1", "--every", "1"];
-    let puller = Running::start(&[&["weights", "pull", &address, pulled.to_str().unwrap()], &host[..]].concat());
-    let engine = format!("engine={{kind=\"rollflow\",urls=[{:?}]}}", server.url);
-    let kept = format!("store={{url={address:?}}}");
-    run_of(&base, &run, &[&engine, &kept, "checkpoint.every=1", "observe.rollouts_every=1"]);
-    nothing_lost(&run, 3);
-    let page = server.get("/model_info");
-    let path = Path::new(page["model_path"].as_str().unwrap());
-    assert!(path.starts_with(pulled.canonicalize().unwrap()) && page["weight_version"] == "4", "{page}");
-
-    let ended = rollflow(&["weights", "pull", &address, late.to_str().unwrap()]);
-    assert_eq!(ended.code, Some(0), "{}", ended.err);
-    let files = ["model.safetensors", "config.json"].map(|file| (path.join(file), late.join("latest").join(file)));
-    for (here, there) in files {
-        assert_eq!(fs::read(here).unwrap(), fs::read(there).unwrap());
-    }
-    // A server pulls from its own store, what is named and no other.
-    let server = Server::start(&base, &["--store", &address]);
-    let load = |path: &str, more: Value| {
-        let mut body = json!({ "model_path": path });
-        body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
-        server.post("/update_weights_from_disk", &body)
-    };
-    load(&address, json!({})).unwrap();
-    let page = server.get("/model_info");
-    assert_eq!(page["weight_version"], "4", "the newest: {page}");
-    let pulled = Path::new(page["model_path"].as_str().unwrap());
-    assert_eq!(flat(pulled), flat(&late.join("latest")));
-    load(&format!("{address}/"), json!({"weight_version": "3"})).unwrap();
-    assert_eq!(server.get("/model_info")["weight_version"], "3");
-    for (path, more, why) in [
-        ("s3://other/run", json!({}), "--store alone"),
-        (&*address, json!({"weight_version": "99"}), "99"),
-        (&*address, json!({"weight_version": "best"}), "the number of a version"),
-    ] {
-        let told = load(path, more).unwrap_err().to_string();
-        assert!(told.contains(why), "{told}");
-    }
-    // A damaged object is refused, and the version before stays.
-    let fresh = Server::start(&base, &["--store", &address]);
-    let damage = || {
-        for path in walk(&store.join("weights/data")) {
-            let mut bytes = fs::read(&path).unwrap();
-            let middle = bytes.len() / 2;
-            bytes[middle] ^= 1;
-            fs::write(&path, bytes).unwrap();
-        }
-    };
-    damage();
-    let told = fresh.refused("/update_weights_from_disk", &json!({ "model_path": address }));
-    assert!(told.contains("checksum"), "{told}");
-    assert_eq!(fresh.get("/model_info")["weight_version"], "default");
-    // Twice is as before.
-    damage();
-
-    let ended = rollflow(&["resume", &address, "--out", moved.to_str().unwrap(), "--set", "train.steps=5"]);
-    assert_eq!(ended.code, Some(0), "{}{}", ended.out, ended.err);
-    nothing_lost(&moved, 5);
-    drop(puller);
-}
-
-/// Laws V2, V4, D2 and D4: a server that is killed and comes back at its address serves nothing before it holds verified weights again, and
-/// nothing is lost or trained twice.
-#[test]
-fn a_run_with_three_servers_loses_nothing_when_one_is_killed_and_returns() {
-    let folder = tempfile::tempdir().unwrap();
-    let (base, run) = (checkpoint(&tiny_run(folder.path(), &[])), folder.path().join("three"));
-    let mut servers: Vec<Server> = (0..3).map(|_| Server::start(&base, &["--slots", "4"])).collect();
-    let urls: Vec<&str> = servers.iter().map(|server| &*server.url).collect();
-    let engine = format!("engine={{kind=\"rollflow\",urls={urls:?}}}");
-    let sets = [&engine, "train.steps=30", "flow.max_staleness=2", "observe.rollouts_every=1", "sft.steps=20"];
-    let mut running = Running::start(&run_args(GRPO, &run, &sets));
-    running.until("three steps are taken", |_| lines(&run) >= 3);
-
-    let address = servers[0].url.strip_prefix("http://").unwrap().to_owned();
-    let before = servers[0].get("/model_info")["instance"].clone();
-    drop(servers.remove(0));
-    let returned = Server::start_at(&address, &base, &["--slots", "4"], None);
-    assert_ne!(returned.get("/model_info")["instance"], before);
-    running.line(|line| line.contains("Step 30:").then_some(()));
-    assert_eq!(running.end(), Some(0));
-    nothing_lost(&run, 30);
-    for server in &servers {
-        assert!(server.metric(Metric::ServedSamples, &[("status", "completed")]) > 0.0);
-        assert_eq!(server.get("/model_info")["weight_version"], "31");
-    }
-}
-
-/// Laws V2, V4, D2 and D4: servers join by a line in a file and leave when it is gone; one that stops answering is passed over. Nothing is lost or
-/// trained twice.
-#[test]
-fn servers_join_and_leave_by_a_file_and_one_that_stands_still_is_passed_over() {
-    let folder = tempfile::tempdir().unwrap();
-    let (base, run) = (checkpoint(&tiny_run(folder.path(), &[])), folder.path().join("members"));
-    let list = folder.path().join("members.txt");
-    let write = |servers: &[&Server]| {
-        let lines: Vec<&str> = servers.iter().map(|server| &*server.url).collect();
-        fs::write(&list, format!("# servers of the test\n{}\n", lines.join("\n"))).unwrap();
-    };
-    let engine = format!("engine={{kind=\"rollflow\",members={list:?},hedge_after=1,drain_timeout=1,pause_timeout=5}}");
-    let sets = [&engine, "train.steps=1000", "flow.max_staleness=2", "observe.rollouts_every=1"];
-    // The run waits for the first server.
-    let mut running = Running::start(&run_args(GRPO, &run, &sets));
-    running.line(|line| line.contains("members.txt").then_some(()));
-    let first = Server::start(&base, &["--slots", "4"]);
-    write(&[&first]);
-    running.until("three steps are taken", |_| lines(&run) >= 3);
-
-    let second = Server::start(&base, &["--slots", "4"]);
-    write(&[&first, &second]);
-    let completed = |server: &Server| server.metric(Metric::ServedSamples, &[("status", "completed")]);
-    running.until("the second server works", |_| completed(&second) > 0.0);
-
-    first.running.stand_still(true);
-    let before = lines(&run);
-    running.until("steps go on without the first", |_| lines(&run) > before + 5);
-    write(&[&second]);
-    running.line(|line| line.contains("leaves").then_some(()));
-    first.running.stand_still(false);
-    drop(first);
-
-    let third = Server::start(&base, &["--slots", "4"]);
-    write(&[&second, &third]);
-    running.until("the third server works", |_| completed(&third) > 0.0);
-    drop(second);
-    let before = lines(&run);
-    running.until("steps go on with the third alone", |_| lines(&run) > before + 5);
-    running.terminate();
-    assert_eq!(running.end(), Some(0));
-    nothing_lost(&run, lines(&run));
 }
 
 /// Laws D1 and D3: every route gives the completion that `generate` gives, as a page and as a stream.

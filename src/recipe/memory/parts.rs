@@ -211,15 +211,21 @@ impl Parts<'_> {
         self.at = first;
     }
 
-    /// The copy of a trainer's state that is written while the next step trains. A GPU's is in host
-    /// memory, which this plan does not count then.
+    /// The copy of a trainer's state that is written while the next step trains, in host memory. Next
+    /// to a GPU the host has room for it at the end of the run, too.
     fn checkpoint(&mut self, parameters: u64, adapted: bool) {
-        if self.plan.checkpoint.every == 0 || self.at != DeviceName::Cpu {
-            return;
+        let device = std::mem::replace(&mut self.at, DeviceName::Cpu);
+        if device != DeviceName::Cpu || self.plan.checkpoint.every > 0 {
+            self.copied(device, parameters, adapted);
         }
+        self.at = device;
+    }
+
+    fn copied(&mut self, device: DeviceName, parameters: u64, adapted: bool) {
         let format = self.plan.checkpoint.dtype.unwrap_or(self.model.dtype);
         let (rounded, also) = if format == Dtype::F32 || adapted { (0, "") } else { (format.bytes() as u64, ", and rounded") };
-        let why = format!("a copy that is written while training continues: weights{also}, two moments");
+        let of = if device == DeviceName::Cpu { String::new() } else { format!(" of the state on {}", device.word()) };
+        let why = format!("a copy{of} that is written while training continues: weights{also}, two moments");
         self.add("checkpoint", (12 + rounded) * parameters, why);
     }
 

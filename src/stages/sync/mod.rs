@@ -18,6 +18,10 @@ use crate::observe::{Metric, Metrics};
 use crate::rollout::Admission;
 use crate::stages::train::Trained;
 
+/// Changes that shorten a sync or make it rarer.
+const ADVICE: &str = "publish less often (sync.every), send less (lora.sync = \"adapter\", deltas of [store], engine.dtype = \"bf16\"), \
+                      or use a faster link";
+
 /// Publishes the weights of a training step to generators of the same process, and passes the step
 /// on. The newest version is swapped in, and nothing waits (law F2).
 ///
@@ -88,7 +92,7 @@ impl<W: Send + Sync + 'static> Stage for WeightSync<W> {
     }
 
     fn spec(&self) -> StageSpec {
-        self.announcer.releases(self.to.iter().fold(StageSpec::default(), StageSpec::publishes))
+        self.announcer.releases(self.to.iter().fold(StageSpec::default().advice(ADVICE), StageSpec::publishes))
     }
 }
 

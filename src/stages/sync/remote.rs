@@ -259,7 +259,7 @@ impl<W: Send + Sync + 'static> AsyncStage for RemoteSync<W> {
     }
 
     fn spec(&self) -> StageSpec {
-        let spec = self.announcer.releases(StageSpec::default().publishes(&self.to));
+        let spec = self.announcer.releases(StageSpec::default().advice(super::ADVICE).publishes(&self.to));
         match &self.also {
             // An edge without readers is not declared: none needs to read it.
             Some(also) if also.readers() > 0 => spec.publishes(also),
