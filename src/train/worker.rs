@@ -15,7 +15,7 @@ use super::team::{Command, MakeAlgorithm, Team};
 use super::{Algorithm, BackendState, LocalConfig, OptimStep, TrainError, clip_scale};
 use crate::algo::Schedule;
 use crate::data::Version;
-use crate::model::{Compute, Dtype, ModelConfig, Weights, return_freed_memory};
+use crate::model::{Compute, Dtype, ModelConfig, Weights};
 use crate::ranks::{CollectiveError, Member, Shard};
 
 /// Largest number of parameters for parallel micro-batches with separate gradients (64 MB each).
@@ -94,9 +94,6 @@ impl Worker {
             (Some(mesh), Shard::Optimizer) => Some(Shards::of_pieces(mesh, layout.total())),
             (Some(mesh), Shard::Parameters) => Some(Shards::of_units(mesh, &layout)),
         };
-        if shards.is_some() {
-            return_freed_memory();
-        }
         let (compute, groups) = (config.compute, ParamGroups { decay: config.decay, lr_scale: config.lr_scale });
         let (weights, divided) = match (&mut team, &shards) {
             (Some(team), Some(shards)) if shard == Shard::Parameters => {
