@@ -6,8 +6,6 @@
 #![deny(missing_docs)]
 
 pub mod algo;
-#[cfg(all(feature = "jemalloc", target_os = "linux", target_env = "gnu"))]
-mod allocator;
 pub mod data;
 pub mod engine;
 pub mod env;

@@ -6,6 +6,8 @@
 //! the thread that created them; only [`FrozenWeights`] cross threads.
 
 mod adapter_folder;
+#[cfg(all(feature = "jemalloc", target_os = "linux", target_env = "gnu"))]
+mod allocator;
 mod compute;
 mod config;
 mod config_json;
