@@ -164,6 +164,7 @@ pub struct SaveCheckpoint {
 
 /// A checkpoint that is being written.
 #[derive(Clone)]
+#[must_use = "the checkpoint may fail to be written: wait for it"]
 pub struct SavedCheckpoint {
     /// Resolves when the state is copied. Later commands change what the checkpoint does not hold.
     pub copied: TrainFuture<()>,

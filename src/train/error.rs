@@ -54,6 +54,11 @@ pub enum TrainError {
     /// A checkpoint's file or folder with invalid contents, and the problem.
     #[error("{path}: {1}", path = .0.display())]
     Malformed(PathBuf, String),
+    /// A checkpoint, by its step, was not saved, and the cause.
+    #[error(
+        "the checkpoint of step {0} was not saved: {1}; checkpoints of earlier steps are complete: remove the cause and resume the run"
+    )]
+    NotSaved(u64, Arc<TrainError>),
     /// The start-up probe could not be scored.
     #[error("the start-up probe: {0}")]
     Probe(Arc<TrainError>),

@@ -15,12 +15,12 @@ use crate::flow::block_on;
 #[derive(Clone)]
 pub struct TrainFuture<T>(Shared<BoxFuture<'static, Result<T, TrainError>>>);
 
-/// A future and the function that fulfils it. If that function is dropped uncalled, the future
-/// resolves to [`TrainError::Ended`].
-pub fn promise<T: Clone + Send + 'static>() -> (impl FnOnce(Result<T, TrainError>), TrainFuture<T>) {
+/// A future and the function that fulfils it, which returns true if the future still exists. If that
+/// function is dropped uncalled, the future resolves to [`TrainError::Ended`].
+pub fn promise<T: Clone + Send + 'static>() -> (impl FnOnce(Result<T, TrainError>) -> bool, TrainFuture<T>) {
     let (sender, receiver) = flume::bounded(1);
     let answer = receiver.into_recv_async().map(|answer| answer.unwrap_or(Err(TrainError::Ended)));
-    (move |answer| drop(sender.send(answer)), TrainFuture(answer.boxed().shared()))
+    (move |answer| sender.send(answer).is_ok(), TrainFuture(answer.boxed().shared()))
 }
 
 impl<T: Clone + Send + 'static> TrainFuture<T> {

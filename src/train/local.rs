@@ -188,7 +188,9 @@ impl LocalBackend {
         command: impl FnOnce(&mut Worker) -> Result<T, TrainError> + Send + 'static,
     ) -> TrainFuture<T> {
         let (fulfil, future) = promise();
-        let command: Command = Box::new(move |worker| fulfil(guarded(worker, command)));
+        let command: Command = Box::new(move |worker| {
+            fulfil(guarded(worker, command));
+        });
         // A terminated thread drops the command, which resolves to `Ended`.
         self.commands.as_ref().map(|commands| commands.send(command).ok());
         future
@@ -256,7 +258,9 @@ impl TrainingBackend for LocalBackend {
             Ok(write) => {
                 copied(Ok(()));
                 worker.background.start(move || {
-                    written(caught(write).unwrap_or_else(|message| Err(TrainError::Tensor(message))));
+                    let done = caught(write).unwrap_or_else(|message| Err(TrainError::Tensor(message)));
+                    // An error that no caller waits for is the next save's, or is logged.
+                    if written(done.clone()) { Ok(()) } else { done.map(drop) }
                 });
             }
             Err(error) => {

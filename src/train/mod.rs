@@ -7,8 +7,7 @@
 mod adamw;
 mod algorithm;
 mod backend;
-#[cfg(feature = "torch")]
-mod background;
+pub(crate) mod background;
 pub mod checkpoint;
 mod choices;
 mod collate;

@@ -65,7 +65,7 @@ impl Worker {
     /// Copies the state of all ranks for a checkpoint, and returns what writes it. Waits for the
     /// checkpoint before.
     pub fn copy_checkpoint(&mut self, request: SaveCheckpoint) -> Result<WriteCheckpoint, TrainError> {
-        self.background.wait();
+        self.background.wait()?;
         let metadata = CheckpointMetadata {
             step: request.step,
             weight_version: self.version,
@@ -116,13 +116,15 @@ impl Worker {
 
     /// Another rank's part of a checkpoint: copied here, written in the background.
     pub fn save_part(&mut self, order: SaveOrder, member: &Arc<Member>) -> Result<(), TrainError> {
-        self.background.wait();
+        self.background.wait()?;
         let (copied, sliced) = self.copy_for(&order)?;
         let reports = Reports { member: member.clone(), order };
         if sliced {
             self.background.start(move || {
                 let written = caught(|| copied.write(&reports.order.folder));
+                // An error is rank 0's to handle.
                 reports.give(written.unwrap_or_else(|message| Err(TrainError::Tensor(message))));
+                Ok(())
             });
         }
         Ok(())

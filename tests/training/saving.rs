@@ -233,7 +233,7 @@ fn held_up(folder: &Path) -> (SaveCheckpoint, impl FnOnce()) {
     fs::create_dir_all(&more).unwrap();
     let folders = [("more".to_owned(), held)].into();
     let request = SaveCheckpoint { run_folder: folder.to_owned(), step: 1, folders, ..SaveCheckpoint::default() };
-    (request, move || release(Ok(more)))
+    (request, move || assert!(release(Ok(more))))
 }
 
 #[test]
@@ -301,18 +301,39 @@ fn a_write_that_fails_names_the_file_leaves_nothing_and_poisons_nothing() {
 
 #[test]
 fn a_write_that_fails_in_the_background_ends_the_run_with_the_file() {
-    let folder = tempfile::tempdir().unwrap();
     let sample = |at: u64| Group { samples: crate::tiny::rollouts(&[(2, 3), (1, 4)], at), ..Group::default() };
-    for every in [Some(1), None] {
-        let batches: Vec<Batch> = (0..4).map(|at| Batch { groups: vec![sample(at)], ..Batch::default() }).collect();
-        let trainer = Trainer::new(backend(unwritable(), 5)).checkpoints(folder.path(), every);
-        let mut flow = Flow::new("failing");
-        let batches = flow.source("batches", rollflow::flow::from_iter(batches));
-        let steps = flow.stage("train", batches, trainer);
-        flow.sink("seen", steps, |_: Trained<rollflow::model::FrozenWeights>| ());
-        let error = format!("{:#}", flow.run(Until::finished()).unwrap_err());
-        assert!(error.contains("missing/tokenizer.json"), "{every:?}: {error}");
+    for (every, size, shard) in [(Some(1), 1, Shard::Nothing), (None, 1, Shard::Nothing), (Some(1), 2, Shard::Parameters)] {
+        let folder = tempfile::tempdir().unwrap();
+        let (error, ended) = led(size, shard, unwritable, |config| {
+            let batches: Vec<Batch> = (0..4).map(|at| Batch { groups: vec![sample(at)], ..Batch::default() }).collect();
+            let trainer = Trainer::new(backend(config, 5)).checkpoints(folder.path(), every);
+            let mut flow = Flow::new("failing");
+            let batches = flow.source("batches", rollflow::flow::from_iter(batches));
+            let steps = flow.stage("train", batches, trainer);
+            flow.sink("seen", steps, |_: Trained<rollflow::model::FrozenWeights>| ());
+            format!("{:#}", flow.run(Until::finished()).unwrap_err())
+        });
+        let step = every.unwrap_or(4);
+        for part in [&format!("the checkpoint of step {step} was not saved"), "missing/tokenizer.json", "resume the run"] {
+            assert!(error.contains(part), "{size} ranks, {every:?}: {error}");
+        }
+        let visible = names(&folder.path().join("checkpoints")).into_iter().filter(|name| !name.starts_with('.')).count();
+        assert!(ended.iter().all(Result::is_ok) && visible == 0, "{ended:?}");
     }
+}
+
+#[test]
+fn an_error_of_a_write_that_no_caller_waits_for_is_the_error_of_the_next_save() {
+    let folder = tempfile::tempdir().unwrap();
+    let backend = backend(plain(), 5);
+    let (refuse, refused): (_, TrainFuture<PathBuf>) = promise();
+    let folders = [("more".to_owned(), refused)].into();
+    let request = SaveCheckpoint { run_folder: folder.path().to_owned(), step: 1, folders, ..SaveCheckpoint::default() };
+    drop(backend.save_checkpoint(request));
+    refuse(Err(TrainError::Setting("refused")));
+    let next = SaveCheckpoint { run_folder: folder.path().to_owned(), step: 2, ..SaveCheckpoint::default() };
+    assert!(matches!(backend.save_checkpoint(next.clone()).wait(), Err(TrainError::Setting("refused"))));
+    assert!(backend.save_checkpoint(next).wait().is_ok());
 }
 
 /// The whole model is never in memory of the exporter; here the result is what loading gives.

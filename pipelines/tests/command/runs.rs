@@ -108,8 +108,7 @@ fn a_run_does_not_grow_with_the_rows_it_has_logged() {
     let parts: Vec<String> =
         (0..400).map(|at| format!("{{name=\"part_{at:03}\",kind=\"regex\",pattern=\"zzzzzzzzz\"}}")).collect();
     let reward = format!("reward={{kind=\"parts\",part=[{}]}}", parts.join(","));
-    // Checkpoints need memory of their own, whatever was logged.
-    let steps = ["train.steps=1000000", "checkpoint.every=0", "batch.groups=1", "generate.group_size=2"];
+    let steps = ["train.steps=1000000", "checkpoint.every=20", "batch.groups=1", "generate.group_size=2"];
     let sets = [&steps[..], &["observe.rollouts_every=0", &reward]].concat();
     let mut running = Running::start(&run_args(GRPO, &run, &sets));
     let logged = || fs::metadata(run.join("metrics.jsonl")).map_or(0, |file| file.len());

@@ -4,12 +4,13 @@
 //! adds one file with its own state, and the critic's folder. A checkpoint is written to a hidden
 //! folder first, and `gate.rs` publishes it.
 //!
-//! The thread `checkpoint` of a save waits for the backend and hands the checkpoint to the gate. The
-//! next save waits for it, and so does the end of the run. Its error ends the run at the next step.
+//! The thread `checkpoint` waits for the backend and hands the checkpoint to the gate. The next save
+//! waits for it, and so does the end of the run. Its error ends the run, at the next step at the
+//! latest, and no later checkpoint is saved.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
-use std::thread::{Builder, JoinHandle};
+use std::sync::Arc;
 
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
@@ -20,6 +21,7 @@ use crate::data::number;
 use crate::flow::StageError;
 use crate::observe::logs::{DEAD_LETTERS, count_lines};
 use crate::rollout::{Admission, Progress};
+use crate::train::background::Background;
 use crate::train::checkpoint::{self, CHECKPOINTS, step_folder};
 use crate::train::{SaveCheckpoint, TrainError, TrainingBackend};
 use crate::util::atomic_file;
@@ -68,40 +70,8 @@ pub(super) struct Saving {
     pub keep: Option<usize>,
     pub gate: Option<CheckpointGate>,
     pub extra_files: Option<ExtraFiles>,
-    /// The checkpoint that is being written.
-    pub written: Written,
-}
-
-/// A thread that waits for a checkpoint and publishes it. Dropping it waits for its end.
-#[derive(Default)]
-pub(super) struct Written(Mutex<Option<JoinHandle<Result<(), TrainError>>>>);
-
-impl Written {
-    fn start(&self, publish: impl FnOnce() -> Result<(), TrainError> + Send + 'static) -> Result<(), StageError> {
-        let thread = Builder::new().name("checkpoint".into()).spawn(publish);
-        *self.0.lock() = Some(thread.map_err(StageError::new)?);
-        Ok(())
-    }
-
-    /// Waits until the checkpoint is written, and returns its error.
-    pub fn wait(&self) -> Result<(), TrainError> {
-        let thread = self.0.lock().take();
-        let panicked = |_| Err(TrainError::Tensor("the thread that publishes checkpoints failed; its message is above".into()));
-        thread.map_or(Ok(()), |thread| thread.join().unwrap_or_else(panicked))
-    }
-
-    /// Returns the error of a write that has failed. Does not wait.
-    pub fn check(&self) -> Result<(), TrainError> {
-        let has_ended = self.0.lock().as_ref().is_some_and(JoinHandle::is_finished);
-        if has_ended { self.wait() } else { Ok(()) }
-    }
-}
-
-impl Drop for Written {
-    fn drop(&mut self) {
-        // A stage that ends in order has waited; one that failed has another error to report.
-        drop(self.wait());
-    }
+    /// Waits for the checkpoint that is being written, and publishes it.
+    publisher: Mutex<Background>,
 }
 
 impl Saving {
@@ -117,6 +87,16 @@ impl Saving {
         self.keep.unwrap_or(usize::MAX).max(2)
     }
 
+    /// Waits until the checkpoint before is handed to the gate, and returns its error.
+    pub fn wait(&self) -> Result<(), TrainError> {
+        self.publisher.lock().wait()
+    }
+
+    /// Returns the error of a checkpoint that was not saved. Does not wait.
+    pub fn check(&self) -> Result<(), TrainError> {
+        self.publisher.lock().check()
+    }
+
     /// Copies the state after `state.step`, with `metrics` of that step, and starts to write it. Waits
     /// for the checkpoint before.
     pub fn write<B: TrainingBackend>(
@@ -128,27 +108,29 @@ impl Saving {
         metrics: BTreeMap<String, f64>,
     ) -> Result<(), StageError> {
         let Some(run_folder) = &self.run_folder else { return Ok(()) };
-        self.written.wait()?;
+        self.wait()?;
         let step = state.step;
+        let not_saved = move |error| TrainError::NotSaved(step, Arc::new(error));
         let progress = admission.map(Admission::progress).unwrap_or_default();
         // After the progress: a group that is settled there has its letter by then.
         let dead_letters = Some(count_lines(&run_folder.join(DEAD_LETTERS))?);
         let mut files = self.extra_files.as_ref().map_or(Ok(BTreeMap::new()), |files| files()).map_err(StageError::new)?;
         files.insert(PROGRESS.to_owned(), serde_json::to_vec(&Resumed { progress, dead_letters, ..state.clone() })?);
-        let folders = critic.map(|critic| critic.save(run_folder, step)).transpose()?.into_iter().collect();
+        let folders = critic.map(|critic| critic.save(run_folder, step)).transpose().map_err(not_saved)?.into_iter().collect();
         let checkpoints = run_folder.join(CHECKPOINTS);
         // Hidden; a resume deletes one that was never published.
         let staging = checkpoints.join(format!(".{}.unpublished.writing", step_folder(step)));
         let request = SaveCheckpoint { run_folder: staging.clone(), step, metrics, files, folders };
         let saved = backend.save_checkpoint(request);
-        saved.copied.wait()?;
+        saved.copied.wait().map_err(not_saved)?;
         let (gate, keep, cleared) = (self.gate.clone(), self.kept(), critic.map(|_| run_folder.clone()));
-        self.written.start(move || {
-            let written = saved.written.wait()?;
+        self.publisher.lock().start(move || {
+            let written = saved.written.wait().map_err(not_saved)?;
             cleared.map_or(Ok(()), |run_folder| critic::clear(&run_folder))?;
-            let publish = move || publish(&checkpoints, &written, &staging, step, keep);
+            let publish = move || publish(&checkpoints, &written, &staging, step, keep).map_err(not_saved);
             gate.map_or_else(&publish, |gate| gate.saved(step, Box::new(publish.clone())))
-        })
+        });
+        Ok(())
     }
 }
 

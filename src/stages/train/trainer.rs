@@ -188,7 +188,7 @@ impl<B: TrainingBackend> Trainer<B> {
 
     /// Saves the last step, if a checkpoint is due after it and it is not saved.
     fn save_if_due(&self, state: &Resumed, unsaved: &mut Option<BTreeMap<String, f64>>) -> Result<(), StageError> {
-        self.saving.written.check()?;
+        self.saving.check()?;
         let is_due = self.steps == Some(state.step) || self.saving.every.is_some_and(|every| state.step.is_multiple_of(every));
         unsaved.take_if(|_| is_due).map_or(Ok(()), |metrics| self.save(state, metrics))
     }
@@ -224,6 +224,19 @@ impl<B: TrainingBackend> Trainer<B> {
     }
 }
 
+/// The first failure, or else the first cancellation. Logs the other failures.
+fn first_error(all: impl IntoIterator<Item = Result<(), StageError>>) -> Result<(), StageError> {
+    let mut first = Ok(());
+    for error in all.into_iter().filter_map(Result::err) {
+        match &first {
+            Err(failure) if !StageError::is_closed(failure) => tracing::error!("{error}"),
+            Err(_) if error.is_closed() => {}
+            _ => first = Err(error),
+        }
+    }
+    first
+}
+
 impl<B: TrainingBackend + 'static> Stage for Trainer<B> {
     type In = Batch;
     type Out = Trained<B::Weights>;
@@ -249,13 +262,9 @@ impl<B: TrainingBackend + 'static> Stage for Trainer<B> {
         let ended = self.train(io, &mut state, &mut unsaved);
         // A rejected batch leaves the weights of the last step unchanged.
         let whole = |error: &StageError| error.is_closed() || error.is::<GapDiagnosis>() || error.is::<TokensMissing>();
-        if let Some(metrics) = unsaved
-            && ended.as_ref().err().is_none_or(whole)
-        {
-            self.save(&state, metrics)?;
-        }
-        // The first error is that of the steps.
-        ended.and(self.saving.written.wait().map_err(StageError::from))
+        let unsaved = unsaved.filter(|_| ended.as_ref().err().is_none_or(whole));
+        let saved = unsaved.map_or(Ok(()), |metrics| self.save(&state, metrics));
+        first_error([ended, saved, self.saving.wait().map_err(StageError::from)])
     }
 
     fn attach(&mut self, context: &mut RunContext) {
@@ -270,5 +279,22 @@ impl<B: TrainingBackend + 'static> Stage for Trainer<B> {
 
     fn spec(&self) -> StageSpec {
         StageSpec::default().threads(self.threads).knob("threads, or smaller batches")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_failed_save_is_reported_after_a_cancellation_and_after_no_other_failure() {
+        let failure = |text: &str| Err(StageError::new(text.to_owned()));
+        let first = |all: [Result<(), StageError>; 3]| first_error(all).map_err(|error| error.to_string());
+        let closed = || Err(StageError::closed());
+        assert_eq!(first([closed(), Ok(()), failure("save")]), Err("save".to_owned()));
+        assert_eq!(first([closed(), failure("save"), closed()]), Err("save".to_owned()));
+        assert_eq!(first([failure("step"), Ok(()), failure("save")]), Err("step".to_owned()));
+        assert!(first_error([Ok(()), closed(), Ok(())]).is_err_and(|error| error.is_closed()));
+        assert!(first_error([Ok(()), Ok(())]).is_ok());
     }
 }
