@@ -26,7 +26,6 @@ struct Size {
 }
 
 fn main() -> Result<()> {
-    rollflow::model::keep_freed_memory();
     let args: Vec<String> = std::env::args().skip(1).filter(|arg| arg != "--bench").collect();
     let arg = |at: usize, default: &'static str| args.get(at).map_or(default, String::as_str);
     let dtype = match arg(1, "f32") {

@@ -25,7 +25,6 @@ fn warm_up(steps: u64) -> u64 {
 }
 
 fn main() -> Result<()> {
-    rollflow::model::keep_freed_memory();
     let args: Vec<String> = std::env::args().skip(1).filter(|arg| arg != "--bench").collect();
     let policy = match args.get(1).filter(|dir| !dir.is_empty()) {
         Some(dir) => Policy::load(PathBuf::from(dir))?,

@@ -2,7 +2,7 @@
 """Throughput of 2 ranks with a thread each, against one process with 2 threads: scripts/rank_throughput.py [ROUNDS]
 
 Trains a decoder of 28 million parameters (16 rows of 128 tokens a step) with `rollflow run` and `rollflow launch --ranks 2` in
-turn, and prints the median time of a step of each and the ratio to one process. A machine with 2 idle cores measures it: the load is
+turn, and prints the median time of a step of each and the ratio to one process with 2 threads. A machine with 2 idle cores measures it: the load is
 printed before each run. ROLLFLOW names the program; default: target/release/rollflow."""
 import json
 import os
@@ -16,7 +16,9 @@ PROGRAM = os.environ.get("ROLLFLOW", "target/release/rollflow")
 STEPS, WARM_UP = 10, 2
 MODEL = dict(kind="tiny", hidden=512, layers=8, heads=8, kv_heads=2, intermediate=1536, vocab=8192)
 ROWS = dict(steps=STEPS, batch=16, max_length=128, packing="wrapped", micro_batch_tokens=1024)
-RUNS = {"one process, 2 threads": None, "nothing": "nothing", "optimizer": "optimizer", "parameters": "parameters"}
+# How each run is divided, and the run of one process that does the same work. Divided parameters imply gradient checkpointing.
+ALONE, AGAIN = "one process", "one process, checkpointing"
+RUNS = {ALONE: None, "nothing": ALONE, "optimizer": ALONE, "gradients": ALONE, AGAIN: None, "parameters": AGAIN}
 
 
 def recipe(folder):
@@ -30,9 +32,11 @@ def recipe(folder):
     return path
 
 
-def run(path, out, shard):
-    command = [PROGRAM, "run", path] if shard is None else [PROGRAM, "launch", "--ranks", "2", path]
-    sets = [f"sft.threads={2 if shard is None else 1}"] + ([] if shard is None else [f'ranks.shard="{shard}"'])
+def run(path, out, name):
+    if RUNS[name] is None:
+        command, sets = [PROGRAM, "run", path], ["sft.threads=2", f"sft.gradient_checkpointing={json.dumps(name == AGAIN)}"]
+    else:
+        command, sets = [PROGRAM, "launch", "--ranks", "2", path], ["sft.threads=1", f'ranks.shard="{name}"']
     command += ["--out", out] + [word for one in sets for word in ("--set", one)]
     with open(f"{out}.log", "w") as log:
         process = subprocess.Popen(command, stdout=log, stderr=log)
@@ -60,15 +64,16 @@ def main():
     with tempfile.TemporaryDirectory() as folder:
         path = recipe(folder)
         for at in range(rounds):
-            for name, shard in RUNS.items():
+            for name in RUNS:
                 load = os.getloadavg()[0]
-                seconds = run(path, f"{folder}/{at}-{name.split()[0]}", shard)
+                seconds = run(path, f"{folder}/{at}-{len(seen[name])}-{name.replace(' ', '-')}", name)
                 seen[name].append(seconds)
-                print(f"round {at + 1}  {name:24} {seconds:.3f} s a step (load {load:.1f})", flush=True)
-    alone = seen["one process, 2 threads"]
-    for name in list(RUNS)[1:]:
-        ratios = [one / ranks for one, ranks in zip(alone, seen[name])]
-        print(f"2 ranks, {name:12} {statistics.median(ratios):.2f} of one process ({', '.join(f'{ratio:.2f}' for ratio in ratios)})")
+                print(f"round {at + 1}  {name:26} {seconds:.3f} s a step (load {load:.1f})", flush=True)
+    for name, alone in RUNS.items():
+        if alone:
+            ratios = [one / ranks for one, ranks in zip(seen[alone], seen[name])]
+            each = ", ".join(f"{ratio:.2f}" for ratio in ratios)
+            print(f"2 ranks, {name:12} {statistics.median(ratios):.2f} of {alone} ({each})")
 
 
 main()

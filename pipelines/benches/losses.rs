@@ -28,7 +28,6 @@ const STEPS: usize = 12;
 const SHARE: f64 = 0.05;
 
 fn main() -> Result<()> {
-    rollflow::model::keep_freed_memory();
     tch::set_num_threads(1);
     let size = std::env::args().skip(1).find(|arg| !arg.starts_with("--"));
     let mut worst = 0.0_f64;

@@ -6,6 +6,8 @@
 //! the thread that created them; only [`FrozenWeights`] cross threads.
 
 mod adapter_folder;
+#[cfg(all(feature = "jemalloc", target_os = "linux", target_env = "gnu"))]
+mod allocator;
 mod compute;
 mod config;
 mod config_json;
@@ -22,7 +24,6 @@ mod keys;
 mod kv_cache;
 mod layout;
 mod lora;
-mod memory;
 mod packed;
 mod read_rope;
 mod recompute;
@@ -49,8 +50,6 @@ pub use layout::Layout;
 pub(crate) use layout::{Entry, Role, Unit, part};
 pub(crate) use lora::Adapter;
 pub use lora::Lora;
-pub use memory::keep_freed_memory;
-pub(crate) use memory::return_freed_memory;
 pub use packed::{PREFILL_CELLS, Packed};
 pub(crate) use recompute::{Kept, Parameters, Passed, Whole};
 pub use shards::save_hf_as;

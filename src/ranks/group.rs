@@ -265,7 +265,11 @@ impl Group {
 
     /// Begins to gather every rank's `part`, end to end.
     pub fn gather(&mut self, part: &Tensor) -> Result<Pending, CollectiveError> {
-        let result = Tensor::empty([part.size()[0] * self.size as i64], (part.kind(), part.device()));
+        self.gather_into(part, Tensor::empty([part.size()[0] * self.size as i64], (part.kind(), part.device())))
+    }
+
+    /// [`Group::gather`] into a contiguous tensor of the sum of their lengths.
+    pub fn gather_into(&mut self, part: &Tensor, result: Tensor) -> Result<Pending, CollectiveError> {
         let mut work = std::ptr::null_mut();
         let error = unsafe { rollflow_all_gather(self.begin(), &mut work, raw(&result), raw(part)) };
         self.done(error)?;

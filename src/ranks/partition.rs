@@ -91,6 +91,25 @@ impl Partition {
         group.gather(&self.part(own, unit))
     }
 
+    /// Gathers a unit from all ranks to its place in a whole buffer.
+    pub fn gather_into(&self, group: &mut Group, own: &Tensor, unit: usize, whole: &Tensor) -> Result<(), CollectiveError> {
+        let range = self.unit(unit);
+        let mut place = whole.narrow(0, range.start as i64, range.len() as i64);
+        let alike = (own.kind(), own.device()) == (whole.kind(), whole.device());
+        match self.padding(unit) {
+            0 if alike => group.gather_into(&self.part(own, unit), place)?.wait().map(drop),
+            _ => {
+                place.copy_(&self.gathered(self.gather(group, own, unit)?, unit)?);
+                Ok(())
+            }
+        }
+    }
+
+    /// Numbers by which the ranks' parts of a unit are longer than it.
+    fn padding(&self, unit: usize) -> usize {
+        self.part_len(unit) * self.ranks - self.units[unit].len()
+    }
+
     /// The unit that was gathered, without padding.
     pub fn gathered(&self, pending: Pending, unit: usize) -> Result<Tensor, CollectiveError> {
         Ok(pending.wait()?.narrow(0, 0, self.units[unit].len() as i64))
@@ -98,8 +117,11 @@ impl Partition {
 
     /// Adds this rank's part of the sum over all ranks of a unit's gradient to its own buffer.
     pub fn add_sum(&self, group: &mut Group, own: &Tensor, unit: usize, gradient: &Tensor) -> Result<(), CollectiveError> {
-        let (len, padded) = (gradient.size()[0], (self.part_len(unit) * self.ranks) as i64);
-        let gradient = gradient.to_kind(Kind::Float).constant_pad_nd([0, padded - len]);
+        let gradient = gradient.to_kind(Kind::Float);
+        let gradient = match self.padding(unit) {
+            0 => gradient,
+            padding => gradient.constant_pad_nd([0, padding as i64]),
+        };
         let _sum = self.part(own, unit).g_add_(&group.reduce_scatter(&gradient)?);
         Ok(())
     }

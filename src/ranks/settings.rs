@@ -29,8 +29,10 @@ choices! {
         /// nothing: every rank holds parameters, gradient and moments. Sends least per step on many
         /// micro-batches.
         "nothing" => Nothing,
-        /// moments and the gradient's sums (ZeRO-2); every rank holds the parameters.
+        /// moments (ZeRO-1): every rank holds parameters and gradient, which is summed once per update.
         "optimizer" => Optimizer,
+        /// moments and the gradient's sum (ZeRO-2), to which each micro-batch is added over all ranks.
+        "gradients" => Gradients,
         /// parameters, too (ZeRO-3): they are gathered layer by layer for each micro-batch, and
         /// layers are computed again in the backward pass. Needs all weights to be trained, not
         /// adapters.

@@ -70,8 +70,6 @@ pub trait TrainingBackend: Send + Sync {
 pub struct ForwardBackward {
     /// The batch's share of the optimizer batch's loss.
     pub loss: f64,
-    /// Norm of the gradient accumulated so far.
-    pub grad_norm: f64,
     /// Trained tokens that were computed.
     pub tokens: usize,
     /// Tokens read, prompts included.
@@ -91,15 +89,13 @@ pub struct ForwardBackward {
 }
 
 impl ForwardBackward {
-    /// Adds the result of a later part of the same optimizer batch, whose gradient norm covers
-    /// both.
+    /// Adds the result of a later part of the same optimizer batch.
     pub fn merge(&mut self, other: ForwardBackward) {
         let tokens = self.tokens + other.tokens;
         let entropy = self.entropy * self.tokens as f64 + other.entropy * other.tokens as f64;
         self.entropy = entropy / tokens.max(1) as f64;
         self.tokens = tokens;
         self.loss += other.loss;
-        self.grad_norm = other.grad_norm;
         self.input_tokens += other.input_tokens;
         self.saved_tokens += other.saved_tokens;
         self.micro_batches += other.micro_batches;
@@ -108,10 +104,9 @@ impl ForwardBackward {
         self.skipped = self.skipped.take().or(other.skipped);
     }
 
-    /// Multiplies the loss and its gradient by `scale`.
+    /// Multiplies the loss by `scale`.
     pub fn scaled(mut self, scale: f64) -> Self {
         self.loss *= scale;
-        self.grad_norm *= scale;
         self.metrics.policy_loss *= scale;
         self.metrics.nll = self.metrics.nll.map(|nll| nll * scale);
         self

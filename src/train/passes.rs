@@ -17,14 +17,17 @@ use super::{Algorithm, ForwardBackward, NonFinitePolicy, TrainBatch, TrainError}
 use crate::algo::LossOutput;
 use crate::flow::caught;
 use crate::model::{Entry, Layout, part};
+use crate::ranks::Shard;
 
 /// Accumulated gradient of the next optimizer step.
 #[derive(Default)]
 pub(super) struct Accumulated {
-    /// This rank's part, if it is divided.
+    /// Of this rank's passes; or this rank's part of that of all passes, if ranks sum it after each.
+    /// `None` is zero.
     pub gradient: Option<Tensor>,
-    pub norm: f64,
-    /// Reason to skip the step.
+    /// Set by the first batch.
+    pub begun: bool,
+    /// Reason to skip the step, the same on all ranks.
     pub skip: Option<String>,
 }
 
@@ -35,24 +38,16 @@ impl Accumulated {
             Some(mut sum) => sum.g_add_(&gradient),
         });
     }
+}
 
-    /// Law N4: the names in an error, or in a step that will be skipped.
-    fn give_up(
-        &mut self,
-        policy: NonFinitePolicy,
-        what: &'static str,
-        names: Vec<String>,
-        seen: &mut ForwardBackward,
-    ) -> Result<(), TrainError> {
-        let error = TrainError::NonFinite(what, shorten(names));
-        match policy {
-            NonFinitePolicy::Stop => Err(error),
-            NonFinitePolicy::Skip => {
-                tracing::warn!("skipping this step: {error}");
-                seen.skipped = Some(error.to_string());
-                self.skip.get_or_insert(error.to_string());
-                Ok(())
-            }
+/// Law N4: the names in an error, or the reason to skip a step.
+pub(super) fn given_up(policy: NonFinitePolicy, what: &'static str, names: Vec<String>) -> Result<String, TrainError> {
+    let error = TrainError::NonFinite(what, shorten(names));
+    match policy {
+        NonFinitePolicy::Stop => Err(error),
+        NonFinitePolicy::Skip => {
+            tracing::warn!("skipping this step: {error}");
+            Ok(error.to_string())
         }
     }
 }
@@ -89,53 +84,59 @@ impl Worker {
             false => self.passes(&algorithm, batch, &parts, &judged)?,
         };
         seen.saved_tokens = saved_tokens;
-        if parts.is_empty() {
-            // The zero gradient that their passes would have given.
-            self.accumulated.add(self.zero_gradient());
-        }
-        if seen.skipped.is_some() {
-            return Ok(seen);
-        }
-        let (norm, names) = self.norm_of_all()?;
-        (self.accumulated.norm, seen.grad_norm) = (norm, norm);
-        if !norm.is_finite() {
-            self.accumulated.give_up(self.config.non_finite, "the gradient", names, &mut seen)?;
+        self.accumulated.begun = true;
+        if let Some(reason) = &seen.skipped {
+            self.accumulated.skip.get_or_insert(reason.clone());
         }
         Ok(seen)
     }
 
-    /// This rank's part of a gradient of zeros.
-    fn zero_gradient(&self) -> Tensor {
-        let len = self.shards.as_ref().map_or_else(|| self.weights.trained().0.total(), Shards::own_len);
-        Tensor::zeros([len as i64], (tch::Kind::Float, self.config.compute.device))
+    /// The sum over all ranks of what was accumulated: this rank's part, if the state is divided.
+    pub(super) fn summed(&self, own: Option<Tensor>) -> Result<Tensor, TrainError> {
+        let options = (tch::Kind::Float, self.config.compute.device);
+        let zeros = |len: usize| Tensor::zeros([len as i64], options);
+        let whole = || zeros(self.weights.trained().0.total());
+        let sum = || match (&self.team, &self.shards) {
+            (None, _) => Ok(own.unwrap_or_else(whole)),
+            (Some(team), None) => {
+                let mut sum = own.unwrap_or_else(whole);
+                team.mesh().all.lock().all_reduce(&mut sum)?;
+                Ok(sum)
+            }
+            (Some(team), Some(shards)) => {
+                let mut sum = match (team.shard(), &self.divided) {
+                    (_, Some(divided)) => divided.gathered.take_sums().unwrap_or_else(|| zeros(shards.own_len())),
+                    (Shard::Gradients, _) => own.unwrap_or_else(|| zeros(shards.own_len())),
+                    _ => shards.sum(&own.unwrap_or_else(whole))?,
+                };
+                shards.sum_of_copies(&mut sum)?;
+                Ok(sum)
+            }
+        };
+        sum().map_err(|error| self.explain(error))
     }
 
-    /// Norm of the accumulated gradient, over all ranks, and the tensors with numbers that are not
-    /// finite, if it is not.
-    fn norm_of_all(&mut self) -> Result<(f64, Vec<String>), TrainError> {
-        let norm = self.accumulated.gradient.as_ref().map_or(0.0, grad_norm);
-        match (&self.shards, &mut self.team) {
-            (Some(shards), Some(team)) => {
-                let (gradient, layout) = (self.accumulated.gradient.as_ref(), self.weights.trained().0);
-                let held: Vec<_> = shards.held().collect();
-                let own = if norm.is_finite() { Vec::new() } else { bad_tensors(layout, gradient, &held) };
-                let all = team.agree(Ok((norm, own)))?;
-                // Other copies have the same numbers, which an update compares.
-                let copy = &all[shards.copy()];
-                let square = copy.iter().map(|(norm, _)| norm * norm).sum::<f64>();
-                let mut names: Vec<String> = copy.iter().flat_map(|(_, names)| names.clone()).collect();
-                names.dedup();
-                Ok((square.sqrt(), names))
-            }
-            _ if norm.is_finite() => Ok((norm, Vec::new())),
-            _ => {
-                let layout = self.weights.trained().0;
-                Ok((norm, bad_tensors(layout, self.accumulated.gradient.as_ref(), &[(0..layout.total(), 0)])))
-            }
-        }
+    /// Norm of the gradient of which this rank has `own`, over all ranks, and the tensors with numbers
+    /// that are not finite, if it is not. Copies of the state must agree to the bit.
+    pub(super) fn norm_of_all(&mut self, own: &Tensor) -> Result<(f64, Vec<String>), TrainError> {
+        let (norm, layout) = (grad_norm(own), self.weights.trained().0);
+        let held = self.shards.as_ref().map_or_else(|| vec![(0..layout.total(), 0)], |shards| shards.held().collect());
+        let names = if norm.is_finite() { Vec::new() } else { bad_tensors(layout, own, &held) };
+        let Some(team) = &mut self.team else { return Ok((norm, names)) };
+        let all = team.agree(Ok((norm, names)))?;
+        let parts = self.shards.as_ref().map_or(1, Shards::parts);
+        let of_copy = |copy: &[(f64, Vec<String>)]| match copy {
+            [(whole, _)] => *whole,
+            parts => parts.iter().map(|(norm, _)| norm * norm).sum::<f64>().sqrt(),
+        };
+        let norms: Vec<f64> = all.chunks(parts).map(of_copy).collect();
+        team.check_equal("gradient norm", &norms, parts)?;
+        let mut names: Vec<String> = all[..parts].iter().flat_map(|(_, names)| names.clone()).collect();
+        names.dedup();
+        Ok((norms[0], names))
     }
 
-    /// [`Worker::passes`] on every rank over its own parts, with one result and one gradient.
+    /// [`Worker::passes`] on every rank over its own parts, with one result.
     fn passes_of_all(
         &mut self,
         algorithm: &Algorithm,
@@ -143,35 +144,11 @@ impl Worker {
         parts: &[Vec<usize>],
         judged: &[LossOutput],
     ) -> Result<ForwardBackward, TrainError> {
-        let earlier = self.accumulated.gradient.take();
         let own = caught(|| self.passes(algorithm, batch, parts, judged));
         let own = own.unwrap_or_else(|message| Err(TrainError::Tensor(message)));
         let Some(team) = &mut self.team else { return own };
         let mut seen = ForwardBackward::default();
         team.agree(own)?.into_iter().for_each(|other| seen.merge(other));
-        let divided = self.divided.as_ref().map_or(Ok(None), |divided| divided.gathered.take_sums());
-        let divided = divided.map_err(|error| team.explain(error))?;
-        if let Some(reason) = &seen.skipped {
-            self.accumulated.skip.get_or_insert(reason.clone());
-            return Ok(seen);
-        }
-        let gradient = match (divided, &self.shards) {
-            (Some(own), _) => own,
-            _ if parts.is_empty() => self.zero_gradient(),
-            (None, shards) => {
-                let own = self.accumulated.gradient.take();
-                let mut whole = own.unwrap_or_else(|| self.weights.trained().1.zeros_like());
-                match shards {
-                    Some(shards) => shards.sum(&whole).map_err(|error| team.explain(error))?,
-                    None => {
-                        team.sum(&mut whole)?;
-                        whole
-                    }
-                }
-            }
-        };
-        self.accumulated.gradient = earlier;
-        self.accumulated.add(gradient);
         Ok(seen)
     }
 
@@ -185,11 +162,17 @@ impl Worker {
     ) -> Result<ForwardBackward, TrainError> {
         let (own, count) = (self.own(parts.len()), self.passes_of_each(parts.len()));
         let mut seen = ForwardBackward { micro_batches: own.len(), ..Default::default() };
-        let (mut ended, mut broken) = (Ok(()), None);
-        let (accumulated, policy) = (&mut self.accumulated, self.config.non_finite);
+        let (mut ended, mut broken) = (Ok::<(), TrainError>(()), None);
         // A score head has no log-probabilities to compare with the generator's.
         let words = !self.model.scores;
-        let (device, in_step) = (self.config.compute.device, self.divided.is_some());
+        let (device, in_step) = (self.config.compute.device, self.in_step());
+        let (accumulated, policy) = (&mut self.accumulated, self.config.non_finite);
+        // Each pass's gradient is summed over the ranks.
+        let whole = self.weights.trained().0.total() as i64;
+        let sum = |shards: &Shards, gradient: Option<Tensor>| {
+            shards.sum(&gradient.unwrap_or_else(|| Tensor::zeros([whole], (tch::Kind::Float, device))))
+        };
+        let shards = self.shards.as_ref().filter(|_| self.team.as_ref().is_some_and(|team| team.shard() == Shard::Gradients));
         let over = AtomicBool::new(false);
         let work = |replica: &mut Replica, at: usize| match own.get(at) {
             Some(&piece) if !over.load(Relaxed) => {
@@ -198,7 +181,8 @@ impl Worker {
             _ => replica.accompany(true).map(|()| None),
         };
         self.replicas.run(count, work, |at, part| {
-            let mut take = |Part { scored, output, gradient }: Part| {
+            let mut gradient = None;
+            let mut take = |Part { scored, output, gradient: of_part }: Part| -> Result<(), TrainError> {
                 let part = &parts[own[at]];
                 seen.loss += output.loss;
                 seen.tokens += scored.log_probs.len();
@@ -208,19 +192,24 @@ impl Worker {
                 if words {
                     seen.gap.merge(&batch.gap(part, &scored.log_probs));
                 }
-                match gradient {
-                    Ok(gradient) => {
-                        gradient.into_iter().for_each(|gradient| accumulated.add(gradient.to_device(device)));
-                        Ok(())
-                    }
-                    Err(names) => accumulated.give_up(policy, "the loss", names, &mut seen),
+                match of_part {
+                    Ok(of_part) => gradient = of_part.map(|gradient| gradient.to_device(device)),
+                    Err(names) => seen.skipped = Some(given_up(policy, "the loss", names)?),
                 }
+                Ok(())
             };
             match part {
                 Ok(Some(part)) if ended.is_ok() => ended = take(part),
                 Ok(_) => {}
                 Err(PassError::Loss(error)) => ended = Err(error.into()),
                 Err(PassError::Ranks(error)) => broken = Some(error),
+            }
+            match shards {
+                None => gradient.into_iter().for_each(|gradient| accumulated.add(gradient)),
+                Some(shards) => match sum(shards, gradient) {
+                    Ok(gradient) => accumulated.add(gradient),
+                    Err(error) => broken = Some(error),
+                },
             }
             let stop = ended.is_err() || seen.skipped.is_some();
             over.store(stop, Relaxed);
@@ -233,11 +222,15 @@ impl Worker {
         Ok(seen)
     }
 
-    /// Passes of each rank over `parts` micro-batches: all pass equally often if they gather
-    /// parameters for it.
+    /// Returns true if the ranks exchange numbers in each pass.
+    fn in_step(&self) -> bool {
+        self.team.as_ref().is_some_and(|team| matches!(team.shard(), Shard::Gradients | Shard::Parameters))
+    }
+
+    /// Passes of each rank over `parts` micro-batches: all pass equally often if they are in step.
     fn passes_of_each(&self, parts: usize) -> usize {
-        match (&self.divided, &self.team) {
-            (Some(_), Some(team)) => parts.div_ceil(team.size()),
+        match &self.team {
+            Some(team) if self.in_step() => parts.div_ceil(team.size()),
             _ => self.own(parts).len(),
         }
     }
@@ -327,12 +320,12 @@ impl Worker {
 
 /// Tensors with numbers that are not finite, of a gradient that has these ranges of the whole from
 /// these places on.
-fn bad_tensors(layout: &Layout, gradient: Option<&Tensor>, held: &[(Range<usize>, usize)]) -> Vec<String> {
+fn bad_tensors(layout: &Layout, gradient: &Tensor, held: &[(Range<usize>, usize)]) -> Vec<String> {
     let is_bad = |entry: &&Entry| {
         held.iter().any(|(range, at)| {
             let (start, end) = (range.start.max(entry.range().start), range.end.min(entry.range().end));
             let own = || at + start - range.start..at + end - range.start;
-            start < end && gradient.is_some_and(|of| part(of, own()).isfinite().all().int64_value(&[]) == 0)
+            start < end && part(gradient, own()).isfinite().all().int64_value(&[]) == 0
         })
     };
     layout.entries().iter().filter(is_bad).map(|entry| entry.name.clone()).collect()

@@ -196,7 +196,7 @@ impl Worker {
     /// Copies the moments that a rank writes, and the masters if the model's files have them rounded.
     /// The ranks of the first copy write them.
     fn copy_optimizer(&self, rank: usize, sliced: bool, dtype: Dtype) -> Result<Option<CopiedOptimizer>, TrainError> {
-        let writers = self.shards.as_ref().filter(|_| sliced).map_or(1, |shards| shards.copy().len());
+        let writers = self.shards.as_ref().filter(|_| sliced).map_or(1, |shards| shards.parts());
         let rounded = dtype != Dtype::F32 && self.weights.adapter.is_none();
         let masters = rounded.then(|| match (&self.divided, &self.shards) {
             (Some(divided), _) => divided.masters.shallow_clone(),

@@ -28,13 +28,15 @@ pub(super) struct Shards {
     rank: usize,
 }
 
-/// Numbers of a piece where a buffer has no units.
+/// Numbers of a piece where a buffer has no units, about.
 const PIECE: usize = 1 << 22;
 
 impl Shards {
     /// Divides `len` numbers among the ranks of a copy, in pieces.
     pub fn of_pieces(mesh: &Mesh, len: usize) -> Self {
-        Shards::new(mesh, (1..=len.div_ceil(PIECE)).map(|piece| (piece * PIECE).min(len)))
+        // No piece but the last is padded.
+        let each = PIECE.next_multiple_of(mesh.parts.lock().size());
+        Shards::new(mesh, (1..=len.div_ceil(each)).map(|piece| (piece * each).min(len)))
     }
 
     /// Divides the numbers of `layout` among the ranks of a copy, unit by unit.
@@ -79,7 +81,9 @@ impl Shards {
 
     /// Gathers the numbers of which this rank has `own` into `whole`, on each rank that gives room.
     pub fn gather(&self, own: &Tensor, whole: Option<&Tensor>) -> Result<(), CollectiveError> {
-        self.each_unit(own, |unit, numbers| whole.iter().for_each(|whole| part(whole, unit.clone()).copy_(numbers)))
+        let Some(whole) = whole else { return self.each_unit(own, |_, _| {}) };
+        let gather = |unit| self.partition.gather_into(&mut self.mesh.parts.lock(), own, unit, whole);
+        (0..self.partition.units()).try_for_each(gather)
     }
 
     /// Gathers the numbers of which this rank has `own`, and passes them to `take` unit by unit, with
@@ -92,28 +96,24 @@ impl Shards {
         Ok(())
     }
 
-    /// This rank's part of the sum over all ranks of `gradient`.
+    /// This rank's part of the sum of `gradient` over the ranks that share its copy.
     pub fn sum(&self, gradient: &Tensor) -> Result<Tensor, CollectiveError> {
-        let mut own = Tensor::zeros([self.partition.own_len() as i64], (Kind::Float, gradient.device()));
+        let own = Tensor::zeros([self.partition.own_len() as i64], (Kind::Float, gradient.device()));
         for unit in 0..self.partition.units() {
             let of_unit = part(gradient, self.partition.unit(unit));
             self.partition.add_sum(&mut self.mesh.parts.lock(), &own, unit, &of_unit)?;
         }
-        self.sum_of_copies(&mut own)?;
         Ok(own)
+    }
+
+    /// Number of ranks that share a copy.
+    pub fn parts(&self) -> usize {
+        self.mesh.parts.lock().size()
     }
 
     /// Adds up the gradients of all copies of this rank's part, in place.
     pub fn sum_of_copies(&self, own: &mut Tensor) -> Result<(), CollectiveError> {
         self.mesh.copies.as_ref().map_or(Ok(()), |copies| copies.lock().all_reduce(own))
-    }
-
-    /// Numbers of the ranks that share this rank's copy.
-    pub fn copy(&self) -> Range<usize> {
-        // One after the other: both may be the same group.
-        let [rank, _] = self.mesh.all.lock().place();
-        let [part, parts] = self.mesh.parts.lock().place();
-        rank - part..rank - part + parts
     }
 
     /// Stretches of this rank's part, of those of the whole.
@@ -169,12 +169,10 @@ impl Gathered {
         self.state.lock().scale = scale;
     }
 
-    /// This rank's part of the gradient's sum since the last call, over all ranks; `None` if there
-    /// was no pass.
-    pub fn take_sums(&self) -> Result<Option<Tensor>, CollectiveError> {
-        let mut sums = self.state.lock().sums.take();
-        sums.as_mut().map_or(Ok(()), |sums| self.shards.sum_of_copies(sums))?;
-        Ok(sums)
+    /// This rank's part of the gradient's sum since the last call, over the ranks that share its copy;
+    /// `None` if there was no pass.
+    pub fn take_sums(&self) -> Option<Tensor> {
+        self.state.lock().sums.take()
     }
 
     fn index(&self, unit: Unit) -> usize {

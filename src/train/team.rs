@@ -192,20 +192,14 @@ impl Team {
         all.into_iter().enumerate().map(result).collect()
     }
 
-    /// Checks that all ranks have the same number, to the bit.
-    pub fn check_equal(&mut self, what: &str, number: f64) -> Result<(), TrainError> {
-        let all = self.agree(Ok(number.to_bits()))?;
-        let Some(rank) = all.iter().position(|bits| *bits != all[0]) else { return Ok(()) };
-        let [own, first] = [all[rank], all[0]].map(f64::from_bits);
+    /// Checks that a number is the same to the bit in each copy of the state, that `parts` ranks share.
+    pub fn check_equal(&self, what: &str, numbers: &[f64], parts: usize) -> Result<(), TrainError> {
+        let differs = |number: &f64| number.to_bits() != numbers[0].to_bits();
+        let Some(copy) = numbers.iter().position(differs) else { return Ok(()) };
+        let ([own, first], rank) = ([numbers[copy], numbers[0]], copy * parts);
         let text =
             format!("its {what} is {own}, rank 0's is {first}: the ranks' weights differ; resume from the last checkpoint");
         Err(TrainError::OnRank(self.member.label(rank).to_owned(), text))
-    }
-
-    /// Adds up a tensor over all ranks, in place.
-    pub fn sum(&mut self, tensor: &mut Tensor) -> Result<(), TrainError> {
-        let summed = self.all().all_reduce(tensor);
-        summed.map_err(|error| self.explain(error))
     }
 
     /// Replaces a tensor on all other ranks by rank 0's, in place.

@@ -7,7 +7,7 @@ use tch::{Device, Tensor};
 use super::background::Background;
 use super::groups::ParamGroups;
 use super::optimizer::Optimizer;
-use super::passes::Accumulated;
+use super::passes::{Accumulated, given_up};
 use super::replica::Replica;
 use super::shards::{Gathered, Shards};
 use super::side_by_side::SideBySide;
@@ -15,7 +15,7 @@ use super::team::{Command, MakeAlgorithm, Team};
 use super::{Algorithm, BackendState, LocalConfig, OptimStep, TrainError, clip_scale};
 use crate::algo::Schedule;
 use crate::data::Version;
-use crate::model::{Compute, Dtype, ModelConfig, Weights, return_freed_memory};
+use crate::model::{Compute, Dtype, ModelConfig, Weights};
 use crate::ranks::{CollectiveError, Member, Shard};
 
 /// Largest number of parameters for parallel micro-batches with separate gradients (64 MB each).
@@ -91,12 +91,9 @@ impl Worker {
         let (mesh, shard) = (team.as_ref().map(Team::mesh), team.as_ref().map(Team::shard).unwrap_or_default());
         let shards = match (mesh, shard) {
             (None, _) | (_, Shard::Nothing) => None,
-            (Some(mesh), Shard::Optimizer) => Some(Shards::of_pieces(mesh, layout.total())),
+            (Some(mesh), Shard::Optimizer | Shard::Gradients) => Some(Shards::of_pieces(mesh, layout.total())),
             (Some(mesh), Shard::Parameters) => Some(Shards::of_units(mesh, &layout)),
         };
-        if shards.is_some() {
-            return_freed_memory();
-        }
         let (compute, groups) = (config.compute, ParamGroups { decay: config.decay, lr_scale: config.lr_scale });
         let (weights, divided) = match (&mut team, &shards) {
             (Some(team), Some(shards)) if shard == Shard::Parameters => {
@@ -229,16 +226,24 @@ impl Worker {
 
     pub fn update(&mut self, scale: f64, schedule: Option<Schedule>) -> Result<OptimStep, TrainError> {
         self.command(|| Ok(Command::Update { scale, schedule }))?;
-        if let Some(team) = &mut self.team {
-            team.check_equal("gradient norm", self.accumulated.norm)?;
-        }
-        let Accumulated { gradient, norm, skip } = std::mem::take(&mut self.accumulated);
-        let grad_norm = norm * scale;
+        let accumulated = std::mem::take(&mut self.accumulated);
         let lr = schedule.unwrap_or(self.config.schedule).at(self.optimizer.step);
-        if let Some(reason) = skip {
-            return Ok(OptimStep { step: self.optimizer.step, lr, grad_norm, grad_norm_clipped: 0.0, skipped: Some(reason) });
+        let skip = |worker: &Self, grad_norm, reason| {
+            worker.divided.iter().for_each(|divided| drop(divided.gathered.take_sums()));
+            OptimStep { step: worker.optimizer.step, lr, grad_norm, grad_norm_clipped: 0.0, skipped: Some(reason) }
+        };
+        if let Some(reason) = accumulated.skip {
+            return Ok(skip(self, 0.0, reason));
         }
-        let gradient = gradient.ok_or(TrainError::NoGradient)?;
+        if !accumulated.begun {
+            return Err(TrainError::NoGradient);
+        }
+        let gradient = self.summed(accumulated.gradient)?;
+        let (norm, names) = self.norm_of_all(&gradient)?;
+        let grad_norm = norm * scale;
+        if !norm.is_finite() {
+            return Ok(skip(self, grad_norm, given_up(self.config.non_finite, "the gradient", names)?));
+        }
         let clip = self.config.max_grad_norm.map_or(1.0, |max| clip_scale(grad_norm, max));
         self.step_by(lr, scale * clip, gradient)?;
         self.round();

@@ -134,8 +134,8 @@ fn adapters_learn_the_same_with_layers_computed_anew_and_in_half_precision() {
             let weights = learned(lora(3, targets));
             let config = LocalConfig { gradient_checkpointing, compute: Compute::cpu(dtype), merge: false, ..config() };
             let backend = LocalBackend::new(config, crate::tiny::model(), weights).unwrap();
-            let norm = backend.forward_backward(batch.clone()).wait().unwrap().grad_norm;
-            backend.optim_step().wait().unwrap();
+            backend.forward_backward(batch.clone()).wait().unwrap();
+            let norm = backend.optim_step().wait().unwrap().grad_norm;
             let weights = backend.current().wait().unwrap().weights.read();
             (norm, weights.adapter.unwrap().flat)
         };

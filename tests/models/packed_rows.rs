@@ -29,8 +29,8 @@ fn learn(samples: &[&Sample], backend: &LocalBackend) -> (f64, f64, Tensor) {
     let before = crate::tiny::weights(1).flat;
     let batch = Arc::new(collate(samples, Aggregation::TokenMean).unwrap());
     let seen = backend.forward_backward(batch).wait().unwrap();
-    backend.optim_step().wait().unwrap();
-    (seen.loss, seen.grad_norm, backend.snapshot().wait().unwrap().weights.read().flat - before)
+    let norm = backend.optim_step().wait().unwrap().grad_norm;
+    (seen.loss, norm, backend.snapshot().wait().unwrap().weights.read().flat - before)
 }
 
 /// Samples with prompts, some of them in common, so that what rows begin with is computed once.

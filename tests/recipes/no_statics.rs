@@ -1,6 +1,7 @@
 //! R352 and law F3: no globals. State that outlives a run would let two runs of one process see each other.
 //!
-//! The one exception is the weak reference to the process's runtime for HTTP: it lives as long as its users.
+//! Exceptions: the weak reference to the process's runtime for HTTP, which lives as long as its users,
+//! and the process's allocator.
 
 use std::path::Path;
 
@@ -18,6 +19,9 @@ fn the_library_has_no_mutable_state_of_its_own() {
     for file in files {
         let text = std::fs::read_to_string(&file).unwrap();
         let runtime = |line: &&str| file.ends_with("crates/net/src/tasks.rs") && *line == RUNTIME;
+        if file.ends_with("src/model/allocator.rs") {
+            continue;
+        }
         let found: Vec<&str> = text.lines().filter(declares_state).filter(|line| !runtime(line)).collect();
         assert!(found.is_empty(), "{}: {found:?}; pass it as a parameter instead", file.display());
     }

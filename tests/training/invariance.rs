@@ -57,9 +57,9 @@ fn learn(config: LocalConfig, batch: TrainBatch) -> (f64, f64, Tensor) {
     let before = crate::tiny::weights(5);
     let backend = LocalBackend::new(config, crate::tiny::model(), before.copy()).unwrap();
     let seen = backend.forward_backward(Arc::new(batch)).wait().unwrap();
-    backend.optim_step().wait().unwrap();
+    let norm = backend.optim_step().wait().unwrap().grad_norm;
     let after = backend.snapshot().wait().unwrap().weights.read();
-    (seen.loss, seen.grad_norm, before.flat - after.flat)
+    (seen.loss, norm, before.flat - after.flat)
 }
 
 fn distance(a: &Tensor, b: &Tensor) -> f64 {

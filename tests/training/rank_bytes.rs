@@ -16,7 +16,10 @@ use crate::rank_threads::led_copies;
 const VARIABLE: &str = "ROLLFLOW_RANK_BYTES";
 
 const STEPS: usize = 3;
+/// Micro-batches of a rank, of each batch.
 const MICRO_BATCHES: usize = 2;
+/// Batches of an update.
+const BATCHES: usize = 2;
 
 fn model() -> ModelConfig {
     let config = json!({
@@ -67,8 +70,10 @@ fn measurement() {
         let samples = crate::tiny::rollouts(&vec![(2, 4); ranks * MICRO_BATCHES], 1);
         let batch = Arc::new(collate(&samples, Aggregation::TokenMean).unwrap());
         let step = || {
-            let seen = backend.forward_backward(batch.clone()).wait().unwrap();
-            assert_eq!(seen.micro_batches, ranks * MICRO_BATCHES);
+            for _ in 0..BATCHES {
+                let seen = backend.forward_backward(batch.clone()).wait().unwrap();
+                assert_eq!(seen.micro_batches, ranks * MICRO_BATCHES);
+            }
             backend.optim_step().wait().unwrap();
         };
         step();
@@ -95,11 +100,13 @@ fn the_bytes_of_a_step_are_those_of_the_formula() {
             let line = text.lines().find_map(|line| line.split_once("sent ")).expect(&text).1;
             let [bytes, numbers] = [0, 2].map(|at| line.split(' ').nth(at).unwrap().parse::<f64>().unwrap());
             let (copies, parts) = (copies as f64, parts as f64);
+            let passes = (BATCHES * MICRO_BATCHES) as f64;
             let (exchange, sum) = ((parts - 1.0) / parts, 2.0 * (copies - 1.0) / copies / parts);
             let each = match shard {
                 Shard::Nothing => 2.0 * exchange,
                 Shard::Optimizer => 2.0 * exchange + sum,
-                Shard::Parameters => 3.0 * exchange * MICRO_BATCHES as f64 + sum,
+                Shard::Gradients => exchange * (passes + 1.0) + sum,
+                Shard::Parameters => 3.0 * exchange * passes + sum,
             };
             let expected = 4.0 * each * numbers * copies * parts;
             // Commands and results are a few kilobytes.

@@ -32,7 +32,6 @@ const PARTS: [(&str, Part); 4] = [
 ];
 
 fn main() -> Result<()> {
-    rollflow::model::keep_freed_memory();
     let mut chosen: Vec<String> = std::env::args().skip(1).filter(|arg| arg != "--bench").collect();
     let quick = chosen.iter().position(|arg| arg == "--quick").map(|at| chosen.remove(at)).is_some();
     if let Some(unknown) = chosen.iter().find(|name| PARTS.iter().all(|(part, _)| part != name)) {

@@ -166,7 +166,6 @@ pub fn command(registry: Registry) -> ExitCode {
 
 /// [`command`] on other arguments, of which the first is the program's name.
 pub fn command_with<A: Into<OsString> + Clone>(registry: Registry, args: impl IntoIterator<Item = A>) -> ExitCode {
-    rollflow::model::keep_freed_memory();
     let command = match Cli::try_parse_from(args) {
         Ok(cli) => cli.command,
         Err(error) => return said(&error),

@@ -57,37 +57,40 @@ impl Trainer {
         }
     }
 
-    /// Seconds of an optimizer step.
+    /// Seconds of an optimizer step, with the sum of the gradients where it is made once.
     pub fn update(&self) -> Seconds {
         let compute = self.one.item * sharing(self.cluster.ranks, self.cluster.rank_devices);
         let parts = self.cluster.ranks as f64;
         match self.shard {
             _ if self.alone() => Seconds { all: self.one.item, exchange: 0.0 },
-            Shard::Nothing => Seconds { all: compute, exchange: 0.0 },
-            Shard::Optimizer => {
-                let exchange = self.exchange(F32, self.pieces());
+            Shard::Nothing => {
+                let exchange = 2.0 * self.exchange(F32, 1.0);
+                Seconds { all: compute + exchange, exchange }
+            }
+            Shard::Optimizer | Shard::Gradients => {
+                let exchanges = if self.shard == Shard::Optimizer { 2.0 } else { 1.0 };
+                let exchange = exchanges * self.exchange(F32, self.pieces());
                 Seconds { all: compute / parts + exchange, exchange }
             }
             Shard::Parameters => Seconds { all: compute / parts, exchange: 0.0 },
         }
     }
 
-    /// Seconds of forward and backward passes over so many tokens, with the sum of the gradients.
+    /// Seconds of forward and backward passes over so many tokens, with what ranks exchange in each.
     pub fn pass(&self, tokens: usize) -> Seconds {
         let (ranks, tokens) = (self.cluster.ranks as f64, tokens as f64);
         let compute = self.one.token * tokens * sharing(self.cluster.ranks, self.cluster.rank_devices) / ranks;
+        // Every rank passes equally often.
+        let passes = (tokens / self.micro_batch_tokens / ranks).ceil();
         match self.shard {
             _ if self.alone() => Seconds { all: self.one.token * tokens, exchange: 0.0 },
-            Shard::Nothing | Shard::Optimizer => {
-                let exchange = match self.shard {
-                    Shard::Nothing => 2.0 * self.exchange(F32, 1.0),
-                    _ => self.exchange(F32, self.pieces()),
-                };
+            Shard::Nothing | Shard::Optimizer => Seconds { all: compute, exchange: 0.0 },
+            Shard::Gradients => {
+                let exchange = passes * self.exchange(F32, self.pieces());
                 Seconds { all: compute + exchange, exchange }
             }
             Shard::Parameters => {
-                // Every rank passes equally often. The next layer is gathered while one computes.
-                let passes = (tokens / self.micro_batch_tokens / ranks).ceil();
+                // The next layer is gathered while one computes.
                 let units = self.cluster.layers as f64 + 2.0;
                 let gathers = passes * 2.0 * self.exchange(self.computed, units);
                 let sums = passes * self.exchange(F32, units);
@@ -137,11 +140,14 @@ mod tests {
         let shard = |shard: &str| trainer(&four, &[&format!("ranks.shard=\"{shard}\""), "train.micro_batch_tokens=500"]);
         near(trainer(&Cluster::default(), &[]).pass(4000), 4.0, 0.0);
         near(trainer(&Cluster::default(), &[]).update(), 3.0, 0.0);
-        near(shard("nothing").pass(4000), 1.0 + 0.6, 0.6);
-        near(shard("nothing").update(), 3.0, 0.0);
-        near(shard("optimizer").pass(4000), 1.0 + 0.3, 0.3);
-        near(shard("optimizer").update(), 0.75 + 0.3, 0.3);
-        // Two micro-batches each: gathers of 1.2 s hide 4/3 s of computation, sums do not.
+        near(shard("nothing").pass(4000), 1.0, 0.0);
+        near(shard("nothing").update(), 3.0 + 0.6, 0.6);
+        near(shard("optimizer").pass(4000), 1.0, 0.0);
+        near(shard("optimizer").update(), 0.75 + 0.6, 0.6);
+        // Two micro-batches each.
+        near(shard("gradients").pass(4000), 1.0 + 0.6, 0.6);
+        near(shard("gradients").update(), 0.75 + 0.3, 0.3);
+        // Gathers of 1.2 s hide 4/3 s of computation, sums do not.
         near(shard("parameters").pass(4000), 4.0 / 3.0 + 0.6, 0.6);
         near(shard("parameters").update(), 0.75, 0.0);
         let slow = Cluster { link: Some(5e8), ..four.clone() };
@@ -159,11 +165,11 @@ mod tests {
             local_link: Some(1e10),
             ..Cluster::default()
         };
-        near(trainer(&host, &[]).pass(4000), 1.0 + 0.06, 0.06);
-        near(trainer(&Cluster { ranks_per_host: 2, ..host.clone() }, &[]).pass(4000), 1.0 + 0.6, 0.6);
-        near(trainer(&Cluster { rank_devices: Some(2), ..host.clone() }, &[]).pass(4000), 2.0 + 0.06, 0.06);
-        near(trainer(&Cluster { rank_devices: Some(2), ..host.clone() }, &[]).update(), 6.0, 0.0);
+        near(trainer(&host, &[]).update(), 3.0 + 0.06, 0.06);
+        near(trainer(&Cluster { ranks_per_host: 2, ..host.clone() }, &[]).update(), 3.0 + 0.6, 0.6);
+        near(trainer(&Cluster { rank_devices: Some(2), ..host.clone() }, &[]).pass(4000), 2.0, 0.0);
+        near(trainer(&Cluster { rank_devices: Some(2), ..host.clone() }, &[]).update(), 6.0 + 0.06, 0.06);
         // Three messages to reach the others, twice.
-        near(trainer(&Cluster { latency: 0.01, ..host }, &[]).pass(4000), 1.0 + 0.12, 0.12);
+        near(trainer(&Cluster { latency: 0.01, ..host }, &[]).update(), 3.0 + 0.12, 0.12);
     }
 }

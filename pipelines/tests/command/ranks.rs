@@ -40,7 +40,7 @@ fn n1_a_run_of_several_ranks_is_the_run_of_one_and_repeats_to_the_bit() {
     let runs = [
         ("2", "two", "nothing", "1"),
         ("3", "three", "optimizer", "1"),
-        ("4", "two copies", "optimizer", "2"),
+        ("4", "two copies", "gradients", "2"),
         ("2", "two again", "nothing", "1"),
     ];
     for (ranks, name, shard, copies) in runs {

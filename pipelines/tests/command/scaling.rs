@@ -101,6 +101,7 @@ impl Size {
             // Masters 4, their copy to compute with 2, moments 8, a pass's gradient 4, the sum of gradients 4.
             "nothing" => 22.0 * p,
             "optimizer" => (4.0 + 2.0 + 4.0 + 4.0) * p + (8.0 + 4.0) * p / n,
+            "gradients" => (4.0 + 2.0 + 4.0) * p + (8.0 + 4.0) * p / n,
             "parameters" => (4.0 + 2.0 + 8.0 + 4.0) * p / n + (2.0 * 2.0 + 4.0) * self.unit,
             _ => 2.0 * p + 22.0 * self.adapters,
         }
@@ -161,6 +162,7 @@ fn the_table_of_memory_and_traffic_is_that_of_the_memory_plan() {
         let cells = [
             gigabytes(size.held("nothing", 1.0)),
             both(&|n| size.held("optimizer", n)),
+            both(&|n| size.held("gradients", n)),
             both(&|n| size.held("parameters", n)),
             gigabytes(size.held("lora", 1.0)),
             both(&|n| size.sent("nothing", n)),
@@ -172,7 +174,8 @@ fn the_table_of_memory_and_traffic_is_that_of_the_memory_plan() {
     }
     let _alone = PAGE.lock().unwrap_or_else(PoisonError::into_inner);
     let found = fs::read_to_string(page()).unwrap();
-    let head = "| model | nothing | optimizer | parameters | LoRA | nothing | optimizer | parameters | LoRA |\n| --- |";
+    let head =
+        "| model | nothing | optimizer | gradients | parameters | LoRA | nothing | optimizer | parameters | LoRA |\n| --- |";
     let (before, after) = found.split_once(head).unwrap();
     let (rule, after) = after.split_once('\n').unwrap();
     let after = after.split_once("\n\n").map_or("", |(_, after)| after);

@@ -126,7 +126,7 @@ impl<B: TrainingBackend> Critic<B> {
     pub(super) fn learn(&self, minibatch: Arc<TrainBatch>, step: &mut CriticStep) -> Result<(), TrainError> {
         let seen = self.backend.forward_backward(minibatch).wait()?;
         step.optim = self.backend.optim_step().wait()?;
-        if seen.skipped.is_none() {
+        if step.optim.skipped.is_none() {
             step.metrics.merge(&seen.metrics);
             step.updates += 1;
             step.loss += (seen.loss - step.loss) / f64::from(step.updates);
