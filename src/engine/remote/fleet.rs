@@ -188,14 +188,18 @@ impl Fleet {
         let limits = self.engine_slots.iter().filter(|(place, _)| serving.contains(place)).map(|(_, slot)| slot.limit());
         let most = limits.max().unwrap_or(0).min(self.limit);
         while let Some((first, _)) = waiting.split_first() {
-            let together = self.together(waiting, most);
+            let mut together = self.together(waiting, most);
             let group = self.samples.range((first.0, 0)..=(first.0, u32::MAX));
             let home = group.filter_map(|(_, sample)| sample.running()).map(|running| running.place).next();
             let avoided = self.samples.get(first).and_then(|sample| sample.avoided);
             let oldest = self.oldest(first.0);
             let usable = |place| serving.contains(&place) && self.serves_since(place, oldest);
             let serves = |place| Some(place) != avoided && usable(place);
-            let place = choose(&self.engine_slots, home, first.0, together, serves, now);
+            // An engine that begins again with few samples would never have room for a whole group.
+            let few = |(place, slot): &(&usize, &EngineSlot)| slot.limit() < together && slot.has_room(1, now) && serves(**place);
+            let few = self.engine_slots.iter().find(few).map(|(place, _)| *place);
+            together = few.map_or(together, |_| 1);
+            let place = few.or_else(|| choose(&self.engine_slots, home, first.0, together, serves, now));
             // An engine to avoid is better than none.
             let place = place.or_else(|| avoided.filter(|place| usable(*place) && self.has_room(*place, together, now)));
             let Some(place) = place.filter(|_| together <= room) else { break };

@@ -415,6 +415,42 @@ fn engines_come_and_go_and_each_sample_ends_once_with_tokens_of_verified_weights
     assert!(mean > calm, "faults cost time");
 }
 
+/// An engine that sent nothing begins again with one sample, although prompts of four wait.
+#[test]
+fn an_engine_that_was_silent_gets_its_share_of_whole_groups_again() {
+    let runtime = Builder::new_current_thread().enable_time().start_paused(true).build().unwrap();
+    runtime.block_on(async {
+        let made: [Arc<AtomicU64>; 2] = Default::default();
+        let engines = [0, 1].map(|nth| Engine::new(nth as u64, &made[nth]));
+        let handle = FleetHandle::new(engines.iter().map(|engine| engine.clone() as Arc<dyn InferenceEngine>).collect());
+        let config = FleetConfig {
+            per_engine: 32,
+            step: Duration::ZERO,
+            hedge_after: Some(Duration::from_secs(2)),
+            ..FleetConfig::default()
+        };
+        let mut fleet = Fleet::new(&handle, config, &tokenizer(), 32, 0).on(Tasks::on_current());
+        fleet.set_weights(1, &());
+        let params = SamplingParams { max_new_tokens: 12, ignore_eos: true, ..SamplingParams::default() };
+        // It answers, and makes no tokens.
+        engines[1].set(|machine| machine.paused = true);
+        let (begun, mut submitted, mut ended) = (Instant::now(), 0, 0);
+        while ended < 4 * 100 {
+            while submitted < 100 && fleet.free_slots() >= 4 {
+                fleet.submit(request(submitted, 4, &params)).unwrap();
+                submitted += 1;
+            }
+            ended += fleet.step().unwrap().len();
+            if begun.elapsed() > Duration::from_secs(5) {
+                engines[1].set(|machine| machine.paused = false);
+            }
+            sleep(TOKEN).await;
+        }
+        let [others, own] = made.map(|made| made.load(SeqCst));
+        assert!(4 * own > others, "{own} tokens, and {others} of the other engine");
+    });
+}
+
 /// Share of its time that an engine whose loads take three seconds works, next to one that loads in half a second, while a version comes every
 /// two seconds.
 fn working(max_lag: u64) -> f64 {
