@@ -126,7 +126,9 @@ class Member:
         self.listed = False
 
     def end(self):
-        self.process.kill()
+        # vLLM's workers do not end with it.
+        if self.process.poll() is None:
+            os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait()
         if self.processors:
             self.processors.remove()
