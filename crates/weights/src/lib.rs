@@ -22,6 +22,7 @@ mod puller;
 mod settings;
 mod source;
 mod store;
+mod web_pages;
 
 #[cfg(test)]
 mod tests;
@@ -31,4 +32,4 @@ pub use manifest::{FORMAT, Id};
 pub use publisher::{Published, Publisher};
 pub use puller::{HostReport, LATEST, Pulled, Puller};
 pub use settings::{CHECKPOINTS, StoreRule, WEIGHTS};
-pub use store::{Store, check_address};
+pub use store::{Store, check_address, check_writable};

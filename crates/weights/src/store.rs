@@ -1,4 +1,4 @@
-//! A folder of an object store, or of this machine, by its address.
+//! A folder of an object store, of this machine, or of a web server, by its address.
 //!
 //! Calls block, and run on the process's runtime for HTTP: not for tasks. Each ends within a
 //! deadline. The library `object_store` retries; TLS, proxies and timeouts are those of
@@ -15,6 +15,7 @@ use object_store::aws::AmazonS3Builder;
 use object_store::azure::MicrosoftAzureBuilder;
 use object_store::client::{ClientOptions, HttpClient, HttpConnector};
 use object_store::gcp::GoogleCloudStorageBuilder;
+use object_store::http::HttpBuilder;
 use object_store::local::LocalFileSystem;
 use object_store::path::Path;
 use object_store::{Error, ObjectStore, ObjectStoreExt, PutMode, PutOptions, RetryConfig};
@@ -22,6 +23,7 @@ use rollflow_net::{Tasks, bare_client};
 use rollflow_util::secrets::masked;
 use rollflow_util::{atomic_file, untrusted};
 
+use super::web_pages::WebPages;
 use super::{WeightsError, aws_files};
 
 /// Longest pause of an answer.
@@ -42,6 +44,8 @@ pub struct Store {
     name: String,
     store: Arc<dyn ObjectStore>,
     folder: Path,
+    /// Pages that list the folders of a web server.
+    pages: Option<WebPages>,
     tasks: Arc<Tasks>,
 }
 
@@ -71,16 +75,32 @@ pub fn check_address(address: &str) -> Result<(), String> {
         "file" if rest.starts_with('/') => Ok(()),
         "file" => Err("the path after file:// is not absolute".to_owned()),
         "s3" | "gs" | "az" | "azure" if bucket.is_empty() => Err("it names no bucket".to_owned()),
+        "http" | "https" if bucket.is_empty() => Err("it names no host".to_owned()),
+        "http" | "https" if bucket.contains('@') || rest.contains(['?', '#']) => {
+            Err("the address of a web server holds neither credentials nor options".to_owned())
+        }
         "s3" | "gs" | "az" | "azure" if bucket.contains(['@', ':']) || rest.contains(['?', '#']) => {
             Err("an address holds neither credentials nor options; both come from the environment".to_owned())
         }
-        "s3" | "gs" | "az" | "azure" => Ok(()),
+        "s3" | "gs" | "az" | "azure" | "http" | "https" => Ok(()),
         other => Err(format!("there is no kind of store {other:?}")),
     }
 }
 
+/// Checks the address of a store that is written to, as [`check_address`] does.
+///
+/// # Errors
+/// The problem.
+pub fn check_writable(address: &str) -> Result<(), String> {
+    match address.split_once("://") {
+        Some(("http" | "https", _)) => Err("a web server can be read, and not written".to_owned()),
+        _ => check_address(address),
+    }
+}
+
 impl Store {
-    /// Opens `s3://bucket/folder`, `gs://…`, `az://…`, `file:///folder` or an absolute path. Connects
+    /// Opens `s3://bucket/folder`, `gs://…`, `az://…`, `file:///folder` or an absolute path; or, to read,
+    /// the folder of a web server that lists its folders, `http://host/folder`. Connects
     /// with the first call. Credentials come from the environment, from the files that the store's own
     /// tools use, or from the machine's role; see docs/how_to/stores.md. `ca_file` is a PEM file of
     /// further authorities.
@@ -95,10 +115,9 @@ impl Store {
         let failed = |why: String| WeightsError::Store { store: shown.clone(), what: "opening it".to_owned(), why };
         let (scheme, rest) = address.split_once("://").unwrap_or(("file", address));
         let (bucket, folder) = rest.split_once('/').unwrap_or((rest, ""));
-        let http = || {
-            let http = bare_client(ca_file, STALL).map_err(|fault| failed(fault.to_string()))?;
-            Ok::<_, WeightsError>(Connector(HttpClient::new(http)))
-        };
+        let client = || bare_client(ca_file, STALL).map_err(|fault| failed(fault.to_string()));
+        let http = || Ok::<_, WeightsError>(Connector(HttpClient::new(client()?)));
+        let web = matches!(scheme, "http" | "https");
         let retry = RetryConfig { max_retries: 8, retry_timeout: Duration::from_secs(120), ..RetryConfig::default() };
         let built: Result<Arc<dyn ObjectStore>, Error> = match scheme {
             "s3" => {
@@ -114,15 +133,22 @@ impl Store {
                 let builder = MicrosoftAzureBuilder::from_env().with_container_name(bucket);
                 builder.with_http_connector(http()?).with_retry(retry).build().map(|store| Arc::new(store) as _)
             }
+            "http" | "https" => {
+                let builder = HttpBuilder::new().with_url(address).with_http_connector(http()?).with_retry(retry);
+                // Its own check allows TLS alone.
+                let builder = builder.with_client_options(ClientOptions::new().with_allow_http(true));
+                builder.build().map(|store| Arc::new(store) as _)
+            }
             _ => {
                 atomic_file::create_folder(FilePath::new(rest)).map_err(WeightsError::io(rest))?;
                 LocalFileSystem::new_with_prefix(rest).map(|store| Arc::new(store.with_fsync(true)) as _)
             }
         };
         let store = built.map_err(|error| failed(shorten(&error)))?;
-        let folder = Path::from(if scheme == "file" { "" } else { folder });
+        let pages = if web { Some(WebPages::new(client()?, address)) } else { None };
+        let folder = Path::from(if scheme == "file" || web { "" } else { folder });
         let tasks = Tasks::new().map_err(|error| failed(error.to_string()))?;
-        Ok(Store { name: shown, store, folder, tasks: Arc::new(tasks) })
+        Ok(Store { name: shown, store, folder, pages, tasks: Arc::new(tasks) })
     }
 
     /// The folder `name` in this one.
@@ -218,6 +244,10 @@ impl Store {
 
     /// Names of the objects in a folder.
     pub(crate) fn list(&self, folder: &str) -> Result<Vec<String>, WeightsError> {
+        if let Some(pages) = &self.pages {
+            let page = self.tasks.block_on(pages.names(self.at(folder).as_ref()));
+            return page.map_err(|why| self.failed("listing", folder, why));
+        }
         Ok(self.entries(folder)?.objects.into_iter().filter_map(|of| of.location.filename().map(str::to_owned)).collect())
     }
 
@@ -281,11 +311,21 @@ mod tests {
 
     #[test]
     fn addresses_name_a_kind_and_a_bucket_and_hold_no_credentials() {
-        for good in ["s3://bucket", "s3://bucket/a/b", "gs://b/x", "az://c/x", "file:///tmp/x", "/tmp/x"] {
+        for good in ["s3://bucket", "s3://bucket/a/b", "gs://b/x", "az://c/x", "file:///tmp/x", "/tmp/x", "http://host:80/x"] {
             assert_eq!(check_address(good), Ok(()), "{good}");
         }
-        for bad in ["", "bucket/x", "s3://", "s3:///x", "ftp://x", "file://x", "s3://key:secret@bucket/x", "s3://bucket/x?key=1"]
-        {
+        for bad in [
+            "",
+            "bucket/x",
+            "s3://",
+            "s3:///x",
+            "ftp://x",
+            "file://x",
+            "s3://key:secret@bucket/x",
+            "s3://bucket/x?key=1",
+            "https://",
+            "http://a:b@host/x",
+        ] {
             assert!(check_address(bad).is_err(), "{bad}");
         }
         let told = Store::open("s3://key:hunter2@bucket/x", None).unwrap_err().to_string();

@@ -67,7 +67,8 @@ pub struct Serve {
     /// default the system's folder for temporary files.
     #[arg(long, value_name = "DIR")]
     uploads: Option<PathBuf>,
-    /// Store of a run, as in the recipe's store.url. POST /update_weights_from_disk may name it instead
+    /// Store of a run, as in the recipe's store.url, or its address on a web server that lists its
+    /// folders (http://host/run). POST /update_weights_from_disk may name it instead
     /// of a folder; the version is pulled to a folder in --uploads and verified by its checksums.
     #[arg(long, value_name = "URL")]
     store: Option<String>,

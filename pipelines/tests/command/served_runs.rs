@@ -1,9 +1,11 @@
-//! Runs whose engine is `rollflow serve`: they are the runs of one process, whichever way weights reach the servers and whatever becomes of a
-//! server. Laws D1, D2, D3, D4, V2, V4.
+//! Runs whose engine is `rollflow serve`: they are the runs of one process, by every way of weights to the servers, also when servers die. Laws
+//! D1, D2, D3, D4, V2, V4.
 
 use std::collections::BTreeMap;
 use std::fs;
+use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
 
 use rollflow::model::load_hf;
 use rollflow::observe::Metric;
@@ -105,6 +107,30 @@ fn walk(folder: &Path) -> Vec<PathBuf> {
     below.flat_map(|path| if path.is_dir() { walk(&path) } else { vec![path] }).collect()
 }
 
+/// Python's web server of a folder, which ends when it is dropped.
+struct WebServer {
+    process: Child,
+    url: String,
+}
+
+impl WebServer {
+    fn start(folder: &Path) -> Self {
+        let words = ["-u", "-m", "http.server", "0", "--bind", "127.0.0.1", "--directory", folder.to_str().unwrap()];
+        let mut process = Command::new("python3").args(words).stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap();
+        let mut line = String::new();
+        BufReader::new(process.stdout.as_mut().unwrap()).read_line(&mut line).unwrap();
+        let port: u16 = line.split_whitespace().find_map(|word| word.parse().ok()).unwrap();
+        WebServer { process, url: format!("http://127.0.0.1:{port}") }
+    }
+}
+
+impl Drop for WebServer {
+    fn drop(&mut self) {
+        self.process.kill().ok();
+        self.process.wait().ok();
+    }
+}
+
 /// Laws V2, V4 and D1: a server without the trainer's disk loads what `weights pull` brings to its host, a second one that missed every version
 /// gets the newest from the store, and a run goes on from the store on another machine.
 #[test]
@@ -152,8 +178,19 @@ fn weights_reach_a_server_through_a_store_and_checkpoints_come_back_from_it() {
         let told = load(path, more).unwrap_err().to_string();
         assert!(told.contains(why), "{told}");
     }
+    // From a web server, too.
+    let web = WebServer::start(&store);
+    let server = Server::start(&base, &["--store", &web.url]);
+    server.post("/update_weights_from_disk", &json!({ "model_path": web.url })).unwrap();
+    let page = server.get("/model_info");
+    assert_eq!(page["weight_version"], "4", "the newest: {page}");
+    assert_eq!(flat(Path::new(page["model_path"].as_str().unwrap())), flat(&late.join("latest")));
+    server.post("/update_weights_from_disk", &json!({ "model_path": web.url, "weight_version": "3" })).unwrap();
+    assert_eq!(server.get("/model_info")["weight_version"], "3");
+    let ended = rollflow(&["check", GRPO, "--set", &format!("store={{url={:?}}}", web.url)]);
+    assert!(ended.code != Some(0) && ended.err.contains("can be read, and not written"), "{}", ended.err);
     // A damaged object is refused, and the version before stays.
-    let fresh = Server::start(&base, &["--store", &address]);
+    let fresh = [&address, &web.url].map(|address| (address, Server::start(&base, &["--store", address])));
     let damage = || {
         for path in walk(&store.join("weights/data")) {
             let mut bytes = fs::read(&path).unwrap();
@@ -163,9 +200,11 @@ fn weights_reach_a_server_through_a_store_and_checkpoints_come_back_from_it() {
         }
     };
     damage();
-    let told = fresh.refused("/update_weights_from_disk", &json!({ "model_path": address }));
-    assert!(told.contains("checksum"), "{told}");
-    assert_eq!(fresh.get("/model_info")["weight_version"], "default");
+    for (address, fresh) in fresh {
+        let told = fresh.refused("/update_weights_from_disk", &json!({ "model_path": address }));
+        assert!(told.contains("checksum"), "{told}");
+        assert_eq!(fresh.get("/model_info")["weight_version"], "default");
+    }
     // Twice is as before.
     damage();
 

@@ -5,7 +5,7 @@ use crate::recipe::data::Source;
 use crate::recipe::plan::{Pipeline, Plan};
 use crate::recipe::task::TaskData;
 use crate::util::secrets::masked;
-use crate::weights::{StoreRule, check_address};
+use crate::weights::{StoreRule, check_writable};
 
 pub(super) fn sources(plan: &Plan, note: Note) {
     let offline = plan.pipeline == Pipeline::GrpoOffline;
@@ -100,7 +100,7 @@ pub(super) fn evaluation(plan: &Plan, note: Note) {
 pub(super) fn store(plan: &Plan, note: Note) {
     match &plan.store.url {
         Some(url) => {
-            if let Err(why) = check_address(url) {
+            if let Err(why) = check_writable(url) {
                 let message = format!("`store.url` is {:?}: {why}", masked(url));
                 note(
                     "store.url",

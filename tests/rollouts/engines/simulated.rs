@@ -138,8 +138,13 @@ impl InferenceEngine for Engine {
         Ok(Ending { finish: Some(FinishReason::Length), spans: self.spans.then_some(spans) })
     }
 
+    /// As SGLang, it is not ready while it is paused.
     async fn healthy(&self, _: Duration) -> Result<(), RemoteError> {
-        self.takes(Duration::from_millis(10)).await
+        self.takes(Duration::from_millis(10)).await?;
+        match self.machine.lock().unwrap().paused {
+            true => Err(RemoteError::new(&self.name, Fault::Busy { status: 503, retry_after: None })),
+            false => Ok(()),
+        }
     }
 
     async fn score(&self, tokens: &[u32], _: Option<&str>) -> Result<Vec<f32>, RemoteError> {

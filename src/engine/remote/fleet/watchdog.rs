@@ -4,10 +4,10 @@ use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
 use super::{FAILURES, Fleet, id};
-use crate::engine::remote::FleetHandle;
 use crate::engine::remote::handle::{EngineState, no_answer};
 use crate::engine::remote::in_flight::{InFlightSample, SampleKey, Stage};
 use crate::engine::remote::router::{EngineSlot, choose, pause};
+use crate::engine::remote::{Fault, FleetHandle};
 use crate::engine::{EngineError, TokenEngine};
 
 /// Time limit of a health check of a lost engine.
@@ -181,7 +181,14 @@ async fn look(handle: FleetHandle, place: usize, first: Duration, nth: u32) {
     for again in nth.. {
         tokio::time::sleep(pause(first, place as u64, again.min(3))).await;
         let Some(engine) = handle.engine(place) else { return };
-        if matches!(tokio::time::timeout(LOOK, engine.healthy(LOOK)).await, Ok(Ok(()))) {
+        let well = match tokio::time::timeout(LOOK, engine.healthy(LOOK)).await {
+            Ok(Ok(())) => true,
+            // SGLang says so while it is paused, which an interrupted sync leaves it. The next sync
+            // resumes and verifies it.
+            Ok(Err(error)) => matches!(error.fault, Fault::Busy { .. }) && handle.served(place).is_some(),
+            Err(_) => false,
+        };
+        if well {
             tracing::info!("{} is back", engine.name());
             return handle.mark_found(place);
         }
