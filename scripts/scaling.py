@@ -92,7 +92,7 @@ def main():
     for turn in range(rounds):
         profile = top / f"profile_{turn}.json"
         command(program, "simulate", recipe, "--profile", profile, "--record", STEPS, "--steps", 1)
-        cluster = ["--set", f"cluster.parameters={parameters}", "--set", f"cluster.layers={TINY['layers']}", "--set", "cluster.ranks_per_host=8"]
+        cluster = ["--set", f"cluster.parameters={parameters}", "--set", f"cluster.layers={TINY['layers']}", "--set", "cluster.ranks_per_host=8", "--set", "cluster.cpus=true"]
         for ranks, shard in RANKS:
             run, sets = top / f"ranks_{ranks}_{shard}_{turn}", ["--set", f'ranks.shard="{shard}"']
             start = ["run"] if ranks == 1 else ["launch", "--ranks", ranks]

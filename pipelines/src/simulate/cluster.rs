@@ -26,6 +26,8 @@ section! {
         ranks_per_host: usize = 1, SOME;
         /// Devices that all ranks share, such as cores. Left out: one for each rank.
         rank_devices: Option<usize> = None, SOME_IF_GIVEN;
+        /// If true, ranks compute on CPUs, whose cores exchanges take as well.
+        cpus: bool = false;
         /// Numbers that are trained: the model's, or those of adapters. Required for several ranks.
         parameters: f64 = 0.0, NOT_NEGATIVE;
         /// Layers of the model, which `ranks.shard = "parameters"` gathers one by one.

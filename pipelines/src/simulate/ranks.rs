@@ -3,8 +3,9 @@
 //!
 //! Exchanges are rings. To gather numbers of which each rank has a part, or to sum numbers of which
 //! each keeps a part, a rank sends (n - 1) / n of them; to sum what all keep, twice as many. Sums and
-//! masters are f32, parameters that are gathered for a pass have
-//! the format of `model.dtype`.
+//! masters are f32, parameters that are gathered for a pass have the format of `model.dtype`.
+//!
+//! On CPUs an exchange takes time of the cores that compute, in addition to that of the links.
 
 use rollflow::ranks::Shard;
 use rollflow::recipe::Plan;
@@ -17,6 +18,14 @@ const F32: f64 = 4.0;
 
 /// Numbers of a piece that ranks exchange when each keeps a part of the moments.
 const PIECE: f64 = (1 << 22) as f64;
+
+/// Core-seconds of a rank on a CPU for each byte that it sends, which another receives: copies, sums and
+/// TCP over loopback. `scripts/exchange_cost.py` measures it: 0.89 to 1.05 ns of 2 ranks.
+const BYTE_COST: f64 = 1e-9;
+
+/// Core-seconds of a rank on a CPU for each exchange of a piece: ranks wait for the last one, and threads
+/// for their turns. Fitted to the runs with `"parameters"` of `scripts/scaling.py` on two idle cores.
+const MEETING_COST: f64 = 2e-3;
 
 /// A trainer of several ranks.
 pub struct Trainer {
@@ -64,12 +73,12 @@ impl Trainer {
         match self.shard {
             _ if self.alone() => Seconds { all: self.one.item, exchange: 0.0 },
             Shard::Nothing => {
-                let exchange = 2.0 * self.exchange(F32, 1.0);
+                let exchange = 2.0 * self.exchange(F32, 1.0).all();
                 Seconds { all: compute + exchange, exchange }
             }
             Shard::Optimizer | Shard::Gradients => {
                 let exchanges = if self.shard == Shard::Optimizer { 2.0 } else { 1.0 };
-                let exchange = exchanges * self.exchange(F32, self.pieces());
+                let exchange = exchanges * self.exchange(F32, self.pieces()).all();
                 Seconds { all: compute / parts + exchange, exchange }
             }
             Shard::Parameters => Seconds { all: compute / parts, exchange: 0.0 },
@@ -86,16 +95,16 @@ impl Trainer {
             _ if self.alone() => Seconds { all: self.one.token * tokens, exchange: 0.0 },
             Shard::Nothing | Shard::Optimizer => Seconds { all: compute, exchange: 0.0 },
             Shard::Gradients => {
-                let exchange = passes * self.exchange(F32, self.pieces());
+                let exchange = passes * self.exchange(F32, self.pieces()).all();
                 Seconds { all: compute + exchange, exchange }
             }
             Shard::Parameters => {
-                // The next layer is gathered while one computes.
+                // Links gather the next layer while one computes; cores do not.
                 let units = self.cluster.layers as f64 + 2.0;
-                let gathers = passes * 2.0 * self.exchange(self.computed, units);
-                let sums = passes * self.exchange(F32, units);
+                let Exchange { links, cores } = self.exchange(self.computed, units);
+                let (gathers, others) = (passes * 2.0 * links, passes * (2.0 * cores + self.exchange(F32, units).all()));
                 let compute = compute * self.again;
-                Seconds { all: compute.max(gathers) + sums, exchange: (gathers - compute).max(0.0) + sums }
+                Seconds { all: compute.max(gathers) + others, exchange: (gathers - compute).max(0.0) + others }
             }
         }
     }
@@ -108,11 +117,29 @@ impl Trainer {
         (self.cluster.parameters / PIECE).ceil().max(1.0)
     }
 
-    /// Seconds in which each rank sends (n - 1) / n of the numbers, `bytes` each, in so many pieces.
-    fn exchange(&self, bytes: f64, pieces: f64) -> f64 {
+    /// Exchange in which each rank sends (n - 1) / n of the numbers, `bytes` each, in so many pieces.
+    fn exchange(&self, bytes: f64, pieces: f64) -> Exchange {
         let others = self.cluster.ranks as f64 - 1.0;
         let sent = self.cluster.parameters * bytes * others / self.cluster.ranks as f64;
-        sent / self.cluster.ring() + self.cluster.latency * others * pieces
+        let of_rank = if self.cluster.cpus { sent * BYTE_COST + pieces * MEETING_COST } else { 0.0 };
+        Exchange {
+            links: sent / self.cluster.ring() + self.cluster.latency * others * pieces,
+            cores: of_rank * sharing(self.cluster.ranks, self.cluster.rank_devices),
+        }
+    }
+}
+
+/// Seconds of an exchange.
+struct Exchange {
+    /// Time of the links.
+    links: f64,
+    /// Time of the cores that ranks compute on.
+    cores: f64,
+}
+
+impl Exchange {
+    fn all(&self) -> f64 {
+        self.links + self.cores
     }
 }
 
@@ -153,6 +180,22 @@ mod tests {
         let slow = Cluster { link: Some(5e8), ..four.clone() };
         let slow = trainer(&slow, &["ranks.shard=\"parameters\"", "train.micro_batch_tokens=500"]);
         near(slow.pass(4000), 2.4 + 1.2, 2.4 - 4.0 / 3.0 + 1.2);
+    }
+
+    /// 2 ranks send 200 MB each in a gather: 0.2 s of their cores, and 2 ms for each of 4 pieces.
+    #[test]
+    fn exchanges_on_cpus_take_time_of_the_cores_that_compute() {
+        let two = Cluster { ranks: 2, parameters: 1e8, layers: 2, cpus: true, ..Cluster::default() };
+        let sets = ["ranks.shard=\"parameters\"", "train.micro_batch_tokens=500"];
+        // Four micro-batches each: two gathers and a sum.
+        let exchange = 4.0 * 3.0 * (0.2 + 4.0 * 0.002);
+        near(trainer(&two, &sets).pass(4000), 2.0 * 4.0 / 3.0 + exchange, exchange);
+        near(trainer(&two, &[]).update(), 3.0 + 0.404, 0.404);
+        // One core for both.
+        let shared = Cluster { rank_devices: Some(1), ..two.clone() };
+        near(trainer(&shared, &sets).pass(4000), 2.0 * (2.0 * 4.0 / 3.0 + exchange), 2.0 * exchange);
+        let gpus = Cluster { cpus: false, ..two };
+        near(trainer(&gpus, &sets).pass(4000), 2.0 * 4.0 / 3.0, 0.0);
     }
 
     #[test]

@@ -31,7 +31,7 @@ impl Server {
         Server::start_at("127.0.0.1:0", model, args, None)
     }
 
-    fn start_at(address: &str, model: &Path, args: &[&str], token: Option<&str>) -> Self {
+    pub fn start_at(address: &str, model: &Path, args: &[&str], token: Option<&str>) -> Self {
         let mut running = Running::start(&[&["serve", model.to_str().unwrap(), "--listen", address], args].concat());
         let url = running.line(|line| line.strip_prefix("ready: ").map(str::to_owned));
         let client = client(&url, token);
@@ -42,7 +42,7 @@ impl Server {
         self.tasks.block_on(self.client.get(path, LIMIT)).unwrap()
     }
 
-    fn post(&self, path: &str, body: &Value) -> Result<Value, RemoteError> {
+    pub fn post(&self, path: &str, body: &Value) -> Result<Value, RemoteError> {
         self.tasks.block_on(self.client.post(path, body, LIMIT))
     }
 
@@ -72,7 +72,7 @@ impl Server {
         scrape.family(metric.name()).and_then(|family| family.value(metric.name(), labels)).unwrap()
     }
 
-    fn until(&mut self, what: &str, done: impl Fn(&Self) -> bool) {
+    pub fn until(&mut self, what: &str, done: impl Fn(&Self) -> bool) {
         let deadline = std::time::Instant::now() + LIMIT;
         while !done(self) {
             assert!(std::time::Instant::now() < deadline && !self.running.has_ended(), "it was never seen that {what}");
