@@ -3,7 +3,7 @@
 
 Trains small decoders on 1, 2 and 4 ranks with ranks.shard = "parameters" and one thread each, and takes the CPU time of
 all processes. Runs of two lengths cancel the time of the start. More CPU time than one process needs, divided by the bytes that
-all ranks send, is the cost: `EXCHANGE_COST` in pipelines/src/simulate/ranks.rs. CPU time depends little on other load.
+all ranks send, is the cost: `BYTE_COST` in pipelines/src/simulate/ranks.rs. CPU time depends little on other load.
 """
 import json
 import os

@@ -126,7 +126,9 @@ class Member:
         self.listed = False
 
     def end(self):
-        self.process.kill()
+        # With the workers that real servers start.
+        if self.process.poll() is None:
+            os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait()
         if self.processors:
             self.processors.remove()
@@ -230,7 +232,7 @@ flags = {
 recipe = ["pipelines/recipes/grpo.toml"]
 sets = lambda *keys: [word for key in keys for word in ("--set", key)]
 # Real servers take a second to load a version.
-small = sets("batch.groups=64" if args.also else "batch.groups=8", "generate.group_size=4", "generate.max_new_tokens=24", "generate.max_num_seqs=96", "filter=[]",
+small = sets("batch.groups=64" if args.also else "batch.groups=8", "generate.group_size=4", "generate.max_new_tokens=24", "generate.max_num_seqs=40", "filter=[]",
              'reward={kind="regex",pattern="[0-9]"}')
 
 
@@ -268,6 +270,7 @@ else:
 counts = [len(members)] if args.also else [3, 2, 1, 4]
 before = calm(counts)
 done, later, next_event, seconds_well, could, loads, useful = collections.Counter(), [], 0.0, 0.0, 0.0, [], []
+trace = open(work / "trace.jsonl", "w", buffering=1)
 # Of each server, because those of one that left end.
 counted = {"engine_duplicates_total": {}, "engine_moved_total": {}, "engine_requests_total": {}}
 
@@ -281,6 +284,11 @@ def events(now, passed):
     useful.append(value(page, "engines_useful"))
     loads.append(os.getloadavg()[0])
     well = [member for member in members if member.look()]
+    own = {f"{member.kind} {member.port}": member.ill or ("well" if member in well else "away") for member in members if member.listed}
+    servers = {name: {labels: number for labels, number in page[f"rollflow_engine_{name}"].items() if number or name != "state"}
+               for name in ("requests_in_flight", "requests_limit", "state", "weight_version")}
+    trace.write(json.dumps({"at": round(now, 2), "tokens": value(page, "generated_tokens_total"), "version": value(page, "weight_version", "generator"),
+                            "members": own, **servers}) + "\n")
     seconds_well += passed * len(well)
     could += passed * before.get(len(well), 0)
     for entry in [entry for entry in later if now > entry[0]]:

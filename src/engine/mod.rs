@@ -27,4 +27,4 @@ pub use simulated::SimulatedEngine;
 #[cfg(feature = "torch")]
 pub(crate) use stop::TextStream;
 pub use stop::certain_text;
-pub use token_engine::{Load, OnNewWeights, TokenEngine};
+pub use token_engine::{Load, OlderVersions, OnNewWeights, TokenEngine};

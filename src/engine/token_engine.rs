@@ -1,6 +1,7 @@
 //! Interface of engines that generate step by step on the caller's thread.
 
 use crate::settings::declare::choices;
+use std::sync::Arc;
 use std::time::Duration;
 
 use super::{EngineError, Finished, Request};
@@ -44,6 +45,16 @@ impl Load {
     }
 }
 
+/// Versions before the newest that may sample (law V2).
+pub trait OlderVersions: Send + Sync {
+    /// Oldest version that may sample tokens of a prompt's group.
+    fn oldest(&self, ordinal: u64) -> Version;
+
+    /// Returns true if this version may sample tokens of the group. The group is then trained before
+    /// they are too old.
+    fn claim(&self, ordinal: u64, version: Version) -> bool;
+}
+
 /// Continuous batching: every step generates one token for every sample in flight, and a free slot
 /// takes the next waiting sample. An engine stays on one thread.
 pub trait TokenEngine: 'static {
@@ -55,6 +66,11 @@ pub trait TokenEngine: 'static {
 
     /// Uses these weights from the next token on.
     fn set_weights(&mut self, version: Version, weights: &Self::Weights);
+
+    /// Allows versions before the newest to sample. Engines that serve one version ignore it.
+    fn allow_older(&mut self, older: Arc<dyn OlderVersions>) {
+        drop(older);
+    }
 
     /// Clears completions that are `expired`, in flight or waiting, and restarts them before all
     /// that wait. Returns their ordinals and indices.

@@ -38,6 +38,7 @@ fn any_rehearsal() -> impl Strategy<Value = Rehearsal> {
             over_sample: chosen_from as f64 / groups as f64,
             window: least + (wider * (most - least) as f64) as u64,
             steps,
+            older: seed % 2 == 1,
             pace: Arc::new(
                 move |id| {
                     if hash(seed, id) % 100 < stragglers { Pace::Last } else { Pace::After(hash(seed, !id) % 7) }

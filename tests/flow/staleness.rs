@@ -28,6 +28,8 @@ struct Case {
     capacity: usize,
     /// Of a hundred groups, so many are dropped.
     dropped: u64,
+    /// If true, tokens are of the oldest versions that may sample them.
+    older: bool,
     seed: u64,
     slow: [u64; 3],
     on_stale: OnStale,
@@ -56,6 +58,7 @@ impl Default for Case {
             steps: 12,
             capacity: 4,
             dropped: 0,
+            older: false,
             seed: 0,
             slow: [0; 3],
             on_stale: OnStale::Wait,
@@ -92,8 +95,15 @@ impl Case {
         let window = self.window.unwrap_or((bound + 1) * per_version);
         let admission = Admission::new(per_version, window, None).bounded(bound);
         let (publisher, published) = weights();
-        let script =
-            Script { weights: published, admission: admission.clone(), seed, samples: 2, longest: 6, slowest: generator };
+        let script = Script {
+            weights: published,
+            admission: admission.clone(),
+            seed,
+            samples: 2,
+            longest: 6,
+            slowest: generator,
+            older: self.older,
+        };
         let slow = move |_: &_, state: &BackendState| {
             pause(draw(&[state.step], trainer));
             ForwardBackward::default()
@@ -166,10 +176,10 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 60, failure_persistence: None, ..ProptestConfig::default() })]
     #[test]
     fn no_lengths_delays_or_drops_break_the_bound(
-        bound in 0u64..4, groups in 1u64..5, sync_every in 1u64..4, capacity in 1usize..9, dropped in 0u64..60,
+        bound in 0u64..4, groups in 1u64..5, sync_every in 1u64..4, capacity in 1usize..9, dropped in 0u64..60, older in any::<bool>(),
         seed in any::<u64>(), slow in [0u64..400, 0u64..400, 0u64..800],
     ) {
-        let case = Case { bound, groups, sync_every, capacity, dropped, seed, slow, ..Case::default() };
+        let case = Case { bound, groups, sync_every, capacity, dropped, older, seed, slow, ..Case::default() };
         let seen = case.run().map_err(|error| TestCaseError::fail(error.to_string()))?;
         prop_assert!(seen.lags.iter().all(|lag| *lag <= bound), "{:?}", seen.lags);
         prop_assert_eq!(seen.groups.len() as u64, groups * case.steps);

@@ -217,7 +217,7 @@ fn config() -> SyncConfig {
 
 fn manager(engines: &[Arc<FolderEngine>], config: SyncConfig) -> WeightSyncManager {
     let engines = engines.iter().map(|engine| engine.clone() as Arc<dyn InferenceEngine>).collect();
-    WeightSyncManager { fleet: FleetHandle::new(engines), config }
+    WeightSyncManager { fleet: FleetHandle::new(engines), config, max_lag: 0 }
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use rollflow::data::SampledToken;
+use rollflow::engine::OlderVersions;
 use rollflow::flow::{Signal, WeightsRx};
 use rollflow::prelude::*;
 use rollflow::rollout::Admission;
@@ -29,6 +30,8 @@ pub struct Script {
     pub samples: u32,
     pub longest: u64,
     pub slowest: u64,
+    /// If true, tokens are of the oldest versions that may sample them.
+    pub older: bool,
 }
 
 impl Stage for Script {
@@ -47,7 +50,9 @@ impl Stage for Script {
             for sample in &mut samples {
                 for position in 0..1 + draw(&[self.seed, ordinal, u64::from(sample.index), 1], self.longest) {
                     pause(draw(&[self.seed, ordinal, position, 2], self.slowest));
-                    let version = self.weights.version().unwrap();
+                    let newest = self.weights.version().unwrap();
+                    let oldest = self.admission.oldest(ordinal).min(newest);
+                    let version = if self.older && self.admission.claim(ordinal, oldest) { oldest } else { newest };
                     sample.push(7, -1.0, version);
                     let (index, status) = (sample.index, Status::Pending);
                     self.admission.sampled([SampledToken { ordinal, index, token: 7, log_prob: -1.0, version, status }]);

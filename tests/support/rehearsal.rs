@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use rollflow::algo::filters::Verdict;
 use rollflow::data::Version;
+use rollflow::engine::OlderVersions;
 use rollflow::flow::{RunError, Signal, WeightsRx, Window};
 use rollflow::observe::StepMetrics;
 use rollflow::prelude::*;
@@ -38,9 +39,17 @@ pub struct Scripted {
     /// Prompts that came before an interruption.
     received: u64,
     pace: Arc<dyn Fn(u64) -> Pace + Send + Sync>,
+    /// If there, tokens are of the oldest versions that may sample them.
+    older: Option<Admission>,
 }
 
 impl Scripted {
+    fn version(&self, id: u64) -> Version {
+        let newest = self.published.version().unwrap_or(0);
+        let oldest = self.older.as_ref().map(|older| (older, older.oldest(id).min(newest)));
+        oldest.filter(|(older, oldest)| older.claim(id, *oldest)).map_or(newest, |(_, oldest)| oldest)
+    }
+
     fn next(&self, held: &[(u64, Group)], tick: u64) -> Option<usize> {
         let rank = |(came, group): &(u64, Group)| match (self.pace)(group.id()) {
             Pace::After(others) => Some((0, came + others)),
@@ -62,7 +71,8 @@ impl Stage for Scripted {
             while held.is_empty() || received < self.window.limit() {
                 let Some(prompt) = io.recv()? else { return Ok(()) };
                 received += 1;
-                held.push((tick, begin(prompt, self.published.version().unwrap_or(0))));
+                let version = self.version(prompt.ordinal);
+                held.push((tick, begin(prompt, version)));
             }
             // An adversary keeps the last ones back as long as something else may happen first.
             let only_last = held.iter().all(|(_, group)| !matches!((self.pace)(group.id()), Pace::After(_)));
@@ -77,7 +87,8 @@ impl Stage for Scripted {
             }
             if let Some(at) = self.next(&held, tick) {
                 let (_, group) = held.remove(at);
-                io.send(finish(group, self.published.version().unwrap_or(0)))?;
+                let version = self.version(group.id());
+                io.send(finish(group, version))?;
                 tick += 1;
             }
         }
@@ -110,6 +121,8 @@ pub struct Rehearsal {
     pub on_stale: OnStale,
     pub steps: u64,
     pub pace: Arc<dyn Fn(u64) -> Pace + Send + Sync>,
+    /// If true, tokens are of the oldest versions that may sample them.
+    pub older: bool,
     pub verdict: Arc<dyn Fn(&Group) -> Verdict + Send + Sync>,
     pub patience: u64,
     pub fallback: Fallback,
@@ -134,7 +147,11 @@ impl fmt::Debug for Rehearsal {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Rehearsal { groups, sync_every, max_staleness, over_sample, window, on_stale, steps, .. } = self;
         let paces: Vec<Pace> = (0..steps * *groups as u64).map(|id| (self.pace)(id)).collect();
-        write!(f, "{groups} groups × {over_sample}, sync {sync_every}, staleness {max_staleness}, {on_stale:?}, ")?;
+        write!(
+            f,
+            "{groups} groups × {over_sample}, sync {sync_every}, staleness {max_staleness}, older {}, {on_stale:?}, ",
+            self.older
+        )?;
         write!(f, "window {window}, {steps} steps, {paces:?}")
     }
 }
@@ -150,6 +167,7 @@ impl Default for Rehearsal {
             on_stale: OnStale::Wait,
             steps: 8,
             pace: Arc::new(|_| Pace::After(0)),
+            older: false,
             verdict: Arc::new(|_| Verdict::Keep),
             patience: u64::MAX,
             fallback: Fallback::Error,
@@ -184,6 +202,7 @@ impl Rehearsal {
             window: admission.window(),
             received: admission.window().admitted(),
             pace: Arc::clone(&self.pace),
+            older: self.older.then(|| admission.clone()),
         };
         let (broken, verdict, unwanted) = (Arc::clone(&self.broken), Arc::clone(&self.verdict), Arc::clone(&self.unwanted));
         let reward = move |sample: &Sample| {

@@ -39,6 +39,7 @@ pub struct Engines {
     /// Demands on every server.
     needs: Arc<Mutex<Needs>>,
     net: Net,
+    max_staleness: u64,
     /// Servers that come and go, until a stage follows them.
     members: Mutex<Option<Members>>,
     _servers: Option<Servers>,
@@ -69,6 +70,7 @@ impl Engines {
             exporter,
             needs: Arc::new(Mutex::new(needs)),
             net: (*net).clone(),
+            max_staleness: of.max_staleness,
             members: Mutex::new(None),
             _servers: servers,
         };
@@ -168,7 +170,8 @@ impl Engines {
     }
 
     fn manager(&self) -> WeightSyncManager {
-        WeightSyncManager { fleet: self.handle.clone(), config: self.section.sync.clone() }
+        let config = self.section.sync.clone();
+        WeightSyncManager { fleet: self.handle.clone(), config, max_lag: self.max_staleness }
     }
 }
 

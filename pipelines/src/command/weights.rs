@@ -130,7 +130,7 @@ impl Pull {
         let section = Section { kind: self.kind, token_env: self.token_env.clone(), ..Section::default() };
         let net = Net { ca_file: self.ca_file.clone(), ..Net::default() };
         let engine: Arc<dyn InferenceEngine> = engines::engine(&section, &net, url)?;
-        let manager = WeightSyncManager { fleet: FleetHandle::new(vec![engine]), config: SyncConfig::default() };
+        let manager = WeightSyncManager { fleet: FleetHandle::new(vec![engine]), config: SyncConfig::default(), max_lag: 0 };
         Ok(Server { manager, tasks: engines::tasks()? })
     }
 }

@@ -46,9 +46,18 @@ fn questions(spec: &DataSpec) -> Vec<String> {
     DataSet::<Prompt>::open(spec).unwrap().iter().map(|prompt| prompt.unwrap().text.render()).collect()
 }
 
-/// One test, since memory is the process's own.
+/// In a process of its own, whose allocator returns to the system what is free.
 #[test]
 fn rows_are_unpacked_as_far_as_they_are_used_and_never_held_together() {
+    let mut process = std::process::Command::new(std::env::current_exe().unwrap());
+    process.args(["--exact", "large_parquet::measurement", "--ignored", "--nocapture"]);
+    let output = process.env("MALLOC_CONF", "dirty_decay_ms:0,muzzy_decay_ms:0").output().unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+}
+
+#[test]
+#[ignore = "a process that the test above starts"]
+fn measurement() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("table.parquet");
     let slice = |split: &str| DataSpec { split: split.parse().unwrap(), ..DataSpec::new(&path) };

@@ -60,7 +60,7 @@ impl Started {
 
     fn manager(&self, pause: PauseMode) -> WeightSyncManager {
         let config = SyncConfig { pause, ..self.plan.engine.sync.clone() };
-        WeightSyncManager { fleet: FleetHandle::new(vec![self.engine.clone()]), config }
+        WeightSyncManager { fleet: FleetHandle::new(vec![self.engine.clone()]), config, max_lag: 0 }
     }
 
     fn weights(&self, seed: u64) -> rollflow::model::FrozenWeights {

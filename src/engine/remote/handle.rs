@@ -13,12 +13,14 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::sync::{Arc, OnceLock};
+use std::time::Duration;
 
 use tokio::sync::{Mutex, watch};
+use tokio::time::timeout;
 
 use super::meter::Meter;
 use super::sync::{LastSync, Update};
-use super::{InferenceEngine, RemoteError};
+use super::{Fault, InferenceEngine, RemoteError};
 use crate::data::Version;
 use crate::observe::Metrics;
 
@@ -204,6 +206,12 @@ impl FleetHandle {
         self.places_that(|state| state != EngineState::Leaving)
     }
 
+    /// Places of engines that can be given weights: those that are not lost, if there are any.
+    pub(super) fn reachable(&self) -> Vec<usize> {
+        let well = self.places_that(|state| matches!(state, EngineState::Serving | EngineState::Behind));
+        if well.is_empty() { self.staying() } else { well }
+    }
+
     fn places_that(&self, are: impl Fn(EngineState) -> bool) -> Vec<usize> {
         self.read(|standings| {
             let chosen = standings.members.iter().filter(|(_, member)| are(standings.state(member)));
@@ -268,6 +276,16 @@ impl FleetHandle {
                 member.doubtful |= member.served.is_some();
             }
         });
+    }
+
+    /// Waits until the engine is lost, and returns why. Cancel-safe.
+    pub(super) async fn until_lost(&self, place: usize) -> RemoteError {
+        let mut changes = self.changes();
+        let lost = |standings: &Standings| standings.members.get(&place).is_some_and(|member| member.lost.is_some());
+        // Can't fail: the sender lives in `self`.
+        drop(changes.wait_for(lost).await);
+        let gone = || RemoteError::new(self.name(place).as_ref(), Fault::Broke("it is gone".into()));
+        self.why_lost(place).unwrap_or_else(gone)
     }
 
     /// Withholds work from engines that serve an older version.
@@ -344,6 +362,18 @@ impl FleetHandle {
             meter.count(standings.members.values().map(|member| standings.state(member)));
         });
     }
+}
+
+/// Error of an engine that does not answer a health check within `limit`. Any answer is one, because
+/// some servers have no route for it.
+pub(super) async fn no_answer(engine: &dyn InferenceEngine, limit: Duration) -> Option<RemoteError> {
+    let late = || Fault::Late { what: "a health check".to_owned(), seconds: limit.as_secs_f64() };
+    let error = match timeout(limit, engine.healthy(limit)).await {
+        Ok(Ok(())) => return None,
+        Ok(Err(error)) => error,
+        Err(_) => RemoteError::new(engine.name(), late()),
+    };
+    matches!(error.fault, Fault::Unreachable(_) | Fault::Broke(_) | Fault::Late { .. }).then_some(error)
 }
 
 impl fmt::Debug for FleetHandle {

@@ -45,6 +45,15 @@ const TOKENS: f64 = 512.0;
 /// Smallest speed of an engine, relative to the fastest: a slow one gets samples, to be measured.
 const SLOWEST: f64 = 0.1;
 
+/// Shortest time without a token after which an engine's health is checked.
+const SILENCE: Duration = Duration::from_millis(500);
+
+/// Time without a token after which an engine's health is checked, in longest waits of late.
+const GAPS: u32 = 4;
+
+/// Factor by which the longest wait for a token shrinks with each later one.
+const SHRINK: f64 = 0.98;
+
 /// Full measurements before the limit is first lowered.
 const MEASUREMENTS: usize = 20;
 
@@ -75,6 +84,11 @@ pub(super) struct EngineSlot {
     refusals: u32,
     /// Time of the newest token.
     last_token: Option<Instant>,
+    /// Time of the newest sample that found the engine idle, and of the newest health check.
+    idle_until: Option<Instant>,
+    checked: Option<Instant>,
+    /// Longest wait for a token of late.
+    gap: Duration,
     /// Failures since the last token.
     pub(super) failures: u32,
     /// Refutations that were processed.
@@ -111,8 +125,40 @@ impl EngineSlot {
         (tokens > 0.0 && seconds > 0.0).then(|| tokens / seconds)
     }
 
+    /// Records a sample that begins.
+    pub(super) fn begins(&mut self, now: Instant) {
+        if self.in_flight == 0 {
+            self.idle_until = Some(now);
+        }
+        self.in_flight += 1;
+    }
+
+    /// Returns true if its samples have waited for a token for much longer than they do usually, and
+    /// its health was not checked meanwhile.
+    pub(super) fn is_suspect(&self, now: Instant) -> bool {
+        self.is_silent_since(self.checked, SILENCE.max(GAPS * self.gap), now)
+    }
+
+    /// Records a check of its health.
+    pub(super) fn checked(&mut self, now: Instant) {
+        self.checked = Some(now);
+    }
+
+    /// Returns true if it has samples and sends nothing.
+    pub(super) fn is_silent(&self, now: Instant) -> bool {
+        self.is_silent_since(None, SILENCE, now)
+    }
+
+    /// Returns true if it has samples and sent no token for this time after `at`.
+    fn is_silent_since(&self, at: Option<Instant>, time: Duration, now: Instant) -> bool {
+        let since = self.idle_until.max(self.last_token).max(at);
+        self.in_flight > 0 && since.is_some_and(|since| now.saturating_duration_since(since) > time)
+    }
+
     /// Records tokens of a sample that `waited` for them.
     pub(super) fn works(&mut self, tokens: usize, waited: Duration, now: Instant) {
+        let since = self.idle_until.max(self.last_token).unwrap_or(now);
+        self.gap = now.saturating_duration_since(since).max(self.gap.mul_f64(SHRINK));
         (self.refusals, self.failures, self.last_token) = (0, 0, Some(now));
         self.tokens += tokens;
         let keep = (-(tokens as f64) / TOKENS).exp();
@@ -341,6 +387,22 @@ mod tests {
         assert_eq!(slot.limit(), 32, "half of what it was, after as many samples");
         slot.ended();
         assert_eq!(slot.limit(), 32, "then slowly");
+    }
+
+    #[test]
+    fn an_engine_is_checked_once_it_sends_nothing_for_much_longer_than_usual_and_not_again_soon() {
+        let (mut slot, begun) = (EngineSlot::new(8, ""), Instant::now());
+        let after = |millis| begun + Duration::from_millis(millis);
+        assert!(!slot.is_suspect(after(9999)), "without samples nothing is due");
+        slot.begins(begun);
+        assert!(!slot.is_suspect(after(400)) && slot.is_suspect(after(600)));
+        slot.works(1, Duration::ZERO, after(1000));
+        assert!(!slot.is_suspect(after(4900)) && slot.is_suspect(after(5100)), "it took a second before");
+        assert!(!slot.is_silent(after(1400)) && slot.is_silent(after(1600)));
+        slot.checked(after(5100));
+        assert!(!slot.is_suspect(after(9000)) && slot.is_suspect(after(9200)));
+        (0..400).for_each(|_| slot.works(1, Duration::ZERO, after(9300)));
+        assert!(slot.is_suspect(after(9900)), "waits of long ago do not count");
     }
 
     /// Final limit of an engine that computes `capacity` samples at a time.

@@ -94,8 +94,11 @@ pub struct TokensMissing {
 pub struct OpenGroup {
     /// Prompt without partial completions, which are in `answers` and `states`.
     pub prompt: Prompt,
-    /// Newest version when it entered: none of its tokens is older.
+    /// Newest version when it entered.
     pub entered_under: Version,
+    /// Oldest version before that which may sample its tokens.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub claimed: Option<Version>,
     /// Completions by index, with tokens given between turns. Those without a token are missing.
     pub answers: BTreeMap<u32, Answer>,
     /// States that environments of multi-turn rollouts saved, by index, as of the newest given
@@ -109,6 +112,11 @@ impl OpenGroup {
     pub fn reentering(&self) -> Prompt {
         let partial = Partial { completions: self.answers.values().cloned().collect(), environments: self.states.clone() };
         Prompt { partial, ..self.prompt.clone() }
+    }
+
+    /// Oldest version that may sample its tokens.
+    pub fn oldest(&self) -> Version {
+        self.claimed.map_or(self.entered_under, |claimed| claimed.min(self.entered_under))
     }
 
     fn tokens(&self) -> u64 {
@@ -184,6 +192,14 @@ impl Ledger {
         self.open.values()
     }
 
+    pub(super) fn open_group(&self, ordinal: u64) -> Option<&OpenGroup> {
+        self.open.get(&ordinal)
+    }
+
+    pub(super) fn open_group_mut(&mut self, ordinal: u64) -> Option<&mut OpenGroup> {
+        self.open.get_mut(&ordinal)
+    }
+
     /// Enters a prompt. One that re-enters after an interruption has an open group, which keeps its
     /// completions. A new one may carry partial completions of another run, whose tokens count as
     /// sampled by this one.
@@ -195,7 +211,7 @@ impl Ledger {
         let mut prompt = prompt.clone();
         let Partial { completions, environments: states } = std::mem::take(&mut prompt.partial);
         let answers = completions.into_iter().map(|answer| (answer.index, answer)).collect();
-        let group = OpenGroup { prompt, entered_under: version, answers, states };
+        let group = OpenGroup { prompt, entered_under: version, claimed: None, answers, states };
         self.settled.entered += 1;
         self.settled.generated += group.tokens();
         self.open.insert(group.prompt.ordinal, group);

@@ -18,6 +18,7 @@ pub use pace::Pace;
 pub(crate) use pace::PaceRule;
 
 use crate::data::{Answer, Batch, BufferState, Group, Partial, Prompt, SampledToken, Version};
+use crate::engine::OlderVersions;
 use crate::flow::{Flow, Window};
 use crate::observe::Metrics;
 
@@ -43,6 +44,8 @@ struct State {
     by_stages: Option<PaceRule>,
     /// Groups of a batch, once a batcher was attached.
     groups_per_batch: Option<u64>,
+    /// If true, batches choose from more groups than they take, so that a group may be passed over.
+    chooses: bool,
     version: Version,
     /// Groups that were settled before this process started.
     start: u64,
@@ -59,6 +62,14 @@ struct State {
 }
 
 impl State {
+    /// Version that trains an open group at the latest, if batches take the oldest groups from now on.
+    fn will_train(&self, ordinal: u64) -> Version {
+        let passed_over = self.batched.range(ordinal + 1..).count() as u64;
+        // The batch that is being chosen may pass the group over, too.
+        let choosing = if self.chooses { self.groups_per_batch.unwrap_or(0) } else { 0 };
+        self.pace.trained_under(self.ledger.before(ordinal) + passed_over + choosing).max(self.version)
+    }
+
     fn set_pace(&mut self, change: impl FnOnce(&mut PaceRule)) {
         if let Some(rule) = &mut self.by_stages {
             change(rule);
@@ -102,7 +113,7 @@ impl Admission {
     /// groups. A batcher calls it in its `attach`.
     pub fn batches_of(&self, groups: u64, candidates: u64) {
         let mut state = self.state();
-        state.groups_per_batch = Some(groups);
+        (state.groups_per_batch, state.chooses) = (Some(groups), candidates > groups);
         state.set_pace(|rule| (rule.groups, rule.candidates) = (groups, candidates));
     }
 
@@ -196,7 +207,7 @@ impl Admission {
         let Some(bound) = self.max_staleness else { return Vec::new() };
         let state = self.state();
         let open = state.ledger.open().filter(|group| !state.batched.contains(&group.prompt.ordinal));
-        open.map(|group| (group.prompt.ordinal, group.entered_under.saturating_add(bound))).collect()
+        open.map(|group| (group.prompt.ordinal, group.oldest().saturating_add(bound))).collect()
     }
 
     /// Number of prompts that a generator is still to receive in this round, after `received` in
@@ -314,6 +325,7 @@ impl Admission {
             pace: state.pace,
             by_stages: state.by_stages,
             groups_per_batch: state.groups_per_batch,
+            chooses: state.chooses,
             start: settled,
             judged: settled,
             dropped: totals.dropped(),
@@ -327,6 +339,26 @@ impl Admission {
 
     fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock()
+    }
+}
+
+impl OlderVersions for Admission {
+    fn oldest(&self, ordinal: u64) -> Version {
+        let state = self.state();
+        let entered = state.ledger.open_group(ordinal).map_or(state.version, OpenGroup::oldest);
+        let bound = self.max_staleness.unwrap_or(0);
+        entered.min(state.will_train(ordinal).saturating_sub(bound))
+    }
+
+    fn claim(&self, ordinal: u64, version: Version) -> bool {
+        let mut state = self.state();
+        let bound = self.max_staleness.unwrap_or(0);
+        let allowed = state.will_train(ordinal).saturating_sub(bound) <= version;
+        let Some(group) = state.ledger.open_group_mut(ordinal) else { return version >= state.version };
+        if allowed && version < group.oldest() {
+            group.claimed = Some(version);
+        }
+        version >= group.oldest()
     }
 }
 

@@ -365,6 +365,9 @@ impl<E: TokenEngine> Stage for Generator<E> {
     fn run(&mut self, io: &mut Io<Prompt, Group>) -> Result<(), StageError> {
         let slots = self.settings.slots.div_ceil(self.engines());
         let mut engine = self.engine();
+        if let Some(admission) = self.admission.as_ref().filter(|admission| !admission.in_rounds()) {
+            engine.allow_older(Arc::new(admission.clone()));
+        }
         let mut rollouts = self.rollouts(&engine);
         let (version, weights) = io.wait_weights(&mut self.weights, 0)?;
         self.set_weights(&mut engine, &mut *rollouts, version, &weights);

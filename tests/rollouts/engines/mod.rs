@@ -57,7 +57,8 @@ fn draw(key: &[u64], below: u64) -> u64 {
 }
 
 fn manager(handle: &FleetHandle) -> WeightSyncManager {
-    WeightSyncManager { fleet: handle.clone(), config: SyncConfig { checksums: false, retries: 5, ..SyncConfig::default() } }
+    let config = SyncConfig { checksums: false, retries: 5, ..SyncConfig::default() };
+    WeightSyncManager { fleet: handle.clone(), config, max_lag: 0 }
 }
 
 /// Weights of which engines know nothing but the version.

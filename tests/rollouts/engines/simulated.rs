@@ -12,7 +12,7 @@ use rollflow::engine::remote::sync::{SyncConfig, Update, WeightSyncManager};
 use rollflow::engine::remote::{
     Attempt, Ending, Fault, Fleet, FleetConfig, FleetHandle, InferenceEngine, PauseMode, RemoteError, WeightControl, async_trait,
 };
-use rollflow::engine::{FinishReason, SamplingParams, TokenEngine};
+use rollflow::engine::{FinishReason, OlderVersions, SamplingParams, TokenEngine};
 use rollflow::net::Tasks;
 use tokio::runtime::Builder;
 use tokio::sync::mpsc::Sender;
@@ -55,6 +55,8 @@ struct Machine {
 struct Engine {
     name: String,
     spans: bool,
+    /// Duration of a load.
+    load: Duration,
     machine: Mutex<Machine>,
     generated: Arc<AtomicU64>,
 }
@@ -65,6 +67,7 @@ impl Engine {
         Arc::new(Engine {
             name: format!("engine {nth}"),
             spans: nth.is_multiple_of(2),
+            load: Duration::from_millis(if nth % 3 == 2 { 3000 } else { 500 }),
             machine: Mutex::new(machine),
             generated: generated.clone(),
         })
@@ -160,7 +163,7 @@ impl WeightControl for Engine {
     }
 
     async fn load(&self, _: &Path, label: &str) -> Result<(), RemoteError> {
-        self.takes(Duration::from_millis(500)).await?;
+        self.takes(self.load).await?;
         self.set(|machine| {
             machine.wrong = std::mem::take(&mut machine.misloads);
             machine.label = label.parse().ok();
@@ -277,6 +280,23 @@ impl World {
     }
 }
 
+/// Allows versions up to `max_lag` before the one under which a prompt entered.
+struct Older {
+    max_lag: u64,
+    /// Version under which each prompt entered.
+    oldest: Mutex<BTreeMap<u64, Version>>,
+}
+
+impl OlderVersions for Older {
+    fn oldest(&self, ordinal: u64) -> Version {
+        self.oldest.lock().unwrap()[&ordinal].saturating_sub(self.max_lag)
+    }
+
+    fn claim(&self, ordinal: u64, version: Version) -> bool {
+        version >= self.oldest(ordinal)
+    }
+}
+
 /// Time that `prompts` prompts of four samples take, in seconds. Panics if a law is broken.
 async fn simulated(mut world: World, prompts: u64, slots: usize) -> f64 {
     let (seed, handle) = (world.seed, world.handle.clone());
@@ -298,7 +318,8 @@ async fn simulated(mut world: World, prompts: u64, slots: usize) -> f64 {
         load_timeout: 5.0,
         ..SyncConfig::default()
     };
-    let manager = WeightSyncManager { fleet: handle.clone(), config: sync };
+    let max_lag = draw(&[seed, 5], 3);
+    let manager = WeightSyncManager { fleet: handle.clone(), config: sync, max_lag };
     let mut fleet = Fleet::new(&handle, config, &tokenizer(), slots, seed).on(Tasks::on_current());
     let params = SamplingParams { max_new_tokens: 12, ignore_eos: true, ..SamplingParams::default() };
 
@@ -320,6 +341,8 @@ async fn simulated(mut world: World, prompts: u64, slots: usize) -> f64 {
             }
         }
     });
+    let older = Arc::new(Older { max_lag, oldest: Mutex::default() });
+    fleet.allow_older(older.clone());
     while announced.lock().unwrap().is_empty() {
         sleep(TOKEN).await;
     }
@@ -332,6 +355,7 @@ async fn simulated(mut world: World, prompts: u64, slots: usize) -> f64 {
             fleet.set_weights(newest, &());
         }
         while submitted < prompts && fleet.free_slots() >= 4 {
+            older.oldest.lock().unwrap().insert(submitted, newest);
             fleet.submit(request(submitted, 4, &params)).unwrap();
             submitted += 1;
         }
@@ -353,6 +377,8 @@ async fn simulated(mut world: World, prompts: u64, slots: usize) -> f64 {
             {
                 let (actual, noted) = ((-log_prob) as u64, version.unwrap());
                 assert!(*token != WRONG, "seed {seed}: law V4, {key:?} has a token of unverified weights");
+                let oldest = older.oldest(finished.ordinal);
+                assert!(noted >= oldest, "seed {seed}: law V2, {key:?} notes version {noted}, and {oldest} is the oldest");
                 assert!(noted <= actual, "seed {seed}: law D3, {key:?} notes version {noted} for {actual}");
                 assert!(actual <= newest + 1, "seed {seed}: {key:?}");
             }
@@ -387,6 +413,78 @@ fn engines_come_and_go_and_each_sample_ends_once_with_tokens_of_verified_weights
         times.iter().fold(0.0, |a, b| b.max(a))
     );
     assert!(mean > calm, "faults cost time");
+}
+
+/// An engine that sent nothing begins again with one sample, although prompts of four wait.
+#[test]
+fn an_engine_that_was_silent_gets_its_share_of_whole_groups_again() {
+    let runtime = Builder::new_current_thread().enable_time().start_paused(true).build().unwrap();
+    runtime.block_on(async {
+        let made: [Arc<AtomicU64>; 2] = Default::default();
+        let engines = [0, 1].map(|nth| Engine::new(nth as u64, &made[nth]));
+        let handle = FleetHandle::new(engines.iter().map(|engine| engine.clone() as Arc<dyn InferenceEngine>).collect());
+        let config = FleetConfig {
+            per_engine: 32,
+            step: Duration::ZERO,
+            hedge_after: Some(Duration::from_secs(2)),
+            ..FleetConfig::default()
+        };
+        let mut fleet = Fleet::new(&handle, config, &tokenizer(), 32, 0).on(Tasks::on_current());
+        fleet.set_weights(1, &());
+        let params = SamplingParams { max_new_tokens: 12, ignore_eos: true, ..SamplingParams::default() };
+        // It answers, and makes no tokens.
+        engines[1].set(|machine| machine.paused = true);
+        let (begun, mut submitted, mut ended) = (Instant::now(), 0, 0);
+        while ended < 4 * 100 {
+            while submitted < 100 && fleet.free_slots() >= 4 {
+                fleet.submit(request(submitted, 4, &params)).unwrap();
+                submitted += 1;
+            }
+            ended += fleet.step().unwrap().len();
+            if begun.elapsed() > Duration::from_secs(5) {
+                engines[1].set(|machine| machine.paused = false);
+            }
+            sleep(TOKEN).await;
+        }
+        let [others, own] = made.map(|made| made.load(SeqCst));
+        assert!(4 * own > others, "{own} tokens, and {others} of the other engine");
+    });
+}
+
+/// Share of its time that an engine whose loads take three seconds works, next to one that loads in half a second, while a version comes every
+/// two seconds.
+fn working(max_lag: u64) -> f64 {
+    let runtime = Builder::new_current_thread().enable_time().start_paused(true).build().unwrap();
+    runtime.block_on(async {
+        let mut world = World::new(0, 3, true);
+        world.handle.remove(0);
+        let slow = world.members.remove(&2).unwrap();
+        let config = SyncConfig { checksums: false, ..SyncConfig::default() };
+        let manager = WeightSyncManager { fleet: world.handle.clone(), config, max_lag };
+        let trainer = tokio::spawn(async move {
+            for version in 1.. {
+                let next = Instant::now() + Duration::from_secs(2);
+                manager.sync(update(version)).await.unwrap();
+                tokio::time::sleep_until(next).await;
+            }
+        });
+        sleep(Duration::from_secs(20)).await;
+        let (mut works, looks) = (0, 1000);
+        for _ in 0..looks {
+            sleep(TOKEN).await;
+            let paused = slow.machine.lock().unwrap().paused;
+            works += u32::from(!paused && world.handle.is_serving(2));
+        }
+        trainer.abort();
+        f64::from(works) / f64::from(looks)
+    })
+}
+
+/// Law V2: within the bound, an engine goes on with its version.
+#[test]
+fn an_engine_that_loads_slowly_works_between_its_loads_as_the_bound_on_staleness_allows() {
+    let shares = [0, 2, 3, 4].map(working);
+    assert!(shares[0] < 0.2 && shares[1] > 0.2 && shares[2] > 0.4 && shares.is_sorted(), "{shares:?}");
 }
 
 /// Laws D3, D4 and V4 in a fleet of a thousand.

@@ -8,7 +8,7 @@ use super::Fleet;
 use crate::data::{Answer, SampledToken, Version};
 use crate::engine::remote::in_flight::InFlightSample;
 use crate::engine::slots::finish_of;
-use crate::engine::{EngineError, Finished, Load, Request, TokenEngine};
+use crate::engine::{EngineError, Finished, Load, OlderVersions, Request, TokenEngine};
 use crate::net::now;
 
 impl TokenEngine for Fleet {
@@ -37,7 +37,13 @@ impl TokenEngine for Fleet {
 
     fn set_weights(&mut self, version: Version, _: &()) {
         self.version = Some(version);
-        self.handle.require(version);
+        if self.older.is_none() {
+            self.handle.require(version);
+        }
+    }
+
+    fn allow_older(&mut self, older: Arc<dyn OlderVersions>) {
+        self.older = Some(older);
     }
 
     fn restart_expired(&mut self, expired: &dyn Fn(u64, &Answer) -> bool) -> Vec<(u64, u32)> {

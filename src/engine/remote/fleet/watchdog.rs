@@ -5,30 +5,43 @@ use std::time::{Duration, Instant};
 
 use super::{FAILURES, Fleet, id};
 use crate::engine::remote::FleetHandle;
-use crate::engine::remote::handle::EngineState;
+use crate::engine::remote::handle::{EngineState, no_answer};
 use crate::engine::remote::in_flight::{InFlightSample, SampleKey, Stage};
 use crate::engine::remote::router::{EngineSlot, choose, pause};
 use crate::engine::{EngineError, TokenEngine};
 
-/// Time limit of a health check.
-const LOOK: Duration = Duration::from_secs(10);
+/// Time limit of a health check of a lost engine.
+const LOOK: Duration = Duration::from_secs(2);
+
+/// Time limit of a health check of an engine that sends nothing.
+const CHECK: Duration = Duration::from_secs(1);
 
 /// Time without news of a sample before a warning.
 const WARN: Duration = Duration::from_secs(30);
 
 impl Fleet {
-    /// Checks timeouts and starts health checks of lost engines.
+    /// Checks timeouts, and starts health checks of engines that are lost or send nothing. Samples on
+    /// one that is lost and sends nothing continue elsewhere.
     pub(super) fn watch(&mut self, now: Instant) -> Result<(), EngineError> {
         let tasks = self.tasks()?;
+        let mut left = BTreeSet::new();
         for (&place, slot) in &mut self.engine_slots {
             let looking = slot.look.as_ref().is_some_and(|look| !look.is_finished());
-            if !looking && self.handle.state(place) == EngineState::Lost {
-                // Engines that are lost repeatedly without a token are checked less often.
+            let state = self.handle.state(place);
+            if state == EngineState::Lost && slot.is_silent(now) {
+                left.insert(place);
+            } else if !looking && matches!(state, EngineState::Serving | EngineState::Behind) && slot.is_suspect(now) {
+                slot.checked(now);
+                slot.look = Some(tasks.spawn(check(self.handle.clone(), place)));
+                continue;
+            }
+            if !looking && state == EngineState::Lost {
                 let nth = slot.failures.saturating_sub(FAILURES) + 1;
                 slot.failures = slot.failures.saturating_add(1);
                 slot.look = Some(tasks.spawn(look(self.handle.clone(), place, self.config.pause, nth)));
             }
         }
+        self.abandon(&left, now);
         self.hedge(now);
         let busy = self.active() > 0;
         let bound = if busy { self.config.fleet_timeout + self.config.stall_timeout } else { self.config.fleet_timeout };
@@ -51,6 +64,17 @@ impl Fleet {
         Ok(())
     }
 
+    /// Continues the samples of these engines elsewhere.
+    fn abandon(&mut self, places: &BTreeSet<usize>, now: Instant) {
+        for sample in self.samples.values_mut() {
+            let Some(place) = sample.running().map(|running| running.place).filter(|place| places.contains(place)) else {
+                continue;
+            };
+            sample.wait(self.budget.spend(now));
+            self.handle.record(place, |meter, name| meter.moved(name));
+        }
+    }
+
     /// Continues samples elsewhere that have waited long for a token, if another engine has room and
     /// is not silent itself: all are while they load weights. A sample that ended under weights whose
     /// verification is late begins again.
@@ -70,7 +94,8 @@ impl Fleet {
             if open.iter().all(|other| *other == place) {
                 continue;
             }
-            let serves = |other| other != place && open.contains(&other);
+            let oldest = self.oldest(key.0);
+            let serves = |other| other != place && open.contains(&other) && self.serves_since(other, oldest);
             let Some(other) = choose(&self.engine_slots, None, key.0, 1, serves, now) else { continue };
             if let Some(slot) = self.engine_slots.get_mut(&other) {
                 slot.in_flight += 1;
@@ -142,10 +167,19 @@ impl Fleet {
     }
 }
 
+/// Marks an engine as lost if it does not answer a health check.
+async fn check(handle: FleetHandle, place: usize) {
+    let Some(engine) = handle.engine(place) else { return };
+    if let Some(error) = no_answer(engine.as_ref(), CHECK).await {
+        tracing::warn!("{error}; it gets no work until it is well again");
+        handle.mark_lost(place, error);
+    }
+}
+
 /// Checks an engine's health until it succeeds.
 async fn look(handle: FleetHandle, place: usize, first: Duration, nth: u32) {
     for again in nth.. {
-        tokio::time::sleep(pause(first, place as u64, again.min(20))).await;
+        tokio::time::sleep(pause(first, place as u64, again.min(3))).await;
         let Some(engine) = handle.engine(place) else { return };
         if matches!(tokio::time::timeout(LOOK, engine.healthy(LOOK)).await, Ok(Ok(()))) {
             tracing::info!("{} is back", engine.name());

@@ -1,5 +1,6 @@
 //! Weight sync of a run's engines.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -13,13 +14,24 @@ use super::verify::{Checksums, outliers};
 use super::{IsolatedEngine, SyncConfig, Update};
 use crate::data::Version;
 use crate::engine::EngineError;
-use crate::engine::remote::FleetHandle;
+use crate::engine::remote::handle::no_answer;
+use crate::engine::remote::{FleetHandle, RemoteError};
 
 /// Longest time for an engine to report what it serves.
 const LOOK: Duration = Duration::from_secs(1);
 
-/// Wait for other engines, in addition to twice the time of the first.
+/// Wait for other engines, in addition to twice the time of the first. If engines may lag, three
+/// times the time of the first is all.
 const GRACE: Duration = Duration::from_secs(1);
+
+/// Least time for which an engine that may skip versions serves one, in times of its pause.
+const SERVES: u32 = 4;
+
+/// Phases of a sync in which an engine generates.
+const BEFORE_THE_PAUSE: [&str; 3] = ["fetch", "send", "prepare"];
+
+/// Interval and time limit of an engine's health checks during its sync.
+const CHECK: Duration = Duration::from_secs(2);
 
 /// Result of a sync.
 #[derive(Debug)]
@@ -52,6 +64,9 @@ pub struct WeightSyncManager {
     pub fleet: FleetHandle,
     /// Policies, timeouts and retries.
     pub config: SyncConfig,
+    /// Number of versions that an engine may be behind the newest and still get work. 0: an engine
+    /// gets work under the newest version alone.
+    pub max_lag: u64,
 }
 
 /// Traces of an engine's syncs.
@@ -60,6 +75,8 @@ pub(in crate::engine::remote) struct LastSync {
     sums: Option<Checksums>,
     /// Last logged failure; the same failure is logged once.
     logged: Option<String>,
+    /// Time until which an engine that loads slowly may skip versions.
+    serves_until: Option<Instant>,
     /// Loaded adapters, oldest first. Each is kept while requests hold it.
     adapters: Vec<Arc<Update>>,
 }
@@ -70,8 +87,9 @@ type Free = (usize, OwnedMutexGuard<LastSync>);
 type EngineResult = Result<Synced, IsolatedEngine>;
 
 impl WeightSyncManager {
-    /// Brings a version to all engines. At least one must hold it; the others get no work until
-    /// they do. A sync that takes much longer than the first continues in the background.
+    /// Brings a version to all engines, except those that may skip it. At least one must hold it. A
+    /// sync that takes much longer than the first continues in the background. An engine with a
+    /// version before the last [`WeightSyncManager::max_lag`] gets no work until it holds this one.
     ///
     /// # Errors
     ///
@@ -79,22 +97,28 @@ impl WeightSyncManager {
     pub async fn sync(&self, update: Update) -> Result<SyncReport, EngineError> {
         let (version, update) = (update.version, Arc::new(update));
         self.fleet.offer(&update);
-        let report = self.bring(self.free().await?, update).await;
+        let engines = self.due(self.free().await?, version);
+        let report = self.bring(engines, update).await;
         if report.held() == 0 {
             return Err(EngineError::NoneHolds { version, failures: report.isolated().cloned().collect() });
         }
         // Until an engine holds it, the version before is the best one.
-        self.fleet.require(version);
+        self.fleet.require(version.saturating_sub(self.max_lag));
         self.retire();
         Ok(report)
     }
 
-    /// Brings engines that are behind to the newest version. Returns `None` if there are none.
+    /// Brings engines without the newest version to it, except those that may skip it. Returns `None` if
+    /// there are none.
     pub async fn catch_up(&self) -> Option<SyncReport> {
         let update = self.fleet.offered()?;
         self.retire();
         self.look().await;
-        let behind: Vec<Free> = self.fleet.behind().into_iter().filter_map(|place| self.try_free(place)).collect();
+        let holds = |place| self.fleet.served(place).is_none_or(|served| served.version >= update.version);
+        let mut behind = self.fleet.behind();
+        behind.extend(self.fleet.serving().into_iter().filter(|place| !holds(*place)));
+        let behind = behind.into_iter().filter_map(|place| self.try_free(place));
+        let behind: Vec<Free> = behind.filter(|free| !self.may_skip(free, update.version)).collect();
         if behind.is_empty() { None } else { Some(self.bring(behind, update).await) }
     }
 
@@ -103,9 +127,28 @@ impl WeightSyncManager {
         Some((place, self.fleet.last_sync(place)?.try_lock_owned().ok()?))
     }
 
+    /// Returns true if the engine goes on with its version for a while instead of loading this one:
+    /// its last load came late, and it will not be as old as the bound.
+    fn may_skip(&self, (place, last): &Free, version: Version) -> bool {
+        let newer = |served: Arc<Update>| served.version + self.max_lag > version;
+        let serves = self.fleet.is_serving(*place) && self.fleet.served(*place).is_some_and(newer);
+        serves && last.serves_until.is_some_and(|until| Instant::now() < until)
+    }
+
+    /// Engines that are to load a version. If all that get work may skip it, the one that has
+    /// served its version longest does not.
+    fn due(&self, free: Vec<Free>, version: Version) -> Vec<Free> {
+        let (mut resting, mut due): (Vec<Free>, Vec<Free>) = free.into_iter().partition(|free| self.may_skip(free, version));
+        resting.sort_by_key(|(_, last)| last.serves_until);
+        if !due.iter().any(|(place, _)| self.fleet.is_serving(*place)) && !resting.is_empty() {
+            due.push(resting.swap_remove(0));
+        }
+        due
+    }
+
     /// Waits for engines without a sync in progress.
     async fn free(&self) -> Result<Vec<Free>, EngineError> {
-        let places = self.fleet.staying();
+        let places = self.fleet.reachable();
         let engines: Vec<_> = places.iter().filter_map(|place| Some((*place, self.fleet.last_sync(*place)?))).collect();
         if engines.is_empty() {
             return Err(EngineError::NoEngines);
@@ -139,6 +182,13 @@ impl WeightSyncManager {
         let (version, started) = (update.version, Instant::now());
         let (results, mut received) = mpsc::unbounded_channel();
         let places: Vec<usize> = engines.iter().map(|(place, _)| *place).collect();
+        // Engines that lag get work under their version, so that no time is lost by going on without
+        // them; those that joined or returned get the next version.
+        let lag = self.max_lag > 0;
+        let mut awaited: BTreeSet<usize> = (0..places.len()).collect();
+        if lag && places.iter().any(|place| self.fleet.is_serving(*place)) {
+            awaited.retain(|at| self.fleet.is_serving(places[*at]));
+        }
         let mut came: Vec<Option<(Free, EngineResult)>> = engines.iter().map(|_| None).collect();
         for (at, free) in engines.into_iter().enumerate() {
             self.clone().start(free, update.clone(), at, results.clone());
@@ -152,8 +202,17 @@ impl WeightSyncManager {
             };
             let Some((at, free, result)) = next else { break };
             if result.is_ok() && until.is_none() {
-                until = Some(Instant::now() + started.elapsed() + GRACE);
+                until = Some(Instant::now() + if lag { 2 * started.elapsed() } else { started.elapsed() + GRACE });
             }
+            came[at] = Some((free, result));
+            awaited.remove(&at);
+            if until.is_some() && awaited.is_empty() {
+                break;
+            }
+        }
+        // What comes later is recorded by the task of its engine.
+        received.close();
+        while let Ok((at, free, result)) = received.try_recv() {
             came[at] = Some((free, result));
         }
         let sums: Vec<_> = came.iter().map(|came| came.as_ref()?.1.as_ref().ok()?.1.clone()).collect();
@@ -174,11 +233,15 @@ impl WeightSyncManager {
         }
         let time = started.elapsed();
         let recorded = |(place, came)| match came {
-            Some((free, result)) => self.record(free, &update, result),
+            Some((free, result)) => self.record(free, &update, result, false),
             None => {
                 let late = self.isolated(place, "load", StepError::Late { seconds: time.as_secs_f64() });
-                self.fleet.mark_late(place);
-                tracing::warn!("{late}");
+                if lag {
+                    tracing::debug!("{late}; it gets work under its version meanwhile");
+                } else {
+                    self.fleet.mark_late(place);
+                    tracing::warn!("{late}");
+                }
                 Err(late)
             }
         };
@@ -190,25 +253,61 @@ impl WeightSyncManager {
     fn start(self, free: Free, update: Arc<Update>, at: usize, results: UnboundedSender<(usize, Free, EngineResult)>) {
         tokio::spawn(async move {
             let (place, before, given, manager) = (free.0, free.1.sums.clone(), update.clone(), self.clone());
-            let task = async move { sync_engine(&manager.fleet, place, &given, &manager.config, before.as_ref()).await };
+            let task = async move {
+                tokio::select! {
+                    synced = sync_engine(&manager.fleet, place, &given, &manager.config, before.as_ref()) => synced,
+                    error = manager.no_longer_answers(place) => Err(manager.isolated(place, "load", error.into())),
+                }
+            };
             let result = tokio::spawn(task).await;
             let result = result.unwrap_or_else(|error| Err(self.isolated(place, "load", StepError::Broke(error.to_string()))));
             if let Err(mpsc::error::SendError((_, free, result))) = results.send((at, free, result)) {
-                self.record(free, &update, result).ok();
+                self.record(free, &update, result, true).ok();
             }
         });
     }
 
-    /// Records the result of a sync, and returns the durations of its phases.
+    /// Waits until an engine that was well is lost, or does not answer two health checks in a row.
+    /// Its connections may wait for minutes after it is well again; the next sync uses others.
+    async fn no_longer_answers(&self, place: usize) -> RemoteError {
+        let Some(engine) = self.fleet.engine(place).filter(|_| self.fleet.why_lost(place).is_none()) else {
+            return std::future::pending().await;
+        };
+        let checks = async {
+            let mut answered = true;
+            loop {
+                tokio::time::sleep(CHECK).await;
+                match no_answer(engine.as_ref(), CHECK).await {
+                    None => answered = true,
+                    Some(_) if std::mem::take(&mut answered) => {}
+                    Some(error) => {
+                        self.fleet.mark_lost(place, error.clone());
+                        return error;
+                    }
+                }
+            }
+        };
+        tokio::select! {
+            error = checks => error,
+            error = self.fleet.until_lost(place) => error,
+        }
+    }
+
+    /// Records the result of a sync, and returns the durations of its phases. If it came `late`, the
+    /// engine may skip versions.
     fn record(
         &self,
         (place, mut last): Free,
         update: &Update,
         result: EngineResult,
+        late: bool,
     ) -> Result<Vec<(&'static str, Duration)>, IsolatedEngine> {
         match result {
             Ok((times, sums)) => {
                 (last.sums, last.logged) = (sums, None);
+                // Fetching and preparing do not keep it from its work.
+                let pause = times.iter().filter(|(phase, _)| !BEFORE_THE_PAUSE.contains(phase));
+                last.serves_until = late.then(|| Instant::now() + SERVES * pause.map(|(_, time)| *time).sum::<Duration>());
                 self.fleet.mark_found(place);
                 // Each engine has its own, so that its holders are counted.
                 let served = Arc::new(update.clone());

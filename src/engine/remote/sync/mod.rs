@@ -137,5 +137,5 @@ pub async fn sync_weights_to_engines(
     weights: impl Into<Update>,
     config: &SyncConfig,
 ) -> Result<SyncReport, EngineError> {
-    WeightSyncManager { fleet: FleetHandle::new(engines), config: config.clone() }.sync(weights.into()).await
+    WeightSyncManager { fleet: FleetHandle::new(engines), config: config.clone(), max_lag: 0 }.sync(weights.into()).await
 }

@@ -1,0 +1,88 @@
+//! Changes of engines: members, syncs, and weights that are verified or refuted.
+
+use std::collections::BTreeMap;
+use std::time::Instant;
+
+use super::Fleet;
+use crate::engine::EngineError;
+use crate::engine::remote::in_flight::{InFlightSample, SampleKey, Stage};
+use crate::engine::remote::router::EngineSlot;
+
+impl Fleet {
+    pub(super) fn process_changes(&mut self, now: Instant) -> Result<(), EngineError> {
+        if !self.changes.has_changed().unwrap_or(false) {
+            return Ok(());
+        }
+        self.changes.mark_unchanged();
+        self.reopen(now);
+        self.refute(now);
+        self.prove()?;
+        self.follow_members(now);
+        Ok(())
+    }
+
+    /// Makes room for engines that joined. Samples on engines that are gone continue elsewhere.
+    pub(super) fn follow_members(&mut self, now: Instant) {
+        let places = self.handle.places();
+        for place in &places {
+            let new = || EngineSlot::new(self.config.per_engine, &self.handle.name(*place));
+            self.engine_slots.entry(*place).or_insert_with(new);
+        }
+        let gone = |place: &usize| places.binary_search(place).is_err();
+        self.engine_slots.retain(|place, _| !gone(place));
+        let left = self.samples.values_mut().filter(|sample| sample.running().is_some_and(|running| gone(&running.place)));
+        left.for_each(|sample| sample.wait(now));
+    }
+
+    /// Reopens engines after a sync, and ends the waits of samples that they rejected.
+    fn reopen(&mut self, now: Instant) {
+        self.engine_slots.values_mut().for_each(EngineSlot::reopen);
+        for sample in self.samples.values_mut().filter(|sample| sample.turned_away > 0) {
+            if let Stage::Waiting(at) = &mut sample.stage {
+                *at = now;
+            }
+        }
+    }
+
+    /// Restarts samples with tokens of refuted weights.
+    fn refute(&mut self, now: Instant) {
+        let refuted: BTreeMap<usize, u64> =
+            self.engine_slots.keys().map(|place| (*place, self.handle.refutations(*place))).collect();
+        let more = |place: &usize, than: u64| refuted.get(place).is_some_and(|refuted| *refuted > than);
+        let at_work = |sample: &InFlightSample| {
+            let slot = |place| self.engine_slots.get(place).map_or(0, |slot| slot.refuted);
+            sample.running().is_some_and(|running| more(&running.place, slot(&running.place)))
+        };
+        let worthless =
+            |sample: &InFlightSample| at_work(sample) || sample.unproven.iter().any(|(place, before)| more(place, *before));
+        let keys: Vec<SampleKey> = self.samples.iter().filter(|(_, sample)| worthless(sample)).map(|(key, _)| *key).collect();
+        for key in &keys {
+            if let Some(sample) = self.samples.get_mut(key) {
+                sample.restart(now);
+            }
+            self.withdraw(*key);
+        }
+        if !keys.is_empty() {
+            tracing::warn!("{} samples restart: an engine had resumed under wrong weights", keys.len());
+        }
+        self.engine_slots.values_mut().zip(refuted.into_values()).for_each(|(slot, refuted)| slot.refuted = refuted);
+    }
+
+    /// Finishes samples that have ended and whose weights are verified.
+    fn prove(&mut self) -> Result<(), EngineError> {
+        let mut ended = Vec::new();
+        for (key, sample) in &mut self.samples {
+            sample.unproven.retain(|(place, _)| self.handle.on_trial(*place));
+            if let (Stage::Ended(finish), true) = (&sample.stage, sample.unproven.is_empty()) {
+                ended.push((*key, *finish));
+            }
+        }
+        ended.into_iter().try_for_each(|(key, finish)| self.finish(key, finish))
+    }
+
+    /// Discards the reported tokens of a sample.
+    pub(super) fn withdraw(&mut self, key: SampleKey) {
+        self.sampled.retain(|token| (token.ordinal, token.index) != key);
+        self.discarded.push(key);
+    }
+}

@@ -1,0 +1,201 @@
+//! Events of attempts: tokens, ends and failures.
+
+use std::time::Instant;
+
+use tokio::task::AbortHandle;
+
+use super::{FAILURES, Fleet, id};
+use crate::data::{SampledToken, Status};
+use crate::engine::remote::attempt::{AttemptEvent, AttemptUpdate};
+use crate::engine::remote::handle::EngineState;
+use crate::engine::remote::in_flight::{InFlightSample, Running, SampleKey, Stage, versions};
+use crate::engine::remote::router::pause;
+use crate::engine::remote::sync::notice_restart;
+use crate::engine::remote::{Ending, Fault, RemoteError};
+use crate::engine::{EngineError, FinishReason, Finished};
+use crate::util::rng::mix;
+
+impl Fleet {
+    pub(super) fn on_event(&mut self, event: AttemptEvent, now: Instant) -> Result<(), EngineError> {
+        let AttemptEvent { key, number, place, update } = event;
+        let current = self.samples.get(&key).filter(|sample| sample.number == number).and_then(InFlightSample::running);
+        if current.is_none() {
+            // An earlier attempt, which another has replaced.
+            if let AttemptUpdate::Ended(Ok(Ending { finish: Some(_), .. })) = update {
+                self.handle.record(place, |meter, name| meter.duplicate(name));
+            }
+            return Ok(());
+        }
+        match update {
+            AttemptUpdate::Tokens(chunk) => self.take(key, place, chunk, now),
+            AttemptUpdate::Ended(Ok(ending)) => self.end(key, place, ending, now),
+            AttemptUpdate::Ended(Err(error)) => self.fail(key, place, error, now),
+        }
+    }
+
+    fn take(&mut self, key: SampleKey, place: usize, chunk: Vec<(u32, f32)>, now: Instant) -> Result<(), EngineError> {
+        let Some(sample) = self.samples.get_mut(&key) else { return Ok(()) };
+        let Some((floor, before)) = sample.running().map(|running| (running.floor, running.before)) else { return Ok(()) };
+        if self.handle.on_trial(place) && sample.unproven.iter().all(|(other, _)| *other != place) {
+            sample.unproven.push((place, self.handle.refutations(place)));
+        }
+        let waited = now.saturating_duration_since(sample.since);
+        (sample.since, sample.failures, sample.turned_away) = (now, 0, 0);
+        self.progress = now;
+        sample.avoided = None;
+        if let Some(slot) = self.engine_slots.get_mut(&place) {
+            slot.works(chunk.len(), waited, now);
+        }
+        self.load.rows += chunk.len();
+        let first = (sample.answer.tokens.len() == before).then_some(waited);
+        self.handle.record(place, |meter, name| meter.tokens(name, chunk.len(), first));
+        for (token, log_prob) in chunk {
+            let (ordinal, index) = key;
+            let newest = SampledToken { ordinal, index, token, log_prob, version: floor, status: Status::Pending };
+            self.sampled.extend(sample.held.replace(newest));
+            sample.answer.push(token, log_prob, floor);
+            // A single attempt detects stop strings by itself.
+            let continues = before > 0 && !sample.request.params.stop.is_empty();
+            if continues && let Some(finish) = sample.ends(&self.tokenizer)? {
+                return self.finish(key, finish);
+            }
+        }
+        Ok(())
+    }
+
+    fn end(&mut self, key: SampleKey, place: usize, ending: Ending, now: Instant) -> Result<(), EngineError> {
+        let newest = self.handle.newest().max(self.version).unwrap_or(0) + 1;
+        let Some(sample) = self.samples.get_mut(&key) else { return Ok(()) };
+        let Some(Running { floor, known, before, adapter, .. }) = sample.running() else { return Ok(()) };
+        let (served, known, before) = (*floor..=newest.max(*floor), *known, *before);
+        // Labels of the base weights say nothing about an adapter, which is the same for all
+        // tokens.
+        let spans = ending.spans.as_deref().filter(|_| adapter.is_none());
+        let count = sample.answer.tokens.len() - before;
+        match versions(spans, count, served, known) {
+            Ok(spans) => {
+                sample.answer.versions.truncate(before);
+                spans.iter().for_each(|(version, len)| sample.answer.versions.extend(version, len));
+                if let (Some(held), Some(version)) = (&mut sample.held, sample.answer.versions.per_token().last().flatten()) {
+                    held.version = version;
+                }
+            }
+            Err(why) => {
+                // The weights of these tokens are unknown: discard the tokens, and all others that
+                // the engine is sampling.
+                if known {
+                    self.handle.mark_restarted(place);
+                }
+                sample.restart(now + pause(self.config.pause, key.0, 1));
+                self.withdraw(key);
+                let error = self.nonsense(place, why);
+                self.handle.record(place, |meter, name| meter.error(name, &error.fault));
+                tracing::warn!("{}", error.of_sample(&id(key)));
+                return Ok(());
+            }
+        }
+        let finish = match ending.finish {
+            Some(finish) => Some(finish),
+            None => sample.ends(&self.tokenizer)?,
+        };
+        let Some(finish) = finish else {
+            sample.turned_away += u32::from(count == 0);
+            let at = if count == 0 { now + pause(self.config.pause, key.0, sample.turned_away.min(5)) } else { now };
+            sample.wait(at);
+            return Ok(());
+        };
+        if count == 0 {
+            let error = self.nonsense(place, "an answer without a token".into());
+            return self.fail(key, place, error.of_sample(&id(key)), now);
+        }
+        if let Some(slot) = self.engine_slots.get_mut(&place) {
+            slot.ended();
+        }
+        self.budget.earn();
+        self.finish(key, finish)
+    }
+
+    fn nonsense(&self, place: usize, why: String) -> RemoteError {
+        let what = "the request".to_owned();
+        RemoteError::new(self.handle.name(place).as_ref(), Fault::Nonsense { what, why, begins: String::new() })
+    }
+
+    fn fail(&mut self, key: SampleKey, place: usize, error: RemoteError, now: Instant) -> Result<(), EngineError> {
+        let Some(sample) = self.samples.get_mut(&key) else { return Ok(()) };
+        // A connection that breaks after the last token lost nothing.
+        if let Some(finish) = sample.ends(&self.tokenizer)? {
+            return self.finish(key, finish);
+        }
+        self.handle.record(place, |meter, name| meter.error(name, &error.fault));
+        let Some(slot) = self.engine_slots.get_mut(&place) else { return Ok(()) };
+        match &error.fault {
+            Fault::Busy { status, retry_after } => {
+                slot.busy(place, *status, *retry_after, now);
+                sample.turned_away += 1;
+                sample.wait(now + pause(self.config.pause, mix(key.0 ^ u64::from(key.1)), sample.turned_away.min(4)));
+                return Ok(());
+            }
+            // Every sample fails there with this token, path or certificate.
+            Fault::Certificates(_) | Fault::Untrusted { .. } | Fault::Refused { status: 401 | 403 | 404 | 405, .. } => {
+                sample.failures += 1;
+                slot.failures = FAILURES;
+            }
+            Fault::Refused { .. } | Fault::Unsupported(_) | Fault::Url { .. } => return self.give_up(key, error),
+            Fault::Unreachable(_) => slot.failures = FAILURES,
+            _ => {
+                sample.failures += 1;
+                slot.failures += 1;
+            }
+        }
+        // A connection may break because the engine restarts.
+        if matches!(error.fault, Fault::Broke(_)) && slot.recheck.as_ref().is_none_or(AbortHandle::is_finished) {
+            let (handle, last_sync) = (self.handle.clone(), self.handle.last_sync(place));
+            let recheck = async move {
+                // A sync in progress changes its weights.
+                if let Some(_free) = last_sync.as_ref().and_then(|last| last.try_lock().ok()) {
+                    notice_restart(&handle, place).await;
+                }
+            };
+            slot.recheck = self.tasks.as_ref().map(|tasks| tasks.spawn(recheck));
+        }
+        let failing = slot.failures >= FAILURES;
+        if sample.failures > self.config.retries {
+            return self.give_up(key, error);
+        }
+        tracing::debug!("{error}; trying again");
+        let at = self.budget.spend(now) + pause(self.config.pause, mix(key.0 ^ u64::from(key.1)), sample.failures.max(1));
+        sample.wait(at);
+        if failing && !matches!(self.handle.state(place), EngineState::Lost | EngineState::Leaving) {
+            tracing::warn!("{error}; it gets no work until it is well again");
+            self.handle.mark_lost(place, error);
+        }
+        Ok(())
+    }
+
+    /// Gives up a sample (law F6). Too many in a row fail the run.
+    fn give_up(&mut self, key: SampleKey, error: RemoteError) -> Result<(), EngineError> {
+        self.refused += 1;
+        if self.refused > self.config.max_refused {
+            return Err(EngineError::Refused { in_a_row: self.refused, last: Box::new(error) });
+        }
+        tracing::warn!("{error}; the sample is given up");
+        if let Some(sample) = self.samples.remove(&key) {
+            self.sampled.extend(sample.held);
+            self.finished.push(Finished::new(key.0, sample.answer, Err(error.to_string())));
+        }
+        Ok(())
+    }
+
+    pub(super) fn finish(&mut self, key: SampleKey, finish: FinishReason) -> Result<(), EngineError> {
+        self.refused = 0;
+        if let Some(sample) = self.samples.get_mut(&key).filter(|sample| !sample.unproven.is_empty()) {
+            sample.stage = Stage::Ended(finish);
+            return Ok(());
+        }
+        if let Some(sample) = self.samples.remove(&key) {
+            self.sampled.extend(sample.held.map(|held| SampledToken { status: finish.into(), ..held }));
+            self.finished.push(Finished::new(key.0, sample.answer, Ok(finish)));
+        }
+        Ok(())
+    }
+}
