@@ -72,7 +72,7 @@ impl Server {
         scrape.family(metric.name()).and_then(|family| family.value(metric.name(), labels)).unwrap()
     }
 
-    pub fn until(&mut self, what: &str, done: impl Fn(&Self) -> bool) {
+    fn until(&mut self, what: &str, done: impl Fn(&Self) -> bool) {
         let deadline = std::time::Instant::now() + LIMIT;
         while !done(self) {
             assert!(std::time::Instant::now() < deadline && !self.running.has_ended(), "it was never seen that {what}");
