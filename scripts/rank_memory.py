@@ -13,7 +13,7 @@ import tempfile
 import time
 
 MODEL = dict(kind="tiny", hidden=640, layers=8, heads=10, kv_heads=2, intermediate=1920, vocab=8192)
-ROWS = dict(steps=4, batch=8, max_length=128, packing="wrapped", micro_batch_tokens=256, threads=1)
+ROWS = dict(steps=3, batch=4, max_length=128, packing="wrapped", micro_batch_tokens=128, threads=1)
 RUNS = [(1, "nothing")] + [(ranks, shard) for ranks in (2, 3, 4) for shard in ("nothing", "optimizer", "gradients", "parameters")]
 
 
