@@ -29,6 +29,7 @@ sft: libtorch
 
 test: libtorch
 	cargo test --workspace $(ARGS)
+	python3 -m unittest discover --start-directory python/tests
 
 # What takes minutes and gigabytes: ten million rows, folders of 3 GB, a larger trainer. TMPDIR must be on a disk, with 7 GB free.
 test-large: libtorch

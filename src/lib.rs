@@ -32,6 +32,8 @@ pub mod train;
 pub use rollflow_hub as hub;
 #[doc(inline)]
 pub use rollflow_net as net;
+#[doc(inline)]
+pub use rollflow_python as python;
 #[cfg(unix)]
 #[doc(inline)]
 pub use rollflow_sandbox as sandbox;

@@ -1,5 +1,5 @@
-//! Survey of a recipe's data for `rollflow check`: every source is opened, and a bounded number of its
-//! records are validated as the run would.
+//! Survey of a recipe's files for `rollflow check`: every source of data is opened, a bounded number of
+//! its records are validated, and Python files are loaded, as the run would.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -7,7 +7,7 @@ use rollflow::data::packing::OverlongPolicy;
 use rollflow::data::source::{DataSpec, Example, Recorded, Shape, Survey, survey};
 use rollflow::data::{DataError, RankedPair};
 use rollflow::prelude::*;
-use rollflow::recipe::{Chat, Pipeline, Plan, Problem, Source, TaskData};
+use rollflow::recipe::{Chat, EnvironmentKind, Pipeline, Plan, Problem, Source, TaskData};
 use rollflow::train::score_pair;
 
 use crate::assemble::policy::Reader;
@@ -25,7 +25,7 @@ const TOKENIZED: usize = 500;
 pub struct Surveyed {
     /// Each source, as a key and what is in it.
     pub sources: Vec<(String, Survey)>,
-    /// Each source in a sentence, with its steps per epoch where they are known.
+    /// Each source in a sentence, with its steps per epoch where they are known, and each Python file.
     pub lines: Vec<String>,
     /// Errors that would end the run.
     pub complaints: Vec<Problem>,
@@ -64,7 +64,10 @@ pub fn of(plan: &Plan) -> Surveyed {
                 preferred(&plan.chat, reader),
             );
         }
-        Pipeline::Grpo | Pipeline::SftThenGrpo | Pipeline::GrpoOffline => all.prompts(plan, reader),
+        Pipeline::Grpo | Pipeline::SftThenGrpo | Pipeline::GrpoOffline => {
+            all.prompts(plan, reader);
+            all.python(plan);
+        }
     }
     if let Some(sft) = &plan.sft {
         all.imitated(Imitation::of(plan, sft), plan.pipeline, reader);
@@ -162,6 +165,24 @@ impl Surveyed {
             let message = "the reward compares answers with a ground truth, and no record that was read has one";
             let help = "name its field, as in columns = { answer = \"target\" }";
             self.complaints.push(Problem::of("task", message, help));
+        }
+    }
+
+    /// Loads the Python files of rewards and of the environment, and ends their processes.
+    fn python(&mut self, plan: &Plan) {
+        let rewards = plan.reward.rule.python().into_iter().map(|(key, of)| (key, of.start()));
+        let environment = match plan.environment.as_ref().map(|of| &of.kind) {
+            Some(EnvironmentKind::Python(of)) if of.names_something() => Some(("environment".to_owned(), of.start())),
+            _ => None,
+        };
+        for (key, loaded) in rewards.chain(environment) {
+            match loaded {
+                Ok(workers) => self.lines.push(format!("{key}: {} loaded", workers.name())),
+                Err(error) => {
+                    let help = "docs/how_to/python.md says what a file may define";
+                    self.complaints.push(Problem::of(format!("{key}.file"), format!("`{key}.file`: {error}"), help));
+                }
+            }
         }
     }
 

@@ -1,6 +1,6 @@
 //! Environments of multi-turn rollouts, their tools, and parsers of tool calls.
 //!
-//! An [`Environment`] is a task, such as a [`Toolbox`] or a [`python_environment`];
+//! An [`Environment`] is a task, such as a [`Toolbox`] or a [`programming_environment`];
 //! `examples/environments` shows how to write one. It is driven by
 //! [`Generator::environment`](crate::stages::generate::Generator::environment).
 
@@ -8,9 +8,9 @@ mod environment;
 mod parse;
 mod pool;
 #[cfg(unix)]
-mod proxy;
+mod programming;
 #[cfg(unix)]
-mod python;
+mod proxy;
 mod schema;
 mod served;
 mod tool;
@@ -22,12 +22,12 @@ pub(crate) use parse::ToolParser;
 pub use parse::{ToolFormat, extract_tool_calls};
 pub(crate) use pool::Pool;
 #[cfg(unix)]
+pub use programming::programming_environment;
+#[cfg(unix)]
 pub use proxy::AgentProxy;
 #[cfg(all(unix, feature = "torch"))]
 pub(crate) use proxy::protocol;
-#[cfg(unix)]
-pub use python::python_environment;
-pub use served::served_environment;
+pub use served::{python_environment, served_environment};
 pub(crate) use tool::ToolUse;
 pub use tool::{ToolCall, ToolResult, ToolSpec};
 pub use toolbox::{Toolbox, execute_tools};

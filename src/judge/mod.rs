@@ -1,7 +1,8 @@
-//! Rewards that another process computes: reward services and judge models.
+//! Rewards that another process computes: reward services, judge models and Python functions.
 //!
-//! A [`Service`] asks over HTTP for the rewards of a group. It speaks the protocol of
-//! `docs/reference/protocols.md`, or asks a language model to grade each completion ([`JudgeConfig`]).
+//! A [`Service`] asks for the rewards of a group. It speaks the protocol of
+//! `docs/reference/protocols.md` over HTTP or with Python processes of this run, or asks a language
+//! model to grade each completion ([`JudgeConfig`]).
 
 mod cache;
 mod language_model;
@@ -14,6 +15,7 @@ pub use language_model::JudgeConfig;
 pub use service::{Answers, HttpRule, Service};
 
 use crate::net::{Fault, Outcome, RemoteError, Retryable};
+use crate::python::PythonError;
 
 /// Error of a reward service, or of its settings.
 #[derive(Clone, Debug, thiserror::Error, PartialEq)]
@@ -27,6 +29,9 @@ pub enum ServiceError {
     /// The request failed.
     #[error("{0}")]
     Http(#[from] RemoteError),
+    /// The Python function failed.
+    #[error("{0}")]
+    Python(#[from] PythonError),
     /// The service was busy for longer than its `busy_timeout`.
     #[error(
         "{url} said {status} for {seconds:.1} s; give the reward service more workers, lower its concurrency, or raise busy_timeout"
@@ -72,7 +77,7 @@ impl Retryable for ServiceError {
     fn outcome(&self) -> Outcome {
         match self {
             ServiceError::Http(error) => error.outcome(),
-            ServiceError::Answer { .. } => Outcome::Failed,
+            ServiceError::Answer { .. } | ServiceError::Python(_) => Outcome::Failed,
             _ => Outcome::Final,
         }
     }

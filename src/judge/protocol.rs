@@ -9,12 +9,20 @@ use crate::data::{Group, PromptText, RewardParts, Sample};
 /// Characters of a malformed response that an error shows.
 const SHOWN: usize = 120;
 
-/// Returns the body of a request: the group's prompt and its samples at `places`.
-pub(super) fn request(group: &Group, places: &[usize]) -> Value {
+/// Returns the body of a request: the group's prompt and its samples at `places`, with the tokens of
+/// their completions if `tokens` is true.
+pub(super) fn request(group: &Group, places: &[usize], tokens: bool) -> Value {
     let samples = places.iter().map(|place| {
         let Sample { index, response, status, metadata, .. } = &group.samples[*place];
         let length = group.samples[*place].generated();
-        json!({ "index": index, "response": response, "status": status, "length": length, "metadata": metadata })
+        let mut sample =
+            json!({ "index": index, "response": response, "status": status, "length": length, "metadata": metadata });
+        if tokens {
+            let Sample { tokens, versions, .. } = &group.samples[*place];
+            let begins = versions.per_token().position(|version| version.is_some()).unwrap_or(tokens.len());
+            sample["tokens"] = json!(tokens[begins..]);
+        }
+        sample
     });
     let mut request = json!({ "group": group.id(), "prompt": group.prompt.text.render() });
     if let PromptText::Chat(messages) = &group.prompt.text {
@@ -24,13 +32,24 @@ pub(super) fn request(group: &Group, places: &[usize]) -> Value {
     request
 }
 
-/// Parses the rewards of `count` samples: for each its reward, or the reason why it has none.
+/// Reward of a sample, none if the reward does not apply to it; or the reason why it failed.
+pub type Answer = Result<Option<RewardOutput>, String>;
+
+/// Parses the rewards of `count` samples.
 ///
 /// # Errors
 /// If the body as a whole is no response with `count` rewards.
-pub(super) fn rewards(url: &str, body: &[u8], count: usize) -> Result<Vec<Result<RewardOutput, String>>, ServiceError> {
-    let wrong = |why: String| ServiceError::Answer { url: url.to_owned(), why, begins: begins(body) };
-    let answer: Value = serde_json::from_slice(body).map_err(|error| wrong(format!("no JSON ({error})")))?;
+pub(super) fn parse(url: &str, body: &[u8], count: usize) -> Result<Vec<Answer>, ServiceError> {
+    let no_json = |error| ServiceError::Answer { url: url.to_owned(), why: format!("no JSON ({error})"), begins: begins(body) };
+    rewards(url, &serde_json::from_slice(body).map_err(no_json)?, count)
+}
+
+/// Reads the rewards of `count` samples from a response.
+///
+/// # Errors
+/// If the response as a whole has no `count` rewards.
+pub(super) fn rewards(url: &str, answer: &Value, count: usize) -> Result<Vec<Answer>, ServiceError> {
+    let wrong = |why: String| ServiceError::Answer { url: url.to_owned(), why, begins: begins(answer.to_string().as_bytes()) };
     let Some(rewards) = answer.get("rewards") else {
         return Err(wrong("JSON without a key \"rewards\"".to_owned()));
     };
@@ -43,8 +62,8 @@ pub(super) fn rewards(url: &str, body: &[u8], count: usize) -> Result<Vec<Result
     Ok(rewards.iter().map(|reward| reward_entry(url, reward)).collect())
 }
 
-/// Parses one entry: a number, `{"reward": number, "parts": {…}}` or `{"error": text}`.
-fn reward_entry(url: &str, entry: &Value) -> Result<RewardOutput, String> {
+/// Reads one entry: a number, `{"reward": number or null, "parts": {…}}` or `{"error": text}`.
+fn reward_entry(url: &str, entry: &Value) -> Answer {
     if let Some(error) = entry.get("error") {
         return Err(format!("{url} says: {}", error.as_str().map_or_else(|| error.to_string(), str::to_owned)));
     }
@@ -61,7 +80,10 @@ fn reward_entry(url: &str, entry: &Value) -> Result<RewardOutput, String> {
         }
         Some(other) => return Err(format!("{url} gave the parts {other}; they must be a table of numbers")),
     };
-    Ok(RewardOutput { reward: number(entry.get("reward").unwrap_or(entry))?, parts })
+    match entry.get("reward") {
+        Some(Value::Null) => Ok(None),
+        reward => Ok(Some(RewardOutput { reward: number(reward.unwrap_or(entry))?, parts })),
+    }
 }
 
 /// Returns the first characters of a body on one line.
@@ -89,7 +111,7 @@ mod tests {
 
     #[test]
     fn a_question_holds_the_prompt_and_the_samples_that_are_asked_for() {
-        let asked = request(&group(), &[0, 2]);
+        let asked = request(&group(), &[0, 2], false);
         let sample = |index: u32| {
             json!({
                 "index": index, "response": index.to_string(), "status": "pending", "length": 0, "metadata": {"answer": "7"},
@@ -99,17 +121,18 @@ mod tests {
 
         let turn = ChatMessage::new("user", "3+4=");
         let chat = Group { prompt: Arc::new(Prompt::from(vec![turn])), ..group() };
-        let asked = request(&chat, &[]);
+        let asked = request(&chat, &[], false);
         assert_eq!(asked["messages"], json!([{"role": "user", "content": "3+4="}]));
     }
 
     #[test]
     fn an_answer_gives_a_reward_or_a_reason_to_each_sample() {
         let body =
-            br#"{"rewards": [1, {"reward": 0.5, "parts": {"form": 1.0}}, {"error": "no key"}, null, "1.0", {"parts": {}}]}"#;
-        let answers = rewards(URL, body, 6).unwrap();
-        assert_eq!(answers[0], Ok(RewardOutput { reward: 1.0, parts: RewardParts::new() }));
-        assert_eq!(answers[1], Ok(RewardOutput { reward: 0.5, parts: [("form".to_owned(), 1.0)].into() }));
+            br#"{"rewards": [1, {"reward": 0.5, "parts": {"form": 1.0}}, {"error": "no key"}, null, "1.0", {"parts": {}}, {"reward": null}]}"#;
+        let answers = parse(URL, body, 7).unwrap();
+        assert_eq!(answers[0], Ok(Some(RewardOutput { reward: 1.0, parts: RewardParts::new() })));
+        assert_eq!(answers[1], Ok(Some(RewardOutput { reward: 0.5, parts: [("form".to_owned(), 1.0)].into() })));
+        assert_eq!(answers[6], Ok(None));
         assert_eq!(answers[2], Err("http://judge/score says: no key".to_owned()));
         for (place, shown) in [(3, "null"), (4, "\"1.0\""), (5, "{\"parts\":{}}")] {
             assert!(answers[place].as_ref().unwrap_err().contains(&format!("gave {shown} where a finite number")), "{answers:?}");
@@ -129,7 +152,7 @@ mod tests {
             (b"{\"rewards\": 1.0}", "no list under \"rewards\""),
             (b"{\"rewards\": [1.0]}", "1 rewards for 2 samples"),
         ] {
-            let error = rewards(URL, body, 2).unwrap_err().to_string();
+            let error = parse(URL, body, 2).unwrap_err().to_string();
             assert!(error.starts_with("http://judge/score answered with ") && error.contains(why), "{error}");
         }
     }

@@ -1,4 +1,4 @@
-//! Client of a reward service.
+//! Client of a reward service, over HTTP or in Python processes of this run.
 //!
 //! A group's samples are one request; a judge that does not compare them gets one request each.
 //! Failed, late and malformed responses are retried with backoff, for the samples that still have no
@@ -12,11 +12,13 @@ use futures_util::future::join_all;
 use tokio::time::sleep;
 
 use super::language_model::Judge;
-use super::{JudgeConfig, ServiceError, protocol};
+use super::protocol::{self, Answer};
+use super::{JudgeConfig, ServiceError};
 use crate::algo::rewards::RewardOutput;
 use crate::data::Group;
 use crate::net::{Client, Endpoint, Fault, Outcome, RemoteError, RetryPauses, RetryPolicy, Retryable, URL, deadline};
 use crate::observe::logs::{Failure, FailureKind};
+use crate::python::Workers;
 use crate::settings::declare::section;
 use crate::settings::setting::{POSITIVE, SOME};
 
@@ -49,18 +51,27 @@ impl HttpRule {
 /// Client of a reward service.
 #[derive(Clone)]
 pub struct Service {
-    client: Client,
+    kind: Kind,
     timeout: Duration,
     retry: RetryPolicy,
-    /// If none, the service speaks the protocol of `docs/reference/protocols.md`.
-    judge: Option<Arc<Judge>>,
+}
+
+#[derive(Clone)]
+enum Kind {
+    /// A server of the protocol of `docs/reference/protocols.md`.
+    Http(Client),
+    /// A server of chat completions.
+    Judge(Client, Arc<Judge>),
+    /// A function in Python, by the same protocol.
+    Python(Workers),
 }
 
 /// Rewards of a group.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Answers {
-    /// Reward of each sample, or the reason why it has none, in the group's order.
-    pub samples: Vec<Result<RewardOutput, Failure>>,
+    /// Reward of each sample, none if the reward does not apply to it, or the reason why it failed; in
+    /// the group's order.
+    pub samples: Vec<Result<Option<RewardOutput>, Failure>>,
     /// Failed requests and rejected samples, including those that a retry recovered.
     pub failed_calls: u64,
 }
@@ -77,13 +88,25 @@ impl Service {
             // with such a reward.
             endpoint.idle_connections = 0;
         }
-        Ok(Service { client: Client::new("reward service", endpoint)?, timeout, retry, judge: None })
+        Ok(Service { kind: Kind::Http(Client::new("reward service", endpoint)?), timeout, retry })
+    }
+
+    /// Takes the rewards of a Python function, each call within `timeout`. A failed call is retried
+    /// without a pause.
+    pub fn python(workers: Workers, timeout: Duration) -> Self {
+        let retry = RetryPolicy { pause: Duration::ZERO, ..RetryPolicy::DEFAULT };
+        Service { kind: Kind::Python(workers), timeout, retry }
     }
 
     /// Makes the service a judge model; the address is that of its chat completions. Checks the
     /// settings and reads the cache file.
     pub fn judge(self, config: JudgeConfig) -> Result<Self, ServiceError> {
-        Ok(Service { judge: Some(Arc::new(Judge::new(config)?)), ..self })
+        let judge = Arc::new(Judge::new(config)?);
+        let kind = match self.kind {
+            Kind::Http(client) | Kind::Judge(client, _) => Kind::Judge(client, judge),
+            Kind::Python(_) => return Err(ServiceError::Judge("service is a Python function; it must be a server".to_owned())),
+        };
+        Ok(Service { kind, ..self })
     }
 
     /// Requests the rewards of all samples of `group`, with up to `retries` retries for those
@@ -106,7 +129,8 @@ impl Service {
                 sleep(self.retry.pause(group.id(), attempt - 1)).await;
             }
             // A judge has one request per sample already, or compares all of them.
-            let alone = self.judge.is_none() && attempt > 1 && (attempt == attempts || rejects);
+            let judged = matches!(self.kind, Kind::Judge(..));
+            let alone = !judged && attempt > 1 && (attempt == attempts || rejects);
             let requests: Vec<&[usize]> = if alone { missing.chunks(1).collect() } else { vec![&missing] };
             let responses = join_all(requests.iter().map(|places| self.request(group, places))).await;
             for (places, response) in requests.into_iter().zip(responses) {
@@ -123,7 +147,7 @@ impl Service {
                         rejects |= is_final;
                         for &place in places {
                             answers.samples[place] = Err(failure(group.samples[place].index, attempt, error.to_string()));
-                            rejected[place] = is_final && (alone || self.judge.is_some());
+                            rejected[place] = is_final && (alone || judged);
                         }
                     }
                 }
@@ -133,19 +157,29 @@ impl Service {
     }
 
     /// Requests the rewards of the samples at `places`, once.
-    async fn request(&self, group: &Group, places: &[usize]) -> Result<Vec<Result<RewardOutput, String>>, ServiceError> {
-        let url = self.client.name();
-        let Some(judge) = &self.judge else {
-            let body = protocol::request(group, places).to_string().into_bytes();
-            return protocol::rewards(url, &self.send(group.id(), body).await?, places.len());
-        };
+    async fn request(&self, group: &Group, places: &[usize]) -> Result<Vec<Answer>, ServiceError> {
+        match &self.kind {
+            Kind::Http(client) => {
+                let body = protocol::request(group, places, false).to_string().into_bytes();
+                protocol::parse(client.name(), &self.send(client, group.id(), body).await?, places.len())
+            }
+            Kind::Python(workers) => {
+                let question = protocol::request(group, places, workers.takes_tokens());
+                protocol::rewards(workers.name(), &workers.ask(question, self.timeout).await?, places.len())
+            }
+            Kind::Judge(client, judge) => self.judged(client, judge, group, places).await,
+        }
+    }
+
+    /// Asks a judge about the samples at `places`, once.
+    async fn judged(&self, client: &Client, judge: &Judge, group: &Group, places: &[usize]) -> Result<Vec<Answer>, ServiceError> {
         // A comparison needs all completions, whichever of them still lack a grade.
         let each = |place: &usize| std::slice::from_ref(&group.samples[*place]);
         let questions = if judge.compares() { vec![&group.samples[..]] } else { places.iter().map(each).collect() };
-        let mut grades: Vec<Result<RewardOutput, String>> = Vec::with_capacity(group.samples.len());
+        let mut grades: Vec<Answer> = Vec::with_capacity(group.samples.len());
         for asked in questions {
             let reply = match judge.request(asked) {
-                Ok(request) => match self.reply(judge, group.id(), request, asked.len()).await {
+                Ok(request) => match self.reply(client, judge, group.id(), request, asked.len()).await {
                     // The other requests may succeed.
                     Err(error) if error.concerns_one_request() => Err(error.to_string()),
                     reply => reply?,
@@ -153,7 +187,9 @@ impl Service {
                 Err(why) => Err(why),
             };
             match reply.and_then(|reply| judge.grades(&reply, asked.len())) {
-                Ok(all) => grades.extend(all.into_iter().map(|reward| Ok(RewardOutput { reward, ..RewardOutput::default() }))),
+                Ok(all) => {
+                    grades.extend(all.into_iter().map(|reward| Ok(Some(RewardOutput { reward, ..RewardOutput::default() }))))
+                }
                 Err(why) => grades.extend(asked.iter().map(|_| Err(why.clone()))),
             }
         }
@@ -164,6 +200,7 @@ impl Service {
     /// completion are cached.
     async fn reply(
         &self,
+        client: &Client,
         judge: &Judge,
         group: u64,
         request: String,
@@ -172,8 +209,8 @@ impl Service {
         if let Some(reply) = judge.cache.find(&request) {
             return Ok(Ok(reply));
         }
-        let body = self.send(group, request.clone().into_bytes()).await?;
-        let reply = judge.reply(self.client.name(), &body);
+        let body = self.send(client, group, request.clone().into_bytes()).await?;
+        let reply = judge.reply(client.name(), &body);
         if let Ok(reply) = &reply
             && judge.grades(reply, answers).is_ok()
             && let Err(error) = judge.cache.insert(request, reply)
@@ -185,10 +222,10 @@ impl Service {
 
     /// Sends one request and waits while the service is busy. Failures are not retried here, since
     /// the next attempt asks for fewer samples.
-    async fn send(&self, group: u64, request: Vec<u8>) -> Result<Vec<u8>, ServiceError> {
+    async fn send(&self, client: &Client, group: u64, request: Vec<u8>) -> Result<Vec<u8>, ServiceError> {
         let policy = RetryPolicy { retries: 0, ..self.retry };
         let (started, deadline) = (Instant::now(), deadline(policy.busy_timeout.saturating_add(self.timeout)));
-        let response = policy.run(group, deadline, || self.client.post_bytes("", request.clone(), self.timeout));
+        let response = policy.run(group, deadline, || client.post_bytes("", request.clone(), self.timeout));
         response.await.map_err(|error| match error {
             RemoteError { server, fault: Fault::Busy { status, .. }, .. } => {
                 ServiceError::Busy { url: server, status, seconds: started.elapsed().as_secs_f64() }

@@ -225,6 +225,14 @@ fn environment(plan: &Plan, note: Note) {
         let message = "an agent is a command or listens at a url: it has one of them".to_owned();
         note("environment.command", &["environment.url"], message, "give one of them, and not both");
     }
+    if let EnvironmentKind::Python(python) = &of.kind
+        && !python.names_something()
+    {
+        let message =
+            "`environment.environment` and `environment.tools` are missing: nothing of the file would be called".to_owned();
+        let help = "name the file's class as environment, or functions as tools, or both";
+        note("environment.environment", &["environment.tools"], message, help);
+    }
     let in_training = Some(("generate.max_new_tokens", plan.generate.max_new_tokens));
     let in_evaluation = plan.eval.as_ref().and_then(|eval| Some(("eval.max_new_tokens", eval.max_new_tokens?)));
     for (key, turn) in [in_training, in_evaluation].into_iter().flatten() {

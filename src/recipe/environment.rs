@@ -4,6 +4,7 @@ use std::path::PathBuf;
 
 use crate::env::ToolFormat;
 use crate::net::{RetryPauses, RetryPolicy, URL};
+use crate::python::PythonEnvironment;
 use crate::rollout::AgentLimits;
 use crate::sandbox::SandboxRule;
 use crate::settings::declare::{section, tagged};
@@ -42,9 +43,12 @@ tagged! {
             /// Texts per search result.
             results: usize = 3, SOME;
         },
+        /// a class or functions in a Python file, called in processes of your Python
+        /// (docs/how_to/python.md).
+        "python" => Python(PythonEnvironment),
         /// a programming task: a tool `python` runs code in a sandbox, and the last turn must pass
         /// the tests of its prompt.
-        "python" => Python(SandboxRule),
+        "code" => Code(SandboxRule),
         /// an environment of another process; docs/reference/protocols.md has the protocol.
         "http" => Http(Served),
         /// an agent of another process, which uses this run as an OpenAI-compatible server

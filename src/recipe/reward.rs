@@ -6,6 +6,7 @@ use crate::algo::rewards::{
     math_reward, numeric_reward, overlong_reward, regex_reward, repetition_reward,
 };
 use crate::judge::{HttpRule, JudgeConfig};
+use crate::python::PythonReward;
 use crate::settings::declare::{section, tagged};
 use crate::settings::params::{Custom, Params};
 use crate::settings::setting::{FINITE, FINITE_IF_GIVEN, GIVEN, Limit, NOT_NEGATIVE, SOME};
@@ -30,8 +31,8 @@ section! {
     pub struct Reward {
         first rule: RewardRule;
         /// If true, a completion that did not end by itself earns 0, whatever it says. The kinds
-        /// `model`, `length`, `overlong`, `repetition`, `judge`, `environment` and `http` ignore
-        /// this key: their 0 has no special meaning, or they receive how the completion ended.
+        /// `model`, `length`, `overlong`, `repetition`, `judge`, `environment`, `http` and `python`
+        /// ignore this key: their 0 has no special meaning, or they receive how the completion ended.
         require_end_of_text: bool = true;
         /// Retries of a failed reward for the same completion.
         retries: u32 = RETRIES;
@@ -76,6 +77,8 @@ tagged! {
         "code" => Code(CodeRule),
         /// a function that was registered by a name.
         "custom" => Custom(Custom),
+        /// a function in a Python file, called in processes of your Python (docs/how_to/python.md).
+        "python" => Python(PythonReward),
         /// a combination of parts, each a `[[reward.part]]`.
         "parts" => Parts(Composition),
     }
@@ -167,6 +170,8 @@ tagged! {
         "environment" => Environment,
         /// the reward for passing the tests of its prompt, in a sandbox.
         "code" => Code(CodeRule),
+        /// the value of a function in a Python file; if it is None, the part does not apply.
+        "python" => Python(PythonReward),
         /// a function that was registered by a name.
         "custom" => Custom {
             /// The name that it was registered under.
@@ -191,6 +196,7 @@ impl RewardRule {
             RewardRule::Environment => PartRule::Environment,
             RewardRule::Code(of) => PartRule::Code(of.clone()),
             RewardRule::Custom(of) => PartRule::Custom { function: of.name.clone(), params: of.params.clone() },
+            RewardRule::Python(of) => PartRule::Python(of.clone()),
             RewardRule::Parts(of) => return Err(of),
         })
     }
@@ -206,6 +212,22 @@ impl RewardRule {
                     _ => None,
                 });
                 models.flatten().collect()
+            }
+            _ => Vec::new(),
+        }
+    }
+
+    /// Returns its functions in Python files, each with the path of its keys.
+    pub fn python(&self) -> Vec<(String, &PythonReward)> {
+        match self {
+            RewardRule::Python(of) => vec![("reward".to_owned(), of)],
+            RewardRule::Parts(of) => {
+                let parts = of.part.iter().enumerate();
+                let python = parts.filter_map(|(at, part)| match &part.rule {
+                    PartRule::Python(of) => Some((format!("reward.part[{at}]"), of)),
+                    _ => None,
+                });
+                python.collect()
             }
             _ => Vec::new(),
         }
@@ -254,9 +276,12 @@ impl PartRule {
             PartRule::Overlong { buffer } => overlong_reward(*buffer, max_new_tokens)?,
             PartRule::Repetition { n } => repetition_reward(*n)?,
             PartRule::Environment => environment_reward(),
-            PartRule::Model(_) | PartRule::Http(_) | PartRule::Judge(_) | PartRule::Code(_) | PartRule::Custom { .. } => {
-                return Ok(None);
-            }
+            PartRule::Model(_)
+            | PartRule::Http(_)
+            | PartRule::Judge(_)
+            | PartRule::Python(_)
+            | PartRule::Code(_)
+            | PartRule::Custom { .. } => return Ok(None),
         }))
     }
 
@@ -266,12 +291,8 @@ impl PartRule {
         matches!(self, Exact | Numeric { .. } | Regex { .. } | Math | Format { .. } | Keywords { .. } | Code(_) | Custom { .. })
     }
 
-    /// Returns the keys of its service, if another process computes the reward.
-    pub fn service(&self) -> Option<&HttpRule> {
-        match self {
-            PartRule::Http(of) => Some(of),
-            PartRule::Judge(of) => Some(&of.http),
-            _ => None,
-        }
+    /// Returns true if another process computes the reward.
+    pub fn is_remote(&self) -> bool {
+        matches!(self, PartRule::Http(_) | PartRule::Judge(_) | PartRule::Python(_))
     }
 }

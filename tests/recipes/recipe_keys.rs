@@ -162,7 +162,7 @@ const CONTEXTS: [&[&str]; 35] = [
 ];
 
 /// What a kind needs beside it, in the words that name it.
-const COMPANIONS: [(&str, &[&str]); 13] = [
+const COMPANIONS: [(&str, &[&str]); 15] = [
     ("task.kind='data'", &["task.data='a.jsonl'"]),
     ("eval.task.kind='data'", &["eval.task.data='a.jsonl'"]),
     ("model.kind='folder'", &["model.path='m'"]),
@@ -172,6 +172,8 @@ const COMPANIONS: [(&str, &[&str]); 13] = [
     ("reward.kind='custom'", &["reward.name='x'"]),
     ("reward.kind='parts'", &["reward.part=[{kind='exact',name='a'},{kind='length',name='b',min=0,max=9}]"]),
     ("environment.kind='search'", &["environment.corpus='a.jsonl'"]),
+    ("reward.kind='python'", &["reward.file='x.py'"]),
+    ("environment.kind='python'", &["environment.file='x.py'", "environment.environment='X'"]),
     ("environment.kind='http'", &["environment.url='http://a:1'"]),
     ("environment.kind='agent'", &["environment.url='http://a:1'"]),
     ("train.loss.kind='custom'", &["train.loss.name='x'"]),

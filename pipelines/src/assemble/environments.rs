@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use anyhow::{Context, Result};
-use rollflow::env::{AgentProxy, python_environment, served_environment};
+use rollflow::env::{AgentProxy, programming_environment, python_environment, served_environment};
 use rollflow::recipe::{Environment, EnvironmentKind, Net};
 use rollflow::rollout::{Agent, AgentLimits};
 use tracing::info;
@@ -29,7 +29,8 @@ pub fn agent(of: &Environment, net: &Net, seed: u64, positions: usize) -> Result
             let (corpus, results) = (Arc::new(corpus), *results);
             Agent::new(move || SearchEnvironment::new(corpus.clone(), results))
         }
-        EnvironmentKind::Python(python) => Agent::by(python_environment(python.sandbox()?, &python.tests)),
+        EnvironmentKind::Code(of) => Agent::by(programming_environment(of.sandbox()?, &of.tests)),
+        EnvironmentKind::Python(of) => Agent::by(python_environment(of.start()?)),
         EnvironmentKind::Http(served) => {
             let endpoint = secrets::endpoint(&served.url, served.token_env.as_ref(), net)?;
             Agent::by(served_environment(endpoint, served.retry.policy(served.retries)?, served.concurrency)?)

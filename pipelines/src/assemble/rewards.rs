@@ -1,11 +1,12 @@
 //! `[reward]`: scoring of groups, in this process or by services.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 use rollflow::algo::rewards::{Aggregator, Combine, IntoReward, PartReward, Parts, RewardOutput};
 use rollflow::flow::BoxedStage;
-use rollflow::judge::Service;
+use rollflow::judge::{HttpRule, Service};
 use rollflow::observe::logs::{DeadLetter, Failure, JsonLines};
 use rollflow::prelude::*;
 use rollflow::recipe::{self as section, Composition, FlowLimits, Model, Net, PartRule};
@@ -44,9 +45,9 @@ impl Scoring {
         let retries = reward.retries;
         let score: SampleReward = match reward.rule.alone() {
             Ok(rule) => {
-                if let Some(of) = rule.service() {
-                    let reward = RemoteReward::new(build.service(&rule)?).retries(retries);
-                    return Ok(Scoring::Remote(reward.concurrency(of.concurrency)));
+                if rule.is_remote() {
+                    let (service, concurrency) = build.service(&rule)?;
+                    return Ok(Scoring::Remote(RemoteReward::new(service).retries(retries).concurrency(concurrency)));
                 }
                 match rule {
                     // A registered reward may have parts.
@@ -64,10 +65,11 @@ impl Scoring {
             }
             Err(of) => {
                 let parts = build.composition(of)?;
-                let services: Vec<_> = of.part.iter().filter_map(|part| Some((part, part.rule.service()?))).collect();
-                if let Some(concurrency) = services.iter().map(|(_, keys)| keys.concurrency).min() {
-                    let services = services.iter().map(|(part, _)| Ok((part.name.clone(), build.service(&part.rule)?)));
-                    let services = services.collect::<Result<Vec<(String, Service)>>>()?;
+                let remote = of.part.iter().filter(|part| part.rule.is_remote());
+                let remote =
+                    remote.map(|part| Ok((part.name.clone(), build.service(&part.rule)?))).collect::<Result<Vec<_>>>()?;
+                if let Some(concurrency) = remote.iter().map(|(_, (_, concurrency))| *concurrency).min() {
+                    let services = remote.into_iter().map(|(name, (service, _))| (name, service));
                     let reward = RemoteReward::with_parts(parts, services).retries(retries);
                     return Ok(Scoring::Remote(reward.concurrency(concurrency)));
                 }
@@ -125,13 +127,20 @@ struct Build<'a> {
 }
 
 impl Build<'_> {
-    /// Connects to the service of `rule`.
-    fn service(&self, rule: &PartRule) -> Result<Service> {
-        let of = rule.service().context("this reward is computed here")?;
-        let service = of.service(secrets::endpoint(&of.url, of.token_env.as_ref(), self.net)?)?;
+    /// Connects to the service of `rule`, or starts its processes. Returns it with the number of groups
+    /// that it takes at a time.
+    fn service(&self, rule: &PartRule) -> Result<(Service, usize)> {
+        let over_http =
+            |of: &HttpRule| -> Result<Service> { Ok(of.service(secrets::endpoint(&of.url, of.token_env.as_ref(), self.net)?)?) };
         Ok(match rule {
-            PartRule::Judge(of) => service.judge(of.clone())?,
-            _ => service,
+            PartRule::Http(of) => (over_http(of)?, of.concurrency),
+            PartRule::Judge(of) => (over_http(&of.http)?.judge(of.clone())?, of.http.concurrency),
+            PartRule::Python(of) => {
+                let workers = of.start()?;
+                let capacity = workers.capacity();
+                (Service::python(workers, Duration::try_from_secs_f64(of.timeout)?), capacity)
+            }
+            _ => bail!("this reward is computed in this process"),
         })
     }
 
@@ -144,9 +153,9 @@ impl Build<'_> {
         let thresholds: Vec<Option<f64>> = of.part.iter().map(|part| part.at_least).collect();
         let aggregator = aggregator.weights(weights).levels(of.levels).at_least(thresholds);
         of.part.iter().try_fold(Parts::new(aggregator), |parts, part| {
-            Ok(match part.rule.service() {
-                Some(_) => parts.remote(&part.name),
-                None => parts.part(&part.name, self.value(&part.rule)?),
+            Ok(match part.rule.is_remote() {
+                true => parts.remote(&part.name),
+                false => parts.part(&part.name, self.value(&part.rule)?),
             })
         })
     }

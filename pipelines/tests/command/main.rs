@@ -27,6 +27,7 @@ mod models;
 mod network;
 mod offline;
 mod preferring;
+mod python;
 mod ranks;
 mod real_servers;
 mod recipes;

@@ -58,7 +58,7 @@ impl Aggregator {
         Aggregator { combine, weights: None, levels: DEFAULT_LEVELS, function: None, at_least: None }
     }
 
-    /// Weighted sum `Σ w_i r_i`. Equals TRL's `reward_weights` if every function scores the sample.
+    /// Weighted sum `Σ w_i r_i`, as TRL's `reward_weights`.
     pub fn weighted(weights: impl Into<Vec<f64>>) -> Self {
         Aggregator::default().weights(weights)
     }
@@ -85,6 +85,30 @@ impl Aggregator {
         Aggregator { at_least: Some(thresholds.into()), ..self }
     }
 
+    /// Combines values of which some rewards have none, because they do not apply to the sample: a
+    /// sum, a minimum and a product leave these out, with their weights and thresholds.
+    ///
+    /// # Errors
+    /// Those of [`Aggregator::aggregate`], and a missing value in any other combination.
+    pub fn aggregate_given(&self, values: &[Option<f64>]) -> Result<f64, String> {
+        let given: Vec<f64> = values.iter().copied().flatten().collect();
+        if given.len() == values.len() {
+            return self.aggregate(&given);
+        }
+        if matches!(self.combine, Combine::Lexicographic | Combine::Custom) {
+            return Err("a value is missing, and only a sum, a minimum or a product can leave one out".to_owned());
+        }
+        let (weights, at_least) = (self.weights.as_ref(), self.at_least.as_ref());
+        for count in weights.map(Vec::len).into_iter().chain(at_least.map(Vec::len)) {
+            one_per_value(values.len(), count)?;
+        }
+        fn kept<T: Copy>(all: &[T], values: &[Option<f64>]) -> Vec<T> {
+            all.iter().zip(values).filter(|(_, value)| value.is_some()).map(|(of, _)| *of).collect()
+        }
+        let (weights, at_least) = (weights.map(|all| kept(all, values)), at_least.map(|all| kept(all, values)));
+        Aggregator { weights, at_least, ..self.clone() }.aggregate(&given)
+    }
+
     /// Combines `values`, which are in the order of their rewards. Values and result must be
     /// finite.
     pub fn aggregate(&self, values: &[f64]) -> Result<f64, String> {
@@ -95,7 +119,7 @@ impl Aggregator {
             return Err("there is no value; give at least one reward".to_owned());
         }
         if let Some(at_least) = &self.at_least {
-            one_per_value(values, at_least.len())?;
+            one_per_value(values.len(), at_least.len())?;
             if !values.iter().zip(at_least).all(|(value, least)| least.is_none_or(|least| *value >= least)) {
                 return Ok(0.0);
             }
@@ -104,7 +128,7 @@ impl Aggregator {
             (Combine::Sum, _) => match &self.weights {
                 None => values.iter().sum(),
                 Some(weights) => {
-                    one_per_value(values, weights.len())?;
+                    one_per_value(values.len(), weights.len())?;
                     values.iter().zip(weights).map(|(value, weight)| value * weight).sum()
                 }
             },
@@ -122,8 +146,7 @@ fn not_finite(at: usize, value: f64) -> String {
     format!("value {at} is {value}; every value must be a finite number")
 }
 
-fn one_per_value(values: &[f64], given: usize) -> Result<(), String> {
-    let count = values.len();
+fn one_per_value(count: usize, given: usize) -> Result<(), String> {
     if given == count {
         return Ok(());
     }

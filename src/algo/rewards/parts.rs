@@ -57,23 +57,24 @@ impl Parts {
     }
 
     /// Computes the sample's reward from its parts, with the values of [remote](Parts::remote) parts
-    /// by name.
-    pub fn reward_with(&self, sample: &Sample, remote: &BTreeMap<&str, f64>) -> Result<RewardOutput, String> {
+    /// by name. A part whose value is `None` does not apply to the sample: see
+    /// [`Aggregator::aggregate_given`].
+    pub fn reward_with(&self, sample: &Sample, remote: &BTreeMap<&str, Option<f64>>) -> Result<RewardOutput, String> {
         let mut values = Vec::with_capacity(self.parts.len());
         for (name, part) in &self.parts {
             let value = match part {
-                Some(part) => part(sample),
+                Some(part) => part(sample).map(Some),
                 None => remote.get(name.as_str()).copied().ok_or_else(|| "no service gave its value".to_owned()),
             };
             let value = value.map_err(|why| format!("its part {name:?}: {why}"))?;
-            if !is_reward(value) {
+            if let Some(value) = value.filter(|value| !is_reward(*value)) {
                 return Err(format!("its part {name:?} is {value}, not a finite number of at most {REWARD_LIMIT:e} either way"));
             }
             values.push(value);
         }
-        let reward = self.aggregator.aggregate(&values)?;
-        let names = self.parts.iter().map(|(name, _)| name.clone());
-        Ok(RewardOutput { reward, parts: names.zip(values).collect() })
+        let reward = self.aggregator.aggregate_given(&values)?;
+        let parts = self.parts.iter().zip(values).filter_map(|((name, _), value)| Some((name.clone(), value?)));
+        Ok(RewardOutput { reward, parts: parts.collect() })
     }
 }
 

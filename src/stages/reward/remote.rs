@@ -31,8 +31,11 @@ pub struct RemoteReward {
     concurrency: usize,
 }
 
+const NOT_APPLICABLE: &str =
+    "the reward does not apply to this sample (None); only one of several parts may have no value: reward.kind = \"parts\"";
+
 /// The values of each sample by its index, one of each service, or its first failure.
-type Responses = BTreeMap<u32, Result<Vec<RewardOutput>, Failure>>;
+type Responses = BTreeMap<u32, Result<Vec<Option<RewardOutput>>, Failure>>;
 
 impl RemoteReward {
     /// Takes the response of `service` as the reward.
@@ -106,9 +109,12 @@ impl RemoteReward {
         let reward = |sample: &Sample| match (&self.parts, responses.get(&sample.index)) {
             (Some(parts), Some(Ok(values))) => {
                 let named = self.services.iter().map(|(name, _)| name.as_str());
-                parts.reward_with(sample, &named.zip(values.iter().map(|output| output.reward)).collect())
+                parts.reward_with(
+                    sample,
+                    &named.zip(values.iter().map(|output| output.as_ref().map(|output| output.reward))).collect(),
+                )
             }
-            (None, Some(Ok(values))) if values.len() == 1 => Ok(values[0].clone()),
+            (None, Some(Ok(values))) if values.len() == 1 => values[0].clone().ok_or_else(|| NOT_APPLICABLE.to_owned()),
             _ => Err("no service was asked for this sample".to_owned()),
         };
         let mut scoring = scoring(&mut group, reward, self.retries, false);

@@ -54,7 +54,7 @@ fn what_makes_no_number_is_refused() {
 #[test]
 fn a_value_from_elsewhere_is_a_part_like_any_other() {
     let parts = Parts::default().part("here", |_: &Sample| 1.0).remote("there");
-    let output = parts.reward_with(&Sample::default(), &[("there", 0.5)].into()).unwrap();
+    let output = parts.reward_with(&Sample::default(), &[("there", Some(0.5))].into()).unwrap();
     assert_eq!((output.reward, output.parts["there"]), (1.5, 0.5));
     assert_eq!(parts.reward(&Sample::default()).unwrap_err(), "its part \"there\": no service gave its value");
 }

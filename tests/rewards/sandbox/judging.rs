@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use rollflow::data::{Prompt, Sample};
-use rollflow::env::{Action, Environment, Episode, Grade, ToolCall, python_environment};
+use rollflow::env::{Action, Environment, Episode, Grade, ToolCall, programming_environment};
 use rollflow::sandbox::Sandbox;
 use rollflow::stages::reward::{CodeReward, CodeRule, CodeScore};
 use serde_json::{Value, json};
@@ -104,7 +104,7 @@ fn a_reward_is_the_share_of_tests_or_all_of_them_and_names_what_is_missing() {
 
 #[test]
 fn a_model_tries_code_out_reads_what_it_printed_and_is_graded_by_tests() {
-    let make = python_environment(judge(), "tests");
+    let make = programming_environment(judge(), "tests");
     let metadata = [("tests".to_owned(), json!(["assert f(2) == 4", "assert f(3) == 9"]))].into_iter().collect();
     let episode = Episode { prompt: Prompt { text: "Square x.".into(), metadata, ..Prompt::default() }, ..Episode::default() };
     let deadline = Instant::now() + Duration::from_secs(60);

@@ -16,7 +16,7 @@ const MAX_OUTPUT: usize = 4000;
 ///
 /// A turn without a call is the answer: its last block of Python must pass the tests in
 /// `metadata[key]` of the prompt. All code runs in the sandbox, within its limits and the deadline.
-pub fn python_environment(sandbox: Sandbox, key: impl Into<String>) -> MakeEnvironment {
+pub fn programming_environment(sandbox: Sandbox, key: impl Into<String>) -> MakeEnvironment {
     let key = key.into();
     Arc::new(move || Box::new(PythonTask { sandbox: sandbox.clone(), key: key.clone(), tests: None, answer: None }))
 }

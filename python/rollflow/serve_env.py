@@ -1,0 +1,112 @@
+"""Serves a reward function, an environment or tools to runs on other hosts, over HTTP.
+
+    python -m rollflow.serve_env my_reward.py:reward
+    python -m rollflow.serve_env my_env.py:Wordle --host 0.0.0.0 --port 9000 --token-env ENV_TOKEN
+    python -m rollflow.serve_env my_tools.py:search,fetch
+
+A class is an environment, one function is a reward, and functions with `--tools` are tools. A recipe
+names the printed address: `kind = "http"` with `url`, in [reward] or [environment].
+"""
+import argparse
+import asyncio
+import hmac
+import inspect
+import json
+import os
+import sys
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+from .environments import Environments
+from .loading import ERRORS, Refused, explain, load
+from .rewards import Reward
+
+LONGEST = 64 << 20
+
+
+def serving(target, tools, reward):
+    """Returns what answers questions about `target`, such as `my_env.py:Wordle`."""
+    where, _, names = target.partition(":")
+    found = [load(where, name) for name in names.split(",") if name]
+    if not found:
+        raise Refused(f"{target} names no function or class; write my_reward.py:reward")
+    if tools or len(found) > 1:
+        return Environments(None, found)
+    if inspect.isclass(found[0]) and hasattr(found[0], "reset"):
+        return Environments(found[0], (), load(*reward.split(":")) if reward else None)
+    return Reward(found[0])
+
+
+def handler(server, loop, token):
+    # Functions that are not async run one at a time, as in a run's own processes.
+    turn = threading.Lock() if not server.is_async else None
+
+    def answer(question):
+        return asyncio.run_coroutine_threadsafe(server.answer(question), loop).result()
+
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def do_POST(self):
+            length = int(self.headers.get("Content-Length", 0))
+            if length > LONGEST:
+                return self.reply(413, {"error": f"the request has {length} bytes; at most {LONGEST} are read"})
+            body = self.rfile.read(length)
+            given = self.headers.get("Authorization", "")
+            if token and not hmac.compare_digest(given.encode(), f"Bearer {token}".encode()):
+                return self.reply(401, {"error": "the token is missing or wrong"})
+            try:
+                question = json.loads(body)
+            except ValueError as error:
+                return self.reply(400, {"error": f"the request is no JSON: {error}"})
+            try:
+                if turn is None:
+                    return self.reply(200, answer(question))
+                with turn:
+                    return self.reply(200, answer(question))
+            except ERRORS as error:
+                return self.reply(200, {"error": explain(error)})
+
+        def reply(self, status, page):
+            body = json.dumps(page, allow_nan=False).encode()
+            self.send_response(status)
+            self.send_header("Content-Type", "application/json")
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *_):
+            pass
+
+    return Handler
+
+
+def main():
+    parser = argparse.ArgumentParser(prog="python -m rollflow.serve_env", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("target", help="file.py:name or module:name")
+    parser.add_argument("--host", default="127.0.0.1")
+    parser.add_argument("--port", type=int, default=0, help="0, the default, takes a free one")
+    parser.add_argument("--tools", action="store_true", help="the names are functions that the model may call")
+    parser.add_argument("--reward", help="file.py:name of a function that grades rollouts of the environment")
+    parser.add_argument("--token-env", help="environment variable with a token that requests must carry")
+    args = parser.parse_args()
+    token = os.environ.get(args.token_env) if args.token_env else None
+    if args.token_env and not token:
+        sys.exit(f"serve_env: the environment variable {args.token_env} is not set")
+    try:
+        server = serving(args.target, args.tools, args.reward)
+    except ERRORS as error:
+        sys.exit(f"serve_env: {explain(error)}")
+    loop = asyncio.new_event_loop()
+    http = ThreadingHTTPServer((args.host, args.port), handler(server, loop, token))
+    threading.Thread(target=http.serve_forever, daemon=True).start()
+    print(f"http://{args.host}:{http.server_port}", flush=True)
+    try:
+        # User code runs in the main thread, where signals work.
+        loop.run_forever()
+    except KeyboardInterrupt:
+        pass
+
+
+if __name__ == "__main__":
+    main()

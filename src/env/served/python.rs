@@ -1,0 +1,58 @@
+//! Environments in Python processes of this run.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use serde_json::Value;
+
+use super::{Connection, Reply, ServedEnvironment};
+use crate::env::{EnvError, MakeEnvironment};
+use crate::python::{PythonError, Session, Workers};
+
+/// Timeout of the message that a rollout was abandoned.
+const CLOSE_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// Environments in Python processes, one per rollout. A rollout stays in its process; if that ends, the
+/// rollout is retried in a new environment.
+pub fn python_environment(workers: Workers) -> MakeEnvironment {
+    Arc::new(move || Box::new(ServedEnvironment::new(Box::new(Episode { workers: workers.clone(), session: None }))))
+}
+
+struct Episode {
+    workers: Workers,
+    /// None before the first question.
+    session: Option<Arc<Session>>,
+}
+
+impl Connection for Episode {
+    fn name(&self) -> &str {
+        self.workers.name()
+    }
+
+    fn ask(&mut self, question: &Value, deadline: Instant) -> Result<Reply, EnvError> {
+        let workers = self.workers.clone();
+        let asked = workers.block_on(async {
+            let session = match &self.session {
+                Some(session) => session.clone(),
+                None => self.session.insert(Arc::new(workers.session().await?)).clone(),
+            };
+            session.ask(question.clone(), deadline).await
+        });
+        let page = asked.map_err(|error| match error {
+            PythonError::Late { .. } => EnvError::late(error),
+            _ => EnvError::new(error),
+        })?;
+        let name = workers.name();
+        Reply::read(page).map_err(|why| EnvError::new(format!("{name} answered with {why}")))
+    }
+
+    fn abandon(&mut self, question: Value) {
+        if let Some(session) = self.session.take() {
+            self.workers.spawn(async move {
+                if let Err(error) = session.ask(question, Instant::now() + CLOSE_TIMEOUT).await {
+                    tracing::debug!("{error}");
+                }
+            });
+        }
+    }
+}
