@@ -5,7 +5,7 @@
 #
 # Both bring libtorch first (once per user). Extra arguments:  make grpo ARGS="--set seed=1 --metrics 127.0.0.1:9464"
 
-.PHONY: grpo sft test test-large test-engines test-cluster test-stores test-fleet lint check check-all docs asynchrony libtorch nccl tools help
+.PHONY: grpo sft test test-large test-engines test-cluster test-stores test-hubs test-fleet lint check check-all docs asynchrony libtorch nccl tools help
 .DEFAULT_GOAL := help
 
 help:
@@ -47,6 +47,10 @@ test-cluster: libtorch
 # Weights and checkpoints through an S3-compatible server on loopback, which comes from PyPI.
 test-stores: libtorch
 	@./scripts/test_stores.sh
+
+# Trains with environments of verifiers and OpenEnv, which come from PyPI.
+test-hubs: libtorch
+	@./scripts/test_hubs.sh
 
 # Trains with servers that are killed, stopped, cut off, added and taken away, for 20 minutes. Needs root and Debian's iptables.
 test-fleet: libtorch

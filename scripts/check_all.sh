@@ -31,6 +31,9 @@ step "TensorBoard files, read by TensorBoard's own reader"
 step "metrics in Weights & Biases and trackio, read back"
 ./scripts/trackers.sh
 
+step "environments of verifiers and OpenEnv"
+./scripts/test_hubs.sh
+
 step "real servers"
 wait "$vllm"
 make test-engines ENGINES="vllm${SGLANG:+ sglang}"

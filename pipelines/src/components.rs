@@ -123,7 +123,7 @@ impl Components<LocalBackend> {
         let mix = plan.mix.as_ref().zip(plan.sft.as_ref());
         let mixture = mix.map(|(mix, sft)| Mixture::of(mix, Imitation::of(plan, sft), policy)).transpose()?;
         Ok(Components {
-            prompts: data::prompts(&plan.task, &plan.chat, plan.seed, reward.rule.compares(), fits)?,
+            prompts: data::prompts(&plan.task, plan.environment.as_ref(), &plan.chat, plan.seed, reward.rule.compares(), fits)?,
             generator: of.generator,
             reward: Scoring::of(reward, model, &plan.net, generate.max_new_tokens, registry)?,
             reference: reference.transpose()?,

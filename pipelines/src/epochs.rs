@@ -7,7 +7,7 @@ use rollflow::recipe::{Derived, Pipeline, Plan, Problem, TaskData};
 
 use crate::assemble::policy::Reader;
 use crate::assemble::supervised::Imitation;
-use crate::assemble::{data, preferences};
+use crate::assemble::{data, environments, preferences};
 use crate::grpo_offline;
 use crate::registry::Registry;
 
@@ -69,6 +69,9 @@ fn epoch(plan: &Plan, registry: &Registry) -> Result<Epoch> {
             ensure!(!weighted, "sources with weights have epochs of their own; give repeats instead, or set train.steps");
             let fits = data::fits(&plan.chat, Some(&reader()?), plan.generate.max_new_tokens);
             Epoch::of(data::prompt_dataset(task, seed, plan.reward.rule.compares(), fits)?.len(), "prompts", each)
+        }
+        TaskData::Environment { limit } => {
+            Epoch::of(environments::tasks(plan.environment.as_ref(), *limit)?.len(), "prompts", each)
         }
         TaskData::Rollouts { .. } => {
             Epoch::of(grpo_offline::groups(plan, registry, &reader()?.tokenizer)?.len(), "recorded groups", each)

@@ -64,7 +64,8 @@ fn reinforce(
         (Some(from), Some(reference)) => reference.resume(policy, &from.checkpoint).context("resuming the reference policy")?,
         (None, _) if plan.train.probe => {
             let (few, longest) = (rollout::PROBED, plan.generate.max_new_tokens);
-            let prompts = data::first_prompts(&plan.task, &plan.chat, plan.seed, few, &policy.into(), longest)?;
+            let (task, environment, reader) = (&plan.task, plan.environment.as_ref(), policy.into());
+            let prompts = data::first_prompts(task, environment, &plan.chat, plan.seed, few, &reader, longest)?;
             rollout::probe(prompts, &plan.generate, plan.seed, policy, &components.backend)?;
         }
         _ => {}

@@ -171,16 +171,21 @@ impl Surveyed {
     /// Loads the Python files of rewards and of the environment, and ends their processes.
     fn python(&mut self, plan: &Plan) {
         let rewards = plan.reward.rule.python().into_iter().map(|(key, of)| (key, of.start()));
-        let environment = match plan.environment.as_ref().map(|of| &of.kind) {
-            Some(EnvironmentKind::Python(of)) if of.names_something() => Some(("environment".to_owned(), of.start())),
-            _ => None,
-        };
+        let rewards = rewards.map(|(key, loaded)| (format!("{key}.file"), loaded));
+        let environment = plan.environment.as_ref().and_then(|of| {
+            let key = match of.kind {
+                EnvironmentKind::Verifiers(_) => "name",
+                EnvironmentKind::OpenEnv(_) => "url",
+                _ => "file",
+            };
+            Some((format!("environment.{key}"), of.kind.start_python()?))
+        });
         for (key, loaded) in rewards.chain(environment) {
             match loaded {
                 Ok(workers) => self.lines.push(format!("{key}: {} loaded", workers.name())),
                 Err(error) => {
-                    let help = "docs/how_to/python.md says what a file may define";
-                    self.complaints.push(Problem::of(format!("{key}.file"), format!("`{key}.file`: {error}"), help));
+                    let help = "docs/how_to/python.md and docs/how_to/hubs.md say what can be loaded";
+                    self.complaints.push(Problem::of(&key, format!("`{key}`: {error}"), help));
                 }
             }
         }

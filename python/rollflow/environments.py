@@ -1,5 +1,6 @@
 """Environments and tools in Python, behind the questions of docs/reference/protocols.md."""
 import inspect
+import itertools
 import json
 
 from .loading import ERRORS, Refused, call, explain, fitting, is_async
@@ -7,7 +8,7 @@ from .rewards import Reward, number, short
 from .tools import describe
 
 # Methods that are no tools, though they are public.
-OWN = ("reset", "step", "grade", "get_reward", "close", "save", "restore")
+OWN = ("tasks", "reset", "step", "grade", "get_reward", "close", "save", "restore")
 
 
 class Environments:
@@ -20,6 +21,7 @@ class Environments:
       the episode.
     - Without `step`, public methods are tools, as in TRL, and a turn without a call ends the episode.
     - `get_reward()` or `grade()` grades the rollout; else `reward_function` does, with TRL's arguments.
+    - `tasks()`, a static function, yields prompts for `task.kind = "environment"`.
     - `save()` and `restore(state)` are optional: without them a resumed rollout's turns are replayed.
     """
 
@@ -42,6 +44,8 @@ class Environments:
             tools_of(instance, ())
 
     async def answer(self, question):
+        if question["do"] == "tasks":
+            return {"tasks": self.tasks(question.get("limit"))}
         do, name = question["do"], question["episode"]
         if do == "close":
             return await self.close(name)
@@ -60,6 +64,13 @@ class Environments:
             await self.close(name)
             return grade
         raise Refused(f"unknown question {do!r}")
+
+    def tasks(self, limit):
+        """Returns the records of the class's function `tasks`: prompts, or dicts with `prompt` or `messages` and columns."""
+        tasks = getattr(self.make, "tasks", None)
+        if tasks is None:
+            raise Refused(f"{short(self.make)} has no function `tasks`; add one that yields prompts, or name a data set in [task]")
+        return [record(task) for task in itertools.islice(tasks(), limit)]
 
     async def close(self, name):
         episode = self.open.pop(name, None)
@@ -155,6 +166,15 @@ def tools_of(instance, functions):
     for tool in tools:
         describe(tool)
     return {tool.__name__: tool for tool in tools}
+
+
+def record(task):
+    if isinstance(task, str):
+        return {"messages": [{"role": "user", "content": task}]}
+    if not isinstance(task, dict) or not ("prompt" in task or "messages" in task):
+        raise Refused(f"tasks() yielded {short(task)}; expected is text, or a dict with `prompt` or `messages`")
+    columns = {name: value for name, value in task.items() if name not in ("prompt", "messages")}
+    return {**columns, "messages": as_messages(task.get("messages", task.get("prompt")))}
 
 
 def as_messages(observation):

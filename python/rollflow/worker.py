@@ -16,11 +16,19 @@ from .running import IN_WORKER
 
 
 def serving(settings):
-    """Returns what answers the questions of `settings`: a reward or an environment."""
+    """Returns what answers the questions of `settings`: a reward, or environments."""
     if settings["serves"] == "reward":
         from .rewards import Reward
 
         return Reward(load(settings["file"], settings["name"]))
+    if settings["serves"] == "verifiers":
+        from .verifiers_env import Verifiers
+
+        return Verifiers(settings["name"], settings["config"], settings.get("harness"))
+    if settings["serves"] == "openenv":
+        from .openenv_env import OpenEnv
+
+        return OpenEnv(settings["url"], settings["timeout"])
     from .environments import Environments
 
     reward = settings.get("reward_function")

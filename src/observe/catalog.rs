@@ -222,8 +222,11 @@ catalog! {
     EvalVersion: GAUGE "eval_version" [] in "versions", "The weights that the newest evaluation asked, and no others.";
     EvalGreedyAccuracy: GAUGE "eval_greedy_accuracy_ratio" [] in "ratio",
         "Share of the newest evaluation's prompts whose greedy answer is right: earns `eval.success` or more.";
+    EvalGreedyAccuracyError: GAUGE "eval_greedy_accuracy_stderr_ratio" [] in "ratio", "Standard error of eval_greedy_accuracy_ratio over prompts.";
     EvalGreedyReward: GAUGE "eval_greedy_reward_mean" [] in "reward", "Mean reward of its greedy answers.";
     EvalAccuracy: GAUGE "eval_accuracy_ratio" [] in "ratio", "Share of its sampled answers that are right, mean over prompts.";
+    EvalAccuracyError: GAUGE "eval_accuracy_stderr_ratio" [] in "ratio",
+        "Standard error of eval_accuracy_ratio over prompts: 1.96 of it either way are a 95 % confidence interval.";
     EvalReward: GAUGE "eval_reward_mean" [] in "reward", "Mean reward of its sampled answers.";
     EvalPassAt: GAUGE "eval_pass_at_k_ratio" ["k"] in "ratio",
         "Probability that one of k sampled answers is right, by the unbiased estimate; in rows of `metrics.jsonl`, `eval_pass_at_1` and so on.";
@@ -250,6 +253,8 @@ catalog! {
     KlLossCoef: GAUGE "kl_loss_coefficient" [] in "1", "Weight of that divergence in the newest step's loss.";
     KlReward: GAUGE "kl_reward_mean_nats" [] in "nats",
         "Divergence of the policy that sampled from the reference, as `train.kl_reward` estimates it: mean over the newest step's answers of the mean over their tokens.";
+    TeacherKl: GAUGE "teacher_kl_mean_nats" [] in "nats",
+        "With `train.distill`: mean over the newest step's tokens of the policy's log-probability when it sampled them less the teacher's, an estimate of their divergence.";
     KlRewardCoef: GAUGE "kl_reward_coefficient" [] in "1", "Weight of that divergence's sum over an answer in the newest step's rewards.";
     LogProbGapMean: GAUGE "log_prob_gap_mean_nats" [] in "nats",
         "Mean absolute gap between the generator's log-probability of a token and the trainer's (law N3); with stale tokens it includes what the policy has learned since.";

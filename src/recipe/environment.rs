@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use crate::env::ToolFormat;
 use crate::net::{RetryPauses, RetryPolicy, URL};
-use crate::python::PythonEnvironment;
+use crate::python::{OpenEnvEnvironment, PythonEnvironment, PythonError, VerifiersEnvironment, Workers};
 use crate::rollout::AgentLimits;
 use crate::sandbox::SandboxRule;
 use crate::settings::declare::{section, tagged};
@@ -46,6 +46,10 @@ tagged! {
         /// a class or functions in a Python file, called in processes of your Python
         /// (docs/how_to/python.md).
         "python" => Python(PythonEnvironment),
+        /// an environment of the package verifiers (docs/how_to/hubs.md).
+        "verifiers" => Verifiers(VerifiersEnvironment),
+        /// the environments of an OpenEnv server (docs/how_to/hubs.md).
+        "openenv" => OpenEnv(OpenEnvEnvironment),
         /// a programming task: a tool `python` runs code in a sandbox, and the last turn must pass
         /// the tests of its prompt.
         "code" => Code(SandboxRule),
@@ -61,6 +65,23 @@ tagged! {
             /// Model name that the agent uses.
             model: String = "policy".to_owned(), GIVEN;
         },
+    }
+}
+
+impl EnvironmentKind {
+    /// Starts the Python processes of the environment; none if it has none.
+    pub fn start_python(&self) -> Option<Result<Workers, PythonError>> {
+        match self {
+            EnvironmentKind::Python(of) if of.names_something() => Some(of.start()),
+            EnvironmentKind::Verifiers(of) => Some(of.start()),
+            EnvironmentKind::OpenEnv(of) => Some(of.start()),
+            _ => None,
+        }
+    }
+
+    /// Returns true if it may bring prompts: `task.kind = "environment"`.
+    pub fn may_have_tasks(&self) -> bool {
+        matches!(self, EnvironmentKind::Python(_) | EnvironmentKind::Verifiers(_))
     }
 }
 

@@ -36,6 +36,12 @@ tagged! {
         },
         /// data sets, in the formats and layouts of docs/how_to/data.md: one, or a mixture.
         "data" => Data(DataTask) by [data, sources],
+        /// the prompts that the environment brings, with `environment.kind = "verifiers"` or
+        /// `"python"`.
+        "environment" => Environment {
+            /// Most prompts, the first ones. Left out: all.
+            limit: Option<usize> = None, SOME_IF_GIVEN;
+        },
         /// recorded rollouts, for `pipeline = "grpo_offline"`.
         "rollouts" => Rollouts {
             /// A `rollouts.jsonl`, or records with `prompt`, `response` and `reward`: a file or a

@@ -203,8 +203,13 @@ fn summary(answers: &[JudgedAnswer], success: f64) -> StepMetrics {
     let errors = answers.iter().filter(|answer| answer.reward.is_none()).count();
     let known = [
         (Metric::EvalGreedyAccuracy, mean(judged(true).map(|(_, reward)| right(reward)))),
+        (Metric::EvalGreedyAccuracyError, standard_error(judged(true).map(|(_, reward)| right(reward)))),
         (Metric::EvalGreedyReward, mean(judged(true).map(|(_, reward)| reward))),
         (Metric::EvalAccuracy, pass_at(1)),
+        (
+            Metric::EvalAccuracyError,
+            standard_error(by_question.values().filter_map(|&(all, correct)| pass_at_k(all, correct, 1))),
+        ),
         (Metric::EvalReward, mean(judged(false).map(|(_, reward)| reward))),
         (Metric::EvalLength, mean(asked().map(|answer| answer.tokens as f64))),
         (Metric::EvalTruncated, mean(asked().map(|answer| f64::from(answer.status == Status::Truncated)))),
@@ -213,6 +218,13 @@ fn summary(answers: &[JudgedAnswer], success: f64) -> StepMetrics {
     let named = known.into_iter().filter_map(|(metric, value)| Some((metric.key().to_owned(), value?)));
     let passes = powers.chain((most > 0).then_some(most)).filter_map(|k| Some((format!("{PASS_AT}{k}"), pass_at(k)?)));
     named.chain(passes).collect()
+}
+
+/// Standard error of the mean of independent values; none for fewer than two.
+fn standard_error(values: impl Iterator<Item = f64> + Clone) -> Option<f64> {
+    let (count, centre) = (values.clone().count() as f64, mean(values.clone())?);
+    let squares: f64 = values.map(|value| (value - centre).powi(2)).sum();
+    (count > 1.0).then(|| (squares / (count - 1.0) / count).sqrt())
 }
 
 /// pass@k of a row, by k.
@@ -236,6 +248,9 @@ mod tests {
         let row = summary(&answers, 1.0);
         let of = |metric: Metric| row[metric.key()];
         assert_eq!((of(Metric::EvalAccuracy), of(Metric::EvalReward)), (0.25, 2.5 / 8.0));
+        // Shares of 0.5 and 0: a standard deviation of √(2 · 0.25²), over two prompts.
+        assert!((of(Metric::EvalAccuracyError) - 0.25).abs() < 1e-12);
+        assert!(!row.contains_key(Metric::EvalGreedyAccuracyError.key()), "of one answer");
         // Question 0: one minus the probability of drawing the two wrong ones among four.
         let expected = [(1, 0.25), (2, (1.0 - 1.0 / 6.0) / 2.0), (4, 0.5)];
         let found = passes(&row);

@@ -69,7 +69,8 @@ fn shipped_plan(file: &Path) -> Plan {
         ("path = \"Qwen/", format!("model.path={}", MODEL.display())),
         ("data = \"openai/gsm8k\"", format!("task.data={}", GSM8K.display())),
         ("task = { data = \"openai/gsm8k\"", format!("eval.task.data={}", GSM8K.display())),
-        ("path = \"runs/", "task.path=pipelines/data/rollouts_addition.jsonl".to_owned()),
+        ("path = \"runs/teacher\"", format!("reference.path={}", MODEL.display())),
+        ("path = \"runs/gsm8k/", "task.path=pipelines/data/rollouts_addition.jsonl".to_owned()),
     ];
     let text = text_of(file);
     let sets: Vec<String> = here.into_iter().filter(|(sign, _)| text.contains(sign)).map(|(_, set)| set).collect();

@@ -41,7 +41,7 @@ const READ: &[(&str, &str, &str)] = &[
     ("task.weight", "grpo sft sft_then_grpo dpo", "Mixed; a reward model meets every pair"),
     ("task.sources", DATA, "as task.data"),
     ("task.path", "grpo_offline", "grpo_offline::groups"),
-    ("task.limit", "grpo_offline", "grpo_offline::groups"),
+    ("task.limit", REINFORCED, "grpo_offline::groups, environments::tasks"),
     ("task.rescore", "grpo_offline", "Plan::rescores"),
     ("sft.", SFT, "sft::train, supervised::batches"),
     ("sft.data", SAMPLED, "supervised::batches, of [mix] too"),
@@ -85,6 +85,7 @@ const READ: &[(&str, &str, &str)] = &[
     ("train.reject", REINFORCED, "Train::off_policy; a loss of pairs has no ratio"),
     ("train.proximal", REINFORCED, "Train::off_policy; a loss of pairs has no ratio"),
     ("train.entropy_coef", REINFORCED, "Train::library_loss; a loss of pairs has no such term"),
+    ("train.distill.", REINFORCED, "Distill::apply; a loss of pairs reads no advantages"),
     ("train.top_entropy", REINFORCED, "Train::library_loss; a loss of pairs judges whole answers"),
     ("train.off_policy_threshold", REINFORCED, "Train::library_loss; a loss of pairs has no ratio"),
     ("train.loss.", REINFORCED, "Registry::loss_of"),
@@ -162,8 +163,9 @@ const CONTEXTS: [&[&str]; 35] = [
 ];
 
 /// What a kind needs beside it, in the words that name it.
-const COMPANIONS: [(&str, &[&str]); 15] = [
+const COMPANIONS: [(&str, &[&str]); 18] = [
     ("task.kind='data'", &["task.data='a.jsonl'"]),
+    ("task.kind='environment'", &["environment={kind='verifiers',name='x'}", "sft.data='a.jsonl'"]),
     ("eval.task.kind='data'", &["eval.task.data='a.jsonl'"]),
     ("model.kind='folder'", &["model.path='m'"]),
     ("reward.kind='model'", &["reward.path='m'"]),
@@ -174,6 +176,8 @@ const COMPANIONS: [(&str, &[&str]); 15] = [
     ("environment.kind='search'", &["environment.corpus='a.jsonl'"]),
     ("reward.kind='python'", &["reward.file='x.py'"]),
     ("environment.kind='python'", &["environment.file='x.py'", "environment.environment='X'"]),
+    ("environment.kind='verifiers'", &["environment.name='x'"]),
+    ("environment.kind='openenv'", &["environment.url='http://a:1'"]),
     ("environment.kind='http'", &["environment.url='http://a:1'"]),
     ("environment.kind='agent'", &["environment.url='http://a:1'"]),
     ("train.loss.kind='custom'", &["train.loss.name='x'"]),

@@ -3,7 +3,8 @@
 //! They run in processes of the user's own interpreter, which this crate starts, bounds in memory and
 //! time, and replaces when they end. A process loads `python/rollflow` from this program and the user's
 //! file, then answers questions: one JSON object a line, over pipes. The questions are those of
-//! `docs/reference/protocols.md`, so that a file can be served over HTTP instead.
+//! `docs/reference/protocols.md`, so that a file can be served over HTTP instead. Environments of the
+//! packages verifiers and openenv-core run there too.
 
 mod process;
 mod settings;
@@ -11,8 +12,10 @@ mod workers;
 
 use std::time::TryFromFloatSecsError;
 
+use rollflow_settings::params::ParamsError;
+
 use process::Command;
-pub use settings::{PythonEnvironment, PythonProcesses, PythonReward};
+pub use settings::{OpenEnvEnvironment, PythonEnvironment, PythonProcesses, PythonReward, VerifiersEnvironment};
 pub use workers::{Session, Workers};
 
 /// Failure of a call in a Python process, or of the process.
@@ -21,6 +24,9 @@ pub enum PythonError {
     /// A number of seconds that is no duration.
     #[error("a timeout of Python: {0}")]
     Seconds(#[from] TryFromFloatSecsError),
+    /// Configuration that is not readable.
+    #[error("environment.config: {0}")]
+    Config(#[from] ParamsError),
     /// The interpreter does not start.
     #[error(
         "{python} can't be started: {why}. Install it, or name the interpreter of your environment: python = \".venv/bin/python\""

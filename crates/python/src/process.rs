@@ -20,11 +20,13 @@ use super::PythonError;
 
 /// Modules of `python/rollflow` that a process loads, in the order in which they import each other;
 /// the one without a name is the package.
-const MODULES: [(&str, &str); 8] = [
+const MODULES: [(&str, &str); 10] = [
     ("loading", include_str!("../../../python/rollflow/loading.py")),
     ("rewards", include_str!("../../../python/rollflow/rewards.py")),
     ("tools", include_str!("../../../python/rollflow/tools.py")),
     ("environments", include_str!("../../../python/rollflow/environments.py")),
+    ("verifiers_env", include_str!("../../../python/rollflow/verifiers_env.py")),
+    ("openenv_env", include_str!("../../../python/rollflow/openenv_env.py")),
     ("sources", include_str!("../../../python/rollflow/sources.py")),
     ("running", include_str!("../../../python/rollflow/running.py")),
     ("", include_str!("../../../python/rollflow/__init__.py")),

@@ -3,11 +3,13 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
+use rollflow_net::URL;
 use rollflow_settings::declare::section;
+use rollflow_settings::params::Params;
 use rollflow_settings::setting::{GIVEN, Limit, PATH_GIVEN, POSITIVE, SOME, SOME_IF_GIVEN};
-use serde_json::json;
+use serde_json::{Value, json};
 
-use super::{PythonError, Workers};
+use super::{Command, PythonError, Workers};
 
 const NAMES: Limit<Vec<String>> = Limit { text: "names, none empty", holds: |names| names.iter().all(|name| !name.is_empty()) };
 
@@ -57,15 +59,40 @@ section! {
     }
 }
 
+section! {
+    /// An environment of the package verifiers, by name: its tasks, its programs and its scores.
+    pub struct VerifiersEnvironment {
+        /// Installed package, such as `gsm8k-v1`, or module that Python finds.
+        name: String = String::new(), GIVEN;
+        /// Program that plays an episode, by verifiers' name. Left out: the environment's own; else a
+        /// chat in the process, or `null` if tasks have tools.
+        harness: Option<String> = None;
+        /// The environment's configuration, as verifiers' `[env]`: `taskset`, agents by their role,
+        /// `timeout` and more.
+        config: Params = Params::default();
+        last processes: PythonProcesses;
+    }
+}
+
+section! {
+    /// Environments of an OpenEnv server.
+    pub struct OpenEnvEnvironment {
+        /// Address of the server.
+        url: String = String::new(), URL;
+        /// Timeout of one message, in seconds.
+        timeout: f64 = 60.0, POSITIVE;
+        last processes: PythonProcesses;
+    }
+}
+
 impl PythonReward {
     /// Starts the processes. Waits until they have loaded the file.
     ///
     /// # Errors
     /// If the interpreter does not start, or the file does not load: the traceback.
     pub fn start(&self) -> Result<Workers, PythonError> {
-        let names = [self.function.as_str()].into_iter();
-        let loads = json!({ "serves": "reward", "file": self.file, "name": self.function });
-        self.processes.start(&self.file, names, loads)
+        let name = format!("{}: {}", self.file.display(), self.function);
+        self.processes.start(name, json!({ "serves": "reward", "file": self.file, "name": self.function }))
     }
 }
 
@@ -80,29 +107,43 @@ impl PythonEnvironment {
     /// # Errors
     /// If the interpreter does not start, or the file does not load: the traceback.
     pub fn start(&self) -> Result<Workers, PythonError> {
-        let names = self.environment.iter().chain(&self.tools).map(String::as_str);
+        let names = self.environment.iter().chain(&self.tools).map(String::as_str).collect::<Vec<_>>();
         let loads = json!({
             "serves": "environment", "file": self.file, "name": self.environment, "tools": self.tools,
             "reward_function": self.reward_function,
         });
-        self.processes.start(&self.file, names, loads)
+        self.processes.start(format!("{}: {}", self.file.display(), names.join(", ")), loads)
+    }
+}
+
+impl VerifiersEnvironment {
+    /// Starts the processes. Waits until they have loaded the environment.
+    ///
+    /// # Errors
+    /// If the interpreter does not start, or verifiers does not load the environment: the traceback.
+    pub fn start(&self) -> Result<Workers, PythonError> {
+        let config = self.config.read::<Value>()?;
+        let loads = json!({ "serves": "verifiers", "name": self.name, "config": config, "harness": self.harness });
+        self.processes.start(format!("verifiers: {}", self.name), loads)
+    }
+}
+
+impl OpenEnvEnvironment {
+    /// Starts the processes. Waits until they have read the server's schema.
+    ///
+    /// # Errors
+    /// If the interpreter does not start, or the server can't be reached.
+    pub fn start(&self) -> Result<Workers, PythonError> {
+        let loads = json!({ "serves": "openenv", "url": self.url, "timeout": self.timeout });
+        self.processes.start(format!("openenv: {}", self.url), loads)
     }
 }
 
 impl PythonProcesses {
-    fn start<'a>(
-        &self,
-        file: &std::path::Path,
-        names: impl Iterator<Item = &'a str>,
-        mut loads: serde_json::Value,
-    ) -> Result<Workers, PythonError> {
+    fn start(&self, name: String, mut loads: Value) -> Result<Workers, PythonError> {
         loads["memory_mb"] = json!(self.memory);
-        let name = format!("{}: {}", file.display(), names.collect::<Vec<_>>().join(", "));
         let load_timeout = Duration::try_from_secs_f64(self.load_timeout)?;
-        Workers::start(
-            super::Command { python: self.python.clone(), name, loads, load_timeout },
-            self.processes,
-            self.calls_in_flight,
-        )
+        let command = Command { python: self.python.clone(), name, loads, load_timeout };
+        Workers::start(command, self.processes, self.calls_in_flight)
     }
 }

@@ -74,6 +74,12 @@ impl Workers {
         self.process(place).await?.ask(question, limit).await
     }
 
+    /// Asks the process with the fewest episodes about a whole one, which lasts as long as `limit` and
+    /// mostly waits. Bounds no number of such calls.
+    pub async fn play(&self, question: Value, limit: Duration) -> Result<Value, PythonError> {
+        self.session().await?.process.ask(question, limit).await
+    }
+
     /// Begins an episode in the process with the fewest of them.
     pub async fn session(&self) -> Result<Session, PythonError> {
         let places = self.0.places.iter().enumerate();

@@ -8,10 +8,10 @@ use anyhow::{Context, Result, anyhow, bail, ensure};
 use rollflow::data::source::{DataSet, DataSpec, Example, Mixed, Shape, too_long};
 use rollflow::data::{BufferState, DataBuffer, DataError, Pair, PromptText, arithmetic};
 use rollflow::prelude::*;
-use rollflow::recipe::{Chat, Source as DataSource, Task, TaskData};
+use rollflow::recipe::{Chat, Environment, Source as DataSource, Task, TaskData};
 
-use crate::assemble::conversations;
 use crate::assemble::policy::Reader;
+use crate::assemble::{conversations, environments};
 use crate::run::resume::ResumePoint;
 
 /// The file in a checkpoint that says which data a run draws from that has no admission to say so.
@@ -43,14 +43,23 @@ pub fn prompt_dataset(
 }
 
 /// Reads the first few prompts of `[task]`, from as few records of each source.
-pub fn first_prompts(task: &Task, chat: &Chat, seed: u64, few: usize, reader: &Reader, answer: usize) -> Result<Vec<Prompt>> {
+pub fn first_prompts(
+    task: &Task,
+    environment: Option<&Environment>,
+    chat: &Chat,
+    seed: u64,
+    few: usize,
+    reader: &Reader,
+    answer: usize,
+) -> Result<Vec<Prompt>> {
     let mut task = task.clone();
-    if let TaskData::Data(of) = &mut task.data {
-        for source in of.sources.iter_mut().chain([&mut of.only]) {
-            source.max_samples = Some(source.max_samples.map_or(few, |most| most.min(few)));
-        }
+    let fewer = |most: &mut Option<usize>| *most = Some(most.map_or(few, |most| most.min(few)));
+    match &mut task.data {
+        TaskData::Data(of) => of.sources.iter_mut().chain([&mut of.only]).for_each(|source| fewer(&mut source.max_samples)),
+        TaskData::Environment { limit } => fewer(limit),
+        TaskData::Arithmetic { .. } | TaskData::Rollouts { .. } => {}
     }
-    let mut prompts = prompts(&task, chat, seed, false, fits(chat, Some(reader), answer))?.limited(few as u64);
+    let mut prompts = prompts(&task, environment, chat, seed, false, fits(chat, Some(reader), answer))?.limited(few as u64);
     let next = || prompts.next().map_err(|error| anyhow!("{error}")).transpose();
     std::iter::from_fn(next).collect()
 }
@@ -146,10 +155,11 @@ fn check(checkpoint: &Path, data: Option<&BufferState>) -> Result<()> {
     Ok(())
 }
 
-/// Builds the prompt source of `[task]`, formatted by `[chat]`. Records that `fits` rejects are dropped;
+/// Builds the prompt source of `[task]`, which `environment` may bring, formatted by `[chat]`. Records that `fits` rejects are dropped;
 /// `compares` is as in [`prompt_dataset`].
 pub fn prompts(
     task: &Task,
+    environment: Option<&Environment>,
     chat: &Chat,
     seed: u64,
     compares: bool,
@@ -160,6 +170,7 @@ pub fn prompts(
     let buffer = match &task.data {
         TaskData::Data(_) => return Ok(Prompts::dataset(prompt_dataset(task, seed, compares, fits)?).map(asked)),
         TaskData::Rollouts { .. } => bail!("rollouts that were recorded are answered already: there is nothing to ask"),
+        TaskData::Environment { limit } => DataBuffer::new(environments::tasks(environment, *limit)?, seed)?,
         TaskData::Arithmetic { digits, count } => DataBuffer::new(sums(*digits, *count, seed).iter().map(Prompt::from), seed)?,
     };
     Ok(Prompts::new(if task.shuffle { buffer.shuffled() } else { buffer }).map(asked))

@@ -177,8 +177,8 @@ impl Engines {
 
 /// Creates the exporter of policy versions to `folder`.
 pub fn exporter(of: &Serving, policy: &Policy, folder: &Path) -> Result<Exporter> {
-    let Rollouts { task, chat, generate, model, seed, .. } = of.rollouts;
-    let prompts = data::first_prompts(task, chat, seed, PROBES, &policy.into(), generate.max_new_tokens)?;
+    let Rollouts { task, chat, generate, environment, model, seed, .. } = of.rollouts;
+    let prompts = data::first_prompts(task, environment, chat, seed, PROBES, &policy.into(), generate.max_new_tokens)?;
     let prompts = prompts.iter().map(|prompt| policy.tokenizer().encode_prompt(prompt)).collect::<Result<Vec<_>, _>>()?;
     let texts = probe_texts(&prompts, policy.config().vocab_size);
     // With adapters, neither embedding nor head is reloaded.

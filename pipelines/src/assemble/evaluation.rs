@@ -8,7 +8,7 @@ use rollflow::engine::remote::Fleet;
 use rollflow::engine::{LocalEngine, SamplingParams, TokenEngine};
 use rollflow::model::FrozenWeights;
 use rollflow::prelude::{Generator, Policy, Trainer, TrainingBackend};
-use rollflow::recipe::{Task, TaskData};
+use rollflow::recipe::{Environment, Task, TaskData};
 use rollflow::rollout::EvalSpec;
 use rollflow::stages::evaluate::Evaluator;
 use rollflow::stages::sync::EvaluationHold;
@@ -23,7 +23,7 @@ use crate::registry::Registry;
 /// Evaluation of a model with `positions` positions.
 pub fn eval_spec(of: Evaluation, registry: &Registry, positions: usize) -> Result<EvalSpec> {
     let (eval, Rollouts { task, chat, model, generate, environment, reward, net, seed }) = (of.eval, of.rollouts);
-    let mut prompts = prompts(eval.task.as_ref().unwrap_or(task), seed)?;
+    let mut prompts = prompts(eval.task.as_ref().unwrap_or(task), environment, seed)?;
     prompts.truncate(eval.limit.unwrap_or(usize::MAX));
     for prompt in &mut prompts {
         prompt.text = conversations::asked(chat, std::mem::take(&mut prompt.text));
@@ -48,10 +48,11 @@ pub fn eval_spec(of: Evaluation, registry: &Registry, positions: usize) -> Resul
     })
 }
 
-fn prompts(task: &Task, seed: u64) -> Result<Vec<Prompt>> {
+fn prompts(task: &Task, environment: Option<&Environment>, seed: u64) -> Result<Vec<Prompt>> {
     Ok(match &task.data {
         TaskData::Arithmetic { digits, count } => data::sums(*digits, *count, seed).iter().map(Prompt::from).collect(),
         TaskData::Data(_) => data::all(&task.data.sources())?,
+        TaskData::Environment { limit } => environments::tasks(environment, *limit)?,
         TaskData::Rollouts { .. } => {
             bail!("rollouts that were recorded are answered already; name a task of its own in [eval.task]")
         }

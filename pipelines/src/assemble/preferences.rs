@@ -65,6 +65,7 @@ fn all(task: &Task, seed: u64, wrong: usize, drawn_by: u64) -> Result<Vec<Ranked
     Ok(match &task.data {
         TaskData::Arithmetic { digits, count } => arithmetic::ranked(&sums(*digits, *count, seed), wrong, drawn_by),
         TaskData::Data(_) => data::all(&task.data.sources())?,
+        TaskData::Environment { .. } => bail!("the prompts of an environment are no pairs of completions"),
         TaskData::Rollouts { .. } => bail!("recorded rollouts are no pairs of completions"),
     })
 }

@@ -21,6 +21,7 @@ pub fn step_config(of: Step, registry: &Registry) -> Result<StepConfig> {
     Ok(StepConfig {
         advantages: of.rewarded.then(|| registry.estimator_of(&train.advantage)).transpose()?,
         reward_kl: train.reward_kl().map(Arc::new),
+        distill: train.distill.clone(),
         pairs: of.pairs,
         aggregation: of.aggregation,
         algorithm: Some(Arc::new(Algorithm { loss, off_policy, key: None })),

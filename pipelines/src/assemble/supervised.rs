@@ -64,7 +64,7 @@ impl<'a> Imitation<'a> {
         let pairs = match &self.task.data {
             TaskData::Arithmetic { digits, count } => sums(*digits, *count, self.seed),
             TaskData::Data(_) => data::pairs(&self.task.data.sources())?,
-            TaskData::Rollouts { .. } => Vec::new(),
+            TaskData::Environment { .. } | TaskData::Rollouts { .. } => Vec::new(),
         };
         let pairs = arithmetic::split(&pairs, self.sft.fraction, self.seed).0;
         if let Some(samples) = self.demonstrations(&pairs, &reader.tokenizer)? {

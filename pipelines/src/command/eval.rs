@@ -54,6 +54,10 @@ pub struct Eval {
     /// model, or the run's newest checkpoint.
     #[arg(long, value_name = "MODEL|RUN")]
     model: Option<PathBuf>,
+    /// Evaluate in an environment: verifiers:NAME with its own tasks, openenv:URL, or FILE.py:CLASS;
+    /// its grade is the reward. `--set environment.python=.venv/bin/python` names the interpreter.
+    #[arg(long, value_name = "ENVIRONMENT")]
+    environment: Option<String>,
     /// Override a key, as in eval.samples=16; may be given several times.
     #[arg(long = "set", value_name = "KEY=VALUE")]
     sets: Vec<String>,
@@ -68,9 +72,11 @@ pub struct Eval {
 impl Eval {
     pub fn run(self, registry: &Registry) -> Result<()> {
         let is_run = self.what.join(RECIPE).exists();
+        let environment = self.environment.as_deref().map(environment_sets).transpose()?;
+        let sets: Vec<String> = environment.into_iter().flatten().chain(self.sets.iter().cloned()).collect();
         let plan = match is_run {
-            true => load_of_run(&self.what, &self.sets, registry)?,
-            false => load(&RecipeArgs { recipe: self.what.clone(), sets: self.sets.clone() }, registry)?,
+            true => load_of_run(&self.what, &sets, registry)?,
+            false => load(&RecipeArgs { recipe: self.what.clone(), sets }, registry)?,
         };
         let (model, policy) = self.model(&plan, is_run)?;
         let name = model.file_name().map_or_else(|| plan.name.clone(), |name| name.to_string_lossy().into_owned());
@@ -119,7 +125,14 @@ impl Eval {
         if self.json {
             return out::line(&json!({"model": model, "answers": answers, "metrics": rows}).to_string());
         }
-        let table: String = rows.iter().map(|(name, value)| format!("  {name:<28} {value:.4}\n")).collect();
+        let interval = |name: &str| {
+            let error = rows
+                .get(&name.replace("_accuracy_ratio", "_accuracy_stderr_ratio"))
+                .filter(|_| name.ends_with("_accuracy_ratio"));
+            error.map_or_else(String::new, |error| format!(" ± {:.4} (95 %)", 1.96 * error))
+        };
+        let shown = rows.iter().filter(|(name, _)| !name.contains("_stderr_"));
+        let table: String = shown.map(|(name, value)| format!("  {name:<28} {value:.4}{}\n", interval(name))).collect();
         out::text(&format!("{table}{count} answers: {}\n", answers.display()))
     }
 
@@ -130,6 +143,26 @@ impl Eval {
             (None, false) => (PathBuf::from(&plan.name), policy::policy(Start::of(plan))?),
         })
     }
+}
+
+/// The keys that `--environment` stands for.
+fn environment_sets(of: &str) -> Result<Vec<String>> {
+    let table = |kind: &str, keys: &[(&str, &str)]| {
+        let keys: String = keys.iter().map(|(key, value)| format!(",{key}={value:?}")).collect();
+        format!("environment={{kind={kind:?}{keys}}}")
+    };
+    let tasks = "eval.task={kind=\"environment\"}".to_owned();
+    let (environment, tasks) = match of.split_once(':') {
+        Some(("verifiers", name)) => (table("verifiers", &[("name", name)]), Some(tasks)),
+        Some(("openenv", url)) => (table("openenv", &[("url", url)]), None),
+        _ => {
+            let (file, class) = of
+                .rsplit_once(':')
+                .with_context(|| format!("{of:?} is no environment; write verifiers:NAME, openenv:URL or FILE.py:CLASS"))?;
+            (table("python", &[("file", file), ("environment", class)]), None)
+        }
+    };
+    Ok([environment, "reward={kind=\"environment\"}".to_owned()].into_iter().chain(tasks).collect())
 }
 
 /// Evaluation of a model by a recipe's `[eval]`. Answers that `out` holds of the same evaluation are

@@ -231,7 +231,7 @@ fn components(
     let backend = SimulatedBackend::on(simulation, move || of_update(update), move |tokens| takes(trainer.pass(tokens)));
     let reward = move |sample: &Sample| answers.of(seed, sample.group_index, sample.index).1;
     Ok(Components {
-        prompts: data::prompts(&plan.task, &plan.chat, seed, plan.reward.rule.compares(), |_| Ok(()))?,
+        prompts: data::prompts(&plan.task, plan.environment.as_ref(), &plan.chat, seed, plan.reward.rule.compares(), |_| Ok(()))?,
         generator: BoxedStage::new(generator),
         sync: BoxedStage::new(sync),
         reward: Scoring::Local {

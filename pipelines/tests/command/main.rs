@@ -14,6 +14,7 @@ mod data;
 mod deploying;
 mod devices;
 mod disks;
+mod distilling;
 mod evaluating;
 mod file_faults;
 mod fork_server;

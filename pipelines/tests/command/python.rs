@@ -92,6 +92,46 @@ fn every_environment_and_tool_of_the_page_takes_part_in_a_run() {
 }
 
 #[test]
+fn an_environment_brings_its_own_prompts_and_a_model_is_evaluated_in_it() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = page(folder.path()).remove("my_env.py").unwrap();
+    let environment = format!("environment={{kind=\"python\",file={file:?},max_turns=3,environment=\"Echo\"}}");
+    let brings = ["task={kind=\"environment\",limit=6}", "reward={kind=\"environment\"}", "generate.max_new_tokens=16"];
+    let imitated = folder.path().join("imitated.jsonl");
+    fs::write(&imitated, "{\"prompt\": \"Say 1.\", \"completion\": \"1\"}\n").unwrap();
+    let imitated = format!("sft.data={imitated:?}");
+    let sets = [&brings[..], &[environment.as_str(), imitated.as_str()]].concat();
+    for row in rollouts(&folder.path().join("run"), &sets) {
+        let (asked, answer) = (row["prompt"].to_string(), row["metadata"]["answer"].as_str().unwrap().to_owned());
+        assert!(asked.contains(&format!("Say {answer}.")) && answer.parse::<u32>().unwrap() < 6, "{row}");
+    }
+    let in_file = format!("{}:Echo", file.display());
+    let out = folder.path().join("eval");
+    let sets = [
+        &brings[2..],
+        &[
+            "sft.steps=1",
+            imitated.as_str(),
+            "eval.task={kind=\"environment\"}",
+            "eval.samples=2",
+            "eval.limit=4",
+            "environment.max_turns=3",
+            "model.hidden=16",
+        ],
+    ]
+    .concat();
+    let sets = sets.iter().flat_map(|set| ["--set", set]);
+    let args = ["eval", GRPO, "--environment", &in_file, "--out", out.to_str().unwrap()].into_iter().chain(sets);
+    let ended = rollflow(&args.collect::<Vec<_>>());
+    assert_eq!(ended.code, Some(0), "{}", ended.err);
+    assert!(ended.out.contains("eval_accuracy_ratio") && ended.out.contains("(95 %)"), "{}", ended.out);
+    let refused = rollflow(&run_args(GRPO, &folder.path().join("no"), &[&brings[..], &[environment.as_str()]].concat()));
+    assert!(refused.err.contains("the prompts of an environment come without completions to imitate"), "{}", refused.err);
+    let refused = rollflow(&["eval", GRPO, "--environment", "nothing"]);
+    assert!(refused.err.contains("write verifiers:NAME, openenv:URL or FILE.py:CLASS"), "{}", refused.err);
+}
+
+#[test]
 fn check_loads_the_files_and_names_what_is_wrong_with_them() {
     let folder = tempfile::tempdir().unwrap();
     let file = page(folder.path()).remove("my_reward.py").unwrap();

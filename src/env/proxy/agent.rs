@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 
-use super::launch::Launched;
+use super::launch::{Launch, Launched};
 use super::protocol::{ModelRequest, ModelTurn};
 use super::{Event, Running, Waiting};
 use crate::data::{ChatMessage, is_reward};
@@ -82,7 +82,7 @@ impl Environment for ProxiedAgent {
         let Running { config, rollouts, server } = &*self.proxy;
         rollouts.lock().insert(self.id.clone(), sender.clone());
         let base = format!("http://{}/r/{}/v1", server.address(), self.id);
-        self.agent = Some((events, config.launch.begin(episode, &base, server.tasks(), sender)?));
+        self.agent = Some((events, config.launch.begin(episode, &base, &config.model, server.tasks(), sender)?));
         match self.ask(deadline)? {
             Some(ask) => {
                 let messages = self.conversation.begin(&ask.request);
@@ -147,6 +147,9 @@ impl Environment for ProxiedAgent {
                 Ok(Event::Ended(how)) => self.ended = Some(how),
                 Err(_) => break,
             }
+        }
+        if let (Some(Err(why)), Launch::Python(_)) = (&self.ended, &self.proxy.config.launch) {
+            return Err(EnvError::new(format!("the agent failed: {why}")));
         }
         let mut grade = match &self.ended {
             Some(Ok(Value::Object(said))) => Grade {

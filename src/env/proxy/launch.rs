@@ -15,6 +15,7 @@ use tokio::task::AbortHandle;
 use super::Event;
 use crate::env::{EnvError, Episode};
 use crate::net::{Client, Tasks};
+use crate::python::Workers;
 
 /// Timeout of a posted task; the limits of a rollout end it earlier.
 const LONGEST: Duration = Duration::from_secs(24 * 3600);
@@ -26,6 +27,7 @@ const KEPT: usize = 1 << 16;
 pub(super) enum Launch {
     Command(Vec<String>),
     Post(Client),
+    Python(Workers),
 }
 
 /// A running agent; dropping it ends it.
@@ -35,7 +37,14 @@ pub(super) enum Launched {
 }
 
 impl Launch {
-    pub fn begin(&self, episode: &Episode, base: &str, tasks: &Tasks, tell: Sender<Event>) -> Result<Launched, EnvError> {
+    pub fn begin(
+        &self,
+        episode: &Episode,
+        base: &str,
+        model: &str,
+        tasks: &Tasks,
+        tell: Sender<Event>,
+    ) -> Result<Launched, EnvError> {
         let task = json!({
             "base_url": base, "prompt": episode.prompt.text, "metadata": episode.prompt.metadata,
             "ordinal": episode.prompt.ordinal, "index": episode.index, "seed": episode.seed,
@@ -50,6 +59,16 @@ impl Launch {
                     drop(tell.send(Event::Ended(answer)));
                 });
                 Ok(Launched::Request(posted))
+            }
+            Launch::Python(workers) => {
+                let (workers, mut question) = (workers.clone(), task);
+                (question["do"], question["model"]) = (json!("run"), json!(model));
+                let asked = tasks.spawn(async move {
+                    let answer = workers.play(question, LONGEST).await.map_err(|error| error.to_string());
+                    // The rollout may be over.
+                    drop(tell.send(Event::Ended(answer)));
+                });
+                Ok(Launched::Request(asked))
             }
         }
     }

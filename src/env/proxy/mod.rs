@@ -1,8 +1,8 @@
 //! Agents in other processes: a program that uses an OpenAI-compatible server becomes an environment
 //! by a change of its base URL.
 //!
-//! For every rollout the proxy starts the agent's command, or posts the prompt to its address, with a
-//! base URL of that rollout. The agent's requests are what the model reads, and the model's turns are
+//! For every rollout the proxy starts the agent's command, posts the prompt to its address, or asks a
+//! Python process, with a base URL of that rollout. The agent's requests are what the model reads, and the model's turns are
 //! the responses. So an agent is an [`Environment`](super::Environment): tokens are kept as they were
 //! sampled (law D1), limits end it, and an interrupted run replays it. A request that extends the
 //! conversation extends the sample; any other starts a new one (R248).
@@ -24,6 +24,7 @@ use tokio::sync::{oneshot, watch};
 
 use super::{EnvError, MakeEnvironment, ToolFormat, ToolParser};
 use crate::net::{Client, Endpoint, Server, guard};
+use crate::python::Workers;
 use agent::ProxiedAgent;
 use launch::Launch;
 use protocol::{ModelRequest, ModelTurn};
@@ -82,6 +83,13 @@ impl AgentProxy {
     /// `base_url`, is posted there, and the response is its final report.
     pub fn post(endpoint: impl Into<Endpoint>) -> Result<Self, EnvError> {
         Ok(AgentProxy::new(Launch::Post(Client::new("agent", endpoint).map_err(EnvError::new)?)))
+    }
+
+    /// Serves agents in Python processes, such as environments of verifiers. They answer
+    /// `{"do": "run"}` with the final report. An agent that fails is a failure of its rollout, which is
+    /// retried.
+    pub fn python(workers: Workers) -> Self {
+        AgentProxy::new(Launch::Python(workers))
     }
 
     fn new(launch: Launch) -> Self {

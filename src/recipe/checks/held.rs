@@ -7,10 +7,11 @@ use crate::recipe::train::Train;
 
 /// Distances and pairs need their sections, and the sections their use.
 pub(super) fn held(plan: &Plan, note: Note) {
-    let Train { kl_loss, kl_reward, loss, .. } = &plan.train;
+    let Train { kl_loss, kl_reward, distill, loss, .. } = &plan.train;
     let uses = [
         ("train.kl_loss", kl_loss.is_some()),
         ("train.kl_reward", kl_reward.is_some()),
+        ("train.distill", distill.is_some()),
         ("train.loss.kind", matches!(loss, LossChoice::Dpo(of) if of.needs_reference())),
     ];
     for (key, _) in uses.iter().filter(|(_, used)| *used && plan.reference.is_none()) {
@@ -28,6 +29,10 @@ pub(super) fn held(plan: &Plan, note: Note) {
         let message =
             format!("`reference.kind` follows published weights, and pipeline = \"{}\" publishes none", plan.pipeline.word());
         note("reference.kind", &["pipeline"], message, "set it to \"frozen\"");
+    }
+    if distill.is_some() && plan.critic.is_some() {
+        let message = "`train.distill` sets advantages, and so does [critic]".to_owned();
+        note("train.distill", &["critic"], message, "leave out one of them");
     }
     if plan.pipeline == Pipeline::Dpo {
         return offline(plan, note);
@@ -75,12 +80,14 @@ fn pairs(plan: &Plan, of: &Dpo, note: Note) {
         let message = format!("`train.loss.label_smoothing` is {}: `robust` has nothing left to learn", of.label_smoothing);
         note("train.loss.label_smoothing", &["train.loss"], message, "make it below 0.5");
     }
-    let Train { kl_loss, kl_reward, entropy_coef, top_entropy, off_policy_threshold, loss_aggregation, .. } = &plan.train;
+    let Train { kl_loss, kl_reward, distill, entropy_coef, top_entropy, off_policy_threshold, loss_aggregation, .. } =
+        &plan.train;
     let no_ratio = "a loss of pairs has no ratio to the policy that sampled";
     let whole = "a loss of pairs judges whole answers";
     let without_use = [
         ("train.kl_loss", kl_loss.is_some(), "a loss of pairs is held to the reference by its own beta"),
         ("train.kl_reward", kl_reward.is_some(), "a loss of pairs asks which answer earned more, not how much"),
+        ("train.distill", distill.is_some(), "a loss of pairs reads no advantages"),
         ("train.entropy_coef", *entropy_coef != 0.0, "a loss of pairs has no such term"),
         ("train.top_entropy", *top_entropy < 1.0, whole),
         ("train.off_policy_threshold", off_policy_threshold.is_some(), no_ratio),

@@ -22,11 +22,25 @@ pub(super) fn sources(plan: &Plan, note: Note) {
         let message = "a source of [task] has a weight, but a reward model meets every pair of its data".to_owned();
         note("task.sources", &["pipeline"], message, "give repeats instead of weights");
     }
+    let eval_task = plan.eval.as_ref().and_then(|eval| eval.task.as_ref());
+    for (key, task) in [("task.kind", Some(&plan.task)), ("eval.task.kind", eval_task)] {
+        let brings = plan.environment.as_ref().is_some_and(|of| of.kind.may_have_tasks());
+        if task.is_some_and(|task| matches!(task.data, TaskData::Environment { .. })) && !(brings && plan.pipeline.reinforces()) {
+            let message = format!("`{key}` is \"environment\", and no environment brings prompts here");
+            let help =
+                "set environment.kind to \"verifiers\" or \"python\" in a pipeline that samples, or choose another kind of task";
+            note(key, &["environment.kind", "pipeline"], message, help);
+        }
+    }
     data("task", "task.kind", &plan.task.data, note);
     if let Some(task) = plan.eval.as_ref().and_then(|eval| eval.task.as_ref()) {
         data("eval.task", "eval.task.kind", &task.data, note);
     }
     if let Some(sft) = &plan.sft {
+        if matches!(plan.task.data, TaskData::Environment { .. }) && sft.sources().is_empty() {
+            let message = "[sft] has no data: the prompts of an environment come without completions to imitate".to_owned();
+            note("sft.data", &["task.kind"], message, "name a data set as sft.data, or remove [sft]");
+        }
         one_or_several("sft", sft.data.is_some(), &sft.sources, note);
         if sft.fraction < 1.0 && (!sft.sources().is_empty() || matches!(plan.task.data, TaskData::Data(_))) {
             let message = format!("`sft.fraction` is {}, but it is a share of sums that are made on the spot", sft.fraction);

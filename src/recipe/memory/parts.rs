@@ -166,7 +166,7 @@ impl Parts<'_> {
     fn prompt(&self) -> u64 {
         match &self.plan.task.data {
             TaskData::Arithmetic { digits, .. } => 2 * u64::from(*digits) + 3,
-            TaskData::Data(_) | TaskData::Rollouts { .. } => PROMPT_ASSUMED,
+            TaskData::Data(_) | TaskData::Environment { .. } | TaskData::Rollouts { .. } => PROMPT_ASSUMED,
         }
     }
 
@@ -184,7 +184,7 @@ impl Parts<'_> {
     fn pair_answer(&self) -> u64 {
         match &self.plan.task.data {
             TaskData::Arithmetic { digits, .. } => u64::from(*digits) + 2,
-            TaskData::Data(_) | TaskData::Rollouts { .. } => PROMPT_ASSUMED,
+            TaskData::Data(_) | TaskData::Environment { .. } | TaskData::Rollouts { .. } => PROMPT_ASSUMED,
         }
     }
 

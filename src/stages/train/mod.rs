@@ -2,6 +2,7 @@
 
 mod checkpoints;
 mod critic;
+mod distill;
 mod gate;
 mod kl_reward;
 mod minibatches;
@@ -13,6 +14,7 @@ mod trainer;
 
 pub use checkpoints::Resumed;
 pub use critic::{Critic, CriticStep};
+pub use distill::Distill;
 pub use gate::CheckpointGate;
 pub use kl_reward::{KlCost, RewardKl};
 pub use stale::{OnStale, staleness};

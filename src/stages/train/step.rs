@@ -43,6 +43,8 @@ pub(super) struct StepBatch {
 struct Learned {
     batch: Batch,
     kl_cost: Option<KlCost>,
+    /// Divergence from the teacher, if there is one.
+    distilled: Option<f64>,
     critic: Option<CriticStep>,
     /// The first pass, with the loss's counts of all.
     forward: ForwardBackward,
@@ -98,12 +100,13 @@ impl<B: TrainingBackend> Trainer<B> {
         let started = Instant::now();
         let (step, worked, mut settings) = (batch.step, batch.worked, batch.config.settings.clone());
         let version = self.backend.state().weight_version;
-        let Learned { batch, kl_cost, critic, forward, mixed, optim } = match batch.passes {
+        let Learned { batch, kl_cost, distilled, critic, forward, mixed, optim } = match batch.passes {
             Some(_) => self.finish_parts(batch)?,
             None => self.train_whole(batch, kl_coef)?,
         };
         let passed = Instant::now();
         settings.extend(mixed.map(|loss| (Metric::MixedLoss.key().to_owned(), loss)));
+        settings.extend(distilled.map(|kl| (Metric::TeacherKl.key().to_owned(), kl)));
         let last = self.sync_last && self.steps == Some(step);
         let publish = (last || step.is_multiple_of(self.sync_every)).then(|| self.backend.snapshot());
         let optim = optim.wait()?;
@@ -157,7 +160,7 @@ impl<B: TrainingBackend> Trainer<B> {
         // The final scale divides it again.
         let mixed = self.mix_in(&config, weight_sum)?;
         let optim = self.backend.update(1.0 / weight_sum, config.schedule);
-        Ok(Learned { batch, kl_cost: None, critic: None, forward, mixed, optim })
+        Ok(Learned { batch, kl_cost: None, distilled: None, critic: None, forward, mixed, optim })
     }
 
     /// Makes all passes and updates over a whole batch.
@@ -172,6 +175,7 @@ impl<B: TrainingBackend> Trainer<B> {
         };
         let (version, algorithm) = (self.backend.state().weight_version, config.algorithm.clone());
         let mut prepared = TrainBatch { version, algorithm, pairs: config.pairs.is_some(), ..prepared };
+        let distilled = config.distill.as_ref().map(|distill| distill.apply(&mut batch, &mut prepared)).transpose()?;
         let mut valued = None;
         if let Some(critic) = &self.critic {
             let mut found = critic.value(&mut batch, prepared, config.reward_kl.as_deref(), kl_coef)?;
@@ -183,7 +187,7 @@ impl<B: TrainingBackend> Trainer<B> {
             prepared = prepared.with_proximal(scores);
         }
         let (forward, mixed, optim) = self.update(step, &config, &batch, Arc::new(prepared), valued.as_mut())?;
-        Ok(Learned { batch, kl_cost, critic: valued.map(|valued| valued.step), forward, mixed, optim })
+        Ok(Learned { batch, kl_cost, distilled, critic: valued.map(|valued| valued.step), forward, mixed, optim })
     }
 
     /// Adds the gradient of the mixed-in samples, times `weight_sum`, to the next update. Returns

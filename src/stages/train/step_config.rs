@@ -4,6 +4,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use super::distill::Distill;
 use super::kl_reward::RewardKl;
 use crate::algo::{Aggregation, Estimator, Schedule};
 use crate::stages::pairs::Pairing;
@@ -17,6 +18,8 @@ pub struct StepConfig {
     /// KL penalty, subtracted from rewards before advantages are estimated; with a critic, token by
     /// token.
     pub reward_kl: Option<Arc<RewardKl>>,
+    /// On-policy distillation from the reference policy, after advantages are estimated.
+    pub distill: Option<Distill>,
     /// Pairing of samples: chosen and rejected alternate, for a
     /// [`Preference`](crate::algo::Preference). Each pair weighs the same, and `aggregation` is
     /// ignored.
@@ -51,6 +54,7 @@ impl StepConfig {
         // A plain sum has no denominator.
         let has_denominator = self.aggregation != Aggregation::TokenSum;
         let by_group = self.reward_kl.is_none()
+            && self.distill.is_none()
             && self.pairs.is_none()
             && self.advantages.as_ref().is_none_or(|advantages| advantages.is_by_group());
         let loss = self.algorithm.as_ref().map_or(backend, |algorithm| algorithm.takes_parts());
