@@ -20,9 +20,10 @@ MODEL = 'model={kind="tiny",hidden=64,layers=2,heads=4,kv_heads=2,intermediate=1
 SIZES = ["batch.groups=4", "generate.group_size=4", "generate.max_num_seqs=16", "filter=[]", "observe.rollouts_every=1", "flow.max_staleness=1"]
 
 
-def conversations(path, pairs):
-    """A file with what the model imitates before."""
-    lines = ({"messages": [{"role": "user", "content": asked}, {"role": "assistant", "content": said}]} for asked, said in pairs)
+def conversations(path, pairs, before=()):
+    """A file with what the model imitates before, each pair after the messages `before` of the user."""
+    asked = lambda text: [{"role": "user", "content": one} for one in (*before, text)]
+    lines = ({"messages": [*asked(text), {"role": "assistant", "content": said}]} for text, said in pairs)
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
     return f'sft={{data="{path}",steps=150,batch=64,lr=3e-3,schedule={{kind="constant"}}}}'
 
@@ -63,11 +64,10 @@ def server(script):
 
 
 def of_verifiers():
-    # One in four sums is imitated wrong, so that there is something to learn.
-    sums = [(a, b) for a in range(10) for b in range(10)]
-    pairs = [(f"{a}+{b}=", str(a + b if (a + 3 * b) % 4 else a + b + 1)) for a, b in sums]
+    # Each sum is imitated right and wrong, so that there is something to learn.
+    pairs = [(f"0+{b}=", str(b + error)) for b in range(10) for error in (0, 1)]
     imitate = conversations(work / "sums.jsonl", pairs)
-    task = 'task={kind="environment"}'
+    task = 'task={kind="environment",limit=10}'
     checked = run("check", imitate, task, kind("verifiers", name="addition_vf"), command="check")
     assert "environment.name: verifiers: addition_vf loaded" in checked, checked
     rows, steps = run("addition", imitate, task, kind("verifiers", name="addition_vf"), "train.steps=25", "train.lr=5e-4", "batch.groups=8", "generate.group_size=6", "generate.max_new_tokens=6")
@@ -92,9 +92,10 @@ def of_openenv():
     prompts = work / "play.jsonl"
     prompts.write_text(json.dumps({"messages": [{"role": "user", "content": "Play."}]}) + "\n")
     task = f'task={{kind="data",data="{prompts}"}}'
+    guesses = conversations(work / "plays.jsonl", [("Guess a number from 1 to 9.", str(n)) for n in range(1, 10)], ["Play."])
     process, url = server("guess_openenv.py")
     try:
-        rows, _ = run("openenv game", task, "sft.steps=2", kind("openenv", url=url, max_turns=4), "train.steps=4", "generate.max_new_tokens=4", 'sft.data="%s"' % (work / "guesses.jsonl"))
+        rows, _ = run("openenv game", guesses, task, kind("openenv", url=url, max_turns=4), "train.steps=4", "generate.max_new_tokens=4")
     finally:
         process.terminate()
         process.wait()
@@ -102,16 +103,16 @@ def of_openenv():
         conversation = row["metadata"]["conversation"]
         assert conversation[1]["content"] == "Guess a number from 1 to 9.", conversation
         assert row["reward"] in (0.0, 1.0), row
+    assert any(row["reward"] for row in rows), "some games are won"
     process, url = server("tools_openenv.py")
-    call = '<tool_call>\n{"name": "add", "arguments": {"a": 1, "b": 2}}\n</tool_call>'
-    imitate = conversations(work / "calls.jsonl", [("Play.", call)])
+    imitate = conversations(work / "calls.jsonl", [("Play.", "<double>4</double>")])
     try:
-        rows, _ = run("openenv tools", imitate, task, kind("openenv", url=url, max_turns=3), "train.steps=3", "generate.max_new_tokens=80")
+        rows, _ = run("openenv tools", imitate, task, kind("openenv", url=url, max_turns=3, parser="xml"), "train.steps=3", "generate.max_new_tokens=30")
     finally:
         process.terminate()
         process.wait()
     results = [turn["content"] for row in rows for turn in row["metadata"]["conversation"] if turn["role"] == "tool"]
-    assert "3" in results, f"a tool was called: {results[:5]}"
+    assert "8" in results, f"a tool was called: {results[:5]}"
 
 
 of_verifiers()

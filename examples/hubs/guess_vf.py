@@ -33,11 +33,12 @@ class GuessingEnv(vf.Env[GuessingConfig]):
         found = 0.0
         async with agents.player.interaction(task) as game:
             turn = await game.turn()
-            for _ in range(2):
+            for left in (2, 1, 0):
                 if turn.terminated:
                     break
                 if str(task.data.number) in turn.last_reply:
                     found = 1.0
                     break
-                turn = await game.turn("No. Guess again.")
+                if left:
+                    turn = await game.turn("No. Guess again.")
         game.trace.record_reward("found", found, 1.0)

@@ -15,9 +15,9 @@ class Calculator(MCPEnvironment):
         tools = FastMCP("calculator")
 
         @tools.tool
-        def add(a: int, b: int) -> int:
-            """Adds two numbers."""
-            return a + b
+        def double(number: int) -> int:
+            """Doubles a number."""
+            return 2 * number
 
         super().__init__(tools)
         self._state = State(step_count=0)
