@@ -152,7 +152,7 @@ impl RunFolder {
         conversations::decide(&mut plan.chat, &plan.model.source);
         let plan = &plan;
         atomic_file::write(&recipe, plan.to_toml()).with_context(|| format!("writing {}", recipe.display()))?;
-        Record::begin(path, plan)?;
+        let warnings = Record::begin(path, plan)?;
         let run = RunFolder {
             path: path.to_owned(),
             metrics,
@@ -166,6 +166,7 @@ impl RunFolder {
             _uploads: None,
             _lock: lock,
         };
+        warnings.iter().for_each(|warning| run.say(warning));
         if let Some(server) = &run.server {
             run.say(&format!("metrics: http://{}/metrics", server.address()));
         }

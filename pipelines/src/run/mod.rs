@@ -2,6 +2,7 @@
 
 pub mod folder;
 pub(crate) mod page;
+mod python_files;
 pub(crate) mod ranks;
 pub(crate) mod recipe_keys;
 pub(crate) mod record;

@@ -16,7 +16,7 @@ use rollflow::util::{atomic_file, lock_file};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use crate::run::{LOCK, RECIPE, RECORD};
+use crate::run::{LOCK, RECIPE, RECORD, python_files};
 
 /// State of a run.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ValueEnum)]
@@ -113,14 +113,17 @@ impl Record {
         Ok(record)
     }
 
-    /// Notes in the run's folder that this process works on it from now on.
-    pub fn begin(folder: &Path, plan: &Plan) -> Result<()> {
+    /// Notes in the run's folder that this process works on it from now on. Returns warnings of Python
+    /// files that changed.
+    pub fn begin(folder: &Path, plan: &Plan) -> Result<Vec<String>> {
         let before = std::fs::read_to_string(folder.join(RECORD)).ok().and_then(|text| serde_json::from_str(&text).ok());
         let mut record: Record = before.unwrap_or_default();
         for session in record.sessions.iter_mut().filter(|session| session.state == State::Running) {
             session.state = State::Died;
         }
-        record.sessions.push(Session::begin());
+        let python = python_files::checksums(plan);
+        let warnings = record.sessions.last().map(|last| python_files::changes(&last.python, &python));
+        record.sessions.push(Session { python, ..Session::begin() });
         let record = Record {
             name: plan.name.clone(),
             pipeline: plan.pipeline.word().to_owned(),
@@ -130,7 +133,8 @@ impl Record {
             parents: parents(plan),
             ..record
         };
-        record.write(folder)
+        record.write(folder)?;
+        Ok(warnings.unwrap_or_default())
     }
 
     /// Returns the run's record after this process's work, unwritten.
@@ -226,6 +230,9 @@ pub struct Session {
     /// The state of the git repository that it was started in.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub git: Option<Git>,
+    /// SHA-256 of the Python files that it called when it began.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    pub python: BTreeMap<String, String>,
     pub machine: Machine,
 }
 

@@ -181,6 +181,23 @@ fn a_function_that_fails_leaves_dead_letters_that_are_scored_when_it_is_mended()
     assert!(replayed.iter().all(|sample| sample["reward"] == 0.5));
 }
 
+#[test]
+fn a_resumed_run_warns_of_a_file_that_changed() {
+    let folder = tempfile::tempdir().unwrap();
+    let (file, out) = (folder.path().join("my_reward.py"), folder.path().join("run"));
+    fs::write(&file, "def reward(completion):\n    return 1.0\n").unwrap();
+    let set = format!("reward={{kind=\"python\",file={file:?}}}");
+    let ended = rollflow(&run_args(GRPO, &out, &["train.steps=2", &set]));
+    assert_eq!(ended.code, Some(0), "{}", ended.err);
+    let resume = |steps: &str| rollflow(&["resume", out.to_str().unwrap(), "--set", steps]);
+    let same = resume("train.steps=3");
+    assert!(same.code == Some(0) && !same.err.contains("changed since"), "{}", same.err);
+    fs::write(&file, "def reward(completion):\n    return 0.5\n").unwrap();
+    let changed = resume("train.steps=4");
+    assert_eq!(changed.code, Some(0), "{}", changed.err);
+    assert!(changed.err.contains("my_reward.py changed since this run began"), "{}", changed.err);
+}
+
 fn python(folder: &Path) -> Command {
     let mut python = Command::new("python3");
     python.current_dir(ROOT).env("PYTHONPATH", Path::new(ROOT).join("python")).env("ROLLFLOW", BINARY).env("TMPDIR", folder);

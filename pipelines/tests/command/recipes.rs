@@ -84,7 +84,7 @@ fn small(text: &str) -> Vec<String> {
         // A tiny model has no chat template.
         ("[chat]", "chat.template=plain"),
         ("[eval]", "eval.limit=2"),
-        ("path = \"runs/", "task.path=pipelines/data/rollouts_addition.jsonl"),
+        ("path = \"runs/gsm8k/", "task.path=pipelines/data/rollouts_addition.jsonl"),
     ];
     // What was recorded has its rewards.
     let recorded = text.contains("pipeline = \"grpo_offline\"");
@@ -139,9 +139,22 @@ fn every_shipped_recipe_checks_and_runs_a_few_steps() {
         let path = entry.unwrap().path();
         let name = path.to_str().unwrap();
         let text = text_of(&path);
-        let sets = small(&text);
+        let mut sets = small(&text);
+        if text.contains("path = \"runs/teacher\"") {
+            let out = folder.path().join("teacher");
+            let tiny = ["model.hidden=16", "model.layers=1", "model.heads=2", "model.kv_heads=1", "sft.steps=2"];
+            let tiny = tiny.iter().flat_map(|set| ["--set", set]);
+            let ended = rollflow(
+                &["run", SFT, "--out", out.to_str().unwrap(), "--set", "sft.schedule={}"]
+                    .into_iter()
+                    .chain(tiny)
+                    .collect::<Vec<_>>(),
+            );
+            assert_eq!(ended.code, Some(0), "{}", ended.err);
+            sets.push(format!("reference.path={:?}", out.to_str().unwrap()));
+        }
         // A folder of a run that is nowhere near.
-        let elsewhere = sets.iter().filter(|set| set.starts_with("task.path="));
+        let elsewhere = sets.iter().filter(|set| set.starts_with("task.path=") || set.starts_with("reference.path="));
         let elsewhere: Vec<&str> = elsewhere.flat_map(|set| ["--set", set.as_str()]).collect();
         let checked = rollflow(&[&["check", name][..], &elsewhere].concat());
         assert_eq!((checked.code, checked.err.as_str()), (Some(0), ""), "{name}");
