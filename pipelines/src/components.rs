@@ -118,7 +118,7 @@ impl Components<LocalBackend> {
         let fits = data::fits(&plan.chat, Some(&of.reader), generate.max_new_tokens);
         let reference = plan.reference.as_ref().map(|section| {
             let config = references::scoring(model, generate.temperature, &train.optimization, section.threads)?;
-            references::reference(&section.policy, start, config, Some(of.published.clone()))
+            references::reference(&section.policy, &plan.net, start, config, Some(of.published.clone()))
         });
         let mix = plan.mix.as_ref().zip(plan.sft.as_ref());
         let mixture = mix.map(|(mix, sft)| Mixture::of(mix, Imitation::of(plan, sft), policy)).transpose()?;

@@ -2,8 +2,9 @@
 
 use std::path::PathBuf;
 
+use crate::net::RetryPauses;
 use crate::settings::declare::{section, tagged};
-use crate::settings::setting::{BELOW_ONE, SOME, SOME_STEPS};
+use crate::settings::setting::{BELOW_ONE, GIVEN, POSITIVE, SOME, SOME_STEPS};
 
 section! {
     /// Reference policy of `train.kl_loss`, `train.kl_reward` or a loss of pairs. Its stage scores
@@ -24,6 +25,8 @@ tagged! {
             /// the start of reinforcement.
             path: Option<PathBuf> = None;
         },
+        /// a server's model, with the policy's tokens; `generate.temperature` must be 1.
+        "server" => Server(ServedPolicy),
         /// a moving average of the published weights.
         "ema" => Ema {
             /// Share of the old average that is kept at every published version. If versions are
@@ -38,9 +41,30 @@ tagged! {
     }
 }
 
+section! {
+    /// A server that returns log-probabilities of given tokens: `rollflow serve`, SGLang or vLLM.
+    pub struct ServedPolicy {
+        /// Address, with its kind unless it is `rollflow serve`, as in `vllm+http://host:8000`.
+        url: String = String::new(), GIVEN;
+        /// Model name in requests. Left out: the first that the server lists.
+        model: Option<String> = None;
+        /// Environment variable with a token, sent as `Authorization: Bearer …`. The token itself
+        /// is never written.
+        token_env: Option<String> = None;
+        /// Timeout of a completion's log-probabilities, retries included, in seconds. Beyond it, the
+        /// run ends.
+        timeout: f64 = 300.0, POSITIVE;
+        /// Completions that are asked for at the same time.
+        concurrency: usize = 16, SOME;
+        /// Most retries of a failed request, within `timeout`.
+        retries: u32 = 8;
+        last retry: RetryPauses;
+    }
+}
+
 impl ReferencePolicy {
     /// Returns true if it follows the published weights.
     pub fn follows(&self) -> bool {
-        !matches!(self, ReferencePolicy::Frozen { .. })
+        matches!(self, ReferencePolicy::Ema { .. } | ReferencePolicy::Periodic { .. })
     }
 }

@@ -1,15 +1,18 @@
 //! `[reference]` as the library's stage, and where a frozen one is found again.
 
 use std::path::Path;
+use std::time::Duration;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, anyhow};
+use rollflow::engine::remote::{connect, parse_address};
+use rollflow::engine::settings::EngineKind;
 use rollflow::flow::WeightsRx;
 use rollflow::model::FrozenWeights;
 use rollflow::prelude::*;
-use rollflow::recipe::{Model, Optimization, ReferencePolicy};
-use rollflow::stages::reference::{ema, periodic};
+use rollflow::recipe::{Model, Net, Optimization, ReferencePolicy};
+use rollflow::stages::reference::{ServedReference, ema, periodic};
 
-use crate::assemble::{models, origin, policy};
+use crate::assemble::{models, origin, policy, secrets};
 
 /// Folder in the run's own that keeps the policy as it was after the warm-up.
 const KEPT: &str = "reference";
@@ -30,6 +33,7 @@ pub fn scoring(model: &Model, temperature: f64, of: &Optimization, threads: usiz
 /// follows it reads the `published` weights.
 pub fn reference<M>(
     of: &ReferencePolicy,
+    net: &Net,
     policy: &Policy,
     config: LocalConfig,
     published: Option<WeightsRx<FrozenWeights>>,
@@ -38,6 +42,12 @@ pub fn reference<M>(
     Ok(match of {
         ReferencePolicy::Frozen { path: Some(path) } => Reference::local(&other(path, policy)?, config),
         ReferencePolicy::Frozen { path: None } => Reference::local(policy, config),
+        ReferencePolicy::Server(of) => {
+            let (kind, url) = parse_address(&of.url, EngineKind::Rollflow).map_err(|why| anyhow!("reference.url: {why}"))?;
+            let engine = connect(kind, secrets::endpoint(url, of.token_env.as_ref(), net)?, of.model.clone())?;
+            let (retry, timeout) = (of.retry.policy(of.retries)?, Duration::try_from_secs_f64(of.timeout)?);
+            Reference::served(ServedReference { engine, retry, timeout, concurrency: of.concurrency })?
+        }
         ReferencePolicy::Ema { decay } => Reference::local_following(policy, config, published()?, ema(*decay)),
         ReferencePolicy::Periodic { every } => Reference::local_following(policy, config, published()?, periodic(*every)),
     })

@@ -2,6 +2,7 @@
 
 use serde_json::Value;
 
+use crate::model_serving::Server;
 use crate::running::{SFT, read, rollflow};
 
 const DISTILL: &str = "pipelines/recipes/distill.toml";
@@ -46,6 +47,48 @@ fn a_small_student_learns_its_teachers_sums_without_a_reward() {
         &format!("reference.path={:?}", path(&teacher)),
     ]);
     assert!(other.code == Some(1) && other.err.contains("vocabulary") || other.err.contains("tokens"), "{}", other.err);
+}
+
+/// A teacher on a server judges every token as the same teacher in the process does, and one that is gone ends the run by name.
+#[test]
+fn a_teacher_on_a_server_is_the_same_teacher() {
+    let folder = tempfile::tempdir().unwrap();
+    let teacher = folder.path().join("teacher");
+    let tiny = ["model.hidden=16", "model.layers=1", "model.heads=2", "model.kv_heads=1", "model.intermediate=32", "sft.steps=5"];
+    let run = |recipe: &str, out: &str, sets: &[&str]| {
+        let out = folder.path().join(out);
+        let sets = tiny.iter().chain(sets).flat_map(|set| ["--set", set]);
+        rollflow(&["run", recipe, "--out", out.to_str().unwrap()].into_iter().chain(sets).collect::<Vec<_>>())
+    };
+    let taught = run(SFT, "teacher", &["sft.schedule={}"]);
+    assert_eq!(taught.code, Some(0), "{}", taught.err);
+    let server = Server::start(&teacher, &[]);
+    let sizes = ["train.steps=3", "batch.groups=4", "generate.max_num_seqs=8", "flow.max_staleness=0"];
+    let here = format!("reference={{kind=\"frozen\",path={:?}}}", teacher.to_str().unwrap());
+    let there = format!("reference={{kind=\"server\",url={:?},retries=1,pause=0.1}}", server.url);
+    let rows = |name: &str, reference: &str| -> Vec<Value> {
+        let ended = run(DISTILL, name, &[&sizes[..], &[reference]].concat());
+        assert_eq!(ended.code, Some(0), "{}", ended.err);
+        read(&folder.path().join(name).join("metrics.jsonl")).lines().map(|line| serde_json::from_str(line).unwrap()).collect()
+    };
+    let (local, served) = (rows("local", &here), rows("served", &there));
+    assert_eq!((local.len(), served.len()), (3, 3));
+    for (local, served) in local.iter().zip(&served) {
+        for key in ["teacher_kl_mean_nats", "loss", "grad_norm", "reward_mean"] {
+            let (local, served) = (local[key].as_f64().unwrap(), served[key].as_f64().unwrap());
+            assert!((local - served).abs() < 1e-3 * local.abs().max(1.0), "{key}: {local} {served}");
+        }
+    }
+    drop(server);
+    let gone = run(DISTILL, "gone", &[&sizes[..], &[&there]].concat());
+    assert_eq!(gone.code, Some(1));
+    assert!(
+        gone.err.contains("stage \"reference\" failed: sample 0 of group 0: ") && gone.err.contains("cannot connect"),
+        "{}",
+        gone.err
+    );
+    let warm = run(DISTILL, "warm", &[&sizes[..], &[&there, "generate.temperature=0.7"]].concat());
+    assert!(warm.err.contains("`generate.temperature` is 0.7, and a server scores at 1"), "{}", warm.err);
 }
 
 #[test]

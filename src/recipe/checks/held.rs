@@ -2,8 +2,12 @@
 
 use super::Note;
 use crate::algo::{Advantage, Aggregation, Dpo, LossChoice, PairLoss};
+use crate::engine::remote::parse_address;
+use crate::engine::settings::EngineKind;
 use crate::recipe::plan::{Fallback, OnStale, Pipeline, Plan};
+use crate::recipe::reference_policy::ReferencePolicy;
 use crate::recipe::train::Train;
+use crate::util::secrets::masked;
 
 /// Distances and pairs need their sections, and the sections their use.
 pub(super) fn held(plan: &Plan, note: Note) {
@@ -29,6 +33,20 @@ pub(super) fn held(plan: &Plan, note: Note) {
         let message =
             format!("`reference.kind` follows published weights, and pipeline = \"{}\" publishes none", plan.pipeline.word());
         note("reference.kind", &["pipeline"], message, "set it to \"frozen\"");
+    }
+    if let Some(ReferencePolicy::Server(of)) = plan.reference.as_ref().map(|of| &of.policy) {
+        if let Err(why) = parse_address(&of.url, EngineKind::Rollflow).map_err(|why| why.to_string()) {
+            note(
+                "reference.url",
+                &[],
+                format!("`reference.url` is {:?}: {why}", masked(&of.url)),
+                "write it as http://host:port",
+            );
+        }
+        if plan.generate.temperature != 1.0 {
+            let message = format!("`generate.temperature` is {}, and a server scores at 1", plan.generate.temperature);
+            note("generate.temperature", &["reference.kind"], message, "set it to 1, or load the reference in this process");
+        }
     }
     if distill.is_some() && plan.critic.is_some() {
         let message = "`train.distill` sets advantages, and so does [critic]".to_owned();

@@ -331,6 +331,7 @@ impl Parts<'_> {
         let (bytes, why) = match &reference.policy {
             ReferencePolicy::Frozen { path: Some(path) } => ((4 + copy) * parameters_of(path)?, "a folder's weights in f32"),
             ReferencePolicy::Frozen { path: None } => (copy * parameters, "the first weights, to compute with"),
+            ReferencePolicy::Server(_) => return Ok(()),
             _ => ((8 + copy) * parameters, "its weights in f32, and the next"),
         };
         self.add("reference", bytes, why.to_owned());

@@ -36,7 +36,7 @@ impl<M> Reference<FrozenWeights, M> {
     /// starts with the first published weights.
     pub fn resume(&self, policy: &Policy, checkpoint: &Path) -> Result<(), TrainError> {
         let (file, version) = (checkpoint.join(WEIGHTS), checkpoint.join(VERSION));
-        let Source::Moving(moving) = &self.weights else { return Ok(()) };
+        let Source::Moving(_, moving) = &self.weights else { return Ok(()) };
         if !file.exists() {
             return Ok(());
         }

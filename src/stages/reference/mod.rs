@@ -7,6 +7,7 @@
 
 #[cfg(feature = "torch")]
 mod local;
+mod served;
 
 use std::collections::BTreeMap;
 use std::error::Error;
@@ -18,21 +19,25 @@ use parking_lot::Mutex;
 use crate::data::{Batch, Sample, Scored, Version};
 use crate::flow::{Io, Message, Stage, StageError, StageSpec, WeightsRx};
 
+pub use served::ServedReference;
+
 type BoxError = Box<dyn Error + Send + Sync>;
+type ScoreElsewhere = Box<dyn FnMut(&mut [Sample]) -> Result<(), BoxError> + Send>;
 type Score<W> = Box<dyn FnMut(&Arc<W>, &mut [Sample]) -> Result<(), BoxError> + Send>;
 
 /// Stage that scores samples under a reference policy: between filter and batcher, or for batches
 /// (`M` is [`Batch`]) between source and trainer. Dropped groups pass unscored.
 pub struct Reference<W, M = Scored> {
-    score: Score<W>,
     weights: Source<W>,
     threads: usize,
     messages: PhantomData<fn(M)>,
 }
 
 enum Source<W> {
-    Frozen(Arc<W>),
-    Moving(Moving<W>),
+    Frozen(Score<W>, Arc<W>),
+    Moving(Score<W>, Moving<W>),
+    /// Weights that are elsewhere.
+    Served(ScoreElsewhere),
 }
 
 struct Moving<W> {
@@ -66,7 +71,7 @@ pub fn periodic(every: u64) -> impl Fn(Version, Version) -> f64 + Send {
 impl<W: Send + Sync + 'static, M> Reference<W, M> {
     /// Scores with fixed weights. `score` writes `ref_log_probs` into the samples of one group.
     pub fn frozen(score: impl FnMut(&Arc<W>, &mut [Sample]) -> Result<(), BoxError> + Send + 'static, weights: Arc<W>) -> Self {
-        Reference { score: Box::new(score), weights: Source::Frozen(weights), threads: 1, messages: PhantomData }
+        Reference { weights: Source::Frozen(Box::new(score), weights), threads: 1, messages: PhantomData }
     }
 
     /// Starts as the first of the `published` versions, and blends in later ones by `share`: [`ema`],
@@ -81,7 +86,7 @@ impl<W: Send + Sync + 'static, M> Reference<W, M> {
         encode: fn(&W) -> Result<Vec<u8>, BoxError>,
     ) -> Self {
         let moving = Moving { published, share: Box::new(share), blend, encode, held: Held::default() };
-        Reference { score: Box::new(score), weights: Source::Moving(moving), threads: 1, messages: PhantomData }
+        Reference { weights: Source::Moving(Box::new(score), moving), threads: 1, messages: PhantomData }
     }
 
     /// Sets the number of cores, for the thread budget. Default: 1.
@@ -93,7 +98,7 @@ impl<W: Send + Sync + 'static, M> Reference<W, M> {
     /// [`Trainer::checkpoint_files`](crate::stages::train::Trainer::checkpoint_files); `None` for
     /// fixed weights.
     pub fn checkpoint_files(&self) -> Option<impl Fn() -> Result<BTreeMap<String, Vec<u8>>, BoxError> + Send + use<W, M>> {
-        let Source::Moving(Moving { held, encode, .. }) = &self.weights else { return None };
+        let Source::Moving(_, Moving { held, encode, .. }) = &self.weights else { return None };
         let (held, encode) = (held.clone(), *encode);
         Some(move || {
             let Some((version, weights)) = held.lock().clone() else { return Ok(BTreeMap::new()) };
@@ -104,8 +109,11 @@ impl<W: Send + Sync + 'static, M> Reference<W, M> {
     /// Scores the samples of one group, outside a graph and with fixed weights.
     #[cfg(feature = "torch")]
     pub(super) fn score_group(&mut self, samples: &mut [Sample]) -> Result<(), StageError> {
-        let Source::Frozen(weights) = &self.weights else { return Err(StageError::new("these weights need a graph")) };
-        (self.score)(weights, samples).map_err(StageError::new)
+        match &mut self.weights {
+            Source::Frozen(score, weights) => score(weights, samples).map_err(StageError::new),
+            Source::Served(score) => score(samples).map_err(StageError::new),
+            Source::Moving(..) => Err(StageError::new("these weights need a graph")),
+        }
     }
 }
 
@@ -153,15 +161,16 @@ impl<W: Send + Sync + 'static, M: Scorable> Stage for Reference<W, M> {
     fn run(&mut self, io: &mut Io<M, M>) -> Result<(), StageError> {
         while let Some(mut message) = io.recv()? {
             message.each_group(|samples| {
-                let weights = match &mut self.weights {
-                    Source::Frozen(weights) => weights.clone(),
-                    Source::Moving(moving) => {
+                let scored = match &mut self.weights {
+                    Source::Frozen(score, weights) => score(weights, samples),
+                    Source::Moving(score, moving) => {
                         let sampled = samples.iter().filter_map(|sample| sample.versions.newest()).max().unwrap_or(0);
                         let (version, new) = io.wait_weights(&mut moving.published, sampled)?;
-                        moving.see(version, new)
+                        score(&moving.see(version, new), samples)
                     }
+                    Source::Served(score) => score(samples),
                 };
-                (self.score)(&weights, samples).map_err(StageError::new)
+                scored.map_err(StageError::new)
             })?;
             io.send(message)?;
         }
@@ -171,8 +180,8 @@ impl<W: Send + Sync + 'static, M: Scorable> Stage for Reference<W, M> {
     fn spec(&self) -> StageSpec {
         let spec = StageSpec::default().threads(self.threads).knob("threads");
         match &self.weights {
-            Source::Frozen(_) => spec,
-            Source::Moving(moving) => spec.subscribes(&moving.published),
+            Source::Frozen(..) | Source::Served(_) => spec,
+            Source::Moving(_, moving) => spec.subscribes(&moving.published),
         }
     }
 }
