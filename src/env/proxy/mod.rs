@@ -2,10 +2,10 @@
 //! by a change of its base URL.
 //!
 //! For every rollout the proxy starts the agent's command, posts the prompt to its address, or asks a
-//! Python process, with a base URL of that rollout. The agent's requests are what the model reads, and the model's turns are
-//! the responses. So an agent is an [`Environment`](super::Environment): tokens are kept as they were
-//! sampled (law D1), limits end it, and an interrupted run replays it. A request that extends the
-//! conversation extends the sample; any other starts a new one (R248).
+//! Python process, with a base URL of that rollout. The agent's requests are what the model reads,
+//! and the model's turns are the responses. So an agent is an [`Environment`](super::Environment):
+//! tokens are kept as they were sampled (law D1), limits end it, and an interrupted run replays it. A
+//! request that extends the conversation extends the sample; any other starts a new one (R248).
 //! docs/reference/protocols.md has the details.
 
 mod agent;

@@ -86,8 +86,8 @@ mod tests {
     }
 
     proptest! {
-        /// The definition, token by token: A_t = A + coef · Σ_{s ≥ t} discount^(s−t) (log teacher_s − log π_s),
-        /// over sampled tokens.
+        /// The definition, over sampled tokens:
+        /// A_t = A + coef · Σ_{s ≥ t} discount^(s−t) (log teacher_s − log π_s).
         #[test]
         fn an_advantage_is_the_discounted_sum_of_the_differences_from_its_token_on(
             tokens in prop::collection::vec((any::<bool>(), -5.0_f32..0.0, -5.0_f32..0.0), 1..12),
