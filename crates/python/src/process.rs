@@ -108,7 +108,7 @@ impl Command {
         command.args(["-u", "-c", BOOTSTRAP, &self.name]).kill_on_drop(true).process_group(0);
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
         let mut child = command.spawn().map_err(|error| cannot(&error.to_string()))?;
-        let group = child.id().and_then(|id| Pid::from_raw(id.cast_signed())).ok_or_else(|| cannot("it ended at once"))?;
+        let group = child.id().and_then(|id| Pid::from_raw(id.cast_signed())).ok_or_else(|| cannot("it ended immediately"))?;
         let (Some(stdin), Some(stdout), Some(stderr)) = (child.stdin.take(), child.stdout.take(), child.stderr.take()) else {
             return Err(cannot("it has no pipes"));
         };

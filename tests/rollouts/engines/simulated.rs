@@ -1,5 +1,5 @@
 //! A fleet in simulated time: engines die, hang, are cut off, load wrong weights, leave and join, drawn by a seed. A seed that fails is named, and
-//! makes the same events again.
+//! makes the same events again. Longer than most files, because the simulated fleet, its events and its laws are one model.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
