@@ -1,20 +1,21 @@
 #!/usr/bin/env python3
 """Trains with servers that are killed, stopped, cut off, added and taken away, and checks that nothing is lost.
 
-    scripts/test_fleet.py [--minutes 15] [--every 20] [--seed 0] [--calm 30] [--share 0.1] [--also vllm=COMMAND] [--also sglang=COMMAND]
+    scripts/test_fleet.py [--minutes 15] [--every 20] [--seed 0] [--calm 30] [--share 0.1] [--also vllm=COMMAND] [--also sglang=COMMAND] [--also_share 0.4]
 
 It runs in a network namespace of its own (root, `ip` and `iptables` of Debian). Each server gets a share of a processor (cgroups), so that
 four of them and the trainer fit two processors, and the servers are what limits the run; 0 is no limit. Before the events and after them, it measures the tokens per
-second of one to four servers that nothing happens to. The tokens of the events are compared with what the servers that were well at each moment
-make then, by these figures. Servers begin with other weights than the run, so that a token of weights that the run did not give them shows.
+second of one to four servers that nothing happens to, with `--also` of every set of them. The tokens of the events are compared with what the
+servers that were well at each moment make then, by these figures. Servers begin with other weights than the run, so that a token of weights that the run did not give them shows.
 
 `--also` adds a server of another kind, which is stopped and cut off as others are, and never killed. COMMAND is as `scripts/engines.sh` prints it.
+It gets `--also_share` of a processor.
 """
-import argparse, atexit, collections, json, os, pathlib, random, re, shutil, signal, subprocess, sys, tempfile, time, urllib.request
+import argparse, atexit, collections, itertools, json, os, pathlib, random, re, shutil, signal, subprocess, sys, tempfile, time, urllib.request
 
 here = pathlib.Path(__file__).resolve().parent.parent
 parser = argparse.ArgumentParser()
-for name, default in [("minutes", 15.0), ("every", 20.0), ("seed", 0), ("calm", 30.0), ("share", 0.1)]:
+for name, default in [("minutes", 15.0), ("every", 20.0), ("seed", 0), ("calm", 30.0), ("share", 0.1), ("also_share", 0.4)]:
     parser.add_argument(f"--{name}", type=type(default), default=default)
 parser.add_argument("--also", action="append", default=[], metavar="KIND=COMMAND")
 args = parser.parse_args()
@@ -40,19 +41,23 @@ def start(log, *words, own=True):
 
 
 class Processors:
-    """A group of processes that gets `args.share` of a processor."""
+    """A group of processes, and those that they start, that can be limited to a share of a processor."""
+
+    OLD = pathlib.Path("/sys/fs/cgroup/cpu")
 
     def __init__(self, name):
-        old = pathlib.Path("/sys/fs/cgroup/cpu")
-        self.folder = (old if old.is_dir() else old.parent) / name
+        self.folder = (self.OLD if self.OLD.is_dir() else self.OLD.parent) / name
         self.folder.mkdir()
+
+    def limit(self, share):
+        """Gives the processes this share of a processor; None is no limit."""
         period = 20_000
-        quota = int(args.share * period)
-        if old.is_dir():
+        quota = int(share * period) if share else None
+        if self.OLD.is_dir():
             (self.folder / "cpu.cfs_period_us").write_text(str(period))
-            (self.folder / "cpu.cfs_quota_us").write_text(str(quota))
+            (self.folder / "cpu.cfs_quota_us").write_text(str(quota or -1))
         else:
-            (self.folder / "cpu.max").write_text(f"{quota} {period}")
+            (self.folder / "cpu.max").write_text(f"{quota or 'max'} {period}")
 
     def add(self, process):
         (self.folder / "cgroup.procs").write_text(str(process.pid))
@@ -71,7 +76,8 @@ class Member:
     def __init__(self, kind="rollflow", command=None):
         self.port, self.kind, self.command = next(ports), kind, command
         self.listed, self.ill, self.ready = True, None, False
-        self.processors = Processors(f"{work.name}-{self.port}") if args.share and kind == "rollflow" else None
+        self.share = args.share if kind == "rollflow" else args.also_share
+        self.processors = Processors(f"{work.name}-{self.port}") if self.share else None
         atexit.register(self.end)
         self.begin()
 
@@ -86,15 +92,18 @@ class Member:
                                  "--host", "127.0.0.1", *flags["vllm"], own=False)
         else:
             self.process = start(log, self.command, "--model-path", others, "--port", self.port, "--host", "127.0.0.1", *flags["sglang"], own=False)
+        if self.processors:
+            # Its start is not limited.
+            self.processors.limit(None)
+            self.processors.add(self.process)
 
     def look(self):
         """True from the first answer after its begin on, while nothing is wrong with it."""
         if not self.ready and not self.ill:
             try:
                 self.ready = urllib.request.urlopen(f"http://127.0.0.1:{self.port}/health", timeout=1).status == 200
-                # Its start is not limited.
                 if self.processors:
-                    self.processors.add(self.process)
+                    self.processors.limit(self.share)
             except OSError:
                 pass
         return self.ready and self.listed and not self.ill
@@ -188,20 +197,28 @@ def until_serving(count):
     sys.exit(f"test_fleet: never {count} servers that get work:\n" + (work / "run.log").read_text()[-3000:])
 
 
-def calm(counts):
-    """Tokens per second of so many servers each."""
+def kinds(some):
+    """How many servers of each kind these are: `rollflow 2, vllm 1`."""
+    return ", ".join(f"{kind} {count}" for kind, count in sorted(collections.Counter(member.kind for member in some).items()))
+
+
+def calm(several):
+    """Tokens per second of each of several sets of servers: a number of rollflow's, and the other kinds."""
     found = {}
-    for count in counts:
+    for count, beyond in several:
         own = [member for member in members if member.listed and member.kind == "rollflow"]
-        leaving = own[max(count - len(args.also), 0):]
+        leaving = own[count:]
         for member in leaving:
             member.leave()
-        members.extend(Member() for _ in range(count - len(args.also) - len(own)))
+        members.extend(Member() for _ in range(count - len(own)))
+        for member in members:
+            if member.kind != "rollflow":
+                member.listed = member.kind in beyond
         write_list()
-        until_serving(count)
+        until_serving(count + len(beyond))
         for member in leaving:
             member.end()
-        found[count] = rate(args.calm)
+        found[kinds(member for member in members if member.listed)] = rate(args.calm)
     return found
 
 
@@ -267,8 +284,11 @@ for _ in range(600):
 else:
     sys.exit("test_fleet: no token:\n" + (work / "run.log").read_text()[-3000:])
 
-counts = [len(members)] if args.also else [3, 2, 1, 4]
-before = calm(counts)
+also = [text.split("=", 1)[0] for text in args.also]
+chosen = [beyond for count in range(len(also) + 1) for beyond in itertools.combinations(also, count)]
+# The last is what the events begin with.
+every_set = [(own, beyond) for own in ((0, 2, 1) if also else (3, 2, 1, 4)) for beyond in chosen if own or beyond]
+before = calm(every_set)
 done, later, next_event, seconds_well, could, loads, useful = collections.Counter(), [], 0.0, 0.0, 0.0, [], []
 trace = open(work / "trace.jsonl", "w", buffering=1)
 # Of each server, because those of one that left end.
@@ -290,7 +310,7 @@ def events(now, passed):
     trace.write(json.dumps({"at": round(now, 2), "tokens": value(page, "generated_tokens_total"), "version": value(page, "weight_version", "generator"),
                             "members": own, **servers}) + "\n")
     seconds_well += passed * len(well)
-    could += passed * before.get(len(well), 0)
+    could += passed * before.get(kinds(well), 0)
     for entry in [entry for entry in later if now > entry[0]]:
         entry[1]()
         later.remove(entry)
@@ -325,7 +345,7 @@ def events(now, passed):
 during = rate(args.minutes * 60, events)
 for _, what in later:
     what()
-after = calm(counts[::-1])
+after = calm(every_set[-4:][::-1])
 last = scrape()
 run.send_signal(signal.SIGTERM)
 code = run.wait(120)
@@ -339,8 +359,7 @@ groups = {group for group, _ in trained}
 gap = max(row["log_prob_gap_max_nats"] for row in rows)
 seconds = args.minutes * 60
 # The machine's other work is the same before, during and after, or the figures say nothing.
-could = could / seconds if len(counts) > 1 else before[counts[0]]
-could *= (1 + sum(after.values()) / sum(before.values())) / 2
+could *= (1 + sum(after.values()) / sum(before[servers] for servers in after)) / 2 / seconds
 problems = [text for text, wrong in [
     (f"the run ended with code {code}", code not in (0, 75)),
     (f"the ledger does not balance: {last['rollflow_ledger_imbalance']}", any(last["rollflow_ledger_imbalance"].values())),
