@@ -26,6 +26,7 @@ pub mod rollout;
 #[cfg(all(feature = "torch", unix))]
 pub mod serve;
 pub mod stages;
+pub mod tinker;
 pub mod train;
 
 #[doc(inline)]

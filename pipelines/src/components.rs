@@ -51,7 +51,8 @@ pub struct Components<B: TrainingBackend> {
 /// An evaluator that still needs the step that the run continues after, and where its answers go.
 pub type PendingEvaluator<W> = Box<dyn FnOnce(u64, Option<PathBuf>) -> StepStage<W> + Send>;
 
-fn pending<E: TokenEngine>(evaluator: Evaluator<E, FrozenWeights>) -> PendingEvaluator<FrozenWeights> {
+/// Puts off what the run's start decides.
+pub fn pending<E: TokenEngine, W: Send + Sync + 'static>(evaluator: Evaluator<E, W>) -> PendingEvaluator<W> {
     Box::new(move |after, log| BoxedStage::new(evaluator.report(after, log)))
 }
 
@@ -100,7 +101,8 @@ impl Components<LocalBackend> {
         if let Some(of) = Evaluation::during(plan) {
             let hold = evaluation::hold(of);
             sync = sync.hold(&hold);
-            evaluator = Some(evaluation::evaluator_of_servers(of, registry, policy, engines, &hold)?);
+            let generator = Generator::remote(engines.handle(), engines.fleet_config(policy), policy.tokenizer());
+            evaluator = Some(evaluation::evaluator_of_servers(of, registry, &engines.reader(policy), generator, &hold)?);
         }
         let sampled = Sampled {
             generator: BoxedStage::new(generator_of(plan, &reader, engines.generator(policy, synced))?),
@@ -138,7 +140,7 @@ impl Components<LocalBackend> {
 }
 
 /// Configures a generator by `[generate]`, in the recipe's environment if it has one.
-fn generator_of<E: TokenEngine>(plan: &Plan, reader: &Reader, generator: Generator<E>) -> Result<Generator<E>> {
+pub fn generator_of<E: TokenEngine>(plan: &Plan, reader: &Reader, generator: Generator<E>) -> Result<Generator<E>> {
     let timeline = Timeline::of(plan)?;
     let generator = rollout::configured(generator, &plan.generate, plan.seed, plan.most_slots(), timeline, plan.sync.every);
     let Some(of) = &plan.environment else { return Ok(generator) };

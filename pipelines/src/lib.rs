@@ -11,6 +11,7 @@ mod command;
 pub mod components;
 mod deploy;
 mod dpo;
+mod elsewhere;
 mod epochs;
 pub mod grpo;
 mod grpo_offline;

@@ -29,7 +29,7 @@ pub struct LossInputs<'a> {
     /// `log Σ_v p_v²` of the distribution at each token, which
     /// [`Preference::weigh`](super::Preference::weigh) needs.
     pub log_sum_squares: Option<&'a [f64]>,
-    /// Entropy of the distribution at each token.
+    /// Entropy of the distribution at each token; NaN if the backend can't know it.
     pub entropies: &'a [f64],
     /// A: advantages.
     pub advantages: &'a [f64],

@@ -33,6 +33,7 @@ mod secrets;
 mod task;
 mod timeline;
 mod train;
+mod trainer;
 
 pub use chat::{Ask, Chat, PLAIN};
 pub use data::Source;
@@ -51,12 +52,13 @@ pub use model_folder::{FINAL, model_folder};
 pub use plan::{Batching, Checkpointing, Fallback, FlowLimits, Mix, Net, OnStale, Pipeline, Plan};
 pub use presets::{PRESETS, Preset};
 pub use reference::{explain, pages, schema};
-pub use reference_policy::ReferencePolicy;
+pub use reference_policy::{ReferencePolicy, ServedPolicy};
 pub use render::{check_text, check_text_on, derived_text, facts};
 pub use reward::{Composition, PartRule, Reward, RewardRule};
 pub use task::{RewardModel, Sft, Task, TaskData};
 pub use timeline::Timeline;
 pub use train::{Critic, Optimization, Train};
+pub use trainer::{TrainerBackend, TrainerPlace};
 
 pub use crate::settings::{Custom, NoKeys, Params, ParamsError, Place, Problem, RecipeError, RecipeErrors};
 pub use crate::util::secrets::masked;

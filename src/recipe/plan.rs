@@ -19,6 +19,7 @@ use super::reward::Reward;
 use super::task::{RewardModel, Sft, Task, TaskData};
 use super::timeline::{Change, Ramp};
 use super::train::{Critic, Train};
+use super::trainer::TrainerPlace;
 use crate::algo::Pairs;
 use crate::model::Dtype;
 use crate::ranks::Ranks;
@@ -69,6 +70,8 @@ section! {
         batch: Batching = Batching::default();
         /// The policy-gradient loss and the optimizer.
         train: Train = Train::default();
+        /// Where the policy is trained.
+        trainer: TrainerPlace = TrainerPlace::default();
         /// Critic: expected return of each token (PPO).
         critic: Option<Critic> = None;
         /// Phases: keys with other values from a step on; may be repeated.
@@ -117,11 +120,12 @@ choices! {
 const SAMPLED_EVALUATION: &str = "samples greedy temperature top_p max_new_tokens success max_num_seqs";
 
 /// Sections that some pipelines do not read, and the pipelines that read them.
-const READ_BY: [(&str, &str); 5] = [
+const READ_BY: [(&str, &str); 6] = [
     ("sft", "grpo sft sft_then_grpo grpo_offline"),
     ("reward_model", "reward_model"),
     ("mix generate filter critic", "grpo sft_then_grpo grpo_offline"),
     ("reference batch train", "grpo sft_then_grpo grpo_offline dpo"),
+    ("trainer", "grpo"),
     ("engine environment reward filter_fallback pairs sync flow", "grpo sft_then_grpo"),
 ];
 

@@ -106,7 +106,7 @@ section! {
         /// Factors of the learning rate for parts of the model.
         lr_scale: LrScale = LrScale::default();
         /// Largest norm of the gradient; longer ones are scaled down.
-        max_grad_norm: f64 = 1.0, POSITIVE;
+        max_grad_norm: f64 = 1.0, BOUND;
         /// Tokens of one forward and backward pass. The result does not depend on it; memory does.
         micro_batch_tokens: usize = 8192, SOME;
         /// If true, each layer is computed again in the backward pass, so that activations of one

@@ -78,7 +78,7 @@ pub struct ForwardBackward {
     pub saved_tokens: usize,
     /// Micro-batches it was cut into.
     pub micro_batches: usize,
-    /// Mean entropy at trained tokens.
+    /// Mean entropy at trained tokens; NaN if the backend can't know it.
     pub entropy: f64,
     /// Trainer against generator (law N3), over the tokens that a policy sampled.
     pub gap: LogProbGap,
@@ -120,9 +120,9 @@ pub struct OptimStep {
     pub step: u64,
     /// The rate of this update.
     pub lr: f64,
-    /// Norm of the gradient as it came.
+    /// Norm of the gradient as it came; NaN if the backend can't know it.
     pub grad_norm: f64,
-    /// Norm after clipping.
+    /// Norm after clipping; NaN if the backend can't know it.
     pub grad_norm_clipped: f64,
     /// Reason for which no update was made, if the policy is to skip (law N4). `step` is unchanged
     /// then.

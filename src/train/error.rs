@@ -4,6 +4,8 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use rollflow_tinker::TinkerError;
+
 use crate::algo::{AdvantageError, Disagreement, LossError};
 use crate::data::{DataError, REWARD_LIMIT};
 
@@ -77,6 +79,9 @@ pub enum TrainError {
     /// A batch with an algorithm that other ranks cannot make.
     #[error("the algorithm `{0}` of a batch is not a recipe's, so that other ranks cannot make it; train in one process")]
     NoKey(String),
+    /// A server that trains failed.
+    #[error(transparent)]
+    Tinker(Arc<TinkerError>),
     /// The backend's thread is gone.
     #[error("the trainer ended before it answered")]
     Ended,

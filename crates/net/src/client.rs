@@ -41,6 +41,17 @@ pub struct Client {
     runtime: Arc<SharedRuntime>,
 }
 
+/// Answer to a request.
+#[derive(Clone, Debug)]
+pub struct Answer {
+    /// Its status.
+    pub status: u16,
+    /// Its headers.
+    pub headers: HeaderMap,
+    /// Its page.
+    pub page: Vec<u8>,
+}
+
 impl Client {
     /// A client of the server at `endpoint`, which errors call `kind` and its address. Sends
     /// nothing yet.
@@ -134,6 +145,21 @@ impl Client {
         Err(self.refusal(what, status.as_u16(), told.as_deref().unwrap_or(&text)))
     }
 
+    /// Posts `body`, and returns the answer whatever its status is, as long as the server is not
+    /// busy. Without a `content-type` among the headers it is JSON.
+    pub async fn exchange(&self, path: &str, headers: HeaderMap, body: Vec<u8>, limit: Duration) -> Result<Answer, RemoteError> {
+        let what = what(&Method::POST, path);
+        let exchange = async {
+            let response = self.request(Method::POST, path, headers, Some(body)).await?;
+            if let Some(busy) = self.busy(&response) {
+                return Err(busy);
+            }
+            let (status, headers) = (response.status().as_u16(), response.headers().clone());
+            Ok(Answer { status, headers, page: self.page(response, &what).await? })
+        };
+        timeout(limit, exchange).await.map_err(|_| self.late(&what, limit))?
+    }
+
     /// Sends one request and returns the answer whatever its status is.
     pub async fn request(
         &self,
@@ -154,7 +180,7 @@ impl Client {
             request.headers_mut().insert(AUTHORIZATION, token.clone());
         }
         if let Some(body) = body {
-            request.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
+            request.headers_mut().entry(CONTENT_TYPE).or_insert(HeaderValue::from_static("application/json"));
             *request.body_mut() = Some(Body::from(body));
         }
         // Connections belong to the runtime that they were opened on, and must outlive the

@@ -24,7 +24,7 @@ mod tls;
 #[cfg(test)]
 mod tests;
 
-pub use client::{Client, bare_client, message};
+pub use client::{Answer, Client, bare_client, message};
 pub use endpoint::{Endpoint, check_url};
 pub use error::{Fault, RemoteError};
 pub use events::Events;

@@ -6,14 +6,12 @@ use anyhow::{Context, Result, bail};
 use rollflow::data::Prompt;
 use rollflow::engine::remote::Fleet;
 use rollflow::engine::{LocalEngine, SamplingParams, TokenEngine};
-use rollflow::model::FrozenWeights;
 use rollflow::prelude::{Generator, Policy, Trainer, TrainingBackend};
 use rollflow::recipe::{Environment, Task, TaskData};
 use rollflow::rollout::EvalSpec;
 use rollflow::stages::evaluate::Evaluator;
 use rollflow::stages::sync::EvaluationHold;
 
-use crate::assemble::engines::Engines;
 use crate::assemble::policy::Reader;
 use crate::assemble::rewards::Scoring;
 use crate::assemble::sections::{Evaluation, Rollouts};
@@ -74,15 +72,14 @@ pub fn evaluator(of: Evaluation, registry: &Registry, policy: &Policy) -> Result
 }
 
 /// Stage that evaluates on the run's servers, which `hold` keeps at the evaluated version.
-pub fn evaluator_of_servers(
+pub fn evaluator_of_servers<W: Send + Sync + 'static>(
     of: Evaluation,
     registry: &Registry,
-    policy: &Policy,
-    engines: &Engines,
+    reader: &Reader,
+    generator: Generator<Fleet>,
     hold: &EvaluationHold,
-) -> Result<Evaluator<Fleet, FrozenWeights>> {
-    let spec = prepared(of, registry, &engines.reader(policy))?;
-    let generator = Generator::remote(engines.handle(), engines.fleet_config(policy), policy.tokenizer());
+) -> Result<Evaluator<Fleet, W>> {
+    let spec = prepared(of, registry, reader)?;
     Ok(configured(Evaluator::remote(sized(generator, of), spec, of.eval.every, hold), of))
 }
 

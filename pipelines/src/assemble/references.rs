@@ -9,7 +9,7 @@ use rollflow::engine::settings::EngineKind;
 use rollflow::flow::WeightsRx;
 use rollflow::model::FrozenWeights;
 use rollflow::prelude::*;
-use rollflow::recipe::{Model, Net, Optimization, ReferencePolicy};
+use rollflow::recipe::{Model, Net, Optimization, ReferencePolicy, ServedPolicy};
 use rollflow::stages::reference::{ServedReference, ema, periodic};
 
 use crate::assemble::{models, origin, policy, secrets};
@@ -42,15 +42,18 @@ pub fn reference<M>(
     Ok(match of {
         ReferencePolicy::Frozen { path: Some(path) } => Reference::local(&other(path, policy)?, config),
         ReferencePolicy::Frozen { path: None } => Reference::local(policy, config),
-        ReferencePolicy::Server(of) => {
-            let (kind, url) = parse_address(&of.url, EngineKind::Rollflow).map_err(|why| anyhow!("reference.url: {why}"))?;
-            let engine = connect(kind, secrets::endpoint(url, of.token_env.as_ref(), net)?, of.model.clone())?;
-            let (retry, timeout) = (of.retry.policy(of.retries)?, Duration::try_from_secs_f64(of.timeout)?);
-            Reference::served(ServedReference { engine, retry, timeout, concurrency: of.concurrency })?
-        }
+        ReferencePolicy::Server(of) => Reference::served(served(of, net)?)?,
         ReferencePolicy::Ema { decay } => Reference::local_following(policy, config, published()?, ema(*decay)),
         ReferencePolicy::Periodic { every } => Reference::local_following(policy, config, published()?, periodic(*every)),
     })
+}
+
+/// The server of `[reference]`.
+pub fn served(of: &ServedPolicy, net: &Net) -> Result<ServedReference> {
+    let (kind, url) = parse_address(&of.url, EngineKind::Rollflow).map_err(|why| anyhow!("reference.url: {why}"))?;
+    let engine = connect(kind, secrets::endpoint(url, of.token_env.as_ref(), net)?, of.model.clone())?;
+    let (retry, timeout) = (of.retry.policy(of.retries)?, Duration::try_from_secs_f64(of.timeout)?);
+    Ok(ServedReference { engine, retry, timeout, concurrency: of.concurrency })
 }
 
 fn other(path: &Path, policy: &Policy) -> Result<Policy> {

@@ -189,7 +189,7 @@ impl RunFolder {
     }
 
     /// Opens the outputs of the pipeline's stages.
-    pub fn outputs(&self, plan: &Plan) -> Result<Outputs> {
+    pub fn outputs<W: Send + Sync + 'static>(&self, plan: &Plan) -> Result<Outputs<W>> {
         let gate = CheckpointGate::new(LOGS.map(|name| self.path.join(name)));
         *self.gate.lock() = Some(gate.clone());
         Ok(Outputs {
@@ -201,10 +201,10 @@ impl RunFolder {
         })
     }
 
-    fn log(&self, plan: &Plan) -> Result<RunLog<FrozenWeights>> {
+    fn log<W: Send + Sync + 'static>(&self, plan: &Plan) -> Result<RunLog<W>> {
         let console = log_to_console(plan.observe.log_every, |line| tracing::info!("{line}"));
         let staleness = self.staleness.clone();
-        let lags = move |trained: &Trained<FrozenWeights>| {
+        let lags = move |trained: &Trained<W>| {
             let mut seen = staleness.lock();
             for lag in trained.batch.samples().filter_map(|sample| train::staleness(sample, trained.version)) {
                 *seen.entry(lag).or_default() += 1;

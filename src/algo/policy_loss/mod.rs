@@ -113,6 +113,9 @@ impl Loss for PolicyLoss {
         if self.whole_batch() {
             inputs.check_whole(name)?;
         }
+        if inputs.entropies.iter().any(|entropy| entropy.is_nan()) && (self.top_entropy < 1.0 || self.entropy_coef != 0.0) {
+            return Err(LossError::missing(name, "entropies", "its entropy bonus or top_entropy"));
+        }
         let mut metrics = LossMetrics { tokens, kl_coef: self.kl_loss.as_ref().map(|of| of.beta), ..Default::default() };
         let (mut loss, mut grad) = (0.0, vec![0.0; tokens]);
         let floor = entropy_floor(self.top_entropy, inputs.entropies);
@@ -130,7 +133,7 @@ impl Loss for PolicyLoss {
                     Clipped::Low => low += 1,
                     Clipped::High => high += 1,
                 }
-                let kept = (inputs.advantages[t] >= 0.0 || !drifted) && inputs.entropies[t] >= floor;
+                let kept = (inputs.advantages[t] >= 0.0 || !drifted) && (self.top_entropy >= 1.0 || inputs.entropies[t] >= floor);
                 let scale = if kept { sequence.importance[t - at.start] } else { 0.0 };
                 let (beta, kl) = match penalty {
                     Some((of, reference)) => {

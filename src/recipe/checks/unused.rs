@@ -115,7 +115,7 @@ fn singles(plan: &Plan) -> Vec<(&'static str, bool, &'static str, &'static str)>
 }
 
 /// The keys of a section whose values differ from their defaults.
-fn changed<S: Section>(section: &S) -> Vec<String> {
+pub(super) fn changed<S: Section>(section: &S) -> Vec<String> {
     let (mut now, mut default) = (Vec::new(), Vec::new());
     section.rows(&mut now);
     S::default().rows(&mut default);

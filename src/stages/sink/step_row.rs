@@ -15,6 +15,7 @@ pub fn step_row<W>(trained: &Trained<W>) -> StepMetrics {
     let mut put = |metric: Metric, value: f64| {
         row.insert(metric.key().to_owned(), value);
     };
+    let known = |value: f64| (!value.is_nan()).then_some(value);
     put(Metric::Loss, forward.loss);
     let pairs = forward.metrics.pairs;
     if pairs.pairs > 0 {
@@ -23,13 +24,13 @@ pub fn step_row<W>(trained: &Trained<W>) -> StepMetrics {
     }
     // A score has none.
     if forward.tokens > 0 && (pairs.pairs == 0 || forward.entropy > 0.0) {
-        put(Metric::Entropy, forward.entropy);
+        known(forward.entropy).into_iter().for_each(|entropy| put(Metric::Entropy, entropy));
     }
     if let Some(nll) = forward.metrics.nll {
         put(Metric::Perplexity, perplexity(nll));
     }
-    put(Metric::GradNorm, optim.grad_norm);
-    put(Metric::GradNormClipped, optim.grad_norm_clipped);
+    known(optim.grad_norm).into_iter().for_each(|norm| put(Metric::GradNorm, norm));
+    known(optim.grad_norm_clipped).into_iter().for_each(|norm| put(Metric::GradNormClipped, norm));
     put(Metric::LearningRate, optim.lr);
     for (source, (groups, tokens)) in trained.batch.by_source() {
         row.insert(format!("source_groups_{source}"), groups as f64);

@@ -1,0 +1,154 @@
+//! The pipeline `grpo` with a trainer behind the Tinker API: the same graph, of parts that the server
+//! has.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail};
+use rollflow::data::Version;
+use rollflow::engine::remote::sync::{SyncConfig, Update, WeightSyncManager};
+use rollflow::engine::remote::{FleetConfig, FleetHandle};
+use rollflow::flow::{BoxedStage, Interrupts, Report, weights};
+use rollflow::prelude::*;
+use rollflow::recipe::{Plan, ReferencePolicy};
+use rollflow::stages::sync::RemoteSync;
+use rollflow::tinker::{LoraConfig, Patience, SamplerWeights, TinkerBackend, TinkerConfig, TinkerEngine, TinkerService};
+use rollflow::train::AdamW;
+
+use crate::assemble::policy::Reader;
+use crate::assemble::rewards::Scoring;
+use crate::assemble::sections::{Evaluation, Training};
+use crate::assemble::{data, evaluation, references, secrets, steps};
+use crate::components::{Components, generator_of, pending};
+use crate::grpo;
+use crate::registry::Registry;
+use crate::run::folder::RunFolder;
+use crate::run::resume::ResumePoint;
+
+/// Longest time of a completion, which comes in one piece, after a server may have compiled.
+const STALL: Duration = Duration::from_secs(900);
+
+/// Runs on the server of `[trainer]`. `from` resumes an interrupted run.
+pub fn run(plan: &Plan, registry: &Registry, run: &RunFolder, from: Option<&ResumePoint>) -> Result<Report> {
+    let interrupts = Interrupts::listen().context("listening for Ctrl-C")?;
+    let reader = Reader::of(&plan.model, &plan.chat)?;
+    run.say(&format!("trying the operations of {}", plan.trainer.url.as_deref().unwrap_or_default()));
+    let service = open(plan)?;
+    for line in described(plan, &service)? {
+        run.say(&line);
+    }
+    grpo::train(plan, components(plan, registry, &reader, &service)?, run, from, &interrupts)
+}
+
+/// Opens a session with the server of `[trainer]`, and tries its operations.
+pub fn open(plan: &Plan) -> Result<TinkerService> {
+    let place = &plan.trainer;
+    let url = place.url.as_deref().context("the recipe has no trainer.url")?;
+    let key = match &place.key_env {
+        None => None,
+        Some(name) => Some(std::env::var(name).with_context(|| format!("the environment has no {name}, which trainer.key_env names"))?),
+    };
+    let patience = Patience {
+        operation: Duration::try_from_secs_f64(place.timeout)?,
+        unreachable: Duration::try_from_secs_f64(place.lost_timeout)?,
+        ..Patience::default()
+    };
+    let endpoint = secrets::endpoint(url, None, &plan.net)?;
+    let opened = TinkerService::open(endpoint, key.as_deref(), place.base_model.as_deref(), lora(plan)?, patience);
+    opened.context("trying the server of [trainer]")
+}
+
+fn lora(plan: &Plan) -> Result<LoraConfig> {
+    let lora = plan.lora.as_ref().context("the recipe has no [lora]")?;
+    let (train_attn, train_mlp) = lora.groups().context("lora.targets")?;
+    Ok(LoraConfig { rank: lora.rank, seed: Some(plan.seed & 0x7fff_ffff), train_unembed: false, train_mlp, train_attn })
+}
+
+/// What the server does, and what that means for the run.
+///
+/// # Errors
+/// The run needs what the server does not do.
+pub fn described(plan: &Plan, service: &TinkerService) -> Result<Vec<String>> {
+    let (found, name) = (service.dialect(), service.name());
+    if found.sampling_disturbs && plan.flow.max_staleness > 0 {
+        bail!(
+            "{name} samples from the adapter that it trains: sampling from older weights changes the trained ones, so that no run can \
+             generate while it trains; set flow.max_staleness = 0"
+        );
+    }
+    let mut lines = vec![format!(
+        "{name}: model {}, {:?}, losses as a {:?}, repeated requests {}, gradient's norm {}",
+        service.base_model(),
+        found.encoding,
+        found.reduction,
+        if found.recognises_repeats { "recognised" } else { "not recognised" },
+        if found.reports_norm { "reported" } else { "unknown" },
+    )];
+    let max = plan.train.optimization.max_grad_norm;
+    if !found.clips && max.is_finite() {
+        lines.push(format!("warning: {name} clips no gradient, so that train.max_grad_norm = {max} has no effect; set it to inf"));
+    }
+    Ok(lines)
+}
+
+fn components(plan: &Plan, registry: &Registry, reader: &Reader, service: &TinkerService) -> Result<Components<TinkerBackend>> {
+    let (train, reward) = (&plan.train, &plan.reward);
+    let mut reader = reader.clone();
+    reader.config.max_positions = service.context().unwrap_or(usize::MAX).min(reader.config.max_positions);
+    let engine = TinkerEngine::new(service, reader.tokenizer.eos_token_ids().iter().copied());
+    let fleet = FleetHandle::new(vec![Arc::new(engine)]);
+    let (publish, synced) = weights();
+    let generator = || Generator::remote(&fleet, fleet_config(&reader), &reader.tokenizer);
+    let mut sync = sync(plan, &fleet, publish);
+    let mut evaluator = None;
+    if let Some(of) = Evaluation::during(plan) {
+        let hold = evaluation::hold(of);
+        sync = sync.hold(&hold);
+        evaluator = Some(pending(evaluation::evaluator_of_servers(of, registry, &reader, generator(), &hold)?));
+    }
+    let reference = match plan.reference.as_ref().map(|section| &section.policy) {
+        Some(ReferencePolicy::Server(of)) => Some(Reference::served(references::served(of, &plan.net)?)?),
+        Some(_) => bail!("a trainer elsewhere has no reference policy in this process (reference.kind)"),
+        None => None,
+    };
+    let fits = data::fits(&plan.chat, Some(&reader), plan.generate.max_new_tokens);
+    let training = Training::of(plan);
+    let schedule = steps::schedule(&train.optimization, train.lr, training.own_steps, train.updates_a_step())?;
+    let ([beta1, beta2], optimization) = (train.optimization.betas, &train.optimization);
+    let config = TinkerConfig {
+        loss: registry.loss_of(train)?,
+        off_policy: train.off_policy(),
+        adamw: AdamW { beta1, beta2, epsilon: optimization.eps, weight_decay: optimization.weight_decay, ..AdamW::default() },
+        schedule,
+        max_grad_norm: Some(optimization.max_grad_norm),
+        non_finite: optimization.on_nonfinite,
+    };
+    Ok(Components {
+        prompts: data::prompts(&plan.task, plan.environment.as_ref(), &plan.chat, plan.seed, reward.rule.compares(), fits)?,
+        generator: BoxedStage::new(generator_of(plan, &reader, generator().weights(synced))?),
+        reward: Scoring::of(reward, &plan.model, &plan.net, plan.generate.max_new_tokens, registry)?,
+        reference,
+        backend: TinkerBackend::new(service, lora(plan)?, config).context("creating the model on the server")?,
+        critic: None,
+        mixture: None,
+        sync: BoxedStage::new(sync.log_every(plan.observe.log_every)),
+        evaluator,
+        registry: registry.clone(),
+    })
+}
+
+fn fleet_config(reader: &Reader) -> FleetConfig {
+    let stall_timeout = STALL;
+    FleetConfig { stall_timeout, vocabulary: reader.config.vocab_size, cache_by_version: true, ..FleetConfig::default() }
+}
+
+/// Each version is a sampling session, whose name takes the place of a folder.
+fn sync(plan: &Plan, fleet: &FleetHandle, to: rollflow::flow::WeightsTx<()>) -> RemoteSync<SamplerWeights> {
+    let export = |version: Version, weights: &Arc<SamplerWeights>| -> Result<Update, std::convert::Infallible> {
+        Ok(Update::unprobed(version, PathBuf::from(&weights.session)))
+    };
+    let manager = WeightSyncManager { fleet: fleet.clone(), config: SyncConfig::default(), max_lag: plan.flow.max_staleness };
+    RemoteSync::new(manager, export, to).patience(Duration::from_secs_f64(plan.trainer.lost_timeout))
+}
+

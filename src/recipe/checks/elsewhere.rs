@@ -1,0 +1,94 @@
+//! Checks of `[trainer]`: what a trainer behind the Tinker API can't do, by name.
+
+use super::Note;
+use super::unused::changed;
+use crate::net::check_url;
+use crate::recipe::lora::{Lora, Target};
+use crate::recipe::plan::{Pipeline, Plan};
+use crate::recipe::reference_policy::ReferencePolicy;
+use crate::recipe::trainer::TrainerBackend;
+use crate::util::secrets::masked;
+
+/// Scale of adapters on servers of the protocol, which has no setting for it.
+const ALPHA: f64 = 32.0;
+
+pub(super) fn elsewhere(plan: &Plan, note: Note) {
+    let place = &plan.trainer;
+    if place.backend == TrainerBackend::Local {
+        for key in changed(place) {
+            let message = format!("`trainer.{key}` has no effect: this process trains");
+            note(&format!("trainer.{key}"), &["trainer.backend"], message, "set trainer.backend = \"tinker\", or leave it out");
+        }
+        return;
+    }
+    let mut refuse = |key: &str, wrong: bool, message: &str, help: &str| {
+        if wrong {
+            note(key, &["trainer.backend"], format!("`{key}`: {message}"), help);
+        }
+    };
+    match place.url.as_deref().map(|url| (url, check_url(url))) {
+        None => refuse("trainer.url", true, "there is no server", "give its address, such as \"http://127.0.0.1:8000\""),
+        Some((url, Err(why))) => refuse("trainer.url", true, &format!("{:?}: {why}", masked(url)), "write it as http://host:port"),
+        Some((_, Ok(()))) => {}
+    }
+    let other = plan.pipeline != Pipeline::Grpo;
+    refuse("pipeline", other, "a trainer elsewhere runs the pipeline \"grpo\" alone", "set pipeline = \"grpo\"");
+    match &plan.lora {
+        None => refuse("lora", true, "the Tinker API trains adapters", "add [lora], with its rank"),
+        Some(lora) => adapters(lora, &mut refuse),
+    }
+    let missing = "a trainer elsewhere has no such part";
+    refuse("sft", plan.sft.is_some(), missing, "remove [sft], and start from a model that was trained on them");
+    refuse("mix", plan.mix.is_some(), missing, "remove [mix]");
+    refuse("critic", plan.critic.is_some(), missing, "remove [critic], and use advantages of the group");
+    refuse("ranks", plan.ranks != Default::default(), "ranks train in this process", "remove [ranks]; the server divides its work");
+    let own = plan.reference.as_ref().is_some_and(|reference| !matches!(reference.policy, ReferencePolicy::Server(_)));
+    let served = "set reference.kind = \"server\", with a server that scores given tokens";
+    refuse("reference.kind", own, "this process has no model to score with", served);
+    refuse("engine.kind", plan.engine.is_remote(), "the server of [trainer] also samples", "leave [engine] out");
+    let sampled = "the protocol has log-probabilities at temperature 1, without truncation";
+    refuse("generate.temperature", plan.generate.temperature != 1.0, sampled, "set it to 1");
+    refuse("generate.top_p", plan.generate.top_p < 1.0, sampled, "leave it out");
+    refuse("generate.top_k", plan.generate.top_k > 0, sampled, "leave it out");
+    refuse("generate.min_p", plan.generate.min_p > 0.0, sampled, "leave it out");
+    let evaluated = plan.eval.as_ref().is_some_and(|eval| ![0.0, 1.0].contains(&eval.temperature) || eval.top_p < 1.0);
+    refuse("eval.temperature", evaluated, sampled, "set it to 0 or 1, and leave eval.top_p out");
+    let train = &plan.train;
+    let whole = "a server returns the log-probability of each sampled token, and nothing of the rest of the distribution";
+    refuse("train.entropy_coef", train.entropy_coef != 0.0, whole, "leave it out");
+    refuse("train.top_entropy", train.top_entropy < 1.0, whole, "leave it out");
+    let of_optimizer = "the protocol has no such setting of the optimizer";
+    let optimization = &train.optimization;
+    refuse("train.decay", optimization.decay != Default::default(), of_optimizer, "leave it out");
+    refuse("train.lr_scale", optimization.lr_scale != Default::default(), of_optimizer, "leave it out");
+    let inside = "the server decides how it computes";
+    refuse("train.replica_devices", !optimization.replica_devices.is_empty(), inside, "leave it out");
+    refuse("train.gradient_checkpointing", optimization.gradient_checkpointing, inside, "leave it out");
+    refuse("checkpoint.dtype", plan.checkpoint.dtype.is_some(), "the server keeps the weights", "leave it out");
+}
+
+/// The protocol switches adapters of attention and of feed-forward layers.
+fn adapters(lora: &Lora, refuse: &mut dyn FnMut(&str, bool, &str, &str)) {
+    let scale = format!("{}; servers of the protocol use {ALPHA}", lora.alpha);
+    refuse("lora.alpha", lora.alpha != ALPHA, &scale, "leave it out");
+    let groups = "the protocol gives adapters to all projections of the attention, of the feed-forward layers, or of both";
+    let help = "leave it out, or name q_proj, k_proj, v_proj and o_proj, or gate_proj, up_proj and down_proj";
+    refuse("lora.targets", lora.groups().is_none(), groups, help);
+}
+
+impl Lora {
+    /// Whether attention and feed-forward layers get adapters; `None` if parts of one do.
+    pub fn groups(&self) -> Option<(bool, bool)> {
+        if self.targets.contains(&Target::AllLinear) {
+            return Some((true, true));
+        }
+        let of = |all: &[Target]| match all.iter().filter(|target| self.targets.contains(target)).count() {
+            0 => Some(false),
+            count if count == all.len() => Some(true),
+            _ => None,
+        };
+        let packed = [Target::Qkv, Target::GateUp].iter().any(|target| self.targets.contains(target));
+        let (attention, mlp) = (of(&[Target::Q, Target::K, Target::V, Target::O])?, of(&[Target::Gate, Target::Up, Target::Down])?);
+        (!packed).then_some((attention, mlp))
+    }
+}

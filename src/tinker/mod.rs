@@ -1,0 +1,18 @@
+//! Training and sampling on a server of the Tinker API: one that SkyRL, verl or this library starts,
+//! or a hosted one.
+//!
+//! [`TinkerService`] opens a session and finds out what the server does, [`TinkerBackend`] trains, and
+//! [`TinkerEngine`] samples.
+
+mod backend;
+mod dialect;
+mod engine;
+mod model;
+mod service;
+
+pub use backend::{ADDRESS, SamplerWeights, TinkerBackend, TinkerConfig};
+pub use dialect::{Dialect, Reduction};
+pub use engine::TinkerEngine;
+pub use rollflow_tinker::message::LoraConfig;
+pub use rollflow_tinker::{Encoding, Patience, TinkerError};
+pub use service::TinkerService;
