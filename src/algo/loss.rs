@@ -48,7 +48,7 @@ impl LossInputs<'_> {
     }
 
     /// Reference log-probabilities, or an error that says why the loss needs them.
-    pub(super) fn needed_reference(&self, loss: &str, why: &str) -> Result<&[f64], LossError> {
+    pub(crate) fn needed_reference(&self, loss: &str, why: &str) -> Result<&[f64], LossError> {
         self.reference.ok_or_else(|| LossError::missing(loss, "reference log-probabilities", why))
     }
 

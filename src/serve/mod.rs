@@ -21,6 +21,7 @@ mod routes;
 mod sampling;
 mod shared;
 mod ticket;
+mod tinker;
 mod token;
 mod uploads;
 mod worker;
@@ -36,6 +37,7 @@ use crate::net::Server;
 use crate::observe::Metrics;
 use crate::train::Policy;
 use crate::weights::Store;
+pub use tinker::TinkerSettings;
 pub use token::BearerToken;
 
 /// Settings of a [`ModelServer`].
@@ -62,6 +64,8 @@ pub struct ServeConfig {
     /// Store of a run, whose versions requests may name instead of a folder; they are pulled to a
     /// folder in `uploads`.
     pub store: Option<Store>,
+    /// The Tinker API, if it is served, too.
+    pub tinker: Option<TinkerSettings>,
     /// Token that every request but `GET /health` must carry; `None` to require none.
     pub token: Option<BearerToken>,
 }
@@ -116,7 +120,7 @@ impl ModelServer {
         let setup = worker::Setup { slots: config.slots.max(1), prompts: config.prompts, seed: config.seed };
         let (shared, commands) = shared::Shared::new(&policy, config, metrics.clone())?;
         let shared = Arc::new(shared);
-        let weak = Arc::downgrade(&shared);
+        let (weak, own) = (Arc::downgrade(&shared), policy.clone());
         let work = move || {
             tch::set_num_threads(i32::try_from(threads).unwrap_or(i32::MAX));
             let ended = caught(|| worker::Worker::new(&policy, setup, metrics, commands).run());
@@ -126,7 +130,9 @@ impl ModelServer {
             }
         };
         let engine = std::thread::Builder::new().name("engine".to_owned()).spawn(work)?;
-        let server = Server::start(listener, routes::routes(&shared))?;
+        let tinker = shared.config.tinker.clone();
+        let tinker = tinker.map(|settings| tinker::Tinker::open(&shared, &own, &settings)).transpose()?;
+        let server = Server::start(listener, routes::routes(&shared, tinker.as_ref()))?;
         let address = server.address();
         Ok(ModelServer { server: Some(server), shared, engine: Some(engine), address })
     }

@@ -28,6 +28,11 @@ impl Refusal {
         Refusal { status, message: message.into() }
     }
 
+    /// Why.
+    pub fn message(&self) -> &str {
+        &self.message
+    }
+
     /// A request that would be refused again.
     pub fn bad(message: impl Into<String>) -> Self {
         Refusal::new(400, message)

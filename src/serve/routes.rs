@@ -14,7 +14,8 @@ use serde_json::{Value, json};
 use super::reply::{self, Refusal, Reply};
 use super::shared::{Ask, Shared};
 use super::worker::Command;
-use super::{control, generate, openai, token, uploads};
+use super::tinker::Tinker;
+use super::{control, generate, openai, tinker, token, uploads};
 use crate::engine::SamplingParams;
 use crate::net::guard;
 use crate::observe::{Metric, Metrics};
@@ -30,7 +31,7 @@ const VERSION: &str = concat!("rollflow-", env!("CARGO_PKG_VERSION"));
 
 type Of = State<Arc<Shared>>;
 
-pub(super) fn routes(shared: &Arc<Shared>) -> Router {
+pub(super) fn routes(shared: &Arc<Shared>, tinker: Option<&Arc<Tinker>>) -> Router {
     let routes = Router::new()
         .route("/health", get(alive))
         .route("/health_generate", get(health_generate))
@@ -60,8 +61,9 @@ pub(super) fn routes(shared: &Arc<Shared>) -> Router {
         .route("/uploads/{id}/{name}/{at}", post(uploads::piece))
         .route("/metrics", get(metrics))
         .fallback(async || Refusal::new(404, "there is no such route"))
-        .layer(DefaultBodyLimit::max(LONGEST))
         .with_state(shared.clone());
+    let routes = tinker.into_iter().fold(routes, |routes, tinker| routes.merge(tinker::routes(tinker)));
+    let routes = routes.layer(DefaultBodyLimit::max(LONGEST));
     let routes = counted(routes, shared.metrics.clone());
     match &shared.config.token {
         Some(token) => token::authenticated(routes, token.clone()),

@@ -165,6 +165,15 @@ impl LocalBackend {
         Ok(LocalBackend { commands: Some(commands), state: Arc::new(Mutex::new(state)), thread: Some(thread), takes_parts })
     }
 
+    /// Updates by these settings from now on, as clients of a server choose them for each update.
+    /// Not for a trainer that shares its work with other ranks.
+    pub fn optimize_by(&self, adamw: AdamW, max_grad_norm: Option<f64>) -> TrainFuture<()> {
+        self.change(move |worker| {
+            worker.optimize_by(adamw, max_grad_norm);
+            Ok(())
+        })
+    }
+
     /// Queues a command with effects. It fails after an earlier failure, and its own failure
     /// poisons the backend.
     fn change<T: Clone + Send + 'static>(

@@ -37,6 +37,12 @@ impl Optimizer {
         Optimizer { config, groups, slices, step: 0, moments }
     }
 
+    /// Replaces the settings. Moments of amsgrad can't be added.
+    pub fn configure(&mut self, config: AdamW, layout: &Layout) {
+        self.config = AdamW { amsgrad: self.config.amsgrad, ..config };
+        self.slices = self.groups.slices(config.weight_decay, layout);
+    }
+
     /// Updates `params` in place, with gradients multiplied by `scale`. On a device the gradient is
     /// consumed.
     pub fn update(&mut self, lr: f64, scale: f64, params: &mut Tensor, grad: Tensor) {

@@ -12,7 +12,7 @@ use super::replica::Replica;
 use super::shards::{Gathered, Shards};
 use super::side_by_side::SideBySide;
 use super::team::{Command, MakeAlgorithm, Team};
-use super::{Algorithm, BackendState, LocalConfig, OptimStep, TrainError, clip_scale};
+use super::{AdamW, Algorithm, BackendState, LocalConfig, OptimStep, TrainError, clip_scale};
 use crate::algo::Schedule;
 use crate::data::Version;
 use crate::model::{Compute, Dtype, ModelConfig, Weights};
@@ -222,6 +222,13 @@ impl Worker {
             device: self.config.compute.device_name(),
             poisoned: None,
         }
+    }
+
+    /// Replaces the optimizer's settings; its moments stay.
+    pub fn optimize_by(&mut self, adamw: AdamW, max_grad_norm: Option<f64>) {
+        let config = Arc::make_mut(&mut self.config);
+        (config.adamw, config.max_grad_norm) = (adamw, max_grad_norm);
+        self.optimizer.configure(adamw, &self.weights.trained().0.clone());
     }
 
     pub fn update(&mut self, scale: f64, schedule: Option<Schedule>) -> Result<OptimStep, TrainError> {

@@ -8,7 +8,7 @@ use anyhow::{Context, Result, bail};
 use clap::Args;
 use rollflow::flow::Interrupts;
 use rollflow::observe::Console;
-use rollflow::serve::{BearerToken, ModelServer, ServeConfig};
+use rollflow::serve::{BearerToken, ModelServer, ServeConfig, TinkerSettings};
 use rollflow::util::secrets::masked;
 use rollflow::weights::{Store, check_address};
 
@@ -75,6 +75,16 @@ pub struct Serve {
     /// PEM file of certificate authorities that the store is trusted by, in addition to the system's.
     #[arg(long, value_name = "FILE", requires = "store")]
     ca_file: Option<PathBuf>,
+    /// Serve the Tinker API, too: clients train adapters over the model, and sample them.
+    #[arg(long)]
+    tinker: bool,
+    /// Folder for models, weights and sampling sessions of the Tinker API. A server that starts on it
+    /// again has them.
+    #[arg(long, value_name = "DIR", default_value = "tinker-state", requires = "tinker")]
+    state: PathBuf,
+    /// Most models of the Tinker API at a time.
+    #[arg(long, value_name = "N", default_value_t = 8, requires = "tinker")]
+    max_models: usize,
     /// Seed of requests without one.
     #[arg(long, default_value_t = 0)]
     seed: u64,
@@ -117,6 +127,7 @@ impl Serve {
         let policy =
             Policy::load_for(&folder, self.computing.compute()?).with_context(|| format!("loading {}", folder.display()))?;
         let named = self.model.file_name().map(|name| name.to_string_lossy().into_owned());
+        let tinker = self.tinker;
         let config = ServeConfig {
             name: self.name.or(named).unwrap_or_else(|| "model".to_owned()),
             folder: std::path::absolute(&folder)?,
@@ -128,6 +139,7 @@ impl Serve {
             seed: self.seed,
             uploads: self.uploads.unwrap_or_else(std::env::temp_dir),
             store,
+            tinker: tinker.then_some(TinkerSettings { state: self.state, max_models: self.max_models }),
             token,
         };
         let server = ModelServer::start(&policy, listener, config).map_err(|error| refused(error.to_string()))?;

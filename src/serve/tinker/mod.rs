@@ -1,0 +1,145 @@
+//! The Tinker API over the local trainer: `rollflow serve --tinker`.
+//!
+//! Each model is an adapter over the server's base model, trained on a thread of its own. Its
+//! operations are numbered: they are done once and in order, and a journal makes a killed server's
+//! models again, to the bit. Sampling sessions are adapters of the engine that samples, so that
+//! requests of several are batched.
+
+mod journal;
+mod losses;
+mod operation;
+mod queue;
+mod routes;
+mod sampling;
+mod trained;
+
+use std::collections::BTreeMap;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
+
+use parking_lot::Mutex;
+use rollflow_tinker::message::LoraConfig;
+use tokio::sync::oneshot;
+
+pub(super) use routes::routes;
+
+use self::journal::{Journal, ModelRecord};
+use self::queue::ModelQueue;
+use self::sampling::SampleFuture;
+use self::trained::{Ground, Install, is_name};
+use super::reply::Refusal;
+use super::shared::{LoadedAdapter, Shared};
+use super::worker::Command;
+use crate::model::FrozenWeights;
+use crate::train::Policy;
+use crate::util::atomic_file;
+
+/// Settings of the Tinker API.
+#[derive(Clone, Debug)]
+pub struct TinkerSettings {
+    /// Folder of models, saved weights and sampling sessions. A server that starts on it again has
+    /// them.
+    pub state: PathBuf,
+    /// Most models at a time.
+    pub max_models: usize,
+}
+
+pub(super) struct Tinker {
+    shared: Arc<Shared>,
+    ground: Ground,
+    max_models: usize,
+    models: Mutex<BTreeMap<String, Arc<ModelQueue>>>,
+    samples: Mutex<BTreeMap<u64, Arc<SampleFuture>>>,
+    next_sample: AtomicU64,
+}
+
+impl Tinker {
+    /// Opens the state, and starts the models in it.
+    pub fn open(shared: &Arc<Shared>, policy: &Policy, settings: &TinkerSettings) -> io::Result<Arc<Self>> {
+        let (models, samplers) = (settings.state.join("models"), settings.state.join("samplers"));
+        for folder in [&models, &samplers] {
+            atomic_file::create_folder(folder)?;
+            atomic_file::remove_leftovers(folder)?;
+        }
+        let threads = shared.config.threads.max(1);
+        let ground = Ground { policy: policy.clone(), threads, context: shared.context(), models, samplers };
+        let tinker = Arc::new(Tinker {
+            shared: shared.clone(),
+            ground,
+            max_models: settings.max_models,
+            models: Mutex::default(),
+            samples: Mutex::default(),
+            next_sample: AtomicU64::new(0),
+        });
+        for folder in journal::loaded(&tinker.ground.models)? {
+            let (journal, journaled) = Journal::open(&folder)?;
+            tracing::info!("model {}: {} operations since its snapshot", journal.record.id, journaled.len());
+            let queue = ModelQueue::start(tinker.ground.clone(), journal, journaled, tinker.install())?;
+            tinker.models.lock().insert(queue.record.id.clone(), Arc::new(queue));
+        }
+        Ok(tinker)
+    }
+
+    /// Gives weights to the engine that samples, and waits until it has them.
+    fn install(&self) -> Install {
+        let shared = Arc::downgrade(&self.shared);
+        Arc::new(move |name: &str, weights: Arc<FrozenWeights>, folder: &Path| {
+            let Some(shared) = shared.upgrade() else { return };
+            let _order = shared.changing.blocking_lock();
+            let (name, (reply, done)): (Arc<str>, _) = (name.into(), oneshot::channel());
+            shared.send(Command::Adapter { name: name.clone(), weights: Some(weights.clone()), reply });
+            // It never comes if the server is stopping.
+            if done.blocking_recv().is_ok() {
+                shared.served.lock().adapters.insert(name, LoadedAdapter { folder: folder.to_owned(), weights });
+            }
+        })
+    }
+
+    /// The model of this name.
+    fn model(&self, id: &str) -> Result<Arc<ModelQueue>, Refusal> {
+        let found = self.models.lock().get(id).cloned();
+        found.ok_or_else(|| Refusal::new(404, format!("there is no model {:?}; it was unloaded, or never created", short(id))))
+    }
+
+    /// Creates a model, unless there is one of this name already.
+    fn create(&self, id: String, session: String, lora: LoraConfig, begins: Option<(String, bool)>) -> Result<(), Refusal> {
+        let mut models = self.models.lock();
+        if models.contains_key(&id) {
+            return Ok(());
+        }
+        if !is_name(&id) {
+            return Err(Refusal::bad("the session's id is none of this server"));
+        }
+        if models.len() >= self.max_models {
+            let most = self.max_models;
+            return Err(Refusal::new(429, format!("there are {most} models already (--max-models); unload one")));
+        }
+        let seed = lora.seed.or(Some(self.shared.config.seed));
+        let lora = LoraConfig { seed, train_unembed: false, ..lora };
+        let record = ModelRecord { id: id.clone(), session, lora, begins, done: 0, step: 0, snapshot: None };
+        let failed = |error: io::Error| Refusal::new(500, error.to_string());
+        let journal = Journal::create(&self.ground.models.join(&id), record).map_err(failed)?;
+        let queue = ModelQueue::start(self.ground.clone(), journal, Vec::new(), self.install()).map_err(failed)?;
+        models.insert(id, Arc::new(queue));
+        Ok(())
+    }
+
+    /// Unloads a model. Its saved weights and its sampling sessions stay.
+    fn unload(&self, id: &str) -> Result<(), Refusal> {
+        let queue = self.models.lock().remove(id);
+        // Joins its thread.
+        drop(queue);
+        let folder = self.ground.models.join(id);
+        if folder.join("model.json").exists() {
+            journal::unload(&folder).map_err(|error| Refusal::new(500, error.to_string()))?;
+        }
+        Ok(())
+    }
+}
+
+/// The beginning of what a client sent.
+fn short(text: &str) -> String {
+    text.chars().take(80).collect()
+}

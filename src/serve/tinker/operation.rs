@@ -1,0 +1,47 @@
+//! Operations on a model, and their answers.
+
+use rollflow_tinker::message::{AdamParams, PassOutput, SampleResponse};
+use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
+
+/// A numbered operation on a model. The journal keeps it.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub(super) enum Operation {
+    /// A pass, in protobuf.
+    Pass(Vec<u8>),
+    /// An update.
+    Update(AdamParams),
+    /// Weights and optimizer are saved under this name.
+    Save(String),
+    /// Weights, and the optimizer if so, are loaded from this path.
+    Load { path: String, optimizer: bool },
+    /// Weights are made ready for sampling, as this session or under this name.
+    Sampler { session: String, name: Option<String> },
+}
+
+/// Answer to an operation.
+#[derive(Clone, Debug)]
+pub(super) enum Answer {
+    Json(Value),
+    Pass(PassOutput),
+    Samples(SampleResponse),
+    /// Why it failed, and whether the request was at fault.
+    Failed { why: String, of_request: bool },
+}
+
+impl Answer {
+    /// A failure that the request is to blame for.
+    pub fn refused(why: impl Into<String>) -> Self {
+        Answer::Failed { why: why.into(), of_request: true }
+    }
+
+    /// A failure of the server.
+    pub fn failed(why: impl ToString) -> Self {
+        Answer::Failed { why: why.to_string(), of_request: false }
+    }
+
+    /// The page of a failure.
+    pub fn failure(why: &str, of_request: bool) -> Value {
+        json!({"error": why, "category": if of_request { "user" } else { "server" }})
+    }
+}

@@ -1,0 +1,443 @@
+//! Routes of the Tinker API, `/api/v1/…`.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::Router;
+use axum::body::Bytes;
+use axum::extract::{Path, State};
+use axum::http::HeaderMap;
+use axum::http::header::{ACCEPT, CONTENT_ENCODING, CONTENT_TYPE, LOCATION};
+use axum::response::{IntoResponse, Response};
+use axum::routing::{get, post};
+use rollflow_tinker::message::{AdamParams, LoraConfig, Pass, PassInput, SampleRequest};
+use rollflow_tinker::proto;
+use serde::Deserialize;
+use serde_json::{Value, json};
+
+use super::Tinker;
+use super::journal::record;
+use super::operation::{Answer, Operation};
+use super::sampling::BASE;
+use super::trained::is_name;
+use crate::env::protocol;
+use crate::serve::control::blocking;
+use crate::serve::reply::{self, Refusal, Reply};
+
+/// Time for which a request for an answer is held until the client asks again.
+const HELD: Duration = Duration::from_secs(20);
+
+type Of = State<Arc<Tinker>>;
+
+/// The routes. docs/how_to/tinker.md has their table.
+pub(in crate::serve) fn routes(tinker: &Arc<Tinker>) -> Router {
+    Router::new()
+        .route("/api/v1/healthz", get(async || reply::page(&json!({"status": "ok"}))))
+        .route("/api/v1/client/config", post(async || reply::page(&json!({"pjwt_auth_enabled": false}))))
+        .route("/api/v1/client/dynamic_config", post(async || reply::page(&json!({"sample_cancel_enabled": false}))))
+        .route("/api/v1/telemetry", post(async || reply::page(&json!({"status": "accepted"}))))
+        .route("/api/v1/get_server_capabilities", get(capabilities))
+        .route("/api/v1/create_session", post(create_session))
+        .route("/api/v1/session_heartbeat", post(async || reply::page(&json!({"type": "session_heartbeat"}))))
+        .route("/api/v1/create_model", post(create_model))
+        .route("/api/v1/unload_model", post(unload_model))
+        .route("/api/v1/get_info", post(get_info))
+        .route("/api/v1/forward_backward", post(forward_backward))
+        .route("/api/v1/forward", post(forward))
+        .route("/api/v1/optim_step", post(optim_step))
+        .route("/api/v1/save_weights", post(save_weights))
+        .route("/api/v1/load_weights", post(load_weights))
+        .route("/api/v1/save_weights_for_sampler", post(save_for_sampler))
+        .route("/api/v1/create_sampling_session", post(create_sampling_session))
+        .route("/api/v1/samplers/{id}", get(sampler))
+        .route("/api/v1/asample", post(sample))
+        .route("/api/v1/retrieve_future", post(retrieve))
+        .route("/api/v1/weights_info", post(weights_info))
+        .route("/api/v1/training_runs", get(training_runs))
+        .route("/api/v1/training_runs/{id}", get(training_run))
+        .route("/api/v1/training_runs/{id}/checkpoints", get(checkpoints))
+        .route("/api/v1/training_runs/{id}/checkpoints/{kind}/{name}/archive", get(archive))
+        .route("/api/v1/training_runs/{id}/checkpoints/{name}/archive", get(archive_by_name))
+        .route("/api/v1/archives/{session}", get(download))
+        .with_state(tinker.clone())
+}
+
+async fn capabilities(State(tinker): Of) -> Reply {
+    let shared = &tinker.shared;
+    let model = json!({
+        "model_name": shared.config.name, "max_context_length": shared.context(), "trainable": true, "sampleable": true,
+    });
+    Ok(reply::page(&json!({"supported_models": [model]})))
+}
+
+async fn create_session(State(_): Of) -> Reply {
+    let id = format!("session-{}", protocol::unique());
+    Ok(reply::page(&json!({"session_id": id, "type": "create_session"})))
+}
+
+#[derive(Deserialize)]
+struct CreateModel {
+    session_id: String,
+    #[serde(default)]
+    model_seq_id: u64,
+    base_model: String,
+    lora_config: Option<LoraConfig>,
+    #[serde(default)]
+    optimizer_config: Option<Value>,
+}
+
+/// Refuses another base model and other optimizers than AdamW.
+fn check_model(tinker: &Tinker, base: &str, optimizer: Option<&Value>) -> Result<(), Refusal> {
+    let config = &tinker.shared.config;
+    if base != config.name && std::path::Path::new(base) != config.folder {
+        return Err(Refusal::bad(format!("the base model {:?} is not served; it is {:?}", super::short(base), config.name)));
+    }
+    match optimizer.and_then(|optimizer| optimizer.get("type")).and_then(Value::as_str) {
+        None | Some("adamw") => Ok(()),
+        Some(other) => Err(Refusal::bad(format!("the optimizer {:?} is not known; there is adamw", super::short(other)))),
+    }
+}
+
+async fn create_model(State(tinker): Of, body: Bytes) -> Reply {
+    let CreateModel { session_id, model_seq_id, base_model, lora_config, optimizer_config } = reply::read(&body)?;
+    check_model(&tinker, &base_model, optimizer_config.as_ref())?;
+    let lora = lora_config.ok_or_else(|| Refusal::bad("lora_config is missing: this server trains adapters"))?;
+    let id = format!("{session_id}.{model_seq_id}");
+    let model = id.clone();
+    let creating = tinker.clone();
+    blocking_refusal(move || creating.create(model, session_id, lora, None)).await?;
+    Ok(pending(&id, 0, Some(&id)))
+}
+
+/// Runs work that may wait for files or for a thread.
+async fn blocking_refusal<T: Send + 'static>(work: impl FnOnce() -> Result<T, Refusal> + Send + 'static) -> Result<T, Refusal> {
+    blocking(move || Ok(work())).await?
+}
+
+/// Name of an answer that is to come.
+fn pending(model: &str, number: u64, id: Option<&str>) -> Response {
+    let request = format!("{model}:{number}");
+    let mut page = json!({"request_id": request, "future_id": request, "status": "pending"});
+    if let Some(id) = id {
+        page["model_id"] = id.into();
+    }
+    reply::page(&page)
+}
+
+#[derive(Deserialize)]
+struct OfModel {
+    model_id: String,
+}
+
+async fn unload_model(State(tinker): Of, body: Bytes) -> Reply {
+    let OfModel { model_id } = reply::read(&body)?;
+    tinker.model(&model_id)?;
+    let (unloading, id) = (tinker.clone(), model_id.clone());
+    blocking_refusal(move || unloading.unload(&id)).await?;
+    let request = format!("{model_id}:unloaded");
+    Ok(reply::page(&json!({"request_id": request, "model_id": model_id})))
+}
+
+async fn get_info(State(tinker): Of, body: Bytes) -> Reply {
+    let OfModel { model_id } = reply::read(&body)?;
+    let (model, config) = (tinker.model(&model_id)?, &tinker.shared.config);
+    Ok(reply::page(&json!({
+        "type": "get_info", "model_id": model_id, "model_name": config.name, "is_lora": true, "lora_rank": model.record.lora.rank,
+        "model_data": {"model_name": config.name, "tokenizer_id": config.folder},
+    })))
+}
+
+async fn submit(tinker: &Arc<Tinker>, model: &str, number: Option<u64>, operation: Operation) -> Reply {
+    let queue = tinker.model(model)?;
+    let submitting = move || queue.submit(number, operation).map_err(|error| error.to_string());
+    let number = blocking(submitting).await?;
+    Ok(pending(model, number, None))
+}
+
+async fn submit_pass(tinker: &Arc<Tinker>, pass: &Pass, number: Option<u64>) -> Reply {
+    submit(tinker, &pass.model_id, number, Operation::Pass(proto::encode_pass(pass))).await
+}
+
+#[derive(Deserialize)]
+struct JsonPass {
+    model_id: String,
+    seq_id: Option<u64>,
+    #[serde(alias = "forward_input")]
+    forward_backward_input: PassInput,
+}
+
+/// A pass in either dialect.
+async fn forward_backward(State(tinker): Of, headers: HeaderMap, body: Bytes) -> Reply {
+    let is = |name, value: &str| headers.get(name).and_then(|found| found.to_str().ok()).is_some_and(|found| found.contains(value));
+    if !is(CONTENT_TYPE, proto::MEDIA_TYPE) {
+        return json_pass(&tinker, &body, false).await;
+    }
+    if headers.contains_key(CONTENT_ENCODING) {
+        return Err(Refusal::new(415, "compressed requests are not understood"));
+    }
+    let pass = proto::decode_pass(&body).map_err(|why| Refusal::bad(format!("the pass can't be read: {why}")))?;
+    submit_pass(&tinker, &pass, Some(pass.seq_id)).await
+}
+
+async fn forward(State(tinker): Of, body: Bytes) -> Reply {
+    json_pass(&tinker, &body, true).await
+}
+
+async fn json_pass(tinker: &Arc<Tinker>, body: &Bytes, forward_only: bool) -> Reply {
+    let JsonPass { model_id, seq_id, forward_backward_input: PassInput { data, loss_fn, loss_fn_config } } = reply::read(body)?;
+    let (seq, loss_fn_config) = (seq_id.unwrap_or(0), loss_fn_config.unwrap_or_default());
+    let pass = Pass { model_id, seq_id: seq, data, loss_fn, loss_fn_config, forward_only };
+    submit_pass(tinker, &pass, seq_id).await
+}
+
+#[derive(Deserialize)]
+struct OptimStep {
+    model_id: String,
+    seq_id: Option<u64>,
+    #[serde(default)]
+    adam_params: Option<AdamParams>,
+}
+
+async fn optim_step(State(tinker): Of, body: Bytes) -> Reply {
+    let OptimStep { model_id, seq_id, adam_params } = reply::read(&body)?;
+    let adam = adam_params.ok_or_else(|| Refusal::bad("adam_params are missing; there is no other optimizer than AdamW"))?;
+    let numbers = [adam.learning_rate, adam.beta1, adam.beta2, adam.eps, adam.weight_decay, adam.grad_clip_norm];
+    if numbers.iter().any(|number| !number.is_finite() || *number < 0.0) {
+        return Err(Refusal::bad("a number of adam_params is negative or not finite"));
+    }
+    submit(&tinker, &model_id, seq_id, Operation::Update(adam)).await
+}
+
+#[derive(Deserialize)]
+struct Save {
+    model_id: String,
+    seq_id: Option<u64>,
+    path: Option<String>,
+    sampling_session_seq_id: Option<u64>,
+}
+
+fn named(name: &str) -> Result<String, Refusal> {
+    match is_name(name) {
+        true => Ok(name.to_owned()),
+        false => Err(Refusal::bad(format!("the name {:?} has other characters than letters, digits, - _ and .", super::short(name)))),
+    }
+}
+
+async fn save_weights(State(tinker): Of, body: Bytes) -> Reply {
+    let Save { model_id, seq_id, path, .. } = reply::read(&body)?;
+    let name = named(&path.unwrap_or_else(|| format!("weights-{}", seq_id.unwrap_or(0))))?;
+    submit(&tinker, &model_id, seq_id, Operation::Save(name)).await
+}
+
+async fn save_for_sampler(State(tinker): Of, body: Bytes) -> Reply {
+    let Save { model_id, seq_id, path, sampling_session_seq_id } = reply::read(&body)?;
+    let name = path.as_deref().map(named).transpose()?;
+    let within = name.clone().unwrap_or_else(|| format!("session-{}", sampling_session_seq_id.or(seq_id).unwrap_or(0)));
+    let session = format!("{model_id}.{within}");
+    submit(&tinker, &model_id, seq_id, Operation::Sampler { session, name }).await
+}
+
+#[derive(Deserialize)]
+struct Load {
+    model_id: Option<String>,
+    seq_id: Option<u64>,
+    session_id: Option<String>,
+    #[serde(default)]
+    model_seq_id: u64,
+    path: String,
+    #[serde(default = "with_optimizer")]
+    optimizer: bool,
+}
+
+/// Servers before this field always loaded it.
+fn with_optimizer() -> bool {
+    true
+}
+
+async fn load_weights(State(tinker): Of, body: Bytes) -> Reply {
+    let Load { model_id, seq_id, session_id, model_seq_id, path, optimizer } = reply::read(&body)?;
+    if let Some(model_id) = model_id {
+        return submit(&tinker, &model_id, seq_id, Operation::Load { path, optimizer }).await;
+    }
+    let session = session_id.ok_or_else(|| Refusal::bad("give model_id, or session_id and model_seq_id for a new model"))?;
+    let id = format!("{session}.{model_seq_id}");
+    let model = id.clone();
+    let creating = move || {
+        let source = path.strip_prefix("tinker://").and_then(|rest| rest.split('/').next()).unwrap_or_default();
+        let missing = |_| Refusal::new(404, format!("there are no weights at {:?}", super::short(&path)));
+        let of = record(&tinker.ground.models.join(named(source)?)).map_err(missing)?;
+        tinker.create(model, session, of.lora, Some((path, optimizer)))
+    };
+    blocking_refusal(creating).await?;
+    Ok(pending(&id, 0, Some(&id)))
+}
+
+#[derive(Deserialize)]
+struct CreateSampling {
+    base_model: Option<String>,
+    model_path: Option<String>,
+}
+
+async fn create_sampling_session(State(tinker): Of, body: Bytes) -> Reply {
+    let CreateSampling { base_model, model_path } = reply::read(&body)?;
+    let session = match (model_path, base_model) {
+        (Some(path), _) => {
+            let session = Tinker::session_of(&path).filter(|session| tinker.has_session(session));
+            session.ok_or_else(|| Refusal::new(404, format!("there are no weights for sampling at {:?}", super::short(&path))))?
+        }
+        (None, Some(base)) => {
+            check_model(&tinker, &base, None)?;
+            BASE.to_owned()
+        }
+        (None, None) => return Err(Refusal::bad("give model_path or base_model")),
+    };
+    Ok(reply::page(&json!({"sampling_session_id": session, "type": "create_sampling_session"})))
+}
+
+async fn sampler(State(tinker): Of, Path(id): Path<String>) -> Reply {
+    if !tinker.has_session(&id) {
+        return Err(Refusal::new(404, "there is no such sampling session"));
+    }
+    let path = id.rsplit_once('.').filter(|_| id != BASE).map(|(model, name)| format!("tinker://{model}/sampler_weights/{name}"));
+    Ok(reply::page(&json!({"sampler_id": id, "base_model": tinker.shared.config.name, "model_path": path})))
+}
+
+async fn sample(State(tinker): Of, body: Bytes) -> Reply {
+    let request: SampleRequest = reply::read(&body)?;
+    let count = request.num_samples;
+    let number = tinker.sample(request).await?;
+    let request = format!("sample-{}:{number}", tinker.shared.instance);
+    let sequences: Vec<String> = (0..count).map(|at| format!("{request}:{at}")).collect();
+    Ok(reply::page(&json!({
+        "request_id": request, "future_id": request, "status": "pending", "sample_sequence_ids": sequences,
+    })))
+}
+
+#[derive(Deserialize)]
+struct Retrieve {
+    request_id: String,
+}
+
+async fn retrieve(State(tinker): Of, headers: HeaderMap, body: Bytes) -> Reply {
+    let Retrieve { request_id } = reply::read(&body)?;
+    let gone = || Refusal::new(410, format!("there is no request {:?}; the server was restarted", super::short(&request_id)));
+    let (owner, number) = request_id.rsplit_once(':').ok_or_else(gone)?;
+    let answer = match owner.strip_prefix("sample-") {
+        _ if number == "unloaded" => return Ok(reply::page(&json!({"model_id": owner, "type": "unload_model"}))),
+        Some(instance) => {
+            let number: u64 = number.parse().map_err(|_| gone())?;
+            let found = (instance == tinker.shared.instance).then(|| tinker.samples.lock().get(&number).cloned()).flatten();
+            found.ok_or_else(gone)?.answer(HELD).await
+        }
+        None => {
+            let number: u64 = number.parse().map_err(|_| gone())?;
+            tinker.model(owner).map_err(|_| gone())?.answer(number, HELD).await.map_err(|()| gone())?
+        }
+    };
+    let Some(answer) = answer else {
+        return Ok(reply::page(&json!({"type": "try_again", "request_id": request_id, "queue_state": "active"})));
+    };
+    let protobuf = headers.get(ACCEPT).and_then(|accept| accept.to_str().ok()).is_some_and(|accept| accept.contains(proto::MEDIA_TYPE));
+    let wire = |bytes: Vec<u8>| ([(CONTENT_TYPE, proto::MEDIA_TYPE)], bytes).into_response();
+    Ok(match &*answer {
+        Answer::Json(page) => reply::page(page),
+        Answer::Pass(output) if protobuf => wire(proto::encode_output(output)),
+        Answer::Pass(output) => reply::page(&json!(output)),
+        Answer::Samples(samples) if protobuf => wire(proto::encode_samples(samples)),
+        Answer::Samples(samples) => {
+            let mut page = json!(samples);
+            page["type"] = "sample".into();
+            reply::page(&page)
+        }
+        Answer::Failed { why, of_request } => reply::page(&Answer::failure(why, *of_request)),
+    })
+}
+
+#[derive(Deserialize)]
+struct WeightsInfo {
+    tinker_path: String,
+}
+
+async fn weights_info(State(tinker): Of, body: Bytes) -> Reply {
+    let WeightsInfo { tinker_path } = reply::read(&body)?;
+    let model = tinker_path.strip_prefix("tinker://").and_then(|rest| rest.split('/').next()).unwrap_or_default();
+    let missing = |_| Refusal::new(404, format!("there are no weights at {:?}", super::short(&tinker_path)));
+    let lora = record(&tinker.ground.models.join(named(model)?)).map_err(missing)?.lora;
+    Ok(reply::page(&json!({
+        "base_model": tinker.shared.config.name, "is_lora": true, "lora_rank": lora.rank, "train_unembed": lora.train_unembed,
+        "train_mlp": lora.train_mlp, "train_attn": lora.train_attn,
+    })))
+}
+
+fn run_of(tinker: &Tinker, id: &str, rank: usize) -> Value {
+    json!({
+        "training_run_id": id, "base_model": tinker.shared.config.name, "model_owner": "default", "is_lora": true,
+        "corrupted": false, "lora_rank": rank, "last_request_time": jiff::Timestamp::now().to_string(),
+    })
+}
+
+async fn training_runs(State(tinker): Of) -> Reply {
+    let runs: Vec<Value> = tinker.models.lock().values().map(|model| run_of(&tinker, &model.record.id, model.record.lora.rank)).collect();
+    let count = runs.len();
+    Ok(reply::page(&json!({"training_runs": runs, "cursor": {"offset": 0, "limit": count, "total_count": count}})))
+}
+
+async fn training_run(State(tinker): Of, Path(id): Path<String>) -> Reply {
+    let missing = |_| Refusal::new(404, "there is no such training run");
+    let found = record(&tinker.ground.models.join(named(&id)?)).map_err(missing)?;
+    Ok(reply::page(&run_of(&tinker, &id, found.lora.rank)))
+}
+
+async fn checkpoints(State(tinker): Of, Path(id): Path<String>) -> Reply {
+    let id = named(&id)?;
+    let names = |folder: std::path::PathBuf| -> Vec<String> {
+        let entries = std::fs::read_dir(folder).into_iter().flatten().flatten();
+        let mut names: Vec<String> = entries.filter_map(|entry| entry.file_name().into_string().ok()).collect();
+        names.retain(|name| is_name(name));
+        names.sort();
+        names
+    };
+    let row = |kind: &str, folder: &str, name: &str| {
+        json!({
+            "checkpoint_id": format!("{folder}/{name}"), "checkpoint_type": kind, "time": jiff::Timestamp::now().to_string(),
+            "tinker_path": format!("tinker://{id}/{folder}/{name}"),
+        })
+    };
+    let trained = names(tinker.ground.models.join(&id).join("weights"));
+    let samplers = names(tinker.ground.samplers.clone());
+    let own = format!("{id}.");
+    let mut all: Vec<Value> = trained.iter().map(|name| row("training", "weights", name)).collect();
+    all.extend(samplers.iter().filter_map(|name| name.strip_prefix(&own)).map(|name| row("sampler", "sampler_weights", name)));
+    Ok(reply::page(&json!({"checkpoints": all})))
+}
+
+fn redirect(tinker: &Tinker, session: String) -> Reply {
+    if !tinker.has_session(&session) || session == BASE {
+        return Err(Refusal::new(404, "there are no weights for sampling of this name"));
+    }
+    Ok((axum::http::StatusCode::FOUND, [(LOCATION, format!("/api/v1/archives/{session}"))]).into_response())
+}
+
+async fn archive(State(tinker): Of, Path((id, kind, name)): Path<(String, String, String)>) -> Reply {
+    match kind.as_str() {
+        "sampler_weights" => redirect(&tinker, format!("{id}.{name}")),
+        _ => Err(Refusal::bad("only weights for sampling can be downloaded: save them with save_weights_for_sampler")),
+    }
+}
+
+async fn archive_by_name(State(tinker): Of, Path((id, name)): Path<(String, String)>) -> Reply {
+    redirect(&tinker, format!("{id}.{name}"))
+}
+
+/// The PEFT folder of weights for sampling, as a tar file.
+async fn download(State(tinker): Of, Path(session): Path<String>) -> Reply {
+    if !tinker.has_session(&session) || session == BASE {
+        return Err(Refusal::new(404, "there are no weights for sampling of this name"));
+    }
+    let folder = tinker.ground.samplers.join(&session);
+    let packed = blocking(move || {
+        let mut archive = tar::Builder::new(Vec::new());
+        archive.append_dir_all(".", &folder).and_then(|()| archive.into_inner()).map_err(|error| error.to_string())
+    });
+    Ok(([(CONTENT_TYPE, "application/x-tar")], packed.await?).into_response())
+}

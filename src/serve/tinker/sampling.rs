@@ -1,0 +1,173 @@
+//! Samples of a session's weights.
+
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use parking_lot::Mutex;
+use rollflow_tinker::message::{SampleRequest, SampleResponse, Sequence, Stop, StopReason};
+use tokio::sync::{Notify, oneshot};
+
+use super::Tinker;
+use super::operation::Answer;
+use super::trained::is_name;
+use crate::engine::{FinishReason, SamplingParams};
+use crate::model::{FrozenWeights, load_adapter};
+use crate::serve::control::blocking;
+use crate::serve::reply::Refusal;
+use crate::serve::shared::{Ask, LoadedAdapter};
+use crate::serve::worker::{AdapterName, Command, End};
+
+/// Samples whose answers are kept.
+const KEPT: usize = 4096;
+
+/// Session of the base model.
+pub(super) const BASE: &str = "base";
+
+/// Samples that are asked for, and then there.
+#[derive(Default)]
+pub(super) struct SampleFuture {
+    answer: Mutex<Option<Arc<Answer>>>,
+    answered: Notify,
+}
+
+impl SampleFuture {
+    /// The samples, if they are there within `limit`.
+    pub async fn answer(&self, limit: Duration) -> Option<Arc<Answer>> {
+        let answered = self.answered.notified();
+        tokio::pin!(answered);
+        answered.as_mut().enable();
+        if self.answer.lock().is_none() {
+            tokio::time::timeout(limit, answered).await.ok();
+        }
+        self.answer.lock().clone()
+    }
+}
+
+impl Tinker {
+    /// Name of the session of the weights at a path.
+    pub fn session_of(path: &str) -> Option<String> {
+        let (id, rest) = path.strip_prefix("tinker://")?.split_once('/')?;
+        let name = rest.strip_prefix("sampler_weights/").unwrap_or(rest);
+        (is_name(id) && is_name(name)).then(|| format!("{id}.{name}"))
+    }
+
+    /// The adapter of a session, loaded if it is on disk.
+    pub async fn adapter(&self, session: &str) -> Result<AdapterName, Refusal> {
+        if session == BASE {
+            return Ok(None);
+        }
+        let shared = &self.shared;
+        if let Some(name) = shared.adapter(Some(session)).filter(|name| name.is_some()) {
+            return Ok(name);
+        }
+        let folder = self.ground.samplers.join(session);
+        if !is_name(session) || !folder.is_dir() {
+            return Err(Refusal::new(404, format!("there is no sampling session {:?}", super::short(session))));
+        }
+        let _order = shared.changing.lock().await;
+        let weights = {
+            let (shared, folder) = (shared.clone(), folder.clone());
+            let load = move || {
+                let _guard = tch::no_grad_guard();
+                let adapter = load_adapter(&folder, &shared.model).map_err(|error| error.to_string())?;
+                let base = shared.served.lock().weights.clone();
+                Ok(Arc::new(FrozenWeights::of_own(base.read().under(adapter))))
+            };
+            blocking(load).await?
+        };
+        let (name, given): (Arc<str>, _) = (session.into(), weights.clone());
+        let own = name.clone();
+        shared.call(|reply: oneshot::Sender<()>| Command::Adapter { name: own, weights: Some(given), reply }).await?;
+        shared.served.lock().adapters.insert(name.clone(), LoadedAdapter { folder, weights });
+        Ok(Some(name))
+    }
+
+    /// Starts to sample, and returns the number of the answer.
+    pub async fn sample(self: &Arc<Self>, request: SampleRequest) -> Result<u64, Refusal> {
+        let adapter = match (&request.sampling_session_id, &request.model_path) {
+            (Some(session), _) => self.adapter(session).await?,
+            (None, Some(path)) => {
+                let session = Tinker::session_of(path).ok_or_else(|| Refusal::bad("model_path is no path of this server"))?;
+                self.adapter(&session).await?
+            }
+            (None, None) => None,
+        };
+        if request.topk_prompt_logprobs > 0 || request.topk_sample_logprobs > 0 {
+            return Err(Refusal::bad("only log-probabilities of sampled tokens and of the prompt are available, not the likeliest"));
+        }
+        let prompt = request.prompt.tokens();
+        let prompt = prompt.map_err(|kind| Refusal::bad(format!("a piece of the prompt is of kind {kind:?}; only text is understood")))?;
+        let prompt: Option<Vec<u32>> = prompt.into_iter().map(|token| u32::try_from(token).ok()).collect();
+        let prompt: Arc<[u32]> = prompt.ok_or_else(|| Refusal::bad("the prompt has a token that is no token"))?.into();
+        let params = self.params(&request, prompt.len())?;
+        let samples = u32::try_from(request.num_samples).map_err(|_| Refusal::bad("num_samples is too large"))?;
+        let seed = request.sampling_params.seed;
+        let ask = Ask { rid: None, prompts: vec![prompt.clone()], samples, params, seed, adapter: adapter.clone() };
+        let mut ticket = self.shared.submit(ask)?;
+        let future = Arc::new(SampleFuture::default());
+        let number = self.next_sample.fetch_add(1, Ordering::Relaxed);
+        {
+            let mut all = self.samples.lock();
+            all.insert(number, future.clone());
+            while all.len() > KEPT {
+                all.pop_first();
+            }
+        }
+        let (tinker, scores) = (self.clone(), request.prompt_logprobs.unwrap_or(false));
+        tokio::spawn(async move {
+            let sampled = async {
+                let prompt_logprobs = match scores {
+                    true => {
+                        let scores = tinker.shared.score(&prompt, &adapter).await?;
+                        Some(std::iter::once(None).chain(scores.into_iter().map(Some)).collect())
+                    }
+                    false => None,
+                };
+                ticket.finish().await?;
+                let sequence = |completion: &crate::serve::ticket::Completion| Sequence {
+                    stop_reason: match completion.end {
+                        Some(End::Finished(FinishReason::Stop)) => StopReason::Stop,
+                        _ => StopReason::Length,
+                    },
+                    tokens: completion.tokens.iter().map(|token| i64::from(*token)).collect(),
+                    logprobs: Some(completion.log_probs.clone()),
+                };
+                Ok::<_, Refusal>(SampleResponse { sequences: ticket.completions.iter().map(sequence).collect(), prompt_logprobs })
+            };
+            let answer = sampled.await.map_or_else(|refusal| Answer::failed(refusal.message()), Answer::Samples);
+            *future.answer.lock() = Some(Arc::new(answer));
+            future.answered.notify_waiters();
+        });
+        Ok(number)
+    }
+
+    fn params(&self, request: &SampleRequest, prompt: usize) -> Result<SamplingParams, Refusal> {
+        let of = &request.sampling_params;
+        let (mut stop_token_ids, mut stop) = (Vec::new(), Vec::new());
+        match of.stop.clone() {
+            None => {}
+            Some(Stop::One(text)) => stop.push(text),
+            Some(Stop::Strings(texts)) => stop = texts,
+            Some(Stop::Tokens(tokens)) => {
+                let tokens: Option<Vec<u32>> = tokens.into_iter().map(|token| u32::try_from(token).ok()).collect();
+                stop_token_ids = tokens.ok_or_else(|| Refusal::bad("`stop` has a token that is no token"))?;
+            }
+        }
+        Ok(SamplingParams {
+            temperature: of.temperature.unwrap_or(1.0),
+            top_p: of.top_p.unwrap_or(1.0),
+            top_k: of.top_k.and_then(|k| usize::try_from(k).ok()).unwrap_or(0),
+            max_new_tokens: of.max_tokens.unwrap_or_else(|| self.shared.context().saturating_sub(prompt)),
+            stop_token_ids,
+            stop,
+            ..SamplingParams::default()
+        })
+    }
+
+    /// Returns true if weights for sampling are on disk.
+    pub fn has_session(&self, session: &str) -> bool {
+        session == BASE || is_name(session) && Path::new(&self.ground.samplers.join(session)).is_dir()
+    }
+}

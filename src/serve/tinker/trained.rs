@@ -1,0 +1,235 @@
+//! A model under training: operations on a local backend.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use rollflow_tinker::message::{AdamParams, LoraConfig};
+use rollflow_tinker::proto;
+use serde_json::json;
+
+use super::journal::ModelRecord;
+use super::losses::{TinkerLoss, batch};
+use super::operation::{Answer, Operation};
+use crate::algo::{CrossEntropy, Schedule};
+use crate::model::{FrozenWeights, Lora, save_adapter};
+use crate::train::checkpoint::{self, CHECKPOINTS};
+use crate::train::{AdamW, Algorithm, LocalBackend, LocalConfig, Policy, SaveCheckpoint, TrainingBackend};
+use crate::util::atomic_file;
+
+/// Scale of adapters in the protocol, which has no setting for it.
+pub(super) const ALPHA: f64 = 32.0;
+
+/// What all models of a server have in common.
+#[derive(Clone)]
+pub(super) struct Ground {
+    pub policy: Policy,
+    pub threads: usize,
+    pub context: usize,
+    /// Folder of all models.
+    pub models: PathBuf,
+    /// Folder of all sampling sessions.
+    pub samplers: PathBuf,
+}
+
+/// Gives weights to the engine that samples: name of the session, weights, and their folder.
+pub(super) type Install = Arc<dyn Fn(&str, Arc<FrozenWeights>, &Path) + Send + Sync>;
+
+pub(super) struct Trained {
+    ground: Ground,
+    id: String,
+    policy: Policy,
+    backend: LocalBackend,
+    install: Install,
+    /// Path of the weights that it began with.
+    begins: Option<String>,
+    /// True between a pass and the next update.
+    pub has_gradient: bool,
+    /// Updates made.
+    pub step: u64,
+}
+
+/// The projections of a model's adapters.
+fn targets(lora: LoraConfig) -> Vec<&'static str> {
+    let (attention, mlp) = Lora::PROJECTIONS.split_at(4);
+    let chosen = [(lora.train_attn, attention), (lora.train_mlp, mlp)];
+    chosen.into_iter().filter(|(on, _)| *on).flat_map(|(_, names)| names.iter().copied()).collect()
+}
+
+impl Trained {
+    /// The model of `record`, from its snapshot if it has one.
+    ///
+    /// # Errors
+    /// Adapters that the model can't have, a snapshot that can't be read, no thread.
+    pub fn begin(ground: Ground, record: &ModelRecord, install: Install) -> Result<Self, String> {
+        let lora = record.lora;
+        if lora.rank == 0 {
+            return Err("rank 0 would train all weights; this server trains adapters: choose a rank of 1 or more".to_owned());
+        }
+        let adapters = Lora::new(lora.rank, ALPHA, &targets(lora)).map_err(|error| error.to_string())?;
+        let seed = lora.seed.unwrap_or(0);
+        let policy = ground.policy.adapted(adapters, seed).map_err(|error| error.to_string())?;
+        let backend = backend(&ground, &policy)?;
+        let id = record.id.clone();
+        let mut model = Trained { ground, id, policy, backend, install, begins: None, has_gradient: false, step: record.step };
+        match (&record.snapshot, &record.begins) {
+            (Some(snapshot), _) => {
+                let folder = model.folder().join(snapshot);
+                model.backend.load_checkpoint(&folder).wait().map_err(|error| error.to_string())?;
+            }
+            (None, Some((path, optimizer))) => {
+                if let Err(Answer::Failed { why, .. }) = model.load(path, *optimizer) {
+                    return Err(why);
+                }
+                model.begins = Some(path.clone());
+            }
+            (None, None) => {}
+        }
+        Ok(model)
+    }
+
+    /// The answer to the creation of the model.
+    pub fn created(&self) -> Answer {
+        Answer::Json(match &self.begins {
+            Some(path) => json!({"path": path, "model_id": self.id, "type": "load_weights"}),
+            None => json!({"model_id": self.id, "type": "create_model"}),
+        })
+    }
+
+    pub fn folder(&self) -> PathBuf {
+        self.ground.models.join(&self.id)
+    }
+
+    /// Runs an operation. Repeated after a restart, it has the same effect and the same answer.
+    pub fn run(&mut self, operation: &Operation) -> Answer {
+        let done = match operation {
+            Operation::Pass(pass) => self.pass(pass),
+            Operation::Update(adam) => self.update(*adam),
+            Operation::Save(name) => self.save(name),
+            Operation::Load { path, optimizer } => self.load(path, *optimizer),
+            Operation::Sampler { session, name } => self.sampler(session, name.as_deref()),
+        };
+        done.unwrap_or_else(|failed| failed)
+    }
+
+    fn pass(&mut self, pass: &[u8]) -> Result<Answer, Answer> {
+        let pass = proto::decode_pass(pass).map_err(Answer::refused)?;
+        let vocabulary = self.policy.config().vocab_size;
+        let mut batch = batch(&pass.data, &pass.loss_fn, vocabulary, self.ground.context).map_err(Answer::refused)?;
+        let loss = TinkerLoss::new(&pass.loss_fn, &pass.loss_fn_config, batch.batch_tokens).map_err(Answer::refused)?;
+        let loss = Arc::new(loss);
+        if pass.forward_only {
+            let scores = self.backend.score(Arc::new(batch.clone())).wait().map_err(Answer::failed)?;
+            loss.keep(&batch, &scores);
+        } else {
+            batch.algorithm = Some(Arc::new(Algorithm { loss: loss.clone(), off_policy: Default::default(), key: None }));
+            self.backend.forward_backward(Arc::new(batch.clone())).wait().map_err(Answer::failed)?;
+            self.has_gradient = true;
+        }
+        Ok(Answer::Pass(loss.output(&batch)))
+    }
+
+    fn update(&mut self, adam: AdamParams) -> Result<Answer, Answer> {
+        if !std::mem::take(&mut self.has_gradient) {
+            return Err(Answer::refused("optim_step came before any forward_backward: there is no gradient"));
+        }
+        let AdamParams { learning_rate, beta1, beta2, eps, weight_decay, grad_clip_norm } = adam;
+        let adamw = AdamW { beta1, beta2, epsilon: eps, weight_decay, ..AdamW::default() };
+        let clip = (grad_clip_norm > 0.0).then_some(grad_clip_norm);
+        self.backend.optimize_by(adamw, clip).wait().map_err(Answer::failed)?;
+        let done = self.backend.update(1.0, Some(Schedule::constant(learning_rate))).wait().map_err(Answer::failed)?;
+        self.step += 1;
+        Ok(Answer::Json(json!({"metrics": {"grad_norm": done.grad_norm, "learning_rate": done.lr}})))
+    }
+
+    /// Folder of the weights of this name.
+    fn saved(&self, id: &str, name: &str) -> PathBuf {
+        self.ground.models.join(id).join("weights").join(name)
+    }
+
+    fn save(&self, name: &str) -> Result<Answer, Answer> {
+        self.write(&self.saved(&self.id, name))?;
+        Ok(Answer::Json(json!({"path": format!("tinker://{}/weights/{name}", self.id), "type": "save_weights"})))
+    }
+
+    /// Writes a checkpoint of the present state.
+    fn write(&self, folder: &Path) -> Result<PathBuf, Answer> {
+        let request = SaveCheckpoint { run_folder: folder.to_owned(), step: self.step, ..SaveCheckpoint::default() };
+        self.backend.save_checkpoint(request).wait().map_err(Answer::failed)
+    }
+
+    /// Writes a snapshot, and returns its path within the model's folder.
+    pub fn snapshot(&self, number: u64) -> Result<PathBuf, String> {
+        let name = PathBuf::from(format!("snapshot-{number:09}"));
+        let written = self.write(&self.folder().join(&name));
+        let written = written.map_err(|answer| format!("{answer:?}"))?;
+        Ok(name.join(CHECKPOINTS).join(written.file_name().unwrap_or_default()))
+    }
+
+    fn load(&mut self, path: &str, optimizer: bool) -> Result<Answer, Answer> {
+        let parts: Vec<&str> = path.strip_prefix("tinker://").unwrap_or_default().split('/').collect();
+        let [id, "weights", name] = parts[..] else {
+            return Err(Answer::refused(format!("{path:?} is no path of weights; expected tinker://MODEL/weights/NAME")));
+        };
+        if !(is_name(id) && is_name(name)) {
+            return Err(Answer::refused(format!("{path:?} is no path of this server")));
+        }
+        let found = checkpoint::latest(&self.saved(id, name).join(CHECKPOINTS)).map_err(Answer::failed)?;
+        let folder = found.ok_or_else(|| Answer::refused(format!("there are no weights at {path}")))?;
+        // A new backend: an earlier failure does not matter any more.
+        let backend = match optimizer {
+            true => {
+                let backend = backend(&self.ground, &self.policy).map_err(Answer::failed)?;
+                backend.load_checkpoint(&folder).wait().map_err(Answer::refused_by)?;
+                backend
+            }
+            false => {
+                let policy = self.policy.with_weights_of(&folder).map_err(|error| Answer::refused(error.to_string()))?;
+                backend(&self.ground, &policy).map_err(Answer::failed)?
+            }
+        };
+        (self.backend, self.has_gradient) = (backend, false);
+        Ok(Answer::Json(json!({"path": path, "model_id": self.id, "type": "load_weights"})))
+    }
+
+    fn sampler(&self, session: &str, name: Option<&str>) -> Result<Answer, Answer> {
+        let weights = self.backend.snapshot().wait().map_err(Answer::failed)?.weights;
+        let folder = self.ground.samplers.join(session);
+        if !folder.exists() {
+            let writing = self.ground.samplers.join(format!(".{session}.writing"));
+            let whole = weights.read();
+            let adapter = whole.adapter.as_ref().ok_or_else(|| Answer::failed("the model has no adapter"))?;
+            save_adapter(&writing, adapter).map_err(Answer::failed)?;
+            atomic_file::publish(&writing, &folder).map_err(Answer::failed)?;
+        }
+        (self.install)(session, weights, &folder);
+        Ok(Answer::Json(match name {
+            Some(name) => {
+                json!({"path": format!("tinker://{}/sampler_weights/{name}", self.id), "type": "save_weights_for_sampler"})
+            }
+            None => json!({"sampling_session_id": session, "type": "save_weights_for_sampler"}),
+        }))
+    }
+}
+
+impl Answer {
+    fn refused_by(error: impl ToString) -> Self {
+        Answer::refused(error.to_string())
+    }
+}
+
+/// A name that is a single part of a path.
+pub(super) fn is_name(name: &str) -> bool {
+    let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-_.".contains(&byte);
+    !name.is_empty() && name.len() <= 200 && !name.starts_with('.') && name.bytes().all(plain)
+}
+
+fn backend(ground: &Ground, policy: &Policy) -> Result<LocalBackend, String> {
+    let config = LocalConfig {
+        merge: false,
+        max_grad_norm: None,
+        threads: Some(ground.threads),
+        compute: policy.compute(),
+        ..LocalConfig::new(CrossEntropy, Schedule::constant(0.0))
+    };
+    policy.backend(config).map_err(|error| error.to_string())
+}
