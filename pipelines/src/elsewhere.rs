@@ -47,7 +47,9 @@ pub fn open(plan: &Plan) -> Result<TinkerService> {
     let url = place.url.as_deref().context("the recipe has no trainer.url")?;
     let key = match &place.key_env {
         None => None,
-        Some(name) => Some(std::env::var(name).with_context(|| format!("the environment has no {name}, which trainer.key_env names"))?),
+        Some(name) => {
+            Some(std::env::var(name).with_context(|| format!("the environment has no {name}, which trainer.key_env names"))?)
+        }
     };
     let patience = Patience {
         operation: Duration::try_from_secs_f64(place.timeout)?,
@@ -87,7 +89,8 @@ pub fn described(plan: &Plan, service: &TinkerService) -> Result<Vec<String>> {
     )];
     let max = plan.train.optimization.max_grad_norm;
     if !found.clips && max.is_finite() {
-        lines.push(format!("warning: {name} clips no gradient, so that train.max_grad_norm = {max} has no effect; set it to inf"));
+        lines
+            .push(format!("warning: {name} clips no gradient, so that train.max_grad_norm = {max} has no effect; set it to inf"));
     }
     Ok(lines)
 }
@@ -151,4 +154,3 @@ fn sync(plan: &Plan, fleet: &FleetHandle, to: rollflow::flow::WeightsTx<()>) -> 
     let manager = WeightSyncManager { fleet: fleet.clone(), config: SyncConfig::default(), max_lag: plan.flow.max_staleness };
     RemoteSync::new(manager, export, to).patience(Duration::from_secs_f64(plan.trainer.lost_timeout))
 }
-

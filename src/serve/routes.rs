@@ -13,8 +13,8 @@ use serde_json::{Value, json};
 
 use super::reply::{self, Refusal, Reply};
 use super::shared::{Ask, Shared};
-use super::worker::Command;
 use super::tinker::Tinker;
+use super::worker::Command;
 use super::{control, generate, openai, tinker, token, uploads};
 use crate::engine::SamplingParams;
 use crate::net::guard;

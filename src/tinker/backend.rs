@@ -10,11 +10,12 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::thread::JoinHandle;
+use std::time::Duration;
 
 use crossbeam_channel::Sender;
 use parking_lot::Mutex;
-use rollflow_tinker::message::{AdamParams, Datum, LoraConfig, Tensor};
 use rollflow_tinker::TinkerError;
+use rollflow_tinker::message::{AdamParams, Datum, LoraConfig, Tensor};
 use serde::{Deserialize, Serialize};
 
 use super::dialect::{Dialect, Reduction};
@@ -27,6 +28,9 @@ use crate::train::{
     AdamW, Algorithm, BackendState, CheckpointMetadata, ForwardBackward, NonFinitePolicy, OptimStep, SaveCheckpoint,
     SavedCheckpoint, Snapshot, TrainBatch, TrainError, TrainFuture, TrainSequence, TrainingBackend, checkpoint, promise,
 };
+
+/// Longest time for which the end of a run waits for the server.
+const GOODBYE: Duration = Duration::from_secs(5);
 
 /// File of a checkpoint that names its weights on the server.
 pub const ADDRESS: &str = "tinker.json";
@@ -340,7 +344,8 @@ impl Worker {
         let path = self.tasks.block_on(self.model.save(&name))?;
         let server = self.model.connection.address().to_owned();
         let address = Address { server, path, base_model: self.base_model.clone(), rank: self.lora.rank };
-        let metadata = CheckpointMetadata { step: self.step, weight_version: self.version, metrics, ..CheckpointMetadata::default() };
+        let metadata =
+            CheckpointMetadata { step: self.step, weight_version: self.version, metrics, ..CheckpointMetadata::default() };
         checkpoint::write(&run_folder.join(checkpoint::CHECKPOINTS), step, metadata, |folder| {
             let write = |name: &str, content: &[u8]| {
                 let path = folder.join(name);
@@ -355,7 +360,8 @@ impl Worker {
         let metadata = checkpoint::verify(folder)?;
         let file = folder.join(ADDRESS);
         let text = std::fs::read(&file).map_err(TrainError::io(&file))?;
-        let Address { path, base_model, rank, .. } = serde_json::from_slice(&text).map_err(|error| TrainError::malformed(&file, error))?;
+        let Address { path, base_model, rank, .. } =
+            serde_json::from_slice(&text).map_err(|error| TrainError::malformed(&file, error))?;
         if (&base_model, rank) != (&self.base_model, self.lora.rank) {
             let (base, own) = (&self.base_model, self.lora.rank);
             let reason = format!("it is of {base_model} with rank {rank}, and this run trains {base} with rank {own}");
@@ -437,6 +443,16 @@ impl Drop for TinkerBackend {
         self.commands = None;
         if let Some(thread) = self.thread.take() {
             drop(thread.join());
+        }
+    }
+}
+
+/// Gives the server its room back. Saved weights stay.
+impl Drop for Worker {
+    fn drop(&mut self) {
+        let unloaded = self.tasks.block_on(async { tokio::time::timeout(GOODBYE, self.model.unload()).await });
+        if !matches!(unloaded, Ok(Ok(()))) {
+            tracing::debug!("the model stays on the server until the session ends");
         }
     }
 }

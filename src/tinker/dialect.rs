@@ -133,7 +133,7 @@ async fn step(model: &RemoteModel, data: Vec<Datum>, learning_rate: f64) -> Resu
 /// does not see the gradient's scale unless it is below `eps`.
 async fn clips(model: &RemoteModel) -> Result<bool, TinkerError> {
     let before = model.forward(datum(1, 1.0)).await?;
-    let adam = AdamParams { learning_rate: VISIBLE, eps: 1e-4, grad_clip_norm: 1e-8, ..AdamParams::default() };
+    let adam = AdamParams { learning_rate: VISIBLE, eps: 1e-4, grad_clip_norm: 1e-12, ..AdamParams::default() };
     update(model, datum(1, 1.0), adam).await?;
     let after = model.forward(datum(1, 1.0)).await?;
     Ok(close(&before[0], &after[0], EQUAL))
@@ -150,7 +150,12 @@ async fn sample(connection: &Connection, session: &str, prompt: Vec<i64>, tokens
     let request = SampleRequest {
         num_samples: 1,
         prompt: rollflow_tinker::message::ModelInput::text(prompt),
-        sampling_params: SamplingParams { max_tokens: Some(tokens), seed: Some(0), temperature: Some(1.0), ..SamplingParams::default() },
+        sampling_params: SamplingParams {
+            max_tokens: Some(tokens),
+            seed: Some(0),
+            temperature: Some(1.0),
+            ..SamplingParams::default()
+        },
         sampling_session_id: Some(session.to_owned()),
         seq_id: Some(0),
         kind: "sample".to_owned(),

@@ -42,7 +42,8 @@ impl Numbers {
 }
 
 impl RemoteModel {
-    /// Creates a model over `base`.
+    /// Creates a model over `base`. Asked for twice, a server that does not recognise it has a model
+    /// more, which ends with the session.
     pub async fn create(
         connection: &Arc<Connection>,
         numbers: &Arc<Numbers>,
@@ -53,7 +54,7 @@ impl RemoteModel {
             "session_id": connection.session(), "model_seq_id": Numbers::next(&numbers.models), "base_model": base,
             "user_metadata": null, "lora_config": lora, "type": "create_model",
         });
-        let request = connection.submit("create_model", "create_model", &body, Effect::Changes).await?;
+        let request = connection.submit("create_model", "create_model", &body, Effect::Nothing).await?;
         let answer = connection.answer("create_model", &request).await?;
         let id = connection.text(&answer, "model_id", "create_model")?;
         Ok(RemoteModel { connection: connection.clone(), id, sequence: AtomicU64::new(0), numbers: numbers.clone() })
@@ -72,9 +73,10 @@ impl RemoteModel {
             outputs.extend(self.connection.pass_output("forward", &request).await?.loss_fn_outputs);
         }
         let counts = (outputs.len(), lengths.len());
-        let scored = outputs.into_iter().zip(&lengths).map(|(output, length)| {
-            output.get("logprobs").map(Tensor::floats).filter(|scores| scores.len() == *length)
-        });
+        let scored = outputs
+            .into_iter()
+            .zip(&lengths)
+            .map(|(output, length)| output.get("logprobs").map(Tensor::floats).filter(|scores| scores.len() == *length));
         scored.collect::<Option<Vec<_>>>().filter(|_| counts.0 == counts.1).ok_or_else(|| TinkerError::Lacks {
             server: self.connection.name().to_owned(),
             lacks: format!(
@@ -119,7 +121,8 @@ impl RemoteModel {
     /// Submits the same forward pass under the number of the last operation again.
     pub async fn repeat_forward(&self, data: Vec<Datum>) -> Result<String, TinkerError> {
         let (seq_id, loss_fn) = (self.sequence.load(Ordering::Relaxed), CROSS_ENTROPY.to_owned());
-        let pass = Pass { model_id: self.id.clone(), seq_id, data, loss_fn, loss_fn_config: Default::default(), forward_only: true };
+        let pass =
+            Pass { model_id: self.id.clone(), seq_id, data, loss_fn, loss_fn_config: Default::default(), forward_only: true };
         self.connection.submit_pass("forward", &pass).await
     }
 
@@ -133,7 +136,8 @@ impl RemoteModel {
     pub async fn updated(&self, request: &str) -> Result<Option<f64>, TinkerError> {
         let answer = self.connection.answer("optim_step", request).await?;
         let metrics = answer.get("metrics").and_then(Value::as_object);
-        let named = |name: &&String| name.split(':').next().is_some_and(|name| name == "grad_norm" || name.ends_with("/grad_norm"));
+        let named =
+            |name: &&String| name.split(':').next().is_some_and(|name| name == "grad_norm" || name.ends_with("/grad_norm"));
         let found = metrics.and_then(|metrics| metrics.iter().find(|(name, _)| named(name)));
         Ok(found.and_then(|(_, value)| value.as_f64()))
     }

@@ -21,6 +21,7 @@ mod saving;
 #[path = "../support/mod.rs"]
 mod support;
 mod synchronous;
+mod tinker;
 #[path = "../tiny/mod.rs"]
 mod tiny;
 mod zero_advantage;

@@ -21,6 +21,9 @@ const POLL: Duration = Duration::from_secs(60);
 
 const HEARTBEAT: Duration = Duration::from_secs(10);
 
+/// Failures after which a server is taken to fail at protobuf.
+const FAILS: u32 = 3;
+
 /// Longest pause before a retry.
 const LONGEST_PAUSE: Duration = Duration::from_secs(10);
 
@@ -220,12 +223,25 @@ impl Connection {
         self.submit(operation, route, &body, effect).await
     }
 
-    /// Sends a pass in protobuf. A server of the JSON dialect fails to read it, one way or another.
+    /// Sends a pass in protobuf. A server of the JSON dialect refuses it, or fails each time.
     async fn find_encoding(&self, pass: Vec<u8>) -> Result<(), TinkerError> {
         let mut headers = protobuf();
         headers.extend(self.headers.clone());
-        let answer = self.client.exchange("/api/v1/forward_backward", headers, pass, CALL).await?;
-        let found = if answer.status < 300 { Encoding::Protobuf } else { Encoding::Json };
+        let (started, mut failures, mut nth) = (now(), 0, 0);
+        let found = loop {
+            let fault = match self.client.exchange("/api/v1/forward_backward", headers.clone(), pass.clone(), CALL).await {
+                Ok(answer) if answer.status < 300 => break Encoding::Protobuf,
+                Ok(answer) if answer.status < 500 || failures == FAILS => break Encoding::Json,
+                Ok(answer) => {
+                    failures += 1;
+                    self.refusal("forward_backward", &answer).fault
+                }
+                Err(error) if now() > started + self.patience.unreachable => return Err(error.into()),
+                Err(error) => error.fault,
+            };
+            nth += 1;
+            self.rest(&fault, nth).await;
+        };
         self.encoding.set(found).ok();
         Ok(())
     }
@@ -311,7 +327,8 @@ impl Connection {
                 }
                 _ => sent,
             };
-            let limit = if matches!(error.fault, Fault::Busy { .. }) { self.patience.operation } else { self.patience.unreachable };
+            let limit =
+                if matches!(error.fault, Fault::Busy { .. }) { self.patience.operation } else { self.patience.unreachable };
             if !again || now() > started + limit {
                 return Err(error.into());
             }

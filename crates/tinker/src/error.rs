@@ -40,7 +40,9 @@ pub enum TinkerError {
         operation: String,
     },
     /// The server did not finish in time.
-    #[error("{server} did not finish {operation} within {seconds:.0} s (trainer.timeout); look into its log, or raise the timeout")]
+    #[error(
+        "{server} did not finish {operation} within {seconds:.0} s (trainer.timeout); look into its log, or raise the timeout"
+    )]
     Late {
         /// Name of the server.
         server: String,

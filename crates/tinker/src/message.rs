@@ -358,7 +358,8 @@ mod tests {
 
     #[test]
     fn a_piece_of_input_without_tokens_is_named() {
-        let input: ModelInput = serde_json::from_str(r#"{"chunks": [{"tokens": [1, 2]}, {"type": "image", "data": "…"}]}"#).unwrap();
+        let input: ModelInput =
+            serde_json::from_str(r#"{"chunks": [{"tokens": [1, 2]}, {"type": "image", "data": "…"}]}"#).unwrap();
         assert_eq!(input.tokens(), Err("image".to_owned()));
         assert_eq!(ModelInput::text(vec![3]).tokens(), Ok(vec![3]));
     }

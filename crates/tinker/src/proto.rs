@@ -151,7 +151,11 @@ fn float_bytes(values: &[f32]) -> Vec<u8> {
 /// Numbers of `N` bytes each.
 fn numbers<T, const N: usize>(bytes: &[u8], of: impl Fn([u8; N]) -> T) -> Result<Vec<T>, String> {
     let (whole, rest) = bytes.as_chunks::<N>();
-    if rest.is_empty() { Ok(whole.iter().map(|chunk| of(*chunk)).collect()) } else { Err(format!("{} bytes of numbers of {N}", bytes.len())) }
+    if rest.is_empty() {
+        Ok(whole.iter().map(|chunk| of(*chunk)).collect())
+    } else {
+        Err(format!("{} bytes of numbers of {N}", bytes.len()))
+    }
 }
 
 fn tensor(dtype: i32, bytes: &[u8]) -> Result<Tensor, String> {
@@ -307,7 +311,8 @@ pub fn encode_samples(samples: &SampleResponse) -> Vec<u8> {
             logprobs: sequence.logprobs.as_deref().map(float_bytes),
         }
     };
-    let scores = |scores: &Vec<Option<f32>>| float_bytes(&scores.iter().map(|score| score.unwrap_or(f32::NAN)).collect::<Vec<f32>>());
+    let scores =
+        |scores: &Vec<Option<f32>>| float_bytes(&scores.iter().map(|score| score.unwrap_or(f32::NAN)).collect::<Vec<f32>>());
     let wire = WireSamples {
         sequences: samples.sequences.iter().map(sequence).collect(),
         prompt_logprobs: samples.prompt_logprobs.as_ref().map(scores),

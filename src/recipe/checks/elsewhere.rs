@@ -28,7 +28,9 @@ pub(super) fn elsewhere(plan: &Plan, note: Note) {
     };
     match place.url.as_deref().map(|url| (url, check_url(url))) {
         None => refuse("trainer.url", true, "there is no server", "give its address, such as \"http://127.0.0.1:8000\""),
-        Some((url, Err(why))) => refuse("trainer.url", true, &format!("{:?}: {why}", masked(url)), "write it as http://host:port"),
+        Some((url, Err(why))) => {
+            refuse("trainer.url", true, &format!("{:?}: {why}", masked(url)), "write it as http://host:port")
+        }
         Some((_, Ok(()))) => {}
     }
     let other = plan.pipeline != Pipeline::Grpo;
@@ -41,7 +43,12 @@ pub(super) fn elsewhere(plan: &Plan, note: Note) {
     refuse("sft", plan.sft.is_some(), missing, "remove [sft], and start from a model that was trained on them");
     refuse("mix", plan.mix.is_some(), missing, "remove [mix]");
     refuse("critic", plan.critic.is_some(), missing, "remove [critic], and use advantages of the group");
-    refuse("ranks", plan.ranks != Default::default(), "ranks train in this process", "remove [ranks]; the server divides its work");
+    refuse(
+        "ranks",
+        plan.ranks != Default::default(),
+        "ranks train in this process",
+        "remove [ranks]; the server divides its work",
+    );
     let own = plan.reference.as_ref().is_some_and(|reference| !matches!(reference.policy, ReferencePolicy::Server(_)));
     let served = "set reference.kind = \"server\", with a server that scores given tokens";
     refuse("reference.kind", own, "this process has no model to score with", served);
@@ -88,7 +95,8 @@ impl Lora {
             _ => None,
         };
         let packed = [Target::Qkv, Target::GateUp].iter().any(|target| self.targets.contains(target));
-        let (attention, mlp) = (of(&[Target::Q, Target::K, Target::V, Target::O])?, of(&[Target::Gate, Target::Up, Target::Down])?);
+        let (attention, mlp) =
+            (of(&[Target::Q, Target::K, Target::V, Target::O])?, of(&[Target::Gate, Target::Up, Target::Down])?);
         (!packed).then_some((attention, mlp))
     }
 }

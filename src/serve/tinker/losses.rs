@@ -162,7 +162,8 @@ pub(super) fn batch(data: &[Datum], loss: &str, vocabulary: usize, context: usiz
     for (at, datum) in data.iter().enumerate() {
         let wrong = |why: String| format!("datum {at}: {why}");
         let inputs = datum.model_input.tokens();
-        let inputs = inputs.map_err(|kind| wrong(format!("a piece of its input is of kind {kind:?}; only text is understood")))?;
+        let inputs =
+            inputs.map_err(|kind| wrong(format!("a piece of its input is of kind {kind:?}; only text is understood")))?;
         let missing = |name: &str| wrong(format!("`{name}` is missing in its loss_fn_inputs, which the loss {loss:?} needs"));
         let column = |name: &str| datum.loss_fn_inputs.get(name);
         let targets = column("target_tokens").ok_or_else(|| missing("target_tokens"))?;
@@ -186,7 +187,8 @@ pub(super) fn batch(data: &[Datum], loss: &str, vocabulary: usize, context: usiz
             behaviour.as_ref().ok_or_else(|| missing("logprobs"))?;
             advantages.as_ref().ok_or_else(|| missing("advantages"))?;
         }
-        let numbers = [&behaviour, &advantages, &floats("weights")].into_iter().flatten().flatten().any(|value| !value.is_finite());
+        let numbers =
+            [&behaviour, &advantages, &floats("weights")].into_iter().flatten().flatten().any(|value| !value.is_finite());
         if numbers {
             return Err(wrong("a number of its loss_fn_inputs is not finite".to_owned()));
         }

@@ -13,7 +13,7 @@ mod routes;
 mod sampling;
 mod trained;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -53,6 +53,56 @@ pub(super) struct Tinker {
     models: Mutex<BTreeMap<String, Arc<ModelQueue>>>,
     samples: Mutex<BTreeMap<u64, Arc<SampleFuture>>>,
     next_sample: AtomicU64,
+    loaded: Arc<Mutex<Loaded>>,
+}
+
+/// Sampling sessions that the engine has, the one loaded last at the end, and the requests that each
+/// answers now. The others are on disk.
+#[derive(Default)]
+struct Loaded {
+    order: VecDeque<Arc<str>>,
+    active: BTreeMap<Arc<str>, usize>,
+}
+
+/// Sessions that the engine has at a time, in addition to those that answer requests.
+const LOADED: usize = 16;
+
+impl Loaded {
+    /// Adds a session, and returns those to unload.
+    fn add(&mut self, name: &Arc<str>) -> Vec<Arc<str>> {
+        self.order.retain(|other| other != name);
+        self.order.push_back(name.clone());
+        let mut excess = Vec::new();
+        while self.order.len() > LOADED {
+            let Some(at) = self.order.iter().position(|name| !self.active.contains_key(name)) else { break };
+            excess.extend(self.order.remove(at));
+        }
+        excess
+    }
+}
+
+/// Loads a session's adapter into the engine, and unloads others if there are too many. Returns the
+/// replies to wait for.
+fn load(
+    shared: &Shared,
+    loaded: &Mutex<Loaded>,
+    name: &Arc<str>,
+    weights: Arc<FrozenWeights>,
+    folder: &Path,
+) -> Vec<oneshot::Receiver<()>> {
+    let mut replies = Vec::new();
+    let mut tell = |name: Arc<str>, weights| {
+        let (reply, done) = oneshot::channel();
+        shared.send(Command::Adapter { name, weights, reply });
+        replies.push(done);
+    };
+    for old in loaded.lock().add(name) {
+        shared.served.lock().adapters.remove(&old);
+        tell(old, None);
+    }
+    tell(name.clone(), Some(weights.clone()));
+    shared.served.lock().adapters.insert(name.clone(), LoadedAdapter { folder: folder.to_owned(), weights });
+    replies
 }
 
 impl Tinker {
@@ -72,6 +122,7 @@ impl Tinker {
             models: Mutex::default(),
             samples: Mutex::default(),
             next_sample: AtomicU64::new(0),
+            loaded: Arc::default(),
         });
         for folder in journal::loaded(&tinker.ground.models)? {
             let (journal, journaled) = Journal::open(&folder)?;
@@ -84,15 +135,13 @@ impl Tinker {
 
     /// Gives weights to the engine that samples, and waits until it has them.
     fn install(&self) -> Install {
-        let shared = Arc::downgrade(&self.shared);
+        let (shared, loaded) = (Arc::downgrade(&self.shared), self.loaded.clone());
         Arc::new(move |name: &str, weights: Arc<FrozenWeights>, folder: &Path| {
             let Some(shared) = shared.upgrade() else { return };
             let _order = shared.changing.blocking_lock();
-            let (name, (reply, done)): (Arc<str>, _) = (name.into(), oneshot::channel());
-            shared.send(Command::Adapter { name: name.clone(), weights: Some(weights.clone()), reply });
-            // It never comes if the server is stopping.
-            if done.blocking_recv().is_ok() {
-                shared.served.lock().adapters.insert(name, LoadedAdapter { folder: folder.to_owned(), weights });
+            for reply in load(&shared, &loaded, &name.into(), weights, folder) {
+                // It never comes if the server is stopping.
+                reply.blocking_recv().ok();
             }
         })
     }

@@ -26,7 +26,10 @@ pub(super) enum Answer {
     Pass(PassOutput),
     Samples(SampleResponse),
     /// Why it failed, and whether the request was at fault.
-    Failed { why: String, of_request: bool },
+    Failed {
+        why: String,
+        of_request: bool,
+    },
 }
 
 impl Answer {

@@ -168,7 +168,8 @@ struct JsonPass {
 
 /// A pass in either dialect.
 async fn forward_backward(State(tinker): Of, headers: HeaderMap, body: Bytes) -> Reply {
-    let is = |name, value: &str| headers.get(name).and_then(|found| found.to_str().ok()).is_some_and(|found| found.contains(value));
+    let is =
+        |name, value: &str| headers.get(name).and_then(|found| found.to_str().ok()).is_some_and(|found| found.contains(value));
     if !is(CONTENT_TYPE, proto::MEDIA_TYPE) {
         return json_pass(&tinker, &body, false).await;
     }
@@ -219,7 +220,9 @@ struct Save {
 fn named(name: &str) -> Result<String, Refusal> {
     match is_name(name) {
         true => Ok(name.to_owned()),
-        false => Err(Refusal::bad(format!("the name {:?} has other characters than letters, digits, - _ and .", super::short(name)))),
+        false => {
+            Err(Refusal::bad(format!("the name {:?} has other characters than letters, digits, - _ and .", super::short(name))))
+        }
     }
 }
 
@@ -337,7 +340,8 @@ async fn retrieve(State(tinker): Of, headers: HeaderMap, body: Bytes) -> Reply {
     let Some(answer) = answer else {
         return Ok(reply::page(&json!({"type": "try_again", "request_id": request_id, "queue_state": "active"})));
     };
-    let protobuf = headers.get(ACCEPT).and_then(|accept| accept.to_str().ok()).is_some_and(|accept| accept.contains(proto::MEDIA_TYPE));
+    let protobuf =
+        headers.get(ACCEPT).and_then(|accept| accept.to_str().ok()).is_some_and(|accept| accept.contains(proto::MEDIA_TYPE));
     let wire = |bytes: Vec<u8>| ([(CONTENT_TYPE, proto::MEDIA_TYPE)], bytes).into_response();
     Ok(match &*answer {
         Answer::Json(page) => reply::page(page),
@@ -377,7 +381,8 @@ fn run_of(tinker: &Tinker, id: &str, rank: usize) -> Value {
 }
 
 async fn training_runs(State(tinker): Of) -> Reply {
-    let runs: Vec<Value> = tinker.models.lock().values().map(|model| run_of(&tinker, &model.record.id, model.record.lora.rank)).collect();
+    let runs: Vec<Value> =
+        tinker.models.lock().values().map(|model| run_of(&tinker, &model.record.id, model.record.lora.rank)).collect();
     let count = runs.len();
     Ok(reply::page(&json!({"training_runs": runs, "cursor": {"offset": 0, "limit": count, "total_count": count}})))
 }

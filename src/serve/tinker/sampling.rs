@@ -7,17 +7,17 @@ use std::time::Duration;
 
 use parking_lot::Mutex;
 use rollflow_tinker::message::{SampleRequest, SampleResponse, Sequence, Stop, StopReason};
-use tokio::sync::{Notify, oneshot};
+use tokio::sync::Notify;
 
-use super::Tinker;
 use super::operation::Answer;
 use super::trained::is_name;
+use super::{Loaded, Tinker};
 use crate::engine::{FinishReason, SamplingParams};
 use crate::model::{FrozenWeights, load_adapter};
 use crate::serve::control::blocking;
 use crate::serve::reply::Refusal;
-use crate::serve::shared::{Ask, LoadedAdapter};
-use crate::serve::worker::{AdapterName, Command, End};
+use crate::serve::shared::Ask;
+use crate::serve::worker::{AdapterName, End};
 
 /// Samples whose answers are kept.
 const KEPT: usize = 4096;
@@ -42,6 +42,30 @@ impl SampleFuture {
             tokio::time::timeout(limit, answered).await.ok();
         }
         self.answer.lock().clone()
+    }
+}
+
+/// A request for samples of a session, which is not unloaded meanwhile.
+struct Active(Arc<Mutex<Loaded>>, Option<Arc<str>>);
+
+impl Active {
+    fn new(loaded: &Arc<Mutex<Loaded>>, session: Option<&Arc<str>>) -> Self {
+        if let Some(session) = session {
+            *loaded.lock().active.entry(session.clone()).or_default() += 1;
+        }
+        Active(loaded.clone(), session.cloned())
+    }
+}
+
+impl Drop for Active {
+    fn drop(&mut self) {
+        let Some(session) = &self.1 else { return };
+        let mut loaded = self.0.lock();
+        let Some(count) = loaded.active.get_mut(session) else { return };
+        *count -= 1;
+        if *count == 0 {
+            loaded.active.remove(session);
+        }
     }
 }
 
@@ -77,10 +101,10 @@ impl Tinker {
             };
             blocking(load).await?
         };
-        let (name, given): (Arc<str>, _) = (session.into(), weights.clone());
-        let own = name.clone();
-        shared.call(|reply: oneshot::Sender<()>| Command::Adapter { name: own, weights: Some(given), reply }).await?;
-        shared.served.lock().adapters.insert(name.clone(), LoadedAdapter { folder, weights });
+        let name: Arc<str> = session.into();
+        for reply in super::load(shared, &self.loaded, &name, weights, &folder) {
+            reply.await.map_err(|_| shared.gone())?;
+        }
         Ok(Some(name))
     }
 
@@ -95,16 +119,24 @@ impl Tinker {
             (None, None) => None,
         };
         if request.topk_prompt_logprobs > 0 || request.topk_sample_logprobs > 0 {
-            return Err(Refusal::bad("only log-probabilities of sampled tokens and of the prompt are available, not the likeliest"));
+            return Err(Refusal::bad(
+                "only log-probabilities of sampled tokens and of the prompt are available, not the likeliest",
+            ));
         }
         let prompt = request.prompt.tokens();
-        let prompt = prompt.map_err(|kind| Refusal::bad(format!("a piece of the prompt is of kind {kind:?}; only text is understood")))?;
+        let prompt =
+            prompt.map_err(|kind| Refusal::bad(format!("a piece of the prompt is of kind {kind:?}; only text is understood")))?;
         let prompt: Option<Vec<u32>> = prompt.into_iter().map(|token| u32::try_from(token).ok()).collect();
         let prompt: Arc<[u32]> = prompt.ok_or_else(|| Refusal::bad("the prompt has a token that is no token"))?.into();
         let params = self.params(&request, prompt.len())?;
         let samples = u32::try_from(request.num_samples).map_err(|_| Refusal::bad("num_samples is too large"))?;
         let seed = request.sampling_params.seed;
         let ask = Ask { rid: None, prompts: vec![prompt.clone()], samples, params, seed, adapter: adapter.clone() };
+        let active = Active::new(&self.loaded, adapter.as_ref());
+        // Before it counts as active it may have been unloaded.
+        if let Some(name) = &adapter {
+            self.adapter(name).await?;
+        }
         let mut ticket = self.shared.submit(ask)?;
         let future = Arc::new(SampleFuture::default());
         let number = self.next_sample.fetch_add(1, Ordering::Relaxed);
@@ -117,6 +149,7 @@ impl Tinker {
         }
         let (tinker, scores) = (self.clone(), request.prompt_logprobs.unwrap_or(false));
         tokio::spawn(async move {
+            let _active = active;
             let sampled = async {
                 let prompt_logprobs = match scores {
                     true => {

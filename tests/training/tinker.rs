@@ -1,0 +1,319 @@
+//! Training over the Tinker API: the same as in this process, through faults, and after a restart.
+
+use std::net::TcpListener;
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use axum::Router;
+use axum::body::{Body, Bytes};
+use axum::extract::{Request, State};
+use axum::http::{Method, StatusCode};
+use axum::response::{IntoResponse, Response};
+use futures_util::stream;
+use rollflow::algo::{Aggregation, CrossEntropy, Dapo, Grpo, Gspo, KlLoss, Loss, OffPolicy, PolicyLoss, Schedule};
+use rollflow::data::{Sample, Tokenizer};
+use rollflow::model::Lora;
+use rollflow::net::{Client, Endpoint, Server};
+use rollflow::serve::{ModelServer, ServeConfig, TinkerSettings};
+use rollflow::tinker::{Encoding, LoraConfig, Patience, Reduction, TinkerBackend, TinkerConfig, TinkerService};
+use rollflow::train::{
+    AdamW, LocalBackend, LocalConfig, NonFinitePolicy, Policy, SaveCheckpoint, TrainBatch, TrainingBackend, collate,
+};
+
+const LORA: LoraConfig = LoraConfig { rank: 4, seed: Some(7), train_unembed: false, train_mlp: true, train_attn: true };
+
+fn policy() -> Policy {
+    let weights = crate::tiny::weights(3).freeze();
+    Policy::new(crate::tiny::model(), weights, Tokenizer::characters("0123456789", 16).unwrap()).unwrap()
+}
+
+fn serve(state: &Path) -> ModelServer {
+    serve_at(state, "127.0.0.1:0")
+}
+
+fn serve_at(state: &Path, address: &str) -> ModelServer {
+    let config = ServeConfig {
+        name: "tiny".to_owned(),
+        folder: state.to_owned(),
+        slots: 8,
+        prompts: 2,
+        max_queue: 64,
+        threads: 1,
+        context: None,
+        seed: 0,
+        uploads: std::env::temp_dir(),
+        store: None,
+        tinker: Some(TinkerSettings { state: state.to_owned(), max_models: 1_000_000 }),
+        token: None,
+    };
+    ModelServer::start(&policy(), TcpListener::bind(address).unwrap(), config).unwrap()
+}
+
+fn patience() -> Patience {
+    Patience { pause: Duration::from_millis(1), ..Patience::default() }
+}
+
+fn open(address: std::net::SocketAddr) -> TinkerService {
+    TinkerService::open(Endpoint::new(format!("http://{address}")), None, None, LORA, patience()).unwrap()
+}
+
+fn adamw() -> AdamW {
+    AdamW { epsilon: 1e-6, weight_decay: 0.01, ..AdamW::default() }
+}
+
+fn remote(service: &TinkerService, loss: Arc<dyn Loss>) -> TinkerBackend {
+    let config = TinkerConfig {
+        loss,
+        off_policy: OffPolicy::default(),
+        adamw: adamw(),
+        schedule: Schedule::constant(0.01),
+        max_grad_norm: Some(0.5),
+        non_finite: NonFinitePolicy::Stop,
+    };
+    TinkerBackend::new(service, LORA, config).unwrap()
+}
+
+fn local(loss: Arc<dyn Loss>) -> LocalBackend {
+    let lora = Lora::new(LORA.rank, 32.0, &["all-linear"]).unwrap();
+    let config = LocalConfig {
+        loss,
+        adamw: adamw(),
+        max_grad_norm: Some(0.5),
+        threads: Some(1),
+        ..LocalConfig::new(CrossEntropy, Schedule::constant(0.01))
+    };
+    policy().adapted(lora, 7).unwrap().backend(config).unwrap()
+}
+
+fn batch(step: u64, reference: bool) -> TrainBatch {
+    let shapes: Vec<(usize, usize)> = (0..6).map(|at| (1 + (at + step as usize) % 4, 1 + at % 5)).collect();
+    let mut samples: Vec<Sample> = crate::tiny::rollouts(&shapes, step);
+    for sample in samples.iter_mut().filter(|_| reference) {
+        sample.ref_log_probs = sample.log_probs.iter().map(|value| value - 0.1).collect();
+    }
+    collate(&samples, Aggregation::TokenMean).unwrap()
+}
+
+fn close(what: &str, one: f64, other: f64, tolerance: f64) {
+    assert!((one - other).abs() <= tolerance * (1.0 + other.abs()), "{what}: {one} and {other}");
+}
+
+#[test]
+fn every_loss_trains_on_a_server_as_in_this_process_over_twenty_steps() {
+    let state = tempfile::tempdir().unwrap();
+    let server = serve(state.path());
+    let service = open(server.address());
+    let found = service.dialect();
+    assert_eq!((found.encoding, found.reduction), (Encoding::Protobuf, Reduction::Sum));
+    assert!(found.recognises_repeats && found.clips && found.reports_norm && !found.sampling_disturbs, "{found:?}");
+    let kl = PolicyLoss { kl_loss: Some(KlLoss { beta: 0.1, ..KlLoss::default() }), ..Grpo::default().into() };
+    let losses: [(&str, Arc<dyn Loss>); 5] = [
+        ("cross-entropy", Arc::new(CrossEntropy)),
+        ("grpo", Arc::new(Grpo::default())),
+        ("dapo", Arc::new(PolicyLoss::from(Dapo::default()))),
+        ("gspo", Arc::new(PolicyLoss::from(Gspo::default()))),
+        ("kl", Arc::new(kl)),
+    ];
+    for (name, loss) in losses {
+        let (there, here) = (remote(&service, loss.clone()), local(loss));
+        for step in 0..20 {
+            let batch = Arc::new(batch(step, name == "kl"));
+            let (one, other) =
+                (there.forward_backward(batch.clone()).wait().unwrap(), here.forward_backward(batch.clone()).wait().unwrap());
+            close(&format!("{name}, loss of step {step}"), one.loss, other.loss, 1e-4);
+            assert!(one.entropy.is_nan(), "what a server can't know is unknown");
+            let (one, other) = (there.optim_step().wait().unwrap(), here.optim_step().wait().unwrap());
+            close(&format!("{name}, gradient of step {step}"), one.grad_norm, other.grad_norm, 1e-3);
+            close(&format!("{name}, clipped gradient of step {step}"), one.grad_norm_clipped, other.grad_norm_clipped, 1e-3);
+            let scores = |backend: &dyn Fn() -> Vec<Vec<f64>>| backend().concat();
+            let one = scores(&|| there.score(batch.clone()).wait().unwrap());
+            let other = scores(&|| here.score(batch.clone()).wait().unwrap());
+            one.iter().zip(&other).for_each(|(one, other)| close(&format!("{name}, step {step}"), *one, *other, 2e-4));
+        }
+    }
+}
+
+/// Negative control of the test above: another gradient is told apart.
+#[test]
+#[should_panic(expected = "gradient of step")]
+fn another_loss_is_not_taken_for_the_same() {
+    let state = tempfile::tempdir().unwrap();
+    let server = serve(state.path());
+    let service = open(server.address());
+    let (there, here) = (remote(&service, Arc::new(CrossEntropy)), local(Arc::new(Grpo::default())));
+    let batch = Arc::new(batch(0, false));
+    there.forward_backward(batch.clone()).wait().unwrap();
+    here.forward_backward(batch).wait().unwrap();
+    let (one, other) = (there.optim_step().wait().unwrap(), here.optim_step().wait().unwrap());
+    close("gradient of step 0", one.grad_norm, other.grad_norm, 1e-3);
+}
+
+#[test]
+fn a_loss_that_needs_the_whole_distribution_is_refused_by_name() {
+    let state = tempfile::tempdir().unwrap();
+    let server = serve(state.path());
+    let service = open(server.address());
+    let bonus = PolicyLoss { entropy_coef: 0.1, ..Grpo::default().into() };
+    let error = remote(&service, Arc::new(bonus)).forward_backward(Arc::new(batch(0, false))).wait().unwrap_err();
+    assert!(error.to_string().contains("entropies"), "{error}");
+    let hot = TrainBatch {
+        sequences: batch(0, false)
+            .sequences
+            .into_iter()
+            .map(|mut sequence| {
+                sequence.temperature = Some(0.7);
+                sequence
+            })
+            .collect(),
+        ..batch(0, false)
+    };
+    let error = remote(&service, Arc::new(CrossEntropy)).score(Arc::new(hot)).wait().unwrap_err();
+    assert!(error.to_string().contains("temperature 1"), "{error}");
+}
+
+/// Steps from `first` on, and the log-probabilities after each, to the bit.
+fn trained(backend: &TinkerBackend, steps: std::ops::Range<u64>) -> Vec<u64> {
+    let mut seen = Vec::new();
+    for step in steps {
+        let batch = Arc::new(batch(step, false));
+        let loss = backend.forward_backward(batch.clone()).wait().unwrap().loss;
+        backend.optim_step().wait().unwrap();
+        seen.push(loss.to_bits());
+        seen.extend(backend.score(batch).wait().unwrap().concat().into_iter().map(f64::to_bits));
+    }
+    seen
+}
+
+#[test]
+fn a_run_goes_on_from_its_checkpoint_to_the_bit_law_c1() {
+    let (state, run) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let server = serve(state.path());
+    let service = open(server.address());
+    let whole = trained(&remote(&service, Arc::new(Grpo::default())), 0..4);
+    let first = remote(&service, Arc::new(Grpo::default()));
+    let mut parts = trained(&first, 0..2);
+    first.snapshot().wait().unwrap();
+    let saved = first.save_checkpoint(SaveCheckpoint { run_folder: run.path().to_owned(), step: 2, ..Default::default() });
+    let saved = saved.wait().unwrap();
+    drop((first, service));
+    let service = open(server.address());
+    let second = remote(&service, Arc::new(Grpo::default()));
+    let metadata = second.load_checkpoint(&saved).wait().unwrap();
+    assert_eq!((metadata.step, metadata.weight_version, second.state().step), (2, 1, 2));
+    parts.extend(trained(&second, 2..4));
+    assert_eq!(parts, whole);
+}
+
+#[test]
+fn a_server_that_starts_again_has_its_models_to_the_bit() {
+    let state = tempfile::tempdir().unwrap();
+    let server = serve_at(state.path(), "127.0.0.1:0");
+    let (address, service) = (server.address(), open(server.address()));
+    // More updates than a journal keeps, so that the snapshot counts, too.
+    let (before, after) = (0..40, 40..44);
+    let whole = remote(&service, Arc::new(Grpo::default()));
+    trained(&whole, before.clone());
+    let whole = trained(&whole, after.clone());
+    let backend = remote(&service, Arc::new(Grpo::default()));
+    trained(&backend, before);
+    // The gradient of this pass is in the journal alone.
+    drop(backend.forward_backward(Arc::new(batch(40, false))));
+    drop(server);
+    let server = serve_at(state.path(), &address.to_string());
+    backend.optim_step().wait().unwrap();
+    let mut again = vec![whole[0]];
+    again.extend(backend.score(Arc::new(batch(40, false))).wait().unwrap().concat().into_iter().map(f64::to_bits));
+    again.extend(trained(&backend, 41..44));
+    assert_eq!(again, whole);
+    drop(server);
+}
+
+/// A proxy that fails as its seed says.
+struct Faults {
+    client: Client,
+    seed: AtomicU64,
+    count: AtomicU64,
+}
+
+/// A number below `below`, of the seed and the request's number.
+fn draw(seed: u64, count: u64, below: u64) -> u64 {
+    let mut state = seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) ^ count.wrapping_mul(0xBF58_476D_1CE4_E5B9);
+    state = (state ^ (state >> 31)).wrapping_mul(0x94D0_49BB_1331_11EB);
+    ((state ^ (state >> 29)) >> 8) % below
+}
+
+async fn faulty(State(faults): State<Arc<Faults>>, request: Request) -> Response {
+    let (seed, count) = (faults.seed.load(Ordering::Relaxed), faults.count.fetch_add(1, Ordering::Relaxed));
+    let (parts, body) = request.into_parts();
+    let path = parts.uri.path().to_owned();
+    let body: Bytes = axum::body::to_bytes(body, usize::MAX).await.unwrap();
+    let failed = |status: u16| StatusCode::from_u16(status).unwrap().into_response();
+    let mut headers = parts.headers.clone();
+    for name in ["host", "content-length", "connection"] {
+        headers.remove(name);
+    }
+    let pass_on = async || {
+        let body = (parts.method == Method::POST).then(|| body.to_vec());
+        let mut answer = faults.client.request(parts.method.clone(), &path, headers.clone(), body).await.unwrap();
+        let (status, kind) = (answer.status(), answer.headers().get("content-type").cloned());
+        let mut page = Vec::new();
+        while let Some(chunk) = answer.chunk().await.unwrap() {
+            page.extend_from_slice(&chunk);
+        }
+        (status, kind, page)
+    };
+    let cut = |page: Vec<u8>| {
+        let half = Bytes::copy_from_slice(&page[..page.len() / 2]);
+        let broken = [Ok(half), Err(std::io::Error::other("cut"))];
+        Body::from_stream(stream::iter(broken)).into_response()
+    };
+    // A session's beginning is left alone: nothing of it is numbered.
+    let early = ["create_session", "get_server_capabilities"].iter().any(|name| path.ends_with(name));
+    match if early { 9 } else { draw(seed, count, 20) } {
+        0 => failed(500),
+        1 => failed(503),
+        2 => {
+            pass_on().await;
+            failed(502)
+        }
+        3 => cut(pass_on().await.2),
+        4 => cut(Vec::new()),
+        5 if path.ends_with("retrieve_future") => (
+            [("content-type", "application/json")],
+            r#"{"type": "try_again", "request_id": "", "queue_state": "paused_capacity"}"#,
+        )
+            .into_response(),
+        6 => {
+            // Twice, as a client does that lost the first answer.
+            pass_on().await;
+            let (status, kind, page) = pass_on().await;
+            (status, [("content-type", kind.unwrap())], page).into_response()
+        }
+        _ => {
+            let (status, kind, page) = pass_on().await;
+            (status, kind.map(|kind| [("content-type", kind)]), page).into_response()
+        }
+    }
+}
+
+/// A third of the requests fail. TINKER_SEEDS=10000 takes an hour.
+#[test]
+fn no_fault_of_the_network_does_a_step_twice_or_not_at_all() {
+    let seeds: u64 = std::env::var("TINKER_SEEDS").ok().and_then(|seeds| seeds.parse().ok()).unwrap_or(40);
+    let state = tempfile::tempdir().unwrap();
+    let server = serve(state.path());
+    let expected = trained(&remote(&open(server.address()), Arc::new(Grpo::default())), 0..2);
+    let client = Client::new("server", Endpoint::new(format!("http://{}", server.address()))).unwrap();
+    let faults = Arc::new(Faults { client, seed: AtomicU64::new(0), count: AtomicU64::new(0) });
+    let router = Router::new().fallback(faulty).with_state(faults.clone());
+    let proxy = Server::start(TcpListener::bind("127.0.0.1:0").unwrap(), router).unwrap();
+    for seed in 0..seeds {
+        faults.seed.store(seed, Ordering::Relaxed);
+        faults.count.store(0, Ordering::Relaxed);
+        let service = open(proxy.address());
+        let backend = remote(&service, Arc::new(Grpo::default()));
+        assert_eq!(trained(&backend, 0..2), expected, "seed {seed}");
+    }
+}
