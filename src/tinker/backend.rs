@@ -14,8 +14,8 @@ use std::time::Duration;
 
 use crossbeam_channel::Sender;
 use parking_lot::Mutex;
-use rollflow_tinker::TinkerError;
 use rollflow_tinker::message::{AdamParams, Datum, LoraConfig, Tensor};
+use rollflow_tinker::{Connection, Patience, TinkerError};
 use serde::{Deserialize, Serialize};
 
 use super::dialect::{Dialect, Reduction};
@@ -23,11 +23,14 @@ use super::model::{CROSS_ENTROPY, IMPORTANCE_SAMPLING, RemoteModel};
 use super::service::TinkerService;
 use crate::algo::{Loss, OffPolicy, Schedule};
 use crate::flow::caught;
-use crate::net::Tasks;
+use crate::net::{Endpoint, Tasks};
 use crate::train::{
     AdamW, Algorithm, BackendState, CheckpointMetadata, ForwardBackward, NonFinitePolicy, OptimStep, SaveCheckpoint,
     SavedCheckpoint, Snapshot, TrainBatch, TrainError, TrainFuture, TrainSequence, TrainingBackend, checkpoint, promise,
 };
+
+/// First bytes of what gzip compressed.
+const GZIP: [u8; 2] = [0x1f, 0x8b];
 
 /// Longest time for which the end of a run waits for the server.
 const GOODBYE: Duration = Duration::from_secs(5);
@@ -66,6 +69,9 @@ struct Address {
     server: String,
     /// Path of the weights and the optimizer on it.
     path: String,
+    /// Path of the weights for sampling, which can be downloaded.
+    #[serde(default)]
+    sampler_path: Option<String>,
     /// The model that was trained.
     base_model: String,
     /// Rank of the adapters.
@@ -341,9 +347,12 @@ impl Worker {
         // Of no other save: a name that is taken is refused.
         let since = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
         let name = format!("{}-{:x}", checkpoint::step_folder(step), since.as_nanos());
-        let path = self.tasks.block_on(self.model.save(&name))?;
+        let (path, sampler_path) = self.tasks.block_on(async {
+            let path = self.model.save(&name).await?;
+            Ok::<_, TinkerError>((path, Some(self.model.save_for_sampler(&name).await?)))
+        })?;
         let server = self.model.connection.address().to_owned();
-        let address = Address { server, path, base_model: self.base_model.clone(), rank: self.lora.rank };
+        let address = Address { server, path, sampler_path, base_model: self.base_model.clone(), rank: self.lora.rank };
         let metadata =
             CheckpointMetadata { step: self.step, weight_version: self.version, metrics, ..CheckpointMetadata::default() };
         checkpoint::write(&run_folder.join(checkpoint::CHECKPOINTS), step, metadata, |folder| {
@@ -383,6 +392,27 @@ fn datum(sequence: &TrainSequence) -> Datum {
         (all[row], weights[row]) = (target, 1.0);
     }
     Datum::new(inputs.clone(), [("target_tokens", Tensor::Ints(all)), ("weights", Tensor::Floats(weights))])
+}
+
+/// Downloads the adapters of a checkpoint from the server that has them, unpacked into `to`, which
+/// must not exist. `key` is an API key. Blocks.
+///
+/// # Errors
+/// The folder is no checkpoint of a [`TinkerBackend`], or the server does not have the weights.
+pub fn download(checkpoint: &Path, key: Option<&str>, ca_file: Option<&Path>, to: &Path) -> Result<(), TrainError> {
+    let file = checkpoint.join(ADDRESS);
+    let text = std::fs::read(&file).map_err(TrainError::io(&file))?;
+    let address: Address = serde_json::from_slice(&text).map_err(|error| TrainError::malformed(&file, error))?;
+    let path = address.sampler_path.ok_or_else(|| TrainError::malformed(&file, "it names no weights for sampling"))?;
+    let mut endpoint = Endpoint::new(address.server);
+    endpoint.ca_file = ca_file.map(Path::to_owned);
+    let tasks = Tasks::new().map_err(TrainError::io(&file))?;
+    let archive = tasks.block_on(async { Connection::open(endpoint, key, Patience::default()).await?.archive(&path).await })?;
+    let unpacked = match archive.starts_with(&GZIP) {
+        true => tar::Archive::new(flate2::read::GzDecoder::new(&archive[..])).unpack(to),
+        false => tar::Archive::new(&archive[..]).unpack(to),
+    };
+    unpacked.map_err(TrainError::io(to))
 }
 
 impl TrainingBackend for TinkerBackend {

@@ -10,7 +10,7 @@ mod engine;
 mod model;
 mod service;
 
-pub use backend::{ADDRESS, SamplerWeights, TinkerBackend, TinkerConfig};
+pub use backend::{ADDRESS, SamplerWeights, TinkerBackend, TinkerConfig, download};
 pub use dialect::{Dialect, Reduction};
 pub use engine::TinkerEngine;
 pub use rollflow_tinker::message::LoraConfig;

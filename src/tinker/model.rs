@@ -169,6 +169,12 @@ impl RemoteModel {
         self.connection.text(&answer, "sampling_session_id", "save_weights_for_sampler")
     }
 
+    /// Saves the present weights for sampling under a name, and returns their path.
+    pub async fn save_for_sampler(&self, name: &str) -> Result<String, TinkerError> {
+        let answer = self.weights("save_weights_for_sampler", json!({"path": name}), Effect::Changes).await?;
+        self.connection.text(&answer, "path", "save_weights_for_sampler")
+    }
+
     /// Unloads the model.
     pub async fn unload(&self) -> Result<(), TinkerError> {
         let body = json!({"model_id": self.id, "type": "unload_model"});

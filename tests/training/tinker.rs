@@ -230,6 +230,70 @@ fn a_server_that_starts_again_has_its_models_to_the_bit() {
     drop(server);
 }
 
+/// On a server of another kind, from the adapters that it draws: TINKER_URL and TINKER_MODEL, its
+/// address and the folder of its model. `make test-tinker` does it.
+#[test]
+#[ignore = "needs a server"]
+fn another_server_trains_as_this_process_does_over_twenty_steps() {
+    let [url, folder] = ["TINKER_URL", "TINKER_MODEL"].map(|name| std::env::var(name).unwrap());
+    let lora = LoraConfig { rank: 8, ..LORA };
+    let service = TinkerService::open(Endpoint::new(url), None, None, lora, Patience::default()).unwrap();
+    println!("{:?}", service.dialect());
+    let base = Policy::load(&folder).unwrap();
+    for (name, loss) in [("cross-entropy", Arc::new(CrossEntropy) as Arc<dyn Loss>), ("grpo", Arc::new(Grpo::default()))] {
+        let config = TinkerConfig {
+            loss: loss.clone(),
+            off_policy: OffPolicy::default(),
+            adamw: adamw(),
+            schedule: Schedule::constant(0.003),
+            // SkyRL clips no gradient.
+            max_grad_norm: None,
+            non_finite: NonFinitePolicy::Stop,
+        };
+        let there = TinkerBackend::new(&service, lora, config).unwrap();
+        let run = tempfile::tempdir().unwrap();
+        let saved = there.save_checkpoint(SaveCheckpoint { run_folder: run.path().to_owned(), step: 0, ..Default::default() });
+        let adapter = run.path().join("adapter");
+        rollflow::tinker::download(&saved.wait().unwrap(), None, None, &adapter).unwrap();
+        named_base(&adapter, Path::new(&folder));
+        let config = LocalConfig {
+            loss,
+            adamw: adamw(),
+            max_grad_norm: None,
+            threads: Some(1),
+            ..LocalConfig::new(CrossEntropy, Schedule::constant(0.003))
+        };
+        let begun = base.adapted(Lora::new(8, 32.0, &["all-linear"]).unwrap(), 0).unwrap();
+        let here = begun.with_weights_of(&adapter).unwrap().backend(config).unwrap();
+        let mut worst: [f64; 3] = [0.0; 3];
+        for step in 0..20 {
+            let batch = Arc::new(batch(step, false));
+            let (one, other) =
+                (there.forward_backward(batch.clone()).wait().unwrap(), here.forward_backward(batch.clone()).wait().unwrap());
+            let gap = |one: f64, other: f64| (one - other).abs() / (1.0 + other.abs());
+            worst[0] = worst[0].max(gap(one.loss, other.loss));
+            let (one, other) = (there.optim_step().wait().unwrap(), here.optim_step().wait().unwrap());
+            worst[1] = worst[1].max(gap(one.grad_norm, other.grad_norm));
+            let (one, other) = (there.score(batch.clone()).wait().unwrap(), here.score(batch).wait().unwrap());
+            for (one, other) in one.concat().into_iter().zip(other.concat()) {
+                worst[2] = worst[2].max(gap(one, other));
+            }
+        }
+        println!("{name}: largest differences of loss, gradient's norm and log-probability: {:.1e} {:.1e} {:.1e}", worst[0], worst[1], worst[2]);
+        // SkyRL has one A for gate and up, which takes the sum of their gradients.
+        assert!(worst[0] < 1e-3 && worst[1] < 5e-2 && worst[2] < 1e-2, "{name}: {worst:?}");
+    }
+}
+
+/// A server may name the base model by an address of its own, and leave out what is the default.
+fn named_base(adapter: &Path, folder: &Path) {
+    let file = adapter.join("adapter_config.json");
+    let mut config: serde_json::Value = serde_json::from_slice(&std::fs::read(&file).unwrap()).unwrap();
+    config["base_model_name_or_path"] = folder.to_string_lossy().into_owned().into();
+    config["target_modules"] = serde_json::json!(["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]);
+    std::fs::write(file, config.to_string()).unwrap();
+}
+
 /// A proxy that fails as its seed says.
 struct Faults {
     client: Client,

@@ -3,8 +3,9 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use reqwest::header::{ACCEPT, CONTENT_TYPE, HeaderMap, HeaderName, HeaderValue};
-use rollflow_net::{Answer, Client, Endpoint, Fault, RemoteError, Tasks, backoff, message, now};
+use reqwest::Method;
+use reqwest::header::{ACCEPT, CONTENT_TYPE, HeaderMap, HeaderName, HeaderValue, LOCATION};
+use rollflow_net::{Answer, Client, Endpoint, Fault, RemoteError, Tasks, backoff, bare_client, message, now};
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 
@@ -23,6 +24,9 @@ const HEARTBEAT: Duration = Duration::from_secs(10);
 
 /// Failures after which a server is taken to fail at protobuf.
 const FAILS: u32 = 3;
+
+/// Redirects on the way to an archive.
+const REDIRECTS: usize = 5;
 
 /// Longest pause before a retry.
 const LONGEST_PAUSE: Duration = Duration::from_secs(10);
@@ -115,6 +119,38 @@ impl Connection {
         opened.session = opened.text(&answer, "session_id", "create_session")?;
         opened.keep_alive();
         Ok(opened)
+    }
+
+    /// The archive of weights for sampling at this path, `tinker://…`: a tar file, which may be
+    /// compressed by gzip.
+    ///
+    /// # Errors
+    /// The server does not have it.
+    pub async fn archive(&self, path: &str) -> Result<Vec<u8>, TinkerError> {
+        let (run, rest) = path.strip_prefix("tinker://").and_then(|path| path.split_once('/')).unwrap_or((path, ""));
+        let mut next = format!("/api/v1/training_runs/{run}/checkpoints/{rest}/archive");
+        for _ in 0..REDIRECTS {
+            let mut answer = match next.strip_prefix(self.client.base()) {
+                Some(here) => self.client.request(Method::GET, here, self.headers.clone(), None).await?,
+                None if next.starts_with('/') => self.client.request(Method::GET, &next, self.headers.clone(), None).await?,
+                // A signed address of a store, which gets no key.
+                None => {
+                    let http = bare_client(None, CALL).map_err(|fault| RemoteError::new(self.name(), fault))?;
+                    http.get(&next).send().await.map_err(|error| self.client.broken(error))?
+                }
+            };
+            let mut page = Vec::new();
+            let (status, location) = (answer.status().as_u16(), answer.headers().get(LOCATION).cloned());
+            while let Some(chunk) = answer.chunk().await.map_err(|error| self.client.broken(error))? {
+                page.extend_from_slice(&chunk);
+            }
+            match (status, location.as_ref().and_then(|location| location.to_str().ok())) {
+                (200..300, _) => return Ok(page),
+                (300..400, Some(location)) => next = location.to_owned(),
+                _ => return Err(self.client.refusal("downloading weights", status, &String::from_utf8_lossy(&page)).into()),
+            }
+        }
+        Err(self.nonsense("downloading weights", "one redirect after another".to_owned(), &next))
     }
 
     fn keep_alive(&self) {

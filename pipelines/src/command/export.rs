@@ -1,10 +1,12 @@
 //! `rollflow export`.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail, ensure};
 use clap::Args;
 use rollflow::model::{Dtype, base_of, export_hf, folder_config, load_adapter, save_adapter};
+use rollflow::tinker;
+use rollflow::train::checkpoint::{self, CHECKPOINTS};
 use rollflow::train::companions;
 use rollflow::util::atomic_file;
 
@@ -32,6 +34,15 @@ pub struct Export {
     /// Write the adapters alone, as PEFT loads them, and not the model that they are merged into.
     #[arg(long, conflicts_with_all = ["dtype", "max_shard_size"])]
     adapter: bool,
+    /// Environment variable with the API key of the server that trained the run (trainer.key_env).
+    #[arg(long, value_name = "NAME")]
+    key_env: Option<String>,
+}
+
+/// The newest checkpoint of a run, or a checkpoint, whose weights are on a server of the Tinker API.
+fn elsewhere(from: &Path) -> Result<Option<PathBuf>> {
+    let newest = checkpoint::latest(&from.join(CHECKPOINTS))?;
+    Ok([Some(from.to_owned()), newest].into_iter().flatten().find(|folder| folder.join(tinker::ADDRESS).is_file()))
 }
 
 /// `2GB` in bytes; units are powers of 1000, as in transformers.
@@ -47,11 +58,24 @@ impl Export {
         out::line(&format!("exported {}", self.write()?.display()))
     }
 
+    /// Downloads the adapters of a run that a server of the Tinker API trained.
+    fn download(&self, checkpoint: &Path) -> Result<PathBuf> {
+        if !self.adapter {
+            return Err(refused("a server of the Tinker API trained this run, and has its adapters: give --adapter".to_owned()));
+        }
+        let key = self.key_env.as_ref().map(|name| std::env::var(name).with_context(|| format!("the environment has no {name}")));
+        tinker::download(checkpoint, key.transpose()?.as_deref(), None, &self.to).context("downloading the adapters")?;
+        Ok(checkpoint.to_owned())
+    }
+
     /// Writes the folder, all of it or nothing, and gives what it was made from.
     fn write(&self) -> Result<PathBuf> {
         if self.to.exists() {
             let why = format!("{} exists already, and nothing is overwritten; choose another folder", self.to.display());
             return Err(refused(why));
+        }
+        if let Some(checkpoint) = elsewhere(&self.from)? {
+            return self.download(&checkpoint);
         }
         let from = model_folder(&self.from)?;
         // A folder of adapters has no model.

@@ -1,0 +1,77 @@
+"""Runs loops of tinker-cookbook, unchanged, against a server: cookbook.py URL MODEL_NAME MODEL_FOLDER.
+
+Their data sets come from a hub, so `datasets.load_dataset` gives sums instead. Compares the first loss of the
+supervised loop with transformers on the same batch.
+"""
+import json
+import math
+import pathlib
+import sys
+import tempfile
+
+import datasets
+import torch
+import transformers
+from tinker_cookbook import model_info
+from tinker_cookbook.recipes import rl_loop, sl_loop
+
+url, name, folder = sys.argv[1:]
+model_info.get_recommended_renderer_name = lambda *_args, **_kwargs: "role_colon"
+sums = [(a, b) for a in range(10) for b in range(10)]
+chats = [[{"role": "user", "content": f"{a}+{b}="}, {"role": "assistant", "content": str(a + b)}] for a, b in sums]
+
+
+def load(path, *_args, **_kwargs):
+    if "gsm8k" in path:
+        columns = {"question": [f"{a}+{b}" for a, b in sums], "answer": [f"#### {a + b}" for a, b in sums]}
+    else:
+        columns = {"messages": chats}
+    return datasets.DatasetDict(train=datasets.Dataset.from_dict(columns))
+
+
+datasets.load_dataset = load
+out = pathlib.Path(tempfile.mkdtemp())
+
+
+def rows(log):
+    return [json.loads(line) for line in (log / "metrics.jsonl").read_text().splitlines()]
+
+
+def supervised():
+    log = out / "sl"
+    sl_loop.main(sl_loop.Config(
+        base_url=url, log_path=str(log), model_name=name, batch_size=10, learning_rate=3e-3, lora_rank=8, max_steps=8, save_every=5,
+        max_length=64,
+    ))
+    losses = [row["train_mean_nll"] for row in rows(log)]
+    assert losses[-1] < losses[0], losses
+    # The same batch by transformers: adapters begin without effect.
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    renderer = sl_loop.renderers.get_renderer("role_colon", tokenizer)
+    batch = load("")["train"].shuffle(seed=0).select(range(10))
+    total, tokens = 0.0, 0
+    for row in batch:
+        datum = sl_loop.conversation_to_datum(row["messages"], renderer, 64, sl_loop.renderers.TrainOnWhat.ALL_ASSISTANT_MESSAGES)
+        inputs = torch.tensor([datum.model_input.to_ints()])
+        targets = torch.tensor(datum.loss_fn_inputs["target_tokens"].data)
+        weights = torch.tensor(datum.loss_fn_inputs["weights"].data)
+        with torch.no_grad():
+            scores = model(inputs).logits[0].log_softmax(-1).gather(-1, targets[:, None])[:, 0]
+        total, tokens = total - float((scores * weights).sum()), tokens + float(weights.sum())
+    print(f"sl_loop: first loss {losses[0]:.6f}, by transformers {total / tokens:.6f}, last {losses[-1]:.4f}")
+    assert math.isclose(losses[0], total / tokens, rel_tol=1e-4), "the loss differs from that of transformers"
+
+
+def reinforced(loss):
+    log = out / loss
+    rl_loop.main(rl_loop.Config(
+        base_url=url, log_path=str(log), model_name=name, batch_size=10, group_size=4, learning_rate=1e-3, lora_rank=8, max_tokens=8,
+        loss_fn=loss, max_steps=3, save_every=2,
+    ))
+    print(f"rl_loop, {loss}: {len(rows(log))} steps")
+
+
+supervised()
+reinforced("importance_sampling")
+reinforced("cispo")
