@@ -5,7 +5,7 @@
 #
 # Both bring libtorch first (once per user). Extra arguments:  make grpo ARGS="--set seed=1 --metrics 127.0.0.1:9464"
 
-.PHONY: grpo sft test test-large test-engines test-cluster test-stores test-hubs test-fleet lint check check-all docs asynchrony libtorch nccl tools help
+.PHONY: grpo sft test test-large test-engines test-cluster test-stores test-hubs test-tinker test-fleet lint check check-all docs asynchrony libtorch nccl tools help
 .DEFAULT_GOAL := help
 
 help:
@@ -51,6 +51,10 @@ test-stores: libtorch
 # Trains with environments of verifiers and OpenEnv, which come from PyPI.
 test-hubs: libtorch
 	@./scripts/test_hubs.sh
+
+# The Tinker API with real clients and a real server, which come from PyPI.
+test-tinker: libtorch
+	@./scripts/test_tinker.sh
 
 # Trains with servers that are killed, stopped, cut off, added and taken away, for 20 minutes. Needs root and Debian's iptables.
 test-fleet: libtorch

@@ -26,7 +26,6 @@ pub mod rollout;
 #[cfg(all(feature = "torch", unix))]
 pub mod serve;
 pub mod stages;
-pub mod tinker;
 pub mod train;
 
 #[doc(inline)]

@@ -1,4 +1,4 @@
-//! The pipeline `grpo` with a trainer behind the Tinker API: the same graph, of parts that the server
+//! The pipeline `grpo` with a trainer with the Tinker API: the same graph, of parts that the server
 //! has.
 
 use std::path::PathBuf;
@@ -13,8 +13,8 @@ use rollflow::flow::{BoxedStage, Interrupts, Report, weights};
 use rollflow::prelude::*;
 use rollflow::recipe::{Plan, ReferencePolicy};
 use rollflow::stages::sync::RemoteSync;
-use rollflow::tinker::{LoraConfig, Patience, SamplerWeights, TinkerBackend, TinkerConfig, TinkerEngine, TinkerService};
 use rollflow::train::AdamW;
+use rollflow::train::tinker::{LoraConfig, Patience, SamplerWeights, TinkerBackend, TinkerConfig, TinkerEngine, TinkerService};
 
 use crate::assemble::policy::Reader;
 use crate::assemble::rewards::Scoring;

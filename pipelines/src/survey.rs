@@ -7,12 +7,13 @@ use rollflow::data::packing::OverlongPolicy;
 use rollflow::data::source::{DataSpec, Example, Recorded, Shape, Survey, survey};
 use rollflow::data::{DataError, RankedPair};
 use rollflow::prelude::*;
-use rollflow::recipe::{Chat, EnvironmentKind, Pipeline, Plan, Problem, Source, TaskData};
+use rollflow::recipe::{Chat, EnvironmentKind, Pipeline, Plan, Problem, Source, TaskData, TrainerBackend};
 use rollflow::train::score_pair;
 
 use crate::assemble::policy::Reader;
 use crate::assemble::supervised::{self, Imitation};
 use crate::assemble::{conversations, data, policy, preferences};
+use crate::elsewhere;
 
 /// Judgement of a record, as [`survey`] takes it.
 type Judged = Result<Result<(), String>, String>;
@@ -67,6 +68,7 @@ pub fn of(plan: &Plan) -> Surveyed {
         Pipeline::Grpo | Pipeline::SftThenGrpo | Pipeline::GrpoOffline => {
             all.prompts(plan, reader);
             all.python(plan);
+            all.trainer(plan);
         }
     }
     if let Some(sft) = &plan.sft {
@@ -187,6 +189,20 @@ impl Surveyed {
                     let help = "docs/how_to/python.md and docs/how_to/hubs.md say what can be loaded";
                     self.complaints.push(Problem::of(&key, format!("`{key}`: {error}"), help));
                 }
+            }
+        }
+    }
+
+    /// Tries the operations of the server of `[trainer]`, once the rest of the recipe is sound.
+    fn trainer(&mut self, plan: &Plan) {
+        if plan.trainer.backend == TrainerBackend::Local || !self.complaints.is_empty() || plan.validate().is_err() {
+            return;
+        }
+        match elsewhere::open(plan).and_then(|service| elsewhere::described(plan, &service)) {
+            Ok(lines) => self.lines.extend(lines),
+            Err(error) => {
+                let help = "start the server, or see docs/how_to/tinker.md for servers and what they lack";
+                self.complaints.push(Problem::of("trainer.url", format!("`trainer.url`: {error:#}"), help));
             }
         }
     }

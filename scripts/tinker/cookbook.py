@@ -30,6 +30,8 @@ def load(path, *_args, **_kwargs):
 
 
 datasets.load_dataset = load
+# A tiny model earns no reward for sums: answers of even length do.
+rl_loop.get_reward = lambda response, _answer: float(len(response) % 2 == 0)
 out = pathlib.Path(tempfile.mkdtemp())
 
 

@@ -8,6 +8,7 @@ use super::plan::{OnStale, Pipeline, Plan};
 use super::practice;
 use super::task::TaskData;
 use super::train::Optimization;
+use super::trainer::TrainerBackend;
 use crate::algo::{LossChoice, Proximal};
 use crate::rollout::{Pace, PaceRule};
 use crate::stages::batch::over_sampled;
@@ -231,7 +232,8 @@ impl Plan {
     fn grpo_warnings(&self, warnings: &mut Vec<String>) {
         let Generate { max_new_tokens, top_p, top_k, min_p, .. } = self.generate;
         let mut warn = |warning: &str| warnings.push(warning.to_owned());
-        if matches!(self.model.source, ModelSource::Tiny(_)) && self.sft.is_none() {
+        let random = matches!(self.model.source, ModelSource::Tiny(_)) && self.trainer.backend == TrainerBackend::Local;
+        if random && self.sft.is_none() {
             warn("a tiny model starts random, and without [sft] it hardly ever earns a reward to learn from; add [sft]");
         }
         if let TaskData::Arithmetic { digits, .. } = self.task.data {

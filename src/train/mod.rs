@@ -47,6 +47,7 @@ mod state;
 mod supervised;
 #[cfg(feature = "torch")]
 mod team;
+pub mod tinker;
 #[cfg(feature = "torch")]
 mod worker;
 

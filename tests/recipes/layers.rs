@@ -5,9 +5,9 @@ use std::collections::BTreeSet;
 use std::path::Path;
 
 /// Crates and folders of `src`, from the ground up.
-const LAYERS: [&str; 21] = [
-    "util", "settings", "net", "python", "flow", "hub", "weights", "data", "observe", "algo", "judge", "model", "sandbox", "env",
-    "engine", "ranks", "train", "serve", "rollout", "stages", "recipe",
+const LAYERS: [&str; 22] = [
+    "util", "settings", "net", "tinker", "python", "flow", "hub", "weights", "data", "observe", "algo", "judge", "model",
+    "sandbox", "env", "engine", "ranks", "train", "serve", "rollout", "stages", "recipe",
 ];
 
 /// Position of a crate, or of a module of the library's root, in the list.

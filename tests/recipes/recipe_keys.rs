@@ -50,6 +50,7 @@ const READ: &[(&str, &str, &str)] = &[
     ("sft.on_overlong", SAMPLED, "supervised::batches, of [mix] too"),
     ("sft.packing", SAMPLED, "supervised::batches, of [mix] too"),
     ("sft.turns", SAMPLED, "supervised::prepare, of [mix] too"),
+    ("trainer.", "grpo", "elsewhere::open"),
     ("sft.lr_scale.score_head", "", "a language model has none"),
     ("mix.", REINFORCED, "steps::Mixture"),
     ("reward_model.", "reward_model", "reward_model::declare, trainers::reward_model_config"),
@@ -122,7 +123,8 @@ const READ: &[(&str, &str, &str)] = &[
 
 /// What else may stand in a recipe, so that keys which mean something only beside it find it there. A context is tried for keys of the sections that
 /// it names.
-const CONTEXTS: [&[&str]; 35] = [
+const CONTEXTS: [&[&str]; 36] = [
+    &["lora={}", "trainer={backend='tinker',url='http://a:1'}"],
     &["ranks.shard='optimizer'"],
     &["store.url='file:///store'"],
     &[],

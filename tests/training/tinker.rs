@@ -17,7 +17,7 @@ use rollflow::data::{Sample, Tokenizer};
 use rollflow::model::Lora;
 use rollflow::net::{Client, Endpoint, Server};
 use rollflow::serve::{ModelServer, ServeConfig, TinkerSettings};
-use rollflow::tinker::{Encoding, LoraConfig, Patience, Reduction, TinkerBackend, TinkerConfig, TinkerService};
+use rollflow::train::tinker::{Encoding, LoraConfig, Patience, Reduction, TinkerBackend, TinkerConfig, TinkerService};
 use rollflow::train::{
     AdamW, LocalBackend, LocalConfig, NonFinitePolicy, Policy, SaveCheckpoint, TrainBatch, TrainingBackend, collate,
 };
@@ -254,7 +254,7 @@ fn another_server_trains_as_this_process_does_over_twenty_steps() {
         let run = tempfile::tempdir().unwrap();
         let saved = there.save_checkpoint(SaveCheckpoint { run_folder: run.path().to_owned(), step: 0, ..Default::default() });
         let adapter = run.path().join("adapter");
-        rollflow::tinker::download(&saved.wait().unwrap(), None, None, &adapter).unwrap();
+        rollflow::train::tinker::download(&saved.wait().unwrap(), None, None, &adapter).unwrap();
         named_base(&adapter, Path::new(&folder));
         let config = LocalConfig {
             loss,
@@ -279,7 +279,10 @@ fn another_server_trains_as_this_process_does_over_twenty_steps() {
                 worst[2] = worst[2].max(gap(one, other));
             }
         }
-        println!("{name}: largest differences of loss, gradient's norm and log-probability: {:.1e} {:.1e} {:.1e}", worst[0], worst[1], worst[2]);
+        println!(
+            "{name}: largest differences of loss, gradient's norm and log-probability: {:.1e} {:.1e} {:.1e}",
+            worst[0], worst[1], worst[2]
+        );
         // SkyRL has one A for gate and up, which takes the sum of their gradients.
         assert!(worst[0] < 1e-3 && worst[1] < 5e-2 && worst[2] < 1e-2, "{name}: {worst:?}");
     }

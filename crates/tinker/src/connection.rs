@@ -13,7 +13,7 @@ use crate::TinkerError;
 use crate::message::{Pass, PassInput, PassOutput, SampleRequest, SampleResponse};
 use crate::proto;
 
-/// Longest time of a request that the server answers at once.
+/// Longest time of a request that the server answers without waiting.
 const CALL: Duration = Duration::from_secs(30);
 
 /// Longest time that an answer is waited for before it is asked for again. Servers hold the request
@@ -34,7 +34,7 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(10);
 /// Dialect of passes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Encoding {
-    /// JSON, with a route of its own for forward passes.
+    /// JSON, with a separate route for forward passes.
     Json,
     /// Protobuf.
     Protobuf,
@@ -209,7 +209,7 @@ impl Connection {
         self.client.nonsense(operation, why, page).into()
     }
 
-    /// Calls a route that answers at once and changes no model: `create_session`,
+    /// Calls a route that answers without a future and changes no model: `create_session`,
     /// `create_sampling_session`, `get_info`.
     ///
     /// # Errors

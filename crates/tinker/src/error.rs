@@ -20,7 +20,7 @@ pub enum TinkerError {
     },
     /// The connection broke while an operation that changes the model was sent.
     #[error(
-        "{server}: nobody can say whether {operation} was done, because the connection broke ({why}) and this server does not \
+        "{server}: it is unknown whether {operation} was done, because the connection broke ({why}) and this server does not \
          recognise a repeated request; resume the run, which goes on from the last checkpoint"
     )]
     Unknown {

@@ -1,4 +1,4 @@
-//! The Tinker protocol: a trainer behind a URL.
+//! The Tinker protocol: a trainer at a URL.
 //!
 //! Every operation answers with a *future*, which is asked for until it is there. Operations on a
 //! model are numbered (`seq_id`): a server runs them in this order, and most servers run a number

@@ -63,8 +63,8 @@ struct WireOutput {
     loss_fn_output_type: String,
     #[prost(message, repeated, tag = "2")]
     loss_fn_outputs: Vec<ArrayRecord>,
-    #[prost(map = "string, float", tag = "3")]
-    metrics: HashMap<String, f32>,
+    #[prost(map = "string, double", tag = "3")]
+    metrics: HashMap<String, f64>,
 }
 
 #[derive(Clone, PartialEq, Message)]
@@ -113,8 +113,8 @@ struct WirePass {
     data: Vec<WireDatum>,
     #[prost(string, tag = "4")]
     loss_fn: String,
-    #[prost(map = "string, float", tag = "5")]
-    loss_fn_config: HashMap<String, f32>,
+    #[prost(map = "string, double", tag = "5")]
+    loss_fn_config: HashMap<String, f64>,
     #[prost(bool, tag = "6")]
     forward_only: bool,
     #[prost(map = "string, message", tag = "7")]
@@ -197,7 +197,7 @@ pub fn encode_pass(pass: &Pass) -> Vec<u8> {
         data: pass.data.iter().map(datum).collect(),
         loss_fn: pass.loss_fn.clone(),
         // Written twice, for servers before the second map.
-        loss_fn_config: pass.loss_fn_config.iter().map(|(name, value)| (name.clone(), *value as f32)).collect(),
+        loss_fn_config: pass.loss_fn_config.clone().into_iter().collect(),
         forward_only: pass.forward_only,
         loss_fn_config_v2: pass.loss_fn_config.iter().map(number).collect(),
     };
@@ -233,7 +233,7 @@ pub fn decode_pass(body: &[u8]) -> Result<Pass, String> {
         let loss_fn_inputs = datum.loss_fn_inputs.into_iter().map(read).collect::<Result<_, _>>()?;
         Ok(Datum { model_input: ModelInput { chunks }, loss_fn_inputs })
     };
-    let mut config: BTreeMap<String, f64> = wire.loss_fn_config.into_iter().map(|(name, value)| (name, value.into())).collect();
+    let mut config: BTreeMap<String, f64> = wire.loss_fn_config.into_iter().collect();
     for (name, ConfigValue { number, text }) in wire.loss_fn_config_v2 {
         match (number, text) {
             (Some(number), _) => drop(config.insert(name, number)),
@@ -269,7 +269,7 @@ pub fn encode_output(output: &PassOutput) -> Vec<u8> {
     let wire = WireOutput {
         loss_fn_output_type: kind,
         loss_fn_outputs: if count == 0 { Vec::new() } else { vec![record] },
-        metrics: output.metrics.iter().map(|(name, value)| (name.clone(), *value as f32)).collect(),
+        metrics: output.metrics.clone().into_iter().collect(),
     };
     wire.encode_to_vec()
 }
@@ -297,7 +297,7 @@ pub fn decode_output(body: &[u8]) -> Result<PassOutput, String> {
             }
         }
     }
-    let metrics = wire.metrics.into_iter().map(|(name, value)| (name, value.into())).collect();
+    let metrics = wire.metrics.into_iter().collect();
     Ok(PassOutput { loss_fn_output_type: wire.loss_fn_output_type, loss_fn_outputs: outputs, metrics })
 }
 

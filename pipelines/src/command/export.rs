@@ -5,9 +5,9 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result, bail, ensure};
 use clap::Args;
 use rollflow::model::{Dtype, base_of, export_hf, folder_config, load_adapter, save_adapter};
-use rollflow::tinker;
 use rollflow::train::checkpoint::{self, CHECKPOINTS};
 use rollflow::train::companions;
+use rollflow::train::tinker;
 use rollflow::util::atomic_file;
 
 use super::{choice, out, refused};

@@ -46,4 +46,5 @@ mod simulating;
 #[path = "../../../tests/support/mod.rs"]
 mod support;
 mod terminal;
+mod tinker;
 mod watching;

@@ -139,6 +139,10 @@ fn every_shipped_recipe_checks_and_runs_a_few_steps() {
         let path = entry.unwrap().path();
         let name = path.to_str().unwrap();
         let text = text_of(&path);
+        // Its server and its model are made in tinker.rs.
+        if text.contains("backend = \"tinker\"") {
+            continue;
+        }
         let mut sets = small(&text);
         if text.contains("path = \"runs/teacher\"") {
             let out = folder.path().join("teacher");

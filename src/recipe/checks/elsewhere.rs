@@ -1,4 +1,4 @@
-//! Checks of `[trainer]`: what a trainer behind the Tinker API can't do, by name.
+//! Checks of `[trainer]`: what a trainer with the Tinker API can't do, by name.
 
 use super::Note;
 use super::unused::changed;

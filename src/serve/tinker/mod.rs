@@ -1,6 +1,6 @@
 //! The Tinker API over the local trainer: `rollflow serve --tinker`.
 //!
-//! Each model is an adapter over the server's base model, trained on a thread of its own. Its
+//! Each model is an adapter over the server's base model, trained on a separate thread. Its
 //! operations are numbered: they are done once and in order, and a journal makes a killed server's
 //! models again, to the bit. Sampling sessions are adapters of the engine that samples, so that
 //! requests of several are batched.

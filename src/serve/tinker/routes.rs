@@ -102,7 +102,7 @@ async fn create_model(State(tinker): Of, body: Bytes) -> Reply {
     let CreateModel { session_id, model_seq_id, base_model, lora_config, optimizer_config } = reply::read(&body)?;
     check_model(&tinker, &base_model, optimizer_config.as_ref())?;
     let lora = lora_config.ok_or_else(|| Refusal::bad("lora_config is missing: this server trains adapters"))?;
-    let id = format!("{session_id}.{model_seq_id}");
+    let id = format!("{session_id}:train:{model_seq_id}");
     let model = id.clone();
     let creating = tinker.clone();
     blocking_refusal(move || creating.create(model, session_id, lora, None)).await?;
@@ -221,7 +221,7 @@ fn named(name: &str) -> Result<String, Refusal> {
     match is_name(name) {
         true => Ok(name.to_owned()),
         false => {
-            Err(Refusal::bad(format!("the name {:?} has other characters than letters, digits, - _ and .", super::short(name))))
+            Err(Refusal::bad(format!("the name {:?} has other characters than letters, digits and - _ . :", super::short(name))))
         }
     }
 }
@@ -263,7 +263,7 @@ async fn load_weights(State(tinker): Of, body: Bytes) -> Reply {
         return submit(&tinker, &model_id, seq_id, Operation::Load { path, optimizer }).await;
     }
     let session = session_id.ok_or_else(|| Refusal::bad("give model_id, or session_id and model_seq_id for a new model"))?;
-    let id = format!("{session}.{model_seq_id}");
+    let id = format!("{session}:train:{model_seq_id}");
     let model = id.clone();
     let creating = move || {
         let source = path.strip_prefix("tinker://").and_then(|rest| rest.split('/').next()).unwrap_or_default();

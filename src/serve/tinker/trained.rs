@@ -219,7 +219,7 @@ impl Answer {
 
 /// A name that is a single part of a path.
 pub(super) fn is_name(name: &str) -> bool {
-    let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-_.".contains(&byte);
+    let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-_.:".contains(&byte);
     !name.is_empty() && name.len() <= 200 && !name.starts_with('.') && name.bytes().all(plain)
 }
 

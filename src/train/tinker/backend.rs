@@ -284,7 +284,7 @@ impl Worker {
         let adam = AdamParams { learning_rate: lr, beta1, beta2, eps: epsilon, weight_decay, grad_clip_norm: max.unwrap_or(0.0) };
         let model = &self.model;
         let norm = self.tasks.block_on(async {
-            // All are submitted at once: a server may work in cycles of seconds.
+            // All are submitted together: a server may work in cycles of seconds.
             let passes = model.submit_passes("forward_backward", data, loss, false).await?;
             let update = model.submit_update(adam).await?;
             model.outputs("forward_backward", &passes).await?;
@@ -317,7 +317,7 @@ impl Worker {
                     datum.loss_fn_inputs.insert("weights".to_owned(), spread(&mut slopes.iter().map(|slope| -slope * scale)));
                 }
                 Reduction::Mean => {
-                    // Weights of 1 have a known sum; a ratio of 1 leaves the slope as it is.
+                    // Weights of 1 have a known sum; a ratio of 1 leaves the slope unchanged.
                     let undo = rows.len() as f64 * sequences * scale;
                     datum.loss_fn_inputs.insert("logprobs".to_owned(), spread(&mut log_probs.iter().copied()));
                     datum.loss_fn_inputs.insert("advantages".to_owned(), spread(&mut slopes.iter().map(|slope| -slope * undo)));

@@ -1,0 +1,136 @@
+//! A trainer behind the Tinker API, by the command: kills on either side, refusals by name, and the weights at the end.
+
+use std::path::{Path, PathBuf};
+
+use serde_json::Value;
+
+use crate::crashes::nothing_lost;
+use crate::model_serving::Server;
+use crate::running::{Running, SFT, read, rollflow};
+
+const RECIPE: &str = "pipelines/recipes/grpo_tinker.toml";
+
+/// A small model that has begun to add.
+fn model(folder: &Path) -> PathBuf {
+    let (begun, model) = (folder.join("begun"), folder.join("model"));
+    let text = |path: &Path| path.to_str().unwrap().to_owned();
+    let sizes = ["model.hidden=32", "model.layers=2", "model.intermediate=64", "sft.steps=60", "sft.lr=3e-3"];
+    let sets: Vec<&str> = sizes.iter().flat_map(|set| ["--set", set]).collect();
+    let ended = rollflow(&[&["run", SFT, "--out", &text(&begun)][..], &sets].concat());
+    assert_eq!(ended.code, Some(0), "{}", ended.err);
+    assert_eq!(rollflow(&["export", &text(&begun), &text(&model)]).code, Some(0));
+    model
+}
+
+fn serve(model: &Path, state: &Path, address: &str) -> Server {
+    Server::start_at(address, model, &["--tinker", "--state", state.to_str().unwrap()], None)
+}
+
+fn sets(url: &str) -> Vec<String> {
+    let of = |sets: &[String]| sets.iter().flat_map(|set| ["--set".to_owned(), set.clone()]).collect();
+    of(&[
+        format!("trainer.url={url:?}"),
+        "train.steps=30".to_owned(),
+        "batch.groups=4".to_owned(),
+        "generate.group_size=4".to_owned(),
+        "lora.rank=4".to_owned(),
+        "checkpoint.every=5".to_owned(),
+        "observe.rollouts_every=1".to_owned(),
+        "filter=[]".to_owned(),
+    ])
+}
+
+fn args<'a>(command: &[&'a str], sets: &'a [String]) -> Vec<&'a str> {
+    command.iter().copied().chain(sets.iter().map(String::as_str)).collect()
+}
+
+/// What a synchronous run must repeat: loss and reward of each step.
+fn seen(run: &Path) -> Vec<(u64, f64, f64)> {
+    let row = |line: &str| {
+        let row: Value = serde_json::from_str(line).unwrap();
+        (row["step"].as_u64().unwrap(), row["loss"].as_f64().unwrap(), row["reward_mean"].as_f64().unwrap())
+    };
+    read(&run.join("metrics.jsonl")).lines().map(row).collect()
+}
+
+#[test]
+fn kills_of_the_run_and_of_the_server_change_no_step_laws_c1_v3() {
+    let folder = tempfile::tempdir().unwrap();
+    let model = model(folder.path());
+    let state = folder.path().join("state");
+    let server = serve(&model, &state, "127.0.0.1:0");
+    let address = server.url.trim_start_matches("http://").to_owned();
+    let sets = sets(&server.url);
+    let [whole, killed] = ["whole", "killed"].map(|name| folder.path().join(name));
+    let ended = rollflow(&args(&["run", RECIPE, "--out", whole.to_str().unwrap()], &sets));
+    assert_eq!(ended.code, Some(0), "{}", ended.err);
+    let rows = |run: &Path| if run.join("metrics.jsonl").exists() { read(&run.join("metrics.jsonl")).lines().count() } else { 0 };
+    let mut run = Running::start(&args(&["run", RECIPE, "--out", killed.to_str().unwrap()], &sets));
+    run.until("the run took steps", |_| rows(&killed) >= 8);
+    // The server first: the run waits for it, and its models are what they were.
+    drop(server);
+    let server = serve(&model, &state, &address);
+    run.until("the run went on", |_| rows(&killed) >= 14);
+    drop(run);
+    let ended = rollflow(&["resume", killed.to_str().unwrap()]);
+    assert_eq!(ended.code, Some(0), "{}", ended.err);
+    nothing_lost(&killed, 30);
+    // Servers sample whatever is there together, so that log-probabilities are equal up to rounding.
+    for ((step, loss, reward), other) in seen(&killed).into_iter().zip(seen(&whole)) {
+        assert!(reward == other.2 && (loss - other.1).abs() < 1e-5, "step {step}: {loss} {reward}, {other:?}");
+    }
+    assert!(!read(&whole.join("metrics.jsonl")).contains("entropy"), "what the server does not report is absent");
+    // The weights come home.
+    let adapter = folder.path().join("adapter");
+    let ended = rollflow(&["export", killed.to_str().unwrap(), adapter.to_str().unwrap(), "--adapter"]);
+    assert_eq!(ended.code, Some(0), "{}", ended.err);
+    assert!(adapter.join("adapter_model.safetensors").is_file());
+    drop(server);
+}
+
+#[test]
+fn what_a_trainer_elsewhere_lacks_is_refused_by_name_all_at_once() {
+    let refused = [
+        "lora.alpha=8",
+        "generate.temperature=0.7",
+        "train.entropy_coef=0.1",
+        "train.gradient_checkpointing=true",
+        "engine.kind=\"vllm\"",
+        "engine.urls=[\"http://a:1\"]",
+        "critic={}",
+        "reference={kind=\"frozen\"}",
+        "train.kl_loss={beta=0.1}",
+    ];
+    let sets: Vec<&str> = refused.iter().flat_map(|set| ["--set", set]).collect();
+    let ended = rollflow(&[&["check", RECIPE][..], &sets].concat());
+    assert_eq!(ended.code, Some(2));
+    for key in [
+        "lora.alpha",
+        "generate.temperature",
+        "train.entropy_coef",
+        "train.gradient_checkpointing",
+        "engine.kind",
+        "critic",
+        "reference.kind",
+    ] {
+        assert!(ended.err.contains(&format!("`{key}`")), "{key}: {}", ended.err);
+    }
+}
+
+#[test]
+fn a_check_tries_the_servers_operations() {
+    let folder = tempfile::tempdir().unwrap();
+    let model = model(folder.path());
+    let server = serve(&model, &folder.path().join("state"), "127.0.0.1:0");
+    let sets = sets(&server.url);
+    let checked = rollflow(&args(&["check", RECIPE], &sets));
+    assert_eq!(checked.code, Some(0), "{}", checked.err);
+    assert!(checked.out.contains("Protobuf, losses as a Sum, repeated requests recognised"), "{}", checked.out);
+    drop(server);
+    let checked = rollflow(&args(&["check", RECIPE, "--set", "trainer.lost_timeout=0.2"], &sets));
+    assert!(
+        checked.code == Some(2) && checked.err.contains("`trainer.url`") && checked.err.contains("cannot connect"),
+        "{}",
+        checked.err
+    );
+}
