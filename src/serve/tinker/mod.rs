@@ -18,6 +18,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
+use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 use rollflow_tinker::message::LoraConfig;
@@ -54,7 +55,14 @@ pub(super) struct Tinker {
     samples: Mutex<BTreeMap<u64, Arc<SampleFuture>>>,
     next_sample: AtomicU64,
     loaded: Arc<Mutex<Loaded>>,
+    /// Time of each session's last heartbeat.
+    heard: Mutex<BTreeMap<String, Instant>>,
+    started: Instant,
 }
+
+/// Time without a heartbeat after which a session's models may be unloaded. Clients send one every
+/// ten seconds.
+const SILENT: Duration = Duration::from_secs(600);
 
 /// Sampling sessions that the engine has, the one loaded last at the end, and the requests that each
 /// answers now. The others are on disk.
@@ -123,6 +131,8 @@ impl Tinker {
             samples: Mutex::default(),
             next_sample: AtomicU64::new(0),
             loaded: Arc::default(),
+            heard: Mutex::default(),
+            started: Instant::now(),
         });
         for folder in journal::loaded(&tinker.ground.models)? {
             let (journal, journaled) = Journal::open(&folder)?;
@@ -154,12 +164,14 @@ impl Tinker {
 
     /// Creates a model, unless there is one of this name already.
     fn create(&self, id: String, session: String, lora: LoraConfig, begins: Option<(String, bool)>) -> Result<(), Refusal> {
+        if !is_name(&id) {
+            return Err(Refusal::bad("the session's id is none of this server"));
+        }
+        self.hear(&session);
+        self.make_room(&id)?;
         let mut models = self.models.lock();
         if models.contains_key(&id) {
             return Ok(());
-        }
-        if !is_name(&id) {
-            return Err(Refusal::bad("the session's id is none of this server"));
         }
         if models.len() >= self.max_models {
             let most = self.max_models;
@@ -173,6 +185,35 @@ impl Tinker {
         let queue = ModelQueue::start(self.ground.clone(), journal, Vec::new(), self.install()).map_err(failed)?;
         models.insert(id, Arc::new(queue));
         Ok(())
+    }
+
+    /// Notes a sign of life of a session.
+    fn hear(&self, session: &str) {
+        self.heard.lock().insert(session.to_owned(), Instant::now());
+    }
+
+    /// Notes a sign of life of a session that has models.
+    fn hear_again(&self, session: &str) {
+        let owns = |model: &Arc<ModelQueue>| model.record.session == session;
+        if self.models.lock().values().any(owns) {
+            self.hear(session);
+        }
+    }
+
+    /// Unloads the model that was silent for longest, if all places are taken and its client is gone.
+    fn make_room(&self, id: &str) -> Result<(), Refusal> {
+        let silent = {
+            let (models, heard) = (self.models.lock(), self.heard.lock());
+            if models.len() < self.max_models || models.contains_key(id) {
+                return Ok(());
+            }
+            let last = |model: &ModelQueue| heard.get(&model.record.session).copied().unwrap_or(self.started);
+            let longest = models.iter().min_by_key(|(_, model)| last(model));
+            longest.filter(|(_, model)| last(model).elapsed() > SILENT).map(|(id, _)| id.clone())
+        };
+        let Some(silent) = silent else { return Ok(()) };
+        tracing::warn!("unloading the model {silent}: its client has been silent for {} s", SILENT.as_secs());
+        self.unload(&silent)
     }
 
     /// Unloads a model. Its saved weights and its sampling sessions stay.

@@ -38,7 +38,7 @@ pub(in crate::serve) fn routes(tinker: &Arc<Tinker>) -> Router {
         .route("/api/v1/telemetry", post(async || reply::page(&json!({"status": "accepted"}))))
         .route("/api/v1/get_server_capabilities", get(capabilities))
         .route("/api/v1/create_session", post(create_session))
-        .route("/api/v1/session_heartbeat", post(async || reply::page(&json!({"type": "session_heartbeat"}))))
+        .route("/api/v1/session_heartbeat", post(heartbeat))
         .route("/api/v1/create_model", post(create_model))
         .route("/api/v1/unload_model", post(unload_model))
         .route("/api/v1/get_info", post(get_info))
@@ -73,6 +73,17 @@ async fn capabilities(State(tinker): Of) -> Reply {
 async fn create_session(State(_): Of) -> Reply {
     let id = format!("session-{}", protocol::unique());
     Ok(reply::page(&json!({"session_id": id, "type": "create_session"})))
+}
+
+#[derive(Deserialize)]
+struct Heartbeat {
+    session_id: String,
+}
+
+async fn heartbeat(State(tinker): Of, body: Bytes) -> Reply {
+    let Heartbeat { session_id } = reply::read(&body)?;
+    tinker.hear_again(&session_id);
+    Ok(reply::page(&json!({"type": "session_heartbeat"})))
 }
 
 #[derive(Deserialize)]
