@@ -7,7 +7,7 @@ use anyhow::{Context, Result};
 use rollflow::flow::{Capacity, Flow, Interrupts, Report};
 use rollflow::observe::logs::announce_training;
 use rollflow::prelude::*;
-use rollflow::recipe::{Pipeline, Plan, ReferencePolicy, Timeline, TrainerBackend};
+use rollflow::recipe::{Pipeline, Plan, ReferencePolicy, Timeline};
 
 use crate::assemble::engines::Engines;
 use crate::assemble::sections::{Pacing, Serving, Start, Training};
@@ -18,14 +18,11 @@ use crate::registry::Registry;
 use crate::run::folder::{Outputs, RunFolder, announce_end};
 use crate::run::resume::ResumePoint;
 use crate::sft::WarmUp;
-use crate::{elsewhere, sft, sft_then_grpo};
+use crate::{sft, sft_then_grpo};
 
 /// Runs the supervised part if the recipe has one, starts the engines, then reinforces. `from` resumes
 /// an interrupted run.
 pub fn run(plan: &Plan, registry: &Registry, run: &RunFolder, from: Option<&ResumePoint>) -> Result<Report> {
-    if plan.trainer.backend == TrainerBackend::Tinker {
-        return elsewhere::run(plan, registry, run, from);
-    }
     let mut policy = origin::policy(Start::of(plan), run.path())?;
     // One listener for both flows, so that no Ctrl-C is lost between them.
     let interrupts = Interrupts::listen().context("listening for Ctrl-C")?;

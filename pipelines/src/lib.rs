@@ -27,7 +27,7 @@ mod validate;
 
 use anyhow::Result;
 use rollflow::flow::Report;
-use rollflow::recipe::{Pipeline, Plan};
+use rollflow::recipe::{Pipeline, Plan, TrainerBackend};
 
 use crate::assemble::conversations;
 pub use crate::command::{command, command_with};
@@ -43,6 +43,7 @@ pub fn run_plan(plan: &Plan, registry: &Registry, run: &RunFolder, from: Option<
     epochs::settle(&mut plan, registry)?;
     let plan = &plan;
     let result = match plan.pipeline {
+        Pipeline::Grpo if plan.trainer.backend == TrainerBackend::Tinker => elsewhere::run(plan, registry, run, from),
         Pipeline::Grpo | Pipeline::SftThenGrpo => grpo::run(plan, registry, run, from),
         Pipeline::GrpoOffline => grpo_offline::run(plan, registry, run, from),
         Pipeline::Dpo => dpo::run(plan, registry, run, from),

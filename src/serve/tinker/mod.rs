@@ -233,3 +233,20 @@ impl Tinker {
 fn short(text: &str) -> String {
     text.chars().take(80).collect()
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_session_that_answers_requests_stays_loaded_and_the_oldest_other_goes() {
+        let mut loaded = Loaded::default();
+        let name = |at: usize| -> Arc<str> { format!("session-{at}").into() };
+        loaded.active.insert(name(0), 1);
+        let unloaded: Vec<Arc<str>> = (0..LOADED + 2).flat_map(|at| loaded.add(&name(at))).collect();
+        assert_eq!(unloaded, [name(1), name(2)]);
+        loaded.active.remove(&name(0));
+        assert_eq!(loaded.add(&name(3)), Vec::<Arc<str>>::new(), "used again, it counts as new");
+        assert_eq!(loaded.add(&name(99)), [name(0)]);
+    }
+}
