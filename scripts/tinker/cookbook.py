@@ -13,7 +13,9 @@ import datasets
 import torch
 import transformers
 from tinker_cookbook import model_info
+from tinker_cookbook.preference import dpo_datasets, preference_datasets, train_dpo
 from tinker_cookbook.recipes import rl_loop, sl_loop
+from tinker_cookbook.supervised.types import ChatDatasetBuilderCommonConfig
 
 url, name, folder = sys.argv[1:]
 model_info.get_recommended_renderer_name = lambda *_args, **_kwargs: "role_colon"
@@ -74,6 +76,25 @@ def reinforced(loss):
     print(f"rl_loop, {loss}: {len(rows(log))} steps")
 
 
+def preferred():
+    """Its DPO, whose first loss is ln 2: the policy begins as the reference."""
+    log, pairs = out / "dpo", out / "pairs.jsonl"
+    says = lambda text: [{"role": "assistant", "content": text}]
+    compared = lambda a, b: {"prompt_conversation": chats[10 * a + b][:1], "completion_A": says(str(a + b)), "completion_B": says("x")}
+    pairs.write_text("".join(json.dumps({"comparison": compared(a, b), "label": "A"}) + "\n" for a, b in sums))
+    common = ChatDatasetBuilderCommonConfig(model_name_for_tokenizer=name, renderer_name="role_colon", max_length=64, batch_size=10)
+    comparisons = preference_datasets.ComparisonBuilderFromJsonl(train_path=str(pairs))
+    train_dpo.main(train_dpo.Config(
+        log_path=str(log), model_name=name, recipe_name="dpo", renderer_name="role_colon", learning_rate=3e-3, lora_rank=8, base_url=url,
+        dataset_builder=dpo_datasets.DPODatasetBuilderFromComparisons(common_config=common, comparison_builder=comparisons),
+        save_every=0, eval_every=0, infrequent_eval_every=0, max_steps=6,
+    ))
+    losses = [row["dpo_loss"] for row in rows(log)]
+    print(f"train_dpo: first loss {losses[0]:.6f}, last {losses[-1]:.4f}")
+    assert abs(losses[0] - math.log(2)) < 1e-3 and losses[-1] < losses[0], losses
+
+
 supervised()
+preferred()
 reinforced("importance_sampling")
 reinforced("cispo")
