@@ -1,7 +1,4 @@
-//! Training in this process, on libtorch: one thread with a queue of commands.
-//!
-//! Dropping the backend completes submitted commands and joins the thread. The queue is unbounded;
-//! callers bound it by waiting for results.
+//! Training in this process, on libtorch, on a thread of the backend.
 //!
 //! Memory: parameters, gradient and two moments in f32, or the parameters once and these four for
 //! adapters ([`Lora`](crate::model::Lora)). In addition, a copy in the format of computation
@@ -9,12 +6,10 @@
 
 use std::path::Path;
 use std::sync::Arc;
-use std::thread::JoinHandle;
 
-use crossbeam_channel::Sender;
-use parking_lot::Mutex;
 use tch::Device;
 
+use super::commands::{Commands, guarded};
 use super::team::MakeAlgorithm;
 use super::worker::Worker;
 use super::{
@@ -127,15 +122,11 @@ impl LocalConfig {
     }
 }
 
-type Command = Box<dyn FnOnce(&mut Worker) + Send>;
-
 /// Training backend on its own thread, for a language model or a model with a score head
 /// ([`ModelConfig::scores`]). Shared by reference or `Arc`; methods may be called from any
 /// thread.
 pub struct LocalBackend {
-    commands: Option<Sender<Command>>,
-    state: Arc<Mutex<BackendState>>,
-    thread: Option<JoinHandle<()>>,
+    commands: Commands<Worker>,
     takes_parts: bool,
 }
 
@@ -146,72 +137,18 @@ impl LocalBackend {
     /// the learning rate of tensors that the model does not have.
     pub fn new(config: LocalConfig, model: ModelConfig, weights: Weights) -> std::io::Result<Self> {
         let takes_parts = config.algorithm().takes_parts();
-        let (commands, queue) = crossbeam_channel::unbounded::<Command>();
-        let (ready, started) = crossbeam_channel::bounded(1);
-        let body = move || {
-            let mut worker = match Worker::new(config, model, weights) {
-                Ok(worker) => worker,
-                Err(error) => return drop(ready.send(Err(error))),
-            };
-            // The receiver waits right below.
-            drop(ready.send(Ok(worker.state())));
-            for command in queue {
-                command(&mut worker);
-            }
-            worker.leave();
-        };
-        let thread = std::thread::Builder::new().name("train".into()).spawn(body)?;
-        let state = started.recv().map_err(|_| std::io::Error::other("the trainer's thread failed to start"))??;
-        Ok(LocalBackend { commands: Some(commands), state: Arc::new(Mutex::new(state)), thread: Some(thread), takes_parts })
+        let commands = Commands::start("train", move || Worker::new(config, model, weights))?;
+        Ok(LocalBackend { commands, takes_parts })
     }
 
     /// Updates by these settings from now on, as clients of a server choose them for each update.
     /// Not for a trainer that shares its work with other ranks.
     pub fn optimize_by(&self, adamw: AdamW, max_grad_norm: Option<f64>) -> TrainFuture<()> {
-        self.change(move |worker| {
+        self.commands.change(move |worker| {
             worker.optimize_by(adamw, max_grad_norm);
             Ok(())
         })
     }
-
-    /// Queues a command with effects. It fails after an earlier failure, and its own failure
-    /// poisons the backend.
-    fn change<T: Clone + Send + 'static>(
-        &self,
-        command: impl FnOnce(&mut Worker) -> Result<T, TrainError> + Send + 'static,
-    ) -> TrainFuture<T> {
-        let state = self.state.clone();
-        self.submit(move |worker| {
-            if let Some(cause) = state.lock().poisoned.clone() {
-                return Err(TrainError::Poisoned(Arc::new(cause)));
-            }
-            let answer = guarded(worker, command);
-            let poisoned = answer.as_ref().err().cloned();
-            *state.lock() = BackendState { poisoned, ..worker.state() };
-            answer
-        })
-    }
-
-    fn submit<T: Clone + Send + 'static>(
-        &self,
-        command: impl FnOnce(&mut Worker) -> Result<T, TrainError> + Send + 'static,
-    ) -> TrainFuture<T> {
-        let (fulfil, future) = promise();
-        let command: Command = Box::new(move |worker| {
-            fulfil(guarded(worker, command));
-        });
-        // A terminated thread drops the command, which resolves to `Ended`.
-        self.commands.as_ref().map(|commands| commands.send(command).ok());
-        future
-    }
-}
-
-/// Runs a command; tensor operations report misuse by panicking.
-fn guarded<T>(worker: &mut Worker, command: impl FnOnce(&mut Worker) -> Result<T, TrainError>) -> Result<T, TrainError> {
-    caught(|| command(worker)).unwrap_or_else(|message| {
-        worker.abandon(&message);
-        Err(TrainError::Tensor(message))
-    })
 }
 
 /// Follows a trainer of rank 0 on another rank, until rank 0 ends it. `number`: the order's
@@ -234,15 +171,15 @@ impl TrainingBackend for LocalBackend {
     type Weights = FrozenWeights;
 
     fn forward_backward(&self, batch: Arc<TrainBatch>) -> TrainFuture<ForwardBackward> {
-        self.change(move |worker| worker.forward_backward(&batch))
+        self.commands.change(move |worker| worker.forward_backward(&batch))
     }
 
     fn score(&self, batch: Arc<TrainBatch>) -> TrainFuture<Vec<Vec<f64>>> {
-        self.submit(move |worker| worker.score(&batch))
+        self.commands.submit(move |worker| worker.score(&batch))
     }
 
     fn update(&self, scale: f64, schedule: Option<Schedule>) -> TrainFuture<OptimStep> {
-        self.change(move |worker| worker.update(scale, schedule))
+        self.commands.change(move |worker| worker.update(scale, schedule))
     }
 
     fn takes_parts(&self) -> bool {
@@ -250,20 +187,20 @@ impl TrainingBackend for LocalBackend {
     }
 
     fn snapshot(&self) -> TrainFuture<Snapshot<FrozenWeights>> {
-        self.change(Worker::snapshot)
+        self.commands.change(Worker::snapshot)
     }
 
     fn current(&self) -> TrainFuture<Snapshot<FrozenWeights>> {
-        self.submit(Worker::current)
+        self.commands.submit(Worker::current)
     }
 
     fn load_weights(&self, weights: Arc<FrozenWeights>) -> TrainFuture<()> {
-        self.change(move |worker| worker.load_weights(&weights.read()))
+        self.commands.change(move |worker| worker.load_weights(&weights.read()))
     }
 
     fn save_checkpoint(&self, request: SaveCheckpoint) -> SavedCheckpoint {
         let ((copied, is_copied), (written, is_written)) = (promise(), promise());
-        let command: Command = Box::new(move |worker| match guarded(worker, |worker| worker.copy_checkpoint(request)) {
+        self.commands.send(move |worker| match guarded(worker, |worker| worker.copy_checkpoint(request)) {
             Ok(write) => {
                 copied(Ok(()));
                 worker.background.start(move || {
@@ -277,27 +214,16 @@ impl TrainingBackend for LocalBackend {
                 written(Err(error));
             }
         });
-        self.commands.as_ref().map(|commands| commands.send(command).ok());
         SavedCheckpoint { copied: is_copied, written: is_written }
     }
 
     fn load_checkpoint(&self, folder: &Path) -> TrainFuture<CheckpointMetadata> {
         let folder = folder.to_owned();
-        self.change(move |worker| worker.load_checkpoint(&folder))
+        self.commands.change(move |worker| worker.load_checkpoint(&folder))
     }
 
     fn state(&self) -> BackendState {
-        self.state.lock().clone()
-    }
-}
-
-impl Drop for LocalBackend {
-    fn drop(&mut self) {
-        self.commands = None;
-        if let Some(thread) = self.thread.take() {
-            // A panic outside a command was printed by the thread itself.
-            drop(thread.join());
-        }
+        self.commands.state()
     }
 }
 

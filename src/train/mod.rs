@@ -11,6 +11,7 @@ pub(crate) mod background;
 pub mod checkpoint;
 mod choices;
 mod collate;
+mod commands;
 mod error;
 mod future;
 #[cfg(feature = "torch")]

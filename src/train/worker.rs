@@ -5,6 +5,7 @@ use std::sync::Arc;
 use tch::{Device, Tensor};
 
 use super::background::Background;
+use super::commands::Commanded;
 use super::groups::ParamGroups;
 use super::optimizer::Optimizer;
 use super::passes::{Accumulated, given_up};
@@ -55,6 +56,32 @@ pub(super) struct Divided {
     pub masters: Tensor,
     /// For passes.
     pub gathered: Arc<Gathered>,
+}
+
+impl Commanded for Worker {
+    fn state(&self) -> BackendState {
+        BackendState {
+            step: self.optimizer.step,
+            weight_version: self.version,
+            lr: self.config.schedule.at(self.optimizer.step),
+            parameters: self.weights.trained().0.total(),
+            dtype: self.config.compute.dtype.name(),
+            device: self.config.compute.device_name(),
+            poisoned: None,
+        }
+    }
+
+    /// Ends the run on all ranks, which are out of step after a panic.
+    fn abandon(&mut self, reason: &str) {
+        self.team.iter().for_each(|team| team.abandon(reason));
+    }
+
+    /// Lets the other ranks end.
+    fn leave(mut self) {
+        if let Some(team) = self.team.as_mut().filter(|team| team.leads()) {
+            drop(team.command(&Command::End));
+        }
+    }
 }
 
 impl Worker {
@@ -197,30 +224,6 @@ impl Worker {
         match &mut self.team {
             Some(team) if team.leads() => team.command(&command()?),
             _ => Ok(()),
-        }
-    }
-
-    /// Ends the other ranks' part in this trainer.
-    pub fn leave(&mut self) {
-        if let Some(team) = self.team.as_mut().filter(|team| team.leads()) {
-            drop(team.command(&Command::End));
-        }
-    }
-
-    /// Ends the run on all ranks, which are out of step after a panic.
-    pub fn abandon(&self, reason: &str) {
-        self.team.iter().for_each(|team| team.abandon(reason));
-    }
-
-    pub fn state(&self) -> BackendState {
-        BackendState {
-            step: self.optimizer.step,
-            weight_version: self.version,
-            lr: self.config.schedule.at(self.optimizer.step),
-            parameters: self.weights.trained().0.total(),
-            dtype: self.config.compute.dtype.name(),
-            device: self.config.compute.device_name(),
-            poisoned: None,
         }
     }
 

@@ -9,11 +9,8 @@
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::thread::JoinHandle;
 use std::time::Duration;
 
-use crossbeam_channel::Sender;
-use parking_lot::Mutex;
 use rollflow_tinker::message::{AdamParams, Datum, LoraConfig, Tensor};
 use rollflow_tinker::{Connection, Patience, TinkerError};
 use serde::{Deserialize, Serialize};
@@ -22,8 +19,8 @@ use super::dialect::{Dialect, Reduction};
 use super::model::{CROSS_ENTROPY, IMPORTANCE_SAMPLING, RemoteModel};
 use super::service::TinkerService;
 use crate::algo::{Loss, OffPolicy, Schedule};
-use crate::flow::caught;
 use crate::net::{Endpoint, Tasks};
+use crate::train::commands::{Commanded, Commands, guarded};
 use crate::train::{
     AdamW, Algorithm, BackendState, CheckpointMetadata, ForwardBackward, NonFinitePolicy, OptimStep, SaveCheckpoint,
     SavedCheckpoint, Snapshot, TrainBatch, TrainError, TrainFuture, TrainSequence, TrainingBackend, checkpoint, promise,
@@ -88,7 +85,7 @@ struct Slope {
     slopes: Vec<f64>,
 }
 
-struct Worker {
+struct Trainer {
     tasks: Tasks,
     model: RemoteModel,
     config: TinkerConfig,
@@ -102,16 +99,12 @@ struct Worker {
     version: u64,
 }
 
-type Command = Box<dyn FnOnce(&mut Worker) + Send>;
-
 /// Training backend on a server, as one model of its session. Commands run in order on a thread of
 /// their own.
 ///
 /// Unknown numbers are NaN: the entropy, and the gradient's norm if the server reports none.
 pub struct TinkerBackend {
-    commands: Option<Sender<Command>>,
-    state: Arc<Mutex<BackendState>>,
-    thread: Option<JoinHandle<()>>,
+    commands: Commands<Trainer>,
     takes_parts: bool,
 }
 
@@ -123,11 +116,10 @@ impl TinkerBackend {
     pub fn new(service: &TinkerService, lora: LoraConfig, config: TinkerConfig) -> Result<Self, TrainError> {
         let algorithm = Algorithm { loss: config.loss.clone(), off_policy: config.off_policy.clone(), key: None };
         let takes_parts = algorithm.takes_parts();
-        let model = service.tasks().block_on(service.create_model(lora)).map_err(TrainError::from)?;
-        let io = TrainError::io(Path::new("the trainer's thread"));
-        let mut worker = Worker {
+        let io = |error| TrainError::io(Path::new("the trainer's thread"))(error);
+        let trainer = Trainer {
+            model: service.tasks().block_on(service.create_model(lora))?,
             tasks: Tasks::new().map_err(io)?,
-            model,
             config,
             algorithm,
             dialect: service.dialect().clone(),
@@ -138,51 +130,12 @@ impl TinkerBackend {
             step: 0,
             version: 0,
         };
-        let state = Arc::new(Mutex::new(worker.state()));
-        let (commands, queue) = crossbeam_channel::unbounded::<Command>();
-        let body = move || queue.into_iter().for_each(|command| command(&mut worker));
-        let thread = std::thread::Builder::new().name("tinker".into()).spawn(body);
-        let thread = thread.map_err(TrainError::io(Path::new("the trainer's thread")))?;
-        Ok(TinkerBackend { commands: Some(commands), state, thread: Some(thread), takes_parts })
-    }
-
-    /// Queues a command with effects. It fails after an earlier failure, and its own failure poisons
-    /// the backend.
-    fn change<T: Clone + Send + 'static>(
-        &self,
-        command: impl FnOnce(&mut Worker) -> Result<T, TrainError> + Send + 'static,
-    ) -> TrainFuture<T> {
-        let state = self.state.clone();
-        self.submit(move |worker| {
-            if let Some(cause) = state.lock().poisoned.clone() {
-                return Err(TrainError::Poisoned(Arc::new(cause)));
-            }
-            let answer = guarded(worker, command);
-            let poisoned = answer.as_ref().err().cloned();
-            *state.lock() = BackendState { poisoned, ..worker.state() };
-            answer
-        })
-    }
-
-    fn submit<T: Clone + Send + 'static>(
-        &self,
-        command: impl FnOnce(&mut Worker) -> Result<T, TrainError> + Send + 'static,
-    ) -> TrainFuture<T> {
-        let (fulfil, future) = promise();
-        let command: Command = Box::new(move |worker| {
-            fulfil(guarded(worker, command));
-        });
-        // A terminated thread drops the command, which resolves to `Ended`.
-        self.commands.as_ref().map(|commands| commands.send(command).ok());
-        future
+        let commands = Commands::start("tinker", move || Ok(trainer)).map_err(io)?;
+        Ok(TinkerBackend { commands, takes_parts })
     }
 }
 
-fn guarded<T>(worker: &mut Worker, command: impl FnOnce(&mut Worker) -> Result<T, TrainError>) -> Result<T, TrainError> {
-    caught(|| command(worker)).unwrap_or_else(|message| Err(TrainError::Tensor(message)))
-}
-
-impl Worker {
+impl Commanded for Trainer {
     fn state(&self) -> BackendState {
         BackendState {
             step: self.step,
@@ -195,6 +148,16 @@ impl Worker {
         }
     }
 
+    /// Gives the server its room back. Saved weights stay.
+    fn leave(self) {
+        let unloaded = self.tasks.block_on(async { tokio::time::timeout(GOODBYE, self.model.unload()).await });
+        if !matches!(unloaded, Ok(Ok(()))) {
+            tracing::debug!("the model stays on the server until the session ends");
+        }
+    }
+}
+
+impl Trainer {
     fn lacks(&self, lacks: &str) -> TrainError {
         TinkerError::Lacks { server: self.model.connection.name().to_owned(), lacks: lacks.to_owned() }.into()
     }
@@ -419,15 +382,15 @@ impl TrainingBackend for TinkerBackend {
     type Weights = SamplerWeights;
 
     fn forward_backward(&self, batch: Arc<TrainBatch>) -> TrainFuture<ForwardBackward> {
-        self.change(move |worker| worker.forward_backward(&batch))
+        self.commands.change(move |worker| worker.forward_backward(&batch))
     }
 
     fn score(&self, batch: Arc<TrainBatch>) -> TrainFuture<Vec<Vec<f64>>> {
-        self.submit(move |worker| worker.score(&batch))
+        self.commands.submit(move |worker| worker.score(&batch))
     }
 
     fn update(&self, scale: f64, schedule: Option<Schedule>) -> TrainFuture<OptimStep> {
-        self.change(move |worker| worker.update(scale, schedule))
+        self.commands.change(move |worker| worker.update(scale, schedule))
     }
 
     fn takes_parts(&self) -> bool {
@@ -435,55 +398,35 @@ impl TrainingBackend for TinkerBackend {
     }
 
     fn snapshot(&self) -> TrainFuture<Snapshot<SamplerWeights>> {
-        self.change(Worker::snapshot)
+        self.commands.change(Trainer::snapshot)
     }
 
     fn current(&self) -> TrainFuture<Snapshot<SamplerWeights>> {
-        self.submit(|worker| worker.current())
+        self.commands.submit(|worker| worker.current())
     }
 
     /// Fails: a server takes no weights from outside.
     fn load_weights(&self, _: Arc<SamplerWeights>) -> TrainFuture<()> {
-        self.submit(|worker| Err(worker.lacks("takes weights only from its own checkpoints")))
+        self.commands.submit(|worker| Err(worker.lacks("takes weights only from its own checkpoints")))
     }
 
     fn save_checkpoint(&self, request: SaveCheckpoint) -> SavedCheckpoint {
         let ((copied, is_copied), (written, is_written)) = (promise(), promise());
-        let command: Command = Box::new(move |worker| {
+        self.commands.send(move |worker| {
             let saved = guarded(worker, |worker| worker.save(request));
             copied(saved.as_ref().map(drop).map_err(Clone::clone));
             written(saved);
         });
-        self.commands.as_ref().map(|commands| commands.send(command).ok());
         SavedCheckpoint { copied: is_copied, written: is_written }
     }
 
     fn load_checkpoint(&self, folder: &Path) -> TrainFuture<CheckpointMetadata> {
         let folder = folder.to_owned();
-        self.change(move |worker| worker.load(&folder))
+        self.commands.change(move |worker| worker.load(&folder))
     }
 
     fn state(&self) -> BackendState {
-        self.state.lock().clone()
-    }
-}
-
-impl Drop for TinkerBackend {
-    fn drop(&mut self) {
-        self.commands = None;
-        if let Some(thread) = self.thread.take() {
-            drop(thread.join());
-        }
-    }
-}
-
-/// Gives the server its room back. Saved weights stay.
-impl Drop for Worker {
-    fn drop(&mut self) {
-        let unloaded = self.tasks.block_on(async { tokio::time::timeout(GOODBYE, self.model.unload()).await });
-        if !matches!(unloaded, Ok(Ok(()))) {
-            tracing::debug!("the model stays on the server until the session ends");
-        }
+        self.commands.state()
     }
 }
 
