@@ -282,20 +282,23 @@ pub(super) async fn load_lora(State(shared): State<Arc<Shared>>, body: Bytes) ->
         return Err(Refusal::bad(format!("the name {name:?} is taken; unload that LoRA adapter, or choose another")));
     }
     let folder = absolute(&lora_path)?;
-    let weights = {
-        let (shared, folder) = (shared.clone(), folder.clone());
-        let load = move || {
-            let _guard = tch::no_grad_guard();
-            let adapter = load_adapter(&folder, &shared.model).map_err(|error| error.to_string())?;
-            let base = shared.served.lock().weights.clone();
-            Ok(Arc::new(FrozenWeights::of_own(base.read().under(adapter))))
-        };
-        blocking(load).await?
-    };
+    let weights = read_adapter(&shared, &folder).await?;
     let (given, own) = (Some(weights.clone()), name.clone());
     shared.call(|reply| Command::Adapter { name: own, weights: given, reply }).await?;
     shared.served.lock().adapters.insert(name, LoadedAdapter { folder, weights });
     Ok(reply::page(&json!({ "success": true, "message": "", "loaded_adapters": adapters(&shared) })))
+}
+
+/// The adapter in a PEFT folder, over the served weights.
+pub(super) async fn read_adapter(shared: &Arc<Shared>, folder: &Path) -> Result<Arc<FrozenWeights>, Refusal> {
+    let (shared, folder) = (shared.clone(), folder.to_owned());
+    blocking(move || {
+        let _guard = tch::no_grad_guard();
+        let adapter = load_adapter(&folder, &shared.model).map_err(|error| error.to_string())?;
+        let base = shared.served.lock().weights.clone();
+        Ok(Arc::new(FrozenWeights::of_own(base.read().under(adapter))))
+    })
+    .await
 }
 
 #[derive(Deserialize)]

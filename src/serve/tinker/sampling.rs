@@ -13,8 +13,7 @@ use super::operation::Answer;
 use super::trained::is_name;
 use super::{Loaded, Tinker};
 use crate::engine::{FinishReason, SamplingParams};
-use crate::model::{FrozenWeights, load_adapter};
-use crate::serve::control::blocking;
+use crate::serve::control::read_adapter;
 use crate::serve::reply::Refusal;
 use crate::serve::shared::Ask;
 use crate::serve::worker::{AdapterName, End};
@@ -91,16 +90,7 @@ impl Tinker {
             return Err(Refusal::new(404, format!("there is no sampling session {:?}", super::short(session))));
         }
         let _order = shared.changing.lock().await;
-        let weights = {
-            let (shared, folder) = (shared.clone(), folder.clone());
-            let load = move || {
-                let _guard = tch::no_grad_guard();
-                let adapter = load_adapter(&folder, &shared.model).map_err(|error| error.to_string())?;
-                let base = shared.served.lock().weights.clone();
-                Ok(Arc::new(FrozenWeights::of_own(base.read().under(adapter))))
-            };
-            blocking(load).await?
-        };
+        let weights = read_adapter(shared, &folder).await?;
         let name: Arc<str> = session.into();
         for reply in super::load(shared, &self.loaded, &name, weights, &folder) {
             reply.await.map_err(|_| shared.gone())?;
