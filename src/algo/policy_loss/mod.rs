@@ -113,7 +113,8 @@ impl Loss for PolicyLoss {
         if self.whole_batch() {
             inputs.check_whole(name)?;
         }
-        if inputs.entropies.iter().any(|entropy| entropy.is_nan()) && (self.top_entropy < 1.0 || self.entropy_coef != 0.0) {
+        let needs_entropies = self.top_entropy < 1.0 || self.entropy_coef != 0.0;
+        if needs_entropies && inputs.entropies.iter().any(|entropy| entropy.is_nan()) {
             return Err(LossError::missing(name, "entropies", "its entropy bonus or top_entropy"));
         }
         let mut metrics = LossMetrics { tokens, kl_coef: self.kl_loss.as_ref().map(|of| of.beta), ..Default::default() };
