@@ -21,6 +21,7 @@ use rollflow::train::tinker::{Encoding, LoraConfig, Patience, Reduction, TinkerB
 use rollflow::train::{
     AdamW, LocalBackend, LocalConfig, NonFinitePolicy, Policy, SaveCheckpoint, TrainBatch, TrainingBackend, collate,
 };
+use serde_json::json;
 
 const LORA: LoraConfig = LoraConfig { rank: 4, seed: Some(7), train_unembed: false, train_mlp: true, train_attn: true };
 
@@ -135,7 +136,7 @@ fn every_loss_trains_on_a_server_as_in_this_process_over_twenty_steps() {
     }
 }
 
-/// Negative control of the test above: another gradient is told apart.
+/// Negative control of the test above: another gradient is seen as another.
 #[test]
 #[should_panic(expected = "gradient of step")]
 fn another_loss_is_not_taken_for_the_same() {
@@ -211,7 +212,7 @@ fn a_server_that_starts_again_has_its_models_to_the_bit() {
     let state = tempfile::tempdir().unwrap();
     let server = serve_at(state.path(), "127.0.0.1:0");
     let (address, service) = (server.address(), open(server.address()));
-    // More updates than a journal keeps, so that the snapshot counts, too.
+    // More updates than the journal keeps, so that the snapshots count, too.
     let (before, after) = (0..40, 40..44);
     let whole = remote(&service, Arc::new(Grpo::default()));
     trained(&whole, before.clone());
@@ -221,6 +222,7 @@ fn a_server_that_starts_again_has_its_models_to_the_bit() {
     // The gradient of this pass is in the journal alone.
     drop(backend.forward_backward(Arc::new(batch(40, false))));
     drop(server);
+    assert_eq!(snapshots(state.path()), [(16, 32), (16, 32)], "updates in the snapshots of both models");
     let server = serve_at(state.path(), &address.to_string());
     backend.optim_step().wait().unwrap();
     let mut again = vec![whole[0]];
@@ -228,6 +230,56 @@ fn a_server_that_starts_again_has_its_models_to_the_bit() {
     again.extend(trained(&backend, 41..44));
     assert_eq!(again, whole);
     drop(server);
+}
+
+/// Updates in the older and the newer snapshot of each model. Nothing older is on disk.
+fn snapshots(state: &Path) -> Vec<(u64, u64)> {
+    let folders = std::fs::read_dir(state.join("models")).unwrap().map(|entry| entry.unwrap().path());
+    let models = folders.filter(|folder| folder.join("model.json").exists()).filter_map(|folder| {
+        let record: serde_json::Value = serde_json::from_slice(&std::fs::read(folder.join("model.json")).unwrap()).unwrap();
+        let names = std::fs::read_dir(&folder).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap());
+        let mut journals: Vec<String> = names.filter(|name| name.starts_with("journal-")).collect();
+        journals.sort();
+        let done = |of: &str| format!("journal-{:09}", record[of]["done"].as_u64().unwrap_or(0));
+        // The scratch model, which tried the server's operations, made none.
+        record["newest"]["step"].as_u64().map(|newest| {
+            assert_eq!(journals, [done("base"), done("newest")]);
+            (record["base"]["step"].as_u64().unwrap(), newest)
+        })
+    });
+    models.collect()
+}
+
+#[test]
+fn saved_weights_are_never_replaced_by_others_of_the_same_name() {
+    let state = tempfile::tempdir().unwrap();
+    let server = serve(state.path());
+    let client = Client::new("server", Endpoint::new(format!("http://{}", server.address()))).unwrap();
+    let post = async |route: &str, body: serde_json::Value| {
+        let headers = [("content-type".parse().unwrap(), "application/json".parse().unwrap())].into_iter().collect();
+        let path = format!("/api/v1/{route}");
+        let mut answer = client.request(Method::POST, &path, headers, Some(body.to_string().into())).await.unwrap();
+        let mut page = Vec::new();
+        while let Some(chunk) = answer.chunk().await.unwrap() {
+            page.extend_from_slice(&chunk);
+        }
+        serde_json::from_slice::<serde_json::Value>(&page).unwrap()
+    };
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    runtime.block_on(async {
+        let session = post("create_session", json!({"tags": [], "sdk_version": "0"})).await["session_id"].clone();
+        let lora = json!({"rank": 4, "seed": 7, "train_unembed": false, "train_mlp": true, "train_attn": true});
+        let model = json!({"session_id": session, "model_seq_id": 0, "base_model": "tiny", "lora_config": lora});
+        let model = post("create_model", model).await["model_id"].clone();
+        for route in ["save_weights", "save_weights_for_sampler"] {
+            for (seq, refused) in [(1, false), (2, true)] {
+                let seq = if route == "save_weights" { seq } else { seq + 2 };
+                let asked = post(route, json!({"model_id": model, "seq_id": seq, "path": "mine"})).await;
+                let answer = post("retrieve_future", json!({"request_id": asked["request_id"]})).await;
+                assert_eq!(answer.to_string().contains("is taken"), refused, "{route}, {seq}: {answer}");
+            }
+        }
+    });
 }
 
 /// On a server of another kind, from the adapters that it draws: TINKER_URL and TINKER_MODEL, its
@@ -293,7 +345,7 @@ fn named_base(adapter: &Path, folder: &Path) {
     let file = adapter.join("adapter_config.json");
     let mut config: serde_json::Value = serde_json::from_slice(&std::fs::read(&file).unwrap()).unwrap();
     config["base_model_name_or_path"] = folder.to_string_lossy().into_owned().into();
-    config["target_modules"] = serde_json::json!(["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]);
+    config["target_modules"] = json!(["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]);
     std::fs::write(file, config.to_string()).unwrap();
 }
 

@@ -228,6 +228,11 @@ pub struct LoraConfig {
     pub train_attn: bool,
 }
 
+impl LoraConfig {
+    /// Scale of adapters, for which the protocol has no setting.
+    pub const ALPHA: f64 = 32.0;
+}
+
 fn yes() -> bool {
     true
 }

@@ -1,8 +1,10 @@
-//! A model on disk: what it is, its newest snapshot, and the operations since. A server that was
-//! killed makes the same model of them again, to the bit, and the same answers.
+//! A model on disk: what it is, its two newest snapshots, and the operations since the older. A
+//! server that was killed makes the same model of them again, to the bit, and the same answers: those
+//! since the older snapshot, because a client may not have got the newest.
 
+use std::collections::BTreeMap;
 use std::fs::{self, File, OpenOptions};
-use std::io::{self, Read, Write};
+use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
 use rollflow_tinker::message::LoraConfig;
@@ -16,9 +18,6 @@ const MODEL: &str = "model.json";
 /// The record of a model that was unloaded, whose weights stay.
 const UNLOADED: &str = "unloaded.json";
 
-/// Most bytes of one operation.
-const LONGEST: u64 = 1 << 30;
-
 /// What a model is.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(super) struct ModelRecord {
@@ -28,15 +27,23 @@ pub(super) struct ModelRecord {
     /// Path of the weights that it began with, and true if their optimizer was loaded, too.
     #[serde(default)]
     pub begins: Option<(String, bool)>,
-    /// Operations that the snapshot holds; 0 without one.
+    /// Snapshot that a restart begins with.
     #[serde(default)]
+    pub base: Snapshot,
+    /// The snapshot after it.
+    #[serde(default)]
+    pub newest: Option<Snapshot>,
+}
+
+/// A state of a model.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub(super) struct Snapshot {
+    /// Operations that it holds; 0 is the beginning.
     pub done: u64,
-    /// Updates that the snapshot holds.
-    #[serde(default)]
+    /// Updates that it holds.
     pub step: u64,
-    /// Folder of the snapshot, in the model's.
-    #[serde(default)]
-    pub snapshot: Option<PathBuf>,
+    /// Folder in the model's; `None` for the beginning.
+    pub folder: Option<PathBuf>,
 }
 
 /// The journal of a model, open for more.
@@ -51,54 +58,46 @@ impl Journal {
     pub fn create(folder: &Path, record: ModelRecord) -> io::Result<Self> {
         atomic_file::create_folder(folder)?;
         let file = append(&journal(folder, 0))?;
-        let journal = Journal { folder: folder.to_owned(), record, file };
-        journal.write_record()?;
-        Ok(journal)
+        write_record(folder, &record)?;
+        Ok(Journal { folder: folder.to_owned(), record, file })
     }
 
-    /// Opens the journal in `folder`, and reads the operations since the snapshot. One that was half
-    /// written is left out: its client has no answer to its submission, and submits it again.
-    pub fn open(folder: &Path) -> io::Result<(Self, Vec<(u64, Operation)>)> {
+    /// Opens the journal in `folder`, and reads the operations since the older snapshot. One that was
+    /// half written is left out: its client has no answer to its submission, and submits it again.
+    pub fn open(folder: &Path) -> io::Result<(Self, BTreeMap<u64, Operation>)> {
         let record: ModelRecord = serde_json::from_slice(&fs::read(folder.join(MODEL))?)?;
-        let path = journal(folder, record.done);
-        let mut all = Vec::new();
-        if path.exists() {
-            let mut file = File::open(&path)?;
-            let mut whole = 0;
-            while let Some((operation, bytes)) = entry(&mut file)? {
-                all.push(operation);
-                whole += bytes;
-            }
-            OpenOptions::new().write(true).open(&path)?.set_len(whole)?;
+        let mut all = BTreeMap::new();
+        for snapshot in [Some(&record.base), record.newest.as_ref()].into_iter().flatten() {
+            read(&journal(folder, snapshot.done), &mut all)?;
         }
-        let file = append(&path)?;
+        let file = append(&journal(folder, record.newest.as_ref().unwrap_or(&record.base).done))?;
         Ok((Journal { folder: folder.to_owned(), record, file }, all))
     }
 
     /// Appends an operation.
     pub fn append(&mut self, number: u64, operation: &Operation) -> io::Result<()> {
-        let bytes = postcard::to_stdvec(&(number, operation)).map_err(io::Error::other)?;
-        let mut entry = (bytes.len() as u64).to_le_bytes().to_vec();
-        entry.extend(bytes);
-        self.file.write_all(&entry)
+        self.file.write_all(&entry(number, operation)?)
     }
 
-    /// Records a snapshot after operation `done`, and begins a new journal.
-    pub fn shorten(&mut self, done: u64, step: u64, snapshot: PathBuf) -> io::Result<()> {
-        let (before, old) = (journal(&self.folder, self.record.done), self.record.snapshot.take());
-        self.file = append(&journal(&self.folder, done))?;
-        (self.record.done, self.record.step, self.record.snapshot) = (done, step, Some(snapshot));
-        self.write_record()?;
-        atomic_file::remove(&before)?;
-        match old {
-            Some(old) if Some(&old) != self.record.snapshot.as_ref() => atomic_file::remove(&self.folder.join(old)),
-            _ => Ok(()),
-        }
+    /// Records a snapshot, and begins a new journal with the operations that `wait`. What only the
+    /// snapshot before the last needs is removed. After an error the old journal goes on.
+    pub fn snapshot(&mut self, newest: Snapshot, wait: &BTreeMap<u64, Operation>) -> io::Result<()> {
+        let path = journal(&self.folder, newest.done);
+        let entries = wait.iter().map(|(number, operation)| entry(*number, operation)).collect::<io::Result<Vec<_>>>()?;
+        atomic_file::write(&path, entries.concat())?;
+        let file = append(&path)?;
+        let mut record = self.record.clone();
+        let old = record.newest.replace(newest).map(|before| std::mem::replace(&mut record.base, before));
+        write_record(&self.folder, &record)?;
+        (self.record, self.file) = (record, file);
+        let Some(old) = old else { return Ok(()) };
+        atomic_file::remove(&journal(&self.folder, old.done))?;
+        old.folder.map_or(Ok(()), |folder| atomic_file::remove(&self.folder.join(folder)))
     }
+}
 
-    fn write_record(&self) -> io::Result<()> {
-        atomic_file::write(&self.folder.join(MODEL), serde_json::to_vec_pretty(&self.record)?)
-    }
+fn write_record(folder: &Path, record: &ModelRecord) -> io::Result<()> {
+    atomic_file::write(&folder.join(MODEL), serde_json::to_vec_pretty(record)?)
 }
 
 /// The record of a model, loaded or not.
@@ -135,23 +134,28 @@ fn append(path: &Path) -> io::Result<File> {
     OpenOptions::new().create(true).append(true).open(path)
 }
 
-/// The next operation and its length with the prefix; `None` at the end, and before an entry that is
-/// not whole.
-fn entry(file: &mut File) -> io::Result<Option<((u64, Operation), u64)>> {
-    let mut length = [0; 8];
-    if file.read_exact(&mut length).is_err() {
-        return Ok(None);
+fn entry(number: u64, operation: &Operation) -> io::Result<Vec<u8>> {
+    let bytes = postcard::to_stdvec(&(number, operation)).map_err(io::Error::other)?;
+    let mut entry = (bytes.len() as u64).to_le_bytes().to_vec();
+    entry.extend(bytes);
+    Ok(entry)
+}
+
+/// Reads the operations of a journal, and cuts off one that is not whole.
+fn read(path: &Path, all: &mut BTreeMap<u64, Operation>) -> io::Result<()> {
+    let bytes = match fs::read(path) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+        bytes => bytes?,
+    };
+    let mut rest = &bytes[..];
+    while let Some((length, after)) = rest.split_first_chunk::<8>()
+        && let Some(own) = usize::try_from(u64::from_le_bytes(*length)).ok().and_then(|length| after.get(..length))
+        && let Ok((number, operation)) = postcard::from_bytes(own)
+    {
+        all.insert(number, operation);
+        rest = &after[own.len()..];
     }
-    let length = u64::from_le_bytes(length);
-    let mut bytes = Vec::new();
-    file.take(length.min(LONGEST)).read_to_end(&mut bytes)?;
-    if (bytes.len() as u64) < length {
-        return Ok(None);
-    }
-    match postcard::from_bytes(&bytes) {
-        Ok(operation) => Ok(Some((operation, length + 8))),
-        Err(_) => Ok(None),
-    }
+    OpenOptions::new().write(true).open(path)?.set_len((bytes.len() - rest.len()) as u64)
 }
 
 #[cfg(test)]
@@ -165,19 +169,30 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let folder = folder.path().join("m");
         let lora = LoraConfig { rank: 4, seed: Some(1), train_unembed: true, train_mlp: true, train_attn: true };
-        let record = ModelRecord { id: "m".into(), session: "s".into(), lora, begins: None, done: 0, step: 0, snapshot: None };
+        let (base, newest) = (Snapshot::default(), None);
+        let record = ModelRecord { id: "m".into(), session: "s".into(), lora, begins: None, base, newest };
         let mut journal = Journal::create(&folder, record.clone()).unwrap();
-        let operations = [(1, Operation::Pass(vec![1, 2, 3])), (2, Operation::Update(AdamParams::default()))];
-        operations.iter().for_each(|(number, operation)| journal.append(*number, operation).unwrap());
+        let (pass, update) = (Operation::Pass(vec![1, 2, 3]), Operation::Update(AdamParams::default()));
+        journal.append(1, &pass).unwrap();
+        journal.append(2, &update).unwrap();
         journal.file.write_all(&[9, 0, 0, 0, 0, 0, 0, 0, 1]).unwrap();
         drop(journal);
         let (mut journal, read) = Journal::open(&folder).unwrap();
-        assert_eq!((journal.record.clone(), read), (record, operations.to_vec()));
-        journal.append(3, &operations[1].1).unwrap();
-        journal.shorten(3, 1, "snapshot".into()).unwrap();
-        journal.append(4, &operations[0].1).unwrap();
+        assert_eq!((journal.record.clone(), read), (record, BTreeMap::from([(1, pass.clone()), (2, update.clone())])));
+        let snapshot = |done| Snapshot { done, step: done / 2, folder: None };
+        // Operation 3 waits when the first snapshot is taken.
+        journal.append(3, &pass).unwrap();
+        journal.snapshot(snapshot(2), &BTreeMap::from([(3, pass.clone())])).unwrap();
+        journal.append(4, &update).unwrap();
+        drop(journal);
+        let (mut journal, read) = Journal::open(&folder).unwrap();
+        assert_eq!(read.into_keys().collect::<Vec<_>>(), [1, 2, 3, 4], "since the older snapshot, the beginning");
+        journal.snapshot(snapshot(4), &BTreeMap::new()).unwrap();
+        journal.append(5, &pass).unwrap();
         drop(journal);
         let (journal, read) = Journal::open(&folder).unwrap();
-        assert_eq!((journal.record.done, read), (3, vec![(4, operations[0].1.clone())]));
+        assert_eq!((journal.record.base, journal.record.newest), (snapshot(2), Some(snapshot(4))));
+        assert_eq!(read.into_keys().collect::<Vec<_>>(), [3, 4, 5]);
+        assert!(!folder.join("journal-000000000").exists());
     }
 }

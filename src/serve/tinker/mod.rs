@@ -26,7 +26,7 @@ use tokio::sync::oneshot;
 
 pub(super) use routes::routes;
 
-use self::journal::{Journal, ModelRecord};
+use self::journal::{Journal, ModelRecord, Snapshot};
 use self::queue::ModelQueue;
 use self::sampling::SampleFuture;
 use self::trained::{Ground, Install, is_name};
@@ -179,10 +179,10 @@ impl Tinker {
         }
         let seed = lora.seed.or(Some(self.shared.config.seed));
         let lora = LoraConfig { seed, train_unembed: false, ..lora };
-        let record = ModelRecord { id: id.clone(), session, lora, begins, done: 0, step: 0, snapshot: None };
+        let record = ModelRecord { id: id.clone(), session, lora, begins, base: Snapshot::default(), newest: None };
         let failed = |error: io::Error| Refusal::new(500, error.to_string());
         let journal = Journal::create(&self.ground.models.join(&id), record).map_err(failed)?;
-        let queue = ModelQueue::start(self.ground.clone(), journal, Vec::new(), self.install()).map_err(failed)?;
+        let queue = ModelQueue::start(self.ground.clone(), journal, BTreeMap::new(), self.install()).map_err(failed)?;
         models.insert(id, Arc::new(queue));
         Ok(())
     }
@@ -216,14 +216,15 @@ impl Tinker {
         self.unload(&silent)
     }
 
-    /// Unloads a model. Its saved weights and its sampling sessions stay.
+    /// Unloads a model. Its saved weights and its sampling sessions with names stay.
     fn unload(&self, id: &str) -> Result<(), Refusal> {
         let queue = self.models.lock().remove(id);
         // Joins its thread.
         drop(queue);
         let folder = self.ground.models.join(id);
         if folder.join("model.json").exists() {
-            journal::unload(&folder).map_err(|error| Refusal::new(500, error.to_string()))?;
+            let unloaded = journal::unload(&folder).and_then(|()| self.ground.prune_sessions(id, 0));
+            unloaded.map_err(|error| Refusal::new(500, error.to_string()))?;
         }
         Ok(())
     }

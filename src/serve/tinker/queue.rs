@@ -9,7 +9,7 @@ use std::time::Duration;
 use parking_lot::{Condvar, Mutex};
 use tokio::sync::Notify;
 
-use super::journal::{Journal, ModelRecord};
+use super::journal::{Journal, ModelRecord, Snapshot};
 use super::operation::{Answer, Operation};
 use super::trained::{Ground, Install, Trained};
 use crate::flow::caught;
@@ -17,8 +17,11 @@ use crate::flow::caught;
 /// Updates after which a snapshot shortens the journal.
 const SNAPSHOT: u64 = 16;
 
-/// Answers that are kept.
-const KEPT: usize = 4096;
+/// Answers that are kept for clients that ask again.
+const KEPT: usize = 64;
+
+/// Answers that are kept for clients that never asked.
+const UNASKED: usize = 4096;
 
 pub(super) struct ModelQueue {
     pub record: ModelRecord,
@@ -32,6 +35,8 @@ struct QueueShared {
     work: Condvar,
     /// Wakes those that wait for answers.
     answered: Notify,
+    /// Operations up to this number are repeated after a restart.
+    repeated: u64,
 }
 
 struct State {
@@ -42,29 +47,47 @@ struct State {
     highest: u64,
     waiting: BTreeMap<u64, Operation>,
     answers: BTreeMap<u64, Arc<Answer>>,
-    /// Operations whose answer was asked for.
-    delivered: BTreeSet<u64>,
+    /// Operations whose answer was asked for and is kept.
+    asked: BTreeSet<u64>,
     /// True once the model is there, or failed; its answer has the number 0.
     begun: bool,
     ends: bool,
 }
 
+impl State {
+    fn answer(&mut self, number: u64, answer: Answer) {
+        self.answers.insert(number, Arc::new(answer));
+        while self.answers.len() > UNASKED {
+            self.answers.pop_first();
+        }
+    }
+
+    fn asked(&mut self, number: u64) {
+        self.asked.insert(number);
+        while self.asked.len() > KEPT {
+            let oldest = self.asked.pop_first();
+            oldest.and_then(|oldest| self.answers.remove(&oldest));
+        }
+    }
+}
+
 impl ModelQueue {
     /// Starts the thread of a model. `journaled` are operations that it repeats first.
-    pub fn start(ground: Ground, journal: Journal, journaled: Vec<(u64, Operation)>, install: Install) -> io::Result<Self> {
+    pub fn start(ground: Ground, journal: Journal, journaled: BTreeMap<u64, Operation>, install: Install) -> io::Result<Self> {
         let record = journal.record.clone();
-        let highest = journaled.last().map_or(record.done, |(number, _)| *number);
+        let highest = journaled.keys().next_back().copied().unwrap_or(record.base.done);
         let state = State {
             journal,
-            next: record.done + 1,
+            next: record.base.done + 1,
             highest,
-            waiting: journaled.into_iter().collect(),
+            waiting: journaled,
             answers: BTreeMap::new(),
-            delivered: BTreeSet::new(),
+            asked: BTreeSet::new(),
             begun: false,
             ends: false,
         };
-        let shared = Arc::new(QueueShared { state: Mutex::new(state), work: Condvar::new(), answered: Notify::new() });
+        let shared =
+            Arc::new(QueueShared { state: Mutex::new(state), work: Condvar::new(), answered: Notify::new(), repeated: highest });
         let (own, of) = (shared.clone(), record.clone());
         let work = move || {
             tch::set_num_threads(i32::try_from(ground.threads).unwrap_or(i32::MAX));
@@ -103,7 +126,7 @@ impl ModelQueue {
             {
                 let mut state = self.shared.state.lock();
                 if let Some(answer) = state.answers.get(&number).cloned() {
-                    state.delivered.insert(number);
+                    state.asked(number);
                     return Ok(Some(answer));
                 }
                 let begins = number == 0 && !state.begun;
@@ -121,80 +144,61 @@ impl ModelQueue {
 impl QueueShared {
     fn run(&self, ground: Ground, record: &ModelRecord, install: Install) {
         let mut model = caught(|| Trained::begin(ground, record, install)).unwrap_or_else(Err);
-        let mut updates = record.step;
+        let created = model.as_ref().map_or_else(|why| Answer::refused(why.clone()), Trained::created);
         {
             let mut state = self.state.lock();
-            let answer = match &model {
-                Ok(model) => model.created(),
-                Err(why) => Answer::refused(why.clone()),
-            };
-            state.answers.insert(0, Arc::new(answer));
+            state.answer(0, created);
             state.begun = true;
         }
         self.answered.notify_waiters();
-        loop {
-            let (number, operation) = {
-                let mut state = self.state.lock();
-                loop {
-                    if state.ends {
-                        return;
-                    }
-                    let next = state.next;
-                    match state.waiting.get(&next) {
-                        Some(operation) => break (next, operation.clone()),
-                        None => self.work.wait(&mut state),
-                    }
+        let mut kept = record.newest.as_ref().unwrap_or(&record.base).step;
+        while let Some((number, operation)) = self.next() {
+            if let Ok(model) = &model
+                && !model.has_gradient
+                && model.step >= kept + SNAPSHOT
+            {
+                match self.snapshot(model, number - 1) {
+                    Ok(()) => kept = model.step,
+                    Err(why) => tracing::warn!("{}: no snapshot: {why}", record.id),
                 }
-            };
+            }
             let answer = match &mut model {
-                Ok(model) => caught(|| model.run(&operation)).unwrap_or_else(Answer::failed),
+                Ok(model) => caught(|| model.run(&operation, number <= self.repeated)).unwrap_or_else(Answer::failed),
                 Err(why) => Answer::refused(why.clone()),
             };
             if let Answer::Failed { why, .. } = &answer {
                 tracing::warn!("{}, operation {number}: {why}", record.id);
             }
-            let quiet = {
+            {
                 let mut state = self.state.lock();
                 state.waiting.remove(&number);
-                state.answers.insert(number, Arc::new(answer));
-                while state.answers.len() > KEPT {
-                    state.answers.pop_first();
-                }
+                state.answer(number, answer);
                 state.next = number + 1;
-                state.waiting.is_empty()
-            };
+            }
             self.answered.notify_waiters();
-            if let Ok(model) = &model
-                && quiet
-                && !model.has_gradient
-                && model.step >= updates + SNAPSHOT
-            {
-                match self.shorten(model, number) {
-                    Ok(true) => updates = model.step,
-                    Ok(false) => {}
-                    Err(why) => tracing::warn!("{}: no snapshot: {why}", record.id),
-                }
+        }
+    }
+
+    /// Waits for the next operation; `None` at the end.
+    fn next(&self) -> Option<(u64, Operation)> {
+        let mut state = self.state.lock();
+        loop {
+            if state.ends {
+                return None;
+            }
+            let next = state.next;
+            match state.waiting.get(&next) {
+                Some(operation) => return Some((next, operation.clone())),
+                None => self.work.wait(&mut state),
             }
         }
     }
 
-    /// Writes a snapshot after operation `number`, unless an operation arrives meanwhile or an answer
-    /// was not asked for yet: a restart could not give it.
-    fn shorten(&self, model: &Trained, number: u64) -> Result<bool, String> {
-        let settled = |state: &State| {
-            let asked = |answer: &u64| *answer == 0 || state.delivered.contains(answer);
-            state.highest == number && state.answers.keys().all(asked)
-        };
-        if !settled(&self.state.lock()) {
-            return Ok(false);
-        }
-        let snapshot = model.snapshot(number)?;
-        let mut state = self.state.lock();
-        if !settled(&state) {
-            return Ok(false);
-        }
-        state.journal.shorten(number, model.step, snapshot).map_err(|error| error.to_string())?;
-        Ok(true)
+    /// Writes a snapshot after operation `done`.
+    fn snapshot(&self, model: &Trained, done: u64) -> Result<(), String> {
+        let snapshot = Snapshot { done, step: model.step, folder: Some(model.snapshot(done)?) };
+        let State { journal, waiting, .. } = &mut *self.state.lock();
+        journal.snapshot(snapshot, waiting).map_err(|error| error.to_string())
     }
 }
 

@@ -19,7 +19,7 @@ use super::Tinker;
 use super::journal::record;
 use super::operation::{Answer, Operation};
 use super::sampling::BASE;
-use super::trained::is_name;
+use super::trained::{UNNAMED, is_name};
 use crate::env::protocol;
 use crate::serve::control::blocking;
 use crate::serve::reply::{self, Refusal, Reply};
@@ -246,7 +246,7 @@ async fn save_weights(State(tinker): Of, body: Bytes) -> Reply {
 async fn save_for_sampler(State(tinker): Of, body: Bytes) -> Reply {
     let Save { model_id, seq_id, path, sampling_session_seq_id } = reply::read(&body)?;
     let name = path.as_deref().map(named).transpose()?;
-    let within = name.clone().unwrap_or_else(|| format!("session-{}", sampling_session_seq_id.or(seq_id).unwrap_or(0)));
+    let within = name.clone().unwrap_or_else(|| format!("{UNNAMED}{}", sampling_session_seq_id.or(seq_id).unwrap_or(0)));
     let session = format!("{model_id}.{within}");
     submit(&tinker, &model_id, seq_id, Operation::Sampler { session, name }).await
 }
@@ -387,8 +387,14 @@ async fn weights_info(State(tinker): Of, body: Bytes) -> Reply {
 fn run_of(tinker: &Tinker, id: &str, rank: usize) -> Value {
     json!({
         "training_run_id": id, "base_model": tinker.shared.config.name, "model_owner": "default", "is_lora": true,
-        "corrupted": false, "lora_rank": rank, "last_request_time": jiff::Timestamp::now().to_string(),
+        "corrupted": false, "lora_rank": rank, "last_request_time": changed(&tinker.ground.models.join(id)),
     })
+}
+
+/// Time of the last change of a folder.
+fn changed(folder: &std::path::Path) -> Option<String> {
+    let time = std::fs::metadata(folder).and_then(|found| found.modified()).ok()?;
+    Some(jiff::Timestamp::try_from(time).ok()?.to_string())
 }
 
 async fn training_runs(State(tinker): Of) -> Reply {
@@ -413,17 +419,19 @@ async fn checkpoints(State(tinker): Of, Path(id): Path<String>) -> Reply {
         names.sort();
         names
     };
-    let row = |kind: &str, folder: &str, name: &str| {
+    let row = |kind: &str, folder: &str, name: &str, on_disk: &std::path::Path| {
         json!({
-            "checkpoint_id": format!("{folder}/{name}"), "checkpoint_type": kind, "time": jiff::Timestamp::now().to_string(),
+            "checkpoint_id": format!("{folder}/{name}"), "checkpoint_type": kind, "time": changed(on_disk),
             "tinker_path": format!("tinker://{id}/{folder}/{name}"),
         })
     };
-    let trained = names(tinker.ground.models.join(&id).join("weights"));
-    let samplers = names(tinker.ground.samplers.clone());
+    let (weights, samplers) = (tinker.ground.models.join(&id).join("weights"), &tinker.ground.samplers);
     let own = format!("{id}.");
-    let mut all: Vec<Value> = trained.iter().map(|name| row("training", "weights", name)).collect();
-    all.extend(samplers.iter().filter_map(|name| name.strip_prefix(&own)).map(|name| row("sampler", "sampler_weights", name)));
+    let mut all: Vec<Value> =
+        names(weights.clone()).iter().map(|name| row("training", "weights", name, &weights.join(name))).collect();
+    let sampled = names(samplers.clone());
+    let sampled = sampled.iter().filter_map(|whole| Some((whole, whole.strip_prefix(&own)?)));
+    all.extend(sampled.map(|(whole, name)| row("sampler", "sampler_weights", name, &samplers.join(whole))));
     Ok(reply::page(&json!({"checkpoints": all})))
 }
 

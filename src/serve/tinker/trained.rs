@@ -1,5 +1,7 @@
 //! A model under training: operations on a local backend.
 
+use std::ffi::OsString;
+use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -16,9 +18,6 @@ use crate::train::checkpoint::{self, CHECKPOINTS};
 use crate::train::{AdamW, Algorithm, LocalBackend, LocalConfig, Policy, SaveCheckpoint, TrainingBackend};
 use crate::util::atomic_file;
 
-/// Scale of adapters in the protocol, which has no setting for it.
-pub(super) const ALPHA: f64 = 32.0;
-
 /// What all models of a server have in common.
 #[derive(Clone)]
 pub(super) struct Ground {
@@ -29,6 +28,29 @@ pub(super) struct Ground {
     pub models: PathBuf,
     /// Folder of all sampling sessions.
     pub samplers: PathBuf,
+}
+
+/// Sessions without a name that a model has on disk; older ones are removed.
+const KEPT_SESSIONS: usize = 64;
+
+/// First part of the name of a session that its client gave no name.
+pub(super) const UNNAMED: &str = "session-";
+
+impl Ground {
+    /// Removes the sessions without a name of a model, but for the `newest`.
+    pub fn prune_sessions(&self, id: &str, newest: usize) -> io::Result<()> {
+        let of = format!("{id}.{UNNAMED}");
+        let number = |name: &OsString| name.to_str()?.strip_prefix(&of)?.parse::<u64>().ok();
+        let names = std::fs::read_dir(&self.samplers)?.filter_map(|entry| Some(entry.ok()?.file_name()));
+        let mut own: Vec<(u64, OsString)> = names.filter_map(|name| Some((number(&name)?, name))).collect();
+        own.sort();
+        own.truncate(own.len().saturating_sub(newest));
+        own.into_iter().try_for_each(|(_, name)| atomic_file::remove(&self.samplers.join(name)))
+    }
+}
+
+fn taken(name: &str) -> Answer {
+    Answer::refused(format!("the name {name:?} is taken, and saved weights are never replaced; choose another"))
 }
 
 /// Gives weights to the engine that samples: name of the session, weights, and their folder.
@@ -65,13 +87,14 @@ impl Trained {
         if lora.rank == 0 {
             return Err("rank 0 would train all weights; this server trains adapters: choose a rank of 1 or more".to_owned());
         }
-        let adapters = Lora::new(lora.rank, ALPHA, &targets(lora)).map_err(|error| error.to_string())?;
+        let adapters = Lora::new(lora.rank, LoraConfig::ALPHA, &targets(lora)).map_err(|error| error.to_string())?;
         let seed = lora.seed.unwrap_or(0);
         let policy = ground.policy.adapted(adapters, seed).map_err(|error| error.to_string())?;
         let backend = backend(&ground, &policy)?;
         let id = record.id.clone();
-        let mut model = Trained { ground, id, policy, backend, install, begins: None, has_gradient: false, step: record.step };
-        match (&record.snapshot, &record.begins) {
+        let mut model =
+            Trained { ground, id, policy, backend, install, begins: None, has_gradient: false, step: record.base.step };
+        match (&record.base.folder, &record.begins) {
             (Some(snapshot), _) => {
                 let folder = model.folder().join(snapshot);
                 model.backend.load_checkpoint(&folder).wait().map_err(|error| error.to_string())?;
@@ -100,13 +123,13 @@ impl Trained {
     }
 
     /// Runs an operation. Repeated after a restart, it has the same effect and the same answer.
-    pub fn run(&mut self, operation: &Operation) -> Answer {
+    pub fn run(&mut self, operation: &Operation, repeated: bool) -> Answer {
         let done = match operation {
             Operation::Pass(pass) => self.pass(pass),
             Operation::Update(adam) => self.update(*adam),
-            Operation::Save(name) => self.save(name),
+            Operation::Save(name) => self.save(name, repeated),
             Operation::Load { path, optimizer } => self.load(path, *optimizer),
-            Operation::Sampler { session, name } => self.sampler(session, name.as_deref()),
+            Operation::Sampler { session, name } => self.sampler(session, name.as_deref(), repeated),
         };
         done.unwrap_or_else(|failed| failed)
     }
@@ -146,8 +169,14 @@ impl Trained {
         self.ground.models.join(id).join("weights").join(name)
     }
 
-    fn save(&self, name: &str) -> Result<Answer, Answer> {
-        self.write(&self.saved(&self.id, name))?;
+    fn save(&self, name: &str, repeated: bool) -> Result<Answer, Answer> {
+        let folder = self.saved(&self.id, name);
+        match checkpoint::latest(&folder.join(CHECKPOINTS)).map_err(Answer::failed)? {
+            Some(_) if repeated => {}
+            // Loaded by its name, it must be what it was.
+            Some(_) => return Err(taken(name)),
+            None => drop(self.write(&folder)?),
+        }
         Ok(Answer::Json(json!({"path": format!("tinker://{}/weights/{name}", self.id), "type": "save_weights"})))
     }
 
@@ -191,9 +220,12 @@ impl Trained {
         Ok(Answer::Json(json!({"path": path, "model_id": self.id, "type": "load_weights"})))
     }
 
-    fn sampler(&self, session: &str, name: Option<&str>) -> Result<Answer, Answer> {
-        let weights = self.backend.snapshot().wait().map_err(Answer::failed)?.weights;
+    fn sampler(&self, session: &str, name: Option<&str>, repeated: bool) -> Result<Answer, Answer> {
         let folder = self.ground.samplers.join(session);
+        if folder.exists() && !repeated {
+            return Err(taken(name.unwrap_or(session)));
+        }
+        let weights = self.backend.snapshot().wait().map_err(Answer::failed)?.weights;
         if !folder.exists() {
             let writing = self.ground.samplers.join(format!(".{session}.writing"));
             let whole = weights.read();
@@ -202,6 +234,9 @@ impl Trained {
             atomic_file::publish(&writing, &folder).map_err(Answer::failed)?;
         }
         (self.install)(session, weights, &folder);
+        if name.is_none() {
+            self.ground.prune_sessions(&self.id, KEPT_SESSIONS).map_err(Answer::failed)?;
+        }
         Ok(Answer::Json(match name {
             Some(name) => {
                 json!({"path": format!("tinker://{}/sampler_weights/{name}", self.id), "type": "save_weights_for_sampler"})
