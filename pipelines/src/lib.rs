@@ -4,14 +4,13 @@
 //! `sft_then_grpo`, `grpo_offline`, `dpo`. [`assemble`] turns sections of a recipe into the library's
 //! parts, [`components`] puts those of `grpo` together, [`mod@run`] keeps the files of a run,
 //! [`registry`] holds custom parts, `command` is the `rollflow` command, and `simulate` forecasts a
-//! recipe.
+//! recipe. `tinker` runs `grpo` on a Tinker server.
 
 pub mod assemble;
 mod command;
 pub mod components;
 mod deploy;
 mod dpo;
-mod elsewhere;
 mod epochs;
 pub mod grpo;
 mod grpo_offline;
@@ -23,6 +22,7 @@ pub mod sft;
 mod sft_then_grpo;
 mod simulate;
 mod survey;
+mod tinker;
 mod validate;
 
 use anyhow::Result;
@@ -43,7 +43,7 @@ pub fn run_plan(plan: &Plan, registry: &Registry, run: &RunFolder, from: Option<
     epochs::settle(&mut plan, registry)?;
     let plan = &plan;
     let result = match plan.pipeline {
-        Pipeline::Grpo if plan.trainer.backend == TrainerBackend::Tinker => elsewhere::run(plan, registry, run, from),
+        Pipeline::Grpo if plan.trainer.backend == TrainerBackend::Tinker => tinker::run(plan, registry, run, from),
         Pipeline::Grpo | Pipeline::SftThenGrpo => grpo::run(plan, registry, run, from),
         Pipeline::GrpoOffline => grpo_offline::run(plan, registry, run, from),
         Pipeline::Dpo => dpo::run(plan, registry, run, from),

@@ -13,7 +13,7 @@ use rollflow::train::score_pair;
 use crate::assemble::policy::Reader;
 use crate::assemble::supervised::{self, Imitation};
 use crate::assemble::{conversations, data, policy, preferences};
-use crate::elsewhere;
+use crate::tinker;
 
 /// Judgement of a record, as [`survey`] takes it.
 type Judged = Result<Result<(), String>, String>;
@@ -198,7 +198,7 @@ impl Surveyed {
         if plan.trainer.backend == TrainerBackend::Local || !self.complaints.is_empty() || plan.validate().is_err() {
             return;
         }
-        match elsewhere::open(plan).and_then(|service| elsewhere::described(plan, &service)) {
+        match tinker::open(plan).and_then(|service| tinker::described(plan, &service)) {
             Ok(lines) => self.lines.extend(lines),
             Err(error) => {
                 let help = "start the server, or see docs/how_to/tinker.md for servers and what they lack";

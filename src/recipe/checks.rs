@@ -1,10 +1,10 @@
 //! Checks that relate several keys. A key's own range is in its declaration.
 
-mod elsewhere;
 mod engines;
 mod groups;
 mod held;
 mod sources;
+mod trainer;
 mod training;
 mod unused;
 
@@ -100,7 +100,7 @@ fn between(plan: &Plan, note: Note) {
     }
     sources::evaluation(plan, note);
     engines::devices(plan, note);
-    elsewhere::elsewhere(plan, note);
+    trainer::trainer(plan, note);
     sources::store(plan, note);
     unused::unused(plan, note);
     training::lr_scale(plan, note);

@@ -105,7 +105,7 @@ section! {
         decay: DecayScope = DecayScope::default();
         /// Factors of the learning rate for parts of the model.
         lr_scale: LrScale = LrScale::default();
-        /// Largest norm of the gradient; longer ones are scaled down.
+        /// Largest norm of the gradient; longer ones are scaled down. `inf` scales none.
         max_grad_norm: f64 = 1.0, BOUND;
         /// Tokens of one forward and backward pass. The result does not depend on it; memory does.
         micro_batch_tokens: usize = 8192, SOME;

@@ -50,7 +50,7 @@ const READ: &[(&str, &str, &str)] = &[
     ("sft.on_overlong", SAMPLED, "supervised::batches, of [mix] too"),
     ("sft.packing", SAMPLED, "supervised::batches, of [mix] too"),
     ("sft.turns", SAMPLED, "supervised::prepare, of [mix] too"),
-    ("trainer.", "grpo", "elsewhere::open"),
+    ("trainer.", "grpo", "tinker::open"),
     ("sft.lr_scale.score_head", "", "a language model has none"),
     ("mix.", REINFORCED, "steps::Mixture"),
     ("reward_model.", "reward_model", "reward_model::declare, trainers::reward_model_config"),

@@ -88,6 +88,12 @@ pub fn shared(config: LocalConfig, registry: &Registry, name: &'static str) -> L
     LocalConfig { ranks, ..config }
 }
 
+/// The settings of AdamW.
+pub fn adamw(of: &Optimization) -> AdamW {
+    let [beta1, beta2] = of.betas;
+    AdamW { beta1, beta2, epsilon: of.eps, weight_decay: of.weight_decay, ..AdamW::default() }
+}
+
 fn local_config(
     model: &Model,
     checkpoint: &Checkpointing,
@@ -95,9 +101,9 @@ fn local_config(
     schedule: Schedule,
     loss: Arc<dyn Loss>,
 ) -> Result<LocalConfig> {
-    let ([beta1, beta2], replicas) = (of.betas, policy::computes(model, "replica_devices", &of.replica_devices)?);
+    let replicas = policy::computes(model, "replica_devices", &of.replica_devices)?;
     Ok(LocalConfig {
-        adamw: AdamW { beta1, beta2, epsilon: of.eps, weight_decay: of.weight_decay, ..AdamW::default() },
+        adamw: adamw(of),
         decay: of.decay,
         lr_scale: of.lr_scale,
         max_grad_norm: Some(of.max_grad_norm),

@@ -40,7 +40,7 @@ pub struct Export {
 }
 
 /// The newest checkpoint of a run, or a checkpoint, whose weights are on a server of the Tinker API.
-fn elsewhere(from: &Path) -> Result<Option<PathBuf>> {
+fn on_a_server(from: &Path) -> Result<Option<PathBuf>> {
     let newest = checkpoint::latest(&from.join(CHECKPOINTS))?;
     Ok([Some(from.to_owned()), newest].into_iter().flatten().find(|folder| folder.join(tinker::ADDRESS).is_file()))
 }
@@ -74,7 +74,7 @@ impl Export {
             let why = format!("{} exists already, and nothing is overwritten; choose another folder", self.to.display());
             return Err(refused(why));
         }
-        if let Some(checkpoint) = elsewhere(&self.from)? {
+        if let Some(checkpoint) = on_a_server(&self.from)? {
             return self.download(&checkpoint);
         }
         let from = model_folder(&self.from)?;

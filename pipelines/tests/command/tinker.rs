@@ -89,7 +89,7 @@ fn kills_of_the_run_and_of_the_server_change_no_step_laws_c1_v3() {
 }
 
 #[test]
-fn what_a_trainer_elsewhere_lacks_is_refused_by_name_all_at_once() {
+fn what_a_tinker_server_lacks_is_refused_by_name_all_at_once() {
     let refused = [
         "lora.alpha=8",
         "generate.temperature=0.7",
@@ -125,7 +125,7 @@ fn a_check_tries_the_servers_operations() {
     let sets = sets(&server.url);
     let checked = rollflow(&args(&["check", RECIPE], &sets));
     assert_eq!(checked.code, Some(0), "{}", checked.err);
-    assert!(checked.out.contains("Protobuf, losses as a Sum, repeated requests recognised"), "{}", checked.out);
+    assert!(checked.out.contains("protobuf, losses as a sum, repeated requests recognised"), "{}", checked.out);
     drop(server);
     let checked = rollflow(&args(&["check", RECIPE, "--set", "trainer.lost_timeout=0.2"], &sets));
     assert!(

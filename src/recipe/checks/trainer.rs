@@ -1,5 +1,7 @@
 //! Checks of `[trainer]`: what a trainer with the Tinker API can't do, by name.
 
+use rollflow_tinker::message::LoraConfig;
+
 use super::Note;
 use super::unused::changed;
 use crate::net::check_url;
@@ -9,10 +11,7 @@ use crate::recipe::reference_policy::ReferencePolicy;
 use crate::recipe::trainer::TrainerBackend;
 use crate::util::secrets::masked;
 
-/// Scale of adapters on servers of the protocol, which has no setting for it.
-const ALPHA: f64 = 32.0;
-
-pub(super) fn elsewhere(plan: &Plan, note: Note) {
+pub(super) fn trainer(plan: &Plan, note: Note) {
     let place = &plan.trainer;
     if place.backend == TrainerBackend::Local {
         for key in changed(place) {
@@ -34,12 +33,12 @@ pub(super) fn elsewhere(plan: &Plan, note: Note) {
         Some((_, Ok(()))) => {}
     }
     let other = plan.pipeline != Pipeline::Grpo;
-    refuse("pipeline", other, "a trainer elsewhere runs the pipeline \"grpo\" alone", "set pipeline = \"grpo\"");
+    refuse("pipeline", other, "a Tinker server trains the pipeline \"grpo\" alone", "set pipeline = \"grpo\"");
     match &plan.lora {
         None => refuse("lora", true, "the Tinker API trains adapters", "add [lora], with its rank"),
         Some(lora) => adapters(lora, &mut refuse),
     }
-    let missing = "a trainer elsewhere has no such part";
+    let missing = "a Tinker server has no such part";
     refuse("sft", plan.sft.is_some(), missing, "remove [sft], and start from a model that was trained on them");
     refuse("mix", plan.mix.is_some(), missing, "remove [mix]");
     refuse("critic", plan.critic.is_some(), missing, "remove [critic], and use advantages of the group");
@@ -76,8 +75,8 @@ pub(super) fn elsewhere(plan: &Plan, note: Note) {
 
 /// The protocol switches adapters of attention and of feed-forward layers.
 fn adapters(lora: &Lora, refuse: &mut dyn FnMut(&str, bool, &str, &str)) {
-    let scale = format!("{}; servers of the protocol use {ALPHA}", lora.alpha);
-    refuse("lora.alpha", lora.alpha != ALPHA, &scale, "leave it out");
+    let scale = format!("{}; servers of the protocol use {}", lora.alpha, LoraConfig::ALPHA);
+    refuse("lora.alpha", lora.alpha != LoraConfig::ALPHA, &scale, "leave it out");
     let groups = "the protocol gives adapters to all projections of the attention, of the feed-forward layers, or of both";
     let help = "leave it out, or name q_proj, k_proj, v_proj and o_proj, or gate_proj, up_proj and down_proj";
     refuse("lora.targets", lora.groups().is_none(), groups, help);

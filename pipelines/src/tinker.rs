@@ -1,5 +1,4 @@
-//! The pipeline `grpo` with a trainer with the Tinker API: the same graph, of parts that the server
-//! has.
+//! The pipeline `grpo` on a Tinker server: the same graph, of parts that the server has.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -13,13 +12,14 @@ use rollflow::flow::{BoxedStage, Interrupts, Report, weights};
 use rollflow::prelude::*;
 use rollflow::recipe::{Plan, ReferencePolicy};
 use rollflow::stages::sync::RemoteSync;
-use rollflow::train::AdamW;
-use rollflow::train::tinker::{LoraConfig, Patience, SamplerWeights, TinkerBackend, TinkerConfig, TinkerEngine, TinkerService};
+use rollflow::train::tinker::{
+    Encoding, LoraConfig, Patience, Reduction, SamplerWeights, TinkerBackend, TinkerConfig, TinkerEngine, TinkerService,
+};
 
 use crate::assemble::policy::Reader;
 use crate::assemble::rewards::Scoring;
 use crate::assemble::sections::{Evaluation, Training};
-use crate::assemble::{data, evaluation, references, secrets, steps};
+use crate::assemble::{data, evaluation, references, secrets, steps, trainers};
 use crate::components::{Components, generator_of, pending};
 use crate::grpo;
 use crate::registry::Registry;
@@ -80,10 +80,16 @@ pub fn described(plan: &Plan, service: &TinkerService) -> Result<Vec<String>> {
         );
     }
     let mut lines = vec![format!(
-        "{name}: model {}, {:?}, losses as a {:?}, repeated requests {}, gradient's norm {}",
+        "{name}: model {}, {}, losses as a {}, repeated requests {}, gradient's norm {}",
         service.base_model(),
-        found.encoding,
-        found.reduction,
+        match found.encoding {
+            Encoding::Protobuf => "protobuf",
+            Encoding::Json => "JSON",
+        },
+        match found.reduction {
+            Reduction::Sum => "sum",
+            Reduction::Mean => "mean",
+        },
         if found.recognises_repeats { "recognised" } else { "not recognised" },
         if found.reports_norm { "reported" } else { "unknown" },
     )];
@@ -112,17 +118,17 @@ fn components(plan: &Plan, registry: &Registry, reader: &Reader, service: &Tinke
     }
     let reference = match plan.reference.as_ref().map(|section| &section.policy) {
         Some(ReferencePolicy::Server(of)) => Some(Reference::served(references::served(of, &plan.net)?)?),
-        Some(_) => bail!("a trainer elsewhere has no reference policy in this process (reference.kind)"),
+        Some(_) => bail!("a Tinker server has no reference policy in this process (reference.kind)"),
         None => None,
     };
     let fits = data::fits(&plan.chat, Some(&reader), plan.generate.max_new_tokens);
     let training = Training::of(plan);
     let schedule = steps::schedule(&train.optimization, train.lr, training.own_steps, train.updates_a_step())?;
-    let ([beta1, beta2], optimization) = (train.optimization.betas, &train.optimization);
+    let optimization = &train.optimization;
     let config = TinkerConfig {
         loss: registry.loss_of(train)?,
         off_policy: train.off_policy(),
-        adamw: AdamW { beta1, beta2, epsilon: optimization.eps, weight_decay: optimization.weight_decay, ..AdamW::default() },
+        adamw: trainers::adamw(optimization),
         schedule,
         max_grad_norm: Some(optimization.max_grad_norm),
         non_finite: optimization.on_nonfinite,
@@ -143,7 +149,7 @@ fn components(plan: &Plan, registry: &Registry, reader: &Reader, service: &Tinke
 
 fn fleet_config(reader: &Reader) -> FleetConfig {
     let stall_timeout = STALL;
-    FleetConfig { stall_timeout, vocabulary: reader.config.vocab_size, cache_by_version: true, ..FleetConfig::default() }
+    FleetConfig { stall_timeout, vocabulary: reader.config.vocab_size, ..FleetConfig::default() }
 }
 
 /// Each version is a sampling session, whose name takes the place of a folder.
