@@ -35,7 +35,11 @@ pub struct Surveyed {
 /// Surveys every source that the plan's pipeline reads. Missing files are left to the recipe's checks.
 pub fn of(plan: &Plan) -> Surveyed {
     let mut all = Surveyed::default();
-    let reader = &match Reader::of(&plan.model, &plan.chat) {
+    let reader = match plan.trainer.backend {
+        TrainerBackend::Local => Reader::of(&plan.model, &plan.chat),
+        TrainerBackend::Tinker => Reader::served(&plan.model, &plan.chat),
+    };
+    let reader = &match reader {
         Ok(reader) => Some(reader),
         Err(error) => {
             // What is wrong with the model's own files is found where they are checked.
@@ -198,7 +202,7 @@ impl Surveyed {
         if plan.trainer.backend == TrainerBackend::Local || !self.complaints.is_empty() || plan.validate().is_err() {
             return;
         }
-        match tinker::open(plan).and_then(|service| tinker::described(plan, &service)) {
+        match tinker::open(plan, tinker::A_MOMENT).and_then(|service| tinker::described(plan, &service)) {
             Ok(lines) => self.lines.extend(lines),
             Err(error) => {
                 let help = "start the server, or see docs/how_to/tinker.md for servers and what they lack";

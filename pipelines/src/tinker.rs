@@ -32,17 +32,21 @@ const STALL: Duration = Duration::from_secs(900);
 /// Runs on the server of `[trainer]`. `from` resumes an interrupted run.
 pub fn run(plan: &Plan, registry: &Registry, run: &RunFolder, from: Option<&ResumePoint>) -> Result<Report> {
     let interrupts = Interrupts::listen().context("listening for Ctrl-C")?;
-    let reader = Reader::of(&plan.model, &plan.chat)?;
+    let reader = Reader::served(&plan.model, &plan.chat)?;
     run.say(&format!("trying the operations of {}", plan.trainer.url.as_deref().unwrap_or_default()));
-    let service = open(plan)?;
+    let service = open(plan, Duration::MAX)?;
     for line in described(plan, &service)? {
         run.say(&line);
     }
     grpo::train(plan, components(plan, registry, &reader, &service)?, run, from, &interrupts)
 }
 
-/// Opens a session with the server of `[trainer]`, and tries its operations.
-pub fn open(plan: &Plan) -> Result<TinkerService> {
+/// Time for which `rollflow check` waits for a server that does not answer.
+pub const A_MOMENT: Duration = Duration::from_secs(5);
+
+/// Opens a session with the server of `[trainer]`, and tries its operations. Waits for an unreachable
+/// server for `trainer.lost_timeout`, at most `wait`.
+pub fn open(plan: &Plan, wait: Duration) -> Result<TinkerService> {
     let place = &plan.trainer;
     let url = place.url.as_deref().context("the recipe has no trainer.url")?;
     let key = match &place.key_env {
@@ -53,7 +57,7 @@ pub fn open(plan: &Plan) -> Result<TinkerService> {
     };
     let patience = Patience {
         operation: Duration::try_from_secs_f64(place.timeout)?,
-        unreachable: Duration::try_from_secs_f64(place.lost_timeout)?,
+        unreachable: Duration::try_from_secs_f64(place.lost_timeout)?.min(wait),
         ..Patience::default()
     };
     let endpoint = secrets::endpoint(url, None, &plan.net)?;

@@ -19,6 +19,7 @@ use super::plan::Plan;
 use super::reference::sections_with;
 use super::reward::RewardRule;
 use super::task::TaskData;
+use super::trainer::TrainerBackend;
 use super::{secrets, timeline};
 use crate::data::source::DataSpec;
 use crate::hub::Hub;
@@ -198,8 +199,9 @@ fn missing_files(plan: &Plan) -> Vec<Problem> {
         let message = format!("`{key}`: {error}");
         Some(Problem::of(key, message, "docs/how_to/data.md says what is found, and how"))
     };
+    let served = |key: &str| plan.trainer.backend == TrainerBackend::Tinker && key.starts_with("model.");
     let unknown = |(key, name): (String, PathBuf)| {
-        let message = format!("`{key}` is {}", unusable_model(&hub, &key, &name)?);
+        let message = format!("`{key}` is {}", unusable_model(&hub, &key, &name, !served(&key))?);
         let help = "give a folder, relative to where the command runs, or the id of a model on the hub (`rollflow models` lists those that are here)";
         Some(Problem::of(key, message, help))
     };
@@ -208,15 +210,15 @@ fn missing_files(plan: &Plan) -> Vec<Problem> {
 }
 
 /// Returns the error of the model `name`, by its configuration and the headers of its files. Reads
-/// no weights.
-fn unusable_model(hub: &Hub, key: &str, name: &Path) -> Option<String> {
+/// no weights. A model whose `weights` a server has needs only a tokenizer here.
+fn unusable_model(hub: &Hub, key: &str, name: &Path, weights: bool) -> Option<String> {
     let folder = match model_folder_from(hub, name) {
         Ok(folder) => folder,
         Err(error) => return Some(error.to_string()),
     };
     #[cfg(feature = "torch")]
     {
-        if let Err(error) = crate::model::check_folder(&folder) {
+        if let Some(error) = weights.then(|| crate::model::check_folder(&folder).err()).flatten() {
             return Some(format!("{}, which can't be used: {error}", name.display()));
         }
         let tokenizer = crate::train::tokenizer_folder(folder).join("tokenizer.json");
@@ -226,7 +228,7 @@ fn unusable_model(hub: &Hub, key: &str, name: &Path) -> Option<String> {
     }
     #[cfg(not(feature = "torch"))]
     {
-        let _ = (key, folder);
+        let _ = (key, folder, weights);
         None
     }
 }

@@ -13,6 +13,7 @@ use std::path::Path;
 use super::model::DeviceName;
 use super::plan::{Pipeline, Plan};
 use super::train::Optimization;
+use super::trainer::TrainerBackend;
 use crate::model::{Dtype, Layout, Lora, ModelConfig, ModelError, gpu_memory};
 use crate::settings::error::Problem;
 use parts::{adapters, shape};
@@ -42,9 +43,12 @@ pub struct MemoryPart {
 
 impl MemoryPlan {
     /// Computes the memory plan of each device, the policy's first. Reads the model's
-    /// `config.json`, and no weights.
+    /// `config.json`, and no weights. Empty if a server trains and samples.
     pub fn of(plan: &Plan) -> Result<Vec<Self>, ModelError> {
         let mut all: Vec<MemoryPlan> = Vec::new();
+        if plan.trainer.backend == TrainerBackend::Tinker {
+            return Ok(all);
+        }
         check_bounds(plan, &shape(plan)?)?;
         for (device, part) in parts::parts(plan)? {
             let word = device.word();

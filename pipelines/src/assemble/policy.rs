@@ -7,6 +7,7 @@ use rollflow::model::{Compute, Dtype, Lora, ModelConfig};
 use rollflow::prelude::*;
 use rollflow::recipe::{Chat, DeviceName, Lora as Adapters, Model, ModelSource};
 use rollflow::train::{ScoreModel, tokenizer_folder};
+use serde_json::Value;
 
 use crate::assemble::sections::Start;
 use crate::assemble::{conversations, models};
@@ -82,6 +83,24 @@ impl Reader {
         };
         Ok(Reader { tokenizer: Arc::new(tokenizer), config })
     }
+
+    /// The reader of a model that a server trains and samples. The folder may lack weights, and the
+    /// family may be one that this library does not have: only the sizes of `config.json` that limit
+    /// tokens and prompts are read. The other sizes are small ones.
+    pub fn served(model: &Model, chat: &Chat) -> Result<Self> {
+        let ModelSource::Folder(folder) = &model.source else { return Reader::of(model, chat) };
+        let tokenizer = tokenizer(model, chat)?;
+        let path = models::model_folder(&folder.name())?.join("config.json");
+        let text = std::fs::read(&path).with_context(|| format!("reading {}", path.display()))?;
+        let json: Value = serde_json::from_slice(&text).with_context(|| format!("reading {}", path.display()))?;
+        let size = |key: &str| json[key].as_u64().or_else(|| json["text_config"][key].as_u64()).map(|size| size as usize);
+        let config = ModelConfig {
+            vocab_size: size("vocab_size").unwrap_or(0).max(tokenizer.vocab_size()),
+            max_positions: size("max_position_embeddings").unwrap_or(usize::MAX),
+            ..ModelConfig::small(&tokenizer, 8, 1)
+        };
+        Ok(Reader { tokenizer: Arc::new(tokenizer), config })
+    }
 }
 
 impl From<&Policy> for Reader {
@@ -102,6 +121,13 @@ pub fn tokenizer(model: &Model, chat: &Chat) -> Result<Tokenizer> {
 /// Builds the policy that a run would train, without a run folder: for graphs and forecasts.
 pub fn policy(of: Start) -> Result<Policy> {
     adapted(base(of.model, of.chat, of.seed)?, of.lora, of.seed)
+}
+
+/// A small policy with the tokenizer of a model that a server has, for graphs.
+pub fn outline(of: Start) -> Result<Policy> {
+    let Reader { tokenizer, config } = Reader::served(of.model, of.chat)?;
+    let config = ModelConfig { max_positions: config.max_positions.min(4096), ..config };
+    adapted(Policy::random(config, Arc::unwrap_or_clone(tokenizer), of.seed)?, of.lora, of.seed)
 }
 
 /// Builds the reward model that a run would train, without a run folder: for graphs.

@@ -3,7 +3,7 @@
 use anyhow::Result;
 use clap::{Args, ValueEnum};
 use rollflow::flow;
-use rollflow::recipe::{Pipeline, Plan};
+use rollflow::recipe::{Pipeline, Plan, TrainerBackend};
 
 use super::out;
 use super::plans::{RecipeArgs, load};
@@ -49,7 +49,10 @@ fn graph_of(plan: &Plan, registry: &Registry) -> Result<flow::Graph> {
     let outputs = Outputs::in_memory();
     let flow = match plan.pipeline {
         Pipeline::Grpo | Pipeline::SftThenGrpo => {
-            let policy = policy::policy(Start::of(plan))?;
+            let policy = match plan.trainer.backend {
+                TrainerBackend::Local => policy::policy(Start::of(plan))?,
+                TrainerBackend::Tinker => policy::outline(Start::of(plan))?,
+            };
             grpo::declare(plan, Components::local(plan, registry, &policy, &policy)?, outputs, None)?
         }
         Pipeline::GrpoOffline => grpo_offline::declare(plan, registry, &policy::policy(Start::of(plan))?, outputs, None)?,

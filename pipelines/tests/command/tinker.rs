@@ -22,6 +22,19 @@ fn model(folder: &Path) -> PathBuf {
     model
 }
 
+/// The tokenizer of a model, and the configuration of a family that only servers have.
+fn without_weights(model: &Path, folder: &Path) -> PathBuf {
+    let bare = folder.join("bare");
+    std::fs::create_dir(&bare).unwrap();
+    for file in ["tokenizer.json", "tokenizer_config.json", "config.json"] {
+        std::fs::copy(model.join(file), bare.join(file)).unwrap();
+    }
+    let mut config: Value = serde_json::from_str(&read(&bare.join("config.json"))).unwrap();
+    (config["architectures"], config["model_type"]) = (serde_json::json!(["DeepseekV3ForCausalLM"]), "deepseek_v3".into());
+    std::fs::write(bare.join("config.json"), config.to_string()).unwrap();
+    bare
+}
+
 fn serve(model: &Path, state: &Path, address: &str) -> Server {
     Server::start_at(address, model, &["--tinker", "--state", state.to_str().unwrap()], None)
 }
@@ -60,7 +73,11 @@ fn kills_of_the_run_and_of_the_server_change_no_step_laws_c1_v3() {
     let state = folder.path().join("state");
     let server = serve(&model, &state, "127.0.0.1:0");
     let address = server.url.trim_start_matches("http://").to_owned();
-    let sets = sets(&server.url);
+    let mut sets = sets(&server.url);
+    let bare = without_weights(&model, folder.path());
+    sets.extend(["--set".to_owned(), format!("model={{kind=\"folder\", path={:?}}}", bare.to_str().unwrap())]);
+    let drawn = rollflow(&args(&["graph", RECIPE], &sets));
+    assert_eq!(drawn.code, Some(0), "{}", drawn.err);
     let [whole, killed] = ["whole", "killed"].map(|name| folder.path().join(name));
     let ended = rollflow(&args(&["run", RECIPE, "--out", whole.to_str().unwrap()], &sets));
     assert_eq!(ended.code, Some(0), "{}", ended.err);
