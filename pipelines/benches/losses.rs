@@ -80,7 +80,7 @@ fn measure(name: &str, mut batch: Batch) -> Result<f64> {
     let mut scratch = batch.clone();
     let estimating = median(|| assign_advantages(black_box(&mut scratch), &advantage))?;
     let evaluated = |loss: &dyn Loss, off_policy: &OffPolicy| {
-        median(|| collated.evaluate(&all, loss, off_policy, black_box(&log_probs), &entropies).map(|output| output.loss))
+        median(|| collated.evaluate(&all, loss, off_policy, black_box(&log_probs), &entropies, None).map(|output| output.loss))
     };
 
     let mut worst = 0.0_f64;

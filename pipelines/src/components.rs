@@ -116,16 +116,13 @@ impl Components<LocalBackend> {
 
     /// Adds the components that run in this process wherever completions come from.
     fn around(of: Sampled, plan: &Plan, registry: &Registry, policy: &Policy, start: &Policy) -> Result<Self> {
-        let (Plan { model, generate, train, reward, .. }, training) = (plan, Training::of(plan));
-        let fits = data::fits(&plan.chat, Some(&of.reader), generate.max_new_tokens);
-        let reference = plan.reference.as_ref().map(|section| {
-            let config = references::scoring(model, generate.temperature, &train.optimization, section.threads)?;
-            references::reference(&section.policy, &plan.net, start, config, Some(of.published.clone()))
-        });
+        let (Plan { model, generate, reward, .. }, training) = (plan, Training::of(plan));
+        let reference =
+            plan.reference.as_ref().map(|section| references::stage(plan, section, start, Some(of.published.clone())));
         let mix = plan.mix.as_ref().zip(plan.sft.as_ref());
         let mixture = mix.map(|(mix, sft)| Mixture::of(mix, Imitation::of(plan, sft), policy)).transpose()?;
         Ok(Components {
-            prompts: data::prompts(&plan.task, plan.environment.as_ref(), &plan.chat, plan.seed, reward.rule.compares(), fits)?,
+            prompts: data::training_prompts(plan, &of.reader)?,
             generator: of.generator,
             reward: Scoring::of(reward, model, &plan.net, generate.max_new_tokens, registry)?,
             reference: reference.transpose()?,

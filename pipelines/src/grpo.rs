@@ -39,7 +39,8 @@ pub fn run(plan: &Plan, registry: &Registry, run: &RunFolder, from: Option<&Resu
         None => {}
     }
     let begins = plan.sft.is_some() && plan.pipeline != Pipeline::SftThenGrpo;
-    let frozen = plan.reference.as_ref().is_some_and(|of| of.policy == ReferencePolicy::Frozen { path: None });
+    let parts = plan.reference.iter().flat_map(|of| of.policy.parts());
+    let frozen = parts.into_iter().any(|(_, part)| part == ReferencePolicy::Frozen { path: None });
     let start = if begins && frozen { references::start(&policy, run.path(), from.is_some())? } else { policy.clone() };
     if !plan.engine.is_remote() {
         return reinforce(plan, Components::local(plan, registry, &policy, &start)?, run, &policy, from, &interrupts);

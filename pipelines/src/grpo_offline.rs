@@ -81,8 +81,7 @@ pub fn declare(plan: &Plan, registry: &Registry, policy: &Policy, outputs: Outpu
     let batches = groups.batches(plan.batch.groups, plan.train.steps)?.after(done);
     let mut batches = flow.source("rollouts", batches);
     if let Some(of) = &plan.reference {
-        let config = references::scoring(&plan.model, plan.generate.temperature, &plan.train.optimization, of.threads)?;
-        batches = flow.stage("reference", batches, references::reference(&of.policy, &plan.net, policy, config, None)?);
+        batches = flow.stage("reference", batches, references::stage(plan, of, policy, None)?);
     }
     let mut trained = flow.stage("train", batches, trainer);
     if let Some(of) = Evaluation::during(plan) {

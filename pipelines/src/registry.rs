@@ -205,10 +205,14 @@ impl Registry {
 
     /// Builds the loss of `[train]`, the library's or a registered one.
     pub fn loss_of(&self, train: &Train) -> Result<Arc<dyn Loss>> {
-        match &train.loss {
-            LossChoice::Custom(of) => Ok(self.own_loss_of(of)?),
-            _ => Ok(train.library_loss().context("a loss that is not registered is one of the library's")??),
-        }
+        let loss = match &train.loss {
+            LossChoice::Custom(of) => self.own_loss_of(of)?,
+            _ => train.library_loss().context("a loss that is not registered is one of the library's")??,
+        };
+        Ok(match &train.distill {
+            Some(distill) => distill.added_to(loss),
+            None => loss,
+        })
     }
 
     pub(crate) fn own_loss_of(&self, of: &Custom) -> Result<Arc<dyn Loss>, RegistryError> {

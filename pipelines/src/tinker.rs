@@ -11,6 +11,7 @@ use rollflow::engine::remote::{FleetConfig, FleetHandle};
 use rollflow::flow::{BoxedStage, Interrupts, Report, weights};
 use rollflow::prelude::*;
 use rollflow::recipe::{Plan, ReferencePolicy};
+use rollflow::stages::reference::Hint;
 use rollflow::stages::sync::RemoteSync;
 use rollflow::train::tinker::{
     Encoding, LoraConfig, Patience, Reduction, SamplerWeights, TinkerBackend, TinkerConfig, TinkerEngine, TinkerService,
@@ -120,12 +121,12 @@ fn components(plan: &Plan, registry: &Registry, reader: &Reader, service: &Tinke
         sync = sync.hold(&hold);
         evaluator = Some(pending(evaluation::evaluator_of_servers(of, registry, &reader, generator(), &hold)?));
     }
+    let hint = plan.reference.as_ref().and_then(|section| section.hint.as_ref()).map(|hint| Hint::new(hint, &reader.tokenizer));
     let reference = match plan.reference.as_ref().map(|section| &section.policy) {
-        Some(ReferencePolicy::Server(of)) => Some(Reference::served(references::served(of, &plan.net)?)?),
+        Some(ReferencePolicy::Server(of)) => Some(Reference::served(references::served(of, &plan.net)?)?.hint(hint)),
         Some(_) => bail!("a Tinker server has no reference policy in this process (reference.kind)"),
         None => None,
     };
-    let fits = data::fits(&plan.chat, Some(&reader), plan.generate.max_new_tokens);
     let training = Training::of(plan);
     let schedule = steps::schedule(&train.optimization, train.lr, training.own_steps, train.updates_a_step())?;
     let optimization = &train.optimization;
@@ -138,7 +139,7 @@ fn components(plan: &Plan, registry: &Registry, reader: &Reader, service: &Tinke
         non_finite: optimization.on_nonfinite,
     };
     Ok(Components {
-        prompts: data::prompts(&plan.task, plan.environment.as_ref(), &plan.chat, plan.seed, reward.rule.compares(), fits)?,
+        prompts: data::training_prompts(plan, &reader)?,
         generator: BoxedStage::new(generator_of(plan, &reader, generator().weights(synced))?),
         reward: Scoring::of(reward, &plan.model, &plan.net, plan.generate.max_new_tokens, registry)?,
         reference,

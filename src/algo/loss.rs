@@ -10,6 +10,7 @@ use std::ops::Range;
 use serde::{Deserialize, Serialize};
 
 use super::correction::CorrectionMetrics;
+use super::distilled::TeacherInputs;
 
 /// The packed trained tokens of whole sequences. Every slice has one entry per token.
 #[derive(Clone, Copy, Debug, Default)]
@@ -29,6 +30,9 @@ pub struct LossInputs<'a> {
     /// `log Σ_v p_v²` of the distribution at each token, which
     /// [`Preference::weigh`](super::Preference::weigh) needs.
     pub log_sum_squares: Option<&'a [f64]>,
+    /// Distributions of a teacher, and the policy's log-probabilities of the same tokens, if a teacher
+    /// gave any.
+    pub teacher: Option<TeacherInputs<'a>>,
     /// Entropy of the distribution at each token; NaN if the backend can't know it.
     pub entropies: &'a [f64],
     /// A: advantages.
@@ -68,6 +72,9 @@ pub struct LossOutput {
     pub grad: Vec<f64>,
     /// ∂loss/∂entropy, one entry per token; `None` without an entropy term.
     pub entropy_grad: Option<Vec<f64>>,
+    /// ∂loss/∂log_prob of the teacher's tokens, [`TeacherInputs::k`] entries per token; `None` without
+    /// such a term.
+    pub teacher_grad: Option<Vec<f64>>,
     /// Counts for the report.
     pub metrics: LossMetrics,
 }
@@ -87,6 +94,8 @@ pub struct LossMetrics {
     pub clip_high_max: Option<f64>,
     /// Sum over tokens of the divergence from the reference.
     pub kl_sum: f64,
+    /// Sum over tokens of the divergence from a teacher's distributions, in nats; `None` without one.
+    pub divergence_sum: Option<f64>,
     /// KL coefficient β; `None` without a KL penalty.
     pub kl_coef: Option<f64>,
     /// The loss without its entropy bonus.
@@ -162,6 +171,7 @@ impl LossMetrics {
         self.clip_low_min = pick(self.clip_low_min, other.clip_low_min, f64::min);
         self.clip_high_max = pick(self.clip_high_max, other.clip_high_max, f64::max);
         self.kl_sum += other.kl_sum;
+        self.divergence_sum = pick(self.divergence_sum, other.divergence_sum, |a, b| a + b);
         self.kl_coef = self.kl_coef.or(other.kl_coef);
         self.policy_loss += other.policy_loss;
         self.nll = pick(self.nll, other.nll, |a, b| a + b);
@@ -214,12 +224,17 @@ impl LossOutput {
     /// tokens and hold the loss as `policy_loss`.
     pub fn new(loss: f64, grad: Vec<f64>) -> Self {
         let metrics = LossMetrics { tokens: grad.len(), policy_loss: loss, ..LossMetrics::default() };
-        LossOutput { loss, grad, entropy_grad: None, metrics }
+        LossOutput { loss, grad, metrics, ..LossOutput::default() }
     }
 
-    /// Returns an error unless there is one derivative per token.
-    pub(crate) fn aligned(self, loss: &str, expected: usize) -> Result<Self, LossError> {
-        for (column, found) in [("grad", Some(&self.grad)), ("entropy_grad", self.entropy_grad.as_ref())] {
+    /// Returns an error unless there is one derivative per token, and per token of a teacher.
+    pub(crate) fn aligned(self, loss: &str, expected: usize, at_teacher: usize) -> Result<Self, LossError> {
+        let columns = [
+            ("grad", Some(&self.grad), expected),
+            ("entropy_grad", self.entropy_grad.as_ref(), expected),
+            ("teacher_grad", self.teacher_grad.as_ref(), at_teacher),
+        ];
+        for (column, found, expected) in columns {
             if let Some(found) = found.map(Vec::len).filter(|found| *found != expected) {
                 let problem = format!("the loss `{loss}` gave {found} entries in `{column}` for {expected} tokens");
                 return Err(LossError::Custom(format!("{problem}; give one entry per token")));

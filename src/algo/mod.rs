@@ -12,6 +12,7 @@
 mod advantages;
 mod aggregation;
 mod correction;
+mod distilled;
 pub mod filters;
 mod gap;
 mod gap_limits;
@@ -38,6 +39,7 @@ pub use advantages::{
 };
 pub use aggregation::{Aggregation, BatchSize};
 pub use correction::{Divergence, Importance, ImportanceChoice, Level, OffPolicy, Over, Proximal, Rejection, Spread};
+pub use distilled::{Distilled, TeacherDivergence, TeacherInputs};
 pub use gap::{ComparedToken, LogProbGap};
 pub(crate) use gap_limits::{GapDiagnosis, GapLimits};
 pub use kl::{KlForm, KlFunction, KlLoss, KlReward, kl_per_token, token_kl, with_kl};

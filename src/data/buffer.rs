@@ -11,7 +11,7 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
-use super::source::{Mixture, Share};
+use super::source::{Mixture, Place, Share};
 use super::{DataError, Prompt};
 
 /// Position of a stream: all that another process needs to continue it.
@@ -103,6 +103,16 @@ impl DataBuffer {
         self.prompts.len()
     }
 
+    /// The place of a number in the stream.
+    pub(crate) fn place(&mut self, number: u64) -> Place {
+        self.order.draw(number)
+    }
+
+    /// The prompt of a place.
+    pub(crate) fn read(&self, place: Place, ordinal: u64) -> Prompt {
+        Prompt { ordinal, epoch: place.epoch, ..self.prompts[place.record].clone() }
+    }
+
     /// The position, to be continued by [`Self::load_state`].
     pub fn save_state(&self) -> BufferState {
         self.state.clone()
@@ -122,9 +132,9 @@ impl Iterator for DataBuffer {
 
     fn next(&mut self) -> Option<Prompt> {
         let ordinal = self.state.next;
-        let draw = self.order.draw(ordinal);
+        let place = self.place(ordinal);
         self.state.next += 1;
-        Some(Prompt { ordinal, epoch: draw.epoch, ..self.prompts[draw.record].clone() })
+        Some(self.read(place, ordinal))
     }
 }
 

@@ -23,6 +23,7 @@ pub(crate) mod shuffle;
 pub mod source;
 mod spans;
 mod tokenizer;
+mod top_tokens;
 
 pub(crate) use answer::Partial;
 pub use answer::{Answer, SampledToken};
@@ -39,6 +40,7 @@ pub use scored::{POISONED, REWARD_LIMIT, Scored, is_reward};
 pub use shuffle::permutation;
 pub use spans::Spans;
 pub use tokenizer::Tokenizer;
+pub use top_tokens::{TopK, TopTokens};
 
 /// Free-form JSON that a prompt carries to rewards, batches and logs.
 pub(crate) type Metadata = serde_json::Map<String, serde_json::Value>;

@@ -3,7 +3,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::{ChatMessage, DataError, Metadata, Prompt, PromptText, RewardParts, Spans, Version, number};
+use super::{ChatMessage, DataError, Metadata, Prompt, PromptText, RewardParts, Spans, TopTokens, Version, number};
 
 /// State of a sample's generation.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -51,6 +51,9 @@ pub struct Sample {
     /// if no reference scored the sample.
     #[serde(with = "number", skip_serializing_if = "Vec::is_empty")]
     pub ref_log_probs: Vec<f32>,
+    /// A teacher's likeliest tokens at each trained position, if one gave them.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub teacher: Option<TopTokens>,
     /// The weights that sampled each token.
     pub versions: Spans,
     /// Temperature at which its tokens were sampled, so that scorers divide logits by the same

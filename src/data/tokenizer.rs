@@ -12,6 +12,7 @@ use serde_json::{Map, Value, json};
 use super::chat::{ChatTemplate, special_tokens};
 use super::{DataError, Metadata, Prompt, PromptText};
 use crate::util::reading;
+use crate::util::untrusted;
 
 /// Text to tokens and back, which tokens end a text or pad one, and how the model reads conversations.
 #[derive(Clone)]
@@ -237,6 +238,22 @@ impl Tokenizer {
         Err(DataError::Unusable(format!(
             "the tokenizer has ids up to {largest}, the model an embedding for ids below {vocab_size}: they don't belong together; \
              use the tokenizer of the model's own folder"
+        )))
+    }
+
+    /// Returns an error with a token that the two give different ids, or of which one has none. Ids that no
+    /// token has, with which models pad their vocabularies, do not matter.
+    pub fn check_same_tokens(&self, other: &Tokenizer) -> Result<(), DataError> {
+        let (own, others) = (self.inner.get_vocab(true), other.inner.get_vocab(true));
+        let differs = |(token, id): (&String, &u32)| (others.get(token) != Some(id)).then(|| (*id, token.clone()));
+        let first = own.iter().filter_map(differs).min();
+        let more = || others.iter().filter(|(token, _)| !own.contains_key(*token)).map(|(token, id)| (*id, token.clone())).min();
+        let Some((id, token)) = first.or_else(more) else { return Ok(()) };
+        let theirs = others.get(&token).map_or("none".to_owned(), u32::to_string);
+        let ours = own.get(&token).map_or("none".to_owned(), |_| id.to_string());
+        Err(DataError::Unusable(format!(
+            "the tokenizers differ: the token {} has the id {ours} in one and {theirs} in the other",
+            untrusted::line_of(&format!("{token:?}"), 60)
         )))
     }
 

@@ -185,6 +185,10 @@ catalog! {
     SamplesDropped: COUNT "samples_dropped_total" ["reason"] in "samples", "Samples that were dropped from their groups, by reason; the rest of the group stays.";
     GroupsDropped: COUNT "groups_dropped_total" ["reason"] in "groups", "Groups that were dropped, by the filter's reason, `poisoned` where the reward failed, `lost` where too many samples were lost, or `surplus`.";
 
+    CurriculumPrompts: GAUGE "curriculum_prompts" ["pass_rate"] in "prompts",
+        "Prompts by their pass rate in percent, as of the newest step, if there is a curriculum; `retired` are those that are not asked again. In rows of `metrics.jsonl`, `curriculum_prompts_0`, `curriculum_prompts_0_20` and so on.";
+    CurriculumSkipped: GAUGE "curriculum_skipped" [] in "prompts", "Prompts of the stream that the curriculum skipped so far.";
+    CurriculumReplayed: GAUGE "curriculum_replayed" [] in "prompts", "Prompts so far that repeated a hard one.";
     SparedGroups: GAUGE "spared_groups" [] in "groups",
         "Groups of the newest step that a filter had rejected and that are trained all the same, because it rejects everything.";
     LengthTrainedMean: GAUGE "length_trained_mean_tokens" [] in "tokens", "Mean length of the responses that the newest step trains on.";
@@ -255,6 +259,8 @@ catalog! {
         "Divergence of the policy that sampled from the reference, as `train.kl_reward` estimates it: mean over the newest step's answers of the mean over their tokens.";
     TeacherKl: GAUGE "teacher_kl_mean_nats" [] in "nats",
         "With `train.distill`: mean over the newest step's tokens of the policy's log-probability when it sampled them less the teacher's, an estimate of their divergence.";
+    TeacherDivergence: GAUGE "teacher_divergence_mean_nats" [] in "nats",
+        "With `train.distill.top_k`: mean over the newest step's tokens of the divergence of the policy's distribution from the teacher's.";
     KlRewardCoef: GAUGE "kl_reward_coefficient" [] in "1", "Weight of that divergence's sum over an answer in the newest step's rewards.";
     LogProbGapMean: GAUGE "log_prob_gap_mean_nats" [] in "nats",
         "Mean absolute gap between the generator's log-probability of a token and the trainer's (law N3); with stale tokens it includes what the policy has learned since.";

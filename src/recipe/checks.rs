@@ -98,6 +98,7 @@ fn between(plan: &Plan, note: Note) {
     {
         note("chat.date", &[], format!("`chat.date` is {date:?}"), &error.to_string());
     }
+    sources::curriculum(plan, note);
     sources::evaluation(plan, note);
     engines::devices(plan, note);
     trainer::trainer(plan, note);

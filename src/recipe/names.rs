@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use super::data::Source;
 use super::model::{ModelSource, with_revision};
 use super::plan::Plan;
-use super::reference_policy::ReferencePolicy;
+use super::reference_policy::{ReferencePolicy, TeacherPolicy};
 use super::task::TaskData;
 use crate::data::source::dataset_commit;
 use crate::hub::Cache;
@@ -45,8 +45,16 @@ pub(super) fn visit(plan: &mut Plan, mut model: impl FnMut(String, &mut PathBuf)
     if let Some(path) = plan.critic.as_mut().and_then(|critic| critic.path.as_mut()) {
         model("critic.path".to_owned(), path);
     }
-    if let Some(ReferencePolicy::Frozen { path: Some(path) }) = plan.reference.as_mut().map(|of| &mut of.policy) {
-        model("reference.path".to_owned(), path);
+    match plan.reference.as_mut().map(|of| &mut of.policy) {
+        Some(ReferencePolicy::Frozen { path: Some(path) }) => model("reference.path".to_owned(), path),
+        Some(ReferencePolicy::BySource { teacher }) => {
+            for (at, of) in teacher.iter_mut().enumerate() {
+                if let TeacherPolicy::Frozen { path: Some(path) } = &mut of.policy {
+                    model(format!("reference.teacher[{at}].path"), path);
+                }
+            }
+        }
+        _ => {}
     }
     for (key, of) in plan.reward.rule.models_mut() {
         model(format!("{key}.path"), &mut of.path);

@@ -23,6 +23,7 @@ use super::trainer::TrainerPlace;
 use crate::algo::Pairs;
 use crate::model::Dtype;
 use crate::ranks::Ranks;
+use crate::rollout::CurriculumRule;
 use crate::settings::declare::{choices, section};
 use crate::settings::setting::{FROM_ONE, GIVEN, POSITIVE, SOME, SOME_IF_GIVEN, SOME_STEPS};
 use crate::weights::StoreRule;
@@ -46,6 +47,9 @@ section! {
         chat: Chat = Chat::default();
         /// Prompts.
         task: Task = Task::default();
+        /// Choice of prompts by the pass rates of their earlier groups. Left out: every prompt in the
+        /// order of the stream.
+        curriculum: Option<CurriculumRule> = None;
         /// Supervised training.
         sft: Option<Sft> = None;
         /// Supervised training alongside reinforcement.
@@ -126,7 +130,7 @@ const READ_BY: [(&str, &str); 6] = [
     ("mix generate filter critic", "grpo sft_then_grpo grpo_offline"),
     ("reference batch train", "grpo sft_then_grpo grpo_offline dpo"),
     ("trainer", "grpo"),
-    ("engine environment reward filter_fallback pairs sync flow", "grpo sft_then_grpo"),
+    ("curriculum engine environment reward filter_fallback pairs sync flow", "grpo sft_then_grpo"),
 ];
 
 impl Plan {

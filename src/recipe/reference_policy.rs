@@ -11,6 +11,11 @@ section! {
     /// the groups that the filter keeps, in parallel with generator and trainer.
     pub struct Reference {
         first policy: ReferencePolicy;
+        /// Template of the reference's own prompt, if it is not the policy's: `{prompt}` is the policy's, and
+        /// other names in braces are fields of the prompt's record, such as `{answer}`. Of a
+        /// conversation it replaces the user's last turn. A teacher that is shown the answer teaches
+        /// the policy without it (self-distillation).
+        hint: Option<String> = None;
         /// Threads of its stage.
         threads: usize = 1, SOME;
     }
@@ -27,6 +32,11 @@ tagged! {
         },
         /// a server's model, with the policy's tokens; `generate.temperature` must be 1.
         "server" => Server(ServedPolicy),
+        /// several teachers, each for the groups of some data sets.
+        "by_source" => BySource {
+            /// The teachers; may be repeated.
+            teacher: Vec<SourceTeacher> = Vec::new();
+        },
         /// a moving average of the published weights.
         "ema" => Ema {
             /// Share of the old average that is kept at every published version. If versions are
@@ -38,6 +48,29 @@ tagged! {
             /// Published versions between copies.
             every: u64 = 10, SOME_STEPS;
         },
+    }
+}
+
+section! {
+    /// Teacher for the groups of some data sets.
+    pub struct SourceTeacher {
+        first policy: TeacherPolicy;
+        /// Names of the data sets. Empty: all that no other teacher names.
+        sources: Vec<String> = Vec::new();
+    }
+}
+
+tagged! {
+    /// Source of a teacher's weights.
+    pub enum TeacherPolicy {
+        /// the policy at the run's start, after the warm-up, or a folder's.
+        "frozen" => Frozen {
+            /// A Hugging Face folder of a model with the same vocabulary. Left out: the policy at
+            /// the start of reinforcement.
+            path: Option<PathBuf> = None;
+        },
+        /// a server's model, with the policy's tokens; `generate.temperature` must be 1.
+        "server" => Server(ServedPolicy),
     }
 }
 
@@ -62,7 +95,28 @@ section! {
     }
 }
 
+impl TeacherPolicy {
+    /// The same as the only reference policy.
+    pub fn alone(&self) -> ReferencePolicy {
+        match self.clone() {
+            TeacherPolicy::Frozen { path } => ReferencePolicy::Frozen { path },
+            TeacherPolicy::Server(of) => ReferencePolicy::Server(of),
+        }
+    }
+}
+
 impl ReferencePolicy {
+    /// The parts that score, each with its key.
+    pub fn parts(&self) -> Vec<(String, ReferencePolicy)> {
+        match self {
+            ReferencePolicy::BySource { teacher } => {
+                let part = |(at, of): (usize, &SourceTeacher)| (format!("reference.teacher[{at}]"), of.policy.alone());
+                teacher.iter().enumerate().map(part).collect()
+            }
+            alone => vec![("reference".to_owned(), alone.clone())],
+        }
+    }
+
     /// Returns true if it follows the published weights.
     pub fn follows(&self) -> bool {
         matches!(self, ReferencePolicy::Ema { .. } | ReferencePolicy::Periodic { .. })

@@ -8,6 +8,7 @@
 mod admission;
 mod agent;
 mod by_hand;
+mod curriculum;
 mod evaluation;
 mod multi_turn;
 mod single_turn;
@@ -21,6 +22,7 @@ pub use admission::{
 };
 pub use agent::{Agent, AgentLimits, Turn};
 pub use by_hand::{agent_rollout_to_sample, complete, create_multiturn_rollout, generate_conversation_turn, roll_out};
+pub use curriculum::{Census, Curriculum, CurriculumRule, CurriculumState, Prefer, RANGES, SourceShare};
 pub(crate) use evaluation::passes;
 pub use evaluation::{EvalSpec, Evaluation};
 use multi_turn::MultiTurn;

@@ -19,6 +19,9 @@ use crate::env::protocol;
 /// SGLang's default length of a completion, in tokens.
 const MAX_NEW_TOKENS: usize = 128;
 
+/// Most likeliest tokens per position of a reply.
+const MOST_TOP: u64 = 1024;
+
 #[derive(Deserialize)]
 struct Request {
     text: Option<OneOrMany<String>>,
@@ -56,6 +59,8 @@ struct Form {
     many: bool,
     /// `input_token_logprobs` of each prompt, if requested.
     inputs: Option<Vec<Value>>,
+    /// `input_top_logprobs` of each prompt, if requested.
+    tops: Option<Vec<Vec<Value>>>,
     asked: Instant,
 }
 
@@ -64,8 +69,15 @@ pub(super) async fn generate(State(shared): State<Arc<Shared>>, body: Bytes) -> 
     let request: Request = reply::read(&body)?;
     let sampling = &request.sampling_params;
     sampling.check(true)?;
-    if request.top_logprobs_num.unwrap_or(0) > 0 {
-        return Err(Refusal::bad("`top_logprobs_num` must be 0: only log-probabilities of sampled tokens are available"));
+    let top = request.top_logprobs_num.unwrap_or(0);
+    if top > 0 && request.logprob_start_len.is_none() {
+        return Err(Refusal::bad(
+            "`top_logprobs_num` gives the likeliest tokens in the places of the prompt's: set `logprob_start_len`; of sampled tokens only \
+             their own log-probabilities are available",
+        ));
+    }
+    if top > MOST_TOP {
+        return Err(Refusal::bad(format!("`top_logprobs_num` is {top}; it may be at most {MOST_TOP}")));
     }
     let (prompts, many) = match (request.input_ids, request.text) {
         (Some(ids), None) => {
@@ -96,20 +108,27 @@ pub(super) async fn generate(State(shared): State<Arc<Shared>>, body: Bytes) -> 
         style: sampling.style(),
         many: many || samples > 1,
         inputs: None,
+        tops: None,
         asked: Instant::now(),
     };
     let (params, seed) = (sampling.params(MAX_NEW_TOKENS), sampling.seed());
     let ask = Ask { rid, prompts: prompts.clone(), samples, params, seed, adapter: adapter.clone() };
     let mut ticket = shared.submit(ask)?;
     if let Some(from) = request.logprob_start_len.and_then(|from| usize::try_from(from).ok()).filter(|_| log_probs) {
-        let mut inputs = Vec::new();
+        let (mut inputs, mut tops) = (Vec::new(), Vec::new());
         for prompt in &prompts {
-            let scores = shared.score(prompt, &adapter).await?;
-            let scores: Vec<Option<f32>> = std::iter::once(None).chain(scores.into_iter().map(Some)).collect();
+            let found = shared.score_top(prompt, &adapter, top as usize).await?;
+            let scores: Vec<Option<f32>> = std::iter::once(None).chain(found.log_probs.into_iter().map(Some)).collect();
             let from = from.min(prompt.len());
             inputs.push(columns(&shared, &prompt[from..], &scores[from..], texts)?);
+            let likeliest = |position: usize| match found.top.at(position) {
+                None => Ok(Value::Null),
+                Some((ids, log_probs)) => columns(&shared, ids, &log_probs.iter().copied().map(Some).collect::<Vec<_>>(), texts),
+            };
+            tops.push((from..prompt.len()).map(likeliest).collect::<Result<Vec<_>, _>>()?);
         }
         form.inputs = Some(inputs);
+        form.tops = (top > 0).then_some(tops);
     }
     if request.stream.unwrap_or(false) {
         return Ok(reply::stream(ticket, move |ticket, news| {
@@ -156,6 +175,9 @@ fn event(ticket: &mut Ticket, choice: usize, form: &Form, incremental: bool) -> 
     }
     if let Some(inputs) = &form.inputs {
         meta["input_token_logprobs"] = inputs[choice / samples].clone();
+    }
+    if let Some(tops) = &form.tops {
+        meta["input_top_logprobs"] = tops[choice / samples].clone().into();
     }
     if completion.end.is_some() {
         meta["e2e_latency"] = form.asked.elapsed().as_secs_f64().into();

@@ -18,7 +18,7 @@ use super::pulls::Pulls;
 use super::reply::Refusal;
 use super::ticket::Ticket;
 use super::uploads::Uploads;
-use super::worker::{AdapterName, Command, Job, Score};
+use super::worker::{AdapterName, Command, Job, Score, TextScores};
 use crate::data::Tokenizer;
 use crate::engine::SamplingParams;
 use crate::env::protocol;
@@ -201,13 +201,18 @@ impl Shared {
 
     /// Log-probability of each token but the first.
     pub async fn score(&self, tokens: &[u32], adapter: &AdapterName) -> Result<Vec<f32>, Refusal> {
+        Ok(self.score_top(tokens, adapter, 0).await?.log_probs)
+    }
+
+    /// The same, and the `k` likeliest tokens in their places.
+    pub async fn score_top(&self, tokens: &[u32], adapter: &AdapterName, k: usize) -> Result<TextScores, Refusal> {
         self.check(tokens, 0)?;
         if tokens.len() == 1 {
-            return Ok(Vec::new());
+            return Ok(TextScores::default());
         }
         let _permit = self.admit(1)?;
         let (tokens, adapter) = (tokens.to_vec(), adapter.clone());
-        self.call(|reply| Command::Score(Score { tokens, adapter, reply })).await?.map_err(Refusal::bad)
+        self.call(|reply| Command::Score(Score { tokens, adapter, k, reply })).await?.map_err(Refusal::bad)
     }
 }
 

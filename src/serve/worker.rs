@@ -8,13 +8,13 @@ use tokio::sync::mpsc::error::TryRecvError;
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender};
 use tokio::sync::oneshot;
 
-use crate::algo::{Aggregation, CrossEntropy, Schedule};
-use crate::data::{Sample, Version};
+use crate::algo::{CrossEntropy, Schedule};
+use crate::data::{Sample, TopK, TopTokens, Version};
 use crate::engine::remote::PauseMode;
 use crate::engine::{EngineError, FinishReason, LocalEngine, OnNewWeights, Request, SamplingParams, TokenEngine};
 use crate::model::FrozenWeights;
 use crate::observe::{Metric, Metrics};
-use crate::train::{LocalConfig, Policy, Scorer, collate};
+use crate::train::{LocalConfig, Policy, Scorer};
 
 /// Name of an adapter; `None` for the model's own weights.
 pub(super) type AdapterName = Option<Arc<str>>;
@@ -92,11 +92,20 @@ pub(super) enum Command {
     },
 }
 
-/// A text whose tokens' log-probabilities are asked for, of each but the first.
+/// A text whose tokens' log-probabilities are asked for, of each but the first, and the `k` likeliest
+/// tokens in each of their places.
 pub(super) struct Score {
     pub tokens: Vec<u32>,
     pub adapter: AdapterName,
-    pub reply: Done<Result<Vec<f32>, String>>,
+    pub k: usize,
+    pub reply: Done<Result<TextScores, String>>,
+}
+
+/// Log-probability of each token but the first, and the likeliest tokens, from position 1 on.
+#[derive(Clone, Debug, Default)]
+pub(super) struct TextScores {
+    pub log_probs: Vec<f32>,
+    pub top: TopTokens,
 }
 
 /// Completions of one prompt of a job.
@@ -162,8 +171,8 @@ impl Worker {
                 Ok(Command::Stop) | Err(TryRecvError::Disconnected) => return,
                 Ok(command) => self.take(command),
                 Err(TryRecvError::Empty) => {
-                    if let Some(Score { tokens, adapter, reply }) = self.scores.pop_front() {
-                        drop(reply.send(self.score(tokens, adapter)));
+                    if let Some(Score { tokens, adapter, k, reply }) = self.scores.pop_front() {
+                        drop(reply.send(self.score(tokens, adapter, k)));
                     }
                     self.step();
                 }
@@ -343,16 +352,16 @@ impl Worker {
         }
     }
 
-    fn score(&mut self, tokens: Vec<u32>, adapter: AdapterName) -> Result<Vec<f32>, String> {
+    fn score(&mut self, tokens: Vec<u32>, adapter: AdapterName, k: usize) -> Result<TextScores, String> {
         let weights = match &adapter {
             None => &self.served.weights,
             Some(name) => self.served.adapters.get(name).ok_or_else(|| format!("the LoRA adapter {name:?} is not loaded"))?,
         };
         let loss_mask = [vec![0.0], vec![1.0; tokens.len() - 1]].concat();
-        let sample = Sample { tokens, loss_mask, ..Sample::default() };
-        let batch = collate(&[sample], Aggregation::TokenMean).map_err(|error| error.to_string())?;
-        let scores = self.scorer.score(weights, &batch);
-        Ok(scores.concat().into_iter().map(|score| score as f32).collect())
+        let mut samples = [Sample { tokens, loss_mask, ..Sample::default() }];
+        self.scorer.annotate(weights, &mut samples, TopK { k, below: usize::MAX }).map_err(|error| error.to_string())?;
+        let [Sample { ref_log_probs, teacher, .. }] = samples;
+        Ok(TextScores { log_probs: ref_log_probs[1..].to_vec(), top: teacher.unwrap_or_default() })
     }
 
     fn gauge(&self) {

@@ -12,9 +12,11 @@ use std::sync::Arc;
 use serde::{Deserialize, Serialize};
 
 use super::{Algorithm, TrainError};
-use crate::algo::{Aggregation, BatchSize, ComparedToken, LogProbGap, Loss, LossError, LossInputs, LossOutput, OffPolicy};
+use crate::algo::{
+    Aggregation, BatchSize, ComparedToken, LogProbGap, Loss, LossError, LossInputs, LossOutput, OffPolicy, TeacherInputs,
+};
 use crate::data::packing::{cut_evenly, cut_rectangles};
-use crate::data::{Sample, Version};
+use crate::data::{Sample, TopTokens, Version};
 use crate::flow::caught;
 
 /// A sample's name in errors.
@@ -24,6 +26,15 @@ pub(crate) fn name_of(sample: &Sample) -> String {
 
 fn name(group: u64, index: u32) -> String {
     format!("sample {index} of group {group}")
+}
+
+/// A policy's log-probabilities of a teacher's tokens, packed like the teacher's.
+#[derive(Clone, Copy, Debug)]
+pub struct AtTeacher<'a> {
+    /// The log-probabilities.
+    pub log_probs: &'a [f64],
+    /// Tokens of the vocabulary.
+    pub vocabulary: usize,
 }
 
 /// One sequence. `rows`, `targets` and every column after them have one entry per trained token.
@@ -50,10 +61,36 @@ pub struct TrainSequence {
     pub proximal: Option<Vec<f64>>,
     /// Log-probabilities under the reference policy; `None` where none scored the sample.
     pub reference: Option<Vec<f64>>,
+    /// Distributions of a teacher at each target; `None` where none was given.
+    pub teacher: Option<TeacherColumn>,
     /// Advantages. NaN if the sample has none: a loss that reads them reports the sample.
     pub advantages: Vec<f64>,
     /// Divisor of the logits; `None`: the backend's.
     pub temperature: Option<f64>,
+}
+
+/// A teacher's likeliest tokens at each target.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct TeacherColumn {
+    /// Tokens per target.
+    pub k: usize,
+    /// Tokens, `k` for each target.
+    pub ids: Vec<i64>,
+    /// The teacher's log-probabilities of them.
+    pub log_probs: Vec<f64>,
+}
+
+impl TeacherColumn {
+    /// The column at `rows`; `None` if the teacher gave no tokens at one of them.
+    fn of(top: &TopTokens, rows: &[usize]) -> Option<Self> {
+        let mut column = TeacherColumn { k: top.k, ..TeacherColumn::default() };
+        for row in rows {
+            let (ids, log_probs) = top.at(row + 1)?;
+            column.ids.extend(ids.iter().map(|id| i64::from(*id)));
+            column.log_probs.extend(log_probs.iter().map(|log_prob| f64::from(*log_prob)));
+        }
+        Some(column)
+    }
 }
 
 /// One optimizer step's sequences, or a part of them.
@@ -148,6 +185,7 @@ fn shift(sample: &Sample, weights: &[f64]) -> TrainSequence {
         versions: rows.iter().map(|&row| versions[row + 1]).collect(),
         proximal: None,
         reference: column(&sample.ref_log_probs),
+        teacher: sample.teacher.as_ref().and_then(|top| TeacherColumn::of(top, &rows)),
         advantages: vec![sample.advantage.unwrap_or(f64::NAN); rows.len()],
         temperature: sample.temperature.map(f64::from),
         rows,
@@ -172,6 +210,21 @@ impl TrainBatch {
         let weights = self.sequences.iter_mut().flat_map(|sequence| &mut sequence.weights);
         weights.for_each(|weight| *weight *= factor);
         self
+    }
+
+    /// The teacher's tokens at all targets of the sequences at `part`, if it gave equally many for each.
+    pub(crate) fn teacher_column(&self, part: &[usize]) -> Option<TeacherColumn> {
+        let mut whole: Option<TeacherColumn> = None;
+        for sequence in part.iter().map(|&at| &self.sequences[at]).filter(|sequence| !sequence.rows.is_empty()) {
+            let own = sequence.teacher.as_ref()?;
+            let whole = whole.get_or_insert_with(|| TeacherColumn { k: own.k, ..TeacherColumn::default() });
+            if whole.k != own.k {
+                return None;
+            }
+            whole.ids.extend(&own.ids);
+            whole.log_probs.extend(&own.log_probs);
+        }
+        whole.filter(|whole| whole.k > 0)
     }
 
     /// Inputs of the sequences at `part`.
@@ -272,7 +325,8 @@ impl TrainBatch {
     }
 
     /// Evaluates a loss with its trust region and correction on the sequences at `part`, from their
-    /// log-probabilities and entropies, packed in that order. Tokens that no policy sampled count as
+    /// log-probabilities and entropies, packed in that order, and its log-probabilities of a teacher's
+    /// tokens, if it computed them. Tokens that no policy sampled count as
     /// on-policy: their behaviour log-probability is the trainer's.
     pub fn evaluate(
         &self,
@@ -281,6 +335,7 @@ impl TrainBatch {
         off_policy: &OffPolicy,
         log_probs: &[f64],
         entropies: &[f64],
+        at_teacher: Option<AtTeacher>,
     ) -> Result<LossOutput, LossError> {
         let parts = || part.iter().map(|&at| &self.sequences[at]);
         let (mut sequences, mut start, mut behaviour) = (Vec::new(), Vec::new(), Vec::new());
@@ -296,6 +351,7 @@ impl TrainBatch {
         let trained = parts().filter(|sequence| !sequence.rows.is_empty());
         let reference = trained.map(|sequence| sequence.reference.as_deref()).collect::<Option<Vec<_>>>();
         let reference = reference.map(|columns| columns.concat());
+        let column = at_teacher.and_then(|_| self.teacher_column(part));
         let lags: Vec<u64> = parts().flat_map(|sequence| &sequence.versions).map(|version| self.lag(version)).collect();
         let anchors = off_policy.anchors(log_probs, &start, &behaviour, &lags, &sequences);
         let inputs = LossInputs {
@@ -305,6 +361,12 @@ impl TrainBatch {
             reference: reference.as_deref(),
             importance: anchors.importance.as_deref(),
             log_sum_squares: None,
+            teacher: at_teacher.zip(column.as_ref()).map(|(policy, column)| TeacherInputs {
+                k: column.k,
+                policy: policy.log_probs,
+                teacher: &column.log_probs,
+                whole: column.k >= policy.vocabulary,
+            }),
             entropies,
             advantages: &advantages,
             weights: &weights,
@@ -314,7 +376,8 @@ impl TrainBatch {
         // User-defined losses may panic.
         let panicked = |message| LossError::Custom(format!("the loss `{}` panicked: {message}", loss.name()));
         let output = caught(|| loss.evaluate(&inputs)).map_err(panicked)??;
-        let mut output = output.aligned(loss.name(), log_probs.len())?;
+        let at_teacher = inputs.teacher.map_or(0, |teacher| teacher.policy.len());
+        let mut output = output.aligned(loss.name(), log_probs.len(), at_teacher)?;
         output.metrics.correction = anchors.metrics;
         Ok(output)
     }

@@ -6,6 +6,8 @@
 
 use tch::{Kind, Tensor};
 
+use super::TeacherColumn;
+use crate::data::TopK;
 use crate::model::{fused, wide};
 
 /// Values at the rows.
@@ -14,6 +16,8 @@ pub(super) struct Scored {
     pub log_probs: Vec<f64>,
     /// Entropy of every row's distribution; of a score, 0.
     pub entropies: Vec<f64>,
+    /// Log-probabilities of the teacher's tokens, row by row, if it gave any.
+    pub at_teacher: Option<Vec<f64>>,
     /// The whole softmax, where it fits in one chunk.
     kept: Option<Softmax>,
 }
@@ -24,6 +28,17 @@ enum Softmax {
     Fused { logits: Tensor, found: Tensor },
     /// Logarithms of probabilities.
     Plain(Tensor),
+}
+
+/// Derivatives of a loss by a head's values.
+#[derive(Clone, Copy)]
+pub(super) struct SlopesOf<'a> {
+    /// By the targets' log-probabilities, or by the scores.
+    pub log_probs: &'a [f64],
+    /// By the entropies.
+    pub entropies: Option<&'a [f64]>,
+    /// By the log-probabilities of the teacher's tokens.
+    pub at_teacher: Option<&'a [f64]>,
 }
 
 /// Gradients of a loss by a head's inputs.
@@ -49,6 +64,8 @@ pub(super) struct Words<'a> {
     /// Target token of each row, `[M]`.
     pub targets: &'a Tensor,
     pub temperature: Temperature,
+    /// A teacher's tokens at each row, `[M, k]`, whose log-probabilities are computed, too.
+    pub teacher: Option<Tensor>,
     /// Most rows of logits at a time.
     pub chunk_rows: i64,
 }
@@ -83,7 +100,7 @@ impl OutputHead<'_> {
     /// Computes the values, without gradients.
     pub fn score(&self) -> Scored {
         let _guard = tch::no_grad_guard();
-        let mut scored = Scored { log_probs: Vec::new(), entropies: Vec::new(), kept: None };
+        let mut scored = Scored { log_probs: Vec::new(), entropies: Vec::new(), at_teacher: None, kept: None };
         let Some(words) = &self.words else {
             scored.log_probs = to_host(&wide::linear(self.rows, self.weight));
             scored.entropies = vec![0.0; scored.log_probs.len()];
@@ -100,6 +117,10 @@ impl OutputHead<'_> {
                     (log_softmax.gather(1, &words.targets.narrow(0, start, len).unsqueeze(1), false), entropy)
                 }
             };
+            if let (Some(ids), Softmax::Plain(log_softmax)) = (&words.teacher, &softmax) {
+                let chosen = to_host(&log_softmax.gather(1, &ids.narrow(0, start, len), false));
+                scored.at_teacher.get_or_insert_default().extend(chosen);
+            }
             scored.log_probs.extend(to_host(&chosen));
             scored.entropies.extend(to_host(&entropy));
             scored.kept = (len == self.rows.size()[0]).then_some(softmax);
@@ -107,20 +128,36 @@ impl OutputHead<'_> {
         scored
     }
 
-    /// Gradients of the loss by the rows and by the head's weight. `slopes` are ∂loss/∂log_prob, or
-    /// by the scores; `entropy_slopes` are ∂loss/∂entropy. Sums over rows and chunks are in f32 for
-    /// all operand types (law N5).
-    pub fn gradients(&self, scored: &Scored, slopes: &[f64], entropy_slopes: Option<&[f64]>) -> ByHead {
+    /// Log-probabilities of the targets, and the likeliest tokens of each row with theirs, without
+    /// gradients.
+    pub fn top(&self, words: &Words, of: TopK) -> (Vec<f64>, TeacherColumn) {
+        let _guard = tch::no_grad_guard();
+        let below = self.weight.size()[0].min(i64::try_from(of.below).unwrap_or(i64::MAX));
+        let k = of.k.min(below as usize);
+        let (mut chosen, mut top) = (Vec::new(), TeacherColumn { k, ..TeacherColumn::default() });
+        for (start, len) in self.chunks(words) {
+            let log_softmax = self.logits(words, start, len).log_softmax(-1, Kind::Float);
+            chosen.extend(to_host(&log_softmax.gather(1, &words.targets.narrow(0, start, len).unsqueeze(1), false)));
+            let (log_probs, ids) = log_softmax.narrow(1, 0, below).topk(k as i64, -1, true, false);
+            top.log_probs.extend(to_host(&log_probs));
+            top.ids.extend(to_host(&ids).into_iter().map(|id| id as i64));
+        }
+        (chosen, top)
+    }
+
+    /// Gradients of the loss by the rows and by the head's weight. Sums over rows and chunks are in
+    /// f32 for all operand types (law N5).
+    pub fn gradients(&self, scored: &Scored, slopes: SlopesOf) -> ByHead {
         let _guard = tch::no_grad_guard();
         let is_trained = self.weight.requires_grad();
         let Some(words) = &self.words else {
-            let slopes = column(slopes, self.rows.device()).to_kind(self.rows.kind());
+            let slopes = column(slopes.log_probs, self.rows.device()).to_kind(self.rows.kind());
             let weight = is_trained.then(|| wide::mm(&slopes.tr(), self.rows));
             return ByHead { rows: slopes.matmul(self.weight), weight };
         };
         let (mut by_weight, mut by_rows): (Option<Tensor>, _) = (None, Vec::new());
         for (start, len) in self.chunks(words) {
-            let by_logits = self.logits_gradient(words, scored, slopes, entropy_slopes, start, len).to_kind(self.weight.kind());
+            let by_logits = self.logits_gradient(words, scored, slopes, start, len).to_kind(self.weight.kind());
             by_rows.push(by_logits.matmul(self.weight));
             if is_trained {
                 let chunk = wide::mm(&by_logits.tr(), &self.rows.narrow(0, start, len));
@@ -138,21 +175,14 @@ impl OutputHead<'_> {
         self.rows.reshape([-1]).dot(&by_rows.reshape([-1]).to_kind(self.rows.kind()))
     }
 
-    /// ∂loss/∂logits of a chunk: `slope · (1[target] − p) − entropy_slope · p · (log p + H)`,
-    /// divided by the temperature.
-    fn logits_gradient(
-        &self,
-        words: &Words,
-        scored: &Scored,
-        slopes: &[f64],
-        entropy_slopes: Option<&[f64]>,
-        start: i64,
-        len: i64,
-    ) -> Tensor {
+    /// ∂loss/∂logits of a chunk: `slope · (1[target] − p) − entropy_slope · p · (log p + H)`, and the
+    /// first term for each of the teacher's tokens, divided by the temperature.
+    fn logits_gradient(&self, words: &Words, scored: &Scored, slopes: SlopesOf, start: i64, len: i64) -> Tensor {
         let column = |values: &[f64]| column(&values[start as usize..(start + len) as usize], self.rows.device());
         let recomputed = scored.kept.is_none().then(|| self.softmax(words, start, len));
         let softmax = recomputed.as_ref().or(scored.kept.as_ref()).expect("one of them is there");
-        let (slope, target) = (column(slopes), words.targets.narrow(0, start, len));
+        let entropy_slopes = slopes.entropies;
+        let (slope, target) = (column(slopes.log_probs), words.targets.narrow(0, start, len));
         let gradient = match softmax {
             Softmax::Fused { logits, found } => {
                 fused::softmax_gradient(logits, &target, found, &slope, entropy_slopes.map(column).as_ref())
@@ -162,7 +192,14 @@ impl OutputHead<'_> {
                 let mut gradient = (&probs * -&slope).scatter_add_(1, &target.unsqueeze(1), &slope);
                 if let Some(entropy_slopes) = entropy_slopes {
                     let above = log_softmax.clamp_min(f64::from(f32::MIN)) + column(&scored.entropies);
-                    gradient -= probs * above * column(entropy_slopes);
+                    gradient -= &probs * above * column(entropy_slopes);
+                }
+                if let (Some(ids), Some(slopes)) = (&words.teacher, slopes.at_teacher) {
+                    let (ids, k) = (ids.narrow(0, start, len), ids.size()[1]);
+                    let own = &slopes[(start * k) as usize..((start + len) * k) as usize];
+                    let own = self::column(own, self.rows.device()).reshape([len, k]);
+                    gradient -= probs * own.sum_dim_intlist([1i64].as_slice(), true, None);
+                    gradient = gradient.scatter_add_(1, &ids, &own);
                 }
                 gradient
             }
@@ -170,10 +207,14 @@ impl OutputHead<'_> {
         words.temperature.divides(gradient, start, len)
     }
 
-    fn softmax(&self, words: &Words, start: i64, len: i64) -> Softmax {
+    fn logits(&self, words: &Words, start: i64, len: i64) -> Tensor {
         let logits = wide::linear(&self.rows.narrow(0, start, len), self.weight);
-        let logits = words.temperature.divides(logits, start, len);
-        if fused::applies(&logits) {
+        words.temperature.divides(logits, start, len)
+    }
+
+    fn softmax(&self, words: &Words, start: i64, len: i64) -> Softmax {
+        let logits = self.logits(words, start, len);
+        if words.teacher.is_none() && fused::applies(&logits) {
             let found = fused::softmax(&logits, &words.targets.narrow(0, start, len));
             return Softmax::Fused { logits, found };
         }

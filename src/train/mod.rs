@@ -58,7 +58,7 @@ pub use backend::{BackendState, ForwardBackward, OptimStep, SaveCheckpoint, Save
 pub use checkpoint::{CheckpointMetadata, FileMark};
 pub use choices::{DecayScope, LrScale, NonFinitePolicy};
 pub(crate) use collate::name_of;
-pub use collate::{TrainBatch, TrainSequence, collate, collate_in, collate_part};
+pub use collate::{AtTeacher, TeacherColumn, TrainBatch, TrainSequence, collate, collate_in, collate_part};
 pub use error::TrainError;
 pub use future::{TrainFuture, promise};
 #[cfg(feature = "torch")]

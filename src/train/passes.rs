@@ -299,7 +299,7 @@ impl Worker {
         own.sort_unstable();
         let packed = |column: usize| own.iter().flat_map(|&at| &columns[at][column]).copied().collect::<Vec<f64>>();
         let Algorithm { loss, off_policy, .. } = algorithm;
-        let mut whole = batch.evaluate(&own, loss.as_ref(), off_policy, &packed(0), &packed(1))?;
+        let mut whole = batch.evaluate(&own, loss.as_ref(), off_policy, &packed(0), &packed(1), None)?;
         let mut end = 0;
         let place = |&at: &usize| {
             end += batch.sequences[at].rows.len();
@@ -310,6 +310,7 @@ impl Worker {
         let take = |part: &Vec<usize>| LossOutput {
             grad: of(&whole.grad, part),
             entropy_grad: whole.entropy_grad.as_deref().map(|grad| of(grad, part)),
+            teacher_grad: None,
             // Value and counts belong to the first part, so that the sum over parts is the whole.
             loss: std::mem::take(&mut whole.loss),
             metrics: std::mem::take(&mut whole.metrics),

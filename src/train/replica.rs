@@ -7,15 +7,19 @@ use std::sync::Arc;
 
 use tch::{Kind, Tensor};
 
-use super::head::{OutputHead, Scored, Temperature, Words};
+use super::head::{OutputHead, Scored, SlopesOf, Temperature, Words};
 use super::shards::Gathered;
-use super::{Algorithm, LocalConfig, TrainBatch, TrainSequence};
+use super::{Algorithm, AtTeacher, LocalConfig, TeacherColumn, TrainBatch, TrainSequence};
 use crate::algo::{LossError, LossOutput};
+use crate::data::TopK;
 use crate::model::{Compute, Decoder, Dtype, Kept, Layout, ModelConfig, Packed, Passed, Weights, Whole, fused};
 use crate::ranks::CollectiveError;
 
 /// A sequence's place in its batch, its log-probabilities and its entropies.
 pub(super) type Columns = (usize, [Vec<f64>; 2]);
+
+/// A sequence's place in its batch, its log-probabilities and the likeliest tokens.
+pub(super) type TopColumns = (usize, (Vec<f64>, TeacherColumn));
 
 /// Failure of a pass.
 #[derive(Debug, thiserror::Error)]
@@ -162,7 +166,9 @@ impl Replica {
             Some(output) => output,
             None => {
                 let Algorithm { loss, off_policy, .. } = algorithm;
-                batch.evaluate(part, loss.as_ref(), off_policy, &scored.log_probs, &scored.entropies)?
+                let vocabulary = self.decoder.config().vocab_size;
+                let at_teacher = scored.at_teacher.as_deref().map(|log_probs| AtTeacher { log_probs, vocabulary });
+                batch.evaluate(part, loss.as_ref(), off_policy, &scored.log_probs, &scored.entropies, at_teacher)?
             }
         };
         let slopes = match self.bad_samples(batch, part, &scored.log_probs, &output) {
@@ -171,7 +177,13 @@ impl Replica {
                 let scale = self.loss_scale(&output);
                 let scaled = |slopes: &[f64]| slopes.iter().map(|slope| slope * scale).collect::<Vec<f64>>();
                 let entropy_slopes = output.entropy_grad.as_deref().map(scaled);
-                let by_head = head.gradients(&scored, &scaled(&output.grad), entropy_slopes.as_deref());
+                let teacher_slopes = output.teacher_grad.as_deref().map(scaled);
+                let all = SlopesOf {
+                    log_probs: &scaled(&output.grad),
+                    entropies: entropy_slopes.as_deref(),
+                    at_teacher: teacher_slopes.as_deref(),
+                };
+                let by_head = head.gradients(&scored, all);
                 let along_graph = matches!(forward.backward, Backward::Graph { .. });
                 let surrogate = along_graph.then(|| head.surrogate(&by_head.rows));
                 Ok(Slopes { scale, by_rows: by_head.rows, by_head: by_head.weight, surrogate })
@@ -184,7 +196,7 @@ impl Replica {
     /// all are finite.
     fn bad_samples(&self, batch: &TrainBatch, part: &[usize], log_probs: &[f64], output: &LossOutput) -> Option<Vec<String>> {
         let bad = |values: &[f64]| values.iter().any(|value| !value.is_finite());
-        if output.loss.is_finite() && !bad(&output.grad) {
+        if output.loss.is_finite() && !bad(&output.grad) && !output.teacher_grad.as_deref().is_some_and(bad) {
             return None;
         }
         let given = if self.decoder.config().scores { "scores" } else { "log-probabilities" };
@@ -227,7 +239,7 @@ impl Replica {
         if self.compute.dtype != Dtype::F16 {
             return 1.0;
         }
-        let slopes = output.grad.iter().chain(output.entropy_grad.iter().flatten());
+        let slopes = output.grad.iter().chain(output.entropy_grad.iter().flatten()).chain(output.teacher_grad.iter().flatten());
         let largest = slopes.fold(0.0, |largest: f64, slope| largest.max(slope.abs()));
         if largest > 0.0 && largest.is_finite() { largest.log2().round().exp2().recip() } else { 1.0 }
     }
@@ -238,6 +250,22 @@ impl Replica {
         let Scored { log_probs, entropies, .. } = self.head(&self.forward(batch, part, false)?, batch, part).score();
         let mut rest = [log_probs, entropies].map(Vec::into_iter);
         let mut own = |len: usize| rest.each_mut().map(|column| column.take(len).collect());
+        Ok(part.iter().map(|&at| (at, own(batch.sequences[at].rows.len()))).collect())
+    }
+
+    /// Log-probabilities of each sequence's targets, and the likeliest tokens there, without a graph. A
+    /// score head has none.
+    pub fn score_top(&self, batch: &TrainBatch, part: &[usize], top: TopK) -> Result<Vec<TopColumns>, PassError> {
+        let _guard = tch::no_grad_guard();
+        let forward = self.forward(batch, part, false)?;
+        let head = self.head(&forward, batch, part);
+        let Some(words) = &head.words else { return Ok(Vec::new()) };
+        let (chosen, TeacherColumn { k, ids, log_probs }) = head.top(words, top);
+        let (mut chosen, mut ids, mut log_probs) = (chosen.into_iter(), ids.into_iter(), log_probs.into_iter());
+        let mut own = |rows: usize| {
+            let (ids, log_probs) = (ids.by_ref().take(rows * k).collect(), log_probs.by_ref().take(rows * k).collect());
+            (chosen.by_ref().take(rows).collect(), TeacherColumn { k, ids, log_probs })
+        };
         Ok(part.iter().map(|&at| (at, own(batch.sequences[at].rows.len()))).collect())
     }
 
@@ -275,7 +303,11 @@ impl Replica {
                 std::iter::repeat_n(sequence.temperature.unwrap_or(self.config.temperature), sequence.rows.len())
             });
             let temperature = Temperature::of(&temperatures.collect::<Vec<f64>>(), self.compute.device);
-            Words { targets, temperature, chunk_rows }
+            let teacher = batch.teacher_column(part).map(|column| {
+                let ids = Tensor::from_slice(&column.ids).reshape([-1, column.k as i64]);
+                ids.to_device(self.compute.device)
+            });
+            Words { targets, temperature, teacher, chunk_rows }
         });
         OutputHead { weight, rows, words }
     }

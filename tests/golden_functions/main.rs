@@ -9,6 +9,7 @@ mod aggregation;
 mod case;
 mod chat;
 mod corrections;
+mod distillation;
 mod divergence;
 mod grpo;
 mod masked;

@@ -2,8 +2,8 @@
 
 use crate::case::Case;
 use crate::{
-    advantages, aggregation, chat, corrections, divergence, grpo, masked, optimizers, packed, preference, rewards, rloo, rows,
-    schedules, supervised, verl, warpers,
+    advantages, aggregation, chat, corrections, distillation, divergence, grpo, masked, optimizers, packed, preference, rewards,
+    rloo, rows, schedules, supervised, verl, warpers,
 };
 
 pub type Runner = fn(&Case) -> Result<(), String>;
@@ -88,6 +88,7 @@ pub const CLAIMED: &[(&str, &[&str])] = &[
     ("trl_vllm_is_correction", &["token_truncate", "token_mask", "sequence_truncate", "sequence_mask"]),
     ("verl_rollout_correction", &["is", "rs", "offpolicy_metrics"]),
     ("trl_sft_loss", &["nll", "dft", "label_smoothing"]),
+    ("trl_distillation", &["generalized_jsd", "top_k"]),
     ("trl_packing", &["bfd", "bfd_split", "wrapped"]),
     ("trl_utils", &["selective_log_softmax", "selective_log_softmax_f32", "entropy_from_logits"]),
     ("transformers_logits_processors", &["temperature", "top_k", "top_p", "min_p"]),
@@ -125,6 +126,7 @@ pub fn runner(case: &Case) -> Option<Runner> {
     }
     Some(match *family {
         "trl_grpo_loss" => grpo::loss,
+        "trl_distillation" => distillation::divergence,
         "trl_grpo_advantages" => rewards::advantages,
         "trl_rloo" if case.kind() == "rloo_loss" => rloo::loss,
         "trl_rloo" => rloo::advantages,

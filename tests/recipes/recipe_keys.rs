@@ -43,6 +43,7 @@ const READ: &[(&str, &str, &str)] = &[
     ("task.path", "grpo_offline", "grpo_offline::groups"),
     ("task.limit", REINFORCED, "grpo_offline::groups, environments::tasks"),
     ("task.rescore", "grpo_offline", "Plan::rescores"),
+    ("curriculum.", GENERATED, "data::training_prompts"),
     ("sft.", SFT, "sft::train, supervised::batches"),
     ("sft.data", SAMPLED, "supervised::batches, of [mix] too"),
     ("sft.sources", SAMPLED, "supervised::batches, of [mix] too"),
@@ -68,6 +69,7 @@ const READ: &[(&str, &str, &str)] = &[
     ("filter", REINFORCED, "rollout::filter"),
     ("pairs.", GENERATED, "Plan::pairing"),
     ("reference.", POLICY, "references"),
+    ("reference.hint", "grpo sft_then_grpo grpo_offline", "references::stage"),
     ("reference.decay", GENERATED, "references: follows what is published"),
     ("reference.every", GENERATED, "references: follows what is published"),
     ("batch.groups", POLICY, "Batcher, RecordedGroups::batches, preferences::batches"),
@@ -123,7 +125,7 @@ const READ: &[(&str, &str, &str)] = &[
 
 /// What else may stand in a recipe, so that keys which mean something only beside it find it there. A context is tried for keys of the sections that
 /// it names.
-const CONTEXTS: [&[&str]; 36] = [
+const CONTEXTS: [&[&str]; 38] = [
     &["lora={}", "trainer={backend='tinker',url='http://a:1'}"],
     &["ranks.shard='optimizer'"],
     &["store.url='file:///store'"],
@@ -150,11 +152,13 @@ const CONTEXTS: [&[&str]; 36] = [
     &["engine={launch='vllm',replicas=2}"],
     &["reference={kind='frozen'}", "train.kl_loss={beta=0.1}"],
     &["reference={kind='frozen'}", "train.kl_reward={beta=0.1}"],
+    &["reference={kind='frozen'}", "train.distill={top_k=4}"],
     &["reference={kind='ema'}", "train.kl_loss={beta=0.1}"],
     &["reference={kind='periodic'}", "train.kl_loss={beta=0.1}"],
     &["pairs={select='all'}", "train.loss={kind='dpo'}", "reference={kind='frozen'}"],
     &["environment={kind='calculator'}", "reward={kind='environment'}"],
     &["task={kind='data',data='a.jsonl'}", "reward={kind='exact'}"],
+    &["task={kind='data',data='a.jsonl'}", "reward={kind='exact'}", "curriculum={}"],
     &["task={kind='rollouts',path='a.jsonl',rescore=true}", "reward={kind='exact'}"],
     &["model={kind='folder',path='m'}"],
     &["train.correction={kind='truncated_is'}"],
@@ -188,7 +192,7 @@ const COMPANIONS: [(&str, &[&str]); 19] = [
 ];
 
 /// Values that no type tells.
-const VALUES: [(&str, &str); 18] = [
+const VALUES: [(&str, &str); 20] = [
     ("model.device", "'cuda'"),
     ("model.preset", "'qwen2.5-0.5b'"),
     ("reward.prompt", "'Grade {response} to {prompt}.'"),
@@ -207,6 +211,8 @@ const VALUES: [(&str, &str); 18] = [
     ("sft.sources", "[{data='c.jsonl'}]"),
     ("eval.task.sources", "[{data='a.jsonl'}]"),
     ("store.url", "'file:///store'"),
+    ("curriculum.source", "[{name='a',from=0.5}]"),
+    ("reference.teacher", "[{kind='frozen',path='m'}]"),
 ];
 
 /// A key, and what to write for it: of each kind that has it, alternatives.

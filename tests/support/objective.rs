@@ -19,7 +19,7 @@ pub fn objective(
     let targets = || batch.sequences.iter().flat_map(|sequence| &sequence.targets).map(|&target| target as usize);
     let log_probs: Vec<f64> = places.iter().zip(targets()).map(|(place, target)| log_softmax_at(row(place), target)).collect();
     let entropies: Vec<f64> = places.iter().map(|place| entropy(row(place))).collect();
-    let output = batch.evaluate(&all, loss, &OffPolicy::default(), &log_probs, &entropies)?;
+    let output = batch.evaluate(&all, loss, &OffPolicy::default(), &log_probs, &entropies, None)?;
 
     let mut logits_grad: Vec<Vec<f64>> = logits.iter().map(|rows| vec![0.0; rows.len()]).collect();
     for (t, (place, target)) in places.iter().zip(targets()).enumerate() {

@@ -117,7 +117,7 @@ fn preferences(policy: &Policy, config: LocalConfig) -> TrainBatch {
     let right: Vec<_> = arithmetic::addition(1).into_iter().filter(|pair| pair.completion.len() == 2).take(24).collect();
     let both: Vec<_> = right.iter().flat_map(|pair| [pair.clone(), wrong(pair)]).collect();
     let mut samples = policy.supervised(&both).unwrap();
-    Scorer::new(config, policy.config().clone()).annotate(&policy.frozen(), &mut samples).unwrap();
+    Scorer::new(config, policy.config().clone()).annotate(&policy.frozen(), &mut samples, Default::default()).unwrap();
     TrainBatch { pairs: true, ..collate(&samples, Aggregation::SeqMeanTokenMean).unwrap() }
 }
 

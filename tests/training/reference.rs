@@ -90,7 +90,7 @@ fn run(steps: u64, make: impl FnOnce(&Policy, rollflow::flow::WeightsRx<FrozenWe
 /// The samples as these weights score them.
 fn scored_by(weights: &Arc<FrozenWeights>, group: &Group) -> Vec<Vec<f32>> {
     let mut samples = group.samples.clone();
-    Scorer::new(config(), policy().config().clone()).annotate(weights, &mut samples).unwrap();
+    Scorer::new(config(), policy().config().clone()).annotate(weights, &mut samples, Default::default()).unwrap();
     samples.into_iter().map(|sample| sample.ref_log_probs).collect()
 }
 

@@ -335,6 +335,9 @@ pub enum StopReason {
     Length,
 }
 
+/// Likeliest tokens of a position with their log-probabilities; `None` if it has none.
+pub type TopRow = Option<Vec<(i64, f32)>>;
+
 /// Samples of a prompt.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct SampleResponse {
@@ -343,6 +346,10 @@ pub struct SampleResponse {
     /// Log-probability of each token of the prompt, if asked for. The first has none.
     #[serde(default)]
     pub prompt_logprobs: Option<Vec<Option<f32>>>,
+    /// Likeliest tokens at each position of the prompt, with their log-probabilities, if asked
+    /// for. The first has none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub topk_prompt_logprobs: Option<Vec<TopRow>>,
 }
 
 #[cfg(test)]

@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, HashMap};
 
 use prost::Message;
 
-use crate::message::{Chunk, Datum, ModelInput, Pass, PassOutput, SampleResponse, Sequence, StopReason, Tensor};
+use crate::message::{Chunk, Datum, ModelInput, Pass, PassOutput, SampleResponse, Sequence, StopReason, Tensor, TopRow};
 
 /// Media type of the dialect.
 pub const MEDIA_TYPE: &str = "application/x-protobuf";
@@ -138,6 +138,59 @@ struct WireSamples {
     sequences: Vec<WireSequence>,
     #[prost(bytes = "vec", optional, tag = "2")]
     prompt_logprobs: Option<Vec<u8>>,
+    #[prost(message, optional, tag = "3")]
+    topk_prompt_logprobs: Option<WireTop>,
+}
+
+/// `length` rows of `k` tokens. An empty place is token 0 with [`EMPTY`].
+#[derive(Clone, PartialEq, Message)]
+struct WireTop {
+    #[prost(bytes = "vec", tag = "1")]
+    token_ids: Vec<u8>,
+    #[prost(bytes = "vec", tag = "2")]
+    logprobs: Vec<u8>,
+    #[prost(uint32, tag = "3")]
+    k: u32,
+    #[prost(uint32, tag = "4")]
+    length: u32,
+}
+
+/// Log-probability of an empty place.
+const EMPTY: f32 = -99999.0;
+
+impl WireTop {
+    fn of(rows: &[TopRow]) -> Self {
+        let k = rows.iter().flatten().map(Vec::len).max().unwrap_or(0);
+        let place = |row: &TopRow, at: usize| {
+            row.as_ref().and_then(|row| row.get(at)).map_or((0, EMPTY), |(token, log_prob)| (*token as i32, *log_prob))
+        };
+        let places: Vec<(i32, f32)> = rows.iter().flat_map(|row| (0..k).map(move |at| place(row, at))).collect();
+        WireTop {
+            token_ids: bytes(&places, |(token, _)| token.to_le_bytes()),
+            logprobs: bytes(&places, |(_, log_prob)| log_prob.to_le_bytes()),
+            k: k as u32,
+            length: rows.len() as u32,
+        }
+    }
+
+    fn rows(&self) -> Result<Vec<TopRow>, String> {
+        let tokens = numbers(&self.token_ids, |four| i64::from(i32::from_le_bytes(four)))?;
+        let log_probs = numbers(&self.logprobs, f32::from_le_bytes)?;
+        let (k, length) = (self.k as usize, self.length as usize);
+        if Some(tokens.len()) != k.checked_mul(length) || tokens.len() != log_probs.len() || k == 0 {
+            return Err(format!(
+                "{length} rows of {k} likeliest tokens have {} tokens, {} numbers",
+                tokens.len(),
+                log_probs.len()
+            ));
+        }
+        let row = |(tokens, log_probs): (&[i64], &[f32])| {
+            let places = tokens.iter().copied().zip(log_probs.iter().copied());
+            let row: Vec<(i64, f32)> = places.filter(|(token, log_prob)| (*token, *log_prob) != (0, EMPTY)).collect();
+            (!row.is_empty()).then_some(row)
+        };
+        Ok(tokens.chunks(k).zip(log_probs.chunks(k)).map(row).collect())
+    }
 }
 
 fn bytes<T, const N: usize>(values: &[T], of: impl Fn(&T) -> [u8; N]) -> Vec<u8> {
@@ -316,6 +369,7 @@ pub fn encode_samples(samples: &SampleResponse) -> Vec<u8> {
     let wire = WireSamples {
         sequences: samples.sequences.iter().map(sequence).collect(),
         prompt_logprobs: samples.prompt_logprobs.as_ref().map(scores),
+        topk_prompt_logprobs: samples.topk_prompt_logprobs.as_deref().map(WireTop::of),
     };
     wire.encode_to_vec()
 }
@@ -338,6 +392,7 @@ pub fn decode_samples(body: &[u8]) -> Result<SampleResponse, String> {
     Ok(SampleResponse {
         sequences: wire.sequences.into_iter().map(sequence).collect::<Result<_, _>>()?,
         prompt_logprobs: scored.map(|scores| scores.into_iter().map(|score| (!score.is_nan()).then_some(score)).collect()),
+        topk_prompt_logprobs: wire.topk_prompt_logprobs.as_ref().map(WireTop::rows).transpose()?,
     })
 }
 
@@ -388,6 +443,7 @@ mod tests {
         let samples = SampleResponse {
             sequences: vec![sequence(StopReason::Stop, Some(vec![-0.5, -1.5])), sequence(StopReason::Length, None)],
             prompt_logprobs: Some(vec![None, Some(-2.0)]),
+            topk_prompt_logprobs: Some(vec![None, Some(vec![(3, -0.5), (0, -1.5)])]),
         };
         assert_eq!(decode_samples(&encode_samples(&samples)), Ok(samples));
     }

@@ -8,7 +8,7 @@ use anyhow::{Context, Result, anyhow, bail, ensure};
 use rollflow::data::source::{DataSet, DataSpec, Example, Mixed, Shape, too_long};
 use rollflow::data::{BufferState, DataBuffer, DataError, Pair, PromptText, arithmetic};
 use rollflow::prelude::*;
-use rollflow::recipe::{Chat, Environment, Source as DataSource, Task, TaskData};
+use rollflow::recipe::{Chat, Environment, Plan, Source as DataSource, Task, TaskData};
 
 use crate::assemble::policy::Reader;
 use crate::assemble::{conversations, environments};
@@ -153,6 +153,17 @@ fn check(checkpoint: &Path, data: Option<&BufferState>) -> Result<()> {
         data.fingerprint
     );
     Ok(())
+}
+
+/// Builds the prompt source of a run: the prompts of `[task]` that fit `reader`, chosen by `[curriculum]`.
+pub fn training_prompts(plan: &Plan, reader: &Reader) -> Result<Prompts> {
+    let fits = fits(&plan.chat, Some(reader), plan.generate.max_new_tokens);
+    let compares = plan.reward.rule.compares();
+    let prompts = prompts(&plan.task, plan.environment.as_ref(), &plan.chat, plan.seed, compares, fits)?;
+    Ok(match &plan.curriculum {
+        Some(rule) => prompts.curriculum(rule.clone())?,
+        None => prompts,
+    })
 }
 
 /// Builds the prompt source of `[task]`, which `environment` may bring, formatted by `[chat]`. Records that `fits` rejects are dropped;

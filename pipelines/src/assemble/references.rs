@@ -4,13 +4,16 @@ use std::path::Path;
 use std::time::Duration;
 
 use anyhow::{Context, Result, anyhow};
+use rollflow::data::TopK;
 use rollflow::engine::remote::{connect, parse_address};
 use rollflow::engine::settings::EngineKind;
 use rollflow::flow::WeightsRx;
 use rollflow::model::FrozenWeights;
 use rollflow::prelude::*;
-use rollflow::recipe::{Model, Net, Optimization, ReferencePolicy, ServedPolicy};
-use rollflow::stages::reference::{ServedReference, ema, periodic};
+use rollflow::recipe::{
+    Model, Net, Optimization, Plan, Reference as Section, ReferencePolicy, ServedPolicy, SourceTeacher, Timeline,
+};
+use rollflow::stages::reference::{Hint, ServedReference, ema, periodic};
 
 use crate::assemble::{models, origin, policy, secrets};
 
@@ -29,8 +32,20 @@ pub fn scoring(model: &Model, temperature: f64, of: &Optimization, threads: usiz
     })
 }
 
-/// Builds the stage that scores under the reference policy. The run starts from `policy`; a reference that
-/// follows it reads the `published` weights.
+/// Builds the stage of `[reference]`. The run starts from `policy`; a reference that follows it reads the
+/// `published` weights.
+pub fn stage<M>(
+    plan: &Plan,
+    of: &Section,
+    policy: &Policy,
+    published: Option<WeightsRx<FrozenWeights>>,
+) -> Result<Reference<FrozenWeights, M>> {
+    let config = scoring(&plan.model, plan.generate.temperature, &plan.train.optimization, of.threads)?;
+    let reference = reference(&of.policy, &plan.net, policy, config, published)?;
+    Ok(reference.top_tokens(top_tokens(plan, policy)?).hint(of.hint.as_ref().map(|hint| Hint::new(hint, policy.tokenizer()))))
+}
+
+/// Builds a stage that scores under the reference policy, by the policy's own prompts.
 pub fn reference<M>(
     of: &ReferencePolicy,
     net: &Net,
@@ -43,9 +58,22 @@ pub fn reference<M>(
         ReferencePolicy::Frozen { path: Some(path) } => Reference::local(&other(path, policy)?, config),
         ReferencePolicy::Frozen { path: None } => Reference::local(policy, config),
         ReferencePolicy::Server(of) => Reference::served(served(of, net)?)?,
+        ReferencePolicy::BySource { teacher } => {
+            let part = |of: &SourceTeacher| -> Result<(Vec<String>, Reference<FrozenWeights, M>)> {
+                Ok((of.sources.clone(), reference(&of.policy.alone(), net, policy, config.clone(), None)?))
+            };
+            Reference::by_source(teacher.iter().map(part).collect::<Result<_>>()?)
+        }
         ReferencePolicy::Ema { decay } => Reference::local_following(policy, config, published()?, ema(*decay)),
         ReferencePolicy::Periodic { every } => Reference::local_following(policy, config, published()?, periodic(*every)),
     })
+}
+
+/// Likeliest tokens that the teacher gives, as many as any step compares, and no more than the policy has.
+fn top_tokens(plan: &Plan, policy: &Policy) -> Result<TopK> {
+    let of = |plan: &Plan| plan.train.distill.as_ref().map_or(0, |distill| distill.top_k);
+    let below = policy.config().vocab_size;
+    Ok(TopK { k: Timeline::of(plan)?.plans().map(of).max().unwrap_or(0).min(below), below })
 }
 
 /// The server of `[reference]`.
@@ -59,7 +87,8 @@ pub fn served(of: &ServedPolicy, net: &Net) -> Result<ServedReference> {
 fn other(path: &Path, policy: &Policy) -> Result<Policy> {
     let reference = Policy::load_for(models::model_folder(path)?, policy.compute())
         .with_context(|| format!("loading the reference policy from {}", path.display()))?;
-    models::same_vocabulary("the reference policy", path, reference.config().vocab_size, policy.config().vocab_size)?;
+    let same = policy.tokenizer().check_same_tokens(reference.tokenizer());
+    same.with_context(|| format!("the reference policy in {} reads other tokens than the policy", path.display()))?;
     Ok(reference)
 }
 

@@ -141,7 +141,7 @@ fn sample(asked: Asked, policy: &Policy) -> Result<Sample> {
 fn answer(scorer: &mut Scorer, policy: &Policy, block: Vec<Line>, at: &mut usize) -> Result<usize> {
     let mut samples: Vec<Sample> = block.iter().filter_map(|(_, sample)| sample.as_ref().ok().cloned()).collect();
     if !samples.is_empty() {
-        scorer.annotate(&policy.frozen(), &mut samples)?;
+        scorer.annotate(&policy.frozen(), &mut samples, Default::default())?;
     }
     let (mut samples, mut refused) = (samples.iter(), 0);
     for (id, sample) in block {

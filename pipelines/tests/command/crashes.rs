@@ -12,6 +12,9 @@ use rollflow::train::checkpoint;
 
 use crate::running::{GRPO, Running, finished, read, rollflow, run_args};
 
+/// A rule that skips, repeats, retires and forgets within some dozens of steps.
+const CURRICULUM: &str = "curriculum={replay=0.2, retire_after=1, forget_after=20}";
+
 /// A number below `below`, drawn by `key`.
 fn draw(key: u64, below: u64) -> u64 {
     (key.wrapping_mul(0x9E37_79B9_7F4A_7C15) ^ 0x5DEE_CE66).wrapping_mul(0xD6E8_FEB8_6659_FD93).rotate_right(29) % below
@@ -62,9 +65,15 @@ pub fn killed(run: &Path, first: &[&str], (kills, seed): (u64, u64), mut see: im
 fn a_synchronous_run_that_was_killed_dozens_of_times_is_the_run_that_was_not() {
     let folder = tempfile::tempdir().unwrap();
     let (whole, killed) = (folder.path().join("whole"), folder.path().join("killed"));
-    // The shipped filter drops groups, so that rounds are uneven.
-    let sets =
-        ["train.steps=100", "checkpoint.every=1", "observe.rollouts_every=1", "train.lr=3e-4", "filter=[{kind=\"nonzero_std\"}]"];
+    // The shipped filter drops groups, so that rounds are uneven. The curriculum's choices follow from all before.
+    let sets = [
+        "train.steps=100",
+        "checkpoint.every=1",
+        "observe.rollouts_every=1",
+        "train.lr=3e-4",
+        "filter=[{kind=\"nonzero_std\"}]",
+        CURRICULUM,
+    ];
     let ended = rollflow(&run_args(GRPO, &whole, &sets));
     assert_eq!(ended.code, Some(0), "{}", ended.err);
     assert!(run_killed(&killed, &sets, 24, 1) >= 20);
@@ -131,7 +140,7 @@ pub fn same_bytes(whole: &Path, killed: &Path) {
 fn an_asynchronous_run_that_was_killed_dozens_of_times_loses_no_prompt_and_trains_none_twice() {
     let folder = tempfile::tempdir().unwrap();
     let run = folder.path().join("run");
-    let sets = ["train.steps=120", "checkpoint.every=1", "observe.rollouts_every=1", "flow.max_staleness=3"];
+    let sets = ["train.steps=120", "checkpoint.every=1", "observe.rollouts_every=1", "flow.max_staleness=3", CURRICULUM];
     assert!(run_killed(&run, &sets, 24, 7) >= 20);
 
     nothing_lost(&run, 120);

@@ -36,6 +36,19 @@ fn a_small_student_learns_its_teachers_sums_without_a_reward() {
         mean(last, "reward_mean")
     );
     assert!(mean(last, "teacher_kl_mean_nats") < 0.5 * mean(first, "teacher_kl_mean_nats"));
+    // Over the whole vocabulary every token of the teacher counts: the student is there sooner.
+    let whole = folder.path().join("whole");
+    let over = [format!("reference.path={:?}", path(&teacher)), "train.distill={top_k=64, beta=0.5}".to_owned()];
+    let steps = ["train.steps=150", "train.target_reward=0.9"].map(str::to_owned);
+    run(
+        DISTILL,
+        &whole,
+        &[&sizes[..], &sets[..1].iter().map(|set| (*set).to_owned()).collect::<Vec<_>>(), &steps, &over].concat(),
+    );
+    let rows: Vec<Value> = read(&whole.join("metrics.jsonl")).lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    let (first, last) = (&rows[..10], &rows[rows.len() - 10..]);
+    let divergence = |rows| mean(rows, "teacher_divergence_mean_nats");
+    assert!(divergence(last) < 0.5 * divergence(first), "{} {}", divergence(first), divergence(last));
     let other = rollflow(&[
         "run",
         DISTILL,
@@ -46,7 +59,7 @@ fn a_small_student_learns_its_teachers_sums_without_a_reward() {
         "--set",
         &format!("reference.path={:?}", path(&teacher)),
     ]);
-    let refused = "has a vocabulary of 64 tokens, the policy has 80";
+    let refused = "the tokenizers differ: the token ";
     assert!(other.code == Some(1) && other.err.contains(refused), "{}", other.err);
 }
 
@@ -67,17 +80,23 @@ fn a_teacher_on_a_server_is_the_same_teacher() {
     let sizes = ["train.steps=3", "batch.groups=4", "generate.max_num_seqs=8", "flow.max_staleness=0"];
     let here = format!("reference={{kind=\"frozen\",path={:?}}}", teacher.to_str().unwrap());
     let there = format!("reference={{kind=\"server\",url={:?},retries=1,pause=0.1}}", server.url);
-    let rows = |name: &str, reference: &str| -> Vec<Value> {
-        let ended = run(DISTILL, name, &[&sizes[..], &[reference]].concat());
+    let rows = |name: &str, sets: &[&str]| -> Vec<Value> {
+        let ended = run(DISTILL, name, &[&sizes[..], sets].concat());
         assert_eq!(ended.code, Some(0), "{}", ended.err);
         read(&folder.path().join(name).join("metrics.jsonl")).lines().map(|line| serde_json::from_str(line).unwrap()).collect()
     };
-    let (local, served) = (rows("local", &here), rows("served", &there));
-    assert_eq!((local.len(), served.len()), (3, 3));
-    for (local, served) in local.iter().zip(&served) {
-        for key in ["teacher_kl_mean_nats", "loss", "grad_norm", "reward_mean"] {
-            let (local, served) = (local[key].as_f64().unwrap(), served[key].as_f64().unwrap());
-            assert!((local - served).abs() < 1e-3 * local.abs().max(1.0), "{key}: {local} {served}");
+    // By sampled tokens, by the likeliest, and by the whole vocabulary.
+    let ways = ["train.distill={}", "train.distill={top_k=5, beta=0}", "train.distill={top_k=100, beta=0.5}"];
+    for (nth, distill) in ways.into_iter().enumerate() {
+        let rows = |name: &str, reference: &str| rows(&format!("{name}-{nth}"), &[reference, distill]);
+        let (local, served) = (rows("local", &here), rows("served", &there));
+        assert_eq!((local.len(), served.len()), (3, 3));
+        for (local, served) in local.iter().zip(&served) {
+            let divergence = (nth > 0).then_some("teacher_divergence_mean_nats");
+            for key in ["teacher_kl_mean_nats", "loss", "grad_norm", "reward_mean"].into_iter().chain(divergence) {
+                let (local, served) = (local[key].as_f64().unwrap(), served[key].as_f64().unwrap());
+                assert!((local - served).abs() < 1e-3 * local.abs().max(1.0), "{distill} {key}: {local} {served}");
+            }
         }
     }
     drop(server);
@@ -92,6 +111,60 @@ fn a_teacher_on_a_server_is_the_same_teacher() {
     assert!(warm.err.contains("`generate.temperature` is 0.7, and a server scores at 1"), "{}", warm.err);
 }
 
+/// Each data set has its teacher, in the process or on a server, and a teacher may read another prompt than the policy.
+#[test]
+fn teachers_go_by_data_set_and_may_be_given_a_hint() {
+    let folder = tempfile::tempdir().unwrap();
+    let tiny = ["model.hidden=16", "model.layers=1", "model.heads=2", "model.kv_heads=1", "model.intermediate=32", "sft.steps=5"];
+    let run = |recipe: &str, out: &str, sets: &[&str]| {
+        let out = folder.path().join(out);
+        let sets = tiny.iter().chain(sets).flat_map(|set| ["--set", set]);
+        rollflow(&["run", recipe, "--out", out.to_str().unwrap()].into_iter().chain(sets).collect::<Vec<_>>())
+    };
+    for (name, seed) in [("one", "seed=1"), ("other", "seed=2")] {
+        let taught = run(SFT, name, &["sft.schedule={}", seed]);
+        assert_eq!(taught.code, Some(0), "{}", taught.err);
+    }
+    let path = |name: &str| folder.path().join(name).to_str().unwrap().to_owned();
+    let line = |a: u32, b: u32| format!("{{\"prompt\": \"{a}+{b}=\", \"answer\": \"{}\"}}\n", a + b);
+    for (name, first) in [("low.jsonl", 0), ("high.jsonl", 5)] {
+        let lines: String = (0..20).map(|at| line(first + at % 4, at / 4)).collect();
+        std::fs::write(path(name), lines).unwrap();
+    }
+    let task = format!("task={{kind=\"data\", sources=[{{data={:?}}}, {{data={:?}}}]}}", path("low.jsonl"), path("high.jsonl"));
+    let sizes =
+        ["train.steps=3", "batch.groups=4", "generate.max_num_seqs=8", "flow.max_staleness=0", "train.distill={top_k=3}", &task];
+    let rows = |name: &str, reference: &str| -> String {
+        let ended = run(DISTILL, name, &[&sizes[..], &[reference]].concat());
+        assert_eq!(ended.code, Some(0), "{}", ended.err);
+        read(&folder.path().join(name).join("metrics.jsonl"))
+    };
+    let [one, other] = ["one", "other"].map(|name| format!("kind=\"frozen\", path={:?}", path(name)));
+    let alone = rows("alone", &format!("reference={{{one}}}"));
+    let by_source =
+        |low: &str, high: &str| format!("reference={{kind=\"by_source\", teacher=[{{{low}, sources=[\"low\"]}}, {{{high}}}]}}");
+    assert_eq!(rows("twice", &by_source(&one, &one)), alone, "the same teacher twice is that teacher");
+    assert_ne!(rows("each", &by_source(&one, &other)), alone);
+    let server = Server::start(&folder.path().join("other"), &[]);
+    let served = format!("kind=\"server\", url={:?}", server.url);
+    let number =
+        |rows: &str, key: &str| serde_json::from_str::<Value>(rows.lines().next_back().unwrap()).unwrap()[key].as_f64().unwrap();
+    let (here, there) = (rows("here", &by_source(&one, &other)), rows("there", &by_source(&one, &served)));
+    let key = "teacher_divergence_mean_nats";
+    assert!((number(&here, key) - number(&there, key)).abs() < 1e-3, "{here} {there}");
+    drop(server);
+    // The policy's own prompt is no hint; the answer before it is.
+    assert_eq!(rows("same", &format!("reference={{{one}, hint=\"{{prompt}}\"}}")), alone);
+    assert_ne!(rows("hinted", &format!("reference={{{one}, hint=\"{{answer}} {{prompt}}\"}}")), alone);
+    let missing =
+        run(DISTILL, "missing", &[&sizes[..], &[&format!("reference={{{one}, hint=\"{{solution}} {{prompt}}\"}}")]].concat());
+    assert!(missing.code == Some(1) && missing.err.contains("`reference.hint` asks for {solution}"), "{}", missing.err);
+    let bare = format!("reference={{kind=\"by_source\", teacher=[{{{one}, sources=[\"low\", \"no\"]}}]}}");
+    let bad = rollflow(&["check", DISTILL, "--set", &task, "--set", &bare]);
+    assert!(bad.code == Some(2) && bad.err.contains("names \"no\", which is no data set of the task"), "{}", bad.err);
+    assert!(bad.err.contains("no teacher scores every data set") && bad.err.contains("name high, or"), "{}", bad.err);
+}
+
 #[test]
 fn distillation_needs_a_teacher_and_no_critic() {
     let check = |sets: &[&str]| {
@@ -104,4 +177,9 @@ fn distillation_needs_a_teacher_and_no_critic() {
     assert_eq!(bad.code, Some(2));
     assert!(bad.err.contains("`train.distill` looks at a reference policy, and there is no section [reference]"), "{}", bad.err);
     assert!(bad.err.contains("`train.distill` sets advantages, and so does [critic]"), "{}", bad.err);
+    let bad = check(&["train.distill={beta=0.5}"]);
+    assert!(bad.err.contains("`train.distill.beta`: sampled tokens alone give the reverse divergence"), "{}", bad.err);
+    let bad = check(&["train.distill={top_k=8, discount=0.5}", "train.top_entropy=0.5"]);
+    assert!(bad.err.contains("`train.distill.discount`: a divergence of distributions concerns one token"), "{}", bad.err);
+    assert!(bad.err.contains("`train.distill.top_k`: this loss compares the tokens of a whole batch"), "{}", bad.err);
 }

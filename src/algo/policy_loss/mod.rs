@@ -161,7 +161,7 @@ impl Loss for PolicyLoss {
         metrics.policy_loss = loss;
         let (bonus, entropy_grad) = self.entropy_bonus(inputs, floor).unzip();
         loss += bonus.unwrap_or(0.0);
-        Ok(LossOutput { loss, grad, entropy_grad, metrics })
+        Ok(LossOutput { loss, grad, entropy_grad, metrics, ..LossOutput::default() })
     }
 }
 

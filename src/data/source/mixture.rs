@@ -26,13 +26,30 @@ pub(crate) enum Share {
 }
 
 /// A place in the stream: a record and the pass over its data that it belongs to.
-pub(crate) struct Draw {
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Place {
     /// Index of the data set.
     pub set: usize,
     /// Index of the record.
     pub record: usize,
     /// The pass, from 0: over all sets by repeats, over this one by weights.
     pub epoch: u64,
+}
+
+impl Place {
+    /// Bits of the record's index: no data set has so many records.
+    const RECORD_BITS: u32 = 40;
+
+    /// One number for data set and record.
+    pub fn key(self) -> u64 {
+        (self.set as u64) << Self::RECORD_BITS | self.record as u64
+    }
+
+    /// The record with this key.
+    pub fn of_key(key: u64, epoch: u64) -> Self {
+        let (set, record) = (key >> Self::RECORD_BITS, key & ((1 << Self::RECORD_BITS) - 1));
+        Place { set: set as usize, record: record as usize, epoch }
+    }
 }
 
 /// Places of an endless stream. Costs an index per record for the orders drawn last.
@@ -123,7 +140,7 @@ impl Mixture {
     }
 
     /// The place of a number.
-    pub(crate) fn draw(&mut self, number: u64) -> Draw {
+    pub(crate) fn draw(&mut self, number: u64) -> Place {
         let Mixture { sizes, kind, seed } = self;
         match kind {
             Kind::Repeats { repeats, len, order } => {
@@ -134,7 +151,7 @@ impl Mixture {
                     place -= sizes[set] * repeats[set] as usize;
                     set += 1;
                 }
-                Draw { set, record: place % sizes[set], epoch }
+                Place { set, record: place % sizes[set], epoch }
             }
             Kind::Weights { quotas, orders, block } => {
                 let at = number / BLOCK;
@@ -144,7 +161,7 @@ impl Mixture {
                 let (set, nth) = block.as_ref().map_or((0, 0), |(_, places)| places[(number % BLOCK) as usize]);
                 let count = at * quotas[set] + nth;
                 let (epoch, place) = (count / sizes[set] as u64, (count % sizes[set] as u64) as usize);
-                Draw { set, record: orders[set].at(epoch, place), epoch }
+                Place { set, record: orders[set].at(epoch, place), epoch }
             }
         }
     }

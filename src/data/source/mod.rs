@@ -25,7 +25,7 @@ pub use crate::hub::{Cache as HubCache, Hub};
 pub(crate) use dataset::Skips;
 pub use dataset::{DataSet, DataSpec};
 pub(crate) use hub::dataset_commit;
-pub(crate) use mixture::{Mixture, Share};
+pub(crate) use mixture::{Mixture, Place, Share};
 pub use recorded::Recorded;
 pub use sft::{
     export_conversations, load_sft_dataset, load_sft_samples, prepare_pair, prepare_sft_sample, prepare_sft_turns, too_long,

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use super::dataset::{DataSet, DataSpec};
-use super::mixture::Mixture;
+use super::mixture::{Mixture, Place};
 use super::shape::Shape;
 use crate::data::{BufferState, DataError, Prompt};
 
@@ -53,9 +53,19 @@ impl<T: Shape> Mixed<T> {
 
     /// Number `number` of the stream.
     pub(crate) fn get(&mut self, number: u64) -> Result<Drawn<T>, DataError> {
-        let draw = self.mixture.draw(number);
-        let set = &self.sets[draw.set];
-        Ok(Drawn { item: set.get(draw.record)?, source: set.name().to_owned(), epoch: draw.epoch })
+        let place = self.place(number);
+        self.read(place)
+    }
+
+    /// The place of a number, without its record.
+    pub(crate) fn place(&mut self, number: u64) -> Place {
+        self.mixture.draw(number)
+    }
+
+    /// The record of a place.
+    pub(crate) fn read(&self, place: Place) -> Result<Drawn<T>, DataError> {
+        let set = &self.sets[place.set];
+        Ok(Drawn { item: set.get(place.record)?, source: set.name().to_owned(), epoch: place.epoch })
     }
 }
 

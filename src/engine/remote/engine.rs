@@ -10,6 +10,7 @@ use async_trait::async_trait;
 use tokio::sync::mpsc::Sender;
 
 use super::{Fault, RemoteError};
+use crate::data::{TopK, TopTokens};
 use crate::engine::{FinishReason, SamplingParams};
 use crate::settings::declare::choices;
 
@@ -161,6 +162,12 @@ pub trait InferenceEngine: Send + Sync + 'static {
     async fn score(&self, tokens: &[u32], adapter: Option<&str>) -> Result<Vec<f32>, RemoteError> {
         let _ = (tokens, adapter);
         Err(RemoteError::new(self.name(), Fault::Unsupported("scoring given tokens")))
+    }
+
+    /// The same, and the likeliest tokens in their places, from position 1 on.
+    async fn score_top(&self, tokens: &[u32], top: TopK) -> Result<(Vec<f32>, TopTokens), RemoteError> {
+        let _ = (tokens, top);
+        Err(RemoteError::new(self.name(), Fault::Unsupported("the likeliest tokens in the places of given ones")))
     }
 
     /// Weight control; `None` for an engine whose weights are fixed.

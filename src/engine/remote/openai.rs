@@ -61,9 +61,10 @@ impl InferenceEngine for OpenAiEngine {
         });
         let listed = |reply: &Value| {
             let listed = reply.pointer("/choices/0/logprobs/token_logprobs")?.as_array()?;
-            listed.iter().take(tokens.len()).skip(1).map(|entry| Some(entry.as_f64()? as f32)).collect()
+            let found = listed.iter().take(tokens.len()).skip(1).map(|entry| Some(entry.as_f64()? as f32));
+            found.collect::<Option<Vec<f32>>>().filter(|found| found.len() + 1 == tokens.len())
         };
-        self.server.score(PATH, question, tokens.len(), "(echo)", listed).await
+        self.server.score(PATH, question, "(echo)", listed).await
     }
 }
 

@@ -76,19 +76,18 @@ impl Server {
         }
     }
 
-    /// Posts a request to score a text of `tokens` tokens; `listed` finds their log-probabilities in
-    /// the reply, all but the first. The error about a missing one ends with `lacks`.
-    pub(super) async fn score(
+    /// Posts a request to score a text; `listed` finds the log-probabilities of its tokens in the reply,
+    /// all but the first. The error about a missing one ends with `lacks`.
+    pub(super) async fn score<T>(
         &self,
         path: &str,
         body: Value,
-        tokens: usize,
         lacks: &str,
-        listed: impl FnOnce(&Value) -> Option<Vec<f32>>,
-    ) -> Result<Vec<f32>, RemoteError> {
+        listed: impl FnOnce(&Value) -> Option<T>,
+    ) -> Result<T, RemoteError> {
         let reply = self.client.post(path, &body, LIMIT).await?;
-        match listed(&reply).filter(|log_probs| log_probs.len() + 1 == tokens) {
-            Some(log_probs) => Ok(log_probs),
+        match listed(&reply) {
+            Some(found) => Ok(found),
             None => {
                 let why = format!("no log-probability for each token {lacks}");
                 Err(self.client.nonsense(&format!("POST {path}"), why, &reply.to_string()))

@@ -18,6 +18,7 @@ use super::control::{label, unload_namesake};
 use super::server::{CALL, EventError, Server, StreamDelta, WireSpan, chunk, ending, text};
 use super::upload;
 use super::{Attempt, Capabilities, Ending, Fault, InferenceEngine, PauseMode, RemoteError, WeightControl};
+use crate::data::{TopK, TopTokens};
 use crate::engine::FinishReason;
 use crate::net::Endpoint;
 
@@ -215,27 +216,47 @@ impl InferenceEngine for SglangEngine {
     }
 
     async fn score(&self, tokens: &[u32], adapter: Option<&str>) -> Result<Vec<f32>, RemoteError> {
-        let question = json!({
-            "input_ids": tokens, "sampling_params": { "max_new_tokens": 1, "temperature": 0.0 }, "return_logprob": true,
-            "logprob_start_len": 0, "stream": false, "lora_path": adapter,
-        });
-        // The first token may be listed without a log-probability, or not at all. The server lists
-        // ids of the vocabulary's end as 0; their log-probabilities are correct.
+        let question = scoring(tokens, adapter, 0);
+        self.server.score(GENERATE, question, "of the prompt", |reply| scores_of(reply, tokens)).await
+    }
+
+    async fn score_top(&self, tokens: &[u32], of: TopK) -> Result<(Vec<f32>, TopTokens), RemoteError> {
         let listed = |reply: &Value| {
-            let listed = reply.pointer("/meta_info/input_token_logprobs")?.as_array()?;
-            let from = listed.len().checked_sub(tokens.len().saturating_sub(1))?;
-            let of = |(entry, token): (&Value, &u32)| {
-                let id = entry.get(1)?.as_u64()?;
-                (id == u64::from(*token) || id == 0).then_some(entry.get(0)?.as_f64()? as f32)
-            };
-            listed[from..].iter().zip(&tokens[1..]).map(of).collect()
+            let (log_probs, mut top) = (scores_of(reply, tokens)?, TopTokens::new(1, tokens.len(), of.k));
+            let places = reply.pointer("/meta_info/input_top_logprobs")?.as_array()?;
+            let from = places.len().checked_sub(tokens.len().saturating_sub(1))?;
+            for (place, position) in places[from..].iter().zip(1..) {
+                let entry = |entry: &Value| Some((entry.get(1)?.as_u64()? as u32, entry.get(0)?.as_f64()? as f32));
+                top.set_all(position, place.as_array()?.iter().map(entry).collect::<Option<Vec<_>>>()?, of.below)?;
+            }
+            Some((log_probs, top))
         };
-        self.server.score(GENERATE, question, tokens.len(), "of the prompt", listed).await
+        self.server.score(GENERATE, scoring(tokens, None, of.k), "in each place", listed).await
     }
 
     fn weights(&self) -> Option<&dyn WeightControl> {
         Some(self)
     }
+}
+
+/// Request to score `tokens`, with the `k` likeliest tokens in their places.
+fn scoring(tokens: &[u32], adapter: Option<&str>, k: usize) -> Value {
+    json!({
+        "input_ids": tokens, "sampling_params": { "max_new_tokens": 1, "temperature": 0.0 }, "return_logprob": true,
+        "logprob_start_len": 0, "top_logprobs_num": k, "stream": false, "lora_path": adapter,
+    })
+}
+
+/// Log-probabilities of all tokens but the first in a reply. The first may be listed without one, or not
+/// at all. The server lists ids of the vocabulary's end as 0; their log-probabilities are correct.
+fn scores_of(reply: &Value, tokens: &[u32]) -> Option<Vec<f32>> {
+    let listed = reply.pointer("/meta_info/input_token_logprobs")?.as_array()?;
+    let from = listed.len().checked_sub(tokens.len().saturating_sub(1))?;
+    let of = |(entry, token): (&Value, &u32)| {
+        let id = entry.get(1)?.as_u64()?;
+        (id == u64::from(*token) || id == 0).then_some(entry.get(0)?.as_f64()? as f32)
+    };
+    listed[from..].iter().zip(&tokens[1..]).map(of).collect()
 }
 
 /// Routes for weights (tested with 0.5.23).

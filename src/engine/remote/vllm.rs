@@ -18,6 +18,7 @@ use super::group_request::{GroupRequest, GroupRequests};
 use super::openai::{self, Event};
 use super::server::{CALL, Server, text};
 use super::{Attempt, Capabilities, Ending, Fault, InferenceEngine, PauseMode, RemoteError, WeightControl};
+use crate::data::{TopK, TopTokens};
 use crate::net::Endpoint;
 
 /// vLLM's own route, which `--enable-scale-out` enables.
@@ -170,6 +171,29 @@ impl InferenceEngine for VllmEngine {
         self.server.client.get("/health", limit).await.map(drop)
     }
 
+    async fn score_top(&self, tokens: &[u32], of: TopK) -> Result<(Vec<f32>, TopTokens), RemoteError> {
+        let question = json!({
+            "model": self.ask().await?.0.model, "prompt": tokens, "max_tokens": 1, "temperature": 0.0, "prompt_logprobs": of.k,
+            "return_token_ids": true,
+        });
+        // Each place lists the likeliest tokens with their ranks from 1, and the given one.
+        let listed = |reply: &Value| {
+            let (mut log_probs, mut top) = (Vec::new(), TopTokens::new(1, tokens.len(), of.k));
+            for (position, token) in tokens.iter().enumerate().skip(1) {
+                let place = reply.pointer("/choices/0/prompt_logprobs")?.get(position)?.as_object()?;
+                let number = |entry: &Value| Some(entry.get("logprob")?.as_f64()? as f32);
+                log_probs.push(number(place.get(&token.to_string())?)?);
+                let entry =
+                    |(id, entry): (&String, &Value)| Some((entry.get("rank")?.as_u64()?, id.parse().ok()?, number(entry)?));
+                let mut entries = place.iter().map(entry).collect::<Option<Vec<(u64, u32, f32)>>>()?;
+                entries.sort_by_key(|(rank, ..)| *rank);
+                top.set_all(position, entries.into_iter().map(|(_, id, log_prob)| (id, log_prob)), of.below)?;
+            }
+            Some((log_probs, top))
+        };
+        self.server.score(openai::PATH, question, "in each place (start vLLM with a larger --max-logprobs)", listed).await
+    }
+
     async fn score(&self, tokens: &[u32], adapter: Option<&str>) -> Result<Vec<f32>, RemoteError> {
         let model = adapter.unwrap_or(&self.ask().await?.0.model);
         let question = json!({
@@ -178,9 +202,10 @@ impl InferenceEngine for VllmEngine {
         });
         let listed = |reply: &Value| {
             let listed = reply.pointer("/choices/0/prompt_logprobs")?.as_array()?.iter().zip(tokens).skip(1);
-            listed.map(|(entry, token)| Some(entry.pointer(&format!("/{token}/logprob"))?.as_f64()? as f32)).collect()
+            let found = listed.map(|(entry, token)| Some(entry.pointer(&format!("/{token}/logprob"))?.as_f64()? as f32));
+            found.collect::<Option<Vec<f32>>>().filter(|found| found.len() + 1 == tokens.len())
         };
-        self.server.score(openai::PATH, question, tokens.len(), "of the prompt", listed).await
+        self.server.score(openai::PATH, question, "of the prompt", listed).await
     }
 
     fn weights(&self) -> Option<&dyn WeightControl> {

@@ -151,6 +151,11 @@ function learning() {
     const both = bars.some((bar) => bar[2]) && bars.some((bar) => bar[1]);
     return histogram("Rewards of the samples below", both ? bars : bars.map((bar) => [bar[0], bar[1] + bar[2]]), both ? ["first half of the run", "second half"] : [""], { height: 260, wide: WIDE });
   });
+  show("learning-charts", has("curriculum_prompts_0"), () => {
+    const ranges = ["0", "0_20", "20_40", "40_60", "60_80", "80_100", "100", "retired"].map((range) => [range.replace("_", "–"), curve(`curriculum_prompts_${range}`).points]);
+    const bars = ranges.map(([range, points]) => [range, points[points.length >> 1][1], points[points.length - 1][1]]);
+    return histogram("Prompts by pass rate, in percent", bars, ["middle of the run", "end"], { height: 260, wide: WIDE });
+  });
   section("learning", "Learning", $("learning-charts").children.length);
 }
 

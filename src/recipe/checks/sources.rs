@@ -4,6 +4,7 @@ use super::Note;
 use crate::recipe::data::Source;
 use crate::recipe::plan::{Pipeline, Plan};
 use crate::recipe::task::TaskData;
+use crate::rollout::SourceShare;
 use crate::util::secrets::masked;
 use crate::weights::{StoreRule, check_writable};
 
@@ -89,6 +90,25 @@ fn one_or_several(section: &str, one: bool, several: &[Source], note: Note) {
 }
 
 /// Checks the prompts of an evaluation, the evaluated weights, and that completions can be judged.
+/// Shares of data sets that the task does not have, and shares that are all 0.
+pub(super) fn curriculum(plan: &Plan, note: Note) {
+    let Some(rule) = &plan.curriculum else { return };
+    let names: Vec<String> = plan.task.data.sources().iter().map(|source| source.spec().name()).collect();
+    for (at, share) in rule.source.iter().enumerate().filter(|(_, share)| !names.contains(&share.name)) {
+        let key = format!("curriculum.source[{at}].name");
+        let known =
+            if names.is_empty() { "the task has no data sets".to_owned() } else { format!("they are: {}", names.join(", ")) };
+        note(&key, &["task"], format!("`{key}` is {:?}, which is no data set of the task", share.name), &known);
+    }
+    let named = |name: &String| rule.source.iter().rfind(|share| share.name == *name);
+    let ends: [fn(&SourceShare) -> f64; 2] = [|share| share.from, |share| share.to];
+    let nothing = |end: &fn(&SourceShare) -> f64| names.iter().all(|name| named(name).is_some_and(|share| end(share) == 0.0));
+    if !names.is_empty() && ends.iter().any(nothing) {
+        let message = "`curriculum.source`: every data set has the share 0 in some step".to_owned();
+        note("curriculum.source", &["task"], message, "give one of them a share above 0");
+    }
+}
+
 pub(super) fn evaluation(plan: &Plan, note: Note) {
     let Some(eval) = &plan.eval else { return };
     if eval.samples == 0 && !eval.greedy {

@@ -328,13 +328,17 @@ impl Parts<'_> {
     fn reference(&mut self, parameters: u64) -> Result<(), ModelError> {
         let Some(reference) = &self.plan.reference else { return Ok(()) };
         let copy = if self.bytes() == 4 { 0 } else { self.bytes() };
-        let (bytes, why) = match &reference.policy {
-            ReferencePolicy::Frozen { path: Some(path) } => ((4 + copy) * parameters_of(path)?, "a folder's weights in f32"),
-            ReferencePolicy::Frozen { path: None } => (copy * parameters, "the first weights, to compute with"),
-            ReferencePolicy::Server(_) => return Ok(()),
-            _ => ((8 + copy) * parameters, "its weights in f32, and the next"),
-        };
-        self.add("reference", bytes, why.to_owned());
+        for (_, part) in reference.policy.parts() {
+            let (bytes, why) = match part {
+                ReferencePolicy::Frozen { path: Some(path) } => ((4 + copy) * parameters_of(&path)?, "a folder's weights in f32"),
+                ReferencePolicy::Frozen { path: None } => (copy * parameters, "the first weights, to compute with"),
+                ReferencePolicy::Server(_) | ReferencePolicy::BySource { .. } => continue,
+                ReferencePolicy::Ema { .. } | ReferencePolicy::Periodic { .. } => {
+                    ((8 + copy) * parameters, "its weights in f32, and the next")
+                }
+            };
+            self.add("reference", bytes, why.to_owned());
+        }
         Ok(())
     }
 }

@@ -17,6 +17,8 @@ pub use ledger::{Fate, LOST, Ledger, OpenGroup, STALE, SURPLUS, TRUNCATED, Token
 pub use pace::Pace;
 pub(crate) use pace::PaceRule;
 
+use super::curriculum::{Census, Curriculum, CurriculumState};
+use crate::data::source::Place;
 use crate::data::{Answer, Batch, BufferState, Group, Partial, Prompt, SampledToken, Version};
 use crate::engine::OlderVersions;
 use crate::flow::{Flow, Window};
@@ -59,6 +61,9 @@ struct State {
     interrupted: (Vec<u64>, u64),
     ledger: Ledger,
     data: Option<BufferState>,
+    curriculum: Option<Curriculum>,
+    /// State of a curriculum that has not come yet.
+    learned: Option<CurriculumState>,
 }
 
 impl State {
@@ -85,6 +90,9 @@ pub struct Progress {
     pub data: Option<BufferState>,
     /// Fates of the admitted prompts and their tokens.
     pub ledger: Ledger,
+    /// Pass rates and position of the curriculum, if the run has one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub curriculum: Option<CurriculumState>,
 }
 
 impl Admission {
@@ -166,6 +174,7 @@ impl Admission {
     pub fn published(&self, version: Version) {
         let mut state = self.state();
         state.version = version;
+        state.curriculum.iter_mut().for_each(Curriculum::published);
         self.open_window(&state);
     }
 
@@ -269,10 +278,36 @@ impl Admission {
     pub fn settle(&self, batch: &Batch) -> Result<Totals, String> {
         let mut state = self.state();
         state.ledger.settle(batch);
+        state.curriculum.iter_mut().for_each(|curriculum| curriculum.settle(batch));
         for id in batch.groups.iter().map(Group::id).chain(batch.dropped.iter().map(|dropped| dropped.id)) {
             state.batched.remove(&id);
         }
         state.ledger.totals().balanced()
+    }
+
+    /// Lets this curriculum choose the prompts. A restored state continues.
+    pub(crate) fn learn_from(&self, curriculum: &Curriculum) {
+        let mut state = self.state();
+        let mut curriculum = curriculum.clone();
+        match state.learned.take() {
+            Some(learned) => curriculum.resume(learned),
+            None => curriculum.begin_at(state.ledger.next()),
+        }
+        state.curriculum = Some(curriculum);
+    }
+
+    /// Chooses the record of the next prompt. `at` is the stream without a curriculum.
+    pub(crate) fn choose(&self, at: impl FnMut(u64) -> Place) -> (u64, Place) {
+        let mut state = self.state();
+        let ordinal = state.ledger.next();
+        let mut at = at;
+        let place = state.curriculum.as_mut().map(|curriculum| curriculum.choose(ordinal, &mut at));
+        (ordinal, place.unwrap_or_else(|| at(ordinal)))
+    }
+
+    /// Counts of the curriculum, if there is one.
+    pub fn census(&self) -> Option<Census> {
+        self.state().curriculum.as_ref().map(Curriculum::census)
     }
 
     /// Present sums of the ledger.
@@ -312,13 +347,18 @@ impl Admission {
     pub fn progress(&self) -> Progress {
         let state = self.state();
         let next = state.ledger.next();
-        Progress { data: state.data.clone().map(|data| BufferState { next, ..data }), ledger: state.ledger.clone() }
+        Progress {
+            data: state.data.clone().map(|data| BufferState { next, ..data }),
+            ledger: state.ledger.clone(),
+            curriculum: state.curriculum.as_ref().map(|curriculum| curriculum.state().clone()),
+        }
     }
 
     /// Restores a checkpoint's progress before the run: settled groups stay settled, open ones
     /// re-enter first.
     pub fn restore(&self, progress: Progress) {
         let mut state = self.state();
+        let curriculum = state.curriculum.take();
         let totals = progress.ledger.totals();
         let settled = totals.entered - totals.open_groups;
         *state = State {
@@ -332,9 +372,12 @@ impl Admission {
             interrupted: (progress.ledger.open().map(|group| group.prompt.ordinal).collect(), progress.ledger.next()),
             ledger: progress.ledger,
             data: progress.data,
+            learned: progress.curriculum,
             ..State::default()
         };
         self.window.start_at(settled);
+        drop(state);
+        curriculum.iter().for_each(|curriculum| self.learn_from(curriculum));
     }
 
     fn state(&self) -> MutexGuard<'_, State> {

@@ -108,10 +108,8 @@ impl Tinker {
             }
             (None, None) => None,
         };
-        if request.topk_prompt_logprobs > 0 || request.topk_sample_logprobs > 0 {
-            return Err(Refusal::bad(
-                "only log-probabilities of sampled tokens and of the prompt are available, not the likeliest",
-            ));
+        if request.topk_sample_logprobs > 0 {
+            return Err(Refusal::bad("of a sampled token its own log-probability is available, not the likeliest tokens"));
         }
         let prompt = request.prompt.tokens();
         let prompt =
@@ -137,17 +135,21 @@ impl Tinker {
                 all.pop_first();
             }
         }
-        let (tinker, scores) = (self.clone(), request.prompt_logprobs.unwrap_or(false));
+        let top = request.topk_prompt_logprobs;
+        let (tinker, scores) = (self.clone(), request.prompt_logprobs.unwrap_or(false) || top > 0);
         tokio::spawn(async move {
             let _active = active;
             let sampled = async {
-                let prompt_logprobs = match scores {
-                    true => {
-                        let scores = tinker.shared.score(&prompt, &adapter).await?;
-                        Some(std::iter::once(None).chain(scores.into_iter().map(Some)).collect())
-                    }
-                    false => None,
-                };
+                let (mut prompt_logprobs, mut topk_prompt_logprobs) = (None, None);
+                if scores {
+                    let found = tinker.shared.score_top(&prompt, &adapter, top).await?;
+                    prompt_logprobs = Some(std::iter::once(None).chain(found.log_probs.into_iter().map(Some)).collect());
+                    let likeliest = |position| {
+                        let (ids, log_probs) = found.top.at(position)?;
+                        Some(ids.iter().map(|id| i64::from(*id)).zip(log_probs.iter().copied()).collect())
+                    };
+                    topk_prompt_logprobs = (top > 0).then(|| (0..prompt.len()).map(likeliest).collect());
+                }
                 ticket.finish().await?;
                 let sequence = |completion: &crate::serve::ticket::Completion| Sequence {
                     stop_reason: match completion.end {
@@ -157,7 +159,11 @@ impl Tinker {
                     tokens: completion.tokens.iter().map(|token| i64::from(*token)).collect(),
                     logprobs: Some(completion.log_probs.clone()),
                 };
-                Ok::<_, Refusal>(SampleResponse { sequences: ticket.completions.iter().map(sequence).collect(), prompt_logprobs })
+                Ok::<_, Refusal>(SampleResponse {
+                    sequences: ticket.completions.iter().map(sequence).collect(),
+                    prompt_logprobs,
+                    topk_prompt_logprobs,
+                })
             };
             let answer = sampled.await.map_or_else(|refusal| Answer::failed(refusal.message()), Answer::Samples);
             *future.answer.lock() = Some(Arc::new(answer));

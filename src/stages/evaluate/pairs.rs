@@ -60,8 +60,9 @@ impl PairEvaluator {
         let log_probs = self.scorer.score(weights, &batch).concat();
         // Losses of pairs do not use entropies.
         let entropies = vec![0.0; log_probs.len()];
-        let output =
-            batch.evaluate(&batch.all(), &*self.loss, &OffPolicy::default(), &log_probs, &entropies).map_err(StageError::new)?;
+        let output = batch
+            .evaluate(&batch.all(), &*self.loss, &OffPolicy::default(), &log_probs, &entropies, None)
+            .map_err(StageError::new)?;
         Ok((output.metrics.pairs, output.loss))
     }
 

@@ -5,8 +5,8 @@ use std::sync::Arc;
 
 use tch::Kind;
 
-use super::{BoxError, Reference, Source, VERSION, WEIGHTS};
-use crate::data::{Sample, Version};
+use super::{BoxError, Reference, Score, Source, VERSION, WEIGHTS};
+use crate::data::Version;
 use crate::flow::WeightsRx;
 use crate::model::{FrozenWeights, Weights, load_weights, weights_to_bytes};
 use crate::train::{LocalConfig, Policy, Scorer, TrainError};
@@ -16,7 +16,7 @@ impl<M> Reference<FrozenWeights, M> {
     /// settings of the forward pass matter, such as the temperature.
     pub fn local(policy: &Policy, config: LocalConfig) -> Self {
         let threads = config.threads.unwrap_or(1);
-        Reference::frozen(scoring(policy, config), policy.frozen()).threads(threads)
+        Reference::of(Source::Frozen(scoring(policy, config), policy.frozen())).threads(threads)
     }
 
     /// Follows the `published` weights of a model of the policy's architecture
@@ -28,7 +28,7 @@ impl<M> Reference<FrozenWeights, M> {
         share: impl Fn(Version, Version) -> f64 + Send + 'static,
     ) -> Self {
         let threads = config.threads.unwrap_or(1);
-        Reference::following(scoring(policy, config), published, share, blend, encode).threads(threads)
+        Reference::moving(scoring(policy, config), published, share, (blend, encode)).threads(threads)
     }
 
     /// Continues from a checkpoint of this policy's run; fixed weights stay. A checkpoint without a
@@ -48,16 +48,13 @@ impl<M> Reference<FrozenWeights, M> {
     }
 }
 
-fn scoring(
-    policy: &Policy,
-    config: LocalConfig,
-) -> impl FnMut(&Arc<FrozenWeights>, &mut [Sample]) -> Result<(), BoxError> + use<> {
+fn scoring(policy: &Policy, config: LocalConfig) -> Score<FrozenWeights> {
     let (mut threads, mut scorer) = (config.threads, Scorer::new(config, policy.config().clone()));
-    move |weights, samples| {
+    Box::new(move |weights, samples, top_tokens| {
         // The setting belongs to the thread that scores.
         threads.take().into_iter().for_each(|threads| tch::set_num_threads(threads as i32));
-        scorer.annotate(weights, samples).map_err(BoxError::from)
-    }
+        scorer.annotate(weights, samples, top_tokens).map_err(BoxError::from)
+    })
 }
 
 fn blend(old: &FrozenWeights, new: &FrozenWeights, share: f64) -> FrozenWeights {

@@ -5,6 +5,7 @@
 //! is trained. A moving reference is therefore a function of that version, too. Laws C1, C2: its
 //! state is part of the trainer's checkpoints.
 
+mod hint;
 #[cfg(feature = "torch")]
 mod local;
 mod served;
@@ -16,19 +17,22 @@ use std::sync::Arc;
 
 use parking_lot::Mutex;
 
-use crate::data::{Batch, Sample, Scored, Version};
+use crate::data::{Batch, Sample, Scored, TopK, Version};
 use crate::flow::{Io, Message, Stage, StageError, StageSpec, WeightsRx};
 
+pub use hint::Hint;
 pub use served::ServedReference;
 
 type BoxError = Box<dyn Error + Send + Sync>;
-type ScoreElsewhere = Box<dyn FnMut(&mut [Sample]) -> Result<(), BoxError> + Send>;
-type Score<W> = Box<dyn FnMut(&Arc<W>, &mut [Sample]) -> Result<(), BoxError> + Send>;
+type ScoreElsewhere = Box<dyn FnMut(&mut [Sample], TopK) -> Result<(), BoxError> + Send>;
+type Score<W> = Box<dyn FnMut(&Arc<W>, &mut [Sample], TopK) -> Result<(), BoxError> + Send>;
 
 /// Stage that scores samples under a reference policy: between filter and batcher, or for batches
 /// (`M` is [`Batch`]) between source and trainer. Dropped groups pass unscored.
 pub struct Reference<W, M = Scored> {
     weights: Source<W>,
+    top_tokens: TopK,
+    hint: Option<Hint>,
     threads: usize,
     messages: PhantomData<fn(M)>,
 }
@@ -38,6 +42,21 @@ enum Source<W> {
     Moving(Score<W>, Moving<W>),
     /// Weights that are elsewhere.
     Served(ScoreElsewhere),
+    /// Each for the groups of these data sets; without names, for those of all others.
+    Several(Vec<(Vec<String>, Source<W>)>),
+}
+
+impl<W> Source<W> {
+    /// The one that scores groups of a data set.
+    fn of(&mut self, source: &str) -> Result<&mut Self, StageError> {
+        let Source::Several(all) = self else { return Ok(self) };
+        let names = |names: &Vec<String>| names.iter().any(|name| name == source);
+        let at = all.iter().position(|(of, _)| names(of)).or_else(|| all.iter().position(|(of, _)| of.is_empty()));
+        match at {
+            Some(at) => Ok(&mut all[at].1),
+            None => Err(StageError::new(format!("no teacher scores the groups of the data set {source:?}"))),
+        }
+    }
 }
 
 struct Moving<W> {
@@ -47,6 +66,9 @@ struct Moving<W> {
     encode: fn(&W) -> Result<Vec<u8>, BoxError>,
     held: Held<W>,
 }
+
+/// Functions of a moving reference: the mean of weights, and a checkpoint's file.
+type Blending<W> = (fn(&W, &W, f64) -> W, fn(&W) -> Result<Vec<u8>, BoxError>);
 
 /// Newest version that is included, and the weights; `None` before the first version.
 type Held<W> = Arc<Mutex<Option<(Version, Arc<W>)>>>;
@@ -71,7 +93,31 @@ pub fn periodic(every: u64) -> impl Fn(Version, Version) -> f64 + Send {
 impl<W: Send + Sync + 'static, M> Reference<W, M> {
     /// Scores with fixed weights. `score` writes `ref_log_probs` into the samples of one group.
     pub fn frozen(score: impl FnMut(&Arc<W>, &mut [Sample]) -> Result<(), BoxError> + Send + 'static, weights: Arc<W>) -> Self {
-        Reference { weights: Source::Frozen(Box::new(score), weights), threads: 1, messages: PhantomData }
+        let mut score = score;
+        Reference::of(Source::Frozen(Box::new(move |weights, samples, _| score(weights, samples)), weights))
+    }
+
+    fn of(weights: Source<W>) -> Self {
+        Reference { weights, top_tokens: TopK::default(), hint: None, threads: 1, messages: PhantomData }
+    }
+
+    /// Several teachers with fixed weights, each for the groups of some data sets
+    /// ([`Prompt::source`](crate::data::Prompt::source)). One without names scores those of all others.
+    pub fn by_source(teachers: Vec<(Vec<String>, Self)>) -> Self {
+        let threads = teachers.iter().map(|(_, teacher)| teacher.threads).max().unwrap_or(1);
+        let teachers = teachers.into_iter().map(|(names, teacher)| (names, teacher.weights)).collect();
+        Reference::of(Source::Several(teachers)).threads(threads)
+    }
+
+    /// Gives the reference another prompt than the policy, with a hint for example.
+    pub fn hint(self, hint: Option<Hint>) -> Self {
+        Reference { hint, ..self }
+    }
+
+    /// Also writes its likeliest tokens at each trained token into samples, for
+    /// [`Distilled`](crate::algo::Distilled). Default: none.
+    pub fn top_tokens(self, top_tokens: TopK) -> Self {
+        Reference { top_tokens, ..self }
     }
 
     /// Starts as the first of the `published` versions, and blends in later ones by `share`: [`ema`],
@@ -85,8 +131,18 @@ impl<W: Send + Sync + 'static, M> Reference<W, M> {
         blend: fn(&W, &W, f64) -> W,
         encode: fn(&W) -> Result<Vec<u8>, BoxError>,
     ) -> Self {
+        let mut score = score;
+        Reference::moving(Box::new(move |weights, samples, _| score(weights, samples)), published, share, (blend, encode))
+    }
+
+    fn moving(
+        score: Score<W>,
+        published: WeightsRx<W>,
+        share: impl Fn(Version, Version) -> f64 + Send + 'static,
+        (blend, encode): Blending<W>,
+    ) -> Self {
         let moving = Moving { published, share: Box::new(share), blend, encode, held: Held::default() };
-        Reference { weights: Source::Moving(Box::new(score), moving), threads: 1, messages: PhantomData }
+        Reference::of(Source::Moving(score, moving))
     }
 
     /// Sets the number of cores, for the thread budget. Default: 1.
@@ -110,9 +166,9 @@ impl<W: Send + Sync + 'static, M> Reference<W, M> {
     #[cfg(feature = "torch")]
     pub(super) fn score_group(&mut self, samples: &mut [Sample]) -> Result<(), StageError> {
         match &mut self.weights {
-            Source::Frozen(score, weights) => score(weights, samples).map_err(StageError::new),
-            Source::Served(score) => score(samples).map_err(StageError::new),
-            Source::Moving(..) => Err(StageError::new("these weights need a graph")),
+            Source::Frozen(score, weights) => score(weights, samples, self.top_tokens).map_err(StageError::new),
+            Source::Served(score) => score(samples, self.top_tokens).map_err(StageError::new),
+            Source::Moving(..) | Source::Several(_) => Err(StageError::new("these weights need a graph")),
         }
     }
 }
@@ -138,19 +194,23 @@ impl<W> Moving<W> {
 
 /// Message whose groups are scored.
 pub(crate) trait Scorable: Message {
-    /// Calls `score` with the samples of each group that is not dropped.
-    fn each_group(&mut self, score: impl FnMut(&mut [Sample]) -> Result<(), StageError>) -> Result<(), StageError>;
+    /// Calls `score` with the data set and the samples of each group that is not dropped.
+    fn each_group(&mut self, score: impl FnMut(&str, &mut [Sample]) -> Result<(), StageError>) -> Result<(), StageError>;
 }
 
 impl Scorable for Scored {
-    fn each_group(&mut self, mut score: impl FnMut(&mut [Sample]) -> Result<(), StageError>) -> Result<(), StageError> {
-        if self.dropped().is_none() { score(self.samples_mut()) } else { Ok(()) }
+    fn each_group(&mut self, mut score: impl FnMut(&str, &mut [Sample]) -> Result<(), StageError>) -> Result<(), StageError> {
+        if self.dropped().is_some() {
+            return Ok(());
+        }
+        let prompt = self.group().prompt.clone();
+        score(&prompt.source, self.samples_mut())
     }
 }
 
 impl Scorable for Batch {
-    fn each_group(&mut self, mut score: impl FnMut(&mut [Sample]) -> Result<(), StageError>) -> Result<(), StageError> {
-        self.groups.iter_mut().try_for_each(|group| score(&mut group.samples))
+    fn each_group(&mut self, mut score: impl FnMut(&str, &mut [Sample]) -> Result<(), StageError>) -> Result<(), StageError> {
+        self.groups.iter_mut().try_for_each(|group| score(&group.prompt.source, &mut group.samples))
     }
 }
 
@@ -160,17 +220,22 @@ impl<W: Send + Sync + 'static, M: Scorable> Stage for Reference<W, M> {
 
     fn run(&mut self, io: &mut Io<M, M>) -> Result<(), StageError> {
         while let Some(mut message) = io.recv()? {
-            message.each_group(|samples| {
-                let scored = match &mut self.weights {
-                    Source::Frozen(score, weights) => score(weights, samples),
+            message.each_group(|source, own| {
+                let sampled = own.iter().filter_map(|sample| sample.versions.newest()).max().unwrap_or(0);
+                let mut hinted = self.hint.as_ref().map(|hint| hint.applied(own)).transpose().map_err(StageError::new)?;
+                let samples = hinted.as_mut().map_or(&mut *own, |hinted| &mut hinted.samples);
+                let scored = match self.weights.of(source)? {
+                    Source::Frozen(score, weights) => score(weights, samples, self.top_tokens),
                     Source::Moving(score, moving) => {
-                        let sampled = samples.iter().filter_map(|sample| sample.versions.newest()).max().unwrap_or(0);
                         let (version, new) = io.wait_weights(&mut moving.published, sampled)?;
-                        score(&moving.see(version, new), samples)
+                        score(&moving.see(version, new), samples, self.top_tokens)
                     }
-                    Source::Served(score) => score(samples),
+                    Source::Served(score) => score(samples, self.top_tokens),
+                    Source::Several(_) => Err("teachers by data set are not nested".into()),
                 };
-                scored.map_err(StageError::new)
+                scored.map_err(StageError::new)?;
+                hinted.into_iter().for_each(|hinted| hinted.give_back(own));
+                Ok(())
             })?;
             io.send(message)?;
         }
@@ -180,7 +245,7 @@ impl<W: Send + Sync + 'static, M: Scorable> Stage for Reference<W, M> {
     fn spec(&self) -> StageSpec {
         let spec = StageSpec::default().threads(self.threads).knob("threads");
         match &self.weights {
-            Source::Frozen(..) | Source::Served(_) => spec,
+            Source::Frozen(..) | Source::Served(_) | Source::Several(_) => spec,
             Source::Moving(_, moving) => spec.subscribes(&moving.published),
         }
     }

@@ -1,6 +1,5 @@
 //! Reference policies and teachers on servers that return log-probabilities of given tokens.
 
-use std::marker::PhantomData;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -8,7 +7,7 @@ use futures_util::future::try_join_all;
 use tokio::sync::Semaphore;
 
 use super::{BoxError, Reference, Source};
-use crate::data::Sample;
+use crate::data::{Sample, TopK, TopTokens};
 use crate::engine::remote::InferenceEngine;
 use crate::net::{Fault, RemoteError, RetryPolicy, Tasks};
 
@@ -33,24 +32,25 @@ impl<W: Send + Sync + 'static, M> Reference<W, M> {
     /// If the machine gives no threads for requests.
     pub fn served(of: ServedReference) -> std::io::Result<Self> {
         let tasks = Tasks::new()?;
-        let score = move |samples: &mut [Sample]| -> Result<(), BoxError> {
+        let score = move |samples: &mut [Sample], top_tokens: TopK| -> Result<(), BoxError> {
             let room = Semaphore::new(of.concurrency.max(1));
-            let scored = tasks.block_on(try_join_all(samples.iter().map(|sample| of.score(sample, &room))))?;
-            for (sample, log_probs) in samples.iter_mut().zip(scored) {
-                sample.ref_log_probs = log_probs;
+            let scored = tasks.block_on(try_join_all(samples.iter().map(|sample| of.score(sample, top_tokens, &room))))?;
+            for (sample, (log_probs, top)) in samples.iter_mut().zip(scored) {
+                (sample.ref_log_probs, sample.teacher) = (log_probs, top);
             }
             Ok(())
         };
-        Ok(Reference { weights: Source::Served(Box::new(score)), threads: 0, messages: PhantomData })
+        Ok(Reference::of(Source::Served(Box::new(score))).threads(0))
     }
 }
 
 impl ServedReference {
-    /// Log-probabilities of the sample's trained tokens, 0 for all others.
-    async fn score(&self, sample: &Sample, room: &Semaphore) -> Result<Vec<f32>, BoxError> {
+    /// Log-probabilities of the sample's trained tokens, 0 for all others, and the likeliest tokens in
+    /// their places.
+    async fn score(&self, sample: &Sample, top: TopK, room: &Semaphore) -> Result<(Vec<f32>, Option<TopTokens>), BoxError> {
         let mut log_probs = vec![0.0; sample.tokens.len()];
         let trained = (1..sample.tokens.len()).filter(|at| sample.loss_mask[*at] > 0.0);
-        let Some(last) = trained.clone().next_back() else { return Ok(log_probs) };
+        let Some(last) = trained.clone().next_back() else { return Ok((log_probs, None)) };
         if sample.temperature.is_some_and(|temperature| temperature != 1.0) {
             return Err(sample.problem("it was not sampled at temperature 1, which is the server's").into());
         }
@@ -64,13 +64,20 @@ impl ServedReference {
                     Fault::Late { what: "scoring".into(), seconds: self.timeout.as_secs_f64() },
                 )
             };
-            tokio::time::timeout(left, self.engine.score(&sample.tokens[..=last], None)).await.unwrap_or_else(|_| Err(late()))
+            let tokens = &sample.tokens[..=last];
+            let scored = async {
+                match top.k {
+                    0 => self.engine.score(tokens, None).await.map(|log_probs| (log_probs, None)),
+                    _ => self.engine.score_top(tokens, top).await.map(|(log_probs, top)| (log_probs, Some(top))),
+                }
+            };
+            tokio::time::timeout(left, scored).await.unwrap_or_else(|_| Err(late()))
         });
-        let found = asked.await.map_err(|error| sample.problem(&error.to_string()))?;
+        let (found, top) = asked.await.map_err(|error| sample.problem(&error.to_string()))?;
         for at in trained {
             // The first token has none.
             log_probs[at] = found.get(at - 1).copied().ok_or_else(|| sample.problem("the server scored too few tokens"))?;
         }
-        Ok(log_probs)
+        Ok((log_probs, top))
     }
 }

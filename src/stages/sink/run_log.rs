@@ -9,7 +9,7 @@ use crate::stages::train::{CheckpointGate, Trained, staleness};
 
 use super::lengths::LengthBias;
 use super::step_row;
-use crate::rollout::{Fate, Totals};
+use crate::rollout::{Census, Fate, RANGES, Totals};
 
 /// Sink that records trained steps.
 pub struct RunLog<W> {
@@ -96,6 +96,13 @@ impl<W> RunLog<W> {
         }
         for (lag, of) in &trained.forward.gap.by_lag {
             metrics.set(Metric::ImportanceRatio, &[&lag.to_string()], of.ratio());
+        }
+        for range in RANGES {
+            trained
+                .settings
+                .get(&Census::key(range))
+                .iter()
+                .for_each(|of| metrics.set(Metric::CurriculumPrompts, &[range], **of));
         }
         for (name, mean) in trained.batch.reward_parts() {
             metrics.set(Metric::RewardPart, &[&name], mean);

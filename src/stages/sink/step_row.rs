@@ -79,6 +79,9 @@ pub fn step_row<W>(trained: &Trained<W>) -> StepMetrics {
         put(Metric::KlLoss, forward.metrics.kl());
         put(Metric::KlLossCoef, coef);
     }
+    if let Some(sum) = forward.metrics.divergence_sum {
+        put(Metric::TeacherDivergence, sum / forward.metrics.tokens.max(1) as f64);
+    }
     if let Some(cost) = trained.kl_cost {
         put(Metric::KlReward, cost.mean);
         put(Metric::KlRewardCoef, cost.coef);

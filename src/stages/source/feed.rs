@@ -1,9 +1,10 @@
 //! Origins of prompts. Each resumes at any position: prompt number `k` follows from `k`.
 
-use crate::data::source::Mixed;
-use crate::data::{BufferState, DataBuffer, Prompt};
+use crate::data::source::{DataSet, Drawn, Mixed, Place};
+use crate::data::{BufferState, DataBuffer, DataError, Prompt};
 use crate::flow::StageError;
 use crate::observe::Metrics;
+use crate::rollout::{Curriculum, CurriculumRule};
 
 type Load = Box<dyn FnMut(u64) -> Vec<Prompt> + Send>;
 
@@ -52,6 +53,46 @@ impl Feed {
                 Ok(prompt)
             }
         }
+    }
+
+    /// The place of a number in the stream. A function has no records to choose from.
+    pub(super) fn place(&mut self, number: u64) -> Place {
+        match self {
+            Feed::Buffer(buffer) => buffer.place(number),
+            Feed::Data { data, .. } => data.place(number),
+            Feed::Loader { .. } => Place { set: 0, record: 0, epoch: 0 },
+        }
+    }
+
+    /// The prompt of a place, with this ordinal.
+    pub(super) fn read(&mut self, place: Place, ordinal: u64) -> Result<Prompt, StageError> {
+        match self {
+            Feed::Buffer(buffer) => Ok(buffer.read(place, ordinal)),
+            Feed::Data { data, .. } => {
+                let Drawn { item, source, epoch } = data.read(place)?;
+                Ok(Prompt { ordinal, epoch, source, ..item })
+            }
+            Feed::Loader { .. } => self.next(),
+        }
+    }
+
+    /// Makes a curriculum over the records.
+    ///
+    /// # Errors
+    /// The origin is a function, or the rule names a data set that is not among the records'.
+    pub(super) fn curriculum(&self, rule: CurriculumRule) -> Result<Curriculum, DataError> {
+        let (names, len, seed) = match self {
+            Feed::Buffer(buffer) => (vec![""], buffer.len(), buffer.save_state().seed),
+            Feed::Data { data, .. } => (data.sets().iter().map(DataSet::name).collect(), data.len(), data.state(0).seed),
+            Feed::Loader { .. } => {
+                let problem = "a curriculum chooses among the prompts of data; a function of prompts chooses by itself";
+                return Err(DataError::Unusable(problem.to_owned()));
+            }
+        };
+        Curriculum::new(rule, seed, &names, len).map_err(|unknown| {
+            let known = names.join(", ");
+            DataError::Unusable(format!("the curriculum names the data set {unknown:?}; the data sets are: {known}"))
+        })
     }
 
     pub(super) fn shuffled(self) -> Self {

@@ -8,7 +8,7 @@ use crate::data::source::Mixed;
 use crate::data::{DataBuffer, DataError, Prompt, arithmetic, jsonl};
 use crate::flow::{RunContext, Source, StageError, StageSpec};
 use crate::observe::Metrics;
-use crate::rollout::Admission;
+use crate::rollout::{Admission, Curriculum, CurriculumRule};
 
 /// Endless stream of prompts, unless it is limited. Ordinals run over the whole stream.
 ///
@@ -19,6 +19,7 @@ pub struct Prompts {
     metrics: Option<Metrics>,
     left: Option<u64>,
     map: Option<Box<dyn Fn(Prompt) -> Prompt + Send>>,
+    curriculum: Option<Curriculum>,
     admission: Option<Admission>,
     /// Prompts that entered before an interruption and come first; `None` until the first call.
     again: Option<VecDeque<Prompt>>,
@@ -44,7 +45,7 @@ impl Prompts {
     }
 
     fn of(feed: Feed) -> Self {
-        Prompts { feed, metrics: None, left: None, map: None, admission: None, again: None }
+        Prompts { feed, metrics: None, left: None, map: None, curriculum: None, admission: None, again: None }
     }
 
     /// Prompts of a file with a `prompt` and an `answer` on each line; other fields go to the
@@ -72,6 +73,31 @@ impl Prompts {
     /// Ends after `n` prompts.
     pub fn limited(self, n: u64) -> Self {
         Prompts { left: Some(n), ..self }
+    }
+
+    /// Chooses prompts by the pass rates of their earlier groups, in a flow with admission.
+    ///
+    /// # Errors
+    /// The prompts come from a function, or the rule names an unknown data set.
+    pub fn curriculum(self, rule: CurriculumRule) -> Result<Self, DataError> {
+        let curriculum = self.feed.curriculum(rule)?;
+        Ok(Prompts { curriculum: Some(curriculum), ..self })
+    }
+
+    /// The next prompt of the stream, or the curriculum's choice.
+    fn next_new(&mut self) -> Result<Prompt, StageError> {
+        let prompt = match (&self.curriculum, &self.admission) {
+            (None, _) => self.feed.next()?,
+            (Some(_), Some(admission)) => {
+                let (ordinal, place) = admission.choose(|number| self.feed.place(number));
+                self.feed.read(place, ordinal)?
+            }
+            (Some(_), None) => return Err(StageError::new("a curriculum needs `max_staleness` or `admission` of its flow")),
+        };
+        Ok(match &self.map {
+            Some(map) => map(prompt),
+            None => prompt,
+        })
     }
 
     /// Returns prompts that were in flight, once each. Afterwards the stream continues where the
@@ -102,13 +128,7 @@ impl Source for Prompts {
         }
         let prompt = match self.next_again()? {
             Some(prompt) => Some(prompt),
-            None => {
-                let prompt = self.feed.next()?;
-                Some(match &self.map {
-                    Some(map) => map(prompt),
-                    None => prompt,
-                })
-            }
+            None => Some(self.next_new()?),
         };
         if let (Some(prompt), Some(admission)) = (&prompt, &self.admission) {
             admission.enter(prompt);
@@ -119,6 +139,9 @@ impl Source for Prompts {
     fn attach(&mut self, context: &mut RunContext) {
         context.fill(&mut self.admission);
         context.fill(&mut self.metrics);
+        if let (Some(curriculum), Some(admission)) = (&self.curriculum, &self.admission) {
+            admission.learn_from(curriculum);
+        }
     }
 
     fn spec(&self) -> StageSpec {

@@ -20,6 +20,7 @@ use crate::algo::Aggregation;
 use crate::data::{Batch, Sample};
 use crate::flow::{Io, StageError};
 use crate::observe::Metric;
+use crate::rollout::{Admission, Census};
 use crate::train::{
     ForwardBackward, OptimStep, TrainBatch, TrainError, TrainFuture, TrainingBackend, assign_advantages, assign_advantages_of,
     collate, collate_part,
@@ -107,6 +108,7 @@ impl<B: TrainingBackend> Trainer<B> {
         let passed = Instant::now();
         settings.extend(mixed.map(|loss| (Metric::MixedLoss.key().to_owned(), loss)));
         settings.extend(distilled.map(|kl| (Metric::TeacherKl.key().to_owned(), kl)));
+        settings.extend(self.admission.as_ref().and_then(Admission::census).iter().flat_map(Census::row));
         let last = self.sync_last && self.steps == Some(step);
         let publish = (last || step.is_multiple_of(self.sync_every)).then(|| self.backend.snapshot());
         let optim = optim.wait()?;

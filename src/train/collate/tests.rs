@@ -78,7 +78,7 @@ fn a_sample_that_no_reference_scored_leaves_no_half_column() {
             Ok(LossOutput { grad: vec![0.0; inputs.log_probs.len()], ..LossOutput::default() })
         };
         let zeros = vec![0.0; 2 * part.len()];
-        batch.evaluate(part, &look, &OffPolicy::default(), &zeros, &zeros).unwrap();
+        batch.evaluate(part, &look, &OffPolicy::default(), &zeros, &zeros, None).unwrap();
         seen.into_inner().unwrap().unwrap()
     };
     assert_eq!((seen(&[0]), seen(&[0, 1])), (Some(vec![-1.0, -2.0]), None));
@@ -130,7 +130,7 @@ fn tokens_that_no_policy_sampled_are_on_policy_and_not_in_the_gap() {
         assert_eq!((inputs.behaviour, inputs.sequences), (Some(&[-9.0, -0.5, -0.25][..]), &[0..1, 1..3][..]));
         Ok(LossOutput { grad: vec![0.0; inputs.log_probs.len()], ..LossOutput::default() })
     };
-    batch.evaluate(&[1, 0], &seen, &OffPolicy::default(), &[-9.0, -1.0, -0.25], &[0.0; 3]).unwrap();
+    batch.evaluate(&[1, 0], &seen, &OffPolicy::default(), &[-9.0, -1.0, -0.25], &[0.0; 3], None).unwrap();
 }
 
 /// A correction is a constant for the gradient. With the trust region at the trainer itself the
@@ -143,7 +143,7 @@ fn corrections_scale_the_slope_and_have_none_of_their_own() {
     let reject = vec![Rejection { divergence: Divergence::K2, over: Over::Token, min: None, max: 0.4 }];
     let off_policy = OffPolicy { proximal: Proximal::Recompute, weigh, reject };
     // Ratios exp(0.1), exp(-1) and, for the token that no policy sampled, 1.
-    let output = batch.evaluate(&[0, 1], &Grpo::default(), &off_policy, &[-0.4, -1.25, -7.0], &[0.0; 3]).unwrap();
+    let output = batch.evaluate(&[0, 1], &Grpo::default(), &off_policy, &[-0.4, -1.25, -7.0], &[0.0; 3], None).unwrap();
     let expected = [0.1f64.exp(), 0.0, 1.0].map(|weight| -2.0 / 3.0 * weight);
     for (found, expected) in output.grad.iter().zip(expected) {
         assert!((found - expected).abs() < 1e-12, "{:?}", output.grad);
@@ -193,7 +193,10 @@ fn a_loss_that_gives_other_derivatives_than_one_a_token_or_panics_is_refused_by_
             let entropy_grad = entropy_grad.map(|entries| vec![0.0; entries]);
             Ok(LossOutput { grad: vec![0.0; grad], entropy_grad, ..LossOutput::default() })
         };
-        batch.evaluate(&[0], &loss, &OffPolicy::default(), &[-1.0; 2], &[0.0; 2]).map(drop).map_err(|error| error.to_string())
+        batch
+            .evaluate(&[0], &loss, &OffPolicy::default(), &[-1.0; 2], &[0.0; 2], None)
+            .map(drop)
+            .map_err(|error| error.to_string())
     };
     let text = |column: &str, found| {
         Err(format!("the loss `custom` gave {found} entries in `{column}` for 2 tokens; give one entry per token"))

@@ -41,6 +41,49 @@ fn the_fused_softmax_equals_libtorchs_also_where_a_token_is_forbidden_or_sure() 
     assert!(found.get(0).isnan().all().int64_value(&[]) == 1, "law N4: a logit that is no number gives none");
 }
 
+/// Derivatives by a teacher's tokens, together with those by the targets, however the rows are chunked; and
+/// its own likeliest tokens.
+#[test]
+fn gradients_by_a_teachers_tokens_equal_autograd() {
+    let (slopes, k) = ([0.5, -0.25, 1.0, 0.0, 2.0, -1.5, 0.1], 3);
+    let ids: Vec<i64> = (0..7).flat_map(|row| [row, (row + 4) % 11, 10 - row / 2]).collect();
+    let at_teacher: Vec<f64> = (0..21).map(|at| f64::from(at) * 0.1 - 1.0).collect();
+    for temperatures in [[1.0; 7], [1.0, 0.5, 2.0, 1.0, 0.7, 0.7, 1.3]] {
+        let (rows, weight, targets) = leaves();
+        let ids = Tensor::from_slice(&ids).reshape([7, k]);
+        let divided = rows.linear(&weight, None::<&Tensor>) / column(&temperatures, Device::Cpu);
+        let log_softmax = divided.log_softmax(-1, Kind::Float);
+        let chosen = log_softmax.gather(1, &targets.unsqueeze(1), false).squeeze_dim(1);
+        let theirs = log_softmax.gather(1, &ids, false);
+        let tensor = |values: &[f64]| Tensor::from_slice(values).to_kind(Kind::Float);
+        let loss = (&chosen * tensor(&slopes)).sum(Kind::Float) + (theirs.reshape([-1]) * tensor(&at_teacher)).sum(Kind::Float);
+        let expected = Tensor::run_backward(&[loss], &[&rows, &weight], false, false);
+        for chunk_rows in [1, 3, 100] {
+            let temperature = Temperature::of(&temperatures, Device::Cpu);
+            let words = Words { targets: &targets, temperature, teacher: Some(ids.shallow_clone()), chunk_rows };
+            let head = OutputHead { weight: &weight, rows: &rows, words: Some(words) };
+            let scored = head.score();
+            assert!(close(&tensor(scored.at_teacher.as_deref().unwrap()), &theirs.reshape([-1])));
+            let all = SlopesOf { log_probs: &slopes, entropies: None, at_teacher: Some(&at_teacher) };
+            let found = head.gradients(&scored, all);
+            assert!(close(&found.rows, &expected[0]) && close(&found.weight.unwrap(), &expected[1]), "chunks of {chunk_rows}");
+            let (log_probs, top) = head.top(head.words.as_ref().unwrap(), TopK { k: 2, below: 11 });
+            let (values, likeliest) = log_softmax.topk(2, -1, true, true);
+            assert!(close(&tensor(&log_probs), &chosen) && top.k == 2);
+            for row in 0..7_i64 {
+                let at = row as usize * 2;
+                let largest = values.double_value(&[row, 0]).max(values.double_value(&[row, 1]));
+                assert!((top.log_probs[at].max(top.log_probs[at + 1]) - largest).abs() < 1e-5);
+                let mut own = [top.ids[at], top.ids[at + 1]];
+                let mut expected = [0, 1].map(|nth| likeliest.int64_value(&[row, nth]));
+                own.sort_unstable();
+                expected.sort_unstable();
+                assert_eq!(own, expected);
+            }
+        }
+    }
+}
+
 #[test]
 fn scores_and_gradients_equal_autograd_however_the_rows_are_chunked() {
     let slopes = [0.5, -0.25, 1.0, 0.0, 2.0, -1.5, 0.1];
@@ -56,11 +99,13 @@ fn scores_and_gradients_equal_autograd_however_the_rows_are_chunked() {
         let expected = Tensor::run_backward(&[loss], &[&rows, &weight], false, false);
 
         for chunk_rows in [1, 2, 3, 7, 100] {
-            let words = Words { targets: &targets, temperature: Temperature::of(&temperatures, Device::Cpu), chunk_rows };
+            let words =
+                Words { targets: &targets, temperature: Temperature::of(&temperatures, Device::Cpu), teacher: None, chunk_rows };
             let head = OutputHead { weight: &weight, rows: &rows, words: Some(words) };
             let scored = head.score();
             assert!(close(&tensor(&scored.log_probs), &chosen) && close(&tensor(&scored.entropies), &entropy));
-            let closed = head.gradients(&scored, &slopes, Some(&entropy_slopes));
+            let closed =
+                head.gradients(&scored, SlopesOf { log_probs: &slopes, entropies: Some(&entropy_slopes), at_teacher: None });
             let surrogate = head.surrogate(&closed.rows);
             let found = Tensor::run_backward(&[surrogate], &[&rows], false, false);
             assert!(found[0] == closed.rows, "a surrogate has the gradient it is given");

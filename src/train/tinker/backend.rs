@@ -193,7 +193,7 @@ impl Trainer {
         let part: Vec<usize> = scored.iter().map(|(at, ..)| *at).collect();
         let log_probs: Vec<f64> = scored.iter().flat_map(|(.., log_probs)| log_probs).copied().collect();
         let entropies = vec![f64::NAN; log_probs.len()];
-        let output = batch.evaluate(&part, algorithm.loss.as_ref(), &algorithm.off_policy, &log_probs, &entropies)?;
+        let output = batch.evaluate(&part, algorithm.loss.as_ref(), &algorithm.off_policy, &log_probs, &entropies, None)?;
         if output.entropy_grad.is_some() {
             return Err(self.lacks(
                 "gives log-probabilities of the sampled tokens alone, so that no loss has an entropy term; set train.entropy_coef = 0",

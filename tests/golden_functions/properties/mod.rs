@@ -2,6 +2,7 @@
 
 mod advantages;
 mod corrections;
+mod distillation;
 mod groups;
 mod kl;
 mod pair_losses;
