@@ -124,6 +124,7 @@ fn components(plan: &Plan, registry: &Registry, reader: &Reader, service: &Tinke
     let hint = plan.reference.as_ref().and_then(|section| section.hint.as_ref()).map(|hint| Hint::new(hint, &reader.tokenizer));
     let reference = match plan.reference.as_ref().map(|section| &section.policy) {
         Some(ReferencePolicy::Server(of)) => Some(Reference::served(references::served(of, &plan.net)?)?.hint(hint)),
+        Some(ReferencePolicy::Tinker(of)) => Some(Reference::served(references::on_tinker(of, &plan.net)?)?.hint(hint)),
         Some(_) => bail!("a Tinker server has no reference policy in this process (reference.kind)"),
         None => None,
     };

@@ -3,6 +3,7 @@
 Their data sets come from a hub, so `datasets.load_dataset` gives sums instead. Compares the first loss of the
 supervised loop with transformers on the same batch.
 """
+import asyncio
 import json
 import math
 import pathlib
@@ -10,11 +11,15 @@ import sys
 import tempfile
 
 import datasets
+import tinker
 import torch
 import transformers
 from tinker_cookbook import model_info
+from tinker_cookbook.distillation import datasets as distillation
+from tinker_cookbook.distillation import sdft, train_on_policy
 from tinker_cookbook.preference import dpo_datasets, preference_datasets, train_dpo
 from tinker_cookbook.recipes import rl_loop, sl_loop
+from tinker_cookbook.recipes.sdft import datasets as sdft_datasets
 from tinker_cookbook.supervised.types import ChatDatasetBuilderCommonConfig
 
 url, name, folder = sys.argv[1:]
@@ -94,7 +99,45 @@ def preferred():
     assert abs(losses[0] - math.log(2)) < 1e-3 and losses[-1] < losses[0], losses
 
 
+def distilled():
+    """On-policy distillation from adapters that know the sums, and self-distillation from a prompt with the answer."""
+    service = tinker.ServiceClient(base_url=url)
+    teacher = service.create_lora_training_client(base_model=name, rank=8)
+    renderer = sl_loop.renderers.get_renderer("role_colon", transformers.AutoTokenizer.from_pretrained(folder))
+    train_on = sl_loop.renderers.TrainOnWhat.ALL_ASSISTANT_MESSAGES
+    data = [sl_loop.conversation_to_datum(chat, renderer, 64, train_on) for chat in chats]
+    for _ in range(20):
+        teacher.forward_backward(data, "cross_entropy")
+        teacher.optim_step(tinker.AdamParams(learning_rate=3e-3)).result()
+    path = teacher.save_weights_for_sampler("teacher").result().path
+    builder = distillation.PromptOnlyDatasetBuilder(
+        dataset_name="deepmath", groups_per_batch=10, group_size=4, model_name_for_tokenizer=name, renderer_name="role_colon",
+    )
+    distillation.load_dataset = lambda *_args, **_kwargs: datasets.Dataset.from_dict({"question": [chat[0]["content"] for chat in chats]})
+    source = distillation.DistillationDatasetConfig(
+        dataset_builder=builder, groups_per_batch=10,
+        teacher_config=distillation.TeacherConfig(base_model=name, load_checkpoint_path=path),
+    )
+    log = out / "distilled"
+    asyncio.run(train_on_policy.main(train_on_policy.Config(
+        learning_rate=3e-3, dataset_configs=[source], model_name=name, recipe_name="distilled", renderer_name="role_colon", max_tokens=6,
+        lora_rank=8, log_path=str(log), base_url=url, eval_every=0, save_every=0, max_steps=8,
+    )))
+    found = [row["teacher_kl"] for row in rows(log)]
+    print(f"train_on_policy: divergence from the teacher {found[0]:.4f}, last {found[-1]:.4f}")
+    assert found[-1] < found[0], found
+    for reverse in [False, True]:
+        log = out / f"sdft-{reverse}"
+        shown = sdft_datasets.SDFTDataset([chat[0]["content"] for chat in chats], [chat[1]["content"] for chat in chats], 10, 2, renderer)
+        asyncio.run(sdft.main(sdft.Config(
+            model_name=name, recipe_name="sdft", renderer_name="role_colon", lora_rank=8, base_url=url, learning_rate=1e-3, max_tokens=8,
+            topk=5, reverse=reverse, log_path=str(log), eval_every=0, save_every=0, max_steps=3,
+        ), shown))
+        print(f"sdft, reverse={reverse}: {len(rows(log))} steps")
+
+
 supervised()
 preferred()
+distilled()
 reinforced("importance_sampling")
 reinforced("cispo")

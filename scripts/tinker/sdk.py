@@ -83,8 +83,34 @@ sampled = call("sample", lambda: sampler.sample(prompt, num_samples=2, sampling_
 again = sampler.sample(prompt, num_samples=2, sampling_params=params).result()
 assert [s.tokens for s in sampled.sequences] == [s.tokens for s in again.sequences], "a seed repeats"
 call("compute_logprobs", lambda: sampler.compute_logprobs(prompt).result())
-call("sample, topk_prompt_logprobs", lambda: sampler.sample(
-    prompt, num_samples=1, sampling_params=params, include_prompt_logprobs=True, topk_prompt_logprobs=3).result(), "no")
+scored = sampler.compute_logprobs(prompt).result()
+
+
+def likeliest():
+    top = sampler.sample(prompt, num_samples=1, sampling_params=params, include_prompt_logprobs=True, topk_prompt_logprobs=3).result()
+    assert top.topk_prompt_logprobs[0] is None and len(top.topk_prompt_logprobs) == 4
+    for place, own in list(zip(top.topk_prompt_logprobs, scored))[1:]:
+        assert len(place) == 3 and max(score for _, score in place) >= own - 1e-5, (place, own)
+
+
+def soft_targets():
+    """Each target weighs: the loss is the sum over them, and its slope that of the single losses."""
+    tokens, rows = [5, 6, 7, 8, 9], [[6, 1], [7, 2], [8, 3], [9, 4]]
+    data = lambda targets, weights: [types.Datum(model_input=types.ModelInput.from_ints(tokens[:-1]), loss_fn_inputs=dict(
+        target_tokens=types.TensorData.from_numpy(np.array(targets)), weights=types.TensorData.from_numpy(np.array(weights, dtype=np.float32))))]
+    both = client.forward_backward(data(rows, [[0.75, 0.25]] * 4), "cross_entropy").result()
+    one = [client.forward(data([row[at] for row in rows], [weight] * 4), "cross_entropy").result() for at, weight in enumerate([0.75, 0.25])]
+    client.optim_step(types.AdamParams(learning_rate=0.0)).result()
+    expected = sum(of.metrics["loss:sum"] for of in one)
+    assert math.isclose(both.metrics["loss:sum"], expected, rel_tol=1e-5), (both.metrics, expected)
+    scored = np.array(both.loss_fn_outputs[0]["logprobs"].tolist()).reshape(4, 2)
+    forward = client.forward(data(rows, [[0.75, 0.25]] * 4), "cross_entropy").result()
+    assert math.isclose(forward.metrics["loss:sum"], expected, rel_tol=1e-5)
+    assert np.allclose(np.array(forward.loss_fn_outputs[0]["logprobs"].tolist()).reshape(4, 2), scored, atol=1e-5)
+
+
+call("sample, topk_prompt_logprobs", likeliest)
+call("forward_backward, cross_entropy of several targets", soft_targets)
 saved = call("save_state", lambda: client.save_state("one").result())
 named = call("save_weights_for_sampler", lambda: client.save_weights_for_sampler("one").result())
 call("create_sampling_client, model_path", lambda: service.create_sampling_client(model_path=named.path).sample(

@@ -32,6 +32,8 @@ tagged! {
         },
         /// a server's model, with the policy's tokens; `generate.temperature` must be 1.
         "server" => Server(ServedPolicy),
+        /// a model of a server of the Tinker API; `generate.temperature` must be 1.
+        "tinker" => Tinker(TinkerPolicy),
         /// several teachers, each for the groups of some data sets.
         "by_source" => BySource {
             /// The teachers; may be repeated.
@@ -71,6 +73,8 @@ tagged! {
         },
         /// a server's model, with the policy's tokens; `generate.temperature` must be 1.
         "server" => Server(ServedPolicy),
+        /// a model of a server of the Tinker API; `generate.temperature` must be 1.
+        "tinker" => Tinker(TinkerPolicy),
     }
 }
 
@@ -95,12 +99,31 @@ section! {
     }
 }
 
+section! {
+    /// A model of a server of the Tinker API that scores given tokens.
+    pub struct TinkerPolicy {
+        /// Address of the server, such as `http://host:8000`.
+        url: String = String::new(), GIVEN;
+        /// Environment variable with the server's API key. The key itself is never written.
+        key_env: Option<String> = None;
+        /// The server's name of a base model, or a path of sampling weights, `tinker://…`. Left out: the
+        /// first base model that it lists.
+        model: Option<String> = None;
+        /// Timeout of a completion's log-probabilities, retries included, in seconds. Beyond it, the
+        /// run ends.
+        timeout: f64 = 300.0, POSITIVE;
+        /// Completions that are asked for at the same time.
+        concurrency: usize = 16, SOME;
+    }
+}
+
 impl TeacherPolicy {
     /// The same as the only reference policy.
     pub fn alone(&self) -> ReferencePolicy {
         match self.clone() {
             TeacherPolicy::Frozen { path } => ReferencePolicy::Frozen { path },
             TeacherPolicy::Server(of) => ReferencePolicy::Server(of),
+            TeacherPolicy::Tinker(of) => ReferencePolicy::Tinker(of),
         }
     }
 }

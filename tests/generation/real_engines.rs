@@ -13,11 +13,13 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use rollflow::data::TopK;
 use rollflow::engine::remote::{Fleet, FleetConfig, FleetHandle, InferenceEngine, connect};
 use rollflow::engine::settings::EngineKind;
 use rollflow::engine::{Finished, Request, SamplingParams, TokenEngine};
 use rollflow::net::Client;
 use rollflow::prelude::*;
+use rollflow::train::Scorer;
 use serde_json::json;
 
 fn var(name: &str) -> String {
@@ -166,4 +168,30 @@ fn stop_strings_and_stop_tokens_end_an_answer_there_as_here() {
     remote.submit(request(0, 1, &params)).unwrap();
     let (here, there) = (local.run().unwrap().remove(0), remote.run().unwrap().remove(0));
     assert_eq!((here.tokens, here.finish), (there.tokens, there.finish));
+}
+
+/// The likeliest tokens in the places of given ones, as a teacher on the server sends them.
+#[test]
+#[ignore = "needs a server"]
+fn likeliest_tokens_are_those_of_the_local_model() {
+    let policy = Policy::load(var("ROLLFLOW_ENGINE_MODEL")).unwrap();
+    let tokens = request(3, 1, &greedy(1)).tokens.to_vec();
+    let mut samples = [Sample::supervised(&tokens[..1], &tokens[1..])];
+    let top = TopK { k: 5, below: policy.config().vocab_size };
+    let config = LocalConfig::new(CrossEntropy, Schedule::constant(0.0));
+    Scorer::new(config, policy.config().clone()).annotate(&policy.frozen(), &mut samples, top).unwrap();
+    let (log_probs, theirs) = run(engine().score_top(&tokens, top)).unwrap();
+    close("given tokens", &samples[0].ref_log_probs[1..], &log_probs);
+    let sorted = |(ids, log_probs): (&[u32], &[f32])| {
+        let mut both: Vec<(u32, f32)> = ids.iter().copied().zip(log_probs.iter().copied()).collect();
+        both.sort_by(|a, b| b.1.total_cmp(&a.1));
+        both.into_iter().unzip::<u32, f32, Vec<u32>, Vec<f32>>()
+    };
+    for position in 1..tokens.len() {
+        let (ours, theirs) = (samples[0].teacher.as_ref().unwrap().at(position).unwrap(), theirs.at(position).unwrap());
+        let ((ours, our_scores), (theirs, their_scores)) = (sorted(ours), sorted(theirs));
+        close("likeliest tokens", &our_scores, &their_scores);
+        // Equally likely ones may come in any order.
+        assert!(ours[0] == theirs[0] || (our_scores[0] - our_scores[1]).abs() < 1e-4, "position {position}: {ours:?} {theirs:?}");
+    }
 }

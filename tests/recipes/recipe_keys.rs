@@ -169,7 +169,7 @@ const CONTEXTS: [&[&str]; 38] = [
 ];
 
 /// What a kind needs beside it, in the words that name it.
-const COMPANIONS: [(&str, &[&str]); 19] = [
+const COMPANIONS: [(&str, &[&str]); 20] = [
     ("task.kind='data'", &["task.data='a.jsonl'"]),
     ("task.kind='environment'", &["environment={kind='verifiers',name='x'}", "sft.data='a.jsonl'"]),
     ("eval.task.kind='data'", &["eval.task.data='a.jsonl'"]),
@@ -180,6 +180,7 @@ const COMPANIONS: [(&str, &[&str]); 19] = [
     ("reward.kind='custom'", &["reward.name='x'"]),
     ("reward.kind='parts'", &["reward.part=[{kind='exact',name='a'},{kind='length',name='b',min=0,max=9}]"]),
     ("reference.kind='server'", &["reference.url='http://a:1'"]),
+    ("reference.kind='tinker'", &["reference.url='http://a:1'"]),
     ("environment.kind='search'", &["environment.corpus='a.jsonl'"]),
     ("reward.kind='python'", &["reward.file='x.py'"]),
     ("environment.kind='python'", &["environment.file='x.py'", "environment.environment='X'"]),

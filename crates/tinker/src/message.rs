@@ -4,21 +4,88 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-/// A dense tensor of one dimension.
+/// A dense tensor of one or two dimensions.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Tensor {
     /// 32-bit floats.
     Floats(Vec<f32>),
     /// 64-bit integers.
     Ints(Vec<i64>),
+    /// Rows of so many columns, which are at least 1, one after the other.
+    Rows(usize, Box<Tensor>),
 }
 
 impl Tensor {
-    /// Number of entries.
+    /// A tensor with the entries of `flat` in this shape.
+    ///
+    /// # Errors
+    /// Returns the reason if the shape has more dimensions, or another number of entries.
+    pub fn shaped(flat: Tensor, shape: &[usize]) -> Result<Self, String> {
+        match shape {
+            [] | [_] => Ok(flat),
+            [rows, columns] if *columns > 0 && Some(flat.len()) == rows.checked_mul(*columns) => {
+                Ok(Tensor::Rows(*columns, Box::new(flat)))
+            }
+            _ => {
+                Err(format!("a tensor of the shape {shape:?} with {} entries; one and two dimensions are understood", flat.len()))
+            }
+        }
+    }
+
+    /// The dense tensor of two dimensions whose other entries are 0: `flat` has the listed values row by
+    /// row, `rows` where each row begins and ends among them, and `columns` the column of each.
+    ///
+    /// # Errors
+    /// Returns the reason if the numbers do not belong together, or the tensor is too large.
+    pub fn sparse(flat: Tensor, shape: &[usize], rows: &[i64], columns: &[i64]) -> Result<Self, String> {
+        /// Entries of the largest dense tensor.
+        const MOST: usize = 1 << 28;
+        let wrong = || format!("a sparse tensor of the shape {shape:?} whose indices do not fit it");
+        let [height, width] = *shape else { return Err(wrong()) };
+        let entries = height.checked_mul(width).filter(|entries| *entries <= MOST).ok_or_else(wrong)?;
+        if rows.len() != height + 1 || rows[0] != 0 || rows[height] != flat.len() as i64 || columns.len() != flat.len() {
+            return Err(wrong());
+        }
+        let mut places = Vec::with_capacity(flat.len());
+        for (row, ends) in rows.windows(2).enumerate() {
+            let listed = usize::try_from(ends[0]).ok().zip(usize::try_from(ends[1]).ok());
+            for column in listed.and_then(|(from, to)| columns.get(from..to)).ok_or_else(wrong)? {
+                let column = usize::try_from(*column).ok().filter(|column| *column < width).ok_or_else(wrong)?;
+                places.push(row * width + column);
+            }
+        }
+        fn spread<T: Copy + Default>(values: &[T], places: &[usize], entries: usize) -> Vec<T> {
+            let mut dense = vec![T::default(); entries];
+            places.iter().zip(values).for_each(|(place, value)| dense[*place] = *value);
+            dense
+        }
+        let dense = match &flat {
+            Tensor::Floats(values) => Tensor::Floats(spread(values, &places, entries)),
+            Tensor::Ints(values) => Tensor::Ints(spread(values, &places, entries)),
+            Tensor::Rows(..) => return Err(wrong()),
+        };
+        Tensor::shaped(dense, shape)
+    }
+
+    /// Its shape: rows, and columns of two dimensions.
+    pub fn shape(&self) -> Vec<usize> {
+        match self {
+            Tensor::Rows(columns, _) => vec![self.len(), *columns],
+            _ => vec![self.len()],
+        }
+    }
+
+    /// Entries per row: 1 of one dimension.
+    pub fn columns(&self) -> usize {
+        if let Tensor::Rows(columns, _) = self { *columns } else { 1 }
+    }
+
+    /// Number of rows.
     pub fn len(&self) -> usize {
         match self {
             Tensor::Floats(values) => values.len(),
             Tensor::Ints(values) => values.len(),
+            Tensor::Rows(columns, of) => of.len() / columns,
         }
     }
 
@@ -27,17 +94,19 @@ impl Tensor {
         self.len() == 0
     }
 
-    /// The entries as floats.
+    /// The entries as floats, row by row.
     pub fn floats(&self) -> Vec<f32> {
         match self {
+            Tensor::Rows(_, of) => of.floats(),
             Tensor::Floats(values) => values.clone(),
             Tensor::Ints(values) => values.iter().map(|value| *value as f32).collect(),
         }
     }
 
-    /// The entries as integers; `None` if one is a fraction.
+    /// The entries as integers, row by row; `None` if one is a fraction.
     pub fn ints(&self) -> Option<Vec<i64>> {
         match self {
+            Tensor::Rows(_, of) => of.ints(),
             Tensor::Ints(values) => Some(values.clone()),
             Tensor::Floats(values) => values.iter().map(|value| (value.fract() == 0.0).then_some(*value as i64)).collect(),
         }
@@ -54,6 +123,8 @@ struct JsonTensor {
     shape: Option<Vec<usize>>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     sparse_crow_indices: Option<Vec<i64>>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    sparse_col_indices: Option<Vec<i64>>,
 }
 
 impl Serialize for Tensor {
@@ -62,11 +133,17 @@ impl Serialize for Tensor {
         struct Written<'a, T> {
             data: &'a [T],
             dtype: &'static str,
-            shape: [usize; 1],
+            shape: Vec<usize>,
         }
-        match self {
-            Tensor::Floats(data) => Written { data, dtype: "float32", shape: [data.len()] }.serialize(serializer),
-            Tensor::Ints(data) => Written { data, dtype: "int64", shape: [data.len()] }.serialize(serializer),
+        let shape = self.shape();
+        let mut flat = self;
+        while let Tensor::Rows(_, of) = flat {
+            flat = of;
+        }
+        match flat {
+            Tensor::Floats(data) => Written { data, dtype: "float32", shape }.serialize(serializer),
+            Tensor::Ints(data) => Written { data, dtype: "int64", shape }.serialize(serializer),
+            Tensor::Rows(..) => unreachable!("its entries are flat"),
         }
     }
 }
@@ -74,14 +151,17 @@ impl Serialize for Tensor {
 impl<'de> Deserialize<'de> for Tensor {
     fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         use serde::de::Error;
-        let JsonTensor { data, dtype, shape, sparse_crow_indices } = JsonTensor::deserialize(deserializer)?;
-        if sparse_crow_indices.is_some() || shape.is_some_and(|shape| shape.len() > 1) {
-            return Err(D::Error::custom("a tensor that is sparse or has several dimensions; only dense lists are understood"));
-        }
-        Ok(match dtype.as_deref() {
+        let JsonTensor { data, dtype, shape, sparse_crow_indices, sparse_col_indices } = JsonTensor::deserialize(deserializer)?;
+        let flat = match dtype.as_deref() {
             Some("int64") => Tensor::Ints(data.into_iter().map(|value| value as i64).collect()),
             _ => Tensor::Floats(data.into_iter().map(|value| value as f32).collect()),
-        })
+        };
+        let shape = shape.unwrap_or_default();
+        let tensor = match sparse_crow_indices {
+            None => Tensor::shaped(flat, &shape),
+            Some(rows) => Tensor::sparse(flat, &shape, &rows, &sparse_col_indices.unwrap_or_default()),
+        };
+        tensor.map_err(D::Error::custom)
     }
 }
 
@@ -357,13 +437,18 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_type_of_a_tensor_is_what_it_says_and_sparse_ones_are_refused_by_name() {
+    fn type_and_shape_of_a_tensor_are_what_it_says() {
         let read = |text: &str| serde_json::from_str::<Tensor>(text);
         assert_eq!(read(r#"{"data": [1, 2], "dtype": "int64", "shape": [2]}"#).unwrap(), Tensor::Ints(vec![1, 2]));
         assert_eq!(read(r#"{"data": [1, 2], "dtype": "float32"}"#).unwrap(), Tensor::Floats(vec![1.0, 2.0]));
         assert_eq!(read(r#"{"data": [1.5]}"#).unwrap(), Tensor::Floats(vec![1.5]));
-        let error = read(r#"{"data": [1.0], "dtype": "float32", "shape": [1, 1]}"#).unwrap_err();
-        assert!(error.to_string().contains("several dimensions"), "{error}");
+        let table = read(r#"{"data": [1.0, 2.0], "dtype": "float32", "shape": [1, 2]}"#).unwrap();
+        assert_eq!((table.len(), table.columns(), table.shape()), (1, 2, vec![1, 2]));
+        assert_eq!(serde_json::to_string(&table).unwrap(), r#"{"data":[1.0,2.0],"dtype":"float32","shape":[1,2]}"#);
+        for shape in ["[1, 1, 1]", "[2, 1]", "[1, 0]"] {
+            let error = read(&format!(r#"{{"data": [1.0], "shape": {shape}}}"#)).unwrap_err();
+            assert!(error.to_string().contains("one and two dimensions are understood"), "{error}");
+        }
         let written = serde_json::to_string(&Tensor::Floats(vec![1.0])).unwrap();
         assert_eq!(written, r#"{"data":[1.0],"dtype":"float32","shape":[1]}"#);
     }

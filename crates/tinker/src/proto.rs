@@ -21,6 +21,10 @@ const BFLOAT16: i32 = 4;
 struct SparseCsr {
     #[prost(bytes = "vec", tag = "1")]
     values: Vec<u8>,
+    #[prost(bytes = "vec", tag = "2")]
+    crow_indices: Vec<u8>,
+    #[prost(bytes = "vec", tag = "3")]
+    col_indices: Vec<u8>,
 }
 
 #[derive(Clone, PartialEq, Message)]
@@ -226,6 +230,7 @@ fn encoded(tensor: &Tensor) -> (i32, Vec<u8>) {
     match tensor {
         Tensor::Floats(values) => (FLOAT32, float_bytes(values)),
         Tensor::Ints(values) => (INT64, bytes(values, |value| value.to_le_bytes())),
+        Tensor::Rows(_, of) => encoded(of),
     }
 }
 
@@ -237,7 +242,8 @@ pub fn encode_pass(pass: &Pass) -> Vec<u8> {
     };
     let tensor = |(name, tensor): (&String, &Tensor)| {
         let (dtype, bytes) = encoded(tensor);
-        (name.clone(), WireTensor { dense: Some(bytes), sparse: None, dtype, shape: vec![tensor.len() as i64] })
+        let shape = tensor.shape().into_iter().map(|size| size as i64).collect();
+        (name.clone(), WireTensor { dense: Some(bytes), sparse: None, dtype, shape })
     };
     let datum = |datum: &Datum| WireDatum {
         model_input: datum.model_input.chunks.iter().map(chunk).collect(),
@@ -275,10 +281,15 @@ pub fn decode_pass(body: &[u8]) -> Result<Pass, String> {
         })
     };
     let read = |(name, wire): (String, WireTensor)| -> Result<(String, Tensor), String> {
-        if wire.sparse.is_some() || wire.shape.len() > 1 {
-            return Err(format!("`{name}` is sparse or has several dimensions; only dense lists are understood"));
-        }
-        let tensor = tensor(wire.dtype, &wire.dense.unwrap_or_default()).map_err(|why| format!("`{name}`: {why}"))?;
+        let shape: Vec<usize> = wire.shape.iter().map(|size| usize::try_from(*size).unwrap_or(usize::MAX)).collect();
+        let read = || match &wire.sparse {
+            None => Tensor::shaped(tensor(wire.dtype, wire.dense.as_deref().unwrap_or_default())?, &shape),
+            Some(SparseCsr { values, crow_indices, col_indices }) => {
+                let [rows, columns] = [crow_indices, col_indices].map(|bytes| numbers(bytes, i64::from_le_bytes));
+                Tensor::sparse(tensor(wire.dtype, values)?, &shape, &rows?, &columns?)
+            }
+        };
+        let tensor = read().map_err(|why| format!("`{name}`: {why}"))?;
         Ok((name, tensor))
     };
     let datum = |datum: WireDatum| -> Result<Datum, String> {
@@ -315,7 +326,8 @@ pub fn encode_output(output: &PassOutput) -> Vec<u8> {
             offsets.push(data.len() as i64);
         }
         let offsets = bytes(&offsets, |offset| offset.to_le_bytes());
-        fields.insert(name.clone(), BatchedTensor { data, offsets, dtype, trailing_shape: Vec::new() });
+        let trailing_shape = if let Tensor::Rows(columns, _) = first { vec![*columns as i64] } else { Vec::new() };
+        fields.insert(name.clone(), BatchedTensor { data, offsets, dtype, trailing_shape });
     }
     let (kind, count) = (output.loss_fn_output_type.clone(), output.loss_fn_outputs.len() as i64);
     let record = ArrayRecord { type_tag: kind.clone(), fields, num_datums: count };
@@ -346,7 +358,10 @@ pub fn decode_output(body: &[u8]) -> Result<PassOutput, String> {
                 let range = usize::try_from(pair[0]).ok().zip(usize::try_from(pair[1]).ok());
                 let slice = range.and_then(|(start, end)| batched.data.get(start..end));
                 let slice = slice.ok_or_else(|| format!("`{name}` has an offset outside of its bytes"))?;
-                outputs[first + at].insert(name.clone(), tensor(batched.dtype, slice)?);
+                let flat = tensor(batched.dtype, slice)?;
+                let columns = batched.trailing_shape.first().map(|columns| usize::try_from(*columns).unwrap_or(0));
+                let shape = columns.map_or_else(Vec::new, |columns| vec![flat.len() / columns.max(1), columns]);
+                outputs[first + at].insert(name.clone(), Tensor::shaped(flat, &shape)?);
             }
         }
     }
@@ -406,6 +421,10 @@ mod tests {
         prop_oneof![
             prop::collection::vec(-1e6_f32..1e6, 0..6).prop_map(Tensor::Floats),
             prop::collection::vec(any::<i64>(), 0..6).prop_map(Tensor::Ints),
+            (1_usize..4, 0_usize..4).prop_map(|(columns, rows)| {
+                let flat = Tensor::Ints((0..columns * rows).map(|value| value as i64).collect());
+                Tensor::shaped(flat, &[rows, columns]).unwrap()
+            }),
         ]
     }
 
@@ -435,6 +454,26 @@ mod tests {
         fn bytes_of_any_kind_are_read_or_refused(body: Vec<u8>) {
             drop((decode_pass(&body), decode_output(&body), decode_samples(&body)));
         }
+    }
+
+    #[test]
+    fn a_sparse_tensor_is_made_dense_and_wrong_indices_are_refused() {
+        let values = || Tensor::Floats(vec![1.0, 2.0, 3.0]);
+        let dense = Tensor::sparse(values(), &[3, 2], &[0, 1, 1, 3], &[1, 0, 1]).unwrap();
+        assert_eq!(dense, Tensor::Rows(2, Box::new(Tensor::Floats(vec![0.0, 1.0, 0.0, 0.0, 2.0, 3.0]))));
+        let cases: [(&[usize], &[i64], &[i64]); 5] = [
+            (&[3], &[0, 1, 1, 3], &[1, 0, 1]),
+            (&[3, 2], &[0, 1, 3], &[1, 0, 1]),
+            (&[3, 2], &[0, 1, 1, 3], &[1, 0, 2]),
+            (&[3, 2], &[0, 4, 1, 3], &[1, 0, 1]),
+            (&[usize::MAX, 2], &[0, 1, 1, 3], &[1, 0, 1]),
+        ];
+        for (shape, rows, columns) in cases {
+            assert!(Tensor::sparse(values(), shape, rows, columns).unwrap_err().contains("do not fit"));
+        }
+        let json =
+            r#"{"data": [5.0], "dtype": "int64", "shape": [1, 2], "sparse_crow_indices": [0, 1], "sparse_col_indices": [1]}"#;
+        assert_eq!(serde_json::from_str::<Tensor>(json).unwrap(), Tensor::Rows(2, Box::new(Tensor::Ints(vec![0, 5]))));
     }
 
     #[test]

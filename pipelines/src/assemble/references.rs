@@ -1,6 +1,7 @@
 //! `[reference]` as the library's stage, and where a frozen one is found again.
 
 use std::path::Path;
+use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, Result, anyhow};
@@ -9,11 +10,14 @@ use rollflow::engine::remote::{connect, parse_address};
 use rollflow::engine::settings::EngineKind;
 use rollflow::flow::WeightsRx;
 use rollflow::model::FrozenWeights;
+use rollflow::net::RetryPolicy;
 use rollflow::prelude::*;
 use rollflow::recipe::{
-    Model, Net, Optimization, Plan, Reference as Section, ReferencePolicy, ServedPolicy, SourceTeacher, Timeline,
+    Model, Net, Optimization, Plan, Reference as Section, ReferencePolicy, ServedPolicy, SourceTeacher, Timeline, TinkerPolicy,
 };
 use rollflow::stages::reference::{Hint, ServedReference, ema, periodic};
+
+use rollflow::train::tinker::{Patience, TinkerTeacher};
 
 use crate::assemble::{models, origin, policy, secrets};
 
@@ -58,6 +62,7 @@ pub fn reference<M>(
         ReferencePolicy::Frozen { path: Some(path) } => Reference::local(&other(path, policy)?, config),
         ReferencePolicy::Frozen { path: None } => Reference::local(policy, config),
         ReferencePolicy::Server(of) => Reference::served(served(of, net)?)?,
+        ReferencePolicy::Tinker(of) => Reference::served(on_tinker(of, net)?)?,
         ReferencePolicy::BySource { teacher } => {
             let part = |of: &SourceTeacher| -> Result<(Vec<String>, Reference<FrozenWeights, M>)> {
                 Ok((of.sources.clone(), reference(&of.policy.alone(), net, policy, config.clone(), None)?))
@@ -82,6 +87,19 @@ pub fn served(of: &ServedPolicy, net: &Net) -> Result<ServedReference> {
     let engine = connect(kind, secrets::endpoint(url, of.token_env.as_ref(), net)?, of.model.clone())?;
     let (retry, timeout) = (of.retry.policy(of.retries)?, Duration::try_from_secs_f64(of.timeout)?);
     Ok(ServedReference { engine, retry, timeout, concurrency: of.concurrency })
+}
+
+/// The Tinker server of `[reference]`.
+pub fn on_tinker(of: &TinkerPolicy, net: &Net) -> Result<ServedReference> {
+    let key = of
+        .key_env
+        .as_ref()
+        .map(|name| std::env::var(name).with_context(|| format!("the environment has no {name}, which reference.key_env names")));
+    let timeout = Duration::try_from_secs_f64(of.timeout)?;
+    let patience = Patience { operation: timeout, unreachable: timeout, ..Patience::default() };
+    let endpoint = secrets::endpoint(&of.url, None, net)?;
+    let engine = Arc::new(TinkerTeacher::new(endpoint, key.transpose()?, of.model.clone(), patience));
+    Ok(ServedReference { engine, retry: RetryPolicy::default(), timeout, concurrency: of.concurrency })
 }
 
 fn other(path: &Path, policy: &Policy) -> Result<Policy> {

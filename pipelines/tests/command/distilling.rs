@@ -76,10 +76,11 @@ fn a_teacher_on_a_server_is_the_same_teacher() {
     };
     let taught = run(SFT, "teacher", &["sft.schedule={}"]);
     assert_eq!(taught.code, Some(0), "{}", taught.err);
-    let server = Server::start(&teacher, &[]);
+    let server = Server::start(&teacher, &["--tinker", "--state", folder.path().join("state").to_str().unwrap()]);
     let sizes = ["train.steps=3", "batch.groups=4", "generate.max_num_seqs=8", "flow.max_staleness=0"];
     let here = format!("reference={{kind=\"frozen\",path={:?}}}", teacher.to_str().unwrap());
     let there = format!("reference={{kind=\"server\",url={:?},retries=1,pause=0.1}}", server.url);
+    let by_tinker = format!("reference={{kind=\"tinker\",url={:?}}}", server.url);
     let rows = |name: &str, sets: &[&str]| -> Vec<Value> {
         let ended = run(DISTILL, name, &[&sizes[..], sets].concat());
         assert_eq!(ended.code, Some(0), "{}", ended.err);
@@ -89,9 +90,9 @@ fn a_teacher_on_a_server_is_the_same_teacher() {
     let ways = ["train.distill={}", "train.distill={top_k=5, beta=0}", "train.distill={top_k=100, beta=0.5}"];
     for (nth, distill) in ways.into_iter().enumerate() {
         let rows = |name: &str, reference: &str| rows(&format!("{name}-{nth}"), &[reference, distill]);
-        let (local, served) = (rows("local", &here), rows("served", &there));
-        assert_eq!((local.len(), served.len()), (3, 3));
-        for (local, served) in local.iter().zip(&served) {
+        let (local, served) = (rows("local", &here), [rows("served", &there), rows("tinker", &by_tinker)].concat());
+        assert_eq!((local.len(), served.len()), (3, 6));
+        for (local, served) in local.iter().cycle().zip(&served) {
             let divergence = (nth > 0).then_some("teacher_divergence_mean_nats");
             for key in ["teacher_kl_mean_nats", "loss", "grad_norm", "reward_mean"].into_iter().chain(divergence) {
                 let (local, served) = (local[key].as_f64().unwrap(), served[key].as_f64().unwrap());

@@ -4,6 +4,7 @@ use super::Note;
 use crate::algo::{Advantage, Aggregation, Dpo, LossChoice, PairLoss};
 use crate::engine::remote::parse_address;
 use crate::engine::settings::EngineKind;
+use crate::net::check_url;
 use crate::recipe::plan::{Fallback, OnStale, Pipeline, Plan};
 use crate::recipe::reference_policy::{ReferencePolicy, SourceTeacher};
 use crate::recipe::train::Train;
@@ -37,10 +38,16 @@ pub(super) fn held(plan: &Plan, note: Note) {
         note("reference.kind", &["pipeline"], message, "set it to \"frozen\"");
     }
     for (key, of) in plan.reference.iter().flat_map(|of| of.policy.parts()) {
-        let ReferencePolicy::Server(of) = of else { continue };
-        if let Err(why) = parse_address(&of.url, EngineKind::Rollflow).map_err(|why| why.to_string()) {
+        let (url, wrong) = match &of {
+            ReferencePolicy::Server(of) => {
+                (&of.url, parse_address(&of.url, EngineKind::Rollflow).err().map(|why| why.to_string()))
+            }
+            ReferencePolicy::Tinker(of) => (&of.url, check_url(&of.url).err().map(|why| why.to_string())),
+            _ => continue,
+        };
+        if let Some(why) = wrong {
             let key = format!("{key}.url");
-            note(&key, &[], format!("`{key}` is {:?}: {why}", masked(&of.url)), "write it as http://host:port");
+            note(&key, &[], format!("`{key}` is {:?}: {why}", masked(url)), "write it as http://host:port");
         }
         if plan.generate.temperature != 1.0 {
             let message = format!("`generate.temperature` is {}, and a server scores at 1", plan.generate.temperature);

@@ -48,8 +48,11 @@ pub(super) fn trainer(plan: &Plan, note: Note) {
         "ranks train in this process",
         "remove [ranks]; the server divides its work",
     );
-    let own = plan.reference.as_ref().is_some_and(|reference| !matches!(reference.policy, ReferencePolicy::Server(_)));
-    let served = "set reference.kind = \"server\", with a server that scores given tokens";
+    let own = plan
+        .reference
+        .as_ref()
+        .is_some_and(|reference| !matches!(reference.policy, ReferencePolicy::Server(_) | ReferencePolicy::Tinker(_)));
+    let served = "set reference.kind = \"server\" or \"tinker\", with a server that scores given tokens";
     refuse("reference.kind", own, "this process has no model to score with", served);
     refuse("engine.kind", plan.engine.is_remote(), "the server of [trainer] also samples", "leave [engine] out");
     let sampled = "the protocol has log-probabilities at temperature 1, without truncation";

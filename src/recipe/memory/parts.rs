@@ -332,7 +332,7 @@ impl Parts<'_> {
             let (bytes, why) = match part {
                 ReferencePolicy::Frozen { path: Some(path) } => ((4 + copy) * parameters_of(&path)?, "a folder's weights in f32"),
                 ReferencePolicy::Frozen { path: None } => (copy * parameters, "the first weights, to compute with"),
-                ReferencePolicy::Server(_) | ReferencePolicy::BySource { .. } => continue,
+                ReferencePolicy::Server(_) | ReferencePolicy::Tinker(_) | ReferencePolicy::BySource { .. } => continue,
                 ReferencePolicy::Ema { .. } | ReferencePolicy::Periodic { .. } => {
                     ((8 + copy) * parameters, "its weights in f32, and the next")
                 }

@@ -2,7 +2,7 @@
 //!
 //! | name | loss of a token |
 //! | --- | --- |
-//! | `cross_entropy` | −w·θ |
+//! | `cross_entropy` | −w·θ; of several targets per token, the sum over them |
 //! | `importance_sampling` | −exp(θ − q)·A |
 //! | `ppo` | −min(ρA, clip(ρ)A), ρ = exp(θ − q) |
 //! | `cispo` | −sg(clip(ρ))·θ·A |
@@ -17,7 +17,7 @@ use parking_lot::Mutex;
 use rollflow_tinker::message::{Datum, PassOutput, Tensor};
 
 use crate::algo::{Loss, LossError, LossInputs, LossOutput};
-use crate::train::{TrainBatch, TrainSequence};
+use crate::train::{TeacherColumn, TrainBatch, TrainSequence};
 
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Kind {
@@ -33,6 +33,8 @@ pub(super) struct TinkerLoss {
     kind: Kind,
     /// By the token's number in the pass.
     seen: Mutex<Vec<[f32; 2]>>,
+    /// Targets per token, and the log-probability of each.
+    several: Option<(usize, Mutex<Vec<f32>>)>,
 }
 
 impl TinkerLoss {
@@ -63,7 +65,22 @@ impl TinkerLoss {
                 ));
             }
         };
-        Ok(TinkerLoss { kind, seen: Mutex::new(vec![[0.0; 2]; tokens]) })
+        Ok(TinkerLoss { kind, seen: Mutex::new(vec![[0.0; 2]; tokens]), several: None })
+    }
+
+    /// The same with `k` weighted targets per token, if `k` is above 1.
+    ///
+    /// # Errors
+    /// The loss has one target per token.
+    pub fn targets(self, k: usize) -> Result<Self, String> {
+        if k == 1 {
+            return Ok(self);
+        }
+        if self.kind != Kind::CrossEntropy {
+            return Err(format!("the loss {:?} has one target per token, and these data have {k}", self.name()));
+        }
+        let places = self.seen.lock().len() * k;
+        Ok(TinkerLoss { several: Some((k, Mutex::new(vec![0.0; places]))), ..self })
     }
 
     /// Value and derivative of a token.
@@ -93,10 +110,17 @@ impl TinkerLoss {
         let seen = self.seen.lock();
         let mut start = 0;
         let of = |sequence: &TrainSequence| {
-            let own = &seen[start..start + sequence.rows.len()];
-            start += own.len();
+            let places = start..start + sequence.rows.len();
+            let own = &seen[places.clone()];
+            start = places.end;
             let column = |at: usize| Tensor::Floats(own.iter().map(|values| values[at]).collect());
-            BTreeMap::from([("logprobs".to_owned(), column(0)), ("elementwise_loss".to_owned(), column(1))])
+            let log_probs = match &self.several {
+                None => column(0),
+                Some((k, all)) => {
+                    Tensor::Rows(*k, Box::new(Tensor::Floats(all.lock()[places.start * k..places.end * k].to_vec())))
+                }
+            };
+            BTreeMap::from([("logprobs".to_owned(), log_probs), ("elementwise_loss".to_owned(), column(1))])
         };
         let outputs = batch.sequences.iter().map(of).collect();
         let sum = seen.iter().map(|[_, loss]| f64::from(*loss)).sum();
@@ -107,10 +131,23 @@ impl TinkerLoss {
         }
     }
 
-    /// Keeps log-probabilities of a forward pass, with the loss at each.
-    pub fn keep(&self, batch: &TrainBatch, scores: &[Vec<f64>]) {
+    /// Keeps log-probabilities of a forward pass over the `nth` targets, with the loss at each.
+    pub fn keep(&self, batch: &TrainBatch, scores: &[Vec<f64>], nth: usize) {
         let mut seen = self.seen.lock();
         let mut at = 0;
+        if let Some((k, all)) = &self.several {
+            let mut all = all.lock();
+            for (sequence, scores) in batch.sequences.iter().zip(scores) {
+                let weights = sequence.teacher.iter().flat_map(|targets| targets.log_probs.iter().skip(nth).step_by(*k));
+                for (theta, weight) in scores.iter().zip(weights) {
+                    all[at * k + nth] = *theta as f32;
+                    let sum = if nth == 0 { 0.0 } else { seen[at][1] };
+                    seen[at] = [*theta as f32, sum - if *weight == 0.0 { 0.0 } else { (theta * weight) as f32 }];
+                    at += 1;
+                }
+            }
+            return;
+        }
         for (sequence, scores) in batch.sequences.iter().zip(scores) {
             for (t, theta) in scores.iter().enumerate() {
                 let sampler = sequence.behaviour.as_ref().map_or(*theta, |sampler| sampler[t]);
@@ -140,6 +177,25 @@ impl Loss for TinkerLoss {
     fn evaluate(&self, inputs: &LossInputs) -> Result<LossOutput, LossError> {
         let mut seen = self.seen.lock();
         let numbers = inputs.needed_reference(self.name(), "the number of each token")?;
+        if let Some((k, all)) = &self.several {
+            let of = inputs.teacher.ok_or_else(|| LossError::Custom("the targets of each token are missing".to_owned()))?;
+            let (mut loss, mut all) = (0.0, all.lock());
+            for ((number, own), weights) in numbers.iter().zip(of.policy.chunks(*k)).zip(of.teacher.chunks(*k)) {
+                let number = *number as usize;
+                let value = -own
+                    .iter()
+                    .zip(weights)
+                    .filter(|(_, weight)| **weight != 0.0)
+                    .map(|(theta, weight)| theta * weight)
+                    .sum::<f64>();
+                all[number * k..(number + 1) * k].iter_mut().zip(own).for_each(|(to, theta)| *to = *theta as f32);
+                seen[number] = [own[0] as f32, value as f32];
+                loss += value;
+            }
+            let mut output = LossOutput::new(loss, vec![0.0; inputs.log_probs.len()]);
+            output.teacher_grad = Some(of.teacher.iter().map(|weight| -weight).collect());
+            return Ok(output);
+        }
         let sampler = inputs.behaviour.unwrap_or(inputs.log_probs);
         let (mut loss, mut grad) = (0.0, Vec::with_capacity(inputs.log_probs.len()));
         for (t, theta) in inputs.log_probs.iter().enumerate() {
@@ -158,7 +214,7 @@ impl Loss for TinkerLoss {
 /// What is wrong with which datum.
 pub(super) fn batch(data: &[Datum], loss: &str, vocabulary: usize, context: usize) -> Result<TrainBatch, String> {
     let mut sequences = Vec::with_capacity(data.len());
-    let mut number = 0;
+    let (mut number, mut several) = (0, None);
     for (at, datum) in data.iter().enumerate() {
         let wrong = |why: String| format!("datum {at}: {why}");
         let inputs = datum.model_input.tokens();
@@ -171,10 +227,17 @@ pub(super) fn batch(data: &[Datum], loss: &str, vocabulary: usize, context: usiz
         if inputs.is_empty() || inputs.len() > context {
             return Err(wrong(format!("its input has {} tokens; 1 to {context} are possible", inputs.len())));
         }
+        let k = column("target_tokens").map_or(1, Tensor::columns);
         for (name, tensor) in &datum.loss_fn_inputs {
             if tensor.len() != inputs.len() {
                 return Err(wrong(format!("`{name}` has {} entries for {} tokens of input", tensor.len(), inputs.len())));
             }
+            if tensor.columns() != k {
+                return Err(wrong(format!("`{name}` has {} entries per token, and `target_tokens` has {k}", tensor.columns())));
+            }
+        }
+        if *several.get_or_insert(k) != k {
+            return Err(wrong(format!("it has {k} targets per token, and the first datum another number")));
         }
         let beyond = |token: &&i64| usize::try_from(**token).map_or(true, |token| token >= vocabulary);
         if let Some(token) = inputs.iter().chain(&targets).find(beyond) {
@@ -193,16 +256,25 @@ pub(super) fn batch(data: &[Datum], loss: &str, vocabulary: usize, context: usiz
             return Err(wrong("a number of its loss_fn_inputs is not finite".to_owned()));
         }
         let len = inputs.len();
+        let mut weights = floats("weights").unwrap_or_else(|| vec![1.0; len * k]);
+        // Several targets travel as a teacher's tokens do, with their weights as the numbers.
+        let (mut first, mut teacher) = (targets, None);
+        if k > 1 {
+            let ids = std::mem::take(&mut first);
+            first = ids.iter().step_by(k).copied().collect();
+            teacher = Some(TeacherColumn { k, ids, log_probs: std::mem::replace(&mut weights, vec![1.0; len]) });
+        }
         sequences.push(TrainSequence {
             group: at as u64,
             rows: (0..len).collect(),
-            weights: floats("weights").unwrap_or_else(|| vec![1.0; len]),
+            weights,
+            teacher,
             behaviour,
             versions: vec![None; len],
             reference: Some((number..number + len).map(|number| number as f64).collect()),
             advantages: advantages.unwrap_or_else(|| vec![1.0; len]),
             inputs,
-            targets,
+            targets: first,
             ..TrainSequence::default()
         });
         number += len;
@@ -211,6 +283,17 @@ pub(super) fn batch(data: &[Datum], loss: &str, vocabulary: usize, context: usiz
         return Err("the pass has no data".to_owned());
     }
     Ok(TrainBatch { sequences, batch_tokens: number, ..TrainBatch::default() })
+}
+
+/// The batch with the `nth` of several targets per token as its only one.
+pub(super) fn nth_targets(batch: &TrainBatch, nth: usize) -> TrainBatch {
+    let mut batch = batch.clone();
+    for sequence in &mut batch.sequences {
+        if let Some(targets) = sequence.teacher.take() {
+            sequence.targets = targets.ids.into_iter().skip(nth).step_by(targets.k).collect();
+        }
+    }
+    batch
 }
 
 #[cfg(test)]

@@ -10,7 +10,7 @@ use rollflow_tinker::proto;
 use serde_json::json;
 
 use super::journal::ModelRecord;
-use super::losses::{TinkerLoss, batch};
+use super::losses::{TinkerLoss, batch, nth_targets};
 use super::operation::{Answer, Operation};
 use crate::algo::{CrossEntropy, Schedule};
 use crate::model::{FrozenWeights, Lora, save_adapter};
@@ -139,10 +139,14 @@ impl Trained {
         let vocabulary = self.policy.config().vocab_size;
         let mut batch = batch(&pass.data, &pass.loss_fn, vocabulary, self.ground.context).map_err(Answer::refused)?;
         let loss = TinkerLoss::new(&pass.loss_fn, &pass.loss_fn_config, batch.batch_tokens).map_err(Answer::refused)?;
-        let loss = Arc::new(loss);
+        let several = batch.sequences[0].teacher.as_ref().map_or(1, |targets| targets.k);
+        let loss = Arc::new(loss.targets(several).map_err(Answer::refused)?);
         if pass.forward_only {
-            let scores = self.backend.score(Arc::new(batch.clone())).wait().map_err(Answer::failed)?;
-            loss.keep(&batch, &scores);
+            // A pass for each target of a token.
+            for nth in 0..several {
+                let scores = self.backend.score(Arc::new(nth_targets(&batch, nth))).wait().map_err(Answer::failed)?;
+                loss.keep(&batch, &scores, nth);
+            }
         } else {
             batch.algorithm = Some(Arc::new(Algorithm { loss: loss.clone(), off_policy: Default::default(), key: None }));
             self.backend.forward_backward(Arc::new(batch.clone())).wait().map_err(Answer::failed)?;

@@ -111,16 +111,19 @@ impl TinkerEngine {
     }
 
     fn fault(&self, error: TinkerError) -> RemoteError {
-        match error {
-            TinkerError::Remote(error) => error,
-            // Asked again, it may be answered.
-            TinkerError::Forgotten { .. } | TinkerError::Late { .. } => {
-                RemoteError::new(self.name(), Fault::Broke(error.to_string()))
-            }
-            other => {
-                let (what, advice) = ("asample".to_owned(), "look into the server's log".to_owned());
-                RemoteError::new(self.name(), Fault::Refused { what, status: 400, begins: other.to_string(), advice })
-            }
+        fault(self.connection.name(), error)
+    }
+}
+
+/// An error of sampling, of the server `name`.
+pub(super) fn fault(name: &str, error: TinkerError) -> RemoteError {
+    match error {
+        TinkerError::Remote(error) => error,
+        // Asked again, it may be answered.
+        TinkerError::Forgotten { .. } | TinkerError::Late { .. } => RemoteError::new(name, Fault::Broke(error.to_string())),
+        other => {
+            let (what, advice) = ("asample".to_owned(), "look into the server's log".to_owned());
+            RemoteError::new(name, Fault::Refused { what, status: 400, begins: other.to_string(), advice })
         }
     }
 }

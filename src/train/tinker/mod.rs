@@ -2,13 +2,14 @@
 //! or a hosted one.
 //!
 //! [`TinkerService`] opens a session and finds out what the server does, [`TinkerBackend`] trains, and
-//! [`TinkerEngine`] samples.
+//! [`TinkerEngine`] samples, and [`TinkerTeacher`] scores.
 
 mod backend;
 mod dialect;
 mod engine;
 mod model;
 mod service;
+mod teacher;
 
 pub use backend::{ADDRESS, SamplerWeights, TinkerBackend, TinkerConfig, download};
 pub use dialect::{Dialect, Reduction};
@@ -16,3 +17,4 @@ pub use engine::TinkerEngine;
 pub use rollflow_tinker::message::LoraConfig;
 pub use rollflow_tinker::{Encoding, Patience, TinkerError};
 pub use service::TinkerService;
+pub use teacher::TinkerTeacher;

@@ -81,7 +81,7 @@ impl TinkerService {
 }
 
 /// The model to train, and its context.
-async fn offered(connection: &Connection, asked: Option<&str>) -> Result<(String, Option<usize>), TinkerError> {
+pub(super) async fn offered(connection: &Connection, asked: Option<&str>) -> Result<(String, Option<usize>), TinkerError> {
     let capabilities = connection.get("get_server_capabilities").await?;
     let models = capabilities.get("supported_models").and_then(Value::as_array).cloned().unwrap_or_default();
     let name = |model: &Value| model.get("model_name").and_then(Value::as_str).map(str::to_owned);
@@ -94,7 +94,7 @@ async fn offered(connection: &Connection, asked: Option<&str>) -> Result<(String
     match chosen.and_then(|model| Some((name(model)?, context(model)))) {
         Some(found) => Ok(found),
         None => {
-            let asked = asked.map_or_else(|| "a model".to_owned(), |asked| format!("{asked:?} (trainer.base_model)"));
+            let asked = asked.map_or_else(|| "a model".to_owned(), |asked| format!("the model {asked:?}"));
             let lacks = format!("does not offer {asked}; it offers {}", names.join(", "));
             Err(TinkerError::Lacks { server: connection.name().to_owned(), lacks })
         }
