@@ -98,6 +98,9 @@ pub fn described(plan: &Plan, service: &TinkerService) -> Result<Vec<String>> {
         if found.recognises_repeats { "recognised" } else { "not recognised" },
         if found.reports_norm { "reported" } else { "unknown" },
     )];
+    if !found.built_in.is_empty() {
+        lines.push(format!("{name}: has built in {}, which are computed in one pass", found.built_in.join(" and ")));
+    }
     let max = plan.train.optimization.max_grad_norm;
     if !found.clips && max.is_finite() {
         lines

@@ -190,6 +190,17 @@ impl LossMetrics {
     }
 }
 
+/// A loss of the Tinker API, with the bounds of its ratios.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct BuiltIn {
+    /// Name in the API.
+    pub name: &'static str,
+    /// Lower bound of the ratio to the policy that sampled.
+    pub low: f64,
+    /// Upper bound.
+    pub high: f64,
+}
+
 /// Error of a loss.
 #[derive(Clone, Debug, thiserror::Error, PartialEq, Eq)]
 pub enum LossError {
@@ -271,6 +282,12 @@ pub trait Loss: Send + Sync {
     /// threshold over the batch.
     fn ignores_zero_advantage(&self) -> bool {
         false
+    }
+
+    /// The loss of the Tinker API with the same value and derivatives, if it has one: a server may then
+    /// compute it in one pass.
+    fn built_in(&self) -> Option<BuiltIn> {
+        None
     }
 
     /// Value and derivatives of some of the optimizer batch's sequences.

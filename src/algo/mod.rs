@@ -43,7 +43,7 @@ pub use distilled::{Distilled, TeacherDivergence, TeacherInputs};
 pub use gap::{ComparedToken, LogProbGap};
 pub(crate) use gap_limits::{GapDiagnosis, GapLimits};
 pub use kl::{KlForm, KlFunction, KlLoss, KlReward, kl_per_token, token_kl, with_kl};
-pub use loss::{Loss, LossError, LossInputs, LossMetrics, LossOutput, PairMetrics};
+pub use loss::{BuiltIn, Loss, LossError, LossInputs, LossMetrics, LossOutput, PairMetrics};
 pub use masked::{masked_mean, masked_sum, masked_variance, whiten};
 pub use math_answers::is_correct;
 pub use pairs::{PairOf, Select, all_pairs, best_against_worst, first_against_second, random_pair};

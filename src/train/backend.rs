@@ -10,7 +10,7 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
-use super::{CheckpointMetadata, TrainBatch, TrainError, TrainFuture};
+use super::{Algorithm, CheckpointMetadata, TrainBatch, TrainError, TrainFuture};
 use crate::algo::{LogProbGap, LossMetrics, Schedule};
 use crate::data::Version;
 
@@ -37,10 +37,10 @@ pub trait TrainingBackend: Send + Sync {
     /// ([`collate_part`](super::collate_part)).
     fn update(&self, scale: f64, schedule: Option<Schedule>) -> TrainFuture<OptimStep>;
 
-    /// Returns true if its loss accepts a batch in parts
+    /// Returns true if it trains on a batch in parts by this algorithm, or by its own
     /// ([`Loss::is_sum`](crate::algo::Loss::is_sum)).
-    fn takes_parts(&self) -> bool {
-        false
+    fn takes_parts(&self, algorithm: Option<&Algorithm>) -> bool {
+        algorithm.is_some_and(Algorithm::takes_parts)
     }
 
     /// Copies the weights for generators and increments the version (law V1): 1, 2, …, never

@@ -182,8 +182,8 @@ impl TrainingBackend for LocalBackend {
         self.commands.change(move |worker| worker.update(scale, schedule))
     }
 
-    fn takes_parts(&self) -> bool {
-        self.takes_parts
+    fn takes_parts(&self, algorithm: Option<&Algorithm>) -> bool {
+        algorithm.map_or(self.takes_parts, Algorithm::takes_parts)
     }
 
     fn snapshot(&self) -> TrainFuture<Snapshot<FrozenWeights>> {

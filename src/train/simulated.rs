@@ -8,9 +8,10 @@ use std::time::Duration;
 use parking_lot::Mutex;
 
 use super::{
-    BackendState, CheckpointMetadata, ForwardBackward, OptimStep, SaveCheckpoint, SavedCheckpoint, Snapshot, TrainBatch,
-    TrainFuture, TrainingBackend,
+    Algorithm, BackendState, CheckpointMetadata, ForwardBackward, OptimStep, SaveCheckpoint, SavedCheckpoint, Snapshot,
+    TrainBatch, TrainFuture, TrainingBackend,
 };
+
 use crate::algo::Schedule;
 use crate::flow::Simulation;
 
@@ -70,8 +71,8 @@ impl TrainingBackend for SimulatedBackend {
         ready(OptimStep { step: state.step, ..OptimStep::default() })
     }
 
-    fn takes_parts(&self) -> bool {
-        true
+    fn takes_parts(&self, algorithm: Option<&Algorithm>) -> bool {
+        algorithm.is_none_or(Algorithm::takes_parts)
     }
 
     fn snapshot(&self) -> TrainFuture<Snapshot<()>> {

@@ -281,8 +281,8 @@ impl TrainingBackend for Failing {
     fn update(&self, scale: f64, schedule: Option<Schedule>) -> TrainFuture<OptimStep> {
         self.inner.update(scale, schedule)
     }
-    fn takes_parts(&self) -> bool {
-        self.inner.takes_parts()
+    fn takes_parts(&self, algorithm: Option<&rollflow::train::Algorithm>) -> bool {
+        self.inner.takes_parts(algorithm)
     }
     fn snapshot(&self) -> TrainFuture<Snapshot<()>> {
         self.inner.snapshot()

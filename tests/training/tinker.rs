@@ -12,7 +12,7 @@ use axum::extract::{Request, State};
 use axum::http::{Method, StatusCode};
 use axum::response::{IntoResponse, Response};
 use futures_util::stream;
-use rollflow::algo::{Aggregation, CrossEntropy, Dapo, Grpo, Gspo, KlLoss, Loss, OffPolicy, PolicyLoss, Schedule};
+use rollflow::algo::{Aggregation, Cispo, CrossEntropy, Dapo, Grpo, Gspo, KlLoss, Loss, OffPolicy, PolicyLoss, Schedule};
 use rollflow::data::{Sample, Tokenizer};
 use rollflow::model::Lora;
 use rollflow::net::{Client, Endpoint, Server};
@@ -110,15 +110,19 @@ fn every_loss_trains_on_a_server_as_in_this_process_over_twenty_steps() {
     assert_eq!((found.encoding, found.reduction), (Encoding::Protobuf, Reduction::Sum));
     assert!(found.recognises_repeats && found.clips && found.reports_norm && !found.sampling_disturbs, "{found:?}");
     let kl = PolicyLoss { kl_loss: Some(KlLoss { beta: 0.1, ..KlLoss::default() }), ..Grpo::default().into() };
-    let losses: [(&str, Arc<dyn Loss>); 5] = [
+    assert_eq!(found.built_in, ["ppo", "cispo"], "these are computed in one pass");
+    let losses: [(&str, Arc<dyn Loss>); 6] = [
         ("cross-entropy", Arc::new(CrossEntropy)),
         ("grpo", Arc::new(Grpo::default())),
         ("dapo", Arc::new(PolicyLoss::from(Dapo::default()))),
+        ("cispo", Arc::new(PolicyLoss::from(Cispo { epsilon_high: 0.2, ..Cispo::default() }))),
         ("gspo", Arc::new(PolicyLoss::from(Gspo::default()))),
         ("kl", Arc::new(kl)),
     ];
     for (name, loss) in losses {
         let (there, here) = (remote(&service, loss.clone()), local(loss));
+        let in_one_pass = ["grpo", "dapo", "cispo"].contains(&name);
+        assert_eq!(there.takes_parts(None), !in_one_pass && here.takes_parts(None), "{name}");
         for step in 0..20 {
             let batch = Arc::new(batch(step, name == "kl"));
             let (one, other) =

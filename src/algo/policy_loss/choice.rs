@@ -3,7 +3,7 @@
 use super::{Cispo, Dapo, Grpo, Gspo, PolicyLoss, Surrogate};
 use crate::algo::preference::Dpo;
 use crate::algo::zoo::{ClipCov, Dppo, Dro, GeoMean, KlCov, Sapo, Vespo};
-use crate::algo::{Loss, LossError, LossInputs, LossOutput};
+use crate::algo::{BuiltIn, Loss, LossError, LossInputs, LossOutput};
 use crate::settings::declare::tagged;
 use crate::settings::params::Custom;
 use crate::settings::section::NoKeys;
@@ -88,6 +88,10 @@ policy_losses!(Grpo, Dapo, Gspo, Cispo, Sapo, Dro, Dppo, Vespo, GeoMean, ClipCov
 impl Loss for Grpo {
     fn name(&self) -> &str {
         self.method().name
+    }
+
+    fn built_in(&self) -> Option<BuiltIn> {
+        PolicyLoss::from(self.clone()).built_in()
     }
 
     fn is_sum(&self) -> bool {

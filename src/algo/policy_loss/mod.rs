@@ -28,7 +28,7 @@ mod surrogate;
 use std::ops::Range;
 
 use super::kl::KlLoss;
-use super::{KlFunction, Loss, LossError, LossInputs, LossMetrics, LossOutput};
+use super::{BuiltIn, KlFunction, Level, Loss, LossError, LossInputs, LossMetrics, LossOutput};
 use crate::settings::section::Section;
 pub use choice::LossChoice;
 pub use clip::{Cispo, Dapo, Grpo, Gspo};
@@ -101,6 +101,23 @@ impl Loss for PolicyLoss {
 
     fn ignores_zero_advantage(&self) -> bool {
         self.kl_loss.is_none() && self.is_sum() && self.method().ignores_zero_advantage
+    }
+
+    fn built_in(&self) -> Option<BuiltIn> {
+        let plain =
+            self.kl_loss.is_none() && self.off_policy_threshold.is_none() && (self.top_entropy, self.entropy_coef) == (1.0, 0.0);
+        let clip = |name, low: f64, high: f64| BuiltIn { name, low: (1.0 - low).max(0.0), high: 1.0 + high };
+        match &self.surrogate {
+            _ if !plain => None,
+            LossChoice::Grpo(Grpo { epsilon, epsilon_high, delta: None, dual_clip: None, level: Level::Token }) => {
+                Some(clip("ppo", *epsilon, *epsilon_high))
+            }
+            LossChoice::Dapo(Dapo { epsilon, epsilon_high }) => Some(clip("ppo", *epsilon, *epsilon_high)),
+            LossChoice::Cispo(Cispo { epsilon, epsilon_high, level: Level::Token }) => {
+                Some(clip("cispo", *epsilon, *epsilon_high))
+            }
+            _ => None,
+        }
     }
 
     fn evaluate(&self, inputs: &LossInputs) -> Result<LossOutput, LossError> {

@@ -74,7 +74,9 @@ impl<B: TrainingBackend> Trainer<B> {
                 if !batch.done.groups.is_empty() || !batch.rest.groups.is_empty() {
                     return Ok(Some(batch));
                 }
-            } else if self.critic.is_none() && batch.config.takes_parts(self.backend.takes_parts()) {
+            } else if self.critic.is_none()
+                && batch.config.takes_parts(self.backend.takes_parts(batch.config.algorithm.as_deref()))
+            {
                 let started = Instant::now();
                 self.train_rest(&mut batch)?;
                 batch.worked += started.elapsed();

@@ -49,7 +49,7 @@ pub struct StepConfig {
 
 impl StepConfig {
     /// Returns true if parts of a batch may be trained on as they arrive, with the same gradient.
-    /// `backend`: the same property of the backend's own loss.
+    /// `backend`: the same property of the backend with this step's algorithm.
     pub fn takes_parts(&self, backend: bool) -> bool {
         // A plain sum has no denominator.
         let has_denominator = self.aggregation != Aggregation::TokenSum;
@@ -57,8 +57,7 @@ impl StepConfig {
             && self.distill.is_none()
             && self.pairs.is_none()
             && self.advantages.as_ref().is_none_or(|advantages| advantages.is_by_group());
-        let loss = self.algorithm.as_ref().map_or(backend, |algorithm| algorithm.takes_parts());
-        self.optimizer_steps() == 1 && has_denominator && by_group && loss
+        self.optimizer_steps() == 1 && has_denominator && by_group && backend
     }
 
     /// Largest number of optimizer steps.

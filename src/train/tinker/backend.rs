@@ -6,6 +6,9 @@
 //!
 //! Gradients are sent with the update, so that an update whose passes failed, or whose loss is not
 //! finite, leaves nothing on the server.
+//!
+//! Where the server has the same loss, one pass computes and applies it. Its gradient is on the server
+//! before the loss is known: a loss that is not finite then ends the run.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -16,7 +19,8 @@ use rollflow_tinker::{Connection, Patience, TinkerError};
 use serde::{Deserialize, Serialize};
 
 use super::dialect::{Dialect, Reduction};
-use super::model::{CROSS_ENTROPY, IMPORTANCE_SAMPLING, RemoteModel};
+use super::model::{CROSS_ENTROPY, IMPORTANCE_SAMPLING, Loss as PassLoss, RemoteModel};
+use super::one_pass;
 use super::service::TinkerService;
 use crate::algo::{Loss, OffPolicy, Schedule};
 use crate::net::{Endpoint, Tasks};
@@ -94,6 +98,8 @@ struct Trainer {
     base_model: String,
     lora: LoraConfig,
     gradient: Vec<Slope>,
+    /// If true, the server has the gradient of the next update.
+    applied: bool,
     skip: Option<String>,
     step: u64,
     version: u64,
@@ -105,7 +111,9 @@ struct Trainer {
 /// Unknown numbers are NaN: the entropy, and the gradient's norm if the server reports none.
 pub struct TinkerBackend {
     commands: Commands<Trainer>,
-    takes_parts: bool,
+    algorithm: Algorithm,
+    /// Losses that are computed in one pass, over a whole batch.
+    built_in: Vec<String>,
 }
 
 impl TinkerBackend {
@@ -115,23 +123,24 @@ impl TinkerBackend {
     /// The server refuses, or no thread can be started.
     pub fn new(service: &TinkerService, lora: LoraConfig, config: TinkerConfig) -> Result<Self, TrainError> {
         let algorithm = Algorithm { loss: config.loss.clone(), off_policy: config.off_policy.clone(), key: None };
-        let takes_parts = algorithm.takes_parts();
+        let built_in = if config.non_finite == NonFinitePolicy::Stop { service.dialect().built_in.clone() } else { Vec::new() };
         let io = |error| TrainError::io(Path::new("the trainer's thread"))(error);
         let trainer = Trainer {
             model: service.tasks().block_on(service.create_model(lora))?,
             tasks: Tasks::new().map_err(io)?,
             config,
-            algorithm,
-            dialect: service.dialect().clone(),
+            algorithm: algorithm.clone(),
+            dialect: Dialect { built_in: built_in.clone(), ..service.dialect().clone() },
             base_model: service.base_model().to_owned(),
             lora,
             gradient: Vec::new(),
+            applied: false,
             skip: None,
             step: 0,
             version: 0,
         };
         let commands = Commands::start("tinker", move || Ok(trainer)).map_err(io)?;
-        Ok(TinkerBackend { commands, takes_parts })
+        Ok(TinkerBackend { commands, algorithm, built_in })
     }
 }
 
@@ -163,14 +172,26 @@ impl Trainer {
     }
 
     /// Sequences with trained tokens, by their places in the batch, and their log-probabilities
-    /// there.
-    fn scored(&self, batch: &TrainBatch) -> Result<Vec<(usize, Datum, Vec<f64>)>, TrainError> {
+    /// there. With a loss, and data for it, the pass applies it.
+    fn scored(&self, batch: &TrainBatch, loss: Option<&PassLoss>) -> Result<Vec<(usize, Datum, Vec<f64>)>, TrainError> {
         let trained: Vec<usize> = batch.all().into_iter().filter(|&at| !batch.sequences[at].rows.is_empty()).collect();
         if trained.iter().any(|&at| batch.sequences[at].temperature.is_some_and(|temperature| temperature != 1.0)) {
             return Err(self.lacks("computes log-probabilities at temperature 1 only; set generate.temperature = 1"));
         }
         let data: Vec<Datum> = trained.iter().map(|&at| datum(&batch.sequences[at])).collect();
-        let scores = self.tasks.block_on(self.model.forward(data.clone()))?;
+        let scores = match loss {
+            None => self.tasks.block_on(self.model.forward(data.clone()))?,
+            Some(loss) => {
+                let complete = |(at, datum): (&usize, &Datum)| one_pass::complete(datum.clone(), &batch.sequences[*at]);
+                let sampled: Option<Vec<Datum>> = trained.iter().zip(&data).map(complete).collect();
+                let sampled = sampled.ok_or_else(|| self.lacks("trains by this loss on sampled tokens alone"))?;
+                let lengths: Vec<usize> = data.iter().map(|datum| datum.loss_fn_inputs["target_tokens"].len()).collect();
+                self.tasks.block_on(async {
+                    let requests = self.model.submit_passes("forward_backward", sampled, loss, false).await?;
+                    self.model.scores("forward_backward", &requests, &lengths).await
+                })?
+            }
+        };
         let of_rows = |(at, (datum, scores)): (usize, (Datum, Vec<f32>))| {
             let log_probs = batch.sequences[at].rows.iter().map(|&row| f64::from(scores[row])).collect();
             (at, datum, log_probs)
@@ -180,13 +201,15 @@ impl Trainer {
 
     fn score(&self, batch: &TrainBatch) -> Result<Vec<Vec<f64>>, TrainError> {
         let mut scores = vec![Vec::new(); batch.sequences.len()];
-        self.scored(batch)?.into_iter().for_each(|(at, _, log_probs)| scores[at] = log_probs);
+        self.scored(batch, None)?.into_iter().for_each(|(at, _, log_probs)| scores[at] = log_probs);
         Ok(scores)
     }
 
     fn forward_backward(&mut self, batch: &TrainBatch) -> Result<ForwardBackward, TrainError> {
         let algorithm = batch.algorithm.as_deref().unwrap_or(&self.algorithm);
-        let scored = self.scored(batch)?;
+        let form = one_pass::form(algorithm, &self.dialect.built_in);
+        let scored = self.scored(batch, form.as_ref())?;
+        self.applied |= form.is_some() && !scored.is_empty();
         if scored.is_empty() {
             return Err(TrainError::NothingToTrain(batch.sequences.len()));
         }
@@ -218,7 +241,9 @@ impl Trainer {
                 bad.push(batch.sequences[at].name());
             }
             let rows = batch.sequences[at].rows.clone();
-            self.gradient.push(Slope { datum, rows, log_probs, slopes });
+            if form.is_none() {
+                self.gradient.push(Slope { datum, rows, log_probs, slopes });
+            }
         }
         if !output.loss.is_finite() || !bad.is_empty() {
             let error = TrainError::NonFinite("the loss", bad);
@@ -238,17 +263,26 @@ impl Trainer {
         if let Some(reason) = skip {
             return Ok(OptimStep { step: self.step, lr, skipped: Some(reason), ..OptimStep::default() });
         }
-        if gradient.is_empty() {
+        let applied = std::mem::take(&mut self.applied);
+        if gradient.is_empty() && !applied {
             return Err(TrainError::NoGradient);
         }
-        let (loss, data) = self.applied(gradient, scale);
+        if applied && scale != 1.0 {
+            return Err(
+                self.lacks("has the gradient already, which can't be scaled: a batch in parts needs a loss of two passes")
+            );
+        }
+        let passes = (!gradient.is_empty()).then(|| self.applied(gradient, scale));
         let AdamW { beta1, beta2, epsilon, weight_decay, .. } = self.config.adamw;
         let max = self.config.max_grad_norm.filter(|max| max.is_finite());
         let adam = AdamParams { learning_rate: lr, beta1, beta2, eps: epsilon, weight_decay, grad_clip_norm: max.unwrap_or(0.0) };
         let model = &self.model;
         let norm = self.tasks.block_on(async {
             // All are submitted together: a server may work in cycles of seconds.
-            let passes = model.submit_passes("forward_backward", data, loss, false).await?;
+            let passes = match passes {
+                Some((loss, data)) => model.submit_passes("forward_backward", data, &PassLoss::named(loss), false).await?,
+                None => Vec::new(),
+            };
             let update = model.submit_update(adam).await?;
             model.outputs("forward_backward", &passes).await?;
             model.updated(&update).await
@@ -393,8 +427,10 @@ impl TrainingBackend for TinkerBackend {
         self.commands.change(move |worker| worker.update(scale, schedule))
     }
 
-    fn takes_parts(&self) -> bool {
-        self.takes_parts
+    /// A loss of one pass needs the batch's denominator before it.
+    fn takes_parts(&self, algorithm: Option<&Algorithm>) -> bool {
+        let algorithm = algorithm.unwrap_or(&self.algorithm);
+        algorithm.takes_parts() && one_pass::form(algorithm, &self.built_in).is_none()
     }
 
     fn snapshot(&self) -> TrainFuture<Snapshot<SamplerWeights>> {

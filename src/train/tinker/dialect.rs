@@ -9,7 +9,8 @@ use std::sync::Arc;
 use rollflow_tinker::message::{AdamParams, Datum, LoraConfig, SampleRequest, SampleResponse, SamplingParams, Tensor};
 use rollflow_tinker::{Connection, Encoding, TinkerError};
 
-use super::model::{CROSS_ENTROPY, Numbers, RemoteModel};
+use super::model::{CROSS_ENTROPY, Loss, Numbers, RemoteModel};
+use super::one_pass;
 
 /// Way in which a server combines the losses of tokens and sequences.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -35,6 +36,8 @@ pub struct Dialect {
     pub reports_norm: bool,
     /// If true, sampling from older weights changes the weights that are trained.
     pub sampling_disturbs: bool,
+    /// Losses that it has built in, with the gradient of this library's.
+    pub built_in: Vec<String>,
 }
 
 /// Largest difference of log-probabilities that are equal.
@@ -72,7 +75,7 @@ pub(super) async fn probe(
 
 async fn measured(model: &RemoteModel) -> Result<Dialect, TinkerError> {
     let connection = &model.connection;
-    let first = model.submit_passes("forward", datum(1, 1.0), CROSS_ENTROPY, true).await?;
+    let first = model.submit_passes("forward", datum(1, 1.0), &Loss::named(CROSS_ENTROPY), true).await?;
     let again = model.repeat_forward(datum(1, 1.0)).await;
     let recognises_repeats = again.is_ok_and(|again| first.first() == Some(&again));
     model.outputs("forward", &first).await?;
@@ -98,6 +101,8 @@ async fn measured(model: &RemoteModel) -> Result<Dialect, TinkerError> {
         },
         _ => Reduction::Sum,
     };
+    let comparable = reduction == Reduction::Sum && recognises_repeats && norms[0].is_some();
+    let built_in = if comparable { one_pass::offered(model).await? } else { Vec::new() };
     let old = model.sampler().await?;
     step(model, datum(1, 1.0), VISIBLE).await?;
     let before = model.forward(datum(1, 1.0)).await?;
@@ -116,6 +121,7 @@ async fn measured(model: &RemoteModel) -> Result<Dialect, TinkerError> {
         clips,
         reports_norm: norms[0].is_some(),
         sampling_disturbs,
+        built_in,
     })
 }
 
@@ -140,7 +146,7 @@ async fn clips(model: &RemoteModel) -> Result<bool, TinkerError> {
 }
 
 async fn update(model: &RemoteModel, data: Vec<Datum>, adam: AdamParams) -> Result<Option<f64>, TinkerError> {
-    let passes = model.submit_passes("forward_backward", data, CROSS_ENTROPY, false).await?;
+    let passes = model.submit_passes("forward_backward", data, &Loss::named(CROSS_ENTROPY), false).await?;
     let update = model.submit_update(adam).await?;
     model.outputs("forward_backward", &passes).await?;
     model.updated(&update).await

@@ -8,6 +8,7 @@ mod backend;
 mod dialect;
 mod engine;
 mod model;
+mod one_pass;
 mod service;
 mod teacher;
 

@@ -1,5 +1,6 @@
 //! A model on a server: its numbered operations.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -18,6 +19,20 @@ pub(super) const CROSS_ENTROPY: &str = "cross_entropy";
 
 /// Loss `−Σ exp(log_prob − logprobs) · advantage`.
 pub(super) const IMPORTANCE_SAMPLING: &str = "importance_sampling";
+
+/// A loss of the protocol with its settings.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct Loss {
+    pub name: String,
+    pub config: BTreeMap<String, f64>,
+}
+
+impl Loss {
+    /// A loss without settings.
+    pub fn named(name: &str) -> Self {
+        Loss { name: name.to_owned(), config: BTreeMap::new() }
+    }
+}
 
 /// A model with adapters on a server. Operations run in the order in which they are submitted.
 pub(super) struct RemoteModel {
@@ -67,20 +82,24 @@ impl RemoteModel {
     /// Log-probability of each target token of each sequence.
     pub async fn forward(&self, data: Vec<Datum>) -> Result<Vec<Vec<f32>>, TinkerError> {
         let lengths: Vec<usize> = data.iter().map(|datum| datum.loss_fn_inputs["target_tokens"].len()).collect();
-        let requests = self.submit_passes("forward", data, CROSS_ENTROPY, true).await?;
-        let mut outputs = Vec::with_capacity(lengths.len());
-        for request in requests {
-            outputs.extend(self.connection.pass_output("forward", &request).await?.loss_fn_outputs);
-        }
+        let requests = self.submit_passes("forward", data, &Loss::named(CROSS_ENTROPY), true).await?;
+        self.scores("forward", &requests, &lengths).await
+    }
+
+    /// Waits for passes over sequences of these lengths, and returns the log-probability of each of
+    /// their target tokens.
+    pub async fn scores(&self, operation: &str, requests: &[String], lengths: &[usize]) -> Result<Vec<Vec<f32>>, TinkerError> {
+        let outputs = self.outputs(operation, requests).await?;
+        let outputs: Vec<_> = outputs.into_iter().flat_map(|output| output.loss_fn_outputs).collect();
         let counts = (outputs.len(), lengths.len());
         let scored = outputs
             .into_iter()
-            .zip(&lengths)
+            .zip(lengths)
             .map(|(output, length)| output.get("logprobs").map(Tensor::floats).filter(|scores| scores.len() == *length));
         scored.collect::<Option<Vec<_>>>().filter(|_| counts.0 == counts.1).ok_or_else(|| TinkerError::Lacks {
             server: self.connection.name().to_owned(),
             lacks: format!(
-                "answered a forward pass over {} sequences with {} outputs, or with another number of `logprobs` than target tokens",
+                "answered `{operation}` over {} sequences with {} outputs, or with another number of `logprobs` than target tokens",
                 counts.1, counts.0
             ),
         })
@@ -91,7 +110,7 @@ impl RemoteModel {
         &self,
         operation: &str,
         data: Vec<Datum>,
-        loss: &str,
+        loss: &Loss,
         forward_only: bool,
     ) -> Result<Vec<String>, TinkerError> {
         let mut requests = Vec::new();
@@ -100,8 +119,8 @@ impl RemoteModel {
                 model_id: self.id.clone(),
                 seq_id: self.next(),
                 data,
-                loss_fn: loss.to_owned(),
-                loss_fn_config: Default::default(),
+                loss_fn: loss.name.clone(),
+                loss_fn_config: loss.config.clone(),
                 forward_only,
             };
             requests.push(self.connection.submit_pass(operation, &pass).await?);
