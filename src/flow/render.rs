@@ -94,7 +94,7 @@ pub(crate) fn count(n: u64) -> String {
     }
 }
 
-/// Mermaid reads labels as HTML. It reads `#39;` as an entity of its own, so apostrophes stay.
+/// Mermaid reads labels as HTML. It reads `#39;` as a separate entity, so apostrophes stay.
 fn html(text: &str) -> String {
     untrusted::html(text).replace("&#39;", "'").replace('\n', "<br/>")
 }

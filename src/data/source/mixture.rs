@@ -99,7 +99,7 @@ impl Order {
     }
 }
 
-/// Orders of weighted sets, each with a seed of its own: sets of one size must not go in step.
+/// Orders of weighted sets, each with its own seed: sets of one size must not go in step.
 fn orders(sizes: &[usize], seed: u64, shuffled: bool) -> Vec<Order> {
     sizes.iter().zip(1..).map(|(len, set)| Order::new(*len, rng::state(seed, set), shuffled)).collect()
 }

@@ -1,4 +1,4 @@
-//! An endless, ordered, resumable stream over several data sets, read from disk as it is drawn.
+//! An endless, ordered, resumable stream over several data sets, read from disk when drawn.
 
 use std::sync::Arc;
 

@@ -80,7 +80,7 @@ impl Journal {
     }
 
     /// Records a snapshot, and begins a new journal with the operations that `wait`. What only the
-    /// snapshot before the last needs is removed. After an error the old journal goes on.
+    /// snapshot before the last needs is removed. After an error the old journal continues.
     pub fn snapshot(&mut self, newest: Snapshot, wait: &BTreeMap<u64, Operation>) -> io::Result<()> {
         let path = journal(&self.folder, newest.done);
         let entries = wait.iter().map(|(number, operation)| entry(*number, operation)).collect::<io::Result<Vec<_>>>()?;

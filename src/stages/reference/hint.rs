@@ -18,7 +18,7 @@ pub struct Hint {
     tokenizer: Arc<Tokenizer>,
 }
 
-/// Samples as the teacher reads them, each with the lengths of the policy's prompt and of its own.
+/// Samples as the teacher reads them, with the lengths of the policy's prompt and the teacher's.
 pub(super) struct Hinted {
     pub samples: Vec<Sample>,
     lengths: Vec<(usize, usize)>,
@@ -31,7 +31,7 @@ impl Hint {
         Hint { template: template.into(), place, tokenizer: tokenizer.clone() }
     }
 
-    /// Returns the samples with the teacher's prompt in the place of the policy's.
+    /// Returns the samples with the teacher's prompt instead of the policy's.
     pub(super) fn applied(&self, samples: &[Sample]) -> Result<Hinted, BoxError> {
         let mut hinted = Hinted { samples: Vec::new(), lengths: Vec::new() };
         for sample in samples {

@@ -109,7 +109,7 @@ async fn cancels(model: &RemoteModel, loss: &PolicyLoss, form: &PassLoss) -> Res
     Ok(alone.zip(together).is_some_and(|(alone, together)| together <= CANCELS * alone))
 }
 
-#[cfg(test)]
+#[cfg(all(test, feature = "torch", unix))]
 mod tests {
     use std::net::TcpListener;
 

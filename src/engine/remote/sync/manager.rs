@@ -127,7 +127,7 @@ impl WeightSyncManager {
         Some((place, self.fleet.last_sync(place)?.try_lock_owned().ok()?))
     }
 
-    /// Returns true if the engine goes on with its version for a while instead of loading this one:
+    /// Returns true if the engine continues with its version for a while instead of loading this one:
     /// its last load came late, and it will not be as old as the bound.
     fn may_skip(&self, (place, last): &Free, version: Version) -> bool {
         let newer = |served: Arc<Update>| served.version + self.max_lag > version;
