@@ -101,11 +101,10 @@ impl Components<LocalBackend> {
         if let Some(of) = Evaluation::during(plan) {
             let hold = evaluation::hold(of);
             sync = sync.hold(&hold);
-            let generator = Generator::remote(engines.handle(), engines.fleet_config(policy), policy.tokenizer());
-            evaluator = Some(evaluation::evaluator_of_servers(of, registry, &engines.reader(policy), generator, &hold)?);
+            evaluator = Some(evaluation::evaluator_of_servers(of, registry, &reader, engines.generator(&reader), &hold)?);
         }
         let sampled = Sampled {
-            generator: BoxedStage::new(generator_of(plan, &reader, engines.generator(policy, synced))?),
+            generator: BoxedStage::new(generator_of(plan, &reader, engines.generator(&reader).weights(synced))?),
             sync: BoxedStage::new(sync.log_every(plan.observe.log_every)),
             evaluator: evaluator.map(pending),
             reader,

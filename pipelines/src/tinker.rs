@@ -1,25 +1,29 @@
 //! The pipeline `grpo` on a Tinker server: the same graph, of parts that the server has.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 use rollflow::data::Version;
 use rollflow::engine::remote::sync::{SyncConfig, Update, WeightSyncManager};
-use rollflow::engine::remote::{FleetConfig, FleetHandle};
-use rollflow::flow::{BoxedStage, Interrupts, Report, weights};
+use rollflow::engine::remote::{Fleet, FleetConfig, FleetHandle};
+use rollflow::flow::{BoxedStage, Interrupts, Report, WeightsTx, weights};
+use rollflow::model::Dtype;
 use rollflow::prelude::*;
 use rollflow::recipe::{Plan, ReferencePolicy};
 use rollflow::stages::reference::Hint;
 use rollflow::stages::sync::RemoteSync;
 use rollflow::train::tinker::{
-    Encoding, LoraConfig, Patience, Reduction, SamplerWeights, TinkerBackend, TinkerConfig, TinkerEngine, TinkerService,
+    Encoding, LoraConfig, Patience, Reduction, SamplerWeights, TinkerBackend, TinkerConfig, TinkerEngine, TinkerExporter,
+    TinkerService,
 };
 
+use crate::assemble::engines::{self, Engines};
 use crate::assemble::policy::Reader;
 use crate::assemble::rewards::Scoring;
-use crate::assemble::sections::{Evaluation, Training};
+use crate::assemble::sections::{Evaluation, Serving, Training};
+use crate::assemble::servers::Startup;
 use crate::assemble::{data, evaluation, references, secrets, steps, trainers};
 use crate::components::{Components, generator_of, pending};
 use crate::grpo;
@@ -39,7 +43,13 @@ pub fn run(plan: &Plan, registry: &Registry, run: &RunFolder, from: Option<&Resu
     for line in described(plan, &service)? {
         run.say(&line);
     }
-    grpo::train(plan, components(plan, registry, &reader, &service)?, run, from, &interrupts)
+    let startup = Startup { report: &|line| run.say(line), interrupted: &|| interrupts.pressed() };
+    let sampling = match plan.engine.is_remote() {
+        true => Sampling::by_engines(plan, reader, &service, &run.path().join("engine"), startup)?,
+        false => Some(Sampling::by_server(plan, reader, &service)),
+    };
+    let Some(sampling) = sampling else { return Ok(Report::before(&plan.name)) };
+    grpo::train(plan, components(plan, registry, &service, sampling)?, run, from, &interrupts)
 }
 
 /// Time for which `rollflow check` waits for a server that does not answer.
@@ -78,10 +88,10 @@ fn lora(plan: &Plan) -> Result<LoraConfig> {
 /// The run needs what the server does not do.
 pub fn described(plan: &Plan, service: &TinkerService) -> Result<Vec<String>> {
     let (found, name) = (service.dialect(), service.name());
-    if found.sampling_disturbs && plan.flow.max_staleness > 0 {
+    if found.sampling_disturbs && plan.flow.max_staleness > 0 && !plan.engine.is_remote() {
         bail!(
             "{name} samples from the adapter that it trains: sampling from older weights changes the trained ones, so that no run can \
-             generate while it trains; set flow.max_staleness = 0"
+             generate while it trains; set flow.max_staleness = 0, or sample on servers of your own ([engine])"
         );
     }
     let mut lines = vec![format!(
@@ -109,16 +119,69 @@ pub fn described(plan: &Plan, service: &TinkerService) -> Result<Vec<String>> {
     Ok(lines)
 }
 
-fn components(plan: &Plan, registry: &Registry, reader: &Reader, service: &TinkerService) -> Result<Components<TinkerBackend>> {
+/// Where completions are sampled, and how it gets versions.
+struct Sampling {
+    /// Reads prompts that fit.
+    reader: Reader,
+    generator: Box<dyn Fn() -> Generator<Fleet>>,
+    sync: Box<dyn FnOnce(WeightsTx<()>) -> RemoteSync<SamplerWeights>>,
+}
+
+impl Sampling {
+    /// The server that trains.
+    fn by_server(plan: &Plan, mut reader: Reader, service: &TinkerService) -> Self {
+        reader.config.max_positions = service.context().unwrap_or(usize::MAX).min(reader.config.max_positions);
+        let engine = TinkerEngine::new(service, reader.tokenizer.eos_token_ids().iter().copied());
+        let fleet = FleetHandle::new(vec![Arc::new(engine)]);
+        let config = FleetConfig { stall_timeout: STALL, vocabulary: reader.config.vocab_size, ..FleetConfig::default() };
+        let (handle, tokenizer) = (fleet.clone(), reader.tokenizer.clone());
+        let manager = WeightSyncManager { fleet, config: SyncConfig::default(), max_lag: plan.flow.max_staleness };
+        let patience = Duration::from_secs_f64(plan.trainer.lost_timeout);
+        // Each version is a sampling session, whose name takes the place of a folder.
+        let export = |version: Version, weights: &Arc<SamplerWeights>| -> Result<Update, std::convert::Infallible> {
+            Ok(Update::unprobed(version, PathBuf::from(weights.session.as_deref().unwrap_or_default())))
+        };
+        Sampling {
+            generator: Box::new(move || Generator::remote(&handle, config.clone(), &tokenizer)),
+            sync: Box::new(move |to| RemoteSync::new(manager, export, to).patience(patience)),
+            reader,
+        }
+    }
+
+    /// The servers of `[engine]`, which load each version as an adapter. `None` if interrupted.
+    fn by_engines(plan: &Plan, reader: Reader, service: &TinkerService, folder: &Path, startup: Startup) -> Result<Option<Self>> {
+        let serving = Serving::of(plan)?;
+        let folder = serving.folder(folder)?;
+        // To be scored, a version of such a server would take the place of the one that is trained.
+        let texts = if service.dialect().sampling_disturbs { Vec::new() } else { engines::probes(&serving, &reader)? };
+        if texts.is_empty() {
+            (startup.report)(&format!("warning: {} can't score its versions, so that [engine] is not verified", service.name()));
+        }
+        let tolerance = plan.engine.tolerance.unwrap_or(Dtype::Bf16.server_agreement());
+        let exporter = TinkerExporter::new(service, &folder.join("versions"), plan.engine.keep, texts, tolerance);
+        let exporter = exporter.with_context(|| format!("making {} (engine.folder)", folder.display()))?;
+        let Some(engines) = Engines::of_tinker(serving, exporter, startup)? else { return Ok(None) };
+        let reader = engines.reader(reader);
+        let engines = Arc::new(engines);
+        let (generating, of) = (engines.clone(), reader.clone());
+        Ok(Some(Sampling {
+            generator: Box::new(move || generating.generator(&of)),
+            sync: Box::new(move |to| engines.sync(to)),
+            reader,
+        }))
+    }
+}
+
+fn components(
+    plan: &Plan,
+    registry: &Registry,
+    service: &TinkerService,
+    sampling: Sampling,
+) -> Result<Components<TinkerBackend>> {
     let (train, reward) = (&plan.train, &plan.reward);
-    let mut reader = reader.clone();
-    reader.config.max_positions = service.context().unwrap_or(usize::MAX).min(reader.config.max_positions);
-    let engine = TinkerEngine::new(service, reader.tokenizer.eos_token_ids().iter().copied());
-    let fleet = FleetHandle::new(vec![Arc::new(engine)]);
+    let Sampling { reader, generator, sync } = sampling;
     let (publish, synced) = weights();
-    let generator = || Generator::remote(&fleet, fleet_config(&reader), &reader.tokenizer);
-    let mut sync = sync(plan, &fleet, publish);
-    let mut evaluator = None;
+    let (mut sync, mut evaluator) = (sync(publish), None);
     if let Some(of) = Evaluation::during(plan) {
         let hold = evaluation::hold(of);
         sync = sync.hold(&hold);
@@ -141,6 +204,7 @@ fn components(plan: &Plan, registry: &Registry, reader: &Reader, service: &Tinke
         schedule,
         max_grad_norm: Some(optimization.max_grad_norm),
         non_finite: optimization.on_nonfinite,
+        downloads: plan.engine.is_remote(),
     };
     Ok(Components {
         prompts: data::training_prompts(plan, &reader)?,
@@ -154,18 +218,4 @@ fn components(plan: &Plan, registry: &Registry, reader: &Reader, service: &Tinke
         evaluator,
         registry: registry.clone(),
     })
-}
-
-fn fleet_config(reader: &Reader) -> FleetConfig {
-    let stall_timeout = STALL;
-    FleetConfig { stall_timeout, vocabulary: reader.config.vocab_size, ..FleetConfig::default() }
-}
-
-/// Each version is a sampling session, whose name takes the place of a folder.
-fn sync(plan: &Plan, fleet: &FleetHandle, to: rollflow::flow::WeightsTx<()>) -> RemoteSync<SamplerWeights> {
-    let export = |version: Version, weights: &Arc<SamplerWeights>| -> Result<Update, std::convert::Infallible> {
-        Ok(Update::unprobed(version, PathBuf::from(&weights.session)))
-    };
-    let manager = WeightSyncManager { fleet: fleet.clone(), config: SyncConfig::default(), max_lag: plan.flow.max_staleness };
-    RemoteSync::new(manager, export, to).patience(Duration::from_secs_f64(plan.trainer.lost_timeout))
 }

@@ -72,6 +72,7 @@ fn remote(service: &TinkerService, loss: Arc<dyn Loss>) -> TinkerBackend {
         schedule: Schedule::constant(0.01),
         max_grad_norm: Some(0.5),
         non_finite: NonFinitePolicy::Stop,
+        downloads: false,
     };
     TinkerBackend::new(service, LORA, config).unwrap()
 }
@@ -305,6 +306,7 @@ fn another_server_trains_as_this_process_does_over_twenty_steps() {
             // SkyRL clips no gradient.
             max_grad_norm: None,
             non_finite: NonFinitePolicy::Stop,
+            downloads: false,
         };
         let there = TinkerBackend::new(&service, lora, config).unwrap();
         let run = tempfile::tempdir().unwrap();

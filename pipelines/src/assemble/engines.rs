@@ -7,17 +7,18 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, anyhow, bail};
 use parking_lot::Mutex;
 use rollflow::data::Version;
-use rollflow::engine::remote::sync::{CachePolicy, WeightSyncManager};
+use rollflow::engine::remote::sync::{CachePolicy, Update, WeightSyncManager};
 use rollflow::engine::remote::{
     Capabilities, Fleet, FleetConfig, FleetHandle, InferenceEngine, MemberList, Members, connect, parse_address,
 };
 use rollflow::engine::settings::{Engine, Launch};
-use rollflow::flow::{WeightsRx, WeightsTx};
+use rollflow::flow::WeightsTx;
 use rollflow::model::FrozenWeights;
 use rollflow::net::Tasks;
 use rollflow::prelude::*;
 use rollflow::recipe::Net;
 use rollflow::stages::sync::{Exporter, RemoteSync, probe_texts};
+use rollflow::train::tinker::{SamplerWeights, TinkerExporter};
 use rollflow::util::secrets::masked;
 
 use crate::assemble::policy::Reader;
@@ -31,11 +32,12 @@ const PROBES: usize = 4;
 /// Model folder that servers start from, within the engines' folder.
 const START: &str = "start";
 
-/// Engines of a run. Dropping it ends the servers that it started.
-pub struct Engines {
+/// Engines of a run, which get the versions that `E` exports. Dropping it ends the servers that it
+/// started.
+pub struct Engines<E = Exporter> {
     section: Engine,
     handle: FleetHandle,
-    exporter: Arc<Exporter>,
+    exporter: Arc<E>,
     /// Demands on every server.
     needs: Arc<Mutex<Needs>>,
     net: Net,
@@ -45,11 +47,11 @@ pub struct Engines {
     _servers: Option<Servers>,
 }
 
-impl Engines {
+impl Engines<Exporter> {
     /// Writes the start model into `folder`, starts the recipe's servers and waits until all are
     /// ready. Returns `None` if interrupted.
     pub fn begin(of: Serving, policy: &Policy, folder: &Path, startup: Startup<'_>) -> Result<Option<Self>> {
-        let (Serving { engine: section, net, rollouts, .. }, folder) = (&of, of.folder(folder)?);
+        let (section, folder) = (of.engine, of.folder(folder)?);
         let exporter = Arc::new(exporter(&of, policy, &folder)?);
         let servers = match section.launch {
             Launch::None => None,
@@ -60,9 +62,52 @@ impl Engines {
                 Some(servers)
             }
         };
+        Engines::attached(&of, of.adapters.is_some(), exporter, servers, startup)
+    }
+
+    /// Syncs the policy's weights to the engines. Engines that fail get no work.
+    pub fn give(&self, policy: &Policy, version: Version) -> Result<()> {
+        let update = self.exporter.export(version, &policy.frozen())?;
+        let report = tasks()?.block_on(self.manager().sync(update))?;
+        for isolated in report.isolated() {
+            tracing::warn!("{isolated}");
+        }
+        tracing::info!("Synced weights to {} engines (version {version})", report.held());
+        Ok(())
+    }
+
+    /// Stage that syncs each version to the engines.
+    pub fn sync(&self, to: WeightsTx<()>) -> Result<RemoteSync<FrozenWeights>> {
+        let exporter = self.exporter.clone();
+        Ok(self.sync_by(to, move |version, weights: &Arc<FrozenWeights>| exporter.export(version, weights)))
+    }
+}
+
+impl Engines<TinkerExporter> {
+    /// Engines that run already, for a trainer elsewhere. Returns `None` if interrupted.
+    pub fn of_tinker(of: Serving, exporter: TinkerExporter, startup: Startup<'_>) -> Result<Option<Self>> {
+        Engines::attached(&of, true, Arc::new(exporter), None, startup)
+    }
+
+    /// Stage that downloads each version, and syncs it to the engines.
+    pub fn sync(&self, to: WeightsTx<()>) -> RemoteSync<SamplerWeights> {
+        let exporter = self.exporter.clone();
+        self.sync_by(to, move |version, weights: &Arc<SamplerWeights>| exporter.export(version, weights))
+    }
+}
+
+impl<E> Engines<E> {
+    fn attached(
+        of: &Serving,
+        adapters: bool,
+        exporter: Arc<E>,
+        servers: Option<Servers>,
+        startup: Startup<'_>,
+    ) -> Result<Option<Self>> {
+        let Serving { engine: section, net, rollouts, .. } = of;
         let engines = section.all_urls().iter().map(|url| engine(section, net, url)).collect::<Result<Vec<_>>>()?;
         let handle = FleetHandle::new(engines);
-        let mut needs = Needs { adapters: of.adapters.is_some(), answer: rollouts.generate.max_new_tokens, context: None };
+        let mut needs = Needs { adapters, answer: rollouts.generate.max_new_tokens, context: None };
         needs.check(&handle)?;
         let engines = Engines {
             section: (*section).clone(),
@@ -126,47 +171,37 @@ impl Engines {
     }
 
     /// Reader of prompts that fit the servers' context, which may be shorter than the model's.
-    pub fn reader(&self, policy: &Policy) -> Reader {
-        let mut reader = Reader::from(policy);
+    pub fn reader(&self, of: impl Into<Reader>) -> Reader {
+        let mut reader = of.into();
         reader.config.max_positions = self.needs.lock().context.unwrap_or(usize::MAX).min(reader.config.max_positions);
         reader
     }
 
-    /// Limits and timeouts of the fleet.
-    pub fn fleet_config(&self, policy: &Policy) -> FleetConfig {
+    /// Limits and timeouts of the fleet, for a model of so many tokens.
+    pub fn fleet_config(&self, vocabulary: usize) -> FleetConfig {
         FleetConfig {
             cache_by_version: self.section.sync.cache == CachePolicy::Namespaced,
             hedge_after: self.section.hedge_after.map(Duration::from_secs_f64),
-            vocabulary: policy.config().vocab_size,
+            vocabulary,
             ..FleetConfig::default()
         }
     }
 
     /// Generator on the engines.
-    pub fn generator(&self, policy: &Policy, weights: WeightsRx<()>) -> Generator<Fleet> {
-        Generator::remote(&self.handle, self.fleet_config(policy), policy.tokenizer()).weights(weights)
+    pub fn generator(&self, reader: &Reader) -> Generator<Fleet> {
+        Generator::remote(&self.handle, self.fleet_config(reader.config.vocab_size), &reader.tokenizer)
     }
 
-    /// Syncs the policy's weights to the engines. Engines that fail get no work.
-    pub fn give(&self, policy: &Policy, version: Version) -> Result<()> {
-        let update = self.exporter.export(version, &policy.frozen())?;
-        let report = tasks()?.block_on(self.manager().sync(update))?;
-        for isolated in report.isolated() {
-            tracing::warn!("{isolated}");
-        }
-        tracing::info!("Synced weights to {} engines (version {version})", report.held());
-        Ok(())
-    }
-
-    /// Stage that syncs each version to the engines.
-    pub fn sync(&self, to: WeightsTx<()>) -> Result<RemoteSync<FrozenWeights>> {
-        let exporter = self.exporter.clone();
-        let export = move |version, weights: &Arc<FrozenWeights>| exporter.export(version, weights);
+    fn sync_by<W: Send + Sync + 'static, X: Into<Box<dyn std::error::Error + Send + Sync>>>(
+        &self,
+        to: WeightsTx<()>,
+        export: impl Fn(Version, &Arc<W>) -> Result<Update, X> + Send + Sync + 'static,
+    ) -> RemoteSync<W> {
         let sync = RemoteSync::new(self.manager(), export, to).patience(Duration::from_secs_f64(self.section.lost_timeout));
-        Ok(match self.members.lock().take() {
+        match self.members.lock().take() {
             Some(members) => sync.members(members),
             None => sync,
-        })
+        }
     }
 
     fn manager(&self) -> WeightSyncManager {
@@ -175,12 +210,17 @@ impl Engines {
     }
 }
 
+/// Texts by which engines are verified: beginnings of the first prompts.
+pub fn probes(of: &Serving, reader: &Reader) -> Result<Vec<Vec<u32>>> {
+    let Rollouts { task, chat, generate, environment, seed, .. } = of.rollouts;
+    let prompts = data::first_prompts(task, environment, chat, seed, PROBES, reader, generate.max_new_tokens)?;
+    let prompts = prompts.iter().map(|prompt| reader.tokenizer.encode_prompt(prompt)).collect::<Result<Vec<_>, _>>()?;
+    Ok(probe_texts(&prompts, reader.config.vocab_size))
+}
+
 /// Creates the exporter of policy versions to `folder`.
 pub fn exporter(of: &Serving, policy: &Policy, folder: &Path) -> Result<Exporter> {
-    let Rollouts { task, chat, generate, environment, model, seed, .. } = of.rollouts;
-    let prompts = data::first_prompts(task, environment, chat, seed, PROBES, &policy.into(), generate.max_new_tokens)?;
-    let prompts = prompts.iter().map(|prompt| policy.tokenizer().encode_prompt(prompt)).collect::<Result<Vec<_>, _>>()?;
-    let texts = probe_texts(&prompts, policy.config().vocab_size);
+    let (model, texts) = (of.rollouts.model, probes(of, &policy.into())?);
     // With adapters, neither embedding nor head is reloaded.
     let untie = of.engine.unties() && of.adapters.is_none();
     let tolerance = of.engine.tolerance.unwrap_or(model.precision().server_agreement());

@@ -105,6 +105,45 @@ fn kills_of_the_run_and_of_the_server_change_no_step_laws_c1_v3() {
     drop(server);
 }
 
+/// Generation on servers of one's own, which get each version as an adapter and are verified by the trainer's scores.
+#[test]
+fn servers_of_ones_own_sample_what_a_tinker_server_trains_laws_v2_v4() {
+    let folder = tempfile::tempdir().unwrap();
+    let model = model(folder.path());
+    let trainer = serve(&model, &folder.path().join("state"), "127.0.0.1:0");
+    let engine = Server::start(&model, &[]);
+    let mut sets = sets(&trainer.url);
+    let bare = without_weights(&model, folder.path());
+    let more = [
+        format!("model={{kind=\"folder\", path={:?}}}", bare.to_str().unwrap()),
+        format!("engine={{kind=\"rollflow\", urls=[{:?}]}}", engine.url),
+        "flow.max_staleness=2".to_owned(),
+        "eval={every=10, samples=1}".to_owned(),
+    ];
+    sets.extend(more.into_iter().flat_map(|set| ["--set".to_owned(), set]));
+    let run = folder.path().join("run");
+    let ended = rollflow(&args(&["run", RECIPE, "--out", run.to_str().unwrap()], &sets));
+    assert_eq!(ended.code, Some(0), "{}", ended.err);
+    nothing_lost(&run, 30);
+    let rows = read(&run.join("metrics.jsonl"));
+    let rows: Vec<Value> = rows.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    let gap = rows.iter().map(|row| row["log_prob_gap_mean_nats"].as_f64().unwrap()).fold(0.0, f64::max);
+    assert!(gap < 0.5, "the trainer's weights are those that sampled, up to the staleness: {gap}");
+    assert!(rows.iter().any(|row| row["token_lag_mean_versions"].as_f64().unwrap() > 0.0), "generation overlaps training");
+    assert!(rows.iter().any(|row| row.get("eval_greedy_accuracy_ratio").is_some()));
+    // After a kill on the way it goes on: the server's version and the engine's adapter are found again.
+    let killed = folder.path().join("killed");
+    let taken =
+        |run: &Path| if run.join("metrics.jsonl").exists() { read(&run.join("metrics.jsonl")).lines().count() } else { 0 };
+    let mut running = Running::start(&args(&["run", RECIPE, "--out", killed.to_str().unwrap()], &sets));
+    running.until("the run took steps", |_| taken(&killed) >= 12);
+    drop(running);
+    let ended = rollflow(&["resume", killed.to_str().unwrap()]);
+    assert_eq!(ended.code, Some(0), "{}", ended.err);
+    nothing_lost(&killed, 30);
+    drop((trainer, engine));
+}
+
 #[test]
 fn what_a_tinker_server_lacks_is_refused_by_name_all_at_once() {
     let refused = [
@@ -112,8 +151,7 @@ fn what_a_tinker_server_lacks_is_refused_by_name_all_at_once() {
         "generate.temperature=0.7",
         "train.entropy_coef=0.1",
         "train.gradient_checkpointing=true",
-        "engine.kind=\"vllm\"",
-        "engine.urls=[\"http://a:1\"]",
+        "engine.launch=\"vllm\"",
         "critic={}",
         "reference={kind=\"frozen\"}",
         "train.kl_loss={beta=0.1}",
@@ -126,7 +164,7 @@ fn what_a_tinker_server_lacks_is_refused_by_name_all_at_once() {
         "generate.temperature",
         "train.entropy_coef",
         "train.gradient_checkpointing",
-        "engine.kind",
+        "engine.launch",
         "critic",
         "reference.kind",
     ] {

@@ -4,6 +4,7 @@ use rollflow_tinker::message::LoraConfig;
 
 use super::Note;
 use super::unused::changed;
+use crate::engine::settings::Launch;
 use crate::net::check_url;
 use crate::recipe::lora::{Lora, Target};
 use crate::recipe::plan::{Pipeline, Plan};
@@ -54,7 +55,9 @@ pub(super) fn trainer(plan: &Plan, note: Note) {
         .is_some_and(|reference| !matches!(reference.policy, ReferencePolicy::Server(_) | ReferencePolicy::Tinker(_)));
     let served = "set reference.kind = \"server\" or \"tinker\", with a server that scores given tokens";
     refuse("reference.kind", own, "this process has no model to score with", served);
-    refuse("engine.kind", plan.engine.is_remote(), "the server of [trainer] also samples", "leave [engine] out");
+    let launched = plan.engine.launch != Launch::None;
+    let running = "start the servers on the same base model, with adapters, and name them in engine.urls or engine.members";
+    refuse("engine.launch", launched, "there are no weights here for servers to start from", running);
     let sampled = "the protocol has log-probabilities at temperature 1, without truncation";
     refuse("generate.temperature", plan.generate.temperature != 1.0, sampled, "set it to 1");
     refuse("generate.top_p", plan.generate.top_p < 1.0, sampled, "leave it out");

@@ -54,13 +54,17 @@ pub struct TinkerConfig {
     pub max_grad_norm: Option<f64>,
     /// Policy for a loss that is not finite.
     pub non_finite: NonFinitePolicy,
+    /// If true, each version is saved under a path by which it is downloaded, for engines elsewhere.
+    pub downloads: bool,
 }
 
 /// Weights on a server, for sampling.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct SamplerWeights {
-    /// Name of their sampling session.
-    pub session: String,
+    /// Name of their sampling session; none if they are downloaded.
+    pub session: Option<String>,
+    /// Their path on the server, if they are downloaded.
+    pub path: Option<String>,
 }
 
 /// Where a checkpoint's weights are.
@@ -330,8 +334,14 @@ impl Trainer {
     }
 
     fn current(&self) -> Result<Snapshot<SamplerWeights>, TrainError> {
-        let session = self.tasks.block_on(self.model.sampler())?;
-        Ok(Snapshot { version: self.version, step: self.step, weights: Arc::new(SamplerWeights { session }) })
+        let weights = match self.config.downloads {
+            true => {
+                let path = self.tasks.block_on(self.model.save_for_sampler(&unique(&format!("version-{}", self.version))))?;
+                SamplerWeights { path: Some(path), ..SamplerWeights::default() }
+            }
+            false => SamplerWeights { session: Some(self.tasks.block_on(self.model.sampler())?), ..SamplerWeights::default() },
+        };
+        Ok(Snapshot { version: self.version, step: self.step, weights: Arc::new(weights) })
     }
 
     fn snapshot(&mut self) -> Result<Snapshot<SamplerWeights>, TrainError> {
@@ -341,9 +351,7 @@ impl Trainer {
 
     fn save(&self, request: SaveCheckpoint) -> Result<PathBuf, TrainError> {
         let SaveCheckpoint { run_folder, step, metrics, files, .. } = request;
-        // Of no other save: a name that is taken is refused.
-        let since = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
-        let name = format!("{}-{:x}", checkpoint::step_folder(step), since.as_nanos());
+        let name = unique(&checkpoint::step_folder(step));
         let (path, sampler_path) = self.tasks.block_on(async {
             let path = self.model.save(&name).await?;
             Ok::<_, TinkerError>((path, Some(self.model.save_for_sampler(&name).await?)))
@@ -405,11 +413,21 @@ pub fn download(checkpoint: &Path, key: Option<&str>, ca_file: Option<&Path>, to
     endpoint.ca_file = ca_file.map(Path::to_owned);
     let tasks = Tasks::new().map_err(TrainError::io(&file))?;
     let archive = tasks.block_on(async { Connection::open(endpoint, key, Patience::default()).await?.archive(&path).await })?;
-    let unpacked = match archive.starts_with(&GZIP) {
-        true => tar::Archive::new(flate2::read::GzDecoder::new(&archive[..])).unpack(to),
-        false => tar::Archive::new(&archive[..]).unpack(to),
-    };
-    unpacked.map_err(TrainError::io(to))
+    unpack(&archive, to).map_err(TrainError::io(to))
+}
+
+/// Unpacks a tar file, which gzip may have compressed.
+pub(super) fn unpack(archive: &[u8], to: &Path) -> std::io::Result<()> {
+    match archive.starts_with(&GZIP) {
+        true => tar::Archive::new(flate2::read::GzDecoder::new(archive)).unpack(to),
+        false => tar::Archive::new(archive).unpack(to),
+    }
+}
+
+/// A name that no other save has: a name that is taken is refused.
+fn unique(name: &str) -> String {
+    let since = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
+    format!("{name}-{:x}", since.as_nanos())
 }
 
 impl TrainingBackend for TinkerBackend {

@@ -2,11 +2,13 @@
 //! or a hosted one.
 //!
 //! [`TinkerService`] opens a session and finds out what the server does, [`TinkerBackend`] trains, and
-//! [`TinkerEngine`] samples, and [`TinkerTeacher`] scores.
+//! [`TinkerEngine`] samples, [`TinkerExporter`] brings
+//! versions to other engines, and [`TinkerTeacher`] scores.
 
 mod backend;
 mod dialect;
 mod engine;
+mod exporter;
 mod model;
 mod one_pass;
 mod service;
@@ -15,6 +17,7 @@ mod teacher;
 pub use backend::{ADDRESS, SamplerWeights, TinkerBackend, TinkerConfig, download};
 pub use dialect::{Dialect, Reduction};
 pub use engine::TinkerEngine;
+pub use exporter::{ExportError, TinkerExporter};
 pub use rollflow_tinker::message::LoraConfig;
 pub use rollflow_tinker::{Encoding, Patience, TinkerError};
 pub use service::TinkerService;

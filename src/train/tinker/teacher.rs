@@ -51,32 +51,59 @@ impl TinkerTeacher {
     async fn sampled(&self, tokens: &[u32], k: usize) -> Result<SampleResponse, RemoteError> {
         let opened = self.opened.get_or_try_init(|| self.open()).await;
         let (connection, session) = opened.map_err(|error| fault(&self.name(), error))?;
-        let question = SampleRequest {
-            num_samples: 1,
-            prompt: ModelInput::text(tokens.iter().map(|token| i64::from(*token)).collect()),
-            sampling_params: SamplingParams { max_tokens: Some(1), temperature: Some(1.0), ..SamplingParams::default() },
-            sampling_session_id: Some(session.clone()),
-            seq_id: Some(self.requests.fetch_add(1, Ordering::Relaxed) + 1),
-            prompt_logprobs: Some(true),
-            topk_prompt_logprobs: k,
-            kind: "sample".to_owned(),
-            ..SampleRequest::default()
-        };
-        connection.sample("asample", &question).await.map_err(|error| fault(connection.name(), error))
+        sampled(connection, Scored::Session(session), self.requests.fetch_add(1, Ordering::Relaxed) + 1, tokens, k).await
     }
+}
 
-    fn nonsense(&self, why: &str) -> RemoteError {
-        let fault = Fault::Nonsense { what: "asample".to_owned(), why: why.to_owned(), begins: String::new() };
-        RemoteError::new(self.name(), fault)
-    }
+/// Weights that score.
+pub(super) enum Scored<'a> {
+    /// Those of a sampling session.
+    Session(&'a str),
+    /// Saved sampling weights.
+    Path(&'a str),
+}
 
-    /// Log-probabilities of all tokens but the first. A server lists the first without one, or not at all.
-    fn scores(&self, samples: &SampleResponse, tokens: usize) -> Result<Vec<f32>, RemoteError> {
-        let listed = samples.prompt_logprobs.as_deref().unwrap_or_default();
-        let from = (listed.len() + 1).checked_sub(tokens);
-        let scores = from.and_then(|from| listed[from..].iter().copied().collect::<Option<Vec<f32>>>());
-        scores.ok_or_else(|| self.nonsense("no log-probability for each token of the prompt"))
-    }
+/// Log-probabilities of all tokens but the first, by these weights.
+pub(super) async fn log_probs(connection: &Connection, of: Scored<'_>, tokens: &[u32]) -> Result<Vec<f32>, RemoteError> {
+    listed(connection.name(), &sampled(connection, of, 1, tokens, 0).await?, tokens.len())
+}
+
+async fn sampled(
+    connection: &Connection,
+    of: Scored<'_>,
+    seq_id: u64,
+    tokens: &[u32],
+    k: usize,
+) -> Result<SampleResponse, RemoteError> {
+    let (session, path) = match of {
+        Scored::Session(session) => (Some(session.to_owned()), None),
+        Scored::Path(path) => (None, Some(path.to_owned())),
+    };
+    let question = SampleRequest {
+        num_samples: 1,
+        prompt: ModelInput::text(tokens.iter().map(|token| i64::from(*token)).collect()),
+        sampling_params: SamplingParams { max_tokens: Some(1), temperature: Some(1.0), ..SamplingParams::default() },
+        seq_id: session.is_some().then_some(seq_id),
+        sampling_session_id: session,
+        model_path: path,
+        prompt_logprobs: Some(true),
+        topk_prompt_logprobs: k,
+        kind: "sample".to_owned(),
+        ..SampleRequest::default()
+    };
+    connection.sample("asample", &question).await.map_err(|error| fault(connection.name(), error))
+}
+
+fn nonsense(server: &str, why: &str) -> RemoteError {
+    RemoteError::new(server, Fault::Nonsense { what: "asample".to_owned(), why: why.to_owned(), begins: String::new() })
+}
+
+/// Log-probabilities of all tokens but the first. A server lists the first without one, or not at all.
+fn listed(server: &str, samples: &SampleResponse, tokens: usize) -> Result<Vec<f32>, RemoteError> {
+    let listed = samples.prompt_logprobs.as_deref().unwrap_or_default();
+    let from = (listed.len() + 1).checked_sub(tokens);
+    let scores = from.and_then(|from| listed[from..].iter().copied().collect::<Option<Vec<f32>>>());
+    scores.ok_or_else(|| nonsense(server, "no log-probability for each token of the prompt"))
 }
 
 #[async_trait]
@@ -90,18 +117,18 @@ impl InferenceEngine for TinkerTeacher {
     }
 
     async fn score(&self, tokens: &[u32], _: Option<&str>) -> Result<Vec<f32>, RemoteError> {
-        self.scores(&self.sampled(tokens, 0).await?, tokens.len())
+        listed(&self.name(), &self.sampled(tokens, 0).await?, tokens.len())
     }
 
     async fn score_top(&self, tokens: &[u32], of: TopK) -> Result<(Vec<f32>, TopTokens), RemoteError> {
         let samples = self.sampled(tokens, of.k).await?;
-        let (scores, mut top) = (self.scores(&samples, tokens.len())?, TopTokens::new(1, tokens.len(), of.k));
+        let (scores, mut top) = (listed(&self.name(), &samples, tokens.len())?, TopTokens::new(1, tokens.len(), of.k));
         let rows = samples.topk_prompt_logprobs.as_deref().unwrap_or_default();
         for position in 1..tokens.len() {
             let row = rows.get(position).and_then(Option::as_deref).unwrap_or_default();
-            let listed = row.iter().filter_map(|(token, score)| Some((u32::try_from(*token).ok()?, *score)));
-            top.set_all(position, listed, of.below)
-                .ok_or_else(|| self.nonsense("too few of the likeliest tokens of a position"))?;
+            let of_row = row.iter().filter_map(|(token, score)| Some((u32::try_from(*token).ok()?, *score)));
+            let set = top.set_all(position, of_row, of.below);
+            set.ok_or_else(|| nonsense(&self.name(), "too few of the likeliest tokens of a position"))?;
         }
         Ok((scores, top))
     }
