@@ -109,21 +109,22 @@ async fn cancels(model: &RemoteModel, loss: &PolicyLoss, form: &PassLoss) -> Res
     Ok(alone.zip(together).is_some_and(|(alone, together)| together <= CANCELS * alone))
 }
 
-#[cfg(all(test, feature = "torch", unix))]
+#[cfg(test)]
 mod tests {
-    use std::net::TcpListener;
-
     use super::*;
-    use crate::data::Tokenizer;
-    use crate::model::ModelConfig;
-    use crate::net::Endpoint;
-    use crate::serve::{ModelServer, ServeConfig, TinkerSettings};
-    use crate::train::Policy;
-    use crate::train::tinker::{LoraConfig, Patience, TinkerService};
 
     /// A loss that is another one on the server does not cancel, and is computed in two passes.
+    #[cfg(all(feature = "torch", unix))]
     #[test]
     fn a_loss_of_another_gradient_is_not_taken_for_the_same() {
+        use crate::data::Tokenizer;
+        use crate::model::ModelConfig;
+        use crate::net::Endpoint;
+        use crate::serve::{ModelServer, ServeConfig, TinkerSettings};
+        use crate::train::Policy;
+        use crate::train::tinker::{LoraConfig, Patience, TinkerService};
+        use std::net::TcpListener;
+
         let tokenizer = Tokenizer::characters("0123456789", 16).unwrap();
         let policy = Policy::random(ModelConfig::small(&tokenizer, 16, 1), tokenizer, 3).unwrap();
         let state = tempfile::tempdir().unwrap();

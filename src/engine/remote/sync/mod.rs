@@ -10,7 +10,6 @@
 mod carried;
 mod engine_sync;
 mod manager;
-#[cfg(feature = "torch")]
 mod releases;
 mod verify;
 
@@ -28,7 +27,6 @@ pub use engine_sync::IsolatedEngine;
 pub(super) use engine_sync::notice_restart;
 pub(super) use manager::LastSync;
 pub use manager::{SyncReport, WeightSyncManager};
-#[cfg(feature = "torch")]
 pub(crate) use releases::Releases;
 
 choices! {
