@@ -13,7 +13,7 @@ use rustix::process::{Pid, Signal, kill_process_group};
 use serde_json::{Value, json};
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
 use tokio::process::{Child, ChildStderr, ChildStdin, ChildStdout};
-use tokio::sync::{mpsc, oneshot};
+use tokio::sync::{mpsc, oneshot, watch};
 use tokio::time::timeout;
 
 use super::PythonError;
@@ -97,6 +97,8 @@ struct Shared {
     ended: Mutex<Option<String>>,
     /// Its last lines of output.
     output: Mutex<VecDeque<String>>,
+    /// True once its output has ended.
+    silent: watch::Sender<bool>,
 }
 
 impl Command {
@@ -117,6 +119,7 @@ impl Command {
             waiting: Mutex::default(),
             ended: Mutex::default(),
             output: Mutex::default(),
+            silent: watch::Sender::new(false),
         });
         let (questions, asked) = mpsc::unbounded_channel();
         tasks.spawn(write(stdin, asked));
@@ -216,6 +219,8 @@ impl Shared {
                 "it wrote something else than answers, or closed its output, and was ended".to_owned()
             }
         };
+        // Its last lines may still be in the pipe. Processes that it started may keep that open.
+        drop(timeout(ENDING, self.silent.subscribe().wait_for(|silent| *silent)).await);
         let output: Vec<String> = self.output.lock().iter().cloned().collect();
         let why = if output.is_empty() { status } else { format!("{status}; its last lines: {}", output.join("\n")) };
         let why = self.ended.lock().get_or_insert(why).clone();
@@ -280,4 +285,5 @@ async fn log(mut from: BufReader<ChildStderr>, shared: Arc<Shared>) {
             output.pop_front();
         }
     }
+    shared.silent.send_replace(true);
 }
