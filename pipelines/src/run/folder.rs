@@ -255,9 +255,14 @@ impl RunFolder {
     pub fn end(&self, result: Result<Report>) -> Result<Report> {
         let drawn = Drawn { staleness: self.staleness.lock().clone().into_iter().collect(), ..self.drawn.lock().clone() };
         let ended = |result: &Result<Report>| Record::ended(&self.path, result, drawn.clone());
-        let page = ended(&result).and_then(|record| page::write(&self.path, &record));
-        let result = self.unless_failed(result, page.map(drop));
-        let record = ended(&result).and_then(|record| record.write(&self.path));
+        let paged = ended(&result).and_then(|record| page::write(&self.path, &record).map(|_| record));
+        // Page and record have the same times.
+        let (paged, written) = match paged {
+            Ok(record) => (Some(record), Ok(())),
+            Err(error) => (None, Err(error)),
+        };
+        let result = self.unless_failed(result, written);
+        let record = paged.map_or_else(|| ended(&result), Ok).and_then(|record| record.write(&self.path));
         self.unless_failed(result, record)
     }
 
