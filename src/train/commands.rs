@@ -12,7 +12,7 @@ use parking_lot::Mutex;
 use super::{BackendState, TrainError, TrainFuture, promise};
 use crate::flow::caught;
 
-/// What commands work on.
+/// State that commands work on.
 pub(super) trait Commanded {
     /// Its state after a command.
     fn state(&self) -> BackendState;
@@ -37,7 +37,7 @@ impl<W: Commanded + 'static> Commands<W> {
     /// Starts the thread `name` with the worker that `begin` makes on it.
     ///
     /// # Errors
-    /// That of `begin`, or no thread.
+    /// `begin` failed, or no thread could be started.
     pub fn start(name: &str, begin: impl FnOnce() -> io::Result<W> + Send + 'static) -> io::Result<Self> {
         let (commands, queue) = crossbeam_channel::unbounded::<Command<W>>();
         let (ready, started) = crossbeam_channel::bounded(1);

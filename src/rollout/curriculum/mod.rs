@@ -5,8 +5,8 @@
 //! the same prompts (law C2). A synchronous run is repeatable to the bit, because groups that are
 //! settled within a version count from the next version on (law V3).
 //!
-//! Memory: about 100 bytes per prompt that was seen. Cost: O(log seen) per prompt and group, and O(1)
-//! per prompt that is skipped.
+//! Memory: one small record and up to one index entry per prompt that was seen. Cost: O(log seen) per
+//! prompt and group, and O(1) per prompt that is skipped.
 
 mod rule;
 

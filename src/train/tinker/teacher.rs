@@ -57,7 +57,7 @@ impl TinkerTeacher {
 
 /// Weights that score.
 pub(super) enum Scored<'a> {
-    /// Those of a sampling session.
+    /// Weights of a sampling session, by its id.
     Session(&'a str),
     /// Saved sampling weights.
     Path(&'a str),
