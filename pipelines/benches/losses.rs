@@ -92,7 +92,7 @@ fn measure(name: &str, mut batch: Batch) -> Result<f64> {
     };
     for kind in LOSSES {
         let recipe = format!("pipeline = 'grpo'\nmodel.kind = 'tiny'\ntask.kind = 'arithmetic'\ntrain.loss.kind = '{kind}'");
-        let loss = Registry::default().loss_of(&parse("bench.toml", &recipe, &[])?.train)?;
+        let loss = Registry::default().loss_of(&parse("bench.toml", &recipe, &[])?.train, None)?;
         let own = evaluated(loss.as_ref(), &OffPolicy::default())?;
         row(&format!("loss {kind}"), own, own + estimating + collating);
     }

@@ -14,11 +14,12 @@ use rollflow::stages::evaluate::Evaluator;
 
 use crate::assemble::engines::Engines;
 use crate::assemble::policy::Reader;
+use crate::assemble::references::Scorers;
 use crate::assemble::rewards::Scoring;
 use crate::assemble::sections::{Evaluation, Training};
 use crate::assemble::steps::Mixture;
 use crate::assemble::supervised::Imitation;
-use crate::assemble::{data, environments, evaluation, references, rollout, trainers};
+use crate::assemble::{data, environments, evaluation, rollout, trainers};
 use crate::registry::Registry;
 
 /// A stage that passes on trained steps.
@@ -32,8 +33,8 @@ pub struct Components<B: TrainingBackend> {
     pub generator: BoxedStage<Prompt, Group>,
     /// Stage that scores them.
     pub reward: Scoring,
-    /// Stage that scores them under the reference policy, if the recipe has one.
-    pub reference: Option<Reference<B::Weights>>,
+    /// Stages that score them under other policies.
+    pub scorers: Scorers<B::Weights>,
     /// Backend that trains the policy.
     pub backend: B,
     /// Backend that trains the critic, if the recipe has one.
@@ -61,7 +62,7 @@ struct Sampled {
     /// Reads prompts that fit whatever samples.
     reader: Reader,
     generator: BoxedStage<Prompt, Group>,
-    /// For a reference that follows the policy.
+    /// For scorers that follow the policy.
     published: WeightsRx<FrozenWeights>,
     sync: StepStage<FrozenWeights>,
     evaluator: Option<PendingEvaluator<FrozenWeights>>,
@@ -116,15 +117,13 @@ impl Components<LocalBackend> {
     /// Adds the components that run in this process wherever completions come from.
     fn around(of: Sampled, plan: &Plan, registry: &Registry, policy: &Policy, start: &Policy) -> Result<Self> {
         let (Plan { model, generate, reward, .. }, training) = (plan, Training::of(plan));
-        let reference =
-            plan.reference.as_ref().map(|section| references::stage(plan, section, start, Some(of.published.clone())));
         let mix = plan.mix.as_ref().zip(plan.sft.as_ref());
         let mixture = mix.map(|(mix, sft)| Mixture::of(mix, Imitation::of(plan, sft), policy)).transpose()?;
         Ok(Components {
             prompts: data::training_prompts(plan, &of.reader)?,
             generator: of.generator,
             reward: Scoring::of(reward, model, &plan.net, generate.max_new_tokens, registry)?,
-            reference: reference.transpose()?,
+            scorers: Scorers::of(plan, start, Some(&of.published))?,
             backend: trainers::backend(training, registry, policy).context("starting the trainer")?,
             critic: trainers::critic(training, registry, start).context("starting the critic")?,
             mixture,

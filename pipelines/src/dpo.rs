@@ -39,16 +39,19 @@ pub fn declare(plan: &Plan, registry: &Registry, policy: &Policy, outputs: Outpu
     let done = from.map_or(0, |from| from.trainer.step);
     let mut batches = flow.source("pairs", pairs.after(done));
     if let Some(of) = &plan.reference {
-        batches =
-            flow.stage("reference", batches, references::reference(&of.policy, &plan.net, policy, scoring(of.threads)?, None)?);
+        batches = flow.stage(
+            "reference",
+            batches,
+            references::scorer("reference", &of.policy, &plan.net, policy, scoring(of.threads)?, None)?,
+        );
     }
     let mut trained = flow.stage("train", batches, trainer);
     if let Some(Evaluation { eval, .. }) = Evaluation::during(plan) {
         let samples = preferences::evaluated(eval, &plan.task, &plan.chat, plan.seed, &reader)?;
-        let (config, loss) = (scoring(eval.threads)?, registry.loss_of(train)?);
+        let (config, loss) = (scoring(eval.threads)?, registry.loss_of(train, None)?);
         let mut evaluator = PairEvaluator::new(config.clone(), reader.config, loss, samples, eval.every);
         if let Some(of) = &plan.reference {
-            evaluator = evaluator.reference(references::reference(&of.policy, &plan.net, policy, config, None)?);
+            evaluator = evaluator.reference(references::scorer("reference", &of.policy, &plan.net, policy, config, None)?);
         }
         trained = flow.stage("evaluate", trained, evaluator.last(train.steps).report(done, outputs.answers));
     }

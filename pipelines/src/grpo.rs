@@ -39,8 +39,8 @@ pub fn run(plan: &Plan, registry: &Registry, run: &RunFolder, from: Option<&Resu
         None => {}
     }
     let begins = plan.sft.is_some() && plan.pipeline != Pipeline::SftThenGrpo;
-    let parts = plan.reference.iter().flat_map(|of| of.policy.parts());
-    let frozen = parts.into_iter().any(|(_, part)| part == ReferencePolicy::Frozen { path: None });
+    let mut parts = plan.scoring_policies().flat_map(|(section, of)| of.parts(section));
+    let frozen = parts.any(|(_, part)| part == ReferencePolicy::Frozen { path: None });
     let start = if begins && frozen { references::start(&policy, run.path(), from.is_some())? } else { policy.clone() };
     if !plan.engine.is_remote() {
         return reinforce(plan, Components::local(plan, registry, &policy, &start)?, run, &policy, from, &interrupts);
@@ -61,15 +61,15 @@ fn reinforce(
     from: Option<&ResumePoint>,
     interrupts: &Interrupts,
 ) -> Result<Report> {
-    match (from, &components.reference) {
-        (Some(from), Some(reference)) => reference.resume(policy, &from.checkpoint).context("resuming the reference policy")?,
-        (None, _) if plan.train.probe => {
+    match from {
+        Some(from) => components.scorers.resume(policy, &from.checkpoint)?,
+        None if plan.train.probe => {
             let (few, longest) = (rollout::PROBED, plan.generate.max_new_tokens);
             let (task, environment, reader) = (&plan.task, plan.environment.as_ref(), policy.into());
             let prompts = data::first_prompts(task, environment, &plan.chat, plan.seed, few, &reader, longest)?;
             rollout::probe(prompts, &plan.generate, plan.seed, policy, &components.backend)?;
         }
-        _ => {}
+        None => {}
     }
     train(plan, components, run, from, interrupts)
 }
@@ -98,7 +98,7 @@ pub fn declare<B: TrainingBackend + 'static>(
     outputs: Outputs<B::Weights>,
     from: Option<&ResumePoint>,
 ) -> Result<Flow> {
-    let Components { prompts, generator, reward, reference, backend, critic, mixture, sync, evaluator, registry } = components;
+    let Components { prompts, generator, reward, scorers, backend, critic, mixture, sync, evaluator, registry } = components;
     let (admission, timeline) = (rollout::admission(Pacing::of(plan)), Timeline::of(plan)?);
     let filter = Filter::by(rollout::filter(&plan.filter, &timeline, &registry)?).fallback(plan.filter_fallback);
     let mut trainer = trainers::trainer(Training::of(plan), timeline, &registry, backend, critic, mixture, outputs.checkpoints)?;
@@ -106,7 +106,7 @@ pub fn declare<B: TrainingBackend + 'static>(
         admission.restore(from.trainer.progress.clone());
         trainer = trainer.resume(&from.checkpoint, from.trainer.clone())?;
     }
-    if let Some(files) = reference.as_ref().and_then(Reference::checkpoint_files) {
+    for files in scorers.iter().filter_map(Reference::checkpoint_files) {
         trainer = trainer.checkpoint_files(files);
     }
 
@@ -119,8 +119,11 @@ pub fn declare<B: TrainingBackend + 'static>(
     if let Some(pairing) = plan.pairing().filter(|_| !plan.changes("pairs")) {
         kept = flow.stage("pairs", kept, pairing);
     }
-    if let Some(reference) = reference {
+    if let Some(reference) = scorers.reference {
         kept = flow.stage("reference", kept, reference);
+    }
+    if let Some(teacher) = scorers.teacher {
+        kept = flow.stage("teacher", kept, teacher);
     }
     let batches = flow.stage("batch", kept, rollout::batcher(&plan.batch, &plan.flow));
     let trained = flow.stage("train", batches, trainer);

@@ -16,11 +16,12 @@ use rollflow::recipe::{self as section, Plan, TaskData, Timeline};
 use rollflow::stages::reward::OnFailure;
 use rollflow::stages::source::RecordedGroups;
 
+use crate::assemble::references::Scorers;
 use crate::assemble::rewards::Scoring;
 use crate::assemble::sections::{Evaluation, Start, Training};
 use crate::assemble::steps::Mixture;
 use crate::assemble::supervised::Imitation;
-use crate::assemble::{data, evaluation, origin, references, rollout, trainers};
+use crate::assemble::{data, evaluation, origin, rollout, trainers};
 use crate::registry::Registry;
 use crate::run::folder::{Outputs, RunFolder, announce_end};
 use crate::run::resume::ResumePoint;
@@ -80,8 +81,12 @@ pub fn declare(plan: &Plan, registry: &Registry, policy: &Policy, outputs: Outpu
     let done = from.map_or(0, |from| from.trainer.step);
     let batches = groups.batches(plan.batch.groups, plan.train.steps)?.after(done);
     let mut batches = flow.source("rollouts", batches);
-    if let Some(of) = &plan.reference {
-        batches = flow.stage("reference", batches, references::stage(plan, of, policy, None)?);
+    let scorers = Scorers::of(plan, policy, None)?;
+    if let Some(reference) = scorers.reference {
+        batches = flow.stage("reference", batches, reference);
+    }
+    if let Some(teacher) = scorers.teacher {
+        batches = flow.stage("teacher", batches, teacher);
     }
     let mut trained = flow.stage("train", batches, trainer);
     if let Some(of) = Evaluation::during(plan) {

@@ -43,8 +43,10 @@ pub fn run_plan(plan: &Plan, registry: &Registry, run: &RunFolder, from: Option<
     epochs::settle(&mut plan, registry)?;
     let plan = &plan;
     let result = match plan.pipeline {
-        Pipeline::Grpo if plan.trainer.backend == TrainerBackend::Tinker => tinker::run(plan, registry, run, from),
-        Pipeline::Grpo | Pipeline::SftThenGrpo => grpo::run(plan, registry, run, from),
+        Pipeline::Grpo | Pipeline::Distill if plan.trainer.backend == TrainerBackend::Tinker => {
+            tinker::run(plan, registry, run, from)
+        }
+        Pipeline::Grpo | Pipeline::SftThenGrpo | Pipeline::Distill => grpo::run(plan, registry, run, from),
         Pipeline::GrpoOffline => grpo_offline::run(plan, registry, run, from),
         Pipeline::Dpo => dpo::run(plan, registry, run, from),
         Pipeline::Sft => sft::run(plan, registry, run, from),

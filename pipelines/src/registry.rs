@@ -15,6 +15,7 @@ use rollflow::algo::{Advantage, Estimator, LossChoice};
 use rollflow::prelude::*;
 use rollflow::ranks::Member;
 use rollflow::recipe::{Composition, Custom, Params, Train};
+use rollflow::stages::train::Distill;
 use serde::de::DeserializeOwned;
 
 /// A reward of samples.
@@ -203,13 +204,14 @@ impl Registry {
         self.ranks.as_ref()
     }
 
-    /// Builds the loss of `[train]`, the library's or a registered one.
-    pub fn loss_of(&self, train: &Train) -> Result<Arc<dyn Loss>> {
+    /// Builds the loss of `[train]`, the library's or a registered one, with the divergence from a
+    /// `teacher` if the recipe compares distributions.
+    pub fn loss_of(&self, train: &Train, teacher: Option<&Distill>) -> Result<Arc<dyn Loss>> {
         let loss = match &train.loss {
             LossChoice::Custom(of) => self.own_loss_of(of)?,
             _ => train.library_loss().context("a loss that is not registered is one of the library's")??,
         };
-        Ok(match &train.distill {
+        Ok(match teacher {
             Some(distill) => distill.added_to(loss),
             None => loss,
         })

@@ -69,7 +69,7 @@ pub fn of(plan: &Plan) -> Surveyed {
                 preferred(&plan.chat, reader),
             );
         }
-        Pipeline::Grpo | Pipeline::SftThenGrpo | Pipeline::GrpoOffline => {
+        Pipeline::Grpo | Pipeline::SftThenGrpo | Pipeline::Distill | Pipeline::GrpoOffline => {
             all.prompts(plan, reader);
             all.python(plan);
             all.trainer(plan);
@@ -82,7 +82,8 @@ pub fn of(plan: &Plan) -> Surveyed {
         let (section, purpose, task) = eval.task.as_ref().map_or(("task", " (eval)", &plan.task), |task| ("eval.task", "", task));
         match plan.pipeline {
             // The same records that are trained on, judged above.
-            Pipeline::Grpo | Pipeline::SftThenGrpo | Pipeline::RewardModel | Pipeline::Dpo if section == "task" => {}
+            Pipeline::Grpo | Pipeline::SftThenGrpo | Pipeline::Distill | Pipeline::RewardModel | Pipeline::Dpo
+                if section == "task" => {}
             Pipeline::RewardModel => drop(all.look_at(section, purpose, task.data.sources(), None, scored(&plan.chat, reader))),
             Pipeline::Dpo => drop(all.look_at(section, purpose, task.data.sources(), None, preferred(&plan.chat, reader))),
             _ => drop(all.look_at(section, purpose, task.data.sources(), None, asked(&plan.chat, reader, |_| Ok(())))),

@@ -11,8 +11,7 @@ use rollflow::engine::remote::{Fleet, FleetConfig, FleetHandle};
 use rollflow::flow::{BoxedStage, Interrupts, Report, WeightsTx, weights};
 use rollflow::model::Dtype;
 use rollflow::prelude::*;
-use rollflow::recipe::{Plan, ReferencePolicy};
-use rollflow::stages::reference::Hint;
+use rollflow::recipe::Plan;
 use rollflow::stages::sync::RemoteSync;
 use rollflow::train::tinker::{
     Encoding, LoraConfig, Patience, Reduction, SamplerWeights, TinkerBackend, TinkerConfig, TinkerEngine, TinkerExporter,
@@ -21,10 +20,11 @@ use rollflow::train::tinker::{
 
 use crate::assemble::engines::{self, Engines};
 use crate::assemble::policy::Reader;
+use crate::assemble::references::Scorers;
 use crate::assemble::rewards::Scoring;
 use crate::assemble::sections::{Evaluation, Serving, Training};
 use crate::assemble::servers::Startup;
-use crate::assemble::{data, evaluation, references, secrets, steps, trainers};
+use crate::assemble::{data, evaluation, secrets, steps, trainers};
 use crate::components::{Components, generator_of, pending};
 use crate::grpo;
 use crate::registry::Registry;
@@ -187,18 +187,11 @@ fn components(
         sync = sync.hold(&hold);
         evaluator = Some(pending(evaluation::evaluator_of_servers(of, registry, &reader, generator(), &hold)?));
     }
-    let hint = plan.reference.as_ref().and_then(|section| section.hint.as_ref()).map(|hint| Hint::new(hint, &reader.tokenizer));
-    let reference = match plan.reference.as_ref().map(|section| &section.policy) {
-        Some(ReferencePolicy::Server(of)) => Some(Reference::served(references::served(of, &plan.net)?)?.hint(hint)),
-        Some(ReferencePolicy::Tinker(of)) => Some(Reference::served(references::on_tinker(of, &plan.net)?)?.hint(hint)),
-        Some(_) => bail!("a Tinker server has no reference policy in this process (reference.kind)"),
-        None => None,
-    };
     let training = Training::of(plan);
     let schedule = steps::schedule(&train.optimization, train.lr, training.own_steps, train.updates_a_step())?;
     let optimization = &train.optimization;
     let config = TinkerConfig {
-        loss: registry.loss_of(train)?,
+        loss: registry.loss_of(train, training.distill)?,
         off_policy: train.off_policy(),
         adamw: trainers::adamw(optimization),
         schedule,
@@ -210,7 +203,7 @@ fn components(
         prompts: data::training_prompts(plan, &reader)?,
         generator: BoxedStage::new(generator_of(plan, &reader, generator().weights(synced))?),
         reward: Scoring::of(reward, &plan.model, &plan.net, plan.generate.max_new_tokens, registry)?,
-        reference,
+        scorers: Scorers::served(plan, &reader)?,
         backend: TinkerBackend::new(service, lora(plan)?, config).context("creating the model on the server")?,
         critic: None,
         mixture: None,

@@ -35,7 +35,7 @@ fn complaints_now(registry: &Registry, plan: &Plan) -> Vec<Problem> {
     let (name, params) = keys("train.advantage");
     note(name, params, registry.estimator_of(&plan.train.advantage).map(drop));
     match plan.reward.rule.alone() {
-        Ok(PartRule::Custom { function, params: given }) => {
+        Ok(Some(PartRule::Custom { function, params: given })) => {
             let (name, params) = keys("reward");
             note(name, params, registry.reward_of(&function, &given).map(drop));
         }

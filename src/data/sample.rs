@@ -20,9 +20,9 @@ pub enum Status {
     Aborted,
 }
 
-/// One trajectory. Per-token columns (`loss_mask`, `log_probs`, `ref_log_probs`, `versions`) are
-/// aligned with `tokens`: entry `t` belongs to token `t`. Labels are never stored shifted (law D5).
-/// In JSON, non-finite numbers are the strings `"NaN"`, `"inf"` and `"-inf"`.
+/// One trajectory. Per-token columns (`loss_mask`, `log_probs`, `ref_log_probs`, `teacher_log_probs`,
+/// `versions`) are aligned with `tokens`: entry `t` belongs to token `t`. Labels are never stored
+/// shifted (law D5). In JSON, non-finite numbers are the strings `"NaN"`, `"inf"` and `"-inf"`.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Sample {
@@ -51,6 +51,10 @@ pub struct Sample {
     /// if no reference scored the sample.
     #[serde(with = "number", skip_serializing_if = "Vec::is_empty")]
     pub ref_log_probs: Vec<f32>,
+    /// Log-probability of each trained token under a teacher, 0.0 for all others. Empty if no teacher
+    /// scored the sample.
+    #[serde(with = "number", skip_serializing_if = "Vec::is_empty")]
+    pub teacher_log_probs: Vec<f32>,
     /// A teacher's likeliest tokens at each trained position, if one gave them.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub teacher: Option<TopTokens>,
@@ -185,6 +189,7 @@ impl Sample {
             ("loss_mask", self.loss_mask.len(), false),
             ("log_probs", self.log_probs.len(), true),
             ("ref_log_probs", self.ref_log_probs.len(), true),
+            ("teacher_log_probs", self.teacher_log_probs.len(), true),
             ("versions", self.versions.len(), true),
         ] {
             if found != tokens && !(may_be_empty && found == 0) {

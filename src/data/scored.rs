@@ -17,7 +17,8 @@ pub fn is_reward(value: f64) -> bool {
     value.abs() <= REWARD_LIMIT
 }
 
-/// A group after its reward: either every sample has a finite reward, or the group is dropped.
+/// A group after its reward: either every sample has a finite reward, or the group is dropped, or the run
+/// has no rewards.
 /// Filters and batchers accept no other type, so that a filter before the reward does not compile.
 /// A dropped group still goes to the batcher, so that its rewards count in the metrics.
 #[derive(Clone, Debug, PartialEq)]
@@ -75,6 +76,13 @@ impl Scored {
         let mut scored = Scored { group, dropped: None, spared: false };
         scored.drop_if_empty();
         Ok(scored)
+    }
+
+    /// Takes a group of a run without rewards.
+    pub fn unrewarded(group: Group) -> Self {
+        let mut scored = Scored { group, dropped: None, spared: false };
+        scored.drop_if_empty();
+        scored
     }
 
     /// Drops the samples for which `unwanted` is true, as [`Group::drop_samples`] does, and returns how

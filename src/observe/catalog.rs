@@ -258,9 +258,9 @@ catalog! {
     KlReward: GAUGE "kl_reward_mean_nats" [] in "nats",
         "Divergence of the policy that sampled from the reference, as `train.kl_reward` estimates it: mean over the newest step's answers of the mean over their tokens.";
     TeacherKl: GAUGE "teacher_kl_mean_nats" [] in "nats",
-        "With `train.distill`: mean over the newest step's tokens of the policy's log-probability when it sampled them less the teacher's, an estimate of their divergence.";
+        "With `[teacher]`: mean over the newest step's tokens of the policy's log-probability when it sampled them less the teacher's, an estimate of their divergence.";
     TeacherDivergence: GAUGE "teacher_divergence_mean_nats" [] in "nats",
-        "With `train.distill.top_k`: mean over the newest step's tokens of the divergence of the policy's distribution from the teacher's.";
+        "With `teacher.top_k`: mean over the newest step's tokens of the divergence of the policy's distribution from the teacher's.";
     KlRewardCoef: GAUGE "kl_reward_coefficient" [] in "1", "Weight of that divergence's sum over an answer in the newest step's rewards.";
     LogProbGapMean: GAUGE "log_prob_gap_mean_nats" [] in "nats",
         "Mean absolute gap between the generator's log-probability of a token and the trainer's (law N3); with stale tokens it includes what the policy has learned since.";

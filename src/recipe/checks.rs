@@ -3,6 +3,7 @@
 mod engines;
 mod groups;
 mod held;
+mod scorers;
 mod sources;
 mod trainer;
 mod training;
@@ -120,7 +121,7 @@ fn between(plan: &Plan, note: Note) {
                 note("reward_model", &["pipeline"], "pipeline = \"reward_model\" has no section [reward_model]".to_owned(), help);
             }
         },
-        Pipeline::Grpo => grpo(plan, note),
+        Pipeline::Grpo | Pipeline::Distill => grpo(plan, note),
         Pipeline::GrpoOffline | Pipeline::Dpo => {
             mixture(plan, note);
             training::training(plan, note);

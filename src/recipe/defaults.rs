@@ -61,6 +61,9 @@ pub(crate) fn fill(root: &mut Node) -> Vec<Derived> {
         table.insert("train".to_owned(), entry(Value::Table(Table::new()), &root.place));
     }
     let mut derived = if is(table, Pipeline::Dpo) { preferences(table, &root.place) } else { Vec::new() };
+    if is(table, Pipeline::Distill) {
+        derived.extend(unrewarded(table, &root.place));
+    }
     let sections = [("train", &POLICY), ("sft", &IMITATION), ("reward_model", &REWARD_MODEL), ("critic", &CRITIC)];
     // In that pipeline [sft] is the data of [mix], without a phase.
     let mixed = is(table, Pipeline::GrpoOffline);
@@ -108,6 +111,16 @@ fn preferences(table: &mut Table, place: &Place) -> Vec<Derived> {
         }
     }
     derived
+}
+
+/// The reward of `pipeline = "distill"` without a section `[reward]`.
+fn unrewarded(table: &mut Table, place: &Place) -> Option<Derived> {
+    if table.contains_key("reward") {
+        return None;
+    }
+    let kind = ("kind".to_owned(), entry(Value::Text("none".to_owned()), place));
+    table.insert("reward".to_owned(), entry(Value::Table(Table::from([kind])), place));
+    Some(Derived::of("reward.kind", "\"none\"", "pipeline = \"distill\" without [reward]"))
 }
 
 fn entry(value: Value, place: &Place) -> Entry {

@@ -150,7 +150,7 @@ impl Plan {
     /// in it. Servers read a folder in the model's format, and a moving reference is a mean of f32
     /// parameters.
     pub fn publishes_rounded(&self) -> bool {
-        !self.engine.is_remote() && self.reference.as_ref().is_none_or(|reference| !reference.policy.follows())
+        !self.engine.is_remote() && self.scoring_policies().all(|(_, of)| !of.follows())
     }
 
     /// Largest number of sequences decoded at the same time: as many as can be in flight, and at
@@ -165,17 +165,18 @@ impl Plan {
     /// Threads that compute at the same time.
     pub fn threads(&self) -> usize {
         let warm_up = self.sft.as_ref().map_or(0, |sft| sft.optimization.threads);
-        let reference = self.reference.as_ref().map_or(0, |reference| reference.threads);
+        let reference = self.reference.as_ref().map_or(0, |of| of.threads);
+        let scorers = reference.saturating_add(self.teacher.as_ref().map_or(0, |of| of.threads));
         // They take turns.
         let critic = self.critic.as_ref().map_or(0, |critic| critic.optimization.threads);
         let trainer = self.train.optimization.threads.max(critic);
         match self.pipeline {
             Pipeline::Sft => warm_up,
             Pipeline::RewardModel => self.reward_model.as_ref().map_or(0, |of| of.optimization.threads),
-            Pipeline::GrpoOffline | Pipeline::Dpo => trainer.saturating_add(reference),
-            Pipeline::Grpo | Pipeline::SftThenGrpo => warm_up
+            Pipeline::GrpoOffline | Pipeline::Dpo => trainer.saturating_add(scorers),
+            Pipeline::Grpo | Pipeline::SftThenGrpo | Pipeline::Distill => warm_up
                 .max(self.generators().saturating_mul(self.generate.threads).saturating_add(trainer))
-                .saturating_add(reference)
+                .saturating_add(scorers)
                 .saturating_add(self.reward.rule.threads()),
         }
     }
@@ -187,7 +188,7 @@ impl Plan {
         if threads > cores {
             warnings.push(format!(
                 "the stages take {threads} threads, the machine has {cores}: they will slow each other down; lower generate.workers, generate.threads, \
-                 train.threads, critic.threads, sft.threads or reference.threads"
+                 train.threads, critic.threads, sft.threads, reference.threads or teacher.threads"
             ));
         }
         if self.pipeline.reinforces() {

@@ -76,3 +76,10 @@ tagged! {
         "custom" => Custom(Custom),
     }
 }
+
+impl Filter {
+    /// Returns true if it looks at rewards.
+    pub(crate) fn compares_rewards(&self) -> bool {
+        matches!(self, Filter::NonzeroStd { .. } | Filter::MinReward { .. })
+    }
+}

@@ -128,7 +128,8 @@ fn require_and_refuse_sections(root: &Node, plan: &Plan, findings: &mut Findings
     }
     if plan.judges_data() && !table.contains_key("reward") {
         let message = "the recipe has no `reward`: what a completion for a data set earns has no default".to_owned();
-        let kinds: Vec<String> = RewardRule::KINDS.iter().map(|kind| format!("\"{kind}\"")).collect();
+        let kinds: Vec<String> =
+            RewardRule::KINDS.iter().filter(|kind| **kind != "none").map(|kind| format!("\"{kind}\"")).collect();
         let help = format!("write [reward] with a kind, one of {}; \"math\" compares final answers", kinds.join(", "));
         findings.error(&root.place, "reward", message, help);
     }

@@ -194,7 +194,7 @@ fn optimization(plan: &Plan) -> Option<(&'static str, &Optimization)> {
     let last = match plan.pipeline {
         Pipeline::Sft => "sft",
         Pipeline::RewardModel => "reward_model",
-        Pipeline::Grpo | Pipeline::SftThenGrpo | Pipeline::GrpoOffline | Pipeline::Dpo => "train",
+        Pipeline::Grpo | Pipeline::SftThenGrpo | Pipeline::Distill | Pipeline::GrpoOffline | Pipeline::Dpo => "train",
     };
     plan.optimizations().find(|(section, _)| *section == last)
 }

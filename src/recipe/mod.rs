@@ -52,7 +52,7 @@ pub use model_folder::{FINAL, model_folder};
 pub use plan::{Batching, Checkpointing, Fallback, FlowLimits, Mix, Net, OnStale, Pipeline, Plan};
 pub use presets::{PRESETS, Preset};
 pub use reference::{explain, pages, schema};
-pub use reference_policy::{Reference, ReferencePolicy, ServedPolicy, SourceTeacher, TeacherPolicy, TinkerPolicy};
+pub use reference_policy::{FixedPolicy, Reference, ReferencePolicy, ServedPolicy, SourcePolicy, Teacher, TinkerPolicy};
 pub use render::{check_text, check_text_on, derived_text, facts};
 pub use reward::{Composition, PartRule, Reward, RewardRule};
 pub use task::{RewardModel, Sft, Task, TaskData};

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use super::data::Source;
 use super::model::{ModelSource, with_revision};
 use super::plan::Plan;
-use super::reference_policy::{ReferencePolicy, TeacherPolicy};
+use super::reference_policy::{FixedPolicy, ReferencePolicy};
 use super::task::TaskData;
 use crate::data::source::dataset_commit;
 use crate::hub::Cache;
@@ -45,16 +45,19 @@ pub(super) fn visit(plan: &mut Plan, mut model: impl FnMut(String, &mut PathBuf)
     if let Some(path) = plan.critic.as_mut().and_then(|critic| critic.path.as_mut()) {
         model("critic.path".to_owned(), path);
     }
-    match plan.reference.as_mut().map(|of| &mut of.policy) {
-        Some(ReferencePolicy::Frozen { path: Some(path) }) => model("reference.path".to_owned(), path),
-        Some(ReferencePolicy::BySource { teacher }) => {
-            for (at, of) in teacher.iter_mut().enumerate() {
-                if let TeacherPolicy::Frozen { path: Some(path) } = &mut of.policy {
-                    model(format!("reference.teacher[{at}].path"), path);
+    let reference = plan.reference.iter_mut().map(|of| ("reference", &mut of.policy));
+    for (section, policy) in reference.chain(plan.teacher.iter_mut().map(|of| ("teacher", &mut of.policy))) {
+        match policy {
+            ReferencePolicy::Frozen { path: Some(path) } => model(format!("{section}.path"), path),
+            ReferencePolicy::BySource { part } => {
+                for (at, of) in part.iter_mut().enumerate() {
+                    if let FixedPolicy::Frozen { path: Some(path) } = &mut of.policy {
+                        model(format!("{section}.part[{at}].path"), path);
+                    }
                 }
             }
+            _ => {}
         }
-        _ => {}
     }
     for (key, of) in plan.reward.rule.models_mut() {
         model(format!("{key}.path"), &mut of.path);

@@ -14,7 +14,7 @@ use super::eval::Eval;
 use super::generate::{Filter, Generate};
 use super::lora::Lora;
 use super::model::Model;
-use super::reference_policy::Reference;
+use super::reference_policy::{Reference, ReferencePolicy, Teacher};
 use super::reward::Reward;
 use super::task::{RewardModel, Sft, Task, TaskData};
 use super::timeline::{Change, Ramp};
@@ -70,6 +70,8 @@ section! {
         pairs: Option<Pairs> = None;
         /// Reference policy, which KL terms and losses of pairs are taken against.
         reference: Option<Reference> = None;
+        /// Teacher, from which the policy is distilled.
+        teacher: Option<Teacher> = None;
         /// Groups of one optimizer step.
         batch: Batching = Batching::default();
         /// The policy-gradient loss and the optimizer.
@@ -112,6 +114,8 @@ choices! {
         "sft_then_grpo" => SftThenGrpo,
         /// training of a reward model on pairs of completions.
         "reward_model" => RewardModel,
+        /// on-policy distillation from a `[teacher]`: `grpo` without a reward, unless there is a section `[reward]`.
+        "distill" => Distill,
         /// `grpo` on recorded rollouts, without a generator.
         "grpo_offline" => GrpoOffline,
         /// preference training on a data set of pairs, of which one completion is chosen and the
@@ -124,13 +128,15 @@ choices! {
 const SAMPLED_EVALUATION: &str = "samples greedy temperature top_p max_new_tokens success max_num_seqs";
 
 /// Sections that some pipelines do not read, and the pipelines that read them.
-const READ_BY: [(&str, &str); 6] = [
-    ("sft", "grpo sft sft_then_grpo grpo_offline"),
+const READ_BY: [(&str, &str); 8] = [
+    ("sft", "grpo sft sft_then_grpo distill grpo_offline"),
     ("reward_model", "reward_model"),
-    ("mix generate filter critic", "grpo sft_then_grpo grpo_offline"),
-    ("reference batch train", "grpo sft_then_grpo grpo_offline dpo"),
-    ("trainer", "grpo"),
-    ("curriculum engine environment reward filter_fallback pairs sync flow", "grpo sft_then_grpo"),
+    ("mix generate filter teacher", "grpo sft_then_grpo distill grpo_offline"),
+    ("critic", "grpo sft_then_grpo grpo_offline"),
+    ("reference batch train", "grpo sft_then_grpo distill grpo_offline dpo"),
+    ("trainer", "grpo distill"),
+    ("curriculum engine environment reward filter_fallback sync flow", "grpo sft_then_grpo distill"),
+    ("pairs", "grpo sft_then_grpo"),
 ];
 
 impl Plan {
@@ -151,6 +157,12 @@ impl Plan {
         let asked = self.eval.as_ref().map(|eval| eval.task.as_ref().unwrap_or(&self.task));
         let asked = asked.filter(|_| !self.pipeline.evaluates_pairs());
         self.pipeline.reinforces() && is_data(&self.task) || self.rescores() || asked.is_some_and(is_data)
+    }
+
+    /// The policies that score the trained one's completions, each with its section.
+    pub fn scoring_policies(&self) -> impl Iterator<Item = (&'static str, &ReferencePolicy)> {
+        let reference = self.reference.iter().map(|of| ("reference", &of.policy));
+        reference.chain(self.teacher.iter().map(|of| ("teacher", &of.policy)))
     }
 
     /// Sections without effect in this plan's pipeline. An evaluation samples and judges
@@ -183,7 +195,7 @@ impl Pipeline {
 
     /// Returns true if the policy is reinforced.
     pub fn reinforces(self) -> bool {
-        matches!(self, Pipeline::Grpo | Pipeline::SftThenGrpo)
+        matches!(self, Pipeline::Grpo | Pipeline::SftThenGrpo | Pipeline::Distill)
     }
 }
 

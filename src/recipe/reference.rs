@@ -35,7 +35,7 @@ Each page names the keys that most recipes set, then lists all keys. The pages a
 ";
 
 /// Keys that most recipes set, by section.
-const COMMON: [(&str, &[&str]); 22] = [
+const COMMON: [(&str, &[&str]); 23] = [
     ("", &["pipeline", "name", "seed"]),
     ("model", &["path", "device", "dtype"]),
     ("lora", &["rank", "alpha", "targets"]),
@@ -49,6 +49,7 @@ const COMMON: [(&str, &[&str]); 22] = [
     ("reward", &["kind", "require_end_of_text", "retries", "on_failure"]),
     ("filter[]", &["kind", "threshold"]),
     ("reference", &["kind", "path"]),
+    ("teacher", &["kind", "path", "top_k", "beta"]),
     ("batch", &["groups"]),
     ("train", &["steps", "epochs", "lr", "loss.kind", "advantage.kind", "micro_batch_tokens"]),
     ("critic", &["lr", "gamma", "lambda", "warmup_steps"]),

@@ -1,28 +1,41 @@
-//! `[reference]`: the reference policy.
+//! `[reference]`: the reference policy; `[teacher]`: the policy that another one is distilled from.
 
 use std::path::PathBuf;
 
 use crate::net::RetryPauses;
 use crate::settings::declare::{section, tagged};
 use crate::settings::setting::{BELOW_ONE, GIVEN, POSITIVE, SOME, SOME_STEPS};
+use crate::stages::train::Distill;
 
 section! {
     /// Reference policy of `train.kl_loss`, `train.kl_reward` or a loss of pairs. Its stage scores
     /// the groups that the filter keeps, in parallel with generator and trainer.
     pub struct Reference {
         first policy: ReferencePolicy;
-        /// Template of the reference's own prompt, if it is not the policy's: `{prompt}` is the policy's, and
+        /// Threads of its stage.
+        threads: usize = 1, SOME;
+    }
+}
+
+section! {
+    /// On-policy distillation: a teacher scores the policy's own rollouts, in parallel with generator and
+    /// trainer. With `top_k = 0` a token's advantage is the teacher's log-probability minus the policy's own
+    /// when it sampled the token, so that the policy minimises the reverse KL divergence.
+    pub struct Teacher {
+        first policy: ReferencePolicy;
+        /// Template of the teacher's own prompt, if it is not the policy's: `{prompt}` is the policy's, and
         /// other names in braces are fields of the prompt's record, such as `{answer}`. Of a
         /// conversation it replaces the user's last turn. A teacher that is shown the answer teaches
         /// the policy without it (self-distillation).
         hint: Option<String> = None;
         /// Threads of its stage.
         threads: usize = 1, SOME;
+        last distill: Distill;
     }
 }
 
 tagged! {
-    /// Source of the reference policy.
+    /// Source of the weights.
     pub enum ReferencePolicy {
         /// the policy at the run's start, after the warm-up, or a folder's.
         "frozen" => Frozen {
@@ -34,10 +47,10 @@ tagged! {
         "server" => Server(ServedPolicy),
         /// a model of a server of the Tinker API; `generate.temperature` must be 1.
         "tinker" => Tinker(TinkerPolicy),
-        /// several teachers, each for the groups of some data sets.
+        /// several policies, each for the groups of some data sets.
         "by_source" => BySource {
-            /// The teachers; may be repeated.
-            teacher: Vec<SourceTeacher> = Vec::new();
+            /// One of them; may be repeated.
+            part: Vec<SourcePolicy> = Vec::new();
         },
         /// a moving average of the published weights.
         "ema" => Ema {
@@ -54,17 +67,17 @@ tagged! {
 }
 
 section! {
-    /// Teacher for the groups of some data sets.
-    pub struct SourceTeacher {
-        first policy: TeacherPolicy;
-        /// Names of the data sets. Empty: all that no other teacher names.
+    /// Policy for the groups of some data sets.
+    pub struct SourcePolicy {
+        first policy: FixedPolicy;
+        /// Names of the data sets. Empty: all that no other part names.
         sources: Vec<String> = Vec::new();
     }
 }
 
 tagged! {
-    /// Source of a teacher's weights.
-    pub enum TeacherPolicy {
+    /// Source of weights that do not change.
+    pub enum FixedPolicy {
         /// the policy at the run's start, after the warm-up, or a folder's.
         "frozen" => Frozen {
             /// A Hugging Face folder of a model with the same vocabulary. Left out: the policy at
@@ -117,26 +130,26 @@ section! {
     }
 }
 
-impl TeacherPolicy {
-    /// The same as the only reference policy.
+impl FixedPolicy {
+    /// The same as the only policy of its section.
     pub fn alone(&self) -> ReferencePolicy {
         match self.clone() {
-            TeacherPolicy::Frozen { path } => ReferencePolicy::Frozen { path },
-            TeacherPolicy::Server(of) => ReferencePolicy::Server(of),
-            TeacherPolicy::Tinker(of) => ReferencePolicy::Tinker(of),
+            FixedPolicy::Frozen { path } => ReferencePolicy::Frozen { path },
+            FixedPolicy::Server(of) => ReferencePolicy::Server(of),
+            FixedPolicy::Tinker(of) => ReferencePolicy::Tinker(of),
         }
     }
 }
 
 impl ReferencePolicy {
-    /// The parts that score, each with its key.
-    pub fn parts(&self) -> Vec<(String, ReferencePolicy)> {
+    /// The policies that score, each with its key. `section` is its own section.
+    pub fn parts(&self, section: &str) -> Vec<(String, ReferencePolicy)> {
         match self {
-            ReferencePolicy::BySource { teacher } => {
-                let part = |(at, of): (usize, &SourceTeacher)| (format!("reference.teacher[{at}]"), of.policy.alone());
-                teacher.iter().enumerate().map(part).collect()
+            ReferencePolicy::BySource { part } => {
+                let keyed = |(at, of): (usize, &SourcePolicy)| (format!("{section}.part[{at}]"), of.policy.alone());
+                part.iter().enumerate().map(keyed).collect()
             }
-            alone => vec![("reference".to_owned(), alone.clone())],
+            alone => vec![(section.to_owned(), alone.clone())],
         }
     }
 

@@ -81,6 +81,8 @@ tagged! {
         "python" => Python(PythonReward),
         /// a combination of parts, each a `[[reward.part]]`.
         "parts" => Parts(Composition),
+        /// no reward: a `[teacher]` alone says what is learned. Default of pipeline = "distill".
+        "none" => None,
     }
 }
 
@@ -183,9 +185,9 @@ tagged! {
 }
 
 impl RewardRule {
-    /// Returns the rule as a single part, or its composition if it has parts.
-    pub fn alone(&self) -> Result<PartRule, &Composition> {
-        Ok(match self {
+    /// Returns the rule as a single part, if there is one, or its composition if it has parts.
+    pub fn alone(&self) -> Result<Option<PartRule>, &Composition> {
+        Ok(Some(match self {
             RewardRule::Exact => PartRule::Exact,
             RewardRule::Numeric { tolerance } => PartRule::Numeric { tolerance: *tolerance },
             RewardRule::Regex { pattern } => PartRule::Regex { pattern: pattern.clone() },
@@ -198,7 +200,8 @@ impl RewardRule {
             RewardRule::Custom(of) => PartRule::Custom { function: of.name.clone(), params: of.params.clone() },
             RewardRule::Python(of) => PartRule::Python(of.clone()),
             RewardRule::Parts(of) => return Err(of),
-        })
+            RewardRule::None => return Ok(None),
+        }))
     }
 
     /// Returns its reward models, each with the path of its keys.
@@ -255,7 +258,7 @@ impl RewardRule {
     /// Returns its parts, or itself as the only one.
     fn rules(&self) -> Vec<PartRule> {
         match self.alone() {
-            Ok(rule) => vec![rule],
+            Ok(rule) => rule.into_iter().collect(),
             Err(of) => of.part.iter().map(|part| part.rule.clone()).collect(),
         }
     }

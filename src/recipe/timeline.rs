@@ -16,9 +16,9 @@ use crate::settings::setting::{FINITE, GIVEN, Limit};
 
 /// Keys, and sections with all keys in them, that a step may have other values of than the step before.
 const CHANGEABLE: &str = "train.lr train.schedule train.loss train.entropy_coef train.top_entropy \
-     train.off_policy_threshold train.kl_loss train.kl_reward train.distill train.advantage train.loss_aggregation \
+     train.off_policy_threshold train.kl_loss train.kl_reward train.advantage train.loss_aggregation \
      train.proximal train.correction train.reject train.ppo_epochs train.minibatches pairs \
-     generate.temperature sft.lr sft.schedule reward_model.lr reward_model.schedule reward_model.center";
+     teacher.coef teacher.discount teacher.rewards teacher.top_k teacher.beta generate.temperature sft.lr sft.schedule reward_model.lr reward_model.schedule reward_model.center";
 
 /// Keys of [`CHANGEABLE`] that the steps of a pipeline read. A supervised phase before
 /// reinforcement counts its steps separately.

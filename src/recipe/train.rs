@@ -17,7 +17,7 @@ use crate::settings::setting::{
     FINITE, FINITE_IF_GIVEN, Limit, NOT_NEGATIVE, POSITIVE, POSITIVE_IF_GIVEN, SHARE, SOME, SOME_STEPS, UP_TO_ONE,
 };
 use crate::stages::pairs::Pairing;
-use crate::stages::train::{Distill, RewardKl};
+use crate::stages::train::RewardKl;
 use crate::train::{DecayScope, LrScale, NonFinitePolicy};
 
 const BETAS: Limit<[f64; 2]> =
@@ -55,8 +55,6 @@ section! {
         kl_loss: Option<KlLoss> = None;
         /// KL divergence from the reference policy, in the reward.
         kl_reward: Option<KlReward> = None;
-        /// On-policy distillation from the reference policy.
-        distill: Option<Distill> = None;
         /// Coefficient of the entropy bonus, the mean over the step's trained tokens.
         entropy_coef: f64 = 0.0, FINITE;
         /// Share of the step's tokens that are trained on, those of highest entropy. Below 1 it
@@ -189,7 +187,7 @@ impl Train {
     /// Returns true if a loss or reward needs a reference policy.
     pub fn uses_reference(&self) -> bool {
         let pairs = matches!(&self.loss, LossChoice::Dpo(of) if of.needs_reference());
-        pairs || self.kl_loss.is_some() || self.kl_reward.is_some() || self.distill.is_some()
+        pairs || self.kl_loss.is_some() || self.kl_reward.is_some()
     }
 
     /// Policy training with defaults for all but the essentials, checked.

@@ -136,6 +136,7 @@ pub fn collate_in<S: Borrow<Sample>>(
             ("advantage", sample.advantage.filter(|value| !value.is_finite())),
             ("behaviour log-probability", bad(&sample.log_probs)),
             ("reference log-probability", bad(&sample.ref_log_probs)),
+            ("teacher's log-probability", bad(&sample.teacher_log_probs)),
         ];
         if let Some((what, value)) = numbers.into_iter().find_map(|(what, value)| Some((what, value?))) {
             return Err(TrainError::BadSample(name_of(sample), what, value));

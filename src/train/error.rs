@@ -23,6 +23,9 @@ pub enum TrainError {
         "{0} has no log-probabilities of the reference policy, which its reward pays for; let a stage `Reference` score it first"
     )]
     NoReference(String),
+    /// A sample, by its name, that no teacher scored.
+    #[error("{0} has no log-probabilities of a teacher; let a stage `Reference` that is `teaching` score it first")]
+    NoTeacher(String),
     /// Columns of a sample are inconsistent.
     #[error(transparent)]
     Sample(Arc<DataError>),

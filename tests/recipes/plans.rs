@@ -69,7 +69,7 @@ fn shipped_plan(file: &Path) -> Plan {
         ("path = \"Qwen/", format!("model.path={}", MODEL.display())),
         ("data = \"openai/gsm8k\"", format!("task.data={}", GSM8K.display())),
         ("task = { data = \"openai/gsm8k\"", format!("eval.task.data={}", GSM8K.display())),
-        ("path = \"runs/teacher\"", format!("reference.path={}", MODEL.display())),
+        ("path = \"runs/teacher\"", format!("teacher.path={}", MODEL.display())),
         ("path = \"runs/gsm8k/", "task.path=pipelines/data/rollouts_addition.jsonl".to_owned()),
     ];
     let text = text_of(file);
@@ -104,8 +104,8 @@ fn every_shipped_recipe_loads_and_is_without_warnings() {
     assert!(shipped().len() >= 3);
     for file in shipped() {
         let plan = shipped_plan(&file);
-        // A reference takes a core of its own.
-        let machine = Machine { threads: MACHINE.threads + usize::from(plan.reference.is_some()), ..MACHINE };
+        // Each scorer takes a core of its own.
+        let machine = Machine { threads: MACHINE.threads + plan.scoring_policies().count(), ..MACHINE };
         assert_eq!(plan.warnings(machine), Vec::<String>::new(), "{}", file.display());
     }
 }

@@ -8,23 +8,25 @@ use rollflow::recipe::{Plan, RecipeError, RecipeErrors, parse, schema};
 use serde_json::Value;
 
 /// The pipelines, each with the smallest recipe that it takes, but for the model.
-const PIPELINES: [(&str, &[&str]); 6] = [
+const PIPELINES: [(&str, &[&str]); 7] = [
     ("grpo", &["task.kind='arithmetic'", "reward.kind='exact'"]),
     ("sft", &["task.kind='arithmetic'", "sft={}"]),
     ("sft_then_grpo", &["task.kind='arithmetic'", "reward.kind='exact'", "sft={}"]),
     ("reward_model", &["task.kind='arithmetic'", "reward_model={}"]),
+    ("distill", &["task.kind='arithmetic'", "reward.kind='exact'", "teacher={kind='frozen',path='m'}"]),
     ("grpo_offline", &["task={kind='rollouts',path='a.jsonl'}"]),
     ("dpo", &["task={kind='data',data='a.jsonl'}"]),
 ];
 
-const ALL: &str = "grpo sft sft_then_grpo reward_model grpo_offline dpo";
-const POLICY: &str = "grpo sft_then_grpo grpo_offline dpo";
-const REINFORCED: &str = "grpo sft_then_grpo grpo_offline";
-const GENERATED: &str = "grpo sft_then_grpo";
-const SAMPLED: &str = "grpo sft sft_then_grpo grpo_offline";
+const ALL: &str = "grpo sft sft_then_grpo distill reward_model grpo_offline dpo";
+const POLICY: &str = "grpo sft_then_grpo distill grpo_offline dpo";
+const REINFORCED: &str = "grpo sft_then_grpo distill grpo_offline";
+const CRITICISED: &str = "grpo sft_then_grpo grpo_offline";
+const GENERATED: &str = "grpo sft_then_grpo distill";
+const SAMPLED: &str = "grpo sft sft_then_grpo distill grpo_offline";
 const PAIRED: &str = "grpo sft_then_grpo dpo";
-const DATA: &str = "grpo sft sft_then_grpo reward_model dpo";
-const SFT: &str = "grpo sft sft_then_grpo";
+const DATA: &str = "grpo sft sft_then_grpo distill reward_model dpo";
+const SFT: &str = "grpo sft sft_then_grpo distill";
 
 /// What reads a key, and in which pipelines; of several lines the longest that the key begins with counts. In every other pipeline the key is
 /// an error that names it or its section.
@@ -37,8 +39,8 @@ const READ: &[(&str, &str, &str)] = &[
     ("lora.sync", POLICY, "trainers::backend: the weights that are published, for a generator or an evaluation"),
     ("chat.", ALL, "conversations: prompts, examples, pairs, and those of [eval] and [mix]"),
     ("task.", DATA, "data::prompts, supervised::batches, preferences::divided, preferences::batches"),
-    ("task.shuffle", "grpo sft_then_grpo dpo", "data::prompts, preferences::batches; others draw by the seed"),
-    ("task.weight", "grpo sft sft_then_grpo dpo", "Mixed; a reward model meets every pair"),
+    ("task.shuffle", "grpo sft_then_grpo distill dpo", "data::prompts, preferences::batches; others draw by the seed"),
+    ("task.weight", "grpo sft sft_then_grpo distill dpo", "Mixed; a reward model meets every pair"),
     ("task.sources", DATA, "as task.data"),
     ("task.path", "grpo_offline", "grpo_offline::groups"),
     ("task.limit", REINFORCED, "grpo_offline::groups, environments::tasks"),
@@ -51,7 +53,7 @@ const READ: &[(&str, &str, &str)] = &[
     ("sft.on_overlong", SAMPLED, "supervised::batches, of [mix] too"),
     ("sft.packing", SAMPLED, "supervised::batches, of [mix] too"),
     ("sft.turns", SAMPLED, "supervised::prepare, of [mix] too"),
-    ("trainer.", "grpo", "tinker::open"),
+    ("trainer.", "grpo distill", "tinker::open"),
     ("sft.lr_scale.score_head", "", "a language model has none"),
     ("mix.", REINFORCED, "steps::Mixture"),
     ("reward_model.", "reward_model", "reward_model::declare, trainers::reward_model_config"),
@@ -67,11 +69,13 @@ const READ: &[(&str, &str, &str)] = &[
     ("reward.on_failure", REINFORCED, "rewards::Scoring, grpo_offline::rescored"),
     ("reward.max_poisoned", GENERATED, "rewards::Scoring"),
     ("filter", REINFORCED, "rollout::filter"),
-    ("pairs.", GENERATED, "Plan::pairing"),
+    ("pairs.", "grpo sft_then_grpo", "Plan::pairing"),
     ("reference.", POLICY, "references"),
-    ("reference.hint", "grpo sft_then_grpo grpo_offline", "references::stage"),
     ("reference.decay", GENERATED, "references: follows what is published"),
     ("reference.every", GENERATED, "references: follows what is published"),
+    ("teacher.", REINFORCED, "references, Distill::apply; a loss of pairs reads no advantages"),
+    ("teacher.decay", GENERATED, "references: follows what is published"),
+    ("teacher.every", GENERATED, "references: follows what is published"),
     ("batch.groups", POLICY, "Batcher, RecordedGroups::batches, preferences::batches"),
     ("batch.oversampling_factor", GENERATED, "Batcher::over_sample"),
     ("train.", POLICY, "trainers::trainer, trainers::backend, steps::step_config"),
@@ -88,7 +92,6 @@ const READ: &[(&str, &str, &str)] = &[
     ("train.reject", REINFORCED, "Train::off_policy; a loss of pairs has no ratio"),
     ("train.proximal", REINFORCED, "Train::off_policy; a loss of pairs has no ratio"),
     ("train.entropy_coef", REINFORCED, "Train::library_loss; a loss of pairs has no such term"),
-    ("train.distill.", REINFORCED, "Distill::apply; a loss of pairs reads no advantages"),
     ("train.top_entropy", REINFORCED, "Train::library_loss; a loss of pairs judges whole answers"),
     ("train.off_policy_threshold", REINFORCED, "Train::library_loss; a loss of pairs has no ratio"),
     ("train.loss.", REINFORCED, "Registry::loss_of"),
@@ -99,7 +102,7 @@ const READ: &[(&str, &str, &str)] = &[
     ("train.loss.tail_weight", PAIRED, "Train::library_loss: a loss of pairs"),
     ("train.loss.tau", PAIRED, "Train::library_loss: a loss of pairs"),
     ("train.lr_scale.score_head", "", "a language model has none"),
-    ("critic.", REINFORCED, "trainers::critic_config"),
+    ("critic.", CRITICISED, "trainers::critic_config"),
     ("critic.lr_scale.adapters", "", "a critic is trained whole"),
     ("critic.lr_scale.head", "", "its head gives a score"),
     ("change", ALL, "Timeline"),
@@ -125,8 +128,9 @@ const READ: &[(&str, &str, &str)] = &[
 
 /// What else may stand in a recipe, so that keys which mean something only beside it find it there. A context is tried for keys of the sections that
 /// it names.
-const CONTEXTS: [&[&str]; 38] = [
+const CONTEXTS: [&[&str]; 42] = [
     &["lora={}", "trainer={backend='tinker',url='http://a:1'}"],
+    &["lora={}", "trainer={backend='tinker',url='http://a:1'}", "teacher={kind='server',url='http://a:1'}"],
     &["ranks.shard='optimizer'"],
     &["store.url='file:///store'"],
     &[],
@@ -152,7 +156,10 @@ const CONTEXTS: [&[&str]; 38] = [
     &["engine={launch='vllm',replicas=2}"],
     &["reference={kind='frozen'}", "train.kl_loss={beta=0.1}"],
     &["reference={kind='frozen'}", "train.kl_reward={beta=0.1}"],
-    &["reference={kind='frozen'}", "train.distill={top_k=4}"],
+    &["teacher={kind='frozen',path='m'}"],
+    &["teacher={kind='frozen',path='m',top_k=4}"],
+    &["teacher={kind='ema'}"],
+    &["teacher={kind='periodic'}"],
     &["reference={kind='ema'}", "train.kl_loss={beta=0.1}"],
     &["reference={kind='periodic'}", "train.kl_loss={beta=0.1}"],
     &["pairs={select='all'}", "train.loss={kind='dpo'}", "reference={kind='frozen'}"],
@@ -169,7 +176,7 @@ const CONTEXTS: [&[&str]; 38] = [
 ];
 
 /// What a kind needs beside it, in the words that name it.
-const COMPANIONS: [(&str, &[&str]); 20] = [
+const COMPANIONS: [(&str, &[&str]); 22] = [
     ("task.kind='data'", &["task.data='a.jsonl'"]),
     ("task.kind='environment'", &["environment={kind='verifiers',name='x'}", "sft.data='a.jsonl'"]),
     ("eval.task.kind='data'", &["eval.task.data='a.jsonl'"]),
@@ -181,6 +188,8 @@ const COMPANIONS: [(&str, &[&str]); 20] = [
     ("reward.kind='parts'", &["reward.part=[{kind='exact',name='a'},{kind='length',name='b',min=0,max=9}]"]),
     ("reference.kind='server'", &["reference.url='http://a:1'"]),
     ("reference.kind='tinker'", &["reference.url='http://a:1'"]),
+    ("teacher.kind='server'", &["teacher.url='http://a:1'"]),
+    ("teacher.kind='tinker'", &["teacher.url='http://a:1'"]),
     ("environment.kind='search'", &["environment.corpus='a.jsonl'"]),
     ("reward.kind='python'", &["reward.file='x.py'"]),
     ("environment.kind='python'", &["environment.file='x.py'", "environment.environment='X'"]),
@@ -193,7 +202,7 @@ const COMPANIONS: [(&str, &[&str]); 20] = [
 ];
 
 /// Values that no type tells.
-const VALUES: [(&str, &str); 20] = [
+const VALUES: [(&str, &str); 21] = [
     ("model.device", "'cuda'"),
     ("model.preset", "'qwen2.5-0.5b'"),
     ("reward.prompt", "'Grade {response} to {prompt}.'"),
@@ -213,7 +222,8 @@ const VALUES: [(&str, &str); 20] = [
     ("eval.task.sources", "[{data='a.jsonl'}]"),
     ("store.url", "'file:///store'"),
     ("curriculum.source", "[{name='a',from=0.5}]"),
-    ("reference.teacher", "[{kind='frozen',path='m'}]"),
+    ("reference.part", "[{kind='frozen',path='m'}]"),
+    ("teacher.part", "[{kind='frozen',path='m'}]"),
 ];
 
 /// A key, and what to write for it: of each kind that has it, alternatives.

@@ -35,6 +35,8 @@ pub enum Scoring {
     },
     /// By services; some parts may be computed in this process.
     Remote(RemoteReward),
+    /// Not at all.
+    None,
 }
 
 impl Scoring {
@@ -44,7 +46,8 @@ impl Scoring {
         let mut build = Build { section: reward, model, net, max_new_tokens, registry, models: Models::new() };
         let retries = reward.retries;
         let score: SampleReward = match reward.rule.alone() {
-            Ok(rule) => {
+            Ok(None) => return Ok(Scoring::None),
+            Ok(Some(rule)) => {
                 if rule.is_remote() {
                     let (service, concurrency) = build.service(&rule)?;
                     return Ok(Scoring::Remote(RemoteReward::new(service).retries(retries).concurrency(concurrency)));
@@ -88,6 +91,7 @@ impl Scoring {
                 (group, failures)
             }
             Scoring::Remote(reward) => reward.score_blocking(group)?,
+            Scoring::None => (group, Vec::new()),
         })
     }
 
@@ -112,6 +116,7 @@ impl Scoring {
                 BoxedStage::new(reward.failures(failures))
             }
             Scoring::Remote(reward) => BoxedStage::new(reward.failures(failures)),
+            Scoring::None => BoxedStage::new(Reward::none().failures(failures)),
         }
     }
 }

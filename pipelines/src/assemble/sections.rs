@@ -8,9 +8,10 @@ use rollflow::engine::settings::{Engine, Launch};
 use rollflow::prelude::Aggregation;
 use rollflow::recipe::{
     Chat, Checkpointing, Critic, DeviceName, Environment, Eval, FlowLimits, Generate, Lora, MemoryPlan, Model, Net, Pipeline,
-    Plan, Reward, Task, Train,
+    Plan, Reward, RewardRule, Task, Train,
 };
 use rollflow::stages::pairs::Pairing;
+use rollflow::stages::train::Distill;
 use rollflow::weights::StoreRule;
 
 /// The model that a run begins with.
@@ -120,7 +121,9 @@ impl Pacing {
 pub struct Step<'a> {
     /// Loss, advantages and optimizer.
     pub train: &'a Train,
-    /// True if samples have rewards to compare: pairs of a data set have none.
+    /// What is learned from a teacher.
+    pub distill: Option<&'a Distill>,
+    /// True if samples have rewards to compare.
     pub rewarded: bool,
     /// Pairs that the loss compares.
     pub pairs: Option<Pairing>,
@@ -138,7 +141,9 @@ impl<'a> Step<'a> {
         let warm_up = plan.critic.as_ref().map_or(0, |critic| critic.warmup_steps);
         Step {
             train: &plan.train,
-            rewarded: plan.pipeline != Pipeline::Dpo,
+            distill: plan.teacher.as_ref().map(|teacher| &teacher.distill),
+            // Pairs of a data set have none.
+            rewarded: plan.pipeline != Pipeline::Dpo && plan.reward.rule != RewardRule::None,
             pairs: plan.pairing(),
             aggregation: plan.aggregation(),
             own_steps: plan.train.steps.saturating_sub(warm_up),
@@ -152,6 +157,8 @@ impl<'a> Step<'a> {
 pub struct Training<'a> {
     /// Loss and optimizer of the policy.
     pub train: &'a Train,
+    /// What is learned from a teacher.
+    pub distill: Option<&'a Distill>,
     /// The critic.
     pub critic: Option<&'a Critic>,
     /// How models compute.
@@ -178,6 +185,7 @@ impl<'a> Training<'a> {
         let Plan { train, model, checkpoint, flow, .. } = plan;
         Training {
             train,
+            distill: plan.teacher.as_ref().map(|teacher| &teacher.distill),
             critic: plan.critic.as_ref(),
             model,
             checkpoint,

@@ -17,11 +17,11 @@ use crate::registry::Registry;
 /// Configuration of a training step.
 pub fn step_config(of: Step, registry: &Registry) -> Result<StepConfig> {
     let Step { train, .. } = of;
-    let (loss, off_policy) = (registry.loss_of(train)?, train.off_policy());
+    let (loss, off_policy) = (registry.loss_of(train, of.distill)?, train.off_policy());
     Ok(StepConfig {
         advantages: of.rewarded.then(|| registry.estimator_of(&train.advantage)).transpose()?,
         reward_kl: train.reward_kl().map(Arc::new),
-        distill: train.distill.clone(),
+        distill: of.distill.cloned(),
         pairs: of.pairs,
         aggregation: of.aggregation,
         algorithm: Some(Arc::new(Algorithm { loss, off_policy, key: None })),

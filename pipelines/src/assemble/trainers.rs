@@ -34,7 +34,7 @@ pub fn backend(of: Training, registry: &Registry, policy: &Policy) -> Result<Loc
 pub fn policy_config(of: Training, registry: &Registry) -> Result<LocalConfig> {
     let Training { train, .. } = of;
     let schedule = steps::schedule(&train.optimization, train.lr, of.own_steps, train.updates_a_step())?;
-    let config = local_config(of.model, of.checkpoint, &train.optimization, schedule, registry.loss_of(train)?)?;
+    let config = local_config(of.model, of.checkpoint, &train.optimization, schedule, registry.loss_of(train, of.distill)?)?;
     Ok(LocalConfig {
         temperature: of.temperature,
         merge: of.lora.is_none_or(Lora::merges),

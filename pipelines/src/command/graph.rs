@@ -48,7 +48,7 @@ impl Graph {
 fn graph_of(plan: &Plan, registry: &Registry) -> Result<flow::Graph> {
     let outputs = Outputs::in_memory();
     let flow = match plan.pipeline {
-        Pipeline::Grpo | Pipeline::SftThenGrpo => {
+        Pipeline::Grpo | Pipeline::SftThenGrpo | Pipeline::Distill => {
             let policy = match plan.trainer.backend {
                 TrainerBackend::Local => policy::policy(Start::of(plan))?,
                 TrainerBackend::Tinker => policy::outline(Start::of(plan))?,

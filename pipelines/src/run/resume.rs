@@ -114,7 +114,7 @@ pub(crate) fn complete(folder: &Path, plan: &Plan) -> Result<Option<(&'static st
     let key = match plan.pipeline {
         Pipeline::Sft => "sft.steps",
         Pipeline::RewardModel => "reward_model.steps",
-        Pipeline::Grpo | Pipeline::GrpoOffline | Pipeline::Dpo | Pipeline::SftThenGrpo => "train.steps",
+        Pipeline::Grpo | Pipeline::Distill | Pipeline::GrpoOffline | Pipeline::Dpo | Pipeline::SftThenGrpo => "train.steps",
     };
     let steps = plan.steps();
     // A changed recipe may fail for a reason that only the run finds. An earlier version spelled out other keys.

@@ -30,6 +30,7 @@ use rollflow::stages::train::{Trained, staleness};
 use rollflow::train::SimulatedBackend;
 use rollflow::util::untrusted;
 
+use crate::assemble::references::Scorers;
 use crate::assemble::rewards::Scoring;
 use crate::assemble::{data, policy, rollout};
 use crate::command::out;
@@ -239,7 +240,10 @@ fn components(
             models: Vec::new(),
             threads: 0,
         },
-        reference: plan.reference.as_ref().map(|_| Reference::frozen(unscored, Arc::new(()))),
+        scorers: Scorers {
+            reference: plan.reference.as_ref().map(|_| Reference::frozen(unscored, Arc::new(()))),
+            teacher: plan.teacher.as_ref().map(|_| Reference::frozen(unscored, Arc::new(())).teaching()),
+        },
         // Its time is within that of the stage.
         critic: plan.critic.as_ref().map(|_| SimulatedBackend::default()),
         backend,

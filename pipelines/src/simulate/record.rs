@@ -20,7 +20,7 @@ use crate::sft;
 use crate::sft::WarmUp;
 
 /// The stages that take a message at a time and are timed as a whole.
-const OTHERS: [&str; 7] = ["reward", "filter", "pairs", "reference", "batch", "sync", "log"];
+const OTHERS: [&str; 8] = ["reward", "filter", "pairs", "reference", "teacher", "batch", "sync", "log"];
 
 /// Runs `steps` steps of the recipe, after its warm-up if it has one. Leaves no files.
 pub fn record(plan: &Plan, registry: &Registry, steps: u64) -> Result<Profile> {

@@ -23,9 +23,9 @@ fn a_small_student_learns_its_teachers_sums_without_a_reward() {
     };
     let taught = ["sft.lr=3e-3", "sft.steps=250"].map(str::to_owned);
     run(SFT, &teacher, &[&sizes[..], &taught[..]].concat());
-    let of_teacher = format!("reference.path={:?}", path(&teacher));
+    let of_teacher = format!("teacher.path={:?}", path(&teacher));
     let sets = ["batch.groups=32", "train.steps=300", "train.target_reward=0.9", "generate.max_num_seqs=64"];
-    run(DISTILL, &student, &[&sizes[..], &sets.map(str::to_owned)[..], &[of_teacher]].concat());
+    run(DISTILL, &student, &[&sizes[..], &sets.map(str::to_owned)[..], std::slice::from_ref(&of_teacher)].concat());
     let rows: Vec<Value> = read(&student.join("metrics.jsonl")).lines().map(|line| serde_json::from_str(line).unwrap()).collect();
     let mean = |rows: &[Value], key: &str| rows.iter().map(|row| row[key].as_f64().unwrap()).sum::<f64>() / rows.len() as f64;
     let (first, last) = (&rows[..10], &rows[rows.len() - 10..]);
@@ -38,7 +38,7 @@ fn a_small_student_learns_its_teachers_sums_without_a_reward() {
     assert!(mean(last, "teacher_kl_mean_nats") < 0.5 * mean(first, "teacher_kl_mean_nats"));
     // Over the whole vocabulary every token of the teacher counts: the student is there sooner.
     let whole = folder.path().join("whole");
-    let over = [format!("reference.path={:?}", path(&teacher)), "train.distill={top_k=64, beta=0.5}".to_owned()];
+    let over = [&of_teacher, "teacher.top_k=64", "teacher.beta=0.5"].map(str::to_owned);
     let steps = ["train.steps=150", "train.target_reward=0.9"].map(str::to_owned);
     run(
         DISTILL,
@@ -57,7 +57,7 @@ fn a_small_student_learns_its_teachers_sums_without_a_reward() {
         "--set",
         "model.vocab=80",
         "--set",
-        &format!("reference.path={:?}", path(&teacher)),
+        &of_teacher,
     ]);
     let refused = "the tokenizers differ: the token ";
     assert!(other.code == Some(1) && other.err.contains(refused), "{}", other.err);
@@ -78,18 +78,18 @@ fn a_teacher_on_a_server_is_the_same_teacher() {
     assert_eq!(taught.code, Some(0), "{}", taught.err);
     let server = Server::start(&teacher, &["--tinker", "--state", folder.path().join("state").to_str().unwrap()]);
     let sizes = ["train.steps=3", "batch.groups=4", "generate.max_num_seqs=8", "flow.max_staleness=0"];
-    let here = format!("reference={{kind=\"frozen\",path={:?}}}", teacher.to_str().unwrap());
-    let there = format!("reference={{kind=\"server\",url={:?},retries=1,pause=0.1}}", server.url);
-    let by_tinker = format!("reference={{kind=\"tinker\",url={:?}}}", server.url);
+    let here = format!("kind=\"frozen\",path={:?}", teacher.to_str().unwrap());
+    let there = format!("kind=\"server\",url={:?},retries=1,pause=0.1", server.url);
+    let by_tinker = format!("kind=\"tinker\",url={:?}", server.url);
     let rows = |name: &str, sets: &[&str]| -> Vec<Value> {
         let ended = run(DISTILL, name, &[&sizes[..], sets].concat());
         assert_eq!(ended.code, Some(0), "{}", ended.err);
         read(&folder.path().join(name).join("metrics.jsonl")).lines().map(|line| serde_json::from_str(line).unwrap()).collect()
     };
     // By sampled tokens, by the likeliest, and by the whole vocabulary.
-    let ways = ["train.distill={}", "train.distill={top_k=5, beta=0}", "train.distill={top_k=100, beta=0.5}"];
+    let ways = ["", ",top_k=5, beta=0", ",top_k=100, beta=0.5"];
     for (nth, distill) in ways.into_iter().enumerate() {
-        let rows = |name: &str, reference: &str| rows(&format!("{name}-{nth}"), &[reference, distill]);
+        let rows = |name: &str, teacher: &str| rows(&format!("{name}-{nth}"), &[&format!("teacher={{{teacher}{distill}}}")]);
         let (local, served) = (rows("local", &here), [rows("served", &there), rows("tinker", &by_tinker)].concat());
         assert_eq!((local.len(), served.len()), (3, 6));
         for (local, served) in local.iter().cycle().zip(&served) {
@@ -101,15 +101,16 @@ fn a_teacher_on_a_server_is_the_same_teacher() {
         }
     }
     drop(server);
+    let there = format!("teacher={{{there}}}");
     let gone = run(DISTILL, "gone", &[&sizes[..], &[&there]].concat());
     assert_eq!(gone.code, Some(1));
     assert!(
-        gone.err.contains("stage \"reference\" failed: sample 0 of group 0: ") && gone.err.contains("cannot connect"),
+        gone.err.contains("stage \"teacher\" failed: sample 0 of group 0: ") && gone.err.contains("cannot connect"),
         "{}",
         gone.err
     );
     let warm = run(DISTILL, "warm", &[&sizes[..], &[&there, "generate.temperature=0.7"]].concat());
-    assert!(warm.err.contains("`generate.temperature` is 0.7, and a server scores at 1"), "{}", warm.err);
+    assert!(warm.err.contains("`generate.temperature` is 0.7, and the server of [teacher] scores at 1"), "{}", warm.err);
 }
 
 /// Each data set has its teacher, in the process or on a server, and a teacher may read another prompt than the policy.
@@ -133,17 +134,15 @@ fn teachers_go_by_data_set_and_may_be_given_a_hint() {
         std::fs::write(path(name), lines).unwrap();
     }
     let task = format!("task={{kind=\"data\", sources=[{{data={:?}}}, {{data={:?}}}]}}", path("low.jsonl"), path("high.jsonl"));
-    let sizes =
-        ["train.steps=3", "batch.groups=4", "generate.max_num_seqs=8", "flow.max_staleness=0", "train.distill={top_k=3}", &task];
-    let rows = |name: &str, reference: &str| -> String {
-        let ended = run(DISTILL, name, &[&sizes[..], &[reference]].concat());
+    let sizes = ["train.steps=3", "batch.groups=4", "generate.max_num_seqs=8", "flow.max_staleness=0", &task];
+    let rows = |name: &str, teacher: &str| -> String {
+        let ended = run(DISTILL, name, &[&sizes[..], &[&format!("teacher={{{teacher}, top_k=3}}")]].concat());
         assert_eq!(ended.code, Some(0), "{}", ended.err);
         read(&folder.path().join(name).join("metrics.jsonl"))
     };
     let [one, other] = ["one", "other"].map(|name| format!("kind=\"frozen\", path={:?}", path(name)));
-    let alone = rows("alone", &format!("reference={{{one}}}"));
-    let by_source =
-        |low: &str, high: &str| format!("reference={{kind=\"by_source\", teacher=[{{{low}, sources=[\"low\"]}}, {{{high}}}]}}");
+    let alone = rows("alone", &one);
+    let by_source = |low: &str, high: &str| format!("kind=\"by_source\", part=[{{{low}, sources=[\"low\"]}}, {{{high}}}]");
     assert_eq!(rows("twice", &by_source(&one, &one)), alone, "the same teacher twice is that teacher");
     assert_ne!(rows("each", &by_source(&one, &other)), alone);
     let server = Server::start(&folder.path().join("other"), &[]);
@@ -155,32 +154,81 @@ fn teachers_go_by_data_set_and_may_be_given_a_hint() {
     assert!((number(&here, key) - number(&there, key)).abs() < 1e-3, "{here} {there}");
     drop(server);
     // The policy's own prompt is no hint; the answer before it is.
-    assert_eq!(rows("same", &format!("reference={{{one}, hint=\"{{prompt}}\"}}")), alone);
-    assert_ne!(rows("hinted", &format!("reference={{{one}, hint=\"{{answer}} {{prompt}}\"}}")), alone);
+    assert_eq!(rows("same", &format!("{one}, hint=\"{{prompt}}\"")), alone);
+    assert_ne!(rows("hinted", &format!("{one}, hint=\"{{answer}} {{prompt}}\"")), alone);
     let missing =
-        run(DISTILL, "missing", &[&sizes[..], &[&format!("reference={{{one}, hint=\"{{solution}} {{prompt}}\"}}")]].concat());
-    assert!(missing.code == Some(1) && missing.err.contains("`reference.hint` asks for {solution}"), "{}", missing.err);
-    let bare = format!("reference={{kind=\"by_source\", teacher=[{{{one}, sources=[\"low\", \"no\"]}}]}}");
+        run(DISTILL, "missing", &[&sizes[..], &[&format!("teacher={{{one}, hint=\"{{solution}} {{prompt}}\"}}")]].concat());
+    assert!(missing.code == Some(1) && missing.err.contains("`teacher.hint` asks for {solution}"), "{}", missing.err);
+    let bare = format!("teacher={{kind=\"by_source\", part=[{{{one}, sources=[\"low\", \"no\"]}}]}}");
     let bad = rollflow(&["check", DISTILL, "--set", &task, "--set", &bare]);
     assert!(bad.code == Some(2) && bad.err.contains("names \"no\", which is no data set of the task"), "{}", bad.err);
-    assert!(bad.err.contains("no teacher scores every data set") && bad.err.contains("name high, or"), "{}", bad.err);
+    assert!(bad.err.contains("none scores every data set") && bad.err.contains("name high, or"), "{}", bad.err);
+}
+
+/// Without `[reward]` nothing is rewarded, whatever the data: the same steps are trained, and no row has a reward.
+#[test]
+fn distillation_needs_no_reward_and_goes_together_with_a_reference() {
+    let folder = tempfile::tempdir().unwrap();
+    let tiny = ["model.hidden=16", "model.layers=1", "model.heads=2", "model.kv_heads=1", "model.intermediate=32"];
+    let path = |name: &str| folder.path().join(name).to_str().unwrap().to_owned();
+    let run = |recipe: &str, out: &str, sets: &[&str]| {
+        let (out, sets) = (path(out), tiny.iter().chain(sets).flat_map(|set| ["--set", set]));
+        rollflow(&["run", recipe, "--out", &out].into_iter().chain(sets).collect::<Vec<_>>())
+    };
+    assert_eq!(run(SFT, "teacher", &["sft.steps=30", "seed=1", "sft.schedule={}"]).code, Some(0));
+    let of_teacher = format!("teacher.path={:?}", path("teacher"));
+    let rows = |recipe: &str, out: &str, sets: &[&str]| -> Vec<Value> {
+        let sizes = ["sft.steps=5", "train.steps=3", "batch.groups=4", "generate.max_num_seqs=8", "flow.max_staleness=0"];
+        let ended = run(recipe, out, &[&sizes[..], &[&of_teacher], sets].concat());
+        assert_eq!(ended.code, Some(0), "{}", ended.err);
+        read(&folder.path().join(out).join("metrics.jsonl")).lines().map(|line| serde_json::from_str(line).unwrap()).collect()
+    };
+    let rewarded = rows(DISTILL, "rewarded", &[]);
+    let recipe: String = read(&std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("..").join(DISTILL))
+        .replace("[reward]\nkind = \"exact\"\n", "");
+    let bare = folder.path().join("bare.toml");
+    std::fs::write(&bare, recipe.replace("target_reward = 0.95\n", "")).unwrap();
+    let unrewarded = rows(bare.to_str().unwrap(), "bare", &[]);
+    assert_eq!((rewarded.len(), unrewarded.len()), (3, 3));
+    for (with, without) in rewarded.iter().zip(&unrewarded) {
+        for key in ["loss", "grad_norm", "teacher_kl_mean_nats", "entropy_nats"] {
+            assert_eq!(with[key], without[key], "{key}");
+        }
+        let named = |row: &Value| {
+            row.as_object().unwrap().keys().filter(|key| key.starts_with("reward") || key.as_str() == "group_pass_ratio").count()
+        };
+        assert_eq!((named(with), named(without)), (5, 0), "{without}");
+    }
+    // The distance from the start is a second scorer, with its own column.
+    let held = rows(bare.to_str().unwrap(), "held", &["reference={kind=\"frozen\"}", "train.kl_loss={beta=0.1}"]);
+    assert_eq!(held[0]["teacher_kl_mean_nats"], unrewarded[0]["teacher_kl_mean_nats"]);
+    assert_eq!(held[0]["kl_loss_mean_nats"].as_f64(), Some(0.0), "the policy is its own reference at first: {}", held[0]);
+    assert!(held[2]["kl_loss_mean_nats"].as_f64().unwrap() > 0.0);
+    let follows = rows(bare.to_str().unwrap(), "follows", &["teacher={kind=\"ema\"}"]);
+    assert_eq!(follows.len(), 3);
+    assert!(folder.path().join("follows/checkpoints/step_000003/teacher.safetensors").exists());
+    let bad = rollflow(&["check", bare.to_str().unwrap(), "--set", "train.target_reward=0.5", "--set", "teacher.rewards=true"]);
+    assert_eq!(bad.code, Some(2));
+    assert!(bad.err.contains("`train.target_reward`: there is no reward (reward.kind = \"none\")"), "{}", bad.err);
+    assert!(bad.err.contains("`teacher.rewards`: there is no reward"), "{}", bad.err);
 }
 
 #[test]
 fn distillation_needs_a_teacher_and_no_critic() {
-    let check = |sets: &[&str]| {
-        rollflow(
-            &[&["check", "pipelines/recipes/ppo.toml"][..], &sets.iter().flat_map(|set| ["--set", set]).collect::<Vec<_>>()]
-                .concat(),
-        )
+    let check = |recipe: &str, sets: &[&str]| {
+        rollflow(&[&["check", recipe][..], &sets.iter().flat_map(|set| ["--set", set]).collect::<Vec<_>>()].concat())
     };
-    let bad = check(&["train.distill={}"]);
+    let bad = check("pipelines/recipes/grpo.toml", &["pipeline=\"distill\""]);
     assert_eq!(bad.code, Some(2));
-    assert!(bad.err.contains("`train.distill` looks at a reference policy, and there is no section [reference]"), "{}", bad.err);
-    assert!(bad.err.contains("`train.distill` sets advantages, and so does [critic]"), "{}", bad.err);
-    let bad = check(&["train.distill={beta=0.5}"]);
-    assert!(bad.err.contains("`train.distill.beta`: sampled tokens alone give the reverse divergence"), "{}", bad.err);
-    let bad = check(&["train.distill={top_k=8, discount=0.5}", "train.top_entropy=0.5"]);
-    assert!(bad.err.contains("`train.distill.discount`: a divergence of distributions concerns one token"), "{}", bad.err);
-    assert!(bad.err.contains("`train.distill.top_k`: this loss compares the tokens of a whole batch"), "{}", bad.err);
+    assert!(bad.err.contains("pipeline = \"distill\" has no section [teacher]"), "{}", bad.err);
+    let ppo = |teacher: &str, sets: &[&str]| {
+        let teacher = format!("teacher={{kind=\"frozen\"{teacher}}}");
+        check("pipelines/recipes/ppo.toml", &[&[teacher.as_str()][..], sets].concat())
+    };
+    let bad = ppo(", beta=0.5", &[]);
+    assert!(bad.err.contains("`critic`: a critic sets advantages, and so does [teacher]"), "{}", bad.err);
+    assert!(bad.err.contains("`teacher.beta`: sampled tokens alone give the reverse divergence"), "{}", bad.err);
+    let bad = ppo(", top_k=8, discount=0.5", &["train.top_entropy=0.5"]);
+    assert!(bad.err.contains("`teacher.discount`: a divergence of distributions concerns one token"), "{}", bad.err);
+    assert!(bad.err.contains("`teacher.top_k`: the loss compares the tokens of a whole batch"), "{}", bad.err);
 }

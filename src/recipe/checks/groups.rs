@@ -23,6 +23,10 @@ pub(super) fn groups(plan: &Plan, note: Note) {
 }
 
 fn size(plan: &Plan, note: Note) {
+    // A teacher judges each token, whatever its siblings earn.
+    if plan.teacher.as_ref().is_some_and(|of| !of.distill.rewards) {
+        return;
+    }
     let dropped = plan.filter.iter().any(|filter| matches!(filter, Filter::NonzeroStd { .. }));
     if plan.generate.group_size == 1 && (plan.critic.is_some() || !plan.train.advantage.needs_siblings()) {
         if dropped {

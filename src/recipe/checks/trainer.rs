@@ -33,8 +33,9 @@ pub(super) fn trainer(plan: &Plan, note: Note) {
         }
         Some((_, Ok(()))) => {}
     }
-    let other = plan.pipeline != Pipeline::Grpo;
-    refuse("pipeline", other, "a Tinker server trains the pipeline \"grpo\" alone", "set pipeline = \"grpo\"");
+    let other = !matches!(plan.pipeline, Pipeline::Grpo | Pipeline::Distill);
+    let help = "set pipeline = \"grpo\" or \"distill\"";
+    refuse("pipeline", other, "a Tinker server trains the pipelines \"grpo\" and \"distill\" alone", help);
     match &plan.lora {
         None => refuse("lora", true, "the Tinker API trains adapters", "add [lora], with its rank"),
         Some(lora) => adapters(lora, &mut refuse),
@@ -49,12 +50,13 @@ pub(super) fn trainer(plan: &Plan, note: Note) {
         "ranks train in this process",
         "remove [ranks]; the server divides its work",
     );
-    let own = plan
-        .reference
-        .as_ref()
-        .is_some_and(|reference| !matches!(reference.policy, ReferencePolicy::Server(_) | ReferencePolicy::Tinker(_)));
-    let served = "set reference.kind = \"server\" or \"tinker\", with a server that scores given tokens";
-    refuse("reference.kind", own, "this process has no model to score with", served);
+    for (section, policy) in plan.scoring_policies() {
+        let served = |(_, of): &(String, _)| matches!(of, ReferencePolicy::Server(_) | ReferencePolicy::Tinker(_));
+        let own = !policy.parts(section).iter().all(served);
+        let key = format!("{section}.kind");
+        let help = format!("set {key} = \"server\" or \"tinker\", with a server that scores given tokens");
+        refuse(&key, own, "this process has no model to score with", &help);
+    }
     let launched = plan.engine.launch != Launch::None;
     let running = "start the servers on the same base model, with adapters, and name them in engine.urls or engine.members";
     refuse("engine.launch", launched, "there are no weights here for servers to start from", running);

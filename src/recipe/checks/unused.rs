@@ -4,9 +4,10 @@ use super::Note;
 use crate::engine::settings::Launch;
 use crate::ranks::Shard;
 use crate::recipe::plan::{Pipeline, Plan};
+use crate::recipe::reward::RewardRule;
 use crate::recipe::task::{OverlongPolicy, Sft, Task, TaskData};
 use crate::settings::section::{Section, join};
-use crate::stages::reward::{MAX_POISONED, OnFailure};
+use crate::stages::reward::{MAX_POISONED, OnFailure, RETRIES};
 
 /// Keys of local engines.
 const OF_ENGINES: &str = "max_num_seqs on_new_weights mask_older_versions workers threads devices";
@@ -80,7 +81,7 @@ fn singles(plan: &Plan) -> Vec<(&'static str, bool, &'static str, &'static str)>
     let (pipeline, reward, remote) = (plan.pipeline, &plan.reward, plan.engine.is_remote() && plan.pipeline.reinforces());
     let data = matches!(plan.task.data, TaskData::Data(_));
     let drawn = match pipeline {
-        Pipeline::Grpo | Pipeline::SftThenGrpo => false,
+        Pipeline::Grpo | Pipeline::SftThenGrpo | Pipeline::Distill => false,
         Pipeline::Dpo => !data,
         Pipeline::Sft | Pipeline::RewardModel | Pipeline::GrpoOffline => true,
     };
@@ -92,6 +93,7 @@ fn singles(plan: &Plan) -> Vec<(&'static str, bool, &'static str, &'static str)>
     let own = sft(|sft| !sft.sources().is_empty());
     let several = plan.generate.workers > 1 && plan.flow.max_staleness == 0 && pipeline.reinforces() && !remote;
     let answered = "servers answer, which have their own threads";
+    let no_reward = reward.rule == RewardRule::None;
     let no_letter = reward.on_failure != OnFailure::default() && !pipeline.reinforces() && !plan.rescores();
     let uncounted = "an answer of an evaluation that has no reward is counted";
     let poisoned = reward.max_poisoned != MAX_POISONED && !pipeline.reinforces();
@@ -104,6 +106,8 @@ fn singles(plan: &Plan) -> Vec<(&'static str, bool, &'static str, &'static str)>
         ("eval.task.shuffle", asked.is_some_and(|task| !task.shuffle), "eval.task", "prompts are asked in their order"),
         ("eval.task.sources", asked.is_some_and(weighted), "eval.task", "every record is asked; weights draw from none"),
         ("eval.threads", remote && eval.is_some_and(|eval| eval.threads != 1), "engine.kind", answered),
+        ("reward.retries", no_reward && reward.retries != RETRIES, "reward.kind", "there is no reward"),
+        ("reward.require_end_of_text", no_reward && !reward.require_end_of_text, "reward.kind", "there is no reward"),
         ("reward.on_failure", no_letter, "pipeline", uncounted),
         ("reward.max_poisoned", poisoned, "pipeline", "no group is dropped for its reward here"),
         ("sft.batch", by_tokens, "sft.batch_tokens", "a step takes as many as sft.batch_tokens says"),

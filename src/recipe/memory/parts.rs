@@ -97,7 +97,7 @@ impl Parts<'_> {
         let longest = self.prompt() + self.answer();
         let sequences = plan.samples_per_step() as u64;
         let shared = match plan.pipeline {
-            Pipeline::Grpo | Pipeline::SftThenGrpo => (plan.generate.group_size as u64, self.prompt()),
+            Pipeline::Grpo | Pipeline::SftThenGrpo | Pipeline::Distill => (plan.generate.group_size as u64, self.prompt()),
             _ => (1, 0),
         };
         if let Some((_, of)) = optimization(plan) {
@@ -172,7 +172,7 @@ impl Parts<'_> {
 
     fn answer(&self) -> u64 {
         match (&self.plan.task.data, self.plan.pipeline) {
-            (_, Pipeline::Grpo | Pipeline::SftThenGrpo | Pipeline::GrpoOffline) => {
+            (_, Pipeline::Grpo | Pipeline::SftThenGrpo | Pipeline::Distill | Pipeline::GrpoOffline) => {
                 let turns = self.plan.environment.as_ref().map_or(1, |environment| environment.limits.max_turns as u64);
                 self.plan.generate.max_new_tokens as u64 * turns
             }
@@ -326,9 +326,12 @@ impl Parts<'_> {
     }
 
     fn reference(&mut self, parameters: u64) -> Result<(), ModelError> {
-        let Some(reference) = &self.plan.reference else { return Ok(()) };
         let copy = if self.bytes() == 4 { 0 } else { self.bytes() };
-        for (_, part) in reference.policy.parts() {
+        let parts = self
+            .plan
+            .scoring_policies()
+            .flat_map(|(section, of)| of.parts(section).into_iter().map(move |part| (section, part.1)));
+        for (section, part) in parts {
             let (bytes, why) = match part {
                 ReferencePolicy::Frozen { path: Some(path) } => ((4 + copy) * parameters_of(&path)?, "a folder's weights in f32"),
                 ReferencePolicy::Frozen { path: None } => (copy * parameters, "the first weights, to compute with"),
@@ -337,7 +340,7 @@ impl Parts<'_> {
                     ((8 + copy) * parameters, "its weights in f32, and the next")
                 }
             };
-            self.add("reference", bytes, why.to_owned());
+            self.add(section, bytes, why.to_owned());
         }
         Ok(())
     }

@@ -69,7 +69,7 @@ impl Hint {
                 },
             });
             let why = |field: String| {
-                format!("`reference.hint` asks for {{{}}}, which its record does not have", untrusted::line_of(&field, 60))
+                format!("`teacher.hint` asks for {{{}}}, which its record does not have", untrusted::line_of(&field, 60))
             };
             missing.map_or(Ok(text.into_owned()), |field| Err(why(field)))
         };
@@ -91,7 +91,8 @@ impl Hinted {
     /// Moves the teacher's scores to the samples' own positions.
     pub fn give_back(self, samples: &mut [Sample]) {
         for ((sample, hinted), (own, other)) in samples.iter_mut().zip(self.samples).zip(self.lengths) {
-            sample.ref_log_probs = [&vec![0.0; own], &hinted.ref_log_probs[other.min(hinted.ref_log_probs.len())..]].concat();
+            let scored = &hinted.teacher_log_probs;
+            sample.teacher_log_probs = [&vec![0.0; own], &scored[other.min(scored.len())..]].concat();
             sample.teacher = hinted.teacher.map(|top| TopTokens { first: (top.first + own).saturating_sub(other), ..top });
         }
     }
@@ -122,13 +123,13 @@ mod tests {
         assert_eq!(hinted.samples[0].tokens, [&longer[..], &[5, 6, 7]].concat());
         assert_eq!(hinted.samples[0].loss_mask[longer.len()..], [1.0, 0.0, 1.0]);
         let scored = &mut hinted.samples[0];
-        scored.ref_log_probs = (0..scored.tokens.len()).map(|at| at as f32).collect();
+        scored.teacher_log_probs = (0..scored.tokens.len()).map(|at| at as f32).collect();
         let mut top = TopTokens::new(longer.len(), scored.tokens.len(), 1);
         top.set_all(longer.len() + 2, [(9, -1.0)], 64).unwrap();
         scored.teacher = Some(top);
         hinted.give_back(&mut samples);
         let first = longer.len() as f32;
-        assert_eq!(samples[0].ref_log_probs[4..], [first, first + 1.0, first + 2.0]);
+        assert_eq!(samples[0].teacher_log_probs[4..], [first, first + 1.0, first + 2.0]);
         assert_eq!(samples[0].teacher.as_ref().unwrap().at(6), Some((&[9][..], &[-1.0][..])));
         samples[0].validate().unwrap();
     }
@@ -145,6 +146,6 @@ mod tests {
         assert_eq!(contents, ["a", "3+4={level}", "b"], "what a field holds is no placeholder");
         let missing = Hint::new("{solution} {prompt}", &tokenizer).applied(&[sample("3".into(), &[1], "7")]);
         let error = missing.err().unwrap().to_string();
-        assert!(error.starts_with("sample 1 of group 0: `reference.hint` asks for {solution}"), "{error}");
+        assert!(error.starts_with("sample 1 of group 0: `teacher.hint` asks for {solution}"), "{error}");
     }
 }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use tch::Kind;
 
-use super::{BoxError, Reference, Score, Source, VERSION, WEIGHTS};
+use super::{BoxError, Reference, Score, Source};
 use crate::data::Version;
 use crate::flow::WeightsRx;
 use crate::model::{FrozenWeights, Weights, load_weights, weights_to_bytes};
@@ -35,7 +35,7 @@ impl<M> Reference<FrozenWeights, M> {
     /// reference was written before the first weights, or by a run without one: the reference then
     /// starts with the first published weights.
     pub fn resume(&self, policy: &Policy, checkpoint: &Path) -> Result<(), TrainError> {
-        let (file, version) = (checkpoint.join(WEIGHTS), checkpoint.join(VERSION));
+        let [file, version] = self.files().map(|name| checkpoint.join(name));
         let Source::Moving(_, moving) = &self.weights else { return Ok(()) };
         if !file.exists() {
             return Ok(());

@@ -1,5 +1,5 @@
-//! Reference policy: a stage that writes its log-probabilities into samples, in parallel with
-//! generator and trainer.
+//! Reference policy and teacher: stages that write log-probabilities of another policy into samples, in
+//! parallel with generator and trainer.
 //!
 //! Law V3: in a synchronous run the version that sampled a group stays the newest until the group
 //! is trained. A moving reference is therefore a function of that version, too. Laws C1, C2: its
@@ -13,6 +13,7 @@ mod served;
 use std::collections::BTreeMap;
 use std::error::Error;
 use std::marker::PhantomData;
+use std::mem::{replace, take};
 use std::sync::Arc;
 
 use parking_lot::Mutex;
@@ -33,6 +34,7 @@ pub struct Reference<W, M = Scored> {
     weights: Source<W>,
     top_tokens: TopK,
     hint: Option<Hint>,
+    teaches: bool,
     threads: usize,
     messages: PhantomData<fn(M)>,
 }
@@ -73,11 +75,6 @@ type Blending<W> = (fn(&W, &W, f64) -> W, fn(&W) -> Result<Vec<u8>, BoxError>);
 /// Newest version that is included, and the weights; `None` before the first version.
 type Held<W> = Arc<Mutex<Option<(Version, Arc<W>)>>>;
 
-/// File of a moving reference's weights in a checkpoint.
-const WEIGHTS: &str = "reference.safetensors";
-/// File of its version in a checkpoint, as text.
-const VERSION: &str = "reference.version";
-
 /// Exponential moving average: `θref ← d·θref + (1 − d)·θ` at every version. If versions are
 /// skipped, the newest counts for all: `d` to the power of their number.
 pub fn ema(decay: f64) -> impl Fn(Version, Version) -> f64 + Send {
@@ -98,7 +95,7 @@ impl<W: Send + Sync + 'static, M> Reference<W, M> {
     }
 
     fn of(weights: Source<W>) -> Self {
-        Reference { weights, top_tokens: TopK::default(), hint: None, threads: 1, messages: PhantomData }
+        Reference { weights, top_tokens: TopK::default(), hint: None, teaches: false, threads: 1, messages: PhantomData }
     }
 
     /// Several teachers with fixed weights, each for the groups of some data sets
@@ -109,7 +106,13 @@ impl<W: Send + Sync + 'static, M> Reference<W, M> {
         Reference::of(Source::Several(teachers)).threads(threads)
     }
 
-    /// Gives the reference another prompt than the policy, with a hint for example.
+    /// Makes it a teacher: its log-probabilities become
+    /// [`teacher_log_probs`](Sample::teacher_log_probs), for [`Distill`](crate::stages::train::Distill).
+    pub fn teaching(self) -> Self {
+        Reference { teaches: true, ..self }
+    }
+
+    /// Gives it another prompt than the policy, with a hint for example.
     pub fn hint(self, hint: Option<Hint>) -> Self {
         Reference { hint, ..self }
     }
@@ -155,11 +158,17 @@ impl<W: Send + Sync + 'static, M> Reference<W, M> {
     /// fixed weights.
     pub fn checkpoint_files(&self) -> Option<impl Fn() -> Result<BTreeMap<String, Vec<u8>>, BoxError> + Send + use<W, M>> {
         let Source::Moving(_, Moving { held, encode, .. }) = &self.weights else { return None };
-        let (held, encode) = (held.clone(), *encode);
+        let (held, encode, [weights_file, version_file]) = (held.clone(), *encode, self.files());
         Some(move || {
             let Some((version, weights)) = held.lock().clone() else { return Ok(BTreeMap::new()) };
-            Ok(BTreeMap::from([(WEIGHTS.to_owned(), encode(&weights)?), (VERSION.to_owned(), version.to_string().into())]))
+            Ok(BTreeMap::from([(weights_file.clone(), encode(&weights)?), (version_file.clone(), version.to_string().into())]))
         })
+    }
+
+    /// Files of a checkpoint with a moving policy's weights, and with its version as text.
+    fn files(&self) -> [String; 2] {
+        let name = if self.teaches { "teacher" } else { "reference" };
+        [format!("{name}.safetensors"), format!("{name}.version")]
     }
 
     /// Scores the samples of one group, outside a graph and with fixed weights.
@@ -224,6 +233,9 @@ impl<W: Send + Sync + 'static, M: Scorable> Stage for Reference<W, M> {
                 let sampled = own.iter().filter_map(|sample| sample.versions.newest()).max().unwrap_or(0);
                 let mut hinted = self.hint.as_ref().map(|hint| hint.applied(own)).transpose().map_err(StageError::new)?;
                 let samples = hinted.as_mut().map_or(&mut *own, |hinted| &mut hinted.samples);
+                // Scorers write the same column for both.
+                let reference = |sample: &mut Sample| take(&mut sample.ref_log_probs);
+                let kept: Option<Vec<_>> = self.teaches.then(|| samples.iter_mut().map(reference).collect());
                 let scored = match self.weights.of(source)? {
                     Source::Frozen(score, weights) => score(weights, samples, self.top_tokens),
                     Source::Moving(score, moving) => {
@@ -234,6 +246,9 @@ impl<W: Send + Sync + 'static, M: Scorable> Stage for Reference<W, M> {
                     Source::Several(_) => Err("teachers by data set are not nested".into()),
                 };
                 scored.map_err(StageError::new)?;
+                for (sample, kept) in samples.iter_mut().zip(kept.into_iter().flatten()) {
+                    sample.teacher_log_probs = replace(&mut sample.ref_log_probs, kept);
+                }
                 hinted.into_iter().for_each(|hinted| hinted.give_back(own));
                 Ok(())
             })?;

@@ -17,7 +17,7 @@ type AheadFn = dyn Fn(&Group) + Send + Sync;
 
 /// Reward stage: scores every sample of a group by a function.
 pub struct Reward {
-    reward: Box<RewardFn>,
+    reward: Option<Box<RewardFn>>,
     ahead: Option<Box<AheadFn>>,
     threads: usize,
     retries: u32,
@@ -30,7 +30,15 @@ impl Reward {
     /// network should pause by itself.
     pub fn each<R: IntoReward>(reward: impl Fn(&Sample) -> R + Send + Sync + 'static) -> Self {
         let reward = Box::new(move |sample: &Sample| reward(sample).into_reward());
-        Reward { reward, ahead: None, threads: 0, retries: RETRIES, failures: FailureHandler::default() }
+        Reward { reward: Some(reward), failures: FailureHandler::default(), ..Reward::none() }
+    }
+
+    /// Passes groups on without rewards, for runs that learn from a teacher alone. Lost samples are dropped
+    /// as in other runs.
+    pub fn none() -> Self {
+        let mut failures = FailureHandler::default();
+        failures.unrewarded = true;
+        Reward { reward: None, ahead: None, threads: 0, retries: RETRIES, failures }
     }
 
     /// Calls `announce` with each group before its samples are scored, so that a
@@ -79,7 +87,10 @@ impl Stage for Reward {
         let mut parallel = true;
         while let Some(mut group) = io.recv()? {
             self.ahead.iter().for_each(|announce| announce(&group));
-            let scoring = scoring(&mut group, self.reward.as_ref(), self.retries, parallel);
+            let scoring = match &self.reward {
+                Some(reward) => scoring(&mut group, reward.as_ref(), self.retries, parallel),
+                None => Scoring::default(),
+            };
             parallel = scoring.time >= WORTH_WAKING;
             let scored = self.failures.apply(io.stage(), group, scoring)?;
             io.send(scored)?;
@@ -93,6 +104,7 @@ impl Stage for Reward {
 }
 
 /// Outcome of scoring a group.
+#[derive(Default)]
 pub(super) struct Scoring {
     /// Samples without a reward after all retries, in the group's order.
     pub failures: Vec<Failure>,

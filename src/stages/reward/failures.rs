@@ -81,6 +81,8 @@ impl Default for FailurePolicy {
 #[derive(Default)]
 pub(super) struct FailureHandler {
     pub(super) policy: FailurePolicy,
+    /// If true, the run has no rewards, and only losses are failures.
+    pub(super) unrewarded: bool,
     failed_in_a_row: u64,
 }
 
@@ -100,7 +102,7 @@ impl FailureHandler {
         failures.sort_by_key(|failure| failure.sample);
         let Some(error) = failures.first().map(|first| message(&group, first)) else {
             self.failed_in_a_row = 0;
-            let scored = Scored::new(group)?;
+            let scored = self.scored(group)?;
             self.count(&scored, failed_calls);
             return Ok(scored);
         };
@@ -130,11 +132,15 @@ impl FailureHandler {
         }
         let lost: BTreeSet<u32> = failures.iter().map(|failure| failure.sample).collect();
         let kept: BTreeSet<u32> = group.samples.iter().map(|sample| sample.index).filter(|index| !lost.contains(index)).collect();
-        if self.policy.on_lost_sample == OnLostSample::DropGroup || kept.len() < FEWEST {
+        if self.policy.on_lost_sample == OnLostSample::DropGroup || kept.len() < if self.unrewarded { 1 } else { FEWEST } {
             return Ok(Scored::poisoned(group).drop_for(LOST.into()));
         }
         group.drop_samples(LOST, |sample| lost.contains(&sample.index));
-        Ok(Scored::new(group)?)
+        self.scored(group)
+    }
+
+    fn scored(&self, group: Group) -> Result<Scored, StageError> {
+        Ok(if self.unrewarded { Scored::unrewarded(group) } else { Scored::new(group)? })
     }
 
     fn drop_failed(&mut self, stage: &str, mut group: Group, failures: Vec<Failure>, error: &str) -> Result<Scored, StageError> {

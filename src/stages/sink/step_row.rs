@@ -40,17 +40,19 @@ pub fn step_row<W>(trained: &Trained<W>) -> StepMetrics {
         row.insert(metric.key().to_owned(), value);
     };
     let rewards: Vec<f64> = trained.batch.rewards().collect();
-    if rewards.is_empty() {
+    if rewards.is_empty() && trained.batch.samples().all(|sample| sample.versions.newest().is_none()) {
         row.extend(trained.settings.clone());
         row.extend(trained.evaluated.clone());
         return row;
     }
-    let mean = rewards.iter().sum::<f64>() / rewards.len() as f64;
-    let variance = rewards.iter().map(|reward| (reward - mean).powi(2)).sum::<f64>() / rewards.len() as f64;
-    put(Metric::RewardMean, mean);
-    put(Metric::RewardMin, rewards.iter().copied().fold(f64::INFINITY, f64::min));
-    put(Metric::RewardMax, rewards.iter().copied().fold(f64::NEG_INFINITY, f64::max));
-    put(Metric::RewardStd, variance.sqrt());
+    if !rewards.is_empty() {
+        let mean = rewards.iter().sum::<f64>() / rewards.len() as f64;
+        let variance = rewards.iter().map(|reward| (reward - mean).powi(2)).sum::<f64>() / rewards.len() as f64;
+        put(Metric::RewardMean, mean);
+        put(Metric::RewardMin, rewards.iter().copied().fold(f64::INFINITY, f64::min));
+        put(Metric::RewardMax, rewards.iter().copied().fold(f64::NEG_INFINITY, f64::max));
+        put(Metric::RewardStd, variance.sqrt());
+    }
     let kept = trained.batch.groups.iter().map(Group::rewards);
     let (poisoned, dropped): (Vec<_>, Vec<_>) = trained.batch.dropped.iter().partition(|dropped| {
         // Some of their samples have no reward.
@@ -59,7 +61,9 @@ pub fn step_row<W>(trained: &Trained<W>) -> StepMetrics {
     put(Metric::PoisonedGroups, poisoned.len() as f64);
     let groups: Vec<Vec<f64>> = kept.chain(dropped.into_iter().map(|dropped| dropped.rewards.clone())).collect();
     let passed = groups.iter().filter(|rewards| rewards.iter().any(|&reward| reward > 0.0)).count();
-    put(Metric::PassRate, passed as f64 / groups.len() as f64);
+    if !rewards.is_empty() {
+        put(Metric::PassRate, passed as f64 / groups.len() as f64);
+    }
     put(Metric::SparedGroups, trained.batch.spared.len() as f64);
     put(Metric::SavedTokens, forward.saved_tokens as f64);
     let trained_on = [Metric::LengthTrainedMean, Metric::LengthTrainedMedian, Metric::LengthTrainedUpperDecile];

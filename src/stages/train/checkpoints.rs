@@ -69,7 +69,7 @@ pub(super) struct Saving {
     /// None: all are kept.
     pub keep: Option<usize>,
     pub gate: Option<CheckpointGate>,
-    pub extra_files: Option<ExtraFiles>,
+    pub extra_files: Vec<ExtraFiles>,
     /// Waits for the checkpoint that is being written, and publishes it.
     publisher: Mutex<Background>,
 }
@@ -114,7 +114,10 @@ impl Saving {
         let progress = admission.map(Admission::progress).unwrap_or_default();
         // After the progress: a group that is settled there has its letter by then.
         let dead_letters = Some(count_lines(&run_folder.join(DEAD_LETTERS))?);
-        let mut files = self.extra_files.as_ref().map_or(Ok(BTreeMap::new()), |files| files()).map_err(StageError::new)?;
+        let mut files = BTreeMap::new();
+        for more in &self.extra_files {
+            files.append(&mut more().map_err(StageError::new)?);
+        }
         files.insert(PROGRESS.to_owned(), serde_json::to_vec(&Resumed { progress, dead_letters, ..state.clone() })?);
         let folders = critic.map(|critic| critic.save(run_folder, step)).transpose().map_err(not_saved)?.into_iter().collect();
         let checkpoints = run_folder.join(CHECKPOINTS);

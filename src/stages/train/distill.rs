@@ -1,5 +1,5 @@
-//! On-policy distillation: the teacher is the reference policy, and its log-probabilities of the
-//! student's own tokens are advantages (Agarwal et al., 2024; Lu, 2025).
+//! On-policy distillation: a teacher's log-probabilities of the student's own tokens are advantages
+//! (Agarwal et al., 2024; Lu, 2025).
 
 use std::sync::Arc;
 
@@ -10,9 +10,7 @@ use crate::settings::setting::{POSITIVE, UP_TO_ONE};
 use crate::train::{TrainBatch, TrainError};
 
 section! {
-    /// On-policy distillation: `[reference]` is a teacher, which scores the policy's own rollouts.
-    /// With `top_k = 0` a token's advantage is the teacher's log-probability minus the policy's own when it sampled
-    /// the token, so that the policy minimises the reverse KL divergence.
+    /// What is learned from a teacher that scored the policy's own rollouts.
     pub struct Distill {
         /// Weight of these advantages, per nat.
         coef: f64 = 1.0, POSITIVE;
@@ -48,18 +46,19 @@ impl Distill {
         let coef = if self.top_k == 0 { self.coef } else { 0.0 };
         let samples = samples.groups.iter_mut().flat_map(|group| &mut group.samples);
         for (sample, sequence) in samples.zip(&mut batch.sequences) {
-            let no_reference = || TrainError::NoReference(sequence.name());
-            let teacher = sequence.reference.as_ref().ok_or_else(no_reference)?;
-            let own = sequence.behaviour.as_ref().ok_or_else(no_reference)?;
+            let scored = sample.teacher_log_probs.len() == sample.tokens.len();
+            let own = sequence.behaviour.as_ref().filter(|_| scored);
+            let own = own.ok_or_else(|| TrainError::NoTeacher(sequence.name()))?;
             let mut future = 0.0;
             // From the end, so that each token sees those after it.
-            for (at, (teacher, own)) in teacher.iter().zip(own).enumerate().rev() {
+            for (at, (row, own)) in sequence.rows.iter().zip(own).enumerate().rev() {
+                let teacher = f64::from(sample.teacher_log_probs[row + 1]);
                 sum += own - teacher;
                 future = (teacher - own) + self.discount * future;
                 let reward = if self.rewards { sequence.advantages[at] } else { 0.0 };
                 sequence.advantages[at] = reward + coef * future;
             }
-            count += teacher.len();
+            count += sequence.rows.len();
             log_mean(sample, &sequence.advantages);
         }
         Ok(sum / count.max(1) as f64)
@@ -86,14 +85,14 @@ mod tests {
         let prompt = Arc::new(Prompt { ordinal: 4, ..Prompt::default() });
         let sample = |(index, tokens): (usize, &Vec<(bool, f32, f32)>)| {
             let mut sample = Sample::begin(&prompt, index as u32, &[1]);
-            sample.ref_log_probs = vec![0.0];
+            sample.teacher_log_probs = vec![0.0];
             for (sampled, own, teacher) in tokens {
                 if *sampled {
                     sample.push(2, *own, 1)
                 } else {
                     sample.give(&[3])
                 }
-                sample.ref_log_probs.push(*teacher);
+                sample.teacher_log_probs.push(*teacher);
             }
             Sample { advantage: Some(0.25), ..sample }
         };
@@ -155,7 +154,7 @@ mod tests {
     #[test]
     fn a_sample_that_no_teacher_scored_is_named() {
         let (mut samples, mut collated) = batch(&[vec![(true, -1.0, -2.0)]]);
-        collated.sequences[0].reference = None;
+        samples.groups[0].samples[0].teacher_log_probs.clear();
         let error = Distill::default().apply(&mut samples, &mut collated).unwrap_err();
         assert!(error.to_string().starts_with("sample 0 of group 4 has no log-probabilities"), "{error}");
     }

@@ -18,7 +18,7 @@ pub struct StepConfig {
     /// KL penalty, subtracted from rewards before advantages are estimated; with a critic, token by
     /// token.
     pub reward_kl: Option<Arc<RewardKl>>,
-    /// On-policy distillation from the reference policy, after advantages are estimated.
+    /// On-policy distillation from a teacher, after advantages are estimated.
     pub distill: Option<Distill>,
     /// Pairing of samples: chosen and rejected alternate, for a
     /// [`Preference`](crate::algo::Preference). Each pair weighs the same, and `aggregation` is

@@ -150,7 +150,7 @@ impl<B: TrainingBackend> Trainer<B> {
 
     /// Adds files to every checkpoint, by name, such as the state of other stages.
     pub fn checkpoint_files(mut self, files: impl Fn() -> Result<BTreeMap<String, Vec<u8>>, BoxError> + Send + 'static) -> Self {
-        self.saving.extra_files = Some(Box::new(files));
+        self.saving.extra_files.push(Box::new(files));
         self
     }
 
