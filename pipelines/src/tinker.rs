@@ -76,10 +76,12 @@ pub fn open(plan: &Plan, wait: Duration) -> Result<TinkerService> {
     opened.context("trying the server of [trainer]")
 }
 
+/// The adapters of `[lora]`; without it, all weights are trained.
 fn lora(plan: &Plan) -> Result<LoraConfig> {
-    let lora = plan.lora.as_ref().context("the recipe has no [lora]")?;
+    let seed = Some(plan.seed & 0x7fff_ffff);
+    let Some(lora) = &plan.lora else { return Ok(LoraConfig { seed, ..LoraConfig::WHOLE }) };
     let (train_attn, train_mlp) = lora.groups().context("lora.targets")?;
-    Ok(LoraConfig { rank: lora.rank, seed: Some(plan.seed & 0x7fff_ffff), train_unembed: false, train_mlp, train_attn })
+    Ok(LoraConfig { rank: lora.rank, seed, train_unembed: false, train_mlp, train_attn })
 }
 
 /// What the server does, and what that means for the run.

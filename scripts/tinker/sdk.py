@@ -2,6 +2,7 @@
 
 Prints a table of the calls and what they do. With PAGE, that page must have each row.
 """
+import inspect
 import math
 import pathlib
 import sys
@@ -109,7 +110,42 @@ def soft_targets():
     assert np.allclose(np.array(forward.loss_fn_outputs[0]["logprobs"].tolist()).reshape(4, 2), scored, atol=1e-5)
 
 
+def likeliest_sampled():
+    top = sampler.sample(prompt, num_samples=2, sampling_params=params, topk_sample_logprobs=3).result()
+    for sequence, same in zip(top.sequences, sampled.sequences):
+        assert sequence.tokens == same.tokens and len(sequence.topk_logprobs) == len(sequence.tokens)
+        for place, token, own in zip(sequence.topk_logprobs, sequence.tokens, sequence.logprobs):
+            assert len(place) == 3 and max(score for _, score in place) >= own - 1e-5, (place, own)
+            assert all(math.isclose(score, own, abs_tol=1e-4) for other, score in place if other == token), (place, token, own)
+
+
+def all_weights():
+    """At rank 0 there are no adapters: what is trained, sampled, saved and loaded is a whole model."""
+    whole = service.create_lora_training_client(base_model=base, rank=0)
+    whole = whole.result() if hasattr(whole, "result") else whole
+    before = whole.forward_backward(weighted(), "cross_entropy").result().metrics["loss:sum"]
+    whole.optim_step(types.AdamParams(learning_rate=1e-3)).result()
+    after = whole.forward(weighted(), "cross_entropy").result().metrics["loss:sum"]
+    assert after < before, (before, after)
+    assert not whole.get_info().is_lora
+    tokens = [5, 6, 7, 8, 9, 10, 11]
+    of_trainer = whole.forward([datum(tokens[:4], tokens[4:], weights=column([1.0] * 3))], "cross_entropy").result()
+    of_trainer = np.array(of_trainer.loss_fn_outputs[0]["logprobs"].tolist())[3:]
+    saved, named = whole.save_state("whole").result(), whole.save_weights_for_sampler("whole").result()
+    unnamed = whole.save_weights_and_get_sampling_client()
+    unnamed = unnamed.result() if hasattr(unnamed, "result") else unnamed
+    for sampler in [unnamed, service.create_sampling_client(model_path=named.path)]:
+        scored = sampler.compute_logprobs(types.ModelInput.from_ints(tokens)).result()
+        assert np.allclose(scored[4:], of_trainer, atol=1e-4), (scored, of_trainer)
+    again = service.create_training_client_from_state_with_optimizer(saved.path)
+    again = again.result() if hasattr(again, "result") else again
+    found = again.forward(weighted(), "cross_entropy").result().metrics["loss:sum"]
+    assert math.isclose(found, after, rel_tol=1e-6), (found, after)
+
+
 call("sample, topk_prompt_logprobs", likeliest)
+call("sample, topk_sample_logprobs", likeliest_sampled) if "topk_sample_logprobs" in inspect.signature(sampler.sample).parameters else None
+call("create_lora_training_client, rank 0: all weights", all_weights)
 call("forward_backward, cross_entropy of several targets", soft_targets)
 saved = call("save_state", lambda: client.save_state("one").result())
 named = call("save_weights_for_sampler", lambda: client.save_weights_for_sampler("one").result())

@@ -72,7 +72,7 @@ pub fn load_adapter(dir: &Path, config: &ModelConfig) -> Result<Adapter, ModelEr
 }
 
 /// Returns true if `dir` holds adapters and no model.
-pub(super) fn holds_adapter(dir: &Path) -> bool {
+pub(crate) fn holds_adapter(dir: &Path) -> bool {
     dir.join(CONFIG).is_file() && !dir.join("config.json").exists()
 }
 

@@ -33,6 +33,7 @@ mod views;
 mod weights;
 pub(crate) mod wide;
 
+pub(crate) use adapter_folder::holds_adapter;
 pub use adapter_folder::{base_of, folder_config, load_adapter, save_adapter};
 pub use compute::Compute;
 pub use config::{ModelConfig, RopeScaling};

@@ -18,7 +18,7 @@ use super::shared::{LoadedAdapter, Shared, unknown};
 use super::uploads::hex;
 use super::worker::{Command, Installed};
 use crate::engine::remote::PauseMode;
-use crate::model::{Dtype, FrozenWeights, TensorSlice, load_adapter, load_weights_for};
+use crate::model::{Dtype, FrozenWeights, TensorSlice, holds_adapter, load_adapter, load_weights_for};
 use crate::util::untrusted;
 
 /// Longest name of an adapter or a version, in bytes.
@@ -193,12 +193,7 @@ async fn read(shared: &Arc<Shared>, source: Source) -> Result<Prepared, Refusal>
     let (folder, pulled) = find(shared, &source.model_path, label.as_deref()).await?;
     let label = label.or_else(|| pulled.map(|version| version.to_string().into()));
     let (shared, from) = (shared.clone(), folder.clone());
-    let load = move || {
-        let _guard = tch::no_grad_guard();
-        let weights = load_weights_for(&shared.model, &from, shared.compute.dtype).map_err(|error| error.to_string())?;
-        Ok(Arc::new(FrozenWeights::of_own(weights.on(shared.compute))))
-    };
-    let weights = blocking(load).await?;
+    let weights = blocking(move || read_whole(&shared, &from)).await?;
     Ok(Prepared { source, label, folder, weights, sums: Sums::default() })
 }
 
@@ -299,6 +294,22 @@ pub(super) async fn read_adapter(shared: &Arc<Shared>, folder: &Path) -> Result<
         Ok(Arc::new(FrozenWeights::of_own(base.read().under(adapter))))
     })
     .await
+}
+
+/// The weights in a folder of sampling weights: a PEFT folder, or a model's.
+pub(super) async fn read_session(shared: &Arc<Shared>, folder: &Path) -> Result<Arc<FrozenWeights>, Refusal> {
+    if holds_adapter(folder) {
+        return read_adapter(shared, folder).await;
+    }
+    let (shared, folder) = (shared.clone(), folder.to_owned());
+    blocking(move || read_whole(&shared, &folder)).await
+}
+
+/// The weights in a model's folder, in the server's format.
+fn read_whole(shared: &Shared, folder: &Path) -> Result<Arc<FrozenWeights>, String> {
+    let _guard = tch::no_grad_guard();
+    let weights = load_weights_for(&shared.model, folder, shared.compute.dtype).map_err(|error| error.to_string())?;
+    Ok(Arc::new(FrozenWeights::of_own(weights.on(shared.compute))))
 }
 
 #[derive(Deserialize)]

@@ -65,6 +65,10 @@ fn adamw() -> AdamW {
 }
 
 fn remote(service: &TinkerService, loss: Arc<dyn Loss>) -> TinkerBackend {
+    remote_of(service, LORA, loss)
+}
+
+fn remote_of(service: &TinkerService, lora: LoraConfig, loss: Arc<dyn Loss>) -> TinkerBackend {
     let config = TinkerConfig {
         loss,
         off_policy: OffPolicy::default(),
@@ -74,11 +78,15 @@ fn remote(service: &TinkerService, loss: Arc<dyn Loss>) -> TinkerBackend {
         non_finite: NonFinitePolicy::Stop,
         downloads: false,
     };
-    TinkerBackend::new(service, LORA, config).unwrap()
+    TinkerBackend::new(service, lora, config).unwrap()
 }
 
 fn local(loss: Arc<dyn Loss>) -> LocalBackend {
     let lora = Lora::new(LORA.rank, 32.0, &["all-linear"]).unwrap();
+    local_of(&policy().adapted(lora, 7).unwrap(), loss)
+}
+
+fn local_of(policy: &Policy, loss: Arc<dyn Loss>) -> LocalBackend {
     let config = LocalConfig {
         loss,
         adamw: adamw(),
@@ -86,7 +94,7 @@ fn local(loss: Arc<dyn Loss>) -> LocalBackend {
         threads: Some(1),
         ..LocalConfig::new(CrossEntropy, Schedule::constant(0.01))
     };
-    policy().adapted(lora, 7).unwrap().backend(config).unwrap()
+    policy.backend(config).unwrap()
 }
 
 fn batch(step: u64, reference: bool) -> TrainBatch {
@@ -124,20 +132,35 @@ fn every_loss_trains_on_a_server_as_in_this_process_over_twenty_steps() {
         let (there, here) = (remote(&service, loss.clone()), local(loss));
         let in_one_pass = ["grpo", "dapo", "cispo"].contains(&name);
         assert_eq!(there.takes_parts(None), !in_one_pass && here.takes_parts(None), "{name}");
-        for step in 0..20 {
-            let batch = Arc::new(batch(step, name == "kl"));
-            let (one, other) =
-                (there.forward_backward(batch.clone()).wait().unwrap(), here.forward_backward(batch.clone()).wait().unwrap());
-            close(&format!("{name}, loss of step {step}"), one.loss, other.loss, 1e-4);
-            assert!(one.entropy.is_nan(), "what a server can't know is unknown");
-            let (one, other) = (there.optim_step().wait().unwrap(), here.optim_step().wait().unwrap());
-            close(&format!("{name}, gradient of step {step}"), one.grad_norm, other.grad_norm, 1e-3);
-            close(&format!("{name}, clipped gradient of step {step}"), one.grad_norm_clipped, other.grad_norm_clipped, 1e-3);
-            let scores = |backend: &dyn Fn() -> Vec<Vec<f64>>| backend().concat();
-            let one = scores(&|| there.score(batch.clone()).wait().unwrap());
-            let other = scores(&|| here.score(batch.clone()).wait().unwrap());
-            one.iter().zip(&other).for_each(|(one, other)| close(&format!("{name}, step {step}"), *one, *other, 2e-4));
-        }
+        both_train(name, &there, &here);
+    }
+}
+
+/// Rank 0: no adapters, and all weights.
+#[test]
+fn all_weights_are_trained_on_a_server_as_in_this_process() {
+    let state = tempfile::tempdir().unwrap();
+    let server = serve(state.path());
+    let service =
+        TinkerService::open(Endpoint::new(format!("http://{}", server.address())), None, None, LoraConfig::WHOLE, patience());
+    let loss = || Arc::new(Grpo::default());
+    both_train("grpo", &remote_of(&service.unwrap(), LoraConfig::WHOLE, loss()), &local_of(&policy(), loss()));
+}
+
+fn both_train(name: &str, there: &TinkerBackend, here: &LocalBackend) {
+    for step in 0..20 {
+        let batch = Arc::new(batch(step, name == "kl"));
+        let (one, other) =
+            (there.forward_backward(batch.clone()).wait().unwrap(), here.forward_backward(batch.clone()).wait().unwrap());
+        close(&format!("{name}, loss of step {step}"), one.loss, other.loss, 1e-4);
+        assert!(one.entropy.is_nan(), "what a server can't know is unknown");
+        let (one, other) = (there.optim_step().wait().unwrap(), here.optim_step().wait().unwrap());
+        close(&format!("{name}, gradient of step {step}"), one.grad_norm, other.grad_norm, 1e-3);
+        close(&format!("{name}, clipped gradient of step {step}"), one.grad_norm_clipped, other.grad_norm_clipped, 1e-3);
+        let scores = |backend: &dyn Fn() -> Vec<Vec<f64>>| backend().concat();
+        let one = scores(&|| there.score(batch.clone()).wait().unwrap());
+        let other = scores(&|| here.score(batch.clone()).wait().unwrap());
+        one.iter().zip(&other).for_each(|(one, other)| close(&format!("{name}, step {step}"), *one, *other, 2e-4));
     }
 }
 
@@ -214,6 +237,11 @@ fn a_run_goes_on_from_its_checkpoint_to_the_bit_law_c1() {
 
 #[test]
 fn a_server_that_starts_again_has_its_models_to_the_bit() {
+    [LORA, LoraConfig::WHOLE].into_iter().for_each(restarted);
+}
+
+fn restarted(lora: LoraConfig) {
+    let remote = |service: &TinkerService, loss: Arc<dyn Loss>| remote_of(service, lora, loss);
     let state = tempfile::tempdir().unwrap();
     let server = serve_at(state.path(), "127.0.0.1:0");
     let (address, service) = (server.address(), open(server.address()));
@@ -255,21 +283,49 @@ fn snapshots(state: &Path) -> Vec<(u64, u64)> {
     models.collect()
 }
 
+async fn post(client: &Client, route: &str, body: serde_json::Value) -> serde_json::Value {
+    let headers = [("content-type".parse().unwrap(), "application/json".parse().unwrap())].into_iter().collect();
+    let path = if route.starts_with('/') { route.to_owned() } else { format!("/api/v1/{route}") };
+    let mut answer = client.request(Method::POST, &path, headers, Some(body.to_string().into())).await.unwrap();
+    let mut page = Vec::new();
+    while let Some(chunk) = answer.chunk().await.unwrap() {
+        page.extend_from_slice(&chunk);
+    }
+    serde_json::from_slice(&page).unwrap()
+}
+
+#[test]
+fn samples_that_a_client_cancels_end_and_others_go_on() {
+    let state = tempfile::tempdir().unwrap();
+    let server = serve(state.path());
+    let client = Client::new("server", Endpoint::new(format!("http://{}", server.address()))).unwrap();
+    let post = async |route: &str, body: serde_json::Value| post(&client, route, body).await;
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    runtime.block_on(async {
+        assert_eq!(post("client/dynamic_config", json!({})).await["sample_cancel_enabled"], true);
+        let prompt = json!({"chunks": [{"type": "encoded_text", "tokens": [1, 2]}]});
+        let ask =
+            json!({"base_model": "tiny", "prompt": prompt, "num_samples": 1, "sampling_params": {"seed": 1, "max_tokens": 5}});
+        post("/pause_generation", json!({"mode": "retract"})).await;
+        let (cancelled, kept) = (post("asample", ask.clone()).await, post("asample", ask).await);
+        post("cancel_future", json!({"request_id": cancelled["request_id"]})).await;
+        post("/continue_generation", json!({})).await;
+        let answer = post("retrieve_future", json!({"request_id": cancelled["request_id"]})).await;
+        assert_eq!(answer["error"], "the client cancelled it");
+        let answer = post("retrieve_future", json!({"request_id": kept["request_id"]})).await;
+        assert_eq!(answer["sequences"].as_array().unwrap().len(), 1);
+        post("cancel_future", json!({"request_id": kept["request_id"]})).await;
+        let again = post("retrieve_future", json!({"request_id": kept["request_id"]})).await;
+        assert_eq!(again, answer, "what is there stays");
+    });
+}
+
 #[test]
 fn saved_weights_are_never_replaced_by_others_of_the_same_name() {
     let state = tempfile::tempdir().unwrap();
     let server = serve(state.path());
     let client = Client::new("server", Endpoint::new(format!("http://{}", server.address()))).unwrap();
-    let post = async |route: &str, body: serde_json::Value| {
-        let headers = [("content-type".parse().unwrap(), "application/json".parse().unwrap())].into_iter().collect();
-        let path = format!("/api/v1/{route}");
-        let mut answer = client.request(Method::POST, &path, headers, Some(body.to_string().into())).await.unwrap();
-        let mut page = Vec::new();
-        while let Some(chunk) = answer.chunk().await.unwrap() {
-            page.extend_from_slice(&chunk);
-        }
-        serde_json::from_slice::<serde_json::Value>(&page).unwrap()
-    };
+    let post = async |route: &str, body: serde_json::Value| post(&client, route, body).await;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     runtime.block_on(async {
         let session = post("create_session", json!({"tags": [], "sdk_version": "0"})).await["session_id"].clone();

@@ -292,7 +292,7 @@ impl Default for AdamParams {
 /// Adapters of a model.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct LoraConfig {
-    /// Rank; some servers train all weights at 0.
+    /// Rank; at 0 all weights are trained, by servers that do that.
     pub rank: usize,
     /// Seed of the first values; drawn if `None`.
     #[serde(default)]
@@ -311,6 +311,9 @@ pub struct LoraConfig {
 impl LoraConfig {
     /// Scale of adapters, for which the protocol has no setting.
     pub const ALPHA: f64 = 32.0;
+
+    /// All weights of the model, without adapters.
+    pub const WHOLE: LoraConfig = LoraConfig { rank: 0, seed: None, train_unembed: true, train_mlp: true, train_attn: true };
 }
 
 fn yes() -> bool {
@@ -403,6 +406,9 @@ pub struct Sequence {
     /// Log-probability of each.
     #[serde(default)]
     pub logprobs: Option<Vec<f32>>,
+    /// Likeliest tokens at the position of each, with their log-probabilities.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub topk_logprobs: Option<Vec<TopRow>>,
 }
 
 /// Why a sample ended.

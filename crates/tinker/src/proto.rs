@@ -134,6 +134,8 @@ struct WireSequence {
     tokens: Vec<u8>,
     #[prost(bytes = "vec", optional, tag = "3")]
     logprobs: Option<Vec<u8>>,
+    #[prost(message, optional, tag = "4")]
+    topk_logprobs: Option<WireTop>,
 }
 
 #[derive(Clone, PartialEq, Message)]
@@ -377,6 +379,7 @@ pub fn encode_samples(samples: &SampleResponse) -> Vec<u8> {
             stop_reason: i32::from(sequence.stop_reason == StopReason::Length),
             tokens: bytes(&tokens, |token| token.to_le_bytes()),
             logprobs: sequence.logprobs.as_deref().map(float_bytes),
+            topk_logprobs: sequence.topk_logprobs.as_deref().map(WireTop::of),
         }
     };
     let scores =
@@ -401,6 +404,7 @@ pub fn decode_samples(body: &[u8]) -> Result<SampleResponse, String> {
             stop_reason: if sequence.stop_reason == 1 { StopReason::Length } else { StopReason::Stop },
             tokens: numbers(&sequence.tokens, |four| i64::from(i32::from_le_bytes(four)))?,
             logprobs: sequence.logprobs.as_ref().map(floats).transpose()?,
+            topk_logprobs: sequence.topk_logprobs.as_ref().map(WireTop::rows).transpose()?,
         })
     };
     let scored = wire.prompt_logprobs.as_ref().map(floats).transpose()?;
@@ -478,9 +482,13 @@ mod tests {
 
     #[test]
     fn samples_are_read_as_they_were_written() {
-        let sequence = |stop_reason, logprobs| Sequence { stop_reason, tokens: vec![1, 2], logprobs };
+        let sequence = |stop_reason, logprobs| Sequence { stop_reason, tokens: vec![1, 2], logprobs, topk_logprobs: None };
+        let topk_logprobs = Some(vec![Some(vec![(7, -0.25), (1, -0.5)]), Some(vec![(2, -1.5), (7, -2.5)])]);
         let samples = SampleResponse {
-            sequences: vec![sequence(StopReason::Stop, Some(vec![-0.5, -1.5])), sequence(StopReason::Length, None)],
+            sequences: vec![
+                sequence(StopReason::Stop, Some(vec![-0.5, -1.5])),
+                Sequence { topk_logprobs, ..sequence(StopReason::Length, None) },
+            ],
             prompt_logprobs: Some(vec![None, Some(-2.0)]),
             topk_prompt_logprobs: Some(vec![None, Some(vec![(3, -0.5), (0, -1.5)])]),
         };

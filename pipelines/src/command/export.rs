@@ -58,14 +58,18 @@ impl Export {
         out::line(&format!("exported {}", self.write()?.display()))
     }
 
-    /// Downloads the adapters of a run that a server of the Tinker API trained.
-    fn download(&self, checkpoint: &Path) -> Result<PathBuf> {
-        if !self.adapter {
-            return Err(refused("a server of the Tinker API trained this run, and has its adapters: give --adapter".to_owned()));
-        }
+    /// Downloads what a server of the Tinker API trained.
+    fn download(&self, checkpoint: &Path, to: &Path) -> Result<()> {
         let key = self.key_env.as_ref().map(|name| std::env::var(name).with_context(|| format!("the environment has no {name}")));
-        tinker::download(checkpoint, key.transpose()?.as_deref(), None, &self.to).context("downloading the adapters")?;
-        Ok(checkpoint.to_owned())
+        tinker::download(checkpoint, key.transpose()?.as_deref(), None, to).context("downloading the weights")
+    }
+
+    /// A folder next to the one that is written, for a part of the work, and empty.
+    fn part_folder(&self, what: &str) -> Result<PathBuf> {
+        let Some(name) = self.to.file_name() else { bail!("{} names no folder", self.to.display()) };
+        let folder = self.to.with_file_name(format!(".{}.{what}", name.to_string_lossy()));
+        atomic_file::remove(&folder).with_context(|| format!("removing {}", folder.display()))?;
+        Ok(folder)
     }
 
     /// Writes the folder, all of it or nothing, and gives what it was made from.
@@ -74,16 +78,28 @@ impl Export {
             let why = format!("{} exists already, and nothing is overwritten; choose another folder", self.to.display());
             return Err(refused(why));
         }
-        if let Some(checkpoint) = on_a_server(&self.from)? {
-            return self.download(&checkpoint);
+        let Some(checkpoint) = on_a_server(&self.from)? else { return self.write_from(model_folder(&self.from)?) };
+        match (tinker::has_adapters(&checkpoint)?, self.adapter) {
+            (true, true) => self.download(&checkpoint, &self.to)?,
+            (true, false) => {
+                let why = "a server of the Tinker API trained this run, and has its adapters: give --adapter";
+                return Err(refused(why.to_owned()));
+            }
+            (false, _) => {
+                let downloaded = self.part_folder("downloading")?;
+                self.download(&checkpoint, &downloaded)?;
+                self.write_from(downloaded.clone())?;
+                atomic_file::remove(&downloaded).with_context(|| format!("removing {}", downloaded.display()))?;
+            }
         }
-        let from = model_folder(&self.from)?;
+        Ok(checkpoint)
+    }
+
+    fn write_from(&self, from: PathBuf) -> Result<PathBuf> {
         // A folder of adapters has no model.
         let (base, adapted) = (base_of(&from), !from.join("config.json").exists());
         ensure!(adapted || !self.adapter, "{} holds no adapters, but a whole model; leave --adapter out", from.display());
-        let Some(name) = self.to.file_name() else { bail!("{} names no folder", self.to.display()) };
-        let folder = self.to.with_file_name(format!(".{}.writing", name.to_string_lossy()));
-        atomic_file::remove(&folder).with_context(|| format!("removing {}", folder.display()))?;
+        let folder = self.part_folder("writing")?;
         let written = match self.adapter {
             true => folder_config(&from).and_then(|config| save_adapter(&folder, &load_adapter(&from, &config)?)),
             false => export_hf(&from, &folder, self.dtype, self.max_shard_size),

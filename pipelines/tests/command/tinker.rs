@@ -105,6 +105,36 @@ fn kills_of_the_run_and_of_the_server_change_no_step_laws_c1_v3() {
     drop(server);
 }
 
+/// Without `[lora]` the server trains all weights, which come home as a whole model.
+#[test]
+fn all_weights_are_trained_where_there_is_no_section_lora() {
+    let folder = tempfile::tempdir().unwrap();
+    let model = model(folder.path());
+    let server = serve(&model, &folder.path().join("state"), "127.0.0.1:0");
+    let recipe = read(&Path::new(env!("CARGO_MANIFEST_DIR")).join("..").join(RECIPE)).replace("[lora]\nrank = 16\n", "");
+    let bare = folder.path().join("bare.toml");
+    std::fs::write(&bare, recipe).unwrap();
+    let (bare, run) = (bare.to_str().unwrap(), folder.path().join("run"));
+    let mut sets = sets(&server.url);
+    sets.retain(|set| set != "lora.rank=4");
+    sets.dedup();
+    sets.extend(["--set", "train.steps=6"].map(str::to_owned));
+    let ended = rollflow(&args(&["run", bare, "--out", run.to_str().unwrap()], &sets));
+    assert_eq!(ended.code, Some(0), "{}", ended.err);
+    nothing_lost(&run, 6);
+    let [exported, adapter] = ["exported", "adapter"].map(|name| folder.path().join(name).to_str().unwrap().to_owned());
+    let ended = rollflow(&["export", run.to_str().unwrap(), &exported]);
+    assert_eq!(ended.code, Some(0), "{}", ended.err);
+    let weights = |folder: &Path| std::fs::read(folder.join("model.safetensors")).unwrap();
+    assert_eq!(weights(Path::new(&exported)).len(), weights(&model).len());
+    assert_ne!(weights(Path::new(&exported)), weights(&model));
+    assert_eq!(rollflow(&["check", SFT, "--set", &format!("model={{kind='folder', path={exported:?}}}")]).code, Some(0));
+    let ended = rollflow(&["export", run.to_str().unwrap(), &adapter, "--adapter"]);
+    assert!(ended.code == Some(1) && ended.err.contains("holds no adapters, but a whole model"), "{}", ended.err);
+    let engine = rollflow(&args(&["check", bare, "--set", "engine={kind='rollflow', urls=['http://a:1']}"], &sets));
+    assert!(engine.err.contains("`lora`: the servers of [engine] load adapters"), "{}", engine.err);
+}
+
 /// Generation on servers of one's own, which get each version as an adapter and are verified by the trainer's scores.
 #[test]
 fn servers_of_ones_own_sample_what_a_tinker_server_trains_laws_v2_v4() {

@@ -37,7 +37,10 @@ pub(super) fn trainer(plan: &Plan, note: Note) {
     let help = "set pipeline = \"grpo\" or \"distill\"";
     refuse("pipeline", other, "a Tinker server trains the pipelines \"grpo\" and \"distill\" alone", help);
     match &plan.lora {
-        None => refuse("lora", true, "the Tinker API trains adapters", "add [lora], with its rank"),
+        None => {
+            let help = "add [lora], with its rank, or sample on the server that trains";
+            refuse("lora", plan.engine.is_remote(), "the servers of [engine] load adapters", help);
+        }
         Some(lora) => adapters(lora, &mut refuse),
     }
     let missing = "a Tinker server has no such part";

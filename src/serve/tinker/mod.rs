@@ -1,9 +1,9 @@
 //! The Tinker API over the local trainer: `rollflow serve --tinker`.
 //!
-//! Each model is an adapter over the server's base model, trained on a separate thread. Its
-//! operations are numbered: they are done once and in order, and a journal makes a killed server's
-//! models again, to the bit. Sampling sessions are adapters of the engine that samples, so that
-//! requests of several are batched.
+//! Each model is an adapter over the server's base model, or a copy of it of which all weights are
+//! trained, on a separate thread. Its operations are numbered: they are done once and in order, and a journal makes a killed server's
+//! models again, to the bit. Sampling sessions are adapters or other weights of the engine that samples,
+//! so that requests of several are batched.
 
 mod journal;
 mod losses;
@@ -68,28 +68,34 @@ const SILENT: Duration = Duration::from_secs(600);
 /// answers now. The others are on disk.
 #[derive(Default)]
 struct Loaded {
-    order: VecDeque<Arc<str>>,
+    /// Each with the places that it takes.
+    order: VecDeque<(Arc<str>, usize)>,
     active: BTreeMap<Arc<str>, usize>,
 }
 
-/// Sessions that the engine has at a time, in addition to those that answer requests.
+/// Places of sessions that the engine has at a time, in addition to those that answer requests. An
+/// adapter takes one.
 const LOADED: usize = 16;
+
+/// Places of a session that is no adapter.
+const WHOLE: usize = 8;
 
 impl Loaded {
     /// Adds a session, and returns those to unload.
-    fn add(&mut self, name: &Arc<str>) -> Vec<Arc<str>> {
-        self.order.retain(|other| other != name);
-        self.order.push_back(name.clone());
+    fn add(&mut self, name: &Arc<str>, places: usize) -> Vec<Arc<str>> {
+        self.order.retain(|(other, _)| other != name);
+        self.order.push_back((name.clone(), places));
         let mut excess = Vec::new();
-        while self.order.len() > LOADED {
-            let Some(at) = self.order.iter().position(|name| !self.active.contains_key(name)) else { break };
-            excess.extend(self.order.remove(at));
+        while self.order.iter().map(|(_, places)| places).sum::<usize>() > LOADED {
+            let others = self.order.range(..self.order.len() - 1);
+            let Some(at) = others.into_iter().position(|(name, _)| !self.active.contains_key(name)) else { break };
+            excess.extend(self.order.remove(at).map(|(name, _)| name));
         }
         excess
     }
 }
 
-/// Loads a session's adapter into the engine, and unloads others if there are too many. Returns the
+/// Loads a session's weights into the engine, and unloads others if there are too many. Returns the
 /// replies to wait for.
 fn load(
     shared: &Shared,
@@ -104,7 +110,8 @@ fn load(
         shared.send(Command::Adapter { name, weights, reply });
         replies.push(done);
     };
-    for old in loaded.lock().add(name) {
+    let places = if weights.read().adapter.is_some() { 1 } else { WHOLE };
+    for old in loaded.lock().add(name, places) {
         shared.served.lock().adapters.remove(&old);
         tell(old, None);
     }
@@ -244,10 +251,11 @@ mod tests {
         let mut loaded = Loaded::default();
         let name = |at: usize| -> Arc<str> { format!("session-{at}").into() };
         loaded.active.insert(name(0), 1);
-        let unloaded: Vec<Arc<str>> = (0..LOADED + 2).flat_map(|at| loaded.add(&name(at))).collect();
+        let unloaded: Vec<Arc<str>> = (0..LOADED + 2).flat_map(|at| loaded.add(&name(at), 1)).collect();
         assert_eq!(unloaded, [name(1), name(2)]);
         loaded.active.remove(&name(0));
-        assert_eq!(loaded.add(&name(3)), Vec::<Arc<str>>::new(), "used again, it counts as new");
-        assert_eq!(loaded.add(&name(99)), [name(0)]);
+        assert_eq!(loaded.add(&name(3), 1), Vec::<Arc<str>>::new(), "used again, it counts as new");
+        assert_eq!(loaded.add(&name(99), 1), [name(0)]);
+        assert_eq!(loaded.add(&name(100), WHOLE).len(), WHOLE);
     }
 }

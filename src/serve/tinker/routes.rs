@@ -34,7 +34,7 @@ pub(in crate::serve) fn routes(tinker: &Arc<Tinker>) -> Router {
     Router::new()
         .route("/api/v1/healthz", get(async || reply::page(&json!({"status": "ok"}))))
         .route("/api/v1/client/config", post(async || reply::page(&json!({"pjwt_auth_enabled": false}))))
-        .route("/api/v1/client/dynamic_config", post(async || reply::page(&json!({"sample_cancel_enabled": false}))))
+        .route("/api/v1/client/dynamic_config", post(async || reply::page(&json!({"sample_cancel_enabled": true}))))
         .route("/api/v1/telemetry", post(async || reply::page(&json!({"status": "accepted"}))))
         .route("/api/v1/get_server_capabilities", get(capabilities))
         .route("/api/v1/create_session", post(create_session))
@@ -52,6 +52,7 @@ pub(in crate::serve) fn routes(tinker: &Arc<Tinker>) -> Router {
         .route("/api/v1/samplers/{id}", get(sampler))
         .route("/api/v1/asample", post(sample))
         .route("/api/v1/retrieve_future", post(retrieve))
+        .route("/api/v1/cancel_future", post(cancel))
         .route("/api/v1/weights_info", post(weights_info))
         .route("/api/v1/training_runs", get(training_runs))
         .route("/api/v1/training_runs/{id}", get(training_run))
@@ -112,7 +113,7 @@ fn check_model(tinker: &Tinker, base: &str, optimizer: Option<&Value>) -> Result
 async fn create_model(State(tinker): Of, body: Bytes) -> Reply {
     let CreateModel { session_id, model_seq_id, base_model, lora_config, optimizer_config } = reply::read(&body)?;
     check_model(&tinker, &base_model, optimizer_config.as_ref())?;
-    let lora = lora_config.ok_or_else(|| Refusal::bad("lora_config is missing: this server trains adapters"))?;
+    let lora = lora_config.unwrap_or(LoraConfig::WHOLE);
     let id = format!("{session_id}:train:{model_seq_id}");
     let model = id.clone();
     let creating = tinker.clone();
@@ -153,7 +154,8 @@ async fn get_info(State(tinker): Of, body: Bytes) -> Reply {
     let OfModel { model_id } = reply::read(&body)?;
     let (model, config) = (tinker.model(&model_id)?, &tinker.shared.config);
     Ok(reply::page(&json!({
-        "type": "get_info", "model_id": model_id, "model_name": config.name, "is_lora": true, "lora_rank": model.record.lora.rank,
+        "type": "get_info", "model_id": model_id, "model_name": config.name, "is_lora": model.record.lora.rank > 0,
+        "lora_rank": model.record.lora.rank,
         "model_data": {"model_name": config.name, "tokenizer_id": config.folder},
     })))
 }
@@ -368,6 +370,15 @@ async fn retrieve(State(tinker): Of, headers: HeaderMap, body: Bytes) -> Reply {
     })
 }
 
+/// Ends samples that no client waits for. Operations on models are never cancelled: others follow them.
+async fn cancel(State(tinker): Of, body: Bytes) -> Reply {
+    let Retrieve { request_id } = reply::read(&body)?;
+    if let Some(number) = tinker.sample_number(&request_id) {
+        tinker.cancel(number);
+    }
+    Ok(reply::page(&json!({"type": "cancel_future"})))
+}
+
 #[derive(Deserialize)]
 struct WeightsInfo {
     tinker_path: String,
@@ -379,14 +390,14 @@ async fn weights_info(State(tinker): Of, body: Bytes) -> Reply {
     let missing = |_| Refusal::new(404, format!("there are no weights at {:?}", super::short(&tinker_path)));
     let lora = record(&tinker.ground.models.join(named(model)?)).map_err(missing)?.lora;
     Ok(reply::page(&json!({
-        "base_model": tinker.shared.config.name, "is_lora": true, "lora_rank": lora.rank, "train_unembed": lora.train_unembed,
+        "base_model": tinker.shared.config.name, "is_lora": lora.rank > 0, "lora_rank": lora.rank, "train_unembed": lora.train_unembed,
         "train_mlp": lora.train_mlp, "train_attn": lora.train_attn,
     })))
 }
 
 fn run_of(tinker: &Tinker, id: &str, rank: usize) -> Value {
     json!({
-        "training_run_id": id, "base_model": tinker.shared.config.name, "model_owner": "default", "is_lora": true,
+        "training_run_id": id, "base_model": tinker.shared.config.name, "model_owner": "default", "is_lora": rank > 0,
         "corrupted": false, "lora_rank": rank, "last_request_time": changed(&tinker.ground.models.join(id)),
     })
 }
@@ -453,7 +464,7 @@ async fn archive_by_name(State(tinker): Of, Path((id, name)): Path<(String, Stri
     redirect(&tinker, format!("{id}.{name}"))
 }
 
-/// The PEFT folder of weights for sampling, as a tar file.
+/// The folder of weights for sampling, as a tar file.
 async fn download(State(tinker): Of, Path(session): Path<String>) -> Reply {
     if !tinker.has_session(&session) || session == BASE {
         return Err(Refusal::new(404, "there are no weights for sampling of this name"));

@@ -6,17 +6,19 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use parking_lot::Mutex;
-use rollflow_tinker::message::{SampleRequest, SampleResponse, Sequence, Stop, StopReason};
+use rollflow_tinker::message::{SampleRequest, SampleResponse, Sequence, Stop, StopReason, TopRow};
 use tokio::sync::Notify;
+use tokio::task::AbortHandle;
 
 use super::operation::Answer;
 use super::trained::is_name;
 use super::{Loaded, Tinker};
 use crate::engine::{FinishReason, SamplingParams};
-use crate::serve::control::read_adapter;
+use crate::serve::control::read_session;
 use crate::serve::reply::Refusal;
 use crate::serve::shared::Ask;
-use crate::serve::worker::{AdapterName, End};
+use crate::serve::ticket::Completion;
+use crate::serve::worker::{AdapterName, End, TextScores};
 
 /// Samples whose answers are kept.
 const KEPT: usize = 4096;
@@ -29,9 +31,16 @@ pub(super) const BASE: &str = "base";
 pub(super) struct SampleFuture {
     answer: Mutex<Option<Arc<Answer>>>,
     answered: Notify,
+    task: Mutex<Option<AbortHandle>>,
 }
 
 impl SampleFuture {
+    /// Sets the answer, unless there is one.
+    fn end(&self, answer: Answer) {
+        self.answer.lock().get_or_insert_with(|| Arc::new(answer));
+        self.answered.notify_waiters();
+    }
+
     /// The samples, if they are there within `limit`.
     pub async fn answer(&self, limit: Duration) -> Option<Arc<Answer>> {
         let answered = self.answered.notified();
@@ -42,6 +51,24 @@ impl SampleFuture {
         }
         self.answer.lock().clone()
     }
+}
+
+fn sequence(completion: &Completion) -> Sequence {
+    Sequence {
+        stop_reason: match completion.end {
+            Some(End::Finished(FinishReason::Stop)) => StopReason::Stop,
+            _ => StopReason::Length,
+        },
+        tokens: completion.tokens.iter().map(|token| i64::from(*token)).collect(),
+        logprobs: Some(completion.log_probs.clone()),
+        topk_logprobs: None,
+    }
+}
+
+/// The likeliest tokens at a position of a text.
+fn likeliest(found: &TextScores, position: usize) -> TopRow {
+    let (ids, log_probs) = found.top.at(position)?;
+    Some(ids.iter().map(|id| i64::from(*id)).zip(log_probs.iter().copied()).collect())
 }
 
 /// A request for samples of a session, which is not unloaded meanwhile.
@@ -76,7 +103,7 @@ impl Tinker {
         (is_name(id) && is_name(name)).then(|| format!("{id}.{name}"))
     }
 
-    /// The adapter of a session, loaded if it is on disk.
+    /// The weights of a session, loaded if they are on disk.
     pub async fn adapter(&self, session: &str) -> Result<AdapterName, Refusal> {
         if session == BASE {
             return Ok(None);
@@ -90,7 +117,7 @@ impl Tinker {
             return Err(Refusal::new(404, format!("there is no sampling session {:?}", super::short(session))));
         }
         let _order = shared.changing.lock().await;
-        let weights = read_adapter(shared, &folder).await?;
+        let weights = read_session(shared, &folder).await?;
         let name: Arc<str> = session.into();
         for reply in super::load(shared, &self.loaded, &name, weights, &folder) {
             reply.await.map_err(|_| shared.gone())?;
@@ -108,9 +135,6 @@ impl Tinker {
             }
             (None, None) => None,
         };
-        if request.topk_sample_logprobs > 0 {
-            return Err(Refusal::bad("of a sampled token its own log-probability is available, not the likeliest tokens"));
-        }
         let prompt = request.prompt.tokens();
         let prompt =
             prompt.map_err(|kind| Refusal::bad(format!("a piece of the prompt is of kind {kind:?}; only text is understood")))?;
@@ -135,41 +159,50 @@ impl Tinker {
                 all.pop_first();
             }
         }
-        let top = request.topk_prompt_logprobs;
+        let (top, top_sampled) = (request.topk_prompt_logprobs, request.topk_sample_logprobs);
         let (tinker, scores) = (self.clone(), request.prompt_logprobs.unwrap_or(false) || top > 0);
-        tokio::spawn(async move {
+        let done = future.clone();
+        let task = tokio::spawn(async move {
             let _active = active;
             let sampled = async {
                 let (mut prompt_logprobs, mut topk_prompt_logprobs) = (None, None);
                 if scores {
                     let found = tinker.shared.score_top(&prompt, &adapter, top).await?;
-                    prompt_logprobs = Some(std::iter::once(None).chain(found.log_probs.into_iter().map(Some)).collect());
-                    let likeliest = |position| {
-                        let (ids, log_probs) = found.top.at(position)?;
-                        Some(ids.iter().map(|id| i64::from(*id)).zip(log_probs.iter().copied()).collect())
-                    };
-                    topk_prompt_logprobs = (top > 0).then(|| (0..prompt.len()).map(likeliest).collect());
+                    prompt_logprobs = Some(std::iter::once(None).chain(found.log_probs.iter().copied().map(Some)).collect());
+                    topk_prompt_logprobs = (top > 0).then(|| (0..prompt.len()).map(|at| likeliest(&found, at)).collect());
                 }
                 ticket.finish().await?;
-                let sequence = |completion: &crate::serve::ticket::Completion| Sequence {
-                    stop_reason: match completion.end {
-                        Some(End::Finished(FinishReason::Stop)) => StopReason::Stop,
-                        _ => StopReason::Length,
-                    },
-                    tokens: completion.tokens.iter().map(|token| i64::from(*token)).collect(),
-                    logprobs: Some(completion.log_probs.clone()),
-                };
-                Ok::<_, Refusal>(SampleResponse {
-                    sequences: ticket.completions.iter().map(sequence).collect(),
-                    prompt_logprobs,
-                    topk_prompt_logprobs,
-                })
+                let mut sequences: Vec<Sequence> = ticket.completions.iter().map(sequence).collect();
+                if top_sampled > 0 {
+                    for (sequence, completion) in sequences.iter_mut().zip(&ticket.completions) {
+                        let whole = [&prompt[..], &completion.tokens].concat();
+                        let found = tinker.shared.score_top(&whole, &adapter, top_sampled).await?;
+                        sequence.topk_logprobs = Some((prompt.len()..whole.len()).map(|at| likeliest(&found, at)).collect());
+                    }
+                }
+                Ok::<_, Refusal>(SampleResponse { sequences, prompt_logprobs, topk_prompt_logprobs })
             };
             let answer = sampled.await.map_or_else(|refusal| Answer::failed(refusal.message()), Answer::Samples);
-            *future.answer.lock() = Some(Arc::new(answer));
-            future.answered.notify_waiters();
+            done.end(answer);
         });
+        *future.task.lock() = Some(task.abort_handle());
         Ok(number)
+    }
+
+    /// Number of the samples that a request's id names.
+    pub fn sample_number(&self, request: &str) -> Option<u64> {
+        let (instance, number) = request.strip_prefix("sample-")?.rsplit_once(':')?;
+        (instance == self.shared.instance).then(|| number.parse().ok()).flatten()
+    }
+
+    /// Ends the sampling of an answer, if it is not there yet.
+    pub fn cancel(&self, number: u64) {
+        let Some(future) = self.samples.lock().get(&number).cloned() else { return };
+        let task = future.task.lock().take();
+        if let Some(task) = task {
+            task.abort();
+            future.end(Answer::refused("the client cancelled it"));
+        }
     }
 
     fn params(&self, request: &SampleRequest, prompt: usize) -> Result<SamplingParams, Refusal> {

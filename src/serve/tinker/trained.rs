@@ -13,7 +13,7 @@ use super::journal::ModelRecord;
 use super::losses::{TinkerLoss, batch, nth_targets};
 use super::operation::{Answer, Operation};
 use crate::algo::{CrossEntropy, Schedule};
-use crate::model::{FrozenWeights, Lora, save_adapter};
+use crate::model::{Dtype, FrozenWeights, Lora, ModelError, save_adapter, save_hf_as};
 use crate::train::checkpoint::{self, CHECKPOINTS};
 use crate::train::{AdamW, Algorithm, LocalBackend, LocalConfig, Policy, SaveCheckpoint, TrainingBackend};
 use crate::util::atomic_file;
@@ -30,8 +30,8 @@ pub(super) struct Ground {
     pub samplers: PathBuf,
 }
 
-/// Sessions without a name that a model has on disk; older ones are removed.
-const KEPT_SESSIONS: usize = 64;
+/// Sessions without a name that a model with adapters, and one without, has on disk; older ones are removed.
+const KEPT_SESSIONS: [usize; 2] = [64, 8];
 
 /// First part of the name of a session that its client gave no name.
 pub(super) const UNNAMED: &str = "session-";
@@ -83,13 +83,7 @@ impl Trained {
     /// # Errors
     /// Adapters that the model can't have, a snapshot that can't be read, no thread.
     pub fn begin(ground: Ground, record: &ModelRecord, install: Install) -> Result<Self, String> {
-        let lora = record.lora;
-        if lora.rank == 0 {
-            return Err("rank 0 would train all weights; this server trains adapters: choose a rank of 1 or more".to_owned());
-        }
-        let adapters = Lora::new(lora.rank, LoraConfig::ALPHA, &targets(lora)).map_err(|error| error.to_string())?;
-        let seed = lora.seed.unwrap_or(0);
-        let policy = ground.policy.adapted(adapters, seed).map_err(|error| error.to_string())?;
+        let policy = trained_policy(&ground.policy, record.lora).map_err(|error| error.to_string())?;
         let backend = backend(&ground, &policy)?;
         let id = record.id.clone();
         let mut model =
@@ -224,6 +218,16 @@ impl Trained {
         Ok(Answer::Json(json!({"path": path, "model_id": self.id, "type": "load_weights"})))
     }
 
+    /// Writes weights for sampling: a PEFT folder, or a model's whole folder in f32.
+    fn export(&self, folder: &Path, weights: &FrozenWeights) -> Result<(), ModelError> {
+        let weights = weights.read();
+        if let Some(adapter) = &weights.adapter {
+            return save_adapter(folder, adapter);
+        }
+        save_hf_as(folder, self.policy.config(), &weights, Dtype::F32, None)?;
+        Ok(self.policy.tokenizer().save(folder)?)
+    }
+
     fn sampler(&self, session: &str, name: Option<&str>, repeated: bool) -> Result<Answer, Answer> {
         let folder = self.ground.samplers.join(session);
         if folder.exists() && !repeated {
@@ -232,14 +236,13 @@ impl Trained {
         let weights = self.backend.snapshot().wait().map_err(Answer::failed)?.weights;
         if !folder.exists() {
             let writing = self.ground.samplers.join(format!(".{session}.writing"));
-            let whole = weights.read();
-            let adapter = whole.adapter.as_ref().ok_or_else(|| Answer::failed("the model has no adapter"))?;
-            save_adapter(&writing, adapter).map_err(Answer::failed)?;
+            self.export(&writing, &weights).map_err(Answer::failed)?;
             atomic_file::publish(&writing, &folder).map_err(Answer::failed)?;
         }
         (self.install)(session, weights, &folder);
         if name.is_none() {
-            self.ground.prune_sessions(&self.id, KEPT_SESSIONS).map_err(Answer::failed)?;
+            let kept = KEPT_SESSIONS[usize::from(self.policy.weights().adapter.is_none())];
+            self.ground.prune_sessions(&self.id, kept).map_err(Answer::failed)?;
         }
         Ok(Answer::Json(match name {
             Some(name) => {
@@ -247,6 +250,14 @@ impl Trained {
             }
             None => json!({"sampling_session_id": session, "type": "save_weights_for_sampler"}),
         }))
+    }
+}
+
+/// The base model with the adapters of `lora`, or itself at rank 0.
+fn trained_policy(base: &Policy, lora: LoraConfig) -> Result<Policy, ModelError> {
+    match lora.rank {
+        0 => Ok(base.clone()),
+        rank => base.adapted(Lora::new(rank, LoraConfig::ALPHA, &targets(lora))?, lora.seed.unwrap_or(0)),
     }
 }
 
@@ -265,6 +276,7 @@ pub(super) fn is_name(name: &str) -> bool {
 fn backend(ground: &Ground, policy: &Policy) -> Result<LocalBackend, String> {
     let config = LocalConfig {
         merge: false,
+        save_dtype: Some(Dtype::F32),
         max_grad_norm: None,
         threads: Some(ground.threads),
         compute: policy.compute(),

@@ -14,30 +14,24 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
+use rollflow_tinker::TinkerError;
 use rollflow_tinker::message::{AdamParams, Datum, LoraConfig, Tensor};
-use rollflow_tinker::{Connection, Patience, TinkerError};
-use serde::{Deserialize, Serialize};
 
+use super::address::{ADDRESS, Address, address_of};
 use super::dialect::{Dialect, Reduction};
 use super::model::{CROSS_ENTROPY, IMPORTANCE_SAMPLING, Loss as PassLoss, RemoteModel};
 use super::one_pass;
 use super::service::TinkerService;
 use crate::algo::{Loss, OffPolicy, Schedule};
-use crate::net::{Endpoint, Tasks};
+use crate::net::Tasks;
 use crate::train::commands::{Commanded, Commands, guarded};
 use crate::train::{
     AdamW, Algorithm, BackendState, CheckpointMetadata, ForwardBackward, NonFinitePolicy, OptimStep, SaveCheckpoint,
     SavedCheckpoint, Snapshot, TrainBatch, TrainError, TrainFuture, TrainSequence, TrainingBackend, checkpoint, promise,
 };
 
-/// First bytes of what gzip compressed.
-const GZIP: [u8; 2] = [0x1f, 0x8b];
-
 /// Longest time for which the end of a run waits for the server.
 const GOODBYE: Duration = Duration::from_secs(5);
-
-/// File of a checkpoint that names its weights on the server.
-pub const ADDRESS: &str = "tinker.json";
 
 /// Settings of a [`TinkerBackend`].
 #[derive(Clone)]
@@ -65,22 +59,6 @@ pub struct SamplerWeights {
     pub session: Option<String>,
     /// Their path on the server, if they are downloaded.
     pub path: Option<String>,
-}
-
-/// Where a checkpoint's weights are.
-#[derive(Debug, Serialize, Deserialize)]
-struct Address {
-    /// Address of the server.
-    server: String,
-    /// Path of the weights and the optimizer on it.
-    path: String,
-    /// Path of the weights for sampling, which can be downloaded.
-    #[serde(default)]
-    sampler_path: Option<String>,
-    /// The model that was trained.
-    base_model: String,
-    /// Rank of the adapters.
-    rank: usize,
 }
 
 /// A sequence with its part of the next update's gradient.
@@ -372,10 +350,7 @@ impl Trainer {
 
     fn load(&mut self, folder: &Path) -> Result<CheckpointMetadata, TrainError> {
         let metadata = checkpoint::verify(folder)?;
-        let file = folder.join(ADDRESS);
-        let text = std::fs::read(&file).map_err(TrainError::io(&file))?;
-        let Address { path, base_model, rank, .. } =
-            serde_json::from_slice(&text).map_err(|error| TrainError::malformed(&file, error))?;
+        let (file, Address { path, base_model, rank, .. }) = (folder.join(ADDRESS), address_of(folder)?);
         if (&base_model, rank) != (&self.base_model, self.lora.rank) {
             let (base, own) = (&self.base_model, self.lora.rank);
             let reason = format!("it is of {base_model} with rank {rank}, and this run trains {base} with rank {own}");
@@ -397,31 +372,6 @@ fn datum(sequence: &TrainSequence) -> Datum {
         (all[row], weights[row]) = (target, 1.0);
     }
     Datum::new(inputs.clone(), [("target_tokens", Tensor::Ints(all)), ("weights", Tensor::Floats(weights))])
-}
-
-/// Downloads the adapters of a checkpoint from the server that has them, unpacked into `to`, which
-/// must not exist. `key` is an API key. Blocks.
-///
-/// # Errors
-/// The folder is no checkpoint of a [`TinkerBackend`], or the server does not have the weights.
-pub fn download(checkpoint: &Path, key: Option<&str>, ca_file: Option<&Path>, to: &Path) -> Result<(), TrainError> {
-    let file = checkpoint.join(ADDRESS);
-    let text = std::fs::read(&file).map_err(TrainError::io(&file))?;
-    let address: Address = serde_json::from_slice(&text).map_err(|error| TrainError::malformed(&file, error))?;
-    let path = address.sampler_path.ok_or_else(|| TrainError::malformed(&file, "it names no weights for sampling"))?;
-    let mut endpoint = Endpoint::new(address.server);
-    endpoint.ca_file = ca_file.map(Path::to_owned);
-    let tasks = Tasks::new().map_err(TrainError::io(&file))?;
-    let archive = tasks.block_on(async { Connection::open(endpoint, key, Patience::default()).await?.archive(&path).await })?;
-    unpack(&archive, to).map_err(TrainError::io(to))
-}
-
-/// Unpacks a tar file, which gzip may have compressed.
-pub(super) fn unpack(archive: &[u8], to: &Path) -> std::io::Result<()> {
-    match archive.starts_with(&GZIP) {
-        true => tar::Archive::new(flate2::read::GzDecoder::new(archive)).unpack(to),
-        false => tar::Archive::new(archive).unpack(to),
-    }
 }
 
 /// A name that no other save has: a name that is taken is refused.

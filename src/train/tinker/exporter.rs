@@ -7,7 +7,8 @@ use std::sync::Arc;
 use parking_lot::Mutex;
 use rollflow_tinker::{Connection, TinkerError};
 
-use super::backend::{SamplerWeights, unpack};
+use super::address::unpack;
+use super::backend::SamplerWeights;
 use super::service::TinkerService;
 use super::teacher::{Scored, log_probs};
 use crate::data::Version;

@@ -1,10 +1,11 @@
 //! Training and sampling on a server of the Tinker API: one that SkyRL, verl or this library starts,
 //! or a hosted one.
 //!
-//! [`TinkerService`] opens a session and finds out what the server does, [`TinkerBackend`] trains, and
-//! [`TinkerEngine`] samples, [`TinkerExporter`] brings
-//! versions to other engines, and [`TinkerTeacher`] scores.
+//! [`TinkerService`] opens a session and finds out what the server does, [`TinkerBackend`] trains,
+//! [`TinkerEngine`] samples, [`TinkerExporter`] brings versions to other engines, and
+//! [`TinkerTeacher`] scores.
 
+mod address;
 mod backend;
 mod dialect;
 mod engine;
@@ -14,7 +15,8 @@ mod one_pass;
 mod service;
 mod teacher;
 
-pub use backend::{ADDRESS, SamplerWeights, TinkerBackend, TinkerConfig, download};
+pub use address::{ADDRESS, download, has_adapters};
+pub use backend::{SamplerWeights, TinkerBackend, TinkerConfig};
 pub use dialect::{Dialect, Reduction};
 pub use engine::TinkerEngine;
 pub use exporter::{ExportError, TinkerExporter};
