@@ -9,6 +9,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use async_trait::async_trait;
+use futures_util::future::try_join_all;
 use serde_json::{Value, json};
 use tokio::sync::OnceCell;
 use tokio::sync::mpsc::Sender;
@@ -138,6 +139,20 @@ fn question(attempt: &Attempt, samples: usize, model: &str) -> Value {
     question
 }
 
+impl VllmEngine {
+    /// Log-probability of a token after others. Together with other requests, log-probabilities of
+    /// prompts under an adapter end vLLM's engine (vllm-project/vllm#16668).
+    async fn score_next(&self, before: &[u32], next: u32, adapter: &str) -> Result<f32, RemoteError> {
+        let question = json!({
+            "model": adapter, "prompt": before, "max_tokens": 1, "temperature": 1.0, "logprobs": 1, "logprob_token_ids": [next],
+            "return_tokens_as_token_ids": true,
+        });
+        let place = format!("/choices/0/logprobs/top_logprobs/0/token_id:{next}");
+        let listed = |reply: &Value| Some(reply.pointer(&place)?.as_f64()? as f32);
+        self.server.score(openai::PATH, question, "(logprob_token_ids)", listed).await
+    }
+}
+
 #[async_trait]
 impl InferenceEngine for VllmEngine {
     fn name(&self) -> String {
@@ -195,7 +210,10 @@ impl InferenceEngine for VllmEngine {
     }
 
     async fn score(&self, tokens: &[u32], adapter: Option<&str>) -> Result<Vec<f32>, RemoteError> {
-        let model = adapter.unwrap_or(&self.ask().await?.0.model);
+        let model = &self.ask().await?.0.model;
+        if let Some(adapter) = adapter {
+            return try_join_all((1..tokens.len()).map(|at| self.score_next(&tokens[..at], tokens[at], adapter))).await;
+        }
         let question = json!({
             "model": model, "prompt": tokens, "max_tokens": 1, "temperature": 0.0, "prompt_logprobs": 0,
             "return_token_ids": true,

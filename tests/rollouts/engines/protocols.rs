@@ -330,10 +330,15 @@ fn requests_name_the_adapter_that_they_are_answered_with() {
     let error = generate(&*sglang(&server.url), &adapted).1.unwrap_err();
     assert!(matches!(error.fault, Fault::Refused { status: 404, .. }), "{error}");
     assert_eq!(asked.lock().unwrap()["lora_path"], "adapter-7");
-    let scored = json!({ "choices": [{ "prompt_logprobs": [null, { "6": { "logprob": -7.5, "rank": 280 } }] }] });
-    let (server, asked) = scripted(vllm_page, "/v1/completions", Reply::json(scored));
-    run(vllm(&server.url).score(&[5, 6], Some("adapter-7"))).unwrap();
-    assert_eq!(asked.lock().unwrap()["model"], "adapter-7");
+    // Log-probabilities of prompts under an adapter would end the server's engine.
+    let sampled = json!({ "choices": [{ "logprobs": { "top_logprobs": [{ "token_id:9": -0.5, "token_id:6": -7.5 }] } }] });
+    let (server, asked) = scripted(vllm_page, "/v1/completions", Reply::json(sampled));
+    assert_eq!(run(vllm(&server.url).score(&[5, 6], Some("adapter-7"))).unwrap(), [-7.5]);
+    let asked = asked.lock().unwrap();
+    assert_eq!(
+        (&asked["model"], &asked["logprob_token_ids"], asked.get("prompt_logprobs")),
+        (&json!("adapter-7"), &json!([6]), None)
+    );
 }
 
 /// What both kinds of servers say of adapters, and are asked.

@@ -293,13 +293,8 @@ async fn check(
 async fn probe(engine: &dyn InferenceEngine, update: &Update) -> Result<(), StepError> {
     let label = update.label();
     let adapter = update.adapter.then_some(label.as_str());
-    // In parallel, because samples of that time depend on the result. For an adapter one by one:
-    // several texts under one crash vLLM on CPUs.
-    let at_once = if update.adapter { 1 } else { update.texts.len().max(1) };
-    let mut found = Vec::with_capacity(update.texts.len());
-    for texts in update.texts.chunks(at_once) {
-        found.extend(try_join_all(texts.iter().map(|text| score(engine, text, adapter))).await?);
-    }
+    // In parallel, because samples of that time depend on the result.
+    let found = try_join_all(update.texts.iter().map(|text| score(engine, text, adapter))).await?;
     update.judge(&found)
 }
 
