@@ -5,7 +5,7 @@
 #
 # Both bring libtorch first (once per user). Extra arguments:  make grpo ARGS="--set seed=1 --metrics 127.0.0.1:9464"
 
-.PHONY: grpo sft test test-large test-engines test-cluster test-stores test-hubs test-tinker test-fleet lint check check-all docs asynchrony libtorch nccl tools help
+.PHONY: grpo sft test test-large test-engines test-cluster test-stores test-hubs test-tinker test-monitoring test-fleet lint check check-all docs asynchrony libtorch nccl tools help
 .DEFAULT_GOAL := help
 
 help:
@@ -55,6 +55,10 @@ test-hubs: libtorch
 # The Tinker API with real clients and a real server, which come from PyPI.
 test-tinker: libtorch
 	@./scripts/test_tinker.sh
+
+# Watches a run by a real Prometheus, which comes from Debian. Needs root if it is not installed.
+test-monitoring: libtorch
+	@./scripts/test_monitoring.sh
 
 # Trains with servers that are killed, stopped, cut off, added and taken away, for 20 minutes. Needs root and Debian's iptables.
 test-fleet: libtorch

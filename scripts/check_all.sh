@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # All of CI, longer, and with other people's programs: 20,000 schedules, 5,000 fault seeds, 10,000 fleets in simulated time, a crate outside the workspace, a stand-in for a GPU,
-# transformers and PEFT, promtool, TensorBoard, Weights & Biases, trackio and a real vLLM server (SGLANG=1: SGLang too).
+# transformers and PEFT, Prometheus, TensorBoard, Weights & Biases, trackio and a real vLLM server (SGLANG=1: SGLang too).
 set -euo pipefail
 cd "$(dirname "$0")/.."
 step() { printf '\n\033[1m== %s\033[0m (%ss)\n' "$1" "$SECONDS"; }
@@ -22,8 +22,8 @@ step "a crate outside the workspace"
 step "exports, read by transformers and PEFT"
 ./scripts/check_export.sh
 
-step "a short run, scraped and read by promtool"
-./scripts/promtool.sh
+step "a run, watched by Prometheus"
+./scripts/test_monitoring.sh
 
 step "TensorBoard files, read by TensorBoard's own reader"
 ./scripts/tensorboard.sh

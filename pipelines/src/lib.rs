@@ -14,6 +14,7 @@ mod dpo;
 mod epochs;
 pub mod grpo;
 mod grpo_offline;
+mod monitor;
 pub mod registry;
 mod reward_model;
 pub mod run;

@@ -292,12 +292,39 @@ catalog! {
     Steps: COUNT "steps_total" [] in "steps", "Optimizer steps taken.";
     StepTime: LATENCY "step_duration_seconds" [] in "seconds", "Time of one optimizer step, forward and backward included.";
     SyncTime: LATENCY "weight_sync_duration_seconds" [] in "seconds", "Time that publishing weights to the generators took.";
+    RewardTime: LATENCY "reward_duration_seconds" [] in "seconds", "Time that the rewards of a group took, all retries included.";
+    EnvironmentTime: LATENCY "environment_step_duration_seconds" [] in "seconds", "Time of one step of an environment.";
+    CheckpointTime: LATENCY "checkpoint_duration_seconds" [] in "seconds", "Time from the end of a step to its checkpoint on disk; training goes on meanwhile.";
+    CheckpointStep: GAUGE "checkpoint_step" [] in "steps", "Step of the newest checkpoint.";
+    CheckpointSaved: GAUGE "checkpoint_timestamp_seconds" [] in "seconds", "Time at which it was on disk, since 1970.";
+
+    BuildInfo: GAUGE "build_info" ["version"] in "1", "1, with the version of the program.";
+    RunInfo: GAUGE "run_info" ["name", "pipeline"] in "1", "1, with the name of the run and its pipeline.";
+    PlannedSteps: GAUGE "planned_steps" [] in "steps", "Steps that the run takes if nothing ends it before.";
+    CheckpointInterval: GAUGE "checkpoint_interval_steps" [] in "steps", "Steps between two checkpoints; 0 if only the last is saved.";
+    StalenessBound: GAUGE "staleness_bound_versions" [] in "versions", "Largest sample staleness that the run allows (law V2).";
+    GapWarning: GAUGE "log_prob_gap_warning_nats" [] in "nats", "Mean log-probability gap above which the run warns.";
+    DiskFree: GAUGE "disk_free_bytes" [] in "bytes", "Free bytes of the disk that the run's folder is on.";
+    GpuMemory: GAUGE "gpu_memory_used_bytes" ["gpu"] in "bytes", "Used memory of a GPU, by all processes.";
+    GpuMemoryTotal: GAUGE "gpu_memory_bytes" ["gpu"] in "bytes", "Memory of a GPU.";
+    GpuUse: GAUGE "gpu_utilization_ratio" ["gpu"] in "ratio", "Share of the last moments in which a GPU computed.";
+    ProcessCpu: COUNT "process_cpu_seconds_total" [] in "seconds", "Processor time of this process.";
+    ProcessMemory: GAUGE "process_resident_memory_bytes" [] in "bytes", "Memory of this process that is in RAM.";
+    ProcessThreads: GAUGE "process_threads" [] in "threads", "Threads of this process.";
+    ProcessFiles: GAUGE "process_open_fds" [] in "files", "Open files and connections of this process.";
+    ProcessFilesLimit: GAUGE "process_max_fds" [] in "files", "Most open files and connections that it may have.";
+    ProcessStart: GAUGE "process_start_time_seconds" [] in "seconds", "Time at which this process began, since 1970.";
 }
 
 impl Metric {
     /// The Prometheus name.
-    pub const fn name(self) -> &'static str {
-        self.spec().name
+    pub fn name(self) -> &'static str {
+        let name = self.spec().name;
+        match name.strip_prefix(PREFIX) {
+            // Every program that Prometheus asks has these.
+            Some(plain) if plain.starts_with("process_") => plain,
+            _ => name,
+        }
     }
 
     /// The name in log rows: the Prometheus name without prefix.
@@ -350,7 +377,7 @@ pub fn markdown() -> String {
         values => format!("`{name}`: {}", values.join(" \\| ")),
     };
     for metric in Metric::ALL {
-        let Spec { name, unit, labels, help, .. } = metric.spec();
+        let (name, Spec { unit, labels, help, .. }) = (metric.name(), metric.spec());
         let labels: Vec<String> = labels.iter().map(label).collect();
         page += &format!("| `{name}` | {} | {unit} | {} | {help} |\n", metric.kind(), labels.join(", "));
     }

@@ -9,6 +9,7 @@ pub mod catalog;
 pub mod console;
 mod demand;
 pub mod logs;
+mod machine;
 mod progress;
 mod recorder;
 mod report;

@@ -106,6 +106,11 @@ impl Metrics {
         position(&family, labels).ok().map(|at| family[at].newest)
     }
 
+    /// Returns the label values and the newest value of each series of a metric.
+    pub fn series(&self, metric: Metric) -> Vec<(Vec<String>, f64)> {
+        self.0[metric as usize].lock().iter().map(|series| (series.labels.clone(), series.newest)).collect()
+    }
+
     /// Everything in the Prometheus text format 0.0.4, in the catalogue's order. Metrics without a
     /// value are left out.
     pub fn render(&self) -> String {

@@ -81,6 +81,6 @@ impl Metrics {
         let none = || std::io::Error::new(ErrorKind::NotFound, "it resolves to nothing");
         let address = address.to_socket_addrs().map_err(unreadable)?.next().ok_or_else(|| unreadable(none()))?;
         let server = MetricsServer::start(address, self.clone(), &[])?;
-        Ok(MetricsServer { _sampler: Some(StageSampler::start(flow.stats(), self.clone(), None)?), ..server })
+        Ok(MetricsServer { _sampler: Some(StageSampler::start(flow.stats(), self.clone(), None, None)?), ..server })
     }
 }

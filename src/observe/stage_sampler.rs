@@ -5,12 +5,14 @@
 //! the thread (law F3).
 
 use std::collections::BTreeMap;
+use std::path::Path;
 use std::thread::JoinHandle;
 use std::time::Duration;
 
 use crossbeam_channel::{RecvTimeoutError, Sender};
 
 use super::demand::Demand;
+use super::machine::MachineSampler;
 use super::progress::Progress;
 use super::{Console, Metric, Metrics, ObserveError};
 use crate::flow::{Report, State, Stats};
@@ -18,12 +20,16 @@ use crate::flow::{Report, State, Stats};
 /// Fresher than any scrape, and an export of twenty stages costs some ten microseconds.
 const INTERVAL: Duration = Duration::from_millis(250);
 
-/// Calls `run`, which runs the flow of `stats`, and brings the statistics into `metrics` meanwhile.
+/// Times and sizes of the machine, in samples of the stages.
+const EACH: u32 = 4;
+
+/// Calls `run`, which runs the flow of `stats`, and brings the statistics into `metrics` meanwhile, with
+/// those of this process, its GPUs and the disk that `folder` is on.
 ///
 /// # Errors
 /// The machine gives no thread; then `run` is not called.
-pub fn sampled<R>(stats: Stats, metrics: &Metrics, run: impl FnOnce() -> R) -> Result<R, ObserveError> {
-    let _sampler = StageSampler::start(stats, metrics.clone(), None)?;
+pub fn sampled<R>(stats: Stats, metrics: &Metrics, folder: &Path, run: impl FnOnce() -> R) -> Result<R, ObserveError> {
+    let _sampler = StageSampler::start(stats, metrics.clone(), Some(folder), None)?;
     Ok(run())
 }
 
@@ -33,13 +39,14 @@ pub fn sampled<R>(stats: Stats, metrics: &Metrics, run: impl FnOnce() -> R) -> R
 pub fn sampled_with_progress<R>(
     stats: Stats,
     metrics: &Metrics,
+    folder: &Path,
     console: &Console,
     total: u64,
     taken: u64,
     run: impl FnOnce() -> R,
 ) -> Result<R, ObserveError> {
     let progress = Progress::new(console, total, taken, metrics);
-    let _sampler = StageSampler::start(stats, metrics.clone(), Some(progress))?;
+    let _sampler = StageSampler::start(stats, metrics.clone(), Some(folder), Some(progress))?;
     Ok(run())
 }
 
@@ -51,11 +58,20 @@ pub(super) struct StageSampler {
 }
 
 impl StageSampler {
-    pub(super) fn start(stats: Stats, metrics: Metrics, mut progress: Option<Progress>) -> Result<Self, ObserveError> {
+    pub(super) fn start(
+        stats: Stats,
+        metrics: Metrics,
+        folder: Option<&Path>,
+        mut progress: Option<Progress>,
+    ) -> Result<Self, ObserveError> {
         let (stop, stopped) = crossbeam_channel::bounded(0);
+        let folder = folder.map(Path::to_owned);
         let sample = move || {
-            let mut demand = Demand::default();
-            loop {
+            let (mut demand, machine) = (Demand::default(), MachineSampler::new(folder));
+            for number in 0_u32.. {
+                if number.is_multiple_of(EACH) {
+                    machine.export(&metrics);
+                }
                 let ending = !matches!(stopped.recv_timeout(INTERVAL), Err(RecvTimeoutError::Timeout));
                 let report = stats.report();
                 let limit = report.as_ref().and_then(Report::limit);

@@ -56,7 +56,8 @@ fn names_are_unique_and_conventional_and_buckets_ascend() {
     for metric in Metric::ALL {
         let (name, is_lower) = (metric.name(), |byte: u8| byte.is_ascii_lowercase() || byte == b'_');
         assert!(seen.insert(name), "{name} is declared twice");
-        assert!(name.starts_with("rollflow_") && name.bytes().all(is_lower), "{name}");
+        let prefixed = name.starts_with("rollflow_") || name.starts_with("process_");
+        assert!(prefixed && name.bytes().all(is_lower), "{name}");
         assert_eq!(name.ends_with("_total"), metric.kind() == "counter", "{name}: counters, and only they, end in _total");
         assert!(metric.help().ends_with('.'), "{name}: the help text is a sentence");
         assert_eq!(Metric::from_key(metric.key()), Some(*metric));
@@ -269,7 +270,7 @@ fn a_live_run_is_scraped_and_its_last_numbers_are_the_reports() {
         }),
     );
     flow.sink("count", seen, |_: u64| {});
-    let report = sampled(flow.stats(), &metrics, || flow.run(Until::finished())).unwrap().unwrap();
+    let report = sampled(flow.stats(), &metrics, &std::env::temp_dir(), || flow.run(Until::finished())).unwrap().unwrap();
 
     let scrape = Exposition::parse(&get(address, "/metrics").body).unwrap();
     let value = |metric: Metric, labels: &[(&str, &str)]| {

@@ -17,6 +17,7 @@ mod graph;
 mod init;
 mod launch;
 mod models;
+mod monitor;
 pub(crate) mod out;
 mod plans;
 mod policies;
@@ -81,6 +82,7 @@ enum Command {
     Runs(runs::Runs),
     Compare(compare::Compare),
     Report(report::Report),
+    Monitor(monitor::Monitor),
     Init(init::Init),
     Explain(reference::Explain),
     Schema(reference::Schema),
@@ -111,6 +113,7 @@ fn dispatch(command: Command, registry: &Registry) -> Result<()> {
         Command::Runs(of) => of.run(),
         Command::Compare(of) => of.run(),
         Command::Report(of) => of.run(),
+        Command::Monitor(of) => of.run(),
         Command::Init(of) => of.run(registry),
         Command::Explain(of) => of.run(),
         Command::Schema(of) => of.run(),

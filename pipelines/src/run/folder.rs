@@ -16,7 +16,7 @@ use rollflow::data::POISONED;
 use rollflow::flow::{Ended, Flow, Report, StageReport, State, Until};
 use rollflow::model::FrozenWeights;
 use rollflow::observe::logs::{
-    DEAD_LETTERS, DeadLetter, JsonLines, JsonlLogger, TensorBoardLogger, dead_letters, last_step, log_to_console,
+    DEAD_LETTERS, DeadLetter, JsonLines, JsonlLogger, TensorBoardLogger, TimingsLogger, dead_letters, last_step, log_to_console,
 };
 use rollflow::observe::{Console, Metric, Metrics, MetricsServer, StageShares, sampled, sampled_with_progress};
 use rollflow::ranks::Member;
@@ -102,6 +102,18 @@ pub fn refuse_another_run(path: &Path) -> Result<()> {
     Ok(())
 }
 
+/// Gives the metrics what is known of a run from its recipe.
+fn describe(metrics: &Metrics, plan: &Plan) {
+    metrics.set(Metric::BuildInfo, &[env!("CARGO_PKG_VERSION")], 1.0);
+    metrics.set(Metric::RunInfo, &[&plan.name, plan.pipeline.word()], 1.0);
+    metrics.set(Metric::PlannedSteps, &[], plan.steps() as f64);
+    metrics.set(Metric::CheckpointInterval, &[], plan.checkpoint.every as f64);
+    if plan.pipeline.reinforces() {
+        metrics.set(Metric::StalenessBound, &[], plan.flow.max_staleness as f64);
+        metrics.set(Metric::GapWarning, &[], plan.train.gap_limits(plan.model.precision())[0]);
+    }
+}
+
 /// Logs `text` if the run finished.
 pub fn announce_end(report: &Report, text: &str) {
     if report.ended == Ended::Finished {
@@ -117,6 +129,7 @@ impl RunFolder {
         // Before anything is written: a busy port must not leave a folder that looks like a run.
         let serve = |address| MetricsServer::start(address, metrics.clone(), &plan.net.allowed_hosts);
         let server = address.map(serve).transpose()?;
+        describe(&metrics, plan);
         let mut run = RunFolder::serving(path, plan, metrics, server)?;
         if let Some(publisher) = plan.store.checkpoints(plan.net.ca_file.as_deref())? {
             run._uploads = Some(Uploads::start(path, publisher, run.console.clone())?);
@@ -210,7 +223,11 @@ impl RunFolder {
                 *seen.entry(lag).or_default() += 1;
             }
         };
-        let mut log = RunLog::new(&self.metrics).each(lags).logger(JsonlLogger::new(&self.path)?).logger(console);
+        let mut log = RunLog::new(&self.metrics)
+            .each(lags)
+            .logger(TimingsLogger::new(&self.path, &self.metrics)?)
+            .logger(JsonlLogger::new(&self.path)?)
+            .logger(console);
         if plan.observe.tensorboard {
             log = log.logger(TensorBoardLogger::new(&self.path)?);
         }
@@ -232,8 +249,8 @@ impl RunFolder {
         }
         let run = || flow.run(Until::finished());
         let result = match self.progress {
-            true => sampled_with_progress(stats, metrics, &self.console, steps, taken, run)?,
-            false => sampled(stats, metrics, run)?,
+            true => sampled_with_progress(stats, metrics, &self.path, &self.console, steps, taken, run)?,
+            false => sampled(stats, metrics, &self.path, run)?,
         };
         if result.is_ok() {
             // A run that was stopped dropped the rows of its last step.

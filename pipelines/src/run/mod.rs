@@ -9,12 +9,14 @@ pub(crate) mod record;
 pub mod resume;
 pub(crate) mod upload;
 
+use rollflow::observe::logs::TIMINGS;
+
 /// The resolved recipe.
 pub(crate) const RECIPE: &str = "recipe.toml";
 /// Lock held by the process that works on the run.
 pub(crate) const LOCK: &str = ".lock";
 /// Files that grow by lines of ascending steps.
-pub(crate) const LOGS: [&str; 3] = ["metrics.jsonl", "rollouts.jsonl", "evaluations.jsonl"];
+pub(crate) const LOGS: [&str; 4] = ["metrics.jsonl", "rollouts.jsonl", "evaluations.jsonl", TIMINGS];
 /// The run's record.
 pub(crate) const RECORD: &str = "run.json";
 /// Name of the checkpoint that the run started from.

@@ -55,6 +55,9 @@ fn a_live_run_is_scraped() {
         );
     }
     assert!(value(&scrape, Metric::Tokens, &[("fate", "trained")]).unwrap() > 0.0);
+    assert_eq!(value(&scrape, Metric::PlannedSteps, &[]), Some(1e6));
+    assert_eq!(value(&scrape, Metric::RunInfo, &[("name", "grpo-addition"), ("pipeline", "grpo")]), Some(1.0));
+    assert!(value(&scrape, Metric::ProcessMemory, &[]).unwrap() > 1e7 && value(&scrape, Metric::DiskFree, &[]).unwrap() > 0.0);
     assert!(value(&scrape, Metric::GeneratedTokens, &[]).unwrap() > 0.0);
     let reward = value(&scrape, Metric::RewardMean, &[]).unwrap();
     assert!((0.0..=1.0).contains(&reward));
@@ -82,4 +85,50 @@ fn a_busy_port_is_named_and_leaves_the_folder_free() {
     let misspelt = rollflow(&[run_args(GRPO, &run, &[]), vec!["--metrics", "localhost"]].concat());
     assert_eq!(misspelt.code, Some(2));
     assert!(misspelt.err.contains("localhost"), "{}", misspelt.err);
+}
+
+/// `metrics.jsonl` is the same in every repetition; times are in a file apart, with a row for each of its steps, also after a resume.
+#[test]
+fn each_step_has_a_row_of_times_and_totals() {
+    let folder = tempfile::tempdir().unwrap();
+    let run = folder.path().join("run");
+    let first = rollflow(&run_args(GRPO, &run, &["train.steps=6", "flow.max_staleness=0", "checkpoint.every=2"]));
+    assert_eq!(first.code, Some(0), "{}", first.err);
+    let more = rollflow(&["resume", run.to_str().unwrap(), "--set", "train.steps=9"]);
+    assert_eq!(more.code, Some(0), "{}", more.err);
+    let rows = |name: &str| -> Vec<serde_json::Value> {
+        let text = std::fs::read_to_string(run.join(name)).unwrap();
+        text.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
+    };
+    let (metrics, timings) = (rows("metrics.jsonl"), rows("timings.jsonl"));
+    let steps = |rows: &[serde_json::Value]| rows.iter().map(|row| row["step"].as_u64().unwrap()).collect::<Vec<_>>();
+    assert_eq!(steps(&timings), (1..=9).collect::<Vec<_>>());
+    assert_eq!(steps(&metrics), steps(&timings));
+    let number = |row: &serde_json::Value, key: &str| row[key].as_f64().unwrap_or_else(|| panic!("{key} in {row}"));
+    for pair in timings.windows(2) {
+        assert!(number(&pair[1], "time_seconds") > number(&pair[0], "time_seconds"));
+        // A resumed process counts from its own start.
+        if number(&pair[1], "step") != 7.0 {
+            assert!(number(&pair[1], "elapsed_seconds") > number(&pair[0], "elapsed_seconds"));
+            assert!(number(&pair[1], "generated_tokens") > number(&pair[0], "generated_tokens"));
+        }
+    }
+    assert!(timings.iter().all(|row| number(row, "trained_tokens_per_second") > 0.0 && number(row, "step_seconds") > 0.0));
+    assert!(metrics.iter().all(|row| row.as_object().unwrap().keys().all(|key| !key.contains("second"))));
+}
+
+/// Files of a run's monitoring name its address, and other addresses are refused.
+#[test]
+fn monitoring_is_written_for_the_addresses_that_are_given() {
+    let folder = tempfile::tempdir().unwrap();
+    let out = folder.path().join("m");
+    let ended = rollflow(&["monitor", "127.0.0.1:9464", "gpu1:9464", "--out", out.to_str().unwrap()]);
+    assert_eq!(ended.code, Some(0), "{}", ended.err);
+    let read = |name: &str| std::fs::read_to_string(out.join(name)).unwrap();
+    assert!(read("prometheus.yml").contains("targets: [\"127.0.0.1:9464\", \"gpu1:9464\"]"), "{}", read("prometheus.yml"));
+    assert!(read("rules.yml").contains("alert: RollflowNoProgress") && read("kubernetes.yml").contains("kubernetes_sd_configs"));
+    let dashboard: serde_json::Value = serde_json::from_str(&read("dashboard.json")).unwrap();
+    assert_eq!(dashboard["uid"], "rollflow");
+    let bad = rollflow(&["monitor", "a\"b:1", "--out", out.to_str().unwrap()]);
+    assert!(bad.code == Some(2) && bad.err.contains("write it as HOST:PORT"), "{}", bad.err);
 }

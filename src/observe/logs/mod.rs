@@ -12,6 +12,7 @@ mod rewind;
 mod rollouts;
 mod statistics;
 mod tensorboard;
+mod timings;
 
 use std::collections::BTreeMap;
 
@@ -24,6 +25,7 @@ pub use rollouts::{JudgedAnswer, Rollout};
 pub(super) use statistics::around;
 pub use statistics::{MetricStats, compute_stats_from_jsonl, smoothed};
 pub use tensorboard::TensorBoardLogger;
+pub use timings::{TIMINGS, TimingsLogger};
 
 use super::{Metric, Metrics, ObserveError};
 

@@ -278,7 +278,13 @@ impl MultiTurn {
             NextStep::Turn => drop(self.ready.insert(key)),
             NextStep::Restart => self.restart(key),
             NextStep::Environment(action) => {
-                self.work(key, move |environment, deadline| environment.step(&action, deadline).map(JobResult::Stepped))
+                let metrics = self.context.metrics.clone();
+                self.work(key, move |environment, deadline| {
+                    let began = Instant::now();
+                    let step = environment.step(&action, deadline);
+                    metrics.iter().for_each(|of| of.observe(Metric::EnvironmentTime, &[], began.elapsed().as_secs_f64()));
+                    step.map(JobResult::Stepped)
+                })
             }
             NextStep::Grade { cut_off } => self.work(key, move |environment, deadline| {
                 cut_off.iter().for_each(|turn| environment.cut_off(turn));

@@ -90,7 +90,10 @@ impl FailureHandler {
     /// Applies the policy to a group: returns it as the next stage receives it, or the error that
     /// ends the run. May block on the disk.
     pub(super) fn apply(&mut self, stage: &str, mut group: Group, scoring: Scoring) -> Result<Scored, StageError> {
-        let Scoring { mut failures, failed_calls, .. } = scoring;
+        let Scoring { mut failures, failed_calls, time } = scoring;
+        if let Some(metrics) = self.policy.metrics.as_ref().filter(|_| !self.unrewarded) {
+            metrics.observe(Metric::RewardTime, &[], time.as_secs_f64());
+        }
         // A lost sample has no whole completion that could earn anything.
         for sample in &mut group.samples {
             if let Some(text) = why_lost(sample).map(str::to_owned) {

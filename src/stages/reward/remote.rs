@@ -6,6 +6,7 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::time::Instant;
 
 use parking_lot::Mutex;
 
@@ -129,7 +130,9 @@ impl RemoteReward {
     }
 
     async fn scored(&self, stage: String, group: Group) -> Result<Scored, StageError> {
+        let asked = Instant::now();
         let (group, scoring) = self.score(group).await;
+        let scoring = Scoring { time: asked.elapsed(), ..scoring };
         let failures = Arc::clone(&self.failures);
         unblocked(move || failures.lock().apply(&stage, group, scoring)).await
     }

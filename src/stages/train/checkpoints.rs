@@ -11,6 +11,7 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
@@ -20,6 +21,7 @@ use super::gate::CheckpointGate;
 use crate::data::number;
 use crate::flow::StageError;
 use crate::observe::logs::{DEAD_LETTERS, count_lines};
+use crate::observe::{Metric, Metrics};
 use crate::rollout::{Admission, Progress};
 use crate::train::background::Background;
 use crate::train::checkpoint::{self, CHECKPOINTS, step_folder};
@@ -70,6 +72,7 @@ pub(super) struct Saving {
     pub keep: Option<usize>,
     pub gate: Option<CheckpointGate>,
     pub extra_files: Vec<ExtraFiles>,
+    pub metrics: Option<Metrics>,
     /// Waits for the checkpoint that is being written, and publishes it.
     publisher: Mutex<Background>,
 }
@@ -109,7 +112,7 @@ impl Saving {
     ) -> Result<(), StageError> {
         let Some(run_folder) = &self.run_folder else { return Ok(()) };
         self.wait()?;
-        let step = state.step;
+        let (step, began) = (state.step, Instant::now());
         let not_saved = move |error| TrainError::NotSaved(step, Arc::new(error));
         let progress = admission.map(Admission::progress).unwrap_or_default();
         // After the progress: a group that is settled there has its letter by then.
@@ -127,14 +130,26 @@ impl Saving {
         let saved = backend.save_checkpoint(request);
         saved.copied.wait().map_err(not_saved)?;
         let (gate, keep, cleared) = (self.gate.clone(), self.kept(), critic.map(|_| run_folder.clone()));
+        let metrics = self.metrics.clone();
         self.publisher.lock().start(move || {
             let written = saved.written.wait().map_err(not_saved)?;
             cleared.map_or(Ok(()), |run_folder| critic::clear(&run_folder))?;
-            let publish = move || publish(&checkpoints, &written, &staging, step, keep).map_err(not_saved);
+            let publish = move || {
+                publish(&checkpoints, &written, &staging, step, keep).map_err(not_saved)?;
+                metrics.iter().for_each(|metrics| record(metrics, step, began.elapsed()));
+                Ok(())
+            };
             gate.map_or_else(&publish, |gate| gate.saved(step, Box::new(publish.clone())))
         });
         Ok(())
     }
+}
+
+fn record(metrics: &Metrics, step: u64, took: Duration) {
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    metrics.observe(Metric::CheckpointTime, &[], took.as_secs_f64());
+    metrics.set(Metric::CheckpointStep, &[], step as f64);
+    metrics.set(Metric::CheckpointSaved, &[], now.as_secs_f64());
 }
 
 /// Moves a checkpoint from its hidden folder `staging` to its final one, and removes excess older

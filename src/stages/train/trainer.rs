@@ -269,6 +269,7 @@ impl<B: TrainingBackend + 'static> Stage for Trainer<B> {
 
     fn attach(&mut self, context: &mut RunContext) {
         context.fill(&mut self.admission);
+        context.fill(&mut self.saving.metrics);
         if self.saving.run_folder.is_none() {
             self.saving.run_folder = context.folder().map(Path::to_owned);
         }
