@@ -1,30 +1,25 @@
-"""Runs the importers of docs/how_to/monitoring.md on a run, offline, and holds what the trackers' own readers find against its metrics.jsonl.
-
-    python3 scripts/read_trackers.py runs/mine      # with `pip install wandb trackio`; scripts/trackers.sh does it all
-"""
-
+"""Logs a run to three trackers, kills it, resumes it, and holds what their own readers find against metrics.jsonl:
+read_trackers.py ROLLFLOW PYTHON FOLDER. PYTHON has the packages."""
+import contextlib
 import json
 import math
 import os
-import re
-import struct
+import pathlib
+import signal
+import socket
 import subprocess
 import sys
-import tempfile
-from pathlib import Path
+import time
+import urllib.request
 
-
-def importer(tracker):
-    """The program that docs/how_to/monitoring.md shows."""
-    page = (Path(__file__).parent.parent / "docs/how_to/monitoring.md").read_text()
-    programs = re.findall(r'^python3 -c "(.*)" runs/mine$', page, re.MULTILINE)
-    found = [program for program in programs if f"import json,sys,{tracker};" in program]
-    assert len(found) == 1, f"{len(found)} importers for {tracker} in docs/how_to/monitoring.md"
-    return found[0]
+READER = """
+import json, pathlib, sqlite3, struct, sys
+folder, run, uri, id = sys.argv[1:]
+folder = pathlib.Path(folder)
 
 
 def records(path):
-    """What a file of wandb holds: after a head of 7 bytes, records as LevelDB's logs have them, in blocks of 32 KiB."""
+    # A file of wandb: after a head of 7 bytes, records as LevelDB's logs have them, in blocks of 32 KiB.
     data, at, whole = path.read_bytes(), 7, b""
     while at + 7 <= len(data):
         if 32768 - at % 32768 < 7:
@@ -32,65 +27,115 @@ def records(path):
             continue
         _, length, part = struct.unpack_from("<IHB", data, at)
         whole, at = whole + data[at + 7 : at + 7 + length], at + 7 + length
-        # All of it, or its last part.
         if part in (1, 4):
             yield whole
             whole = b""
 
 
-def of_wandb(folder):
-    """Rows of an offline run, by step."""
+def wandb():
     from wandb.proto import wandb_internal_pb2
-
-    (file,) = folder.glob("wandb/offline-run-*/run-*.wandb")
     rows = {}
-    for data in records(file):
-        record = wandb_internal_pb2.Record()
-        record.ParseFromString(data)
-        if record.HasField("history"):
-            values = {item.key or "/".join(item.nested_key): json.loads(item.value_json) for item in record.history.item}
-            step = values.get("_step", record.history.step.num)
-            rows[int(step)] = {name: value for name, value in values.items() if not name.startswith("_")}
+    files = sorted(pathlib.Path(run).glob("wandb/offline-run-*/run-*.wandb"))
+    ids = {file.stem for file in files}
+    assert len(ids) == 1, f"a resumed run is the same run: {ids}"
+    for file in files:
+        for data in records(file):
+            record = wandb_internal_pb2.Record()
+            record.ParseFromString(data)
+            if record.HasField("history"):
+                values = {item.key or "/".join(item.nested_key): json.loads(item.value_json) for item in record.history.item}
+                rows.setdefault(int(values.get("_step", record.history.step.num)), {}).update(values)
     return rows
 
 
-def of_trackio(folder):
-    """The same of trackio's database."""
-    import sqlite3
-
+def trackio():
+    rows = {}
     (file,) = [path for path in folder.glob("trackio/*.db")]
-    rows = sqlite3.connect(file).execute("select step, metrics from metrics order by step").fetchall()
-    return {int(step): json.loads(metrics) for step, metrics in rows}
+    for step, metrics in sqlite3.connect(file).execute("select step, metrics from metrics order by step"):
+        rows.setdefault(int(step), {}).update(json.loads(metrics))
+    return rows
 
 
-def number(value):
-    return float({"NaN": "nan", "Infinity": "inf", "-Infinity": "-inf"}.get(value, value))
+def mlflow():
+    import mlflow
+    client, rows = mlflow.MlflowClient(uri), {}
+    (found,) = client.search_runs([client.get_experiment_by_name("sums").experiment_id])
+    for key in found.data.metrics:
+        for metric in client.get_metric_history(found.info.run_id, key):
+            assert metric.step not in rows or key not in rows[metric.step], f"{key} of step {metric.step} twice"
+            rows.setdefault(metric.step, {})[key] = metric.value
+    for artifact in client.list_artifacts(found.info.run_id):
+        if artifact.path == "samples.json":
+            rows[0] = {"samples": 1}
+    return rows
 
 
-def main(run):
+print(json.dumps({"wandb": wandb(), "trackio": trackio(), "mlflow": mlflow()}))
+"""
+
+
+def free():
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        return found.getsockname()[1]
+
+
+def main(rollflow, python, folder):
+    folder, port = pathlib.Path(folder), free()
+    run, uri = folder / "run", f"http://127.0.0.1:{port}"
+    env = {**os.environ, "WANDB_SILENT": "true", "TRACKIO_DIR": str(folder / "trackio"), "MLFLOW_TRACKING_URI": uri}
+    server = subprocess.Popen(
+        [python, "-m", "mlflow", "server", "--host", "127.0.0.1", "--port", str(port), "--backend-store-uri", f"sqlite:///{folder}/mlflow.db",
+         "--artifacts-destination", str(folder / "artifacts")], stdout=subprocess.DEVNULL, stderr=open(folder / "mlflow.log", "w"), start_new_session=True)
+    sets = ["train.steps=60", "sft.steps=2", "observe.progress=false", "observe.rollouts_every=5", "checkpoint.every=5", "flow.max_staleness=0",
+            "train.target_reward=2", "eval={every=20,limit=10}", f"observe.wandb={{offline=true, python={python!r}}}",
+            f"observe.trackio={{project='sums', python={python!r}}}", f"observe.mlflow={{project='sums', uri={uri!r}, python={python!r}}}"]
+    try:
+        for _ in range(600):
+            with contextlib.suppress(OSError):
+                urllib.request.urlopen(f"{uri}/health", timeout=1)
+                break
+            time.sleep(0.2)
+        command = [rollflow, "run", "pipelines/recipes/grpo.toml", "--out", run, *[word for line in sets for word in ("--set", line)]]
+        process = subprocess.Popen(command, env=env, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        states = [run / "trackers" / f"{kind}.json" for kind in ("wandb", "trackio", "mlflow")]
+        deadline = time.time() + 240
+
+        def logged():
+            return all(state.exists() and json.loads(state.read_text())["step"] >= 8 for state in states)
+
+        while not logged() and process.poll() is None:
+            assert time.time() < deadline, "the trackers did not get on"
+            time.sleep(0.1)
+        if process.poll() is None:
+            process.send_signal(signal.SIGKILL)
+            process.wait()
+            # The trackers of a killed run end by themselves; the resumed run's continue.
+            time.sleep(10)
+            subprocess.run([rollflow, "resume", run], env=env, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        else:
+            print("the run ended before it was killed")
+        found = subprocess.run([python, "-c", READER, folder, run, uri, "x"], env=env, check=True, stdout=subprocess.PIPE)
+    finally:
+        os.killpg(server.pid, signal.SIGTERM)
+        server.wait()
     expected = {}
     for line in (run / "metrics.jsonl").read_text().splitlines():
         row = json.loads(line)
         step = row.pop("step")
         expected[step] = {name: float(value) for name, value in row.items()}
-    for tracker, read in (("wandb", of_wandb), ("trackio", of_trackio)):
-        with tempfile.TemporaryDirectory() as folder:
-            env = {**os.environ, "WANDB_MODE": "offline", "WANDB_SILENT": "true", "TRACKIO_DIR": f"{folder}/trackio"}
-            command = [sys.executable, "-c", importer(tracker), str(run.resolve())]
-            subprocess.run(command, cwd=folder, env=env, check=True, stdout=subprocess.DEVNULL)
-            found = read(Path(folder))
-        same = lambda a, b: a == b or math.isnan(a) and math.isnan(b)
-        wrong = [
-            f"{name} at step {step}: {found.get(step, {}).get(name)}, metrics.jsonl has {value}"
-            for step, row in expected.items()
-            for name, value in row.items()
-            if not (name in found.get(step, {}) and same(number(found[step][name]), value))
-        ]
-        if wrong or not expected:
-            print("\n".join(wrong[:10]))
-            sys.exit(f"{tracker}: {len(wrong)} numbers are missing or different")
-        print(f"{run}: {tracker} has all {sum(map(len, expected.values()))} numbers of {len(expected)} steps")
+    assert len(expected) == 60, len(expected)
+    for tracker, rows in json.loads(found.stdout).items():
+        number = lambda value: float({"NaN": "nan", "Infinity": "inf", "-Infinity": "-inf"}.get(value, value))
+        same = lambda a, b: math.isclose(a, b, rel_tol=1e-12) or math.isnan(a) and math.isnan(b)
+        finite = tracker == "mlflow"
+        wrong = [f"{name} at step {step}: {rows.get(str(step), {}).get(name)}, metrics.jsonl has {value}"
+                 for step, row in expected.items() for name, value in row.items() if not (finite and not math.isfinite(value))
+                 if not (name in rows.get(str(step), {}) and same(number(rows[str(step)][name]), value))]
+        assert not wrong, f"{tracker}: {len(wrong)} numbers are missing or different:\n" + "\n".join(wrong[:10])
+        assert any(key.startswith("samples") for row in rows.values() for key in row), f"{tracker} has no table of samples"
+        print(f"{tracker}: all {sum(map(len, expected.values()))} numbers of {len(expected)} steps, and samples")
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main(*sys.argv[1:])

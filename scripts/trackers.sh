@@ -1,15 +1,16 @@
 #!/usr/bin/env bash
-# A short run, brought into Weights & Biases and trackio by the lines that docs/how_to/monitoring.md shows, and read back. Nothing leaves the machine; both are
-# fetched into a folder of their own.
+# A run that is logged to Weights & Biases (offline), trackio and an MLflow server while it lasts, killed and resumed on the way, and read back by
+# their own readers. Nothing leaves the machine; the packages are fetched into a folder apart, or are those of TRACKERS, a venv.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
 folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT
-python3 -m venv "$folder/venv"
-"$folder/venv/bin/pip" install --quiet --disable-pip-version-check wandb trackio
+venv=${TRACKERS:-$folder/venv}
+if [ ! -e "$venv/bin/python" ]; then
+  python3 -m venv "$venv"
+  "$venv/bin/pip" install --quiet --disable-pip-version-check wandb trackio mlflow
+fi
 # As all tests are built, so that nothing is built twice.
 cargo build --quiet --workspace --bins --examples
-"${CARGO_TARGET_DIR:-target}/debug/rollflow" run pipelines/recipes/grpo.toml --out "$folder/run" --set train.steps=5 \
-  --set sft.steps=2 --set observe.progress=false --set 'eval={every=2,limit=10}'
-"$folder/venv/bin/python" scripts/read_trackers.py "$folder/run"
+python3 scripts/read_trackers.py "${CARGO_TARGET_DIR:-target}/debug/rollflow" "$venv/bin/python" "$folder"

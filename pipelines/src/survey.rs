@@ -13,6 +13,7 @@ use rollflow::train::score_pair;
 use crate::assemble::policy::Reader;
 use crate::assemble::supervised::{self, Imitation};
 use crate::assemble::{conversations, data, policy, preferences};
+use crate::run::trackers::Trackers;
 use crate::tinker;
 
 /// Judgement of a record, as [`survey`] takes it.
@@ -74,6 +75,9 @@ pub fn of(plan: &Plan) -> Surveyed {
             all.python(plan);
             all.trainer(plan);
         }
+    }
+    for (key, why) in Trackers::missing(plan) {
+        all.complaints.push(Problem::of(&key, format!("`{key}`: {why}"), "or leave the tracker out"));
     }
     if let Some(sft) = &plan.sft {
         all.imitated(Imitation::of(plan, sft), plan.pipeline, reader);

@@ -294,7 +294,7 @@ catalog! {
     SyncTime: LATENCY "weight_sync_duration_seconds" [] in "seconds", "Time that publishing weights to the generators took.";
     RewardTime: LATENCY "reward_duration_seconds" [] in "seconds", "Time that the rewards of a group took, all retries included.";
     EnvironmentTime: LATENCY "environment_step_duration_seconds" [] in "seconds", "Time of one step of an environment.";
-    CheckpointTime: LATENCY "checkpoint_duration_seconds" [] in "seconds", "Time from the end of a step to its checkpoint on disk; training goes on meanwhile.";
+    CheckpointTime: LATENCY "checkpoint_duration_seconds" [] in "seconds", "Time from the end of a step to its checkpoint on disk; training continues meanwhile.";
     CheckpointStep: GAUGE "checkpoint_step" [] in "steps", "Step of the newest checkpoint.";
     CheckpointSaved: GAUGE "checkpoint_timestamp_seconds" [] in "seconds", "Time at which it was on disk, since 1970.";
 

@@ -32,6 +32,7 @@ mod reward;
 mod secrets;
 mod task;
 mod timeline;
+mod trackers;
 mod train;
 mod trainer;
 
@@ -57,6 +58,7 @@ pub use render::{check_text, check_text_on, derived_text, facts};
 pub use reward::{Composition, PartRule, Reward, RewardRule};
 pub use task::{RewardModel, Sft, Task, TaskData};
 pub use timeline::Timeline;
+pub use trackers::{Mlflow, Tracker, Trackio, Wandb};
 pub use train::{Critic, Optimization, Train};
 pub use trainer::{TrainerBackend, TrainerPlace};
 

@@ -18,6 +18,7 @@ use super::reference_policy::{Reference, ReferencePolicy, Teacher};
 use super::reward::Reward;
 use super::task::{RewardModel, Sft, Task, TaskData};
 use super::timeline::{Change, Ramp};
+use super::trackers::{Mlflow, Trackio, Wandb};
 use super::train::{Critic, Train};
 use super::trainer::TrainerPlace;
 use crate::algo::Pairs;
@@ -284,6 +285,12 @@ section! {
         rollouts_every: u64 = 10;
         /// If true, metrics are also written as TensorBoard events.
         tensorboard: bool = false;
+        /// Weights & Biases, to which the run is logged while it lasts.
+        wandb: Option<Wandb> = None;
+        /// trackio, to which the run is logged while it lasts.
+        trackio: Option<Trackio> = None;
+        /// MLflow, to which the run is logged while it lasts.
+        mlflow: Option<Mlflow> = None;
         /// Optimizer steps between printed lines such as `Step 20: reward=0.43 loss=0.0214
         /// grad_norm=0.81 lr=2e-4`.
         log_every: u64 = 10, SOME_STEPS;

@@ -32,6 +32,7 @@ mod score;
 mod serve;
 mod simulate;
 mod tokens;
+mod track;
 mod weights;
 
 use std::ffi::OsString;
@@ -83,6 +84,7 @@ enum Command {
     Compare(compare::Compare),
     Report(report::Report),
     Monitor(monitor::Monitor),
+    Track(track::Track),
     Init(init::Init),
     Explain(reference::Explain),
     Schema(reference::Schema),
@@ -114,6 +116,7 @@ fn dispatch(command: Command, registry: &Registry) -> Result<()> {
         Command::Compare(of) => of.run(),
         Command::Report(of) => of.run(),
         Command::Monitor(of) => of.run(),
+        Command::Track(of) => of.run(),
         Command::Init(of) => of.run(registry),
         Command::Explain(of) => of.run(),
         Command::Schema(of) => of.run(),

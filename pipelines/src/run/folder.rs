@@ -30,6 +30,7 @@ use rollflow::util::{atomic_file, lock_file, untrusted};
 use crate::assemble::conversations;
 use crate::run::page;
 use crate::run::record::{Drawn, Record};
+use crate::run::trackers::Trackers;
 use crate::run::upload::Uploads;
 use crate::run::{LINEAGE, LOCK, LOGS, PAGE, RECIPE, RECORD};
 
@@ -79,6 +80,8 @@ pub struct RunFolder {
     ranks: Option<Arc<Member>>,
     /// Ends before the lock.
     _uploads: Option<Uploads>,
+    /// So do these.
+    _trackers: Option<Trackers>,
     /// Held for as long as this process works on the run.
     _lock: File,
 }
@@ -129,11 +132,13 @@ impl RunFolder {
         // Before anything is written: a busy port must not leave a folder that looks like a run.
         let serve = |address| MetricsServer::start(address, metrics.clone(), &plan.net.allowed_hosts);
         let server = address.map(serve).transpose()?;
+        Trackers::check(plan)?;
         describe(&metrics, plan);
         let mut run = RunFolder::serving(path, plan, metrics, server)?;
         if let Some(publisher) = plan.store.checkpoints(plan.net.ca_file.as_deref())? {
             run._uploads = Some(Uploads::start(path, publisher, run.console.clone())?);
         }
+        run._trackers = Some(Trackers::start(plan, path, &run.console)?);
         Ok(run)
     }
 
@@ -177,6 +182,7 @@ impl RunFolder {
             drawn: Mutex::default(),
             ranks: None,
             _uploads: None,
+            _trackers: None,
             _lock: lock,
         };
         warnings.iter().for_each(|warning| run.say(warning));

@@ -7,6 +7,7 @@ pub(crate) mod ranks;
 pub(crate) mod recipe_keys;
 pub(crate) mod record;
 pub mod resume;
+pub(crate) mod trackers;
 pub(crate) mod upload;
 
 use rollflow::observe::logs::TIMINGS;

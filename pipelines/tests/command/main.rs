@@ -47,4 +47,5 @@ mod simulating;
 mod support;
 mod terminal;
 mod tinker;
+mod tracking;
 mod watching;

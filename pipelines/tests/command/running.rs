@@ -118,8 +118,15 @@ pub struct Running {
 
 impl Running {
     pub fn start(args: &[&str]) -> Self {
+        Self::start_with(args, &[])
+    }
+
+    /// The same, with these environment variables.
+    pub fn start_with(args: &[&str], variables: &[(&str, &str)]) -> Self {
+        let mut command = command(args);
+        command.envs(variables.iter().copied());
         let ((out, out_end), (error, error_end)) = (pipe().unwrap(), pipe().unwrap());
-        let process = Process::start(&command(args), out_end, error_end);
+        let process = Process::start(&command, out_end, error_end);
         let (send, lines) = channel();
         forward(out, send.clone());
         forward(error, send);
