@@ -137,6 +137,8 @@ class Follower:
 
     def follow(self):
         """Logs what is new."""
+        # First: a step's row is written after its times and its samples.
+        steps = list(self.metrics.new())
         for row in self.timings.new():
             self.times[row["step"]] = {f"timing/{key}": value for key, value in row.items() if key != "step" and not key.startswith("stage_")}
         for row in self.rollouts.new():
@@ -145,7 +147,7 @@ class Follower:
                 if len(rows) < self.settings["samples"]:
                     rows.append([row["step"], row.get("group"), row.get("index"), row.get("reward"), row.get("status"),
                                  text(row.get("prompt", "")), row.get("response", "")])
-        for row in self.metrics.new():
+        for row in steps:
             step = row.pop("step")
             times = self.times.pop(step, {})
             if step <= self.state["step"]:
