@@ -32,7 +32,7 @@ recipe = ["run", "pipelines/recipes/grpo.toml", "--out", folder / "run", "--metr
           "--set", "train.schedule={kind='constant'}", "--set", "observe.progress=false"]
 run = subprocess.Popen([rollflow, *recipe], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
 prometheus = subprocess.Popen(
-    ["prometheus", "--config.file", folder / "monitoring/prometheus.yml", "--storage.tsdb.path", folder / "data", "--web.listen-address",
+    ["prometheus", "--enable-feature=exemplar-storage", "--config.file", folder / "monitoring/prometheus.yml", "--storage.tsdb.path", folder / "data", "--web.listen-address",
      f"127.0.0.1:{port}"], stdout=subprocess.DEVNULL, stderr=open(folder / "log", "w"))
 
 
@@ -73,6 +73,9 @@ try:
         assert rule["health"] == "ok", rule
         assert rule["type"] == "recording" or rule["state"] != "firing", f"a healthy run raised {rule['name']}: {rule}"
         assert rule["type"] != "recording" or value(rule["name"]), f"{rule['name']} has no data"
+    now = time.time()
+    exemplars = ask("query_exemplars", query="rollflow_sample_reward_bucket", start=now - 600, end=now)
+    assert exemplars and exemplars[0]["exemplars"][0]["labels"]["group"].isdigit(), exemplars
     names = {series["__name__"] for series in ask("series", **{"match[]": '{job="rollflow"}'})}
     print(f"{asked} queries of {len(dashboard['panels'])} panels and {sum(len(g['rules']) for g in groups)} rules on {len(names)} metrics: right")
 finally:

@@ -5,7 +5,9 @@
 //! `metrics-exporter-prometheus` writes the lines. Its recorder is not used: its counters are
 //! whole numbers, and it keeps observations until a scrape.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::time::{SystemTime, UNIX_EPOCH};
 
 use metrics::Key;
 use metrics_exporter_prometheus::LabelSet;
@@ -30,6 +32,16 @@ struct Series {
     counts: Vec<u64>,
     /// A histogram's sum of observations.
     sum: f64,
+    /// The newest observation of a group in each bucket that has one.
+    exemplars: BTreeMap<usize, Exemplar>,
+}
+
+/// An observation with the group that it is of.
+struct Exemplar {
+    group: u64,
+    value: f64,
+    /// Seconds since 1970.
+    time: f64,
 }
 
 impl Default for Metrics {
@@ -76,12 +88,21 @@ impl Metrics {
 
     /// Adds an observation to a histogram.
     pub fn observe(&self, metric: Metric, labels: &[&str], value: f64) {
+        self.observe_of(metric, labels, value, None);
+    }
+
+    /// Adds an observation to a histogram, and keeps the id of its group as the exemplar of its bucket.
+    pub fn observe_of(&self, metric: Metric, labels: &[&str], value: f64, group: Option<u64>) {
         let bounds = metric.buckets();
         let bucket = bounds.iter().position(|bound| value <= *bound).unwrap_or(bounds.len());
         self.update(metric, labels, "observe", "histogram", |series| {
             series.newest = value;
             series.sum += value;
             series.counts[bucket] += 1;
+            if let Some(group) = group {
+                let time = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs_f64();
+                series.exemplars.insert(bucket, Exemplar { group, value, time });
+            }
         });
     }
 
@@ -114,14 +135,27 @@ impl Metrics {
     /// Everything in the Prometheus text format 0.0.4, in the catalogue's order. Metrics without a
     /// value are left out.
     pub fn render(&self) -> String {
+        self.text(false)
+    }
+
+    /// The same in OpenMetrics 1.0, in which buckets show a group by its id.
+    pub fn render_openmetrics(&self) -> String {
+        self.text(true) + "# EOF\n"
+    }
+
+    fn text(&self, open: bool) -> String {
         let mut text = String::new();
         for (metric, family) in Metric::ALL.iter().zip(self.0.iter()) {
             let family = family.lock();
             if !family.is_empty() {
-                write_help_line(&mut text, metric.name(), None, None, metric.help());
-                write_type_line(&mut text, metric.name(), None, None, metric.kind());
-                family.iter().for_each(|series| series.render(*metric, &mut text));
-                text.push('\n');
+                let name = metric.name();
+                let name = if open { name.strip_suffix("_total").unwrap_or(name) } else { name };
+                write_help_line(&mut text, name, None, None, metric.help());
+                write_type_line(&mut text, name, None, None, metric.kind());
+                family.iter().for_each(|series| series.render(*metric, open, &mut text));
+                if !open {
+                    text.push('\n');
+                }
             }
         }
         text
@@ -154,10 +188,16 @@ impl Series {
             assert!(fits, "{name}: {value:?} is no value of the label {label}; there are {allowed:?}");
         }
         let counts = vec![0; metric.buckets().len() + 1];
-        Series { labels: values.iter().map(|value| (*value).to_owned()).collect(), newest: 0.0, counts, sum: 0.0 }
+        Series {
+            labels: values.iter().map(|value| (*value).to_owned()).collect(),
+            newest: 0.0,
+            counts,
+            sum: 0.0,
+            exemplars: BTreeMap::new(),
+        }
     }
 
-    fn render(&self, metric: Metric, text: &mut String) {
+    fn render(&self, metric: Metric, open: bool, text: &mut String) {
         let name = metric.name();
         let labels: Vec<_> = metric.labels().iter().zip(&self.labels).map(|((name, _), value)| (*name, value.clone())).collect();
         let labels = LabelSet::from_key_and_global(&Key::from((name, &labels)), &Default::default());
@@ -166,9 +206,13 @@ impl Series {
         }
         let mut count = 0;
         let bounds = metric.buckets().iter().map(f64::to_string).chain(["+Inf".to_owned()]);
-        for (bound, in_bucket) in bounds.zip(&self.counts) {
+        for (at, (bound, in_bucket)) in bounds.zip(&self.counts).enumerate() {
             count += in_bucket;
             write_metric_line(text, name, Some("bucket"), &labels, Some(("le", bound)), count, None);
+            if let Some(Exemplar { group, value, time }) = self.exemplars.get(&at).filter(|_| open) {
+                text.truncate(text.trim_end().len());
+                *text += &format!(" # {{group=\"{group}\"}} {value} {time}\n");
+            }
         }
         write_metric_line::<&str, f64>(text, name, Some("sum"), &labels, None, self.sum, None);
         write_metric_line::<&str, u64>(text, name, Some("count"), &labels, None, count, None);

@@ -1,4 +1,4 @@
-//! HTTP server of a run's metrics: `/metrics` for Prometheus, `/healthz` for health checks.
+//! HTTP server of a run's metrics: `/metrics` for Prometheus, in its text format or as OpenMetrics, `/healthz` for health checks.
 //!
 //! The server runs on the process's HTTP runtime, so that a scrape is answered while every worker
 //! computes. It ends when its owner drops it: connections are closed and the port is free (law F3).
@@ -7,7 +7,8 @@
 use std::io::ErrorKind;
 use std::net::{SocketAddr, TcpListener, ToSocketAddrs};
 
-use axum::http::header::CONTENT_TYPE;
+use axum::http::HeaderMap;
+use axum::http::header::{ACCEPT, CONTENT_TYPE};
 use axum::{Router, routing};
 
 use super::stage_sampler::StageSampler;
@@ -16,6 +17,7 @@ use crate::flow::Flow;
 use crate::net::{Server, guard};
 
 const TEXT_FORMAT: &str = "text/plain; version=0.0.4; charset=utf-8";
+const OPENMETRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 
 /// A running server; dropping it frees the port.
 #[derive(Debug)]
@@ -37,7 +39,13 @@ impl MetricsServer {
             ErrorKind::AddrInUse => ObserveError::Busy { address },
             _ => ObserveError::Bind { address, source },
         })?;
-        let scrape = move || async move { ([(CONTENT_TYPE, TEXT_FORMAT)], metrics.render()) };
+        let scrape = move |headers: HeaderMap| async move {
+            let accept = headers.get(ACCEPT).and_then(|accept| accept.to_str().ok()).unwrap_or_default();
+            match accept.contains("application/openmetrics-text") {
+                true => ([(CONTENT_TYPE, OPENMETRICS)], metrics.render_openmetrics()),
+                false => ([(CONTENT_TYPE, TEXT_FORMAT)], metrics.render()),
+            }
+        };
         let routes = Router::new().route("/metrics", routing::get(scrape)).route("/healthz", routing::get(async || "ok\n"));
         let server = Server::start(listener, guard(routes, allowed));
         let what = || format!("the metrics server at {address}");

@@ -66,6 +66,24 @@ fn names_are_unique_and_conventional_and_buckets_ascend() {
     }
 }
 
+/// OpenMetrics 1.0: counters are declared without `_total`, no line is empty, the text has an end, and a bucket names a group that is in it.
+#[test]
+fn open_metrics_have_the_same_values_and_show_groups() {
+    let metrics = Metrics::new();
+    metrics.add(Metric::Steps, &[], 3.0);
+    metrics.observe_of(Metric::SampleReward, &[], 0.05, Some(7));
+    metrics.observe_of(Metric::SampleReward, &[], 0.07, Some(8));
+    metrics.observe(Metric::SampleReward, &[], 0.95);
+    let text = metrics.render_openmetrics();
+    assert!(text.ends_with("# EOF\n") && !text.contains("\n\n"), "{text}");
+    assert!(text.contains("# TYPE rollflow_steps counter\nrollflow_steps_total 3\n"), "{text}");
+    let buckets: Vec<&str> =
+        text.lines().filter(|line| line.starts_with("rollflow_sample_reward_bucket") && line.contains(" # ")).collect();
+    assert_eq!(buckets.len(), 1, "the newest of a bucket, and none without a group: {buckets:?}");
+    assert!(buckets[0].starts_with("rollflow_sample_reward_bucket{le=\"0.1\"} 2 # {group=\"8\"} 0.07 1"), "{buckets:?}");
+    assert!(!metrics.render().contains(" # {"), "the old format has no place for it");
+}
+
 #[test]
 fn a_scrape_shows_every_recorded_metric_with_its_kind_and_help() {
     let metrics = Metrics::new();

@@ -155,10 +155,10 @@ fn every_shipped_recipe_checks_and_runs_a_few_steps() {
                     .collect::<Vec<_>>(),
             );
             assert_eq!(ended.code, Some(0), "{}", ended.err);
-            sets.push(format!("reference.path={:?}", out.to_str().unwrap()));
+            sets.push(format!("teacher.path={:?}", out.to_str().unwrap()));
         }
         // A folder of a run that is nowhere near.
-        let elsewhere = sets.iter().filter(|set| set.starts_with("task.path=") || set.starts_with("reference.path="));
+        let elsewhere = sets.iter().filter(|set| set.starts_with("task.path=") || set.starts_with("teacher.path="));
         let elsewhere: Vec<&str> = elsewhere.flat_map(|set| ["--set", set.as_str()]).collect();
         let checked = rollflow(&[&["check", name][..], &elsewhere].concat());
         assert_eq!((checked.code, checked.err.as_str()), (Some(0), ""), "{name}");

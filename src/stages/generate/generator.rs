@@ -307,7 +307,7 @@ impl<E: TokenEngine> Generator<E> {
         let Some(metrics) = &self.metrics else { return };
         for sample in &group.samples {
             metrics.add(Metric::Samples, &[status_label(sample)], 1.0);
-            metrics.observe(Metric::ResponseLength, &[], sample.generated() as f64);
+            metrics.observe_of(Metric::ResponseLength, &[], sample.generated() as f64, Some(sample.group_index));
         }
     }
 }

@@ -92,7 +92,7 @@ impl FailureHandler {
     pub(super) fn apply(&mut self, stage: &str, mut group: Group, scoring: Scoring) -> Result<Scored, StageError> {
         let Scoring { mut failures, failed_calls, time } = scoring;
         if let Some(metrics) = self.policy.metrics.as_ref().filter(|_| !self.unrewarded) {
-            metrics.observe(Metric::RewardTime, &[], time.as_secs_f64());
+            metrics.observe_of(Metric::RewardTime, &[], time.as_secs_f64(), Some(group.id()));
         }
         // A lost sample has no whole completion that could earn anything.
         for sample in &mut group.samples {
@@ -175,7 +175,7 @@ impl FailureHandler {
         let Some(metrics) = &self.policy.metrics else { return };
         metrics.add(Metric::RewardFailures, &[], failed_calls as f64);
         for reward in scored.group().samples.iter().filter_map(|sample| sample.reward) {
-            metrics.observe(Metric::SampleReward, &[], reward);
+            metrics.observe_of(Metric::SampleReward, &[], reward, Some(scored.group().id()));
         }
     }
 }

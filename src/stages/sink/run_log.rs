@@ -75,7 +75,7 @@ impl<W> RunLog<W> {
             );
             metrics.add(Metric::Tokens, &["masked"], generated.saturating_sub(trained_tokens) as f64);
             if let Some(lag) = staleness(sample, trained.version) {
-                metrics.observe(Metric::SampleStaleness, &[], lag as f64);
+                metrics.observe_of(Metric::SampleStaleness, &[], lag as f64, Some(sample.group_index));
             }
         }
         for (source, (groups, tokens)) in trained.batch.by_source() {
