@@ -10,6 +10,7 @@ mod check;
 mod compare;
 mod condition;
 mod deploy;
+mod diagnose;
 mod diff;
 mod engine;
 mod eval;
@@ -88,6 +89,7 @@ enum Command {
     Runs(runs::Runs),
     Compare(compare::Compare),
     Diff(diff::Diff),
+    Diagnose(diagnose::Diagnose),
     Report(report::Report),
     Init(init::Init),
     Explain(reference::Explain),
@@ -120,6 +122,7 @@ fn dispatch(command: Command, registry: &Registry) -> Result<()> {
         Command::Runs(of) => of.run(),
         Command::Compare(of) => of.run(),
         Command::Diff(of) => of.run(),
+        Command::Diagnose(of) => of.run(),
         Command::Report(of) => of.run(),
         Command::Init(of) => of.run(registry),
         Command::Explain(of) => of.run(),

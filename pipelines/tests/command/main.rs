@@ -13,6 +13,7 @@ mod crashes;
 mod data;
 mod deploying;
 mod devices;
+mod diagnosing;
 mod diffing;
 mod disks;
 mod distilling;
