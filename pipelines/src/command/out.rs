@@ -25,6 +25,11 @@ pub fn escaped(text: &str) -> Result<()> {
     }
 }
 
+/// Returns true if output to this stream is coloured: on a terminal, unless `NO_COLOR` is set.
+pub fn is_coloured(stream: &impl IsTerminal) -> bool {
+    stream.is_terminal() && std::env::var_os("NO_COLOR").is_none()
+}
+
 /// Prints `line` and its end.
 pub fn line(line: &str) -> Result<()> {
     text(&format!("{line}\n"))

@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 use std::fs::File;
-use std::io::{BufRead, BufReader, ErrorKind, IsTerminal, Seek, SeekFrom};
+use std::io::{BufRead, BufReader, ErrorKind, Seek, SeekFrom};
 use std::path::PathBuf;
 use std::thread::sleep;
 use std::time::Duration;
@@ -46,7 +46,7 @@ pub struct Tail {
 impl Tail {
     pub fn run(self) -> Result<()> {
         require_run(&self.run)?;
-        let colours = std::io::stdout().is_terminal() && std::env::var_os("NO_COLOR").is_none();
+        let colours = out::is_coloured(&std::io::stdout());
         let mut file = GrowingLines { path: self.run.join("rollouts.jsonl"), read: 0 };
         let fitting = |line: &[u8]| match serde_json::from_slice::<Rollout>(line) {
             Ok(rollout) => {

@@ -1,4 +1,4 @@
-//! `diagnose` on recorded runs: 18 that are sick on purpose, each in one way, and 4 healthy ones.
+//! `diagnose` on recorded runs: 20 that are sick on purpose, each in one way, and 4 healthy ones.
 
 use std::fs;
 use std::path::{Path, PathBuf};

@@ -3,7 +3,7 @@
 use std::fs;
 use std::path::Path;
 
-use crate::running::{GRPO, Running, finished, read, rollflow, rollflow_with, run_args};
+use crate::running::{GRPO, Running, finished, read, rollflow, run_args};
 use crate::terminal::on_terminal;
 
 const EVERY: [&str; 1] = ["observe.rollouts_every=1"];
@@ -70,7 +70,8 @@ fn a_terminal_gets_colours_and_no_command_of_a_completion() {
     let args = ["tail", run.to_str().unwrap(), "--last", "1"];
     let (code, lines) = on_terminal(&args);
     assert_eq!(code, Some(0));
-    assert!(lines[0].ends_with("→ a\\u{1b}[2J\\u{1b}]0;title\\u{7}\\nb"), "the colours are obeyed, the rest is shown: {lines:?}");
-    let piped = rollflow_with(&args, &[("NO_COLOR", "1")]).out;
+    let shown = "→ a\\u{1b}[2J\\u{1b}]0;title\\u{7}\\nb";
+    assert!(lines[0].ends_with(shown), "the colours are obeyed, the rest is shown: {lines:?}");
+    let piped = rollflow(&args).out;
     assert!(!piped.contains('\x1b') && piped.lines().count() == 1, "{piped:?}");
 }
