@@ -37,6 +37,9 @@ pub struct Diff {
     json: bool,
 }
 
+/// A row of `metrics.jsonl`: step and numbers.
+type Row = Result<(u64, StepMetrics)>;
+
 /// Rows of a table: a name, and the values of both runs, `None` for absent.
 type Pairs<T> = BTreeMap<String, [Option<T>; 2]>;
 
@@ -78,7 +81,7 @@ impl Diff {
 }
 
 /// The rows of a run in the order of steps; none if it has not come to a step.
-fn rows(run: &Path) -> Result<Box<dyn Iterator<Item = Result<(u64, StepMetrics)>>>> {
+fn rows(run: &Path) -> Result<Box<dyn Iterator<Item = Row>>> {
     let path = run.join("metrics.jsonl");
     Ok(match path.exists() {
         true => Box::new(metrics_rows(path)?.map(|row| Ok(row?))),
@@ -86,11 +89,10 @@ fn rows(run: &Path) -> Result<Box<dyn Iterator<Item = Result<(u64, StepMetrics)>
     })
 }
 
-/// Facts of a record that say what ran, where and on what. Times are left out.
+/// Facts of a record that say which code ran, where, and from which models. Times are left out; the
+/// recipe has pipeline and seed.
 fn facts(record: &Record) -> BTreeMap<String, String> {
     let mut facts = BTreeMap::from([
-        ("pipeline".to_owned(), record.pipeline.clone()),
-        ("seed".to_owned(), record.seed.to_string()),
         ("state".to_owned(), record.state.word()),
         ("steps".to_owned(), record.steps.to_string()),
         ("resumes".to_owned(), record.sessions.len().saturating_sub(1).to_string()),
@@ -122,11 +124,7 @@ fn differing<T: Clone + PartialEq>(a: BTreeMap<String, T>, b: BTreeMap<String, T
 }
 
 /// The first step whose rows differ, or that only one of both has. It reads no further.
-fn first_difference(
-    a: impl Iterator<Item = Result<(u64, StepMetrics)>>,
-    b: impl Iterator<Item = Result<(u64, StepMetrics)>>,
-) -> Result<Option<FirstStep>> {
-    let (mut a, mut b) = (a, b);
+fn first_difference(mut a: impl Iterator<Item = Row>, mut b: impl Iterator<Item = Row>) -> Result<Option<FirstStep>> {
     loop {
         let (a, b) = match (a.next().transpose()?, b.next().transpose()?) {
             (None, None) => return Ok(None),
@@ -212,11 +210,11 @@ fn sections(rows: &[Vec<String>]) -> String {
 mod tests {
     use super::*;
 
-    fn row(step: u64, of: &[(&str, f64)]) -> Result<(u64, StepMetrics)> {
+    fn row(step: u64, of: &[(&str, f64)]) -> Row {
         Ok((step, of.iter().map(|(name, value)| ((*name).to_owned(), *value)).collect()))
     }
 
-    fn first(a: Vec<Result<(u64, StepMetrics)>>, b: Vec<Result<(u64, StepMetrics)>>) -> Option<FirstStep> {
+    fn first(a: Vec<Row>, b: Vec<Row>) -> Option<FirstStep> {
         first_difference(a.into_iter(), b.into_iter()).unwrap()
     }
 
