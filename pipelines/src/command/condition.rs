@@ -149,7 +149,8 @@ impl Condition {
         parsed.map_err(|(at, problem)| ConditionError { text, column: at + 1, problem })
     }
 
-    /// Returns true if it holds for `sample`, which optimizer step `step` consumed, where that is known.
+    /// Returns true if it holds for `sample`, which optimizer step `step` consumed, where that is
+    /// known.
     pub fn holds(&self, step: Option<u64>, sample: &Sample) -> bool {
         match self {
             Condition::Any(of) => of.iter().any(|of| of.holds(step, sample)),

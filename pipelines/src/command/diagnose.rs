@@ -11,8 +11,8 @@ use super::{End, out, require_run};
 use crate::diagnose::{Evidence, Finding, setting_of};
 use crate::run::record::Record;
 
-/// Say what limited a run, where its tokens went and what looks unhealthy in its learning, each with
-/// its figure and the page that explains it. Exit code 1 if anything was found.
+/// Say what limited a run, where its tokens went and what looks unhealthy in its learning, each
+/// with its figure and the page that explains it. Exit code 1 if anything was found.
 #[derive(Args)]
 #[command(after_help = "Example:\n  rollflow diagnose runs/mine")]
 pub struct Diagnose {

@@ -89,8 +89,8 @@ struct GrowingLines {
 }
 
 impl GrowingLines {
-    /// Calls `see` with each whole line that was not seen before. A missing file has no lines. One that
-    /// a resume has cut off is read from its end.
+    /// Calls `see` with each whole line that was not seen before. A missing file has no lines. One
+    /// that a resume has cut off is read from its end.
     fn each_new(&mut self, mut see: impl FnMut(&[u8]) -> Result<()>) -> Result<()> {
         let reading = || format!("reading {}", self.path.display());
         let mut file = match File::open(&self.path) {

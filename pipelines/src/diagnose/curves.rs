@@ -3,12 +3,13 @@
 use super::series::{Trend, median};
 use super::{Check, Evidence};
 
-/// Share of the reward's range from which on a task is solved: equal rewards and low entropy are then
-/// no fault.
+/// Share of the reward's range from which on a task is solved: equal rewards and low entropy are
+/// then no fault.
 const SOLVED: f64 = 0.9;
 
-/// Last entropy over the first. Exploration ends below it: samples of a group are then nearly equal. DAPO's
-/// authors saw such a fall (arXiv 2503.14476, figure 2b) and raised `epsilon_high` against it.
+/// Last entropy over the first. Exploration ends below it: samples of a group are then nearly
+/// equal. DAPO's authors saw such a fall (arXiv 2503.14476, figure 2) and raised `epsilon_high`
+/// against it.
 const ENTROPY: f64 = 0.2;
 
 /// Growth of the gap, and the share of its warning above which growth counts: the gap of a first
@@ -16,7 +17,8 @@ const ENTROPY: f64 = 0.2;
 const GAP_GROWTH: f64 = 3.0;
 const GAP_FLOOR: f64 = 0.25;
 
-/// Clipped share of tokens. The runs of *Measurements of asynchrony* clip at most 0.13, at a staleness of 8.
+/// Clipped share of tokens. The runs of *Measurements of asynchrony* clip at most 0.13, at a
+/// staleness of 8.
 const CLIPPED: f64 = 0.2;
 
 /// Last mean length over the limit, and the growth in shares of the limit, that are a drift.
@@ -26,7 +28,8 @@ const LENGTH_GROWTH: f64 = 0.2;
 /// Change of a part, in shares of its largest value, that is a rise or a fall.
 const PART_CHANGE: f64 = 0.1;
 
-/// Change of the reward, in shares of its range, below which it is flat, and the steps that it takes to tell.
+/// Change of the reward, in shares of its range, below which it is flat, and the steps that it
+/// takes to tell.
 const FLAT: f64 = 0.05;
 const FLAT_STEPS: usize = 50;
 
@@ -37,19 +40,21 @@ const FALL: f64 = 0.15;
 /// shrink the steps after it. Steps without a gradient do not count.
 const SPIKE: f64 = 10.0;
 const NORMS_BEFORE: usize = 20;
-/// Share of steps with a spike. `pipelines/recipes/grpo.toml` solves its task with 2 spikes in 468 steps.
+/// Share of steps with a spike. `pipelines/recipes/grpo.toml` solves its task with 2 spikes in 468
+/// steps.
 const SPIKES: f64 = 0.01;
 
-/// Bound of staleness above which training at the bound costs: in *Measurements of asynchrony* a bound
-/// of 2 costs nothing, and one of 4 takes 1.39 times as long.
+/// Bound of staleness above which training at the bound costs: in *Measurements of asynchrony* a
+/// bound of 2 costs nothing, and one of 4 takes 1.39 times as long.
 const STALENESS: f64 = 2.0;
 /// Share of the later half of the steps at the bound that is usual.
 const AT_BOUND: f64 = 0.75;
 
-/// Divergence of the trained policy from the one that sampled, in nats a token. PPO stops an epoch at
-/// 0.01 to 0.05 as a rule; the runs of *Measurements of asynchrony* stay below 0.17.
+/// Divergence of the trained policy from the one that sampled, in nats a token. PPO stops an epoch
+/// at 0.01 to 0.05 as a rule; the runs of *Measurements of asynchrony* stay below 0.17.
 const KL: f64 = 0.2;
-/// Divergence from the reference policy, in nats a token: tokens are then e times as likely as under the reference.
+/// Divergence from the reference policy, in nats a token: at 1, tokens are e times as likely as
+/// under the reference.
 const REFERENCE_KL: f64 = 1.0;
 
 /// Share of groups whose reward failed or that lost too many samples.

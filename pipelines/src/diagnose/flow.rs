@@ -2,8 +2,8 @@
 
 use super::{Check, Evidence};
 
-/// Busy share of the generator, and of the trainer, from which on generation alone limits a run: the
-/// trainer's device is idle three quarters of the time.
+/// Busy share of the generator, and of the trainer, from which on generation alone limits a run:
+/// the trainer's device is idle three quarters of the time.
 const BUSY_GENERATOR: f64 = 0.75;
 const IDLE_TRAINER: f64 = 0.25;
 
@@ -20,7 +20,7 @@ struct Fate {
 ///
 /// - filtered: at 0.8 a step costs five times its tokens. Runs of the page *Measurements of asynchrony*
 ///   filter 0.2 to 0.4.
-/// - stale, truncated: these tokens were meant to be trained. A tenth exceeds what restarts and resumes cost.
+/// - stale, truncated: these tokens were meant to be trained. A tenth exceeds what resumes cost.
 /// - surplus: `batch.oversampling_factor` 1.33 costs a quarter.
 /// - lost, poisoned: failures of services and rewards are exceptions.
 const FATES: [Fate; 8] = [

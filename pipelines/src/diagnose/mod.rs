@@ -1,8 +1,9 @@
 //! Findings about a run: what looks unhealthy in its recorded numbers.
 //!
-//! A [`Check`] is a pure function of the [`Evidence`], and a row of one of three tables: [`curves`] reads
-//! `metrics.jsonl`, [`samples`] the newest groups of `rollouts.jsonl`, [`flow`] the record. Thresholds
-//! are constants with their reasons. `docs/how_to/reading_a_run.md` has a section for each check.
+//! A [`Check`] is a pure function of the [`Evidence`], and a row of one of three tables: [`curves`]
+//! reads `metrics.jsonl`, [`samples`] the newest groups of `rollouts.jsonl`, [`flow`] the record.
+//! Thresholds are constants with their reasons. `docs/how_to/reading_a_run.md` has a section for
+//! each check.
 
 mod curves;
 mod flow;

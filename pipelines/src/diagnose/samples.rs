@@ -21,19 +21,21 @@ const GROUPS: usize = 8;
 /// quarter of them biases the policy towards short completions.
 const TRUNCATED: f64 = 0.25;
 
-/// Share of groups with equal rewards. Their advantages are 0: above it, a step learns from less than
-/// a quarter of its groups.
+/// Share of groups with equal rewards. Their advantages are 0: above it, a step learns from less
+/// than a quarter of its groups.
 const NO_SPREAD: f64 = 0.75;
 
 /// Share of groups of which half the completions repeat another one nearly.
 const REPEATED: f64 = 0.25;
 
-/// Fewest tokens of a completion that should not be repeated. Short answers are equal if they are right.
-const LONG: usize = 16;
+/// Fewest tokens of a completion that should not be repeated. Short answers and single calls of
+/// tools are equal if they are right.
+const LONG: usize = 100;
 
-/// Tokens of a shingle, and the share of common shingles from which on two completions are near-duplicates.
+/// Tokens of a shingle, and the share of common shingles from which on two completions are
+/// near-duplicates.
 const SHINGLE: usize = 3;
-const ALIKE: f64 = 0.8;
+const ALIKE: f64 = 0.9;
 
 /// Recorded samples of a prompt.
 #[derive(Clone, Debug, Default)]
@@ -46,7 +48,8 @@ pub(super) struct Group {
     completions: Vec<Vec<u32>>,
 }
 
-/// Reads the newest groups of `rollouts.jsonl`; none without the file. Lines that a crash tore are skipped.
+/// Reads the newest groups of `rollouts.jsonl`; none without the file. Lines that a crash tore are
+/// skipped.
 pub(super) fn newest(path: &Path) -> Result<Vec<Group>> {
     let mut groups = VecDeque::<Group>::new();
     if path.exists() {
@@ -164,12 +167,12 @@ mod tests {
     fn completions_that_repeat_each_other_are_a_finding_if_they_are_long() {
         let text = |from: u32, length: u32| (from..from + length).collect::<Vec<_>>();
         let group = |completions| Group { completions, ..Group::default() };
-        // One token of forty differs.
-        let alike = |at: u32| [text(0, 20), vec![1000 + at], text(20, 19)].concat();
+        // One token of 200 differs.
+        let alike = |at: u32| [text(0, 100), vec![1000 + at], text(100, 99)].concat();
         assert!(
             near_duplicates(&run(8, |_| group((0..4).map(alike).collect()))).unwrap().contains("in 8 of the newest 8 groups")
         );
-        assert_eq!(near_duplicates(&run(8, |_| group((0..4).map(|at| text(100 * at, 40)).collect()))), None);
-        assert_eq!(near_duplicates(&run(8, |_| group(vec![text(0, 4); 4]))), None, "short answers are alike");
+        assert_eq!(near_duplicates(&run(8, |_| group((0..4).map(|at| text(1000 * at, 200)).collect()))), None);
+        assert_eq!(near_duplicates(&run(8, |_| group(vec![text(0, 60); 4]))), None, "short answers are alike");
     }
 }

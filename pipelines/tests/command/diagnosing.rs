@@ -61,7 +61,8 @@ fn found(run: &Path) -> Vec<String> {
     findings
 }
 
-/// Holds a sick run to findings that it must have; what else is found in it follows from the same fault.
+/// Holds a sick run to findings that it must have; what else is found in it follows from the same
+/// fault.
 fn assert_found(expected: &[&str], base: &[&str], sets: &[&str]) {
     let folder = tempfile::tempdir().unwrap();
     let found = found(&recorded(folder.path(), base, sets));
@@ -167,7 +168,7 @@ fn completions_that_the_length_limit_cuts_off_are_found() {
 
 #[test]
 fn completions_that_nearly_repeat_each_other_are_found() {
-    let sets = ["generate.max_new_tokens=24", "generate.ignore_eos=true", "generate.temperature=0.1", "train.lr=1e-4"];
+    let sets = ["generate.max_new_tokens=120", "generate.ignore_eos=true", "generate.temperature=0.1", "train.lr=1e-4"];
     assert_found(&["near_duplicates"], &SMALL, &[&sets[..], &["train.steps=12"]].concat());
 }
 
