@@ -4,7 +4,7 @@ use std::fs;
 use std::path::Path;
 
 use crate::running::{GRPO, Running, finished, read, rollflow, run_args};
-use crate::terminal::on_terminal;
+use crate::terminal::written_on_terminal;
 
 const EVERY: [&str; 1] = ["observe.rollouts_every=1"];
 
@@ -68,10 +68,12 @@ fn a_terminal_gets_colours_and_no_command_of_a_completion() {
     finished(&run, &EVERY);
     answer(&run, "a\x1b[2J\x1b]0;title\x07\nb");
     let args = ["tail", run.to_str().unwrap(), "--last", "1"];
-    let (code, lines) = on_terminal(&args);
+    let shown = " a\\u{1b}[2J\\u{1b}]0;title\\u{7}\\nb\r\n";
+    let (code, coloured) = written_on_terminal(&args, &[]);
     assert_eq!(code, Some(0));
-    let shown = "→ a\\u{1b}[2J\\u{1b}]0;title\\u{7}\\nb";
-    assert!(lines[0].ends_with(shown), "the colours are obeyed, the rest is shown: {lines:?}");
+    assert!(coloured.contains("\x1b[32mreward ") && coloured.ends_with(shown), "{coloured:?}");
+    let (_, plain) = written_on_terminal(&args, &[("NO_COLOR", "1")]);
+    assert!(!plain.contains('\x1b') && plain.ends_with(shown), "{plain:?}");
     let piped = rollflow(&args).out;
     assert!(!piped.contains('\x1b') && piped.lines().count() == 1, "{piped:?}");
 }
