@@ -3,13 +3,14 @@
 //! Each pipeline is one file that reads as its algorithm: `sft`, `reward_model`, `grpo`,
 //! `sft_then_grpo`, `grpo_offline`, `dpo`. [`assemble`] turns sections of a recipe into the library's
 //! parts, [`components`] puts those of `grpo` together, [`mod@run`] keeps the files of a run,
-//! [`registry`] holds custom parts, `command` is the `rollflow` command, and `simulate` forecasts a
-//! recipe. `tinker` runs `grpo` on a Tinker server.
+//! [`registry`] holds custom parts, `command` is the `rollflow` command, `simulate` forecasts a
+//! recipe, and `diagnose` looks for what is unhealthy in a run. `tinker` runs `grpo` on a Tinker server.
 
 pub mod assemble;
 mod command;
 pub mod components;
 mod deploy;
+mod diagnose;
 mod dpo;
 mod epochs;
 pub mod grpo;

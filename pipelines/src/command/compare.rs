@@ -3,14 +3,14 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context, Result};
+use anyhow::Result;
 use clap::Args;
 use rollflow::observe::logs::MetricStats;
 use serde_json::{Value, json};
 
-use super::{out, refused};
-use crate::run::RECIPE;
-use crate::run::recipe_keys::flat;
+use super::out::{self, short};
+use super::read_runs;
+use crate::run::recipe_keys::differences;
 use crate::run::record::Record;
 
 /// Metrics that tell most, which are compared unless others are asked for.
@@ -43,12 +43,7 @@ pub struct Compare {
 
 impl Compare {
     pub fn run(self) -> Result<()> {
-        let no_run = self.runs.iter().filter(|run| !run.join(RECIPE).exists());
-        let no_run: Vec<String> = no_run.map(|run| run.display().to_string()).collect();
-        if !no_run.is_empty() {
-            return Err(refused(format!("no run is in {}; give folders that hold a recipe.toml", no_run.join(", "))));
-        }
-        let records = self.runs.iter().map(|run| Record::read(run)).collect::<Result<Vec<_>>>()?;
+        let records = read_runs(&self.runs)?;
         let differences = differences(&self.runs)?;
         let runs: Vec<Value> = self.runs.iter().zip(&records).map(|(run, record)| self.as_json(run, record)).collect();
         out::text(&match self.json {
@@ -105,24 +100,4 @@ impl Compare {
 fn best(name: &str, stats: &MetricStats) -> f64 {
     let costs = ["loss", "grad_norm", "_gap_", "kl_", "truncated", "errors", "poisoned", "staleness", "lag"];
     if costs.iter().any(|word| name.contains(word)) { stats.best_low } else { stats.best_high }
-}
-
-fn short(value: f64) -> String {
-    // No minus before a zero.
-    let value = value + 0.0;
-    if value != 0.0 && value.abs() < 1e-3 { format!("{value:.2e}") } else { format!("{value:.4}") }
-}
-
-/// Keys of the recipes whose values differ, by run.
-fn differences(runs: &[PathBuf]) -> Result<BTreeMap<String, Vec<Option<String>>>> {
-    let read = |run: &PathBuf| {
-        let path = run.join(RECIPE);
-        let reading = || format!("reading {}", path.display());
-        flat(&std::fs::read_to_string(&path).with_context(reading)?).with_context(reading)
-    };
-    let flat = runs.iter().map(read).collect::<Result<Vec<_>>>()?;
-    let keys: BTreeSet<&String> = flat.iter().flat_map(BTreeMap::keys).collect();
-    let values = |key: &String| flat.iter().map(|recipe| recipe.get(key).cloned()).collect::<Vec<_>>();
-    let rows = keys.into_iter().map(|key| (key.clone(), values(key)));
-    Ok(rows.filter(|(_, values)| values.iter().any(|value| *value != values[0])).collect())
 }

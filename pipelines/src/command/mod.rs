@@ -8,7 +8,10 @@
 
 mod check;
 mod compare;
+mod condition;
 mod deploy;
+mod diagnose;
+mod diff;
 mod engine;
 mod eval;
 mod export;
@@ -31,12 +34,14 @@ mod runs;
 mod score;
 mod serve;
 mod simulate;
+mod tail;
 mod tokens;
 mod track;
 mod weights;
 
 use std::ffi::OsString;
 use std::io::{self, ErrorKind, Write};
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use anyhow::Result;
@@ -45,6 +50,8 @@ use clap::{Parser, Subcommand};
 use rollflow::recipe::RecipeErrors;
 
 use crate::registry::Registry;
+use crate::run::RECIPE;
+use crate::run::record::Record;
 
 /// RL post-training of language models as a pipelined dataflow.
 #[derive(Parser)]
@@ -69,6 +76,7 @@ enum Command {
     Graph(graph::Graph),
     Simulate(simulate::Simulate),
     Rollouts(rollouts::Rollouts),
+    Tail(tail::Tail),
     Replay(replay::Replay),
     Generate(generate::Generate),
     Score(score::Score),
@@ -82,6 +90,8 @@ enum Command {
     Weights(weights::Weights),
     Runs(runs::Runs),
     Compare(compare::Compare),
+    Diff(diff::Diff),
+    Diagnose(diagnose::Diagnose),
     Report(report::Report),
     Monitor(monitor::Monitor),
     Track(track::Track),
@@ -101,6 +111,7 @@ fn dispatch(command: Command, registry: &Registry) -> Result<()> {
         Command::Graph(of) => of.run(registry),
         Command::Simulate(of) => of.run(registry),
         Command::Rollouts(of) => of.run(),
+        Command::Tail(of) => of.run(),
         Command::Replay(of) => of.run(registry),
         Command::Generate(of) => of.run(),
         Command::Score(of) => of.run(),
@@ -114,6 +125,8 @@ fn dispatch(command: Command, registry: &Registry) -> Result<()> {
         Command::Weights(of) => of.run(),
         Command::Runs(of) => of.run(),
         Command::Compare(of) => of.run(),
+        Command::Diff(of) => of.run(),
+        Command::Diagnose(of) => of.run(),
         Command::Report(of) => of.run(),
         Command::Monitor(of) => of.run(),
         Command::Track(of) => of.run(),
@@ -145,6 +158,24 @@ enum End {
 /// Makes the error of a command whose arguments are wrong.
 fn refused(why: impl Into<String>) -> anyhow::Error {
     End::Refused(why.into()).into()
+}
+
+/// Refuses a folder that holds no run.
+fn require_run(folder: &Path) -> Result<()> {
+    match folder.join(RECIPE).exists() {
+        true => Ok(()),
+        false => Err(refused(format!("{} holds no run; give the folder of one, as in runs/mine", folder.display()))),
+    }
+}
+
+/// Records of the runs in these folders. Folders without a run are refused together.
+fn read_runs(folders: &[PathBuf]) -> Result<Vec<Record>> {
+    let no_run: Vec<String> =
+        folders.iter().filter(|run| !run.join(RECIPE).exists()).map(|run| run.display().to_string()).collect();
+    if !no_run.is_empty() {
+        return Err(refused(format!("no run is in {}; give folders that hold a recipe.toml", no_run.join(", "))));
+    }
+    folders.iter().map(|run| Record::read(run)).collect()
 }
 
 /// Parser of a choice of the library by the word that recipes use. Help and completions list them.

@@ -7,17 +7,27 @@ use std::io::{self, ErrorKind, IsTerminal, Write};
 
 use anyhow::{Context, Result};
 use rollflow::util::untrusted;
+use serde_json::{Number, Value};
 
 use super::End;
 
 /// Prints `text` without a delay, and without control characters on a terminal.
 pub fn text(text: &str) -> Result<()> {
+    if io::stdout().is_terminal() { escaped(&untrusted::block_of(text, usize::MAX)) } else { escaped(text) }
+}
+
+/// Prints `text` unchanged without a delay: colours, and text whose foreign parts are escaped.
+pub fn escaped(text: &str) -> Result<()> {
     let mut out = io::stdout().lock();
-    let text = if out.is_terminal() { &untrusted::block_of(text, usize::MAX) } else { text };
     match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
         Err(error) if error.kind() == ErrorKind::BrokenPipe => Err(End::Closed.into()),
         written => written.context("writing to standard output"),
     }
+}
+
+/// Returns true if output to this stream is coloured: on a terminal, unless `NO_COLOR` is set.
+pub fn is_coloured(stream: &impl IsTerminal) -> bool {
+    stream.is_terminal() && std::env::var_os("NO_COLOR").is_none()
 }
 
 /// Prints `line` and its end.
@@ -46,4 +56,16 @@ pub fn aligned(rows: &[Vec<String>]) -> String {
         cells.join("  ").trim_end().to_owned() + "\n"
     };
     rows.iter().map(line).collect()
+}
+
+/// A number of a table, short: four decimals, or two digits of a small one.
+pub fn short(value: f64) -> String {
+    // No minus before a zero.
+    let value = value + 0.0;
+    if value != 0.0 && value.abs() < 1e-3 { format!("{value:.2e}") } else { format!("{value:.4}") }
+}
+
+/// A number as JSON. Those that JSON lacks are the strings `"NaN"`, `"inf"` and `"-inf"`.
+pub fn json_number(value: f64) -> Value {
+    Number::from_f64(value).map_or_else(|| value.to_string().into(), Value::Number)
 }

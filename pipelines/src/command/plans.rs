@@ -1,6 +1,5 @@
 //! The arguments that name a recipe, the plan that they come to, and what is wrong with it.
 
-use std::io::IsTerminal;
 use std::path::{Path, PathBuf};
 
 use anyhow::Result;
@@ -9,7 +8,7 @@ use rollflow::observe::Console;
 use rollflow::recipe::{self, Derived, Place, Plan, Problem, RecipeErrors, TaskData};
 use rollflow::util::{reading, untrusted};
 
-use super::{End, refused};
+use super::{End, out, refused};
 use crate::assemble::conversations;
 use crate::epochs;
 use crate::registry::Registry;
@@ -86,7 +85,7 @@ pub fn load_of_run(run: &Path, sets: &[String], registry: &Registry) -> Result<P
 /// Prints every error to standard error, with the line that it is about and a mark below its place; in
 /// colours on a terminal.
 pub fn show(errors: &RecipeErrors) {
-    let colours = std::io::stderr().is_terminal() && std::env::var_os("NO_COLOR").is_none();
+    let colours = out::is_coloured(&std::io::stderr());
     let painted = |text: &str, colour: &str| if colours { format!("\x1b[{colour}m{text}\x1b[0m") } else { text.to_owned() };
     let mut text = String::new();
     for error in errors.iter() {

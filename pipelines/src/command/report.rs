@@ -6,8 +6,7 @@ use anyhow::Result;
 use clap::Args;
 use serde_json::json;
 
-use super::{out, refused};
-use crate::run::RECIPE;
+use super::{out, require_run};
 use crate::run::page;
 use crate::run::record::Record;
 
@@ -25,9 +24,7 @@ pub struct Report {
 
 impl Report {
     pub fn run(self) -> Result<()> {
-        if !self.run.join(RECIPE).exists() {
-            return Err(refused(format!("{} holds no run; give the folder of one, as in runs/mine", self.run.display())));
-        }
+        require_run(&self.run)?;
         let record = Record::read(&self.run)?;
         let page = page::write(&self.run, &record)?;
         out::line(&match self.json {

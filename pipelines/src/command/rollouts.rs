@@ -15,6 +15,7 @@ use rollflow::data::{Batch, Group, Prompt, PromptText, Sample, conversation_to_m
 use rollflow::observe::logs::{Rollout, read_lines};
 use rollflow::util::untrusted;
 
+use super::condition::Condition;
 use super::{End, out, refused};
 
 /// Longest prompt or response in the list, in characters.
@@ -25,23 +26,15 @@ const CELL: usize = 48;
 #[derive(Args)]
 #[command(after_help = "\
 Examples:\n\
-\x20 rollflow rollouts runs/mine --step 40 --show tokens\n\
-\x20 rollflow rollouts runs/mine --min-reward 1 --conversations best/train.jsonl")]
+\x20 rollflow rollouts runs/mine --where 'step == 40' --show tokens\n\
+\x20 rollflow rollouts runs/mine --where 'reward >= 1' --conversations best/train.jsonl")]
 pub struct Rollouts {
     /// A run, its rollouts.jsonl or replayed.jsonl, or a file that --samples wrote.
     source: PathBuf,
-    /// Only those of this optimizer step.
-    #[arg(long)]
-    step: Option<u64>,
-    /// Only those of this group.
-    #[arg(long)]
-    group: Option<u64>,
-    /// Only those with at least this reward.
-    #[arg(long, value_name = "NUMBER", allow_hyphen_values = true)]
-    min_reward: Option<f64>,
-    /// Only those with at most this reward.
-    #[arg(long, value_name = "NUMBER", allow_hyphen_values = true)]
-    max_reward: Option<f64>,
+    /// Only those that fit, as in 'step == 40 && reward < 0.5'. Fields: step, group, sample, reward,
+    /// reward.PART, advantage, length, status, metadata.KEY.
+    #[arg(long = "where", value_name = "CONDITION", value_parser = Condition::parse)]
+    condition: Option<Condition>,
     /// Show the last so many.
     #[arg(long, value_name = "N", default_value_t = 10)]
     limit: usize,
@@ -103,13 +96,7 @@ impl Rollouts {
     }
 
     fn fits(&self, (step, sample): &Recorded) -> bool {
-        let fits = |limit: Option<f64>, fits: fn(&f64, &f64) -> bool| {
-            limit.is_none_or(|limit| sample.reward.is_some_and(|reward| fits(&reward, &limit)))
-        };
-        (self.step.is_none() || self.step == *step)
-            && self.group.is_none_or(|group| group == sample.group_index)
-            && fits(self.min_reward, f64::ge)
-            && fits(self.max_reward, f64::le)
+        self.condition.as_ref().is_none_or(|condition| condition.holds(*step, sample))
     }
 
     /// Prints the issues of each step's batch. It reads one step at a time.
@@ -162,20 +149,32 @@ fn said(step: Option<u64>, samples: Vec<Sample>) -> Result<usize> {
     Ok(issues.len())
 }
 
+/// The prompt of a sample in short: of a chat, the user's last message.
+pub fn asked(sample: &Sample) -> &str {
+    match &sample.prompt {
+        PromptText::Text(text) => text,
+        PromptText::Chat(turns) => last_message(turns, Some("user")).map_or("", |turn| &turn.content),
+    }
+}
+
 fn shown(rollouts: &VecDeque<Recorded>, form: Form) -> String {
     let of_step = |step: &Option<u64>| step.map_or_else(|| "–".to_owned(), |step| step.to_string());
     match form {
         Form::List => {
             let head = ["step", "group", "sample", "reward", "tokens", "prompt", "response"];
             let row = |(step, sample): &Recorded| {
-                let asked = match &sample.prompt {
-                    PromptText::Text(text) => text,
-                    PromptText::Chat(turns) => last_message(turns, Some("user")).map_or("", |turn| &turn.content),
-                };
                 let cell = |text: &str| untrusted::line_of(text, CELL);
                 let reward = sample.reward.map_or_else(|| "–".to_owned(), |reward| format!("{reward:.3}"));
                 let [group, index] = [sample.group_index, u64::from(sample.index)].map(|number| number.to_string());
-                vec![of_step(step), group, index, reward, sample.generated().to_string(), cell(asked), cell(&sample.response)]
+                vec![
+                    of_step(step),
+                    group,
+                    index,
+                    reward,
+                    sample.generated().to_string(),
+                    cell(asked(sample)),
+                    cell(&sample.response),
+                ]
             };
             let head = head.map(str::to_owned).to_vec();
             out::aligned(&[head].into_iter().chain(rollouts.iter().map(row)).collect::<Vec<_>>())

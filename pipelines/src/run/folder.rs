@@ -338,15 +338,23 @@ impl RunFolder {
         summary.extend(counted.map(|(what, count, note)| (what.to_owned(), format!("{count}{note}"))));
         let mut drawn = self.drawn.lock();
         let graph = std::mem::take(&mut drawn.graph);
-        *drawn = Drawn { graph, stages, bottleneck: report.bottleneck(), summary, ..Drawn::default() };
+        let tokens = self.ledger_parts(Metric::LedgerTokens, "generated");
+        *drawn = Drawn { graph, stages, bottleneck: report.bottleneck(), summary, tokens, ..Drawn::default() };
         Ok(())
     }
 
     /// The sum, and what it is made of (law D4).
     fn ledger(&self, metric: Metric, sum: &str) -> String {
-        let of = |part: &str| self.metrics.newest(metric, &[part]).unwrap_or(0.0);
-        let parts = metric.labels()[0].1.iter().filter(|part| **part != sum && of(part) > 0.0);
-        let parts: Vec<String> = parts.map(|part| format!("{} {part}", of(part))).collect();
-        if parts.is_empty() { "none kept".to_owned() } else { format!("{} {sum} = {}", of(sum), parts.join(" + ")) }
+        let parts = self.ledger_parts(metric, sum);
+        let parts: Vec<String> = parts.into_iter().map(|(part, count)| format!("{count} {part}")).collect();
+        let sum_of = self.metrics.newest(metric, &[sum]).unwrap_or(0.0);
+        if parts.is_empty() { "none kept".to_owned() } else { format!("{sum_of} {sum} = {}", parts.join(" + ")) }
+    }
+
+    /// Parts of a ledger that are not 0.
+    fn ledger_parts(&self, metric: Metric, sum: &str) -> Vec<(String, f64)> {
+        let parts = metric.labels()[0].1.iter().filter(|part| **part != sum);
+        let counts = parts.map(|part| ((*part).to_owned(), self.metrics.newest(metric, &[part]).unwrap_or(0.0)));
+        counts.filter(|(_, count)| *count > 0.0).collect()
     }
 }

@@ -1,7 +1,7 @@
 //! Recipes as dotted keys and values, to be compared; and which keys of a run may change when it is resumed.
 
-use std::collections::BTreeMap;
-use std::path::Path;
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
 use rollflow::recipe::{Pipeline, Plan, with_current_names};
@@ -70,6 +70,22 @@ pub fn flat(text: &str) -> Result<BTreeMap<String, String>> {
     let mut keys = BTreeMap::new();
     flatten("", &toml::Value::Table(table), &mut keys);
     Ok(with_current_names(keys))
+}
+
+/// Every key of the resolved recipe of the run in `folder`, as [`flat`] has them.
+pub fn of_run(folder: &Path) -> Result<BTreeMap<String, String>> {
+    let path = folder.join(RECIPE);
+    let reading = || format!("reading {}", path.display());
+    flat(&std::fs::read_to_string(&path).with_context(reading)?).with_context(reading)
+}
+
+/// Keys of the runs' resolved recipes whose values differ, with the value of each run.
+pub fn differences(runs: &[PathBuf]) -> Result<BTreeMap<String, Vec<Option<String>>>> {
+    let recipes = runs.iter().map(|run| of_run(run)).collect::<Result<Vec<_>>>()?;
+    let keys: BTreeSet<&String> = recipes.iter().flat_map(BTreeMap::keys).collect();
+    let values = |key: &String| recipes.iter().map(|recipe| recipe.get(key).cloned()).collect::<Vec<_>>();
+    let rows = keys.into_iter().map(|key| (key.clone(), values(key)));
+    Ok(rows.filter(|(_, values)| values.iter().any(|value| *value != values[0])).collect())
 }
 
 fn flatten(path: &str, value: &toml::Value, keys: &mut BTreeMap<String, String>) {

@@ -75,6 +75,8 @@ pub struct Drawn {
     pub bottleneck: String,
     /// Totals, rates and the ledgers: what, and how much.
     pub summary: Vec<(String, String)>,
+    /// Generated tokens of the run by fate, those in flight included; fates without tokens are left out.
+    pub tokens: Vec<(String, f64)>,
     /// Trained samples by how many versions their oldest token lagged.
     pub staleness: Vec<(u64, u64)>,
 }

@@ -13,6 +13,8 @@ mod crashes;
 mod data;
 mod deploying;
 mod devices;
+mod diagnosing;
+mod diffing;
 mod disks;
 mod distilling;
 mod evaluating;
@@ -45,6 +47,7 @@ mod serving;
 mod simulating;
 #[path = "../../../tests/support/mod.rs"]
 mod support;
+mod tailing;
 mod terminal;
 mod tinker;
 mod tracking;

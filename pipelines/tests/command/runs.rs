@@ -63,14 +63,14 @@ fn recorded_rollouts_are_shown_checked_and_written_as_a_data_set() {
     assert_eq!(ended.code, Some(0), "{}", ended.err);
     let rollouts = |source: &Path, args: &[&str]| rollflow(&[&["rollouts", source.to_str().unwrap()], args].concat());
 
-    let listed = rollouts(&run, &["--step", "2", "--limit", "3"]).out;
+    let listed = rollouts(&run, &["--where", "step == 2", "--limit", "3"]).out;
     assert_eq!(listed.lines().count(), 1 + 3, "{listed}");
     assert!(
         listed.starts_with("step  group  sample  reward  tokens  prompt") && listed.lines().skip(1).all(|l| l.starts_with("2 "))
     );
     let chat = rollouts(&run, &["--limit", "1", "--show", "chat"]).out;
     assert!(chat.starts_with("## step 2, group ") && chat.contains("### user") && chat.contains("### assistant"), "{chat}");
-    let nothing = rollouts(&run, &["--min-reward", "7"]);
+    let nothing = rollouts(&run, &["--where", "reward >= 7"]);
     assert!(nothing.code == Some(1) && nothing.err.contains("no rollout fits"), "{}", nothing.err);
     assert_eq!(rollouts(&folder.path().join("none"), &[]).code, Some(2));
 
@@ -81,7 +81,7 @@ fn recorded_rollouts_are_shown_checked_and_written_as_a_data_set() {
 
     let train = best.join("train.jsonl");
     fs::create_dir(&best).unwrap();
-    let written = rollouts(&run, &["--max-reward", "1", "--conversations", train.to_str().unwrap()]);
+    let written = rollouts(&run, &["--where", "reward <= 1", "--conversations", train.to_str().unwrap()]);
     assert!(written.out.starts_with("32 conversations: "), "{}{}", written.out, written.err);
     assert_eq!(read(&train).lines().count(), 32);
 

@@ -13,6 +13,12 @@ const COLUMNS: u16 = 160;
 
 /// Runs to the end with both streams on one terminal; gives the exit code and the lines that stand there.
 pub fn on_terminal(args: &[&str]) -> (Option<i32>, Vec<String>) {
+    let (code, written) = written_on_terminal(args, &[]);
+    (code, show(&written))
+}
+
+/// Runs to the end with both streams on one terminal and these variables; gives the exit code and what was written.
+pub fn written_on_terminal(args: &[&str], variables: &[(&str, &str)]) -> (Option<i32>, String) {
     let master = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY).unwrap();
     grantpt(&master).unwrap();
     unlockpt(&master).unwrap();
@@ -20,13 +26,17 @@ pub fn on_terminal(args: &[&str]) -> (Option<i32>, Vec<String>) {
     let name = ptsname(&master, Vec::new()).unwrap();
     let path = std::ffi::OsStr::from_bytes(name.to_bytes());
     let screen = File::options().read(true).write(true).open(path).unwrap();
-    let mut child = command(args).env("TERM", "xterm").stdout(screen.try_clone().unwrap()).stderr(screen).spawn().unwrap();
-    // The command's own copies of the streams are gone with it, and reading then fails.
+    let mut command = command(args);
+    command.env("TERM", "xterm").env_remove("NO_COLOR").envs(variables.iter().copied());
+    let mut child = command.stdout(screen.try_clone().unwrap()).stderr(screen).spawn().unwrap();
+    // The command keeps its copies of the streams, with which the last write would never be the last.
+    drop(command);
+    // Reading fails when the last copy of the streams is closed.
     let (mut master, mut written, mut part) = (File::from(master), Vec::new(), [0; 4096]);
     while let Ok(read @ 1..) = master.read(&mut part) {
         written.extend_from_slice(&part[..read]);
     }
-    (child.wait().unwrap().code(), show(&String::from_utf8(written).unwrap()))
+    (child.wait().unwrap().code(), String::from_utf8(written).unwrap())
 }
 
 /// As much of a terminal as indicatif asks for.

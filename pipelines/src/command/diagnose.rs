@@ -1,0 +1,82 @@
+//! `rollflow diagnose`: what limited a run, where its tokens went, and what looks unhealthy.
+
+use std::path::PathBuf;
+
+use anyhow::Result;
+use clap::Args;
+use rollflow::util::untrusted;
+use serde_json::json;
+
+use super::{End, out, require_run};
+use crate::diagnose::{Evidence, Finding, setting_of};
+use crate::run::record::Record;
+
+/// Say what limited a run, where its tokens went and what looks unhealthy in its learning, each
+/// with its figure and the page that explains it. Exit code 1 if anything was found.
+#[derive(Args)]
+#[command(after_help = "Example:\n  rollflow diagnose runs/mine")]
+pub struct Diagnose {
+    /// The run's folder.
+    run: PathBuf,
+    /// Print one JSON object.
+    #[arg(long)]
+    json: bool,
+}
+
+impl Diagnose {
+    pub fn run(self) -> Result<()> {
+        require_run(&self.run)?;
+        let record = Record::read(&self.run)?;
+        let findings = Evidence::read(&self.run, &record)?.findings();
+        let drawn = &record.drawn;
+        out::text(&match self.json {
+            true => {
+                json!({"run": self.run, "state": record.state, "steps": record.steps, "bottleneck": drawn.bottleneck,
+                    "stages": drawn.stages, "tokens": drawn.tokens.iter().cloned().collect::<std::collections::BTreeMap<_, _>>(),
+                    "findings": findings})
+                .to_string()
+                    + "\n"
+            }
+            false => self.page(&record, &findings),
+        })?;
+        if findings.is_empty() { Ok(()) } else { Err(End::Said(1).into()) }
+    }
+
+    fn page(&self, record: &Record, findings: &[Finding]) -> String {
+        let drawn = &record.drawn;
+        let mut page = format!("{}: {}, {} steps\n", untrusted::path(&self.run), record.state.word(), record.steps);
+        let open = "known when the run has ended\n";
+        page += "\nwhat limited it\n";
+        if drawn.stages.is_empty() {
+            page += &format!("  {open}");
+        } else {
+            let states = ["busy", "starved", "blocked", "credit", "weights"];
+            let share = |value: Option<&f64>| value.map_or_else(String::new, |share| format!("{:.0}%", 100.0 * share));
+            let row = |name: &str, cells: Vec<String>| [vec![format!("  {name}")], cells].concat();
+            let mut rows = vec![row("stage", states.map(str::to_owned).to_vec())];
+            let cells = |stage: &rollflow::observe::StageShares| states.map(|state| share(stage.shares.get(state))).to_vec();
+            rows.extend(drawn.stages.iter().map(|stage| row(&untrusted::line(&stage.name), cells(stage))));
+            page += &format!("{}  {}\n", out::aligned(&rows), untrusted::line(&drawn.bottleneck));
+        }
+        let all: f64 = drawn.tokens.iter().map(|(_, tokens)| tokens).sum();
+        page += "\nwhere generated tokens went\n";
+        if all > 0.0 {
+            let row = |(fate, tokens): &(String, f64)| {
+                vec![
+                    format!("  {fate}"),
+                    format!("{tokens}"),
+                    format!("{:.1}%", 100.0 * tokens / all),
+                    setting_of(fate).to_owned(),
+                ]
+            };
+            page += &out::aligned(&drawn.tokens.iter().map(row).collect::<Vec<_>>());
+        } else {
+            page += &format!("  {}", if drawn.stages.is_empty() { open } else { "no ledger was kept\n" });
+        }
+        page += &format!("\nfindings: {}\n", if findings.is_empty() { "none".to_owned() } else { findings.len().to_string() });
+        for Finding { check, figure, advice, page: section } in findings {
+            page += &format!("  {check}: {figure}\n    do: {advice}\n    see: {section}\n");
+        }
+        page
+    }
+}
