@@ -4,7 +4,7 @@
 //! `sft_then_grpo`, `grpo_offline`, `dpo`. [`assemble`] turns sections of a recipe into the library's
 //! parts, [`components`] puts those of `grpo` together, [`mod@run`] keeps the files of a run,
 //! [`registry`] holds custom parts, `command` is the `rollflow` command, and `simulate` forecasts a
-//! recipe. `tinker` runs `grpo` on a Tinker server.
+//! recipe. `page` serves runs as a live page. `tinker` runs `grpo` on a Tinker server.
 
 pub mod assemble;
 mod command;
@@ -14,6 +14,7 @@ mod dpo;
 mod epochs;
 pub mod grpo;
 mod grpo_offline;
+mod page;
 pub mod registry;
 mod reward_model;
 pub mod run;

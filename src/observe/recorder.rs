@@ -106,6 +106,12 @@ impl Metrics {
         position(&family, labels).ok().map(|at| family[at].newest)
     }
 
+    /// Returns every series of the metric: its label values, in the catalogue's order of labels, and
+    /// its newest value.
+    pub fn series(&self, metric: Metric) -> Vec<(Vec<String>, f64)> {
+        self.0[metric as usize].lock().iter().map(|series| (series.labels.clone(), series.newest)).collect()
+    }
+
     /// Everything in the Prometheus text format 0.0.4, in the catalogue's order. Metrics without a
     /// value are left out.
     pub fn render(&self) -> String {

@@ -3,14 +3,14 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context, Result};
+use anyhow::Result;
 use clap::Args;
 use rollflow::observe::logs::MetricStats;
 use serde_json::{Value, json};
 
 use super::{out, refused};
 use crate::run::RECIPE;
-use crate::run::recipe_keys::flat;
+use crate::run::recipe_keys::differences;
 use crate::run::record::Record;
 
 /// Metrics that tell most, which are compared unless others are asked for.
@@ -111,18 +111,4 @@ fn short(value: f64) -> String {
     // No minus before a zero.
     let value = value + 0.0;
     if value != 0.0 && value.abs() < 1e-3 { format!("{value:.2e}") } else { format!("{value:.4}") }
-}
-
-/// Keys of the recipes whose values differ, by run.
-fn differences(runs: &[PathBuf]) -> Result<BTreeMap<String, Vec<Option<String>>>> {
-    let read = |run: &PathBuf| {
-        let path = run.join(RECIPE);
-        let reading = || format!("reading {}", path.display());
-        flat(&std::fs::read_to_string(&path).with_context(reading)?).with_context(reading)
-    };
-    let flat = runs.iter().map(read).collect::<Result<Vec<_>>>()?;
-    let keys: BTreeSet<&String> = flat.iter().flat_map(BTreeMap::keys).collect();
-    let values = |key: &String| flat.iter().map(|recipe| recipe.get(key).cloned()).collect::<Vec<_>>();
-    let rows = keys.into_iter().map(|key| (key.clone(), values(key)));
-    Ok(rows.filter(|(_, values)| values.iter().any(|value| *value != values[0])).collect())
 }

@@ -8,6 +8,7 @@
 
 mod check;
 mod compare;
+mod dashboard;
 mod deploy;
 mod engine;
 mod eval;
@@ -16,6 +17,7 @@ mod generate;
 mod graph;
 mod init;
 mod launch;
+mod listening;
 mod models;
 pub(crate) mod out;
 mod plans;
@@ -81,6 +83,7 @@ enum Command {
     Runs(runs::Runs),
     Compare(compare::Compare),
     Report(report::Report),
+    Dashboard(dashboard::Dashboard),
     Init(init::Init),
     Explain(reference::Explain),
     Schema(reference::Schema),
@@ -111,6 +114,7 @@ fn dispatch(command: Command, registry: &Registry) -> Result<()> {
         Command::Runs(of) => of.run(),
         Command::Compare(of) => of.run(),
         Command::Report(of) => of.run(),
+        Command::Dashboard(of) => of.run(),
         Command::Init(of) => of.run(registry),
         Command::Explain(of) => of.run(),
         Command::Schema(of) => of.run(),

@@ -1,7 +1,7 @@
 //! Recipes as dotted keys and values, to be compared; and which keys of a run may change when it is resumed.
 
-use std::collections::BTreeMap;
-use std::path::Path;
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
 use rollflow::recipe::{Pipeline, Plan, with_current_names};
@@ -63,6 +63,20 @@ const MAY_CHANGE: &[&str] = &[
 const TRAINING: [&str; 4] = ["train", "sft", "reward_model", "critic"];
 const OF_TRAINING: [&str; 7] =
     ["steps", "lr", "schedule", "threads", "replica_devices", "micro_batch_tokens", "gradient_checkpointing"];
+
+/// Keys of the recipes whose values differ, by run.
+pub fn differences(runs: &[PathBuf]) -> Result<BTreeMap<String, Vec<Option<String>>>> {
+    let read = |run: &PathBuf| {
+        let path = run.join(RECIPE);
+        let reading = || format!("reading {}", path.display());
+        flat(&std::fs::read_to_string(&path).with_context(reading)?).with_context(reading)
+    };
+    let flat = runs.iter().map(read).collect::<Result<Vec<_>>>()?;
+    let keys: BTreeSet<&String> = flat.iter().flat_map(BTreeMap::keys).collect();
+    let values = |key: &String| flat.iter().map(|recipe| recipe.get(key).cloned()).collect::<Vec<_>>();
+    let rows = keys.into_iter().map(|key| (key.clone(), values(key)));
+    Ok(rows.filter(|(_, values)| values.iter().any(|value| *value != values[0])).collect())
+}
 
 /// Returns every key of a recipe, dotted and by its current name, with its value as TOML.
 pub fn flat(text: &str) -> Result<BTreeMap<String, String>> {

@@ -106,6 +106,8 @@ impl Record {
         let open = record.state == State::Running;
         if open && !lock_file::is_taken(&folder.join(LOCK)) {
             record.state = State::Died;
+        } else if open && let Some(session) = record.sessions.last_mut() {
+            session.seconds = session.seconds_until(now());
         }
         if open || record.metrics.is_empty() {
             record.take_metrics(folder);
@@ -183,11 +185,18 @@ impl Record {
 
 /// The runs in `folder` and below, up to three folders deep, the newest first.
 pub fn runs_below(folder: &Path) -> Result<Vec<(PathBuf, Record)>> {
+    let record = |path: PathBuf| Record::read(&path).map(|record| (path, record));
+    let mut runs = run_folders(folder)?.into_iter().map(record).collect::<Result<Vec<_>>>()?;
+    runs.sort_by(|(a, of_a), (b, of_b)| of_b.started().cmp(of_a.started()).then_with(|| a.cmp(b)));
+    Ok(runs)
+}
+
+/// Folders of the runs in `folder` and below, up to three folders deep, in no order.
+pub fn run_folders(folder: &Path) -> Result<Vec<PathBuf>> {
     let (mut runs, mut folders) = (Vec::new(), vec![(folder.to_owned(), 3)]);
     while let Some((at, depth)) = folders.pop() {
         if at.join(RECIPE).exists() {
-            let record = Record::read(&at)?;
-            runs.push((at, record));
+            runs.push(at);
         } else if depth > 0 {
             for entry in std::fs::read_dir(&at).with_context(|| format!("looking for runs in {}", at.display()))? {
                 let path = entry.with_context(|| format!("looking for runs in {}", at.display()))?.path();
@@ -195,7 +204,6 @@ pub fn runs_below(folder: &Path) -> Result<Vec<(PathBuf, Record)>> {
             }
         }
     }
-    runs.sort_by(|(a, of_a), (b, of_b)| of_b.started().cmp(of_a.started()).then_with(|| a.cmp(b)));
     Ok(runs)
 }
 
@@ -268,10 +276,13 @@ impl Session {
     /// Ends the session now. Without `seconds`, the clock gives the duration.
     fn end(&mut self, state: State, error: Option<String>, seconds: Option<f64>) {
         let ended = now();
-        let by_the_clock =
-            || self.started.parse::<Timestamp>().map_or(0.0, |started| (ended - started).total(Unit::Second).unwrap_or(0.0));
-        self.seconds = seconds.unwrap_or_else(by_the_clock);
+        self.seconds = seconds.unwrap_or_else(|| self.seconds_until(ended));
         (self.state, self.error, self.ended) = (state, error, ended.to_string());
+    }
+
+    /// Seconds from its start to `then`.
+    fn seconds_until(&self, then: Timestamp) -> f64 {
+        self.started.parse::<Timestamp>().map_or(0.0, |started| (then - started).total(Unit::Second).unwrap_or(0.0))
     }
 }
 
