@@ -3,7 +3,7 @@
 // is shown: `runs`, `run=NAME` (with `sample=STEP-GROUP-INDEX`), or `compare=NAME&compare=NAME`.
 edge_room = 84;
 
-// What only a live page has.
+// Parts that only a live page has.
 const place = (id, title, before, ...children) => $(before).before(el("section", { id, hidden: "" }, el("h2", { tabindex: -1 }, title), ...children));
 place("runs", "Runs", "tiles", el("div", { class: "card scroll" }, el("table", { id: "runs-table" })), el("button", { id: "compare-chosen", type: "button", class: "action" }, "Compare the chosen runs"));
 place("comparison", "Comparison", "tiles", el("label", { class: "pick" }, "Metric ", el("select", { id: "compared-metric" })), el("div", { class: "card", id: "compared" }), el("div", { class: "grid", id: "compared-charts" }), el("h3", {}, "Recipe keys that differ"), el("div", { class: "card scroll" }, el("table", { id: "differences" })));
@@ -12,7 +12,7 @@ place("ledger", "Ledger", "learning", el("div", { class: "grid wide", id: "ledge
 place("engines", "Engines", "learning", el("div", { class: "card scroll" }, el("table", { id: "fleet" })));
 $("ledger").before($("graph"));
 $("graph-drawing").before(el("p", { id: "limit", class: "say" }));
-document.querySelector(".name").prepend(el("a", { id: "home", href: "#runs" }, "All runs"));
+document.querySelector(".name").prepend(el("div", { id: "home" }, el("a", { href: "#runs" }, "All runs"), el("span", { id: "folder" })));
 document.querySelector(".name").append(el("span", { id: "connection", class: "chip", role: "status" }));
 
 const kept = sessionStorage;
@@ -23,7 +23,8 @@ let shown = new AbortController();
 async function ask(path, signal) {
   const token = kept.getItem("token");
   const answer = await fetch(path, { signal, headers: token ? { authorization: `Bearer ${token}` } : {} });
-  if (answer.status === 401) { only("token"); $("secret").focus(); }
+  if (answer.status === 401) { only("token"); head("Runs", ""); $("secret").focus(); }
+  if (answer.status === 401) throw new Error(token ? "The token is wrong." : "");
   if (!answer.ok) throw new Error((await answer.text()).trim() || `status ${answer.status}`);
   return answer;
 }
@@ -33,6 +34,7 @@ $("token").querySelector("form").addEventListener("submit", (event) => { event.p
 
 // Shows one kind of page: runs, comparison, token or run.
 function only(what) {
+  $("folder").textContent = "";
   document.body.className = what;
   for (const id of ["runs", "comparison", "token"]) $(id).hidden = id !== what;
 }
@@ -65,13 +67,13 @@ async function show_runs(signal, first) {
   while (!signal.aborted) {
     if (!document.hidden) {
       try {
-        const runs = await ask_json("/api/runs", signal), live = runs.filter((run) => run.live);
+        const runs = await ask_json("/api/runs", signal), live = runs.find((run) => run.live && run.state === "running");
         // The page of a run begins with the run.
-        if (first && live.length) return location.replace(`#${new URLSearchParams({ run: live.at(-1).name })}`);
+        if (first && live) return location.replace(`#${new URLSearchParams({ run: live.name })}`);
         first = false;
         only("runs");
         const going = runs.filter((run) => run.state === "running").length;
-        head("Runs", `${runs.length} runs, ${going} of them running`);
+        head("Runs", `${runs.length} ${runs.length === 1 ? "run" : "runs"}, ${going} running`);
         list(runs);
       } catch (error) { failed(error); if (document.body.className === "token") return; }
     }
@@ -85,9 +87,12 @@ function list(runs) {
   const rows = runs.map((run) => {
     const box = el("input", { type: "checkbox", value: run.name, "aria-label": `choose ${run.name}` });
     box.checked = chosen.has(run.name);
+    const state = el("div", {}, el("span", { class: `chip ${run.state}` }, run.state));
+    // The process of a run draws its graph in motion.
+    if (run.page && !run.live) state.append(" ", el("a", { href: run.page }, "graph"));
     const done = run.planned ? Math.min(100, (100 * run.step) / run.planned) : 0;
     const steps = el("div", {}, `${run.step}${run.planned ? ` / ${run.planned}` : ""}`, el("div", { class: "done" }, el("i", { style: `width:${done}%` })));
-    const cells = [box, el("a", { href: `#${new URLSearchParams({ run: run.name })}` }, run.name), el("span", { class: `chip ${run.state}` }, run.state), steps, run.metric ? `${run.metric.replace("_mean", "")} ${short(run.last)}` : "–", sparkline(run.curve), run.started.replace("T", " ").replace("Z", ""), lasted(run.seconds)];
+    const cells = [box, el("a", { href: `#${new URLSearchParams({ run: run.name })}` }, run.name), state, steps, run.metric ? `${run.metric.replace("_mean", "")} ${short(run.last)}` : "–", sparkline(run.curve), run.started.replace("T", " ").replace("Z", ""), lasted(run.seconds)];
     return el("tr", {}, ...cells.map((cell) => el("td", {}, cell)));
   });
   const focused = document.activeElement?.value, down = $("runs-table").contains(document.activeElement);
@@ -108,6 +113,7 @@ async function show_run(name, signal) {
     only("run");
     for (const id of ["ledger", "engines"]) $(id).hidden = true;
     $("limit").textContent = "";
+    $("folder").textContent = ` › ${name}`;
     redraw = () => draw(data);
     draw(report);
   } catch (error) { return failed(error); }

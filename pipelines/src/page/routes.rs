@@ -88,7 +88,7 @@ fn policy(page: &str) -> HeaderValue {
         format!("'sha256-{}'", BASE64_STANDARD.encode(Sha256::digest(within.map_or("", |(within, _)| within))))
     };
     let policy = format!(
-        "default-src 'none'; script-src {}; style-src {}; connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
+        "default-src 'none'; script-src {}; style-src {}; connect-src 'self'; img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
         hash("script"),
         hash("style")
     );

@@ -14,7 +14,7 @@ use serde_json::{Value, json};
 
 use crate::run::observed::Observed;
 use crate::run::page;
-use crate::run::record::{Record, run_folders};
+use crate::run::record::{Record, State, run_folders};
 use crate::run::{LOCK, RECIPE, RECORD, SFT};
 
 /// Points of a run's small curve in the list.
@@ -125,11 +125,13 @@ impl Runs {
         let metric = ["reward_mean", "loss"].into_iter().find(|name| record.metrics.contains_key(*name));
         let planned = std::fs::read_to_string(run.path.join(RECIPE)).ok();
         let planned = planned.and_then(|text| parse(RECIPE, &text, &[]).ok()).map(|plan| plan.steps());
+        let working = record.sessions.last().filter(|_| record.state == State::Running);
+        let page = working.and_then(|session| session.page).map(|address| format!("http://{address}/"));
         let row = json!({
             "name": run.name, "pipeline": record.pipeline, "state": record.state, "step": record.steps, "planned": planned,
             "metric": metric, "last": metric.map(|name| record.metrics[name].last),
             "curve": metric.map_or_else(Vec::new, |name| curve(&run.path, name)),
-            "started": record.started(), "seconds": record.seconds(), "live": self.live(&run.path).is_some(),
+            "started": record.started(), "seconds": record.seconds(), "page": page, "live": self.live(&run.path).is_some(),
         });
         self.rows.lock().insert(run.path.clone(), (state, row.clone()));
         Ok(row)

@@ -75,7 +75,7 @@ pub struct RunFolder {
     /// For the record and the pages.
     observed: Arc<Observed>,
     /// The live page, if the recipe asks for one.
-    live: Option<PageServer>,
+    page: Option<PageServer>,
     /// The ranks that share the run, if there are several.
     ranks: Option<Arc<Member>>,
     /// Ends before the lock.
@@ -118,15 +118,12 @@ impl RunFolder {
         // Before anything is written: a busy port must not leave a folder that looks like a run.
         let serve = |address| MetricsServer::start(address, metrics.clone(), &plan.net.allowed_hosts);
         let server = address.map(serve).transpose()?;
-        let live = plan.observe.page.map(|address| {
+        let page = |address| {
             let token = plan.observe.page_token_env.as_deref().map(BearerToken::from_env).transpose()?;
-            Ok::<_, anyhow::Error>(PageServer::start(address, path, token, &plan.net.allowed_hosts)?)
-        });
-        let mut run = RunFolder { live: live.transpose()?, ..RunFolder::serving(path, plan, metrics, server)? };
-        if let Some(page) = &run.live {
-            page.show(&run.observed);
-            run.say(&format!("page: http://{}/", page.address()));
-        }
+            anyhow::Ok(PageServer::start(address, path, token, &plan.net.allowed_hosts)?)
+        };
+        let page = plan.observe.page.map(page).transpose()?;
+        let mut run = RunFolder::serving(path, plan, metrics, server, page)?;
         if let Some(publisher) = plan.store.checkpoints(plan.net.ca_file.as_deref())? {
             run._uploads = Some(Uploads::start(path, publisher, run.console.clone())?);
         }
@@ -135,8 +132,8 @@ impl RunFolder {
 
     /// Creates or opens the folder `name` in this one, for a part that is a separate run.
     pub fn part(&self, name: &str, plan: &Plan) -> Result<Self> {
-        let part = RunFolder::serving(&self.path.join(name), plan, self.metrics.clone(), None)?;
-        self.live.iter().for_each(|page| page.show(&part.observed));
+        let part = RunFolder::serving(&self.path.join(name), plan, self.metrics.clone(), None, None)?;
+        self.page.iter().for_each(|page| page.show(&part.observed));
         Ok(RunFolder { console: self.console.clone(), ranks: self.ranks.clone(), ..part })
     }
 
@@ -145,7 +142,13 @@ impl RunFolder {
         RunFolder { ranks: ranks.cloned(), ..self }
     }
 
-    fn serving(path: &Path, plan: &Plan, metrics: Metrics, server: Option<MetricsServer>) -> Result<Self> {
+    fn serving(
+        path: &Path,
+        plan: &Plan,
+        metrics: Metrics,
+        server: Option<MetricsServer>,
+        page: Option<PageServer>,
+    ) -> Result<Self> {
         atomic_file::create_folder(path).with_context(|| format!("making the run's folder {}", path.display()))?;
         let file = path.join(LOCK);
         // Two processes on one run would tear its files. The lock goes with the process, also when it is killed.
@@ -162,13 +165,13 @@ impl RunFolder {
         conversations::decide(&mut plan.chat, &plan.model.source);
         let plan = &plan;
         atomic_file::write(&recipe, plan.to_toml()).with_context(|| format!("writing {}", recipe.display()))?;
-        let warnings = Record::begin(path, plan)?;
+        let warnings = Record::begin(path, plan, page.as_ref().map(PageServer::address))?;
         let run = RunFolder {
             path: path.to_owned(),
             observed: Arc::new(Observed::new(path, &metrics)),
-            live: None,
             metrics,
             server,
+            page,
             progress: plan.observe.progress,
             console: Console::default(),
             gate: Mutex::default(),
@@ -179,6 +182,10 @@ impl RunFolder {
         warnings.iter().for_each(|warning| run.say(warning));
         if let Some(server) = &run.server {
             run.say(&format!("metrics: http://{}/metrics", server.address()));
+        }
+        if let Some(page) = &run.page {
+            page.show(&run.observed);
+            run.say(&format!("page: http://{}/", page.address()));
         }
         Ok(run)
     }

@@ -1,5 +1,5 @@
-//! What only the process of a run can observe, for the run's record and for its pages: the flow, its
-//! times, the ledgers and the staleness of trained samples.
+//! Observations that only the process of a run can make, for the run's record and its pages: the flow,
+//! its times, the ledgers and the staleness of trained samples.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};

@@ -2,6 +2,7 @@
 //! and metrics. It holds nothing of the environment and no command line, so it holds no secret.
 
 use std::collections::BTreeMap;
+use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -115,9 +116,10 @@ impl Record {
         Ok(record)
     }
 
-    /// Notes in the run's folder that this process works on it from now on. Returns warnings of Python
+    /// Notes in the run's folder that this process works on it from now on, and serves its live page at
+    /// `page`. Returns warnings of Python
     /// files that changed.
-    pub fn begin(folder: &Path, plan: &Plan) -> Result<Vec<String>> {
+    pub fn begin(folder: &Path, plan: &Plan, page: Option<SocketAddr>) -> Result<Vec<String>> {
         let before = std::fs::read_to_string(folder.join(RECORD)).ok().and_then(|text| serde_json::from_str(&text).ok());
         let mut record: Record = before.unwrap_or_default();
         for session in record.sessions.iter_mut().filter(|session| session.state == State::Running) {
@@ -125,7 +127,7 @@ impl Record {
         }
         let python = python_files::checksums(plan);
         let warnings = record.sessions.last().map(|last| python_files::changes(&last.python, &python));
-        record.sessions.push(Session { python, ..Session::begin() });
+        record.sessions.push(Session { python, page, ..Session::begin() });
         let record = Record {
             name: plan.name.clone(),
             pipeline: plan.pipeline.word().to_owned(),
@@ -242,6 +244,9 @@ pub struct Session {
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub python: BTreeMap<String, String>,
     pub machine: Machine,
+    /// Address of its live page, if it serves one.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub page: Option<SocketAddr>,
 }
 
 /// A repository's state.

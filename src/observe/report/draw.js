@@ -61,7 +61,7 @@ function chart(title, series, { help = "", height = 210, wide = Math.min(400, WI
   const room = (high - low) * 0.06 || Math.abs(high) * 0.1 || 1;
   const log = view.log && values.every((value) => value > 0), scale = log ? Math.log10 : (y) => y;
   if (log) { low = Math.min(...values) / 1.1; high *= 1.1; } else { low = from_zero && low >= 0 ? 0 : low - room; high += room; }
-  if (view.log && !log) box.append(el("p", { class: "say" }, "The axis is linear: some values are 0 or less."));
+  if (view.log && !log) box.append(el("p", { class: "hint" }, "The axis is linear: some values are 0 or less."));
   const left = Math.min(...xs), right = Math.max(...xs) === left ? left + 1 : Math.max(...xs);
   const X = (x) => L + ((x - left) / (right - left)) * (W - L - R), Y = (y) => H - B - ((scale(y) - scale(low)) / (scale(high) - scale(low))) * (H - T - B);
   const root = svg("svg", { viewBox: `0 0 ${W} ${H}`, role: "img", "aria-label": title });

@@ -1,6 +1,6 @@
 const STATES = ["busy", "starved", "blocked", "credit", "weights"];
 const STATE_WORDS = { starved: "starved: waits for input", blocked: "blocked: waits for room", credit: "credit: waits to be admitted", weights: "weights: waits for new ones" };
-const states_legend = () => legend(STATES.map((state) => [STATE_WORDS[state] ?? state, `var(--${state})`]));
+const states_legend = (...more) => legend([...STATES.map((state) => [STATE_WORDS[state] ?? state, `var(--${state})`]), ...more]);
 
 // The parts of the drawn graph, by index of the data: {key, root, nodes, edges, weights}. A live page moves them.
 let plotted = null;
@@ -27,7 +27,7 @@ function plot(of, wide, key) {
   // Weights between two stages of one column go around what stands between them.
   const around = (edge) => place[edge.from][0] === place[edge.to][0] && place[edge.from][1] !== place[edge.to][1];
   const rows = Object.keys(seen).length, H = rows * line + 20;
-  const W = Math.min(per, order.length) * (w + gap) - gap + 16 + (of.weights.some(around) ? 44 : 0);
+  const W = Math.min(per, order.length) * (w + gap) - gap + 16 + (of.weights.some(around) ? 44 : rows > 1 && edge_room > 40 ? 56 : 0);
   const root = svg("svg", { viewBox: `0 0 ${W} ${H}`, width: W, height: H, role: "img", "aria-label": "The run's graph" });
   const defs = svg("defs"), marker = svg("marker", { id: "tip", viewBox: "0 0 8 8", refX: 7, refY: 4, markerWidth: 9, markerHeight: 9, markerUnits: "userSpaceOnUse", orient: "auto-start-reverse" });
   marker.append(svg("path", { d: "M0 0L8 4L0 8z", fill: "var(--soft)" })); defs.append(marker); root.append(defs);
@@ -61,12 +61,12 @@ function plot(of, wide, key) {
   }
   of.nodes.forEach((node, i) => {
     const [x, y] = place[i], tint = svg("rect", { x, y, width: w, height: h, rx: 9, "fill-opacity": 0, "stroke-width": 1.5, stroke: "var(--line)", class: "tint" });
-    const kind = svg("text", { x: x + w / 2, y: y + 36, "text-anchor": "middle", class: "soft" }, node.kind), version = svg("text", { x: x + w - 2, y: y - 6, "text-anchor": "end", class: "version" });
+    const kind = svg("text", { x: x + w / 2, y: y + 36, "text-anchor": "middle", class: "soft" }, node.kind), version = svg("text", { x: x + 3, y: y - 6, class: "version" });
     const bars = Object.fromEntries(STATES.map((state) => [state, svg("rect", { x: x + 10, y: y + h - 11, width: 0, height: 4, fill: `var(--${state})` })]));
     root.append(svg("rect", { x, y, width: w, height: h, rx: 9, fill: "var(--page)" }), tint, ...Object.values(bars), svg("text", { x: x + w / 2, y: y + 21, "text-anchor": "middle" }, node.name), kind, version);
     plotted.nodes[node.name] = { tint, kind, version, bars, left: x + 10, room: w - 20 };
   });
-  $("graph-drawing").replaceChildren(root, states_legend(), legend([["weights: the newest version wins, publishing never waits", "var(--weights)"]]));
+  $("graph-drawing").replaceChildren(root, states_legend(["dashed: weights, of which the newest version wins", "var(--weights)"]));
 }
 
 // A stage's colour is the state that it is most in.

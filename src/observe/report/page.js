@@ -47,7 +47,7 @@ function health() {
 
 function lengths() {
   // Three lines with a band each would be a fog.
-  const line = (name, as) => curve(name) && { name: as, points: curve(name).points.map((p) => p.slice(0, 2)) };
+  const line = (name, as) => curve(name) && { name: as, points: curve(name).points.map((p) => (view.smooth ? p.slice(0, 2) : p)) };
   const three = (kind) => [line(`length_${kind}_mean_tokens`, "mean"), line(`length_${kind}_median_tokens`, "median"), line(`length_${kind}_upper_decile_tokens`, "nine in ten below")];
   show("length-charts", has("length_finished_mean_tokens"), () => chart("Finished answers, in tokens", three("finished"), { from_zero: true }));
   show("length-charts", has("length_trained_mean_tokens"), () => chart("Trained answers, in tokens", three("trained"), { from_zero: true }));

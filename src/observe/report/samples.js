@@ -20,7 +20,7 @@ function make_browser() {
   const [text] = field("Contains", el("input", { type: "search" }));
   const [sort] = field("Order", pick(["step", "by step"], ["best", "highest reward"], ["worst", "lowest reward"], ["long", "longest"], ["short", "shortest"]));
   const orders = { step: (a, b) => b.step - a.step || a.group - b.group || a.index - b.index, best: (a, b) => (b.reward ?? -Infinity) - (a.reward ?? -Infinity), worst: (a, b) => (a.reward ?? Infinity) - (b.reward ?? Infinity), long: (a, b) => b.length - a.length, short: (a, b) => a.length - b.length };
-  let found = [], chosen = null;
+  let found = [], chosen = null, followed = "";
 
   // The chosen sample among its group, each with its reward by part.
   const open = (one) => {
@@ -40,12 +40,10 @@ function make_browser() {
       head.addEventListener("click", () => open(other));
       return el("section", { class: other === one ? "completion chosen" : "completion" }, head, parts, el("pre", {}, other.response));
     });
-    const across = $("sample").querySelector(".group")?.scrollLeft ?? 0;
-    const together = el("div", { class: "group", tabindex: 0, "aria-label": "Completions of the group" }, ...cards);
-    $("sample").replaceChildren(facts, el("h3", {}, "Prompt"), el("pre", {}, one.prompt), el("h3", {}, "Completions of the group"), together);
-    together.scrollLeft = across;
-    const card = cards[group.indexOf(one)];
-    if (card.offsetLeft + card.offsetWidth > together.scrollLeft + together.clientWidth || card.offsetLeft < together.scrollLeft) together.scrollLeft = card.offsetLeft - together.offsetLeft;
+    $("sample").replaceChildren(facts, el("h3", {}, "Prompt"), el("pre", {}, one.prompt), el("h3", {}, "Completions of the group"), el("div", { class: "group" }, ...cards));
+    // Only the sample's own box scrolls.
+    const card = cards[group.indexOf(one)], box = $("sample");
+    if (card.offsetTop + card.offsetHeight > box.clientHeight) box.scrollTop = card.offsetTop - 30;
   };
   const filter = () => {
     const within = (value, low, high) => (low.value === "" || value >= +low.value) && (high.value === "" || value <= +high.value);
@@ -65,8 +63,9 @@ function make_browser() {
   };
   // A link to a sample shows it, whatever the filters were.
   const follow = () => {
-    const asked = address().get("sample"), one = asked && data?.samples.find((one) => key_of(one) === asked);
+    const asked = address().get("sample"), one = location.hash !== followed && data?.samples.find((one) => key_of(one) === asked);
     if (!one) return;
+    followed = location.hash;
     [step, low, high, brief, long, text].forEach((input) => { input.value = ""; });
     chosen = asked;
     filter();
@@ -83,7 +82,6 @@ function make_browser() {
     $("list").children[at].scrollIntoView({ block: "nearest" });
   });
   addEventListener("hashchange", follow);
-  let first = true;
   const update = () => {
     const steps = [...new Set(data.samples.map((one) => one.step))], before = step.value;
     step.replaceChildren(el("option", { value: "" }, "all"), ...steps.map((one) => el("option", { value: one }, one)));
@@ -92,7 +90,7 @@ function make_browser() {
     const ends = (of, low, high) => { low.placeholder = of.length ? short(Math.min(...of)) : ""; high.placeholder = of.length ? short(Math.max(...of)) : ""; };
     ends(rewards, low, high); ends(lengths, brief, long);
     filter();
-    if (first) { first = false; follow(); }
+    follow();
   };
   return { update };
 }
