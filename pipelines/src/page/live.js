@@ -87,7 +87,7 @@ function list(runs) {
   const rows = runs.map((run) => {
     const box = el("input", { type: "checkbox", value: run.name, "aria-label": `choose ${run.name}` });
     box.checked = chosen.has(run.name);
-    const state = el("div", {}, el("span", { class: `chip ${run.state}` }, run.state));
+    const state = el("div", {}, el("span", { class: `chip ${run.state}`, title: run.error ?? "" }, run.state));
     // The process of a run draws its graph in motion.
     if (run.page && !run.live) state.append(" ", el("a", { href: run.page }, "graph"));
     const done = run.planned ? Math.min(100, (100 * run.step) / run.planned) : 0;
@@ -130,7 +130,10 @@ async function refresh(name, signal) {
       const samples = grown.has("rollouts.jsonl"), begun = performance.now();
       grown = new Set();
       const next = await ask_json(path_of(name) + (samples ? "" : "/curves"), signal).catch(failed);
-      if (next && !signal.aborted) draw(samples ? next : { ...next, samples: data.samples, samples_left_out: data.samples_left_out });
+      if (next && !signal.aborted) {
+        draw(samples ? next : { ...next, samples: data.samples, samples_left_out: data.samples_left_out });
+        if (data.state !== "running") $("connection").textContent = "";
+      }
       await wait(Math.max(2000, 10 * (performance.now() - begun)));
     }
     busy = false;
@@ -143,7 +146,7 @@ async function refresh(name, signal) {
   for (let lost = false; !signal.aborted; lost = true) {
     try {
       const answer = await ask(`${path_of(name)}/events`, signal);
-      $("connection").textContent = "live";
+      $("connection").textContent = data.state === "running" ? "live" : "";
       // What was missed meanwhile.
       if (lost) take("changed", { files: ["rollouts.jsonl"] });
       await read_events(answer.body, take);

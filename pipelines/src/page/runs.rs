@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::SystemTime;
 
-use anyhow::Result;
+use anyhow::{Error, Result};
 use parking_lot::Mutex;
 use rollflow::observe::logs::{metrics_rows, smoothed};
 use rollflow::recipe::parse;
@@ -110,7 +110,13 @@ impl Runs {
 
     /// A row per run, the newest first.
     pub fn list(&self) -> Result<Value> {
-        let mut rows = self.all()?.into_iter().map(|run| self.row(&run)).collect::<Result<Vec<_>>>()?;
+        // A damaged run must not hide the others.
+        let unreadable = |run: &Found, error| {
+            let error = format!("{error:#}");
+            json!({"name": run.name, "state": "unreadable", "error": error, "step": 0, "curve": [], "started": "", "seconds": 0, "live": false})
+        };
+        let row = |run: Found| self.row(&run).unwrap_or_else(|error: Error| unreadable(&run, error));
+        let mut rows: Vec<Value> = self.all()?.into_iter().map(row).collect();
         let started = |row: &Value| row["started"].as_str().unwrap_or_default().to_owned();
         rows.sort_by(|a, b| started(b).cmp(&started(a)).then_with(|| a["name"].as_str().cmp(&b["name"].as_str())));
         Ok(rows.into())

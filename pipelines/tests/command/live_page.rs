@@ -112,12 +112,17 @@ fn a_dashboard_lists_the_runs_of_its_folder_and_compares_them() {
     let folder = tempfile::tempdir().unwrap();
     finished(&folder.path().join("one"), &[]);
     finished(&folder.path().join("deeper/other"), &["seed=3"]);
+    fs::create_dir(folder.path().join("damaged")).unwrap();
+    ["recipe.toml", "run.json"].map(|name| fs::write(folder.path().join("damaged").join(name), "{").unwrap());
     let (running, address) = dashboard(folder.path());
     let listed = json(address, "/api/runs");
     let mut found = names(&listed);
     found.sort_unstable();
-    assert_eq!(found, ["deeper/other", "one"]);
-    assert!(listed.as_array().unwrap().iter().all(|row| row["state"] == "finished" && row["live"] == false), "{listed}");
+    assert_eq!(found, ["damaged", "deeper/other", "one"]);
+    for row in listed.as_array().unwrap() {
+        let state = if row["name"] == "damaged" { "unreadable" } else { "finished" };
+        assert!(row["state"] == state && row["live"] == false, "{row}");
+    }
     let report = json(address, "/api/runs/deeper%2Fother");
     let page = fs::read_to_string(folder.path().join("deeper/other/report.html")).unwrap();
     let (_, rest) = page.split_once("type=\"application/json\">").unwrap();

@@ -85,7 +85,8 @@ mod tests {
     use crate::flow::Ended;
 
     fn at(second: u64, busy: u64, tokens_sent: u64) -> Report {
-        let mut time = Times { wall: second * 1_000_000_000, ..Times::default() };
+        let mut time = Times::default();
+        time.wall = second * 1_000_000_000;
         time.add(State::Busy, busy * 1_000_000_000);
         time.add(State::Starved, (second - busy) * 1_000_000_000);
         let (name, advice, workers) = ("train".to_owned(), String::new(), vec![time]);

@@ -44,9 +44,11 @@ function ticks(low, high, about) {
 
 function log_ticks(low, high) {
   const found = [];
-  for (let power = Math.floor(Math.log10(low)); power <= Math.log10(high); power++) for (const n of [1, 2, 5]) found.push(n * 10 ** power);
-  const within = found.filter((at) => at >= low && at <= high), decades = within.filter((at) => Number.isInteger(Math.log10(at)));
-  return within.length < 3 ? ticks(low, high, 5).filter((at) => at > 0) : within.length > 8 ? decades : within;
+  for (let power = Math.floor(Math.log10(low)); power <= Math.log10(high); power++) for (const n of [1, 2, 5]) found.push([n, n * 10 ** power]);
+  const within = found.filter(([, at]) => at >= low && at <= high), decades = within.filter(([n]) => n === 1);
+  if (within.length < 3) return ticks(low, high, 5).filter((at) => at > 0);
+  const kept = within.length > 8 ? decades.filter((_, at) => at % Math.ceil(decades.length / 6) === 0) : within;
+  return kept.map(([, at]) => at);
 }
 
 // Series: {name, points: [[x, mean, low, high, value]], dots}. The band is where most values around a point lie.

@@ -60,8 +60,10 @@ function plot(of, wide, key) {
     plotted.weights.push(path);
   }
   of.nodes.forEach((node, i) => {
+    // Weights leave a stage at its left, where it has room for its version at its right.
+    const publishes = of.weights.some((edge) => edge.from === i);
     const [x, y] = place[i], tint = svg("rect", { x, y, width: w, height: h, rx: 9, "fill-opacity": 0, "stroke-width": 1.5, stroke: "var(--line)", class: "tint" });
-    const kind = svg("text", { x: x + w / 2, y: y + 36, "text-anchor": "middle", class: "soft" }, node.kind), version = svg("text", { x: x + 3, y: y - 6, class: "version" });
+    const kind = svg("text", { x: x + w / 2, y: y + 36, "text-anchor": "middle", class: "soft" }, node.kind), version = svg("text", { x: publishes ? x + w - 3 : x + 3, y: y - 6, "text-anchor": publishes ? "end" : "start", class: "version" });
     const bars = Object.fromEntries(STATES.map((state) => [state, svg("rect", { x: x + 10, y: y + h - 11, width: 0, height: 4, fill: `var(--${state})` })]));
     root.append(svg("rect", { x, y, width: w, height: h, rx: 9, fill: "var(--page)" }), tint, ...Object.values(bars), svg("text", { x: x + w / 2, y: y + 21, "text-anchor": "middle" }, node.name), kind, version);
     plotted.nodes[node.name] = { tint, kind, version, bars, left: x + 10, room: w - 20 };

@@ -4,7 +4,7 @@
 //! The page is a template that contains its data as one JSON object, drawn by its script. Texts of
 //! models are data there and never markup. The page of a run of thousands of steps has one to three
 //! megabytes, most of it samples. A server of live runs uses the same page without data
-//! ([`HtmlReport::page_for`]) and sends [`FlowActivity`] while a run goes on.
+//! ([`HtmlReport::page_for`]) and sends [`FlowActivity`] during a run.
 
 mod activity;
 
