@@ -24,7 +24,7 @@ async function ask(path, signal) {
   const token = kept.getItem("token");
   const answer = await fetch(path, { signal, headers: token ? { authorization: `Bearer ${token}` } : {} });
   if (answer.status === 401) { only("token"); head("Runs", ""); $("secret").focus(); }
-  if (answer.status === 401) throw new Error(token ? "The token is wrong." : "");
+  if (answer.status === 401) throw new Error(token ? "The token is wrong." : "This page asks for a token.");
   if (!answer.ok) throw new Error((await answer.text()).trim() || `status ${answer.status}`);
   return answer;
 }

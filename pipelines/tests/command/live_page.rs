@@ -113,7 +113,7 @@ fn a_dashboard_lists_the_runs_of_its_folder_and_compares_them() {
     finished(&folder.path().join("one"), &[]);
     finished(&folder.path().join("deeper/other"), &["seed=3"]);
     fs::create_dir(folder.path().join("damaged")).unwrap();
-    ["recipe.toml", "run.json"].map(|name| fs::write(folder.path().join("damaged").join(name), "{").unwrap());
+    ["recipe.toml", "run.json"].iter().for_each(|name| fs::write(folder.path().join("damaged").join(name), "{").unwrap());
     let (running, address) = dashboard(folder.path());
     let listed = json(address, "/api/runs");
     let mut found = names(&listed);

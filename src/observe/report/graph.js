@@ -68,7 +68,7 @@ function plot(of, wide, key) {
     root.append(svg("rect", { x, y, width: w, height: h, rx: 9, fill: "var(--page)" }), tint, ...Object.values(bars), svg("text", { x: x + w / 2, y: y + 21, "text-anchor": "middle" }, node.name), kind, version);
     plotted.nodes[node.name] = { tint, kind, version, bars, left: x + 10, room: w - 20 };
   });
-  $("graph-drawing").replaceChildren(root, states_legend(["dashed: weights, of which the newest version wins", "var(--weights)"]));
+  $("graph-drawing").replaceChildren(root, states_legend(...(of.weights.length ? [["dashed: weights, of which the newest version wins", "var(--weights)"]] : [])));
 }
 
 // A stage's colour is the state that it is most in.
