@@ -4,7 +4,8 @@
 //! `sft_then_grpo`, `grpo_offline`, `dpo`. [`assemble`] turns sections of a recipe into the library's
 //! parts, [`components`] puts those of `grpo` together, [`mod@run`] keeps the files of a run,
 //! [`registry`] holds custom parts, `command` is the `rollflow` command, `simulate` forecasts a
-//! recipe, and `diagnose` looks for what is unhealthy in a run. `tinker` runs `grpo` on a Tinker server.
+//! recipe, `diagnose` looks for what is unhealthy in a run, `monitor` writes what Prometheus and Grafana
+//! need, and `page` serves runs as a live page. `tinker` runs `grpo` on a Tinker server.
 
 pub mod assemble;
 mod command;
@@ -16,6 +17,7 @@ mod epochs;
 pub mod grpo;
 mod grpo_offline;
 mod monitor;
+mod page;
 pub mod registry;
 mod reward_model;
 pub mod run;

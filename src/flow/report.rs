@@ -49,6 +49,8 @@ pub struct EdgeReport {
     pub capacity: Capacity,
     /// Items that entered.
     pub sent: u64,
+    /// Tokens of the items that entered.
+    pub tokens_sent: u64,
     /// Items that were taken out.
     pub received: u64,
     /// Items in the queue. After the run: items dropped in flight.

@@ -61,6 +61,7 @@ impl Board {
                 to: edge.to.map_or_else(String::new, |to| self.graph.name(to).into()),
                 capacity: gauge.capacity,
                 sent: flowed.sent,
+                tokens_sent: flowed.tokens_sent,
                 received: flowed.received,
                 depth_items: flowed.sent.saturating_sub(flowed.received),
                 depth_tokens: flowed.tokens_sent.saturating_sub(flowed.tokens_received),

@@ -113,6 +113,7 @@ mod tests {
                 to: "train".into(),
                 capacity,
                 sent: 0,
+                tokens_sent: 0,
                 received: 0,
                 depth_items: queued,
                 depth_tokens: 0,

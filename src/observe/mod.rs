@@ -24,7 +24,7 @@ pub use console::Console;
 pub use logs::{MetricsLogger, StepMetrics};
 pub use progress::duration;
 pub use recorder::Metrics;
-pub use report::{HtmlReport, StageShares};
+pub use report::{EdgeActivity, FlowActivity, HtmlReport, StageShares};
 pub use server::MetricsServer;
 pub use stage_sampler::{sampled, sampled_with_progress};
 

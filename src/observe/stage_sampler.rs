@@ -148,7 +148,17 @@ mod tests {
         ];
         let (from, to) = (String::from("prompts"), String::from("generate"));
         let capacity = Capacity::items(4).tokens(100);
-        let edge = EdgeReport { from, to, capacity, sent: 5, received: 3, depth_items: 2, depth_tokens: 30, credit_out: 30 };
+        let edge = EdgeReport {
+            from,
+            to,
+            capacity,
+            sent: 5,
+            tokens_sent: 75,
+            received: 3,
+            depth_items: 2,
+            depth_tokens: 30,
+            credit_out: 30,
+        };
         let (ended, wall, edges) = (Ended::Running, 10 * SECOND, vec![edge.clone(), edge]);
         Report { ended, wall, flow: "test".into(), stages, edges, warnings: Vec::new() }
     }

@@ -104,6 +104,7 @@ fn between(plan: &Plan, note: Note) {
     engines::devices(plan, note);
     trainer::trainer(plan, note);
     sources::store(plan, note);
+    live_page(plan, note);
     unused::unused(plan, note);
     training::lr_scale(plan, note);
     match plan.pipeline {
@@ -127,6 +128,18 @@ fn between(plan: &Plan, note: Note) {
             training::training(plan, note);
             held::held(plan, note);
         }
+    }
+}
+
+/// Prompts and completions are not for everyone who can reach the machine.
+fn live_page(plan: &Plan, note: Note) {
+    let observe = &plan.observe;
+    if let (Some(address), None) = (observe.page, &observe.page_token_env)
+        && !address.ip().is_loopback()
+    {
+        let message = format!("other hosts can reach `observe.page`, {address}, and `observe.page_token_env` is not set");
+        let help = "name an environment variable that holds a token in observe.page_token_env, or serve the page at 127.0.0.1";
+        note("observe.page", &["observe.page_token_env"], message, help);
     }
 }
 

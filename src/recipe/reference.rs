@@ -57,7 +57,7 @@ const COMMON: [(&str, &[&str]); 23] = [
     ("eval", &["every", "limit", "samples", "task.data", "task.split"]),
     ("checkpoint", &["every", "keep"]),
     ("store", &["url", "anchor_every"]),
-    ("observe", &["metrics", "log_every", "rollouts_every", "tensorboard"]),
+    ("observe", &["metrics", "page", "log_every", "rollouts_every", "tensorboard"]),
     ("ranks", &["shard", "replicas", "lost_timeout"]),
 ];
 

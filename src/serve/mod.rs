@@ -38,7 +38,7 @@ use crate::observe::Metrics;
 use crate::train::Policy;
 use crate::weights::Store;
 pub use tinker::TinkerSettings;
-pub use token::BearerToken;
+pub use token::{BearerToken, authenticated};
 
 /// Settings of a [`ModelServer`].
 #[derive(Clone, Debug)]

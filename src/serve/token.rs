@@ -74,8 +74,8 @@ fn hash(token: &str) -> Arc<[u8]> {
     Sha256::digest(token.as_bytes()).to_vec().into()
 }
 
-/// Lets `routes` answer only requests with the token, except `GET /health`.
-pub(super) fn authenticated(routes: Router, token: BearerToken) -> Router {
+/// Lets `routes` answer only requests with the token, except `GET /health`. Others get 401.
+pub fn authenticated(routes: Router, token: BearerToken) -> Router {
     routes.layer(from_fn(move |request: Request, next: Next| {
         let allowed = request.uri().path() == "/health" || token.is_in(request.headers());
         async move {

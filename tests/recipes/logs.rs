@@ -236,10 +236,10 @@ fn samples_are_thinned_evenly_and_curves_keep_their_ends() {
     assert!(steps.windows(2).all(|pair| pair[1] - pair[0] == steps[1] - steps[0]), "{steps:?}");
     let rows = (1..=1000).map(|step| (step, StepMetrics::from([("loss".to_owned(), step as f64)])));
     let curve = &HtmlReport::curves(rows)["loss"];
-    let points: Vec<[f64; 4]> = serde_json::from_value(curve["points"].clone()).unwrap();
+    let points: Vec<[f64; 5]> = serde_json::from_value(curve["points"].clone()).unwrap();
     assert!(points.len() <= 321 && curve["help"] != "");
     assert_eq!((points[0][0], points[points.len() - 1][0]), (1.0, 1000.0));
-    assert!(points.iter().all(|[_, line, low, high]| low <= line && line <= high));
+    assert!(points.iter().all(|[step, line, low, high, own]| low <= line && line <= high && own == step));
 }
 
 fn reward() -> impl Strategy<Value = f64> {

@@ -9,6 +9,7 @@
 mod check;
 mod compare;
 mod condition;
+mod dashboard;
 mod deploy;
 mod diagnose;
 mod diff;
@@ -19,6 +20,7 @@ mod generate;
 mod graph;
 mod init;
 mod launch;
+mod listening;
 mod models;
 mod monitor;
 pub(crate) mod out;
@@ -95,6 +97,7 @@ enum Command {
     Report(report::Report),
     Monitor(monitor::Monitor),
     Track(track::Track),
+    Dashboard(dashboard::Dashboard),
     Init(init::Init),
     Explain(reference::Explain),
     Schema(reference::Schema),
@@ -130,6 +133,7 @@ fn dispatch(command: Command, registry: &Registry) -> Result<()> {
         Command::Report(of) => of.run(),
         Command::Monitor(of) => of.run(),
         Command::Track(of) => of.run(),
+        Command::Dashboard(of) => of.run(),
         Command::Init(of) => of.run(registry),
         Command::Explain(of) => of.run(),
         Command::Schema(of) => of.run(),

@@ -40,6 +40,9 @@ pub struct Resume {
     /// Serve Prometheus metrics there, as in 127.0.0.1:9464; port 0 takes a free one and prints it.
     #[arg(long, value_name = "ADDRESS")]
     pub metrics: Option<String>,
+    /// Serve the run's live page there, as in 127.0.0.1:7860; port 0 takes a free one and prints it.
+    #[arg(long, value_name = "ADDRESS")]
+    pub page: Option<String>,
 }
 
 impl Resume {
@@ -49,7 +52,7 @@ impl Resume {
 
     /// Resumes; `drained` says how a run ends that was interrupted again.
     pub fn until(self, registry: &Registry, drained: Drained) -> Result<()> {
-        let Resume { run, out, ca_file, mut sets, metrics } = self;
+        let Resume { run, out, ca_file, mut sets, metrics, page } = self;
         let run = match (run.to_str().filter(|run| run.contains("://")), out) {
             (Some(address), Some(out)) => {
                 upload::fetch(address, ca_file.as_deref(), &out)?;
@@ -60,6 +63,7 @@ impl Resume {
             (None, None) => run,
         };
         sets.extend(metrics.map(|address| format!("observe.metrics={address:?}")));
+        sets.extend(page.map(|address| format!("observe.page={address:?}")));
         let plan = load(&RecipeArgs { recipe: run.join(RECIPE), sets }, registry)?;
         among_ranks(&plan, registry, |registry| {
             let changed = changed_for_resume(&run, &plan)?;

@@ -39,6 +39,9 @@ pub struct Run {
     /// Serve Prometheus metrics there, as in 127.0.0.1:9464; port 0 takes a free one and prints it.
     #[arg(long, value_name = "ADDRESS")]
     metrics: Option<String>,
+    /// Serve the run's live page there, as in 127.0.0.1:7860; port 0 takes a free one and prints it.
+    #[arg(long, value_name = "ADDRESS")]
+    page: Option<String>,
 }
 
 impl Run {
@@ -49,24 +52,26 @@ impl Run {
 
     /// These arguments, for another process.
     pub fn arguments(&self) -> Vec<OsString> {
-        let Run { recipe, out, resume, metrics } = self;
+        let Run { recipe, out, resume, metrics, page } = self;
         let mut words = vec![recipe.recipe.clone().into_os_string()];
         let mut option = |name: &str, value: OsString| words.extend([name.into(), value]);
         recipe.sets.iter().for_each(|set| option("--set", set.into()));
         out.iter().for_each(|folder| option("--out", folder.into()));
         metrics.iter().for_each(|address| option("--metrics", address.into()));
+        page.iter().for_each(|address| option("--page", address.into()));
         words.extend(resume.then(|| "--resume".into()));
         words
     }
 
     pub fn run(self, registry: &Registry) -> Result<()> {
-        let Run { mut recipe, out, resume, metrics } = self;
+        let Run { mut recipe, out, resume, metrics, page } = self;
         if let Some(run) = out.as_ref().filter(|out| resume && out.join(RECIPE).exists()) {
             out::complain(&format!("resuming {} under its own {RECIPE}; {} is not read", run.display(), recipe.recipe.display()));
-            return Resume { run: run.clone(), out: None, ca_file: None, sets: recipe.sets, metrics }
+            return Resume { run: run.clone(), out: None, ca_file: None, sets: recipe.sets, metrics, page }
                 .until(registry, Drained::Again);
         }
         recipe.sets.extend(metrics.map(|address| format!("observe.metrics={address:?}")));
+        recipe.sets.extend(page.map(|address| format!("observe.page={address:?}")));
         let plan = load(&recipe, registry)?;
         among_ranks(&plan, registry, |registry| {
             let folder = out.unwrap_or_else(|| new_folder(&plan));

@@ -1,6 +1,6 @@
 //! `rollflow serve`: a model as an HTTP server.
 
-use std::net::{SocketAddr, TcpListener, ToSocketAddrs};
+use std::net::TcpListener;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
@@ -8,10 +8,11 @@ use anyhow::{Context, Result, bail};
 use clap::Args;
 use rollflow::flow::Interrupts;
 use rollflow::observe::Console;
-use rollflow::serve::{BearerToken, ModelServer, ServeConfig, TinkerSettings};
+use rollflow::serve::{ModelServer, ServeConfig, TinkerSettings};
 use rollflow::util::secrets::masked;
 use rollflow::weights::{Store, check_address};
 
+use super::listening::{TokenArgs, address};
 use super::policies::{Computing, model_folder};
 use super::{out, refused};
 use rollflow::prelude::Policy;
@@ -34,12 +35,8 @@ pub struct Serve {
     /// Address to listen at; port 0 takes a free port.
     #[arg(long, value_name = "HOST:PORT", default_value = "127.0.0.1:30000")]
     listen: String,
-    /// File whose first line is a token that clients must send as a bearer token.
-    #[arg(long, value_name = "FILE", conflicts_with = "token_env")]
-    token_file: Option<PathBuf>,
-    /// Environment variable that holds the token.
-    #[arg(long, value_name = "NAME")]
-    token_env: Option<String>,
+    #[command(flatten)]
+    token: TokenArgs,
     /// Allow an address that other hosts can reach without a token: they can then replace the
     /// weights and read folders of weights.
     #[arg(long)]
@@ -99,13 +96,7 @@ impl Serve {
     pub fn run(self) -> Result<()> {
         let interrupts = Interrupts::listen().context("listening for Ctrl-C")?;
         Console::default().install().context("showing events")?;
-        let address = self.address()?;
-        let token = match (&self.token_file, &self.token_env) {
-            (Some(file), _) => Some(BearerToken::from_file(file)),
-            (None, Some(name)) => Some(BearerToken::from_env(name)),
-            (None, None) => None,
-        };
-        let token = token.transpose().map_err(|error| refused(error.to_string()))?;
+        let (address, token) = (address(&self.listen)?, self.token.token()?);
         if token.is_none() && !address.ip().is_loopback() && !self.without_token {
             return Err(refused(format!(
                 "other hosts can reach {address}, and could replace the weights: give --token-file or --token-env, listen at 127.0.0.1, \
@@ -145,12 +136,6 @@ impl Serve {
         let server = ModelServer::start(&policy, listener, config).map_err(|error| refused(error.to_string()))?;
         out::line(&format!("ready: http://{}", server.address()))?;
         serve(&server, &interrupts, drain)
-    }
-
-    fn address(&self) -> Result<SocketAddr> {
-        let wrong = |why: String| refused(format!("--listen {:?}: {why}; write HOST:PORT, as in 127.0.0.1:30000", self.listen));
-        let mut all = self.listen.to_socket_addrs().map_err(|error| wrong(error.to_string()))?;
-        all.next().ok_or_else(|| wrong("it has no address".to_owned()))
     }
 }
 

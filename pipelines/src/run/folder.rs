@@ -5,29 +5,29 @@
 //! Files that are replaced are written by [`atomic_file`] (law C3). Logs grow by whole lines; a
 //! checkpoint is published once the lines of its steps are on disk.
 
-use std::collections::BTreeMap;
 use std::fs::{File, TryLockError};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use anyhow::{Context, Result, anyhow, bail};
 use parking_lot::Mutex;
-use rollflow::data::POISONED;
-use rollflow::flow::{Ended, Flow, Report, StageReport, State, Until};
+use rollflow::flow::{Ended, Flow, Report, Until};
 use rollflow::model::FrozenWeights;
 use rollflow::observe::logs::{
-    DEAD_LETTERS, DeadLetter, JsonLines, JsonlLogger, TensorBoardLogger, TimingsLogger, dead_letters, last_step, log_to_console,
+    DEAD_LETTERS, DeadLetter, JsonLines, JsonlLogger, TensorBoardLogger, TimingsLogger, dead_letters, log_to_console,
 };
-use rollflow::observe::{Console, Metric, Metrics, MetricsServer, StageShares, sampled, sampled_with_progress};
+use rollflow::observe::{Console, Metric, Metrics, MetricsServer, sampled, sampled_with_progress};
 use rollflow::ranks::Member;
 use rollflow::recipe::Plan;
-use rollflow::rollout::LOST;
+use rollflow::serve::BearerToken;
 use rollflow::stages::sink::RunLog;
 use rollflow::stages::train::{self, CheckpointGate, Trained};
-use rollflow::train::checkpoint::{self, CHECKPOINTS};
+use rollflow::train::checkpoint::CHECKPOINTS;
 use rollflow::util::{atomic_file, lock_file, untrusted};
 
 use crate::assemble::conversations;
+use crate::page::PageServer;
+use crate::run::observed::Observed;
 use crate::run::page;
 use crate::run::record::{Drawn, Record};
 use crate::run::trackers::Trackers;
@@ -64,7 +64,7 @@ impl<W> Outputs<W> {
     }
 }
 
-/// A run's folder and its metrics. Dropping it ends the metrics server (law F3).
+/// A run's folder and its metrics. Dropping it ends the metrics server and the live page (law F3).
 pub struct RunFolder {
     path: PathBuf,
     metrics: Metrics,
@@ -73,9 +73,10 @@ pub struct RunFolder {
     console: Console,
     /// Gate of the running flow's checkpoints.
     gate: Mutex<Option<CheckpointGate>>,
-    staleness: Arc<Mutex<BTreeMap<u64, u64>>>,
-    /// For the page: the graph, times and totals.
-    drawn: Mutex<Drawn>,
+    /// For the record and the pages.
+    observed: Arc<Observed>,
+    /// The live page, if the recipe asks for one.
+    page: Option<PageServer>,
     /// The ranks that share the run, if there are several.
     ranks: Option<Arc<Member>>,
     /// Ends before the lock.
@@ -125,16 +126,21 @@ pub fn announce_end(report: &Report, text: &str) {
 }
 
 impl RunFolder {
-    /// Opens or creates the folder, writes the resolved recipe into it and serves metrics if the recipe
-    /// says so. Other files stay.
+    /// Opens or creates the folder, writes the resolved recipe into it and serves metrics and the live
+    /// page if the recipe says so. Other files stay.
     pub fn open(path: &Path, plan: &Plan) -> Result<Self> {
         let (metrics, address) = (Metrics::new(), plan.observe.metrics);
         // Before anything is written: a busy port must not leave a folder that looks like a run.
         let serve = |address| MetricsServer::start(address, metrics.clone(), &plan.net.allowed_hosts);
         let server = address.map(serve).transpose()?;
+        let page = |address| {
+            let token = plan.observe.page_token_env.as_deref().map(BearerToken::from_env).transpose()?;
+            anyhow::Ok(PageServer::start(address, path, token, &plan.net.allowed_hosts)?)
+        };
+        let page = plan.observe.page.map(page).transpose()?;
         Trackers::check(plan)?;
         describe(&metrics, plan);
-        let mut run = RunFolder::serving(path, plan, metrics, server)?;
+        let mut run = RunFolder::serving(path, plan, metrics, server, page)?;
         if let Some(publisher) = plan.store.checkpoints(plan.net.ca_file.as_deref())? {
             run._uploads = Some(Uploads::start(path, publisher, run.console.clone())?);
         }
@@ -144,7 +150,8 @@ impl RunFolder {
 
     /// Creates or opens the folder `name` in this one, for a part that is a separate run.
     pub fn part(&self, name: &str, plan: &Plan) -> Result<Self> {
-        let part = RunFolder::serving(&self.path.join(name), plan, self.metrics.clone(), None)?;
+        let part = RunFolder::serving(&self.path.join(name), plan, self.metrics.clone(), None, None)?;
+        self.page.iter().for_each(|page| page.show(&part.observed));
         Ok(RunFolder { console: self.console.clone(), ranks: self.ranks.clone(), ..part })
     }
 
@@ -153,7 +160,13 @@ impl RunFolder {
         RunFolder { ranks: ranks.cloned(), ..self }
     }
 
-    fn serving(path: &Path, plan: &Plan, metrics: Metrics, server: Option<MetricsServer>) -> Result<Self> {
+    fn serving(
+        path: &Path,
+        plan: &Plan,
+        metrics: Metrics,
+        server: Option<MetricsServer>,
+        page: Option<PageServer>,
+    ) -> Result<Self> {
         atomic_file::create_folder(path).with_context(|| format!("making the run's folder {}", path.display()))?;
         let file = path.join(LOCK);
         // Two processes on one run would tear its files. The lock goes with the process, also when it is killed.
@@ -170,16 +183,16 @@ impl RunFolder {
         conversations::decide(&mut plan.chat, &plan.model.source);
         let plan = &plan;
         atomic_file::write(&recipe, plan.to_toml()).with_context(|| format!("writing {}", recipe.display()))?;
-        let warnings = Record::begin(path, plan)?;
+        let warnings = Record::begin(path, plan, page.as_ref().map(PageServer::address))?;
         let run = RunFolder {
             path: path.to_owned(),
+            observed: Arc::new(Observed::new(path, &metrics)),
             metrics,
             server,
+            page,
             progress: plan.observe.progress,
             console: Console::default(),
             gate: Mutex::default(),
-            staleness: Arc::default(),
-            drawn: Mutex::default(),
             ranks: None,
             _uploads: None,
             _trackers: None,
@@ -188,6 +201,10 @@ impl RunFolder {
         warnings.iter().for_each(|warning| run.say(warning));
         if let Some(server) = &run.server {
             run.say(&format!("metrics: http://{}/metrics", server.address()));
+        }
+        if let Some(page) = &run.page {
+            page.show(&run.observed);
+            run.say(&format!("page: http://{}/", page.address()));
         }
         Ok(run)
     }
@@ -222,12 +239,9 @@ impl RunFolder {
 
     fn log<W: Send + Sync + 'static>(&self, plan: &Plan) -> Result<RunLog<W>> {
         let console = log_to_console(plan.observe.log_every, |line| tracing::info!("{line}"));
-        let staleness = self.staleness.clone();
+        let observed = self.observed.clone();
         let lags = move |trained: &Trained<W>| {
-            let mut seen = staleness.lock();
-            for lag in trained.batch.samples().filter_map(|sample| train::staleness(sample, trained.version)) {
-                *seen.entry(lag).or_default() += 1;
-            }
+            observed.count(trained.batch.samples().filter_map(|sample| train::staleness(sample, trained.version)));
         };
         let mut log = RunLog::new(&self.metrics)
             .each(lags)
@@ -246,9 +260,8 @@ impl RunFolder {
     /// Runs a flow of `steps` steps, shows its progress and keeps its figures for the page, also if the
     /// run fails.
     pub fn watch(&self, flow: &mut Flow, steps: u64) -> Result<Report> {
-        self.drawn.lock().graph = serde_json::from_str(&flow.graph().to_json()).context("the graph as JSON")?;
-        let taken = last_step(&self.path.join("metrics.jsonl"))?;
-        let (stats, metrics) = (flow.stats(), &self.metrics);
+        self.observed.begin(flow)?;
+        let (stats, metrics, taken) = (flow.stats(), &self.metrics, self.observed.taken());
         if let Some(ranks) = &self.ranks {
             let control = flow.handle();
             ranks.on_loss(move || control.stop());
@@ -262,13 +275,11 @@ impl RunFolder {
             // A run that was stopped dropped the rows of its last step.
             self.gate.lock().take().map_or(Ok(()), |gate| gate.open())?;
         }
-        let report = result.as_ref().map_or_else(|error| error.report(), Some);
-        let drawn = report.map_or(Ok(()), |report| self.draw(report, taken));
-        let result = self.unless_failed(result.map_err(Into::into), drawn);
+        self.observed.end(result.as_ref().map_or_else(|error| error.report(), Some));
         // A flow that was stopped for a lost rank says nothing of it.
         match self.ranks.as_ref().and_then(|ranks| ranks.lost()) {
             Some(reason) => Err(anyhow!(reason)),
-            None => result,
+            None => result.map_err(Into::into),
         }
     }
 
@@ -276,7 +287,8 @@ impl RunFolder {
     /// unchanged, so a run killed before its record gets its page from the resume. A failed write fails
     /// the run, or warns if the run failed already.
     pub fn end(&self, result: Result<Report>) -> Result<Report> {
-        let drawn = Drawn { staleness: self.staleness.lock().clone().into_iter().collect(), ..self.drawn.lock().clone() };
+        let (drawn, failed) = self.observed.drawn().map_or_else(|error| (Drawn::default(), Err(error)), |drawn| (drawn, Ok(())));
+        let result = self.unless_failed(result, failed);
         let ended = |result: &Result<Report>| Record::ended(&self.path, result, drawn.clone());
         let paged = ended(&result).and_then(|record| page::write(&self.path, &record).map(|_| record));
         // Page and record have the same times.
@@ -298,63 +310,5 @@ impl RunFolder {
             }
             (Ok(()), result) => result,
         }
-    }
-
-    /// Keeps a flow's times and totals for the page. `taken`: steps that earlier processes of the run
-    /// took. Rates count this process.
-    fn draw(&self, report: &Report, taken: u64) -> Result<()> {
-        let shares = |stage: &StageReport| StageShares {
-            name: stage.name.clone(),
-            workers: stage.workers.len(),
-            shares: State::ALL.iter().map(|&state| (state.name().to_owned(), stage.share(state))).collect(),
-        };
-        let stages = report.stages.iter().map(shares).collect();
-        let seconds = report.wall as f64 / 1e9;
-        let steps = last_step(&self.path.join("metrics.jsonl"))?.saturating_sub(taken) as f64;
-        let newest = checkpoint::latest(&self.path.join(CHECKPOINTS))?;
-        let newest = newest.as_ref().map(|path| path.strip_prefix(&self.path).unwrap_or(path).display().to_string());
-        let total = |metric, labels: &[&str]| self.metrics.newest(metric, labels).unwrap_or(0.0);
-        let rate = |tokens: f64| format!("{tokens:.0} ({:.0} a second)", tokens / seconds);
-        let since = if taken > 0 { format!(" after step {taken}") } else { String::new() };
-        let mut summary = vec![
-            (format!("steps{since}"), format!("{steps} ({:.1} a second)", steps / seconds)),
-            (format!("tokens generated{since}"), rate(total(Metric::GeneratedTokens, &[]))),
-            (format!("tokens trained{since}"), rate(total(Metric::Tokens, &["trained"]))),
-            ("token ledger".to_owned(), self.ledger(Metric::LedgerTokens, "generated")),
-            ("prompt ledger".to_owned(), self.ledger(Metric::LedgerPrompts, "entered")),
-            ("checkpoint".to_owned(), newest.unwrap_or_else(|| "none".to_owned())),
-        ];
-        let dropped = [
-            ("groups dropped as poisoned", total(Metric::GroupsDropped, &[POISONED]), String::new()),
-            ("groups dropped as lost", total(Metric::GroupsDropped, &[LOST]), String::new()),
-            ("samples lost", total(Metric::SamplesDropped, &[LOST]), String::new()),
-            (
-                "dead letters",
-                total(Metric::DeadLetters, &["reward"]),
-                format!(" in {DEAD_LETTERS}; rollflow replay tries them again"),
-            ),
-        ];
-        let counted = dropped.into_iter().filter(|(_, count, _)| *count > 0.0);
-        summary.extend(counted.map(|(what, count, note)| (what.to_owned(), format!("{count}{note}"))));
-        let mut drawn = self.drawn.lock();
-        let graph = std::mem::take(&mut drawn.graph);
-        let tokens = self.ledger_parts(Metric::LedgerTokens, "generated");
-        *drawn = Drawn { graph, stages, bottleneck: report.bottleneck(), summary, tokens, ..Drawn::default() };
-        Ok(())
-    }
-
-    /// The sum, and what it is made of (law D4).
-    fn ledger(&self, metric: Metric, sum: &str) -> String {
-        let parts = self.ledger_parts(metric, sum);
-        let parts: Vec<String> = parts.into_iter().map(|(part, count)| format!("{count} {part}")).collect();
-        let sum_of = self.metrics.newest(metric, &[sum]).unwrap_or(0.0);
-        if parts.is_empty() { "none kept".to_owned() } else { format!("{sum_of} {sum} = {}", parts.join(" + ")) }
-    }
-
-    /// Parts of a ledger that are not 0.
-    fn ledger_parts(&self, metric: Metric, sum: &str) -> Vec<(String, f64)> {
-        let parts = metric.labels()[0].1.iter().filter(|part| **part != sum);
-        let counts = parts.map(|part| ((*part).to_owned(), self.metrics.newest(metric, &[part]).unwrap_or(0.0)));
-        counts.filter(|(_, count)| *count > 0.0).collect()
     }
 }

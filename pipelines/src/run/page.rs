@@ -1,4 +1,5 @@
-//! `report.html` of a run, from the files in its folder: also of one that still runs, or died.
+//! Contents of a run's page, from the files in its folder: also of one that still runs, or died. The
+//! page is `report.html`, and what the live page draws.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -14,12 +15,12 @@ use crate::run::{PAGE, RECIPE};
 /// Writes the page of the run with this record; returns the page's path.
 pub fn write(folder: &Path, record: &Record) -> Result<PathBuf> {
     let path = folder.join(PAGE);
-    atomic_file::write(&path, page(folder, record)?.to_html()).with_context(|| format!("writing {}", path.display()))?;
+    atomic_file::write(&path, page(folder, record, true)?.to_html()).with_context(|| format!("writing {}", path.display()))?;
     Ok(path)
 }
 
-/// The page's content.
-pub fn page(folder: &Path, record: &Record) -> Result<HtmlReport> {
+/// Contents of the page; without `samples`, `rollouts.jsonl` is not read.
+pub fn page(folder: &Path, record: &Record, samples: bool) -> Result<HtmlReport> {
     let (mut failed, evaluations) = (None, folder.join("evaluations.jsonl"));
     let evaluations = if evaluations.exists() { metrics_rows(evaluations)?.collect::<Result<_, _>>()? } else { Vec::new() };
     // A row at a time: a long run has more of them than memory is for.
@@ -51,7 +52,7 @@ pub fn page(folder: &Path, record: &Record) -> Result<HtmlReport> {
     }
     Ok(match folder.join("rollouts.jsonl") {
         // A line that was torn by a crash is no sample.
-        path if path.exists() => report.samples(read_lines(path)?.flatten()),
+        path if samples && path.exists() => report.samples(read_lines(path)?.flatten()),
         _ => report,
     })
 }

@@ -2,6 +2,7 @@
 //! and metrics. It holds nothing of the environment and no command line, so it holds no secret.
 
 use std::collections::BTreeMap;
+use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -108,6 +109,8 @@ impl Record {
         let open = record.state == State::Running;
         if open && !lock_file::is_taken(&folder.join(LOCK)) {
             record.state = State::Died;
+        } else if open && let Some(session) = record.sessions.last_mut() {
+            session.seconds = session.seconds_until(now());
         }
         if open || record.metrics.is_empty() {
             record.take_metrics(folder);
@@ -115,9 +118,10 @@ impl Record {
         Ok(record)
     }
 
-    /// Notes in the run's folder that this process works on it from now on. Returns warnings of Python
+    /// Notes in the run's folder that this process works on it from now on, and serves its live page at
+    /// `page`. Returns warnings of Python
     /// files that changed.
-    pub fn begin(folder: &Path, plan: &Plan) -> Result<Vec<String>> {
+    pub fn begin(folder: &Path, plan: &Plan, page: Option<SocketAddr>) -> Result<Vec<String>> {
         let before = std::fs::read_to_string(folder.join(RECORD)).ok().and_then(|text| serde_json::from_str(&text).ok());
         let mut record: Record = before.unwrap_or_default();
         for session in record.sessions.iter_mut().filter(|session| session.state == State::Running) {
@@ -125,7 +129,7 @@ impl Record {
         }
         let python = python_files::checksums(plan);
         let warnings = record.sessions.last().map(|last| python_files::changes(&last.python, &python));
-        record.sessions.push(Session { python, ..Session::begin() });
+        record.sessions.push(Session { python, page, ..Session::begin() });
         let record = Record {
             name: plan.name.clone(),
             pipeline: plan.pipeline.word().to_owned(),
@@ -185,11 +189,18 @@ impl Record {
 
 /// The runs in `folder` and below, up to three folders deep, the newest first.
 pub fn runs_below(folder: &Path) -> Result<Vec<(PathBuf, Record)>> {
+    let record = |path: PathBuf| Record::read(&path).map(|record| (path, record));
+    let mut runs = run_folders(folder)?.into_iter().map(record).collect::<Result<Vec<_>>>()?;
+    runs.sort_by(|(a, of_a), (b, of_b)| of_b.started().cmp(of_a.started()).then_with(|| a.cmp(b)));
+    Ok(runs)
+}
+
+/// Folders of the runs in `folder` and below, up to three folders deep, in no order.
+pub fn run_folders(folder: &Path) -> Result<Vec<PathBuf>> {
     let (mut runs, mut folders) = (Vec::new(), vec![(folder.to_owned(), 3)]);
     while let Some((at, depth)) = folders.pop() {
         if at.join(RECIPE).exists() {
-            let record = Record::read(&at)?;
-            runs.push((at, record));
+            runs.push(at);
         } else if depth > 0 {
             for entry in std::fs::read_dir(&at).with_context(|| format!("looking for runs in {}", at.display()))? {
                 let path = entry.with_context(|| format!("looking for runs in {}", at.display()))?.path();
@@ -197,7 +208,6 @@ pub fn runs_below(folder: &Path) -> Result<Vec<(PathBuf, Record)>> {
             }
         }
     }
-    runs.sort_by(|(a, of_a), (b, of_b)| of_b.started().cmp(of_a.started()).then_with(|| a.cmp(b)));
     Ok(runs)
 }
 
@@ -236,6 +246,9 @@ pub struct Session {
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub python: BTreeMap<String, String>,
     pub machine: Machine,
+    /// Address of its live page, if it serves one.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub page: Option<SocketAddr>,
 }
 
 /// A repository's state.
@@ -270,10 +283,13 @@ impl Session {
     /// Ends the session now. Without `seconds`, the clock gives the duration.
     fn end(&mut self, state: State, error: Option<String>, seconds: Option<f64>) {
         let ended = now();
-        let by_the_clock =
-            || self.started.parse::<Timestamp>().map_or(0.0, |started| (ended - started).total(Unit::Second).unwrap_or(0.0));
-        self.seconds = seconds.unwrap_or_else(by_the_clock);
+        self.seconds = seconds.unwrap_or_else(|| self.seconds_until(ended));
         (self.state, self.error, self.ended) = (state, error, ended.to_string());
+    }
+
+    /// Seconds from its start to `then`.
+    fn seconds_until(&self, then: Timestamp) -> f64 {
+        self.started.parse::<Timestamp>().map_or(0.0, |started| (then - started).total(Unit::Second).unwrap_or(0.0))
     }
 }
 

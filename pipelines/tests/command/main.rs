@@ -24,6 +24,7 @@ mod hostile;
 mod hub;
 mod large_parquet;
 mod lineage;
+mod live_page;
 mod model_server;
 mod model_serving;
 mod models;

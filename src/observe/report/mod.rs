@@ -3,24 +3,31 @@
 //!
 //! The page is a template that contains its data as one JSON object, drawn by its script. Texts of
 //! models are data there and never markup. The page of a run of thousands of steps has one to three
-//! megabytes, most of it samples.
+//! megabytes, most of it samples. A server of live runs uses the same page without data
+//! ([`HtmlReport::page_for`]) and sends [`FlowActivity`] during a run.
+
+mod activity;
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
+pub use activity::{EdgeActivity, FlowActivity};
+
 use super::Metric;
 use super::logs::{Rollout, StepMetrics, around, smoothed};
 use crate::data::number;
+use crate::flow::{StageReport, State};
 
 const PAGE: &str = include_str!("page.html");
 const STYLE: &str = include_str!("page.css");
-const SCRIPT: &str = include_str!("page.js");
+const SCRIPT: &str =
+    concat!(include_str!("draw.js"), include_str!("graph.js"), include_str!("samples.js"), include_str!("page.js"));
 
 /// Points of a curve that are drawn.
 const POINTS: usize = 320;
-/// Samples that a page holds.
+/// Samples that a page holds, unless a single group has more.
 const SAMPLES: usize = 1200;
 /// Characters of a prompt or an answer that it holds.
 const CHARACTERS: usize = 6000;
@@ -72,18 +79,30 @@ pub struct StageShares {
     pub shares: BTreeMap<String, f64>,
 }
 
+impl StageShares {
+    /// Shares of a stage's whole time.
+    pub fn of(stage: &StageReport) -> Self {
+        let shares = State::ALL.iter().map(|&state| (state.name().to_owned(), stage.share(state))).collect();
+        StageShares { name: stage.name.clone(), workers: stage.workers.len(), shares }
+    }
+}
+
 impl HtmlReport {
     /// The page.
     pub fn to_html(&self) -> String {
         let data = serde_json::to_value(self).unwrap_or_default().to_string();
         // No text may end the script element around it.
-        let data = data.replace('<', "\\u003c");
-        let parts = [("{{STYLE}}", STYLE), ("{{SCRIPT}}", SCRIPT), ("{{TITLE}}", "rollflow"), ("{{DATA}}", &data)];
-        parts.into_iter().fold(PAGE.to_owned(), |page, (mark, part)| page.replacen(mark, part, 1))
+        filled(STYLE, SCRIPT, &data.replace('<', "\\u003c"))
     }
 
-    /// Every metric of these rows as a curve: its help text, and points of step, smoothed value, and
-    /// between which values eight in ten of the steps around lie.
+    /// The page without a run, with more style and script. `script` runs last; it draws a run by
+    /// `draw(report)`, where `report` is an `HtmlReport` as JSON.
+    pub fn page_for(style: &str, script: &str) -> String {
+        filled(&format!("{STYLE}{style}"), &format!("{SCRIPT}{script}"), "null")
+    }
+
+    /// Every metric of these rows as a curve: its help text, and points of step, smoothed value, the two
+    /// values between which eight in ten of the steps around lie, and the step's own value.
     pub fn curves(rows: impl IntoIterator<Item = (u64, StepMetrics)>) -> BTreeMap<String, Value> {
         let mut points: BTreeMap<String, Vec<(f64, f64)>> = BTreeMap::new();
         for (step, row) in rows {
@@ -98,23 +117,43 @@ impl HtmlReport {
         points.into_iter().map(curve).collect()
     }
 
-    /// Takes samples in, evenly chosen among all if they are more than the page holds.
+    /// Takes samples in. If they are more than the page holds, groups are chosen evenly among all: a
+    /// group is complete or left out. Samples of a group follow each other.
     pub fn samples(mut self, rollouts: impl Iterator<Item = Rollout>) -> Self {
-        let (mut kept, mut every, mut seen) = (Vec::new(), 1, 0);
+        let (mut kept, mut held, mut every) = (Vec::<Vec<Value>>::new(), 0, 1);
+        let (mut groups, mut seen, mut newest) = (0, 0, None);
         for rollout in rollouts {
-            if seen % every == 0 {
-                kept.push(shown(rollout));
+            let of = Some((rollout.step, rollout.group));
+            if newest != of {
+                // A group is complete when the next begins.
+                while held > SAMPLES && kept.len() > 1 {
+                    every *= 2;
+                    let mut keep = [true, false].into_iter().cycle();
+                    kept.retain(|_| keep.next() == Some(true));
+                    held = kept.iter().map(Vec::len).sum();
+                }
+                if groups % every == 0 {
+                    kept.push(Vec::new());
+                }
+                (newest, groups) = (of, groups + 1);
+            }
+            if (groups - 1) % every == 0
+                && let Some(group) = kept.last_mut()
+            {
+                group.push(shown(rollout));
+                held += 1;
             }
             seen += 1;
-            if kept.len() > SAMPLES {
-                every *= 2;
-                let mut keep = [true, false].into_iter().cycle();
-                kept.retain(|_| keep.next() == Some(true));
-            }
         }
-        (self.samples_left_out, self.samples) = (seen - kept.len(), kept);
+        (self.samples_left_out, self.samples) = (seen - held, kept.into_iter().flatten().collect());
         self
     }
+}
+
+/// The template with these parts. No part holds the mark of a later one.
+fn filled(style: &str, script: &str, data: &str) -> String {
+    let parts = [("{{STYLE}}", style), ("{{SCRIPT}}", script), ("{{TITLE}}", "rollflow"), ("{{DATA}}", data)];
+    parts.into_iter().fold(PAGE.to_owned(), |page, (mark, part)| page.replacen(mark, part, 1))
 }
 
 /// The sample on the page; `answer` is the ground truth.
@@ -135,9 +174,9 @@ fn shown(rollout: Rollout) -> Value {
     })
 }
 
-/// Points of the drawn line: the smoothed value, and the tenth and ninetieth percentile of the
-/// values it averages.
-fn banded(points: &[(f64, f64)]) -> Vec<[f64; 4]> {
+/// Points of the drawn line: step, the smoothed value, the tenth and ninetieth percentile of the
+/// values it averages, and the step's own value.
+fn banded(points: &[(f64, f64)]) -> Vec<[f64; 5]> {
     let values: Vec<f64> = points.iter().map(|point| point.1).collect();
     let (line, every) = (smoothed(&values), points.len().div_ceil(POINTS).max(1));
     let last = points.len().saturating_sub(1);
@@ -147,7 +186,7 @@ fn banded(points: &[(f64, f64)]) -> Vec<[f64; 4]> {
             let mut near = around(&values, at).to_vec();
             near.sort_by(f64::total_cmp);
             let at_share = |share: f64| near[((near.len() - 1) as f64 * share).round() as usize];
-            [points[at].0, rounded(line[at]), rounded(at_share(0.1)), rounded(at_share(0.9))]
+            [points[at].0, rounded(line[at]), rounded(at_share(0.1)), rounded(at_share(0.9)), rounded(values[at])]
         })
         .collect()
 }

@@ -1,0 +1,55 @@
+//! `rollflow dashboard`: runs in a browser.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use clap::Args;
+use rollflow::flow::Interrupts;
+use rollflow::observe::Console;
+
+use super::listening::{TokenArgs, address};
+use super::{out, refused};
+use crate::page::{PageError, PageServer};
+
+/// Time between two looks at signals.
+const LOOK: Duration = Duration::from_millis(50);
+
+/// Serve the runs in a folder as a live page for a browser, until Ctrl-C: curves, samples, times, and
+/// comparisons of runs. `rollflow run --page ADDRESS` serves one run with its graph in motion.
+#[derive(Args)]
+#[command(after_help = "\
+Examples:\n\
+\x20 rollflow dashboard\n\
+\x20 rollflow dashboard runs --listen 0.0.0.0:7860 --token-file token.txt")]
+pub struct Dashboard {
+    /// Folder with runs, up to three levels deep, or one run.
+    #[arg(default_value = "runs")]
+    folder: PathBuf,
+    /// Address to listen at; port 0 takes a free port. Other hosts can reach an address other than
+    /// 127.0.0.1, so it needs a token.
+    #[arg(long, value_name = "HOST:PORT", default_value = "127.0.0.1:7860")]
+    listen: String,
+    #[command(flatten)]
+    token: TokenArgs,
+}
+
+impl Dashboard {
+    pub fn run(self) -> Result<()> {
+        if !self.folder.is_dir() {
+            return Err(refused(format!("{} is no folder; give one that holds runs", self.folder.display())));
+        }
+        let interrupts = Interrupts::listen().context("listening for Ctrl-C")?;
+        Console::default().install().context("showing events")?;
+        let (address, token) = (address(&self.listen)?, self.token.token()?);
+        let server = PageServer::start(address, &self.folder, token, &[]).map_err(|error| match error {
+            PageError::NeedsToken { .. } => refused(error.to_string()),
+            _ => error.into(),
+        })?;
+        out::line(&format!("page: http://{}/", server.address()))?;
+        while !interrupts.pressed() {
+            std::thread::sleep(LOOK);
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,40 @@
+//! Arguments of commands that serve: where to listen, and the token that clients send.
+
+use std::net::{SocketAddr, ToSocketAddrs};
+use std::path::PathBuf;
+
+use anyhow::Result;
+use clap::Args;
+use rollflow::serve::BearerToken;
+
+use super::refused;
+
+/// The token of a server.
+#[derive(Args)]
+pub struct TokenArgs {
+    /// File whose first line is a token that clients must send as a bearer token.
+    #[arg(long, value_name = "FILE", conflicts_with = "token_env")]
+    token_file: Option<PathBuf>,
+    /// Environment variable that holds the token.
+    #[arg(long, value_name = "NAME")]
+    token_env: Option<String>,
+}
+
+impl TokenArgs {
+    /// The token, if one is given.
+    pub fn token(&self) -> Result<Option<BearerToken>> {
+        let token = match (&self.token_file, &self.token_env) {
+            (Some(file), _) => Some(BearerToken::from_file(file)),
+            (None, Some(name)) => Some(BearerToken::from_env(name)),
+            (None, None) => None,
+        };
+        token.transpose().map_err(|error| refused(error.to_string()))
+    }
+}
+
+/// The address that `--listen` names.
+pub fn address(listen: &str) -> Result<SocketAddr> {
+    let wrong = |why: String| refused(format!("--listen {listen:?}: {why}; write HOST:PORT, as in 127.0.0.1:30000"));
+    let mut all = listen.to_socket_addrs().map_err(|error| wrong(error.to_string()))?;
+    all.next().ok_or_else(|| wrong("it has no address".to_owned()))
+}

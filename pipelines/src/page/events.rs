@@ -1,0 +1,116 @@
+//! Server-sent events of one run: `changed` when its files grew, and `live` twice a second while this
+//! process runs it.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::convert::Infallible;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::response::sse::{Event, KeepAlive, Sse};
+use futures_util::Stream;
+use futures_util::stream::unfold;
+use rollflow::flow::Report;
+use rollflow::observe::{FlowActivity, Metric, Metrics};
+use serde_json::{Value, json};
+use tokio::time::{Interval, MissedTickBehavior, interval};
+
+use super::runs::RunState;
+use crate::run::observed::Observed;
+
+/// Time between two `live` events.
+const TICK: Duration = Duration::from_millis(500);
+/// Ticks between two looks at the files.
+const LOOK: u64 = 2;
+
+/// Where a stream of events stands.
+struct Watch {
+    folder: PathBuf,
+    observed: Option<Arc<Observed>>,
+    clock: Interval,
+    ticks: u64,
+    files: Option<RunState>,
+    before: Option<Report>,
+    waiting: VecDeque<Event>,
+}
+
+/// Events of the run in `folder`, which this process may observe.
+pub(super) fn events(
+    folder: PathBuf,
+    observed: Option<Arc<Observed>>,
+) -> Sse<impl Stream<Item = Result<Event, Infallible>> + Send + 'static> {
+    let mut clock = interval(TICK);
+    clock.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    let watch = Watch { folder, observed, clock, ticks: 0, files: None, before: None, waiting: VecDeque::new() };
+    let events = unfold(watch, |mut watch| async move {
+        while watch.waiting.is_empty() {
+            watch.clock.tick().await;
+            watch.look().await;
+        }
+        watch.waiting.pop_front().map(|event| (Ok(event), watch))
+    });
+    Sse::new(events).keep_alive(KeepAlive::default())
+}
+
+impl Watch {
+    /// Queues what is new.
+    async fn look(&mut self) {
+        if let Some(observed) = &self.observed
+            && let Some(report) = observed.report()
+        {
+            let event = live(observed, self.before.as_ref(), &report);
+            self.waiting.push_back(Event::default().event("live").data(event.to_string()));
+            self.before = Some(report);
+        }
+        if self.ticks.is_multiple_of(LOOK) {
+            let folder = self.folder.clone();
+            // Opening files may block.
+            if let Ok(now) = tokio::task::spawn_blocking(move || RunState::of(&folder)).await {
+                let changed = self.files.as_ref().map_or_else(Vec::new, |before| now.changed(before));
+                if !changed.is_empty() {
+                    self.waiting.push_back(Event::default().event("changed").data(json!({ "files": changed }).to_string()));
+                }
+                self.files = Some(now);
+            }
+        }
+        self.ticks += 1;
+    }
+}
+
+/// The run at this moment.
+fn live(observed: &Observed, before: Option<&Report>, now: &Report) -> Value {
+    let metrics = observed.metrics();
+    let by_label = |metric| -> BTreeMap<String, f64> {
+        metrics.series(metric).into_iter().filter_map(|(labels, value)| Some((labels.into_iter().next()?, value))).collect()
+    };
+    json!({
+        "flow": FlowActivity::between(before, now),
+        "versions": by_label(Metric::WeightVersion),
+        "steps": metrics.newest(Metric::Steps, &[]),
+        "generated_tokens": metrics.newest(Metric::GeneratedTokens, &[]),
+        "tokens": by_label(Metric::LedgerTokens),
+        "prompts": by_label(Metric::LedgerPrompts),
+        "engines": engines(metrics),
+        "staleness": observed.staleness(),
+    })
+}
+
+/// Servers that generate, if the run has any.
+fn engines(metrics: &Metrics) -> Vec<Value> {
+    let mut states = BTreeMap::new();
+    for (labels, value) in metrics.series(Metric::EngineState) {
+        if let [engine, state] = labels.as_slice()
+            && value > 0.0
+        {
+            states.insert(engine.clone(), state.clone());
+        }
+    }
+    let engine = |(name, state): (String, String)| {
+        let of = |metric| metrics.newest(metric, &[&name]);
+        json!({
+            "name": name, "state": state, "version": of(Metric::EngineVersion), "in_flight": of(Metric::EngineInFlight),
+            "tokens": of(Metric::EngineTokens),
+        })
+    };
+    states.into_iter().map(engine).collect()
+}

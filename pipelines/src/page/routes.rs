@@ -1,0 +1,137 @@
+//! Routes of the live page. The page itself holds no data; everything under `/api` asks for the token.
+//!
+//! | route | answer |
+//! | --- | --- |
+//! | `/` | the page |
+//! | `/api/runs` | a row per run |
+//! | `/api/runs/NAME` | the contents of a run's page, as `report.html` embeds them |
+//! | `/api/runs/NAME/curves` | the same without samples |
+//! | `/api/runs/NAME/events` | server-sent events |
+//! | `/api/differences?run=NAME&run=NAME` | recipe keys that differ |
+
+use std::sync::Arc;
+
+use anyhow::{Error, Result};
+use axum::Router;
+use axum::extract::{Path, RawQuery, Request, State};
+use axum::http::header::{
+    CACHE_CONTROL, CONTENT_SECURITY_POLICY, CONTENT_TYPE, HeaderName, REFERRER_POLICY, X_CONTENT_TYPE_OPTIONS,
+};
+use axum::http::{HeaderValue, StatusCode};
+use axum::middleware::{Next, from_fn};
+use axum::response::{IntoResponse, Response};
+use axum::routing::get;
+use base64::Engine;
+use base64::prelude::BASE64_STANDARD;
+use rollflow::observe::HtmlReport;
+use rollflow::serve::{BearerToken, authenticated};
+use serde_json::json;
+use sha2::{Digest, Sha256};
+
+use super::events::events;
+use super::runs::{Found, Runs};
+use crate::run::recipe_keys::differences;
+
+const STYLE: &str = include_str!("live.css");
+const SCRIPT: &str = concat!(include_str!("activity.js"), include_str!("live.js"));
+
+/// A response with JSON or a refusal.
+type Answered = Result<Response, Refusal>;
+
+/// Reason why a request has no answer.
+enum Refusal {
+    NoRun(String),
+    Failed(Error),
+}
+
+impl IntoResponse for Refusal {
+    fn into_response(self) -> Response {
+        let (status, why) = match self {
+            Refusal::NoRun(name) => (StatusCode::NOT_FOUND, format!("there is no run {name:?} here")),
+            Refusal::Failed(error) => (StatusCode::INTERNAL_SERVER_ERROR, format!("{error:#}")),
+        };
+        (status, why + "\n").into_response()
+    }
+}
+
+/// All routes.
+pub(super) fn router(runs: &Arc<Runs>, token: Option<BearerToken>) -> Router {
+    let api = Router::new()
+        .route("/api/runs", get(list))
+        .route("/api/runs/{name}", get(report))
+        .route("/api/runs/{name}/curves", get(curves))
+        .route("/api/runs/{name}/events", get(stream))
+        .route("/api/differences", get(compared))
+        .with_state(runs.clone());
+    let api = match token {
+        Some(token) => authenticated(api, token),
+        None => api,
+    };
+    let page: Arc<str> = HtmlReport::page_for(STYLE, SCRIPT).into();
+    let policy = policy(&page);
+    let shown = move || async move { ([(CONTENT_TYPE, "text/html; charset=utf-8")], page.to_string()) };
+    Router::new().route("/", get(shown)).merge(api).layer(from_fn(move |request: Request, next: Next| {
+        let headers: [(HeaderName, HeaderValue); 4] = [
+            (CONTENT_SECURITY_POLICY, policy.clone()),
+            (X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff")),
+            (REFERRER_POLICY, HeaderValue::from_static("no-referrer")),
+            (CACHE_CONTROL, HeaderValue::from_static("no-store")),
+        ];
+        async move { (headers, next.run(request).await) }
+    }))
+}
+
+/// What the page may do: run its own script and style, and ask this server.
+fn policy(page: &str) -> HeaderValue {
+    let hash = |tag: &str| {
+        let within = page.rsplit_once(&format!("<{tag}>")).and_then(|(_, rest)| rest.split_once(&format!("</{tag}>")));
+        format!("'sha256-{}'", BASE64_STANDARD.encode(Sha256::digest(within.map_or("", |(within, _)| within))))
+    };
+    let policy = format!(
+        "default-src 'none'; script-src {}; style-src {}; connect-src 'self'; img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
+        hash("script"),
+        hash("style")
+    );
+    HeaderValue::try_from(policy).unwrap_or(HeaderValue::from_static("default-src 'none'"))
+}
+
+/// Makes JSON where reading files may block.
+async fn made(make: impl FnOnce() -> Result<String, Refusal> + Send + 'static) -> Answered {
+    let made = tokio::task::spawn_blocking(make).await.map_err(|error| Refusal::Failed(error.into()))?;
+    Ok(([(CONTENT_TYPE, "application/json")], made?).into_response())
+}
+
+fn found(runs: &Runs, name: String) -> Result<Found, Refusal> {
+    runs.find(&name).map_err(Refusal::Failed)?.ok_or(Refusal::NoRun(name))
+}
+
+async fn list(State(runs): State<Arc<Runs>>) -> Answered {
+    made(move || Ok(runs.list().map_err(Refusal::Failed)?.to_string())).await
+}
+
+async fn report(State(runs): State<Arc<Runs>>, Path(name): Path<String>) -> Answered {
+    made(move || runs.report(&found(&runs, name)?, true).map_err(Refusal::Failed)).await
+}
+
+async fn curves(State(runs): State<Arc<Runs>>, Path(name): Path<String>) -> Answered {
+    made(move || runs.report(&found(&runs, name)?, false).map_err(Refusal::Failed)).await
+}
+
+async fn stream(State(runs): State<Arc<Runs>>, Path(name): Path<String>) -> Answered {
+    let look = runs.clone();
+    let run = tokio::task::spawn_blocking(move || found(&look, name)).await;
+    let run = run.map_err(|error| Refusal::Failed(error.into()))??;
+    let observed = runs.live(&run.path);
+    Ok(events(run.path, observed).into_response())
+}
+
+async fn compared(State(runs): State<Arc<Runs>>, RawQuery(query): RawQuery) -> Answered {
+    made(move || {
+        let names = form_urlencoded::parse(query.as_deref().unwrap_or_default().as_bytes());
+        let names = names.filter(|(key, _)| key == "run").map(|(_, name)| name.into_owned());
+        let paths = names.map(|name| Ok(found(&runs, name)?.path)).collect::<Result<Vec<_>, _>>()?;
+        let keys = if paths.len() < 2 { Default::default() } else { differences(&paths).map_err(Refusal::Failed)? };
+        Ok(json!(keys).to_string())
+    })
+    .await
+}

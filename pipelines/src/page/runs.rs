@@ -1,0 +1,164 @@
+//! The runs that a live page shows, by name: a run's path below the page's folder.
+
+use std::collections::HashMap;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::SystemTime;
+
+use anyhow::{Error, Result};
+use parking_lot::Mutex;
+use rollflow::observe::logs::{metrics_rows, smoothed};
+use rollflow::recipe::parse;
+use rollflow::util::lock_file;
+use serde_json::{Value, json};
+
+use crate::run::observed::Observed;
+use crate::run::page;
+use crate::run::record::{Record, State, run_folders};
+use crate::run::{LOCK, RECIPE, RECORD, SFT};
+
+/// Points of a run's small curve in the list.
+const POINTS: usize = 60;
+
+/// Runs of a folder, or one run.
+pub(super) struct Runs {
+    root: PathBuf,
+    /// Runs of this process.
+    live: Mutex<Vec<Arc<Observed>>>,
+    /// Rows of the list, with the state of the files that they were made from.
+    rows: Mutex<HashMap<PathBuf, (RunState, Value)>>,
+    /// Held while a page is made, so that many readers do not make it at the same time.
+    making: Mutex<()>,
+}
+
+/// A run that was found.
+pub(super) struct Found {
+    pub name: String,
+    pub path: PathBuf,
+}
+
+/// State of the files that a run's page is made from.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct RunState {
+    files: [Option<(u64, SystemTime)>; 4],
+    working: bool,
+}
+
+impl RunState {
+    /// Files that are looked at; the second to fourth grow.
+    const FILES: [&'static str; 4] = [RECORD, "metrics.jsonl", "rollouts.jsonl", "evaluations.jsonl"];
+
+    /// The state of the run in `folder` now.
+    pub fn of(folder: &Path) -> Self {
+        let stamp = |name: &str| {
+            let metadata = folder.join(name).metadata().ok()?;
+            Some((metadata.len(), metadata.modified().ok()?))
+        };
+        RunState { files: Self::FILES.map(stamp), working: lock_file::is_taken(&folder.join(LOCK)) }
+    }
+
+    /// Names of the files that differ from `before`.
+    pub fn changed(&self, before: &RunState) -> Vec<&'static str> {
+        let pairs = Self::FILES.into_iter().zip(self.files.iter().zip(&before.files));
+        let mut changed: Vec<&str> = pairs.filter(|(_, (now, before))| now != before).map(|(name, _)| name).collect();
+        if self.working != before.working && !changed.contains(&RECORD) {
+            changed.push(RECORD);
+        }
+        changed
+    }
+}
+
+impl Runs {
+    /// The runs in `root`, or the run that `root` is.
+    pub fn of(root: &Path) -> Self {
+        let root = std::path::absolute(root).unwrap_or_else(|_| root.to_owned());
+        Runs { root, live: Mutex::default(), rows: Mutex::default(), making: Mutex::default() }
+    }
+
+    /// Adds a run of this process.
+    pub fn show(&self, run: &Arc<Observed>) {
+        self.live.lock().push(run.clone());
+    }
+
+    /// All runs, and the supervised parts of runs, in no order.
+    fn all(&self) -> Result<Vec<Found>> {
+        if !self.root.exists() {
+            return Ok(Vec::new());
+        }
+        let mut paths = run_folders(&self.root)?;
+        let parts: Vec<PathBuf> = paths.iter().map(|path| path.join(SFT)).filter(|part| part.join(RECIPE).exists()).collect();
+        paths.extend(parts);
+        // A page of one run names it by its folder.
+        let base = if self.root.join(RECIPE).exists() { self.root.parent() } else { Some(self.root.as_path()) };
+        let named = |path: PathBuf| {
+            let below = base.and_then(|base| path.strip_prefix(base).ok()).unwrap_or(&path);
+            Found { name: below.to_string_lossy().into_owned(), path }
+        };
+        Ok(paths.into_iter().map(named).collect())
+    }
+
+    /// The run with this name. Only names of listed runs are found.
+    pub fn find(&self, name: &str) -> Result<Option<Found>> {
+        Ok(self.all()?.into_iter().find(|run| run.name == name))
+    }
+
+    /// The run in `folder` if this process works on it.
+    pub fn live(&self, folder: &Path) -> Option<Arc<Observed>> {
+        let same = |run: &&Arc<Observed>| std::path::absolute(run.folder()).is_ok_and(|path| path == folder);
+        self.live.lock().iter().find(same).cloned()
+    }
+
+    /// A row per run, the newest first.
+    pub fn list(&self) -> Result<Value> {
+        // A damaged run must not hide the others.
+        let unreadable = |run: &Found, error| {
+            let error = format!("{error:#}");
+            json!({"name": run.name, "state": "unreadable", "error": error, "step": 0, "curve": [], "started": "", "seconds": 0, "live": false})
+        };
+        let row = |run: Found| self.row(&run).unwrap_or_else(|error: Error| unreadable(&run, error));
+        let mut rows: Vec<Value> = self.all()?.into_iter().map(row).collect();
+        let started = |row: &Value| row["started"].as_str().unwrap_or_default().to_owned();
+        rows.sort_by(|a, b| started(b).cmp(&started(a)).then_with(|| a["name"].as_str().cmp(&b["name"].as_str())));
+        Ok(rows.into())
+    }
+
+    fn row(&self, run: &Found) -> Result<Value> {
+        let state = RunState::of(&run.path);
+        if let Some((_, row)) = self.rows.lock().get(&run.path).filter(|(before, _)| *before == state) {
+            return Ok(row.clone());
+        }
+        let record = Record::read(&run.path)?;
+        let metric = ["reward_mean", "loss"].into_iter().find(|name| record.metrics.contains_key(*name));
+        let planned = std::fs::read_to_string(run.path.join(RECIPE)).ok();
+        let planned = planned.and_then(|text| parse(RECIPE, &text, &[]).ok()).map(|plan| plan.steps());
+        let working = record.sessions.last().filter(|_| record.state == State::Running);
+        let page = working.and_then(|session| session.page).map(|address| format!("http://{address}/"));
+        let row = json!({
+            "name": run.name, "pipeline": record.pipeline, "state": record.state, "step": record.steps, "planned": planned,
+            "metric": metric, "last": metric.map(|name| record.metrics[name].last),
+            "curve": metric.map_or_else(Vec::new, |name| curve(&run.path, name)),
+            "started": record.started(), "seconds": record.seconds(), "page": page, "live": self.live(&run.path).is_some(),
+        });
+        self.rows.lock().insert(run.path.clone(), (state, row.clone()));
+        Ok(row)
+    }
+
+    /// The contents of a run's page as JSON.
+    pub fn report(&self, run: &Found, samples: bool) -> Result<String> {
+        let _one = self.making.lock();
+        let mut record = Record::read(&run.path)?;
+        if let Some(observed) = self.live(&run.path) {
+            record.drawn = observed.drawn()?;
+        }
+        let report = page::page(&run.path, &record, samples)?;
+        Ok(serde_json::to_string(&report)?)
+    }
+}
+
+/// A few points of a smoothed metric. A file that cannot be read has none; the run's page names the
+/// error.
+fn curve(folder: &Path, name: &str) -> Vec<f64> {
+    let rows = metrics_rows(folder.join("metrics.jsonl")).into_iter().flatten().flatten();
+    let values: Vec<f64> = rows.filter_map(|(_, row)| row.get(name).copied()).filter(|value| value.is_finite()).collect();
+    smoothed(&values).into_iter().step_by(values.len().div_ceil(POINTS).max(1)).collect()
+}

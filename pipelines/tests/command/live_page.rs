@@ -1,0 +1,221 @@
+//! The live page: `--page` on a run, and `rollflow dashboard`. It ends with its owner (law F3), shows time by state (F4)
+//! and the fill of edges (F1), and texts of models stay data.
+
+use std::fs;
+use std::io::{BufRead, BufReader, Write};
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::path::Path;
+use std::time::Duration;
+
+use rollflow::flow::State;
+use serde_json::Value;
+
+use crate::running::{GRPO, Running, finished, rollflow, rollflow_with, run_args};
+use crate::support::http::{get, get_as};
+
+const STAGES: [&str; 8] = ["prompts", "generate", "reward", "filter", "batch", "train", "sync", "log"];
+
+/// The address that the command prints.
+fn address(running: &mut Running) -> SocketAddr {
+    running.line(|line| Some(line.strip_prefix("page: http://")?.strip_suffix('/')?.parse().unwrap()))
+}
+
+fn json(address: SocketAddr, path: &str) -> Value {
+    let answer = get(address, path);
+    assert_eq!((answer.status, answer.content_type.as_str()), (200, "application/json"), "{path}: {}", answer.body);
+    serde_json::from_str(&answer.body).unwrap()
+}
+
+/// Events of a stream, by name, until it ends.
+fn events(address: SocketAddr, path: &str) -> impl Iterator<Item = (String, Value)> {
+    let mut stream = TcpStream::connect(address).unwrap();
+    stream.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
+    write!(stream, "GET {path} HTTP/1.1\r\nHost: {address}\r\n\r\n").unwrap();
+    let mut name = String::new();
+    BufReader::new(stream).lines().map_while(Result::ok).filter_map(move |line| {
+        if let Some(event) = line.strip_prefix("event: ") {
+            name = event.to_owned();
+        }
+        Some((name.clone(), serde_json::from_str(line.strip_prefix("data: ")?).unwrap()))
+    })
+}
+
+fn names(of: &Value) -> Vec<&str> {
+    of.as_array().unwrap().iter().map(|one| one["name"].as_str().unwrap()).collect()
+}
+
+fn dashboard(folder: &Path) -> (Running, SocketAddr) {
+    let mut running = Running::start(&["dashboard", folder.to_str().unwrap(), "--listen", "127.0.0.1:0"]);
+    let address = address(&mut running);
+    (running, address)
+}
+
+#[test]
+fn a_run_serves_its_page_and_its_graph_in_motion_until_it_ends() {
+    let folder = tempfile::tempdir().unwrap();
+    let run = folder.path().join("mine");
+    let sets = ["train.steps=1000000", "flow.max_staleness=1", "observe.rollouts_every=1"];
+    let mut running = Running::start(&[run_args(GRPO, &run, &sets), vec!["--page", "127.0.0.1:0"]].concat());
+    let address = address(&mut running);
+    let page = get(address, "/");
+    assert!(page.status == 200 && page.content_type.starts_with("text/html") && page.body.contains("<title>"));
+
+    let metrics = run.join("metrics.jsonl");
+    running.until("it trained", |_| fs::read_to_string(&metrics).is_ok_and(|rows| rows.lines().count() >= 3));
+    let listed = json(address, "/api/runs");
+    let row = listed.as_array().unwrap().iter().find(|row| row["name"] == "mine").unwrap();
+    assert_eq!(
+        (row["state"].as_str(), row["live"].as_bool(), row["planned"].as_u64()),
+        (Some("running"), Some(true), Some(1_000_000))
+    );
+    assert!(row["step"].as_u64() >= Some(3) && row["last"].is_number() && !row["curve"].as_array().unwrap().is_empty(), "{row}");
+
+    let report = json(address, "/api/runs/mine");
+    assert_eq!(names(&report["graph"]["nodes"]), STAGES);
+    assert_eq!(names(&report["stages"]), STAGES);
+    assert!(report["curves"]["reward_mean"]["points"].is_array() && !report["samples"].as_array().unwrap().is_empty());
+    assert!(json(address, "/api/runs/mine/curves")["samples"].as_array().unwrap().is_empty());
+
+    let (mut live, mut changed) = (Vec::new(), Vec::new());
+    let mut stream = events(address, "/api/runs/mine/events");
+    while live.len() < 3 || changed.is_empty() {
+        match stream.next().expect("the stream lasts as long as the run") {
+            (name, event) if name == "live" => live.push(event),
+            (name, event) => {
+                assert_eq!(name, "changed");
+                changed.push(event);
+            }
+        }
+    }
+    assert!(changed[0]["files"].as_array().unwrap().contains(&"metrics.jsonl".into()), "{changed:?}");
+    let last = &live[live.len() - 1];
+    assert_eq!(names(&last["flow"]["stages"]), STAGES);
+    for stage in last["flow"]["stages"].as_array().unwrap() {
+        let shares = State::ALL.map(|state| stage[state.name()].as_f64().unwrap());
+        assert!((shares.iter().sum::<f64>() - 1.0).abs() < 1e-9, "law F4: {stage}");
+    }
+    let edges = last["flow"]["edges"].as_array().unwrap();
+    let ends: Vec<_> = edges.iter().map(|edge| (edge["from"].as_str().unwrap(), edge["to"].as_str().unwrap())).collect();
+    assert_eq!(ends, STAGES.windows(2).map(|pair| (pair[0], pair[1])).collect::<Vec<_>>());
+    assert!(edges.iter().all(|edge| edge["items"].as_u64() <= edge["capacity"]["items"].as_u64()), "law F1: {edges:?}");
+    assert!(edges.iter().any(|edge| edge["tokens_per_second"].as_f64() > Some(0.0)), "{edges:?}");
+    assert!(last["versions"]["trainer"].as_f64() >= Some(1.0) && last["tokens"]["generated"].as_f64() > Some(0.0), "{last}");
+
+    running.interrupt();
+    assert_eq!(running.end(), Some(0));
+    assert!(stream.all(|(name, _)| name == "live" || name == "changed"), "it ends with the run");
+    TcpListener::bind(address).unwrap();
+}
+
+#[test]
+fn a_dashboard_lists_the_runs_of_its_folder_and_compares_them() {
+    let folder = tempfile::tempdir().unwrap();
+    finished(&folder.path().join("one"), &[]);
+    finished(&folder.path().join("deeper/other"), &["seed=3"]);
+    fs::create_dir(folder.path().join("damaged")).unwrap();
+    ["recipe.toml", "run.json"].iter().for_each(|name| fs::write(folder.path().join("damaged").join(name), "{").unwrap());
+    let (running, address) = dashboard(folder.path());
+    let listed = json(address, "/api/runs");
+    let mut found = names(&listed);
+    found.sort_unstable();
+    assert_eq!(found, ["damaged", "deeper/other", "one"]);
+    for row in listed.as_array().unwrap() {
+        let state = if row["name"] == "damaged" { "unreadable" } else { "finished" };
+        assert!(row["state"] == state && row["live"] == false, "{row}");
+    }
+    let report = json(address, "/api/runs/deeper%2Fother");
+    let page = fs::read_to_string(folder.path().join("deeper/other/report.html")).unwrap();
+    let (_, rest) = page.split_once("type=\"application/json\">").unwrap();
+    assert_eq!(report, serde_json::from_str::<Value>(rest.split_once("</script>").unwrap().0).unwrap(), "what report.html has");
+    assert_eq!(json(address, "/api/differences?run=one&run=deeper%2Fother"), serde_json::json!({"seed": ["0", "3"]}));
+    running.interrupt();
+    assert_eq!(running.end(), Some(0));
+    TcpListener::bind(address).unwrap();
+}
+
+#[test]
+fn only_listed_names_are_runs_and_only_known_hosts_are_answered() {
+    let folder = tempfile::tempdir().unwrap();
+    finished(&folder.path().join("runs/one"), &[]);
+    fs::write(folder.path().join("secret"), "s").unwrap();
+    let (_running, address) = dashboard(&folder.path().join("runs"));
+    for name in ["two", "..", "..%2Fsecret", "one%2F..%2Fone", "%2Fetc", "one%2Fcheckpoints", "."] {
+        for route in ["", "/curves", "/events"] {
+            assert_eq!(get(address, &format!("/api/runs/{name}{route}")).status, 404, "{name}{route}");
+        }
+    }
+    assert_eq!(get(address, "/api/differences?run=one&run=two").status, 404);
+    for path in ["/", "/api/runs", "/api/runs/one"] {
+        assert_eq!(get_as(address, path, "evil.example").status, 403, "{path}");
+        assert_eq!(get_as(address, path, "localhost").status, 200, "{path}");
+    }
+}
+
+#[test]
+fn texts_of_models_stay_data_and_the_page_may_load_nothing_from_elsewhere() {
+    let folder = tempfile::tempdir().unwrap();
+    let run = folder.path().join("<img src=x>");
+    finished(&run, &["observe.rollouts_every=1"]);
+    let rollouts = run.join("rollouts.jsonl");
+    let hostile = "</script><img src=x onerror=alert(1)>";
+    let mut row: Value = serde_json::from_str(fs::read_to_string(&rollouts).unwrap().lines().next().unwrap()).unwrap();
+    row["response"] = hostile.into();
+    fs::write(&rollouts, format!("{row}\n")).unwrap();
+    let (_running, address) = dashboard(folder.path());
+    assert_eq!(json(address, "/api/runs/%3Cimg%20src=x%3E")["samples"][0]["response"], hostile);
+    let mut stream = TcpStream::connect(address).unwrap();
+    write!(stream, "GET / HTTP/1.1\r\nHost: {address}\r\nConnection: close\r\n\r\n").unwrap();
+    let answer = std::io::read_to_string(stream).unwrap();
+    let (head, page) = answer.split_once("\r\n\r\n").unwrap();
+    let policy = head.lines().find_map(|line| line.strip_prefix("content-security-policy: ")).unwrap();
+    assert!(policy.starts_with("default-src 'none'; script-src 'sha256-") && !policy.contains("unsafe"), "{policy}");
+    assert!(head.contains("x-content-type-options: nosniff"));
+    assert!(
+        !page.contains("<img src=x>") && !page.replace("http://www.w3.org/2000/svg", "").contains("http"),
+        "no data, no addresses"
+    );
+}
+
+#[test]
+fn an_address_that_others_can_reach_needs_a_token_which_data_then_asks_for() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().to_str().unwrap();
+    finished(&folder.path().join("one"), &[]);
+    let refused = rollflow(&["dashboard", path, "--listen", "0.0.0.0:0"]);
+    assert_eq!(refused.code, Some(2), "{}", refused.err);
+    assert!(refused.err.contains("0.0.0.0:0") && refused.err.contains("--token-file"), "{}", refused.err);
+    let run = folder.path().join("run");
+    let refused = rollflow(&[run_args(GRPO, &run, &[]), vec!["--page", "0.0.0.0:0"]].concat());
+    assert_eq!(refused.code, Some(2), "{}", refused.err);
+    assert!(refused.err.contains("observe.page_token_env") && !run.exists(), "{}", refused.err);
+    let sets = ["observe.page_token_env=\"PAGE_TOKEN\""];
+    let named = [run_args(GRPO, &run, &sets), vec!["--page", "0.0.0.0:0"]].concat();
+    let unset = rollflow_with(&named, &[]);
+    assert!(unset.code == Some(1) && unset.err.contains("PAGE_TOKEN") && !run.exists(), "{}", unset.err);
+
+    let token = folder.path().join("token.txt");
+    fs::write(&token, "one-secret\n").unwrap();
+    let args = ["dashboard", path, "--listen", "0.0.0.0:0", "--token-file", token.to_str().unwrap()];
+    let mut running = Running::start(&args);
+    let address = SocketAddr::from(([127, 0, 0, 1], address(&mut running).port()));
+    assert_eq!(get(address, "/").status, 200, "the page itself holds no data");
+    for path in ["/api/runs", "/api/runs/one", "/api/runs/one/events", "/api/differences"] {
+        assert_eq!(get(address, path).status, 401, "{path}");
+    }
+    let mut stream = TcpStream::connect(address).unwrap();
+    write!(stream, "GET /api/runs HTTP/1.1\r\nHost: {address}\r\nAuthorization: Bearer one-secret\r\nConnection: close\r\n\r\n")
+        .unwrap();
+    assert!(std::io::read_to_string(stream).unwrap().starts_with("HTTP/1.1 200 "));
+}
+
+#[test]
+fn a_busy_address_is_named_and_leaves_the_folder_free() {
+    let folder = tempfile::tempdir().unwrap();
+    let run = folder.path().join("run");
+    let holder = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = holder.local_addr().unwrap().to_string();
+    let refused = rollflow(&[run_args(GRPO, &run, &[]), vec!["--page", &address]].concat());
+    assert_eq!(refused.code, Some(1));
+    assert!(refused.err.contains(&address), "{}", refused.err);
+    assert!(!run.exists(), "the same command works once the port is free");
+}
