@@ -57,7 +57,7 @@ pub struct Tracker {
     pub kind: &'static str,
     /// Interpreter.
     pub python: PathBuf,
-    /// What `python/rollflow/track.py` is told.
+    /// Settings of `python/rollflow/track.py`.
     pub settings: Value,
 }
 
