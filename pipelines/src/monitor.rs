@@ -48,7 +48,8 @@ fn percentile(share: f64, metric: Metric, by: &str) -> String {
     format!("histogram_quantile({share}, sum by (instance, le{by}) ({buckets}))")
 }
 
-/// The charts by row. Those of the rows "Servers", "GPUs", "Evaluation" and "Environments" have data in runs with such parts.
+/// The charts by row. Those of the rows "Servers", "GPUs", "Evaluation" and "Environments" have data in
+/// runs with such parts.
 fn rows() -> Vec<(&'static str, Vec<Panel>)> {
     use Metric::*;
     let share = format!("{time} / ignoring(state) group_left sum without(state) ({time})", time = rate(of(StageTime)));

@@ -1,4 +1,5 @@
-//! HTTP server of a run's metrics: `/metrics` for Prometheus, in its text format or as OpenMetrics, `/healthz` for health checks.
+//! HTTP server of a run's metrics: `/metrics` for Prometheus, in its text format or as OpenMetrics,
+//! `/healthz` for health checks.
 //!
 //! The server runs on the process's HTTP runtime, so that a scrape is answered while every worker
 //! computes. It ends when its owner drops it: connections are closed and the port is free (law F3).

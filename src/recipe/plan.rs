@@ -115,7 +115,8 @@ choices! {
         "sft_then_grpo" => SftThenGrpo,
         /// training of a reward model on pairs of completions.
         "reward_model" => RewardModel,
-        /// on-policy distillation from a `[teacher]`: `grpo` without a reward, unless there is a section `[reward]`.
+        /// on-policy distillation from a `[teacher]`: `grpo` without a reward, unless there is a
+        /// section `[reward]`.
         "distill" => Distill,
         /// `grpo` on recorded rollouts, without a generator.
         "grpo_offline" => GrpoOffline,

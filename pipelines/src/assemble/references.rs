@@ -91,7 +91,8 @@ impl<M> Scorers<SamplerWeights, M> {
     }
 }
 
-/// Builds a stage that scores under another policy, by the policy's own prompts. `section` names it in errors.
+/// Builds a stage that scores under another policy, by the policy's own prompts. `section` names it in
+/// errors.
 pub fn scorer<M>(
     section: &str,
     of: &ReferencePolicy,

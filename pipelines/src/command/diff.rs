@@ -166,7 +166,7 @@ fn page(
     let texts = |of: &[Option<String>; 2]| {
         of.each_ref().map(|text| text.as_ref().map_or_else(absent, |text| untrusted::line_of(text, CELL)))
     };
-    let exact = |of: &[Option<f64>; 2]| of.map(|value| value.map_or_else(absent, |value| value.to_string()));
+    let exact = |of: &[Option<f64>; 2]| of.map(|value| value.map_or_else(absent, |value| format!("{value:?}")));
     let title = |text: String| vec![text];
     let mut rows = vec![vec![String::new(), names[0].clone(), names[1].clone()]];
     for (what, pairs) in [("recipe", recipe), ("record", record)] {

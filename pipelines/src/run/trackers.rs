@@ -1,4 +1,5 @@
-//! Trackers of a run: a process each, which follows the run's folder. One that is down neither slows nor ends the run.
+//! Trackers of a run: a process each, which follows the run's folder. One that is down neither slows
+//! nor ends the run.
 
 use std::fs::File;
 use std::path::{Path, PathBuf};

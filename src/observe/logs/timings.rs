@@ -1,4 +1,5 @@
-//! `timings.jsonl`: when each step ended, and what took the time. Unlike `metrics.jsonl` it differs from run to run.
+//! `timings.jsonl`: the end of each step, and what took the time. Unlike `metrics.jsonl` it differs from
+//! run to run.
 
 use std::path::Path;
 use std::time::{Instant, SystemTime, UNIX_EPOCH};

@@ -1,9 +1,9 @@
 //! The Tinker API over the local trainer: `rollflow serve --tinker`.
 //!
 //! Each model is an adapter over the server's base model, or a copy of it of which all weights are
-//! trained, on a separate thread. Its operations are numbered: they are done once and in order, and a journal makes a killed server's
-//! models again, to the bit. Sampling sessions are adapters or other weights of the engine that samples,
-//! so that requests of several are batched.
+//! trained, on a separate thread. Its operations are numbered: they are done once and in order, and a
+//! journal makes a killed server's models again, to the bit. Sampling sessions are adapters or other
+//! weights of the engine that samples, so that requests of several are batched.
 
 mod journal;
 mod losses;
