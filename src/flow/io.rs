@@ -238,6 +238,19 @@ impl<In: Message, Out: Message> AsyncIo<In, Out> {
         }
     }
 
+    /// Waits for `ready` in the state *credit*, until the run is drained or stopped. Cancel-safe if `ready` is.
+    pub async fn hold(&mut self, ready: impl Future<Output = ()>) {
+        let seat = &self.inlet.seat;
+        let wait = async {
+            tokio::select! {
+                biased;
+                () = ready => {}
+                () = seat.control.reached(Signal::Drain) => {}
+            }
+        };
+        seat.meter.wait(State::Credit, wait).await;
+    }
+
     /// Name of the stage in the graph.
     pub fn stage(&self) -> &str {
         &self.inlet.seat.stage
@@ -278,6 +291,11 @@ impl<In: Message, Out: Message> Io<In, Out> {
     /// Blocking form of [`AsyncIo::wait_weights`].
     pub fn wait_weights<W>(&mut self, rx: &mut WeightsRx<W>, at_least: u64) -> Result<(u64, Arc<W>), StageError> {
         Arc::clone(&self.0.inlet.seat.meter).block_on(self.0.wait_weights(rx, at_least))
+    }
+
+    /// Blocking form of [`AsyncIo::hold`].
+    pub fn hold(&mut self, ready: impl Future<Output = ()>) {
+        Arc::clone(&self.0.inlet.seat.meter).block_on(self.0.hold(ready));
     }
 
     /// Name of the stage in the graph.

@@ -172,6 +172,6 @@ pub fn changing<B: TrainingBackend>(
 
 /// With the checkpoints of `[checkpoint]`, if there is a folder for them. The end is always saved.
 pub fn checkpointed<B: TrainingBackend>(trainer: Trainer<B>, of: &Checkpointing, folder: Option<Checkpoints>) -> Trainer<B> {
-    let Some(Checkpoints { run, gate }) = folder else { return trainer };
-    trainer.checkpoints(run, (of.every > 0).then_some(of.every)).keep(of.keep).gate(&gate)
+    let Some(Checkpoints { run, gate, orders }) = folder else { return trainer };
+    trainer.checkpoints(run, (of.every > 0).then_some(of.every)).keep(of.keep).gate(&gate).ordered_by(&orders)
 }

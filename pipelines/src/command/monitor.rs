@@ -12,7 +12,7 @@ use crate::monitor;
 /// rules.yml with alerts, dashboard.json and kubernetes.yml. Nothing is downloaded or started.
 #[derive(Args)]
 #[command(after_help = "Example:\n  rollflow run recipe.toml --metrics 127.0.0.1:9464\n  rollflow monitor 127.0.0.1:9464 --out \
-    monitoring\n  prometheus --config.file monitoring/prometheus.yml")]
+    monitoring")]
 pub struct Monitor {
     /// Addresses of runs' metrics, as in `--metrics`.
     #[arg(default_value = "127.0.0.1:9464", value_parser = address)]

@@ -8,7 +8,12 @@ function count(value) {
   return `${unit === 1 ? Math.round(value) : Number((value / unit).toPrecision(3))}${suffix}`;
 }
 
-function move({ flow, versions, tokens, prompts, engines }) {
+function move({ flow, versions, tokens, prompts, engines, paused }) {
+  $("steer").hidden = paused === null;
+  if (paused !== null) {
+    $("order-pause").disabled = paused; $("order-resume").disabled = !paused;
+    $("connection").textContent = paused ? "paused" : "live";
+  }
   if (!plotted) return;
   plotted.moving = true;
   flow.stages.forEach((stage) => show_shares(stage));

@@ -27,6 +27,7 @@ const LOOK: u64 = 2;
 struct Watch {
     folder: PathBuf,
     observed: Option<Arc<Observed>>,
+    steerable: bool,
     clock: Interval,
     ticks: u64,
     files: Option<RunState>,
@@ -38,10 +39,11 @@ struct Watch {
 pub(super) fn events(
     folder: PathBuf,
     observed: Option<Arc<Observed>>,
+    steerable: bool,
 ) -> Sse<impl Stream<Item = Result<Event, Infallible>> + Send + 'static> {
     let mut clock = interval(TICK);
     clock.set_missed_tick_behavior(MissedTickBehavior::Delay);
-    let watch = Watch { folder, observed, clock, ticks: 0, files: None, before: None, waiting: VecDeque::new() };
+    let watch = Watch { folder, observed, steerable, clock, ticks: 0, files: None, before: None, waiting: VecDeque::new() };
     let events = unfold(watch, |mut watch| async move {
         while watch.waiting.is_empty() {
             watch.clock.tick().await;
@@ -58,7 +60,8 @@ impl Watch {
         if let Some(observed) = &self.observed
             && let Some(report) = observed.report()
         {
-            let event = live(observed, self.before.as_ref(), &report);
+            let mut event = live(observed, self.before.as_ref(), &report);
+            event["paused"] = self.steerable.then(|| observed.orders().is_paused()).into();
             self.waiting.push_back(Event::default().event("live").data(event.to_string()));
             self.before = Some(report);
         }

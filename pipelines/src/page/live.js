@@ -10,6 +10,7 @@ place("comparison", "Comparison", "tiles", el("label", { class: "pick" }, "Metri
 place("token", "This page asks for a token", "tiles", el("form", { class: "card pick" }, el("label", {}, "Token ", el("input", { type: "password", id: "secret", autocomplete: "off" })), el("button", { class: "action" }, "Show the runs")));
 place("ledger", "Ledger", "learning", el("div", { class: "grid wide", id: "ledgers" }));
 place("engines", "Engines", "learning", el("div", { class: "card scroll" }, el("table", { id: "fleet" })));
+place("steer", "Steer", "learning", el("div", { class: "card pick", id: "orders" }));
 $("ledger").before($("graph"));
 $("graph-drawing").before(el("p", { id: "limit", class: "say" }));
 document.querySelector(".name").prepend(el("div", { id: "home" }, el("a", { href: "#runs" }, "All runs"), el("span", { id: "folder" })));
@@ -20,9 +21,9 @@ const wait = (milliseconds) => new Promise((resolve) => setTimeout(resolve, mill
 const path_of = (name) => `/api/runs/${encodeURIComponent(name)}`;
 let shown = new AbortController();
 
-async function ask(path, signal) {
+async function ask(path, signal, method = "GET") {
   const token = kept.getItem("token");
-  const answer = await fetch(path, { signal, headers: token ? { authorization: `Bearer ${token}` } : {} });
+  const answer = await fetch(path, { method, signal, headers: token ? { authorization: `Bearer ${token}` } : {} });
   if (answer.status === 401) { only("token"); head("Runs", ""); $("secret").focus(); }
   if (answer.status === 401) throw new Error(token ? "The token is wrong." : "This page asks for a token.");
   if (!answer.ok) throw new Error((await answer.text()).trim() || `status ${answer.status}`);
@@ -111,7 +112,8 @@ async function show_run(name, signal) {
   try {
     const report = await ask_json(path_of(name), signal);
     only("run");
-    for (const id of ["ledger", "engines"]) $(id).hidden = true;
+    for (const id of ["ledger", "engines", "steer"]) $(id).hidden = true;
+    orders(name);
     $("limit").textContent = "";
     $("folder").textContent = ` › ${name}`;
     redraw = () => draw(data);
@@ -154,6 +156,21 @@ async function refresh(name, signal) {
     $("connection").textContent = "not connected";
     await wait(2000);
   }
+}
+
+// Orders to a run of the server's process, which a reader with the token may give.
+function orders(name) {
+  const sure = { drain: "Finish what is in flight, save and end the run?", stop: "Save and end the run now?" };
+  const give = async (order) => {
+    if (sure[order] && !confirm(sure[order])) return;
+    try {
+      await ask(`${path_of(name)}/orders/${order}`, shown.signal, "POST");
+      $("ordered").textContent = `${order}: given`;
+    } catch (error) { if (error.name !== "AbortError") $("ordered").textContent = error.message; }
+  };
+  const button = (order, title) => el("button", { type: "button", class: "action", id: `order-${order}` }, title);
+  const all = [["pause", "Pause"], ["resume", "Resume"], ["checkpoint", "Checkpoint now"], ["drain", "Drain"], ["stop", "Stop"]];
+  $("orders").replaceChildren(...all.map(([order, title]) => { const made = button(order, title); made.addEventListener("click", () => give(order)); return made; }), el("span", { id: "ordered", role: "status" }));
 }
 
 async function read_events(body, take) {

@@ -2,7 +2,8 @@
 //! of runs, and a run with `observe.page` serves itself, with its graph.
 //!
 //! The page is that of `report.html`, with a script that fetches its data from the routes in
-//! `routes.rs`. All routes read; none changes a run. It ends when its owner drops it (law F3).
+//! `routes.rs`. With a token, a run's own page also gives it orders. It ends when its owner drops it
+//! (law F3).
 
 mod events;
 mod routes;
@@ -58,7 +59,7 @@ impl PageServer {
             return Err(PageError::NeedsToken { address });
         }
         let listener = TcpListener::bind(address).map_err(|source| PageError::Bind { address, source })?;
-        let runs = Arc::new(Runs::of(folder));
+        let runs = Arc::new(Runs::of(folder, token.is_some()));
         let server = Server::start(listener, guard(routes::router(&runs, token), allowed)).map_err(PageError::Start)?;
         Ok(PageServer { server, runs })
     }

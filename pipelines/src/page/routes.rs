@@ -8,6 +8,7 @@
 //! | `/api/runs/NAME/curves` | the same without samples |
 //! | `/api/runs/NAME/events` | server-sent events |
 //! | `/api/differences?run=NAME&run=NAME` | recipe keys that differ |
+//! | POST `/api/runs/NAME/orders/ORDER` | with a token, to a run of this process: `pause`, `resume`, `checkpoint`, `drain` or `stop` |
 
 use std::sync::Arc;
 
@@ -20,7 +21,7 @@ use axum::http::header::{
 use axum::http::{HeaderValue, StatusCode};
 use axum::middleware::{Next, from_fn};
 use axum::response::{IntoResponse, Response};
-use axum::routing::get;
+use axum::routing::{get, post};
 use base64::Engine;
 use base64::prelude::BASE64_STANDARD;
 use rollflow::observe::HtmlReport;
@@ -41,6 +42,7 @@ type Answered = Result<Response, Refusal>;
 /// Reason why a request has no answer.
 enum Refusal {
     NoRun(String),
+    NoOrder(&'static str),
     Failed(Error),
 }
 
@@ -48,6 +50,7 @@ impl IntoResponse for Refusal {
     fn into_response(self) -> Response {
         let (status, why) = match self {
             Refusal::NoRun(name) => (StatusCode::NOT_FOUND, format!("there is no run {name:?} here")),
+            Refusal::NoOrder(why) => (StatusCode::FORBIDDEN, why.to_owned()),
             Refusal::Failed(error) => (StatusCode::INTERNAL_SERVER_ERROR, format!("{error:#}")),
         };
         (status, why + "\n").into_response()
@@ -62,6 +65,7 @@ pub(super) fn router(runs: &Arc<Runs>, token: Option<BearerToken>) -> Router {
         .route("/api/runs/{name}/curves", get(curves))
         .route("/api/runs/{name}/events", get(stream))
         .route("/api/differences", get(compared))
+        .route("/api/runs/{name}/orders/{order}", post(order))
         .with_state(runs.clone());
     let api = match token {
         Some(token) => authenticated(api, token),
@@ -122,7 +126,27 @@ async fn stream(State(runs): State<Arc<Runs>>, Path(name): Path<String>) -> Answ
     let run = tokio::task::spawn_blocking(move || found(&look, name)).await;
     let run = run.map_err(|error| Refusal::Failed(error.into()))??;
     let observed = runs.live(&run.path);
-    Ok(events(run.path, observed).into_response())
+    Ok(events(run.path, observed, runs.steerable).into_response())
+}
+
+/// Gives an order to a run of this process. Each is a line of the run's log.
+async fn order(State(runs): State<Arc<Runs>>, Path((name, order)): Path<(String, String)>) -> Answered {
+    if !runs.steerable {
+        return Err(Refusal::NoOrder("orders need a token: start the run with observe.page_token_env"));
+    }
+    let look = runs.clone();
+    let run = tokio::task::spawn_blocking(move || found(&look, name)).await.map_err(|error| Refusal::Failed(error.into()))??;
+    let observed = runs.live(&run.path).ok_or(Refusal::NoOrder("only the page of a run's own process gives it orders"))?;
+    match order.as_str() {
+        "pause" => observed.orders().pause(),
+        "resume" => observed.orders().resume(),
+        "checkpoint" => observed.orders().save_checkpoint(),
+        "drain" => observed.end_run(true),
+        "stop" => observed.end_run(false),
+        _ => return Err(Refusal::NoOrder("the orders are pause, resume, checkpoint, drain and stop")),
+    }
+    tracing::warn!("The live page ordered: {order}");
+    Ok(StatusCode::NO_CONTENT.into_response())
 }
 
 async fn compared(State(runs): State<Arc<Runs>>, RawQuery(query): RawQuery) -> Answered {

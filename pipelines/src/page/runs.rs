@@ -23,6 +23,8 @@ const POINTS: usize = 60;
 /// Runs of a folder, or one run.
 pub(super) struct Runs {
     root: PathBuf,
+    /// True if readers may give orders to runs of this process.
+    pub steerable: bool,
     /// Runs of this process.
     live: Mutex<Vec<Arc<Observed>>>,
     /// Rows of the list, with the state of the files that they were made from.
@@ -70,9 +72,9 @@ impl RunState {
 
 impl Runs {
     /// The runs in `root`, or the run that `root` is.
-    pub fn of(root: &Path) -> Self {
+    pub fn of(root: &Path, steerable: bool) -> Self {
         let root = std::path::absolute(root).unwrap_or_else(|_| root.to_owned());
-        Runs { root, live: Mutex::default(), rows: Mutex::default(), making: Mutex::default() }
+        Runs { root, steerable, live: Mutex::default(), rows: Mutex::default(), making: Mutex::default() }
     }
 
     /// Adds a run of this process.

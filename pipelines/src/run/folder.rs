@@ -21,7 +21,7 @@ use rollflow::ranks::Member;
 use rollflow::recipe::Plan;
 use rollflow::serve::BearerToken;
 use rollflow::stages::sink::RunLog;
-use rollflow::stages::train::{self, CheckpointGate, Trained};
+use rollflow::stages::train::{self, CheckpointGate, Orders, Trained};
 use rollflow::train::checkpoint::CHECKPOINTS;
 use rollflow::util::{atomic_file, lock_file, untrusted};
 
@@ -54,6 +54,8 @@ pub struct Checkpoints {
     pub run: PathBuf,
     /// Holds them back until the log has written their steps.
     pub gate: CheckpointGate,
+    /// Orders checkpoints out of turn, and pauses.
+    pub orders: Orders,
 }
 
 impl<W> Outputs<W> {
@@ -233,7 +235,7 @@ impl RunFolder {
             log: self.log(plan)?.gate(&gate),
             dead_letters: Some(dead_letters(&self.path)),
             answers: plan.eval.as_ref().filter(|eval| eval.every > 0).map(|_| self.path.clone()),
-            checkpoints: Some(Checkpoints { run: self.path.clone(), gate }),
+            checkpoints: Some(Checkpoints { run: self.path.clone(), gate, orders: self.observed.orders().clone() }),
         })
     }
 

@@ -7,10 +7,11 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result};
 use parking_lot::Mutex;
 use rollflow::data::POISONED;
-use rollflow::flow::{Flow, Report, Stats};
+use rollflow::flow::{Control, Flow, Report, Stats};
 use rollflow::observe::logs::{DEAD_LETTERS, last_step};
 use rollflow::observe::{Metric, Metrics, StageShares};
 use rollflow::rollout::LOST;
+use rollflow::stages::train::Orders;
 use rollflow::train::checkpoint::{self, CHECKPOINTS};
 use serde_json::Value;
 
@@ -23,11 +24,13 @@ pub(crate) struct Observed {
     /// Number of trained samples by staleness.
     staleness: Mutex<BTreeMap<u64, u64>>,
     flow: Mutex<Option<ObservedFlow>>,
+    orders: Orders,
 }
 
 struct ObservedFlow {
     graph: Value,
     stats: Stats,
+    control: Control,
     /// Steps that earlier processes of the run took. Rates count this process.
     taken: u64,
     /// Final report.
@@ -37,7 +40,13 @@ struct ObservedFlow {
 impl Observed {
     /// No observations yet of the run in `folder`.
     pub fn new(folder: &Path, metrics: &Metrics) -> Self {
-        Observed { folder: folder.to_owned(), metrics: metrics.clone(), staleness: Mutex::default(), flow: Mutex::default() }
+        Observed {
+            folder: folder.to_owned(),
+            metrics: metrics.clone(),
+            staleness: Mutex::default(),
+            flow: Mutex::default(),
+            orders: Orders::default(),
+        }
     }
 
     /// The run's folder.
@@ -50,11 +59,23 @@ impl Observed {
         &self.metrics
     }
 
+    /// Orders to the run's trainer.
+    pub fn orders(&self) -> &Orders {
+        &self.orders
+    }
+
+    /// Ends the running flow: it finishes what is in flight, or stops. A pause ends with it.
+    pub fn end_run(&self, drain: bool) {
+        if let Some(flow) = &*self.flow.lock() {
+            if drain { flow.control.drain() } else { flow.control.stop() }
+        }
+    }
+
     /// Observes `flow` from now on.
     pub fn begin(&self, flow: &Flow) -> Result<()> {
         let graph = serde_json::from_str(&flow.graph().to_json()).context("the graph as JSON")?;
         let taken = last_step(&self.folder.join("metrics.jsonl"))?;
-        *self.flow.lock() = Some(ObservedFlow { graph, stats: flow.stats(), taken, ended: None });
+        *self.flow.lock() = Some(ObservedFlow { graph, stats: flow.stats(), control: flow.handle(), taken, ended: None });
         Ok(())
     }
 

@@ -158,6 +158,11 @@ impl Left {
                     let lines = content.split_inclusive(|byte| *byte == b'\n');
                     lines.flat_map(|line| without(line, &["time"])).collect()
                 }
+                // Times again; each step has one row.
+                "timings.jsonl" => {
+                    let step = |line| serde_json::from_slice::<serde_json::Value>(line).unwrap()["step"].to_string() + "\n";
+                    content.split_inclusive(|byte| *byte == b'\n').flat_map(|line| step(line).into_bytes()).collect()
+                }
                 // Made of the files above, those times among them.
                 "report.html" => Vec::new(),
                 // Each process begins a file, named by its time and its number; events carry the times of theirs.

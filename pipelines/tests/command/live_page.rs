@@ -219,3 +219,51 @@ fn a_busy_address_is_named_and_leaves_the_folder_free() {
     assert!(refused.err.contains(&address), "{}", refused.err);
     assert!(!run.exists(), "the same command works once the port is free");
 }
+
+fn post(address: SocketAddr, path: &str, token: Option<&str>) -> u16 {
+    let mut stream = TcpStream::connect(address).unwrap();
+    stream.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
+    let token = token.map_or_else(String::new, |token| format!("Authorization: Bearer {token}\r\n"));
+    write!(stream, "POST {path} HTTP/1.1\r\nHost: {address}\r\nContent-Length: 0\r\nConnection: close\r\n{token}\r\n").unwrap();
+    let mut line = String::new();
+    BufReader::new(stream).read_line(&mut line).unwrap();
+    line.split(' ').nth(1).unwrap().parse().unwrap()
+}
+
+/// Orders take effect between two steps, and change no number of a synchronous run (law C2).
+#[test]
+fn a_reader_with_the_token_pauses_saves_and_ends_a_run() {
+    let folder = tempfile::tempdir().unwrap();
+    let [run, other] = ["mine", "other"].map(|name| folder.path().join(name));
+    let common = ["flow.max_staleness=0", "checkpoint.every=0", "train.schedule={kind='constant'}"];
+    let sets = [&common[..], &["train.steps=1000000", "observe.page_token_env='PAGE'"]].concat();
+    let args = [run_args(GRPO, &run, &sets), vec!["--page", "127.0.0.1:0"]].concat();
+    let mut running = Running::start_with(&args, &[("PAGE", "a-secret")]);
+    let address = address(&mut running);
+    let rows = || fs::read_to_string(run.join("metrics.jsonl")).unwrap_or_default();
+    let order = |of: &str, token| post(address, &format!("/api/runs/mine/orders/{of}"), token);
+    running.until("it trained", |_| rows().lines().count() >= 3);
+    assert_eq!((order("pause", None), order("pause", Some("another")), order("leap", Some("a-secret"))), (401, 401, 403));
+    assert_eq!(order("pause", Some("a-secret")), 204);
+    running.line(|line| line.contains("The live page ordered: pause").then_some(()));
+    let mut before = String::new();
+    running.until("no step was taken for a while", |_| {
+        std::thread::sleep(Duration::from_millis(400));
+        let now = rows();
+        std::mem::replace(&mut before, now.clone()) == now
+    });
+    assert_eq!(order("checkpoint", Some("a-secret")), 204);
+    let steps = before.lines().count();
+    let saved = run.join(format!("checkpoints/step_{steps:06}"));
+    running.until("the checkpoint of the newest step was saved, during the pause", |_| saved.exists());
+    assert_eq!(rows(), before, "and no step was taken");
+    assert_eq!(order("resume", Some("a-secret")), 204);
+    running.until("it trained again", |_| rows().lines().count() >= steps + 3);
+    // A run that is drained during a pause ends.
+    assert_eq!((order("pause", Some("a-secret")), order("drain", Some("a-secret"))), (204, 204));
+    assert_eq!(running.end(), Some(0));
+    let taken = rows().lines().count();
+    let same = rollflow(&run_args(GRPO, &other, &[&common[..], &[&format!("train.steps={taken}")]].concat()));
+    assert_eq!(same.code, Some(0), "{}", same.err);
+    assert_eq!(fs::read_to_string(other.join("metrics.jsonl")).unwrap(), rows());
+}

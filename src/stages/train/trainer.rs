@@ -14,12 +14,13 @@ use std::sync::Arc;
 use super::checkpoints::{Resumed, Saving};
 use super::critic::Critic;
 use super::gate::CheckpointGate;
+use super::orders::Orders;
 use super::stale::OnStale;
 use super::step_config::StepConfig;
 use super::trained::Trained;
 use crate::algo::{Aggregation, Estimator, GapDiagnosis, GapLimits};
 use crate::data::Batch;
-use crate::flow::{Io, RunContext, Stage, StageError, StageSpec};
+use crate::flow::{Io, RunContext, Signal, Stage, StageError, StageSpec};
 use crate::rollout::{Admission, TokensMissing, mean};
 use crate::train::{TrainError, TrainingBackend};
 
@@ -42,6 +43,7 @@ pub struct Trainer<B> {
     pub(super) admission: Option<Admission>,
     pub(super) on_stale: OnStale,
     resumed: Option<Resumed>,
+    orders: Orders,
     threads: usize,
 }
 
@@ -65,6 +67,7 @@ impl<B: TrainingBackend> Trainer<B> {
             admission: None,
             on_stale: OnStale::default(),
             resumed: None,
+            orders: Orders::default(),
             threads: 1,
         }
     }
@@ -154,6 +157,11 @@ impl<B: TrainingBackend> Trainer<B> {
         self
     }
 
+    /// Takes orders while it runs.
+    pub fn ordered_by(self, orders: &Orders) -> Self {
+        Trainer { orders: orders.clone(), ..self }
+    }
+
     /// Sets the policy for tokens older than the bound on staleness.
     pub fn on_stale(self, on_stale: OnStale) -> Self {
         Trainer { on_stale, ..self }
@@ -190,7 +198,23 @@ impl<B: TrainingBackend> Trainer<B> {
     fn save_if_due(&self, state: &Resumed, unsaved: &mut Option<BTreeMap<String, f64>>) -> Result<(), StageError> {
         self.saving.check()?;
         let is_due = self.steps == Some(state.step) || self.saving.every.is_some_and(|every| state.step.is_multiple_of(every));
+        let is_due = is_due || unsaved.is_some() && self.orders.takes_save();
         unsaved.take_if(|_| is_due).map_or(Ok(()), |metrics| self.save(state, metrics))
+    }
+
+    /// Waits for the end of a pause, and saves if that is ordered meanwhile.
+    fn pause(
+        &self,
+        io: &mut Io<Batch, Trained<B::Weights>>,
+        state: &Resumed,
+        unsaved: &mut Option<BTreeMap<String, f64>>,
+    ) -> Result<(), StageError> {
+        let mut pauses = self.orders.pauses();
+        while *pauses.borrow_and_update() && io.signal() == Signal::Run {
+            self.save_if_due(state, unsaved)?;
+            io.hold(async { drop(pauses.changed().await) });
+        }
+        Ok(())
     }
 
     /// Steps until the input ends. `state` is that after the last step, and `unsaved` holds metrics of
@@ -203,6 +227,7 @@ impl<B: TrainingBackend> Trainer<B> {
     ) -> Result<(), StageError> {
         let is_synchronous = self.admission.as_ref().is_some_and(|admission| admission.bound() == Some(0));
         while self.steps.is_none_or(|steps| state.step < steps) && !self.has_reached_target(&state.recent) {
+            self.pause(io, state, unsaved)?;
             let Some(batch) = self.gather(state.step + 1, io)? else { break };
             let trained = self.step(batch, state.kl_coef)?;
             let reward = mean(trained.batch.rewards());
