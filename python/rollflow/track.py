@@ -5,6 +5,7 @@
 Ends when its standard input does and everything is logged. `FOLDER/trackers/KIND.json` keeps the tracker's run and the last step that it
 has, so that a run that is resumed goes on in the same one. Steps that a resume repeats are not logged twice.
 """
+import fcntl
 import json
 import os
 import pathlib
@@ -161,6 +162,9 @@ class Follower:
 
 def main(kind, folder, settings):
     folder = pathlib.Path(folder).resolve()
+    # The process of a run that was killed may still log; the next one continues from what it leaves.
+    lock = open(folder / "trackers" / f"{kind}.lock", "w")
+    fcntl.flock(lock, fcntl.LOCK_EX)
     follower = Follower(kind, folder, json.loads(settings))
     while True:
         ended = bool(select.select([sys.stdin], [], [], 1.0)[0])

@@ -46,11 +46,13 @@ fn a_tracker_gets_each_step_once_and_goes_on_after_a_kill() {
     let run = folder.path().join("run");
     let read = || std::fs::read_to_string(&told).unwrap_or_default();
     let variables = [("PYTHONPATH", modules.as_str()), ("TOLD", told.as_str())];
-    let sets = [&SETS[..], &["train.steps=40", "train.target_reward=2"]].concat();
+    let sets = [&SETS[..], &["train.steps=1000000", "train.target_reward=2", "train.schedule={kind='constant'}"]].concat();
     let mut running = Running::start_with(&run_args(GRPO, &run, &sets), &variables);
     running.until("some steps were logged", |_| read().lines().count() >= 4);
     drop(running);
-    let ended = rollflow_with(&["resume", run.to_str().unwrap()], &variables);
+    let steps = std::fs::read_to_string(run.join("metrics.jsonl")).unwrap().lines().count() + 5;
+    let more = format!("train.steps={steps}");
+    let ended = rollflow_with(&["resume", run.to_str().unwrap(), "--set", &more], &variables);
     assert_eq!(ended.code, Some(0), "{}", ended.err);
     let lines: Vec<serde_json::Value> = read().lines().map(|line| serde_json::from_str(line).unwrap()).collect();
     let begun: Vec<_> = lines.iter().filter(|line| line[0] == "sums").collect();
@@ -59,8 +61,7 @@ fn a_tracker_gets_each_step_once_and_goes_on_after_a_kill() {
     let logged: Vec<_> = lines.iter().filter(|line| line[0].is_u64() && line[2].is_f64()).collect();
     let metrics = std::fs::read_to_string(run.join("metrics.jsonl")).unwrap();
     let rows: Vec<serde_json::Value> = metrics.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
-    assert_eq!(rows.len(), 40);
-    assert_eq!(logged.len(), 40, "each step once");
+    assert_eq!((rows.len(), logged.len()), (steps, steps), "each step once");
     for (logged, row) in logged.iter().zip(&rows) {
         assert_eq!((&logged[0], &logged[2]), (&row["step"], &row["loss"]));
         assert!(logged[1].as_array().unwrap().contains(&"timing/step_seconds".into()), "{logged}");
