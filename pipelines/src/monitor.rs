@@ -221,7 +221,7 @@ pub fn prometheus(addresses: &[String]) -> String {
     )
 }
 
-/// How a Prometheus in Kubernetes finds the pods of runs: by their annotations.
+/// Scrape configuration for Kubernetes, which finds pods of runs by their annotations.
 pub const KUBERNETES: &str = include_str!("../../monitoring/kubernetes.yml");
 
 /// Writes all files into `folder`, and returns their paths.

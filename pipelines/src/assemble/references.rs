@@ -70,7 +70,7 @@ impl<M> Scorers<FrozenWeights, M> {
 }
 
 impl<W, M> Scorers<W, M> {
-    /// Those that there are.
+    /// Returns those of the recipe.
     pub fn iter(&self) -> impl Iterator<Item = &Reference<W, M>> {
         self.reference.iter().chain(&self.teacher)
     }

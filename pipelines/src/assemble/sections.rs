@@ -121,7 +121,7 @@ impl Pacing {
 pub struct Step<'a> {
     /// Loss, advantages and optimizer.
     pub train: &'a Train,
-    /// What is learned from a teacher.
+    /// Settings of distillation, if there is a teacher.
     pub distill: Option<&'a Distill>,
     /// True if samples have rewards to compare.
     pub rewarded: bool,
@@ -157,7 +157,7 @@ impl<'a> Step<'a> {
 pub struct Training<'a> {
     /// Loss and optimizer of the policy.
     pub train: &'a Train,
-    /// What is learned from a teacher.
+    /// Settings of distillation, if there is a teacher.
     pub distill: Option<&'a Distill>,
     /// The critic.
     pub critic: Option<&'a Critic>,

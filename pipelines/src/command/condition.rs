@@ -37,7 +37,7 @@ pub enum Condition {
     Any(Vec<Condition>),
     /// Each holds.
     All(Vec<Condition>),
-    /// It does not hold.
+    /// Negated condition.
     Not(Box<Condition>),
     /// A field compared with a number or text.
     Compare(Field, Comparison, Literal),
@@ -60,7 +60,7 @@ pub enum Field {
     Advantage,
     /// Sampled tokens.
     Length,
-    /// How its generation ended.
+    /// State of its generation.
     Status,
     /// A key of the metadata whose value is a number or text.
     Metadata(String),

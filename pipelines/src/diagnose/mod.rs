@@ -36,7 +36,7 @@ struct Check {
     name: &'static str,
     /// Returns the figure and its threshold if the run looks unhealthy.
     find: fn(&Evidence) -> Option<String>,
-    /// What to do about it.
+    /// Advice.
     advice: &'static str,
 }
 
@@ -47,7 +47,7 @@ pub(crate) struct Finding {
     pub check: &'static str,
     /// Figure, and the threshold that it passed.
     pub figure: String,
-    /// What to do about it.
+    /// Advice.
     pub advice: &'static str,
     /// Section of the documents that explains it.
     pub page: String,

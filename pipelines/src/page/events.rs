@@ -23,7 +23,7 @@ const TICK: Duration = Duration::from_millis(500);
 /// Ticks between two looks at the files.
 const LOOK: u64 = 2;
 
-/// Where a stream of events stands.
+/// State of a stream of events.
 struct Watch {
     folder: PathBuf,
     observed: Option<Arc<Observed>>,

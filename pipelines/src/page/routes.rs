@@ -85,7 +85,7 @@ pub(super) fn router(runs: &Arc<Runs>, token: Option<BearerToken>) -> Router {
     }))
 }
 
-/// What the page may do: run its own script and style, and ask this server.
+/// The page's content security policy: it may run its own script and style, and ask this server.
 fn policy(page: &str) -> HeaderValue {
     let hash = |tag: &str| {
         let within = page.rsplit_once(&format!("<{tag}>")).and_then(|(_, rest)| rest.split_once(&format!("</{tag}>")));

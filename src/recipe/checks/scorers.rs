@@ -114,7 +114,7 @@ fn teacher(plan: &Plan, of: &Teacher, note: Note) {
     refuse("teacher.rewards", distill.rewards && !rewarded, why, "add [reward] with a kind, or leave it out");
 }
 
-/// What needs rewards, where there are none.
+/// Sections that need rewards, where there are none.
 fn unrewarded(plan: &Plan, note: Note) {
     if plan.reward.rule != RewardRule::None {
         return;

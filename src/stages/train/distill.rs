@@ -10,7 +10,7 @@ use crate::settings::setting::{POSITIVE, UP_TO_ONE};
 use crate::train::{TrainBatch, TrainError};
 
 section! {
-    /// What is learned from a teacher that scored the policy's own rollouts.
+    /// Settings of distillation: a teacher scored the policy's own rollouts.
     pub struct Distill {
         /// Weight of these advantages, per nat.
         coef: f64 = 1.0, POSITIVE;

@@ -14,7 +14,7 @@ pub const ADDRESS: &str = "tinker.json";
 /// First bytes of what gzip compressed.
 const GZIP: [u8; 2] = [0x1f, 0x8b];
 
-/// Where a checkpoint's weights are.
+/// Place of a checkpoint's weights.
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) struct Address {
     /// Address of the server.
