@@ -30,7 +30,7 @@ pub(super) struct Address {
     pub rank: usize,
 }
 
-/// Returns true if a checkpoint of a [`TinkerBackend`] is of adapters, and false if all weights were trained.
+/// Returns true if a checkpoint of a [`TinkerBackend`](super::TinkerBackend) is of adapters, and false if all weights were trained.
 ///
 /// # Errors
 /// The folder is no such checkpoint.
@@ -48,7 +48,7 @@ pub(super) fn address_of(checkpoint: &Path) -> Result<Address, TrainError> {
 /// must not exist. `key` is an API key. Blocks.
 ///
 /// # Errors
-/// The folder is no checkpoint of a [`TinkerBackend`], or the server does not have the weights.
+/// The folder is no checkpoint of a [`TinkerBackend`](super::TinkerBackend), or the server does not have the weights.
 pub fn download(checkpoint: &Path, key: Option<&str>, ca_file: Option<&Path>, to: &Path) -> Result<(), TrainError> {
     let (file, address) = (checkpoint.join(ADDRESS), address_of(checkpoint)?);
     let path = address.sampler_path.ok_or_else(|| TrainError::malformed(&file, "it names no weights for sampling"))?;
