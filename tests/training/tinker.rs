@@ -294,14 +294,18 @@ async fn post(client: &Client, route: &str, body: serde_json::Value) -> serde_js
     serde_json::from_slice(&page).unwrap()
 }
 
-#[test]
-fn samples_that_a_client_cancels_end_and_others_go_on() {
+/// Runs `work` with a client of a server without models.
+fn with_server(work: impl AsyncFnOnce(&Client)) {
     let state = tempfile::tempdir().unwrap();
     let server = serve(state.path());
     let client = Client::new("server", Endpoint::new(format!("http://{}", server.address()))).unwrap();
-    let post = async |route: &str, body: serde_json::Value| post(&client, route, body).await;
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-    runtime.block_on(async {
+    tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(work(&client));
+}
+
+#[test]
+fn samples_that_a_client_cancels_end_and_others_go_on() {
+    with_server(async |client| {
+        let post = async |route: &str, body: serde_json::Value| post(client, route, body).await;
         assert_eq!(post("client/dynamic_config", json!({})).await["sample_cancel_enabled"], true);
         let prompt = json!({"chunks": [{"type": "encoded_text", "tokens": [1, 2]}]});
         let ask =
@@ -322,12 +326,8 @@ fn samples_that_a_client_cancels_end_and_others_go_on() {
 
 #[test]
 fn saved_weights_are_never_replaced_by_others_of_the_same_name() {
-    let state = tempfile::tempdir().unwrap();
-    let server = serve(state.path());
-    let client = Client::new("server", Endpoint::new(format!("http://{}", server.address()))).unwrap();
-    let post = async |route: &str, body: serde_json::Value| post(&client, route, body).await;
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-    runtime.block_on(async {
+    with_server(async |client| {
+        let post = async |route: &str, body: serde_json::Value| post(client, route, body).await;
         let session = post("create_session", json!({"tags": [], "sdk_version": "0"})).await["session_id"].clone();
         let lora = json!({"rank": 4, "seed": 7, "train_unembed": false, "train_mlp": true, "train_attn": true});
         let model = json!({"session_id": session, "model_seq_id": 0, "base_model": "tiny", "lora_config": lora});

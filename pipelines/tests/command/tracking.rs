@@ -1,5 +1,5 @@
-//! Trackers of a run: what they get, also after a kill and a resume, and that none of them ends a run. `scripts/trackers.sh` has the real ones; here a module
-//! of the name `wandb` writes down what it is told.
+//! Trackers of a run get each step once, also after a kill and a resume, and none of them ends a run. `scripts/trackers.sh` has the real ones; here a module
+//! of the name `wandb` writes its calls into a file.
 
 use std::path::Path;
 
