@@ -191,6 +191,15 @@ impl Meter {
         }
     }
 
+    /// Awaits in `state` what code outside the graph brings about. The worker counts as active, so that a long
+    /// wait is no stall (law F7).
+    pub(crate) async fn hold<F: Future>(&self, state: State, future: F) -> F::Output {
+        self.clock.settle();
+        self.enter(Some(state));
+        let _waiting = Waiting(self);
+        future.await
+    }
+
     /// Awaits weights of version `at_least` or newer.
     pub(crate) async fn wait_weights<F: Future>(&self, at_least: u64, future: F) -> F::Output {
         self.wanted.store(at_least, Relaxed);

@@ -238,7 +238,8 @@ impl<In: Message, Out: Message> AsyncIo<In, Out> {
         }
     }
 
-    /// Waits for `ready` in the state *credit*, until the run is drained or stopped. Cancel-safe if `ready` is.
+    /// Waits for `ready`, which code outside the graph brings about, in the state *credit*, until the run is
+    /// drained or stopped. However long it takes, it is no stall. Cancel-safe if `ready` is.
     pub async fn hold(&mut self, ready: impl Future<Output = ()>) {
         let seat = &self.inlet.seat;
         let wait = async {
@@ -248,7 +249,7 @@ impl<In: Message, Out: Message> AsyncIo<In, Out> {
                 () = seat.control.reached(Signal::Drain) => {}
             }
         };
-        seat.meter.wait(State::Credit, wait).await;
+        seat.meter.hold(State::Credit, wait).await;
     }
 
     /// Name of the stage in the graph.

@@ -254,6 +254,44 @@ fn a_window_that_is_raised_from_outside_is_waited_for() {
     raiser.join().unwrap();
 }
 
+/// Law F7: a stage that is held from outside, such as a trainer that is paused, has not stalled; a drain ends its wait (F5).
+#[test]
+fn a_stage_that_is_held_from_outside_is_no_stall_and_a_drain_ends_the_wait() {
+    struct Held(Option<tokio::sync::oneshot::Receiver<()>>);
+    impl Stage for Held {
+        type In = u64;
+        type Out = u64;
+        fn run(&mut self, io: &mut Io<u64, u64>) -> Result<(), StageError> {
+            let free = self.0.take().unwrap();
+            io.hold(async { drop(free.await) });
+            while let Some(number) = io.recv()? {
+                io.send(number)?;
+            }
+            Ok(())
+        }
+    }
+    for drains in [false, true] {
+        let (release, free) = tokio::sync::oneshot::channel();
+        let mut flow = Flow::new("held");
+        let numbers = flow.source("numbers", from_iter(0..4u64));
+        let held = flow.stage("held", numbers, Held(Some(free)));
+        flow.sink("sink", held, |_: u64| {});
+        let control = flow.handle();
+        let other = std::thread::spawn(move || {
+            std::thread::sleep(Duration::from_millis(50));
+            if drains {
+                control.drain();
+                return Some(release);
+            }
+            release.send(()).unwrap();
+            None
+        });
+        let report = flow.stall_timeout(Duration::ZERO).run(Until::finished()).unwrap();
+        assert_eq!((report.ended == Ended::Drained, report.stage("sink").unwrap().items_in), (drains, 4));
+        drop(other.join().unwrap());
+    }
+}
+
 /// Law F5: the weights that it waits for never come, and a drain wakes nobody who waits for
 /// weights.
 #[test]
