@@ -110,9 +110,12 @@ fn each_step_has_a_row_of_times_and_totals() {
         // A resumed process counts from its own start.
         if number(&pair[1], "step") != 7.0 {
             assert!(number(&pair[1], "elapsed_seconds") > number(&pair[0], "elapsed_seconds"));
-            assert!(number(&pair[1], "generated_tokens") > number(&pair[0], "generated_tokens"));
+            // Equal where a whole step was generated before the row of the step before was written.
+            assert!(number(&pair[1], "generated_tokens") >= number(&pair[0], "generated_tokens"));
+            assert!(number(&pair[1], "trained_tokens") > number(&pair[0], "trained_tokens"));
         }
     }
+    assert!(number(&timings[0], "generated_tokens") > 0.0);
     assert!(timings.iter().all(|row| number(row, "trained_tokens_per_second") > 0.0 && number(row, "step_seconds") > 0.0));
     assert!(metrics.iter().all(|row| row.as_object().unwrap().keys().all(|key| !key.contains("second"))));
 }

@@ -1,5 +1,5 @@
-//! `timings.jsonl`: the end of each step, and what took the time. Unlike `metrics.jsonl` it differs from
-//! run to run.
+//! `timings.jsonl`: when each step was written down, and what took the time. Unlike `metrics.jsonl` it
+//! differs from run to run.
 
 use std::path::Path;
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
@@ -14,10 +14,10 @@ pub const TIMINGS: &str = "timings.jsonl";
 ///
 /// | key | value |
 /// | --- | --- |
-/// | `time_seconds` | end of the step, since 1970 |
+/// | `time_seconds` | when the row was written, after the step's end, since 1970 |
 /// | `elapsed_seconds` | the same, since this process began the steps |
 /// | `step_seconds`, `sync_seconds` | time of the optimizer step, and of the newest publication of weights |
-/// | `generated_tokens`, `trained_tokens` | totals of this process |
+/// | `generated_tokens`, `trained_tokens` | totals of this process at that time; generators may already be at later steps |
 /// | `generated_tokens_per_second`, `trained_tokens_per_second` | since the row before |
 /// | `stage_NAME_STATE_seconds` | total time that the stage's workers spent in a state, up to a quarter of a second late; absent if 0 |
 pub struct TimingsLogger {
