@@ -37,7 +37,7 @@ use crate::net::Server;
 use crate::observe::Metrics;
 use crate::train::Policy;
 use crate::weights::Store;
-pub use tinker::TinkerSettings;
+pub use tinker::{TinkerModel, TinkerSettings};
 pub use token::{BearerToken, authenticated};
 
 /// Settings of a [`ModelServer`].

@@ -1,12 +1,14 @@
 //! `rollflow dashboard`: runs in a browser.
 
-use std::path::PathBuf;
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::{Context, Result};
 use clap::Args;
 use rollflow::flow::Interrupts;
 use rollflow::observe::Console;
+use rollflow::serve::BearerToken;
 
 use super::listening::{TokenArgs, address};
 use super::{out, refused};
@@ -34,6 +36,14 @@ pub struct Dashboard {
     token: TokenArgs,
 }
 
+/// Serves the page of the runs in `folder`.
+pub(super) fn serve_page(address: SocketAddr, folder: &Path, token: Option<BearerToken>) -> Result<PageServer> {
+    PageServer::start(address, folder, token, &[]).map_err(|error| match error {
+        PageError::NeedsToken { .. } => refused(error.to_string()),
+        _ => error.into(),
+    })
+}
+
 impl Dashboard {
     pub fn run(self) -> Result<()> {
         if !self.folder.is_dir() {
@@ -41,11 +51,8 @@ impl Dashboard {
         }
         let interrupts = Interrupts::listen().context("listening for Ctrl-C")?;
         Console::default().install().context("showing events")?;
-        let (address, token) = (address(&self.listen)?, self.token.token()?);
-        let server = PageServer::start(address, &self.folder, token, &[]).map_err(|error| match error {
-            PageError::NeedsToken { .. } => refused(error.to_string()),
-            _ => error.into(),
-        })?;
+        let (address, token) = (address("--listen", &self.listen)?, self.token.token()?);
+        let server = serve_page(address, &self.folder, token)?;
         out::line(&format!("page: http://{}/", server.address()))?;
         while !interrupts.pressed() {
             std::thread::sleep(LOOK);

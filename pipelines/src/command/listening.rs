@@ -32,9 +32,9 @@ impl TokenArgs {
     }
 }
 
-/// The address that `--listen` names.
-pub fn address(listen: &str) -> Result<SocketAddr> {
-    let wrong = |why: String| refused(format!("--listen {listen:?}: {why}; write HOST:PORT, as in 127.0.0.1:30000"));
-    let mut all = listen.to_socket_addrs().map_err(|error| wrong(error.to_string()))?;
+/// The address that `option` names.
+pub fn address(option: &str, named: &str) -> Result<SocketAddr> {
+    let wrong = |why: String| refused(format!("{option} {named:?}: {why}; write HOST:PORT, as in 127.0.0.1:30000"));
+    let mut all = named.to_socket_addrs().map_err(|error| wrong(error.to_string()))?;
     all.next().ok_or_else(|| wrong("it has no address".to_owned()))
 }

@@ -12,6 +12,7 @@ use rollflow::serve::{ModelServer, ServeConfig, TinkerSettings};
 use rollflow::util::secrets::masked;
 use rollflow::weights::{Store, check_address};
 
+use super::dashboard::serve_page;
 use super::listening::{TokenArgs, address};
 use super::policies::{Computing, model_folder};
 use super::{out, refused};
@@ -82,6 +83,10 @@ pub struct Serve {
     /// Most models of the Tinker API at a time.
     #[arg(long, value_name = "N", default_value_t = 8, requires = "tinker")]
     max_models: usize,
+    /// Address of a live page for a browser, with the models of the Tinker API as runs; port 0 takes a free
+    /// port. It asks for the server's token.
+    #[arg(long, value_name = "HOST:PORT", requires = "tinker")]
+    page: Option<String>,
     /// Seed of requests without one.
     #[arg(long, default_value_t = 0)]
     seed: u64,
@@ -96,19 +101,21 @@ impl Serve {
     pub fn run(self) -> Result<()> {
         let interrupts = Interrupts::listen().context("listening for Ctrl-C")?;
         Console::default().install().context("showing events")?;
-        let (address, token) = (address(&self.listen)?, self.token.token()?);
-        if token.is_none() && !address.ip().is_loopback() && !self.without_token {
+        let (listen, token) = (address("--listen", &self.listen)?, self.token.token()?);
+        if token.is_none() && !listen.ip().is_loopback() && !self.without_token {
             return Err(refused(format!(
-                "other hosts can reach {address}, and could replace the weights: give --token-file or --token-env, listen at 127.0.0.1, \
+                "other hosts can reach {listen}, and could replace the weights: give --token-file or --token-env, listen at 127.0.0.1, \
                  or allow it with --without-token"
             )));
         }
         let drain = Duration::try_from_secs_f64(self.drain_timeout)
             .map_err(|error| refused(format!("--drain-timeout {}: {error}", self.drain_timeout)))?;
         // Before the model is loaded, which takes longer.
-        let listener = TcpListener::bind(address).with_context(|| {
-            format!("listening at {address}; choose another address with --listen, whose port 0 takes a free one")
+        let listener = TcpListener::bind(listen).with_context(|| {
+            format!("listening at {listen}; choose another address with --listen, whose port 0 takes a free one")
         })?;
+        let models = TinkerSettings::models(&self.state);
+        let page = self.page.as_deref().map(|page| serve_page(address("--page", page)?, &models, token.clone())).transpose()?;
         let store = self.store.as_ref().map(|url| {
             check_address(url).map_err(|why| refused(format!("--store {:?}: {why}", masked(url))))?;
             Ok::<_, anyhow::Error>(Store::open(url, self.ca_file.as_deref())?)
@@ -134,6 +141,9 @@ impl Serve {
             token,
         };
         let server = ModelServer::start(&policy, listener, config).map_err(|error| refused(error.to_string()))?;
+        if let Some(page) = &page {
+            out::line(&format!("page: http://{}/", page.address()))?;
+        }
         out::line(&format!("ready: http://{}", server.address()))?;
         serve(&server, &interrupts, drain)
     }

@@ -9,7 +9,7 @@ use rollflow::observe::logs::{MetricStats, metrics_rows, read_lines};
 use rollflow::observe::{HtmlReport, duration};
 use rollflow::util::atomic_file;
 
-use crate::run::record::{Record, State};
+use crate::run::record::{Record, State, TINKER};
 use crate::run::{PAGE, RECIPE};
 
 /// Writes the page of the run with this record; returns the page's path.
@@ -60,6 +60,13 @@ pub fn page(folder: &Path, record: &Record, samples: bool) -> Result<HtmlReport>
 fn outcome(record: &Record) -> String {
     let (steps, time) = (record.steps, duration(Duration::from_secs_f64(record.seconds())));
     let error = record.sessions.last().and_then(|session| session.error.as_deref());
+    if record.pipeline == TINKER {
+        return match record.state {
+            State::Running => format!("The server's clients have updated the model {steps} times."),
+            State::Finished => format!("The model was unloaded after {steps} updates."),
+            _ => format!("The server ended after {steps} updates of the model; one that starts on its folder has it again."),
+        };
+    }
     match (record.state, error) {
         (State::Running, _) => format!("The run is at step {steps}."),
         (State::Died, _) => format!("The run's process ended without notice after step {steps}; rollflow resume continues it."),
@@ -105,7 +112,8 @@ fn facts(record: &Record) -> Vec<(String, String)> {
             if session.ended.is_empty() { String::new() } else { format!(", {} {}", session.state.word(), session.ended) };
         facts.push((which, format!("{}{ended}", session.started)));
     }
-    if let Some(session) = record.sessions.last() {
+    // A model of a server has none of these.
+    if let Some(session) = record.sessions.last().filter(|session| !session.version.is_empty()) {
         facts.push(("rollflow".to_owned(), session.version.clone()));
         if let Some(git) = &session.git {
             let changed = if git.changed { ", with changes that are not committed" } else { "" };

@@ -13,6 +13,7 @@ use rollflow::flow::{Ended, Report};
 use rollflow::observe::StageShares;
 use rollflow::observe::logs::{MetricStats, compute_stats_from_jsonl};
 use rollflow::recipe::{ModelSource, Plan};
+use rollflow::serve::TinkerModel;
 use rollflow::util::{atomic_file, lock_file};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -103,12 +104,16 @@ impl Record {
             Ok(text) => serde_json::from_str(&text).with_context(|| format!("reading {}", path.display()))?,
             Err(_) => Record::default(),
         };
+        if TinkerModel::is_in(folder) {
+            record = Record::of_model(folder)?;
+        }
         if record.name.is_empty() {
             record.name = folder.file_name().map_or_else(String::new, |name| name.to_string_lossy().into_owned());
         }
         let open = record.state == State::Running;
         if open && !lock_file::is_taken(&folder.join(LOCK)) {
-            record.state = State::Died;
+            // A server that starts again has its models again.
+            record.state = if record.pipeline == TINKER { State::Stopped } else { State::Died };
         } else if open && let Some(session) = record.sessions.last_mut() {
             session.seconds = session.seconds_until(now());
         }
@@ -116,6 +121,26 @@ impl Record {
             record.take_metrics(folder);
         }
         Ok(record)
+    }
+
+    /// The record of a model that a server trains for its clients.
+    fn of_model(folder: &Path) -> Result<Self> {
+        let model = TinkerModel::read(folder).with_context(|| format!("reading the model in {}", folder.display()))?;
+        let created = i64::try_from(model.created).ok().and_then(|created| Timestamp::from_second(created).ok());
+        let trained = if model.rank == 0 { "all weights".to_owned() } else { format!("adapters of rank {}", model.rank) };
+        let started = created.unwrap_or_default().to_string();
+        Ok(Record {
+            name: model.id,
+            pipeline: TINKER.to_owned(),
+            seed: model.seed,
+            state: if model.unloaded { State::Finished } else { State::Running },
+            sessions: vec![Session { started, ..Session::default() }],
+            drawn: Drawn {
+                summary: vec![("trained".to_owned(), trained), ("session".to_owned(), model.session)],
+                ..Drawn::default()
+            },
+            ..Record::default()
+        })
     }
 
     /// Notes in the run's folder that this process works on it from now on, and serves its live page at
@@ -187,6 +212,9 @@ impl Record {
     }
 }
 
+/// Stands where a run has its pipeline, for a model that a server trains.
+pub const TINKER: &str = "tinker";
+
 /// The runs in `folder` and below, up to three folders deep, the newest first.
 pub fn runs_below(folder: &Path) -> Result<Vec<(PathBuf, Record)>> {
     let record = |path: PathBuf| Record::read(&path).map(|record| (path, record));
@@ -199,7 +227,7 @@ pub fn runs_below(folder: &Path) -> Result<Vec<(PathBuf, Record)>> {
 pub fn run_folders(folder: &Path) -> Result<Vec<PathBuf>> {
     let (mut runs, mut folders) = (Vec::new(), vec![(folder.to_owned(), 3)]);
     while let Some((at, depth)) = folders.pop() {
-        if at.join(RECIPE).exists() {
+        if at.join(RECIPE).exists() || TinkerModel::is_in(&at) {
             runs.push(at);
         } else if depth > 0 {
             for entry in std::fs::read_dir(&at).with_context(|| format!("looking for runs in {}", at.display()))? {

@@ -16,11 +16,12 @@ use crate::support::http::{get, get_as};
 const STAGES: [&str; 8] = ["prompts", "generate", "reward", "filter", "batch", "train", "sync", "log"];
 
 /// The address that the command prints.
-fn address(running: &mut Running) -> SocketAddr {
+pub fn address(running: &mut Running) -> SocketAddr {
     running.line(|line| Some(line.strip_prefix("page: http://")?.strip_suffix('/')?.parse().unwrap()))
 }
 
-fn json(address: SocketAddr, path: &str) -> Value {
+/// The answer at `path` of a page.
+pub fn json(address: SocketAddr, path: &str) -> Value {
     let answer = get(address, path);
     assert_eq!((answer.status, answer.content_type.as_str()), (200, "application/json"), "{path}: {}", answer.body);
     serde_json::from_str(&answer.body).unwrap()

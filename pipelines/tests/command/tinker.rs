@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use serde_json::Value;
 
 use crate::crashes::nothing_lost;
+use crate::live_page::{address as page_address, json};
 use crate::model_serving::Server;
 use crate::running::{Running, SFT, read, rollflow};
 
@@ -97,6 +98,30 @@ fn kills_of_the_run_and_of_the_server_change_no_step_laws_c1_v3() {
         assert!(reward == other.2 && (loss - other.1).abs() < 1e-5, "step {step}: {loss} {reward}, {other:?}");
     }
     assert!(!read(&whole.join("metrics.jsonl")).contains("entropy"), "what the server does not report is absent");
+    // A model of the server is watched as a run is, and an update that was repeated is one row.
+    let models = state.join("models");
+    let mut page = Running::start(&["dashboard", models.to_str().unwrap(), "--listen", "127.0.0.1:0"]);
+    let at = page_address(&mut page);
+    let rows = json(at, "/api/runs");
+    let rows = rows.as_array().unwrap();
+    assert!(
+        rows.iter().any(|row| row["state"] == "finished" && row["step"] == 30)
+            && rows.iter().any(|row| row["state"] == "running")
+    );
+    for row in rows {
+        let (name, updates) = (row["name"].as_str().unwrap(), row["step"].as_u64().unwrap());
+        let steps = read(&models.join(name).join("metrics.jsonl"));
+        let steps = steps.lines().map(|line| serde_json::from_str::<Value>(line).unwrap()["step"].as_u64().unwrap());
+        assert!(row["pipeline"] == "tinker" && steps.eq(1..=updates), "{row}");
+        let report = json(at, &format!("/api/runs/{}", name.replace(':', "%3A")));
+        let curves = ["loss", "grad_norm", "entropy_nats", "log_prob_gap_mean_nats"];
+        assert!(curves.iter().all(|of| report["curves"][of].is_object()), "{}", report["curves"]);
+    }
+    let listed = rollflow(&["runs", models.to_str().unwrap()]);
+    assert!(listed.code == Some(0) && listed.out.matches("tinker").count() >= 2, "{}{}", listed.out, listed.err);
+    let second =
+        rollflow(&["serve", model.to_str().unwrap(), "--tinker", "--state", state.to_str().unwrap(), "--listen", "127.0.0.1:0"]);
+    assert!(second.code != Some(0) && second.err.contains("another server works on"), "{}", second.err);
     // The weights come home.
     let adapter = folder.path().join("adapter");
     let ended = rollflow(&["export", killed.to_str().unwrap(), adapter.to_str().unwrap(), "--adapter"]);

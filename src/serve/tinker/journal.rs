@@ -3,7 +3,7 @@
 //! since the older snapshot, because a client may not have got the newest.
 
 use std::collections::BTreeMap;
-use std::fs::{self, File, OpenOptions};
+use std::fs::{self, File, OpenOptions, TryLockError};
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
@@ -11,7 +11,7 @@ use rollflow_tinker::message::LoraConfig;
 use serde::{Deserialize, Serialize};
 
 use super::operation::Operation;
-use crate::util::atomic_file;
+use crate::util::{atomic_file, lock_file};
 
 const MODEL: &str = "model.json";
 
@@ -33,6 +33,43 @@ pub(super) struct ModelRecord {
     /// The snapshot after it.
     #[serde(default)]
     pub newest: Option<Snapshot>,
+    /// When it was created, in seconds since 1970.
+    #[serde(default)]
+    pub created: u64,
+}
+
+/// A model of the Tinker API on disk: a folder with `metrics.jsonl`, a row per update.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TinkerModel {
+    /// Its name.
+    pub id: String,
+    /// The session that created it.
+    pub session: String,
+    /// Rank of its adapters; 0 if all weights are trained.
+    pub rank: usize,
+    /// Seed of its adapters.
+    pub seed: u64,
+    /// When it was created, in seconds since 1970.
+    pub created: u64,
+    /// True if it was unloaded. Its saved weights are still there.
+    pub unloaded: bool,
+}
+
+impl TinkerModel {
+    /// Returns true if `folder` is one of a model.
+    pub fn is_in(folder: &Path) -> bool {
+        [MODEL, UNLOADED].iter().any(|name| folder.join(name).is_file())
+    }
+
+    /// Reads the model in `folder`.
+    ///
+    /// # Errors
+    /// There is none, or its record is damaged.
+    pub fn read(folder: &Path) -> io::Result<Self> {
+        let ModelRecord { id, session, lora, created, .. } = record(folder)?;
+        let unloaded = !folder.join(MODEL).exists();
+        Ok(TinkerModel { id, session, rank: lora.rank, seed: lora.seed.unwrap_or(0), created, unloaded })
+    }
 }
 
 /// A state of a model.
@@ -51,27 +88,31 @@ pub(super) struct Journal {
     folder: PathBuf,
     pub record: ModelRecord,
     file: File,
+    /// Held while a server works on the model.
+    _lock: File,
 }
 
 impl Journal {
     /// Begins the journal of a new model in `folder`.
     pub fn create(folder: &Path, record: ModelRecord) -> io::Result<Self> {
         atomic_file::create_folder(folder)?;
+        let lock = lock(folder)?;
         let file = append(&journal(folder, 0))?;
         write_record(folder, &record)?;
-        Ok(Journal { folder: folder.to_owned(), record, file })
+        Ok(Journal { folder: folder.to_owned(), record, file, _lock: lock })
     }
 
     /// Opens the journal in `folder`, and reads the operations since the older snapshot. One that was
     /// half written is left out: its client has no answer to its submission, and submits it again.
     pub fn open(folder: &Path) -> io::Result<(Self, BTreeMap<u64, Operation>)> {
+        let lock = lock(folder)?;
         let record: ModelRecord = serde_json::from_slice(&fs::read(folder.join(MODEL))?)?;
         let mut all = BTreeMap::new();
         for snapshot in [Some(&record.base), record.newest.as_ref()].into_iter().flatten() {
             read(&journal(folder, snapshot.done), &mut all)?;
         }
         let file = append(&journal(folder, record.newest.as_ref().unwrap_or(&record.base).done))?;
-        Ok((Journal { folder: folder.to_owned(), record, file }, all))
+        Ok((Journal { folder: folder.to_owned(), record, file, _lock: lock }, all))
     }
 
     /// Appends an operation.
@@ -94,6 +135,17 @@ impl Journal {
         atomic_file::remove(&journal(&self.folder, old.done))?;
         old.folder.map_or(Ok(()), |folder| atomic_file::remove(&self.folder.join(folder)))
     }
+}
+
+/// Takes the lock of a folder that one server at a time works on.
+pub(super) fn lock(folder: &Path) -> io::Result<File> {
+    lock_file::take(&folder.join(".lock")).map_err(|error| match error {
+        TryLockError::WouldBlock => io::Error::new(
+            io::ErrorKind::WouldBlock,
+            format!("another server works on {}; stop it, or choose another folder", folder.display()),
+        ),
+        TryLockError::Error(error) => error,
+    })
 }
 
 fn write_record(folder: &Path, record: &ModelRecord) -> io::Result<()> {
@@ -170,13 +222,15 @@ mod tests {
         let folder = folder.path().join("m");
         let lora = LoraConfig { rank: 4, seed: Some(1), train_unembed: true, train_mlp: true, train_attn: true };
         let (base, newest) = (Snapshot::default(), None);
-        let record = ModelRecord { id: "m".into(), session: "s".into(), lora, begins: None, base, newest };
+        let record = ModelRecord { id: "m".into(), session: "s".into(), lora, begins: None, base, newest, created: 1 };
         let mut journal = Journal::create(&folder, record.clone()).unwrap();
         let (pass, update) = (Operation::Pass(vec![1, 2, 3]), Operation::Update(AdamParams::default()));
         journal.append(1, &pass).unwrap();
         journal.append(2, &update).unwrap();
         journal.file.write_all(&[9, 0, 0, 0, 0, 0, 0, 0, 1]).unwrap();
+        assert!(Journal::open(&folder).err().unwrap().to_string().contains("another server works on"));
         drop(journal);
+        assert_eq!(TinkerModel::read(&folder).unwrap().rank, 4);
         let (mut journal, read) = Journal::open(&folder).unwrap();
         assert_eq!((journal.record.clone(), read), (record, BTreeMap::from([(1, pass.clone()), (2, update.clone())])));
         let snapshot = |done| Snapshot { done, step: done / 2, folder: None };

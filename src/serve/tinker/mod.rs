@@ -12,18 +12,21 @@ mod queue;
 mod routes;
 mod sampling;
 mod trained;
+mod updates;
 
 use std::collections::{BTreeMap, VecDeque};
+use std::fs::File;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use parking_lot::Mutex;
 use rollflow_tinker::message::LoraConfig;
 use tokio::sync::oneshot;
 
+pub use journal::TinkerModel;
 pub(super) use routes::routes;
 
 use self::journal::{Journal, ModelRecord, Snapshot};
@@ -47,6 +50,13 @@ pub struct TinkerSettings {
     pub max_models: usize,
 }
 
+impl TinkerSettings {
+    /// Folder of the models in the state `folder`, a [`TinkerModel`] each.
+    pub fn models(folder: &Path) -> PathBuf {
+        folder.join("models")
+    }
+}
+
 pub(super) struct Tinker {
     shared: Arc<Shared>,
     ground: Ground,
@@ -58,6 +68,8 @@ pub(super) struct Tinker {
     /// Time of each session's last heartbeat.
     heard: Mutex<BTreeMap<String, Instant>>,
     started: Instant,
+    /// Lock of the state's folder.
+    _lock: File,
 }
 
 /// Time without a heartbeat after which a session's models may be unloaded. Clients send one every
@@ -123,7 +135,9 @@ fn load(
 impl Tinker {
     /// Opens the state, and starts the models in it.
     pub fn open(shared: &Arc<Shared>, policy: &Policy, settings: &TinkerSettings) -> io::Result<Arc<Self>> {
-        let (models, samplers) = (settings.state.join("models"), settings.state.join("samplers"));
+        let (models, samplers) = (TinkerSettings::models(&settings.state), settings.state.join("samplers"));
+        atomic_file::create_folder(&settings.state)?;
+        let lock = journal::lock(&settings.state)?;
         for folder in [&models, &samplers] {
             atomic_file::create_folder(folder)?;
             atomic_file::remove_leftovers(folder)?;
@@ -140,6 +154,7 @@ impl Tinker {
             loaded: Arc::default(),
             heard: Mutex::default(),
             started: Instant::now(),
+            _lock: lock,
         });
         for folder in journal::loaded(&tinker.ground.models)? {
             let (journal, journaled) = Journal::open(&folder)?;
@@ -186,7 +201,8 @@ impl Tinker {
         }
         let seed = lora.seed.or(Some(self.shared.config.seed));
         let lora = LoraConfig { seed, train_unembed: false, ..lora };
-        let record = ModelRecord { id: id.clone(), session, lora, begins, base: Snapshot::default(), newest: None };
+        let created = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
+        let record = ModelRecord { id: id.clone(), session, lora, begins, base: Snapshot::default(), newest: None, created };
         let failed = |error: io::Error| Refusal::new(500, error.to_string());
         let journal = Journal::create(&self.ground.models.join(&id), record).map_err(failed)?;
         let queue = ModelQueue::start(self.ground.clone(), journal, BTreeMap::new(), self.install()).map_err(failed)?;

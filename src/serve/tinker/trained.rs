@@ -12,6 +12,7 @@ use serde_json::json;
 use super::journal::ModelRecord;
 use super::losses::{TinkerLoss, batch, nth_targets};
 use super::operation::{Answer, Operation};
+use super::updates::Updates;
 use crate::algo::{CrossEntropy, Schedule};
 use crate::model::{Dtype, FrozenWeights, Lora, ModelError, save_adapter, save_hf_as};
 use crate::train::checkpoint::{self, CHECKPOINTS};
@@ -62,6 +63,7 @@ pub(super) struct Trained {
     policy: Policy,
     backend: LocalBackend,
     install: Install,
+    updates: Updates,
     /// Path of the weights that it began with.
     begins: Option<String>,
     /// True between a pass and the next update.
@@ -85,9 +87,9 @@ impl Trained {
     pub fn begin(ground: Ground, record: &ModelRecord, install: Install) -> Result<Self, String> {
         let policy = trained_policy(&ground.policy, record.lora).map_err(|error| error.to_string())?;
         let backend = backend(&ground, &policy)?;
-        let id = record.id.clone();
-        let mut model =
-            Trained { ground, id, policy, backend, install, begins: None, has_gradient: false, step: record.base.step };
+        let (id, step) = (record.id.clone(), record.base.step);
+        let updates = Updates::after(step, &ground.models.join(&id));
+        let mut model = Trained { ground, id, policy, backend, install, updates, begins: None, has_gradient: false, step };
         match (&record.base.folder, &record.begins) {
             (Some(snapshot), _) => {
                 let folder = model.folder().join(snapshot);
@@ -143,7 +145,8 @@ impl Trained {
             }
         } else {
             batch.algorithm = Some(Arc::new(Algorithm { loss: loss.clone(), off_policy: Default::default(), key: None }));
-            self.backend.forward_backward(Arc::new(batch.clone())).wait().map_err(Answer::failed)?;
+            let done = self.backend.forward_backward(Arc::new(batch.clone())).wait().map_err(Answer::failed)?;
+            self.updates.pass(done);
             self.has_gradient = true;
         }
         Ok(Answer::Pass(loss.output(&batch)))
@@ -159,6 +162,7 @@ impl Trained {
         self.backend.optimize_by(adamw, clip).wait().map_err(Answer::failed)?;
         let done = self.backend.update(1.0, Some(Schedule::constant(learning_rate))).wait().map_err(Answer::failed)?;
         self.step += 1;
+        self.updates.update(self.step, &done, &self.folder());
         Ok(Answer::Json(json!({"metrics": {"grad_norm": done.grad_norm, "learning_rate": done.lr}})))
     }
 
@@ -215,6 +219,7 @@ impl Trained {
             }
         };
         (self.backend, self.has_gradient) = (backend, false);
+        self.updates.forget();
         Ok(Answer::Json(json!({"path": path, "model_id": self.id, "type": "load_weights"})))
     }
 
