@@ -47,6 +47,8 @@ pub struct Components<B: TrainingBackend> {
     pub evaluator: Option<PendingEvaluator<B::Weights>>,
     /// Custom parts by name.
     pub registry: Registry,
+    /// Plan of each step, for trainer and generator.
+    pub timeline: Timeline,
 }
 
 /// An evaluator that still needs the step that the run continues after, and where its answers go.
@@ -66,6 +68,7 @@ struct Sampled {
     published: WeightsRx<FrozenWeights>,
     sync: StepStage<FrozenWeights>,
     evaluator: Option<PendingEvaluator<FrozenWeights>>,
+    timeline: Timeline,
 }
 
 impl Components<LocalBackend> {
@@ -82,15 +85,16 @@ impl Components<LocalBackend> {
         start: &Policy,
         observe: impl FnOnce(Generator<LocalEngine>) -> Generator<LocalEngine>,
     ) -> Result<Self> {
-        let ((publish, published), reader) = (weights(), Reader::from(policy));
+        let ((publish, published), reader, timeline) = (weights(), Reader::from(policy), Timeline::of(plan)?);
         let evaluator = Evaluation::during(plan).map(|of| evaluation::evaluator(of, registry, policy)).transpose()?;
         let generator = rollout::local_generator(&plan.generate, &plan.model, policy)?.weights(published.clone());
         let sampled = Sampled {
-            generator: BoxedStage::new(observe(generator_of(plan, &reader, generator)?)),
+            generator: BoxedStage::new(observe(generator_of(plan, &timeline, &reader, generator)?)),
             sync: BoxedStage::new(WeightSync::to(publish).log_every(plan.observe.log_every)),
             evaluator: evaluator.map(pending),
             reader,
             published,
+            timeline,
         };
         Components::around(sampled, plan, registry, policy, start)
     }
@@ -98,6 +102,7 @@ impl Components<LocalBackend> {
     /// Builds components that generate and evaluate on servers.
     pub fn remote(plan: &Plan, registry: &Registry, policy: &Policy, start: &Policy, engines: &Engines) -> Result<Self> {
         let ((publish, synced), (also, published), reader) = (weights(), weights(), engines.reader(policy));
+        let timeline = Timeline::of(plan)?;
         let (mut sync, mut evaluator) = (engines.sync(publish)?.also(also), None);
         if let Some(of) = Evaluation::during(plan) {
             let hold = evaluation::hold(of);
@@ -105,11 +110,12 @@ impl Components<LocalBackend> {
             evaluator = Some(evaluation::evaluator_of_servers(of, registry, &reader, engines.generator(&reader), &hold)?);
         }
         let sampled = Sampled {
-            generator: BoxedStage::new(generator_of(plan, &reader, engines.generator(&reader).weights(synced))?),
+            generator: BoxedStage::new(generator_of(plan, &timeline, &reader, engines.generator(&reader).weights(synced))?),
             sync: BoxedStage::new(sync.log_every(plan.observe.log_every)),
             evaluator: evaluator.map(pending),
             reader,
             published,
+            timeline,
         };
         Components::around(sampled, plan, registry, policy, start)
     }
@@ -130,13 +136,19 @@ impl Components<LocalBackend> {
             sync: of.sync,
             evaluator: of.evaluator,
             registry: registry.clone(),
+            timeline: of.timeline,
         })
     }
 }
 
 /// Configures a generator by `[generate]`, in the recipe's environment if it has one.
-pub fn generator_of<E: TokenEngine>(plan: &Plan, reader: &Reader, generator: Generator<E>) -> Result<Generator<E>> {
-    let timeline = Timeline::of(plan)?;
+pub fn generator_of<E: TokenEngine>(
+    plan: &Plan,
+    timeline: &Timeline,
+    reader: &Reader,
+    generator: Generator<E>,
+) -> Result<Generator<E>> {
+    let timeline = timeline.clone();
     let generator = rollout::configured(generator, &plan.generate, plan.seed, plan.most_slots(), timeline, plan.sync.every);
     let Some(of) = &plan.environment else { return Ok(generator) };
     Ok(generator.environment(environments::agent(of, &plan.net, plan.seed, reader.config.max_positions)?))

@@ -7,7 +7,7 @@ use anyhow::{Context, Result};
 use rollflow::flow::{Capacity, Flow, Interrupts, Report};
 use rollflow::observe::logs::announce_training;
 use rollflow::prelude::*;
-use rollflow::recipe::{Pipeline, Plan, ReferencePolicy, Timeline};
+use rollflow::recipe::{Pipeline, Plan, ReferencePolicy};
 
 use crate::assemble::engines::Engines;
 use crate::assemble::sections::{Pacing, Serving, Start, Training};
@@ -98,8 +98,9 @@ pub fn declare<B: TrainingBackend + 'static>(
     outputs: Outputs<B::Weights>,
     from: Option<&ResumePoint>,
 ) -> Result<Flow> {
-    let Components { prompts, generator, reward, scorers, backend, critic, mixture, sync, evaluator, registry } = components;
-    let (admission, timeline) = (rollout::admission(Pacing::of(plan)), Timeline::of(plan)?);
+    let Components { prompts, generator, reward, scorers, backend, critic, mixture, sync, evaluator, registry, timeline } =
+        components;
+    let admission = rollout::admission(Pacing::of(plan));
     let filter = Filter::by(rollout::filter(&plan.filter, &timeline, &registry)?).fallback(plan.filter_fallback);
     let mut trainer = trainers::trainer(Training::of(plan), timeline, &registry, backend, critic, mixture, outputs.checkpoints)?;
     if let Some(from) = from {

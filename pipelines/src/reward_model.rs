@@ -11,7 +11,7 @@ use rollflow::algo::{BradleyTerry, PairMetrics};
 use rollflow::data::RankedPair;
 use rollflow::flow::{Ended, Flow, Report};
 use rollflow::prelude::*;
-use rollflow::recipe::{Plan, Timeline};
+use rollflow::recipe::Plan;
 use rollflow::stages::evaluate::PairEvaluator;
 use rollflow::stages::reward::Scorer;
 use rollflow::stages::train::StepConfig;
@@ -61,8 +61,8 @@ pub fn declare(
     let backend = scorer.backend(trainers::shared(config, registry, trainers::REWARD_MODEL)).context("starting the trainer")?;
     let trainer = Trainer::new(backend).steps(of.steps).threads(of.optimization.threads);
     let trainer = evaluation::publish_for_evaluation(trainer, Evaluation::during(plan));
-    let trainer = trainers::changing(trainer, Timeline::of(plan)?, step_config);
-    let trainer = data::resumable(trainers::checkpointed(trainer, &plan.checkpoint, outputs.checkpoints), from, None)?;
+    let trainer = trainers::supervised(trainer, plan, registry, step_config, outputs.checkpoints)?;
+    let trainer = data::resumable(trainer, from, None)?;
 
     let mut flow = Flow::new(&plan.name).metrics(&outputs.metrics);
     let done = from.map_or(0, |from| from.trainer.step);

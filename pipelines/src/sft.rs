@@ -8,7 +8,7 @@ use rollflow::flow::{Ended, Flow, Interrupts, Report, Until};
 use rollflow::model::FrozenWeights;
 use rollflow::observe::MetricsLogger;
 use rollflow::prelude::*;
-use rollflow::recipe::{Plan, Sft, Timeline};
+use rollflow::recipe::{Plan, Sft};
 use rollflow::stages::sink::step_row;
 use rollflow::stages::train::StepConfig;
 
@@ -47,8 +47,8 @@ pub fn declare(plan: &Plan, registry: &Registry, policy: &Policy, outputs: Outpu
     let mut flow = Flow::new(&plan.name).metrics(&outputs.metrics);
     let done = from.map_or(0, |from| from.trainer.step);
     let (samples, data) = Imitation::of(plan, sft).batches(&policy.into())?;
-    let trainer = trainers::changing(trainer(plan, sft, registry, policy)?, Timeline::of(plan)?, step_config);
-    let trainer = trainers::checkpointed(trainer, &plan.checkpoint, outputs.checkpoints);
+    let trainer = trainer(plan, sft, registry, policy)?;
+    let trainer = trainers::supervised(trainer, plan, registry, step_config, outputs.checkpoints)?;
     let trainer = evaluation::publish_for_evaluation(trainer, Evaluation::during(plan));
     let samples = flow.source("samples", samples.after(done));
     let mut trained = flow.stage("train", samples, data::resumable(trainer, from, data)?);

@@ -11,7 +11,7 @@ use rollflow::engine::remote::{Fleet, FleetConfig, FleetHandle};
 use rollflow::flow::{BoxedStage, Interrupts, Report, WeightsTx, weights};
 use rollflow::model::Dtype;
 use rollflow::prelude::*;
-use rollflow::recipe::Plan;
+use rollflow::recipe::{Plan, Timeline};
 use rollflow::stages::sync::RemoteSync;
 use rollflow::train::tinker::{
     Encoding, LoraConfig, Patience, Reduction, SamplerWeights, TinkerBackend, TinkerConfig, TinkerEngine, TinkerExporter,
@@ -201,9 +201,10 @@ fn components(
         non_finite: optimization.on_nonfinite,
         downloads: plan.engine.is_remote(),
     };
+    let timeline = Timeline::of(plan)?;
     Ok(Components {
         prompts: data::training_prompts(plan, &reader)?,
-        generator: BoxedStage::new(generator_of(plan, &reader, generator().weights(synced))?),
+        generator: BoxedStage::new(generator_of(plan, &timeline, &reader, generator().weights(synced))?),
         reward: Scoring::of(reward, &plan.model, &plan.net, plan.generate.max_new_tokens, registry)?,
         scorers: Scorers::served(plan, &reader)?,
         backend: TinkerBackend::new(service, lora(plan)?, config).context("creating the model on the server")?,
@@ -212,5 +213,6 @@ fn components(
         sync: BoxedStage::new(sync.log_every(plan.observe.log_every)),
         evaluator,
         registry: registry.clone(),
+        timeline,
     })
 }

@@ -14,7 +14,7 @@ use crate::registry::{Registry, RegistryError};
 pub fn complaints(registry: &Registry, plan: &Plan) -> Vec<Problem> {
     let own = complaints_now(registry, plan);
     let Ok(timeline) = Timeline::of(plan) else { return own };
-    let later = timeline.plans().skip(1).flat_map(|plan| complaints_now(registry, plan));
+    let later = timeline.plans().into_iter().skip(1).flat_map(|plan| complaints_now(registry, &plan));
     let later: Vec<Problem> = later.map(|problem| Problem::of("change", problem.message, problem.help)).collect();
     let own = if own.is_empty() { later } else { own };
     if own.is_empty() && plan.validate().is_ok() { unmakeable(registry, plan, &timeline) } else { own }

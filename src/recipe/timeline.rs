@@ -1,9 +1,11 @@
 //! `[[change]]` and `[[ramp]]`: settings that change during a run. A step's plan is a pure function
-//! of its number, so that nothing needs saving and a resumed run does the same (law C2).
+//! of its number, so that nothing needs saving and a resumed run does the same (law C2). A change that is
+//! ordered during the run begins at a step that nobody has asked for yet, and is written into the recipe.
 
-use std::borrow::Cow;
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
+use parking_lot::Mutex;
 use toml::Value;
 
 use super::load::parse;
@@ -109,11 +111,20 @@ fn inside(key: &str, section: &str) -> bool {
     key.strip_prefix(section).is_some_and(|rest| rest.is_empty() || rest.starts_with('.'))
 }
 
-/// The plan of every step.
+/// The plan of every step. Clones share it, with what is added later.
 #[derive(Clone, Debug)]
 pub struct Timeline {
-    phases: Vec<Phase>,
-    ramps: Vec<Ramp>,
+    phases: Arc<Mutex<Phases>>,
+    ramps: Arc<[Ramp]>,
+}
+
+#[derive(Debug)]
+struct Phases {
+    all: Vec<Phase>,
+    /// The last step whose plan was asked for.
+    trained: u64,
+    /// The last step whose completions were sampled.
+    sampled: u64,
 }
 
 #[derive(Clone, Debug)]
@@ -121,63 +132,123 @@ struct Phase {
     /// First step of the phase.
     at: u64,
     set: Vec<String>,
-    plan: Plan,
+    plan: Arc<Plan>,
     text: String,
+}
+
+impl Phases {
+    /// The phases from `first` on by these changes.
+    fn of(first: Phase, mut changes: Vec<Change>) -> Result<Vec<Phase>, RecipeErrors> {
+        changes.sort_by_key(|change| change.at);
+        let mut all = vec![first];
+        for Change { at, set } in changes {
+            let before = all.last().map_or("", |phase| &phase.text);
+            let plan = parse("the recipe", before, &set)?;
+            all.push(Phase { at, set, text: plan.to_toml(), plan: plan.into() });
+        }
+        Ok(all)
+    }
+
+    fn at(&self, step: u64) -> &Phase {
+        let later = self.all.partition_point(|phase| phase.at <= step);
+        &self.all[later.max(1) - 1]
+    }
 }
 
 impl Timeline {
     /// Makes the timeline of a loaded plan, or returns the errors of its changes.
     pub fn of(plan: &Plan) -> Result<Self, RecipeErrors> {
         let base = Plan { change: Vec::new(), ramp: Vec::new(), ..plan.clone() };
-        let mut phases = vec![Phase { at: 1, set: Vec::new(), text: base.to_toml(), plan: base }];
-        let mut changes: Vec<&Change> = plan.change.iter().collect();
-        changes.sort_by_key(|change| change.at);
-        for Change { at, set } in changes {
-            let before = phases.last().map_or("", |phase| &phase.text);
-            let plan = parse("the recipe", before, set)?;
-            phases.push(Phase { at: *at, set: set.clone(), text: plan.to_toml(), plan });
-        }
-        Ok(Timeline { phases, ramps: plan.ramp.clone() })
+        let first = Phase { at: 1, set: Vec::new(), text: base.to_toml(), plan: base.into() };
+        let phases = Phases { all: Phases::of(first, plan.change.clone())?, trained: 0, sampled: 0 };
+        Ok(Timeline { phases: Arc::new(Mutex::new(phases)), ramps: plan.ramp.clone().into() })
     }
 
     /// Returns true if every step has the same plan.
     pub fn is_constant(&self) -> bool {
-        self.phases.len() == 1 && self.ramps.is_empty()
+        self.phases.lock().all.len() == 1 && self.ramps.is_empty()
     }
 
-    /// Returns the plan of a step, which counts from 1. With ramps it is parsed again, which takes
-    /// a millisecond. Two numbers that are valid at both ends may contradict each other in between.
-    pub fn at(&self, step: u64) -> Result<Cow<'_, Plan>, RecipeErrors> {
-        let phase = self.phase_of(step);
+    /// Returns the plan of a step, which counts from 1, to its trainer. With ramps it is parsed again,
+    /// which takes a millisecond. Two numbers that are valid at both ends may contradict each other in
+    /// between.
+    pub fn at(&self, step: u64) -> Result<Arc<Plan>, RecipeErrors> {
+        let mut phases = self.phases.lock();
+        phases.trained = phases.trained.max(step);
+        self.ramped(phases.at(step), step)
+    }
+
+    /// Returns the plan by which completions for a step are sampled.
+    pub fn sampling_at(&self, step: u64) -> Result<Arc<Plan>, RecipeErrors> {
+        let mut phases = self.phases.lock();
+        phases.sampled = phases.sampled.max(step);
+        self.ramped(phases.at(step), step)
+    }
+
+    fn ramped(&self, phase: &Phase, step: u64) -> Result<Arc<Plan>, RecipeErrors> {
         if self.ramps.is_empty() {
-            return Ok(Cow::Borrowed(&phase.plan));
+            return Ok(phase.plan.clone());
         }
         let sets: Vec<String> = self.ramps.iter().map(|ramp| format!("{}={:?}", ramp.key, ramp.at(step))).collect();
-        parse(&format!("the recipe as of step {step}"), &phase.text, &sets).map(Cow::Owned)
+        parse(&format!("the recipe as of step {step}"), &phase.text, &sets).map(Arc::new)
+    }
+
+    /// Adds a change that begins at the first step that is neither trained (up to `done`, or by this process)
+    /// nor, if it changes how completions are sampled, sampled. `keep` gets the change before any step can have it, and may
+    /// refuse it.
+    ///
+    /// # Errors
+    /// Those of `keep`, and those of the changed recipe.
+    pub fn amend<E: From<RecipeErrors>>(
+        &self,
+        set: Vec<String>,
+        done: u64,
+        keep: impl FnOnce(&Change) -> Result<(), E>,
+    ) -> Result<u64, E> {
+        let mut phases = self.phases.lock();
+        let sampled = if set.iter().any(|set| inside(key_of(set), "generate")) { phases.sampled } else { 0 };
+        let change = Change { at: (phases.trained.max(sampled).max(done) + 1).max(2), set };
+        let before = phases.all[1..].iter().map(|phase| Change { at: phase.at, set: phase.set.clone() });
+        let all = Phases::of(phases.all[0].clone(), before.chain([change.clone()]).collect())?;
+        keep(&change)?;
+        phases.all = all;
+        Ok(change.at)
     }
 
     /// Plans of the phases, in the order of their steps, without ramps.
-    pub fn plans(&self) -> impl Iterator<Item = &Plan> {
-        self.phases.iter().map(|phase| &phase.plan)
+    pub fn plans(&self) -> Vec<Arc<Plan>> {
+        self.phases.lock().all.iter().map(|phase| phase.plan.clone()).collect()
     }
 
     /// Returns the changes that begin at this step.
-    pub fn begins(&self, step: u64) -> Option<&[String]> {
-        self.phases.iter().rev().find(|phase| phase.at == step && !phase.set.is_empty()).map(|phase| phase.set.as_slice())
+    pub fn begins(&self, step: u64) -> Vec<String> {
+        let phases = self.phases.lock();
+        phases.all.iter().filter(|phase| phase.at == step).flat_map(|phase| phase.set.clone()).collect()
     }
 
-    /// Numbers of the ramps in a step, as `setting_` and the key with `_` for `.`, and the number
-    /// of changes before it.
+    /// Numbers of the ramps in a step, as `setting_` and the key with `_` for `.`, and from the first change
+    /// on the number of changes.
     pub fn settings(&self, step: u64) -> BTreeMap<String, f64> {
         let ramps = self.ramps.iter().map(|ramp| (format!("setting_{}", ramp.key.replace('.', "_")), ramp.at(step)));
-        let changes = self.phases.iter().filter(|phase| phase.at <= step).count() - 1;
-        let phase = (self.phases.len() > 1).then(|| ("setting_changes".to_owned(), changes as f64));
-        ramps.chain(phase).collect()
+        let changes = self.phases.lock().all.iter().filter(|phase| phase.at <= step).count() - 1;
+        let changes = (changes > 0).then(|| ("setting_changes".to_owned(), changes as f64));
+        ramps.chain(changes).collect()
     }
+}
 
-    fn phase_of(&self, step: u64) -> &Phase {
-        let later = self.phases.partition_point(|phase| phase.at <= step);
-        &self.phases[later.max(1) - 1]
+/// Keys of a plan that may have other values in a later step, with the values that they have.
+pub fn changeable_values(plan: &Plan) -> Vec<(String, String)> {
+    let table = plan.to_toml().parse::<toml::Table>().unwrap_or_default();
+    let mut all = Vec::new();
+    flatten("", &Value::Table(table), &mut all);
+    all.retain(|(key, _)| changeable(plan.pipeline).any(|section| inside(key, section)));
+    all
+}
+
+fn flatten(path: &str, value: &Value, all: &mut Vec<(String, String)>) {
+    match value {
+        Value::Table(table) => table.iter().for_each(|(key, value)| flatten(&join(path, key), value, all)),
+        value => all.push((path.to_owned(), value.to_string())),
     }
 }
 
@@ -271,7 +342,8 @@ pub(super) fn problems(plan: &Plan) -> Vec<Problem> {
 fn ends(timeline: &Timeline, at: usize, ramp: &Ramp) -> Vec<Problem> {
     let wrong = |(end, value): (&str, f64)| {
         let set = format!("{}={value:?}", ramp.key);
-        let errors = timeline.phases.iter().find_map(|phase| parse("", &phase.text, std::slice::from_ref(&set)).err());
+        let phases = timeline.phases.lock();
+        let errors = phases.all.iter().find_map(|phase| parse("", &phase.text, std::slice::from_ref(&set)).err());
         errors.map_or_else(Vec::new, |errors| later(&format!("ramp[{at}].{end}"), &errors))
     };
     [("from", ramp.from), ("to", ramp.to)].into_iter().flat_map(wrong).collect()

@@ -58,7 +58,7 @@ fn a_change_holds_from_its_step_on_and_the_next_adds_to_it() {
     assert_eq!([1, 100, 101, 300].map(kind), ["Grpo", "Grpo", "Dapo", "Dapo"]);
     let rates = [100, 200, 201].map(|step| timeline.at(step).unwrap().train.lr);
     assert_eq!(rates, [1e-3, 1e-3, 2e-4], "the order in the recipe does not matter");
-    assert_eq!((timeline.begins(201).unwrap(), timeline.begins(202)), (&["train.lr=2e-4".to_owned()][..], None));
+    assert_eq!((timeline.begins(201), timeline.begins(202)), (vec!["train.lr=2e-4".to_owned()], Vec::new()));
     assert_eq!(timeline.settings(150)["setting_changes"], 1.0);
 }
 

@@ -132,7 +132,7 @@ fn served_scorer<W: Send + Sync + 'static, M>(section: &str, of: &ReferencePolic
 fn top_tokens(plan: &Plan, policy: &Policy) -> Result<TopK> {
     let of = |plan: &Plan| plan.teacher.as_ref().map_or(0, |teacher| teacher.distill.top_k);
     let below = policy.config().vocab_size;
-    Ok(TopK { k: Timeline::of(plan)?.plans().map(of).max().unwrap_or(0).min(below), below })
+    Ok(TopK { k: Timeline::of(plan)?.plans().iter().map(|plan| of(plan)).max().unwrap_or(0).min(below), below })
 }
 
 fn served(section: &str, of: &ServedPolicy, net: &Net) -> Result<ServedReference> {

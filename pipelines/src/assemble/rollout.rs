@@ -4,7 +4,7 @@ use anyhow::{Result, anyhow};
 use rollflow::algo::filters::{GroupFilter, Verdict};
 use rollflow::engine::{LocalEngine, TokenEngine};
 use rollflow::prelude::*;
-use rollflow::recipe::{Batching, Filter as Condition, FlowLimits, Generate, Model, Plan, Timeline};
+use rollflow::recipe::{Batching, Filter as Condition, FlowLimits, Generate, Model, Timeline};
 use rollflow::rollout::{Admission, complete};
 use rollflow::train;
 
@@ -52,8 +52,7 @@ pub fn local_generator(generate: &Generate, model: &Model, policy: &Policy) -> R
 }
 
 /// Applies `[generate]` to a generator of any engine. `most_slots` bounds slots that are chosen by
-/// measuring. If the `timeline` changes settings, prompts of a version are sampled at the temperature of
-/// the first step that trains it.
+/// measuring. Prompts of a version are sampled at the temperature of the first step that trains it.
 pub fn configured<E: TokenEngine>(
     generator: Generator<E>,
     generate: &Generate,
@@ -74,13 +73,10 @@ pub fn configured<E: TokenEngine>(
         0 => generator.adaptive_slots(most_slots),
         slots => generator.slots(slots),
     };
-    if timeline.is_constant() {
-        return generator;
-    }
     generator.temperature_by(move |version| {
         let step = version.saturating_sub(1) * sync_every + 1;
         // An invalid plan ends the run at the trainer, with its reason.
-        timeline.at(step).map_or(1.0, |plan| plan.generate.temperature as f32)
+        timeline.sampling_at(step).map_or(1.0, |plan| plan.generate.temperature as f32)
     })
 }
 
@@ -104,7 +100,7 @@ pub fn filter(conditions: &[Condition], timeline: &Timeline, registry: &Registry
     }
     // A run that comes to pairs later drops groups without one before, too: answers that all earned the
     // same teach no group-relative loss either.
-    if let Some(pairing) = timeline.plans().find_map(Plan::pairing) {
+    if let Some(pairing) = timeline.plans().iter().find_map(|plan| plan.pairing()) {
         all.push(Box::new(pairing.filter()));
     }
     Ok(move |group: &Group| all.iter().map(|condition| condition(group)).find(|verdict| !verdict.kept()).unwrap_or(Verdict::Keep))

@@ -67,10 +67,12 @@ impl Mixture {
 
 /// Configuration of a step, from the `config` of the plan at that step. Logs where a step changes it.
 pub fn changed_at(timeline: &Timeline, step: u64, config: impl Fn(&Plan) -> Result<StepConfig>) -> Result<StepConfig> {
-    if let Some(set) = timeline.begins(step) {
-        tracing::info!("From step {step} on: {}", set.join(", "));
+    let plan = timeline.at(step)?;
+    let begins = timeline.begins(step);
+    if !begins.is_empty() {
+        tracing::info!("From step {step} on: {}", begins.join(", "));
     }
-    Ok(StepConfig { settings: timeline.settings(step), ..keyed(config(timeline.at(step)?.as_ref())?, step) })
+    Ok(StepConfig { settings: timeline.settings(step), ..keyed(config(&plan)?, step) })
 }
 
 /// Lets other ranks find a step's algorithm.

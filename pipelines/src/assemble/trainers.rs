@@ -132,8 +132,12 @@ pub fn trainer<B: TrainingBackend>(
     let always = steps::keyed(steps::step_config(Step::of(&*timeline.at(1)?), registry)?, 1);
     let Training { train, .. } = of;
     let [warn, halt] = train.gap_limits(of.model.precision());
+    if let Some(of) = &checkpoints {
+        of.changes.follow(&timeline, registry);
+    }
     let registry = registry.clone();
     let config = move |step| -> Result<StepConfig> {
+        timeline.at(step)?;
         let config = match timeline.is_constant() {
             true => always.clone(),
             false => steps::changed_at(&timeline, step, |plan| steps::step_config(Step::of(plan), &registry))?,
@@ -158,20 +162,25 @@ pub fn trainer<B: TrainingBackend>(
     Ok(checkpointed(trainer, of.checkpoint, checkpoints))
 }
 
-/// Applies changes and ramps to a supervised trainer. `config` builds a plan's step configuration.
-pub fn changing<B: TrainingBackend>(
+/// Applies changes and ramps to a supervised trainer, and checkpoints. `config` builds a plan's step
+/// configuration.
+pub fn supervised<B: TrainingBackend>(
     trainer: Trainer<B>,
-    timeline: Timeline,
+    plan: &Plan,
+    registry: &Registry,
     config: impl Fn(&Plan) -> Result<StepConfig> + Send + 'static,
-) -> Trainer<B> {
-    if timeline.is_constant() {
-        return trainer;
+    checkpoints: Option<Checkpoints>,
+) -> Result<Trainer<B>> {
+    let timeline = Timeline::of(plan)?;
+    if let Some(of) = &checkpoints {
+        of.changes.follow(&timeline, registry);
     }
-    trainer.per_step(move |step| Ok(steps::changed_at(&timeline, step, &config)?))
+    let trainer = trainer.per_step(move |step| Ok(steps::changed_at(&timeline, step, &config)?));
+    Ok(checkpointed(trainer, &plan.checkpoint, checkpoints))
 }
 
 /// With the checkpoints of `[checkpoint]`, if there is a folder for them. The end is always saved.
-pub fn checkpointed<B: TrainingBackend>(trainer: Trainer<B>, of: &Checkpointing, folder: Option<Checkpoints>) -> Trainer<B> {
-    let Some(Checkpoints { run, gate, orders }) = folder else { return trainer };
+fn checkpointed<B: TrainingBackend>(trainer: Trainer<B>, of: &Checkpointing, folder: Option<Checkpoints>) -> Trainer<B> {
+    let Some(Checkpoints { run, gate, orders, .. }) = folder else { return trainer };
     trainer.checkpoints(run, (of.every > 0).then_some(of.every)).keep(of.keep).gate(&gate).ordered_by(&orders)
 }

@@ -21,9 +21,9 @@ const wait = (milliseconds) => new Promise((resolve) => setTimeout(resolve, mill
 const path_of = (name) => `/api/runs/${encodeURIComponent(name)}`;
 let shown = new AbortController();
 
-async function ask(path, signal, method = "GET") {
+async function ask(path, signal, method = "GET", body = undefined) {
   const token = kept.getItem("token");
-  const answer = await fetch(path, { method, signal, headers: token ? { authorization: `Bearer ${token}` } : {} });
+  const answer = await fetch(path, { method, body, signal, headers: token ? { authorization: `Bearer ${token}` } : {} });
   if (answer.status === 401) { only("token"); head("Runs", ""); $("secret").focus(); }
   if (answer.status === 401) throw new Error(token ? "The token is wrong." : "This page asks for a token.");
   if (!answer.ok) throw new Error((await answer.text()).trim() || `status ${answer.status}`);
@@ -171,6 +171,7 @@ function orders(name) {
   const button = (order, title) => el("button", { type: "button", class: "action", id: `order-${order}` }, title);
   const all = [["pause", "Pause"], ["resume", "Resume"], ["checkpoint", "Checkpoint now"], ["drain", "Drain"], ["stop", "Stop"]];
   $("orders").replaceChildren(...all.map(([order, title]) => { const made = button(order, title); made.addEventListener("click", () => give(order)); return made; }), el("span", { id: "ordered", role: "status" }));
+  changes(name, shown.signal);
 }
 
 async function read_events(body, take) {

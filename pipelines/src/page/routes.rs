@@ -8,12 +8,15 @@
 //! | `/api/runs/NAME/curves` | the same without samples |
 //! | `/api/runs/NAME/events` | server-sent events |
 //! | `/api/differences?run=NAME&run=NAME` | recipe keys that differ |
+//! | `/api/runs/NAME/change` | keys that may change, with their values |
+//! | POST the same, `{"set": ["KEY=VALUE"]}` | with a token, to a run of this process: sets keys from the next step on |
 //! | POST `/api/runs/NAME/orders/ORDER` | with a token, to a run of this process: `pause`, `resume`, `checkpoint`, `drain` or `stop` |
 
 use std::sync::Arc;
 
 use anyhow::{Error, Result};
 use axum::Router;
+use axum::body::Bytes;
 use axum::extract::{Path, RawQuery, Request, State};
 use axum::http::header::{
     CACHE_CONTROL, CONTENT_SECURITY_POLICY, CONTENT_TYPE, HeaderName, REFERRER_POLICY, X_CONTENT_TYPE_OPTIONS,
@@ -26,15 +29,19 @@ use base64::Engine;
 use base64::prelude::BASE64_STANDARD;
 use rollflow::observe::HtmlReport;
 use rollflow::serve::{BearerToken, authenticated};
+use rollflow::util::untrusted;
+use serde::Deserialize;
 use serde_json::json;
 use sha2::{Digest, Sha256};
 
 use super::events::events;
 use super::runs::{Found, Runs};
+use crate::run::changes::ChangeError;
+use crate::run::observed::Observed;
 use crate::run::recipe_keys::differences;
 
 const STYLE: &str = include_str!("live.css");
-const SCRIPT: &str = concat!(include_str!("activity.js"), include_str!("live.js"));
+const SCRIPT: &str = concat!(include_str!("activity.js"), include_str!("change.js"), include_str!("live.js"));
 
 /// A response with JSON or a refusal.
 type Answered = Result<Response, Refusal>;
@@ -43,6 +50,8 @@ type Answered = Result<Response, Refusal>;
 enum Refusal {
     NoRun(String),
     NoOrder(&'static str),
+    NoJson(String),
+    NoChange(ChangeError),
     Failed(Error),
 }
 
@@ -51,6 +60,8 @@ impl IntoResponse for Refusal {
         let (status, why) = match self {
             Refusal::NoRun(name) => (StatusCode::NOT_FOUND, format!("there is no run {name:?} here")),
             Refusal::NoOrder(why) => (StatusCode::FORBIDDEN, why.to_owned()),
+            Refusal::NoJson(why) => (StatusCode::BAD_REQUEST, format!("expected {{\"set\": [\"KEY=VALUE\"]}}: {why}")),
+            Refusal::NoChange(error) => (StatusCode::BAD_REQUEST, error.to_string()),
             Refusal::Failed(error) => (StatusCode::INTERNAL_SERVER_ERROR, format!("{error:#}")),
         };
         (status, why + "\n").into_response()
@@ -66,6 +77,7 @@ pub(super) fn router(runs: &Arc<Runs>, token: Option<BearerToken>) -> Router {
         .route("/api/runs/{name}/events", get(stream))
         .route("/api/differences", get(compared))
         .route("/api/runs/{name}/orders/{order}", post(order))
+        .route("/api/runs/{name}/change", get(changeable).post(change))
         .with_state(runs.clone());
     let api = match token {
         Some(token) => authenticated(api, token),
@@ -99,10 +111,14 @@ fn policy(page: &str) -> HeaderValue {
     HeaderValue::try_from(policy).unwrap_or(HeaderValue::from_static("default-src 'none'"))
 }
 
+/// Does what may block.
+async fn blocking<T: Send + 'static>(work: impl FnOnce() -> Result<T, Refusal> + Send + 'static) -> Result<T, Refusal> {
+    tokio::task::spawn_blocking(work).await.map_err(|error| Refusal::Failed(error.into()))?
+}
+
 /// Makes JSON where reading files may block.
 async fn made(make: impl FnOnce() -> Result<String, Refusal> + Send + 'static) -> Answered {
-    let made = tokio::task::spawn_blocking(make).await.map_err(|error| Refusal::Failed(error.into()))?;
-    Ok(([(CONTENT_TYPE, "application/json")], made?).into_response())
+    Ok(([(CONTENT_TYPE, "application/json")], blocking(make).await?).into_response())
 }
 
 fn found(runs: &Runs, name: String) -> Result<Found, Refusal> {
@@ -123,20 +139,45 @@ async fn curves(State(runs): State<Arc<Runs>>, Path(name): Path<String>) -> Answ
 
 async fn stream(State(runs): State<Arc<Runs>>, Path(name): Path<String>) -> Answered {
     let look = runs.clone();
-    let run = tokio::task::spawn_blocking(move || found(&look, name)).await;
-    let run = run.map_err(|error| Refusal::Failed(error.into()))??;
+    let run = blocking(move || found(&look, name)).await?;
     let observed = runs.live(&run.path);
     Ok(events(run.path, observed, runs.steerable).into_response())
 }
 
-/// Gives an order to a run of this process. Each is a line of the run's log.
-async fn order(State(runs): State<Arc<Runs>>, Path((name, order)): Path<(String, String)>) -> Answered {
+/// The run of this process with this name, for a reader who may give it orders.
+fn steered(runs: &Runs, name: String) -> Result<Arc<Observed>, Refusal> {
     if !runs.steerable {
         return Err(Refusal::NoOrder("orders need a token: start the run with observe.page_token_env"));
     }
-    let look = runs.clone();
-    let run = tokio::task::spawn_blocking(move || found(&look, name)).await.map_err(|error| Refusal::Failed(error.into()))??;
-    let observed = runs.live(&run.path).ok_or(Refusal::NoOrder("only the page of a run's own process gives it orders"))?;
+    let run = found(runs, name)?;
+    runs.live(&run.path).ok_or(Refusal::NoOrder("only the page of a run's own process gives it orders"))
+}
+
+/// Settings that are to change.
+#[derive(Deserialize)]
+struct Change {
+    set: Vec<String>,
+}
+
+async fn changeable(State(runs): State<Arc<Runs>>, Path(name): Path<String>) -> Answered {
+    made(move || Ok(json!(steered(&runs, name)?.changes().possible()).to_string())).await
+}
+
+async fn change(State(runs): State<Arc<Runs>>, Path(name): Path<String>, body: Bytes) -> Answered {
+    made(move || {
+        let Change { set } = serde_json::from_slice(&body).map_err(|error| Refusal::NoJson(error.to_string()))?;
+        let observed = steered(&runs, name)?;
+        let shown = untrusted::line(&set.join(", "));
+        let at = observed.changes().order(observed.folder(), set).map_err(Refusal::NoChange)?;
+        tracing::warn!("The live page ordered from step {at} on: {shown}");
+        Ok(json!({"at": at}).to_string())
+    })
+    .await
+}
+
+/// Gives an order to a run of this process. Each is a line of the run's log.
+async fn order(State(runs): State<Arc<Runs>>, Path((name, order)): Path<(String, String)>) -> Answered {
+    let observed = blocking(move || steered(&runs, name)).await?;
     match order.as_str() {
         "pause" => observed.orders().pause(),
         "resume" => observed.orders().resume(),

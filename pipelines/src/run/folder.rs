@@ -27,6 +27,7 @@ use rollflow::util::{atomic_file, lock_file, untrusted};
 
 use crate::assemble::conversations;
 use crate::page::PageServer;
+use crate::run::changes::Changes;
 use crate::run::observed::Observed;
 use crate::run::page;
 use crate::run::record::{Drawn, Record};
@@ -56,6 +57,8 @@ pub struct Checkpoints {
     pub gate: CheckpointGate,
     /// Orders checkpoints out of turn, and pauses.
     pub orders: Orders,
+    /// Orders changes of settings.
+    pub changes: Changes,
 }
 
 impl<W> Outputs<W> {
@@ -230,12 +233,19 @@ impl RunFolder {
     pub fn outputs<W: Send + Sync + 'static>(&self, plan: &Plan) -> Result<Outputs<W>> {
         let gate = CheckpointGate::new(LOGS.map(|name| self.path.join(name)));
         *self.gate.lock() = Some(gate.clone());
+        let followed = self.page.as_ref().filter(|_| self.ranks.is_none());
         Ok(Outputs {
             metrics: self.metrics.clone(),
             log: self.log(plan)?.gate(&gate),
             dead_letters: Some(dead_letters(&self.path)),
             answers: plan.eval.as_ref().filter(|eval| eval.every > 0).map(|_| self.path.clone()),
-            checkpoints: Some(Checkpoints { run: self.path.clone(), gate, orders: self.observed.orders().clone() }),
+            checkpoints: Some(Checkpoints {
+                run: self.path.clone(),
+                gate,
+                orders: self.observed.orders().clone(),
+                // Ranks build their losses from the recipe, and a part is not begun again from its own.
+                changes: followed.map_or_else(Changes::default, |_| self.observed.changes().clone()),
+            }),
         })
     }
 

@@ -1,5 +1,6 @@
 //! A run's folder: what a run writes, its record and page, and where an interrupted run continues.
 
+pub mod changes;
 pub mod folder;
 pub(crate) mod observed;
 pub(crate) mod page;

@@ -15,6 +15,7 @@ use rollflow::stages::train::Orders;
 use rollflow::train::checkpoint::{self, CHECKPOINTS};
 use serde_json::Value;
 
+use crate::run::changes::Changes;
 use crate::run::record::Drawn;
 
 /// Observations of a run by its process.
@@ -25,6 +26,7 @@ pub(crate) struct Observed {
     staleness: Mutex<BTreeMap<u64, u64>>,
     flow: Mutex<Option<ObservedFlow>>,
     orders: Orders,
+    changes: Changes,
 }
 
 struct ObservedFlow {
@@ -46,6 +48,7 @@ impl Observed {
             staleness: Mutex::default(),
             flow: Mutex::default(),
             orders: Orders::default(),
+            changes: Changes::default(),
         }
     }
 
@@ -62,6 +65,11 @@ impl Observed {
     /// Orders to the run's trainer.
     pub fn orders(&self) -> &Orders {
         &self.orders
+    }
+
+    /// Changes of the run's settings.
+    pub fn changes(&self) -> &Changes {
+        &self.changes
     }
 
     /// Ends the running flow: it finishes what is in flight, or stops. A pause ends with it.

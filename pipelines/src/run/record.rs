@@ -182,6 +182,10 @@ impl Record {
             let error = result.as_ref().err().map(|error| format!("{error:#}"));
             session.end(record.state, error, result.as_ref().ok().map(|report| report.wall as f64 / 1e9));
         }
+        // With the changes that were ordered during the run.
+        if let Ok(recipe) = std::fs::read_to_string(folder.join(RECIPE)) {
+            record.recipe = recipe;
+        }
         record.take_metrics(folder);
         record.drawn = drawn;
         Ok(record)

@@ -219,7 +219,7 @@ fn components(
     };
     let generator = Generator::by(make, &tokenizer).weights(published);
     let (timeline, every) = (Timeline::of(plan)?, plan.sync.every);
-    let generator = rollout::configured(generator, &plan.generate, seed, plan.most_slots(), timeline, every);
+    let generator = rollout::configured(generator, &plan.generate, seed, plan.most_slots(), timeline.clone(), every);
     let trainer = Trainer::new(profile.stages.get(TRAINER).copied().unwrap_or_default(), cluster, plan);
     let (machine, carry) = (simulation.clone(), duration(cluster.carry(plan)));
     let sync = WeightSync::to(publisher).log_every(plan.observe.log_every).before_publish(move || machine.pass(carry));
@@ -250,6 +250,7 @@ fn components(
         mixture: None,
         evaluator: None,
         registry: registry.clone(),
+        timeline,
     })
 }
 

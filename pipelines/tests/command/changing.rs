@@ -37,7 +37,7 @@ fn a_step_is_learned_by_what_was_said_for_it() {
         let (rows, said) = run(&folder.path().join(staleness), &["train.steps=12", &bound]);
         let of = |step: usize, key: &str| rows[step - 1][key].as_f64();
         let column = |key: &str| (1..=12).map(|step| of(step, key)).collect::<Vec<_>>();
-        assert_eq!(column("setting_changes"), [[Some(0.0); 4], [Some(1.0); 4], [Some(2.0); 4]].concat());
+        assert_eq!(column("setting_changes"), [[None; 4], [Some(1.0); 4], [Some(2.0); 4]].concat());
         let weighed: Vec<bool> = column("correction_weight_mean").iter().map(Option::is_some).collect();
         assert_eq!(weighed, [[false; 4], [true; 4], [false; 4]].concat(), "only DAPO corrects");
         assert_eq!([4, 8, 9].map(|step| of(step, "learning_rate").unwrap()), [1e-3, 1e-3, 1e-5]);

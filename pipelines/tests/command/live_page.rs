@@ -2,13 +2,13 @@
 //! and the fill of edges (F1), and texts of models stay data.
 
 use std::fs;
-use std::io::{BufRead, BufReader, Write};
+use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::path::Path;
 use std::time::Duration;
 
 use rollflow::flow::State;
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use crate::running::{GRPO, Running, finished, rollflow, rollflow_with, run_args};
 use crate::support::http::{get, get_as};
@@ -222,13 +222,24 @@ fn a_busy_address_is_named_and_leaves_the_folder_free() {
 }
 
 fn post(address: SocketAddr, path: &str, token: Option<&str>) -> u16 {
+    asked(address, "POST", path, token, "").0
+}
+
+/// Status and body.
+fn asked(address: SocketAddr, method: &str, path: &str, token: Option<&str>, body: &str) -> (u16, String) {
     let mut stream = TcpStream::connect(address).unwrap();
     stream.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
     let token = token.map_or_else(String::new, |token| format!("Authorization: Bearer {token}\r\n"));
-    write!(stream, "POST {path} HTTP/1.1\r\nHost: {address}\r\nContent-Length: 0\r\nConnection: close\r\n{token}\r\n").unwrap();
-    let mut line = String::new();
-    BufReader::new(stream).read_line(&mut line).unwrap();
-    line.split(' ').nth(1).unwrap().parse().unwrap()
+    let length = body.len();
+    write!(
+        stream,
+        "{method} {path} HTTP/1.1\r\nHost: {address}\r\nContent-Length: {length}\r\nConnection: close\r\n{token}\r\n{body}"
+    )
+    .unwrap();
+    let mut answer = String::new();
+    BufReader::new(stream).read_to_string(&mut answer).unwrap();
+    let (head, body) = answer.split_once("\r\n\r\n").unwrap();
+    (head.split(' ').nth(1).unwrap().parse().unwrap(), body.to_owned())
 }
 
 /// Orders take effect between two steps, and change no number of a synchronous run (law C2).
@@ -267,5 +278,56 @@ fn a_reader_with_the_token_pauses_saves_and_ends_a_run() {
     let taken = rows().lines().count();
     let same = rollflow(&run_args(GRPO, &other, &[&common[..], &[&format!("train.steps={taken}")]].concat()));
     assert_eq!(same.code, Some(0), "{}", same.err);
+    assert_eq!(fs::read_to_string(other.join("metrics.jsonl")).unwrap(), rows());
+}
+
+/// What is ordered for a step is written down, so that a run that is killed repeats it (law C2).
+#[test]
+fn a_change_from_the_page_is_in_the_recipe_and_a_resume_repeats_it() {
+    let folder = tempfile::tempdir().unwrap();
+    let [run, other] = ["mine", "other"].map(|name| folder.path().join(name));
+    let common =
+        ["flow.max_staleness=0", "checkpoint.every=2", "train.schedule={kind='constant'}", "filter=[]", "train.steps=400"];
+    let sets = [&common[..], &["observe.page_token_env='PAGE'"]].concat();
+    let args = [run_args(GRPO, &run, &sets), vec!["--page", "127.0.0.1:0"]].concat();
+    let mut running = Running::start_with(&args, &[("PAGE", "a-secret")]);
+    let address = address(&mut running);
+    let rows = || fs::read_to_string(run.join("metrics.jsonl")).unwrap_or_default();
+    let order = |body: Value| asked(address, "POST", "/api/runs/mine/change", Some("a-secret"), &body.to_string());
+    let refused = |set: &str, why: &str| {
+        let (status, text) = order(json!({ "set": [set] }));
+        assert!(status == 400 && text.contains(why), "{set}: {status} {text}");
+    };
+    running.until("it trained", |_| rows().lines().count() >= 3);
+    assert_eq!(asked(address, "POST", "/api/runs/mine/change", None, "{}").0, 401);
+    refused("flow.max_staleness=3", "is the same in all steps");
+    refused("train.lr=-1", "train.lr");
+    refused("train.learning=1", "train.learning");
+    refused("pairs={select='best_worst'}", "what the run's graph is made of");
+    refused("train.loss={kind='dpo'}", "dpo");
+    assert_eq!(order(json!({ "set": [] })).0, 400);
+    assert_eq!(order(json!([1])).0, 400);
+    let (_, possible) = asked(address, "GET", "/api/runs/mine/change", Some("a-secret"), "");
+    let possible: Vec<(String, String)> = serde_json::from_str(&possible).unwrap();
+    assert!(possible.contains(&("generate.temperature".to_owned(), "1.0".to_owned())), "{possible:?}");
+    assert!(possible.iter().all(|(key, _)| !key.starts_with("flow.") && !key.starts_with("pairs")));
+    let sets = [json!(["train.lr=2e-3", "train.entropy_coef=0.01"]), json!(["generate.temperature=0.8", "train.lr=1e-3"])];
+    let mut at = Vec::new();
+    for set in &sets {
+        let (status, text) = order(json!({ "set": set }));
+        assert_eq!(status, 200, "{text}");
+        let first = serde_json::from_str::<Value>(&text).unwrap()["at"].as_u64().unwrap();
+        running.until("the change came", |_| rows().lines().count() as u64 > first + 2);
+        at.push(first);
+    }
+    drop(running);
+    let steps = at[1] + 8;
+    let resumed =
+        rollflow_with(&["resume", run.to_str().unwrap(), "--set", &format!("train.steps={steps}")], &[("PAGE", "a-secret")]);
+    assert_eq!(resumed.code, Some(0), "{}", resumed.err);
+    let change = format!("change=[{{at={},set={}}},{{at={},set={}}}]", at[0], sets[0], at[1], sets[1]);
+    let same = rollflow(&run_args(GRPO, &other, &[&common[..4], &[&format!("train.steps={steps}"), &change]].concat()));
+    assert_eq!(same.code, Some(0), "{}", same.err);
+    assert!(rows().contains("setting_changes"));
     assert_eq!(fs::read_to_string(other.join("metrics.jsonl")).unwrap(), rows());
 }
