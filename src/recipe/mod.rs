@@ -57,7 +57,7 @@ pub use reference_policy::{FixedPolicy, Reference, ReferencePolicy, ServedPolicy
 pub use render::{check_text, check_text_on, derived_text, facts};
 pub use reward::{Composition, PartRule, Reward, RewardRule};
 pub use task::{RewardModel, Sft, Task, TaskData};
-pub use timeline::{Change, Timeline, changeable_values};
+pub use timeline::{Change, Timeline, may_change};
 pub use trackers::{Mlflow, Tracker, Trackio, Wandb};
 pub use train::{Critic, Optimization, Train};
 pub use trainer::{TrainerBackend, TrainerPlace};

@@ -1,6 +1,6 @@
 //! `[[change]]` and `[[ramp]]`: settings that change during a run. A step's plan is a pure function
 //! of its number, so that nothing needs saving and a resumed run does the same (law C2). A change that is
-//! ordered during the run begins at a step that nobody has asked for yet, and is written into the recipe.
+//! ordered during the run begins at a step that was not asked for yet, and is written into the recipe.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -236,20 +236,9 @@ impl Timeline {
     }
 }
 
-/// Keys of a plan that may have other values in a later step, with the values that they have.
-pub fn changeable_values(plan: &Plan) -> Vec<(String, String)> {
-    let table = plan.to_toml().parse::<toml::Table>().unwrap_or_default();
-    let mut all = Vec::new();
-    flatten("", &Value::Table(table), &mut all);
-    all.retain(|(key, _)| changeable(plan.pipeline).any(|section| inside(key, section)));
-    all
-}
-
-fn flatten(path: &str, value: &Value, all: &mut Vec<(String, String)>) {
-    match value {
-        Value::Table(table) => table.iter().for_each(|(key, value)| flatten(&join(path, key), value, all)),
-        value => all.push((path.to_owned(), value.to_string())),
-    }
+/// Returns true if a key, or the section that it is, may have another value in a later step of a pipeline.
+pub fn may_change(pipeline: Pipeline, key: &str) -> bool {
+    changeable(pipeline).any(|section| inside(key, section))
 }
 
 /// Gives the keys of `[[change]]` and `[[ramp]]`, and those inside a change's value, their current names.
@@ -308,7 +297,7 @@ fn rename_inside(value: &mut Value, path: &str, current: &impl Fn(&str) -> Strin
 pub(super) fn problems(plan: &Plan) -> Vec<Problem> {
     let mut problems = Vec::new();
     let refuse_fixed = |problems: &mut Vec<Problem>, place: String, key: &str| {
-        if !changeable(plan.pipeline).any(|section| inside(key, section)) {
+        if !may_change(plan.pipeline, key) {
             let all: Vec<&str> = changeable(plan.pipeline).collect();
             let help = format!("these may change: {}", all.join(", "));
             problems.push(Problem::of(place, format!("`{key}` is the same in all steps"), help));

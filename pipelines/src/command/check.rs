@@ -49,7 +49,8 @@ pub(super) fn text_of((plan, derived): &Loaded) -> String {
     format!("{}left out, and derived:\n{}", recipe::check_text(plan), recipe::derived_text(derived))
 }
 
-fn as_json(checked: &Result<Loaded, RecipeErrors>, surveyed: &Surveyed) -> Value {
+/// The derived numbers, facts and warnings, or the errors with their places.
+pub fn as_json(checked: &Result<Loaded, RecipeErrors>, surveyed: &Surveyed) -> Value {
     match checked {
         Ok((plan, derived)) => {
             let machine = Machine::here();

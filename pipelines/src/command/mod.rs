@@ -6,7 +6,7 @@
 //! Exit codes (docs/reference/command.md): 0 done, or drained by Ctrl-C; 1 failed or stopped; 2
 //! nothing was started, because the recipe or the arguments are wrong.
 
-mod check;
+pub(crate) mod check;
 mod compare;
 mod condition;
 mod dashboard;
@@ -24,7 +24,7 @@ mod listening;
 mod models;
 mod monitor;
 pub(crate) mod out;
-mod plans;
+pub(crate) mod plans;
 mod policies;
 mod reference;
 mod replay;
@@ -133,7 +133,7 @@ fn dispatch(command: Command, registry: &Registry) -> Result<()> {
         Command::Report(of) => of.run(),
         Command::Monitor(of) => of.run(),
         Command::Track(of) => of.run(),
-        Command::Dashboard(of) => of.run(),
+        Command::Dashboard(of) => of.run(registry),
         Command::Init(of) => of.run(registry),
         Command::Explain(of) => of.run(),
         Command::Schema(of) => of.run(),

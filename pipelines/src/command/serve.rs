@@ -115,7 +115,8 @@ impl Serve {
             format!("listening at {listen}; choose another address with --listen, whose port 0 takes a free one")
         })?;
         let models = TinkerSettings::models(&self.state);
-        let page = self.page.as_deref().map(|page| serve_page(address("--page", page)?, &models, token.clone())).transpose()?;
+        let page =
+            self.page.as_deref().map(|page| serve_page(address("--page", page)?, &models, token.clone(), None)).transpose()?;
         let store = self.store.as_ref().map(|url| {
             check_address(url).map_err(|why| refused(format!("--store {:?}: {why}", masked(url))))?;
             Ok::<_, anyhow::Error>(Store::open(url, self.ca_file.as_deref())?)

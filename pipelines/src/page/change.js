@@ -4,7 +4,7 @@ async function changes(name, signal) {
   const keys = el("datalist", { id: "change-keys" }), outcome = el("output", { id: "changed", class: "outcome" });
   const form = el("form", { class: "pick" }, el("label", {}, "Change from the next step on ", line), keys, el("button", { class: "action" }, "Change"), outcome);
   // Values of now, each as the line that sets it.
-  const fill = async () => keys.replaceChildren(...(await ask_json(path, signal)).map(([key, value]) => el("option", { value: `${key}=${value}` })));
+  const fill = async () => keys.replaceChildren(...Object.entries(await ask_json(path, signal)).map(([key, value]) => el("option", { value: `${key}=${value}` })));
   form.addEventListener("submit", async (event) => {
     event.preventDefault();
     outcome.textContent = "";

@@ -1,11 +1,12 @@
 
 // The page of a server: a list of runs, one run as it happens, and runs compared. The address after `#` names what
-// is shown: `runs`, `run=NAME` (with `sample=STEP-GROUP-INDEX`), or `compare=NAME&compare=NAME`.
+// is shown: `runs`, `start` (or `start=RECIPE`), `run=NAME` (with `sample=STEP-GROUP-INDEX`), or `compare=NAME&compare=NAME`.
 edge_room = 84;
 
 // Parts that only a live page has.
 const place = (id, title, before, ...children) => $(before).before(el("section", { id, hidden: "" }, el("h2", { tabindex: -1 }, title), ...children));
-place("runs", "Runs", "tiles", el("div", { class: "card scroll" }, el("table", { id: "runs-table" })), el("button", { id: "compare-chosen", type: "button", class: "action" }, "Compare the chosen runs"));
+place("runs", "Runs", "tiles", el("div", { class: "card scroll" }, el("table", { id: "runs-table" })), el("button", { id: "compare-chosen", type: "button", class: "action" }, "Compare the chosen runs"), " ", el("a", { id: "new-run", class: "action", href: "#start=", hidden: "" }, "New run"));
+place_start();
 place("comparison", "Comparison", "tiles", el("label", { class: "pick" }, "Metric ", el("select", { id: "compared-metric" })), el("div", { class: "card", id: "compared" }), el("div", { class: "grid", id: "compared-charts" }), el("h3", {}, "Recipe keys that differ"), el("div", { class: "card scroll" }, el("table", { id: "differences" })));
 place("token", "This page asks for a token", "tiles", el("form", { class: "card pick" }, el("label", {}, "Token ", el("input", { type: "password", id: "secret", autocomplete: "off" })), el("button", { class: "action" }, "Show the runs")));
 place("ledger", "Ledger", "learning", el("div", { class: "grid wide", id: "ledgers" }));
@@ -37,7 +38,7 @@ $("token").querySelector("form").addEventListener("submit", (event) => { event.p
 function only(what) {
   $("folder").textContent = "";
   document.body.className = what;
-  for (const id of ["runs", "comparison", "token"]) $(id).hidden = id !== what;
+  for (const id of ["runs", "comparison", "token", "start"]) $(id).hidden = id !== what;
 }
 function head(title, outcome) {
   document.title = `${title} – rollflow`;
@@ -53,6 +54,7 @@ function route() {
   const at = address(), { signal } = shown;
   $("connection").textContent = "";
   if (at.has("run")) return show_run(at.get("run"), signal);
+  if (at.has("start")) return show_start(at.get("start"), signal);
   if (at.has("compare")) return show_comparison(at.getAll("compare"), signal);
   return show_runs(signal, location.hash === "");
 }
@@ -64,7 +66,11 @@ function sparkline(values) {
   return root;
 }
 
+const fetch_recipes = (signal) => ask("/api/recipes", signal).then(() => { $("new-run").hidden = false; }, () => {});
+
 async function show_runs(signal, first) {
+  // A page that starts no runs refuses this.
+  fetch_recipes(signal);
   while (!signal.aborted) {
     if (!document.hidden) {
       try {

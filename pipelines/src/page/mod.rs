@@ -8,6 +8,7 @@
 mod events;
 mod routes;
 mod runs;
+mod start;
 
 use std::io;
 use std::net::{SocketAddr, TcpListener};
@@ -18,6 +19,8 @@ use rollflow::net::{Server, guard};
 use rollflow::serve::BearerToken;
 
 use crate::run::observed::Observed;
+pub(crate) use start::Starter;
+
 use runs::Runs;
 
 /// Errors of the live page's server.
@@ -52,14 +55,20 @@ pub(crate) struct PageServer {
 }
 
 impl PageServer {
-    /// Serves the runs in `folder`, or the run that `folder` is, at `address`: to readers with `token`, if
-    /// there is one, and to requests for `localhost`, an address in numbers or a host name in `allowed`.
-    pub fn start(address: SocketAddr, folder: &Path, token: Option<BearerToken>, allowed: &[String]) -> Result<Self, PageError> {
+    /// Serves the runs in `folder`, or the run that `folder` is, at `address`: to readers with `token`, who may
+    /// start runs by `starter`, to all if there is no token, and to requests for `localhost`, an address in numbers or a host name in `allowed`.
+    pub fn start(
+        address: SocketAddr,
+        folder: &Path,
+        token: Option<BearerToken>,
+        starter: Option<Starter>,
+        allowed: &[String],
+    ) -> Result<Self, PageError> {
         if token.is_none() && !address.ip().is_loopback() {
             return Err(PageError::NeedsToken { address });
         }
         let listener = TcpListener::bind(address).map_err(|source| PageError::Bind { address, source })?;
-        let runs = Arc::new(Runs::of(folder, token.is_some()));
+        let runs = Arc::new(Runs::of(folder, token.is_some(), starter));
         let server = Server::start(listener, guard(routes::router(&runs, token), allowed)).map_err(PageError::Start)?;
         Ok(PageServer { server, runs })
     }

@@ -9,6 +9,10 @@
 //! | `/api/runs/NAME/events` | server-sent events |
 //! | `/api/differences?run=NAME&run=NAME` | recipe keys that differ |
 //! | `/api/runs/NAME/change` | keys that may change, with their values |
+//! | `/api/recipes` | with a token: names of recipes that runs may be started from |
+//! | `/api/schema` | JSON schema of a recipe |
+//! | POST `/api/check`, `{"recipe": NAME, "set": ["KEY=VALUE"]}` | with a token: what `rollflow check --json` says, and all keys |
+//! | POST `/api/runs`, the same with `"name"` | with a token: starts a run |
 //! | POST the same, `{"set": ["KEY=VALUE"]}` | with a token, to a run of this process: sets keys from the next step on |
 //! | POST `/api/runs/NAME/orders/ORDER` | with a token, to a run of this process: `pause`, `resume`, `checkpoint`, `drain` or `stop` |
 
@@ -36,12 +40,14 @@ use sha2::{Digest, Sha256};
 
 use super::events::events;
 use super::runs::{Found, Runs};
+use super::start::{Starter, Wanted};
 use crate::run::changes::ChangeError;
 use crate::run::observed::Observed;
 use crate::run::recipe_keys::differences;
 
 const STYLE: &str = include_str!("live.css");
-const SCRIPT: &str = concat!(include_str!("activity.js"), include_str!("change.js"), include_str!("live.js"));
+const SCRIPT: &str =
+    concat!(include_str!("activity.js"), include_str!("change.js"), include_str!("start.js"), include_str!("live.js"));
 
 /// A response with JSON or a refusal.
 type Answered = Result<Response, Refusal>;
@@ -52,6 +58,7 @@ enum Refusal {
     NoOrder(&'static str),
     NoJson(String),
     NoChange(ChangeError),
+    NoStart(Error),
     Failed(Error),
 }
 
@@ -60,8 +67,9 @@ impl IntoResponse for Refusal {
         let (status, why) = match self {
             Refusal::NoRun(name) => (StatusCode::NOT_FOUND, format!("there is no run {name:?} here")),
             Refusal::NoOrder(why) => (StatusCode::FORBIDDEN, why.to_owned()),
-            Refusal::NoJson(why) => (StatusCode::BAD_REQUEST, format!("expected {{\"set\": [\"KEY=VALUE\"]}}: {why}")),
+            Refusal::NoJson(why) => (StatusCode::BAD_REQUEST, why),
             Refusal::NoChange(error) => (StatusCode::BAD_REQUEST, error.to_string()),
+            Refusal::NoStart(error) => (StatusCode::BAD_REQUEST, format!("{error:#}")),
             Refusal::Failed(error) => (StatusCode::INTERNAL_SERVER_ERROR, format!("{error:#}")),
         };
         (status, why + "\n").into_response()
@@ -71,7 +79,10 @@ impl IntoResponse for Refusal {
 /// All routes.
 pub(super) fn router(runs: &Arc<Runs>, token: Option<BearerToken>) -> Router {
     let api = Router::new()
-        .route("/api/runs", get(list))
+        .route("/api/runs", get(list).post(start))
+        .route("/api/recipes", get(recipes))
+        .route("/api/schema", get(schema))
+        .route("/api/check", post(check))
         .route("/api/runs/{name}", get(report))
         .route("/api/runs/{name}/curves", get(curves))
         .route("/api/runs/{name}/events", get(stream))
@@ -159,13 +170,43 @@ struct Change {
     set: Vec<String>,
 }
 
+/// What starts runs, for a reader who may.
+fn starter(runs: &Runs) -> Result<&Starter, Refusal> {
+    let refused =
+        Refusal::NoOrder("runs are started from a dashboard with a token: rollflow dashboard --start RECIPES --token-file FILE");
+    runs.starter.as_ref().filter(|_| runs.steerable).ok_or(refused)
+}
+
+fn wanted(body: &[u8]) -> Result<Wanted, Refusal> {
+    let shape = "expected {\"recipe\": NAME, \"set\": [\"KEY=VALUE\"], \"name\": NAME}";
+    serde_json::from_slice(body).map_err(|error| Refusal::NoJson(format!("{shape}: {error}")))
+}
+
+async fn recipes(State(runs): State<Arc<Runs>>) -> Answered {
+    made(move || Ok(starter(&runs)?.list().map_err(Refusal::Failed)?.to_string())).await
+}
+
+async fn schema() -> Answered {
+    made(|| Ok(rollflow::recipe::schema().to_string())).await
+}
+
+async fn check(State(runs): State<Arc<Runs>>, body: Bytes) -> Answered {
+    made(move || Ok(starter(&runs)?.check(&wanted(&body)?).map_err(Refusal::NoStart)?.to_string())).await
+}
+
+async fn start(State(runs): State<Arc<Runs>>, body: Bytes) -> Answered {
+    blocking(move || starter(&runs)?.start(&wanted(&body)?).map_err(Refusal::NoStart)).await?;
+    Ok(StatusCode::CREATED.into_response())
+}
+
 async fn changeable(State(runs): State<Arc<Runs>>, Path(name): Path<String>) -> Answered {
     made(move || Ok(json!(steered(&runs, name)?.changes().possible()).to_string())).await
 }
 
 async fn change(State(runs): State<Arc<Runs>>, Path(name): Path<String>, body: Bytes) -> Answered {
     made(move || {
-        let Change { set } = serde_json::from_slice(&body).map_err(|error| Refusal::NoJson(error.to_string()))?;
+        let Change { set } = serde_json::from_slice(&body)
+            .map_err(|error| Refusal::NoJson(format!("expected {{\"set\": [\"KEY=VALUE\"]}}: {error}")))?;
         let observed = steered(&runs, name)?;
         let shown = untrusted::line(&set.join(", "));
         let at = observed.changes().order(observed.folder(), set).map_err(Refusal::NoChange)?;

@@ -12,6 +12,7 @@ use rollflow::recipe::parse;
 use rollflow::util::lock_file;
 use serde_json::{Value, json};
 
+use crate::page::start::Starter;
 use crate::run::observed::Observed;
 use crate::run::page;
 use crate::run::record::{Record, State, run_folders};
@@ -25,6 +26,8 @@ pub(super) struct Runs {
     root: PathBuf,
     /// True if readers may give orders to runs of this process.
     pub steerable: bool,
+    /// Starts more.
+    pub starter: Option<Starter>,
     /// Runs of this process.
     live: Mutex<Vec<Arc<Observed>>>,
     /// Rows of the list, with the state of the files that they were made from.
@@ -72,9 +75,9 @@ impl RunState {
 
 impl Runs {
     /// The runs in `root`, or the run that `root` is.
-    pub fn of(root: &Path, steerable: bool) -> Self {
+    pub fn of(root: &Path, steerable: bool, starter: Option<Starter>) -> Self {
         let root = std::path::absolute(root).unwrap_or_else(|_| root.to_owned());
-        Runs { root, steerable, live: Mutex::default(), rows: Mutex::default(), making: Mutex::default() }
+        Runs { root, steerable, starter, live: Mutex::default(), rows: Mutex::default(), making: Mutex::default() }
     }
 
     /// Adds a run of this process.

@@ -1,16 +1,18 @@
 //! Changes of a run's settings that a person orders while it runs. They are those that `[[change]]` may
 //! make, and each is written into the run's recipe, so that a resume repeats it.
 
+use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
 
 use parking_lot::Mutex;
 use rollflow::observe::logs::last_step;
-use rollflow::recipe::{Change, Plan, RecipeErrors, Timeline, changeable_values, parse, parse_with};
+use rollflow::recipe::{Change, Plan, RecipeErrors, Timeline, may_change, parse, parse_with};
 use rollflow::util::atomic_file;
 
 use crate::registry::Registry;
 use crate::run::RECIPE;
+use crate::run::recipe_keys::flat;
 use crate::validate::complaints;
 
 /// Sections that decide what a run's graph is made of.
@@ -75,11 +77,12 @@ impl Changes {
     }
 
     /// The keys that an order may set, with the values that the newest phase of the recipe has.
-    pub fn possible(&self) -> Vec<(String, String)> {
+    pub fn possible(&self) -> BTreeMap<String, String> {
         let newest = self.0.lock().as_ref().and_then(|followed| followed.timeline.plans().pop());
-        let mut possible = newest.map_or_else(Vec::new, |plan| changeable_values(&plan));
-        possible.retain(|(key, _)| !BUILT.iter().any(|section| key.starts_with(section)));
-        possible
+        let Some(plan) = newest else { return BTreeMap::new() };
+        let mut keys = flat(&plan.to_toml()).unwrap_or_default();
+        keys.retain(|key, _| may_change(plan.pipeline, key) && !BUILT.iter().any(|section| key.starts_with(section)));
+        keys
     }
 }
 

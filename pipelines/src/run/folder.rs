@@ -140,7 +140,7 @@ impl RunFolder {
         let server = address.map(serve).transpose()?;
         let page = |address| {
             let token = plan.observe.page_token_env.as_deref().map(BearerToken::from_env).transpose()?;
-            anyhow::Ok(PageServer::start(address, path, token, &plan.net.allowed_hosts)?)
+            anyhow::Ok(PageServer::start(address, path, token, None, &plan.net.allowed_hosts)?)
         };
         let page = plan.observe.page.map(page).transpose()?;
         Trackers::check(plan)?;

@@ -1,16 +1,17 @@
 //! The live page: `--page` on a run, and `rollflow dashboard`. It ends with its owner (law F3), shows time by state (F4)
 //! and the fill of edges (F1), and texts of models stay data.
 
+use std::collections::BTreeMap;
 use std::fs;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::path::Path;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rollflow::flow::State;
 use serde_json::{Value, json};
 
-use crate::running::{GRPO, Running, finished, rollflow, rollflow_with, run_args};
+use crate::running::{GRPO, Running, TINY, finished, rollflow, rollflow_with, run_args};
 use crate::support::http::{get, get_as};
 
 const STAGES: [&str; 8] = ["prompts", "generate", "reward", "filter", "batch", "train", "sync", "log"];
@@ -308,9 +309,9 @@ fn a_change_from_the_page_is_in_the_recipe_and_a_resume_repeats_it() {
     assert_eq!(order(json!({ "set": [] })).0, 400);
     assert_eq!(order(json!([1])).0, 400);
     let (_, possible) = asked(address, "GET", "/api/runs/mine/change", Some("a-secret"), "");
-    let possible: Vec<(String, String)> = serde_json::from_str(&possible).unwrap();
-    assert!(possible.contains(&("generate.temperature".to_owned(), "1.0".to_owned())), "{possible:?}");
-    assert!(possible.iter().all(|(key, _)| !key.starts_with("flow.") && !key.starts_with("pairs")));
+    let possible: BTreeMap<String, String> = serde_json::from_str(&possible).unwrap();
+    assert_eq!(possible["generate.temperature"], "1.0");
+    assert!(possible.keys().all(|key| !key.starts_with("flow.") && !key.starts_with("pairs")));
     let sets = [json!(["train.lr=2e-3", "train.entropy_coef=0.01"]), json!(["generate.temperature=0.8", "train.lr=1e-3"])];
     let mut at = Vec::new();
     for set in &sets {
@@ -330,4 +331,54 @@ fn a_change_from_the_page_is_in_the_recipe_and_a_resume_repeats_it() {
     assert_eq!(same.code, Some(0), "{}", same.err);
     assert!(rows().contains("setting_changes"));
     assert_eq!(fs::read_to_string(other.join("metrics.jsonl")).unwrap(), rows());
+}
+
+/// What a reader starts is the run that `rollflow run` would be, in a process apart.
+#[test]
+fn a_reader_with_the_token_checks_a_recipe_and_starts_a_run_that_outlives_the_page() {
+    let folder = tempfile::tempdir().unwrap();
+    let (runs, token) = (folder.path().join("runs"), folder.path().join("token"));
+    fs::write(&token, "a-secret\n").unwrap();
+    let open = ["dashboard", runs.to_str().unwrap(), "--listen", "127.0.0.1:0", "--start", "pipelines/recipes"];
+    let refused = rollflow(&open);
+    assert!(refused.code == Some(2) && refused.err.contains("--start needs a token"), "{}", refused.err);
+    let mut running = Running::start(&[&open[..], &["--token-file", token.to_str().unwrap()]].concat());
+    let address = address(&mut running);
+    let secret = Some("a-secret");
+    let told = |path: &str, body: Value| asked(address, "POST", path, secret, &body.to_string());
+    let check = |set: &[&str]| -> Value {
+        let (status, answer) = told("/api/check", json!({ "recipe": "grpo", "set": set }));
+        assert_eq!(status, 200, "{answer}");
+        serde_json::from_str(&answer).unwrap()
+    };
+    assert_eq!(asked(address, "GET", "/api/recipes", None, "").0, 401);
+    let (_, recipes) = asked(address, "GET", "/api/recipes", secret, "");
+    assert!(recipes.contains("\"grpo\"") && recipes.contains("\"sft\""), "{recipes}");
+    let sound = check(&["train.lr=2e-3"]);
+    assert!(sound["ok"] == true && sound["keys"]["train.lr"] == "0.002", "{sound}");
+    assert!(sound["facts"]["samples a step"].is_string() && sound["derived"].is_array(), "{sound}");
+    let wrong = check(&["train.lr=-1", "train.learning=2"]);
+    let keys: Vec<&str> = wrong["errors"].as_array().unwrap().iter().map(|error| error["key"].as_str().unwrap()).collect();
+    assert!(wrong["ok"] == false && keys.contains(&"train.lr") && wrong["keys"].is_object(), "{wrong}");
+    let start = |name: &str, set: &[&str]| told("/api/runs", json!({"recipe": "grpo", "set": set, "name": name}));
+    for name in ["", "..", "../else", "a/b", ".hidden"] {
+        let (status, why) = start(name, &TINY);
+        assert!(status == 400 && why.contains("is no name for a run's folder"), "{name}: {status} {why}");
+    }
+    let (status, why) = start("bad", &["train.lr=-1"]);
+    assert!(status == 400 && why.contains("train.lr") && !runs.join("bad").exists(), "{status} {why}");
+    assert_eq!(told("/api/runs", json!({"recipe": "none", "name": "x"})).0, 400);
+    let (status, why) = start("mine", &[&TINY[..], &["train.steps=40"]].concat());
+    assert_eq!(status, 201, "{why}");
+    assert_eq!(start("mine", &TINY).0, 400, "a name is taken once");
+    let (_, listed) = asked(address, "GET", "/api/runs", secret, "");
+    assert!(listed.contains("\"mine\""), "{listed}");
+    drop(running);
+    let ended = || fs::read_to_string(runs.join("mine/run.json")).is_ok_and(|record| record.contains("\"state\": \"finished\""));
+    let until = Instant::now() + Duration::from_secs(120);
+    while !ended() {
+        assert!(Instant::now() < until, "{}", fs::read_to_string(runs.join("mine/console.log")).unwrap());
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    assert_eq!(fs::read_to_string(runs.join("mine/metrics.jsonl")).unwrap().lines().count(), 40);
 }
