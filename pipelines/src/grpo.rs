@@ -43,7 +43,9 @@ pub fn run(plan: &Plan, registry: &Registry, run: &RunFolder, from: Option<&Resu
     let frozen = parts.any(|(_, part)| part == ReferencePolicy::Frozen { path: None });
     let start = if begins && frozen { references::start(&policy, run.path(), from.is_some())? } else { policy.clone() };
     if !plan.engine.is_remote() {
-        return reinforce(plan, Components::local(plan, registry, &policy, &start)?, run, &policy, from, &interrupts);
+        let observe = |generator| run.profiler().observes(generator);
+        let components = Components::observed(plan, registry, &policy, &start, observe)?;
+        return reinforce(plan, components, run, &policy, from, &interrupts);
     }
     // Dropping the engines ends the servers that were started, however the run ends.
     let startup = Startup { report: &|line| run.say(line), interrupted: &|| interrupts.pressed() };

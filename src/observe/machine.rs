@@ -7,6 +7,22 @@ use nvml_wrapper::Nvml;
 
 use super::{Metric, Metrics};
 
+/// Names of the machine's NVIDIA GPUs, each with its memory and the driver's version; none where the driver's library
+/// is not installed.
+pub fn gpus() -> Vec<String> {
+    #[cfg(target_os = "linux")]
+    if let Ok(nvml) = Nvml::init() {
+        let driver = nvml.sys_driver_version().unwrap_or_default();
+        let gpu = |index| {
+            let gpu = nvml.device_by_index(index).ok()?;
+            let gib = gpu.memory_info().map_or(0, |memory| memory.total >> 30);
+            Some(format!("{}, {gib} GiB, driver {driver}", gpu.name().ok()?))
+        };
+        return (0..nvml.device_count().unwrap_or(0)).filter_map(gpu).collect();
+    }
+    Vec::new()
+}
+
 /// Reads the machine's figures. Those that the machine does not tell are absent.
 pub(super) struct MachineSampler {
     /// A folder on the disk.

@@ -22,6 +22,7 @@ use std::path::{Path, PathBuf};
 pub use catalog::Metric;
 pub use console::Console;
 pub use logs::{MetricsLogger, StepMetrics};
+pub use machine::gpus;
 pub use progress::duration;
 pub use recorder::Metrics;
 pub use report::{EdgeActivity, FlowActivity, HtmlReport, StageShares};

@@ -1,13 +1,16 @@
-//! Checksums of the models that a plan names, by which the ranks of a run find that they differ.
+//! Checksums of the models and data that a plan names, by which ranks find that theirs differ, and runs are
+//! compared.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
 use std::io::{self, Read, Seek, SeekFrom};
 use std::path::Path;
 
+use super::data::Source;
 use super::model::ModelSource;
 use super::model_folder::model_folder_from;
 use super::plan::Plan;
+use super::task::{Sft, TaskData};
 use crate::hub::Hub;
 use crate::util::reading;
 
@@ -30,6 +33,48 @@ pub fn model_fingerprints(plan: &Plan) -> BTreeMap<String, u32> {
     let all = own.into_iter().chain(plan.models());
     // What a rank lacks or cannot read is for the rank that loads it to report.
     all.filter_map(|(key, path)| Some((key, fingerprint(&model_folder_from(&hub, &path).ok()?).ok()?))).collect()
+}
+
+/// Checksums of the data sets that `plan` names and that lie in files here, by their keys: of each file its
+/// name, its size and 256 pieces of 4 KiB. Of ids on the hub the recipe has the commit.
+pub fn data_fingerprints(plan: &Plan) -> BTreeMap<String, u32> {
+    let of = |section: &'static str, sources: Vec<Source>| {
+        let key = move |at: usize| if at == 0 { section.to_owned() } else { format!("{section}.sources[{at}]") };
+        sources.into_iter().enumerate().map(move |(at, source)| (key(at), source.data))
+    };
+    let held_out = plan.eval.as_ref().and_then(|eval| eval.task.as_ref()).map_or_else(Vec::new, |task| task.data.sources());
+    let all = of("task", plan.task.data.sources()).chain(of("eval.task", held_out));
+    let all = all.chain(of("sft", plan.sft.as_ref().map_or_else(Vec::new, Sft::sources)));
+    let rollouts = match &plan.task.data {
+        TaskData::Rollouts { path, .. } => Some(("task.path".to_owned(), path.clone())),
+        _ => None,
+    };
+    all.chain(rollouts).filter_map(|(key, path)| Some((key, files_fingerprint(&path).ok()?))).collect()
+}
+
+/// Most files of a data set that are looked at.
+const FILES: usize = 10_000;
+
+/// The checksum of a file, or of the files in a folder and below.
+fn files_fingerprint(path: &Path) -> io::Result<u32> {
+    let (mut files, mut folders) = (Vec::new(), vec![path.to_owned()]);
+    while let Some(at) = folders.pop() {
+        if fs::metadata(&at)?.is_dir() {
+            folders.extend(fs::read_dir(&at)?.map(|entry| Ok(entry?.path())).collect::<io::Result<Vec<_>>>()?);
+        } else {
+            files.push(at);
+        }
+        if files.len() + folders.len() > FILES {
+            return Err(io::Error::other("too many files"));
+        }
+    }
+    files.sort();
+    let mut sum = crc32fast::Hasher::new();
+    for file in files {
+        sum.update(file.strip_prefix(path).unwrap_or(&file).as_os_str().as_encoded_bytes());
+        sample(reading::open(&file)?, &mut sum)?;
+    }
+    Ok(sum.finalize())
 }
 
 /// The checksum of a model folder.
@@ -70,6 +115,28 @@ fn sample(mut file: File, sum: &mut crc32fast::Hasher) -> io::Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_changed_name_size_or_byte_of_data_changes_the_checksum() {
+        let folder = tempfile::tempdir().unwrap();
+        let below = folder.path().join("below");
+        fs::create_dir(&below).unwrap();
+        let of = || files_fingerprint(folder.path()).unwrap();
+        let mut seen = vec![of()];
+        for (path, text) in
+            [("a.jsonl", "1"), ("a.jsonl", "2"), ("a.jsonl", "22"), ("below/b.jsonl", "1"), ("below/c.jsonl", "1")]
+        {
+            fs::write(folder.path().join(path), text).unwrap();
+            seen.push(of());
+        }
+        fs::rename(below.join("c.jsonl"), below.join("d.jsonl")).unwrap();
+        seen.push(of());
+        let all = seen.len();
+        seen.sort_unstable();
+        seen.dedup();
+        assert_eq!(seen.len(), all);
+        assert!(files_fingerprint(&folder.path().join("none")).is_err());
+    }
 
     #[test]
     fn a_changed_configuration_size_or_number_changes_the_checksum_and_other_files_do_not() {

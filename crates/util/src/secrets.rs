@@ -40,10 +40,10 @@ const ADDRESS: &str = r#"[A-Za-z][A-Za-z0-9+.-]*://[^\s/?#"']+(/[^\s?#"'<>]*)"#;
 
 /// Settings of TOML whose name says that they are secret, with their value: in messages only, since
 /// names of settings are judged by [`is_secret_name`] where the settings themselves are at hand.
-const ASSIGNED: &str = r#"(?i)(?:^|[\s{,."'])(?:(?:[a-z0-9_-]*[_-])?(?:api[_-]?key|apikey|access[_-]?key|private[_-]?key|secret|password|passwd|credentials?|(?:api|auth|access|bearer|session|hf|hub|secret)[_-]?token)|token)["']?\s*=\s*(?:"([^"]+)"|'([^']+)'|([^\s"',}\]]+))"#;
+const ASSIGNED: &str = r#"(?i)(?:^|[\s{,."'])(?:(?:[a-z0-9_-]*[_-])?(?:api[_-]?key|apikey|(?:access|private|secret)[_-]?key|secret|password|passwd|credentials?|(?:api|auth|access|bearer|session|hf|hub|secret)[_-]?token)|token)["']?\s*=\s*(?:"([^"]+)"|'([^']+)'|([^\s"',}\]]+))"#;
 
 /// Names of settings whose value is a secret.
-const NAMES: &str = r"(?i)^(?:[a-z0-9_-]*[_-])?(?:api[_-]?key|apikey|access[_-]?key|private[_-]?key|secret|password|passwd|credentials?|(?:api|auth|access|bearer|session|hf|hub|secret)[_-]?token)$|^token$";
+const NAMES: &str = r"(?i)^(?:[a-z0-9_-]*[_-])?(?:api[_-]?key|apikey|(?:access|private|secret)[_-]?key|secret|password|passwd|credentials?|(?:api|auth|access|bearer|session|hf|hub|secret)[_-]?token)$|^token$";
 
 /// Shortest run of letters and digits in a path that is taken for a secret if it is mixed.
 const RANDOM: usize = 20;

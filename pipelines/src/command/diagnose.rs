@@ -8,11 +8,13 @@ use rollflow::util::untrusted;
 use serde_json::json;
 
 use super::{End, out, require_run};
+use crate::diagnose::forecast::{self, Changed, Forecasts};
 use crate::diagnose::{Evidence, Finding, setting_of};
+use crate::registry::Registry;
 use crate::run::record::Record;
 
-/// Say what limited a run, where its tokens went and what looks unhealthy in its learning, each
-/// with its figure and the page that explains it. Exit code 1 if anything was found.
+/// Say what limited a run, where its tokens went, what other settings would gain and what looks
+/// unhealthy in its learning, each with its figure and the page that explains it. Exit code 1 if anything was found.
 #[derive(Args)]
 #[command(after_help = "Example:\n  rollflow diagnose runs/mine")]
 pub struct Diagnose {
@@ -24,25 +26,27 @@ pub struct Diagnose {
 }
 
 impl Diagnose {
-    pub fn run(self) -> Result<()> {
+    pub fn run(self, registry: &Registry) -> Result<()> {
         require_run(&self.run)?;
         let record = Record::read(&self.run)?;
         let findings = Evidence::read(&self.run, &record)?.findings();
+        // A run that can't be simulated is diagnosed all the same.
+        let forecasts = forecast::of(&self.run, registry);
         let drawn = &record.drawn;
         out::text(&match self.json {
             true => {
                 json!({"run": self.run, "state": record.state, "steps": record.steps, "bottleneck": drawn.bottleneck,
                     "stages": drawn.stages, "tokens": drawn.tokens.iter().cloned().collect::<std::collections::BTreeMap<_, _>>(),
-                    "findings": findings})
+                    "forecasts": forecasts.ok().flatten(), "findings": findings})
                 .to_string()
                     + "\n"
             }
-            false => self.page(&record, &findings),
+            false => self.page(&record, &forecasts, &findings),
         })?;
         if findings.is_empty() { Ok(()) } else { Err(End::Said(1).into()) }
     }
 
-    fn page(&self, record: &Record, findings: &[Finding]) -> String {
+    fn page(&self, record: &Record, forecasts: &Result<Option<Forecasts>>, findings: &[Finding]) -> String {
         let drawn = &record.drawn;
         let mut page = format!("{}: {}, {} steps\n", untrusted::path(&self.run), record.state.word(), record.steps);
         let open = "known when the run has ended\n";
@@ -73,10 +77,37 @@ impl Diagnose {
         } else {
             page += &format!("  {}", if drawn.stages.is_empty() { open } else { "no ledger was kept\n" });
         }
+        page += "\nwhat other settings would gain\n";
+        page += &match forecasts {
+            Ok(Some(forecasts)) => gains(forecasts),
+            Ok(None) => format!("  {}", if drawn.stages.is_empty() { open } else { NO_FORECAST }),
+            Err(error) => format!("  not known: {}\n", untrusted::block(&format!("{error:#}"))),
+        };
         page += &format!("\nfindings: {}\n", if findings.is_empty() { "none".to_owned() } else { findings.len().to_string() });
         for Finding { check, figure, advice, page: section } in findings {
             page += &format!("  {check}: {figure}\n    do: {advice}\n    see: {section}\n");
         }
         page
     }
+}
+
+/// Reason why a finished run has no forecast.
+const NO_FORECAST: &str = "not known: only runs that sampled in their own process, without an environment, are simulated\n";
+
+/// A row per setting, and how far the simulation is to be trusted.
+fn gains(forecasts: &Forecasts) -> String {
+    let row = |Changed { set, gain, staleness, wasted }: &Changed| {
+        vec![
+            format!("  {set}"),
+            format!("{:+.0}%", 100.0 * gain),
+            format!("staleness up to {staleness}"),
+            format!("{:.0}% of tokens not trained", 100.0 * wasted),
+        ]
+    };
+    let rows = out::aligned(&forecasts.changed.iter().map(row).collect::<Vec<_>>());
+    format!(
+        "{rows}  steps an hour, simulated on the run's own times: {:.0} as it was, where it made {:.0}. What is learned from\n  \
+         staler tokens, and that stages share a machine's cores, is not simulated.\n",
+        forecasts.simulated, forecasts.made
+    )
 }

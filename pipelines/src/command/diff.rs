@@ -100,7 +100,7 @@ fn facts(record: &Record) -> BTreeMap<String, String> {
     for Parent { key, path, .. } in &record.parents {
         facts.entry(key.clone()).and_modify(|all| *all += &format!(", {}", path.display())).or_insert(path.display().to_string());
     }
-    if let Some(Session { version, git, machine, python, error, .. }) = record.sessions.last() {
+    if let Some(Session { version, git, machine, python, inputs, variables, error, .. }) = record.sessions.last() {
         facts.insert("version".to_owned(), version.clone());
         if let Some(git) = git {
             facts.insert("git commit".to_owned(), git.commit.clone());
@@ -110,6 +110,10 @@ fn facts(record: &Record) -> BTreeMap<String, String> {
         facts.extend(of_machine.map(|(name, value)| (format!("machine {name}"), value.clone())));
         facts.insert("machine threads".to_owned(), machine.threads.to_string());
         facts.insert("machine memory".to_owned(), format!("{} GiB", machine.memory_gib));
+        let gpus = (!machine.gpus.is_empty()).then(|| ("machine GPUs".to_owned(), machine.gpus.join("; ")));
+        facts.extend(gpus);
+        facts.extend(inputs.iter().map(|(key, checksum)| (format!("contents of {key}"), checksum.clone())));
+        facts.extend(variables.iter().map(|(name, value)| (format!("variable {name}"), value.clone())));
         facts.extend(python.iter().map(|(file, checksum)| (format!("python {file}"), checksum.clone())));
         facts.extend(error.iter().map(|error| ("error".to_owned(), error.clone())));
     }

@@ -129,7 +129,7 @@ fn dispatch(command: Command, registry: &Registry) -> Result<()> {
         Command::Runs(of) => of.run(),
         Command::Compare(of) => of.run(),
         Command::Diff(of) => of.run(),
-        Command::Diagnose(of) => of.run(),
+        Command::Diagnose(of) => of.run(registry),
         Command::Report(of) => of.run(),
         Command::Monitor(of) => of.run(),
         Command::Track(of) => of.run(),

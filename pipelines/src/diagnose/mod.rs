@@ -7,6 +7,7 @@
 
 mod curves;
 mod flow;
+pub(crate) mod forecast;
 mod samples;
 mod series;
 

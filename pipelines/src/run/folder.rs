@@ -33,7 +33,8 @@ use crate::run::page;
 use crate::run::record::{Drawn, Record};
 use crate::run::trackers::Trackers;
 use crate::run::upload::Uploads;
-use crate::run::{LINEAGE, LOCK, LOGS, PAGE, RECIPE, RECORD};
+use crate::run::{LINEAGE, LOCK, LOGS, PAGE, PROFILE, RECIPE, RECORD};
+use crate::simulate::record::Profiler;
 
 /// Outputs of a pipeline's stages. `W` is the type of the published weights.
 pub struct Outputs<W = FrozenWeights> {
@@ -80,6 +81,8 @@ pub struct RunFolder {
     gate: Mutex<Option<CheckpointGate>>,
     /// For the record and the pages.
     observed: Arc<Observed>,
+    /// For forecasts of the run.
+    profiler: Profiler,
     /// The live page, if the recipe asks for one.
     page: Option<PageServer>,
     /// The ranks that share the run, if there are several.
@@ -93,7 +96,7 @@ pub struct RunFolder {
 }
 
 /// Other files of a run that a second run must not mix with its own.
-const OTHERS: [&str; 6] = [RECORD, LINEAGE, DEAD_LETTERS, CHECKPOINTS, "evaluations", PAGE];
+const OTHERS: [&str; 7] = [RECORD, LINEAGE, DEAD_LETTERS, CHECKPOINTS, "evaluations", PAGE, PROFILE];
 
 /// Rejects a folder that holds a run, or files of a run whose recipe is missing.
 pub fn refuse_another_run(path: &Path) -> Result<()> {
@@ -193,6 +196,7 @@ impl RunFolder {
             path: path.to_owned(),
             observed: Arc::new(Observed::new(path, &metrics)),
             metrics,
+            profiler: Profiler::default(),
             server,
             page,
             progress: plan.observe.progress,
@@ -222,6 +226,11 @@ impl RunFolder {
     /// Prints one line to standard error, above the progress line.
     pub fn say(&self, line: &str) {
         self.console.warn(&untrusted::line(line));
+    }
+
+    /// Gathers the run's times.
+    pub fn profiler(&self) -> &Profiler {
+        &self.profiler
     }
 
     /// Console for lines and progress.
@@ -255,8 +264,10 @@ impl RunFolder {
         let lags = move |trained: &Trained<W>| {
             observed.count(trained.batch.samples().filter_map(|sample| train::staleness(sample, trained.version)));
         };
+        let profiler = self.profiler.clone();
         let mut log = RunLog::new(&self.metrics)
             .each(lags)
+            .each(move |step| profiler.look(step))
             .logger(TimingsLogger::new(&self.path, &self.metrics)?)
             .logger(JsonlLogger::new(&self.path)?)
             .logger(console);
@@ -286,6 +297,9 @@ impl RunFolder {
         if result.is_ok() {
             // A run that was stopped dropped the rows of its last step.
             self.gate.lock().take().map_or(Ok(()), |gate| gate.open())?;
+        }
+        if let Some(profile) = result.as_ref().ok().and_then(|report| self.profiler.profile(report)) {
+            profile.save(&self.path.join(PROFILE))?;
         }
         self.observed.end(result.as_ref().map_or_else(|error| error.report(), Some));
         // A flow that was stopped for a lost rank says nothing of it.

@@ -4,6 +4,7 @@ pub mod changes;
 pub mod folder;
 pub(crate) mod observed;
 pub(crate) mod page;
+mod provenance;
 mod python_files;
 pub(crate) mod ranks;
 pub(crate) mod recipe_keys;
@@ -26,5 +27,7 @@ pub(crate) const RECORD: &str = "run.json";
 pub(crate) const LINEAGE: &str = "lineage.json";
 /// The run's page.
 pub(crate) const PAGE: &str = "report.html";
+/// Times of the run's parts, for simulations.
+pub(crate) const PROFILE: &str = "profile.json";
 /// Folder of the supervised part of an `sft_then_grpo` run.
 pub(crate) const SFT: &str = "sft";

@@ -125,6 +125,8 @@ fn facts(record: &Record) -> Vec<(String, String)> {
             machine.host, machine.system, machine.processor, machine.threads, machine.memory_gib
         );
         facts.push(("machine".to_owned(), shown));
+        facts.extend(machine.gpus.iter().map(|gpu| ("GPU".to_owned(), gpu.clone())));
+        facts.extend(session.inputs.iter().map(|(key, sum)| (format!("contents of {key}"), sum.clone())));
     }
     for parent in &record.parents {
         let of = parent.run.as_ref().map_or(String::new(), |run| format!(", of the run {}", run.display()));

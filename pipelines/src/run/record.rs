@@ -1,5 +1,6 @@
 //! `run.json`, the record of a run: recipe, version, git state, seed, machine, times, parents, outcome
-//! and metrics. It holds nothing of the environment and no command line, so it holds no secret.
+//! and metrics. Of the environment it holds a few variables by name, and no command line, so it holds no
+//! secret.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -10,15 +11,15 @@ use anyhow::{Context, Result};
 use clap::ValueEnum;
 use jiff::{Timestamp, Unit};
 use rollflow::flow::{Ended, Report};
-use rollflow::observe::StageShares;
 use rollflow::observe::logs::{MetricStats, compute_stats_from_jsonl};
+use rollflow::observe::{StageShares, gpus};
 use rollflow::recipe::{ModelSource, Plan};
 use rollflow::serve::TinkerModel;
 use rollflow::util::{atomic_file, lock_file};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use crate::run::{LOCK, RECIPE, RECORD, python_files};
+use crate::run::{LOCK, RECIPE, RECORD, provenance, python_files};
 
 /// State of a run.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ValueEnum)]
@@ -154,7 +155,7 @@ impl Record {
         }
         let python = python_files::checksums(plan);
         let warnings = record.sessions.last().map(|last| python_files::changes(&last.python, &python));
-        record.sessions.push(Session { python, page, ..Session::begin() });
+        record.sessions.push(Session { python, page, inputs: provenance::inputs(plan), ..Session::begin() });
         let record = Record {
             name: plan.name.clone(),
             pipeline: plan.pipeline.word().to_owned(),
@@ -277,6 +278,12 @@ pub struct Session {
     /// SHA-256 of the Python files that it called when it began.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub python: BTreeMap<String, String>,
+    /// Checksums of the models and of the data in files that its recipe names, by their keys.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    pub inputs: BTreeMap<String, String>,
+    /// Environment variables that change how it computes, without secrets.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    pub variables: BTreeMap<String, String>,
     pub machine: Machine,
     /// Address of its live page, if it serves one.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -303,13 +310,16 @@ pub struct Machine {
     /// Threads that run at the same time.
     pub threads: usize,
     pub memory_gib: u64,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub gpus: Vec<String>,
 }
 
 impl Session {
     /// This process's, from now on.
     fn begin() -> Self {
         let version = env!("CARGO_PKG_VERSION").to_owned();
-        Session { started: now().to_string(), version, git: git(), machine: machine(), ..Session::default() }
+        let variables = provenance::variables();
+        Session { started: now().to_string(), version, git: git(), machine: machine(), variables, ..Session::default() }
     }
 
     /// Ends the session now. Without `seconds`, the clock gives the duration.
@@ -358,5 +368,6 @@ fn machine() -> Machine {
         processor: field(&read("/proc/cpuinfo"), "model name").unwrap_or_default(),
         threads: std::thread::available_parallelism().map_or(1, usize::from),
         memory_gib: kib.map_or(0, |kib| kib.div_ceil(1 << 20)),
+        gpus: gpus(),
     }
 }

@@ -145,9 +145,9 @@ impl DecodeTimes {
 }
 
 /// Fits times to an engine's steps: their sum is exact, the parts are least squares.
-pub fn fit_decode(steps: &[Load]) -> DecodeTimes {
-    let row = |load: &Load| ([load.passes, load.rows, load.prefill].map(|count| count as f64), load.time.as_secs_f64());
-    let rows: Vec<([f64; 3], f64)> = steps.iter().map(row).collect();
+pub fn fit_decode(steps: impl Iterator<Item = Load>) -> DecodeTimes {
+    let row = |load: Load| ([load.passes, load.rows, load.prefill].map(|count| count as f64), load.time.as_secs_f64());
+    let rows: Vec<([f64; 3], f64)> = steps.map(row).collect();
     let [pass, row, prefill] = fit(&rows);
     DecodeTimes { pass, row, prefill }
 }
@@ -187,7 +187,7 @@ mod tests {
             Load { time: Duration::from_secs_f64(times.step(load, 1.0)), ..load }
         };
         let steps: Vec<Load> = (0..200).map(step).collect();
-        let found = fit_decode(&steps);
+        let found = fit_decode(steps.into_iter());
         for (found, expected) in [(found.pass, times.pass), (found.row, times.row), (found.prefill, times.prefill)] {
             assert!((found - expected).abs() < 1e-2 * expected, "{found} is {expected}");
         }

@@ -86,6 +86,28 @@ fn runs_that_learn_have_no_finding() {
     }
 }
 
+/// The same graph in simulated time, on the times that the run recorded itself.
+#[test]
+fn a_run_is_told_what_other_settings_would_gain_unless_it_cannot_be_simulated() {
+    let folder = tempfile::tempdir().unwrap();
+    let run = recorded(folder.path(), &LEARNS, &["train.steps=30", "flow.max_staleness=0"]);
+    let forecasts = || -> Value { serde_json::from_str::<Value>(&diagnose(&run, &["--json"]).out).unwrap()["forecasts"].take() };
+    let told = forecasts();
+    let sets: Vec<&str> = told["changed"].as_array().unwrap().iter().map(|of| of["set"].as_str().unwrap()).collect();
+    assert_eq!(sets[0], "flow.max_staleness=1");
+    assert!(sets.len() >= 4 && sets.contains(&"cluster.engines=2"), "{sets:?}");
+    assert!(told["simulated"].as_f64().unwrap() > 0.0 && told["made"].as_f64().unwrap() > 0.0);
+    // A synchronous run waits for its weights: overlapping them can only gain.
+    let [staler, sooner] =
+        [&told["changed"][0], &forecasts()["changed"][0]].map(|of| (of["gain"].as_f64().unwrap(), of["staleness"].clone()));
+    assert!(staler.0 > 0.0 && staler.1 == 1, "{told}");
+    assert_eq!(staler, sooner, "a forecast is the same each time");
+    let page = diagnose(&run, &[]).out;
+    assert!(page.contains("\nwhat other settings would gain\n  flow.max_staleness=1 "), "{page}");
+    std::fs::remove_file(run.join("profile.json")).unwrap();
+    assert!(forecasts().is_null() && diagnose(&run, &[]).out.contains("not known: only runs that sampled in their own process"));
+}
+
 #[test]
 fn the_page_names_the_limit_the_tokens_and_each_finding_with_what_to_do() {
     let folder = tempfile::tempdir().unwrap();

@@ -5,7 +5,7 @@ use std::path::Path;
 
 use serde_json::Value;
 
-use crate::running::{Ended, finished, read, rollflow};
+use crate::running::{Ended, GRPO, finished, read, rollflow, rollflow_with, run_args};
 
 fn diff(a: &Path, b: &Path, args: &[&str]) -> Ended {
     rollflow(&[&["diff", a.to_str().unwrap(), b.to_str().unwrap()], args].concat())
@@ -57,4 +57,25 @@ fn folders_without_a_run_are_named_together_with_exit_code_2() {
     let refused = diff(&a, &b, &[]);
     assert_eq!(refused.code, Some(2));
     assert!([&a, &b].iter().all(|run| refused.err.contains(run.to_str().unwrap())), "{}", refused.err);
+}
+
+/// A run's record says of what data and with what variables it was made, and keeps no secret.
+#[test]
+fn data_that_changed_and_variables_of_libraries_are_found() {
+    let folder = tempfile::tempdir().unwrap();
+    let (data, [a, b]) = (folder.path().join("data.jsonl"), ["a", "b"].map(|name| folder.path().join(name)));
+    let run = |out: &Path, line: &str, threads: &str| {
+        fs::write(&data, line).unwrap();
+        let task = format!("task={{data={data:?}}}");
+        let variables = [("OMP_WAIT_POLICY", threads), ("CUDA_SECRET_KEY", "hidden-one"), ("UNRELATED", "hidden-two")];
+        let ended = rollflow_with(&run_args(GRPO, out, &[&task, "train.steps=1"]), &variables);
+        assert_eq!(ended.code, Some(0), "{}", ended.err);
+        let record = read(&out.join("run.json"));
+        assert!(!record.contains("hidden-") && record.contains("OMP_WAIT_POLICY"), "{record}");
+    };
+    run(&a, "{\"prompt\": \"1+1=\", \"answer\": \"2\"}\n", "active");
+    run(&b, "{\"prompt\": \"1+1=\", \"answer\": \"3\"}\n", "passive");
+    let json: Value = serde_json::from_str(&diff(&a, &b, &["--json"]).out).unwrap();
+    assert!(json["record"]["contents of task"].is_array(), "{json}");
+    assert_eq!(json["record"]["variable OMP_WAIT_POLICY"], serde_json::json!(["active", "passive"]));
 }

@@ -165,6 +165,8 @@ impl Left {
                 }
                 // Made of the files above, those times among them.
                 "report.html" => Vec::new(),
+                // Times of the last process, if it had something left to do.
+                "profile.json" => continue,
                 // Each process begins a file, named by its time and its number; events carry the times of theirs.
                 name if name.starts_with("events.out.tfevents.") => {
                     let read = read_events(&content).unwrap().into_iter().filter(|event| event.file_version.is_none());
