@@ -102,7 +102,7 @@ pub fn declare<B: TrainingBackend + 'static>(
 ) -> Result<Flow> {
     let Components { prompts, generator, reward, scorers, backend, critic, mixture, sync, evaluator, registry, timeline } =
         components;
-    let admission = rollout::admission(Pacing::of(plan));
+    let (admission, traces) = (rollout::admission(Pacing::of(plan)), outputs.traces);
     let filter = Filter::by(rollout::filter(&plan.filter, &timeline, &registry)?).fallback(plan.filter_fallback);
     let mut trainer = trainers::trainer(Training::of(plan), timeline, &registry, backend, critic, mixture, outputs.checkpoints)?;
     if let Some(from) = from {
@@ -116,8 +116,11 @@ pub fn declare<B: TrainingBackend + 'static>(
     let mut flow = Flow::new(&plan.name).admission(&admission).metrics(&outputs.metrics);
     flow.capacity(Capacity::items(plan.flow.edge_items).tokens(plan.flow.edge_tokens));
     let prompts = flow.source("prompts", prompts);
+    traces.follow(&mut flow, &prompts, "prompts");
     let groups = flow.stage("generate", prompts, generator);
+    traces.follow(&mut flow, &groups, "generate");
     let scored = flow.stage("reward", groups, reward.stage(&plan.reward, &plan.flow, outputs.dead_letters));
+    traces.follow(&mut flow, &scored, "reward");
     let mut kept = flow.stage("filter", scored, filter);
     if let Some(pairing) = plan.pairing().filter(|_| !plan.changes("pairs")) {
         kept = flow.stage("pairs", kept, pairing);
@@ -128,8 +131,11 @@ pub fn declare<B: TrainingBackend + 'static>(
     if let Some(teacher) = scorers.teacher {
         kept = flow.stage("teacher", kept, teacher);
     }
+    traces.follow(&mut flow, &kept, "filter");
     let batches = flow.stage("batch", kept, rollout::batcher(&plan.batch, &plan.flow));
+    traces.follow(&mut flow, &batches, "batch");
     let trained = flow.stage("train", batches, trainer);
+    traces.end(&mut flow, &trained);
     let mut steps = flow.stage("sync", trained, sync);
     if let Some(evaluator) = evaluator {
         steps = flow.stage("evaluate", steps, evaluator(from.map_or(0, |from| from.trainer.step), outputs.answers));

@@ -22,6 +22,10 @@ pub fn complaints(registry: &Registry, plan: &Plan) -> Vec<Problem> {
 
 fn complaints_now(registry: &Registry, plan: &Plan) -> Vec<Problem> {
     let mut all = Vec::new();
+    if plan.observe.otlp.is_some() && !cfg!(feature = "otlp") {
+        let help = "build it with the feature: cargo build --release --features rollflow-pipelines/otlp";
+        all.push(Problem::of("observe.otlp", "this build exports nothing to `observe.otlp`", help));
+    }
     let mut note = |name: String, params: String, made: Result<(), RegistryError>| {
         if let Err(RegistryError { name: unknown, message, help }) = made {
             all.push(Problem::of(if unknown { name } else { params }, message, help));

@@ -132,6 +132,13 @@ impl Metrics {
         self.0[metric as usize].lock().iter().map(|series| (series.labels.clone(), series.newest)).collect()
     }
 
+    /// Returns the label values of each series of a histogram, with the sum and the number of its values.
+    pub fn totals(&self, metric: Metric) -> Vec<(Vec<String>, [f64; 2])> {
+        let count = |series: &Series| series.counts.iter().sum::<u64>() as f64;
+        let family = self.0[metric as usize].lock();
+        family.iter().map(|series| (series.labels.clone(), [series.sum, count(series)])).collect()
+    }
+
     /// Everything in the Prometheus text format 0.0.4, in the catalogue's order. Metrics without a
     /// value are left out.
     pub fn render(&self) -> String {

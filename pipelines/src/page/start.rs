@@ -111,7 +111,7 @@ impl Starter {
     /// Starts a run in a process apart, and waits until it has begun.
     ///
     /// # Errors
-    /// No name for a folder, or one that is taken; the last lines of a process that ended at once.
+    /// No name for a folder, or one that is taken; the last lines of a process that ended immediately.
     pub fn start(&self, wanted: &Wanted) -> Result<()> {
         let name = &wanted.name;
         let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-_.".contains(&byte);

@@ -29,8 +29,11 @@ use crate::assemble::conversations;
 use crate::page::PageServer;
 use crate::run::changes::Changes;
 use crate::run::observed::Observed;
+#[cfg(feature = "otlp")]
+use crate::run::otlp::Otlp;
 use crate::run::page;
 use crate::run::record::{Drawn, Record};
+use crate::run::traces::Traces;
 use crate::run::trackers::Trackers;
 use crate::run::upload::Uploads;
 use crate::run::{LINEAGE, LOCK, LOGS, PAGE, PROFILE, RECIPE, RECORD};
@@ -48,6 +51,8 @@ pub struct Outputs<W = FrozenWeights> {
     pub answers: Option<PathBuf>,
     /// Destination of checkpoints, if they are saved.
     pub checkpoints: Option<Checkpoints>,
+    /// Traces of groups.
+    pub traces: Traces,
 }
 
 /// Destination of a run's checkpoints.
@@ -66,7 +71,14 @@ impl<W> Outputs<W> {
     /// Metrics in memory and no files.
     pub fn in_memory() -> Self {
         let metrics = Metrics::new();
-        Outputs { log: RunLog::new(&metrics), metrics, dead_letters: None, answers: None, checkpoints: None }
+        Outputs {
+            log: RunLog::new(&metrics),
+            metrics,
+            dead_letters: None,
+            answers: None,
+            checkpoints: None,
+            traces: Traces::default(),
+        }
     }
 }
 
@@ -91,6 +103,8 @@ pub struct RunFolder {
     _uploads: Option<Uploads>,
     /// So do these.
     _trackers: Option<Trackers>,
+    #[cfg(feature = "otlp")]
+    otlp: Option<Otlp>,
     /// Held for as long as this process works on the run.
     _lock: File,
 }
@@ -152,6 +166,10 @@ impl RunFolder {
         if let Some(publisher) = plan.store.checkpoints(plan.net.ca_file.as_deref())? {
             run._uploads = Some(Uploads::start(path, publisher, run.console.clone())?);
         }
+        #[cfg(feature = "otlp")]
+        if let Some(url) = &plan.observe.otlp {
+            run.otlp = Some(Otlp::start(url, plan, &run.metrics)?);
+        }
         run._trackers = Some(Trackers::start(plan, path, &run.console)?);
         Ok(run)
     }
@@ -205,6 +223,8 @@ impl RunFolder {
             ranks: None,
             _uploads: None,
             _trackers: None,
+            #[cfg(feature = "otlp")]
+            otlp: None,
             _lock: lock,
         };
         warnings.iter().for_each(|warning| run.say(warning));
@@ -242,8 +262,13 @@ impl RunFolder {
     pub fn outputs<W: Send + Sync + 'static>(&self, plan: &Plan) -> Result<Outputs<W>> {
         let gate = CheckpointGate::new(LOGS.map(|name| self.path.join(name)));
         *self.gate.lock() = Some(gate.clone());
+        #[cfg(feature = "otlp")]
+        let traces = self.otlp.as_ref().map(|otlp| otlp.traces.clone()).unwrap_or_default();
+        #[cfg(not(feature = "otlp"))]
+        let traces = Traces::default();
         let followed = self.page.as_ref().filter(|_| self.ranks.is_none());
         Ok(Outputs {
+            traces,
             metrics: self.metrics.clone(),
             log: self.log(plan)?.gate(&gate),
             dead_letters: Some(dead_letters(&self.path)),

@@ -3,6 +3,8 @@
 pub mod changes;
 pub mod folder;
 pub(crate) mod observed;
+#[cfg(feature = "otlp")]
+pub(crate) mod otlp;
 pub(crate) mod page;
 mod provenance;
 mod python_files;
@@ -10,6 +12,7 @@ pub(crate) mod ranks;
 pub(crate) mod recipe_keys;
 pub(crate) mod record;
 pub mod resume;
+pub mod traces;
 pub(crate) mod trackers;
 pub(crate) mod upload;
 
