@@ -1,6 +1,7 @@
 //! A run's folder: what a run writes, its record and page, and where an interrupted run continues.
 
 pub mod folder;
+pub(crate) mod growing_lines;
 pub(crate) mod observed;
 pub(crate) mod page;
 mod python_files;
