@@ -6,6 +6,7 @@
 //! (law F3).
 
 mod events;
+mod live;
 mod routes;
 mod runs;
 
@@ -18,6 +19,7 @@ use rollflow::net::{Server, guard};
 use rollflow::serve::BearerToken;
 
 use crate::run::observed::Observed;
+pub(crate) use live::{EngineActivity, LiveEvent};
 use runs::Runs;
 
 /// Errors of the live page's server.
