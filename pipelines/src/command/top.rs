@@ -1,6 +1,6 @@
 //! `rollflow top`: a run in a terminal.
 
-use std::io::{IsTerminal, stdout};
+use std::io::{IsTerminal, stdin, stdout};
 use std::path::Path;
 
 use anyhow::Result;
@@ -48,8 +48,8 @@ pub struct Top {
 impl Top {
     pub fn run(self) -> Result<()> {
         let on_terminal = stdout().is_terminal();
-        if !self.once && !on_terminal {
-            return Err(refused("standard output is no terminal; --once prints one frame, and rollflow tail prints samples"));
+        if !(self.once || on_terminal && stdin().is_terminal()) {
+            return Err(refused("input and output are no terminal; --once prints one frame, and rollflow tail prints samples"));
         }
         let top = if self.run.contains("://") { self.of_page()? } else { self.of_folder(Path::new(&self.run))? };
         if !self.once {

@@ -13,12 +13,14 @@ mod view;
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 use ratatui::backend::TestBackend;
 use ratatui::crossterm::event::{self, Event, KeyEventKind};
 use ratatui::{DefaultTerminal, Terminal};
 use rollflow::flow::Interrupts;
 use rollflow::net::Endpoint;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
 
 pub use answers::Wanted;
 pub use draw::Theme;
@@ -29,7 +31,7 @@ pub use page::{Page, PageError};
 use view::{Connection, RunView};
 
 /// Time between two frames.
-const FRAME: Duration = Duration::from_millis(250);
+const FRAME: Timespec = Timespec { tv_sec: 0, tv_nsec: 250_000_000 };
 /// Time between two looks at the files of a folder.
 const LOOK: Duration = Duration::from_secs(1);
 /// How to see more of a run without a page.
@@ -53,7 +55,8 @@ struct Restored(DefaultTerminal);
 
 impl Drop for Restored {
     fn drop(&mut self) {
-        ratatui::restore();
+        // A terminal that is gone needs nothing.
+        ratatui::try_restore().ok();
     }
 }
 
@@ -137,9 +140,8 @@ impl Viewer {
                 Err(error) => screen.message = view::line(&format!("{error:#}")),
             }
             terminal.0.draw(|frame| draw::draw(frame, &self.view, &mut screen, theme)).context("drawing")?;
-            let mut wait = FRAME;
-            while event::poll(wait).context("waiting for keys")? {
-                wait = Duration::ZERO;
+            wait_for_input()?;
+            while event::poll(Duration::ZERO).context("waiting for keys")? {
                 let Event::Key(key) = event::read().context("reading keys")? else { continue };
                 if key.kind == KeyEventKind::Release {
                     continue;
@@ -156,4 +158,18 @@ impl Viewer {
         }
         Ok(())
     }
+}
+
+/// Waits for a key, a signal or the next frame. A terminal that is gone is an error here, because
+/// crossterm would read its end for ever.
+fn wait_for_input() -> Result<()> {
+    let stdin = std::io::stdin();
+    let mut input = [PollFd::new(&stdin, PollFlags::IN)];
+    match poll(&mut input, Some(&FRAME)) {
+        Ok(_) | Err(Errno::INTR) => {}
+        Err(error) => return Err(error).context("waiting for keys"),
+    }
+    let gone = input[0].revents().intersects(PollFlags::HUP | PollFlags::ERR | PollFlags::NVAL);
+    ensure!(!gone, "the terminal was closed");
+    Ok(())
 }

@@ -9,6 +9,7 @@ use std::process::{Child, Command};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
+use rustix::io::{FdFlags, fcntl_setfd};
 use rustix::process::{Pid, Signal, kill_process};
 use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
 use rustix::termios::{LocalModes, Winsize, tcgetattr, tcsetwinsize};
@@ -42,6 +43,8 @@ pub fn written_on_terminal(args: &[&str], variables: &[(&str, &str)]) -> (Option
 /// Both ends of a new terminal with so many rows and columns.
 fn pair(size: (u16, u16)) -> (OwnedFd, File) {
     let master = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY).unwrap();
+    // A command that held this end would keep its terminal open.
+    fcntl_setfd(&master, FdFlags::CLOEXEC).unwrap();
     grantpt(&master).unwrap();
     unlockpt(&master).unwrap();
     resize(&master, size);
@@ -52,6 +55,44 @@ fn pair(size: (u16, u16)) -> (OwnedFd, File) {
 
 fn resize(master: &OwnedFd, (rows, columns): (u16, u16)) {
     tcsetwinsize(master, Winsize { ws_row: rows, ws_col: columns, ws_xpixel: 0, ws_ypixel: 0 }).unwrap();
+}
+
+/// Starts the command in its own session, with all streams on `screen`.
+fn session(options: &[&str], args: &[&str], variables: &[(&str, &str)], screen: &File) -> Child {
+    let plain = command(args);
+    let mut command = Command::new("setsid");
+    command.args(options).arg(plain.get_program()).args(plain.get_args()).current_dir(plain.get_current_dir().unwrap());
+    command.env("TERM", "xterm-256color").env_remove("NO_COLOR").envs(variables.iter().copied());
+    let [input, out, error] = [(); 3].map(|()| screen.try_clone().unwrap());
+    command.stdin(input).stdout(out).stderr(error).spawn().unwrap()
+}
+
+/// Closes the command's terminal when it has written `text`, without a signal; gives the exit code.
+pub fn after_its_terminal_closed(args: &[&str], text: &str) -> Option<i32> {
+    let (master, screen) = pair((24, 80));
+    let mut child = session(&[], args, &[], &screen);
+    let (mut master, mut written, mut part) = (File::from(master), String::new(), [0; 4096]);
+    while !written.contains(text) {
+        let read = master.read(&mut part).unwrap();
+        written += &String::from_utf8_lossy(&part[..read]);
+    }
+    drop(master);
+    ended(&mut child)
+}
+
+/// Waits for the end; gives the exit code.
+fn ended(child: &mut Child) -> Option<i32> {
+    let deadline = Instant::now() + Duration::from_secs(60);
+    loop {
+        if let Some(status) = child.try_wait().unwrap() {
+            return status.code();
+        }
+        if Instant::now() > deadline {
+            child.kill().unwrap();
+            panic!("it never ended");
+        }
+        std::thread::sleep(Duration::from_millis(20));
+    }
 }
 
 /// A command that runs on its own terminal, whose keys are pressed and whose screen is looked at.
@@ -66,13 +107,8 @@ impl Terminal {
     /// Starts the command on a terminal with so many rows and columns.
     pub fn start(args: &[&str], variables: &[(&str, &str)], size: (u16, u16)) -> Self {
         let (master, screen) = pair(size);
-        let plain = command(args);
         // Its controlling terminal is this one, and not that of the tests.
-        let mut command = Command::new("setsid");
-        command.arg("--ctty").arg(plain.get_program()).args(plain.get_args()).current_dir(plain.get_current_dir().unwrap());
-        command.env("TERM", "xterm-256color").env_remove("NO_COLOR").envs(variables.iter().copied());
-        let [input, out, error] = [(); 3].map(|()| screen.try_clone().unwrap());
-        let child = command.stdin(input).stdout(out).stderr(error).spawn().unwrap();
+        let child = session(&["--ctty"], args, variables, &screen);
         let seen = Arc::new(Mutex::new((
             vt100::Parser::new(NonZeroU16::new(size.0).unwrap(), NonZeroU16::new(size.1).unwrap(), 0),
             Vec::new(),
@@ -139,14 +175,7 @@ impl Terminal {
 
     /// Waits for its end, and until all that it wrote is seen; gives the exit code.
     pub fn end(&mut self) -> Option<i32> {
-        let deadline = Instant::now() + Duration::from_secs(60);
-        let code = loop {
-            match self.child.try_wait().unwrap() {
-                Some(status) => break status.code(),
-                None => assert!(Instant::now() < deadline, "it never ended:\n{}", self.shown()),
-            }
-            std::thread::sleep(Duration::from_millis(20));
-        };
+        let code = ended(&mut self.child);
         let mark = "the end";
         self.screen.write_all(mark.as_bytes()).unwrap();
         self.wait(mark, |terminal| terminal.seen.lock().unwrap().1.ends_with(mark.as_bytes()));

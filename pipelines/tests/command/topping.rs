@@ -10,7 +10,7 @@ use serde_json::Value;
 
 use crate::live_page::address;
 use crate::running::{Ended, GRPO, Running, finished, read, rollflow, rollflow_with, run_args};
-use crate::terminal::Terminal;
+use crate::terminal::{Terminal, after_its_terminal_closed};
 
 const ENDLESS: [&str; 3] = ["train.steps=1000000", "flow.max_staleness=1", "observe.rollouts_every=1"];
 const HOSTILE: &str = "a\x1b[2J\x1b]0;title\x07\u{9b}31m\u{202e}b";
@@ -103,7 +103,7 @@ fn names_and_addresses_that_lead_nowhere_are_errors_with_advice() {
     let run = folder.path().join("runs/one");
     for (args, code, advice) in [
         (vec![url.as_str(), "--once", "--run", "two"], 2, "no run \"two\"; it has runs/one"),
-        (vec![run.to_str().unwrap()], 2, "no terminal; --once prints one frame, and rollflow tail"),
+        (vec![run.to_str().unwrap()], 2, "are no terminal; --once prints one frame, and rollflow tail"),
         (vec![folder.path().to_str().unwrap(), "--once"], 2, "holds no run"),
         (vec![run.to_str().unwrap(), "--once", "--run", "one"], 2, "leave it out for a folder"),
         (vec!["http://127.0.0.1:1", "--once"], 1, "check that the server runs"),
@@ -233,4 +233,12 @@ fn without_a_token_orders_say_what_they_need_and_a_signal_gives_the_terminal_bac
     terminal.press("\x03");
     assert_eq!(terminal.end(), Some(0));
     assert!(!terminal.is_taken() && terminal.written().contains("\x1b[38;"), "Ctrl-C, and colours");
+}
+
+#[test]
+fn a_terminal_that_is_closed_ends_the_view() {
+    let folder = tempfile::tempdir().unwrap();
+    let run = folder.path().join("run");
+    finished(&run, &[]);
+    assert_eq!(after_its_terminal_closed(&["top", run.to_str().unwrap()], "time"), Some(1));
 }
