@@ -5,7 +5,7 @@
 //! parts, [`components`] puts those of `grpo` together, [`mod@run`] keeps the files of a run,
 //! [`registry`] holds custom parts, `command` is the `rollflow` command, `simulate` forecasts a
 //! recipe, `diagnose` looks for what is unhealthy in a run, `monitor` writes what Prometheus and Grafana
-//! need, and `page` serves runs as a live page. `tinker` runs `grpo` on a Tinker server.
+//! need, `page` serves runs as a live page, and `top` shows one on a terminal. `tinker` runs `grpo` on a Tinker server.
 
 pub mod assemble;
 mod command;
@@ -27,6 +27,7 @@ mod sft_then_grpo;
 mod simulate;
 mod survey;
 mod tinker;
+mod top;
 mod validate;
 
 use anyhow::Result;

@@ -12,14 +12,14 @@ use std::sync::Arc;
 use std::task::Poll;
 
 use parking_lot::Mutex;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use super::sync::atomic::{AtomicU64, Ordering};
 use super::sync::{OwnedSemaphorePermit, Semaphore, TryAcquireError, flume};
 use super::{Message, StageError};
 
 /// Capacity of an edge. Both limits apply; a single item is admitted whatever its size.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Capacity {
     /// Items in the queue, at least 1. Default: 8.
     pub items: usize,

@@ -92,6 +92,11 @@ impl Client {
         self.json(Method::GET, path, None, limit).await
     }
 
+    /// Reads a page of any kind, as bytes.
+    pub async fn get_bytes(&self, path: &str, limit: Duration) -> Result<Vec<u8>, RemoteError> {
+        self.bytes(Method::GET, path, None, limit).await
+    }
+
     /// Posts JSON. The answer is JSON, nothing, or text, which becomes a JSON string.
     pub async fn post(&self, path: &str, body: &Value, limit: Duration) -> Result<Value, RemoteError> {
         self.json(Method::POST, path, Some(body.to_string().into_bytes()), limit).await
@@ -123,8 +128,18 @@ impl Client {
     /// Posts JSON. The answer comes as server-sent events; `stall` bounds the time to the first,
     /// and from each to the next.
     pub async fn events(&self, path: &str, body: &Value, stall: Duration) -> Result<Events, RemoteError> {
-        let what = what(&Method::POST, path);
-        let response = timeout(stall, self.send(Method::POST, path, Some(body.to_string().into_bytes()), &what));
+        self.stream(Method::POST, path, Some(body.to_string().into_bytes()), stall).await
+    }
+
+    /// Opens a stream of server-sent events, such as one that lasts as long as its server; `stall` as
+    /// in [`Client::events`].
+    pub async fn get_events(&self, path: &str, stall: Duration) -> Result<Events, RemoteError> {
+        self.stream(Method::GET, path, None, stall).await
+    }
+
+    async fn stream(&self, method: Method, path: &str, body: Option<Vec<u8>>, stall: Duration) -> Result<Events, RemoteError> {
+        let what = what(&method, path);
+        let response = timeout(stall, self.send(method, path, body, &what));
         let response = response.await.map_err(|_| self.late(&what, stall))??;
         Ok(Events::new(self.clone(), what, response, stall))
     }

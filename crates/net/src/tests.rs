@@ -28,7 +28,7 @@ fn events() -> Body {
 fn routes() -> Router {
     Router::new()
         .route("/echo", routing::post(|body: String| async { body }))
-        .route("/events", routing::post(|| async { events() }))
+        .route("/events", routing::post(|| async { events() }).get(|| async { events() }))
 }
 
 #[tokio::test]
@@ -42,6 +42,9 @@ async fn a_server_whose_authority_is_named_is_trusted_for_pages_and_streams() {
     assert_eq!(stream.next().await.unwrap().as_deref(), Some("{\"a\": 1}"));
     assert_eq!(stream.next().await.unwrap().as_deref(), Some("two"));
     assert_eq!(stream.next().await.unwrap(), None);
+    let mut stream = client.get_events("/events", GUARD).await.unwrap();
+    assert_eq!(stream.next().await.unwrap().as_deref(), Some("{\"a\": 1}"));
+    assert!(client.get_bytes("/events", GUARD).await.unwrap().starts_with(b"data: {"));
 }
 
 #[tokio::test]

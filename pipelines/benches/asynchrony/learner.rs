@@ -85,7 +85,7 @@ impl Learner {
             let report = watched.get().and_then(Stats::report);
             kept.lock().extend(report.map(|now| row(&now, step, &book)));
         });
-        let outputs = Outputs { metrics: metrics.clone(), log, dead_letters: None, answers: None, checkpoints: None };
+        let outputs = Outputs { metrics: metrics.clone(), log, ..Outputs::in_memory() };
         let mut flow = grpo::declare(plan, Components::local(plan, &Registry::default(), policy, policy)?, outputs, None)?;
         flow.interrupted_by(&self.interrupts);
         stats.get_or_init(|| flow.stats());

@@ -3,8 +3,9 @@
 use std::net::{SocketAddr, ToSocketAddrs};
 use std::path::PathBuf;
 
-use anyhow::Result;
+use anyhow::{Context, Result};
 use clap::Args;
+use rollflow::net::Endpoint;
 use rollflow::serve::BearerToken;
 
 use super::refused;
@@ -29,6 +30,19 @@ impl TokenArgs {
             (None, None) => None,
         };
         token.transpose().map_err(|error| refused(error.to_string()))
+    }
+
+    /// The server at `url`, which gets the token with every request.
+    pub fn endpoint(&self, url: &str) -> Result<Endpoint> {
+        // It checks the token; a server keeps only its hash.
+        self.token()?;
+        let text = match (&self.token_file, &self.token_env) {
+            (Some(file), _) => std::fs::read_to_string(file).with_context(|| format!("reading {}", file.display()))?,
+            (None, Some(name)) => std::env::var(name).unwrap_or_default(),
+            (None, None) => return Ok(Endpoint::new(url)),
+        };
+        let token = text.lines().next().unwrap_or_default().trim();
+        Endpoint::new(url).with_token(token).ok_or_else(|| refused("the token cannot be sent in a header"))
     }
 }
 

@@ -38,6 +38,7 @@ mod serve;
 mod simulate;
 mod tail;
 mod tokens;
+mod top;
 mod track;
 mod weights;
 
@@ -79,6 +80,7 @@ enum Command {
     Simulate(simulate::Simulate),
     Rollouts(rollouts::Rollouts),
     Tail(tail::Tail),
+    Top(top::Top),
     Replay(replay::Replay),
     Generate(generate::Generate),
     Score(score::Score),
@@ -115,6 +117,7 @@ fn dispatch(command: Command, registry: &Registry) -> Result<()> {
         Command::Simulate(of) => of.run(registry),
         Command::Rollouts(of) => of.run(),
         Command::Tail(of) => of.run(),
+        Command::Top(of) => of.run(),
         Command::Replay(of) => of.run(registry),
         Command::Generate(of) => of.run(),
         Command::Score(of) => of.run(),

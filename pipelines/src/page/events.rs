@@ -1,7 +1,7 @@
 //! Server-sent events of one run: `changed` when its files grew, and `live` twice a second while this
 //! process runs it.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::VecDeque;
 use std::convert::Infallible;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -11,10 +11,10 @@ use axum::response::sse::{Event, KeepAlive, Sse};
 use futures_util::Stream;
 use futures_util::stream::unfold;
 use rollflow::flow::Report;
-use rollflow::observe::{FlowActivity, Metric, Metrics};
-use serde_json::{Value, json};
+use serde_json::json;
 use tokio::time::{Interval, MissedTickBehavior, interval};
 
+use super::live::LiveEvent;
 use super::runs::RunState;
 use crate::run::observed::Observed;
 
@@ -60,9 +60,9 @@ impl Watch {
         if let Some(observed) = &self.observed
             && let Some(report) = observed.report()
         {
-            let mut event = live(observed, self.before.as_ref(), &report);
-            event["paused"] = self.steerable.then(|| observed.orders().is_paused()).into();
-            self.waiting.push_back(Event::default().event("live").data(event.to_string()));
+            let event = LiveEvent::of(observed, self.before.as_ref(), &report, self.steerable);
+            let json = serde_json::to_string(&event).ok();
+            self.waiting.extend(json.map(|json| Event::default().event("live").data(json)));
             self.before = Some(report);
         }
         if self.ticks.is_multiple_of(LOOK) {
@@ -78,42 +78,4 @@ impl Watch {
         }
         self.ticks += 1;
     }
-}
-
-/// The run at this moment.
-fn live(observed: &Observed, before: Option<&Report>, now: &Report) -> Value {
-    let metrics = observed.metrics();
-    let by_label = |metric| -> BTreeMap<String, f64> {
-        metrics.series(metric).into_iter().filter_map(|(labels, value)| Some((labels.into_iter().next()?, value))).collect()
-    };
-    json!({
-        "flow": FlowActivity::between(before, now),
-        "versions": by_label(Metric::WeightVersion),
-        "steps": metrics.newest(Metric::Steps, &[]),
-        "generated_tokens": metrics.newest(Metric::GeneratedTokens, &[]),
-        "tokens": by_label(Metric::LedgerTokens),
-        "prompts": by_label(Metric::LedgerPrompts),
-        "engines": engines(metrics),
-        "staleness": observed.staleness(),
-    })
-}
-
-/// Servers that generate, if the run has any.
-fn engines(metrics: &Metrics) -> Vec<Value> {
-    let mut states = BTreeMap::new();
-    for (labels, value) in metrics.series(Metric::EngineState) {
-        if let [engine, state] = labels.as_slice()
-            && value > 0.0
-        {
-            states.insert(engine.clone(), state.clone());
-        }
-    }
-    let engine = |(name, state): (String, String)| {
-        let of = |metric| metrics.newest(metric, &[&name]);
-        json!({
-            "name": name, "state": state, "version": of(Metric::EngineVersion), "in_flight": of(Metric::EngineInFlight),
-            "tokens": of(Metric::EngineTokens),
-        })
-    };
-    states.into_iter().map(engine).collect()
 }

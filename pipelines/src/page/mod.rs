@@ -6,6 +6,7 @@
 //! (law F3).
 
 mod events;
+mod live;
 mod routes;
 mod runs;
 mod start;
@@ -19,9 +20,9 @@ use rollflow::net::{Server, guard};
 use rollflow::serve::BearerToken;
 
 use crate::run::observed::Observed;
-pub(crate) use start::Starter;
-
+pub(crate) use live::{EngineActivity, LiveEvent};
 use runs::Runs;
+pub(crate) use start::Starter;
 
 /// Errors of the live page's server.
 #[derive(Debug, thiserror::Error)]

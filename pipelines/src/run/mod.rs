@@ -2,6 +2,7 @@
 
 pub mod changes;
 pub mod folder;
+pub(crate) mod growing_lines;
 pub(crate) mod observed;
 #[cfg(feature = "otlp")]
 pub(crate) mod otlp;

@@ -51,5 +51,6 @@ mod support;
 mod tailing;
 mod terminal;
 mod tinker;
+mod topping;
 mod tracking;
 mod watching;

@@ -1,12 +1,12 @@
 //! Activity of a running flow between two moments, for a page that shows it live.
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use super::StageShares;
 use crate::flow::{Capacity, EdgeReport, Report, StageReport, State, Times};
 
 /// Activity of a flow between two reports.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct FlowActivity {
     /// Seconds from the flow's begin to the later report.
     pub seconds: f64,
@@ -19,7 +19,7 @@ pub struct FlowActivity {
 }
 
 /// Contents and throughput of one edge.
-#[derive(Clone, Debug, PartialEq, Serialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct EdgeActivity {
     /// Producer.
     pub from: String,
