@@ -1,13 +1,11 @@
 //! `rollflow tail`: samples of a run as it records them.
 
 use std::collections::VecDeque;
-use std::fs::File;
-use std::io::{BufRead, BufReader, ErrorKind, Seek, SeekFrom};
 use std::path::PathBuf;
 use std::thread::sleep;
 use std::time::Duration;
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Result, ensure};
 use clap::Args;
 use rollflow::data::{Sample, Status};
 use rollflow::observe::logs::Rollout;
@@ -17,6 +15,7 @@ use super::condition::{Condition, status_word};
 use super::rollouts::asked;
 use super::{out, require_run};
 use crate::run::LOCK;
+use crate::run::growing::GrowingLines;
 
 /// Time between two looks at the file.
 const POLL: Duration = Duration::from_millis(200);
@@ -47,7 +46,7 @@ impl Tail {
     pub fn run(self) -> Result<()> {
         require_run(&self.run)?;
         let colours = out::is_coloured(&std::io::stdout());
-        let mut file = GrowingLines { path: self.run.join("rollouts.jsonl"), read: 0 };
+        let mut file = GrowingLines::of(self.run.join("rollouts.jsonl"));
         let fitting = |line: &[u8]| match serde_json::from_slice::<Rollout>(line) {
             Ok(rollout) => {
                 let (step, sample) = (rollout.step, rollout.into_sample());
@@ -62,12 +61,12 @@ impl Tail {
         let mut last = VecDeque::new();
         let mut going = lock_file::is_taken(&self.run.join(LOCK));
         file.each_new(|line| {
-            last.extend(fitting(line));
+            last.extend(fitting(line.bytes));
             last.drain(..last.len().saturating_sub(self.last));
             Ok(())
         })?;
         ensure!(
-            going || file.read > 0,
+            going || file.read() > 0,
             "{} records no samples; observe.rollouts_every = 1 records those of every step",
             self.run.display()
         );
@@ -76,41 +75,9 @@ impl Tail {
             sleep(POLL);
             // The run's last lines are there before it gives the lock back.
             going = lock_file::is_taken(&self.run.join(LOCK));
-            file.each_new(|line| fitting(line).iter().try_for_each(|line| out::escaped(line)))?;
+            file.each_new(|line| fitting(line.bytes).iter().try_for_each(|line| out::escaped(line)))?;
         }
         Ok(())
-    }
-}
-
-/// A file that grows by lines, and how much of it was read, in bytes.
-struct GrowingLines {
-    path: PathBuf,
-    read: u64,
-}
-
-impl GrowingLines {
-    /// Calls `see` with each whole line that was not seen before. A missing file has no lines. One
-    /// that a resume has cut off is read from its end.
-    fn each_new(&mut self, mut see: impl FnMut(&[u8]) -> Result<()>) -> Result<()> {
-        let reading = || format!("reading {}", self.path.display());
-        let mut file = match File::open(&self.path) {
-            Err(error) if error.kind() == ErrorKind::NotFound => return Ok(()),
-            opened => opened.with_context(reading)?,
-        };
-        self.read = self.read.min(file.metadata().with_context(reading)?.len());
-        file.seek(SeekFrom::Start(self.read)).with_context(reading)?;
-        let (mut file, mut line) = (BufReader::new(file), Vec::new());
-        loop {
-            line.clear();
-            let length = file.read_until(b'\n', &mut line).with_context(reading)?;
-            if !line.ends_with(b"\n") {
-                return Ok(());
-            }
-            self.read += length as u64;
-            if !line.trim_ascii().is_empty() {
-                see(&line)?;
-            }
-        }
     }
 }
 
@@ -170,27 +137,5 @@ mod tests {
         assert!(!line.contains("\x1b[2J"), "only our own escapes: {line:?}");
         let line = shown(3, &Sample { advantage: Some(1.0), status: Status::Completed, ..sample() }, true);
         assert!(line.contains("\x1b[32mreward") && line.contains(" completed "), "{line:?}");
-    }
-
-    #[test]
-    fn lines_are_seen_once_when_they_are_whole_also_after_the_file_was_cut_off() {
-        let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("lines");
-        let mut lines = GrowingLines { path: path.clone(), read: 0 };
-        let mut new = |text: Option<&str>| {
-            text.into_iter().for_each(|text| std::fs::write(&path, text).unwrap());
-            let mut seen = Vec::new();
-            let see = |line: &[u8]| {
-                seen.push(String::from_utf8_lossy(line).trim().to_owned());
-                Ok(())
-            };
-            lines.each_new(see).unwrap();
-            seen.join(" ")
-        };
-        assert_eq!(new(None), "", "there is no file yet");
-        assert_eq!(new(Some("one\ntw")), "one");
-        assert_eq!(new(Some("one\ntwo\n\nthree\n")), "two three");
-        assert_eq!(new(Some("one\n")), "", "a resume cut it off");
-        assert_eq!(new(Some("one\nnext\n")), "next");
     }
 }

@@ -5,9 +5,11 @@
 //! `routes.rs`. With a token, a run's own page also gives it orders. It ends when its owner drops it
 //! (law F3).
 
+mod cache;
 mod events;
 mod routes;
 mod runs;
+mod samples;
 
 use std::io;
 use std::net::{SocketAddr, TcpListener};

@@ -1,6 +1,8 @@
 //! A run's folder: what a run writes, its record and page, and where an interrupted run continues.
 
+pub(crate) mod curves;
 pub mod folder;
+pub(crate) mod growing;
 pub(crate) mod observed;
 pub(crate) mod page;
 mod python_files;
