@@ -1,6 +1,7 @@
 //! Lines of `rollouts.jsonl`, with all that is needed to inspect, score or replay a trained sample,
 //! and of evaluations' answers.
 
+use memchr::memmem;
 use serde::{Deserialize, Serialize};
 
 use crate::data::{Metadata, PromptText, RewardParts, Sample, Spans, Status, Version, number};
@@ -180,7 +181,30 @@ pub struct RolloutRow {
     pub metadata: Metadata,
 }
 
+/// Columns of a line that [`RolloutRow`] has no field for.
+const COLUMNS: [&str; 5] =
+    [r#","tokens":["#, r#","log_probs":["#, r#","trainer_log_probs":["#, r#","entropies":["#, r#","loss_mask":["#];
+
 impl RolloutRow {
+    /// Reads a line. Its columns by token are skipped without being parsed, where they are written as
+    /// [`Rollout`] writes them.
+    ///
+    /// # Errors
+    /// The line is no rollout.
+    pub fn from_line(line: &[u8]) -> Result<Self, serde_json::Error> {
+        // No text holds such a key: its quotes are escaped there.
+        let (mut kept, mut rest) = (Vec::with_capacity(line.len() / 4), line);
+        for column in COLUMNS {
+            let Some(start) = memmem::find(rest, column.as_bytes()) else { continue };
+            let Some(length) = memchr::memchr(b']', &rest[start..]) else { continue };
+            kept.extend_from_slice(&rest[..start]);
+            rest = &rest[start + length + 1..];
+        }
+        kept.extend_from_slice(rest);
+        // Another program may have written arrays of arrays.
+        serde_json::from_slice(&kept).or_else(|_| serde_json::from_slice(line))
+    }
+
     /// The sample without its tokens.
     pub fn into_sample(self) -> Sample {
         Sample {

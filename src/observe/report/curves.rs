@@ -12,6 +12,8 @@ use crate::observe::logs::{StepMetrics, around, mean};
 
 /// Points of a curve that are drawn.
 const POINTS: usize = 320;
+/// Values around a point that its band is made of: of more, evenly chosen ones.
+const BAND: usize = 200;
 
 /// Values of every metric by step. Memory: 16 bytes a number.
 #[derive(Clone, Debug, Default)]
@@ -87,7 +89,7 @@ impl StepAxes {
 }
 
 /// Points of the drawn line: step, the mean of the values around, their tenth and ninetieth
-/// percentile, and the step's own value. Cost: that of the drawn points, each O(values around).
+/// percentile, and the step's own value.
 fn banded(points: &[(f64, f64)]) -> Vec<[f64; 5]> {
     let values: Vec<f64> = points.iter().map(|point| point.1).collect();
     let every = points.len().div_ceil(POINTS).max(1);
@@ -95,8 +97,9 @@ fn banded(points: &[(f64, f64)]) -> Vec<[f64; 5]> {
     let drawn = (0..points.len()).filter(|at| at % every == 0 || *at == last);
     drawn
         .map(|at| {
-            let mut near = around(&values, at).to_vec();
-            let middle = mean(&near);
+            let near = around(&values, at);
+            let middle = mean(near);
+            let mut near: Vec<f64> = near.iter().step_by(near.len().div_ceil(BAND)).copied().collect();
             let mut at_share = |share: f64| {
                 let place = ((near.len() - 1) as f64 * share).round() as usize;
                 *near.select_nth_unstable_by(place, f64::total_cmp).1

@@ -6,8 +6,7 @@ use std::path::Path;
 
 use anyhow::{Context, Result};
 use rollflow::data::Status;
-use rollflow::observe::logs::RolloutRow;
-use serde::de::DeserializeOwned;
+use rollflow::observe::logs::{Rollout, RolloutRow};
 use serde_json::{Value, json};
 
 use super::SampleKey;
@@ -57,7 +56,7 @@ impl SampleIndex {
             sources.clear();
         }
         lines.each_new(|line| {
-            if let Ok(row) = serde_json::from_slice::<RolloutRow>(line.bytes) {
+            if let Ok(row) = RolloutRow::from_line(line.bytes) {
                 let source = source_of(&row);
                 let known = sources.iter().position(|known| known == source);
                 let source = known.unwrap_or_else(|| {
@@ -113,11 +112,21 @@ impl SampleIndex {
 }
 
 impl Entry {
-    /// Reads the line from the index's file. `None` if a resume has replaced it since.
-    pub fn read<T: DeserializeOwned>(&self, file: &mut File) -> Option<T> {
+    /// Reads the line from the index's file, without its columns by token. `None` if a resume has
+    /// replaced it since.
+    pub fn row(&self, file: &mut File) -> Option<RolloutRow> {
+        RolloutRow::from_line(&self.line(file)?).ok()
+    }
+
+    /// Reads the whole line.
+    pub fn rollout(&self, file: &mut File) -> Option<Rollout> {
+        serde_json::from_slice(&self.line(file)?).ok()
+    }
+
+    fn line(&self, file: &mut File) -> Option<Vec<u8>> {
         let mut line = vec![0; self.bytes as usize];
         file.seek(SeekFrom::Start(self.at)).and_then(|_| file.read_exact(&mut line)).ok()?;
-        serde_json::from_slice(&line).ok()
+        Some(line)
     }
 }
 

@@ -4,7 +4,6 @@ use std::cmp::Reverse;
 use std::time::{Duration, Instant};
 
 use anyhow::Result;
-use rollflow::observe::logs::RolloutRow;
 use serde::Deserialize;
 use serde_json::{Value, json};
 
@@ -102,7 +101,7 @@ pub fn search(index: &SampleIndex, query: &Query) -> Result<Result<Value, Condit
     while at < candidates.len() && rows.len() < PAGE && started.elapsed() < BUDGET {
         let entry = candidates[at];
         at += 1;
-        let Some(row) = file.as_mut().and_then(|file| entry.read::<RolloutRow>(file)) else { continue };
+        let Some(row) = file.as_mut().and_then(|file| entry.row(file)) else { continue };
         let holds = |text: &String| {
             row.response.to_lowercase().contains(text) || row.prompt.render().to_lowercase().contains(text)
         };

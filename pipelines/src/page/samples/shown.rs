@@ -2,7 +2,7 @@
 
 use anyhow::Result;
 use rollflow::data::{ChatMessage, PromptText, Tokenizer};
-use rollflow::observe::logs::{Rollout, RolloutRow};
+use rollflow::observe::logs::RolloutRow;
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
@@ -28,7 +28,7 @@ pub fn group(index: &SampleIndex, key: SampleKey) -> Result<Option<Value>> {
     let mut file = index.open()?;
     // Of a large group, those around the sample.
     let start = own.saturating_sub(SAMPLES / 2).min(entries.len().saturating_sub(SAMPLES));
-    let rows = entries.iter().skip(start).take(SAMPLES).filter_map(|entry| entry.read::<RolloutRow>(&mut file));
+    let rows = entries.iter().skip(start).take(SAMPLES).filter_map(|entry| entry.row(&mut file));
     let rows: Vec<RolloutRow> = rows.filter(|row| (row.step, row.group) == (key.step, key.group)).collect();
     let Some(first) = rows.first() else { return Ok(None) };
     let answer = first.metadata.get("answer").map(text_of);
@@ -95,7 +95,7 @@ fn cut(text: &str) -> String {
 pub fn tokens(index: &SampleIndex, key: SampleKey, place: TokenPlace, tokenizer: &Tokenizer) -> Result<Option<Value>> {
     let own = index.group(key).find(|entry| (entry.index, entry.part) == (key.index, place.part));
     let Some(own) = own else { return Ok(None) };
-    let Some(rollout) = own.read::<Rollout>(&mut index.open()?) else { return Ok(None) };
+    let Some(rollout) = own.rollout(&mut index.open()?) else { return Ok(None) };
     let versions: Vec<Option<u64>> = rollout.versions.per_token().collect();
     let prompt = versions.iter().position(Option::is_some).unwrap_or(rollout.tokens.len());
     let from = place.from.unwrap_or(prompt).min(rollout.tokens.len());
