@@ -11,7 +11,7 @@ import websocket
 
 KEYS = {"Tab": 9, "Enter": 13, "ArrowDown": 40, "ArrowUp": 38, "ArrowLeft": 37, "ArrowRight": 39, "Home": 36, "End": 35, "Space": 32}
 # Roles that a reader acts on, which need a name.
-INTERACTIVE = {"button", "link", "textbox", "searchbox", "spinbutton", "combobox", "checkbox", "listbox", "option", "slider", "MenuListPopup"}
+INTERACTIVE = {"button", "link", "textbox", "searchbox", "spinbutton", "combobox", "checkbox", "listbox", "option", "slider"}
 
 
 class Chromium:
@@ -29,8 +29,11 @@ class Chromium:
         pages = until(lambda: [page for page in json.load(urllib.request.urlopen(address)) if page["type"] == "page"], "a page opens", 60)
         self.socket = websocket.create_connection(pages[0]["webSocketDebuggerUrl"], timeout=120, max_size=None)
         self.number, self.complaints, self.trace = 0, [], []
+        self.frames = """(() => { let before = 0; self.longest_frame = 0;
+          const next = (now) => { if (before) longest_frame = Math.max(longest_frame, now - before); before = now; requestAnimationFrame(next); }; requestAnimationFrame(next); })()"""
         for domain in ["Page", "Runtime", "Log", "Accessibility"]:
             self.call(f"{domain}.enable")
+        self.call("Page.addScriptToEvaluateOnNewDocument", source=self.frames)
 
     def close(self):
         self.socket.close()
@@ -109,6 +112,10 @@ class Chromium:
         def value(node, key):
             return str(node.get(key, {}).get("value", ""))
         return [value(node, "role") for node in nodes if not node.get("ignored") and value(node, "role") in INTERACTIVE and not value(node, "name").strip()]
+
+    def longest_frame(self):
+        """Longest time between two frames since the page was opened, or since this was asked, in milliseconds."""
+        return self.evaluate("(() => { const found = longest_frame; longest_frame = 0; return found; })()")
 
     def begin_trace(self):
         self.trace = []

@@ -19,7 +19,7 @@ TINY = ["model.hidden=16", "model.layers=1", "model.heads=2", "model.kv_heads=1"
         "generate.group_size=4", "generate.max_num_seqs=8", "reward={kind='regex',pattern='[0-9]'}", "filter=[]", "flow.max_staleness=0",
         "observe.rollouts_every=1", "observe.progress=false"]
 PANES = ["tiles", "learning", "health", "lengths", "time", "staleness", "graph", "samples", "all", "about"]
-HOSTILE = ["<script>document.title='owned'</script>", "</script><img src=x onerror=\"document.title='owned'\">", "\u0000\u0007\u001b[31m\r", "\u202eevil\u2066\u200f", "x" * 100_000]
+HOSTILE = ["a conversation", "<script>document.title='owned'</script>", "</script><img src=x onerror=\"document.title='owned'\">", "\u0000\u0007\u001b[31m\r", "\u202eevil\u2066\u200f", "x" * 100_000]
 # Frames may take longer where other programs compute: the figure is printed, and this is where it is certainly wrong.
 LONGEST_TASK = float(os.environ.get("LONGEST_TASK", 250))
 shots = os.environ.get("SHOTS")
@@ -88,15 +88,26 @@ def panes(browser, address):
                 assert browser.evaluate("document.querySelectorAll('#learning-charts svg path').length") > 0, f"{axis}: no curve"
             for colour in ["version", "gap", "entropy", "advantage"]:
                 browser.evaluate(f"colour.value = '{colour}'; colour.dispatchEvent(new Event('change'))")
-                browser.until("document.querySelector('.completion.chosen .tokens span') && document.querySelector('#scale .legend')")
-            browser.evaluate("$('samples').scrollIntoView()")
-            box = browser.evaluate("(() => { const box = document.querySelector('.tokens span').getBoundingClientRect(); document.querySelector('.tokens').scrollIntoView({ block: 'center' }); const now = document.querySelector('.tokens span').getBoundingClientRect(); return [now.x + 2, now.y + 5]; })()")
-            browser.point(*box)
+                browser.until("$('scale').textContent.startsWith(SCALES[colour.value].title) && document.querySelector('.completion.chosen .tokens span')")
+            browser.evaluate("document.documentElement.style.scrollBehavior = 'auto'; document.querySelector('.tokens').scrollIntoView({ block: 'center' })")
+            browser.point(*browser.evaluate("(() => { const box = document.querySelector('.tokens span').getBoundingClientRect(); return [box.x + 2, box.y + 5]; })()"))
             browser.until("/id \\d+ · token \\d+ · version \\d+ · log-probability/.test($('numbers').textContent)")
             checked(browser, f"tokens {how}")
             browser.open(f"{address}#compare=first&compare=second")
             browser.until("document.body.className === 'comparison' && document.querySelectorAll('#compared svg path').length >= 2")
             checked(browser, f"comparison {how}")
+
+
+def report(browser):
+    """The page that a run keeps, which has no server."""
+    browser.show(1280, False)
+    browser.open(f"file://{folder}/runs/first/report.html")
+    browser.until("document.querySelector('#learning-charts svg') && document.querySelector('.completion pre') && !drawing")
+    for pane in PANES:
+        assert is_shown(browser, pane), pane
+    browser.evaluate("$('axis').value = 'tokens'; $('axis').dispatchEvent(new Event('change')); $('older').click()")
+    browser.until("/^101–192 of 192/.test($('found').textContent)")
+    checked(browser, "report 1280 light")
 
 
 def focus(browser, script, what, shift=False):
@@ -147,8 +158,11 @@ def hostile(browser, address):
         no_overflow(browser, f"hostile text {at}")
     shown = browser.evaluate("[...document.querySelectorAll('.completion pre')].map((pre) => pre.textContent)")
     text = "\n".join(shown)
-    assert HOSTILE[0] in text and HOSTILE[1] in text and "\\u{202e}evil" in text and "(100000 characters)" in text, text[:500]
+    assert HOSTILE[1] in text and HOSTILE[2] in text and "\\u{202e}evil" in text and "(100000 characters)" in text, text[:500]
     assert not browser.evaluate("document.querySelectorAll('.completion img, .completion script').length")
+    roles = browser.evaluate("[...document.querySelectorAll('.completion .role')].map((role) => role.textContent)")
+    assert roles == ["assistant", "tool", "assistant"], roles
+    assert "add" in browser.evaluate("document.querySelector('.call').textContent")
     assert "owned" not in browser.evaluate("document.title")
     assert not browser.complaints, browser.complaints
 
@@ -164,7 +178,7 @@ def frames(browser, address, server):
         act()
         browser.until("!drawing", seconds)
         time.sleep(0.5)
-        longest[what] = (*browser.end_trace(), time.time() - began - 0.5)
+        longest[what] = (browser.longest_frame(), *browser.end_trace(), time.time() - began - 0.5)
 
     def first():
         browser.open(f"{address}#run=large")
@@ -199,14 +213,15 @@ def frames(browser, address, server):
     measured("tokens by gap", coloured)
     measured("filter by reward", lambda: filled("Reward", "0.9", "/1–100 of [\\d,]+ that fit; 100,000/"))
     measured("filter by text", lambda: filled("Contains", "needle", "/fit among|searched/"))
-    measured("filter by condition", lambda: filled("Condition", "advantage > 1.9", "/searched/"))
+    filled("Contains", "", "/1–100 of [\\d,]+ that fit; 100,000/")
+    measured("filter by condition", lambda: filled("Condition", "advantage > 1.9", "/fit among [\\d,]+ of/"))
     measured("curves by time", lambda: browser.evaluate("$('axis').value = 'seconds'; $('axis').dispatchEvent(new Event('change'))"))
     memory = int(re.search(r"VmRSS:\s+(\d+)", pathlib.Path(f"/proc/{server.pid}/status").read_text())[1]) // 1024
-    print(f"{'':40} longest task, ms: clock  processor   seconds in all")
-    for what, (clock, processor, seconds) in longest.items():
-        print(f"{what:40} {clock:24.0f} {processor:10.0f} {seconds:16.1f}")
+    print(f"{'milliseconds':40} longest frame  longest task  its processor time  seconds in all")
+    for what, (frame, clock, processor, seconds) in longest.items():
+        print(f"{what:40} {frame:13.0f} {clock:13.0f} {processor:19.0f} {seconds:15.1f}")
     print(f"server: {memory} MiB resident")
-    worst = max(processor or clock for clock, processor, _ in longest.values())
+    worst = max(processor or clock for _, clock, processor, _ in longest.values())
     assert worst < LONGEST_TASK, f"a task of {worst:.0f} ms; frames should take 50 ms at most"
     assert not browser.complaints, browser.complaints
 
@@ -256,12 +271,16 @@ def main():
     shutil.copytree(runs / "first", runs / "hostile")
     rows = [json.loads(line) for line in (runs / "first/rollouts.jsonl").read_text().splitlines()[:len(HOSTILE)]]
     rows = [{**row, "group": 0, "index": at, "step": 1, "response": text} for at, (row, text) in enumerate(zip(rows, HOSTILE))]
+    # A conversation with a tool.
+    call = {"role": "assistant", "content": "", "tool_calls": [{"type": "function", "function": {"name": "add", "arguments": {"a": 1, "b": 2}}}]}
+    chat = [{"role": "user", "content": "1+2"}, call, {"role": "tool", "content": "3"}, {"role": "assistant", "content": "It is 3"}]
+    rows[0] |= {"prompt": chat[:1], "metadata": {"conversation": chat, "turns": 2}}
     (runs / "hostile/rollouts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     shutil.copytree(runs / "first", runs / "large")
     enlarge(runs / "large", steps=10_000, samples=100_000)
     with serving(rollflow, "dashboard", str(runs), "--listen", "127.0.0.1:0") as (address, server):
         checks = {"frames": lambda browser: frames(browser, address, server), "panes": lambda browser: panes(browser, address),
-                  "keyboard": lambda browser: keyboard(browser, address), "hostile": lambda browser: hostile(browser, address), "steered": steered}
+                  "report": report, "keyboard": lambda browser: keyboard(browser, address), "hostile": lambda browser: hostile(browser, address), "steered": steered}
         for name in sys.argv[2:] or checks:
             with contextlib.closing(Chromium()) as browser:
                 checks[name](browser)

@@ -78,7 +78,14 @@ impl Runs {
     /// The runs in `root`, or the run that `root` is.
     pub fn of(root: &Path, steerable: bool) -> Self {
         let root = std::path::absolute(root).unwrap_or_else(|_| root.to_owned());
-        Runs { root, steerable, live: Mutex::default(), rows: Mutex::default(), small: Mutex::default(), caches: Caches::default() }
+        Runs {
+            root,
+            steerable,
+            live: Mutex::default(),
+            rows: Mutex::default(),
+            small: Mutex::default(),
+            caches: Caches::default(),
+        }
     }
 
     /// Adds a run of this process.

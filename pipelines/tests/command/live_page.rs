@@ -266,7 +266,8 @@ fn samples_are_found_on_the_server_and_each_token_has_its_numbers() {
     // A resume cuts the files off, and writes other lines of the same steps.
     let (rollouts, metrics) = (folder.path().join("one/rollouts.jsonl"), folder.path().join("one/metrics.jsonl"));
     let lines = fs::read_to_string(&rollouts).unwrap();
-    let other: String = lines.lines().take(20).map(|line| line.replacen("\"response\":\"", "\"response\":\"again ", 1) + "\n").collect();
+    let other: String =
+        lines.lines().take(20).map(|line| line.replacen("\"response\":\"", "\"response\":\"again ", 1) + "\n").collect();
     fs::write(&rollouts, other.repeat(3)).unwrap();
     let rows = fs::read_to_string(&metrics).unwrap();
     fs::write(&metrics, rows.lines().next().unwrap().to_owned() + "\n").unwrap();

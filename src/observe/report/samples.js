@@ -39,7 +39,7 @@ function ends(values) {
 
 // A turn of a conversation. What the policy did not write is grey.
 function turn({ role, text, calls }) {
-  const box = el("div", { class: role === "assistant" ? "turn own" : "turn" }, el("span", { class: "role" }, visible(role)));
+  const box = el("div", { class: role === "assistant" ? "turn own" : "turn" }, ...(role === "prompt" ? [] : [el("span", { class: "role" }, visible(role))]));
   if (text) box.append(el("pre", { tabindex: 0, "aria-label": role }, visible(text)));
   for (const call of calls ?? []) box.append(el("pre", { class: "call", tabindex: 0, "aria-label": "tool call" }, visible(call)));
   return box;
@@ -80,6 +80,7 @@ function make_browser() {
   const [text] = field("Contains", el("input", { type: "search" }));
   const [where] = field("Condition", el("input", { type: "text", placeholder: "reward < 0.5 && length > 200", spellcheck: "false" }));
   const [order] = field("Order", pick(["step", "by step"], ["best", "highest reward"], ["worst", "lowest reward"], ["longest", "longest"], ["shortest", "shortest"]));
+  where.closest("label").classList.add("condition");
   where.closest("label").hidden = !source.conditions;
   const filters = { step, min_reward: low, max_reward: high, min_length: brief, max_length: long, status, source: from_source, text, where, order };
   const query = () => Object.fromEntries(Object.entries(filters).filter(([, input]) => input.value !== "").map(([name, input]) => [name, input.type === "number" ? +input.value : input.value]));

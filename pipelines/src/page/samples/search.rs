@@ -102,9 +102,8 @@ pub fn search(index: &SampleIndex, query: &Query) -> Result<Result<Value, Condit
         let entry = candidates[at];
         at += 1;
         let Some(row) = file.as_mut().and_then(|file| entry.row(file)) else { continue };
-        let holds = |text: &String| {
-            row.response.to_lowercase().contains(text) || row.prompt.render().to_lowercase().contains(text)
-        };
+        let holds =
+            |text: &String| row.response.to_lowercase().contains(text) || row.prompt.render().to_lowercase().contains(text);
         if text.as_ref().is_none_or(holds) {
             let (step, advantage) = (row.step, row.advantage);
             let sample = row.into_sample();
