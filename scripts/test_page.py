@@ -87,8 +87,8 @@ def panes(browser, address):
                 browser.until("!drawing")
                 assert browser.evaluate("document.querySelectorAll('#learning-charts svg path').length") > 0, f"{axis}: no curve"
             for colour in ["version", "gap", "entropy", "advantage"]:
-                browser.evaluate(f"colour.value = '{colour}'; colour.dispatchEvent(new Event('change'))")
-                browser.until("$('scale').textContent.startsWith(SCALES[colour.value].title) && document.querySelector('.completion.chosen .tokens span')")
+                browser.evaluate(f"token_colour.value = '{colour}'; token_colour.dispatchEvent(new Event('change'))")
+                browser.until("$('scale').textContent.startsWith(SCALES[token_colour.value].title) && document.querySelector('.completion.chosen .tokens span')")
             browser.evaluate("document.documentElement.style.scrollBehavior = 'auto'; document.querySelector('.tokens').scrollIntoView({ block: 'center' })")
             browser.point(*browser.evaluate("(() => { const box = document.querySelector('.tokens span').getBoundingClientRect(); return [box.x + 2, box.y + 5]; })()"))
             browser.until("/id \\d+ · token \\d+ · version \\d+ · log-probability/.test($('numbers').textContent)")
@@ -132,7 +132,7 @@ def keyboard(browser, address):
     browser.until(f"document.querySelector('.completion.chosen')?.dataset.key !== '{before}'")
     browser.key("Enter")
     browser.until("document.activeElement.closest('.completion.chosen')")
-    browser.evaluate("colour.value = 'version'; colour.dispatchEvent(new Event('change'))")
+    browser.evaluate("token_colour.value = 'version'; token_colour.dispatchEvent(new Event('change'))")
     browser.until("document.querySelector('.completion.chosen .tokens span')")
     focus(browser, "at.classList.contains('tokens')", "the tokens")
     browser.key("ArrowRight")
@@ -194,7 +194,7 @@ def frames(browser, address, server):
         browser.until(f"{fits}.test($('found').textContent)", 120)
 
     def coloured():
-        browser.evaluate("colour.value = 'gap'; colour.dispatchEvent(new Event('change'))")
+        browser.evaluate("token_colour.value = 'gap'; token_colour.dispatchEvent(new Event('change'))")
         browser.until("document.querySelectorAll('.tokens').length === document.querySelectorAll('.completion').length && [...document.querySelectorAll('.tokens')].every((box) => box.querySelector('span'))", 60)
 
     def listed():

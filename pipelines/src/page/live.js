@@ -110,7 +110,7 @@ $("compare-chosen").addEventListener("click", () => {
 async function show_run(name, signal) {
   plotted = null;
   try {
-    source = remote(name, signal);
+    source = remote_samples(name, signal);
     browser?.reset();
     const report = await ask_json(path_of(name), signal);
     only("run");

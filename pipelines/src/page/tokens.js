@@ -1,6 +1,6 @@
 
 // Samples of a server's run, and the tokens of a completion with their numbers.
-function remote(name, signal) {
+function remote_samples(name, signal) {
   const path = `${path_of(name)}/samples`;
   let search = new AbortController();
   return {
@@ -23,24 +23,24 @@ const SCALES = {
   entropy: { title: "entropy, nats", cuts: [0.1, 0.3, 0.7, 1.5, 3], kind: "s", column: "entropy", of: (tokens, i) => tokens.entropy[i] },
   advantage: { title: "advantage", cuts: [-1, -0.5, -0.1, 0.1, 0.5, 1], kind: "d", column: "advantage", of: (tokens) => tokens.advantage },
 };
-const colour = el("select", { id: "colour" }, ...[["", "nothing"], ["version", "policy version"], ["gap", "log-probability gap"], ["entropy", "entropy"], ["advantage", "advantage"]].map(([value, name]) => el("option", { value }, name)));
-const token_bar = el("div", { id: "token-bar" }, el("label", { class: "pick" }, "Colour tokens by ", colour), el("div", { id: "scale" }), el("p", { id: "numbers", role: "status" }));
+const token_colour = el("select", { id: "colour" }, ...[["", "nothing"], ["version", "policy version"], ["gap", "log-probability gap"], ["entropy", "entropy"], ["advantage", "advantage"]].map(([value, name]) => el("option", { value }, name)));
+const token_bar = el("div", { id: "token-bar" }, el("label", { class: "pick" }, "Colour tokens by ", token_colour), el("div", { id: "scale" }), el("p", { id: "numbers", role: "status" }));
 // Cards whose tokens are still to be drawn, in order. Another group ends what was begun.
-let queue = Promise.resolve(), filling = 0;
+let token_queue = Promise.resolve(), token_turn = 0;
 
-const show_texts = show_group, text_of = body_of;
+const show_plain = show_group, plain_body = body_of;
 show_group = (group, chosen, open) => {
-  filling++;
+  token_turn++;
   $("scale")?.replaceChildren();
-  show_texts(group, chosen, open);
+  show_plain(group, chosen, open);
   $("completions").after(token_bar);
   show_scale();
 };
-body_of = (one, group) => (colour.value ? token_box(one, group) : text_of(one));
-colour.addEventListener("change", () => browser.again());
+body_of = (one, group) => (token_colour.value ? token_box(one, group) : plain_body(one));
+token_colour.addEventListener("change", () => browser.again());
 
 function show_scale() {
-  const scale = SCALES[colour.value];
+  const scale = SCALES[token_colour.value];
   $("numbers").textContent = scale ? "Point at a token, or move among a completion's tokens by the arrow keys." : "";
   if (!scale) return;
   const { cuts, kind } = scale, name = (n) => (n === 0 ? `below ${cuts[0]}` : n === cuts.length ? `from ${cuts[n - 1]}` : `${cuts[n - 1]} to ${cuts[n]}`);
@@ -49,9 +49,9 @@ function show_scale() {
 }
 
 function token_box(one, group) {
-  const box = el("div", { class: "tokens", tabindex: 0, role: "group", "aria-label": `Tokens of sample ${one.index}; the arrow keys move among them` }), turn = filling;
+  const box = el("div", { class: "tokens", tabindex: 0, role: "group", "aria-label": `Tokens of sample ${one.index}; the arrow keys move among them` }), turn = token_turn;
   const newest = Math.max(...group.samples.map((other) => other.versions[1] ?? -Infinity));
-  box.say = (span) => { box.now?.classList.remove("now"); box.now = span; span.classList.add("now"); $("numbers").textContent = numbers(span.of, span.n); };
+  box.say = (span) => { box.now?.classList.remove("now"); box.now = span; span.classList.add("now"); $("numbers").textContent = token_numbers(span.of, span.n); };
   box.addEventListener("pointerover", (event) => event.target.of && box.say(event.target));
   box.addEventListener("keydown", (event) => {
     const next = { ArrowRight: "nextElementSibling", ArrowLeft: "previousElementSibling" }[event.key], spans = box.querySelectorAll("span");
@@ -61,14 +61,14 @@ function token_box(one, group) {
     box.say(to);
     to.scrollIntoView({ block: "nearest" });
   });
-  queue = queue.then(() => turn === filling && fill(box, one, newest, turn)).catch((error) => box.append(el("p", { class: "say", role: "alert" }, error.message)));
+  token_queue = token_queue.then(() => turn === token_turn && fill(box, one, newest, turn)).catch((error) => box.append(el("p", { class: "say", role: "alert" }, error.message)));
   return box;
 }
 
 // A few hundred tokens between two frames.
 async function fill(box, one, newest, turn, from) {
-  const tokens = { ...(await source.tokens(one, from)), newest }, scale = SCALES[colour.value];
-  if (turn !== filling || !scale) return;
+  const tokens = { ...(await source.tokens(one, from)), newest }, scale = SCALES[token_colour.value];
+  if (turn !== token_turn || !scale) return;
   const known = tokens[scale.column] !== null && (scale.column !== "trainer" || tokens.generator !== null);
   if (!known) box.before(el("p", { class: "say" }, "Not recorded for this completion."));
   for (let start = 0; start < tokens.texts.length; start += 300) {
@@ -82,7 +82,7 @@ async function fill(box, one, newest, turn, from) {
     });
     box.append(...spans);
     await breath();
-    if (turn !== filling) return;
+    if (turn !== token_turn) return;
   }
   const end = tokens.from + tokens.texts.length;
   if (end < tokens.total) {
@@ -93,7 +93,7 @@ async function fill(box, one, newest, turn, from) {
 }
 
 // A token's numbers in words. What was not recorded is absent.
-function numbers(tokens, i) {
+function token_numbers(tokens, i) {
   const of = (name) => tokens[name]?.[i] ?? null, [generator, trainer, entropy, version] = ["generator", "trainer", "entropy", "versions"].map(of);
   const parts = [`“${visible(tokens.texts[i]).replaceAll("\n", "⏎")}”`, `id ${tokens.ids[i]}`, `token ${tokens.from + i}`];
   if (version === null) parts.push("not sampled");

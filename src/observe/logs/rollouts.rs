@@ -252,3 +252,35 @@ pub struct JudgedAnswer {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub error: Option<String>,
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Texts and metadata may hold what looks like a column.
+    #[test]
+    fn a_row_is_read_without_its_columns_whatever_its_texts_are() {
+        let mut rollout = Rollout {
+            step: 3,
+            group: 7,
+            index: 1,
+            prompt: ",\"tokens\":[1,2]".into(),
+            response: "],\"log_probs\":[".into(),
+            tokens: (0..50).collect(),
+            versions: Spans::given(48),
+            log_probs: Some(vec![f32::NAN; 50]),
+            ..Rollout::default()
+        };
+        rollout.versions.extend(Some(4), 2);
+        rollout.score(&[48, 49, 70], &[-0.123_456_7, f32::NAN, 0.0], &[]);
+        assert_eq!(rollout.trainer_log_probs.as_ref().map(|of| (of[0], of[48], of[49])), Some((None, Some(-0.12346), None)));
+        assert_eq!(rollout.entropies, None);
+        for metadata in [serde_json::json!({}), serde_json::json!({"a": 1, "tokens": [[1], ["]"]]})] {
+            rollout.metadata = metadata.as_object().cloned().unwrap_or_default();
+            let line = serde_json::to_vec(&rollout).unwrap_or_default();
+            let row = RolloutRow::from_line(&line).expect("it is a rollout");
+            assert_eq!((row.step, row.group, row.index, row.versions.generated()), (3, 7, 1, 2));
+            assert_eq!((row.prompt, row.response), (rollout.prompt.clone(), rollout.response.clone()));
+        }
+    }
+}
