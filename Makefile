@@ -5,7 +5,7 @@
 #
 # Both bring libtorch first (once per user). Extra arguments:  make grpo ARGS="--set seed=1 --metrics 127.0.0.1:9464"
 
-.PHONY: grpo sft test test-large test-engines test-cluster test-stores test-hubs test-tinker test-monitoring test-fleet lint check check-all docs asynchrony libtorch nccl tools help
+.PHONY: grpo sft test test-large test-engines test-cluster test-stores test-hubs test-tinker test-monitoring test-page test-fleet lint check check-all docs asynchrony libtorch nccl tools help
 .DEFAULT_GOAL := help
 
 help:
@@ -59,6 +59,10 @@ test-tinker: libtorch
 # Watches a run by a real Prometheus, which comes from Debian. Needs root if it is not installed.
 test-monitoring: libtorch
 	@./scripts/test_monitoring.sh
+
+# Drives the live page by a real Chromium, which comes from Debian. Needs root if it is not installed.
+test-page: libtorch
+	@./scripts/test_page.sh
 
 # Trains with servers that are killed, stopped, cut off, added and taken away, for 20 minutes. Needs root and Debian's iptables.
 test-fleet: libtorch

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # All of CI, longer, and with other people's programs: 20,000 schedules, 5,000 fault seeds, 10,000 fleets in simulated time, a crate outside the workspace, a stand-in for a GPU,
-# transformers and PEFT, Prometheus, TensorBoard, Weights & Biases, trackio and a real vLLM server (SGLANG=1: SGLang too).
+# transformers and PEFT, Chromium, Prometheus, TensorBoard, Weights & Biases, trackio and a real vLLM server (SGLANG=1: SGLang too).
 set -euo pipefail
 cd "$(dirname "$0")/.."
 step() { printf '\n\033[1m== %s\033[0m (%ss)\n' "$1" "$SECONDS"; }
@@ -24,6 +24,9 @@ step "exports, read by transformers and PEFT"
 
 step "a run, watched by Prometheus"
 ./scripts/test_monitoring.sh
+
+step "the live page in a browser"
+./scripts/test_page.sh
 
 step "TensorBoard files, read by TensorBoard's own reader"
 ./scripts/tensorboard.sh

@@ -25,7 +25,7 @@ pub use logs::{MetricsLogger, StepMetrics};
 pub use machine::gpus;
 pub use progress::duration;
 pub use recorder::Metrics;
-pub use report::{EdgeActivity, FlowActivity, HtmlReport, StageShares};
+pub use report::{Curves, EdgeActivity, FlowActivity, HtmlReport, StageShares, StepAxes};
 pub use server::MetricsServer;
 pub use stage_sampler::{sampled, sampled_with_progress};
 

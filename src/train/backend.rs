@@ -84,8 +84,28 @@ pub struct ForwardBackward {
     pub gap: LogProbGap,
     /// Counts of the loss.
     pub metrics: LossMetrics,
+    /// The trainer's numbers of every token, if the batch asked for them ([`TrainBatch::scored`]).
+    pub scores: Vec<TokenScores>,
     /// Reason to skip the step, if the policy is to skip (law N4).
     pub skipped: Option<String>,
+}
+
+/// The trainer's numbers of one sequence's trained tokens, one entry per token.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct TokenScores {
+    /// Id of the source sample's group.
+    pub group: u64,
+    /// Index of the source sample in its group.
+    pub index: u32,
+    /// Part of the source sample in its rollout.
+    pub part: u32,
+    /// Places of the tokens in the sample, prompt included.
+    pub positions: Vec<usize>,
+    /// Log-probabilities before the update, in nats.
+    pub log_probs: Vec<f32>,
+    /// Entropies of the distributions that predict the tokens, in nats; empty if the backend can't know
+    /// them.
+    pub entropies: Vec<f32>,
 }
 
 impl ForwardBackward {
@@ -101,6 +121,7 @@ impl ForwardBackward {
         self.micro_batches += other.micro_batches;
         self.gap.merge(&other.gap);
         self.metrics.merge(&other.metrics);
+        self.scores.extend(other.scores);
         self.skipped = self.skipped.take().or(other.skipped);
     }
 

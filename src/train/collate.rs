@@ -11,7 +11,7 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
-use super::{Algorithm, TrainError};
+use super::{Algorithm, TokenScores, TrainError};
 use crate::algo::{
     Aggregation, BatchSize, ComparedToken, LogProbGap, Loss, LossError, LossInputs, LossOutput, OffPolicy, TeacherInputs,
 };
@@ -44,6 +44,8 @@ pub struct TrainSequence {
     pub group: u64,
     /// Index of the source sample in its group.
     pub index: u32,
+    /// Part of the source sample in its rollout.
+    pub part: u32,
     /// Input tokens, up to the last position that predicts a trained token.
     pub inputs: Vec<i64>,
     /// Input positions whose next token is trained.
@@ -108,6 +110,8 @@ pub struct TrainBatch {
     /// If true, sequences 2i and 2i + 1 form a pair, a chosen answer and a rejected one, that no
     /// cut divides.
     pub pairs: bool,
+    /// If true, [`ForwardBackward::scores`](super::ForwardBackward) holds the numbers of every token.
+    pub scored: bool,
 }
 
 /// Collates a whole optimizer batch. A sample's first token is never a target, so that its mask is
@@ -179,6 +183,7 @@ fn shift(sample: &Sample, weights: &[f64]) -> TrainSequence {
     TrainSequence {
         group: sample.group_index,
         index: sample.index,
+        part: sample.part,
         inputs: sample.tokens[..read].iter().map(|&token| i64::from(token)).collect(),
         targets: rows.iter().map(|&row| i64::from(sample.tokens[row + 1])).collect(),
         weights: rows.iter().map(|&row| weights[row]).collect(),
@@ -318,6 +323,26 @@ impl TrainBatch {
             gap.add_sequence(&sequence.behaviour.iter().flatten().enumerate().map(compared).collect::<Vec<_>>());
         }
         gap
+    }
+
+    /// The numbers of every token of the sequences at `part`, from columns packed in that order, if the
+    /// batch asks for them. Entropies of a backend that cannot know them are NaN.
+    pub(super) fn scores(&self, part: &[usize], mut log_probs: &[f64], mut entropies: &[f64]) -> Vec<TokenScores> {
+        let mut scores = Vec::new();
+        for sequence in part.iter().map(|&at| &self.sequences[at]).filter(|_| self.scored) {
+            let own = |column: &mut &[f64]| -> Vec<f32> {
+                let own = column.split_off(..sequence.rows.len()).unwrap_or_default();
+                own.iter().map(|value| *value as f32).collect()
+            };
+            let (log_probs, mut entropies) = (own(&mut log_probs), own(&mut entropies));
+            if entropies.iter().any(|entropy| entropy.is_nan()) {
+                entropies.clear();
+            }
+            let positions = sequence.rows.iter().map(|row| row + 1).collect();
+            let (group, index, part) = (sequence.group, sequence.index, sequence.part);
+            scores.push(TokenScores { group, index, part, positions, log_probs, entropies });
+        }
+        scores
     }
 
     /// Token lag; 0 for tokens that no policy sampled.

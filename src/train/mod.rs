@@ -54,7 +54,9 @@ mod worker;
 
 pub use adamw::{AdamW, clip_scale, norm};
 pub use algorithm::{Algorithm, AlgorithmKey};
-pub use backend::{BackendState, ForwardBackward, OptimStep, SaveCheckpoint, SavedCheckpoint, Snapshot, TrainingBackend};
+pub use backend::{
+    BackendState, ForwardBackward, OptimStep, SaveCheckpoint, SavedCheckpoint, Snapshot, TokenScores, TrainingBackend,
+};
 pub use checkpoint::{CheckpointMetadata, FileMark};
 pub use choices::{DecayScope, LrScale, NonFinitePolicy};
 pub(crate) use collate::name_of;

@@ -191,6 +191,7 @@ impl Worker {
                 seen.metrics.merge(&output.metrics);
                 if words {
                     seen.gap.merge(&batch.gap(part, &scored.log_probs));
+                    seen.scores.extend(batch.scores(part, &scored.log_probs, &scored.entropies));
                 }
                 match of_part {
                     Ok(of_part) => gradient = of_part.map(|gradient| gradient.to_device(device)),

@@ -12,7 +12,7 @@ use rollflow::observe::logs::{
     compute_stats_from_jsonl, console_line, count_lines, dead_letters, last_step, log_to_console, metrics_rows, read_lines,
     rewind, rewind_events, rewind_to_lines, smoothed,
 };
-use rollflow::observe::{HtmlReport, ObserveError, StageShares};
+use rollflow::observe::{Curves, HtmlReport, ObserveError, StageShares};
 use rollflow::stages::train::Resumed;
 use rollflow::train::checkpoint::{self, CheckpointMetadata};
 
@@ -234,8 +234,9 @@ fn samples_are_thinned_evenly_and_curves_keep_their_ends() {
     assert_eq!(report.samples.len() + report.samples_left_out, 5000);
     let steps: Vec<u64> = report.samples.iter().map(|sample| sample["step"].as_u64().unwrap()).collect();
     assert!(steps.windows(2).all(|pair| pair[1] - pair[0] == steps[1] - steps[0]), "{steps:?}");
-    let rows = (1..=1000).map(|step| (step, StepMetrics::from([("loss".to_owned(), step as f64)])));
-    let curve = &HtmlReport::curves(rows)["loss"];
+    let mut curves = Curves::default();
+    (1..=1000).for_each(|step| curves.add(step, StepMetrics::from([("loss".to_owned(), step as f64)])));
+    let curve = &curves.drawn()["loss"];
     let points: Vec<[f64; 5]> = serde_json::from_value(curve["points"].clone()).unwrap();
     assert!(points.len() <= 321 && curve["help"] != "");
     assert_eq!((points[0][0], points[points.len() - 1][0]), (1.0, 1000.0));

@@ -150,6 +150,7 @@ pub fn trainer<B: TrainingBackend>(
         .sync_every(of.sync_every)
         .gap_limits(warn, halt)
         .on_stale(of.flow.on_stale)
+        .scores_every(of.rollouts_every)
         .threads(train.optimization.threads);
     if let Some((section, backend)) = of.critic.zip(critic) {
         let recipe::Critic { gamma, lambda, whiten, warmup_steps, .. } = *section;

@@ -8,7 +8,7 @@
 
 pub(crate) mod check;
 mod compare;
-mod condition;
+pub(crate) mod condition;
 mod dashboard;
 mod deploy;
 mod diagnose;
@@ -37,7 +37,7 @@ mod score;
 mod serve;
 mod simulate;
 mod tail;
-mod tokens;
+pub(crate) mod tokens;
 mod top;
 mod track;
 mod weights;

@@ -15,7 +15,7 @@ use super::condition::{Condition, status_word};
 use super::rollouts::asked;
 use super::{out, require_run};
 use crate::run::LOCK;
-use crate::run::growing_lines::GrowingLines;
+use crate::run::growing::GrowingLines;
 
 /// Time between two looks at the file.
 const POLL: Duration = Duration::from_millis(200);
@@ -46,7 +46,7 @@ impl Tail {
     pub fn run(self) -> Result<()> {
         require_run(&self.run)?;
         let colours = out::is_coloured(&std::io::stdout());
-        let mut file = GrowingLines::new(self.run.join("rollouts.jsonl"));
+        let mut file = GrowingLines::of(self.run.join("rollouts.jsonl"));
         let fitting = |line: &[u8]| match serde_json::from_slice::<Rollout>(line) {
             Ok(rollout) => {
                 let (step, sample) = (rollout.step, rollout.into_sample());
@@ -61,12 +61,12 @@ impl Tail {
         let mut last = VecDeque::new();
         let mut going = lock_file::is_taken(&self.run.join(LOCK));
         file.each_new(|line| {
-            last.extend(fitting(line));
+            last.extend(fitting(line.bytes));
             last.drain(..last.len().saturating_sub(self.last));
             Ok(())
         })?;
         ensure!(
-            going || file.has_lines(),
+            going || file.read() > 0,
             "{} records no samples; observe.rollouts_every = 1 records those of every step",
             self.run.display()
         );
@@ -75,7 +75,7 @@ impl Tail {
             sleep(POLL);
             // The run's last lines are there before it gives the lock back.
             going = lock_file::is_taken(&self.run.join(LOCK));
-            file.each_new(|line| fitting(line).iter().try_for_each(|line| out::escaped(line)))?;
+            file.each_new(|line| fitting(line.bytes).iter().try_for_each(|line| out::escaped(line)))?;
         }
         Ok(())
     }

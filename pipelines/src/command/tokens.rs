@@ -136,7 +136,7 @@ fn samples(args: &Tokens, tokenizer: &Tokenizer) -> Result<Vec<Sample>> {
 }
 
 /// Returns the folder of the tokenizer: a folder of its files alone, or a model's.
-fn tokenizer_of(model: &Path) -> Result<PathBuf> {
+pub(crate) fn tokenizer_of(model: &Path) -> Result<PathBuf> {
     if model.join("tokenizer.json").is_file() { Ok(model.to_owned()) } else { Ok(tokenizer_folder(models::model_folder(model)?)) }
 }
 
@@ -173,7 +173,7 @@ fn of_prompt(prompt: &Prompt, tokenizer: &Tokenizer) -> Result<Sample> {
 ///
 /// `decode` gets a few tokens at a time: those since the text was last complete, and those before
 /// them, on which a decoder's spaces depend. So the cost is linear in the number of tokens.
-fn pieces(tokens: &[u32], decode: impl Fn(&[u32]) -> Result<String>) -> Result<Vec<String>> {
+pub(crate) fn pieces(tokens: &[u32], decode: impl Fn(&[u32]) -> Result<String>) -> Result<Vec<String>> {
     /// Tokens that may be wanted for one character. Bytes that are still none after these never become one.
     const CHARACTER: usize = 16;
     let mut pieces = Vec::with_capacity(tokens.len());

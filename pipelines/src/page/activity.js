@@ -2,12 +2,6 @@
 // The running flow, in motion: `live` events of the server move the graph that the page has drawn.
 const still = matchMedia("(prefers-reduced-motion: reduce)");
 
-function count(value) {
-  if (!Number.isFinite(value)) return "–";
-  const [unit, suffix] = value >= 999_500 ? [1e6, "M"] : value >= 10_000 ? [1e3, "k"] : [1, ""];
-  return `${unit === 1 ? Math.round(value) : Number((value / unit).toPrecision(3))}${suffix}`;
-}
-
 function move({ flow, versions, tokens, prompts, engines, paused }) {
   $("steer").hidden = paused === null;
   if (paused !== null) {

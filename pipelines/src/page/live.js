@@ -116,16 +116,27 @@ $("compare-chosen").addEventListener("click", () => {
 async function show_run(name, signal) {
   plotted = null;
   try {
+    source = remote_samples(name, signal);
+    browser?.reset();
     const report = await ask_json(path_of(name), signal);
     only("run");
     for (const id of ["ledger", "engines", "steer"]) $(id).hidden = true;
     orders(name);
     $("limit").textContent = "";
     $("folder").textContent = ` › ${name}`;
-    redraw = () => draw(data);
+    redraw = () => draw(data, PARTS.filter(([part]) => part !== samples));
     draw(report);
+    sketch(signal).catch(failed);
   } catch (error) { return failed(error); }
   refresh(name, signal).catch(failed);
+}
+
+// Fetches a few numbers of the samples, and lists them. The server may have to read a large file first.
+async function sketch(signal) {
+  const { sketch } = await source.sketch();
+  if (signal.aborted) return;
+  const { rows, ...extent } = sketch;
+  draw({ ...data, samples: rows.map(([step, reward, length]) => ({ step, reward, length })), extent }, PARTS.filter(([part]) => [learning, lengths, samples].includes(part)));
 }
 
 // Follows a run: moves its graph, and fetches its data when its files grew, at a rate that suits their size.
@@ -135,11 +146,12 @@ async function refresh(name, signal) {
     if (busy) return;
     busy = true;
     while (grown.size && !signal.aborted) {
-      const samples = grown.has("rollouts.jsonl"), begun = performance.now();
+      const more = grown.has("rollouts.jsonl"), begun = performance.now();
       grown = new Set();
-      const next = await ask_json(path_of(name) + (samples ? "" : "/curves"), signal).catch(failed);
+      const next = await ask_json(path_of(name), signal).catch(failed), { samples: rows, extent } = data;
       if (next && !signal.aborted) {
-        draw(samples ? next : { ...next, samples: data.samples, samples_left_out: data.samples_left_out });
+        await draw({ ...next, samples: rows, extent }, PARTS.filter(([part]) => part !== samples));
+        if (more) await sketch(signal).catch(failed);
         if (data.state !== "running") $("connection").textContent = "";
       }
       await wait(Math.max(2000, 10 * (performance.now() - begun)));
@@ -197,7 +209,7 @@ async function read_events(body, take) {
 async function show_comparison(names, signal) {
   try {
     const query = new URLSearchParams(names.map((name) => ["run", name]));
-    const [reports, keys] = await Promise.all([Promise.all(names.map((name) => ask_json(`${path_of(name)}/curves`, signal))), ask_json(`/api/differences?${query}`, signal)]);
+    const [reports, keys] = await Promise.all([Promise.all(names.map((name) => ask_json(path_of(name), signal))), ask_json(`/api/differences?${query}`, signal)]);
     only("comparison");
     head("Comparison", names.join(" · "));
     compare(names, reports, keys);
@@ -213,9 +225,10 @@ function compare(names, reports, keys) {
   $("compared-metric").replaceChildren(...metrics.map((name) => el("option", { value: name }, name)));
   $("compared-metric").value = metrics.includes(before) ? before : telling[0] ?? metrics[0] ?? "";
   // Bands of several runs would hide each other.
-  const series = (metric) => reports.map((report, at) => ({ name: names[at], points: (report.curves[metric]?.points ?? []).map(([x, mean, , , value]) => [x, view.smooth ? mean : value]) }));
+  const series = (metric) => reports.map((report, at) => ({ name: names[at], points: points_of(report, report.curves[metric]?.points ?? []).map(([x, mean, , , value, step]) => [x, view.smooth ? mean : value, , , , step]) }));
   const help = (metric) => reports.map((report) => report.curves[metric]?.help).find(Boolean) ?? "";
   redraw = () => {
+    $("axis").disabled = !reports.some((report) => report.axes.steps.length);
     const metric = $("compared-metric").value, drawn = chart(metric, series(metric), { help: help(metric), height: 320, wide: Math.max(300, $("compared").clientWidth - 34) });
     drawn.classList.remove("card");
     $("compared").replaceChildren(drawn);

@@ -5,10 +5,12 @@
 //! `routes.rs`. With a token, a run's own page also gives it orders. It ends when its owner drops it
 //! (law F3).
 
+mod cache;
 mod events;
 mod live;
 mod routes;
 mod runs;
+mod samples;
 mod start;
 
 use std::io;

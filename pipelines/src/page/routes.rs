@@ -4,8 +4,10 @@
 //! | --- | --- |
 //! | `/` | the page |
 //! | `/api/runs` | a row per run |
-//! | `/api/runs/NAME` | the contents of a run's page, as `report.html` embeds them |
-//! | `/api/runs/NAME/curves` | the same without samples |
+//! | `/api/runs/NAME` | the contents of a run's page, as `report.html` embeds them, without samples |
+//! | `/api/runs/NAME/samples?…` | samples that fit, a page of them (`samples/search.rs`) |
+//! | `/api/runs/NAME/samples/STEP-GROUP-INDEX` | the group of a sample, with texts |
+//! | `/api/runs/NAME/samples/STEP-GROUP-INDEX/tokens?part=P&from=N` | tokens of a sample with their numbers |
 //! | `/api/runs/NAME/events` | server-sent events |
 //! | `/api/differences?run=NAME&run=NAME` | recipe keys that differ |
 //! | `/api/runs/NAME/change` | keys that may change, with their values |
@@ -21,7 +23,7 @@ use std::sync::Arc;
 use anyhow::{Error, Result};
 use axum::Router;
 use axum::body::Bytes;
-use axum::extract::{Path, RawQuery, Request, State};
+use axum::extract::{Path, Query, RawQuery, Request, State};
 use axum::http::header::{
     CACHE_CONTROL, CONTENT_SECURITY_POLICY, CONTENT_TYPE, HeaderName, REFERRER_POLICY, X_CONTENT_TYPE_OPTIONS,
 };
@@ -40,14 +42,21 @@ use sha2::{Digest, Sha256};
 
 use super::events::events;
 use super::runs::{Found, Runs};
+use super::samples::{self, SampleKey, TokenPlace};
 use super::start::{Starter, Wanted};
+use crate::command::condition::ConditionError;
 use crate::run::changes::ChangeError;
 use crate::run::observed::Observed;
 use crate::run::recipe_keys::differences;
 
 const STYLE: &str = include_str!("live.css");
-const SCRIPT: &str =
-    concat!(include_str!("activity.js"), include_str!("change.js"), include_str!("start.js"), include_str!("live.js"));
+const SCRIPT: &str = concat!(
+    include_str!("activity.js"),
+    include_str!("tokens.js"),
+    include_str!("change.js"),
+    include_str!("start.js"),
+    include_str!("live.js")
+);
 
 /// A response with JSON or a refusal.
 type Answered = Result<Response, Refusal>;
@@ -59,6 +68,8 @@ enum Refusal {
     NoJson(String),
     NoChange(ChangeError),
     NoStart(Error),
+    NoSample(String),
+    Query(ConditionError),
     Failed(Error),
 }
 
@@ -66,6 +77,10 @@ impl IntoResponse for Refusal {
     fn into_response(self) -> Response {
         let (status, why) = match self {
             Refusal::NoRun(name) => (StatusCode::NOT_FOUND, format!("there is no run {name:?} here")),
+            Refusal::NoSample(key) => {
+                (StatusCode::NOT_FOUND, format!("there is no sample {key:?}; its name is STEP-GROUP-INDEX, as in 40-1283-2"))
+            }
+            Refusal::Query(error) => (StatusCode::BAD_REQUEST, error.to_string()),
             Refusal::NoOrder(why) => (StatusCode::FORBIDDEN, why.to_owned()),
             Refusal::NoJson(why) => (StatusCode::BAD_REQUEST, why),
             Refusal::NoChange(error) => (StatusCode::BAD_REQUEST, error.to_string()),
@@ -84,7 +99,9 @@ pub(super) fn router(runs: &Arc<Runs>, token: Option<BearerToken>) -> Router {
         .route("/api/schema", get(schema))
         .route("/api/check", post(check))
         .route("/api/runs/{name}", get(report))
-        .route("/api/runs/{name}/curves", get(curves))
+        .route("/api/runs/{name}/samples", get(find_samples))
+        .route("/api/runs/{name}/samples/{key}", get(sample))
+        .route("/api/runs/{name}/samples/{key}/tokens", get(sample_tokens))
         .route("/api/runs/{name}/events", get(stream))
         .route("/api/differences", get(compared))
         .route("/api/runs/{name}/orders/{order}", post(order))
@@ -141,11 +158,40 @@ async fn list(State(runs): State<Arc<Runs>>) -> Answered {
 }
 
 async fn report(State(runs): State<Arc<Runs>>, Path(name): Path<String>) -> Answered {
-    made(move || runs.report(&found(&runs, name)?, true).map_err(Refusal::Failed)).await
+    made(move || runs.report(&found(&runs, name)?).map_err(Refusal::Failed)).await
 }
 
-async fn curves(State(runs): State<Arc<Runs>>, Path(name): Path<String>) -> Answered {
-    made(move || runs.report(&found(&runs, name)?, false).map_err(Refusal::Failed)).await
+async fn find_samples(State(runs): State<Arc<Runs>>, Path(name): Path<String>, Query(query): Query<samples::Query>) -> Answered {
+    made(move || {
+        let index = runs.cache(&found(&runs, name)?).samples().map_err(Refusal::Failed)?;
+        let rows = samples::search(&index, &query).map_err(Refusal::Failed)?;
+        Ok(rows.map_err(Refusal::Query)?.to_string())
+    })
+    .await
+}
+
+async fn sample(State(runs): State<Arc<Runs>>, Path((name, key)): Path<(String, String)>) -> Answered {
+    made(move || {
+        let index = runs.cache(&found(&runs, name)?).samples().map_err(Refusal::Failed)?;
+        let group = SampleKey::parse(&key).map(|key| samples::group(&index, key)).transpose().map_err(Refusal::Failed)?;
+        Ok(group.flatten().ok_or(Refusal::NoSample(key))?.to_string())
+    })
+    .await
+}
+
+async fn sample_tokens(
+    State(runs): State<Arc<Runs>>,
+    Path((name, key)): Path<(String, String)>,
+    Query(place): Query<TokenPlace>,
+) -> Answered {
+    made(move || {
+        let cache = runs.cache(&found(&runs, name)?);
+        let (index, tokenizer) = (cache.samples().map_err(Refusal::Failed)?, cache.tokenizer().map_err(Refusal::Failed)?);
+        let tokens = SampleKey::parse(&key).map(|key| samples::tokens(&index, key, place, &tokenizer));
+        let tokens = tokens.transpose().map_err(Refusal::Failed)?;
+        Ok(tokens.flatten().ok_or(Refusal::NoSample(key))?.to_string())
+    })
+    .await
 }
 
 async fn stream(State(runs): State<Arc<Runs>>, Path(name): Path<String>) -> Answered {

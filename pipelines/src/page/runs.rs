@@ -7,12 +7,14 @@ use std::time::SystemTime;
 
 use anyhow::{Error, Result};
 use parking_lot::Mutex;
-use rollflow::observe::logs::{metrics_rows, smoothed};
+use rollflow::observe::logs::{metrics_row, smoothed};
 use rollflow::recipe::parse;
 use rollflow::util::lock_file;
 use serde_json::{Value, json};
 
-use crate::page::start::Starter;
+use super::cache::{Caches, RunCache};
+use super::start::Starter;
+use crate::run::growing::GrowingLines;
 use crate::run::observed::Observed;
 use crate::run::page;
 use crate::run::record::{Record, State, run_folders};
@@ -32,8 +34,10 @@ pub(super) struct Runs {
     live: Mutex<Vec<Arc<Observed>>>,
     /// Rows of the list, with the state of the files that they were made from.
     rows: Mutex<HashMap<PathBuf, (RunState, Value)>>,
-    /// Held while a page is made, so that many readers do not make it at the same time.
-    making: Mutex<()>,
+    /// Small curves of the list.
+    small: Mutex<HashMap<PathBuf, SmallCurve>>,
+    /// What was read of runs.
+    caches: Caches,
 }
 
 /// A run that was found.
@@ -77,7 +81,15 @@ impl Runs {
     /// The runs in `root`, or the run that `root` is.
     pub fn of(root: &Path, steerable: bool, starter: Option<Starter>) -> Self {
         let root = std::path::absolute(root).unwrap_or_else(|_| root.to_owned());
-        Runs { root, steerable, starter, live: Mutex::default(), rows: Mutex::default(), making: Mutex::default() }
+        Runs {
+            root,
+            steerable,
+            starter,
+            live: Mutex::default(),
+            rows: Mutex::default(),
+            small: Mutex::default(),
+            caches: Caches::default(),
+        }
     }
 
     /// Adds a run of this process.
@@ -141,29 +153,60 @@ impl Runs {
         let row = json!({
             "name": run.name, "pipeline": record.pipeline, "state": record.state, "step": record.steps, "planned": planned,
             "metric": metric, "last": metric.map(|name| record.metrics[name].last),
-            "curve": metric.map_or_else(Vec::new, |name| curve(&run.path, name)),
+            "curve": metric.map_or_else(Vec::new, |name| self.curve(&run.path, name)),
             "started": record.started(), "seconds": record.seconds(), "page": page, "live": self.live(&run.path).is_some(),
         });
         self.rows.lock().insert(run.path.clone(), (state, row.clone()));
         Ok(row)
     }
 
+    /// A few points of a smoothed metric. A file that cannot be read has none; the run's page names the
+    /// error.
+    fn curve(&self, folder: &Path, name: &str) -> Vec<f64> {
+        let mut small = self.small.lock();
+        small.entry(folder.to_owned()).or_insert_with(|| SmallCurve::of(folder)).points(name).unwrap_or_default()
+    }
+
+    /// What was read of a run.
+    pub fn cache(&self, run: &Found) -> Arc<RunCache> {
+        self.caches.of(&run.path)
+    }
+
     /// The contents of a run's page as JSON.
-    pub fn report(&self, run: &Found, samples: bool) -> Result<String> {
-        let _one = self.making.lock();
+    pub fn report(&self, run: &Found) -> Result<String> {
         let mut record = Record::read(&run.path)?;
         if let Some(observed) = self.live(&run.path) {
             record.drawn = observed.drawn()?;
         }
-        let report = page::page(&run.path, &record, samples)?;
-        Ok(serde_json::to_string(&report)?)
+        let cache = self.cache(run);
+        let mut curves = cache.curves.lock();
+        curves.refresh()?;
+        Ok(serde_json::to_string(&page::page(&run.path, &record, &curves)?)?)
     }
 }
 
-/// A few points of a smoothed metric. A file that cannot be read has none; the run's page names the
-/// error.
-fn curve(folder: &Path, name: &str) -> Vec<f64> {
-    let rows = metrics_rows(folder.join("metrics.jsonl")).into_iter().flatten().flatten();
-    let values: Vec<f64> = rows.filter_map(|(_, row)| row.get(name).copied()).filter(|value| value.is_finite()).collect();
-    smoothed(&values).into_iter().step_by(values.len().div_ceil(POINTS).max(1)).collect()
+/// One metric of a run, read as it grows.
+struct SmallCurve {
+    lines: GrowingLines,
+    name: String,
+    values: Vec<f64>,
+}
+
+impl SmallCurve {
+    fn of(folder: &Path) -> Self {
+        SmallCurve { lines: GrowingLines::of(folder.join("metrics.jsonl")), name: String::new(), values: Vec::new() }
+    }
+
+    fn points(&mut self, name: &str) -> Result<Vec<f64>> {
+        let SmallCurve { lines, name: known, values } = self;
+        if lines.was_cut()? || known != name {
+            (*lines, *values, *known) = (GrowingLines::of(lines.path()), Vec::new(), name.to_owned());
+        }
+        lines.each_new(|line| {
+            let value = metrics_row(line.bytes).ok().and_then(|(_, row)| row.get(name).copied());
+            values.extend(value.filter(|value| value.is_finite()));
+            Ok(())
+        })?;
+        Ok(smoothed(values).into_iter().step_by(values.len().div_ceil(POINTS).max(1)).collect())
+    }
 }

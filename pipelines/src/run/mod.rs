@@ -1,8 +1,9 @@
 //! A run's folder: what a run writes, its record and page, and where an interrupted run continues.
 
 pub mod changes;
+pub(crate) mod curves;
 pub mod folder;
-pub(crate) mod growing_lines;
+pub(crate) mod growing;
 pub(crate) mod observed;
 #[cfg(feature = "otlp")]
 pub(crate) mod otlp;

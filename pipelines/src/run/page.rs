@@ -1,6 +1,7 @@
 //! Contents of a run's page, from the files in its folder: also of one that still runs, or died. The
 //! page is `report.html`, and what the live page draws.
 
+use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -9,35 +10,38 @@ use rollflow::observe::logs::{MetricStats, metrics_rows, read_lines};
 use rollflow::observe::{HtmlReport, duration};
 use rollflow::util::atomic_file;
 
+use crate::run::curves::RunCurves;
 use crate::run::record::{Record, State, TINKER};
 use crate::run::{PAGE, RECIPE};
 
 /// Writes the page of the run with this record; returns the page's path.
 pub fn write(folder: &Path, record: &Record) -> Result<PathBuf> {
-    let path = folder.join(PAGE);
-    atomic_file::write(&path, page(folder, record, true)?.to_html()).with_context(|| format!("writing {}", path.display()))?;
+    let (path, rollouts) = (folder.join(PAGE), folder.join("rollouts.jsonl"));
+    let mut curves = RunCurves::of(folder);
+    curves.refresh()?;
+    let report = page(folder, record, &curves)?;
+    // A line that was torn by a crash is no sample.
+    let report = if rollouts.exists() { report.samples(read_lines(rollouts)?.flatten()) } else { report };
+    atomic_file::write(&path, report.to_html()).with_context(|| format!("writing {}", path.display()))?;
     Ok(path)
 }
 
-/// Contents of the page; without `samples`, `rollouts.jsonl` is not read.
-pub fn page(folder: &Path, record: &Record, samples: bool) -> Result<HtmlReport> {
-    let (mut failed, evaluations) = (None, folder.join("evaluations.jsonl"));
+/// Contents of the page without samples.
+pub(crate) fn page(folder: &Path, record: &Record, curves: &RunCurves) -> Result<HtmlReport> {
+    let evaluations = folder.join("evaluations.jsonl");
     let evaluations = if evaluations.exists() { metrics_rows(evaluations)?.collect::<Result<_, _>>()? } else { Vec::new() };
-    // A row at a time: a long run has more of them than memory is for.
-    let steps = folder.join("metrics.jsonl");
-    let steps = steps.exists().then(|| metrics_rows(steps)).transpose()?.into_iter().flatten();
-    let steps = steps.map_while(|row| row.map_err(|error| failed = Some(error)).ok());
-    let report = HtmlReport {
+    Ok(HtmlReport {
         name: record.name.clone(),
         state: record.state.word(),
         outcome: outcome(record),
         tiles: tiles(record),
-        curves: HtmlReport::curves(steps),
+        curves: curves.curves.drawn(),
+        axes: curves.axes.drawn(),
         pass_at: evaluations
             .iter()
             .flat_map(|(_, row)| row.keys())
             .filter_map(|name| name.strip_prefix("eval_pass_at_")?.parse().ok())
-            .collect(),
+            .collect::<BTreeSet<usize>>(),
         evaluations: evaluations.into_iter().map(|(_, row)| row).collect(),
         stages: record.drawn.stages.clone(),
         bottleneck: record.drawn.bottleneck.clone(),
@@ -46,14 +50,6 @@ pub fn page(folder: &Path, record: &Record, samples: bool) -> Result<HtmlReport>
         facts: facts(record),
         recipe: std::fs::read_to_string(folder.join(RECIPE)).unwrap_or_default(),
         ..HtmlReport::default()
-    };
-    if let Some(error) = failed {
-        return Err(error.into());
-    }
-    Ok(match folder.join("rollouts.jsonl") {
-        // A line that was torn by a crash is no sample.
-        path if samples && path.exists() => report.samples(read_lines(path)?.flatten()),
-        _ => report,
     })
 }
 

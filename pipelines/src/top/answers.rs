@@ -12,6 +12,8 @@ use super::view::{RunView, ShownSample, line};
 
 /// Names of runs that an error lists.
 const LISTED: usize = 20;
+/// Groups whose samples are shown.
+const GROUPS: usize = 4;
 /// Most curves and rows of staleness that are taken.
 const PARTS: usize = 1000;
 
@@ -55,7 +57,9 @@ pub struct Report {
     stages: Vec<StageShares>,
     bottleneck: String,
     staleness: Vec<(u64, u64)>,
-    samples: Vec<ShownSample>,
+    /// Those of the newest groups, from routes apart.
+    #[serde(skip)]
+    pub samples: Vec<ShownSample>,
     facts: Vec<(String, String)>,
 }
 
@@ -64,6 +68,51 @@ pub struct Report {
 struct Points {
     /// Step, smoothed value, lower and upper bound, value.
     points: Vec<[f64; 5]>,
+}
+
+/// The answer of `/api/runs/NAME/samples`: the newest first.
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+pub struct Found {
+    rows: Vec<ShownSample>,
+}
+
+impl Found {
+    /// Names of a sample of each of the newest groups, the newest first.
+    pub fn groups(&self) -> Vec<String> {
+        let mut seen = Vec::new();
+        for row in &self.rows {
+            if !seen.iter().any(|(at, _)| *at == (row.step, row.group)) && seen.len() < GROUPS {
+                seen.push(((row.step, row.group), format!("{}-{}-{}", row.step, row.group, row.index)));
+            }
+        }
+        seen.into_iter().map(|(_, key)| key).collect()
+    }
+}
+
+/// The answer of `/api/runs/NAME/samples/KEY`: the samples of a group.
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+pub struct Samples {
+    prompt: Vec<Turn>,
+    samples: Vec<ShownSample>,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+struct Turn {
+    role: String,
+    text: String,
+}
+
+impl Samples {
+    /// The samples, each with the prompt.
+    pub fn shown(self) -> Vec<ShownSample> {
+        let alone = self.prompt.len() == 1;
+        let turn = |Turn { role, text }: &Turn| if alone { text.clone() } else { format!("{role}: {text}") };
+        let prompt = self.prompt.iter().map(turn).collect::<Vec<_>>().join("\n");
+        self.samples.into_iter().map(|sample| ShownSample { prompt: prompt.clone(), ..sample }).collect()
+    }
 }
 
 /// The wanted row among those of a page, which begin with the newest.

@@ -16,7 +16,7 @@ use serde_json::Value;
 use super::answers::Wanted;
 use super::totals::Totals;
 use super::view::{Connection, RATES, RunView, ShownSample, line};
-use crate::run::growing_lines::GrowingLines;
+use crate::run::growing::GrowingLines;
 use crate::run::record::{Record, State};
 use crate::run::{LOCK, RECIPE, RECORD};
 
@@ -69,9 +69,9 @@ impl Folder {
             record: Record::read(path)?,
             stamp: stamp(path),
             read: Instant::now(),
-            metrics: GrowingLines::new(path.join("metrics.jsonl")),
-            evaluations: GrowingLines::new(path.join("evaluations.jsonl")),
-            timings: GrowingLines::new(path.join(TIMINGS)),
+            metrics: GrowingLines::of(path.join("metrics.jsonl")),
+            evaluations: GrowingLines::of(path.join("evaluations.jsonl")),
+            timings: GrowingLines::of(path.join(TIMINGS)),
             rollouts: GrowingLines::of_end(path.join("rollouts.jsonl"), NEWEST),
             totals: Totals::default(),
             path: path.to_owned(),
@@ -122,27 +122,31 @@ impl Folder {
             (self.record, self.read) = (Record::read(&self.path)?, Instant::now());
             self.stamp = stamp;
         }
-        self.metrics.each_new(|row| {
+        self.metrics.each_new(|line| {
+            let row = line.bytes;
             if let Some((step, row)) = numbers(row) {
                 view.step = step;
                 view.add_metrics(step, row);
             }
             Ok(())
         })?;
-        self.evaluations.each_new(|row| {
+        self.evaluations.each_new(|line| {
+            let row = line.bytes;
             if let Some((step, row)) = numbers(row) {
                 view.add_metrics(step, row);
             }
             Ok(())
         })?;
-        self.rollouts.each_new(|row| {
+        self.rollouts.each_new(|line| {
+            let row = line.bytes;
             if let Ok(rollout) = serde_json::from_slice::<Rollout>(row) {
                 view.add_sample(ShownSample::of(rollout));
             }
             Ok(())
         })?;
         let totals = &mut self.totals;
-        self.timings.each_new(|row| {
+        self.timings.each_new(|line| {
+            let row = line.bytes;
             let Some((step, row)) = numbers(row) else { return Ok(()) };
             totals.push(row.get("elapsed_seconds").copied().unwrap_or_default(), row);
             for (curve, name) in view.rates.iter_mut().zip(RATES) {
@@ -152,7 +156,7 @@ impl Folder {
             }
             Ok(())
         })?;
-        view.has_timings = self.timings.has_lines();
+        view.has_timings = self.timings.read() > 0;
         self.show_record(view);
         Ok(())
     }

@@ -11,8 +11,8 @@ use serde::de::DeserializeOwned;
 use serde_json::Value;
 use tokio::time::{sleep, sleep_until};
 
-use super::answers::{Report, Row, Wanted, choose};
-use super::view::{Connection, RunView, line};
+use super::answers::{Found, Report, Row, Samples, Wanted, choose};
+use super::view::{Connection, RunView, ShownSample, line};
 use crate::page::LiveEvent;
 
 /// Longest wait for an answer.
@@ -177,6 +177,16 @@ impl Shared {
         choose(self.read("/api/runs").await?, &self.wanted)
     }
 
+    /// Samples of the newest groups, the oldest first.
+    async fn samples(&self, run: &str) -> Result<Vec<ShownSample>, PageError> {
+        let found: Found = self.read(&format!("{run}/samples")).await?;
+        let mut samples = Vec::new();
+        for key in found.groups().iter().rev() {
+            samples.extend(self.read::<Samples>(&format!("{run}/samples/{key}")).await?.shown());
+        }
+        Ok(samples)
+    }
+
     /// Reads until the connection is lost.
     async fn session(&self) -> Result<Infallible, PageError> {
         // The reader of a folder has all but events from its files.
@@ -197,7 +207,8 @@ impl Shared {
                 () = sleep_until(due.unwrap_or(earliest)), if due.is_some() => {
                     let began = tokio::time::Instant::now();
                     let row = (self.find().await?, Instant::now());
-                    let report = self.read(&path).await?;
+                    let mut report: Report = self.read(&path).await?;
+                    report.samples = self.samples(&path).await?;
                     earliest = began + PAUSE.0.max(began.elapsed() * PAUSE.1);
                     due = None;
                     let mut inbox = self.inbox.lock();

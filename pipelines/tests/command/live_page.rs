@@ -75,8 +75,8 @@ fn a_run_serves_its_page_and_its_graph_in_motion_until_it_ends() {
     let report = json(address, "/api/runs/mine");
     assert_eq!(names(&report["graph"]["nodes"]), STAGES);
     assert_eq!(names(&report["stages"]), STAGES);
-    assert!(report["curves"]["reward_mean"]["points"].is_array() && !report["samples"].as_array().unwrap().is_empty());
-    assert!(json(address, "/api/runs/mine/curves")["samples"].as_array().unwrap().is_empty());
+    assert!(report["curves"]["reward_mean"]["points"].is_array() && report["samples"].as_array().unwrap().is_empty());
+    assert!(json(address, "/api/runs/mine/samples")["total"].as_u64() > Some(0));
 
     let (mut live, mut changed) = (Vec::new(), Vec::new());
     let mut stream = events(address, "/api/runs/mine/events");
@@ -125,10 +125,12 @@ fn a_dashboard_lists_the_runs_of_its_folder_and_compares_them() {
         let state = if row["name"] == "damaged" { "unreadable" } else { "finished" };
         assert!(row["state"] == state && row["live"] == false, "{row}");
     }
-    let report = json(address, "/api/runs/deeper%2Fother");
+    let mut report = json(address, "/api/runs/deeper%2Fother");
     let page = fs::read_to_string(folder.path().join("deeper/other/report.html")).unwrap();
     let (_, rest) = page.split_once("type=\"application/json\">").unwrap();
-    assert_eq!(report, serde_json::from_str::<Value>(rest.split_once("</script>").unwrap().0).unwrap(), "what report.html has");
+    let embedded: Value = serde_json::from_str(rest.split_once("</script>").unwrap().0).unwrap();
+    report["samples"] = embedded["samples"].clone();
+    assert_eq!(report, embedded, "what report.html has");
     assert_eq!(json(address, "/api/differences?run=one&run=deeper%2Fother"), serde_json::json!({"seed": ["0", "3"]}));
     running.interrupt();
     assert_eq!(running.end(), Some(0));
@@ -142,7 +144,7 @@ fn only_listed_names_are_runs_and_only_known_hosts_are_answered() {
     fs::write(folder.path().join("secret"), "s").unwrap();
     let (_running, address) = dashboard(&folder.path().join("runs"));
     for name in ["two", "..", "..%2Fsecret", "one%2F..%2Fone", "%2Fetc", "one%2Fcheckpoints", "."] {
-        for route in ["", "/curves", "/events"] {
+        for route in ["", "/samples", "/samples/1-0-0", "/samples/1-0-0/tokens", "/events"] {
             assert_eq!(get(address, &format!("/api/runs/{name}{route}")).status, 404, "{name}{route}");
         }
     }
@@ -164,7 +166,7 @@ fn texts_of_models_stay_data_and_the_page_may_load_nothing_from_elsewhere() {
     row["response"] = hostile.into();
     fs::write(&rollouts, format!("{row}\n")).unwrap();
     let (_running, address) = dashboard(folder.path());
-    assert_eq!(json(address, "/api/runs/%3Cimg%20src=x%3E")["samples"][0]["response"], hostile);
+    assert_eq!(json(address, "/api/runs/%3Cimg%20src=x%3E/samples")["rows"][0]["response"], hostile);
     let mut stream = TcpStream::connect(address).unwrap();
     write!(stream, "GET / HTTP/1.1\r\nHost: {address}\r\nConnection: close\r\n\r\n").unwrap();
     let answer = std::io::read_to_string(stream).unwrap();
@@ -201,7 +203,7 @@ fn an_address_that_others_can_reach_needs_a_token_which_data_then_asks_for() {
     let mut running = Running::start(&args);
     let address = SocketAddr::from(([127, 0, 0, 1], address(&mut running).port()));
     assert_eq!(get(address, "/").status, 200, "the page itself holds no data");
-    for path in ["/api/runs", "/api/runs/one", "/api/runs/one/events", "/api/differences"] {
+    for path in ["/api/runs", "/api/runs/one", "/api/runs/one/samples", "/api/runs/one/events", "/api/differences"] {
         assert_eq!(get(address, path).status, 401, "{path}");
     }
     let mut stream = TcpStream::connect(address).unwrap();
@@ -220,6 +222,59 @@ fn a_busy_address_is_named_and_leaves_the_folder_free() {
     assert_eq!(refused.code, Some(1));
     assert!(refused.err.contains(&address), "{}", refused.err);
     assert!(!run.exists(), "the same command works once the port is free");
+}
+
+/// Samples are found by their numbers, their text and a condition, a page at a time, and each has a name.
+#[test]
+fn samples_are_found_on_the_server_and_each_token_has_its_numbers() {
+    let folder = tempfile::tempdir().unwrap();
+    finished(&folder.path().join("one"), &["observe.rollouts_every=1"]);
+    let (_running, address) = dashboard(folder.path());
+    let find = |query: &str| json(address, &format!("/api/runs/one/samples?{query}"));
+    let all = find("sketch=true");
+    let total = all["total"].as_u64().unwrap();
+    assert_eq!((total, all["found"].as_u64(), all["sketch"]["step"].to_string().as_str()), (48, Some(48), "[1.0,3.0]"));
+    assert_eq!((all["rows"].as_array().unwrap().len(), all["next"].as_u64()), (48, None));
+    assert_eq!((find("step=2")["found"].as_u64(), find("from=40")["rows"].as_array().unwrap().len()), (Some(16), 8));
+    let rewarded = find("min_reward=0.5&order=best")["found"].as_u64().unwrap();
+    let same = find("where=reward+%3E%3D+0.5");
+    assert_eq!((same["rows"].as_array().unwrap().len() as u64, same["found"].is_null()), (rewarded, true));
+    assert_eq!(find("text=no+such+text+anywhere")["rows"].as_array().unwrap().len(), 0);
+    let wrong = get(address, "/api/runs/one/samples?where=rewrad+%3C+1");
+    assert!(wrong.status == 400 && wrong.body.contains("unknown field `rewrad`; the fields are step"), "{}", wrong.body);
+
+    // The trainer passes over samples without an advantage.
+    let row = all["rows"].as_array().unwrap().iter().find(|row| row["advantage"] != 0.0).unwrap();
+    let key = format!("{}-{}-{}", row["step"], row["group"], row["index"]);
+    let group = json(address, &format!("/api/runs/one/samples/{key}"));
+    assert_eq!((group["size"].as_u64(), group["samples"].as_array().unwrap().len()), (Some(4), 4));
+    let tokens = json(address, &format!("/api/runs/one/samples/{key}/tokens"));
+    let column = |name: &str| tokens[name].as_array().unwrap_or_else(|| panic!("{name}: {tokens}")).clone();
+    let text: String = column("texts").iter().map(|text| text.as_str().unwrap()).collect();
+    let own = group["samples"].as_array().unwrap().iter().find(|sample| sample["index"] == row["index"]).unwrap();
+    let response = own["response"].as_str().unwrap();
+    assert!(text.starts_with(response), "{text:?} of {response:?}");
+    for name in ["generator", "trainer", "entropy", "versions", "ids"] {
+        assert_eq!(column(name).len(), column("texts").len(), "{name}");
+    }
+    let [generator, trainer] = ["generator", "trainer"].map(|name| column(name)[0].as_f64().unwrap());
+    assert!((trainer - generator).abs() < 1e-3, "a synchronous run: {trainer} and {generator}");
+    for wrong in ["9-9-9", "one", "1-2", "1-2-x"] {
+        let answer = get(address, &format!("/api/runs/one/samples/{wrong}"));
+        assert!(answer.status == 404 && answer.body.contains("STEP-GROUP-INDEX"), "{wrong}: {}", answer.body);
+    }
+
+    // A resume cuts the files off, and writes other lines of the same steps.
+    let (rollouts, metrics) = (folder.path().join("one/rollouts.jsonl"), folder.path().join("one/metrics.jsonl"));
+    let lines = fs::read_to_string(&rollouts).unwrap();
+    let other: String =
+        lines.lines().take(20).map(|line| line.replacen("\"response\":\"", "\"response\":\"again ", 1) + "\n").collect();
+    fs::write(&rollouts, other.repeat(3)).unwrap();
+    let rows = fs::read_to_string(&metrics).unwrap();
+    fs::write(&metrics, rows.lines().next().unwrap().to_owned() + "\n").unwrap();
+    assert_eq!((find("")["total"].as_u64(), find("text=AGAIN")["rows"].as_array().unwrap().len()), (Some(60), 60));
+    let points = &json(address, "/api/runs/one")["curves"]["loss"]["points"];
+    assert_eq!(points.as_array().unwrap().len(), 1, "{points}");
 }
 
 fn post(address: SocketAddr, path: &str, token: Option<&str>) -> u16 {

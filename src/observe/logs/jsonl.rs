@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
+use serde::Deserialize;
 use serde_json::{Map, Value};
 
 use super::{JsonLines, MetricsLogger, StepMetrics, read_lines};
@@ -54,9 +55,24 @@ impl MetricsLogger for JsonlLogger {
 pub fn metrics_rows(
     path: impl Into<PathBuf>,
 ) -> Result<impl Iterator<Item = Result<(u64, StepMetrics), ObserveError>>, ObserveError> {
-    let rows = read_lines::<BTreeMap<String, number::Number>>(path)?;
-    Ok(rows.map(|row| {
-        let mut row: StepMetrics = row?.into_iter().map(|(key, number)| (key, number.0)).collect();
-        Ok((row.remove("step").unwrap_or_default() as u64, row))
-    }))
+    Ok(read_lines::<NumberRow>(path)?.map(|row| Ok(row?.stepped())))
+}
+
+/// One line of such a file as the step's number and row.
+///
+/// # Errors
+/// The line is no JSON object of numbers.
+pub fn metrics_row(line: &[u8]) -> Result<(u64, StepMetrics), serde_json::Error> {
+    serde_json::from_slice::<NumberRow>(line).map(NumberRow::stepped)
+}
+
+#[derive(Deserialize)]
+#[serde(transparent)]
+struct NumberRow(BTreeMap<String, number::Number>);
+
+impl NumberRow {
+    fn stepped(self) -> (u64, StepMetrics) {
+        let mut row: StepMetrics = self.0.into_iter().map(|(key, number)| (key, number.0)).collect();
+        (row.remove("step").unwrap_or_default() as u64, row)
+    }
 }

@@ -18,12 +18,12 @@ use std::collections::BTreeMap;
 
 pub use console::{announce_training, console_line, log_to_console, short};
 pub use dead_letters::{DEAD_LETTERS, DeadLetter, Failure, FailureKind, dead_letters};
-pub use jsonl::{JsonlLogger, metrics_rows};
+pub use jsonl::{JsonlLogger, metrics_row, metrics_rows};
 pub use lines::{JsonLines, read_lines};
 pub use rewind::{count_lines, last_step, rewind, rewind_events, rewind_to_lines};
-pub use rollouts::{JudgedAnswer, Rollout};
-pub(super) use statistics::around;
+pub use rollouts::{JudgedAnswer, Rollout, RolloutRow, is_recorded};
 pub use statistics::{MetricStats, compute_stats_from_jsonl, smoothed};
+pub(super) use statistics::{around, mean};
 pub use tensorboard::TensorBoardLogger;
 pub use timings::{TIMINGS, TimingsLogger};
 

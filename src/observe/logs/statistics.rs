@@ -78,7 +78,7 @@ pub(in crate::observe) fn around(values: &[f64], at: usize) -> &[f64] {
 }
 
 /// The mean, NaN for none. Finite for finite values, also if their sum is not.
-fn mean(values: &[f64]) -> f64 {
+pub(in crate::observe) fn mean(values: &[f64]) -> f64 {
     let (sum, count) = (values.iter().sum::<f64>(), values.len() as f64);
     if sum.is_nan() || sum.is_finite() {
         sum / count

@@ -4,7 +4,7 @@ const WIDE = Math.max(300, Math.min(560, document.documentElement.clientWidth - 
 // The run that is drawn: an HtmlReport. A live page begins without one.
 let data = JSON.parse(document.getElementById("data").textContent);
 // How all curves are drawn.
-const view = { smooth: true, log: false };
+const view = { smooth: true, log: false, axis: "step" };
 const $ = (id) => document.getElementById(id);
 const SVG = "http://www.w3.org/2000/svg";
 
@@ -34,6 +34,30 @@ function lasted(seconds) {
   return h ? `${h}h ${m}m` : m ? `${m}m ${s}s` : `${seconds < 10 ? seconds.toFixed(1) : s}s`;
 }
 
+function count(value) {
+  if (!Number.isFinite(value)) return "–";
+  const [unit, suffix] = value >= 999_500_000 ? [1e9, "G"] : value >= 999_500 ? [1e6, "M"] : value >= 10_000 ? [1e3, "k"] : [1, ""];
+  return `${unit === 1 ? Math.round(value) : Number((value / unit).toPrecision(3))}${suffix}`;
+}
+
+// The place of a step on the chosen axis, between the times that the run wrote down; NaN if it wrote none.
+function placed(report, step) {
+  if (view.axis === "step") return step;
+  const { steps, [view.axis]: values } = report.axes;
+  if (!steps.length) return NaN;
+  let low = 0, high = steps.length - 1;
+  while (high - low > 1) { const middle = (low + high) >> 1; if (steps[middle] <= step) low = middle; else high = middle; }
+  const share = steps[high] === steps[low] ? 0 : (step - steps[low]) / (steps[high] - steps[low]);
+  return values[low] + Math.max(0, Math.min(1, share)) * (values[high] - values[low]);
+}
+// Points of a series: [x, mean, low, high, value, step].
+const points_of = (report, points) => points.map(([step, ...rest]) => { const point = [placed(report, step), ...rest]; point[5] = step; return point; }).filter(([x]) => Number.isFinite(x));
+// What numbers of the axis are divided by, and their unit.
+function unit_of(range) {
+  if (view.axis !== "seconds") return [1, ""];
+  return range > 7200 ? [3600, " h"] : range > 120 ? [60, " min"] : [1, " s"];
+}
+
 function ticks(low, high, about) {
   const rough = (high - low) / about || 1, power = 10 ** Math.floor(Math.log10(rough));
   const step = [1, 2, 5, 10].map((n) => n * power).find((n) => n >= rough * 0.7);
@@ -51,10 +75,10 @@ function log_ticks(low, high) {
   return kept.map(([, at]) => at);
 }
 
-// Series: {name, points: [[x, mean, low, high, value]], dots}. The band is where most values around a point lie.
+// Series: {name, points: [[x, mean, low, high, value, step]], dots}. The band is where most values around a point lie.
 function chart(title, series, { help = "", height = 210, wide = Math.min(400, WIDE), from_zero = false } = {}) {
   series = series.filter((one) => one && one.points.length);
-  if (!view.smooth) series = series.map((one) => ({ ...one, points: one.points.map((p) => [p[0], p[4] ?? p[1]]) }));
+  if (!view.smooth) series = series.map((one) => ({ ...one, points: one.points.map((p) => [p[0], p[4] ?? p[1], , , , p[5]]) }));
   const box = el("div", { class: "card chart" }, el("h3", { title: help }, title));
   if (!series.length) { box.append(el("p", { class: "say" }, "no data")); return box; }
   const W = wide, H = height, L = 52, R = 10, T = 10, B = 26;
@@ -70,10 +94,15 @@ function chart(title, series, { help = "", height = 210, wide = Math.min(400, WI
   for (const at of log ? log_ticks(low, high) : ticks(low, high, 5)) {
     root.append(svg("line", { x1: L, x2: W - R, y1: Y(at), y2: Y(at), stroke: "var(--grid)" }), svg("text", { x: L - 6, y: Y(at) + 4, "text-anchor": "end" }, short(at)));
   }
-  for (const at of ticks(left, right, W < 340 ? 4 : 5)) if (Number.isInteger(at)) root.append(svg("text", { x: X(at), y: H - 8, "text-anchor": "middle" }, short(at)));
+  const [unit, suffix] = unit_of(right - left);
+  for (const at of ticks(left / unit, right / unit, W < 340 ? 3 : 5)) {
+    if (view.axis === "step" && !Number.isInteger(at)) continue;
+    const x = X(at * unit);
+    root.append(svg("text", { x: Math.min(x, W - 16), y: H - 8, "text-anchor": "middle" }, (view.axis === "tokens" ? count(at) : short(at)) + suffix));
+  }
   series.forEach((one, n) => {
     const colour = `var(--c${n % 5})`, path = (points) => points.map((p, i) => `${i ? "L" : "M"}${X(p[0]).toFixed(1)} ${Y(p[1]).toFixed(1)}`).join("");
-    if (one.points.some((p) => p.length > 3)) {
+    if (one.points.some((p) => p[3] !== undefined)) {
       const up = one.points.map((p) => [p[0], p[3]]), down = one.points.map((p) => [p[0], p[2]]).reverse();
       root.append(svg("path", { d: path(up) + path(down).replace("M", "L") + "Z", fill: colour, "fill-opacity": 0.16 }));
     }
@@ -87,7 +116,8 @@ function chart(title, series, { help = "", height = 210, wide = Math.min(400, WI
     const place = root.getBoundingClientRect(), x = left + (((event.clientX - place.left) / place.width) * W - L) / (W - L - R) * (right - left);
     const near = series.map((one) => one.points.reduce((a, b) => (Math.abs(b[0] - x) < Math.abs(a[0] - x) ? b : a)));
     cross.setAttribute("x1", X(near[0][0])); cross.setAttribute("x2", X(near[0][0])); cross.setAttribute("visibility", "visible");
-    hint.textContent = `step ${near[0][0]}: ` + near.map((p, n) => (series.length > 1 ? `${series[n].name} ` : "") + short(p[1])).join(" · ");
+    const along = { step: "", seconds: ` (${lasted(near[0][0])})`, tokens: ` (${count(near[0][0])} tokens)` }[view.axis];
+    hint.textContent = `step ${near[0][5] ?? near[0][0]}${along}: ` + near.map((p, n) => (series.length > 1 ? `${series[n].name} ` : "") + short(p[1])).join(" · ");
   };
   root.addEventListener("pointermove", look); root.addEventListener("pointerdown", look);
   root.addEventListener("pointerleave", () => { cross.setAttribute("visibility", "hidden"); hint.textContent = "\u00a0"; });

@@ -7,6 +7,7 @@
 //! ([`HtmlReport::page_for`]) and sends [`FlowActivity`] during a run.
 
 mod activity;
+mod curves;
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -14,9 +15,9 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
 pub use activity::{EdgeActivity, FlowActivity};
+pub use curves::{Curves, StepAxes};
 
-use super::Metric;
-use super::logs::{Rollout, StepMetrics, around, smoothed};
+use super::logs::{Rollout, StepMetrics};
 use crate::data::number;
 use crate::flow::{StageReport, State};
 
@@ -25,8 +26,6 @@ const STYLE: &str = include_str!("page.css");
 const SCRIPT: &str =
     concat!(include_str!("draw.js"), include_str!("graph.js"), include_str!("samples.js"), include_str!("page.js"));
 
-/// Points of a curve that are drawn.
-const POINTS: usize = 320;
 /// Samples that a page holds, unless a single group has more.
 const SAMPLES: usize = 1200;
 /// Characters of a prompt or an answer that it holds.
@@ -43,8 +42,10 @@ pub struct HtmlReport {
     pub outcome: String,
     /// The few numbers at the top: what, and how much.
     pub tiles: Vec<(String, String)>,
-    /// Curves by metric ([`HtmlReport::curves`]).
+    /// Curves by metric ([`Curves::drawn`]).
     pub curves: BTreeMap<String, Value>,
+    /// Seconds and tokens by step, for other axes than steps.
+    pub axes: StepAxes,
     /// Rows of `evaluations.jsonl`.
     pub evaluations: Vec<StepMetrics>,
     /// Every k of which they have pass@k.
@@ -99,22 +100,6 @@ impl HtmlReport {
     /// `draw(report)`, where `report` is an `HtmlReport` as JSON.
     pub fn page_for(style: &str, script: &str) -> String {
         filled(&format!("{STYLE}{style}"), &format!("{SCRIPT}{script}"), "null")
-    }
-
-    /// Every metric of these rows as a curve: its help text, and points of step, smoothed value, the two
-    /// values between which eight in ten of the steps around lie, and the step's own value.
-    pub fn curves(rows: impl IntoIterator<Item = (u64, StepMetrics)>) -> BTreeMap<String, Value> {
-        let mut points: BTreeMap<String, Vec<(f64, f64)>> = BTreeMap::new();
-        for (step, row) in rows {
-            for (name, value) in row.into_iter().filter(|(_, value)| value.is_finite()) {
-                points.entry(name).or_default().push((step as f64, value));
-            }
-        }
-        let curve = |(name, points): (String, Vec<(f64, f64)>)| {
-            let curve = json!({ "help": Metric::from_key(&name).map_or("", Metric::help), "points": banded(&points) });
-            (name, curve)
-        };
-        points.into_iter().map(curve).collect()
     }
 
     /// Takes samples in. If they are more than the page holds, groups are chosen evenly among all: a
@@ -172,26 +157,4 @@ fn shown(rollout: Rollout) -> Value {
         "reward": rollout.reward, "advantage": rollout.advantage, "parts": rollout.reward_parts,
         "length": rollout.versions.generated(),
     })
-}
-
-/// Points of the drawn line: step, the smoothed value, the tenth and ninetieth percentile of the
-/// values it averages, and the step's own value.
-fn banded(points: &[(f64, f64)]) -> Vec<[f64; 5]> {
-    let values: Vec<f64> = points.iter().map(|point| point.1).collect();
-    let (line, every) = (smoothed(&values), points.len().div_ceil(POINTS).max(1));
-    let last = points.len().saturating_sub(1);
-    let drawn = (0..points.len()).filter(|at| at % every == 0 || *at == last);
-    drawn
-        .map(|at| {
-            let mut near = around(&values, at).to_vec();
-            near.sort_by(f64::total_cmp);
-            let at_share = |share: f64| near[((near.len() - 1) as f64 * share).round() as usize];
-            [points[at].0, rounded(line[at]), rounded(at_share(0.1)), rounded(at_share(0.9)), rounded(values[at])]
-        })
-        .collect()
-}
-
-/// Six digits are more than an eye sees.
-fn rounded(value: f64) -> f64 {
-    format!("{value:.5e}").parse().unwrap_or(value)
 }

@@ -1,9 +1,10 @@
-const curve = (name, as) => data.curves[name] && { name: as ?? name, points: data.curves[name].points };
+const curve = (name, as) => data.curves[name] && { name: as ?? name, points: points_of(data, data.curves[name].points) };
 const help_of = (name) => data.curves[name]?.help ?? "";
 const has = (...names) => names.some((name) => data.curves[name]);
-const drawn = [];
+// Parts that are there, and their titles.
+const drawn = new Map();
 function show(into, condition, draw) { if (condition) $(into).append(draw()); }
-function section(id, label, there) { $(id).hidden = !there; if (there) drawn.push([id, label]); }
+function section(id, label, there) { $(id).hidden = !there; if (there) drawn.set(id, label); else drawn.delete(id); }
 
 function header() {
   document.title = `${data.name} – rollflow`;
@@ -15,9 +16,10 @@ function header() {
 
 function learning() {
   const evals = (name) => data.evaluations.filter((row) => Number.isFinite(row[name])).map((row) => [row.eval_step ?? row.step, row[name]]);
+  const dots = (name, as) => ({ name: as, points: points_of(data, evals(name)), dots: true });
   show("learning-charts", has("reward_mean"), () => chart("Mean reward of a step", [curve("reward_mean")], { help: help_of("reward_mean"), height: 260, wide: WIDE }));
   const known = [["eval_greedy_accuracy_ratio", "greedy"], ["eval_accuracy_ratio", "sampled"], ...data.pass_at.map((k) => [`eval_pass_at_${k}`, `pass@${k}`])];
-  const series = known.filter(([name]) => name !== "eval_pass_at_1").map(([name, as]) => ({ name: as, points: evals(name), dots: true }));
+  const series = known.filter(([name]) => name !== "eval_pass_at_1").map(([name, as]) => dots(name, as));
   show("learning-charts", data.evaluations.length, () => chart("Evaluation: share that is right", series, { height: 260, wide: WIDE, help: "Prompts of their own, asked of one version of the weights." }));
   show("learning-charts", has("loss"), () => chart("Loss", [curve("loss")], { help: help_of("loss"), height: 260, wide: WIDE }));
   const rewards = data.samples.filter((one) => Number.isFinite(one.reward));
@@ -47,7 +49,7 @@ function health() {
 
 function lengths() {
   // Three lines with a band each would be a fog.
-  const line = (name, as) => curve(name) && { name: as, points: curve(name).points.map((p) => (view.smooth ? p.slice(0, 2) : p)) };
+  const line = (name, as) => curve(name) && { name: as, points: curve(name).points.map((p) => (view.smooth ? [p[0], p[1], , , , p[5]] : p)) };
   const three = (kind) => [line(`length_${kind}_mean_tokens`, "mean"), line(`length_${kind}_median_tokens`, "median"), line(`length_${kind}_upper_decile_tokens`, "nine in ten below")];
   show("length-charts", has("length_finished_mean_tokens"), () => chart("Finished answers, in tokens", three("finished"), { from_zero: true }));
   show("length-charts", has("length_trained_mean_tokens"), () => chart("Trained answers, in tokens", three("trained"), { from_zero: true }));
@@ -107,24 +109,38 @@ function theme() {
   set();
 }
 
+// Parts of the page, with the boxes that each fills.
+const PARTS = [[header, "tiles"], [learning, "learning-charts"], [health, "health-charts"], [lengths, "length-charts"], [stages, "stages"], [staleness, "staleness-charts"], [graph], [samples], [everything], [about, "facts"]];
+// The browser draws between two parts, so that none of them delays a frame for long.
+const breath = () => new Promise((resolve) => setTimeout(resolve));
+const pending = new Set();
+let drawing = null;
+
 // Draws a run, also again with newer data: what the reader chose or scrolled to stays.
-function draw(next) {
+function draw(next, parts = PARTS) {
   data = next;
-  drawn.length = 0;
-  document.body.style.minHeight = `${document.body.scrollHeight}px`;
-  for (const id of ["tiles", "learning-charts", "health-charts", "length-charts", "stages", "staleness-charts", "facts"]) $(id).replaceChildren();
-  header(); learning(); health(); lengths(); stages(); staleness(); graph(); samples(); everything(); about();
-  drawn.sort(([a], [b]) => ($(a).compareDocumentPosition($(b)) & Node.DOCUMENT_POSITION_FOLLOWING ? -1 : 1));
-  const links = drawn.map(([id, label]) => {
+  $("axis").disabled = !data.axes.steps.length;
+  parts.forEach((part) => pending.add(part));
+  return (drawing ??= draw_pending().finally(() => { drawing = null; }));
+}
+
+async function draw_pending() {
+  for (let part; (part = PARTS.find((part) => pending.has(part))); await breath()) {
+    const [make, box] = part;
+    pending.delete(part);
+    if (box) $(box).replaceChildren();
+    make();
+  }
+  const links = [...drawn].sort(([a], [b]) => ($(a).compareDocumentPosition($(b)) & Node.DOCUMENT_POSITION_FOLLOWING ? -1 : 1)).map(([id, label]) => {
     const link = el("a", { href: `#${id}` }, label);
     // The rest of the address may name a run.
     link.addEventListener("click", (event) => { event.preventDefault(); $(id).scrollIntoView(); $(id).querySelector("h2").focus(); });
     return link;
   });
   if (links.map((link) => link.textContent).join() !== [...$("nav").querySelectorAll("a")].map((link) => link.textContent).join()) $("nav").replaceChildren(...links);
-  document.body.style.minHeight = "";
 }
 
+$("axis").addEventListener("change", () => { view.axis = $("axis").value; redraw(); });
 for (const id of ["smooth", "log"]) $(id).addEventListener("change", () => { view[id] = $(id).checked; redraw(); });
 let redraw = () => draw(data);
 theme();

@@ -3,9 +3,10 @@
 use std::collections::BTreeMap;
 
 use crate::flow::{Sink, StageError};
-use crate::observe::logs::{JsonLines, Rollout};
+use crate::observe::logs::{JsonLines, Rollout, is_recorded};
 use crate::observe::{Metric, Metrics, MetricsLogger};
 use crate::stages::train::{CheckpointGate, Trained, staleness};
+use crate::train::TokenScores;
 
 use super::lengths::LengthBias;
 use super::step_row;
@@ -129,9 +130,9 @@ impl<W: Send + Sync + 'static> Sink for RunLog<W> {
         }
         // Before the row: a step with a row is complete, wherever the process is killed (law C2).
         if let Some((writer, every)) = &mut self.rollouts
-            && (trained.step.is_multiple_of(*every) || trained.step == 1)
+            && is_recorded(trained.step, *every)
         {
-            trained.batch.samples().try_for_each(|sample| writer.write(&Rollout::new(trained.step, sample, true)))?;
+            rollouts(&trained).try_for_each(|rollout| writer.write(&rollout))?;
         }
         self.metrics.log(trained.step, &row)?;
         for logger in &mut self.loggers {
@@ -150,6 +151,24 @@ impl<W: Send + Sync + 'static> Sink for RunLog<W> {
         }
         Ok(())
     }
+}
+
+/// Lines of the rollout file for a step, with the trainer's numbers of each token.
+fn rollouts<W>(trained: &Trained<W>) -> impl Iterator<Item = Rollout> + '_ {
+    let scores = trained.forward.scores.iter().map(|scores| ((scores.group, scores.index, scores.part), scores));
+    let scores: BTreeMap<(u64, u32, u32), &TokenScores> = scores.collect();
+    trained.batch.groups.iter().flat_map(move |group| {
+        let of = scores.clone();
+        group.samples.iter().map(move |sample| {
+            let mut rollout = Rollout::new(trained.step, sample, true);
+            rollout.source.clone_from(&group.prompt.source);
+            rollout.spared = trained.batch.spared.contains(&group.id());
+            if let Some(scores) = of.get(&(sample.group_index, sample.index, sample.part)) {
+                rollout.score(&scores.positions, &scores.log_probs, &scores.entropies);
+            }
+            rollout
+        })
+    })
 }
 
 /// Writes the ledger to gauges (law D4).

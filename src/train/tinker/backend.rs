@@ -211,6 +211,7 @@ impl Trainer {
             micro_batches: 1,
             entropy: f64::NAN,
             gap: batch.gap(&part, &log_probs),
+            scores: batch.scores(&part, &log_probs, &entropies),
             metrics: output.metrics,
             ..ForwardBackward::default()
         };
