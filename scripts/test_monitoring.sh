@@ -16,3 +16,13 @@ for scrape in "$scrapes"/*; do
 done
 cargo build --workspace --bins
 python3 scripts/test_monitoring.py "${CARGO_TARGET_DIR:-target}/debug/rollflow"
+
+# Exports to an OpenTelemetry collector, decoded by its own messages from PyPI.
+env=${ROLLFLOW_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/rollflow}/opentelemetry
+if [ ! -e "$env/complete" ]; then
+  python3 -m venv "$env"
+  "$env/bin/pip" install -q --disable-pip-version-check opentelemetry-proto
+  touch "$env/complete"
+fi
+cargo build --workspace --bins --features rollflow-pipelines/otlp
+"$env/bin/python" scripts/test_otlp.py "${CARGO_TARGET_DIR:-target}/debug/rollflow"

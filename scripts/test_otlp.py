@@ -57,14 +57,13 @@ for root in roots:
     assert {"group", "step", "version", "staleness", "reward_mean", "generated_tokens"} <= facts, facts
 assert services == {"rollflow"}, services
 assert [point.as_double for point in numbers["rollflow_steps_total"]] == [12.0]
-for name in ["rollflow_reward_mean", "rollflow_generated_tokens_total", "rollflow_step_seconds_sum", "rollflow_step_seconds_count"]:
+for name in ["rollflow_reward_mean", "rollflow_generated_tokens_total", "rollflow_step_duration_seconds_sum", "rollflow_step_duration_seconds_count"]:
     assert name in numbers, (name, sorted(numbers))
-stated = {one.key for point in numbers["rollflow_stage_seconds_total"] for one in point.attributes}
+stated = {one.key for point in numbers["rollflow_stage_time_seconds_total"] for one in point.attributes}
 assert stated == {"stage", "state"}, stated
 print(f"{len(spans)} spans of {len(roots)} groups, {len(numbers)} metrics")
 server.shutdown()
 # A collector that is gone costs the run nothing.
-ended = run(f"http://127.0.0.1:{server.server_port + 0}", steps=3)
 server.server_close()
 gone = run("http://127.0.0.1:9", steps=3)
 assert gone.returncode == 0 and "observe.otlp" in gone.stderr, gone.stderr

@@ -39,6 +39,8 @@ enum Instrument {
 impl Otlp {
     /// Starts exports to the collector at `url`. Variables `OTEL_EXPORTER_OTLP_HEADERS` and the like hold.
     pub fn start(url: &str, plan: &Plan, metrics: &Metrics) -> Result<Self> {
+        // An error means that the process has chosen already.
+        rustls::crypto::ring::default_provider().install_default().ok();
         let at = |path: &str| format!("{}/v1/{path}", url.trim_end_matches('/'));
         let resource = Resource::builder()
             .with_service_name("rollflow")
@@ -70,7 +72,7 @@ impl Drop for Otlp {
     }
 }
 
-/// A metric as it is read: a counter or a gauge; of a histogram, its sum and its count.
+/// What a metric is exported as: a counter or a gauge; a histogram as its sum and its count.
 fn instruments(meter: &Meter, metric: Metric, metrics: &Metrics) -> Vec<Instrument> {
     let attributes = move |labels: Vec<String>| -> Vec<KeyValue> {
         let names = metric.labels().iter().map(|(name, _)| *name);
