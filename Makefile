@@ -72,7 +72,7 @@ test-fleet: libtorch
 lint: libtorch
 	cargo fmt --all --check
 	cargo clippy --workspace --all-targets -- -D warnings
-	cargo clippy --package rollflow-pipelines --features otlp --lib -- -D warnings
+	cargo clippy --workspace --features rollflow-pipelines/otlp --lib -- -D warnings
 	cargo clippy --package rollflow --no-default-features --all-targets -- -D warnings
 	./scripts/prose.sh
 
