@@ -7,8 +7,8 @@ use nvml_wrapper::Nvml;
 
 use super::{Metric, Metrics};
 
-/// Names of the machine's NVIDIA GPUs, each with its memory and the driver's version; none where the driver's library
-/// is not installed.
+/// Names of the machine's NVIDIA GPUs, each with its memory and the driver's version; none where the
+/// driver's library is not installed.
 pub fn gpus() -> Vec<String> {
     #[cfg(target_os = "linux")]
     if let Ok(nvml) = Nvml::init() {

@@ -291,8 +291,8 @@ section! {
         rollouts_every: u64 = 10;
         /// If true, metrics are also written as TensorBoard events.
         tensorboard: bool = false;
-        /// Address of an OpenTelemetry collector, such as "http://127.0.0.1:4318", that gets traces of groups and
-        /// the run's metrics over HTTP. Needs a build with the feature `otlp`.
+        /// Address of an OpenTelemetry collector, such as "http://127.0.0.1:4318", that gets traces of groups
+        /// and the run's metrics over HTTP. Needs a build with the feature `otlp`.
         otlp: Option<String> = None;
         /// Groups between groups whose way from prompt to optimizer is traced.
         otlp_every: u64 = 16, SOME_STEPS;

@@ -193,12 +193,12 @@ impl Timeline {
         parse(&format!("the recipe as of step {step}"), &phase.text, &sets).map(Arc::new)
     }
 
-    /// Adds a change that begins at the first step that is neither trained (up to `done`, or by this process)
-    /// nor, if it changes how completions are sampled, sampled. `keep` gets the change before any step can have it, and may
-    /// refuse it.
+    /// Adds a change that begins at the first step that is neither trained (up to `done`, or by this
+    /// process) nor, if it changes how completions are sampled, sampled. `keep` gets the change before any
+    /// step can have it, and may refuse it.
     ///
     /// # Errors
-    /// Those of `keep`, and those of the changed recipe.
+    /// Errors of `keep`, and of the changed recipe.
     pub fn amend<E: From<RecipeErrors>>(
         &self,
         set: Vec<String>,

@@ -1,4 +1,4 @@
-//! What a run would gain from other settings: simulations on the times that it recorded itself.
+//! Gains of a run from other settings: simulations on the times that it recorded itself.
 
 use std::path::Path;
 

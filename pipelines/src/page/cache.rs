@@ -1,4 +1,4 @@
-//! What the page has read of runs, so that each request reads only what is new. It keeps the runs that
+//! Lines that the page has read of runs, so that each request reads only what is new. It keeps the runs that
 //! were asked for last.
 
 use std::path::{Path, PathBuf};

@@ -59,7 +59,8 @@ pub(crate) struct PageServer {
 
 impl PageServer {
     /// Serves the runs in `folder`, or the run that `folder` is, at `address`: to readers with `token`, who may
-    /// start runs by `starter`, to all if there is no token, and to requests for `localhost`, an address in numbers or a host name in `allowed`.
+    /// start runs by `starter`, or to all if there is no token; and to requests for `localhost`, an address
+    /// in numbers or a host name in `allowed`.
     pub fn start(
         address: SocketAddr,
         folder: &Path,

@@ -216,7 +216,7 @@ struct Change {
     set: Vec<String>,
 }
 
-/// What starts runs, for a reader who may.
+/// The starter of runs, for a reader who may.
 fn starter(runs: &Runs) -> Result<&Starter, Refusal> {
     let refused =
         Refusal::NoOrder("runs are started from a dashboard with a token: rollflow dashboard --start RECIPES --token-file FILE");

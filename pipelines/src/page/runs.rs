@@ -36,7 +36,7 @@ pub(super) struct Runs {
     rows: Mutex<HashMap<PathBuf, (RunState, Value)>>,
     /// Small curves of the list.
     small: Mutex<HashMap<PathBuf, SmallCurve>>,
-    /// What was read of runs.
+    /// Lines that were read of runs.
     caches: Caches,
 }
 
@@ -167,7 +167,7 @@ impl Runs {
         small.entry(folder.to_owned()).or_insert_with(|| SmallCurve::of(folder)).points(name).unwrap_or_default()
     }
 
-    /// What was read of a run.
+    /// Lines that were read of a run.
     pub fn cache(&self, run: &Found) -> Arc<RunCache> {
         self.caches.of(&run.path)
     }

@@ -90,7 +90,7 @@ impl Starter {
         Ok(json!(self.recipes()?.into_keys().collect::<Vec<_>>()))
     }
 
-    /// What is wrong with the wanted recipe, or its keys and what follows from them.
+    /// Errors of the wanted recipe, or its keys and what follows from them.
     pub fn check(&self, Wanted { recipe, set, .. }: &Wanted) -> Result<Value> {
         let path = self.path_of(recipe)?;
         let _one = self.checking.lock();

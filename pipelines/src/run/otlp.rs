@@ -72,7 +72,7 @@ impl Drop for Otlp {
     }
 }
 
-/// What a metric is exported as: a counter or a gauge; a histogram as its sum and its count.
+/// The exported form of a metric: a counter or a gauge; a histogram as its sum and its count.
 fn instruments(meter: &Meter, metric: Metric, metrics: &Metrics) -> Vec<Instrument> {
     let attributes = move |labels: Vec<String>| -> Vec<KeyValue> {
         let names = metric.labels().iter().map(|(name, _)| *name);

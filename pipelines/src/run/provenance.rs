@@ -1,4 +1,4 @@
-//! What a run's record says of where its numbers come from, besides code and machine: the contents of
+//! Facts of a run's record about where its numbers come from, besides code and machine: the contents of
 //! models and data, and the variables that libraries read.
 
 use std::collections::BTreeMap;

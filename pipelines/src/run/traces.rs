@@ -69,7 +69,7 @@ pub struct Trace {
     pub group: u64,
     /// Stages in the order in which it left them.
     pub marks: Vec<Mark>,
-    /// What it became.
+    /// Facts about its end.
     pub facts: Vec<(&'static str, String)>,
 }
 

@@ -57,7 +57,7 @@ pub struct Report {
     stages: Vec<StageShares>,
     bottleneck: String,
     staleness: Vec<(u64, u64)>,
-    /// Those of the newest groups, from routes apart.
+    /// Samples of the newest groups, from routes apart.
     #[serde(skip)]
     pub samples: Vec<ShownSample>,
     facts: Vec<(String, String)>,

@@ -54,7 +54,7 @@ pub struct Folder {
     totals: Totals,
 }
 
-/// What the recipe of a run says about it.
+/// Facts about a run from its recipe.
 pub struct Planned {
     /// Steps.
     pub steps: u64,

@@ -34,7 +34,7 @@ use view::{Connection, RunView};
 const FRAME: Timespec = Timespec { tv_sec: 0, tv_nsec: 250_000_000 };
 /// Time between two looks at the files of a folder.
 const LOOK: Duration = Duration::from_secs(1);
-/// How to see more of a run without a page.
+/// Advice for a run without a page.
 const BARE: &str = "files only; a run with --page 127.0.0.1:7860 shows edges and engines, and takes orders";
 /// Longest wait for a page before one frame is printed.
 const PAGE: Duration = Duration::from_secs(10);

@@ -63,7 +63,7 @@ pub enum PageError {
     Other,
 }
 
-/// What has come and was not shown yet.
+/// Answers that have come and were not shown yet.
 #[derive(Default)]
 struct Inbox {
     name: Option<String>,

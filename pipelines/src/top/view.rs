@@ -41,11 +41,11 @@ pub enum Connection {
     /// The view reads files only.
     #[default]
     Files,
-    /// It was never established yet.
+    /// Not established yet.
     Connecting,
     /// The page sends events.
     Connected,
-    /// It broke or was refused, for this reason; it is retried.
+    /// Broken or refused, for this reason; another attempt follows.
     Lost(String),
 }
 

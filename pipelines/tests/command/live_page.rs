@@ -337,7 +337,7 @@ fn a_reader_with_the_token_pauses_saves_and_ends_a_run() {
     assert_eq!(fs::read_to_string(other.join("metrics.jsonl")).unwrap(), rows());
 }
 
-/// What is ordered for a step is written down, so that a run that is killed repeats it (law C2).
+/// An order for a step is written down, so that a run that is killed repeats it (law C2).
 #[test]
 fn a_change_from_the_page_is_in_the_recipe_and_a_resume_repeats_it() {
     let folder = tempfile::tempdir().unwrap();
@@ -388,7 +388,7 @@ fn a_change_from_the_page_is_in_the_recipe_and_a_resume_repeats_it() {
     assert_eq!(fs::read_to_string(other.join("metrics.jsonl")).unwrap(), rows());
 }
 
-/// What a reader starts is the run that `rollflow run` would be, in a process apart.
+/// The run that a reader starts is the one that `rollflow run` would be, in a process apart.
 #[test]
 fn a_reader_with_the_token_checks_a_recipe_and_starts_a_run_that_outlives_the_page() {
     let folder = tempfile::tempdir().unwrap();

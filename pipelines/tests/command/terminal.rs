@@ -125,7 +125,7 @@ impl Terminal {
         Terminal { child, master, screen, seen }
     }
 
-    /// What stands on the screen.
+    /// Text on the screen.
     fn shown(&self) -> String {
         self.seen.lock().unwrap().0.screen().contents()
     }
@@ -160,7 +160,7 @@ impl Terminal {
         resize(&self.master, size);
     }
 
-    /// What an init system does.
+    /// As an init system does.
     pub fn terminate(&self) {
         kill_process(Pid::from_child(&self.child), Signal::TERM).unwrap();
     }

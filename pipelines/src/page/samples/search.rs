@@ -17,7 +17,7 @@ const BUDGET: Duration = Duration::from_secs(2);
 /// Characters of a completion in a list.
 const EXCERPT: usize = 120;
 
-/// What a reader looks for.
+/// A reader's search.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Query {
