@@ -9,7 +9,7 @@ use serde_json::json;
 
 use super::{End, out, require_run};
 use crate::diagnose::forecast::{self, Changed, Forecasts};
-use crate::diagnose::{Evidence, Finding, setting_of};
+use crate::diagnose::{Evidence, Finding, plots, setting_of};
 use crate::registry::Registry;
 use crate::run::record::Record;
 
@@ -29,7 +29,8 @@ impl Diagnose {
     pub fn run(self, registry: &Registry) -> Result<()> {
         require_run(&self.run)?;
         let record = Record::read(&self.run)?;
-        let findings = Evidence::read(&self.run, &record)?.findings();
+        let evidence = Evidence::read(&self.run, &record)?;
+        let findings = evidence.findings();
         // A run that can't be simulated is diagnosed all the same.
         let forecasts = forecast::of(&self.run, registry);
         let drawn = &record.drawn;
@@ -41,12 +42,12 @@ impl Diagnose {
                 .to_string()
                     + "\n"
             }
-            false => self.page(&record, &forecasts, &findings),
+            false => self.page(&record, &plots::of(&evidence), &forecasts, &findings),
         })?;
         if findings.is_empty() { Ok(()) } else { Err(End::Said(1).into()) }
     }
 
-    fn page(&self, record: &Record, forecasts: &Result<Option<Forecasts>>, findings: &[Finding]) -> String {
+    fn page(&self, record: &Record, plots: &str, forecasts: &Result<Option<Forecasts>>, findings: &[Finding]) -> String {
         let drawn = &record.drawn;
         let mut page = format!("{}: {}, {} steps\n", untrusted::path(&self.run), record.state.word(), record.steps);
         let open = "known when the run has ended\n";
@@ -76,6 +77,9 @@ impl Diagnose {
             page += &out::aligned(&drawn.tokens.iter().map(row).collect::<Vec<_>>());
         } else {
             page += &format!("  {}", if drawn.stages.is_empty() { open } else { "no ledger was kept\n" });
+        }
+        if !plots.is_empty() {
+            page += &format!("\ncurves, smoothed{plots}");
         }
         page += "\nwhat other settings would gain\n";
         page += &match forecasts {

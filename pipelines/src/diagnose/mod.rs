@@ -8,6 +8,7 @@
 mod curves;
 mod flow;
 pub(crate) mod forecast;
+pub(crate) mod plots;
 mod samples;
 mod series;
 
@@ -17,7 +18,7 @@ use std::path::Path;
 use anyhow::{Context, Result};
 use rollflow::algo::{Level, LossChoice};
 use rollflow::observe::StageShares;
-use rollflow::observe::logs::metrics_rows;
+use rollflow::observe::logs::{TIMINGS, metrics_rows};
 use rollflow::recipe::{self, Plan};
 use rollflow::util::untrusted;
 use serde::Serialize;
@@ -27,6 +28,9 @@ use samples::Group;
 
 use crate::run::RECIPE;
 use crate::run::record::{Record, State};
+
+/// Speed in a row of `timings.jsonl`.
+const SPEED: &str = "trained_tokens_per_second";
 
 /// The page that explains the findings.
 const PAGE: &str = "docs/how_to/reading_a_run.md";
@@ -113,6 +117,14 @@ impl Evidence {
         if metrics.exists() {
             for row in metrics_rows(metrics)? {
                 row?.1.into_iter().for_each(|(name, value)| columns.entry(name).or_default().push(value));
+            }
+        }
+        // Speed is only drawn.
+        let timings = folder.join(TIMINGS);
+        if timings.exists() {
+            for row in metrics_rows(timings)? {
+                let speed = row?.1.remove(SPEED);
+                columns.entry(SPEED.to_owned()).or_default().extend(speed);
             }
         }
         let error = record.sessions.last().and_then(|session| session.error.clone());
