@@ -4,7 +4,7 @@
 //! `sft_then_grpo`, `grpo_offline`, `dpo`. [`assemble`] turns sections of a recipe into the library's
 //! parts, [`components`] puts those of `grpo` together, [`mod@run`] keeps the files of a run,
 //! [`registry`] holds custom parts, `command` is the `rollflow` command, `simulate` forecasts a
-//! recipe, `diagnose` looks for what is unhealthy in a run, `monitor` writes what Prometheus and Grafana
+//! recipe by a `profile`, `diagnose` looks for what is unhealthy in a run, `monitor` writes what Prometheus and Grafana
 //! need, `page` serves runs as a live page, and `top` shows one on a terminal. `tinker` runs `grpo` on a Tinker server.
 
 pub mod assemble;
@@ -18,6 +18,7 @@ pub mod grpo;
 mod grpo_offline;
 mod monitor;
 mod page;
+mod profile;
 pub mod registry;
 mod reward_model;
 pub mod run;

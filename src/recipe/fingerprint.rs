@@ -14,7 +14,7 @@ use super::task::{Sft, TaskData};
 use crate::hub::Hub;
 use crate::util::reading;
 
-/// Pieces of a file of weights that are read, evenly spaced.
+/// Pieces of a file that are read, evenly spaced; of a data set's files, together.
 const PIECES: u64 = 256;
 /// Bytes of a piece.
 const PIECE: u64 = 4096;
@@ -36,7 +36,8 @@ pub fn model_fingerprints(plan: &Plan) -> BTreeMap<String, u32> {
 }
 
 /// Checksums of the data sets that `plan` names and that lie in files here, by their keys: of each file its
-/// name, its size and 256 pieces of 4 KiB. Of ids on the hub the recipe has the commit.
+/// name, its size and pieces of 4 KiB, the first and the last among them: 256 in all, or two of each file.
+/// Of ids on the hub the recipe has the commit.
 pub fn data_fingerprints(plan: &Plan) -> BTreeMap<String, u32> {
     let of = |section: &'static str, sources: Vec<Source>| {
         let key = move |at: usize| if at == 0 { section.to_owned() } else { format!("{section}.sources[{at}]") };
@@ -69,10 +70,10 @@ fn files_fingerprint(path: &Path) -> io::Result<u32> {
         }
     }
     files.sort();
-    let mut sum = crc32fast::Hasher::new();
+    let (mut sum, pieces) = (crc32fast::Hasher::new(), (PIECES / files.len().max(1) as u64).max(2));
     for file in files {
         sum.update(file.strip_prefix(path).unwrap_or(&file).as_os_str().as_encoded_bytes());
-        sample(reading::open(&file)?, &mut sum)?;
+        sample(reading::open(&file)?, pieces, &mut sum)?;
     }
     Ok(sum.finalize())
 }
@@ -88,7 +89,7 @@ fn fingerprint(folder: &Path) -> io::Result<u32> {
         let holds_weights = name.ends_with(".safetensors") && ["model", "adapter_model"].iter().any(|of| name.starts_with(of));
         if holds_weights {
             sum.update(name.as_bytes());
-            sample(reading::open(&path)?, &mut sum)?;
+            sample(reading::open(&path)?, PIECES, &mut sum)?;
         } else if ["config.json", "adapter_config.json"].contains(&name.as_str()) {
             sum.update(&reading::read(&path, reading::TEXT_LIMIT)?);
         }
@@ -96,12 +97,12 @@ fn fingerprint(folder: &Path) -> io::Result<u32> {
     Ok(sum.finalize())
 }
 
-/// Adds a file's size and pieces of it, the first and the last among them.
-fn sample(mut file: File, sum: &mut crc32fast::Hasher) -> io::Result<()> {
+/// Adds a file's size and so many pieces of it, the first and the last among them.
+fn sample(mut file: File, pieces: u64, sum: &mut crc32fast::Hasher) -> io::Result<()> {
     let size = file.metadata()?.len();
     sum.update(&size.to_le_bytes());
     let last = size.saturating_sub(PIECE);
-    let step = (last / (PIECES - 1)).max(PIECE);
+    let step = (last / (pieces - 1)).max(PIECE);
     let mut piece = Vec::with_capacity(PIECE as usize);
     for at in (0..last).step_by(step as usize).chain([last]) {
         piece.clear();

@@ -65,14 +65,19 @@ impl Mixture {
     }
 }
 
-/// Configuration of a step, from the `config` of the plan at that step. Logs where a step changes it.
-pub fn changed_at(timeline: &Timeline, step: u64, config: impl Fn(&Plan) -> Result<StepConfig>) -> Result<StepConfig> {
-    let plan = timeline.at(step)?;
+/// Configuration of a step, from the `config` of the `plan` that the timeline has for it. Logs where a step
+/// changes it.
+pub fn changed_at(
+    timeline: &Timeline,
+    plan: &Plan,
+    step: u64,
+    config: impl Fn(&Plan) -> Result<StepConfig>,
+) -> Result<StepConfig> {
     let begins = timeline.begins(step);
     if !begins.is_empty() {
         tracing::info!("From step {step} on: {}", begins.join(", "));
     }
-    Ok(StepConfig { settings: timeline.settings(step), ..keyed(config(&plan)?, step) })
+    Ok(StepConfig { settings: timeline.settings(step), ..keyed(config(plan)?, step) })
 }
 
 /// Lets other ranks find a step's algorithm.

@@ -137,10 +137,11 @@ pub fn trainer<B: TrainingBackend>(
     }
     let registry = registry.clone();
     let config = move |step| -> Result<StepConfig> {
-        timeline.at(step)?;
+        // First: a change that is ordered from now on begins at a later step.
+        let plan = timeline.at(step)?;
         let config = match timeline.is_constant() {
             true => always.clone(),
-            false => steps::changed_at(&timeline, step, |plan| steps::step_config(Step::of(plan), &registry))?,
+            false => steps::changed_at(&timeline, &plan, step, |plan| steps::step_config(Step::of(plan), &registry))?,
         };
         Ok(StepConfig { mixed: mixture.as_ref().map_or(Ok(None), |mixture| mixture.at(step))?, ..config })
     };
@@ -176,7 +177,7 @@ pub fn supervised<B: TrainingBackend>(
     if let Some(of) = &checkpoints {
         of.changes.follow(&timeline, registry);
     }
-    let trainer = trainer.per_step(move |step| Ok(steps::changed_at(&timeline, step, &config)?));
+    let trainer = trainer.per_step(move |step| Ok(steps::changed_at(&timeline, &*timeline.at(step)?, step, &config)?));
     Ok(checkpointed(trainer, &plan.checkpoint, checkpoints))
 }
 

@@ -7,10 +7,10 @@ use rollflow::recipe::Plan;
 use serde::Serialize;
 
 use crate::command::plans::load_of_run;
+use crate::profile::Profile;
 use crate::registry::Registry;
 use crate::run::PROFILE;
 use crate::simulate::cluster::{self, Cluster, PREFIX};
-use crate::simulate::profile::Profile;
 use crate::simulate::{Forecast, simulate};
 
 /// Steps that are simulated: long enough that the fill of the pipeline at its start does not count.

@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 use parking_lot::Mutex;
+use rollflow::recipe::variables;
 use rollflow::util::reading;
 use serde::Deserialize;
 use serde_json::{Value, json};
@@ -95,7 +96,9 @@ impl Starter {
         let path = self.path_of(recipe)?;
         let _one = self.checking.lock();
         let surveyed = Mutex::new(Surveyed::default());
-        let checked = checked(&path, set, &self.registry, |plan| {
+        // The run's process has this one's environment.
+        let sets = [variables(std::env::vars_os())?, set.clone()].concat();
+        let checked = checked(&path, &sets, &self.registry, |plan| {
             let found = survey::of(plan);
             let complaints = found.complaints.clone();
             *surveyed.lock() = found;
@@ -148,7 +151,7 @@ fn begun(mut child: Child, folder: &Path, console: &Path) -> Result<()> {
             let said = String::from_utf8_lossy(&said[said.len().saturating_sub(SHOWN)..]).into_owned();
             // A name that nothing came of is free again.
             fs::remove_dir_all(folder).with_context(|| format!("removing {}", folder.display()))?;
-            bail!("the run ended at once ({status}):\n{said}");
+            bail!("the run ended immediately ({status}):\n{said}");
         }
         sleep(LOOK);
     }

@@ -27,6 +27,7 @@ use rollflow::util::{atomic_file, lock_file, untrusted};
 
 use crate::assemble::conversations;
 use crate::page::PageServer;
+use crate::profile::Profiler;
 use crate::run::changes::Changes;
 use crate::run::observed::Observed;
 #[cfg(feature = "otlp")]
@@ -37,7 +38,6 @@ use crate::run::traces::Traces;
 use crate::run::trackers::Trackers;
 use crate::run::upload::Uploads;
 use crate::run::{LINEAGE, LOCK, LOGS, PAGE, PROFILE, RECIPE, RECORD};
-use crate::simulate::record::Profiler;
 
 /// Outputs of a pipeline's stages. `W` is the type of the published weights.
 pub struct Outputs<W = FrozenWeights> {

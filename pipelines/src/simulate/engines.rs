@@ -9,7 +9,7 @@ use rollflow::engine::Load;
 use rollflow::engine::sampling::uniform;
 
 use super::cluster::{Cluster, Outage, sharing};
-use super::profile::DecodeTimes;
+use crate::profile::DecodeTimes;
 
 /// Separates the draws of failures from those of completions.
 const FAILURES: u64 = 0xFA11;

@@ -7,7 +7,6 @@
 
 pub mod cluster;
 mod engines;
-pub mod profile;
 mod ranks;
 pub mod record;
 
@@ -36,11 +35,11 @@ use crate::assemble::{data, policy, rollout};
 use crate::command::out;
 use crate::components::Components;
 use crate::grpo;
+use crate::profile::Profile;
 use crate::registry::Registry;
 use crate::run::folder::Outputs;
 use cluster::Cluster;
 use engines::Engines;
-use profile::Profile;
 use ranks::{Seconds, Trainer};
 
 /// The stage whose times are the backend's: of an update, and of each token that a pass goes over.

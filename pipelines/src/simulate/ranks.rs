@@ -11,7 +11,7 @@ use rollflow::ranks::Shard;
 use rollflow::recipe::Plan;
 
 use super::cluster::{Cluster, sharing};
-use super::profile::ItemTimes;
+use crate::profile::ItemTimes;
 
 /// Bytes of a gradient's or a master's number.
 const F32: f64 = 4.0;

@@ -21,7 +21,7 @@ pub use dead_letters::{DEAD_LETTERS, DeadLetter, Failure, FailureKind, dead_lett
 pub use jsonl::{JsonlLogger, metrics_row, metrics_rows};
 pub use lines::{JsonLines, read_lines};
 pub use rewind::{count_lines, last_step, rewind, rewind_events, rewind_to_lines};
-pub use rollouts::{JudgedAnswer, Rollout, RolloutRow, is_recorded};
+pub use rollouts::{JudgedAnswer, Rollout, is_recorded};
 pub use statistics::{MetricStats, compute_stats_from_jsonl, smoothed};
 pub(super) use statistics::{around, mean};
 pub use tensorboard::TensorBoardLogger;

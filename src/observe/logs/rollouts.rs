@@ -143,55 +143,17 @@ fn default_mask(versions: &Spans) -> Vec<f32> {
     versions.per_token().map(|version| f32::from(u8::from(version.is_some()))).collect()
 }
 
-/// One line of `rollouts.jsonl` without its columns by token, which most of a line consists of: for
-/// readers that look for samples.
-#[derive(Clone, Debug, Default, Deserialize)]
-#[serde(default)]
-pub struct RolloutRow {
-    /// As in [`Rollout`], like all fields.
-    pub step: u64,
-    /// Group.
-    pub group: u64,
-    /// Place in the group.
-    pub index: u32,
-    /// Part of its rollout.
-    pub part: u32,
-    /// State of its generation.
-    pub status: Status,
-    /// Prompt.
-    pub prompt: PromptText,
-    /// Completion.
-    pub response: String,
-    /// Reward.
-    #[serde(with = "number")]
-    pub reward: Option<f64>,
-    /// Parts of the reward.
-    #[serde(with = "number")]
-    pub reward_parts: RewardParts,
-    /// Advantage.
-    #[serde(with = "number")]
-    pub advantage: Option<f64>,
-    /// Versions of its tokens.
-    pub versions: Spans,
-    /// Data set of the prompt.
-    pub source: String,
-    /// If true, a filter had rejected the group.
-    pub spared: bool,
-    /// Metadata.
-    pub metadata: Metadata,
-}
-
-/// Columns of a line that [`RolloutRow`] has no field for.
+/// Columns by token, which most of a line consists of.
 const COLUMNS: [&str; 5] =
     [r#","tokens":["#, r#","log_probs":["#, r#","trainer_log_probs":["#, r#","entropies":["#, r#","loss_mask":["#];
 
-impl RolloutRow {
-    /// Reads a line. Its columns by token are skipped without being parsed, where they are written as
-    /// [`Rollout`] writes them.
+impl Rollout {
+    /// Reads a line without its columns by token, for readers that look for samples: they are skipped
+    /// without being parsed, where they are written as [`Rollout`] writes them.
     ///
     /// # Errors
     /// The line is no rollout.
-    pub fn from_line(line: &[u8]) -> Result<Self, serde_json::Error> {
+    pub fn without_columns(line: &[u8]) -> Result<Self, serde_json::Error> {
         // No text holds such a key: its quotes are escaped there.
         let (mut kept, mut rest) = (Vec::with_capacity(line.len() / 4), line);
         for column in COLUMNS {
@@ -203,24 +165,6 @@ impl RolloutRow {
         kept.extend_from_slice(rest);
         // Another program may have written arrays of arrays.
         serde_json::from_slice(&kept).or_else(|_| serde_json::from_slice(line))
-    }
-
-    /// The sample without its tokens.
-    pub fn into_sample(self) -> Sample {
-        Sample {
-            group_index: self.group,
-            index: self.index,
-            part: self.part,
-            prompt: self.prompt,
-            response: self.response,
-            versions: self.versions,
-            reward: self.reward,
-            reward_parts: self.reward_parts,
-            advantage: self.advantage,
-            status: self.status,
-            metadata: self.metadata,
-            ..Sample::default()
-        }
     }
 }
 
@@ -278,7 +222,7 @@ mod tests {
         for metadata in [serde_json::json!({}), serde_json::json!({"a": 1, "tokens": [[1], ["]"]]})] {
             rollout.metadata = metadata.as_object().cloned().unwrap_or_default();
             let line = serde_json::to_vec(&rollout).unwrap_or_default();
-            let row = RolloutRow::from_line(&line).expect("it is a rollout");
+            let row = Rollout::without_columns(&line).expect("it is a rollout");
             assert_eq!((row.step, row.group, row.index, row.versions.generated()), (3, 7, 1, 2));
             assert_eq!((row.prompt, row.response), (rollout.prompt.clone(), rollout.response.clone()));
         }

@@ -157,17 +157,15 @@ impl<W: Send + Sync + 'static> Sink for RunLog<W> {
 fn rollouts<W>(trained: &Trained<W>) -> impl Iterator<Item = Rollout> + '_ {
     let scores = trained.forward.scores.iter().map(|scores| ((scores.group, scores.index, scores.part), scores));
     let scores: BTreeMap<(u64, u32, u32), &TokenScores> = scores.collect();
-    trained.batch.groups.iter().flat_map(move |group| {
-        let of = scores.clone();
-        group.samples.iter().map(move |sample| {
-            let mut rollout = Rollout::new(trained.step, sample, true);
-            rollout.source.clone_from(&group.prompt.source);
-            rollout.spared = trained.batch.spared.contains(&group.id());
-            if let Some(scores) = of.get(&(sample.group_index, sample.index, sample.part)) {
-                rollout.score(&scores.positions, &scores.log_probs, &scores.entropies);
-            }
-            rollout
-        })
+    let samples = trained.batch.groups.iter().flat_map(|group| group.samples.iter().map(move |sample| (group, sample)));
+    samples.map(move |(group, sample)| {
+        let mut rollout = Rollout::new(trained.step, sample, true);
+        rollout.source.clone_from(&group.prompt.source);
+        rollout.spared = trained.batch.spared.contains(&group.id());
+        if let Some(scores) = scores.get(&(sample.group_index, sample.index, sample.part)) {
+            rollout.score(&scores.positions, &scores.log_probs, &scores.entropies);
+        }
+        rollout
     })
 }
 

@@ -6,7 +6,7 @@ use std::path::Path;
 
 use anyhow::{Context, Result};
 use rollflow::data::Status;
-use rollflow::observe::logs::{Rollout, RolloutRow};
+use rollflow::observe::logs::Rollout;
 use serde_json::{Value, json};
 
 use super::SampleKey;
@@ -56,7 +56,7 @@ impl SampleIndex {
             sources.clear();
         }
         lines.each_new(|line| {
-            if let Ok(row) = RolloutRow::from_line(line.bytes) {
+            if let Ok(row) = Rollout::without_columns(line.bytes) {
                 let source = source_of(&row);
                 let known = sources.iter().position(|known| known == source);
                 let source = known.unwrap_or_else(|| {
@@ -114,8 +114,8 @@ impl SampleIndex {
 impl Entry {
     /// Reads the line from the index's file, without its columns by token. `None` if a resume has
     /// replaced it since.
-    pub fn row(&self, file: &mut File) -> Option<RolloutRow> {
-        RolloutRow::from_line(&self.line(file)?).ok()
+    pub fn row(&self, file: &mut File) -> Option<Rollout> {
+        Rollout::without_columns(&self.line(file)?).ok()
     }
 
     /// Reads the whole line.
@@ -131,7 +131,7 @@ impl Entry {
 }
 
 /// Data set of a row's prompt, also in files that have it in the metadata alone.
-fn source_of(row: &RolloutRow) -> &str {
+fn source_of(row: &Rollout) -> &str {
     let given = || row.metadata.get("source").and_then(Value::as_str).unwrap_or_default();
     if row.source.is_empty() { given() } else { &row.source }
 }

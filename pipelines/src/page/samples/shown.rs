@@ -2,7 +2,7 @@
 
 use anyhow::Result;
 use rollflow::data::{ChatMessage, PromptText, Tokenizer};
-use rollflow::observe::logs::RolloutRow;
+use rollflow::observe::logs::Rollout;
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
@@ -29,7 +29,7 @@ pub fn group(index: &SampleIndex, key: SampleKey) -> Result<Option<Value>> {
     // Of a large group, those around the sample.
     let start = own.saturating_sub(SAMPLES / 2).min(entries.len().saturating_sub(SAMPLES));
     let rows = entries.iter().skip(start).take(SAMPLES).filter_map(|entry| entry.row(&mut file));
-    let rows: Vec<RolloutRow> = rows.filter(|row| (row.step, row.group) == (key.step, key.group)).collect();
+    let rows: Vec<Rollout> = rows.filter(|row| (row.step, row.group) == (key.step, key.group)).collect();
     let Some(first) = rows.first() else { return Ok(None) };
     let answer = first.metadata.get("answer").map(text_of);
     let turns = match &first.prompt {
@@ -43,7 +43,7 @@ pub fn group(index: &SampleIndex, key: SampleKey) -> Result<Option<Value>> {
 }
 
 /// A sample of a group: its numbers, its text, and its turns if it has several.
-fn shown(row: &RolloutRow) -> Value {
+fn shown(row: &Rollout) -> Value {
     // A conversation holds the prompt's turns, too.
     let asked = match &row.prompt {
         PromptText::Text(_) => 0,

@@ -1,5 +1,7 @@
 //! Profile of a machine and a task for simulations: durations, and lengths and rewards of completions.
-//! It is recorded from a real run or written by hand.
+//! It is gathered from a real run or written by hand.
+
+mod profiler;
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -10,6 +12,8 @@ use rollflow::engine::Load;
 use rollflow::engine::sampling::uniform;
 use rollflow::util::atomic_file;
 use serde::{Deserialize, Serialize};
+
+pub use profiler::Profiler;
 
 /// A machine and a task, in numbers. Times are in seconds.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
