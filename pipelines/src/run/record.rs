@@ -5,21 +5,21 @@
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
-use std::process::Command;
 
 use anyhow::{Context, Result};
 use clap::ValueEnum;
 use jiff::{Timestamp, Unit};
 use rollflow::flow::{Ended, Report};
+use rollflow::observe::StageShares;
 use rollflow::observe::logs::{MetricStats, compute_stats_from_jsonl};
-use rollflow::observe::{StageShares, gpus};
 use rollflow::recipe::{ModelSource, Plan};
 use rollflow::serve::TinkerModel;
 use rollflow::util::{atomic_file, lock_file};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use crate::run::{LOCK, RECIPE, RECORD, provenance, python_files};
+use crate::run::provenance::{self, Git, Machine};
+use crate::run::{LOCK, RECIPE, RECORD, python_files};
 
 /// State of a run.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ValueEnum)]
@@ -290,36 +290,19 @@ pub struct Session {
     pub page: Option<SocketAddr>,
 }
 
-/// A repository's state.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Git {
-    pub commit: String,
-    /// The branch; empty for none.
-    pub branch: String,
-    /// If true, tracked files had uncommitted changes.
-    pub changed: bool,
-}
-
-/// Machine of a session.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(default)]
-pub struct Machine {
-    pub host: String,
-    pub system: String,
-    pub processor: String,
-    /// Threads that run at the same time.
-    pub threads: usize,
-    pub memory_gib: u64,
-    #[serde(skip_serializing_if = "Vec::is_empty")]
-    pub gpus: Vec<String>,
-}
-
 impl Session {
     /// This process's, from now on.
     fn begin() -> Self {
         let version = env!("CARGO_PKG_VERSION").to_owned();
         let variables = provenance::variables();
-        Session { started: now().to_string(), version, git: git(), machine: machine(), variables, ..Session::default() }
+        Session {
+            started: now().to_string(),
+            version,
+            git: provenance::git(),
+            machine: provenance::machine(),
+            variables,
+            ..Session::default()
+        }
     }
 
     /// Ends the session now. Without `seconds`, the clock gives the duration.
@@ -338,36 +321,4 @@ impl Session {
 /// To the second.
 fn now() -> Timestamp {
     Timestamp::from_second(Timestamp::now().as_second()).unwrap_or_default()
-}
-
-/// The repository around the folder that the command runs in, if there is one and git is.
-fn git() -> Option<Git> {
-    let ask = |args: &[&str]| {
-        // Its index is not locked: the user may be at work with git.
-        let output =
-            Command::new("git").arg("--no-optional-locks").args(args).output().ok().filter(|output| output.status.success())?;
-        Some(String::from_utf8_lossy(&output.stdout).trim().to_owned())
-    };
-    Some(Git {
-        commit: ask(&["rev-parse", "HEAD"])?,
-        branch: ask(&["branch", "--show-current"]).unwrap_or_default(),
-        changed: !ask(&["status", "--porcelain", "--untracked-files=no"])?.is_empty(),
-    })
-}
-
-fn machine() -> Machine {
-    let read = |path: &str| std::fs::read_to_string(path).unwrap_or_default();
-    let field = |text: &str, name: &str| {
-        let line = text.lines().find(|line| line.starts_with(name))?;
-        Some(line.split_once(':')?.1.trim().to_owned())
-    };
-    let kib = field(&read("/proc/meminfo"), "MemTotal").and_then(|text| text.trim_end_matches("kB").trim().parse::<u64>().ok());
-    Machine {
-        host: read("/proc/sys/kernel/hostname").trim().to_owned(),
-        system: format!("{} {}", std::env::consts::OS, std::env::consts::ARCH),
-        processor: field(&read("/proc/cpuinfo"), "model name").unwrap_or_default(),
-        threads: std::thread::available_parallelism().map_or(1, usize::from),
-        memory_gib: kib.map_or(0, |kib| kib.div_ceil(1 << 20)),
-        gpus: gpus(),
-    }
 }
