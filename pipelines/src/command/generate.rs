@@ -83,7 +83,7 @@ impl Generate {
             Some(text) if text != "-" => text.to_owned(),
             _ => {
                 if std::io::stdin().is_terminal() {
-                    eprintln!("The prompt, ended by Ctrl-D:");
+                    out::complain("The prompt, ended by Ctrl-D:");
                 }
                 out::input().context("reading the prompt from standard input")?
             }

@@ -231,7 +231,7 @@ fn said(error: &clap::Error) -> ExitCode {
         // Who closes its end has seen enough.
         Err(problem) if problem.kind() == ErrorKind::BrokenPipe => ExitCode::SUCCESS,
         Err(problem) => {
-            eprintln!("error: writing to standard output: {problem}");
+            out::complain(&format!("error: writing to standard output: {problem}"));
             ExitCode::FAILURE
         }
     }

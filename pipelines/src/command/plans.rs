@@ -1,5 +1,6 @@
 //! The arguments that name a recipe, the plan that they come to, and what is wrong with it.
 
+use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
 use anyhow::Result;
@@ -85,7 +86,7 @@ pub fn load_of_run(run: &Path, sets: &[String], registry: &Registry) -> Result<P
 /// Prints every error to standard error, with the line that it is about and a mark below its place; in
 /// colours on a terminal.
 pub fn show(errors: &RecipeErrors) {
-    let colours = out::is_coloured(&std::io::stderr());
+    let colours = out::is_coloured(&io::stderr());
     let painted = |text: &str, colour: &str| if colours { format!("\x1b[{colour}m{text}\x1b[0m") } else { text.to_owned() };
     let mut text = String::new();
     for error in errors.iter() {
@@ -106,5 +107,6 @@ pub fn show(errors: &RecipeErrors) {
         }
     }
     let count = errors.iter().count();
-    eprintln!("{text}{count} problem{} in the recipe", if count == 1 { "" } else { "s" });
+    // A closed stream loses it.
+    writeln!(io::stderr(), "{text}{count} problem{} in the recipe", if count == 1 { "" } else { "s" }).ok();
 }

@@ -10,6 +10,7 @@ mod page;
 mod totals;
 mod view;
 
+use std::mem::ManuallyDrop;
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
@@ -51,11 +52,13 @@ pub struct Viewer {
 }
 
 /// The terminal, which gets its former state back when this is dropped. A panic restores it first.
-struct Restored(DefaultTerminal);
+struct Restored(ManuallyDrop<DefaultTerminal>);
 
 impl Drop for Restored {
     fn drop(&mut self) {
-        // A terminal that is gone needs nothing.
+        // A terminal that is gone needs nothing. ratatui's own `drop` would print an error to it, and
+        // printing to a terminal that is gone panics.
+        self.0.show_cursor().ok();
         ratatui::try_restore().ok();
     }
 }
@@ -127,8 +130,8 @@ impl Viewer {
         // Errors of the sources are shown before the screen is taken.
         self.read(true)?;
         let mut screen = Screen { pane, ..Screen::default() };
-        let terminal = ratatui::try_init().inspect_err(|_| ratatui::restore());
-        let mut terminal = Restored(terminal.context("taking over the terminal")?);
+        let terminal = ratatui::try_init().inspect_err(|_| drop(ratatui::try_restore()));
+        let mut terminal = Restored(ManuallyDrop::new(terminal.context("taking over the terminal")?));
         let mut looked = Instant::now();
         while !interrupts.pressed() {
             let files = looked.elapsed() >= LOOK;
