@@ -8,6 +8,7 @@ use rollflow::data::{Group, Prompt};
 use rollflow::engine::{LocalEngine, TokenEngine};
 use rollflow::flow::{BoxedStage, WeightsRx, weights};
 use rollflow::model::FrozenWeights;
+use rollflow::observe::logs::Every;
 use rollflow::prelude::*;
 use rollflow::recipe::{Plan, Timeline};
 use rollflow::stages::evaluate::Evaluator;
@@ -90,7 +91,7 @@ impl Components<LocalBackend> {
         let generator = rollout::local_generator(&plan.generate, &plan.model, policy)?.weights(published.clone());
         let sampled = Sampled {
             generator: BoxedStage::new(observe(generator_of(plan, &timeline, &reader, generator)?)),
-            sync: BoxedStage::new(WeightSync::to(publish).log_every(plan.observe.log_every)),
+            sync: BoxedStage::new(WeightSync::to(publish).log_every(log_every(&timeline))),
             evaluator: evaluator.map(pending),
             reader,
             published,
@@ -111,7 +112,7 @@ impl Components<LocalBackend> {
         }
         let sampled = Sampled {
             generator: BoxedStage::new(generator_of(plan, &timeline, &reader, engines.generator(&reader).weights(synced))?),
-            sync: BoxedStage::new(sync.log_every(plan.observe.log_every)),
+            sync: BoxedStage::new(sync.log_every(log_every(&timeline))),
             evaluator: evaluator.map(pending),
             reader,
             published,
@@ -139,6 +140,12 @@ impl Components<LocalBackend> {
             timeline: of.timeline,
         })
     }
+}
+
+/// Steps from one printed line to the next.
+pub fn log_every(timeline: &Timeline) -> Every {
+    let timeline = timeline.clone();
+    Every::by_step(move |step| timeline.seen_at(step).observe.log_every)
 }
 
 /// Configures a generator by `[generate]`, in the recipe's environment if it has one.

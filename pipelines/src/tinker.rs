@@ -25,7 +25,7 @@ use crate::assemble::rewards::Scoring;
 use crate::assemble::sections::{Evaluation, Serving, Training};
 use crate::assemble::servers::Startup;
 use crate::assemble::{data, evaluation, secrets, steps, trainers};
-use crate::components::{Components, generator_of, pending};
+use crate::components::{Components, generator_of, log_every, pending};
 use crate::grpo;
 use crate::registry::Registry;
 use crate::run::folder::RunFolder;
@@ -210,7 +210,7 @@ fn components(
         backend: TinkerBackend::new(service, lora(plan)?, config).context("creating the model on the server")?,
         critic: None,
         mixture: None,
-        sync: BoxedStage::new(sync.log_every(plan.observe.log_every)),
+        sync: BoxedStage::new(sync.log_every(log_every(&timeline))),
         evaluator,
         registry: registry.clone(),
         timeline,

@@ -20,15 +20,21 @@ use crate::settings::setting::{FINITE, GIVEN, Limit};
 const CHANGEABLE: &str = "train.lr train.schedule train.loss train.entropy_coef train.top_entropy \
      train.off_policy_threshold train.kl_loss train.kl_reward train.advantage train.loss_aggregation \
      train.proximal train.correction train.reject train.ppo_epochs train.minibatches pairs \
-     teacher.coef teacher.discount teacher.rewards teacher.top_k teacher.beta generate.temperature sft.lr sft.schedule reward_model.lr reward_model.schedule reward_model.center";
+     teacher.coef teacher.discount teacher.rewards teacher.top_k teacher.beta generate.temperature \
+     sft.lr sft.schedule reward_model.lr reward_model.schedule reward_model.center observe.log_every observe.rollouts_every";
 
 /// Keys of [`CHANGEABLE`] that the steps of a pipeline read. A supervised phase before
 /// reinforcement counts its steps separately.
 fn changeable(pipeline: Pipeline) -> impl Iterator<Item = &'static str> {
-    CHANGEABLE.split_whitespace().filter(move |key| match pipeline {
-        Pipeline::Sft => key.starts_with("sft."),
-        Pipeline::RewardModel => key.starts_with("reward_model."),
-        _ => !key.starts_with("sft.") && !key.starts_with("reward_model."),
+    let trained = match pipeline {
+        Pipeline::Sft => "sft",
+        Pipeline::RewardModel => "reward_model",
+        _ => "train",
+    };
+    CHANGEABLE.split_whitespace().filter(move |key| match key.split('.').next() {
+        Some(section @ ("sft" | "reward_model")) => section == trained,
+        Some("observe") => true,
+        _ => trained == "train",
     })
 }
 
@@ -183,6 +189,11 @@ impl Timeline {
         let mut phases = self.phases.lock();
         phases.sampled = phases.sampled.max(step);
         self.ramped(phases.at(step), step)
+    }
+
+    /// Returns the plan of a step, without ramps, to what only looks at the step. Changes don't wait for it.
+    pub fn seen_at(&self, step: u64) -> Arc<Plan> {
+        self.phases.lock().at(step).plan.clone()
     }
 
     fn ramped(&self, phase: &Phase, step: u64) -> Result<Arc<Plan>, RecipeErrors> {

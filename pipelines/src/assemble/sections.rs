@@ -177,8 +177,6 @@ pub struct Training<'a> {
     pub publishes_rounded: bool,
     /// Steps that train the policy, without the critic's warm-up.
     pub own_steps: u64,
-    /// Steps between two whose rollouts are recorded.
-    pub rollouts_every: u64,
 }
 
 impl<'a> Training<'a> {
@@ -197,7 +195,6 @@ impl<'a> Training<'a> {
             sync_every: plan.sync.every,
             publishes_rounded: plan.publishes_rounded(),
             own_steps: Step::of(plan).own_steps,
-            rollouts_every: plan.observe.rollouts_every,
         }
     }
 }

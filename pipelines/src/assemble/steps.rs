@@ -31,6 +31,7 @@ pub fn step_config(of: Step, registry: &Registry) -> Result<StepConfig> {
         minibatch_seed: of.seed,
         score_first: train.centre() == Proximal::Recompute,
         mixed: None,
+        scored: false,
         settings: Default::default(),
     })
 }

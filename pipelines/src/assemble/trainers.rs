@@ -5,6 +5,7 @@ use std::sync::Arc;
 use anyhow::{Context, Result};
 use rollflow::algo::{BradleyTerry, ValueLoss};
 use rollflow::model::load_hf;
+use rollflow::observe::logs::Every;
 use rollflow::prelude::*;
 use rollflow::recipe::{self, Checkpointing, Lora, Model, Optimization, Plan, RewardModel, Sft, Timeline};
 use rollflow::stages::train::{Critic, StepConfig};
@@ -143,7 +144,8 @@ pub fn trainer<B: TrainingBackend>(
             true => always.clone(),
             false => steps::changed_at(&timeline, &plan, step, |plan| steps::step_config(Step::of(plan), &registry))?,
         };
-        Ok(StepConfig { mixed: mixture.as_ref().map_or(Ok(None), |mixture| mixture.at(step))?, ..config })
+        let mixed = mixture.as_ref().map_or(Ok(None), |mixture| mixture.at(step))?;
+        Ok(StepConfig { mixed, scored: Every::from(plan.observe.rollouts_every).records(step), ..config })
     };
     let mut trainer = Trainer::new(backend)
         .per_step(move |step| config(step).map_err(Into::into))
@@ -151,7 +153,6 @@ pub fn trainer<B: TrainingBackend>(
         .sync_every(of.sync_every)
         .gap_limits(warn, halt)
         .on_stale(of.flow.on_stale)
-        .scores_every(of.rollouts_every)
         .threads(train.optimization.threads);
     if let Some((section, backend)) = of.critic.zip(critic) {
         let recipe::Critic { gamma, lambda, whiten, warmup_steps, .. } = *section;

@@ -6,7 +6,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use parking_lot::Mutex;
-use rollflow::observe::logs::last_step;
+use rollflow::observe::logs::{Every, last_step};
 use rollflow::recipe::{Change, Plan, RecipeErrors, Timeline, may_change, parse, parse_with};
 use rollflow::util::atomic_file;
 
@@ -59,6 +59,12 @@ impl Changes {
     /// Gives changes to this timeline from now on.
     pub fn follow(&self, timeline: &Timeline, registry: &Registry) {
         *self.0.lock() = Some(Followed { timeline: timeline.clone(), registry: registry.clone() });
+    }
+
+    /// How often something is logged: what a step's plan says, and what `plan` says until a trainer follows.
+    pub fn every(&self, plan: &Plan, of: impl Fn(&Plan) -> u64 + Send + Sync + 'static) -> Every {
+        let (followed, before) = (self.0.clone(), of(plan));
+        Every::by_step(move |step| followed.lock().as_ref().map_or(before, |to| of(&to.timeline.seen_at(step))))
     }
 
     /// Sets keys, as after `--set`, from the next step on. Returns that step.

@@ -266,25 +266,21 @@ impl RunFolder {
         let traces = self.otlp.as_ref().map(|otlp| otlp.traces.clone()).unwrap_or_default();
         #[cfg(not(feature = "otlp"))]
         let traces = Traces::default();
+        // Ranks build their losses from the recipe, and a part is not begun again from its own.
         let followed = self.page.as_ref().filter(|_| self.ranks.is_none());
+        let changes = followed.map_or_else(Changes::default, |_| self.observed.changes().clone());
         Ok(Outputs {
             traces,
             metrics: self.metrics.clone(),
-            log: self.log(plan)?.gate(&gate),
+            log: self.log(plan, &changes)?.gate(&gate),
             dead_letters: Some(dead_letters(&self.path)),
             answers: plan.eval.as_ref().filter(|eval| eval.every > 0).map(|_| self.path.clone()),
-            checkpoints: Some(Checkpoints {
-                run: self.path.clone(),
-                gate,
-                orders: self.observed.orders().clone(),
-                // Ranks build their losses from the recipe, and a part is not begun again from its own.
-                changes: followed.map_or_else(Changes::default, |_| self.observed.changes().clone()),
-            }),
+            checkpoints: Some(Checkpoints { run: self.path.clone(), gate, orders: self.observed.orders().clone(), changes }),
         })
     }
 
-    fn log<W: Send + Sync + 'static>(&self, plan: &Plan) -> Result<RunLog<W>> {
-        let console = log_to_console(plan.observe.log_every, |line| tracing::info!("{line}"));
+    fn log<W: Send + Sync + 'static>(&self, plan: &Plan, changes: &Changes) -> Result<RunLog<W>> {
+        let console = log_to_console(changes.every(plan, |plan| plan.observe.log_every), |line| tracing::info!("{line}"));
         let observed = self.observed.clone();
         let lags = move |trained: &Trained<W>| {
             observed.count(trained.batch.samples().filter_map(|sample| train::staleness(sample, trained.version)));
@@ -299,10 +295,9 @@ impl RunFolder {
         if plan.observe.tensorboard {
             log = log.logger(TensorBoardLogger::new(&self.path)?);
         }
-        if plan.observe.rollouts_every > 0 {
-            log = log.rollouts(JsonLines::append(self.path.join("rollouts.jsonl"))?, plan.observe.rollouts_every);
-        }
-        Ok(log)
+        let (rollouts, every) = (self.path.join("rollouts.jsonl"), |plan: &Plan| plan.observe.rollouts_every);
+        let rollouts = if every(plan) > 0 { JsonLines::append(rollouts)? } else { JsonLines::later(rollouts) };
+        Ok(log.rollouts(rollouts, changes.every(plan, every)))
     }
 
     /// Runs a flow of `steps` steps, shows its progress and keeps its figures for the page, also if the

@@ -15,7 +15,7 @@ const CHANGES: [&str; 5] = [
     "train.schedule.kind=constant",
     "change=[{at=5,set=[\"train.loss={ kind = 'dapo' }\",\"train.advantage={ kind = 'leave_one_out' }\",\
      \"train.correction={ kind = 'truncated_is' }\"]},{at=9,set=[\"train.loss={ kind = 'gspo' }\",\"train.correction={ kind = 'none' }\",\
-     \"train.lr=1e-5\",\"train.ppo_epochs=2\"]}]",
+     \"train.lr=1e-5\",\"train.ppo_epochs=2\",\"observe.rollouts_every=2\"]}]",
     "ramp=[{key=\"generate.temperature\",from=1.3,to=0.7,begin=2,end=12},{key=\"train.entropy_coef\",from=0.01,to=0.0,end=10}]",
 ];
 
@@ -53,6 +53,23 @@ fn a_step_is_learned_by_what_was_said_for_it() {
         let temperatures = read(&folder.path().join(staleness).join("rollouts.jsonl"));
         assert!(temperatures.contains("\"temperature\":1.3"), "rollouts say how they were sampled");
     }
+}
+
+#[test]
+fn a_log_begins_and_gets_rarer_at_the_steps_that_were_said() {
+    let folder = tempfile::tempdir().unwrap();
+    let change = "change=[{at=5,set=[\"observe.rollouts_every=3\",\"observe.log_every=4\"]}]";
+    let sets = ["train.steps=12", "observe.log_every=1", "observe.rollouts_every=0", "observe.progress=false", change];
+    let ended = rollflow(&run_args(GRPO, folder.path(), &sets));
+    assert_eq!(ended.code, Some(0), "{}", ended.err);
+    let said = ended.out + &ended.err;
+    let printed: Vec<u64> = (1..=12).filter(|step| said.contains(&format!("Step {step}: "))).collect();
+    assert_eq!(printed, [1, 2, 3, 4, 8, 12], "{said}");
+    let lines = read(&folder.path().join("rollouts.jsonl"));
+    let rollouts: Vec<Value> = lines.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    let recorded: std::collections::BTreeSet<u64> = rollouts.iter().map(|of| of["step"].as_u64().unwrap()).collect();
+    assert_eq!(recorded, [6, 9, 12].into());
+    assert!(rollouts.iter().any(|of| of["trainer_log_probs"].is_array()), "{}", rollouts[0]);
 }
 
 #[test]

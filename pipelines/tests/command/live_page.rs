@@ -365,9 +365,9 @@ fn a_change_from_the_page_is_in_the_recipe_and_a_resume_repeats_it() {
     assert_eq!(order(json!([1])).0, 400);
     let (_, possible) = asked(address, "GET", "/api/runs/mine/change", Some("a-secret"), "");
     let possible: BTreeMap<String, String> = serde_json::from_str(&possible).unwrap();
-    assert_eq!(possible["generate.temperature"], "1.0");
+    assert_eq!((possible["generate.temperature"].as_str(), possible["observe.log_every"].as_str()), ("1.0", "10"));
     assert!(possible.keys().all(|key| !key.starts_with("flow.") && !key.starts_with("pairs")));
-    let sets = [json!(["train.lr=2e-3", "train.entropy_coef=0.01"]), json!(["generate.temperature=0.8", "train.lr=1e-3"])];
+    let sets = [json!(["train.lr=2e-3", "train.entropy_coef=0.01"]), json!(["generate.temperature=0.8", "observe.rollouts_every=1"])];
     let mut at = Vec::new();
     for set in &sets {
         let (status, text) = order(json!({ "set": set }));
@@ -386,6 +386,8 @@ fn a_change_from_the_page_is_in_the_recipe_and_a_resume_repeats_it() {
     assert_eq!(same.code, Some(0), "{}", same.err);
     assert!(rows().contains("setting_changes"));
     assert_eq!(fs::read_to_string(other.join("metrics.jsonl")).unwrap(), rows());
+    let recorded = |run: &Path| fs::read_to_string(run.join("rollouts.jsonl")).unwrap();
+    assert!(recorded(&run) == recorded(&other) && recorded(&run).contains(&format!("{{\"step\":{},", steps - 1)));
 }
 
 /// The run that a reader starts is the one that `rollflow run` would be, in a process apart.

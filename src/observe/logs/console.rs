@@ -3,7 +3,7 @@
 
 use std::fmt::Display;
 
-use super::{MetricsLogger, StepMetrics};
+use super::{Every, MetricsLogger, StepMetrics};
 use crate::observe::Metric;
 
 /// Metrics of the line in this order, with their names.
@@ -16,12 +16,13 @@ const SHOWN: [(Metric, &str); 6] = [
     (Metric::LearningRate, "lr"),
 ];
 
-/// Returns a logger that gives `print` a line for the first step and every `every`-th; 0 counts
-/// as 1. With `|line| tracing::info!("{line}")`, a [`Console`](crate::observe::Console) or another
+/// Returns a logger that gives `print` a line for the first step and every `every`-th; 0 prints
+/// none. With `|line| tracing::info!("{line}")`, a [`Console`](crate::observe::Console) or another
 /// subscriber shows them.
-pub fn log_to_console(every: u64, mut print: impl FnMut(&str) + Send) -> impl MetricsLogger {
+pub fn log_to_console(every: impl Into<Every>, mut print: impl FnMut(&str) + Send) -> impl MetricsLogger {
+    let every = every.into();
     move |step: u64, metrics: &StepMetrics| {
-        if step == 1 || step.is_multiple_of(every.max(1)) {
+        if every.records(step) {
             print(&console_line(step, metrics));
         }
     }

@@ -6,6 +6,7 @@
 
 mod console;
 mod dead_letters;
+mod every;
 mod jsonl;
 mod lines;
 mod rewind;
@@ -18,10 +19,11 @@ use std::collections::BTreeMap;
 
 pub use console::{announce_training, console_line, log_to_console, short};
 pub use dead_letters::{DEAD_LETTERS, DeadLetter, Failure, FailureKind, dead_letters};
+pub use every::Every;
 pub use jsonl::{JsonlLogger, metrics_row, metrics_rows};
 pub use lines::{JsonLines, read_lines};
 pub use rewind::{count_lines, last_step, rewind, rewind_events, rewind_to_lines};
-pub use rollouts::{JudgedAnswer, Rollout, is_recorded};
+pub use rollouts::{JudgedAnswer, Rollout};
 pub use statistics::{MetricStats, compute_stats_from_jsonl, smoothed};
 pub(super) use statistics::{around, mean};
 pub use tensorboard::TensorBoardLogger;

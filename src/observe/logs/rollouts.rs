@@ -70,12 +70,6 @@ fn is_first(part: &u32) -> bool {
     *part == 0
 }
 
-/// Returns true if the samples of `step` are recorded: of the first step and every `every`-th, and of
-/// none if that is 0.
-pub fn is_recorded(step: u64, every: u64) -> bool {
-    every > 0 && (step.is_multiple_of(every) || step == 1)
-}
-
 impl Rollout {
     /// The line of `sample`, consumed by `step`. Without its log-probabilities it is about a third as
     /// long.

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use crate::flow::{Sink, StageError};
-use crate::observe::logs::{JsonLines, Rollout, is_recorded};
+use crate::observe::logs::{Every, JsonLines, Rollout};
 use crate::observe::{Metric, Metrics, MetricsLogger};
 use crate::stages::train::{CheckpointGate, Trained, staleness};
 use crate::train::TokenScores;
@@ -16,7 +16,7 @@ use crate::rollout::{Census, Fate, RANGES, Totals};
 pub struct RunLog<W> {
     metrics: Metrics,
     loggers: Vec<Box<dyn MetricsLogger>>,
-    rollouts: Option<(JsonLines<Rollout>, u64)>,
+    rollouts: Option<(JsonLines<Rollout>, Every)>,
     look: Vec<Look<W>>,
     gate: Option<CheckpointGate>,
     steps_since_publish: u64,
@@ -45,9 +45,10 @@ impl<W> RunLog<W> {
         self
     }
 
-    /// Writes the samples of every `every`-th step, with their log-probabilities.
-    pub fn rollouts(self, writer: JsonLines<Rollout>, every: u64) -> Self {
-        RunLog { rollouts: Some((writer, every.max(1))), ..self }
+    /// Writes the samples of the first step and every `every`-th, with their log-probabilities; 0 writes
+    /// none.
+    pub fn rollouts(self, writer: JsonLines<Rollout>, every: impl Into<Every>) -> Self {
+        RunLog { rollouts: Some((writer, every.into())), ..self }
     }
 
     /// Calls this closure with every step and its batch.
@@ -130,7 +131,7 @@ impl<W: Send + Sync + 'static> Sink for RunLog<W> {
         }
         // Before the row: a step with a row is complete, wherever the process is killed (law C2).
         if let Some((writer, every)) = &mut self.rollouts
-            && is_recorded(trained.step, *every)
+            && every.records(trained.step)
         {
             rollouts(&trained).try_for_each(|rollout| writer.write(&rollout))?;
         }

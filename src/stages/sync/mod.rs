@@ -14,6 +14,7 @@ pub use remote::{EvaluationHold, RemoteSync};
 
 use crate::data::Version;
 use crate::flow::{Io, RunContext, Stage, StageError, StageSpec, WeightsTx, weights};
+use crate::observe::logs::Every;
 use crate::observe::{Metric, Metrics};
 use crate::rollout::Admission;
 use crate::stages::train::Trained;
@@ -49,8 +50,8 @@ impl<W: Send + Sync + 'static> WeightSync<W> {
     }
 
     /// Logs a sync at most once in `n` steps.
-    pub fn log_every(mut self, n: u64) -> Self {
-        self.announcer.log_every = n;
+    pub fn log_every(mut self, n: impl Into<Every>) -> Self {
+        self.announcer.log_every = n.into();
         self
     }
 
@@ -102,7 +103,7 @@ struct Announcer {
     metrics: Option<Metrics>,
     admission: Option<Admission>,
     /// Steps from one line of the log to the next.
-    log_every: u64,
+    log_every: Every,
     /// Step whose sync was logged last.
     logged: Option<u64>,
 }
@@ -121,7 +122,7 @@ impl Announcer {
             metrics.set(Metric::WeightVersion, &["trainer"], version as f64);
             metrics.observe(Metric::SyncTime, &[], time().as_secs_f64());
         }
-        if self.logged.is_none_or(|logged| step >= logged + self.log_every) {
+        if self.logged.is_none_or(|logged| step >= logged + self.log_every.at(step)) {
             self.logged = Some(step);
             log(engines, version);
         }

@@ -23,6 +23,7 @@ use crate::engine::remote::Members;
 use crate::engine::remote::sync::{SyncReport, Update, WeightSyncManager};
 use crate::flow::{AsyncIo, AsyncStage, RunContext, Signal, StageError, StageSpec, WeightsTx};
 use crate::net::{Outcome, RetryPolicy, Retryable, deadline};
+use crate::observe::logs::Every;
 use crate::stages::train::Trained;
 use crate::stages::unblocked;
 use crate::train::Snapshot;
@@ -108,8 +109,8 @@ impl<W: Send + Sync + 'static> RemoteSync<W> {
     }
 
     /// Logs a sync at most once in `n` steps.
-    pub fn log_every(mut self, n: u64) -> Self {
-        self.announcer.log_every = n;
+    pub fn log_every(mut self, n: impl Into<Every>) -> Self {
+        self.announcer.log_every = n.into();
         self
     }
 

@@ -144,7 +144,7 @@ impl<B: TrainingBackend> Trainer<B> {
         *sum += weight_sum;
         if let Some(batch) = batch {
             let (version, algorithm) = (self.backend.state().weight_version, config.algorithm.clone());
-            let batch = TrainBatch { version, algorithm, scored: self.scores(pending.step), ..batch };
+            let batch = TrainBatch { version, algorithm, scored: config.scored, ..batch };
             seen.merge(self.backend.forward_backward(Arc::new(batch)).wait()?);
         }
         pending.done.append(part);
@@ -178,8 +178,8 @@ impl<B: TrainingBackend> Trainer<B> {
             None => collate(&batch.samples().collect::<Vec<_>>(), config.aggregation)?,
         };
         let (version, algorithm) = (self.backend.state().weight_version, config.algorithm.clone());
-        let scored = self.scores(step);
-        let mut prepared = TrainBatch { version, algorithm, pairs: config.pairs.is_some(), scored, ..prepared };
+        let (pairs, scored) = (config.pairs.is_some(), config.scored);
+        let mut prepared = TrainBatch { version, algorithm, pairs, scored, ..prepared };
         let distilled = config.distill.as_ref().map(|distill| distill.apply(&mut batch, &mut prepared)).transpose()?;
         let mut valued = None;
         if let Some(critic) = &self.critic {

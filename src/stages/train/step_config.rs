@@ -43,6 +43,8 @@ pub struct StepConfig {
     /// Samples with a loss of their own whose gradient is added to every update, such as supervised
     /// ones.
     pub mixed: Option<Arc<TrainBatch>>,
+    /// If true, the log-probability and the entropy of every token are kept, for the log of rollouts.
+    pub scored: bool,
     /// Values of this step's changing settings, for its log row.
     pub settings: BTreeMap<String, f64>,
 }

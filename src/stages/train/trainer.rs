@@ -21,7 +21,6 @@ use super::trained::Trained;
 use crate::algo::{Aggregation, Estimator, GapDiagnosis, GapLimits};
 use crate::data::Batch;
 use crate::flow::{Io, RunContext, Signal, Stage, StageError, StageSpec};
-use crate::observe::logs::is_recorded;
 use crate::rollout::{Admission, TokensMissing, mean};
 use crate::train::{TrainError, TrainingBackend};
 
@@ -46,8 +45,6 @@ pub struct Trainer<B> {
     resumed: Option<Resumed>,
     orders: Orders,
     threads: usize,
-    /// Steps between two whose tokens are scored; 0 scores none.
-    scores_every: u64,
 }
 
 /// Steps over which the mean reward must reach its target. Fewer would stop at a lucky batch.
@@ -72,7 +69,6 @@ impl<B: TrainingBackend> Trainer<B> {
             resumed: None,
             orders: Orders::default(),
             threads: 1,
-            scores_every: 0,
         }
     }
 
@@ -164,17 +160,6 @@ impl<B: TrainingBackend> Trainer<B> {
     /// Takes orders while it runs.
     pub fn ordered_by(self, orders: &Orders) -> Self {
         Trainer { orders: orders.clone(), ..self }
-    }
-
-    /// Keeps the log-probability and entropy of every token in the steps whose rollouts are recorded:
-    /// the first and every `every`-th. Default: in none.
-    pub fn scores_every(self, every: u64) -> Self {
-        Trainer { scores_every: every, ..self }
-    }
-
-    /// Returns true if the tokens of this step are scored.
-    pub(super) fn scores(&self, step: u64) -> bool {
-        is_recorded(step, self.scores_every)
     }
 
     /// Sets the policy for tokens older than the bound on staleness.
