@@ -284,7 +284,8 @@ section! {
         /// Address of the run's live page; port 0 takes a free port. Left out, no page is served. An
         /// address that other hosts can reach needs `page_token_env`.
         page: Option<SocketAddr> = None;
-        /// Environment variable with the token that the live page asks its readers for.
+        /// Environment variable with the token that the live page asks its readers for. Left out, it is
+        /// `ROLLFLOW_PAGE_TOKEN`, if that is set.
         page_token_env: Option<String> = None;
         /// Optimizer steps between steps whose rollouts are written to `rollouts.jsonl`; 0 writes
         /// none.

@@ -13,7 +13,7 @@ use rollflow::util::atomic_file;
 
 use super::listening::{TokenArgs, address};
 use super::{out, refused};
-use crate::page::{PageError, PageServer, Starter};
+use crate::page::{PageError, PageServer, Powers, Starter};
 use crate::registry::Registry;
 
 /// Time between two looks at signals.
@@ -45,13 +45,8 @@ pub struct Dashboard {
 }
 
 /// Serves the page of the runs in `folder`.
-pub(super) fn serve_page(
-    address: SocketAddr,
-    folder: &Path,
-    token: Option<BearerToken>,
-    starter: Option<Starter>,
-) -> Result<PageServer> {
-    PageServer::start(address, folder, token, starter, &[]).map_err(|error| match error {
+pub(super) fn serve_page(address: SocketAddr, folder: &Path, token: Option<BearerToken>, powers: Powers) -> Result<PageServer> {
+    PageServer::start(address, folder, token, powers, &[]).map_err(|error| match error {
         PageError::NeedsToken { .. } => refused(error.to_string()),
         _ => error.into(),
     })
@@ -72,7 +67,8 @@ impl Dashboard {
             return Err(refused("--start needs a token: give --token-file FILE or --token-env NAME"));
         }
         let starter = self.start.as_ref().map(|recipes| Starter::new(recipes, &self.folder, registry));
-        let server = serve_page(address, &self.folder, token, starter)?;
+        let powers = Powers { starter, token: self.token.text()? };
+        let server = serve_page(address, &self.folder, token, powers)?;
         out::line(&format!("page: http://{}/", server.address()))?;
         while !interrupts.pressed() {
             std::thread::sleep(LOOK);

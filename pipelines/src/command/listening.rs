@@ -34,15 +34,21 @@ impl TokenArgs {
 
     /// The server at `url`, which gets the token with every request.
     pub fn endpoint(&self, url: &str) -> Result<Endpoint> {
+        let endpoint = Endpoint::new(url);
+        let Some(token) = self.text()? else { return Ok(endpoint) };
+        endpoint.with_token(&token).ok_or_else(|| refused("the token cannot be sent in a header"))
+    }
+
+    /// The token itself, for other servers.
+    pub fn text(&self) -> Result<Option<String>> {
         // It checks the token; a server keeps only its hash.
         self.token()?;
         let text = match (&self.token_file, &self.token_env) {
             (Some(file), _) => std::fs::read_to_string(file).with_context(|| format!("reading {}", file.display()))?,
             (None, Some(name)) => std::env::var(name).unwrap_or_default(),
-            (None, None) => return Ok(Endpoint::new(url)),
+            (None, None) => return Ok(None),
         };
-        let token = text.lines().next().unwrap_or_default().trim();
-        Endpoint::new(url).with_token(token).ok_or_else(|| refused("the token cannot be sent in a header"))
+        Ok(Some(text.lines().next().unwrap_or_default().trim().to_owned()))
     }
 }
 

@@ -16,6 +16,7 @@ use super::dashboard::serve_page;
 use super::listening::{TokenArgs, address};
 use super::policies::{Computing, model_folder};
 use super::{out, refused};
+use crate::page::Powers;
 use rollflow::prelude::Policy;
 
 /// Time between two looks at signals and at the engine.
@@ -115,8 +116,11 @@ impl Serve {
             format!("listening at {listen}; choose another address with --listen, whose port 0 takes a free one")
         })?;
         let models = TinkerSettings::models(&self.state);
-        let page =
-            self.page.as_deref().map(|page| serve_page(address("--page", page)?, &models, token.clone(), None)).transpose()?;
+        let page = self
+            .page
+            .as_deref()
+            .map(|page| serve_page(address("--page", page)?, &models, token.clone(), Powers::default()))
+            .transpose()?;
         let store = self.store.as_ref().map(|url| {
             check_address(url).map_err(|why| refused(format!("--store {:?}: {why}", masked(url))))?;
             Ok::<_, anyhow::Error>(Store::open(url, self.ca_file.as_deref())?)

@@ -9,6 +9,7 @@ use ratatui::crossterm::terminal;
 
 use super::listening::TokenArgs;
 use super::{out, refused, require_run};
+use crate::run::PAGE_TOKEN;
 use crate::top::{Folder, Page, PageError, Pane, Theme, Viewer, Wanted};
 
 /// Smallest frame that is printed.
@@ -80,8 +81,9 @@ impl Top {
         let folder = Folder::open(path)?;
         let mut endpoint = self.token.endpoint("")?;
         if endpoint.token.is_none() {
-            // The variable that the recipe names.
-            let token = folder.planned().and_then(|planned| std::env::var(planned.token_env?).ok());
+            // The variable that the recipe names, or the usual one.
+            let named = folder.planned().and_then(|planned| planned.token_env).unwrap_or_else(|| PAGE_TOKEN.to_owned());
+            let token = std::env::var(named).ok();
             endpoint = token.and_then(|token| endpoint.clone().with_token(token.trim())).unwrap_or(endpoint);
         }
         Ok(Viewer::of_folder(folder, endpoint))

@@ -8,6 +8,7 @@
 mod cache;
 mod events;
 mod live;
+mod relay;
 mod routes;
 mod runs;
 mod samples;
@@ -23,6 +24,7 @@ use rollflow::serve::BearerToken;
 
 use crate::run::observed::Observed;
 pub(crate) use live::{EngineActivity, LiveEvent};
+pub(crate) use relay::as_part;
 use runs::Runs;
 pub(crate) use start::Starter;
 
@@ -51,6 +53,15 @@ pub(crate) enum PageError {
     Start(io::Error),
 }
 
+/// Powers of a dashboard's readers with the token, beyond the page of one run.
+#[derive(Default)]
+pub(crate) struct Powers {
+    /// Starts runs.
+    pub starter: Option<Starter>,
+    /// The token itself, for pages of runs on this machine.
+    pub token: Option<String>,
+}
+
 /// A running server of the live page; dropping it frees the port and ends its streams.
 pub(crate) struct PageServer {
     server: Server,
@@ -58,21 +69,21 @@ pub(crate) struct PageServer {
 }
 
 impl PageServer {
-    /// Serves the runs in `folder`, or the run that `folder` is, at `address`: to readers with `token`, who may
-    /// start runs by `starter`, or to all if there is no token; and to requests for `localhost`, an address
+    /// Serves the runs in `folder`, or the run that `folder` is, at `address`: to readers with `token`, who
+    /// have `powers`, or to all if there is no token; and to requests for `localhost`, an address
     /// in numbers or a host name in `allowed`.
     pub fn start(
         address: SocketAddr,
         folder: &Path,
         token: Option<BearerToken>,
-        starter: Option<Starter>,
+        powers: Powers,
         allowed: &[String],
     ) -> Result<Self, PageError> {
         if token.is_none() && !address.ip().is_loopback() {
             return Err(PageError::NeedsToken { address });
         }
         let listener = TcpListener::bind(address).map_err(|source| PageError::Bind { address, source })?;
-        let runs = Arc::new(Runs::of(folder, token.is_some(), starter));
+        let runs = Arc::new(Runs::of(folder, token.is_some(), powers));
         let server = Server::start(listener, guard(routes::router(&runs, token), allowed)).map_err(PageError::Start)?;
         Ok(PageServer { server, runs })
     }

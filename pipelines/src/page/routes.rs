@@ -15,8 +15,8 @@
 //! | `/api/schema` | JSON schema of a recipe |
 //! | POST `/api/check`, `{"recipe": NAME, "set": ["KEY=VALUE"]}` | with a token: what `rollflow check --json` says, and all keys |
 //! | POST `/api/runs`, the same with `"name"` | with a token: starts a run |
-//! | POST the same, `{"set": ["KEY=VALUE"]}` | with a token, to a run of this process: sets keys from the next step on |
-//! | POST `/api/runs/NAME/orders/ORDER` | with a token, to a run of this process: `pause`, `resume`, `checkpoint`, `drain` or `stop` |
+//! | POST the same, `{"set": ["KEY=VALUE"]}` | with a token, to a running run: sets keys from the next step on |
+//! | POST `/api/runs/NAME/orders/ORDER` | with a token, to a running run: `pause`, `resume`, `checkpoint`, `drain` or `stop` |
 
 use std::sync::Arc;
 
@@ -41,6 +41,7 @@ use serde_json::json;
 use sha2::{Digest, Sha256};
 
 use super::events::events;
+use super::relay::Relay;
 use super::runs::{Found, Runs};
 use super::samples::{self, SampleKey, TokenPlace};
 use super::start::{Starter, Wanted};
@@ -57,6 +58,11 @@ const SCRIPT: &str = concat!(
     include_str!("start.js"),
     include_str!("live.js")
 );
+
+const ORDERS: [&str; 5] = ["pause", "resume", "checkpoint", "drain", "stop"];
+
+/// Reason why the page of a run's process takes no order.
+const OTHER_TOKEN: &str = "the page of the run's process asks for another token; start the run from here, or with this token";
 
 /// A response with JSON or a refusal.
 type Answered = Result<Response, Refusal>;
@@ -197,17 +203,41 @@ async fn sample_tokens(
 async fn stream(State(runs): State<Arc<Runs>>, Path(name): Path<String>) -> Answered {
     let look = runs.clone();
     let run = blocking(move || found(&look, name)).await?;
-    let observed = runs.live(&run.path);
-    Ok(events(run.path, observed, runs.steerable).into_response())
+    Ok(events(runs, run.path).into_response())
 }
 
-/// The run of this process with this name, for a reader who may give it orders.
-fn steered(runs: &Runs, name: String) -> Result<Arc<Observed>, Refusal> {
+/// The process of a run.
+enum Steered {
+    /// This one.
+    Here(Arc<Observed>),
+    /// One with a page of the run.
+    There(Box<Relay>),
+}
+
+/// The process of the run with this name, for a reader who may give it orders.
+async fn steered(runs: Arc<Runs>, name: String) -> Result<Steered, Refusal> {
     if !runs.steerable {
         return Err(Refusal::NoOrder("orders need a token: start the run with observe.page_token_env"));
     }
-    let run = found(runs, name)?;
-    runs.live(&run.path).ok_or(Refusal::NoOrder("only the page of a run's own process gives it orders"))
+    blocking(move || {
+        let run = found(&runs, name)?;
+        let there = || runs.elsewhere(&run.path).map(|relay| Steered::There(Box::new(relay)));
+        let here = runs.live(&run.path).map(Steered::Here);
+        here.or_else(there).ok_or(Refusal::NoOrder("only a running run with a page takes orders: start it with --page"))
+    })
+    .await
+}
+
+/// Passes an order on, and its answer back.
+async fn passed_on(relay: &Relay, route: &str, body: Vec<u8>) -> Answered {
+    let answer = relay.post(route, body).await.map_err(|error| Refusal::Failed(error.into()))?;
+    let status = StatusCode::from_u16(answer.status).unwrap_or(StatusCode::BAD_GATEWAY);
+    // The reader's token is right here.
+    if status == StatusCode::UNAUTHORIZED {
+        return Err(Refusal::NoOrder(OTHER_TOKEN));
+    }
+    let text = String::from_utf8_lossy(&answer.page).into_owned();
+    Ok((status, [(CONTENT_TYPE, "application/json")], text).into_response())
 }
 
 /// Settings that are to change.
@@ -220,7 +250,7 @@ struct Change {
 fn starter(runs: &Runs) -> Result<&Starter, Refusal> {
     let refused =
         Refusal::NoOrder("runs are started from a dashboard with a token: rollflow dashboard --start RECIPES --token-file FILE");
-    runs.starter.as_ref().filter(|_| runs.steerable).ok_or(refused)
+    runs.powers.starter.as_ref().filter(|_| runs.steerable).ok_or(refused)
 }
 
 fn wanted(body: &[u8]) -> Result<Wanted, Refusal> {
@@ -241,19 +271,28 @@ async fn check(State(runs): State<Arc<Runs>>, body: Bytes) -> Answered {
 }
 
 async fn start(State(runs): State<Arc<Runs>>, body: Bytes) -> Answered {
-    blocking(move || starter(&runs)?.start(&wanted(&body)?).map_err(Refusal::NoStart)).await?;
+    blocking(move || starter(&runs)?.start(&wanted(&body)?, runs.powers.token.as_deref()).map_err(Refusal::NoStart)).await?;
     Ok(StatusCode::CREATED.into_response())
 }
 
 async fn changeable(State(runs): State<Arc<Runs>>, Path(name): Path<String>) -> Answered {
-    made(move || Ok(json!(steered(&runs, name)?.changes().possible()).to_string())).await
+    match steered(runs, name).await? {
+        Steered::Here(observed) => made(move || Ok(json!(observed.changes().possible()).to_string())).await,
+        Steered::There(relay) => {
+            let possible = relay.get("change").await.map_err(|_| Refusal::NoOrder(OTHER_TOKEN))?;
+            Ok(([(CONTENT_TYPE, "application/json")], possible).into_response())
+        }
+    }
 }
 
 async fn change(State(runs): State<Arc<Runs>>, Path(name): Path<String>, body: Bytes) -> Answered {
+    let observed = match steered(runs, name).await? {
+        Steered::Here(observed) => observed,
+        Steered::There(relay) => return passed_on(&relay, "change", body.to_vec()).await,
+    };
     made(move || {
         let Change { set } = serde_json::from_slice(&body)
             .map_err(|error| Refusal::NoJson(format!("expected {{\"set\": [\"KEY=VALUE\"]}}: {error}")))?;
-        let observed = steered(&runs, name)?;
         let shown = untrusted::line(&set.join(", "));
         let at = observed.changes().order(observed.folder(), set).map_err(Refusal::NoChange)?;
         tracing::warn!("The live page ordered from step {at} on: {shown}");
@@ -262,16 +301,21 @@ async fn change(State(runs): State<Arc<Runs>>, Path(name): Path<String>, body: B
     .await
 }
 
-/// Gives an order to a run of this process. Each is a line of the run's log.
+/// Gives an order to a run. Each is a line of the run's log.
 async fn order(State(runs): State<Arc<Runs>>, Path((name, order)): Path<(String, String)>) -> Answered {
-    let observed = blocking(move || steered(&runs, name)).await?;
+    if !ORDERS.contains(&order.as_str()) {
+        return Err(Refusal::NoOrder("the orders are pause, resume, checkpoint, drain and stop"));
+    }
+    let observed = match steered(runs, name).await? {
+        Steered::Here(observed) => observed,
+        Steered::There(relay) => return passed_on(&relay, &format!("orders/{order}"), Vec::new()).await,
+    };
     match order.as_str() {
         "pause" => observed.orders().pause(),
         "resume" => observed.orders().resume(),
         "checkpoint" => observed.orders().save_checkpoint(),
         "drain" => observed.end_run(true),
-        "stop" => observed.end_run(false),
-        _ => return Err(Refusal::NoOrder("the orders are pause, resume, checkpoint, drain and stop")),
+        _ => observed.end_run(false),
     }
     tracing::warn!("The live page ordered: {order}");
     Ok(StatusCode::NO_CONTENT.into_response())

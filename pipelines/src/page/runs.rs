@@ -12,8 +12,9 @@ use rollflow::recipe::parse;
 use rollflow::util::lock_file;
 use serde_json::{Value, json};
 
+use super::Powers;
 use super::cache::{Caches, RunCache};
-use super::start::Starter;
+use super::relay::Relay;
 use crate::run::growing::GrowingLines;
 use crate::run::observed::Observed;
 use crate::run::page;
@@ -28,8 +29,8 @@ pub(super) struct Runs {
     root: PathBuf,
     /// True if readers may give orders to runs of this process.
     pub steerable: bool,
-    /// Starts more.
-    pub starter: Option<Starter>,
+    /// Powers of readers with the token.
+    pub powers: Powers,
     /// Runs of this process.
     live: Mutex<Vec<Arc<Observed>>>,
     /// Rows of the list, with the state of the files that they were made from.
@@ -50,7 +51,7 @@ pub(super) struct Found {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct RunState {
     files: [Option<(u64, SystemTime)>; 4],
-    working: bool,
+    pub working: bool,
 }
 
 impl RunState {
@@ -79,12 +80,12 @@ impl RunState {
 
 impl Runs {
     /// The runs in `root`, or the run that `root` is.
-    pub fn of(root: &Path, steerable: bool, starter: Option<Starter>) -> Self {
+    pub fn of(root: &Path, steerable: bool, powers: Powers) -> Self {
         let root = std::path::absolute(root).unwrap_or_else(|_| root.to_owned());
         Runs {
             root,
             steerable,
-            starter,
+            powers,
             live: Mutex::default(),
             rows: Mutex::default(),
             small: Mutex::default(),
@@ -123,6 +124,11 @@ impl Runs {
     pub fn live(&self, folder: &Path) -> Option<Arc<Observed>> {
         let same = |run: &&Arc<Observed>| std::path::absolute(run.folder()).is_ok_and(|path| path == folder);
         self.live.lock().iter().find(same).cloned()
+    }
+
+    /// The page of the other process that works on the run in `folder`, if it has one.
+    pub fn elsewhere(&self, folder: &Path) -> Option<Relay> {
+        Relay::of(folder, self.powers.token.as_deref())
     }
 
     /// A row per run, the newest first.

@@ -19,9 +19,9 @@ use serde_json::{Value, json};
 use crate::command::check::as_json;
 use crate::command::plans::checked;
 use crate::registry::Registry;
-use crate::run::RECIPE;
 use crate::run::recipe_keys::flat;
 use crate::run::record::run_folders;
+use crate::run::{PAGE_TOKEN, RECIPE};
 use crate::survey::{self, Surveyed};
 
 /// File in a run's folder with what its process prints.
@@ -111,11 +111,11 @@ impl Starter {
         Ok(answer)
     }
 
-    /// Starts a run in a process apart, and waits until it has begun.
+    /// Starts a run in a process apart, whose page asks for `token`, and waits until it has begun.
     ///
     /// # Errors
     /// No name for a folder, or one that is taken; the last lines of a process that ended immediately.
-    pub fn start(&self, wanted: &Wanted) -> Result<()> {
+    pub fn start(&self, wanted: &Wanted, token: Option<&str>) -> Result<()> {
         let name = &wanted.name;
         let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-_.".contains(&byte);
         if name.is_empty() || name.len() > 100 || name.starts_with('.') || !name.bytes().all(plain) {
@@ -131,7 +131,7 @@ impl Starter {
         let mut command = Command::new(std::env::current_exe().context("finding this program")?);
         command.arg("run").arg(&recipe).arg("--out").arg(&folder).args(wanted.set.iter().flat_map(|set| ["--set", set.as_str()]));
         if !wanted.set.iter().any(|set| set.trim_start().starts_with("observe.page")) {
-            command.args(["--page", "127.0.0.1:0"]);
+            command.args(["--page", "127.0.0.1:0"]).envs(token.map(|token| (PAGE_TOKEN, token)));
         }
         // Ctrl-C in this process's terminal is not for the run.
         command.process_group(0).stdin(Stdio::null()).stdout(output.try_clone()?).stderr(output);

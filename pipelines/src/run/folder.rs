@@ -26,7 +26,7 @@ use rollflow::train::checkpoint::CHECKPOINTS;
 use rollflow::util::{atomic_file, lock_file, untrusted};
 
 use crate::assemble::conversations;
-use crate::page::PageServer;
+use crate::page::{PageServer, Powers};
 use crate::profile::Profiler;
 use crate::run::changes::Changes;
 use crate::run::observed::Observed;
@@ -37,7 +37,7 @@ use crate::run::record::{Drawn, Record};
 use crate::run::traces::Traces;
 use crate::run::trackers::Trackers;
 use crate::run::upload::Uploads;
-use crate::run::{LINEAGE, LOCK, LOGS, PAGE, PROFILE, RECIPE, RECORD};
+use crate::run::{LINEAGE, LOCK, LOGS, PAGE, PAGE_TOKEN, PROFILE, RECIPE, RECORD};
 
 /// Outputs of a pipeline's stages. `W` is the type of the published weights.
 pub struct Outputs<W = FrozenWeights> {
@@ -156,8 +156,9 @@ impl RunFolder {
         let serve = |address| MetricsServer::start(address, metrics.clone(), &plan.net.allowed_hosts);
         let server = address.map(serve).transpose()?;
         let page = |address| {
-            let token = plan.observe.page_token_env.as_deref().map(BearerToken::from_env).transpose()?;
-            anyhow::Ok(PageServer::start(address, path, token, None, &plan.net.allowed_hosts)?)
+            let given = || std::env::var_os(PAGE_TOKEN).map(|_| PAGE_TOKEN);
+            let token = plan.observe.page_token_env.as_deref().or_else(given).map(BearerToken::from_env).transpose()?;
+            anyhow::Ok(PageServer::start(address, path, token, Powers::default(), &plan.net.allowed_hosts)?)
         };
         let page = plan.observe.page.map(page).transpose()?;
         Trackers::check(plan)?;
@@ -304,6 +305,8 @@ impl RunFolder {
     /// run fails.
     pub fn watch(&self, flow: &mut Flow, steps: u64) -> Result<Report> {
         self.observed.begin(flow)?;
+        // For pages that other processes show.
+        Record::keep_graph(&self.path, self.observed.graph())?;
         let (stats, metrics, taken) = (flow.stats(), &self.metrics, self.observed.taken());
         if let Some(ranks) = &self.ranks {
             let control = flow.handle();

@@ -34,5 +34,7 @@ pub(crate) const LINEAGE: &str = "lineage.json";
 pub(crate) const PAGE: &str = "report.html";
 /// Times of the run's parts, for simulations.
 pub(crate) const PROFILE: &str = "profile.json";
+/// Environment variable with the token of a run's live page, unless the recipe names another.
+pub(crate) const PAGE_TOKEN: &str = "ROLLFLOW_PAGE_TOKEN";
 /// Folder of the supervised part of an `sft_then_grpo` run.
 pub(crate) const SFT: &str = "sft";

@@ -114,11 +114,16 @@ impl Observed {
         flow.as_ref().and_then(|flow| flow.ended.clone().or_else(|| flow.stats.report()))
     }
 
+    /// The graph of the flow, or null before there is one.
+    pub fn graph(&self) -> Value {
+        self.flow.lock().as_ref().map_or(Value::Null, |flow| flow.graph.clone())
+    }
+
     /// The run's observations until now.
     pub fn drawn(&self) -> Result<Drawn> {
         let staleness = self.staleness();
         let (report, taken) = (self.report(), self.taken());
-        let graph = self.flow.lock().as_ref().map_or(Value::Null, |flow| flow.graph.clone());
+        let graph = self.graph();
         let Some(report) = report else { return Ok(Drawn { graph, staleness, ..Drawn::default() }) };
         let summary = self.summary(&report, taken)?;
         let stages = report.stages.iter().map(StageShares::of).collect();

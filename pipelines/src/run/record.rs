@@ -3,7 +3,7 @@
 //! secret.
 
 use std::collections::BTreeMap;
-use std::net::SocketAddr;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
@@ -100,6 +100,15 @@ impl Record {
     /// Reads the record of the run in `folder`. A run of an earlier version has none; its record is derived
     /// from recipe and metrics.
     pub fn read(folder: &Path) -> Result<Self> {
+        let mut record = Record::unmeasured(folder)?;
+        if record.state == State::Running || record.state == State::Died || record.metrics.is_empty() {
+            record.take_metrics(folder);
+        }
+        Ok(record)
+    }
+
+    /// [`Record::read`] without the metrics of a run that has not ended.
+    pub fn unmeasured(folder: &Path) -> Result<Self> {
         let path = folder.join(RECORD);
         let mut record = match std::fs::read_to_string(&path) {
             Ok(text) => serde_json::from_str(&text).with_context(|| format!("reading {}", path.display()))?,
@@ -117,9 +126,6 @@ impl Record {
             record.state = if record.pipeline == TINKER { State::Stopped } else { State::Died };
         } else if open && let Some(session) = record.sessions.last_mut() {
             session.seconds = session.seconds_until(now());
-        }
-        if open || record.metrics.is_empty() {
-            record.take_metrics(folder);
         }
         Ok(record)
     }
@@ -167,6 +173,25 @@ impl Record {
         };
         record.write(folder)?;
         Ok(warnings.unwrap_or_default())
+    }
+
+    /// Keeps the graph of the flow that begins.
+    pub fn keep_graph(folder: &Path, graph: Value) -> Result<()> {
+        let mut record = Record::unmeasured(folder)?;
+        record.drawn.graph = graph;
+        record.write(folder)
+    }
+
+    /// Address of the live page of the process that works on the run, for this machine.
+    pub fn page(&self) -> Option<SocketAddr> {
+        let session = self.sessions.last().filter(|_| self.state == State::Running)?;
+        let mut address = session.page?;
+        match address.ip() {
+            IpAddr::V4(ip) if ip.is_unspecified() => address.set_ip(Ipv4Addr::LOCALHOST.into()),
+            IpAddr::V6(ip) if ip.is_unspecified() => address.set_ip(Ipv6Addr::LOCALHOST.into()),
+            _ => {}
+        }
+        Some(address)
     }
 
     /// Returns the run's record after this process's work, unwritten.

@@ -1,7 +1,7 @@
 //! A run's folder as a source of the view. Each look reads what the files have grown by.
 
 use std::collections::BTreeMap;
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::time::{Instant, SystemTime};
 
@@ -103,14 +103,7 @@ impl Folder {
 
     /// Address of the page of the process that works on the run, for this machine.
     pub fn page(&self) -> Option<SocketAddr> {
-        let session = self.record.sessions.last().filter(|_| self.record.state == State::Running)?;
-        let mut address = session.page?;
-        match address.ip() {
-            IpAddr::V4(ip) if ip.is_unspecified() => address.set_ip(Ipv4Addr::LOCALHOST.into()),
-            IpAddr::V6(ip) if ip.is_unspecified() => address.set_ip(Ipv6Addr::LOCALHOST.into()),
-            _ => {}
-        }
-        Some(address)
+        self.record.page()
     }
 
     /// Brings the view up to date. Damaged lines are skipped.

@@ -13,7 +13,7 @@ use tokio::time::{sleep, sleep_until};
 
 use super::answers::{Found, Report, Row, Samples, Wanted, choose};
 use super::view::{Connection, RunView, ShownSample, line};
-use crate::page::LiveEvent;
+use crate::page::{LiveEvent, as_part};
 
 /// Longest wait for an answer.
 const LIMIT: Duration = Duration::from_secs(30);
@@ -155,7 +155,7 @@ impl Page {
         let shared = self.shared.clone();
         self.tasks.spawn(async move {
             let Some(name) = shared.inbox.lock().name.clone() else { return };
-            let path = format!("/api/runs/{}/orders/{order}", escaped(&name));
+            let path = format!("/api/runs/{}/orders/{order}", as_part(&name));
             let message = match shared.client.post(&path, &Value::Null, LIMIT).await {
                 Ok(_) => format!("ordered: {order}"),
                 Err(error) => line(&error.to_string()),
@@ -192,7 +192,7 @@ impl Shared {
         // The reader of a folder has all but events from its files.
         let reports = !matches!(self.wanted, Wanted::Begun { .. });
         let row = self.find().await?;
-        let path = format!("/api/runs/{}", escaped(&row.name));
+        let path = format!("/api/runs/{}", as_part(&row.name));
         {
             let mut inbox = self.inbox.lock();
             inbox.name = Some(row.name.clone());
@@ -232,20 +232,5 @@ fn refused(error: RemoteError) -> PageError {
     match error.fault {
         rollflow::net::Fault::Refused { status: 401, .. } => PageError::Token,
         _ => error.into(),
-    }
-}
-
-/// A name as a part of a path.
-fn escaped(name: &str) -> String {
-    form_urlencoded::byte_serialize(name.as_bytes()).collect::<String>().replace('+', "%20")
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_name_is_one_part_of_a_path() {
-        assert_eq!(escaped("deeper/my run+1"), "deeper%2Fmy%20run%2B1");
     }
 }

@@ -29,10 +29,10 @@ pub fn json(address: SocketAddr, path: &str) -> Value {
 }
 
 /// Events of a stream, by name, until it ends.
-fn events(address: SocketAddr, path: &str) -> impl Iterator<Item = (String, Value)> {
+fn events(address: SocketAddr, path: &str, token: &str) -> impl Iterator<Item = (String, Value)> {
     let mut stream = TcpStream::connect(address).unwrap();
     stream.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
-    write!(stream, "GET {path} HTTP/1.1\r\nHost: {address}\r\n\r\n").unwrap();
+    write!(stream, "GET {path} HTTP/1.1\r\nHost: {address}\r\nAuthorization: Bearer {token}\r\n\r\n").unwrap();
     let mut name = String::new();
     BufReader::new(stream).lines().map_while(Result::ok).filter_map(move |line| {
         if let Some(event) = line.strip_prefix("event: ") {
@@ -79,7 +79,7 @@ fn a_run_serves_its_page_and_its_graph_in_motion_until_it_ends() {
     assert!(json(address, "/api/runs/mine/samples")["total"].as_u64() > Some(0));
 
     let (mut live, mut changed) = (Vec::new(), Vec::new());
-    let mut stream = events(address, "/api/runs/mine/events");
+    let mut stream = events(address, "/api/runs/mine/events", "");
     while live.len() < 3 || changed.is_empty() {
         match stream.next().expect("the stream lasts as long as the run") {
             (name, event) if name == "live" => live.push(event),
@@ -367,7 +367,8 @@ fn a_change_from_the_page_is_in_the_recipe_and_a_resume_repeats_it() {
     let possible: BTreeMap<String, String> = serde_json::from_str(&possible).unwrap();
     assert_eq!((possible["generate.temperature"].as_str(), possible["observe.log_every"].as_str()), ("1.0", "10"));
     assert!(possible.keys().all(|key| !key.starts_with("flow.") && !key.starts_with("pairs")));
-    let sets = [json!(["train.lr=2e-3", "train.entropy_coef=0.01"]), json!(["generate.temperature=0.8", "observe.rollouts_every=1"])];
+    let sets =
+        [json!(["train.lr=2e-3", "train.entropy_coef=0.01"]), json!(["generate.temperature=0.8", "observe.rollouts_every=1"])];
     let mut at = Vec::new();
     for set in &sets {
         let (status, text) = order(json!({ "set": set }));
@@ -438,4 +439,55 @@ fn a_reader_with_the_token_checks_a_recipe_and_starts_a_run_that_outlives_the_pa
         std::thread::sleep(Duration::from_millis(50));
     }
     assert_eq!(fs::read_to_string(runs.join("mine/metrics.jsonl")).unwrap().lines().count(), 40);
+}
+
+/// A dashboard has the graph in motion of a run with a page in another process, and gives it orders.
+#[test]
+fn a_dashboard_follows_and_steers_a_run_of_another_process() {
+    let folder = tempfile::tempdir().unwrap();
+    let (runs, token) = (folder.path().join("runs"), folder.path().join("token"));
+    fs::write(&token, "a-secret\n").unwrap();
+    let open = ["dashboard", runs.to_str().unwrap(), "--listen", "127.0.0.1:0", "--start", "pipelines/recipes"];
+    let mut running = Running::start(&[&open[..], &["--token-file", token.to_str().unwrap()]].concat());
+    let owner = address(&mut running);
+    let post = |path: &str, body: Value| asked(owner, "POST", path, Some("a-secret"), &body.to_string());
+    let set = [&TINY[..], &["train.steps=1000000"]].concat();
+    assert_eq!(post("/api/runs", json!({"recipe": "grpo", "set": set, "name": "mine"})).0, 201);
+    let live = |address, token| {
+        let all = events(address, "/api/runs/mine/events", token).filter(|(name, _)| name == "live");
+        all.map(|(_, event)| event)
+    };
+    let mut seen = live(owner, "a-secret");
+    let event = seen.next().expect("the stream lasts as long as the dashboard");
+    assert_eq!((names(&event["flow"]["stages"]), &event["paused"]), (STAGES.to_vec(), &json!(false)), "{event}");
+    let (_, report) = asked(owner, "GET", "/api/runs/mine", Some("a-secret"), "");
+    assert_eq!(names(&serde_json::from_str::<Value>(&report).unwrap()["graph"]["nodes"]), STAGES);
+
+    assert_eq!(post("/api/runs/mine/orders/pause", json!(null)).0, 204);
+    assert!(seen.by_ref().take(100).any(|event| event["paused"] == true));
+    let (status, keys) = asked(owner, "GET", "/api/runs/mine/change", Some("a-secret"), "");
+    assert!(status == 200 && keys.contains("\"train.lr\""), "{keys}");
+    let (status, why) = post("/api/runs/mine/change", json!({"set": ["train.lr=-1"]}));
+    assert!(status == 400 && why.contains("train.lr"), "{status} {why}");
+    let (status, at) = post("/api/runs/mine/change", json!({"set": ["train.lr=1e-3"]}));
+    assert!(status == 200 && at.contains("\"at\":"), "{status} {at}");
+    assert_eq!(post("/api/runs/mine/orders/resume", json!(null)).0, 204);
+    assert!(seen.by_ref().take(100).any(|event| event["paused"] == false));
+    assert_eq!(post("/api/runs/mine/orders/stop", json!(null)).0, 204);
+    let ended = || fs::read_to_string(runs.join("mine/run.json")).is_ok_and(|record| record.contains("\"state\": \"stopped\""));
+    running.until("the run ended", |_| ended());
+    let said = fs::read_to_string(runs.join("mine/console.log")).unwrap();
+    assert!(said.contains("ordered: pause") && said.contains("on: train.lr=1e-3") && !said.contains("a-secret"), "{said}");
+    assert!(fs::read_to_string(runs.join("mine/recipe.toml")).unwrap().contains("train.lr=1e-3"));
+    assert_eq!(post("/api/runs/mine/orders/pause", json!(null)).0, 403, "it has ended");
+
+    // A page without a token shows the run to a dashboard without one, which gives no orders.
+    let (open, name) = (folder.path().join("open"), "mine");
+    let sets = ["train.steps=1000000"];
+    let mut run = Running::start(&[run_args(GRPO, &open.join(name), &sets), vec!["--page", "127.0.0.1:0"]].concat());
+    self::address(&mut run);
+    let (_dashboard, reader) = dashboard(&open);
+    let event = live(reader, "none").next().expect("the stream lasts as long as the dashboard");
+    assert_eq!((names(&event["flow"]["stages"]), &event["paused"]), (STAGES.to_vec(), &Value::Null), "{event}");
+    assert_eq!(asked(reader, "POST", "/api/runs/mine/orders/pause", None, "").0, 403);
 }
