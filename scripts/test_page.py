@@ -1,5 +1,5 @@
 """Checks the live page in a browser: test_page.py ROLLFLOW [CHECK…]. Every pane at two widths and in two themes, the keyboard, names of
-elements, hostile texts, the token's form, orders to a run, and the frames of a run of 10,000 steps and 100,000 samples."""
+elements, hostile texts, the token's form, orders to a run, a run that is started from a form, and the frames of a run of 10,000 steps and 100,000 samples."""
 import contextlib
 import json
 import os
@@ -263,6 +263,46 @@ def steered(browser):
         assert not browser.complaints, browser.complaints
 
 
+def started(browser):
+    """A dashboard's form: a value that is refused, a run that is started, its graph in motion, a change and its end."""
+    secret, runs = folder / "token", folder / "started"
+    secret.write_text("a-secret")
+    with serving(rollflow, "dashboard", str(runs), "--listen", "127.0.0.1:0", "--start", "pipelines/recipes", "--token-file", str(secret)) as (address, _):
+        for width in [1280, 390]:
+            browser.show(width, False)
+            browser.open(address)
+            if width == 1280:
+                browser.until("document.body.className === 'token' && document.activeElement.id === 'secret'")
+                browser.type("a-secret")
+                browser.key("Enter")
+                browser.until("!$('new-run').hidden")
+                browser.complaints.clear()
+            focus(browser, "at.id === 'new-run'", "the form")
+            browser.key("Enter")
+            browser.until("document.body.className === 'start' && $('start-recipe').options.length > 3 && !$('start-run').disabled", 60)
+            browser.evaluate("$('start-recipe').value = 'grpo'; $('start-recipe').onchange()")
+            browser.until("document.querySelector('[data-key=\"train.steps\"]') && !$('start-run').disabled", 60)
+            give = lambda key, value: browser.evaluate(f"(() => {{ const input = document.querySelector('[data-key=\"{key}\"]'); input.value = {json.dumps(value)}; input.dispatchEvent(new Event('change')); }})()")
+            give("train.lr", "-1")
+            browser.until("$('start-run').disabled && /train.lr/.test($('start-check').textContent)")
+            checked(browser, f"form {width}")
+            for one in ["train.lr=1e-3", "train.steps=1000000", *TINY[:5], "observe.rollouts_every=1"]:
+                give(*one.split("="))
+            browser.until("!$('start-run').disabled && $('start-check').textContent !== 'checking …'", 60)
+            browser.evaluate(f"$('start-name').value = 'run-{width}'; $('start-name').focus()")
+            browser.key("Enter")
+            browser.until(f"document.body.className === 'run' && $('folder').textContent === ' › run-{width}' && !$('steer').hidden && plotted?.moving", 90)
+            checked(browser, f"started {width}")
+            browser.evaluate("$('change-line').focus()")
+            browser.type("observe.rollouts_every=2")
+            browser.key("Enter")
+            browser.until("/^from step \\d+ on: observe.rollouts_every=2$/.test($('changed').textContent)")
+            browser.evaluate("confirm = () => true; $('order-stop').focus()")
+            browser.key("Enter")
+            until(lambda: '"state": "stopped"' in (runs / f"run-{width}/run.json").read_text(), "the end of the run", 60)
+            assert not browser.complaints, browser.complaints
+
+
 def main():
     runs = folder / "runs"
     for name, seed in [("first", 0), ("second", 1)]:
@@ -280,7 +320,7 @@ def main():
     enlarge(runs / "large", steps=10_000, samples=100_000)
     with serving(rollflow, "dashboard", str(runs), "--listen", "127.0.0.1:0") as (address, server):
         checks = {"frames": lambda browser: frames(browser, address, server), "panes": lambda browser: panes(browser, address),
-                  "report": report, "keyboard": lambda browser: keyboard(browser, address), "hostile": lambda browser: hostile(browser, address), "steered": steered}
+                  "report": report, "keyboard": lambda browser: keyboard(browser, address), "hostile": lambda browser: hostile(browser, address), "steered": steered, "started": started}
         for name in sys.argv[2:] or checks:
             with contextlib.closing(Chromium()) as browser:
                 checks[name](browser)

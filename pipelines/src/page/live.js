@@ -66,10 +66,9 @@ function sparkline(values) {
   return root;
 }
 
-const fetch_recipes = (signal) => ask("/api/recipes", signal).then(() => { $("new-run").hidden = false; }, () => {});
+const fetch_recipes = (signal) => ask_json("/api/recipes", signal).then((recipes) => { $("new-run").hidden = !recipes.length; }, () => {});
 
 async function show_runs(signal, first) {
-  // A page that starts no runs refuses this.
   fetch_recipes(signal);
   while (!signal.aborted) {
     if (!document.hidden) {

@@ -20,6 +20,7 @@ async function show_start(chosen, signal) {
   let schema, checking = 0;
   try {
     const recipes = await ask_json("/api/recipes", signal);
+    if (!recipes.length) throw new Error("Runs are started from a dashboard with --start RECIPES and a token.");
     schema = await ask_json("/api/schema", signal);
     only("start");
     head("New run", "");
@@ -55,7 +56,8 @@ async function show_start(chosen, signal) {
     return { input, note, help, root: el("div", { class: "key", "data-text": `${key} ${help}`.toLowerCase() }, el("label", {}, el("b", {}, key), input, datalist), note) };
   };
   const keys = (values, errors) => {
-    for (const [key, { root }] of rows) if (!(key in values)) { root.remove(); rows.delete(key); }
+    // With errors only the keys of the recipe's file are known.
+    for (const [key, { root }] of rows) if (!errors.length && !(key in values)) { root.remove(); rows.delete(key); }
     // Keys without a section come first.
     const ordered = Object.entries(values).sort(([a], [b]) => a.includes(".") - b.includes("."));
     for (const [key, value] of ordered) {
