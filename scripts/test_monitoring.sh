@@ -18,10 +18,10 @@ cargo build --workspace --bins
 python3 scripts/test_monitoring.py "${CARGO_TARGET_DIR:-target}/debug/rollflow"
 
 # Exports to an OpenTelemetry collector, decoded by its own messages from PyPI.
-env=${ROLLFLOW_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/rollflow}/opentelemetry
+env=${ROLLFLOW_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/rollflow}/opentelemetry-tls
 if [ ! -e "$env/complete" ]; then
   python3 -m venv "$env"
-  "$env/bin/pip" install -q --disable-pip-version-check opentelemetry-proto
+  "$env/bin/pip" install -q --disable-pip-version-check opentelemetry-proto trustme
   touch "$env/complete"
 fi
 cargo build --workspace --bins --features rollflow-pipelines/otlp

@@ -1,11 +1,13 @@
 #!/usr/bin/env python3
 """Exports a run to a collector on loopback that decodes OTLP by OpenTelemetry's own messages: argument: rollflow, built with the feature otlp."""
 import http.server
+import ssl
 import subprocess
 import sys
 import tempfile
 import threading
 
+import trustme
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
@@ -24,17 +26,18 @@ class Collector(http.server.BaseHTTPRequestHandler):
                 for metric in (metric for scope in resource.scope_metrics for metric in scope.metrics):
                     numbers[metric.name] = (metric.sum or metric.gauge) and (metric.sum.data_points or metric.gauge.data_points)
         self.send_response(200)
+        self.send_header("Content-Length", "0")
         self.end_headers()
 
     def log_message(self, *_):
         pass
 
 
-def run(url, steps=12):
+def run(url, steps=12, more=()):
     with tempfile.TemporaryDirectory() as folder:
         sets = ["model.hidden=16", "model.layers=1", "model.heads=2", "model.kv_heads=1", "model.intermediate=32", "sft.steps=2", "sft.batch=4",
                 "batch.groups=4", "generate.group_size=4", "generate.max_num_seqs=8", 'reward={kind="regex",pattern="[0-9]"}', "filter=[]",
-                f"train.steps={steps}", "observe.otlp_every=3", f"observe.otlp={url!r}"]
+                f"train.steps={steps}", "observe.otlp_every=3", f"observe.otlp={url!r}", *more]
         command = [sys.argv[1], "run", "pipelines/recipes/grpo.toml", "--out", f"{folder}/run"] + [part for of in sets for part in ("--set", of)]
         return subprocess.run(command, capture_output=True, text=True, timeout=300)
 
@@ -63,6 +66,23 @@ stated = {one.key for point in numbers["rollflow_stage_time_seconds_total"] for 
 assert stated == {"stage", "state"}, stated
 print(f"{len(spans)} spans of {len(roots)} groups, {len(numbers)} metrics")
 server.shutdown()
+# A collector with a certificate of an authority that only net.ca_file names.
+authority = trustme.CA()
+with authority.cert_pem.tempfile() as ca_file, tempfile.TemporaryDirectory() as folder:
+    of_server = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    authority.issue_cert("127.0.0.1").configure_cert(of_server)
+    secure = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Collector)
+    secure.socket = of_server.wrap_socket(secure.socket, server_side=True)
+    threading.Thread(target=secure.serve_forever, daemon=True).start()
+    spans.clear()
+    url = f"https://127.0.0.1:{secure.server_port}"
+    ended = run(url, 3, [f"net.ca_file={ca_file!r}"])
+    assert ended.returncode == 0 and spans and "observe.otlp" not in ended.stderr, ended.stderr
+    spans.clear()
+    refused = run(url, 3)
+    assert refused.returncode == 0 and not spans and "observe.otlp" in refused.stderr, refused.stderr
+    secure.shutdown()
+print("net.ca_file decides which collector is trusted")
 # A collector that is gone costs the run nothing.
 server.server_close()
 gone = run("http://127.0.0.1:9", steps=3)

@@ -34,3 +34,4 @@ pub use retry::{Outcome, Retries, RetryPolicy, Retryable, backoff};
 pub use rollflow_util::deadline;
 pub use serve::Server;
 pub use tasks::{Tasks, now};
+pub use tls::config as tls_config;

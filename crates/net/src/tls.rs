@@ -16,7 +16,11 @@ const NO_AUTHORITY: &str = "set `net.ca_file` to a PEM file with the certificate
 
 /// TLS with HTTP/2 and HTTP/1.1 for a server that the system's certificates, those of
 /// `SSL_CERT_FILE` or those in `ca_file` vouch for.
-pub(super) fn config(ca_file: Option<&Path>) -> Result<ClientConfig, Fault> {
+///
+/// # Errors
+///
+/// [`Fault::Certificates`] if certificates cannot be read.
+pub fn config(ca_file: Option<&Path>) -> Result<ClientConfig, Fault> {
     let own = ca_file.map(read).transpose()?.unwrap_or_default();
     let provider = Arc::new(rustls::crypto::ring::default_provider());
     let verifier = Verifier::new_with_extra_roots(own, provider).map_err(|error| refuse(match ca_file {

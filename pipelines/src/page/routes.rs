@@ -260,7 +260,10 @@ fn wanted(body: &[u8]) -> Result<Wanted, Refusal> {
 
 async fn recipes(State(runs): State<Arc<Runs>>) -> Answered {
     // None where no runs are started: every list of runs asks.
-    made(move || starter(&runs).map_or_else(|_| Ok("[]".to_owned()), |starter| Ok(starter.list().map_err(Refusal::Failed)?.to_string()))).await
+    made(move || {
+        starter(&runs).map_or_else(|_| Ok("[]".to_owned()), |starter| Ok(starter.list().map_err(Refusal::Failed)?.to_string()))
+    })
+    .await
 }
 
 async fn schema() -> Answered {

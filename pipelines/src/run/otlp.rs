@@ -7,10 +7,12 @@ use anyhow::{Context, Result};
 use opentelemetry::metrics::{AsyncInstrument, Meter, MeterProvider, ObservableCounter, ObservableGauge};
 use opentelemetry::trace::{Span, TraceContextExt, Tracer, TracerProvider};
 use opentelemetry::{Context as Telemetry, KeyValue};
-use opentelemetry_otlp::{MetricExporter, SpanExporter, WithExportConfig};
+use opentelemetry_otlp::{MetricExporter, SpanExporter, WithExportConfig, WithHttpConfig};
 use opentelemetry_sdk::Resource;
 use opentelemetry_sdk::metrics::{PeriodicReader, SdkMeterProvider};
 use opentelemetry_sdk::trace::{SdkTracer, SdkTracerProvider};
+use reqwest::blocking::Client;
+use rollflow::net::tls_config;
 use rollflow::observe::{Metric, Metrics};
 use rollflow::recipe::Plan;
 
@@ -21,6 +23,9 @@ const EVERY: Duration = Duration::from_secs(10);
 
 /// Time that the last spans and metrics have at the end of a run.
 const LAST: Duration = Duration::from_secs(5);
+
+/// Longest time of a request.
+const LIMIT: Duration = Duration::from_secs(10);
 
 /// Exports of a run. Dropping them sends what is left.
 pub(crate) struct Otlp {
@@ -39,16 +44,17 @@ enum Instrument {
 impl Otlp {
     /// Starts exports to the collector at `url`. Variables `OTEL_EXPORTER_OTLP_HEADERS` and the like hold.
     pub fn start(url: &str, plan: &Plan, metrics: &Metrics) -> Result<Self> {
-        // An error means that the process has chosen already.
-        rustls::crypto::ring::default_provider().install_default().ok();
         let at = |path: &str| format!("{}/v1/{path}", url.trim_end_matches('/'));
         let resource = Resource::builder()
             .with_service_name("rollflow")
             .with_attributes([KeyValue::new("run", plan.name.clone()), KeyValue::new("pipeline", plan.pipeline.word())])
             .build();
         let failed = || format!("observe.otlp = {url:?}");
-        let spans = SpanExporter::builder().with_http().with_endpoint(at("traces")).build().with_context(failed)?;
-        let numbers = MetricExporter::builder().with_http().with_endpoint(at("metrics")).build().with_context(failed)?;
+        let tls = tls_config(plan.net.ca_file.as_deref())?;
+        let http = Client::builder().tls_backend_preconfigured(tls).timeout(LIMIT).build().with_context(failed)?;
+        let spans = SpanExporter::builder().with_http().with_http_client(http.clone()).with_endpoint(at("traces"));
+        let numbers = MetricExporter::builder().with_http().with_http_client(http).with_endpoint(at("metrics"));
+        let (spans, numbers) = (spans.build().with_context(failed)?, numbers.build().with_context(failed)?);
         let tracing = SdkTracerProvider::builder().with_batch_exporter(spans).with_resource(resource.clone()).build();
         let reader = PeriodicReader::builder(numbers).with_interval(EVERY).build();
         let metering = SdkMeterProvider::builder().with_reader(reader).with_resource(resource).build();
