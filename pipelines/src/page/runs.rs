@@ -36,7 +36,7 @@ pub(super) struct Runs {
     /// Rows of the list, with the state of the files that they were made from.
     rows: Mutex<HashMap<PathBuf, (RunState, Value)>>,
     /// Small curves of the list.
-    small: Mutex<HashMap<PathBuf, SmallCurve>>,
+    small: Mutex<HashMap<PathBuf, SmallLines>>,
     /// Lines that were read of runs.
     caches: Caches,
 }
@@ -150,27 +150,27 @@ impl Runs {
         if let Some((_, row)) = self.rows.lock().get(&run.path).filter(|(before, _)| *before == state) {
             return Ok(row.clone());
         }
-        let record = Record::read(&run.path)?;
-        let metric = ["reward_mean", "loss"].into_iter().find(|name| record.metrics.contains_key(*name));
+        let record = Record::unmeasured(&run.path)?;
+        let small = self.curve(&run.path);
         let planned = std::fs::read_to_string(run.path.join(RECIPE)).ok();
         let planned = planned.and_then(|text| parse(RECIPE, &text, &[]).ok()).map(|plan| plan.steps());
         let working = record.sessions.last().filter(|_| record.state == State::Running);
         let page = working.and_then(|session| session.page).map(|address| format!("http://{address}/"));
         let row = json!({
             "name": run.name, "pipeline": record.pipeline, "state": record.state, "step": record.steps, "planned": planned,
-            "metric": metric, "last": metric.map(|name| record.metrics[name].last),
-            "curve": metric.map_or_else(Vec::new, |name| self.curve(&run.path, name)),
+            "metric": small.as_ref().map(|small| small.metric), "last": small.as_ref().map(|small| small.last),
+            "curve": small.map_or_else(Vec::new, |small| small.points),
             "started": record.started(), "seconds": record.seconds(), "page": page, "live": self.live(&run.path).is_some(),
         });
         self.rows.lock().insert(run.path.clone(), (state, row.clone()));
         Ok(row)
     }
 
-    /// A few points of a smoothed metric. A file that cannot be read has none; the run's page names the
-    /// error.
-    fn curve(&self, folder: &Path, name: &str) -> Vec<f64> {
+    /// The metric of a run's small curve, with its last value and a few smoothed points. A file that cannot be
+    /// read has none; the run's page names the error.
+    fn curve(&self, folder: &Path) -> Option<SmallCurve> {
         let mut small = self.small.lock();
-        small.entry(folder.to_owned()).or_insert_with(|| SmallCurve::of(folder)).points(name).unwrap_or_default()
+        small.entry(folder.to_owned()).or_insert_with(|| SmallLines::of(folder)).curve().ok().flatten()
     }
 
     /// Lines that were read of a run.
@@ -180,7 +180,7 @@ impl Runs {
 
     /// The contents of a run's page as JSON.
     pub fn report(&self, run: &Found) -> Result<String> {
-        let mut record = Record::read(&run.path)?;
+        let mut record = Record::unmeasured(&run.path)?;
         if let Some(observed) = self.live(&run.path) {
             record.drawn = observed.drawn()?;
         }
@@ -191,28 +191,43 @@ impl Runs {
     }
 }
 
-/// One metric of a run, read as it grows.
+/// A metric of a run in a row of the list.
 struct SmallCurve {
-    lines: GrowingLines,
-    name: String,
-    values: Vec<f64>,
+    metric: &'static str,
+    last: f64,
+    points: Vec<f64>,
 }
 
-impl SmallCurve {
+/// The metrics that a small curve may have, read as they grow. The first that a run has is drawn.
+struct SmallLines {
+    lines: GrowingLines,
+    values: [Vec<f64>; SHOWN.len()],
+}
+
+const SHOWN: [&str; 2] = ["reward_mean", "loss"];
+
+impl SmallLines {
     fn of(folder: &Path) -> Self {
-        SmallCurve { lines: GrowingLines::of(folder.join("metrics.jsonl")), name: String::new(), values: Vec::new() }
+        SmallLines { lines: GrowingLines::of(folder.join("metrics.jsonl")), values: Default::default() }
     }
 
-    fn points(&mut self, name: &str) -> Result<Vec<f64>> {
-        let SmallCurve { lines, name: known, values } = self;
-        if lines.was_cut()? || known != name {
-            (*lines, *values, *known) = (GrowingLines::of(lines.path()), Vec::new(), name.to_owned());
+    fn curve(&mut self) -> Result<Option<SmallCurve>> {
+        let SmallLines { lines, values } = self;
+        if lines.was_cut()? {
+            *values = Default::default();
         }
         lines.each_new(|line| {
-            let value = metrics_row(line.bytes).ok().and_then(|(_, row)| row.get(name).copied());
-            values.extend(value.filter(|value| value.is_finite()));
+            let Ok((_, row)) = metrics_row(line.bytes) else { return Ok(()) };
+            for (name, values) in SHOWN.iter().zip(&mut *values) {
+                values.extend(row.get(*name).copied().filter(|value| value.is_finite()));
+            }
             Ok(())
         })?;
-        Ok(smoothed(values).into_iter().step_by(values.len().div_ceil(POINTS).max(1)).collect())
+        let drawn = |(metric, values): (&&'static str, &Vec<f64>)| {
+            let every = values.len().div_ceil(POINTS).max(1);
+            let points = smoothed(values).into_iter().step_by(every).collect();
+            Some(SmallCurve { metric, last: *values.last()?, points })
+        };
+        Ok(SHOWN.iter().zip(&*values).find_map(drawn))
     }
 }

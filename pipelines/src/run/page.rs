@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result};
 use rollflow::observe::logs::{MetricStats, metrics_rows, read_lines};
-use rollflow::observe::{HtmlReport, duration};
+use rollflow::observe::{Curves, HtmlReport, duration};
 use rollflow::util::atomic_file;
 
 use crate::run::curves::RunCurves;
@@ -34,7 +34,7 @@ pub(crate) fn page(folder: &Path, record: &Record, curves: &RunCurves) -> Result
         name: record.name.clone(),
         state: record.state.word(),
         outcome: outcome(record),
-        tiles: tiles(record),
+        tiles: tiles(record, &curves.curves),
         curves: curves.curves.drawn(),
         axes: curves.axes.drawn(),
         pass_at: evaluations
@@ -75,11 +75,11 @@ fn outcome(record: &Record) -> String {
 }
 
 /// A few numbers that a reader looks for first.
-fn tiles(record: &Record) -> Vec<(String, String)> {
+fn tiles(record: &Record, curves: &Curves) -> Vec<(String, String)> {
     let seconds = record.seconds();
     let time = duration(Duration::from_secs_f64(seconds));
     let tile = |label: &str, name: &str, decimals: usize, pick: fn(&MetricStats) -> f64| {
-        Some((label.to_owned(), format!("{:.decimals$}", pick(record.metrics.get(name)?))))
+        Some((label.to_owned(), format!("{:.decimals$}", pick(&curves.stats(name)?))))
     };
     let reward = tile("reward, last tenth", "reward_mean", 3, |reward| reward.last_tenth);
     let loss = tile("loss, last tenth", "loss", 4, |loss| loss.last_tenth).filter(|_| reward.is_none());

@@ -11,7 +11,7 @@ use clap::ValueEnum;
 use jiff::{Timestamp, Unit};
 use rollflow::flow::{Ended, Report};
 use rollflow::observe::StageShares;
-use rollflow::observe::logs::{MetricStats, compute_stats_from_jsonl};
+use rollflow::observe::logs::{MetricStats, compute_stats_from_jsonl, last_step};
 use rollflow::recipe::{ModelSource, Plan};
 use rollflow::serve::TinkerModel;
 use rollflow::util::{atomic_file, lock_file};
@@ -101,10 +101,15 @@ impl Record {
     /// from recipe and metrics.
     pub fn read(folder: &Path) -> Result<Self> {
         let mut record = Record::unmeasured(folder)?;
-        if record.state == State::Running || record.state == State::Died || record.metrics.is_empty() {
+        if !record.has_ended() {
             record.take_metrics(folder);
         }
         Ok(record)
+    }
+
+    /// Returns true if its numbers are final.
+    fn has_ended(&self) -> bool {
+        !matches!(self.state, State::Running | State::Died) && !self.metrics.is_empty()
     }
 
     /// [`Record::read`] without the metrics of a run that has not ended.
@@ -126,6 +131,9 @@ impl Record {
             record.state = if record.pipeline == TINKER { State::Stopped } else { State::Died };
         } else if open && let Some(session) = record.sessions.last_mut() {
             session.seconds = session.seconds_until(now());
+        }
+        if !record.has_ended() {
+            record.steps = last_step(&folder.join("metrics.jsonl")).unwrap_or(0);
         }
         Ok(record)
     }
@@ -231,7 +239,7 @@ impl Record {
         let path = folder.join("metrics.jsonl");
         // A run that never came to a step has none; a damaged file is the reader's to complain of, not the record's.
         self.metrics = compute_stats_from_jsonl(&path).unwrap_or_default();
-        self.steps = rollflow::observe::logs::last_step(&path).unwrap_or(0);
+        self.steps = last_step(&path).unwrap_or(0);
     }
 
     /// Writes it into the run's folder, atomically.

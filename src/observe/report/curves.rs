@@ -8,7 +8,7 @@ use serde::Serialize;
 use serde_json::{Value, json};
 
 use crate::observe::Metric;
-use crate::observe::logs::{StepMetrics, around, mean};
+use crate::observe::logs::{MetricStats, StepMetrics, around, mean};
 
 /// Points of a curve that are drawn.
 const POINTS: usize = 320;
@@ -25,6 +25,11 @@ impl Curves {
         for (name, value) in row.into_iter().filter(|(_, value)| value.is_finite()) {
             self.0.entry(name).or_default().push((step as f64, value));
         }
+    }
+
+    /// Statistics of a metric; `None` if it has no points.
+    pub fn stats(&self, metric: &str) -> Option<MetricStats> {
+        MetricStats::of(self.0.get(metric)?.iter().map(|(_, value)| *value))
     }
 
     /// Every metric as a curve: its help text, and points of step, smoothed value, the two values between
