@@ -1,11 +1,19 @@
 #!/usr/bin/env bash
-# Watches a run by a real Prometheus, which comes from Debian: rules and their tests, and every query of the dashboard.
+# Watches a run by a real Prometheus, which comes from Debian: rules and their tests, and every query of the dashboard, whose form Grafana's
+# types know. Exports to a collector that decodes by OpenTelemetry's own messages. The types and the messages come from PyPI.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 if ! command -v prometheus promtool > /dev/null; then
   echo "installing prometheus" >&2
   apt-get install -y --no-install-recommends prometheus > /dev/null
 fi
+env=${ROLLFLOW_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/rollflow}/monitoring-1
+if [ ! -e "$env/complete" ]; then
+  python3 -m venv "$env"
+  "$env/bin/pip" install -q --disable-pip-version-check grafana-foundation-sdk opentelemetry-proto trustme
+  touch "$env/complete"
+fi
+"$env/bin/python" scripts/check_dashboard.py monitoring/dashboard.json
 scrapes=$(mktemp -d)
 trap 'rm -rf "$scrapes"' EXIT
 ROLLFLOW_SCRAPE=$scrapes/every_metric cargo test --quiet --workspace --test recipes a_scrape_shows_every_recorded_metric
@@ -17,12 +25,5 @@ done
 cargo build --workspace --bins
 python3 scripts/test_monitoring.py "${CARGO_TARGET_DIR:-target}/debug/rollflow"
 
-# Exports to an OpenTelemetry collector, decoded by its own messages from PyPI.
-env=${ROLLFLOW_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/rollflow}/opentelemetry-tls
-if [ ! -e "$env/complete" ]; then
-  python3 -m venv "$env"
-  "$env/bin/pip" install -q --disable-pip-version-check opentelemetry-proto trustme
-  touch "$env/complete"
-fi
 cargo build --workspace --bins --features rollflow-pipelines/otlp
 "$env/bin/python" scripts/test_otlp.py "${CARGO_TARGET_DIR:-target}/debug/rollflow"
