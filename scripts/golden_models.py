@@ -30,6 +30,10 @@ CASES = {
     "olmo3": ("olmo3", dict(num_hidden_layers=3, sliding_window=6, layer_types=["sliding_attention", "full_attention", "sliding_attention"], rope_parameters={
         "full_attention": YARN, "sliding_attention": dict(rope_type="default", rope_theta=10000.0)})),
     "ministral": ("ministral", dict(sliding_window=6, head_dim=16, layer_types=["sliding_attention", "full_attention"])),
+    "gemma": ("gemma", dict(head_dim=8)),
+    "gemma2": ("gemma2", dict(head_dim=8, num_hidden_layers=3, sliding_window=6, query_pre_attn_scalar=12, attn_logit_softcapping=1.5, final_logit_softcapping=3.0)),
+    "gemma3": ("gemma3_text", dict(head_dim=8, num_hidden_layers=3, sliding_window=6, query_pre_attn_scalar=8, final_logit_softcapping=5.0, layer_types=["sliding_attention", "full_attention", "sliding_attention"],
+               rope_parameters={"full_attention": dict(rope_type="linear", rope_theta=1000000.0, factor=8.0), "sliding_attention": dict(rope_type="default", rope_theta=10000.0)})),
     "llama_dynamic": ("llama", dict(rope_parameters=dict(rope_type="dynamic", rope_theta=10000.0, factor=2.0))),
 }
 LENGTHS, NEW, TEXTS = [8, 5, 2], 24, ["def add(a, b):\n    return a + b", "12+34=46", "naïve café – 東京 😀!"]
@@ -104,7 +108,7 @@ def make(root, name, model_type, options):
         model = AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval().float()
         for key, p in model.named_parameters():  # norms and biases that matter
             if p.dim() == 1:
-                torch.nn.init.normal_(p, 1.0 if "norm" in key else 0.0, 0.1)
+                torch.nn.init.normal_(p, 1.0 if "norm" in key and "gemma" not in model_type else 0.0, 0.1)
         rows = [torch.randint(0, 380, (length,)).tolist() for length in LENGTHS]
         with torch.no_grad():
             answers = greedy(model, rows)

@@ -65,6 +65,31 @@ fn whole<S: Serializer>(number: &f64, serializer: S) -> Result<S::Ok, S::Error> 
     serializer.serialize_u64(*number as u64)
 }
 
+/// Activation of a feed-forward layer's gate.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Activation {
+    /// x · sigmoid(x).
+    Silu,
+    /// GELU (Hendrycks and Gimpel, 2016), approximated by tanh.
+    GeluTanh,
+    /// GELU by the error function.
+    Gelu,
+}
+
+impl Activation {
+    const ALL: [Activation; 3] = [Activation::Silu, Activation::GeluTanh, Activation::Gelu];
+
+    /// Name in a `config.json`.
+    pub fn name(self) -> &'static str {
+        ["silu", "gelu_pytorch_tanh", "gelu"][self as usize]
+    }
+
+    /// The activation of that name.
+    pub(super) fn named(name: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|activation| activation.name() == name)
+    }
+}
+
 /// The largest product of heads and their width.
 const WIDEST_ATTENTION: usize = 1 << 22;
 
@@ -99,9 +124,13 @@ pub struct ModelConfig {
     pub rope_scaling: RopeScaling,
     /// One entry a layer: how many positions back it sees, itself included; `None`: all.
     pub windows: Vec<Option<usize>>,
+    /// Base of the rotary frequencies in layers with a window; `None`: `rope_theta`.
+    pub window_rope_theta: Option<f64>,
     /// Layers without rotary embeddings.
     pub unrotated: Vec<usize>,
-    /// Factor of the embeddings. This and the next three differ from the default in Granite only.
+    /// Activation of the feed-forward layer.
+    pub activation: Activation,
+    /// Factor of the embeddings: 1 but in Granite and Gemma.
     pub embedding_multiplier: f64,
     /// Factor of a branch's output.
     pub residual_multiplier: f64,
@@ -109,6 +138,10 @@ pub struct ModelConfig {
     pub attention_multiplier: Option<f64>,
     /// Divisor of the logits.
     pub logits_scaling: f64,
+    /// Cap of attention scores: they become `cap · tanh(score / cap)` (Gemma 2).
+    pub attention_cap: Option<f64>,
+    /// The same for logits.
+    pub logits_cap: Option<f64>,
     /// Biases on the query, key and value projections.
     pub qkv_bias: bool,
     /// Bias on the attention's output projection.
@@ -156,11 +189,15 @@ impl ModelConfig {
             rope_theta: 10_000.0,
             rope_scaling: RopeScaling::Default,
             windows: vec![None; layers],
+            window_rope_theta: None,
             unrotated: Vec::new(),
+            activation: Activation::Silu,
             embedding_multiplier: 1.0,
             residual_multiplier: 1.0,
             attention_multiplier: None,
             logits_scaling: 1.0,
+            attention_cap: None,
+            logits_cap: None,
             qkv_bias: false,
             output_bias: false,
             mlp_bias: false,
@@ -209,11 +246,13 @@ impl ModelConfig {
         self.attention_multiplier.unwrap_or_else(|| 1.0 / (self.head_dim as f64).sqrt())
     }
 
-    /// A layer's frequency stretching; `None` without rotary embeddings.
-    pub(super) fn rope_of(&self, layer: usize) -> Option<RopeScaling> {
-        let plain = self.family.definition().plain_rope_in_windows && self.windows[layer].is_some();
+    /// Base and stretching of a layer's rotary frequencies; `None` without rotary embeddings.
+    pub(super) fn rope_of(&self, layer: usize) -> Option<(f64, RopeScaling)> {
+        let windowed = self.windows[layer].is_some();
+        let plain = self.family.definition().plain_rope_in_windows && windowed;
         let scaling = if plain { RopeScaling::Default } else { self.rope_scaling };
-        (!self.unrotated.contains(&layer)).then_some(scaling)
+        let theta = self.window_rope_theta.filter(|_| windowed).unwrap_or(self.rope_theta);
+        (!self.unrotated.contains(&layer)).then_some((theta, scaling))
     }
 
     /// Approximate cost of a pass over `length` tokens, in tokens without attention.

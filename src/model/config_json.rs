@@ -8,10 +8,10 @@ use std::path::Path;
 use serde_json::{Map, Value, json};
 
 use super::config::LABELS;
-use super::family::CLASSIFIER;
+use super::family::{CLASSIFIER, Definition};
 use super::keys::{Keys, read_object};
 use super::read_rope::rope;
-use super::{Dtype, Family, ModelConfig, ModelError, RopeScaling};
+use super::{Activation, Dtype, Family, ModelConfig, ModelError, RopeScaling};
 
 /// Largest sizes accepted: far above any model's, and small enough that no product overflows.
 const WIDEST: usize = 1 << 20;
@@ -77,7 +77,6 @@ impl ModelConfig {
             "num_attention_heads": self.heads,
             "num_key_value_heads": self.kv_heads,
             "head_dim": self.head_dim,
-            "hidden_act": "silu",
             "max_position_embeddings": self.max_positions,
             "rms_norm_eps": self.rms_norm_eps,
             "rope_parameters": rope,
@@ -91,6 +90,7 @@ impl ModelConfig {
             "torch_dtype": self.dtype.name(),
         });
         let Value::Object(mut keys) = keys else { unreachable!("json! of braces is an object") };
+        keys.insert(self.family.definition().activation.0.into(), self.activation.name().into());
         (self.family.definition().write)(self, &mut keys);
         if self.scores {
             keys.insert("id2label".into(), json!({"0": "LABEL_0"}));
@@ -121,6 +121,7 @@ fn read_as_llama(keys: &Keys, family: Family) -> Result<ModelConfig, ModelError>
     Ok(ModelConfig {
         family,
         scores: scores(keys)?,
+        activation: activation(keys, defaults)?,
         intermediate_size: keys.size("intermediate_size", WIDEST)?,
         heads,
         kv_heads,
@@ -141,11 +142,19 @@ fn read_as_llama(keys: &Keys, family: Family) -> Result<ModelConfig, ModelError>
     })
 }
 
+/// The feed-forward layer's activation. Only Gemma's are known with GELU.
+fn activation(keys: &Keys, defaults: &Definition) -> Result<Activation, ModelError> {
+    let (key, default) = defaults.activation;
+    let Some(name) = keys.optional::<String>(key, "a string")? else { return Ok(default) };
+    let (known, expected) = match defaults.is_gemma {
+        true => ([Activation::GeluTanh, Activation::Gelu].as_slice(), "gelu_pytorch_tanh, gelu"),
+        false => ([Activation::Silu].as_slice(), "silu"),
+    };
+    Activation::named(&name).filter(|found| known.contains(found)).ok_or_else(|| keys.unsupported(key, expected))
+}
+
 /// Rejects keys that change the computation in ways that are not implemented.
 fn refuse_unsupported(keys: &Keys) -> Result<(), ModelError> {
-    if keys.optional::<String>("hidden_act", "a string")?.is_some_and(|name| name != "silu") {
-        return Err(keys.unsupported("hidden_act", "silu"));
-    }
     for key in ["attention_dropout", "resid_pdrop", "embd_pdrop"] {
         if keys.optional::<f64>(key, "a number")?.is_some_and(|rate| rate != 0.0) {
             return Err(keys.unsupported(key, "0.0"));

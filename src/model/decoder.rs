@@ -11,8 +11,8 @@ use super::family::QkNorm;
 use super::layout::part;
 use super::packed::Rectangle;
 use super::rope::{ByLayer, Rope, Tables};
-use super::views::Layer;
-use super::{Compute, KvCache, Layout, ModelConfig, Packed, Views, Weights, fused, wide};
+use super::views::{BranchNorms, Layer};
+use super::{Activation, Compute, KvCache, Layout, ModelConfig, Packed, Views, Weights, fused, wide};
 
 /// Decoder of one configuration. It holds no weights; each thread creates its own.
 pub struct Decoder {
@@ -99,14 +99,14 @@ impl Decoder {
     pub(super) fn add_embedding(&self, gradient: &Tensor, ids: &[i64], by_embedded: &Tensor) {
         let _guard = tch::no_grad_guard();
         let ids = Tensor::from_slice(ids).to_device(gradient.device());
-        let by_embedded = scaled(by_embedded.to_kind(Kind::Float), self.config.embedding_multiplier);
+        let by_embedded = scaled(by_embedded.to_kind(Kind::Float), self.embedding_factor(by_embedded.kind()));
         let _sum = gradient.view([-1, self.config.hidden_size as i64]).index_add_(0, &ids, &by_embedded);
     }
 
     /// Logits `[M, vocabulary]` of hidden rows `[M, hidden]`; with a score head, scores `[M, 1]`.
     /// Always in f32 (law N5).
     pub fn logits(&self, views: &Views, rows: &Tensor) -> Tensor {
-        wide::linear(rows, &views.head)
+        capped(wide::linear(rows, &views.head), self.config.logits_cap.filter(|_| !self.config.scores))
     }
 
     /// Computes whole prompts and returns the logits after each, `[prompts, vocabulary]`. Writes
@@ -177,7 +177,16 @@ impl Decoder {
     /// The embeddings of tokens, by the matrix `embedding`.
     pub(super) fn embed_by(&self, embedding: &Tensor, tokens: &[i64]) -> Tensor {
         let tokens = Tensor::from_slice(tokens).to_device(embedding.device());
-        scaled(embedding.index_select(0, &tokens), self.config.embedding_multiplier)
+        scaled(embedding.index_select(0, &tokens), self.embedding_factor(embedding.kind()))
+    }
+
+    /// Factor of the embeddings.
+    fn embedding_factor(&self, kind: Kind) -> f64 {
+        let factor = self.config.embedding_multiplier;
+        match self.config.family.definition().is_gemma && factor != 1.0 {
+            true => Tensor::from(factor).to_kind(kind).double_value(&[]),
+            false => factor,
+        }
     }
 
     /// One layer over whole sequences.
@@ -199,7 +208,7 @@ impl Decoder {
             Pass::Fused(packed, rotations) => {
                 let (cos, sin) = rotations.get(index);
                 let (queries, keys, scale) = (config.heads as i64, config.kv_heads as i64, config.attention_scale());
-                let heads = fused::Heads { queries, keys, scale };
+                let heads = fused::Heads { queries, keys, scale, cap: config.attention_cap };
                 fused::attention(&self.normed_heads(layer, qkv), (cos, sin), packed, heads, window)
             }
             Pass::Rectangular(rectangle, tables, masks) => {
@@ -207,32 +216,42 @@ impl Decoder {
                 let (qk, v) = self.heads(layer, &rectangle.spread(qkv), &shape, tables.get(index));
                 let [q, k] = parts(&qk, -2, [config.heads as i64, config.kv_heads as i64]);
                 keep(index, (&k, &v));
-                rectangle.pack(causal(&q, &k, &v, masks.get(index).as_ref(), config.attention_scale()))
+                rectangle.pack(causal(&q, &k, &v, masks.get(index).as_ref(), config.attention_scale(), config.attention_cap))
             }
         }
     }
 
     /// One layer. With `rows`, only those rows are computed after attention.
     fn block(&self, layer: &Layer, x: Tensor, rows: Option<&Tensor>, attend: impl FnOnce(&Tensor) -> Tensor) -> Tensor {
-        let attended = attend(&layer.qkv.forward(&self.enter(&x, &layer.input_norm)));
+        let attended = attend(&layer.qkv.forward(&self.normed(&x, layer.attention_norms.before.as_ref())));
         let chosen = |all: Tensor| match rows {
             Some(rows) => all.index_select(0, rows),
             None => all,
         };
-        let x = chosen(x) + self.leave(layer.output.forward(&chosen(attended)), &layer.input_norm);
-        let inner = fused::swiglu(&layer.gate_up.forward(&self.enter(&x, &layer.post_norm)));
-        x + self.leave(layer.down.forward(&inner), &layer.post_norm)
+        let x = chosen(x) + self.leave(layer.output.forward(&chosen(attended)), &layer.attention_norms);
+        let inner = self.gated(&layer.gate_up.forward(&self.normed(&x, layer.mlp_norms.before.as_ref())));
+        x + self.leave(layer.down.forward(&inner), &layer.mlp_norms)
     }
 
-    /// Input of a branch, from the residual stream.
-    fn enter(&self, x: &Tensor, norm: &Tensor) -> Tensor {
-        if self.config.family.definition().norms_output { x.shallow_clone() } else { self.norm(x, norm) }
+    /// Activation of the gate, times the other half.
+    fn gated(&self, gate_up: &Tensor) -> Tensor {
+        let approximate = match self.config.activation {
+            Activation::Silu => return fused::swiglu(gate_up),
+            Activation::GeluTanh => "tanh",
+            Activation::Gelu => "none",
+        };
+        let halves = gate_up.chunk(2, -1);
+        halves[0].gelu(approximate) * &halves[1]
+    }
+
+    /// Norms by a weight, if there is one.
+    fn normed(&self, x: &Tensor, norm: Option<&Tensor>) -> Tensor {
+        norm.map_or_else(|| x.shallow_clone(), |norm| self.norm(x, norm))
     }
 
     /// Contribution of a branch to the residual stream.
-    fn leave(&self, y: Tensor, norm: &Tensor) -> Tensor {
-        let y = if self.config.family.definition().norms_output { self.norm(&y, norm) } else { y };
-        scaled(y, self.config.residual_multiplier)
+    fn leave(&self, y: Tensor, norms: &BranchNorms) -> Tensor {
+        scaled(self.normed(&y, norms.after.as_ref()), self.config.residual_multiplier)
     }
 
     /// Splits fused projections into rotated queries and keys, `[…shape, heads + key heads, dim]`,
@@ -261,7 +280,12 @@ impl Decoder {
 
     /// RMS norm over the last dimension.
     fn norm(&self, x: &Tensor, weight: &Tensor) -> Tensor {
-        fused::rms_norm(x, weight, self.config.rms_norm_eps)
+        let eps = self.config.rms_norm_eps;
+        if !self.config.family.definition().is_gemma {
+            return fused::rms_norm(x, weight, eps);
+        }
+        // Factors and result are rounded once.
+        fused::rms_norm(&x.to_kind(Kind::Float), &(weight.to_kind(Kind::Float) + 1.0), eps).to_kind(x.kind())
     }
 }
 
@@ -274,12 +298,31 @@ fn window_mask(len: i64, window: Option<usize>, device: Device) -> Option<Tensor
 /// Causal attention within each row of a rectangle. `q` is `[rows, columns, heads, dim]`; `k` and
 /// `v` have the key heads instead. Returns `[rows · columns, heads · dim]`. Products are multiplied
 /// by `scale`.
-fn causal(q: &Tensor, k: &Tensor, v: &Tensor, mask: Option<&Tensor>, scale: f64) -> Tensor {
+fn causal(q: &Tensor, k: &Tensor, v: &Tensor, mask: Option<&Tensor>, scale: f64, cap: Option<f64>) -> Tensor {
     let [q, k, v] = [q, k, v].map(|x| x.transpose(1, 2));
     let grouped = q.size()[1] != k.size()[1];
-    let out = Tensor::scaled_dot_product_attention(&q, &k, &v, mask, 0.0, mask.is_none(), Some(scale), grouped);
+    let out = match cap {
+        None => Tensor::scaled_dot_product_attention(&q, &k, &v, mask, 0.0, mask.is_none(), Some(scale), grouped),
+        Some(_) => written_out(&q, &k, &v, mask, scale, cap),
+    };
     let (rows, columns) = (out.size()[0], out.size()[2]);
     out.transpose(1, 2).reshape([rows * columns, -1])
+}
+
+/// The same with capped scores, which libtorch's attention does not know; `[rows, heads, columns, dim]`.
+/// Scores of all heads exist at once, in f32.
+fn written_out(q: &Tensor, k: &Tensor, v: &Tensor, mask: Option<&Tensor>, scale: f64, cap: Option<f64>) -> Tensor {
+    let repeated = |x: &Tensor| x.repeat_interleave_self_int(q.size()[1] / x.size()[1], 1, None);
+    let (columns, device) = (q.size()[2], q.device());
+    let seen = mask.map_or_else(|| Tensor::ones([columns, columns], (Kind::Bool, device)).tril(0), Tensor::shallow_clone);
+    let scores = q.to_kind(Kind::Float).matmul(&repeated(k).to_kind(Kind::Float).transpose(2, 3)) * scale;
+    let scores = capped(scores, cap).masked_fill(&seen.logical_not(), f64::NEG_INFINITY);
+    scores.softmax(-1, Kind::Float).to_kind(q.kind()).matmul(&repeated(v))
+}
+
+/// `cap · tanh(x / cap)`.
+pub(crate) fn capped(x: Tensor, cap: Option<f64>) -> Tensor {
+    cap.map_or_else(|| x.shallow_clone(), |cap| (&x / cap).tanh() * cap)
 }
 
 /// Log-probabilities of targets `[M]`, and entropies, from logits `[M, V]` divided by

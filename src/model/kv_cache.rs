@@ -3,7 +3,7 @@
 use tch::{Kind, Tensor};
 
 use super::rope::ByLayer;
-use super::{Compute, ModelConfig, wide};
+use super::{Compute, ModelConfig, capped, wide};
 
 /// Keys and values of sequences in flight. One tensor per layer, `[2, slots · key heads,
 /// positions, dim]`: keys, then values. Written in place.
@@ -17,6 +17,7 @@ pub struct KvCache {
     kv_heads: usize,
     dim: usize,
     scale: f64,
+    cap: Option<f64>,
 }
 
 /// Data that all layers of one decoding step share.
@@ -38,7 +39,7 @@ impl KvCache {
         let shape = [2, slots * config.kv_heads, positions, config.head_dim].map(|size| size as i64);
         let layers = (0..config.layers()).map(|_| Tensor::zeros(shape, compute.options())).collect();
         let (kv_heads, dim, scale) = (config.kv_heads, config.head_dim, config.attention_scale());
-        KvCache { layers, slots, positions, kv_heads, dim, scale }
+        KvCache { layers, slots, positions, kv_heads, dim, scale, cap: config.attention_cap }
     }
 
     /// Grows to `positions` tokens per slot and keeps the contents.
@@ -117,6 +118,10 @@ impl KvCache {
         let keys = seen.select(0, 0).transpose(1, 2);
         // f32 up to the softmax, as in the trainer's attention (law N5).
         let scores = match (step.masks.get(layer), q.kind()) {
+            (mask, _) if self.cap.is_some() => {
+                let scores = capped(wide::bmm(&q, &keys) * self.scale, self.cap);
+                mask.as_ref().map_or_else(|| scores.shallow_clone(), |mask| &scores + mask)
+            }
             (Some(mask), Kind::Float) => mask.baddbmm(&q, &keys, 1.0, self.scale),
             (Some(mask), _) => wide::bmm(&q, &keys).g_mul_scalar_(self.scale).g_add_(mask),
             (None, Kind::Float) => q.bmm(&keys) * self.scale,

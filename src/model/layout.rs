@@ -8,6 +8,7 @@ use std::ops::Range;
 use tch::Tensor;
 
 use super::ModelConfig;
+use super::family::Norms;
 
 /// Token embeddings.
 const EMBEDDING: &str = "model.embed_tokens.weight";
@@ -141,15 +142,15 @@ impl Layout {
         layout.add(&[EMBEDDING], &[config.vocab_size], Some(hidden));
         for layer in 0..config.layers() {
             layout.begin_layer();
-            let ([qkv, output, gate_up, down], [attention_norm, mlp_norm]) = (groups(config), definition.norms);
-            layout.add_norm(layer, attention_norm, hidden);
+            let ([qkv, output, gate_up, down], [attention, mlp]) = (groups(config), definition.norms);
+            layout.add_norms(layer, attention, hidden);
             layout.add_projections(layer, &qkv, config.qkv_bias);
             if let Some((q, k)) = config.qk_norm_sizes() {
                 layout.add_norm(layer, "self_attn.q_norm", q);
                 layout.add_norm(layer, "self_attn.k_norm", k);
             }
             layout.add_projections(layer, &output, config.output_bias);
-            layout.add_norm(layer, mlp_norm, hidden);
+            layout.add_norms(layer, mlp, hidden);
             layout.add_projections(layer, &gate_up, config.mlp_bias);
             layout.add_projections(layer, &down, config.mlp_bias);
         }
@@ -161,6 +162,10 @@ impl Layout {
             layout.add(&[HEAD], &[config.vocab_size], Some(hidden));
         }
         layout
+    }
+
+    fn add_norms(&mut self, layer: usize, norms: Norms, size: usize) {
+        [norms.before, norms.after].into_iter().flatten().for_each(|name| self.add_norm(layer, name, size));
     }
 
     fn add_norm(&mut self, layer: usize, name: &str, size: usize) {

@@ -61,13 +61,13 @@ struct Angles {
 }
 
 impl Angles {
-    fn of(config: &ModelConfig, scaling: Option<RopeScaling>) -> Self {
-        let Some(scaling) = scaling else {
+    fn of(config: &ModelConfig, rope: Option<(f64, RopeScaling)>) -> Self {
+        let Some((theta, scaling)) = rope else {
             // A turn by nothing, exactly.
             return Angles { frequencies: vec![0.0; config.head_dim / 2], amplitude: 1.0 };
         };
         let dim = config.head_dim as f64;
-        let plain = (0..config.head_dim / 2).map(|pair| config.rope_theta.powf(-2.0 * pair as f64 / dim));
+        let plain = (0..config.head_dim / 2).map(|pair| theta.powf(-2.0 * pair as f64 / dim));
         let frequencies = match scaling {
             RopeScaling::Default | RopeScaling::Dynamic { .. } => plain.collect(),
             RopeScaling::Linear { factor } => plain.map(|frequency| frequency / factor).collect(),
@@ -87,8 +87,7 @@ impl Angles {
             }
             RopeScaling::Yarn { factor, original_max_position_embeddings: original, beta_fast, beta_slow, truncate, .. } => {
                 // The column pair that turns so often within the original context.
-                let column =
-                    |turns: f64| dim * (original / (turns * std::f64::consts::TAU)).ln() / (2.0 * config.rope_theta.ln());
+                let column = |turns: f64| dim * (original / (turns * std::f64::consts::TAU)).ln() / (2.0 * theta.ln());
                 let (low, high) = match truncate {
                     true => (column(beta_fast).floor(), column(beta_slow).ceil()),
                     false => (column(beta_fast), column(beta_slow)),

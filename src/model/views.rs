@@ -2,6 +2,7 @@
 
 use tch::Tensor;
 
+use super::family::Norms;
 use super::lora::LowRank;
 use super::{Adapter, Layout, ModelConfig};
 
@@ -18,15 +19,25 @@ pub struct Views {
 
 /// One transformer layer.
 pub(super) struct Layer {
-    /// Norm of the attention's input, or of its output, depending on the family.
-    pub input_norm: Tensor,
+    pub attention_norms: BranchNorms,
     pub qkv: Linear,
     pub qk_norm: Option<(Tensor, Tensor)>,
     pub output: Linear,
-    /// Norm of the feed-forward layer, likewise.
-    pub post_norm: Tensor,
+    pub mlp_norms: BranchNorms,
     pub gate_up: Linear,
     pub down: Linear,
+}
+
+/// Norms of a branch's input and of its output.
+pub(super) struct BranchNorms {
+    pub before: Option<Tensor>,
+    pub after: Option<Tensor>,
+}
+
+impl BranchNorms {
+    fn take(of: Norms, next: &mut impl FnMut() -> Tensor) -> Self {
+        BranchNorms { before: of.before.map(|_| next()), after: of.after.map(|_| next()) }
+    }
 }
 
 /// A projection.
@@ -80,12 +91,13 @@ impl Layer {
     }
 
     fn take(config: &ModelConfig, next: &mut impl FnMut() -> Tensor) -> Self {
+        let [attention, mlp] = config.family.definition().norms;
         Layer {
-            input_norm: next(),
+            attention_norms: BranchNorms::take(attention, next),
             qkv: Linear { weight: next(), bias: config.qkv_bias.then(&mut *next), low_rank: None },
             qk_norm: config.qk_norm_sizes().map(|_| (next(), next())),
             output: Linear { weight: next(), bias: config.output_bias.then(&mut *next), low_rank: None },
-            post_norm: next(),
+            mlp_norms: BranchNorms::take(mlp, next),
             gate_up: Linear { weight: next(), bias: config.mlp_bias.then(&mut *next), low_rank: None },
             down: Linear { weight: next(), bias: config.mlp_bias.then(&mut *next), low_rank: None },
         }

@@ -27,7 +27,7 @@ impl Weights {
         Weights { layout, flat, adapter: None }
     }
 
-    /// Random weights: normal with the configuration's deviation, norms one, biases zero. Each
+    /// Random weights: normal with the configuration's deviation, norms neutral, biases zero. Each
     /// tensor has its own random stream, which depends only on `seed` and the tensor's index.
     pub fn random(config: &ModelConfig, seed: u64) -> Self {
         let layout = Layout::new(config);
@@ -35,7 +35,8 @@ impl Weights {
         for (stream, entry) in layout.entries().iter().enumerate() {
             let slice = &mut flat[entry.range()];
             if entry.name.ends_with("norm.weight") {
-                slice.fill(1.0);
+                // The neutral factor.
+                slice.fill(if config.family.definition().is_gemma { 0.0 } else { 1.0 });
             } else if !entry.name.ends_with(".bias") {
                 let mut unit = uniform(seed, b"", stream);
                 // Box–Muller, in f64, two numbers at a time.

@@ -8,7 +8,7 @@ use tch::{Kind, Tensor};
 
 use super::TeacherColumn;
 use crate::data::TopK;
-use crate::model::{fused, wide};
+use crate::model::{capped, fused, wide};
 
 /// Values at the rows.
 pub(super) struct Scored {
@@ -64,6 +64,8 @@ pub(super) struct Words<'a> {
     /// Target token of each row, `[M]`.
     pub targets: &'a Tensor,
     pub temperature: Temperature,
+    /// Cap of the logits, before the temperature.
+    pub cap: Option<f64>,
     /// A teacher's tokens at each row, `[M, k]`, whose log-probabilities are computed, too.
     pub teacher: Option<Tensor>,
     /// Most rows of logits at a time.
@@ -204,12 +206,21 @@ impl OutputHead<'_> {
                 gradient
             }
         };
-        words.temperature.divides(gradient, start, len)
+        let gradient = words.temperature.divides(gradient, start, len);
+        match words.cap {
+            None => gradient,
+            // The slope of the cap.
+            Some(cap) => gradient * (1.0 - (self.undivided(words, start, len) / cap).square()),
+        }
+    }
+
+    /// Logits at a temperature of 1.
+    fn undivided(&self, words: &Words, start: i64, len: i64) -> Tensor {
+        capped(wide::linear(&self.rows.narrow(0, start, len), self.weight), words.cap)
     }
 
     fn logits(&self, words: &Words, start: i64, len: i64) -> Tensor {
-        let logits = wide::linear(&self.rows.narrow(0, start, len), self.weight);
-        words.temperature.divides(logits, start, len)
+        words.temperature.divides(self.undivided(words, start, len), start, len)
     }
 
     fn softmax(&self, words: &Words, start: i64, len: i64) -> Softmax {

@@ -307,7 +307,7 @@ impl Replica {
                 let ids = Tensor::from_slice(&column.ids).reshape([-1, column.k as i64]);
                 ids.to_device(self.compute.device)
             });
-            Words { targets, temperature, teacher, chunk_rows }
+            Words { targets, temperature, cap: model.logits_cap, teacher, chunk_rows }
         });
         OutputHead { weight, rows, words }
     }

@@ -2,8 +2,8 @@
 
 use serde_json::{Map, Value};
 
-use super::{Definition, QkNorm};
-use crate::model::{ModelConfig, read_rope};
+use super::{Definition, Norms, QkNorm};
+use crate::model::{Activation, ModelConfig, read_rope};
 
 pub(super) const DEFINITION: Definition = Definition {
     model_type: "llama",
@@ -14,8 +14,9 @@ pub(super) const DEFINITION: Definition = Definition {
     rope_theta: 10_000.0,
     tied: false,
     rope_keys: read_rope::rope_keys,
-    norms: ["input_layernorm", "post_attention_layernorm"],
-    norms_output: false,
+    norms: [Norms::before("input_layernorm"), Norms::before("post_attention_layernorm")],
+    is_gemma: false,
+    activation: ("hidden_act", Activation::Silu),
     qk_norm: QkNorm::None,
     qkv: &["q_proj", "k_proj", "v_proj"],
     gate_up: &["gate_proj", "up_proj"],

@@ -4,6 +4,9 @@
 //! computation is shared: [`Decoder`](super::Decoder) reads [`ModelConfig`] and [`Definition`].
 //! A new dense family is a new file here, its `mod` line and its line in `families!`.
 
+mod gemma;
+mod gemma2;
+mod gemma3;
 mod granite;
 mod internlm3;
 mod llama;
@@ -20,7 +23,7 @@ mod windows;
 use serde_json::{Map, Value};
 
 use super::keys::Keys;
-use super::{ModelConfig, ModelError};
+use super::{Activation, ModelConfig, ModelError};
 
 macro_rules! families {
     ($($(#[$doc:meta])* $name:ident => $module:ident),+ $(,)?) => {
@@ -66,6 +69,12 @@ families! {
     Olmo2 => olmo2,
     /// OLMo 3: OLMo 2 with sliding windows.
     Olmo3 => olmo3,
+    /// Gemma: scaled embeddings, norm weights around 0, and GELU.
+    Gemma => gemma,
+    /// Gemma 2: Gemma with norms before and after each branch, capped scores and logits, and windows.
+    Gemma2 => gemma2,
+    /// Gemma 3, text only: Gemma 2 with norms of queries and keys, and two rotations.
+    Gemma3 => gemma3,
 }
 
 /// Suffix of a classifier's class in transformers.
@@ -87,10 +96,13 @@ pub(super) struct Definition {
     pub tied: bool,
     /// Finds the object with the rotary keys; `None` if the configuration has none.
     pub rope_keys: for<'a> fn(&Keys<'a>) -> Result<Option<Keys<'a>>, ModelError>,
-    /// Names of the attention's and the feed-forward branch's norm.
-    pub norms: [&'static str; 2],
-    /// If true, norms apply to a branch's output instead of its input.
-    pub norms_output: bool,
+    /// Norms of the attention and the feed-forward branch.
+    pub norms: [Norms; 2],
+    /// If true, a norm's factors are its weights plus one, and embeddings are multiplied by a factor in
+    /// the model's format.
+    pub is_gemma: bool,
+    /// Key of the feed-forward branch's activation, and its default.
+    pub activation: (&'static str, Activation),
     /// Normalisation of queries and keys before rotation.
     pub qk_norm: QkNorm,
     /// Projections of the attention's input: query, key and value, or one joint projection.
@@ -103,6 +115,25 @@ pub(super) struct Definition {
     pub read: fn(&Keys, ModelConfig) -> Result<ModelConfig, ModelError>,
     /// Adds the family's own keys to a `config.json`.
     pub write: fn(&ModelConfig, &mut Map<String, Value>),
+}
+
+/// Names of a branch's norms.
+#[derive(Clone, Copy)]
+pub(super) struct Norms {
+    /// Of its input.
+    pub before: Option<&'static str>,
+    /// Of its output.
+    pub after: Option<&'static str>,
+}
+
+impl Norms {
+    pub(super) const fn before(name: &'static str) -> Self {
+        Norms { before: Some(name), after: None }
+    }
+
+    pub(super) const fn after(name: &'static str) -> Self {
+        Norms { before: None, after: Some(name) }
+    }
 }
 
 /// Extent of the RMS norm of queries and keys.

@@ -178,6 +178,7 @@ struct Sequence {
 struct Shape {
   int64_t heads, kv_heads, d, window;  // window: how many tokens back a query sees, itself included; 0 = all
   float scale;
+  float cap;  // scores become cap · tanh(score / cap); 0 = none
   int64_t row() const { return (heads + 2 * kv_heads) * d; }
   int64_t first(int64_t query) const { return window > 0 ? std::max<int64_t>(0, query - window + 1) : 0; }
 };
@@ -206,6 +207,19 @@ INLINE void products(const float* q, const float* keys_t, int64_t stride, int64_
       odd += q[c + 1] * *reinterpret_cast<const Block*>(keys_t + (c + 1) * stride + j);
     }
     *reinterpret_cast<Block*>(to + j) = (even + odd) * scale;
+  }
+}
+
+// Caps scores up to the block of `query`. Leaves the slope 1 − (capped / cap)² of each in `slopes`, where that is given.
+INLINE void cap_scores(float* scores, int64_t query, float cap, float* slopes) {
+  for (int64_t j = 0; j < padded(query + 1); j++) {
+    const float x = scores[j] / cap, xx = x * x;
+    const float far = 2.0f / (1.0f + exp_approx(std::min(-2.0f * x, 87.0f))) - 1.0f;
+    // Its series, where the difference of near numbers would lose digits.
+    const float near = x * (1.0f + xx * (-0.333333333f + xx * (0.133333333f + xx * (-0.0539682540f + xx * 0.0218694885f))));
+    const float tanh = xx < 0.09f ? near : far;
+    scores[j] = cap * tanh;
+    if (slopes) slopes[j] = 1.0f - tanh * tanh;
   }
 }
 
@@ -261,6 +275,7 @@ INLINE void attention_forward(const float* qkv, const float* cos, const float* s
       for (int64_t i = s.prefix; i < total; i++) {
         rotate(qkv + s.row_of(i) * row + h * d, cos + i * half, sin + i * half, 1.0f, q, d);
         products(q, keys_t, stride, i, d, shape.scale, scores);
+        if (shape.cap > 0) cap_scores(scores, i, shape.cap, nullptr);
         const int64_t first = shape.first(i), own = std::max(first, s.prefix);
         float top = scores[first], sum = 0.0f;
         for (int64_t j = first; j <= i; j++) top = std::max(top, scores[j]);
@@ -279,7 +294,7 @@ INLINE void attention_forward(const float* qkv, const float* cos, const float* s
 
 // Floats that the backward of one sequence works in.
 INLINE int64_t backward_scratch(const Sequence& s, int64_t d) {
-  return padded(s.total()) * (2 * d + 2 * s.len) + (3 * s.total() + s.len + 1) * d;
+  return padded(s.total()) * (2 * d + 2 * s.len + 1) + (3 * s.total() + s.len + 1) * d;
 }
 
 // Writes the gradient of the sequence's own rows and adds to that of its prefix, which must have been written before.
@@ -290,7 +305,7 @@ INLINE void attention_backward(const float* qkv, const float* cos, const float* 
                 stride = padded(total), out_row = shape.heads * d;
   float *keys_t = scratch, *values_t = keys_t + d * stride, *probabilities = values_t + d * stride,
         *slopes = probabilities + s.len * stride, *keys = slopes + s.len * stride, *dkeys = keys + d * total, *dvalues = dkeys + d * total,
-        *queries = dvalues + d * total, *dq = queries + d * s.len;
+        *queries = dvalues + d * total, *dq = queries + d * s.len, *bends = dq + d;
   std::fill(keys_t, keys_t + 2 * d * stride, 0.0f);  // values_t too
   for (int64_t kv = 0; kv < shape.kv_heads; kv++) {
     for (int64_t j = 0; j < total; j++) {
@@ -311,10 +326,13 @@ INLINE void attention_backward(const float* qkv, const float* cos, const float* 
         const float mean = dot(o, go, d);
         rotate(qkv + s.row_of(i) * row + h * d, cos + i * half, sin + i * half, 1.0f, q, d);
         products(q, keys_t, stride, i, d, shape.scale, p);
+        if (shape.cap > 0) cap_scores(p, i, shape.cap, bends);
         products(go, values_t, stride, i, d, 1.0f, ds);
         const int64_t first = shape.first(i);
         weigh(p, first, i, lse[s.row_of(i) * shape.heads + h]);
         for (int64_t j = 0; j < padded(i + 1); j++) ds[j] = p[j] * (ds[j] - mean) * shape.scale;
+        if (shape.cap > 0)
+          for (int64_t j = 0; j < padded(i + 1); j++) ds[j] *= bends[j];
         for (int64_t c = 0; c < d; c++) dq[c] = 0.0f;
         combine<D>(ds + first, 1, keys + first * d, d, i + 1 - first, d, dq);
         rotate(dq, cos + i * half, sin + i * half, -1.0f, dqkv + s.row_of(i) * row + h * d, d);
@@ -383,8 +401,8 @@ struct Sequences {
 
 struct Attention : Function<Attention> {
   static Tensor forward(AutogradContext* ctx, const Tensor& qkv, const Tensor& cos, const Tensor& sin, at::IntArrayRef sequences,
-                        int64_t heads, int64_t kv_heads, int64_t window, double scale) {
-    const Shape shape{heads, kv_heads, qkv.size(1) / (heads + 2 * kv_heads), window, static_cast<float>(scale)};
+                        int64_t heads, int64_t kv_heads, int64_t window, double scale, double cap) {
+    const Shape shape{heads, kv_heads, qkv.size(1) / (heads + 2 * kv_heads), window, static_cast<float>(scale), static_cast<float>(cap)};
     const int64_t rows = qkv.size(0);
     Tensor out = at::empty({rows, heads * shape.d}, qkv.options()), lse = at::empty({rows, heads}, qkv.options());
     const float *px = qkv.const_data_ptr<float>(), *pc = cos.const_data_ptr<float>(), *ps = sin.const_data_ptr<float>();
@@ -399,6 +417,7 @@ struct Attention : Function<Attention> {
     ctx->saved_data["kv_heads"] = kv_heads;
     ctx->saved_data["window"] = window;
     ctx->saved_data["scale"] = scale;
+    ctx->saved_data["cap"] = cap;
     return out;
   }
 
@@ -409,7 +428,7 @@ struct Attention : Function<Attention> {
     const auto sequences = ctx->saved_data["sequences"].toIntVector();
     const int64_t heads = ctx->saved_data["heads"].toInt(), kv_heads = ctx->saved_data["kv_heads"].toInt();
     const Shape shape{heads, kv_heads, qkv.size(1) / (heads + 2 * kv_heads), ctx->saved_data["window"].toInt(),
-                      static_cast<float>(ctx->saved_data["scale"].toDouble())};
+                      static_cast<float>(ctx->saved_data["scale"].toDouble()), static_cast<float>(ctx->saved_data["cap"].toDouble())};
     Tensor dqkv = at::empty_like(qkv);
     const float *px = qkv.const_data_ptr<float>(), *pc = cos.const_data_ptr<float>(), *ps = sin.const_data_ptr<float>(),
                 *po = out.const_data_ptr<float>(), *pl = lse.const_data_ptr<float>(), *pg = dout.const_data_ptr<float>();
@@ -418,7 +437,7 @@ struct Attention : Function<Attention> {
       scratch.resize(backward_scratch(s, shape.d));
       attention_backward_of(px, pc, ps, po, pl, pg, pd, scratch.data(), s, shape);
     });
-    return {dqkv, Tensor(), Tensor(), Tensor(), Tensor(), Tensor(), Tensor(), Tensor()};
+    return {dqkv, Tensor(), Tensor(), Tensor(), Tensor(), Tensor(), Tensor(), Tensor(), Tensor()};
   }
 };
 
@@ -534,9 +553,9 @@ char* rollflow_softmax_gradient(Tensor** out, Tensor* logits, Tensor* targets, T
 }
 
 char* rollflow_attention(Tensor** out, Tensor* qkv, Tensor* cos, Tensor* sin, const int64_t* sequences, int64_t count, int64_t heads,
-                         int64_t kv_heads, int64_t window, double scale) {
+                         int64_t kv_heads, int64_t window, double scale, double cap) {
   return guarded(out, [&] {
-    return Attention::apply(*qkv, *cos, *sin, at::IntArrayRef(sequences, 4 * count), heads, kv_heads, window, scale);
+    return Attention::apply(*qkv, *cos, *sin, at::IntArrayRef(sequences, 4 * count), heads, kv_heads, window, scale, cap);
   });
 }
 

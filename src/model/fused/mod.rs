@@ -37,6 +37,7 @@ unsafe extern "C" {
         kv_heads: i64,
         window: i64,
         scale: f64,
+        cap: f64,
     ) -> *mut c_char;
     fn rollflow_gpu_defaults(cudnn_attention: *mut bool, rounded_sums: *mut bool) -> *mut c_char;
     #[allow(clippy::too_many_arguments)]
@@ -119,6 +120,8 @@ pub struct Heads {
     pub keys: i64,
     /// 1/√d but in a few families.
     pub scale: f64,
+    /// Cap of the scores, if there is one.
+    pub cap: Option<f64>,
 }
 
 /// Rotary causal attention over packed sequences. Requires [`attends`].
@@ -136,8 +139,9 @@ pub fn attention(qkv: &Tensor, rotation: (&Tensor, &Tensor), packed: &Packed, he
     );
     let (sequences, window) = (sequences(packed), window.unwrap_or(0) as i64);
     call(|out| unsafe {
-        let (numbers, count, Heads { queries, keys, scale }) = (sequences.as_ptr().cast(), sequences.len() as i64, heads);
-        rollflow_attention(out, raw(&qkv), raw(cos), raw(sin), numbers, count, queries, keys, window, scale)
+        let (numbers, count, Heads { queries, keys, scale, cap }) = (sequences.as_ptr().cast(), sequences.len() as i64, heads);
+        let cap = cap.unwrap_or(0.0);
+        rollflow_attention(out, raw(&qkv), raw(cos), raw(sin), numbers, count, queries, keys, window, scale, cap)
     })
 }
 
@@ -264,7 +268,14 @@ mod tests {
     }
 
     /// Causal softmax attention with rotation, written out sequence by sequence and head by head.
-    fn written_out(qkv: &Tensor, cos: &Tensor, sin: &Tensor, lens: &[i64], heads: i64, kv: i64, window: Option<usize>) -> Tensor {
+    fn written_out(
+        qkv: &Tensor,
+        (cos, sin): (&Tensor, &Tensor),
+        lens: &[i64],
+        [heads, kv]: [i64; 2],
+        window: Option<usize>,
+        cap: Option<f64>,
+    ) -> Tensor {
         let d = qkv.size()[1] / (heads + 2 * kv);
         let rotate = |x: Tensor, len: i64| {
             let (c, s, x) = (cos.narrow(0, 0, len), sin.narrow(0, 0, len), x.chunk(2, 1));
@@ -283,6 +294,7 @@ mod tests {
             let of = |h: i64| {
                 let g = h / (heads / kv);
                 let scores = rotate(head(h), len).matmul(&rotate(head(heads + g), len).tr()) / (d as f64).sqrt();
+                let scores = cap.map_or_else(|| scores.shallow_clone(), |cap| (&scores / cap).tanh() * cap);
                 scores.masked_fill(&seen.eq(0.0), f64::NEG_INFINITY).softmax(-1, Kind::Float).matmul(&head(heads + kv + g))
             };
             rows.push(Tensor::cat(&(0..heads).map(of).collect::<Vec<_>>(), 1));
@@ -299,7 +311,7 @@ mod tests {
         // Two prefixes with continuations (9 rows, then 3 and 20; 4 rows, then 1), and a separate
         // sequence.
         let shared = [(9, None), (3, Some(0)), (20, Some(0)), (4, None), (1, Some(3)), (5, None)];
-        for (sequences, heads, kv, d, window) in [
+        for (at, (sequences, heads, kv, d, window)) in [
             (&apart[..], 4, 2, 8, None),
             (&apart, 3, 3, 6, Some(4)),
             (&apart, 4, 1, 32, Some(1)),
@@ -308,7 +320,12 @@ mod tests {
             (&shared, 4, 2, 8, None),
             (&shared, 4, 1, 32, Some(6)),
             (&shared, 2, 2, 64, None),
-        ] {
+        ]
+        .into_iter()
+        .enumerate()
+        {
+            // Every other case has capped scores.
+            let cap = (at % 2 == 1).then_some(0.7);
             let mut packed = Packed::default();
             for (len, prefix) in sequences {
                 packed.push(vec![0; *len], *prefix);
@@ -325,11 +342,11 @@ mod tests {
             let own: Vec<i64> = ends.zip(&packed.lens).flat_map(|(end, len)| end - *len as i64..end).collect();
             let angles = Tensor::rand([40, d / 2], F32) * 6.0;
             let (cos, sin) = (angles.cos(), angles.sin());
-            let shape = Heads { queries: heads, keys: kv, scale: 1.0 / (d as f64).sqrt() };
+            let shape = Heads { queries: heads, keys: kv, scale: 1.0 / (d as f64).sqrt(), cap };
             let fused = |x: &[Tensor]| attention(&x[0], (&cos, &sin), &packed, shape, window);
             let plain = |x: &[Tensor]| {
                 let copies = x[0].index_select(0, &Tensor::from_slice(&written.concat()));
-                written_out(&copies, &cos, &sin, &lens, heads, kv, window).index_select(0, &Tensor::from_slice(&own))
+                written_out(&copies, (&cos, &sin), &lens, [heads, kv], window, cap).index_select(0, &Tensor::from_slice(&own))
             };
             same("attention", &[leaf(&[packed.len() as i64, (heads + 2 * kv) * d])], fused, plain);
         }

@@ -60,7 +60,7 @@ fn gradients_by_a_teachers_tokens_equal_autograd() {
         let expected = Tensor::run_backward(&[loss], &[&rows, &weight], false, false);
         for chunk_rows in [1, 3, 100] {
             let temperature = Temperature::of(&temperatures, Device::Cpu);
-            let words = Words { targets: &targets, temperature, teacher: Some(ids.shallow_clone()), chunk_rows };
+            let words = Words { targets: &targets, temperature, cap: None, teacher: Some(ids.shallow_clone()), chunk_rows };
             let head = OutputHead { weight: &weight, rows: &rows, words: Some(words) };
             let scored = head.score();
             assert!(close(&tensor(scored.at_teacher.as_deref().unwrap()), &theirs.reshape([-1])));
@@ -88,9 +88,10 @@ fn gradients_by_a_teachers_tokens_equal_autograd() {
 fn scores_and_gradients_equal_autograd_however_the_rows_are_chunked() {
     let slopes = [0.5, -0.25, 1.0, 0.0, 2.0, -1.5, 0.1];
     let entropy_slopes = [0.1, 0.2, 0.0, -0.3, 0.4, 0.5, -0.6];
-    for temperatures in [[1.0; 7], [0.7; 7], [1.0, 0.5, 2.0, 1.0, 0.7, 0.7, 1.3]] {
+    let temperatures = [[1.0; 7], [0.7; 7], [1.0, 0.5, 2.0, 1.0, 0.7, 0.7, 1.3]];
+    for (temperatures, cap) in temperatures.into_iter().flat_map(|of| [(of, None), (of, Some(1.5))]) {
         let (rows, weight, targets) = leaves();
-        let divided = rows.linear(&weight, None::<&Tensor>) / column(&temperatures, Device::Cpu);
+        let divided = capped(rows.linear(&weight, None::<&Tensor>), cap) / column(&temperatures, Device::Cpu);
         let log_softmax = divided.log_softmax(-1, Kind::Float);
         let chosen = log_softmax.gather(1, &targets.unsqueeze(1), false).squeeze_dim(1);
         let entropy = -(log_softmax.exp() * &log_softmax).sum_dim_intlist([1i64].as_slice(), false, None);
@@ -99,8 +100,8 @@ fn scores_and_gradients_equal_autograd_however_the_rows_are_chunked() {
         let expected = Tensor::run_backward(&[loss], &[&rows, &weight], false, false);
 
         for chunk_rows in [1, 2, 3, 7, 100] {
-            let words =
-                Words { targets: &targets, temperature: Temperature::of(&temperatures, Device::Cpu), teacher: None, chunk_rows };
+            let temperature = Temperature::of(&temperatures, Device::Cpu);
+            let words = Words { targets: &targets, temperature, cap, teacher: None, chunk_rows };
             let head = OutputHead { weight: &weight, rows: &rows, words: Some(words) };
             let scored = head.score();
             assert!(close(&tensor(&scored.log_probs), &chosen) && close(&tensor(&scored.entropies), &entropy));
