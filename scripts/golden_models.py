@@ -34,6 +34,8 @@ CASES = {
     "gemma2": ("gemma2", dict(head_dim=8, num_hidden_layers=3, sliding_window=6, query_pre_attn_scalar=12, attn_logit_softcapping=1.5, final_logit_softcapping=3.0)),
     "gemma3": ("gemma3_text", dict(head_dim=8, num_hidden_layers=3, sliding_window=6, query_pre_attn_scalar=8, final_logit_softcapping=5.0, layer_types=["sliding_attention", "full_attention", "sliding_attention"],
                rope_parameters={"full_attention": dict(rope_type="linear", rope_theta=1000000.0, factor=8.0), "sliding_attention": dict(rope_type="default", rope_theta=10000.0)})),
+    "qwen3_moe_sparse": ("qwen3_moe", dict(head_dim=8, num_hidden_layers=3, moe_intermediate_size=12, num_experts=5, num_experts_per_tok=3, mlp_only_layers=[1], norm_topk_prob=False)),
+    "olmoe": ("olmoe", dict(num_experts=6, num_experts_per_tok=2)),
     "llama_dynamic": ("llama", dict(rope_parameters=dict(rope_type="dynamic", rope_theta=10000.0, factor=2.0))),
 }
 LENGTHS, NEW, TEXTS = [8, 5, 2], 24, ["def add(a, b):\n    return a + b", "12+34=46", "naïve café – 東京 😀!"]

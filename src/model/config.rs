@@ -6,7 +6,7 @@ use serde::{Serialize, Serializer};
 use serde_json::{Map, Value};
 
 use super::family::QkNorm;
-use super::{Dtype, Family, ModelError};
+use super::{Dtype, Experts, Family, ModelError};
 use crate::data::{Tokenizer, packing};
 
 /// Keys of a classifier's labels. A folder's own labels are kept.
@@ -142,6 +142,8 @@ pub struct ModelConfig {
     pub attention_cap: Option<f64>,
     /// The same for logits.
     pub logits_cap: Option<f64>,
+    /// Mixture of experts, if the family has one.
+    pub experts: Option<Experts>,
     /// Biases on the query, key and value projections.
     pub qkv_bias: bool,
     /// Bias on the attention's output projection.
@@ -198,6 +200,7 @@ impl ModelConfig {
             logits_scaling: 1.0,
             attention_cap: None,
             logits_cap: None,
+            experts: None,
             qkv_bias: false,
             output_bias: false,
             mlp_bias: false,
@@ -239,6 +242,18 @@ impl ModelConfig {
             QkNorm::Heads => Some((self.head_dim, self.head_dim)),
             QkNorm::Tokens => Some((self.heads * self.head_dim, self.kv_heads * self.head_dim)),
         }
+    }
+
+    /// The experts of a layer, if it has any.
+    pub fn experts_of(&self, layer: usize) -> Option<&Experts> {
+        self.experts.as_ref().filter(|experts| !experts.dense_layers.contains(&layer))
+    }
+
+    /// Width of what a token's feed-forward layers compute, in the widest layer.
+    pub fn active_width(&self) -> usize {
+        let widths = (0..self.layers())
+            .map(|layer| self.experts_of(layer).map_or(self.intermediate_size, |experts| experts.per_token * experts.width));
+        widths.max().unwrap_or(self.intermediate_size)
     }
 
     /// Factor of query-key products.

@@ -11,7 +11,7 @@ use super::family::QkNorm;
 use super::layout::part;
 use super::packed::Rectangle;
 use super::rope::{ByLayer, Rope, Tables};
-use super::views::{BranchNorms, Layer};
+use super::views::{BranchNorms, Layer, Mlp};
 use super::{Activation, Compute, KvCache, Layout, ModelConfig, Packed, Views, Weights, fused, wide};
 
 /// Decoder of one configuration. It holds no weights; each thread creates its own.
@@ -229,8 +229,13 @@ impl Decoder {
             None => all,
         };
         let x = chosen(x) + self.leave(layer.output.forward(&chosen(attended)), &layer.attention_norms);
-        let inner = self.gated(&layer.gate_up.forward(&self.normed(&x, layer.mlp_norms.before.as_ref())));
-        x + self.leave(layer.down.forward(&inner), &layer.mlp_norms)
+        let input = self.normed(&x, layer.mlp_norms.before.as_ref());
+        let output = match (&layer.mlp, &self.config.experts) {
+            (Mlp::Sparse(sparse), Some(experts)) => sparse.forward(&input, experts),
+            (Mlp::Sparse(_), None) => unreachable!("sparse layers are those of experts"),
+            (Mlp::Dense { gate_up, down }, _) => down.forward(&self.gated(&gate_up.forward(&input))),
+        };
+        x + self.leave(output, &layer.mlp_norms)
     }
 
     /// Activation of the gate, times the other half.
@@ -310,7 +315,7 @@ fn causal(q: &Tensor, k: &Tensor, v: &Tensor, mask: Option<&Tensor>, scale: f64,
 }
 
 /// The same with capped scores, which libtorch's attention does not know; `[rows, heads, columns, dim]`.
-/// Scores of all heads exist at once, in f32.
+/// Holds the scores of all heads, in f32.
 fn written_out(q: &Tensor, k: &Tensor, v: &Tensor, mask: Option<&Tensor>, scale: f64, cap: Option<f64>) -> Tensor {
     let repeated = |x: &Tensor| x.repeat_interleave_self_int(q.size()[1] / x.size()[1], 1, None);
     let (columns, device) = (q.size()[2], q.device());

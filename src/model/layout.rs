@@ -7,8 +7,8 @@ use std::ops::Range;
 
 use tch::Tensor;
 
-use super::ModelConfig;
 use super::family::Norms;
+use super::{Experts, ModelConfig};
 
 /// Token embeddings.
 const EMBEDDING: &str = "model.embed_tokens.weight";
@@ -102,8 +102,8 @@ impl Group {
 }
 
 /// Groups of projections of each layer, in buffer order: of the attention's input, its output, the
-/// feed-forward layer's input, and its output.
-pub(super) fn groups(config: &ModelConfig) -> [Group; 4] {
+/// feed-forward layer's input, and its output. Experts are no groups.
+pub(super) fn groups(config: &ModelConfig, layer: usize) -> [Group; 4] {
     let (hidden, inner, dim) = (config.hidden_size, config.intermediate_size, config.head_dim);
     let (q, kv) = (config.heads * dim, config.kv_heads * dim);
     let group = |module, input, names: &[&'static str], rows: &[usize]| {
@@ -112,11 +112,15 @@ pub(super) fn groups(config: &ModelConfig) -> [Group; 4] {
         Group { module, input, projections: names.iter().copied().zip(rows).collect() }
     };
     let definition = config.family.definition();
+    let (gate_up, down): (&[_], &[_]) = match config.experts_of(layer) {
+        None => (definition.gate_up, &["down_proj"]),
+        Some(_) => (&[], &[]),
+    };
     [
         group("self_attn", hidden, definition.qkv, &[q, kv, kv]),
         group("self_attn", q, &["o_proj"], &[hidden]),
-        group("mlp", hidden, definition.gate_up, &[inner, inner]),
-        group("mlp", inner, &["down_proj"], &[hidden]),
+        group("mlp", hidden, gate_up, &[inner, inner]),
+        group("mlp", inner, down, &[hidden]),
     ]
 }
 
@@ -142,7 +146,7 @@ impl Layout {
         layout.add(&[EMBEDDING], &[config.vocab_size], Some(hidden));
         for layer in 0..config.layers() {
             layout.begin_layer();
-            let ([qkv, output, gate_up, down], [attention, mlp]) = (groups(config), definition.norms);
+            let ([qkv, output, gate_up, down], [attention, mlp]) = (groups(config, layer), definition.norms);
             layout.add_norms(layer, attention, hidden);
             layout.add_projections(layer, &qkv, config.qkv_bias);
             if let Some((q, k)) = config.qk_norm_sizes() {
@@ -153,6 +157,9 @@ impl Layout {
             layout.add_norms(layer, mlp, hidden);
             layout.add_projections(layer, &gate_up, config.mlp_bias);
             layout.add_projections(layer, &down, config.mlp_bias);
+            if let Some(experts) = config.experts_of(layer) {
+                layout.add_experts(layer, experts, hidden);
+            }
         }
         layout.begin_layer();
         layout.add(&["model.norm.weight"], &[hidden], None);
@@ -172,7 +179,20 @@ impl Layout {
         self.add(&[format!("model.layers.{layer}.{name}.weight")], &[size], None);
     }
 
+    fn add_experts(&mut self, layer: usize, of: &Experts, hidden: usize) {
+        let all = |names: &[&str]| -> Vec<String> {
+            let of_one = |at: usize| names.iter().map(move |name| format!("model.layers.{layer}.mlp.experts.{at}.{name}.weight"));
+            (0..of.count).flat_map(of_one).collect()
+        };
+        self.add(&[format!("model.layers.{layer}.mlp.gate.weight")], &[of.count], Some(hidden));
+        self.add(&all(&["gate_proj", "up_proj"]), &vec![of.width; 2 * of.count], Some(hidden));
+        self.add(&all(&["down_proj"]), &vec![hidden; of.count], Some(of.width));
+    }
+
     fn add_projections(&mut self, layer: usize, group: &Group, bias: bool) {
+        if group.projections.is_empty() {
+            return;
+        }
         let (names, rows): (Vec<&str>, Vec<usize>) = group.projections.iter().copied().unzip();
         for (kind, columns) in [("weight", Some(group.input)), ("bias", None)].into_iter().take(1 + usize::from(bias)) {
             let names: Vec<String> = names.iter().map(|name| format!("{}.{kind}", group.name(layer, name))).collect();
@@ -254,9 +274,9 @@ impl Layout {
         (begin < self.total()).then(|| begin..self.total())
     }
 
-    /// Shapes of one layer's units, in buffer order; the same for all layers.
-    pub(super) fn units_of_layer(&self) -> &[Vec<i64>] {
-        &self.units[self.layers[0].1..self.layers[1].1]
+    /// Shapes of a layer's units, in buffer order.
+    pub(super) fn units_of_layer(&self, index: usize) -> &[Vec<i64>] {
+        &self.units[self.layers[index].1..self.layers[index + 1].1]
     }
 
     /// Shapes of the matrices and vectors that are computed with, in buffer order.

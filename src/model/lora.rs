@@ -106,7 +106,7 @@ impl Lora {
         let mut layout = Layout::empty();
         for layer in 0..config.layers() {
             layout.begin_layer();
-            for group in groups(config) {
+            for group in groups(config, layer) {
                 let chosen = self.chosen(&group);
                 let name = |projection, side| format!("{PREFIX}.{}.lora_{side}.weight", group.name(layer, projection));
                 if !chosen.is_empty() {
@@ -132,9 +132,14 @@ impl fmt::Display for Lora {
     }
 }
 
-/// Projections of a model that can be adapted.
+/// Projections of a model that can be adapted: all but those of experts.
 fn projections(config: &ModelConfig) -> Vec<&'static str> {
-    groups(config).iter().flat_map(|group| &group.projections).map(|(name, _)| *name).collect()
+    let mut names = Vec::new();
+    for group in (0..config.layers()).flat_map(|layer| groups(config, layer)) {
+        let new = group.projections.iter().map(|(name, _)| *name).filter(|name| !names.contains(name));
+        names.extend(new.collect::<Vec<_>>());
+    }
+    names
 }
 
 /// The numbers of all adapters of a model.
@@ -188,7 +193,7 @@ impl Adapter {
     /// gradients are flat.
     pub(super) fn views(&self, config: &ModelConfig) -> (Vec<[Option<LowRank>; 4]>, Option<Tensor>) {
         let mut next = split(&self.flat, self.layout.units());
-        let low_ranks = (0..config.layers()).map(|_| self.take(config, &mut next)).collect();
+        let low_ranks = (0..config.layers()).map(|layer| self.take(config, layer, &mut next)).collect();
         (low_ranks, self.layout.score_head().map(|_| next()))
     }
 
@@ -210,12 +215,12 @@ impl Adapter {
     }
 
     /// Low-rank products of one layer, from its part of the numbers.
-    pub(super) fn low_ranks_of_layer(&self, config: &ModelConfig, part: &Tensor) -> [Option<LowRank>; 4] {
-        self.take(config, &mut split(part, self.layout.units_of_layer()))
+    pub(super) fn low_ranks_of_layer(&self, config: &ModelConfig, layer: usize, part: &Tensor) -> [Option<LowRank>; 4] {
+        self.take(config, layer, &mut split(part, self.layout.units_of_layer(layer)))
     }
 
-    fn take(&self, config: &ModelConfig, next: &mut impl FnMut() -> Tensor) -> [Option<LowRank>; 4] {
-        groups(config).map(|group| {
+    fn take(&self, config: &ModelConfig, layer: usize, next: &mut impl FnMut() -> Tensor) -> [Option<LowRank>; 4] {
+        groups(config, layer).map(|group| {
             let chosen = self.lora.chosen(&group).len() as i64;
             if chosen == 0 {
                 return None;

@@ -104,9 +104,13 @@ impl Decoder {
         drop(embedding);
         for index in 0..layers {
             let base = of.numbers(Unit::Layer(index), after(index + 1))?;
-            let mut layer = Layer::new(config, &self.layout, &base);
+            let mut layer = Layer::new(config, &self.layout, index, &base);
             if let Some((adapter, _)) = of.adapter() {
-                layer.adapt(adapter.low_ranks_of_layer(config, &part(&adapter.flat.detach(), adapter.layout.layer(index))));
+                layer.adapt(adapter.low_ranks_of_layer(
+                    config,
+                    index,
+                    &part(&adapter.flat.detach(), adapter.layout.layer(index)),
+                ));
             }
             let chosen = Some(&rows).filter(|_| index + 1 == layers);
             let next = self.layer(&layer, index, &pass, streams[index].shallow_clone(), chosen, &mut |_, _| {});
@@ -167,13 +171,13 @@ impl Decoder {
             let (own, layer) = match of.adapter() {
                 Some((adapter, _)) => {
                     let own = leaf(&part(&adapter.flat.detach(), adapter.layout.layer(index)));
-                    let mut layer = Layer::new(config, layout, &base);
-                    layer.adapt(adapter.low_ranks_of_layer(config, &own));
+                    let mut layer = Layer::new(config, layout, index, &base);
+                    layer.adapt(adapter.low_ranks_of_layer(config, index, &own));
                     (own, layer)
                 }
                 None => {
                     let own = leaf(&base);
-                    let layer = Layer::new(config, layout, &own);
+                    let layer = Layer::new(config, layout, index, &own);
                     (own, layer)
                 }
             };

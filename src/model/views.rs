@@ -2,6 +2,7 @@
 
 use tch::Tensor;
 
+use super::experts::Sparse;
 use super::family::Norms;
 use super::lora::LowRank;
 use super::{Adapter, Layout, ModelConfig};
@@ -24,8 +25,15 @@ pub(super) struct Layer {
     pub qk_norm: Option<(Tensor, Tensor)>,
     pub output: Linear,
     pub mlp_norms: BranchNorms,
-    pub gate_up: Linear,
-    pub down: Linear,
+    pub mlp: Mlp,
+}
+
+/// A feed-forward layer.
+pub(super) enum Mlp {
+    /// Gate and up, then down.
+    Dense { gate_up: Linear, down: Linear },
+    /// Experts.
+    Sparse(Sparse),
 }
 
 /// Norms of a branch's input and of its output.
@@ -62,7 +70,7 @@ impl Views {
         // The order of `Layout::new`.
         let mut next = split(flat, layout.units());
         let embedding = next();
-        let layers = (0..config.layers()).map(|_| Layer::take(config, &mut next)).collect();
+        let layers = (0..config.layers()).map(|index| Layer::take(config, index, &mut next)).collect();
         let norm = next();
         let head = if config.shares_embedding() { embedding.shallow_clone() } else { next() };
         Views { embedding, layers, norm, head }
@@ -80,17 +88,19 @@ impl Views {
 
 impl Layer {
     /// Views of one layer, from its part of the parameters.
-    pub fn new(config: &ModelConfig, layout: &Layout, part: &Tensor) -> Self {
-        Layer::take(config, &mut split(part, layout.units_of_layer()))
+    pub fn new(config: &ModelConfig, layout: &Layout, index: usize, part: &Tensor) -> Self {
+        Layer::take(config, index, &mut split(part, layout.units_of_layer(index)))
     }
 
     /// Sets the low-rank products of its four groups.
     pub fn adapt(&mut self, [qkv, output, gate_up, down]: [Option<LowRank>; 4]) {
         (self.qkv.low_rank, self.output.low_rank) = (qkv, output);
-        (self.gate_up.low_rank, self.down.low_rank) = (gate_up, down);
+        if let Mlp::Dense { gate_up: of_input, down: of_output } = &mut self.mlp {
+            (of_input.low_rank, of_output.low_rank) = (gate_up, down);
+        }
     }
 
-    fn take(config: &ModelConfig, next: &mut impl FnMut() -> Tensor) -> Self {
+    fn take(config: &ModelConfig, index: usize, next: &mut impl FnMut() -> Tensor) -> Self {
         let [attention, mlp] = config.family.definition().norms;
         Layer {
             attention_norms: BranchNorms::take(attention, next),
@@ -98,8 +108,13 @@ impl Layer {
             qk_norm: config.qk_norm_sizes().map(|_| (next(), next())),
             output: Linear { weight: next(), bias: config.output_bias.then(&mut *next), low_rank: None },
             mlp_norms: BranchNorms::take(mlp, next),
-            gate_up: Linear { weight: next(), bias: config.mlp_bias.then(&mut *next), low_rank: None },
-            down: Linear { weight: next(), bias: config.mlp_bias.then(&mut *next), low_rank: None },
+            mlp: match config.experts_of(index) {
+                None => Mlp::Dense {
+                    gate_up: Linear { weight: next(), bias: config.mlp_bias.then(&mut *next), low_rank: None },
+                    down: Linear { weight: next(), bias: config.mlp_bias.then(&mut *next), low_rank: None },
+                },
+                Some(experts) => Mlp::Sparse(Sparse::take(experts, config.hidden_size, next)),
+            },
         }
     }
 }

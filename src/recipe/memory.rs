@@ -228,7 +228,7 @@ fn check_bounds(plan: &Plan, model: &ModelConfig) -> Result<(), ModelError> {
     let longest = PROMPT + new_tokens * turns;
     let tokens = (groups * group_size + sft + 2.0 * pairs) * longest + threads * (micro + longest);
     let (q, kv) = ((model.heads * model.head_dim) as f64, (model.kv_heads * model.head_dim) as f64);
-    let layer = 8.0 * (model.hidden_size as f64 + model.intermediate_size as f64 + q + kv);
+    let layer = 8.0 * (model.hidden_size as f64 + model.active_width() as f64 + q + kv);
     let (layers, vocabulary) = (model.layers() as f64 + 4.0, model.vocab_size as f64);
     let rows = slots + workers + exam + 2.0;
     let copies = threads + workers + plan.devices().len() as f64 + 8.0;

@@ -2,7 +2,7 @@
 //!
 //! A family's file holds one [`Definition`], which starts from Llama's and replaces what differs. The
 //! computation is shared: [`Decoder`](super::Decoder) reads [`ModelConfig`] and [`Definition`].
-//! A new dense family is a new file here, its `mod` line and its line in `families!`.
+//! A new family is a new file here, its `mod` line and its line in `families!`.
 
 mod gemma;
 mod gemma2;
@@ -14,9 +14,11 @@ mod ministral;
 mod mistral;
 mod olmo2;
 mod olmo3;
+mod olmoe;
 mod phi3;
 mod qwen2;
 mod qwen3;
+mod qwen3_moe;
 mod smollm3;
 mod windows;
 
@@ -27,7 +29,7 @@ use super::{Activation, ModelConfig, ModelError};
 
 macro_rules! families {
     ($($(#[$doc:meta])* $name:ident => $module:ident),+ $(,)?) => {
-        /// Families of dense decoders.
+        /// Families of decoders.
         #[derive(Clone, Copy, Debug, PartialEq, Eq)]
         pub enum Family {
             $($(#[$doc])* $name),+
@@ -75,6 +77,10 @@ families! {
     Gemma2 => gemma2,
     /// Gemma 3, text only: Gemma 2 with norms of queries and keys, and two rotations.
     Gemma3 => gemma3,
+    /// Qwen3-MoE: Qwen3 with a mixture of experts.
+    Qwen3Moe => qwen3_moe,
+    /// OLMoE: a mixture of experts in every layer.
+    Olmoe => olmoe,
 }
 
 /// Suffix of a classifier's class in transformers.

@@ -362,7 +362,7 @@ impl Work<'_> {
 
 /// Numbers per token that autograd keeps of one layer for its operations.
 fn per_token_of_layer(model: &ModelConfig, fused: bool) -> u64 {
-    let (hidden, inner) = (model.hidden_size as u64, model.intermediate_size as u64);
+    let (hidden, inner) = (model.hidden_size as u64, model.active_width() as u64);
     let (q, k) = ((model.heads * model.head_dim) as u64, (model.kv_heads * model.head_dim) as u64);
     // Norms and projections keep their input, attention its input and output, the gate both halves
     // and its product.
