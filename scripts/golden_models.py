@@ -36,9 +36,12 @@ CASES = {
                rope_parameters={"full_attention": dict(rope_type="linear", rope_theta=1000000.0, factor=8.0), "sliding_attention": dict(rope_type="default", rope_theta=10000.0)})),
     "qwen3_moe_sparse": ("qwen3_moe", dict(head_dim=8, num_hidden_layers=3, moe_intermediate_size=12, num_experts=5, num_experts_per_tok=3, mlp_only_layers=[1], norm_topk_prob=False)),
     "olmoe": ("olmoe", dict(num_experts=6, num_experts_per_tok=2)),
+    "qwen3_5_long": ("qwen3_5_text", dict(head_dim=16, num_hidden_layers=3, layer_types=["full_attention", "linear_attention", "linear_attention"], linear_num_key_heads=2, linear_num_value_heads=2,
+                     linear_key_head_dim=8, linear_value_head_dim=12, linear_conv_kernel_dim=3, rope_parameters=dict(rope_type="default", rope_theta=10000.0, partial_rotary_factor=0.5))),
+    "phi3_partial": ("phi3", dict(head_dim=16, rope_parameters=dict(rope_type="default", rope_theta=10000.0, partial_rotary_factor=0.75))),
     "llama_dynamic": ("llama", dict(rope_parameters=dict(rope_type="dynamic", rope_theta=10000.0, factor=2.0))),
 }
-LENGTHS, NEW, TEXTS = [8, 5, 2], 24, ["def add(a, b):\n    return a + b", "12+34=46", "naïve café – 東京 😀!"]
+LENGTHS, LONG, NEW, TEXTS = [8, 5, 2], [70, 9, 3], 24, ["def add(a, b):\n    return a + b", "12+34=46", "naïve café – 東京 😀!"]
 
 
 def padded(rows, side, pad):
@@ -110,8 +113,8 @@ def make(root, name, model_type, options):
         model = AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval().float()
         for key, p in model.named_parameters():  # norms and biases that matter
             if p.dim() == 1:
-                torch.nn.init.normal_(p, 1.0 if "norm" in key and "gemma" not in model_type else 0.0, 0.1)
-        rows = [torch.randint(0, 380, (length,)).tolist() for length in LENGTHS]
+                torch.nn.init.normal_(p, 1.0 if "linear_attn.norm" in key or "norm" in key and not ("gemma" in model_type or "qwen3_5" in model_type) else 0.0, 0.1)
+        rows = [torch.randint(0, 380, (length,)).tolist() for length in (LONG if name.endswith("_long") else LENGTHS)]
         with torch.no_grad():
             answers = greedy(model, rows)
         if answers["min_top2_margin"] > 3e-3:

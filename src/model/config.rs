@@ -6,7 +6,7 @@ use serde::{Serialize, Serializer};
 use serde_json::{Map, Value};
 
 use super::family::QkNorm;
-use super::{Dtype, Experts, Family, ModelError};
+use super::{Dtype, Experts, Family, GatedDelta, ModelError};
 use crate::data::{Tokenizer, packing};
 
 /// Keys of a classifier's labels. A folder's own labels are kept.
@@ -142,6 +142,10 @@ pub struct ModelConfig {
     pub attention_cap: Option<f64>,
     /// The same for logits.
     pub logits_cap: Option<f64>,
+    /// Share of a head's columns that is rotated.
+    pub rotated: f64,
+    /// Layers that are gated delta nets, if the family has any.
+    pub delta: Option<GatedDelta>,
     /// Mixture of experts, if the family has one.
     pub experts: Option<Experts>,
     /// Biases on the query, key and value projections.
@@ -200,6 +204,8 @@ impl ModelConfig {
             logits_scaling: 1.0,
             attention_cap: None,
             logits_cap: None,
+            rotated: 1.0,
+            delta: None,
             experts: None,
             qkv_bias: false,
             output_bias: false,
@@ -242,6 +248,21 @@ impl ModelConfig {
             QkNorm::Heads => Some((self.head_dim, self.head_dim)),
             QkNorm::Tokens => Some((self.heads * self.head_dim, self.kv_heads * self.head_dim)),
         }
+    }
+
+    /// Columns of a head that are rotated.
+    pub(super) fn rotated_columns(&self) -> usize {
+        (self.head_dim as f64 * self.rotated) as usize
+    }
+
+    /// The gated delta net that a layer is, if it is one.
+    pub fn delta_of(&self, layer: usize) -> Option<&GatedDelta> {
+        self.delta.as_ref().filter(|delta| delta.layers.contains(&layer))
+    }
+
+    /// Returns true if completions may share the computation of their prompt in a packed pass.
+    pub(crate) fn shares_prompts(&self) -> bool {
+        self.delta.is_none()
     }
 
     /// The experts of a layer, if it has any.
@@ -290,6 +311,12 @@ impl ModelConfig {
             (attended.is_some(), "head_dim", dim.to_string(), "at most 4194304 over num_attention_heads"),
             (is_even, "head_dim", dim.to_string(), "a positive even number, for rotary embeddings turn pairs"),
             (eps >= 0.0 && eps.is_finite(), "rms_norm_eps", eps.to_string(), "a finite number ≥ 0"),
+            (
+                self.rotated_columns().is_multiple_of(2) && (1..=dim).contains(&self.rotated_columns()),
+                "partial_rotary_factor",
+                self.rotated.to_string(),
+                "a number from 0 to 1 that gives an even number of columns",
+            ),
             (theta > 0.0 && theta.is_finite(), "rope_theta", theta.to_string(), "a finite number > 0"),
         ];
         let ids = self.eos_token_ids.iter().map(|&id| ("eos_token_id", id));

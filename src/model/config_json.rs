@@ -62,6 +62,9 @@ impl ModelConfig {
         let mut rope = json!(self.rope_scaling);
         let rope_scaling = if self.rope_scaling == RopeScaling::Default { Value::Null } else { rope.clone() };
         rope["rope_theta"] = self.rope_theta.into();
+        if self.family.definition().partial_rotation.is_some() {
+            rope["partial_rotary_factor"] = self.rotated.into();
+        }
         let eos = match self.eos_token_ids.as_slice() {
             [] => Value::Null,
             [id] => json!(id),
@@ -117,7 +120,7 @@ fn read_as_llama(keys: &Keys, family: Family) -> Result<ModelConfig, ModelError>
     let mlp_bias = keys.flag("mlp_bias")?.unwrap_or(false);
     let layers = keys.size("num_hidden_layers", MOST_LAYERS)?;
     let max_positions = keys.size("max_position_embeddings", MOST_POSITIONS)?;
-    let (rope_theta, rope_scaling) = rope(keys, defaults, max_positions)?;
+    let (rope_theta, rope_scaling, rotated) = rope(keys, defaults, max_positions)?;
     Ok(ModelConfig {
         family,
         scores: scores(keys)?,
@@ -130,6 +133,7 @@ fn read_as_llama(keys: &Keys, family: Family) -> Result<ModelConfig, ModelError>
         rms_norm_eps: keys.optional("rms_norm_eps", "a number")?.unwrap_or(defaults.rms_norm_eps),
         rope_theta,
         rope_scaling,
+        rotated,
         qkv_bias: attention_bias,
         output_bias: attention_bias,
         mlp_bias,
@@ -146,9 +150,9 @@ fn read_as_llama(keys: &Keys, family: Family) -> Result<ModelConfig, ModelError>
 fn activation(keys: &Keys, defaults: &Definition) -> Result<Activation, ModelError> {
     let (key, default) = defaults.activation;
     let Some(name) = keys.optional::<String>(key, "a string")? else { return Ok(default) };
-    let (known, expected) = match defaults.is_gemma {
-        true => ([Activation::GeluTanh, Activation::Gelu].as_slice(), "gelu_pytorch_tanh, gelu"),
-        false => ([Activation::Silu].as_slice(), "silu"),
+    let (known, expected) = match default {
+        Activation::Silu => ([Activation::Silu].as_slice(), "silu"),
+        _ => ([Activation::GeluTanh, Activation::Gelu].as_slice(), "gelu_pytorch_tanh, gelu"),
     };
     Activation::named(&name).filter(|found| known.contains(found)).ok_or_else(|| keys.unsupported(key, expected))
 }

@@ -8,10 +8,11 @@ use std::sync::Arc;
 use tch::{Device, Kind, Tensor};
 
 use super::family::QkNorm;
+use super::gated_delta::DeltaState;
 use super::layout::part;
 use super::packed::Rectangle;
 use super::rope::{ByLayer, Rope, Tables};
-use super::views::{BranchNorms, Layer, Mlp};
+use super::views::{BranchNorms, Layer, Mixer, Mlp};
 use super::{Activation, Compute, KvCache, Layout, ModelConfig, Packed, Views, Weights, fused, wide};
 
 /// Decoder of one configuration. It holds no weights; each thread creates its own.
@@ -22,15 +23,37 @@ pub struct Decoder {
 }
 
 /// Data that all layers of one pass over whole sequences share.
-pub(super) enum Pass<'a> {
-    /// The fused attention, with each layer's cosines and sines.
-    Fused(&'a Packed, ByLayer<(Tensor, Tensor)>),
-    /// libtorch's over a rectangle of sequences.
-    Rectangular(Rectangle, ByLayer<Tables>, ByLayer<Option<Tensor>>),
+pub(super) struct Pass<'a> {
+    packed: &'a Packed,
+    /// For layers that take sequences apart.
+    rectangle: Option<Rectangle>,
+    attention: Attention,
 }
 
-/// Receives each layer's keys and values, `[sequences, longest, key heads, dim]` each.
-type Keep<'a> = &'a mut dyn FnMut(usize, (&Tensor, &Tensor));
+/// How attention is computed.
+enum Attention {
+    /// Fused, with each layer's cosines and sines.
+    Fused(ByLayer<(Tensor, Tensor)>),
+    /// By libtorch over the rectangle, with masks.
+    Rectangular(ByLayer<Tables>, ByLayer<Option<Tensor>>),
+}
+
+impl Pass<'_> {
+    fn rectangle(&self) -> &Rectangle {
+        self.rectangle.as_ref().expect("it is made where a layer needs it")
+    }
+}
+
+/// What a layer leaves of whole sequences.
+pub(super) enum Left<'a> {
+    /// Keys and values, `[sequences, longest, key heads, dim]` each.
+    KeysValues(&'a Tensor, &'a Tensor),
+    /// States after each sequence.
+    State(&'a DeltaState),
+}
+
+/// Receives what each layer leaves.
+type Keep<'a> = &'a mut dyn FnMut(usize, Left);
 
 impl Decoder {
     /// Creates a decoder for weights of `layout`, which must match `config`.
@@ -117,7 +140,10 @@ impl Decoder {
         let last: Vec<i64> = packed.starts().zip(&packed.lens).map(|(start, len)| (start + len - 1) as i64).collect();
         let last = Tensor::from_slice(&last).to_device(views.embedding.device());
         let pass = self.rectangular(packed, &views.embedding);
-        let mut keep = |layer, keys_values: (&Tensor, &Tensor)| cache.fill(layer, slots, keys_values.0, keys_values.1);
+        let mut keep = |layer, left: Left| match left {
+            Left::KeysValues(keys, values) => cache.fill(layer, slots, keys, values),
+            Left::State(state) => cache.fill_state(layer, slots, state),
+        };
         let hidden = self.trunk(views, &pass, self.embed(views, &packed.ids), Some(&last), &mut keep);
         self.logits(views, &hidden)
     }
@@ -134,9 +160,12 @@ impl Decoder {
         let step = cache.begin_step(first, positions, &self.config);
         let mut x = self.embed(views, tokens);
         for (index, layer) in views.layers.iter().enumerate() {
-            x = self.block(layer, x, None, |qkv| {
-                let (qk, v) = self.heads(layer, qkv, &[tokens.len() as i64], tables.get(index));
-                cache.attend(&step, index, &qk, &v)
+            x = self.block(layer, x, None, |input| match (&layer.mixer, self.config.delta_of(index)) {
+                (Mixer::Delta(weights), Some(of)) => weights.step(of, &layer.input.forward(input), &cache.state(&step, index)),
+                _ => self.attention(layer, input, |qkv| {
+                    let (qk, v) = self.heads(layer, qkv, &[tokens.len() as i64], tables.get(index));
+                    cache.attend(&step, index, &qk, &v)
+                }),
             });
         }
         self.logits(views, &self.finish(&views.norm, &x))
@@ -148,15 +177,17 @@ impl Decoder {
         if !fused::attends(longest, like.kind(), like.device()) {
             return self.rectangular(packed, like);
         }
-        Pass::Fused(packed, self.rope.by_layer(longest, like.device(), |tables| tables.first(longest as i64).pairs()))
+        let rotations = self.rope.by_layer(longest, like.device(), |tables| tables.first(longest as i64).pairs());
+        let rectangle = self.config.delta.as_ref().map(|_| Rectangle::new(packed, like.device()));
+        Pass { packed, rectangle, attention: Attention::Fused(rotations) }
     }
 
-    fn rectangular<'a>(&self, packed: &Packed, embedding: &Tensor) -> Pass<'a> {
+    fn rectangular<'a>(&self, packed: &'a Packed, embedding: &Tensor) -> Pass<'a> {
         let device = embedding.device();
         let rectangle = Rectangle::new(packed, device);
         let tables = self.rope.by_layer(packed.longest(), device, |tables| tables.first(rectangle.columns));
         let masks = ByLayer::new(self.config.windows.iter(), |window| window_mask(rectangle.columns, *window, device));
-        Pass::Rectangular(rectangle, tables, masks)
+        Pass { packed, rectangle: Some(rectangle), attention: Attention::Rectangular(tables, masks) }
     }
 
     /// Layers and final norm over whole embedded sequences, for `rows` only where given.
@@ -183,7 +214,8 @@ impl Decoder {
     /// Factor of the embeddings.
     fn embedding_factor(&self, kind: Kind) -> f64 {
         let factor = self.config.embedding_multiplier;
-        match self.config.family.definition().is_gemma && factor != 1.0 {
+        // Granite's is a number, Gemma's a tensor.
+        match self.config.family.definition().norms_add_one && factor != 1.0 {
             true => Tensor::from(factor).to_kind(kind).double_value(&[]),
             false => factor,
         }
@@ -191,7 +223,27 @@ impl Decoder {
 
     /// One layer over whole sequences.
     pub(super) fn layer(&self, layer: &Layer, index: usize, pass: &Pass, x: Tensor, rows: Option<&Tensor>, keep: Keep) -> Tensor {
-        self.block(layer, x, rows, |qkv| self.attend(layer, index, pass, qkv, keep))
+        self.block(layer, x, rows, |input| match (&layer.mixer, self.config.delta_of(index)) {
+            (Mixer::Delta(weights), Some(of)) => {
+                let keep = |state: &DeltaState| keep(index, Left::State(state));
+                weights.whole(of, &layer.input.forward(input), pass.rectangle(), &pass.packed.lens, keep)
+            }
+            _ => self.attention(layer, input, |qkv| self.attend(layer, index, pass, qkv, keep)),
+        })
+    }
+
+    /// Attention over a normed input by `attend`, which gets its projections; gated in some families.
+    fn attention(&self, layer: &Layer, input: &Tensor, attend: impl FnOnce(&Tensor) -> Tensor) -> Tensor {
+        let projected = layer.input.forward(input);
+        if !self.config.family.definition().gates_attention {
+            return attend(&projected);
+        }
+        let (heads, kv_heads, dim) = (self.config.heads as i64, self.config.kv_heads as i64, self.config.head_dim as i64);
+        let [queries, rest] = parts(&projected, -1, [2 * heads * dim, 2 * kv_heads * dim]);
+        // Each head's query, then its gate.
+        let halves = queries.reshape([-1, heads, 2, dim]);
+        let [query, gate] = [0, 1].map(|half| halves.select(2, half).reshape([-1, heads * dim]));
+        attend(&Tensor::cat(&[query, rest], 1)) * gate.sigmoid()
     }
 
     /// Norms the last layer's output: input of [`Decoder::logits`].
@@ -204,31 +256,32 @@ impl Decoder {
     /// Attention of one layer, from its fused projections.
     fn attend(&self, layer: &Layer, index: usize, pass: &Pass, qkv: &Tensor, keep: Keep) -> Tensor {
         let (config, window) = (&self.config, self.config.windows[index]);
-        match pass {
-            Pass::Fused(packed, rotations) => {
+        match &pass.attention {
+            Attention::Fused(rotations) => {
                 let (cos, sin) = rotations.get(index);
                 let (queries, keys, scale) = (config.heads as i64, config.kv_heads as i64, config.attention_scale());
                 let heads = fused::Heads { queries, keys, scale, cap: config.attention_cap };
-                fused::attention(&self.normed_heads(layer, qkv), (cos, sin), packed, heads, window)
+                fused::attention(&self.normed_heads(layer, qkv), (cos, sin), pass.packed, heads, window)
             }
-            Pass::Rectangular(rectangle, tables, masks) => {
+            Attention::Rectangular(tables, masks) => {
+                let rectangle = pass.rectangle();
                 let shape = [rectangle.rows, rectangle.columns];
                 let (qk, v) = self.heads(layer, &rectangle.spread(qkv), &shape, tables.get(index));
                 let [q, k] = parts(&qk, -2, [config.heads as i64, config.kv_heads as i64]);
-                keep(index, (&k, &v));
+                keep(index, Left::KeysValues(&k, &v));
                 rectangle.pack(causal(&q, &k, &v, masks.get(index).as_ref(), config.attention_scale(), config.attention_cap))
             }
         }
     }
 
-    /// One layer. With `rows`, only those rows are computed after attention.
-    fn block(&self, layer: &Layer, x: Tensor, rows: Option<&Tensor>, attend: impl FnOnce(&Tensor) -> Tensor) -> Tensor {
-        let attended = attend(&layer.qkv.forward(&self.normed(&x, layer.attention_norms.before.as_ref())));
+    /// One layer, whose tokens `mix` mixes. With `rows`, only those rows are computed after that.
+    fn block(&self, layer: &Layer, x: Tensor, rows: Option<&Tensor>, mix: impl FnOnce(&Tensor) -> Tensor) -> Tensor {
+        let mixed = mix(&self.normed(&x, layer.attention_norms.before.as_ref()));
         let chosen = |all: Tensor| match rows {
             Some(rows) => all.index_select(0, rows),
             None => all,
         };
-        let x = chosen(x) + self.leave(layer.output.forward(&chosen(attended)), &layer.attention_norms);
+        let x = chosen(x) + self.leave(layer.output.forward(&chosen(mixed)), &layer.attention_norms);
         let input = self.normed(&x, layer.mlp_norms.before.as_ref());
         let output = match (&layer.mlp, &self.config.experts) {
             (Mlp::Sparse(sparse), Some(experts)) => sparse.forward(&input, experts),
@@ -271,7 +324,7 @@ impl Decoder {
     /// Norms queries and keys within fused projections `[rows, columns]`, if the family has such
     /// norms.
     fn normed_heads(&self, layer: &Layer, qkv: &Tensor) -> Tensor {
-        let Some((q_norm, k_norm)) = &layer.qk_norm else { return qkv.shallow_clone() };
+        let Mixer::Attention { qk_norm: Some((q_norm, k_norm)) } = &layer.mixer else { return self.paired(qkv) };
         let (heads, kv_heads, dim) = (self.config.heads as i64, self.config.kv_heads as i64, self.config.head_dim as i64);
         let columns = [heads, kv_heads, kv_heads];
         let (split, parts) = match self.config.family.definition().qk_norm {
@@ -280,13 +333,28 @@ impl Decoder {
         };
         let parts = split.split_with_sizes(parts, 1);
         let normed = [self.norm(&parts[0], q_norm), self.norm(&parts[1], k_norm), parts[2].shallow_clone()];
-        Tensor::cat(&normed, 1).view(qkv.size().as_slice())
+        self.paired(&Tensor::cat(&normed, 1).view(qkv.size().as_slice()))
+    }
+
+    /// Where only some columns of a head are rotated, orders those of queries and keys so that all pairs are
+    /// half a head apart. Their products stay the same.
+    fn paired(&self, qkv: &Tensor) -> Tensor {
+        let (dim, rotated) = (self.config.head_dim as i64, self.config.rotated_columns() as i64);
+        if rotated == dim {
+            return qkv.shallow_clone();
+        }
+        let (turning, kv_heads) = (self.config.heads as i64 + self.config.kv_heads as i64, self.config.kv_heads as i64);
+        let [qk, v] = parts(&qkv.view([-1, turning + kv_heads, dim]), 1, [turning, kv_heads]);
+        let sizes = [rotated / 2, rotated / 2, (dim - rotated) / 2, (dim - rotated) / 2];
+        let columns = qk.split_with_sizes(sizes, -1);
+        let ordered = Tensor::cat(&[&columns[0], &columns[2], &columns[1], &columns[3]], -1);
+        Tensor::cat(&[ordered, v], 1).view(qkv.size().as_slice())
     }
 
     /// RMS norm over the last dimension.
     fn norm(&self, x: &Tensor, weight: &Tensor) -> Tensor {
         let eps = self.config.rms_norm_eps;
-        if !self.config.family.definition().is_gemma {
+        if !self.config.family.definition().norms_add_one {
             return fused::rms_norm(x, weight, eps);
         }
         // Factors and result are rounded once.

@@ -8,10 +8,14 @@ use std::ops::Range;
 use tch::Tensor;
 
 use super::family::Norms;
-use super::{Experts, ModelConfig};
+use super::{Experts, GatedDelta, ModelConfig};
 
 /// Token embeddings.
 const EMBEDDING: &str = "model.embed_tokens.weight";
+
+/// Projections of a gated delta net's input: queries, keys and values, gates, and the logits of beta and of
+/// the step.
+pub(super) const DELTA_INPUTS: [&str; 4] = ["in_proj_qkv", "in_proj_z", "in_proj_b", "in_proj_a"];
 
 /// The tensor that turns a hidden state into logits.
 pub(super) const HEAD: &str = "lm_head.weight";
@@ -116,12 +120,17 @@ pub(super) fn groups(config: &ModelConfig, layer: usize) -> [Group; 4] {
         None => (definition.gate_up, &["down_proj"]),
         Some(_) => (&[], &[]),
     };
-    [
-        group("self_attn", hidden, definition.qkv, &[q, kv, kv]),
-        group("self_attn", q, &["o_proj"], &[hidden]),
-        group("mlp", hidden, gate_up, &[inner, inner]),
-        group("mlp", inner, down, &[hidden]),
-    ]
+    let [input, output] = match config.delta_of(layer) {
+        None => {
+            let gate = if definition.gates_attention { q } else { 0 };
+            [group("self_attn", hidden, definition.qkv, &[q + gate, kv, kv]), group("self_attn", q, &["o_proj"], &[hidden])]
+        }
+        Some(of) => [
+            group("linear_attn", hidden, &DELTA_INPUTS, &[of.mixed(), of.values(), of.value_heads, of.value_heads]),
+            group("linear_attn", of.values(), &["out_proj"], &[hidden]),
+        ],
+    };
+    [input, output, group("mlp", hidden, gate_up, &[inner, inner]), group("mlp", inner, down, &[hidden])]
 }
 
 /// Every tensor of a model, end to end in one buffer, without gaps.
@@ -148,12 +157,18 @@ impl Layout {
             layout.begin_layer();
             let ([qkv, output, gate_up, down], [attention, mlp]) = (groups(config, layer), definition.norms);
             layout.add_norms(layer, attention, hidden);
-            layout.add_projections(layer, &qkv, config.qkv_bias);
-            if let Some((q, k)) = config.qk_norm_sizes() {
-                layout.add_norm(layer, "self_attn.q_norm", q);
-                layout.add_norm(layer, "self_attn.k_norm", k);
+            if let Some(of) = config.delta_of(layer) {
+                layout.add_projections(layer, &qkv, false);
+                layout.add_delta(layer, of);
+                layout.add_projections(layer, &output, false);
+            } else {
+                layout.add_projections(layer, &qkv, config.qkv_bias);
+                if let Some((q, k)) = config.qk_norm_sizes() {
+                    layout.add_norm(layer, "self_attn.q_norm", q);
+                    layout.add_norm(layer, "self_attn.k_norm", k);
+                }
+                layout.add_projections(layer, &output, config.output_bias);
             }
-            layout.add_projections(layer, &output, config.output_bias);
             layout.add_norms(layer, mlp, hidden);
             layout.add_projections(layer, &gate_up, config.mlp_bias);
             layout.add_projections(layer, &down, config.mlp_bias);
@@ -177,6 +192,16 @@ impl Layout {
 
     fn add_norm(&mut self, layer: usize, name: &str, size: usize) {
         self.add(&[format!("model.layers.{layer}.{name}.weight")], &[size], None);
+    }
+
+    fn add_delta(&mut self, layer: usize, of: &GatedDelta) {
+        let name = |name: &str| [format!("model.layers.{layer}.linear_attn.{name}")];
+        self.add(&name("conv1d.weight"), &[of.mixed()], Some(of.kernel));
+        // A convolution of one channel each.
+        self.entries.iter_mut().last().into_iter().for_each(|entry| entry.shape = vec![of.mixed(), 1, of.kernel]);
+        self.add(&name("dt_bias"), &[of.value_heads], None);
+        self.add(&name("A_log"), &[of.value_heads], None);
+        self.add(&name("norm.weight"), &[of.value_dim], None);
     }
 
     fn add_experts(&mut self, layer: usize, of: &Experts, hidden: usize) {

@@ -30,7 +30,7 @@ pub struct Lora {
     pub rank: usize,
     /// `B·A` is multiplied by `alpha / rank`.
     pub alpha: f64,
-    /// Subset of [`Lora::PROJECTIONS`] and [`Lora::JOINT`], in that order.
+    /// Subset of [`Lora::PROJECTIONS`], [`Lora::JOINT`] and [`Lora::DELTA`], in that order.
     targets: Vec<&'static str>,
     /// Folder of the base model, written into a folder of adapters.
     pub base: Option<PathBuf>,
@@ -42,6 +42,8 @@ impl Lora {
     /// Names of joint projections, in families that store several projections as one tensor
     /// (Phi-3).
     pub const JOINT: [&str; 2] = ["qkv_proj", "gate_up_proj"];
+    /// Names of projections of gated delta nets (Qwen3.5).
+    pub const DELTA: [&str; 5] = ["in_proj_qkv", "in_proj_z", "in_proj_b", "in_proj_a", "out_proj"];
     /// All that a model has.
     pub const ALL: &str = "all-linear";
     /// The largest rank.
@@ -50,7 +52,7 @@ impl Lora {
     /// Creates adapters of these projections, or of [`Lora::ALL`]. Needs at least one projection,
     /// and a rank from 1 to [`Lora::MOST_RANK`].
     pub fn new<S: AsRef<str>>(rank: usize, alpha: f64, targets: &[S]) -> Result<Self, ModelError> {
-        let all: Vec<&'static str> = Self::PROJECTIONS.into_iter().chain(Self::JOINT).collect();
+        let all: Vec<&'static str> = Self::PROJECTIONS.into_iter().chain(Self::JOINT).chain(Self::DELTA).collect();
         let refuse = |target: &str| Err(ModelError::Target(target.to_owned(), all.join(", ")));
         let known = |name: &str| name == Self::ALL || all.contains(&name);
         if let Some(unknown) = targets.iter().map(AsRef::as_ref).find(|name| !known(name)) {
@@ -73,7 +75,7 @@ impl Lora {
     /// the model lacks.
     pub fn on_model(&self, config: &ModelConfig) -> Result<Self, ModelError> {
         let known = projections(config);
-        let is_all = self.targets.len() == Self::PROJECTIONS.len() + Self::JOINT.len();
+        let is_all = self.targets.len() == Self::PROJECTIONS.len() + Self::JOINT.len() + Self::DELTA.len();
         if let Some(missing) = self.targets.iter().find(|name| !is_all && !known.contains(name)) {
             let target = format!("{missing} of a {} model", config.family.model_type());
             return Err(ModelError::Target(target, known.join(", ")));

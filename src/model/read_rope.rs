@@ -5,16 +5,17 @@ use super::keys::Keys;
 use super::{ModelError, RopeScaling};
 
 /// Reads the base of the rotary frequencies and their stretching from `rope_parameters`
-/// (transformers 5), or `rope_theta` and `rope_scaling` (before).
-pub(super) fn rope(keys: &Keys, defaults: &Definition, max_positions: usize) -> Result<(f64, RopeScaling), ModelError> {
+/// (transformers 5), or `rope_theta` and `rope_scaling` (before), and the share of a head that is rotated.
+pub(super) fn rope(keys: &Keys, defaults: &Definition, max_positions: usize) -> Result<(f64, RopeScaling, f64), ModelError> {
     let outer_theta = keys.optional::<f64>("rope_theta", "a number")?;
-    whole_rotation(keys)?;
+    let outer_share = share(keys, defaults)?;
+    let absent = defaults.partial_rotation.unwrap_or(1.0);
     let Some(rope) = (defaults.rope_keys)(keys)? else {
-        return Ok((outer_theta.unwrap_or(defaults.rope_theta), RopeScaling::Default));
+        return Ok((outer_theta.unwrap_or(defaults.rope_theta), RopeScaling::Default, outer_share.unwrap_or(absent)));
     };
     let theta = rope.optional("rope_theta", "a number")?.or(outer_theta).unwrap_or(defaults.rope_theta);
-    whole_rotation(&rope)?;
-    Ok((theta, scaling(keys, &rope, max_positions)?))
+    let share = share(&rope, defaults)?.or(outer_share).unwrap_or(absent);
+    Ok((theta, scaling(keys, &rope, max_positions)?, share))
 }
 
 /// Name of the key that holds the rotary keys, if the configuration has one.
@@ -35,11 +36,13 @@ pub(super) fn type_key(rope: &Keys) -> &'static str {
     if rope.map.contains_key("rope_type") { "rope_type" } else { "type" }
 }
 
-/// Rejects models that rotate only some columns of a head.
-fn whole_rotation(keys: &Keys) -> Result<(), ModelError> {
+/// Share of a head's columns that is rotated, in families that may rotate some only.
+fn share(keys: &Keys, defaults: &Definition) -> Result<Option<f64>, ModelError> {
     match keys.optional::<f64>("partial_rotary_factor", "a number")? {
-        Some(part) if part != 1.0 => Err(keys.unsupported("partial_rotary_factor", "1.0")),
-        _ => Ok(()),
+        Some(part) if part != 1.0 && defaults.partial_rotation.is_none() => {
+            Err(keys.unsupported("partial_rotary_factor", "1.0, in this family"))
+        }
+        share => Ok(share),
     }
 }
 

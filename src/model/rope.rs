@@ -15,13 +15,14 @@ pub(super) struct Tables {
 }
 
 impl Tables {
-    fn new(Angles { frequencies, amplitude }: &Angles, positions: usize, device: Device) -> Self {
+    fn new(Angles { frequencies, amplitude, turning }: &Angles, positions: usize, device: Device) -> Self {
+        let amplitude = |pair: usize| if pair < *turning { *amplitude } else { 1.0 };
         let (mut cos, mut sin) = (Vec::new(), Vec::new());
         for position in 0..positions {
-            let angles = || frequencies.iter().map(move |frequency| position as f64 * frequency);
-            cos.extend(angles().chain(angles()).map(|angle| (amplitude * angle.cos()) as f32));
-            sin.extend(angles().map(|angle| (-amplitude * angle.sin()) as f32));
-            sin.extend(angles().map(|angle| (amplitude * angle.sin()) as f32));
+            let angles = || frequencies.iter().map(move |frequency| position as f64 * frequency).enumerate();
+            cos.extend(angles().chain(angles()).map(|(pair, angle)| (amplitude(pair) * angle.cos()) as f32));
+            sin.extend(angles().map(|(pair, angle)| (-amplitude(pair) * angle.sin()) as f32));
+            sin.extend(angles().map(|(pair, angle)| (amplitude(pair) * angle.sin()) as f32));
         }
         let table = |values: &[f32]| Tensor::from_slice(values).view([positions as i64, 1, -1]).to_device(device);
         Tables { cos: table(&cos), sin: table(&sin) }
@@ -56,19 +57,22 @@ impl Tables {
 struct Angles {
     /// Angle per position of each pair of a head's columns.
     frequencies: Vec<f64>,
-    /// Multiplies cosines and sines.
+    /// Multiplies cosines and sines of the pairs that turn.
     amplitude: f64,
+    /// Pairs that turn; the rest keep their place.
+    turning: usize,
 }
 
 impl Angles {
     fn of(config: &ModelConfig, rope: Option<(f64, RopeScaling)>) -> Self {
         let Some((theta, scaling)) = rope else {
             // A turn by nothing, exactly.
-            return Angles { frequencies: vec![0.0; config.head_dim / 2], amplitude: 1.0 };
+            return Angles { frequencies: vec![0.0; config.head_dim / 2], amplitude: 1.0, turning: 0 };
         };
-        let dim = config.head_dim as f64;
-        let plain = (0..config.head_dim / 2).map(|pair| theta.powf(-2.0 * pair as f64 / dim));
-        let frequencies = match scaling {
+        let (rotated, turning) = (config.rotated_columns(), config.rotated_columns() / 2);
+        let dim = rotated as f64;
+        let plain = (0..turning).map(|pair| theta.powf(-2.0 * pair as f64 / dim));
+        let mut frequencies: Vec<f64> = match scaling {
             RopeScaling::Default | RopeScaling::Dynamic { .. } => plain.collect(),
             RopeScaling::Linear { factor } => plain.map(|frequency| frequency / factor).collect(),
             RopeScaling::Llama3 { factor, low_freq_factor, high_freq_factor, original_max_position_embeddings: original } => {
@@ -100,7 +104,8 @@ impl Angles {
             }
         };
         let amplitude = if let RopeScaling::Yarn { attention_factor, .. } = scaling { attention_factor } else { 1.0 };
-        Angles { frequencies, amplitude }
+        frequencies.resize(config.head_dim / 2, 0.0);
+        Angles { frequencies, amplitude, turning }
     }
 }
 

@@ -4,6 +4,7 @@ use tch::Tensor;
 
 use super::experts::Sparse;
 use super::family::Norms;
+use super::gated_delta::DeltaWeights;
 use super::lora::LowRank;
 use super::{Adapter, Layout, ModelConfig};
 
@@ -21,11 +22,21 @@ pub struct Views {
 /// One transformer layer.
 pub(super) struct Layer {
     pub attention_norms: BranchNorms,
-    pub qkv: Linear,
-    pub qk_norm: Option<(Tensor, Tensor)>,
+    /// Projections of the attention's or delta net's input.
+    pub input: Linear,
+    pub mixer: Mixer,
+    /// Projection of its output.
     pub output: Linear,
     pub mlp_norms: BranchNorms,
     pub mlp: Mlp,
+}
+
+/// What mixes tokens.
+pub(super) enum Mixer {
+    /// Attention, with norms of queries and keys in some families.
+    Attention { qk_norm: Option<(Tensor, Tensor)> },
+    /// A gated delta net.
+    Delta(DeltaWeights),
 }
 
 /// A feed-forward layer.
@@ -94,7 +105,7 @@ impl Layer {
 
     /// Sets the low-rank products of its four groups.
     pub fn adapt(&mut self, [qkv, output, gate_up, down]: [Option<LowRank>; 4]) {
-        (self.qkv.low_rank, self.output.low_rank) = (qkv, output);
+        (self.input.low_rank, self.output.low_rank) = (qkv, output);
         if let Mlp::Dense { gate_up: of_input, down: of_output } = &mut self.mlp {
             (of_input.low_rank, of_output.low_rank) = (gate_up, down);
         }
@@ -102,11 +113,15 @@ impl Layer {
 
     fn take(config: &ModelConfig, index: usize, next: &mut impl FnMut() -> Tensor) -> Self {
         let [attention, mlp] = config.family.definition().norms;
+        let is_attention = config.delta_of(index).is_none();
         Layer {
             attention_norms: BranchNorms::take(attention, next),
-            qkv: Linear { weight: next(), bias: config.qkv_bias.then(&mut *next), low_rank: None },
-            qk_norm: config.qk_norm_sizes().map(|_| (next(), next())),
-            output: Linear { weight: next(), bias: config.output_bias.then(&mut *next), low_rank: None },
+            input: Linear { weight: next(), bias: (is_attention && config.qkv_bias).then(&mut *next), low_rank: None },
+            mixer: match is_attention {
+                true => Mixer::Attention { qk_norm: config.qk_norm_sizes().map(|_| (next(), next())) },
+                false => Mixer::Delta(DeltaWeights::take(config, next)),
+            },
+            output: Linear { weight: next(), bias: (is_attention && config.output_bias).then(&mut *next), low_rank: None },
             mlp_norms: BranchNorms::take(mlp, next),
             mlp: match config.experts_of(index) {
                 None => Mlp::Dense {

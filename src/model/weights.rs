@@ -34,9 +34,14 @@ impl Weights {
         let mut flat = vec![0f32; layout.total()];
         for (stream, entry) in layout.entries().iter().enumerate() {
             let slice = &mut flat[entry.range()];
-            if entry.name.ends_with("norm.weight") {
+            if entry.name.ends_with("linear_attn.norm.weight") || entry.name.ends_with(".dt_bias") {
+                slice.fill(1.0);
+            } else if entry.name.ends_with(".A_log") {
+                let mut unit = uniform(seed, b"decay", stream);
+                slice.fill_with(|| (0.01 + 15.99 * unit()).ln() as f32);
+            } else if entry.name.ends_with("norm.weight") {
                 // The neutral factor.
-                slice.fill(if config.family.definition().is_gemma { 0.0 } else { 1.0 });
+                slice.fill(if config.family.definition().norms_add_one { 0.0 } else { 1.0 });
             } else if !entry.name.ends_with(".bias") {
                 let mut unit = uniform(seed, b"", stream);
                 // Box–Muller, in f64, two numbers at a time.

@@ -273,7 +273,10 @@ impl Replica {
     fn forward(&self, batch: &TrainBatch, part: &[usize], kept: bool) -> Result<Forward, PassError> {
         let targets: Vec<i64> = part.iter().flat_map(|&at| &batch.sequences[at].targets).copied().collect();
         let longest = part.iter().map(|&at| batch.sequences[at].inputs.len()).max().unwrap_or(0);
-        let (packed, rows) = pack(batch, part, fused::attends(longest, self.compute.dtype.kind(), self.compute.device));
+        let (packed, rows) = {
+            let shares = fused::attends(longest, self.compute.dtype.kind(), self.compute.device);
+            pack(batch, part, shares && self.decoder.config().shares_prompts())
+        };
         let on_device = |numbers: &[i64]| Tensor::from_slice(numbers).to_device(self.compute.device);
         let (rows, targets) = (on_device(&rows), on_device(&targets));
         let weights = match &self.held {

@@ -74,7 +74,9 @@ fn logits_in_half_precision_are_those_of_full_precision_within_its_rounding() {
         let exact = logits(Dtype::F32);
         for dtype in HALVES {
             let gap = largest(&(logits(dtype) - &exact));
-            assert!(gap > 0.0 && gap < tolerance(dtype), "{name} in {}: {gap}", dtype.name());
+            // A delta net's state takes rounding along: transformers 5.23 differs by 0.67 from itself in bf16.
+            let tolerance = if config.delta.is_some() { 5.0 } else { 1.0 } * tolerance(dtype);
+            assert!(gap > 0.0 && gap < tolerance, "{name} in {}: {gap}", dtype.name());
         }
     }
 }

@@ -10,7 +10,7 @@ pub(super) const DEFINITION: Definition = Definition {
     kv_heads_optional: false,
     head_dim: Some(256),
     tied: true,
-    is_gemma: true,
+    norms_add_one: true,
     activation: ("hidden_act", Activation::GeluTanh),
     read: |keys, config| scaled(keys, config),
     write: llama::write_attention_bias,

@@ -18,6 +18,7 @@ mod olmoe;
 mod phi3;
 mod qwen2;
 mod qwen3;
+mod qwen3_5;
 mod qwen3_moe;
 mod smollm3;
 mod windows;
@@ -79,6 +80,8 @@ families! {
     Gemma3 => gemma3,
     /// Qwen3-MoE: Qwen3 with a mixture of experts.
     Qwen3Moe => qwen3_moe,
+    /// Qwen3.5, dense, text only: gated delta nets, and gated attention in every fourth layer.
+    Qwen35 => qwen3_5,
     /// OLMoE: a mixture of experts in every layer.
     Olmoe => olmoe,
 }
@@ -104,9 +107,8 @@ pub(super) struct Definition {
     pub rope_keys: for<'a> fn(&Keys<'a>) -> Result<Option<Keys<'a>>, ModelError>,
     /// Norms of the attention and the feed-forward branch.
     pub norms: [Norms; 2],
-    /// If true, a norm's factors are its weights plus one, and embeddings are multiplied by a factor in
-    /// the model's format.
-    pub is_gemma: bool,
+    /// If true, a norm's factors are its weights plus one.
+    pub norms_add_one: bool,
     /// Key of the feed-forward branch's activation, and its default.
     pub activation: (&'static str, Activation),
     /// Normalisation of queries and keys before rotation.
@@ -115,6 +117,10 @@ pub(super) struct Definition {
     pub qkv: &'static [&'static str],
     /// Projections of the feed-forward input: gate and up, or one joint projection.
     pub gate_up: &'static [&'static str],
+    /// If true, a query's projection has a second half: a gate of the head's output.
+    pub gates_attention: bool,
+    /// Share of a head's columns that is rotated, where `partial_rotary_factor` may say another one.
+    pub partial_rotation: Option<f64>,
     /// If true, layers with a window ignore `rope_scaling`.
     pub plain_rope_in_windows: bool,
     /// Completes a configuration, read as Llama's, by the family's own keys.

@@ -10,6 +10,7 @@ pub(super) const DEFINITION: Definition = Definition {
     class: "Phi3",
     rms_norm_eps: 1e-5,
     rope_keys,
+    partial_rotation: Some(1.0),
     qkv: &["qkv_proj"],
     gate_up: &["gate_up_proj"],
     read: |keys, config| {

@@ -307,11 +307,17 @@ impl Parts<'_> {
 
     fn cache(&mut self, slots: u64, longest: u64) {
         let positions = longest.next_multiple_of(32).min(self.model.max_positions as u64);
-        let (layers, width) = (self.model.layers() as u64, (self.model.kv_heads * self.model.head_dim) as u64);
+        let (states, width) = (self.model.delta.clone(), (self.model.kv_heads * self.model.head_dim) as u64);
+        let layers = (self.model.layers() - states.as_ref().map_or(0, |of| of.layers.len())) as u64;
         let known = matches!(self.plan.task.data, TaskData::Arithmetic { .. });
         let assumed = if known { "" } else { " (prompts of 256 assumed)" };
         let why = format!("{slots} slots × {positions} tokens × {layers} layers × {} numbers{assumed}", 2 * width);
         self.add("kv cache", slots * positions * layers * 2 * width * self.bytes(), why);
+        if let Some(of) = states {
+            let ([conv, heads], layers) = (of.state_sizes().map(|size| size as u64), of.layers.len() as u64);
+            let why = format!("{slots} slots × {layers} layers × ({conv} numbers, and {heads} in f32)");
+            self.add("states", slots * layers * (conv * self.bytes() + heads * 4), why);
+        }
         let vocab = self.model.vocab_size as u64;
         let on_gpu = self.at != DeviceName::Cpu;
         let numbers = if on_gpu { DRAWN_ON_GPU / 4 } else { 4 };
@@ -371,7 +377,15 @@ fn per_token_of_layer(model: &ModelConfig, fused: bool) -> u64 {
     // Rotated queries and keys, keys and values per query head, the output again, and the gate's
     // result.
     let apart = if fused { 0 } else { (q + k) + 2 * q + q + 2 * inner };
-    plain + normed + apart
+    let attention = plain + normed + apart;
+    // Projections, the convolution's output, queries, keys and values per value head, and the pairs of tokens of
+    // a chunk, in f32 counted once.
+    let net = model.delta.as_ref().map_or(0, |of| {
+        let (keys, values) = (of.value_heads * of.key_dim, of.value_heads * of.value_dim);
+        let mixed = 2 * of.key_heads * of.key_dim + values;
+        4 * hidden + 3 * inner + (3 * mixed + 6 * keys + 8 * values + 256 * of.value_heads) as u64
+    });
+    attention.max(net)
 }
 
 fn parameters(model: &ModelConfig) -> u64 {
