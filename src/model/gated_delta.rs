@@ -215,7 +215,7 @@ mod tests {
 
     const F64: (Kind, Device) = (Kind::Double, Device::Cpu);
 
-    /// The recurrence as it is defined, token by token and in f64, over `[tokens, value heads, …]`.
+    /// The recurrence by its definition, token by token and in f64, over `[tokens, value heads, …]`.
     fn token_by_token(steps: [&Tensor; 5]) -> (Tensor, Tensor) {
         let [query, key, value, decay, beta] = steps;
         let (tokens, heads, key_dim) = key.size3().unwrap();
