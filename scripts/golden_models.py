@@ -39,6 +39,8 @@ CASES = {
     "qwen3_5_long": ("qwen3_5_text", dict(head_dim=16, num_hidden_layers=3, layer_types=["full_attention", "linear_attention", "linear_attention"], linear_num_key_heads=2, linear_num_value_heads=2,
                      linear_key_head_dim=8, linear_value_head_dim=12, linear_conv_kernel_dim=3, rope_parameters=dict(rope_type="default", rope_theta=10000.0, partial_rotary_factor=0.5))),
     "phi3_partial": ("phi3", dict(head_dim=16, rope_parameters=dict(rope_type="default", rope_theta=10000.0, partial_rotary_factor=0.75))),
+    "phi3_longrope": ("phi3", dict(original_max_position_embeddings=64, rope_parameters=dict(
+        rope_type="longrope", rope_theta=10000.0, short_factor=[1.0, 1.3, 1.7], long_factor=[2.0, 4.0, 8.0], original_max_position_embeddings=64))),
     "llama_dynamic": ("llama", dict(rope_parameters=dict(rope_type="dynamic", rope_theta=10000.0, factor=2.0))),
 }
 LENGTHS, LONG, NEW, TEXTS = [8, 5, 2], [70, 9, 3], 24, ["def add(a, b):\n    return a + b", "12+34=46", "naïve café – 東京 😀!"]

@@ -13,7 +13,7 @@ use crate::data::{Tokenizer, packing};
 pub(super) const LABELS: [&str; 3] = ["id2label", "label2id", "num_labels"];
 
 /// Stretching of rotary frequencies for long contexts, with the keys of `rope_parameters`.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
 #[serde(tag = "rope_type", rename_all = "lowercase")]
 pub enum RopeScaling {
     /// No stretching.
@@ -41,6 +41,22 @@ pub enum RopeScaling {
     Dynamic {
         /// Factor of the context.
         factor: f64,
+    },
+    /// LongRoPE (Ding et al., 2024): a divisor for each frequency. Those for long contexts apply to sequences
+    /// longer than the pre-training context, a length this library rejects.
+    LongRope {
+        /// Divisors of the frequencies.
+        short_factor: Vec<f64>,
+        /// Divisors in longer sequences.
+        long_factor: Vec<f64>,
+        /// Factor of rotated queries and keys.
+        attention_factor: f64,
+        /// Positions in pre-training.
+        #[serde(serialize_with = "whole")]
+        original_max_position_embeddings: f64,
+        /// Positions with `long_factor`.
+        #[serde(skip)]
+        stretched: usize,
     },
     /// YaRN (Peng et al., 2023): a ramp over frequencies, and longer queries and keys. The ramp
     /// depends on each frequency's turns within the pre-training context.
@@ -286,7 +302,7 @@ impl ModelConfig {
     pub(super) fn rope_of(&self, layer: usize) -> Option<(f64, RopeScaling)> {
         let windowed = self.windows[layer].is_some();
         let plain = self.family.definition().plain_rope_in_windows && windowed;
-        let scaling = if plain { RopeScaling::Default } else { self.rope_scaling };
+        let scaling = if plain { RopeScaling::Default } else { self.rope_scaling.clone() };
         let theta = self.window_rope_theta.filter(|_| windowed).unwrap_or(self.rope_theta);
         (!self.unrotated.contains(&layer)).then_some((theta, scaling))
     }
@@ -316,6 +332,13 @@ impl ModelConfig {
                 "partial_rotary_factor",
                 self.rotated.to_string(),
                 "a number from 0 to 1 that gives an even number of columns",
+            ),
+            (
+                !matches!(&self.rope_scaling, RopeScaling::LongRope { short_factor, long_factor, .. }
+                    if [short_factor, long_factor].iter().any(|factors| factors.len() != self.rotated_columns() / 2)),
+                "short_factor",
+                "a list of another length".to_owned(),
+                "as many numbers in short_factor and long_factor as a head has pairs of rotated columns",
             ),
             (theta > 0.0 && theta.is_finite(), "rope_theta", theta.to_string(), "a finite number > 0"),
         ];

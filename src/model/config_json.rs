@@ -80,7 +80,10 @@ impl ModelConfig {
             "num_attention_heads": self.heads,
             "num_key_value_heads": self.kv_heads,
             "head_dim": self.head_dim,
-            "max_position_embeddings": self.max_positions,
+            "max_position_embeddings": match &self.rope_scaling {
+                RopeScaling::LongRope { stretched, .. } => *stretched,
+                _ => self.max_positions,
+            },
             "rms_norm_eps": self.rms_norm_eps,
             "rope_parameters": rope,
             "rope_theta": self.rope_theta,
@@ -121,6 +124,10 @@ fn read_as_llama(keys: &Keys, family: Family) -> Result<ModelConfig, ModelError>
     let layers = keys.size("num_hidden_layers", MOST_LAYERS)?;
     let max_positions = keys.size("max_position_embeddings", MOST_POSITIONS)?;
     let (rope_theta, rope_scaling, rotated) = rope(keys, defaults, max_positions)?;
+    let max_positions = match &rope_scaling {
+        RopeScaling::LongRope { original_max_position_embeddings, .. } => *original_max_position_embeddings as usize,
+        _ => max_positions,
+    };
     Ok(ModelConfig {
         family,
         scores: scores(keys)?,

@@ -59,6 +59,19 @@ fn scaling(keys: &Keys, rope: &Keys, max_positions: usize) -> Result<RopeScaling
         None | Some("default") => RopeScaling::Default,
         Some("linear") => RopeScaling::Linear { factor: number("factor")? },
         Some("dynamic") => RopeScaling::Dynamic { factor: number("factor")? },
+        // An older name of the same.
+        Some("longrope" | "su") => {
+            let factors = |key: &str| rope.required::<Vec<f64>>(key, "a list of numbers");
+            let factor = max_positions as f64 / original;
+            let stretched = || if factor <= 1.0 { 1.0 } else { (1.0 + factor.ln() / original.ln()).sqrt() };
+            RopeScaling::LongRope {
+                short_factor: factors("short_factor")?,
+                long_factor: factors("long_factor")?,
+                attention_factor: given("attention_factor")?.unwrap_or_else(stretched),
+                original_max_position_embeddings: original,
+                stretched: max_positions,
+            }
+        }
         Some("llama3") => RopeScaling::Llama3 {
             factor: number("factor")?,
             low_freq_factor: number("low_freq_factor")?,
@@ -83,6 +96,6 @@ fn scaling(keys: &Keys, rope: &Keys, max_positions: usize) -> Result<RopeScaling
                 truncate: rope.optional("truncate", "true or false")?.unwrap_or(true),
             }
         }
-        Some(_) => return Err(rope.unsupported(type_key, "default, linear, dynamic, llama3, yarn")),
+        Some(_) => return Err(rope.unsupported(type_key, "default, linear, dynamic, llama3, longrope, yarn")),
     })
 }

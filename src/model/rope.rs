@@ -89,6 +89,9 @@ impl Angles {
                 };
                 plain.map(stretch).collect()
             }
+            RopeScaling::LongRope { ref short_factor, .. } => {
+                plain.zip(short_factor.iter()).map(|(frequency, factor)| frequency / factor).collect()
+            }
             RopeScaling::Yarn { factor, original_max_position_embeddings: original, beta_fast, beta_slow, truncate, .. } => {
                 // The column pair that turns so often within the original context.
                 let column = |turns: f64| dim * (original / (turns * std::f64::consts::TAU)).ln() / (2.0 * theta.ln());
@@ -103,7 +106,10 @@ impl Angles {
                 plain.enumerate().map(stretch).collect()
             }
         };
-        let amplitude = if let RopeScaling::Yarn { attention_factor, .. } = scaling { attention_factor } else { 1.0 };
+        let amplitude = match scaling {
+            RopeScaling::Yarn { attention_factor, .. } | RopeScaling::LongRope { attention_factor, .. } => attention_factor,
+            _ => 1.0,
+        };
         frequencies.resize(config.head_dim / 2, 0.0);
         Angles { frequencies, amplitude, turning }
     }

@@ -92,11 +92,17 @@ fn a_key_that_is_missing_mistyped_or_unsupported_is_named_with_its_file() {
         ("eos_token_id", Some(json!(["a"])), &["`eos_token_id` is [\"a\"]"]),
         (
             "rope_parameters",
-            Some(json!({"rope_type": "longrope", "factor": 4})),
-            &["`rope_type` = \"longrope\" is not supported"],
+            Some(json!({"rope_type": "proportional", "factor": 4})),
+            &["`rope_type` = \"proportional\" is not supported"],
         ),
         ("partial_rotary_factor", Some(json!(0.75)), &["`partial_rotary_factor` = 0.75 is not supported"]),
         ("rope_parameters", Some(json!({"rope_type": "linear"})), &["`factor` is missing"]),
+        ("rope_parameters", Some(json!({"rope_type": "longrope", "long_factor": [1.0]})), &["`short_factor` is missing"]),
+        (
+            "rope_parameters",
+            Some(json!({"rope_type": "longrope", "short_factor": [1.0], "long_factor": [1.0]})),
+            &["as many numbers in short_factor and long_factor"],
+        ),
         ("quantization_config", Some(json!({"bits": 4})), &["`quantization_config`", "unquantised"]),
     ] {
         let folder = Folder::copy_of("llama_tied");

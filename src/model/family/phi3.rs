@@ -1,4 +1,4 @@
-//! Phi-3: joint projections, a window in all layers, and no stretched rotary frequencies.
+//! Phi-3: joint projections, a window in all layers, and rotary frequencies that are plain or LongRoPE's.
 
 use super::{Definition, llama, windows};
 use crate::model::keys::Keys;
@@ -21,12 +21,12 @@ pub(super) const DEFINITION: Definition = Definition {
     ..llama::DEFINITION
 };
 
-/// Rejects `longrope`, whose factors depend on the length of the sequence.
+/// Rejects stretched frequencies other than `longrope`.
 fn rope_keys<'a>(keys: &Keys<'a>) -> Result<Option<Keys<'a>>, ModelError> {
     let Some(rope) = read_rope::rope_keys(keys)? else { return Ok(None) };
     let key = type_key(&rope);
     match rope.optional::<String>(key, "a string")?.as_deref() {
-        None | Some("default") => Ok(Some(rope)),
-        Some(_) => Err(rope.unsupported(key, "default, in a phi3 model")),
+        None | Some("default" | "longrope" | "su") => Ok(Some(rope)),
+        Some(_) => Err(rope.unsupported(key, "default, longrope, in a phi3 model")),
     }
 }
