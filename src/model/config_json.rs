@@ -40,12 +40,18 @@ impl ModelConfig {
     }
 
     /// Reads the object of a `config.json`; `path` is named in errors. Pure.
+    ///
+    /// Of a model that also takes images, it is the configuration of the language model.
     pub fn from_json(path: &Path, map: &Map<String, Value>) -> Result<Self, ModelError> {
+        let text = language_model(map);
+        let map = text.as_ref().unwrap_or(map);
         let keys = Keys { path, map, family: "language" };
         let model_type: String = keys.required("model_type", "a string")?;
         let known = || Family::ALL.map(Family::model_type).join(", ");
         let family = Family::named(&model_type).ok_or_else(|| keys.unsupported("model_type", &known()))?;
-        let keys = Keys { family: family.model_type(), ..keys };
+        let whole = with_absent(map, family.definition());
+        let map = whole.as_ref().unwrap_or(map);
+        let keys = Keys { family: family.model_type(), map, ..keys };
         refuse_unsupported(&keys)?;
         super::family::check_windows(&keys)?;
         let config = (family.definition().read)(&keys, read_as_llama(&keys, family)?)?;
@@ -105,6 +111,25 @@ impl ModelConfig {
         keys.extend(self.other.clone());
         keys
     }
+}
+
+/// The configuration of the language model inside that of a model that also takes images, with the keys that
+/// stand outside for both.
+fn language_model(map: &Map<String, Value>) -> Option<Map<String, Value>> {
+    let mut text = map.get("text_config")?.as_object()?.clone();
+    for key in ["tie_word_embeddings", "eos_token_id", "pad_token_id", "bos_token_id", "dtype", "torch_dtype"] {
+        if let (false, Some(value)) = (text.contains_key(key), map.get(key)) {
+            text.insert(key.to_owned(), value.clone());
+        }
+    }
+    Some(text)
+}
+
+/// Adds the sizes that a configuration of the family may leave out; `None` if it has all.
+fn with_absent(map: &Map<String, Value>, of: &Definition) -> Option<Map<String, Value>> {
+    let absent = || of.absent.iter().filter(|(key, _)| !map.contains_key(*key));
+    let added = absent().map(|(key, size)| ((*key).to_owned(), Value::from(*size)));
+    absent().next().is_some().then(|| map.clone().into_iter().chain(added).collect())
 }
 
 /// Reads the keys that all families share, with the family's defaults and Llama's biases.

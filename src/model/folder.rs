@@ -59,8 +59,8 @@ pub(crate) fn load_weights_for(config: &ModelConfig, path: &Path, dtype: Dtype) 
     Ok(read_weights(config, path, files, dtype)?.0)
 }
 
-/// Reads weights from `files`, and their narrowest common format. Weights stay in that format if it
-/// is `kept`. Errors name `path`.
+/// Reads weights from `files`, and the format that most numbers have. Weights stay in that format if all
+/// have it and it is `kept`. Errors name `path`.
 fn read_weights(config: &ModelConfig, path: &Path, files: Vec<PathBuf>, kept: Dtype) -> Result<(Weights, Dtype), ModelError> {
     let layout = Layout::new(config);
     let twin = config.shares_embedding().then_some(HEAD);
@@ -68,8 +68,8 @@ fn read_weights(config: &ModelConfig, path: &Path, files: Vec<PathBuf>, kept: Dt
     Ok((Weights::new(Arc::new(layout), flat), dtype))
 }
 
-/// Reads the tensors of a layout from `files`, and their narrowest common format. The result is in
-/// that format if it is `kept`, else in f32. Errors name `path`. A tensor named `twin` is optional
+/// Reads the tensors of a layout from `files`, and the format that most of their numbers have. The result is in
+/// that format if all have it and it is `kept`, else in f32. Errors name `path`. A tensor named `twin` is optional
 /// and must equal the first tensor.
 pub(super) fn read_tensors(
     layout: &Layout,
@@ -80,9 +80,16 @@ pub(super) fn read_tensors(
 ) -> Result<(Tensor, Dtype), ModelError> {
     let files = WeightFile::open_all(files)?;
     let (mut needed, twin) = matched(layout, path, &files, twin)?;
-    let first = needed.first().map(|stored| stored.dtype);
-    let dtype = first.filter(|first| needed.iter().all(|stored| stored.dtype == *first)).unwrap_or_default();
-    let held = if dtype == kept { kept } else { Dtype::F32 };
+    // A few small tensors may be in a wider format than the rest.
+    let share =
+        |dtype: Dtype| needed.iter().filter(|stored| stored.dtype == dtype).map(|stored| stored.range().len()).sum::<usize>();
+    let dtype = [Dtype::F32, Dtype::F16, Dtype::Bf16].into_iter().max_by_key(|dtype| share(*dtype)).unwrap_or_default();
+    let is_whole = needed.iter().all(|stored| stored.dtype == dtype);
+    let left_out: usize = files.iter().map(|file| file.header.tensors().keys().filter(|name| is_foreign(name)).count()).sum();
+    if left_out > 0 {
+        tracing::info!("{}: {left_out} tensors for images or for predictions further ahead are left out", path.display());
+    }
+    let held = if is_whole && dtype == kept { kept } else { Dtype::F32 };
     let flat = Tensor::empty([layout.total() as i64], (held.kind(), tch::Device::Cpu));
     // In disk order.
     needed.sort_by(|a, b| (&a.file.path, a.info.data_offsets).cmp(&(&b.file.path, b.info.data_offsets)));
@@ -171,6 +178,31 @@ impl StoredModel {
     }
 }
 
+/// Prefixes of a language model's tensors in a model that also takes images, and those that they have alone.
+const INSIDE: [(&str, &str); 3] =
+    [("model.language_model.", "model."), ("language_model.model.", "model."), ("language_model.lm_head.", "lm_head.")];
+
+/// Prefixes of tensors that see images or predict several tokens ahead.
+const FOREIGN: [&str; 7] = [
+    "model.visual.",
+    "visual.",
+    "vision_tower.",
+    "model.vision_tower.",
+    "multi_modal_projector.",
+    "model.multi_modal_projector.",
+    "mtp.",
+];
+
+fn is_foreign(name: &str) -> bool {
+    FOREIGN.iter().any(|prefix| name.starts_with(prefix))
+}
+
+/// Name of a stored tensor in a language model.
+fn own_name(name: &str) -> String {
+    let inside = |(theirs, ours): &(&str, &str)| Some((*ours).to_owned() + name.strip_prefix(theirs)?);
+    INSIDE.iter().find_map(inside).unwrap_or_else(|| name.to_owned())
+}
+
 /// Matches a layout with the files' headers: the tensors that it needs, and the twin of the first if
 /// there is one. Allocates for names only: sizes are unverified until this returns.
 fn matched<'a>(
@@ -179,7 +211,8 @@ fn matched<'a>(
     files: &'a [WeightFile],
     twin: Option<&str>,
 ) -> Result<(Vec<Stored<'a>>, Option<Stored<'a>>), ModelError> {
-    let tensors = files.iter().flat_map(|file| file.header.tensors().into_iter().map(move |(name, info)| (name, (file, info))));
+    let tensors =
+        files.iter().flat_map(|file| file.header.tensors().into_iter().map(move |(name, info)| (own_name(&name), (file, info))));
     let mut found: BTreeMap<String, (&WeightFile, &TensorInfo)> = tensors.collect();
     let mut unusable = Vec::new();
     let mut stored = |name: &str, entry: &Entry, found: Option<(&'a WeightFile, &'a TensorInfo)>| {
@@ -194,6 +227,8 @@ fn matched<'a>(
         }
     }
     let twin = twin.and_then(|name| stored(name, &layout.entries()[0], found.remove(name)));
+    // Parts that a language model has no use for.
+    found.retain(|name, _| !is_foreign(name));
     // Buffers of old checkpoints that are recomputed.
     found.retain(|name, _| !name.ends_with(".rotary_emb.inv_freq"));
     ModelError::check_tensors(path, [missing, found.into_keys().collect(), unusable])?;

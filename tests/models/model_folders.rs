@@ -343,3 +343,64 @@ fn a_header_that_is_longer_than_its_file_is_an_error() {
         assert!(error.to_string().contains("not a readable safetensors file"), "{error}");
     }
 }
+
+/// Published folders of Gemma 3 and Qwen3.5 also see images; their language model is the whole model here.
+#[test]
+fn the_language_model_of_a_folder_that_also_sees_images_is_that_of_a_folder_of_text() {
+    let image = (Dtype::F32, vec![2], vec![0; 8]);
+    for (model, outer, prefix, images) in [
+        ("gemma3", "gemma3", "language_model.model.", "vision_tower.embeddings.weight"),
+        ("qwen3_5_text", "qwen3_5", "model.language_model.", "model.visual.patch_embed.weight"),
+    ] {
+        let (plain, folder) = (Folder::copy_of(model), Folder::copy_of(model));
+        let mut text = plain.config();
+        let tied = text.as_object_mut().unwrap().remove("tie_word_embeddings").unwrap();
+        text.as_object_mut().unwrap().remove("architectures");
+        let whole = json!({"model_type": outer, "architectures": ["ForConditionalGeneration"], "text_config": text,
+            "vision_config": {"hidden_size": 16}, "tie_word_embeddings": tied});
+        fs::write(folder.path("config.json"), whole.to_string()).unwrap();
+        folder.tensors(|tensors| {
+            let renamed = |(name, tensor): (String, _)| (name.replacen("model.", prefix, 1), tensor);
+            *tensors = std::mem::take(tensors).into_iter().map(renamed).collect();
+            tensors.insert(images.to_owned(), image.clone());
+            tensors.insert("mtp.norm.weight".to_owned(), image.clone());
+        });
+        let ((config, weights), (expected, plain_weights)) = (folder.load().unwrap(), plain.load().unwrap());
+        assert!(weights.flat == plain_weights.flat, "{model}");
+        assert_eq!((config.family, config.tied, config.windows), (expected.family, expected.tied, expected.windows.clone()));
+        let saved = tempfile::tempdir().unwrap();
+        save_hf(saved.path(), &folder.load().unwrap().0, &weights).unwrap();
+        assert!(load_hf(saved.path()).unwrap().1.flat == weights.flat, "it is saved as a folder of text");
+        folder.tensors(|tensors| drop(tensors.insert("model.visible.weight".to_owned(), image.clone())));
+        assert_names(&folder.error(), &["model.visible.weight"]);
+    }
+}
+
+#[test]
+fn sizes_that_a_published_gemma_leaves_out_are_those_of_its_configuration_class() {
+    let text = json!({"model_type": "gemma3_text", "hidden_size": 2560, "intermediate_size": 10240, "num_hidden_layers": 34,
+        "rope_scaling": {"factor": 8.0, "rope_type": "linear"}, "sliding_window": 1024});
+    let whole = json!({"model_type": "gemma3", "eos_token_id": [1, 106], "text_config": text});
+    let config = ModelConfig::from_json(Path::new("config.json"), whole.as_object().unwrap()).unwrap();
+    assert_eq!((config.vocab_size, config.heads, config.kv_heads, config.head_dim), (262_208, 8, 4, 256));
+    assert_eq!((config.max_positions, config.eos_token_ids.as_slice(), config.tied), (131_072, &[1, 106][..], true));
+    assert_eq!((config.rope_theta, config.window_rope_theta), (1e6, Some(1e4)));
+    assert_eq!(config.windows.iter().filter(|window| window.is_none()).count(), 5);
+    assert_eq!(config.rope_scaling, model::RopeScaling::Linear { factor: 8.0 });
+}
+
+#[test]
+fn a_few_tensors_in_f32_make_no_folder_of_f32() {
+    let folder = Folder::copy_of("qwen3_5_long");
+    let halved = |data: &[u8]| -> Vec<u8> {
+        let numbers = data.as_chunks::<4>().0.iter().map(|bytes| bf16::from_f32(f32::from_le_bytes(*bytes)));
+        numbers.flat_map(bf16::to_le_bytes).collect()
+    };
+    folder.tensors(|tensors| {
+        for (_, (dtype, _, data)) in tensors.iter_mut().filter(|(name, _)| !name.ends_with("A_log")) {
+            (*dtype, *data) = (Dtype::BF16, halved(data));
+        }
+    });
+    let (config, weights) = load_hf_for(folder.0.path(), model::Dtype::Bf16).unwrap();
+    assert_eq!((config.dtype, weights.flat.kind()), (model::Dtype::Bf16, Kind::Float), "no number of it is rounded");
+}

@@ -13,6 +13,12 @@ const WINDOWED: f64 = 10_000.0;
 pub(super) const DEFINITION: Definition = Definition {
     model_type: "gemma3_text",
     class: "Gemma3",
+    absent: &[
+        ("vocab_size", 262_208),
+        ("num_attention_heads", 8),
+        ("num_key_value_heads", 4),
+        ("max_position_embeddings", 131_072),
+    ],
     rope_theta: 1_000_000.0,
     rope_keys,
     plain_rope_in_windows: true,

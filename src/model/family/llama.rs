@@ -9,6 +9,7 @@ pub(super) const DEFINITION: Definition = Definition {
     model_type: "llama",
     class: "Llama",
     kv_heads_optional: true,
+    absent: &[],
     head_dim: None,
     rms_norm_eps: 1e-6,
     rope_theta: 10_000.0,

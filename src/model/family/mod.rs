@@ -97,6 +97,8 @@ pub(super) struct Definition {
     pub class: &'static str,
     /// If true, `num_key_value_heads` may be absent; it is `num_attention_heads` then.
     pub kv_heads_optional: bool,
+    /// Sizes that published configurations leave out.
+    pub absent: &'static [(&'static str, usize)],
     /// Default of `head_dim`; `None`: `hidden_size / num_attention_heads`.
     pub head_dim: Option<usize>,
     /// Defaults of transformers' configuration class: `rms_norm_eps`, and the next two keys.
