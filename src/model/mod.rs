@@ -8,6 +8,7 @@
 mod adapter_folder;
 #[cfg(all(feature = "jemalloc", target_os = "linux", target_env = "gnu"))]
 mod allocator;
+mod block;
 mod compute;
 mod config;
 mod config_json;
@@ -37,10 +38,10 @@ pub(crate) mod wide;
 
 pub(crate) use adapter_folder::holds_adapter;
 pub use adapter_folder::{base_of, folder_config, load_adapter, save_adapter};
+pub(crate) use block::capped;
 pub use compute::Compute;
 pub use config::{Activation, ModelConfig, RopeScaling};
 pub use cuda::{gpu_address, gpu_memory, libtorch_folder};
-pub(crate) use decoder::capped;
 pub use decoder::{Decoder, log_probs_and_entropy};
 pub(crate) use delta::{Delta, save_hf_after};
 pub use dtype::Dtype;

@@ -383,6 +383,29 @@ fn joint_projections_are_adapted_as_one() {
     assert!(lora(3, &["qkv_proj"]).on_model(&crate::tiny::model()).is_err());
 }
 
+/// Every golden folder: adapters of all projections, applied in passing and merged into the weights.
+#[test]
+fn adapters_of_every_family_are_those_that_merging_them_gives() {
+    let _guard = tch::no_grad_guard();
+    for entry in std::fs::read_dir("tests/golden/models").unwrap().map(|entry| entry.unwrap().path()) {
+        let Some(name) = entry.is_dir().then(|| entry.file_name().unwrap().to_owned()) else { continue };
+        let (config, weights) = load_hf(&entry).unwrap();
+        let adapted = moved(weights.adapted(&config, lora(3, &[Lora::ALL]), 7));
+        let packed = Packed::new([&[2u32, 5, 3, 9][..], &[7, 7, 1]]);
+        let hidden = |weights: &Weights| {
+            let decoder = Decoder::new(&config, weights.layout.clone());
+            decoder.hidden(&decoder.views_of(weights), &packed)
+        };
+        let found = hidden(&adapted);
+        assert!(gap(&found, &hidden(&weights)) > 1e-3, "{name:?}: they change the model");
+        assert!(gap(&found, &hidden(&adapted.merged())) < 1e-4, "{name:?}");
+        let (layout, folder) = (adapted.trained().0, tempfile::tempdir().unwrap());
+        let delta = config.delta.is_some();
+        assert_eq!(layout.find("base_model.model.model.layers.1.linear_attn.in_proj_qkv.lora_A.weight").is_some(), delta);
+        save_adapter(folder.path(), adapted.adapter.as_ref().unwrap()).unwrap();
+    }
+}
+
 #[test]
 fn a_recipe_whose_adapters_have_no_place_in_its_model_is_refused_before_it_runs() {
     let recipe = |target: &str| {
