@@ -57,6 +57,16 @@ choices! {
         "qkv_proj" => Qkv,
         /// gate and up projection, in the same models.
         "gate_up_proj" => GateUp,
+        /// a gated delta net's queries, keys and values: `qwen3_5_text`.
+        "in_proj_qkv" => DeltaQkv,
+        /// its gates.
+        "in_proj_z" => DeltaGate,
+        /// the shares that its tokens write.
+        "in_proj_b" => DeltaShare,
+        /// its decays.
+        "in_proj_a" => DeltaDecay,
+        /// its output.
+        "out_proj" => DeltaOutput,
     }
 }
 

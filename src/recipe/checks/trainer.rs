@@ -104,7 +104,16 @@ impl Lora {
             count if count == all.len() => Some(true),
             _ => None,
         };
-        let packed = [Target::Qkv, Target::GateUp].iter().any(|target| self.targets.contains(target));
+        let alone = [
+            Target::Qkv,
+            Target::GateUp,
+            Target::DeltaQkv,
+            Target::DeltaGate,
+            Target::DeltaShare,
+            Target::DeltaDecay,
+            Target::DeltaOutput,
+        ];
+        let packed = alone.iter().any(|target| self.targets.contains(target));
         let (attention, mlp) =
             (of(&[Target::Q, Target::K, Target::V, Target::O])?, of(&[Target::Gate, Target::Up, Target::Down])?);
         (!packed).then_some((attention, mlp))
