@@ -277,6 +277,7 @@ def started(browser):
                 browser.key("Enter")
                 browser.until("!$('new-run').hidden")
                 browser.complaints.clear()
+            browser.until("document.body?.className === 'runs' && !document.getElementById('new-run').hidden")
             focus(browser, "at.id === 'new-run'", "the form")
             browser.key("Enter")
             browser.until("document.body.className === 'start' && $('start-recipe').options.length > 3 && !$('start-run').disabled", 60)

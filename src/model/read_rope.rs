@@ -62,7 +62,7 @@ fn scaling(keys: &Keys, rope: &Keys, max_positions: usize) -> Result<RopeScaling
         // An older name of the same.
         Some("longrope" | "su") => {
             let factors = |key: &str| rope.required::<Vec<f64>>(key, "a list of numbers");
-            let factor = max_positions as f64 / original;
+            let factor = given("factor")?.unwrap_or(max_positions as f64 / original);
             let stretched = || if factor <= 1.0 { 1.0 } else { (1.0 + factor.ln() / original.ln()).sqrt() };
             RopeScaling::LongRope {
                 short_factor: factors("short_factor")?,

@@ -33,6 +33,7 @@ use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use base64::Engine;
 use base64::prelude::BASE64_STANDARD;
+use rollflow::net::{Fault, RemoteError};
 use rollflow::observe::HtmlReport;
 use rollflow::serve::{BearerToken, authenticated};
 use rollflow::util::untrusted;
@@ -41,7 +42,7 @@ use serde_json::json;
 use sha2::{Digest, Sha256};
 
 use super::events::events;
-use super::relay::Relay;
+use super::relay::{Relay, as_part};
 use super::runs::{Found, Runs};
 use super::samples::{self, SampleKey, TokenPlace};
 use super::start::{Starter, Wanted};
@@ -58,8 +59,6 @@ const SCRIPT: &str = concat!(
     include_str!("start.js"),
     include_str!("live.js")
 );
-
-const ORDERS: [&str; 5] = ["pause", "resume", "checkpoint", "drain", "stop"];
 
 /// Reason why the page of a run's process takes no order.
 const OTHER_TOKEN: &str = "the page of the run's process asks for another token; start the run from here, or with this token";
@@ -228,9 +227,18 @@ async fn steered(runs: Arc<Runs>, name: String) -> Result<Steered, Refusal> {
     .await
 }
 
+/// Reason why a request to the page of a run's process failed.
+fn not_passed_on(error: RemoteError) -> Refusal {
+    match error.fault {
+        // The reader's token is right here.
+        Fault::Refused { status: 401, .. } => Refusal::NoOrder(OTHER_TOKEN),
+        _ => Refusal::Failed(error.into()),
+    }
+}
+
 /// Passes an order on, and its answer back.
 async fn passed_on(relay: &Relay, route: &str, body: Vec<u8>) -> Answered {
-    let answer = relay.post(route, body).await.map_err(|error| Refusal::Failed(error.into()))?;
+    let answer = relay.post(route, body).await.map_err(not_passed_on)?;
     let status = StatusCode::from_u16(answer.status).unwrap_or(StatusCode::BAD_GATEWAY);
     // The reader's token is right here.
     if status == StatusCode::UNAUTHORIZED {
@@ -283,7 +291,7 @@ async fn changeable(State(runs): State<Arc<Runs>>, Path(name): Path<String>) -> 
     match steered(runs, name).await? {
         Steered::Here(observed) => made(move || Ok(json!(observed.changes().possible()).to_string())).await,
         Steered::There(relay) => {
-            let possible = relay.get("change").await.map_err(|_| Refusal::NoOrder(OTHER_TOKEN))?;
+            let possible = relay.get("change").await.map_err(not_passed_on)?;
             Ok(([(CONTENT_TYPE, "application/json")], possible).into_response())
         }
     }
@@ -307,19 +315,17 @@ async fn change(State(runs): State<Arc<Runs>>, Path(name): Path<String>, body: B
 
 /// Gives an order to a run. Each is a line of the run's log.
 async fn order(State(runs): State<Arc<Runs>>, Path((name, order)): Path<(String, String)>) -> Answered {
-    if !ORDERS.contains(&order.as_str()) {
-        return Err(Refusal::NoOrder("the orders are pause, resume, checkpoint, drain and stop"));
-    }
     let observed = match steered(runs, name).await? {
         Steered::Here(observed) => observed,
-        Steered::There(relay) => return passed_on(&relay, &format!("orders/{order}"), Vec::new()).await,
+        Steered::There(relay) => return passed_on(&relay, &format!("orders/{}", as_part(&order)), Vec::new()).await,
     };
     match order.as_str() {
         "pause" => observed.orders().pause(),
         "resume" => observed.orders().resume(),
         "checkpoint" => observed.orders().save_checkpoint(),
         "drain" => observed.end_run(true),
-        _ => observed.end_run(false),
+        "stop" => observed.end_run(false),
+        _ => return Err(Refusal::NoOrder("the orders are pause, resume, checkpoint, drain and stop")),
     }
     tracing::warn!("The live page ordered: {order}");
     Ok(StatusCode::NO_CONTENT.into_response())

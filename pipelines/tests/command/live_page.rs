@@ -465,6 +465,8 @@ fn a_dashboard_follows_and_steers_a_run_of_another_process() {
 
     assert_eq!(post("/api/runs/mine/orders/pause", json!(null)).0, 204);
     assert!(seen.by_ref().take(100).any(|event| event["paused"] == true));
+    assert_eq!(post("/api/runs/mine/orders/dance", json!(null)).0, 403, "the run's page refuses it");
+    assert_eq!(post("/api/runs/mine/orders/..%2Fchange", json!(null)).0, 403, "it stays one part of the path");
     let (status, keys) = asked(owner, "GET", "/api/runs/mine/change", Some("a-secret"), "");
     assert!(status == 200 && keys.contains("\"train.lr\""), "{keys}");
     let (status, why) = post("/api/runs/mine/change", json!({"set": ["train.lr=-1"]}));
