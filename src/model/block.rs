@@ -4,7 +4,7 @@ use tch::{Device, Kind, Tensor};
 
 use super::family::QkNorm;
 use super::gated_delta::DeltaState;
-use super::packed::Rectangle;
+use super::packed::{FlashRuns, Rectangle};
 use super::rope::{ByLayer, Tables};
 use super::views::{BranchNorms, Layer, Mixer, Mlp};
 use super::{Activation, Decoder, Packed, fused};
@@ -19,13 +19,20 @@ pub(super) struct Pass<'a> {
 
 /// How attention is computed.
 pub(super) enum Attention {
-    /// Fused, with each layer's cosines and sines.
-    Fused(ByLayer<(Tensor, Tensor)>),
+    /// Fused.
+    Fused(ByLayer<Tables>),
+    /// libtorch's flash attention, with each row's cosines and sines.
+    Flash(ByLayer<Tables>, FlashRuns),
     /// By libtorch over the rectangle, with masks.
     Rectangular(ByLayer<Tables>, ByLayer<Option<Tensor>>),
 }
 
 impl Pass<'_> {
+    /// Returns true if attention takes the packed rows as they are.
+    pub fn is_packed(&self) -> bool {
+        !matches!(self.attention, Attention::Rectangular(..))
+    }
+
     fn rectangle(&self) -> &Rectangle {
         self.rectangle.as_ref().expect("it is made where a layer needs it")
     }
@@ -33,7 +40,7 @@ impl Pass<'_> {
 
 /// What a layer leaves of whole sequences.
 pub(super) enum Left<'a> {
-    /// Keys and values, `[sequences, longest, key heads, dim]` each.
+    /// Keys and values, `[cells, key heads, dim]` each: of the packed rows, or of the rectangle.
     KeysValues(&'a Tensor, &'a Tensor),
     /// States after each sequence.
     State(&'a DeltaState),
@@ -72,18 +79,29 @@ impl Decoder {
     fn attend(&self, layer: &Layer, index: usize, pass: &Pass, qkv: &Tensor, keep: Keep) -> Tensor {
         let (config, window) = (&self.config, self.config.windows[index]);
         match &pass.attention {
-            Attention::Fused(rotations) => {
-                let (cos, sin) = rotations.get(index);
-                let (queries, keys, scale) = (config.heads as i64, config.kv_heads as i64, config.attention_scale());
-                let heads = fused::Heads { queries, keys, scale, cap: config.attention_cap };
-                fused::attention(&self.normed_heads(layer, qkv), (cos, sin), pass.packed, heads, window)
+            Attention::Fused(tables) => {
+                let Tables { cos, sin } = tables.get(index);
+                fused::attention(&self.normed_heads(layer, qkv), (cos, sin), pass.packed, config.fused_heads(), window)
+            }
+            Attention::Flash(tables, FlashRuns { queries, keys, key_rows, .. }) => {
+                let (qk, v) = self.heads(layer, qkv, &[qkv.size()[0]], tables.get(index));
+                let [q, k] = parts(&qk, -2, [config.heads as i64, config.kv_heads as i64]);
+                keep(index, Left::KeysValues(&k, &v));
+                let [k, v] = [k, v].map(|of| match key_rows {
+                    Some(rows) => of.index_select(0, rows),
+                    None => of,
+                });
+                let window = window.filter(|&window| (window as i64) < keys.longest);
+                let out = fused::flash([&q, &k, &v], (queries, keys), None, true, config.attention_scale(), window);
+                out.reshape([q.size()[0], -1])
             }
             Attention::Rectangular(tables, masks) => {
                 let rectangle = pass.rectangle();
                 let shape = [rectangle.rows, rectangle.columns];
                 let (qk, v) = self.heads(layer, &rectangle.spread(qkv), &shape, tables.get(index));
                 let [q, k] = parts(&qk, -2, [config.heads as i64, config.kv_heads as i64]);
-                keep(index, Left::KeysValues(&k, &v));
+                let [keys, values] = [&k, &v].map(|of| of.flatten(0, 1));
+                keep(index, Left::KeysValues(&keys, &values));
                 rectangle.pack(causal(&q, &k, &v, masks.get(index).as_ref(), config.attention_scale(), config.attention_cap))
             }
         }
@@ -138,7 +156,7 @@ impl Decoder {
 
     /// Norms queries and keys within fused projections `[rows, columns]`, if the family has such
     /// norms.
-    fn normed_heads(&self, layer: &Layer, qkv: &Tensor) -> Tensor {
+    pub(super) fn normed_heads(&self, layer: &Layer, qkv: &Tensor) -> Tensor {
         let Mixer::Attention { qk_norm: Some((q_norm, k_norm)) } = &layer.mixer else { return self.paired(qkv) };
         let (heads, kv_heads, dim) = (self.config.heads as i64, self.config.kv_heads as i64, self.config.head_dim as i64);
         let columns = [heads, kv_heads, kv_heads];
@@ -219,7 +237,7 @@ pub(super) fn scaled(x: Tensor, factor: f64) -> Tensor {
 
 /// Splits a dimension in two. One split is cheaper than two slices, whose backward pass is two
 /// zero-filled copies and a sum.
-fn parts(x: &Tensor, dim: i64, sizes: [i64; 2]) -> [Tensor; 2] {
+pub(super) fn parts(x: &Tensor, dim: i64, sizes: [i64; 2]) -> [Tensor; 2] {
     let mut parts = x.split_with_sizes(sizes, dim).into_iter();
     [(); 2].map(|()| parts.next().expect("as many parts as sizes"))
 }

@@ -1,7 +1,8 @@
 //! Device and number format of a model's computation, as libtorch and safetensors name them.
 
 use safetensors::tensor;
-use tch::{Cuda, Device, Kind};
+use tch::kind::Element;
+use tch::{Cuda, Device, Kind, Tensor};
 
 use super::{Dtype, ModelError, cuda};
 
@@ -68,6 +69,13 @@ impl Compute {
         };
         Err(ModelError::NoDevice(self.device_name(), found))
     }
+}
+
+/// A tensor of these numbers on a device, without waiting for what the device still has to do.
+pub(crate) fn upload<T: Element>(numbers: &[T], device: Device) -> Tensor {
+    let here = Tensor::from_slice(numbers);
+    // The driver has copied memory of this kind before it returns.
+    if device == Device::Cpu { here } else { here.to_dtype_layout((here.kind(), device), true, false) }
 }
 
 impl Dtype {

@@ -6,7 +6,7 @@ use serde::{Serialize, Serializer};
 use serde_json::{Map, Value};
 
 use super::family::QkNorm;
-use super::{Dtype, Experts, Family, GatedDelta, ModelError};
+use super::{Dtype, Experts, Family, GatedDelta, ModelError, fused};
 use crate::data::{Tokenizer, packing};
 
 /// Keys of a classifier's labels. A folder's own labels are kept.
@@ -276,11 +276,6 @@ impl ModelConfig {
         self.delta.as_ref().filter(|delta| delta.layers.contains(&layer))
     }
 
-    /// Returns true if completions may share the computation of their prompt in a packed pass.
-    pub(crate) fn shares_prompts(&self) -> bool {
-        self.delta.is_none()
-    }
-
     /// The experts of a layer, if it has any.
     pub fn experts_of(&self, layer: usize) -> Option<&Experts> {
         self.experts.as_ref().filter(|experts| !experts.dense_layers.contains(&layer))
@@ -291,6 +286,12 @@ impl ModelConfig {
         let widths = (0..self.layers())
             .map(|layer| self.experts_of(layer).map_or(self.intermediate_size, |experts| experts.per_token * experts.width));
         widths.max().unwrap_or(self.intermediate_size)
+    }
+
+    /// Heads as the fused attention takes them.
+    pub(super) fn fused_heads(&self) -> fused::Heads {
+        let (queries, keys) = (self.heads as i64, self.kv_heads as i64);
+        fused::Heads { queries, keys, scale: self.attention_scale(), cap: self.attention_cap }
     }
 
     /// Factor of query-key products.

@@ -106,6 +106,21 @@ pub fn gpu_address(index: usize) -> Option<String> {
     CStr::from_bytes_until_nul(&text).ok().filter(|_| found).map(|text| text.to_string_lossy().into_owned())
 }
 
+/// Major number of a GPU's compute capability: 8 is Ampere. That of the newest if the CUDA runtime does
+/// not tell.
+pub(super) fn generation(index: usize) -> i32 {
+    type Attribute = unsafe extern "C" fn(*mut c_int, c_int, c_int) -> c_int;
+    const MAJOR: c_int = 75;
+    let process = Library::this();
+    let mut major = 0;
+    // SAFETY: this function has had this signature in every CUDA runtime.
+    let found = unsafe {
+        let ask = process.get::<Attribute>(b"cudaDeviceGetAttribute\0").ok();
+        ask.is_some_and(|ask| ask(&mut major, MAJOR, index as c_int) == 0)
+    };
+    if found { major } else { i32::MAX }
+}
+
 /// Error message if the driver is too old for the loaded CUDA library.
 pub(super) fn driver_problem() -> Option<String> {
     type Version = unsafe extern "C" fn(*mut c_int) -> c_int;

@@ -5,20 +5,20 @@
 
 use std::sync::Arc;
 
-use tch::{Kind, Tensor};
+use tch::{Device, Kind, Tensor};
 
 use super::block::{Attention, Keep, Left, Pass, capped, scaled, window_mask};
 use super::layout::part;
-use super::packed::Rectangle;
+use super::packed::{FlashRuns, Rectangle};
 use super::rope::{ByLayer, Rope};
 use super::views::Mixer;
-use super::{Compute, KvCache, Layout, ModelConfig, Packed, Views, Weights, fused, wide};
+use super::{Compute, KvCache, Layout, ModelConfig, Packed, Views, Weights, fused, upload, wide};
 
 /// Decoder of one configuration. It holds no weights; each thread creates its own.
 pub struct Decoder {
     pub(super) config: ModelConfig,
     pub(super) layout: Arc<Layout>,
-    rope: Rope,
+    pub(super) rope: Rope,
 }
 
 impl Decoder {
@@ -87,7 +87,7 @@ impl Decoder {
     /// The embedding's part of [`Decoder::add_embedding_and_head`], added to its flat gradient.
     pub(super) fn add_embedding(&self, gradient: &Tensor, ids: &[i64], by_embedded: &Tensor) {
         let _guard = tch::no_grad_guard();
-        let ids = Tensor::from_slice(ids).to_device(gradient.device());
+        let ids = upload(ids, gradient.device());
         let by_embedded = scaled(by_embedded.to_kind(Kind::Float), self.embedding_factor(by_embedded.kind()));
         let _sum = gradient.view([-1, self.config.hidden_size as i64]).index_add_(0, &ids, &by_embedded);
     }
@@ -104,10 +104,14 @@ impl Decoder {
     pub fn prefill(&self, views: &Views, packed: &Packed, cache: &mut KvCache, slots: &[Vec<usize>]) -> Tensor {
         let _guard = tch::no_grad_guard();
         let last: Vec<i64> = packed.starts().zip(&packed.lens).map(|(start, len)| (start + len - 1) as i64).collect();
-        let last = Tensor::from_slice(&last).to_device(views.embedding.device());
-        let pass = self.rectangular(packed, &views.embedding);
+        let last = upload(&last, views.embedding.device());
+        let pass = match self.flash(packed, &views.embedding) {
+            Some(pass) => pass,
+            None => self.rectangular(packed, &views.embedding),
+        };
+        let places = cache.places(slots, packed, pass.rectangle.as_ref().filter(|_| !pass.is_packed()));
         let mut keep = |layer, left: Left| match left {
-            Left::KeysValues(keys, values) => cache.fill(layer, slots, keys, values),
+            Left::KeysValues(keys, values) => cache.fill(layer, &places, keys, values),
             Left::State(state) => cache.fill_state(layer, slots, state),
         };
         let hidden = self.trunk(views, &pass, self.embed(views, &packed.ids), Some(&last), &mut keep);
@@ -118,38 +122,59 @@ impl Decoder {
     /// slot `first + i`. Returns the logits after it, `[slots, vocabulary]`. Without gradients.
     pub fn decode(&self, views: &Views, first: usize, tokens: &[i64], positions: &[usize], cache: &mut KvCache) -> Tensor {
         let _guard = tch::no_grad_guard();
-        let device = views.embedding.device();
-        let longest = positions.iter().max().map_or(0, |position| position + 1);
-        let at: Vec<i64> = positions.iter().map(|&position| position as i64).collect();
-        let at = Tensor::from_slice(&at).to_device(device);
-        let tables = self.rope.by_layer(longest, device, |tables| tables.at(&at));
-        let step = cache.begin_step(first, positions, &self.config);
-        let mut x = self.embed(views, tokens);
+        let (step, tokens) = self.begin_step(views, first, tokens, positions, cache);
+        let mut x = self.embed_rows(&views.embedding, &tokens);
         for (index, layer) in views.layers.iter().enumerate() {
             x = self.block(layer, x, None, |input| match (&layer.mixer, self.config.delta_of(index)) {
-                (Mixer::Delta(weights), Some(of)) => weights.step(of, &layer.input.forward(input), &cache.state(&step, index)),
-                _ => self.attention(layer, input, |qkv| {
-                    let (qk, v) = self.heads(layer, qkv, &[tokens.len() as i64], tables.get(index));
-                    cache.attend(&step, index, &qk, &v)
-                }),
+                (Mixer::Delta(weights), Some(of)) => {
+                    weights.step(of, &layer.input.forward(input), &cache.state(step.slots, index))
+                }
+                _ => self.attention(layer, input, |qkv| self.attend_step(layer, index, &step, qkv, cache)),
             });
         }
         self.logits(views, &self.finish(&views.norm, &x))
     }
 
+    /// Returns true if a packed pass may compute a prompt once for many completions.
+    pub(crate) fn shares_prompts(&self, longest: usize, compute: Compute) -> bool {
+        let (kind, device) = compute.options();
+        self.config.delta.is_none() && (fused::attends(longest, kind, device) || self.flashes(kind, device))
+    }
+
     /// The attention that is faster for these sequences, where and as `like` is computed.
     pub(super) fn pass<'a>(&self, packed: &'a Packed, like: &Tensor) -> Pass<'a> {
+        if let Some(pass) = self.flash(packed, like) {
+            return pass;
+        }
         let longest = packed.longest();
         if !fused::attends(longest, like.kind(), like.device()) {
             return self.rectangular(packed, like);
         }
-        let rotations = self.rope.by_layer(longest, like.device(), |tables| tables.first(longest as i64).pairs());
-        let rectangle = self.config.delta.as_ref().map(|_| Rectangle::new(packed, like.device()));
-        Pass { packed, rectangle, attention: Attention::Fused(rotations) }
+        let tables = self.rope.by_layer(longest, like.device(), |tables| tables.first(longest as i64));
+        Pass { packed, rectangle: self.rectangle_of_nets(packed, like.device()), attention: Attention::Fused(tables) }
     }
 
-    fn rectangular<'a>(&self, packed: &'a Packed, embedding: &Tensor) -> Pass<'a> {
-        let device = embedding.device();
+    /// The rectangle of layers that take sequences apart, if there are any.
+    fn rectangle_of_nets(&self, packed: &Packed, device: Device) -> Option<Rectangle> {
+        self.config.delta.as_ref().map(|_| Rectangle::new(packed, device))
+    }
+
+    pub(super) fn flashes(&self, kind: Kind, device: Device) -> bool {
+        self.config.attention_cap.is_none() && fused::flashes(self.config.head_dim, kind, device)
+    }
+
+    /// Flash attention, where that exists.
+    fn flash<'a>(&self, packed: &'a Packed, like: &Tensor) -> Option<Pass<'a>> {
+        let device = like.device();
+        self.flashes(like.kind(), device).then(|| {
+            let runs = FlashRuns::new(packed, device);
+            let tables = self.rope.by_layer(packed.longest(), device, |tables| tables.at(&runs.positions));
+            Pass { packed, rectangle: self.rectangle_of_nets(packed, device), attention: Attention::Flash(tables, runs) }
+        })
+    }
+
+    fn rectangular<'a>(&self, packed: &'a Packed, like: &Tensor) -> Pass<'a> {
+        let device = like.device();
         let rectangle = Rectangle::new(packed, device);
         let tables = self.rope.by_layer(packed.longest(), device, |tables| tables.first(rectangle.columns));
         let masks = ByLayer::new(self.config.windows.iter(), |window| window_mask(rectangle.columns, *window, device));
@@ -173,8 +198,11 @@ impl Decoder {
 
     /// The embeddings of tokens, by the matrix `embedding`.
     pub(super) fn embed_by(&self, embedding: &Tensor, tokens: &[i64]) -> Tensor {
-        let tokens = Tensor::from_slice(tokens).to_device(embedding.device());
-        scaled(embedding.index_select(0, &tokens), self.embedding_factor(embedding.kind()))
+        self.embed_rows(embedding, &upload(tokens, embedding.device()))
+    }
+
+    fn embed_rows(&self, embedding: &Tensor, tokens: &Tensor) -> Tensor {
+        scaled(embedding.index_select(0, tokens), self.embedding_factor(embedding.kind()))
     }
 
     /// Factor of the embeddings.

@@ -3,22 +3,18 @@
 use tch::{Device, Kind, Tensor};
 
 use super::gated_delta::DeltaState;
-use super::rope::ByLayer;
-use super::{Compute, ModelConfig, capped, wide};
+use super::packed::Rectangle;
+use super::{Compute, ModelConfig, Packed, upload};
 
-/// Keys and values of sequences in flight. One tensor per layer, `[2, slots · key heads,
-/// positions, dim]`: keys, then values. Written in place.
+/// Keys and values of sequences in flight. One tensor per layer, `[slots, positions, 2, key heads,
+/// dim]`: of each position the keys, then the values. Written in place.
 ///
 /// Active sequences occupy adjacent slots, so that a step reads a plain slice. Moving one is
 /// cheaper than gathering all in each step.
 pub struct KvCache {
     layers: Vec<Held>,
-    slots: usize,
     positions: usize,
-    kv_heads: usize,
-    dim: usize,
-    scale: f64,
-    cap: Option<f64>,
+    device: Device,
 }
 
 /// What a layer holds of the sequences.
@@ -28,32 +24,29 @@ enum Held {
     Delta(DeltaState),
 }
 
-impl Held {
-    fn keys_values(&self) -> &Tensor {
-        match self {
-            Held::KeysValues(tensor) => tensor,
-            Held::Delta(_) => unreachable!("a delta net has no keys and values"),
-        }
-    }
+/// Rows of a layer's keys and values, one per slot and position, and the cells that go there.
+pub(super) struct Places {
+    rows: Tensor,
+    /// All cells in order if `None`.
+    cells: Option<Tensor>,
 }
 
-/// Data that all layers of one decoding step share.
-pub(super) struct Step {
-    /// Rows of `[2 · slots · key heads · positions, dim]` that the step writes, keys then values.
-    rows: Tensor,
-    /// The slot of its first sequence.
-    first: i64,
-    /// Number of sequences.
-    slots: i64,
-    /// Longest sequence, the new token included.
-    longest: i64,
-    /// Zero where a position is seen, minus infinity elsewhere.
-    masks: ByLayer<Option<Tensor>>,
+/// Adjacent slots.
+#[derive(Clone, Copy)]
+pub(super) struct SlotRange {
+    pub first: i64,
+    pub len: i64,
+}
+
+impl SlotRange {
+    fn of(self, slots: &Tensor) -> Tensor {
+        slots.narrow(0, self.first, self.len)
+    }
 }
 
 impl KvCache {
     pub(super) fn new(config: &ModelConfig, slots: usize, positions: usize, compute: Compute) -> Self {
-        let shape = [2, slots * config.kv_heads, positions, config.head_dim].map(|size| size as i64);
+        let shape = [slots, positions, 2, config.kv_heads, config.head_dim].map(|size| size as i64);
         let held = |layer| match config.delta_of(layer) {
             None => Held::KeysValues(Tensor::zeros(shape, compute.options())),
             Some(of) => {
@@ -66,8 +59,12 @@ impl KvCache {
             }
         };
         let layers = (0..config.layers()).map(held).collect();
-        let (kv_heads, dim, scale) = (config.kv_heads, config.head_dim, config.attention_scale());
-        KvCache { layers, slots, positions, kv_heads, dim, scale, cap: config.attention_cap }
+        KvCache { layers, positions, device: compute.device }
+    }
+
+    /// Tokens per slot.
+    pub(super) fn positions(&self) -> usize {
+        self.positions
     }
 
     /// Grows to `positions` tokens per slot and keeps the contents.
@@ -77,7 +74,7 @@ impl KvCache {
         }
         for layer in &mut self.layers {
             if let Held::KeysValues(layer) = layer {
-                *layer = layer.constant_pad_nd([0, 0, 0, (positions - self.positions) as i64]);
+                *layer = layer.constant_pad_nd([0, 0, 0, 0, 0, 0, 0, (positions - self.positions) as i64]);
             }
         }
         self.positions = positions;
@@ -85,118 +82,83 @@ impl KvCache {
 
     /// Copies the first `len` positions of slot `from`, which has no more, to each slot of `to`.
     pub fn copy_slot(&mut self, from: usize, to: &[usize], len: usize) {
+        let copy = |slots: &Tensor| {
+            let source = slots.select(0, from as i64);
+            to.iter().for_each(|&to| slots.select(0, to as i64).copy_(&source));
+        };
         for layer in &self.layers {
-            let copy = |slots: &Tensor, dim: i64| {
-                let source = slots.select(dim, from as i64);
-                to.iter().for_each(|&to| slots.select(dim, to as i64).copy_(&source));
-            };
             match layer {
-                Held::KeysValues(layer) => copy(&self.by_slot(layer).narrow(3, 0, len as i64), 1),
-                Held::Delta(state) => [&state.conv, &state.heads].into_iter().for_each(|part| copy(part, 0)),
+                Held::KeysValues(layer) => copy(&layer.narrow(1, 0, len as i64)),
+                Held::Delta(state) => [&state.conv, &state.heads].into_iter().for_each(copy),
             }
         }
     }
 
-    /// `[2, slots, key heads, positions, dim]`.
-    fn by_slot(&self, layer: &Tensor) -> Tensor {
-        layer.view([2, self.slots as i64, self.kv_heads as i64, self.positions as i64, self.dim as i64])
+    /// Places of whole sequences: sequence `i` goes into every slot of `slots[i]`, from position 0. Cells
+    /// are those of the rectangle, or packed rows.
+    pub(super) fn places(&self, slots: &[Vec<usize>], packed: &Packed, rectangle: Option<&Rectangle>) -> Places {
+        let (mut rows, mut cells) = (Vec::new(), Vec::new());
+        for ((at, start), len) in packed.starts().enumerate().zip(&packed.lens) {
+            for &slot in &slots[at] {
+                let row = (slot * self.positions) as i64;
+                rows.extend(row..row + *len as i64);
+                let cell = rectangle.map_or(start as i64, |rectangle| rectangle.cell(at, 0));
+                cells.extend(cell..cell + *len as i64);
+            }
+        }
+        let all = rectangle.map_or(packed.len() as i64, |rectangle| rectangle.rows * rectangle.columns);
+        let in_order = cells.iter().copied().eq(0..all);
+        let cells = (!in_order).then(|| upload(&cells, self.device));
+        Places { rows: upload(&rows, self.device), cells }
     }
 
-    /// Writes whole sequences: keys and values are `[sequences, longest, key heads, dim]` each.
-    /// Sequence `i` goes into every slot of `slots[i]`. Padding of shorter sequences is overwritten
-    /// before it is read.
-    pub(super) fn fill(&mut self, layer: usize, slots: &[Vec<usize>], keys: &Tensor, values: &Tensor) {
-        let [targets, sources] = places_of(slots, keys.device());
-        let places = self.by_slot(self.layers[layer].keys_values()).narrow(3, 0, keys.size()[1]);
-        for (half, new) in [(0, keys), (1, values)] {
-            let _written = places.select(0, half).index_copy_(0, &targets, &new.transpose(1, 2).index_select(0, &sources));
+    /// Writes whole sequences' keys and values, `[cells, key heads, dim]` each.
+    pub(super) fn fill(&mut self, layer: usize, places: &Places, keys: &Tensor, values: &Tensor) {
+        let both = Tensor::stack(&[keys, values], 1);
+        let chosen = places.cells.as_ref().map_or_else(|| both.shallow_clone(), |cells| both.index_select(0, cells));
+        self.write(layer, &places.rows, &chosen);
+    }
+
+    /// Writes keys and values `[rows, 2, key heads, dim]` to these rows of a layer.
+    pub(super) fn write(&mut self, layer: usize, rows: &Tensor, keys_values: &Tensor) {
+        let all = self.keys_values(layer).flatten(0, 1);
+        let _written = all.flatten(1, 3).index_copy_(0, rows, &keys_values.reshape([rows.size()[0], -1]));
+    }
+
+    /// A layer's tensor.
+    pub(super) fn keys_values(&self, layer: usize) -> &Tensor {
+        match &self.layers[layer] {
+            Held::KeysValues(tensor) => tensor,
+            Held::Delta(_) => unreachable!("a delta net has no keys and values"),
         }
+    }
+
+    /// A layer's keys and values of these slots, `[slots, positions, 2, key heads, dim]`.
+    pub(super) fn of_slots(&self, layer: usize, slots: SlotRange) -> Tensor {
+        slots.of(self.keys_values(layer))
     }
 
     /// Writes the states after whole sequences: sequence `i` into every slot of `slots[i]`.
     pub(super) fn fill_state(&mut self, layer: usize, slots: &[Vec<usize>], after: &DeltaState) {
-        let Held::Delta(state) = &self.layers[layer] else { unreachable!("attention has no state") };
-        let [targets, sources] = places_of(slots, after.heads.device());
+        let places = slots.iter().enumerate().flat_map(|(at, slots)| slots.iter().map(move |&slot| (slot as i64, at as i64)));
+        let (targets, sources): (Vec<i64>, Vec<i64>) = places.unzip();
+        let [targets, sources] = [targets, sources].map(|index| upload(&index, self.device));
+        let state = self.state_of(layer);
         for (to, from) in [(&state.conv, &after.conv), (&state.heads, &after.heads)] {
             let _written = to.shallow_clone().index_copy_(0, &targets, &from.index_select(0, &sources));
         }
     }
 
-    /// The states of a step's sequences, to be written in place.
-    pub(super) fn state(&self, step: &Step, layer: usize) -> DeltaState {
-        let Held::Delta(state) = &self.layers[layer] else { unreachable!("attention has no state") };
-        let of_step = |part: &Tensor| part.narrow(0, step.first, step.slots);
-        DeltaState { conv: of_step(&state.conv), heads: of_step(&state.heads) }
-    }
-
-    /// Prepares a step in which slot `first + i` receives the token at `positions[i]`.
-    pub(super) fn begin_step(&self, first: usize, positions: &[usize], config: &ModelConfig) -> Step {
-        let device = match &self.layers[0] {
-            Held::KeysValues(layer) => layer.device(),
-            Held::Delta(state) => state.heads.device(),
-        };
-        let mut rows = Vec::with_capacity(2 * positions.len() * self.kv_heads);
-        for half in 0..2 {
-            for (slot, position) in (first..).zip(positions) {
-                let heads = (half * self.slots + slot) * self.kv_heads..(half * self.slots + slot + 1) * self.kv_heads;
-                rows.extend(heads.map(|head| (head * self.positions + position) as i64));
-            }
-        }
-        let longest = positions.iter().max().map_or(0, |position| position + 1);
-        let masks = ByLayer::new(config.windows.iter(), |window| {
-            step_mask(positions, longest, *window, self.kv_heads).map(|mask| mask.to_device(device))
-        });
-        let rows = Tensor::from_slice(&rows).to_device(device);
-        Step { rows, first: first as i64, slots: positions.len() as i64, longest: longest as i64, masks }
-    }
-
-    /// Writes a layer's new keys and values, and attends over all positions up to them. `qk` is
-    /// `[slots, heads + key heads, dim]`, `v` `[slots, key heads, dim]`. Returns `[slots, heads ·
-    /// dim]`.
-    pub(super) fn attend(&mut self, step: &Step, layer: usize, qk: &Tensor, v: &Tensor) -> Tensor {
-        let (kv_heads, dim) = (self.kv_heads as i64, self.dim as i64);
-        let heads = qk.size()[1] - kv_heads;
-        let new = Tensor::cat(&[qk.narrow(1, heads, kv_heads), v.shallow_clone()], 0).view([-1, dim]);
-        let cache = self.layers[layer].keys_values();
-        let _written = cache.view([-1, dim]).index_copy_(0, &step.rows, &new);
-        // Grouped queries: the heads that share a key head are rows of one small matrix.
-        let q = qk.narrow(1, 0, heads).reshape([step.slots * kv_heads, heads / kv_heads, dim]);
-        let seen = cache.narrow(1, step.first * kv_heads, step.slots * kv_heads).narrow(2, 0, step.longest);
-        let keys = seen.select(0, 0).transpose(1, 2);
-        // f32 up to the softmax, as in the trainer's attention (law N5).
-        let scores = match (step.masks.get(layer), q.kind()) {
-            (mask, _) if self.cap.is_some() => {
-                let scores = capped(wide::bmm(&q, &keys) * self.scale, self.cap);
-                mask.as_ref().map_or_else(|| scores.shallow_clone(), |mask| &scores + mask)
-            }
-            (Some(mask), Kind::Float) => mask.baddbmm(&q, &keys, 1.0, self.scale),
-            (Some(mask), _) => wide::bmm(&q, &keys).g_mul_scalar_(self.scale).g_add_(mask),
-            (None, Kind::Float) => q.bmm(&keys) * self.scale,
-            (None, _) => wide::bmm(&q, &keys).g_mul_scalar_(self.scale),
-        };
-        scores.softmax(-1, Kind::Float).to_kind(q.kind()).bmm(&seen.select(0, 1)).view([step.slots, heads * dim])
-    }
-}
-
-/// Slots, and the sequence that each gets.
-fn places_of(slots: &[Vec<usize>], device: Device) -> [Tensor; 2] {
-    let places = slots.iter().enumerate().flat_map(|(at, slots)| slots.iter().map(move |&slot| (slot as i64, at as i64)));
-    let (targets, sources): (Vec<i64>, Vec<i64>) = places.unzip();
-    [targets, sources].map(|index| Tensor::from_slice(&index).to_device(device))
-}
-
-/// `[slots · key heads, 1, longest]`, or nothing where every position is seen by all.
-fn step_mask(positions: &[usize], longest: usize, window: Option<usize>, kv_heads: usize) -> Option<Tensor> {
-    let first = |position: usize| window.map_or(0, |window| (position + 1).saturating_sub(window));
-    if positions.iter().all(|&position| position + 1 == longest && first(position) == 0) {
-        return None;
-    }
-    let mut mask = Vec::with_capacity(positions.len() * kv_heads * longest);
-    for &position in positions {
-        let seen = first(position)..=position;
-        for _ in 0..kv_heads {
-            mask.extend((0..longest).map(|at| if seen.contains(&at) { 0.0 } else { f32::NEG_INFINITY }));
+    fn state_of(&self, layer: usize) -> &DeltaState {
+        match &self.layers[layer] {
+            Held::Delta(state) => state,
+            Held::KeysValues(_) => unreachable!("attention has no state"),
         }
     }
-    Some(Tensor::from_slice(&mask).view([-1, 1, longest as i64]))
+
+    /// The states of these slots, to be written in place.
+    pub(super) fn state(&self, slots: SlotRange, layer: usize) -> DeltaState {
+        let state = self.state_of(layer);
+        DeltaState { conv: slots.of(&state.conv), heads: slots.of(&state.heads) }
+    }
 }

@@ -2,6 +2,9 @@
 
 use tch::{Device, Tensor};
 
+use super::fused::Runs;
+use super::upload;
+
 /// Sequences laid end to end. A token attends only to its own sequence and to its prefix. Positions
 /// count from 0, or from the end of the prefix.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -69,6 +72,43 @@ impl Packed {
 /// Largest number of prompt tokens, padding included, in one prefill pass. Memory grows with them.
 pub const PREFILL_CELLS: usize = 1 << 14;
 
+/// The sequences as flash attention takes them.
+pub(super) struct FlashRuns {
+    /// Position of each row in its sequence.
+    pub positions: Tensor,
+    pub queries: Runs,
+    pub keys: Runs,
+    /// Rows of each sequence's keys, its prefix's first; all rows in order if there are no prefixes.
+    pub key_rows: Option<Tensor>,
+}
+
+impl FlashRuns {
+    pub fn new(packed: &Packed, device: Device) -> Self {
+        let starts: Vec<usize> = packed.starts().collect();
+        let before = |at: usize| packed.prefixes[at].map_or(0..0, |prefix| starts[prefix]..starts[prefix] + packed.lens[prefix]);
+        let sequences = 0..packed.lens.len();
+        let positions = sequences.clone().flat_map(|at| (before(at).len()..).take(packed.lens[at])).map(|at| at as i64);
+        let runs = |lens: Vec<usize>| {
+            let ends = lens.iter().scan(0, |end, len| {
+                *end += *len as i32;
+                Some(*end)
+            });
+            let ends: Vec<i32> = std::iter::once(0).chain(ends).collect();
+            Runs { ends: upload(&ends, device), longest: lens.into_iter().max().unwrap_or(0) as i64 }
+        };
+        let key_rows = packed.shares().then(|| {
+            let rows = sequences.clone().flat_map(|at| before(at).chain(starts[at]..starts[at] + packed.lens[at]));
+            upload(&rows.map(|row| row as i64).collect::<Vec<_>>(), device)
+        });
+        FlashRuns {
+            positions: upload(&positions.collect::<Vec<_>>(), device),
+            queries: runs(packed.lens.clone()),
+            keys: runs(sequences.map(|at| before(at).len() + packed.lens[at]).collect()),
+            key_rows,
+        }
+    }
+}
+
 /// Mapping between packed rows and a rectangle `[sequences, longest]` for attention. Trivial for
 /// sequences of equal length. Padding is on the right, beyond the reach of causal attention, so
 /// that no mask is needed.
@@ -92,9 +132,14 @@ impl Rectangle {
                 row_of_cell.extend((0..columns).map(|column| if column < len { start + column } else { start } as i64));
                 cell_of_row.extend((0..len).map(|column| (sequence * columns + column) as i64));
             }
-            (Tensor::from_slice(&row_of_cell).to_device(device), Tensor::from_slice(&cell_of_row).to_device(device))
+            (upload(&row_of_cell, device), upload(&cell_of_row, device))
         });
         Rectangle { rows: rows as i64, columns: columns as i64, indices }
+    }
+
+    /// Cell of a token of a sequence.
+    pub fn cell(&self, sequence: usize, column: usize) -> i64 {
+        sequence as i64 * self.columns + column as i64
     }
 
     /// `[tokens, width]` → `[rows · columns, width]`.

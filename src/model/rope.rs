@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use tch::{Device, Kind, Tensor};
 
-use super::{ModelConfig, RopeScaling};
+use super::{ModelConfig, RopeScaling, upload};
 
 /// Cosines and sines by position, `[positions, 1, head_dim]` each. The sine of the first half is
 /// negated: a rotation is `x · cos + swap_halves(x) · sin`.
@@ -24,8 +24,13 @@ impl Tables {
             sin.extend(angles().map(|(pair, angle)| (-amplitude(pair) * angle.sin()) as f32));
             sin.extend(angles().map(|(pair, angle)| (amplitude(pair) * angle.sin()) as f32));
         }
-        let table = |values: &[f32]| Tensor::from_slice(values).view([positions as i64, 1, -1]).to_device(device);
+        let table = |values: &[f32]| upload(values, device).view([positions as i64, 1, -1]);
         Tables { cos: table(&cos), sin: table(&sin) }
+    }
+
+    /// All positions.
+    pub fn all(&self) -> Tables {
+        Tables { cos: self.cos.shallow_clone(), sin: self.sin.shallow_clone() }
     }
 
     /// The first `len` positions.
@@ -36,13 +41,6 @@ impl Tables {
     /// One row for each of `positions`.
     pub fn at(&self, positions: &Tensor) -> Tables {
         Tables { cos: self.cos.index_select(0, positions), sin: self.sin.index_select(0, positions) }
-    }
-
-    /// Plain cosines and sines of each pair of columns, `[positions, head_dim / 2]` each.
-    pub fn pairs(&self) -> (Tensor, Tensor) {
-        let half = self.cos.size()[2] / 2;
-        let part = |table: &Tensor, first| table.squeeze_dim(1).narrow(1, first, half).contiguous();
-        (part(&self.cos, 0), part(&self.sin, half))
     }
 
     /// Rotates `[…, positions, heads, head_dim]` in f32; the result has the type of `x`.

@@ -12,7 +12,7 @@ use super::shards::Gathered;
 use super::{Algorithm, AtTeacher, LocalConfig, TeacherColumn, TrainBatch, TrainSequence};
 use crate::algo::{LossError, LossOutput};
 use crate::data::TopK;
-use crate::model::{Compute, Decoder, Dtype, Kept, Layout, ModelConfig, Packed, Passed, Weights, Whole, fused};
+use crate::model::{Compute, Decoder, Dtype, Kept, Layout, ModelConfig, Packed, Passed, Weights, Whole, upload};
 use crate::ranks::CollectiveError;
 
 /// A sequence's place in its batch, its log-probabilities and its entropies.
@@ -273,12 +273,8 @@ impl Replica {
     fn forward(&self, batch: &TrainBatch, part: &[usize], kept: bool) -> Result<Forward, PassError> {
         let targets: Vec<i64> = part.iter().flat_map(|&at| &batch.sequences[at].targets).copied().collect();
         let longest = part.iter().map(|&at| batch.sequences[at].inputs.len()).max().unwrap_or(0);
-        let (packed, rows) = {
-            let shares = fused::attends(longest, self.compute.dtype.kind(), self.compute.device);
-            pack(batch, part, shares && self.decoder.config().shares_prompts())
-        };
-        let on_device = |numbers: &[i64]| Tensor::from_slice(numbers).to_device(self.compute.device);
-        let (rows, targets) = (on_device(&rows), on_device(&targets));
+        let (packed, rows) = pack(batch, part, self.decoder.shares_prompts(longest, self.compute));
+        let [rows, targets] = [rows, targets].map(|numbers| upload(&numbers, self.compute.device));
         let weights = match &self.held {
             Held::Part(gathered) => {
                 let Passed { hidden, head, kept } = self.decoder.hidden_kept(&**gathered, packed, rows)?;

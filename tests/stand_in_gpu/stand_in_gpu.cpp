@@ -21,6 +21,7 @@
 
 #include <cstdlib>
 #include <cstring>
+#include <limits>
 
 namespace {
 
@@ -223,6 +224,84 @@ int64_t written_out(const Tensor&, const Tensor&, const Tensor&, const std::opti
   return 0;
 }
 
+// One sequence of flash attention over packed rows, by its definition in f32: [heads, tokens, d] each.
+struct Run {
+  int64_t q_begin, queries, k_begin, keys, shared;
+  Tensor q, k, v, shares;
+
+  Run(const Tensor& all_q, const Tensor& all_k, const Tensor& all_v, const Tensor& q_ends, const Tensor& k_ends, const std::optional<Tensor>& used,
+      int64_t at, bool causal, double scale, std::optional<int64_t> left) {
+    const auto number = [](const Tensor& of, int64_t at) { return of[at].item<int64_t>(); };
+    q_begin = number(q_ends, at), queries = number(q_ends, at + 1) - q_begin, k_begin = number(k_ends, at);
+    keys = used ? number(*used, at) : number(k_ends, at + 1) - k_begin;
+    shared = all_q.size(1) / all_k.size(1);
+    q = heads(all_q, q_begin, queries, 1), k = heads(all_k, k_begin, keys, shared), v = heads(all_v, k_begin, keys, shared);
+    const Tensor query = at::arange(queries).unsqueeze(1) + keys - queries, key = at::arange(keys).unsqueeze(0);
+    Tensor hidden = at::zeros({queries, keys}, at::kBool);
+    if (causal || left) hidden = hidden | (key > query);
+    if (left) hidden = hidden | (key < query - *left);
+    shares = (q.matmul(k.transpose(1, 2)) * scale).masked_fill(hidden, -std::numeric_limits<double>::infinity()).softmax(-1);
+  }
+
+  static Tensor heads(const Tensor& of, int64_t first, int64_t len, int64_t times) {
+    return of.narrow(0, first, len).to(at::kFloat).repeat_interleave(times, 1).transpose(0, 1);
+  }
+};
+
+std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> flash_forward(
+    const Tensor& q, const Tensor& k, const Tensor& v, const std::optional<Tensor>& q_ends, const std::optional<Tensor>& k_ends, int64_t most_q,
+    int64_t most_k, double dropout, bool causal, bool, std::optional<double> scale, std::optional<int64_t> left, std::optional<int64_t>,
+    const std::optional<Tensor>& used, const std::optional<Tensor>&) {
+  TORCH_CHECK(q_ends->scalar_type() == at::kInt && k_ends->scalar_type() == at::kInt && dropout == 0.0, "flash attention: int32 ends, no dropout");
+  TORCH_CHECK(q.scalar_type() != at::kFloat && q.stride(-1) == 1 && k.stride(-1) == 1 && v.stride(-1) == 1, "flash attention: 16 bits, rows in one piece");
+  for (const Tensor* on : {&k, &v, &*q_ends, &*k_ends}) TORCH_CHECK(on->device() == q.device(), "flash attention: operands on two devices");
+  const auto lengths = [](const Tensor& ends) { return at_home(ends).diff().max().item<int64_t>(); };
+  TORCH_CHECK(lengths(*q_ends) <= most_q && lengths(*k_ends) <= most_k, "flash attention: a sequence is longer than the longest");
+  std::optional<Tensor> counted;
+  if (used) counted = at_home(*used);
+  std::vector<Tensor> rows;
+  for (int64_t at = 0; at + 1 < q_ends->size(0); at++) {
+    const Run run(at_home(q), at_home(k), at_home(v), at_home(*q_ends), at_home(*k_ends), counted, at, causal, *scale, left);
+    rows.push_back(run.shares.matmul(run.v).transpose(0, 1));
+  }
+  const Tensor none = at::empty({0});
+  return {sent(at::cat(rows).to(q.scalar_type()), q.device()), sent(none, q.device()), sent(none, q.device()), sent(none, q.device()), sent(none, q.device())};
+}
+
+std::tuple<Tensor, Tensor, Tensor> flash_backward(const Tensor& grad, const Tensor& q, const Tensor& k, const Tensor& v, const Tensor&, const Tensor&,
+                                                  const Tensor& q_ends, const Tensor& k_ends, int64_t, int64_t, double, bool causal, const Tensor&,
+                                                  const Tensor&, std::optional<double> scale, std::optional<int64_t> left, std::optional<int64_t>) {
+  const Tensor by_q = at::zeros(q.sizes(), at::kFloat), by_k = at::zeros(k.sizes(), at::kFloat), by_v = at::zeros(v.sizes(), at::kFloat);
+  for (int64_t at = 0; at + 1 < q_ends.size(0); at++) {
+    const Run run(at_home(q), at_home(k), at_home(v), at_home(q_ends), at_home(k_ends), std::nullopt, at, causal, *scale, left);
+    const Tensor by_out = Run::heads(at_home(grad), run.q_begin, run.queries, 1), by_shares = by_out.matmul(run.v.transpose(1, 2));
+    const Tensor by_scores = run.shares * (by_shares - (by_shares * run.shares).sum(-1, true)) * *scale;
+    const auto grouped = [&](const Tensor& of) { return of.reshape({k.size(1), run.shared, run.keys, -1}).sum(1).transpose(0, 1); };
+    by_q.narrow(0, run.q_begin, run.queries).copy_(by_scores.matmul(run.k).transpose(0, 1));
+    by_k.narrow(0, run.k_begin, run.keys).copy_(grouped(by_scores.transpose(1, 2).matmul(run.q)));
+    by_v.narrow(0, run.k_begin, run.keys).copy_(grouped(run.shares.transpose(1, 2).matmul(by_out)));
+  }
+  const auto rounded = [&](const Tensor& of) { return sent(of.to(q.scalar_type()), q.device()); };
+  return {rounded(by_q), rounded(by_k), rounded(by_v)};
+}
+
+// Convolutions of each channel by itself, which have an operation of their own on GPUs.
+Tensor conv_depthwise(const Tensor& input, const Tensor& weight, at::IntArrayRef, const std::optional<Tensor>& bias, at::IntArrayRef stride,
+                      at::IntArrayRef padding, at::IntArrayRef dilation) {
+  std::optional<Tensor> added;
+  if (bias && bias->defined()) added = at_home(*bias);
+  const Tensor out = at::convolution(at_home(input), at_home(weight), added, stride, padding, dilation, false, {0, 0}, input.size(1));
+  return sent(out, input.device());
+}
+
+std::tuple<Tensor, Tensor, Tensor> conv_backward(const Tensor& grad, const Tensor& input, const Tensor& weight, at::OptionalIntArrayRef biases,
+                                                 at::IntArrayRef stride, at::IntArrayRef padding, at::IntArrayRef dilation, bool transposed,
+                                                 at::IntArrayRef output_padding, int64_t groups, std::array<bool, 3> asked) {
+  const auto of = at::convolution_backward(at_home(grad), at_home(input), at_home(weight), biases, stride, padding, dilation, transposed,
+                                           output_padding, groups, asked);
+  return {sent(std::get<0>(of), input.device()), sent(std::get<1>(of), input.device()), sent(std::get<2>(of), input.device())};
+}
+
 }  // namespace
 
 namespace at {
@@ -256,4 +335,8 @@ TORCH_LIBRARY_IMPL(aten, CUDA, library) {
   library.impl("mm.dtype", product_in<&Tensor::mm>);
   library.impl("bmm.dtype", product_in<&Tensor::bmm>);
   library.impl("_fused_sdp_choice", written_out);
+  library.impl("_conv_depthwise2d", conv_depthwise);
+  library.impl("convolution_backward", conv_backward);
+  library.impl("_flash_attention_forward", flash_forward);
+  library.impl("_flash_attention_backward", flash_backward);
 }

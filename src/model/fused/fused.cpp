@@ -12,6 +12,7 @@
 #include <cmath>
 #include <cstdint>
 #include <cstring>
+#include <limits>
 #include <vector>
 
 namespace {
@@ -165,7 +166,7 @@ struct SwiGlu : Function<SwiGlu> {
 
 // ---- Rotary causal attention over packed sequences
 //
-// A row of qkv is [heads·d | kv_heads·d | kv_heads·d] of one token. A sequence is a run of rows that may continue a prefix, the rows of an
+// A row of qkv is [heads·d | kv_heads·d | kv_heads·d] of one token; cosines and sines are rows of d by position, of which the second half is read. A sequence is a run of rows that may continue a prefix, the rows of an
 // earlier sequence, whose keys and values it shares with others. Positions count from the prefix's beginning. The backward rebuilds the
 // probabilities of one head at a time from the saved log-sum-exp.
 
@@ -187,7 +188,7 @@ struct Shape {
 INLINE void rotate(const float* x, const float* cos, const float* sin, float turn, float* y, int64_t d) {
   const int64_t half = d / 2;
   for (int64_t i = 0; i < half; i++) {
-    const float a = x[i], b = x[i + half], c = cos[i], s = sin[i] * turn;
+    const float a = x[i], b = x[i + half], c = cos[i + half], s = sin[i + half] * turn;
     y[i] = a * c - b * s;
     y[i + half] = b * c + a * s;
   }
@@ -261,19 +262,19 @@ INLINE void combine(const float* weights, int64_t weight_stride, const float* ro
 template <int64_t D>
 INLINE void attention_forward(const float* qkv, const float* cos, const float* sin, float* out, float* lse, float* scratch, const Sequence& s,
                               const Shape& shape) {
-  const int64_t d = D ? D : shape.d, half = d / 2, row = shape.row(), per_kv = shape.heads / shape.kv_heads, total = s.total(),
+  const int64_t d = D ? D : shape.d, row = shape.row(), per_kv = shape.heads / shape.kv_heads, total = s.total(),
                 stride = padded(total);
   float *keys_t = scratch, *scores = keys_t + d * stride, *k = scores + stride, *q = k + d;
   std::fill(keys_t, keys_t + d * stride, 0.0f);
   for (int64_t kv = 0; kv < shape.kv_heads; kv++) {
     const float* values = qkv + (shape.heads + shape.kv_heads + kv) * d;
     for (int64_t j = 0; j < total; j++) {
-      rotate(qkv + s.row_of(j) * row + (shape.heads + kv) * d, cos + j * half, sin + j * half, 1.0f, k, d);
+      rotate(qkv + s.row_of(j) * row + (shape.heads + kv) * d, cos + j * d, sin + j * d, 1.0f, k, d);
       for (int64_t c = 0; c < d; c++) keys_t[c * stride + j] = k[c];
     }
     for (int64_t h = kv * per_kv; h < (kv + 1) * per_kv; h++) {
       for (int64_t i = s.prefix; i < total; i++) {
-        rotate(qkv + s.row_of(i) * row + h * d, cos + i * half, sin + i * half, 1.0f, q, d);
+        rotate(qkv + s.row_of(i) * row + h * d, cos + i * d, sin + i * d, 1.0f, q, d);
         products(q, keys_t, stride, i, d, shape.scale, scores);
         if (shape.cap > 0) cap_scores(scores, i, shape.cap, nullptr);
         const int64_t first = shape.first(i), own = std::max(first, s.prefix);
@@ -301,7 +302,7 @@ INLINE int64_t backward_scratch(const Sequence& s, int64_t d) {
 template <int64_t D>
 INLINE void attention_backward(const float* qkv, const float* cos, const float* sin, const float* out, const float* lse, const float* dout,
                                float* dqkv, float* scratch, const Sequence& s, const Shape& shape) {
-  const int64_t d = D ? D : shape.d, half = d / 2, row = shape.row(), per_kv = shape.heads / shape.kv_heads, total = s.total(),
+  const int64_t d = D ? D : shape.d, row = shape.row(), per_kv = shape.heads / shape.kv_heads, total = s.total(),
                 stride = padded(total), out_row = shape.heads * d;
   float *keys_t = scratch, *values_t = keys_t + d * stride, *probabilities = values_t + d * stride,
         *slopes = probabilities + s.len * stride, *keys = slopes + s.len * stride, *dkeys = keys + d * total, *dvalues = dkeys + d * total,
@@ -310,7 +311,7 @@ INLINE void attention_backward(const float* qkv, const float* cos, const float* 
   for (int64_t kv = 0; kv < shape.kv_heads; kv++) {
     for (int64_t j = 0; j < total; j++) {
       const float* v = qkv + s.row_of(j) * row + (shape.heads + shape.kv_heads + kv) * d;
-      rotate(qkv + s.row_of(j) * row + (shape.heads + kv) * d, cos + j * half, sin + j * half, 1.0f, keys + j * d, d);
+      rotate(qkv + s.row_of(j) * row + (shape.heads + kv) * d, cos + j * d, sin + j * d, 1.0f, keys + j * d, d);
       for (int64_t c = 0; c < d; c++) {
         keys_t[c * stride + j] = keys[j * d + c];
         values_t[c * stride + j] = v[c];
@@ -324,7 +325,7 @@ INLINE void attention_backward(const float* qkv, const float* cos, const float* 
         const float *o = out + s.row_of(i) * out_row + h * d, *go = dhead + at * out_row;
         float *q = queries + at * d, *p = probabilities + at * stride, *ds = slopes + at * stride;
         const float mean = dot(o, go, d);
-        rotate(qkv + s.row_of(i) * row + h * d, cos + i * half, sin + i * half, 1.0f, q, d);
+        rotate(qkv + s.row_of(i) * row + h * d, cos + i * d, sin + i * d, 1.0f, q, d);
         products(q, keys_t, stride, i, d, shape.scale, p);
         if (shape.cap > 0) cap_scores(p, i, shape.cap, bends);
         products(go, values_t, stride, i, d, 1.0f, ds);
@@ -335,7 +336,7 @@ INLINE void attention_backward(const float* qkv, const float* cos, const float* 
           for (int64_t j = 0; j < padded(i + 1); j++) ds[j] *= bends[j];
         for (int64_t c = 0; c < d; c++) dq[c] = 0.0f;
         combine<D>(ds + first, 1, keys + first * d, d, i + 1 - first, d, dq);
-        rotate(dq, cos + i * half, sin + i * half, -1.0f, dqkv + s.row_of(i) * row + h * d, d);
+        rotate(dq, cos + i * d, sin + i * d, -1.0f, dqkv + s.row_of(i) * row + h * d, d);
       }
       for (int64_t j = 0; j < total; j++) {
         const int64_t from = std::max(j, s.prefix), to = shape.window > 0 ? std::min(total, j + shape.window) : total;
@@ -348,7 +349,7 @@ INLINE void attention_backward(const float* qkv, const float* cos, const float* 
     for (int64_t j = 0; j < total; j++) {
       float *to = dqkv + s.row_of(j) * row + (shape.heads + kv) * d, *to_value = to + shape.kv_heads * d;
       const bool shared = j < s.prefix;
-      rotate(dkeys + j * d, cos + j * half, sin + j * half, -1.0f, dq, d);
+      rotate(dkeys + j * d, cos + j * d, sin + j * d, -1.0f, dq, d);
       for (int64_t c = 0; c < d; c++) {
         to[c] = (shared ? to[c] : 0.0f) + dq[c];
         to_value[c] = (shared ? to_value[c] : 0.0f) + dvalues[j * d + c];
@@ -440,6 +441,65 @@ struct Attention : Function<Attention> {
     return {dqkv, Tensor(), Tensor(), Tensor(), Tensor(), Tensor(), Tensor(), Tensor(), Tensor()};
   }
 };
+
+// ---- One token of each sequence: its key and value are written, and it attends to all of its sequence
+
+// A slot of the cache holds, for each position, keys and then values of all key heads.
+struct Slots {
+  float* cache;
+  int64_t positions;
+  float* at(int64_t slot, int64_t position, const Shape& shape) const { return cache + (slot * positions + position) * 2 * shape.kv_heads * shape.d; }
+};
+
+// Row `slot` of qkv is the token at `position`; one key head, and the queries that read it.
+template <int64_t D>
+INLINE void attend(const float* qkv, const float* cos, const float* sin, const Slots& slots, float* out, float* scratch, int64_t slot,
+                   int64_t position, int64_t kv, const Shape& shape) {
+  const int64_t d = D ? D : shape.d, per_kv = shape.heads / shape.kv_heads, stride = 2 * shape.kv_heads * d;
+  const float* row = qkv + slot * shape.row();
+  float *q = scratch, *scores = scratch + d, *own = slots.at(slot, position, shape) + kv * d;
+  rotate(row + (shape.heads + kv) * d, cos + position * d, sin + position * d, 1.0f, own, d);
+  std::memcpy(own + shape.kv_heads * d, row + (shape.heads + shape.kv_heads + kv) * d, d * sizeof(float));
+  const int64_t first = shape.first(position), count = position + 1 - first;
+  const float *keys = slots.at(slot, first, shape) + kv * d, *values = keys + shape.kv_heads * d;
+  for (int64_t h = kv * per_kv; h < (kv + 1) * per_kv; h++) {
+    rotate(row + h * d, cos + position * d, sin + position * d, 1.0f, q, d);
+    float top = -std::numeric_limits<float>::infinity(), sum = 0.0f;
+    for (int64_t j = 0; j < count; j++) scores[j] = dot(q, keys + j * stride, d) * shape.scale;
+    if (shape.cap > 0) cap_scores(scores, count - 1, shape.cap, nullptr);
+    for (int64_t j = 0; j < count; j++) top = std::max(top, scores[j]);
+    weigh(scores, 0, count - 1, top);
+    for (int64_t j = 0; j < padded(count); j++) sum += scores[j];
+    for (int64_t j = 0; j < padded(count); j++) scores[j] /= sum;
+    float* o = out + (slot * shape.heads + h) * d;
+    for (int64_t c = 0; c < d; c++) o[c] = 0.0f;
+    combine<D>(scores, 1, values, stride, count, d, o);
+  }
+}
+
+EVERY_CPU void attend_of(const float* qkv, const float* cos, const float* sin, const Slots& slots, float* out, float* scratch, int64_t slot,
+                         int64_t position, int64_t kv, const Shape& shape) {
+  switch (shape.d) {
+    case 32: return attend<32>(qkv, cos, sin, slots, out, scratch, slot, position, kv, shape);
+    case 64: return attend<64>(qkv, cos, sin, slots, out, scratch, slot, position, kv, shape);
+    case 128: return attend<128>(qkv, cos, sin, slots, out, scratch, slot, position, kv, shape);
+    default: return attend<0>(qkv, cos, sin, slots, out, scratch, slot, position, kv, shape);
+  }
+}
+
+// `cache` is the slots that the rows of qkv stand for, one after the other.
+Tensor attend_slots(const Tensor& qkv, const Tensor& cos, const Tensor& sin, const Tensor& cache, at::IntArrayRef at, Shape shape) {
+  const int64_t rows = qkv.size(0), positions = cache.size(1), longest = *std::max_element(at.begin(), at.end()) + 1;
+  Tensor out = at::empty({rows, shape.heads * shape.d}, qkv.options());
+  const float *px = qkv.const_data_ptr<float>(), *pc = cos.const_data_ptr<float>(), *ps = sin.const_data_ptr<float>();
+  const Slots slots{cache.mutable_data_ptr<float>(), positions};
+  float* po = out.mutable_data_ptr<float>();
+  at::parallel_for(0, rows * shape.kv_heads, grain(longest * shape.d * shape.heads / shape.kv_heads), [&](int64_t b, int64_t e) {
+    std::vector<float> scratch(shape.d + padded(longest));
+    for (int64_t i = b; i < e; i++) attend_of(px, pc, ps, slots, po, scratch.data(), i / shape.kv_heads, at[i / shape.kv_heads], i % shape.kv_heads, shape);
+  });
+  return out;
+}
 
 // ---- Softmax of logits, row by row: what a loss asks of it, and its gradient by the logits. Nothing is larger than the logits themselves.
 
@@ -556,6 +616,27 @@ char* rollflow_attention(Tensor** out, Tensor* qkv, Tensor* cos, Tensor* sin, co
                          int64_t kv_heads, int64_t window, double scale, double cap) {
   return guarded(out, [&] {
     return Attention::apply(*qkv, *cos, *sin, at::IntArrayRef(sequences, 4 * count), heads, kv_heads, window, scale, cap);
+  });
+}
+
+// One token of each sequence: qkv [slots, …], cache [slots, positions, 2, key heads, d], which gets its keys and values.
+char* rollflow_attend(Tensor** out, Tensor* qkv, Tensor* cos, Tensor* sin, Tensor* cache, const int64_t* positions, int64_t heads,
+                      int64_t kv_heads, int64_t window, double scale, double cap) {
+  return guarded(out, [&] {
+    const Shape shape{heads, kv_heads, cache->size(4), window, static_cast<float>(scale), static_cast<float>(cap)};
+    return attend_slots(*qkv, *cos, *sin, *cache, at::IntArrayRef(positions, qkv->size(0)), shape);
+  });
+}
+
+// libtorch's flash attention (Dao, 2023) over packed rows [tokens, heads, d], with gradients. Sequences are told by the ends of their queries and of
+// their keys, from 0 on, in int32. `used` keys of each count, or all. A query sees the keys up to its own, counted from the last ones, or `window` of them.
+char* rollflow_flash(Tensor** out, Tensor* q, Tensor* k, Tensor* v, Tensor* q_ends, Tensor* k_ends, Tensor* used, int64_t most_q,
+                     int64_t most_k, bool causal, double scale, int64_t window) {
+  return guarded(out, [&] {
+    const auto left = window > 0 ? std::optional<int64_t>(window - 1) : std::nullopt;
+    const auto right = window > 0 ? std::optional<int64_t>(0) : std::nullopt;
+    return std::get<0>(at::_flash_attention_forward(*q, *k, *v, *q_ends, *k_ends, most_q, most_k, 0.0, causal, false, scale, left, right,
+                                                    used ? std::optional<Tensor>(*used) : std::nullopt));
   });
 }
 

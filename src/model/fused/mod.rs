@@ -39,6 +39,35 @@ unsafe extern "C" {
         scale: f64,
         cap: f64,
     ) -> *mut c_char;
+    #[allow(clippy::too_many_arguments)]
+    fn rollflow_attend(
+        out: *mut *mut C_tensor,
+        qkv: *mut C_tensor,
+        cos: *mut C_tensor,
+        sin: *mut C_tensor,
+        cache: *mut C_tensor,
+        positions: *const i64,
+        heads: i64,
+        kv_heads: i64,
+        window: i64,
+        scale: f64,
+        cap: f64,
+    ) -> *mut c_char;
+    #[allow(clippy::too_many_arguments)]
+    fn rollflow_flash(
+        out: *mut *mut C_tensor,
+        q: *mut C_tensor,
+        k: *mut C_tensor,
+        v: *mut C_tensor,
+        q_ends: *mut C_tensor,
+        k_ends: *mut C_tensor,
+        used: *mut C_tensor,
+        most_q: i64,
+        most_k: i64,
+        causal: bool,
+        scale: f64,
+        window: i64,
+    ) -> *mut c_char;
     fn rollflow_gpu_defaults(cudnn_attention: *mut bool, rounded_sums: *mut bool) -> *mut c_char;
     #[allow(clippy::too_many_arguments)]
     fn rollflow_adamw(
@@ -127,8 +156,8 @@ pub struct Heads {
 /// Rotary causal attention over packed sequences. Requires [`attends`].
 ///
 /// `qkv` is `[N, (queries + 2·keys)·d]`, one row per token of `packed`. Cosines and sines are
-/// `[positions, d/2]` each, by position. `window` is the number of visible positions, the query's
-/// own included. Returns `[N, queries·d]`.
+/// `[positions, 1, d]` each, by position, and the second half of each row is read. `window` is the
+/// number of visible positions, the query's own included. Returns `[N, queries·d]`.
 pub fn attention(qkv: &Tensor, rotation: (&Tensor, &Tensor), packed: &Packed, heads: Heads, window: Option<usize>) -> Tensor {
     let (cos, sin) = rotation;
     let qkv = qkv.contiguous();
@@ -142,6 +171,66 @@ pub fn attention(qkv: &Tensor, rotation: (&Tensor, &Tensor), packed: &Packed, he
         let (numbers, count, Heads { queries, keys, scale, cap }) = (sequences.as_ptr().cast(), sequences.len() as i64, heads);
         let cap = cap.unwrap_or(0.0);
         rollflow_attention(out, raw(&qkv), raw(cos), raw(sin), numbers, count, queries, keys, window, scale, cap)
+    })
+}
+
+/// Rotary attention of one token in each of `cache`'s slots, at `positions` there, which gets its keys
+/// and values. f32 on the CPU. `qkv` is `[slots, (queries + 2·keys)·d]`, `cache` `[slots, length, 2,
+/// keys, d]`, the rest as for [`attention`]. Without gradients.
+pub fn attend(
+    qkv: &Tensor,
+    (cos, sin): (&Tensor, &Tensor),
+    cache: &Tensor,
+    positions: &[i64],
+    heads: Heads,
+    window: Option<usize>,
+) -> Tensor {
+    let qkv = qkv.contiguous();
+    assert!(applies(&qkv) && applies(cache) && applies(cos) && applies(sin), "fused attention takes contiguous f32 on the CPU");
+    let longest = positions.iter().max().map_or(0, |position| position + 1);
+    let sizes = [qkv.size()[0], cache.size()[0]];
+    assert!(sizes == [positions.len() as i64; 2] && cos.size()[0].min(cache.size()[1]) >= longest, "a slot and a position per row");
+    let (window, Heads { queries, keys, scale, cap }) = (window.unwrap_or(0) as i64, heads);
+    call(|out| unsafe {
+        let (raws, cap) = ([&qkv, cos, sin, cache].map(raw), cap.unwrap_or(0.0));
+        rollflow_attend(out, raws[0], raws[1], raws[2], raws[3], positions.as_ptr(), queries, keys, window, scale, cap)
+    })
+}
+
+/// Queries or keys of sequences laid end to end.
+pub struct Runs {
+    /// Where each sequence begins, and the end of the last: `[sequences + 1]`, int32.
+    pub ends: Tensor,
+    /// Length of the longest.
+    pub longest: i64,
+}
+
+/// Returns true if [`flash`] takes heads of this width and type: 16 bits, on an NVIDIA GPU from the
+/// Ampere generation on.
+pub fn flashes(dim: usize, kind: Kind, device: Device) -> bool {
+    let Device::Cuda(index) = device else { return false };
+    matches!(kind, Kind::BFloat16 | Kind::Half) && dim.is_multiple_of(8) && dim <= 256 && super::cuda::generation(index) >= 8
+}
+
+/// Attention over packed rows by libtorch's flash attention (Dao, 2023), with gradients. Requires
+/// [`flashes`].
+///
+/// `q` is `[N, queries, d]`, `k` and `v` `[M, keys, d]`, of which only the last dimension must be
+/// contiguous. `used` `[sequences]`, int32: keys of each sequence that count; all if `None`. With
+/// `causal`, a sequence's last query sees all its keys, the one before one fewer, and so on.
+/// `window` limits them to the last ones. Returns `[N, queries, d]`.
+pub fn flash(
+    [q, k, v]: [&Tensor; 3],
+    (queries, keys): (&Runs, &Runs),
+    used: Option<&Tensor>,
+    causal: bool,
+    scale: f64,
+    window: Option<usize>,
+) -> Tensor {
+    let (used, window) = (used.map_or(std::ptr::null_mut(), raw), window.unwrap_or(0) as i64);
+    call(|out| unsafe {
+        let (ends, longest) = ([raw(&queries.ends), raw(&keys.ends)], [queries.longest, keys.longest]);
+        rollflow_flash(out, raw(q), raw(k), raw(v), ends[0], ends[1], used, longest[0], longest[1], causal, scale, window)
     })
 }
 
@@ -342,8 +431,9 @@ mod tests {
             let own: Vec<i64> = ends.zip(&packed.lens).flat_map(|(end, len)| end - *len as i64..end).collect();
             let angles = Tensor::rand([40, d / 2], F32) * 6.0;
             let (cos, sin) = (angles.cos(), angles.sin());
+            let tables = [&cos, &sin].map(|half| Tensor::cat(&[half, half], 1));
             let shape = Heads { queries: heads, keys: kv, scale: 1.0 / (d as f64).sqrt(), cap };
-            let fused = |x: &[Tensor]| attention(&x[0], (&cos, &sin), &packed, shape, window);
+            let fused = |x: &[Tensor]| attention(&x[0], (&tables[0], &tables[1]), &packed, shape, window);
             let plain = |x: &[Tensor]| {
                 let copies = x[0].index_select(0, &Tensor::from_slice(&written.concat()));
                 written_out(&copies, (&cos, &sin), &lens, [heads, kv], window, cap).index_select(0, &Tensor::from_slice(&own))

@@ -1,0 +1,142 @@
+//! Attention of one decoding step: a token in each of adjacent slots of a cache.
+
+use tch::{Device, Kind, Tensor};
+
+use super::block::{capped, parts};
+use super::fused::{self, Runs};
+use super::kv_cache::SlotRange;
+use super::rope::{ByLayer, Tables};
+use super::views::Layer;
+use super::{Decoder, KvCache, Views, upload, wide};
+
+/// Data that all layers of one decoding step share.
+pub(super) struct Step {
+    pub slots: SlotRange,
+    way: Way,
+}
+
+/// How a step's attention is computed.
+enum Way {
+    /// Fused, on a CPU in f32: positions, and all cosines and sines.
+    Fused(Vec<i64>, ByLayer<Tables>),
+    /// On a GPU in 16 bits.
+    Flash(Written, Flash),
+    /// By products over the longest sequence, with masks: zero where a position is seen, minus infinity
+    /// elsewhere.
+    Products(Written, i64, ByLayer<Option<Tensor>>),
+}
+
+/// What a step writes.
+struct Written {
+    /// Rows of the cache.
+    rows: Tensor,
+    /// Each row's cosines and sines.
+    tables: ByLayer<Tables>,
+}
+
+/// The sequences as flash attention takes them.
+struct Flash {
+    queries: Runs,
+    keys: Runs,
+    /// Positions of each that count.
+    used: Tensor,
+}
+
+impl Decoder {
+    /// Prepares a step in which slot `first + i` receives `tokens[i]` at `positions[i]`. Returns the tokens on
+    /// the device, too, so that all of the step goes there at a time.
+    pub(super) fn begin_step(
+        &self,
+        views: &Views,
+        first: usize,
+        tokens: &[i64],
+        positions: &[usize],
+        cache: &KvCache,
+    ) -> (Step, Tensor) {
+        let (kind, device) = (views.embedding.kind(), views.embedding.device());
+        let slots = SlotRange { first: first as i64, len: tokens.len() as i64 };
+        let longest = positions.iter().max().map_or(0, |position| position + 1);
+        let at: Vec<i64> = positions.iter().map(|&position| position as i64).collect();
+        if device == Device::Cpu && kind == Kind::Float {
+            let tables = self.rope.by_layer(longest, device, Tables::all);
+            return (Step { slots, way: Way::Fused(at, tables) }, Tensor::from_slice(tokens));
+        }
+        let length = cache.positions() as i64;
+        let rows = (slots.first..).zip(&at).map(|(slot, at)| slot * length + at);
+        let numbers: Vec<i64> = tokens.iter().chain(&at).copied().chain(rows).collect();
+        let numbers = upload(&numbers, device).view([3, -1]);
+        let [tokens, at_device, rows] = [0, 1, 2].map(|part| numbers.get(part));
+        let tables = self.rope.by_layer(longest, device, |tables| tables.at(&at_device));
+        let written = Written { rows, tables };
+        let way = if self.flashes(kind, device) {
+            let ends = Tensor::arange(slots.len + 1, (Kind::Int, device));
+            let keys = Runs { ends: &ends * length, longest: length };
+            Way::Flash(written, Flash { queries: Runs { ends, longest: 1 }, keys, used: (at_device + 1).to_kind(Kind::Int) })
+        } else {
+            let masks = ByLayer::new(self.config.windows.iter(), |window| step_mask(&at, &at_device, longest as i64, *window));
+            Way::Products(written, longest as i64, masks)
+        };
+        (Step { slots, way }, tokens)
+    }
+
+    /// Writes a layer's new keys and values, and attends over all positions up to them: fused projections
+    /// `[slots, …]` → `[slots, heads · dim]`.
+    pub(super) fn attend_step(&self, layer: &Layer, index: usize, step: &Step, qkv: &Tensor, cache: &mut KvCache) -> Tensor {
+        let (config, window) = (&self.config, self.config.windows[index]);
+        let written = match &step.way {
+            Way::Fused(positions, tables) => {
+                let (Tables { cos, sin }, qkv) = (tables.get(index), self.normed_heads(layer, qkv));
+                let slots = cache.of_slots(index, step.slots);
+                return fused::attend(&qkv, (cos, sin), &slots, positions, config.fused_heads(), window);
+            }
+            Way::Flash(written, _) | Way::Products(written, ..) => written,
+        };
+        let (qk, v) = self.heads(layer, qkv, &[step.slots.len], written.tables.get(index));
+        let [q, k] = parts(&qk, 1, [config.heads as i64, config.kv_heads as i64]);
+        cache.write(index, &written.rows, &Tensor::stack(&[k, v], 1));
+        let slots = cache.of_slots(index, step.slots);
+        match &step.way {
+            Way::Flash(_, Flash { queries, keys, used }) => {
+                let all = slots.flatten(0, 1);
+                let (keys_of, values) = (all.select(1, 0), all.select(1, 1));
+                let window = window.filter(|&window| (window as i64) < keys.longest);
+                let scale = config.attention_scale();
+                let out = fused::flash([&q, &keys_of, &values], (queries, keys), Some(used), false, scale, window);
+                out.reshape([step.slots.len, -1])
+            }
+            Way::Products(_, longest, masks) => {
+                let mask = masks.get(index).as_ref();
+                products(&q, &slots.narrow(1, 0, *longest), mask, config.attention_scale(), config.attention_cap)
+            }
+            Way::Fused(..) => unreachable!("returned above"),
+        }
+    }
+}
+
+/// `q` `[slots, heads, dim]` over the cache `[slots, positions, 2, key heads, dim]`.
+fn products(q: &Tensor, slots: &Tensor, mask: Option<&Tensor>, scale: f64, cap: Option<f64>) -> Tensor {
+    let (count, heads, dim, kv_heads) = (q.size()[0], q.size()[1], q.size()[2], slots.size()[3]);
+    // Grouped queries: the heads that share a key head are rows of one small matrix.
+    let (of, each) = (count * kv_heads, heads / kv_heads);
+    let keys = slots.select(2, 0).permute([0, 2, 3, 1]).reshape([of, dim, -1]);
+    let values = slots.select(2, 1).permute([0, 2, 1, 3]).reshape([of, -1, dim]);
+    // f32 up to the softmax, as in the trainer's attention (law N5).
+    let scores = capped(wide::bmm(&q.reshape([of, each, dim]), &keys) * scale, cap);
+    let scores = match mask {
+        Some(mask) => (scores.view([count, kv_heads, each, -1]) + mask).view([of, each, -1]),
+        None => scores,
+    };
+    scores.softmax(-1, Kind::Float).to_kind(q.kind()).bmm(&values).view([count, heads * dim])
+}
+
+/// `[slots, 1, 1, longest]`, or nothing where every position is seen by all.
+fn step_mask(positions: &[i64], on_device: &Tensor, longest: i64, window: Option<usize>) -> Option<Tensor> {
+    let window = window.map_or(longest, |window| window as i64);
+    if positions.iter().all(|&position| position + 1 == longest) && window >= longest {
+        return None;
+    }
+    let (at, each) = (on_device.unsqueeze(1), Tensor::arange(longest, (Kind::Int64, on_device.device())).unsqueeze(0));
+    let hidden = each.greater_tensor(&at).logical_or(&each.less_equal_tensor(&(&at - window)));
+    let mask = Tensor::zeros([positions.len() as i64, longest], (Kind::Float, on_device.device()));
+    Some(mask.masked_fill(&hidden, f64::NEG_INFINITY).view([positions.len() as i64, 1, 1, longest]))
+}
