@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 fn main() {
     println!("cargo::rerun-if-changed=build.rs");
-    println!("cargo::rerun-if-changed=src/model/fused/fused.cpp");
+    println!("cargo::rerun-if-changed=src/model/fused");
     println!("cargo::rerun-if-changed=src/ranks");
     // Absent when the crate is built without libtorch.
     let Some(lib) = std::env::var_os("DEP_TCH_LIBTORCH_LIB") else { return };
@@ -37,6 +37,7 @@ fn compile_fused(lib: &Path) {
         .include(&include)
         .include(include.join("torch/csrc/api/include"))
         .file("src/model/fused/fused.cpp")
+        .file("src/model/fused/gpu.cpp")
         .compile("rollflow_fused");
 }
 

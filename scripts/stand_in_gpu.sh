@@ -11,7 +11,7 @@ mkdir -p "$folder"
 # By the name of what it stands in for: who asks for CUDA then finds it loaded.
 library=$(cd "$folder" && pwd)/libtorch_cuda.so
 if [ ! -e "$library" ] || [ -n "$(find tests/stand_in_gpu src/ranks/device.hpp src/ranks/stand_ins -newer "$library" -type f)" ]; then
-  c++ -std=c++20 -O1 -shared -fPIC -I src/ranks/stand_ins -I src/ranks -I "$libtorch/include" -I "$libtorch/include/torch/csrc/api/include" \
+  c++ -std=c++20 -O1 -shared -fPIC -DFIBRES="\"$PWD/tests/stand_in_gpu\"" -I src/ranks/stand_ins -I src/ranks -I "$libtorch/include" -I "$libtorch/include/torch/csrc/api/include" \
     tests/stand_in_gpu/*.cpp -o "$library" -L "$libtorch/lib" -ltorch_cpu -lc10 -Wl,-rpath,"$libtorch/lib"
 fi
 

@@ -49,9 +49,33 @@ pub(super) enum Left<'a> {
 /// Receives what each layer leaves.
 pub(super) type Keep<'a> = &'a mut dyn FnMut(usize, Left);
 
+/// The residual stream. The newest contribution is added when the sum is needed, so that adding and norming
+/// may be one operation.
+pub(super) struct Stream {
+    sum: Tensor,
+    added: Option<Tensor>,
+}
+
+impl Stream {
+    pub fn new(x: Tensor) -> Self {
+        Stream { sum: x, added: None }
+    }
+
+    fn add(self, y: Tensor) -> Self {
+        Stream { sum: self.whole(), added: Some(y) }
+    }
+
+    pub fn whole(self) -> Tensor {
+        match self.added {
+            Some(added) => self.sum + added,
+            None => self.sum,
+        }
+    }
+}
+
 impl Decoder {
     /// One layer over whole sequences.
-    pub(super) fn layer(&self, layer: &Layer, index: usize, pass: &Pass, x: Tensor, rows: Option<&Tensor>, keep: Keep) -> Tensor {
+    pub(super) fn layer(&self, layer: &Layer, index: usize, pass: &Pass, x: Stream, rows: Option<&Tensor>, keep: Keep) -> Stream {
         self.block(layer, x, rows, |input| match (&layer.mixer, self.config.delta_of(index)) {
             (Mixer::Delta(weights), Some(of)) => {
                 let keep = |state: &DeltaState| keep(index, Left::State(state));
@@ -108,20 +132,33 @@ impl Decoder {
     }
 
     /// One layer, whose tokens `mix` mixes. With `rows`, only those rows are computed after that.
-    pub(super) fn block(&self, layer: &Layer, x: Tensor, rows: Option<&Tensor>, mix: impl FnOnce(&Tensor) -> Tensor) -> Tensor {
-        let mixed = mix(&self.normed(&x, layer.attention_norms.before.as_ref()));
-        let chosen = |all: Tensor| match rows {
-            Some(rows) => all.index_select(0, rows),
-            None => all,
+    pub(super) fn block(&self, layer: &Layer, x: Stream, rows: Option<&Tensor>, mix: impl FnOnce(&Tensor) -> Tensor) -> Stream {
+        let (x, input) = self.normed_stream(x, layer.attention_norms.before.as_ref());
+        let mixed = mix(&input);
+        let (x, mixed) = match rows {
+            Some(rows) => (Stream::new(x.whole().index_select(0, rows)), mixed.index_select(0, rows)),
+            None => (x, mixed),
         };
-        let x = chosen(x) + self.leave(layer.output.forward(&chosen(mixed)), &layer.attention_norms);
-        let input = self.normed(&x, layer.mlp_norms.before.as_ref());
+        let x = x.add(self.leave(layer.output.forward(&mixed), &layer.attention_norms));
+        let (x, input) = self.normed_stream(x, layer.mlp_norms.before.as_ref());
         let output = match (&layer.mlp, &self.config.experts) {
             (Mlp::Sparse(sparse), Some(experts)) => sparse.forward(&input, experts),
             (Mlp::Sparse(_), None) => unreachable!("sparse layers are those of experts"),
             (Mlp::Dense { gate_up, down }, _) => down.forward(&self.gated(&gate_up.forward(&input))),
         };
-        x + self.leave(output, &layer.mlp_norms)
+        x.add(self.leave(output, &layer.mlp_norms))
+    }
+
+    /// The stream, summed, and its norm by a weight, if there is one.
+    pub(super) fn normed_stream(&self, x: Stream, norm: Option<&Tensor>) -> (Stream, Tensor) {
+        if let (Some(added), Some(norm), false) = (&x.added, norm, self.config.family.definition().norms_add_one)
+            && let Some((sum, normed)) = fused::gpu::add_rms_norm(&x.sum, added, norm, self.config.rms_norm_eps)
+        {
+            return (Stream::new(sum), normed);
+        }
+        let sum = x.whole();
+        let normed = self.normed(&sum, norm);
+        (Stream::new(sum), normed)
     }
 
     /// Activation of the gate, times the other half.

@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use tch::{Device, Kind, Tensor};
 
-use super::block::{Attention, Keep, Left, Pass, capped, scaled, window_mask};
+use super::block::{Attention, Keep, Left, Pass, Stream, capped, scaled, window_mask};
 use super::layout::part;
 use super::packed::{FlashRuns, Rectangle};
 use super::rope::{ByLayer, Rope};
@@ -123,7 +123,7 @@ impl Decoder {
     pub fn decode(&self, views: &Views, first: usize, tokens: &[i64], positions: &[usize], cache: &mut KvCache) -> Tensor {
         let _guard = tch::no_grad_guard();
         let (step, tokens) = self.begin_step(views, first, tokens, positions, cache);
-        let mut x = self.embed_rows(&views.embedding, &tokens);
+        let mut x = Stream::new(self.embed_rows(&views.embedding, &tokens));
         for (index, layer) in views.layers.iter().enumerate() {
             x = self.block(layer, x, None, |input| match (&layer.mixer, self.config.delta_of(index)) {
                 (Mixer::Delta(weights), Some(of)) => {
@@ -132,7 +132,7 @@ impl Decoder {
                 _ => self.attention(layer, input, |qkv| self.attend_step(layer, index, &step, qkv, cache)),
             });
         }
-        self.logits(views, &self.finish(&views.norm, &x))
+        self.logits(views, &self.finish(&views.norm, x))
     }
 
     /// Returns true if a packed pass may compute a prompt once for many completions.
@@ -183,12 +183,12 @@ impl Decoder {
 
     /// Layers and final norm over whole embedded sequences, for `rows` only where given.
     fn trunk(&self, views: &Views, pass: &Pass, embedded: Tensor, rows: Option<&Tensor>, keep: Keep) -> Tensor {
-        let mut x = embedded;
+        let mut x = Stream::new(embedded);
         for (index, layer) in views.layers.iter().enumerate() {
             let rows = rows.filter(|_| index + 1 == views.layers.len());
             x = self.layer(layer, index, pass, x, rows, keep);
         }
-        self.finish(&views.norm, &x)
+        self.finish(&views.norm, x)
     }
 
     /// The embeddings of tokens.
@@ -216,8 +216,8 @@ impl Decoder {
     }
 
     /// Norms the last layer's output: input of [`Decoder::logits`].
-    pub(super) fn finish(&self, norm: &Tensor, x: &Tensor) -> Tensor {
-        let normed = self.norm(x, norm);
+    pub(super) fn finish(&self, norm: &Tensor, x: Stream) -> Tensor {
+        let (_, normed) = self.normed_stream(x, Some(norm));
         let divisor = self.config.logits_scaling;
         if self.config.scores || divisor == 1.0 { normed } else { normed / divisor }
     }

@@ -3,7 +3,7 @@
 
 use tch::{Kind, Tensor};
 
-use super::{fused, wide};
+use super::fused;
 
 /// Feed-forward layers of a sparse layer, and how tokens reach them.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -43,7 +43,9 @@ impl Sparse {
     /// Cost: the products of `per_token` experts a token, and one read of the counts by the host.
     pub fn forward(&self, x: &Tensor, of: &Experts) -> Tensor {
         let (count, per_token) = (of.count as i64, of.per_token as i64);
-        let (weights, chosen) = wide::linear(x, &self.router).softmax(-1, Kind::Float).topk(per_token, -1, true, true);
+        // Widened, and not by `wide`, whose products have no gradient in 16 bits.
+        let logits = x.to_kind(Kind::Float).linear(&self.router.to_kind(Kind::Float), None::<&Tensor>);
+        let (weights, chosen) = logits.softmax(-1, Kind::Float).topk(per_token, -1, true, true);
         let weights = if of.normalized { &weights / weights.sum_dim_intlist([-1i64].as_slice(), true, None) } else { weights };
         // Places of tokens, ordered by expert.
         let chosen = chosen.reshape([-1]);

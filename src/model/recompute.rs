@@ -11,6 +11,7 @@ use std::convert::Infallible;
 
 use tch::{Kind, Tensor};
 
+use super::block::Stream;
 use super::layout::{Unit, part};
 use super::views::Layer;
 use super::{Adapter, Decoder, Packed, Weights};
@@ -113,12 +114,13 @@ impl Decoder {
                 ));
             }
             let chosen = Some(&rows).filter(|_| index + 1 == layers);
-            let next = self.layer(&layer, index, &pass, streams[index].shallow_clone(), chosen, &mut |_, _| {});
-            streams.push(next);
+            let input = Stream::new(streams[index].shallow_clone());
+            let next = self.layer(&layer, index, &pass, input, chosen, &mut |_, _| {});
+            streams.push(next.whole());
         }
         let tied = config.shares_embedding();
         let end = of.numbers(Unit::End, tied.then_some(Unit::Embedding))?;
-        let hidden = self.finish(&end.narrow(0, 0, config.hidden_size as i64), &streams[layers]);
+        let hidden = self.finish(&end.narrow(0, 0, config.hidden_size as i64), Stream::new(streams[layers].shallow_clone()));
         let own_head = of.adapter().map(|(adapter, _)| adapter.score_head());
         let is_trained = !matches!(own_head, Some(None));
         let head = match own_head.flatten() {
@@ -151,7 +153,7 @@ impl Decoder {
         let end = of.numbers(Unit::End, layers.checked_sub(1).map(Unit::Layer))?;
         let norm = leaf(&end.narrow(0, 0, config.hidden_size as i64));
         let last = leaf(&streams.pop().expect("the last layer's output"));
-        let finished = self.finish(&norm, &last);
+        let finished = self.finish(&norm, Stream::new(last.shallow_clone()));
         let [mut by_stream, by_norm] = pull_back(&finished, by_hidden, [&last, &norm]);
         drop(end);
         if of.adapter().is_none() {
@@ -183,7 +185,8 @@ impl Decoder {
             };
             let input = leaf(&streams.pop().expect("an input a layer"));
             let chosen = Some(&rows).filter(|_| index + 1 == layers);
-            let output = self.layer(&layer, index, &pass, input.shallow_clone(), chosen, &mut |_, _| {});
+            let stream = Stream::new(input.shallow_clone());
+            let output = self.layer(&layer, index, &pass, stream, chosen, &mut |_, _| {}).whole();
             let [by_input, by_own] = pull_back(&output, &by_stream, [&input, &own]);
             by_stream = by_input;
             match of.adapter() {

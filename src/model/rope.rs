@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use tch::{Device, Kind, Tensor};
 
-use super::{ModelConfig, RopeScaling, upload};
+use super::{ModelConfig, RopeScaling, fused, upload};
 
 /// Cosines and sines by position, `[positions, 1, head_dim]` each. The sine of the first half is
 /// negated: a rotation is `x · cos + swap_halves(x) · sin`.
@@ -45,6 +45,9 @@ impl Tables {
 
     /// Rotates `[…, positions, heads, head_dim]` in f32; the result has the type of `x`.
     pub fn rotate(&self, x: &Tensor) -> Tensor {
+        if let Some(rotated) = fused::gpu::rotate(x, &self.cos, &self.sin) {
+            return rotated;
+        }
         let wide = x.to_kind(Kind::Float);
         let swapped = wide.roll([wide.size()[wide.dim() - 1] / 2], [-1]);
         (&wide * &self.cos).addcmul(&swapped, &self.sin).to_kind(x.kind())

@@ -3,10 +3,11 @@
 use tch::{Device, Kind, Tensor};
 
 use super::block::{capped, parts};
+use super::family::QkNorm;
 use super::fused::{self, Runs};
 use super::kv_cache::SlotRange;
 use super::rope::{ByLayer, Tables};
-use super::views::Layer;
+use super::views::{Layer, Mixer};
 use super::{Decoder, KvCache, Views, upload, wide};
 
 /// Data that all layers of one decoding step share.
@@ -19,7 +20,9 @@ pub(super) struct Step {
 enum Way {
     /// Fused, on a CPU in f32: positions, and all cosines and sines.
     Fused(Vec<i64>, ByLayer<Tables>),
-    /// On a GPU in 16 bits.
+    /// By our kernel, on a GPU in 16 bits: positions, the longest sequence, and all cosines and sines.
+    Kernel(Tensor, i64, ByLayer<Tables>),
+    /// By libtorch's flash attention, on a GPU in 16 bits.
     Flash(Written, Flash),
     /// By products over the longest sequence, with masks: zero where a position is seen, minus infinity
     /// elsewhere.
@@ -61,6 +64,11 @@ impl Decoder {
             let tables = self.rope.by_layer(longest, device, Tables::all);
             return (Step { slots, way: Way::Fused(at, tables) }, Tensor::from_slice(tokens));
         }
+        if fused::gpu::attends_slots(self.config.fused_heads(), self.config.head_dim, kind, device) {
+            let numbers = upload(&[tokens, &at].concat(), device).view([2, -1]);
+            let tables = self.rope.by_layer(longest, device, Tables::all);
+            return (Step { slots, way: Way::Kernel(numbers.get(1), longest as i64, tables) }, numbers.get(0));
+        }
         let length = cache.positions() as i64;
         let rows = (slots.first..).zip(&at).map(|(slot, at)| slot * length + at);
         let numbers: Vec<i64> = tokens.iter().chain(&at).copied().chain(rows).collect();
@@ -89,6 +97,14 @@ impl Decoder {
                 let slots = cache.of_slots(index, step.slots);
                 return fused::attend(&qkv, (cos, sin), &slots, positions, config.fused_heads(), window);
             }
+            Way::Kernel(positions, longest, tables) => {
+                let Tables { cos, sin } = tables.get(index);
+                let slots = cache.of_slots(index, step.slots);
+                let norms = self.norms_of_heads(layer);
+                let qkv = if norms.is_some() { qkv.shallow_clone() } else { self.normed_heads(layer, qkv) };
+                let heads = config.fused_heads();
+                return fused::gpu::attend(&qkv, (cos, sin), &slots, positions, *longest, heads, norms, window);
+            }
             Way::Flash(written, _) | Way::Products(written, ..) => written,
         };
         let (qk, v) = self.heads(layer, qkv, &[step.slots.len], written.tables.get(index));
@@ -108,7 +124,20 @@ impl Decoder {
                 let mask = masks.get(index).as_ref();
                 products(&q, &slots.narrow(1, 0, *longest), mask, config.attention_scale(), config.attention_cap)
             }
-            Way::Fused(..) => unreachable!("returned above"),
+            Way::Fused(..) | Way::Kernel(..) => unreachable!("returned above"),
+        }
+    }
+}
+
+impl Decoder {
+    /// Norms of single query and key heads, and their epsilon, where our kernel may apply them.
+    fn norms_of_heads<'a>(&self, layer: &'a Layer) -> Option<(&'a Tensor, &'a Tensor, f64)> {
+        let definition = self.config.family.definition();
+        let plain = definition.qk_norm == QkNorm::Heads && !definition.norms_add_one;
+        let whole = self.config.rotated_columns() == self.config.head_dim;
+        match &layer.mixer {
+            Mixer::Attention { qk_norm: Some((q, k)) } if plain && whole => Some((q, k, self.config.rms_norm_eps)),
+            _ => None,
         }
     }
 }

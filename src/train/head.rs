@@ -180,33 +180,36 @@ impl OutputHead<'_> {
     /// ∂loss/∂logits of a chunk: `slope · (1[target] − p) − entropy_slope · p · (log p + H)`, and the
     /// first term for each of the teacher's tokens, divided by the temperature.
     fn logits_gradient(&self, words: &Words, scored: &Scored, slopes: SlopesOf, start: i64, len: i64) -> Tensor {
-        let column = |values: &[f64]| column(&values[start as usize..(start + len) as usize], self.rows.device());
+        let of_rows = |values: &[f64]| column(&values[start as usize..(start + len) as usize], self.rows.device());
+        // A gradient by logits that were divided is a multiple of one by slopes that are.
+        let column = |values: &[f64]| words.temperature.divides(of_rows(values), start, len);
         let recomputed = scored.kept.is_none().then(|| self.softmax(words, start, len));
         let softmax = recomputed.as_ref().or(scored.kept.as_ref()).expect("one of them is there");
         let entropy_slopes = slopes.entropies;
         let (slope, target) = (column(slopes.log_probs), words.targets.narrow(0, start, len));
         let gradient = match softmax {
             Softmax::Fused { logits, found } => {
-                fused::softmax_gradient(logits, &target, found, &slope, entropy_slopes.map(column).as_ref())
+                let by_entropy = entropy_slopes.map(column);
+                fused::softmax_gradient(logits, &target, found, &slope, by_entropy.as_ref(), self.weight.kind())
             }
             Softmax::Plain(log_softmax) => {
                 let probs = log_softmax.exp();
                 let mut gradient = (&probs * -&slope).scatter_add_(1, &target.unsqueeze(1), &slope);
                 if let Some(entropy_slopes) = entropy_slopes {
-                    let above = log_softmax.clamp_min(f64::from(f32::MIN)) + column(&scored.entropies);
+                    let above = log_softmax.clamp_min(f64::from(f32::MIN)) + of_rows(&scored.entropies);
                     gradient -= &probs * above * column(entropy_slopes);
                 }
                 if let (Some(ids), Some(slopes)) = (&words.teacher, slopes.at_teacher) {
                     let (ids, k) = (ids.narrow(0, start, len), ids.size()[1]);
                     let own = &slopes[(start * k) as usize..((start + len) * k) as usize];
                     let own = self::column(own, self.rows.device()).reshape([len, k]);
+                    let own = words.temperature.divides(own, start, len);
                     gradient -= probs * own.sum_dim_intlist([1i64].as_slice(), true, None);
                     gradient = gradient.scatter_add_(1, &ids, &own);
                 }
                 gradient
             }
         };
-        let gradient = words.temperature.divides(gradient, start, len);
         match words.cap {
             None => gradient,
             // The slope of the cap.
@@ -225,7 +228,7 @@ impl OutputHead<'_> {
 
     fn softmax(&self, words: &Words, start: i64, len: i64) -> Softmax {
         let logits = self.logits(words, start, len);
-        if words.teacher.is_none() && fused::applies(&logits) {
+        if words.teacher.is_none() && fused::takes_logits(&logits, self.weight.kind()) {
             let found = fused::softmax(&logits, &words.targets.narrow(0, start, len));
             return Softmax::Fused { logits, found };
         }

@@ -14,7 +14,7 @@
 #include <ATen/ops/_local_scalar_dense_native.h>
 #include <ATen/ops/as_strided_native.h>
 #include <ATen/ops/view_native.h>
-#include <c10/core/impl/FakeGuardImpl.h>
+#include <c10/core/impl/DeviceGuardImplInterface.h>
 #include <torch/library.h>
 
 #include "stand_in_gpu.hpp"
@@ -36,7 +36,36 @@ constexpr uintptr_t AWAY = uintptr_t{1} << 62;
 void* away(const void* real) { return real ? reinterpret_cast<void*>(reinterpret_cast<uintptr_t>(real) + AWAY) : nullptr; }
 void* home(const void* far) { return far ? reinterpret_cast<void*>(reinterpret_cast<uintptr_t>(far) - AWAY) : nullptr; }
 
-c10::Device here() { return {DeviceType::CUDA, c10::impl::FakeGuardImpl<DeviceType::CUDA>::getDeviceIndex()}; }
+// Devices and streams: one of each at a time for each thread.
+struct Guard final : c10::impl::DeviceGuardImplInterface {
+  static thread_local c10::DeviceIndex device;
+  DeviceType type() const override { return DeviceType::CUDA; }
+  c10::Device exchangeDevice(c10::Device to) const override {
+    const auto before = getDevice();
+    setDevice(to);
+    return before;
+  }
+  c10::Device getDevice() const override { return {DeviceType::CUDA, device}; }
+  void setDevice(c10::Device to) const override {
+    TORCH_CHECK(to.index() >= 0 && to.index() < DEVICES, "no device ", to);
+    device = to.index();
+  }
+  void uncheckedSetDevice(c10::Device to) const noexcept override { device = to.index(); }
+  c10::Stream getStream(c10::Device of) const noexcept override { return c10::Stream(c10::Stream::DEFAULT, of); }
+  c10::Stream exchangeStream(c10::Stream to) const noexcept override { return c10::Stream(c10::Stream::DEFAULT, to.device()); }
+  c10::DeviceIndex deviceCount() const noexcept override { return DEVICES; }
+  void* getStreamNativeHandle(const c10::Stream) const override { return nullptr; }
+  void record(void**, const c10::Stream&, const c10::DeviceIndex, const c10::EventFlag) const override {}
+  void block(void*, const c10::Stream&) const override {}
+  bool queryEvent(void*) const override { return true; }
+  void destroyEvent(void*, const c10::DeviceIndex) const noexcept override {}
+  bool queryStream(const c10::Stream&) const override { return true; }
+  void synchronizeStream(const c10::Stream&) const override {}
+  void recordDataPtrOnStream(const c10::DataPtr&, const c10::Stream&) const override {}
+};
+thread_local c10::DeviceIndex Guard::device = 0;
+
+c10::Device here() { return {DeviceType::CUDA, Guard::device}; }
 
 struct Memory final : c10::Allocator {
   c10::DataPtr allocate(size_t bytes) override {
@@ -285,6 +314,16 @@ std::tuple<Tensor, Tensor, Tensor> flash_backward(const Tensor& grad, const Tens
   return {rounded(by_q), rounded(by_k), rounded(by_v)};
 }
 
+// The gradient of an RMS norm by its input and its weight, which is a composite operation on processors.
+std::tuple<Tensor, Tensor> rms_norm_backward(const Tensor& grad, const Tensor& input, at::IntArrayRef, const Tensor& factors,
+                                             const std::optional<Tensor>& weight, std::array<bool, 2>) {
+  const auto wide = [](const Tensor& of) { return at_home(of).to(at::kFloat); };
+  const Tensor normed = wide(input) * wide(factors), by_normed = wide(grad) * wide(*weight);
+  const Tensor by_input = (by_normed - normed * (by_normed * normed).mean(-1, true)) * wide(factors);
+  const auto rounded = [&](const Tensor& of) { return sent(of.to(input.scalar_type()), input.device()); };
+  return {rounded(by_input), rounded((wide(grad) * normed).sum_to_size(weight->sizes()))};
+}
+
 // Convolutions of each channel by itself, which have an operation of their own on GPUs.
 Tensor conv_depthwise(const Tensor& input, const Tensor& weight, at::IntArrayRef, const std::optional<Tensor>& bias, at::IntArrayRef stride,
                       at::IntArrayRef padding, at::IntArrayRef dilation) {
@@ -310,8 +349,7 @@ REGISTER_CUDA_HOOKS(CUDAHooks)
 }  // namespace at
 
 namespace c10::impl {
-using StandIn = FakeGuardImpl<DeviceType::CUDA>;
-C10_REGISTER_GUARD_IMPL(CUDA, StandIn)
+C10_REGISTER_GUARD_IMPL(CUDA, Guard)
 }  // namespace c10::impl
 
 REGISTER_ALLOCATOR(c10::DeviceType::CUDA, &memory)
@@ -335,6 +373,7 @@ TORCH_LIBRARY_IMPL(aten, CUDA, library) {
   library.impl("mm.dtype", product_in<&Tensor::mm>);
   library.impl("bmm.dtype", product_in<&Tensor::bmm>);
   library.impl("_fused_sdp_choice", written_out);
+  library.impl("_fused_rms_norm_backward", rms_norm_backward);
   library.impl("_conv_depthwise2d", conv_depthwise);
   library.impl("convolution_backward", conv_backward);
   library.impl("_flash_attention_forward", flash_forward);

@@ -8,6 +8,7 @@ use tch::{Kind, Tensor};
 
 use crate::engine::SamplingParams;
 use crate::engine::sampling::choose;
+use crate::model::{fused, upload};
 
 /// Vocabulary above which copying and scanning a row on the host costs more than a few tensor
 /// operations.
@@ -25,13 +26,16 @@ pub fn draw(logits: &Tensor, rows: &[(&SamplingParams, f64)]) -> Vec<Option<(u32
     if tensor.is_empty() {
         return draw_on_host(logits, rows);
     }
+    if host.is_empty() {
+        return draw_by_tensor(logits, rows);
+    }
     let mut choices = vec![None; rows.len()];
     type Draw = fn(&Tensor, &[(&SamplingParams, f64)]) -> Vec<Option<(u32, f32)>>;
     for (part, draw) in [(tensor, draw_by_tensor as Draw), (host, draw_on_host)].into_iter().filter(|(part, _)| !part.is_empty())
     {
         let index: Vec<i64> = part.iter().map(|&row| row as i64).collect();
         let of_part: Vec<_> = part.iter().map(|&row| rows[row]).collect();
-        let drawn = draw(&logits.index_select(0, &Tensor::from_slice(&index).to_device(logits.device())), &of_part);
+        let drawn = draw(&logits.index_select(0, &upload(&index, logits.device())), &of_part);
         part.into_iter().zip(drawn).for_each(|(row, choice)| choices[row] = choice);
     }
     choices
@@ -45,28 +49,55 @@ fn draw_on_host(logits: &Tensor, rows: &[(&SamplingParams, f64)]) -> Vec<Option<
     scores.chunks_mut(vocabulary).zip(rows).map(|(scores, (params, uniform))| choose(scores, params, *uniform)).collect()
 }
 
+/// A choice of each row from tokens and log-probabilities, `[rows, 2]` in f64.
+fn choices(drawn: &Tensor) -> Vec<Option<(u32, f32)>> {
+    let mut numbers = vec![0f64; drawn.numel()];
+    let count = numbers.len();
+    drawn.to_device(tch::Device::Cpu).contiguous().copy_data(&mut numbers, count);
+    let choice = |row: &[f64]| row[1].is_finite().then_some((row[0] as u32, row[1] as f32));
+    numbers.chunks(2).map(choice).collect()
+}
+
+/// Temperature alone, or the likeliest token, by our kernel.
+fn draw_by_kernel(logits: &Tensor, rows: &[(&SamplingParams, f64)]) -> Option<Vec<Option<(u32, f32)>>> {
+    if !rows.iter().all(|(params, _)| params.greedy() || params.keeps_all()) {
+        return None;
+    }
+    let setting = |(params, uniform): &(&SamplingParams, f64)| match params.greedy() {
+        true => [0.0, 0.0],
+        false => [1.0 / f64::from(params.temperature), *uniform],
+    };
+    let settings: Vec<f64> = rows.iter().flat_map(setting).collect();
+    fused::gpu::draw(logits, &upload(&settings, logits.device()).view([-1, 2])).map(|drawn| choices(&drawn))
+}
+
 fn draw_by_tensor(logits: &Tensor, rows: &[(&SamplingParams, f64)]) -> Vec<Option<(u32, f32)>> {
-    let column = |values: Vec<f64>| Tensor::from_slice(&values).unsqueeze(1).to_device(logits.device());
-    let temperatures = rows.iter().map(|(params, _)| if params.greedy() { 1.0 } else { f64::from(params.temperature) });
-    let scores = logits / column(temperatures.collect()).to_kind(Kind::Float);
+    if let Some(choices) = draw_by_kernel(logits, rows) {
+        return choices;
+    }
+    let any_greedy = rows.iter().any(|(params, _)| params.greedy());
+    let column = |value: &dyn Fn(&SamplingParams, f64) -> f64| {
+        let values: Vec<f64> = rows.iter().map(|(params, uniform)| value(params, *uniform)).collect();
+        upload(&values, logits.device()).unsqueeze(1).to_kind(Kind::Float)
+    };
+    let temperature = |params: &SamplingParams| if params.greedy() { 1.0 } else { f64::from(params.temperature) };
+    let divided = rows.iter().any(|(params, _)| temperature(params) != 1.0);
+    let scores = if divided { logits / column(&|params, _| temperature(params)) } else { logits.shallow_clone() };
     let cuts = rows.iter().any(|(params, _)| !params.greedy() && !params.keeps_all());
     let scores = if cuts { warp_by_tensor(&scores, rows) } else { scores };
     let log_probs = scores.log_softmax(-1, Kind::Float);
     let cumulative = log_probs.exp().cumsum(-1, Kind::Float);
     let total = cumulative.narrow(1, -1, 1);
-    let uniforms = &total * column(rows.iter().map(|(_, uniform)| *uniform).collect());
-    // The first token whose cumulative share exceeds the uniform number has a positive share.
-    let drawn = uniforms.to_kind(Kind::Float).searchsorted(&cumulative, false, true, "right", None::<&Tensor>);
-    let greedy = column(rows.iter().map(|(params, _)| f64::from(u8::from(params.greedy()))).collect());
-    let drawn = drawn.clamp_max(logits.size()[1] - 1);
-    // If rounding reaches the total, the last token must not be a dropped one.
-    let dropped = log_probs.gather(1, &drawn, false).isneginf();
-    let drawn = log_probs.argmax(-1, true).where_self(&greedy.gt(0.5).logical_or(&dropped), &drawn);
-    let chosen = Vec::<f32>::try_from(log_probs.gather(1, &drawn, false).view([-1]).to_device(tch::Device::Cpu));
-    let drawn = Vec::<i64>::try_from(drawn.view([-1]).to_device(tch::Device::Cpu));
-    let (Ok(chosen), Ok(drawn)) = (chosen, drawn) else { unreachable!("one f32 and one i64 a row") };
-    let choice = |(token, log_prob): (i64, f32)| log_prob.is_finite().then_some((token as u32, log_prob));
-    drawn.into_iter().zip(chosen).map(choice).collect()
+    // Below the total also after rounding, so that the token found has a positive share.
+    let sought = (&total * column(&|_, uniform| uniform)).minimum(&(&total * (1.0 - f64::from(f32::EPSILON))));
+    // The first token whose cumulative share exceeds the uniform number.
+    let drawn = sought.searchsorted(&cumulative, false, true, "right", None::<&Tensor>).clamp_max(logits.size()[1] - 1);
+    let drawn = match any_greedy {
+        true => log_probs.argmax(-1, true).where_self(&column(&|params, _| f64::from(u8::from(params.greedy()))).gt(0.5), &drawn),
+        false => drawn,
+    };
+    let chosen = log_probs.gather(1, &drawn, false);
+    choices(&Tensor::cat(&[drawn.to_kind(Kind::Double), chosen.to_kind(Kind::Double)], 1))
 }
 
 /// Applies top-k, top-p and min-p as [`warp`](crate::engine::sampling::warp) does after the

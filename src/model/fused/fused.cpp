@@ -15,6 +15,8 @@
 #include <limits>
 #include <vector>
 
+#include "guarded.hpp"
+
 namespace {
 
 using at::Tensor;
@@ -570,26 +572,6 @@ std::vector<Tensor> list(Tensor** tensors, int64_t count) {
   std::vector<Tensor> out;
   for (int64_t i = 0; i < count; i++) out.push_back(*tensors[i]);
   return out;
-}
-
-template <typename F>
-char* guarded(F&& f) {
-  try {
-    f();
-    return nullptr;
-  } catch (const std::exception& e) {
-    return strdup(e.what());
-  }
-}
-
-template <typename F>
-char* guarded(Tensor** out, F&& f) {
-  try {
-    *out = new Tensor(f());
-    return nullptr;
-  } catch (const std::exception& e) {
-    return strdup(e.what());
-  }
 }
 
 }  // namespace

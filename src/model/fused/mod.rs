@@ -13,6 +13,8 @@ use torch_sys::C_tensor;
 
 use super::Packed;
 
+pub mod gpu;
+
 unsafe extern "C" {
     fn rollflow_rms_norm(out: *mut *mut C_tensor, x: *mut C_tensor, weight: *mut C_tensor, eps: f64) -> *mut c_char;
     fn rollflow_swiglu(out: *mut *mut C_tensor, gate_up: *mut C_tensor) -> *mut c_char;
@@ -108,6 +110,9 @@ pub fn rms_norm(x: &Tensor, weight: &Tensor, eps: f64) -> Tensor {
 
 /// `silu(gate) · up`, gate and up side by side: `gate_up` `[N, 2·I]` → `[N, I]`.
 pub fn swiglu(gate_up: &Tensor) -> Tensor {
+    if let Some(gated) = gpu::swiglu(gate_up) {
+        return gated;
+    }
     if !applies(gate_up) {
         let halves = gate_up.chunk(2, -1);
         return halves[0].silu() * &halves[1];
@@ -115,23 +120,37 @@ pub fn swiglu(gate_up: &Tensor) -> Tensor {
     call(|out| unsafe { rollflow_swiglu(out, raw(gate_up)) })
 }
 
+/// Returns true if [`softmax`] and [`softmax_gradient`] take these logits, for a gradient in `kind`: f32,
+/// contiguous; on a GPU, 16 bits of the gradient.
+pub fn takes_logits(logits: &Tensor, kind: Kind) -> bool {
+    applies(logits) || (kind != Kind::Float && gpu::takes_logits(logits))
+}
+
 /// Log-probability of the target, entropy and log-sum-exp of each row of logits: `[N, 3]` from
-/// logits `[N, V]` and targets `[N]`. Requires [`applies`]. Without gradients.
+/// logits `[N, V]` and targets `[N]`. Requires [`takes_logits`]. Without gradients.
 pub fn softmax(logits: &Tensor, targets: &Tensor) -> Tensor {
+    if !applies(logits) {
+        return gpu::softmax(logits, targets);
+    }
     call(|out| unsafe { rollflow_softmax(out, raw(logits), raw(targets)) })
 }
 
-/// Gradient by the logits, from a loss's derivatives by log-probabilities and entropies, `[N]`
-/// each. `found` is the result of [`softmax`].
+/// Gradient by the logits, in `kind`, from a loss's derivatives by log-probabilities and entropies,
+/// `[N]` each. `found` is the result of [`softmax`].
 pub fn softmax_gradient(
     logits: &Tensor,
     targets: &Tensor,
     found: &Tensor,
     slopes: &Tensor,
     entropy_slopes: Option<&Tensor>,
+    kind: Kind,
 ) -> Tensor {
+    if !applies(logits) {
+        return gpu::softmax_gradient([logits, targets, found, slopes], entropy_slopes, kind);
+    }
     let by_entropy = entropy_slopes.map_or(std::ptr::null_mut(), raw);
     call(|out| unsafe { rollflow_softmax_gradient(out, raw(logits), raw(targets), raw(found), raw(slopes), by_entropy) })
+        .to_kind(kind)
 }
 
 /// Returns true if [`attention`] supports sequences of up to `longest` tokens, of this type and on

@@ -34,7 +34,7 @@ fn the_fused_softmax_equals_libtorchs_also_where_a_token_is_forbidden_or_sure() 
         (Tensor::randn([9, 1], (Kind::Float, Device::Cpu)), Tensor::randn([9, 1], (Kind::Float, Device::Cpu)));
     let by_chosen = Tensor::zeros_like(&probs).scatter_add(1, &targets.unsqueeze(1), &slopes) - &probs * &slopes;
     let by_entropy = &probs * (log_softmax.clamp_min(-100.0) + &entropy) * &entropy_slopes;
-    let found_by = |entropy_slopes| fused::softmax_gradient(&logits, &targets, &found, &slopes, entropy_slopes);
+    let found_by = |entropy_slopes| fused::softmax_gradient(&logits, &targets, &found, &slopes, entropy_slopes, Kind::Float);
     assert!(close(&found_by(None), &by_chosen) && close(&found_by(Some(&entropy_slopes)), &(&by_chosen - by_entropy)));
     let _nan = logits.get(0).narrow(0, 9, 1).fill_(f64::NAN);
     let found = fused::softmax(&logits, &targets);

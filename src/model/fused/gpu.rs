@@ -1,0 +1,172 @@
+//! Our kernels on NVIDIA GPUs (`kernels.cu`, `gpu.cpp`): f16 and bf16, from the Ampere generation on, where
+//! NVRTC is found. Elsewhere libtorch's operations do the same in more passes over memory.
+
+use std::ffi::{CStr, CString, c_char};
+
+use tch::{Device, Kind, Tensor};
+use torch_sys::C_tensor;
+
+use super::{Heads, call, libc_free, raw};
+
+unsafe extern "C" {
+    fn rollflow_gpu_problem(device: i64, text: *const c_char, first: *mut bool) -> *mut c_char;
+    fn rollflow_gpu_add_rms_norm(
+        sum: *mut *mut C_tensor,
+        normed: *mut *mut C_tensor,
+        x: *mut C_tensor,
+        y: *mut C_tensor,
+        weight: *mut C_tensor,
+        eps: f64,
+    ) -> *mut c_char;
+    fn rollflow_gpu_swiglu(out: *mut *mut C_tensor, gate_up: *mut C_tensor) -> *mut c_char;
+    fn rollflow_gpu_rotate(out: *mut *mut C_tensor, x: *mut C_tensor, cos: *mut C_tensor, sin: *mut C_tensor) -> *mut c_char;
+    fn rollflow_gpu_softmax(out: *mut *mut C_tensor, logits: *mut C_tensor, targets: *mut C_tensor) -> *mut c_char;
+    fn rollflow_gpu_softmax_gradient(
+        out: *mut *mut C_tensor,
+        logits: *mut C_tensor,
+        targets: *mut C_tensor,
+        found: *mut C_tensor,
+        slopes: *mut C_tensor,
+        entropy_slopes: *mut C_tensor,
+        half: bool,
+    ) -> *mut c_char;
+    fn rollflow_gpu_draw(out: *mut *mut C_tensor, logits: *mut C_tensor, settings: *mut C_tensor) -> *mut c_char;
+    #[allow(clippy::too_many_arguments)]
+    fn rollflow_gpu_attend(
+        out: *mut *mut C_tensor,
+        qkv: *mut C_tensor,
+        cos: *mut C_tensor,
+        sin: *mut C_tensor,
+        cache: *mut C_tensor,
+        positions: *mut C_tensor,
+        q_norm: *mut C_tensor,
+        k_norm: *mut C_tensor,
+        heads: i64,
+        longest: i64,
+        window: i64,
+        scale: f64,
+        cap: f64,
+        eps: f64,
+    ) -> *mut c_char;
+}
+
+const SOURCE: &str = concat!(include_str!("kernel_args.h"), include_str!("kernels.cu"));
+
+/// Returns true if this device runs the kernels. The first question compiles them, in about a second; a
+/// reason against it is logged once.
+pub fn runs_kernels(device: Device) -> bool {
+    let Device::Cuda(index) = device else { return false };
+    let text = CString::new(SOURCE).expect("a source without zeros");
+    let mut first = false;
+    // SAFETY: the text outlives the call, which copies it.
+    let problem = unsafe { rollflow_gpu_problem(index as i64, text.as_ptr(), &mut first) };
+    if problem.is_null() {
+        return true;
+    }
+    // SAFETY: a text of the C library, which is freed once.
+    let why = unsafe { CStr::from_ptr(problem) }.to_string_lossy().into_owned();
+    unsafe { libc_free(problem.cast()) };
+    if first {
+        tracing::warn!("rollflow's own GPU kernels are not used on cuda:{index}, which costs speed: {why}");
+    }
+    false
+}
+
+/// Returns true if the kernels take this tensor: 16 bits, its last dimension contiguous, vectors of 8 numbers at
+/// aligned addresses.
+fn takes(x: &Tensor) -> bool {
+    let halves = matches!(x.kind(), Kind::BFloat16 | Kind::Half);
+    halves && x.device() != Device::Cpu && (x.data_ptr() as usize).is_multiple_of(16) && runs_kernels(x.device())
+}
+
+/// `x + y` `[rows, width]`, and its RMS norm by `weight`, if the kernels take them; with gradients.
+pub fn add_rms_norm(x: &Tensor, y: &Tensor, weight: &Tensor, eps: f64) -> Option<(Tensor, Tensor)> {
+    let fits = |x: &Tensor| x.size().last().is_some_and(|width| width % 8 == 0) && takes(x);
+    if x.kind() != y.kind() || x.kind() != weight.kind() || ![x, y, weight].into_iter().all(fits) {
+        return None;
+    }
+    let mut normed = std::ptr::null_mut();
+    let sum = call(|sum| unsafe { rollflow_gpu_add_rms_norm(sum, &mut normed, raw(x), raw(y), raw(weight), eps) });
+    Some((sum, unsafe { Tensor::from_ptr(normed) }))
+}
+
+/// [`swiglu`](super::swiglu), if the kernels take it.
+pub(super) fn swiglu(gate_up: &Tensor) -> Option<Tensor> {
+    let fits = gate_up.dim() == 2 && gate_up.size()[1] % 16 == 0 && takes(gate_up);
+    fits.then(|| call(|out| unsafe { rollflow_gpu_swiglu(out, raw(gate_up)) }))
+}
+
+/// Rotated heads `[rows, heads, d]` by each row's cosines and sines `[rows, 1, d]`, if the kernels take them; with
+/// gradients.
+pub fn rotate(x: &Tensor, cos: &Tensor, sin: &Tensor) -> Option<Tensor> {
+    let size = x.size();
+    let fits = size.len() == 3 && size[2] % 4 == 0 && cos.size() == [size[0], 1, size[2]] && takes(x);
+    fits.then(|| call(|out| unsafe { rollflow_gpu_rotate(out, raw(x), raw(cos), raw(sin)) }))
+}
+
+/// Returns true if [`softmax`] and [`softmax_gradient`] take these logits.
+pub(super) fn takes_logits(logits: &Tensor) -> bool {
+    logits.kind() == Kind::Float && logits.is_contiguous() && runs_kernels(logits.device())
+}
+
+/// [`softmax`](super::softmax).
+pub(super) fn softmax(logits: &Tensor, targets: &Tensor) -> Tensor {
+    let targets = targets.contiguous();
+    call(|out| unsafe { rollflow_gpu_softmax(out, raw(logits), raw(&targets)) })
+}
+
+/// [`softmax_gradient`](super::softmax_gradient), in f16 or bf16.
+pub(super) fn softmax_gradient(
+    [logits, targets, found, slopes]: [&Tensor; 4],
+    entropy_slopes: Option<&Tensor>,
+    kind: Kind,
+) -> Tensor {
+    let targets = targets.contiguous();
+    let by_entropy = entropy_slopes.map_or(std::ptr::null_mut(), raw);
+    let half = kind == Kind::Half;
+    call(|out| unsafe {
+        rollflow_gpu_softmax_gradient(out, raw(logits), raw(&targets), raw(found), raw(slopes), by_entropy, half)
+    })
+}
+
+/// Draws a token from each row of f32 logits `[rows, vocabulary]`. `settings` `[rows, 2]`, f64: the inverse
+/// temperature, or 0 for the likeliest token, and a uniform number in [0, 1). Returns tokens and log-probabilities,
+/// `[rows, 2]` in f64; a row that is not finite has no such log-probability. `None` if the kernels don't take them.
+pub fn draw(logits: &Tensor, settings: &Tensor) -> Option<Tensor> {
+    let fits = takes_logits(logits) && logits.size()[1] < 1 << 24;
+    fits.then(|| call(|out| unsafe { rollflow_gpu_draw(out, raw(logits), raw(settings)) }))
+}
+
+/// Returns true if [`attend`] takes heads of this shape.
+pub fn attends_slots(heads: Heads, dim: usize, kind: Kind, device: Device) -> bool {
+    let shared = (heads.queries / heads.keys) as usize;
+    let room = shared.next_multiple_of(8) * dim <= 2048;
+    matches!(kind, Kind::BFloat16 | Kind::Half) && dim.is_multiple_of(16) && shared <= 16 && room && runs_kernels(device)
+}
+
+/// Rotary attention of one token in each of `cache`'s slots, which gets its keys and values, as
+/// [`attend`](super::attend) does it. Requires [`attends_slots`]. `positions` `[slots]`, i64, of which `longest` − 1 is
+/// the largest; `norms`: weights by which each query and key head is normed first, and the norms' epsilon.
+#[allow(clippy::too_many_arguments)]
+pub fn attend(
+    qkv: &Tensor,
+    (cos, sin): (&Tensor, &Tensor),
+    cache: &Tensor,
+    positions: &Tensor,
+    longest: i64,
+    heads: Heads,
+    norms: Option<(&Tensor, &Tensor, f64)>,
+    window: Option<usize>,
+) -> Tensor {
+    let Heads { queries, scale, cap, .. } = heads;
+    let (q_norm, k_norm, eps) =
+        norms.map_or((std::ptr::null_mut(), std::ptr::null_mut(), 0.0), |(q, k, eps)| (raw(q), raw(k), eps));
+    let (window, cap) = (window.unwrap_or(0) as i64, cap.unwrap_or(0.0));
+    call(|out| unsafe {
+        let [qkv, cos, sin, cache, positions] = [qkv, cos, sin, cache, positions].map(raw);
+        rollflow_gpu_attend(out, qkv, cos, sin, cache, positions, q_norm, k_norm, queries, longest, window, scale, cap, eps)
+    })
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,220 @@
+//! The kernels against libtorch's operations in f64, where there is a GPU or its stand-in.
+
+use super::*;
+use crate::model::Compute;
+
+/// The first GPU, if there is one.
+fn device() -> Option<Device> {
+    let found = Compute::cuda(0, crate::model::Dtype::Bf16).check().is_ok();
+    let required = std::env::var_os("ROLLFLOW_REQUIRE_GPU").is_some();
+    assert!(found || !required, "ROLLFLOW_REQUIRE_GPU is set, and libtorch finds no CUDA device");
+    if found {
+        assert!(runs_kernels(Device::Cuda(0)), "NVRTC compiles them");
+    }
+    found.then_some(Device::Cuda(0))
+}
+
+fn host(x: &Tensor) -> Tensor {
+    x.to_device(Device::Cpu).to_kind(Kind::Double)
+}
+
+/// Relative to the largest number: a unit in the last place of the format is 2⁻⁸ or 2⁻¹¹ of it.
+fn close(what: &str, found: &Tensor, exact: &Tensor, bound: f64) {
+    let (found, exact) = (host(found), host(exact));
+    assert_eq!(found.size(), exact.size(), "{what}");
+    let gap = (&found - &exact).abs().max().double_value(&[]) / exact.abs().max().double_value(&[]).max(1e-9);
+    assert!(gap < bound, "{what}: {gap:e}");
+}
+
+fn bound(kind: Kind) -> f64 {
+    if kind == Kind::Half { 1e-3 } else { 8e-3 }
+}
+
+fn normal(shape: &[i64], kind: Kind, device: Device) -> Tensor {
+    Tensor::randn(shape, (Kind::Float, Device::Cpu)).to_kind(kind).to_device(device)
+}
+
+/// Results and gradients by `leaves` under a fixed cotangent are those of `exact` on the host in f64.
+fn same(what: &str, leaves: &[Tensor], ours: impl Fn(&[Tensor]) -> Vec<Tensor>, exact: impl Fn(&[Tensor]) -> Vec<Tensor>) {
+    let kind = leaves[0].kind();
+    let leaf = |x: &Tensor| x.detach().copy().set_requires_grad(true);
+    let (own, hosts) = (leaves.iter().map(leaf).collect::<Vec<_>>(), leaves.iter().map(|x| leaf(&host(x))).collect::<Vec<_>>());
+    let (found, expected) = (ours(&own), exact(&hosts));
+    let mut sums = [Tensor::zeros([], (Kind::Double, Device::Cpu)), Tensor::zeros([], (Kind::Double, Device::Cpu))];
+    for (at, (a, b)) in found.iter().zip(&expected).enumerate() {
+        close(&format!("{what}, result {at}"), a, b, bound(kind));
+        let cotangent = Tensor::randn(b.size(), (Kind::Double, Device::Cpu)).to_kind(kind);
+        sums[0] = &sums[0] + (a.to_device(Device::Cpu).to_kind(Kind::Double) * cotangent.to_kind(Kind::Double)).sum(Kind::Double);
+        sums[1] = &sums[1] + (b * cotangent.to_kind(Kind::Double)).sum(Kind::Double);
+    }
+    let by = |sum: &Tensor, leaves: &[Tensor]| Tensor::run_backward(&[sum], leaves, false, false);
+    for (at, (a, b)) in by(&sums[0], &own).iter().zip(by(&sums[1], &hosts)).enumerate() {
+        close(&format!("{what}, gradient {at}"), a, &b, 2.0 * bound(kind));
+    }
+}
+
+#[test]
+fn sums_gates_and_rotations_equal_f64_with_their_gradients() {
+    let Some(device) = device() else { return };
+    tch::manual_seed(1);
+    for kind in [Kind::BFloat16, Kind::Half] {
+        for (rows, width) in [(3, 64), (5, 1032), (1, 2304)] {
+            let of = |rows| normal(&[rows, width], kind, device);
+            let weight = normal(&[width], kind, device);
+            let ours = |x: &[Tensor]| {
+                let (sum, normed) = add_rms_norm(&x[0], &x[1], &x[2], 1e-5).unwrap();
+                vec![sum, normed]
+            };
+            let exact = |x: &[Tensor]| {
+                let sum = &x[0] + &x[1];
+                vec![sum.shallow_clone(), sum.rms_norm([width], Some(&x[2]), 1e-5)]
+            };
+            same("add_rms_norm", &[of(rows), of(rows), weight], ours, exact);
+            let exact = |x: &[Tensor]| {
+                let halves = x[0].chunk(2, -1);
+                vec![halves[0].silu() * &halves[1]]
+            };
+            same("swiglu", &[normal(&[rows, 2 * width], kind, device)], |x| vec![swiglu(&x[0]).unwrap()], exact);
+        }
+        // Heads of rows that hold more than what is rotated.
+        let (rows, heads, dim) = (7, 3, 32);
+        let angles = Tensor::rand([rows, 1, dim / 2], (Kind::Float, Device::Cpu)) * 6.0;
+        let (cos, sin) = (Tensor::cat(&[angles.cos(), angles.cos()], 2), Tensor::cat(&[-angles.sin(), angles.sin()], 2));
+        let on = |x: &Tensor| x.to_device(device);
+        let part = |x: &Tensor| x.narrow(1, 0, heads);
+        let exact = |x: &[Tensor]| {
+            let x = part(&x[0]);
+            vec![&x * cos.to_kind(Kind::Double) + x.roll([dim / 2], [-1]) * sin.to_kind(Kind::Double)]
+        };
+        let ours = |x: &[Tensor]| vec![rotate(&part(&x[0]), &on(&cos), &on(&sin)).unwrap()];
+        same("rotate", &[normal(&[rows, heads + 2, dim], kind, device)], ours, exact);
+    }
+}
+
+#[test]
+fn a_softmax_and_its_gradient_equal_f64_also_with_impossible_tokens() {
+    let Some(device) = device() else { return };
+    tch::manual_seed(2);
+    let (rows, width) = (3, 2500);
+    let logits = Tensor::randn([rows, width], (Kind::Float, Device::Cpu)) * 8.0;
+    let _impossible = logits.narrow(1, 0, 5).fill_(f64::NEG_INFINITY);
+    let targets = Tensor::from_slice(&[7i64, 2499, 1000]);
+    let found = softmax(&logits.to_device(device), &targets.to_device(device));
+    let exact = logits.to_kind(Kind::Double).log_softmax(-1, Kind::Double);
+    let chosen = exact.gather(1, &targets.unsqueeze(1), false).squeeze_dim(1);
+    let entropy = -(exact.exp() * exact.clamp_min(-1e30)).sum_dim_intlist([1i64].as_slice(), false, None);
+    close("log-probabilities", &found.select(1, 0), &chosen, 1e-5);
+    close("entropies", &found.select(1, 1), &entropy, 1e-4);
+    close("logarithms of sums", &found.select(1, 2), &logits.to_kind(Kind::Double).logsumexp([1i64].as_slice(), false), 1e-5);
+    let slopes = [Tensor::from_slice(&[0.3f32, -1.0, 2.0]), Tensor::from_slice(&[0.1f32, 0.0, -0.5])];
+    let [slope, by_entropy] = [0, 1].map(|at| slopes[at].to_device(device));
+    let gradient = softmax_gradient(
+        [&logits.to_device(device), &targets.to_device(device), &found, &slope],
+        Some(&by_entropy),
+        Kind::BFloat16,
+    );
+    let [slope, by_entropy] = [0, 1].map(|at| slopes[at].to_kind(Kind::Double).unsqueeze(1));
+    let one = exact.zeros_like().scatter_value(1, &targets.unsqueeze(1), 1.0);
+    let expected = &slope * (one - exact.exp()) - &by_entropy * exact.exp() * (exact.clamp_min(-1e30) + entropy.unsqueeze(1));
+    close("gradient", &gradient, &expected, 8e-3);
+}
+
+/// Law N2: the token is the one in whose share of the distribution the uniform number lies.
+#[test]
+fn a_token_is_drawn_by_its_share_and_a_row_that_is_not_finite_is_told() {
+    let Some(device) = device() else { return };
+    tch::manual_seed(3);
+    for width in [70, 5000, 40_000] {
+        let logits = Tensor::randn([8, width], (Kind::Float, Device::Cpu)) * 3.0;
+        let _impossible = logits.narrow(1, 3, 4).fill_(f64::NEG_INFINITY);
+        let _tail = logits.narrow(1, width - 2, 2).fill_(f64::NEG_INFINITY);
+        let uniforms = [0.0, 0.2, 0.5, 0.73, 0.999_999, 1.0 - 1e-16, 0.4, 0.4];
+        let inverse = [1.0, 1.0, 1.25, 0.5, 1.0, 1.0, 0.0, 1.0];
+        let _nan = logits.get(7).narrow(0, 11, 1).fill_(f64::NAN);
+        let settings: Vec<f64> = inverse.iter().zip(uniforms).flat_map(|(inverse, uniform)| [*inverse, uniform]).collect();
+        let drawn = draw(&logits.to_device(device), &Tensor::from_slice(&settings).view([-1, 2]).to_device(device)).unwrap();
+        let drawn = drawn.to_device(Device::Cpu);
+        for row in 0..7 {
+            let factor: f64 = if inverse[row] == 0.0 { 1.0 } else { inverse[row] };
+            let log_probs = (logits.get(row as i64).to_kind(Kind::Double) * factor).log_softmax(-1, Kind::Double);
+            let [token, log_prob] = [0, 1].map(|at| drawn.double_value(&[row as i64, at]));
+            let token = token as i64;
+            assert!((log_prob - log_probs.double_value(&[token])).abs() < 1e-4, "{width}, {row}: {log_prob}");
+            if inverse[row] == 0.0 {
+                assert_eq!(token, log_probs.argmax(0, false).int64_value(&[]));
+                continue;
+            }
+            let until = log_probs.exp().cumsum(0, Kind::Double).double_value(&[token]);
+            let own = log_probs.double_value(&[token]).exp();
+            assert!(own > 0.0 && uniforms[row] < until + 1e-5 && uniforms[row] > until - own - 1e-5, "{width}, {row}: {token}");
+        }
+        assert!(drawn.double_value(&[7, 1]).is_nan());
+    }
+}
+
+#[test]
+fn attention_of_one_token_writes_its_keys_and_equals_f64_for_all_shapes() {
+    let Some(device) = device() else { return };
+    tch::manual_seed(4);
+    for (at, (dim, heads, keys, window, longest)) in [
+        (16, 4, 2, None, 60),
+        (32, 6, 1, None, 700),
+        (64, 14, 2, None, 300),
+        (64, 4, 4, Some(33), 200),
+        (96, 4, 4, None, 40),
+        (128, 28, 4, None, 90),
+        (128, 32, 2, Some(17), 150),
+        (80, 9, 3, None, 50),
+        (256, 8, 4, None, 70),
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        let kind = if at % 2 == 0 { Kind::BFloat16 } else { Kind::Half };
+        let cap = (at % 3 == 1).then_some(5.0);
+        let (slots, length) = (3, longest + 20);
+        let of = Heads { queries: heads, keys, scale: 1.3 / (dim as f64).sqrt(), cap };
+        assert!(attends_slots(of, dim as usize, kind, device));
+        let positions = Tensor::from_slice(&[longest - 1, 0, longest / 2]);
+        let qkv = normal(&[slots, (heads + 2 * keys) * dim], kind, device);
+        // A slot before and one after stay as they are.
+        let cache = normal(&[slots + 2, length, 2, keys, dim], kind, device);
+        let before = cache.copy();
+        let own = cache.narrow(0, 1, slots);
+        let angles = Tensor::rand([longest, 1, dim / 2], (Kind::Float, Device::Cpu)) * 6.0;
+        let (cos, sin) = (Tensor::cat(&[angles.cos(), angles.cos()], 2), Tensor::cat(&[-angles.sin(), angles.sin()], 2));
+        let norms = (at % 2 == 0).then(|| [(); 2].map(|()| normal(&[dim], kind, device)));
+        let given = norms.as_ref().map(|[q, k]| (q, k, 1e-6));
+        let on = |x: &Tensor| x.to_device(device);
+        let out = attend(&qkv, (&on(&cos), &on(&sin)), &own, &on(&positions), longest, of, given, window);
+
+        let heads_of = host(&qkv).view([slots, heads + 2 * keys, dim]);
+        for slot in 0..slots {
+            let position = positions.int64_value(&[slot]);
+            let row = |table: &Tensor| table.get(position).to_kind(Kind::Double);
+            let turned = |x: &Tensor, norm: Option<&Tensor>| {
+                let x = norm.map_or_else(|| x.shallow_clone(), |norm| x.rms_norm([dim], Some(&host(norm)), 1e-6));
+                &x * row(&cos) + x.roll([dim / 2], [-1]) * row(&sin)
+            };
+            let (q_norm, k_norm) = (norms.as_ref().map(|of| &of[0]), norms.as_ref().map(|of| &of[1]));
+            let part = |first, len| heads_of.get(slot).narrow(0, first, len);
+            let (q, k, v) = (turned(&part(0, heads), q_norm), turned(&part(heads, keys), k_norm), part(heads + keys, keys));
+            close("the key written", &own.get(slot).get(position).get(0), &k, bound(kind));
+            close("the value written", &own.get(slot).get(position).get(1), &v, 1e-9);
+            let first = window.map_or(0, |window: usize| (position + 1 - window as i64).max(0));
+            // Keys as they are stored, rounded.
+            let seen = host(&own.get(slot)).narrow(0, first, position + 1 - first);
+            let each = |half| seen.select(1, half).repeat_interleave_self_int(heads / keys, 1, None).transpose(0, 1);
+            let scores = q.unsqueeze(1).matmul(&each(0).transpose(1, 2)) * of.scale;
+            let scores = cap.map_or_else(|| scores.shallow_clone(), |cap| (&scores / cap).tanh() * cap);
+            let expected = scores.softmax(-1, Kind::Double).matmul(&each(1)).view([-1]);
+            close(&format!("{dim}, {heads} over {keys}, slot {slot}"), &out.get(slot), &expected, 2.0 * bound(kind));
+            let rest = before.get(slot + 1);
+            let _written = rest.get(position).copy_(&own.get(slot).get(position));
+            assert!(rest.equal(&own.get(slot)), "only the token's own place is written");
+        }
+        for outer in [0, slots + 1] {
+            assert!(before.get(outer).equal(&cache.get(outer)), "other slots are not written");
+        }
+    }
+}

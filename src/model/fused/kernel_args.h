@@ -1,0 +1,61 @@
+// Arguments of the kernels in kernels.cu: 8 bytes each, as the launcher (gpu.cpp) gives them.
+
+typedef unsigned short u16;
+typedef unsigned int u32;
+typedef long long i64;
+
+// Sum of a branch and the stream, and its RMS norm.
+struct NormArgs {
+  const u16 *x, *y, *weight;
+  u16 *sum, *normed;
+  float* factors;  // of each row
+  i64 width;
+  double eps;
+};
+
+// SwiGLU, and its gradient.
+struct GateArgs {
+  const u16 *gate_up, *by_out;
+  u16* out;
+  i64 rows, width;
+};
+
+// Rotation of heads.
+struct RotateArgs {
+  const u16* x;
+  const float *cos, *sin;
+  u16* out;
+  i64 row_stride, heads, dim;
+  double turn;
+};
+
+// Softmax of logits, and its gradient.
+struct SoftmaxArgs {
+  const float* logits;
+  const i64* targets;
+  float* found;  // of each row the target's log-probability, the entropy, and the logarithm of the sum of e^logit
+  const float *slopes, *entropy_slopes;
+  u16* gradient;
+  i64 width;
+};
+
+// A token drawn from each row of logits.
+struct DrawArgs {
+  const float* logits;
+  const double* settings;  // of each row: 1/temperature, or 0 for the likeliest; and a uniform number
+  double* drawn;           // of each row: token and log-probability, NaN where the row is not finite
+  i64 width;
+};
+
+// Attention of one token of each slot.
+struct AttendArgs {
+  const u16* qkv;            // [slots, (HEADS + 2 · KEYS) · DIM]
+  const float *cos, *sin;    // [positions, DIM]
+  const u16 *q_norm, *k_norm;  // [DIM]: norms of each head, or null
+  u16* cache;                // [slots, length, 2, KEYS, DIM]
+  const i64* positions;      // [slots]
+  u16* out;                  // [slots, HEADS · DIM]
+  float* parts;              // [slots, HEADS, splits, DIM + 1], where there are several
+  i64 length, window, splits;
+  double scale, cap, eps;
+};

@@ -1,0 +1,502 @@
+// Kernels for NVIDIA GPUs from Ampere on, compiled at run time for the device at hand (gpu.cpp). Numbers are bf16 or f16 in memory and f32 in registers.
+//
+// A kernel takes one structure (kernel_args.h). Definitions before the kernels: FORMAT (0 bf16, 1 f16), and for `attend` DIM, HEADS and KEYS, the width and the
+// numbers of query and key heads. Without a GPU, tests compile this file as C++ for a processor, whose threads are fibres (tests/stand_in_gpu/fibres.hpp).
+
+#ifdef __CUDACC_RTC__
+#define KERNEL(name, Args) extern "C" __global__ void name(const Args a)
+#define DEVICE __device__ __forceinline__
+#define SHARED __shared__
+struct alignas(8) Two { u32 at[2]; };
+struct alignas(16) Four { u32 at[4]; };
+DEVICE float lane_xor(float x, int mask) { return __shfl_xor_sync(0xffffffffu, x, mask); }
+DEVICE float lane_below(float x, int by) { return __shfl_up_sync(0xffffffffu, x, by); }
+DEVICE float lane_at(float x, int lane) { return __shfl_sync(0xffffffffu, x, lane); }
+DEVICE void all_threads() { __syncthreads(); }
+DEVICE float power2(float x) { float y; asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x)); return y; }
+DEVICE float infinite() { return __int_as_float(0x7f800000); }
+DEVICE float tanh_of(float x) { return tanhf(x); }
+DEVICE float log_of(float x) { return logf(x); }
+DEVICE float root_of(float x) { return sqrtf(x); }
+// Bytes of two words, chosen by the digits of `order`.
+DEVICE u32 choose_bytes(u32 x, u32 y, u32 order) { return __byte_perm(x, y, order); }
+// d += a · b of matrices 16 × 16 and 16 × 8, spread over a warp.
+DEVICE void multiply(float (&d)[4], const u32 (&a)[4], u32 b0, u32 b1) {
+#if FORMAT == 0
+  asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+#else
+  asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+#endif
+               : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+               : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+#if FORMAT == 0
+DEVICE float wide(u16 x) { return __uint_as_float(static_cast<u32>(x) << 16); }
+DEVICE u32 pack(float low, float high) { u32 y; asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(y) : "f"(high), "f"(low)); return y; }
+#else
+DEVICE float wide(u16 x) { float y; asm("cvt.f32.f16 %0, %1;" : "=f"(y) : "h"(x)); return y; }
+DEVICE u32 pack(float low, float high) { u32 y; asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(y) : "f"(high), "f"(low)); return y; }
+#endif
+#endif
+
+DEVICE float largest(float x, float y) { return x > y ? x : y; }
+DEVICE u16 narrow(float x) { return static_cast<u16>(pack(x, 0.0f)); }
+DEVICE u32 word(u16 low, u16 high) { return static_cast<u32>(low) | static_cast<u32>(high) << 16; }
+
+constexpr float LOG2_E = 1.44269504088896341f;
+DEVICE float exponential(float x) { return power2(x * LOG2_E); }
+
+DEVICE float warp_sum(float x) {
+  for (int mask = 16; mask > 0; mask /= 2) x += lane_xor(x, mask);
+  return x;
+}
+
+DEVICE float warp_largest(float x) {
+  for (int mask = 16; mask > 0; mask /= 2) x = largest(x, lane_xor(x, mask));
+  return x;
+}
+
+// Sum over the block, given to all of its threads. `room`: 33 numbers.
+DEVICE float block_sum(float x, float* room) {
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, warps = blockDim.x / 32;
+  x = warp_sum(x);
+  all_threads();
+  if (lane == 0) room[warp] = x;
+  all_threads();
+  float sum = 0.0f;
+  for (int w = 0; w < warps; w++) sum += room[w];
+  return sum;
+}
+
+DEVICE float block_largest(float x, float* room) {
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, warps = blockDim.x / 32;
+  x = warp_largest(x);
+  all_threads();
+  if (lane == 0) room[warp] = x;
+  all_threads();
+  float most = room[0];
+  for (int w = 1; w < warps; w++) most = largest(most, room[w]);
+  return most;
+}
+
+// ---- Sum of a branch and the stream, and its RMS norm: a row a block, of a multiple of 8 numbers
+
+
+KERNEL(add_rms_norm, NormArgs) {
+  SHARED float room[33];
+  const i64 row = blockIdx.x * a.width;
+  float squares = 0.0f;
+  for (i64 at = 8 * threadIdx.x; at < a.width; at += 8 * blockDim.x) {
+    const Four x = *reinterpret_cast<const Four*>(a.x + row + at), y = *reinterpret_cast<const Four*>(a.y + row + at);
+    Four sum;
+    for (int i = 0; i < 4; i++) {
+      const float low = wide(x.at[i] & 0xffff) + wide(y.at[i] & 0xffff), high = wide(x.at[i] >> 16) + wide(y.at[i] >> 16);
+      sum.at[i] = pack(low, high);
+      // Of the rounded sum, which is what goes on.
+      const float l = wide(sum.at[i] & 0xffff), h = wide(sum.at[i] >> 16);
+      squares += l * l + h * h;
+    }
+    *reinterpret_cast<Four*>(a.sum + row + at) = sum;
+  }
+  const float scale = 1.0f / root_of(block_sum(squares, room) / static_cast<float>(a.width) + static_cast<float>(a.eps));
+  if (threadIdx.x == 0) a.factors[blockIdx.x] = scale;
+  for (i64 at = 8 * threadIdx.x; at < a.width; at += 8 * blockDim.x) {
+    const Four sum = *reinterpret_cast<const Four*>(a.sum + row + at), weight = *reinterpret_cast<const Four*>(a.weight + at);
+    Four normed;
+    for (int i = 0; i < 4; i++)
+      normed.at[i] = pack(wide(sum.at[i] & 0xffff) * scale * wide(weight.at[i] & 0xffff), wide(sum.at[i] >> 16) * scale * wide(weight.at[i] >> 16));
+    *reinterpret_cast<Four*>(a.normed + row + at) = normed;
+  }
+}
+
+// ---- SwiGLU: gate and up side by side in one row of 2 · width numbers → silu(gate) · up
+
+
+KERNEL(swiglu, GateArgs) {
+  const i64 all = a.rows * a.width / 8;
+  for (i64 i = blockIdx.x * static_cast<i64>(blockDim.x) + threadIdx.x; i < all; i += static_cast<i64>(gridDim.x) * blockDim.x) {
+    const i64 row = 8 * i / a.width, at = 8 * i % a.width;
+    const u16* from = a.gate_up + 2 * row * a.width + at;
+    const Four gate = *reinterpret_cast<const Four*>(from), up = *reinterpret_cast<const Four*>(from + a.width);
+    Four out;
+    for (int w = 0; w < 4; w++) {
+      const float g = wide(gate.at[w] & 0xffff), h = wide(gate.at[w] >> 16);
+      out.at[w] = pack(g / (1.0f + exponential(-g)) * wide(up.at[w] & 0xffff), h / (1.0f + exponential(-h)) * wide(up.at[w] >> 16));
+    }
+    *reinterpret_cast<Four*>(a.out + row * a.width + at) = out;
+  }
+}
+
+DEVICE void swiglu_slopes(float gate, float up, float by_out, float& by_gate, float& by_up) {
+  const float sigmoid = 1.0f / (1.0f + exponential(-gate)), silu = gate * sigmoid;
+  by_up = by_out * silu;
+  by_gate = by_out * up * (sigmoid + silu * (1.0f - sigmoid));
+}
+
+// `out`: the gradient by gate and up, as wide as they are.
+KERNEL(swiglu_backward, GateArgs) {
+  const i64 all = a.rows * a.width / 8;
+  for (i64 i = blockIdx.x * static_cast<i64>(blockDim.x) + threadIdx.x; i < all; i += static_cast<i64>(gridDim.x) * blockDim.x) {
+    const i64 row = 8 * i / a.width, at = 8 * i % a.width, place = 2 * row * a.width + at;
+    const Four gate = *reinterpret_cast<const Four*>(a.gate_up + place), up = *reinterpret_cast<const Four*>(a.gate_up + place + a.width),
+               by_out = *reinterpret_cast<const Four*>(a.by_out + row * a.width + at);
+    Four by_gate, by_up;
+    for (int w = 0; w < 4; w++) {
+      float g[2], u[2];
+      swiglu_slopes(wide(gate.at[w] & 0xffff), wide(up.at[w] & 0xffff), wide(by_out.at[w] & 0xffff), g[0], u[0]);
+      swiglu_slopes(wide(gate.at[w] >> 16), wide(up.at[w] >> 16), wide(by_out.at[w] >> 16), g[1], u[1]);
+      by_gate.at[w] = pack(g[0], g[1]);
+      by_up.at[w] = pack(u[0], u[1]);
+    }
+    *reinterpret_cast<Four*>(a.out + place) = by_gate;
+    *reinterpret_cast<Four*>(a.out + place + a.width) = by_up;
+  }
+}
+
+// ---- Rotation of heads by their row's cosines and sines: x · cos + swap_halves(x) · sin · turn. `turn` = −1 turns back. A block a row.
+
+
+KERNEL(rotate, RotateArgs) {
+  const u16* x = a.x + blockIdx.x * a.row_stride;
+  const float *cos = a.cos + blockIdx.x * a.dim, *sin = a.sin + blockIdx.x * a.dim;
+  u16* out = a.out + blockIdx.x * a.heads * a.dim;
+  const int half = static_cast<int>(a.dim) / 2, pairs = half / 2;
+  const float turn = static_cast<float>(a.turn);
+  // Two neighbours and their counterparts in the other half.
+  for (int i = threadIdx.x; i < a.heads * pairs; i += blockDim.x) {
+    const int at = i / pairs * static_cast<int>(a.dim) + 2 * (i % pairs), column = 2 * (i % pairs);
+    const u32 first = *reinterpret_cast<const u32*>(x + at), second = *reinterpret_cast<const u32*>(x + at + half);
+    float low[2], high[2];
+    for (int n = 0; n < 2; n++) {
+      const float p = wide(n ? first >> 16 : first & 0xffff), q = wide(n ? second >> 16 : second & 0xffff);
+      low[n] = p * cos[column + n] + q * sin[column + n] * turn;
+      high[n] = q * cos[column + n + half] + p * sin[column + n + half] * turn;
+    }
+    *reinterpret_cast<u32*>(out + at) = pack(low[0], low[1]);
+    *reinterpret_cast<u32*>(out + at + half) = pack(high[0], high[1]);
+  }
+}
+
+// ---- Softmax of f32 logits: a row a block
+
+
+KERNEL(softmax_found, SoftmaxArgs) {
+  SHARED float room[33];
+  const float* row = a.logits + blockIdx.x * a.width;
+  float most = -infinite(), sum = 0.0f, weighted = 0.0f;
+  for (i64 at = threadIdx.x; at < a.width; at += blockDim.x) {
+    const float x = row[at];
+    if (!(x <= most)) {
+      // The first number, a larger one, or no number.
+      const float shrink = most == -infinite() ? 0.0f : exponential(most - x);
+      if (shrink > 0.0f) weighted = shrink * (weighted + sum * (most - x));
+      else weighted = 0.0f;
+      sum *= shrink;
+      most = x;
+    }
+    // A logit of −∞ adds nothing.
+    if (x == -infinite()) continue;
+    const float below = x - most, e = exponential(below);
+    sum += e;
+    weighted += e > 0.0f ? e * below : 0.0f;
+  }
+  const float top = block_largest(most, room);
+  const float shrink = most == -infinite() ? 0.0f : exponential(most - top);
+  const float moved = shrink > 0.0f ? shrink * (weighted + sum * (most - top)) : 0.0f;
+  const float total = block_sum(sum * shrink, room), all = block_sum(moved, room);
+  if (threadIdx.x == 0) {
+    const float log_sum = log_of(total);
+    float* found = a.found + 3 * blockIdx.x;
+    found[0] = row[a.targets[blockIdx.x]] - top - log_sum;
+    found[1] = log_sum - all / total;
+    found[2] = top + log_sum;
+  }
+}
+
+// slope · (1[target] − p) − entropy_slope · p · (log p + entropy), rounded
+KERNEL(softmax_gradient, SoftmaxArgs) {
+  const float* row = a.logits + blockIdx.x * a.width;
+  u16* out = a.gradient + blockIdx.x * a.width;
+  const i64 target = a.targets[blockIdx.x];
+  const float slope = a.slopes[blockIdx.x], by_entropy = a.entropy_slopes ? a.entropy_slopes[blockIdx.x] : 0.0f;
+  const float entropy = a.found[3 * blockIdx.x + 1], log_sum = a.found[3 * blockIdx.x + 2];
+  for (i64 at = threadIdx.x; at < a.width; at += blockDim.x) {
+    const float log_prob = largest(row[at] - log_sum, -87.0f), p = exponential(log_prob);
+    float gradient = -p * (slope + by_entropy * (log_prob + entropy));
+    if (at == target) gradient += slope;
+    out[at] = narrow(gradient);
+  }
+}
+
+// ---- A token drawn from each row of f32 logits, by temperature alone, or the likeliest one: a row a block
+
+
+KERNEL(draw, DrawArgs) {
+  SHARED float room[33];
+  SHARED float sums[32];
+  SHARED float left;
+  SHARED i64 piece, last_piece;
+  const float* row = a.logits + blockIdx.x * a.width;
+  const float given = static_cast<float>(a.settings[2 * blockIdx.x]), uniform = static_cast<float>(a.settings[2 * blockIdx.x + 1]);
+  const bool greedy = given == 0.0f;
+  const float factor = greedy ? 1.0f : given;
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, warps = blockDim.x / 32;
+
+  // A thread's largest number and where it first is; NaN is larger than all.
+  float most = -infinite(), sum = 0.0f;
+  i64 where = a.width;
+  for (i64 at = threadIdx.x; at < a.width; at += blockDim.x) {
+    const float x = row[at] * factor;
+    if (!(x <= most)) {
+      sum *= most == -infinite() ? 0.0f : exponential(most - x);
+      most = x;
+      where = at;
+    }
+    if (x != -infinite()) sum += exponential(x - most);
+  }
+  const float top = block_largest(most, room);
+  const float total = block_sum(most == -infinite() ? 0.0f : sum * exponential(most - top), room);
+  double* drawn = a.drawn + 2 * blockIdx.x;
+  if (!(total > 0.0f && total < infinite())) {
+    if (threadIdx.x == 0) drawn[0] = 0.0, drawn[1] = static_cast<double>(infinite() - infinite());
+    return;
+  }
+  if (greedy) {
+    if (most != top) where = a.width;
+    // Positions up to 2^24 are exact in f32; vocabularies are smaller.
+    const float first = -block_largest(-static_cast<float>(where), room);
+    if (threadIdx.x == 0) drawn[0] = static_cast<double>(first), drawn[1] = static_cast<double>(-log_of(total));
+    return;
+  }
+
+  // Which piece of the row, of as many numbers as a warp takes at a time times 32, holds the share: warps sum pieces in turn.
+  const i64 length = 1024;
+  if (threadIdx.x == 0) left = uniform * total, piece = -1, last_piece = 0;
+  all_threads();
+  for (i64 begin = 0; begin < a.width; begin += length * warps) {
+    float own = 0.0f;
+    const i64 first = begin + length * warp;
+    for (i64 at = first + lane; at < first + length && at < a.width; at += 32) own += exponential(row[at] * factor - top);
+    own = warp_sum(own);
+    if (lane == 0) sums[warp] = own;
+    all_threads();
+    if (threadIdx.x == 0) {
+      for (int w = 0; w < warps; w++) {
+        const i64 start = begin + length * w;
+        if (start >= a.width || piece >= 0) break;
+        if (sums[w] > 0.0f) last_piece = start;
+        if (left < sums[w]) piece = start;
+        else left -= sums[w];
+      }
+    }
+    all_threads();
+    if (piece >= 0) break;
+  }
+  if (warp == 0) {
+    // Rounding may leave nothing: then it is the last token that has a share.
+    const bool past = piece < 0;
+    const i64 start = past ? last_piece : piece;
+    float before = 0.0f;
+    i64 chosen = -1, last = -1;
+    for (i64 begin = start; begin < start + length && begin < a.width && chosen < 0; begin += 32) {
+      const i64 at = begin + lane;
+      const float share = at < a.width ? exponential(row[at] * factor - top) : 0.0f;
+      float until = share;
+      for (int step = 1; step < 32; step *= 2) {
+        // Sums over the lanes up to this one, by what lies `step` below.
+        const float other = lane_below(until, step);
+        if (lane >= step) until += other;
+      }
+      const bool reached = share > 0.0f && !past && left < before + until;
+      const float at_first = -warp_largest(reached ? -static_cast<float>(lane) : -1e9f);
+      const float at_last = warp_largest(share > 0.0f ? static_cast<float>(lane) : -1.0f);
+      if (at_first < 32.0f) chosen = begin + static_cast<i64>(at_first);
+      if (at_last >= 0.0f) last = begin + static_cast<i64>(at_last);
+      before += lane_at(until, 31);
+    }
+    if (chosen < 0) chosen = last;
+    if (lane == 0) {
+      const i64 token = chosen < 0 ? 0 : chosen;
+      drawn[0] = static_cast<double>(token);
+      drawn[1] = chosen < 0 ? static_cast<double>(infinite() - infinite()) : static_cast<double>(row[token] * factor - top - log_of(total));
+    }
+  }
+}
+
+// ---- Attention of one token of each slot over its cache, rotation and what is written included
+#ifdef DIM
+
+constexpr int GROUP = HEADS / KEYS, ROWS = GROUP > 8 ? 16 : 8, WARPS = 4;
+// Numbers of a key and of a value that a thread reads at a time. Products are sums over a head's columns and over positions, whose order is free: both are taken
+// as they come in whole vectors, and the other operand alike.
+constexpr int KEY_VECTOR = DIM % 32 == 0 ? 8 : 4, KEY_PARTS = DIM / (4 * KEY_VECTOR);
+constexpr int VALUE_VECTOR = DIM % 64 == 0 ? 8 : DIM % 32 == 0 ? 4 : 2, VALUE_PARTS = DIM / (8 * VALUE_VECTOR);
+
+
+template <int N>
+DEVICE void read(u32 (&to)[N], const u16* from) {
+  if constexpr (N == 4) {
+    const Four four = *reinterpret_cast<const Four*>(from);
+    for (int i = 0; i < 4; i++) to[i] = four.at[i];
+  } else if constexpr (N == 2) {
+    const Two two = *reinterpret_cast<const Two*>(from);
+    to[0] = two.at[0], to[1] = two.at[1];
+  } else {
+    to[0] = *reinterpret_cast<const u32*>(from);
+  }
+}
+
+// A head's vector by a warp: normed, if there is a weight, and rotated; rounded as it is stored.
+DEVICE void turned(const u16* from, const u16* norm, float eps, const float* cos, const float* sin, u16* to) {
+  const int lane = threadIdx.x % 32, half = DIM / 2;
+  float scale = 1.0f;
+  if (norm) {
+    float squares = 0.0f;
+    for (int i = lane; i < DIM; i += 32) squares += wide(from[i]) * wide(from[i]);
+    scale = 1.0f / root_of(warp_sum(squares) / DIM + eps);
+  }
+  for (int i = lane; i < half; i += 32) {
+    float x = wide(from[i]), y = wide(from[i + half]);
+    if (norm) x = wide(narrow(x * scale * wide(norm[i]))), y = wide(narrow(y * scale * wide(norm[i + half])));
+    to[i] = narrow(x * cos[i] + y * sin[i]);
+    to[i + half] = narrow(y * cos[i + half] + x * sin[i + half]);
+  }
+}
+
+KERNEL(attend, AttendArgs) {
+  SHARED u16 queries[16 * DIM];
+  SHARED float most_of[WARPS * ROWS], sum_of[WARPS * ROWS];
+  SHARED float out_of[WARPS * ROWS * DIM];
+  const int slot = blockIdx.x, kv = blockIdx.y, split = blockIdx.z;
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, row = lane / 4, quad = lane % 4;
+  const i64 position = a.positions[slot];
+  const float *cos = a.cos + position * DIM, *sin = a.sin + position * DIM;
+  const u16* own = a.qkv + static_cast<i64>(slot) * (HEADS + 2 * KEYS) * DIM;
+  const i64 stride = 2 * KEYS * DIM;
+  u16 *keys = a.cache + slot * a.length * stride + kv * DIM, *values = keys + KEYS * DIM;
+
+  for (int i = threadIdx.x; i < (16 - GROUP) * DIM; i += 32 * WARPS) queries[GROUP * DIM + i] = 0;
+  for (int head = warp; head < GROUP; head += WARPS)
+    turned(own + (kv * GROUP + head) * DIM, a.q_norm, static_cast<float>(a.eps), cos, sin, queries + head * DIM);
+  const i64 first = a.window > 0 && position + 1 > a.window ? position + 1 - a.window : 0;
+  // Splits and warps take sixteen positions at a time.
+  const i64 tiles = (position - first) / 16 + 1, each = (tiles + a.splits - 1) / a.splits;
+  const i64 end = (split + 1) * each < tiles ? (split + 1) * each : tiles;
+  if (split == (tiles - 1) / each) {
+    if (warp == WARPS - 1) turned(own + (HEADS + kv) * DIM, a.k_norm, static_cast<float>(a.eps), cos, sin, keys + position * stride);
+    if (warp == 0)
+      for (int i = lane; i < DIM; i += 32) values[position * stride + i] = own[(HEADS + KEYS + kv) * DIM + i];
+  }
+  all_threads();
+
+  u32 query[DIM / 16][4];
+  for (int part = 0; part < KEY_PARTS; part++)
+    for (int step = 0; step < KEY_VECTOR / 4; step++) {
+      const int column = part * 4 * KEY_VECTOR + quad * KEY_VECTOR + step * 4;
+      for (int i = 0; i < 4; i++) {
+        const u16* at = queries + (row + (i % 2) * 8) * DIM + column + i / 2 * 2;
+        query[part * (KEY_VECTOR / 4) + step][i] = word(at[0], at[1]);
+      }
+    }
+
+  const float scale = static_cast<float>(a.scale), cap = static_cast<float>(a.cap);
+  float most[2] = {-infinite(), -infinite()}, sum[2] = {0.0f, 0.0f};
+  float out[DIM / 8][4];
+  for (int i = 0; i < DIM / 8; i++)
+    for (int n = 0; n < 4; n++) out[i][n] = 0.0f;
+  for (i64 tile = split * each + warp; tile < end; tile += WARPS) {
+    const i64 begin = first + 16 * tile;
+    u32 key[2][KEY_PARTS][KEY_VECTOR / 2], value[4][VALUE_PARTS][VALUE_VECTOR / 2];
+    for (int half = 0; half < 2; half++) {
+      const i64 at = begin + half * 8 + row;
+      const u16* from = keys + (at < position ? at : position) * stride + quad * KEY_VECTOR;
+      for (int part = 0; part < KEY_PARTS; part++) read(key[half][part], from + part * 4 * KEY_VECTOR);
+    }
+    for (int i = 0; i < 4; i++) {
+      const i64 at = begin + i / 2 * 8 + 2 * quad + i % 2;
+      const u16* from = values + (at < position ? at : position) * stride + row * VALUE_VECTOR;
+      for (int part = 0; part < VALUE_PARTS; part++) read(value[i][part], from + part * 8 * VALUE_VECTOR);
+    }
+    float scores[2][4];
+    for (int half = 0; half < 2; half++) {
+      for (int n = 0; n < 4; n++) scores[half][n] = 0.0f;
+      for (int part = 0; part < KEY_PARTS; part++)
+        for (int step = 0; step < KEY_VECTOR / 4; step++)
+          multiply(scores[half], query[part * (KEY_VECTOR / 4) + step], key[half][part][2 * step], key[half][part][2 * step + 1]);
+      for (int n = 0; n < 4; n++) {
+        float score = scores[half][n] * scale;
+        if (cap > 0.0f) score = cap * tanh_of(score / cap);
+        scores[half][n] = begin + half * 8 + 2 * quad + n % 2 <= position ? score * LOG2_E : -infinite();
+      }
+    }
+    for (int r = 0; r < ROWS / 8; r++) {
+      float top = largest(largest(scores[0][2 * r], scores[0][2 * r + 1]), largest(scores[1][2 * r], scores[1][2 * r + 1]));
+      top = largest(top, lane_xor(top, 1));
+      top = largest(largest(top, lane_xor(top, 2)), most[r]);
+      const float shrink = power2(most[r] - top);
+      most[r] = top;
+      float own_sum = 0.0f;
+      for (int half = 0; half < 2; half++)
+        for (int n = 2 * r; n < 2 * r + 2; n++) own_sum += scores[half][n] = power2(scores[half][n] - top);
+      sum[r] = sum[r] * shrink + own_sum;
+      for (int i = 0; i < DIM / 8; i++) out[i][2 * r] *= shrink, out[i][2 * r + 1] *= shrink;
+    }
+    u32 shares[4] = {pack(scores[0][0], scores[0][1]), 0, pack(scores[1][0], scores[1][1]), 0};
+    if (ROWS > 8) shares[1] = pack(scores[0][2], scores[0][3]), shares[3] = pack(scores[1][2], scores[1][3]);
+    for (int part = 0; part < VALUE_PARTS; part++)
+      for (int i = 0; i < VALUE_VECTOR; i++) {
+        const u32 order = i % 2 ? 0x7632 : 0x5410;
+        multiply(out[part * VALUE_VECTOR + i], shares, choose_bytes(value[0][part][i / 2], value[1][part][i / 2], order),
+                 choose_bytes(value[2][part][i / 2], value[3][part][i / 2], order));
+      }
+  }
+
+  for (int r = 0; r < ROWS / 8; r++) {
+    sum[r] += lane_xor(sum[r], 1);
+    sum[r] += lane_xor(sum[r], 2);
+    const int at = warp * ROWS + row + 8 * r;
+    if (quad == 0) most_of[at] = most[r], sum_of[at] = sum[r];
+    for (int part = 0; part < VALUE_PARTS; part++)
+      for (int i = 0; i < VALUE_VECTOR; i++)
+        for (int n = 0; n < 2; n++)
+          out_of[at * DIM + part * 8 * VALUE_VECTOR + (2 * quad + n) * VALUE_VECTOR + i] = out[part * VALUE_VECTOR + i][2 * r + n];
+  }
+  all_threads();
+  for (int i = threadIdx.x; i < GROUP * DIM; i += 32 * WARPS) {
+    const int head = i / DIM, column = i % DIM;
+    float top = -infinite(), total = 0.0f, of = 0.0f;
+    for (int w = 0; w < WARPS; w++) top = largest(top, most_of[w * ROWS + head]);
+    for (int w = 0; w < WARPS; w++) {
+      const float share = top == -infinite() ? 0.0f : power2(most_of[w * ROWS + head] - top);
+      total += share * sum_of[w * ROWS + head];
+      of += share * out_of[(w * ROWS + head) * DIM + column];
+    }
+    const i64 place = static_cast<i64>(slot) * HEADS + kv * GROUP + head;
+    if (a.splits == 1) {
+      a.out[place * DIM + column] = narrow(of / total);
+    } else {
+      float* part = a.parts + (place * a.splits + split) * (DIM + 1);
+      part[column] = total > 0.0f ? of / total : 0.0f;
+      // The logarithm to base 2 of the part's sum.
+      if (column == 0) part[DIM] = total > 0.0f ? top + log_of(total) * LOG2_E : -infinite();
+    }
+  }
+}
+
+// The parts of a head, put together: a block a slot and head.
+KERNEL(merge, AttendArgs) {
+  const i64 place = static_cast<i64>(blockIdx.x) * HEADS + blockIdx.y;
+  const float* parts = a.parts + place * a.splits * (DIM + 1);
+  float top = -infinite();
+  for (int split = 0; split < a.splits; split++) top = largest(top, parts[split * (DIM + 1) + DIM]);
+  for (int column = threadIdx.x; column < DIM; column += blockDim.x) {
+    float total = 0.0f, of = 0.0f;
+    for (int split = 0; split < a.splits; split++) {
+      const float share = power2(parts[split * (DIM + 1) + DIM] - top);
+      total += share;
+      of += share * parts[split * (DIM + 1) + column];
+    }
+    a.out[place * DIM + column] = narrow(of / total);
+  }
+}
+#endif

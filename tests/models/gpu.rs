@@ -1,0 +1,119 @@
+//! What a GPU computes in 16 bits, by its own kernels (R112): where there is one, or its stand-in.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use rollflow::algo::{Aggregation, PolicyLoss, Schedule};
+use rollflow::data::{Prompt, Sample, Tokenizer};
+use rollflow::engine::{LocalEngine, Request, SamplingParams, TokenEngine};
+use rollflow::model::{Compute, Dtype, ModelConfig, Weights, load_hf};
+use rollflow::train::{LocalBackend, LocalConfig, TrainBatch, TrainingBackend, collate};
+
+/// All golden models, where there is a GPU.
+fn golden_on_a_gpu() -> Vec<(String, ModelConfig, Weights)> {
+    if Compute::cuda(0, Dtype::Bf16).check().is_err() {
+        assert!(std::env::var_os("ROLLFLOW_REQUIRE_GPU").is_none(), "ROLLFLOW_REQUIRE_GPU is set, and there is none");
+        eprintln!("skipped: libtorch finds no CUDA device here");
+        return Vec::new();
+    }
+    let folders = std::fs::read_dir("tests/golden/models").unwrap().map(|entry| entry.unwrap().path());
+    let mut folders: Vec<_> = folders.filter(|path| path.is_dir()).collect();
+    folders.sort();
+    let load = |folder: std::path::PathBuf| {
+        let (config, weights) = load_hf(&folder).unwrap();
+        (folder.file_name().unwrap().to_string_lossy().into_owned(), config, weights)
+    };
+    folders.into_iter().map(load).collect()
+}
+
+fn backend(model: &ModelConfig, weights: &Weights, compute: Compute, gradient_checkpointing: bool) -> LocalBackend {
+    let loss = PolicyLoss { entropy_coef: 0.01, ..PolicyLoss::default() };
+    let config = LocalConfig {
+        compute,
+        gradient_checkpointing,
+        temperature: 0.9,
+        max_grad_norm: None,
+        ..LocalConfig::new(loss, Schedule::constant(1e-3))
+    };
+    LocalBackend::new(config, model.clone(), weights.copy()).unwrap()
+}
+
+/// Two groups of answers to one prompt each, and another, of different lengths.
+fn batch(vocabulary: usize) -> Arc<TrainBatch> {
+    let token = |n: usize, at: usize| ((n * 31 + at * 17 + at * at) % vocabulary) as u32;
+    let sample = |(ordinal, index): (u64, usize)| {
+        let prompt: Vec<u32> = (0..9 + 2 * ordinal as usize).map(|at| token(ordinal as usize, at)).collect();
+        let mut sample = Sample::begin(&Prompt { ordinal, ..Prompt::default() }, index as u32, &prompt);
+        (0..3 + 7 * index).for_each(|at| sample.push(token(20 + index, at), -3.0, 1));
+        sample.advantage = Some(if index % 2 == 0 { 1.0 } else { -0.5 });
+        sample
+    };
+    let samples: Vec<Sample> = [(0, 0), (0, 1), (0, 2), (1, 0), (1, 3), (2, 1)].into_iter().map(sample).collect();
+    Arc::new(collate(&samples, Aggregation::TokenMean).unwrap())
+}
+
+/// A bound on what rounding does to a delta net's state is five times that of attention, as in `precision`.
+fn tolerance(model: &ModelConfig) -> f64 {
+    if model.delta.is_some() { 5.0 } else { 1.0 }
+}
+
+/// Law N3. Prompts are computed once for the answers of a group, at any length and with any window.
+#[test]
+fn a_step_in_bf16_on_a_gpu_is_that_in_f32_on_the_host_within_its_rounding() {
+    for (name, model, weights) in golden_on_a_gpu() {
+        let step = |compute, checkpointing| {
+            let backend = backend(&model, &weights, compute, checkpointing);
+            let batch = batch(model.vocab_size);
+            let log_probs = backend.score(batch.clone()).wait().unwrap().concat();
+            let seen = backend.forward_backward(batch).wait().unwrap();
+            (log_probs, seen.loss, backend.optim_step().wait().unwrap().grad_norm)
+        };
+        let host = step(Compute::default(), false);
+        for checkpointing in [false, true] {
+            let device = step(Compute::cuda(0, Dtype::Bf16), checkpointing);
+            let gaps = host.0.iter().zip(&device.0).map(|(a, b)| (a - b).abs());
+            let (worst, mean) = (gaps.clone().fold(0.0, f64::max), gaps.sum::<f64>() / host.0.len() as f64);
+            let norms = (device.2 - host.2).abs() / host.2;
+            println!("{name}: log-probabilities {worst:.4} at most, {mean:.4} on average; gradient's norm {norms:.4}");
+            // Experts are chosen by numbers that rounding may swap.
+            let far = if model.experts.is_some() { 4.0 } else { tolerance(&model) };
+            assert!(worst > 0.0 && worst < 0.3 * far && mean < 0.05 * far, "{name}: {worst}, {mean}");
+            assert!(norms < 0.05 * far, "{name}: {} for {}", device.2, host.2);
+        }
+    }
+}
+
+/// Law N3: what is generated, slot by slot, has the log-probabilities that the trainer finds.
+#[test]
+fn a_generator_in_bf16_on_a_gpu_agrees_with_its_trainer() {
+    for (name, model, weights) in golden_on_a_gpu() {
+        let compute = Compute::cuda(0, Dtype::Bf16);
+        let tokenizer = Arc::new(Tokenizer::from_dir(&Path::new("tests/golden/models").join(&name)).unwrap());
+        let decoder = rollflow::model::Decoder::new(&model, weights.layout.clone());
+        let mut engine = LocalEngine::new(decoder, tokenizer, 4, 7).computing(compute);
+        engine.set_weights(1, &weights);
+        let prompts = [vec![5u32, 8, 33], (0..30).map(|at| (at * 7 % 60) as u32).collect()];
+        for (ordinal, prompt) in prompts.iter().enumerate() {
+            let greedy = if ordinal == 0 { 0.9 } else { 0.0 };
+            let params =
+                SamplingParams { max_new_tokens: 20 + 9 * ordinal, temperature: greedy, ignore_eos: true, ..Default::default() };
+            engine.submit(Request::new(ordinal as u64, prompt.clone(), 3, Arc::new(params))).unwrap();
+        }
+        let answers = engine.run().unwrap();
+        assert_eq!(answers.len(), 6);
+        let sampled: Vec<_> = answers.iter().filter(|answer| answer.ordinal == 0).collect();
+        let samples: Vec<Sample> =
+            sampled.iter().map(|answer| Sample::supervised(&prompts[0], &answer.tokens)).collect();
+        let of_trainer = backend(&model, &weights, compute, false)
+            .score(Arc::new(collate(&samples, Aggregation::TokenMean).unwrap()))
+            .wait()
+            .unwrap()
+            .concat();
+        let generated: Vec<f64> = sampled.iter().flat_map(|answer| answer.log_probs.iter().map(|x| f64::from(*x))).collect();
+        let gaps = generated.iter().zip(&of_trainer).map(|(a, b)| (a - b).abs());
+        let (worst, mean) = (gaps.clone().fold(0.0, f64::max), gaps.sum::<f64>() / generated.len() as f64);
+        println!("{name}: {worst:.4} at most, {mean:.4} on average");
+        let far = if model.experts.is_some() { 4.0 } else { tolerance(&model) };
+        assert!(worst < 0.3 * far && mean < 0.05 * far, "{name}: {worst}, {mean}");
+    }
+}

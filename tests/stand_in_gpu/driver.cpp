@@ -1,0 +1,105 @@
+// NVRTC and the CUDA driver where there is no GPU: our kernels are compiled by this machine's C++ compiler (fibres.hpp), and run when they are launched.
+// FIBRES is the folder of fibres.hpp.
+
+#include <dlfcn.h>
+#include <unistd.h>
+
+#include <array>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <fstream>
+#include <mutex>
+#include <string>
+
+namespace {
+
+struct Program {
+  std::string source, log, library;
+};
+
+Program& of(void* program) { return *static_cast<Program*>(program); }
+
+struct Dim {
+  unsigned x, y, z;
+};
+
+}  // namespace
+
+extern "C" {
+
+// A device of compute capability 9.0.
+int cudaDeviceGetAttribute(int* value, int attribute, int) {
+  *value = attribute == 75 ? 9 : 0;
+  return 0;
+}
+
+int nvrtcCreateProgram(void** program, const char* source, const char*, int, const char* const*, const char* const*) {
+  *program = new Program{source, "", ""};
+  return 0;
+}
+
+int nvrtcCompileProgram(void* program, int count, const char* const* options) {
+  char folder[] = "/tmp/stand_in_kernels_XXXXXX";
+  if (!mkdtemp(folder)) return 1;
+  const std::string source = std::string(folder) + "/kernels.cpp", library = std::string(folder) + "/kernels.so";
+  std::ofstream(source) << "#include \"" FIBRES "/fibres.hpp\"\n" << of(program).source;
+  std::string command = "c++ -std=c++20 -O1 -w -shared -fPIC -o " + library + " " + source;
+  for (int at = 0; at < count; at++)
+    if (std::strncmp(options[at], "-D", 2) == 0) command += std::string(" ") + options[at];
+  // The compiler is a program without GPUs.
+  FILE* compiler = popen(("LD_PRELOAD= " + command + " 2>&1").c_str(), "r");
+  std::array<char, 4096> part;
+  while (compiler && std::fgets(part.data(), part.size(), compiler)) of(program).log += part.data();
+  of(program).library = library;
+  return compiler && pclose(compiler) == 0 ? 0 : 6;
+}
+
+int nvrtcGetProgramLogSize(void* program, size_t* size) {
+  *size = of(program).log.size() + 1;
+  return 0;
+}
+
+int nvrtcGetProgramLog(void* program, char* log) {
+  std::strcpy(log, of(program).log.c_str());
+  return 0;
+}
+
+int nvrtcGetCUBINSize(void* program, size_t* size) {
+  *size = of(program).library.size() + 1;
+  return 0;
+}
+
+int nvrtcGetCUBIN(void* program, char* binary) {
+  std::strcpy(binary, of(program).library.c_str());
+  return 0;
+}
+
+int nvrtcDestroyProgram(void** program) {
+  delete static_cast<Program*>(*program);
+  return 0;
+}
+
+int cuModuleLoadData(void** module, const void* image) {
+  const std::string library = static_cast<const char*>(image);
+  *module = dlopen(library.c_str(), RTLD_NOW | RTLD_LOCAL);
+  // It stays mapped.
+  const std::string folder = library.substr(0, library.rfind('/'));
+  for (const char* file : {"/kernels.cpp", "/kernels.so"}) unlink((folder + file).c_str());
+  rmdir(folder.c_str());
+  return *module ? 0 : 200;
+}
+
+int cuModuleGetFunction(void** function, void* module, const char* name) {
+  *function = dlsym(module, name);
+  return *function ? 0 : 500;
+}
+
+int cuLaunchKernel(void* function, unsigned x, unsigned y, unsigned z, unsigned threads, unsigned, unsigned, unsigned, void*, void** params, void**) {
+  static std::mutex one;
+  const std::lock_guard<std::mutex> lock(one);
+  const Dim grid{x, y, z};
+  reinterpret_cast<void (*)(const void*, const Dim*, unsigned)>(function)(params[0], &grid, threads);
+  return 0;
+}
+}

@@ -1,0 +1,193 @@
+// What kernels.cu needs of a GPU, on a processor: the threads of a block are fibres that take turns, and the lanes of a warp wait for one another where they
+// exchange numbers. Blocks run one after the other. Included before kernels.cu by the stand-in's compiler (driver.cpp).
+
+#pragma once
+
+#include <setjmp.h>
+#include <ucontext.h>
+
+#include <bit>
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <functional>
+#include <limits>
+#include <vector>
+
+struct Dim {
+  unsigned x = 0, y = 0, z = 0;
+};
+static Dim threadIdx, blockIdx, blockDim, gridDim;
+
+namespace fibres {
+
+constexpr size_t STACK = 64 << 10;
+
+// A fibre begins in a context of its own, and from then on it is left and entered by jumps, which ask nothing of the system.
+struct Fibre {
+  ucontext_t context;
+  jmp_buf place;
+  std::vector<char> stack = std::vector<char>(STACK);
+  bool begun = false, done = false;
+};
+
+static std::vector<Fibre> all;
+static jmp_buf scheduler;
+static std::function<void()> body;
+static unsigned now;
+
+// Who waits where: the block, then its warps.
+struct Meeting {
+  unsigned arrived = 0, round = 0;
+};
+static std::vector<Meeting> meetings;
+
+inline void yield() {
+  if (_setjmp(all[now].place) == 0) _longjmp(scheduler, 1);
+}
+
+inline void enter(Fibre& fibre) {
+  if (_setjmp(scheduler) != 0) return;
+  if (fibre.begun) _longjmp(fibre.place, 1);
+  fibre.begun = true;
+  setcontext(&fibre.context);
+}
+
+inline void meet(size_t where, unsigned members) {
+  const unsigned round = meetings[where].round;
+  if (++meetings[where].arrived == members) {
+    meetings[where].arrived = 0;
+    meetings[where].round++;
+  }
+  while (meetings[where].round == round) yield();
+}
+
+inline void warp_meets() { meet(1 + now / 32, 32); }
+
+inline void begin() {
+  body();
+  all[now].done = true;
+  yield();
+}
+
+inline void run_block(unsigned threads) {
+  if (all.size() < threads) all = std::vector<Fibre>(threads);
+  meetings.assign(1 + threads / 32, {});
+  for (unsigned at = 0; at < threads; at++) {
+    Fibre& fibre = all[at];
+    fibre.begun = fibre.done = false;
+    getcontext(&fibre.context);
+    fibre.context.uc_stack.ss_sp = fibre.stack.data();
+    fibre.context.uc_stack.ss_size = fibre.stack.size();
+    makecontext(&fibre.context, begin, 0);
+  }
+  for (unsigned left = threads; left > 0;)
+    for (now = 0; now < threads; now++) {
+      if (all[now].done) continue;
+      threadIdx.x = now;
+      enter(all[now]);
+      left -= all[now].done;
+    }
+}
+
+// What lanes lay down for one another.
+struct Lane {
+  float number;
+  uint32_t a[4], b[2];
+};
+static Lane lanes[1024];
+
+// An argument of the stand-in's device memory, as its addresses are told from numbers.
+inline void come_home(void* words, size_t count) {
+  constexpr uint64_t AWAY = uint64_t{1} << 62, END = uint64_t{1} << 47;
+  for (size_t at = 0; at < count; at++) {
+    uint64_t word;
+    std::memcpy(&word, static_cast<char*>(words) + 8 * at, 8);
+    if (word > AWAY + 4096 && word < AWAY + END) word -= AWAY;
+    std::memcpy(static_cast<char*>(words) + 8 * at, &word, 8);
+  }
+}
+
+}  // namespace fibres
+
+#define DEVICE inline
+#define SHARED static
+#define KERNEL(name, Args)                                                        \
+  static void name##_body(const Args& a);                                         \
+  extern "C" void name(const void* given, const Dim* grid, unsigned threads) {    \
+    Args args;                                                                    \
+    std::memcpy(&args, given, sizeof args);                                       \
+    fibres::come_home(&args, sizeof args / 8);                                    \
+    gridDim = *grid, blockDim = {threads, 1, 1};                                  \
+    fibres::body = [&] { name##_body(args); };                                    \
+    for (blockIdx.z = 0; blockIdx.z < grid->z; blockIdx.z++)                      \
+      for (blockIdx.y = 0; blockIdx.y < grid->y; blockIdx.y++)                    \
+        for (blockIdx.x = 0; blockIdx.x < grid->x; blockIdx.x++) fibres::run_block(threads); \
+  }                                                                               \
+  static void name##_body(const Args& a)
+
+struct alignas(8) Two {
+  uint32_t at[2];
+};
+struct alignas(16) Four {
+  uint32_t at[4];
+};
+
+inline float lane_number(float x, unsigned from) {
+  fibres::lanes[fibres::now].number = x;
+  fibres::warp_meets();
+  const float other = fibres::lanes[fibres::now / 32 * 32 + from].number;
+  fibres::warp_meets();
+  return other;
+}
+inline float lane_xor(float x, int mask) { return lane_number(x, (fibres::now % 32) ^ mask); }
+inline float lane_below(float x, int by) {
+  const unsigned lane = fibres::now % 32;
+  return lane_number(x, lane >= static_cast<unsigned>(by) ? lane - by : lane);
+}
+inline float lane_at(float x, int lane) { return lane_number(x, lane); }
+inline void all_threads() { fibres::meet(0, blockDim.x); }
+inline float infinite() { return std::numeric_limits<float>::infinity(); }
+inline float power2(float x) { return std::exp2(x); }
+inline float tanh_of(float x) { return std::tanh(x); }
+inline float log_of(float x) { return std::log(x); }
+inline float root_of(float x) { return std::sqrt(x); }
+inline uint32_t choose_bytes(uint32_t x, uint32_t y, uint32_t order) {
+  const uint64_t both = static_cast<uint64_t>(y) << 32 | x;
+  uint32_t out = 0;
+  for (int at = 0; at < 4; at++) out |= static_cast<uint32_t>(both >> (8 * (order >> (4 * at) & 7)) & 0xff) << (8 * at);
+  return out;
+}
+
+#if FORMAT == 0
+inline float wide(uint16_t x) { return std::bit_cast<float>(static_cast<uint32_t>(x) << 16); }
+inline uint16_t half_of(float x) {
+  const uint32_t bits = std::bit_cast<uint32_t>(x);
+  if (x != x) return 0x7fff;
+  return static_cast<uint16_t>((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
+}
+#else
+inline float wide(uint16_t x) { return static_cast<float>(std::bit_cast<_Float16>(x)); }
+inline uint16_t half_of(float x) { return std::bit_cast<uint16_t>(static_cast<_Float16>(x)); }
+#endif
+inline uint32_t pack(float low, float high) { return half_of(low) | static_cast<uint32_t>(half_of(high)) << 16; }
+
+// d += a · b of matrices 16 × 16 and 16 × 8, whose parts lie in the lanes as the instruction mma.m16n8k16 has them.
+inline void multiply(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
+  using namespace fibres;
+  Lane& own = lanes[now];
+  std::memcpy(own.a, a, sizeof a);
+  own.b[0] = b0, own.b[1] = b1;
+  warp_meets();
+  const Lane* warp = lanes + now / 32 * 32;
+  const auto part = [](uint32_t word, int k) { return wide(static_cast<uint16_t>(k % 2 ? word >> 16 : word & 0xffff)); };
+  const int row = now % 32 / 4, column = 2 * (now % 4);
+  for (int n = 0; n < 4; n++) {
+    const int m = row + n / 2 * 8, to = column + n % 2;
+    for (int k = 0; k < 16; k++) {
+      const int quad = k % 8 / 2;
+      d[n] += part(warp[4 * (m % 8) + quad].a[2 * (k / 8) + m / 8], k) * part(warp[4 * to + quad].b[k / 8], k);
+    }
+  }
+  warp_meets();
+}
