@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 fn main() {
     println!("cargo::rerun-if-changed=build.rs");
     println!("cargo::rerun-if-changed=src/model/fused");
+    println!("cargo::rerun-if-changed=src/model/stream.cpp");
     println!("cargo::rerun-if-changed=src/ranks");
     // Absent when the crate is built without libtorch.
     let Some(lib) = std::env::var_os("DEP_TCH_LIBTORCH_LIB") else { return };
@@ -38,6 +39,7 @@ fn compile_fused(lib: &Path) {
         .include(include.join("torch/csrc/api/include"))
         .file("src/model/fused/fused.cpp")
         .file("src/model/fused/gpu.cpp")
+        .file("src/model/stream.cpp")
         .compile("rollflow_fused");
 }
 

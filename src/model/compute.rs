@@ -78,6 +78,12 @@ pub(crate) fn upload<T: Element>(numbers: &[T], device: Device) -> Tensor {
     if device == Device::Cpu { here } else { here.to_dtype_layout((here.kind(), device), true, false) }
 }
 
+/// Most logits in memory at a time, in numbers: 128 MiB on a processor, 1 GiB on a GPU, where each chunk costs
+/// a pass over the gradient of the head.
+pub(crate) fn logits_chunk(device: Device) -> usize {
+    if device == Device::Cpu { 1 << 25 } else { 1 << 28 }
+}
+
 impl Dtype {
     /// libtorch's name.
     pub fn kind(self) -> Kind {

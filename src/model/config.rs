@@ -4,9 +4,10 @@ use std::path::Path;
 
 use serde::{Serialize, Serializer};
 use serde_json::{Map, Value};
+use tch::{Device, Kind};
 
 use super::family::QkNorm;
-use super::{Dtype, Experts, Family, GatedDelta, ModelError, fused};
+use super::{Compute, Dtype, Experts, Family, GatedDelta, ModelError, fused};
 use crate::data::{Tokenizer, packing};
 
 /// Keys of a classifier's labels. A folder's own labels are kept.
@@ -286,6 +287,17 @@ impl ModelConfig {
         let widths = (0..self.layers())
             .map(|layer| self.experts_of(layer).map_or(self.intermediate_size, |experts| experts.per_token * experts.width));
         widths.max().unwrap_or(self.intermediate_size)
+    }
+
+    /// Returns true if no padding is computed there.
+    pub(crate) fn is_packed_on(&self, compute: Compute) -> bool {
+        let (kind, device) = compute.options();
+        device == Device::Cpu || (self.delta.is_none() && self.flashes(kind, device))
+    }
+
+    /// Returns true if attention there is libtorch's flash attention.
+    pub(super) fn flashes(&self, kind: Kind, device: Device) -> bool {
+        self.attention_cap.is_none() && fused::flashes(self.head_dim, kind, device)
     }
 
     /// Heads as the fused attention takes them.

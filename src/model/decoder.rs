@@ -138,7 +138,7 @@ impl Decoder {
     /// Returns true if a packed pass may compute a prompt once for many completions.
     pub(crate) fn shares_prompts(&self, longest: usize, compute: Compute) -> bool {
         let (kind, device) = compute.options();
-        self.config.delta.is_none() && (fused::attends(longest, kind, device) || self.flashes(kind, device))
+        self.config.delta.is_none() && (fused::attends(longest, kind, device) || self.config.flashes(kind, device))
     }
 
     /// The attention that is faster for these sequences, where and as `like` is computed.
@@ -159,14 +159,10 @@ impl Decoder {
         self.config.delta.as_ref().map(|_| Rectangle::new(packed, device))
     }
 
-    pub(super) fn flashes(&self, kind: Kind, device: Device) -> bool {
-        self.config.attention_cap.is_none() && fused::flashes(self.config.head_dim, kind, device)
-    }
-
     /// Flash attention, where that exists.
     fn flash<'a>(&self, packed: &'a Packed, like: &Tensor) -> Option<Pass<'a>> {
         let device = like.device();
-        self.flashes(like.kind(), device).then(|| {
+        self.config.flashes(like.kind(), device).then(|| {
             let runs = FlashRuns::new(packed, device);
             let tables = self.rope.by_layer(packed.longest(), device, |tables| tables.at(&runs.positions));
             Pass { packed, rectangle: self.rectangle_of_nets(packed, device), attention: Attention::Flash(tables, runs) }

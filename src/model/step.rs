@@ -76,7 +76,7 @@ impl Decoder {
         let [tokens, at_device, rows] = [0, 1, 2].map(|part| numbers.get(part));
         let tables = self.rope.by_layer(longest, device, |tables| tables.at(&at_device));
         let written = Written { rows, tables };
-        let way = if self.flashes(kind, device) {
+        let way = if self.config.flashes(kind, device) {
             let ends = Tensor::arange(slots.len + 1, (Kind::Int, device));
             let keys = Runs { ends: &ends * length, longest: length };
             Way::Flash(written, Flash { queries: Runs { ends, longest: 1 }, keys, used: (at_device + 1).to_kind(Kind::Int) })

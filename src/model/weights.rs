@@ -7,6 +7,7 @@ use rand_chacha::rand_core::{Rng, SeedableRng};
 use tch::Tensor;
 
 use super::layout::part;
+use super::stream::Event;
 use super::{Adapter, Layout, ModelConfig};
 
 /// Parameters and their layout. Cloning is explicit: [`Weights::share`] or [`Weights::copy`].
@@ -107,15 +108,24 @@ impl Weights {
         }
     }
 
+    /// The tensors that hold the numbers.
+    pub(crate) fn tensors(&self) -> impl Iterator<Item = &Tensor> {
+        [&self.flat].into_iter().chain(self.adapter.iter().map(|adapter| &adapter.flat))
+    }
+
     /// A copy that threads may share, for nothing can write to it.
     pub fn freeze(&self) -> FrozenWeights {
-        FrozenWeights(self.copy())
+        FrozenWeights::of_own(self.copy())
     }
 }
 
 /// Read-only weights: published by the trainer, read by generators.
 #[derive(Debug)]
-pub struct FrozenWeights(Weights);
+pub struct FrozenWeights {
+    weights: Weights,
+    /// After they were written, for readers in other streams.
+    written: Event,
+}
 
 // SAFETY: libtorch counts references atomically, and reading a tensor's storage changes nothing.
 // The tensors are private. They were copied when frozen, were exclusively owned, or are the base of
@@ -125,12 +135,16 @@ unsafe impl Sync for FrozenWeights {}
 impl FrozenWeights {
     /// Freezes exclusively owned weights without a copy.
     pub(crate) fn of_own(weights: Weights) -> Self {
-        FrozenWeights(weights.map(Tensor::detach, Tensor::detach))
+        let weights = weights.map(Tensor::detach, Tensor::detach);
+        let written = Event::now(weights.flat.device());
+        FrozenWeights { weights, written }
     }
 
-    /// Returns the weights for reading. They are shared: an in-place operation on them is a bug.
+    /// Returns the weights for reading. They are shared: an in-place operation on them is a bug. On a GPU
+    /// they are read in the stream that is current now.
     pub fn read(&self) -> Weights {
-        self.0.share()
+        self.written.before(self.weights.tensors());
+        self.weights.share()
     }
 }
 

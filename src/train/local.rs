@@ -41,8 +41,9 @@ pub struct LocalConfig {
     pub max_grad_norm: Option<f64>,
     /// Most tokens read by one forward pass. Changes memory and speed, not results (law N1).
     pub micro_batch_tokens: usize,
-    /// Most logits in memory at a time, in numbers.
-    pub logits_chunk: usize,
+    /// Most logits in memory at a time, in numbers; `None`: 128 MiB of them on a
+    /// processor, 1 GiB on a GPU.
+    pub logits_chunk: Option<usize>,
     /// Divisor of the logits, as in the sampler: log-probabilities are those of the sampled
     /// distribution. Scores are not divided.
     pub temperature: f64,
@@ -93,7 +94,7 @@ impl LocalConfig {
             schedule,
             max_grad_norm: Some(1.0),
             micro_batch_tokens: 16_384,
-            logits_chunk: 1 << 25,
+            logits_chunk: None,
             temperature: 1.0,
             non_finite: NonFinitePolicy::Stop,
             threads: None,
@@ -113,10 +114,10 @@ impl LocalConfig {
         Algorithm { loss: self.loss.clone(), off_policy: self.off_policy.clone(), key: None }
     }
 
-    /// Micro-batches of a batch, at least `least`. Attention on a GPU runs over rectangles.
+    /// Micro-batches of a batch, at least `least`. Some attention on a GPU runs over rectangles.
     pub(super) fn micro_batches(&self, batch: &TrainBatch, model: &ModelConfig, least: usize) -> Vec<Vec<usize>> {
         match self.compute.device {
-            Device::Cpu => batch.micro_batches(self.micro_batch_tokens, least, |length| model.cost_of(length)),
+            _ if model.is_packed_on(self.compute) => batch.micro_batches(self.micro_batch_tokens, least, |length| model.cost_of(length)),
             _ => batch.rectangles(self.micro_batch_tokens, least),
         }
     }

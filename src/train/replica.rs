@@ -12,7 +12,7 @@ use super::shards::Gathered;
 use super::{Algorithm, AtTeacher, LocalConfig, TeacherColumn, TrainBatch, TrainSequence};
 use crate::algo::{LossError, LossOutput};
 use crate::data::TopK;
-use crate::model::{Compute, Decoder, Dtype, Kept, Layout, ModelConfig, Packed, Passed, Weights, Whole, upload};
+use crate::model::{Compute, Decoder, Dtype, Kept, Layout, ModelConfig, Packed, Passed, Weights, Whole, logits_chunk, upload};
 use crate::ranks::CollectiveError;
 
 /// A sequence's place in its batch, its log-probabilities and its entropies.
@@ -297,7 +297,8 @@ impl Replica {
         let Forward { rows, head: weight, targets, .. } = forward;
         let model = self.decoder.config();
         let words = (!model.scores).then(|| {
-            let chunk_rows = (self.config.logits_chunk / model.vocab_size).max(1) as i64;
+            let chunk = self.config.logits_chunk.unwrap_or_else(|| logits_chunk(self.compute.device));
+            let chunk_rows = (chunk / model.vocab_size).max(1) as i64;
             let temperatures = part.iter().map(|&at| &batch.sequences[at]).flat_map(|sequence| {
                 std::iter::repeat_n(sequence.temperature.unwrap_or(self.config.temperature), sequence.rows.len())
             });

@@ -16,7 +16,7 @@ use super::team::{Command, MakeAlgorithm, Team};
 use super::{AdamW, Algorithm, BackendState, LocalConfig, OptimStep, TrainError, clip_scale};
 use crate::algo::Schedule;
 use crate::data::Version;
-use crate::model::{Compute, Dtype, ModelConfig, Weights};
+use crate::model::{Compute, Dtype, ModelConfig, Weights, stream};
 use crate::ranks::{CollectiveError, Member, Shard};
 
 /// Largest number of parameters for parallel micro-batches with separate gradients (64 MB each).
@@ -258,9 +258,7 @@ impl Worker {
         self.step_by(lr, scale * clip, gradient)?;
         self.round();
         // Otherwise a GPU would do the work within the next step's time.
-        if let Device::Cuda(index) = self.config.compute.device {
-            tch::Cuda::synchronize(index as i64);
-        }
+        stream::synchronize(self.config.compute.device);
         Ok(OptimStep { step: self.optimizer.step, lr, grad_norm, grad_norm_clipped: grad_norm * clip, skipped: None })
     }
 

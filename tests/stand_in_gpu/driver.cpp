@@ -12,6 +12,9 @@
 #include <mutex>
 #include <string>
 
+#include "order.hpp"
+#include "stand_in_gpu.hpp"
+
 namespace {
 
 struct Program {
@@ -22,6 +25,12 @@ Program& of(void* program) { return *static_cast<Program*>(program); }
 
 struct Dim {
   unsigned x, y, z;
+};
+
+// As cuModuleGetFunction gives it.
+struct Kernel {
+  void (*run)(const void*, const Dim*, unsigned);
+  std::size_t words;
 };
 
 }  // namespace
@@ -91,15 +100,28 @@ int cuModuleLoadData(void** module, const void* image) {
 }
 
 int cuModuleGetFunction(void** function, void* module, const char* name) {
-  *function = dlsym(module, name);
-  return *function ? 0 : 500;
+  void *run = dlsym(module, name), *words = dlsym(module, (std::string(name) + "_words").c_str());
+  if (!run || !words) return 500;
+  *function = new Kernel{reinterpret_cast<void (*)(const void*, const Dim*, unsigned)>(run), *static_cast<std::size_t*>(words)};
+  return 0;
 }
 
-int cuLaunchKernel(void* function, unsigned x, unsigned y, unsigned z, unsigned threads, unsigned, unsigned, unsigned, void*, void** params, void**) {
+// What a kernel writes is new, or a slot of a cache, which one stream has; so all it is given counts as read.
+int cuLaunchKernel(void* function, unsigned x, unsigned y, unsigned z, unsigned threads, unsigned, unsigned, unsigned, void* stream, void** params,
+                   void**) {
   static std::mutex one;
   const std::lock_guard<std::mutex> lock(one);
+  const Kernel& kernel = *static_cast<Kernel*>(function);
+  const c10::Stream where = stream_of_handle(stream);
+  order::check();
+  order::begin(where);
+  for (std::size_t at = 0; at < kernel.words; at++) {
+    uint64_t word;
+    std::memcpy(&word, static_cast<char*>(params[0]) + 8 * at, 8);
+    if (word > AWAY) order::reads(reinterpret_cast<void*>(word - AWAY), where);
+  }
   const Dim grid{x, y, z};
-  reinterpret_cast<void (*)(const void*, const Dim*, unsigned)>(function)(params[0], &grid, threads);
+  kernel.run(params[0], &grid, threads);
   return 0;
 }
 }

@@ -114,6 +114,8 @@ inline void come_home(void* words, size_t count) {
 #define SHARED static
 #define KERNEL(name, Args)                                                        \
   static void name##_body(const Args& a);                                         \
+  extern "C" const std::size_t name##_words;                                      \
+  const std::size_t name##_words = sizeof(Args) / 8;                              \
   extern "C" void name(const void* given, const Dim* grid, unsigned threads) {    \
     Args args;                                                                    \
     std::memcpy(&args, given, sizeof args);                                       \

@@ -17,8 +17,11 @@
 #include <c10/core/impl/DeviceGuardImplInterface.h>
 #include <torch/library.h>
 
+#include "order.hpp"
 #include "stand_in_gpu.hpp"
 
+#include <array>
+#include <atomic>
 #include <cstdlib>
 #include <cstring>
 #include <limits>
@@ -30,15 +33,13 @@ using c10::DeviceType;
 
 constexpr c10::DeviceIndex DEVICES = 4;
 
-// Added to an address, it is one that faults when the host reads it.
-constexpr uintptr_t AWAY = uintptr_t{1} << 62;
-
 void* away(const void* real) { return real ? reinterpret_cast<void*>(reinterpret_cast<uintptr_t>(real) + AWAY) : nullptr; }
 void* home(const void* far) { return far ? reinterpret_cast<void*>(reinterpret_cast<uintptr_t>(far) - AWAY) : nullptr; }
 
-// Devices and streams: one of each at a time for each thread.
+// Devices and streams: a thread has one device, and one stream of each.
 struct Guard final : c10::impl::DeviceGuardImplInterface {
   static thread_local c10::DeviceIndex device;
+  static thread_local std::array<c10::StreamId, DEVICES> streams;
   DeviceType type() const override { return DeviceType::CUDA; }
   c10::Device exchangeDevice(c10::Device to) const override {
     const auto before = getDevice();
@@ -51,27 +52,56 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
     device = to.index();
   }
   void uncheckedSetDevice(c10::Device to) const noexcept override { device = to.index(); }
-  c10::Stream getStream(c10::Device of) const noexcept override { return c10::Stream(c10::Stream::DEFAULT, of); }
-  c10::Stream exchangeStream(c10::Stream to) const noexcept override { return c10::Stream(c10::Stream::DEFAULT, to.device()); }
+  c10::Stream getStream(c10::Device of) const noexcept override {
+    const c10::Device there(DeviceType::CUDA, of.has_index() ? of.index() : device);
+    return c10::Stream(c10::Stream::UNSAFE, there, streams[there.index()]);
+  }
+  c10::Stream exchangeStream(c10::Stream to) const noexcept override {
+    const auto before = getStream(to.device());
+    streams[to.device_index()] = to.id();
+    return before;
+  }
+  c10::Stream getStreamFromGlobalPool(c10::Device of, bool) const override {
+    static std::atomic<c10::StreamId> made = 0;
+    return c10::Stream(c10::Stream::UNSAFE, of, ++made);
+  }
   c10::DeviceIndex deviceCount() const noexcept override { return DEVICES; }
-  void* getStreamNativeHandle(const c10::Stream) const override { return nullptr; }
-  void record(void**, const c10::Stream&, const c10::DeviceIndex, const c10::EventFlag) const override {}
-  void block(void*, const c10::Stream&) const override {}
+  void* getStreamNativeHandle(const c10::Stream stream) const override {
+    return reinterpret_cast<void*>((static_cast<uintptr_t>(stream.device_index()) << 40 | static_cast<uintptr_t>(stream.id())) + 1);
+  }
+  void record(void** event, const c10::Stream& stream, const c10::DeviceIndex, const c10::EventFlag) const override {
+    if (*event) order::destroyed(*event);
+    *event = order::recorded(stream);
+  }
+  void block(void* event, const c10::Stream& stream) const override {
+    if (event) order::waited_for(event, stream);
+  }
   bool queryEvent(void*) const override { return true; }
-  void destroyEvent(void*, const c10::DeviceIndex) const noexcept override {}
+  void destroyEvent(void* event, const c10::DeviceIndex) const noexcept override {
+    if (event) order::destroyed(event);
+  }
   bool queryStream(const c10::Stream&) const override { return true; }
-  void synchronizeStream(const c10::Stream&) const override {}
-  void recordDataPtrOnStream(const c10::DataPtr&, const c10::Stream&) const override {}
+  void synchronizeStream(const c10::Stream& stream) const override { order::host_waits(stream); }
+  void recordDataPtrOnStream(const c10::DataPtr& memory, const c10::Stream& stream) const override { order::used(home(memory.get()), stream); }
 };
 thread_local c10::DeviceIndex Guard::device = 0;
+thread_local std::array<c10::StreamId, DEVICES> Guard::streams{};
 
 c10::Device here() { return {DeviceType::CUDA, Guard::device}; }
+c10::Stream stream_of(c10::Device device) { return Guard().getStream(device); }
+const void* memory_of(const Tensor& tensor) { return home(tensor.storage().data()); }
+
+void give_back(void* real) {
+  if (real) order::freed(real);
+  std::free(real);
+}
 
 struct Memory final : c10::Allocator {
   c10::DataPtr allocate(size_t bytes) override {
     void* real = bytes ? std::aligned_alloc(64, (bytes + 63) / 64 * 64) : nullptr;
     TORCH_CHECK(real || !bytes, "no memory for ", bytes, " bytes");
-    return {away(real), real, &std::free, here()};
+    if (real) order::allocated(real, bytes, stream_of(here()));
+    return {away(real), real, &give_back, here()};
   }
   void copy_data(void* to, const void* from, std::size_t bytes) const override { std::memcpy(home(to), home(from), bytes); }
 };
@@ -97,6 +127,12 @@ struct CUDAHooks final : at::CUDAHooksInterface {
 
 }  // namespace
 
+c10::Stream stream_of_handle(void* handle) {
+  const uintptr_t number = reinterpret_cast<uintptr_t>(handle) - 1;
+  const c10::Device device(DeviceType::CUDA, static_cast<c10::DeviceIndex>(number >> 40));
+  return c10::Stream(c10::Stream::UNSAFE, device, static_cast<c10::StreamId>(number & ((uintptr_t{1} << 40) - 1)));
+}
+
 Tensor at_home(const Tensor& tensor) {
   if (!tensor.defined() || !tensor.is_cuda()) return tensor;
   // What is empty may be for a result, which is given its size.
@@ -110,7 +146,14 @@ namespace {
 Tensor sent(const Tensor& tensor, c10::Device device) {
   if (!tensor.defined()) return tensor;
   auto* held = new c10::Storage(tensor.storage());
-  c10::DataPtr data{away(held->data()), held, [](void* held) { delete static_cast<c10::Storage*>(held); }, device};
+  order::allocated(held->data(), held->nbytes(), stream_of(device));
+  order::writes(held->data(), stream_of(device));
+  const auto give_back = [](void* of) {
+    auto* held = static_cast<c10::Storage*>(of);
+    order::freed(held->data());
+    delete held;
+  };
+  c10::DataPtr data{away(held->data()), held, give_back, device};
   c10::Storage storage(c10::Storage::use_byte_size_t(), held->nbytes(), std::move(data), &memory);
   Tensor out = at::detail::make_tensor<c10::TensorImpl>(std::move(storage), c10::DispatchKeySet(c10::DispatchKey::CUDA), tensor.dtype());
   out.unsafeGetTensorImpl()->set_sizes_and_strides(tensor.sizes(), tensor.strides(), tensor.storage_offset());
@@ -147,6 +190,25 @@ struct Where {
   }
 };
 
+// Tells the order of work what an operation reads and writes.
+void works_on(const c10::FunctionSchema& schema, const std::vector<c10::IValue>& kept, c10::Stream stream) {
+  order::check();
+  order::begin(stream);
+  for (size_t at = 0; at < kept.size(); ++at) {
+    const auto* alias = schema.arguments()[at].alias_info();
+    const auto each = [&](const Tensor& tensor) {
+      if (!tensor.defined() || !tensor.is_cuda() || !tensor.numel()) return;
+      alias && alias->isWrite() ? order::writes(memory_of(tensor), stream) : order::reads(memory_of(tensor), stream);
+    };
+    if (kept[at].isTensor()) each(kept[at].toTensor());
+    if (kept[at].isTensorList())
+      for (const Tensor& tensor : kept[at].toTensorList()) each(tensor);
+    if (kept[at].isOptionalTensorList())
+      for (const std::optional<Tensor>& tensor : kept[at].toOptionalTensorList())
+        if (tensor) each(*tensor);
+  }
+}
+
 void on_the_host(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
   const auto& schema = op.schema();
   const auto given = torch::jit::last(*stack, schema.arguments().size());
@@ -176,6 +238,7 @@ void on_the_host(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
   where.agree();
   const std::vector<c10::IValue> taken(stack->end() - kept.size(), stack->end());
   TORCH_CHECK(where.device, schema.name(), ": on no device");
+  works_on(schema, kept, stream_of(*where.device));
   op.redispatchBoxed(c10::DispatchKeySet(c10::DispatchKey::CPU), stack);
   const size_t results = stack->size() - schema.returns().size();
   for (size_t at = 0; at < schema.returns().size(); ++at) {
@@ -216,13 +279,24 @@ Tensor empty_strided(at::IntArrayRef size, at::IntArrayRef stride, std::optional
   return at::detail::empty_strided_generic(size, stride, &memory, c10::DispatchKeySet(c10::DispatchKey::CUDA), c10::dtype_or_default(kind));
 }
 
-// The one operation between devices.
-Tensor& copy_(Tensor& to, const Tensor& from, bool) {
+// The one operation between devices. The host waits for what comes to it, and for what it sends unless told not to.
+Tensor& copy_(Tensor& to, const Tensor& from, bool without_waiting) {
+  const c10::Stream stream = stream_of(to.is_cuda() ? to.device() : from.device());
+  order::check();
+  if (to.is_cuda() && from.is_cuda() && to.device() != from.device()) order::meet(stream, stream_of(from.device()));
+  order::begin(stream);
+  if (from.is_cuda() && from.numel()) order::reads(memory_of(from), stream);
+  if (to.is_cuda() && to.numel()) order::writes(memory_of(to), stream);
+  if (!to.is_cuda() || (!from.is_cuda() && !without_waiting)) order::host_waits(stream);
   at_home(to).copy_(at_home(from));
   return to;
 }
 
-at::Scalar number(const Tensor& tensor) { return at::native::_local_scalar_dense_cpu(at_home(tensor)); }
+at::Scalar number(const Tensor& tensor) {
+  order::reads(memory_of(tensor), stream_of(tensor.device()));
+  order::host_waits(stream_of(tensor.device()));
+  return at::native::_local_scalar_dense_cpu(at_home(tensor));
+}
 
 Tensor as_strided(const Tensor& tensor, at::IntArrayRef size, at::IntArrayRef stride, std::optional<int64_t> offset) {
   return at::native::as_strided_tensorimpl(tensor, size, stride, offset);

@@ -98,6 +98,7 @@ proptest! {
                 let batch = |samples: &[Sample]| TrainBatch { version: 4, ..collate(samples, aggregation).unwrap() };
                 let whole = learn(config(), batch(&samples));
                 let replica_devices = vec![Device::Cpu; copies];
+                let logits_chunk = Some(logits_chunk);
                 let cut = LocalConfig { micro_batch_tokens, logits_chunk, threads: Some(threads), replica_devices, ..config() };
                 let parts = learn(cut, batch(&reordered));
                 prop_assert!((whole.0 - parts.0).abs() <= 1e-5 * (1.0 + whole.0.abs()), "{} {:?} {:?}: loss {} {}", loss.name(), aggregation, off_policy, whole.0, parts.0);

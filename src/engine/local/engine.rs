@@ -24,12 +24,15 @@ use crate::engine::sampling::uniform;
 use crate::engine::slots::{ActiveSample, Admission, Slots};
 use crate::engine::stop::StopWatch;
 use crate::engine::{EngineError, FinishReason, Finished, Load, OnNewWeights, Request, TokenEngine};
-use crate::model::{Compute, Decoder, FrozenWeights, KvCache, PREFILL_CELLS, Packed, Views, Weights};
+use crate::model::stream::{Entered, Event, Stream};
+use crate::model::{Compute, Decoder, FrozenWeights, KvCache, PREFILL_CELLS, Packed, Views, Weights, upload};
 
 /// Engine that generates with weights in this process.
 pub struct LocalEngine {
     decoder: Decoder,
     compute: Compute,
+    /// Of all work on tensors of the engine.
+    stream: Stream,
     tokenizer: Arc<Tokenizer>,
     run_seed: u64,
     on_new_weights: OnNewWeights,
@@ -57,6 +60,7 @@ impl LocalEngine {
         LocalEngine {
             decoder,
             compute,
+            stream: Stream::new(compute.device),
             tokenizer,
             run_seed,
             on_new_weights: OnNewWeights::default(),
@@ -72,11 +76,13 @@ impl LocalEngine {
     /// Sets device and format, before the first request. Default: f32 on the CPU.
     pub fn computing(mut self, compute: Compute) -> Self {
         self.compute = compute;
+        self.stream = Stream::new(compute.device);
         self.cache = self.empty_cache();
         self
     }
 
     fn empty_cache(&self) -> KvCache {
+        let _stream = self.stream.enter();
         self.decoder.cache(self.slots.len() + 1 + self.prompts.len(), 0, self.compute)
     }
 
@@ -115,6 +121,7 @@ impl LocalEngine {
     /// indices: none may continue without it.
     pub(crate) fn set_adapter(&mut self, name: &Arc<str>, version: Version, weights: Option<&Weights>) -> Vec<(u64, u32)> {
         let _guard = tch::no_grad_guard();
+        let _stream = self.enter_with(weights);
         self.shelf = None;
         let Some(weights) = weights else {
             self.adapters.remove(name);
@@ -143,6 +150,20 @@ impl LocalEngine {
     /// Uses these weights from the next token on. Weights that are on the engine's device in its
     /// format are read in place, not copied: do not write to them while they are in use.
     pub fn set_weights(&mut self, version: Version, weights: &Weights) {
+        let _stream = self.enter_with(Some(weights));
+        self.serve(version, weights);
+    }
+
+    /// The engine's stream, which goes on after the caller's work on `weights`.
+    fn enter_with(&self, weights: Option<&Weights>) -> Entered {
+        let written = weights.map(|weights| Event::now(weights.flat.device()));
+        let entered = self.stream.enter();
+        written.into_iter().for_each(|written| written.before(weights.into_iter().flat_map(Weights::tensors)));
+        entered
+    }
+
+    /// [`LocalEngine::set_weights`] in the engine's stream.
+    fn serve(&mut self, version: Version, weights: &Weights) {
         let _guard = tch::no_grad_guard();
         let served = Rc::new(ServedWeights { version, views: self.decoder.views_of(&weights.on(self.compute)) });
         self.weights = Some(served.clone());
@@ -217,7 +238,7 @@ impl LocalEngine {
         let rows = admitted.iter().zip(rows).flat_map(|(group, row)| vec![row; group.slots.len()]);
         let (rows, slots): (Vec<i64>, Vec<usize>) =
             rows.zip(admitted.iter().flat_map(|group| group.slots.iter().copied())).unzip();
-        let rows = Tensor::from_slice(&rows).to_device(logits.device());
+        let rows = upload(&rows, logits.device());
         self.take_tokens(&slots, &logits.index_select(0, &rows))
     }
 
@@ -297,6 +318,7 @@ impl TokenEngine for LocalEngine {
 
     fn submit(&mut self, request: Request) -> Result<(), EngineError> {
         let _guard = tch::no_grad_guard();
+        let _stream = self.stream.enter();
         let config = self.decoder.config();
         request.check(config.vocab_size)?;
         let (ordinal, needed) = (request.ordinal, request.longest());
@@ -320,7 +342,8 @@ impl TokenEngine for LocalEngine {
     }
 
     fn set_weights(&mut self, version: Version, weights: &FrozenWeights) {
-        LocalEngine::set_weights(self, version, &weights.read());
+        let _stream = self.stream.enter();
+        self.serve(version, &weights.read());
     }
 
     fn restart_expired(&mut self, expired: &dyn Fn(u64, &Answer) -> bool) -> Vec<(u64, u32)> {
@@ -354,6 +377,7 @@ impl TokenEngine for LocalEngine {
 
     fn step(&mut self) -> Result<Vec<Finished>, EngineError> {
         let _guard = tch::no_grad_guard();
+        let _stream = self.stream.enter();
         let started = Instant::now();
         let cache = &mut self.cache;
         self.slots.start_step(|from, to, sequence| cache.copy_slot(from, &[to], sequence.computed()));

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::path::Path;
 
 use super::{MemoryPart, count, optimization};
-use crate::model::{Dtype, Layout, Lora, ModelConfig, ModelError, PREFILL_CELLS, folder_config, fused};
+use crate::model::{Dtype, Layout, Lora, ModelConfig, ModelError, PREFILL_CELLS, folder_config, fused, logits_chunk};
 use crate::recipe::checks::validated;
 use crate::recipe::generate::OnNewWeights;
 use crate::recipe::model::{DeviceName, ModelSource};
@@ -16,8 +16,6 @@ use crate::recipe::train::Optimization;
 
 /// Code of the program and of libtorch, threads and allocators.
 const PROGRAM: u64 = 150 << 20;
-/// Logits in a trainer's chunk ([`LocalConfig::logits_chunk`](crate::train::LocalConfig)).
-const LOGITS_CHUNK: u64 = 1 << 25;
 /// Largest number of parameters for parallel micro-batches.
 const SIDE_BY_SIDE: u64 = 1 << 24;
 /// Freed memory that the allocator keeps after a warm-up; larger pieces return to the system.
@@ -240,7 +238,8 @@ impl Parts<'_> {
         self.add(gradients, of_pass + sum * parameters, why);
         self.add(activations, held, of_passes);
         if !model.scores {
-            let rows = tokens.min((LOGITS_CHUNK / model.vocab_size as u64).max(1));
+            let device = if self.at == DeviceName::Cpu { tch::Device::Cpu } else { tch::Device::Cuda(0) };
+            let rows = tokens.min((logits_chunk(device) / model.vocab_size).max(1) as u64);
             let why = format!("{rows} rows × {} × 4 in f32, less the gradients that come after them", model.vocab_size);
             // Logits exist before any gradient, and are freed as the first gradients appear.
             self.add(logits, (at_once * rows * model.vocab_size as u64 * 16).saturating_sub(of_pass), why);
@@ -256,7 +255,9 @@ impl Parts<'_> {
         let pieces = (at_once + of.replica_devices.len() as u64).min(work.sequences.max(1));
         let (batch_tokens, most) = (work.sequences * work.longest, (of.micro_batch_tokens as u64).max(work.longest));
         let fused = bytes == 4 && on_host && work.longest as usize <= fused::LONGEST_FUSED_SEQUENCE;
-        let tokens = work.computed(batch_tokens.div_ceil(pieces).min(most), fused);
+        // Flash attention on a GPU computes prompts once, too.
+        let packed = bytes == 2 && !on_host && model.attention_cap.is_none() && model.delta.is_none();
+        let tokens = work.computed(batch_tokens.div_ceil(pieces).min(most), fused || packed);
         let layer = per_token_of_layer(model, fused) * bytes;
         let (layers, stream) = (model.layers() as u64, model.hidden_size as u64 * bytes);
         let (held, why) = match of.gradient_checkpointing {

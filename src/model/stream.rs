@@ -1,0 +1,114 @@
+//! Streams of a GPU: work of different threads that neither waits for the other.
+//!
+//! A thread's work goes to its current stream, and all threads share one unless told otherwise. A
+//! generator has a stream of high priority, so that a decoding step does not queue up after a trainer's
+//! micro-batch. Tensors of one stream that another reads need an [`Event`] in between; published weights
+//! hold one.
+
+use std::ffi::{CStr, c_char};
+use std::ptr::NonNull;
+
+use tch::{Device, Tensor};
+use torch_sys::C_tensor;
+
+#[repr(C)]
+struct CEvent {
+    _private: [u8; 0],
+}
+
+unsafe extern "C" {
+    fn rollflow_stream_new(device: i64, stream: *mut i64) -> *mut c_char;
+    fn rollflow_stream_exchange(stream: *mut i64) -> *mut c_char;
+    fn rollflow_stream_synchronize(device: i64) -> *mut c_char;
+    fn rollflow_event_new(device: i64, event: *mut *mut CEvent) -> *mut c_char;
+    fn rollflow_event_wait(device: i64, event: *mut CEvent) -> *mut c_char;
+    fn rollflow_event_free(event: *mut CEvent);
+    fn rollflow_stream_uses(tensor: *mut C_tensor) -> *mut c_char;
+    #[link_name = "free"]
+    fn libc_free(pointer: *mut std::ffi::c_void);
+}
+
+/// Panics with libtorch's message, like tch's operations.
+fn check(error: *mut c_char) {
+    if !error.is_null() {
+        // SAFETY: a text of the C library, which is freed once.
+        let text = unsafe { CStr::from_ptr(error) }.to_string_lossy().into_owned();
+        unsafe { libc_free(error.cast()) };
+        panic!("libtorch: {text}");
+    }
+}
+
+/// A stream of a GPU; nothing on a processor.
+pub(crate) struct Stream(Option<[i64; 3]>);
+
+impl Stream {
+    /// A stream of high priority.
+    pub fn new(device: Device) -> Self {
+        let Device::Cuda(index) = device else { return Stream(None) };
+        let mut stream = [0; 3];
+        check(unsafe { rollflow_stream_new(index as i64, stream.as_mut_ptr()) });
+        Stream(Some(stream))
+    }
+
+    /// Makes it this thread's current stream until the guard is dropped.
+    pub fn enter(&self) -> Entered {
+        Entered(self.0.map(|mut stream| {
+            check(unsafe { rollflow_stream_exchange(stream.as_mut_ptr()) });
+            stream
+        }))
+    }
+}
+
+/// The thread's stream before.
+pub(crate) struct Entered(Option<[i64; 3]>);
+
+impl Drop for Entered {
+    fn drop(&mut self) {
+        if let Some(mut before) = self.0 {
+            check(unsafe { rollflow_stream_exchange(before.as_mut_ptr()) });
+        }
+    }
+}
+
+/// Waits for the work of this thread's stream on a device.
+pub(crate) fn synchronize(device: Device) {
+    if let Device::Cuda(index) = device {
+        check(unsafe { rollflow_stream_synchronize(index as i64) });
+    }
+}
+
+/// A place in a stream of a GPU, after all that its thread had asked for.
+#[derive(Debug)]
+pub(crate) struct Event(Option<(i64, NonNull<CEvent>)>);
+
+// SAFETY: CUDA's events may be waited for by all threads, and this one is recorded once, before it is shared.
+unsafe impl Send for Event {}
+unsafe impl Sync for Event {}
+
+impl Event {
+    /// After what this thread has asked of a device.
+    pub fn now(device: Device) -> Self {
+        let Device::Cuda(index) = device else { return Event(None) };
+        let mut event = std::ptr::null_mut();
+        check(unsafe { rollflow_event_new(index as i64, &mut event) });
+        Event(NonNull::new(event).map(|event| (index as i64, event)))
+    }
+
+    /// Lets this thread's stream wait for it, and uses tensors that were made before it.
+    pub fn before<'a>(&self, tensors: impl IntoIterator<Item = &'a Tensor>) {
+        let Some((device, event)) = self.0 else { return };
+        check(unsafe { rollflow_event_wait(device, event.as_ptr()) });
+        for tensor in tensors {
+            check(unsafe { rollflow_stream_uses(tensor.as_ptr().cast_mut()) });
+        }
+    }
+}
+
+impl Drop for Event {
+    fn drop(&mut self) {
+        if let Some((_, event)) = self.0 {
+            // SAFETY: made by `now`, and freed once.
+            unsafe { rollflow_event_free(event.as_ptr()) };
+        }
+    }
+}
