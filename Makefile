@@ -5,7 +5,7 @@
 #
 # Both bring libtorch first (once per user). Extra arguments:  make grpo ARGS="--set seed=1 --metrics 127.0.0.1:9464"
 
-.PHONY: grpo sft test test-large test-engines test-cluster test-stores test-hubs test-tinker test-monitoring test-page test-fleet lint check check-all docs asynchrony libtorch nccl tools help
+.PHONY: grpo sft test gpu-check test-large test-engines test-cluster test-stores test-hubs test-tinker test-monitoring test-page test-fleet lint check check-all docs asynchrony libtorch nccl tools help
 .DEFAULT_GOAL := help
 
 help:
@@ -30,6 +30,10 @@ sft: libtorch
 test: libtorch
 	cargo test --workspace $(ARGS)
 	python3 -m unittest discover --start-directory python/tests
+
+# Packs what checks a machine with an NVIDIA GPU and no network, as target/gpu-check.tar.xz. There: tar xf gpu-check.tar.xz && gpu-check/run.sh
+gpu-check: libtorch
+	@./scripts/gpu_check.sh
 
 # What takes minutes and gigabytes: ten million rows, folders of 3 GB, a larger trainer. TMPDIR must be on a disk, with 7 GB free.
 test-large: libtorch

@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 fn main() {
     println!("cargo::rerun-if-changed=build.rs");
     println!("cargo::rerun-if-changed=src/model/fused");
+    println!("cargo::rerun-if-changed=src/model/graph.cpp");
     println!("cargo::rerun-if-changed=src/model/stream.cpp");
     println!("cargo::rerun-if-changed=src/ranks");
     // Absent when the crate is built without libtorch.
@@ -39,6 +40,7 @@ fn compile_fused(lib: &Path) {
         .include(include.join("torch/csrc/api/include"))
         .file("src/model/fused/fused.cpp")
         .file("src/model/fused/gpu.cpp")
+        .file("src/model/graph.cpp")
         .file("src/model/stream.cpp")
         .compile("rollflow_fused");
 }

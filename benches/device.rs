@@ -126,7 +126,8 @@ fn size(name: &str, tokenizer: &Tokenizer) -> Result<Size> {
     let qwen = |layers: usize, hidden: usize, intermediate_size: usize, [heads, kv_heads]: [usize; 2]| {
         let (vocab_size, head_dim) = (151_936, hidden / heads);
         let (qkv_bias, family) = (true, Family::Qwen2);
-        let wide = ModelConfig { vocab_size, intermediate_size, heads, kv_heads, head_dim, qkv_bias, family, ..small(hidden, layers) };
+        let wide =
+            ModelConfig { vocab_size, intermediate_size, heads, kv_heads, head_dim, qkv_bias, family, ..small(hidden, layers) };
         let model = ModelConfig { max_positions: 32_768, rope_theta: 1e6, ..wide };
         Size { model, lora: false, prompt: 256, answer: 512, edge: 8192 }
     };

@@ -11,6 +11,7 @@ use super::block::{Attention, Keep, Left, Pass, Stream, capped, scaled, window_m
 use super::layout::part;
 use super::packed::{FlashRuns, Rectangle};
 use super::rope::{ByLayer, Rope};
+use super::step::Step;
 use super::views::Mixer;
 use super::{Compute, KvCache, Layout, ModelConfig, Packed, Views, Weights, fused, upload, wide};
 
@@ -123,13 +124,18 @@ impl Decoder {
     pub fn decode(&self, views: &Views, first: usize, tokens: &[i64], positions: &[usize], cache: &mut KvCache) -> Tensor {
         let _guard = tch::no_grad_guard();
         let (step, tokens) = self.begin_step(views, first, tokens, positions, cache);
-        let mut x = Stream::new(self.embed_rows(&views.embedding, &tokens));
+        self.decode_step(views, &step, &tokens, cache)
+    }
+
+    /// One step, from the tokens on the device.
+    pub(super) fn decode_step(&self, views: &Views, step: &Step, tokens: &Tensor, cache: &mut KvCache) -> Tensor {
+        let mut x = Stream::new(self.embed_rows(&views.embedding, tokens));
         for (index, layer) in views.layers.iter().enumerate() {
             x = self.block(layer, x, None, |input| match (&layer.mixer, self.config.delta_of(index)) {
                 (Mixer::Delta(weights), Some(of)) => {
                     weights.step(of, &layer.input.forward(input), &cache.state(step.slots, index))
                 }
-                _ => self.attention(layer, input, |qkv| self.attend_step(layer, index, &step, qkv, cache)),
+                _ => self.attention(layer, input, |qkv| self.attend_step(layer, index, step, qkv, cache)),
             });
         }
         self.logits(views, &self.finish(&views.norm, x))

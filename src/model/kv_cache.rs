@@ -63,7 +63,7 @@ impl KvCache {
     }
 
     /// Tokens per slot.
-    pub(super) fn positions(&self) -> usize {
+    pub(crate) fn positions(&self) -> usize {
         self.positions
     }
 

@@ -23,6 +23,7 @@ mod family;
 mod folder;
 pub(crate) mod fused;
 mod gated_delta;
+pub(crate) mod graph;
 mod keys;
 mod kv_cache;
 mod layout;

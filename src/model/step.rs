@@ -66,7 +66,8 @@ impl Decoder {
         }
         if fused::gpu::attends_slots(self.config.fused_heads(), self.config.head_dim, kind, device) {
             let numbers = upload(&[tokens, &at].concat(), device).view([2, -1]);
-            let tables = self.rope.by_layer(longest, device, Tables::all);
+            // As many positions as the cache has, which a recorded step needs.
+            let tables = self.rope.by_layer(cache.positions(), device, Tables::all);
             return (Step { slots, way: Way::Kernel(numbers.get(1), longest as i64, tables) }, numbers.get(0));
         }
         let length = cache.positions() as i64;
@@ -85,6 +86,23 @@ impl Decoder {
             Way::Products(written, longest as i64, masks)
         };
         (Step { slots, way }, tokens)
+    }
+
+    /// Returns true if a step under these weights is [`Decoder::decode_recorded`]'s.
+    pub(crate) fn records_steps(&self, views: &Views) -> bool {
+        let (kind, device) = (views.embedding.kind(), views.embedding.device());
+        // A mixture's tokens are counted on the host.
+        let plain = self.config.delta.is_none() && self.config.experts.is_none();
+        plain && fused::gpu::attends_slots(self.config.fused_heads(), self.config.head_dim, kind, device)
+    }
+
+    /// [`Decoder::decode`] for slots from 0 on, with tokens and positions on the device, `[2, slots]`: nothing of
+    /// it depends on the host. The tables of positions must cover the cache already.
+    pub(crate) fn decode_recorded(&self, views: &Views, tokens: &Tensor, cache: &mut KvCache) -> Tensor {
+        let (slots, longest) = (SlotRange { first: 0, len: tokens.size()[1] }, cache.positions());
+        let tables = self.rope.by_layer(longest, tokens.device(), Tables::all);
+        let step = Step { slots, way: Way::Kernel(tokens.get(1), longest as i64, tables) };
+        self.decode_step(views, &step, &tokens.get(0), cache)
     }
 
     /// Writes a layer's new keys and values, and attends over all positions up to them: fused projections

@@ -112,3 +112,36 @@ impl Drop for Event {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use tch::Kind;
+
+    use super::*;
+    use crate::model::{Compute, Dtype};
+
+    /// A negative control: the stand-in of a GPU finds what lacks an event, whichever way it runs there.
+    #[test]
+    fn work_of_two_streams_on_a_tensor_needs_an_event_in_between() {
+        let stand_in = unsafe { libloading::os::unix::Library::this().get::<*const ()>(b"stand_in_counts\0").is_ok() };
+        if !stand_in || Compute::cuda(0, Dtype::F32).check().is_err() {
+            return eprintln!("skipped: only the stand-in of a GPU finds races");
+        }
+        let device = Device::Cuda(0);
+        let written = Tensor::ones([4], (Kind::Float, device)) * 3.0;
+        let stream = Stream::new(device);
+        let read = || (&written + 1.0).to_device(Device::Cpu).double_value(&[0]);
+        {
+            let _stream = stream.enter();
+            let panicked = std::panic::catch_unwind(std::panic::AssertUnwindSafe(read));
+            assert!(panicked.is_err(), "a read without an event is a race");
+        }
+        let event = Event::now(device);
+        let _stream = stream.enter();
+        event.before([&written]);
+        assert_eq!(read(), 4.0);
+        // Memory that another stream reads is not given back to its own one meanwhile.
+        drop(written);
+        assert!(Tensor::ones([4], (Kind::Float, device)).f_add_scalar(1.0).is_ok());
+    }
+}

@@ -102,8 +102,7 @@ fn a_generator_in_bf16_on_a_gpu_agrees_with_its_trainer() {
         let answers = engine.run().unwrap();
         assert_eq!(answers.len(), 6);
         let sampled: Vec<_> = answers.iter().filter(|answer| answer.ordinal == 0).collect();
-        let samples: Vec<Sample> =
-            sampled.iter().map(|answer| Sample::supervised(&prompts[0], &answer.tokens)).collect();
+        let samples: Vec<Sample> = sampled.iter().map(|answer| Sample::supervised(&prompts[0], &answer.tokens)).collect();
         let of_trainer = backend(&model, &weights, compute, false)
             .score(Arc::new(collate(&samples, Aggregation::TokenMean).unwrap()))
             .wait()
@@ -115,5 +114,43 @@ fn a_generator_in_bf16_on_a_gpu_agrees_with_its_trainer() {
         println!("{name}: {worst:.4} at most, {mean:.4} on average");
         let far = if model.experts.is_some() { 4.0 } else { tolerance(&model) };
         assert!(worst < 0.3 * far && mean < 0.05 * far, "{name}: {worst}, {mean}");
+    }
+}
+
+/// Kernels that were started so far, and times that the host waited, where the stand-in counts them.
+fn counts() -> Option<(u64, u64)> {
+    type Counts = unsafe extern "C" fn(*mut u64, *mut u64);
+    let process = libloading::os::unix::Library::this();
+    let (mut kernels, mut waits) = (0, 0);
+    // SAFETY: the stand-in's function, by its signature.
+    unsafe { process.get::<Counts>(b"stand_in_counts\0").ok()?(&mut kernels, &mut waits) };
+    Some((kernels, waits))
+}
+
+/// Small kernels are bound by how fast a host starts them, and a host that waits starts none.
+#[test]
+fn a_decoding_step_starts_few_kernels_and_waits_once() {
+    if counts().is_none() {
+        return eprintln!("skipped: only the stand-in of a GPU counts kernels");
+    }
+    for name in ["qwen2_tied", "qwen3_tied", "llama_tied"] {
+        let folder = Path::new("tests/golden/models").join(name);
+        let (model, weights) = load_hf(&folder).unwrap();
+        let tokenizer = Arc::new(Tokenizer::from_dir(&folder).unwrap());
+        let decoder = rollflow::model::Decoder::new(&model, weights.layout.clone());
+        let mut engine = LocalEngine::new(decoder, tokenizer, 4, 7).computing(Compute::cuda(0, Dtype::Bf16));
+        engine.set_weights(1, &weights);
+        let params = Arc::new(SamplingParams { max_new_tokens: 12, ignore_eos: true, ..Default::default() });
+        engine.submit(Request::new(0, [5u32, 8, 33], 4, params)).unwrap();
+        engine.step().unwrap();
+        for step in 1..8 {
+            let before = counts().unwrap();
+            engine.step().unwrap();
+            let after = counts().unwrap();
+            let (kernels, waits) = (after.0 - before.0, after.1 - before.1);
+            println!("{name}, step {step}: {kernels} kernels, {waits} waits");
+            // The stand-in's norm is four operations, a GPU's one.
+            assert!(kernels <= 20 * model.layers() as u64 + 12 && waits == 1, "{name}: {kernels} kernels, {waits} waits");
+        }
     }
 }

@@ -10,7 +10,7 @@ use std::time::Instant;
 
 use rollflow::algo::{Aggregation, CrossEntropy, Schedule};
 use rollflow::data::Sample;
-use rollflow::model::{Compute, Dtype, Layout, ModelConfig, Weights, load_hf_for};
+use rollflow::model::{Compute, Dtype, Layout, Lora, ModelConfig, Weights, load_hf_for};
 use rollflow::recipe::{MemoryPlan, Plan, parse};
 use rollflow::train::{LocalBackend, LocalConfig, TrainingBackend, collate};
 use safetensors::tensor::{self, View};
@@ -98,6 +98,69 @@ fn a_larger_trainer_takes_what_the_plan_says_and_less_with_layers_computed_anew(
     assert_predicted("mid, layers computed anew", anew, 0.8..1.35);
     assert_predicted("mid", plain, 0.8..1.35);
     assert!(anew.1 * 3 < plain.1 * 2, "less than two thirds: {} {}", anew.1, plain.1);
+}
+
+/// Bytes of the tensors on a device: now, and at most since this was last asked; where the stand-in of a GPU counts them.
+fn on_device(index: usize) -> Option<(u64, u64)> {
+    type Bytes = unsafe extern "C" fn(i64, *mut u64, *mut u64);
+    let process = libloading::os::unix::Library::this();
+    let (mut now, mut most) = (0, 0);
+    // SAFETY: the stand-in's function, by its signature.
+    unsafe { process.get::<Bytes>(b"stand_in_bytes\0").ok()?(index as i64, &mut now, &mut most) };
+    Some((now, most))
+}
+
+/// A device of its own, so that other tests' tensors don't count.
+#[test]
+fn a_trainer_on_a_gpu_takes_what_the_plan_says_within_a_tenth() {
+    const DEVICE: usize = 3;
+    if Compute::cuda(DEVICE, Dtype::Bf16).check().is_err() || on_device(DEVICE).is_none() {
+        return eprintln!("skipped: only the stand-in of a GPU counts bytes");
+    }
+    let keys = "hidden = 256\nlayers = 6\nheads = 8\nkv_heads = 4\nintermediate = 768\nvocab = 8192";
+    let config = json!({
+        "model_type": "llama", "vocab_size": 8192, "hidden_size": 256, "intermediate_size": 768, "num_hidden_layers": 6,
+        "num_attention_heads": 8, "num_key_value_heads": 4, "max_position_embeddings": 2048, "tie_word_embeddings": true,
+    });
+    let config = ModelConfig::from_json(Path::new("config.json"), config.as_object().unwrap()).unwrap();
+    for (lora, checkpointing) in [(false, false), (false, true), (true, false), (true, true)] {
+        let adapters = if lora { "[lora]\nrank = 8\n" } else { "" };
+        let text = format!(
+            "pipeline = 'sft'\n[model]\nkind = 'tiny'\ndevice = 'cuda:{DEVICE}'\ndtype = 'bf16'\n{keys}\n{adapters}[task]\nkind = 'arithmetic'\n\
+             digits = 9\ncount = 1000\n[sft]\nbatch = 128\nmicro_batch_tokens = 4096\ngradient_checkpointing = {checkpointing}"
+        );
+        let plan = parse("memory.toml", &text, &[]).unwrap_or_else(|errors| panic!("{errors}"));
+        let of_device = |memory: &MemoryPlan| memory.device == format!("cuda:{DEVICE}");
+        let memory = MemoryPlan::of(&plan).unwrap().into_iter().find(of_device).unwrap();
+        let parts = ["weights", "gradients", "optimizer", "activations", "logits"];
+        let planned: Vec<_> = memory.parts.iter().filter(|part| parts.contains(&part.what)).collect();
+        let expected: u64 = planned.iter().map(|part| part.bytes).sum();
+
+        let weights = Weights::random(&config, 0);
+        let lora = lora.then(|| Lora::new(8, 16.0, &[Lora::ALL]).unwrap());
+        let weights = lora.into_iter().fold(weights, |weights, lora| weights.adapted(&config, lora, 1));
+        let sample =
+            |n: usize| Sample::supervised(&[1], &(0..32).map(|at| ((n * 37 + at * 11) % 8192) as u32).collect::<Vec<u32>>());
+        let batch = Arc::new(collate(&(0..128).map(sample).collect::<Vec<_>>(), Aggregation::TokenMean).unwrap());
+        let settings = LocalConfig {
+            gradient_checkpointing: checkpointing,
+            micro_batch_tokens: 4096,
+            compute: Compute::cuda(DEVICE, Dtype::Bf16),
+            ..LocalConfig::new(CrossEntropy, Schedule::constant(1e-4))
+        };
+        let (before, _) = on_device(DEVICE).unwrap();
+        let backend = LocalBackend::new(settings, config.clone(), weights).unwrap();
+        for _ in 0..2 {
+            backend.forward_backward(batch.clone()).wait().unwrap();
+            println!("  most of a pass {:.1} MiB", (on_device(DEVICE).unwrap().1 - before) as f64 / 1048576.0);
+            backend.optim_step().wait().unwrap();
+        }
+        backend.forward_backward(batch.clone()).wait().unwrap();
+        let most = on_device(DEVICE).unwrap().1 - before;
+        planned.iter().for_each(|part| println!("  {} {:.1} MiB: {}", part.what, part.bytes as f64 / 1048576.0, part.why));
+        let what = format!("adapters {}, checkpointing {checkpointing}", !adapters.is_empty());
+        assert_predicted(&what, (expected, most), 0.9..1.1);
+    }
 }
 
 /// A tensor that is made when it is written.

@@ -11,7 +11,9 @@
 #include <fstream>
 #include <mutex>
 #include <string>
+#include <vector>
 
+#include "graph.hpp"
 #include "order.hpp"
 #include "stand_in_gpu.hpp"
 
@@ -122,6 +124,10 @@ int cuLaunchKernel(void* function, unsigned x, unsigned y, unsigned z, unsigned 
   }
   const Dim grid{x, y, z};
   kernel.run(params[0], &grid, threads);
+  if (graph::records()) {
+    const std::vector<uint64_t> given(static_cast<uint64_t*>(params[0]), static_cast<uint64_t*>(params[0]) + kernel.words);
+    graph::keep([kernel, given, grid, threads] { kernel.run(given.data(), &grid, threads); });
+  }
   return 0;
 }
 }

@@ -151,6 +151,9 @@ inline float lane_at(float x, int lane) { return lane_number(x, lane); }
 inline void all_threads() { fibres::meet(0, blockDim.x); }
 inline float infinite() { return std::numeric_limits<float>::infinity(); }
 inline float power2(float x) { return std::exp2(x); }
+inline uint32_t bits_of(float x) { return std::bit_cast<uint32_t>(x); }
+inline float number_of(uint32_t bits) { return std::bit_cast<float>(bits); }
+inline void add_to(float* sum, float x) { *sum += x; }
 inline float tanh_of(float x) { return std::tanh(x); }
 inline float log_of(float x) { return std::log(x); }
 inline float root_of(float x) { return std::sqrt(x); }

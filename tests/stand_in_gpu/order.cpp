@@ -2,7 +2,6 @@
 
 #include <c10/util/Exception.h>
 
-#include <atomic>
 #include <map>
 #include <mutex>
 #include <set>
@@ -33,7 +32,8 @@ std::map<uintptr_t, Memory> memories;
 std::map<Place, Clock> seen;  // of each stream, its own time included
 Clock over;                   // what the host knows to be done
 std::string problem;
-std::atomic<uint64_t> kernels, waits;
+std::map<int64_t, std::pair<uint64_t, uint64_t>> bytes_of;  // of each device: taken now, and at most
+thread_local uint64_t kernels, waits;  // of this thread
 
 Place place(c10::Stream stream) { return static_cast<int64_t>(stream.device_index()) << 40 | stream.id(); }
 std::string name(Place of) { return "stream " + std::to_string(of & ((int64_t{1} << 40) - 1)) + " of cuda:" + std::to_string(of >> 40); }
@@ -57,6 +57,8 @@ Memory* find(const void* at) {
 void allocated(const void* memory, std::size_t bytes, c10::Stream stream) {
   const std::lock_guard<std::mutex> lock(mutex);
   memories[reinterpret_cast<uintptr_t>(memory)] = {bytes, place(stream), place(stream), 0, {}, {}};
+  auto& [now, most] = bytes_of[stream.device_index()];
+  most = std::max(most, now += bytes);
 }
 
 void freed(const void* memory) {
@@ -68,6 +70,7 @@ void freed(const void* memory) {
   for (const auto& [reader, time] : of.readers)
     if (!of.users.count(reader) && !before(reader, time, of.home))
       problem = "memory of " + name(of.home) + " was given back while " + name(reader) + " may still use it";
+  bytes_of[of.home >> 40].first -= of.bytes;
   memories.erase(found);
 }
 
@@ -137,8 +140,17 @@ void check() {
 
 }  // namespace order
 
-// Kernels that were started, and times that the host waited for a device, since the program began.
+// Kernels that this thread has started, and times that it has waited for a device.
 extern "C" void stand_in_counts(uint64_t* kernels, uint64_t* waits) {
   *kernels = order::kernels;
   *waits = order::waits;
+}
+
+// Bytes that a device's tensors take now, and at most since this was last asked.
+extern "C" void stand_in_bytes(int64_t device, uint64_t* now, uint64_t* most) {
+  const std::lock_guard<std::mutex> lock(order::mutex);
+  auto& of = order::bytes_of[device];
+  *now = of.first;
+  *most = of.second;
+  of.second = of.first;
 }

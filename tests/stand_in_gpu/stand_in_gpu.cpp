@@ -17,6 +17,7 @@
 #include <c10/core/impl/DeviceGuardImplInterface.h>
 #include <torch/library.h>
 
+#include "graph.hpp"
 #include "order.hpp"
 #include "stand_in_gpu.hpp"
 
@@ -92,8 +93,11 @@ c10::Stream stream_of(c10::Device device) { return Guard().getStream(device); }
 const void* memory_of(const Tensor& tensor) { return home(tensor.storage().data()); }
 
 void give_back(void* real) {
-  if (real) order::freed(real);
-  std::free(real);
+  const auto free = [real] {
+    if (real) order::freed(real);
+    std::free(real);
+  };
+  if (!graph::adopted(real, free)) free();
 }
 
 struct Memory final : c10::Allocator {
@@ -101,6 +105,7 @@ struct Memory final : c10::Allocator {
     void* real = bytes ? std::aligned_alloc(64, (bytes + 63) / 64 * 64) : nullptr;
     TORCH_CHECK(real || !bytes, "no memory for ", bytes, " bytes");
     if (real) order::allocated(real, bytes, stream_of(here()));
+    if (real && graph::records()) graph::adopt(real);
     return {away(real), real, &give_back, here()};
   }
   void copy_data(void* to, const void* from, std::size_t bytes) const override { std::memcpy(home(to), home(from), bytes); }
@@ -148,10 +153,14 @@ Tensor sent(const Tensor& tensor, c10::Device device) {
   auto* held = new c10::Storage(tensor.storage());
   order::allocated(held->data(), held->nbytes(), stream_of(device));
   order::writes(held->data(), stream_of(device));
+  if (graph::records()) graph::adopt(held->data());
   const auto give_back = [](void* of) {
     auto* held = static_cast<c10::Storage*>(of);
-    order::freed(held->data());
-    delete held;
+    const auto free = [held] {
+      order::freed(held->data());
+      delete held;
+    };
+    if (!graph::adopted(held->data(), free)) free();
   };
   c10::DataPtr data{away(held->data()), held, give_back, device};
   c10::Storage storage(c10::Storage::use_byte_size_t(), held->nbytes(), std::move(data), &memory);
@@ -209,6 +218,19 @@ void works_on(const c10::FunctionSchema& schema, const std::vector<c10::IValue>&
   }
 }
 
+// A recorded operation: done again with the same operands, its results are put where they were the first time.
+void keep_operation(const c10::OperatorHandle& op, std::vector<c10::IValue> kept, std::vector<c10::IValue> results) {
+  graph::keep([op, kept = std::move(kept), results = std::move(results)] {
+    torch::jit::Stack stack(kept.begin(), kept.end());
+    op.callBoxed(&stack);
+    for (size_t at = 0; at < results.size(); ++at) {
+      if (!results[at].isTensor() || !results[at].toTensor().defined()) continue;
+      const Tensor to = results[at].toTensor(), from = stack[at].toTensor();
+      if (to.data_ptr() != from.data_ptr()) at_home(to).copy_(at_home(from));
+    }
+  });
+}
+
 void on_the_host(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
   const auto& schema = op.schema();
   const auto given = torch::jit::last(*stack, schema.arguments().size());
@@ -260,6 +282,7 @@ void on_the_host(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
       result = list;
     }
   }
+  if (graph::records()) keep_operation(op, kept, {stack->begin() + results, stack->end()});
 }
 
 c10::Device target(std::optional<c10::Device> device) {
@@ -283,9 +306,17 @@ Tensor empty_strided(at::IntArrayRef size, at::IntArrayRef stride, std::optional
 Tensor& copy_(Tensor& to, const Tensor& from, bool without_waiting) {
   const c10::Stream stream = stream_of(to.is_cuda() ? to.device() : from.device());
   order::check();
-  if (to.is_cuda() && from.is_cuda() && to.device() != from.device()) order::meet(stream, stream_of(from.device()));
+  // Between two devices it is work of the one that is read, for which the other waits.
+  const c10::Stream reader = from.is_cuda() ? stream_of(from.device()) : stream;
+  if (reader != stream) {
+    order::meet(stream, reader);
+    order::begin(reader);
+  }
+  if (from.is_cuda() && from.numel()) order::reads(memory_of(from), reader);
+  if (reader != stream) order::meet(stream, reader);
   order::begin(stream);
-  if (from.is_cuda() && from.numel()) order::reads(memory_of(from), stream);
+  TORCH_CHECK(!graph::records() || (to.is_cuda() && from.is_cuda()), "a copy between host and device cannot be recorded");
+  if (graph::records()) graph::keep([to, from] { at_home(to).copy_(at_home(from)); });
   if (to.is_cuda() && to.numel()) order::writes(memory_of(to), stream);
   if (!to.is_cuda() || (!from.is_cuda() && !without_waiting)) order::host_waits(stream);
   at_home(to).copy_(at_home(from));
@@ -293,6 +324,7 @@ Tensor& copy_(Tensor& to, const Tensor& from, bool without_waiting) {
 }
 
 at::Scalar number(const Tensor& tensor) {
+  TORCH_CHECK(!graph::records(), "the host cannot read a number of what is only recorded");
   order::reads(memory_of(tensor), stream_of(tensor.device()));
   order::host_waits(stream_of(tensor.device()));
   return at::native::_local_scalar_dense_cpu(at_home(tensor));
@@ -318,8 +350,16 @@ Tensor softmax_to_half(const Tensor& gradient, const Tensor& output, int64_t dim
 template <Tensor (Tensor::*product)(const Tensor&) const>
 Tensor product_in(const Tensor& left, const Tensor& right, at::ScalarType kind) {
   TORCH_CHECK(left.device() == right.device() && left.is_cuda(), "a product of operands on ", left.device(), " and ", right.device());
-  const Tensor wide = at_home(left).to(kind);
-  return sent((wide.*product)(at_home(right).to(kind)), left.device());
+  const c10::Stream stream = stream_of(left.device());
+  order::begin(stream);
+  for (const Tensor* of : {&left, &right}) order::reads(memory_of(*of), stream);
+  const auto computed = [left, right, kind] {
+    const Tensor wide = at_home(left).to(kind);
+    return (wide.*product)(at_home(right).to(kind));
+  };
+  const Tensor out = sent(computed(), left.device());
+  if (graph::records()) graph::keep([out, computed] { at_home(out).copy_(computed()); });
+  return out;
 }
 
 // Attention by its definition: the fused ones have kernels of their own for each kind of device.

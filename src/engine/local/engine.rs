@@ -16,14 +16,15 @@ use std::time::Instant;
 
 use tch::Tensor;
 
-use super::draw::draw;
+use super::draw::{Choices, choices, draw, settings};
+use super::graphs::StepGraphs;
 use super::prompts::Prompts;
 use crate::data::packing::cut_rectangles;
 use crate::data::{Answer, SampledToken, Tokenizer, Version};
 use crate::engine::sampling::uniform;
 use crate::engine::slots::{ActiveSample, Admission, Slots};
 use crate::engine::stop::StopWatch;
-use crate::engine::{EngineError, FinishReason, Finished, Load, OnNewWeights, Request, TokenEngine};
+use crate::engine::{EngineError, FinishReason, Finished, Load, OnNewWeights, Request, SamplingParams, TokenEngine};
 use crate::model::stream::{Entered, Event, Stream};
 use crate::model::{Compute, Decoder, FrozenWeights, KvCache, PREFILL_CELLS, Packed, Views, Weights, upload};
 
@@ -44,6 +45,8 @@ pub struct LocalEngine {
     /// KV cache with one more slot than there are sequences: the shelf, for the prompt of a group
     /// that was admitted in part.
     cache: KvCache,
+    /// Recorded decoding steps.
+    graphs: StepGraphs<ServedWeights>,
     /// Logits after the prompt on the shelf, which is the prompt of the first waiting samples.
     shelf: Option<Tensor>,
     /// Prompts of earlier requests, in slots after the shelf.
@@ -61,6 +64,7 @@ impl LocalEngine {
             decoder,
             compute,
             stream: Stream::new(compute.device),
+            graphs: StepGraphs::new(compute.device),
             tokenizer,
             run_seed,
             on_new_weights: OnNewWeights::default(),
@@ -77,6 +81,7 @@ impl LocalEngine {
     pub fn computing(mut self, compute: Compute) -> Self {
         self.compute = compute;
         self.stream = Stream::new(compute.device);
+        self.graphs = StepGraphs::new(compute.device);
         self.cache = self.empty_cache();
         self
     }
@@ -154,7 +159,7 @@ impl LocalEngine {
         self.serve(version, weights);
     }
 
-    /// The engine's stream, which goes on after the caller's work on `weights`.
+    /// Enters the engine's stream, which waits for the caller's work on `weights`.
     fn enter_with(&self, weights: Option<&Weights>) -> Entered {
         let written = weights.map(|weights| Event::now(weights.flat.device()));
         let entered = self.stream.enter();
@@ -167,6 +172,7 @@ impl LocalEngine {
         let _guard = tch::no_grad_guard();
         let served = Rc::new(ServedWeights { version, views: self.decoder.views_of(&weights.on(self.compute)) });
         self.weights = Some(served.clone());
+        self.graphs.forget();
         self.forget_old();
         // The rest of that group must not start from logits of the old weights.
         self.shelf = None;
@@ -252,20 +258,40 @@ impl LocalEngine {
             let alike = |(_, sequence): &(usize, &Sequence)| Rc::ptr_eq(&sequence.state.weights, &weights);
             let neighbours = self.slots.iter_from(first).take_while(alike);
             let (tokens, positions): (Vec<i64>, Vec<usize>) = neighbours.map(|(_, sequence)| sequence.newest()).unzip();
-            let logits = self.decoder.decode(&weights.views, first, &tokens, &positions, &mut self.cache);
             let slots: Vec<usize> = (first..first + tokens.len()).collect();
+            let choices = self.decode(&weights, &slots, &tokens, &positions);
             self.slots.load.add(slots.len(), 0);
             first += slots.len();
-            self.take_tokens(&slots, &logits)?;
+            self.take(&slots, choices)?;
         }
+    }
+
+    /// One token for each of `slots`, recorded or not.
+    fn decode(&mut self, weights: &Rc<ServedWeights>, slots: &[usize], tokens: &[i64], positions: &[usize]) -> Choices {
+        if slots[0] == 0 && self.graphs.are_used() {
+            let settings = settings(&rows(&self.slots, self.run_seed, slots));
+            let (cache, given) = ((&mut self.cache, self.slots.len()), (tokens, positions, settings));
+            if let Some(drawn) = self.graphs.step(&self.decoder, (weights, &weights.views), given, cache) {
+                // The device is at work meanwhile.
+                for sequence in self.slots.iter_mut() {
+                    let after = sequence.answer.tokens.len() + 1;
+                    sequence.state.ahead = Some((after, sequence.uniform_after(after, self.run_seed)));
+                }
+                return choices(&drawn.narrow(0, 0, slots.len() as i64));
+            }
+        }
+        let rows = rows(&self.slots, self.run_seed, slots);
+        draw(&self.decoder.decode(&weights.views, slots[0], tokens, positions, &mut self.cache), &rows)
     }
 
     /// Draws a token for each of `slots` from its row of logits, and ends the samples that it
     /// completes.
     fn take_tokens(&mut self, slots: &[usize], logits: &Tensor) -> Result<(), EngineError> {
-        let sequences = slots.iter().filter_map(|&slot| self.slots.get(slot));
-        let rows: Vec<_> = sequences.map(|sequence| (&*sequence.request.params, sequence.uniform(self.run_seed))).collect();
-        let choices = draw(logits, &rows);
+        self.take(slots, draw(logits, &rows(&self.slots, self.run_seed, slots)))
+    }
+
+    /// Appends a token to the sample in each of `slots`.
+    fn take(&mut self, slots: &[usize], choices: Choices) -> Result<(), EngineError> {
         for (&slot, choice) in slots.iter().zip(choices) {
             let Some(sequence) = self.slots.get_mut(slot) else { continue };
             let (ordinal, index, version) = (sequence.request.ordinal, sequence.answer.index, sequence.state.weights.version);
@@ -388,7 +414,7 @@ impl TokenEngine for LocalEngine {
             let adapters = &self.adapters;
             let of = |request: &Request| {
                 let adapter = request.adapter.as_ref().and_then(|name| adapters.get(name));
-                SequenceState { weights: adapter.unwrap_or(&weights).clone(), watch: StopWatch::default() }
+                SequenceState { weights: adapter.unwrap_or(&weights).clone(), watch: StopWatch::default(), ahead: None }
             };
             let admitted = self.slots.admit(of);
             if admitted.is_empty() {
@@ -419,6 +445,12 @@ impl TokenEngine for LocalEngine {
     }
 }
 
+/// Parameters and uniform numbers of the next tokens in `slots`.
+fn rows<'a>(all: &'a Slots<SequenceState>, run_seed: u64, slots: &[usize]) -> Vec<(&'a SamplingParams, f64)> {
+    let sequences = slots.iter().filter_map(|&slot| all.get(slot));
+    sequences.map(|sequence| (&*sequence.request.params, sequence.uniform(run_seed))).collect()
+}
+
 /// One version of the weights, kept while a sample uses it.
 struct ServedWeights {
     version: Version,
@@ -430,6 +462,8 @@ struct ServedWeights {
 struct SequenceState {
     weights: Rc<ServedWeights>,
     watch: StopWatch,
+    /// A uniform number that was computed while a GPU decoded, and the number of tokens before it.
+    ahead: Option<(usize, f64)>,
 }
 
 type Sequence = ActiveSample<SequenceState>;
@@ -443,11 +477,20 @@ impl Sequence {
 
     /// Uniform number that decides the next token.
     fn uniform(&self, run_seed: u64) -> f64 {
-        let Answer { index, tokens, .. } = &self.answer;
+        let tokens = self.answer.tokens.len();
+        self.state
+            .ahead
+            .filter(|(before, _)| *before == tokens)
+            .map_or_else(|| self.uniform_after(tokens, run_seed), |(_, of)| of)
+    }
+
+    /// Uniform number that decides the token after so many.
+    fn uniform_after(&self, tokens: usize, run_seed: u64) -> f64 {
+        let index = self.answer.index;
         let Request { seed, ordinal, offset, .. } = *self.request;
         let (seed, ordinal) = seed.map_or((run_seed, ordinal), |seed| (seed, 0));
         // A greedy choice needs none, and a key costs more than an argmax of a small vocabulary.
-        if self.request.params.greedy() { 0.0 } else { uniform(seed, ordinal, *index, offset + tokens.len()) }
+        if self.request.params.greedy() { 0.0 } else { uniform(seed, ordinal, index, offset + tokens) }
     }
 
     /// Appends a token. Returns how that ended the sample, if so.

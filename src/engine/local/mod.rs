@@ -3,6 +3,7 @@
 
 mod draw;
 mod engine;
+mod graphs;
 mod prompts;
 
 pub use engine::LocalEngine;

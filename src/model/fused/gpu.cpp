@@ -7,10 +7,10 @@
 #include <torch/csrc/autograd/custom_function.h>
 
 #include <dlfcn.h>
-#include <glob.h>
 
 #include <array>
 #include <cstring>
+#include <filesystem>
 #include <fstream>
 #include <map>
 #include <mutex>
@@ -65,12 +65,11 @@ void* open_any(const std::vector<std::string>& names) {
 void* open_nvrtc() {
   std::vector<std::string> names{"libnvrtc.so.13", "libnvrtc.so.12", "libnvrtc.so"};
   const std::string runtime = folder_of("libcudart");
-  for (const std::string& pattern : {runtime + "/libnvrtc.so.*", runtime + "/../../cuda_nvrtc/lib/libnvrtc.so.*"}) {
-    glob_t found;
-    if (!runtime.empty() && glob(pattern.c_str(), 0, nullptr, &found) == 0) {
-      for (size_t at = 0; at < found.gl_pathc; at++) names.emplace_back(found.gl_pathv[at]);
-      globfree(&found);
-    }
+  for (const std::string& folder : {runtime, runtime + "/../../cuda_nvrtc/lib"}) {
+    std::error_code none;
+    if (runtime.empty()) continue;
+    for (const auto& file : std::filesystem::directory_iterator(folder, none))
+      if (file.path().filename().string().rfind("libnvrtc.so", 0) == 0) names.push_back(file.path().string());
   }
   return open_any(names);
 }
@@ -303,9 +302,13 @@ Tensor softmax_gradient(const Tensor& logits, const Tensor& targets, const Tenso
 // Tokens and log-probabilities [rows, 2].
 Tensor draw(const Tensor& logits, const Tensor& settings) {
   check("draw", logits, logits, at::kFloat), check("draw", settings, logits, at::kDouble);
-  Tensor drawn = at::empty_like(settings);
-  DrawArgs args{floats(logits), reinterpret_cast<const double*>(settings.data_ptr()), reinterpret_cast<double*>(drawn.data_ptr()), logits.size(1)};
-  launch(logits, "draw", {"-DFORMAT=0"}, {logits.size(0)}, 1024, args);
+  constexpr int64_t PART = 8192;  // as in kernels.cu
+  const int64_t rows = logits.size(0), count = (logits.size(1) + PART - 1) / PART;
+  Tensor drawn = at::empty({rows, 2}, settings.options()), parts = at::empty({rows, count, 3}, logits.options());
+  const DrawArgs args{floats(logits), reinterpret_cast<const double*>(settings.data_ptr()), reinterpret_cast<double*>(drawn.data_ptr()),
+                      to_floats(parts), logits.size(1), count};
+  launch(logits, "draw_parts", {"-DFORMAT=0"}, {rows, count}, 256, args);
+  launch(logits, "draw", {"-DFORMAT=0"}, {rows}, 512, args);
   return drawn;
 }
 

@@ -104,9 +104,11 @@ pub fn rotate(x: &Tensor, cos: &Tensor, sin: &Tensor) -> Option<Tensor> {
     fits.then(|| call(|out| unsafe { rollflow_gpu_rotate(out, raw(x), raw(cos), raw(sin)) }))
 }
 
-/// Returns true if [`softmax`] and [`softmax_gradient`] take these logits.
-pub(super) fn takes_logits(logits: &Tensor) -> bool {
-    logits.kind() == Kind::Float && logits.is_contiguous() && runs_kernels(logits.device())
+/// Returns true if [`softmax`], [`softmax_gradient`] and [`draw`] take these logits.
+pub fn takes_logits(logits: &Tensor) -> bool {
+    // The kernels find a row's first number by positions in f32.
+    let narrow = logits.size().last().is_some_and(|width| *width < 1 << 24);
+    narrow && logits.kind() == Kind::Float && logits.is_contiguous() && runs_kernels(logits.device())
 }
 
 /// [`softmax`](super::softmax).
@@ -129,12 +131,12 @@ pub(super) fn softmax_gradient(
     })
 }
 
-/// Draws a token from each row of f32 logits `[rows, vocabulary]`. `settings` `[rows, 2]`, f64: the inverse
-/// temperature, or 0 for the likeliest token, and a uniform number in [0, 1). Returns tokens and log-probabilities,
-/// `[rows, 2]` in f64; a row that is not finite has no such log-probability. `None` if the kernels don't take them.
-pub fn draw(logits: &Tensor, settings: &Tensor) -> Option<Tensor> {
-    let fits = takes_logits(logits) && logits.size()[1] < 1 << 24;
-    fits.then(|| call(|out| unsafe { rollflow_gpu_draw(out, raw(logits), raw(settings)) }))
+/// Draws a token from each row of f32 logits `[rows, vocabulary]`. `settings` `[rows, 5]`, f64: the temperature, or
+/// 0 for the likeliest token; a uniform number in [0, 1); top-k or 0, top-p or 1, min-p or 0, applied in this order
+/// as [`warp`](crate::engine::sampling::warp) does. Returns tokens and log-probabilities, `[rows, 2]` in f64; a row
+/// that is not finite has no such log-probability. Requires [`takes_logits`].
+pub fn draw(logits: &Tensor, settings: &Tensor) -> Tensor {
+    call(|out| unsafe { rollflow_gpu_draw(out, raw(logits), raw(settings)) })
 }
 
 /// Returns true if [`attend`] takes heads of this shape.

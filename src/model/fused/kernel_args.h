@@ -42,9 +42,10 @@ struct SoftmaxArgs {
 // A token drawn from each row of logits.
 struct DrawArgs {
   const float* logits;
-  const double* settings;  // of each row: 1/temperature, or 0 for the likeliest; and a uniform number
+  const double* settings;  // of each row: temperature, or 0 for the likeliest; a uniform number; top-k, top-p, min-p, or 0, 1, 0
   double* drawn;           // of each row: token and log-probability, NaN where the row is not finite
-  i64 width;
+  float* parts;            // [rows, count, 3]: what is known of each part of a row
+  i64 width, count;
 };
 
 // Attention of one token of each slot.

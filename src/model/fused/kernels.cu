@@ -15,6 +15,9 @@ DEVICE float lane_at(float x, int lane) { return __shfl_sync(0xffffffffu, x, lan
 DEVICE void all_threads() { __syncthreads(); }
 DEVICE float power2(float x) { float y; asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x)); return y; }
 DEVICE float infinite() { return __int_as_float(0x7f800000); }
+DEVICE u32 bits_of(float x) { return __float_as_uint(x); }
+DEVICE float number_of(u32 bits) { return __uint_as_float(bits); }
+DEVICE void add_to(float* sum, float x) { atomicAdd(sum, x); }
 DEVICE float tanh_of(float x) { return tanhf(x); }
 DEVICE float log_of(float x) { return logf(x); }
 DEVICE float root_of(float x) { return sqrtf(x); }
@@ -228,25 +231,105 @@ KERNEL(softmax_gradient, SoftmaxArgs) {
   }
 }
 
-// ---- A token drawn from each row of f32 logits, by temperature alone, or the likeliest one: a row a block
+// ---- A token drawn from each row of f32 logits: a row a block
 
+// A row's scores and which of them are kept, as `warp` of sampling.rs keeps them.
+struct Row {
+  const float* logits;
+  i64 width;
+  float temperature;
+  u32 least;     // the order of the smallest score that is kept
+  u32 tie;       // of scores of this order, those from `first_tie` on are
+  i64 first_tie;
+};
 
-KERNEL(draw, DrawArgs) {
+// Numbers whose order is that of scores.
+DEVICE u32 order_of(float x) {
+  const u32 bits = bits_of(x);
+  return bits & 0x80000000u ? ~bits : bits | 0x80000000u;
+}
+
+DEVICE float score_of(u32 order) { return number_of(order & 0x80000000u ? order & 0x7fffffffu : ~order); }
+
+DEVICE float score(const Row& row, i64 at) { return row.logits[at] / row.temperature; }
+
+// e^(score − top), or 0 of what is not kept.
+DEVICE float share(const Row& row, i64 at, float top) {
+  const float x = score(row, at);
+  const u32 order = order_of(x);
+  return order < row.least || (order == row.tie && at < row.first_tie) ? 0.0f : exponential(x - top);
+}
+
+// The order at which the scores above it, counted (`top` = +∞) or by their shares, reach `wanted`, and what those above it amount to. A digit of eight bits a
+// pass. `bins`: 256 numbers.
+DEVICE u32 reached(const Row& row, float top, float wanted, float* bins, float& above) {
+  SHARED u32 digit;
+  SHARED float so_far;
+  u32 prefix = 0;
+  if (threadIdx.x == 0) so_far = 0.0f;
+  for (int shift = 24; shift >= 0; shift -= 8) {
+    all_threads();
+    for (int i = threadIdx.x; i < 256; i += blockDim.x) bins[i] = 0.0f;
+    all_threads();
+    for (i64 at = threadIdx.x; at < row.width; at += blockDim.x) {
+      const u32 order = order_of(score(row, at));
+      if (order < row.least || (shift < 24 && order >> (shift + 8) != prefix)) continue;
+      const float weight = top == infinite() ? 1.0f : exponential(score(row, at) - top);
+      if (weight > 0.0f) add_to(&bins[order >> shift & 0xff], weight);
+    }
+    all_threads();
+    if (threadIdx.x == 0) {
+      int last = -1, bin = 255;
+      for (; bin >= 0; bin--) {
+        if (bins[bin] == 0.0f) continue;
+        last = bin;
+        if (so_far + bins[bin] >= wanted) break;
+        so_far += bins[bin];
+      }
+      // Rounding may leave less than is wanted: then all are taken.
+      if (bin < 0) so_far -= last < 0 ? 0.0f : bins[last];
+      digit = static_cast<u32>(last < 0 ? 0 : last);
+    }
+    all_threads();
+    prefix = prefix << 8 | digit;
+  }
+  above = so_far;
+  return prefix;
+}
+
+// Leaves of scores of the order `tie` only the last ones, as many as fit below `wanted` of each one's share.
+DEVICE void cut_ties(Row& row, u32 tie, float each, float wanted, float* room) {
+  float count = 0.0f;
+  for (i64 at = threadIdx.x; at < row.width; at += blockDim.x) count += order_of(score(row, at)) == tie;
+  const float all = block_sum(count, room);
+  float kept = 1.0f;
+  while (kept < all && kept * each < wanted) kept += 1.0f;
+  if (kept >= all) return;
+  // Counts up to 2^24 are exact.
+  i64 low = 0, high = row.width;
+  while (low + 1 < high) {
+    const i64 middle = (low + high) / 2;
+    count = 0.0f;
+    for (i64 at = middle + threadIdx.x; at < row.width; at += blockDim.x) count += order_of(score(row, at)) == tie;
+    if (block_sum(count, room) >= kept) low = middle;
+    else high = middle;
+  }
+  row.tie = tie;
+  row.first_tie = low;
+}
+
+constexpr i64 PART = 8192;
+
+// Of a part of a row: its largest score, the sum of e^(score − that), and where it first is. NaN is larger than all. A block a row and part.
+KERNEL(draw_parts, DrawArgs) {
   SHARED float room[33];
-  SHARED float sums[32];
-  SHARED float left;
-  SHARED i64 piece, last_piece;
-  const float* row = a.logits + blockIdx.x * a.width;
-  const float given = static_cast<float>(a.settings[2 * blockIdx.x]), uniform = static_cast<float>(a.settings[2 * blockIdx.x + 1]);
-  const bool greedy = given == 0.0f;
-  const float factor = greedy ? 1.0f : given;
-  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, warps = blockDim.x / 32;
-
-  // A thread's largest number and where it first is; NaN is larger than all.
+  const float given = static_cast<float>(a.settings[5 * blockIdx.x]);
+  const Row row{a.logits + blockIdx.x * a.width, a.width, given == 0.0f ? 1.0f : given, 0, 0, 0};
+  const i64 begin = blockIdx.y * PART, end = begin + PART < a.width ? begin + PART : a.width;
   float most = -infinite(), sum = 0.0f;
-  i64 where = a.width;
-  for (i64 at = threadIdx.x; at < a.width; at += blockDim.x) {
-    const float x = row[at] * factor;
+  i64 where = end;
+  for (i64 at = begin + threadIdx.x; at < end; at += blockDim.x) {
+    const float x = score(row, at);
     if (!(x <= most)) {
       sum *= most == -infinite() ? 0.0f : exponential(most - x);
       most = x;
@@ -256,34 +339,98 @@ KERNEL(draw, DrawArgs) {
   }
   const float top = block_largest(most, room);
   const float total = block_sum(most == -infinite() ? 0.0f : sum * exponential(most - top), room);
+  // Positions up to 2^24 are exact in f32; vocabularies are smaller.
+  const float first = -block_largest(most == top ? -static_cast<float>(where) : -2e7f, room);
+  if (threadIdx.x == 0) {
+    float* part = a.parts + 3 * (blockIdx.x * a.count + blockIdx.y);
+    part[0] = top, part[1] = total, part[2] = first;
+  }
+}
+
+KERNEL(draw, DrawArgs) {
+  SHARED float room[33];
+  SHARED float bins[256];
+  SHARED float sums[32];
+  SHARED float left;
+  SHARED i64 piece, last_piece;
+  const double* settings = a.settings + 5 * blockIdx.x;
+  const float given = static_cast<float>(settings[0]), uniform = static_cast<float>(settings[1]);
+  const float top_k = static_cast<float>(settings[2]), top_p = static_cast<float>(settings[3]), min_p = static_cast<float>(settings[4]);
+  const bool greedy = given == 0.0f;
+  Row row{a.logits + blockIdx.x * a.width, a.width, greedy ? 1.0f : given, 0, 0, 0};
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, warps = blockDim.x / 32;
+
+  const float* parts = a.parts + 3 * blockIdx.x * a.count;
+  float top = -infinite(), total = 0.0f, first = -1.0f;
+  for (int part = 0; part < a.count; part++) top = largest(top, parts[3 * part]);
+  for (int part = 0; part < a.count; part++) {
+    const float most = parts[3 * part];
+    // A part that is not finite has such a sum.
+    total += most == -infinite() ? 0.0f : parts[3 * part + 1] * exponential(most - top);
+    if (most == top && first < 0.0f) first = parts[3 * part + 2];
+  }
   double* drawn = a.drawn + 2 * blockIdx.x;
   if (!(total > 0.0f && total < infinite())) {
     if (threadIdx.x == 0) drawn[0] = 0.0, drawn[1] = static_cast<double>(infinite() - infinite());
     return;
   }
   if (greedy) {
-    if (most != top) where = a.width;
-    // Positions up to 2^24 are exact in f32; vocabularies are smaller.
-    const float first = -block_largest(-static_cast<float>(where), room);
     if (threadIdx.x == 0) drawn[0] = static_cast<double>(first), drawn[1] = static_cast<double>(-log_of(total));
     return;
   }
 
-  // Which piece of the row, of as many numbers as a warp takes at a time times 32, holds the share: warps sum pieces in turn.
+  const bool cuts = (top_k > 0.0f && top_k < static_cast<float>(a.width)) || top_p < 1.0f || min_p > 0.0f;
+  if (cuts) {
+    const auto kept = [&] {
+      float own = 0.0f;
+      for (i64 at = threadIdx.x; at < a.width; at += blockDim.x) own += share(row, at, top);
+      return block_sum(own, room);
+    };
+    float above;
+    if (top_k > 0.0f && top_k < static_cast<float>(a.width)) row.least = reached(row, infinite(), top_k, bins, above);
+    if (top_p < 1.0f) {
+      const float wanted = top_p * kept();
+      const u32 order = reached(row, top, wanted, bins, above);
+      row.least = order;
+      cut_ties(row, order, exponential(score_of(order) - top), wanted - above, room);
+    }
+    if (min_p > 0.0f) {
+      const u32 least = order_of(top + log_of(min_p));
+      if (least > row.least) row.least = least;
+    }
+    total = kept();
+  }
+
+  // The part that holds the share, whose sums are known unless the row was cut; the last one that has any, where rounding leaves nothing.
+  i64 low = 0, high = a.width;
+  float sought = uniform * total;
+  if (!cuts) {
+    float rest = sought;
+    for (int part = 0; part < a.count; part++) {
+      const float most = parts[3 * part], own = most == -infinite() ? 0.0f : parts[3 * part + 1] * exponential(most - top);
+      if (own <= 0.0f) continue;
+      low = part * PART;
+      sought = rest;
+      if (rest < own) break;
+      rest -= own;
+    }
+    high = low + PART < a.width ? low + PART : a.width;
+  }
+  // Which piece of it, of as many numbers as a warp takes at a time times 32, holds the share: warps sum pieces in turn.
   const i64 length = 1024;
-  if (threadIdx.x == 0) left = uniform * total, piece = -1, last_piece = 0;
+  if (threadIdx.x == 0) left = sought, piece = -1, last_piece = low;
   all_threads();
-  for (i64 begin = 0; begin < a.width; begin += length * warps) {
+  for (i64 begin = low; begin < high; begin += length * warps) {
     float own = 0.0f;
     const i64 first = begin + length * warp;
-    for (i64 at = first + lane; at < first + length && at < a.width; at += 32) own += exponential(row[at] * factor - top);
+    for (i64 at = first + lane; at < first + length && at < high; at += 32) own += share(row, at, top);
     own = warp_sum(own);
     if (lane == 0) sums[warp] = own;
     all_threads();
     if (threadIdx.x == 0) {
       for (int w = 0; w < warps; w++) {
         const i64 start = begin + length * w;
-        if (start >= a.width || piece >= 0) break;
+        if (start >= high || piece >= 0) break;
         if (sums[w] > 0.0f) last_piece = start;
         if (left < sums[w]) piece = start;
         else left -= sums[w];
@@ -298,18 +445,18 @@ KERNEL(draw, DrawArgs) {
     const i64 start = past ? last_piece : piece;
     float before = 0.0f;
     i64 chosen = -1, last = -1;
-    for (i64 begin = start; begin < start + length && begin < a.width && chosen < 0; begin += 32) {
+    for (i64 begin = start; begin < start + length && begin < high && chosen < 0; begin += 32) {
       const i64 at = begin + lane;
-      const float share = at < a.width ? exponential(row[at] * factor - top) : 0.0f;
-      float until = share;
+      const float own = at < high ? share(row, at, top) : 0.0f;
+      float until = own;
       for (int step = 1; step < 32; step *= 2) {
         // Sums over the lanes up to this one, by what lies `step` below.
         const float other = lane_below(until, step);
         if (lane >= step) until += other;
       }
-      const bool reached = share > 0.0f && !past && left < before + until;
-      const float at_first = -warp_largest(reached ? -static_cast<float>(lane) : -1e9f);
-      const float at_last = warp_largest(share > 0.0f ? static_cast<float>(lane) : -1.0f);
+      const bool found = own > 0.0f && !past && left < before + until;
+      const float at_first = -warp_largest(found ? -static_cast<float>(lane) : -1e9f);
+      const float at_last = warp_largest(own > 0.0f ? static_cast<float>(lane) : -1.0f);
       if (at_first < 32.0f) chosen = begin + static_cast<i64>(at_first);
       if (at_last >= 0.0f) last = begin + static_cast<i64>(at_last);
       before += lane_at(until, 31);
@@ -318,7 +465,7 @@ KERNEL(draw, DrawArgs) {
     if (lane == 0) {
       const i64 token = chosen < 0 ? 0 : chosen;
       drawn[0] = static_cast<double>(token);
-      drawn[1] = chosen < 0 ? static_cast<double>(infinite() - infinite()) : static_cast<double>(row[token] * factor - top - log_of(total));
+      drawn[1] = chosen < 0 ? static_cast<double>(infinite() - infinite()) : static_cast<double>(score(row, token) - top - log_of(total));
     }
   }
 }

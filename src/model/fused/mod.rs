@@ -208,7 +208,10 @@ pub fn attend(
     assert!(applies(&qkv) && applies(cache) && applies(cos) && applies(sin), "fused attention takes contiguous f32 on the CPU");
     let longest = positions.iter().max().map_or(0, |position| position + 1);
     let sizes = [qkv.size()[0], cache.size()[0]];
-    assert!(sizes == [positions.len() as i64; 2] && cos.size()[0].min(cache.size()[1]) >= longest, "a slot and a position per row");
+    assert!(
+        sizes == [positions.len() as i64; 2] && cos.size()[0].min(cache.size()[1]) >= longest,
+        "a slot and a position per row"
+    );
     let (window, Heads { queries, keys, scale, cap }) = (window.unwrap_or(0) as i64, heads);
     call(|out| unsafe {
         let (raws, cap) = ([&qkv, cos, sin, cache].map(raw), cap.unwrap_or(0.0));

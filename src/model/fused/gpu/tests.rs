@@ -129,18 +129,19 @@ fn a_token_is_drawn_by_its_share_and_a_row_that_is_not_finite_is_told() {
         let _impossible = logits.narrow(1, 3, 4).fill_(f64::NEG_INFINITY);
         let _tail = logits.narrow(1, width - 2, 2).fill_(f64::NEG_INFINITY);
         let uniforms = [0.0, 0.2, 0.5, 0.73, 0.999_999, 1.0 - 1e-16, 0.4, 0.4];
-        let inverse = [1.0, 1.0, 1.25, 0.5, 1.0, 1.0, 0.0, 1.0];
+        let temperatures = [1.0, 1.0, 0.8, 2.0, 1.0, 1.0, 0.0, 1.0];
         let _nan = logits.get(7).narrow(0, 11, 1).fill_(f64::NAN);
-        let settings: Vec<f64> = inverse.iter().zip(uniforms).flat_map(|(inverse, uniform)| [*inverse, uniform]).collect();
-        let drawn = draw(&logits.to_device(device), &Tensor::from_slice(&settings).view([-1, 2]).to_device(device)).unwrap();
+        let setting = |(temperature, uniform): (&f64, f64)| [*temperature, uniform, 0.0, 1.0, 0.0];
+        let settings: Vec<f64> = temperatures.iter().zip(uniforms).flat_map(setting).collect();
+        let drawn = draw(&logits.to_device(device), &Tensor::from_slice(&settings).view([-1, 5]).to_device(device));
         let drawn = drawn.to_device(Device::Cpu);
         for row in 0..7 {
-            let factor: f64 = if inverse[row] == 0.0 { 1.0 } else { inverse[row] };
-            let log_probs = (logits.get(row as i64).to_kind(Kind::Double) * factor).log_softmax(-1, Kind::Double);
+            let divisor: f64 = if temperatures[row] == 0.0 { 1.0 } else { temperatures[row] };
+            let log_probs = (logits.get(row as i64).to_kind(Kind::Double) / divisor).log_softmax(-1, Kind::Double);
             let [token, log_prob] = [0, 1].map(|at| drawn.double_value(&[row as i64, at]));
             let token = token as i64;
             assert!((log_prob - log_probs.double_value(&[token])).abs() < 1e-4, "{width}, {row}: {log_prob}");
-            if inverse[row] == 0.0 {
+            if temperatures[row] == 0.0 {
                 assert_eq!(token, log_probs.argmax(0, false).int64_value(&[]));
                 continue;
             }
@@ -210,7 +211,7 @@ fn attention_of_one_token_writes_its_keys_and_equals_f64_for_all_shapes() {
             let expected = scores.softmax(-1, Kind::Double).matmul(&each(1)).view([-1]);
             close(&format!("{dim}, {heads} over {keys}, slot {slot}"), &out.get(slot), &expected, 2.0 * bound(kind));
             let rest = before.get(slot + 1);
-            let _written = rest.get(position).copy_(&own.get(slot).get(position));
+            rest.get(position).copy_(&own.get(slot).get(position));
             assert!(rest.equal(&own.get(slot)), "only the token's own place is written");
         }
         for outer in [0, slots + 1] {

@@ -1,0 +1,21 @@
+// Recording of a GPU's work (at::cuda::CUDAGraph): while a thread records, what it asks for is kept, and run when it is replayed.
+
+#pragma once
+
+#include <functional>
+
+namespace graph {
+
+// Whether this thread records. The host may then neither wait nor send.
+bool records();
+
+// Keeps work for the replays of the graph that is recorded.
+void keep(std::function<void()> work);
+
+// Memory that was taken while this thread records belongs to the graph.
+void adopt(const void* memory);
+
+// Whether a graph has this memory, which it will then give back itself.
+bool adopted(const void* memory, std::function<void()> give_back);
+
+}  // namespace graph
