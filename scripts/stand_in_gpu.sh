@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Runs on "cuda", where there is no GPU, what the project does there: training, generation and scoring on one device and on several, resumed, evaluated and
-# exported. The GPU is a stand-in whose kernels are the processor's (tests/stand_in_gpu): it shows that every tensor is where its operation is; results
-# of a GPU's own kernels, and what GPUs are bought for, it can't show.
+# exported. The GPU is a stand-in (tests/stand_in_gpu): libtorch's operations are the processor's, and our kernels run as fibres. It shows that every tensor is
+# where its operation is, that streams are in order, and what a step starts, waits for and takes; speed it can't show.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -18,7 +18,8 @@ fi
 export CARGO_TARGET_X86_64_UNKNOWN_LINUX_GNU_RUNNER="env LD_PRELOAD=$library"
 export ROLLFLOW_REQUIRE_GPU=1
 cargo test --workspace --test golden_models
-cargo test --workspace --test models -- precision:: devices::
+cargo test --workspace --test models -- precision:: devices:: gpu:: memory::a_trainer_on_a_gpu
+cargo test --workspace --lib -- fused:: draw:: stream::
 # All recipes on it, whatever they say themselves. What they expect is of f32, which a GPU is not given by itself.
 ROLLFLOW__MODEL__DEVICE=cuda ROLLFLOW__MODEL__DTYPE=f32 cargo test --workspace --test command -- \
   asking:: devices:: references:: reward_models:: recipes::every_shipped evaluating::runs_without \

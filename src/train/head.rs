@@ -148,9 +148,10 @@ impl OutputHead<'_> {
     }
 
     /// Gradients of the loss by the rows and by the head's weight. Sums over rows and chunks are in
-    /// f32 for all operand types (law N5).
-    pub fn gradients(&self, scored: &Scored, slopes: SlopesOf) -> ByHead {
+    /// f32 for all operand types (law N5). Frees what `scored` keeps of the softmax.
+    pub fn gradients(&self, scored: &mut Scored, slopes: SlopesOf) -> ByHead {
         let _guard = tch::no_grad_guard();
+        let kept = scored.kept.take();
         let is_trained = self.weight.requires_grad();
         let Some(words) = &self.words else {
             let slopes = column(slopes.log_probs, self.rows.device()).to_kind(self.rows.kind());
@@ -159,7 +160,8 @@ impl OutputHead<'_> {
         };
         let (mut by_weight, mut by_rows): (Option<Tensor>, _) = (None, Vec::new());
         for (start, len) in self.chunks(words) {
-            let by_logits = self.logits_gradient(words, scored, slopes, start, len).to_kind(self.weight.kind());
+            let softmax = (kept.as_ref(), scored.entropies.as_slice());
+            let by_logits = self.logits_gradient(words, softmax, slopes, start, len).to_kind(self.weight.kind());
             by_rows.push(by_logits.matmul(self.weight));
             if is_trained {
                 let chunk = wide::mm(&by_logits.tr(), &self.rows.narrow(0, start, len));
@@ -179,12 +181,20 @@ impl OutputHead<'_> {
 
     /// ∂loss/∂logits of a chunk: `slope · (1[target] − p) − entropy_slope · p · (log p + H)`, and the
     /// first term for each of the teacher's tokens, divided by the temperature.
-    fn logits_gradient(&self, words: &Words, scored: &Scored, slopes: SlopesOf, start: i64, len: i64) -> Tensor {
+    /// The softmax is computed again if it was not kept.
+    fn logits_gradient(
+        &self,
+        words: &Words,
+        (kept, entropies): (Option<&Softmax>, &[f64]),
+        slopes: SlopesOf,
+        start: i64,
+        len: i64,
+    ) -> Tensor {
         let of_rows = |values: &[f64]| column(&values[start as usize..(start + len) as usize], self.rows.device());
         // A gradient by logits that were divided is a multiple of one by slopes that are.
         let column = |values: &[f64]| words.temperature.divides(of_rows(values), start, len);
-        let recomputed = scored.kept.is_none().then(|| self.softmax(words, start, len));
-        let softmax = recomputed.as_ref().or(scored.kept.as_ref()).expect("one of them is there");
+        let recomputed = kept.is_none().then(|| self.softmax(words, start, len));
+        let softmax = recomputed.as_ref().or(kept).expect("one of them is there");
         let entropy_slopes = slopes.entropies;
         let (slope, target) = (column(slopes.log_probs), words.targets.narrow(0, start, len));
         let gradient = match softmax {
@@ -196,7 +206,7 @@ impl OutputHead<'_> {
                 let probs = log_softmax.exp();
                 let mut gradient = (&probs * -&slope).scatter_add_(1, &target.unsqueeze(1), &slope);
                 if let Some(entropy_slopes) = entropy_slopes {
-                    let above = log_softmax.clamp_min(f64::from(f32::MIN)) + of_rows(&scored.entropies);
+                    let above = log_softmax.clamp_min(f64::from(f32::MIN)) + of_rows(entropies);
                     gradient -= &probs * above * column(entropy_slopes);
                 }
                 if let (Some(ids), Some(slopes)) = (&words.teacher, slopes.at_teacher) {

@@ -161,7 +161,7 @@ impl Replica {
         judged: Option<LossOutput>,
     ) -> Result<Judged, LossError> {
         let head = self.head(forward, batch, part);
-        let scored = head.score();
+        let mut scored = head.score();
         let output = match judged {
             Some(output) => output,
             None => {
@@ -183,7 +183,7 @@ impl Replica {
                     entropies: entropy_slopes.as_deref(),
                     at_teacher: teacher_slopes.as_deref(),
                 };
-                let by_head = head.gradients(&scored, all);
+                let by_head = head.gradients(&mut scored, all);
                 let along_graph = matches!(forward.backward, Backward::Graph { .. });
                 let surrogate = along_graph.then(|| head.surrogate(&by_head.rows));
                 Ok(Slopes { scale, by_rows: by_head.rows, by_head: by_head.weight, surrogate })

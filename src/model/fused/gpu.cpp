@@ -194,6 +194,9 @@ void check(const char* what, const Tensor& of, const Tensor& like, at::ScalarTyp
 
 constexpr int64_t BLOCKS = 4096;  // of kernels that go through their rows in a loop
 
+// Of a block that goes through a row of logits.
+int64_t threads_for(const Tensor& logits) { return logits.size(1) >= 1 << 15 ? 1024 : 256; }
+
 struct AddRmsNorm : Function<AddRmsNorm> {
   static variable_list forward(AutogradContext* ctx, const Tensor& x, const Tensor& y, const Tensor& weight, double eps) {
     const Tensor a = x.contiguous(), b = y.contiguous(), w = weight.contiguous();
@@ -284,7 +287,7 @@ Tensor softmax(const Tensor& logits, const Tensor& targets) {
   check("softmax", logits, logits, at::kFloat), check("softmax", targets, logits, at::kLong);
   Tensor found = at::empty({logits.size(0), 3}, logits.options());
   SoftmaxArgs args{floats(logits), whole(targets), to_floats(found), nullptr, nullptr, nullptr, logits.size(1)};
-  launch(logits, "softmax_found", {"-DFORMAT=0"}, {logits.size(0)}, 1024, args);
+  launch(logits, "softmax_found", {"-DFORMAT=0"}, {logits.size(0)}, threads_for(logits), args);
   return found;
 }
 
@@ -295,7 +298,7 @@ Tensor softmax_gradient(const Tensor& logits, const Tensor& targets, const Tenso
   if (entropy_slopes) check("softmax", *entropy_slopes, logits, at::kFloat);
   SoftmaxArgs args{floats(logits),   whole(targets),    to_floats(found), floats(slopes), entropy_slopes ? floats(*entropy_slopes) : nullptr,
                    halves(gradient), logits.size(1)};
-  launch(logits, "softmax_gradient", {format(kind)}, {logits.size(0)}, 1024, args);
+  launch(logits, "softmax_gradient", {format(kind)}, {logits.size(0)}, threads_for(logits), args);
   return gradient;
 }
 

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::path::Path;
 
 use super::{MemoryPart, count, optimization};
-use crate::model::{Dtype, Layout, Lora, ModelConfig, ModelError, PREFILL_CELLS, folder_config, fused, logits_chunk};
+use crate::model::{Activation, Dtype, Layout, Lora, ModelConfig, ModelError, PREFILL_CELLS, folder_config, fused, logits_chunk};
 use crate::recipe::checks::validated;
 use crate::recipe::generate::OnNewWeights;
 use crate::recipe::model::{DeviceName, ModelSource};
@@ -68,6 +68,8 @@ struct Passes {
     several: bool,
     /// Memory of all parallel micro-batches between forward and backward pass.
     bytes: u64,
+    /// What a backward pass takes in addition, once the logits are freed.
+    later: u64,
     why: String,
 }
 
@@ -192,8 +194,19 @@ impl Parts<'_> {
         let (copy, also) = if bytes == 4 { (0, "") } else { (bytes, ", and a copy to compute with") };
         // Under adapters the weights are the first weights themselves.
         let parameters = work.adapters.unwrap_or(whole);
-        let shared = self.keeps_format() && self.plan.model.device == DeviceName::Cpu;
-        let computed = if work.adapters.is_some() && !shared { copy * whole } else { 0 };
+        let on_host = self.plan.model.device == DeviceName::Cpu;
+        let computed = match work.adapters {
+            None => 0,
+            Some(_) if on_host => {
+                if self.keeps_format() {
+                    0
+                } else {
+                    copy * whole
+                }
+            }
+            // A GPU has them once more, in the folder's format and in that of computation.
+            Some(_) => whole * if self.keeps_format() { bytes } else { 4 + copy },
+        };
         let what = if work.adapters.is_some() { "adapters: " } else { "" };
         self.add(weights, (4 + copy) * parameters + computed, format!("the trainer's {what}{} in f32{also}", count(parameters)));
         self.add(optimizer, 8 * parameters, "two moments in f32".to_owned());
@@ -230,7 +243,7 @@ impl Parts<'_> {
     /// Memory of forward and backward passes on a device.
     fn pass(&mut self, [gradients, activations, logits]: [&'static str; 3], parameters: u64, work: &Work) {
         let (model, of, bytes) = (work.model, work.of, self.bytes());
-        let Passes { at_once, tokens, several, bytes: held, why: of_passes } = self.passes(work);
+        let Passes { at_once, tokens, several, bytes: held, later, why: of_passes } = self.passes(work);
         // Pieces and their concatenation, unless they are written into place.
         let pass = if of.gradient_checkpointing { 4 } else { 2 * bytes + if bytes == 4 { 0 } else { 4 } };
         let (sum, of_pass) = (if several { 4 } else { 0 }, at_once * pass * parameters);
@@ -240,10 +253,20 @@ impl Parts<'_> {
         if !model.scores {
             let device = if self.at == DeviceName::Cpu { tch::Device::Cpu } else { tch::Device::Cuda(0) };
             let rows = tokens.min((logits_chunk(device) / model.vocab_size).max(1) as u64);
-            let why = format!("{rows} rows × {} × 4 in f32, less the gradients that come after them", model.vocab_size);
+            // Our kernels hold them in f32, and their gradient in 16 bits.
+            let each = if self.by_kernels(model) { 4 + bytes } else { 16 };
+            let vocabulary = model.vocab_size as u64;
+            let why = format!("{rows} rows × {vocabulary} × {each} bytes, less the gradients that come after them");
             // Logits exist before any gradient, and are freed as the first gradients appear.
-            self.add(logits, (at_once * rows * model.vocab_size as u64 * 16).saturating_sub(of_pass), why);
+            let most = (at_once * rows * vocabulary * each).max(of_pass + later);
+            self.add(logits, most.saturating_sub(of_pass), why);
         }
+    }
+
+    /// Whether a pass on this device is by flash attention and our kernels.
+    fn by_kernels(&self, model: &ModelConfig) -> bool {
+        let plain = model.attention_cap.is_none() && model.delta.is_none() && model.activation == Activation::Silu;
+        plain && self.bytes() == 2 && self.at != DeviceName::Cpu
     }
 
     fn passes(&self, work: &Work) -> Passes {
@@ -256,20 +279,23 @@ impl Parts<'_> {
         let (batch_tokens, most) = (work.sequences * work.longest, (of.micro_batch_tokens as u64).max(work.longest));
         let fused = bytes == 4 && on_host && work.longest as usize <= fused::LONGEST_FUSED_SEQUENCE;
         // Flash attention on a GPU computes prompts once, too.
-        let packed = bytes == 2 && !on_host && model.attention_cap.is_none() && model.delta.is_none();
-        let tokens = work.computed(batch_tokens.div_ceil(pieces).min(most), fused || packed);
-        let layer = per_token_of_layer(model, fused) * bytes;
+        let kernels = self.by_kernels(model);
+        let tokens = work.computed(batch_tokens.div_ceil(pieces).min(most), fused || kernels);
+        let layer = per_token_of_layer(model, fused, kernels) * bytes;
         let (layers, stream) = (model.layers() as u64, model.hidden_size as u64 * bytes);
-        let (held, why) = match of.gradient_checkpointing {
-            true => (layers * stream + 2 * layer, "layers' inputs, and one layer"),
-            // The last layer computed is the first differentiated: two layers are in memory.
-            false => ((layers + 2) * layer, "every layer's"),
+        // The last layer computed is the first differentiated: two layers are in memory, on a GPU after the logits.
+        let (held, later, why) = match (of.gradient_checkpointing, kernels) {
+            (true, true) => (layers * stream, 2 * layer, "layers' inputs"),
+            (true, false) => (layers * stream + 2 * layer, 0, "layers' inputs, and one layer"),
+            (false, true) => (layers * layer, layer, "every layer's"),
+            (false, false) => ((layers + 2) * layer, 0, "every layer's"),
         };
         // Queries and keys are rotated in f32: as they are, turned, and the sum.
-        let rotated = if on_host { 0 } else { 4 * 3 * ((model.heads + model.kv_heads) * model.head_dim) as u64 };
+        let rotated = if on_host || kernels { 0 } else { 4 * 3 * ((model.heads + model.kv_heads) * model.head_dim) as u64 };
         let held = held + rotated;
         let why = format!("{at_once} × {tokens} tokens × {:.1} KiB: {why}", held as f64 / 1024.0);
-        Passes { at_once, tokens, several: pieces > 1 || batch_tokens > most, bytes: at_once * tokens * held, why }
+        let (bytes, later) = (at_once * tokens * held, at_once * tokens * later);
+        Passes { at_once, tokens, several: pieces > 1 || batch_tokens > most, bytes, later, why }
     }
 
     /// Bytes of a published weight, and its format.
@@ -326,7 +352,7 @@ impl Parts<'_> {
         if on_gpu {
             // Padding of a rectangle is computed, too. A prompt longer than a chunk is read alone.
             let cells = (PREFILL_CELLS as u64).max(positions).min(slots * positions);
-            let layer = per_token_of_layer(&self.model, false) * self.bytes();
+            let layer = per_token_of_layer(&self.model, false, self.by_kernels(&self.model)) * self.bytes();
             let why = format!("{cells} tokens × {:.1} KiB: one layer's, of prompts that are read at once", layer as f64 / 1024.0);
             self.add("prefill", cells * layer, why);
         }
@@ -368,7 +394,7 @@ impl Work<'_> {
 }
 
 /// Numbers per token that autograd keeps of one layer for its operations.
-fn per_token_of_layer(model: &ModelConfig, fused: bool) -> u64 {
+fn per_token_of_layer(model: &ModelConfig, fused: bool, kernels: bool) -> u64 {
     let (hidden, inner) = (model.hidden_size as u64, model.active_width() as u64);
     let (q, k) = ((model.heads * model.head_dim) as u64, (model.kv_heads * model.head_dim) as u64);
     // Norms and projections keep their input, attention its input and output, the gate both halves
@@ -377,7 +403,12 @@ fn per_token_of_layer(model: &ModelConfig, fused: bool) -> u64 {
     let normed = model.qk_norm_sizes().map_or(0, |_| 2 * q + 3 * k);
     // Rotated queries and keys, keys and values per query head, the output again, and the gate's
     // result.
-    let apart = if fused { 0 } else { (q + k) + 2 * q + q + 2 * inner };
+    let apart = match (fused, kernels) {
+        (true, _) => 0,
+        // Rotated queries and keys.
+        (_, true) => q + k,
+        _ => (q + k) + 2 * q + q + 2 * inner,
+    };
     let attention = plain + normed + apart;
     // Projections, the convolution's output, queries, keys and values per value head, and the pairs of tokens of
     // a chunk, in f32 counted once.

@@ -62,10 +62,10 @@ fn gradients_by_a_teachers_tokens_equal_autograd() {
             let temperature = Temperature::of(&temperatures, Device::Cpu);
             let words = Words { targets: &targets, temperature, cap: None, teacher: Some(ids.shallow_clone()), chunk_rows };
             let head = OutputHead { weight: &weight, rows: &rows, words: Some(words) };
-            let scored = head.score();
+            let mut scored = head.score();
             assert!(close(&tensor(scored.at_teacher.as_deref().unwrap()), &theirs.reshape([-1])));
             let all = SlopesOf { log_probs: &slopes, entropies: None, at_teacher: Some(&at_teacher) };
-            let found = head.gradients(&scored, all);
+            let found = head.gradients(&mut scored, all);
             assert!(close(&found.rows, &expected[0]) && close(&found.weight.unwrap(), &expected[1]), "chunks of {chunk_rows}");
             let (log_probs, top) = head.top(head.words.as_ref().unwrap(), TopK { k: 2, below: 11 });
             let (values, likeliest) = log_softmax.topk(2, -1, true, true);
@@ -103,10 +103,10 @@ fn scores_and_gradients_equal_autograd_however_the_rows_are_chunked() {
             let temperature = Temperature::of(&temperatures, Device::Cpu);
             let words = Words { targets: &targets, temperature, cap, teacher: None, chunk_rows };
             let head = OutputHead { weight: &weight, rows: &rows, words: Some(words) };
-            let scored = head.score();
+            let mut scored = head.score();
             assert!(close(&tensor(&scored.log_probs), &chosen) && close(&tensor(&scored.entropies), &entropy));
             let closed =
-                head.gradients(&scored, SlopesOf { log_probs: &slopes, entropies: Some(&entropy_slopes), at_teacher: None });
+                head.gradients(&mut scored, SlopesOf { log_probs: &slopes, entropies: Some(&entropy_slopes), at_teacher: None });
             let surrogate = head.surrogate(&closed.rows);
             let found = Tensor::run_backward(&[surrogate], &[&rows], false, false);
             assert!(found[0] == closed.rows, "a surrogate has the gradient it is given");
