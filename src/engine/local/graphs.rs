@@ -2,7 +2,7 @@
 //!
 //! A small model's step is hundreds of kernels of a few microseconds, which a host cannot start as fast. A step of
 //! the same slots, weights and cache is recorded once and replayed with new tokens. Slots are rounded up by at most an
-//! eighth; those beyond the sequences in flight are free, and get a token that nobody reads.
+//! eighth; those beyond the sequences in flight are free, and get a token that is not read.
 
 use std::rc::Rc;
 
