@@ -8,7 +8,7 @@ use tch::{Kind, Tensor};
 
 use super::TeacherColumn;
 use crate::data::TopK;
-use crate::model::{capped, fused, wide};
+use crate::model::{capped, fused, upload, wide};
 
 /// Values at the rows.
 pub(super) struct Scored {
@@ -110,21 +110,24 @@ impl OutputHead<'_> {
         };
         for (start, len) in self.chunks(words) {
             let softmax = self.softmax(words, start, len);
-            let (chosen, entropy) = match &softmax {
-                Softmax::Fused { found, .. } => (found.narrow(1, 0, 1), found.narrow(1, 1, 1)),
+            let found = match &softmax {
+                Softmax::Fused { found, .. } => found.narrow(1, 0, 2),
                 Softmax::Plain(log_softmax) => {
                     // −∞ · 0 would be NaN; a forbidden token adds nothing.
                     let entropy = log_softmax.exp() * log_softmax.clamp_min(f64::from(f32::MIN));
-                    let entropy = -entropy.sum_dim_intlist([1i64].as_slice(), false, None);
-                    (log_softmax.gather(1, &words.targets.narrow(0, start, len).unsqueeze(1), false), entropy)
+                    let entropy = -entropy.sum_dim_intlist([1i64].as_slice(), true, None);
+                    Tensor::cat(&[log_softmax.gather(1, &words.targets.narrow(0, start, len).unsqueeze(1), false), entropy], 1)
                 }
             };
             if let (Some(ids), Softmax::Plain(log_softmax)) = (&words.teacher, &softmax) {
                 let chosen = to_host(&log_softmax.gather(1, &ids.narrow(0, start, len), false));
                 scored.at_teacher.get_or_insert_default().extend(chosen);
             }
-            scored.log_probs.extend(to_host(&chosen));
-            scored.entropies.extend(to_host(&entropy));
+            // Both at a time: a GPU's host waits for each copy.
+            for pair in to_host(&found).chunks(2) {
+                scored.log_probs.push(pair[0]);
+                scored.entropies.push(pair[1]);
+            }
             scored.kept = (len == self.rows.size()[0]).then_some(softmax);
         }
         scored
@@ -254,7 +257,7 @@ impl OutputHead<'_> {
 /// Numbers as `[M, 1]`, in f32.
 fn column(values: &[f64], device: tch::Device) -> Tensor {
     let values: Vec<f32> = values.iter().map(|value| *value as f32).collect();
-    Tensor::from_slice(&values).to_device(device).unsqueeze(1)
+    upload(&values, device).unsqueeze(1)
 }
 
 fn to_host(values: &Tensor) -> Vec<f64> {

@@ -303,10 +303,8 @@ impl Replica {
                 std::iter::repeat_n(sequence.temperature.unwrap_or(self.config.temperature), sequence.rows.len())
             });
             let temperature = Temperature::of(&temperatures.collect::<Vec<f64>>(), self.compute.device);
-            let teacher = batch.teacher_column(part).map(|column| {
-                let ids = Tensor::from_slice(&column.ids).reshape([-1, column.k as i64]);
-                ids.to_device(self.compute.device)
-            });
+            let teacher =
+                batch.teacher_column(part).map(|column| upload(&column.ids, self.compute.device).reshape([-1, column.k as i64]));
             Words { targets, temperature, cap: model.logits_cap, teacher, chunk_rows }
         });
         OutputHead { weight, rows, words }

@@ -117,20 +117,23 @@ fn a_generator_in_bf16_on_a_gpu_agrees_with_its_trainer() {
     }
 }
 
-/// Kernels that were started so far, and times that the host waited, where the stand-in counts them.
+/// The device whose kernels are counted, which no other test has.
+const COUNTED: usize = 2;
+
+/// Kernels that were started there so far, and times that the host waited, where the stand-in counts them.
 fn counts() -> Option<(u64, u64)> {
-    type Counts = unsafe extern "C" fn(*mut u64, *mut u64);
+    type Counts = unsafe extern "C" fn(i64, *mut u64, *mut u64);
     let process = libloading::os::unix::Library::this();
     let (mut kernels, mut waits) = (0, 0);
     // SAFETY: the stand-in's function, by its signature.
-    unsafe { process.get::<Counts>(b"stand_in_counts\0").ok()?(&mut kernels, &mut waits) };
+    unsafe { process.get::<Counts>(b"stand_in_counts\0").ok()?(COUNTED as i64, &mut kernels, &mut waits) };
     Some((kernels, waits))
 }
 
 /// Small kernels are bound by how fast a host starts them, and a host that waits starts none.
 #[test]
-fn a_decoding_step_starts_few_kernels_and_waits_once() {
-    if counts().is_none() {
+fn a_decoding_step_starts_few_kernels_and_waits_once_and_a_micro_batch_twice_at_most() {
+    if Compute::cuda(COUNTED, Dtype::Bf16).check().is_err() || counts().is_none() {
         return eprintln!("skipped: only the stand-in of a GPU counts kernels");
     }
     for name in ["qwen2_tied", "qwen3_tied", "llama_tied"] {
@@ -138,7 +141,7 @@ fn a_decoding_step_starts_few_kernels_and_waits_once() {
         let (model, weights) = load_hf(&folder).unwrap();
         let tokenizer = Arc::new(Tokenizer::from_dir(&folder).unwrap());
         let decoder = rollflow::model::Decoder::new(&model, weights.layout.clone());
-        let mut engine = LocalEngine::new(decoder, tokenizer, 4, 7).computing(Compute::cuda(0, Dtype::Bf16));
+        let mut engine = LocalEngine::new(decoder, tokenizer, 4, 7).computing(Compute::cuda(COUNTED, Dtype::Bf16));
         engine.set_weights(1, &weights);
         let params = Arc::new(SamplingParams { max_new_tokens: 12, ignore_eos: true, ..Default::default() });
         engine.submit(Request::new(0, [5u32, 8, 33], 4, params)).unwrap();
@@ -152,5 +155,13 @@ fn a_decoding_step_starts_few_kernels_and_waits_once() {
             // The stand-in's norm is four operations, a GPU's one.
             assert!(kernels <= 20 * model.layers() as u64 + 12 && waits == 1, "{name}: {kernels} kernels, {waits} waits");
         }
+
+        let trainer = backend(&model, &weights, Compute::cuda(COUNTED, Dtype::Bf16), false);
+        let before = counts().unwrap();
+        trainer.forward_backward(batch(model.vocab_size)).wait().unwrap();
+        let after = counts().unwrap();
+        let (kernels, waits) = (after.0 - before.0, after.1 - before.1);
+        println!("{name}, a micro-batch: {kernels} kernels, {waits} waits");
+        assert!(waits <= 2, "{name}: {waits} waits of a micro-batch");
     }
 }

@@ -6,6 +6,7 @@
 #include <mutex>
 #include <set>
 #include <string>
+#include <tuple>
 
 namespace order {
 namespace {
@@ -33,7 +34,7 @@ std::map<Place, Clock> seen;  // of each stream, its own time included
 Clock over;                   // what the host knows to be done
 std::string problem;
 std::map<int64_t, std::pair<uint64_t, uint64_t>> bytes_of;  // of each device: taken now, and at most
-thread_local uint64_t kernels, waits;  // of this thread
+std::map<int64_t, std::pair<uint64_t, uint64_t>> counts;  // of each device: kernels started, and waits of the host
 
 Place place(c10::Stream stream) { return static_cast<int64_t>(stream.device_index()) << 40 | stream.id(); }
 std::string name(Place of) { return "stream " + std::to_string(of & ((int64_t{1} << 40) - 1)) + " of cuda:" + std::to_string(of >> 40); }
@@ -77,7 +78,7 @@ void freed(const void* memory) {
 void begin(c10::Stream stream) {
   const std::lock_guard<std::mutex> lock(mutex);
   seen[place(stream)][place(stream)]++;
-  kernels++;
+  counts[stream.device_index()].first++;
 }
 
 void reads(const void* memory, c10::Stream stream) {
@@ -128,7 +129,7 @@ void meet(c10::Stream one, c10::Stream other) {
 void host_waits(c10::Stream stream) {
   const std::lock_guard<std::mutex> lock(mutex);
   join(over, seen[place(stream)]);
-  waits++;
+  counts[stream.device_index()].second++;
 }
 
 void check() {
@@ -140,10 +141,10 @@ void check() {
 
 }  // namespace order
 
-// Kernels that this thread has started, and times that it has waited for a device.
-extern "C" void stand_in_counts(uint64_t* kernels, uint64_t* waits) {
-  *kernels = order::kernels;
-  *waits = order::waits;
+// Kernels that were started on a device, and times that the host waited for it, since the program began.
+extern "C" void stand_in_counts(int64_t device, uint64_t* kernels, uint64_t* waits) {
+  const std::lock_guard<std::mutex> lock(order::mutex);
+  std::tie(*kernels, *waits) = order::counts[device];
 }
 
 // Bytes that a device's tensors take now, and at most since this was last asked.

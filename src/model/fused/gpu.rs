@@ -1,7 +1,7 @@
 //! Our kernels on NVIDIA GPUs (`kernels.cu`, `gpu.cpp`): f16 and bf16, from the Ampere generation on, where
 //! NVRTC is found. Elsewhere libtorch's operations do the same in more passes over memory.
 
-use std::ffi::{CStr, CString, c_char};
+use std::ffi::{CStr, c_char};
 
 use tch::{Device, Kind, Tensor};
 use torch_sys::C_tensor;
@@ -50,16 +50,16 @@ unsafe extern "C" {
     ) -> *mut c_char;
 }
 
-const SOURCE: &str = concat!(include_str!("kernel_args.h"), include_str!("kernels.cu"));
+/// With the zero that ends a text of C.
+const SOURCE: &str = concat!(include_str!("kernel_args.h"), include_str!("kernels.cu"), "\0");
 
 /// Returns true if this device runs the kernels. The first question compiles them, in about a second; a
 /// reason against it is logged once.
 pub fn runs_kernels(device: Device) -> bool {
     let Device::Cuda(index) = device else { return false };
-    let text = CString::new(SOURCE).expect("a source without zeros");
     let mut first = false;
-    // SAFETY: the text outlives the call, which copies it.
-    let problem = unsafe { rollflow_gpu_problem(index as i64, text.as_ptr(), &mut first) };
+    // SAFETY: the text ends with a zero, and the call copies it.
+    let problem = unsafe { rollflow_gpu_problem(index as i64, SOURCE.as_ptr().cast(), &mut first) };
     if problem.is_null() {
         return true;
     }
