@@ -35,6 +35,13 @@ struct Kernel {
   std::size_t words;
 };
 
+// One at a time: fibres of a kernel share what its library has.
+void run(const Kernel& kernel, const void* given, const Dim& grid, unsigned threads) {
+  static std::mutex one;
+  const std::lock_guard<std::mutex> lock(one);
+  kernel.run(given, &grid, threads);
+}
+
 }  // namespace
 
 extern "C" {
@@ -111,8 +118,6 @@ int cuModuleGetFunction(void** function, void* module, const char* name) {
 // What a kernel writes is new, or a slot of a cache, which one stream has; so all it is given counts as read.
 int cuLaunchKernel(void* function, unsigned x, unsigned y, unsigned z, unsigned threads, unsigned, unsigned, unsigned, void* stream, void** params,
                    void**) {
-  static std::mutex one;
-  const std::lock_guard<std::mutex> lock(one);
   const Kernel& kernel = *static_cast<Kernel*>(function);
   const c10::Stream where = stream_of_handle(stream);
   order::check();
@@ -123,10 +128,10 @@ int cuLaunchKernel(void* function, unsigned x, unsigned y, unsigned z, unsigned 
     if (word > AWAY) order::reads(reinterpret_cast<void*>(word - AWAY), where);
   }
   const Dim grid{x, y, z};
-  kernel.run(params[0], &grid, threads);
+  run(kernel, params[0], grid, threads);
   if (graph::records()) {
     const std::vector<uint64_t> given(static_cast<uint64_t*>(params[0]), static_cast<uint64_t*>(params[0]) + kernel.words);
-    graph::keep([kernel, given, grid, threads] { kernel.run(given.data(), &grid, threads); });
+    graph::keep([kernel, given, grid, threads] { run(kernel, given.data(), grid, threads); });
   }
   return 0;
 }

@@ -47,6 +47,7 @@ void join(Clock& to, const Clock& from) {
   for (const auto& [of, time] : from) to[of] = std::max(to[of], time);
 }
 Memory* find(const void* at) {
+  if (!at) return nullptr;
   auto found = memories.upper_bound(reinterpret_cast<uintptr_t>(at));
   if (found == memories.begin()) return nullptr;
   --found;
@@ -56,6 +57,8 @@ Memory* find(const void* at) {
 }  // namespace
 
 void allocated(const void* memory, std::size_t bytes, c10::Stream stream) {
+  // What is empty has no memory.
+  if (!memory) return;
   const std::lock_guard<std::mutex> lock(mutex);
   memories[reinterpret_cast<uintptr_t>(memory)] = {bytes, place(stream), place(stream), 0, {}, {}};
   auto& [now, most] = bytes_of[stream.device_index()];
