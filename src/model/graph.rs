@@ -1,7 +1,9 @@
 //! CUDA graphs: kernels that are recorded once and then started together, for steps of so many small kernels
 //! that starting them one by one takes longer than running them.
 
-use std::ffi::{CStr, c_char};
+use std::ffi::c_char;
+
+use super::c_text::{check, taken};
 
 #[repr(C)]
 struct CGraph {
@@ -15,18 +17,6 @@ unsafe extern "C" {
     fn rollflow_graph_end(graph: *mut CGraph) -> *mut c_char;
     fn rollflow_graph_replay(graph: *mut CGraph) -> *mut c_char;
     fn rollflow_graph_free(graph: *mut CGraph);
-    #[link_name = "free"]
-    fn libc_free(pointer: *mut std::ffi::c_void);
-}
-
-fn result(error: *mut c_char) -> Result<(), String> {
-    if error.is_null() {
-        return Ok(());
-    }
-    // SAFETY: a text of the C library, which is freed once.
-    let text = unsafe { CStr::from_ptr(error) }.to_string_lossy().into_owned();
-    unsafe { libc_free(error.cast()) };
-    Err(text)
 }
 
 /// Memory of graphs of which one runs at a time, and whose results are read before the next.
@@ -53,11 +43,11 @@ impl Graph {
     /// libtorch's message if it cannot be recorded.
     pub fn record<T>(pool: &GraphPool, work: impl FnOnce() -> T) -> Result<(Self, T), String> {
         let mut graph = std::ptr::null_mut();
-        let begun = result(unsafe { rollflow_graph_begin(pool.0.as_ptr(), &mut graph) });
+        let begun = taken(unsafe { rollflow_graph_begin(pool.0.as_ptr(), &mut graph) });
         let graph = Graph(graph);
         begun?;
         let done = std::panic::catch_unwind(std::panic::AssertUnwindSafe(work));
-        let ended = result(unsafe { rollflow_graph_end(graph.0) });
+        let ended = taken(unsafe { rollflow_graph_end(graph.0) });
         let done = done.map_err(|_| "an operation in it cannot be recorded".to_owned())?;
         ended?;
         Ok((graph, done))
@@ -65,9 +55,7 @@ impl Graph {
 
     /// Runs it in this thread's stream.
     pub fn replay(&self) {
-        if let Err(text) = result(unsafe { rollflow_graph_replay(self.0) }) {
-            panic!("libtorch: {text}");
-        }
+        check(unsafe { rollflow_graph_replay(self.0) });
     }
 }
 

@@ -9,6 +9,7 @@ mod adapter_folder;
 #[cfg(all(feature = "jemalloc", target_os = "linux", target_env = "gnu"))]
 mod allocator;
 mod block;
+mod c_text;
 mod compute;
 mod config;
 mod config_json;

@@ -5,11 +5,13 @@
 //! micro-batch. Tensors of one stream that another reads need an [`Event`] in between; published weights
 //! hold one.
 
-use std::ffi::{CStr, c_char};
+use std::ffi::c_char;
 use std::ptr::NonNull;
 
 use tch::{Device, Tensor};
 use torch_sys::C_tensor;
+
+use super::c_text::check;
 
 #[repr(C)]
 struct CEvent {
@@ -24,18 +26,6 @@ unsafe extern "C" {
     fn rollflow_event_wait(device: i64, event: *mut CEvent) -> *mut c_char;
     fn rollflow_event_free(event: *mut CEvent);
     fn rollflow_stream_uses(tensor: *mut C_tensor) -> *mut c_char;
-    #[link_name = "free"]
-    fn libc_free(pointer: *mut std::ffi::c_void);
-}
-
-/// Panics with libtorch's message, like tch's operations.
-fn check(error: *mut c_char) {
-    if !error.is_null() {
-        // SAFETY: a text of the C library, which is freed once.
-        let text = unsafe { CStr::from_ptr(error) }.to_string_lossy().into_owned();
-        unsafe { libc_free(error.cast()) };
-        panic!("libtorch: {text}");
-    }
 }
 
 /// A stream of a GPU; nothing on a processor.

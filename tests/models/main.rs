@@ -12,5 +12,6 @@ mod packed_rows;
 mod parts;
 mod precision;
 mod score_models;
+mod stand_in;
 #[path = "../tiny/mod.rs"]
 mod tiny;

@@ -16,6 +16,8 @@ use rollflow::train::{LocalBackend, LocalConfig, TrainingBackend, collate};
 use safetensors::tensor::{self, View};
 use serde_json::json;
 
+use crate::stand_in::bytes;
+
 /// Resident bytes of this process: now, or their peak since it was last forgotten.
 fn resident(key: &str) -> u64 {
     let status = std::fs::read_to_string("/proc/self/status").unwrap();
@@ -100,21 +102,11 @@ fn a_larger_trainer_takes_what_the_plan_says_and_less_with_layers_computed_anew(
     assert!(anew.1 * 3 < plain.1 * 2, "less than two thirds: {} {}", anew.1, plain.1);
 }
 
-/// Bytes of the tensors on a device: now, and at most since this was last asked; where the stand-in of a GPU counts them.
-fn on_device(index: usize) -> Option<(u64, u64)> {
-    type Bytes = unsafe extern "C" fn(i64, *mut u64, *mut u64);
-    let process = libloading::os::unix::Library::this();
-    let (mut now, mut most) = (0, 0);
-    // SAFETY: the stand-in's function, by its signature.
-    unsafe { process.get::<Bytes>(b"stand_in_bytes\0").ok()?(index as i64, &mut now, &mut most) };
-    Some((now, most))
-}
-
 /// On a device that no other test has.
 #[test]
 fn a_trainer_on_a_gpu_takes_what_the_plan_says_within_a_tenth() {
     const DEVICE: usize = 3;
-    if Compute::cuda(DEVICE, Dtype::Bf16).check().is_err() || on_device(DEVICE).is_none() {
+    if Compute::cuda(DEVICE, Dtype::Bf16).check().is_err() || bytes(DEVICE).is_none() {
         return eprintln!("skipped: only the stand-in of a GPU counts bytes");
     }
     let keys = "hidden = 128\nlayers = 6\nheads = 4\nkv_heads = 2\nintermediate = 384\nvocab = 4096";
@@ -148,14 +140,14 @@ fn a_trainer_on_a_gpu_takes_what_the_plan_says_within_a_tenth() {
             compute: Compute::cuda(DEVICE, Dtype::Bf16),
             ..LocalConfig::new(CrossEntropy, Schedule::constant(1e-4))
         };
-        let (before, _) = on_device(DEVICE).unwrap();
+        let (before, _) = bytes(DEVICE).unwrap();
         let backend = LocalBackend::new(settings, config.clone(), weights).unwrap();
         for _ in 0..2 {
             backend.forward_backward(batch.clone()).wait().unwrap();
             backend.optim_step().wait().unwrap();
         }
         backend.forward_backward(batch.clone()).wait().unwrap();
-        let most = on_device(DEVICE).unwrap().1 - before;
+        let most = bytes(DEVICE).unwrap().1 - before;
         planned.iter().for_each(|part| println!("  {} {:.1} MiB: {}", part.what, part.bytes as f64 / 1048576.0, part.why));
         let what = format!("adapters {}, checkpointing {checkpointing}", !adapters.is_empty());
         assert_predicted(&what, (expected, most), 0.9..1.1);

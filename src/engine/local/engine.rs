@@ -19,14 +19,13 @@ use tch::Tensor;
 use super::draw::{Choices, choices, draw, settings};
 use super::graphs::StepGraphs;
 use super::prompts::Prompts;
+use super::sequence::{Sequence, SequenceState, ServedWeights, rows};
 use crate::data::packing::cut_rectangles;
 use crate::data::{Answer, SampledToken, Tokenizer, Version};
-use crate::engine::sampling::uniform;
-use crate::engine::slots::{ActiveSample, Admission, Slots};
-use crate::engine::stop::StopWatch;
-use crate::engine::{EngineError, FinishReason, Finished, Load, OnNewWeights, Request, SamplingParams, TokenEngine};
+use crate::engine::slots::{Admission, Slots};
+use crate::engine::{EngineError, Finished, Load, OnNewWeights, Request, TokenEngine};
 use crate::model::stream::{Entered, Event, Stream};
-use crate::model::{Compute, Decoder, FrozenWeights, KvCache, PREFILL_CELLS, Packed, Views, Weights, upload};
+use crate::model::{Compute, Decoder, FrozenWeights, KvCache, PREFILL_CELLS, Packed, Weights, upload};
 
 /// Engine that generates with weights in this process.
 pub struct LocalEngine {
@@ -104,8 +103,9 @@ impl LocalEngine {
         self.prompts.forget(|_| false);
     }
 
-    /// Forgets prompts under weights that no new request uses.
+    /// Forgets prompts under weights that no new request uses, and recorded steps.
     fn forget_old(&mut self) {
+        self.graphs.forget();
         let (weights, adapters) = (&self.weights, &self.adapters);
         self.prompts.forget(|known| weights.iter().chain(adapters.values()).any(|served| Rc::ptr_eq(served, known)));
     }
@@ -172,7 +172,6 @@ impl LocalEngine {
         let _guard = tch::no_grad_guard();
         let served = Rc::new(ServedWeights { version, views: self.decoder.views_of(&weights.on(self.compute)) });
         self.weights = Some(served.clone());
-        self.graphs.forget();
         self.forget_old();
         // The rest of that group must not start from logits of the old weights.
         self.shelf = None;
@@ -268,15 +267,13 @@ impl LocalEngine {
 
     /// One token for each of `slots`, recorded or not.
     fn decode(&mut self, weights: &Rc<ServedWeights>, slots: &[usize], tokens: &[i64], positions: &[usize]) -> Choices {
-        if slots[0] == 0 && self.graphs.are_used() {
+        // A graph's further slots must be free.
+        if slots.len() == self.slots.active() && self.graphs.are_used() {
             let settings = settings(&rows(&self.slots, self.run_seed, slots));
             let (cache, given) = ((&mut self.cache, self.slots.len()), (tokens, positions, settings));
             if let Some(drawn) = self.graphs.step(&self.decoder, (weights, &weights.views), given, cache) {
                 // The device is at work meanwhile.
-                for sequence in self.slots.iter_mut() {
-                    let after = sequence.answer.tokens.len() + 1;
-                    sequence.state.ahead = Some((after, sequence.uniform_after(after, self.run_seed)));
-                }
+                self.slots.iter_mut().for_each(|sequence| sequence.compute_ahead(self.run_seed));
                 return choices(&drawn.narrow(0, 0, slots.len() as i64));
             }
         }
@@ -414,7 +411,7 @@ impl TokenEngine for LocalEngine {
             let adapters = &self.adapters;
             let of = |request: &Request| {
                 let adapter = request.adapter.as_ref().and_then(|name| adapters.get(name));
-                SequenceState { weights: adapter.unwrap_or(&weights).clone(), watch: StopWatch::default(), ahead: None }
+                SequenceState::new(adapter.unwrap_or(&weights).clone())
             };
             let admitted = self.slots.admit(of);
             if admitted.is_empty() {
@@ -442,60 +439,5 @@ impl TokenEngine for LocalEngine {
 
     fn load(&self) -> Load {
         self.slots.load
-    }
-}
-
-/// Parameters and uniform numbers of the next tokens in `slots`.
-fn rows<'a>(all: &'a Slots<SequenceState>, run_seed: u64, slots: &[usize]) -> Vec<(&'a SamplingParams, f64)> {
-    let sequences = slots.iter().filter_map(|&slot| all.get(slot));
-    sequences.map(|sequence| (&*sequence.request.params, sequence.uniform(run_seed))).collect()
-}
-
-/// One version of the weights, kept while a sample uses it.
-struct ServedWeights {
-    version: Version,
-    views: Views,
-}
-
-/// State of a sample in flight. Random numbers and text follow from its tokens, so only tokens are
-/// saved (laws C1, N2).
-struct SequenceState {
-    weights: Rc<ServedWeights>,
-    watch: StopWatch,
-    /// A uniform number that was computed while a GPU decoded, and the number of tokens before it.
-    ahead: Option<(usize, f64)>,
-}
-
-type Sequence = ActiveSample<SequenceState>;
-
-impl Sequence {
-    /// Newest token and its position, the input of a step.
-    fn newest(&self) -> (i64, usize) {
-        let token = self.answer.tokens.last().map_or(0, |&token| i64::from(token));
-        (token, self.computed())
-    }
-
-    /// Uniform number that decides the next token.
-    fn uniform(&self, run_seed: u64) -> f64 {
-        let tokens = self.answer.tokens.len();
-        self.state
-            .ahead
-            .filter(|(before, _)| *before == tokens)
-            .map_or_else(|| self.uniform_after(tokens, run_seed), |(_, of)| of)
-    }
-
-    /// Uniform number that decides the token after so many.
-    fn uniform_after(&self, tokens: usize, run_seed: u64) -> f64 {
-        let index = self.answer.index;
-        let Request { seed, ordinal, offset, .. } = *self.request;
-        let (seed, ordinal) = seed.map_or((run_seed, ordinal), |seed| (seed, 0));
-        // A greedy choice needs none, and a key costs more than an argmax of a small vocabulary.
-        if self.request.params.greedy() { 0.0 } else { uniform(seed, ordinal, index, offset + tokens) }
-    }
-
-    /// Appends a token. Returns how that ended the sample, if so.
-    fn take(&mut self, token: u32, log_prob: f32, tokenizer: &Tokenizer) -> Result<Option<FinishReason>, EngineError> {
-        self.answer.push(token, log_prob, self.state.weights.version);
-        Ok(self.state.watch.ends(&self.answer, &self.request.params, tokenizer)?)
     }
 }

@@ -5,6 +5,7 @@ mod draw;
 mod engine;
 mod graphs;
 mod prompts;
+mod sequence;
 
 pub use engine::LocalEngine;
 

@@ -305,7 +305,6 @@ Tensor softmax_gradient(const Tensor& logits, const Tensor& targets, const Tenso
 // Tokens and log-probabilities [rows, 2].
 Tensor draw(const Tensor& logits, const Tensor& settings) {
   check("draw", logits, logits, at::kFloat), check("draw", settings, logits, at::kDouble);
-  constexpr int64_t PART = 8192;  // as in kernels.cu
   const int64_t rows = logits.size(0), count = (logits.size(1) + PART - 1) / PART;
   Tensor drawn = at::empty({rows, 2}, settings.options()), parts = at::empty({rows, count, 3}, logits.options());
   const DrawArgs args{floats(logits), reinterpret_cast<const double*>(settings.data_ptr()), reinterpret_cast<double*>(drawn.data_ptr()),

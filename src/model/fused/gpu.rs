@@ -1,12 +1,12 @@
 //! Our kernels on NVIDIA GPUs (`kernels.cu`, `gpu.cpp`): f16 and bf16, from the Ampere generation on, where
 //! NVRTC is found. Elsewhere libtorch's operations do the same in more passes over memory.
 
-use std::ffi::{CStr, c_char};
+use std::ffi::c_char;
 
 use tch::{Device, Kind, Tensor};
 use torch_sys::C_tensor;
 
-use super::{Heads, call, libc_free, raw};
+use super::{Heads, call, raw, taken};
 
 unsafe extern "C" {
     fn rollflow_gpu_problem(device: i64, text: *const c_char, first: *mut bool) -> *mut c_char;
@@ -60,12 +60,7 @@ pub fn runs_kernels(device: Device) -> bool {
     let mut first = false;
     // SAFETY: the text ends with a zero, and the call copies it.
     let problem = unsafe { rollflow_gpu_problem(index as i64, SOURCE.as_ptr().cast(), &mut first) };
-    if problem.is_null() {
-        return true;
-    }
-    // SAFETY: a text of the C library, which is freed once.
-    let why = unsafe { CStr::from_ptr(problem) }.to_string_lossy().into_owned();
-    unsafe { libc_free(problem.cast()) };
+    let Err(why) = taken(problem) else { return true };
     if first {
         tracing::warn!("rollflow's own GPU kernels are not used on cuda:{index}, which costs speed: {why}");
     }

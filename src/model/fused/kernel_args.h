@@ -39,6 +39,9 @@ struct SoftmaxArgs {
   i64 width;
 };
 
+// Numbers of a row of logits that a block of `draw_parts` takes.
+constexpr i64 PART = 8192;
+
 // A token drawn from each row of logits.
 struct DrawArgs {
   const float* logits;

@@ -49,44 +49,41 @@ DEVICE u32 word(u16 low, u16 high) { return static_cast<u32>(low) | static_cast<
 constexpr float LOG2_E = 1.44269504088896341f;
 DEVICE float exponential(float x) { return power2(x * LOG2_E); }
 
-DEVICE float warp_sum(float x) {
-  for (int mask = 16; mask > 0; mask /= 2) x += lane_xor(x, mask);
+struct Sum {
+  DEVICE float operator()(float x, float y) const { return x + y; }
+};
+struct Largest {
+  DEVICE float operator()(float x, float y) const { return largest(x, y); }
+};
+
+template <typename Join>
+DEVICE float over_warp(float x, Join join) {
+  for (int mask = 16; mask > 0; mask /= 2) x = join(x, lane_xor(x, mask));
   return x;
 }
 
-DEVICE float warp_largest(float x) {
-  for (int mask = 16; mask > 0; mask /= 2) x = largest(x, lane_xor(x, mask));
-  return x;
+// Over the block, given to all of its threads. `room`: a number for each warp.
+template <typename Join>
+DEVICE float over_block(float x, float* room, Join join) {
+  x = over_warp(x, join);
+  all_threads();
+  if (threadIdx.x % 32 == 0) room[threadIdx.x / 32] = x;
+  all_threads();
+  float all = room[0];
+  for (int warp = 1; warp < blockDim.x / 32; warp++) all = join(all, room[warp]);
+  return all;
 }
 
-// Sum over the block, given to all of its threads. `room`: 33 numbers.
-DEVICE float block_sum(float x, float* room) {
-  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, warps = blockDim.x / 32;
-  x = warp_sum(x);
-  all_threads();
-  if (lane == 0) room[warp] = x;
-  all_threads();
-  float sum = 0.0f;
-  for (int w = 0; w < warps; w++) sum += room[w];
-  return sum;
-}
-
-DEVICE float block_largest(float x, float* room) {
-  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, warps = blockDim.x / 32;
-  x = warp_largest(x);
-  all_threads();
-  if (lane == 0) room[warp] = x;
-  all_threads();
-  float most = room[0];
-  for (int w = 1; w < warps; w++) most = largest(most, room[w]);
-  return most;
-}
+DEVICE float warp_sum(float x) { return over_warp(x, Sum()); }
+DEVICE float warp_largest(float x) { return over_warp(x, Largest()); }
+DEVICE float block_sum(float x, float* room) { return over_block(x, room, Sum()); }
+DEVICE float block_largest(float x, float* room) { return over_block(x, room, Largest()); }
 
 // ---- Sum of a branch and the stream, and its RMS norm: a row a block, of a multiple of 8 numbers
 
 
 KERNEL(add_rms_norm, NormArgs) {
-  SHARED float room[33];
+  SHARED float room[32];
   const i64 row = blockIdx.x * a.width;
   float squares = 0.0f;
   for (i64 at = 8 * threadIdx.x; at < a.width; at += 8 * blockDim.x) {
@@ -184,7 +181,7 @@ KERNEL(rotate, RotateArgs) {
 
 
 KERNEL(softmax_found, SoftmaxArgs) {
-  SHARED float room[33];
+  SHARED float room[32];
   const float* row = a.logits + blockIdx.x * a.width;
   float most = -infinite(), sum = 0.0f, weighted = 0.0f;
   for (i64 at = threadIdx.x; at < a.width; at += blockDim.x) {
@@ -318,11 +315,9 @@ DEVICE void cut_ties(Row& row, u32 tie, float each, float wanted, float* room) {
   row.first_tie = low;
 }
 
-constexpr i64 PART = 8192;
-
 // Of a part of a row: its largest score, the sum of e^(score − that), and where it first is. NaN is larger than all. A block a row and part.
 KERNEL(draw_parts, DrawArgs) {
-  SHARED float room[33];
+  SHARED float room[32];
   const float given = static_cast<float>(a.settings[5 * blockIdx.x]);
   const Row row{a.logits + blockIdx.x * a.width, a.width, given == 0.0f ? 1.0f : given, 0, 0, 0};
   const i64 begin = blockIdx.y * PART, end = begin + PART < a.width ? begin + PART : a.width;
@@ -348,7 +343,7 @@ KERNEL(draw_parts, DrawArgs) {
 }
 
 KERNEL(draw, DrawArgs) {
-  SHARED float room[33];
+  SHARED float room[32];
   SHARED float bins[256];
   SHARED float sums[32];
   SHARED float left;

@@ -6,12 +6,13 @@
 //! training step of the tiny recipe. Other devices, types and long sequences use libtorch's
 //! operations, and tests compare both.
 
-use std::ffi::{CStr, c_char};
+use std::ffi::c_char;
 
 use tch::{Device, Kind, Tensor};
 use torch_sys::C_tensor;
 
 use super::Packed;
+use super::c_text::{check, taken};
 
 pub mod gpu;
 
@@ -318,20 +319,6 @@ fn call(entry: impl FnOnce(*mut *mut C_tensor) -> *mut c_char) -> Tensor {
     let mut out = std::ptr::null_mut();
     check(entry(&mut out));
     unsafe { Tensor::from_ptr(out) }
-}
-
-/// Panics with an entry's message, if there is one.
-fn check(error: *mut c_char) {
-    if !error.is_null() {
-        let text = unsafe { CStr::from_ptr(error) }.to_string_lossy().into_owned();
-        unsafe { libc_free(error.cast()) };
-        panic!("libtorch: {text}");
-    }
-}
-
-unsafe extern "C" {
-    #[link_name = "free"]
-    fn libc_free(pointer: *mut std::ffi::c_void);
 }
 
 #[cfg(test)]

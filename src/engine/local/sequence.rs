@@ -1,0 +1,77 @@
+//! Samples in flight in an engine of this process.
+
+use std::rc::Rc;
+
+use crate::data::{Tokenizer, Version};
+use crate::engine::sampling::uniform;
+use crate::engine::slots::{ActiveSample, Slots};
+use crate::engine::stop::StopWatch;
+use crate::engine::{EngineError, FinishReason, Request, SamplingParams};
+use crate::model::Views;
+
+/// Parameters and uniform numbers of the next tokens in `slots`.
+pub(super) fn rows<'a>(all: &'a Slots<SequenceState>, run_seed: u64, slots: &[usize]) -> Vec<(&'a SamplingParams, f64)> {
+    let sequences = slots.iter().filter_map(|&slot| all.get(slot));
+    sequences.map(|sequence| (&*sequence.request.params, sequence.uniform(run_seed))).collect()
+}
+
+/// One version of the weights, kept while a sample uses it.
+pub(super) struct ServedWeights {
+    pub version: Version,
+    pub views: Views,
+}
+
+/// State of a sample in flight. Random numbers and text follow from its tokens, so only tokens are
+/// saved (laws C1, N2).
+pub(super) struct SequenceState {
+    pub weights: Rc<ServedWeights>,
+    watch: StopWatch,
+    /// A uniform number that was computed while a GPU decoded, and the number of tokens before it.
+    ahead: Option<(usize, f64)>,
+}
+
+impl SequenceState {
+    pub fn new(weights: Rc<ServedWeights>) -> Self {
+        SequenceState { weights, watch: StopWatch::default(), ahead: None }
+    }
+}
+
+pub(super) type Sequence = ActiveSample<SequenceState>;
+
+impl Sequence {
+    /// Newest token and its position, the input of a step.
+    pub fn newest(&self) -> (i64, usize) {
+        let token = self.answer.tokens.last().map_or(0, |&token| i64::from(token));
+        (token, self.computed())
+    }
+
+    /// Uniform number that decides the next token.
+    fn uniform(&self, run_seed: u64) -> f64 {
+        let tokens = self.answer.tokens.len();
+        self.state
+            .ahead
+            .filter(|(before, _)| *before == tokens)
+            .map_or_else(|| self.uniform_after(tokens, run_seed), |(_, of)| of)
+    }
+
+    /// Computes the uniform number of the token after the next, while a device computes the next.
+    pub fn compute_ahead(&mut self, run_seed: u64) {
+        let after = self.answer.tokens.len() + 1;
+        self.state.ahead = Some((after, self.uniform_after(after, run_seed)));
+    }
+
+    /// Uniform number that decides the token after so many.
+    fn uniform_after(&self, tokens: usize, run_seed: u64) -> f64 {
+        let index = self.answer.index;
+        let Request { seed, ordinal, offset, .. } = *self.request;
+        let (seed, ordinal) = seed.map_or((run_seed, ordinal), |seed| (seed, 0));
+        // A greedy choice needs none, and a key costs more than an argmax of a small vocabulary.
+        if self.request.params.greedy() { 0.0 } else { uniform(seed, ordinal, index, offset + tokens) }
+    }
+
+    /// Appends a token. Returns how that ended the sample, if so.
+    pub fn take(&mut self, token: u32, log_prob: f32, tokenizer: &Tokenizer) -> Result<Option<FinishReason>, EngineError> {
+        self.answer.push(token, log_prob, self.state.weights.version);
+        Ok(self.state.watch.ends(&self.answer, &self.request.params, tokenizer)?)
+    }
+}
