@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Runs on "cuda", where there is no GPU, what the project does there: training, generation and scoring on one device and on several, resumed, evaluated and
 # exported. The GPU is a stand-in (tests/stand_in_gpu): libtorch's operations are the processor's, and our kernels run as fibres. It shows that every tensor is
-# where its operation is, that streams are in order, and what a step starts, waits for and takes; speed it can't show.
+# where its operation is, that streams are in order, and what a step starts, waits for and takes; speed it can't show. With `quick`, without whole runs.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -20,6 +20,9 @@ export ROLLFLOW_REQUIRE_GPU=1
 cargo test --workspace --test golden_models
 cargo test --workspace --test models -- precision:: devices:: gpu:: memory::a_trainer_on_a_gpu
 cargo test --workspace --lib -- fused:: draw:: stream::
+if [ "${1:-}" = quick ]; then
+  exit
+fi
 # All recipes on it, whatever they say themselves. What they expect is of f32, which a GPU is not given by itself.
 ROLLFLOW__MODEL__DEVICE=cuda ROLLFLOW__MODEL__DTYPE=f32 cargo test --workspace --test command -- \
   asking:: devices:: references:: reward_models:: recipes::every_shipped evaluating::runs_without \
