@@ -1,0 +1,57 @@
+#!/usr/bin/env python3
+"""Compiles the GPU's kernels for every generation of cards that we support, as the program does on a card, on a machine without one.
+
+NVIDIA's compiler comes from the same release as libtorch's (a wheel of 90 MB, kept in ${ROLLFLOW_CACHE:-~/.cache/rollflow}).
+"""
+
+import ctypes
+import itertools
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+COMPILER = "nvidia-cuda-nvrtc==13.0.88"
+CARDS = {"sm_80": "A100", "sm_89": "L4, L40S", "sm_90": "H100, H200", "sm_100": "B200"}
+# Size of a head, heads, heads of keys. The kernel of attention is compiled for each, the others don't ask.
+HEADS = [(64, 14, 2), (128, 28, 4), (96, 32, 32), (16, 4, 2), (256, 8, 4), (128, 40, 8)]
+
+
+def library() -> ctypes.CDLL:
+    cache = Path(os.environ.get("ROLLFLOW_CACHE") or Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "rollflow")
+    folder = cache / COMPILER.replace("==", "-")
+    if not any(folder.rglob("libnvrtc.so.13")):
+        install = [sys.executable, "-m", "pip", "install", "--quiet", "--root-user-action=ignore", "--no-deps", "--only-binary", ":all:", "--target", folder, COMPILER]
+        subprocess.run(install, check=True)
+    # Loaded first, since the compiler looks for it by name only.
+    ctypes.CDLL(next(path for path in folder.rglob("libnvrtc-builtins.so.*") if ".alt." not in path.name))
+    return ctypes.CDLL(next(folder.rglob("libnvrtc.so.13")))
+
+
+def compiled(nvrtc: ctypes.CDLL, source: bytes, options: list[str]) -> str | None:
+    """None, or what the compiler says."""
+    program, size = ctypes.c_void_p(), ctypes.c_size_t()
+    assert nvrtc.nvrtcCreateProgram(ctypes.byref(program), source, b"kernels.cu", 0, None, None) == 0
+    failed = nvrtc.nvrtcCompileProgram(program, len(options), (ctypes.c_char_p * len(options))(*(of.encode() for of in options)))
+    nvrtc.nvrtcGetProgramLogSize(program, ctypes.byref(size))
+    log = ctypes.create_string_buffer(size.value)
+    nvrtc.nvrtcGetProgramLog(program, log)
+    nvrtc.nvrtcDestroyProgram(ctypes.byref(program))
+    return log.value.decode() if failed else None
+
+
+def main() -> None:
+    nvrtc = library()
+    source = b"".join((ROOT / "src/model/fused" / name).read_bytes() for name in ("kernel_args.h", "kernels.cu"))
+    for card, names in CARDS.items():
+        for form, heads in [(0, None), (1, None), *zip(itertools.cycle((0, 1)), HEADS)]:
+            shape = [f"-D{name}={value}" for name, value in zip(("DIM", "HEADS", "KEYS"), heads or ())]
+            options = [f"--gpu-architecture={card}", "--std=c++17", f"-DFORMAT={form}", *shape]
+            if problem := compiled(nvrtc, source, options):
+                sys.exit(f"the kernels do not compile for {names} with {' '.join(options)}:\n{problem}")
+        print(f"compiled for {card} ({names})")
+
+
+if __name__ == "__main__":
+    main()
