@@ -3,8 +3,8 @@ import torch
 from tokenizers import Tokenizer, decoders, models
 from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 
-SIZES = dict(tiny=dict(vocab=64, hidden=128, layers=4, heads=4, inter=384, rows=64, length=64),
-             mid=dict(vocab=8192, hidden=512, layers=8, heads=8, inter=1536, rows=16, length=128))
+SIZES = dict(tiny=dict(vocab=64, hidden=128, layers=4, heads=4, inter=384, answer=16, rows=64, length=64),
+             mid=dict(vocab=8192, hidden=512, layers=8, heads=8, inter=1536, answer=64, rows=16, length=128))
 
 
 def tokenizer(size=64):

@@ -46,8 +46,9 @@ if args.what == "grpo":
     sums = [{"prompt": f"{a}+{b}=", "answer": str(a + b)} for a in range(10) for b in range(10)]
     data = Dataset.from_list([rng.choice(sums) for _ in range(8 * (args.steps + 8))])
     def reward(completions, answer, **_):
-        return [1.0 if c.strip() == a else (0.1 if c[:1].isdigit() else 0.0) for c, a in zip(completions, answer)]
-    config = GRPOConfig(per_device_train_batch_size=64, num_generations=8, max_completion_length=16, temperature=1.0, beta=0.0,
+        # Nearly nothing for every other of the rest: all groups teach.
+        return [1.0 if c.strip() == a else (0.1 if c[:1].isdigit() else 0.01 * (i % 2)) for i, (c, a) in enumerate(zip(completions, answer))]
+    config = GRPOConfig(per_device_train_batch_size=64, num_generations=8, max_completion_length=SIZE["answer"], temperature=1.0, beta=0.0,
                         loss_type="grpo", learning_rate=1e-4, gradient_checkpointing=False, remove_unused_columns=False, **same)
     trainer = GRPOTrainer(model=policy, reward_funcs=reward, args=config, train_dataset=data, processing_class=tok, callbacks=[Clock()])
 else:

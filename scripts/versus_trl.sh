@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Runs the same GRPO and SFT work with TRL and with rollflow, one after the other on this machine, and prints the ratios.
+# Runs the same GRPO and SFT work with TRL and with rollflow, one after the other on this machine, and prints the ratios, and our share of the machine's matrix rate.
 # GRPO has two rows: rollflow with a staleness of at most one version, and synchronous as TRL's GRPOTrainer is.
 #
 #   scripts/versus_trl.sh [ROUNDS]
@@ -19,7 +19,7 @@ rate() { tail -n 1 "$1" | python3 -c 'import json, sys; of = json.load(sys.stdin
 load() { cut -d" " -f1 /proc/loadavg; }
 
 for round in $(seq "$rounds"); do
-  for run in "grpo tiny 63 200" "grpo_sync tiny 63 200" "sft tiny 63 200 64 64" "sft mid 13 30 16 128"; do
+  for run in "grpo tiny 63 200" "grpo_sync tiny 63 200" "sft tiny 63 200 64 64" "grpo mid 4 8 64" "grpo_sync mid 4 8 64" "sft mid 13 30 128 16"; do
     read -r what preset trl_steps steps sizes <<< "$run"
     unit=$([ "${what%_sync}" = grpo ] && echo steps/s || echo "trained tokens/s")
     best=0
@@ -33,7 +33,8 @@ for round in $(seq "$rounds"); do
     cargo bench --quiet --bench versus_trl -- "$what" "$work/model" "$steps" $sizes > "$work/ours" 2> "$work/ours.log" \
       || { tail -n 20 "$work/ours.log" >&2; exit 1; }
     speed=$(rate "$work/ours")
-    echo "round $round  $what $preset  rollflow           $speed $unit (load $(load))"
+    share=$(tail -n 1 "$work/ours" | python3 -c 'import json, sys; of = json.load(sys.stdin); print(f"{100 * of[\"matrix_share\"]:.0f} % of {of[\"gflops\"]:.0f} GFLOP/s")')
+    echo "round $round  $what $preset  rollflow           $speed $unit, $share (load $(load))"
     python3 -c "print(f'round $round  $what $preset  ratio              {$speed / $best:.2f}')"
   done
 done

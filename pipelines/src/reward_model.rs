@@ -17,6 +17,7 @@ use rollflow::stages::reward::Scorer;
 use rollflow::stages::train::StepConfig;
 use rollflow::train::checkpoint::{self, CHECKPOINTS};
 use rollflow::train::{Algorithm, ScoreModel, score_pair};
+use rollflow::util::cores::cores;
 
 use crate::assemble::sections::{Evaluation, Start};
 use crate::assemble::{data, evaluation, origin, policy, preferences, references, steps, trainers};
@@ -35,7 +36,8 @@ pub fn run(plan: &Plan, registry: &Registry, run: &RunFolder, from: Option<&Resu
     }
     if let (Some(folder), false) = (trained, held_out.is_empty()) {
         let saved = ScoreModel::load(&folder)?.computing(policy::compute(&plan.model)?);
-        let judged = judge(&Scorer::new(&saved, plan.threads())?, &held_out)?;
+        let threads = plan.reward_model.as_ref().and_then(|of| of.optimization.threads).unwrap_or_else(cores);
+        let judged = judge(&Scorer::new(&saved, threads)?, &held_out)?;
         tracing::info!("Held-out pairs: {} accuracy={:.4} margin={:.4}", judged.pairs, judged.accuracy(), judged.margin());
     }
     tracing::info!("Training complete!");
@@ -59,7 +61,7 @@ pub fn declare(
     let pairs = pairs.collect::<Result<Vec<_>>>()?;
     let config = trainers::reward_model_config(of, model, &plan.checkpoint)?;
     let backend = scorer.backend(trainers::shared(config, registry, trainers::REWARD_MODEL)).context("starting the trainer")?;
-    let trainer = Trainer::new(backend).steps(of.steps).threads(of.optimization.threads);
+    let trainer = Trainer::new(backend).steps(of.steps).threads(of.optimization.threads.unwrap_or(0));
     let trainer = evaluation::publish_for_evaluation(trainer, Evaluation::during(plan));
     let trainer = trainers::supervised(trainer, plan, registry, step_config, outputs.checkpoints)?;
     let trainer = data::resumable(trainer, from, None)?;

@@ -105,5 +105,5 @@ fn step_config(plan: &Plan) -> Result<StepConfig> {
 fn trainer(plan: &Plan, sft: &Sft, registry: &Registry, policy: &Policy) -> Result<Trainer<LocalBackend>> {
     let config = trainers::supervised_config(sft, &plan.model, &plan.checkpoint)?;
     let backend = policy.backend(trainers::shared(config, registry, trainers::SUPERVISED)).context("starting the trainer")?;
-    Ok(Trainer::new(backend).steps(sft.steps).threads(sft.optimization.threads))
+    Ok(Trainer::new(backend).steps(sft.steps).threads(sft.optimization.threads.unwrap_or(0)))
 }

@@ -12,6 +12,7 @@ use super::trainer::TrainerBackend;
 use crate::algo::{LossChoice, Proximal};
 use crate::rollout::{Pace, PaceRule};
 use crate::stages::batch::over_sampled;
+use crate::util::cores::cores;
 
 /// A cache has room for the longest sequence in every slot.
 const MOST_SLOTS_UNASKED: usize = 256;
@@ -28,7 +29,7 @@ pub struct Machine {
 impl Machine {
     /// This machine.
     pub fn here() -> Self {
-        Machine { threads: std::thread::available_parallelism().map_or(1, usize::from), gpus: gpus() }
+        Machine { threads: cores(), gpus: gpus() }
     }
 }
 
@@ -162,20 +163,21 @@ impl Plan {
         }
     }
 
-    /// Threads that compute at the same time.
+    /// Threads that the recipe asks to compute at the same time. What it leaves out shares the machine.
     pub fn threads(&self) -> usize {
-        let warm_up = self.sft.as_ref().map_or(0, |sft| sft.optimization.threads);
+        let set = |threads: Option<usize>| threads.unwrap_or(0);
+        let warm_up = self.sft.as_ref().map_or(0, |sft| set(sft.optimization.threads));
         let reference = self.reference.as_ref().map_or(0, |of| of.threads);
         let scorers = reference.saturating_add(self.teacher.as_ref().map_or(0, |of| of.threads));
         // They take turns.
-        let critic = self.critic.as_ref().map_or(0, |critic| critic.optimization.threads);
-        let trainer = self.train.optimization.threads.max(critic);
+        let critic = self.critic.as_ref().map_or(0, |critic| set(critic.optimization.threads));
+        let trainer = set(self.train.optimization.threads).max(critic);
         match self.pipeline {
             Pipeline::Sft => warm_up,
-            Pipeline::RewardModel => self.reward_model.as_ref().map_or(0, |of| of.optimization.threads),
+            Pipeline::RewardModel => self.reward_model.as_ref().map_or(0, |of| set(of.optimization.threads)),
             Pipeline::GrpoOffline | Pipeline::Dpo => trainer.saturating_add(scorers),
             Pipeline::Grpo | Pipeline::SftThenGrpo | Pipeline::Distill => warm_up
-                .max(self.generators().saturating_mul(self.generate.threads).saturating_add(trainer))
+                .max(self.generators().saturating_mul(set(self.generate.threads)).saturating_add(trainer))
                 .saturating_add(scorers)
                 .saturating_add(self.reward.rule.threads()),
         }

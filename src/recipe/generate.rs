@@ -4,7 +4,7 @@ use super::model::DeviceName;
 pub use crate::engine::OnNewWeights;
 use crate::settings::declare::{section, tagged};
 use crate::settings::params::Custom;
-use crate::settings::setting::{FINITE, NOT_NEGATIVE, SHARE, SOME, UP_TO_ONE};
+use crate::settings::setting::{FINITE, NOT_NEGATIVE, SHARE, SOME, SOME_IF_GIVEN, UP_TO_ONE};
 
 section! {
     /// Sampling of completions.
@@ -37,8 +37,9 @@ section! {
         /// Engines that generate in parallel and share the slots. A synchronous run
         /// (`flow.max_staleness = 0`) takes one.
         workers: usize = 1, SOME;
-        /// Threads of each engine.
-        threads: usize = 1, SOME;
+        /// Threads of each engine. Left out: one for a small model, and for larger ones up to all of
+        /// the machine's.
+        threads: Option<usize> = None, SOME_IF_GIVEN;
         /// Devices of the engines, assigned in turn. Left out: `model.device`.
         devices: Vec<DeviceName> = Vec::new();
     }

@@ -16,6 +16,7 @@ use super::train::Optimization;
 use super::trainer::TrainerBackend;
 use crate::model::{Dtype, Layout, Lora, ModelConfig, ModelError, gpu_memory};
 use crate::settings::error::Problem;
+use crate::util::cores::cores;
 use parts::{adapters, shape};
 
 /// Memory of a run on one device, by part, and the memory available.
@@ -221,7 +222,7 @@ fn check_bounds(plan: &Plan, model: &ModelConfig) -> Result<(), ModelError> {
         ("sft.batch", sft.map_or(1, |sft| sft.batch)),
         ("reward_model.batch", pairs.map_or(1, |of| of.batch)),
         ("train.micro_batch_tokens", most(|of| of.micro_batch_tokens)),
-        ("train.threads", most(|of| of.threads)),
+        ("train.threads", most(|of| of.threads.unwrap_or_else(cores))),
     ];
     let [groups, group_size, new_tokens, turns, slots, workers, exam, sft, pairs, micro, threads] =
         settings.map(|(_, value)| value as f64);

@@ -131,7 +131,11 @@ pub fn facts(plan: &Plan, machine: Machine) -> Vec<(&'static str, String)> {
     }
     facts.extend(epoch.map(|epoch| ("one epoch", epoch)));
     facts.push(("computes in", computes_in(plan)));
-    facts.push(("threads", format!("{} of the machine's {}", plan.threads(), machine.threads)));
+    let threads = match plan.threads() {
+        0 => format!("the machine's {}", machine.threads),
+        set => format!("{set} of the machine's {}", machine.threads),
+    };
+    facts.push(("threads", threads));
     facts
 }
 

@@ -14,7 +14,7 @@ use crate::model::Dtype;
 use crate::settings::declare::section;
 use crate::settings::error::RecipeErrors;
 use crate::settings::setting::{
-    FINITE, FINITE_IF_GIVEN, Limit, NOT_NEGATIVE, POSITIVE, POSITIVE_IF_GIVEN, SHARE, SOME, SOME_STEPS, UP_TO_ONE,
+    FINITE, FINITE_IF_GIVEN, Limit, NOT_NEGATIVE, POSITIVE, POSITIVE_IF_GIVEN, SHARE, SOME, SOME_IF_GIVEN, SOME_STEPS, UP_TO_ONE,
 };
 use crate::stages::pairs::Pairing;
 use crate::stages::train::RewardKl;
@@ -110,8 +110,9 @@ section! {
         /// If true, each layer is computed again in the backward pass, so that activations of one
         /// layer are held instead of all. The result is the same.
         gradient_checkpointing: bool = false;
-        /// Threads of the trainer.
-        threads: usize = 1, SOME;
+        /// Threads of the trainer. Left out: all of the machine's, which it shares with the other
+        /// stages.
+        threads: Option<usize> = None, SOME_IF_GIVEN;
         /// Replica devices: further devices that take parts of each batch, each with a copy of the
         /// model. The result does not depend on them, up to rounding.
         #[formerly(beside)]

@@ -122,7 +122,7 @@ impl ModelServer {
         let shared = Arc::new(shared);
         let (weak, own) = (Arc::downgrade(&shared), policy.clone());
         let work = move || {
-            tch::set_num_threads(i32::try_from(threads).unwrap_or(i32::MAX));
+            crate::model::use_threads(threads);
             let ended = caught(|| worker::Worker::new(&policy, setup, metrics, commands).run());
             if let (Err(panic), Some(shared)) = (ended, weak.upgrade()) {
                 tracing::error!("the engine's thread panicked: {panic}");

@@ -49,7 +49,7 @@ pub struct LocalConfig {
     pub temperature: f64,
     /// Policy for a loss or gradient that is not finite.
     pub non_finite: NonFinitePolicy,
-    /// Threads; `None`: libtorch's choice. Models of up to 16 million parameters compute one
+    /// Threads; `None`: the machine's, divided among the ranks on it. Models of up to 16 million parameters compute one
     /// micro-batch per thread, each with a separate gradient. For larger models, threads share
     /// each operation.
     pub threads: Option<usize>,

@@ -16,8 +16,9 @@ use super::team::{Command, MakeAlgorithm, Team};
 use super::{AdamW, Algorithm, BackendState, LocalConfig, OptimStep, TrainError, clip_scale};
 use crate::algo::Schedule;
 use crate::data::Version;
-use crate::model::{Compute, Dtype, ModelConfig, Weights, stream};
+use crate::model::{Compute, Dtype, ModelConfig, Weights, stream, use_threads};
 use crate::ranks::{CollectiveError, Member, Shard};
+use crate::util::cores::cores;
 
 /// Largest number of parameters for parallel micro-batches with separate gradients (64 MB each).
 /// Larger models have matrices large enough for threads to share.
@@ -144,8 +145,9 @@ impl Worker {
             false => computed.on(Compute { device: *there, ..compute }),
         };
         let copies: Vec<Weights> = config.replica_devices.iter().map(copy).collect();
+        let threads = config.threads.unwrap_or_else(cores).max(1);
         let small = compute.device == Device::Cpu && layout.total() <= SIDE_BY_SIDE;
-        let here = if small && copies.is_empty() { config.threads.unwrap_or(1).max(1) } else { 1 };
+        let here = if small && copies.is_empty() { threads } else { 1 };
         let each: Vec<Replica> = match &divided {
             // Exchanges have one order.
             Some(divided) => vec![Replica::of_part(&config, &model, &layout, &divided.gathered)],
@@ -154,8 +156,8 @@ impl Worker {
                 each.map(|weights| Replica::new(&config, &model, weights)).collect()
             }
         };
-        let threads = config.threads.map(|threads| (threads / each.len()).max(1) as i32);
-        let start = move || threads.into_iter().for_each(tch::set_num_threads);
+        let of_each = threads / each.len();
+        let start = move || use_threads(of_each);
         start();
         let optimizer = match &shards {
             None => Optimizer::new(config.adamw, groups, &layout, compute.device),

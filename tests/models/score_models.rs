@@ -295,7 +295,7 @@ fn its_checkpoint_is_a_classifiers_folder_and_goes_on_to_the_bit() {
 fn a_score_that_is_not_finite_stops_training_and_names_its_sample() {
     let (config, weights) = score_model(5);
     drop(weights.flat.narrow(0, weights.layout.find("score.weight").unwrap().offset as i64, 1).fill_(f64::NAN));
-    let local = LocalConfig::new(BradleyTerry::default(), Schedule::constant(0.01));
+    let local = LocalConfig { threads: Some(1), ..LocalConfig::new(BradleyTerry::default(), Schedule::constant(0.01)) };
     let backend = LocalBackend::new(local, config, weights).unwrap();
     let error = backend.forward_backward(Arc::new(asking(vec![(vec![1], vec![0]), (vec![2], vec![0])]))).wait().unwrap_err();
     let expected = "the loss is not finite; it comes from sample 0 of group 0 (the model's scores), sample 0 of group 1 (the model's scores)";

@@ -198,7 +198,7 @@ fn check_prints_derived_numbers_and_warnings() {
     let texts: Vec<String> = texts.iter().map(|text| text.replace(&MODEL.display().to_string(), "…/qwen2")).collect();
     let mut odd = load(&grpo(), &[]).unwrap();
     odd.sft = None;
-    odd.generate.threads = 8;
+    odd.generate.threads = Some(8);
     odd.generate.max_new_tokens = 2;
     odd.train.optimization.micro_batch_tokens = 1;
     odd.sync.every = 1000;

@@ -67,8 +67,11 @@ pub fn configured<E: TokenEngine>(
         .group_size(generate.group_size)
         .sampling(sampling(generate))
         .workers(generate.workers)
-        .threads(generate.threads)
         .seed(seed);
+    let generator = match generate.threads {
+        Some(threads) => generator.threads(threads),
+        None => generator,
+    };
     let generator = match generate.max_num_seqs {
         0 => generator.adaptive_slots(most_slots),
         slots => generator.slots(slots),

@@ -110,7 +110,7 @@ fn local_config(
         max_grad_norm: Some(of.max_grad_norm),
         micro_batch_tokens: of.micro_batch_tokens,
         non_finite: of.on_nonfinite,
-        threads: Some(of.threads),
+        threads: of.threads,
         compute: policy::compute(model)?,
         replica_devices: replicas.iter().map(|compute| compute.device).collect(),
         gradient_checkpointing: of.gradient_checkpointing,
@@ -153,11 +153,11 @@ pub fn trainer<B: TrainingBackend>(
         .sync_every(of.sync_every)
         .gap_limits(warn, halt)
         .on_stale(of.flow.on_stale)
-        .threads(train.optimization.threads);
+        .threads(train.optimization.threads.unwrap_or(0));
     if let Some((section, backend)) = of.critic.zip(critic) {
         let recipe::Critic { gamma, lambda, whiten, warmup_steps, .. } = *section;
         let critic = Critic { backend, gamma, lambda, whiten, warm_up: warmup_steps };
-        trainer = trainer.critic(critic).threads(train.optimization.threads.max(section.optimization.threads));
+        trainer = trainer.critic(critic).threads(train.optimization.threads.max(section.optimization.threads).unwrap_or(0));
     }
     if let Some(reward) = train.target_reward {
         trainer = trainer.target_reward(reward);

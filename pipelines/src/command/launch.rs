@@ -73,6 +73,7 @@ impl Launch {
         let mut command = Command::new(std::env::current_exe()?);
         command.arg("run").args(self.run.arguments()).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
         command.env("RANK", rank.to_string()).env("LOCAL_RANK", rank.to_string()).env("WORLD_SIZE", self.ranks.to_string());
+        command.env("LOCAL_WORLD_SIZE", self.ranks.to_string());
         command.env("MASTER_ADDR", "127.0.0.1").env("MASTER_PORT", port.to_string());
         command.env("TORCHELASTIC_USE_AGENT_STORE", "True").env_remove("TORCHELASTIC_RUN_ID");
         // Ctrl-C reaches this process alone, which passes it on to rank 0.

@@ -634,6 +634,14 @@ char* rollflow_gpu_defaults(bool* cudnn_attention, bool* rounded_sums) {
   });
 }
 
+// Threads that share an operation which the caller starts. Each library with operations takes the number that any thread has set last over when a thread first
+// comes to it, also after the thread has set its own: libtorch and this one do so first.
+void rollflow_use_threads(int threads) {
+  at::internal::lazy_init_num_threads();
+  at::get_num_threads();
+  at::set_num_threads(threads);
+}
+
 // One update of `count` tensors. `maxima` is null without amsgrad, `divisor` where gradients are taken as they are.
 char* rollflow_adamw(Tensor** params, Tensor** grads, Tensor** means, Tensor** squares, Tensor** maxima, int64_t count, Tensor* step,
                      Tensor* divisor, double lr, double beta1, double beta2, double weight_decay, double eps) {

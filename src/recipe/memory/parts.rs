@@ -13,6 +13,7 @@ use crate::recipe::plan::{Pipeline, Plan};
 use crate::recipe::reference_policy::ReferencePolicy;
 use crate::recipe::task::TaskData;
 use crate::recipe::train::Optimization;
+use crate::util::cores::cores;
 
 /// Code of the program and of libtorch, threads and allocators.
 const PROGRAM: u64 = 150 << 20;
@@ -274,7 +275,7 @@ impl Parts<'_> {
         let on_host = self.at == DeviceName::Cpu;
         let small = on_host && of.replica_devices.is_empty() && parameters(model) <= SIDE_BY_SIDE;
         // A batch is cut into as many micro-batches as are computed in parallel, or more.
-        let at_once = if small { of.threads as u64 } else { 1 }.clamp(1, work.sequences.max(1));
+        let at_once = if small { of.threads.unwrap_or_else(cores) as u64 } else { 1 }.clamp(1, work.sequences.max(1));
         let pieces = (at_once + of.replica_devices.len() as u64).min(work.sequences.max(1));
         let (batch_tokens, most) = (work.sequences * work.longest, (of.micro_batch_tokens as u64).max(work.longest));
         let fused = bytes == 4 && on_host && work.longest as usize <= fused::LONGEST_FUSED_SEQUENCE;

@@ -90,7 +90,7 @@ impl ModelQueue {
             Arc::new(QueueShared { state: Mutex::new(state), work: Condvar::new(), answered: Notify::new(), repeated: highest });
         let (own, of) = (shared.clone(), record.clone());
         let work = move || {
-            tch::set_num_threads(i32::try_from(ground.threads).unwrap_or(i32::MAX));
+            crate::model::use_threads(ground.threads);
             own.run(ground, &of, install);
         };
         let thread = std::thread::Builder::new().name("tinker-model".to_owned()).spawn(work)?;

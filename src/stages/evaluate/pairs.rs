@@ -95,7 +95,7 @@ impl Stage for PairEvaluator {
 
     fn run(&mut self, io: &mut Io<Self::In, Self::Out>) -> Result<(), StageError> {
         self.reports.open()?;
-        self.threads.iter().for_each(|threads| tch::set_num_threads(*threads as i32));
+        self.threads.iter().for_each(|threads| crate::model::use_threads(*threads));
         if let Some(mut reference) = self.reference.take() {
             self.samples.chunks_mut(2).try_for_each(|pair| reference.score_group(pair))?;
         }

@@ -25,17 +25,21 @@ pub struct EngineSettings {
     pub slots: usize,
     /// Seed of the sampling; 0 by default.
     pub seed: u64,
-    /// Number of threads; 1 by default.
-    pub threads: usize,
+    /// Number of threads; `None`: by the size of the model.
+    pub threads: Option<usize>,
     /// Policy for samples in flight when weights change.
     pub on_new_weights: OnNewWeights,
 }
 
 impl Default for EngineSettings {
     fn default() -> Self {
-        EngineSettings { slots: 64, seed: 0, threads: 1, on_new_weights: OnNewWeights::default() }
+        EngineSettings { slots: 64, seed: 0, threads: None, on_new_weights: OnNewWeights::default() }
     }
 }
+
+/// So many parameters are work enough for one more thread of an engine on a processor.
+#[cfg(feature = "torch")]
+const PARAMETERS_OF_A_THREAD: usize = 1 << 22;
 
 /// Makes an engine on its worker's thread.
 type MakeEngine<E> = Arc<dyn Fn(&EngineSettings) -> E + Send + Sync>;
@@ -152,9 +156,10 @@ impl<E: TokenEngine> Generator<E> {
         self
     }
 
-    /// Number of threads of each engine, at least 1; 1 by default.
+    /// Number of threads of each engine, at least 1. Default: one for each four million parameters,
+    /// and at most the machine's: threads that share small products wait for each other.
     pub fn threads(mut self, threads: usize) -> Self {
-        self.settings.threads = threads.max(1);
+        self.settings.threads = Some(threads.max(1));
         self
     }
 
@@ -333,10 +338,11 @@ impl Generator<crate::engine::LocalEngine> {
     /// do not depend on the device, up to rounding.
     pub fn local_on(policy: &crate::train::Policy, devices: impl IntoIterator<Item = tch::Device>) -> Self {
         let tokenizer = policy.tokenizer().clone();
-        let policy = policy.clone();
+        let (policy, parameters) = (policy.clone(), crate::model::Layout::new(policy.config()).total());
         let (devices, started) = (devices.into_iter().collect::<Vec<_>>(), std::sync::atomic::AtomicUsize::new(0));
         let make = move |settings: &EngineSettings| {
-            tch::set_num_threads(settings.threads as i32);
+            let by_size = || (parameters / PARAMETERS_OF_A_THREAD).clamp(1, crate::util::cores::cores());
+            crate::model::use_threads(settings.threads.unwrap_or_else(by_size));
             let engine =
                 crate::engine::LocalEngine::new(policy.decoder(), policy.tokenizer().clone(), settings.slots, settings.seed);
             let turn = started.fetch_add(1, std::sync::atomic::Ordering::Relaxed) % devices.len().max(1);
@@ -409,7 +415,7 @@ impl<E: TokenEngine> Stage for Generator<E> {
     }
 
     fn spec(&self) -> StageSpec {
-        let spec = StageSpec::default().workers(self.engines()).threads(self.settings.threads);
+        let spec = StageSpec::default().workers(self.engines()).threads(self.settings.threads.unwrap_or(0));
         spec.subscribes(&self.weights).knob("threads, workers or max_num_seqs")
     }
 

@@ -52,7 +52,7 @@ fn scoring(policy: &Policy, config: LocalConfig) -> Score<FrozenWeights> {
     let (mut threads, mut scorer) = (config.threads, Scorer::new(config, policy.config().clone()));
     Box::new(move |weights, samples, top_tokens| {
         // The setting belongs to the thread that scores.
-        threads.take().into_iter().for_each(|threads| tch::set_num_threads(threads as i32));
+        threads.take().into_iter().for_each(crate::model::use_threads);
         scorer.annotate(weights, samples, top_tokens).map_err(BoxError::from)
     })
 }

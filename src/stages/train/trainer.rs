@@ -68,7 +68,7 @@ impl<B: TrainingBackend> Trainer<B> {
             on_stale: OnStale::default(),
             resumed: None,
             orders: Orders::default(),
-            threads: 1,
+            threads: 0,
         }
     }
 
@@ -175,7 +175,7 @@ impl<B: TrainingBackend> Trainer<B> {
         Ok(Trainer { resumed: Some(resumed), ..self })
     }
 
-    /// Cores that the backend computes with, for the thread budget.
+    /// Cores that the backend computes with, for the thread budget; 0, the default, counts none.
     pub fn threads(self, threads: usize) -> Self {
         Trainer { threads, ..self }
     }

@@ -1,0 +1,28 @@
+//! Cores that a process may compute with.
+
+/// How many processes of a job are on this machine, as those who start them say: `torchrun` and `rollflow launch`, Open MPI, other MPIs.
+const TOGETHER: [&str; 3] = ["LOCAL_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS"];
+
+/// This process's share: the machine's cores, or what its control group allows, divided among the
+/// job's processes on it.
+pub fn cores() -> usize {
+    let here = std::thread::available_parallelism().map_or(1, usize::from);
+    (here / processes(|name| std::env::var(name).ok())).max(1)
+}
+
+fn processes(variable: impl Fn(&str) -> Option<String>) -> usize {
+    let said = TOGETHER.iter().find_map(|name| variable(name)?.parse().ok());
+    said.filter(|processes| *processes > 0).unwrap_or(1)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::processes;
+
+    #[test]
+    fn ranks_of_a_machine_divide_its_cores() {
+        let said = |name: &'static str, value: &'static str| processes(move |asked| (asked == name).then(|| value.to_owned()));
+        assert_eq!([said("LOCAL_WORLD_SIZE", "4"), said("MPI_LOCALNRANKS", "2")], [4, 2]);
+        assert_eq!([said("LOCAL_WORLD_SIZE", "0"), said("LOCAL_WORLD_SIZE", "four"), processes(|_| None)], [1, 1, 1]);
+    }
+}
