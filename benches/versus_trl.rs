@@ -68,7 +68,8 @@ fn grpo(policy: &Policy, steps: u64, staleness: u64, length: usize) -> Result<()
     Ok(())
 }
 
-/// 1.0 for the right sum, 0.1 for a digit to begin with, and nearly nothing for every other of the rest, so that all groups teach. TRL's side earns the same.
+/// 1.0 for the right sum, 0.1 for a digit to begin with, 0.01 for every second of the other answers: rewards of a group differ, so that all of it
+/// is trained on. TRL's side gives the same.
 fn first_digit(sample: &Sample) -> f64 {
     let answer = sample.answer().unwrap_or_default();
     match sample.response.chars().next() {
@@ -131,14 +132,14 @@ impl Clock {
     fn sink(&self) -> impl FnMut(Trained<FrozenWeights>) + Send + 'static {
         let ends = self.ends.clone();
         move |step| {
-            let mut ends = ends.lock().expect("nobody panics with it");
+            let mut ends = ends.lock().expect("no thread panics while it holds the ends");
             let (read, trained) = ends.last().map_or((0, 0), |(_, read, trained)| (*read, *trained));
             ends.push((Instant::now(), read + step.forward.input_tokens, trained + step.forward.tokens));
         }
     }
 
     fn print(&self, what: &str, model: &ModelConfig, steps: u64, report: &Report) {
-        let ends = self.ends.lock().expect("nobody panics with it");
+        let ends = self.ends.lock().expect("no thread panics while it holds the ends");
         let warm_up = warm_up(steps) as usize;
         let (first, last) = (ends[warm_up], ends[ends.len() - 1]);
         let (seconds, counted) = ((last.0 - first.0).as_secs_f64(), ends.len() - 1 - warm_up);

@@ -634,8 +634,8 @@ char* rollflow_gpu_defaults(bool* cudnn_attention, bool* rounded_sums) {
   });
 }
 
-// Threads that share an operation which the caller starts. Each library with operations takes the number that any thread has set last over when a thread first
-// comes to it, also after the thread has set its own: libtorch and this one do so first.
+// Sets how many threads share an operation that the caller starts. When a thread first computes in a library, libtorch or this one, the library replaces the
+// thread's number by the one that any thread set last. Both do so here, before the number is set.
 void rollflow_use_threads(int threads) {
   at::internal::lazy_init_num_threads();
   at::get_num_threads();
