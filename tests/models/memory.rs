@@ -105,7 +105,7 @@ fn a_larger_trainer_takes_what_the_plan_says_and_less_with_layers_computed_anew(
 /// On a device that no other test has.
 #[test]
 fn a_trainer_on_a_gpu_takes_what_the_plan_says_within_a_tenth() {
-    const DEVICE: usize = 3;
+    const DEVICE: usize = 4;
     if Compute::cuda(DEVICE, Dtype::Bf16).check().is_err() || bytes(DEVICE).is_none() {
         return eprintln!("skipped: only the stand-in of a GPU counts bytes");
     }
