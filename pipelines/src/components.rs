@@ -88,7 +88,7 @@ impl Components<LocalBackend> {
     ) -> Result<Self> {
         let ((publish, published), reader, timeline) = (weights(), Reader::from(policy), Timeline::of(plan)?);
         let evaluator = Evaluation::during(plan).map(|of| evaluation::evaluator(of, registry, policy)).transpose()?;
-        let generator = rollout::local_generator(&plan.generate, &plan.model, policy)?.weights(published.clone());
+        let generator = rollout::local_generator(plan, policy)?.weights(published.clone());
         let sampled = Sampled {
             generator: BoxedStage::new(observe(generator_of(plan, &timeline, &reader, generator)?)),
             sync: BoxedStage::new(WeightSync::to(publish).log_every(log_every(&timeline))),

@@ -30,10 +30,16 @@ choices! {
 pub struct Load {
     /// Passes through the model.
     pub passes: usize,
-    /// Samples that got a token.
+    /// Rows of the passes: samples that got a token, and drafted tokens that were checked.
     pub rows: usize,
     /// Prefilled tokens, of prompts and of completions that continue.
     pub prefill: usize,
+    /// Tokens of prompts that were not computed, because an earlier request began alike.
+    pub reused: usize,
+    /// Tokens that were drafted from earlier ones.
+    pub drafted: usize,
+    /// Drafted tokens that are those of the sample.
+    pub kept: usize,
     /// Duration of the step.
     pub time: Duration,
 }

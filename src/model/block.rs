@@ -241,7 +241,7 @@ pub(super) fn window_mask(len: i64, window: Option<usize>, device: Device) -> Op
 /// Causal attention within each row of a rectangle. `q` is `[rows, columns, heads, dim]`; `k` and
 /// `v` have the key heads instead. Returns `[rows · columns, heads · dim]`. Products are multiplied
 /// by `scale`.
-fn causal(q: &Tensor, k: &Tensor, v: &Tensor, mask: Option<&Tensor>, scale: f64, cap: Option<f64>) -> Tensor {
+pub(super) fn causal(q: &Tensor, k: &Tensor, v: &Tensor, mask: Option<&Tensor>, scale: f64, cap: Option<f64>) -> Tensor {
     let [q, k, v] = [q, k, v].map(|x| x.transpose(1, 2));
     let grouped = q.size()[1] != k.size()[1];
     let out = match cap {

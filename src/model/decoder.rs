@@ -203,7 +203,7 @@ impl Decoder {
         self.embed_rows(embedding, &upload(tokens, embedding.device()))
     }
 
-    fn embed_rows(&self, embedding: &Tensor, tokens: &Tensor) -> Tensor {
+    pub(super) fn embed_rows(&self, embedding: &Tensor, tokens: &Tensor) -> Tensor {
         scaled(embedding.index_select(0, tokens), self.embedding_factor(embedding.kind()))
     }
 

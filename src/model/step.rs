@@ -113,7 +113,7 @@ impl Decoder {
             Way::Fused(positions, tables) => {
                 let (Tables { cos, sin }, qkv) = (tables.get(index), self.normed_heads(layer, qkv));
                 let slots = cache.of_slots(index, step.slots);
-                return fused::attend(&qkv, (cos, sin), &slots, positions, config.fused_heads(), window);
+                return fused::attend(&qkv, (cos, sin), &slots, (None, positions), config.fused_heads(), window);
             }
             Way::Kernel(positions, longest, tables) => {
                 let Tables { cos, sin } = tables.get(index);

@@ -74,6 +74,7 @@ const SYNC_PHASE: Label = ("phase", &["fetch", "send", "prepare", "pause", "load
 const FAULT: Label =
     ("kind", &["url", "tls", "unreachable", "broke", "late", "busy", "refused", "failed", "nonsense", "unsupported"]);
 const SERVED: Label = ("outcome", &["ok", "busy", "refused", "failed"]);
+const DRAFT: Label = ("outcome", &["kept", "dropped"]);
 const OUTCOME: Label = ("outcome", &["succeeded", "failed", "malformed"]);
 const ROLE: Label = ("role", &["trainer", "generator"]);
 
@@ -133,6 +134,10 @@ catalog! {
         "Tokens that were trained, by the data set they are from; in rows of `metrics.jsonl` those of the step, as `source_tokens_` and its name.";
 
     GeneratedTokens: COUNT "generated_tokens_total" [] in "tokens", "Tokens that the generators sampled.";
+    ReusedTokens: COUNT "reused_tokens_total" [] in "tokens",
+        "Tokens of prompts and earlier turns that a generator of this process did not compute, because its prefix cache had them.";
+    DraftedTokens: COUNT "drafted_tokens_total" [DRAFT] in "tokens",
+        "Tokens that a generator of this process drafted from a completion's own text, by whether they were what it sampled.";
     Tokens: COUNT "tokens_total" [FATE] in "tokens",
         "Generated tokens by what became of them; with those in flight they sum to the generated ones (law D4).";
     TokensInFlight: GAUGE "tokens_in_flight" [] in "tokens", "Generated tokens whose fate is open.";

@@ -163,6 +163,12 @@ impl Plan {
         }
     }
 
+    /// Sequences that the engines of this process remember after they end.
+    pub fn remembered(&self) -> usize {
+        let by_default = if self.environment.is_some() { self.most_slots() } else { 0 };
+        self.generate.prefix_cache.unwrap_or(by_default)
+    }
+
     /// Threads that the recipe asks to compute at the same time. What it leaves out shares the machine.
     pub fn threads(&self) -> usize {
         let set = |threads: Option<usize>| threads.unwrap_or(0);

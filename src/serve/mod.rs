@@ -1,7 +1,7 @@
 //! The local engine as an HTTP server, `rollflow serve`, in the dialects of SGLang and OpenAI.
 //!
 //! One thread, `engine`, owns the [`LocalEngine`](crate::engine::LocalEngine): requests of all
-//! connections are batched continuously, and equal prompts are computed once while they are remembered.
+//! connections are batched continuously. Of a prompt that begins as a remembered sequence does, only the rest is computed.
 //! Requests reach it by a channel, and tokens return by a channel for each request. A request that
 //! its client leaves is cancelled. Weights and adapters are read on another thread before they are
 //! installed between two tokens.
@@ -49,8 +49,10 @@ pub struct ServeConfig {
     pub folder: PathBuf,
     /// Largest number of samples that are computed together, at least one.
     pub slots: usize,
-    /// Number of prompts that are remembered; each takes the cache memory of a slot.
-    pub prompts: usize,
+    /// Number of prompts and completions that are remembered; each takes the cache memory of a slot.
+    pub prefix_cache: usize,
+    /// Longest draft of a completion's next tokens from its own text; 0 drafts none.
+    pub draft_tokens: usize,
     /// Largest number of samples that wait for a slot.
     pub max_queue: usize,
     /// CPU threads of the engine, at least one.
@@ -117,7 +119,8 @@ impl ModelServer {
         let policy = policy.merged();
         let metrics = Metrics::new();
         let threads = config.threads.max(1);
-        let setup = worker::Setup { slots: config.slots.max(1), prompts: config.prompts, seed: config.seed };
+        let ServeConfig { slots, prefix_cache, draft_tokens, seed, .. } = config;
+        let setup = worker::Setup { slots: slots.max(1), prefix_cache, draft_tokens, seed };
         let (shared, commands) = shared::Shared::new(&policy, config, metrics.clone())?;
         let shared = Arc::new(shared);
         let (weak, own) = (Arc::downgrade(&shared), policy.clone());

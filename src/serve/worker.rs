@@ -74,7 +74,7 @@ pub(super) enum Command {
     Resume {
         reply: Done<()>,
     },
-    /// Forgets remembered prompts.
+    /// Forgets remembered sequences.
     Flush,
     Install {
         what: Installed,
@@ -124,7 +124,8 @@ struct Open {
 /// Sizes and seed of the engine.
 pub(super) struct Setup {
     pub slots: usize,
-    pub prompts: usize,
+    pub prefix_cache: usize,
+    pub draft_tokens: usize,
     pub seed: u64,
 }
 
@@ -148,7 +149,7 @@ impl Worker {
         let config = LocalConfig { compute: policy.compute(), ..LocalConfig::new(CrossEntropy, Schedule::constant(0.0)) };
         let label: Arc<str> = super::shared::UNNAMED.into();
         Worker {
-            engine: policy.engine(setup.slots, setup.seed).remembering(setup.prompts),
+            engine: policy.engine(setup.slots, setup.seed).remembering(setup.prefix_cache).drafting(setup.draft_tokens),
             scorer: Scorer::new(config, policy.config().clone()),
             served: Installed { label: label.clone(), weights: policy.frozen(), adapters: BTreeMap::new() },
             labels: vec![label],

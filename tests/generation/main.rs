@@ -8,6 +8,7 @@ mod generating;
 mod partial_rollouts;
 mod pulled;
 mod real_engines;
+mod reuse;
 mod sampling;
 #[path = "../tiny/mod.rs"]
 mod tiny;

@@ -76,6 +76,42 @@ fn greedy_continuations_and_their_log_probs_are_those_of_the_reference() {
     });
 }
 
+/// A second request that begins with half of the answer computes only that, and drafts are checked against what the model says.
+#[test]
+fn greedy_continuations_of_what_is_remembered_and_drafted_are_those_of_the_reference() {
+    for_every_model(|case| {
+        let (greedy, prompts) = (&case.golden.greedy, case.golden.right.sequences());
+        let tokenizer = Arc::new(Tokenizer::from_dir(&case.dir).unwrap());
+        let engine = LocalEngine::new(case.decoder(), tokenizer, prompts.len(), 0);
+        let mut engine = engine.remembering(2 * prompts.len()).drafting(3);
+        engine.set_weights(0, &case.weights);
+        for begun in [0, greedy.max_new_tokens / 2] {
+            let params = SamplingParams {
+                temperature: 0.0,
+                max_new_tokens: greedy.max_new_tokens - begun,
+                ignore_eos: true,
+                ..Default::default()
+            };
+            let params = Arc::new(params);
+            for (ordinal, (prompt, answer)) in (0..).zip(prompts.iter().zip(&greedy.tokens)) {
+                engine.submit(Request::new(ordinal, [prompt, &answer[..begun]].concat(), 1, params.clone())).unwrap();
+            }
+            let mut reused = 0;
+            while !engine.is_idle() {
+                for answer in engine.step().unwrap() {
+                    let row = answer.ordinal as usize;
+                    assert_eq!(answer.tokens, greedy.tokens[row][begun..], "tokens of row {row} from {begun} on");
+                    let found: Vec<f64> = answer.log_probs.iter().map(|&log| f64::from(log)).collect();
+                    let [found, expected] = [&found, &greedy.logprobs[row][begun..]].map(Tensor::from_slice::<f64>);
+                    assert_close("log-probabilities", &found, &expected, case.golden.tolerance.logits);
+                }
+                reused += engine.load().reused;
+            }
+            assert_eq!(reused > 0, begun > 0 && case.config.delta.is_none(), "tokens reused: {reused}");
+        }
+    });
+}
+
 #[test]
 fn texts_become_the_tokens_of_the_reference_and_back() {
     for_every_model(|case| {

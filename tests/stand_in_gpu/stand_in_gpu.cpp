@@ -32,7 +32,7 @@ namespace {
 using at::Tensor;
 using c10::DeviceType;
 
-constexpr c10::DeviceIndex DEVICES = 4;
+constexpr c10::DeviceIndex DEVICES = 5;
 
 void* away(const void* real) { return real ? reinterpret_cast<void*>(reinterpret_cast<uintptr_t>(real) + AWAY) : nullptr; }
 void* home(const void* far) { return far ? reinterpret_cast<void*>(reinterpret_cast<uintptr_t>(far) - AWAY) : nullptr; }
@@ -399,7 +399,8 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> flash_forward(
   TORCH_CHECK(q.scalar_type() != at::kFloat && q.stride(-1) == 1 && k.stride(-1) == 1 && v.stride(-1) == 1, "flash attention: 16 bits, rows in one piece");
   for (const Tensor* on : {&k, &v, &*q_ends, &*k_ends}) TORCH_CHECK(on->device() == q.device(), "flash attention: operands on two devices");
   const auto lengths = [](const Tensor& ends) { return at_home(ends).diff().max().item<int64_t>(); };
-  TORCH_CHECK(lengths(*q_ends) <= most_q && lengths(*k_ends) <= most_k, "flash attention: a sequence is longer than the longest");
+  // With `used`, ends of keys say only where a sequence begins.
+  TORCH_CHECK(lengths(*q_ends) <= most_q && (used ? at_home(*used).max().item<int64_t>() : lengths(*k_ends)) <= most_k, "flash attention: a sequence is longer than the longest");
   std::optional<Tensor> counted;
   if (used) counted = at_home(*used);
   std::vector<Tensor> rows;

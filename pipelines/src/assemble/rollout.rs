@@ -4,7 +4,7 @@ use anyhow::{Result, anyhow};
 use rollflow::algo::filters::{GroupFilter, Verdict};
 use rollflow::engine::{LocalEngine, TokenEngine};
 use rollflow::prelude::*;
-use rollflow::recipe::{Batching, Filter as Condition, FlowLimits, Generate, Model, Timeline};
+use rollflow::recipe::{Batching, Filter as Condition, FlowLimits, Generate, Plan, Timeline};
 use rollflow::rollout::{Admission, complete};
 use rollflow::train;
 
@@ -41,14 +41,16 @@ pub fn sampling(generate: &Generate) -> SamplingParams {
 }
 
 /// Builds a generator with engines in this process, on the devices of `[generate]`.
-pub fn local_generator(generate: &Generate, model: &Model, policy: &Policy) -> Result<Generator<LocalEngine>> {
-    Ok(match &generate.devices[..] {
+pub fn local_generator(plan: &Plan, policy: &Policy) -> Result<Generator<LocalEngine>> {
+    let (generate, model) = (&plan.generate, &plan.model);
+    let generator = match &generate.devices[..] {
         [] => Generator::local(policy),
         names => {
             let computes = policy::computes(model, "generate.devices", names)?;
             Generator::local_on(policy, computes.iter().map(|compute| compute.device))
         }
-    })
+    };
+    Ok(generator.prefix_cache(plan.remembered()).draft_tokens(generate.draft_tokens))
 }
 
 /// Applies `[generate]` to a generator of any engine. `most_slots` bounds slots that are chosen by

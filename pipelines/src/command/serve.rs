@@ -52,10 +52,14 @@ pub struct Serve {
     /// Largest number of completions that wait for a slot; further requests get status 429.
     #[arg(long, value_name = "N", default_value_t = 1024)]
     max_queue: usize,
-    /// Prompts that are remembered, so that a later completion of one computes it no more; each takes
-    /// the cache memory of a slot.
-    #[arg(long, value_name = "N", default_value_t = 16)]
-    prompt_cache: usize,
+    /// Prompts and completions that are remembered, so that of a prompt that begins alike, as the next
+    /// turn of a chat does, only the rest is computed; each takes the cache memory of a slot.
+    #[arg(long, value_name = "N", default_value_t = 16, alias = "prompt-cache")]
+    prefix_cache: usize,
+    /// Longest draft of a completion's next tokens, taken from its own text and checked in one pass,
+    /// as generate.draft_tokens; 0 drafts none.
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    draft_tokens: usize,
     /// CPU threads of the engine, as generate.threads.
     #[arg(long, value_name = "N", default_value_t = 1)]
     threads: usize,
@@ -136,7 +140,8 @@ impl Serve {
             folder: std::path::absolute(&folder)?,
             slots: self.slots,
             max_queue: self.max_queue,
-            prompts: self.prompt_cache,
+            prefix_cache: self.prefix_cache,
+            draft_tokens: self.draft_tokens,
             threads: self.threads,
             context: self.context_length,
             seed: self.seed,

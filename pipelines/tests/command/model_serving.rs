@@ -182,7 +182,7 @@ fn all_routes_and_streams_give_the_completion_of_generate() {
     let texts = ["3+4=", "1+1=", "3+4=", "9+8=", "1+1=", "3+4="];
     let sampling = json!({"n": 3, "max_new_tokens": 12, "sampling_seed": 5, "ignore_eos": true});
     let seeded = |slots: &str, prompts: &str| {
-        let server = Server::start(Path::new(run), &["--slots", slots, "--prompt-cache", prompts]);
+        let server = Server::start(Path::new(run), &["--slots", slots, "--prefix-cache", prompts]);
         let page = server.ask("/generate", &json!({"text": texts, "sampling_params": sampling, "return_logprob": true}));
         let scores = |of: &Value| -> Vec<f32> {
             let columns = of["meta_info"]["output_token_logprobs"].as_array().unwrap();

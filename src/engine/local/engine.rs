@@ -18,14 +18,27 @@ use tch::Tensor;
 
 use super::draw::{Choices, choices, draw, settings};
 use super::graphs::StepGraphs;
-use super::prompts::Prompts;
+use super::prefixes::{Found, Prefixes};
 use super::sequence::{Sequence, SequenceState, ServedWeights, rows};
 use crate::data::packing::cut_rectangles;
 use crate::data::{Answer, SampledToken, Tokenizer, Version};
 use crate::engine::slots::{Admission, Slots};
 use crate::engine::{EngineError, Finished, Load, OnNewWeights, Request, TokenEngine};
 use crate::model::stream::{Entered, Event, Stream};
-use crate::model::{Compute, Decoder, FrozenWeights, KvCache, PREFILL_CELLS, Packed, Weights, upload};
+use crate::model::{Compute, Decoder, FrozenWeights, KvCache, PREFILL_CELLS, Packed, Suffix, Weights, upload};
+
+/// Rows of a step up to which it has drafts. More rows cost in proportion to their number, and most drafts fail.
+const DRAFTING_ROWS: usize = 32;
+
+/// Tokens to compute before a sample's next token is drawn.
+struct NewTokens<'a> {
+    tokens: Cow<'a, [u32]>,
+    /// So many of them are in the first of the slots already.
+    known: usize,
+    slots: Vec<usize>,
+    /// Whether others may ask for the same.
+    is_prompt: bool,
+}
 
 /// Engine that generates with weights in this process.
 pub struct LocalEngine {
@@ -48,8 +61,10 @@ pub struct LocalEngine {
     graphs: StepGraphs<ServedWeights>,
     /// Logits after the prompt on the shelf, which is the prompt of the first waiting samples.
     shelf: Option<Tensor>,
-    /// Prompts of earlier requests, in slots after the shelf.
-    prompts: Prompts<ServedWeights>,
+    /// Sequences of earlier requests, in slots after the shelf.
+    prefixes: Prefixes<ServedWeights>,
+    /// Longest draft of a sample.
+    draft_tokens: usize,
 }
 
 impl LocalEngine {
@@ -69,10 +84,11 @@ impl LocalEngine {
             on_new_weights: OnNewWeights::default(),
             weights: None,
             adapters: BTreeMap::new(),
-            prompts: Prompts::new(slots.len() + 1, 0),
+            prefixes: Prefixes::new(slots.len() + 1, 0, false),
             slots,
             cache,
             shelf: None,
+            draft_tokens: 0,
         }
     }
 
@@ -87,27 +103,41 @@ impl LocalEngine {
 
     fn empty_cache(&self) -> KvCache {
         let _stream = self.stream.enter();
-        self.decoder.cache(self.slots.len() + 1 + self.prompts.len(), 0, self.compute)
+        self.decoder.cache(self.slots.len() + 1 + self.prefixes.len(), 0, self.compute)
     }
 
-    /// Remembers up to `prompts` prompts for later requests, before the first. Each takes the cache
-    /// memory of a slot. Default: 0, because a group's prompt is computed once anyway.
-    pub(crate) fn remembering(mut self, prompts: usize) -> Self {
-        self.prompts = Prompts::new(self.slots.len() + 1, prompts);
+    /// Remembers up to `sequences` prompts and ended sequences for later requests, before the first: of
+    /// what begins alike, only the rest is computed. Each takes the cache memory of a slot. Default: 0,
+    /// because a group's prompt is computed once anyway.
+    pub fn remembering(mut self, sequences: usize) -> Self {
+        self.prefixes = Prefixes::new(self.slots.len() + 1, sequences, self.decoder.extends());
         self.cache = self.empty_cache();
         self
     }
 
-    /// Forgets the prompts of earlier requests.
-    pub(crate) fn forget(&mut self) {
-        self.prompts.forget(|_| false);
+    /// Drafts up to `tokens` tokens of a sample from what it said before, and checks them in one pass, while
+    /// that has fewer than [`DRAFTING_ROWS`] rows. The samples are those without drafts, up to rounding. Default: 0,
+    /// none. A model with gated delta nets gets none: its states cannot step back.
+    pub fn drafting(mut self, tokens: usize) -> Self {
+        self.draft_tokens = if self.decoder.extends() { tokens } else { 0 };
+        self
     }
 
-    /// Forgets prompts under weights that no new request uses, and recorded steps.
+    /// Forgets the sequences of earlier requests.
+    pub(crate) fn forget(&mut self) {
+        self.prefixes.forget(|_| false);
+    }
+
+    /// Forgets sequences under weights that no new request uses, and recorded steps.
     fn forget_old(&mut self) {
         self.graphs.forget();
-        let (weights, adapters) = (&self.weights, &self.adapters);
-        self.prompts.forget(|known| weights.iter().chain(adapters.values()).any(|served| Rc::ptr_eq(served, known)));
+        let served: Vec<_> = self.served().cloned().collect();
+        self.prefixes.forget(|known| served.iter().any(|served| Rc::ptr_eq(served, known)));
+    }
+
+    /// Weights that new requests use.
+    fn served(&self) -> impl Iterator<Item = &Rc<ServedWeights>> {
+        self.weights.iter().chain(self.adapters.values())
     }
 
     /// Sets the policy for samples in flight when weights change.
@@ -176,9 +206,9 @@ impl LocalEngine {
         // The rest of that group must not start from logits of the old weights.
         self.shelf = None;
         match self.on_new_weights {
-            OnNewWeights::Swap => self.move_to(&served),
+            OnNewWeights::Swap => self.move_to(&served, false),
             OnNewWeights::Recompute => {
-                self.move_to(&served);
+                self.move_to(&served, true);
                 self.recompute(&served);
             }
             OnNewWeights::Finish => self.slots.divide(),
@@ -191,8 +221,8 @@ impl LocalEngine {
         &self.tokenizer
     }
 
-    /// Computes the tokens of admitted samples of the same weights, equal prompts once and remembered
-    /// ones not at all, and draws their next tokens.
+    /// Computes the tokens of admitted samples of the same weights, equal prompts once and what is
+    /// remembered not at all, and draws their next tokens.
     fn begin(&mut self, weights: &Rc<ServedWeights>, admitted: &[Admission]) -> Result<(), EngineError> {
         let shelf_slot = self.slots.len();
         let (mut groups, mut logits, mut rows) = (admitted, Vec::new(), Vec::new());
@@ -203,36 +233,47 @@ impl LocalEngine {
             groups = &groups[1..];
         }
         // Rows of logits: that of the shelf, those of remembered prompts, those of new ones.
-        let mut new: Vec<(Cow<[u32]>, Vec<usize>)> = Vec::new();
+        let mut new: Vec<NewTokens> = Vec::new();
         let mut new_rows = Vec::new();
         for (at, group) in groups.iter().enumerate() {
             let tokens = group.request.tokens();
             let slots = group.slots.iter().copied().chain(group.more.then_some(shelf_slot));
-            if let Some(known) = self.prompts.find(weights, &tokens) {
-                self.cache.copy_slot(known.slot, &slots.collect::<Vec<_>>(), tokens.len());
-                rows.push(logits.len() as i64);
-                logits.push(known.logits.shallow_clone());
-                continue;
-            }
-            let row = new.iter().position(|(known, _)| *known == tokens).unwrap_or(new.len());
+            let row = new.iter().position(|of| of.tokens == tokens).unwrap_or(new.len());
             if row == new.len() {
-                new.push((tokens, Vec::new()));
+                let known = match self.prefixes.find(weights, &tokens) {
+                    Some(Found::Whole(slot, after)) => {
+                        self.cache.copy_slot(slot, &slots.collect::<Vec<_>>(), tokens.len());
+                        self.slots.load.reused += tokens.len();
+                        rows.push(logits.len() as i64);
+                        logits.push(after);
+                        continue;
+                    }
+                    Some(Found::Beginning(slot, known)) => {
+                        // At once, before its slot may be given to another sequence.
+                        self.cache.copy_slot(slot, &group.slots[..1], known);
+                        known
+                    }
+                    None => 0,
+                };
+                // A continuation or a later turn comes once.
+                let is_prompt = matches!(tokens, Cow::Borrowed(_)) && group.request.request.offset == 0;
+                new.push(NewTokens { tokens, known, slots: Vec::new(), is_prompt });
             }
-            new[row].1.extend(slots);
+            new[row].slots.extend(slots);
             new_rows.push((admitted.len() - groups.len() + at, row));
         }
         let first = logits.len() as i64;
         new_rows.into_iter().for_each(|(at, row)| rows.insert(at, first + row as i64));
         if !new.is_empty() {
-            let (tokens, mut slots): (Vec<_>, Vec<_>) = new.into_iter().unzip();
-            // A continuation, whose tokens are joined, comes once.
-            let prompts: Vec<usize> = (0..tokens.len()).filter(|row| matches!(tokens[*row], Cow::Borrowed(_))).collect();
-            let kept = self.prompts.free(prompts.len());
-            prompts.iter().zip(&kept).for_each(|(row, kept)| slots[*row].push(*kept));
-            self.slots.load.add(0, tokens.iter().map(|tokens| tokens.len()).sum());
-            let read = self.read(weights, &tokens, &slots);
+            let prompts: Vec<usize> = (0..new.len()).filter(|row| new[*row].is_prompt).collect();
+            let kept = self.prefixes.free(prompts.len());
+            prompts.iter().zip(&kept).for_each(|(row, kept)| new[*row].slots.push(*kept));
+            self.slots.load.add(0, new.iter().map(|of| of.tokens.len() - of.known).sum());
+            self.slots.load.reused += new.iter().map(|of| of.known).sum::<usize>();
+            let read = self.read_new(weights, &new);
             for (row, slot) in prompts.into_iter().zip(kept) {
-                self.prompts.remember(weights, tokens[row].to_vec(), slot, read.narrow(0, row as i64, 1).copy());
+                let after = read.narrow(0, row as i64, 1).copy();
+                self.prefixes.remember(weights, new[row].tokens.to_vec(), slot, Some(after));
             }
             logits.push(read);
         }
@@ -258,11 +299,71 @@ impl LocalEngine {
             let neighbours = self.slots.iter_from(first).take_while(alike);
             let (tokens, positions): (Vec<i64>, Vec<usize>) = neighbours.map(|(_, sequence)| sequence.newest()).unzip();
             let slots: Vec<usize> = (first..first + tokens.len()).collect();
+            if let Some(drafts) = self.drafts(&slots) {
+                self.check_drafts(&weights, &slots, &drafts)?;
+                first += slots.len();
+                continue;
+            }
             let choices = self.decode(&weights, &slots, &tokens, &positions);
             self.slots.load.add(slots.len(), 0);
             first += slots.len();
             self.take(&slots, choices)?;
         }
+    }
+
+    /// Drafts for these slots, if there is any.
+    fn drafts(&mut self, slots: &[usize]) -> Option<Vec<Vec<u32>>> {
+        let mut room = DRAFTING_ROWS.saturating_sub(slots.len());
+        if self.draft_tokens == 0 || room == 0 {
+            return None;
+        }
+        let mut draft = |&slot: &usize| {
+            let draft = self.slots.get_mut(slot).map(|sequence| sequence.draft(self.draft_tokens.min(room))).unwrap_or_default();
+            room -= draft.len();
+            draft
+        };
+        let drafts: Vec<Vec<u32>> = slots.iter().map(&mut draft).collect();
+        drafts.iter().any(|draft| !draft.is_empty()).then_some(drafts)
+    }
+
+    /// Computes the newest token of each of `slots` and its draft, and draws tokens while they are the draft's, and
+    /// one more.
+    fn check_drafts(&mut self, weights: &ServedWeights, slots: &[usize], drafts: &[Vec<u32>]) -> Result<(), EngineError> {
+        let sequences = || slots.iter().filter_map(|&slot| self.slots.get(slot));
+        let inputs: Vec<(usize, Vec<u32>)> = sequences()
+            .zip(drafts)
+            .map(|(sequence, draft)| {
+                let (newest, from) = sequence.newest();
+                (from, [&[newest as u32], draft.as_slice()].concat())
+            })
+            .collect();
+        let suffixes: Vec<Suffix> =
+            slots.iter().zip(&inputs).map(|(&slot, (from, tokens))| Suffix { slot, from: *from, tokens }).collect();
+        let logits = self.decoder.extend(&weights.views, &suffixes, true, &mut self.cache);
+        let rows = sequences().zip(drafts).flat_map(|(sequence, draft)| {
+            let begun = sequence.answer.tokens.len();
+            (begun..=begun + draft.len()).map(|tokens| (&*sequence.request.params, sequence.uniform_after(tokens, self.run_seed)))
+        });
+        let mut choices = draw(&logits, &rows.collect::<Vec<_>>()).into_iter();
+        self.slots.load.add(inputs.iter().map(|(_, tokens)| tokens.len()).sum(), 0);
+        for (&slot, draft) in slots.iter().zip(drafts) {
+            let choices: Vec<_> = choices.by_ref().take(draft.len() + 1).collect();
+            let mut kept = 0;
+            for (at, choice) in choices.into_iter().enumerate() {
+                self.take(&[slot], vec![choice])?;
+                let is_drafted = draft.get(at).is_some_and(|drafted| choice.is_some_and(|(token, _)| token == *drafted));
+                kept += usize::from(is_drafted);
+                if !is_drafted || self.slots.get(slot).is_none() {
+                    break;
+                }
+            }
+            if let Some(sequence) = self.slots.get_mut(slot).filter(|_| !draft.is_empty()) {
+                sequence.state.drafter.learn(kept);
+            }
+            self.slots.load.drafted += draft.len();
+            self.slots.load.kept += kept;
+        }
+        Ok(())
     }
 
     /// One token for each of `slots`, recorded or not.
@@ -296,14 +397,34 @@ impl LocalEngine {
                 return Err(EngineError::NonFinite { ordinal, index, position: sequence.answer.tokens.len(), version });
             };
             let finish = sequence.take(token, log_prob, &self.tokenizer)?;
+            if finish.is_some() && self.prefixes.keeps_ended() {
+                self.keep_ended(slot);
+            }
             self.slots.report(slot, version, finish);
         }
         Ok(())
     }
 
-    fn move_to(&mut self, weights: &Rc<ServedWeights>) {
-        let own = self.slots.iter_mut().filter(|sequence| sequence.request.adapter.is_none());
-        own.for_each(|sequence| sequence.state.weights = weights.clone());
+    /// Remembers the sequence in a slot, which has ended, for what continues it.
+    fn keep_ended(&mut self, slot: usize) {
+        let Some(sequence) = self.slots.get(slot).filter(|sequence| sequence.state.keys_are_of_weights) else { return };
+        let (weights, tokens) = (sequence.state.weights.clone(), sequence.computed_tokens());
+        if !self.served().any(|served| Rc::ptr_eq(served, &weights)) {
+            return;
+        }
+        self.prefixes.forget_beginnings(&weights, &tokens);
+        for kept in self.prefixes.free(1) {
+            self.cache.copy_slot(slot, &[kept], tokens.len());
+            self.prefixes.remember(&weights, tokens.clone(), kept, None);
+        }
+    }
+
+    /// `recomputed`: whether the keys of samples in flight are computed again.
+    fn move_to(&mut self, weights: &Rc<ServedWeights>, recomputed: bool) {
+        for sequence in self.slots.iter_mut().filter(|sequence| sequence.request.adapter.is_none()) {
+            sequence.state.weights = weights.clone();
+            sequence.state.keys_are_of_weights = recomputed;
+        }
     }
 
     /// Recomputes the cache of all samples in flight, except their newest token, which the next
@@ -313,14 +434,42 @@ impl LocalEngine {
             .slots
             .iter_from(0)
             .filter(|(_, sequence)| sequence.request.adapter.is_none())
-            .map(|(slot, sequence)| {
-                let tokens = sequence.request.tokens.iter().chain(&sequence.answer.tokens).take(sequence.computed());
-                (vec![slot], tokens.copied().collect())
-            })
+            .map(|(slot, sequence)| (vec![slot], sequence.computed_tokens()))
             .unzip();
         if !slots.is_empty() {
             let _logits = self.read(weights, &tokens, &slots);
         }
+    }
+
+    /// Computes sequences, or the rest of those whose beginning is in the first of their slots, into all of their
+    /// slots. Returns the logits after each.
+    fn read_new(&mut self, weights: &ServedWeights, new: &[NewTokens]) -> Tensor {
+        let (begun, whole): (Vec<usize>, Vec<usize>) = (0..new.len()).partition(|row| new[*row].known > 0);
+        let mut logits = Vec::new();
+        if !whole.is_empty() {
+            let tokens: Vec<&[u32]> = whole.iter().map(|row| &*new[*row].tokens).collect();
+            let slots: Vec<Vec<usize>> = whole.iter().map(|row| new[*row].slots.clone()).collect();
+            logits.push(self.read(weights, &tokens, &slots));
+        }
+        let rests: Vec<usize> = begun.iter().map(|row| new[*row].tokens.len() - new[*row].known).collect();
+        for part in cut_rectangles(&rests, PREFILL_CELLS) {
+            let suffix = |row: &usize| {
+                let NewTokens { tokens, known, slots, .. } = &new[*row];
+                Suffix { slot: slots[0], from: *known, tokens: &tokens[*known..] }
+            };
+            let suffixes: Vec<Suffix> = begun[part].iter().map(suffix).collect();
+            logits.push(self.decoder.extend(&weights.views, &suffixes, false, &mut self.cache));
+        }
+        for NewTokens { tokens, slots, .. } in begun.iter().map(|row| &new[*row]) {
+            self.cache.copy_slot(slots[0], &slots[1..], tokens.len());
+        }
+        if begun.is_empty() {
+            return Tensor::cat(&logits, 0);
+        }
+        let mut places = vec![0i64; new.len()];
+        whole.iter().chain(&begun).zip(0..).for_each(|(row, place)| places[*row] = place);
+        let logits = Tensor::cat(&logits, 0);
+        logits.index_select(0, &upload(&places, logits.device()))
     }
 
     /// Prefills whole sequences into their slots, a bounded number of tokens at a time. Returns the

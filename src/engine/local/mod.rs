@@ -1,10 +1,11 @@
 //! Engine in this process: continuous batching over the slots of a KV cache, and generation from
 //! text to text, for inspecting a model.
 
+mod drafts;
 mod draw;
 mod engine;
 mod graphs;
-mod prompts;
+mod prefixes;
 mod sequence;
 
 pub use engine::LocalEngine;

@@ -2,6 +2,7 @@
 
 use std::rc::Rc;
 
+use super::drafts::Drafter;
 use crate::data::{Tokenizer, Version};
 use crate::engine::sampling::uniform;
 use crate::engine::slots::{ActiveSample, Slots};
@@ -25,14 +26,23 @@ pub(super) struct ServedWeights {
 /// saved (laws C1, N2).
 pub(super) struct SequenceState {
     pub weights: Rc<ServedWeights>,
+    /// False if some of the sample's keys and values are of weights before.
+    pub keys_are_of_weights: bool,
     watch: StopWatch,
+    pub drafter: Drafter,
     /// A uniform number that was computed while a GPU decoded, and the number of tokens before it.
     ahead: Option<(usize, f64)>,
 }
 
 impl SequenceState {
     pub fn new(weights: Rc<ServedWeights>) -> Self {
-        SequenceState { weights, watch: StopWatch::default(), ahead: None }
+        SequenceState {
+            weights,
+            keys_are_of_weights: true,
+            watch: StopWatch::default(),
+            drafter: Drafter::default(),
+            ahead: None,
+        }
     }
 }
 
@@ -43,6 +53,11 @@ impl Sequence {
     pub fn newest(&self) -> (i64, usize) {
         let token = self.answer.tokens.last().map_or(0, |&token| i64::from(token));
         (token, self.computed())
+    }
+
+    /// The tokens in the cache.
+    pub fn computed_tokens(&self) -> Vec<u32> {
+        self.request.tokens.iter().chain(&self.answer.tokens).take(self.computed()).copied().collect()
     }
 
     /// Uniform number that decides the next token.
@@ -61,12 +76,18 @@ impl Sequence {
     }
 
     /// Uniform number that decides the token after so many.
-    fn uniform_after(&self, tokens: usize, run_seed: u64) -> f64 {
+    pub fn uniform_after(&self, tokens: usize, run_seed: u64) -> f64 {
         let index = self.answer.index;
         let Request { seed, ordinal, offset, .. } = *self.request;
         let (seed, ordinal) = seed.map_or((run_seed, ordinal), |seed| (seed, 0));
         // A greedy choice needs none, and a key costs more than an argmax of a small vocabulary.
         if self.request.params.greedy() { 0.0 } else { uniform(seed, ordinal, index, offset + tokens) }
+    }
+
+    /// A draft of the next tokens, of at most `most`, and so many that a token after them has room.
+    pub fn draft(&mut self, most: usize) -> Vec<u32> {
+        let left = self.request.params.max_new_tokens.saturating_sub(self.answer.turn());
+        self.state.drafter.draft(&self.request.tokens, &self.answer.tokens, most.min(left.saturating_sub(1)))
     }
 
     /// Appends a token. Returns how that ended the sample, if so.

@@ -444,7 +444,7 @@ struct Attention : Function<Attention> {
   }
 };
 
-// ---- One token of each sequence: its key and value are written, and it attends to all of its sequence
+// ---- Tokens of sequences in a cache: their keys and values are written, and they attend to their sequences up to themselves
 
 // A slot of the cache holds, for each position, keys and then values of all key heads.
 struct Slots {
@@ -453,15 +453,27 @@ struct Slots {
   float* at(int64_t slot, int64_t position, const Shape& shape) const { return cache + (slot * positions + position) * 2 * shape.kv_heads * shape.d; }
 };
 
-// Row `slot` of qkv is the token at `position`; one key head, and the queries that read it.
-template <int64_t D>
-INLINE void attend(const float* qkv, const float* cos, const float* sin, const Slots& slots, float* out, float* scratch, int64_t slot,
-                   int64_t position, int64_t kv, const Shape& shape) {
-  const int64_t d = D ? D : shape.d, per_kv = shape.heads / shape.kv_heads, stride = 2 * shape.kv_heads * d;
-  const float* row = qkv + slot * shape.row();
-  float *q = scratch, *scores = scratch + d, *own = slots.at(slot, position, shape) + kv * d;
-  rotate(row + (shape.heads + kv) * d, cos + position * d, sin + position * d, 1.0f, own, d);
+// Where a row of qkv stands in the cache.
+struct Place {
+  int64_t row, slot, position;
+};
+
+// A row's key and value of one head.
+EVERY_CPU void keep(const float* qkv, const float* cos, const float* sin, const Slots& slots, const Place& at, int64_t kv, const Shape& shape) {
+  const int64_t d = shape.d;
+  const float* row = qkv + at.row * shape.row();
+  float* own = slots.at(at.slot, at.position, shape) + kv * d;
+  rotate(row + (shape.heads + kv) * d, cos + at.position * d, sin + at.position * d, 1.0f, own, d);
   std::memcpy(own + shape.kv_heads * d, row + (shape.heads + shape.kv_heads + kv) * d, d * sizeof(float));
+}
+
+// The queries of a row that read one key head.
+template <int64_t D>
+INLINE void attend(const float* qkv, const float* cos, const float* sin, const Slots& slots, float* out, float* scratch, const Place& at, int64_t kv,
+                   const Shape& shape) {
+  const int64_t d = D ? D : shape.d, per_kv = shape.heads / shape.kv_heads, stride = 2 * shape.kv_heads * d, slot = at.slot, position = at.position;
+  const float* row = qkv + at.row * shape.row();
+  float *q = scratch, *scores = scratch + d;
   const int64_t first = shape.first(position), count = position + 1 - first;
   const float *keys = slots.at(slot, first, shape) + kv * d, *values = keys + shape.kv_heads * d;
   for (int64_t h = kv * per_kv; h < (kv + 1) * per_kv; h++) {
@@ -473,32 +485,38 @@ INLINE void attend(const float* qkv, const float* cos, const float* sin, const S
     weigh(scores, 0, count - 1, top);
     for (int64_t j = 0; j < padded(count); j++) sum += scores[j];
     for (int64_t j = 0; j < padded(count); j++) scores[j] /= sum;
-    float* o = out + (slot * shape.heads + h) * d;
+    float* o = out + (at.row * shape.heads + h) * d;
     for (int64_t c = 0; c < d; c++) o[c] = 0.0f;
     combine<D>(scores, 1, values, stride, count, d, o);
   }
 }
 
-EVERY_CPU void attend_of(const float* qkv, const float* cos, const float* sin, const Slots& slots, float* out, float* scratch, int64_t slot,
-                         int64_t position, int64_t kv, const Shape& shape) {
+EVERY_CPU void attend_of(const float* qkv, const float* cos, const float* sin, const Slots& slots, float* out, float* scratch, const Place& at,
+                         int64_t kv, const Shape& shape) {
   switch (shape.d) {
-    case 32: return attend<32>(qkv, cos, sin, slots, out, scratch, slot, position, kv, shape);
-    case 64: return attend<64>(qkv, cos, sin, slots, out, scratch, slot, position, kv, shape);
-    case 128: return attend<128>(qkv, cos, sin, slots, out, scratch, slot, position, kv, shape);
-    default: return attend<0>(qkv, cos, sin, slots, out, scratch, slot, position, kv, shape);
+    case 32: return attend<32>(qkv, cos, sin, slots, out, scratch, at, kv, shape);
+    case 64: return attend<64>(qkv, cos, sin, slots, out, scratch, at, kv, shape);
+    case 128: return attend<128>(qkv, cos, sin, slots, out, scratch, at, kv, shape);
+    default: return attend<0>(qkv, cos, sin, slots, out, scratch, at, kv, shape);
   }
 }
 
-// `cache` is the slots that the rows of qkv stand for, one after the other.
-Tensor attend_slots(const Tensor& qkv, const Tensor& cos, const Tensor& sin, const Tensor& cache, at::IntArrayRef at, Shape shape) {
+// Row i of qkv is the token at position `at[i]` of slot `of[i]`, or of slot i if `of` is empty. Several rows of a slot see each other's keys.
+Tensor attend_slots(const Tensor& qkv, const Tensor& cos, const Tensor& sin, const Tensor& cache, at::IntArrayRef of, at::IntArrayRef at, Shape shape) {
   const int64_t rows = qkv.size(0), positions = cache.size(1), longest = *std::max_element(at.begin(), at.end()) + 1;
   Tensor out = at::empty({rows, shape.heads * shape.d}, qkv.options());
   const float *px = qkv.const_data_ptr<float>(), *pc = cos.const_data_ptr<float>(), *ps = sin.const_data_ptr<float>();
   const Slots slots{cache.mutable_data_ptr<float>(), positions};
   float* po = out.mutable_data_ptr<float>();
+  const auto place = [&](int64_t row) { return Place{row, of.empty() ? row : of[row], at[row]}; };
+  for (int64_t i = 0; !of.empty() && i < rows * shape.kv_heads; i++) keep(px, pc, ps, slots, place(i / shape.kv_heads), i % shape.kv_heads, shape);
   at::parallel_for(0, rows * shape.kv_heads, grain(longest * shape.d * shape.heads / shape.kv_heads), [&](int64_t b, int64_t e) {
     std::vector<float> scratch(shape.d + padded(longest));
-    for (int64_t i = b; i < e; i++) attend_of(px, pc, ps, slots, po, scratch.data(), i / shape.kv_heads, at[i / shape.kv_heads], i % shape.kv_heads, shape);
+    for (int64_t i = b; i < e; i++) {
+      const Place own = place(i / shape.kv_heads);
+      if (of.empty()) keep(px, pc, ps, slots, own, i % shape.kv_heads, shape);
+      attend_of(px, pc, ps, slots, po, scratch.data(), own, i % shape.kv_heads, shape);
+    }
   });
   return out;
 }
@@ -601,12 +619,13 @@ char* rollflow_attention(Tensor** out, Tensor* qkv, Tensor* cos, Tensor* sin, co
   });
 }
 
-// One token of each sequence: qkv [slots, …], cache [slots, positions, 2, key heads, d], which gets its keys and values.
-char* rollflow_attend(Tensor** out, Tensor* qkv, Tensor* cos, Tensor* sin, Tensor* cache, const int64_t* positions, int64_t heads,
+// Tokens of sequences: qkv [rows, …], cache [slots, positions, 2, key heads, d], which gets their keys and values. Row i is of slot i if `of` is null.
+char* rollflow_attend(Tensor** out, Tensor* qkv, Tensor* cos, Tensor* sin, Tensor* cache, const int64_t* of, const int64_t* positions, int64_t heads,
                       int64_t kv_heads, int64_t window, double scale, double cap) {
   return guarded(out, [&] {
     const Shape shape{heads, kv_heads, cache->size(4), window, static_cast<float>(scale), static_cast<float>(cap)};
-    return attend_slots(*qkv, *cos, *sin, *cache, at::IntArrayRef(positions, qkv->size(0)), shape);
+    const int64_t rows = qkv->size(0);
+    return attend_slots(*qkv, *cos, *sin, *cache, of ? at::IntArrayRef(of, rows) : at::IntArrayRef(), at::IntArrayRef(positions, rows), shape);
   });
 }
 

@@ -49,6 +49,7 @@ unsafe extern "C" {
         cos: *mut C_tensor,
         sin: *mut C_tensor,
         cache: *mut C_tensor,
+        of: *const i64,
         positions: *const i64,
         heads: i64,
         kv_heads: i64,
@@ -194,29 +195,29 @@ pub fn attention(qkv: &Tensor, rotation: (&Tensor, &Tensor), packed: &Packed, he
     })
 }
 
-/// Rotary attention of one token in each of `cache`'s slots, at `positions` there, which gets its keys
-/// and values. f32 on the CPU. `qkv` is `[slots, (queries + 2·keys)·d]`, `cache` `[slots, length, 2,
-/// keys, d]`, the rest as for [`attention`]. Without gradients.
+/// Rotary attention of tokens at `positions` of `cache`'s slots, which gets their keys and values: row
+/// `i` is a token of slot `of[i]`, or of slot `i` if `of` is `None`, and sees those of its slot up to itself.
+/// f32 on the CPU. `qkv` is `[rows, (queries + 2·keys)·d]`, `cache` `[slots, length, 2, keys, d]`, the
+/// rest as for [`attention`]. Without gradients.
 pub fn attend(
     qkv: &Tensor,
     (cos, sin): (&Tensor, &Tensor),
     cache: &Tensor,
-    positions: &[i64],
+    (of, positions): (Option<&[i64]>, &[i64]),
     heads: Heads,
     window: Option<usize>,
 ) -> Tensor {
     let qkv = qkv.contiguous();
     assert!(applies(&qkv) && applies(cache) && applies(cos) && applies(sin), "fused attention takes contiguous f32 on the CPU");
     let longest = positions.iter().max().map_or(0, |position| position + 1);
-    let sizes = [qkv.size()[0], cache.size()[0]];
-    assert!(
-        sizes == [positions.len() as i64; 2] && cos.size()[0].min(cache.size()[1]) >= longest,
-        "a slot and a position per row"
-    );
+    let (rows, slots) = (positions.len() as i64, cache.size()[0]);
+    let in_cache = of.map_or(rows == slots, |of| of.len() == positions.len() && of.iter().all(|slot| (0..slots).contains(slot)));
+    assert!(qkv.size()[0] == rows && in_cache && cos.size()[0].min(cache.size()[1]) >= longest, "a slot and a position per row");
     let (window, Heads { queries, keys, scale, cap }) = (window.unwrap_or(0) as i64, heads);
     call(|out| unsafe {
         let (raws, cap) = ([&qkv, cos, sin, cache].map(raw), cap.unwrap_or(0.0));
-        rollflow_attend(out, raws[0], raws[1], raws[2], raws[3], positions.as_ptr(), queries, keys, window, scale, cap)
+        let of = of.map_or(std::ptr::null(), <[i64]>::as_ptr);
+        rollflow_attend(out, raws[0], raws[1], raws[2], raws[3], of, positions.as_ptr(), queries, keys, window, scale, cap)
     })
 }
 

@@ -10,7 +10,7 @@ use crate::settings::section::{Section, join};
 use crate::stages::reward::{MAX_POISONED, OnFailure, RETRIES};
 
 /// Keys of local engines.
-const OF_ENGINES: &str = "max_num_seqs on_new_weights mask_older_versions workers threads devices";
+const OF_ENGINES: &str = "max_num_seqs on_new_weights mask_older_versions workers threads prefix_cache draft_tokens devices";
 /// Sampling keys that `[eval]` replaces.
 const OF_SAMPLING: &str = "group_size temperature top_p top_k min_p ignore_eos";
 /// Sampling keys without effect on recorded rollouts. The trainer divides logits by their
@@ -35,8 +35,9 @@ pub(super) fn unused(plan: &Plan, note: Note) {
         }
     };
     if plan.pipeline.reinforces() && engine.is_remote() {
-        let why = "servers generate, which have their own threads, and engine.pause says what becomes of completions in flight";
-        unused("generate", changed(generate), &among("on_new_weights threads"), "engine.kind", why);
+        let why =
+            "servers generate, with their own threads and caches, and engine.pause says what becomes of completions in flight";
+        unused("generate", changed(generate), &among("on_new_weights threads prefix_cache draft_tokens"), "engine.kind", why);
         if engine.launch == Launch::None {
             unused("engine", changed(engine), &among(OF_LAUNCHED), "engine.launch", "no server is launched");
         }

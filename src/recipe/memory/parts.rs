@@ -327,7 +327,8 @@ impl Parts<'_> {
                 let why = format!("{here} × the generator's copy in {}", plan.model.precision().word());
                 self.add("served", here * self.bytes() * parameters, why);
             }
-            let slots = (plan.most_slots() as u64 * here).div_ceil(engines as u64) + here + evaluated;
+            let of_engines = ((plan.most_slots() + plan.remembered()) as u64 * here).div_ceil(engines as u64);
+            let slots = of_engines + here + evaluated;
             self.cache(slots, longest);
         }
         self.at = policy;

@@ -29,11 +29,16 @@ pub struct EngineSettings {
     pub threads: Option<usize>,
     /// Policy for samples in flight when weights change.
     pub on_new_weights: OnNewWeights,
+    /// Number of sequences that are remembered after they end; 0 by default.
+    pub prefix_cache: usize,
+    /// Longest draft of a sample's next tokens; 0, none, by default.
+    pub draft_tokens: usize,
 }
 
 impl Default for EngineSettings {
     fn default() -> Self {
-        EngineSettings { slots: 64, seed: 0, threads: None, on_new_weights: OnNewWeights::default() }
+        let on_new_weights = OnNewWeights::default();
+        EngineSettings { slots: 64, seed: 0, threads: None, on_new_weights, prefix_cache: 0, draft_tokens: 0 }
     }
 }
 
@@ -163,6 +168,20 @@ impl<E: TokenEngine> Generator<E> {
         self
     }
 
+    /// Sequences that the engines remember after they end, together: of a turn or prompt that begins alike, under
+    /// the same weights, only the rest is computed. Each takes the cache memory of a slot; 0 by default.
+    pub fn prefix_cache(mut self, sequences: usize) -> Self {
+        self.settings.prefix_cache = sequences;
+        self
+    }
+
+    /// Longest draft of a sample's next tokens from its own text, checked in one pass; 0, none, by default. Samples
+    /// stay the same, up to rounding.
+    pub fn draft_tokens(mut self, tokens: usize) -> Self {
+        self.settings.draft_tokens = tokens;
+        self
+    }
+
     /// Calls this closure after every step of the engine.
     pub fn each_step(self, hook: impl Fn(Load) + Send + Sync + 'static) -> Self {
         Generator { each_step: Some(Arc::new(hook)), ..self }
@@ -175,8 +194,8 @@ impl<E: TokenEngine> Generator<E> {
 
     /// Engine of one worker, made on the calling thread.
     pub(crate) fn engine(&self) -> E {
-        let slots = self.settings.slots.div_ceil(self.engines());
-        (self.make)(&EngineSettings { slots, ..self.settings.clone() })
+        let [slots, prefix_cache] = [self.settings.slots, self.settings.prefix_cache].map(|all| all.div_ceil(self.engines()));
+        (self.make)(&EngineSettings { slots, prefix_cache, ..self.settings.clone() })
     }
 
     pub(crate) fn tokenizer(&self) -> &Arc<Tokenizer> {
@@ -303,6 +322,16 @@ impl<E: TokenEngine> Generator<E> {
         }
         if let Some(metrics) = &self.metrics {
             metrics.add(Metric::GeneratedTokens, &[], engine.sampled().len() as f64);
+            let Load { reused, drafted, kept, .. } = engine.load();
+            for (metric, labels, tokens) in [
+                (Metric::ReusedTokens, &[][..], reused),
+                (Metric::DraftedTokens, &["kept"], kept),
+                (Metric::DraftedTokens, &["dropped"], drafted - kept),
+            ] {
+                if tokens > 0 {
+                    metrics.add(metric, labels, tokens as f64);
+                }
+            }
         }
         rollouts.record(engine, finished)?;
         Ok(())
@@ -348,7 +377,9 @@ impl Generator<crate::engine::LocalEngine> {
             let turn = started.fetch_add(1, std::sync::atomic::Ordering::Relaxed) % devices.len().max(1);
             let compute = policy.compute();
             let device = devices.get(turn).copied().unwrap_or(compute.device);
-            engine.computing(crate::model::Compute { device, ..compute }).on_new_weights(settings.on_new_weights)
+            let engine = engine.computing(crate::model::Compute { device, ..compute });
+            let engine = engine.remembering(settings.prefix_cache).drafting(settings.draft_tokens);
+            engine.on_new_weights(settings.on_new_weights)
         };
         Generator::by(make, &tokenizer)
     }

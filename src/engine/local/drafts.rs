@@ -1,0 +1,81 @@
+//! Drafts of a sample's next tokens: what followed the last time that it said the same few tokens (prompt lookup
+//! decoding, Saxena, 2023).
+//!
+//! The engine computes all of a draft in one pass, and keeps as much of it as is what it draws anyway: each token is a
+//! function of the logits before it and of its uniform number, so that samples are those without drafts (law N2).
+
+/// Lengths of the sequences of tokens that are looked for, the longest first.
+const LOOKED_FOR: [usize; 2] = [3, 2];
+/// A sample's tokens that are searched, the newest.
+const SEARCHED: usize = 4096;
+/// Steps without a draft after many that failed, at most.
+const LONGEST_PAUSE: u32 = 64;
+
+/// Decides when to draft for a sample: seldom where drafts fail.
+#[derive(Default)]
+pub(super) struct Drafter {
+    /// Drafts in a row of which nothing was kept.
+    failures: u32,
+    /// Steps until the next draft.
+    pause: u32,
+}
+
+impl Drafter {
+    /// A draft of at most `most` tokens, which may be empty.
+    pub fn draft(&mut self, prompt: &[u32], answer: &[u32], most: usize) -> Vec<u32> {
+        if most == 0 {
+            return Vec::new();
+        }
+        if self.pause > 0 {
+            self.pause -= 1;
+            return Vec::new();
+        }
+        let tokens: Vec<u32> =
+            prompt.iter().chain(answer).skip((prompt.len() + answer.len()).saturating_sub(SEARCHED)).copied().collect();
+        LOOKED_FOR.into_iter().find_map(|len| continuation(&tokens, len, most)).unwrap_or_default()
+    }
+
+    /// Notes how much of a draft was kept.
+    pub fn learn(&mut self, kept: usize) {
+        self.failures = if kept > 0 { 0 } else { self.failures + 1 };
+        self.pause = if self.failures < 2 { 0 } else { (1u32 << self.failures.min(16)).min(LONGEST_PAUSE) };
+    }
+}
+
+/// What followed the newest earlier occurrence of the last `len` tokens, and again from there where that is too little.
+fn continuation(tokens: &[u32], len: usize, most: usize) -> Option<Vec<u32>> {
+    let (before, last) = tokens.split_at(tokens.len().checked_sub(len)?);
+    let at = (0..before.len()).rev().find(|&at| tokens[at..at + len] == *last)?;
+    Some(tokens[at + len..].iter().cycle().take(most).copied().collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_draft_is_what_followed_the_newest_occurrence_of_the_longest_match() {
+        let draft = |prompt: &[u32], answer: &[u32]| Drafter::default().draft(prompt, answer, 3);
+        assert_eq!(draft(&[1, 2, 3, 4, 5, 6, 7], &[9, 1, 2, 3]), [4, 5, 6]);
+        assert_eq!(draft(&[1, 2, 3, 4, 8, 2, 3, 5], &[1, 2, 3]), [4, 8, 2], "three tokens beat two");
+        assert_eq!(draft(&[2, 3, 4, 2, 3, 5], &[2, 3]), [5, 2, 3], "the newest");
+        assert_eq!(draft(&[7, 7, 8], &[7, 7]), [8, 7, 7], "up to the sample's end, and again");
+        assert_eq!(draft(&[7, 7, 7], &[7]), [7, 7, 7]);
+        assert!(draft(&[1, 2, 3], &[4, 5]).is_empty() && draft(&[], &[1]).is_empty());
+    }
+
+    #[test]
+    fn drafts_that_fail_are_tried_seldom() {
+        let mut drafter = Drafter::default();
+        let mut tried = 0;
+        for _ in 0..1000 {
+            if !drafter.draft(&[1, 2, 3, 1, 2], &[], 2).is_empty() {
+                tried += 1;
+                drafter.learn(0);
+            }
+        }
+        assert!((15..30).contains(&tried), "{tried}");
+        drafter.learn(1);
+        assert_eq!(drafter.draft(&[1, 2, 3, 1, 2], &[], 2), [3, 1], "after one that succeeds");
+    }
+}

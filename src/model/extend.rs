@@ -1,0 +1,148 @@
+//! Tokens that follow what a cache holds of their sequences: the rest of a prompt whose beginning is known, or
+//! several tokens of a sequence at a time.
+
+use tch::{Device, Kind, Tensor};
+
+use super::block::{Stream, causal, parts};
+use super::fused::{self, Runs};
+use super::rope::{ByLayer, Tables};
+use super::views::Layer;
+use super::{Decoder, KvCache, Views, upload};
+
+/// Tokens of a sequence that follow what its slot holds.
+pub(crate) struct Suffix<'a> {
+    /// Slot of the cache.
+    pub slot: usize,
+    /// Number of the sequence's tokens whose keys and values the slot holds.
+    pub from: usize,
+    /// The tokens that follow, at least one.
+    pub tokens: &'a [u32],
+}
+
+/// Data that all layers of one extension share.
+struct Extension<'a> {
+    suffixes: &'a [Suffix<'a>],
+    way: Way,
+}
+
+/// How its attention is computed.
+enum Way {
+    /// Fused, on a CPU in f32: each row's slot and position, and all cosines and sines.
+    Fused([Vec<i64>; 2], ByLayer<Tables>),
+    /// By libtorch: rows of the cache that are written, each row's cosines and sines, and the runs of flash
+    /// attention where there is that, else one suffix at a time.
+    Written(Tensor, ByLayer<Tables>, Option<Flash>),
+}
+
+/// The suffixes and their slots as flash attention takes them.
+struct Flash {
+    queries: Runs,
+    keys: Runs,
+    /// Positions of each slot that count.
+    used: Tensor,
+}
+
+impl Decoder {
+    /// Returns true if [`Decoder::extend`] takes sequences of this model. A gated delta net has one state, after
+    /// all of a sequence, so that there is nothing to start from.
+    pub(crate) fn extends(&self) -> bool {
+        self.config.delta.is_none()
+    }
+
+    /// Computes tokens that follow what the cache holds, which gets their keys and values, and returns logits:
+    /// `[suffixes, vocabulary]` after the last token of each, or with `all` `[tokens, vocabulary]` after every
+    /// token, in order. What a slot held from its suffix on is overwritten. Without gradients. Requires
+    /// [`Decoder::extends`], and slots that differ.
+    pub(crate) fn extend(&self, views: &Views, suffixes: &[Suffix], all: bool, cache: &mut KvCache) -> Tensor {
+        let _guard = tch::no_grad_guard();
+        let device = views.embedding.device();
+        let tokens: Vec<i64> = suffixes.iter().flat_map(|suffix| suffix.tokens.iter().map(|&token| i64::from(token))).collect();
+        let extension = self.begin_extension(views, suffixes, cache);
+        let ends = suffixes.iter().scan(0, |end, suffix| {
+            *end += suffix.tokens.len() as i64;
+            Some(*end)
+        });
+        let last = (!all).then(|| upload(&ends.map(|end| end - 1).collect::<Vec<_>>(), device));
+        let mut x = Stream::new(self.embed_rows(&views.embedding, &upload(&tokens, device)));
+        for (index, layer) in views.layers.iter().enumerate() {
+            let rows = last.as_ref().filter(|_| index + 1 == views.layers.len());
+            x = self.block(layer, x, rows, |input| {
+                self.attention(layer, input, |qkv| self.attend_suffixes(layer, index, &extension, qkv, cache))
+            });
+        }
+        self.logits(views, &self.finish(&views.norm, x))
+    }
+
+    fn begin_extension<'a>(&self, views: &Views, suffixes: &'a [Suffix<'a>], cache: &KvCache) -> Extension<'a> {
+        let (kind, device) = (views.embedding.kind(), views.embedding.device());
+        let end = |suffix: &Suffix| (suffix.from + suffix.tokens.len()) as i64;
+        let longest = suffixes.iter().map(end).max().unwrap_or(0);
+        let each = suffixes.iter().flat_map(|suffix| (suffix.from as i64..end(suffix)).map(move |at| (suffix.slot as i64, at)));
+        let (slots, positions): (Vec<i64>, Vec<i64>) = each.unzip();
+        if device == Device::Cpu && kind == Kind::Float {
+            let tables = self.rope.by_layer(longest as usize, device, Tables::all);
+            return Extension { suffixes, way: Way::Fused([slots, positions], tables) };
+        }
+        let length = cache.positions() as i64;
+        let rows = slots.iter().zip(&positions).map(|(slot, at)| slot * length + at);
+        let numbers = upload(&positions.iter().copied().chain(rows).collect::<Vec<_>>(), device).view([2, -1]);
+        let tables = self.rope.by_layer(longest as usize, device, |tables| tables.at(&numbers.get(0)));
+        let flash = self.config.flashes(kind, device).then(|| {
+            let lens: Vec<i64> = suffixes.iter().map(|suffix| suffix.tokens.len() as i64).collect();
+            let ends = lens.iter().scan(0, |end, len| {
+                *end += len;
+                Some(*end)
+            });
+            // With `used`, ends of keys say only where a slot begins.
+            let begins = suffixes.iter().map(|suffix| suffix.slot as i64 * length);
+            let numbers: Vec<i64> =
+                std::iter::once(0).chain(ends).chain(begins).chain([0]).chain(suffixes.iter().map(end)).collect();
+            let numbers = upload(&numbers, device).to_kind(Kind::Int);
+            let count = suffixes.len() as i64;
+            let queries = Runs { ends: numbers.narrow(0, 0, count + 1), longest: lens.into_iter().max().unwrap_or(0) };
+            let keys = Runs { ends: numbers.narrow(0, count + 1, count + 1), longest };
+            Flash { queries, keys, used: numbers.narrow(0, 2 * count + 2, count) }
+        });
+        Extension { suffixes, way: Way::Written(numbers.get(1), tables, flash) }
+    }
+
+    /// Writes a layer's new keys and values, and attends over each sequence: fused projections `[rows, …]` →
+    /// `[rows, heads · dim]`.
+    fn attend_suffixes(&self, layer: &Layer, index: usize, of: &Extension, qkv: &Tensor, cache: &mut KvCache) -> Tensor {
+        let (config, window, count) = (&self.config, self.config.windows[index], qkv.size()[0]);
+        let (rows, tables, flash) = match &of.way {
+            Way::Fused([slots, positions], tables) => {
+                let (Tables { cos, sin }, qkv) = (tables.get(index), self.normed_heads(layer, qkv));
+                let places = (Some(slots.as_slice()), positions.as_slice());
+                return fused::attend(&qkv, (cos, sin), cache.keys_values(index), places, config.fused_heads(), window);
+            }
+            Way::Written(rows, tables, flash) => (rows, tables, flash),
+        };
+        let (qk, v) = self.heads(layer, qkv, &[count], tables.get(index));
+        let [q, k] = parts(&qk, 1, [config.heads as i64, config.kv_heads as i64]);
+        cache.write(index, rows, &Tensor::stack(&[k, v], 1));
+        let (slots, scale) = (cache.keys_values(index), config.attention_scale());
+        if let Some(Flash { queries, keys, used }) = flash {
+            let all = slots.flatten(0, 1);
+            let window = window.filter(|&window| (window as i64) < keys.longest);
+            let of = [&q, &all.select(1, 0), &all.select(1, 1)];
+            return fused::flash(of, (queries, keys), Some(used), true, scale, window).reshape([count, -1]);
+        }
+        let mut row = 0;
+        let outputs = of.suffixes.iter().map(|suffix| {
+            let (from, len) = (suffix.from as i64, suffix.tokens.len() as i64);
+            let own = q.narrow(0, row, len).unsqueeze(0);
+            row += len;
+            let seen = slots.narrow(0, suffix.slot as i64, 1).narrow(1, 0, from + len);
+            let mask = suffix_mask(from, len, window, q.device());
+            causal(&own, &seen.select(2, 0), &seen.select(2, 1), Some(&mask), scale, config.attention_cap)
+        });
+        Tensor::cat(&outputs.collect::<Vec<_>>(), 0)
+    }
+}
+
+/// What `len` tokens from position `from` on see, `[len, from + len]`.
+fn suffix_mask(from: i64, len: i64, window: Option<usize>, device: Device) -> Tensor {
+    let seen = Tensor::ones([len, from + len], (Kind::Bool, device)).tril(from);
+    window.map_or_else(|| seen.shallow_clone(), |window| seen.triu(from + 1 - window as i64))
+}

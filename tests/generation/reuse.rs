@@ -1,0 +1,175 @@
+//! What an engine remembers of ended sequences, and what it drafts of a sample from its own text: both save work and change no sample.
+//!
+//! Laws: N2 (samples are a function of weights, prompt, parameters and seed, however they are computed), V5 (keys and values of older
+//! weights serve no new request).
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use crate::generating::*;
+use proptest::prelude::*;
+use rollflow::engine::{Finished, LocalEngine, OnNewWeights, Request, SamplingParams, TokenEngine};
+use rollflow::model::{Family, ModelConfig, Weights};
+
+/// An engine that remembers and drafts.
+fn saving(config: &ModelConfig, slots: usize, remembered: usize, draft: usize) -> LocalEngine {
+    let engine = LocalEngine::new(decoder(config), tokenizer(), slots, 11).remembering(remembered).drafting(draft);
+    with_weights(engine, config, 5)
+}
+
+fn with_weights(mut engine: LocalEngine, config: &ModelConfig, seed: u64) -> LocalEngine {
+    engine.set_weights(seed, &Weights::random(config, seed));
+    engine
+}
+
+/// All answers, and tokens that were prefilled, reused, drafted and kept.
+fn run(engine: &mut LocalEngine) -> (Vec<Finished>, [usize; 4]) {
+    let (mut answers, mut sums) = (Vec::new(), [0; 4]);
+    while !engine.is_idle() {
+        answers.extend(engine.step().unwrap());
+        let load = engine.load();
+        sums.iter_mut().zip([load.prefill, load.reused, load.drafted, load.kept]).for_each(|(sum, new)| *sum += new);
+    }
+    (answers, sums)
+}
+
+/// A few tokens of a user's turn.
+fn said(turn: u64) -> impl Iterator<Item = u32> {
+    (0..3 + turn % 3).map(move |at| 4 + ((turn * 13 + at * 7) % 40) as u32)
+}
+
+/// Answers of so many conversations of so many turns, whose `n`-th turn has ordinal `100 · n + conversation`.
+fn talk(engine: &mut LocalEngine, conversations: u64, turns: u64, params: &SamplingParams) -> (ByKey, [usize; 4]) {
+    let mut texts: BTreeMap<u64, Vec<u32>> = (0..conversations).map(|of| (of, (0..9).chain(said(of)).collect())).collect();
+    let (mut all, mut sums) = (Vec::new(), [0; 4]);
+    for turn in 0..turns {
+        for (of, text) in &texts {
+            engine.submit(Request::new(100 * turn + of, text.clone(), 1, Arc::new(params.clone()))).unwrap();
+        }
+        let (answers, work) = run(engine);
+        for answer in &answers {
+            let text = texts.get_mut(&(answer.ordinal % 100)).unwrap();
+            text.extend(answer.tokens.iter().copied().chain(said(turn + answer.ordinal)));
+        }
+        all.extend(answers);
+        sums.iter_mut().zip(work).for_each(|(sum, new)| *sum += new);
+    }
+    (by_key(all), sums)
+}
+
+#[test]
+fn a_second_turn_computes_its_own_tokens_only() {
+    for config in families() {
+        let params = SamplingParams { ignore_eos: true, ..params(10) };
+        let (expected, [whole, reused, ..]) = talk(&mut saving(&config, 2, 0, 0), 2, 3, &params);
+        assert_eq!(reused, 0);
+        let (found, [prefilled, reused, ..]) = talk(&mut saving(&config, 2, 8, 0), 2, 3, &params);
+        assert_same("turns", &found, &expected);
+        assert_eq!(prefilled + reused, whole, "every token of a prompt is computed or reused");
+        // Of a turn before, all but its newest token is known.
+        assert!(prefilled < whole / 2, "{prefilled} of {whole}");
+    }
+}
+
+#[test]
+fn v5_keys_of_older_weights_serve_no_new_request() {
+    let config = config(Family::Qwen3, None);
+    let prompt: Vec<u32> = (4..30).collect();
+    for policy in [OnNewWeights::Swap, OnNewWeights::Recompute, OnNewWeights::Finish] {
+        let mut engine = saving(&config, 2, 4, 0).on_new_weights(policy);
+        let ask = |ordinal| Request::new(ordinal, prompt.clone(), 1, Arc::new(SamplingParams { ignore_eos: true, ..params(6) }));
+        engine.submit(ask(0)).unwrap();
+        engine.step().unwrap();
+        engine.set_weights(6, &Weights::random(&config, 6));
+        run(&mut engine);
+        engine.submit(ask(1)).unwrap();
+        let (answers, [_, reused, ..]) = run(&mut engine);
+        // Only where all of its keys were computed under the new weights.
+        assert_eq!(reused > 0, policy == OnNewWeights::Recompute, "{policy:?}");
+        let mut fresh = with_weights(LocalEngine::new(decoder(&config), tokenizer(), 2, 11), &config, 6);
+        fresh.submit(ask(1)).unwrap();
+        assert_same("a new request", &by_key(answers), &by_key(fresh.run().unwrap()));
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(24))]
+
+    /// Law N2: however few sequences are remembered, however long drafts are and however samples share slots.
+    #[test]
+    fn n2_conversations_are_those_of_an_engine_that_remembers_and_drafts_nothing(
+        family in 0usize..3, slots in 1usize..5, remembered in 0usize..7, draft in 0usize..6, conversations in 1u64..5,
+        temperature in prop::sample::select(vec![0.0f32, 0.4, 1.0]), top_k in prop::sample::select(vec![0usize, 3]),
+    ) {
+        let config = &families()[family];
+        let params = SamplingParams { temperature, top_k, stop: vec!["zz".into()], ..params(12) };
+        let (expected, _) = talk(&mut saving(config, slots, 0, 0), conversations, 3, &params);
+        let (found, [.., drafted, kept]) = talk(&mut saving(config, slots, remembered, draft), conversations, 3, &params);
+        assert_same("conversations", &found, &expected);
+        prop_assert!(kept <= drafted && (draft > 0 || drafted == 0));
+    }
+}
+
+#[test]
+fn drafts_are_kept_where_a_model_repeats_itself_and_save_steps() {
+    // Of few tokens at a time, which it repeats.
+    let config = ModelConfig { windows: vec![Some(2); 2], initializer_range: 0.1, ..config(Family::Mistral, None) };
+    let params = SamplingParams { temperature: 0.0, ignore_eos: true, ..params(60) };
+    let steps = |draft| {
+        let mut engine = saving(&config, 4, 0, draft);
+        (0..3).for_each(|ordinal| engine.submit(request(ordinal, 1, &params)).unwrap());
+        let (mut steps, mut kept) = (0, 0);
+        while !engine.is_idle() {
+            engine.step().unwrap();
+            (steps, kept) = (steps + 1, kept + engine.load().kept);
+        }
+        (steps, kept)
+    };
+    let ((plain, none), (drafted, kept)) = (steps(0), steps(4));
+    assert_eq!((plain, none), (59, 0));
+    assert!(drafted < 30 && kept > 90, "{drafted} steps, {kept} tokens kept");
+}
+
+/// Counts of what was said first, of so many samples of one prompt that repeats itself.
+fn firsts(config: &ModelConfig, seed: u64, draft: usize, temperature: f32) -> (BTreeMap<Vec<u32>, f64>, usize) {
+    let engine = LocalEngine::new(decoder(config), tokenizer(), 8, seed).drafting(draft);
+    let mut engine = with_weights(engine, config, 5);
+    let params = Arc::new(SamplingParams { temperature, ignore_eos: true, ..params(4) });
+    // What the model says itself, so that it says some of it again.
+    let mut speaker = with_weights(LocalEngine::new(decoder(config), tokenizer(), 1, 9), config, 5);
+    let talkative = SamplingParams { temperature: 0.4, ignore_eos: true, ..crate::generating::params(110) };
+    speaker.submit(request(1, 1, &talkative)).unwrap();
+    let prompt = speaker.run().unwrap().remove(0).tokens;
+    engine.submit(Request::new(0, prompt, 3000, params)).unwrap();
+    let (answers, [.., kept]) = run(&mut engine);
+    let mut counts = BTreeMap::new();
+    answers.into_iter().for_each(|answer| *counts.entry(answer.tokens[..3].to_vec()).or_insert(0.0) += 1.0);
+    (counts, kept)
+}
+
+/// The χ² of two samples of equal size, less its mean, in its standard deviations. Rare outcomes are one.
+fn distance(a: &BTreeMap<Vec<u32>, f64>, b: &BTreeMap<Vec<u32>, f64>) -> f64 {
+    let of = |counts: &BTreeMap<Vec<u32>, f64>, outcome: &Vec<u32>| counts.get(outcome).copied().unwrap_or(0.0);
+    let (mut pairs, mut rare) = (Vec::new(), (0.0, 0.0));
+    for outcome in a.keys().chain(b.keys().filter(|outcome| !a.contains_key(*outcome))) {
+        let (a, b) = (of(a, outcome), of(b, outcome));
+        if a + b >= 20.0 { pairs.push((a, b)) } else { rare = (rare.0 + a, rare.1 + b) }
+    }
+    pairs.push(rare);
+    let chi: f64 = pairs.iter().filter(|(a, b)| a + b > 0.0).map(|(a, b)| (a - b).powi(2) / (a + b)).sum();
+    let freedom = pairs.len() as f64 - 1.0;
+    assert!(freedom > 5.0, "too few outcomes to compare");
+    (chi - freedom) / (2.0 * freedom).sqrt()
+}
+
+/// Law N2, where the random numbers differ: the distribution is that of plain sampling. Another temperature is told apart.
+#[test]
+fn n2_samples_with_drafts_have_the_distribution_of_plain_ones() {
+    let config = ModelConfig { initializer_range: 0.2, ..config(Family::Qwen3, None) };
+    let (plain, _) = firsts(&config, 1, 0, 0.4);
+    let (drafted, kept) = firsts(&config, 2, 3, 0.4);
+    let (warmer, _) = firsts(&config, 3, 3, 0.46);
+    let (same, other) = (distance(&plain, &drafted), distance(&plain, &warmer));
+    println!("{kept} drafted tokens kept; distance {same:.1}, and {other:.1} of another temperature");
+    assert!(kept > 100 && same < 3.5 && other > 5.0, "{kept} kept, {same}, {other}");
+}
