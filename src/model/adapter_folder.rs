@@ -67,7 +67,7 @@ pub fn load_adapter(dir: &Path, config: &ModelConfig) -> Result<Adapter, ModelEr
     let lora = read_config(&dir.join(CONFIG))?.0.on_model(config)?;
     let layout = lora.layout(config);
     let path = dir.join(WEIGHTS);
-    let (flat, _) = read_tensors(&layout, &path, vec![path.clone()], None, Dtype::F32)?;
+    let (flat, ..) = read_tensors(&layout, &path, vec![path.clone()], None, Dtype::F32)?;
     Ok(Adapter { lora: Arc::new(lora), layout: Arc::new(layout), flat })
 }
 

@@ -58,7 +58,9 @@ impl ModelConfig {
         config.check(path)?;
         let known = config.to_json();
         let is_label = |key: &String| LABELS.contains(&key.as_str());
-        let is_other = |key: &String| is_label(key) || !known.contains_key(key) && key != "rope_scaling" && key != "rope_theta";
+        let is_stored =
+            |key: &String| key == QUANTISATION || known.contains_key(key) || key == "rope_scaling" || key == "rope_theta";
+        let is_other = |key: &String| is_label(key) || !is_stored(key);
         let other = map.iter().filter(|(key, _)| is_other(key)).map(|(key, value)| (key.clone(), value.clone())).collect();
         Ok(ModelConfig { other, ..config })
     }
@@ -189,6 +191,9 @@ fn activation(keys: &Keys, defaults: &Definition) -> Result<Activation, ModelErr
     Activation::named(&name).filter(|found| known.contains(found)).ok_or_else(|| keys.unsupported(key, expected))
 }
 
+/// How a folder's weights are stored, which files say, too; a model that is saved has whole numbers.
+const QUANTISATION: &str = "quantization_config";
+
 /// Rejects keys that change the computation in ways that are not implemented.
 fn refuse_unsupported(keys: &Keys) -> Result<(), ModelError> {
     for key in ["attention_dropout", "resid_pdrop", "embd_pdrop"] {
@@ -199,9 +204,10 @@ fn refuse_unsupported(keys: &Keys) -> Result<(), ModelError> {
     if keys.map.get("clip_qkv").is_some_and(|value| !value.is_null()) {
         return Err(keys.unsupported("clip_qkv", "null"));
     }
-    match keys.map.get("quantization_config") {
+    match keys.map.get(QUANTISATION) {
         None | Some(Value::Null) => Ok(()),
-        Some(_) => Err(keys.unsupported("quantization_config", "unquantised weights (f32, f16, bf16)")),
+        Some(of) if of["quant_method"] == "bitsandbytes" && of["load_in_4bit"] == true => Ok(()),
+        Some(_) => Err(keys.unsupported(QUANTISATION, "weights in f32, f16 or bf16, or in 4 bits by bitsandbytes")),
     }
 }
 

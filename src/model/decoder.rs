@@ -46,7 +46,10 @@ impl Decoder {
 
     /// The matrices of `weights`, adapters included.
     pub fn views_of(&self, weights: &Weights) -> Views {
-        let views = self.views(&weights.flat);
+        let views = match weights.is_quantised() {
+            true => Views::quantised(&self.config, weights),
+            false => self.views(&weights.flat),
+        };
         match &weights.adapter {
             Some(adapter) => views.adapted(&self.config, adapter),
             None => views,
@@ -130,12 +133,13 @@ impl Decoder {
     /// One step, from the tokens on the device.
     pub(super) fn decode_step(&self, views: &Views, step: &Step, tokens: &Tensor, cache: &mut KvCache) -> Tensor {
         let mut x = Stream::new(self.embed_rows(&views.embedding, tokens));
-        for (index, layer) in views.layers.iter().enumerate() {
-            x = self.block(layer, x, None, |input| match (&layer.mixer, self.config.delta_of(index)) {
+        for index in 0..self.config.layers() {
+            let layer = views.layer(index);
+            x = self.block(&layer, x, None, |input| match (&layer.mixer, self.config.delta_of(index)) {
                 (Mixer::Delta(weights), Some(of)) => {
                     weights.step(of, &layer.input.forward(input), &cache.state(step.slots, index))
                 }
-                _ => self.attention(layer, input, |qkv| self.attend_step(layer, index, step, qkv, cache)),
+                _ => self.attention(&layer, input, |qkv| self.attend_step(&layer, index, step, qkv, cache)),
             });
         }
         self.logits(views, &self.finish(&views.norm, x))
@@ -186,9 +190,9 @@ impl Decoder {
     /// Layers and final norm over whole embedded sequences, for `rows` only where given.
     fn trunk(&self, views: &Views, pass: &Pass, embedded: Tensor, rows: Option<&Tensor>, keep: Keep) -> Tensor {
         let mut x = Stream::new(embedded);
-        for (index, layer) in views.layers.iter().enumerate() {
-            let rows = rows.filter(|_| index + 1 == views.layers.len());
-            x = self.layer(layer, index, pass, x, rows, keep);
+        for index in 0..self.config.layers() {
+            let rows = rows.filter(|_| index + 1 == self.config.layers());
+            x = self.layer(&views.layer(index), index, pass, x, rows, keep);
         }
         self.finish(&views.norm, x)
     }

@@ -64,10 +64,11 @@ impl Decoder {
         });
         let last = (!all).then(|| upload(&ends.map(|end| end - 1).collect::<Vec<_>>(), device));
         let mut x = Stream::new(self.embed_rows(&views.embedding, &upload(&tokens, device)));
-        for (index, layer) in views.layers.iter().enumerate() {
-            let rows = last.as_ref().filter(|_| index + 1 == views.layers.len());
-            x = self.block(layer, x, rows, |input| {
-                self.attention(layer, input, |qkv| self.attend_suffixes(layer, index, &extension, qkv, cache))
+        for index in 0..self.config.layers() {
+            let layer = views.layer(index);
+            let rows = last.as_ref().filter(|_| index + 1 == self.config.layers());
+            x = self.block(&layer, x, rows, |input| {
+                self.attention(&layer, input, |qkv| self.attend_suffixes(&layer, index, &extension, qkv, cache))
             });
         }
         self.logits(views, &self.finish(&views.norm, x))

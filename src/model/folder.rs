@@ -1,6 +1,6 @@
 //! Models from and to Hugging Face folders.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeSet, HashMap};
 use std::fs::{self, File, Permissions};
 use std::ops::Range;
 use std::os::unix::fs::{FileExt, PermissionsExt};
@@ -14,8 +14,10 @@ use serde_json::Value;
 use tch::{Kind, Tensor};
 
 use super::adapter_folder::{folder_config, holds_adapter, load_with_base, named_base, save_adapter};
+use super::bitsandbytes::{Found, PackedOnDisk};
 use super::keys::read_object;
 use super::layout::{HEAD, part};
+use super::quantised::{Place, Quantised};
 use super::shards::{INDEX, TensorSlice, WHOLE, save_hf_as};
 use super::{Dtype, Entry, Layout, ModelConfig, ModelError, Weights};
 use crate::hub::Hub;
@@ -64,22 +66,23 @@ pub(crate) fn load_weights_for(config: &ModelConfig, path: &Path, dtype: Dtype) 
 fn read_weights(config: &ModelConfig, path: &Path, files: Vec<PathBuf>, kept: Dtype) -> Result<(Weights, Dtype), ModelError> {
     let layout = Layout::new(config);
     let twin = config.shares_embedding().then_some(HEAD);
-    let (flat, dtype) = read_tensors(&layout, path, files, twin, kept)?;
-    Ok((Weights::new(Arc::new(layout), flat), dtype))
+    let (flat, quantised, dtype) = read_tensors(&layout, path, files, twin, kept)?;
+    Ok((Weights { quantised: quantised.map(Arc::new), ..Weights::new(Arc::new(layout), flat) }, dtype))
 }
 
-/// Reads the tensors of a layout from `files`, and the format that most of their numbers have. The result is in
-/// that format if all have it and it is `kept`, else in f32. Errors name `path`. A tensor named `twin` is optional
-/// and must equal the first tensor.
+/// Reads the tensors of a layout from `files`: numbers, those in 4 bits apart, and the format that most of the others
+/// have. The result is in that format if all have it and it is `kept`, else in f32. Errors name `path`. A tensor named
+/// `twin` is optional and must equal the first tensor.
 pub(super) fn read_tensors(
     layout: &Layout,
     path: &Path,
     files: Vec<PathBuf>,
     twin: Option<&str>,
     kept: Dtype,
-) -> Result<(Tensor, Dtype), ModelError> {
+) -> Result<(Tensor, Option<Quantised>, Dtype), ModelError> {
     let files = WeightFile::open_all(files)?;
-    let (mut needed, twin) = matched(layout, path, &files, twin)?;
+    let Matched { mut needed, twin, packed } = matched(layout, path, &files, twin)?;
+    let quantised = (!packed.is_empty()).then(|| places(layout, &mut needed, &packed)).transpose()?;
     // A few small tensors may be in a wider format than the rest.
     let share =
         |dtype: Dtype| needed.iter().filter(|stored| stored.dtype == dtype).map(|stored| stored.range().len()).sum::<usize>();
@@ -90,7 +93,8 @@ pub(super) fn read_tensors(
         tracing::info!("{}: {left_out} tensors for images or for predictions further ahead are left out", path.display());
     }
     let held = if is_whole && dtype == kept { kept } else { Dtype::F32 };
-    let flat = Tensor::empty([layout.total() as i64], (held.kind(), tch::Device::Cpu));
+    let len: usize = needed.iter().map(|stored| stored.range().len()).sum();
+    let flat = Tensor::empty([len as i64], (held.kind(), tch::Device::Cpu));
     // In disk order.
     needed.sort_by(|a, b| (&a.file.path, a.info.data_offsets).cmp(&(&b.file.path, b.info.data_offsets)));
     for stored in &needed {
@@ -102,7 +106,22 @@ pub(super) fn read_tensors(
     if let Some(twin) = twin {
         check_twin(path, twin.each_chunk(&flat, |ours, chunk| chunk.to_kind(Kind::Float) == ours.to_kind(Kind::Float))?)?;
     }
-    Ok((flat, dtype))
+    Ok((flat, quantised, dtype))
+}
+
+/// Reads what is in 4 bits, and moves the other tensors together.
+fn places(layout: &Layout, needed: &mut [Stored], packed: &[(usize, PackedOnDisk)]) -> Result<Quantised, ModelError> {
+    let (mut places, mut kept, mut packed, mut len) = (Vec::new(), needed.iter_mut(), packed.iter().peekable(), 0);
+    for at in 0..layout.entries().len() {
+        if let Some((_, on_disk)) = packed.next_if(|(entry, _)| *entry == at) {
+            places.push(Place::Packed(on_disk.read()?));
+        } else if let Some(stored) = kept.next() {
+            stored.offset = len;
+            places.push(Place::Kept(len));
+            len = stored.range().end;
+        }
+    }
+    Ok(Quantised::new(places))
 }
 
 /// Rejects a folder whose head is not the embedding that it should be.
@@ -135,7 +154,11 @@ impl StoredModel {
     }
 
     fn tensors(&self) -> Result<Vec<Stored<'_>>, ModelError> {
-        let mut tensors = matched(&self.layout, &self.dir, &self.files, self.twin)?.0;
+        let Matched { needed: mut tensors, packed, .. } = matched(&self.layout, &self.dir, &self.files, self.twin)?;
+        if !packed.is_empty() {
+            let problem = "its layers are in 4 bits, which ranks that divide the parameters do not read";
+            return Err(ModelError::malformed(&self.dir, problem));
+        }
         // In disk order.
         tensors.sort_by(|a, b| (&a.file.path, a.info.data_offsets).cmp(&(&b.file.path, b.info.data_offsets)));
         Ok(tensors)
@@ -158,7 +181,9 @@ impl StoredModel {
 
     /// Rejects a stored head that differs from the embedding, if the model ties them.
     pub fn check_twin(&self) -> Result<(), ModelError> {
-        let (tensors, Some(twin)) = matched(&self.layout, &self.dir, &self.files, self.twin)? else { return Ok(()) };
+        let Matched { needed: tensors, twin: Some(twin), .. } = matched(&self.layout, &self.dir, &self.files, self.twin)? else {
+            return Ok(());
+        };
         let (embedding, mut failed) = (&tensors[0], None);
         let same = twin.file.each_chunk(twin.info, |at, bytes| {
             let (first, chunk) = (at / twin.dtype.bytes(), twin.numbers(bytes).to_kind(Kind::Float));
@@ -203,24 +228,31 @@ fn own_name(name: &str) -> String {
     INSIDE.iter().find_map(inside).unwrap_or_else(|| name.to_owned())
 }
 
-/// Matches a layout with the files' headers: the tensors that it needs, and the twin of the first if
-/// there is one. Allocates for names only: sizes are unverified until this returns.
-fn matched<'a>(
-    layout: &Layout,
-    path: &Path,
-    files: &'a [WeightFile],
-    twin: Option<&str>,
-) -> Result<(Vec<Stored<'a>>, Option<Stored<'a>>), ModelError> {
+/// Tensors of a layout on disk, in its order.
+struct Matched<'a> {
+    needed: Vec<Stored<'a>>,
+    /// The twin of the first, if there is one.
+    twin: Option<Stored<'a>>,
+    /// Those in 4 bits, with their places in the layout.
+    packed: Vec<(usize, PackedOnDisk<'a>)>,
+}
+
+/// Matches a layout with the files' headers. Allocates for names only: sizes are unverified until this returns.
+fn matched<'a>(layout: &Layout, path: &Path, files: &'a [WeightFile], twin: Option<&str>) -> Result<Matched<'a>, ModelError> {
     let tensors =
         files.iter().flat_map(|file| file.header.tensors().into_iter().map(move |(name, info)| (own_name(&name), (file, info))));
-    let mut found: BTreeMap<String, (&WeightFile, &TensorInfo)> = tensors.collect();
+    let mut found: Found = tensors.collect();
     let mut unusable = Vec::new();
     let mut stored = |name: &str, entry: &Entry, found: Option<(&'a WeightFile, &'a TensorInfo)>| {
         let (file, info) = found?;
         Stored::new(name, entry, file, info).map_err(|problem| unusable.push(problem)).ok()
     };
-    let (mut needed, mut missing) = (Vec::new(), Vec::new());
-    for entry in layout.entries() {
+    let (mut needed, mut packed, mut missing) = (Vec::new(), Vec::new(), Vec::new());
+    for (at, entry) in layout.entries().iter().enumerate() {
+        if let Some(on_disk) = PackedOnDisk::take(&mut found, entry) {
+            packed.push((at, on_disk));
+            continue;
+        }
         match found.remove(&entry.name) {
             None => missing.push(entry.name.clone()),
             tensor => needed.extend(stored(&entry.name, entry, tensor)),
@@ -232,7 +264,7 @@ fn matched<'a>(
     // Buffers of old checkpoints that are recomputed.
     found.retain(|name, _| !name.ends_with(".rotary_emb.inv_freq"));
     ModelError::check_tensors(path, [missing, found.into_keys().collect(), unusable])?;
-    Ok((needed, twin))
+    Ok(Matched { needed, twin, packed })
 }
 
 /// Checks a folder without reading its weights: `config.json`, and the headers of its safetensors
@@ -306,6 +338,14 @@ impl WeightFile {
         let map = unsafe { Mmap::map(&file) }.map_err(ModelError::io(&path))?;
         let (header_len, header) = SafeTensors::read_metadata(&map).map_err(ModelError::safetensors(&path))?;
         Ok(WeightFile { path, header, file, begin: size_of::<u64>() + header_len })
+    }
+
+    /// A tensor's bytes.
+    pub fn bytes(&self, tensor: &TensorInfo) -> Result<Vec<u8>, ModelError> {
+        let (begin, end) = tensor.data_offsets;
+        let mut bytes = vec![0; end - begin];
+        self.file.read_exact_at(&mut bytes, (self.begin + begin) as u64).map_err(ModelError::io(&self.path))?;
+        Ok(bytes)
     }
 
     /// Passes a tensor's bytes to `take` in chunks, each with the place of its first, until it

@@ -199,6 +199,14 @@ impl Adapter {
         (low_ranks, self.layout.score_head().map(|_| next()))
     }
 
+    /// Copies the score head of a base, if there is one.
+    fn take_head_of(&self, base: &Weights) {
+        let _guard = tch::no_grad_guard();
+        if let Some((from, to)) = base.layout.score_head().zip(self.layout.score_head()) {
+            part(&self.flat, to).copy_(&base.numbers(from));
+        }
+    }
+
     /// The score head's weight, flat, if these adapters have one.
     pub(super) fn score_head(&self) -> Option<Tensor> {
         self.layout.score_head().map(|range| part(&self.flat.detach(), range))
@@ -254,6 +262,7 @@ fn copy_head(from_layout: &Layout, from: &Tensor, to_layout: &Layout, to: &Tenso
 }
 
 /// Low-rank addition of a group of projections: `x·downᵀ·upᵀ`.
+#[derive(Debug)]
 pub(super) struct LowRank {
     /// `[projections · rank, input]`.
     down: Tensor,
@@ -262,6 +271,10 @@ pub(super) struct LowRank {
 }
 
 impl LowRank {
+    pub fn share(&self) -> Self {
+        LowRank { down: self.down.shallow_clone(), up: self.up.shallow_clone() }
+    }
+
     /// `[tokens, rows]` and this group's share.
     pub fn add(&self, projected: Tensor, x: &Tensor) -> Tensor {
         projected.addmm(&x.linear(&self.down, None::<&Tensor>), &self.up.tr())
@@ -272,8 +285,9 @@ impl Weights {
     /// Adds new adapters, which replace the weights as what is trained, and copies a score head
     /// into them. The base is shared, not copied. Existing adapters are merged first.
     pub fn adapted(&self, config: &ModelConfig, lora: Lora, seed: u64) -> Self {
-        let (base, adapter) = (self.merged(), Adapter::fresh(config, lora, seed));
-        copy_head(&base.layout, &base.flat, &adapter.layout, &adapter.flat);
+        let base = if self.adapter.is_some() { self.merged() } else { self.share() };
+        let adapter = Adapter::fresh(config, lora, seed);
+        adapter.take_head_of(&base);
         base.under(adapter)
     }
 
@@ -285,15 +299,19 @@ impl Weights {
 
     /// The base weights, shared.
     pub fn without_adapter(&self) -> Self {
-        Weights::new(self.layout.clone(), self.flat.shallow_clone())
+        Weights { adapter: None, ..self.map(Tensor::shallow_clone, Tensor::shallow_clone) }
     }
 
     /// Merges adapters into a copy of the weights: base plus `alpha/rank · B·A`, rounded once.
-    /// Without adapters, returns the weights, shared.
+    /// What is in 4 bits becomes whole. Without both, returns the weights, shared.
     pub fn merged(&self) -> Self {
-        let Some(adapter) = &self.adapter else { return self.share() };
         let _guard = tch::no_grad_guard();
-        let flat = self.flat.detach().copy();
+        let flat = match (&self.adapter, self.is_quantised()) {
+            (None, false) => return self.share(),
+            (_, true) => self.whole(),
+            (Some(_), false) => self.flat.detach().copy(),
+        };
+        let Some(adapter) = &self.adapter else { return Weights::new(self.layout.clone(), flat) };
         for entry in self.layout.entries() {
             if let Some(delta) = adapter.delta(&entry.name) {
                 let _sum = part(&flat, entry.range()).g_add_(&delta);
@@ -337,6 +355,7 @@ impl Weights {
     /// Applies `base` to the model's numbers and `own` to the adapters'.
     pub(super) fn map(&self, base: impl Fn(&Tensor) -> Tensor, own: impl Fn(&Tensor) -> Tensor) -> Self {
         let adapter = self.adapter.as_ref().map(|adapter| adapter.with(own(&adapter.flat)));
-        Weights { layout: self.layout.clone(), flat: base(&self.flat), adapter }
+        let flat = base(&self.flat);
+        Weights { layout: self.layout.clone(), quantised: self.quantised_by(&flat), flat, adapter }
     }
 }

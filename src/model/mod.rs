@@ -8,6 +8,7 @@
 mod adapter_folder;
 #[cfg(all(feature = "jemalloc", target_os = "linux", target_env = "gnu"))]
 mod allocator;
+mod bitsandbytes;
 mod block;
 mod c_text;
 mod compute;
@@ -30,7 +31,9 @@ mod keys;
 mod kv_cache;
 mod layout;
 mod lora;
+mod nf4;
 mod packed;
+mod quantised;
 mod read_rope;
 mod recompute;
 mod rope;
@@ -66,6 +69,7 @@ pub(crate) use layout::{Entry, Role, Unit, part};
 pub(crate) use lora::Adapter;
 pub use lora::Lora;
 pub use packed::{PREFILL_CELLS, Packed};
+pub(crate) use quantised::quantised_bytes;
 pub(crate) use recompute::{Kept, Parameters, Passed, Whole};
 pub use shards::save_hf_as;
 pub(crate) use shards::{FolderShards, TensorSlice};

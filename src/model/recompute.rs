@@ -58,7 +58,7 @@ impl Parameters for Whole<'_> {
     type Error = Infallible;
 
     fn numbers(&self, unit: Unit, _next: Option<Unit>) -> Result<Tensor, Infallible> {
-        Ok(part(&self.weights.flat.detach(), self.weights.layout.unit(unit)))
+        Ok(self.weights.numbers(self.weights.layout.unit(unit)))
     }
 
     fn adapter(&self) -> Option<(&Adapter, &Tensor)> {

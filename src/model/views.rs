@@ -1,22 +1,52 @@
 //! The matrices of a model as views of its flat parameters.
 
+use std::ops::Deref;
+
 use tch::Tensor;
 
 use super::experts::Sparse;
 use super::family::Norms;
 use super::gated_delta::DeltaWeights;
 use super::lora::LowRank;
-use super::{Adapter, Layout, ModelConfig};
+use super::{Adapter, Layout, ModelConfig, Weights};
 
 /// Matrices and vectors of a model. One split of the flat tensor creates them, and its backward
 /// pass is one concatenation, so that gradients are flat.
 pub struct Views {
     pub(super) embedding: Tensor,
-    pub(super) layers: Vec<Layer>,
+    layers: Layers,
     pub(super) norm: Tensor,
     /// Output head: `[vocabulary, hidden]`, or `[1, hidden]` of a score head. The embedding if both
     /// are tied.
     pub head: Tensor,
+}
+
+/// The layers' matrices.
+enum Layers {
+    Held(Vec<Layer>),
+    /// In 4 bits, each layer made when it is computed: the base, and low-rank products.
+    Quantised {
+        config: Box<ModelConfig>,
+        base: Weights,
+        low_ranks: Vec<[Option<LowRank>; 4]>,
+    },
+}
+
+/// A layer that is held, or was made for this use.
+pub(super) enum LayerRef<'a> {
+    Held(&'a Layer),
+    Made(Box<Layer>),
+}
+
+impl Deref for LayerRef<'_> {
+    type Target = Layer;
+
+    fn deref(&self) -> &Layer {
+        match self {
+            LayerRef::Held(layer) => layer,
+            LayerRef::Made(layer) => layer,
+        }
+    }
 }
 
 /// One transformer layer.
@@ -84,14 +114,39 @@ impl Views {
         let layers = (0..config.layers()).map(|index| Layer::take(config, index, &mut next)).collect();
         let norm = next();
         let head = if config.shares_embedding() { embedding.shallow_clone() } else { next() };
+        Views { embedding, layers: Layers::Held(layers), norm, head }
+    }
+
+    /// Views of a base in 4 bits.
+    pub(super) fn quantised(config: &ModelConfig, weights: &Weights) -> Self {
+        let (base, layout, hidden) = (weights.without_adapter(), &weights.layout, config.hidden_size as i64);
+        let matrix = |range| base.numbers(range).view([-1, hidden]);
+        let (embedding, norm) = (matrix(layout.embedding()), base.numbers(layout.norm()));
+        let head = layout.head().map_or_else(|| embedding.shallow_clone(), matrix);
+        let layers = Layers::Quantised { config: Box::new(config.clone()), base, low_ranks: Vec::new() };
         Views { embedding, layers, norm, head }
+    }
+
+    /// A layer's matrices. Of a base in 4 bits they are computed, and freed with the result.
+    pub(super) fn layer(&self, index: usize) -> LayerRef<'_> {
+        match &self.layers {
+            Layers::Held(layers) => LayerRef::Held(&layers[index]),
+            Layers::Quantised { config, base, low_ranks } => {
+                let mut layer = Layer::new(config, &base.layout, index, &base.numbers(base.layout.layer(index)));
+                if let Some(of_layer) = low_ranks.get(index) {
+                    layer.adapt([0, 1, 2, 3].map(|group| of_layer[group].as_ref().map(LowRank::share)));
+                }
+                LayerRef::Made(Box::new(layer))
+            }
+        }
     }
 
     /// Adds the low-rank products of `adapter`, and its score head if there is one.
     pub(super) fn adapted(mut self, config: &ModelConfig, adapter: &Adapter) -> Self {
         let (low_ranks, head) = adapter.views(config);
-        for (layer, low_ranks) in self.layers.iter_mut().zip(low_ranks) {
-            layer.adapt(low_ranks);
+        match &mut self.layers {
+            Layers::Held(layers) => layers.iter_mut().zip(low_ranks).for_each(|(layer, of)| layer.adapt(of)),
+            Layers::Quantised { low_ranks: own, .. } => *own = low_ranks,
         }
         Views { head: head.unwrap_or(self.head), ..self }
     }

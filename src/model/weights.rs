@@ -7,6 +7,7 @@ use rand_chacha::rand_core::{Rng, SeedableRng};
 use tch::Tensor;
 
 use super::layout::part;
+use super::quantised::Quantised;
 use super::stream::Event;
 use super::{Adapter, Layout, ModelConfig};
 
@@ -15,17 +16,19 @@ use super::{Adapter, Layout, ModelConfig};
 pub struct Weights {
     /// Ranges of the tensors.
     pub layout: Arc<Layout>,
-    /// 1-D, `layout.total()` long. f32, or the folder's format in
+    /// 1-D, `layout.total()` long, unless [`Weights::is_quantised`]. f32, or the folder's format in
     /// [`load_hf_for`](super::load_hf_for).
     pub flat: Tensor,
     /// Adapters. If there are any, only they are trained, and `flat` is never written.
     pub adapter: Option<Adapter>,
+    /// Matrices in 4 bits, which `flat` lacks.
+    pub(super) quantised: Option<Arc<Quantised>>,
 }
 
 impl Weights {
     /// Weights without adapters.
     pub fn new(layout: Arc<Layout>, flat: Tensor) -> Self {
-        Weights { layout, flat, adapter: None }
+        Weights { layout, flat, adapter: None, quantised: None }
     }
 
     /// Random weights: normal with the configuration's deviation, norms neutral, biases zero. Each

@@ -11,6 +11,7 @@ mod unused;
 
 use super::environment::EnvironmentKind;
 use super::generate::OnNewWeights;
+use super::lora::{BaseFormat, Lora};
 use super::model::{ModelSource, TinyModel};
 use super::plan::{Pipeline, Plan};
 use super::task::{OverlongPolicy, Packing, RewardModel, Sft, TaskData};
@@ -217,10 +218,19 @@ fn mixture(plan: &Plan, note: Note) {
 fn grpo(plan: &Plan, note: Note) {
     mixture(plan, note);
     training::training(plan, note);
+    adapters(plan, note);
     environment(plan, note);
     groups::groups(plan, note);
     held::held(plan, note);
     engines::engines(plan, note);
+}
+
+fn adapters(plan: &Plan, note: Note) {
+    let over_4_bits = plan.lora.as_ref().filter(|lora| lora.base == BaseFormat::Nf4);
+    if over_4_bits.is_some_and(Lora::merges) && plan.pipeline.reinforces() && !plan.engine.is_remote() {
+        let message = "`lora.base` is \"nf4\", and merged adapters are whole weights again, at every publish".to_owned();
+        note("lora.sync", &["lora.base"], message, "set lora.sync = \"adapter\"");
+    }
 }
 
 fn environment(plan: &Plan, note: Note) {

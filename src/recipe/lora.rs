@@ -19,6 +19,8 @@ section! {
         targets: Vec<Target> = vec![Target::AllLinear], TARGETS;
         /// Form in which adapters reach the generator.
         sync: AdapterSync = AdapterSync::default();
+        /// Format of the weights that the adapters are trained over.
+        base: BaseFormat = BaseFormat::default();
     }
 }
 
@@ -31,6 +33,17 @@ impl Lora {
     /// Returns true if the generator gets adapters merged into a copy of the weights.
     pub fn merges(&self) -> bool {
         self.sync == AdapterSync::Merged
+    }
+}
+
+choices! {
+    /// Format of the weights below adapters.
+    pub enum BaseFormat {
+        /// as the folder has them, or in f32.
+        "stored" => Stored,
+        /// in 4 bits (QLoRA): the matrices of the layers take half a byte a number, and a layer's numbers
+        /// are computed whenever it is used. Trained with gradient checkpointing, in one process.
+        "nf4" => Nf4,
     }
 }
 

@@ -45,7 +45,7 @@ pub use eval::Eval;
 pub use fingerprint::{data_fingerprints, model_fingerprints};
 pub use generate::{Filter, Generate};
 pub use load::{load, load_with, parse, parse_with, variables, with_current_names};
-pub use lora::Lora;
+pub use lora::{BaseFormat, Lora};
 #[cfg(feature = "torch")]
 pub use memory::MemoryPlan;
 pub use model::{DeviceName, Model, ModelSource};

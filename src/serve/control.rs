@@ -255,7 +255,7 @@ pub(super) async fn checksums(State(shared): State<Arc<Shared>>) -> Reply {
 
 fn sums_of(weights: &FrozenWeights, dtype: Dtype) -> Map<String, Value> {
     let weights = weights.read();
-    let flat = weights.flat.to_device(tch::Device::Cpu);
+    let flat = weights.whole().to_device(tch::Device::Cpu);
     let sum = |(name, tensor): (&str, TensorSlice<'_>)| {
         (name.to_owned(), Value::String(hex(&Sha256::digest(safetensors::View::data(&tensor)))))
     };

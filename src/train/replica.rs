@@ -282,7 +282,8 @@ impl Replica {
             }
             Held::Whole(weights) => weights,
         };
-        if kept {
+        // A graph would hold all layers' numbers.
+        if kept || weights.is_quantised() {
             let Ok(Passed { hidden, head, kept }) = self.decoder.hidden_kept(&Whole::reading(weights), packed, rows);
             return Ok(Forward { rows: hidden, head, targets, backward: Backward::Recompute(kept) });
         }

@@ -310,6 +310,12 @@ fn checked(config: &LocalConfig, masters: &Weights, team: Option<&Team>) -> Resu
             "ranks.shard = \"parameters\" divides weights that are trained; adapters need \"optimizer\"",
         ));
     }
+    if masters.is_quantised() && masters.adapter.is_none() {
+        return Err(TrainError::Setting("weights in 4 bits are not trained: add adapters, as [lora] does"));
+    }
+    if masters.is_quantised() && team.is_some() {
+        return Err(TrainError::Setting("weights in 4 bits are for one process: train over whole ones, or without [ranks]"));
+    }
     let groups = ParamGroups { decay: config.decay, lr_scale: config.lr_scale };
     groups.check(masters.trained().0).map_err(TrainError::Tensor)
 }

@@ -131,7 +131,7 @@ fn turns_and_drafts_in_bf16_on_a_gpu_agree_with_their_trainer() {
         let mut engine = LocalEngine::new(decoder, tokenizer, 4, 7).computing(compute).remembering(8).drafting(3);
         engine.set_weights(1, weights);
         let params = Arc::new(SamplingParams { max_new_tokens: 12, temperature: 0.9, ignore_eos: true, ..Default::default() });
-        let mut texts: Vec<Vec<u32>> = [vec![5u32, 8, 33].repeat(4), (0..30).map(|at| (at % 7) as u32).collect()].into();
+        let mut texts: Vec<Vec<u32>> = [[5u32, 8, 33].repeat(4), (0..30).map(|at| (at % 7) as u32).collect()].into();
         let (mut reused, mut drafted, mut all) = (0, 0, Vec::new());
         for turn in 0..2 {
             for (of, text) in (0..).zip(&texts) {

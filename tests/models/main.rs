@@ -11,6 +11,7 @@ mod model_folders;
 mod packed_rows;
 mod parts;
 mod precision;
+mod quantised;
 mod score_models;
 mod stand_in;
 #[path = "../tiny/mod.rs"]

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use anyhow::{Context, Result};
 use rollflow::model::{Compute, Dtype, Lora, ModelConfig};
 use rollflow::prelude::*;
-use rollflow::recipe::{Chat, DeviceName, Lora as Adapters, Model, ModelSource};
+use rollflow::recipe::{BaseFormat, Chat, DeviceName, Lora as Adapters, Model, ModelSource};
 use rollflow::train::{ScoreModel, tokenizer_folder};
 use serde_json::Value;
 
@@ -138,7 +138,10 @@ pub fn score_model(of: Start) -> Result<ScoreModel> {
 /// `base` under the adapters of `[lora]`, which the seed draws.
 pub fn adapted(base: Policy, lora: Option<&Adapters>, seed: u64) -> Result<Policy> {
     Ok(match lora {
-        Some(lora) => base.adapted(adapters(lora)?, seed)?,
+        Some(lora) => {
+            let base = if lora.base == BaseFormat::Nf4 { base.quantised() } else { base };
+            base.adapted(adapters(lora)?, seed)?
+        }
         None => base.merged(),
     })
 }
@@ -146,7 +149,10 @@ pub fn adapted(base: Policy, lora: Option<&Adapters>, seed: u64) -> Result<Polic
 /// A reward model under the adapters of `[lora]`, which the seed draws.
 pub fn adapted_scorer(base: ScoreModel, lora: Option<&Adapters>, seed: u64) -> Result<ScoreModel> {
     Ok(match lora {
-        Some(lora) => base.adapted(adapters(lora)?, seed)?,
+        Some(lora) => {
+            let base = if lora.base == BaseFormat::Nf4 { base.quantised() } else { base };
+            base.adapted(adapters(lora)?, seed)?
+        }
         None => base.merged(),
     })
 }

@@ -29,15 +29,15 @@ fn weights(folder: &Path) -> (Weights, Vec<f32>) {
     (weights, merged)
 }
 
-/// Laws C1 and C2, with adapters, however they reach the generator, held to the policy that only the warm-up made.
+/// Laws C1 and C2, with adapters over whole weights and over such in 4 bits, however they reach the generator, held to the policy that only the warm-up made.
 #[test]
 fn a_run_of_adapters_that_was_killed_is_the_run_that_was_not() {
     let folder = tempfile::tempdir().unwrap();
-    for sync in ["merged", "adapter"] {
+    for (sync, base) in [("merged", "stored"), ("adapter", "stored"), ("adapter", "nf4")] {
         let (whole, killed) = (folder.path().join("whole"), folder.path().join("killed"));
-        let sync = format!("lora.sync={sync}");
+        let (sync, base) = (format!("lora.sync={sync}"), format!("lora.base={base}"));
         let held = ["reference={kind=\"frozen\"}", "train.kl_loss={beta=0.1}"];
-        let sets = [&[LORA, &sync, "train.steps=40", "checkpoint.every=1", "train.lr=1e-2"][..], &held].concat();
+        let sets = [&[LORA, &sync, &base, "train.steps=40", "checkpoint.every=1", "train.lr=1e-2"][..], &held].concat();
         run(&whole, &sets);
         assert!(run_killed(&killed, &sets, 6, 11) >= 4);
         for file in ["adapter_model.safetensors", "optimizer.safetensors", "progress.json"] {

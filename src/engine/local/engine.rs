@@ -249,7 +249,7 @@ impl LocalEngine {
                         continue;
                     }
                     Some(Found::Beginning(slot, known)) => {
-                        // At once, before its slot may be given to another sequence.
+                        // Now, before its slot may be given to another sequence.
                         self.cache.copy_slot(slot, &group.slots[..1], known);
                         known
                     }

@@ -373,6 +373,18 @@ char* rollflow_gpu_add_rms_norm(Tensor** sum, Tensor** normed, Tensor* x, Tensor
   });
 }
 
+// Codes and scales in bytes, outer scales and tables in f32; `out` has as many numbers as the codes, a multiple of 64.
+char* rollflow_gpu_nf4(Tensor* codes, Tensor* scales, Tensor* outer, Tensor* tables, int64_t outer_block, double offset, Tensor* out) {
+  return guarded([&] {
+    check("nf4", *codes, *out, at::kByte), check("nf4", *scales, *out, at::kByte);
+    check("nf4", *outer, *out, at::kFloat), check("nf4", *tables, *out, at::kFloat);
+    const auto bytes = [](Tensor* of) { return static_cast<const unsigned char*>(of->data_ptr()); };
+    const int64_t len = out->numel();
+    launch(*out, "nf4", {format(out->scalar_type())}, {std::min(BLOCKS, (len / 8 + 255) / 256)}, 256,
+           Nf4Args{bytes(codes), bytes(scales), floats(*outer), floats(*tables), halves(*out), len, outer_block, offset});
+  });
+}
+
 char* rollflow_gpu_swiglu(Tensor** out, Tensor* gate_up) {
   return guarded(out, [&] { return SwiGlu::apply(*gate_up); });
 }

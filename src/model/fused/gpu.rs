@@ -6,7 +6,7 @@ use std::ffi::c_char;
 use tch::{Device, Kind, Tensor};
 use torch_sys::C_tensor;
 
-use super::{Heads, call, raw, taken};
+use super::{Heads, call, check, raw, taken};
 
 unsafe extern "C" {
     fn rollflow_gpu_problem(device: i64, text: *const c_char, first: *mut bool) -> *mut c_char;
@@ -17,6 +17,15 @@ unsafe extern "C" {
         y: *mut C_tensor,
         weight: *mut C_tensor,
         eps: f64,
+    ) -> *mut c_char;
+    fn rollflow_gpu_nf4(
+        codes: *mut C_tensor,
+        scales: *mut C_tensor,
+        outer: *mut C_tensor,
+        tables: *mut C_tensor,
+        outer_block: i64,
+        offset: f64,
+        out: *mut C_tensor,
     ) -> *mut c_char;
     fn rollflow_gpu_swiglu(out: *mut *mut C_tensor, gate_up: *mut C_tensor) -> *mut c_char;
     fn rollflow_gpu_rotate(out: *mut *mut C_tensor, x: *mut C_tensor, cos: *mut C_tensor, sin: *mut C_tensor) -> *mut c_char;
@@ -83,6 +92,15 @@ pub fn add_rms_norm(x: &Tensor, y: &Tensor, weight: &Tensor, eps: f64) -> Option
     let mut normed = std::ptr::null_mut();
     let sum = call(|sum| unsafe { rollflow_gpu_add_rms_norm(sum, &mut normed, raw(x), raw(y), raw(weight), eps) });
     Some((sum, unsafe { Tensor::from_ptr(normed) }))
+}
+
+/// [`nf4`](super::nf4), if the kernels take it.
+pub(super) fn nf4([codes, scales, outer, tables]: [&Tensor; 4], outer_block: i64, offset: f64, out: &Tensor) -> bool {
+    let fits = out.numel().is_multiple_of(64) && takes(out);
+    if fits {
+        check(unsafe { rollflow_gpu_nf4(raw(codes), raw(scales), raw(outer), raw(tables), outer_block, offset, raw(out)) });
+    }
+    fits
 }
 
 /// [`swiglu`](super::swiglu), if the kernels take it.

@@ -20,6 +20,15 @@ struct GateArgs {
   i64 rows, width;
 };
 
+// Numbers in 4 bits: blocks of 64 with a scale each, and of `outer_block` scales.
+struct Nf4Args {
+  const unsigned char *codes, *scales;
+  const float *outer, *tables;  // levels of numbers, then of scales
+  u16* out;
+  i64 len, outer_block;
+  double offset;
+};
+
 // Rotation of heads.
 struct RotateArgs {
   const u16* x;

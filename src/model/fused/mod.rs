@@ -18,6 +18,15 @@ pub mod gpu;
 
 unsafe extern "C" {
     fn rollflow_rms_norm(out: *mut *mut C_tensor, x: *mut C_tensor, weight: *mut C_tensor, eps: f64) -> *mut c_char;
+    fn rollflow_nf4(
+        codes: *mut C_tensor,
+        scales: *mut C_tensor,
+        outer: *mut C_tensor,
+        tables: *mut C_tensor,
+        outer_block: i64,
+        offset: f64,
+        out: *mut C_tensor,
+    ) -> *mut c_char;
     fn rollflow_swiglu(out: *mut *mut C_tensor, gate_up: *mut C_tensor) -> *mut c_char;
     fn rollflow_softmax(out: *mut *mut C_tensor, logits: *mut C_tensor, targets: *mut C_tensor) -> *mut c_char;
     fn rollflow_softmax_gradient(
@@ -227,6 +236,17 @@ pub struct Runs {
     pub ends: Tensor,
     /// Length of the longest.
     pub longest: i64,
+}
+
+/// Writes numbers that are stored in 4 bits ([`Nf4`](super::nf4::Nf4)) to `out`: codes and scales in bytes, outer scales
+/// and tables of levels in f32, on its device. Returns false on a GPU whose kernels do not take them.
+pub fn nf4(stored: [&Tensor; 4], outer_block: i64, offset: f64, out: &Tensor) -> bool {
+    if out.device() != Device::Cpu {
+        return gpu::nf4(stored, outer_block, offset, out);
+    }
+    let [codes, scales, outer, tables] = stored.map(raw);
+    check(unsafe { rollflow_nf4(codes, scales, outer, tables, outer_block, offset, raw(out)) });
+    true
 }
 
 /// Returns true if [`flash`] takes heads of this width and type: 16 bits, on an NVIDIA GPU from the

@@ -4,9 +4,13 @@ use std::collections::BTreeSet;
 use std::path::Path;
 
 use super::{MemoryPart, count, optimization};
-use crate::model::{Activation, Dtype, Layout, Lora, ModelConfig, ModelError, PREFILL_CELLS, folder_config, fused, logits_chunk};
+use crate::model::{
+    Activation, Dtype, Layout, Lora, ModelConfig, ModelError, PREFILL_CELLS, Unit, folder_config, fused, logits_chunk,
+    quantised_bytes,
+};
 use crate::recipe::checks::validated;
 use crate::recipe::generate::OnNewWeights;
+use crate::recipe::lora::BaseFormat;
 use crate::recipe::model::{DeviceName, ModelSource};
 use crate::recipe::model_folder::{NoModel, model_folder};
 use crate::recipe::plan::{Pipeline, Plan};
@@ -88,6 +92,9 @@ impl Parts<'_> {
             self.add("program", PROGRAM, "code, libtorch, threads".to_owned());
             let (bytes, format) = if self.keeps_format() { (self.bytes(), plan.model.precision().word()) } else { (4, "f32") };
             self.add("first weights", bytes * parameters, format!("{} in {format}", count(parameters)));
+            if let Some(stored) = self.quantised(&model, bytes) {
+                self.add("in 4 bits", stored, "the matrices of the layers, which are made of the first weights".to_owned());
+            }
         }
         let gpus: BTreeSet<DeviceName> = plan.devices().into_iter().map(|(_, device)| device).collect();
         for device in gpus.into_iter().filter(|device| *device != DeviceName::Cpu) {
@@ -196,9 +203,16 @@ impl Parts<'_> {
         // Under adapters the weights are the first weights themselves.
         let parameters = work.adapters.unwrap_or(whole);
         let on_host = self.plan.model.device == DeviceName::Cpu;
-        let computed = match work.adapters {
-            None => 0,
-            Some(_) if on_host => {
+        let kept = if self.keeps_format() { bytes } else { 4 + copy };
+        let computed = match (work.adapters, self.quantised(model, kept)) {
+            (None, _) => 0,
+            // A layer's numbers at a time, of this pass and of a generator's.
+            (Some(_), Some(stored)) => {
+                let layout = Layout::new(model);
+                let layer = (0..model.layers()).map(|index| layout.unit(Unit::Layer(index)).len() as u64).max().unwrap_or(0);
+                (if on_host { 0 } else { stored }) + 2 * bytes * layer
+            }
+            (Some(_), None) if on_host => {
                 if self.keeps_format() {
                     0
                 } else {
@@ -206,7 +220,7 @@ impl Parts<'_> {
                 }
             }
             // A GPU has them once more, in the folder's format and in that of computation.
-            Some(_) => whole * if self.keeps_format() { bytes } else { 4 + copy },
+            (Some(_), None) => whole * if self.keeps_format() { bytes } else { 4 + copy },
         };
         let what = if work.adapters.is_some() { "adapters: " } else { "" };
         self.add(weights, (4 + copy) * parameters + computed, format!("the trainer's {what}{} in f32{also}", count(parameters)));
@@ -246,7 +260,7 @@ impl Parts<'_> {
         let (model, of, bytes) = (work.model, work.of, self.bytes());
         let Passes { at_once, tokens, several, bytes: held, later, why: of_passes } = self.passes(work);
         // Pieces and their concatenation, unless they are written into place.
-        let pass = if of.gradient_checkpointing { 4 } else { 2 * bytes + if bytes == 4 { 0 } else { 4 } };
+        let pass = if self.checkpoints(of) { 4 } else { 2 * bytes + if bytes == 4 { 0 } else { 4 } };
         let (sum, of_pass) = (if several { 4 } else { 0 }, at_once * pass * parameters);
         let why = format!("{at_once} at a time, {pass} bytes a parameter, and their sum");
         self.add(gradients, of_pass + sum * parameters, why);
@@ -262,6 +276,23 @@ impl Parts<'_> {
             let most = (at_once * rows * vocabulary * each).max(of_pass + later);
             self.add(logits, most.saturating_sub(of_pass), why);
         }
+    }
+
+    /// Bytes of the recipe's model in 4 bits, if its adapters are trained over such, with `kept` bytes for other numbers.
+    fn quantised(&self, model: &ModelConfig, kept: u64) -> Option<u64> {
+        let asked = self.plan.lora.as_ref().is_some_and(|lora| lora.base == BaseFormat::Nf4);
+        asked.then(|| quantised_bytes(&Layout::new(model), kept))
+    }
+
+    /// Numbers of the policy's weights that another format takes a copy of: all, or those that are not in 4 bits.
+    fn converted(&self, parameters: u64) -> u64 {
+        let packed = self.quantised(&self.model, 1).zip(self.quantised(&self.model, 0));
+        packed.map_or(parameters, |(all, packed)| all - packed)
+    }
+
+    /// Whether a trainer computes layers anew in the backward pass.
+    fn checkpoints(&self, of: &Optimization) -> bool {
+        of.gradient_checkpointing || self.quantised(&self.model, 0).is_some()
     }
 
     /// Whether a pass on this device is by flash attention and our kernels.
@@ -285,7 +316,7 @@ impl Parts<'_> {
         let layer = per_token_of_layer(model, fused, kernels) * bytes;
         let (layers, stream) = (model.layers() as u64, model.hidden_size as u64 * bytes);
         // The last layer computed is the first differentiated: two layers are in memory, on a GPU after the logits.
-        let (held, later, why) = match (of.gradient_checkpointing, kernels) {
+        let (held, later, why) = match (self.checkpoints(of), kernels) {
             (true, true) => (layers * stream, 2 * layer, "layers' inputs"),
             (true, false) => (layers * stream + 2 * layer, 0, "layers' inputs, and one layer"),
             (false, true) => (layers * layer, layer, "every layer's"),
@@ -325,7 +356,7 @@ impl Parts<'_> {
             self.at = device;
             if self.bytes() != self.published().0 || device != policy {
                 let why = format!("{here} × the generator's copy in {}", plan.model.precision().word());
-                self.add("served", here * self.bytes() * parameters, why);
+                self.add("served", here * self.bytes() * self.converted(parameters), why);
             }
             let of_engines = ((plan.most_slots() + plan.remembered()) as u64 * here).div_ceil(engines as u64);
             let slots = of_engines + here + evaluated;
@@ -369,7 +400,9 @@ impl Parts<'_> {
         for (section, part) in parts {
             let (bytes, why) = match part {
                 ReferencePolicy::Frozen { path: Some(path) } => ((4 + copy) * parameters_of(&path)?, "a folder's weights in f32"),
-                ReferencePolicy::Frozen { path: None } => (copy * parameters, "the first weights, to compute with"),
+                ReferencePolicy::Frozen { path: None } => {
+                    (copy * self.converted(parameters), "the first weights, to compute with")
+                }
                 ReferencePolicy::Server(_) | ReferencePolicy::Tinker(_) | ReferencePolicy::BySource { .. } => continue,
                 ReferencePolicy::Ema { .. } | ReferencePolicy::Periodic { .. } => {
                     ((8 + copy) * parameters, "its weights in f32, and the next")

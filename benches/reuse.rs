@@ -1,0 +1,104 @@
+//! What an engine saves by what it remembers and by drafts: time with, over time without, in one run.
+//!
+//! `cargo bench --bench reuse -- [DEVICE] [FORMAT] [HIDDEN] [LAYERS]`, as in `cuda bf16 1024 24`; `cpu f32 512 8` unless told otherwise.
+//!
+//! Turns: 8 chats of 6 turns, each 64 tokens said and 32 answered. Drafts: greedy answers of 128 tokens by random weights whose layers see four tokens, so
+//! that they soon repeat themselves, of 1 to 32 samples at the same time. That is the most that drafts can save: of a model that repeats nothing there are none.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use anyhow::{Context, Result, bail};
+use rollflow::data::Tokenizer;
+use rollflow::engine::{LocalEngine, Request, SamplingParams, TokenEngine};
+use rollflow::model::{Compute, Decoder, Dtype, Layout, ModelConfig, Weights};
+use rollflow::recipe::DeviceName;
+
+fn main() -> Result<()> {
+    let args: Vec<String> = std::env::args().skip(1).filter(|arg| arg != "--bench").collect();
+    let arg = |at: usize, default: &'static str| args.get(at).map_or(default, String::as_str);
+    let dtype = match arg(1, "f32") {
+        "f32" => Dtype::F32,
+        "bf16" => Dtype::Bf16,
+        other => bail!("{other}: give f32 or bf16"),
+    };
+    let compute = match arg(0, "cpu").parse().map_err(anyhow::Error::msg)? {
+        DeviceName::Cpu => Compute::cpu(dtype),
+        DeviceName::Cuda(index) => Compute::cuda(index, dtype),
+    };
+    compute.check()?;
+    let (hidden, layers) = (arg(2, "512").parse().context("HIDDEN")?, arg(3, "8").parse().context("LAYERS")?);
+    let tokenizer = Arc::new(Tokenizer::characters("0123456789", 64)?);
+    let model = ModelConfig { max_positions: 1024, ..ModelConfig::small(&tokenizer, hidden, layers) };
+    println!("{} parameters, {hidden} wide, {layers} layers", Layout::new(&model).total());
+    let engine = |model: &ModelConfig, slots| -> LocalEngine {
+        let weights = Weights::random(model, 5);
+        let decoder = Decoder::new(model, weights.layout.clone());
+        LocalEngine::new(decoder, tokenizer.clone(), slots, 7).computing(compute)
+    };
+    println!("| chats | remembered | seconds | of those without |\n|---|---|---|---|");
+    let mut without = 0.0;
+    for remembered in [0, 8] {
+        let mut engine = engine(&model, 8).remembering(remembered);
+        engine.set_weights(1, &Weights::random(&model, 5));
+        chats(&mut engine, 1)?;
+        let began = Instant::now();
+        chats(&mut engine, 2)?;
+        let seconds = began.elapsed().as_secs_f64();
+        without = if remembered == 0 { seconds } else { without };
+        println!("| 8 of 6 turns | {remembered} | {seconds:.2} | {:.2} |", seconds / without);
+    }
+    println!("\n| samples | longest draft | seconds | of those without | drafted tokens kept |\n|---|---|---|---|---|");
+    let repeating = ModelConfig { windows: vec![Some(4); layers], initializer_range: 0.02, ..model };
+    for samples in [1, 4, 8, 16, 32] {
+        for draft in [0, 1, 2, 4, 8] {
+            let mut engine = engine(&repeating, samples).drafting(draft);
+            engine.set_weights(1, &Weights::random(&repeating, 5));
+            answers(&mut engine, 1, 8)?;
+            let began = Instant::now();
+            let [drafted, kept] = answers(&mut engine, samples as u64, 128)?;
+            let seconds = began.elapsed().as_secs_f64();
+            without = if draft == 0 { seconds } else { without };
+            println!(
+                "| {samples} | {draft} | {seconds:.2} | {:.2} | {:.0} % |",
+                seconds / without,
+                100.0 * kept / drafted.max(1.0)
+            );
+        }
+    }
+    Ok(())
+}
+
+fn tokens(seed: u64, len: u64) -> impl Iterator<Item = u32> {
+    (0..len).map(move |at| (3 + (seed * 31 + at * 17 + at * at * (seed + 1)) % 60) as u32)
+}
+
+/// All turns of the chats, each after the one before.
+fn chats(engine: &mut LocalEngine, seed: u64) -> Result<()> {
+    let params = Arc::new(SamplingParams { max_new_tokens: 32, ignore_eos: true, ..SamplingParams::default() });
+    let mut texts: Vec<Vec<u32>> = vec![Vec::new(); 8];
+    for turn in 0..6 {
+        for (of, text) in (0..).zip(&mut texts) {
+            text.extend(tokens(100 * seed + 10 * turn + of, 64));
+            engine.submit(Request::new(of, text.clone(), 1, params.clone()))?;
+        }
+        engine.run()?.into_iter().for_each(|answer| texts[answer.ordinal as usize].extend(answer.tokens));
+    }
+    Ok(())
+}
+
+/// Answers so many prompts, and returns how many tokens were drafted and kept.
+fn answers(engine: &mut LocalEngine, samples: u64, len: usize) -> Result<[f64; 2]> {
+    let params =
+        Arc::new(SamplingParams { temperature: 0.0, max_new_tokens: len, ignore_eos: true, ..SamplingParams::default() });
+    for of in 0..samples {
+        engine.submit(Request::new(of, tokens(of, 64).collect::<Vec<_>>(), 1, params.clone()))?;
+    }
+    let mut sums = [0.0; 2];
+    while !engine.is_idle() {
+        engine.step()?;
+        let load = engine.load();
+        sums = [sums[0] + load.drafted as f64, sums[1] + load.kept as f64];
+    }
+    Ok(sums)
+}

@@ -1,0 +1,161 @@
+//! Base weights in 4 bits under adapters (QLoRA: Dettmers et al., 2023): the matrices of the layers are stored as
+//! [`Nf4`], and a layer's numbers are computed when it is.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use tch::{Device, Tensor};
+
+use super::layout::{Entry, Role, part};
+use super::nf4::{BLOCK, Nf4};
+use super::{Layout, Weights};
+
+/// Where the tensors of a layout are: in 4 bits, or among the numbers that are kept.
+#[derive(Debug)]
+pub(crate) struct Quantised {
+    places: Vec<Place>,
+}
+
+#[derive(Debug)]
+pub(super) enum Place {
+    /// In 4 bits.
+    Packed(Nf4),
+    /// From here on in the flat tensor of what is kept.
+    Kept(usize),
+}
+
+/// Returns true if bitsandbytes would quantise this tensor: a matrix of a layer, in whole blocks. The matrix that
+/// chooses experts is not.
+pub(crate) fn is_packed(entry: &Entry) -> bool {
+    let is_matrix = entry.shape.len() == 2 && entry.role() == Role::Body && !entry.name.ends_with(".mlp.gate.weight");
+    is_matrix && entry.len().is_multiple_of(BLOCK as usize)
+}
+
+/// Bytes of a model whose layers are in 4 bits, and whose other numbers take `kept` bytes each.
+pub(crate) fn quantised_bytes(layout: &Layout, kept: u64) -> u64 {
+    let bytes = |entry: &Entry| if is_packed(entry) { Nf4::bytes(entry.len() as u64) } else { kept * entry.len() as u64 };
+    layout.entries().iter().map(bytes).sum()
+}
+
+// SAFETY: libtorch counts references atomically, and reading a tensor's storage changes nothing. Nothing writes to these
+// tensors after they are made: they are private, and only read.
+unsafe impl Sync for Quantised {}
+// SAFETY: as above; tensors may be moved between threads.
+unsafe impl Send for Quantised {}
+
+impl Quantised {
+    /// From the places of a layout's tensors, in its order.
+    pub(super) fn new(places: Vec<Place>) -> Self {
+        Quantised { places }
+    }
+
+    fn on(self: &Arc<Self>, device: Device) -> Arc<Self> {
+        let is_there = |place: &Place| {
+            matches!(place, Place::Kept(_)) || matches!(place, Place::Packed(nf4) if nf4.codes.device() == device)
+        };
+        if self.places.iter().all(is_there) {
+            return self.clone();
+        }
+        let moved = |place: &Place| match place {
+            Place::Packed(nf4) => Place::Packed(nf4.on(device)),
+            Place::Kept(at) => Place::Kept(*at),
+        };
+        Arc::new(Quantised { places: self.places.iter().map(moved).collect() })
+    }
+}
+
+impl Weights {
+    /// Stores the matrices of the layers in 4 bits, and what remains as it is. Adapters are merged first, and what
+    /// is quantised already stays. Each tensor is converted alone, on the host.
+    pub fn quantised(&self) -> Self {
+        if self.quantised.is_some() && self.adapter.is_none() {
+            return self.share();
+        }
+        let _guard = tch::no_grad_guard();
+        let whole = self.merged();
+        let (mut places, mut kept, mut len) = (Vec::new(), Vec::new(), 0);
+        for entry in whole.layout.entries() {
+            let numbers = part(&whole.flat.detach(), entry.range());
+            if is_packed(entry) {
+                places.push(Place::Packed(Nf4::quantise(&numbers.to_device(Device::Cpu)).on(numbers.device())));
+            } else {
+                places.push(Place::Kept(len));
+                len += entry.len();
+                kept.push(numbers);
+            }
+        }
+        Weights { quantised: Some(Arc::new(Quantised::new(places))), ..Weights::new(whole.layout, Tensor::cat(&kept, 0)) }
+    }
+
+    /// Returns true if the layers' matrices are in 4 bits. Then `flat` has only the other numbers.
+    pub fn is_quantised(&self) -> bool {
+        self.quantised.is_some()
+    }
+
+    /// The base's numbers at a range of the layout, which begins and ends with tensors: a view, or computed.
+    pub(crate) fn numbers(&self, range: Range<usize>) -> Tensor {
+        let flat = self.flat.detach();
+        let Some(Quantised { places }) = self.quantised.as_deref() else { return part(&flat, range) };
+        let entries = self.layout.entries();
+        let first = entries.partition_point(|entry| entry.offset < range.start);
+        let within = || entries.iter().zip(places).skip(first).take_while(|(entry, _)| entry.offset < range.end);
+        let kept = |(_, place): (&Entry, &Place)| match place {
+            Place::Kept(at) => Some(*at),
+            Place::Packed(_) => None,
+        };
+        // What is kept is in the layout's order.
+        if let Some(at) = within().map(kept).collect::<Option<Vec<usize>>>() {
+            return at.first().map_or_else(|| part(&flat, 0..0), |at| part(&flat, *at..at + range.len()));
+        }
+        let numbers = Tensor::empty([range.len() as i64], (flat.kind(), flat.device()));
+        for (entry, place) in within() {
+            let mut to = part(&numbers, entry.offset - range.start..entry.range().end - range.start);
+            match place {
+                Place::Packed(nf4) => nf4.write_to(&to),
+                Place::Kept(at) => to.copy_(&part(&flat, *at..at + entry.len())),
+            }
+        }
+        numbers
+    }
+
+    /// All numbers of the base: `flat`, or computed.
+    pub(crate) fn whole(&self) -> Tensor {
+        self.numbers(0..self.layout.total())
+    }
+
+    /// What is in 4 bits, on the device of `flat`.
+    pub(super) fn quantised_by(&self, flat: &Tensor) -> Option<Arc<Quantised>> {
+        self.quantised.as_ref().map(|quantised| quantised.on(flat.device()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use tch::Kind;
+
+    use crate::model::{Compute, Decoder, Dtype, Lora, ModelConfig, Packed};
+
+    #[test]
+    fn a_model_in_4_bits_computes_as_one_that_was_rounded_to_them() {
+        let config = ModelConfig { qkv_bias: true, ..ModelConfig::small_of(64, 64, 2) };
+        let weights = Weights::random(&config, 5);
+        let stored = weights.quantised();
+        assert!(stored.is_quantised() && stored.flat.numel() < weights.flat.numel() / 3);
+        // Merged: whole again.
+        let rounded = stored.merged();
+        assert!(!rounded.is_quantised() && rounded.flat.numel() == weights.flat.numel());
+        let decoder = Decoder::new(&config, weights.layout.clone());
+        let packed = Packed::new([&[5u32, 8, 33, 1][..], &[7, 7]]);
+        let logits =
+            |weights: &Weights| decoder.logits(&decoder.views_of(weights), &decoder.hidden(&decoder.views_of(weights), &packed));
+        assert!(logits(&stored).equal(&logits(&rounded)));
+        assert!(!logits(&stored).equal(&logits(&weights)));
+        // Under adapters, shared and in another format.
+        let adapted = stored.adapted(&config, Lora::new(4, 8.0, &[Lora::ALL]).unwrap(), 3);
+        let half = adapted.share().on(Compute::cpu(Dtype::Bf16));
+        assert!(adapted.is_quantised() && half.is_quantised() && half.flat.kind() == Kind::BFloat16);
+        assert!(logits(&adapted).equal(&logits(&rounded)));
+        assert!((logits(&half) - logits(&rounded)).abs().max().double_value(&[]) < 0.05);
+    }
+}
