@@ -17,8 +17,8 @@ section! {
         alpha: f64 = 32.0, POSITIVE;
         /// Projections that get adapters.
         targets: Vec<Target> = vec![Target::AllLinear], TARGETS;
-        /// Form in which adapters reach the generator.
-        sync: AdapterSync = AdapterSync::default();
+        /// Form in which adapters reach the generator. Left out: `"merged"`, and `"adapter"` over 4 bits.
+        sync: Option<AdapterSync> = None;
         /// Format of the weights that the adapters are trained over.
         base: BaseFormat = BaseFormat::default();
     }
@@ -32,7 +32,7 @@ impl Lora {
 
     /// Returns true if the generator gets adapters merged into a copy of the weights.
     pub fn merges(&self) -> bool {
-        self.sync == AdapterSync::Merged
+        self.sync.map_or(self.base == BaseFormat::Stored, |sync| sync == AdapterSync::Merged)
     }
 }
 

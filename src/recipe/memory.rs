@@ -312,6 +312,68 @@ mod tests {
         assert_eq!((copy(DeviceName::Cpu, 0), copy(DeviceName::Cuda(0), 0)), (Vec::new(), gpu));
     }
 
+    /// Sizes of Qwen2.5: hidden, feed-forward, layers, heads, key heads, and whether the head is tied.
+    const SIZES: [(&str, [usize; 5], bool); 6] = [
+        ("0.5B", [896, 4864, 24, 14, 2], true),
+        ("1.5B", [1536, 8960, 28, 12, 2], true),
+        ("3B", [2048, 11008, 36, 16, 2], true),
+        ("7B", [3584, 18944, 28, 28, 4], false),
+        ("14B", [5120, 13824, 48, 40, 8], false),
+        ("32B", [5120, 27648, 64, 40, 8], false),
+    ];
+
+    /// GPU memory of a GRPO run in bf16 with 32 sequences of 256 + 1024 tokens, in bytes.
+    fn needed([hidden, inner, layers, heads, kv_heads]: [usize; 5], tied: bool, lora: &str) -> u64 {
+        let folder = tempfile::tempdir().unwrap();
+        let config = serde_json::json!({
+            "model_type": "qwen2", "vocab_size": 151_936, "hidden_size": hidden, "intermediate_size": inner, "num_hidden_layers": layers,
+            "num_attention_heads": heads, "num_key_value_heads": kv_heads, "max_position_embeddings": 32_768, "rms_norm_eps": 1e-6,
+            "rope_theta": 1e6, "tie_word_embeddings": tied, "hidden_act": "silu", "eos_token_id": 151_645, "torch_dtype": "bfloat16",
+        });
+        std::fs::write(folder.path().join("config.json"), config.to_string()).unwrap();
+        let text = format!(
+            "pipeline = 'grpo'\n[model]\nkind = 'folder'\npath = '{}'\n[task]\nkind = 'data'\ndata = 'train.jsonl'\n[reward]\nkind = 'exact'\n\
+             [generate]\nmax_new_tokens = 1024\nmax_num_seqs = 32\n[train]\ngradient_checkpointing = true\nmicro_batch_tokens = 8192\n{lora}",
+            folder.path().display()
+        );
+        let mut plan = parse("memory.toml", &text, &[]).unwrap_or_else(|errors| panic!("{errors}"));
+        plan.model.device = DeviceName::Cuda(0);
+        MemoryPlan::of(&plan).unwrap()[0].total()
+    }
+
+    const ADAPTERS: &str = "[lora]\nrank = 16\nsync = 'adapter'\n";
+    const OVER_4_BITS: &str = "[lora]\nrank = 16\nsync = 'adapter'\nbase = 'nf4'\n";
+
+    #[test]
+    fn adapters_of_a_7b_model_over_4_bits_fit_a_card_of_24_gb() {
+        let [whole, stored] = [ADAPTERS, OVER_4_BITS].map(|lora| needed(SIZES[3].1, SIZES[3].2, lora));
+        // What such a card has is 23.6 GiB.
+        assert!(stored < 22 << 30 && whole > 24 << 30, "{} and {}", size(stored), size(whole));
+    }
+
+    #[test]
+    fn the_page_of_cards_is_what_the_plan_says() {
+        let mut text = "# Memory of GPUs\n\nWhat `rollflow check` counts for trainer and generator of a GRPO run on one GPU: bf16, 32 sequences of 256 + 1024 tokens in flight, \
+                        micro-batches of 8192 tokens, gradient checkpointing; shapes of Qwen2.5, in folders in bf16. Adapters are of rank 16, with `lora.sync = \"adapter\"`. In \
+                        brackets the smallest card of 16, 24, 48, 80, 141 and 180 GB that has room. The page is generated: `ROLLFLOW_WRITE_DOCS=1 cargo test --workspace --lib memory`.\n\n\
+                        | model | all weights | adapters | adapters over 4 bits |\n|---|---|---|---|\n"
+            .to_owned();
+        for (name, shape, tied) in SIZES {
+            let cell = |lora: &str| {
+                let bytes = needed(shape, tied, lora);
+                // A twentieth is another program's, or lost between blocks.
+                let card = [16, 24, 48, 80, 141, 180].into_iter().find(|gb| bytes as f64 * 1.05 < f64::from(*gb) * 1e9);
+                format!("{} ({})", size(bytes), card.map_or_else(|| "none".to_owned(), |gb| format!("{gb} GB")))
+            };
+            text += &format!("| {name} | {} | {} | {} |\n", cell(""), cell(ADAPTERS), cell(OVER_4_BITS));
+        }
+        let page = "docs/reference/memory.md";
+        if std::env::var_os("ROLLFLOW_WRITE_DOCS").is_some() {
+            std::fs::write(page, &text).unwrap();
+        }
+        assert_eq!(std::fs::read_to_string(page).unwrap_or_default(), text, "run it with ROLLFLOW_WRITE_DOCS=1");
+    }
+
     /// Also alongside a device that is not there.
     #[test]
     fn texts_longer_than_the_model_reads_are_refused_by_their_keys() {
