@@ -115,8 +115,11 @@ fn a_trainer_on_a_gpu_takes_what_the_plan_says_within_a_tenth() {
         "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 2048, "tie_word_embeddings": true,
     });
     let config = ModelConfig::from_json(Path::new("config.json"), config.as_object().unwrap()).unwrap();
-    for (lora, checkpointing) in [(false, false), (false, true), (true, false), (true, true)] {
-        let adapters = if lora { "[lora]\nrank = 8\n" } else { "" };
+    let (over_whole, over_4_bits) = ("[lora]\nrank = 8\n", "[lora]\nrank = 8\nbase = 'nf4'\n");
+    for (adapters, checkpointing) in
+        [("", false), ("", true), (over_whole, false), (over_whole, true), (over_4_bits, false), (over_4_bits, true)]
+    {
+        let lora = !adapters.is_empty();
         let text = format!(
             "pipeline = 'sft'\n[model]\nkind = 'tiny'\ndevice = 'cuda:{DEVICE}'\ndtype = 'bf16'\n{keys}\n{adapters}[task]\nkind = 'arithmetic'\n\
              digits = 9\ncount = 1000\n[sft]\nbatch = 32\nmicro_batch_tokens = 1024\ngradient_checkpointing = {checkpointing}"
@@ -129,6 +132,7 @@ fn a_trainer_on_a_gpu_takes_what_the_plan_says_within_a_tenth() {
         let expected: u64 = planned.iter().map(|part| part.bytes).sum();
 
         let weights = Weights::random(&config, 0);
+        let weights = if adapters == over_4_bits { weights.quantised() } else { weights };
         let lora = lora.then(|| Lora::new(8, 16.0, &[Lora::ALL]).unwrap());
         let weights = lora.into_iter().fold(weights, |weights, lora| weights.adapted(&config, lora, 1));
         let sample =
@@ -149,7 +153,7 @@ fn a_trainer_on_a_gpu_takes_what_the_plan_says_within_a_tenth() {
         backend.forward_backward(batch.clone()).wait().unwrap();
         let most = bytes(DEVICE).unwrap().1 - before;
         planned.iter().for_each(|part| println!("  {} {:.1} MiB: {}", part.what, part.bytes as f64 / 1048576.0, part.why));
-        let what = format!("adapters {}, checkpointing {checkpointing}", !adapters.is_empty());
+        let what = format!("{adapters:?}, checkpointing {checkpointing}");
         assert_predicted(&what, (expected, most), 0.9..1.1);
     }
 }
