@@ -65,7 +65,7 @@ impl Quantised {
 }
 
 impl Weights {
-    /// Stores the matrices of the layers in 4 bits, and what remains as it is. Adapters are merged first, and what
+    /// Stores the matrices of the layers in 4 bits, and leaves the rest. Adapters are merged first, and what
     /// is quantised already stays. Each tensor is converted alone, on the host.
     pub fn quantised(&self) -> Self {
         if self.quantised.is_some() && self.adapter.is_none() {

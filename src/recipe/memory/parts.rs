@@ -290,7 +290,7 @@ impl Parts<'_> {
         packed.map_or(parameters, |(all, packed)| all - packed)
     }
 
-    /// Whether a trainer computes layers anew in the backward pass.
+    /// Whether a trainer computes layers again in the backward pass.
     fn checkpoints(&self, of: &Optimization) -> bool {
         of.gradient_checkpointing || self.quantised(&self.model, 0).is_some()
     }
