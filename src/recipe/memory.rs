@@ -10,6 +10,7 @@ mod parts;
 use std::fmt;
 use std::path::Path;
 
+use super::lora::BaseFormat;
 use super::model::DeviceName;
 use super::plan::{Pipeline, Plan};
 use super::train::Optimization;
@@ -166,12 +167,17 @@ fn knobs(plan: &Plan, memory: &MemoryPlan) -> Vec<String> {
         });
     }
     try_out("model.dtype = \"bf16\"".to_owned(), &|plan| plan.model.dtype = Some(Dtype::Bf16));
-    if plan.lora.is_none() {
-        try_out("[lora]".to_owned(), &|plan| plan.lora = Some(Default::default()));
+    match plan.lora {
+        None => try_out("[lora]".to_owned(), &|plan| plan.lora = Some(Default::default())),
+        Some(_) => try_out("lora.base = \"nf4\"".to_owned(), &|plan| {
+            let lora = plan.lora.iter_mut();
+            lora.for_each(|lora| (lora.base, lora.sync) = (BaseFormat::Nf4, None));
+        }),
     }
     if plan.pipeline.reinforces() {
         let fewer = (plan.most_slots() / 4).max(1);
         try_out(format!("generate.max_num_seqs = {fewer}"), &move |plan| plan.generate.max_num_seqs = fewer);
+        try_out("generate.prefix_cache = 0".to_owned(), &|plan| plan.generate.prefix_cache = Some(0));
     }
     let worth = |(text, changed): (String, Plan)| {
         let all = MemoryPlan::of(&changed).ok()?;
@@ -217,6 +223,7 @@ fn check_bounds(plan: &Plan, model: &ModelConfig) -> Result<(), ModelError> {
         ("generate.max_new_tokens", plan.generate.max_new_tokens),
         ("environment.max_turns", plan.environment.as_ref().map_or(1, |environment| environment.limits.max_turns)),
         ("generate.max_num_seqs", plan.most_slots()),
+        ("generate.prefix_cache", plan.remembered()),
         ("generate.workers", plan.generate.workers),
         ("eval.max_num_seqs", plan.eval.as_ref().map_or(1, |eval| eval.max_num_seqs)),
         ("sft.batch", sft.map_or(1, |sft| sft.batch)),
@@ -224,14 +231,14 @@ fn check_bounds(plan: &Plan, model: &ModelConfig) -> Result<(), ModelError> {
         ("train.micro_batch_tokens", most(|of| of.micro_batch_tokens)),
         ("train.threads", most(|of| of.threads.unwrap_or_else(cores))),
     ];
-    let [groups, group_size, new_tokens, turns, slots, workers, exam, sft, pairs, micro, threads] =
+    let [groups, group_size, new_tokens, turns, slots, remembered, workers, exam, sft, pairs, micro, threads] =
         settings.map(|(_, value)| value as f64);
     let longest = PROMPT + new_tokens * turns;
     let tokens = (groups * group_size + sft + 2.0 * pairs) * longest + threads * (micro + longest);
     let (q, kv) = ((model.heads * model.head_dim) as f64, (model.kv_heads * model.head_dim) as f64);
     let layer = 8.0 * (model.hidden_size as f64 + model.active_width() as f64 + q + kv);
     let (layers, vocabulary) = (model.layers() as f64 + 4.0, model.vocab_size as f64);
-    let rows = slots + workers + exam + 2.0;
+    let rows = slots + remembered + workers + exam + 2.0;
     let copies = threads + workers + plan.devices().len() as f64 + 8.0;
     let products = [
         tokens * layers * layer * BYTES,
