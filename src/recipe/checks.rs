@@ -11,7 +11,7 @@ mod unused;
 
 use super::environment::EnvironmentKind;
 use super::generate::OnNewWeights;
-use super::lora::{BaseFormat, Lora};
+use super::lora::BaseFormat;
 use super::model::{ModelSource, TinyModel};
 use super::plan::{Pipeline, Plan};
 use super::task::{OverlongPolicy, Packing, RewardModel, Sft, TaskData};
@@ -226,8 +226,12 @@ fn grpo(plan: &Plan, note: Note) {
 }
 
 fn adapters(plan: &Plan, note: Note) {
-    let over_4_bits = plan.lora.as_ref().filter(|lora| lora.base == BaseFormat::Nf4);
-    if over_4_bits.is_some_and(Lora::merges) && plan.pipeline.reinforces() && !plan.engine.is_remote() {
+    let Some(lora) = plan.lora.as_ref().filter(|lora| lora.base == BaseFormat::Nf4 && plan.pipeline.reinforces()) else { return };
+    if plan.engine.is_remote() && lora.sync.is_none() {
+        let message = "`lora.sync` is missing: the trainer's base is in 4 bits, and the servers' may be another".to_owned();
+        let help = "set it to \"merged\", or to \"adapter\" if the servers load the same folder of bitsandbytes' 4 bits";
+        note("lora.sync", &["lora.base", "engine.kind"], message, help);
+    } else if !plan.engine.is_remote() && lora.merges() {
         let message = "`lora.base` is \"nf4\", and merged adapters are whole weights again, at every publish".to_owned();
         note("lora.sync", &["lora.base"], message, "set lora.sync = \"adapter\"");
     }

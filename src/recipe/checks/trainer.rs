@@ -6,7 +6,7 @@ use super::Note;
 use super::unused::changed;
 use crate::engine::settings::Launch;
 use crate::net::check_url;
-use crate::recipe::lora::{Lora, Target};
+use crate::recipe::lora::{BaseFormat, Lora, Target};
 use crate::recipe::plan::{Pipeline, Plan};
 use crate::recipe::reference_policy::ReferencePolicy;
 use crate::recipe::trainer::TrainerBackend;
@@ -88,6 +88,7 @@ pub(super) fn trainer(plan: &Plan, note: Note) {
 fn adapters(lora: &Lora, refuse: &mut dyn FnMut(&str, bool, &str, &str)) {
     let scale = format!("{}; servers of the protocol use {}", lora.alpha, LoraConfig::ALPHA);
     refuse("lora.alpha", lora.alpha != LoraConfig::ALPHA, &scale, "leave it out");
+    refuse("lora.base", lora.base != BaseFormat::Stored, "the server holds the base weights", "leave it out");
     let groups = "the protocol gives adapters to all projections of the attention, of the feed-forward layers, or of both";
     let help = "leave it out, or name q_proj, k_proj, v_proj and o_proj, or gate_proj, up_proj and down_proj";
     refuse("lora.targets", lora.groups().is_none(), groups, help);
