@@ -103,7 +103,7 @@ fn a_key_that_is_missing_mistyped_or_unsupported_is_named_with_its_file() {
             Some(json!({"rope_type": "longrope", "short_factor": [1.0], "long_factor": [1.0]})),
             &["as many numbers in short_factor and long_factor"],
         ),
-        ("quantization_config", Some(json!({"bits": 4})), &["`quantization_config`", "unquantised"]),
+        ("quantization_config", Some(json!({"bits": 4})), &["`quantization_config`", "in 4 bits by bitsandbytes"]),
     ] {
         let folder = Folder::copy_of("llama_tied");
         folder.set(key, value);
