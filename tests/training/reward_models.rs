@@ -137,7 +137,7 @@ fn a_model_of_words_is_no_reward_model_and_a_reward_model_no_policy() {
 /// The whole of it without a graph: pairs, steps, a folder, scores. What a folder of words begins with is the body that it has.
 #[test]
 fn pairs_teach_it_to_score_right_sums_higher_also_those_it_never_saw() {
-    let (trained, held_out) = arithmetic::split(&arithmetic::addition(1), 0.9, 1);
+    let (trained, held_out) = arithmetic::split(&arithmetic::addition(1), 0.8, 1);
     let pairs = |sums: &[_]| -> Vec<RankedPair> { arithmetic::ranked(sums, 8, 1) };
     assert!(pairs(&trained).iter().all(|pair| pair.chosen != pair.rejected));
     let folder = tempfile::tempdir().unwrap();
@@ -166,5 +166,5 @@ fn pairs_teach_it_to_score_right_sums_higher_also_those_it_never_saw() {
         (scorer.score(&pair.prompt, &pair.chosen).unwrap(), scorer.score(&pair.prompt, &pair.rejected).unwrap())
     };
     let judged = PairMetrics::of(pairs(&held_out).iter().map(scores));
-    assert!(judged.pairs == 80 && judged.accuracy() > 0.7, "chance is 0.5: {judged:?}");
+    assert!(judged.pairs == 160 && judged.accuracy() > 0.65, "chance is 0.5: {judged:?}");
 }
