@@ -116,7 +116,7 @@ impl LocalEngine {
     }
 
     /// Drafts up to `tokens` tokens of a sample from what it said before, and checks them in one pass, while
-    /// that has fewer than [`DRAFTING_ROWS`] rows. The samples are those without drafts, up to rounding. Default: 0,
+    /// that has fewer than 32 rows. The samples are those without drafts, up to rounding. Default: 0,
     /// none. A model with gated delta nets gets none: its states cannot step back.
     pub fn drafting(mut self, tokens: usize) -> Self {
         self.draft_tokens = if self.decoder.extends() { tokens } else { 0 };
