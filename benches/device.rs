@@ -9,18 +9,21 @@
 //! at the rates of a large copy and of square products, measured first. Of training: six operations a parameter and token, or four where only adapters are
 //! trained, at the rate of those products. Attention's own operations and the reading of prompts are left out.
 
+mod arguments;
+
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Result, bail};
 use rollflow::algo::{Aggregation, Grpo, Schedule};
 use rollflow::data::{Prompt, Sample, Tokenizer};
 use rollflow::engine::{Finished, LocalEngine, Request, SamplingParams, TokenEngine};
-use rollflow::model::{Compute, Decoder, Dtype, Family, Layout, Lora, ModelConfig, Weights, gpu_memory};
-use rollflow::recipe::DeviceName;
+use rollflow::model::{Compute, Decoder, Family, Layout, Lora, ModelConfig, Weights, gpu_memory};
 use rollflow::train::{LocalBackend, LocalConfig, TrainingBackend, collate};
 use tch::{Device, Kind, Tensor};
+
+use arguments::Arguments;
 
 /// A model's shape, and the lengths of prompts and answers.
 struct Size {
@@ -39,34 +42,22 @@ struct Reach {
 }
 
 fn main() -> Result<()> {
-    let args: Vec<String> = std::env::args().skip(1).filter(|arg| arg != "--bench").collect();
-    let arg = |at: usize, default: &'static str| args.get(at).map_or(default, String::as_str);
-    let dtype = match arg(1, "f32") {
-        "f32" => Dtype::F32,
-        "bf16" => Dtype::Bf16,
-        "f16" => Dtype::F16,
-        other => bail!("{other}: give f32, bf16 or f16"),
-    };
-    let compute = match arg(0, "cpu").parse().map_err(anyhow::Error::msg)? {
-        DeviceName::Cpu => Compute::cpu(dtype),
-        DeviceName::Cuda(index) => Compute::cuda(index, dtype),
-    };
-    compute.check()?;
+    let args = Arguments::read();
+    let compute = args.compute()?;
     let tokenizer = Arc::new(Tokenizer::characters("0123456789", 64)?);
-    let mut size = size(arg(2, "tiny"), &tokenizer)?;
-    let answers: u64 = arg(3, "32").parse().context("ANSWERS is a number")?;
-    if let Some(longest) = args.get(4) {
-        size.answer = longest.parse().context("LENGTH is a number")?;
-    }
+    let mut size = size(args.get(2, "tiny"), &tokenizer)?;
+    let answers: u64 = args.number(3, 32)?;
+    size.answer = args.number(4, size.answer)?;
     let weights = drawn(&size, compute)?;
     let parameters = weights.layout.total() as f64;
-    println!("{:.3} billion parameters, {} on {}", parameters / 1e9, arg(1, "f32"), compute.device_name());
+    println!("{:.3} billion parameters, {} on {}", parameters / 1e9, args.get(1, "f32"), compute.device_name());
 
     let reach = Reach { operations: products(compute, size.edge), bytes: copies(compute) };
     println!("products of {0} × {0}   {1:.2} TFLOP/s, copies {2:.0} GB/s", size.edge, reach.operations / 1e12, reach.bytes / 1e9);
     let mut generator = Generator::new(&size, &weights, &tokenizer, compute, answers);
-    // A device's first operations compile and allocate.
-    generator.ask(4)?;
+    // A device's first operations compile, allocate and record.
+    let (first, seconds) = generator.ask(size.answer)?;
+    println!("at first    {:.0} tokens/s", tokens_of(&(first, seconds)));
     let (_, reading) = generator.ask(1)?;
     let (finished, seconds) = generator.ask(size.answer)?;
     let tokens: usize = finished.iter().map(|answer| answer.tokens.len()).sum();

@@ -3,44 +3,38 @@
 //! `cargo bench --bench reuse -- [DEVICE] [FORMAT] [HIDDEN] [LAYERS]`, as in `cuda bf16 1024 24`; `cpu f32 512 8` unless told otherwise.
 //!
 //! Turns: 8 chats of 6 turns, each 64 tokens said and 32 answered. Drafts: greedy answers of 128 tokens by random weights whose layers see four tokens, so
-//! that they soon repeat themselves, of 1 to 32 samples at the same time. That is the most that drafts can save: of a model that repeats nothing there are none.
+//! that they soon repeat themselves, of 1 to 64 samples at the same time. That is the most that drafts can save: of a model that repeats nothing there are none.
+
+mod arguments;
 
 use std::sync::Arc;
 use std::time::Instant;
 
-use anyhow::{Context, Result, bail};
+use anyhow::Result;
 use rollflow::data::Tokenizer;
 use rollflow::engine::{LocalEngine, Request, SamplingParams, TokenEngine};
-use rollflow::model::{Compute, Decoder, Dtype, Layout, ModelConfig, Weights};
-use rollflow::recipe::DeviceName;
+use rollflow::model::{Decoder, Layout, ModelConfig, Weights};
+
+use arguments::Arguments;
 
 fn main() -> Result<()> {
-    let args: Vec<String> = std::env::args().skip(1).filter(|arg| arg != "--bench").collect();
-    let arg = |at: usize, default: &'static str| args.get(at).map_or(default, String::as_str);
-    let dtype = match arg(1, "f32") {
-        "f32" => Dtype::F32,
-        "bf16" => Dtype::Bf16,
-        other => bail!("{other}: give f32 or bf16"),
-    };
-    let compute = match arg(0, "cpu").parse().map_err(anyhow::Error::msg)? {
-        DeviceName::Cpu => Compute::cpu(dtype),
-        DeviceName::Cuda(index) => Compute::cuda(index, dtype),
-    };
-    compute.check()?;
-    let (hidden, layers) = (arg(2, "512").parse().context("HIDDEN")?, arg(3, "8").parse().context("LAYERS")?);
+    let args = Arguments::read();
+    let compute = args.compute()?;
+    let (hidden, layers): (usize, usize) = (args.number(2, 512)?, args.number(3, 8)?);
     let tokenizer = Arc::new(Tokenizer::characters("0123456789", 64)?);
     let model = ModelConfig { max_positions: 1024, ..ModelConfig::small(&tokenizer, hidden, layers) };
     println!("{} parameters, {hidden} wide, {layers} layers", Layout::new(&model).total());
-    let engine = |model: &ModelConfig, slots| -> LocalEngine {
-        let weights = Weights::random(model, 5);
-        let decoder = Decoder::new(model, weights.layout.clone());
-        LocalEngine::new(decoder, tokenizer.clone(), slots, 7).computing(compute)
+    let engine = |weights: &Weights, model: &ModelConfig, slots| -> LocalEngine {
+        let mut engine =
+            LocalEngine::new(Decoder::new(model, weights.layout.clone()), tokenizer.clone(), slots, 7).computing(compute);
+        engine.set_weights(1, weights);
+        engine
     };
+    let weights = Weights::random(&model, 5);
     println!("| chats | remembered | seconds | of those without |\n|---|---|---|---|");
     let mut without = 0.0;
     for remembered in [0, 8] {
-        let mut engine = engine(&model, 8).remembering(remembered);
-        engine.set_weights(1, &Weights::random(&model, 5));
+        let mut engine = engine(&weights, &model, 8).remembering(remembered);
         chats(&mut engine, 1)?;
         let began = Instant::now();
         chats(&mut engine, 2)?;
@@ -50,10 +44,10 @@ fn main() -> Result<()> {
     }
     println!("\n| samples | longest draft | seconds | of those without | drafted tokens kept |\n|---|---|---|---|---|");
     let repeating = ModelConfig { windows: vec![Some(4); layers], initializer_range: 0.02, ..model };
-    for samples in [1, 4, 8, 16, 32] {
+    let weights = Weights::random(&repeating, 5);
+    for samples in [1, 4, 8, 16, 32, 64] {
         for draft in [0, 1, 2, 4, 8] {
-            let mut engine = engine(&repeating, samples).drafting(draft);
-            engine.set_weights(1, &Weights::random(&repeating, 5));
+            let mut engine = engine(&weights, &repeating, samples).drafting(draft);
             answers(&mut engine, 1, 8)?;
             let began = Instant::now();
             let [drafted, kept] = answers(&mut engine, samples as u64, 128)?;

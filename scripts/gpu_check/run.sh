@@ -39,9 +39,9 @@ for part in $parts; do
       section "Tests"
       # libtorch's CUDA library first, so that no test asks for devices before it is there.
       export LD_PRELOAD=$torch/libtorch_cuda.so
-      shown "Our kernels against f64" 300 12 bin/library --test-threads 1 fused:: || failed=1
+      shown "Our kernels against f64" 300 12 bin/library --test-threads 1 fused:: nf4:: || failed=1
       shown "Golden models in f32" 300 12 bin/golden_models --test-threads 1 || failed=1
-      shown "Formats, devices, and all golden models in bf16" 300 90 bin/models --test-threads 1 --nocapture precision:: devices:: gpu:: || failed=1
+      shown "Formats, devices, and all golden models in bf16" 300 90 bin/models --test-threads 1 --nocapture precision:: devices:: gpu:: quantised:: || failed=1
       unset LD_PRELOAD
       ;;
     speed)
@@ -51,11 +51,12 @@ for part in $parts; do
         shown "$size" 150 12 bin/device cuda bf16 $size
       done
       shown "half-billion 64, 8192 tokens each" 150 12 bin/device cuda bf16 half-billion 64 7936
+      shown "Turns and drafts" 150 45 bin/reuse cuda bf16 896 24
       ;;
     runs)
       section "Runs"
       recipe=(run pipelines/recipes/grpo.toml --set model.device=cuda)
-      for set in "model.dtype=f32" "model.dtype=bf16" "flow.max_staleness=0" "train.gradient_checkpointing=true" "generate.top_p=0.95"; do
+      for set in "model.dtype=f32" "model.dtype=bf16" "flow.max_staleness=0" "train.gradient_checkpointing=true" "generate.top_p=0.95" "lora.base=nf4"; do
         shown "grpo.toml with $set" 120 12 bin/rollflow "${recipe[@]}" --set "$set" --set train.steps=200 || failed=1
       done
       ;;

@@ -1,5 +1,5 @@
-//! Tensors in 4 bits in folders that bitsandbytes quantised: codes, scales and tables as tensors of their own, and a
-//! JSON object with shapes and sizes of blocks.
+//! Tensors in 4 bits in folders that bitsandbytes quantised: codes, scales and tables as tensors of their
+//! own, and a JSON object with shapes and sizes of blocks.
 
 use std::collections::BTreeMap;
 

@@ -1,5 +1,5 @@
-//! Tokens that follow what a cache holds of their sequences: the rest of a prompt whose beginning is known, or
-//! several tokens of a sequence at a time.
+//! Tokens that follow what a cache holds of their sequences: the rest of a prompt whose beginning is known,
+//! or several tokens of a sequence at a time.
 
 use tch::{Device, Kind, Tensor};
 
@@ -43,16 +43,16 @@ struct Flash {
 }
 
 impl Decoder {
-    /// Returns true if [`Decoder::extend`] takes sequences of this model. A gated delta net has one state, after
-    /// all of a sequence, so that there is nothing to start from.
+    /// Returns true if [`Decoder::extend`] takes sequences of this model. A gated delta net has one state,
+    /// after all of a sequence, so that there is nothing to start from.
     pub(crate) fn extends(&self) -> bool {
         self.config.delta.is_none()
     }
 
-    /// Computes tokens that follow what the cache holds, which gets their keys and values, and returns logits:
-    /// `[suffixes, vocabulary]` after the last token of each, or with `all` `[tokens, vocabulary]` after every
-    /// token, in order. What a slot held from its suffix on is overwritten. Without gradients. Requires
-    /// [`Decoder::extends`], and slots that differ.
+    /// Computes tokens that follow what the cache holds, which gets their keys and values, and returns
+    /// logits: `[suffixes, vocabulary]` after the last token of each, or with `all` `[tokens, vocabulary]`
+    /// after every token, in order. What a slot held from its suffix on is overwritten. Without gradients.
+    /// Requires [`Decoder::extends`], and slots that differ.
     pub(crate) fn extend(&self, views: &Views, suffixes: &[Suffix], all: bool, cache: &mut KvCache) -> Tensor {
         let _guard = tch::no_grad_guard();
         let device = views.embedding.device();

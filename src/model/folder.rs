@@ -70,9 +70,9 @@ fn read_weights(config: &ModelConfig, path: &Path, files: Vec<PathBuf>, kept: Dt
     Ok((Weights { quantised: quantised.map(Arc::new), ..Weights::new(Arc::new(layout), flat) }, dtype))
 }
 
-/// Reads the tensors of a layout from `files`: numbers, those in 4 bits apart, and the format that most of the others
-/// have. The result is in that format if all have it and it is `kept`, else in f32. Errors name `path`. A tensor named
-/// `twin` is optional and must equal the first tensor.
+/// Reads the tensors of a layout from `files`: numbers, those in 4 bits apart, and the format that most of
+/// the others have. The result is in that format if all have it and it is `kept`, else in f32. Errors name
+/// `path`. A tensor named `twin` is optional and must equal the first tensor.
 pub(super) fn read_tensors(
     layout: &Layout,
     path: &Path,
@@ -237,7 +237,8 @@ struct Matched<'a> {
     packed: Vec<(usize, PackedOnDisk<'a>)>,
 }
 
-/// Matches a layout with the files' headers. Allocates for names only: sizes are unverified until this returns.
+/// Matches a layout with the files' headers. Allocates for names only: sizes are unverified until this
+/// returns.
 fn matched<'a>(layout: &Layout, path: &Path, files: &'a [WeightFile], twin: Option<&str>) -> Result<Matched<'a>, ModelError> {
     let tensors =
         files.iter().flat_map(|file| file.header.tensors().into_iter().map(move |(name, info)| (own_name(&name), (file, info))));

@@ -4,7 +4,7 @@ use tch::{Device, Kind, Tensor};
 
 use super::gated_delta::DeltaState;
 use super::packed::Rectangle;
-use super::{Compute, ModelConfig, Packed, upload};
+use super::{Compute, ModelConfig, Packed, fused, upload};
 
 /// Keys and values of sequences in flight. One tensor per layer, `[slots, positions, 2, key heads,
 /// dim]`: of each position the keys, then the values. Written in place.
@@ -82,16 +82,17 @@ impl KvCache {
 
     /// Copies the first `len` positions of slot `from`, which has no more, to each slot of `to`.
     pub fn copy_slot(&mut self, from: usize, to: &[usize], len: usize) {
-        let copy = |slots: &Tensor| {
-            let source = slots.select(0, from as i64);
-            to.iter().for_each(|&to| slots.select(0, to as i64).copy_(&source));
+        let mut pairs = Vec::new();
+        let mut copy = |slots: &Tensor| {
+            pairs.extend(to.iter().map(|&to| (slots.select(0, to as i64), slots.select(0, from as i64))));
         };
         for layer in &self.layers {
             match layer {
                 Held::KeysValues(layer) => copy(&layer.narrow(1, 0, len as i64)),
-                Held::Delta(state) => [&state.conv, &state.heads].into_iter().for_each(copy),
+                Held::Delta(state) => [&state.conv, &state.heads].into_iter().for_each(&mut copy),
             }
         }
+        fused::copy_all(&pairs);
     }
 
     /// Places of whole sequences: sequence `i` goes into every slot of `slots[i]`, from position 0. Cells

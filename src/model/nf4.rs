@@ -1,7 +1,9 @@
-//! Numbers in 4 bits: NormalFloat4 with double quantisation (Dettmers et al., QLoRA, 2023), as bitsandbytes stores them.
+//! Numbers in 4 bits: NormalFloat4 with double quantisation (Dettmers et al., QLoRA, 2023), as bitsandbytes
+//! stores them.
 //!
-//! A block of 64 numbers has one scale, its largest magnitude, of which each number is the nearest of 16 levels. Scales,
-//! less their mean, are in 8 bits themselves, in blocks of 256. That is 0.516 bytes a number.
+//! A block of 64 numbers has one scale, its largest magnitude, of which each number is the nearest of 16
+//! levels. Scales, less their mean, are in 8 bits themselves, in blocks of 256. That is 0.516 bytes a
+//! number.
 
 use tch::{Device, Kind, Tensor};
 
@@ -121,8 +123,8 @@ fn blocks_of(numbers: &Tensor, width: i64) -> Tensor {
     numbers.constant_pad_nd([0, (width - len % width) % width]).view([-1, width])
 }
 
-/// Shares of an outer block's largest magnitude, ascending: bitsandbytes' dynamic map (Dettmers et al., 8-bit optimizers,
-/// 2022), which is finer near zero.
+/// Shares of an outer block's largest magnitude, ascending: bitsandbytes' dynamic map (Dettmers et al.,
+/// 8-bit optimizers, 2022), which is finer near zero.
 fn fine_levels() -> Tensor {
     let mut all = vec![Tensor::from_slice(&[0f32, 1.0])];
     for power in 0..7 {

@@ -1,5 +1,5 @@
-//! Base weights in 4 bits under adapters (QLoRA: Dettmers et al., 2023): the matrices of the layers are stored as
-//! [`Nf4`], and a layer's numbers are computed when it is.
+//! Base weights in 4 bits under adapters (QLoRA: Dettmers et al., 2023): the matrices of the layers are
+//! stored as [`Nf4`], and a layer's numbers are computed when it is.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -24,8 +24,8 @@ pub(super) enum Place {
     Kept(usize),
 }
 
-/// Returns true if bitsandbytes would quantise this tensor: a matrix of a layer, in whole blocks. The matrix that
-/// chooses experts is not.
+/// Returns true if bitsandbytes would quantise this tensor: a matrix of a layer, in whole blocks. The
+/// matrix that chooses experts is not.
 pub(crate) fn is_packed(entry: &Entry) -> bool {
     let is_matrix = entry.shape.len() == 2 && entry.role() == Role::Body && !entry.name.ends_with(".mlp.gate.weight");
     is_matrix && entry.len().is_multiple_of(BLOCK as usize)
@@ -65,14 +65,14 @@ impl Quantised {
 }
 
 impl Weights {
-    /// Stores the matrices of the layers in 4 bits, and leaves the rest. Adapters are merged first, and what
-    /// is quantised already stays. Each tensor is converted alone, on the host.
+    /// Stores the matrices of the layers in 4 bits, and leaves the rest, adapters included. What is in 4 bits
+    /// stays. Each tensor is converted alone, on the host.
     pub fn quantised(&self) -> Self {
-        if self.quantised.is_some() && self.adapter.is_none() {
-            return self.share();
+        let whole = self.share();
+        if whole.is_quantised() {
+            return whole;
         }
         let _guard = tch::no_grad_guard();
-        let whole = self.merged();
         let (mut places, mut kept, mut len) = (Vec::new(), Vec::new(), 0);
         for entry in whole.layout.entries() {
             let numbers = part(&whole.flat.detach(), entry.range());
@@ -84,7 +84,7 @@ impl Weights {
                 kept.push(numbers);
             }
         }
-        Weights { quantised: Some(Arc::new(Quantised::new(places))), ..Weights::new(whole.layout, Tensor::cat(&kept, 0)) }
+        Weights { quantised: Some(Arc::new(Quantised::new(places))), flat: Tensor::cat(&kept, 0), ..whole }
     }
 
     /// Returns true if the layers' matrices are in 4 bits. Then `flat` has only the other numbers.

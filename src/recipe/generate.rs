@@ -40,13 +40,13 @@ section! {
         /// Threads of each engine. Left out: one for a small model, and for larger ones up to all of
         /// the machine's.
         threads: Option<usize> = None, SOME_IF_GIVEN;
-        /// Sequences that the engines remember after they end, together: of a turn or prompt that begins alike,
-        /// under the same weights, only the rest is computed. Each takes the cache memory of a sequence. Left
-        /// out: with an environment as many as `max_num_seqs`, else none.
+        /// Sequences that the engines remember after they end, together: of a turn or prompt that begins
+        /// alike, under the same weights, only the rest is computed. Each takes the cache memory of a
+        /// sequence. Left out: with an environment as many as `max_num_seqs`, else none.
         prefix_cache: Option<usize> = None;
         /// Longest draft of a completion's next tokens, taken from its own text and checked in one pass; 0
-        /// drafts none. Completions stay the same. It pays where answers repeat their prompt, on engines with
-        /// few sequences, and not for models with gated delta nets, which get none.
+        /// drafts none. Completions stay the same. A pass has at most 16 rows, on a GPU those of
+        /// one sequence, so that engines with more draft none, nor do models with gated delta nets.
         draft_tokens: usize = 0;
         /// Devices of the engines, assigned in turn. Left out: `model.device`.
         devices: Vec<DeviceName> = Vec::new();

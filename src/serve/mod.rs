@@ -1,9 +1,9 @@
 //! The local engine as an HTTP server, `rollflow serve`, in the dialects of SGLang and OpenAI.
 //!
-//! One thread, `engine`, owns the [`LocalEngine`](crate::engine::LocalEngine): requests of all
-//! connections are batched continuously. Of a prompt that begins as a remembered sequence does, only the rest is computed.
-//! Requests reach it by a channel, and tokens return by a channel for each request. A request that
-//! its client leaves is cancelled. Weights and adapters are read on another thread before they are
+//! One thread, `engine`, owns the [`LocalEngine`](crate::engine::LocalEngine): requests of all connections
+//! are batched continuously. Of a prompt that begins as a remembered sequence does, only the rest is
+//! computed. Requests reach it by a channel, and tokens return by a channel for each request. A request
+//! that its client leaves is cancelled. Weights and adapters are read on another thread before they are
 //! installed between two tokens.
 //!
 //! Laws: D1 and D3 (tokens in, tokens out, each with its log-probability and the label of its

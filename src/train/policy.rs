@@ -118,16 +118,11 @@ impl<const SCORES: bool> LoadedModel<SCORES> {
         Ok(self.with_own(weights.adapted(&self.config, lora, seed)))
     }
 
-    /// Stores the matrices of the layers in 4 bits (NF4 with double quantisation, as bitsandbytes does), so that
-    /// they take an eighth of f32; adapters stay. A layer's numbers are computed whenever it is used. A folder that
-    /// bitsandbytes quantised is so already.
+    /// Stores the matrices of the layers in 4 bits (NF4 with double quantisation, as bitsandbytes does), so
+    /// that they take an eighth of f32; adapters stay. A layer's numbers are computed whenever it is used.
+    /// A folder that bitsandbytes quantised is so already.
     pub fn quantised(&self) -> Self {
-        let weights = self.weights();
-        let base = weights.without_adapter().quantised();
-        self.with_own(match weights.adapter {
-            Some(adapter) => base.under(adapter),
-            None => base,
-        })
+        self.with_own(self.weights().quantised())
     }
 
     /// Merges adapters into the weights, so that all weights are trained.

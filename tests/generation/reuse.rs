@@ -162,7 +162,7 @@ fn distance(a: &BTreeMap<Vec<u32>, f64>, b: &BTreeMap<Vec<u32>, f64>) -> f64 {
     (chi - freedom) / (2.0 * freedom).sqrt()
 }
 
-/// Law N2, where the random numbers differ: the distribution is that of plain sampling. Another temperature is told apart.
+/// Law N2, where the random numbers differ: the distribution is that of plain sampling, and that of another temperature is not.
 #[test]
 fn n2_samples_with_drafts_have_the_distribution_of_plain_ones() {
     let config = ModelConfig { initializer_range: 0.2, ..config(Family::Qwen3, None) };

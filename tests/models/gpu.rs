@@ -130,12 +130,16 @@ fn turns_and_drafts_in_bf16_on_a_gpu_agree_with_their_trainer() {
         let decoder = rollflow::model::Decoder::new(model, weights.layout.clone());
         let mut engine = LocalEngine::new(decoder, tokenizer, 4, 7).computing(compute).remembering(8).drafting(3);
         engine.set_weights(1, weights);
-        let params = Arc::new(SamplingParams { max_new_tokens: 12, temperature: 0.9, ignore_eos: true, ..Default::default() });
-        let mut texts: Vec<Vec<u32>> = [[5u32, 8, 33].repeat(4), (0..30).map(|at| (at % 7) as u32).collect()].into();
+        // The second answer is longer: one sequence at a time has drafts.
+        let params = |of: u64| {
+            let max_new_tokens = 12 + 6 * of as usize;
+            Arc::new(SamplingParams { max_new_tokens, temperature: 0.9, ignore_eos: true, ..Default::default() })
+        };
+        let mut texts: Vec<Vec<u32>> = [[5u32, 8, 33].repeat(4), (0..20).map(|at| (at % 7) as u32).collect()].into();
         let (mut reused, mut drafted, mut all) = (0, 0, Vec::new());
         for turn in 0..2 {
             for (of, text) in (0..).zip(&texts) {
-                engine.submit(Request::new(2 * turn + of, text.clone(), 1, params.clone())).unwrap();
+                engine.submit(Request::new(2 * turn + of, text.clone(), 1, params(of))).unwrap();
             }
             while !engine.is_idle() {
                 for answer in engine.step().unwrap() {
@@ -146,7 +150,7 @@ fn turns_and_drafts_in_bf16_on_a_gpu_agree_with_their_trainer() {
                 (reused, drafted) = (reused + engine.load().reused, drafted + engine.load().drafted);
             }
         }
-        assert!(reused >= 12 + 30 + 2 * 11, "{name}: {reused} reused");
+        assert!(reused >= 12 + 20 + 2 * 11, "{name}: {reused} reused");
         drafted_of_all += drafted;
         let (samples, generated): (Vec<Sample>, Vec<Vec<f32>>) = all.into_iter().unzip();
         let batch = Arc::new(collate(&samples, Aggregation::TokenMean).unwrap());
@@ -193,6 +197,46 @@ fn versions_next_to_each_other_agree_with_their_trainers_on_a_gpu() {
     }
 }
 
+/// Laws V1 and V5: a step is at work already when samples end, others take their slots, and weights change. Every token is
+/// of its sample and of the version that it names.
+#[test]
+fn steps_that_run_ahead_draw_each_samples_tokens_and_none_of_weights_that_went_on_a_gpu() {
+    let compute = Compute::cuda(0, Dtype::Bf16);
+    let Some((name, model, old)) = golden_on_a_gpu().into_iter().find(|(name, ..)| name == "qwen2_tied") else { return };
+    let all = [old, Weights::random(&model, 9), Weights::random(&model, 10)];
+    let tokenizer = Arc::new(Tokenizer::from_dir(&Path::new("tests/golden/models").join(name)).unwrap());
+    let decoder = rollflow::model::Decoder::new(&model, all[0].layout.clone());
+    let mut engine = LocalEngine::new(decoder, tokenizer, 3, 7).computing(compute).on_new_weights(OnNewWeights::Recompute);
+    let prompt = |of: u64| [5u32, 8, 33 + of as u32];
+    let longest = |of: u64| 1 + (7 * of as usize) % 23;
+    for of in 0..10 {
+        let params = SamplingParams { max_new_tokens: longest(of), temperature: 0.9, ignore_eos: true, ..Default::default() };
+        engine.submit(Request::new(of, prompt(of), 1, Arc::new(params))).unwrap();
+    }
+    let mut answers = Vec::new();
+    for version in 1.. {
+        engine.set_weights(version, &all[version as usize % 3]);
+        (0..9).for_each(|_| answers.extend(engine.step().unwrap()));
+        if engine.is_idle() {
+            break;
+        }
+    }
+    let samples: Vec<Sample> = answers.iter().map(|answer| Sample::supervised(&prompt(answer.ordinal), &answer.tokens)).collect();
+    let batch = Arc::new(collate(&samples, Aggregation::TokenMean).unwrap());
+    let of_trainers = all.each_ref().map(|weights| backend(&model, weights, compute, false).score(batch.clone()).wait().unwrap());
+    let mut changed = 0;
+    for (at, answer) in answers.iter().enumerate() {
+        assert_eq!(answer.tokens.len(), longest(answer.ordinal));
+        let versions: Vec<u64> = answer.versions.iter().flat_map(|(version, len)| vec![version.unwrap(); len]).collect();
+        changed += usize::from(versions.first() != versions.last());
+        for (token, (log_prob, version)) in answer.log_probs.iter().zip(versions).enumerate() {
+            let gap = (f64::from(*log_prob) - of_trainers[version as usize % 3][at][token]).abs();
+            assert!(gap < 0.1, "sample {}, token {token} of version {version}: {gap}", answer.ordinal);
+        }
+    }
+    assert!(answers.len() == 10 && changed > 2, "{changed} of {} answers have two versions", answers.len());
+}
+
 /// The device whose kernels are counted, which no other test has.
 const COUNTED: usize = 3;
 
@@ -212,15 +256,19 @@ fn a_decoding_step_starts_few_kernels_and_waits_once_and_a_micro_batch_twice_at_
         let params = Arc::new(SamplingParams { max_new_tokens: 12, ignore_eos: true, ..Default::default() });
         engine.submit(Request::new(0, [5u32, 8, 33], 4, params)).unwrap();
         engine.step().unwrap();
+        let mut started = 0;
         for step in 1..8 {
             let before = counts(COUNTED).unwrap();
             engine.step().unwrap();
             let after = counts(COUNTED).unwrap();
             let (kernels, waits) = (after.0 - before.0, after.1 - before.1);
             println!("{name}, step {step}: {kernels} kernels, {waits} waits");
-            // The stand-in's norm is four operations, a GPU's one.
-            assert!(kernels <= 20 * model.layers() as u64 + 12 && waits == 1, "{name}: {kernels} kernels, {waits} waits");
+            assert!(waits == 1, "{name}: {waits} waits");
+            started += kernels;
         }
+        // The stand-in's norm is four operations, a GPU's one.
+        let most = 7 * (20 * model.layers() as u64 + 12);
+        assert!(started <= most, "{name}: {started} kernels of 7 steps, of which each is started once");
 
         let trainer = backend(&model, &weights, Compute::cuda(COUNTED, Dtype::Bf16), false);
         let before = counts(COUNTED).unwrap();

@@ -134,6 +134,7 @@ struct alignas(8) Two {
 struct alignas(16) Four {
   uint32_t at[4];
 };
+inline Four read_once(const Four* from) { return *from; }
 
 inline float lane_number(float x, unsigned from) {
   fibres::lanes[fibres::now].number = x;

@@ -166,5 +166,5 @@ fn pairs_teach_it_to_score_right_sums_higher_also_those_it_never_saw() {
         (scorer.score(&pair.prompt, &pair.chosen).unwrap(), scorer.score(&pair.prompt, &pair.rejected).unwrap())
     };
     let judged = PairMetrics::of(pairs(&held_out).iter().map(scores));
-    assert!(judged.pairs == 160 && judged.accuracy() > 0.65, "chance is 0.5: {judged:?}");
+    assert!(judged.pairs == 160 && judged.accuracy() > 0.7, "chance is 0.5: {judged:?}");
 }

@@ -1,4 +1,4 @@
-//! Training over the Tinker API: the same as in this process, through faults, and after a restart.
+//! Training over the Tinker API: the same as in this process, through faults, and after a restart. One file, for all share the server that fails.
 
 use std::net::TcpListener;
 use std::path::Path;

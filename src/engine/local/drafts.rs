@@ -1,8 +1,19 @@
-//! Drafts of a sample's next tokens: what followed the last time that it said the same few tokens (prompt lookup
-//! decoding, Saxena, 2023).
+//! Drafts of a sample's next tokens: what followed the last time that it said the same few tokens (prompt
+//! lookup decoding, Saxena, 2023).
 //!
-//! The engine computes all of a draft in one pass, and keeps as much of it as is what it draws anyway: each token is a
-//! function of the logits before it and of its uniform number, so that samples are those without drafts (law N2).
+//! The engine computes all of a draft in one pass, and keeps as much of it as is what it draws anyway: each
+//! token is a function of the logits before it and of its uniform number, so that samples are those without
+//! drafts (law N2).
+
+use super::LocalEngine;
+use super::draw::draw;
+use super::sequence::ServedWeights;
+use crate::engine::EngineError;
+use crate::model::Suffix;
+
+/// Rows of a step with drafts, at most. On two cores up to 16 saved time with every length of draft; from
+/// 20 on a step took up to 1.3 times as long as without (`benches/reuse.rs`).
+const DRAFTING_ROWS: usize = 16;
 
 /// Lengths of the sequences of tokens that are looked for, the longest first.
 const LOOKED_FOR: [usize; 2] = [3, 2];
@@ -42,11 +53,81 @@ impl Drafter {
     }
 }
 
-/// What followed the newest earlier occurrence of the last `len` tokens, and again from there where that is too little.
+/// What followed the newest earlier occurrence of the last `len` tokens, and again from there where that is
+/// too little.
 fn continuation(tokens: &[u32], len: usize, most: usize) -> Option<Vec<u32>> {
     let (before, last) = tokens.split_at(tokens.len().checked_sub(len)?);
     let at = (0..before.len()).rev().find(|&at| tokens[at..at + len] == *last)?;
     Some(tokens[at + len..].iter().cycle().take(most).copied().collect())
+}
+
+impl LocalEngine {
+    /// Rows that a step of so many sequences has for drafts. A GPU's step without drafts is a recorded one,
+    /// which is faster than one with drafts of more than one sequence.
+    pub(super) fn rows_for_drafts(&self, sequences: usize) -> usize {
+        let none = self.draft_tokens == 0 || self.graphs.are_used() && sequences > 1;
+        if none { 0 } else { DRAFTING_ROWS.saturating_sub(sequences) }
+    }
+
+    /// Drafts for these slots, if there is any.
+    pub(super) fn drafts(&mut self, slots: &[usize]) -> Option<Vec<Vec<u32>>> {
+        let mut room = self.rows_for_drafts(slots.len());
+        if room == 0 {
+            return None;
+        }
+        let mut draft = |&slot: &usize| {
+            let draft = self.slots.get_mut(slot).map(|sequence| sequence.draft(self.draft_tokens.min(room))).unwrap_or_default();
+            room -= draft.len();
+            draft
+        };
+        let drafts: Vec<Vec<u32>> = slots.iter().map(&mut draft).collect();
+        drafts.iter().any(|draft| !draft.is_empty()).then_some(drafts)
+    }
+
+    /// Computes the newest token of each of `slots` and its draft, and draws tokens while they are the
+    /// draft's, and one more.
+    pub(super) fn check_drafts(
+        &mut self,
+        weights: &ServedWeights,
+        slots: &[usize],
+        drafts: &[Vec<u32>],
+    ) -> Result<(), EngineError> {
+        let sequences = || slots.iter().filter_map(|&slot| self.slots.get(slot));
+        let inputs: Vec<(usize, Vec<u32>)> = sequences()
+            .zip(drafts)
+            .map(|(sequence, draft)| {
+                let (newest, from) = sequence.newest();
+                (from, [&[newest as u32], draft.as_slice()].concat())
+            })
+            .collect();
+        let suffixes: Vec<Suffix> =
+            slots.iter().zip(&inputs).map(|(&slot, (from, tokens))| Suffix { slot, from: *from, tokens }).collect();
+        let logits = self.decoder.extend(&weights.views, &suffixes, true, &mut self.cache);
+        let rows = sequences().zip(drafts).flat_map(|(sequence, draft)| {
+            let begun = sequence.answer.tokens.len();
+            (begun..=begun + draft.len()).map(|tokens| (&*sequence.request.params, sequence.uniform_after(tokens, self.run_seed)))
+        });
+        let mut choices = draw(&logits, &rows.collect::<Vec<_>>()).into_iter();
+        self.slots.load.add(inputs.iter().map(|(_, tokens)| tokens.len()).sum(), 0);
+        for (&slot, draft) in slots.iter().zip(drafts) {
+            let choices: Vec<_> = choices.by_ref().take(draft.len() + 1).collect();
+            let mut kept = 0;
+            for (at, choice) in choices.into_iter().enumerate() {
+                self.take(&[slot], vec![choice])?;
+                let is_drafted = draft.get(at).is_some_and(|drafted| choice.is_some_and(|(token, _)| token == *drafted));
+                kept += usize::from(is_drafted);
+                if !is_drafted || self.slots.get(slot).is_none() {
+                    break;
+                }
+            }
+            if let Some(sequence) = self.slots.get_mut(slot).filter(|_| !draft.is_empty()) {
+                sequence.state.drafter.learn(kept);
+            }
+            self.slots.load.drafted += draft.len();
+            self.slots.load.kept += kept;
+        }
+        Ok(())
+    }
 }
 
 #[cfg(test)]

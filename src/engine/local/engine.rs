@@ -8,7 +8,6 @@
 //! Cache memory: 2 · layers · slots · key heads · longest sequence · head width · 4 bytes (2 in
 //! bf16 and f16).
 
-use std::borrow::{Borrow, Cow};
 use std::collections::BTreeMap;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -16,55 +15,48 @@ use std::time::Instant;
 
 use tch::Tensor;
 
-use super::draw::{Choices, choices, draw, settings};
+use super::ahead::Ahead;
+use super::draw::{Choices, draw};
 use super::graphs::StepGraphs;
-use super::prefixes::{Found, Prefixes};
+use super::prefixes::Prefixes;
 use super::sequence::{Sequence, SequenceState, ServedWeights, rows};
-use crate::data::packing::cut_rectangles;
 use crate::data::{Answer, SampledToken, Tokenizer, Version};
 use crate::engine::slots::{Admission, Slots};
 use crate::engine::{EngineError, Finished, Load, OnNewWeights, Request, TokenEngine};
 use crate::model::stream::{Entered, Event, Stream};
-use crate::model::{Compute, Decoder, FrozenWeights, KvCache, PREFILL_CELLS, Packed, Suffix, Weights, upload};
-
-/// Rows of a step up to which it has drafts. More rows cost in proportion to their number, and most drafts fail.
-const DRAFTING_ROWS: usize = 32;
-
-/// Tokens to compute before a sample's next token is drawn.
-struct NewTokens<'a> {
-    tokens: Cow<'a, [u32]>,
-    /// So many of them are in the first of the slots already.
-    known: usize,
-    slots: Vec<usize>,
-    /// Whether others may ask for the same.
-    is_prompt: bool,
-}
+use crate::model::{Compute, Decoder, FrozenWeights, KvCache, Weights};
 
 /// Engine that generates with weights in this process.
 pub struct LocalEngine {
-    decoder: Decoder,
-    compute: Compute,
+    pub(super) decoder: Decoder,
+    pub(super) compute: Compute,
     /// Of all work on tensors of the engine.
     stream: Stream,
     tokenizer: Arc<Tokenizer>,
-    run_seed: u64,
+    pub(super) run_seed: u64,
     on_new_weights: OnNewWeights,
     /// Newest weights. Samples that began under older ones hold theirs.
     weights: Option<Rc<ServedWeights>>,
     /// Weights with an adapter, by the adapter's name. No sample names one that is not here.
     adapters: BTreeMap<Arc<str>, Rc<ServedWeights>>,
-    slots: Slots<SequenceState>,
+    pub(super) slots: Slots<SequenceState>,
     /// KV cache with one more slot than there are sequences: the shelf, for the prompt of a group
     /// that was admitted in part.
-    cache: KvCache,
+    pub(super) cache: KvCache,
     /// Recorded decoding steps.
-    graphs: StepGraphs<ServedWeights>,
+    pub(super) graphs: StepGraphs<ServedWeights>,
     /// Logits after the prompt on the shelf, which is the prompt of the first waiting samples.
-    shelf: Option<Tensor>,
+    pub(super) shelf: Option<Tensor>,
+    /// A step at work whose tokens are not taken yet.
+    pub(super) ahead: Option<Ahead>,
+    /// Steps so far that ran ahead.
+    pub(super) steps: u64,
+    /// Of results, while the engine's stream is at work on the next step.
+    pub(super) downloads: Stream,
     /// Sequences of earlier requests, in slots after the shelf.
-    prefixes: Prefixes<ServedWeights>,
+    pub(super) prefixes: Prefixes<ServedWeights>,
     /// Longest draft of a sample.
-    draft_tokens: usize,
+    pub(super) draft_tokens: usize,
 }
 
 impl LocalEngine {
@@ -79,6 +71,9 @@ impl LocalEngine {
             compute,
             stream: Stream::new(compute.device),
             graphs: StepGraphs::new(compute.device),
+            ahead: None,
+            steps: 0,
+            downloads: Stream::new(compute.device),
             tokenizer,
             run_seed,
             on_new_weights: OnNewWeights::default(),
@@ -96,6 +91,7 @@ impl LocalEngine {
     pub fn computing(mut self, compute: Compute) -> Self {
         self.compute = compute;
         self.stream = Stream::new(compute.device);
+        self.downloads = Stream::new(compute.device);
         self.graphs = StepGraphs::new(compute.device);
         self.cache = self.empty_cache();
         self
@@ -115,9 +111,9 @@ impl LocalEngine {
         self
     }
 
-    /// Drafts up to `tokens` tokens of a sample from what it said before, and checks them in one pass, while
-    /// that has fewer than 32 rows. The samples are those without drafts, up to rounding. Default: 0,
-    /// none. A model with gated delta nets gets none: its states cannot step back.
+    /// Drafts up to `tokens` tokens of a sample from what it said before, and checks them in one pass of at
+    /// most 16 rows, on a GPU of one sample at a time. The samples are those without drafts, up to rounding.
+    /// Default: 0, none. A model with gated delta nets gets none: its states cannot step back.
     pub fn drafting(mut self, tokens: usize) -> Self {
         self.draft_tokens = if self.decoder.extends() { tokens } else { 0 };
         self
@@ -130,13 +126,13 @@ impl LocalEngine {
 
     /// Forgets sequences under weights that no new request uses, and recorded steps.
     fn forget_old(&mut self) {
-        self.graphs.forget();
+        self.graphs.forget_gone();
         let served: Vec<_> = self.served().cloned().collect();
         self.prefixes.forget(|known| served.iter().any(|served| Rc::ptr_eq(served, known)));
     }
 
     /// Weights that new requests use.
-    fn served(&self) -> impl Iterator<Item = &Rc<ServedWeights>> {
+    pub(super) fn served(&self) -> impl Iterator<Item = &Rc<ServedWeights>> {
         self.weights.iter().chain(self.adapters.values())
     }
 
@@ -163,7 +159,7 @@ impl LocalEngine {
             self.forget_old();
             return self.slots.remove(|request| request.adapter.as_ref() == Some(name));
         };
-        let served = ServedWeights { version, views: self.decoder.views_of(&weights.on(self.compute)) };
+        let served = ServedWeights::new(version, &weights.on(self.compute), &self.decoder);
         self.adapters.insert(name.clone(), Rc::new(served));
         self.forget_old();
         Vec::new()
@@ -200,8 +196,9 @@ impl LocalEngine {
     /// [`LocalEngine::set_weights`] in the engine's stream.
     fn serve(&mut self, version: Version, weights: &Weights) {
         let _guard = tch::no_grad_guard();
-        let served = Rc::new(ServedWeights { version, views: self.decoder.views_of(&weights.on(self.compute)) });
+        let served = Rc::new(ServedWeights::new(version, &weights.on(self.compute), &self.decoder));
         self.weights = Some(served.clone());
+        self.ahead = None;
         self.forget_old();
         // The rest of that group must not start from logits of the old weights.
         self.shelf = None;
@@ -221,76 +218,12 @@ impl LocalEngine {
         &self.tokenizer
     }
 
-    /// Computes the tokens of admitted samples of the same weights, equal prompts once and what is
-    /// remembered not at all, and draws their next tokens.
-    fn begin(&mut self, weights: &Rc<ServedWeights>, admitted: &[Admission]) -> Result<(), EngineError> {
-        let shelf_slot = self.slots.len();
-        let (mut groups, mut logits, mut rows) = (admitted, Vec::new(), Vec::new());
-        if let (Some(shelf), Some(first)) = (self.shelf.take(), groups.first()) {
-            self.cache.copy_slot(shelf_slot, &first.slots, first.request.request.tokens.len());
-            logits.push(shelf);
-            rows.push(0);
-            groups = &groups[1..];
-        }
-        // Rows of logits: that of the shelf, those of remembered prompts, those of new ones.
-        let mut new: Vec<NewTokens> = Vec::new();
-        let mut new_rows = Vec::new();
-        for (at, group) in groups.iter().enumerate() {
-            let tokens = group.request.tokens();
-            let slots = group.slots.iter().copied().chain(group.more.then_some(shelf_slot));
-            let row = new.iter().position(|of| of.tokens == tokens).unwrap_or(new.len());
-            if row == new.len() {
-                let known = match self.prefixes.find(weights, &tokens) {
-                    Some(Found::Whole(slot, after)) => {
-                        self.cache.copy_slot(slot, &slots.collect::<Vec<_>>(), tokens.len());
-                        self.slots.load.reused += tokens.len();
-                        rows.push(logits.len() as i64);
-                        logits.push(after);
-                        continue;
-                    }
-                    Some(Found::Beginning(slot, known)) => {
-                        // Now, before its slot may be given to another sequence.
-                        self.cache.copy_slot(slot, &group.slots[..1], known);
-                        known
-                    }
-                    None => 0,
-                };
-                // A continuation or a later turn comes once.
-                let is_prompt = matches!(tokens, Cow::Borrowed(_)) && group.request.request.offset == 0;
-                new.push(NewTokens { tokens, known, slots: Vec::new(), is_prompt });
-            }
-            new[row].slots.extend(slots);
-            new_rows.push((admitted.len() - groups.len() + at, row));
-        }
-        let first = logits.len() as i64;
-        new_rows.into_iter().for_each(|(at, row)| rows.insert(at, first + row as i64));
-        if !new.is_empty() {
-            let prompts: Vec<usize> = (0..new.len()).filter(|row| new[*row].is_prompt).collect();
-            let kept = self.prefixes.free(prompts.len());
-            prompts.iter().zip(&kept).for_each(|(row, kept)| new[*row].slots.push(*kept));
-            self.slots.load.add(0, new.iter().map(|of| of.tokens.len() - of.known).sum());
-            self.slots.load.reused += new.iter().map(|of| of.known).sum::<usize>();
-            let read = self.read_new(weights, &new);
-            for (row, slot) in prompts.into_iter().zip(kept) {
-                let after = read.narrow(0, row as i64, 1).copy();
-                self.prefixes.remember(weights, new[row].tokens.to_vec(), slot, Some(after));
-            }
-            logits.push(read);
-        }
-        let logits = Tensor::cat(&logits, 0);
-        if let (Some(row), true) = (rows.last(), admitted.last().is_some_and(|group| group.more)) {
-            self.shelf = Some(logits.narrow(0, *row, 1));
-        }
-        let rows = admitted.iter().zip(rows).flat_map(|(group, row)| vec![row; group.slots.len()]);
-        let (rows, slots): (Vec<i64>, Vec<usize>) =
-            rows.zip(admitted.iter().flat_map(|group| group.slots.iter().copied())).unzip();
-        let rows = upload(&rows, logits.device());
-        self.take_tokens(&slots, &logits.index_select(0, &rows))
-    }
-
     /// Decodes one token for the slots in use, which are 0, 1, …: one pass for each version of the
     /// weights.
     fn advance(&mut self) -> Result<(), EngineError> {
+        if let Some(step) = self.at_work() {
+            return self.take_drawn(step);
+        }
         let mut first = 0;
         loop {
             let head = self.slots.iter_from(first).next().map(|(_, head)| head.state.weights.clone());
@@ -311,85 +244,20 @@ impl LocalEngine {
         }
     }
 
-    /// Drafts for these slots, if there is any.
-    fn drafts(&mut self, slots: &[usize]) -> Option<Vec<Vec<u32>>> {
-        let mut room = DRAFTING_ROWS.saturating_sub(slots.len());
-        if self.draft_tokens == 0 || room == 0 {
-            return None;
-        }
-        let mut draft = |&slot: &usize| {
-            let draft = self.slots.get_mut(slot).map(|sequence| sequence.draft(self.draft_tokens.min(room))).unwrap_or_default();
-            room -= draft.len();
-            draft
-        };
-        let drafts: Vec<Vec<u32>> = slots.iter().map(&mut draft).collect();
-        drafts.iter().any(|draft| !draft.is_empty()).then_some(drafts)
-    }
-
-    /// Computes the newest token of each of `slots` and its draft, and draws tokens while they are the draft's, and
-    /// one more.
-    fn check_drafts(&mut self, weights: &ServedWeights, slots: &[usize], drafts: &[Vec<u32>]) -> Result<(), EngineError> {
-        let sequences = || slots.iter().filter_map(|&slot| self.slots.get(slot));
-        let inputs: Vec<(usize, Vec<u32>)> = sequences()
-            .zip(drafts)
-            .map(|(sequence, draft)| {
-                let (newest, from) = sequence.newest();
-                (from, [&[newest as u32], draft.as_slice()].concat())
-            })
-            .collect();
-        let suffixes: Vec<Suffix> =
-            slots.iter().zip(&inputs).map(|(&slot, (from, tokens))| Suffix { slot, from: *from, tokens }).collect();
-        let logits = self.decoder.extend(&weights.views, &suffixes, true, &mut self.cache);
-        let rows = sequences().zip(drafts).flat_map(|(sequence, draft)| {
-            let begun = sequence.answer.tokens.len();
-            (begun..=begun + draft.len()).map(|tokens| (&*sequence.request.params, sequence.uniform_after(tokens, self.run_seed)))
-        });
-        let mut choices = draw(&logits, &rows.collect::<Vec<_>>()).into_iter();
-        self.slots.load.add(inputs.iter().map(|(_, tokens)| tokens.len()).sum(), 0);
-        for (&slot, draft) in slots.iter().zip(drafts) {
-            let choices: Vec<_> = choices.by_ref().take(draft.len() + 1).collect();
-            let mut kept = 0;
-            for (at, choice) in choices.into_iter().enumerate() {
-                self.take(&[slot], vec![choice])?;
-                let is_drafted = draft.get(at).is_some_and(|drafted| choice.is_some_and(|(token, _)| token == *drafted));
-                kept += usize::from(is_drafted);
-                if !is_drafted || self.slots.get(slot).is_none() {
-                    break;
-                }
-            }
-            if let Some(sequence) = self.slots.get_mut(slot).filter(|_| !draft.is_empty()) {
-                sequence.state.drafter.learn(kept);
-            }
-            self.slots.load.drafted += draft.len();
-            self.slots.load.kept += kept;
-        }
-        Ok(())
-    }
-
-    /// One token for each of `slots`, recorded or not.
+    /// One token for each of `slots`.
     fn decode(&mut self, weights: &Rc<ServedWeights>, slots: &[usize], tokens: &[i64], positions: &[usize]) -> Choices {
-        // A graph's further slots must be free.
-        if slots.len() == self.slots.active() && self.graphs.are_used() {
-            let settings = settings(&rows(&self.slots, self.run_seed, slots));
-            let (cache, given) = ((&mut self.cache, self.slots.len()), (tokens, positions, settings));
-            if let Some(drawn) = self.graphs.step(&self.decoder, (weights, &weights.views), given, cache) {
-                // The device is at work meanwhile.
-                self.slots.iter_mut().for_each(|sequence| sequence.compute_ahead(self.run_seed));
-                return choices(&drawn.narrow(0, 0, slots.len() as i64));
-            }
-        }
         let rows = rows(&self.slots, self.run_seed, slots);
         draw(&self.decoder.decode(&weights.views, slots[0], tokens, positions, &mut self.cache), &rows)
     }
 
     /// Draws a token for each of `slots` from its row of logits, and ends the samples that it
     /// completes.
-    fn take_tokens(&mut self, slots: &[usize], logits: &Tensor) -> Result<(), EngineError> {
+    pub(super) fn take_tokens(&mut self, slots: &[usize], logits: &Tensor) -> Result<(), EngineError> {
         self.take(slots, draw(logits, &rows(&self.slots, self.run_seed, slots)))
     }
 
     /// Appends a token to the sample in each of `slots`.
-    fn take(&mut self, slots: &[usize], choices: Choices) -> Result<(), EngineError> {
+    pub(super) fn take(&mut self, slots: &[usize], choices: Choices) -> Result<(), EngineError> {
         for (&slot, choice) in slots.iter().zip(choices) {
             let Some(sequence) = self.slots.get_mut(slot) else { continue };
             let (ordinal, index, version) = (sequence.request.ordinal, sequence.answer.index, sequence.state.weights.version);
@@ -405,83 +273,12 @@ impl LocalEngine {
         Ok(())
     }
 
-    /// Remembers the sequence in a slot, which has ended, for what continues it.
-    fn keep_ended(&mut self, slot: usize) {
-        let Some(sequence) = self.slots.get(slot).filter(|sequence| sequence.state.keys_are_of_weights) else { return };
-        let (weights, tokens) = (sequence.state.weights.clone(), sequence.computed_tokens());
-        if !self.served().any(|served| Rc::ptr_eq(served, &weights)) {
-            return;
-        }
-        self.prefixes.forget_beginnings(&weights, &tokens);
-        for kept in self.prefixes.free(1) {
-            self.cache.copy_slot(slot, &[kept], tokens.len());
-            self.prefixes.remember(&weights, tokens.clone(), kept, None);
-        }
-    }
-
     /// `recomputed`: whether the keys of samples in flight are computed again.
     fn move_to(&mut self, weights: &Rc<ServedWeights>, recomputed: bool) {
         for sequence in self.slots.iter_mut().filter(|sequence| sequence.request.adapter.is_none()) {
             sequence.state.weights = weights.clone();
             sequence.state.keys_are_of_weights = recomputed;
         }
-    }
-
-    /// Recomputes the cache of all samples in flight, except their newest token, which the next
-    /// step reads.
-    fn recompute(&mut self, weights: &ServedWeights) {
-        let (slots, tokens): (Vec<Vec<usize>>, Vec<Vec<u32>>) = self
-            .slots
-            .iter_from(0)
-            .filter(|(_, sequence)| sequence.request.adapter.is_none())
-            .map(|(slot, sequence)| (vec![slot], sequence.computed_tokens()))
-            .unzip();
-        if !slots.is_empty() {
-            let _logits = self.read(weights, &tokens, &slots);
-        }
-    }
-
-    /// Computes sequences, or the rest of those whose beginning is in the first of their slots, into all of their
-    /// slots. Returns the logits after each.
-    fn read_new(&mut self, weights: &ServedWeights, new: &[NewTokens]) -> Tensor {
-        let (begun, whole): (Vec<usize>, Vec<usize>) = (0..new.len()).partition(|row| new[*row].known > 0);
-        let mut logits = Vec::new();
-        if !whole.is_empty() {
-            let tokens: Vec<&[u32]> = whole.iter().map(|row| &*new[*row].tokens).collect();
-            let slots: Vec<Vec<usize>> = whole.iter().map(|row| new[*row].slots.clone()).collect();
-            logits.push(self.read(weights, &tokens, &slots));
-        }
-        let rests: Vec<usize> = begun.iter().map(|row| new[*row].tokens.len() - new[*row].known).collect();
-        for part in cut_rectangles(&rests, PREFILL_CELLS) {
-            let suffix = |row: &usize| {
-                let NewTokens { tokens, known, slots, .. } = &new[*row];
-                Suffix { slot: slots[0], from: *known, tokens: &tokens[*known..] }
-            };
-            let suffixes: Vec<Suffix> = begun[part].iter().map(suffix).collect();
-            logits.push(self.decoder.extend(&weights.views, &suffixes, false, &mut self.cache));
-        }
-        for NewTokens { tokens, slots, .. } in begun.iter().map(|row| &new[*row]) {
-            self.cache.copy_slot(slots[0], &slots[1..], tokens.len());
-        }
-        if begun.is_empty() {
-            return Tensor::cat(&logits, 0);
-        }
-        let mut places = vec![0i64; new.len()];
-        whole.iter().chain(&begun).zip(0..).for_each(|(row, place)| places[*row] = place);
-        let logits = Tensor::cat(&logits, 0);
-        logits.index_select(0, &upload(&places, logits.device()))
-    }
-
-    /// Prefills whole sequences into their slots, a bounded number of tokens at a time. Returns the
-    /// logits after each.
-    fn read<T: Borrow<[u32]>>(&mut self, weights: &ServedWeights, tokens: &[T], slots: &[Vec<usize>]) -> Tensor {
-        let lengths: Vec<usize> = tokens.iter().map(|tokens| tokens.borrow().len()).collect();
-        let parts = cut_rectangles(&lengths, PREFILL_CELLS).into_iter().map(|part| {
-            let packed = Packed::new(tokens[part.clone()].iter().map(Borrow::borrow));
-            self.decoder.prefill(&weights.views, &packed, &mut self.cache, &slots[part])
-        });
-        let mut logits: Vec<Tensor> = parts.collect();
-        if logits.len() == 1 { logits.swap_remove(0) } else { Tensor::cat(&logits, 0) }
     }
 }
 
@@ -552,7 +349,7 @@ impl TokenEngine for LocalEngine {
         let _stream = self.stream.enter();
         let started = Instant::now();
         let cache = &mut self.cache;
-        self.slots.start_step(|from, to, sequence| cache.copy_slot(from, &[to], sequence.computed()));
+        self.slots.start_step(|from, to, sequence| cache.copy_slot(from, &[to], sequence.computed() + 1));
         let Some(weights) = self.weights.clone() else {
             return if self.is_idle() { Ok(Vec::new()) } else { Err(EngineError::NoWeights) };
         };
@@ -576,7 +373,7 @@ impl TokenEngine for LocalEngine {
             }
         }
         let cache = &mut self.cache;
-        self.slots.compact(|from, to, sequence| cache.copy_slot(from, &[to], sequence.computed()));
+        self.slots.compact(|from, to, sequence| cache.copy_slot(from, &[to], sequence.computed() + 1));
         self.advance()?;
         self.slots.load.time = started.elapsed();
         Ok(std::mem::take(&mut self.slots.finished))

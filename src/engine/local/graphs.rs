@@ -1,27 +1,47 @@
 //! Decoding steps as CUDA graphs, one for each number of slots.
 //!
-//! A small model's step is hundreds of kernels of a few microseconds, which a host cannot start as fast. A step of
-//! the same slots, weights and cache is recorded once and replayed with new tokens. Slots are rounded up by at most an
-//! eighth; those beyond the sequences in flight are free, and get a token that is not read.
+//! A small model's step is hundreds of kernels of a few microseconds, which a host cannot start as fast. A
+//! step of the same slots, cache and places of weights is recorded once and replayed with new tokens. New
+//! weights often take the place of older ones, whose steps then serve them. Slots are rounded up by at most
+//! an eighth; those beyond the sequences in flight are free, and get a token that is not read.
 
-use std::rc::Rc;
+use std::rc::{Rc, Weak};
 
-use tch::{Device, Tensor};
+use tch::{Device, Kind, Tensor};
 
 use super::draw;
 use crate::model::graph::{Graph, GraphPool};
 use crate::model::{Decoder, KvCache, Views, upload};
 
-/// Steps of the same slots before they are recorded: as long as that is, recording does not pay.
-const EAGER_STEPS: usize = 2;
+/// Steps of the same slots before they are recorded: what libtorch prepares for their shapes is not part of
+/// a recording.
+const EAGER_STEPS: usize = 1;
+
+/// Places of weights whose steps are kept: the trainer publishes into about as many, in turn.
+const PLACES: usize = 4;
+
+/// Weights of an engine.
+pub(super) trait Placed {
+    /// Where they lie, if that tells apart what a step reads: weights at the same place differ by their
+    /// numbers only.
+    fn place(&self) -> Option<usize>;
+}
 
 /// Recorded steps under weights `W`.
 pub(super) struct StepGraphs<W> {
     /// `None` where graphs are not used.
     pool: Option<GraphPool>,
     device: Device,
-    /// What all graphs were recorded for: the weights, and the cache's tokens per slot.
-    of: Option<(Rc<W>, usize)>,
+    /// The cache's tokens per slot.
+    positions: usize,
+    /// The newest weights last.
+    all: Vec<OfWeights<W>>,
+}
+
+/// Steps of one place.
+struct OfWeights<W> {
+    weights: Weak<W>,
+    place: Option<usize>,
     steps: Vec<Recorded>,
 }
 
@@ -42,16 +62,53 @@ struct Buffers {
     drawn: Tensor,
 }
 
+/// Input of a step for slots 0, 1, …
+pub(super) struct StepInput {
+    /// Tokens that the host knows; 0 for others.
+    pub tokens: Vec<i64>,
+    pub positions: Vec<i64>,
+    /// As the kernel `draw` takes them.
+    pub settings: Vec<f64>,
+    /// For tokens that the host does not know yet, their rows of the step before.
+    pub drawn: Vec<Option<usize>>,
+}
+
+impl StepInput {
+    fn pad(&mut self, slots: usize) {
+        let padding = slots - self.tokens.len();
+        self.settings.extend(std::iter::repeat_n([1.0, 0.0, 0.0, 1.0, 0.0], padding).flatten());
+        self.tokens.resize(slots, 0);
+        self.positions.resize(slots, 0);
+        self.drawn.resize(slots, None);
+    }
+
+    /// Tokens and positions on the device, `[2, slots]`. `before`: tokens and log-probabilities of the step
+    /// before, which may still be at work.
+    fn upload(&self, before: Option<&Tensor>, device: Device) -> Tensor {
+        let Some(before) = before else {
+            return upload(&[self.tokens.as_slice(), &self.positions].concat(), device).view([2, -1]);
+        };
+        let slots = self.tokens.len();
+        let source = |(slot, row): (usize, &Option<usize>)| row.map_or(slot, |row| slots + row) as i64;
+        let sources: Vec<i64> = self.drawn.iter().enumerate().map(source).collect();
+        let numbers = upload(&[self.tokens.as_slice(), &self.positions, &sources].concat(), device).view([3, -1]);
+        // Tokens are exact in f64.
+        let all = Tensor::cat(&[numbers.get(0).to_kind(Kind::Double), before.select(1, 0)], 0);
+        numbers.get(0).copy_(&all.index_select(0, &numbers.get(2)));
+        numbers.narrow(0, 0, 2)
+    }
+}
+
 /// Slots of a graph for so many sequences.
 fn rounded(sequences: usize, most: usize) -> usize {
     let step = if sequences <= 8 { sequences.next_power_of_two() } else { (sequences.next_power_of_two() / 16).max(8) };
     sequences.next_multiple_of(step).min(most)
 }
 
-impl<W> StepGraphs<W> {
+impl<W: Placed> StepGraphs<W> {
     pub fn new(device: Device) -> Self {
         let pool = if device == Device::Cpu { None } else { GraphPool::new() };
-        StepGraphs { pool, device, of: None, steps: Vec::new() }
+        StepGraphs { pool, device, positions: 0, all: Vec::new() }
     }
 
     /// Returns true if this device and libtorch record steps.
@@ -59,43 +116,40 @@ impl<W> StepGraphs<W> {
         self.pool.is_some()
     }
 
-    /// One token for slots 0, 1, … by a recorded graph: tokens and log-probabilities on the device, which is still at
-    /// work. `None` if there is none for this step, which then is to be computed otherwise.
+    /// One token for each slot by a recorded graph: tokens and log-probabilities on the device, which is
+    /// still at work. `None` if there is none for this step, which then is to be computed otherwise.
     pub fn step(
         &mut self,
         decoder: &Decoder,
         (weights, views): (&Rc<W>, &Views),
-        (tokens, positions, mut settings): (&[i64], &[usize], Vec<f64>),
+        (mut input, before): (StepInput, Option<&Tensor>),
         (cache, most): (&mut KvCache, usize),
     ) -> Option<Tensor> {
         let pool = self.pool.as_ref()?;
         if !decoder.records_steps(views) {
             return None;
         }
-        let slots = rounded(tokens.len(), most);
-        if !self.of.as_ref().is_some_and(|(known, length)| Rc::ptr_eq(known, weights) && *length == cache.positions()) {
-            self.steps.clear();
-            self.of = Some((weights.clone(), cache.positions()));
+        let slots = rounded(input.tokens.len(), most);
+        if self.positions != cache.positions() {
+            self.all.clear();
+            self.positions = cache.positions();
         }
-        let at = self.steps.iter().position(|recorded| recorded.slots == slots).unwrap_or_else(|| {
-            self.steps.push(Recorded { slots, seen: 0, graph: None });
-            self.steps.len() - 1
+        let steps = of_weights(&mut self.all, weights);
+        let at = steps.iter().position(|recorded| recorded.slots == slots).unwrap_or_else(|| {
+            steps.push(Recorded { slots, seen: 0, graph: None });
+            steps.len() - 1
         });
-        let recorded = &mut self.steps[at];
-        recorded.seen += 1;
-        if recorded.seen <= EAGER_STEPS {
+        let recorded = &mut steps[at];
+        if recorded.seen < EAGER_STEPS {
+            // Only a step that nothing came before is computed otherwise now.
+            recorded.seen += usize::from(before.is_none());
             return None;
         }
-        let padding = slots - tokens.len();
-        settings.extend(std::iter::repeat_n([1.0, 0.0, 0.0, 1.0, 0.0], padding).flatten());
-        let padded =
-            |numbers: &mut dyn Iterator<Item = i64>| numbers.chain(std::iter::repeat_n(0, padding)).collect::<Vec<i64>>();
-        let mut inputs = padded(&mut tokens.iter().copied());
-        inputs.extend(padded(&mut positions.iter().map(|&position| position as i64)));
-        let inputs = upload(&inputs, self.device).view([2, -1]);
-        let settings = draw::upload_settings(&settings, self.device);
+        input.pad(slots);
+        let tokens = input.upload(before, self.device);
+        let settings = draw::upload_settings(&input.settings, self.device);
         if recorded.graph.is_none() {
-            let (tokens, settings) = (inputs.copy(), settings.copy());
+            let (tokens, settings) = (tokens.copy(), settings.copy());
             let work = || draw::by_kernel(&decoder.decode_recorded(views, &tokens, cache), &settings);
             match Graph::record(pool, work) {
                 Ok((graph, drawn)) => recorded.graph = Some((graph, Buffers { tokens, settings, drawn })),
@@ -107,17 +161,33 @@ impl<W> StepGraphs<W> {
             }
         }
         let (graph, buffers) = recorded.graph.as_mut()?;
-        buffers.tokens.copy_(&inputs);
+        buffers.tokens.copy_(&tokens);
         buffers.settings.copy_(&settings);
         graph.replay();
-        Some(buffers.drawn.shallow_clone())
+        // The next step writes where this one did.
+        Some(buffers.drawn.copy())
     }
 
-    /// Forgets all graphs, whose weights or cache go.
-    pub fn forget(&mut self) {
-        self.steps.clear();
-        self.of = None;
+    /// Forgets the steps of weights that are gone, but for those whose place others may take.
+    pub fn forget_gone(&mut self) {
+        self.all.retain(|of| of.place.is_some() || of.weights.strong_count() > 0);
     }
+}
+
+/// The steps of these weights, which become the newest.
+fn of_weights<'a, W: Placed>(all: &'a mut Vec<OfWeights<W>>, weights: &Rc<W>) -> &'a mut Vec<Recorded> {
+    let place = weights.place();
+    let is_of = |of: &OfWeights<W>| match place {
+        Some(_) => of.place == place,
+        None => of.weights.ptr_eq(&Rc::downgrade(weights)),
+    };
+    let at = all.iter().position(is_of);
+    let known = at.map(|at| all.remove(at));
+    if all.len() >= PLACES {
+        all.remove(0);
+    }
+    all.push(known.unwrap_or_else(|| OfWeights { weights: Rc::downgrade(weights), place, steps: Vec::new() }));
+    &mut all.last_mut().expect("one was added").steps
 }
 
 #[cfg(test)]

@@ -1,11 +1,13 @@
 //! Engine in this process: continuous batching over the slots of a KV cache, and generation from
 //! text to text, for inspecting a model.
 
+mod ahead;
 mod drafts;
 mod draw;
 mod engine;
 mod graphs;
 mod prefixes;
+mod reading;
 mod sequence;
 
 pub use engine::LocalEngine;

@@ -1,5 +1,5 @@
-//! Sequences that an engine remembers: their keys and values in slots of its KV cache, so that a later request that
-//! begins alike, as the next turn of a conversation does, computes only what is new.
+//! Sequences that an engine remembers: their keys and values in slots of its KV cache, so that a later
+//! request that begins alike, as the next turn of a conversation does, computes only what is new.
 
 use std::rc::Rc;
 
@@ -40,7 +40,8 @@ pub(super) fn shared(a: &[u32], b: &[u32]) -> usize {
 }
 
 impl<W> Prefixes<W> {
-    /// Room for `most` sequences, in slots from `first` on. `divides`: whether a beginning can be used without the rest.
+    /// Room for `most` sequences, in slots from `first` on. `divides`: whether a beginning can be used
+    /// without the rest.
     pub fn new(first: usize, most: usize, divides: bool) -> Self {
         Prefixes { first, most, divides, all: Vec::new() }
     }
@@ -55,8 +56,8 @@ impl<W> Prefixes<W> {
         self.most > 0 && self.divides
     }
 
-    /// Finds the sequence that shares most with `tokens`, which becomes the most recently used. Cost: the tokens that
-    /// all remembered sequences share with it.
+    /// Finds the sequence that shares most with `tokens`, which becomes the most recently used. Cost: the
+    /// tokens that all remembered sequences share with it.
     pub fn find(&mut self, weights: &Rc<W>, tokens: &[u32]) -> Option<Found> {
         let of_weights = self.all.iter().enumerate().filter(|(_, known)| Rc::ptr_eq(&known.weights, weights));
         let by_length = of_weights.map(|(at, known)| {

@@ -3,23 +3,43 @@
 use std::rc::Rc;
 
 use super::drafts::Drafter;
+use super::graphs::Placed;
 use crate::data::{Tokenizer, Version};
 use crate::engine::sampling::uniform;
 use crate::engine::slots::{ActiveSample, Slots};
 use crate::engine::stop::StopWatch;
 use crate::engine::{EngineError, FinishReason, Request, SamplingParams};
-use crate::model::Views;
+use crate::model::{Decoder, Views, Weights};
 
 /// Parameters and uniform numbers of the next tokens in `slots`.
 pub(super) fn rows<'a>(all: &'a Slots<SequenceState>, run_seed: u64, slots: &[usize]) -> Vec<(&'a SamplingParams, f64)> {
     let sequences = slots.iter().filter_map(|&slot| all.get(slot));
-    sequences.map(|sequence| (&*sequence.request.params, sequence.uniform(run_seed))).collect()
+    sequences
+        .map(|sequence| (&*sequence.request.params, sequence.uniform_after(sequence.answer.tokens.len(), run_seed)))
+        .collect()
 }
 
 /// One version of the weights, kept while a sample uses it.
 pub(super) struct ServedWeights {
     pub version: Version,
     pub views: Views,
+    /// Where plain weights lie.
+    place: Option<usize>,
+}
+
+impl ServedWeights {
+    /// Weights that are where `decoder` computes.
+    pub fn new(version: Version, weights: &Weights, decoder: &Decoder) -> Self {
+        let is_plain = weights.adapter.is_none() && !weights.is_quantised();
+        let place = is_plain.then(|| weights.flat.data_ptr() as usize);
+        ServedWeights { version, views: decoder.views_of(weights), place }
+    }
+}
+
+impl Placed for ServedWeights {
+    fn place(&self) -> Option<usize> {
+        self.place
+    }
 }
 
 /// State of a sample in flight. Random numbers and text follow from its tokens, so only tokens are
@@ -30,8 +50,8 @@ pub(super) struct SequenceState {
     pub keys_are_of_weights: bool,
     watch: StopWatch,
     pub drafter: Drafter,
-    /// A uniform number that was computed while a GPU decoded, and the number of tokens before it.
-    ahead: Option<(usize, f64)>,
+    /// The newest step that computes it while the host goes on, and its row there.
+    pub row: (u64, usize),
 }
 
 impl SequenceState {
@@ -41,8 +61,15 @@ impl SequenceState {
             keys_are_of_weights: true,
             watch: StopWatch::default(),
             drafter: Drafter::default(),
-            ahead: None,
+            row: (0, 0),
         }
+    }
+}
+
+impl SequenceState {
+    /// Its row of a step.
+    pub fn row_of(&self, step: u64) -> Option<usize> {
+        (self.row.0 == step).then_some(self.row.1)
     }
 }
 
@@ -60,19 +87,9 @@ impl Sequence {
         self.request.tokens.iter().chain(&self.answer.tokens).take(self.computed()).copied().collect()
     }
 
-    /// Uniform number that decides the next token.
-    fn uniform(&self, run_seed: u64) -> f64 {
-        let tokens = self.answer.tokens.len();
-        self.state
-            .ahead
-            .filter(|(before, _)| *before == tokens)
-            .map_or_else(|| self.uniform_after(tokens, run_seed), |(_, of)| of)
-    }
-
-    /// Computes the uniform number of the token after the next, while a device computes the next.
-    pub fn compute_ahead(&mut self, run_seed: u64) {
-        let after = self.answer.tokens.len() + 1;
-        self.state.ahead = Some((after, self.uniform_after(after, run_seed)));
+    /// Whether it may have more than `further` further tokens.
+    pub fn goes_on_after(&self, further: usize) -> bool {
+        self.answer.turn() + further < self.request.params.max_new_tokens
     }
 
     /// Uniform number that decides the token after so many.

@@ -691,6 +691,11 @@ void rollflow_use_threads(int threads) {
   at::set_num_threads(threads);
 }
 
+// Copies tensors to others of their shapes, all at a time on a GPU.
+char* rollflow_copy_all(Tensor** to, Tensor** from, int64_t count) {
+  return guarded([&] { at::_foreach_copy_(list(to, count), list(from, count)); });
+}
+
 // One update of `count` tensors. `maxima` is null without amsgrad, `divisor` where gradients are taken as they are.
 char* rollflow_adamw(Tensor** params, Tensor** grads, Tensor** means, Tensor** squares, Tensor** maxima, int64_t count, Tensor* step,
                      Tensor* divisor, double lr, double beta1, double beta2, double weight_decay, double eps) {

@@ -309,7 +309,7 @@ Tensor draw(const Tensor& logits, const Tensor& settings) {
   Tensor drawn = at::empty({rows, 2}, settings.options()), parts = at::empty({rows, count, 3}, logits.options());
   const DrawArgs args{floats(logits), reinterpret_cast<const double*>(settings.data_ptr()), reinterpret_cast<double*>(drawn.data_ptr()),
                       to_floats(parts), logits.size(1), count};
-  launch(logits, "draw_parts", {"-DFORMAT=0"}, {rows, count}, 256, args);
+  launch(logits, "draw_parts", {"-DFORMAT=0"}, {rows, count}, 128, args);
   launch(logits, "draw", {"-DFORMAT=0"}, {rows}, 512, args);
   return drawn;
 }
@@ -348,7 +348,7 @@ Tensor attend(const Tensor& qkv, const Tensor& cos, const Tensor& sin, const Ten
                         of.eps};
   const auto define = [](const char* name, int64_t value) { return std::string("-D") + name + "=" + std::to_string(value); };
   const std::vector<std::string> definitions{format(from.scalar_type()), define("DIM", dim), define("HEADS", heads), define("KEYS", keys)};
-  launch(from, "attend", definitions, {slots, keys, splits}, 128, args);
+  launch(from, "attend", definitions, {keys, slots, splits}, 64, args);
   if (splits > 1) launch(from, "merge", definitions, {slots, heads}, std::min<int64_t>(dim, 128), args);
   return out;
 }

@@ -9,6 +9,13 @@
 #define SHARED __shared__
 struct alignas(8) Two { u32 at[2]; };
 struct alignas(16) Four { u32 at[4]; };
+// What is read once takes no place of what is read again.
+DEVICE Four read_once(const Four* from) {
+  Four four;
+  asm volatile("ld.global.L1::no_allocate.L2::128B.v4.u32 {%0,%1,%2,%3}, [%4];"
+               : "=r"(four.at[0]), "=r"(four.at[1]), "=r"(four.at[2]), "=r"(four.at[3]) : "l"(from) : "memory");
+  return four;
+}
 DEVICE float lane_xor(float x, int mask) { return __shfl_xor_sync(0xffffffffu, x, mask); }
 DEVICE float lane_below(float x, int by) { return __shfl_up_sync(0xffffffffu, x, by); }
 DEVICE float lane_at(float x, int lane) { return __shfl_sync(0xffffffffu, x, lane); }
@@ -261,7 +268,8 @@ DEVICE u32 order_of(float x) {
 
 DEVICE float score_of(u32 order) { return number_of(order & 0x80000000u ? order & 0x7fffffffu : ~order); }
 
-DEVICE float score(const Row& row, i64 at) { return row.logits[at] / row.temperature; }
+DEVICE float tempered(float x, const Row& row) { return row.temperature == 1.0f ? x : x / row.temperature; }
+DEVICE float score(const Row& row, i64 at) { return tempered(row.logits[at], row); }
 
 // e^(score − top), or 0 of what is not kept.
 DEVICE float share(const Row& row, i64 at, float top) {
@@ -336,14 +344,21 @@ KERNEL(draw_parts, DrawArgs) {
   const i64 begin = blockIdx.y * PART, end = begin + PART < a.width ? begin + PART : a.width;
   float most = -infinite(), sum = 0.0f;
   i64 where = end;
-  for (i64 at = begin + threadIdx.x; at < end; at += blockDim.x) {
-    const float x = score(row, at);
+  const auto take = [&](float x, i64 at) {
     if (!(x <= most)) {
       sum *= most == -infinite() ? 0.0f : exponential(most - x);
       most = x;
       where = at;
     }
     if (x != -infinite()) sum += exponential(x - most);
+  };
+  if (a.width % 4 == 0) {
+    for (i64 at = begin + 4 * threadIdx.x; at < end; at += 4 * blockDim.x) {
+      const Four four = read_once(reinterpret_cast<const Four*>(row.logits + at));
+      for (int i = 0; i < 4; i++) take(tempered(number_of(four.at[i]), row), at + i);
+    }
+  } else {
+    for (i64 at = begin + threadIdx.x; at < end; at += blockDim.x) take(score(row, at), at);
   }
   const float top = block_largest(most, room);
   const float total = block_sum(most == -infinite() ? 0.0f : sum * exponential(most - top), room);
@@ -481,7 +496,7 @@ KERNEL(draw, DrawArgs) {
 // ---- Attention of one token of each slot over its cache, rotation and what is written included
 #ifdef DIM
 
-constexpr int GROUP = HEADS / KEYS, ROWS = GROUP > 8 ? 16 : 8, WARPS = 4;
+constexpr int GROUP = HEADS / KEYS, ROWS = GROUP > 8 ? 16 : 8, WARPS = 2;
 // Numbers of a key and of a value that a thread reads at a time. Products are sums over a head's columns and over positions, whose order is free: both are taken
 // as they come in whole vectors, and the other operand alike.
 constexpr int KEY_VECTOR = DIM % 32 == 0 ? 8 : 4, KEY_PARTS = DIM / (4 * KEY_VECTOR);
@@ -491,7 +506,7 @@ constexpr int VALUE_VECTOR = DIM % 64 == 0 ? 8 : DIM % 32 == 0 ? 4 : 2, VALUE_PA
 template <int N>
 DEVICE void read(u32 (&to)[N], const u16* from) {
   if constexpr (N == 4) {
-    const Four four = *reinterpret_cast<const Four*>(from);
+    const Four four = read_once(reinterpret_cast<const Four*>(from));
     for (int i = 0; i < 4; i++) to[i] = four.at[i];
   } else if constexpr (N == 2) {
     const Two two = *reinterpret_cast<const Two*>(from);
@@ -522,7 +537,8 @@ KERNEL(attend, AttendArgs) {
   SHARED u16 queries[16 * DIM];
   SHARED float most_of[WARPS * ROWS], sum_of[WARPS * ROWS];
   SHARED float out_of[WARPS * ROWS * DIM];
-  const int slot = blockIdx.x, kv = blockIdx.y, split = blockIdx.z;
+  // Key heads of a slot are neighbours in memory, and are read at the same time.
+  const int slot = blockIdx.y, kv = blockIdx.x, split = blockIdx.z;
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, row = lane / 4, quad = lane % 4;
   const i64 position = a.positions[slot];
   const float *cos = a.cos + position * DIM, *sin = a.sin + position * DIM;

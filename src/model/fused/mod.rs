@@ -83,6 +83,7 @@ unsafe extern "C" {
     ) -> *mut c_char;
     fn rollflow_gpu_defaults(cudnn_attention: *mut bool, rounded_sums: *mut bool) -> *mut c_char;
     #[allow(clippy::too_many_arguments)]
+    fn rollflow_copy_all(to: *const *mut C_tensor, from: *const *mut C_tensor, count: i64) -> *mut c_char;
     fn rollflow_adamw(
         params: *const *mut C_tensor,
         grads: *const *mut C_tensor,
@@ -238,8 +239,9 @@ pub struct Runs {
     pub longest: i64,
 }
 
-/// Writes numbers that are stored in 4 bits ([`Nf4`](super::nf4::Nf4)) to `out`: codes and scales in bytes, outer scales
-/// and tables of levels in f32, on its device. Returns false on a GPU whose kernels do not take them.
+/// Writes numbers that are stored in 4 bits ([`Nf4`](super::nf4::Nf4)) to `out`: codes and scales in bytes,
+/// outer scales and tables of levels in f32, on its device. Returns false on a GPU whose kernels do not
+/// take them.
 pub fn nf4(stored: [&Tensor; 4], outer_block: i64, offset: f64, out: &Tensor) -> bool {
     if out.device() != Device::Cpu {
         return gpu::nf4(stored, outer_block, offset, out);
@@ -329,6 +331,16 @@ pub fn adamw(
         let (params, grads, step) = (params.as_ptr(), grads.as_ptr(), raw(step));
         rollflow_adamw(params, grads, means, squares, maxima, count, step, divisor, lr, beta1, beta2, weight_decay, epsilon)
     });
+}
+
+/// Copies tensors to others of their shapes, on a GPU all at a time. Call it without gradient tracking.
+pub fn copy_all(pairs: &[(Tensor, Tensor)]) {
+    if pairs.is_empty() {
+        return;
+    }
+    let (to, from): (Vec<_>, Vec<_>) = pairs.iter().map(|(to, from)| (raw(to), raw(from))).unzip();
+    // SAFETY: as many tensors in each list, all alive until this returns.
+    check(unsafe { rollflow_copy_all(to.as_ptr(), from.as_ptr(), pairs.len() as i64) });
 }
 
 fn raw(tensor: &Tensor) -> *mut C_tensor {

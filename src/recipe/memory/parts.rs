@@ -278,13 +278,15 @@ impl Parts<'_> {
         }
     }
 
-    /// Bytes of the recipe's model in 4 bits, if its adapters are trained over such, with `kept` bytes for other numbers.
+    /// Bytes of the recipe's model in 4 bits, if its adapters are trained over such, with `kept` bytes for
+    /// other numbers.
     fn quantised(&self, model: &ModelConfig, kept: u64) -> Option<u64> {
         let asked = self.plan.lora.as_ref().is_some_and(|lora| lora.base == BaseFormat::Nf4);
         asked.then(|| quantised_bytes(&Layout::new(model), kept))
     }
 
-    /// Numbers of the policy's weights that another format takes a copy of: all, or those that are not in 4 bits.
+    /// Numbers of the policy's weights that another format takes a copy of: all, or those that are not in 4
+    /// bits.
     fn converted(&self, parameters: u64) -> u64 {
         let packed = self.quantised(&self.model, 1).zip(self.quantised(&self.model, 0));
         packed.map_or(parameters, |(all, packed)| all - packed)

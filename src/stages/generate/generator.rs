@@ -168,15 +168,16 @@ impl<E: TokenEngine> Generator<E> {
         self
     }
 
-    /// Sequences that the engines remember after they end, together: of a turn or prompt that begins alike, under
-    /// the same weights, only the rest is computed. Each takes the cache memory of a slot; 0 by default.
+    /// Sequences that the engines remember after they end, together: of a turn or prompt that begins alike,
+    /// under the same weights, only the rest is computed. Each takes the cache memory of a slot; 0 by
+    /// default.
     pub fn prefix_cache(mut self, sequences: usize) -> Self {
         self.settings.prefix_cache = sequences;
         self
     }
 
-    /// Longest draft of a sample's next tokens from its own text, checked in one pass; 0, none, by default. Samples
-    /// stay the same, up to rounding.
+    /// Longest draft of a sample's next tokens from its own text, checked in one pass; 0, none, by default.
+    /// Samples stay the same, up to rounding.
     pub fn draft_tokens(mut self, tokens: usize) -> Self {
         self.settings.draft_tokens = tokens;
         self

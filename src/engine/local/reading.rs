@@ -1,0 +1,165 @@
+//! Tokens that a sample begins with, in the cache of an engine: those of its prompt, less what is
+//! remembered of another sequence, and what is remembered of it when it ends.
+
+use std::borrow::{Borrow, Cow};
+use std::rc::Rc;
+
+use tch::Tensor;
+
+use super::LocalEngine;
+use super::prefixes::Found;
+use super::sequence::ServedWeights;
+use crate::data::packing::cut_rectangles;
+use crate::engine::EngineError;
+use crate::engine::slots::Admission;
+use crate::model::{PREFILL_CELLS, Packed, Suffix, upload};
+
+/// Tokens to compute before a sample's next token is drawn.
+struct NewTokens<'a> {
+    tokens: Cow<'a, [u32]>,
+    /// So many of them are in the first of the slots already.
+    known: usize,
+    slots: Vec<usize>,
+    /// Whether others may ask for the same.
+    is_prompt: bool,
+}
+
+impl LocalEngine {
+    /// Computes the tokens of admitted samples of the same weights, equal prompts once and what is
+    /// remembered not at all, and draws their next tokens.
+    pub(super) fn begin(&mut self, weights: &Rc<ServedWeights>, admitted: &[Admission]) -> Result<(), EngineError> {
+        let shelf_slot = self.slots.len();
+        let (mut groups, mut logits, mut rows) = (admitted, Vec::new(), Vec::new());
+        if let (Some(shelf), Some(first)) = (self.shelf.take(), groups.first()) {
+            self.cache.copy_slot(shelf_slot, &first.slots, first.request.request.tokens.len());
+            logits.push(shelf);
+            rows.push(0);
+            groups = &groups[1..];
+        }
+        // Rows of logits: that of the shelf, those of remembered prompts, those of new ones.
+        let mut new: Vec<NewTokens> = Vec::new();
+        let mut new_rows = Vec::new();
+        for (at, group) in groups.iter().enumerate() {
+            let tokens = group.request.tokens();
+            let slots = group.slots.iter().copied().chain(group.more.then_some(shelf_slot));
+            let row = new.iter().position(|of| of.tokens == tokens).unwrap_or(new.len());
+            if row == new.len() {
+                let known = match self.prefixes.find(weights, &tokens) {
+                    Some(Found::Whole(slot, after)) => {
+                        self.cache.copy_slot(slot, &slots.collect::<Vec<_>>(), tokens.len());
+                        self.slots.load.reused += tokens.len();
+                        rows.push(logits.len() as i64);
+                        logits.push(after);
+                        continue;
+                    }
+                    Some(Found::Beginning(slot, known)) => {
+                        // Now, before its slot may be given to another sequence.
+                        self.cache.copy_slot(slot, &group.slots[..1], known);
+                        known
+                    }
+                    None => 0,
+                };
+                // A continuation or a later turn comes once.
+                let is_prompt = matches!(tokens, Cow::Borrowed(_)) && group.request.request.offset == 0;
+                new.push(NewTokens { tokens, known, slots: Vec::new(), is_prompt });
+            }
+            new[row].slots.extend(slots);
+            new_rows.push((admitted.len() - groups.len() + at, row));
+        }
+        let first = logits.len() as i64;
+        new_rows.into_iter().for_each(|(at, row)| rows.insert(at, first + row as i64));
+        if !new.is_empty() {
+            let prompts: Vec<usize> = (0..new.len()).filter(|row| new[*row].is_prompt).collect();
+            let kept = self.prefixes.free(prompts.len());
+            prompts.iter().zip(&kept).for_each(|(row, kept)| new[*row].slots.push(*kept));
+            self.slots.load.add(0, new.iter().map(|of| of.tokens.len() - of.known).sum());
+            self.slots.load.reused += new.iter().map(|of| of.known).sum::<usize>();
+            let read = self.read_new(weights, &new);
+            for (row, slot) in prompts.into_iter().zip(kept) {
+                let after = read.narrow(0, row as i64, 1).copy();
+                self.prefixes.remember(weights, new[row].tokens.to_vec(), slot, Some(after));
+            }
+            logits.push(read);
+        }
+        let logits = Tensor::cat(&logits, 0);
+        if let (Some(row), true) = (rows.last(), admitted.last().is_some_and(|group| group.more)) {
+            self.shelf = Some(logits.narrow(0, *row, 1));
+        }
+        let rows = admitted.iter().zip(rows).flat_map(|(group, row)| vec![row; group.slots.len()]);
+        let (rows, slots): (Vec<i64>, Vec<usize>) =
+            rows.zip(admitted.iter().flat_map(|group| group.slots.iter().copied())).unzip();
+        let rows = upload(&rows, logits.device());
+        self.take_tokens(&slots, &logits.index_select(0, &rows))
+    }
+
+    /// Remembers the sequence in a slot, which has ended, for what continues it.
+    pub(super) fn keep_ended(&mut self, slot: usize) {
+        let Some(sequence) = self.slots.get(slot).filter(|sequence| sequence.state.keys_are_of_weights) else { return };
+        let (weights, tokens) = (sequence.state.weights.clone(), sequence.computed_tokens());
+        if !self.served().any(|served| Rc::ptr_eq(served, &weights)) {
+            return;
+        }
+        self.prefixes.forget_beginnings(&weights, &tokens);
+        for kept in self.prefixes.free(1) {
+            self.cache.copy_slot(slot, &[kept], tokens.len());
+            self.prefixes.remember(&weights, tokens.clone(), kept, None);
+        }
+    }
+
+    /// Recomputes the cache of all samples in flight, except their newest token, which the next
+    /// step reads.
+    pub(super) fn recompute(&mut self, weights: &ServedWeights) {
+        let (slots, tokens): (Vec<Vec<usize>>, Vec<Vec<u32>>) = self
+            .slots
+            .iter_from(0)
+            .filter(|(_, sequence)| sequence.request.adapter.is_none())
+            .map(|(slot, sequence)| (vec![slot], sequence.computed_tokens()))
+            .unzip();
+        if !slots.is_empty() {
+            let _logits = self.read(weights, &tokens, &slots);
+        }
+    }
+
+    /// Computes sequences, or the rest of those whose beginning is in the first of their slots, into all of
+    /// their slots. Returns the logits after each.
+    fn read_new(&mut self, weights: &ServedWeights, new: &[NewTokens]) -> Tensor {
+        let (begun, whole): (Vec<usize>, Vec<usize>) = (0..new.len()).partition(|row| new[*row].known > 0);
+        let mut logits = Vec::new();
+        if !whole.is_empty() {
+            let tokens: Vec<&[u32]> = whole.iter().map(|row| &*new[*row].tokens).collect();
+            let slots: Vec<Vec<usize>> = whole.iter().map(|row| new[*row].slots.clone()).collect();
+            logits.push(self.read(weights, &tokens, &slots));
+        }
+        let rests: Vec<usize> = begun.iter().map(|row| new[*row].tokens.len() - new[*row].known).collect();
+        for part in cut_rectangles(&rests, PREFILL_CELLS) {
+            let suffix = |row: &usize| {
+                let NewTokens { tokens, known, slots, .. } = &new[*row];
+                Suffix { slot: slots[0], from: *known, tokens: &tokens[*known..] }
+            };
+            let suffixes: Vec<Suffix> = begun[part].iter().map(suffix).collect();
+            logits.push(self.decoder.extend(&weights.views, &suffixes, false, &mut self.cache));
+        }
+        for NewTokens { tokens, slots, .. } in begun.iter().map(|row| &new[*row]) {
+            self.cache.copy_slot(slots[0], &slots[1..], tokens.len());
+        }
+        if begun.is_empty() {
+            return Tensor::cat(&logits, 0);
+        }
+        let mut places = vec![0i64; new.len()];
+        whole.iter().chain(&begun).zip(0..).for_each(|(row, place)| places[*row] = place);
+        let logits = Tensor::cat(&logits, 0);
+        logits.index_select(0, &upload(&places, logits.device()))
+    }
+
+    /// Prefills whole sequences into their slots, a bounded number of tokens at a time. Returns the
+    /// logits after each.
+    fn read<T: Borrow<[u32]>>(&mut self, weights: &ServedWeights, tokens: &[T], slots: &[Vec<usize>]) -> Tensor {
+        let lengths: Vec<usize> = tokens.iter().map(|tokens| tokens.borrow().len()).collect();
+        let parts = cut_rectangles(&lengths, PREFILL_CELLS).into_iter().map(|part| {
+            let packed = Packed::new(tokens[part.clone()].iter().map(Borrow::borrow));
+            self.decoder.prefill(&weights.views, &packed, &mut self.cache, &slots[part])
+        });
+        let mut logits: Vec<Tensor> = parts.collect();
+        if logits.len() == 1 { logits.swap_remove(0) } else { Tensor::cat(&logits, 0) }
+    }
+}
