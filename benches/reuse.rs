@@ -48,7 +48,7 @@ fn main() -> Result<()> {
     for samples in [1, 4, 8, 16, 32, 64] {
         for draft in [0, 1, 2, 4, 8] {
             let mut engine = engine(&weights, &repeating, samples).drafting(draft);
-            answers(&mut engine, 1, 8)?;
+            answers(&mut engine, samples as u64, 8)?;
             let began = Instant::now();
             let [drafted, kept] = answers(&mut engine, samples as u64, 128)?;
             let seconds = began.elapsed().as_secs_f64();

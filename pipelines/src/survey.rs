@@ -76,6 +76,12 @@ pub fn of(plan: &Plan) -> Surveyed {
             all.trainer(plan);
         }
     }
+    let dense = reader.as_ref().is_some_and(|reader| reader.config.experts.is_none());
+    for (section, _) in plan.optimizations().filter(|(_, of)| dense && of.router_aux_loss > 0.0) {
+        let key = format!("{section}.router_aux_loss");
+        let problem = format!("`{key}`: the model is no mixture of experts");
+        all.complaints.push(Problem::of(&key, problem, "leave it out"));
+    }
     for (key, why) in Trackers::missing(plan) {
         all.complaints.push(Problem::of(&key, format!("`{key}`: {why}"), "or leave the tracker out"));
     }

@@ -44,6 +44,8 @@ pub(super) enum Left<'a> {
     KeysValues(&'a Tensor, &'a Tensor),
     /// States after each sequence.
     State(&'a DeltaState),
+    /// Probabilities of experts, `[tokens, experts]`, and those that each token was sent to.
+    Routes(&'a Tensor, &'a Tensor),
 }
 
 /// Receives what each layer leaves.
@@ -76,13 +78,14 @@ impl Stream {
 impl Decoder {
     /// One layer over whole sequences.
     pub(super) fn layer(&self, layer: &Layer, index: usize, pass: &Pass, x: Stream, rows: Option<&Tensor>, keep: Keep) -> Stream {
-        self.block(layer, x, rows, |input| match (&layer.mixer, self.config.delta_of(index)) {
+        let mix = |input: &Tensor, keep: Keep| match (&layer.mixer, self.config.delta_of(index)) {
             (Mixer::Delta(weights), Some(of)) => {
                 let keep = |state: &DeltaState| keep(index, Left::State(state));
                 weights.whole(of, &layer.input.forward(input), pass.rectangle(), &pass.packed.lens, keep)
             }
             _ => self.attention(layer, input, |qkv| self.attend(layer, index, pass, qkv, keep)),
-        })
+        };
+        self.block(layer, index, (x, rows), keep, mix)
     }
 
     /// Attention over a normed input by `attend`, which gets its projections; gated in some families.
@@ -132,9 +135,16 @@ impl Decoder {
     }
 
     /// One layer, whose tokens `mix` mixes. With `rows`, only those rows are computed after that.
-    pub(super) fn block(&self, layer: &Layer, x: Stream, rows: Option<&Tensor>, mix: impl FnOnce(&Tensor) -> Tensor) -> Stream {
+    pub(super) fn block(
+        &self,
+        layer: &Layer,
+        index: usize,
+        (x, rows): (Stream, Option<&Tensor>),
+        keep: Keep,
+        mix: impl FnOnce(&Tensor, Keep) -> Tensor,
+    ) -> Stream {
         let (x, input) = self.normed_stream(x, layer.attention_norms.before.as_ref());
-        let mixed = mix(&input);
+        let mixed = mix(&input, keep);
         let (x, mixed) = match rows {
             Some(rows) => (Stream::new(x.whole().index_select(0, rows)), mixed.index_select(0, rows)),
             None => (x, mixed),
@@ -142,7 +152,9 @@ impl Decoder {
         let x = x.add(self.leave(layer.output.forward(&mixed), &layer.attention_norms));
         let (x, input) = self.normed_stream(x, layer.mlp_norms.before.as_ref());
         let output = match (&layer.mlp, &self.config.experts) {
-            (Mlp::Sparse(sparse), Some(experts)) => sparse.forward(&input, experts),
+            (Mlp::Sparse(sparse), Some(experts)) => {
+                sparse.forward(&input, experts, |probs, chosen| keep(index, Left::Routes(probs, chosen)))
+            }
             (Mlp::Sparse(_), None) => unreachable!("sparse layers are those of experts"),
             (Mlp::Dense { gate_up, down }, _) => down.forward(&self.gated(&gate_up.forward(&input))),
         };

@@ -7,6 +7,7 @@ use std::sync::Arc;
 
 use tch::{Device, Kind, Tensor};
 
+use super::balance::Balance;
 use super::block::{Attention, Keep, Left, Pass, Stream, capped, scaled, window_mask};
 use super::layout::part;
 use super::packed::{FlashRuns, Rectangle};
@@ -64,10 +65,23 @@ impl Decoder {
 
     /// [`Decoder::hidden`] of the packed rows `rows` only, in that order: `[rows, hidden]`, from
     /// the result of [`Decoder::embedded`]. Faster than a later selection: the last layer computes
-    /// other rows only in attention.
-    pub(crate) fn hidden_after(&self, views: &Views, packed: &Packed, rows: &Tensor, embedded: &Tensor) -> Tensor {
+    /// other rows only in attention. `balance`, if any, gets the load of the experts, of all rows.
+    pub(crate) fn hidden_after(
+        &self,
+        views: &Views,
+        packed: &Packed,
+        rows: &Tensor,
+        embedded: &Tensor,
+        balance: Option<&mut Balance>,
+    ) -> Tensor {
         let pass = self.pass(packed, &views.embedding);
-        self.trunk(views, &pass, embedded.shallow_clone(), Some(rows), &mut |_, _| {})
+        match balance {
+            None => self.trunk(views, &pass, embedded.shallow_clone(), Some(rows), &mut |_, _| {}),
+            Some(balance) => {
+                let keep = &mut |_, left: Left| balance.take(&left);
+                self.trunk(views, &pass, embedded.shallow_clone(), None, keep).index_select(0, rows)
+            }
+        }
     }
 
     /// Embeddings of packed tokens, detached; with `leaf`, a leaf that accumulates a gradient.
@@ -117,6 +131,7 @@ impl Decoder {
         let mut keep = |layer, left: Left| match left {
             Left::KeysValues(keys, values) => cache.fill(layer, &places, keys, values),
             Left::State(state) => cache.fill_state(layer, slots, state),
+            Left::Routes(..) => {}
         };
         let hidden = self.trunk(views, &pass, self.embed(views, &packed.ids), Some(&last), &mut keep);
         self.logits(views, &hidden)
@@ -135,12 +150,13 @@ impl Decoder {
         let mut x = Stream::new(self.embed_rows(&views.embedding, tokens));
         for index in 0..self.config.layers() {
             let layer = views.layer(index);
-            x = self.block(&layer, x, None, |input| match (&layer.mixer, self.config.delta_of(index)) {
+            let mix = |input: &Tensor, _: Keep| match (&layer.mixer, self.config.delta_of(index)) {
                 (Mixer::Delta(weights), Some(of)) => {
                     weights.step(of, &layer.input.forward(input), &cache.state(step.slots, index))
                 }
                 _ => self.attention(&layer, input, |qkv| self.attend_step(&layer, index, step, qkv, cache)),
-            });
+            };
+            x = self.block(&layer, index, (x, None), &mut |_, _| {}, mix);
         }
         self.logits(views, &self.finish(&views.norm, x))
     }

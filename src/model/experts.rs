@@ -39,13 +39,16 @@ impl Sparse {
 
     /// Computes tokens `[N, hidden]`, each by its experts. Tokens of an expert are one product. Routing is in
     /// f32 (law N5), and so are the sums over experts, whose order does not depend on other tokens.
+    /// `routed` gets the experts' probabilities `[N, experts]` and those chosen, `[N, per_token]`.
     ///
     /// Cost: the products of `per_token` experts a token, and one read of the counts by the host.
-    pub fn forward(&self, x: &Tensor, of: &Experts) -> Tensor {
+    pub fn forward(&self, x: &Tensor, of: &Experts, routed: impl FnOnce(&Tensor, &Tensor)) -> Tensor {
         let (count, per_token) = (of.count as i64, of.per_token as i64);
         // Widened, and not by `wide`, whose products have no gradient in 16 bits.
         let logits = x.to_kind(Kind::Float).linear(&self.router.to_kind(Kind::Float), None::<&Tensor>);
-        let (weights, chosen) = logits.softmax(-1, Kind::Float).topk(per_token, -1, true, true);
+        let probs = logits.softmax(-1, Kind::Float);
+        let (weights, chosen) = probs.topk(per_token, -1, true, true);
+        routed(&probs, &chosen);
         let weights = if of.normalized { &weights / weights.sum_dim_intlist([-1i64].as_slice(), true, None) } else { weights };
         // Places of tokens, ordered by expert.
         let chosen = chosen.reshape([-1]);
@@ -102,7 +105,8 @@ mod tests {
                 let [router, gate_up, down] = [1, 2, 3].map(|at: usize| leaves[at].to_kind(kind));
                 Sparse { router, gate_up, down }
             };
-            let found = sparse(&leaves, Kind::Float).forward(&leaves[0].to_kind(Kind::Float), &of).to_kind(Kind::Double);
+            let found =
+                sparse(&leaves, Kind::Float).forward(&leaves[0].to_kind(Kind::Float), &of, |_, _| {}).to_kind(Kind::Double);
             let expected = written_out(&leaves[0], &sparse(&leaves, Kind::Double), &of);
             let along = expected.randn_like();
             let gradients = |y: &Tensor| Tensor::run_backward(&[(y * &along).sum(Kind::Double)], &leaves, true, false);

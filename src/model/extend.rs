@@ -3,7 +3,7 @@
 
 use tch::{Device, Kind, Tensor};
 
-use super::block::{Stream, causal, parts};
+use super::block::{Keep, Stream, causal, parts};
 use super::fused::{self, Runs};
 use super::rope::{ByLayer, Tables};
 use super::views::Layer;
@@ -67,9 +67,10 @@ impl Decoder {
         for index in 0..self.config.layers() {
             let layer = views.layer(index);
             let rows = last.as_ref().filter(|_| index + 1 == self.config.layers());
-            x = self.block(&layer, x, rows, |input| {
+            let mix = |input: &Tensor, _: Keep| {
                 self.attention(&layer, input, |qkv| self.attend_suffixes(&layer, index, &extension, qkv, cache))
-            });
+            };
+            x = self.block(&layer, index, (x, rows), &mut |_, _| {}, mix);
         }
         self.logits(views, &self.finish(&views.norm, x))
     }

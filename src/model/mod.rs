@@ -8,6 +8,7 @@
 mod adapter_folder;
 #[cfg(all(feature = "jemalloc", target_os = "linux", target_env = "gnu"))]
 mod allocator;
+mod balance;
 mod bitsandbytes;
 mod block;
 mod c_text;
@@ -47,6 +48,7 @@ pub(crate) mod wide;
 
 pub(crate) use adapter_folder::holds_adapter;
 pub use adapter_folder::{base_of, folder_config, load_adapter, save_adapter};
+pub(crate) use balance::Balance;
 pub(crate) use block::capped;
 pub use compute::Compute;
 pub(crate) use compute::{logits_chunk, upload};

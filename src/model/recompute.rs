@@ -11,7 +11,8 @@ use std::convert::Infallible;
 
 use tch::{Kind, Tensor};
 
-use super::block::Stream;
+use super::balance::Balance;
+use super::block::{Left, Stream};
 use super::layout::{Unit, part};
 use super::views::Layer;
 use super::{Adapter, Decoder, Packed, Weights};
@@ -80,6 +81,15 @@ pub struct Kept {
     rows: Tensor,
     /// Each layer's input, and the last one's output.
     streams: Vec<Tensor>,
+    /// Derivatives of the experts' loss by what each gets, if it is wanted and there are experts.
+    slopes: Option<Tensor>,
+}
+
+impl Kept {
+    /// Rows that the last layer computes after attention, of these: all, if the experts' load of each counts.
+    fn chosen(&self, is_last: bool) -> Option<&Tensor> {
+        Some(&self.rows).filter(|_| is_last && self.slopes.is_none())
+    }
 }
 
 /// Results of a forward pass.
@@ -89,13 +99,22 @@ pub(crate) struct Passed {
     /// Weight of the head; a leaf if it is trained.
     pub head: Tensor,
     pub kept: Kept,
+    /// What the routers did, if that was wanted.
+    pub balance: Option<Balance>,
 }
 
 impl Decoder {
     /// Computes [`Decoder::hidden_after`] without a graph, and returns the input of
-    /// [`Decoder::gradient`].
-    pub(crate) fn hidden_kept<P: Parameters>(&self, of: &P, packed: Packed, rows: Tensor) -> Result<Passed, P::Error> {
+    /// [`Decoder::gradient`]. `balanced`: whether the experts' load is wanted.
+    pub(crate) fn hidden_kept<P: Parameters>(
+        &self,
+        of: &P,
+        packed: Packed,
+        rows: Tensor,
+        balanced: bool,
+    ) -> Result<Passed, P::Error> {
         let _guard = tch::no_grad_guard();
+        let mut balance = (balanced && self.config.experts.is_some()).then(Balance::default);
         let (config, layers) = (&self.config, self.config.layers());
         let after = |index: usize| Some(if index < layers { Unit::Layer(index) } else { Unit::End });
         let matrix = |flat: Tensor| flat.view([-1, config.hidden_size as i64]);
@@ -113,14 +132,17 @@ impl Decoder {
                     &part(&adapter.flat.detach(), adapter.layout.layer(index)),
                 ));
             }
-            let chosen = Some(&rows).filter(|_| index + 1 == layers);
+            let chosen = Some(&rows).filter(|_| index + 1 == layers && balance.is_none());
             let input = Stream::new(streams[index].shallow_clone());
-            let next = self.layer(&layer, index, &pass, input, chosen, &mut |_, _| {});
+            let keep = &mut |_, left: Left| balance.iter_mut().for_each(|balance| balance.take(&left));
+            let next = self.layer(&layer, index, &pass, input, chosen, keep);
             streams.push(next.whole());
         }
         let tied = config.shares_embedding();
         let end = of.numbers(Unit::End, tied.then_some(Unit::Embedding))?;
         let hidden = self.finish(&end.narrow(0, 0, config.hidden_size as i64), Stream::new(streams[layers].shallow_clone()));
+        let hidden = if balance.is_some() { hidden.index_select(0, &rows) } else { hidden };
+        let slopes = balance.as_ref().and_then(Balance::slopes);
         let own_head = of.adapter().map(|(adapter, _)| adapter.score_head());
         let is_trained = !matches!(own_head, Some(None));
         let head = match own_head.flatten() {
@@ -130,19 +152,22 @@ impl Decoder {
         };
         drop(pass);
         let head = matrix(head).detach().set_requires_grad(is_trained);
-        Ok(Passed { hidden, head, kept: Kept { packed, rows, streams } })
+        Ok(Passed { hidden, head, kept: Kept { packed, rows, streams, slopes }, balance })
     }
 
     /// Gives `of` the gradient of its trained numbers, from the gradients by the hidden states and
-    /// by the head's weight. With adapters, a language model's head has no gradient.
+    /// by the head's weight, and from the experts' loss with `weight`. With adapters, a language model's
+    /// head has no gradient.
     pub(crate) fn gradient<P: Parameters>(
         &self,
         of: &P,
-        kept: Kept,
+        mut kept: Kept,
         by_hidden: &Tensor,
         by_head: Option<&Tensor>,
+        weight: f64,
     ) -> Result<(), P::Error> {
-        let Kept { packed, rows, mut streams } = kept;
+        let mut streams = std::mem::take(&mut kept.streams);
+        let (packed, slopes) = (&kept.packed, kept.slopes.as_ref().map(|slopes| slopes * weight));
         let (config, layout, layers) = (&self.config, &self.layout, self.config.layers());
         let leaf = |tensor: &Tensor| tensor.detach().set_requires_grad(true);
         let add_head = |to: &Tensor| {
@@ -154,7 +179,8 @@ impl Decoder {
         let norm = leaf(&end.narrow(0, 0, config.hidden_size as i64));
         let last = leaf(&streams.pop().expect("the last layer's output"));
         let finished = self.finish(&norm, Stream::new(last.shallow_clone()));
-        let [mut by_stream, by_norm] = pull_back(&finished, by_hidden, [&last, &norm]);
+        let finished = if slopes.is_some() { finished.index_select(0, &kept.rows) } else { finished };
+        let [mut by_stream, by_norm] = pull_back(&finished, by_hidden, None, [&last, &norm]);
         drop(end);
         if of.adapter().is_none() {
             let room = of.room(Unit::End);
@@ -167,7 +193,7 @@ impl Decoder {
             of.take(Unit::End, room)?;
         }
 
-        let pass = self.pass(&packed, &by_stream);
+        let pass = self.pass(packed, &by_stream);
         for index in (0..layers).rev() {
             let base = of.numbers(Unit::Layer(index), index.checked_sub(1).map(Unit::Layer))?;
             let (own, layer) = match of.adapter() {
@@ -184,10 +210,16 @@ impl Decoder {
                 }
             };
             let input = leaf(&streams.pop().expect("an input a layer"));
-            let chosen = Some(&rows).filter(|_| index + 1 == layers);
             let stream = Stream::new(input.shallow_clone());
-            let output = self.layer(&layer, index, &pass, stream, chosen, &mut |_, _| {}).whole();
-            let [by_input, by_own] = pull_back(&output, &by_stream, [&input, &own]);
+            let mut balance = Balance::default();
+            let keep = &mut |_, left: Left| {
+                if slopes.is_some() {
+                    balance.take(&left)
+                }
+            };
+            let output = self.layer(&layer, index, &pass, stream, kept.chosen(index + 1 == layers), keep).whole();
+            let of_experts = slopes.as_ref().and_then(|slopes| balance.along(slopes));
+            let [by_input, by_own] = pull_back(&output, &by_stream, of_experts, [&input, &own]);
             by_stream = by_input;
             match of.adapter() {
                 Some((adapter, gradient)) => part(gradient, adapter.layout.layer(index)).copy_(&by_own),
@@ -213,9 +245,10 @@ impl Decoder {
     }
 }
 
-/// The gradients by `leaves` of something whose gradient by `output` is `by_output`.
-fn pull_back<const N: usize>(output: &Tensor, by_output: &Tensor, leaves: [&Tensor; N]) -> [Tensor; N] {
+/// The gradients by `leaves` of something whose gradient by `output` is `by_output`, and of `more`.
+fn pull_back<const N: usize>(output: &Tensor, by_output: &Tensor, more: Option<Tensor>, leaves: [&Tensor; N]) -> [Tensor; N] {
     let along = output.reshape([-1]).dot(&by_output.reshape([-1]).to_kind(output.kind()));
-    let gradients = Tensor::run_backward(&[along], &leaves, false, false);
+    let of: Vec<Tensor> = [along].into_iter().chain(more).collect();
+    let gradients = Tensor::run_backward(&of, &leaves, false, false);
     gradients.try_into().unwrap_or_else(|_| unreachable!("a gradient a leaf"))
 }

@@ -125,7 +125,7 @@ impl Plan {
     }
 
     /// Returns the sections that train a model, with their settings of an optimizer step.
-    pub(crate) fn optimizations(&self) -> impl Iterator<Item = (&'static str, &Optimization)> {
+    pub fn optimizations(&self) -> impl Iterator<Item = (&'static str, &Optimization)> {
         let sft = self.sft.as_ref().map(|of| ("sft", &of.optimization));
         let reward_model = self.reward_model.as_ref().map(|of| ("reward_model", &of.optimization));
         let critic = self.critic.as_ref().map(|of| ("critic", &of.optimization));

@@ -45,8 +45,8 @@ section! {
         /// sequence. Left out: with an environment as many as `max_num_seqs`, else none.
         prefix_cache: Option<usize> = None;
         /// Longest draft of a completion's next tokens, taken from its own text and checked in one pass; 0
-        /// drafts none. Completions stay the same. A pass has at most 16 rows, on a GPU those of
-        /// one sequence, so that engines with more draft none, nor do models with gated delta nets.
+        /// drafts none. Completions stay the same. A pass has at most 16 rows, so that engines with
+        /// more sequences draft none, nor do models with gated delta nets, nor engines on GPUs.
         draft_tokens: usize = 0;
         /// Devices of the engines, assigned in turn. Left out: `model.device`.
         devices: Vec<DeviceName> = Vec::new();

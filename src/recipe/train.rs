@@ -105,6 +105,9 @@ section! {
         lr_scale: LrScale = LrScale::default();
         /// Largest norm of the gradient; longer ones are scaled down. `inf` scales none.
         max_grad_norm: f64 = 1.0, BOUND;
+        /// Weight of the loss that spreads tokens over a mixture's experts, over all layers and the tokens of a
+        /// micro-batch: `router_aux_loss_coef` of transformers and TRL, which is 0.001 in most models. 0: none.
+        router_aux_loss: f64 = 0.0, NOT_NEGATIVE;
         /// Tokens of one forward and backward pass. The result does not depend on it; memory does.
         micro_batch_tokens: usize = 8192, SOME;
         /// If true, each layer is computed again in the backward pass, so that activations of one

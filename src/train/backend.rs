@@ -82,6 +82,8 @@ pub struct ForwardBackward {
     pub entropy: f64,
     /// Trainer against generator (law N3), over the tokens that a policy sampled.
     pub gap: LogProbGap,
+    /// The part of the loss that spreads tokens over experts, if the trainer has one.
+    pub router_loss: Option<f64>,
     /// Counts of the loss.
     pub metrics: LossMetrics,
     /// The trainer's numbers of every token, if the batch asked for them ([`TrainBatch::scored`]).
@@ -116,6 +118,7 @@ impl ForwardBackward {
         self.entropy = entropy / tokens.max(1) as f64;
         self.tokens = tokens;
         self.loss += other.loss;
+        self.router_loss = self.router_loss.map(|own| own + other.router_loss.unwrap_or(0.0)).or(other.router_loss);
         self.input_tokens += other.input_tokens;
         self.saved_tokens += other.saved_tokens;
         self.micro_batches += other.micro_batches;

@@ -62,6 +62,10 @@ pub struct LocalConfig {
     /// are updated after each step. The result is the same (law N1) up to the order of sums, if
     /// there are more micro-batches. Cost: one copy per device, transferred after every step.
     pub replica_devices: Vec<Device>,
+    /// Weight of the loss that spreads tokens over experts, as transformers' `router_aux_loss_coef`; 0 without.
+    /// It is of each micro-batch, weighted by its trained tokens, so that `micro_batch_tokens` and the number
+    /// of ranks change it. A model without experts has none.
+    pub router_loss: f64,
     /// If true, the backward pass computes each layer's activations again instead of keeping all.
     /// The gradient is the same.
     pub gradient_checkpointing: bool,
@@ -100,6 +104,7 @@ impl LocalConfig {
             threads: None,
             compute: Compute::default(),
             replica_devices: Vec::new(),
+            router_loss: 0.0,
             gradient_checkpointing: false,
             save_dtype: None,
             merge: true,

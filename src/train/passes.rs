@@ -57,7 +57,9 @@ impl Worker {
     fn micro_batches(&self, batch: &TrainBatch) -> Vec<Vec<usize>> {
         let ranks = self.team.as_ref().map_or(1, Team::size);
         let cut = |least| self.config.micro_batches(batch, &self.model, least);
-        let parts = cut(self.replicas.len() * ranks);
+        // The experts' loss depends on the cuts, which threads shall not decide.
+        let replicas = if self.config.router_loss > 0.0 { 1 } else { self.replicas.len() };
+        let parts = cut(replicas * ranks);
         match parts.len() % ranks {
             0 => parts,
             odd => cut(parts.len() + ranks - odd),
@@ -77,7 +79,9 @@ impl Worker {
         }
         self.command(|| Ok(Command::ForwardBackward(Cow::Owned(batch.clone()), key_of(batch)?)))?;
         let algorithm = batch.algorithm.clone().unwrap_or_else(|| self.algorithm.clone());
-        let saved_tokens = if algorithm.ignores_zero_advantage() { leave_out(batch, &mut parts) } else { 0 };
+        // The experts' loss is of all tokens.
+        let leaves_out = algorithm.ignores_zero_advantage() && self.config.router_loss == 0.0;
+        let saved_tokens = if leaves_out { leave_out(batch, &mut parts) } else { 0 };
         let judged = self.judge_whole_batch(&algorithm, batch, &parts)?;
         let mut seen = match self.team.is_some() {
             true => self.passes_of_all(&algorithm, batch, &parts, &judged)?,
@@ -182,9 +186,10 @@ impl Worker {
         };
         self.replicas.run(count, work, |at, part| {
             let mut gradient = None;
-            let mut take = |Part { scored, output, gradient: of_part }: Part| -> Result<(), TrainError> {
+            let mut take = |Part { scored, output, gradient: of_part, router_loss }: Part| -> Result<(), TrainError> {
                 let part = &parts[own[at]];
-                seen.loss += output.loss;
+                seen.loss += output.loss + router_loss.unwrap_or(0.0);
+                seen.router_loss = router_loss.map(|own| own + seen.router_loss.unwrap_or(0.0)).or(seen.router_loss);
                 seen.tokens += scored.log_probs.len();
                 seen.input_tokens += batch.input_tokens(part);
                 seen.entropy += scored.entropies.iter().sum::<f64>();

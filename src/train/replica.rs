@@ -12,7 +12,9 @@ use super::shards::Gathered;
 use super::{Algorithm, AtTeacher, LocalConfig, TeacherColumn, TrainBatch, TrainSequence};
 use crate::algo::{LossError, LossOutput};
 use crate::data::TopK;
-use crate::model::{Compute, Decoder, Dtype, Kept, Layout, ModelConfig, Packed, Passed, Weights, Whole, logits_chunk, upload};
+use crate::model::{
+    Balance, Compute, Decoder, Dtype, Kept, Layout, ModelConfig, Packed, Passed, Weights, Whole, logits_chunk, upload,
+};
 use crate::ranks::CollectiveError;
 
 /// A sequence's place in its batch, its log-probabilities and its entropies.
@@ -54,6 +56,8 @@ pub(super) struct Part {
     /// Gradient by the flat trained parameters, `None` if it was summed over ranks already, or the
     /// names of samples with non-finite numbers.
     pub gradient: Result<Option<Tensor>, Vec<String>>,
+    /// The experts' loss, by its weight, if there is one.
+    pub router_loss: Option<f64>,
 }
 
 /// Result of a forward pass.
@@ -62,6 +66,21 @@ struct Forward {
     head: Tensor,
     targets: Tensor,
     backward: Backward,
+    /// The experts' loss, if the trainer has one.
+    router_loss: Option<Tensor>,
+}
+
+impl Forward {
+    fn recomputed(of: Passed, targets: Tensor) -> Self {
+        let Passed { hidden: rows, head, kept, balance } = of;
+        Forward {
+            rows,
+            head,
+            targets,
+            backward: Backward::Recompute(kept),
+            router_loss: balance.as_ref().and_then(Balance::loss),
+        }
+    }
 }
 
 /// Path of gradients from the rows to the parameters.
@@ -115,28 +134,36 @@ impl Replica {
         let forward = self.forward(batch, part, self.config.gradient_checkpointing)?;
         let judged = self.judge(&forward, algorithm, batch, part, judged);
         let slopes = judged.as_ref().ok().and_then(|judged| judged.slopes.as_ref().ok());
+        let rows: usize = part.iter().map(|&at| batch.sequences[at].rows.len()).sum();
+        let weight = self.config.router_loss * rows as f64 / batch.batch_tokens.max(1) as f64;
+        let router_loss = forward.router_loss.as_ref().map(|loss| loss.double_value(&[]) * weight);
         let gradient = match (&self.held, forward.backward) {
             // The other ranks wait for this one's gradient, whatever the loss is.
             (Held::Part(gathered), Backward::Recompute(kept)) => {
                 let none = forward.rows.zeros_like();
                 let (by_rows, by_head) = slopes.map_or((&none, None), |slopes| (&slopes.by_rows, slopes.by_head.as_ref()));
-                gathered.unscale_by(slopes.map_or(1.0, |slopes| slopes.scale));
-                self.decoder.gradient(&**gathered, kept, by_rows, by_head)?;
+                let scale = slopes.map_or(1.0, |slopes| slopes.scale);
+                gathered.unscale_by(scale);
+                self.decoder.gradient(&**gathered, kept, by_rows, by_head, weight * scale)?;
                 None
             }
             (Held::Whole(weights), backward) => slopes.map(|slopes| match backward {
                 Backward::Recompute(kept) => {
                     let whole = Whole::new(weights);
-                    let Ok(()) = self.decoder.gradient(&whole, kept, &slopes.by_rows, slopes.by_head.as_ref());
+                    let by_head = slopes.by_head.as_ref();
+                    let Ok(()) = self.decoder.gradient(&whole, kept, &slopes.by_rows, by_head, weight * slopes.scale);
                     whole.gradient
                 }
-                Backward::Graph { embedded, ids } => self.along_graph(weights, slopes, &embedded, &ids),
+                Backward::Graph { embedded, ids } => {
+                    let of_experts = forward.router_loss.map(|loss| loss * (weight * slopes.scale));
+                    self.along_graph(weights, slopes, of_experts, &embedded, &ids)
+                }
             }),
             (Held::Part(_), Backward::Graph { .. }) => unreachable!("parts are gathered for recomputed layers only"),
         };
         let Judged { scored, output, slopes } = judged?;
         let unscaled = |slopes: Slopes| gradient.map(|of| if slopes.scale == 1.0 { of } else { of / slopes.scale });
-        Ok(Part { scored, output, gradient: slopes.map(unscaled) })
+        Ok(Part { scored, output, gradient: slopes.map(unscaled), router_loss })
     }
 
     /// Takes part in a micro-batch of other ranks, with no sequence.
@@ -145,9 +172,9 @@ impl Replica {
         let mut packed = Packed::default();
         packed.push([0], None);
         let rows = Tensor::zeros([1], (Kind::Int64, self.compute.device));
-        let Passed { hidden, kept, .. } = self.decoder.hidden_kept(&**gathered, packed, rows)?;
+        let Passed { hidden, kept, .. } = self.decoder.hidden_kept(&**gathered, packed, rows, false)?;
         if backward {
-            self.decoder.gradient(&**gathered, kept, &hidden.zeros_like(), None)?;
+            self.decoder.gradient(&**gathered, kept, &hidden.zeros_like(), None, 0.0)?;
         }
         Ok(())
     }
@@ -218,15 +245,23 @@ impl Replica {
     }
 
     /// Flat f32 gradient of `of` by the trained parameters, the head's included.
-    fn along_graph(&self, weights: &Weights, slopes: &Slopes, embedded: &Tensor, ids: &[i64]) -> Tensor {
+    fn along_graph(
+        &self,
+        weights: &Weights,
+        slopes: &Slopes,
+        of_experts: Option<Tensor>,
+        embedded: &Tensor,
+        ids: &[i64],
+    ) -> Tensor {
         let (trained, by_head) = (weights.trained().1, &slopes.by_head);
         let of = slopes.surrogate.as_ref().expect("a graph has a surrogate");
+        let of: Vec<&Tensor> = [of].into_iter().chain(&of_experts).collect();
         if let Some(adapter) = &weights.adapter {
-            let flat = Tensor::run_backward(&[of], &[trained], false, false).swap_remove(0).contiguous().to_kind(Kind::Float);
+            let flat = Tensor::run_backward(&of, &[trained], false, false).swap_remove(0).contiguous().to_kind(Kind::Float);
             adapter.set_head_gradient(&flat, by_head.as_ref());
             return flat;
         }
-        let mut gradients = Tensor::run_backward(&[of], &[trained, embedded], false, false);
+        let mut gradients = Tensor::run_backward(&of, &[trained, embedded], false, false);
         let (by_embedded, flat) = (gradients.swap_remove(1), gradients.swap_remove(0));
         let flat = flat.contiguous().to_kind(Kind::Float);
         self.decoder.add_embedding_and_head(&flat, ids, &by_embedded, by_head.as_ref());
@@ -273,25 +308,28 @@ impl Replica {
     fn forward(&self, batch: &TrainBatch, part: &[usize], kept: bool) -> Result<Forward, PassError> {
         let targets: Vec<i64> = part.iter().flat_map(|&at| &batch.sequences[at].targets).copied().collect();
         let longest = part.iter().map(|&at| batch.sequences[at].inputs.len()).max().unwrap_or(0);
-        let (packed, rows) = pack(batch, part, self.decoder.shares_prompts(longest, self.compute));
+        // The experts' loss counts a prompt with each answer.
+        let balanced = self.config.router_loss > 0.0 && self.decoder.config().experts.is_some();
+        let (packed, rows) = pack(batch, part, !balanced && self.decoder.shares_prompts(longest, self.compute));
         let [rows, targets] = [rows, targets].map(|numbers| upload(&numbers, self.compute.device));
         let weights = match &self.held {
             Held::Part(gathered) => {
-                let Passed { hidden, head, kept } = self.decoder.hidden_kept(&**gathered, packed, rows)?;
-                return Ok(Forward { rows: hidden, head, targets, backward: Backward::Recompute(kept) });
+                let passed = self.decoder.hidden_kept(&**gathered, packed, rows, balanced)?;
+                return Ok(Forward::recomputed(passed, targets));
             }
             Held::Whole(weights) => weights,
         };
         // A graph would hold all layers' numbers.
         if kept || weights.is_quantised() {
-            let Ok(Passed { hidden, head, kept }) = self.decoder.hidden_kept(&Whole::reading(weights), packed, rows);
-            return Ok(Forward { rows: hidden, head, targets, backward: Backward::Recompute(kept) });
+            let Ok(passed) = self.decoder.hidden_kept(&Whole::reading(weights), packed, rows, balanced);
+            return Ok(Forward::recomputed(passed, targets));
         }
         let views = self.decoder.views_of(weights);
         let embedded = self.decoder.embedded(&views, &packed, weights.adapter.is_none());
-        let rows = self.decoder.hidden_after(&views, &packed, &rows, &embedded);
-        let head = views.head.shallow_clone();
-        Ok(Forward { rows, head, targets, backward: Backward::Graph { embedded, ids: packed.ids } })
+        let mut balance = balanced.then(Balance::default);
+        let rows = self.decoder.hidden_after(&views, &packed, &rows, &embedded, balance.as_mut());
+        let (head, router_loss) = (views.head.shallow_clone(), balance.as_ref().and_then(Balance::loss));
+        Ok(Forward { rows, head, targets, backward: Backward::Graph { embedded, ids: packed.ids }, router_loss })
     }
 
     fn head<'a>(&self, forward: &'a Forward, batch: &TrainBatch, part: &[usize]) -> OutputHead<'a> {

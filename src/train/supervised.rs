@@ -68,7 +68,10 @@ pub fn run_sft_training<B: TrainingBackend + ?Sized>(
             (Metric::GradNormClipped, optim.grad_norm_clipped),
             (Metric::LearningRate, optim.lr),
         ];
-        let numbers = numbers.into_iter().chain(forward.metrics.nll.map(|nll| (Metric::Perplexity, perplexity(nll))));
+        let numbers = numbers
+            .into_iter()
+            .chain(forward.metrics.nll.map(|nll| (Metric::Perplexity, perplexity(nll))))
+            .chain(forward.router_loss.map(|loss| (Metric::RouterLoss, loss)));
         let done: StepMetrics = numbers.map(|(metric, value)| (metric.key().to_owned(), value)).collect();
         observe(step, &done);
         if config.log_every > 0 && (step == 1 || step % config.log_every == 0) {

@@ -109,7 +109,7 @@ impl Worker {
     /// `masters` are replaced by rank 0's on other ranks.
     fn start(config: LocalConfig, model: ModelConfig, masters: Weights, mut team: Option<Team>) -> Result<Self, TrainError> {
         let config = Arc::new(config);
-        let checked = checked(&config, &masters, team.as_ref());
+        let checked = checked(&config, &model, &masters, team.as_ref());
         if let Some(team) = &mut team {
             team.agree(checked)?;
         } else {
@@ -301,7 +301,7 @@ impl Worker {
 }
 
 /// Rejects what a trainer cannot begin with.
-fn checked(config: &LocalConfig, masters: &Weights, team: Option<&Team>) -> Result<(), TrainError> {
+fn checked(config: &LocalConfig, model: &ModelConfig, masters: &Weights, team: Option<&Team>) -> Result<(), TrainError> {
     for device in std::iter::once(&config.compute.device).chain(&config.replica_devices) {
         Compute { device: *device, ..config.compute }.check().map_err(|error| TrainError::Tensor(error.to_string()))?;
     }
@@ -315,6 +315,9 @@ fn checked(config: &LocalConfig, masters: &Weights, team: Option<&Team>) -> Resu
     }
     if masters.is_quantised() && team.is_some() {
         return Err(TrainError::Setting("weights in 4 bits are for one process: train over whole ones, or without [ranks]"));
+    }
+    if config.router_loss > 0.0 && model.experts.is_none() {
+        return Err(TrainError::Setting("router_aux_loss is for a mixture of experts, which this model is not: leave it out"));
     }
     let groups = ParamGroups { decay: config.decay, lr_scale: config.lr_scale };
     groups.check(masters.trained().0).map_err(TrainError::Tensor)

@@ -113,6 +113,7 @@ fn local_config(
         threads: of.threads,
         compute: policy::compute(model)?,
         replica_devices: replicas.iter().map(|compute| compute.device).collect(),
+        router_loss: of.router_aux_loss,
         gradient_checkpointing: of.gradient_checkpointing,
         save_dtype: checkpoint.dtype,
         loss,

@@ -95,6 +95,35 @@ fn devices_and_shardings_that_are_not_there_are_refused_at_check() {
     assert_eq!(check("model.dtype=bf16").0, Some(0));
 }
 
+/// Where there are experts, a run trains with their loss and tells it; a model without any is refused at check.
+#[test]
+fn a_recipe_trains_a_mixture_with_the_loss_of_its_experts_and_only_a_mixture() {
+    let folder = tempfile::tempdir().unwrap();
+    let (recipe, data, run) = (folder.path().join("sft.toml"), folder.path().join("sums.jsonl"), folder.path().join("run"));
+    let sum = |of: usize| format!("{{\"prompt\": \"{of}+2=\", \"completion\": \"{}\"}}\n", of + 2);
+    fs::write(&data, (0..8).map(sum).collect::<String>()).unwrap();
+    let golden = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/golden/models");
+    let with = |model: &str, command: &[&str]| {
+        let text = format!(
+            "pipeline = 'sft'\n[model]\npath = '{}'\n[task]\ndata = '{}'\n[sft]\nsteps = 2\nbatch = 4\nrouter_aux_loss = 0.1\n",
+            golden.join(model).display(),
+            data.display()
+        );
+        fs::write(&recipe, text).unwrap();
+        let output = rollflow(folder.path(), &[&[command[0], recipe.to_str().unwrap()], &command[1..]].concat());
+        (output.status.code(), String::from_utf8(output.stderr).unwrap())
+    };
+    let (code, error) = with("qwen2_tied", &["check"]);
+    assert!(code == Some(2) && error.contains("`sft.router_aux_loss`: the model is no mixture of experts"), "{error}");
+    let (code, error) = with("olmoe", &["run", "--out", run.to_str().unwrap()]);
+    assert_eq!(code, Some(0), "{error}");
+    let rows = fs::read_to_string(run.join("metrics.jsonl")).unwrap();
+    let losses: Vec<f64> =
+        rows.lines().filter_map(|row| serde_json::from_str::<serde_json::Value>(row).unwrap()["router_loss"].as_f64()).collect();
+    // At its least, where all experts get as much, it is the weight times the experts of a token.
+    assert!(losses.len() == 2 && losses.iter().all(|loss| *loss > 0.1), "{rows}");
+}
+
 /// What a run takes is printed part by part; one that can't fit is refused with what would help, unless it is told to try.
 #[test]
 fn a_run_that_cannot_fit_is_refused_with_what_would_help() {

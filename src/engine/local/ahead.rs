@@ -11,7 +11,6 @@ use tch::Tensor;
 use super::LocalEngine;
 use super::draw::{choices, settings};
 use super::graphs::StepInput;
-use super::sequence::Sequence;
 use crate::engine::EngineError;
 use crate::model::stream::Event;
 
@@ -39,30 +38,29 @@ impl LocalEngine {
     /// Starts a step of all slots in use after the step `before`, which some of them are in.
     fn start(&mut self, before: Option<&Ahead>) -> Option<Ahead> {
         let weights = self.slots.iter_from(0).next()?.1.state.weights.clone();
-        let is_of = |(_, sequence): (usize, &Sequence)| Rc::ptr_eq(&sequence.state.weights, &weights);
-        let drafts = self.rows_for_drafts(self.slots.active()) > 0;
-        if !self.graphs.are_used() || drafts || !self.slots.iter_from(0).all(is_of) {
+        if !self.graphs.are_used() || !self.decoder.records_steps(&weights.views) {
             return None;
         }
-        let rows = self.rows(before.map_or(0, |before| before.id));
-        let drawn: Vec<Option<usize>> = rows.map(|row| row.filter(|_| before.is_some())).collect();
-        let sequences = || self.slots.iter_from(0).map(|(_, sequence)| sequence).zip(&drawn);
-        let goes_on = |(sequence, row): (&Sequence, &Option<usize>)| sequence.goes_on_after(usize::from(row.is_some()));
-        if !sequences().any(goes_on) {
+        let (mut input, mut rows, mut any_lasts) = (StepInput::default(), Vec::new(), false);
+        for (_, sequence) in self.slots.iter_from(0) {
+            if !Rc::ptr_eq(&sequence.state.weights, &weights) {
+                return None;
+            }
+            let row = before.and_then(|before| sequence.state.row_of(before.id));
+            // Tokens that are not taken yet.
+            let further = usize::from(row.is_some());
+            let (token, position) = sequence.newest();
+            input.tokens.push(token);
+            input.positions.push((position + further) as i64);
+            input.drawn.push(row);
+            let drawn = sequence.answer.tokens.len() + further;
+            rows.push((&*sequence.request.params, sequence.uniform_after(drawn, self.run_seed)));
+            any_lasts |= sequence.lasts_beyond(further);
+        }
+        if !any_lasts {
             return None;
         }
-        let (tokens, positions) = sequences()
-            .map(|(sequence, row)| {
-                let (token, position) = sequence.newest();
-                (if row.is_some() { 0 } else { token }, (position + usize::from(row.is_some())) as i64)
-            })
-            .unzip();
-        let params = sequences().map(|(sequence, row)| {
-            let tokens = sequence.answer.tokens.len() + usize::from(row.is_some());
-            (&*sequence.request.params, sequence.uniform_after(tokens, self.run_seed))
-        });
-        let settings = settings(&params.collect::<Vec<_>>());
-        let input = StepInput { tokens, positions, settings, drawn };
+        input.settings = settings(&rows);
         let drawn = self.graphs.step(
             &self.decoder,
             (&weights, &weights.views),

@@ -12,7 +12,8 @@ use crate::engine::EngineError;
 use crate::model::Suffix;
 
 /// Rows of a step with drafts, at most. On two cores up to 16 saved time with every length of draft; from
-/// 20 on a step took up to 1.3 times as long as without (`benches/reuse.rs`).
+/// 20 on a step took up to 1.3 times as long as without (`benches/reuse.rs`). A GPU's recorded step is
+/// faster than one with drafts of any length.
 const DRAFTING_ROWS: usize = 16;
 
 /// Lengths of the sequences of tokens that are looked for, the longest first.
@@ -62,17 +63,10 @@ fn continuation(tokens: &[u32], len: usize, most: usize) -> Option<Vec<u32>> {
 }
 
 impl LocalEngine {
-    /// Rows that a step of so many sequences has for drafts. A GPU's step without drafts is a recorded one,
-    /// which is faster than one with drafts of more than one sequence.
-    pub(super) fn rows_for_drafts(&self, sequences: usize) -> usize {
-        let none = self.draft_tokens == 0 || self.graphs.are_used() && sequences > 1;
-        if none { 0 } else { DRAFTING_ROWS.saturating_sub(sequences) }
-    }
-
     /// Drafts for these slots, if there is any.
     pub(super) fn drafts(&mut self, slots: &[usize]) -> Option<Vec<Vec<u32>>> {
-        let mut room = self.rows_for_drafts(slots.len());
-        if room == 0 {
+        let mut room = DRAFTING_ROWS.saturating_sub(slots.len());
+        if self.draft_tokens == 0 || room == 0 || self.graphs.are_used() {
             return None;
         }
         let mut draft = |&slot: &usize| {

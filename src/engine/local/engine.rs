@@ -112,8 +112,9 @@ impl LocalEngine {
     }
 
     /// Drafts up to `tokens` tokens of a sample from what it said before, and checks them in one pass of at
-    /// most 16 rows, on a GPU of one sample at a time. The samples are those without drafts, up to rounding.
-    /// Default: 0, none. A model with gated delta nets gets none: its states cannot step back.
+    /// most 16 rows. The samples are those without drafts, up to rounding. Default: 0, none. A GPU, whose
+    /// recorded steps are faster, has none, nor has a model with gated delta nets, whose states cannot step
+    /// back.
     pub fn drafting(mut self, tokens: usize) -> Self {
         self.draft_tokens = if self.decoder.extends() { tokens } else { 0 };
         self

@@ -63,8 +63,9 @@ struct Buffers {
 }
 
 /// Input of a step for slots 0, 1, …
+#[derive(Default)]
 pub(super) struct StepInput {
-    /// Tokens that the host knows; 0 for others.
+    /// Tokens that the host knows; any for others.
     pub tokens: Vec<i64>,
     pub positions: Vec<i64>,
     /// As the kernel `draw` takes them.
@@ -118,6 +119,7 @@ impl<W: Placed> StepGraphs<W> {
 
     /// One token for each slot by a recorded graph: tokens and log-probabilities on the device, which is
     /// still at work. `None` if there is none for this step, which then is to be computed otherwise.
+    /// Requires [`Decoder::records_steps`].
     pub fn step(
         &mut self,
         decoder: &Decoder,
@@ -126,9 +128,6 @@ impl<W: Placed> StepGraphs<W> {
         (cache, most): (&mut KvCache, usize),
     ) -> Option<Tensor> {
         let pool = self.pool.as_ref()?;
-        if !decoder.records_steps(views) {
-            return None;
-        }
         let slots = rounded(input.tokens.len(), most);
         if self.positions != cache.positions() {
             self.all.clear();

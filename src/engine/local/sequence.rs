@@ -50,7 +50,7 @@ pub(super) struct SequenceState {
     pub keys_are_of_weights: bool,
     watch: StopWatch,
     pub drafter: Drafter,
-    /// The newest step that computes it while the host goes on, and its row there.
+    /// The newest step that computed it ahead of the host, and its row there.
     pub row: (u64, usize),
 }
 
@@ -87,8 +87,8 @@ impl Sequence {
         self.request.tokens.iter().chain(&self.answer.tokens).take(self.computed()).copied().collect()
     }
 
-    /// Whether it may have more than `further` further tokens.
-    pub fn goes_on_after(&self, further: usize) -> bool {
+    /// Returns true if it may have more than `further` tokens more.
+    pub fn lasts_beyond(&self, further: usize) -> bool {
         self.answer.turn() + further < self.request.params.max_new_tokens
     }
 

@@ -78,6 +78,7 @@ pub(super) fn trainer(plan: &Plan, note: Note) {
     let optimization = &train.optimization;
     refuse("train.decay", optimization.decay != Default::default(), of_optimizer, "leave it out");
     refuse("train.lr_scale", optimization.lr_scale != Default::default(), of_optimizer, "leave it out");
+    refuse("train.router_aux_loss", optimization.router_aux_loss != 0.0, "the protocol has no such loss", "leave it out");
     let inside = "the server decides how it computes";
     refuse("train.replica_devices", !optimization.replica_devices.is_empty(), inside, "leave it out");
     refuse("train.gradient_checkpointing", optimization.gradient_checkpointing, inside, "leave it out");
