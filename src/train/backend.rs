@@ -131,6 +131,7 @@ impl ForwardBackward {
     /// Multiplies the loss by `scale`.
     pub fn scaled(mut self, scale: f64) -> Self {
         self.loss *= scale;
+        self.router_loss = self.router_loss.map(|loss| loss * scale);
         self.metrics.policy_loss *= scale;
         self.metrics.nll = self.metrics.nll.map(|nll| nll * scale);
         self

@@ -112,6 +112,9 @@ pub struct TrainBatch {
     pub pairs: bool,
     /// If true, [`ForwardBackward::scores`](super::ForwardBackward) holds the numbers of every token.
     pub scored: bool,
+    /// What the weights were multiplied by ([`TrainBatch::scaled`]); `None`: by nothing.
+    #[serde(default)]
+    pub factor: Option<f64>,
 }
 
 /// Collates a whole optimizer batch. A sample's first token is never a target, so that its mask is
@@ -215,7 +218,7 @@ impl TrainBatch {
     pub fn scaled(mut self, factor: f64) -> Self {
         let weights = self.sequences.iter_mut().flat_map(|sequence| &mut sequence.weights);
         weights.for_each(|weight| *weight *= factor);
-        self
+        TrainBatch { factor: Some(self.factor.unwrap_or(1.0) * factor), ..self }
     }
 
     /// The teacher's tokens at all targets of the sequences at `part`, if it gave equally many for each.

@@ -135,7 +135,8 @@ impl Replica {
         let judged = self.judge(&forward, algorithm, batch, part, judged);
         let slopes = judged.as_ref().ok().and_then(|judged| judged.slopes.as_ref().ok());
         let rows: usize = part.iter().map(|&at| batch.sequences[at].rows.len()).sum();
-        let weight = self.config.router_loss * rows as f64 / batch.batch_tokens.max(1) as f64;
+        let share = rows as f64 / batch.batch_tokens.max(1) as f64;
+        let weight = self.config.router_loss * share * batch.factor.unwrap_or(1.0);
         let router_loss = forward.router_loss.as_ref().map(|loss| loss.double_value(&[]) * weight);
         let gradient = match (&self.held, forward.backward) {
             // The other ranks wait for this one's gradient, whatever the loss is.

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use rollflow::algo::{Aggregation, CrossEntropy, Schedule};
 use rollflow::data::Sample;
 use rollflow::model::{Lora, ModelConfig, Weights, load_hf};
-use rollflow::train::{ForwardBackward, LocalBackend, LocalConfig, TrainBatch, TrainingBackend, collate};
+use rollflow::train::{ForwardBackward, LocalBackend, LocalConfig, TrainBatch, TrainingBackend, collate, collate_part};
 use serde::Deserialize;
 
 #[derive(Deserialize)]
@@ -101,6 +101,20 @@ fn micro_batches_weigh_the_experts_loss_by_their_trained_tokens() {
     });
     let (found, expected) = (seen.router_loss.unwrap(), alone.sum::<f64>());
     assert!((found - expected).abs() < 1e-5 * expected, "{found}, expected {expected}");
+}
+
+/// A part of a batch has the weights of its tokens, by whose sum the update is divided (law N1).
+#[test]
+fn a_part_of_a_batch_weighs_the_experts_loss_as_its_tokens() {
+    let (config, weights) = model("qwen3_moe");
+    let samples: Vec<Sample> = golden().rows.iter().map(|row| Sample::supervised(&row[..1], &row[1..])).collect();
+    let seen_of = |batch| step((&config, &weights), with(0.3), batch).0;
+    let whole = seen_of(batch(&golden().rows));
+    let (part, weight_sum) = collate_part(&samples, Aggregation::TokenMean).unwrap();
+    assert!(weight_sum > 2.0);
+    let found = seen_of(Arc::new(part.unwrap())).scaled(1.0 / weight_sum);
+    let pairs = [(found.loss, whole.loss), (found.router_loss.unwrap(), whole.router_loss.unwrap())];
+    assert!(pairs.iter().all(|(found, expected)| (found - expected).abs() < 1e-6 * expected), "{pairs:?}");
 }
 
 #[test]

@@ -17,6 +17,7 @@ pub fn step_row<W>(trained: &Trained<W>) -> StepMetrics {
     };
     let known = |value: f64| (!value.is_nan()).then_some(value);
     put(Metric::Loss, forward.loss);
+    forward.router_loss.into_iter().for_each(|loss| put(Metric::RouterLoss, loss));
     let pairs = forward.metrics.pairs;
     if pairs.pairs > 0 {
         put(Metric::PairAccuracy, pairs.accuracy());
@@ -65,7 +66,6 @@ pub fn step_row<W>(trained: &Trained<W>) -> StepMetrics {
         put(Metric::PassRate, passed as f64 / groups.len() as f64);
     }
     put(Metric::SparedGroups, trained.batch.spared.len() as f64);
-    forward.router_loss.into_iter().for_each(|loss| put(Metric::RouterLoss, loss));
     put(Metric::SavedTokens, forward.saved_tokens as f64);
     let trained_on = [Metric::LengthTrainedMean, Metric::LengthTrainedMedian, Metric::LengthTrainedUpperDecile];
     let finished = [Metric::LengthFinishedMean, Metric::LengthFinishedMedian, Metric::LengthFinishedUpperDecile];
