@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use serde_json::{Value, json};
 
+use super::config_json::says_4_bits;
 use super::folder::{read_tensors, write_tensors};
 use super::keys::{Keys, read_object};
 use super::{Adapter, Dtype, Lora, ModelConfig, ModelError, Weights, load_hf_for};
@@ -90,6 +91,12 @@ pub fn folder_config(dir: &Path) -> Result<ModelConfig, ModelError> {
     let (base, scores) = named_base(dir)?;
     let config = ModelConfig::from_dir(&base)?;
     Ok(if scores { config.scoring() } else { config })
+}
+
+/// Returns true if the model in `dir`, or the base of its adapters, is in 4 bits. Reads no weights.
+pub(crate) fn is_in_4_bits(dir: &Path) -> bool {
+    let base = if holds_adapter(dir) { named_base(dir).ok().map(|(base, _)| base) } else { Some(dir.to_owned()) };
+    base.is_some_and(|base| says_4_bits(&base))
 }
 
 /// Folder of the model that the adapters of `dir` name, and whether they include a score head.

@@ -194,6 +194,11 @@ fn activation(keys: &Keys, defaults: &Definition) -> Result<Activation, ModelErr
 /// How a folder's weights are stored, which files say, too; a model that is saved has whole numbers.
 const QUANTISATION: &str = "quantization_config";
 
+/// Returns true if a model's folder says that it is in 4 bits.
+pub(super) fn says_4_bits(dir: &Path) -> bool {
+    read_object(&dir.join("config.json")).is_ok_and(|map| map.get(QUANTISATION).is_some_and(|of| !of.is_null()))
+}
+
 /// Rejects keys that change the computation in ways that are not implemented.
 fn refuse_unsupported(keys: &Keys) -> Result<(), ModelError> {
     for key in ["attention_dropout", "resid_pdrop", "embd_pdrop"] {

@@ -46,8 +46,8 @@ mod views;
 mod weights;
 pub(crate) mod wide;
 
-pub(crate) use adapter_folder::holds_adapter;
 pub use adapter_folder::{base_of, folder_config, load_adapter, save_adapter};
+pub(crate) use adapter_folder::{holds_adapter, is_in_4_bits};
 pub(crate) use balance::Balance;
 pub(crate) use block::capped;
 pub use compute::Compute;
@@ -75,6 +75,6 @@ pub(crate) use quantised::quantised_bytes;
 pub(crate) use recompute::{Kept, Parameters, Passed, Whole};
 pub use shards::save_hf_as;
 pub(crate) use shards::{FolderShards, TensorSlice};
-pub(crate) use threads::use_threads;
+pub(crate) use threads::{threads_of_engine, use_threads};
 pub(crate) use views::Views;
 pub use weights::{FrozenWeights, Weights};

@@ -2,6 +2,12 @@
 
 use std::ffi::c_int;
 
+use super::{Layout, ModelConfig};
+use crate::util::cores::cores;
+
+/// So many parameters are work enough for one more thread of an engine on a processor.
+const PARAMETERS_OF_A_THREAD: usize = 1 << 22;
+
 unsafe extern "C" {
     fn rollflow_use_threads(threads: c_int);
 }
@@ -11,6 +17,11 @@ pub(crate) fn use_threads(threads: usize) {
     let threads = c_int::try_from(threads.max(1)).unwrap_or(c_int::MAX);
     // SAFETY: takes a number, which is positive.
     unsafe { rollflow_use_threads(threads) }
+}
+
+/// Threads of an engine by the size of its model, at most the machine's.
+pub(crate) fn threads_of_engine(model: &ModelConfig) -> usize {
+    (Layout::new(model).total() / PARAMETERS_OF_A_THREAD).clamp(1, cores())
 }
 
 #[cfg(test)]

@@ -33,6 +33,7 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 
 use crate::flow::caught;
+use crate::model::{ModelConfig, threads_of_engine};
 use crate::net::Server;
 use crate::observe::Metrics;
 use crate::train::Policy;
@@ -55,8 +56,9 @@ pub struct ServeConfig {
     pub draft_tokens: usize,
     /// Largest number of samples that wait for a slot.
     pub max_queue: usize,
-    /// CPU threads of the engine, at least one.
-    pub threads: usize,
+    /// CPU threads of the engine, at least one; `None`: one for each four million parameters, and at most the
+    /// machine's.
+    pub threads: Option<usize>,
     /// Longest prompt and completion together, in tokens; `None` for the model's limit.
     pub context: Option<usize>,
     /// Seed of requests without one.
@@ -70,6 +72,12 @@ pub struct ServeConfig {
     pub tinker: Option<TinkerSettings>,
     /// Token that every request but `GET /health` must carry; `None` to require none.
     pub token: Option<BearerToken>,
+}
+
+impl ServeConfig {
+    fn threads_of(&self, model: &ModelConfig) -> usize {
+        self.threads.unwrap_or_else(|| threads_of_engine(model))
+    }
 }
 
 /// Errors of [`ModelServer::start`] and of tokens.
@@ -118,7 +126,7 @@ impl ModelServer {
         }
         let policy = policy.merged();
         let metrics = Metrics::new();
-        let threads = config.threads.max(1);
+        let threads = config.threads_of(policy.config());
         let ServeConfig { slots, prefix_cache, draft_tokens, seed, .. } = config;
         let setup = worker::Setup { slots: slots.max(1), prefix_cache, draft_tokens, seed };
         let (shared, commands) = shared::Shared::new(&policy, config, metrics.clone())?;

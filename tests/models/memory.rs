@@ -10,7 +10,7 @@ use std::time::Instant;
 
 use rollflow::algo::{Aggregation, CrossEntropy, Schedule};
 use rollflow::data::Sample;
-use rollflow::model::{Compute, Dtype, Layout, Lora, ModelConfig, Weights, load_hf_for};
+use rollflow::model::{Compute, Dtype, Layout, Lora, ModelConfig, Weights, load_hf, load_hf_for};
 use rollflow::recipe::{MemoryPlan, Plan, parse};
 use rollflow::train::{LocalBackend, LocalConfig, TrainingBackend, collate};
 use safetensors::tensor::{self, View};
@@ -100,6 +100,26 @@ fn a_larger_trainer_takes_what_the_plan_says_and_less_with_layers_computed_anew(
     assert_predicted("mid, layers computed anew", anew, 0.8..1.35);
     assert_predicted("mid", plain, 0.8..1.35);
     assert!(anew.1 * 3 < plain.1 * 2, "less than two thirds: {} {}", anew.1, plain.1);
+}
+
+/// A folder that bitsandbytes quantised is read as it is, whether or not the recipe says so.
+#[test]
+fn a_folder_in_4_bits_is_planned_by_what_is_read_of_it() {
+    const FOLDER: &str = "tests/golden/bitsandbytes/qwen2";
+    let (config, weights) = load_hf(Path::new(FOLDER)).unwrap();
+    let (kept, all) = (weights.flat.numel() as f64, Layout::new(&config).total() as f64);
+    for base in ["stored", "nf4"] {
+        let text = format!(
+            "pipeline = 'sft'\n[model]\npath = '{FOLDER}'\n[lora]\nrank = 4\nbase = '{base}'\n[task]\nkind = 'arithmetic'\ndigits = 1\n[sft]\nsteps = 1\nlr = 1e-3"
+        );
+        let plan = parse("memory.toml", &text, &[]).unwrap_or_else(|errors| panic!("{errors}"));
+        let memory = MemoryPlan::of(&plan).unwrap().swap_remove(0);
+        let first: Vec<_> = memory.parts.iter().filter(|part| ["first weights", "in 4 bits"].contains(&part.what)).collect();
+        let found = first.iter().map(|part| part.bytes as f64).sum::<f64>();
+        // Each of a layer's seven matrices has tables of 16 and 256 levels.
+        let expected = 4.0 * kept + 0.516 * (all - kept) + (7 * config.layers() * 4 * (16 + 256)) as f64;
+        assert!(first.len() == 1 && (found / expected - 1.0).abs() < 0.02, "{base}: {found} bytes, expected {expected}");
+    }
 }
 
 /// On a device that no other test has.

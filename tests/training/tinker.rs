@@ -42,7 +42,7 @@ fn serve_at(state: &Path, address: &str) -> ModelServer {
         prefix_cache: 2,
         draft_tokens: 0,
         max_queue: 64,
-        threads: 1,
+        threads: Some(1),
         context: None,
         seed: 0,
         uploads: std::env::temp_dir(),

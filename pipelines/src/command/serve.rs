@@ -60,9 +60,10 @@ pub struct Serve {
     /// as generate.draft_tokens; 0 drafts none.
     #[arg(long, value_name = "N", default_value_t = 0)]
     draft_tokens: usize,
-    /// CPU threads of the engine, as generate.threads.
-    #[arg(long, value_name = "N", default_value_t = 1)]
-    threads: usize,
+    /// CPU threads of the engine, as generate.threads: by default one for a small model, and for larger
+    /// ones up to all of the machine's.
+    #[arg(long, value_name = "N")]
+    threads: Option<usize>,
     /// Longest prompt and completion together, in tokens; by default the model's limit.
     #[arg(long, value_name = "TOKENS")]
     context_length: Option<usize>,

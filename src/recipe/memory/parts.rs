@@ -5,8 +5,8 @@ use std::path::Path;
 
 use super::{MemoryPart, count, optimization};
 use crate::model::{
-    Activation, Dtype, Layout, Lora, ModelConfig, ModelError, PREFILL_CELLS, Unit, folder_config, fused, logits_chunk,
-    quantised_bytes,
+    Activation, Dtype, Layout, Lora, ModelConfig, ModelError, PREFILL_CELLS, Unit, folder_config, fused, is_in_4_bits,
+    logits_chunk, quantised_bytes,
 };
 use crate::recipe::checks::validated;
 use crate::recipe::generate::OnNewWeights;
@@ -36,7 +36,11 @@ const PROMPT_ASSUMED: u64 = 256;
 
 /// All parts of `plan`, with their devices.
 pub(super) fn parts(plan: &Plan) -> Result<Vec<(DeviceName, MemoryPart)>, ModelError> {
-    let mut parts = Parts { plan, model: shape(plan)?, at: plan.model.device, all: Vec::new() };
+    let in_4_bits = match &plan.model.source {
+        ModelSource::Folder(folder) => model_folder(&folder.name()).is_ok_and(|folder| is_in_4_bits(&folder)),
+        ModelSource::Tiny(_) => false,
+    };
+    let mut parts = Parts { plan, model: shape(plan)?, in_4_bits, at: plan.model.device, all: Vec::new() };
     parts.collect()?;
     Ok(parts.all)
 }
@@ -44,6 +48,8 @@ pub(super) fn parts(plan: &Plan) -> Result<Vec<(DeviceName, MemoryPart)>, ModelE
 struct Parts<'a> {
     plan: &'a Plan,
     model: ModelConfig,
+    /// Whether the model's folder has it in 4 bits.
+    in_4_bits: bool,
     /// Device of added parts.
     at: DeviceName,
     all: Vec<(DeviceName, MemoryPart)>,
@@ -91,9 +97,14 @@ impl Parts<'_> {
         if on_host {
             self.add("program", PROGRAM, "code, libtorch, threads".to_owned());
             let (bytes, format) = if self.keeps_format() { (self.bytes(), plan.model.precision().word()) } else { (4, "f32") };
-            self.add("first weights", bytes * parameters, format!("{} in {format}", count(parameters)));
-            if let Some(stored) = self.quantised(&model, bytes) {
-                self.add("in 4 bits", stored, "the matrices of the layers, which are made of the first weights".to_owned());
+            let stored = self.quantised(&model, bytes);
+            match stored.filter(|_| self.in_4_bits) {
+                Some(stored) => self.add("first weights", stored, format!("{} in 4 bits, as in their folder", count(parameters))),
+                None => {
+                    self.add("first weights", bytes * parameters, format!("{} in {format}", count(parameters)));
+                    let why = "the matrices of the layers, which are made of the first weights";
+                    self.add("in 4 bits", stored.unwrap_or(0), why.to_owned());
+                }
             }
         }
         let gpus: BTreeSet<DeviceName> = plan.devices().into_iter().map(|(_, device)| device).collect();
@@ -278,10 +289,10 @@ impl Parts<'_> {
         }
     }
 
-    /// Bytes of the recipe's model in 4 bits, if its adapters are trained over such, with `kept` bytes for
-    /// other numbers.
+    /// Bytes of the recipe's model in 4 bits, if its folder has it so or its adapters are trained over such,
+    /// with `kept` bytes for other numbers.
     fn quantised(&self, model: &ModelConfig, kept: u64) -> Option<u64> {
-        let asked = self.plan.lora.as_ref().is_some_and(|lora| lora.base == BaseFormat::Nf4);
+        let asked = self.in_4_bits || self.plan.lora.as_ref().is_some_and(|lora| lora.base == BaseFormat::Nf4);
         asked.then(|| quantised_bytes(&Layout::new(model), kept))
     }
 

@@ -142,7 +142,7 @@ impl Tinker {
             atomic_file::create_folder(folder)?;
             atomic_file::remove_leftovers(folder)?;
         }
-        let threads = shared.config.threads.max(1);
+        let threads = shared.config.threads_of(policy.config());
         let ground = Ground { policy: policy.clone(), threads, context: shared.context(), models, samplers };
         let tinker = Arc::new(Tinker {
             shared: shared.clone(),

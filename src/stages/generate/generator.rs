@@ -42,10 +42,6 @@ impl Default for EngineSettings {
     }
 }
 
-/// So many parameters are work enough for one more thread of an engine on a processor.
-#[cfg(feature = "torch")]
-const PARAMETERS_OF_A_THREAD: usize = 1 << 22;
-
 /// Makes an engine on its worker's thread.
 type MakeEngine<E> = Arc<dyn Fn(&EngineSettings) -> E + Send + Sync>;
 
@@ -368,11 +364,10 @@ impl Generator<crate::engine::LocalEngine> {
     /// do not depend on the device, up to rounding.
     pub fn local_on(policy: &crate::train::Policy, devices: impl IntoIterator<Item = tch::Device>) -> Self {
         let tokenizer = policy.tokenizer().clone();
-        let (policy, parameters) = (policy.clone(), crate::model::Layout::new(policy.config()).total());
+        let policy = policy.clone();
         let (devices, started) = (devices.into_iter().collect::<Vec<_>>(), std::sync::atomic::AtomicUsize::new(0));
         let make = move |settings: &EngineSettings| {
-            let by_size = || (parameters / PARAMETERS_OF_A_THREAD).clamp(1, crate::util::cores::cores());
-            crate::model::use_threads(settings.threads.unwrap_or_else(by_size));
+            crate::model::use_threads(settings.threads.unwrap_or_else(|| crate::model::threads_of_engine(policy.config())));
             let engine =
                 crate::engine::LocalEngine::new(policy.decoder(), policy.tokenizer().clone(), settings.slots, settings.seed);
             let turn = started.fetch_add(1, std::sync::atomic::Ordering::Relaxed) % devices.len().max(1);

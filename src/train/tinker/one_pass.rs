@@ -135,7 +135,7 @@ mod tests {
             prefix_cache: 2,
             draft_tokens: 0,
             max_queue: 16,
-            threads: 1,
+            threads: Some(1),
             context: None,
             seed: 0,
             uploads: state.path().to_owned(),
