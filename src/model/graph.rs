@@ -19,7 +19,7 @@ unsafe extern "C" {
     fn rollflow_graph_free(graph: *mut CGraph);
 }
 
-/// Memory of graphs of which one runs at a time, and whose results are read before the next.
+/// Memory of graphs of which one runs at a time, and whose results are copied before the next one runs.
 pub(crate) struct GraphPool([u64; 2]);
 
 impl GraphPool {

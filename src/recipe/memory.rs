@@ -6,6 +6,7 @@
 //! are checked here too.
 
 mod parts;
+mod shape;
 
 use std::fmt;
 use std::path::Path;
@@ -18,7 +19,7 @@ use super::trainer::TrainerBackend;
 use crate::model::{Dtype, Layout, Lora, ModelConfig, ModelError, gpu_memory};
 use crate::settings::error::Problem;
 use crate::util::cores::cores;
-use parts::{adapters, shape};
+use shape::{adapters, shape};
 
 /// Memory of a run on one device, by part, and the memory available.
 #[derive(Clone, Debug, PartialEq)]

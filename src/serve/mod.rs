@@ -76,7 +76,7 @@ pub struct ServeConfig {
 
 impl ServeConfig {
     fn threads_of(&self, model: &ModelConfig) -> usize {
-        self.threads.unwrap_or_else(|| threads_of_engine(model))
+        self.threads.map_or_else(|| threads_of_engine(model), |threads| threads.max(1))
     }
 }
 

@@ -54,11 +54,9 @@ pub(super) fn given_up(policy: NonFinitePolicy, what: &'static str, names: Vec<S
 
 impl Worker {
     /// Micro-batches of all ranks, as many for each as for the others if possible.
-    fn micro_batches(&self, batch: &TrainBatch) -> Vec<Vec<usize>> {
+    fn micro_batches(&self, batch: &TrainBatch, replicas: usize) -> Vec<Vec<usize>> {
         let ranks = self.team.as_ref().map_or(1, Team::size);
         let cut = |least| self.config.micro_batches(batch, &self.model, least);
-        // The experts' loss depends on the cuts, which threads shall not decide.
-        let replicas = if self.config.router_loss > 0.0 { 1 } else { self.replicas.len() };
         let parts = cut(replicas * ranks);
         match parts.len() % ranks {
             0 => parts,
@@ -73,7 +71,9 @@ impl Worker {
     }
 
     pub fn forward_backward(&mut self, batch: &TrainBatch) -> Result<ForwardBackward, TrainError> {
-        let mut parts = self.micro_batches(batch);
+        // The experts' loss depends on the cuts, which threads shall not decide.
+        let replicas = if self.config.router_loss > 0.0 { 1 } else { self.replicas.len() };
+        let mut parts = self.micro_batches(batch, replicas);
         if parts.is_empty() {
             return Err(TrainError::NothingToTrain(batch.sequences.len()));
         }
@@ -244,7 +244,7 @@ impl Worker {
     /// Log-probabilities of trained tokens, or scores at their rows, sequence by sequence.
     pub fn score(&mut self, batch: &TrainBatch) -> Result<Vec<Vec<f64>>, TrainError> {
         self.command(|| Ok(Command::Score(Cow::Owned(batch.clone()))))?;
-        let parts = self.micro_batches(batch);
+        let parts = self.micro_batches(batch, self.replicas.len());
         Ok(self.columns(batch, &parts)?.into_iter().map(|[log_probs, _]| log_probs).collect())
     }
 

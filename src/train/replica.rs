@@ -131,7 +131,7 @@ impl Replica {
         part: &[usize],
         judged: Option<LossOutput>,
     ) -> Result<Part, PassError> {
-        let forward = self.forward(batch, part, self.config.gradient_checkpointing)?;
+        let forward = self.forward(batch, part, self.config.gradient_checkpointing, self.config.router_loss > 0.0)?;
         let judged = self.judge(&forward, algorithm, batch, part, judged);
         let slopes = judged.as_ref().ok().and_then(|judged| judged.slopes.as_ref().ok());
         let rows: usize = part.iter().map(|&at| batch.sequences[at].rows.len()).sum();
@@ -283,7 +283,7 @@ impl Replica {
     /// Log-probabilities and entropies (or scores and zeros) of each sequence, without a graph.
     pub fn score(&self, batch: &TrainBatch, part: &[usize]) -> Result<Vec<Columns>, PassError> {
         let _guard = tch::no_grad_guard();
-        let Scored { log_probs, entropies, .. } = self.head(&self.forward(batch, part, false)?, batch, part).score();
+        let Scored { log_probs, entropies, .. } = self.head(&self.forward(batch, part, false, false)?, batch, part).score();
         let mut rest = [log_probs, entropies].map(Vec::into_iter);
         let mut own = |len: usize| rest.each_mut().map(|column| column.take(len).collect());
         Ok(part.iter().map(|&at| (at, own(batch.sequences[at].rows.len()))).collect())
@@ -293,7 +293,7 @@ impl Replica {
     /// score head has none.
     pub fn score_top(&self, batch: &TrainBatch, part: &[usize], top: TopK) -> Result<Vec<TopColumns>, PassError> {
         let _guard = tch::no_grad_guard();
-        let forward = self.forward(batch, part, false)?;
+        let forward = self.forward(batch, part, false, false)?;
         let head = self.head(&forward, batch, part);
         let Some(words) = &head.words else { return Ok(Vec::new()) };
         let (chosen, TeacherColumn { k, ids, log_probs }) = head.top(words, top);
@@ -305,12 +305,13 @@ impl Replica {
         Ok(part.iter().map(|&at| (at, own(batch.sequences[at].rows.len()))).collect())
     }
 
-    /// Hidden states of the rows that predict trained tokens; with `kept`, without a graph.
-    fn forward(&self, batch: &TrainBatch, part: &[usize], kept: bool) -> Result<Forward, PassError> {
+    /// Hidden states of the rows that predict trained tokens; with `kept`, without a graph, and with
+    /// `balanced`, with the experts' loss.
+    fn forward(&self, batch: &TrainBatch, part: &[usize], kept: bool, balanced: bool) -> Result<Forward, PassError> {
         let targets: Vec<i64> = part.iter().flat_map(|&at| &batch.sequences[at].targets).copied().collect();
         let longest = part.iter().map(|&at| batch.sequences[at].inputs.len()).max().unwrap_or(0);
         // The experts' loss counts a prompt with each answer.
-        let balanced = self.config.router_loss > 0.0 && self.decoder.config().experts.is_some();
+        let balanced = balanced && self.decoder.config().experts.is_some();
         let (packed, rows) = pack(batch, part, !balanced && self.decoder.shares_prompts(longest, self.compute));
         let [rows, targets] = [rows, targets].map(|numbers| upload(&numbers, self.compute.device));
         let weights = match &self.held {

@@ -49,7 +49,7 @@ pub struct LocalEngine {
     pub(super) shelf: Option<Tensor>,
     /// A step at work whose tokens are not taken yet.
     pub(super) ahead: Option<Ahead>,
-    /// Steps so far that ran ahead.
+    /// Recorded steps so far, which numbers them.
     pub(super) steps: u64,
     /// Of results, while the engine's stream is at work on the next step.
     pub(super) downloads: Stream,

@@ -85,7 +85,7 @@ impl StepInput {
 
     /// Tokens and positions on the device, `[2, slots]`. `before`: tokens and log-probabilities of the step
     /// before, which may still be at work.
-    fn upload(&self, before: Option<&Tensor>, device: Device) -> Tensor {
+    fn on_device(&self, before: Option<&Tensor>, device: Device) -> Tensor {
         let Some(before) = before else {
             return upload(&[self.tokens.as_slice(), &self.positions].concat(), device).view([2, -1]);
         };
@@ -145,7 +145,7 @@ impl<W: Placed> StepGraphs<W> {
             return None;
         }
         input.pad(slots);
-        let tokens = input.upload(before, self.device);
+        let tokens = input.on_device(before, self.device);
         let settings = draw::upload_settings(&input.settings, self.device);
         if recorded.graph.is_none() {
             let (tokens, settings) = (tokens.copy(), settings.copy());

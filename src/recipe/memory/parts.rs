@@ -3,16 +3,14 @@
 use std::collections::BTreeSet;
 use std::path::Path;
 
+use super::shape::{adapters, config_of, in_4_bits, shape};
 use super::{MemoryPart, count, optimization};
 use crate::model::{
-    Activation, Dtype, Layout, Lora, ModelConfig, ModelError, PREFILL_CELLS, Unit, folder_config, fused, is_in_4_bits,
-    logits_chunk, quantised_bytes,
+    Activation, Dtype, Layout, ModelConfig, ModelError, PREFILL_CELLS, Unit, fused, logits_chunk, quantised_bytes,
 };
-use crate::recipe::checks::validated;
 use crate::recipe::generate::OnNewWeights;
 use crate::recipe::lora::BaseFormat;
-use crate::recipe::model::{DeviceName, ModelSource};
-use crate::recipe::model_folder::{NoModel, model_folder};
+use crate::recipe::model::DeviceName;
 use crate::recipe::plan::{Pipeline, Plan};
 use crate::recipe::reference_policy::ReferencePolicy;
 use crate::recipe::task::TaskData;
@@ -36,11 +34,7 @@ const PROMPT_ASSUMED: u64 = 256;
 
 /// All parts of `plan`, with their devices.
 pub(super) fn parts(plan: &Plan) -> Result<Vec<(DeviceName, MemoryPart)>, ModelError> {
-    let in_4_bits = match &plan.model.source {
-        ModelSource::Folder(folder) => model_folder(&folder.name()).is_ok_and(|folder| is_in_4_bits(&folder)),
-        ModelSource::Tiny(_) => false,
-    };
-    let mut parts = Parts { plan, model: shape(plan)?, in_4_bits, at: plan.model.device, all: Vec::new() };
+    let mut parts = Parts { plan, model: shape(plan)?, in_4_bits: in_4_bits(plan), at: plan.model.device, all: Vec::new() };
     parts.collect()?;
     Ok(parts.all)
 }
@@ -474,34 +468,4 @@ fn parameters(model: &ModelConfig) -> u64 {
 
 fn parameters_of(folder: &Path) -> Result<u64, ModelError> {
     Ok(parameters(&config_of(folder)?))
-}
-
-/// Reads the configuration of a model by its name in a recipe. Invalid names are reported by the
-/// recipe's own checks.
-fn config_of(name: &Path) -> Result<ModelConfig, ModelError> {
-    let io = |error: NoModel| ModelError::Io(name.into(), std::io::Error::other(error.to_string()));
-    folder_config(&model_folder(name).map_err(io)?)
-}
-
-/// Number of parameters of the adapters of `[lora]`. Rejects targets that the model lacks.
-pub(super) fn adapters(plan: &Plan, model: &ModelConfig) -> Result<Option<u64>, ModelError> {
-    let Some(of) = &plan.lora else { return Ok(None) };
-    Ok(Some(Lora::new(of.rank, of.alpha, &of.target_words())?.on_model(model)?.layout(model).total() as u64))
-}
-
-/// The shape of the recipe's model.
-pub(super) fn shape(plan: &Plan) -> Result<ModelConfig, ModelError> {
-    let tiny = match &plan.model.source {
-        ModelSource::Folder(folder) => return config_of(&folder.name()),
-        ModelSource::Tiny(tiny) => tiny,
-    };
-    // Sizes out of their ranges must not be computed with.
-    validated(tiny.clone()).map_err(|errors| ModelError::malformed("[model]".as_ref(), errors))?;
-    Ok(ModelConfig {
-        intermediate_size: tiny.intermediate,
-        heads: tiny.heads,
-        kv_heads: tiny.kv_heads,
-        head_dim: tiny.hidden / tiny.heads.max(1),
-        ..ModelConfig::small_of(tiny.vocab, tiny.hidden, tiny.layers)
-    })
 }
