@@ -8,7 +8,7 @@ use rollflow::data::source::{DataSpec, Example, Recorded, Shape, Survey, survey}
 use rollflow::data::{DataError, RankedPair};
 use rollflow::prelude::*;
 use rollflow::recipe::{Chat, EnvironmentKind, Pipeline, Plan, Problem, Source, TaskData, TrainerBackend};
-use rollflow::train::score_pair;
+use rollflow::train::{RouterReplay, score_pair};
 
 use crate::assemble::policy::Reader;
 use crate::assemble::supervised::{self, Imitation};
@@ -77,8 +77,10 @@ pub fn of(plan: &Plan) -> Surveyed {
         }
     }
     let dense = reader.as_ref().is_some_and(|reader| reader.config.experts.is_none());
-    for (section, _) in plan.optimizations().filter(|(_, of)| dense && of.router_aux_loss > 0.0) {
-        let key = format!("{section}.router_aux_loss");
+    let losses = plan.optimizations().filter(|(_, of)| of.router_aux_loss > 0.0);
+    let losses = losses.map(|(section, _)| format!("{section}.router_aux_loss"));
+    let replay = (plan.train.router_replay != RouterReplay::Off).then(|| "train.router_replay".to_owned());
+    for key in losses.chain(replay).filter(|_| dense) {
         let problem = format!("`{key}`: the model is no mixture of experts");
         all.complaints.push(Problem::of(&key, problem, "leave it out"));
     }

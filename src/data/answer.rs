@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use super::{Spans, Status, Version, number};
+use super::{Routes, Spans, Status, Version, number};
 
 /// An answer, finished or not (law D3). Columns have one entry a token.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -22,6 +22,9 @@ pub struct Answer {
     pub versions: Spans,
     /// `Pending` until it has ended, or, where it has several turns, until the newest has.
     pub status: Status,
+    /// Experts that computed the prompt and the tokens, as of its newest turn, if the engine records them.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub routes: Option<Routes>,
 }
 
 impl Answer {
@@ -52,6 +55,7 @@ impl Answer {
         self.log_probs.extend(&other.log_probs);
         other.versions.iter().for_each(|(version, len)| self.versions.extend(version, len));
         self.status = other.status;
+        self.routes = other.routes.clone();
     }
 
     /// Tokens of its newest turn: those that were sampled since the last given one.
@@ -66,7 +70,7 @@ impl Answer {
 }
 
 /// One token as it was sampled.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct SampledToken {
     /// The prompt's ordinal.
     pub ordinal: u64,
@@ -80,6 +84,8 @@ pub struct SampledToken {
     pub version: Version,
     /// `Pending`, or how the answer ended with it.
     pub status: Status,
+    /// Experts that computed the prompt and the answer, with the token that ended it, if the engine records them.
+    pub routes: Option<Routes>,
 }
 
 /// Completions that a prompt re-enters with after a resume, an abort or a pause. A generator

@@ -3,7 +3,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::{ChatMessage, DataError, Metadata, Prompt, PromptText, RewardParts, Spans, TopTokens, Version, number};
+use super::{ChatMessage, DataError, Metadata, Prompt, PromptText, RewardParts, Routes, Spans, TopTokens, Version, number};
 
 /// State of a sample's generation.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -60,6 +60,9 @@ pub struct Sample {
     pub teacher: Option<TopTokens>,
     /// The weights that sampled each token.
     pub versions: Spans,
+    /// Experts that computed its tokens in the generator, for a trainer that follows them or compares.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub routes: Option<Routes>,
     /// Temperature at which its tokens were sampled, so that scorers divide logits by the same
     /// value; if `None`, a scorer takes its default.
     #[serde(skip_serializing_if = "Option::is_none")]

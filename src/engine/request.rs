@@ -6,7 +6,7 @@ use std::sync::Arc;
 use serde::{Deserialize, Serialize};
 
 use super::EngineError;
-use crate::data::{Answer, Spans, Status};
+use crate::data::{Answer, Routes, Spans, Status};
 
 /// Sampling parameters.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -180,6 +180,8 @@ pub struct Finished {
     pub log_probs: Vec<f32>,
     /// Policy version of each token.
     pub versions: Spans,
+    /// Experts that computed the prompt and the tokens, if the engine records them.
+    pub routes: Option<Routes>,
     /// Reason for the end, or the engine's reason why it refused to finish the completion.
     pub finish: Result<FinishReason, String>,
 }
@@ -187,8 +189,8 @@ pub struct Finished {
 impl Finished {
     /// Completion of prompt `ordinal` that has ended, or that the engine refused to finish.
     pub fn new(ordinal: u64, answer: Answer, finish: Result<FinishReason, String>) -> Self {
-        let Answer { index, tokens, log_probs, versions, .. } = answer;
-        Finished { ordinal, index, tokens, log_probs, versions, finish }
+        let Answer { index, tokens, log_probs, versions, routes, .. } = answer;
+        Finished { ordinal, index, tokens, log_probs, versions, routes, finish }
     }
 
     /// Status of the completion.

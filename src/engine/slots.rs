@@ -225,7 +225,8 @@ impl<State> Slots<State> {
         let Some(ActiveSample { request, answer, .. }) = &self.places[slot] else { return };
         let (Some(&token), Some(&log_prob)) = (answer.tokens.last(), answer.log_probs.last()) else { return };
         let (ordinal, index, status) = (request.ordinal, answer.index, finish.map_or(Status::Pending, Status::from));
-        self.sampled.push(SampledToken { ordinal, index, token, log_prob, version, status });
+        let routes = finish.and(answer.routes.clone());
+        self.sampled.push(SampledToken { ordinal, index, token, log_prob, version, status, routes });
         if let Some(finish) = finish
             && let Some(sample) = self.places[slot].take()
         {

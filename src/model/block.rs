@@ -2,10 +2,12 @@
 
 use tch::{Device, Kind, Tensor};
 
+use super::experts::Routed;
 use super::family::QkNorm;
 use super::gated_delta::DeltaState;
 use super::packed::{FlashRuns, Rectangle};
 use super::rope::{ByLayer, Tables};
+use super::routing::{Recorded, RecordedPass};
 use super::views::{BranchNorms, Layer, Mixer, Mlp};
 use super::{Activation, Decoder, Packed, fused};
 
@@ -15,6 +17,8 @@ pub(super) struct Pass<'a> {
     /// For layers that take sequences apart.
     pub rectangle: Option<Rectangle>,
     pub attention: Attention,
+    /// Experts that computed the tokens before.
+    pub recorded: Option<RecordedPass>,
 }
 
 /// How attention is computed.
@@ -44,8 +48,8 @@ pub(super) enum Left<'a> {
     KeysValues(&'a Tensor, &'a Tensor),
     /// States after each sequence.
     State(&'a DeltaState),
-    /// Probabilities of experts, `[tokens, experts]`, and those that each token was sent to.
-    Routes(&'a Tensor, &'a Tensor),
+    /// What the router did.
+    Routed(&'a Routed<'a>),
 }
 
 /// Receives what each layer leaves.
@@ -85,7 +89,8 @@ impl Decoder {
             }
             _ => self.attention(layer, input, |qkv| self.attend(layer, index, pass, qkv, keep)),
         };
-        self.block(layer, index, (x, rows), keep, mix)
+        let recorded = pass.recorded.as_ref().and_then(|recorded| recorded.of_layer(&self.config, index, rows));
+        self.block(layer, index, (x, rows), recorded.as_ref(), keep, mix)
     }
 
     /// Attention over a normed input by `attend`, which gets its projections; gated in some families.
@@ -134,12 +139,14 @@ impl Decoder {
         }
     }
 
-    /// One layer, whose tokens `mix` mixes. With `rows`, only those rows are computed after that.
+    /// One layer, whose tokens `mix` mixes. With `rows`, only those rows are computed after that. `recorded`:
+    /// experts that computed these before.
     pub(super) fn block(
         &self,
         layer: &Layer,
         index: usize,
         (x, rows): (Stream, Option<&Tensor>),
+        recorded: Option<&Recorded>,
         keep: Keep,
         mix: impl FnOnce(&Tensor, Keep) -> Tensor,
     ) -> Stream {
@@ -153,7 +160,7 @@ impl Decoder {
         let (x, input) = self.normed_stream(x, layer.mlp_norms.before.as_ref());
         let output = match (&layer.mlp, &self.config.experts) {
             (Mlp::Sparse(sparse), Some(experts)) => {
-                sparse.forward(&input, experts, |probs, chosen| keep(index, Left::Routes(probs, chosen)))
+                sparse.forward(&input, experts, recorded, |routed| keep(index, Left::Routed(routed)))
             }
             (Mlp::Sparse(_), None) => unreachable!("sparse layers are those of experts"),
             (Mlp::Dense { gate_up, down }, _) => down.forward(&self.gated(&gate_up.forward(&input))),

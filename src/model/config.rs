@@ -282,6 +282,11 @@ impl ModelConfig {
         self.experts.as_ref().filter(|experts| !experts.dense_layers.contains(&layer))
     }
 
+    /// Number of layers with experts before this one; of all with `layers()`.
+    pub fn sparse_before(&self, layer: usize) -> usize {
+        (0..layer).filter(|&layer| self.experts_of(layer).is_some()).count()
+    }
+
     /// Width of what a token's feed-forward layers compute, in the widest layer.
     pub fn active_width(&self) -> usize {
         let widths = (0..self.layers())

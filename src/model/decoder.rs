@@ -7,11 +7,12 @@ use std::sync::Arc;
 
 use tch::{Device, Kind, Tensor};
 
-use super::balance::Balance;
 use super::block::{Attention, Keep, Left, Pass, Stream, capped, scaled, window_mask};
 use super::layout::part;
 use super::packed::{FlashRuns, Rectangle};
 use super::rope::{ByLayer, Rope};
+use super::route_cache::RouteLog;
+use super::routing::{RecordedPass, Watch};
 use super::step::Step;
 use super::views::Mixer;
 use super::{Compute, KvCache, Layout, ModelConfig, Packed, Views, Weights, fused, upload, wide};
@@ -65,23 +66,20 @@ impl Decoder {
 
     /// [`Decoder::hidden`] of the packed rows `rows` only, in that order: `[rows, hidden]`, from
     /// the result of [`Decoder::embedded`]. Faster than a later selection: the last layer computes
-    /// other rows only in attention. `balance`, if any, gets the load of the experts, of all rows.
+    /// other rows only in attention. `watch` gets what the routers did.
     pub(crate) fn hidden_after(
         &self,
         views: &Views,
         packed: &Packed,
         rows: &Tensor,
         embedded: &Tensor,
-        balance: Option<&mut Balance>,
+        watch: &mut Watch,
     ) -> Tensor {
         let pass = self.pass(packed, &views.embedding);
-        match balance {
-            None => self.trunk(views, &pass, embedded.shallow_clone(), Some(rows), &mut |_, _| {}),
-            Some(balance) => {
-                let keep = &mut |_, left: Left| balance.take(&left);
-                self.trunk(views, &pass, embedded.shallow_clone(), None, keep).index_select(0, rows)
-            }
-        }
+        let is_of_all = watch.is_of_all();
+        let computed = (!is_of_all).then_some(rows);
+        let hidden = self.trunk(views, &pass, embedded.shallow_clone(), computed, &mut |_, left: Left| watch.take(&left));
+        if is_of_all { hidden.index_select(0, rows) } else { hidden }
     }
 
     /// Embeddings of packed tokens, detached; with `leaf`, a leaf that accumulates a gradient.
@@ -128,13 +126,19 @@ impl Decoder {
             None => self.rectangular(packed, &views.embedding),
         };
         let places = cache.places(slots, packed, pass.rectangle.as_ref().filter(|_| !pass.is_packed()));
+        let mut routes = cache.route_log();
+        let is_of_all = routes.is_of_all();
         let mut keep = |layer, left: Left| match left {
             Left::KeysValues(keys, values) => cache.fill(layer, &places, keys, values),
             Left::State(state) => cache.fill_state(layer, slots, state),
-            Left::Routes(..) => {}
+            Left::Routed(_) => routes.take(&left),
         };
-        let hidden = self.trunk(views, &pass, self.embed(views, &packed.ids), Some(&last), &mut keep);
-        self.logits(views, &hidden)
+        let hidden = self.trunk(views, &pass, self.embed(views, &packed.ids), (!is_of_all).then_some(&last), &mut keep);
+        let of_sequence = |((at, start), &len): ((usize, usize), &usize)| {
+            slots[at].iter().flat_map(move |&slot| (0..len).map(move |position| (slot, position, start + position)))
+        };
+        cache.write_routes(routes, packed.starts().enumerate().zip(&packed.lens).flat_map(of_sequence));
+        self.logits(views, &if is_of_all { hidden.index_select(0, &last) } else { hidden })
     }
 
     /// Decodes one token in each slot from `first` on: token `i` has position `positions[i]` in
@@ -142,11 +146,21 @@ impl Decoder {
     pub fn decode(&self, views: &Views, first: usize, tokens: &[i64], positions: &[usize], cache: &mut KvCache) -> Tensor {
         let _guard = tch::no_grad_guard();
         let (step, tokens) = self.begin_step(views, first, tokens, positions, cache);
-        self.decode_step(views, &step, &tokens, cache)
+        let mut routes = cache.route_log();
+        let logits = self.decode_step(views, &step, &tokens, cache, &mut routes);
+        cache.write_routes(routes, positions.iter().enumerate().map(|(row, &position)| (first + row, position, row)));
+        logits
     }
 
     /// One step, from the tokens on the device.
-    pub(super) fn decode_step(&self, views: &Views, step: &Step, tokens: &Tensor, cache: &mut KvCache) -> Tensor {
+    pub(super) fn decode_step(
+        &self,
+        views: &Views,
+        step: &Step,
+        tokens: &Tensor,
+        cache: &mut KvCache,
+        routes: &mut RouteLog,
+    ) -> Tensor {
         let mut x = Stream::new(self.embed_rows(&views.embedding, tokens));
         for index in 0..self.config.layers() {
             let layer = views.layer(index);
@@ -156,7 +170,7 @@ impl Decoder {
                 }
                 _ => self.attention(&layer, input, |qkv| self.attend_step(&layer, index, step, qkv, cache)),
             };
-            x = self.block(&layer, index, (x, None), &mut |_, _| {}, mix);
+            x = self.block(&layer, index, (x, None), None, &mut |_, left| routes.take(&left), mix);
         }
         self.logits(views, &self.finish(&views.norm, x))
     }
@@ -177,7 +191,7 @@ impl Decoder {
             return self.rectangular(packed, like);
         }
         let tables = self.rope.by_layer(longest, like.device(), |tables| tables.first(longest as i64));
-        Pass { packed, rectangle: self.rectangle_of_nets(packed, like.device()), attention: Attention::Fused(tables) }
+        self.over(packed, self.rectangle_of_nets(packed, like.device()), Attention::Fused(tables), like.device())
     }
 
     /// The rectangle of layers that take sequences apart, if there are any.
@@ -191,7 +205,7 @@ impl Decoder {
         self.config.flashes(like.kind(), device).then(|| {
             let runs = FlashRuns::new(packed, device);
             let tables = self.rope.by_layer(packed.longest(), device, |tables| tables.at(&runs.positions));
-            Pass { packed, rectangle: self.rectangle_of_nets(packed, device), attention: Attention::Flash(tables, runs) }
+            self.over(packed, self.rectangle_of_nets(packed, device), Attention::Flash(tables, runs), device)
         })
     }
 
@@ -200,7 +214,11 @@ impl Decoder {
         let rectangle = Rectangle::new(packed, device);
         let tables = self.rope.by_layer(packed.longest(), device, |tables| tables.first(rectangle.columns));
         let masks = ByLayer::new(self.config.windows.iter(), |window| window_mask(rectangle.columns, *window, device));
-        Pass { packed, rectangle: Some(rectangle), attention: Attention::Rectangular(tables, masks) }
+        self.over(packed, Some(rectangle), Attention::Rectangular(tables, masks), device)
+    }
+
+    fn over<'a>(&self, packed: &'a Packed, rectangle: Option<Rectangle>, attention: Attention, device: Device) -> Pass<'a> {
+        Pass { packed, rectangle, attention, recorded: RecordedPass::new(&self.config, packed, device) }
     }
 
     /// Layers and final norm over whole embedded sequences, for `rows` only where given.

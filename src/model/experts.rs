@@ -4,6 +4,7 @@
 use tch::{Kind, Tensor};
 
 use super::fused;
+use super::routing::Recorded;
 
 /// Feed-forward layers of a sparse layer, and how tokens reach them.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -18,6 +19,18 @@ pub struct Experts {
     pub normalized: bool,
     /// Layers with one plain feed-forward layer instead.
     pub dense_layers: Vec<usize>,
+}
+
+/// How the tokens of a layer were routed.
+pub(super) struct Routed<'a> {
+    /// Probabilities of experts, `[tokens, experts]`.
+    pub probs: &'a Tensor,
+    /// The experts that the router chooses, the likeliest first, `[tokens, per_token]`.
+    pub own: &'a Tensor,
+    /// Those that compute the tokens.
+    pub chosen: &'a Tensor,
+    /// Those that computed them before, if that is known.
+    pub recorded: Option<&'a Tensor>,
 }
 
 /// Weights of a sparse layer.
@@ -39,16 +52,23 @@ impl Sparse {
 
     /// Computes tokens `[N, hidden]`, each by its experts. Tokens of an expert are one product. Routing is in
     /// f32 (law N5), and so are the sums over experts, whose order does not depend on other tokens.
-    /// `routed` gets the experts' probabilities `[N, experts]` and those chosen, `[N, per_token]`.
+    /// `recorded`: experts that computed the tokens before. Where they are followed, weights are the router's
+    /// probabilities of them (Ma et al., 2025).
     ///
     /// Cost: the products of `per_token` experts a token, and one read of the counts by the host.
-    pub fn forward(&self, x: &Tensor, of: &Experts, routed: impl FnOnce(&Tensor, &Tensor)) -> Tensor {
+    pub fn forward(&self, x: &Tensor, of: &Experts, recorded: Option<&Recorded>, routed: impl FnOnce(&Routed)) -> Tensor {
         let (count, per_token) = (of.count as i64, of.per_token as i64);
         // Widened, and not by `wide`, whose products have no gradient in 16 bits.
         let logits = x.to_kind(Kind::Float).linear(&self.router.to_kind(Kind::Float), None::<&Tensor>);
         let probs = logits.softmax(-1, Kind::Float);
-        let (weights, chosen) = probs.topk(per_token, -1, true, true);
-        routed(&probs, &chosen);
+        let (mut weights, own) = probs.topk(per_token, -1, true, true);
+        let mut chosen = own.shallow_clone();
+        if let Some(recorded) = recorded.filter(|recorded| recorded.follow) {
+            chosen = recorded.experts.where_self(&recorded.experts.ge(0), &own);
+            weights = probs.gather(-1, &chosen, false);
+        }
+        let recorded = recorded.map(|recorded| &recorded.experts);
+        routed(&Routed { probs: &probs, own: &own, chosen: &chosen, recorded });
         let weights = if of.normalized { &weights / weights.sum_dim_intlist([-1i64].as_slice(), true, None) } else { weights };
         // Places of tokens, ordered by expert.
         let chosen = chosen.reshape([-1]);
@@ -74,13 +94,22 @@ mod tests {
 
     use super::*;
 
-    /// Each token by itself, in f64.
-    fn written_out(x: &Tensor, sparse: &Sparse, of: &Experts) -> Tensor {
+    /// Each token by itself, in f64, by the recorded experts where these are followed.
+    fn written_out(x: &Tensor, sparse: &Sparse, of: &Experts, recorded: Option<&Recorded>) -> Tensor {
         let rows: Vec<Tensor> = (0..x.size()[0])
             .map(|row| {
                 let x = x.get(row);
                 let probs = sparse.router.matmul(&x).softmax(-1, Kind::Double);
-                let (weights, chosen) = probs.topk(of.per_token as i64, -1, true, true);
+                let chosen = probs.topk(of.per_token as i64, -1, true, true).1;
+                let followed = recorded.filter(|recorded| recorded.follow).map(|recorded| recorded.experts.get(row));
+                let experts: Vec<i64> = (0..of.per_token as i64)
+                    .map(|at| match followed.as_ref().map_or(-1, |followed| followed.int64_value(&[at])) {
+                        -1 => chosen.int64_value(&[at]),
+                        expert => expert,
+                    })
+                    .collect();
+                let chosen = Tensor::from_slice(&experts);
+                let weights = probs.index_select(0, &chosen);
                 let weights = if of.normalized { &weights / weights.sum(Kind::Double) } else { weights };
                 let part = |at: i64| {
                     let expert = chosen.int64_value(&[at]);
@@ -93,9 +122,25 @@ mod tests {
         Tensor::stack(&rows, 0)
     }
 
+    /// Any experts, of which every third token's are not known.
+    fn recorded(tokens: i64, of: &Experts) -> Tensor {
+        let row = |row: i64| match row % 3 {
+            2 => Tensor::full([of.per_token as i64], -1, (Kind::Int64, Device::Cpu)),
+            _ => Tensor::randperm(of.count as i64, (Kind::Int64, Device::Cpu)).narrow(0, 0, of.per_token as i64),
+        };
+        Tensor::stack(&(0..tokens).map(row).collect::<Vec<_>>(), 0)
+    }
+
     #[test]
     fn a_mixture_equals_its_experts_token_by_token_also_where_experts_have_no_tokens() {
         tch::manual_seed(11);
+        for follow in [None, Some(false), Some(true)] {
+            compare(follow);
+        }
+    }
+
+    /// `follow`: whether recorded experts are followed, where there are any.
+    fn compare(follow: Option<bool>) {
         for (count, per_token, tokens, normalized) in [(4, 2, 9, true), (8, 3, 2, false), (3, 3, 5, true), (6, 1, 1, false)] {
             let of = Experts { count, per_token, width: 5, normalized, dense_layers: Vec::new() };
             let leaf = |shape: &[i64]| Tensor::randn(shape, (Kind::Double, Device::Cpu)).set_requires_grad(true);
@@ -105,9 +150,10 @@ mod tests {
                 let [router, gate_up, down] = [1, 2, 3].map(|at: usize| leaves[at].to_kind(kind));
                 Sparse { router, gate_up, down }
             };
-            let found =
-                sparse(&leaves, Kind::Float).forward(&leaves[0].to_kind(Kind::Float), &of, |_, _| {}).to_kind(Kind::Double);
-            let expected = written_out(&leaves[0], &sparse(&leaves, Kind::Double), &of);
+            let recorded = follow.map(|follow| Recorded { experts: recorded(tokens, &of), follow });
+            let (found, recorded) = (sparse(&leaves, Kind::Float), recorded.as_ref());
+            let found = found.forward(&leaves[0].to_kind(Kind::Float), &of, recorded, |_| {}).to_kind(Kind::Double);
+            let expected = written_out(&leaves[0], &sparse(&leaves, Kind::Double), &of, recorded);
             let along = expected.randn_like();
             let gradients = |y: &Tensor| Tensor::run_backward(&[(y * &along).sum(Kind::Double)], &leaves, true, false);
             let pairs = gradients(&found)
@@ -116,7 +162,7 @@ mod tests {
                 .chain([(found.shallow_clone(), expected.shallow_clone())]);
             for (found, expected) in pairs {
                 let gap = (found - expected).abs().max().double_value(&[]);
-                assert!(gap < 1e-4, "{count} experts, {per_token} a token: {gap}");
+                assert!(gap < 1e-4, "{count} experts, {per_token} a token, followed: {follow:?}: {gap}");
             }
         }
     }

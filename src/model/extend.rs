@@ -63,16 +63,22 @@ impl Decoder {
             Some(*end)
         });
         let last = (!all).then(|| upload(&ends.map(|end| end - 1).collect::<Vec<_>>(), device));
+        let mut routes = cache.route_log();
+        let early = last.as_ref().filter(|_| !routes.is_of_all());
         let mut x = Stream::new(self.embed_rows(&views.embedding, &upload(&tokens, device)));
         for index in 0..self.config.layers() {
             let layer = views.layer(index);
-            let rows = last.as_ref().filter(|_| index + 1 == self.config.layers());
+            let rows = early.filter(|_| index + 1 == self.config.layers());
             let mix = |input: &Tensor, _: Keep| {
                 self.attention(&layer, input, |qkv| self.attend_suffixes(&layer, index, &extension, qkv, cache))
             };
-            x = self.block(&layer, index, (x, rows), &mut |_, _| {}, mix);
+            x = self.block(&layer, index, (x, rows), None, &mut |_, left| routes.take(&left), mix);
         }
-        self.logits(views, &self.finish(&views.norm, x))
+        let hidden = self.finish(&views.norm, x);
+        let late = last.as_ref().filter(|_| early.is_none());
+        let places = suffixes.iter().flat_map(|suffix| (suffix.from..).take(suffix.tokens.len()).map(|at| (suffix.slot, at)));
+        cache.write_routes(routes, places.enumerate().map(|(row, (slot, position))| (slot, position, row)));
+        self.logits(views, &late.map_or_else(|| hidden.shallow_clone(), |rows| hidden.index_select(0, rows)))
     }
 
     fn begin_extension<'a>(&self, views: &Views, suffixes: &'a [Suffix<'a>], cache: &KvCache) -> Extension<'a> {

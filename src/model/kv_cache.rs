@@ -4,6 +4,7 @@ use tch::{Device, Kind, Tensor};
 
 use super::gated_delta::DeltaState;
 use super::packed::Rectangle;
+use super::route_cache::RouteCache;
 use super::{Compute, ModelConfig, Packed, fused, upload};
 
 /// Keys and values of sequences in flight. One tensor per layer, `[slots, positions, 2, key heads,
@@ -13,6 +14,9 @@ use super::{Compute, ModelConfig, Packed, fused, upload};
 /// cheaper than gathering all in each step.
 pub struct KvCache {
     layers: Vec<Held>,
+    /// Experts of the tokens, if they are recorded.
+    pub(super) routes: Option<RouteCache>,
+    slots: usize,
     positions: usize,
     device: Device,
 }
@@ -59,7 +63,12 @@ impl KvCache {
             }
         };
         let layers = (0..config.layers()).map(held).collect();
-        KvCache { layers, positions, device: compute.device }
+        KvCache { layers, routes: None, slots, positions, device: compute.device }
+    }
+
+    /// Holds the experts of each token, too, if the model has any. Before the first token.
+    pub(crate) fn recording_routes(self, config: &ModelConfig) -> Self {
+        KvCache { routes: RouteCache::new(config, self.slots, self.positions, self.device), ..self }
     }
 
     /// Tokens per slot.
@@ -77,6 +86,9 @@ impl KvCache {
                 *layer = layer.constant_pad_nd([0, 0, 0, 0, 0, 0, 0, (positions - self.positions) as i64]);
             }
         }
+        if let Some(routes) = &mut self.routes {
+            routes.grow(positions - self.positions);
+        }
         self.positions = positions;
     }
 
@@ -91,6 +103,9 @@ impl KvCache {
                 Held::KeysValues(layer) => copy(&layer.narrow(1, 0, len as i64)),
                 Held::Delta(state) => [&state.conv, &state.heads].into_iter().for_each(&mut copy),
             }
+        }
+        if let Some(routes) = &self.routes {
+            copy(&routes.first(len));
         }
         fused::copy_all(&pairs);
     }

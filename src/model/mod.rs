@@ -8,7 +8,6 @@
 mod adapter_folder;
 #[cfg(all(feature = "jemalloc", target_os = "linux", target_env = "gnu"))]
 mod allocator;
-mod balance;
 mod bitsandbytes;
 mod block;
 mod c_text;
@@ -38,6 +37,8 @@ mod quantised;
 mod read_rope;
 mod recompute;
 mod rope;
+mod route_cache;
+mod routing;
 mod shards;
 mod step;
 pub(crate) mod stream;
@@ -48,7 +49,6 @@ pub(crate) mod wide;
 
 pub use adapter_folder::{base_of, folder_config, load_adapter, save_adapter};
 pub(crate) use adapter_folder::{holds_adapter, is_in_4_bits};
-pub(crate) use balance::Balance;
 pub(crate) use block::capped;
 pub use compute::Compute;
 pub(crate) use compute::{logits_chunk, upload};
@@ -70,9 +70,10 @@ pub use layout::Layout;
 pub(crate) use layout::{Entry, Role, Unit, part};
 pub(crate) use lora::Adapter;
 pub use lora::Lora;
-pub use packed::{PREFILL_CELLS, Packed};
+pub use packed::{PREFILL_CELLS, Packed, PackedRoutes};
 pub(crate) use quantised::quantised_bytes;
 pub(crate) use recompute::{Kept, Parameters, Passed, Whole};
+pub(crate) use routing::Watch;
 pub use shards::save_hf_as;
 pub(crate) use shards::{FolderShards, TensorSlice};
 pub(crate) use threads::{threads_of_engine, use_threads};

@@ -16,6 +16,18 @@ pub struct Packed {
     /// Earlier sequence that each one continues. A prefix has no prefix itself. A prompt that many
     /// completions share is computed once.
     pub prefixes: Vec<Option<usize>>,
+    /// Experts that computed the tokens before, if that is known.
+    pub recorded: Option<PackedRoutes>,
+}
+
+/// Experts that computed packed tokens in another pass.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct PackedRoutes {
+    /// `[tokens, sparse layers, experts per token]`, with [`ANY_EXPERT`](crate::data::ANY_EXPERT) where one is not
+    /// known.
+    pub experts: Vec<u16>,
+    /// If true, they compute the tokens again; otherwise the router's choice is only compared.
+    pub follow: bool,
 }
 
 impl Packed {

@@ -11,9 +11,9 @@ use std::convert::Infallible;
 
 use tch::{Kind, Tensor};
 
-use super::balance::Balance;
 use super::block::{Left, Stream};
 use super::layout::{Unit, part};
+use super::routing::{Balance, Watch};
 use super::views::Layer;
 use super::{Adapter, Decoder, Packed, Weights};
 
@@ -99,22 +99,21 @@ pub(crate) struct Passed {
     /// Weight of the head; a leaf if it is trained.
     pub head: Tensor,
     pub kept: Kept,
-    /// What the routers did, if that was wanted.
-    pub balance: Option<Balance>,
+    /// What the routers did.
+    pub watch: Watch,
 }
 
 impl Decoder {
     /// Computes [`Decoder::hidden_after`] without a graph, and returns the input of
-    /// [`Decoder::gradient`]. `balanced`: whether the experts' load is wanted.
+    /// [`Decoder::gradient`]. `watch`: what is wanted of the routers.
     pub(crate) fn hidden_kept<P: Parameters>(
         &self,
         of: &P,
         packed: Packed,
         rows: Tensor,
-        balanced: bool,
+        mut watch: Watch,
     ) -> Result<Passed, P::Error> {
         let _guard = tch::no_grad_guard();
-        let mut balance = (balanced && self.config.experts.is_some()).then(Balance::default);
         let (config, layers) = (&self.config, self.config.layers());
         let after = |index: usize| Some(if index < layers { Unit::Layer(index) } else { Unit::End });
         let matrix = |flat: Tensor| flat.view([-1, config.hidden_size as i64]);
@@ -132,17 +131,17 @@ impl Decoder {
                     &part(&adapter.flat.detach(), adapter.layout.layer(index)),
                 ));
             }
-            let chosen = Some(&rows).filter(|_| index + 1 == layers && balance.is_none());
+            let chosen = Some(&rows).filter(|_| index + 1 == layers && !watch.is_of_all());
             let input = Stream::new(streams[index].shallow_clone());
-            let keep = &mut |_, left: Left| balance.iter_mut().for_each(|balance| balance.take(&left));
+            let keep = &mut |_, left: Left| watch.take(&left);
             let next = self.layer(&layer, index, &pass, input, chosen, keep);
             streams.push(next.whole());
         }
         let tied = config.shares_embedding();
         let end = of.numbers(Unit::End, tied.then_some(Unit::Embedding))?;
         let hidden = self.finish(&end.narrow(0, 0, config.hidden_size as i64), Stream::new(streams[layers].shallow_clone()));
-        let hidden = if balance.is_some() { hidden.index_select(0, &rows) } else { hidden };
-        let slopes = balance.as_ref().and_then(Balance::slopes);
+        let hidden = if watch.is_of_all() { hidden.index_select(0, &rows) } else { hidden };
+        let slopes = watch.balance.as_ref().and_then(Balance::slopes);
         let own_head = of.adapter().map(|(adapter, _)| adapter.score_head());
         let is_trained = !matches!(own_head, Some(None));
         let head = match own_head.flatten() {
@@ -152,7 +151,7 @@ impl Decoder {
         };
         drop(pass);
         let head = matrix(head).detach().set_requires_grad(is_trained);
-        Ok(Passed { hidden, head, kept: Kept { packed, rows, streams, slopes }, balance })
+        Ok(Passed { hidden, head, kept: Kept { packed, rows, streams, slopes }, watch })
     }
 
     /// Gives `of` the gradient of its trained numbers, from the gradients by the hidden states and
@@ -213,8 +212,8 @@ impl Decoder {
             let stream = Stream::new(input.shallow_clone());
             let mut balance = Balance::default();
             let keep = &mut |_, left: Left| {
-                if slopes.is_some() {
-                    balance.take(&left)
+                if let (Left::Routed(routed), true) = (left, slopes.is_some()) {
+                    balance.take(routed)
                 }
             };
             let output = self.layer(&layer, index, &pass, stream, kept.chosen(index + 1 == layers), keep).whole();

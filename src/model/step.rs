@@ -102,7 +102,8 @@ impl Decoder {
         let (slots, longest) = (SlotRange { first: 0, len: tokens.size()[1] }, cache.positions());
         let tables = self.rope.by_layer(longest, tokens.device(), Tables::all);
         let step = Step { slots, way: Way::Kernel(tokens.get(1), longest as i64, tables) };
-        self.decode_step(views, &step, &tokens.get(0), cache)
+        let mut routes = cache.route_log();
+        self.decode_step(views, &step, &tokens.get(0), cache, &mut routes)
     }
 
     /// Writes a layer's new keys and values, and attends over all positions up to them: fused projections

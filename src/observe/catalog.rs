@@ -249,6 +249,7 @@ catalog! {
     Loss: GAUGE "loss" [] in "nats", "Loss of the newest step.";
     MixedLoss: GAUGE "mixed_loss" [] in "nats", "Loss of the samples that were mixed into the newest step, times their weight.";
     RouterLoss: GAUGE "router_loss" [] in "loss", "Part of the newest step's loss that spreads tokens over experts, times its weight.";
+    RouterMismatch: GAUGE "router_mismatch_ratio" [] in "ratio", "Share of the experts that computed the newest step's tokens in the generator, over all sparse layers, that the trainer's routers do not choose.";
     GradNorm: GAUGE "grad_norm" [] in "norm", "Global gradient norm of the newest step before clipping.";
     GradNormClipped: GAUGE "grad_norm_clipped" [] in "norm", "Global gradient norm of the newest step after clipping.";
     SavedTokens: GAUGE "saved_tokens" [] in "tokens",

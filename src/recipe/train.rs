@@ -18,7 +18,7 @@ use crate::settings::setting::{
 };
 use crate::stages::pairs::Pairing;
 use crate::stages::train::RewardKl;
-use crate::train::{DecayScope, LrScale, NonFinitePolicy};
+use crate::train::{DecayScope, LrScale, NonFinitePolicy, RouterReplay};
 
 const BETAS: Limit<[f64; 2]> =
     Limit { text: "each 0 or more and below 1", holds: |betas| betas.iter().all(|beta| (0.0..1.0).contains(beta)) };
@@ -75,6 +75,8 @@ section! {
         correction: ImportanceChoice = ImportanceChoice::default();
         /// Conditions under which off-policy tokens or sequences are not trained on.
         reject: Vec<Rejection> = Vec::new();
+        /// Use of the experts that computed a sample's tokens in the generator, for a mixture of experts.
+        router_replay: RouterReplay = RouterReplay::default();
         /// Mean gap between the generator's and the trainer's log-probabilities, in nats, above
         /// which a step warns. Left out: 1 in f32, 0.15 in 16 bits (`model.dtype`).
         gap_warn: Option<f64> = None, BOUND_IF_GIVEN;

@@ -53,6 +53,7 @@ impl PendingGroup {
             sample.metadata.insert(REFUSED.to_owned(), reason.into());
         }
         sample.answered(&finished.tokens, &finished.log_probs, &finished.versions);
+        sample.routes = finished.routes;
         // Greedy tokens have no sampling distribution to be scored by.
         sample.temperature = Some(self.temperature).filter(|temperature| *temperature > 0.0);
         if context.mask_older {
@@ -91,7 +92,7 @@ impl<E: TokenEngine> Rollouts<E> for SingleTurn {
     fn record(&mut self, engine: &E, finished: Vec<Finished>) -> Result<(), EngineError> {
         engine.discarded().iter().for_each(|(ordinal, index)| self.context.discard(*ordinal, *index));
         if let Some(admission) = &self.context.admission {
-            admission.sampled(engine.sampled().iter().copied());
+            admission.sampled(engine.sampled().iter().cloned());
         }
         finished.into_iter().try_for_each(|finished| self.add(finished))
     }

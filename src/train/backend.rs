@@ -84,6 +84,8 @@ pub struct ForwardBackward {
     pub gap: LogProbGap,
     /// The part of the loss that spreads tokens over experts, if the trainer has one.
     pub router_loss: Option<f64>,
+    /// The generator's routing against the trainer's, if that is wanted and known.
+    pub strayed: Strayed,
     /// Counts of the loss.
     pub metrics: LossMetrics,
     /// The trainer's numbers of every token, if the batch asked for them ([`TrainBatch::scored`]).
@@ -110,6 +112,28 @@ pub struct TokenScores {
     pub entropies: Vec<f32>,
 }
 
+/// Experts that computed tokens in the generator, over all sparse layers.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Strayed {
+    /// Those that the trainer's routers do not choose.
+    pub other: u64,
+    /// All that are known.
+    pub all: u64,
+}
+
+impl Strayed {
+    /// Adds those of other tokens.
+    pub fn merge(&mut self, more: Strayed) {
+        self.other += more.other;
+        self.all += more.all;
+    }
+
+    /// The share that the trainer's routers do not choose; `None` if no experts are known.
+    pub fn share(&self) -> Option<f64> {
+        (self.all > 0).then(|| self.other as f64 / self.all as f64)
+    }
+}
+
 impl ForwardBackward {
     /// Adds the result of a later part of the same optimizer batch.
     pub fn merge(&mut self, other: ForwardBackward) {
@@ -119,6 +143,7 @@ impl ForwardBackward {
         self.tokens = tokens;
         self.loss += other.loss;
         self.router_loss = self.router_loss.map(|own| own + other.router_loss.unwrap_or(0.0)).or(other.router_loss);
+        self.strayed.merge(other.strayed);
         self.input_tokens += other.input_tokens;
         self.saved_tokens += other.saved_tokens;
         self.micro_batches += other.micro_batches;

@@ -26,6 +26,21 @@ choices! {
     }
 }
 
+choices! {
+    /// Use of the experts that computed a sample's tokens in the generator, for a mixture of experts: Ma et al.,
+    /// 2025, "rollout routing replay".
+    pub enum RouterReplay {
+        /// the trainer's routers choose, and nothing is compared.
+        "off" => Off,
+        /// the trainer's routers choose, and `rollflow_router_mismatch_ratio` is the share of the generator's experts
+        /// that they do not choose.
+        "measure" => Measure,
+        /// the generator's experts compute each token, weighed by the trainer's routers. `rollflow_router_mismatch_ratio`
+        /// is the share that these would not have chosen.
+        "follow" => Follow,
+    }
+}
+
 section! {
     /// Factors of the learning rate for parts of the model; a part with factor 0 is not trained. A
     /// factor for a part that the model does not have is an error.

@@ -16,7 +16,7 @@ use crate::algo::{
     Aggregation, BatchSize, ComparedToken, LogProbGap, Loss, LossError, LossInputs, LossOutput, OffPolicy, TeacherInputs,
 };
 use crate::data::packing::{cut_evenly, cut_rectangles};
-use crate::data::{Sample, TopTokens, Version};
+use crate::data::{Routes, Sample, TopTokens, Version};
 use crate::flow::caught;
 
 /// A sample's name in errors.
@@ -69,6 +69,8 @@ pub struct TrainSequence {
     pub advantages: Vec<f64>,
     /// Divisor of the logits; `None`: the backend's.
     pub temperature: Option<f64>,
+    /// Experts that computed the sequence's tokens in the generator; `None` where that is not known.
+    pub routes: Option<Routes>,
 }
 
 /// A teacher's likeliest tokens at each target.
@@ -197,6 +199,7 @@ fn shift(sample: &Sample, weights: &[f64]) -> TrainSequence {
         teacher: sample.teacher.as_ref().and_then(|top| TeacherColumn::of(top, &rows)),
         advantages: vec![sample.advantage.unwrap_or(f64::NAN); rows.len()],
         temperature: sample.temperature.map(f64::from),
+        routes: sample.routes.clone(),
         rows,
     }
 }

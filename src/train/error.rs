@@ -32,6 +32,9 @@ pub enum TrainError {
     /// A number of a sample that is not finite (law N4): the sample's name, quantity and value.
     #[error("{0}: its {1} is {2}; it must be a finite number")]
     BadSample(String, &'static str, f64),
+    /// A sample, by its name, whose experts are another model's, and how.
+    #[error("{0}: {1}; generator and trainer need the same model")]
+    Routes(String, String),
     /// No token of so many samples has a mask above zero.
     #[error("none of {0} samples has a token to train on; a loss mask above 0 marks them, and the first token never counts")]
     NothingToTrain(usize),

@@ -14,7 +14,8 @@ use super::team::MakeAlgorithm;
 use super::worker::Worker;
 use super::{
     AdamW, Algorithm, BackendState, CheckpointMetadata, DecayScope, ForwardBackward, LrScale, NonFinitePolicy, OptimStep,
-    SaveCheckpoint, SavedCheckpoint, Snapshot, TrainBatch, TrainError, TrainFuture, TrainerRanks, TrainingBackend, promise,
+    RouterReplay, SaveCheckpoint, SavedCheckpoint, Snapshot, TrainBatch, TrainError, TrainFuture, TrainerRanks, TrainingBackend,
+    promise,
 };
 use crate::algo::{Loss, OffPolicy, Schedule};
 use crate::flow::caught;
@@ -66,6 +67,8 @@ pub struct LocalConfig {
     /// It is of each micro-batch, weighted by its trained tokens, so that `micro_batch_tokens` and the number
     /// of ranks change it. A model without experts has none.
     pub router_loss: f64,
+    /// Use of the experts that computed a sequence in the generator ([`Routes`](crate::data::Routes)).
+    pub router_replay: RouterReplay,
     /// If true, the backward pass computes each layer's activations again instead of keeping all.
     /// The gradient is the same.
     pub gradient_checkpointing: bool,
@@ -105,6 +108,7 @@ impl LocalConfig {
             compute: Compute::default(),
             replica_devices: Vec::new(),
             router_loss: 0.0,
+            router_replay: RouterReplay::Off,
             gradient_checkpointing: false,
             save_dtype: None,
             merge: true,

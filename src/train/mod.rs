@@ -55,10 +55,10 @@ mod worker;
 pub use adamw::{AdamW, clip_scale, norm};
 pub use algorithm::{Algorithm, AlgorithmKey};
 pub use backend::{
-    BackendState, ForwardBackward, OptimStep, SaveCheckpoint, SavedCheckpoint, Snapshot, TokenScores, TrainingBackend,
+    BackendState, ForwardBackward, OptimStep, SaveCheckpoint, SavedCheckpoint, Snapshot, Strayed, TokenScores, TrainingBackend,
 };
 pub use checkpoint::{CheckpointMetadata, FileMark};
-pub use choices::{DecayScope, LrScale, NonFinitePolicy};
+pub use choices::{DecayScope, LrScale, NonFinitePolicy, RouterReplay};
 pub(crate) use collate::name_of;
 pub use collate::{AtTeacher, TeacherColumn, TrainBatch, TrainSequence, collate, collate_in, collate_part};
 pub use error::TrainError;

@@ -13,7 +13,7 @@ use super::replica::{Part, PassError, Replica};
 use super::shards::Shards;
 use super::team::{Command, Team, key_of};
 use super::worker::{Worker, shorten};
-use super::{Algorithm, ForwardBackward, NonFinitePolicy, TrainBatch, TrainError};
+use super::{Algorithm, ForwardBackward, NonFinitePolicy, RouterReplay, TrainBatch, TrainError, TrainSequence};
 use crate::algo::LossOutput;
 use crate::flow::caught;
 use crate::model::{Entry, Layout, part};
@@ -70,7 +70,36 @@ impl Worker {
         (rank..parts).step_by(size).collect()
     }
 
+    /// Rejects experts of another model, and warns once if sampled sequences have none to follow.
+    fn check_routes(&mut self, batch: &TrainBatch) -> Result<(), TrainError> {
+        let Some(of) = self.model.experts.as_ref().filter(|_| self.config.router_replay != RouterReplay::Off) else {
+            return Ok(());
+        };
+        let layers = self.model.sparse_before(self.model.layers());
+        let wrong = |sequence: &TrainSequence| {
+            let problem = sequence.routes.as_ref()?.mismatch(layers, of.count, of.per_token)?;
+            Some(TrainError::Routes(sequence.name(), problem))
+        };
+        if let Some(error) = batch.sequences.iter().find_map(wrong) {
+            return Err(error);
+        }
+        let lacks = |sequence: &&TrainSequence| sequence.behaviour.is_some() && sequence.routes.is_none();
+        let lacking: Vec<&TrainSequence> = batch.sequences.iter().filter(lacks).collect();
+        if let (Some(first), false) = (lacking.first(), self.warned_of_routes) {
+            self.warned_of_routes = true;
+            tracing::warn!(
+                "{} and {} others of {} sequences came without the experts of their generator, so that the trainer's routers choose \
+                 for them; let the generator record them",
+                first.name(),
+                lacking.len() - 1,
+                batch.sequences.len()
+            );
+        }
+        Ok(())
+    }
+
     pub fn forward_backward(&mut self, batch: &TrainBatch) -> Result<ForwardBackward, TrainError> {
+        self.check_routes(batch)?;
         // The experts' loss depends on the cuts, which threads shall not decide.
         let replicas = if self.config.router_loss > 0.0 { 1 } else { self.replicas.len() };
         let mut parts = self.micro_batches(batch, replicas);
@@ -186,10 +215,11 @@ impl Worker {
         };
         self.replicas.run(count, work, |at, part| {
             let mut gradient = None;
-            let mut take = |Part { scored, output, gradient: of_part, router_loss }: Part| -> Result<(), TrainError> {
+            let mut take = |Part { scored, output, gradient: of_part, router_loss, strayed }: Part| -> Result<(), TrainError> {
                 let part = &parts[own[at]];
                 seen.loss += output.loss + router_loss.unwrap_or(0.0);
                 seen.router_loss = router_loss.map(|own| own + seen.router_loss.unwrap_or(0.0)).or(seen.router_loss);
+                seen.strayed.merge(strayed);
                 seen.tokens += scored.log_probs.len();
                 seen.input_tokens += batch.input_tokens(part);
                 seen.entropy += scored.entropies.iter().sum::<f64>();
@@ -243,6 +273,7 @@ impl Worker {
 
     /// Log-probabilities of trained tokens, or scores at their rows, sequence by sequence.
     pub fn score(&mut self, batch: &TrainBatch) -> Result<Vec<Vec<f64>>, TrainError> {
+        self.check_routes(batch)?;
         self.command(|| Ok(Command::Score(Cow::Owned(batch.clone()))))?;
         let parts = self.micro_batches(batch, self.replicas.len());
         Ok(self.columns(batch, &parts)?.into_iter().map(|[log_probs, _]| log_probs).collect())

@@ -3,17 +3,18 @@
 //! A replica shares its device's parameters and owns the graph over them, so that several replicas
 //! differentiate in parallel. Parameters are not written meanwhile.
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use tch::{Kind, Tensor};
 
 use super::head::{OutputHead, Scored, SlopesOf, Temperature, Words};
 use super::shards::Gathered;
-use super::{Algorithm, AtTeacher, LocalConfig, TeacherColumn, TrainBatch, TrainSequence};
+use super::{Algorithm, AtTeacher, LocalConfig, RouterReplay, Strayed, TeacherColumn, TrainBatch, TrainSequence};
 use crate::algo::{LossError, LossOutput};
-use crate::data::TopK;
+use crate::data::{ANY_EXPERT, TopK};
 use crate::model::{
-    Balance, Compute, Decoder, Dtype, Kept, Layout, ModelConfig, Packed, Passed, Weights, Whole, logits_chunk, upload,
+    Compute, Decoder, Dtype, Kept, Layout, ModelConfig, Packed, PackedRoutes, Passed, Watch, Weights, Whole, logits_chunk, upload,
 };
 use crate::ranks::CollectiveError;
 
@@ -58,6 +59,7 @@ pub(super) struct Part {
     pub gradient: Result<Option<Tensor>, Vec<String>>,
     /// The experts' loss, by its weight, if there is one.
     pub router_loss: Option<f64>,
+    pub strayed: Strayed,
 }
 
 /// Result of a forward pass.
@@ -66,20 +68,14 @@ struct Forward {
     head: Tensor,
     targets: Tensor,
     backward: Backward,
-    /// The experts' loss, if the trainer has one.
-    router_loss: Option<Tensor>,
+    /// What the routers did.
+    watch: Watch,
 }
 
 impl Forward {
     fn recomputed(of: Passed, targets: Tensor) -> Self {
-        let Passed { hidden: rows, head, kept, balance } = of;
-        Forward {
-            rows,
-            head,
-            targets,
-            backward: Backward::Recompute(kept),
-            router_loss: balance.as_ref().and_then(Balance::loss),
-        }
+        let Passed { hidden: rows, head, kept, watch } = of;
+        Forward { rows, head, targets, backward: Backward::Recompute(kept), watch }
     }
 }
 
@@ -137,7 +133,9 @@ impl Replica {
         let rows: usize = part.iter().map(|&at| batch.sequences[at].rows.len()).sum();
         let share = rows as f64 / batch.batch_tokens.max(1) as f64;
         let weight = self.config.router_loss * share * batch.factor.unwrap_or(1.0);
-        let router_loss = forward.router_loss.as_ref().map(|loss| loss.double_value(&[]) * weight);
+        let of_experts = forward.watch.loss();
+        let router_loss = of_experts.as_ref().map(|loss| loss.double_value(&[]) * weight);
+        let strayed = forward.watch.strayed().map_or_else(Strayed::default, |[other, all]| Strayed { other, all });
         let gradient = match (&self.held, forward.backward) {
             // The other ranks wait for this one's gradient, whatever the loss is.
             (Held::Part(gathered), Backward::Recompute(kept)) => {
@@ -156,7 +154,7 @@ impl Replica {
                     whole.gradient
                 }
                 Backward::Graph { embedded, ids } => {
-                    let of_experts = forward.router_loss.map(|loss| loss * (weight * slopes.scale));
+                    let of_experts = of_experts.map(|loss| loss * (weight * slopes.scale));
                     self.along_graph(weights, slopes, of_experts, &embedded, &ids)
                 }
             }),
@@ -164,7 +162,7 @@ impl Replica {
         };
         let Judged { scored, output, slopes } = judged?;
         let unscaled = |slopes: Slopes| gradient.map(|of| if slopes.scale == 1.0 { of } else { of / slopes.scale });
-        Ok(Part { scored, output, gradient: slopes.map(unscaled), router_loss })
+        Ok(Part { scored, output, gradient: slopes.map(unscaled), router_loss, strayed })
     }
 
     /// Takes part in a micro-batch of other ranks, with no sequence.
@@ -173,7 +171,7 @@ impl Replica {
         let mut packed = Packed::default();
         packed.push([0], None);
         let rows = Tensor::zeros([1], (Kind::Int64, self.compute.device));
-        let Passed { hidden, kept, .. } = self.decoder.hidden_kept(&**gathered, packed, rows, false)?;
+        let Passed { hidden, kept, .. } = self.decoder.hidden_kept(&**gathered, packed, rows, Watch::default())?;
         if backward {
             self.decoder.gradient(&**gathered, kept, &hidden.zeros_like(), None, 0.0)?;
         }
@@ -312,26 +310,27 @@ impl Replica {
         let longest = part.iter().map(|&at| batch.sequences[at].inputs.len()).max().unwrap_or(0);
         // The experts' loss counts a prompt with each answer.
         let balanced = balanced && self.decoder.config().experts.is_some();
-        let (packed, rows) = pack(batch, part, !balanced && self.decoder.shares_prompts(longest, self.compute));
+        let share = !balanced && self.decoder.shares_prompts(longest, self.compute);
+        let (packed, rows) = pack(batch, part, share, self.config.router_replay);
+        let mut watch = Watch::new(balanced);
         let [rows, targets] = [rows, targets].map(|numbers| upload(&numbers, self.compute.device));
         let weights = match &self.held {
             Held::Part(gathered) => {
-                let passed = self.decoder.hidden_kept(&**gathered, packed, rows, balanced)?;
+                let passed = self.decoder.hidden_kept(&**gathered, packed, rows, watch)?;
                 return Ok(Forward::recomputed(passed, targets));
             }
             Held::Whole(weights) => weights,
         };
         // A graph would hold all layers' numbers.
         if kept || weights.is_quantised() {
-            let Ok(passed) = self.decoder.hidden_kept(&Whole::reading(weights), packed, rows, balanced);
+            let Ok(passed) = self.decoder.hidden_kept(&Whole::reading(weights), packed, rows, watch);
             return Ok(Forward::recomputed(passed, targets));
         }
         let views = self.decoder.views_of(weights);
         let embedded = self.decoder.embedded(&views, &packed, weights.adapter.is_none());
-        let mut balance = balanced.then(Balance::default);
-        let rows = self.decoder.hidden_after(&views, &packed, &rows, &embedded, balance.as_mut());
-        let (head, router_loss) = (views.head.shallow_clone(), balance.as_ref().and_then(Balance::loss));
-        Ok(Forward { rows, head, targets, backward: Backward::Graph { embedded, ids: packed.ids }, router_loss })
+        let rows = self.decoder.hidden_after(&views, &packed, &rows, &embedded, &mut watch);
+        let head = views.head.shallow_clone();
+        Ok(Forward { rows, head, targets, backward: Backward::Graph { embedded, ids: packed.ids }, watch })
     }
 
     fn head<'a>(&self, forward: &'a Forward, batch: &TrainBatch, part: &[usize]) -> OutputHead<'a> {
@@ -354,31 +353,53 @@ impl Replica {
 
 /// Packs the sequences at `part`, and returns the rows that predict their trained tokens. With
 /// `share`, the common prefix of neighbours in one group is computed once, and their gradients are
-/// summed there.
-fn pack(batch: &TrainBatch, part: &[usize], share: bool) -> (Packed, Vec<i64>) {
+/// summed there, if the experts of `replay` are the same, too.
+fn pack(batch: &TrainBatch, part: &[usize], share: bool, replay: RouterReplay) -> (Packed, Vec<i64>) {
     let sequences: Vec<&TrainSequence> = part.iter().map(|&at| &batch.sequences[at]).collect();
-    let (mut packed, mut rows) = (Packed::default(), Vec::new());
+    let known = |sequence: &&&TrainSequence| sequence.routes.is_some() && replay != RouterReplay::Off;
+    let width = sequences.iter().find(known).and_then(|sequence| Some(sequence.routes.as_ref()?.width()));
+    let (mut packed, mut rows, mut experts) = (Packed::default(), Vec::new(), Vec::new());
+    let mut route = |sequence: &TrainSequence, tokens: Range<usize>| {
+        if let Some(width) = width {
+            let own = sequence.routes.iter().flat_map(|routes| tokens.clone().flat_map(|at| routes.at(at)));
+            let end = experts.len() + tokens.len() * width;
+            experts.extend(own);
+            experts.resize(end, ANY_EXPERT);
+        }
+    };
     for group in sequences.chunk_by(|a, b| a.group == b.group) {
-        let common = if share && group.len() > 1 { common_prefix(group) } else { 0 };
+        let common = if share && group.len() > 1 { common_prefix(group, width.is_some()) } else { 0 };
         let prefix_at = packed.lens.len();
         let prefix_row = if common > 0 { packed.push(group[0].inputs[..common].iter().copied(), None) } else { 0 };
+        route(group[0], 0..common);
         for sequence in group {
             let own = &sequence.inputs[common..];
             let own_row = match own {
                 [] => 0,
                 own => packed.push(own.iter().copied(), (common > 0).then_some(prefix_at)),
             };
+            route(sequence, common..sequence.inputs.len());
             let place = |&row: &usize| if row < common { prefix_row + row } else { own_row + row - common };
             rows.extend(sequence.rows.iter().map(|row| place(row) as i64));
         }
     }
+    packed.recorded = width.map(|_| PackedRoutes { experts, follow: replay == RouterReplay::Follow });
     (packed, rows)
 }
 
-/// Number of tokens that all sequences of a group start with.
-fn common_prefix(group: &[&TrainSequence]) -> usize {
-    let first = &group[0].inputs;
-    let common = |other: &&TrainSequence| first.iter().zip(&other.inputs).take_while(|(a, b)| a == b).count();
+/// Number of tokens that all sequences of a group start with, and with `routed` experts, too.
+fn common_prefix(group: &[&TrainSequence], routed: bool) -> usize {
+    let first = group[0];
+    let experts = |of: &TrainSequence, at: usize| of.routes.as_ref().map_or(Vec::new(), |routes| routes.at(at).to_vec());
+    let common = |other: &&TrainSequence| {
+        let alike = first
+            .inputs
+            .iter()
+            .zip(&other.inputs)
+            .enumerate()
+            .take_while(|(at, (a, b))| a == b && (!routed || experts(first, *at) == experts(other, *at)));
+        alike.count()
+    };
     group[1..].iter().map(common).min().unwrap_or(0)
 }
 
@@ -399,11 +420,11 @@ mod tests {
             sequence(1, &[1, 2], &[1]),
         ];
         let batch = TrainBatch { sequences, batch_tokens: 7, ..TrainBatch::default() };
-        let (packed, rows) = pack(&batch, &[0, 1, 2, 3], true);
+        let (packed, rows) = pack(&batch, &[0, 1, 2, 3], true, RouterReplay::Off);
         assert_eq!(packed.ids, [1, 2, 3, 4, 5, 6, 1, 2]);
         assert_eq!((&packed.lens[..], &packed.prefixes[..]), (&[3, 1, 2, 2][..], &[None, Some(0), Some(0), None][..]));
         assert_eq!(rows, [2, 3, 2, 2, 4, 5, 7], "the prompt's last row predicts the first token of each answer");
-        let (apart, rows) = pack(&batch, &[0, 1, 2, 3], false);
+        let (apart, rows) = pack(&batch, &[0, 1, 2, 3], false, RouterReplay::Off);
         assert_eq!((apart.len(), apart.shares(), rows[2]), (14, false, 6));
     }
 }

@@ -49,6 +49,8 @@ pub(super) struct Worker {
     pub(super) background: Background,
     /// Set once a rank was found not to see the run's folder.
     pub(super) warned: bool,
+    /// Whether a batch without the experts of its generator was reported.
+    pub(super) warned_of_routes: bool,
 }
 
 /// A rank's part of the parameters.
@@ -182,6 +184,7 @@ impl Worker {
             divided,
             background: Background::default(),
             warned: false,
+            warned_of_routes: false,
         })
     }
 

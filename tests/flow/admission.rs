@@ -66,7 +66,7 @@ fn d4_what_is_not_resumed_is_counted_as_truncated() {
     let admission = open();
     for index in 0..3 {
         let status = if index == 2 { Status::Completed } else { Status::Pending };
-        admission.sampled([SampledToken { ordinal: 0, index, token: 7, log_prob: -0.5, version: 1, status }]);
+        admission.sampled([SampledToken { ordinal: 0, index, token: 7, log_prob: -0.5, version: 1, status, routes: None }]);
     }
     let reentering = || interrupted(&admission).remove(0);
     let resumed = |version, usable: fn(&Answer) -> bool| {
@@ -109,8 +109,8 @@ fn sampled(ledger: &mut Ledger, ordinal: u64) -> Group {
     let samples: Vec<Sample> = (0..4).map(sample).collect();
     for sample in &samples {
         let status = Status::Pending;
-        let token = SampledToken { ordinal, index: sample.index, token: 7, log_prob: -1.0, version: 1, status };
-        (0..=sample.index).for_each(|_| ledger.sampled(token));
+        let token = SampledToken { ordinal, index: sample.index, token: 7, log_prob: -1.0, version: 1, status, routes: None };
+        (0..=sample.index).for_each(|_| ledger.sampled(token.clone()));
     }
     Group { samples, prompt: Arc::new(prompt), ..Group::default() }
 }

@@ -9,6 +9,7 @@ mod partial_rollouts;
 mod pulled;
 mod real_engines;
 mod reuse;
+mod routes;
 mod sampling;
 #[path = "../tiny/mod.rs"]
 mod tiny;

@@ -40,7 +40,7 @@ fn entering(admission: &Admission, count: u64) -> Vec<Prompt> {
 /// One step, written down as the generator does.
 fn step(engine: &mut LocalEngine, admission: &Admission) -> Vec<Finished> {
     let finished = engine.step().unwrap();
-    admission.sampled(engine.sampled().iter().copied());
+    admission.sampled(engine.sampled().iter().cloned());
     finished
 }
 

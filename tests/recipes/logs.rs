@@ -378,7 +378,7 @@ proptest! {
         let prompt = rollflow::data::Prompt { ordinal: 9, ..Default::default() };
         progress.progress.ledger.enter(&prompt, 1);
         let status = Status::Pending;
-        progress.progress.ledger.sampled(SampledToken { ordinal: 9, index: 0, token: 4, log_prob: token, version: 1, status });
+        progress.progress.ledger.sampled(SampledToken { ordinal: 9, index: 0, token: 4, log_prob: token, version: 1, status, routes: None });
         std::fs::write(folder.path().join("progress.json"), serde_json::to_vec(&progress).unwrap()).unwrap();
         equal(&Resumed::read(folder.path()).unwrap(), &progress)?;
 

@@ -80,6 +80,7 @@ const READ: &[(&str, &str, &str)] = &[
     ("batch.oversampling_factor", GENERATED, "Batcher::over_sample"),
     ("train.", POLICY, "trainers::trainer, trainers::backend, steps::step_config"),
     ("train.probe", GENERATED, "grpo::reinforce"),
+    ("train.router_replay", GENERATED, "rollout::local_generator, trainers::backend"),
     ("train.gap_warn", REINFORCED, "Trainer::gap_limits; pairs of a data set were sampled by nobody"),
     ("train.gap_halt", REINFORCED, "Trainer::gap_limits; pairs of a data set were sampled by nobody"),
     ("train.target_reward", REINFORCED, "Trainer::target_reward; pairs have no reward"),

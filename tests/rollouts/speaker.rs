@@ -88,7 +88,7 @@ impl TokenEngine for Speaker {
             };
             let (ordinal, index, version) = (request.ordinal, answer.index, self.version);
             let status = end.map_or(Status::Pending, Status::from);
-            self.sampled.push(SampledToken { ordinal, index, token, log_prob: -0.5, version, status });
+            self.sampled.push(SampledToken { ordinal, index, token, log_prob: -0.5, version, status, routes: None });
             match end {
                 Some(end) => finished.push(Finished::new(ordinal, answer, Ok(end))),
                 None => going.push((request, answer, left)),

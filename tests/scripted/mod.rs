@@ -55,7 +55,15 @@ impl Stage for Script {
                     let version = if self.older && self.admission.claim(ordinal, oldest) { oldest } else { newest };
                     sample.push(7, -1.0, version);
                     let (index, status) = (sample.index, Status::Pending);
-                    self.admission.sampled([SampledToken { ordinal, index, token: 7, log_prob: -1.0, version, status }]);
+                    self.admission.sampled([SampledToken {
+                        ordinal,
+                        index,
+                        token: 7,
+                        log_prob: -1.0,
+                        version,
+                        status,
+                        routes: None,
+                    }]);
                 }
                 sample.status = Status::Completed;
             }

@@ -6,7 +6,7 @@ use rollflow::engine::{LocalEngine, TokenEngine};
 use rollflow::prelude::*;
 use rollflow::recipe::{Batching, Filter as Condition, FlowLimits, Generate, Plan, Timeline};
 use rollflow::rollout::{Admission, complete};
-use rollflow::train;
+use rollflow::train::{self, RouterReplay};
 
 use crate::assemble::policy;
 use crate::assemble::sections::Pacing;
@@ -50,7 +50,8 @@ pub fn local_generator(plan: &Plan, policy: &Policy) -> Result<Generator<LocalEn
             Generator::local_on(policy, computes.iter().map(|compute| compute.device))
         }
     };
-    Ok(generator.prefix_cache(plan.remembered()).draft_tokens(generate.draft_tokens))
+    let generator = generator.prefix_cache(plan.remembered()).draft_tokens(generate.draft_tokens);
+    Ok(generator.recording_routes(plan.train.router_replay != RouterReplay::Off))
 }
 
 /// Applies `[generate]` to a generator of any engine. `most_slots` bounds slots that are chosen by

@@ -41,6 +41,7 @@ pub fn policy_config(of: Training, registry: &Registry) -> Result<LocalConfig> {
         merge: of.lora.is_none_or(Lora::merges),
         publish_rounded: of.publishes_rounded,
         off_policy: train.off_policy(),
+        router_replay: train.router_replay,
         ..config
     })
 }

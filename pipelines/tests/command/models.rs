@@ -4,7 +4,9 @@ use std::fs;
 use std::path::Path;
 use std::process::{Command, Output};
 
+use crate::crashes::{killed, same_bytes};
 use crate::fork_server::{BINARY, output};
+use crate::running;
 
 /// A cache that holds the golden model `of` as `id`.
 fn cache_with(id: &str, of: &str) -> tempfile::TempDir {
@@ -122,6 +124,48 @@ fn a_recipe_trains_a_mixture_with_the_loss_of_its_experts_and_only_a_mixture() {
         rows.lines().filter_map(|row| serde_json::from_str::<serde_json::Value>(row).unwrap()["router_loss"].as_f64()).collect();
     // At its least, where all experts get as much, it is the weight times the experts of a token.
     assert!(losses.len() == 2 && losses.iter().all(|loss| *loss > 0.1), "{rows}");
+}
+
+/// Laws C1 and C2, of a mixture whose trainer follows the experts of its generator: under the same weights it would choose them itself,
+/// under older ones it would not.
+#[test]
+fn a_trainer_that_follows_the_experts_of_its_generator_resumes_as_if_it_had_not_been_killed() {
+    let folder = tempfile::tempdir().unwrap();
+    let (recipe, golden) =
+        (folder.path().join("mixture.toml"), Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/golden/models"));
+    let written = |model: &str, staleness: u64| {
+        let text = format!(
+            "pipeline = 'grpo'\n[model]\npath = '{}'\n[task]\nkind = 'arithmetic'\n[reward]\nkind = 'regex'\npattern = '[a-e]'\nrequire_end_of_text = false\n\
+             [generate]\ngroup_size = 4\nmax_new_tokens = 8\nmax_num_seqs = 8\n[batch]\ngroups = 4\n[checkpoint]\nevery = 1\n\
+             [flow]\nmax_staleness = {staleness}\n[train]\nsteps = 12\nlr = 1e-3\nrouter_replay = 'follow'\n",
+            golden.join(model).display(),
+        );
+        fs::write(&recipe, text).unwrap();
+    };
+    let run = |name: &str| folder.path().join(name);
+    let args = |out: &Path| ["run", recipe.to_str().unwrap(), "--out", out.to_str().unwrap()].map(str::to_owned);
+    let ended = |out: &Path| {
+        let args = args(out);
+        let ended = running::rollflow(&args.each_ref().map(String::as_str));
+        assert_eq!(ended.code, Some(0), "{}", ended.err);
+        let rows = fs::read_to_string(out.join("metrics.jsonl")).unwrap();
+        let share = |row: &str| serde_json::from_str::<serde_json::Value>(row).unwrap()["router_mismatch_ratio"].as_f64();
+        rows.lines().filter_map(share).collect::<Vec<f64>>()
+    };
+    written("qwen3_moe", 0);
+    let shares = ended(&run("whole"));
+    assert!(shares.len() > 6 && shares.iter().all(|share| *share < 1e-3), "{shares:?}");
+    let first = args(&run("killed"));
+    assert!(killed(&run("killed"), &first.each_ref().map(String::as_str), (4, 7), || ()) >= 2);
+    for file in ["metrics.jsonl", "checkpoints/step_000012/model.safetensors", "checkpoints/step_000012/progress.json"] {
+        same_bytes(&run("whole").join(file), &run("killed").join(file));
+    }
+    written("qwen3_moe", 2);
+    let shares = ended(&run("stale"));
+    assert!(shares.iter().any(|share| *share > 1e-3), "{shares:?}");
+    written("qwen2_tied", 0);
+    let refused = running::rollflow(&["check", recipe.to_str().unwrap()]);
+    assert!(refused.code == Some(2) && refused.err.contains("`train.router_replay`: the model is no mixture"), "{}", refused.err);
 }
 
 /// What a run takes is printed part by part; one that can't fit is refused with what would help, unless it is told to try.

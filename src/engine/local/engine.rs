@@ -57,6 +57,8 @@ pub struct LocalEngine {
     pub(super) prefixes: Prefixes<ServedWeights>,
     /// Longest draft of a sample.
     pub(super) draft_tokens: usize,
+    /// Whether completions have the experts of their tokens.
+    routes: bool,
 }
 
 impl LocalEngine {
@@ -84,6 +86,7 @@ impl LocalEngine {
             cache,
             shelf: None,
             draft_tokens: 0,
+            routes: false,
         }
     }
 
@@ -99,7 +102,16 @@ impl LocalEngine {
 
     fn empty_cache(&self) -> KvCache {
         let _stream = self.stream.enter();
-        self.decoder.cache(self.slots.len() + 1 + self.prefixes.len(), 0, self.compute)
+        let cache = self.decoder.cache(self.slots.len() + 1 + self.prefixes.len(), 0, self.compute);
+        if self.routes { cache.recording_routes(self.decoder.config()) } else { cache }
+    }
+
+    /// Gives completions the experts of their tokens ([`Routes`](crate::data::Routes)), before the first request.
+    /// A model without experts has none.
+    pub fn recording_routes(mut self, routes: bool) -> Self {
+        self.routes = routes;
+        self.cache = self.empty_cache();
+        self
     }
 
     /// Remembers up to `sequences` prompts and ended sequences for later requests, before the first: of
@@ -266,6 +278,10 @@ impl LocalEngine {
                 return Err(EngineError::NonFinite { ordinal, index, position: sequence.answer.tokens.len(), version });
             };
             let finish = sequence.take(token, log_prob, &self.tokenizer)?;
+            if finish.is_some() {
+                let computed = sequence.computed();
+                sequence.answer.routes = self.cache.routes_of(slot, computed);
+            }
             if finish.is_some() && self.prefixes.keeps_ended() {
                 self.keep_ended(slot);
             }

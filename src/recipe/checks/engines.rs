@@ -6,6 +6,7 @@ use crate::engine::remote::{MemberList, PauseMode, parse_address};
 use crate::engine::settings::{Engine, EngineKind, Launch};
 use crate::recipe::model::DeviceName;
 use crate::recipe::plan::Plan;
+use crate::train::RouterReplay;
 use crate::util::secrets::masked;
 
 pub(super) fn engines(plan: &Plan, note: Note) {
@@ -49,6 +50,10 @@ pub(super) fn engines(plan: &Plan, note: Note) {
     if engine.port + engine.replicas > 65_536 {
         let message = format!("`engine.replicas` is {}, more than there are ports from {} on", engine.replicas, engine.port);
         note("engine.replicas", &["engine.port"], message, "lower engine.port");
+    }
+    if plan.pipeline.reinforces() && plan.train.router_replay != RouterReplay::Off {
+        let message = format!("`train.router_replay` needs the experts of each token, which \"{kind}\" servers do not give");
+        note("train.router_replay", &["engine.kind"], message, "leave it out, or generate in this process");
     }
     launched(engine, note);
     for (at, pair) in engine.env.iter().enumerate().filter(|(_, pair)| !pair.contains('=')) {

@@ -10,6 +10,7 @@ use crate::recipe::lora::{BaseFormat, Lora, Target};
 use crate::recipe::plan::{Pipeline, Plan};
 use crate::recipe::reference_policy::ReferencePolicy;
 use crate::recipe::trainer::TrainerBackend;
+use crate::train::RouterReplay;
 use crate::util::secrets::masked;
 
 pub(super) fn trainer(plan: &Plan, note: Note) {
@@ -79,6 +80,8 @@ pub(super) fn trainer(plan: &Plan, note: Note) {
     refuse("train.decay", optimization.decay != Default::default(), of_optimizer, "leave it out");
     refuse("train.lr_scale", optimization.lr_scale != Default::default(), of_optimizer, "leave it out");
     refuse("train.router_aux_loss", optimization.router_aux_loss != 0.0, "the protocol has no such loss", "leave it out");
+    let replays = train.router_replay != RouterReplay::Off;
+    refuse("train.router_replay", replays, "the protocol carries no experts of tokens", "leave it out");
     let inside = "the server decides how it computes";
     refuse("train.replica_devices", !optimization.replica_devices.is_empty(), inside, "leave it out");
     refuse("train.gradient_checkpointing", optimization.gradient_checkpointing, inside, "leave it out");

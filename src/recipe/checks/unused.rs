@@ -69,7 +69,8 @@ pub(super) fn unused(plan: &Plan, note: Note) {
         let why = "the groups are there from the start";
         unused("batch", changed(batch), &among("oversampling_factor"), "pipeline", why);
         let why = "no generator samples what the trainer learns from";
-        let keys = if plan.pipeline == Pipeline::Dpo { "probe gap_warn gap_halt" } else { "probe" };
+        let dpo = plan.pipeline == Pipeline::Dpo;
+        let keys = if dpo { "probe router_replay gap_warn gap_halt" } else { "probe router_replay" };
         unused("train", changed(&plan.train), &among(keys), "pipeline", why);
     }
     for (key, _, from, why) in singles(plan).into_iter().filter(|(_, set, ..)| *set) {

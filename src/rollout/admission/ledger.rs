@@ -235,12 +235,13 @@ impl Ledger {
 
     /// Records a sampled token of a completion, and the end of the completion if it is the last.
     pub fn sampled(&mut self, sampled: SampledToken) {
-        let SampledToken { ordinal, index, token, log_prob, version, status } = sampled;
+        let SampledToken { ordinal, index, token, log_prob, version, status, routes } = sampled;
         let Some(group) = self.open.get_mut(&ordinal) else { return };
         let answer = group.answers.entry(index).or_insert_with(|| Answer::new(index));
         answer.push(token, log_prob, version);
         if status != Status::Pending {
             answer.status = status;
+            answer.routes = routes;
         }
         self.settled.generated += 1;
     }

@@ -88,6 +88,7 @@ impl Rollout {
         for (offset, version) in versions.into_iter().enumerate() {
             self.part.answer.push(recorded.tokens[at + offset], recorded.log_probs[at + offset], version);
         }
+        self.part.answer.routes = recorded.routes.clone();
         let last = at + sampled == recorded.tokens.len();
         if last && self.recorded.len() == 1 && !recorded.has_ended() {
             self.recorded.clear();
@@ -124,5 +125,5 @@ fn piece(of: &Answer, range: Range<usize>) -> Answer {
             None => piece.give(&of.tokens[at..=at]),
         }
     }
-    Answer { status: of.status, ..piece }
+    Answer { status: of.status, routes: of.routes.clone(), ..piece }
 }

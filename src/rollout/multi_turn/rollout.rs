@@ -318,6 +318,7 @@ impl Rollout {
             };
             sample.temperature = Some(temperature).filter(|temperature| *temperature > 0.0);
             sample.answered(&part.answer.tokens, &part.answer.log_probs, &part.answer.versions);
+            sample.routes = part.answer.routes;
             sample.metadata.extend(metadata.clone());
             if context.mask_older {
                 sample.mask_older();

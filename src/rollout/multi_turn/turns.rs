@@ -91,7 +91,7 @@ impl<E: TokenEngine> Rollouts<E> for MultiTurn {
             let index = |token: &SampledToken| {
                 self.rollouts.get(&(token.ordinal, token.index)).map_or(token.index, Rollout::ledger_index)
             };
-            admission.sampled(engine.sampled().iter().map(|token| SampledToken { index: index(token), ..*token }));
+            admission.sampled(engine.sampled().iter().map(|token| SampledToken { index: index(token), ..token.clone() }));
         }
         finished.into_iter().try_for_each(|finished| self.add_turn(finished))
     }
@@ -114,8 +114,8 @@ impl MultiTurn {
             return Ok(());
         }
         let status = finished.status();
-        let Finished { index, tokens, log_probs, versions, finish, .. } = finished;
-        let answer = Answer { index, tokens, log_probs, versions, status };
+        let Finished { index, tokens, log_probs, versions, routes, finish, .. } = finished;
+        let answer = Answer { index, tokens, log_probs, versions, status, routes };
         let finish = match finish {
             Ok(finish) => finish,
             Err(reason) => {

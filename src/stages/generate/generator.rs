@@ -33,12 +33,14 @@ pub struct EngineSettings {
     pub prefix_cache: usize,
     /// Longest draft of a sample's next tokens; 0, none, by default.
     pub draft_tokens: usize,
+    /// Whether completions have the experts of their tokens; false by default.
+    pub routes: bool,
 }
 
 impl Default for EngineSettings {
     fn default() -> Self {
         let on_new_weights = OnNewWeights::default();
-        EngineSettings { slots: 64, seed: 0, threads: None, on_new_weights, prefix_cache: 0, draft_tokens: 0 }
+        EngineSettings { slots: 64, seed: 0, threads: None, on_new_weights, prefix_cache: 0, draft_tokens: 0, routes: false }
     }
 }
 
@@ -176,6 +178,13 @@ impl<E: TokenEngine> Generator<E> {
     /// Samples stay the same, up to rounding.
     pub fn draft_tokens(mut self, tokens: usize) -> Self {
         self.settings.draft_tokens = tokens;
+        self
+    }
+
+    /// Gives samples the experts that computed their tokens ([`Routes`](crate::data::Routes)), for a trainer that
+    /// follows them or compares. A model without experts has none.
+    pub fn recording_routes(mut self, routes: bool) -> Self {
+        self.settings.routes = routes;
         self
     }
 
@@ -375,6 +384,7 @@ impl Generator<crate::engine::LocalEngine> {
             let device = devices.get(turn).copied().unwrap_or(compute.device);
             let engine = engine.computing(crate::model::Compute { device, ..compute });
             let engine = engine.remembering(settings.prefix_cache).drafting(settings.draft_tokens);
+            let engine = engine.recording_routes(settings.routes);
             engine.on_new_weights(settings.on_new_weights)
         };
         Generator::by(make, &tokenizer)

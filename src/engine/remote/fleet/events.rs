@@ -5,7 +5,7 @@ use std::time::Instant;
 use tokio::task::AbortHandle;
 
 use super::{FAILURES, Fleet, id};
-use crate::data::{SampledToken, Status};
+use crate::data::SampledToken;
 use crate::engine::remote::attempt::{AttemptEvent, AttemptUpdate};
 use crate::engine::remote::handle::EngineState;
 use crate::engine::remote::in_flight::{InFlightSample, Running, SampleKey, Stage, versions};
@@ -51,7 +51,7 @@ impl Fleet {
         self.handle.record(place, |meter, name| meter.tokens(name, chunk.len(), first));
         for (token, log_prob) in chunk {
             let (ordinal, index) = key;
-            let newest = SampledToken { ordinal, index, token, log_prob, version: floor, status: Status::Pending };
+            let newest = SampledToken { ordinal, index, token, log_prob, version: floor, ..SampledToken::default() };
             self.sampled.extend(sample.held.replace(newest));
             sample.answer.push(token, log_prob, floor);
             // A single attempt detects stop strings by itself.
@@ -193,7 +193,8 @@ impl Fleet {
             return Ok(());
         }
         if let Some(sample) = self.samples.remove(&key) {
-            self.sampled.extend(sample.held.map(|held| SampledToken { status: finish.into(), ..held }));
+            let routes = sample.answer.routes.clone();
+            self.sampled.extend(sample.held.map(|held| SampledToken { status: finish.into(), routes, ..held }));
             self.finished.push(Finished::new(key.0, sample.answer, Ok(finish)));
         }
         Ok(())

@@ -1,0 +1,71 @@
+//! Experts of the tokens in a cache, next to their keys and values.
+
+use tch::{Device, Kind, Tensor};
+
+use super::block::Left;
+use super::{KvCache, ModelConfig, upload};
+use crate::data::Routes;
+
+/// Experts of each token of each slot, `[slots, positions, sparse layers, experts per token]`.
+pub(super) struct RouteCache(Tensor);
+
+/// Experts that a pass chooses, layer by layer; `None` if they are not wanted.
+pub(super) struct RouteLog(Option<Vec<Tensor>>);
+
+impl RouteLog {
+    /// Takes what a layer leaves.
+    pub fn take(&mut self, left: &Left) {
+        if let (Some(layers), Left::Routed(routed)) = (&mut self.0, left) {
+            layers.push(routed.chosen.to_kind(Kind::Int16));
+        }
+    }
+
+    /// Returns true if the last layer computes all tokens, whose experts are wanted.
+    pub fn is_of_all(&self) -> bool {
+        self.0.is_some()
+    }
+}
+
+impl RouteCache {
+    pub fn new(config: &ModelConfig, slots: usize, positions: usize, device: Device) -> Option<Self> {
+        let (layers, of) = (config.sparse_before(config.layers()), config.experts.as_ref()?);
+        let shape = [slots, positions, layers, of.per_token].map(|size| size as i64);
+        (layers > 0).then(|| RouteCache(Tensor::zeros(shape, (Kind::Int16, device))))
+    }
+
+    pub fn grow(&mut self, more: usize) {
+        self.0 = self.0.constant_pad_nd([0, 0, 0, 0, 0, more as i64]);
+    }
+
+    /// The first `len` positions of all slots.
+    pub fn first(&self, len: usize) -> Tensor {
+        self.0.narrow(1, 0, len as i64)
+    }
+}
+
+impl KvCache {
+    /// For a pass that writes into this cache.
+    pub(super) fn route_log(&self) -> RouteLog {
+        RouteLog(self.routes.is_some().then(Vec::new))
+    }
+
+    /// Writes what a pass chose: for each slot and position, that of one of its rows.
+    pub(super) fn write_routes(&mut self, log: RouteLog, places: impl Iterator<Item = (usize, usize, usize)>) {
+        let (Some(RouteCache(routes)), Some(layers)) = (&self.routes, log.0) else { return };
+        let positions = self.positions() as i64;
+        let each = places.map(|(slot, position, row)| (slot as i64 * positions + position as i64, row as i64));
+        let (places, rows): (Vec<i64>, Vec<i64>) = each.unzip();
+        let [places, rows] = [places, rows].map(|numbers| upload(&numbers, routes.device()));
+        let chosen = Tensor::stack(&layers, 1).index_select(0, &rows);
+        let _written = routes.flatten(0, 1).index_copy_(0, &places, &chosen);
+    }
+
+    /// The experts of the first `len` tokens of a slot, if they are recorded. One download.
+    pub(crate) fn routes_of(&self, slot: usize, len: usize) -> Option<Routes> {
+        let RouteCache(all) = self.routes.as_ref()?;
+        let own = all.get(slot as i64).narrow(0, 0, len as i64);
+        let [_, layers, per_token] = [0, 1, 2].map(|dim| own.size()[dim] as usize);
+        let experts: Vec<i16> = Vec::try_from(own.reshape([-1])).ok()?;
+        Some(Routes { layers, per_token, experts: experts.into_iter().map(|expert| expert as u16).collect() })
+    }
+}

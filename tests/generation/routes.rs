@@ -1,0 +1,142 @@
+//! The experts that computed a sample's tokens come with it, whatever computed them, and a trainer under the same weights chooses the
+//! same ones.
+//!
+//! Laws: C1 (an answer that had ended keeps its experts), V5 (they are those of the keys and values that the sample ended with).
+
+use std::sync::Arc;
+
+use crate::generating::*;
+use rollflow::algo::{Aggregation, CrossEntropy, Schedule};
+use rollflow::data::{Answer, Sample, Status};
+use rollflow::engine::{Finished, LocalEngine, OnNewWeights, Request, TokenEngine};
+use rollflow::model::{Experts, Family, ModelConfig, Weights};
+use rollflow::train::{LocalBackend, LocalConfig, RouterReplay, Strayed, TrainingBackend, collate};
+
+/// Three layers, of which the second has no experts.
+fn mixture() -> ModelConfig {
+    let experts = Experts { count: 8, per_token: 2, width: 16, normalized: true, dense_layers: vec![1] };
+    ModelConfig { experts: Some(experts), windows: vec![None; 3], ..config(Family::Qwen3Moe, None) }
+}
+
+fn recording(slots: usize) -> LocalEngine {
+    let engine = LocalEngine::new(decoder(&mixture()), tokenizer(), slots, 11).recording_routes(true);
+    with_weights(engine, 5)
+}
+
+fn with_weights(mut engine: LocalEngine, seed: u64) -> LocalEngine {
+    engine.set_weights(seed, &Weights::random(&mixture(), seed));
+    engine
+}
+
+/// How a trainer with these weights routes completions, next to how they were routed.
+fn compared(weights: u64, requests: &[Request], finished: &[Finished]) -> Strayed {
+    let sample = |(group, of): (u64, &Finished)| {
+        let prompt = &requests.iter().find(|request| request.ordinal == of.ordinal).unwrap().tokens;
+        let routes = of.routes.as_ref().unwrap();
+        assert_eq!(routes.experts.len(), (prompt.len() + of.tokens.len() - 1) * 2 * 2, "two sparse layers of two experts");
+        // Each with a prompt of its own.
+        Sample { group_index: group, routes: of.routes.clone(), ..Sample::supervised(prompt, &of.tokens) }
+    };
+    let batch = collate(&(0..).zip(finished).map(sample).collect::<Vec<_>>(), Aggregation::TokenMean).unwrap();
+    // The last layer computes what predicts an answer's tokens, the other sparse one all.
+    let tokens: usize = batch.sequences.iter().map(|sequence| sequence.inputs.len() + sequence.rows.len()).sum();
+    let trainer = LocalConfig { router_replay: RouterReplay::Measure, ..LocalConfig::new(CrossEntropy, Schedule::constant(0.0)) };
+    let trainer = LocalBackend::new(trainer, mixture(), Weights::random(&mixture(), weights)).unwrap();
+    let strayed = trainer.forward_backward(Arc::new(batch)).wait().unwrap().strayed;
+    assert_eq!(strayed.all, (tokens * 2) as u64);
+    strayed
+}
+
+fn run(mut engine: LocalEngine, requests: &[Request]) -> Vec<Finished> {
+    requests.iter().for_each(|request| engine.submit(request.clone()).unwrap());
+    engine.run().unwrap()
+}
+
+/// Prompts that end in two ways, in more groups than there are slots.
+fn requests() -> Vec<Request> {
+    (0..6).map(|ordinal| request(ordinal, 1 + ordinal as u32 % 3, &params(14))).collect()
+}
+
+#[test]
+fn a_trainer_of_the_same_weights_chooses_the_experts_of_the_generator() {
+    let (requests, plain) = (requests(), run(recording(3), &requests()));
+    assert_eq!(compared(5, &requests, &plain).other, 0);
+    assert!(compared(6, &requests, &plain).share().unwrap() > 0.2, "other weights choose others");
+    let without = LocalEngine::new(decoder(&mixture()), tokenizer(), 3, 11);
+    let without = by_key(run(with_weights(without, 5), &requests));
+    assert_same("without experts", &by_key(plain), &without);
+    assert!(without.values().all(|finished| finished.routes.is_none()));
+    let dense = LocalEngine::new(decoder(&families()[1]), tokenizer(), 3, 11).recording_routes(true);
+    let mut dense = dense.remembering(2);
+    dense.set_weights(1, &Weights::random(&families()[1], 1));
+    assert!(run(dense, &requests).iter().all(|finished| finished.routes.is_none()), "there are none");
+}
+
+/// What is remembered or drafted takes other passes: the rest of a prompt, several tokens of a sample.
+#[test]
+fn experts_of_remembered_and_of_drafted_tokens_are_those_of_plain_ones() {
+    let mut engine = recording(4).remembering(6).drafting(3);
+    let repeating: Vec<u32> = (0..24).map(|at| 4 + at % 3).collect();
+    let (mut reused, mut drafted) = (0, 0);
+    for turn in 0..3u64 {
+        let prompt: Vec<u32> = repeating.iter().copied().chain((0..turn as u32 * 5).map(|at| 20 + at)).collect();
+        let asked = [Request::new(turn, prompt, 4, Arc::new(params(20)))];
+        engine.submit(asked[0].clone()).unwrap();
+        let mut finished = Vec::new();
+        while !engine.is_idle() {
+            finished.extend(engine.step().unwrap());
+            (reused, drafted) = (reused + engine.load().reused, drafted + engine.load().drafted);
+        }
+        assert_eq!(compared(5, &asked, &finished).other, 0, "turn {turn}");
+    }
+    assert!(reused > 30 && drafted > 10, "{reused} tokens reused, {drafted} drafted");
+}
+
+/// Law V5: where keys are computed again, so are the experts; where they are not, they stay.
+#[test]
+fn v5_experts_of_a_sample_are_those_of_its_keys_under_each_policy() {
+    for (policy, other_of_new) in
+        [(OnNewWeights::Recompute, false), (OnNewWeights::Abort, false), (OnNewWeights::Finish, true), (OnNewWeights::Swap, true)]
+    {
+        let asked = [request(3, 4, &params(16))];
+        let mut engine = recording(4).on_new_weights(policy);
+        engine.submit(asked[0].clone()).unwrap();
+        let mut finished = Vec::new();
+        for step in 0.. {
+            if step == 4 {
+                assert!(finished.is_empty(), "all samples see new weights");
+                engine = with_weights(engine, 6);
+            }
+            finished.extend(engine.step().unwrap());
+            if engine.is_idle() {
+                break;
+            }
+        }
+        let [old, new] = [5, 6].map(|weights| compared(weights, &asked, &finished).other);
+        assert_eq!(new > 0, other_of_new, "{policy:?}: {new} of the new weights");
+        assert_eq!(old == 0, policy == OnNewWeights::Finish, "{policy:?}: {old} of the old weights");
+    }
+}
+
+/// Law C1: through a checkpoint's text, an answer that has ended comes back with its experts, and one that has not gets all of them.
+#[test]
+fn c1_answers_come_back_with_their_experts() {
+    let asked = request(2, 2, &params(12));
+    let whole = by_key(run(recording(2), std::slice::from_ref(&asked)));
+    let answers = whole.values().map(|of| {
+        let mut answer = Answer::new(of.index);
+        // The first has ended, of the second there are two tokens.
+        let kept = if of.index == 0 { of.tokens.len() } else { 2 };
+        (0..kept).for_each(|at| answer.push(of.tokens[at], of.log_probs[at], 5));
+        if of.index == 0 {
+            (answer.status, answer.routes) = (of.status(), of.routes.clone());
+        }
+        assert!(of.tokens.len() > 2 && answer.has_ended() == (of.index == 0) && of.status() != Status::Aborted);
+        serde_json::from_str(&serde_json::to_string(&answer).unwrap()).unwrap()
+    });
+    let resumed = by_key(run(recording(2), &[Request { answers: answers.collect(), ..asked }]));
+    assert_same("resumed", &resumed, &whole);
+    for (key, of) in &whole {
+        assert_eq!(resumed[key].routes, of.routes, "sample {key:?}");
+    }
+}
