@@ -34,7 +34,7 @@ impl Routes {
 
     /// What is wrong with them for a model of `layers` sparse layers with `count` experts each, of which
     /// `per_token` compute a token.
-    pub(crate) fn mismatch(&self, layers: usize, count: usize, per_token: usize) -> Option<String> {
+    pub fn mismatch(&self, layers: usize, count: usize, per_token: usize) -> Option<String> {
         if (self.layers, self.per_token) != (layers, per_token) {
             let [found, expected] = [(self.layers, self.per_token), (layers, per_token)]
                 .map(|(layers, each)| format!("{layers} sparse layers with {each} experts a token"));
