@@ -69,7 +69,7 @@ fn reinforce(
             let (few, longest) = (rollout::PROBED, plan.generate.max_new_tokens);
             let (task, environment, reader) = (&plan.task, plan.environment.as_ref(), policy.into());
             let prompts = data::first_prompts(task, environment, &plan.chat, plan.seed, few, &reader, longest)?;
-            rollout::probe(prompts, &plan.generate, plan.seed, policy, &components.backend)?;
+            rollout::probe(prompts, plan, policy, &components.backend)?;
         }
         None => {}
     }

@@ -210,6 +210,12 @@ impl TrainSequence {
         name(self.group, self.index)
     }
 
+    /// Experts that computed the token at a position in the generator; empty if they are not known.
+    #[cfg(feature = "torch")]
+    pub(crate) fn experts_at(&self, position: usize) -> &[u16] {
+        self.routes.as_ref().map_or(&[], |routes| routes.at(position))
+    }
+
     /// Returns true if it has trained tokens and all their advantages are zero.
     pub(crate) fn is_indifferent(&self) -> bool {
         !self.rows.is_empty() && self.advantages.iter().all(|advantage| *advantage == 0.0)

@@ -361,7 +361,7 @@ fn pack(batch: &TrainBatch, part: &[usize], share: bool, replay: RouterReplay) -
     let (mut packed, mut rows, mut experts) = (Packed::default(), Vec::new(), Vec::new());
     let mut route = |sequence: &TrainSequence, tokens: Range<usize>| {
         if let Some(width) = width {
-            let own = sequence.routes.iter().flat_map(|routes| tokens.clone().flat_map(|at| routes.at(at)));
+            let own = tokens.clone().flat_map(|at| sequence.experts_at(at));
             let end = experts.len() + tokens.len() * width;
             experts.extend(own);
             experts.resize(end, ANY_EXPERT);
@@ -390,14 +390,13 @@ fn pack(batch: &TrainBatch, part: &[usize], share: bool, replay: RouterReplay) -
 /// Number of tokens that all sequences of a group start with, and with `routed` experts, too.
 fn common_prefix(group: &[&TrainSequence], routed: bool) -> usize {
     let first = group[0];
-    let experts = |of: &TrainSequence, at: usize| of.routes.as_ref().map_or(Vec::new(), |routes| routes.at(at).to_vec());
     let common = |other: &&TrainSequence| {
         let alike = first
             .inputs
             .iter()
             .zip(&other.inputs)
             .enumerate()
-            .take_while(|(at, (a, b))| a == b && (!routed || experts(first, *at) == experts(other, *at)));
+            .take_while(|(at, (a, b))| a == b && (!routed || first.experts_at(*at) == other.experts_at(*at)));
         alike.count()
     };
     group[1..].iter().map(common).min().unwrap_or(0)

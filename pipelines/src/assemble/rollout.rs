@@ -117,13 +117,14 @@ pub const PROBED: usize = 4;
 
 /// Compares the log-probabilities of trainer and generator on a few short completions, and fails if
 /// they differ by more than the number format explains.
-pub fn probe(prompts: Vec<Prompt>, generate: &Generate, seed: u64, policy: &Policy, backend: &LocalBackend) -> Result<()> {
+pub fn probe(prompts: Vec<Prompt>, plan: &Plan, policy: &Policy, backend: &LocalBackend) -> Result<()> {
     const TOKENS: usize = 16;
-    let mut params = sampling(generate);
+    let (mut params, seed, replays) = (sampling(&plan.generate), plan.seed, plan.train.router_replay != RouterReplay::Off);
     params.max_new_tokens = params.max_new_tokens.min(TOKENS);
     let mut samples = Vec::new();
     for prompt in prompts {
-        let groups = complete(&mut policy.engine(1, seed), policy.tokenizer(), vec![prompt], 1, &params)?;
+        let mut engine = policy.engine(1, seed).recording_routes(replays);
+        let groups = complete(&mut engine, policy.tokenizer(), vec![prompt], 1, &params)?;
         samples.extend(groups.into_iter().flat_map(|group| group.samples));
     }
     train::probe(backend, &samples, policy.compute().dtype.agreement())
