@@ -34,7 +34,7 @@ impl Routes {
 
     /// What is wrong with them for a model of `layers` sparse layers with `count` experts each, of which
     /// `per_token` compute a token.
-    pub fn mismatch(&self, layers: usize, count: usize, per_token: usize) -> Option<String> {
+    pub fn problem_for(&self, layers: usize, count: usize, per_token: usize) -> Option<String> {
         if (self.layers, self.per_token) != (layers, per_token) {
             let [found, expected] = [(self.layers, self.per_token), (layers, per_token)]
                 .map(|(layers, each)| format!("{layers} sparse layers with {each} experts a token"));
@@ -56,12 +56,12 @@ mod tests {
     fn routes_of_another_model_are_named() {
         let routes = Routes { layers: 2, per_token: 2, experts: vec![0, 1, 3, ANY_EXPERT, 2, 1, 0, 3] };
         assert_eq!((routes.at(1), routes.at(2)), (&[2, 1, 0, 3][..], &[][..]));
-        assert_eq!(routes.mismatch(2, 4, 2), None);
+        assert_eq!(routes.problem_for(2, 4, 2), None);
         let problems = [
-            (routes.mismatch(3, 4, 2), "of 2 sparse layers with 2 experts a token, the model has 3 sparse layers with 2"),
-            (routes.mismatch(2, 3, 2), "expert 3 of 3"),
-            (Routes { experts: vec![0; 5], ..routes.clone() }.mismatch(2, 4, 2), "5 entries, which are not 4 a token"),
-            (Routes::default().mismatch(0, 0, 0), "0 entries"),
+            (routes.problem_for(3, 4, 2), "of 2 sparse layers with 2 experts a token, the model has 3 sparse layers with 2"),
+            (routes.problem_for(2, 3, 2), "expert 3 of 3"),
+            (Routes { experts: vec![0; 5], ..routes.clone() }.problem_for(2, 4, 2), "5 entries, which are not 4 a token"),
+            (Routes::default().problem_for(0, 0, 0), "0 entries"),
         ];
         for (found, expected) in problems {
             assert!(found.as_ref().is_some_and(|found| found.contains(expected)), "{found:?}: expected {expected:?}");

@@ -43,13 +43,13 @@ pub(crate) struct Watch {
     /// Load of the experts.
     pub balance: Option<Balance>,
     /// Recorded experts that the routers do not choose, and all recorded ones, if there are any.
-    strayed: Option<[Tensor; 2]>,
+    router_mismatch: Option<[Tensor; 2]>,
 }
 
 impl Watch {
     /// `balanced`: whether the load is wanted.
     pub fn new(balanced: bool) -> Self {
-        Watch { balance: balanced.then(Balance::default), strayed: None }
+        Watch { balance: balanced.then(Balance::default), router_mismatch: None }
     }
 
     /// Returns true if the load of all tokens counts, also where nothing depends on the last layer's.
@@ -68,9 +68,9 @@ impl Watch {
             let known = recorded.ge(0);
             let is_own = recorded.unsqueeze(2).eq_tensor(&routed.own.unsqueeze(1)).any_dim(2, false);
             let counts = [known.logical_and(&is_own.logical_not()), known].map(|of| of.sum(Kind::Int64));
-            self.strayed = Some(match self.strayed.take() {
+            self.router_mismatch = Some(match self.router_mismatch.take() {
                 None => counts,
-                Some([strayed, all]) => [strayed + &counts[0], all + &counts[1]],
+                Some([router_mismatch, all]) => [router_mismatch + &counts[0], all + &counts[1]],
             });
         }
     }
@@ -81,8 +81,8 @@ impl Watch {
     }
 
     /// Recorded experts that the routers do not choose, and all recorded ones. One download.
-    pub fn strayed(&self) -> Option<[u64; 2]> {
-        let counts: Vec<i64> = Vec::try_from(Tensor::stack(self.strayed.as_ref()?, 0)).ok()?;
+    pub fn router_mismatch(&self) -> Option<[u64; 2]> {
+        let counts: Vec<i64> = Vec::try_from(Tensor::stack(self.router_mismatch.as_ref()?, 0)).ok()?;
         counts.try_into().ok().map(|counts: [i64; 2]| counts.map(|count| count as u64))
     }
 }

@@ -85,7 +85,7 @@ pub struct ForwardBackward {
     /// The part of the loss that spreads tokens over experts, if the trainer has one.
     pub router_loss: Option<f64>,
     /// The generator's routing against the trainer's, if that is wanted and known.
-    pub strayed: Strayed,
+    pub router_mismatch: RouterMismatch,
     /// Counts of the loss.
     pub metrics: LossMetrics,
     /// The trainer's numbers of every token, if the batch asked for them ([`TrainBatch::scored`]).
@@ -114,16 +114,16 @@ pub struct TokenScores {
 
 /// Experts that computed tokens in the generator, over all sparse layers.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Strayed {
+pub struct RouterMismatch {
     /// Those that the trainer's routers do not choose.
     pub other: u64,
     /// All that are known.
     pub all: u64,
 }
 
-impl Strayed {
+impl RouterMismatch {
     /// Adds those of other tokens.
-    pub fn merge(&mut self, more: Strayed) {
+    pub fn merge(&mut self, more: RouterMismatch) {
         self.other += more.other;
         self.all += more.all;
     }
@@ -143,7 +143,7 @@ impl ForwardBackward {
         self.tokens = tokens;
         self.loss += other.loss;
         self.router_loss = self.router_loss.map(|own| own + other.router_loss.unwrap_or(0.0)).or(other.router_loss);
-        self.strayed.merge(other.strayed);
+        self.router_mismatch.merge(other.router_mismatch);
         self.input_tokens += other.input_tokens;
         self.saved_tokens += other.saved_tokens;
         self.micro_batches += other.micro_batches;

@@ -55,7 +55,8 @@ mod worker;
 pub use adamw::{AdamW, clip_scale, norm};
 pub use algorithm::{Algorithm, AlgorithmKey};
 pub use backend::{
-    BackendState, ForwardBackward, OptimStep, SaveCheckpoint, SavedCheckpoint, Snapshot, Strayed, TokenScores, TrainingBackend,
+    BackendState, ForwardBackward, OptimStep, RouterMismatch, SaveCheckpoint, SavedCheckpoint, Snapshot, TokenScores,
+    TrainingBackend,
 };
 pub use checkpoint::{CheckpointMetadata, FileMark};
 pub use choices::{DecayScope, LrScale, NonFinitePolicy, RouterReplay};

@@ -77,7 +77,7 @@ impl Worker {
         };
         let layers = self.model.sparse_before(self.model.layers());
         let wrong = |sequence: &TrainSequence| {
-            let problem = sequence.routes.as_ref()?.mismatch(layers, of.count, of.per_token)?;
+            let problem = sequence.routes.as_ref()?.problem_for(layers, of.count, of.per_token)?;
             Some(TrainError::Routes(sequence.name(), problem))
         };
         if let Some(error) = batch.sequences.iter().find_map(wrong) {
@@ -215,25 +215,26 @@ impl Worker {
         };
         self.replicas.run(count, work, |at, part| {
             let mut gradient = None;
-            let mut take = |Part { scored, output, gradient: of_part, router_loss, strayed }: Part| -> Result<(), TrainError> {
-                let part = &parts[own[at]];
-                seen.loss += output.loss + router_loss.unwrap_or(0.0);
-                seen.router_loss = router_loss.map(|own| own + seen.router_loss.unwrap_or(0.0)).or(seen.router_loss);
-                seen.strayed.merge(strayed);
-                seen.tokens += scored.log_probs.len();
-                seen.input_tokens += batch.input_tokens(part);
-                seen.entropy += scored.entropies.iter().sum::<f64>();
-                seen.metrics.merge(&output.metrics);
-                if words {
-                    seen.gap.merge(&batch.gap(part, &scored.log_probs));
-                    seen.scores.extend(batch.scores(part, &scored.log_probs, &scored.entropies));
-                }
-                match of_part {
-                    Ok(of_part) => gradient = of_part.map(|gradient| gradient.to_device(device)),
-                    Err(names) => seen.skipped = Some(given_up(policy, "the loss", names)?),
-                }
-                Ok(())
-            };
+            let mut take =
+                |Part { scored, output, gradient: of_part, router_loss, router_mismatch }: Part| -> Result<(), TrainError> {
+                    let part = &parts[own[at]];
+                    seen.loss += output.loss + router_loss.unwrap_or(0.0);
+                    seen.router_loss = router_loss.map(|own| own + seen.router_loss.unwrap_or(0.0)).or(seen.router_loss);
+                    seen.router_mismatch.merge(router_mismatch);
+                    seen.tokens += scored.log_probs.len();
+                    seen.input_tokens += batch.input_tokens(part);
+                    seen.entropy += scored.entropies.iter().sum::<f64>();
+                    seen.metrics.merge(&output.metrics);
+                    if words {
+                        seen.gap.merge(&batch.gap(part, &scored.log_probs));
+                        seen.scores.extend(batch.scores(part, &scored.log_probs, &scored.entropies));
+                    }
+                    match of_part {
+                        Ok(of_part) => gradient = of_part.map(|gradient| gradient.to_device(device)),
+                        Err(names) => seen.skipped = Some(given_up(policy, "the loss", names)?),
+                    }
+                    Ok(())
+                };
             match part {
                 Ok(Some(part)) if ended.is_ok() => ended = take(part),
                 Ok(_) => {}

@@ -10,7 +10,7 @@ use tch::{Kind, Tensor};
 
 use super::head::{OutputHead, Scored, SlopesOf, Temperature, Words};
 use super::shards::Gathered;
-use super::{Algorithm, AtTeacher, LocalConfig, RouterReplay, Strayed, TeacherColumn, TrainBatch, TrainSequence};
+use super::{Algorithm, AtTeacher, LocalConfig, RouterMismatch, RouterReplay, TeacherColumn, TrainBatch, TrainSequence};
 use crate::algo::{LossError, LossOutput};
 use crate::data::{ANY_EXPERT, TopK};
 use crate::model::{
@@ -59,7 +59,7 @@ pub(super) struct Part {
     pub gradient: Result<Option<Tensor>, Vec<String>>,
     /// The experts' loss, by its weight, if there is one.
     pub router_loss: Option<f64>,
-    pub strayed: Strayed,
+    pub router_mismatch: RouterMismatch,
 }
 
 /// Result of a forward pass.
@@ -135,7 +135,8 @@ impl Replica {
         let weight = self.config.router_loss * share * batch.factor.unwrap_or(1.0);
         let of_experts = forward.watch.loss();
         let router_loss = of_experts.as_ref().map(|loss| loss.double_value(&[]) * weight);
-        let strayed = forward.watch.strayed().map_or_else(Strayed::default, |[other, all]| Strayed { other, all });
+        let router_mismatch =
+            forward.watch.router_mismatch().map_or_else(RouterMismatch::default, |[other, all]| RouterMismatch { other, all });
         let gradient = match (&self.held, forward.backward) {
             // The other ranks wait for this one's gradient, whatever the loss is.
             (Held::Part(gathered), Backward::Recompute(kept)) => {
@@ -162,7 +163,7 @@ impl Replica {
         };
         let Judged { scored, output, slopes } = judged?;
         let unscaled = |slopes: Slopes| gradient.map(|of| if slopes.scale == 1.0 { of } else { of / slopes.scale });
-        Ok(Part { scored, output, gradient: slopes.map(unscaled), router_loss, strayed })
+        Ok(Part { scored, output, gradient: slopes.map(unscaled), router_loss, router_mismatch })
     }
 
     /// Takes part in a micro-batch of other ranks, with no sequence.

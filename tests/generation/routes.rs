@@ -10,7 +10,7 @@ use rollflow::algo::{Aggregation, CrossEntropy, Schedule};
 use rollflow::data::{Answer, Sample, Status};
 use rollflow::engine::{Finished, LocalEngine, OnNewWeights, Request, TokenEngine};
 use rollflow::model::{Experts, Family, ModelConfig, Weights};
-use rollflow::train::{LocalBackend, LocalConfig, RouterReplay, Strayed, TrainingBackend, collate};
+use rollflow::train::{LocalBackend, LocalConfig, RouterMismatch, RouterReplay, TrainingBackend, collate};
 
 /// Three layers, of which the second has no experts.
 fn mixture() -> ModelConfig {
@@ -29,7 +29,7 @@ fn with_weights(mut engine: LocalEngine, seed: u64) -> LocalEngine {
 }
 
 /// How a trainer with these weights routes completions, next to how they were routed.
-fn compared(weights: u64, requests: &[Request], finished: &[Finished]) -> Strayed {
+fn compared(weights: u64, requests: &[Request], finished: &[Finished]) -> RouterMismatch {
     let sample = |(group, of): (u64, &Finished)| {
         let prompt = &requests.iter().find(|request| request.ordinal == of.ordinal).unwrap().tokens;
         let routes = of.routes.as_ref().unwrap();
@@ -42,9 +42,9 @@ fn compared(weights: u64, requests: &[Request], finished: &[Finished]) -> Straye
     let tokens: usize = batch.sequences.iter().map(|sequence| sequence.inputs.len() + sequence.rows.len()).sum();
     let trainer = LocalConfig { router_replay: RouterReplay::Measure, ..LocalConfig::new(CrossEntropy, Schedule::constant(0.0)) };
     let trainer = LocalBackend::new(trainer, mixture(), Weights::random(&mixture(), weights)).unwrap();
-    let strayed = trainer.forward_backward(Arc::new(batch)).wait().unwrap().strayed;
-    assert_eq!(strayed.all, (tokens * 2) as u64);
-    strayed
+    let router_mismatch = trainer.forward_backward(Arc::new(batch)).wait().unwrap().router_mismatch;
+    assert_eq!(router_mismatch.all, (tokens * 2) as u64);
+    router_mismatch
 }
 
 fn run(mut engine: LocalEngine, requests: &[Request]) -> Vec<Finished> {

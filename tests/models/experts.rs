@@ -160,12 +160,12 @@ fn loss_and_gradient_with_the_generators_experts_are_those_of_transformers() {
             let near = |found: f64, expected: f64| (found - expected).abs() <= 1e-4 * expected.abs();
             assert!(near(seen.loss, expected.loss), "{name}: loss {}, expected {}", seen.loss, expected.loss);
             assert!(near(norm, expected.grad_norm), "{name}: gradient {norm}, expected {}", expected.grad_norm);
-            assert!(seen.strayed.share().unwrap() > 0.2, "{name}: they were drawn by lot");
+            assert!(seen.router_mismatch.share().unwrap() > 0.2, "{name}: they were drawn by lot");
         }
         // Compared only, they change nothing.
         let [off, measured] = [RouterReplay::Off, RouterReplay::Measure].map(|of| {
             let (seen, norm, _) = step((&config, &weights), replaying(of), collated(&samples));
-            (seen.loss, norm, seen.strayed.share())
+            (seen.loss, norm, seen.router_mismatch.share())
         });
         assert_eq!((off.0, off.1, off.2), (measured.0, measured.1, None), "{name}");
         assert!(measured.2.unwrap() > 0.2 && (off.0 - expected.loss).abs() > 1e-3, "{name}: {measured:?}");

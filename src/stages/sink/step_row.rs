@@ -18,7 +18,7 @@ pub fn step_row<W>(trained: &Trained<W>) -> StepMetrics {
     let known = |value: f64| (!value.is_nan()).then_some(value);
     put(Metric::Loss, forward.loss);
     forward.router_loss.into_iter().for_each(|loss| put(Metric::RouterLoss, loss));
-    forward.strayed.share().into_iter().for_each(|share| put(Metric::RouterMismatch, share));
+    forward.router_mismatch.share().into_iter().for_each(|share| put(Metric::RouterMismatch, share));
     let pairs = forward.metrics.pairs;
     if pairs.pairs > 0 {
         put(Metric::PairAccuracy, pairs.accuracy());
