@@ -1,13 +1,15 @@
 //! What a model does on a device: tokens generated and trained a second, alone and at the same time, the share of the device's limits that is, and memory.
 //!
 //! `cargo bench --bench device -- [DEVICE] [FORMAT] [SIZE] [ANSWERS] [LENGTH]`, as in `cuda bf16 half-billion 128`; `cpu f32 tiny 32` unless told otherwise.
-//! SIZE: `tiny`, `half-billion`, `one-and-a-half`, or `seven-lora`, whose adapters alone are trained. A model with random weights answers ANSWERS prompts of
-//! 256 tokens with up to LENGTH each (512; 32 and 64 where it is tiny), ragged; the answers are learned, three steps of all of them; then more are generated
-//! while the trainer goes on.
+//! SIZE: `tiny`, `half-billion`, `one-and-a-half`; `seven-lora`, whose adapters alone are trained; `seven-qlora`, over a base in 4 bits; `mixture` of 64
+//! experts, a billion parameters in all; or `seven-mixture`, of which adapters are trained. A model with random weights answers ANSWERS prompts of 256 tokens
+//! with up to LENGTH each (512; 32 and 64 where it is tiny), ragged; the answers are learned, three steps of all of them; then more are generated while the
+//! trainer goes on.
 //!
 //! Limits. Of generation, for each step of all sequences: the longer of reading weights, keys and values once, and of two operations a parameter and sequence,
 //! at the rates of a large copy and of square products, measured first. Of training: six operations a parameter and token, or four where only adapters are
-//! trained, at the rate of those products. Attention's own operations and the reading of prompts are left out.
+//! trained, at the rate of those products. Of a mixture's experts, a step reads those that its sequences need if routers choose evenly, and a token is
+//! multiplied by its own. Attention's own operations and the reading of prompts are left out.
 
 mod arguments;
 
@@ -19,7 +21,7 @@ use anyhow::{Result, bail};
 use rollflow::algo::{Aggregation, Grpo, Schedule};
 use rollflow::data::{Prompt, Sample, Tokenizer};
 use rollflow::engine::{Finished, LocalEngine, Request, SamplingParams, TokenEngine};
-use rollflow::model::{Compute, Decoder, Family, Layout, Lora, ModelConfig, Weights, gpu_memory};
+use rollflow::model::{Compute, Decoder, Experts, Family, Layout, Lora, ModelConfig, Weights, gpu_memory};
 use rollflow::train::{LocalBackend, LocalConfig, TrainingBackend, collate};
 use tch::{Device, Kind, Tensor};
 
@@ -29,6 +31,8 @@ use arguments::Arguments;
 struct Size {
     model: ModelConfig,
     lora: bool,
+    /// Whether the trainer's base is in 4 bits.
+    quantised: bool,
     prompt: usize,
     answer: usize,
     /// The edge of the square products that it is held against.
@@ -78,7 +82,7 @@ fn main() -> Result<()> {
     let started = Instant::now();
     (0..3).try_for_each(|_| step())?;
     let rate = 3.0 * tokens as f64 / started.elapsed().as_secs_f64();
-    let operations = if size.lora { 4.0 } else { 6.0 } * multiplied(&size.model) * rate;
+    let operations = if size.lora { 4.0 } else { 6.0 } * multiplied(&size.model, 1.0) * rate;
     println!("trained     {rate:.0} tokens/s, {:.1} % of the limit", 100.0 * operations / reach.operations);
     tell_memory(compute);
 
@@ -112,7 +116,7 @@ fn tokens_of((finished, seconds): &(Vec<Finished>, f64)) -> f64 {
 
 fn size(name: &str, tokenizer: &Tokenizer) -> Result<Size> {
     let small = |hidden, layers| ModelConfig::small(tokenizer, hidden, layers);
-    let tiny = Size { model: small(128, 4), lora: false, prompt: 32, answer: 64, edge: 1024 };
+    let tiny = Size { model: small(128, 4), lora: false, quantised: false, prompt: 32, answer: 64, edge: 1024 };
     // The shapes of Qwen2.5.
     let qwen = |layers: usize, hidden: usize, intermediate_size: usize, [heads, kv_heads]: [usize; 2]| {
         let (vocab_size, head_dim) = (151_936, hidden / heads);
@@ -120,17 +124,25 @@ fn size(name: &str, tokenizer: &Tokenizer) -> Result<Size> {
         let wide =
             ModelConfig { vocab_size, intermediate_size, heads, kv_heads, head_dim, qkv_bias, family, ..small(hidden, layers) };
         let model = ModelConfig { max_positions: 32_768, rope_theta: 1e6, ..wide };
-        Size { model, lora: false, prompt: 256, answer: 512, edge: 8192 }
+        Size { model, lora: false, quantised: false, prompt: 256, answer: 512, edge: 8192 }
     };
+    // Qwen3-MoE's layers. `mixture` is small enough that all of it is trained; `seven` has OLMoE's shape.
+    let mixture = |layers: usize, hidden: usize, width: usize| {
+        let experts = Experts { count: 64, per_token: 8, width, normalized: true, dense_layers: Vec::new() };
+        let size = qwen(layers, hidden, width, [hidden / 128; 2]);
+        let model = ModelConfig { family: Family::Qwen3Moe, experts: Some(experts), qkv_bias: false, ..size.model };
+        Size { model, ..size }
+    };
+    let adapters = |size: Size| Size { lora: true, model: ModelConfig { tied: false, ..size.model }, ..size };
     Ok(match name {
         "tiny" => tiny,
         "half-billion" => qwen(24, 896, 4864, [14, 2]),
         "one-and-a-half" => qwen(28, 1536, 8960, [12, 2]),
-        "seven-lora" => {
-            let size = qwen(28, 3584, 18_944, [28, 4]);
-            Size { lora: true, model: ModelConfig { tied: false, ..size.model }, ..size }
-        }
-        other => bail!("{other}: give tiny, half-billion, one-and-a-half or seven-lora"),
+        "seven-lora" => adapters(qwen(28, 3584, 18_944, [28, 4])),
+        "seven-qlora" => Size { quantised: true, ..adapters(qwen(28, 3584, 18_944, [28, 4])) },
+        "mixture" => mixture(12, 1024, 512),
+        "seven-mixture" => adapters(mixture(16, 2048, 1024)),
+        other => bail!("{other}: give tiny, half-billion, one-and-a-half, seven-lora, seven-qlora, mixture or seven-mixture"),
     })
 }
 
@@ -221,23 +233,28 @@ fn length(longest: usize, ordinal: u64) -> usize {
     if whole { longest } else { (longest * (12 + 88 * share as usize / 100)).div_ceil(100).max(1) }
 }
 
-/// Parameters that each token is multiplied by: a tied embedding is the head's matrix, and of an untied one a token reads a row.
-fn multiplied(model: &ModelConfig) -> f64 {
+/// Parameters that a step of so many sequences reads, where routers choose experts evenly. A tied embedding is the head's matrix, and of an untied one a
+/// token reads a row. Of one sequence: those that each token is multiplied by.
+fn multiplied(model: &ModelConfig, sequences: f64) -> f64 {
     let read_by_rows = if model.tied { 0 } else { model.vocab_size * model.hidden_size };
-    (Layout::new(model).total() - read_by_rows) as f64
+    let all = (Layout::new(model).total() - read_by_rows) as f64;
+    let Some(experts) = &model.experts else { return all };
+    let of_experts = (3 * experts.count * experts.width * model.hidden_size * model.layers()) as f64;
+    let unused = (1.0 - experts.per_token as f64 / experts.count as f64).powf(sequences);
+    all - of_experts * unused
 }
 
 /// Seconds that the limits allow for these answers.
 fn least_seconds(size: &Size, finished: &[Finished], compute: Compute, reach: &Reach) -> f64 {
     let model = &size.model;
     let width = compute.dtype.kind().elt_size_in_bytes() as f64;
-    let read = multiplied(model);
+    let computed = multiplied(model, 1.0);
     let position = (2 * model.layers() * model.kv_heads * model.head_dim) as f64;
     let longest = finished.iter().map(|answer| answer.tokens.len()).max().unwrap_or(0);
     let step = |at: usize| {
         let live = finished.iter().filter(|answer| answer.tokens.len() > at).count() as f64;
-        let bytes = width * (read + live * (size.prompt + at) as f64 * position);
-        (bytes / reach.bytes).max(2.0 * read * live / reach.operations)
+        let bytes = width * (multiplied(model, live) + live * (size.prompt + at) as f64 * position);
+        (bytes / reach.bytes).max(2.0 * computed * live / reach.operations)
     };
     (1..longest).map(step).sum()
 }
@@ -257,6 +274,11 @@ fn batch(size: &Size, answers: &[Finished]) -> Result<(Arc<rollflow::train::Trai
 }
 
 fn trainer(size: &Size, weights: Weights, compute: Compute) -> Result<LocalBackend> {
+    let started = Instant::now();
+    let weights = if size.quantised { weights.quantised() } else { weights };
+    if size.quantised {
+        println!("in 4 bits   after {:.0} s", started.elapsed().as_secs_f64());
+    }
     let config = LocalConfig {
         compute,
         micro_batch_tokens: 8192.max(size.prompt + size.answer),

@@ -16,9 +16,9 @@ print([of["executable"] for of in found if of.get("executable") and of["target"]
 
 folder=$target/gpu-check
 rm -rf "$folder" && mkdir -p "$folder/bin" "$folder/tests/golden" "$folder/pipelines/recipes"
-cp "$(built rollflow cargo build --release --bin rollflow)" "$folder/bin/rollflow"
+cp "$(built rollflow cargo build --release --workspace --bin rollflow)" "$folder/bin/rollflow"
 for bench in device reuse; do
-  cp "$(built "$bench" cargo bench --bench "$bench" --no-run)" "$folder/bin/$bench"
+  cp "$(built "$bench" cargo bench --workspace --bench "$bench" --no-run)" "$folder/bin/$bench"
 done
 cp "$(built rollflow cargo test --workspace --lib --no-run)" "$folder/bin/library"
 for test in models golden_models; do

@@ -35,7 +35,7 @@ pub use error::DataError;
 pub(crate) use group::DroppedSample;
 pub use group::Group;
 pub use prompt::{ChatMessage, Pair, Prompt, PromptText, RankedPair};
-pub use routes::{ANY_EXPERT, Routes};
+pub use routes::{ANY_EXPERT, RouteShape, Routes};
 pub use sample::{Sample, Status};
 pub(crate) use scored::Dropped;
 pub use scored::{POISONED, REWARD_LIMIT, Scored, is_reward};

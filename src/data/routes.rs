@@ -20,6 +20,15 @@ pub struct Routes {
     pub experts: Vec<u16>,
 }
 
+/// Sizes of a model's [`Routes`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RouteShape {
+    /// Sparse layers.
+    pub layers: usize,
+    /// Experts per token in each.
+    pub per_token: usize,
+}
+
 impl Routes {
     /// Numbers per token.
     pub fn width(&self) -> usize {

@@ -8,7 +8,7 @@ use tch::{Device, Kind};
 
 use super::family::QkNorm;
 use super::{Compute, Dtype, Experts, Family, GatedDelta, ModelError, fused};
-use crate::data::{Tokenizer, packing};
+use crate::data::{RouteShape, Tokenizer, packing};
 
 /// Keys of a classifier's labels. A folder's own labels are kept.
 pub(super) const LABELS: [&str; 3] = ["id2label", "label2id", "num_labels"];
@@ -285,6 +285,12 @@ impl ModelConfig {
     /// Number of layers with experts before this one; of all with `layers()`.
     pub fn sparse_before(&self, layer: usize) -> usize {
         (0..layer).filter(|&layer| self.experts_of(layer).is_some()).count()
+    }
+
+    /// Sizes of the experts of a sequence, if there are any.
+    pub fn route_shape(&self) -> Option<RouteShape> {
+        let (layers, per_token) = (self.sparse_before(self.layers()), self.experts.as_ref()?.per_token);
+        (layers > 0).then_some(RouteShape { layers, per_token })
     }
 
     /// Width of what a token's feed-forward layers compute, in the widest layer.

@@ -3,7 +3,7 @@
 
 use tch::{Kind, Tensor};
 
-use super::fused;
+use super::fused::{self, gpu};
 use super::routing::Recorded;
 
 /// Feed-forward layers of a sparse layer, and how tokens reach them.
@@ -55,7 +55,8 @@ impl Sparse {
     /// `recorded`: experts that computed the tokens before. Where they are followed, weights are the router's
     /// probabilities of them (Ma et al., 2025).
     ///
-    /// Cost: the products of `per_token` experts a token, and one read of the counts by the host.
+    /// Cost: the products of `per_token` experts a token; but for [`Sparse::is_grouped`], one read of the counts
+    /// by the host.
     pub fn forward(&self, x: &Tensor, of: &Experts, recorded: Option<&Recorded>, routed: impl FnOnce(&Routed)) -> Tensor {
         let (count, per_token) = (of.count as i64, of.per_token as i64);
         // Widened, and not by `wide`, whose products have no gradient in 16 bits.
@@ -70,21 +71,44 @@ impl Sparse {
         let recorded = recorded.map(|recorded| &recorded.experts);
         routed(&Routed { probs: &probs, own: &own, chosen: &chosen, recorded });
         let weights = if of.normalized { &weights / weights.sum_dim_intlist([-1i64].as_slice(), true, None) } else { weights };
-        // Places of tokens, ordered by expert.
-        let chosen = chosen.reshape([-1]);
-        let order = chosen.argsort_stable(true, 0, false);
-        let tokens: Vec<i64> = Vec::try_from(chosen.bincount(None::<&Tensor>, count)).expect("counts are one row of integers");
-        let sent = x.index_select(0, &order.floor_divide_scalar(per_token)).split_with_sizes(&tokens, 0);
+        // Which tokens are computed, ordered by expert, where each expert's end, and where each token's are.
+        let (sorted, order) = chosen.reshape([-1]).sort_stable(true, 0, false);
+        let upto = |end: i64| Tensor::arange(end, (Kind::Int64, x.device()));
+        let ends = upto(count).searchsorted(&sorted, true, true, "right", None::<&Tensor>);
+        let sources = order.floor_divide_scalar(per_token);
+        let places = order.scatter(0, &order, &upto(order.size()[0])).view([-1, per_token]);
+        let sent = gpu::send(x, &sources, &places).unwrap_or_else(|| x.index_select(0, &sources));
+        let computed = if self.is_grouped() { self.by_group(&sent, &ends) } else { self.one_by_one(&sent, &ends) };
+        gpu::combine(&computed, &places, &weights).unwrap_or_else(|| {
+            let returned = computed.index_select(0, &places.view([-1])).view([-1, per_token, x.size()[1]]);
+            (returned * weights.unsqueeze(-1)).sum_dim_intlist([1i64].as_slice(), false, Kind::Float).to_kind(x.kind())
+        })
+    }
+
+    /// Returns true if the products of all experts are one, which does not depend on the host.
+    pub fn is_grouped(&self) -> bool {
+        gpu::multiplies_groups(&self.gate_up) && gpu::multiplies_groups(&self.down)
+    }
+
+    /// Tokens ordered by expert, and where each expert's end, `[experts]`.
+    fn by_group(&self, sent: &Tensor, ends: &Tensor) -> Tensor {
+        let inner = fused::swiglu(&gpu::multiply_groups(sent, &self.gate_up, ends));
+        gpu::multiply_groups(&inner, &self.down, ends)
+    }
+
+    /// [`Sparse::by_group`], a product an expert.
+    fn one_by_one(&self, sent: &Tensor, ends: &Tensor) -> Tensor {
+        let ends: Vec<i64> = Vec::try_from(ends.to_kind(Kind::Int64)).expect("ends are one row of integers");
+        let tokens: Vec<i64> = ends.iter().scan(0, |begin, end| Some(end - std::mem::replace(begin, *end))).collect();
+        let sent = sent.split_with_sizes(&tokens, 0);
         // One gradient for all experts' matrices: a slice of each would have one of full size.
         let (gate_up, down) = (self.gate_up.unbind(0), self.down.unbind(0));
         let computed = |at: usize| {
             let inner = fused::swiglu(&sent[at].linear(&gate_up[at], None::<&Tensor>));
             inner.linear(&down[at], None::<&Tensor>)
         };
-        let computed: Vec<Tensor> = (0..of.count).filter(|at| tokens[*at] > 0).map(computed).collect();
-        let returned = Tensor::cat(&computed, 0).index_select(0, &order.argsort(0, false));
-        let returned = returned.view([-1, per_token, x.size()[1]]) * weights.unsqueeze(-1);
-        returned.sum_dim_intlist([1i64].as_slice(), false, Kind::Float).to_kind(x.kind())
+        let computed: Vec<Tensor> = (0..tokens.len()).filter(|at| tokens[*at] > 0).map(computed).collect();
+        Tensor::cat(&computed, 0)
     }
 }
 

@@ -4,7 +4,7 @@ use tch::{Device, Kind, Tensor};
 
 use super::block::Left;
 use super::{KvCache, ModelConfig, upload};
-use crate::data::Routes;
+use crate::data::{RouteShape, Routes};
 
 /// Experts of each token of each slot, `[slots, positions, sparse layers, experts per token]`.
 pub(super) struct RouteCache(Tensor);
@@ -28,9 +28,9 @@ impl RouteLog {
 
 impl RouteCache {
     pub fn new(config: &ModelConfig, slots: usize, positions: usize, device: Device) -> Option<Self> {
-        let (layers, of) = (config.sparse_before(config.layers()), config.experts.as_ref()?);
-        let shape = [slots, positions, layers, of.per_token].map(|size| size as i64);
-        (layers > 0).then(|| RouteCache(Tensor::zeros(shape, (Kind::Int16, device))))
+        let RouteShape { layers, per_token } = config.route_shape()?;
+        let shape = [slots, positions, layers, per_token].map(|size| size as i64);
+        Some(RouteCache(Tensor::zeros(shape, (Kind::Int16, device))))
     }
 
     pub fn grow(&mut self, more: usize) {
@@ -58,6 +58,14 @@ impl KvCache {
         let [places, rows] = [places, rows].map(|numbers| upload(&numbers, routes.device()));
         let chosen = Tensor::stack(&layers, 1).index_select(0, &rows);
         let _written = routes.flatten(0, 1).index_copy_(0, &places, &chosen);
+    }
+
+    /// Writes what a step chose, in slots from 0 on: row `i` at `positions[i]`, which are on the device.
+    pub(super) fn write_routes_of_step(&mut self, log: RouteLog, positions: &Tensor) {
+        let (Some(RouteCache(routes)), Some(layers)) = (&self.routes, log.0) else { return };
+        let slots = Tensor::arange(positions.size()[0], (Kind::Int64, positions.device()));
+        let places = slots * self.positions() as i64 + positions;
+        let _written = routes.flatten(0, 1).index_copy_(0, &places, &Tensor::stack(&layers, 1));
     }
 
     /// The experts of the first `len` tokens of a slot, if they are recorded. One download.

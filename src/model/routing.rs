@@ -6,7 +6,7 @@ use tch::{Device, Kind, Tensor};
 use super::block::Left;
 use super::experts::Routed;
 use super::{ModelConfig, Packed, upload};
-use crate::data::ANY_EXPERT;
+use crate::data::{ANY_EXPERT, RouteShape};
 
 /// Experts that computed a layer's tokens before, `[tokens, per_token]`; less than 0 where one is not known.
 pub(super) struct Recorded {
@@ -21,10 +21,10 @@ pub(super) struct RecordedPass(Recorded);
 impl RecordedPass {
     /// Those that come with packed tokens.
     pub fn new(config: &ModelConfig, packed: &Packed, device: Device) -> Option<Self> {
-        let (recorded, of) = (packed.recorded.as_ref()?, config.experts.as_ref()?);
+        let (recorded, RouteShape { layers, per_token }) = (packed.recorded.as_ref()?, config.route_shape()?);
         let experts: Vec<i16> =
             recorded.experts.iter().map(|&expert| if expert == ANY_EXPERT { -1 } else { expert as i16 }).collect();
-        let shape = [packed.len(), config.sparse_before(config.layers()), of.per_token].map(|size| size as i64);
+        let shape = [packed.len(), layers, per_token].map(|size| size as i64);
         Some(RecordedPass(Recorded { experts: upload(&experts, device).view(shape), follow: recorded.follow }))
     }
 
@@ -104,7 +104,9 @@ impl Balance {
         let (tokens, experts) = (probs.size()[0], probs.size()[1]);
         self.tokens += tokens;
         self.shares.push(probs.sum_dim_intlist([0i64].as_slice(), false, Kind::Float));
-        self.sent.push(chosen.reshape([-1]).bincount(None::<&Tensor>, experts).to_kind(Kind::Float));
+        // Not by `bincount`, for which a GPU asks the host.
+        let (chosen, none) = (chosen.reshape([-1]), Tensor::zeros([experts], (Kind::Float, chosen.device())));
+        self.sent.push(none.index_add(0, &chosen, &chosen.ones_like().to_kind(Kind::Float)));
     }
 
     /// Derivative of the loss by each expert's share of a layer, `[experts]`; `None` without sparse layers.

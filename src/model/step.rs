@@ -91,9 +91,9 @@ impl Decoder {
     /// Returns true if a step under these weights is [`Decoder::decode_recorded`]'s.
     pub(crate) fn records_steps(&self, views: &Views) -> bool {
         let (kind, device) = (views.embedding.kind(), views.embedding.device());
-        // A mixture's tokens are counted on the host.
-        let plain = self.config.delta.is_none() && self.config.experts.is_none();
-        plain && fused::gpu::attends_slots(self.config.fused_heads(), self.config.head_dim, kind, device)
+        // A delta net's states are moved, and a mixture's tokens are counted on the host unless its products are grouped.
+        let on_device = self.config.delta.is_none() && views.groups_experts();
+        on_device && fused::gpu::attends_slots(self.config.fused_heads(), self.config.head_dim, kind, device)
     }
 
     /// [`Decoder::decode`] for slots from 0 on, with tokens and positions on the device, `[2, slots]`: nothing of
@@ -103,7 +103,9 @@ impl Decoder {
         let tables = self.rope.by_layer(longest, tokens.device(), Tables::all);
         let step = Step { slots, way: Way::Kernel(tokens.get(1), longest as i64, tables) };
         let mut routes = cache.route_log();
-        self.decode_step(views, &step, &tokens.get(0), cache, &mut routes)
+        let logits = self.decode_step(views, &step, &tokens.get(0), cache, &mut routes);
+        cache.write_routes_of_step(routes, &tokens.get(1));
+        logits
     }
 
     /// Writes a layer's new keys and values, and attends over all positions up to them: fused projections

@@ -141,6 +141,18 @@ impl Views {
         }
     }
 
+    /// Returns true if no layer's experts depend on the host.
+    pub(super) fn groups_experts(&self) -> bool {
+        let layers = match &self.layers {
+            Layers::Held(layers) => layers,
+            Layers::Quantised { config, .. } => return config.experts.is_none(),
+        };
+        layers.iter().all(|layer| match &layer.mlp {
+            Mlp::Dense { .. } => true,
+            Mlp::Sparse(sparse) => sparse.is_grouped(),
+        })
+    }
+
     /// Adds the low-rank products of `adapter`, and its score head if there is one.
     pub(super) fn adapted(mut self, config: &ModelConfig, adapter: &Adapter) -> Self {
         let (low_ranks, head) = adapter.views(config);

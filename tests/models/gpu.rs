@@ -7,7 +7,7 @@ use rollflow::algo::{Aggregation, PolicyLoss, Schedule};
 use rollflow::data::{Prompt, Sample, Tokenizer};
 use rollflow::engine::{LocalEngine, OnNewWeights, Request, SamplingParams, TokenEngine};
 use rollflow::model::{Compute, Dtype, ModelConfig, Weights, load_hf};
-use rollflow::train::{LocalBackend, LocalConfig, TrainBatch, TrainingBackend, collate};
+use rollflow::train::{LocalBackend, LocalConfig, RouterReplay, TrainBatch, TrainingBackend, collate};
 
 use crate::stand_in::counts;
 
@@ -116,6 +116,41 @@ fn a_generator_in_bf16_on_a_gpu_agrees_with_its_trainer() {
         println!("{name}: {worst:.4} at most, {mean:.4} on average");
         let far = if model.experts.is_some() { 4.0 } else { tolerance(&model) };
         assert!(worst < 0.3 * far && mean < 0.05 * far, "{name}: {worst}, {mean}");
+    }
+}
+
+/// Law N3. Recorded steps write each token's experts, too: the trainer's, but for those that rounding swaps.
+#[test]
+fn experts_of_a_generator_in_bf16_on_a_gpu_are_those_of_its_trainer() {
+    for (name, model, weights) in golden_on_a_gpu().into_iter().filter(|(_, model, _)| model.experts.is_some()) {
+        let compute = Compute::cuda(0, Dtype::Bf16);
+        let tokenizer = Arc::new(Tokenizer::from_dir(&Path::new("tests/golden/models").join(&name)).unwrap());
+        let decoder = rollflow::model::Decoder::new(&model, weights.layout.clone());
+        let mut engine = LocalEngine::new(decoder, tokenizer, 6, 7).computing(compute).recording_routes(true);
+        engine.set_weights(1, &weights);
+        let prompt = [5u32, 8, 33];
+        for ordinal in 0..6 {
+            let params = SamplingParams { max_new_tokens: 9 + 4 * ordinal as usize, ignore_eos: true, ..Default::default() };
+            engine.submit(Request::new(ordinal, prompt, 1, Arc::new(params))).unwrap();
+        }
+        let samples = engine.run().unwrap().into_iter().map(|answer| {
+            let mut sample = Sample::supervised(&prompt, &answer.tokens);
+            sample.advantage = Some(1.0);
+            sample.routes = answer.routes;
+            assert!(sample.routes.is_some(), "{name}");
+            sample
+        });
+        let samples: Vec<Sample> = samples.collect();
+        let config = LocalConfig {
+            compute,
+            router_replay: RouterReplay::Measure,
+            ..LocalConfig::new(PolicyLoss::default(), Schedule::constant(1e-3))
+        };
+        let trainer = LocalBackend::new(config, model.clone(), weights.copy()).unwrap();
+        let batch = Arc::new(collate(&samples, Aggregation::TokenMean).unwrap());
+        let seen = trainer.forward_backward(batch).wait().unwrap().router_mismatch;
+        println!("{name}: {} of {} experts differ", seen.other, seen.all);
+        assert!(seen.all > 100 && seen.other * 20 < seen.all, "{name}: {seen:?}");
     }
 }
 
@@ -239,7 +274,7 @@ fn a_decoding_step_starts_few_kernels_and_waits_once_and_a_micro_batch_twice_at_
     if Compute::cuda(COUNTED, Dtype::Bf16).check().is_err() || counts(COUNTED).is_none() {
         return eprintln!("skipped: only the stand-in of a GPU counts kernels");
     }
-    for name in ["qwen2_tied", "qwen3_tied", "llama_tied"] {
+    for name in ["qwen2_tied", "qwen3_tied", "llama_tied", "qwen3_moe"] {
         let folder = Path::new("tests/golden/models").join(name);
         let (model, weights) = load_hf(&folder).unwrap();
         let tokenizer = Arc::new(Tokenizer::from_dir(&folder).unwrap());
@@ -260,7 +295,8 @@ fn a_decoding_step_starts_few_kernels_and_waits_once_and_a_micro_batch_twice_at_
             started += kernels;
         }
         // The stand-in's norm is four operations, a GPU's one.
-        let most = 7 * (20 * model.layers() as u64 + 12);
+        let of_a_layer = if model.experts.is_some() { 48 } else { 20 };
+        let most = 7 * (of_a_layer * model.layers() as u64 + 12);
         assert!(started <= most, "{name}: {started} kernels of 7 steps, of which each is started once");
 
         let trainer = backend(&model, &weights, Compute::cuda(COUNTED, Dtype::Bf16), false);

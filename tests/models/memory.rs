@@ -129,20 +129,35 @@ fn a_trainer_on_a_gpu_takes_what_the_plan_says_within_a_tenth() {
     if Compute::cuda(DEVICE, Dtype::Bf16).check().is_err() || bytes(DEVICE).is_none() {
         return eprintln!("skipped: only the stand-in of a GPU counts bytes");
     }
-    let keys = "hidden = 128\nlayers = 6\nheads = 4\nkv_heads = 2\nintermediate = 384\nvocab = 4096";
-    let config = json!({
+    let dense = json!({
         "model_type": "llama", "vocab_size": 4096, "hidden_size": 128, "intermediate_size": 384, "num_hidden_layers": 6,
         "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 2048, "tie_word_embeddings": true,
     });
-    let config = ModelConfig::from_json(Path::new("config.json"), config.as_object().unwrap()).unwrap();
+    let mut mixture = dense.clone();
+    for (key, value) in [("num_experts", 8), ("num_experts_per_tok", 3), ("moe_intermediate_size", 128), ("head_dim", 32)] {
+        mixture[key] = value.into();
+    }
+    mixture["model_type"] = "qwen3_moe".into();
     let (over_whole, over_4_bits) = ("[lora]\nrank = 8\n", "[lora]\nrank = 8\nbase = 'nf4'\n");
-    for (adapters, checkpointing) in
-        [("", false), ("", true), (over_whole, false), (over_whole, true), (over_4_bits, false), (over_4_bits, true)]
-    {
+    let folder = tempfile::tempdir().unwrap();
+    for (config, adapters, checkpointing) in [
+        (&dense, "", false),
+        (&dense, "", true),
+        (&dense, over_whole, false),
+        (&dense, over_whole, true),
+        (&dense, over_4_bits, false),
+        (&dense, over_4_bits, true),
+        (&mixture, "", false),
+        (&mixture, "", true),
+        (&mixture, over_whole, false),
+    ] {
         let lora = !adapters.is_empty();
+        std::fs::write(folder.path().join("config.json"), config.to_string()).unwrap();
+        let config = ModelConfig::from_json(Path::new("config.json"), config.as_object().unwrap()).unwrap();
         let text = format!(
-            "pipeline = 'sft'\n[model]\nkind = 'tiny'\ndevice = 'cuda:{DEVICE}'\ndtype = 'bf16'\n{keys}\n{adapters}[task]\nkind = 'arithmetic'\n\
-             digits = 9\ncount = 1000\n[sft]\nbatch = 32\nmicro_batch_tokens = 1024\ngradient_checkpointing = {checkpointing}"
+            "pipeline = 'sft'\n[model]\npath = '{}'\ndevice = 'cuda:{DEVICE}'\ndtype = 'bf16'\n{adapters}[task]\nkind = 'arithmetic'\n\
+             digits = 9\ncount = 1000\n[sft]\nbatch = 32\nmicro_batch_tokens = 1024\ngradient_checkpointing = {checkpointing}",
+            folder.path().display()
         );
         let plan = parse("memory.toml", &text, &[]).unwrap_or_else(|errors| panic!("{errors}"));
         let of_device = |memory: &MemoryPlan| memory.device == format!("cuda:{DEVICE}");
@@ -173,7 +188,7 @@ fn a_trainer_on_a_gpu_takes_what_the_plan_says_within_a_tenth() {
         backend.forward_backward(batch.clone()).wait().unwrap();
         let most = bytes(DEVICE).unwrap().1 - before;
         planned.iter().for_each(|part| println!("  {} {:.1} MiB: {}", part.what, part.bytes as f64 / 1048576.0, part.why));
-        let what = format!("{adapters:?}, checkpointing {checkpointing}");
+        let what = format!("experts {}, {adapters:?}, checkpointing {checkpointing}", config.experts.is_some());
         assert_predicted(&what, (expected, most), 0.9..1.1);
     }
 }

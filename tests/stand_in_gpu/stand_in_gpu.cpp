@@ -334,15 +334,32 @@ Tensor as_strided(const Tensor& tensor, at::IntArrayRef size, at::IntArrayRef st
   return at::native::as_strided_tensorimpl(tensor, size, stride, offset);
 }
 
+// What the host computes from these operands, now and with each replay.
+template <typename Computed>
+Tensor own(std::initializer_list<const Tensor*> operands, const Computed& computed) {
+  const c10::Device device = (*operands.begin())->device();
+  order::begin(stream_of(device));
+  for (const Tensor* of : operands) order::reads(memory_of(*of), stream_of(device));
+  const Tensor out = sent(computed(), device);
+  if (graph::records()) graph::keep([out, computed] { at_home(out).copy_(computed()); });
+  return out;
+}
+
+// For operations that no recorded step has.
+void not_recorded() { TORCH_CHECK(!graph::records(), "the stand-in does not record this operation"); }
+
 // From 16 bits to 32 on the way, which GPUs do and processors don't.
 template <Tensor (*softmax)(const Tensor&, int64_t, bool)>
 Tensor softmax_from_half(const Tensor& tensor, int64_t dimension, bool widen) {
-  const Tensor given = at_home(tensor);
-  return sent(softmax(widen ? given.to(at::kFloat) : given, dimension, false), tensor.device());
+  return own({&tensor}, [tensor, dimension, widen] {
+    const Tensor given = at_home(tensor);
+    return softmax(widen ? given.to(at::kFloat) : given, dimension, false);
+  });
 }
 
 template <Tensor (*backward)(const Tensor&, const Tensor&, int64_t, at::ScalarType)>
 Tensor softmax_to_half(const Tensor& gradient, const Tensor& output, int64_t dimension, at::ScalarType kind) {
+  not_recorded();
   return sent(backward(at_home(gradient), at_home(output), dimension, gradient.scalar_type()).to(kind), gradient.device());
 }
 
@@ -350,16 +367,10 @@ Tensor softmax_to_half(const Tensor& gradient, const Tensor& output, int64_t dim
 template <Tensor (Tensor::*product)(const Tensor&) const>
 Tensor product_in(const Tensor& left, const Tensor& right, at::ScalarType kind) {
   TORCH_CHECK(left.device() == right.device() && left.is_cuda(), "a product of operands on ", left.device(), " and ", right.device());
-  const c10::Stream stream = stream_of(left.device());
-  order::begin(stream);
-  for (const Tensor* of : {&left, &right}) order::reads(memory_of(*of), stream);
-  const auto computed = [left, right, kind] {
+  return own({&left, &right}, [left, right, kind] {
     const Tensor wide = at_home(left).to(kind);
     return (wide.*product)(at_home(right).to(kind));
-  };
-  const Tensor out = sent(computed(), left.device());
-  if (graph::records()) graph::keep([out, computed] { at_home(out).copy_(computed()); });
-  return out;
+  });
 }
 
 // Attention by its definition: the fused ones have kernels of their own for each kind of device.
@@ -395,6 +406,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> flash_forward(
     const Tensor& q, const Tensor& k, const Tensor& v, const std::optional<Tensor>& q_ends, const std::optional<Tensor>& k_ends, int64_t most_q,
     int64_t most_k, double dropout, bool causal, bool, std::optional<double> scale, std::optional<int64_t> left, std::optional<int64_t>,
     const std::optional<Tensor>& used, const std::optional<Tensor>&) {
+  not_recorded();
   TORCH_CHECK(q_ends->scalar_type() == at::kInt && k_ends->scalar_type() == at::kInt && dropout == 0.0, "flash attention: int32 ends, no dropout");
   TORCH_CHECK(q.scalar_type() != at::kFloat && q.stride(-1) == 1 && k.stride(-1) == 1 && v.stride(-1) == 1, "flash attention: 16 bits, rows in one piece");
   for (const Tensor* on : {&k, &v, &*q_ends, &*k_ends}) TORCH_CHECK(on->device() == q.device(), "flash attention: operands on two devices");
@@ -442,6 +454,7 @@ std::tuple<Tensor, Tensor> rms_norm_backward(const Tensor& grad, const Tensor& i
 // Convolutions of each channel by itself, which have an operation of their own on GPUs.
 Tensor conv_depthwise(const Tensor& input, const Tensor& weight, at::IntArrayRef, const std::optional<Tensor>& bias, at::IntArrayRef stride,
                       at::IntArrayRef padding, at::IntArrayRef dilation) {
+  not_recorded();
   std::optional<Tensor> added;
   if (bias && bias->defined()) added = at_home(*bias);
   const Tensor out = at::convolution(at_home(input), at_home(weight), added, stride, padding, dilation, false, {0, 0}, input.size(1));
@@ -487,6 +500,7 @@ TORCH_LIBRARY_IMPL(aten, CUDA, library) {
   library.impl("_log_softmax_backward_data", softmax_to_half<&at::_log_softmax_backward_data>);
   library.impl("mm.dtype", product_in<&Tensor::mm>);
   library.impl("bmm.dtype", product_in<&Tensor::bmm>);
+  library.impl("_grouped_mm", torch::CppFunction::makeFromBoxedFunction<&on_the_host>());
   library.impl("_fused_sdp_choice", written_out);
   library.impl("_fused_rms_norm_backward", rms_norm_backward);
   library.impl("_conv_depthwise2d", conv_depthwise);

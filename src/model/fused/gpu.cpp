@@ -262,6 +262,47 @@ struct Rotate : Function<Rotate> {
   }
 };
 
+// Sum of the rows at each token's places, [tokens, each], weighed unless `weights` is null.
+Tensor combined(const Tensor& rows, const Tensor& places, const Tensor* weights) {
+  const Tensor from = rows.contiguous();
+  check("combine", places, from, at::kLong);
+  if (weights) check("combine", *weights, from, at::kFloat);
+  const int64_t tokens = places.size(0), width = from.size(1);
+  Tensor out = at::empty({tokens, width}, from.options());
+  launch(from, "combine", {format(from.scalar_type())}, {tokens}, std::min<int64_t>(256, (width / 8 + 31) / 32 * 32),
+         CombineArgs{halves(from), nullptr, whole(places), weights ? floats(*weights) : nullptr, halves(out), nullptr, places.size(1), width});
+  return out;
+}
+
+struct Combine : Function<Combine> {
+  static Tensor forward(AutogradContext* ctx, const Tensor& rows, const Tensor& places, const Tensor& weights) {
+    const Tensor from = rows.contiguous(), by = weights.contiguous();
+    ctx->save_for_backward({from, places, by});
+    return combined(from, places, &by);
+  }
+
+  static variable_list backward(AutogradContext* ctx, variable_list grads) {
+    const auto saved = ctx->get_saved_variables();
+    const Tensor &rows = saved[0], &places = saved[1], &weights = saved[2], by_out = grads[0].contiguous();
+    Tensor by_rows = at::empty_like(rows), by_weights = at::empty_like(weights);
+    launch(rows, "combine_backward", {format(rows.scalar_type())}, {places.size(0)}, 256,
+           CombineArgs{halves(rows), halves(by_out), whole(places), floats(weights), halves(by_rows), to_floats(by_weights), places.size(1), rows.size(1)});
+    return {by_rows, Tensor(), by_weights};
+  }
+};
+
+// Rows of x, of which each is sent to `each` places.
+struct Send : Function<Send> {
+  static Tensor forward(AutogradContext* ctx, const Tensor& x, const Tensor& sources, const Tensor& places) {
+    ctx->save_for_backward({places});
+    return x.index_select(0, sources);
+  }
+
+  static variable_list backward(AutogradContext* ctx, variable_list grads) {
+    return {combined(grads[0], ctx->get_saved_variables()[0], nullptr), Tensor(), Tensor()};
+  }
+};
+
 // Why a device can't run the kernels; empty if it can. The first time, it compiles some.
 std::string problem_of(int64_t device, bool* first) {
   static std::mutex mutex;
@@ -365,6 +406,11 @@ char* rollflow_gpu_problem(int64_t device, const char* text, bool* first) {
   return problem.empty() ? nullptr : strdup(problem.c_str());
 }
 
+// Compute capability, 90 for 9.0.
+char* rollflow_gpu_generation(int64_t device, int64_t* number) {
+  return guarded([&] { *number = generation(device); });
+}
+
 char* rollflow_gpu_add_rms_norm(Tensor** sum, Tensor** normed, Tensor* x, Tensor* y, Tensor* weight, double eps) {
   return guarded([&] {
     const auto both = AddRmsNorm::apply(*x, *y, *weight, eps);
@@ -387,6 +433,14 @@ char* rollflow_gpu_nf4(Tensor* codes, Tensor* scales, Tensor* outer, Tensor* tab
 
 char* rollflow_gpu_swiglu(Tensor** out, Tensor* gate_up) {
   return guarded(out, [&] { return SwiGlu::apply(*gate_up); });
+}
+
+char* rollflow_gpu_send(Tensor** out, Tensor* x, Tensor* sources, Tensor* places) {
+  return guarded([&] { *out = new Tensor(Send::apply(*x, *sources, *places)); });
+}
+
+char* rollflow_gpu_combine(Tensor** out, Tensor* rows, Tensor* places, Tensor* weights) {
+  return guarded([&] { *out = new Tensor(Combine::apply(*rows, *places, *weights)); });
 }
 
 char* rollflow_gpu_rotate(Tensor** out, Tensor* x, Tensor* cos, Tensor* sin) {

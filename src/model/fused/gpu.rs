@@ -9,6 +9,7 @@ use torch_sys::C_tensor;
 use super::{Heads, call, check, raw, taken};
 
 unsafe extern "C" {
+    fn rollflow_gpu_generation(device: i64, generation: *mut i64) -> *mut c_char;
     fn rollflow_gpu_problem(device: i64, text: *const c_char, first: *mut bool) -> *mut c_char;
     fn rollflow_gpu_add_rms_norm(
         sum: *mut *mut C_tensor,
@@ -28,6 +29,14 @@ unsafe extern "C" {
         out: *mut C_tensor,
     ) -> *mut c_char;
     fn rollflow_gpu_swiglu(out: *mut *mut C_tensor, gate_up: *mut C_tensor) -> *mut c_char;
+    fn rollflow_gpu_send(out: *mut *mut C_tensor, x: *mut C_tensor, sources: *mut C_tensor, places: *mut C_tensor)
+    -> *mut c_char;
+    fn rollflow_gpu_combine(
+        out: *mut *mut C_tensor,
+        rows: *mut C_tensor,
+        places: *mut C_tensor,
+        weights: *mut C_tensor,
+    ) -> *mut c_char;
     fn rollflow_gpu_rotate(out: *mut *mut C_tensor, x: *mut C_tensor, cos: *mut C_tensor, sin: *mut C_tensor) -> *mut c_char;
     fn rollflow_gpu_softmax(out: *mut *mut C_tensor, logits: *mut C_tensor, targets: *mut C_tensor) -> *mut c_char;
     fn rollflow_gpu_softmax_gradient(
@@ -83,10 +92,45 @@ fn takes(x: &Tensor) -> bool {
     halves && x.device() != Device::Cpu && (x.data_ptr() as usize).is_multiple_of(16) && runs_kernels(x.device())
 }
 
+/// Returns true if [`multiply_groups`] takes these matrices `[groups, n, k]`, alone and with a gradient: bf16 on a
+/// GPU of the Hopper or Blackwell generation, for which libtorch 2.11 has kernels. On others it asks the host.
+pub fn multiplies_groups(matrices: &Tensor) -> bool {
+    let Device::Cuda(index) = matrices.device() else { return false };
+    let aligned = matrices.size()[1..].iter().all(|size| size % 8 == 0);
+    if matrices.kind() != Kind::BFloat16 || !aligned || !takes(matrices) {
+        return false;
+    }
+    let mut generation = 0;
+    check(unsafe { rollflow_gpu_generation(index as i64, &mut generation) });
+    matches!(generation / 10, 9 | 10)
+}
+
+/// Rows `[rows, k]` times the matrix of their group, transposed: those of a group end where `ends` says, `[groups]` in
+/// i32. `matrices`: `[groups, n, k]`.
+pub fn multiply_groups(rows: &Tensor, matrices: &Tensor, ends: &Tensor) -> Tensor {
+    rows.internal_grouped_mm(&matrices.transpose(1, 2), Some(ends), None, None)
+}
+
+/// Rows `sources` of `x` `[tokens, width]`, if the kernels take it; with gradients. `places` `[tokens, each]`: where each
+/// token's are.
+pub fn send(x: &Tensor, sources: &Tensor, places: &Tensor) -> Option<Tensor> {
+    takes_rows(x).then(|| call(|out| unsafe { rollflow_gpu_send(out, raw(x), raw(sources), raw(places)) }))
+}
+
+/// Sum of each token's rows, weighed, if the kernels take them; with gradients. `rows`: `[tokens · each, width]`;
+/// `places`: which are a token's, `[tokens, each]`, of which each row is one; `weights`: the same in f32.
+pub fn combine(rows: &Tensor, places: &Tensor, weights: &Tensor) -> Option<Tensor> {
+    takes_rows(rows).then(|| call(|out| unsafe { rollflow_gpu_combine(out, raw(rows), raw(places), raw(weights)) }))
+}
+
+/// Returns true if the kernels take rows of this width.
+fn takes_rows(x: &Tensor) -> bool {
+    x.size().last().is_some_and(|width| width % 8 == 0) && takes(x)
+}
+
 /// `x + y` `[rows, width]`, and its RMS norm by `weight`, if the kernels take them; with gradients.
 pub fn add_rms_norm(x: &Tensor, y: &Tensor, weight: &Tensor, eps: f64) -> Option<(Tensor, Tensor)> {
-    let fits = |x: &Tensor| x.size().last().is_some_and(|width| width % 8 == 0) && takes(x);
-    if x.kind() != y.kind() || x.kind() != weight.kind() || ![x, y, weight].into_iter().all(fits) {
+    if x.kind() != y.kind() || x.kind() != weight.kind() || ![x, y, weight].into_iter().all(takes_rows) {
         return None;
     }
     let mut normed = std::ptr::null_mut();

@@ -38,6 +38,16 @@ struct RotateArgs {
   double turn;
 };
 
+// Weighted sum of the rows of each token, and its gradient.
+struct CombineArgs {
+  const u16 *rows, *by_out;  // [tokens · each, width], [tokens, width]
+  const i64* places;         // [tokens, each]: which rows are a token's
+  const float* weights;      // [tokens, each], or null where all are 1
+  u16* out;                  // [tokens, width]; the gradient by rows, as they are
+  float* by_weights;         // [tokens, each]
+  i64 each, width;
+};
+
 // Softmax of logits, and its gradient.
 struct SoftmaxArgs {
   const float* logits;

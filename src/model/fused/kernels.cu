@@ -197,6 +197,49 @@ KERNEL(rotate, RotateArgs) {
   }
 }
 
+// ---- Weighted sum of the rows of each token, of a multiple of 8 numbers: a token a block, added up in f32 in the order of `places`
+
+KERNEL(combine, CombineArgs) {
+  const i64 first = blockIdx.x * a.each;
+  for (i64 at = 8 * threadIdx.x; at < a.width; at += 8 * blockDim.x) {
+    float sum[8] = {};
+    for (i64 of = first; of < first + a.each; of++) {
+      const Four row = *reinterpret_cast<const Four*>(a.rows + a.places[of] * a.width + at);
+      const float weight = a.weights ? a.weights[of] : 1.0f;
+      for (int w = 0; w < 4; w++) {
+        sum[2 * w] += weight * wide(row.at[w] & 0xffff);
+        sum[2 * w + 1] += weight * wide(row.at[w] >> 16);
+      }
+    }
+    Four out;
+    for (int w = 0; w < 4; w++) out.at[w] = pack(sum[2 * w], sum[2 * w + 1]);
+    *reinterpret_cast<Four*>(a.out + blockIdx.x * a.width + at) = out;
+  }
+}
+
+// A row a warp.
+KERNEL(combine_backward, CombineArgs) {
+  const u32 lane = threadIdx.x % 32, warps = blockDim.x / 32;
+  for (i64 of = blockIdx.x * a.each + threadIdx.x / 32; of < (blockIdx.x + 1) * a.each; of += warps) {
+    const i64 place = a.places[of] * a.width;
+    const float weight = a.weights[of];
+    float product = 0.0f;
+    for (i64 at = 8 * lane; at < a.width; at += 8 * 32) {
+      const Four row = *reinterpret_cast<const Four*>(a.rows + place + at),
+                 by_out = *reinterpret_cast<const Four*>(a.by_out + blockIdx.x * a.width + at);
+      Four by_row;
+      for (int w = 0; w < 4; w++) {
+        const float low = wide(by_out.at[w] & 0xffff), high = wide(by_out.at[w] >> 16);
+        product += low * wide(row.at[w] & 0xffff) + high * wide(row.at[w] >> 16);
+        by_row.at[w] = pack(weight * low, weight * high);
+      }
+      *reinterpret_cast<Four*>(a.out + place + at) = by_row;
+    }
+    product = warp_sum(product);
+    if (lane == 0) a.by_weights[of] = product;
+  }
+}
+
 // ---- Softmax of f32 logits: a row a block
 
 

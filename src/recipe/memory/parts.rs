@@ -320,7 +320,8 @@ impl Parts<'_> {
         // Flash attention on a GPU computes prompts once, too.
         let kernels = self.by_kernels(model);
         let tokens = work.computed(batch_tokens.div_ceil(pieces).min(most), fused || kernels);
-        let layer = per_token_of_layer(model, fused, kernels) * bytes;
+        let fixed = work.adapters.map_or(0, |_| per_token_for_experts(model));
+        let layer = (per_token_of_layer(model, fused, kernels) - fixed) * bytes;
         let (layers, stream) = (model.layers() as u64, model.hidden_size as u64 * bytes);
         // The last layer computed is the first differentiated: two layers are in memory, on a GPU after the logits.
         let (held, later, why) = match (self.checkpoints(of), kernels) {
@@ -451,7 +452,9 @@ fn per_token_of_layer(model: &ModelConfig, fused: bool, kernels: bool) -> u64 {
         (_, true) => q + k,
         _ => (q + k) + 2 * q + q + 2 * inner,
     };
-    let attention = plain + normed + apart;
+    // Rows that are sent to experts and come back, and what the routers compute in f32.
+    let routed = model.experts.as_ref().map_or(0, |of| 2 * (of.per_token as u64 + 1) * hidden + 4 * of.count as u64);
+    let attention = plain + normed + apart + routed;
     // Projections, the convolution's output, queries, keys and values per value head, and the pairs of tokens of
     // a chunk, in f32 counted once.
     let net = model.delta.as_ref().map_or(0, |of| {
@@ -460,6 +463,12 @@ fn per_token_of_layer(model: &ModelConfig, fused: bool, kernels: bool) -> u64 {
         4 * hidden + 3 * inner + (3 * mixed + 6 * keys + 8 * values + 256 * of.value_heads) as u64
     });
     attention.max(net)
+}
+
+/// Those of [`per_token_of_layer`] that are kept for the gradients of experts and routers, which adapters leave alone.
+fn per_token_for_experts(model: &ModelConfig) -> u64 {
+    let hidden = model.hidden_size as u64;
+    model.experts.as_ref().map_or(0, |of| of.per_token as u64 * (hidden + of.width as u64) + 2 * hidden)
 }
 
 fn parameters(model: &ModelConfig) -> u64 {

@@ -53,6 +53,62 @@ fn same(what: &str, leaves: &[Tensor], ours: impl Fn(&[Tensor]) -> Vec<Tensor>, 
     }
 }
 
+/// Also where groups are empty, at both ends, too.
+#[test]
+fn products_by_groups_equal_f64_with_their_gradients() {
+    let Some(device) = device() else { return };
+    tch::manual_seed(4);
+    for (groups, n, k, lens) in [(4, 24, 16, vec![3, 0, 9, 5]), (3, 64, 128, vec![0, 70, 0]), (2, 8, 8, vec![1, 1])] {
+        let ends: Vec<i32> = lens
+            .iter()
+            .scan(0, |end, len| {
+                Some({
+                    *end += len;
+                    *end
+                })
+            })
+            .collect();
+        let rows = i64::from(ends[groups - 1]);
+        let leaves = [normal(&[rows, k], Kind::BFloat16, device), normal(&[groups as i64, n, k], Kind::BFloat16, device)];
+        assert!(multiplies_groups(&leaves[1]));
+        let on_device = Tensor::from_slice(&ends).to_device(device);
+        let exact = |x: &[Tensor]| {
+            let sizes: Vec<i64> = lens.iter().map(|len| i64::from(*len)).collect();
+            let parts = x[0].split_with_sizes(&sizes, 0);
+            let products: Vec<Tensor> =
+                parts.iter().enumerate().map(|(at, part)| part.matmul(&x[1].get(at as i64).tr())).collect();
+            vec![Tensor::cat(&products, 0)]
+        };
+        same("products by groups", &leaves, |x| vec![multiply_groups(&x[0], &x[1], &on_device)], exact);
+    }
+    for other in [normal(&[2, 8, 12], Kind::BFloat16, device), normal(&[2, 8, 8], Kind::Half, device)] {
+        assert!(!multiplies_groups(&other));
+    }
+}
+
+#[test]
+fn rows_are_sent_and_combined_as_in_f64_with_their_gradients() {
+    let Some(device) = device() else { return };
+    tch::manual_seed(5);
+    for kind in [Kind::BFloat16, Kind::Half] {
+        for (tokens, each, width) in [(5, 3, 64), (1, 1, 8), (7, 10, 272)] {
+            let order = Tensor::randperm(tokens * each, (Kind::Int64, Device::Cpu));
+            let (sources, places) = (order.floor_divide_scalar(each), order.argsort(0, false).view([tokens, each]));
+            let (on_sources, on_places) = (sources.to_device(device), places.to_device(device));
+            let leaves = [normal(&[tokens, width], kind, device)];
+            let exact = |x: &[Tensor]| vec![x[0].index_select(0, &sources)];
+            same("send", &leaves, |x| vec![send(&x[0], &on_sources, &on_places).unwrap()], exact);
+            let leaves = [normal(&[tokens * each, width], kind, device), normal(&[tokens, each], kind, device)];
+            let exact = |x: &[Tensor]| {
+                let rows = x[0].index_select(0, &places.view([-1])).view([tokens, each, width]);
+                vec![(rows * x[1].unsqueeze(-1)).sum_dim_intlist([1i64].as_slice(), false, Kind::Double)]
+            };
+            let ours = |x: &[Tensor]| vec![combine(&x[0], &on_places, &x[1].to_kind(Kind::Float)).unwrap()];
+            same("combine", &leaves, ours, exact);
+        }
+    }
+}
+
 #[test]
 fn sums_gates_and_rotations_equal_f64_with_their_gradients() {
     let Some(device) = device() else { return };
