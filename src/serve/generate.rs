@@ -14,6 +14,7 @@ use super::shared::{Ask, Shared, unknown};
 use super::ticket::{TextStyle, Ticket};
 use super::worker::End;
 use crate::engine::FinishReason;
+use crate::engine::remote::wire_routes;
 use crate::env::protocol;
 
 /// SGLang's default length of a completion, in tokens.
@@ -39,6 +40,8 @@ struct Request {
     /// If true, events of a stream hold new tokens only.
     #[serde(default)]
     incremental_streaming_output: Option<bool>,
+    #[serde(default)]
+    return_routed_experts: Option<bool>,
     rid: Option<OneOrMany<String>>,
     lora_path: Option<OneOrMany<Option<String>>>,
 }
@@ -52,6 +55,7 @@ struct Tokens(Vec<u32>);
 struct Form {
     id: String,
     log_probs: bool,
+    routes: bool,
     texts: bool,
     incremental: bool,
     style: TextStyle,
@@ -100,9 +104,14 @@ pub(super) async fn generate(State(shared): State<Arc<Shared>>, body: Bytes) -> 
     let samples = sampling.n.unwrap_or(1);
     let rid = request.rid.and_then(|rid| rid.list().0.into_iter().next());
     let (log_probs, texts) = (request.return_logprob.unwrap_or(false), request.return_text_in_logprobs.unwrap_or(false));
+    let routes = request.return_routed_experts.unwrap_or(false);
+    if routes && shared.model.experts.is_none() {
+        return Err(Refusal::bad("`return_routed_experts` is for a mixture of experts, which this model is not"));
+    }
     let mut form = Form {
         id: rid.clone().unwrap_or_else(protocol::unique),
         log_probs,
+        routes,
         texts,
         incremental: request.incremental_streaming_output.unwrap_or(false),
         style: sampling.style(),
@@ -172,6 +181,9 @@ fn event(ticket: &mut Ticket, choice: usize, form: &Form, incremental: bool) -> 
         let scores: Vec<Option<f32>> = completion.log_probs[from..].iter().copied().map(Some).collect();
         meta["output_token_logprobs"] = columns(&shared, &completion.tokens[from..], &scores, form.texts)?;
         meta["output_token_logprobs_length"] = (completion.tokens.len() - from).into();
+    }
+    if let Some(routes) = completion.routes.as_ref().filter(|_| form.routes) {
+        meta["routed_experts"] = wire_routes::write(routes).into();
     }
     if let Some(inputs) = &form.inputs {
         meta["input_token_logprobs"] = inputs[choice / samples].clone();

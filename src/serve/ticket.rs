@@ -10,7 +10,7 @@ use tokio::sync::mpsc::UnboundedReceiver;
 use super::reply::Refusal;
 use super::shared::Shared;
 use super::worker::{Command, End, Piece};
-use crate::data::{DataError, Tokenizer};
+use crate::data::{DataError, Routes, Tokenizer};
 use crate::engine::{FinishReason, SamplingParams, TextStream, certain_text};
 
 /// A request. Dropping it before its end cancels it.
@@ -78,8 +78,8 @@ impl Ticket {
                 }
                 choice
             }
-            Piece::End { choice, end } => {
-                self.completions[choice].end = Some(end);
+            Piece::End { choice, end, routes } => {
+                (self.completions[choice].end, self.completions[choice].routes) = (Some(end), routes);
                 choice
             }
         }
@@ -140,6 +140,8 @@ pub(super) struct Completion {
     /// Labels of the weights, and the tokens that were sampled with each.
     pub spans: Vec<(Arc<str>, Range<usize>)>,
     pub end: Option<End>,
+    /// Experts of the prompt's tokens and of these, but for the last, if the model has any.
+    pub routes: Option<Routes>,
     /// Number of tokens, and length of the text, that were sent.
     pub sent: usize,
     pub sent_text: usize,

@@ -9,7 +9,7 @@ use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender};
 use tokio::sync::oneshot;
 
 use crate::algo::{CrossEntropy, Schedule};
-use crate::data::{Sample, TopK, TopTokens, Version};
+use crate::data::{Routes, Sample, TopK, TopTokens, Version};
 use crate::engine::remote::PauseMode;
 use crate::engine::{EngineError, FinishReason, LocalEngine, OnNewWeights, Request, SamplingParams, TokenEngine};
 use crate::model::FrozenWeights;
@@ -37,7 +37,7 @@ pub(super) struct Job {
 /// News of one completion of a job.
 pub(super) enum Piece {
     Token { choice: usize, token: u32, log_prob: f32, label: Arc<str> },
-    End { choice: usize, end: End },
+    End { choice: usize, end: End, routes: Option<Routes> },
 }
 
 /// End of a completion.
@@ -149,7 +149,11 @@ impl Worker {
         let config = LocalConfig { compute: policy.compute(), ..LocalConfig::new(CrossEntropy, Schedule::constant(0.0)) };
         let label: Arc<str> = super::shared::UNNAMED.into();
         Worker {
-            engine: policy.engine(setup.slots, setup.seed).remembering(setup.prefix_cache).drafting(setup.draft_tokens),
+            engine: policy
+                .engine(setup.slots, setup.seed)
+                .remembering(setup.prefix_cache)
+                .drafting(setup.draft_tokens)
+                .recording_routes(true),
             scorer: Scorer::new(config, policy.config().clone()),
             served: Installed { label: label.clone(), weights: policy.frozen(), adapters: BTreeMap::new() },
             labels: vec![label],
@@ -226,7 +230,7 @@ impl Worker {
                     None => drop(self.served.adapters.remove(&name)),
                 }
                 let end = End::Failed("its LoRA adapter was unloaded".to_owned());
-                dropped.into_iter().for_each(|(ordinal, index)| self.end_sample(ordinal, index, &end));
+                dropped.into_iter().for_each(|(ordinal, index)| self.end_sample(ordinal, index, &end, None));
                 reply.send(()).ok();
             }
         }
@@ -305,7 +309,7 @@ impl Worker {
             Ok(finished) => {
                 for finished in finished {
                     let end = finished.finish.map_or_else(End::Failed, End::Finished);
-                    self.end_sample(finished.ordinal, finished.index, &end);
+                    self.end_sample(finished.ordinal, finished.index, &end, finished.routes);
                 }
             }
             Err(error) => self.recover(error),
@@ -335,10 +339,10 @@ impl Worker {
     fn end_request(&mut self, ordinal: u64, end: &End) {
         self.engine.cancel(ordinal);
         let left = self.open.get(&ordinal).map(|open| open.left.clone()).unwrap_or_default();
-        left.into_iter().for_each(|index| self.end_sample(ordinal, index, end));
+        left.into_iter().for_each(|index| self.end_sample(ordinal, index, end, None));
     }
 
-    fn end_sample(&mut self, ordinal: u64, index: u32, end: &End) {
+    fn end_sample(&mut self, ordinal: u64, index: u32, end: &End, routes: Option<Routes>) {
         let Some(open) = self.open.get_mut(&ordinal) else { return };
         let status = match end {
             End::Finished(FinishReason::Stop) => "completed",
@@ -346,7 +350,7 @@ impl Worker {
             End::Aborted | End::Failed(_) => "aborted",
         };
         self.metrics.add(Metric::ServedSamples, &[status], 1.0);
-        drop(open.pieces.send(Piece::End { choice: open.first + index as usize, end: end.clone() }));
+        drop(open.pieces.send(Piece::End { choice: open.first + index as usize, end: end.clone(), routes }));
         open.left.remove(&index);
         if open.left.is_empty() {
             self.open.remove(&ordinal);

@@ -10,7 +10,7 @@ use super::client::Client;
 use super::error::{Fault, RemoteError};
 
 /// Longest event of a stream, in bytes.
-const LONGEST_EVENT: usize = 16 << 20;
+const LONGEST_EVENT: usize = 256 << 20;
 
 /// Longest wait for the end of a stream after its last event, so that its connection can be used
 /// again.

@@ -13,7 +13,7 @@ use rollflow::engine::remote::{
 };
 use rollflow::engine::settings::{Engine, Launch};
 use rollflow::flow::WeightsTx;
-use rollflow::model::FrozenWeights;
+use rollflow::model::{FrozenWeights, ModelConfig};
 use rollflow::net::Tasks;
 use rollflow::prelude::*;
 use rollflow::recipe::Net;
@@ -107,7 +107,7 @@ impl<E> Engines<E> {
         let Serving { engine: section, net, rollouts, .. } = of;
         let engines = section.all_urls().iter().map(|url| engine(section, net, url)).collect::<Result<Vec<_>>>()?;
         let handle = FleetHandle::new(engines);
-        let mut needs = Needs { adapters, answer: rollouts.generate.max_new_tokens, context: None };
+        let mut needs = Needs { adapters, routes: of.routes, answer: rollouts.generate.max_new_tokens, context: None };
         needs.check(&handle)?;
         let engines = Engines {
             section: (*section).clone(),
@@ -177,19 +177,20 @@ impl<E> Engines<E> {
         reader
     }
 
-    /// Limits and timeouts of the fleet, for a model of so many tokens.
-    pub fn fleet_config(&self, vocabulary: usize) -> FleetConfig {
+    /// Limits and timeouts of the fleet, for this model.
+    pub fn fleet_config(&self, model: &ModelConfig) -> FleetConfig {
         FleetConfig {
             cache_by_version: self.section.sync.cache == CachePolicy::Namespaced,
             hedge_after: self.section.hedge_after.map(Duration::from_secs_f64),
-            vocabulary,
+            vocabulary: model.vocab_size,
+            routes: model.route_shape().filter(|_| self.needs.lock().routes),
             ..FleetConfig::default()
         }
     }
 
     /// Generator on the engines.
     pub fn generator(&self, reader: &Reader) -> Generator<Fleet> {
-        Generator::remote(&self.handle, self.fleet_config(reader.config.vocab_size), &reader.tokenizer)
+        Generator::remote(&self.handle, self.fleet_config(&reader.config), &reader.tokenizer)
     }
 
     fn sync_by<W: Send + Sync + 'static, X: Into<Box<dyn std::error::Error + Send + Sync>>>(
@@ -236,9 +237,9 @@ pub fn exporter(of: &Serving, policy: &Policy, folder: &Path) -> Result<Exporter
 /// Starts the recipe's servers on the model in `start` and waits until all are ready. Returns
 /// `None` if interrupted, after the servers have ended.
 pub fn launch(of: &Serving, start: &Path, logs: &Path, startup: Startup<'_>) -> Result<Option<Servers>> {
-    let Serving { engine: section, net, adapters, max_staleness, own, .. } = of;
+    let Serving { engine: section, net, adapters, max_staleness, routes, own, .. } = of;
     let precision = of.rollouts.model.precision();
-    let commands = ServerCommand::of(section, precision, *adapters, *max_staleness, own, start)?;
+    let commands = ServerCommand::of(section, precision, (*adapters, *max_staleness), *routes, own, start)?;
     for command in &commands {
         (startup.report)(&format!("starting {} at {}; its log is in {}", command.kind.word(), command.url(), logs.display()));
     }
@@ -271,6 +272,8 @@ pub fn engine(of: &Engine, net: &Net, url: &str) -> Result<Arc<dyn InferenceEngi
 #[derive(Clone, Debug)]
 struct Needs {
     adapters: bool,
+    /// Whether answers must come with the experts of their tokens.
+    routes: bool,
     /// Longest completion, in tokens.
     answer: usize,
     /// Shortest context of the servers so far, in tokens, if reported.
@@ -301,6 +304,11 @@ impl Needs {
         if self.adapters && !found.adapters {
             return Some(format!(
                 "{name} takes no adapters: start it with --enable-lora (vLLM with VLLM_ALLOW_RUNTIME_LORA_UPDATING=1, too), or leave lora.sync out"
+            ));
+        }
+        if self.routes && !found.routes {
+            return Some(format!(
+                "{name} does not return the experts of its tokens: start it with --enable-return-routed-experts, or leave train.router_replay out"
             ));
         }
         let context = found.context?;

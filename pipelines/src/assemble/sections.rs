@@ -12,6 +12,7 @@ use rollflow::recipe::{
 };
 use rollflow::stages::pairs::Pairing;
 use rollflow::stages::train::Distill;
+use rollflow::train::RouterReplay;
 use rollflow::weights::StoreRule;
 
 /// The model that a run begins with.
@@ -213,6 +214,8 @@ pub struct Serving<'a> {
     pub adapters: Option<&'a Lora>,
     /// Bound of staleness.
     pub max_staleness: u64,
+    /// Whether the trainer needs the experts of tokens.
+    pub routes: bool,
     /// Memory of this process on the GPUs, if it shares them with servers that it starts.
     pub own: Vec<MemoryPlan>,
 }
@@ -230,6 +233,7 @@ impl<'a> Serving<'a> {
             rollouts: Rollouts::of(plan),
             adapters: plan.lora.as_ref().filter(|_| plan.syncs_adapters()),
             max_staleness: plan.flow.max_staleness,
+            routes: plan.pipeline.reinforces() && plan.train.router_replay != RouterReplay::Off,
             own,
         })
     }

@@ -60,25 +60,27 @@ pub struct ServerCommand {
 
 impl ServerCommand {
     /// Commands of the servers of `[engine]`, which serve the model in `folder` in the format `dtype`. They
-    /// load `adapters`, if given, of versions up to `max_staleness` old. `own` is what the run's own models
-    /// take of each device.
+    /// load `adapters`, if given, of versions up to `max_staleness` old, and return the experts of tokens if
+    /// `routes` says so. `own` is what the run's own models take of each device.
     pub fn of(
         engine: &Engine,
         dtype: Dtype,
-        adapters: Option<&Lora>,
-        max_staleness: u64,
+        (adapters, max_staleness): (Option<&Lora>, u64),
+        routes: bool,
         own: &[MemoryPlan],
         folder: &Path,
     ) -> Result<Vec<ServerCommand>> {
         let (program, devices) = (program(engine)?, devices(engine, own, gpus())?);
         let lora = adapters.map_or_else(Vec::new, |lora| adapter_flags(engine.launch, lora, max_staleness));
+        let routes = routes.then(|| "--enable-return-routed-experts".to_owned());
         let loads = adapters.map(|_| ("VLLM_ALLOW_RUNTIME_LORA_UPDATING", "1"));
         let of = |at: usize| {
             let port = u16::try_from(engine.port + at).context("engine.port")?;
             let device = devices.get(at).copied();
             let flags = flags(engine.launch, folder, port, dtype);
             let memory = memory_flags(engine.launch, share_of(engine, own, device)?);
-            let words = [program.clone(), flags, lora.clone(), memory, engine.flags.clone()].concat();
+            let routes = routes.iter().cloned().collect();
+            let words = [program.clone(), flags, lora.clone(), routes, memory, engine.flags.clone()].concat();
             let given = engine.env.iter().filter_map(|pair| pair.split_once('='));
             let env = env(engine.launch).iter().copied().chain(loads).chain(given);
             let visible = device.map(|device| (VISIBLE.to_owned(), visible(std::env::var(VISIBLE).ok().as_deref(), device)));

@@ -164,7 +164,13 @@ async fn status(engine: &dyn InferenceEngine) -> Result<String> {
         }
         None => "what it was started with".to_owned(),
     };
-    let can = [("spans", found.spans), ("weights", found.weights), ("checksums", found.checksums), ("adapters", found.adapters)];
+    let can = [
+        ("spans", found.spans),
+        ("weights", found.weights),
+        ("checksums", found.checksums),
+        ("adapters", found.adapters),
+        ("routes", found.routes),
+    ];
     let can: Vec<&str> = can.iter().filter(|(_, can)| *can).map(|(name, _)| *name).collect();
     let context = found.context.map_or(String::new(), |context| format!(", context {context}"));
     let lacks: String = found.lacks.iter().map(|lack| format!("\n  lacks: {lack}")).collect();

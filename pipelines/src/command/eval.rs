@@ -115,7 +115,7 @@ impl Eval {
                     return Ok(());
                 };
                 engines.give(policy, VERSION)?;
-                let (config, slots) = (engines.fleet_config(policy.config().vocab_size), evaluation.eval().max_num_seqs);
+                let (config, slots) = (engines.fleet_config(policy.config()), evaluation.eval().max_num_seqs);
                 let mut fleet = Fleet::new(engines.handle(), config, policy.tokenizer(), slots, plan.seed);
                 fleet.set_weights(VERSION, &());
                 evaluation.run(fleet, VERSION, &engines.reader(policy), progress)?

@@ -6,6 +6,7 @@ use std::process::{Command, Output};
 
 use crate::crashes::{killed, same_bytes};
 use crate::fork_server::{BINARY, output};
+use crate::model_serving::Server;
 use crate::running;
 
 /// A cache that holds the golden model `of` as `id`.
@@ -163,6 +164,18 @@ fn a_trainer_that_follows_the_experts_of_its_generator_resumes_as_if_it_had_not_
     written("qwen3_moe", 2);
     let shares = ended(&run("stale"));
     assert!(shares.iter().any(|share| *share > 1e-3), "{shares:?}");
+    // Those that a server returns are the same.
+    written("qwen3_moe", 0);
+    let server = Server::start(&golden.join("qwen3_moe"), &[]);
+    let append = |engine: &str| fs::write(&recipe, fs::read_to_string(&recipe).unwrap() + engine).unwrap();
+    append(&format!("[engine]\nkind = 'rollflow'\nurls = ['{}']\n", server.url));
+    let shares = ended(&run("served"));
+    assert!(shares.len() > 6 && shares.iter().all(|share| *share < 1e-3), "{shares:?}");
+    written("qwen3_moe", 0);
+    append("[engine]\nkind = 'openai'\nurls = ['http://127.0.0.1:9']\n");
+    let refused = running::rollflow(&["check", recipe.to_str().unwrap()]);
+    let why = "needs the experts of each token, which are not read from \"openai\" servers";
+    assert!(refused.code == Some(2) && refused.err.contains(why), "{}", refused.err);
     written("qwen2_tied", 0);
     let refused = running::rollflow(&["check", recipe.to_str().unwrap()]);
     assert!(refused.code == Some(2) && refused.err.contains("`train.router_replay`: the model is no mixture"), "{}", refused.err);

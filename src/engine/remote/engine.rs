@@ -10,7 +10,7 @@ use async_trait::async_trait;
 use tokio::sync::mpsc::Sender;
 
 use super::{Fault, RemoteError};
-use crate::data::{TopK, TopTokens};
+use crate::data::{RouteShape, Routes, TopK, TopTokens};
 use crate::engine::{FinishReason, SamplingParams};
 use crate::settings::declare::choices;
 
@@ -39,6 +39,8 @@ pub struct Attempt {
     /// Number of samples of this prompt that start together, including this one. An engine may
     /// generate them with one request.
     pub together: u32,
+    /// Sizes of the experts of all tokens but the last, if they are wanted.
+    pub routes: Option<RouteShape>,
 }
 
 impl Attempt {
@@ -55,7 +57,7 @@ impl Attempt {
 }
 
 /// End of an attempt, after all its tokens.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Ending {
     /// Reason for the end; `None` after an abort, for new weights or by the caller. The sample may
     /// then continue elsewhere.
@@ -63,6 +65,8 @@ pub struct Ending {
     /// Weights of the new tokens, if the engine reports them: a label, and the tokens that were
     /// sampled with it, counted from the attempt's first new token.
     pub spans: Option<Vec<(String, Range<usize>)>>,
+    /// Experts of the attempt's tokens and of those before, if they were wanted.
+    pub routes: Option<Routes>,
 }
 
 /// Capabilities of an engine, as it reports them.
@@ -82,6 +86,8 @@ pub struct Capabilities {
     pub checksums: bool,
     /// If true, adapters can be loaded.
     pub adapters: bool,
+    /// If true, answers come with the experts of their tokens.
+    pub routes: bool,
     /// Missing capabilities, with the setting that enables each.
     pub lacks: Vec<String>,
 }
@@ -113,7 +119,7 @@ pub struct Capabilities {
 ///         for _ in 0..attempt.rest() {
 ///             tokens.send(vec![(11, 0.0)]).await.ok();
 ///         }
-///         Ok(Ending { finish: Some(FinishReason::Length), spans: None })
+///         Ok(Ending { finish: Some(FinishReason::Length), ..Ending::default() })
 ///     }
 /// }
 ///

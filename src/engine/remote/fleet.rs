@@ -35,7 +35,7 @@ use super::handle::Standings;
 use super::in_flight::{InFlightSample, Running, SampleKey, Stage};
 use super::router::{EngineSlot, choose};
 use super::{Attempt, FleetHandle};
-use crate::data::{SampledToken, Tokenizer, Version};
+use crate::data::{RouteShape, SampledToken, Tokenizer, Version};
 use crate::engine::{EngineError, Finished, Load, OlderVersions, TokenEngine};
 use crate::net::{Tasks, now};
 use crate::util::rng::mix;
@@ -74,6 +74,8 @@ pub struct FleetConfig {
     pub hedge_after: Option<Duration>,
     /// Number of token ids. Default: no limit.
     pub vocabulary: usize,
+    /// Sizes of the experts that engines return with their tokens. Default: none are asked for.
+    pub routes: Option<RouteShape>,
     /// Longest wait for tokens in a step. Default: 20 ms.
     pub step: Duration,
 }
@@ -91,6 +93,7 @@ impl Default for FleetConfig {
             cache_by_version: true,
             hedge_after: None,
             vocabulary: u32::MAX as usize,
+            routes: None,
             step: Duration::from_millis(20),
         }
     }
@@ -273,6 +276,7 @@ impl Fleet {
             cache_key: self.config.cache_by_version.then(|| format!("v{floor}")),
             adapter: adapter.as_ref().map(|adapter| adapter.label()),
             together: together as u32,
+            routes: self.config.routes,
         };
         self.load.prefill += attempt.tokens.len();
         let task = tasks.spawn(attempt::run(engine, place, attempt, self.config.clone(), self.to.clone()));

@@ -175,4 +175,4 @@ impl GroupRequest {
 }
 
 /// End of a member of a group that is dropped.
-const ABORTED: Ending = Ending { finish: None, spans: None };
+const ABORTED: Ending = Ending { finish: None, spans: None, routes: None };

@@ -20,6 +20,7 @@ mod sglang;
 pub mod sync;
 mod upload;
 mod vllm;
+pub(crate) mod wire_routes;
 
 use std::sync::Arc;
 

@@ -116,7 +116,7 @@ impl Server {
         let mut ended = None;
         while let Some(StreamDelta { chunk, ending, over, .. }) = deltas.next(ended.is_some()).await? {
             if !chunk.is_empty() && tokens.send(chunk).await.is_err() {
-                return Ok(Ending { finish: None, spans: None });
+                return Ok(Ending::default());
             }
             ended = ending.or(ended);
             if over {
@@ -205,7 +205,7 @@ pub(super) struct WireSpan {
 pub(super) fn ending(finish: Option<FinishReason>, spans: Option<Vec<WireSpan>>) -> Ending {
     let range = |WireSpan { version, start, end }| -> (String, Range<usize>) { (version, start..end) };
     let spans = spans.filter(|spans| !spans.is_empty());
-    Ending { finish, spans: spans.map(|spans| spans.into_iter().map(range).collect()) }
+    Ending { finish, spans: spans.map(|spans| spans.into_iter().map(range).collect()), routes: None }
 }
 
 /// Pairs tokens with their log-probabilities.

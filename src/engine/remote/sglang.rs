@@ -17,8 +17,8 @@ use tokio::sync::mpsc::Sender;
 use super::control::{label, unload_namesake};
 use super::server::{CALL, EventError, Server, StreamDelta, WireSpan, chunk, ending, text};
 use super::upload;
-use super::{Attempt, Capabilities, Ending, Fault, InferenceEngine, PauseMode, RemoteError, WeightControl};
-use crate::data::{TopK, TopTokens};
+use super::{Attempt, Capabilities, Ending, Fault, InferenceEngine, PauseMode, RemoteError, WeightControl, wire_routes};
+use crate::data::{RouteShape, TopK, TopTokens};
 use crate::engine::FinishReason;
 use crate::net::Endpoint;
 
@@ -59,6 +59,7 @@ impl SglangEngine {
         let model = self.get("/model_info", "/get_model_info", CALL).await?;
         let server = self.get("/server_info", "/get_server_info", CALL).await?;
         let context = ["context_length", "max_req_input_len"].iter().find_map(|key| server.get(*key)?.as_u64());
+        let is_true = |key: &str| server.get(key).and_then(Value::as_bool).unwrap_or(false);
         let served = text(&model, "served_model_name").or_else(|| text(&model, "model_path"));
         Ok(Capabilities {
             server: format!("{} {}", self.kind, text(&server, "version").unwrap_or_else(|| "of unknown version".into())),
@@ -67,7 +68,8 @@ impl SglangEngine {
             spans: model.get("weight_version").is_some(),
             weights: true,
             checksums: model.get("weight_version").is_some(),
-            adapters: server.get("enable_lora").and_then(Value::as_bool).unwrap_or(false),
+            adapters: is_true("enable_lora"),
+            routes: is_true("enable_return_routed_experts"),
             lacks: Vec::new(),
         })
     }
@@ -95,6 +97,9 @@ fn question(attempt: &Attempt) -> Value {
     }
     if let Some(adapter) = &attempt.adapter {
         question["lora_path"] = adapter.clone().into();
+    }
+    if attempt.routes.is_some() {
+        question["return_routed_experts"] = true.into();
     }
     question
 }
@@ -125,6 +130,7 @@ struct Meta {
     #[serde(default)]
     output_token_logprobs: Vec<(Option<f64>, u32, Option<String>)>,
     weight_versions: Option<Vec<WireSpan>>,
+    routed_experts: Option<String>,
 }
 
 #[derive(Debug, Deserialize)]
@@ -148,6 +154,10 @@ struct Reader {
     read: usize,
     /// Stop tokens of the request, which the server ignores if it ignores end-of-text tokens.
     stops: Vec<u32>,
+    /// Tokens of the request.
+    given: usize,
+    /// Sizes of the experts that the request asks for.
+    routes: Option<RouteShape>,
 }
 
 impl Reader {
@@ -170,7 +180,7 @@ impl Reader {
         if let Some(stop) = chunk.iter().position(|(token, _)| self.stops.contains(token)) {
             chunk.truncate(stop + 1);
             // The server's spans count the tokens after the stop token, too.
-            let ending = Some(Ending { finish: Some(FinishReason::Stop), spans: None });
+            let ending = Some(Ending { finish: Some(FinishReason::Stop), ..Ending::default() });
             return Ok(StreamDelta { chunk, ending, over: true, ..StreamDelta::default() });
         }
         let Some(finish) = meta.finish_reason else { return Ok(StreamDelta { chunk, ..StreamDelta::default() }) };
@@ -183,8 +193,14 @@ impl Reader {
             ("abort", _) => None,
             (other, _) => return Err(EventError::Nonsense(format!("finish_reason {other:?}, which is unknown here"))),
         };
+        let routes = match (self.routes.filter(|_| finish.is_some()), &meta.routed_experts) {
+            (None, _) => None,
+            (Some(shape), Some(text)) => Some(wire_routes::read(text, shape, self.given + self.read)?),
+            (Some(_), None) => return Err(EventError::Nonsense("the end of a completion without its experts".into())),
+        };
         // `weight_version` alone is the newest version, not that of each token.
-        Ok(StreamDelta { chunk, ending: Some(ending(finish, meta.weight_versions)), ..StreamDelta::default() })
+        let ending = Some(Ending { routes, ..ending(finish, meta.weight_versions) });
+        Ok(StreamDelta { chunk, ending, ..StreamDelta::default() })
     }
 }
 
@@ -201,7 +217,7 @@ impl InferenceEngine for SglangEngine {
     async fn generate(&self, attempt: &Attempt, tokens: &Sender<Vec<(u32, f32)>>) -> Result<Ending, RemoteError> {
         self.server.check_context(attempt, self.ask().await?.context, "--context-length")?;
         let stops = if attempt.params.ignore_eos { attempt.params.stop_token_ids.clone() } else { Vec::new() };
-        let mut reader = Reader { read: 0, stops };
+        let mut reader = Reader { read: 0, stops, given: attempt.tokens.len(), routes: attempt.routes };
         let ended = self.server.follow(GENERATE, &question(attempt), tokens, |event| reader.delta(event)).await;
         ended.map_err(|error| without_adapter(error, attempt))
     }

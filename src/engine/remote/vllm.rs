@@ -63,6 +63,8 @@ impl VllmEngine {
             weights,
             checksums: has("/weight_checker"),
             adapters: has("/v1/load_lora_adapter"),
+            // Its streams have none.
+            routes: false,
             lacks: (!weights).then(|| DEV_MODE.to_owned()).into_iter().collect(),
         };
         Ok((capabilities, raw))

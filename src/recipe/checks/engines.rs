@@ -51,9 +51,12 @@ pub(super) fn engines(plan: &Plan, note: Note) {
         let message = format!("`engine.replicas` is {}, more than there are ports from {} on", engine.replicas, engine.port);
         note("engine.replicas", &["engine.port"], message, "lower engine.port");
     }
-    if plan.pipeline.reinforces() && plan.train.router_replay != RouterReplay::Off {
-        let message = format!("`train.router_replay` needs the experts of each token, which \"{kind}\" servers do not give");
-        note("train.router_replay", &["engine.kind"], message, "leave it out, or generate in this process");
+    let replays = plan.pipeline.reinforces() && plan.train.router_replay != RouterReplay::Off;
+    let without = engine.kinds().into_iter().find(|kind| !matches!(kind, EngineKind::Rollflow | EngineKind::Sglang));
+    if let Some(kind) = without.filter(|_| replays) {
+        let message =
+            format!("`train.router_replay` needs the experts of each token, which are not read from \"{}\" servers", kind.word());
+        note("train.router_replay", &["engine.kind"], message, "leave it out, or generate by \"rollflow\" or \"sglang\"");
     }
     launched(engine, note);
     for (at, pair) in engine.env.iter().enumerate().filter(|(_, pair)| !pair.contains('=')) {

@@ -144,7 +144,7 @@ impl InferenceEngine for TinkerEngine {
         let (pairs, finish) = self.read(attempt, samples)?;
         let spans = vec![(label, 0..pairs.len())];
         tokens.send(pairs).await.ok();
-        Ok(Ending { finish: Some(finish), spans: Some(spans) })
+        Ok(Ending { finish: Some(finish), spans: Some(spans), routes: None })
     }
 
     async fn probe(&self) -> Result<Capabilities, RemoteError> {

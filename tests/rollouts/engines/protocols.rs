@@ -2,6 +2,7 @@
 
 use std::sync::{Arc, Mutex};
 
+use rollflow::data::{RouteShape, Routes};
 use rollflow::engine::remote::{Attempt, Capabilities, Ending, Fault, InferenceEngine, RemoteError, connect};
 use rollflow::engine::settings::EngineKind;
 use rollflow::engine::{FinishReason, SamplingParams};
@@ -22,6 +23,7 @@ fn attempt(params: SamplingParams) -> Attempt {
         cache_key: Some("v42".into()),
         adapter: None,
         together: 1,
+        routes: None,
     }
 }
 
@@ -56,7 +58,11 @@ fn ids(chunk: &[(u32, f32)]) -> Vec<u32> {
 
 /// The end of a completion whose last token alone is of version 43.
 fn stopped_in_43() -> Ending {
-    Ending { finish: Some(FinishReason::Stop), spans: Some(vec![("42".to_owned(), 0..2), ("43".to_owned(), 2..3)]) }
+    Ending {
+        finish: Some(FinishReason::Stop),
+        spans: Some(vec![("42".to_owned(), 0..2), ("43".to_owned(), 2..3)]),
+        ..Ending::default()
+    }
 }
 
 /// A server that answers this path so, and notes the question.
@@ -142,7 +148,7 @@ fn what_a_vllm_server_can_is_found_out_and_what_it_lacks_is_told_with_the_way_to
     let Capabilities { weights, spans, lacks, .. } = run(engine.probe()).unwrap();
     assert!(!weights && !spans && lacks[0].contains("VLLM_SERVER_DEV_MODE=1"), "{lacks:?}");
     let (chunk, ending) = generate(&*engine, &attempt(SamplingParams::default()));
-    assert_eq!((ids(&chunk), ending.unwrap()), (vec![138], Ending { finish: Some(FinishReason::Length), spans: None }));
+    assert_eq!((ids(&chunk), ending.unwrap()), (vec![138], Ending { finish: Some(FinishReason::Length), ..Ending::default() }));
     assert_eq!(asked.lock().unwrap()["return_token_ids"], true);
 }
 
@@ -226,7 +232,36 @@ fn d3_spans_of_sglang_are_not_used_where_a_completion_is_cut_at_a_stop_token() {
     let (server, _) = scripted(sglang_page, "/generate", Reply::events([event]));
     let params = SamplingParams { max_new_tokens: 9, ignore_eos: true, stop_token_ids: vec![4226], ..SamplingParams::default() };
     let (chunk, ending) = generate(&*sglang(&server.url), &attempt(params));
-    assert_eq!((ids(&chunk), ending.unwrap()), (vec![785, 4226], Ending { finish: Some(FinishReason::Stop), spans: None }));
+    assert_eq!(
+        (ids(&chunk), ending.unwrap()),
+        (vec![785, 4226], Ending { finish: Some(FinishReason::Stop), ..Ending::default() })
+    );
+}
+
+/// Three tokens of the request and two new ones, of which the last has no experts.
+#[test]
+fn sglang_is_asked_for_the_experts_of_tokens_and_an_answer_without_all_of_them_is_refused() {
+    let shape = RouteShape { layers: 1, per_token: 2 };
+    let answer = |experts: Option<&str>| {
+        Reply::events([
+            json!({ "output_ids": [785, 4226], "meta_info": { "finish_reason": { "type": "length" }, "completion_tokens": 2,
+            "output_token_logprobs": [[-0.125, 785, null], [-1.0, 4226, null]], "routed_experts": experts } }),
+        ])
+    };
+    let asked_for = |experts: Option<&str>| {
+        let (server, asked) = scripted(sglang_page, "/generate", answer(experts));
+        let params = SamplingParams { max_new_tokens: 9, ..SamplingParams::default() };
+        let (_, ending) = generate(&*sglang(&server.url), &Attempt { routes: Some(shape), ..attempt(params) });
+        assert_eq!(asked.lock().unwrap()["return_routed_experts"], true);
+        ending
+    };
+    // numpy.array([0, 1, 2, 3, 4, 5, 6, 7], "<i4") in base64.
+    let routes = asked_for(Some("AAAAAAEAAAACAAAAAwAAAAQAAAAFAAAABgAAAAcAAAA=")).unwrap().routes.unwrap();
+    assert_eq!(routes, Routes { layers: 1, per_token: 2, experts: (0..8).collect() });
+    for (experts, why) in [(None, "without its experts"), (Some("AAAAAA=="), "experts in 4 bytes, where 5 tokens but the last")] {
+        let error = asked_for(experts).unwrap_err().to_string();
+        assert!(error.contains(why), "{error}");
+    }
 }
 
 #[test]

@@ -150,11 +150,11 @@ impl InferenceEngine for Odd {
             0 => panic!("odd"),
             1 => std::future::pending().await,
             2 => Err(RemoteError::new("odd", Fault::Broke("oddly".into()))),
-            3 => Ok(Ending { finish: Some(FinishReason::Stop), spans: None }),
+            3 => Ok(Ending { finish: Some(FinishReason::Stop), ..Ending::default() }),
             _ => {
                 let (token, log_prob) = next(&attempt.tokens);
                 tokens.send(vec![(token, log_prob)]).await.ok();
-                Ok(Ending { finish: (token == 1).then_some(FinishReason::Stop), spans: None })
+                Ok(Ending { finish: (token == 1).then_some(FinishReason::Stop), ..Ending::default() })
             }
         }
     }

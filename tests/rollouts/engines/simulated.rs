@@ -132,10 +132,10 @@ impl InferenceEngine for Engine {
             self.generated.fetch_add(1, SeqCst);
             let token = if wrong { WRONG } else { 3 };
             if tokens.send(vec![(token, -(label.unwrap_or(0) as f32))]).await.is_err() {
-                return Ok(Ending { finish: None, spans: None });
+                return Ok(Ending::default());
             }
         }
-        Ok(Ending { finish: Some(FinishReason::Length), spans: self.spans.then_some(spans) })
+        Ok(Ending { finish: Some(FinishReason::Length), spans: self.spans.then_some(spans), ..Ending::default() })
     }
 
     /// As SGLang, it is not ready while it is paused.

@@ -106,7 +106,7 @@ impl InferenceEngine for Unsteady {
             }
         };
         let label = label.unwrap_or_else(|| "default".to_owned());
-        Ok(Ending { finish, spans: Some(vec![(label, 0..made)]) })
+        Ok(Ending { finish, spans: Some(vec![(label, 0..made)]), ..Ending::default() })
     }
 
     fn weights(&self) -> Option<&dyn WeightControl> {

@@ -94,6 +94,7 @@ impl Fleet {
                 return Ok(());
             }
         }
+        sample.answer.routes = ending.routes;
         let finish = match ending.finish {
             Some(finish) => Some(finish),
             None => sample.ends(&self.tokenizer)?,
