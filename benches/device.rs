@@ -2,14 +2,14 @@
 //!
 //! `cargo bench --bench device -- [DEVICE] [FORMAT] [SIZE] [ANSWERS] [LENGTH]`, as in `cuda bf16 half-billion 128`; `cpu f32 tiny 32` unless told otherwise.
 //! SIZE: `tiny`, `half-billion`, `one-and-a-half`; `seven-lora`, whose adapters alone are trained; `seven-qlora`, over a base in 4 bits; `mixture` of 64
-//! experts, a billion parameters in all; or `seven-mixture`, of which adapters are trained. A model with random weights answers ANSWERS prompts of 256 tokens
+//! experts, a billion parameters in all; `seven-mixture`, of which adapters are trained; or `delta-net`, in three of four layers. A model with random weights answers ANSWERS prompts of 256 tokens
 //! with up to LENGTH each (512; 32 and 64 where it is tiny), ragged; the answers are learned, three steps of all of them; then more are generated while the
 //! trainer goes on.
 //!
 //! Limits. Of generation, for each step of all sequences: the longer of reading weights, keys and values once, and of two operations a parameter and sequence,
 //! at the rates of a large copy and of square products, measured first. Of training: six operations a parameter and token, or four where only adapters are
 //! trained, at the rate of those products. Of a mixture's experts, a step reads those that its sequences need if routers choose evenly, and a token is
-//! multiplied by its own. Attention's own operations and the reading of prompts are left out.
+//! multiplied by its own. States of delta nets are read and written. Attention's own operations and the reading of prompts are left out.
 
 mod arguments;
 
@@ -21,7 +21,7 @@ use anyhow::{Result, bail};
 use rollflow::algo::{Aggregation, Grpo, Schedule};
 use rollflow::data::{Prompt, Sample, Tokenizer};
 use rollflow::engine::{Finished, LocalEngine, Request, SamplingParams, TokenEngine};
-use rollflow::model::{Compute, Decoder, Experts, Family, Layout, Lora, ModelConfig, Weights, gpu_memory};
+use rollflow::model::{Compute, Decoder, Experts, Family, GatedDelta, Layout, Lora, ModelConfig, Weights, gpu_memory};
 use rollflow::train::{LocalBackend, LocalConfig, TrainingBackend, collate};
 use tch::{Device, Kind, Tensor};
 
@@ -133,6 +133,14 @@ fn size(name: &str, tokenizer: &Tokenizer) -> Result<Size> {
         let model = ModelConfig { family: Family::Qwen3Moe, experts: Some(experts), qkv_bias: false, ..size.model };
         Size { model, ..size }
     };
+    // The shape of Qwen3.5's smallest.
+    let delta_net = || {
+        let layers = (0..24).filter(|layer| layer % 4 != 3).collect();
+        let delta = GatedDelta { layers, key_heads: 16, value_heads: 16, key_dim: 128, value_dim: 128, kernel: 4 };
+        let size = qwen(24, 1024, 3584, [8, 2]);
+        let shape = ModelConfig { head_dim: 256, rotated: 0.25, qkv_bias: false, family: Family::Qwen35, ..size.model };
+        Size { model: ModelConfig { delta: Some(delta), ..shape }, ..size }
+    };
     let adapters = |size: Size| Size { lora: true, model: ModelConfig { tied: false, ..size.model }, ..size };
     Ok(match name {
         "tiny" => tiny,
@@ -142,7 +150,10 @@ fn size(name: &str, tokenizer: &Tokenizer) -> Result<Size> {
         "seven-qlora" => Size { quantised: true, ..adapters(qwen(28, 3584, 18_944, [28, 4])) },
         "mixture" => mixture(12, 1024, 512),
         "seven-mixture" => adapters(mixture(16, 2048, 1024)),
-        other => bail!("{other}: give tiny, half-billion, one-and-a-half, seven-lora, seven-qlora, mixture or seven-mixture"),
+        "delta-net" => delta_net(),
+        other => bail!(
+            "{other}: give tiny, half-billion, one-and-a-half, seven-lora, seven-qlora, mixture, seven-mixture or delta-net"
+        ),
     })
 }
 
@@ -249,11 +260,15 @@ fn least_seconds(size: &Size, finished: &[Finished], compute: Compute, reach: &R
     let model = &size.model;
     let width = compute.dtype.kind().elt_size_in_bytes() as f64;
     let computed = multiplied(model, 1.0);
-    let position = (2 * model.layers() * model.kv_heads * model.head_dim) as f64;
+    let nets = model.delta.as_ref();
+    let layers = model.layers() - nets.map_or(0, |of| of.layers.len());
+    let position = (2 * layers * model.kv_heads * model.head_dim) as f64;
+    // Read and written, in f32.
+    let state = nets.map_or(0.0, |of| (8 * of.layers.len() * of.state_sizes()[1]) as f64);
     let longest = finished.iter().map(|answer| answer.tokens.len()).max().unwrap_or(0);
     let step = |at: usize| {
         let live = finished.iter().filter(|answer| answer.tokens.len() > at).count() as f64;
-        let bytes = width * (multiplied(model, live) + live * (size.prompt + at) as f64 * position);
+        let bytes = width * (multiplied(model, live) + live * (size.prompt + at) as f64 * position) + live * state;
         (bytes / reach.bytes).max(2.0 * computed * live / reach.operations)
     };
     (1..longest).map(step).sum()

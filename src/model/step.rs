@@ -91,9 +91,13 @@ impl Decoder {
     /// Returns true if a step under these weights is [`Decoder::decode_recorded`]'s.
     pub(crate) fn records_steps(&self, views: &Views) -> bool {
         let (kind, device) = (views.embedding.kind(), views.embedding.device());
-        // A delta net's states are moved, and a mixture's tokens are counted on the host unless its products are grouped.
-        let on_device = self.config.delta.is_none() && views.groups_experts();
-        on_device && fused::gpu::attends_slots(self.config.fused_heads(), self.config.head_dim, kind, device)
+        // A mixture's tokens are counted on the host unless its products are grouped.
+        views.groups_experts() && fused::gpu::attends_slots(self.config.fused_heads(), self.config.head_dim, kind, device)
+    }
+
+    /// Returns true if a step may be computed again. A delta net has a state, which the step has changed.
+    pub(crate) fn repeats_steps(&self) -> bool {
+        self.config.delta.is_none()
     }
 
     /// [`Decoder::decode`] for slots from 0 on, with tokens and positions on the device, `[2, slots]`: nothing of

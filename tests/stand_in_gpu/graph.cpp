@@ -2,6 +2,7 @@
 
 #include <ATen/core/Generator.h>
 
+#include <algorithm>
 #include <map>
 #include <mutex>
 #include <utility>
@@ -45,6 +46,10 @@ void adopt(const void* memory) {
   if (held.emplace(memory, nullptr).second) recorded->memory.push_back(memory);
 }
 
+bool owns(const void* memory) {
+  return recorded && std::find(recorded->memory.begin(), recorded->memory.end(), memory) != recorded->memory.end();
+}
+
 bool adopted(const void* memory, std::function<void()> give_back) {
   const std::lock_guard<std::mutex> lock(mutex);
   const auto found = held.find(memory);
@@ -55,7 +60,8 @@ bool adopted(const void* memory, std::function<void()> give_back) {
 
 }  // namespace graph
 
-// libtorch's class by the names of its functions. What is recorded is also run once, so that results have their shapes; a GPU runs nothing of it.
+// libtorch's class by the names of its functions. What is recorded is also run once, so that results have their shapes, but for copies to memory that was there
+// before; a GPU runs nothing of it.
 enum cudaStreamCaptureMode { cudaStreamCaptureModeThreadLocal = 1 };
 
 namespace at::cuda {

@@ -15,6 +15,9 @@ void keep(std::function<void()> work);
 // Memory that was taken while this thread records belongs to the graph.
 void adopt(const void* memory);
 
+// Whether the graph that is recorded has this memory. What other memory holds only replays change.
+bool owns(const void* memory);
+
 // Whether a graph has this memory, which it will then give back itself.
 bool adopted(const void* memory, std::function<void()> give_back);
 

@@ -316,7 +316,10 @@ Tensor& copy_(Tensor& to, const Tensor& from, bool without_waiting) {
   if (reader != stream) order::meet(stream, reader);
   order::begin(stream);
   TORCH_CHECK(!graph::records() || (to.is_cuda() && from.is_cuda()), "a copy between host and device cannot be recorded");
-  if (graph::records()) graph::keep([to, from] { at_home(to).copy_(at_home(from)); });
+  if (graph::records()) {
+    graph::keep([to, from] { at_home(to).copy_(at_home(from)); });
+    if (!graph::owns(memory_of(to))) return to;
+  }
   if (to.is_cuda() && to.numel()) order::writes(memory_of(to), stream);
   if (!to.is_cuda() || (!from.is_cuda() && !without_waiting)) order::host_waits(stream);
   at_home(to).copy_(at_home(from));
@@ -454,11 +457,10 @@ std::tuple<Tensor, Tensor> rms_norm_backward(const Tensor& grad, const Tensor& i
 // Convolutions of each channel by itself, which have an operation of their own on GPUs.
 Tensor conv_depthwise(const Tensor& input, const Tensor& weight, at::IntArrayRef, const std::optional<Tensor>& bias, at::IntArrayRef stride,
                       at::IntArrayRef padding, at::IntArrayRef dilation) {
-  not_recorded();
-  std::optional<Tensor> added;
-  if (bias && bias->defined()) added = at_home(*bias);
-  const Tensor out = at::convolution(at_home(input), at_home(weight), added, stride, padding, dilation, false, {0, 0}, input.size(1));
-  return sent(out, input.device());
+  TORCH_CHECK(!bias || !bias->defined(), "a convolution with a bias, which the stand-in does not make");
+  return own({&input, &weight}, [input, weight, stride = stride.vec(), padding = padding.vec(), dilation = dilation.vec()] {
+    return at::convolution(at_home(input), at_home(weight), {}, stride, padding, dilation, false, {0, 0}, input.size(1));
+  });
 }
 
 std::tuple<Tensor, Tensor, Tensor> conv_backward(const Tensor& grad, const Tensor& input, const Tensor& weight, at::OptionalIntArrayRef biases,

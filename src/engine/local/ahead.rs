@@ -2,7 +2,7 @@
 //!
 //! A step starts from tokens that are still on the device, so that a GPU always has one queued. Samples that
 //! the step before ended have a row in vain. Nothing depends on such a step: weights that change drop it, and
-//! its tokens are drawn again.
+//! its tokens are drawn again. A model whose steps can't be computed again has none at work then.
 
 use std::rc::Rc;
 
@@ -76,7 +76,7 @@ impl LocalEngine {
     /// Takes the tokens of a step at work, after the next one is started.
     pub(super) fn take_drawn(&mut self, step: Ahead) -> Result<(), EngineError> {
         let rows: Vec<(usize, usize)> = self.rows(step.id).enumerate().filter_map(|(slot, row)| Some((slot, row?))).collect();
-        let next = self.start(Some(&step));
+        let next = if self.decoder.repeats_steps() { self.start(Some(&step)) } else { None };
         let drawn = {
             // In another stream, which does not wait for the next step.
             let _stream = self.downloads.enter();
