@@ -4,7 +4,7 @@
 use tch::{Kind, Tensor};
 
 use super::packed::Rectangle;
-use super::{ModelConfig, fused};
+use super::{ModelConfig, fused, upload};
 
 /// Tokens that are computed by products of matrices; between chunks the state is handed on.
 const CHUNK: i64 = 64;
@@ -96,7 +96,7 @@ impl DeltaWeights {
         let inputs = mixed.transpose(1, 2).constant_pad_nd([before, 0]);
         let convolved = self.convolved(of, &inputs);
         // Padding neither decays a state nor adds to it.
-        let lens = Tensor::from_slice(&lens.iter().map(|len| *len as i64).collect::<Vec<_>>()).to_device(projected.device());
+        let lens = upload(&lens.iter().map(|len| *len as i64).collect::<Vec<_>>(), projected.device());
         let at = Tensor::arange(columns, (Kind::Int64, projected.device()));
         let real = at.unsqueeze(0).less_tensor(&lens.unsqueeze(1)).to_kind(Kind::Float).unsqueeze(-1);
         let steps = self.steps(of, &convolved, &beta, &step, Some(&real));
@@ -110,6 +110,10 @@ impl DeltaWeights {
     /// One token of each sequence: projections `[sequences, …]`, with the states before, which become those
     /// after it.
     pub fn step(&self, of: &GatedDelta, projected: &Tensor, state: &DeltaState) -> Tensor {
+        let by_head = [&self.step_bias, &self.decay, &self.norm];
+        if let Some(out) = fused::gpu::delta_step(projected, &self.conv, (&state.conv, &state.heads), by_head, self.eps) {
+            return out;
+        }
         let rows = projected.size()[0];
         let [mixed, gate, beta, step] = self.parts(of, &projected.view([rows, 1, -1]));
         let inputs = Tensor::cat(&[state.conv.shallow_clone(), mixed.transpose(1, 2)], 2);

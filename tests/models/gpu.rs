@@ -274,7 +274,7 @@ fn a_decoding_step_starts_few_kernels_and_waits_once_and_a_micro_batch_twice_at_
     if Compute::cuda(COUNTED, Dtype::Bf16).check().is_err() || counts(COUNTED).is_none() {
         return eprintln!("skipped: only the stand-in of a GPU counts kernels");
     }
-    for name in ["qwen2_tied", "qwen3_tied", "llama_tied", "qwen3_moe", "qwen3_5_text"] {
+    for name in ["qwen2_tied", "qwen3_tied", "llama_tied", "qwen3_moe", "qwen3_5_text", "qwen3_5_long"] {
         let folder = Path::new("tests/golden/models").join(name);
         let (model, weights) = load_hf(&folder).unwrap();
         let tokenizer = Arc::new(Tokenizer::from_dir(&folder).unwrap());
@@ -295,7 +295,7 @@ fn a_decoding_step_starts_few_kernels_and_waits_once_and_a_micro_batch_twice_at_
             started += kernels;
         }
         // The stand-in's norm is four operations, a GPU's one.
-        let of_a_layer = if model.experts.is_some() { 48 } else { 20 };
+        let of_a_layer = if model.experts.is_some() || model.delta.is_some() { 48 } else { 20 };
         let most = 7 * (of_a_layer * model.layers() as u64 + 12);
         assert!(started <= most, "{name}: {started} kernels of 7 steps, of which each is started once");
 

@@ -128,11 +128,12 @@ int cuLaunchKernel(void* function, unsigned x, unsigned y, unsigned z, unsigned 
     if (word > AWAY) order::reads(reinterpret_cast<void*>(word - AWAY), where);
   }
   const Dim grid{x, y, z};
-  run(kernel, params[0], grid, threads);
-  if (graph::records()) {
-    const std::vector<uint64_t> given(static_cast<uint64_t*>(params[0]), static_cast<uint64_t*>(params[0]) + kernel.words);
-    graph::keep([kernel, given, grid, threads] { run(kernel, given.data(), grid, threads); });
+  if (!graph::records()) {
+    run(kernel, params[0], grid, threads);
+    return 0;
   }
+  const std::vector<uint64_t> given(static_cast<uint64_t*>(params[0]), static_cast<uint64_t*>(params[0]) + kernel.words);
+  graph::keep([kernel, given, grid, threads] { run(kernel, given.data(), grid, threads); });
   return 0;
 }
 }

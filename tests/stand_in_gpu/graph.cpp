@@ -60,8 +60,8 @@ bool adopted(const void* memory, std::function<void()> give_back) {
 
 }  // namespace graph
 
-// libtorch's class by the names of its functions. What is recorded is also run once, so that results have their shapes, but for copies to memory that was there
-// before; a GPU runs nothing of it.
+// libtorch's class by the names of its functions. What is recorded is also run once, so that results have their shapes, but for our kernels and copies to
+// memory that was there before; a GPU runs nothing of it.
 enum cudaStreamCaptureMode { cudaStreamCaptureModeThreadLocal = 1 };
 
 namespace at::cuda {

@@ -303,6 +303,24 @@ struct Send : Function<Send> {
   }
 };
 
+std::string define(const char* name, int64_t value) { return std::string("-D") + name + "=" + std::to_string(value); }
+
+// One token of each sequence in a gated delta net, whose inputs and states become those after it.
+Tensor delta_step(const Tensor& projected, const Tensor& conv, const Tensor& inputs, const Tensor& states, const std::array<const Tensor*, 3>& by_head,
+                  double eps) {
+  const Tensor from = projected.contiguous();
+  const int64_t rows = states.size(0), heads = states.size(1), key_dim = states.size(2), value_dim = states.size(3);
+  const int64_t key_heads = (inputs.size(1) - heads * value_dim) / (2 * key_dim);
+  for (const Tensor* of : {&conv, &inputs, by_head[0], by_head[1], by_head[2]}) check("delta_step", *of, from, from.scalar_type());
+  check("delta_step", states, from, at::kFloat);
+  Tensor out = at::empty({rows, heads * value_dim}, from.options());
+  const DeltaArgs args{halves(from),        halves(conv),        halves(inputs), to_floats(states), halves(*by_head[0]), halves(*by_head[1]),
+                       halves(*by_head[2]), halves(out),         key_heads,      heads / key_heads, value_dim,           conv.size(1),
+                       eps};
+  launch(from, "delta_step", {format(from.scalar_type()), define("KEY_DIM", key_dim)}, {rows * key_heads}, (value_dim + 31) / 32 * 32, args);
+  return out;
+}
+
 // Why a device can't run the kernels; empty if it can. The first time, it compiles some.
 std::string problem_of(int64_t device, bool* first) {
   static std::mutex mutex;
@@ -387,7 +405,6 @@ Tensor attend(const Tensor& qkv, const Tensor& cos, const Tensor& sin, const Ten
                         of.scale,
                         of.cap,
                         of.eps};
-  const auto define = [](const char* name, int64_t value) { return std::string("-D") + name + "=" + std::to_string(value); };
   const std::vector<std::string> definitions{format(from.scalar_type()), define("DIM", dim), define("HEADS", heads), define("KEYS", keys)};
   launch(from, "attend", definitions, {keys, slots, splits}, 64, args);
   if (splits > 1) launch(from, "merge", definitions, {slots, heads}, std::min<int64_t>(dim, 128), args);
@@ -433,6 +450,11 @@ char* rollflow_gpu_nf4(Tensor* codes, Tensor* scales, Tensor* outer, Tensor* tab
 
 char* rollflow_gpu_swiglu(Tensor** out, Tensor* gate_up) {
   return guarded(out, [&] { return SwiGlu::apply(*gate_up); });
+}
+
+char* rollflow_gpu_delta_step(Tensor** out, Tensor* projected, Tensor* conv, Tensor* inputs, Tensor* states, Tensor* step_bias, Tensor* decay, Tensor* norm,
+                              double eps) {
+  return guarded([&] { *out = new Tensor(delta_step(*projected, *conv, *inputs, *states, {step_bias, decay, norm}, eps)); });
 }
 
 char* rollflow_gpu_send(Tensor** out, Tensor* x, Tensor* sources, Tensor* places) {

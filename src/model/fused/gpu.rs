@@ -29,6 +29,18 @@ unsafe extern "C" {
         out: *mut C_tensor,
     ) -> *mut c_char;
     fn rollflow_gpu_swiglu(out: *mut *mut C_tensor, gate_up: *mut C_tensor) -> *mut c_char;
+    #[allow(clippy::too_many_arguments)]
+    fn rollflow_gpu_delta_step(
+        out: *mut *mut C_tensor,
+        projected: *mut C_tensor,
+        conv: *mut C_tensor,
+        inputs: *mut C_tensor,
+        states: *mut C_tensor,
+        step_bias: *mut C_tensor,
+        decay: *mut C_tensor,
+        norm: *mut C_tensor,
+        eps: f64,
+    ) -> *mut c_char;
     fn rollflow_gpu_send(out: *mut *mut C_tensor, x: *mut C_tensor, sources: *mut C_tensor, places: *mut C_tensor)
     -> *mut c_char;
     fn rollflow_gpu_combine(
@@ -109,6 +121,27 @@ pub fn multiplies_groups(matrices: &Tensor) -> bool {
 /// i32. `matrices`: `[groups, n, k]`.
 pub fn multiply_groups(rows: &Tensor, matrices: &Tensor, ends: &Tensor) -> Tensor {
     rows.internal_grouped_mm(&matrices.transpose(1, 2), Some(ends), None, None)
+}
+
+/// One token of each sequence in a gated delta net, if the kernels take it: projections `[sequences, …]` → `[sequences,
+/// values]`. The convolution's inputs and the heads' states become those after the token. `by_head`: bias of the step,
+/// logarithm of the decay, and factors of the norm.
+pub fn delta_step(
+    projected: &Tensor,
+    conv: &Tensor,
+    (inputs, states): (&Tensor, &Tensor),
+    [step_bias, decay, norm]: [&Tensor; 3],
+    eps: f64,
+) -> Option<Tensor> {
+    let (key_dim, value_dim) = (states.size()[2], states.size()[3]);
+    let alike = [conv, inputs, step_bias, decay, norm].iter().all(|of| of.kind() == projected.kind());
+    let fits = key_dim <= 256 && value_dim <= 1024 && alike && takes(projected);
+    fits.then(|| {
+        call(|out| unsafe {
+            let (inputs, states, step_bias) = (raw(inputs), raw(states), raw(step_bias));
+            rollflow_gpu_delta_step(out, raw(projected), raw(conv), inputs, states, step_bias, raw(decay), raw(norm), eps)
+        })
+    })
 }
 
 /// Rows `sources` of `x` `[tokens, width]`, if the kernels take it; with gradients. `places` `[tokens, each]`: where each

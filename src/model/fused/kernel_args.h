@@ -70,6 +70,18 @@ struct DrawArgs {
   i64 width, count;
 };
 
+// One token of each sequence in a gated delta net.
+struct DeltaArgs {
+  const u16* projected;                // [rows, mixed + values + 2 · heads]: queries, keys and values; gates; beta and step of each head
+  const u16* conv;                     // [mixed, kernel]
+  u16* inputs;                         // [rows, mixed, kernel − 1]: the last inputs of the convolution
+  float* states;                       // [rows, heads, KEY_DIM, value_dim]
+  const u16 *step_bias, *decay, *norm; // [heads], [heads], [value_dim]
+  u16* out;                            // [rows, values]
+  i64 key_heads, shared, value_dim, kernel;  // `shared`: heads of values with the same keys
+  double eps;
+};
+
 // Attention of one token of each slot.
 struct AttendArgs {
   const u16* qkv;            // [slots, (HEADS + 2 · KEYS) · DIM]

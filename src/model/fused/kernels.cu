@@ -1,7 +1,7 @@
 // Kernels for NVIDIA GPUs from Ampere on, compiled at run time for the device at hand (gpu.cpp). Numbers are bf16 or f16 in memory and f32 in registers.
 //
 // A kernel takes one structure (kernel_args.h). Definitions before the kernels: FORMAT (0 bf16, 1 f16), and for `attend` DIM, HEADS and KEYS, the width and the
-// numbers of query and key heads. Without a GPU, tests compile this file as C++ for a processor, whose threads are fibres (tests/stand_in_gpu/fibres.hpp).
+// numbers of query and key heads, and for `delta_step` KEY_DIM. Without a GPU, tests compile this file as C++ for a processor, whose threads are fibres (tests/stand_in_gpu/fibres.hpp).
 
 #ifdef __CUDACC_RTC__
 #define KERNEL(name, Args) extern "C" __global__ void name(const Args a)
@@ -535,6 +535,79 @@ KERNEL(draw, DrawArgs) {
     }
   }
 }
+
+// ---- One token of each sequence in a gated delta net: a block for each sequence and head of keys, a thread for each column of values
+
+#ifdef KEY_DIM
+
+DEVICE float rounded(float x) { return wide(narrow(x)); }
+DEVICE float sigmoid(float x) { return 1.0f / (1.0f + exponential(-x)); }
+
+// A channel's convolution, rounded as it is computed apart, and its inputs moved on.
+DEVICE float convolved(const DeltaArgs& a, const u16* row, i64 mixed, i64 channel) {
+  u16* past = a.inputs + (blockIdx.x / a.key_heads * mixed + channel) * (a.kernel - 1);
+  const u16 *weights = a.conv + channel * a.kernel, newest = row[channel];
+  float sum = wide(weights[a.kernel - 1]) * wide(newest);
+  for (i64 at = 0; at + 1 < a.kernel; at++) {
+    const u16 input = past[at];
+    sum += wide(weights[at]) * wide(input);
+    if (at > 0) past[at - 1] = input;
+  }
+  if (a.kernel > 1) past[a.kernel - 2] = newest;
+  const float x = rounded(sum);
+  return rounded(x * sigmoid(x));
+}
+
+KERNEL(delta_step, DeltaArgs) {
+  SHARED float query[KEY_DIM], key[KEY_DIM], room[32];
+  const i64 at_row = blockIdx.x / a.key_heads, key_head = blockIdx.x % a.key_heads, heads = a.key_heads * a.shared;
+  const i64 keys = a.key_heads * KEY_DIM, values = heads * a.value_dim, mixed = 2 * keys + values;
+  const u16* row = a.projected + at_row * (mixed + values + 2 * heads);
+  float of_query = 0.0f, of_key = 0.0f;
+  for (i64 at = threadIdx.x; at < KEY_DIM; at += blockDim.x) {
+    const float q = convolved(a, row, mixed, key_head * KEY_DIM + at), k = convolved(a, row, mixed, keys + key_head * KEY_DIM + at);
+    query[at] = q, key[at] = k;
+    of_query += q * q, of_key += k * k;
+  }
+  const float to_query = 1.0f / (root_of(block_sum(of_query, room) + 1e-6f) * root_of(static_cast<float>(KEY_DIM)));
+  const float to_key = 1.0f / root_of(block_sum(of_key, room) + 1e-6f);
+  float product = 0.0f;
+  for (i64 at = threadIdx.x; at < KEY_DIM; at += blockDim.x) {
+    query[at] *= to_query, key[at] *= to_key;
+    product += query[at] * key[at];
+  }
+  product = block_sum(product, room);
+  const i64 column = threadIdx.x;
+  for (i64 head = key_head * a.shared; head < (key_head + 1) * a.shared; head++) {
+    const float beta = sigmoid(wide(row[mixed + values + head])), step = wide(row[mixed + values + heads + head]) + wide(a.step_bias[head]);
+    const float softplus = step > 20.0f ? step : log_of(1.0f + exponential(step));
+    const float decay = exponential(-exponential(wide(a.decay[head])) * softplus);
+    float out = 0.0f;
+    if (column < a.value_dim) {
+      const float value = convolved(a, row, mixed, 2 * keys + head * a.value_dim + column);
+      float* const state = a.states + (at_row * heads + head) * KEY_DIM * a.value_dim + column;
+      float held[KEY_DIM], known = 0.0f, read = 0.0f;
+#pragma unroll
+      for (int at = 0; at < KEY_DIM; at++) {
+        held[at] = state[at * a.value_dim] * decay;
+        known += key[at] * held[at];
+        read += query[at] * held[at];
+      }
+      const float change = (value - known) * beta;
+#pragma unroll
+      for (int at = 0; at < KEY_DIM; at++) state[at * a.value_dim] = held[at] + key[at] * change;
+      out = read + product * change;
+    }
+    const float scale = 1.0f / root_of(block_sum(out * out, room) / static_cast<float>(a.value_dim) + static_cast<float>(a.eps));
+    if (column < a.value_dim) {
+      const i64 place = head * a.value_dim + column;
+      const float gate = wide(row[mixed + place]);
+      a.out[at_row * values + place] = narrow(out * scale * wide(a.norm[column]) * (gate * sigmoid(gate)));
+    }
+  }
+}
+
+#endif
 
 // ---- Attention of one token of each slot over its cache, rotation and what is written included
 #ifdef DIM

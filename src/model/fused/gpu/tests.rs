@@ -1,7 +1,8 @@
 //! The kernels against libtorch's operations in f64, where there is a GPU or its stand-in.
 
 use super::*;
-use crate::model::Compute;
+use crate::model::gated_delta::{DeltaState, DeltaWeights};
+use crate::model::{Compute, GatedDelta};
 
 /// The first GPU, if there is one.
 fn device() -> Option<Device> {
@@ -83,6 +84,41 @@ fn products_by_groups_equal_f64_with_their_gradients() {
     }
     for other in [normal(&[2, 8, 12], Kind::BFloat16, device), normal(&[2, 8, 8], Kind::Half, device)] {
         assert!(!multiplies_groups(&other));
+    }
+}
+
+/// Two tokens one after the other, also where heads of values share keys; the host computes in f32, unrounded.
+#[test]
+fn a_token_of_a_delta_net_equals_the_hosts_and_leaves_its_states() {
+    let Some(device) = device() else { return };
+    tch::manual_seed(6);
+    for (kind, rows, [key_heads, value_heads], [key_dim, value_dim], kernel) in [
+        (Kind::BFloat16, 3, [2, 2], [16, 16], 4),
+        (Kind::Half, 2, [1, 3], [32, 24], 2),
+        (Kind::BFloat16, 1, [2, 4], [128, 128], 4),
+    ] {
+        let of = GatedDelta { layers: vec![0], key_heads, value_heads, key_dim, value_dim, kernel };
+        let [mixed, values, heads] = [of.mixed(), of.values(), value_heads].map(|size| size as i64);
+        let shapes = [vec![mixed, kernel as i64], vec![heads], vec![heads], vec![value_dim as i64]];
+        let numbers = shapes.map(|shape| normal(&shape, kind, Device::Cpu));
+        let on = |to: &dyn Fn(&Tensor) -> Tensor| {
+            let [conv, step_bias, decay, norm] = numbers.each_ref().map(to);
+            DeltaWeights { conv, step_bias, decay, norm, eps: 1e-6 }
+        };
+        let (ours, exact) = (on(&|x| x.to_device(device)), on(&|x| x.to_kind(Kind::Float)));
+        let conv = normal(&[rows, mixed, kernel as i64 - 1], kind, Device::Cpu);
+        let states = normal(&[rows, heads, key_dim as i64, value_dim as i64], Kind::Float, Device::Cpu);
+        let state = DeltaState { conv: conv.to_device(device), heads: states.to_device(device) };
+        let expected = DeltaState { conv: conv.to_kind(Kind::Float), heads: states.copy() };
+        for token in 0..2 {
+            let projected = normal(&[rows, mixed + values + 2 * heads], kind, Device::Cpu);
+            let by_head = [&ours.step_bias, &ours.decay, &ours.norm];
+            let found = delta_step(&projected.to_device(device), &ours.conv, (&state.conv, &state.heads), by_head, 1e-6).unwrap();
+            let out = exact.step(&of, &projected.to_kind(Kind::Float), &expected);
+            close(&format!("output {token}"), &found, &out, 3.0 * bound(kind));
+            close("inputs of the convolution", &state.conv, &expected.conv, 1e-6);
+            close("states", &state.heads, &expected.heads, bound(kind));
+        }
     }
 }
 
