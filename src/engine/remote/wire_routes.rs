@@ -7,6 +7,7 @@ use base64::prelude::BASE64_STANDARD;
 use crate::data::{ANY_EXPERT, RouteShape, Routes};
 
 /// As a server writes them.
+#[cfg(any(feature = "torch", test))]
 pub fn write(routes: &Routes) -> String {
     let number = |expert: &u16| if *expert == ANY_EXPERT { -1 } else { i32::from(*expert) };
     BASE64_STANDARD.encode(routes.experts.iter().flat_map(|expert| number(expert).to_le_bytes()).collect::<Vec<u8>>())
