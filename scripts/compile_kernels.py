@@ -15,7 +15,7 @@ ROOT = Path(__file__).resolve().parent.parent
 COMPILER = "nvidia-cuda-nvrtc==13.0.88"
 CARDS = {"sm_80": "A100", "sm_89": "L4, L40S", "sm_90": "H100, H200", "sm_100": "B200"}
 # Size of a head, heads, heads of keys. The kernel of attention is compiled for each, the others don't ask.
-KEY_DIM = 128  # of a delta net
+DELTA = ["-DKEY_DIM=128", "-DVALUE_DIM=128"]
 HEADS = [(64, 14, 2), (128, 28, 4), (96, 32, 32), (16, 4, 2), (256, 8, 4), (128, 40, 8)]
 
 
@@ -47,7 +47,7 @@ def main() -> None:
     source = b"".join((ROOT / "src/model/fused" / name).read_bytes() for name in ("kernel_args.h", "kernels.cu"))
     for card, names in CARDS.items():
         for form, heads in [(0, None), (1, None), *zip(itertools.cycle((0, 1)), HEADS)]:
-            shape = [f"-D{name}={value}" for name, value in zip(("DIM", "HEADS", "KEYS"), heads or ())] + [f"-DKEY_DIM={KEY_DIM}"]
+            shape = [f"-D{name}={value}" for name, value in zip(("DIM", "HEADS", "KEYS"), heads or ())] + DELTA
             options = [f"--gpu-architecture={card}", "--std=c++17", f"-DFORMAT={form}", *shape]
             if problem := compiled(nvrtc, source, options):
                 sys.exit(f"the kernels do not compile for {names} with {' '.join(options)}:\n{problem}")

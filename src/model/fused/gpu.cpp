@@ -315,9 +315,9 @@ Tensor delta_step(const Tensor& projected, const Tensor& conv, const Tensor& inp
   check("delta_step", states, from, at::kFloat);
   Tensor out = at::empty({rows, heads * value_dim}, from.options());
   const DeltaArgs args{halves(from),        halves(conv),        halves(inputs), to_floats(states), halves(*by_head[0]), halves(*by_head[1]),
-                       halves(*by_head[2]), halves(out),         key_heads,      heads / key_heads, value_dim,           conv.size(1),
-                       eps};
-  launch(from, "delta_step", {format(from.scalar_type()), define("KEY_DIM", key_dim)}, {rows * key_heads}, (value_dim + 31) / 32 * 32, args);
+                       halves(*by_head[2]), halves(out),         key_heads,      heads / key_heads, conv.size(1),        eps};
+  const std::vector<std::string> definitions{format(from.scalar_type()), define("KEY_DIM", key_dim), define("VALUE_DIM", value_dim)};
+  launch(from, "delta_step", definitions, {rows * key_heads}, (2 * value_dim + 31) / 32 * 32, args);
   return out;
 }
 

@@ -135,7 +135,7 @@ pub fn delta_step(
 ) -> Option<Tensor> {
     let (key_dim, value_dim) = (states.size()[2], states.size()[3]);
     let alike = [conv, inputs, step_bias, decay, norm].iter().all(|of| of.kind() == projected.kind());
-    let fits = key_dim <= 256 && value_dim <= 1024 && alike && takes(projected);
+    let fits = key_dim <= 256 && key_dim % 2 == 0 && value_dim <= 512 && alike && takes(projected);
     fits.then(|| {
         call(|out| unsafe {
             let (inputs, states, step_bias) = (raw(inputs), raw(states), raw(step_bias));

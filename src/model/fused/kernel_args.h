@@ -75,10 +75,10 @@ struct DeltaArgs {
   const u16* projected;                // [rows, mixed + values + 2 · heads]: queries, keys and values; gates; beta and step of each head
   const u16* conv;                     // [mixed, kernel]
   u16* inputs;                         // [rows, mixed, kernel − 1]: the last inputs of the convolution
-  float* states;                       // [rows, heads, KEY_DIM, value_dim]
-  const u16 *step_bias, *decay, *norm; // [heads], [heads], [value_dim]
+  float* states;                       // [rows, heads, KEY_DIM, VALUE_DIM]
+  const u16 *step_bias, *decay, *norm; // [heads], [heads], [VALUE_DIM]
   u16* out;                            // [rows, values]
-  i64 key_heads, shared, value_dim, kernel;  // `shared`: heads of values with the same keys
+  i64 key_heads, shared, kernel;       // `shared`: heads of values with the same keys
   double eps;
 };
 

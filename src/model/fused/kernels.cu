@@ -1,7 +1,7 @@
 // Kernels for NVIDIA GPUs from Ampere on, compiled at run time for the device at hand (gpu.cpp). Numbers are bf16 or f16 in memory and f32 in registers.
 //
 // A kernel takes one structure (kernel_args.h). Definitions before the kernels: FORMAT (0 bf16, 1 f16), and for `attend` DIM, HEADS and KEYS, the width and the
-// numbers of query and key heads, and for `delta_step` KEY_DIM. Without a GPU, tests compile this file as C++ for a processor, whose threads are fibres (tests/stand_in_gpu/fibres.hpp).
+// numbers of query and key heads, and for `delta_step` KEY_DIM and VALUE_DIM. Without a GPU, tests compile this file as C++ for a processor, whose threads are fibres (tests/stand_in_gpu/fibres.hpp).
 
 #ifdef __CUDACC_RTC__
 #define KERNEL(name, Args) extern "C" __global__ void name(const Args a)
@@ -536,7 +536,7 @@ KERNEL(draw, DrawArgs) {
   }
 }
 
-// ---- One token of each sequence in a gated delta net: a block for each sequence and head of keys, a thread for each column of values
+// ---- One token of each sequence in a gated delta net: a block for each sequence and head of keys, two threads for each column of values
 
 #ifdef KEY_DIM
 
@@ -561,7 +561,7 @@ DEVICE float convolved(const DeltaArgs& a, const u16* row, i64 mixed, i64 channe
 KERNEL(delta_step, DeltaArgs) {
   SHARED float query[KEY_DIM], key[KEY_DIM], room[32];
   const i64 at_row = blockIdx.x / a.key_heads, key_head = blockIdx.x % a.key_heads, heads = a.key_heads * a.shared;
-  const i64 keys = a.key_heads * KEY_DIM, values = heads * a.value_dim, mixed = 2 * keys + values;
+  const i64 keys = a.key_heads * KEY_DIM, values = heads * VALUE_DIM, mixed = 2 * keys + values;
   const u16* row = a.projected + at_row * (mixed + values + 2 * heads);
   float of_query = 0.0f, of_key = 0.0f;
   for (i64 at = threadIdx.x; at < KEY_DIM; at += blockDim.x) {
@@ -577,30 +577,30 @@ KERNEL(delta_step, DeltaArgs) {
     product += query[at] * key[at];
   }
   product = block_sum(product, room);
-  const i64 column = threadIdx.x;
+  // A column is spread over adjacent lanes.
+  constexpr int PARTS = 2, HELD = KEY_DIM / PARTS;
+  const int column = static_cast<int>(threadIdx.x) / PARTS, first = static_cast<int>(threadIdx.x) % PARTS * HELD;
+  const bool is_column = column < VALUE_DIM, tells = is_column && first == 0;
   for (i64 head = key_head * a.shared; head < (key_head + 1) * a.shared; head++) {
     const float beta = sigmoid(wide(row[mixed + values + head])), step = wide(row[mixed + values + heads + head]) + wide(a.step_bias[head]);
     const float softplus = step > 20.0f ? step : log_of(1.0f + exponential(step));
     const float decay = exponential(-exponential(wide(a.decay[head])) * softplus);
-    float out = 0.0f;
-    if (column < a.value_dim) {
-      const float value = convolved(a, row, mixed, 2 * keys + head * a.value_dim + column);
-      float* const state = a.states + (at_row * heads + head) * KEY_DIM * a.value_dim + column;
-      float held[KEY_DIM], known = 0.0f, read = 0.0f;
+    float* const state = a.states + ((at_row * heads + head) * KEY_DIM + first) * VALUE_DIM + column;
+    float held[HELD], known = 0.0f, read = 0.0f, value = tells ? convolved(a, row, mixed, 2 * keys + head * VALUE_DIM + column) : 0.0f;
 #pragma unroll
-      for (int at = 0; at < KEY_DIM; at++) {
-        held[at] = state[at * a.value_dim] * decay;
-        known += key[at] * held[at];
-        read += query[at] * held[at];
-      }
-      const float change = (value - known) * beta;
-#pragma unroll
-      for (int at = 0; at < KEY_DIM; at++) state[at * a.value_dim] = held[at] + key[at] * change;
-      out = read + product * change;
+    for (int at = 0; at < HELD; at++) {
+      held[at] = is_column ? state[at * VALUE_DIM] * decay : 0.0f;
+      known += key[first + at] * held[at];
+      read += query[first + at] * held[at];
     }
-    const float scale = 1.0f / root_of(block_sum(out * out, room) / static_cast<float>(a.value_dim) + static_cast<float>(a.eps));
-    if (column < a.value_dim) {
-      const i64 place = head * a.value_dim + column;
+    known += lane_xor(known, 1), read += lane_xor(read, 1), value += lane_xor(value, 1);
+    const float change = (value - known) * beta, out = read + product * change;
+#pragma unroll
+    for (int at = 0; at < HELD; at++)
+      if (is_column) state[at * VALUE_DIM] = held[at] + key[first + at] * change;
+    const float scale = 1.0f / root_of(block_sum(tells ? out * out : 0.0f, room) / static_cast<float>(VALUE_DIM) + static_cast<float>(a.eps));
+    if (tells) {
+      const i64 place = head * VALUE_DIM + column;
       const float gate = wide(row[mixed + place]);
       a.out[at_row * values + place] = narrow(out * scale * wide(a.norm[column]) * (gate * sigmoid(gate)));
     }
