@@ -200,12 +200,13 @@ fn chunked(of: &Steps) -> (Tensor, Tensor) {
     let key = key * (&last - decay).exp().unsqueeze(-1);
     let kept = last.exp().unsqueeze(-1);
     let mut state = Tensor::zeros([rows, heads, of.key.size()[3], of.value.size()[3]], (Kind::Float, key.device()));
+    // One gradient for all chunks: a slice of each would have one of full size.
+    let [query, key, keys, values, attention, kept] = [query, key, keys, values, attention, kept].map(|x| x.unbind(2));
     let mut out = Vec::new();
-    for at in 0..key.size()[2] {
-        let of_chunk = |x: &Tensor| x.select(2, at);
-        let new = of_chunk(&values) - of_chunk(&keys).matmul(&state);
-        out.push(of_chunk(&query).matmul(&state) + of_chunk(&attention).matmul(&new));
-        state = state * of_chunk(&kept) + of_chunk(&key).transpose(-1, -2).matmul(&new);
+    for at in 0..key.len() {
+        let new = &values[at] - keys[at].matmul(&state);
+        out.push(query[at].matmul(&state) + attention[at].matmul(&new));
+        state = state * &kept[at] + key[at].transpose(-1, -2).matmul(&new);
     }
     (Tensor::cat(&out, 2).narrow(2, 0, tokens), state)
 }
