@@ -2,9 +2,9 @@
 //!
 //! `cargo bench --bench device -- [DEVICE] [FORMAT] [SIZE] [ANSWERS] [LENGTH]`, as in `cuda bf16 half-billion 128`; `cpu f32 tiny 32` unless told otherwise.
 //! SIZE: `tiny`, `half-billion`, `one-and-a-half`; `seven-lora`, whose adapters alone are trained; `seven-qlora`, over a base in 4 bits; `mixture` of 64
-//! experts, a billion parameters in all; `seven-mixture`, of which adapters are trained; or `delta-net`, in three of four layers. A model with random weights answers ANSWERS prompts of 256 tokens
-//! with up to LENGTH each (512; 32 and 64 where it is tiny), ragged; the answers are learned, three steps of all of them; then more are generated while the
-//! trainer goes on.
+//! experts, a billion parameters in all; `seven-mixture`, of which adapters are trained; or `delta-net`, in three of four layers. A model with random
+//! weights answers ANSWERS prompts of 256 tokens with up to LENGTH each (512; 32 and 64 where it is tiny), ragged; the answers are learned, three steps of
+//! all of them; then more are generated while the trainer goes on.
 //!
 //! Limits. Of generation, for each step of all sequences: the longer of reading weights, keys and values once, and of two operations a parameter and sequence,
 //! at the rates of a large copy and of square products, measured first. Of training: six operations a parameter and token, or four where only adapters are
@@ -126,14 +126,14 @@ fn size(name: &str, tokenizer: &Tokenizer) -> Result<Size> {
         let model = ModelConfig { max_positions: 32_768, rope_theta: 1e6, ..wide };
         Size { model, lora: false, quantised: false, prompt: 256, answer: 512, edge: 8192 }
     };
-    // Qwen3-MoE's layers. `mixture` is small enough that all of it is trained; `seven` has OLMoE's shape.
+    // Qwen3-MoE's layers. `mixture` is small enough that all of it is trained; `seven-mixture` has the sizes of OLMoE's layers.
     let mixture = |layers: usize, hidden: usize, width: usize| {
         let experts = Experts { count: 64, per_token: 8, width, normalized: true, dense_layers: Vec::new() };
         let size = qwen(layers, hidden, width, [hidden / 128; 2]);
         let model = ModelConfig { family: Family::Qwen3Moe, experts: Some(experts), qkv_bias: false, ..size.model };
         Size { model, ..size }
     };
-    // The shape of Qwen3.5's smallest.
+    // Layers as Qwen3.5 has them, of a size that was not taken from one of its models.
     let delta_net = || {
         let layers = (0..24).filter(|layer| layer % 4 != 3).collect();
         let delta = GatedDelta { layers, key_heads: 16, value_heads: 16, key_dim: 128, value_dim: 128, kernel: 4 };

@@ -46,7 +46,7 @@ for part in $parts; do
       ;;
     speed)
       section "Speed"
-      for size in "half-billion 64" "half-billion 256" "half-billion 1024" "one-and-a-half 256" "seven-lora 64" "seven-lora 256" "seven-qlora 64" "mixture 256" "seven-mixture 64"; do
+      for size in "half-billion 64" "half-billion 256" "half-billion 1024" "one-and-a-half 256" "seven-lora 64" "seven-lora 256" "seven-qlora 64" "mixture 256" "seven-mixture 64" "delta-net 64"; do
         # shellcheck disable=SC2086
         shown "$size" 150 12 bin/device cuda bf16 $size
       done
