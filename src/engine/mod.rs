@@ -9,6 +9,7 @@ mod concurrency;
 mod error;
 #[cfg(feature = "torch")]
 pub mod local;
+pub mod penalties;
 pub mod remote;
 mod request;
 pub mod sampling;

@@ -1,6 +1,6 @@
 //! Requests to engines and their results.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
@@ -22,6 +22,17 @@ pub struct SamplingParams {
     /// Drops tokens less likely than this share of the likeliest token's probability; 0 drops none.
     /// Default: 0.
     pub min_p: f32,
+    /// Divides positive scores of tokens of prompt and completion, and multiplies others; 1 changes none.
+    /// Above 1, repetitions are less likely. Default: 1.
+    pub repetition_penalty: f32,
+    /// Subtracted from the scores of the completion's tokens. Default: 0.
+    pub presence_penalty: f32,
+    /// Subtracted from the scores of the completion's tokens once for each time that it has them.
+    /// Default: 0.
+    pub frequency_penalty: f32,
+    /// Added to the scores of tokens, before penalties and temperature
+    /// ([`penalties`](super::penalties)).
+    pub logit_bias: BTreeMap<u32, f32>,
     /// Longest completion, or turn of one, in tokens. Default: 128.
     pub max_new_tokens: usize,
     /// Tokens that end the completion, in addition to the tokenizer's. The token is kept.
@@ -39,6 +50,10 @@ impl Default for SamplingParams {
             top_p: 1.0,
             top_k: 0,
             min_p: 0.0,
+            repetition_penalty: 1.0,
+            presence_penalty: 0.0,
+            frequency_penalty: 0.0,
+            logit_bias: BTreeMap::new(),
             max_new_tokens: 128,
             stop_token_ids: Vec::new(),
             stop: Vec::new(),
@@ -51,6 +66,21 @@ impl SamplingParams {
     /// Returns true if no token is dropped.
     pub fn keeps_all(&self) -> bool {
         self.top_k == 0 && self.top_p >= 1.0 && self.min_p <= 0.0
+    }
+
+    /// Returns true if some scores are changed before temperature and truncation.
+    pub fn adjusts(&self) -> bool {
+        self.repetition_penalty != 1.0 || self.counts() || !self.logit_bias.is_empty()
+    }
+
+    /// Returns true if scores depend on what the completion, apart from its prompt, has already.
+    pub fn counts(&self) -> bool {
+        self.presence_penalty != 0.0 || self.frequency_penalty != 0.0
+    }
+
+    /// Returns true if log-probabilities of samples are those of the model.
+    pub fn keeps_log_probs(&self) -> bool {
+        !self.adjusts() && (self.greedy() || self.temperature == 1.0 && self.keeps_all())
     }
 
     /// Returns true if the likeliest token is always taken.
@@ -66,6 +96,14 @@ impl SamplingParams {
             ("top_p", self.top_p.to_string(), "a number above 0, at most 1")
         } else if !(0.0..=1.0).contains(&self.min_p) {
             ("min_p", self.min_p.to_string(), "a number from 0 to 1")
+        } else if !(self.repetition_penalty > 0.0 && self.repetition_penalty.is_finite()) {
+            ("repetition_penalty", self.repetition_penalty.to_string(), "a finite number above 0")
+        } else if !self.presence_penalty.is_finite() {
+            ("presence_penalty", self.presence_penalty.to_string(), "a finite number")
+        } else if !self.frequency_penalty.is_finite() {
+            ("frequency_penalty", self.frequency_penalty.to_string(), "a finite number")
+        } else if let Some((token, bias)) = self.logit_bias.iter().find(|(_, bias)| !bias.is_finite()) {
+            ("logit_bias", format!("{bias} for token {token}"), "finite numbers")
         } else if self.max_new_tokens == 0 {
             ("max_new_tokens", "0".into(), "at least 1")
         } else if self.stop.iter().any(String::is_empty) {
@@ -75,6 +113,15 @@ impl SamplingParams {
         };
         let (field, found, expected) = wrong;
         Err(EngineError::Params(format!("`{field}` is {found}; expected {expected}")))
+    }
+
+    /// [`check`](Self::check), for a model of `vocabulary` tokens.
+    pub(crate) fn check_for(&self, vocabulary: usize) -> Result<(), EngineError> {
+        let beyond = self.logit_bias.keys().find(|token| **token as usize >= vocabulary);
+        beyond.map_or_else(
+            || self.check(),
+            |token| Err(EngineError::Params(format!("`logit_bias` names token {token}; the model has {vocabulary}, from 0"))),
+        )
     }
 }
 
@@ -119,7 +166,7 @@ impl Request {
 
     /// Validates parameters, prompt and partial completions, for a model of `vocabulary` tokens.
     pub(super) fn check(&self, vocabulary: usize) -> Result<(), EngineError> {
-        self.params.check()?;
+        self.params.check_for(vocabulary)?;
         let refuse = |problem: String| Err(EngineError::Prompt { ordinal: self.ordinal, problem });
         if self.tokens.is_empty() {
             return refuse("it has no token; a model needs at least one to continue".to_owned());

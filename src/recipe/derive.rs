@@ -239,7 +239,7 @@ impl Plan {
     }
 
     fn grpo_warnings(&self, warnings: &mut Vec<String>) {
-        let Generate { max_new_tokens, top_p, top_k, min_p, .. } = self.generate;
+        let Generate { max_new_tokens, top_p, top_k, min_p, repetition_penalty, .. } = self.generate;
         let mut warn = |warning: &str| warnings.push(warning.to_owned());
         let random = matches!(self.model.source, ModelSource::Tiny(_)) && self.trainer.backend == TrainerBackend::Local;
         if random && self.sft.is_none() {
@@ -264,10 +264,10 @@ impl Plan {
         if self.reference.is_some() && !self.train.uses_reference() {
             warn("[reference] scores every answer, and nothing uses it; set train.kl_loss, train.kl_reward or a loss of pairs");
         }
-        if top_p < 1.0 || top_k > 0 || min_p > 0.0 {
+        if top_p < 1.0 || top_k > 0 || min_p > 0.0 || repetition_penalty != 1.0 {
             warn(
-                "top_p, top_k and min_p make the generator's log-probabilities those of the truncated distribution, while the trainer's \
-                 are of the full one: ratios are biased; switch them off for training",
+                "top_p, top_k, min_p and repetition_penalty make the generator's log-probabilities those of a changed distribution, while \
+                 the trainer's are the model's: ratios are biased; switch them off for training",
             );
         }
         if self.train.centre() == Proximal::LogLinear && self.worst_staleness() < 2 {

@@ -4,7 +4,7 @@ use super::model::DeviceName;
 pub use crate::engine::OnNewWeights;
 use crate::settings::declare::{section, tagged};
 use crate::settings::params::Custom;
-use crate::settings::setting::{FINITE, NOT_NEGATIVE, SHARE, SOME, SOME_IF_GIVEN, UP_TO_ONE};
+use crate::settings::setting::{FINITE, NOT_NEGATIVE, POSITIVE, SHARE, SOME, SOME_IF_GIVEN, UP_TO_ONE};
 
 section! {
     /// Sampling of completions.
@@ -21,6 +21,9 @@ section! {
         top_k: usize = 0;
         /// Smallest probability that is kept, relative to the likeliest token; 0 keeps all.
         min_p: f64 = 0.0, UP_TO_ONE;
+        /// Divides positive scores of tokens that prompt or completion have, and multiplies others; 1
+        /// changes none, and above 1 repetitions are less likely.
+        repetition_penalty: f64 = 1.0, POSITIVE;
         /// Strings that end a completion, in addition to the end-of-text token.
         stop: Vec<String> = Vec::new();
         /// If true, the end-of-text token does not end a completion, so that every completion has

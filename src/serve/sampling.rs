@@ -1,5 +1,7 @@
 //! Sampling parameters of both dialects.
 
+use std::collections::BTreeMap;
+
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
@@ -36,6 +38,11 @@ pub(super) struct Sampling {
     top_p: Option<f32>,
     top_k: Option<i64>,
     min_p: Option<f32>,
+    repetition_penalty: Option<f32>,
+    presence_penalty: Option<f32>,
+    frequency_penalty: Option<f32>,
+    /// By token, in decimal.
+    logit_bias: Option<BTreeMap<String, f32>>,
     stop: Option<OneOrMany<String>>,
     stop_token_ids: Option<Vec<u32>>,
     ignore_eos: Option<bool>,
@@ -51,13 +58,9 @@ pub(super) struct Sampling {
 
 /// Parameters that would change the result and are not supported, with their neutral values.
 /// Null and empty values are neutral, too.
-const UNSUPPORTED: [(&str, f64); 24] = [
-    ("repetition_penalty", 1.0),
-    ("frequency_penalty", 0.0),
-    ("presence_penalty", 0.0),
+const UNSUPPORTED: [(&str, f64); 20] = [
     ("min_new_tokens", 0.0),
     ("min_tokens", 0.0),
-    ("logit_bias", 0.0),
     ("stop_regex", 0.0),
     ("json_schema", 0.0),
     ("regex", 0.0),
@@ -105,7 +108,11 @@ impl Sampling {
                 return Err(Refusal::bad(format!("the sampling parameter `{name}` is not supported here; leave it out")));
             }
         }
-        Ok(())
+        let mut biased = self.logit_bias.iter().flatten().map(|(token, _)| token);
+        match biased.find(|token| token.parse::<u32>().is_err()) {
+            Some(token) => Err(Refusal::bad(format!("`logit_bias` names {}; it takes tokens", untrusted::line_of(token, 60)))),
+            None => Ok(()),
+        }
     }
 
     /// Parameters of the engine; `max_new_tokens` is the default of the route.
@@ -115,6 +122,10 @@ impl Sampling {
             top_p: self.top_p.unwrap_or(1.0),
             top_k: self.top_k.and_then(|k| usize::try_from(k).ok()).unwrap_or(0),
             min_p: self.min_p.unwrap_or(0.0),
+            repetition_penalty: self.repetition_penalty.unwrap_or(1.0),
+            presence_penalty: self.presence_penalty.unwrap_or(0.0),
+            frequency_penalty: self.frequency_penalty.unwrap_or(0.0),
+            logit_bias: self.logit_bias.iter().flatten().filter_map(|(token, bias)| Some((token.parse().ok()?, *bias))).collect(),
             max_new_tokens: self.max_new_tokens.unwrap_or(max_new_tokens),
             stop_token_ids: self.stop_token_ids.clone().unwrap_or_default(),
             stop: self.stop.clone().map(|stop| stop.list().0).unwrap_or_default(),
@@ -146,13 +157,26 @@ mod tests {
             SamplingParams { stop: vec!["a".into()], max_new_tokens: 9, ..Default::default() }
         );
         assert!(
-            read(json!({"repetition_penalty": 1.0, "regex": null, "logit_bias": {}, "response_format": {"type": "text"}}))
+            read(json!({"min_tokens": 0, "regex": null, "logit_bias": {}, "response_format": {"type": "text"}}))
                 .check(true)
                 .is_ok()
         );
-        for refused in [json!({"repetition_penalty": 1.1}), json!({"regex": "a"}), json!({"beam_width": 2})] {
+        for refused in
+            [json!({"min_tokens": 1}), json!({"logit_bias": {"a": 1}}), json!({"regex": "a"}), json!({"beam_width": 2})]
+        {
             assert!(read(refused.clone()).check(false).is_err(), "{refused}");
         }
+        let changed =
+            json!({"repetition_penalty": 1.1, "presence_penalty": 0.5, "frequency_penalty": -1, "logit_bias": {"7": -100}});
+        let expected = SamplingParams {
+            repetition_penalty: 1.1,
+            presence_penalty: 0.5,
+            frequency_penalty: -1.0,
+            logit_bias: [(7, -100.0)].into(),
+            max_new_tokens: 9,
+            ..Default::default()
+        };
+        assert_eq!(read(changed).params(9), expected);
         let unknown = read(json!({"heat": 0.5}));
         assert!(unknown.check(true).is_err() && unknown.check(false).is_ok());
     }

@@ -186,7 +186,7 @@ impl Shared {
         let count = prompts.len() * samples as usize;
         let none = params.max_new_tokens == 0;
         SamplingParams { max_new_tokens: params.max_new_tokens.max(1), ..params.clone() }
-            .check()
+            .check_for(self.model.vocab_size)
             .map_err(|error| Refusal::bad(error.to_string()))?;
         let permit = self.admit(count)?;
         let (id, (pieces, news)) = (self.jobs.fetch_add(1, Ordering::Relaxed), unbounded_channel());

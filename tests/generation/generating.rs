@@ -47,6 +47,12 @@ pub fn params(max_new_tokens: usize) -> SamplingParams {
     SamplingParams { max_new_tokens, ..Default::default() }
 }
 
+/// Penalties that change most samples.
+pub fn penalised(params: SamplingParams) -> SamplingParams {
+    let logit_bias = [(9, 3.0), (10, -3.0)].into();
+    SamplingParams { repetition_penalty: 1.3, presence_penalty: 0.4, frequency_penalty: 0.2, logit_bias, ..params }
+}
+
 /// Prompt `ordinal`, of a length and of tokens of its own.
 pub fn request(ordinal: u64, samples: u32, params: &SamplingParams) -> Request {
     let len = 1 + (ordinal as usize * 3) % 7;

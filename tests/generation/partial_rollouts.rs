@@ -52,10 +52,12 @@ proptest! {
     fn samples_interrupted_at_random_steps_are_those_that_never_were(
         family in 0usize..3, slots in 1usize..7, prompts in 1u64..5, samples in 1u32..4,
         interruptions in prop::collection::vec(0usize..9, 0..6), stop in any::<bool>(), temperature in prop::sample::select(vec![0.0f32, 0.7, 1.0]),
+        penalties in any::<bool>(),
     ) {
         let config = &families()[family];
         let stop = if stop { vec!["a".into(), "7".into(), "zz".into()] } else { vec![] };
         let params = SamplingParams { temperature, stop, ..params(20) };
+        let params = if penalties { penalised(params) } else { params };
         let mut whole = engine(config, slots);
         (0..prompts).for_each(|ordinal| whole.submit(request(ordinal, samples, &params)).unwrap());
         let whole = by_key(whole.run().unwrap());

@@ -100,9 +100,11 @@ proptest! {
     fn n2_conversations_are_those_of_an_engine_that_remembers_and_drafts_nothing(
         family in 0usize..3, slots in 1usize..5, remembered in 0usize..7, draft in 0usize..6, conversations in 1u64..5,
         temperature in prop::sample::select(vec![0.0f32, 0.4, 1.0]), top_k in prop::sample::select(vec![0usize, 3]),
+        penalties in any::<bool>(),
     ) {
         let config = &families()[family];
         let params = SamplingParams { temperature, top_k, stop: vec!["zz".into()], ..params(12) };
+        let params = if penalties { penalised(params) } else { params };
         let (expected, _) = talk(&mut saving(config, slots, 0, 0), conversations, 3, &params);
         let (found, [.., drafted, kept]) = talk(&mut saving(config, slots, remembered, draft), conversations, 3, &params);
         assert_same("conversations", &found, &expected);

@@ -8,6 +8,7 @@ use proptest::prelude::*;
 
 use crate::generating::*;
 use rollflow::data::{Group, Prompt, Status};
+use rollflow::engine::penalties::{adjust, adjusted};
 use rollflow::engine::sampling::{choose, uniform, warp};
 use rollflow::engine::{
     EngineError, FinishReason, Finished, LocalEngine, OnNewWeights, Request, SamplingParams, TokenEngine, batch_generate,
@@ -270,6 +271,28 @@ fn a_greedy_choice_carries_the_models_own_log_probability() {
 }
 
 #[test]
+fn biased_and_penalised_tokens_are_said_more_or_less() {
+    let config = config(Family::Qwen3, None);
+    let said = |params: SamplingParams| {
+        let params = SamplingParams { ignore_eos: true, ..params };
+        let mut engine = engine(&config, 8);
+        (0..8).for_each(|ordinal| engine.submit(request(ordinal, 1, &params)).unwrap());
+        engine.run().unwrap().into_iter().map(|finished| finished.tokens).collect::<Vec<_>>()
+    };
+    let only = said(SamplingParams { logit_bias: [(17, 100.0)].into(), ..params(9) });
+    assert!(only.iter().flatten().all(|token| *token == 17), "{only:?}");
+    let different = said(SamplingParams { presence_penalty: 100.0, ..params(30) });
+    for tokens in different {
+        let kinds: std::collections::BTreeSet<_> = tokens.iter().collect();
+        assert_eq!(kinds.len(), tokens.len(), "no token twice: {tokens:?}");
+    }
+    let mut engine = engine(&config, 1);
+    let beyond = SamplingParams { logit_bias: [(100_000, 1.0)].into(), ..params(9) };
+    let refused = engine.submit(request(0, 1, &beyond)).unwrap_err().to_string();
+    assert!(refused.contains("`logit_bias` names token 100000"), "{refused}");
+}
+
+#[test]
 fn logits_that_are_not_finite_give_no_token() {
     for greedy in [0.0, 1.0] {
         let params = SamplingParams { temperature: greedy, ..Default::default() };
@@ -280,6 +303,29 @@ fn logits_that_are_not_finite_give_no_token() {
 }
 
 proptest! {
+    /// Against the sums of their definition, in f64.
+    #[test]
+    fn penalties_count_every_token_of_the_completion_and_see_those_of_the_prompt(
+        scores in prop::collection::vec(-8f32..8.0, 12), prompt in prop::collection::vec(0u32..12, 0..9), said in prop::collection::vec(0u32..12, 0..9),
+        repetition_penalty in 0.5f32..2.0, presence_penalty in -1f32..1.0, frequency_penalty in -1f32..1.0, bias in -5f32..5.0, biased in 0u32..12,
+    ) {
+        let logit_bias = [(biased, bias)].into();
+        let params = SamplingParams { repetition_penalty, presence_penalty, frequency_penalty, logit_bias, ..Default::default() };
+        let mut found = scores.clone();
+        adjust(&mut found, &adjusted(&params, &prompt, said.iter()));
+        for (token, (score, found)) in (0u32..).zip(scores.iter().zip(found)) {
+            let mut score = f64::from(*score) + if token == biased { f64::from(bias) } else { 0.0 };
+            if prompt.contains(&token) || said.contains(&token) {
+                let penalty = f64::from(repetition_penalty);
+                score = if score > 0.0 { score / penalty } else { score * penalty };
+            }
+            let count = said.iter().filter(|other| **other == token).count();
+            score -= f64::from(frequency_penalty) * count as f64;
+            score -= if count > 0 { f64::from(presence_penalty) } else { 0.0 };
+            prop_assert!((score - f64::from(found)).abs() < 1e-4, "{token}: {found}, {score}");
+        }
+    }
+
     #[test]
     fn a_token_that_was_dropped_is_never_drawn(
         logits in prop::collection::vec(-8f32..8.0, 1..40), u in 0.0f64..1.0, top_k in 0usize..8, top_p in 0.05f32..1.0, min_p in 0f32..0.9,

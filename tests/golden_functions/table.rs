@@ -91,7 +91,7 @@ pub const CLAIMED: &[(&str, &[&str])] = &[
     ("trl_distillation", &["generalized_jsd", "top_k"]),
     ("trl_packing", &["bfd", "bfd_split", "wrapped"]),
     ("trl_utils", &["selective_log_softmax", "selective_log_softmax_f32", "entropy_from_logits"]),
-    ("transformers_logits_processors", &["temperature", "top_k", "top_p", "min_p"]),
+    ("transformers_logits_processors", &["temperature", "top_k", "top_p", "min_p", "repetition"]),
     ("torch_optim", &["adamw", "adamw_amsgrad"]),
     // Of real models' templates, which are other people's files, there are cases in `ROLLFLOW_GOLDEN` alone.
     (

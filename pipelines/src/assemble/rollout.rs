@@ -33,6 +33,7 @@ pub fn sampling(generate: &Generate) -> SamplingParams {
         top_p: generate.top_p as f32,
         top_k: generate.top_k,
         min_p: generate.min_p as f32,
+        repetition_penalty: generate.repetition_penalty as f32,
         max_new_tokens: generate.max_new_tokens,
         stop: generate.stop.clone(),
         ignore_eos: generate.ignore_eos,

@@ -50,6 +50,10 @@ pub struct Generate {
     /// Keeps tokens at least this likely relative to the likeliest; 0 keeps all.
     #[arg(long, default_value_t = 0.0)]
     min_p: f32,
+    /// Divides positive scores of tokens that are there already, and multiplies others; above 1,
+    /// repetitions are less likely.
+    #[arg(long, default_value_t = 1.0)]
+    repetition_penalty: f32,
     /// String that ends the completion, in addition to the end-of-text token; may be given several
     /// times.
     #[arg(long, value_name = "TEXT")]
@@ -112,6 +116,7 @@ impl Generate {
             top_p: self.top_p,
             top_k: self.top_k,
             min_p: self.min_p,
+            repetition_penalty: self.repetition_penalty,
             max_new_tokens: self.max_tokens.unwrap_or(MOST_TOKENS.min(room)),
             stop: self.stop.clone(),
             ..SamplingParams::default()

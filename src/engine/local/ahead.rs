@@ -9,7 +9,7 @@ use std::rc::Rc;
 use tch::Tensor;
 
 use super::LocalEngine;
-use super::draw::{choices, settings};
+use super::draw::{Row, choices, settings};
 use super::graphs::StepInput;
 use crate::engine::EngineError;
 use crate::model::stream::Event;
@@ -25,7 +25,7 @@ pub(super) struct Ahead {
 
 impl LocalEngine {
     /// The step at work, or a new one for all slots in use; `None` if these are not computed by a recorded
-    /// step.
+    /// step, as those with penalties, which depend on the token before.
     pub(super) fn at_work(&mut self) -> Option<Ahead> {
         let ahead = self.ahead.take().filter(|ahead| self.rows(ahead.id).any(|row| row.is_some()));
         ahead.or_else(|| self.start(None))
@@ -43,7 +43,7 @@ impl LocalEngine {
         }
         let (mut input, mut rows, mut any_lasts) = (StepInput::default(), Vec::new(), false);
         for (_, sequence) in self.slots.iter_from(0) {
-            if !Rc::ptr_eq(&sequence.state.weights, &weights) {
+            if !Rc::ptr_eq(&sequence.state.weights, &weights) || sequence.request.params.adjusts() {
                 return None;
             }
             let row = before.and_then(|before| sequence.state.row_of(before.id));
@@ -54,7 +54,8 @@ impl LocalEngine {
             input.positions.push((position + further) as i64);
             input.drawn.push(row);
             let drawn = sequence.answer.tokens.len() + further;
-            rows.push((&*sequence.request.params, sequence.uniform_after(drawn, self.run_seed)));
+            let uniform = sequence.uniform_after(drawn, self.run_seed);
+            rows.push(Row { params: &sequence.request.params, uniform, adjusted: Vec::new() });
             any_lasts |= sequence.lasts_beyond(further);
         }
         if !any_lasts {

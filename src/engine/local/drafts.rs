@@ -97,10 +97,9 @@ impl LocalEngine {
         let suffixes: Vec<Suffix> =
             slots.iter().zip(&inputs).map(|(&slot, (from, tokens))| Suffix { slot, from: *from, tokens }).collect();
         let logits = self.decoder.extend(&weights.views, &suffixes, true, &mut self.cache);
-        let rows = sequences().zip(drafts).flat_map(|(sequence, draft)| {
-            let begun = sequence.answer.tokens.len();
-            (begun..=begun + draft.len()).map(|tokens| (&*sequence.request.params, sequence.uniform_after(tokens, self.run_seed)))
-        });
+        let rows = sequences()
+            .zip(drafts)
+            .flat_map(|(sequence, draft)| (0..=draft.len()).map(|drafted| sequence.row_after(&draft[..drafted], self.run_seed)));
         let mut choices = draw(&logits, &rows.collect::<Vec<_>>()).into_iter();
         self.slots.load.add(inputs.iter().map(|(_, tokens)| tokens.len()).sum(), 0);
         for (&slot, draft) in slots.iter().zip(drafts) {

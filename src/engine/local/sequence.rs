@@ -3,20 +3,19 @@
 use std::rc::Rc;
 
 use super::drafts::Drafter;
+use super::draw::Row;
 use super::graphs::Placed;
 use crate::data::{Tokenizer, Version};
+use crate::engine::penalties::adjusted;
 use crate::engine::sampling::uniform;
 use crate::engine::slots::{ActiveSample, Slots};
 use crate::engine::stop::StopWatch;
-use crate::engine::{EngineError, FinishReason, Request, SamplingParams};
+use crate::engine::{EngineError, FinishReason, Request};
 use crate::model::{Decoder, Views, Weights};
 
-/// Parameters and uniform numbers of the next tokens in `slots`.
-pub(super) fn rows<'a>(all: &'a Slots<SequenceState>, run_seed: u64, slots: &[usize]) -> Vec<(&'a SamplingParams, f64)> {
-    let sequences = slots.iter().filter_map(|&slot| all.get(slot));
-    sequences
-        .map(|sequence| (&*sequence.request.params, sequence.uniform_after(sequence.answer.tokens.len(), run_seed)))
-        .collect()
+/// What decides the next tokens in `slots`, apart from their logits.
+pub(super) fn rows<'a>(all: &'a Slots<SequenceState>, run_seed: u64, slots: &[usize]) -> Vec<Row<'a>> {
+    slots.iter().filter_map(|&slot| all.get(slot)).map(|sequence| sequence.row_after(&[], run_seed)).collect()
 }
 
 /// One version of the weights, kept while a sample uses it.
@@ -99,6 +98,13 @@ impl Sequence {
         let (seed, ordinal) = seed.map_or((run_seed, ordinal), |seed| (seed, 0));
         // A greedy choice needs none, and a key costs more than an argmax of a small vocabulary.
         if self.request.params.greedy() { 0.0 } else { uniform(seed, ordinal, index, offset + tokens) }
+    }
+
+    /// What decides the token after its own and those of a draft.
+    pub fn row_after(&self, drafted: &[u32], run_seed: u64) -> Row<'_> {
+        let (params, said) = (&*self.request.params, &self.answer.tokens);
+        let uniform = self.uniform_after(said.len() + drafted.len(), run_seed);
+        Row { params, uniform, adjusted: adjusted(params, &self.request.tokens, said.iter().chain(drafted)) }
     }
 
     /// A draft of the next tokens, of at most `most`, and so many that a token after them has room.

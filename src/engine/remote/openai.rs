@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 use tokio::sync::OnceCell;
 use tokio::sync::mpsc::Sender;
 
-use super::server::{EventError, Server, StreamDelta, WireSpan, chunk, ending};
+use super::server::{EventError, Server, StreamDelta, WireSpan, add_adjustments, chunk, ending};
 use super::{Attempt, Capabilities, Ending, InferenceEngine, RemoteError};
 use crate::engine::FinishReason;
 use crate::net::Endpoint;
@@ -91,6 +91,7 @@ pub(super) fn question(attempt: &Attempt, model: &str) -> Value {
             question[key] = value;
         }
     }
+    add_adjustments(&mut question, params);
     question
 }
 

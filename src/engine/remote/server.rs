@@ -9,7 +9,7 @@ use serde_json::Value;
 use tokio::sync::mpsc::Sender;
 
 use super::{Attempt, Ending, Fault, RemoteError};
-use crate::engine::FinishReason;
+use crate::engine::{FinishReason, SamplingParams};
 use crate::net::{Client, Endpoint, Events, message};
 
 /// Longest time of a request without generation.
@@ -18,6 +18,17 @@ pub(super) const CALL: Duration = Duration::from_secs(20);
 /// Longest time of any other request, and of a pause within a stream. The timeouts of a fleet and
 /// of a weight sync are shorter.
 pub(super) const LIMIT: Duration = Duration::from_secs(3600);
+
+/// Adds changes of scores to a request's sampling parameters, if there are any: some servers reject keys that
+/// they don't know.
+pub(super) fn add_adjustments(sampling: &mut Value, params: &SamplingParams) {
+    if params.repetition_penalty != 1.0 {
+        sampling["repetition_penalty"] = params.repetition_penalty.into();
+    }
+    if !params.logit_bias.is_empty() {
+        sampling["logit_bias"] = params.logit_bias.iter().map(|(token, bias)| (token.to_string(), Value::from(*bias))).collect();
+    }
+}
 
 #[derive(Clone, Debug)]
 pub(super) struct Server {

@@ -15,7 +15,7 @@ use tokio::sync::OnceCell;
 use tokio::sync::mpsc::Sender;
 
 use super::control::{label, unload_namesake};
-use super::server::{CALL, EventError, Server, StreamDelta, WireSpan, chunk, ending, text};
+use super::server::{CALL, EventError, Server, StreamDelta, WireSpan, add_adjustments, chunk, ending, text};
 use super::upload;
 use super::{Attempt, Capabilities, Ending, Fault, InferenceEngine, PauseMode, RemoteError, WeightControl, wire_routes};
 use crate::data::{RouteShape, TopK, TopTokens};
@@ -86,6 +86,7 @@ fn question(attempt: &Attempt) -> Value {
     if !params.stop.is_empty() {
         sampling["stop"] = params.stop.clone().into();
     }
+    add_adjustments(&mut sampling, params);
     let mut question = json!({
         "rid": attempt.id(), "input_ids": &attempt.tokens[..], "sampling_params": sampling, "return_logprob": true,
         "logprob_start_len": -1, "top_logprobs_num": 0, "return_text_in_logprobs": false, "stream": true,

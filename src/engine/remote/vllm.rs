@@ -17,7 +17,7 @@ use tokio::sync::mpsc::Sender;
 use super::control::{label, unload_namesake};
 use super::group_request::{GroupRequest, GroupRequests};
 use super::openai::{self, Event};
-use super::server::{CALL, Server, text};
+use super::server::{CALL, Server, add_adjustments, text};
 use super::{Attempt, Capabilities, Ending, Fault, InferenceEngine, PauseMode, RemoteError, WeightControl};
 use crate::data::{TopK, TopTokens};
 use crate::net::Endpoint;
@@ -99,10 +99,10 @@ impl VllmEngine {
     fn check(&self, attempt: &Attempt, context: Option<usize>, raw: bool) -> Result<(), RemoteError> {
         self.server.check_context(attempt, context, "--max-model-len")?;
         let params = &attempt.params;
-        if raw && !(params.greedy() || (params.temperature == 1.0 && params.keeps_all())) {
+        if raw && !params.keeps_log_probs() {
             return self.server.refuse(
-                format!("its log-probabilities are those from before temperature {} and truncation", params.temperature),
-                "start the server with --logprobs-mode processed_logprobs, or sample at temperature 1 without top_p, top_k and min_p",
+                format!("its log-probabilities are those from before penalties, temperature {} and truncation", params.temperature),
+                "start the server with --logprobs-mode processed_logprobs, or sample at temperature 1 without penalties, top_p, top_k and min_p",
             );
         }
         Ok(())
@@ -131,6 +131,7 @@ fn question(attempt: &Attempt, samples: usize, model: &str) -> Value {
         sampling["stop"] = params.stop.clone().into();
         sampling["include_stop_str_in_output"] = true.into();
     }
+    add_adjustments(&mut sampling, params);
     let mut question = json!({
         "request_id": attempt.id(), "model": attempt.adapter.as_deref().unwrap_or(model), "token_ids": &attempt.tokens[..],
         "sampling_params": sampling, "stream": true, "output_mode": "tokens",

@@ -69,6 +69,7 @@ pub(super) fn trainer(plan: &Plan, note: Note) {
     refuse("generate.top_p", plan.generate.top_p < 1.0, sampled, "leave it out");
     refuse("generate.top_k", plan.generate.top_k > 0, sampled, "leave it out");
     refuse("generate.min_p", plan.generate.min_p > 0.0, sampled, "leave it out");
+    refuse("generate.repetition_penalty", plan.generate.repetition_penalty != 1.0, sampled, "leave it out");
     let evaluated = plan.eval.as_ref().is_some_and(|eval| ![0.0, 1.0].contains(&eval.temperature) || eval.top_p < 1.0);
     refuse("eval.temperature", evaluated, sampled, "set it to 0 or 1, and leave eval.top_p out");
     let train = &plan.train;

@@ -12,10 +12,10 @@ use crate::stages::reward::{MAX_POISONED, OnFailure, RETRIES};
 /// Keys of local engines.
 const OF_ENGINES: &str = "max_num_seqs on_new_weights mask_older_versions workers threads prefix_cache draft_tokens devices";
 /// Sampling keys that `[eval]` replaces.
-const OF_SAMPLING: &str = "group_size temperature top_p top_k min_p ignore_eos";
+const OF_SAMPLING: &str = "group_size temperature top_p top_k min_p repetition_penalty ignore_eos";
 /// Sampling keys without effect on recorded rollouts. The trainer divides logits by their
 /// temperature.
-const OF_SAMPLING_ANEW: &str = "top_p top_k min_p ignore_eos";
+const OF_SAMPLING_ANEW: &str = "top_p top_k min_p repetition_penalty ignore_eos";
 /// Keys of `[sft]` that `[mix]` reads.
 const OF_MIXED: &str = "data sources max_length on_overlong packing turns fraction";
 const OF_LAUNCHED: &str = "replicas port program flags env start_timeout restarts";

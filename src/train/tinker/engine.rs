@@ -62,9 +62,10 @@ impl TinkerEngine {
             let begins = format!("{there} tokens and up to {rest} more don't fit its context of {}", self.context.unwrap_or(0));
             return self.refuse(begins, "shorten the prompt or generate.max_new_tokens");
         }
-        if !(params.greedy() || params.temperature == 1.0 && params.keeps_all()) {
-            let begins = format!("it reports log-probabilities from before temperature {} and truncation", params.temperature);
-            return self.refuse(begins, "sample at temperature 1 without top_p, top_k and min_p");
+        if !params.keeps_log_probs() {
+            let begins =
+                format!("it reports log-probabilities from before penalties, temperature {} and truncation", params.temperature);
+            return self.refuse(begins, "sample at temperature 1 without penalties, top_p, top_k and min_p");
         }
         let tokens: Vec<i64> = self.ends(attempt).into_iter().map(i64::from).collect();
         let stop = match (params.stop.is_empty(), tokens.is_empty()) {

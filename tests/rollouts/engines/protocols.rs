@@ -107,6 +107,8 @@ fn d3_vllm_is_asked_for_tokens_and_answers_with_log_probabilities_and_spans() {
         temperature: 0.5,
         stop: vec!["\n".into()],
         stop_token_ids: vec![2],
+        repetition_penalty: 1.25,
+        logit_bias: [(7, -1.5)].into(),
         ..SamplingParams::default()
     };
     let (chunk, ending) = generate(&*engine, &attempt(params));
@@ -114,6 +116,8 @@ fn d3_vllm_is_asked_for_tokens_and_answers_with_log_probabilities_and_spans() {
     assert_eq!(ending.unwrap(), stopped_in_43());
     let asked = asked.lock().unwrap();
     assert_eq!(asked["request_id"], "p00000000000000000812-s00003-a00001");
+    let sampling = &asked["sampling_params"];
+    assert_eq!((&sampling["repetition_penalty"], &sampling["logit_bias"]), (&json!(1.25), &json!({"7": -1.5})));
     assert_eq!(
         (&asked["token_ids"], &asked["model"], &asked["cache_salt"]),
         (&json!([5, 6, 7]), &json!("policy"), &json!("v42"))

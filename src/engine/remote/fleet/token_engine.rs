@@ -16,6 +16,12 @@ impl TokenEngine for Fleet {
 
     fn submit(&mut self, mut request: Request) -> Result<(), EngineError> {
         request.check(self.config.vocabulary)?;
+        if request.params.counts() {
+            let why = "a sample that continues on another server is a prompt to it, whose tokens these do not count";
+            return Err(EngineError::Params(format!(
+                "`presence_penalty` and `frequency_penalty` are not for servers: {why}; use `repetition_penalty`, which counts all tokens"
+            )));
+        }
         let (ordinal, now) = (request.ordinal, now());
         if self.samples.is_empty() {
             self.progress = now;
