@@ -145,6 +145,8 @@ pub struct Request {
     pub adapter: Option<Arc<str>>,
     /// Sampling parameters.
     pub params: Arc<SamplingParams>,
+    /// Whether completions bring the experts of their tokens, from an engine that records them. Default: true.
+    pub routes: bool,
     /// Partial completions, in any order. One that has ended is returned unchanged, any other is
     /// continued. Given tokens, such as a tool's output, have spans without a version. Tokens
     /// sampled after the last given one count towards `max_new_tokens`.
@@ -155,7 +157,7 @@ impl Request {
     /// Request for a whole group, without partial completions.
     pub fn new(ordinal: u64, tokens: impl Into<Arc<[u32]>>, samples: u32, params: Arc<SamplingParams>) -> Self {
         let (tokens, answers) = (tokens.into(), Vec::new());
-        Request { ordinal, tokens, first: 0, offset: 0, samples, seed: None, adapter: None, params, answers }
+        Request { ordinal, tokens, first: 0, offset: 0, samples, seed: None, adapter: None, params, routes: true, answers }
     }
 
     /// Largest number of tokens that a sample can reach: all present tokens and a whole turn.

@@ -9,7 +9,7 @@
 
 use std::convert::Infallible;
 
-use tch::{Kind, Tensor};
+use tch::{Device, Kind, Tensor};
 
 use super::block::{Left, Stream};
 use super::layout::{Unit, part};
@@ -105,13 +105,15 @@ pub(crate) struct Passed {
 
 impl Decoder {
     /// Computes [`Decoder::hidden_after`] without a graph, and returns the input of
-    /// [`Decoder::gradient`]. `watch`: what is wanted of the routers.
+    /// [`Decoder::gradient`]. `watch`: what is wanted of the routers. `kept_on`: device where the inputs of
+    /// layers wait for the backward pass.
     pub(crate) fn hidden_kept<P: Parameters>(
         &self,
         of: &P,
         packed: Packed,
         rows: Tensor,
         mut watch: Watch,
+        kept_on: Device,
     ) -> Result<Passed, P::Error> {
         let _guard = tch::no_grad_guard();
         let (config, layers) = (&self.config, self.config.layers());
@@ -119,7 +121,8 @@ impl Decoder {
         let matrix = |flat: Tensor| flat.view([-1, config.hidden_size as i64]);
         let embedding = matrix(of.numbers(Unit::Embedding, after(0))?);
         let pass = self.pass(&packed, &embedding);
-        let mut streams = vec![self.embed_by(&embedding, &packed.ids)];
+        let mut stream = self.embed_by(&embedding, &packed.ids);
+        let mut streams = vec![moved(&stream, kept_on)];
         drop(embedding);
         for index in 0..layers {
             let base = of.numbers(Unit::Layer(index), after(index + 1))?;
@@ -132,14 +135,14 @@ impl Decoder {
                 ));
             }
             let chosen = Some(&rows).filter(|_| index + 1 == layers && !watch.is_of_all());
-            let input = Stream::new(streams[index].shallow_clone());
+            let input = Stream::new(stream);
             let keep = &mut |_, left: Left| watch.take(&left);
-            let next = self.layer(&layer, index, &pass, input, chosen, keep);
-            streams.push(next.whole());
+            stream = self.layer(&layer, index, &pass, input, chosen, keep).whole();
+            streams.push(moved(&stream, kept_on));
         }
         let tied = config.shares_embedding();
         let end = of.numbers(Unit::End, tied.then_some(Unit::Embedding))?;
-        let hidden = self.finish(&end.narrow(0, 0, config.hidden_size as i64), Stream::new(streams[layers].shallow_clone()));
+        let hidden = self.finish(&end.narrow(0, 0, config.hidden_size as i64), Stream::new(stream));
         let hidden = if watch.is_of_all() { hidden.index_select(0, &rows) } else { hidden };
         let slopes = watch.balance.as_ref().and_then(Balance::slopes);
         let own_head = of.adapter().map(|(adapter, _)| adapter.score_head());
@@ -166,6 +169,7 @@ impl Decoder {
         weight: f64,
     ) -> Result<(), P::Error> {
         let mut streams = std::mem::take(&mut kept.streams);
+        let mut next_stream = || moved(&streams.pop().expect("an input a layer, and the last one's output"), by_hidden.device());
         let (packed, slopes) = (&kept.packed, kept.slopes.as_ref().map(|slopes| slopes * weight));
         let (config, layout, layers) = (&self.config, &self.layout, self.config.layers());
         let leaf = |tensor: &Tensor| tensor.detach().set_requires_grad(true);
@@ -176,7 +180,7 @@ impl Decoder {
 
         let end = of.numbers(Unit::End, layers.checked_sub(1).map(Unit::Layer))?;
         let norm = leaf(&end.narrow(0, 0, config.hidden_size as i64));
-        let last = leaf(&streams.pop().expect("the last layer's output"));
+        let last = leaf(&next_stream());
         let finished = self.finish(&norm, Stream::new(last.shallow_clone()));
         let finished = if slopes.is_some() { finished.index_select(0, &kept.rows) } else { finished };
         let [mut by_stream, by_norm] = pull_back(&finished, by_hidden, None, [&last, &norm]);
@@ -208,7 +212,7 @@ impl Decoder {
                     (own, layer)
                 }
             };
-            let input = leaf(&streams.pop().expect("an input a layer"));
+            let input = leaf(&next_stream());
             let stream = Stream::new(input.shallow_clone());
             let mut balance = Balance::default();
             let keep = &mut |_, left: Left| {
@@ -242,6 +246,11 @@ impl Decoder {
         }
         of.take(Unit::Embedding, room)
     }
+}
+
+/// The same numbers on a device. Between a GPU and pinned memory of the host, in order with other work.
+fn moved(stream: &Tensor, to: Device) -> Tensor {
+    if stream.device() == to { stream.shallow_clone() } else { stream.to_device_(to, stream.kind(), true, false) }
 }
 
 /// The gradients by `leaves` of something whose gradient by `output` is `by_output`, and of `more`.

@@ -44,7 +44,8 @@ section! {
         /// the machine's.
         threads: Option<usize> = None, SOME_IF_GIVEN;
         /// Sequences that the engines remember after they end, together: of a turn or prompt that begins
-        /// alike, under the same weights, only the rest is computed. Each takes the cache memory of a
+        /// alike, under the same weights, only the rest is computed, also among prompts that are read at
+        /// the same time. Each takes the cache memory of a
         /// sequence. Left out: with an environment as many as `max_num_seqs`, else none.
         prefix_cache: Option<usize> = None;
         /// Longest draft of a completion's next tokens, taken from its own text and checked in one pass; 0

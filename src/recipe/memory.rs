@@ -6,6 +6,7 @@
 //! are checked here too.
 
 mod parts;
+mod per_token;
 mod shape;
 
 use std::fmt;
@@ -18,6 +19,7 @@ use super::train::Optimization;
 use super::trainer::TrainerBackend;
 use crate::model::{Dtype, Layout, Lora, ModelConfig, ModelError, gpu_memory};
 use crate::settings::error::Problem;
+use crate::train::MomentFormat;
 use crate::util::cores::cores;
 use shape::{adapters, shape};
 
@@ -166,6 +168,14 @@ fn knobs(plan: &Plan, memory: &MemoryPlan) -> Vec<String> {
         try_out(format!("{section}.gradient_checkpointing = true"), &|plan| {
             optimizations(plan).for_each(|of| of.gradient_checkpointing = true);
         });
+        try_out(format!("{section}.moments = \"8-bit\""), &|plan| {
+            optimizations(plan).for_each(|of| of.moments = MomentFormat::EightBit);
+        });
+        if plan.model.device != DeviceName::Cpu && of.gradient_checkpointing {
+            try_out(format!("{section}.activations_on_host = true"), &|plan| {
+                optimizations(plan).for_each(|of| of.activations_on_host = true);
+            });
+        }
     }
     try_out("model.dtype = \"bf16\"".to_owned(), &|plan| plan.model.dtype = Some(Dtype::Bf16));
     match plan.lora {
@@ -331,7 +341,12 @@ mod tests {
     ];
 
     /// GPU memory of a GRPO run in bf16 with 32 sequences of 256 + 1024 tokens, in bytes.
-    fn needed([hidden, inner, layers, heads, kv_heads]: [usize; 5], tied: bool, lora: &str) -> u64 {
+    fn needed(
+        [hidden, inner, layers, heads, kv_heads]: [usize; 5],
+        tied: bool,
+        lora: &str,
+        change: fn(&mut Optimization),
+    ) -> u64 {
         let folder = tempfile::tempdir().unwrap();
         let config = serde_json::json!({
             "model_type": "qwen2", "vocab_size": 151_936, "hidden_size": hidden, "intermediate_size": inner, "num_hidden_layers": layers,
@@ -346,7 +361,9 @@ mod tests {
         );
         let mut plan = parse("memory.toml", &text, &[]).unwrap_or_else(|errors| panic!("{errors}"));
         plan.model.device = DeviceName::Cuda(0);
-        MemoryPlan::of(&plan).unwrap()[0].total()
+        change(&mut plan.train.optimization);
+        let all = MemoryPlan::of(&plan).unwrap();
+        all.iter().find(|memory| memory.device == "cuda:0").unwrap().total()
     }
 
     const ADAPTERS: &str = "[lora]\nrank = 16\nsync = 'adapter'\n";
@@ -354,7 +371,7 @@ mod tests {
 
     #[test]
     fn adapters_of_a_7b_model_over_4_bits_fit_a_card_of_24_gb() {
-        let [whole, stored] = [ADAPTERS, OVER_4_BITS].map(|lora| needed(SIZES[3].1, SIZES[3].2, lora));
+        let [whole, stored] = [ADAPTERS, OVER_4_BITS].map(|lora| needed(SIZES[3].1, SIZES[3].2, lora, |_| ()));
         // What such a card has is 23.6 GiB.
         assert!(stored < 22 << 30 && whole > 24 << 30, "{} and {}", size(stored), size(whole));
     }
@@ -364,16 +381,21 @@ mod tests {
         let mut text = "# Memory of GPUs\n\nWhat `rollflow check` counts for trainer and generator of a GRPO run on one GPU: bf16, 32 sequences of 256 + 1024 tokens in flight, \
                         micro-batches of 8192 tokens, gradient checkpointing; shapes of Qwen2.5, in folders in bf16. Adapters are of rank 16, with `lora.sync = \"adapter\"`. In \
                         brackets the smallest card of 16, 24, 48, 80, 141 and 180 GB that has room. The page is generated: `ROLLFLOW_WRITE_DOCS=1 cargo test --workspace --lib memory`.\n\n\
-                        | model | all weights | adapters | adapters over 4 bits |\n|---|---|---|---|\n"
+                        | model | all weights | with moments in 8 bits | with moments and layers' inputs on the host | adapters | adapters over 4 bits |\n|---|---|---|---|---|---|\n"
             .to_owned();
         for (name, shape, tied) in SIZES {
-            let cell = |lora: &str| {
-                let bytes = needed(shape, tied, lora);
+            let cell = |(lora, change): (&str, fn(&mut Optimization))| {
+                let bytes = needed(shape, tied, lora, change);
                 // A twentieth is another program's, or lost between blocks.
                 let card = [16, 24, 48, 80, 141, 180].into_iter().find(|gb| bytes as f64 * 1.05 < f64::from(*gb) * 1e9);
                 format!("{} ({})", size(bytes), card.map_or_else(|| "none".to_owned(), |gb| format!("{gb} GB")))
             };
-            text += &format!("| {name} | {} | {} | {} |\n", cell(""), cell(ADAPTERS), cell(OVER_4_BITS));
+            let on_host = |of: &mut Optimization| (of.moments, of.activations_on_host) = (MomentFormat::Host, true);
+            let in_8_bits = |of: &mut Optimization| of.moments = MomentFormat::EightBit;
+            let columns: [(&str, fn(&mut Optimization)); 5] =
+                [("", |_| ()), ("", in_8_bits), ("", on_host), (ADAPTERS, |_| ()), (OVER_4_BITS, |_| ())];
+            let cells = columns.map(cell).join(" | ");
+            text += &format!("| {name} | {cells} |\n");
         }
         let page = "docs/reference/memory.md";
         if std::env::var_os("ROLLFLOW_WRITE_DOCS").is_some() {

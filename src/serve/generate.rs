@@ -55,7 +55,6 @@ struct Tokens(Vec<u32>);
 struct Form {
     id: String,
     log_probs: bool,
-    routes: bool,
     texts: bool,
     incremental: bool,
     style: TextStyle,
@@ -111,7 +110,6 @@ pub(super) async fn generate(State(shared): State<Arc<Shared>>, body: Bytes) -> 
     let mut form = Form {
         id: rid.clone().unwrap_or_else(protocol::unique),
         log_probs,
-        routes,
         texts,
         incremental: request.incremental_streaming_output.unwrap_or(false),
         style: sampling.style(),
@@ -121,7 +119,7 @@ pub(super) async fn generate(State(shared): State<Arc<Shared>>, body: Bytes) -> 
         asked: Instant::now(),
     };
     let (params, seed) = (sampling.params(MAX_NEW_TOKENS), sampling.seed());
-    let ask = Ask { rid, prompts: prompts.clone(), samples, params, seed, adapter: adapter.clone() };
+    let ask = Ask { rid, prompts: prompts.clone(), samples, params, seed, adapter: adapter.clone(), routes };
     let mut ticket = shared.submit(ask)?;
     if let Some(from) = request.logprob_start_len.and_then(|from| usize::try_from(from).ok()).filter(|_| log_probs) {
         let (mut inputs, mut tops) = (Vec::new(), Vec::new());
@@ -182,7 +180,7 @@ fn event(ticket: &mut Ticket, choice: usize, form: &Form, incremental: bool) -> 
         meta["output_token_logprobs"] = columns(&shared, &completion.tokens[from..], &scores, form.texts)?;
         meta["output_token_logprobs_length"] = (completion.tokens.len() - from).into();
     }
-    if let Some(routes) = completion.routes.as_ref().filter(|_| form.routes) {
+    if let Some(routes) = &completion.routes {
         meta["routed_experts"] = wire_routes::write(routes).into();
     }
     if let Some(inputs) = &form.inputs {

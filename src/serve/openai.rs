@@ -166,7 +166,7 @@ pub(super) async fn completions(State(shared): State<Arc<Shared>>, body: Bytes) 
 fn ask(common: &Common, prompts: Vec<Arc<[u32]>>, adapter: AdapterName, max_tokens: usize) -> Ask {
     let sampling = &common.sampling;
     let (params, samples) = (sampling.params(max_tokens), sampling.n.unwrap_or(1));
-    Ask { rid: common.request_id.clone(), prompts, samples, params, seed: sampling.seed(), adapter }
+    Ask { rid: common.request_id.clone(), prompts, samples, params, seed: sampling.seed(), adapter, routes: false }
 }
 
 /// Answers a request for the next turn of a conversation.

@@ -116,7 +116,7 @@ async fn ready(State(shared): Of) -> Reply {
 /// Generates one token.
 async fn health_generate(State(shared): Of) -> Reply {
     let params = SamplingParams { max_new_tokens: 1, temperature: 0.0, ..SamplingParams::default() };
-    let ask = Ask { rid: None, prompts: vec![[0].into()], samples: 1, params, seed: None, adapter: None };
+    let ask = Ask { rid: None, prompts: vec![[0].into()], samples: 1, params, seed: None, adapter: None, routes: false };
     let mut ticket = shared.submit(ask)?;
     match tokio::time::timeout(HEALTH, ticket.finish()).await {
         Ok(done) => done.map(|()| "ok\n".into_response()),

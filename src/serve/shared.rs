@@ -78,6 +78,8 @@ pub(super) struct Ask {
     pub params: SamplingParams,
     pub seed: Option<u64>,
     pub adapter: AdapterName,
+    /// Whether the experts of tokens are wanted.
+    pub routes: bool,
 }
 
 impl Shared {
@@ -176,7 +178,7 @@ impl Shared {
 
     /// Starts a request. Without new tokens, its completions have ended already.
     pub fn submit(self: &Arc<Self>, ask: Ask) -> Result<Ticket, Refusal> {
-        let Ask { rid, prompts, samples, params, seed, adapter } = ask;
+        let Ask { rid, prompts, samples, params, seed, adapter, routes } = ask;
         if prompts.is_empty() || samples == 0 {
             return Err(Refusal::bad("the request asks for no completion: a prompt is missing, or `n` is 0"));
         }
@@ -194,7 +196,7 @@ impl Shared {
         let ticket = Ticket::new(self.clone(), id, news, permit, prompts.clone(), samples, params.clone());
         if !none {
             let asked = Instant::now();
-            self.send(Command::Generate(Job { id, rid, prompts, samples, params, seed, adapter, asked, pieces }));
+            self.send(Command::Generate(Job { id, rid, prompts, samples, params, seed, adapter, routes, asked, pieces }));
         }
         Ok(ticket)
     }

@@ -30,6 +30,8 @@ pub(super) struct Job {
     pub params: Arc<SamplingParams>,
     pub seed: Option<u64>,
     pub adapter: AdapterName,
+    /// Whether the experts of tokens are wanted.
+    pub routes: bool,
     pub asked: Instant,
     pub pieces: UnboundedSender<Piece>,
 }
@@ -279,6 +281,7 @@ impl Worker {
             let request = Request {
                 seed: job.seed,
                 adapter: job.adapter.clone(),
+                routes: job.routes,
                 ..Request::new(ordinal, prompt.clone(), job.samples, job.params.clone())
             };
             if let Err(error) = self.engine.submit(request) {

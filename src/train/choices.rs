@@ -17,6 +17,18 @@ choices! {
 }
 
 choices! {
+    /// Format of AdamW's moments. Checkpoints have them in f32.
+    pub enum MomentFormat {
+        /// f32, on the trainer's device: 8 bytes a parameter.
+        "f32" => F32,
+        /// 8 bits with a scale for 256 numbers (Dettmers et al., 2021): 2 bytes a parameter.
+        "8-bit" => EightBit,
+        /// f32 in the host's memory, from where a GPU fetches them in pieces at each update.
+        "host" => Host,
+    }
+}
+
+choices! {
     /// Policy for a step whose loss or gradient is not finite (law N4).
     pub enum NonFinitePolicy {
         /// the run ends and names the sample or tensor.

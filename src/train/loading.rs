@@ -88,8 +88,7 @@ impl Worker {
                 weights
             }
         };
-        let device = self.config.compute.device;
-        let moments = self.optimizer.moments().map(|(name, _)| read(name, &of_moments).map(|moment| moment.to_device(device)));
+        let moments = self.optimizer.names().map(|name| read(name, &of_moments));
         Ok(Read { step: files.state.step, weights, moments: moments.collect::<Result<Vec<_>, TrainError>>()? })
     }
 
@@ -102,6 +101,6 @@ impl Worker {
         }
         self.round();
         self.accumulated = Default::default();
-        self.optimizer.restore(read.step, read.moments);
+        self.optimizer.restore(read.step, read.moments, self.config.compute.device);
     }
 }

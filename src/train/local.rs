@@ -13,9 +13,9 @@ use super::commands::{Commands, guarded};
 use super::team::MakeAlgorithm;
 use super::worker::Worker;
 use super::{
-    AdamW, Algorithm, BackendState, CheckpointMetadata, DecayScope, ForwardBackward, LrScale, NonFinitePolicy, OptimStep,
-    RouterReplay, SaveCheckpoint, SavedCheckpoint, Snapshot, TrainBatch, TrainError, TrainFuture, TrainerRanks, TrainingBackend,
-    promise,
+    AdamW, Algorithm, BackendState, CheckpointMetadata, DecayScope, ForwardBackward, LrScale, MomentFormat, NonFinitePolicy,
+    OptimStep, RouterReplay, SaveCheckpoint, SavedCheckpoint, Snapshot, TrainBatch, TrainError, TrainFuture, TrainerRanks,
+    TrainingBackend, promise,
 };
 use crate::algo::{Loss, OffPolicy, Schedule};
 use crate::flow::caught;
@@ -72,6 +72,10 @@ pub struct LocalConfig {
     /// If true, the backward pass computes each layer's activations again instead of keeping all.
     /// The gradient is the same.
     pub gradient_checkpointing: bool,
+    /// Format of the optimizer's moments.
+    pub moments: MomentFormat,
+    /// If true, layers' inputs that `gradient_checkpointing` keeps for the backward pass are in the host's memory.
+    pub activations_on_host: bool,
     /// Format of the weights in checkpoints; `None`: that of the model's folder. If it is not f32,
     /// the f32 parameters are saved with the moments, so that a resume is exact. Adapters are
     /// always f32.
@@ -110,6 +114,8 @@ impl LocalConfig {
             router_loss: 0.0,
             router_replay: RouterReplay::Off,
             gradient_checkpointing: false,
+            moments: MomentFormat::F32,
+            activations_on_host: false,
             save_dtype: None,
             merge: true,
             publish_rounded: false,

@@ -22,6 +22,7 @@ mod head;
 mod loading;
 #[cfg(feature = "torch")]
 mod local;
+mod moments;
 #[cfg(feature = "torch")]
 mod optimizer;
 #[cfg(feature = "torch")]
@@ -59,7 +60,7 @@ pub use backend::{
     TrainingBackend,
 };
 pub use checkpoint::{CheckpointMetadata, FileMark};
-pub use choices::{DecayScope, LrScale, NonFinitePolicy, RouterReplay};
+pub use choices::{DecayScope, LrScale, MomentFormat, NonFinitePolicy, RouterReplay};
 pub(crate) use collate::name_of;
 pub use collate::{AtTeacher, TeacherColumn, TrainBatch, TrainSequence, collate, collate_in, collate_part};
 pub use error::TrainError;

@@ -3,11 +3,14 @@
 //! On a CPU an update is the fused loop of [`AdamW::update`] over slices; elsewhere it is
 //! libtorch's fused AdamW. Both apply the settings of each parameter group ([`ParamGroups`]).
 
+use std::ops::Range;
+
 use tch::{Device, Kind, Tensor};
 
 use super::groups::{ParamGroups, Slice};
+use super::moments::{Moment, pieces};
 use super::optimizer_files::OptimizerState;
-use super::{AdamW, norm};
+use super::{AdamW, MomentFormat, norm};
 use crate::model::{Layout, fused, part};
 
 /// Moments of all parameters, and how often they were updated.
@@ -18,23 +21,22 @@ pub(super) struct Optimizer {
     slices: Vec<Slice>,
     /// Updates made.
     pub step: u64,
-    /// `exp_avg`, `exp_avg_sq` and, with amsgrad, `max_exp_avg_sq`; names as in PyTorch.
-    moments: Vec<(&'static str, Tensor)>,
+    format: MomentFormat,
+    /// `exp_avg`, `exp_avg_sq` and, with amsgrad, `max_exp_avg_sq`.
+    moments: Vec<Moment>,
 }
 
 impl Optimizer {
     /// Zero moments. They take no memory before the first update, for backends that only score.
-    pub fn new(config: AdamW, groups: ParamGroups, layout: &Layout, device: Device) -> Self {
+    pub fn new(config: AdamW, groups: ParamGroups, layout: &Layout, format: MomentFormat) -> Self {
         let slices = groups.slices(config.weight_decay, layout);
-        Optimizer::of_slices(config, groups, slices, layout.total(), device)
+        Optimizer::of_slices(config, groups, slices, layout.total(), format)
     }
 
     /// Of some of a model's numbers, `len` in all.
-    pub fn of_slices(config: AdamW, groups: ParamGroups, slices: Vec<Slice>, len: usize, device: Device) -> Self {
-        let names = ["exp_avg", "exp_avg_sq", "max_exp_avg_sq"];
-        let zeros = |name| (name, Tensor::zeros([1], (Kind::Float, device)).expand([len as i64], false));
-        let moments = names.into_iter().take(if config.amsgrad { 3 } else { 2 }).map(zeros).collect();
-        Optimizer { config, groups, slices, step: 0, moments }
+    pub fn of_slices(config: AdamW, groups: ParamGroups, slices: Vec<Slice>, len: usize, format: MomentFormat) -> Self {
+        let names = ["exp_avg", "exp_avg_sq", "max_exp_avg_sq"].into_iter().take(if config.amsgrad { 3 } else { 2 });
+        Optimizer { config, groups, slices, step: 0, format, moments: names.map(|name| Moment::new(name, len)).collect() }
     }
 
     /// Replaces the settings. Moments of amsgrad can't be added.
@@ -47,25 +49,31 @@ impl Optimizer {
     /// consumed.
     pub fn update(&mut self, lr: f64, scale: f64, params: &mut Tensor, grad: Tensor) {
         self.step += 1;
-        self.settle();
-        if params.device() == Device::Cpu {
-            self.update_on_host(lr, scale, params, &grad);
-        } else {
-            self.update_on_device(lr, scale, params, &grad);
+        let apply = if params.device() == Device::Cpu { Optimizer::update_on_host } else { Optimizer::update_on_device };
+        self.update_by(apply, Rates { lr, scale }, params, &grad);
+    }
+
+    /// In pieces, unless the moments are next to the parameters.
+    fn update_by(&mut self, apply: Apply, rates: Rates, params: &Tensor, grad: &Tensor) {
+        let _guard = tch::no_grad_guard();
+        let (device, len) = (params.device(), params.numel());
+        self.moments.iter_mut().for_each(|moment| moment.settle(self.format, device));
+        let whole = std::iter::once(0..len).filter(|_| self.format == MomentFormat::F32);
+        let in_pieces = pieces(len).filter(|_| self.format != MomentFormat::F32);
+        for range in whole.chain(in_pieces) {
+            let mut moments: Vec<Tensor> = self.moments.iter().map(|moment| moment.read(range.clone(), device)).collect();
+            let piece = Piece { params: part(params, range.clone()), grad: part(grad, range.clone()), first: range.start };
+            apply(self, rates, piece, &mut moments);
+            self.moments.iter_mut().zip(moments).for_each(|(moment, numbers)| moment.write(range.clone(), numbers));
         }
     }
 
-    /// Allocates the moments.
-    fn settle(&mut self) {
-        self.moments.iter_mut().for_each(|(_, moment)| *moment = moment.contiguous());
-    }
-
-    fn update_on_host(&mut self, lr: f64, scale: f64, params: &mut Tensor, grad: &Tensor) {
-        let mut moments = self.moments.iter_mut().map(|(_, moment)| slice_mut(moment));
+    fn update_on_host(&self, Rates { lr, scale }: Rates, mut piece: Piece, moments: &mut [Tensor]) {
+        let mut moments = moments.iter_mut().map(slice_mut);
         let moments = [(); 3].map(|()| moments.next().unwrap_or_default());
         let (config, step, slices) = (self.config, self.step, &self.slices);
-        let threads = (tch::get_num_threads().max(1) as usize).min(grad.numel().div_ceil(LEAST));
-        let columns = Columns { first: 0, params: slice_mut(params), grad: slice(grad), moments };
+        let threads = (tch::get_num_threads().max(1) as usize).min(piece.grad.numel().div_ceil(LEAST));
+        let columns = Columns { first: piece.first, params: slice_mut(&mut piece.params), grad: slice(&piece.grad), moments };
         side_by_side(threads, columns, &|mut rest: Columns| {
             for Slice { range, weight_decay, lr_scale } in slices {
                 let ours = range.end.saturating_sub(rest.first);
@@ -80,28 +88,36 @@ impl Optimizer {
     }
 
     /// libtorch's fused AdamW: one pass over each slice, and no temporaries.
-    fn update_on_device(&mut self, lr: f64, scale: f64, params: &mut Tensor, grad: &Tensor) {
-        let _guard = tch::no_grad_guard();
+    fn update_on_device(&self, Rates { lr, scale }: Rates, piece: Piece, moments: &mut [Tensor]) {
+        let Piece { params, grad, first } = piece;
         let options = (Kind::Float, params.device());
         let step = Tensor::full([1], self.step as f64, options);
         // libtorch divides by it.
         let divisor = (scale != 1.0).then(|| Tensor::full([1], scale.recip(), options));
-        let key = |slice: &&Slice| [slice.weight_decay, slice.lr_scale].map(f64::to_bits);
-        let mut slices: Vec<&Slice> = self.slices.iter().collect();
+        let key = |slice: &Slice| [slice.weight_decay, slice.lr_scale].map(f64::to_bits);
+        let within =
+            |range: &Range<usize>| range.start.max(first) - first..range.end.min(first + params.numel()).max(first) - first;
+        let of_piece = |slice: &Slice| Slice { range: within(&slice.range), ..*slice };
+        let mut slices: Vec<Slice> = self.slices.iter().map(of_piece).filter(|slice| !slice.range.is_empty()).collect();
         slices.sort_by_key(key);
         for alike in slices.chunk_by(|a, b| key(a) == key(b)) {
-            let Slice { weight_decay, lr_scale, .. } = *alike[0];
+            let Slice { weight_decay, lr_scale, .. } = alike[0];
             let parts = |of: &Tensor| -> Vec<Tensor> { alike.iter().map(|slice| part(of, slice.range.clone())).collect() };
-            let moments: Vec<Vec<Tensor>> = self.moments.iter().map(|(_, moment)| parts(moment)).collect();
+            let moments: Vec<Vec<Tensor>> = moments.iter().map(parts).collect();
             let AdamW { beta1, beta2, epsilon, .. } = self.config;
             let settings = fused::AdamWSettings { lr: lr * lr_scale, beta1, beta2, weight_decay, epsilon };
-            fused::adamw(&parts(params), &parts(grad), &moments, &step, divisor.as_ref(), settings);
+            fused::adamw(&parts(&params), &parts(&grad), &moments, &step, divisor.as_ref(), settings);
         }
     }
 
-    /// The moments and their names.
-    pub fn moments(&self) -> impl Iterator<Item = (&'static str, &Tensor)> {
-        self.moments.iter().map(|(name, moment)| (*name, moment))
+    /// Names of the moments, and their numbers in f32; one zero, expanded on `device`, before the first update.
+    pub fn moments(&self, device: Device) -> impl Iterator<Item = (&'static str, Tensor)> {
+        self.moments.iter().map(move |moment| (moment.name, moment.all(device)))
+    }
+
+    /// Names of the moments.
+    pub fn names(&self) -> impl Iterator<Item = &'static str> {
+        self.moments.iter().map(|moment| moment.name)
     }
 
     /// The part of a checkpoint that is not tensors.
@@ -109,12 +125,30 @@ impl Optimizer {
         OptimizerState { step: self.step, groups: self.groups }
     }
 
-    /// Continues after `step` updates with these moments.
-    pub fn restore(&mut self, step: u64, moments: Vec<Tensor>) {
+    /// Continues after `step` updates of parameters on `device` with these moments.
+    pub fn restore(&mut self, step: u64, moments: Vec<Tensor>, device: Device) {
+        let _guard = tch::no_grad_guard();
         self.step = step;
-        self.moments.iter_mut().zip(moments).for_each(|((_, own), moment)| *own = moment);
+        self.moments.iter_mut().zip(moments).for_each(|(own, moment)| own.restore(&moment, self.format, device));
     }
 }
+
+/// Rate of an update, and factor of its gradients.
+#[derive(Clone, Copy)]
+struct Rates {
+    lr: f64,
+    scale: f64,
+}
+
+/// Some of the parameters, from number `first`, and their gradients.
+struct Piece {
+    params: Tensor,
+    grad: Tensor,
+    first: usize,
+}
+
+/// Updates a piece and its moments in place.
+type Apply = fn(&Optimizer, Rates, Piece, &mut [Tensor]);
 
 /// Smallest number of elements per additional thread.
 const LEAST: usize = 1 << 20;
@@ -248,18 +282,27 @@ mod tests {
             let [beta1, beta2] = [0, 1].map(|at| golden["betas"][at].as_f64().unwrap());
             let (epsilon, weight_decay, amsgrad) = (of("eps"), of("weight_decay"), case["amsgrad"] == true);
             let config = AdamW { beta1, beta2, epsilon, weight_decay, amsgrad };
-            type Update = fn(&mut Optimizer, f64, f64, &mut Tensor, &Tensor);
-            let ways: [(&str, Update); 2] = [("host", Optimizer::update_on_host), ("device", Optimizer::update_on_device)];
-            for (way, update) in ways {
+            let ways: [(&str, Apply); 2] = [("host", Optimizer::update_on_host), ("device", Optimizer::update_on_device)];
+            for ((way, apply), format) in ways.into_iter().flat_map(|way| MomentFormat::ALL.iter().map(move |of| (way, *of))) {
                 let mut params = Tensor::from_slice(&numbers(&case["params"]));
                 let groups = serde_json::from_value(groups.clone()).unwrap();
-                let mut optimizer = Optimizer::new(config, groups, &layout, Device::Cpu);
-                optimizer.settle();
+                let mut optimizer = Optimizer::new(config, groups, &layout, format);
                 for (at, step) in case["steps"].as_array().unwrap().iter().enumerate() {
+                    let before = params.copy();
                     optimizer.step += 1;
-                    update(&mut optimizer, of("lr"), of("scale"), &mut params, &Tensor::from_slice(&numbers(&step["grad"])));
+                    let rates = Rates { lr: of("lr"), scale: of("scale") };
+                    optimizer.update_by(apply, rates, &params, &Tensor::from_slice(&numbers(&step["grad"])));
                     let expected = Tensor::from_slice(&numbers(&step["params"]));
-                    assert!(params.allclose(&expected, 1e-5, 1e-6, false), "{}, {way}, step {at}", case["name"]);
+                    let what = format!("{}, {way}, {format:?}, step {at}", case["name"]);
+                    if format != MomentFormat::EightBit {
+                        assert!(params.allclose(&expected, 1e-5, 1e-6, false), "{what}");
+                        continue;
+                    }
+                    // Of moments that are rounded, updates are nearly those.
+                    let length = |of: Tensor| of.norm().double_value(&[]);
+                    let gap = length(&params - &expected) / length(&expected - before);
+                    assert!(gap < 0.1 * (at + 1) as f64, "{what}: {gap}");
+                    params.copy_(&expected);
                 }
             }
         }

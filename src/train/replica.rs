@@ -6,7 +6,7 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use tch::{Kind, Tensor};
+use tch::{Device, Kind, Tensor};
 
 use super::head::{OutputHead, Scored, SlopesOf, Temperature, Words};
 use super::shards::Gathered;
@@ -172,11 +172,17 @@ impl Replica {
         let mut packed = Packed::default();
         packed.push([0], None);
         let rows = Tensor::zeros([1], (Kind::Int64, self.compute.device));
-        let Passed { hidden, kept, .. } = self.decoder.hidden_kept(&**gathered, packed, rows, Watch::default())?;
+        let Passed { hidden, kept, .. } =
+            self.decoder.hidden_kept(&**gathered, packed, rows, Watch::default(), self.kept_on())?;
         if backward {
             self.decoder.gradient(&**gathered, kept, &hidden.zeros_like(), None, 0.0)?;
         }
         Ok(())
+    }
+
+    /// Where the inputs of layers that are computed again wait.
+    fn kept_on(&self) -> Device {
+        if self.config.activations_on_host { Device::Cpu } else { self.compute.device }
     }
 
     fn judge(
@@ -317,14 +323,14 @@ impl Replica {
         let [rows, targets] = [rows, targets].map(|numbers| upload(&numbers, self.compute.device));
         let weights = match &self.held {
             Held::Part(gathered) => {
-                let passed = self.decoder.hidden_kept(&**gathered, packed, rows, watch)?;
+                let passed = self.decoder.hidden_kept(&**gathered, packed, rows, watch, self.kept_on())?;
                 return Ok(Forward::recomputed(passed, targets));
             }
             Held::Whole(weights) => weights,
         };
         // A graph would hold all layers' numbers.
         if kept || weights.is_quantised() {
-            let Ok(passed) = self.decoder.hidden_kept(&Whole::reading(weights), packed, rows, watch);
+            let Ok(passed) = self.decoder.hidden_kept(&Whole::reading(weights), packed, rows, watch, self.kept_on());
             return Ok(Forward::recomputed(passed, targets));
         }
         let views = self.decoder.views_of(weights);

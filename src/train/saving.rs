@@ -203,17 +203,18 @@ impl Worker {
             (None, Some(shards)) => shards.own(&self.weights.flat),
             (None, None) => self.weights.flat.detach(),
         });
-        let own = self.optimizer.moments().chain(masters.as_ref().map(|masters| (MASTERS, masters)));
+        let device = self.config.compute.device;
+        let own = self.optimizer.moments(device).chain(masters.map(|masters| (MASTERS, masters)));
         let len = self.weights.trained().0.total();
-        let copied = |(name, own): (&'static str, &Tensor)| match &self.shards {
+        let copied = |(name, own): (&'static str, Tensor)| match &self.shards {
             Some(shards) if !sliced => {
                 let whole = (rank == 0).then(|| Tensor::empty([len as i64], (Kind::Float, Device::Cpu)));
-                shards.gather(&own.contiguous(), whole.as_ref()).map_err(|error| self.explain(error))?;
+                shards.gather(&own.to_device(device).contiguous(), whole.as_ref()).map_err(|error| self.explain(error))?;
                 Ok((name, whole.unwrap_or_default()))
             }
             // Moments before the first update are one zero, which nothing changes in place.
             _ if !own.is_contiguous() => Ok((name, own.to_device(Device::Cpu))),
-            _ => Ok((name, host_copy(own, Kind::Float))),
+            _ => Ok((name, host_copy(&own, Kind::Float))),
         };
         let tensors = own.map(copied).collect::<Result<Vec<_>, TrainError>>()?;
         let held = if sliced { self.held() } else { vec![(0..len, 0)] };

@@ -84,12 +84,12 @@ impl Worker {
         self.accumulated = Accumulated::default();
         let (len, device) = (self.weights.trained().0.total() as i64, self.config.compute.device);
         let Some(team) = &mut self.team else {
-            self.optimizer.restore(step, moments.unwrap_or_default());
+            self.optimizer.restore(step, moments.unwrap_or_default(), device);
             return Ok(());
         };
         let mut given = moments.into_iter().flatten();
         let shards = &self.shards;
-        let taken = (0..self.optimizer.moments().count()).map(|_| match (given.next(), shards) {
+        let taken = (0..self.optimizer.names().count()).map(|_| match (given.next(), shards) {
             (moment, Some(shards)) => shards.sent_by_first(moment.as_ref(), device).map_err(|error| team.explain(error)),
             (moment, None) => {
                 let mut moment = moment.unwrap_or_else(|| Tensor::zeros([len], (Kind::Float, device)));
@@ -97,7 +97,7 @@ impl Worker {
             }
         });
         let taken = taken.collect::<Result<Vec<_>, TrainError>>()?;
-        self.optimizer.restore(step, taken);
+        self.optimizer.restore(step, taken, device);
         Ok(())
     }
 }

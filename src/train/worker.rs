@@ -162,10 +162,10 @@ impl Worker {
         let start = move || use_threads(of_each);
         start();
         let optimizer = match &shards {
-            None => Optimizer::new(config.adamw, groups, &layout, compute.device),
+            None => Optimizer::new(config.adamw, groups, &layout, config.moments),
             Some(shards) => {
                 let slices = shards.slices(&groups.slices(config.adamw.weight_decay, &layout));
-                Optimizer::of_slices(config.adamw, groups, slices, shards.own_len(), compute.device)
+                Optimizer::of_slices(config.adamw, groups, slices, shards.own_len(), config.moments)
             }
         };
         Ok(Worker {

@@ -72,6 +72,29 @@ fn a_second_turn_computes_its_own_tokens_only() {
 }
 
 #[test]
+fn what_prompts_of_one_batch_begin_with_is_computed_once() {
+    for config in families() {
+        // Two system prompts, the second of which begins with four tokens of the first.
+        let systems: [Vec<u32>; 2] = [(4..34).collect(), (4..8).chain(40..60).collect()];
+        let prompts: Vec<Vec<u32>> =
+            (0..7).map(|at| systems[at as usize % 2].iter().copied().chain(said(at)).collect()).collect();
+        let asked = |remembered| {
+            let mut engine = saving(&config, 7, remembered, 0);
+            for (ordinal, prompt) in (0..).zip(&prompts) {
+                engine.submit(Request::new(ordinal, prompt.clone(), 1, Arc::new(params(9)))).unwrap();
+            }
+            run(&mut engine)
+        };
+        let (expected, [whole, none, ..]) = asked(0);
+        let (found, [prefilled, reused, ..]) = asked(3);
+        assert_same("prompts", &by_key(found), &by_key(expected));
+        assert_eq!((none, prefilled + reused), (0, whole));
+        // Three more prompts begin as the first does, and two as the second.
+        assert!((3 * 30 + 2 * 24..3 * 34 + 2 * 28).contains(&reused), "{reused} of {whole} tokens");
+    }
+}
+
+#[test]
 fn v5_keys_of_older_weights_serve_no_new_request() {
     let config = config(Family::Qwen3, None);
     let prompt: Vec<u32> = (4..30).collect();

@@ -7,7 +7,9 @@ use rollflow::algo::{Aggregation, PolicyLoss, Schedule};
 use rollflow::data::{Prompt, Sample, Tokenizer};
 use rollflow::engine::{LocalEngine, OnNewWeights, Request, SamplingParams, TokenEngine};
 use rollflow::model::{Compute, Dtype, ModelConfig, Weights, load_hf};
-use rollflow::train::{LocalBackend, LocalConfig, RouterReplay, TrainBatch, TrainingBackend, collate};
+use rollflow::train::{LocalBackend, LocalConfig, MomentFormat, RouterReplay, TrainBatch, TrainingBackend, collate};
+
+use tch::{Device, Tensor};
 
 use crate::stand_in::counts;
 
@@ -82,6 +84,36 @@ fn a_step_in_bf16_on_a_gpu_is_that_in_f32_on_the_host_within_its_rounding() {
             assert!(worst > 0.0 && worst < 0.3 * far && mean < 0.05 * far, "{name}: {worst}, {mean}");
             assert!(norms < 0.05 * far, "{name}: {} for {}", device.2, host.2);
         }
+    }
+}
+
+/// Moments and layers' inputs come back as they went; 8 bits round moments.
+#[test]
+fn what_waits_on_the_host_changes_no_step_on_a_gpu_and_8_bits_hardly_any() {
+    for (name, model, weights) in golden_on_a_gpu().into_iter().take(2) {
+        let batch = batch(model.vocab_size);
+        let trained = |moments, activations_on_host| {
+            let config = LocalConfig {
+                compute: Compute::cuda(0, Dtype::Bf16),
+                gradient_checkpointing: true,
+                moments,
+                activations_on_host,
+                ..LocalConfig::new(PolicyLoss::default(), Schedule::constant(1e-3))
+            };
+            let backend = LocalBackend::new(config, model.clone(), weights.copy()).unwrap();
+            for _ in 0..3 {
+                backend.forward_backward(batch.clone()).wait().unwrap();
+                backend.optim_step().wait().unwrap();
+            }
+            let current = backend.current().wait().unwrap();
+            current.weights.read().flat.to_device(Device::Cpu)
+        };
+        let plain = trained(MomentFormat::F32, false);
+        assert!(trained(MomentFormat::Host, true) == plain, "{name}");
+        let length = |of: Tensor| of.norm().double_value(&[]);
+        let (gap, moved) =
+            (length(trained(MomentFormat::EightBit, false) - &plain), length(weights.flat.to_device(Device::Cpu) - &plain));
+        assert!(gap < 0.1 * moved, "{name}: moved by {moved}, in 8 bits {gap} away");
     }
 }
 

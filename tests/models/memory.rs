@@ -140,23 +140,25 @@ fn a_trainer_on_a_gpu_takes_what_the_plan_says_within_a_tenth() {
     mixture["model_type"] = "qwen3_moe".into();
     let (over_whole, over_4_bits) = ("[lora]\nrank = 8\n", "[lora]\nrank = 8\nbase = 'nf4'\n");
     let folder = tempfile::tempdir().unwrap();
-    for (config, adapters, checkpointing) in [
-        (&dense, "", false),
-        (&dense, "", true),
-        (&dense, over_whole, false),
-        (&dense, over_whole, true),
-        (&dense, over_4_bits, false),
-        (&dense, over_4_bits, true),
-        (&mixture, "", false),
-        (&mixture, "", true),
-        (&mixture, over_whole, false),
+    for (config, adapters, checkpointing, more) in [
+        (&dense, "", false, ""),
+        (&dense, "", true, ""),
+        (&dense, over_whole, false, ""),
+        (&dense, over_whole, true, ""),
+        (&dense, over_4_bits, false, ""),
+        (&dense, over_4_bits, true, ""),
+        (&mixture, "", false, ""),
+        (&mixture, "", true, ""),
+        (&mixture, over_whole, false, ""),
+        (&dense, "", true, "activations_on_host = true\nmoments = 'host'"),
+        (&dense, "", true, "moments = '8-bit'"),
     ] {
         let lora = !adapters.is_empty();
         std::fs::write(folder.path().join("config.json"), config.to_string()).unwrap();
         let config = ModelConfig::from_json(Path::new("config.json"), config.as_object().unwrap()).unwrap();
         let text = format!(
             "pipeline = 'sft'\n[model]\npath = '{}'\ndevice = 'cuda:{DEVICE}'\ndtype = 'bf16'\n{adapters}[task]\nkind = 'arithmetic'\n\
-             digits = 9\ncount = 1000\n[sft]\nbatch = 32\nmicro_batch_tokens = 1024\ngradient_checkpointing = {checkpointing}",
+             digits = 9\ncount = 1000\n[sft]\nbatch = 32\nmicro_batch_tokens = 1024\ngradient_checkpointing = {checkpointing}\n{more}",
             folder.path().display()
         );
         let plan = parse("memory.toml", &text, &[]).unwrap_or_else(|errors| panic!("{errors}"));
@@ -173,8 +175,11 @@ fn a_trainer_on_a_gpu_takes_what_the_plan_says_within_a_tenth() {
         let sample =
             |n: usize| Sample::supervised(&[1], &(0..32).map(|at| ((n * 37 + at * 11) % 4096) as u32).collect::<Vec<u32>>());
         let batch = Arc::new(collate(&(0..32).map(sample).collect::<Vec<_>>(), Aggregation::TokenMean).unwrap());
+        let of = &plan.sft.as_ref().unwrap().optimization;
         let settings = LocalConfig {
             gradient_checkpointing: checkpointing,
+            activations_on_host: of.activations_on_host,
+            moments: of.moments,
             micro_batch_tokens: 1024,
             compute: Compute::cuda(DEVICE, Dtype::Bf16),
             ..LocalConfig::new(CrossEntropy, Schedule::constant(1e-4))
@@ -188,7 +193,7 @@ fn a_trainer_on_a_gpu_takes_what_the_plan_says_within_a_tenth() {
         backend.forward_backward(batch.clone()).wait().unwrap();
         let most = bytes(DEVICE).unwrap().1 - before;
         planned.iter().for_each(|part| println!("  {} {:.1} MiB: {}", part.what, part.bytes as f64 / 1048576.0, part.why));
-        let what = format!("experts {}, {adapters:?}, checkpointing {checkpointing}", config.experts.is_some());
+        let what = format!("experts {}, {adapters:?}, checkpointing {checkpointing}, {more:?}", config.experts.is_some());
         assert_predicted(&what, (expected, most), 0.9..1.1);
     }
 }

@@ -129,7 +129,7 @@ const READ: &[(&str, &str, &str)] = &[
 
 /// What else may stand in a recipe, so that keys which mean something only beside it find it there. A context is tried for keys of the sections that
 /// it names.
-const CONTEXTS: [&[&str]; 42] = [
+const CONTEXTS: [&[&str]; 46] = [
     &["lora={}", "trainer={backend='tinker',url='http://a:1'}"],
     &["lora={}", "trainer={backend='tinker',url='http://a:1'}", "teacher={kind='server',url='http://a:1'}"],
     &["ranks.shard='optimizer'"],
@@ -144,6 +144,10 @@ const CONTEXTS: [&[&str]; 42] = [
     &["lora={}", "train={}"],
     &["lora={}", "sft={}"],
     &["lora={}", "reward_model={}"],
+    &["train={gradient_checkpointing=true}", "model={kind='tiny',device='cuda'}"],
+    &["sft={gradient_checkpointing=true}", "model={kind='tiny',device='cuda'}"],
+    &["reward_model={gradient_checkpointing=true}", "model={kind='tiny',device='cuda'}"],
+    &["critic={gradient_checkpointing=true}", "model={kind='tiny',device='cuda'}"],
     &["eval={}", "generate={}"],
     &["eval={task={kind='arithmetic'}}", "reward={kind='exact'}", "lora={}"],
     &["sft={data='b.jsonl',max_length=64}", "mix={}"],

@@ -9,7 +9,7 @@ use rollflow::algo::{Aggregation, CrossEntropy, OffPolicy};
 use rollflow::model::{Dtype, Lora, ModelConfig, Weights, load_hf};
 use rollflow::prelude::*;
 use rollflow::ranks::Shard;
-use rollflow::train::{SaveCheckpoint, TrainError, TrainFuture, TrainingBackend, checkpoint, collate, promise};
+use rollflow::train::{MomentFormat, SaveCheckpoint, TrainError, TrainFuture, TrainingBackend, checkpoint, collate, promise};
 
 use crate::rank_threads::{led, led_copies};
 use crate::ranks::{config, distance, rollouts};
@@ -109,6 +109,45 @@ fn c1_a_checkpoint_of_four_ranks_resumes_on_any_number_of_them_to_the_bit() {
             current(&backend)
         });
         assert!(found == later, "{}: three steps later", shard.word());
+    }
+}
+
+fn in_8_bits() -> LocalConfig {
+    LocalConfig { moments: MomentFormat::EightBit, ..plain() }
+}
+
+fn on_the_host() -> LocalConfig {
+    LocalConfig { moments: MomentFormat::Host, ..plain() }
+}
+
+#[test]
+fn c1_moments_in_8_bits_and_on_the_host_resume_to_the_bit_and_train_as_those_in_f32() {
+    let trained = |config: fn() -> LocalConfig, size, shard| {
+        let folder = tempfile::tempdir().unwrap();
+        let ((saved, later), ended) = led(size, shard, config, |config| {
+            let backend = backend(config, 5);
+            (0..3).for_each(|at| step(&backend, at));
+            let saved = save(&backend, folder.path(), 3);
+            (3..6).for_each(|at| step(&backend, at));
+            (saved, current(&backend))
+        });
+        assert!(ended.iter().all(Result::is_ok), "{ended:?}");
+        let (resumed, _) = led(size, shard, config, |config| {
+            let backend = backend(config, 9);
+            backend.load_checkpoint(&saved).wait().unwrap();
+            (3..6).for_each(|at| step(&backend, at));
+            current(&backend)
+        });
+        assert!(resumed == later, "{size} ranks, {}", shard.word());
+        later
+    };
+    for (size, shard) in [(1, Shard::Nothing), (2, Shard::Optimizer), (2, Shard::Parameters)] {
+        let plain = trained(plain, size, shard);
+        assert!(trained(on_the_host, size, shard) == plain, "{size} ranks: on the host");
+        let length = |other: Vec<f32>| plain.iter().zip(other).map(|(a, b)| f64::from(a - b).powi(2)).sum::<f64>().sqrt();
+        let (moved, gap) = (length(current(&backend(in_8_bits(), 5))), length(trained(in_8_bits, size, shard)));
+        println!("{size} ranks: moved by {moved}, in 8 bits {gap} away");
+        assert!(0.0 < gap && gap < 0.1 * moved, "{size} ranks: moved by {moved}, in 8 bits {gap} away");
     }
 }
 

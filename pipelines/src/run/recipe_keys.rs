@@ -61,8 +61,17 @@ const MAY_CHANGE: &[&str] = &[
 /// Sections that train a model, and their keys that may change: length, learning rate, what computes
 /// and how much at a time.
 const TRAINING: [&str; 4] = ["train", "sft", "reward_model", "critic"];
-const OF_TRAINING: [&str; 7] =
-    ["steps", "lr", "schedule", "threads", "replica_devices", "micro_batch_tokens", "gradient_checkpointing"];
+const OF_TRAINING: [&str; 9] = [
+    "steps",
+    "lr",
+    "schedule",
+    "threads",
+    "replica_devices",
+    "micro_batch_tokens",
+    "gradient_checkpointing",
+    "activations_on_host",
+    "moments",
+];
 
 /// Returns every key of a recipe, dotted and by its current name, with its value as TOML.
 pub fn flat(text: &str) -> Result<BTreeMap<String, String>> {

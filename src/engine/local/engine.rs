@@ -278,7 +278,7 @@ impl LocalEngine {
                 return Err(EngineError::NonFinite { ordinal, index, position: sequence.answer.tokens.len(), version });
             };
             let finish = sequence.take(token, log_prob, &self.tokenizer)?;
-            if finish.is_some() {
+            if finish.is_some() && sequence.request.routes {
                 let computed = sequence.computed();
                 sequence.answer.routes = self.cache.routes_of(slot, computed);
             }

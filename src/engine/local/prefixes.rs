@@ -6,7 +6,7 @@ use std::rc::Rc;
 use tch::Tensor;
 
 /// Tokens that two sequences must share before the beginning of one serves the other.
-const FEWEST_SHARED: usize = 8;
+pub(super) const FEWEST_SHARED: usize = 8;
 
 /// Remembered sequences under weights `W`, the least recently used first.
 pub(super) struct Prefixes<W> {
@@ -39,6 +39,12 @@ pub(super) fn shared(a: &[u32], b: &[u32]) -> usize {
     a.iter().zip(b).take_while(|(a, b)| a == b).count()
 }
 
+/// Number of tokens of a sequence that another's keys and values serve. The last is computed again, for the
+/// logits after it.
+pub(super) fn usable(known: &[u32], tokens: &[u32]) -> usize {
+    shared(known, tokens).min(tokens.len().saturating_sub(1))
+}
+
 impl<W> Prefixes<W> {
     /// Room for `most` sequences, in slots from `first` on. `divides`: whether a beginning can be used
     /// without the rest.
@@ -64,9 +70,8 @@ impl<W> Prefixes<W> {
             let shared = shared(&known.tokens, tokens);
             (shared, shared == known.tokens.len() && shared == tokens.len() && known.logits.is_some(), at)
         });
-        let (shared, is_whole, at) = by_length.max()?;
-        // The last token is computed again, for the logits after it.
-        let usable = shared.min(tokens.len().saturating_sub(1));
+        let (_, is_whole, at) = by_length.max()?;
+        let usable = usable(&self.all[at].tokens, tokens);
         if !is_whole && (!self.divides || usable < FEWEST_SHARED) {
             return None;
         }

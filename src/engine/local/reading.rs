@@ -7,7 +7,7 @@ use std::rc::Rc;
 use tch::Tensor;
 
 use super::LocalEngine;
-use super::prefixes::Found;
+use super::prefixes::{FEWEST_SHARED, Found, usable};
 use super::sequence::ServedWeights;
 use crate::data::packing::cut_rectangles;
 use crate::engine::EngineError;
@@ -17,11 +17,30 @@ use crate::model::{PREFILL_CELLS, Packed, Suffix, upload};
 /// Tokens to compute before a sample's next token is drawn.
 struct NewTokens<'a> {
     tokens: Cow<'a, [u32]>,
-    /// So many of them are in the first of the slots already.
+    /// So many of them are in the first of the slots already, or in that of another, which is computed first.
     known: usize,
+    first: Option<usize>,
     slots: Vec<usize>,
     /// Whether others may ask for the same.
     is_prompt: bool,
+}
+
+/// Lets sequences of which nothing is known begin as another of them does, so that a system prompt of all is
+/// computed once.
+fn share_beginnings(new: &mut [NewTokens]) {
+    let mut rows: Vec<usize> = (0..new.len()).filter(|row| new[*row].known == 0).collect();
+    rows.sort_by(|a, b| new[*a].tokens.cmp(&new[*b].tokens));
+    let mut first = None;
+    for (at, &row) in rows.iter().enumerate() {
+        let shared = |other: Option<usize>| other.map_or(0, |other| usable(&new[other].tokens, &new[row].tokens));
+        let (known, with_next) = (shared(first), shared(rows.get(at + 1).copied()));
+        // One that shares far more with those after it is computed for them.
+        if known < FEWEST_SHARED || with_next >= 2 * known {
+            first = Some(row);
+        } else {
+            (new[row].known, new[row].first) = (known, first);
+        }
+    }
 }
 
 impl LocalEngine {
@@ -61,13 +80,16 @@ impl LocalEngine {
                 };
                 // A continuation or a later turn comes once.
                 let is_prompt = matches!(tokens, Cow::Borrowed(_)) && group.request.request.offset == 0;
-                new.push(NewTokens { tokens, known, slots: Vec::new(), is_prompt });
+                new.push(NewTokens { tokens, known, first: None, slots: Vec::new(), is_prompt });
             }
             new[row].slots.extend(slots);
             new_rows.push((admitted.len() - groups.len() + at, row));
         }
         let first = logits.len() as i64;
         new_rows.into_iter().for_each(|(at, row)| rows.insert(at, first + row as i64));
+        if self.prefixes.keeps_ended() {
+            share_beginnings(&mut new);
+        }
         if !new.is_empty() {
             let prompts: Vec<usize> = (0..new.len()).filter(|row| new[*row].is_prompt).collect();
             let kept = self.prefixes.free(prompts.len());
@@ -129,6 +151,9 @@ impl LocalEngine {
             let tokens: Vec<&[u32]> = whole.iter().map(|row| &*new[*row].tokens).collect();
             let slots: Vec<Vec<usize>> = whole.iter().map(|row| new[*row].slots.clone()).collect();
             logits.push(self.read(weights, &tokens, &slots));
+        }
+        for of in begun.iter().map(|row| &new[*row]) {
+            of.first.iter().for_each(|first| self.cache.copy_slot(new[*first].slots[0], &of.slots[..1], of.known));
         }
         let rests: Vec<usize> = begun.iter().map(|row| new[*row].tokens.len() - new[*row].known).collect();
         for part in cut_rectangles(&rests, PREFILL_CELLS) {

@@ -276,7 +276,7 @@ impl Fleet {
             cache_key: self.config.cache_by_version.then(|| format!("v{floor}")),
             adapter: adapter.as_ref().map(|adapter| adapter.label()),
             together: together as u32,
-            routes: self.config.routes,
+            routes: self.config.routes.filter(|_| request.routes),
         };
         self.load.prefill += attempt.tokens.len();
         let task = tasks.spawn(attempt::run(engine, place, attempt, self.config.clone(), self.to.clone()));

@@ -3,11 +3,14 @@
 use super::Note;
 use crate::engine::settings::Launch;
 use crate::ranks::Shard;
+use crate::recipe::lora::BaseFormat;
+use crate::recipe::model::DeviceName;
 use crate::recipe::plan::{Pipeline, Plan};
 use crate::recipe::reward::RewardRule;
 use crate::recipe::task::{OverlongPolicy, Sft, Task, TaskData};
 use crate::settings::section::{Section, join};
 use crate::stages::reward::{MAX_POISONED, OnFailure, RETRIES};
+use crate::train::MomentFormat;
 
 /// Keys of local engines.
 const OF_ENGINES: &str = "max_num_seqs on_new_weights mask_older_versions workers threads prefix_cache draft_tokens devices";
@@ -72,6 +75,23 @@ pub(super) fn unused(plan: &Plan, note: Note) {
         let dpo = plan.pipeline == Pipeline::Dpo;
         let keys = if dpo { "probe router_replay gap_warn gap_halt" } else { "probe router_replay" };
         unused("train", changed(&plan.train), &among(keys), "pipeline", why);
+    }
+    for (section, of) in plan.optimizations() {
+        let on_host = plan.model.device == DeviceName::Cpu;
+        let again = of.gradient_checkpointing || plan.lora.as_ref().is_some_and(|lora| lora.base == BaseFormat::Nf4);
+        let (moments, inputs) = (of.moments == MomentFormat::Host, of.activations_on_host);
+        let computed = "the trainer computes in the host's memory";
+        let kept = "without gradient_checkpointing all that layers compute is kept where it is computed";
+        for (key, set, from, why) in [
+            ("moments", moments && on_host, &["model.device"][..], computed),
+            ("activations_on_host", inputs && on_host, &["model.device"], computed),
+            ("activations_on_host", inputs && !on_host && !again, &[], kept),
+        ] {
+            let key = join(section, key);
+            if set {
+                note(&key, from, format!("`{key}` has no effect: {why}"), "leave it out");
+            }
+        }
     }
     for (key, _, from, why) in singles(plan).into_iter().filter(|(_, set, ..)| *set) {
         note(key, &[from], format!("`{key}` has no effect: {why}"), "leave it out");

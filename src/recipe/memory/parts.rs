@@ -3,6 +3,7 @@
 use std::collections::BTreeSet;
 use std::path::Path;
 
+use super::per_token::{per_token_for_experts, per_token_of_layer};
 use super::shape::{adapters, config_of, in_4_bits, shape};
 use super::{MemoryPart, count, optimization};
 use crate::model::{
@@ -15,6 +16,7 @@ use crate::recipe::plan::{Pipeline, Plan};
 use crate::recipe::reference_policy::ReferencePolicy;
 use crate::recipe::task::TaskData;
 use crate::recipe::train::Optimization;
+use crate::train::MomentFormat;
 use crate::util::cores::cores;
 
 /// Code of the program and of libtorch, threads and allocators.
@@ -73,6 +75,8 @@ struct Passes {
     several: bool,
     /// Memory of all parallel micro-batches between forward and backward pass.
     bytes: u64,
+    /// What waits in the host's memory in between.
+    moved: u64,
     /// What a backward pass takes in addition, once the logits are freed.
     later: u64,
     why: String,
@@ -229,7 +233,14 @@ impl Parts<'_> {
         };
         let what = if work.adapters.is_some() { "adapters: " } else { "" };
         self.add(weights, (4 + copy) * parameters + computed, format!("the trainer's {what}{} in f32{also}", count(parameters)));
-        self.add(optimizer, 8 * parameters, "two moments in f32".to_owned());
+        match of.moments {
+            MomentFormat::F32 => self.add(optimizer, 8 * parameters, "two moments in f32".to_owned()),
+            MomentFormat::EightBit => {
+                let why = "two moments in 8 bits, and two scales for 256 numbers".to_owned();
+                self.add(optimizer, 2 * parameters + parameters / 32, why);
+            }
+            MomentFormat::Host => self.on_host(optimizer, 8 * parameters, "two moments in f32".to_owned()),
+        }
         self.checkpoint(parameters, work.adapters.is_some());
         self.pass([gradients, activations, logits], parameters, work);
         for device in &of.replica_devices {
@@ -240,6 +251,13 @@ impl Parts<'_> {
             self.pass([gradients, activations, logits], parameters, work);
         }
         self.at = first;
+    }
+
+    /// Adds a part in the host's memory.
+    fn on_host(&mut self, what: &'static str, bytes: u64, why: String) {
+        let device = std::mem::replace(&mut self.at, DeviceName::Cpu);
+        self.add(what, bytes, why);
+        self.at = device;
     }
 
     /// The copy of a trainer's state that is written while the next step trains, in host memory. Next
@@ -263,13 +281,16 @@ impl Parts<'_> {
     /// Memory of forward and backward passes on a device.
     fn pass(&mut self, [gradients, activations, logits]: [&'static str; 3], parameters: u64, work: &Work) {
         let (model, of, bytes) = (work.model, work.of, self.bytes());
-        let Passes { at_once, tokens, several, bytes: held, later, why: of_passes } = self.passes(work);
+        let Passes { at_once, tokens, several, bytes: held, moved, later, why: of_passes } = self.passes(work);
         // Pieces and their concatenation, unless they are written into place.
         let pass = if self.checkpoints(of) { 4 } else { 2 * bytes + if bytes == 4 { 0 } else { 4 } };
         let (sum, of_pass) = (if several { 4 } else { 0 }, at_once * pass * parameters);
         let why = format!("{at_once} at a time, {pass} bytes a parameter, and their sum");
         self.add(gradients, of_pass + sum * parameters, why);
         self.add(activations, held, of_passes);
+        if moved > 0 {
+            self.on_host(activations, moved, "layers' inputs that wait for the backward pass".to_owned());
+        }
         if !model.scores {
             let device = if self.at == DeviceName::Cpu { tch::Device::Cpu } else { tch::Device::Cuda(0) };
             let rows = tokens.min((logits_chunk(device) / model.vocab_size).max(1) as u64);
@@ -324,9 +345,11 @@ impl Parts<'_> {
         let layer = (per_token_of_layer(model, fused, kernels) - fixed) * bytes;
         let (layers, stream) = (model.layers() as u64, model.hidden_size as u64 * bytes);
         // The last layer computed is the first differentiated: two layers are in memory, on a GPU after the logits.
+        let moves = self.checkpoints(of) && of.activations_on_host && !on_host;
+        let inputs = if moves { 0 } else { layers * stream };
         let (held, later, why) = match (self.checkpoints(of), kernels) {
-            (true, true) => (layers * stream, 2 * layer, "layers' inputs"),
-            (true, false) => (layers * stream + 2 * layer, 0, "layers' inputs, and one layer"),
+            (true, true) => (inputs, 2 * layer, "layers' inputs"),
+            (true, false) => (inputs + 2 * layer, 0, "layers' inputs, and one layer"),
             (false, true) => (layers * layer, layer, "every layer's"),
             (false, false) => ((layers + 2) * layer, 0, "every layer's"),
         };
@@ -334,8 +357,8 @@ impl Parts<'_> {
         let rotated = if on_host || kernels { 0 } else { 4 * 3 * ((model.heads + model.kv_heads) * model.head_dim) as u64 };
         let held = held + rotated;
         let why = format!("{at_once} × {tokens} tokens × {:.1} KiB: {why}", held as f64 / 1024.0);
-        let (bytes, later) = (at_once * tokens * held, at_once * tokens * later);
-        Passes { at_once, tokens, several: pieces > 1 || batch_tokens > most, bytes, later, why }
+        let [bytes, later, moved] = [held, later, layers * stream - inputs].map(|of| at_once * tokens * of);
+        Passes { at_once, tokens, several: pieces > 1 || batch_tokens > most, bytes, moved, later, why }
     }
 
     /// Bytes of a published weight, and its format.
@@ -434,41 +457,6 @@ impl Work<'_> {
         // The first group may have begun in the micro-batch before.
         ((tokens * together).div_ceil(apart) + prompt).min(tokens)
     }
-}
-
-/// Numbers per token that autograd keeps of one layer for its operations.
-fn per_token_of_layer(model: &ModelConfig, fused: bool, kernels: bool) -> u64 {
-    let (hidden, inner) = (model.hidden_size as u64, model.active_width() as u64);
-    let (q, k) = ((model.heads * model.head_dim) as u64, (model.kv_heads * model.head_dim) as u64);
-    // Norms and projections keep their input, attention its input and output, the gate both halves
-    // and its product.
-    let plain = 4 * hidden + (q + 2 * k) + q + 3 * inner;
-    let normed = model.qk_norm_sizes().map_or(0, |_| 2 * q + 3 * k);
-    // Rotated queries and keys, keys and values per query head, the output again, and the gate's
-    // result.
-    let apart = match (fused, kernels) {
-        (true, _) => 0,
-        // Rotated queries and keys.
-        (_, true) => q + k,
-        _ => (q + k) + 2 * q + q + 2 * inner,
-    };
-    // Rows that are sent to experts and come back, and what the routers compute in f32.
-    let routed = model.experts.as_ref().map_or(0, |of| 2 * (of.per_token as u64 + 1) * hidden + 4 * of.count as u64);
-    let attention = plain + normed + apart + routed;
-    // Projections, the convolution's output, queries, keys and values per value head, and the pairs of tokens of
-    // a chunk, in f32 counted once.
-    let net = model.delta.as_ref().map_or(0, |of| {
-        let (keys, values) = (of.value_heads * of.key_dim, of.value_heads * of.value_dim);
-        let mixed = 2 * of.key_heads * of.key_dim + values;
-        4 * hidden + 3 * inner + (3 * mixed + 6 * keys + 8 * values + 256 * of.value_heads) as u64
-    });
-    attention.max(net)
-}
-
-/// Those of [`per_token_of_layer`] that are kept for the gradients of experts and routers, which adapters leave alone.
-fn per_token_for_experts(model: &ModelConfig) -> u64 {
-    let hidden = model.hidden_size as u64;
-    model.experts.as_ref().map_or(0, |of| of.per_token as u64 * (hidden + of.width as u64) + 2 * hidden)
 }
 
 fn parameters(model: &ModelConfig) -> u64 {

@@ -143,7 +143,8 @@ impl Tinker {
         let params = self.params(&request, prompt.len())?;
         let samples = u32::try_from(request.num_samples).map_err(|_| Refusal::bad("num_samples is too large"))?;
         let seed = request.sampling_params.seed;
-        let ask = Ask { rid: None, prompts: vec![prompt.clone()], samples, params, seed, adapter: adapter.clone() };
+        let ask =
+            Ask { rid: None, prompts: vec![prompt.clone()], samples, params, seed, adapter: adapter.clone(), routes: false };
         let active = Active::new(&self.loaded, adapter.as_ref());
         // Before it counts as active it may have been unloaded.
         if let Some(name) = &adapter {
