@@ -16,22 +16,24 @@ pub(super) const CONFIG: &str = "adapter_config.json";
 const WEIGHTS: &str = "adapter_model.safetensors";
 
 /// PEFT keys that change the computation in unsupported ways. Only neutral values are accepted.
-const NEUTRAL: [&str; 14] = [
+const NEUTRAL: [&str; 11] = [
     "use_dora",
     "use_rslora",
     "use_qalora",
     "fan_in_fan_out",
     "layers_to_transform",
     "layers_pattern",
-    "rank_pattern",
-    "alpha_pattern",
     "exclude_modules",
-    "target_parameters",
     "trainable_token_indices",
     "layer_replication",
     "lora_bias",
     "alora_invocation_tokens",
 ];
+
+/// The matrices of experts in transformers, whose adapters PEFT makes for parameters.
+const EXPERT_PARAMETERS: [&str; 2] = ["gate_up_proj", "down_proj"];
+/// PEFT's pattern of the first.
+const GATE_UP: &str = r".*\.gate_up_proj";
 
 /// Modules that PEFT trains in full for a sequence classifier: possible names of its head.
 const SCORE_HEADS: [&str; 2] = ["classifier", "score"];
@@ -42,14 +44,22 @@ pub fn save_adapter(dir: &Path, adapter: &Adapter) -> Result<(), ModelError> {
     atomic_file::create_folder(dir).map_err(ModelError::io(dir))?;
     let lora = &adapter.lora;
     let (task, whole) = if adapter.layout.score_head().is_some() { ("SEQ_CLS", Some(SCORE_HEADS)) } else { ("CAUSAL_LM", None) };
+    let modules: Vec<&str> = lora.targets().iter().copied().filter(|name| *name != Lora::EXPERTS).collect();
+    let parameters = lora.adapts_experts().then_some(EXPERT_PARAMETERS);
+    // As PEFT writes them: of the same scale.
+    let pattern = |value: Value| if parameters.is_some() { json!({ GATE_UP: value }) } else { json!({}) };
+    let alpha_of_gate_up = lora.alpha * lora.gate_up_rank() as f64 / lora.rank as f64;
     let config = json!({
         "peft_type": "LORA",
+        "target_parameters": parameters,
+        "rank_pattern": pattern(lora.gate_up_rank().into()),
+        "alpha_pattern": pattern(alpha_of_gate_up.into()),
         "task_type": task,
         "base_model_name_or_path": lora.base,
         "r": lora.rank,
         "lora_alpha": lora.alpha,
         "lora_dropout": 0.0,
-        "target_modules": lora.targets(),
+        "target_modules": modules,
         "bias": "none",
         "fan_in_fan_out": false,
         "modules_to_save": whole,
@@ -127,6 +137,33 @@ pub(super) fn load_with_base(dir: &Path, dtype: Dtype) -> Result<(ModelConfig, W
     Ok((config, weights.under(adapter)))
 }
 
+/// Whether `target_parameters` are the matrices of experts; there are none of others.
+fn adapts_experts(keys: &Keys, parameters: Option<&Value>) -> Result<bool, ModelError> {
+    let names: Vec<&str> = match parameters {
+        None | Some(Value::Null) => return Ok(false),
+        Some(Value::Array(names)) => names.iter().map(|name| name.as_str().unwrap_or_default()).collect(),
+        Some(_) => Vec::new(),
+    };
+    let has = |name: &str| names.iter().any(|found| found.strip_prefix("mlp.experts.").unwrap_or(found) == name);
+    match names.len() {
+        0 => Ok(false),
+        2 if EXPERT_PARAMETERS.into_iter().all(has) => Ok(true),
+        _ => {
+            Err(keys.unsupported("target_parameters", "none, or gate_up_proj and down_proj of experts; routers have no adapters"))
+        }
+    }
+}
+
+/// A pattern's number for gate and up of experts, which no other pattern may be with.
+fn of_gate_up(keys: &Keys, given: Option<&Value>, key: &'static str, is_known: bool) -> Result<Option<f64>, ModelError> {
+    match given {
+        None | Some(Value::Null) => Ok(None),
+        Some(Value::Object(map)) if map.is_empty() => Ok(None),
+        Some(Value::Object(map)) if is_known && map.len() == 1 && map.contains_key(GATE_UP) => Ok(map[GATE_UP].as_f64()),
+        Some(_) => Err(keys.unsupported(key, "empty, or for the experts' gate_up_proj alone")),
+    }
+}
+
 /// Settings of adapters, and whether a score head is trained alongside them.
 fn read_config(path: &Path) -> Result<(Lora, bool), ModelError> {
     let map = read_object(path)?;
@@ -157,10 +194,12 @@ fn read_config(path: &Path) -> Result<(Lora, bool), ModelError> {
             keys.unsupported("modules_to_save", "null or empty, and [\"classifier\", \"score\"] with \"task_type\": \"SEQ_CLS\"")
         );
     }
-    let targets = match &map.get("target_modules") {
+    let mut targets = match &map.get("target_modules") {
         Some(Value::String(all)) => vec![all.clone()],
         _ => keys.required("target_modules", "a list of projections, or \"all-linear\"")?,
     };
+    let adapts_experts = adapts_experts(&keys, map.get("target_parameters"))?;
+    targets.extend(adapts_experts.then(|| Lora::EXPERTS.to_owned()));
     let (rank, alpha) = (keys.required("r", "a positive integer")?, keys.required("lora_alpha", "a number")?);
     let mut lora = Lora::new(rank, alpha, &targets).map_err(|_| {
         keys.unsupported(
@@ -168,6 +207,13 @@ fn read_config(path: &Path) -> Result<(Lora, bool), ModelError> {
             "q_proj, k_proj, v_proj, o_proj, gate_proj, up_proj, down_proj, qkv_proj, gate_up_proj",
         )
     })?;
+    let [gate_up_rank, gate_up_alpha] = [("rank_pattern", lora.rank as f64), ("alpha_pattern", lora.alpha)]
+        .map(|(key, plain)| of_gate_up(&keys, map.get(key), key, adapts_experts).map(|given| given.unwrap_or(plain)));
+    let gate_up_rank = gate_up_rank? as usize;
+    if gate_up_rank == 0 || (gate_up_alpha? / gate_up_rank as f64 - lora.alpha / lora.rank as f64).abs() > 1e-9 {
+        return Err(keys.unsupported("alpha_pattern", "the scale alpha / rank of all"));
+    }
+    lora = lora.with_gate_up_rank(gate_up_rank);
     lora.base = keys.optional("base_model_name_or_path", "a string")?;
     Ok((lora, scores))
 }

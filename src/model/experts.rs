@@ -4,6 +4,7 @@
 use tch::{Kind, Tensor};
 
 use super::fused::{self, gpu};
+use super::lora::ExpertRank;
 use super::routing::Recorded;
 
 /// Feed-forward layers of a sparse layer, and how tokens reach them.
@@ -41,13 +42,16 @@ pub(super) struct Sparse {
     pub gate_up: Tensor,
     /// `[experts, hidden, width]`.
     pub down: Tensor,
+    /// Adapters of gate and up, and of down.
+    pub low_ranks: Option<[ExpertRank; 2]>,
 }
 
 impl Sparse {
     /// The units of `Layout::new`.
     pub fn take(of: &Experts, hidden: usize, next: &mut impl FnMut() -> Tensor) -> Self {
         let [count, width, hidden] = [of.count, of.width, hidden].map(|size| size as i64);
-        Sparse { router: next(), gate_up: next().view([count, 2 * width, hidden]), down: next().view([count, hidden, width]) }
+        let (router, gate_up) = (next(), next().view([count, 2 * width, hidden]));
+        Sparse { router, gate_up, down: next().view([count, hidden, width]), low_ranks: None }
     }
 
     /// Computes tokens `[N, hidden]`, each by its experts. Tokens of an expert are one product. Routing is in
@@ -87,13 +91,20 @@ impl Sparse {
 
     /// Returns true if the products of all experts are one, which does not depend on the host.
     pub fn is_grouped(&self) -> bool {
-        gpu::multiplies_groups(&self.gate_up) && gpu::multiplies_groups(&self.down)
+        let ranks = self.low_ranks.iter().flatten().flat_map(|of| [&of.down, &of.up]);
+        [&self.gate_up, &self.down].into_iter().chain(ranks).all(gpu::multiplies_groups)
     }
 
     /// Tokens ordered by expert, and where each expert's end, `[experts]`.
     fn by_group(&self, sent: &Tensor, ends: &Tensor) -> Tensor {
-        let inner = fused::swiglu(&gpu::multiply_groups(sent, &self.gate_up, ends));
-        gpu::multiply_groups(&inner, &self.down, ends)
+        let product = |x: &Tensor, weight: &Tensor, at: usize| {
+            let plain = gpu::multiply_groups(x, weight, ends);
+            match &self.low_ranks {
+                None => plain,
+                Some(of) => plain + gpu::multiply_groups(&gpu::multiply_groups(x, &of[at].down, ends), &of[at].up, ends),
+            }
+        };
+        product(&fused::swiglu(&product(sent, &self.gate_up, 0)), &self.down, 1)
     }
 
     /// [`Sparse::by_group`], a product an expert.
@@ -102,11 +113,19 @@ impl Sparse {
         let tokens: Vec<i64> = ends.iter().scan(0, |begin, end| Some(end - std::mem::replace(begin, *end))).collect();
         let sent = sent.split_with_sizes(&tokens, 0);
         // One gradient for all experts' matrices: a slice of each would have one of full size.
-        let (gate_up, down) = (self.gate_up.unbind(0), self.down.unbind(0));
-        let computed = |at: usize| {
-            let inner = fused::swiglu(&sent[at].linear(&gate_up[at], None::<&Tensor>));
-            inner.linear(&down[at], None::<&Tensor>)
+        let matrices = [&self.gate_up, &self.down].map(|of| of.unbind(0));
+        let low_ranks = self.low_ranks.as_ref().map(|of| of.each_ref().map(|of| [of.down.unbind(0), of.up.unbind(0)]));
+        let product = |x: &Tensor, of: usize, expert: usize| {
+            let plain = x.linear(&matrices[of][expert], None::<&Tensor>);
+            match &low_ranks {
+                None => plain,
+                Some(ranks) => {
+                    let [down, up] = &ranks[of];
+                    plain.addmm(&x.linear(&down[expert], None::<&Tensor>), &up[expert].tr())
+                }
+            }
         };
+        let computed = |at: usize| product(&fused::swiglu(&product(&sent[at], 0, at)), 1, at);
         let computed: Vec<Tensor> = (0..tokens.len()).filter(|at| tokens[*at] > 0).map(computed).collect();
         Tensor::cat(&computed, 0)
     }
@@ -172,7 +191,7 @@ mod tests {
             let leaves = [leaf(&[tokens, 7]), leaf(&[experts, 7]), leaf(&[experts, 2 * width, 7]), leaf(&[experts, 7, width])];
             let sparse = |leaves: &[Tensor], kind: Kind| {
                 let [router, gate_up, down] = [1, 2, 3].map(|at: usize| leaves[at].to_kind(kind));
-                Sparse { router, gate_up, down }
+                Sparse { router, gate_up, down, low_ranks: None }
             };
             let recorded = follow.map(|follow| Recorded { experts: recorded(tokens, &of), follow });
             let (found, recorded) = (sparse(&leaves, Kind::Float), recorded.as_ref());

@@ -18,7 +18,7 @@ use tch::{Device, Kind, Tensor};
 use super::layout::{Group, SCORE_HEAD, groups, part};
 use super::views::split;
 use super::weights::uniform;
-use super::{Compute, Entry, Layout, ModelConfig, ModelError, Weights};
+use super::{Compute, Entry, Experts, Layout, ModelConfig, ModelError, Weights};
 
 /// PEFT's prefix of tensor names.
 const PREFIX: &str = "base_model.model";
@@ -30,8 +30,10 @@ pub struct Lora {
     pub rank: usize,
     /// `B·A` is multiplied by `alpha / rank`.
     pub alpha: f64,
-    /// Subset of [`Lora::PROJECTIONS`], [`Lora::JOINT`] and [`Lora::DELTA`], in that order.
+    /// Subset of [`Lora::PROJECTIONS`], [`Lora::JOINT`], [`Lora::DELTA`] and [`Lora::EXPERTS`], in that order.
     targets: Vec<&'static str>,
+    /// Rank of the joint gate and up projection of each expert.
+    gate_up_rank: usize,
     /// Folder of the base model, written into a folder of adapters.
     pub base: Option<PathBuf>,
 }
@@ -44,7 +46,9 @@ impl Lora {
     pub const JOINT: [&str; 2] = ["qkv_proj", "gate_up_proj"];
     /// Names of projections of gated delta nets (Qwen3.5).
     pub const DELTA: [&str; 5] = ["in_proj_qkv", "in_proj_z", "in_proj_b", "in_proj_a", "out_proj"];
-    /// All that a model has.
+    /// The projections of all experts of a mixture, each with adapters of its own.
+    pub const EXPERTS: &str = "experts";
+    /// All that a model has, but for experts.
     pub const ALL: &str = "all-linear";
     /// The largest rank.
     pub const MOST_RANK: usize = 1 << 16;
@@ -52,18 +56,41 @@ impl Lora {
     /// Creates adapters of these projections, or of [`Lora::ALL`]. Needs at least one projection,
     /// and a rank from 1 to [`Lora::MOST_RANK`].
     pub fn new<S: AsRef<str>>(rank: usize, alpha: f64, targets: &[S]) -> Result<Self, ModelError> {
-        let all: Vec<&'static str> = Self::PROJECTIONS.into_iter().chain(Self::JOINT).chain(Self::DELTA).collect();
+        let all: Vec<&'static str> = Self::linear().chain([Self::EXPERTS]).collect();
         let refuse = |target: &str| Err(ModelError::Target(target.to_owned(), all.join(", ")));
         let known = |name: &str| name == Self::ALL || all.contains(&name);
         if let Some(unknown) = targets.iter().map(AsRef::as_ref).find(|name| !known(name)) {
             return refuse(unknown);
         }
-        let asked = |name: &&str| targets.iter().any(|target| [Self::ALL, *name].contains(&target.as_ref()));
+        let means = |target: &str, name: &str| target == name || target == Self::ALL && name != Self::EXPERTS;
+        let asked = |name: &&str| targets.iter().any(|target| means(target.as_ref(), name));
         let targets: Vec<_> = all.iter().copied().filter(asked).collect();
         if targets.is_empty() || !(1..=Self::MOST_RANK).contains(&rank) {
             return refuse("nothing");
         }
-        Ok(Lora { rank, alpha, targets, base: None })
+        // Gate and up are one matrix of an expert. PEFT gives it the rank of two.
+        Ok(Lora { rank, alpha, targets, gate_up_rank: 2 * rank, base: None })
+    }
+
+    /// Names of projections that are matrices by themselves.
+    fn linear() -> impl Iterator<Item = &'static str> {
+        Self::PROJECTIONS.into_iter().chain(Self::JOINT).chain(Self::DELTA)
+    }
+
+    /// Rank of gate and up of each expert, which are one matrix: twice the rank, as in PEFT, or what a folder
+    /// says.
+    pub fn gate_up_rank(&self) -> usize {
+        self.gate_up_rank
+    }
+
+    /// Sets [`gate_up_rank`](Self::gate_up_rank).
+    pub(crate) fn with_gate_up_rank(self, gate_up_rank: usize) -> Self {
+        Lora { gate_up_rank, ..self }
+    }
+
+    /// Returns true if experts are adapted.
+    pub fn adapts_experts(&self) -> bool {
+        self.targets.contains(&Self::EXPERTS)
     }
 
     /// Adapted projections.
@@ -75,8 +102,9 @@ impl Lora {
     /// the model lacks.
     pub fn on_model(&self, config: &ModelConfig) -> Result<Self, ModelError> {
         let known = projections(config);
-        let is_all = self.targets.len() == Self::PROJECTIONS.len() + Self::JOINT.len() + Self::DELTA.len();
-        if let Some(missing) = self.targets.iter().find(|name| !is_all && !known.contains(name)) {
+        let is_all = Self::linear().all(|name| self.targets.contains(&name));
+        let is_named = |name: &&str| !is_all || *name == Self::EXPERTS;
+        if let Some(missing) = self.targets.iter().find(|name| is_named(name) && !known.contains(name)) {
             let target = format!("{missing} of a {} model", config.family.model_type());
             return Err(ModelError::Target(target, known.join(", ")));
         }
@@ -96,7 +124,8 @@ impl Lora {
     /// Rejects adapters in `dir` that differ from the requested ones: the same numbers would mean
     /// another model.
     pub fn check_is(&self, asked: &Lora, dir: &Path) -> Result<(), ModelError> {
-        if (self.rank, self.alpha, &self.targets) == (asked.rank, asked.alpha, &asked.targets) {
+        let of = |lora: &Lora| (lora.rank, lora.alpha, lora.targets.clone(), lora.adapts_experts().then_some(lora.gate_up_rank));
+        if of(self) == of(asked) {
             return Ok(());
         }
         let problem = "ask for the same, or merge them into the model first";
@@ -119,6 +148,16 @@ impl Lora {
                     layout.add(&[name(projection, 'B')], &[rows], Some(self.rank));
                 }
             }
+            for (experts, of) in config
+                .experts_of(layer)
+                .filter(|_| self.adapts_experts())
+                .into_iter()
+                .flat_map(|experts| self.of_experts(experts, config.hidden_size).map(|of| (experts, of)))
+            {
+                let name = |side| [format!("{PREFIX}.model.layers.{layer}.mlp.{}.lora_{side}.weight", of.module)];
+                layout.add(&name('A'), &[experts.count * of.rank], Some(of.input));
+                layout.add(&name('B'), &[of.rows], Some(of.rank * experts.count));
+            }
         }
         layout.begin_layer();
         if config.scores {
@@ -128,19 +167,39 @@ impl Lora {
     }
 }
 
+/// Adapters of one matrix of each expert of a layer, as PEFT holds them: A of the experts one after the
+/// other, `[experts · rank, input]`, and B with the experts innermost, `[rows, rank · experts]`.
+struct OfExperts {
+    module: &'static str,
+    rank: usize,
+    input: usize,
+    rows: usize,
+}
+
+impl Lora {
+    /// Those of gate and up, and of down. PEFT wraps the second around the first.
+    fn of_experts(&self, of: &Experts, hidden: usize) -> [OfExperts; 2] {
+        [
+            OfExperts { module: "experts.base_layer", rank: self.gate_up_rank, input: hidden, rows: 2 * of.width },
+            OfExperts { module: "experts", rank: self.rank, input: of.width, rows: hidden },
+        ]
+    }
+}
+
 impl fmt::Display for Lora {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "rank {}, alpha {}, targets {}", self.rank, self.alpha, self.targets.join(", "))
     }
 }
 
-/// Projections of a model that can be adapted: all but those of experts.
+/// Projections of a model that can be adapted, and experts.
 fn projections(config: &ModelConfig) -> Vec<&'static str> {
     let mut names = Vec::new();
     for group in (0..config.layers()).flat_map(|layer| groups(config, layer)) {
         let new = group.projections.iter().map(|(name, _)| *name).filter(|name| !names.contains(name));
         names.extend(new.collect::<Vec<_>>());
     }
+    names.extend(config.experts.iter().map(|_| Lora::EXPERTS));
     names
 }
 
@@ -181,6 +240,9 @@ impl Adapter {
 
     /// Flat `alpha/rank · B·A` of the projection whose weight has this name, if it is adapted.
     pub(super) fn delta(&self, weight: &str) -> Option<Tensor> {
+        if let Some((module, expert)) = weight.split_once(".mlp.experts.") {
+            return self.delta_of_expert(module, expert);
+        }
         let name = |side| Some(format!("{PREFIX}.{}.lora_{side}.weight", weight.strip_suffix(".weight")?));
         let (up, down) = (self.layout.find(&name('B')?)?, self.layout.find(&name('A')?)?);
         let matrix = |entry: &Entry| {
@@ -190,10 +252,30 @@ impl Adapter {
         Some((matrix(up) * self.scale()).matmul(&matrix(down)).reshape([-1]))
     }
 
-    /// Low-rank products of each layer's four groups (`None`: not adapted), and the score head if
+    /// The same of `expert` of a layer, as in `3.up_proj.weight`.
+    fn delta_of_expert(&self, layer: &str, expert: &str) -> Option<Tensor> {
+        let (number, projection) = expert.strip_suffix(".weight")?.split_once('.')?;
+        let number: i64 = number.parse().ok()?;
+        let module = if projection == "down_proj" { "experts" } else { "experts.base_layer" };
+        let find = |side| self.layout.find(&format!("{PREFIX}.{layer}.mlp.{module}.lora_{side}.weight"));
+        let (up, down) = (find('B')?, find('A')?);
+        let matrix = |entry: &Entry| part(&self.flat.detach(), entry.range()).view([entry.shape[0] as i64, -1]);
+        let rank = if projection == "down_proj" { self.lora.rank } else { self.lora.gate_up_rank } as i64;
+        let up = matrix(up).view([up.shape[0] as i64, rank, -1]).select(2, number);
+        let down = matrix(down).narrow(0, number * rank, rank);
+        let delta = (up * self.scale()).matmul(&down);
+        let rows = delta.size()[0] / 2;
+        Some(match projection {
+            "gate_proj" => delta.narrow(0, 0, rows).reshape([-1]),
+            "up_proj" => delta.narrow(0, rows, rows).reshape([-1]),
+            _ => delta.reshape([-1]),
+        })
+    }
+
+    /// Low-rank products of each layer, and the score head if
     /// there is one. Uses one split of the flat tensor, as [`Views`](super::Views) do, so that
     /// gradients are flat.
-    pub(super) fn views(&self, config: &ModelConfig) -> (Vec<[Option<LowRank>; 4]>, Option<Tensor>) {
+    pub(super) fn views(&self, config: &ModelConfig) -> (Vec<LayerRanks>, Option<Tensor>) {
         let mut next = split(&self.flat, self.layout.units());
         let low_ranks = (0..config.layers()).map(|layer| self.take(config, layer, &mut next)).collect();
         (low_ranks, self.layout.score_head().map(|_| next()))
@@ -225,12 +307,12 @@ impl Adapter {
     }
 
     /// Low-rank products of one layer, from its part of the numbers.
-    pub(super) fn low_ranks_of_layer(&self, config: &ModelConfig, layer: usize, part: &Tensor) -> [Option<LowRank>; 4] {
+    pub(super) fn low_ranks_of_layer(&self, config: &ModelConfig, layer: usize, part: &Tensor) -> LayerRanks {
         self.take(config, layer, &mut split(part, self.layout.units_of_layer(layer)))
     }
 
-    fn take(&self, config: &ModelConfig, layer: usize, next: &mut impl FnMut() -> Tensor) -> [Option<LowRank>; 4] {
-        groups(config, layer).map(|group| {
+    fn take(&self, config: &ModelConfig, layer: usize, next: &mut impl FnMut() -> Tensor) -> LayerRanks {
+        let groups = groups(config, layer).map(|group| {
             let chosen = self.lora.chosen(&group).len() as i64;
             if chosen == 0 {
                 return None;
@@ -249,7 +331,17 @@ impl Adapter {
                 all => Tensor::cat(&all.iter().map(row).collect::<Vec<_>>(), 0),
             };
             Some(LowRank { down, up: up * self.scale() })
-        })
+        });
+        let experts = config.experts_of(layer).filter(|_| self.lora.adapts_experts()).map(|experts| {
+            let count = experts.count as i64;
+            self.lora.of_experts(experts, config.hidden_size).map(|of| {
+                let [rank, input, rows] = [of.rank, of.input, of.rows].map(|size| size as i64);
+                let down = next().view([count, rank, input]);
+                let up = next().view([rows, rank, count]).permute([2, 0, 1]).contiguous();
+                ExpertRank { down, up: up * self.scale() }
+            })
+        });
+        LayerRanks { groups, experts }
     }
 }
 
@@ -259,6 +351,33 @@ fn copy_head(from_layout: &Layout, from: &Tensor, to_layout: &Layout, to: &Tenso
     if let Some((from_head, to_head)) = from_layout.score_head().zip(to_layout.score_head()) {
         part(to, to_head).copy_(&part(from, from_head));
     }
+}
+
+/// Low-rank additions of a layer.
+#[derive(Debug)]
+pub(super) struct LayerRanks {
+    /// Of its four groups of projections.
+    pub groups: [Option<LowRank>; 4],
+    /// Of its experts: gate and up, and down.
+    pub experts: Option<[ExpertRank; 2]>,
+}
+
+impl LayerRanks {
+    pub fn share(&self) -> Self {
+        let group =
+            |of: usize| self.groups[of].as_ref().map(|of| LowRank { down: of.down.shallow_clone(), up: of.up.shallow_clone() });
+        let expert = |of: &ExpertRank| ExpertRank { down: of.down.shallow_clone(), up: of.up.shallow_clone() };
+        LayerRanks { groups: [0, 1, 2, 3].map(group), experts: self.experts.as_ref().map(|of| of.each_ref().map(expert)) }
+    }
+}
+
+/// Low-rank addition of a matrix of each expert.
+#[derive(Debug)]
+pub(super) struct ExpertRank {
+    /// `[experts, rank, input]`.
+    pub down: Tensor,
+    /// `[experts, rows, rank]`, scaled.
+    pub up: Tensor,
 }
 
 /// Low-rank addition of a group of projections: `x·downᵀ·upᵀ`.
@@ -271,10 +390,6 @@ pub(super) struct LowRank {
 }
 
 impl LowRank {
-    pub fn share(&self) -> Self {
-        LowRank { down: self.down.shallow_clone(), up: self.up.shallow_clone() }
-    }
-
     /// `[tokens, rows]` and this group's share.
     pub fn add(&self, projected: Tensor, x: &Tensor) -> Tensor {
         projected.addmm(&x.linear(&self.down, None::<&Tensor>), &self.up.tr())

@@ -7,7 +7,7 @@ use tch::Tensor;
 use super::experts::Sparse;
 use super::family::Norms;
 use super::gated_delta::DeltaWeights;
-use super::lora::LowRank;
+use super::lora::{LayerRanks, LowRank};
 use super::{Adapter, Layout, ModelConfig, Weights};
 
 /// Matrices and vectors of a model. One split of the flat tensor creates them, and its backward
@@ -28,7 +28,7 @@ enum Layers {
     Quantised {
         config: Box<ModelConfig>,
         base: Weights,
-        low_ranks: Vec<[Option<LowRank>; 4]>,
+        low_ranks: Vec<LayerRanks>,
     },
 }
 
@@ -134,7 +134,7 @@ impl Views {
             Layers::Quantised { config, base, low_ranks } => {
                 let mut layer = Layer::new(config, &base.layout, index, &base.numbers(base.layout.layer(index)));
                 if let Some(of_layer) = low_ranks.get(index) {
-                    layer.adapt([0, 1, 2, 3].map(|group| of_layer[group].as_ref().map(LowRank::share)));
+                    layer.adapt(of_layer.share());
                 }
                 LayerRef::Made(Box::new(layer))
             }
@@ -170,11 +170,12 @@ impl Layer {
         Layer::take(config, index, &mut split(part, layout.units_of_layer(index)))
     }
 
-    /// Sets the low-rank products of its four groups.
-    pub fn adapt(&mut self, [qkv, output, gate_up, down]: [Option<LowRank>; 4]) {
+    /// Sets the low-rank products of its projections.
+    pub fn adapt(&mut self, LayerRanks { groups: [qkv, output, gate_up, down], experts }: LayerRanks) {
         (self.input.low_rank, self.output.low_rank) = (qkv, output);
-        if let Mlp::Dense { gate_up: of_input, down: of_output } = &mut self.mlp {
-            (of_input.low_rank, of_output.low_rank) = (gate_up, down);
+        match &mut self.mlp {
+            Mlp::Dense { gate_up: of_input, down: of_output } => (of_input.low_rank, of_output.low_rank) = (gate_up, down),
+            Mlp::Sparse(sparse) => sparse.low_ranks = experts,
         }
     }
 

@@ -50,8 +50,11 @@ choices! {
 choices! {
     /// A projection, by its name in transformers and PEFT.
     pub enum Target {
-        /// all of them.
+        /// all of them, but for experts.
         "all-linear" => AllLinear,
+        /// all projections of the experts of a mixture, each with adapters of its own: gate and up, which are one
+        /// matrix, of twice the rank, as in PEFT.
+        "experts" => Experts,
         /// queries.
         "q_proj" => Q,
         /// keys.

@@ -384,7 +384,7 @@ mod tests {
                         | model | all weights | with moments in 8 bits | with moments and layers' inputs on the host | adapters | adapters over 4 bits |\n|---|---|---|---|---|---|\n"
             .to_owned();
         for (name, shape, tied) in SIZES {
-            let cell = |(lora, change): (&str, fn(&mut Optimization))| {
+            let cell = |lora: &str, change: fn(&mut Optimization)| {
                 let bytes = needed(shape, tied, lora, change);
                 // A twentieth is another program's, or lost between blocks.
                 let card = [16, 24, 48, 80, 141, 180].into_iter().find(|gb| bytes as f64 * 1.05 < f64::from(*gb) * 1e9);
@@ -392,9 +392,10 @@ mod tests {
             };
             let on_host = |of: &mut Optimization| (of.moments, of.activations_on_host) = (MomentFormat::Host, true);
             let in_8_bits = |of: &mut Optimization| of.moments = MomentFormat::EightBit;
-            let columns: [(&str, fn(&mut Optimization)); 5] =
-                [("", |_| ()), ("", in_8_bits), ("", on_host), (ADAPTERS, |_| ()), (OVER_4_BITS, |_| ())];
-            let cells = columns.map(cell).join(" | ");
+            let plain = |_: &mut Optimization| ();
+            let cells =
+                [cell("", plain), cell("", in_8_bits), cell("", on_host), cell(ADAPTERS, plain), cell(OVER_4_BITS, plain)];
+            let cells = cells.join(" | ");
             text += &format!("| {name} | {cells} |\n");
         }
         let page = "docs/reference/memory.md";

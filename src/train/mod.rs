@@ -22,6 +22,7 @@ mod head;
 mod loading;
 #[cfg(feature = "torch")]
 mod local;
+#[cfg(feature = "torch")]
 mod moments;
 #[cfg(feature = "torch")]
 mod optimizer;

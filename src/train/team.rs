@@ -65,8 +65,8 @@ struct Setup {
     /// Its `config.json`.
     config: String,
     dtype: String,
-    /// Rank, alpha and projections of its adapters.
-    adapters: Option<(usize, f64, Vec<String>)>,
+    /// Rank, alpha, projections and the rank of experts' gate and up of its adapters.
+    adapters: Option<(usize, f64, Vec<String>, usize)>,
     shard: String,
 }
 
@@ -88,7 +88,7 @@ impl Team {
         let setup = Setup {
             config: serde_json::Value::Object(model.to_json()).to_string(),
             dtype: dtype_of(&weights.flat).name().to_owned(),
-            adapters: adapters.map(|lora| (lora.rank, lora.alpha, targets(lora))),
+            adapters: adapters.map(|lora| (lora.rank, lora.alpha, targets(lora), lora.gate_up_rank())),
             shard: shard.word().to_owned(),
         };
         team.tell(&setup)?;
@@ -111,8 +111,12 @@ impl Team {
         let held = if team.shard == Shard::Parameters { 0 } else { layout.total() };
         let flat = Tensor::zeros([held as i64], (kind, tch::Device::Cpu));
         let mut weights = Weights::new(Arc::new(layout), flat);
-        if let Some((rank, alpha, targets)) = adapters {
-            weights = weights.adapted(&model, Lora::new(rank, alpha, &targets).map_err(failed(path))?, 0);
+        if let Some((rank, alpha, targets, gate_up_rank)) = adapters {
+            weights = weights.adapted(
+                &model,
+                Lora::new(rank, alpha, &targets).map_err(failed(path))?.with_gate_up_rank(gate_up_rank),
+                0,
+            );
         }
         Ok((team, model, weights))
     }

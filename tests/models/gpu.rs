@@ -6,7 +6,7 @@ use std::sync::Arc;
 use rollflow::algo::{Aggregation, PolicyLoss, Schedule};
 use rollflow::data::{Prompt, Sample, Tokenizer};
 use rollflow::engine::{LocalEngine, OnNewWeights, Request, SamplingParams, TokenEngine};
-use rollflow::model::{Compute, Dtype, ModelConfig, Weights, load_hf};
+use rollflow::model::{Compute, Dtype, Lora, ModelConfig, Weights, load_hf};
 use rollflow::train::{LocalBackend, LocalConfig, MomentFormat, RouterReplay, TrainBatch, TrainingBackend, collate};
 
 use tch::{Device, Tensor};
@@ -83,6 +83,33 @@ fn a_step_in_bf16_on_a_gpu_is_that_in_f32_on_the_host_within_its_rounding() {
             let far = if model.experts.is_some() { 4.0 } else { tolerance(&model) };
             assert!(worst > 0.0 && worst < 0.3 * far && mean < 0.05 * far, "{name}: {worst}, {mean}");
             assert!(norms < 0.05 * far, "{name}: {} for {}", device.2, host.2);
+        }
+    }
+}
+
+/// Law N3. Those of all experts of a layer are two more products.
+#[test]
+fn adapters_of_experts_in_bf16_on_a_gpu_train_as_in_f32_on_the_host() {
+    for (name, model, weights) in golden_on_a_gpu().into_iter().filter(|(_, model, _)| model.experts.is_some()) {
+        let lora = Lora::new(8, 16.0, &[Lora::ALL, Lora::EXPERTS]).unwrap();
+        let mut weights = weights.adapted(&model, lora, 3);
+        tch::manual_seed(4);
+        let flat = weights.trained_mut();
+        *flat = &*flat + flat.randn_like() * 0.02;
+        let step = |compute, checkpointing| {
+            let backend = backend(&model, &weights, compute, checkpointing);
+            let batch = batch(model.vocab_size);
+            let log_probs = backend.score(batch.clone()).wait().unwrap().concat();
+            backend.forward_backward(batch).wait().unwrap();
+            (log_probs, backend.optim_step().wait().unwrap().grad_norm)
+        };
+        let host = step(Compute::default(), false);
+        for checkpointing in [false, true] {
+            let device = step(Compute::cuda(0, Dtype::Bf16), checkpointing);
+            let mean = host.0.iter().zip(&device.0).map(|(a, b)| (a - b).abs()).sum::<f64>() / host.0.len() as f64;
+            let norms = (device.1 - host.1).abs() / host.1;
+            println!("{name}: log-probabilities {mean:.4} on average; gradient's norm {norms:.4}");
+            assert!(mean > 0.0 && mean < 0.2 && norms < 0.2, "{name}: {mean}, {norms}");
         }
     }
 }

@@ -138,6 +138,7 @@ fn a_trainer_on_a_gpu_takes_what_the_plan_says_within_a_tenth() {
         mixture[key] = value.into();
     }
     mixture["model_type"] = "qwen3_moe".into();
+    let of_experts = "[lora]\nrank = 8\ntargets = ['all-linear', 'experts']\n";
     let (over_whole, over_4_bits) = ("[lora]\nrank = 8\n", "[lora]\nrank = 8\nbase = 'nf4'\n");
     let folder = tempfile::tempdir().unwrap();
     for (config, adapters, checkpointing, more) in [
@@ -150,6 +151,7 @@ fn a_trainer_on_a_gpu_takes_what_the_plan_says_within_a_tenth() {
         (&mixture, "", false, ""),
         (&mixture, "", true, ""),
         (&mixture, over_whole, false, ""),
+        (&mixture, of_experts, false, ""),
         (&dense, "", true, "activations_on_host = true\nmoments = 'host'"),
         (&dense, "", true, "moments = '8-bit'"),
     ] {
@@ -170,7 +172,9 @@ fn a_trainer_on_a_gpu_takes_what_the_plan_says_within_a_tenth() {
 
         let weights = Weights::random(&config, 0);
         let weights = if adapters == over_4_bits { weights.quantised() } else { weights };
-        let lora = lora.then(|| Lora::new(8, 16.0, &[Lora::ALL]).unwrap());
+        let targets = [Lora::ALL, Lora::EXPERTS];
+        let targets = if adapters == of_experts { &targets[..] } else { &targets[..1] };
+        let lora = lora.then(|| Lora::new(8, 16.0, targets).unwrap());
         let weights = lora.into_iter().fold(weights, |weights, lora| weights.adapted(&config, lora, 1));
         let sample =
             |n: usize| Sample::supervised(&[1], &(0..32).map(|at| ((n * 37 + at * 11) % 4096) as u32).collect::<Vec<u32>>());

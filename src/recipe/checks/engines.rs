@@ -4,6 +4,7 @@ use super::Note;
 use crate::engine::remote::sync::{CachePolicy, Carry};
 use crate::engine::remote::{MemberList, PauseMode, parse_address};
 use crate::engine::settings::{Engine, EngineKind, Launch};
+use crate::recipe::lora::Target;
 use crate::recipe::model::DeviceName;
 use crate::recipe::plan::Plan;
 use crate::train::RouterReplay;
@@ -73,6 +74,11 @@ pub(super) fn engines(plan: &Plan, note: Note) {
     }
     if plan.syncs_adapters() {
         adapters(engine, note);
+        let of_experts = plan.lora.as_ref().is_some_and(|lora| lora.targets.contains(&Target::Experts));
+        if of_experts && engine.kinds().iter().any(|kind| *kind != EngineKind::Rollflow) {
+            let message = "`lora.targets` has \"experts\", whose adapters vLLM and SGLang do not load in PEFT's form";
+            note("lora.targets", &["lora.sync", "engine.kind"], message.to_owned(), "set lora.sync = \"merged\"");
+        }
     }
 }
 

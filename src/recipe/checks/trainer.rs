@@ -120,6 +120,7 @@ impl Lora {
             Target::DeltaShare,
             Target::DeltaDecay,
             Target::DeltaOutput,
+            Target::Experts,
         ];
         let packed = alone.iter().any(|target| self.targets.contains(target));
         let (attention, mlp) =

@@ -10,7 +10,7 @@ use crate::model::{
     Activation, Dtype, Layout, ModelConfig, ModelError, PREFILL_CELLS, Unit, fused, logits_chunk, quantised_bytes,
 };
 use crate::recipe::generate::OnNewWeights;
-use crate::recipe::lora::BaseFormat;
+use crate::recipe::lora::{BaseFormat, Target};
 use crate::recipe::model::DeviceName;
 use crate::recipe::plan::{Pipeline, Plan};
 use crate::recipe::reference_policy::ReferencePolicy;
@@ -341,7 +341,8 @@ impl Parts<'_> {
         // Flash attention on a GPU computes prompts once, too.
         let kernels = self.by_kernels(model);
         let tokens = work.computed(batch_tokens.div_ceil(pieces).min(most), fused || kernels);
-        let fixed = work.adapters.map_or(0, |_| per_token_for_experts(model));
+        let adapts_experts = self.plan.lora.as_ref().is_some_and(|lora| lora.targets.contains(&Target::Experts));
+        let fixed = work.adapters.filter(|_| !adapts_experts).map_or(0, |_| per_token_for_experts(model));
         let layer = (per_token_of_layer(model, fused, kernels) - fixed) * bytes;
         let (layers, stream) = (model.layers() as u64, model.hidden_size as u64 * bytes);
         // The last layer computed is the first differentiated: two layers are in memory, on a GPU after the logits.

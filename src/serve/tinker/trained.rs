@@ -14,7 +14,7 @@ use super::losses::{TinkerLoss, batch, nth_targets};
 use super::operation::{Answer, Operation};
 use super::updates::Updates;
 use crate::algo::{CrossEntropy, Schedule};
-use crate::model::{Dtype, FrozenWeights, Lora, ModelError, save_adapter, save_hf_as};
+use crate::model::{Dtype, FrozenWeights, Lora, ModelConfig, ModelError, save_adapter, save_hf_as};
 use crate::train::checkpoint::{self, CHECKPOINTS};
 use crate::train::{AdamW, Algorithm, LocalBackend, LocalConfig, Policy, SaveCheckpoint, TrainingBackend};
 use crate::util::atomic_file;
@@ -72,10 +72,12 @@ pub(super) struct Trained {
     pub step: u64,
 }
 
-/// The projections of a model's adapters.
-fn targets(lora: LoraConfig) -> Vec<&'static str> {
+/// The projections of the adapters of a model, whose feed-forward layers may be experts.
+fn targets(lora: LoraConfig, model: &ModelConfig) -> Vec<&'static str> {
     let (attention, mlp) = Lora::PROJECTIONS.split_at(4);
-    let chosen = [(lora.train_attn, attention), (lora.train_mlp, mlp)];
+    let is_dense = model.experts.as_ref().is_none_or(|of| !of.dense_layers.is_empty());
+    let (mlp, experts) = (if is_dense { mlp } else { &[] }, model.experts.as_ref().map(|_| Lora::EXPERTS));
+    let chosen = [(lora.train_attn, attention), (lora.train_mlp, mlp), (lora.train_mlp, experts.as_slice())];
     chosen.into_iter().filter(|(on, _)| *on).flat_map(|(_, names)| names.iter().copied()).collect()
 }
 
@@ -262,7 +264,7 @@ impl Trained {
 fn trained_policy(base: &Policy, lora: LoraConfig) -> Result<Policy, ModelError> {
     match lora.rank {
         0 => Ok(base.clone()),
-        rank => base.adapted(Lora::new(rank, LoraConfig::ALPHA, &targets(lora))?, lora.seed.unwrap_or(0)),
+        rank => base.adapted(Lora::new(rank, LoraConfig::ALPHA, &targets(lora, base.config()))?, lora.seed.unwrap_or(0)),
     }
 }
 
