@@ -46,7 +46,7 @@ impl Lora {
     pub const JOINT: [&str; 2] = ["qkv_proj", "gate_up_proj"];
     /// Names of projections of gated delta nets (Qwen3.5).
     pub const DELTA: [&str; 5] = ["in_proj_qkv", "in_proj_z", "in_proj_b", "in_proj_a", "out_proj"];
-    /// The projections of all experts of a mixture, each with adapters of its own.
+    /// The projections of all experts of a mixture, each expert by itself.
     pub const EXPERTS: &str = "experts";
     /// All that a model has, but for experts.
     pub const ALL: &str = "all-linear";

@@ -52,8 +52,8 @@ choices! {
     pub enum Target {
         /// all of them, but for experts.
         "all-linear" => AllLinear,
-        /// all projections of the experts of a mixture, each with adapters of its own: gate and up, which are one
-        /// matrix, of twice the rank, as in PEFT.
+        /// all projections of the experts of a mixture, each expert by itself: gate and up, which are one matrix,
+        /// with twice the rank, as in PEFT.
         "experts" => Experts,
         /// queries.
         "q_proj" => Q,

@@ -9,8 +9,7 @@ use proptest::sample::subsequence;
 use rollflow::algo::{Aggregation, BradleyTerry, CrossEntropy, Grpo, Schedule};
 use rollflow::data::Sample;
 use rollflow::model::{
-    Compute, Decoder, Dtype, Layout, Lora, ModelConfig, Packed, Weights, check_folder, load_adapter, load_hf, save_adapter,
-    save_hf, save_hf_as,
+    Compute, Decoder, Dtype, Layout, Lora, ModelConfig, Packed, Weights, check_folder, load_hf, save_adapter, save_hf, save_hf_as,
 };
 use rollflow::recipe::load;
 use rollflow::train::{
@@ -471,66 +470,4 @@ fn a_model_is_exported_in_other_precisions_and_in_shards() {
         let (path, flat) = loaded(&format!("{dtype:?}"), dtype, Some(4000));
         assert!(flat == merged.to_kind(kind).to_kind(Kind::Float) && shards(&path) > 2);
     }
-}
-
-/// PEFT's adapters of a mixture's experts, with gate and up as one matrix of twice the rank (scripts/golden_expert_adapters.py).
-#[test]
-fn adapters_of_experts_have_pefts_loss_and_gradient_and_go_through_its_folders() {
-    let folder = Path::new("tests/golden/expert_adapters");
-    let golden: serde_json::Value = serde_json::from_str(&std::fs::read_to_string(folder.join("golden.json")).unwrap()).unwrap();
-    let rows: Vec<Vec<u32>> = serde_json::from_value(golden["rows"].clone()).unwrap();
-    let samples: Vec<Sample> = rows.iter().map(|row| Sample::supervised(&row[..1], &row[1..])).collect();
-    let batch = Arc::new(collate(&samples, Aggregation::TokenMean).unwrap());
-    let (config, base) = load_hf(Path::new("tests/golden/models/qwen3_moe")).unwrap();
-    let adapter = load_adapter(folder, &config).unwrap();
-    let expected = golden["gradient_norm"].as_f64().unwrap();
-    for (in_4_bits, gradient_checkpointing) in [(false, false), (false, true), (true, true)] {
-        let weights = if in_4_bits { base.quantised() } else { base.share() }.under(load_adapter(folder, &config).unwrap());
-        let of = |weights: Weights| {
-            let settings = LocalConfig { gradient_checkpointing, max_grad_norm: None, ..self::config() };
-            let backend = LocalBackend::new(settings, config.clone(), weights).unwrap();
-            let loss = backend.forward_backward(batch.clone()).wait().unwrap().loss;
-            (loss, backend.optim_step().wait().unwrap().grad_norm)
-        };
-        let (loss, norm) = of(weights.share());
-        let (merged, _) = of(weights.merged());
-        assert!((loss - merged).abs() < 1e-5, "merged: {merged}, and {loss} under adapters");
-        if !in_4_bits {
-            assert!((loss - golden["loss"].as_f64().unwrap()).abs() < 1e-5, "{loss}");
-            assert!((norm / expected - 1.0).abs() < 1e-5, "{norm}");
-        }
-    }
-    let saved = tempfile::tempdir().unwrap();
-    save_adapter(saved.path(), &adapter).unwrap();
-    assert!(load_adapter(saved.path(), &config).unwrap().flat == adapter.flat);
-    let settings = |folder: &Path| -> serde_json::Value {
-        serde_json::from_str(&std::fs::read_to_string(folder.join("adapter_config.json")).unwrap()).unwrap()
-    };
-    let (ours, theirs) = (settings(saved.path()), settings(folder));
-    for key in ["r", "rank_pattern"] {
-        assert_eq!(ours[key], theirs[key], "{key}");
-    }
-    assert_eq!(ours["alpha_pattern"][r".*\.gate_up_proj"].as_f64(), Some(12.0));
-    assert_eq!(ours["target_parameters"], serde_json::json!(["gate_up_proj", "down_proj"]));
-    // A router's adapters are refused, and so are parts of experts.
-    for parameters in [serde_json::json!(["gate.weight", "gate_up_proj", "down_proj"]), serde_json::json!(["down_proj"])] {
-        let mut settings = ours.clone();
-        settings["target_parameters"] = parameters;
-        std::fs::write(saved.path().join("adapter_config.json"), settings.to_string()).unwrap();
-        let refused = load_adapter(saved.path(), &config).unwrap_err().to_string();
-        assert!(refused.contains("target_parameters"), "{refused}");
-    }
-}
-
-#[test]
-fn fresh_adapters_of_experts_change_nothing_and_models_without_experts_have_none() {
-    let (config, base) = load_hf(Path::new("tests/golden/models/olmoe")).unwrap();
-    let decoder = Decoder::new(&config, base.layout.clone());
-    let hidden = |weights: &Weights| decoder.hidden(&decoder.views_of(weights), &Packed::new([&[2u32, 5, 3, 9][..], &[7, 7, 1]]));
-    let asked = lora(4, &[Lora::ALL, Lora::EXPERTS]).on_model(&config).unwrap();
-    let adapted = base.adapted(&config, asked, 7);
-    assert!(hidden(&adapted) == hidden(&base));
-    assert!(gap(&hidden(&moved(adapted.share())), &hidden(&base)) > 1e-2);
-    let error = lora(4, &[Lora::EXPERTS]).on_model(&crate::tiny::model()).unwrap_err().to_string();
-    assert!(error.contains("experts of a"), "{error}");
 }
