@@ -152,18 +152,25 @@ impl Decoder {
     ) -> Stream {
         let (x, input) = self.normed_stream(x, layer.attention_norms.before.as_ref());
         let mixed = mix(&input, keep);
+        // Without gradients nothing else holds them, and the widest tensors come last.
+        drop(input);
         let (x, mixed) = match rows {
             Some(rows) => (Stream::new(x.whole().index_select(0, rows)), mixed.index_select(0, rows)),
             None => (x, mixed),
         };
         let x = x.add(self.leave(layer.output.forward(&mixed), &layer.attention_norms));
+        drop(mixed);
         let (x, input) = self.normed_stream(x, layer.mlp_norms.before.as_ref());
         let output = match (&layer.mlp, &self.config.experts) {
             (Mlp::Sparse(sparse), Some(experts)) => {
                 sparse.forward(&input, experts, recorded, |routed| keep(index, Left::Routed(routed)))
             }
             (Mlp::Sparse(_), None) => unreachable!("sparse layers are those of experts"),
-            (Mlp::Dense { gate_up, down }, _) => down.forward(&self.gated(&gate_up.forward(&input))),
+            (Mlp::Dense { gate_up, down }, _) => {
+                // Gate and up are freed before the last product.
+                let inner = self.gated(&gate_up.forward(&input));
+                down.forward(&inner)
+            }
         };
         x.add(self.leave(output, &layer.mlp_norms))
     }

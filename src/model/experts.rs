@@ -104,7 +104,9 @@ impl Sparse {
                 Some(of) => plain + gpu::multiply_groups(&gpu::multiply_groups(x, &of[at].down, ends), &of[at].up, ends),
             }
         };
-        product(&fused::swiglu(&product(sent, &self.gate_up, 0)), &self.down, 1)
+        // Gate and up are freed before the second product.
+        let inner = fused::swiglu(&product(sent, &self.gate_up, 0));
+        product(&inner, &self.down, 1)
     }
 
     /// [`Sparse::by_group`], a product an expert.

@@ -373,7 +373,8 @@ mod tests {
     fn adapters_of_a_7b_model_over_4_bits_fit_a_card_of_24_gb() {
         let [whole, stored] = [ADAPTERS, OVER_4_BITS].map(|lora| needed(SIZES[3].1, SIZES[3].2, lora, |_| ()));
         // What such a card has is 23.6 GiB.
-        assert!(stored < 22 << 30 && whole > 24 << 30, "{} and {}", size(stored), size(whole));
+        let card = (236 << 30) / 10;
+        assert!(stored < 22 << 30 && whole > card, "{} and {}", size(stored), size(whole));
     }
 
     #[test]

@@ -9,8 +9,9 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use rollflow::algo::{Aggregation, CrossEntropy, Schedule};
-use rollflow::data::Sample;
-use rollflow::model::{Compute, Dtype, Layout, Lora, ModelConfig, Weights, load_hf, load_hf_for};
+use rollflow::data::{Sample, Tokenizer};
+use rollflow::engine::{LocalEngine, Request, SamplingParams, TokenEngine};
+use rollflow::model::{Compute, Decoder, Dtype, Layout, Lora, ModelConfig, Weights, load_hf, load_hf_for};
 use rollflow::recipe::{MemoryPlan, Plan, parse};
 use rollflow::train::{LocalBackend, LocalConfig, TrainingBackend, collate};
 use safetensors::tensor::{self, View};
@@ -198,6 +199,57 @@ fn a_trainer_on_a_gpu_takes_what_the_plan_says_within_a_tenth() {
         let most = bytes(DEVICE).unwrap().1 - before;
         planned.iter().for_each(|part| println!("  {} {:.1} MiB: {}", part.what, part.bytes as f64 / 1048576.0, part.why));
         let what = format!("experts {}, {adapters:?}, checkpointing {checkpointing}, {more:?}", config.experts.is_some());
+        assert_predicted(&what, (expected, most), 0.9..1.1);
+    }
+}
+
+/// On a device that no other test has. Prompts of 256 tokens, as the plan assumes of a file, and as many as are read at once.
+#[test]
+fn a_generator_on_a_gpu_takes_what_the_plan_says_within_a_tenth() {
+    const DEVICE: usize = 5;
+    if Compute::cuda(DEVICE, Dtype::Bf16).check().is_err() || bytes(DEVICE).is_none() {
+        return eprintln!("skipped: only the stand-in of a GPU counts bytes");
+    }
+    let dense = json!({
+        "model_type": "llama", "vocab_size": 512, "hidden_size": 64, "intermediate_size": 192, "num_hidden_layers": 2,
+        "num_attention_heads": 2, "num_key_value_heads": 1, "max_position_embeddings": 2048, "tie_word_embeddings": true,
+    });
+    let mut mixture = dense.clone();
+    for (key, value) in [("num_experts", 8), ("num_experts_per_tok", 3), ("moe_intermediate_size", 64), ("head_dim", 32)] {
+        mixture[key] = value.into();
+    }
+    mixture["model_type"] = "qwen3_moe".into();
+    let folder = tempfile::tempdir().unwrap();
+    for (config, remembered) in [(&dense, 0), (&dense, 32), (&mixture, 0)] {
+        std::fs::write(folder.path().join("config.json"), config.to_string()).unwrap();
+        let config = ModelConfig::from_json(Path::new("config.json"), config.as_object().unwrap()).unwrap();
+        let text = format!(
+            "pipeline = 'grpo'\n[model]\npath = '{}'\ndevice = 'cuda:{DEVICE}'\ndtype = 'bf16'\n[task]\nkind = 'data'\ndata = 'train.jsonl'\n\
+             [reward]\nkind = 'exact'\n[generate]\nmax_new_tokens = 3\nmax_num_seqs = 64\nprefix_cache = {remembered}",
+            folder.path().display()
+        );
+        let plan = parse("memory.toml", &text, &[]).unwrap_or_else(|errors| panic!("{errors}"));
+        let memory = MemoryPlan::of(&plan).unwrap().into_iter().find(|of| of.device == format!("cuda:{DEVICE}")).unwrap();
+        let parts = ["kv cache", "sampling", "prefill"];
+        let planned: Vec<_> = memory.parts.iter().filter(|part| parts.contains(&part.what)).collect();
+        let expected: u64 = planned.iter().map(|part| part.bytes).sum();
+
+        let weights = Weights::random(&config, 0);
+        let decoder = Decoder::new(&config, weights.layout.clone());
+        let tokenizer = Arc::new(Tokenizer::characters("0123456789", config.vocab_size).unwrap());
+        let engine = LocalEngine::new(decoder, tokenizer, 64, 7).computing(Compute::cuda(DEVICE, Dtype::Bf16));
+        let mut engine = engine.remembering(remembered);
+        engine.set_weights(1, &weights);
+        let (before, _) = bytes(DEVICE).unwrap();
+        let params = Arc::new(SamplingParams { max_new_tokens: 3, ignore_eos: true, ..Default::default() });
+        for ordinal in 0..64 {
+            let prompt: Vec<u32> = (0..256).map(|at| ((ordinal * 37 + at * 11 + at * at) % 512) as u32).collect();
+            engine.submit(Request::new(ordinal, prompt, 1, params.clone())).unwrap();
+        }
+        engine.run().unwrap();
+        let most = bytes(DEVICE).unwrap().1 - before;
+        planned.iter().for_each(|part| println!("  {} {:.1} MiB: {}", part.what, part.bytes as f64 / 1048576.0, part.why));
+        let what = format!("experts {}, {remembered} remembered", config.experts.is_some());
         assert_predicted(&what, (expected, most), 0.9..1.1);
     }
 }

@@ -32,7 +32,7 @@ namespace {
 using at::Tensor;
 using c10::DeviceType;
 
-constexpr c10::DeviceIndex DEVICES = 5;
+constexpr c10::DeviceIndex DEVICES = 6;
 
 void* away(const void* real) { return real ? reinterpret_cast<void*>(reinterpret_cast<uintptr_t>(real) + AWAY) : nullptr; }
 void* home(const void* far) { return far ? reinterpret_cast<void*>(reinterpret_cast<uintptr_t>(far) - AWAY) : nullptr; }

@@ -198,8 +198,12 @@ fn all_routes_and_streams_give_the_completion_of_generate() {
         }
     }
 
-    let unknown = json!({"text": "3+4=", "sampling_params": {"repetition_penalty": 1.5}});
-    assert!(server.refused("/generate", &unknown).contains("repetition_penalty"), "nothing is ignored silently");
+    let unknown = json!({"text": "3+4=", "sampling_params": {"min_new_tokens": 5}});
+    assert!(server.refused("/generate", &unknown).contains("min_new_tokens"), "nothing is ignored silently");
+    let biased = json!({"text": "3+4=", "sampling_params": {"max_new_tokens": 3, "logit_bias": {"9": 100}}});
+    assert_eq!(server.ask("/generate", &biased)["output_ids"], json!([9, 9, 9]));
+    let beyond = json!({"text": "3+4=", "sampling_params": {"logit_bias": {"99999": 1}}});
+    assert!(server.refused("/generate", &beyond).contains("99999"), "it has no such token");
     let far = json!({"input_ids": [1_000_000], "sampling_params": {}});
     assert!(server.refused("/generate", &far).contains("vocabulary"));
 }

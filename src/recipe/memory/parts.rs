@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::path::Path;
 
-use super::per_token::{per_token_for_experts, per_token_of_layer};
+use super::per_token::{per_token_for_experts, per_token_of_layer, per_token_read};
 use super::shape::{adapters, config_of, in_4_bits, shape};
 use super::{MemoryPart, count, optimization};
 use crate::model::{
@@ -417,7 +417,10 @@ impl Parts<'_> {
         if on_gpu {
             // Padding of a rectangle is computed, too. A prompt longer than a chunk is read alone.
             let cells = (PREFILL_CELLS as u64).max(positions).min(slots * positions);
-            let layer = per_token_of_layer(&self.model, false, self.by_kernels(&self.model)) * self.bytes();
+            let layer = match self.by_kernels(&self.model) {
+                true => per_token_read(&self.model, self.bytes()),
+                false => per_token_of_layer(&self.model, false, false) * self.bytes(),
+            };
             let why = format!("{cells} tokens × {:.1} KiB: one layer's, of prompts that are read at once", layer as f64 / 1024.0);
             self.add("prefill", cells * layer, why);
         }

@@ -1,4 +1,4 @@
-//! Numbers that a layer computes of each token and keeps for the backward pass.
+//! What a layer computes of each token: numbers that it keeps for the backward pass, and bytes without one.
 
 use crate::model::ModelConfig;
 
@@ -35,4 +35,20 @@ pub(super) fn per_token_of_layer(model: &ModelConfig, fused: bool, kernels: bool
 pub(super) fn per_token_for_experts(model: &ModelConfig) -> u64 {
     let hidden = model.hidden_size as u64;
     model.experts.as_ref().map_or(0, |of| of.per_token as u64 * (hidden + of.width as u64) + 2 * hidden)
+}
+
+/// Bytes per token that are alive at a time where prompts are read, by flash attention and our kernels, in numbers
+/// of `bytes` bytes.
+pub(super) fn per_token_read(model: &ModelConfig, bytes: u64) -> u64 {
+    let (hidden, inner) = (model.hidden_size as u64, model.active_width() as u64);
+    let (q, k) = ((model.heads * model.head_dim) as u64, (model.kv_heads * model.head_dim) as u64);
+    // The stream and its norm; projections, rotated queries and keys, and the output.
+    let attention = 2 * hidden + (q + 2 * k) + (q + k) + q;
+    // Gate, up and their product; of experts with the rows that are sent to them, and then with those that come back.
+    let sent = model.experts.as_ref().map_or(0, |of| of.per_token as u64 * hidden);
+    let mlp = 2 * hidden + (sent + 3 * inner).max(2 * sent + inner);
+    // Cosines and sines, in f32; and where experts' tokens come from and go, as 64-bit integers.
+    let tables = 8 * model.head_dim as u64;
+    let routes = model.experts.as_ref().map_or(0, |of| 8 * (7 * of.per_token + of.count) as u64);
+    attention.max(mlp) * bytes + tables + routes
 }
