@@ -148,15 +148,12 @@ impl Lora {
                     layout.add(&[name(projection, 'B')], &[rows], Some(self.rank));
                 }
             }
-            for (experts, of) in config
-                .experts_of(layer)
-                .filter(|_| self.adapts_experts())
-                .into_iter()
-                .flat_map(|experts| self.of_experts(experts, config.hidden_size).map(|of| (experts, of)))
-            {
-                let name = |side| [format!("{PREFIX}.model.layers.{layer}.mlp.{}.lora_{side}.weight", of.module)];
-                layout.add(&name('A'), &[experts.count * of.rank], Some(of.input));
-                layout.add(&name('B'), &[of.rows], Some(of.rank * experts.count));
+            if let Some(experts) = config.experts_of(layer).filter(|_| self.adapts_experts()) {
+                for of in self.of_experts(experts, config.hidden_size) {
+                    let name = |side| [format!("{PREFIX}.model.layers.{layer}.mlp.{}.lora_{side}.weight", of.module)];
+                    layout.add(&name('A'), &[experts.count * of.rank], Some(of.input));
+                    layout.add(&name('B'), &[of.rows], Some(of.rank * experts.count));
+                }
             }
         }
         layout.begin_layer();
@@ -177,7 +174,7 @@ struct OfExperts {
 }
 
 impl Lora {
-    /// Those of gate and up, and of down. PEFT wraps the second around the first.
+    /// Adapters of gate and up, and of down. PEFT wraps the second around the first.
     fn of_experts(&self, of: &Experts, hidden: usize) -> [OfExperts; 2] {
         [
             OfExperts { module: "experts.base_layer", rank: self.gate_up_rank, input: hidden, rows: 2 * of.width },
@@ -256,11 +253,13 @@ impl Adapter {
     fn delta_of_expert(&self, layer: &str, expert: &str) -> Option<Tensor> {
         let (number, projection) = expert.strip_suffix(".weight")?.split_once('.')?;
         let number: i64 = number.parse().ok()?;
-        let module = if projection == "down_proj" { "experts" } else { "experts.base_layer" };
+        let (module, rank) = match projection {
+            "down_proj" => ("experts", self.lora.rank as i64),
+            _ => ("experts.base_layer", self.lora.gate_up_rank as i64),
+        };
         let find = |side| self.layout.find(&format!("{PREFIX}.{layer}.mlp.{module}.lora_{side}.weight"));
         let (up, down) = (find('B')?, find('A')?);
         let matrix = |entry: &Entry| part(&self.flat.detach(), entry.range()).view([entry.shape[0] as i64, -1]);
-        let rank = if projection == "down_proj" { self.lora.rank } else { self.lora.gate_up_rank } as i64;
         let up = matrix(up).view([up.shape[0] as i64, rank, -1]).select(2, number);
         let down = matrix(down).narrow(0, number * rank, rank);
         let delta = (up * self.scale()).matmul(&down);
@@ -356,9 +355,9 @@ fn copy_head(from_layout: &Layout, from: &Tensor, to_layout: &Layout, to: &Tenso
 /// Low-rank additions of a layer.
 #[derive(Debug)]
 pub(super) struct LayerRanks {
-    /// Of its four groups of projections.
+    /// One for each group of projections that has adapters.
     pub groups: [Option<LowRank>; 4],
-    /// Of its experts: gate and up, and down.
+    /// Adapters of experts: of gate and up, and of down.
     pub experts: Option<[ExpertRank; 2]>,
 }
 

@@ -180,7 +180,7 @@ impl Replica {
         Ok(())
     }
 
-    /// Where the inputs of layers that are computed again wait.
+    /// Device on which the inputs of layers that are computed again wait.
     fn kept_on(&self) -> Device {
         if self.config.activations_on_host { Device::Cpu } else { self.compute.device }
     }

@@ -203,7 +203,7 @@ fn a_trainer_on_a_gpu_takes_what_the_plan_says_within_a_tenth() {
     }
 }
 
-/// On a device that no other test has. Prompts of 256 tokens, as the plan assumes of a file, and as many as are read at once.
+/// On a device that no other test has. Prompts of 256 tokens, which the plan assumes of a file, fill one chunk of reading.
 #[test]
 fn a_generator_on_a_gpu_takes_what_the_plan_says_within_a_tenth() {
     const DEVICE: usize = 5;

@@ -14,7 +14,7 @@ use crate::model::{fused, upload};
 /// A row's token and log-probability; `None` for a row that is not finite.
 pub(super) type Choices = Vec<Option<(u32, f32)>>;
 
-/// What decides a row's token, apart from its logits.
+/// Parameters of a row's draw, apart from its logits.
 #[derive(Clone)]
 pub struct Row<'a> {
     pub params: &'a SamplingParams,

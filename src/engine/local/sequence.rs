@@ -13,7 +13,7 @@ use crate::engine::stop::StopWatch;
 use crate::engine::{EngineError, FinishReason, Request};
 use crate::model::{Decoder, Views, Weights};
 
-/// What decides the next tokens in `slots`, apart from their logits.
+/// Rows of the next tokens in `slots`.
 pub(super) fn rows<'a>(all: &'a Slots<SequenceState>, run_seed: u64, slots: &[usize]) -> Vec<Row<'a>> {
     slots.iter().filter_map(|&slot| all.get(slot)).map(|sequence| sequence.row_after(&[], run_seed)).collect()
 }
@@ -100,7 +100,7 @@ impl Sequence {
         if self.request.params.greedy() { 0.0 } else { uniform(seed, ordinal, index, offset + tokens) }
     }
 
-    /// What decides the token after its own and those of a draft.
+    /// The row of the token after its own and those of a draft.
     pub fn row_after(&self, drafted: &[u32], run_seed: u64) -> Row<'_> {
         let (params, said) = (&*self.request.params, &self.answer.tokens);
         let uniform = self.uniform_after(said.len() + drafted.len(), run_seed);

@@ -75,7 +75,7 @@ struct Passes {
     several: bool,
     /// Memory of all parallel micro-batches between forward and backward pass.
     bytes: u64,
-    /// What waits in the host's memory in between.
+    /// Bytes that wait in the host's memory in between.
     moved: u64,
     /// What a backward pass takes in addition, once the logits are freed.
     later: u64,

@@ -1,4 +1,4 @@
-//! What a layer computes of each token: numbers that it keeps for the backward pass, and bytes without one.
+//! Memory of a token in a layer: numbers that are kept for the backward pass, and bytes without one.
 
 use crate::model::ModelConfig;
 

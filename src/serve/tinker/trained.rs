@@ -291,3 +291,19 @@ fn backend(ground: &Ground, policy: &Policy) -> Result<LocalBackend, String> {
     };
     policy.backend(config).map_err(|error| error.to_string())
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn feed_forward_layers_are_adapted_whether_or_not_they_are_experts() {
+        for (folder, expected) in [("qwen3_moe", true), ("qwen3_tied", false)] {
+            let model = ModelConfig::from_dir(&Path::new("tests/golden/models").join(folder)).unwrap();
+            let lora = LoraConfig { rank: 2, seed: None, train_unembed: false, train_mlp: true, train_attn: false };
+            let lora = Lora::new(2, 4.0, &targets(lora, &model)).unwrap().on_model(&model).unwrap();
+            assert_eq!(lora.adapts_experts(), expected, "{folder}");
+            assert!(lora.layout(&model).total() > 0);
+        }
+    }
+}
