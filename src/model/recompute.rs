@@ -39,19 +39,32 @@ pub(crate) trait Parameters {
 pub(crate) struct Whole<'a> {
     weights: &'a Weights,
     /// Gradient of the trained numbers, flat and in f32.
-    pub gradient: Tensor,
+    gradient: Tensor,
+    /// If true, `gradient` is a sum that this pass's is added to.
+    adds: bool,
+    /// Divisor of the gradient that comes.
+    scale: f64,
 }
 
 impl<'a> Whole<'a> {
     /// For a forward pass.
     pub fn reading(weights: &'a Weights) -> Self {
-        Whole { weights, gradient: Tensor::empty([0], (Kind::Float, weights.flat.device())) }
+        Whole { weights, gradient: Tensor::empty([0], (Kind::Float, weights.flat.device())), adds: false, scale: 1.0 }
     }
 
-    /// For a backward pass.
-    pub fn new(weights: &'a Weights) -> Self {
-        let trained = weights.trained().1;
-        Whole { weights, gradient: Tensor::empty([trained.numel() as i64], (Kind::Float, trained.device())) }
+    /// For a backward pass of a loss that was multiplied by `scale`. If there is a `sum`, the gradient is added
+    /// to it, unit by unit; adapters have none.
+    pub fn new(weights: &'a Weights, sum: Option<Tensor>, scale: f64) -> Self {
+        let (trained, adds) = (weights.trained().1, sum.is_some());
+        let new = || Tensor::empty([trained.numel() as i64], (Kind::Float, trained.device()));
+        Whole { weights, gradient: sum.unwrap_or_else(new), adds, scale }
+    }
+
+    /// The flat gradient, or the sum with it.
+    pub fn into_gradient(self) -> Tensor {
+        // That of adapters does not come unit by unit.
+        let scaled = self.weights.adapter.is_some() && self.scale != 1.0;
+        if scaled { self.gradient / self.scale } else { self.gradient }
     }
 }
 
@@ -67,10 +80,21 @@ impl Parameters for Whole<'_> {
     }
 
     fn room(&self, unit: Unit) -> Tensor {
-        part(&self.gradient, self.weights.layout.unit(unit))
+        let range = self.weights.layout.unit(unit);
+        match self.adds {
+            true => Tensor::empty([range.len() as i64], (Kind::Float, self.gradient.device())),
+            false => part(&self.gradient, range),
+        }
     }
 
-    fn take(&self, _unit: Unit, _gradient: Tensor) -> Result<(), Infallible> {
+    fn take(&self, unit: Unit, mut gradient: Tensor) -> Result<(), Infallible> {
+        let _guard = tch::no_grad_guard();
+        if self.scale != 1.0 {
+            let _ = gradient.g_div_scalar_(self.scale);
+        }
+        if self.adds {
+            let _ = part(&self.gradient, self.weights.layout.unit(unit)).g_add_(&gradient);
+        }
         Ok(())
     }
 }

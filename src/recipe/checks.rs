@@ -108,6 +108,7 @@ fn between(plan: &Plan, note: Note) {
     live_page(plan, note);
     unused::unused(plan, note);
     training::lr_scale(plan, note);
+    training::masters(plan, note);
     match plan.pipeline {
         Pipeline::Sft => needs_sft(plan, note),
         Pipeline::SftThenGrpo => {

@@ -19,7 +19,7 @@ use super::train::Optimization;
 use super::trainer::TrainerBackend;
 use crate::model::{Dtype, Layout, Lora, ModelConfig, ModelError, gpu_memory};
 use crate::settings::error::Problem;
-use crate::train::MomentFormat;
+use crate::train::{MasterFormat, MomentFormat};
 use crate::util::cores::cores;
 use shape::{adapters, shape};
 
@@ -171,6 +171,11 @@ fn knobs(plan: &Plan, memory: &MemoryPlan) -> Vec<String> {
         try_out(format!("{section}.moments = \"8-bit\""), &|plan| {
             optimizations(plan).for_each(|of| of.moments = MomentFormat::EightBit);
         });
+        if plan.model.precision() == Dtype::Bf16 && plan.lora.is_none() {
+            try_out(format!("{section}.masters = \"bf16\""), &|plan| {
+                optimizations(plan).for_each(|of| of.masters = MasterFormat::Bf16);
+            });
+        }
         if plan.model.device != DeviceName::Cpu && of.gradient_checkpointing {
             try_out(format!("{section}.activations_on_host = true"), &|plan| {
                 optimizations(plan).for_each(|of| of.activations_on_host = true);
@@ -382,7 +387,7 @@ mod tests {
         let mut text = "# Memory of GPUs\n\nWhat `rollflow check` counts for trainer and generator of a GRPO run on one GPU: bf16, 32 sequences of 256 + 1024 tokens in flight, \
                         micro-batches of 8192 tokens, gradient checkpointing; shapes of Qwen2.5, in folders in bf16. Adapters are of rank 16, with `lora.sync = \"adapter\"`. In \
                         brackets the smallest card of 16, 24, 48, 80, 141 and 180 GB that has room. The page is generated: `ROLLFLOW_WRITE_DOCS=1 cargo test --workspace --lib memory`.\n\n\
-                        | model | all weights | with moments in 8 bits | with moments and layers' inputs on the host | adapters | adapters over 4 bits |\n|---|---|---|---|---|---|\n"
+                        | model | all weights | with moments in 8 bits | and parameters in bf16 alone | with moments and layers' inputs on the host | adapters | adapters over 4 bits |\n|---|---|---|---|---|---|---|\n"
             .to_owned();
         for (name, shape, tied) in SIZES {
             let cell = |lora: &str, change: fn(&mut Optimization)| {
@@ -393,9 +398,10 @@ mod tests {
             };
             let on_host = |of: &mut Optimization| (of.moments, of.activations_on_host) = (MomentFormat::Host, true);
             let in_8_bits = |of: &mut Optimization| of.moments = MomentFormat::EightBit;
+            let small = |of: &mut Optimization| (of.moments, of.masters) = (MomentFormat::EightBit, MasterFormat::Bf16);
             let plain = |_: &mut Optimization| ();
-            let cells =
-                [cell("", plain), cell("", in_8_bits), cell("", on_host), cell(ADAPTERS, plain), cell(OVER_4_BITS, plain)];
+            let whole = [cell("", plain), cell("", in_8_bits), cell("", small), cell("", on_host)];
+            let cells = whole.into_iter().chain([cell(ADAPTERS, plain), cell(OVER_4_BITS, plain)]).collect::<Vec<_>>();
             let cells = cells.join(" | ");
             text += &format!("| {name} | {cells} |\n");
         }

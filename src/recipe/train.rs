@@ -18,7 +18,7 @@ use crate::settings::setting::{
 };
 use crate::stages::pairs::Pairing;
 use crate::stages::train::RewardKl;
-use crate::train::{DecayScope, LrScale, MomentFormat, NonFinitePolicy, RouterReplay};
+use crate::train::{DecayScope, LrScale, MasterFormat, MomentFormat, NonFinitePolicy, RouterReplay};
 
 const BETAS: Limit<[f64; 2]> =
     Limit { text: "each 0 or more and below 1", holds: |betas| betas.iter().all(|beta| (0.0..1.0).contains(beta)) };
@@ -118,6 +118,8 @@ section! {
         /// If true, the inputs of layers that `gradient_checkpointing` keeps wait for the backward pass in the
         /// host's memory: `layers · tokens · hidden` numbers less on a GPU.
         activations_on_host: bool = false;
+        /// Format of the parameters that AdamW updates.
+        masters: MasterFormat = MasterFormat::default();
         /// Format of AdamW's moments.
         moments: MomentFormat = MomentFormat::default();
         /// Threads of the trainer. Left out: all of the machine's, which it shares with the other

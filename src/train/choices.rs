@@ -29,6 +29,17 @@ choices! {
 }
 
 choices! {
+    /// Format of the parameters that AdamW updates.
+    pub enum MasterFormat {
+        /// f32, and a copy to compute with where `model.dtype` is another.
+        "f32" => F32,
+        /// bf16, which is computed with, too: 4 bytes a parameter less. An update is rounded up or down at random, so
+        /// that its mean is exact (Zamirai et al., 2020).
+        "bf16" => Bf16,
+    }
+}
+
+choices! {
     /// Policy for a step whose loss or gradient is not finite (law N4).
     pub enum NonFinitePolicy {
         /// the run ends and names the sample or tensor.

@@ -1,6 +1,6 @@
 //! Training in this process, on libtorch, on a thread of the backend.
 //!
-//! Memory: parameters, gradient and two moments in f32, or the parameters once and these four for
+//! Memory: parameters, gradient and two moments in f32 ([`MasterFormat`], [`MomentFormat`]), or the parameters once and these four for
 //! adapters ([`Lora`](crate::model::Lora)). In addition, a copy in the format of computation
 //! if that is not f32, the activations of one micro-batch, and one chunk of logits.
 
@@ -13,9 +13,9 @@ use super::commands::{Commands, guarded};
 use super::team::MakeAlgorithm;
 use super::worker::Worker;
 use super::{
-    AdamW, Algorithm, BackendState, CheckpointMetadata, DecayScope, ForwardBackward, LrScale, MomentFormat, NonFinitePolicy,
-    OptimStep, RouterReplay, SaveCheckpoint, SavedCheckpoint, Snapshot, TrainBatch, TrainError, TrainFuture, TrainerRanks,
-    TrainingBackend, promise,
+    AdamW, Algorithm, BackendState, CheckpointMetadata, DecayScope, ForwardBackward, LrScale, MasterFormat, MomentFormat,
+    NonFinitePolicy, OptimStep, RouterReplay, SaveCheckpoint, SavedCheckpoint, Snapshot, TrainBatch, TrainError, TrainFuture,
+    TrainerRanks, TrainingBackend, promise,
 };
 use crate::algo::{Loss, OffPolicy, Schedule};
 use crate::flow::caught;
@@ -54,8 +54,8 @@ pub struct LocalConfig {
     /// micro-batch per thread, each with a separate gradient. For larger models, threads share
     /// each operation.
     pub threads: Option<usize>,
-    /// Device and number format of the layers. Parameters, moments and gradient sums are f32 in any
-    /// case.
+    /// Device and number format of the layers. Gradient sums are f32 in any case, parameters and moments by
+    /// `masters` and `moments`.
     pub compute: Compute,
     /// Further devices that compute micro-batches of the same step, each with a copy of the model.
     ///
@@ -72,6 +72,8 @@ pub struct LocalConfig {
     /// If true, the backward pass computes each layer's activations again instead of keeping all.
     /// The gradient is the same.
     pub gradient_checkpointing: bool,
+    /// Format of the parameters that the optimizer updates. Those of adapters are f32.
+    pub masters: MasterFormat,
     /// Format of the optimizer's moments.
     pub moments: MomentFormat,
     /// If true, layers' inputs that `gradient_checkpointing` keeps for the backward pass are in the host's memory.
@@ -114,6 +116,7 @@ impl LocalConfig {
             router_loss: 0.0,
             router_replay: RouterReplay::Off,
             gradient_checkpointing: false,
+            masters: MasterFormat::F32,
             moments: MomentFormat::F32,
             activations_on_host: false,
             save_dtype: None,

@@ -37,6 +37,8 @@ mod probe;
 #[cfg(feature = "torch")]
 mod replica;
 #[cfg(feature = "torch")]
+mod rounding;
+#[cfg(feature = "torch")]
 mod saving;
 #[cfg(feature = "torch")]
 mod scorer;
@@ -61,7 +63,7 @@ pub use backend::{
     TrainingBackend,
 };
 pub use checkpoint::{CheckpointMetadata, FileMark};
-pub use choices::{DecayScope, LrScale, MomentFormat, NonFinitePolicy, RouterReplay};
+pub use choices::{DecayScope, LrScale, MasterFormat, MomentFormat, NonFinitePolicy, RouterReplay};
 pub(crate) use collate::name_of;
 pub use collate::{AtTeacher, TeacherColumn, TrainBatch, TrainSequence, collate, collate_in, collate_part};
 pub use error::TrainError;

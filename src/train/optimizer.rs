@@ -1,7 +1,8 @@
 //! AdamW over one flat tensor: state and clipping.
 //!
 //! On a CPU an update is the fused loop of [`AdamW::update`] over slices; elsewhere it is
-//! libtorch's fused AdamW. Both apply the settings of each parameter group ([`ParamGroups`]).
+//! libtorch's fused AdamW. Both apply the settings of each parameter group ([`ParamGroups`]). Parameters in bf16
+//! are widened and rounded stochastically in pieces.
 
 use std::ops::Range;
 
@@ -10,7 +11,7 @@ use tch::{Device, Kind, Tensor};
 use super::groups::{ParamGroups, Slice};
 use super::moments::{Moment, pieces};
 use super::optimizer_files::OptimizerState;
-use super::{AdamW, MomentFormat, norm};
+use super::{AdamW, MomentFormat, norm, rounding};
 use crate::model::{Layout, fused, part};
 
 /// Moments of all parameters, and how often they were updated.
@@ -45,25 +46,31 @@ impl Optimizer {
         self.slices = self.groups.slices(config.weight_decay, layout);
     }
 
-    /// Updates `params` in place, with gradients multiplied by `scale`. On a device the gradient is
-    /// consumed.
+    /// Updates `params`, in f32 or bf16, in place, with gradients multiplied by `scale`. On a device the gradient
+    /// is consumed.
     pub fn update(&mut self, lr: f64, scale: f64, params: &mut Tensor, grad: Tensor) {
         self.step += 1;
         let apply = if params.device() == Device::Cpu { Optimizer::update_on_host } else { Optimizer::update_on_device };
         self.update_by(apply, Rates { lr, scale }, params, &grad);
     }
 
-    /// In pieces, unless the moments are next to the parameters.
+    /// In pieces, unless parameters and moments are in f32 next to each other.
     fn update_by(&mut self, apply: Apply, rates: Rates, params: &Tensor, grad: &Tensor) {
         let _guard = tch::no_grad_guard();
         let (device, len) = (params.device(), params.numel());
         self.moments.iter_mut().for_each(|moment| moment.settle(self.format, device));
-        let whole = std::iter::once(0..len).filter(|_| self.format == MomentFormat::F32);
-        let in_pieces = pieces(len).filter(|_| self.format != MomentFormat::F32);
+        let is_plain = self.format == MomentFormat::F32 && params.kind() == Kind::Float;
+        let whole = std::iter::once(0..len).filter(|_| is_plain);
+        let in_pieces = pieces(len).filter(|_| !is_plain);
         for range in whole.chain(in_pieces) {
             let mut moments: Vec<Tensor> = self.moments.iter().map(|moment| moment.read(range.clone(), device)).collect();
-            let piece = Piece { params: part(params, range.clone()), grad: part(grad, range.clone()), first: range.start };
-            apply(self, rates, piece, &mut moments);
+            let (mut own, grad) = (part(params, range.clone()), part(grad, range.clone()));
+            // Of f32 numbers this is the same tensor.
+            let widened = own.to_kind(Kind::Float);
+            apply(self, rates, Piece { params: widened.shallow_clone(), grad, first: range.start }, &mut moments);
+            if own.kind() != Kind::Float {
+                rounding::write(&mut own, &widened, self.step, &range);
+            }
             self.moments.iter_mut().zip(moments).for_each(|(moment, numbers)| moment.write(range.clone(), numbers));
         }
     }

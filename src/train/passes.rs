@@ -6,6 +6,7 @@ use std::ops::{ControlFlow, Range};
 use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::Relaxed;
 
+use parking_lot::Mutex;
 use tch::Tensor;
 
 use super::optimizer::grad_norm;
@@ -207,9 +208,14 @@ impl Worker {
         };
         let shards = self.shards.as_ref().filter(|_| self.team.as_ref().is_some_and(|team| team.shard() == Shard::Gradients));
         let over = AtomicBool::new(false);
+        // A single replica that computes layers again adds each one's gradient to the sum, without a copy of all.
+        let whole_model = self.weights.adapter.is_none() && shards.is_none();
+        let adds = self.config.gradient_checkpointing && whole_model && self.replicas.len() == 1;
+        let sum_of_one = Mutex::new(if adds { accumulated.gradient.take() } else { None });
         let work = |replica: &mut Replica, at: usize| match own.get(at) {
             Some(&piece) if !over.load(Relaxed) => {
-                replica.differentiate(algorithm, batch, &parts[piece], judged.get(piece).cloned()).map(Some)
+                let (judged, mut sum) = (judged.get(piece).cloned(), adds.then(|| sum_of_one.lock()));
+                replica.differentiate(algorithm, batch, &parts[piece], judged, sum.as_deref_mut()).map(Some)
             }
             _ => replica.accompany(true).map(|()| None),
         };
@@ -253,6 +259,9 @@ impl Worker {
             // The others pass as often as this rank would have.
             if broken.is_some() || stop && !in_step { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
         });
+        if adds {
+            accumulated.gradient = sum_of_one.into_inner();
+        }
         broken.map_or(Ok(()), |error| Err(self.explain(error)))?;
         ended?;
         seen.entropy /= seen.tokens.max(1) as f64;

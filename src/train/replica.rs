@@ -54,8 +54,8 @@ enum Held {
 pub(super) struct Part {
     pub scored: Scored,
     pub output: LossOutput,
-    /// Gradient by the flat trained parameters, `None` if it was summed over ranks already, or the
-    /// names of samples with non-finite numbers.
+    /// Gradient by the flat trained parameters, `None` if it was added up already, or the names of samples with
+    /// non-finite numbers.
     pub gradient: Result<Option<Tensor>, Vec<String>>,
     /// The experts' loss, by its weight, if there is one.
     pub router_loss: Option<f64>,
@@ -118,14 +118,16 @@ impl Replica {
         Replica { config: config.clone(), compute: config.compute, decoder, held: Held::Part(part.clone()) }
     }
 
-    /// Computes the sequences at `part` and their gradient. `judged` is their part of a loss that
-    /// was computed over the whole batch.
+    /// Computes the sequences at `part` and their gradient. `judged` is their part of a loss that was computed
+    /// over the whole batch. The gradient is added to `sum`, if there is one: for layers that are computed
+    /// again, without adapters.
     pub fn differentiate(
         &self,
         algorithm: &Algorithm,
         batch: &TrainBatch,
         part: &[usize],
         judged: Option<LossOutput>,
+        sum: Option<&mut Option<Tensor>>,
     ) -> Result<Part, PassError> {
         let forward = self.forward(batch, part, self.config.gradient_checkpointing, self.config.router_loss > 0.0)?;
         let judged = self.judge(&forward, algorithm, batch, part, judged);
@@ -147,23 +149,24 @@ impl Replica {
                 self.decoder.gradient(&**gathered, kept, by_rows, by_head, weight * scale)?;
                 None
             }
-            (Held::Whole(weights), backward) => slopes.map(|slopes| match backward {
-                Backward::Recompute(kept) => {
-                    let whole = Whole::new(weights);
-                    let by_head = slopes.by_head.as_ref();
-                    let Ok(()) = self.decoder.gradient(&whole, kept, &slopes.by_rows, by_head, weight * slopes.scale);
-                    whole.gradient
-                }
-                Backward::Graph { embedded, ids } => {
-                    let of_experts = of_experts.map(|loss| loss * (weight * slopes.scale));
-                    self.along_graph(weights, slopes, of_experts, &embedded, &ids)
-                }
+            (Held::Whole(weights), Backward::Recompute(kept)) => slopes.and_then(|slopes| {
+                let mut alone = None;
+                let sum = sum.unwrap_or(&mut alone);
+                let whole = Whole::new(weights, sum.take(), slopes.scale);
+                let by_head = slopes.by_head.as_ref();
+                let Ok(()) = self.decoder.gradient(&whole, kept, &slopes.by_rows, by_head, weight * slopes.scale);
+                *sum = Some(whole.into_gradient());
+                alone
+            }),
+            (Held::Whole(weights), Backward::Graph { embedded, ids }) => slopes.map(|slopes| {
+                let of_experts = of_experts.map(|loss| loss * (weight * slopes.scale));
+                let flat = self.along_graph(weights, slopes, of_experts, &embedded, &ids);
+                if slopes.scale == 1.0 { flat } else { flat / slopes.scale }
             }),
             (Held::Part(_), Backward::Graph { .. }) => unreachable!("parts are gathered for recomputed layers only"),
         };
         let Judged { scored, output, slopes } = judged?;
-        let unscaled = |slopes: Slopes| gradient.map(|of| if slopes.scale == 1.0 { of } else { of / slopes.scale });
-        Ok(Part { scored, output, gradient: slopes.map(unscaled), router_loss, router_mismatch })
+        Ok(Part { scored, output, gradient: slopes.map(|_| gradient), router_loss, router_mismatch })
     }
 
     /// Takes part in a micro-batch of other ranks, with no sequence.

@@ -22,7 +22,7 @@ use super::checkpoint::{self, CHECKPOINTS, Unfinished};
 use super::optimizer_files::{self, MASTERS, OptimizerState};
 use super::team::Command;
 use super::worker::{Divided, Worker};
-use super::{CheckpointMetadata, FileMark, SaveCheckpoint, TrainError};
+use super::{CheckpointMetadata, FileMark, MasterFormat, SaveCheckpoint, TrainError};
 use crate::flow::caught;
 use crate::model::{Adapter, Dtype, Entry, FolderShards, part, save_adapter, write_tensors};
 use crate::ranks::Member;
@@ -197,7 +197,8 @@ impl Worker {
     /// The ranks of the first copy write them.
     fn copy_optimizer(&self, rank: usize, sliced: bool, dtype: Dtype) -> Result<Option<CopiedOptimizer>, TrainError> {
         let writers = self.shards.as_ref().filter(|_| sliced).map_or(1, |shards| shards.parts());
-        let rounded = dtype != Dtype::F32 && self.weights.adapter.is_none();
+        let exact = dtype == Dtype::F32 || dtype == Dtype::Bf16 && self.config.masters == MasterFormat::Bf16;
+        let rounded = !exact && self.weights.adapter.is_none();
         let masters = rounded.then(|| match (&self.divided, &self.shards) {
             (Some(divided), _) => divided.masters.shallow_clone(),
             (None, Some(shards)) => shards.own(&self.weights.flat),

@@ -13,7 +13,7 @@ use super::replica::Replica;
 use super::shards::{Gathered, Shards};
 use super::side_by_side::SideBySide;
 use super::team::{Command, MakeAlgorithm, Team};
-use super::{AdamW, Algorithm, BackendState, LocalConfig, OptimStep, TrainError, clip_scale};
+use super::{AdamW, Algorithm, BackendState, LocalConfig, MasterFormat, OptimStep, TrainError, clip_scale};
 use crate::algo::Schedule;
 use crate::data::Version;
 use crate::model::{Compute, Dtype, ModelConfig, Weights, stream, use_threads};
@@ -29,7 +29,7 @@ pub(super) struct Worker {
     /// For batches that bring none.
     pub(super) algorithm: Arc<Algorithm>,
     pub(super) model: ModelConfig,
-    /// The masters, in f32. Without numbers if `divided` has them.
+    /// The masters. Without numbers if `divided` has them.
     pub(super) weights: Weights,
     /// Weights of the computation: the masters themselves, or a copy in another format.
     pub(super) computed: Weights,
@@ -92,7 +92,10 @@ impl Worker {
     /// cannot start or a device is missing.
     pub fn new(config: LocalConfig, model: ModelConfig, weights: Weights) -> std::io::Result<Self> {
         // Nothing is copied twice.
-        let masters = weights.masters(config.compute.device);
+        let masters = match config.masters {
+            MasterFormat::F32 => weights.masters(config.compute.device),
+            MasterFormat::Bf16 => weights.on(Compute { dtype: Dtype::Bf16, ..config.compute }),
+        };
         let moved = masters.trained().1.data_ptr() != weights.trained().1.data_ptr();
         let lead = |ranks| Team::lead(ranks, &model, &masters).map_err(std::io::Error::other);
         let team = config.ranks.clone().map(lead).transpose()?;
@@ -294,7 +297,7 @@ impl Worker {
         if let Some(Divided { masters, gathered }) = &self.divided {
             return gathered.round(masters);
         }
-        if self.config.compute.dtype != Dtype::F32 {
+        if self.config.compute.dtype != Dtype::F32 && self.config.masters == MasterFormat::F32 {
             self.computed.trained_mut().copy_(self.weights.trained().1);
         }
         for copy in &mut self.copies {
@@ -318,6 +321,16 @@ fn checked(config: &LocalConfig, model: &ModelConfig, masters: &Weights, team: O
     }
     if masters.is_quantised() && team.is_some() {
         return Err(TrainError::Setting("weights in 4 bits are for one process: train over whole ones, or without [ranks]"));
+    }
+    if config.masters == MasterFormat::Bf16 {
+        if config.compute.dtype != Dtype::Bf16 {
+            return Err(TrainError::Setting("parameters in bf16 are for computation in bf16: leave `masters` at \"f32\""));
+        }
+        if team.is_some() || masters.adapter.is_some() {
+            return Err(TrainError::Setting(
+                "parameters in bf16 are for one process and whole weights: leave `masters` at \"f32\" with [ranks] or [lora]",
+            ));
+        }
     }
     if config.router_loss > 0.0 && model.experts.is_none() {
         return Err(TrainError::Setting("router_aux_loss is for a mixture of experts, which this model is not: leave it out"));

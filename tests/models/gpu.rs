@@ -7,9 +7,11 @@ use rollflow::algo::{Aggregation, PolicyLoss, Schedule};
 use rollflow::data::{Prompt, Sample, Tokenizer};
 use rollflow::engine::{LocalEngine, OnNewWeights, Request, SamplingParams, TokenEngine};
 use rollflow::model::{Compute, Dtype, Lora, ModelConfig, Weights, load_hf};
-use rollflow::train::{LocalBackend, LocalConfig, MomentFormat, RouterReplay, TrainBatch, TrainingBackend, collate};
+use rollflow::train::{
+    LocalBackend, LocalConfig, MasterFormat, MomentFormat, RouterReplay, TrainBatch, TrainingBackend, collate,
+};
 
-use tch::{Device, Tensor};
+use tch::{Device, Kind, Tensor};
 
 use crate::stand_in::counts;
 
@@ -114,15 +116,16 @@ fn adapters_of_experts_in_bf16_on_a_gpu_train_as_in_f32_on_the_host() {
     }
 }
 
-/// Moments and layers' inputs come back as they went; 8 bits round moments.
+/// Moments and layers' inputs come back as they went; 8 bits round moments, and bf16 parameters.
 #[test]
-fn what_waits_on_the_host_changes_no_step_on_a_gpu_and_8_bits_hardly_any() {
+fn what_waits_on_the_host_changes_no_step_on_a_gpu_and_fewer_bits_hardly_any() {
     for (name, model, weights) in golden_on_a_gpu().into_iter().take(2) {
         let batch = batch(model.vocab_size);
-        let trained = |moments, activations_on_host| {
+        let trained = |masters, moments, activations_on_host| {
             let config = LocalConfig {
                 compute: Compute::cuda(0, Dtype::Bf16),
                 gradient_checkpointing: true,
+                masters,
                 moments,
                 activations_on_host,
                 ..LocalConfig::new(PolicyLoss::default(), Schedule::constant(1e-3))
@@ -133,14 +136,17 @@ fn what_waits_on_the_host_changes_no_step_on_a_gpu_and_8_bits_hardly_any() {
                 backend.optim_step().wait().unwrap();
             }
             let current = backend.current().wait().unwrap();
-            current.weights.read().flat.to_device(Device::Cpu)
+            current.weights.read().flat.to_device(Device::Cpu).to_kind(Kind::Float)
         };
-        let plain = trained(MomentFormat::F32, false);
-        assert!(trained(MomentFormat::Host, true) == plain, "{name}");
+        let plain = trained(MasterFormat::F32, MomentFormat::F32, false);
+        assert!(trained(MasterFormat::F32, MomentFormat::Host, true) == plain, "{name}");
         let length = |of: Tensor| of.norm().double_value(&[]);
-        let (gap, moved) =
-            (length(trained(MomentFormat::EightBit, false) - &plain), length(weights.flat.to_device(Device::Cpu) - &plain));
+        let moved = length(weights.flat.to_device(Device::Cpu) - &plain);
+        let gap = length(trained(MasterFormat::F32, MomentFormat::EightBit, false) - &plain);
         assert!(gap < 0.1 * moved, "{name}: moved by {moved}, in 8 bits {gap} away");
+        let gap = length(trained(MasterFormat::Bf16, MomentFormat::F32, false) - &plain);
+        let rounded = plain.norm().double_value(&[]) / 256.0;
+        assert!(gap < 2.0 * rounded, "{name}: moved by {moved}, in bf16 {gap} away, rounded by {rounded}");
     }
 }
 

@@ -155,6 +155,7 @@ fn a_trainer_on_a_gpu_takes_what_the_plan_says_within_a_tenth() {
         (&mixture, of_experts, false, ""),
         (&dense, "", true, "activations_on_host = true\nmoments = 'host'"),
         (&dense, "", true, "moments = '8-bit'"),
+        (&dense, "", true, "moments = '8-bit'\nmasters = 'bf16'"),
     ] {
         let lora = !adapters.is_empty();
         std::fs::write(folder.path().join("config.json"), config.to_string()).unwrap();
@@ -184,6 +185,7 @@ fn a_trainer_on_a_gpu_takes_what_the_plan_says_within_a_tenth() {
         let settings = LocalConfig {
             gradient_checkpointing: checkpointing,
             activations_on_host: of.activations_on_host,
+            masters: of.masters,
             moments: of.moments,
             micro_batch_tokens: 1024,
             compute: Compute::cuda(DEVICE, Dtype::Bf16),

@@ -6,10 +6,12 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use rollflow::algo::{Aggregation, CrossEntropy, OffPolicy};
-use rollflow::model::{Dtype, Lora, ModelConfig, Weights, load_hf};
+use rollflow::model::{Compute, Dtype, Lora, ModelConfig, Weights, load_hf};
 use rollflow::prelude::*;
 use rollflow::ranks::Shard;
-use rollflow::train::{MomentFormat, SaveCheckpoint, TrainError, TrainFuture, TrainingBackend, checkpoint, collate, promise};
+use rollflow::train::{
+    MasterFormat, MomentFormat, SaveCheckpoint, TrainError, TrainFuture, TrainingBackend, checkpoint, collate, promise,
+};
 
 use crate::rank_threads::{led, led_copies};
 use crate::ranks::{config, distance, rollouts};
@@ -38,7 +40,7 @@ fn save(backend: &LocalBackend, folder: &Path, step: u64) -> PathBuf {
 }
 
 fn current(backend: &LocalBackend) -> Vec<f32> {
-    backend.current().wait().unwrap().weights.read().trained().1.try_into().unwrap()
+    backend.current().wait().unwrap().weights.read().trained().1.to_kind(tch::Kind::Float).try_into().unwrap()
 }
 
 fn names(folder: &Path) -> Vec<String> {
@@ -149,6 +151,59 @@ fn c1_moments_in_8_bits_and_on_the_host_resume_to_the_bit_and_train_as_those_in_
         println!("{size} ranks: moved by {moved}, in 8 bits {gap} away");
         assert!(0.0 < gap && gap < 0.1 * moved, "{size} ranks: moved by {moved}, in 8 bits {gap} away");
     }
+}
+
+/// Parameters in bf16, computed with in bf16.
+fn in_bf16(masters: MasterFormat, save_dtype: Dtype, lr: f64) -> LocalConfig {
+    let (compute, schedule) = (Compute::cpu(Dtype::Bf16), Schedule::constant(lr));
+    LocalConfig { masters, compute, schedule, save_dtype: Some(save_dtype), ..plain() }
+}
+
+/// Law C1. Only a format that rounds bf16 needs the parameters once more.
+#[test]
+fn c1_parameters_in_bf16_resume_to_the_bit_in_every_format_of_a_checkpoint() {
+    for dtype in [Dtype::F32, Dtype::Bf16, Dtype::F16] {
+        let folder = tempfile::tempdir().unwrap();
+        let new = |seed| backend(in_bf16(MasterFormat::Bf16, dtype, 1e-3), seed);
+        let whole = new(5);
+        (0..3).for_each(|at| step(&whole, at));
+        let saved = save(&whole, folder.path(), 3);
+        (3..6).for_each(|at| step(&whole, at));
+        let resumed = new(9);
+        resumed.load_checkpoint(&saved).wait().unwrap();
+        (3..6).for_each(|at| step(&resumed, at));
+        assert!(current(&resumed) == current(&whole), "{}", dtype.name());
+        let file = fs::read(saved.join("optimizer.safetensors")).unwrap();
+        let has_masters = safetensors::SafeTensors::deserialize(&file).unwrap().names().contains(&"master");
+        assert_eq!(has_masters, dtype == Dtype::F16, "{}", dtype.name());
+    }
+}
+
+/// Steps of an eighth of what bf16 tells apart: rounded to the nearest, most would be lost. Noise in the parameters is noise in
+/// gradients, too, which AdamW's mean square makes shorter.
+#[test]
+fn parameters_in_bf16_move_nearly_as_far_as_those_in_f32() {
+    let moved = |masters| {
+        let backend = backend(in_bf16(masters, Dtype::F32, 1e-5), 5);
+        let numbers = || tch::Tensor::from_slice(&current(&backend));
+        let before = numbers();
+        (0..40).for_each(|at| step(&backend, at));
+        numbers() - before
+    };
+    let (exact, rounded) = (moved(MasterFormat::F32), moved(MasterFormat::Bf16));
+    let along = (exact.dot(&rounded) / exact.dot(&exact)).double_value(&[]);
+    println!("in bf16 {along:.3} of the way in f32");
+    assert!((0.75..1.05).contains(&along), "{along} of the way");
+}
+
+#[test]
+fn parameters_in_bf16_are_refused_where_something_else_is_computed_or_trained() {
+    let of_f32 = LocalConfig { compute: Compute::cpu(Dtype::F32), ..in_bf16(MasterFormat::Bf16, Dtype::F32, 1e-3) };
+    let model = crate::tiny::model();
+    let refused = |config, weights| LocalBackend::new(config, model.clone(), weights).err().unwrap().to_string();
+    assert!(refused(of_f32, crate::tiny::weights(1)).contains("computation in bf16"));
+    let adapted = crate::tiny::weights(1).adapted(&model, Lora::new(4, 8.0, &[Lora::ALL]).unwrap(), 2);
+    assert!(refused(in_bf16(MasterFormat::Bf16, Dtype::F32, 1e-3), adapted).contains("[lora]"));
 }
 
 #[test]

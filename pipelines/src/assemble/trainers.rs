@@ -116,6 +116,7 @@ fn local_config(
         replica_devices: replicas.iter().map(|compute| compute.device).collect(),
         router_loss: of.router_aux_loss,
         gradient_checkpointing: of.gradient_checkpointing,
+        masters: of.masters,
         moments: of.moments,
         activations_on_host: of.activations_on_host,
         save_dtype: checkpoint.dtype,

@@ -61,7 +61,7 @@ const MAY_CHANGE: &[&str] = &[
 /// Sections that train a model, and their keys that may change: length, learning rate, what computes
 /// and how much at a time.
 const TRAINING: [&str; 4] = ["train", "sft", "reward_model", "critic"];
-const OF_TRAINING: [&str; 9] = [
+const OF_TRAINING: [&str; 10] = [
     "steps",
     "lr",
     "schedule",
@@ -70,6 +70,7 @@ const OF_TRAINING: [&str; 9] = [
     "micro_batch_tokens",
     "gradient_checkpointing",
     "activations_on_host",
+    "masters",
     "moments",
 ];
 

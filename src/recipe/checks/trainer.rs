@@ -87,6 +87,7 @@ pub(super) fn trainer(plan: &Plan, note: Note) {
     refuse("train.replica_devices", !optimization.replica_devices.is_empty(), inside, "leave it out");
     refuse("train.gradient_checkpointing", optimization.gradient_checkpointing, inside, "leave it out");
     refuse("train.activations_on_host", optimization.activations_on_host, inside, "leave it out");
+    refuse("train.masters", optimization.masters != Default::default(), inside, "leave it out");
     refuse("train.moments", optimization.moments != Default::default(), inside, "leave it out");
     refuse("checkpoint.dtype", plan.checkpoint.dtype.is_some(), "the server keeps the weights", "leave it out");
 }

@@ -2,9 +2,10 @@
 
 use super::{Note, known, schedule};
 use crate::algo::{Advantage, Divergence, LossChoice, Over, Proximal};
+use crate::model::Dtype;
 use crate::recipe::plan::{Pipeline, Plan};
 use crate::recipe::train::{Critic, Train};
-use crate::train::LrScale;
+use crate::train::{LrScale, MasterFormat};
 
 pub(super) fn training(plan: &Plan, note: Note) {
     let train = &plan.train;
@@ -38,6 +39,21 @@ pub(super) fn lr_scale(plan: &Plan, note: Note) {
                 let message = format!("`{key}` is {factor}, but it would change nothing: {why}");
                 note(&key, &["lora"], message, "remove it");
             }
+        }
+    }
+}
+
+/// Reports parameters in bf16 where nothing, or something else, would be in bf16.
+pub(super) fn masters(plan: &Plan, note: Note) {
+    let dtype = plan.model.precision();
+    for (section, _) in plan.optimizations().filter(|(_, of)| of.masters == MasterFormat::Bf16) {
+        let key = format!("{section}.masters");
+        if dtype != Dtype::Bf16 {
+            let message = format!("`{key}` is \"bf16\", but the run computes in {}", dtype.word());
+            note(&key, &["model.dtype", "model.device"], message, "set model.dtype = \"bf16\", or leave it out");
+        } else if plan.lora.is_some() && section != "critic" {
+            let message = format!("`{key}` is \"bf16\", but with [lora] adapters are trained, which are small and in f32");
+            note(&key, &["lora"], message, "leave it out");
         }
     }
 }

@@ -16,7 +16,7 @@ use crate::recipe::plan::{Pipeline, Plan};
 use crate::recipe::reference_policy::ReferencePolicy;
 use crate::recipe::task::TaskData;
 use crate::recipe::train::Optimization;
-use crate::train::MomentFormat;
+use crate::train::{MasterFormat, MomentFormat};
 use crate::util::cores::cores;
 
 /// Code of the program and of libtorch, threads and allocators.
@@ -208,7 +208,8 @@ impl Parts<'_> {
     fn trainer(&mut self, [weights, gradients, optimizer, activations, logits]: [&'static str; 5], work: &Work) {
         let (model, of, bytes) = (work.model, work.of, self.bytes());
         let (first, whole) = (self.at, parameters(model));
-        let (copy, also) = if bytes == 4 { (0, "") } else { (bytes, ", and a copy to compute with") };
+        let rounds = of.masters == MasterFormat::Bf16;
+        let (copy, also) = if bytes == 4 || rounds { (0, "") } else { (bytes, ", and a copy to compute with") };
         // Under adapters the weights are the first weights themselves.
         let parameters = work.adapters.unwrap_or(whole);
         let on_host = self.plan.model.device == DeviceName::Cpu;
@@ -232,7 +233,9 @@ impl Parts<'_> {
             (Some(_), None) => whole * if self.keeps_format() { bytes } else { 4 + copy },
         };
         let what = if work.adapters.is_some() { "adapters: " } else { "" };
-        self.add(weights, (4 + copy) * parameters + computed, format!("the trainer's {what}{} in f32{also}", count(parameters)));
+        let (master, format) = if rounds { (bytes, "bf16") } else { (4, "f32") };
+        let why = format!("the trainer's {what}{} in {format}{also}", count(parameters));
+        self.add(weights, (master + copy) * parameters + computed, why);
         match of.moments {
             MomentFormat::F32 => self.add(optimizer, 8 * parameters, "two moments in f32".to_owned()),
             MomentFormat::EightBit => {
@@ -241,7 +244,7 @@ impl Parts<'_> {
             }
             MomentFormat::Host => self.on_host(optimizer, 8 * parameters, "two moments in f32".to_owned()),
         }
-        self.checkpoint(parameters, work.adapters.is_some());
+        self.checkpoint(parameters, work.adapters.is_some(), rounds);
         self.pass([gradients, activations, logits], parameters, work);
         for device in &of.replica_devices {
             self.at = *device;
@@ -262,31 +265,40 @@ impl Parts<'_> {
 
     /// The copy of a trainer's state that is written while the next step trains, in host memory. Next
     /// to a GPU the host has room for it at the end of the run, too.
-    fn checkpoint(&mut self, parameters: u64, adapted: bool) {
+    fn checkpoint(&mut self, parameters: u64, adapted: bool, rounds: bool) {
         let device = std::mem::replace(&mut self.at, DeviceName::Cpu);
         if device != DeviceName::Cpu || self.plan.checkpoint.every > 0 {
-            self.copied(device, parameters, adapted);
+            self.copied(device, parameters, adapted, rounds);
         }
         self.at = device;
     }
 
-    fn copied(&mut self, device: DeviceName, parameters: u64, adapted: bool) {
+    fn copied(&mut self, device: DeviceName, parameters: u64, adapted: bool, rounds: bool) {
         let format = self.plan.checkpoint.dtype.unwrap_or(self.model.dtype);
-        let (rounded, also) = if format == Dtype::F32 || adapted { (0, "") } else { (format.bytes() as u64, ", and rounded") };
+        let exact = format == Dtype::F32 || adapted || rounds && format == Dtype::Bf16;
+        let (rounded, also) = if exact { (0, "") } else { (format.bytes() as u64, ", and rounded") };
+        let weights = if rounds && exact { format.bytes() as u64 } else { 4 };
         let of = if device == DeviceName::Cpu { String::new() } else { format!(" of the state on {}", device.word()) };
         let why = format!("a copy{of} that is written while training continues: weights{also}, two moments");
-        self.add("checkpoint", (12 + rounded) * parameters, why);
+        self.add("checkpoint", (8 + weights + rounded) * parameters, why);
     }
 
     /// Memory of forward and backward passes on a device.
     fn pass(&mut self, [gradients, activations, logits]: [&'static str; 3], parameters: u64, work: &Work) {
         let (model, of, bytes) = (work.model, work.of, self.bytes());
         let Passes { at_once, tokens, several, bytes: held, moved, later, why: of_passes } = self.passes(work);
+        // A single pass that computes layers again adds each one's to the sum.
+        let adds = of.gradient_checkpointing && work.adapters.is_none() && at_once == 1 && of.replica_devices.is_empty();
         // Pieces and their concatenation, unless they are written into place.
         let pass = if self.checkpoints(of) { 4 } else { 2 * bytes + if bytes == 4 { 0 } else { 4 } };
-        let (sum, of_pass) = (if several { 4 } else { 0 }, at_once * pass * parameters);
-        let why = format!("{at_once} at a time, {pass} bytes a parameter, and their sum");
-        self.add(gradients, of_pass + sum * parameters, why);
+        let (of_pass, sum, why) = match adds {
+            true => (4 * parameters, if several { 4 * largest_unit(model) } else { 0 }, "their sum, and a layer's".to_owned()),
+            false => {
+                let why = format!("{at_once} at a time, {pass} bytes a parameter, and their sum");
+                (at_once * pass * parameters, if several { 4 * parameters } else { 0 }, why)
+            }
+        };
+        self.add(gradients, of_pass + sum, why);
         self.add(activations, held, of_passes);
         if moved > 0 {
             self.on_host(activations, moved, "layers' inputs that wait for the backward pass".to_owned());
@@ -461,6 +473,12 @@ impl Work<'_> {
         // The first group may have begun in the micro-batch before.
         ((tokens * together).div_ceil(apart) + prompt).min(tokens)
     }
+}
+
+/// Numbers of the largest part of a model that gradients come for at a time.
+fn largest_unit(model: &ModelConfig) -> u64 {
+    let layout = Layout::new(model);
+    layout.unit_list().map(|unit| layout.unit(unit).len() as u64).max().unwrap_or(0)
 }
 
 fn parameters(model: &ModelConfig) -> u64 {
