@@ -1,6 +1,8 @@
-"""Makes tests/golden/expert_adapters: PEFT's adapters of a golden mixture's attention and experts, with their loss and gradient.
+"""Makes tests/golden/expert_adapters and router_adapters: PEFT's adapters of a golden mixture's attention and experts, and of what its all-linear means,
+routers among them, with their loss and gradient.
 
     python scripts/golden_expert_adapters.py tests/golden/models/qwen3_moe tests/golden/expert_adapters
+    python scripts/golden_expert_adapters.py tests/golden/models/olmoe tests/golden/router_adapters all-linear
 
 Needs torch, transformers and peft; the committed numbers are those of transformers 5.23.0 and peft 0.21.2 on a CPU.
 """
@@ -20,7 +22,7 @@ KEPT = ["peft_type", "task_type", "r", "lora_alpha", "target_modules", "target_p
 model, folder = sys.argv[1], Path(sys.argv[2])
 torch.manual_seed(3)
 base = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32, attn_implementation="eager")
-projections = ["q_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
+projections = sys.argv[3] if len(sys.argv) > 3 else ["q_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
 adapted = peft.get_peft_model(base, peft.LoraConfig(r=2, lora_alpha=6, target_modules=projections, task_type="CAUSAL_LM"))
 for name, p in adapted.named_parameters():
     if "lora_B" in name:
@@ -40,5 +42,6 @@ loss = total / sum(len(row) - 1 for row in ROWS)
 loss.backward()
 norm = lambda part: torch.stack([p.grad.double().norm() for name, p in adapted.named_parameters() if part in name and p.grad is not None]).norm().item()
 found = {"versions": {"transformers": transformers.__version__, "peft": peft.__version__}, "rows": ROWS, "loss": loss.item(),
-         "gradient_norm": norm("lora"), "gradient_norm_of_experts": norm("experts")}
+         "gradient_norm": norm("lora"), "gradient_norm_of_experts": norm("experts"),
+         "gradient_norm_of_routers": norm("mlp.gate.")}
 (folder / "golden.json").write_text(json.dumps(found) + "\n")

@@ -4,7 +4,7 @@
 use std::path::PathBuf;
 
 use anyhow::{Context, Result};
-use rollflow::data::{Group, Prompt};
+use rollflow::data::{Batch, Group, Prompt};
 use rollflow::engine::{LocalEngine, TokenEngine};
 use rollflow::flow::{BoxedStage, WeightsRx, weights};
 use rollflow::model::FrozenWeights;
@@ -42,6 +42,8 @@ pub struct Components<B: TrainingBackend> {
     pub critic: Option<B>,
     /// Supervised samples that are mixed into steps, if the recipe has `[mix]`.
     pub mixture: Option<Mixture>,
+    /// Stage that puts servers to sleep before a step, if they share its GPU.
+    pub sleep: Option<BoxedStage<Batch, Batch>>,
     /// Stage that gives new weights to the generator.
     pub sync: StepStage<B::Weights>,
     /// Stage that evaluates published weights, if the recipe has `[eval]`.
@@ -67,6 +69,7 @@ struct Sampled {
     generator: BoxedStage<Prompt, Group>,
     /// For scorers that follow the policy.
     published: WeightsRx<FrozenWeights>,
+    sleep: Option<BoxedStage<Batch, Batch>>,
     sync: StepStage<FrozenWeights>,
     evaluator: Option<PendingEvaluator<FrozenWeights>>,
     timeline: Timeline,
@@ -91,6 +94,7 @@ impl Components<LocalBackend> {
         let generator = rollout::local_generator(plan, policy)?.weights(published.clone());
         let sampled = Sampled {
             generator: BoxedStage::new(observe(generator_of(plan, &timeline, &reader, generator)?)),
+            sleep: None,
             sync: BoxedStage::new(WeightSync::to(publish).log_every(log_every(&timeline))),
             evaluator: evaluator.map(pending),
             reader,
@@ -104,14 +108,16 @@ impl Components<LocalBackend> {
     pub fn remote(plan: &Plan, registry: &Registry, policy: &Policy, start: &Policy, engines: &Engines) -> Result<Self> {
         let ((publish, synced), (also, published), reader) = (weights(), weights(), engines.reader(policy));
         let timeline = Timeline::of(plan)?;
-        let (mut sync, mut evaluator) = (engines.sync(publish)?.also(also), None);
+        let (mut sync, mut sleep, mut evaluator) = (engines.sync(publish)?.also(also), engines.sleep(), None);
         if let Some(of) = Evaluation::during(plan) {
             let hold = evaluation::hold(of);
             sync = sync.hold(&hold);
+            sleep = sleep.map(|sleep| sleep.hold(&hold));
             evaluator = Some(evaluation::evaluator_of_servers(of, registry, &reader, engines.generator(&reader), &hold)?);
         }
         let sampled = Sampled {
             generator: BoxedStage::new(generator_of(plan, &timeline, &reader, engines.generator(&reader).weights(synced))?),
+            sleep: sleep.map(BoxedStage::new),
             sync: BoxedStage::new(sync.log_every(log_every(&timeline))),
             evaluator: evaluator.map(pending),
             reader,
@@ -134,6 +140,7 @@ impl Components<LocalBackend> {
             backend: trainers::backend(training, registry, policy).context("starting the trainer")?,
             critic: trainers::critic(training, registry, start).context("starting the critic")?,
             mixture,
+            sleep: of.sleep,
             sync: of.sync,
             evaluator: of.evaluator,
             registry: registry.clone(),

@@ -100,7 +100,7 @@ pub fn declare<B: TrainingBackend + 'static>(
     outputs: Outputs<B::Weights>,
     from: Option<&ResumePoint>,
 ) -> Result<Flow> {
-    let Components { prompts, generator, reward, scorers, backend, critic, mixture, sync, evaluator, registry, timeline } =
+    let Components { prompts, generator, reward, scorers, backend, critic, mixture, sleep, sync, evaluator, registry, timeline } =
         components;
     let (admission, traces) = (rollout::admission(Pacing::of(plan)), outputs.traces);
     let filter = Filter::by(rollout::filter(&plan.filter, &timeline, &registry)?).fallback(plan.filter_fallback);
@@ -132,7 +132,10 @@ pub fn declare<B: TrainingBackend + 'static>(
         kept = flow.stage("teacher", kept, teacher);
     }
     traces.follow(&mut flow, &kept, "filter");
-    let batches = flow.stage("batch", kept, rollout::batcher(&plan.batch, &plan.flow));
+    let mut batches = flow.stage("batch", kept, rollout::batcher(&plan.batch, &plan.flow));
+    if let Some(sleep) = sleep {
+        batches = flow.stage("sleep", batches, sleep);
+    }
     traces.follow(&mut flow, &batches, "batch");
     let trained = flow.stage("train", batches, trainer);
     traces.end(&mut flow, &trained);

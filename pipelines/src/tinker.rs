@@ -210,6 +210,7 @@ fn components(
         backend: TinkerBackend::new(service, lora(plan)?, config).context("creating the model on the server")?,
         critic: None,
         mixture: None,
+        sleep: None,
         sync: BoxedStage::new(sync.log_every(log_every(&timeline))),
         evaluator,
         registry: registry.clone(),

@@ -32,7 +32,9 @@ const NEUTRAL: [&str; 11] = [
 
 /// The matrices of experts in transformers, whose adapters PEFT makes for parameters.
 const EXPERT_PARAMETERS: [&str; 2] = ["gate_up_proj", "down_proj"];
-/// PEFT's pattern of the first.
+/// That of routers.
+const ROUTER_PARAMETER: &str = "gate.weight";
+/// PEFT's pattern of gate and up.
 const GATE_UP: &str = r".*\.gate_up_proj";
 
 /// Modules that PEFT trains in full for a sequence classifier: possible names of its head.
@@ -44,10 +46,13 @@ pub fn save_adapter(dir: &Path, adapter: &Adapter) -> Result<(), ModelError> {
     atomic_file::create_folder(dir).map_err(ModelError::io(dir))?;
     let lora = &adapter.lora;
     let (task, whole) = if adapter.layout.score_head().is_some() { ("SEQ_CLS", Some(SCORE_HEADS)) } else { ("CAUSAL_LM", None) };
-    let modules: Vec<&str> = lora.targets().iter().copied().filter(|name| *name != Lora::EXPERTS).collect();
-    let parameters = lora.adapts_experts().then_some(EXPERT_PARAMETERS);
+    let is_module = |name: &&str| ![Lora::EXPERTS, Lora::ROUTERS].contains(name);
+    let modules: Vec<&str> = lora.targets().iter().copied().filter(is_module).collect();
+    let of_experts = EXPERT_PARAMETERS.into_iter().filter(|_| lora.adapts_experts());
+    let parameters: Vec<&str> = of_experts.chain(lora.adapts_routers().then_some(ROUTER_PARAMETER)).collect();
+    let parameters = Some(parameters).filter(|parameters| !parameters.is_empty());
     // As PEFT writes them: of the same scale.
-    let pattern = |value: Value| if parameters.is_some() { json!({ GATE_UP: value }) } else { json!({}) };
+    let pattern = |value: Value| if lora.adapts_experts() { json!({ GATE_UP: value }) } else { json!({}) };
     let alpha_of_gate_up = lora.alpha * lora.gate_up_rank() as f64 / lora.rank as f64;
     let config = json!({
         "peft_type": "LORA",
@@ -137,21 +142,24 @@ pub(super) fn load_with_base(dir: &Path, dtype: Dtype) -> Result<(ModelConfig, W
     Ok((config, weights.under(adapter)))
 }
 
-/// Whether `target_parameters` are the matrices of experts; there are none of others.
-fn adapts_experts(keys: &Keys, parameters: Option<&Value>) -> Result<bool, ModelError> {
+/// Whether `target_parameters` have the matrices of experts, and routers; nothing else is known.
+fn of_mixtures(keys: &Keys, parameters: Option<&Value>) -> Result<[bool; 2], ModelError> {
     let names: Vec<&str> = match parameters {
-        None | Some(Value::Null) => return Ok(false),
+        None | Some(Value::Null) => Vec::new(),
         Some(Value::Array(names)) => names.iter().map(|name| name.as_str().unwrap_or_default()).collect(),
-        Some(_) => Vec::new(),
+        Some(_) => vec![""],
     };
-    let has = |name: &str| names.iter().any(|found| found.strip_prefix("mlp.experts.").unwrap_or(found) == name);
-    match names.len() {
-        0 => Ok(false),
-        2 if EXPERT_PARAMETERS.into_iter().all(has) => Ok(true),
-        _ => {
-            Err(keys.unsupported("target_parameters", "none, or gate_up_proj and down_proj of experts; routers have no adapters"))
-        }
+    let plain = |name: &str| name.strip_prefix("mlp.experts.").or(name.strip_prefix("mlp.")).unwrap_or(name).to_owned();
+    let names: Vec<String> = names.into_iter().map(plain).collect();
+    let has = |name: &str| names.iter().any(|found| found == name);
+    let (experts, router) = (EXPERT_PARAMETERS.map(has), has(ROUTER_PARAMETER));
+    let known = |name: &String| EXPERT_PARAMETERS.contains(&name.as_str()) || name == ROUTER_PARAMETER;
+    if experts[0] != experts[1] || !names.iter().all(known) {
+        return Err(
+            keys.unsupported("target_parameters", "none, gate_up_proj and down_proj of experts, and gate.weight of routers")
+        );
     }
+    Ok([experts[0], router])
 }
 
 /// A pattern's number for gate and up of experts, which no other pattern may be with.
@@ -198,8 +206,9 @@ fn read_config(path: &Path) -> Result<(Lora, bool), ModelError> {
         Some(Value::String(all)) => vec![all.clone()],
         _ => keys.required("target_modules", "a list of projections, or \"all-linear\"")?,
     };
-    let adapts_experts = adapts_experts(&keys, map.get("target_parameters"))?;
+    let [adapts_experts, adapts_routers] = of_mixtures(&keys, map.get("target_parameters"))?;
     targets.extend(adapts_experts.then(|| Lora::EXPERTS.to_owned()));
+    targets.extend(adapts_routers.then(|| Lora::ROUTERS.to_owned()));
     let (rank, alpha) = (keys.required("r", "a positive integer")?, keys.required("lora_alpha", "a number")?);
     let mut lora = Lora::new(rank, alpha, &targets).map_err(|_| {
         keys.unsupported(

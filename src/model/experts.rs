@@ -4,7 +4,7 @@
 use tch::{Kind, Tensor};
 
 use super::fused::{self, gpu};
-use super::lora::ExpertRank;
+use super::lora::{ExpertRank, LowRank};
 use super::routing::Recorded;
 
 /// Feed-forward layers of a sparse layer, and how tokens reach them.
@@ -44,6 +44,8 @@ pub(super) struct Sparse {
     pub down: Tensor,
     /// Adapters of gate and up, and of down.
     pub low_ranks: Option<[ExpertRank; 2]>,
+    /// Adapters of the router.
+    pub router_rank: Option<LowRank>,
 }
 
 impl Sparse {
@@ -51,7 +53,7 @@ impl Sparse {
     pub fn take(of: &Experts, hidden: usize, next: &mut impl FnMut() -> Tensor) -> Self {
         let [count, width, hidden] = [of.count, of.width, hidden].map(|size| size as i64);
         let (router, gate_up) = (next(), next().view([count, 2 * width, hidden]));
-        Sparse { router, gate_up, down: next().view([count, hidden, width]), low_ranks: None }
+        Sparse { router, gate_up, down: next().view([count, hidden, width]), low_ranks: None, router_rank: None }
     }
 
     /// Computes tokens `[N, hidden]`, each by its experts. Tokens of an expert are one product. Routing is in
@@ -64,7 +66,12 @@ impl Sparse {
     pub fn forward(&self, x: &Tensor, of: &Experts, recorded: Option<&Recorded>, routed: impl FnOnce(&Routed)) -> Tensor {
         let (count, per_token) = (of.count as i64, of.per_token as i64);
         // Widened, and not by `wide`, whose products have no gradient in 16 bits.
-        let logits = x.to_kind(Kind::Float).linear(&self.router.to_kind(Kind::Float), None::<&Tensor>);
+        let wide = x.to_kind(Kind::Float);
+        let logits = wide.linear(&self.router.to_kind(Kind::Float), None::<&Tensor>);
+        let logits = match &self.router_rank {
+            None => logits,
+            Some(of) => of.widened().add(logits, &wide),
+        };
         let probs = logits.softmax(-1, Kind::Float);
         let (mut weights, own) = probs.topk(per_token, -1, true, true);
         let mut chosen = own.shallow_clone();
@@ -193,7 +200,7 @@ mod tests {
             let leaves = [leaf(&[tokens, 7]), leaf(&[experts, 7]), leaf(&[experts, 2 * width, 7]), leaf(&[experts, 7, width])];
             let sparse = |leaves: &[Tensor], kind: Kind| {
                 let [router, gate_up, down] = [1, 2, 3].map(|at: usize| leaves[at].to_kind(kind));
-                Sparse { router, gate_up, down, low_ranks: None }
+                Sparse { router, gate_up, down, low_ranks: None, router_rank: None }
             };
             let recorded = follow.map(|follow| Recorded { experts: recorded(tokens, &of), follow });
             let (found, recorded) = (sparse(&leaves, Kind::Float), recorded.as_ref());

@@ -30,7 +30,8 @@ pub struct Lora {
     pub rank: usize,
     /// `B·A` is multiplied by `alpha / rank`.
     pub alpha: f64,
-    /// Subset of [`Lora::PROJECTIONS`], [`Lora::JOINT`], [`Lora::DELTA`] and [`Lora::EXPERTS`], in that order.
+    /// Subset of [`Lora::PROJECTIONS`], [`Lora::JOINT`], [`Lora::DELTA`], [`Lora::EXPERTS`] and [`Lora::ROUTERS`],
+    /// in that order.
     targets: Vec<&'static str>,
     /// Rank of the joint gate and up projection of each expert.
     gate_up_rank: usize,
@@ -48,7 +49,9 @@ impl Lora {
     pub const DELTA: [&str; 5] = ["in_proj_qkv", "in_proj_z", "in_proj_b", "in_proj_a", "out_proj"];
     /// The projections of all experts of a mixture, each expert by itself.
     pub const EXPERTS: &str = "experts";
-    /// All that a model has, but for experts.
+    /// The routers of a mixture.
+    pub const ROUTERS: &str = "routers";
+    /// All that a model has, but for experts and routers.
     pub const ALL: &str = "all-linear";
     /// The largest rank.
     pub const MOST_RANK: usize = 1 << 16;
@@ -56,13 +59,13 @@ impl Lora {
     /// Creates adapters of these projections, or of [`Lora::ALL`]. Needs at least one projection,
     /// and a rank from 1 to [`Lora::MOST_RANK`].
     pub fn new<S: AsRef<str>>(rank: usize, alpha: f64, targets: &[S]) -> Result<Self, ModelError> {
-        let all: Vec<&'static str> = Self::linear().chain([Self::EXPERTS]).collect();
+        let all: Vec<&'static str> = Self::linear().chain(Self::OF_MIXTURES).collect();
         let refuse = |target: &str| Err(ModelError::Target(target.to_owned(), all.join(", ")));
         let known = |name: &str| name == Self::ALL || all.contains(&name);
         if let Some(unknown) = targets.iter().map(AsRef::as_ref).find(|name| !known(name)) {
             return refuse(unknown);
         }
-        let means = |target: &str, name: &str| target == name || target == Self::ALL && name != Self::EXPERTS;
+        let means = |target: &str, name: &str| target == name || target == Self::ALL && !Self::OF_MIXTURES.contains(&name);
         let asked = |name: &&str| targets.iter().any(|target| means(target.as_ref(), name));
         let targets: Vec<_> = all.iter().copied().filter(asked).collect();
         if targets.is_empty() || !(1..=Self::MOST_RANK).contains(&rank) {
@@ -71,6 +74,9 @@ impl Lora {
         // Gate and up are one matrix of an expert. PEFT gives it the rank of two.
         Ok(Lora { rank, alpha, targets, gate_up_rank: 2 * rank, base: None })
     }
+
+    /// What only mixtures have.
+    const OF_MIXTURES: [&str; 2] = [Self::EXPERTS, Self::ROUTERS];
 
     /// Names of projections that are matrices by themselves.
     fn linear() -> impl Iterator<Item = &'static str> {
@@ -93,6 +99,11 @@ impl Lora {
         self.targets.contains(&Self::EXPERTS)
     }
 
+    /// Returns true if routers are adapted.
+    pub fn adapts_routers(&self) -> bool {
+        self.targets.contains(&Self::ROUTERS)
+    }
+
     /// Adapted projections.
     pub fn targets(&self) -> &[&'static str] {
         &self.targets
@@ -103,7 +114,7 @@ impl Lora {
     pub fn on_model(&self, config: &ModelConfig) -> Result<Self, ModelError> {
         let known = projections(config);
         let is_all = Self::linear().all(|name| self.targets.contains(&name));
-        let is_named = |name: &&str| !is_all || *name == Self::EXPERTS;
+        let is_named = |name: &&str| !is_all || Self::OF_MIXTURES.contains(name);
         if let Some(missing) = self.targets.iter().find(|name| is_named(name) && !known.contains(name)) {
             let target = format!("{missing} of a {} model", config.family.model_type());
             return Err(ModelError::Target(target, known.join(", ")));
@@ -148,7 +159,13 @@ impl Lora {
                     layout.add(&[name(projection, 'B')], &[rows], Some(self.rank));
                 }
             }
-            if let Some(experts) = config.experts_of(layer).filter(|_| self.adapts_experts()) {
+            let sparse = config.experts_of(layer);
+            if let Some(experts) = sparse.filter(|_| self.adapts_routers()) {
+                let name = |side| [format!("{PREFIX}.model.layers.{layer}.mlp.gate.lora_{side}.weight")];
+                layout.add(&name('A'), &[self.rank], Some(config.hidden_size));
+                layout.add(&name('B'), &[experts.count], Some(self.rank));
+            }
+            if let Some(experts) = sparse.filter(|_| self.adapts_experts()) {
                 for of in self.of_experts(experts, config.hidden_size) {
                     let name = |side| [format!("{PREFIX}.model.layers.{layer}.mlp.{}.lora_{side}.weight", of.module)];
                     layout.add(&name('A'), &[experts.count * of.rank], Some(of.input));
@@ -189,14 +206,14 @@ impl fmt::Display for Lora {
     }
 }
 
-/// Projections of a model that can be adapted, and experts.
+/// Projections of a model that can be adapted, experts and routers.
 fn projections(config: &ModelConfig) -> Vec<&'static str> {
     let mut names = Vec::new();
     for group in (0..config.layers()).flat_map(|layer| groups(config, layer)) {
         let new = group.projections.iter().map(|(name, _)| *name).filter(|name| !names.contains(name));
         names.extend(new.collect::<Vec<_>>());
     }
-    names.extend(config.experts.iter().map(|_| Lora::EXPERTS));
+    names.extend(config.experts.iter().flat_map(|_| Lora::OF_MIXTURES));
     names
 }
 
@@ -331,7 +348,9 @@ impl Adapter {
             };
             Some(LowRank { down, up: up * self.scale() })
         });
-        let experts = config.experts_of(layer).filter(|_| self.lora.adapts_experts()).map(|experts| {
+        let sparse = config.experts_of(layer);
+        let router = sparse.filter(|_| self.lora.adapts_routers()).map(|_| LowRank { down: next(), up: next() * self.scale() });
+        let experts = sparse.filter(|_| self.lora.adapts_experts()).map(|experts| {
             let count = experts.count as i64;
             self.lora.of_experts(experts, config.hidden_size).map(|of| {
                 let [rank, input, rows] = [of.rank, of.input, of.rows].map(|size| size as i64);
@@ -340,7 +359,7 @@ impl Adapter {
                 ExpertRank { down, up: up * self.scale() }
             })
         });
-        LayerRanks { groups, experts }
+        LayerRanks { groups, router, experts }
     }
 }
 
@@ -357,16 +376,17 @@ fn copy_head(from_layout: &Layout, from: &Tensor, to_layout: &Layout, to: &Tenso
 pub(super) struct LayerRanks {
     /// One for each group of projections that has adapters.
     pub groups: [Option<LowRank>; 4],
+    pub router: Option<LowRank>,
     /// Adapters of experts: of gate and up, and of down.
     pub experts: Option<[ExpertRank; 2]>,
 }
 
 impl LayerRanks {
     pub fn share(&self) -> Self {
-        let group =
-            |of: usize| self.groups[of].as_ref().map(|of| LowRank { down: of.down.shallow_clone(), up: of.up.shallow_clone() });
+        let rank = |of: &LowRank| LowRank { down: of.down.shallow_clone(), up: of.up.shallow_clone() };
+        let (groups, router) = (self.groups.each_ref().map(|of| of.as_ref().map(rank)), self.router.as_ref().map(rank));
         let expert = |of: &ExpertRank| ExpertRank { down: of.down.shallow_clone(), up: of.up.shallow_clone() };
-        LayerRanks { groups: [0, 1, 2, 3].map(group), experts: self.experts.as_ref().map(|of| of.each_ref().map(expert)) }
+        LayerRanks { groups, router, experts: self.experts.as_ref().map(|of| of.each_ref().map(expert)) }
     }
 }
 
@@ -389,6 +409,11 @@ pub(super) struct LowRank {
 }
 
 impl LowRank {
+    /// The same in f32.
+    pub fn widened(&self) -> Self {
+        LowRank { down: self.down.to_kind(Kind::Float), up: self.up.to_kind(Kind::Float) }
+    }
+
     /// `[tokens, rows]` and this group's share.
     pub fn add(&self, projected: Tensor, x: &Tensor) -> Tensor {
         projected.addmm(&x.linear(&self.down, None::<&Tensor>), &self.up.tr())

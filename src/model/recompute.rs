@@ -90,10 +90,10 @@ impl Parameters for Whole<'_> {
     fn take(&self, unit: Unit, mut gradient: Tensor) -> Result<(), Infallible> {
         let _guard = tch::no_grad_guard();
         if self.scale != 1.0 {
-            let _ = gradient.g_div_scalar_(self.scale);
+            let _scaled = gradient.g_div_scalar_(self.scale);
         }
         if self.adds {
-            let _ = part(&self.gradient, self.weights.layout.unit(unit)).g_add_(&gradient);
+            let _sum = part(&self.gradient, self.weights.layout.unit(unit)).g_add_(&gradient);
         }
         Ok(())
     }

@@ -22,6 +22,7 @@ unsafe extern "C" {
     fn rollflow_stream_new(device: i64, stream: *mut i64) -> *mut c_char;
     fn rollflow_stream_exchange(stream: *mut i64) -> *mut c_char;
     fn rollflow_stream_synchronize(device: i64) -> *mut c_char;
+    fn rollflow_memory_give_back() -> *mut c_char;
     fn rollflow_event_new(device: i64, event: *mut *mut CEvent) -> *mut c_char;
     fn rollflow_event_wait(device: i64, event: *mut CEvent) -> *mut c_char;
     fn rollflow_event_free(event: *mut CEvent);
@@ -64,6 +65,15 @@ impl Drop for Entered {
 pub(crate) fn synchronize(device: Device) {
     if let Device::Cuda(index) = device {
         check(unsafe { rollflow_stream_synchronize(index as i64) });
+    }
+}
+
+/// Gives the memory of freed tensors on GPUs, which libtorch keeps for later ones, to other processes. Waits for
+/// the work on `device`.
+pub(crate) fn give_back_memory(device: Device) {
+    if let Device::Cuda(_) = device {
+        synchronize(device);
+        check(unsafe { rollflow_memory_give_back() });
     }
 }
 

@@ -171,11 +171,11 @@ impl Layer {
     }
 
     /// Sets the low-rank products of its projections.
-    pub fn adapt(&mut self, LayerRanks { groups: [qkv, output, gate_up, down], experts }: LayerRanks) {
+    pub fn adapt(&mut self, LayerRanks { groups: [qkv, output, gate_up, down], router, experts }: LayerRanks) {
         (self.input.low_rank, self.output.low_rank) = (qkv, output);
         match &mut self.mlp {
             Mlp::Dense { gate_up: of_input, down: of_output } => (of_input.low_rank, of_output.low_rank) = (gate_up, down),
-            Mlp::Sparse(sparse) => sparse.low_ranks = experts,
+            Mlp::Sparse(sparse) => (sparse.low_ranks, sparse.router_rank) = (experts, router),
         }
     }
 

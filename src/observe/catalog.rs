@@ -70,7 +70,8 @@ const STOP: Label = (
     ],
 );
 const ENGINE_STATE: Label = ("state", &["serving", "behind", "lost", "leaving"]);
-const SYNC_PHASE: Label = ("phase", &["fetch", "send", "prepare", "pause", "load", "label", "check", "flush", "resume", "probe"]);
+const SYNC_PHASE: Label =
+    ("phase", &["sleep", "fetch", "send", "wake", "prepare", "pause", "load", "label", "check", "flush", "resume", "probe"]);
 const FAULT: Label =
     ("kind", &["url", "tls", "unreachable", "broke", "late", "busy", "refused", "failed", "nonsense", "unsupported"]);
 const SERVED: Label = ("outcome", &["ok", "busy", "refused", "failed"]);
@@ -169,7 +170,7 @@ catalog! {
     EngineMoved: COUNT "engine_moved_total" ["engine"] in "samples",
         "Samples that continued elsewhere because the server was slow (`engine.hedge_after`).";
     EngineSync: LATENCY "engine_sync_seconds" ["engine", SYNC_PHASE] in "seconds",
-        "Time of each phase of a weight sync to the server; it stands still from `pause` to `resume`.";
+        "Time of each phase of a weight sync to the server; it stands still from `pause` to `resume`. `sleep` is before a step, with `engine.sleep`.";
     ServedRequests: COUNT "served_requests_total" [SERVED] in "requests",
         "Requests to `rollflow serve` by their response: `busy` is status 429 or 503, `refused` another status of 400 to 499, `failed` of 500 and above.";
     ServedSamples: COUNT "served_samples_total" [STATUS] in "samples", "Completions of `rollflow serve` by how they ended.";
@@ -178,6 +179,7 @@ catalog! {
     ServedActive: GAUGE "served_samples_active" [] in "samples", "Completions that it computes now.";
     ServedOpen: GAUGE "served_samples_open" [] in "samples", "Completions that it computes now or that wait for a slot.";
     ServedPaused: GAUGE "served_paused" [] in "1", "1 while it is paused.";
+    ServedSleeps: COUNT "served_sleeps_total" [] in "1", "Times that it gave its memory away, until it was woken.";
     ServedFirstToken: LATENCY "served_first_token_seconds" [] in "seconds", "Time from a request to its first token, its wait for a slot included.";
     ServedVersion: GAUGE "served_weight_version" [] in "versions", "Label of the served weights, if it is a number.";
     ResponseLength: LENGTH "response_length_tokens" [] in "tokens", "Length of finished responses.";

@@ -50,11 +50,13 @@ choices! {
 choices! {
     /// A projection, by its name in transformers and PEFT.
     pub enum Target {
-        /// all of them, but for experts.
+        /// all of them, but for experts and routers.
         "all-linear" => AllLinear,
         /// all projections of the experts of a mixture, each expert by itself: gate and up, which are one matrix,
         /// with twice the rank, as in PEFT.
         "experts" => Experts,
+        /// the routers of a mixture. PEFT's `all-linear` of a mixture is `all-linear`, `experts` and `routers`.
+        "routers" => Routers,
         /// queries.
         "q_proj" => Q,
         /// keys.

@@ -44,6 +44,8 @@ pub struct MemoryPart {
     pub bytes: u64,
     /// Derivation of the size.
     pub why: String,
+    /// If true, it is taken only while a step is trained.
+    pub in_steps: bool,
 }
 
 impl MemoryPlan {
@@ -74,6 +76,11 @@ impl MemoryPlan {
         self.parts.iter().map(|part| part.bytes).sum()
     }
 
+    /// What stays between the steps of the trainers.
+    pub fn between_steps(&self) -> u64 {
+        self.parts.iter().filter(|part| !part.in_steps).map(|part| part.bytes).sum()
+    }
+
     /// Returns true if the run needs more memory than there is.
     pub fn exceeds(&self) -> bool {
         self.has.is_some_and(|has| self.total() > has)
@@ -84,7 +91,7 @@ impl fmt::Display for MemoryPlan {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let has = self.has.map_or_else(|| "of an unknown amount".to_owned(), |has| format!("of {}", size(has)));
         writeln!(f, "  memory on {:<8} about {} {has}", self.device, size(self.total()))?;
-        for MemoryPart { what, bytes, why } in &self.parts {
+        for MemoryPart { what, bytes, why, .. } in &self.parts {
             writeln!(f, "    {what:<16} {:>9}  {why}", size(*bytes))?;
         }
         Ok(())

@@ -88,6 +88,9 @@ struct Update {
     manifest: Option<Value>,
 }
 
+/// Adapters by name.
+pub(super) type Adapters = BTreeMap<Arc<str>, LoadedAdapter>;
+
 /// Checksum of each tensor by name, computed once for weights.
 pub(super) type Sums = Arc<OnceLock<Map<String, Value>>>;
 
@@ -181,6 +184,7 @@ pub(super) async fn update(State(shared): State<Arc<Shared>>, body: Bytes) -> Re
     tracing::info!("serving the weights of {} as version {label}", source.model_path.display());
     let mut served = shared.served.lock();
     (served.label, served.folder, served.weights, served.sums, served.adapters) = (label, folder, weights, sums, adapters);
+    served.asleep.weights = false;
     drop(served);
     Ok(reply::page(&json!({
         "success": true, "message": "Succeeded to update model weights.", "num_paused_requests": 0, "instance": shared.instance,
@@ -205,7 +209,7 @@ fn absolute(path: &Path) -> Result<PathBuf, Refusal> {
 }
 
 /// The loaded adapters over other weights.
-fn adapters_over(shared: &Shared, weights: &FrozenWeights) -> BTreeMap<Arc<str>, LoadedAdapter> {
+pub(super) fn adapters_over(shared: &Shared, weights: &FrozenWeights) -> Adapters {
     let _guard = tch::no_grad_guard();
     let (weights, known) = (weights.read(), shared.served.lock().adapters.clone());
     let over = |known: LoadedAdapter| {

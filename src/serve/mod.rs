@@ -20,6 +20,7 @@ mod reply;
 mod routes;
 mod sampling;
 mod shared;
+mod sleep;
 mod ticket;
 mod tinker;
 mod token;

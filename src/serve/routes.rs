@@ -15,7 +15,7 @@ use super::reply::{self, Refusal, Reply};
 use super::shared::{Ask, Shared};
 use super::tinker::Tinker;
 use super::worker::Command;
-use super::{control, generate, openai, tinker, token, uploads};
+use super::{control, generate, openai, sleep, tinker, token, uploads};
 use crate::engine::SamplingParams;
 use crate::net::guard;
 use crate::observe::{Metric, Metrics};
@@ -50,6 +50,8 @@ pub(super) fn routes(shared: &Arc<Shared>, tinker: Option<&Arc<Tinker>>) -> Rout
         .route("/continue_generation", post(control::resume))
         .route("/abort_request", post(control::abort))
         .route("/flush_cache", get(flush).post(flush))
+        .route("/release_memory_occupation", post(sleep::release))
+        .route("/resume_memory_occupation", post(sleep::resume))
         .route("/prepare_weights", post(control::prepare))
         .route("/update_weights_from_disk", post(control::update))
         .route("/update_weight_version", post(control::label))
@@ -107,7 +109,9 @@ async fn alive(State(shared): Of) -> Reply {
 }
 
 async fn ready(State(shared): Of) -> Reply {
-    match shared.served.lock().paused {
+    let served = shared.served.lock();
+    served.asleep.check()?;
+    match served.paused {
         false => Ok(reply::success("ready")),
         true => Err(Refusal::new(503, "generation is paused")),
     }

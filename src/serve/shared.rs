@@ -13,9 +13,10 @@ use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot};
 
 use super::ServeConfig;
-use super::control::{Prepared, Sums};
+use super::control::{Adapters, Prepared, Sums};
 use super::pulls::Pulls;
 use super::reply::Refusal;
+use super::sleep::Asleep;
 use super::ticket::Ticket;
 use super::uploads::Uploads;
 use super::worker::{AdapterName, Command, Job, Score, TextScores};
@@ -44,8 +45,9 @@ pub(super) struct Served {
     pub folder: PathBuf,
     pub weights: Arc<FrozenWeights>,
     pub sums: Sums,
-    pub adapters: BTreeMap<Arc<str>, LoadedAdapter>,
+    pub adapters: Adapters,
     pub paused: bool,
+    pub asleep: Asleep,
 }
 
 pub(super) struct Shared {
@@ -96,7 +98,15 @@ impl Shared {
             compute: policy.compute(),
             tokenizer: policy.tokenizer().clone(),
             metrics,
-            served: Mutex::new(Served { label: UNNAMED.into(), folder, weights, sums: Sums::default(), adapters, paused: false }),
+            served: Mutex::new(Served {
+                label: UNNAMED.into(),
+                folder,
+                weights,
+                sums: Sums::default(),
+                adapters,
+                paused: false,
+                asleep: Asleep::default(),
+            }),
             prepared: Mutex::default(),
             changing: tokio::sync::Mutex::default(),
             commands,
@@ -190,6 +200,7 @@ impl Shared {
         SamplingParams { max_new_tokens: params.max_new_tokens.max(1), ..params.clone() }
             .check_for(self.model.vocab_size)
             .map_err(|error| Refusal::bad(error.to_string()))?;
+        self.served.lock().asleep.check()?;
         let permit = self.admit(count)?;
         let (id, (pieces, news)) = (self.jobs.fetch_add(1, Ordering::Relaxed), unbounded_channel());
         let params = Arc::new(params);
@@ -212,6 +223,7 @@ impl Shared {
         if tokens.len() == 1 {
             return Ok(TextScores::default());
         }
+        self.served.lock().asleep.check()?;
         let _permit = self.admit(1)?;
         let (tokens, adapter) = (tokens.to_vec(), adapter.clone());
         self.call(|reply| Command::Score(Score { tokens, adapter, k, reply })).await?.map_err(Refusal::bad)

@@ -78,6 +78,12 @@ pub(super) enum Command {
     },
     /// Forgets remembered sequences.
     Flush,
+    /// Frees the memory of weights, keys and values, unless completions are in flight. The weights in host
+    /// memory take the place of those that are served until others are installed.
+    Sleep {
+        what: Installed,
+        reply: Done<Result<(), String>>,
+    },
     Install {
         what: Installed,
         reply: Done<()>,
@@ -210,6 +216,7 @@ impl Worker {
                 reply.send(()).ok();
             }
             Command::Flush => self.engine.forget(),
+            Command::Sleep { what, reply } => drop(reply.send(self.sleep(what))),
             Command::Install { what, reply } => {
                 self.install(what);
                 reply.send(()).ok();
@@ -252,6 +259,18 @@ impl Worker {
             None => OnNewWeights::Finish,
         };
         self.install_with(what, rule);
+    }
+
+    fn sleep(&mut self, what: Installed) -> Result<(), String> {
+        let (open, scores) = (self.open.len(), self.scores.len());
+        if open + scores > 0 {
+            return Err(format!("{open} completions and {scores} texts are in work: wait for them, or abort them first"));
+        }
+        self.engine.rest();
+        self.scorer.forget();
+        self.served = what;
+        self.metrics.add(Metric::ServedSleeps, &[], 1.0);
+        Ok(())
     }
 
     fn install_with(&mut self, what: Installed, rule: OnNewWeights) {

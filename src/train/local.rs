@@ -76,6 +76,9 @@ pub struct LocalConfig {
     pub masters: MasterFormat,
     /// Format of the optimizer's moments.
     pub moments: MomentFormat,
+    /// If true, memory that a step freed on GPUs is given back to the driver after it, for other processes: servers
+    /// that sleep meanwhile.
+    pub gives_back_memory: bool,
     /// If true, layers' inputs that `gradient_checkpointing` keeps for the backward pass are in the host's memory.
     pub activations_on_host: bool,
     /// Format of the weights in checkpoints; `None`: that of the model's folder. If it is not f32,
@@ -118,6 +121,7 @@ impl LocalConfig {
             gradient_checkpointing: false,
             masters: MasterFormat::F32,
             moments: MomentFormat::F32,
+            gives_back_memory: false,
             activations_on_host: false,
             save_dtype: None,
             merge: true,

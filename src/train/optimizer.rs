@@ -71,6 +71,7 @@ impl Optimizer {
             if own.kind() != Kind::Float {
                 rounding::write(&mut own, &widened, self.step, &range);
             }
+            drop(widened);
             self.moments.iter_mut().zip(moments).for_each(|(moment, numbers)| moment.write(range.clone(), numbers));
         }
     }

@@ -17,8 +17,9 @@ const LOW: i64 = 0xffff;
 pub(super) fn write(params: &mut Tensor, numbers: &Tensor, step: u64, range: &Range<usize>) {
     let _guard = tch::no_grad_guard();
     // The magnitude grows by a random part of the distance of two bf16 numbers, and the rest is cut off.
-    let grown = numbers.view_dtype(Kind::Int) + noise(step, range, numbers.device());
-    params.copy_(&grown.bitwise_and(!LOW).view_dtype(Kind::Float));
+    let mut grown = noise(step, range, numbers.device());
+    let mut grown = grown.g_add_(&numbers.view_dtype(Kind::Int));
+    params.copy_(&grown.bitwise_and_(!LOW).view_dtype(Kind::Float));
 }
 
 /// Uniform numbers of 16 bits: MurmurHash3's last steps over the place and a key of the step. Products wrap.
@@ -26,13 +27,14 @@ fn noise(step: u64, range: &Range<usize>, device: Device) -> Tensor {
     const FACTORS: [u32; 3] = [0x9e37_79b1, 0x85eb_ca6b, 0xc2b2_ae35];
     let [spread, first, second] = FACTORS.map(|factor| i64::from(factor as i32));
     let [place, key] = [range.start as u64, key(step, range.start as u64 >> 32)].map(|number| i64::from(number as u32 as i32));
-    let mut bits = (Tensor::arange(range.len() as i64, (Kind::Int, device)) + place) * spread + key;
-    for (shift, factor) in [(16, first), (13, second)] {
-        let high = bits.bitwise_right_shift_tensor_scalar(shift).bitwise_and((1 << (32 - shift)) - 1);
-        bits = bits.bitwise_xor_tensor(&high) * factor;
+    let mut bits = Tensor::arange(range.len() as i64, (Kind::Int, device));
+    let mut bits = bits.g_add_scalar_(place).g_mul_scalar_(spread).g_add_scalar_(key);
+    for (shift, factor) in [(16, first), (13, second), (16, 1)] {
+        let mut high = bits.bitwise_right_shift_tensor_scalar(shift);
+        let high = high.bitwise_and_((1 << (32 - shift)) - 1);
+        bits = bits.bitwise_xor_tensor_(&high).g_mul_scalar_(factor);
     }
-    let high = bits.bitwise_right_shift_tensor_scalar(16);
-    bits.bitwise_xor_tensor(&high).bitwise_and(LOW)
+    bits.bitwise_and_(LOW)
 }
 
 /// SplitMix64 of a step, and of the upper half of a place.

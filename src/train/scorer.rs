@@ -63,6 +63,11 @@ impl Scorer {
         replica
     }
 
+    /// Drops the weights last used.
+    pub(crate) fn forget(&mut self) {
+        self.replica = None;
+    }
+
     /// Writes `ref_log_probs` into samples that are scored together, and the likeliest tokens at each
     /// trained token, if any are selected.
     pub fn annotate(&mut self, weights: &Arc<FrozenWeights>, samples: &mut [Sample], top: TopK) -> Result<(), TrainError> {

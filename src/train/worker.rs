@@ -267,6 +267,9 @@ impl Worker {
         self.round();
         // Otherwise a GPU would do the work within the next step's time.
         stream::synchronize(self.config.compute.device);
+        if self.config.gives_back_memory {
+            stream::give_back_memory(self.config.compute.device);
+        }
         Ok(OptimStep { step: self.optimizer.step, lr, grad_norm, grad_norm_clipped: grad_norm * clip, skipped: None })
     }
 

@@ -1,4 +1,4 @@
-//! Adapters of a mixture's experts, against PEFT (scripts/golden_expert_adapters.py).
+//! Adapters of a mixture's experts and routers, against PEFT (scripts/golden_expert_adapters.py).
 
 use std::path::Path;
 use std::sync::Arc;
@@ -8,15 +8,23 @@ use rollflow::data::Sample;
 use rollflow::model::{Decoder, Lora, Packed, Weights, load_adapter, load_hf, save_adapter};
 use rollflow::train::{LocalBackend, LocalConfig, TrainingBackend, collate};
 
-/// PEFT's adapters of a mixture's experts, with gate and up as one matrix of twice the rank (scripts/golden_expert_adapters.py).
+/// PEFT's adapters of a mixture's experts, with gate and up as one matrix of twice the rank, and those of its all-linear, which adapts
+/// routers, too (scripts/golden_expert_adapters.py).
 #[test]
-fn adapters_of_experts_have_pefts_loss_and_gradient_and_go_through_its_folders() {
-    let folder = Path::new("tests/golden/expert_adapters");
+fn adapters_of_mixtures_have_pefts_loss_and_gradient_and_go_through_its_folders() {
+    let experts = ["gate_up_proj", "down_proj"];
+    compare("expert_adapters", "qwen3_moe", &experts);
+    compare("router_adapters", "olmoe", &[&experts[..], &["gate.weight"]].concat());
+}
+
+fn compare(folder: &str, model: &str, parameters: &[&str]) {
+    let (folder, model) = (Path::new("tests/golden").join(folder), Path::new("tests/golden/models").join(model));
+    let folder = folder.as_path();
     let golden: serde_json::Value = serde_json::from_str(&std::fs::read_to_string(folder.join("golden.json")).unwrap()).unwrap();
     let rows: Vec<Vec<u32>> = serde_json::from_value(golden["rows"].clone()).unwrap();
     let samples: Vec<Sample> = rows.iter().map(|row| Sample::supervised(&row[..1], &row[1..])).collect();
     let batch = Arc::new(collate(&samples, Aggregation::TokenMean).unwrap());
-    let (config, base) = load_hf(Path::new("tests/golden/models/qwen3_moe")).unwrap();
+    let (config, base) = load_hf(&model).unwrap();
     let adapter = load_adapter(folder, &config).unwrap();
     let expected = golden["gradient_norm"].as_f64().unwrap();
     for (in_4_bits, gradient_checkpointing) in [(false, false), (false, true), (true, true)] {
@@ -50,9 +58,11 @@ fn adapters_of_experts_have_pefts_loss_and_gradient_and_go_through_its_folders()
         assert_eq!(ours[key], theirs[key], "{key}");
     }
     assert_eq!(ours["alpha_pattern"][r".*\.gate_up_proj"].as_f64(), Some(12.0));
-    assert_eq!(ours["target_parameters"], serde_json::json!(["gate_up_proj", "down_proj"]));
-    // A router's adapters are refused, and so are parts of experts.
-    for parameters in [serde_json::json!(["gate.weight", "gate_up_proj", "down_proj"]), serde_json::json!(["down_proj"])] {
+    assert_eq!(ours["target_parameters"], serde_json::json!(parameters));
+    // Parts of experts and what is unknown are refused.
+    for parameters in
+        [serde_json::json!(["down_proj"]), serde_json::json!(["gate.weight", "up_proj"]), serde_json::json!("gate.weight")]
+    {
         let mut settings = ours.clone();
         settings["target_parameters"] = parameters;
         std::fs::write(saved.path().join("adapter_config.json"), settings.to_string()).unwrap();
@@ -66,13 +76,15 @@ fn fresh_adapters_of_experts_change_nothing_and_models_without_experts_have_none
     let (config, base) = load_hf(Path::new("tests/golden/models/olmoe")).unwrap();
     let decoder = Decoder::new(&config, base.layout.clone());
     let hidden = |weights: &Weights| decoder.hidden(&decoder.views_of(weights), &Packed::new([&[2u32, 5, 3, 9][..], &[7, 7, 1]]));
-    let asked = Lora::new(4, 8.0, &[Lora::ALL, Lora::EXPERTS]).unwrap().on_model(&config).unwrap();
+    let asked = Lora::new(4, 8.0, &[Lora::ALL, Lora::EXPERTS, Lora::ROUTERS]).unwrap().on_model(&config).unwrap();
     let adapted = base.adapted(&config, asked, 7);
     assert!(hidden(&adapted) == hidden(&base));
     let mut moved = adapted.copy();
     let flat = moved.trained_mut();
     *flat = &*flat + crate::tiny::noise(flat, 5) * 0.15;
     assert!((hidden(&moved) - hidden(&base)).abs().max().double_value(&[]) > 1e-2);
-    let error = Lora::new(4, 8.0, &[Lora::EXPERTS]).unwrap().on_model(&crate::tiny::model()).unwrap_err().to_string();
-    assert!(error.contains("experts of a"), "{error}");
+    for target in [Lora::EXPERTS, Lora::ROUTERS] {
+        let error = Lora::new(4, 8.0, &[target]).unwrap().on_model(&crate::tiny::model()).unwrap_err().to_string();
+        assert!(error.contains(&format!("{target} of a")), "{error}");
+    }
 }

@@ -93,7 +93,7 @@ fn a_step_in_bf16_on_a_gpu_is_that_in_f32_on_the_host_within_its_rounding() {
 #[test]
 fn adapters_of_experts_in_bf16_on_a_gpu_train_as_in_f32_on_the_host() {
     for (name, model, weights) in golden_on_a_gpu().into_iter().filter(|(_, model, _)| model.experts.is_some()) {
-        let lora = Lora::new(8, 16.0, &[Lora::ALL, Lora::EXPERTS]).unwrap();
+        let lora = Lora::new(8, 16.0, &[Lora::ALL, Lora::EXPERTS, Lora::ROUTERS]).unwrap();
         let mut weights = weights.adapted(&model, lora, 3);
         tch::manual_seed(4);
         let flat = weights.trained_mut();

@@ -17,7 +17,7 @@ use rollflow::train::{LocalBackend, LocalConfig, TrainingBackend, collate};
 use safetensors::tensor::{self, View};
 use serde_json::json;
 
-use crate::stand_in::bytes;
+use crate::stand_in::{bytes, kept};
 
 /// Resident bytes of this process: now, or their peak since it was last forgotten.
 fn resident(key: &str) -> u64 {
@@ -202,6 +202,28 @@ fn a_trainer_on_a_gpu_takes_what_the_plan_says_within_a_tenth() {
         planned.iter().for_each(|part| println!("  {} {:.1} MiB: {}", part.what, part.bytes as f64 / 1048576.0, part.why));
         let what = format!("experts {}, {adapters:?}, checkpointing {checkpointing}, {more:?}", config.experts.is_some());
         assert_predicted(&what, (expected, most), 0.9..1.1);
+    }
+}
+
+/// On a device that no other test has: what an allocator keeps of a step is another process's between steps.
+#[test]
+fn a_trainer_whose_servers_sleep_keeps_nothing_of_a_step_on_its_gpu() {
+    const DEVICE: usize = 6;
+    if Compute::cuda(DEVICE, Dtype::Bf16).check().is_err() || kept(DEVICE).is_none() {
+        return eprintln!("skipped: only the stand-in of a GPU counts bytes");
+    }
+    let config = ModelConfig { vocab_size: 512, ..crate::tiny::model() };
+    let sample = |n: u32| Sample::supervised(&[1], &(0..48).map(|at| (n * 37 + at * 11) % 512).collect::<Vec<u32>>());
+    let batch = Arc::new(collate(&(0..16).map(sample).collect::<Vec<_>>(), Aggregation::TokenMean).unwrap());
+    for gives_back_memory in [false, true] {
+        let compute = Compute::cuda(DEVICE, Dtype::Bf16);
+        let settings = LocalConfig { gives_back_memory, compute, ..LocalConfig::new(CrossEntropy, Schedule::constant(1e-4)) };
+        let backend = LocalBackend::new(settings, config.clone(), Weights::random(&config, 0)).unwrap();
+        backend.forward_backward(batch.clone()).wait().unwrap();
+        backend.optim_step().wait().unwrap();
+        let (now, kept) = kept(DEVICE).unwrap();
+        println!("{gives_back_memory}: {now} bytes of tensors, {kept} kept");
+        assert_eq!(now == kept, gives_back_memory, "{now} bytes of tensors, {kept} kept");
     }
 }
 

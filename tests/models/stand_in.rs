@@ -19,3 +19,8 @@ pub fn counts(device: usize) -> Option<(u64, u64)> {
 pub fn bytes(device: usize) -> Option<(u64, u64)> {
     asked(b"stand_in_bytes\0", device)
 }
+
+/// Bytes of the tensors now, and of an allocator that keeps the memory of freed ones; `None` without the stand-in.
+pub fn kept(device: usize) -> Option<(u64, u64)> {
+    asked(b"stand_in_kept\0", device)
+}

@@ -129,7 +129,7 @@ const READ: &[(&str, &str, &str)] = &[
 
 /// What else may stand in a recipe, so that keys which mean something only beside it find it there. A context is tried for keys of the sections that
 /// it names.
-const CONTEXTS: [&[&str]; 46] = [
+const CONTEXTS: [&[&str]; 47] = [
     &["lora={}", "trainer={backend='tinker',url='http://a:1'}"],
     &["lora={}", "trainer={backend='tinker',url='http://a:1'}", "teacher={kind='server',url='http://a:1'}"],
     &["ranks.shard='optimizer'"],
@@ -157,6 +157,7 @@ const CONTEXTS: [&[&str]; 46] = [
     &["eval={}", "reward={kind='exact'}"],
     &["engine={kind='vllm',urls=['http://a:1']}"],
     &["engine={kind='rollflow',urls=['http://a:1']}"],
+    &["engine={kind='vllm',urls=['http://a:1']}", "flow={max_staleness=0}"],
     &["engine={launch='vllm'}"],
     &["engine={launch='vllm',replicas=2}"],
     &["reference={kind='frozen'}", "train.kl_loss={beta=0.1}"],

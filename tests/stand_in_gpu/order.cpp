@@ -34,6 +34,7 @@ std::map<Place, Clock> seen;  // of each stream, its own time included
 Clock over;                   // what the host knows to be done
 std::string problem;
 std::map<int64_t, std::pair<uint64_t, uint64_t>> bytes_of;  // of each device: taken now, and at most
+std::map<int64_t, uint64_t> kept_of;  // of each device: what an allocator that keeps all has
 std::map<int64_t, std::pair<uint64_t, uint64_t>> counts;  // of each device: kernels started, and waits of the host
 
 Place place(c10::Stream stream) { return static_cast<int64_t>(stream.device_index()) << 40 | stream.id(); }
@@ -63,6 +64,7 @@ void allocated(const void* memory, std::size_t bytes, c10::Stream stream) {
   memories[reinterpret_cast<uintptr_t>(memory)] = {bytes, place(stream), place(stream), 0, {}, {}};
   auto& [now, most] = bytes_of[stream.device_index()];
   most = std::max(most, now += bytes);
+  kept_of[stream.device_index()] = std::max(kept_of[stream.device_index()], now);
 }
 
 void freed(const void* memory) {
@@ -76,6 +78,11 @@ void freed(const void* memory) {
       problem = "memory of " + name(of.home) + " was given back while " + name(reader) + " may still use it";
   bytes_of[of.home >> 40].first -= of.bytes;
   memories.erase(found);
+}
+
+void emptied() {
+  const std::lock_guard<std::mutex> lock(mutex);
+  for (auto& [device, kept] : kept_of) kept = bytes_of[device].first;
 }
 
 void begin(c10::Stream stream) {
@@ -157,4 +164,11 @@ extern "C" void stand_in_bytes(int64_t device, uint64_t* now, uint64_t* most) {
   *now = of.first;
   *most = of.second;
   of.second = of.first;
+}
+
+// Bytes that a device's tensors take now, and that an allocator has which keeps the memory of freed ones.
+extern "C" void stand_in_kept(int64_t device, uint64_t* now, uint64_t* kept) {
+  const std::lock_guard<std::mutex> lock(order::mutex);
+  *now = order::bytes_of[device].first;
+  *kept = order::kept_of[device];
 }

@@ -15,6 +15,9 @@ namespace order {
 void allocated(const void* memory, std::size_t bytes, c10::Stream stream);
 void freed(const void* memory);
 
+// The allocator gives what it keeps back.
+void emptied();
+
 // Work in a stream on memory, by any address in it. Counts as one kernel with `begin`.
 void begin(c10::Stream stream);
 void reads(const void* memory, c10::Stream stream);

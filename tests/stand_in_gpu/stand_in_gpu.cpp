@@ -14,6 +14,7 @@
 #include <ATen/ops/_local_scalar_dense_native.h>
 #include <ATen/ops/as_strided_native.h>
 #include <ATen/ops/view_native.h>
+#include <c10/core/CachingDeviceAllocator.h>
 #include <c10/core/impl/DeviceGuardImplInterface.h>
 #include <torch/library.h>
 
@@ -32,7 +33,7 @@ namespace {
 using at::Tensor;
 using c10::DeviceType;
 
-constexpr c10::DeviceIndex DEVICES = 6;
+constexpr c10::DeviceIndex DEVICES = 7;
 
 void* away(const void* real) { return real ? reinterpret_cast<void*>(reinterpret_cast<uintptr_t>(real) + AWAY) : nullptr; }
 void* home(const void* far) { return far ? reinterpret_cast<void*>(reinterpret_cast<uintptr_t>(far) - AWAY) : nullptr; }
@@ -100,7 +101,7 @@ void give_back(void* real) {
   if (!graph::adopted(real, free)) free();
 }
 
-struct Memory final : c10::Allocator {
+struct Memory final : c10::DeviceAllocator {
   c10::DataPtr allocate(size_t bytes) override {
     void* real = bytes ? std::aligned_alloc(64, (bytes + 63) / 64 * 64) : nullptr;
     TORCH_CHECK(real || !bytes, "no memory for ", bytes, " bytes");
@@ -109,6 +110,12 @@ struct Memory final : c10::Allocator {
     return {away(real), real, &give_back, here()};
   }
   void copy_data(void* to, const void* from, std::size_t bytes) const override { std::memcpy(home(to), home(from), bytes); }
+  bool initialized() override { return true; }
+  void emptyCache(c10::MempoolId_t) override { order::emptied(); }
+  void recordStream(const c10::DataPtr&, c10::Stream) override {}
+  c10::CachingDeviceAllocator::DeviceStats getDeviceStats(c10::DeviceIndex) override { return {}; }
+  void resetAccumulatedStats(c10::DeviceIndex) override {}
+  void resetPeakStats(c10::DeviceIndex) override {}
 };
 
 Memory memory;

@@ -17,7 +17,7 @@ use rollflow::model::{FrozenWeights, ModelConfig};
 use rollflow::net::Tasks;
 use rollflow::prelude::*;
 use rollflow::recipe::Net;
-use rollflow::stages::sync::{Exporter, RemoteSync, probe_texts};
+use rollflow::stages::sync::{Exporter, RemoteSync, SleepServers, probe_texts};
 use rollflow::train::tinker::{SamplerWeights, TinkerExporter};
 use rollflow::util::secrets::masked;
 
@@ -186,6 +186,11 @@ impl<E> Engines<E> {
             routes: model.route_shape().filter(|_| self.needs.lock().routes),
             ..FleetConfig::default()
         }
+    }
+
+    /// Stage that puts the engines to sleep before a step, if they are to (`engine.sleep`).
+    pub fn sleep(&self) -> Option<SleepServers> {
+        self.section.sync.sleep.then(|| SleepServers::new(self.manager()))
     }
 
     /// Generator on the engines.

@@ -176,6 +176,8 @@ pub struct Training<'a> {
     pub sync_every: u64,
     /// True if weights are published in the compute format.
     pub publishes_rounded: bool,
+    /// True if servers on the same GPU sleep while a step is trained.
+    pub servers_sleep: bool,
     /// Steps that train the policy, without the critic's warm-up.
     pub own_steps: u64,
 }
@@ -195,6 +197,7 @@ impl<'a> Training<'a> {
             temperature: plan.generate.temperature,
             sync_every: plan.sync.every,
             publishes_rounded: plan.publishes_rounded(),
+            servers_sleep: plan.engine.sync.sleep,
             own_steps: Step::of(plan).own_steps,
         }
     }

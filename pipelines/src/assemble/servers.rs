@@ -78,7 +78,7 @@ impl ServerCommand {
             let port = u16::try_from(engine.port + at).context("engine.port")?;
             let device = devices.get(at).copied();
             let flags = flags(engine.launch, folder, port, dtype);
-            let memory = memory_flags(engine.launch, share_of(engine, own, device)?);
+            let memory = memory_flags(engine, share_of(engine, own, device)?);
             let routes = routes.iter().cloned().collect();
             let words = [program.clone(), flags, lora.clone(), routes, memory, engine.flags.clone()].concat();
             let given = engine.env.iter().filter_map(|pair| pair.split_once('='));
@@ -103,9 +103,11 @@ fn gpus() -> usize {
     (0..).take_while(|index| gpu_memory(*index).is_some()).count()
 }
 
-/// Memory that the run itself takes of this GPU, if it computes there.
-fn own_memory(own: &[MemoryPlan], gpu: usize) -> Option<u64> {
-    own.iter().find(|of| of.device == DeviceName::Cuda(gpu).word()).map(MemoryPlan::total)
+/// Memory that the run itself takes of this GPU, if it computes there. Servers that sleep meanwhile leave a step
+/// their memory.
+fn own_memory(own: &[MemoryPlan], gpu: usize, sleep: bool) -> Option<u64> {
+    let plan = own.iter().find(|of| of.device == DeviceName::Cuda(gpu).word())?;
+    Some(if sleep { plan.between_steps() } else { plan.total() })
 }
 
 /// GPU of each server: those of the recipe, or one each, GPUs that the run does not use first.
@@ -117,7 +119,7 @@ fn devices(engine: &Engine, own: &[MemoryPlan], gpus: usize) -> Result<Vec<usize
     if gpus == 0 || engine.env.iter().any(|pair| pair.starts_with(VISIBLE)) {
         return Ok(Vec::new());
     }
-    let (shared, free): (Vec<usize>, Vec<usize>) = (0..gpus).partition(|gpu| own_memory(own, *gpu).is_some());
+    let (shared, free): (Vec<usize>, Vec<usize>) = (0..gpus).partition(|gpu| own_memory(own, *gpu, false).is_some());
     let all: Vec<usize> = free.into_iter().chain(shared).take(engine.replicas).collect();
     if all.len() < engine.replicas {
         bail!(
@@ -141,7 +143,7 @@ fn share_of(engine: &Engine, own: &[MemoryPlan], device: Option<usize>) -> Resul
     if let Some(share) = engine.gpu_memory {
         return Ok(Some(share));
     }
-    let shared = device.and_then(|device| Some((device, own_memory(own, device)?, gpu_memory(device)?)));
+    let shared = device.and_then(|device| Some((device, own_memory(own, device, engine.sync.sleep)?, gpu_memory(device)?)));
     let Some((device, own, memory)) = shared else { return Ok(None) };
     let (kind, name) = (engine.launch.word(), DeviceName::Cuda(device).word());
     remaining_share(memory.total, memory.free, own).map(Some).with_context(|| {
@@ -162,12 +164,14 @@ fn remaining_share(total: u64, free: u64, own: u64) -> Result<f64> {
     Ok((left * 100.0).floor() / 100.0)
 }
 
-fn memory_flags(kind: Launch, share: Option<f64>) -> Vec<String> {
-    let flag = match kind {
-        Launch::Sglang => "--mem-fraction-static",
-        _ => "--gpu-memory-utilization",
+/// Flags for a share of a GPU's memory, and for sleep.
+fn memory_flags(engine: &Engine, share: Option<f64>) -> Vec<String> {
+    let [of_share, of_sleep] = match engine.launch {
+        Launch::Sglang => ["--mem-fraction-static", "--enable-memory-saver"],
+        _ => ["--gpu-memory-utilization", "--enable-sleep-mode"],
     };
-    share.map(|share| [flag.to_owned(), share.to_string()]).into_iter().flatten().collect()
+    let share = share.map(|share| [of_share.to_owned(), share.to_string()]).into_iter().flatten();
+    share.chain(engine.sync.sleep.then(|| of_sleep.to_owned())).collect()
 }
 
 /// Program that scripts/engines.sh installed.
@@ -413,6 +417,9 @@ impl Drop for Servers {
 
 #[cfg(test)]
 mod tests {
+    use rollflow::engine::remote::sync::SyncConfig;
+    use rollflow::recipe::MemoryPart;
+
     use super::*;
 
     #[test]
@@ -443,8 +450,23 @@ mod tests {
         let gib = |number: u64| number << 30;
         assert_eq!(remaining_share(gib(80), gib(80), gib(38)).unwrap(), 0.5);
         assert!(remaining_share(gib(80), gib(80), gib(77)).unwrap_err().to_string().contains("77.0"));
-        assert_eq!(memory_flags(Launch::Vllm, Some(0.5)), ["--gpu-memory-utilization", "0.5"]);
-        assert_eq!(memory_flags(Launch::Sglang, Some(0.5)), ["--mem-fraction-static", "0.5"]);
-        assert!(memory_flags(Launch::Vllm, None).is_empty());
+        let flags = |launch, sleep, share| {
+            let sync = SyncConfig { sleep, ..SyncConfig::default() };
+            memory_flags(&Engine { launch, sync, ..Engine::default() }, share)
+        };
+        assert_eq!(flags(Launch::Vllm, false, Some(0.5)), ["--gpu-memory-utilization", "0.5"]);
+        assert_eq!(flags(Launch::Sglang, true, Some(0.5)), ["--mem-fraction-static", "0.5", "--enable-memory-saver"]);
+        assert_eq!(flags(Launch::Vllm, true, None), ["--enable-sleep-mode"]);
+        assert!(flags(Launch::Vllm, false, None).is_empty());
+    }
+
+    /// What a step takes comes and goes with the server's sleep.
+    #[test]
+    fn a_server_that_sleeps_gets_what_is_free_between_steps() {
+        let part = |what, gib: u64, in_steps| MemoryPart { what, bytes: gib << 30, why: String::new(), in_steps };
+        let parts = vec![part("weights", 10, false), part("activations", 30, true)];
+        let own = [MemoryPlan { device: "cuda:0".to_owned(), parts, has: None }];
+        assert_eq!([false, true].map(|sleep| own_memory(&own, 0, sleep)), [Some(40 << 30), Some(10 << 30)]);
+        assert_eq!(own_memory(&own, 1, true), None);
     }
 }

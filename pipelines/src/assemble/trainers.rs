@@ -40,6 +40,7 @@ pub fn policy_config(of: Training, registry: &Registry) -> Result<LocalConfig> {
         temperature: of.temperature,
         merge: of.lora.is_none_or(Lora::merges),
         publish_rounded: of.publishes_rounded,
+        gives_back_memory: of.servers_sleep,
         off_policy: train.off_policy(),
         router_replay: train.router_replay,
         ..config
@@ -64,7 +65,8 @@ pub fn critic(of: Training, registry: &Registry, policy: &Policy) -> Result<Opti
 pub fn critic_config(of: Training, critic: &recipe::Critic) -> Result<LocalConfig> {
     let loss = ValueLoss { clip: critic.value_clip.is_finite().then_some(critic.value_clip) };
     let schedule = steps::schedule(&critic.optimization, critic.lr, of.train.steps, of.train.updates_a_step())?;
-    local_config(of.model, of.checkpoint, &critic.optimization, schedule, Arc::new(loss))
+    let config = local_config(of.model, of.checkpoint, &critic.optimization, schedule, Arc::new(loss))?;
+    Ok(LocalConfig { gives_back_memory: of.servers_sleep, ..config })
 }
 
 /// Settings of the trainer of `[sft]`.

@@ -233,6 +233,7 @@ fn components(
     Ok(Components {
         prompts: data::prompts(&plan.task, plan.environment.as_ref(), &plan.chat, seed, plan.reward.rule.compares(), |_| Ok(()))?,
         generator: BoxedStage::new(generator),
+        sleep: None,
         sync: BoxedStage::new(sync),
         reward: Scoring::Local {
             reward: Box::new(move |sample: &Sample| reward(sample).into_reward()),

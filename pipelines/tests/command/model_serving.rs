@@ -208,6 +208,44 @@ fn all_routes_and_streams_give_the_completion_of_generate() {
     assert!(server.refused("/generate", &far).contains("vocabulary"));
 }
 
+#[test]
+fn a_server_that_sleeps_refuses_work_and_wakes_with_what_it_had_or_was_given_meanwhile() {
+    let folder = tempfile::tempdir().unwrap();
+    let run = tiny_run(folder.path(), &["train.lr=1e-2"]);
+    let (first, last) =
+        (run.join("checkpoints/step_000003"), tiny_run(&folder.path().join("other"), &["train.lr=1e-2", "seed=5"]));
+    let mut server = Server::start(&first, &["--slots", "2", "--name", "policy"]);
+    let greedy = json!({"text": "3+4=", "sampling_params": {"temperature": 0, "max_new_tokens": 8}, "return_logprob": true});
+    let before = server.ask("/generate", &greedy)["meta_info"]["output_token_logprobs"].clone();
+
+    let mut events = server.stream("/generate", &long(600));
+    assert!(server.next(&mut events).is_some());
+    assert!(server.refused("/release_memory_occupation", &json!({})).contains("completions"), "it works");
+    drop(events);
+    server.until("its completions are dropped", |server| server.metric(Metric::ServedOpen, &[]) == 0.0);
+    assert!(server.refused("/release_memory_occupation", &json!({"tags": ["weights"]})).contains("as a whole"));
+    for _ in 0..2 {
+        server.ask("/release_memory_occupation", &json!({"tags": ["kv_cache", "weights"]}));
+    }
+    assert_eq!(server.metric(Metric::ServedSleeps, &[]), 1.0);
+    for (path, body) in [("/generate", &greedy), ("/v1/completions", &json!({"model": "policy", "prompt": "3+4="}))] {
+        let Fault::Busy { status: 503, .. } = server.post(path, body).unwrap_err().fault else { panic!("{path}") };
+    }
+    server.ask("/resume_memory_occupation", &json!({"tags": ["weights"]}));
+    assert!(server.post("/generate", &greedy).is_err(), "half of it sleeps");
+    server.ask("/resume_memory_occupation", &json!({"tags": ["kv_cache"]}));
+    server.ask("/resume_memory_occupation", &json!({}));
+    assert_eq!(server.ask("/generate", &greedy)["meta_info"]["output_token_logprobs"], before);
+
+    server.ask("/release_memory_occupation", &json!({}));
+    let update = json!({"model_path": checkpoint(&last), "weight_version": "2"});
+    server.ask("/update_weights_from_disk", &update);
+    server.ask("/resume_memory_occupation", &json!({}));
+    let after = server.ask("/generate", &greedy)["meta_info"].clone();
+    assert_eq!(after["weight_version"], "2");
+    assert_ne!(after["output_token_logprobs"], before);
+}
+
 /// A request for eight completions of this length.
 fn long(tokens: usize) -> Value {
     json!({

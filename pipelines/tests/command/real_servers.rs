@@ -101,6 +101,32 @@ fn every_pause_mode_takes_versions_that_are_verified() {
     });
 }
 
+/// On a CPU the servers keep their memory, and do the rest.
+#[test]
+#[ignore = "needs a real server"]
+fn a_server_sleeps_between_versions_and_wakes_with_the_next() {
+    let Some(kind) = kind() else { return };
+    let started = Started::new(&kind, 22017, &[]);
+    let mut manager = started.manager(PauseMode::Keep);
+    manager.config.sleep = true;
+    engines::tasks().unwrap().block_on(async {
+        for version in 1..=3 {
+            let update = started.exporter.export(version, &started.weights(version)).unwrap();
+            let report = manager.sync(update).await.unwrap();
+            let times = report.engines[0].as_ref().unwrap();
+            println!("version {version}: {times:?}");
+            assert_eq!(times.iter().filter(|(phase, _)| *phase == "wake").count(), 2);
+            assert_eq!(started.engine.weights().unwrap().served().await.unwrap(), Some(version.to_string()));
+            manager.sleep().await;
+            assert!(manager.catch_up().await.is_none(), "what sleeps is left alone");
+        }
+        // As at the end of a run, for others to use; twice is once.
+        manager.wake().await;
+        manager.wake().await;
+        assert_eq!(started.engine.score(&[5, 6, 7], None).await.unwrap().len(), 2);
+    });
+}
+
 /// The tiny model's head is its embedding. vLLM keeps the old head when it reloads, and says that all went well.
 #[test]
 #[ignore = "needs a real server"]

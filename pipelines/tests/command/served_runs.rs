@@ -55,6 +55,31 @@ fn a_run_with_a_server_is_the_run_of_one_process() {
     }
 }
 
+/// Laws D1 and V4: a server that gives its memory away during steps, and was left so by another run, changes nothing.
+#[test]
+fn a_run_whose_server_sleeps_during_steps_is_the_run_of_one_process() {
+    let folder = tempfile::tempdir().unwrap();
+    let base = checkpoint(&tiny_run(folder.path(), &[]));
+    let eval = "eval={every=1,task={kind=\"arithmetic\",digits=1}}";
+    for (name, more) in [("whole", &[eval][..]), ("adapters", &["lora={rank=2,alpha=4}", "lora.sync=adapter"])] {
+        let [local, served] = ["local", "served"].map(|place| folder.path().join(format!("{name}_{place}")));
+        run_of(&base, &local, &[&GREEDY, more].concat());
+        let server = Server::start(&base, &["--slots", "3"]);
+        server.ask("/release_memory_occupation", &json!({}));
+        let engine = format!("engine={{kind=\"rollflow\",sleep=true,urls=[{:?}]}}", server.url);
+        run_of(&base, &served, &[&GREEDY, more, &[&engine]].concat());
+
+        assert_eq!(sampled(&served), sampled(&local), "{name}");
+        // Once before each step.
+        assert_eq!(server.metric(Metric::ServedSleeps, &[]), 4.0, "{name}");
+        assert_eq!(server.get("/ready")["success"], true, "it is awake for others");
+        nothing_lost(&served, 3);
+    }
+    let (engine, late) = ("engine={kind=\"rollflow\",sleep=true,urls=[\"http://127.0.0.1:9\"]}", folder.path().join("late"));
+    let ended = rollflow(&run_args(GRPO, &late, &[engine, "flow.max_staleness=1"]));
+    assert!(ended.code == Some(2) && ended.err.contains("`engine.sleep` is for synchronous runs"), "{}", ended.err);
+}
+
 /// Law V4, without a shared disk: each server gets the files over HTTP and loads its own copy; what was damaged on its way is never loaded.
 #[test]
 fn weights_are_sent_to_servers_and_what_was_damaged_on_its_way_is_refused() {

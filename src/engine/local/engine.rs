@@ -191,6 +191,15 @@ impl LocalEngine {
         self.shelf = None;
     }
 
+    /// Frees the memory of weights, keys and values. Without samples; it needs weights again before the next.
+    pub(crate) fn rest(&mut self) {
+        let _stream = self.stream.enter();
+        (self.weights, self.shelf, self.ahead) = (None, None, None);
+        self.adapters.clear();
+        self.forget_old();
+        self.cache = self.empty_cache();
+    }
+
     /// Uses these weights from the next token on. Weights that are on the engine's device in its
     /// format are read in place, not copied: do not write to them while they are in use.
     pub fn set_weights(&mut self, version: Version, weights: &Weights) {

@@ -198,6 +198,25 @@ choices! {
     }
 }
 
+/// Part of an engine's memory that sleep frees.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Asleep {
+    /// Weights.
+    Weights,
+    /// Keys and values.
+    Cache,
+}
+
+impl Asleep {
+    /// Name in the requests of vLLM and SGLang.
+    pub(super) fn tag(self) -> &'static str {
+        match self {
+            Asleep::Weights => "weights",
+            Asleep::Cache => "kv_cache",
+        }
+    }
+}
+
 /// Operations of a weight sync on one engine. Labels are decimal version numbers.
 #[async_trait]
 pub trait WeightControl: Send + Sync {
@@ -241,6 +260,18 @@ pub trait WeightControl: Send + Sync {
 
     /// Clears the cache of finished work.
     async fn flush_cache(&self) -> Result<(), RemoteError>;
+
+    /// Frees the memory of its GPU: weights go to the host's, keys and values are dropped. For an engine that
+    /// computes nothing.
+    async fn sleep(&self) -> Result<(), RemoteError> {
+        Err(RemoteError::new("this engine", Fault::Unsupported("sleeping; leave engine.sleep out")))
+    }
+
+    /// Takes memory again for `part` of what sleep freed; idempotent.
+    async fn wake(&self, part: Asleep) -> Result<(), RemoteError> {
+        let _nothing = part;
+        Ok(())
+    }
 
     /// Resumes the engine; idempotent.
     async fn resume(&self) -> Result<(), RemoteError>;

@@ -58,6 +58,8 @@ pub(super) struct Standings {
     offered: Option<Arc<Update>>,
     /// Number of refuted syncs of each place, also of engines that left.
     refuted: BTreeMap<usize, u64>,
+    /// If true, engines sleep until the next sync.
+    asleep: bool,
 }
 
 struct Member {
@@ -300,6 +302,18 @@ impl FleetHandle {
             standings.offered = Some(update.clone());
             false
         });
+    }
+
+    /// Records that the engines sleep, or that a sync wakes them.
+    pub(super) fn set_asleep(&self, asleep: bool) {
+        self.shared.standings.send_if_modified(|standings| {
+            standings.asleep = asleep;
+            false
+        });
+    }
+
+    pub(super) fn is_asleep(&self) -> bool {
+        self.shared.standings.borrow().asleep
     }
 
     pub(super) fn offered(&self) -> Option<Arc<Update>> {

@@ -29,7 +29,7 @@ use crate::net::{Endpoint, check_url};
 
 pub use crate::net::{Fault, RemoteError};
 pub use async_trait::async_trait;
-pub use engine::{Attempt, Capabilities, Ending, InferenceEngine, PauseMode, WeightControl};
+pub use engine::{Asleep, Attempt, Capabilities, Ending, InferenceEngine, PauseMode, WeightControl};
 pub use fleet::{Fleet, FleetConfig};
 pub use handle::FleetHandle;
 pub use members::{MemberList, Members};
@@ -71,7 +71,7 @@ pub fn connect(
     let endpoint = endpoint.into();
     Ok(match kind {
         EngineKind::Vllm => Arc::new(vllm::VllmEngine::new(endpoint, model)?),
-        EngineKind::Sglang => Arc::new(sglang::SglangEngine::new("SGLang", endpoint, model)?),
+        EngineKind::Sglang => Arc::new(sglang::SglangEngine::new(sglang::SGLANG, endpoint, model)?),
         EngineKind::Rollflow => Arc::new(sglang::SglangEngine::new("rollflow serve", endpoint, model)?),
         EngineKind::OpenAi => Arc::new(openai::OpenAiEngine::new(endpoint, model)?),
         EngineKind::Local => {

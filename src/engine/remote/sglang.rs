@@ -17,12 +17,15 @@ use tokio::sync::mpsc::Sender;
 use super::control::{label, unload_namesake};
 use super::server::{CALL, EventError, Server, StreamDelta, WireSpan, add_adjustments, chunk, ending, text};
 use super::upload;
-use super::{Attempt, Capabilities, Ending, Fault, InferenceEngine, PauseMode, RemoteError, WeightControl, wire_routes};
+use super::{Asleep, Attempt, Capabilities, Ending, Fault, InferenceEngine, PauseMode, RemoteError, WeightControl, wire_routes};
 use crate::data::{RouteShape, TopK, TopTokens};
 use crate::engine::FinishReason;
 use crate::net::Endpoint;
 
 const GENERATE: &str = "/generate";
+
+/// Name of SGLang's servers; others that speak its protocol have another.
+pub(super) const SGLANG: &str = "SGLang";
 
 const ROUTES: &str =
     "this server has no such route: an SGLang older or newer than 0.5, or one started with an admin token that it was not given";
@@ -34,13 +37,22 @@ pub(super) struct SglangEngine {
     /// Id of the process that loaded the newest weights, if the server has one: a restarted server
     /// is not taken for one that holds them, whatever its label (law V4).
     loaded_by: Mutex<Option<Value>>,
+    slept: Mutex<Slept>,
+}
+
+/// What this client put to sleep.
+#[derive(Default)]
+struct Slept {
+    parts: Vec<Asleep>,
+    /// Label of the weights then.
+    label: Option<String>,
 }
 
 impl SglangEngine {
     /// A server that errors call `kind`.
     pub(super) fn new(kind: &'static str, endpoint: Endpoint, model: Option<String>) -> Result<Self, RemoteError> {
         let server = Server::new(kind, endpoint, model, |_| ROUTES)?;
-        Ok(SglangEngine { kind, server, probed: OnceCell::new(), loaded_by: Mutex::default() })
+        Ok(SglangEngine { kind, server, probed: OnceCell::new(), loaded_by: Mutex::default(), slept: Mutex::default() })
     }
 
     async fn ask(&self) -> Result<&Capabilities, RemoteError> {
@@ -344,6 +356,33 @@ impl WeightControl for SglangEngine {
 
     async fn flush_cache(&self) -> Result<(), RemoteError> {
         self.server.post_control("/flush_cache", &Value::Null).await.map(drop)
+    }
+
+    async fn sleep(&self) -> Result<(), RemoteError> {
+        // The scheduler of SGLang ends if it is asked while it works.
+        self.pause(PauseMode::Abort).await?;
+        let (parts, label) = (vec![Asleep::Weights, Asleep::Cache], self.served().await?);
+        let tags: Vec<&str> = parts.iter().map(|part| part.tag()).collect();
+        self.server.post_control("/release_memory_occupation", &json!({"tags": tags})).await?;
+        *self.slept.lock() = Slept { parts, label };
+        Ok(())
+    }
+
+    async fn wake(&self, part: Asleep) -> Result<(), RemoteError> {
+        // The scheduler of SGLang ends if it is asked for what it has, such as after a restart.
+        if self.kind == SGLANG {
+            let (slept, label) = {
+                let slept = self.slept.lock();
+                (slept.parts.contains(&part), slept.label.clone())
+            };
+            if !slept || part == Asleep::Weights && self.served().await? != label {
+                self.slept.lock().parts.clear();
+                return Ok(());
+            }
+        }
+        self.server.post_control("/resume_memory_occupation", &json!({"tags": [part.tag()]})).await?;
+        self.slept.lock().parts.retain(|other| *other != part);
+        Ok(())
     }
 
     async fn resume(&self) -> Result<(), RemoteError> {

@@ -18,7 +18,7 @@ use super::control::{label, unload_namesake};
 use super::group_request::{GroupRequest, GroupRequests};
 use super::openai::{self, Event};
 use super::server::{CALL, Server, add_adjustments, text};
-use super::{Attempt, Capabilities, Ending, Fault, InferenceEngine, PauseMode, RemoteError, WeightControl};
+use super::{Asleep, Attempt, Capabilities, Ending, Fault, InferenceEngine, PauseMode, RemoteError, WeightControl};
 use crate::data::{TopK, TopTokens};
 use crate::net::Endpoint;
 
@@ -291,6 +291,14 @@ impl WeightControl for VllmEngine {
 
     async fn flush_cache(&self) -> Result<(), RemoteError> {
         self.server.post_success("/reset_prefix_cache", &Value::Null).await.map(drop)
+    }
+
+    async fn sleep(&self) -> Result<(), RemoteError> {
+        self.server.post_control("/sleep?level=1", &Value::Null).await.map(drop)
+    }
+
+    async fn wake(&self, part: Asleep) -> Result<(), RemoteError> {
+        self.server.post_control(&format!("/wake_up?tags={}", part.tag()), &Value::Null).await.map(drop)
     }
 
     async fn resume(&self) -> Result<(), RemoteError> {

@@ -17,6 +17,10 @@ pub(super) fn engines(plan: &Plan, note: Note) {
             let message = "`engine.urls` names servers, but `engine.kind` is \"local\"".to_owned();
             note("engine.urls", &["engine.kind"], message, "set engine.kind = \"rollflow\", \"vllm\", \"sglang\" or \"openai\"");
         }
+        if engine.sync.sleep {
+            let message = "`engine.sleep` is true, but `engine.kind` is \"local\", which has no servers".to_owned();
+            note("engine.sleep", &["engine.kind"], message, "leave it out");
+        }
         if engine.members.is_some() {
             let message = "`engine.members` names servers, but `engine.kind` is \"local\"".to_owned();
             note("engine.members", &["engine.kind"], message, "set engine.kind = \"rollflow\", \"vllm\" or \"sglang\"");
@@ -60,6 +64,7 @@ pub(super) fn engines(plan: &Plan, note: Note) {
         note("train.router_replay", &["engine.kind"], message, "leave it out, or generate by \"rollflow\" or \"sglang\"");
     }
     launched(engine, note);
+    sleep(plan, note);
     for (at, pair) in engine.env.iter().enumerate().filter(|(_, pair)| !pair.contains('=')) {
         note(&format!("engine.env[{at}]"), &[], format!("`engine.env[{at}]` is {pair:?}"), "write it as NAME=value");
     }
@@ -74,10 +79,12 @@ pub(super) fn engines(plan: &Plan, note: Note) {
     }
     if plan.syncs_adapters() {
         adapters(engine, note);
-        let of_experts = plan.lora.as_ref().is_some_and(|lora| lora.targets.contains(&Target::Experts));
-        if of_experts && engine.kinds().iter().any(|kind| *kind != EngineKind::Rollflow) {
-            let message = "`lora.targets` has \"experts\", whose adapters vLLM and SGLang do not load in PEFT's form";
-            note("lora.targets", &["lora.sync", "engine.kind"], message.to_owned(), "set lora.sync = \"merged\"");
+        let of_mixtures = [Target::Experts, Target::Routers];
+        let named = plan.lora.iter().flat_map(|lora| &lora.targets).find(|target| of_mixtures.contains(target));
+        if let Some(named) = named.filter(|_| engine.kinds().iter().any(|kind| *kind != EngineKind::Rollflow)) {
+            let message =
+                format!("`lora.targets` has {:?}, whose adapters vLLM and SGLang do not load in PEFT's form", named.word());
+            note("lora.targets", &["lora.sync", "engine.kind"], message, "set lora.sync = \"merged\"");
         }
     }
 }
@@ -95,6 +102,31 @@ fn adapters(engine: &Engine, note: Note) {
             engine.sync.cache.word()
         );
         note("engine.cache", &["lora.sync"], message, "leave it out");
+    }
+}
+
+/// Servers that sleep during a step must have nothing else to do, and wake with the next version.
+fn sleep(plan: &Plan, note: Note) {
+    let engine = &plan.engine;
+    if !engine.sync.sleep {
+        return;
+    }
+    let (staleness, every) = (plan.flow.max_staleness, plan.sync.every);
+    if staleness > 0 {
+        let message = format!(
+            "`engine.sleep` is for synchronous runs, and `flow.max_staleness` is {staleness}: servers generate during steps"
+        );
+        note("engine.sleep", &["flow.max_staleness"], message, "set flow.max_staleness = 0, or leave engine.sleep out");
+    }
+    if every > 1 {
+        let message = format!(
+            "`engine.sleep` lets servers sleep until the next version, which `sync.every` = {every} has after {every} steps"
+        );
+        note("engine.sleep", &["sync.every"], message, "set sync.every = 1");
+    }
+    if engine.kinds().contains(&EngineKind::OpenAi) {
+        let message = "`engine.sleep` is true, which \"openai\" servers have no way of".to_owned();
+        note("engine.sleep", &["engine.kind"], message, "leave it out");
     }
 }
 

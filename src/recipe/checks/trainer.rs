@@ -89,6 +89,7 @@ pub(super) fn trainer(plan: &Plan, note: Note) {
     refuse("train.activations_on_host", optimization.activations_on_host, inside, "leave it out");
     refuse("train.masters", optimization.masters != Default::default(), inside, "leave it out");
     refuse("train.moments", optimization.moments != Default::default(), inside, "leave it out");
+    refuse("engine.sleep", plan.engine.sync.sleep, "the trainer is elsewhere", "leave it out");
     refuse("checkpoint.dtype", plan.checkpoint.dtype.is_some(), "the server keeps the weights", "leave it out");
 }
 
@@ -122,6 +123,7 @@ impl Lora {
             Target::DeltaDecay,
             Target::DeltaOutput,
             Target::Experts,
+            Target::Routers,
         ];
         let packed = alone.iter().any(|target| self.targets.contains(target));
         let (attention, mlp) =

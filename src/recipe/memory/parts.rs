@@ -85,8 +85,15 @@ struct Passes {
 impl Parts<'_> {
     fn add(&mut self, what: &'static str, bytes: u64, why: String) {
         if bytes > 0 {
-            self.all.push((self.at, MemoryPart { what, bytes, why }));
+            self.all.push((self.at, MemoryPart { what, bytes, why, in_steps: false }));
         }
+    }
+
+    /// Adds a part that is taken only while a step is trained.
+    fn add_in_steps(&mut self, what: &'static str, bytes: u64, why: String) {
+        let before = self.all.len();
+        self.add(what, bytes, why);
+        self.all[before..].iter_mut().for_each(|(_, part)| part.in_steps = true);
     }
 
     fn collect(&mut self) -> Result<(), ModelError> {
@@ -298,8 +305,8 @@ impl Parts<'_> {
                 (at_once * pass * parameters, if several { 4 * parameters } else { 0 }, why)
             }
         };
-        self.add(gradients, of_pass + sum, why);
-        self.add(activations, held, of_passes);
+        self.add_in_steps(gradients, of_pass + sum, why);
+        self.add_in_steps(activations, held, of_passes);
         if moved > 0 {
             self.on_host(activations, moved, "layers' inputs that wait for the backward pass".to_owned());
         }
@@ -312,7 +319,7 @@ impl Parts<'_> {
             let why = format!("{rows} rows × {vocabulary} × {each} bytes, less the gradients that come after them");
             // Logits exist before any gradient, and are freed as the first gradients appear.
             let most = (at_once * rows * vocabulary * each).max(of_pass + later);
-            self.add(logits, most.saturating_sub(of_pass), why);
+            self.add_in_steps(logits, most.saturating_sub(of_pass), why);
         }
     }
 

@@ -4,6 +4,7 @@
 #[cfg(feature = "torch")]
 mod export;
 mod remote;
+mod sleep;
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -11,6 +12,7 @@ use std::time::{Duration, Instant};
 #[cfg(feature = "torch")]
 pub use export::{Exporter, probe_texts};
 pub use remote::{EvaluationHold, RemoteSync};
+pub use sleep::SleepServers;
 
 use crate::data::Version;
 use crate::flow::{Io, RunContext, Stage, StageError, StageSpec, WeightsTx, weights};

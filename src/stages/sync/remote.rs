@@ -248,6 +248,7 @@ impl<W: Send + Sync + 'static> AsyncStage for RemoteSync<W> {
         }
         // The last version is synced, too, unless the run stops.
         self.finish(io).await?;
+        self.manager.wake().await;
         drop(members);
         Ok(())
     }
@@ -293,7 +294,7 @@ impl EvaluationHold {
     }
 
     /// Waits until `count` messages were passed on. Cancel-safe.
-    async fn passed(&self, count: u64) {
+    pub(super) async fn passed(&self, count: u64) {
         // Can't fail: the sender lives in `self`.
         drop(self.passed.subscribe().wait_for(|passed| *passed >= count).await);
     }

@@ -1,7 +1,7 @@
 //! Sync of one engine.
 //!
 //! ```text
-//! (fetch or send) → prepare → pause → load → label → check → (flush) → resume → probe → done
+//! (fetch or send) → (wake) → prepare → pause → load → label → check → (flush) → (wake) → resume → probe → done
 //!       ↑ wrong weights in check or probe load once more      any other failure retries its phase
 //! ```
 //!
@@ -10,6 +10,9 @@
 //!
 //! The probe follows the resume, because a paused server answers nothing. Until the probe succeeds,
 //! no version is committed; if it fails, tokens sampled since the resume are discarded.
+//!
+//! An engine that sleeps takes memory for its weights before it loads, and for keys and values after it, when the
+//! trainer's step has freed more.
 //!
 //! An adapter needs no pause, because no request names it before its probe: (send) → load → check → probe.
 
@@ -23,7 +26,7 @@ use super::{CachePolicy, Carry, SyncConfig, Update};
 use crate::algo::Disagreement;
 use crate::data::Version;
 use crate::engine::remote::handle::EngineState;
-use crate::engine::remote::{FleetHandle, InferenceEngine, PauseMode, RemoteError, WeightControl};
+use crate::engine::remote::{Asleep, FleetHandle, InferenceEngine, PauseMode, RemoteError, WeightControl};
 use crate::net::{RetryPolicy, deadline};
 
 /// Longest time for an engine to report what it serves.
@@ -212,7 +215,14 @@ impl EngineSync<'_> {
             (None, Carry::Stream) => self.phase("send", config.load_timeout, || control.upload(&update.folder)).await?,
             (None, Carry::Folder) => update.folder.to_path_buf(),
         };
+        if config.sleep {
+            self.phase("wake", config.load_timeout, || control.wake(Asleep::Weights)).await?;
+        }
         if update.adapter {
+            if config.sleep {
+                self.phase("wake", config.load_timeout, || control.wake(Asleep::Cache)).await?;
+                self.phase("resume", limit, || control.resume()).await?;
+            }
             self.phase("load", config.load_timeout, || control.load_adapter(label, folder)).await?;
             self.phase("check", limit, || check_label(control, update)).await?;
             self.phase("probe", limit, || probe(engine, update)).await?;
@@ -227,6 +237,9 @@ impl EngineSync<'_> {
             self.phase("flush", limit, || control.flush_cache()).await?;
         }
         self.fleet.start_trial(self.place);
+        if config.sleep {
+            self.phase("wake", config.load_timeout, || control.wake(Asleep::Cache)).await?;
+        }
         self.phase("resume", limit, || control.resume()).await?;
         self.phase("probe", limit, || probe(engine, update)).await?;
         Ok(sums)

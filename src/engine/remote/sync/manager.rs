@@ -15,10 +15,13 @@ use super::{IsolatedEngine, SyncConfig, Update};
 use crate::data::Version;
 use crate::engine::EngineError;
 use crate::engine::remote::handle::no_answer;
-use crate::engine::remote::{FleetHandle, RemoteError};
+use crate::engine::remote::{Asleep, FleetHandle, RemoteError};
 
 /// Longest time for an engine to report what it serves.
 const LOOK: Duration = Duration::from_secs(1);
+
+/// Longest time for an engine to wake at the end of a run.
+const WAKE: Duration = Duration::from_secs(10);
 
 /// Wait for other engines, in addition to twice the time of the first. If engines may lag, three
 /// times the time of the first is all.
@@ -97,6 +100,7 @@ impl WeightSyncManager {
     pub async fn sync(&self, update: Update) -> Result<SyncReport, EngineError> {
         let (version, update) = (update.version, Arc::new(update));
         self.fleet.offer(&update);
+        self.fleet.set_asleep(false);
         let engines = self.due(self.free().await?, version);
         let report = self.bring(engines, update).await;
         if report.held() == 0 {
@@ -108,10 +112,53 @@ impl WeightSyncManager {
         Ok(report)
     }
 
+    /// Puts all engines that are reachable to sleep until the next sync ([`SyncConfig::sleep`]). They must have no
+    /// work. Waits for syncs in progress. One that fails is logged, and keeps its memory.
+    pub async fn sleep(&self) {
+        self.fleet.set_asleep(true);
+        let sleeps = self.fleet.reachable().into_iter().map(|place| async move {
+            let (Some(engine), Some(last)) = (self.fleet.engine(place), self.fleet.last_sync(place)) else { return };
+            let _free = last.lock().await;
+            let Some(control) = engine.weights() else { return };
+            let (started, limit) = (Instant::now(), self.config.step_timeout);
+            let slept = timeout(Duration::try_from_secs_f64(limit).unwrap_or(Duration::MAX), control.sleep()).await;
+            self.fleet.record(place, |meter, name| meter.sync_phase(name, "sleep", started.elapsed()));
+            match slept {
+                Ok(Ok(())) => {}
+                Ok(Err(error)) => tracing::warn!("{error}; it keeps its memory while the trainer takes a step"),
+                Err(_) => tracing::warn!("{} does not sleep within {limit} s; it keeps its memory", engine.name()),
+            }
+        });
+        join_all(sleeps).await;
+    }
+
+    /// Wakes engines that sleep, for others to use them. One that fails is logged.
+    pub async fn wake(&self) {
+        if !self.fleet.is_asleep() {
+            return;
+        }
+        self.fleet.set_asleep(false);
+        let wakes = self.fleet.reachable().into_iter().map(|place| async move {
+            let Some(engine) = self.fleet.engine(place) else { return };
+            let Some(control) = engine.weights() else { return };
+            let wake = async {
+                control.wake(Asleep::Weights).await?;
+                control.wake(Asleep::Cache).await?;
+                control.resume().await
+            };
+            match timeout(WAKE, wake).await {
+                Ok(Ok(())) => {}
+                Ok(Err(error)) => tracing::warn!("{error}; it may sleep on"),
+                Err(_) => tracing::warn!("{} does not wake within {} s; it may sleep on", engine.name(), WAKE.as_secs()),
+            }
+        });
+        join_all(wakes).await;
+    }
+
     /// Brings engines without the newest version to it, except those that may skip it. Returns `None` if
     /// there are none.
     pub async fn catch_up(&self) -> Option<SyncReport> {
-        let update = self.fleet.offered()?;
+        let update = self.fleet.offered().filter(|_| !self.fleet.is_asleep())?;
         self.retire();
         self.look().await;
         let holds = |place| self.fleet.served(place).is_none_or(|served| served.version >= update.version);

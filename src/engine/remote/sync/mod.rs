@@ -60,6 +60,10 @@ section! {
         pause: PauseMode = PauseMode::default();
         /// Policy for cached prompts when weights change.
         cache: CachePolicy = CachePolicy::default();
+        /// If true, servers free their GPU's memory while the trainer takes a step, for synchronous runs that share
+        /// the GPU with them: weights wait in the host's memory, and keys and values are dropped. vLLM needs
+        /// `--enable-sleep-mode`, SGLang `--enable-memory-saver`; servers that the run starts have them.
+        sleep: bool = false;
         /// If true, servers are asked for checksums, which read all weights.
         checksums: bool = true;
         /// Retries of a sync to one server.
