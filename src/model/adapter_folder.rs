@@ -1,12 +1,13 @@
 //! PEFT adapter folders, in and out: `adapter_config.json` and `adapter_model.safetensors`.
 
+use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use serde_json::{Value, json};
 
 use super::config_json::says_4_bits;
-use super::folder::{read_tensors, write_tensors};
+use super::folder::{WeightFile, read_tensors, write_tensors};
 use super::keys::{Keys, read_object};
 use super::{Adapter, Dtype, Lora, ModelConfig, ModelError, Weights, load_hf_for};
 use crate::util::atomic_file;
@@ -16,9 +17,8 @@ pub(super) const CONFIG: &str = "adapter_config.json";
 const WEIGHTS: &str = "adapter_model.safetensors";
 
 /// PEFT keys that change the computation in unsupported ways. Only neutral values are accepted.
-const NEUTRAL: [&str; 11] = [
+const NEUTRAL: [&str; 10] = [
     "use_dora",
-    "use_rslora",
     "use_qalora",
     "fan_in_fan_out",
     "layers_to_transform",
@@ -172,6 +172,15 @@ fn of_gate_up(keys: &Keys, given: Option<&Value>, key: &'static str, is_known: b
     }
 }
 
+/// Names of the modules whose adapters a file of tensors has.
+fn adapted_modules(path: &Path) -> Result<Vec<String>, ModelError> {
+    let tensors = WeightFile::open(path.to_owned())?.names();
+    let modules = tensors.iter().filter_map(|name| name.strip_suffix(".lora_A.weight"));
+    let modules = modules.filter(|module| !module.contains(".mlp.experts") && !module.ends_with(".mlp.gate"));
+    let names: BTreeSet<String> = modules.map(|module| module.rsplit('.').next().unwrap_or(module).to_owned()).collect();
+    Ok(names.into_iter().collect())
+}
+
 /// Settings of adapters, and whether a score head is trained alongside them.
 fn read_config(path: &Path) -> Result<(Lora, bool), ModelError> {
     let map = read_object(path)?;
@@ -202,18 +211,31 @@ fn read_config(path: &Path) -> Result<(Lora, bool), ModelError> {
             keys.unsupported("modules_to_save", "null or empty, and [\"classifier\", \"score\"] with \"task_type\": \"SEQ_CLS\"")
         );
     }
-    let mut targets = match &map.get("target_modules") {
-        Some(Value::String(all)) => vec![all.clone()],
-        _ => keys.required("target_modules", "a list of projections, or \"all-linear\"")?,
+    let mut targets = match map.get("target_modules") {
+        Some(Value::String(all)) if all == Lora::ALL => vec![all.clone()],
+        // A pattern: what it means is what there is.
+        Some(Value::String(_)) => adapted_modules(&path.with_file_name(WEIGHTS))?,
+        // Where names are not plain, PEFT writes the paths of all.
+        _ => {
+            let names: Vec<String> = keys.required("target_modules", "a list of projections, a pattern, or \"all-linear\"")?;
+            names.iter().map(|name| name.rsplit('.').next().unwrap_or(name).to_owned()).collect()
+        }
     };
     let [adapts_experts, adapts_routers] = of_mixtures(&keys, map.get("target_parameters"))?;
     targets.extend(adapts_experts.then(|| Lora::EXPERTS.to_owned()));
     targets.extend(adapts_routers.then(|| Lora::ROUTERS.to_owned()));
-    let (rank, alpha) = (keys.required("r", "a positive integer")?, keys.required("lora_alpha", "a number")?);
+    let (rank, mut alpha): (usize, f64) = (keys.required("r", "a positive integer")?, keys.required("lora_alpha", "a number")?);
+    if map.get("use_rslora") == Some(&Value::Bool(true)) {
+        // Their scale is alpha / √rank (Kalajdzievski, 2023).
+        if adapts_experts {
+            return Err(keys.unsupported("use_rslora", "false with adapters of experts, whose rank is another"));
+        }
+        alpha *= (rank as f64).sqrt();
+    }
     let mut lora = Lora::new(rank, alpha, &targets).map_err(|_| {
         keys.unsupported(
             "target_modules",
-            "q_proj, k_proj, v_proj, o_proj, gate_proj, up_proj, down_proj, qkv_proj, gate_up_proj",
+            "q_proj, k_proj, v_proj, o_proj, gate_proj, up_proj, down_proj, qkv_proj, gate_up_proj, and those of delta nets",
         )
     })?;
     let [gate_up_rank, gate_up_alpha] = [("rank_pattern", lora.rank as f64), ("alpha_pattern", lora.alpha)]

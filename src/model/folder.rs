@@ -332,7 +332,12 @@ impl WeightFile {
         paths.into_iter().map(Self::open).collect()
     }
 
-    fn open(path: PathBuf) -> Result<Self, ModelError> {
+    /// Names of its tensors.
+    pub fn names(&self) -> Vec<String> {
+        self.header.tensors().into_keys().collect()
+    }
+
+    pub fn open(path: PathBuf) -> Result<Self, ModelError> {
         let file = reading::open(&path).map_err(ModelError::io(&path))?;
         // SAFETY: the file is only read, and the mapping ends with this function. Another process could
         // truncate the file meanwhile, as with any mapped file.
