@@ -151,6 +151,19 @@ impl Engine {
         if self.launch == Launch::None { Vec::new() } else { (0..self.replicas).map(of).collect() }
     }
 
+    /// GPU of each server that the run starts, by number: those of the section, or one each of `count`, GPUs that the
+    /// run does not compute on first. Fewer if there are fewer, and none if its environment selects them.
+    pub fn gpus(&self, count: usize, is_shared: impl Fn(usize) -> bool) -> Vec<usize> {
+        if self.launch == Launch::None {
+            return Vec::new();
+        }
+        if !self.devices.is_empty() || self.env.iter().any(|pair| pair.starts_with("CUDA_VISIBLE_DEVICES=")) {
+            return self.devices.clone();
+        }
+        let (shared, free): (Vec<usize>, Vec<usize>) = (0..count).partition(|gpu| is_shared(*gpu));
+        free.into_iter().chain(shared).take(self.replicas).collect()
+    }
+
     /// Addresses of all servers.
     pub fn all_urls(&self) -> Vec<String> {
         [self.urls.clone(), self.launched_urls()].concat()

@@ -7,6 +7,7 @@
 
 mod parts;
 mod per_token;
+mod servers;
 mod shape;
 
 use std::fmt;
@@ -44,8 +45,19 @@ pub struct MemoryPart {
     pub bytes: u64,
     /// Derivation of the size.
     pub why: String,
-    /// If true, it is taken only while a step is trained.
-    pub in_steps: bool,
+    /// When it is taken.
+    pub taken: Taken,
+}
+
+/// When a part of memory is taken.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Taken {
+    /// Always.
+    Always,
+    /// Only while a step is trained.
+    InSteps,
+    /// Only between steps: by servers that sleep meanwhile.
+    BetweenSteps,
 }
 
 impl MemoryPlan {
@@ -68,17 +80,22 @@ impl MemoryPlan {
             }
             all.iter_mut().filter(|of| of.device == word).for_each(|of| of.parts.push(part.clone()));
         }
+        servers::add(&plan.engine, &mut all, &|gpu| gpu_memory(gpu).map(|memory| memory.total));
         Ok(all)
     }
 
-    /// All parts together.
-    pub fn total(&self) -> u64 {
-        self.parts.iter().map(|part| part.bytes).sum()
+    fn taken(&self, when: Taken) -> u64 {
+        self.parts.iter().filter(|part| part.taken == when).map(|part| part.bytes).sum()
     }
 
-    /// What stays between the steps of the trainers.
+    /// The most that is taken together.
+    pub fn total(&self) -> u64 {
+        self.taken(Taken::Always) + self.taken(Taken::InSteps).max(self.taken(Taken::BetweenSteps))
+    }
+
+    /// What is taken between the steps of the trainers.
     pub fn between_steps(&self) -> u64 {
-        self.parts.iter().filter(|part| !part.in_steps).map(|part| part.bytes).sum()
+        self.taken(Taken::Always) + self.taken(Taken::BetweenSteps)
     }
 
     /// Returns true if the run needs more memory than there is.
@@ -201,6 +218,13 @@ fn knobs(plan: &Plan, memory: &MemoryPlan) -> Vec<String> {
         let fewer = (plan.most_slots() / 4).max(1);
         try_out(format!("generate.max_num_seqs = {fewer}"), &move |plan| plan.generate.max_num_seqs = fewer);
         try_out("generate.prefix_cache = 0".to_owned(), &|plan| plan.generate.prefix_cache = Some(0));
+    }
+    if let Some(share) = plan.engine.gpu_memory {
+        if plan.flow.max_staleness == 0 {
+            try_out("engine.sleep = true".to_owned(), &|plan| plan.engine.sync.sleep = true);
+        }
+        let less = (share * 50.0).round() / 100.0;
+        try_out(format!("engine.gpu_memory = {less}"), &move |plan| plan.engine.gpu_memory = Some(less));
     }
     let worth = |(text, changed): (String, Plan)| {
         let all = MemoryPlan::of(&changed).ok()?;

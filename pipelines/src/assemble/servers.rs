@@ -110,18 +110,10 @@ fn own_memory(own: &[MemoryPlan], gpu: usize, sleep: bool) -> Option<u64> {
     Some(if sleep { plan.between_steps() } else { plan.total() })
 }
 
-/// GPU of each server: those of the recipe, or one each, GPUs that the run does not use first.
-/// Empty without GPUs, and if the recipe's environment selects them.
+/// GPU of each server. Empty without GPUs, and if the recipe's environment selects them.
 fn devices(engine: &Engine, own: &[MemoryPlan], gpus: usize) -> Result<Vec<usize>> {
-    if !engine.devices.is_empty() {
-        return Ok(engine.devices.clone());
-    }
-    if gpus == 0 || engine.env.iter().any(|pair| pair.starts_with(VISIBLE)) {
-        return Ok(Vec::new());
-    }
-    let (shared, free): (Vec<usize>, Vec<usize>) = (0..gpus).partition(|gpu| own_memory(own, *gpu, false).is_some());
-    let all: Vec<usize> = free.into_iter().chain(shared).take(engine.replicas).collect();
-    if all.len() < engine.replicas {
+    let all = engine.gpus(gpus, |gpu| own_memory(own, gpu, false).is_some());
+    if (1..engine.replicas).contains(&all.len()) {
         bail!(
             "`engine.replicas` is {}, and this machine has {gpus} GPUs: each server takes most of one GPU; lower it, or set CUDA_VISIBLE_DEVICES in `engine.env` \
              and `engine.gpu_memory`",
@@ -418,7 +410,7 @@ impl Drop for Servers {
 #[cfg(test)]
 mod tests {
     use rollflow::engine::remote::sync::SyncConfig;
-    use rollflow::recipe::MemoryPart;
+    use rollflow::recipe::{MemoryPart, Taken};
 
     use super::*;
 
@@ -463,8 +455,8 @@ mod tests {
     /// What a step takes comes and goes with the server's sleep.
     #[test]
     fn a_server_that_sleeps_gets_what_is_free_between_steps() {
-        let part = |what, gib: u64, in_steps| MemoryPart { what, bytes: gib << 30, why: String::new(), in_steps };
-        let parts = vec![part("weights", 10, false), part("activations", 30, true)];
+        let part = |what, gib: u64, taken| MemoryPart { what, bytes: gib << 30, why: String::new(), taken };
+        let parts = vec![part("weights", 10, Taken::Always), part("activations", 30, Taken::InSteps)];
         let own = [MemoryPlan { device: "cuda:0".to_owned(), parts, has: None }];
         assert_eq!([false, true].map(|sleep| own_memory(&own, 0, sleep)), [Some(40 << 30), Some(10 << 30)]);
         assert_eq!(own_memory(&own, 1, true), None);

@@ -5,7 +5,7 @@ use std::path::Path;
 
 use super::per_token::{per_token_for_experts, per_token_of_layer, per_token_read};
 use super::shape::{adapters, config_of, in_4_bits, shape};
-use super::{MemoryPart, count, optimization};
+use super::{MemoryPart, Taken, count, optimization};
 use crate::model::{
     Activation, Dtype, Layout, ModelConfig, ModelError, PREFILL_CELLS, Unit, fused, logits_chunk, quantised_bytes,
 };
@@ -85,7 +85,7 @@ struct Passes {
 impl Parts<'_> {
     fn add(&mut self, what: &'static str, bytes: u64, why: String) {
         if bytes > 0 {
-            self.all.push((self.at, MemoryPart { what, bytes, why, in_steps: false }));
+            self.all.push((self.at, MemoryPart { what, bytes, why, taken: Taken::Always }));
         }
     }
 
@@ -93,7 +93,7 @@ impl Parts<'_> {
     fn add_in_steps(&mut self, what: &'static str, bytes: u64, why: String) {
         let before = self.all.len();
         self.add(what, bytes, why);
-        self.all[before..].iter_mut().for_each(|(_, part)| part.in_steps = true);
+        self.all[before..].iter_mut().for_each(|(_, part)| part.taken = Taken::InSteps);
     }
 
     fn collect(&mut self) -> Result<(), ModelError> {
