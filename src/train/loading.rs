@@ -96,7 +96,9 @@ impl Worker {
     fn put(&mut self, read: Read) {
         let _guard = tch::no_grad_guard();
         match &mut self.divided {
-            Some(divided) => divided.masters = read.weights.to_device(self.config.compute.device),
+            Some(divided) => {
+                divided.masters = read.weights.to_device(self.config.compute.device).to_kind(self.config.masters.kind());
+            }
             None => self.weights.trained_mut().copy_(&read.weights),
         }
         self.round();

@@ -9,6 +9,18 @@ use std::ops::Range;
 
 use tch::{Device, Kind, Tensor};
 
+use super::MasterFormat;
+
+impl MasterFormat {
+    /// libtorch's name.
+    pub(super) fn kind(self) -> Kind {
+        match self {
+            MasterFormat::F32 => Kind::Float,
+            MasterFormat::Bf16 => Kind::BFloat16,
+        }
+    }
+}
+
 /// Bits that bf16 lacks of f32.
 const LOW: i64 = 0xffff;
 

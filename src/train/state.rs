@@ -67,7 +67,8 @@ impl Worker {
         match (&mut self.divided, &self.shards, &mut self.team) {
             (Some(divided), Some(shards), Some(team)) => {
                 let whole = numbers.map(|numbers| numbers.detach().to_device(device).to_kind(Kind::Float));
-                divided.masters = shards.sent_by_first(whole.as_ref(), device).map_err(|error| team.explain(error))?;
+                let own = shards.sent_by_first(whole.as_ref(), device).map_err(|error| team.explain(error))?;
+                divided.masters = own.to_kind(self.config.masters.kind());
             }
             (_, _, team) => {
                 let own = self.weights.trained_mut();

@@ -55,7 +55,7 @@ pub(super) struct Worker {
 
 /// A rank's part of the parameters.
 pub(super) struct Divided {
-    /// In f32.
+    /// In the format of [`LocalConfig::masters`].
     pub masters: Tensor,
     /// For passes.
     pub gathered: Arc<Gathered>,
@@ -92,10 +92,7 @@ impl Worker {
     /// cannot start or a device is missing.
     pub fn new(config: LocalConfig, model: ModelConfig, weights: Weights) -> std::io::Result<Self> {
         // Nothing is copied twice.
-        let masters = match config.masters {
-            MasterFormat::F32 => weights.masters(config.compute.device),
-            MasterFormat::Bf16 => weights.on(Compute { dtype: Dtype::Bf16, ..config.compute }),
-        };
+        let masters = masters(&config, &weights);
         let moved = masters.trained().1.data_ptr() != weights.trained().1.data_ptr();
         let lead = |ranks| Team::lead(ranks, &model, &masters).map_err(std::io::Error::other);
         let team = config.ranks.clone().map(lead).transpose()?;
@@ -107,7 +104,7 @@ impl Worker {
     /// Starts a worker on a rank that follows rank 0.
     pub fn following(config: LocalConfig, member: &Arc<Member>, number: u64) -> Result<Self, TrainError> {
         let (team, model, weights) = Team::follow(member, number)?;
-        let weights = weights.masters(config.compute.device);
+        let weights = masters(&config, &weights);
         Worker::start(config, model, weights, Some(team))
     }
 
@@ -132,6 +129,7 @@ impl Worker {
             (Some(team), Some(shards)) if shard == Shard::Parameters => {
                 let whole = team.leads().then_some(&masters.flat);
                 let own = shards.sent_by_first(whole, compute.device).map_err(|error| team.explain(error))?;
+                let own = own.to_kind(config.masters.kind());
                 // Copied also in f32, for the masters change while it is gathered.
                 let computed = own.to_kind(compute.dtype.kind()).copy();
                 let gathered = Arc::new(Gathered::new(shards.clone(), layout.clone(), computed));
@@ -309,6 +307,14 @@ impl Worker {
     }
 }
 
+/// The parameters of a trainer that begins with `weights`. Copies only if needed.
+fn masters(config: &LocalConfig, weights: &Weights) -> Weights {
+    match config.masters {
+        MasterFormat::F32 => weights.masters(config.compute.device),
+        MasterFormat::Bf16 => weights.on(Compute { dtype: Dtype::Bf16, ..config.compute }),
+    }
+}
+
 /// Rejects what a trainer cannot begin with.
 fn checked(config: &LocalConfig, model: &ModelConfig, masters: &Weights, team: Option<&Team>) -> Result<(), TrainError> {
     for device in std::iter::once(&config.compute.device).chain(&config.replica_devices) {
@@ -329,10 +335,8 @@ fn checked(config: &LocalConfig, model: &ModelConfig, masters: &Weights, team: O
         if config.compute.dtype != Dtype::Bf16 {
             return Err(TrainError::Setting("parameters in bf16 are for computation in bf16: leave `masters` at \"f32\""));
         }
-        if team.is_some() || masters.adapter.is_some() {
-            return Err(TrainError::Setting(
-                "parameters in bf16 are for one process and whole weights: leave `masters` at \"f32\" with [ranks] or [lora]",
-            ));
+        if masters.adapter.is_some() {
+            return Err(TrainError::Setting("parameters in bf16 are for whole weights: leave `masters` at \"f32\" with [lora]"));
         }
     }
     if config.router_loss > 0.0 && model.experts.is_none() {

@@ -161,21 +161,45 @@ fn in_bf16(masters: MasterFormat, save_dtype: Dtype, lr: f64) -> LocalConfig {
 
 /// Law C1. Only a format that rounds bf16 needs the parameters once more.
 #[test]
-fn c1_parameters_in_bf16_resume_to_the_bit_in_every_format_of_a_checkpoint() {
-    for dtype in [Dtype::F32, Dtype::Bf16, Dtype::F16] {
-        let folder = tempfile::tempdir().unwrap();
-        let new = |seed| backend(in_bf16(MasterFormat::Bf16, dtype, 1e-3), seed);
-        let whole = new(5);
-        (0..3).for_each(|at| step(&whole, at));
-        let saved = save(&whole, folder.path(), 3);
-        (3..6).for_each(|at| step(&whole, at));
-        let resumed = new(9);
-        resumed.load_checkpoint(&saved).wait().unwrap();
-        (3..6).for_each(|at| step(&resumed, at));
-        assert!(current(&resumed) == current(&whole), "{}", dtype.name());
-        let file = fs::read(saved.join("optimizer.safetensors")).unwrap();
-        let has_masters = safetensors::SafeTensors::deserialize(&file).unwrap().names().contains(&"master");
-        assert_eq!(has_masters, dtype == Dtype::F16, "{}", dtype.name());
+fn c1_parameters_in_bf16_resume_to_the_bit_in_every_format_of_a_checkpoint_and_on_ranks() {
+    for (size, shard, dtype) in [
+        (1, Shard::Nothing, Dtype::F32),
+        (1, Shard::Nothing, Dtype::Bf16),
+        (1, Shard::Nothing, Dtype::F16),
+        (2, Shard::Nothing, Dtype::Bf16),
+        (2, Shard::Optimizer, Dtype::Bf16),
+        (2, Shard::Gradients, Dtype::F32),
+        (2, Shard::Parameters, Dtype::Bf16),
+        (2, Shard::Parameters, Dtype::F16),
+    ] {
+        let (folder, what) = (tempfile::tempdir().unwrap(), format!("{size} ranks, {}, {}", shard.word(), dtype.name()));
+        let config = move || in_bf16(MasterFormat::Bf16, dtype, 1e-3);
+        let ((saved, then, later), ended) = led(size, shard, config, |config| {
+            let backend = backend(config, 5);
+            (0..3).for_each(|at| step(&backend, at));
+            let (saved, then) = (save(&backend, folder.path(), 3), current(&backend));
+            (3..6).for_each(|at| step(&backend, at));
+            (saved, then, current(&backend))
+        });
+        assert!(ended.iter().all(Result::is_ok), "{what}: {ended:?}");
+        let ((at_once, resumed), _) = led(size, shard, config, |config| {
+            let backend = backend(config, 9);
+            backend.load_checkpoint(&saved).wait().unwrap();
+            let at_once = current(&backend);
+            (3..6).for_each(|at| step(&backend, at));
+            (at_once, current(&backend))
+        });
+        assert!(at_once == then && resumed == later && then != later, "{what}");
+        let optimizers = names(&saved).into_iter().filter(|name| name.starts_with("optimizer"));
+        for name in optimizers {
+            let file = fs::read(saved.join(&name)).unwrap();
+            let file = safetensors::SafeTensors::deserialize(&file).unwrap();
+            let has_masters = file.names().iter().any(|name| name.starts_with("master"));
+            assert_eq!(has_masters, dtype == Dtype::F16, "{what}: {name}");
+        }
+        let alone = backend(config(), 9);
+        alone.load_checkpoint(&saved).wait().unwrap();
+        assert!(current(&alone) == then, "{what}: one process reads it");
     }
 }
 
