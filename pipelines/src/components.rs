@@ -113,7 +113,7 @@ impl Components<LocalBackend> {
             let hold = evaluation::hold(of);
             sync = sync.hold(&hold);
             sleep = sleep.map(|sleep| sleep.hold(&hold));
-            evaluator = Some(evaluation::evaluator_of_servers(of, registry, &reader, engines.generator(&reader), &hold)?);
+            evaluator = Some(evaluation::evaluator_of_servers(of, registry, &reader, engines.evaluator(&reader), &hold)?);
         }
         let sampled = Sampled {
             generator: BoxedStage::new(generator_of(plan, &timeline, &reader, engines.generator(&reader).weights(synced))?),

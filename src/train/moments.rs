@@ -70,6 +70,20 @@ impl Moment {
         }
     }
 
+    /// A copy of all numbers in host memory, in f32; before the first update one zero, expanded. Takes memory of a
+    /// piece on a device.
+    pub fn copied(&self) -> Tensor {
+        match &self.numbers {
+            Numbers::None | Numbers::Host(_) => self.all(Device::Cpu),
+            Numbers::Near(numbers) => numbers.to_device_(Device::Cpu, Kind::Float, false, true),
+            Numbers::EightBit(of) => {
+                let all = Tensor::empty([self.len as i64], (Kind::Float, Device::Cpu));
+                pieces(self.len).for_each(|range| part(&all, range.clone()).copy_(&of.read(range)));
+                all
+            }
+        }
+    }
+
     /// Replaces all numbers.
     pub fn restore(&mut self, numbers: &Tensor, format: MomentFormat, device: Device) {
         self.numbers = match format {

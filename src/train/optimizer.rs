@@ -118,9 +118,9 @@ impl Optimizer {
         }
     }
 
-    /// Names of the moments, and their numbers in f32; one zero, expanded on `device`, before the first update.
-    pub fn moments(&self, device: Device) -> impl Iterator<Item = (&'static str, Tensor)> {
-        self.moments.iter().map(move |moment| (moment.name, moment.all(device)))
+    /// The moments.
+    pub fn moments(&self) -> impl Iterator<Item = &Moment> {
+        self.moments.iter()
     }
 
     /// Names of the moments.

@@ -19,7 +19,9 @@ use serde::{Deserialize, Serialize};
 use tch::{Device, Kind, Tensor};
 
 use super::checkpoint::{self, CHECKPOINTS, Unfinished};
+use super::moments::pieces;
 use super::optimizer_files::{self, MASTERS, OptimizerState};
+use super::shards::Shards;
 use super::team::Command;
 use super::worker::{Divided, Worker};
 use super::{CheckpointMetadata, FileMark, MasterFormat, SaveCheckpoint, TrainError};
@@ -204,20 +206,22 @@ impl Worker {
             (None, Some(shards)) => shards.own(&self.weights.flat),
             (None, None) => self.weights.flat.detach(),
         });
-        let device = self.config.compute.device;
-        let own = self.optimizer.moments(device).chain(masters.map(|masters| (MASTERS, masters)));
-        let len = self.weights.trained().0.total();
-        let copied = |(name, own): (&'static str, Tensor)| match &self.shards {
-            Some(shards) if !sliced => {
-                let whole = (rank == 0).then(|| Tensor::empty([len as i64], (Kind::Float, Device::Cpu)));
-                shards.gather(&own.to_device(device).contiguous(), whole.as_ref()).map_err(|error| self.explain(error))?;
-                Ok((name, whole.unwrap_or_default()))
-            }
-            // Moments before the first update are one zero, which nothing changes in place.
-            _ if !own.is_contiguous() => Ok((name, own.to_device(Device::Cpu))),
-            _ => Ok((name, host_copy(&own, Kind::Float))),
+        let (device, len) = (self.config.compute.device, self.weights.trained().0.total());
+        let gathered = |shards: &Shards, own: Tensor| {
+            let whole = (rank == 0).then(|| Tensor::empty([len as i64], (Kind::Float, Device::Cpu)));
+            shards.gather(&own.to_device(device).contiguous(), whole.as_ref()).map_err(|error| self.explain(error))?;
+            Ok::<_, TrainError>(whole.unwrap_or_default())
         };
-        let tensors = own.map(copied).collect::<Result<Vec<_>, TrainError>>()?;
+        let gathers = self.shards.as_ref().filter(|_| !sliced);
+        let moments = self.optimizer.moments().map(|moment| match gathers {
+            Some(shards) => Ok((moment.name, gathered(shards, moment.all(device))?)),
+            None => Ok((moment.name, moment.copied())),
+        });
+        let masters = masters.map(|own| match gathers {
+            Some(shards) => Ok((MASTERS, gathered(shards, own)?)),
+            None => Ok((MASTERS, host_copy(&own, Kind::Float))),
+        });
+        let tensors = moments.chain(masters).collect::<Result<Vec<_>, TrainError>>()?;
         let held = if sliced { self.held() } else { vec![(0..len, 0)] };
         let file = optimizer_files::file_name(rank, writers);
         let optimizer = CopiedOptimizer { file, state: self.optimizer.state(), tensors, held, len };
@@ -299,9 +303,12 @@ fn span(entries: &[Entry]) -> Range<usize> {
     entries.first().map_or(0, |first| first.offset)..entries.last().map_or(0, |last| last.range().end)
 }
 
-/// A copy in host memory.
+/// A copy of a flat tensor in host memory. A device converts numbers in pieces.
 fn host_copy(of: &Tensor, kind: Kind) -> Tensor {
-    let mut copy = Tensor::empty(of.size(), (kind, Device::Cpu));
-    copy.copy_(&of.detach());
+    let (of, copy) = (of.detach(), Tensor::empty(of.size(), (kind, Device::Cpu)));
+    let converts = of.device() != Device::Cpu && of.kind() != kind;
+    let at_once = std::iter::once(0..of.numel()).filter(|_| !converts);
+    let in_pieces = pieces(of.numel()).filter(|_| converts);
+    at_once.chain(in_pieces).for_each(|range| part(&copy, range.clone()).copy_(&part(&of, range)));
     copy
 }

@@ -13,7 +13,7 @@ use rollflow::data::{Sample, Tokenizer};
 use rollflow::engine::{LocalEngine, Request, SamplingParams, TokenEngine};
 use rollflow::model::{Compute, Decoder, Dtype, Layout, Lora, ModelConfig, Weights, load_hf, load_hf_for};
 use rollflow::recipe::{MemoryPlan, Plan, parse};
-use rollflow::train::{LocalBackend, LocalConfig, TrainingBackend, collate};
+use rollflow::train::{LocalBackend, LocalConfig, SaveCheckpoint, TrainingBackend, collate};
 use safetensors::tensor::{self, View};
 use serde_json::json;
 
@@ -198,6 +198,10 @@ fn a_trainer_on_a_gpu_takes_what_the_plan_says_within_a_tenth() {
             backend.optim_step().wait().unwrap();
         }
         backend.forward_backward(batch.clone()).wait().unwrap();
+        // Copies that a checkpoint makes are in the host's memory.
+        let saved = tempfile::tempdir().unwrap();
+        let save = SaveCheckpoint { run_folder: saved.path().to_owned(), step: 2, ..SaveCheckpoint::default() };
+        backend.save_checkpoint(save).wait().unwrap();
         let most = bytes(DEVICE).unwrap().1 - before;
         planned.iter().for_each(|part| println!("  {} {:.1} MiB: {}", part.what, part.bytes as f64 / 1048576.0, part.why));
         let what = format!("experts {}, {adapters:?}, checkpointing {checkpointing}, {more:?}", config.experts.is_some());

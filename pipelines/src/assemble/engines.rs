@@ -193,6 +193,12 @@ impl<E> Engines<E> {
         self.section.sync.sleep.then(|| SleepServers::new(self.manager()))
     }
 
+    /// Generator of an evaluation on the engines: no trainer follows the experts of its tokens.
+    pub fn evaluator(&self, reader: &Reader) -> Generator<Fleet> {
+        let config = FleetConfig { routes: None, ..self.fleet_config(&reader.config) };
+        Generator::remote(&self.handle, config, &reader.tokenizer)
+    }
+
     /// Generator on the engines.
     pub fn generator(&self, reader: &Reader) -> Generator<Fleet> {
         Generator::remote(&self.handle, self.fleet_config(&reader.config), &reader.tokenizer)
