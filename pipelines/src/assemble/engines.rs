@@ -107,7 +107,8 @@ impl<E> Engines<E> {
         let Serving { engine: section, net, rollouts, .. } = of;
         let engines = section.all_urls().iter().map(|url| engine(section, net, url)).collect::<Result<Vec<_>>>()?;
         let handle = FleetHandle::new(engines);
-        let mut needs = Needs { adapters, routes: of.routes, answer: rollouts.generate.max_new_tokens, context: None };
+        let (routes, sleep, answer) = (of.routes, section.sync.sleep, rollouts.generate.max_new_tokens);
+        let mut needs = Needs { adapters, routes, sleep, answer, context: None };
         needs.check(&handle)?;
         let engines = Engines {
             section: (*section).clone(),
@@ -285,6 +286,8 @@ struct Needs {
     adapters: bool,
     /// Whether answers must come with the experts of their tokens.
     routes: bool,
+    /// Whether servers must free their memory during steps.
+    sleep: bool,
     /// Longest completion, in tokens.
     answer: usize,
     /// Shortest context of the servers so far, in tokens, if reported.
@@ -320,6 +323,11 @@ impl Needs {
         if self.routes && !found.routes {
             return Some(format!(
                 "{name} does not return the experts of its tokens: start it with --enable-return-routed-experts, or leave train.router_replay out"
+            ));
+        }
+        if self.sleep && !found.sleeps {
+            return Some(format!(
+                "{name} does not free its memory when it sleeps: start it with --enable-memory-saver (vLLM: --enable-sleep-mode), or leave engine.sleep out"
             ));
         }
         let context = found.context?;

@@ -120,6 +120,7 @@ fn a_server_sleeps_between_versions_and_wakes_with_the_next() {
             manager.sleep().await;
             assert!(manager.catch_up().await.is_none(), "what sleeps is left alone");
         }
+        assert!(!started.engine.probe().await.unwrap().sleeps, "it says so: a run with engine.sleep is refused");
         // As at the end of a run, for others to use; twice is once.
         manager.wake().await;
         manager.wake().await;

@@ -76,7 +76,7 @@ const MODELS: [(&str, &str, [usize; 7], bool); 7] = [
     ("70B", "llama", [128_256, 8192, 80, 64, 8, 128, 28_672], false),
 ];
 
-/// Numbers of a model, of its adapters of rank 16, and of its largest part that is gathered as a whole.
+/// Numbers of a model, of its adapters of rank 16, and of its largest part that is gathered, or whose gradient comes, as a whole.
 struct Size {
     parameters: f64,
     adapters: f64,
@@ -98,9 +98,10 @@ impl Size {
     fn held(&self, shard: &str, n: f64) -> f64 {
         let p = self.parameters;
         match shard {
-            // Masters 4, their copy to compute with 2, moments 8, a pass's gradient 4, the sum of gradients 4.
-            "nothing" => 22.0 * p,
-            "optimizer" => (4.0 + 2.0 + 4.0 + 4.0) * p + (8.0 + 4.0) * p / n,
+            // Masters 4, their copy to compute with 2, moments 8, the sum of gradients 4, to which each part's is added.
+            "nothing" => 18.0 * p + 4.0 * self.unit,
+            "optimizer" => (4.0 + 2.0 + 4.0) * p + 4.0 * self.unit + (8.0 + 4.0) * p / n,
+            // A pass's whole gradient 4, and a part of the sum.
             "gradients" => (4.0 + 2.0 + 4.0) * p + (8.0 + 4.0) * p / n,
             "parameters" => (4.0 + 2.0 + 8.0 + 4.0) * p / n + (2.0 * 2.0 + 4.0) * self.unit,
             _ => 2.0 * p + 22.0 * self.adapters,

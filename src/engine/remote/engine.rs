@@ -88,6 +88,8 @@ pub struct Capabilities {
     pub adapters: bool,
     /// If true, answers come with the experts of their tokens.
     pub routes: bool,
+    /// If true, the engine can free the memory of its GPU and take it again.
+    pub sleeps: bool,
     /// Missing capabilities, with the setting that enables each.
     pub lacks: Vec<String>,
 }

@@ -82,6 +82,7 @@ impl SglangEngine {
             checksums: model.get("weight_version").is_some(),
             adapters: is_true("enable_lora"),
             routes: is_true("enable_return_routed_experts"),
+            sleeps: is_true("enable_memory_saver"),
             lacks: Vec::new(),
         })
     }

@@ -55,6 +55,7 @@ impl VllmEngine {
         let has = |route: &str| routes.contains(route);
         let weights = has("/pause") && has("/collective_rpc");
         let raw = has("/server_info") && self.reports_raw().await;
+        let sleeps = has("/sleep") && self.frees_memory().await;
         let capabilities = Capabilities {
             server: format!("vLLM {}", text(&version, "version").unwrap_or_else(|| "of unknown version".into())),
             model,
@@ -65,6 +66,7 @@ impl VllmEngine {
             adapters: has("/v1/load_lora_adapter"),
             // Its streams have none.
             routes: false,
+            sleeps,
             lacks: (!weights).then(|| DEV_MODE.to_owned()).into_iter().collect(),
         };
         Ok((capabilities, raw))
@@ -88,6 +90,12 @@ impl VllmEngine {
             }
             Err(error) => Err(error),
         }
+    }
+
+    /// Whether sleep frees memory. Without sleep mode vLLM has the route, and keeps its memory.
+    async fn frees_memory(&self) -> bool {
+        let info = self.server.get("/server_info?config_format=json").await.unwrap_or_default();
+        info.pointer("/vllm_config/model_config/enable_sleep_mode").and_then(Value::as_bool).unwrap_or(true)
     }
 
     async fn reports_raw(&self) -> bool {
