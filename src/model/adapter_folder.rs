@@ -32,7 +32,7 @@ const NEUTRAL: [&str; 10] = [
 
 /// The matrices of experts in transformers, whose adapters PEFT makes for parameters.
 const EXPERT_PARAMETERS: [&str; 2] = ["gate_up_proj", "down_proj"];
-/// That of routers.
+/// The matrix of routers there.
 const ROUTER_PARAMETER: &str = "gate.weight";
 /// PEFT's pattern of gate and up.
 const GATE_UP: &str = r".*\.gate_up_proj";

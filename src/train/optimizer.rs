@@ -270,6 +270,38 @@ mod tests {
         assert!(gap(norm_by_tensor(&grad)) < 1e-6 && gap(grad_norm(&grad)) < 1e-5);
     }
 
+    /// Under the same gradients, steps of an eighth and less of what bf16 tells apart go as far as in f32. Rounded to the
+    /// nearest, they go nowhere.
+    #[test]
+    fn parameters_in_bf16_go_as_far_as_in_f32_under_the_same_gradients() {
+        const LEN: i64 = 1 << 14;
+        let layout = {
+            let mut layout = Layout::empty();
+            layout.add(&["weight"], &[LEN as usize], None);
+            layout
+        };
+        let start = Tensor::full([LEN], 1.0, F32);
+        let gradient = Tensor::where_scalar(&Tensor::arange(LEN, F32).remainder(2.0).eq(0.0), 0.3, -0.3).to_kind(Kind::Float);
+        // Which way each number goes.
+        let along = |moved: Tensor| -(moved.to_kind(Kind::Float) * gradient.sign()).mean(Kind::Double).double_value(&[]);
+        let moved = |kind: Kind, keeps: bool| {
+            let groups = ParamGroups { decay: Default::default(), lr_scale: Default::default() };
+            let mut optimizer = Optimizer::new(AdamW::default(), groups, &layout, MomentFormat::F32);
+            let mut params = start.to_kind(kind).copy();
+            for _ in 0..40 {
+                let mut wide = params.to_kind(Kind::Float);
+                let own = if keeps { &mut params } else { &mut wide };
+                optimizer.update(1.0 / 2048.0, 1.0, own, gradient.copy());
+                if !keeps {
+                    params.copy_(&wide);
+                }
+            }
+            along(params.to_kind(Kind::Float) - &start)
+        };
+        let (exact, found, nearest) = (moved(Kind::Float, true), moved(Kind::BFloat16, true), moved(Kind::BFloat16, false));
+        assert!((found / exact - 1.0).abs() < 0.02 && nearest.abs() < 0.1 * exact, "{exact}, {found}, to the nearest {nearest}");
+    }
+
     /// Both implementations of an update against three steps of `torch.optim.AdamW` with parameter
     /// groups (`scripts/golden_optim.py`).
     #[test]

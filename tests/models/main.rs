@@ -2,6 +2,7 @@
 #![cfg(feature = "torch")]
 #![allow(clippy::unwrap_used, reason = "a panic is how a test fails")]
 
+mod adapter_folders;
 mod devices;
 mod expert_adapters;
 mod experts;

@@ -426,7 +426,8 @@ mod tests {
         assert!(error.contains("engine.replicas") && error.contains("1 GPUs"), "{error}");
         two.devices = vec![3, 1];
         assert_eq!(devices(&two, &own, 4).unwrap(), [3, 1]);
-        let chosen = Engine { replicas: 2, env: vec!["CUDA_VISIBLE_DEVICES=0".to_owned()], ..Engine::default() };
+        let env = vec!["CUDA_VISIBLE_DEVICES=0".to_owned()];
+        let chosen = Engine { launch: Launch::Vllm, replicas: 2, env, ..Engine::default() };
         assert!(devices(&chosen, &own, 1).unwrap().is_empty());
     }
 

@@ -70,7 +70,7 @@ fn a_run_whose_server_sleeps_during_steps_is_the_run_of_one_process() {
         run_of(&base, &served, &[&GREEDY, more, &[&engine]].concat());
 
         assert_eq!(sampled(&served), sampled(&local), "{name}");
-        // Once before each step.
+        // By the request above, and once before each of three steps.
         assert_eq!(server.metric(Metric::ServedSleeps, &[]), 4.0, "{name}");
         assert_eq!(server.get("/ready")["success"], true, "it is awake for others");
         nothing_lost(&served, 3);

@@ -202,19 +202,19 @@ choices! {
 
 /// Part of an engine's memory that sleep frees.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Asleep {
+pub enum EngineMemory {
     /// Weights.
     Weights,
     /// Keys and values.
     Cache,
 }
 
-impl Asleep {
+impl EngineMemory {
     /// Name in the requests of vLLM and SGLang.
     pub(super) fn tag(self) -> &'static str {
         match self {
-            Asleep::Weights => "weights",
-            Asleep::Cache => "kv_cache",
+            EngineMemory::Weights => "weights",
+            EngineMemory::Cache => "kv_cache",
         }
     }
 }
@@ -270,7 +270,7 @@ pub trait WeightControl: Send + Sync {
     }
 
     /// Takes memory again for `part` of what sleep freed; idempotent.
-    async fn wake(&self, part: Asleep) -> Result<(), RemoteError> {
+    async fn wake(&self, part: EngineMemory) -> Result<(), RemoteError> {
         let _nothing = part;
         Ok(())
     }

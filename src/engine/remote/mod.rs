@@ -29,7 +29,7 @@ use crate::net::{Endpoint, check_url};
 
 pub use crate::net::{Fault, RemoteError};
 pub use async_trait::async_trait;
-pub use engine::{Asleep, Attempt, Capabilities, Ending, InferenceEngine, PauseMode, WeightControl};
+pub use engine::{Attempt, Capabilities, Ending, EngineMemory, InferenceEngine, PauseMode, WeightControl};
 pub use fleet::{Fleet, FleetConfig};
 pub use handle::FleetHandle;
 pub use members::{MemberList, Members};

@@ -17,7 +17,9 @@ use tokio::sync::mpsc::Sender;
 use super::control::{label, unload_namesake};
 use super::server::{CALL, EventError, Server, StreamDelta, WireSpan, add_adjustments, chunk, ending, text};
 use super::upload;
-use super::{Asleep, Attempt, Capabilities, Ending, Fault, InferenceEngine, PauseMode, RemoteError, WeightControl, wire_routes};
+use super::{
+    Attempt, Capabilities, Ending, EngineMemory, Fault, InferenceEngine, PauseMode, RemoteError, WeightControl, wire_routes,
+};
 use crate::data::{RouteShape, TopK, TopTokens};
 use crate::engine::FinishReason;
 use crate::net::Endpoint;
@@ -43,7 +45,7 @@ pub(super) struct SglangEngine {
 /// What this client put to sleep.
 #[derive(Default)]
 struct Slept {
-    parts: Vec<Asleep>,
+    parts: Vec<EngineMemory>,
     /// Label of the weights then.
     label: Option<String>,
 }
@@ -362,21 +364,21 @@ impl WeightControl for SglangEngine {
     async fn sleep(&self) -> Result<(), RemoteError> {
         // The scheduler of SGLang ends if it is asked while it works.
         self.pause(PauseMode::Abort).await?;
-        let (parts, label) = (vec![Asleep::Weights, Asleep::Cache], self.served().await?);
+        let (parts, label) = (vec![EngineMemory::Weights, EngineMemory::Cache], self.served().await?);
         let tags: Vec<&str> = parts.iter().map(|part| part.tag()).collect();
         self.server.post_control("/release_memory_occupation", &json!({"tags": tags})).await?;
         *self.slept.lock() = Slept { parts, label };
         Ok(())
     }
 
-    async fn wake(&self, part: Asleep) -> Result<(), RemoteError> {
+    async fn wake(&self, part: EngineMemory) -> Result<(), RemoteError> {
         // The scheduler of SGLang ends if it is asked for what it has, such as after a restart.
         if self.kind == SGLANG {
             let (slept, label) = {
                 let slept = self.slept.lock();
                 (slept.parts.contains(&part), slept.label.clone())
             };
-            if !slept || part == Asleep::Weights && self.served().await? != label {
+            if !slept || part == EngineMemory::Weights && self.served().await? != label {
                 self.slept.lock().parts.clear();
                 return Ok(());
             }

@@ -18,7 +18,7 @@ use super::control::{label, unload_namesake};
 use super::group_request::{GroupRequest, GroupRequests};
 use super::openai::{self, Event};
 use super::server::{CALL, Server, add_adjustments, text};
-use super::{Asleep, Attempt, Capabilities, Ending, Fault, InferenceEngine, PauseMode, RemoteError, WeightControl};
+use super::{Attempt, Capabilities, Ending, EngineMemory, Fault, InferenceEngine, PauseMode, RemoteError, WeightControl};
 use crate::data::{TopK, TopTokens};
 use crate::net::Endpoint;
 
@@ -305,7 +305,7 @@ impl WeightControl for VllmEngine {
         self.server.post_control("/sleep?level=1", &Value::Null).await.map(drop)
     }
 
-    async fn wake(&self, part: Asleep) -> Result<(), RemoteError> {
+    async fn wake(&self, part: EngineMemory) -> Result<(), RemoteError> {
         self.server.post_control(&format!("/wake_up?tags={}", part.tag()), &Value::Null).await.map(drop)
     }
 

@@ -26,7 +26,7 @@ use super::{CachePolicy, Carry, SyncConfig, Update};
 use crate::algo::Disagreement;
 use crate::data::Version;
 use crate::engine::remote::handle::EngineState;
-use crate::engine::remote::{Asleep, FleetHandle, InferenceEngine, PauseMode, RemoteError, WeightControl};
+use crate::engine::remote::{EngineMemory, FleetHandle, InferenceEngine, PauseMode, RemoteError, WeightControl};
 use crate::net::{RetryPolicy, deadline};
 
 /// Longest time for an engine to report what it serves.
@@ -216,11 +216,11 @@ impl EngineSync<'_> {
             (None, Carry::Folder) => update.folder.to_path_buf(),
         };
         if config.sleep {
-            self.phase("wake", config.load_timeout, || control.wake(Asleep::Weights)).await?;
+            self.phase("wake", config.load_timeout, || control.wake(EngineMemory::Weights)).await?;
         }
         if update.adapter {
             if config.sleep {
-                self.phase("wake", config.load_timeout, || control.wake(Asleep::Cache)).await?;
+                self.phase("wake", config.load_timeout, || control.wake(EngineMemory::Cache)).await?;
                 self.phase("resume", limit, || control.resume()).await?;
             }
             self.phase("load", config.load_timeout, || control.load_adapter(label, folder)).await?;
@@ -238,7 +238,7 @@ impl EngineSync<'_> {
         }
         self.fleet.start_trial(self.place);
         if config.sleep {
-            self.phase("wake", config.load_timeout, || control.wake(Asleep::Cache)).await?;
+            self.phase("wake", config.load_timeout, || control.wake(EngineMemory::Cache)).await?;
         }
         self.phase("resume", limit, || control.resume()).await?;
         self.phase("probe", limit, || probe(engine, update)).await?;

@@ -15,7 +15,7 @@ use super::{IsolatedEngine, SyncConfig, Update};
 use crate::data::Version;
 use crate::engine::EngineError;
 use crate::engine::remote::handle::no_answer;
-use crate::engine::remote::{Asleep, FleetHandle, RemoteError};
+use crate::engine::remote::{EngineMemory, FleetHandle, RemoteError};
 
 /// Longest time for an engine to report what it serves.
 const LOOK: Duration = Duration::from_secs(1);
@@ -142,8 +142,8 @@ impl WeightSyncManager {
             let Some(engine) = self.fleet.engine(place) else { return };
             let Some(control) = engine.weights() else { return };
             let wake = async {
-                control.wake(Asleep::Weights).await?;
-                control.wake(Asleep::Cache).await?;
+                control.wake(EngineMemory::Weights).await?;
+                control.wake(EngineMemory::Cache).await?;
                 control.resume().await
             };
             match timeout(WAKE, wake).await {

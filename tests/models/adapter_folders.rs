@@ -1,0 +1,55 @@
+//! PEFT's folders of adapters: what is read, and what is refused by its key.
+
+use rollflow::model::{Lora, load_adapter, save_adapter};
+
+/// As PEFT writes what it was asked for: names, paths of all modules, or a pattern; and with the scale of rsLoRA.
+#[test]
+fn adapters_are_read_however_peft_names_their_modules() {
+    let (config, folder) = (crate::tiny::model(), tempfile::tempdir().unwrap());
+    let lora = Lora::new(4, 8.0, &["q_proj", "down_proj"]).unwrap();
+    let adapter = crate::tiny::weights(1).adapted(&config, lora, 7).adapter.unwrap();
+    save_adapter(folder.path(), &adapter).unwrap();
+    let path = folder.path().join("adapter_config.json");
+    let plain: serde_json::Value = serde_json::from_str(&std::fs::read_to_string(&path).unwrap()).unwrap();
+    let read = |changes: serde_json::Value| {
+        let mut settings = plain.clone();
+        settings.as_object_mut().unwrap().extend(changes.as_object().unwrap().clone());
+        std::fs::write(&path, settings.to_string()).unwrap();
+        load_adapter(folder.path(), &config)
+    };
+    let paths: Vec<String> = (0..config.layers())
+        .flat_map(|layer| ["self_attn.q_proj", "mlp.down_proj"].map(|module| format!("model.layers.{layer}.{module}")))
+        .collect();
+    let pattern = r"(?:.*\.)?(self_attn|mlp)\.(q_proj|down_proj)";
+    for named in [serde_json::json!(["down_proj", "q_proj"]), serde_json::json!(paths), serde_json::json!(pattern)] {
+        let found = read(serde_json::json!({"target_modules": named})).unwrap();
+        assert!(found.flat == adapter.flat && found.lora.to_string() == adapter.lora.to_string(), "{named}");
+    }
+    let scaled = read(serde_json::json!({"use_rslora": true})).unwrap();
+    assert_eq!(scaled.lora.alpha, adapter.lora.alpha * 2.0, "the scale is alpha / √4");
+    let some = read(serde_json::json!({"target_modules": ".*q_proj", "layers_to_transform": [0]})).unwrap_err().to_string();
+    assert!(some.contains("layers_to_transform"), "{some}");
+}
+
+#[test]
+fn what_is_no_plain_lora_is_refused_by_name() {
+    let unknown = Lora::new(4, 8.0, &["q_proj", "c_attn"]).unwrap_err().to_string();
+    assert!(unknown.contains("c_attn") && unknown.contains("gate_proj"), "{unknown}");
+    let folder = tempfile::tempdir().unwrap();
+    let refused = |keys: serde_json::Value| {
+        let mut config = serde_json::json!({"peft_type": "LORA", "r": 4, "lora_alpha": 8, "target_modules": ["q_proj"]});
+        config.as_object_mut().unwrap().extend(keys.as_object().unwrap().clone());
+        std::fs::write(folder.path().join("adapter_config.json"), config.to_string()).unwrap();
+        load_adapter(folder.path(), &crate::tiny::model()).unwrap_err().to_string()
+    };
+    for (keys, named) in [
+        (serde_json::json!({"use_dora": true}), "use_dora"),
+        (serde_json::json!({"peft_type": "IA3"}), "peft_type"),
+        (serde_json::json!({"rank_pattern": {"q_proj": 2}}), "rank_pattern"),
+        (serde_json::json!({"target_modules": ["q_proj", "lm_head"]}), "lm_head"),
+        (serde_json::json!({"modules_to_save": []}), "adapter_model.safetensors"),
+    ] {
+        let error = refused(keys);
+        assert!(error.contains(named), "{named}: {error}");
+    }
+}
