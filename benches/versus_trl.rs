@@ -3,7 +3,7 @@
 //! `cargo bench --bench versus_trl -- grpo|grpo_sync|sft [MODEL] [STEPS] [LENGTH] [ROWS]`. The work is that of `benches/trl_side.py`: GRPO takes 8 prompts × 8
 //! samples of at most LENGTH new tokens (16 unless told otherwise), with a staleness of at most one version (`grpo`) or none (`grpo_sync`). SFT takes the
 //! sequences of `data.jsonl` in the model's folder, packed by best fit into rows of LENGTH tokens (64), of which a step takes ROWS (64). MODEL is a folder, or a
-//! fresh model: `tiny`, or `mid` with 28 million parameters, which then trains on ragged sequences.
+//! fresh model: `tiny`, or `mid` with 28 million parameters, which then trains on ragged sequences. `MODEL@bf16` computes in bf16.
 //!
 //! `matrix_share` is the run's share of the machine's matrix rate: two operations a parameter and generated token and six a trained one, the head's for
 //! sampled tokens alone, against products of 1024 × 1024 on all cores, the better of before and after the run. Attention's own operations are left out.
@@ -16,7 +16,7 @@ use anyhow::{Context, Result, bail};
 use rollflow::data::packing::{OverlongPolicy, Packing, pack};
 use rollflow::data::{Tokenizer, arithmetic};
 use rollflow::flow::Report;
-use rollflow::model::{FrozenWeights, Layout, ModelConfig};
+use rollflow::model::{Compute, Dtype, FrozenWeights, Layout, ModelConfig};
 use rollflow::prelude::*;
 use rollflow::rollout::Admission;
 use tch::Tensor;
@@ -34,11 +34,15 @@ fn main() -> Result<()> {
     let number = |at: usize, default: &'static str| {
         arg(at, default).parse::<usize>().with_context(|| format!("{}: STEPS, LENGTH and ROWS are numbers", arg(at, default)))
     };
-    let (policy, folder) = match arg(1, "tiny") {
+    let (model, format) = arg(1, "tiny").split_once('@').unwrap_or((arg(1, "tiny"), "f32"));
+    let dtype =
+        Dtype::ALL.iter().copied().find(|dtype| dtype.word() == format).with_context(|| format!("{format}: no format"))?;
+    let (policy, folder) = match model {
         "tiny" => (fresh(64, 128, 4)?, None),
         "mid" => (fresh(8192, 512, 8)?, None),
         folder => (Policy::load(PathBuf::from(folder))?, Some(folder)),
     };
+    let policy = policy.computing(Compute::cpu(dtype));
     let steps = number(2, "200")? as u64;
     match arg(0, "grpo") {
         "grpo" => grpo(&policy, steps, 1, number(3, "16")?),
@@ -48,10 +52,14 @@ fn main() -> Result<()> {
     }
 }
 
+fn backend(policy: &Policy, config: LocalConfig) -> Result<LocalBackend> {
+    Ok(policy.backend(LocalConfig { compute: policy.compute(), ..config })?)
+}
+
 /// With a `staleness` of 1 generation overlaps training, and the system shares the cores among their threads.
 fn grpo(policy: &Policy, steps: u64, staleness: u64, length: usize) -> Result<()> {
     let admission = Admission::new(8, 8 * (1 + staleness), Some(8 * steps)).bounded(staleness);
-    let backend = policy.backend(LocalConfig::new(Grpo::default(), Schedule::constant(1e-4)))?;
+    let backend = backend(policy, LocalConfig::new(Grpo::default(), Schedule::constant(1e-4)))?;
     let clock = Clock::new(8.0);
 
     let mut flow = Flow::new("grpo").admission(&admission);
@@ -88,7 +96,7 @@ fn sft(policy: &Policy, folder: Option<&str>, steps: u64, (rows, length): (usize
     let samples = sequences.into_iter().map(|tokens| Sample::supervised(&tokens[..1], &tokens[1..]));
     let packed = pack(samples.collect(), length, Packing::BestFit, OverlongPolicy::Truncate).teaching();
     let packed = arithmetic::split(&packed.rows, 1.0, 0).0;
-    let backend = policy.backend(LocalConfig::new(CrossEntropy, Schedule::constant(1e-3)))?;
+    let backend = backend(policy, LocalConfig::new(CrossEntropy, Schedule::constant(1e-3)))?;
     let clock = Clock::new(6.0);
 
     let mut flow = Flow::new("sft");

@@ -34,8 +34,11 @@ CASES = {
     "gemma2": ("gemma2", dict(head_dim=8, num_hidden_layers=3, sliding_window=6, query_pre_attn_scalar=12, attn_logit_softcapping=1.5, final_logit_softcapping=3.0)),
     "gemma3": ("gemma3_text", dict(head_dim=8, num_hidden_layers=3, sliding_window=6, query_pre_attn_scalar=8, final_logit_softcapping=5.0, layer_types=["sliding_attention", "full_attention", "sliding_attention"],
                rope_parameters={"full_attention": dict(rope_type="linear", rope_theta=1000000.0, factor=8.0), "sliding_attention": dict(rope_type="default", rope_theta=10000.0)})),
+    "gemma3_windows": ("gemma3_text", dict(head_dim=8, sliding_window=5, attn_logit_softcapping=2.0, layer_types=["sliding_attention", "full_attention"], rope_parameters={
+        "full_attention": YARN, "sliding_attention": dict(rope_type="linear", rope_theta=5000.0, factor=2.0)})),
     "qwen3_moe_sparse": ("qwen3_moe", dict(head_dim=8, num_hidden_layers=3, moe_intermediate_size=12, num_experts=5, num_experts_per_tok=3, mlp_only_layers=[1], norm_topk_prob=False)),
     "olmoe": ("olmoe", dict(num_experts=6, num_experts_per_tok=2)),
+    "olmoe_bounded": ("olmoe", dict(num_experts=4, num_experts_per_tok=2, clip_qkv=0.8)),
     "qwen3_5_long": ("qwen3_5_text", dict(head_dim=16, num_hidden_layers=3, layer_types=["full_attention", "linear_attention", "linear_attention"], linear_num_key_heads=2, linear_num_value_heads=2,
                      linear_key_head_dim=8, linear_value_head_dim=12, linear_conv_kernel_dim=3, rope_parameters=dict(rope_type="default", rope_theta=10000.0, partial_rotary_factor=0.5))),
     "phi3_partial": ("phi3", dict(head_dim=16, rope_parameters=dict(rope_type="default", rope_theta=10000.0, partial_rotary_factor=0.75))),

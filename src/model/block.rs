@@ -4,6 +4,7 @@ use tch::{Device, Kind, Tensor};
 
 use super::experts::Routed;
 use super::family::QkNorm;
+use super::fused::half;
 use super::gated_delta::DeltaState;
 use super::packed::{FlashRuns, Rectangle};
 use super::rope::{ByLayer, Tables};
@@ -217,10 +218,14 @@ impl Decoder {
         (tables.rotate(&qk), v)
     }
 
-    /// Norms queries and keys within fused projections `[rows, columns]`, if the family has such
-    /// norms.
+    /// Norms queries and keys within fused projections `[rows, columns]`, and bounds them and values, where the
+    /// family does.
     pub(super) fn normed_heads(&self, layer: &Layer, qkv: &Tensor) -> Tensor {
-        let Mixer::Attention { qk_norm: Some((q_norm, k_norm)) } = &layer.mixer else { return self.paired(qkv) };
+        let bounded = |qkv: Tensor| match self.config.qkv_bound {
+            None => self.paired(&qkv),
+            Some(bound) => self.paired(&qkv.clamp(-bound, bound)),
+        };
+        let Mixer::Attention { qk_norm: Some((q_norm, k_norm)) } = &layer.mixer else { return bounded(qkv.shallow_clone()) };
         let (heads, kv_heads, dim) = (self.config.heads as i64, self.config.kv_heads as i64, self.config.head_dim as i64);
         let columns = [heads, kv_heads, kv_heads];
         let (split, parts) = match self.config.family.definition().qk_norm {
@@ -229,7 +234,7 @@ impl Decoder {
         };
         let parts = split.split_with_sizes(parts, 1);
         let normed = [self.norm(&parts[0], q_norm), self.norm(&parts[1], k_norm), parts[2].shallow_clone()];
-        self.paired(&Tensor::cat(&normed, 1).view(qkv.size().as_slice()))
+        bounded(Tensor::cat(&normed, 1).view(qkv.size().as_slice()))
     }
 
     /// Where only some columns of a head are rotated, orders those of queries and keys so that all pairs are
@@ -249,7 +254,7 @@ impl Decoder {
 
     /// RMS norm over the last dimension.
     pub(super) fn norm(&self, x: &Tensor, weight: &Tensor) -> Tensor {
-        let eps = self.config.rms_norm_eps;
+        let (eps, weight) = (self.config.rms_norm_eps, &weight.to_kind(half::activations(weight.kind(), weight.device())));
         if !self.config.family.definition().norms_add_one {
             return fused::rms_norm(x, weight, eps);
         }

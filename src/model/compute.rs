@@ -4,10 +4,11 @@ use safetensors::tensor;
 use tch::kind::Element;
 use tch::{Cuda, Device, Kind, Tensor};
 
+use super::fused::half;
 use super::{Dtype, ModelError, cuda};
 
 /// Device, and number format of the layers. Trained parameters, gradient sums and moments are f32
-/// in any case.
+/// in any case. On a CPU, so are activations, keys and values: only weights and products are in 16 bits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Compute {
     /// Device.
@@ -36,6 +37,11 @@ impl Compute {
     /// Type and device of new tensors.
     pub fn options(self) -> (Kind, Device) {
         (self.dtype.kind(), self.device)
+    }
+
+    /// Type and device of what layers hand on, and of keys and values.
+    pub(crate) fn activations(self) -> (Kind, Device) {
+        (half::activations(self.dtype.kind(), self.device), self.device)
     }
 
     /// The device's name in recipes.

@@ -141,8 +141,8 @@ pub struct ModelConfig {
     pub rope_scaling: RopeScaling,
     /// One entry a layer: how many positions back it sees, itself included; `None`: all.
     pub windows: Vec<Option<usize>>,
-    /// Base of the rotary frequencies in layers with a window; `None`: `rope_theta`.
-    pub window_rope_theta: Option<f64>,
+    /// Base and stretching of the rotary frequencies in layers with a window; `None`: as in the others.
+    pub window_rope: Option<(f64, RopeScaling)>,
     /// Layers without rotary embeddings.
     pub unrotated: Vec<usize>,
     /// Activation of the feed-forward layer.
@@ -159,6 +159,8 @@ pub struct ModelConfig {
     pub attention_cap: Option<f64>,
     /// The same for logits.
     pub logits_cap: Option<f64>,
+    /// Bound of projected queries, keys and values (OLMoE).
+    pub qkv_bound: Option<f64>,
     /// Share of a head's columns that is rotated.
     pub rotated: f64,
     /// Layers that are gated delta nets, if the family has any.
@@ -212,7 +214,7 @@ impl ModelConfig {
             rope_theta: 10_000.0,
             rope_scaling: RopeScaling::Default,
             windows: vec![None; layers],
-            window_rope_theta: None,
+            window_rope: None,
             unrotated: Vec::new(),
             activation: Activation::Silu,
             embedding_multiplier: 1.0,
@@ -221,6 +223,7 @@ impl ModelConfig {
             logits_scaling: 1.0,
             attention_cap: None,
             logits_cap: None,
+            qkv_bound: None,
             rotated: 1.0,
             delta: None,
             experts: None,
@@ -327,8 +330,8 @@ impl ModelConfig {
         let windowed = self.windows[layer].is_some();
         let plain = self.family.definition().plain_rope_in_windows && windowed;
         let scaling = if plain { RopeScaling::Default } else { self.rope_scaling.clone() };
-        let theta = self.window_rope_theta.filter(|_| windowed).unwrap_or(self.rope_theta);
-        (!self.unrotated.contains(&layer)).then_some((theta, scaling))
+        let own = self.window_rope.clone().filter(|_| windowed);
+        (!self.unrotated.contains(&layer)).then(|| own.unwrap_or((self.rope_theta, scaling)))
     }
 
     /// Approximate cost of a pass over `length` tokens, in tokens without attention.

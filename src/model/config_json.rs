@@ -206,8 +206,9 @@ fn refuse_unsupported(keys: &Keys) -> Result<(), ModelError> {
             return Err(keys.unsupported(key, "0.0"));
         }
     }
-    if keys.map.get("clip_qkv").is_some_and(|value| !value.is_null()) {
-        return Err(keys.unsupported("clip_qkv", "null"));
+    // Only OLMoE's is known.
+    if keys.map.get("clip_qkv").is_some_and(|value| !value.is_null()) && keys.family != Family::Olmoe.model_type() {
+        return Err(keys.unsupported("clip_qkv", "null, in this family"));
     }
     match keys.map.get(QUANTISATION) {
         None | Some(Value::Null) => Ok(()),

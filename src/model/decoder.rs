@@ -8,6 +8,7 @@ use std::sync::Arc;
 use tch::{Device, Kind, Tensor};
 
 use super::block::{Attention, Keep, Left, Pass, Stream, capped, scaled, window_mask};
+use super::fused::half;
 use super::layout::part;
 use super::packed::{FlashRuns, Rectangle};
 use super::rope::{ByLayer, Rope};
@@ -35,8 +36,8 @@ impl Decoder {
         &self.config
     }
 
-    /// Allocates a cache of `slots` sequences of `positions` tokens, in the format and on the device
-    /// of the model.
+    /// Allocates a cache of `slots` sequences of `positions` tokens, in the format of the activations
+    /// and on the device of the model.
     pub fn cache(&self, slots: usize, positions: usize, compute: Compute) -> KvCache {
         KvCache::new(&self.config, slots, positions, compute)
     }
@@ -177,7 +178,7 @@ impl Decoder {
 
     /// Returns true if a packed pass may compute a prompt once for many completions.
     pub(crate) fn shares_prompts(&self, longest: usize, compute: Compute) -> bool {
-        let (kind, device) = compute.options();
+        let (kind, device) = compute.activations();
         self.config.delta.is_none() && (fused::attends(longest, kind, device) || self.config.flashes(kind, device))
     }
 
@@ -187,7 +188,7 @@ impl Decoder {
             return pass;
         }
         let longest = packed.longest();
-        if !fused::attends(longest, like.kind(), like.device()) {
+        if !fused::attends(longest, half::activations(like.kind(), like.device()), like.device()) {
             return self.rectangular(packed, like);
         }
         let tables = self.rope.by_layer(longest, like.device(), |tables| tables.first(longest as i64));
@@ -242,7 +243,8 @@ impl Decoder {
     }
 
     pub(super) fn embed_rows(&self, embedding: &Tensor, tokens: &Tensor) -> Tensor {
-        scaled(embedding.index_select(0, tokens), self.embedding_factor(embedding.kind()))
+        let kind = half::activations(embedding.kind(), embedding.device());
+        scaled(embedding.index_select(0, tokens).to_kind(kind), self.embedding_factor(kind))
     }
 
     /// Factor of the embeddings.

@@ -3,7 +3,7 @@
 
 use tch::{Kind, Tensor};
 
-use super::fused::{self, gpu};
+use super::fused::{self, gpu, half};
 use super::lora::{ExpertRank, LowRank};
 use super::routing::Recorded;
 
@@ -125,12 +125,12 @@ impl Sparse {
         let matrices = [&self.gate_up, &self.down].map(|of| of.unbind(0));
         let low_ranks = self.low_ranks.as_ref().map(|of| of.each_ref().map(|of| [of.down.unbind(0), of.up.unbind(0)]));
         let product = |x: &Tensor, of: usize, expert: usize| {
-            let plain = x.linear(&matrices[of][expert], None::<&Tensor>);
+            let plain = half::linear(x, &matrices[of][expert], None);
             match &low_ranks {
                 None => plain,
                 Some(ranks) => {
                     let [down, up] = &ranks[of];
-                    plain.addmm(&x.linear(&down[expert], None::<&Tensor>), &up[expert].tr())
+                    LowRank { down: down[expert].shallow_clone(), up: up[expert].shallow_clone() }.add(plain, x)
                 }
             }
         };

@@ -82,7 +82,7 @@ impl Decoder {
     }
 
     fn begin_extension<'a>(&self, views: &Views, suffixes: &'a [Suffix<'a>], cache: &KvCache) -> Extension<'a> {
-        let (kind, device) = (views.embedding.kind(), views.embedding.device());
+        let (kind, device) = views.activations();
         let end = |suffix: &Suffix| (suffix.from + suffix.tokens.len()) as i64;
         let longest = suffixes.iter().map(end).max().unwrap_or(0);
         let each = suffixes.iter().flat_map(|suffix| (suffix.from as i64..end(suffix)).map(move |at| (suffix.slot as i64, at)));

@@ -3,6 +3,7 @@
 
 use tch::{Kind, Tensor};
 
+use super::fused::half;
 use super::packed::Rectangle;
 use super::{ModelConfig, fused, upload};
 
@@ -78,7 +79,9 @@ struct Steps {
 impl DeltaWeights {
     /// The units of `Layout::new`.
     pub fn take(config: &ModelConfig, next: &mut impl FnMut() -> Tensor) -> Self {
-        DeltaWeights { conv: next(), step_bias: next(), decay: next(), norm: next(), eps: config.rms_norm_eps }
+        let conv = next();
+        let conv = conv.to_kind(half::activations(conv.kind(), conv.device()));
+        DeltaWeights { conv, step_bias: next(), decay: next(), norm: next(), eps: config.rms_norm_eps }
     }
 
     /// Whole sequences: projections `[tokens, mixed + values + 2 · value heads]` of a rectangle's packed rows,

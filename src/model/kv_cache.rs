@@ -52,12 +52,12 @@ impl KvCache {
     pub(super) fn new(config: &ModelConfig, slots: usize, positions: usize, compute: Compute) -> Self {
         let shape = [slots, positions, 2, config.kv_heads, config.head_dim].map(|size| size as i64);
         let held = |layer| match config.delta_of(layer) {
-            None => Held::KeysValues(Tensor::zeros(shape, compute.options())),
+            None => Held::KeysValues(Tensor::zeros(shape, compute.activations())),
             Some(of) => {
                 let sizes = [slots, of.value_heads, of.key_dim, of.value_dim].map(|size| size as i64);
                 let conv = [slots, of.mixed(), of.kernel - 1].map(|size| size as i64);
                 Held::Delta(DeltaState {
-                    conv: Tensor::zeros(conv, compute.options()),
+                    conv: Tensor::zeros(conv, compute.activations()),
                     heads: Tensor::zeros(sizes, (Kind::Float, compute.device)),
                 })
             }

@@ -15,6 +15,7 @@ use std::sync::Arc;
 
 use tch::{Device, Kind, Tensor};
 
+use super::fused::half;
 use super::layout::{Group, SCORE_HEAD, groups, part};
 use super::views::split;
 use super::weights::uniform;
@@ -403,9 +404,9 @@ pub(super) struct ExpertRank {
 #[derive(Debug)]
 pub(super) struct LowRank {
     /// `[projections · rank, input]`.
-    down: Tensor,
+    pub down: Tensor,
     /// `[rows of the group, projections · rank]`, scaled.
-    up: Tensor,
+    pub up: Tensor,
 }
 
 impl LowRank {
@@ -416,7 +417,11 @@ impl LowRank {
 
     /// `[tokens, rows]` and this group's share.
     pub fn add(&self, projected: Tensor, x: &Tensor) -> Tensor {
-        projected.addmm(&x.linear(&self.down, None::<&Tensor>), &self.up.tr())
+        let low = half::linear(x, &self.down, None);
+        match projected.kind() == self.up.kind() {
+            true => projected.addmm(&low, &self.up.tr()),
+            false => projected + half::linear(&low, &self.up, None),
+        }
     }
 }
 

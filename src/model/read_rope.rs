@@ -46,7 +46,8 @@ fn share(keys: &Keys, defaults: &Definition) -> Result<Option<f64>, ModelError> 
     }
 }
 
-fn scaling(keys: &Keys, rope: &Keys, max_positions: usize) -> Result<RopeScaling, ModelError> {
+/// Stretching of the rotary frequencies by the keys of `rope`, an object of `keys`.
+pub(super) fn scaling(keys: &Keys, rope: &Keys, max_positions: usize) -> Result<RopeScaling, ModelError> {
     let number = |key: &str| rope.required::<f64>(key, "a number");
     let given = |key: &str| rope.optional::<f64>(key, "a number");
     // Phi-3's configurations have this key outside of the object.

@@ -56,7 +56,7 @@ impl Decoder {
         positions: &[usize],
         cache: &KvCache,
     ) -> (Step, Tensor) {
-        let (kind, device) = (views.embedding.kind(), views.embedding.device());
+        let (kind, device) = views.activations();
         let slots = SlotRange { first: first as i64, len: tokens.len() as i64 };
         let longest = positions.iter().max().map_or(0, |position| position + 1);
         let at: Vec<i64> = positions.iter().map(|&position| position as i64).collect();
@@ -90,7 +90,7 @@ impl Decoder {
 
     /// Returns true if a step under these weights is [`Decoder::decode_recorded`]'s.
     pub(crate) fn records_steps(&self, views: &Views) -> bool {
-        let (kind, device) = (views.embedding.kind(), views.embedding.device());
+        let (kind, device) = views.activations();
         // A mixture's tokens are counted on the host unless its products are grouped.
         views.groups_experts() && fused::gpu::attends_slots(self.config.fused_heads(), self.config.head_dim, kind, device)
     }

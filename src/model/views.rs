@@ -2,10 +2,11 @@
 
 use std::ops::Deref;
 
-use tch::Tensor;
+use tch::{Device, Kind, Tensor};
 
 use super::experts::Sparse;
 use super::family::Norms;
+use super::fused::half;
 use super::gated_delta::DeltaWeights;
 use super::lora::{LayerRanks, LowRank};
 use super::{Adapter, Layout, ModelConfig, Weights};
@@ -98,7 +99,7 @@ pub(super) struct Linear {
 
 impl Linear {
     pub fn forward(&self, x: &Tensor) -> Tensor {
-        let projected = x.linear(&self.weight, self.bias.as_ref());
+        let projected = half::linear(x, &self.weight, self.bias.as_ref());
         match &self.low_rank {
             Some(low_rank) => low_rank.add(projected, x),
             None => projected,
@@ -115,6 +116,12 @@ impl Views {
         let norm = next();
         let head = if config.shares_embedding() { embedding.shallow_clone() } else { next() };
         Views { embedding, layers: Layers::Held(layers), norm, head }
+    }
+
+    /// Format and device of what layers hand on.
+    pub(super) fn activations(&self) -> (Kind, Device) {
+        let device = self.embedding.device();
+        (half::activations(self.embedding.kind(), device), device)
     }
 
     /// Views of a base in 4 bits.
@@ -202,9 +209,14 @@ impl Layer {
     }
 }
 
-/// Gives the tensors of these shapes that a flat tensor holds end to end, one at a time.
+/// Gives the tensors of these shapes that a flat tensor holds end to end, one at a time. Vectors are in the
+/// format of activations.
 pub(super) fn split(flat: &Tensor, shapes: &[Vec<i64>]) -> impl FnMut() -> Tensor {
     let sizes: Vec<i64> = shapes.iter().map(|shape| shape.iter().product()).collect();
     let mut parts = flat.split_with_sizes(sizes, 0).into_iter().zip(shapes);
-    move || parts.next().map(|(part, shape)| part.view(shape.as_slice())).expect("views follow the layout")
+    let of_vectors = half::activations(flat.kind(), flat.device());
+    move || match parts.next().expect("views follow the layout") {
+        (part, shape) if shape.len() == 1 => part.to_kind(of_vectors),
+        (part, shape) => part.view(shape.as_slice()),
+    }
 }

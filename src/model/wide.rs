@@ -2,13 +2,12 @@
 //!
 //! Libraries accumulate in f32 and round the sum to 16 bits. Attention scores and logits must not
 //! be rounded: for scores in the hundreds, the last place of bf16 is 1 nat. On CUDA the product is
-//! written in f32 at no cost; on a CPU, operands are widened first. None of these products is
-//! differentiated in 16 bits.
+//! written in f32 at no cost; on a CPU, products of 16-bit numbers have f32 results anyway. None of these
+//! products is differentiated in 16 bits.
 
 use tch::{Device, Kind, Tensor};
 
-/// Rows of a weight that are widened at a time on a CPU.
-const WIDENED_ROWS: i64 = 8192;
+use super::fused::half;
 
 /// `a · b` of matrices in batches, `[batch, n, k]` and `[batch, k, m]`, in f32.
 pub(super) fn bmm(a: &Tensor, b: &Tensor) -> Tensor {
@@ -22,21 +21,22 @@ pub(super) fn bmm(a: &Tensor, b: &Tensor) -> Tensor {
 /// `a · b` of matrices, in f32.
 pub fn mm(a: &Tensor, b: &Tensor) -> Tensor {
     match (a.kind(), a.device()) {
-        (Kind::Float, _) => a.mm(b),
+        (Kind::Float, _) if b.kind() == Kind::Float => a.mm(b),
         (_, Device::Cuda(_)) => a.mm_dtype(b, Kind::Float),
-        _ => a.to_kind(Kind::Float).mm(&b.to_kind(Kind::Float)),
+        _ => half::product(a, b),
     }
+}
+
+/// `a · b` of matrices in the format of `b`: in f32 on a CPU.
+pub fn matmul(a: &Tensor, b: &Tensor) -> Tensor {
+    if b.device() == Device::Cpu { mm(a, b) } else { a.mm(b) }
 }
 
 /// `x · weightᵀ` in f32: `[n, k]` and `[m, k]` → `[n, m]`.
 pub fn linear(x: &Tensor, weight: &Tensor) -> Tensor {
-    match (x.kind(), x.device()) {
+    match (weight.kind(), x.device()) {
         (Kind::Float, _) => x.linear(weight, None::<&Tensor>),
         (_, Device::Cuda(_)) => mm(x, &weight.tr()),
-        _ => {
-            let x = x.to_kind(Kind::Float);
-            let rows = |rows: &Tensor| x.linear(&rows.to_kind(Kind::Float), None::<&Tensor>);
-            Tensor::cat(&weight.split(WIDENED_ROWS, 0).iter().map(rows).collect::<Vec<_>>(), 1)
-        }
+        _ => half::linear(&x.to_kind(Kind::Float), weight, None),
     }
 }

@@ -12,7 +12,7 @@ use super::trainer::TrainerBackend;
 use crate::algo::{LossChoice, Proximal};
 use crate::rollout::{Pace, PaceRule};
 use crate::stages::batch::over_sampled;
-use crate::util::cores::cores;
+use crate::util::cores::{cores, multiplies_bf16};
 
 /// A cache has room for the longest sequence in every slot.
 const MOST_SLOTS_UNASKED: usize = 256;
@@ -24,12 +24,14 @@ pub struct Machine {
     pub threads: usize,
     /// GPUs that `nvidia-smi` lists and `CUDA_VISIBLE_DEVICES` does not hide.
     pub gpus: usize,
+    /// If true, the processor multiplies bf16 numbers.
+    pub multiplies_bf16: bool,
 }
 
 impl Machine {
     /// This machine.
     pub fn here() -> Self {
-        Machine { threads: cores(), gpus: gpus() }
+        Machine { threads: cores(), gpus: gpus(), multiplies_bf16: multiplies_bf16() }
     }
 }
 

@@ -5,6 +5,7 @@ use super::derive::Machine;
 use super::model::{DeviceName, ModelSource};
 use super::plan::{OnStale, Pipeline, Plan};
 use super::task::{Packing, Sft};
+use crate::model::Dtype;
 use crate::settings::section::Section;
 use crate::settings::setting::Written;
 
@@ -130,7 +131,7 @@ pub fn facts(plan: &Plan, machine: Machine) -> Vec<(&'static str, String)> {
         }
     }
     facts.extend(epoch.map(|epoch| ("one epoch", epoch)));
-    facts.push(("computes in", computes_in(plan)));
+    facts.push(("computes in", computes_in(plan, machine)));
     let threads = match plan.threads() {
         0 => format!("the machine's {}", machine.threads),
         set => format!("{set} of the machine's {}", machine.threads),
@@ -140,10 +141,16 @@ pub fn facts(plan: &Plan, machine: Machine) -> Vec<(&'static str, String)> {
 }
 
 /// The format that models compute in, and where it comes from.
-fn computes_in(plan: &Plan) -> String {
+fn computes_in(plan: &Plan, machine: Machine) -> String {
     let (format, device) = (plan.model.precision().word(), plan.model.device.word());
     let why = match (plan.model.dtype, plan.model.device) {
+        (Some(Dtype::Bf16), DeviceName::Cpu) if !machine.multiplies_bf16 => {
+            "as model.dtype says, but this processor has no products of bf16 numbers: f32 is as fast"
+        }
         (Some(_), _) => "as model.dtype says",
+        (None, DeviceName::Cpu) if machine.multiplies_bf16 => {
+            "model.dtype is not set, and a processor computes in f32; this one is faster with model.dtype = \"bf16\""
+        }
         (None, DeviceName::Cpu) => "model.dtype is not set, and a processor computes in f32",
         (None, DeviceName::Cuda(_)) => "model.dtype is not set, and a GPU computes in bf16",
     };

@@ -157,15 +157,15 @@ impl OutputHead<'_> {
         let kept = scored.kept.take();
         let is_trained = self.weight.requires_grad();
         let Some(words) = &self.words else {
-            let slopes = column(slopes.log_probs, self.rows.device()).to_kind(self.rows.kind());
+            let slopes = column(slopes.log_probs, self.rows.device()).to_kind(self.weight.kind());
             let weight = is_trained.then(|| wide::mm(&slopes.tr(), self.rows));
-            return ByHead { rows: slopes.matmul(self.weight), weight };
+            return ByHead { rows: wide::matmul(&slopes, self.weight), weight };
         };
         let (mut by_weight, mut by_rows): (Option<Tensor>, _) = (None, Vec::new());
         for (start, len) in self.chunks(words) {
             let softmax = (kept.as_ref(), scored.entropies.as_slice());
             let by_logits = self.logits_gradient(words, softmax, slopes, start, len).to_kind(self.weight.kind());
-            by_rows.push(by_logits.matmul(self.weight));
+            by_rows.push(wide::matmul(&by_logits, self.weight));
             if is_trained {
                 let chunk = wide::mm(&by_logits.tr(), &self.rows.narrow(0, start, len));
                 by_weight = Some(match by_weight {

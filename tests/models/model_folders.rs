@@ -384,7 +384,7 @@ fn sizes_that_a_published_gemma_leaves_out_are_those_of_its_configuration_class(
     let config = ModelConfig::from_json(Path::new("config.json"), whole.as_object().unwrap()).unwrap();
     assert_eq!((config.vocab_size, config.heads, config.kv_heads, config.head_dim), (262_208, 8, 4, 256));
     assert_eq!((config.max_positions, config.eos_token_ids.as_slice(), config.tied), (131_072, &[1, 106][..], true));
-    assert_eq!((config.rope_theta, config.window_rope_theta), (1e6, Some(1e4)));
+    assert_eq!((config.rope_theta, config.window_rope.clone()), (1e6, Some((1e4, rollflow::model::RopeScaling::Default))));
     assert_eq!(config.windows.iter().filter(|window| window.is_none()).count(), 5);
     assert_eq!(config.rope_scaling, model::RopeScaling::Linear { factor: 8.0 });
 }

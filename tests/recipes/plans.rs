@@ -20,7 +20,7 @@ use rollflow::stages::reward::ModelRule;
 use rollflow::train::NonFinitePolicy;
 use serde_json::Value as Json;
 
-const MACHINE: Machine = Machine { threads: 2, gpus: 0 };
+const MACHINE: Machine = Machine { threads: 2, gpus: 0, multiplies_bf16: false };
 
 fn shipped() -> Vec<PathBuf> {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("pipelines/recipes");
@@ -92,9 +92,12 @@ fn the_format_and_what_follows_from_it_go_by_the_device_where_none_is_named() {
     let mut gpu = host.clone();
     gpu.model.device = "cuda".parse().unwrap();
     assert_eq!(gpu.model.precision().word(), "bf16");
-    let told = |plan: &Plan| check_text_on(plan, Machine { threads: 2, gpus: 0 });
+    let told = |plan: &Plan| check_text_on(plan, MACHINE);
     assert!(told(&gpu).contains("bf16 on cuda:0: model.dtype is not set, and a GPU computes in bf16"), "{}", told(&gpu));
-    assert!(told(&half).contains("bf16 on cpu: as model.dtype says"));
+    assert!(told(&half).contains("bf16 on cpu: as model.dtype says, but this processor has no products of bf16 numbers"));
+    let told = |plan: &Plan| check_text_on(plan, Machine { multiplies_bf16: true, ..MACHINE });
+    assert!(told(&half).contains("bf16 on cpu: as model.dtype says\n"));
+    assert!(told(&host).contains("a processor computes in f32; this one is faster with model.dtype = \"bf16\""));
     let halt = plan("train.gap_warn=5");
     assert_eq!(halt.train.gap_limits(halt.model.precision()), [5.0, 5.0], "a default never contradicts what is written");
 }

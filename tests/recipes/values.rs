@@ -92,7 +92,7 @@ fn phases_and_ramps_that_cannot_be_are_refused_with_their_place() {
 fn warnings(gpus: usize, sets: &[&str]) -> Vec<String> {
     let recipe = "pipeline = 'grpo'\nmodel.path = 'models/mine'\ntask.data = 'x.jsonl'\nreward.kind = 'math'\n";
     let sets: Vec<String> = sets.iter().map(|set| (*set).to_owned()).collect();
-    parse("recipe.toml", recipe, &sets).unwrap().warnings(Machine { threads: 8, gpus })
+    parse("recipe.toml", recipe, &sets).unwrap().warnings(Machine { threads: 8, gpus, multiplies_bf16: false })
 }
 
 #[test]

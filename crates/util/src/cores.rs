@@ -15,6 +15,15 @@ fn processes(variable: impl Fn(&str) -> Option<String>) -> usize {
     said.filter(|processes| *processes > 0).unwrap_or(1)
 }
 
+/// Returns true if the processor multiplies bf16 numbers: AVX512-BF16, which every processor with AMX has,
+/// too.
+pub fn multiplies_bf16() -> bool {
+    #[cfg(target_arch = "x86_64")]
+    return std::arch::is_x86_feature_detected!("avx512bf16");
+    #[cfg(not(target_arch = "x86_64"))]
+    false
+}
+
 #[cfg(test)]
 mod tests {
     use super::processes;

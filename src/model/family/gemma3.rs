@@ -5,7 +5,7 @@ use serde_json::{Map, Value, json};
 use super::{Definition, QkNorm, gemma, gemma2, mistral, windows};
 use crate::model::keys::Keys;
 use crate::model::read_rope::{self, rope_key};
-use crate::model::{ModelConfig, ModelError};
+use crate::model::{ModelConfig, ModelError, RopeScaling};
 
 /// Base of the rotary frequencies in layers with a window, if the configuration has none.
 const WINDOWED: f64 = 10_000.0;
@@ -30,8 +30,10 @@ pub(super) const DEFINITION: Definition = Definition {
             pattern => pattern.unwrap_or(6),
         };
         let windows = windows::by_layer(keys, config.layers(), window, |layer| (layer + 1) % pattern != 0)?;
-        let window_rope_theta = Some(windowed_theta(keys)?);
-        gemma2::capped(keys, ModelConfig { windows, window_rope_theta, ..gemma::scaled(keys, config)? }, [None; 2])
+        let window_rope = Some(windowed_rope(keys, config.max_positions)?);
+        let config = gemma2::capped(keys, ModelConfig { windows, window_rope, ..gemma::scaled(keys, config)? }, [None; 2])?;
+        // transformers reads the cap of scores and does not apply it.
+        Ok(ModelConfig { attention_cap: None, ..config })
     },
     write,
     ..gemma2::DEFINITION
@@ -44,22 +46,31 @@ fn rope_keys<'a>(keys: &Keys<'a>) -> Result<Option<Keys<'a>>, ModelError> {
     Ok(Some(full.map_or(rope, |map| Keys { map, ..rope })))
 }
 
-/// Base of the rotary frequencies in layers with a window, which must not be stretched.
-fn windowed_theta(keys: &Keys) -> Result<f64, ModelError> {
+/// Base and stretching of the rotary frequencies in layers with a window.
+fn windowed_rope(keys: &Keys, max_positions: usize) -> Result<(f64, RopeScaling), ModelError> {
     let outside = keys.optional::<f64>("rope_local_base_freq", "a number")?.unwrap_or(WINDOWED);
-    let Some(rope) = read_rope::rope_keys(keys)? else { return Ok(outside) };
-    let Some(windowed) = rope.map.get("sliding_attention").and_then(Value::as_object) else { return Ok(outside) };
-    if windowed.get("rope_type").is_some_and(|kind| kind != "default") {
-        return Err(keys.bad(rope_key(keys).unwrap_or_default(), "sliding_attention with rope_type default"));
+    let plain = (outside, RopeScaling::Default);
+    let Some(rope) = read_rope::rope_keys(keys)? else { return Ok(plain) };
+    let Some(map) = rope.map.get("sliding_attention").and_then(Value::as_object) else { return Ok(plain) };
+    let windowed = Keys { map, ..rope };
+    match read_rope::scaling(keys, &windowed, max_positions)? {
+        // It would shorten the context of the layers with full attention.
+        RopeScaling::LongRope { .. } => {
+            Err(keys.bad(rope_key(keys).unwrap_or_default(), "sliding_attention with another rope_type than longrope"))
+        }
+        scaling => Ok((windowed.optional("rope_theta", "a number")?.unwrap_or(outside), scaling)),
     }
-    Ok(Keys { map: windowed, ..rope }.optional("rope_theta", "a number")?.unwrap_or(outside))
 }
 
 fn write(config: &ModelConfig, keys: &mut Map<String, Value>) {
     gemma2::write(config, keys);
-    let theta = config.window_rope_theta.unwrap_or(WINDOWED);
+    // Read, and of no effect.
+    keys.remove("attn_logit_softcapping");
+    let (theta, scaling) = config.window_rope.clone().unwrap_or((WINDOWED, RopeScaling::Default));
     keys.insert("rope_local_base_freq".into(), theta.into());
+    let mut windowed = json!(scaling);
+    windowed["rope_theta"] = theta.into();
     if let Some(rope) = keys.get_mut("rope_parameters") {
-        *rope = json!({"full_attention": rope.take(), "sliding_attention": {"rope_type": "default", "rope_theta": theta}});
+        *rope = json!({"full_attention": rope.take(), "sliding_attention": windowed});
     }
 }

@@ -1,5 +1,7 @@
 //! OLMoE: a mixture of experts in every layer, and norms of all query and key heads of a token.
 
+use serde_json::json;
+
 use super::{Definition, QkNorm, llama, qwen3_moe};
 use crate::model::ModelConfig;
 
@@ -10,10 +12,15 @@ pub(super) const DEFINITION: Definition = Definition {
     qk_norm: QkNorm::Tokens,
     read: |keys, config| {
         let experts = Some(qwen3_moe::experts(keys, "num_experts", config.intermediate_size)?);
-        Ok(ModelConfig { experts, mlp_bias: false, ..config })
+        let qkv_bound = keys.optional::<f64>("clip_qkv", "a number or null")?;
+        if qkv_bound.is_some_and(|bound| !(bound > 0.0 && bound.is_finite())) {
+            return Err(keys.bad("clip_qkv", "a finite number > 0, or null"));
+        }
+        Ok(ModelConfig { experts, qkv_bound, mlp_bias: false, ..config })
     },
     write: |config, keys| {
         llama::write_attention_bias(config, keys);
+        keys.insert("clip_qkv".into(), json!(config.qkv_bound));
         config.experts.iter().for_each(|of| qwen3_moe::write_experts(of, keys));
     },
     ..llama::DEFINITION

@@ -3,8 +3,8 @@
 //!
 //! On one CPU core a small model spends as long in norms, gates and rotations as in matrix
 //! products, because each is a chain of passes over memory. Fusing saves about a third of a
-//! training step of the tiny recipe. Other devices, types and long sequences use libtorch's
-//! operations, and tests compare both.
+//! training step of the tiny recipe. Models in 16 bits use them, too, for only products are in 16 bits
+//! there (`half`). Other devices and long sequences use libtorch's operations, and tests compare both.
 
 use std::ffi::c_char;
 
@@ -15,6 +15,7 @@ use super::Packed;
 use super::c_text::{check, taken};
 
 pub mod gpu;
+pub mod half;
 
 unsafe extern "C" {
     fn rollflow_rms_norm(out: *mut *mut C_tensor, x: *mut C_tensor, weight: *mut C_tensor, eps: f64) -> *mut c_char;

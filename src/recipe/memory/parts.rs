@@ -181,6 +181,11 @@ impl Parts<'_> {
         if self.plan.model.precision() == Dtype::F32 { 4 } else { 2 }
     }
 
+    /// Bytes of a number that layers hand on, and of keys and values.
+    fn activation_bytes(&self) -> u64 {
+        if self.at == DeviceName::Cpu { 4 } else { self.bytes() }
+    }
+
     /// Returns true if the model's folder is in the format of computation, so that its weights stay
     /// in that format.
     fn keeps_format(&self) -> bool {
@@ -349,14 +354,14 @@ impl Parts<'_> {
     }
 
     fn passes(&self, work: &Work) -> Passes {
-        let (model, of, bytes) = (work.model, work.of, self.bytes());
+        let (model, of, bytes) = (work.model, work.of, self.activation_bytes());
         let on_host = self.at == DeviceName::Cpu;
         let small = on_host && of.replica_devices.is_empty() && parameters(model) <= SIDE_BY_SIDE;
         // A batch is cut into as many micro-batches as are computed in parallel, or more.
         let at_once = if small { of.threads.unwrap_or_else(cores) as u64 } else { 1 }.clamp(1, work.sequences.max(1));
         let pieces = (at_once + of.replica_devices.len() as u64).min(work.sequences.max(1));
         let (batch_tokens, most) = (work.sequences * work.longest, (of.micro_batch_tokens as u64).max(work.longest));
-        let fused = bytes == 4 && on_host && work.longest as usize <= fused::LONGEST_FUSED_SEQUENCE;
+        let fused = on_host && work.longest as usize <= fused::LONGEST_FUSED_SEQUENCE;
         // Flash attention on a GPU computes prompts once, too.
         let kernels = self.by_kernels(model);
         let tokens = work.computed(batch_tokens.div_ceil(pieces).min(most), fused || kernels);
@@ -423,11 +428,11 @@ impl Parts<'_> {
         let known = matches!(self.plan.task.data, TaskData::Arithmetic { .. });
         let assumed = if known { "" } else { " (prompts of 256 assumed)" };
         let why = format!("{slots} slots × {positions} tokens × {layers} layers × {} numbers{assumed}", 2 * width);
-        self.add("kv cache", slots * positions * layers * 2 * width * self.bytes(), why);
+        self.add("kv cache", slots * positions * layers * 2 * width * self.activation_bytes(), why);
         if let Some(of) = states {
             let ([conv, heads], layers) = (of.state_sizes().map(|size| size as u64), of.layers.len() as u64);
             let why = format!("{slots} slots × {layers} layers × ({conv} numbers, and {heads} in f32)");
-            self.add("states", slots * layers * (conv * self.bytes() + heads * 4), why);
+            self.add("states", slots * layers * (conv * self.activation_bytes() + heads * 4), why);
         }
         let vocab = self.model.vocab_size as u64;
         let on_gpu = self.at != DeviceName::Cpu;
