@@ -21,7 +21,9 @@ use anyhow::{Result, bail};
 use rollflow::algo::{Aggregation, Grpo, Schedule};
 use rollflow::data::{Prompt, Sample, Tokenizer};
 use rollflow::engine::{Finished, LocalEngine, Request, SamplingParams, TokenEngine};
-use rollflow::model::{Compute, Decoder, Experts, Family, GatedDelta, Layout, Lora, ModelConfig, Weights, gpu_memory};
+use rollflow::model::{
+    Compute, Decoder, ExpertLayer, Experts, Family, GatedDelta, Layout, Lora, ModelConfig, Weights, gpu_memory,
+};
 use rollflow::train::{LocalBackend, LocalConfig, TrainingBackend, collate};
 use tch::{Device, Kind, Tensor};
 
@@ -128,7 +130,8 @@ fn size(name: &str, tokenizer: &Tokenizer) -> Result<Size> {
     };
     // Qwen3-MoE's layers. `mixture` is small enough that all of it is trained; `seven-mixture` has the sizes of OLMoE's layers.
     let mixture = |layers: usize, hidden: usize, width: usize| {
-        let experts = Experts { count: 64, per_token: 8, width, normalized: true, dense_layers: Vec::new() };
+        let experts =
+            Experts { count: 64, per_token: 8, width, normalized: true, dense_layers: Vec::new(), layer: ExpertLayer::SwiGlu };
         let size = qwen(layers, hidden, width, [hidden / 128; 2]);
         let model = ModelConfig { family: Family::Qwen3Moe, experts: Some(experts), qkv_bias: false, ..size.model };
         Size { model, ..size }

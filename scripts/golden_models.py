@@ -39,6 +39,10 @@ CASES = {
     "qwen3_moe_sparse": ("qwen3_moe", dict(head_dim=8, num_hidden_layers=3, moe_intermediate_size=12, num_experts=5, num_experts_per_tok=3, mlp_only_layers=[1], norm_topk_prob=False)),
     "olmoe": ("olmoe", dict(num_experts=6, num_experts_per_tok=2)),
     "olmoe_bounded": ("olmoe", dict(num_experts=4, num_experts_per_tok=2, clip_qkv=0.8)),
+    "gpt_oss": ("gpt_oss", dict(num_hidden_layers=3, head_dim=8, intermediate_size=20, num_local_experts=5, num_experts_per_tok=2, sliding_window=6, swiglu_limit=0.6, tie_word_embeddings=False,
+                rope_parameters=dict(rope_type="yarn", rope_theta=10000.0, factor=8.0, beta_fast=32.0, beta_slow=1.0, truncate=False, original_max_position_embeddings=32))),
+    "gpt_oss_long": ("gpt_oss", dict(head_dim=16, intermediate_size=12, num_local_experts=4, num_experts_per_tok=4, sliding_window=16, attention_bias=False, tie_word_embeddings=False, layer_types=["full_attention", "sliding_attention"],
+                     rope_parameters=dict(rope_type="default", rope_theta=10000.0))),
     "qwen3_5_long": ("qwen3_5_text", dict(head_dim=16, num_hidden_layers=3, layer_types=["full_attention", "linear_attention", "linear_attention"], linear_num_key_heads=2, linear_num_value_heads=2,
                      linear_key_head_dim=8, linear_value_head_dim=12, linear_conv_kernel_dim=3, rope_parameters=dict(rope_type="default", rope_theta=10000.0, partial_rotary_factor=0.5))),
     "phi3_partial": ("phi3", dict(head_dim=16, rope_parameters=dict(rope_type="default", rope_theta=10000.0, partial_rotary_factor=0.75))),
@@ -117,7 +121,7 @@ def make(root, name, model_type, options):
         config = AutoConfig.for_model(model_type, **{**SHAPE, **options})
         model = AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval().float()
         for key, p in model.named_parameters():  # norms and biases that matter
-            if p.dim() == 1:
+            if p.dim() == 1 or key.endswith("_bias"):
                 torch.nn.init.normal_(p, 1.0 if "linear_attn.norm" in key or "norm" in key and not ("gemma" in model_type or "qwen3_5" in model_type) else 0.0, 0.1)
         rows = [torch.randint(0, 380, (length,)).tolist() for length in (LONG if name.endswith("_long") else LENGTHS)]
         with torch.no_grad():

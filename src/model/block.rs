@@ -10,7 +10,7 @@ use super::packed::{FlashRuns, Rectangle};
 use super::rope::{ByLayer, Tables};
 use super::routing::{Recorded, RecordedPass};
 use super::views::{BranchNorms, Layer, Mixer, Mlp};
-use super::{Activation, Decoder, Packed, fused};
+use super::{Activation, Decoder, ModelConfig, Packed, fused};
 
 /// Data that all layers of one pass over whole sequences share.
 pub(super) struct Pass<'a> {
@@ -114,7 +114,8 @@ impl Decoder {
         match &pass.attention {
             Attention::Fused(tables) => {
                 let Tables { cos, sin } = tables.get(index);
-                fused::attention(&self.normed_heads(layer, qkv), (cos, sin), pass.packed, config.fused_heads(), window)
+                let (qkv, heads) = (self.normed_heads(layer, qkv), config.fused_heads());
+                fused::attention(&qkv, (cos, sin), pass.packed, heads, window, layer.sinks())
             }
             Attention::Flash(tables, FlashRuns { queries, keys, key_rows, .. }) => {
                 let (qk, v) = self.heads(layer, qkv, &[qkv.size()[0]], tables.get(index));
@@ -135,7 +136,7 @@ impl Decoder {
                 let [q, k] = parts(&qk, -2, [config.heads as i64, config.kv_heads as i64]);
                 let [keys, values] = [&k, &v].map(|of| of.flatten(0, 1));
                 keep(index, Left::KeysValues(&keys, &values));
-                rectangle.pack(causal(&q, &k, &v, masks.get(index).as_ref(), config.attention_scale(), config.attention_cap))
+                rectangle.pack(causal([&q, &k, &v], masks.get(index).as_ref(), &config.scores_of(layer)))
             }
         }
     }
@@ -225,7 +226,7 @@ impl Decoder {
             None => self.paired(&qkv),
             Some(bound) => self.paired(&qkv.clamp(-bound, bound)),
         };
-        let Mixer::Attention { qk_norm: Some((q_norm, k_norm)) } = &layer.mixer else { return bounded(qkv.shallow_clone()) };
+        let Mixer::Attention { qk_norm: Some((q_norm, k_norm)), .. } = &layer.mixer else { return bounded(qkv.shallow_clone()) };
         let (heads, kv_heads, dim) = (self.config.heads as i64, self.config.kv_heads as i64, self.config.head_dim as i64);
         let columns = [heads, kv_heads, kv_heads];
         let (split, parts) = match self.config.family.definition().qk_norm {
@@ -270,28 +271,60 @@ pub(super) fn window_mask(len: i64, window: Option<usize>, device: Device) -> Op
 }
 
 /// Causal attention within each row of a rectangle. `q` is `[rows, columns, heads, dim]`; `k` and
-/// `v` have the key heads instead. Returns `[rows · columns, heads · dim]`. Products are multiplied
-/// by `scale`.
-pub(super) fn causal(q: &Tensor, k: &Tensor, v: &Tensor, mask: Option<&Tensor>, scale: f64, cap: Option<f64>) -> Tensor {
-    let [q, k, v] = [q, k, v].map(|x| x.transpose(1, 2));
+/// `v` have the key heads instead. Returns `[rows · columns, heads · dim]`.
+pub(super) fn causal(qkv: [&Tensor; 3], mask: Option<&Tensor>, of: &Scores) -> Tensor {
+    let [q, k, v] = qkv.map(|x| x.transpose(1, 2));
     let grouped = q.size()[1] != k.size()[1];
-    let out = match cap {
-        None => Tensor::scaled_dot_product_attention(&q, &k, &v, mask, 0.0, mask.is_none(), Some(scale), grouped),
-        Some(_) => written_out(&q, &k, &v, mask, scale, cap),
+    let out = match of {
+        Scores { scale, cap: None, sinks: None } => {
+            Tensor::scaled_dot_product_attention(&q, &k, &v, mask, 0.0, mask.is_none(), Some(*scale), grouped)
+        }
+        of => written_out(&q, &k, &v, mask, of),
     };
     let (rows, columns) = (out.size()[0], out.size()[2]);
     out.transpose(1, 2).reshape([rows * columns, -1])
 }
 
-/// The same with capped scores, which libtorch's attention does not know; `[rows, heads, columns, dim]`.
+/// How attention scores become probabilities.
+pub(super) struct Scores<'a> {
+    /// Factor of query-key products.
+    pub scale: f64,
+    pub cap: Option<f64>,
+    /// Of each query head, a score of no key.
+    pub sinks: Option<&'a Tensor>,
+}
+
+impl Scores<'_> {
+    /// Probabilities of keys, in f32, from scores `[.., queries, keys]` and sinks in the shape `[.., queries, 1]`.
+    pub fn probabilities(scores: &Tensor, sinks: Option<Tensor>) -> Tensor {
+        match sinks {
+            None => scores.softmax(-1, Kind::Float),
+            Some(sinks) => {
+                let keys = scores.size()[scores.dim() - 1];
+                Tensor::cat(&[scores, &sinks.to_kind(Kind::Float)], -1).softmax(-1, Kind::Float).narrow(-1, 0, keys)
+            }
+        }
+    }
+}
+
+impl ModelConfig {
+    /// The scores of a layer.
+    pub(super) fn scores_of<'a>(&self, layer: &'a Layer) -> Scores<'a> {
+        Scores { scale: self.attention_scale(), cap: self.attention_cap, sinks: layer.sinks() }
+    }
+}
+
+/// The same with capped scores or sinks, which libtorch's attention does not know; `[rows, heads, columns, dim]`.
 /// Holds the scores of all heads, in f32.
-fn written_out(q: &Tensor, k: &Tensor, v: &Tensor, mask: Option<&Tensor>, scale: f64, cap: Option<f64>) -> Tensor {
+fn written_out(q: &Tensor, k: &Tensor, v: &Tensor, mask: Option<&Tensor>, of: &Scores) -> Tensor {
     let repeated = |x: &Tensor| x.repeat_interleave_self_int(q.size()[1] / x.size()[1], 1, None);
     let (columns, device) = (q.size()[2], q.device());
     let seen = mask.map_or_else(|| Tensor::ones([columns, columns], (Kind::Bool, device)).tril(0), Tensor::shallow_clone);
-    let scores = q.to_kind(Kind::Float).matmul(&repeated(k).to_kind(Kind::Float).transpose(2, 3)) * scale;
-    let scores = capped(scores, cap).masked_fill(&seen.logical_not(), f64::NEG_INFINITY);
-    scores.softmax(-1, Kind::Float).to_kind(q.kind()).matmul(&repeated(v))
+    let scores = q.to_kind(Kind::Float).matmul(&repeated(k).to_kind(Kind::Float).transpose(2, 3)) * of.scale;
+    let scores = capped(scores, of.cap).masked_fill(&seen.logical_not(), f64::NEG_INFINITY);
+    let (rows, heads) = (q.size()[0], q.size()[1]);
+    let sinks = of.sinks.map(|sinks| sinks.view([1, heads, 1, 1]).expand([rows, heads, q.size()[2], 1], false));
+    Scores::probabilities(&scores, sinks).to_kind(q.kind()).matmul(&repeated(v))
 }
 
 /// `cap · tanh(x / cap)`.

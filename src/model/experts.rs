@@ -1,5 +1,5 @@
 //! Mixture of experts: a router sends each token to a few of many feed-forward layers (Shazeer et al.,
-//! 2017), as Qwen3-MoE and OLMoE compute it.
+//! 2017), as Qwen3-MoE, OLMoE and gpt-oss compute it.
 
 use tch::{Kind, Tensor};
 
@@ -8,7 +8,7 @@ use super::lora::{ExpertRank, LowRank};
 use super::routing::Recorded;
 
 /// Feed-forward layers of a sparse layer, and how tokens reach them.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct Experts {
     /// Number of feed-forward layers.
     pub count: usize,
@@ -20,6 +20,38 @@ pub struct Experts {
     pub normalized: bool,
     /// Layers with one plain feed-forward layer instead.
     pub dense_layers: Vec<usize>,
+    /// What an expert computes.
+    pub layer: ExpertLayer,
+}
+
+/// What an expert computes.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum ExpertLayer {
+    /// `down(silu(gate) · up)` without biases, from three matrices of each expert in a folder.
+    SwiGlu,
+    /// gpt-oss's: `down((up + 1) · gate · sigmoid(alpha · gate))`, with biases, the router's included. Gate is bounded
+    /// from above, up on both sides. A folder has one tensor for all experts, where gate and up take turns.
+    Bounded {
+        /// Steepness of the sigmoid.
+        alpha: f64,
+        /// Bound.
+        limit: f64,
+    },
+}
+
+impl ExpertLayer {
+    /// The activation of `[N, 2 · width]`, `[N, width]`.
+    fn activated(self, gate_up: &Tensor) -> Tensor {
+        match self {
+            ExpertLayer::SwiGlu => fused::swiglu(gate_up),
+            ExpertLayer::Bounded { alpha, limit } => {
+                let pairs = gate_up.view([gate_up.size()[0], gate_up.size()[1] / 2, 2]);
+                let gate = pairs.select(2, 0).clamp_max(limit);
+                let up = pairs.select(2, 1).clamp(-limit, limit);
+                (up + 1.0) * (&gate * (&gate * alpha).sigmoid())
+            }
+        }
+    }
 }
 
 /// How the tokens of a layer were routed.
@@ -42,6 +74,8 @@ pub(super) struct Sparse {
     pub gate_up: Tensor,
     /// `[experts, hidden, width]`.
     pub down: Tensor,
+    /// Biases of the three, `[experts, …]`, if there are any.
+    pub biases: Option<[Tensor; 3]>,
     /// Adapters of gate and up, and of down.
     pub low_ranks: Option<[ExpertRank; 2]>,
     /// Adapters of the router.
@@ -52,8 +86,19 @@ impl Sparse {
     /// The units of `Layout::new`.
     pub fn take(of: &Experts, hidden: usize, next: &mut impl FnMut() -> Tensor) -> Self {
         let [count, width, hidden] = [of.count, of.width, hidden].map(|size| size as i64);
-        let (router, gate_up) = (next(), next().view([count, 2 * width, hidden]));
-        Sparse { router, gate_up, down: next().view([count, hidden, width]), low_ranks: None, router_rank: None }
+        let router = next();
+        if of.layer == ExpertLayer::SwiGlu {
+            let (gate_up, down) = (next().view([count, 2 * width, hidden]), next().view([count, hidden, width]));
+            return Sparse { router, gate_up, down, biases: None, low_ranks: None, router_rank: None };
+        }
+        // Matrices that are multiplied from the right, as views.
+        let of_router = next();
+        let mut one = |input, output| {
+            let (weight, bias) = (next().view([count, input, output]).transpose(1, 2), next());
+            (weight, bias.to_kind(half::activations(bias.kind(), bias.device())))
+        };
+        let ((gate_up, of_gate_up), (down, of_down)) = (one(hidden, 2 * width), one(width, hidden));
+        Sparse { router, gate_up, down, biases: Some([of_router, of_gate_up, of_down]), low_ranks: None, router_rank: None }
     }
 
     /// Computes tokens `[N, hidden]`, each by its experts. Tokens of an expert are one product. Routing is in
@@ -67,7 +112,8 @@ impl Sparse {
         let (count, per_token) = (of.count as i64, of.per_token as i64);
         // Widened, and not by `wide`, whose products have no gradient in 16 bits.
         let wide = x.to_kind(Kind::Float);
-        let logits = wide.linear(&self.router.to_kind(Kind::Float), None::<&Tensor>);
+        let bias = self.biases.as_ref().map(|[of_router, ..]| of_router.to_kind(Kind::Float));
+        let logits = wide.linear(&self.router.to_kind(Kind::Float), bias.as_ref());
         let logits = match &self.router_rank {
             None => logits,
             Some(of) => of.widened().add(logits, &wide),
@@ -89,7 +135,10 @@ impl Sparse {
         let sources = order.floor_divide_scalar(per_token);
         let places = order.scatter(0, &order, &upto(order.size()[0])).view([-1, per_token]);
         let sent = gpu::send(x, &sources, &places).unwrap_or_else(|| x.index_select(0, &sources));
-        let computed = if self.is_grouped() { self.by_group(&sent, &ends) } else { self.one_by_one(&sent, &ends) };
+        let computed = match self.is_grouped() {
+            true => self.by_group(&sent, (&sorted, &ends), of.layer),
+            false => self.one_by_one(&sent, &ends, of.layer),
+        };
         gpu::combine(&computed, &places, &weights).unwrap_or_else(|| {
             let returned = computed.index_select(0, &places.view([-1])).view([-1, per_token, x.size()[1]]);
             (returned * weights.unsqueeze(-1)).sum_dim_intlist([1i64].as_slice(), false, Kind::Float).to_kind(x.kind())
@@ -102,30 +151,35 @@ impl Sparse {
         [&self.gate_up, &self.down].into_iter().chain(ranks).all(gpu::multiplies_groups)
     }
 
-    /// Tokens ordered by expert, and where each expert's end, `[experts]`.
-    fn by_group(&self, sent: &Tensor, ends: &Tensor) -> Tensor {
+    /// Tokens ordered by expert, with each one's expert, and where each expert's end, `[experts]`.
+    fn by_group(&self, sent: &Tensor, (experts, ends): (&Tensor, &Tensor), layer: ExpertLayer) -> Tensor {
         let product = |x: &Tensor, weight: &Tensor, at: usize| {
             let plain = gpu::multiply_groups(x, weight, ends);
+            let plain = match &self.biases {
+                None => plain,
+                Some(of) => plain + of[1 + at].index_select(0, experts),
+            };
             match &self.low_ranks {
                 None => plain,
                 Some(of) => plain + gpu::multiply_groups(&gpu::multiply_groups(x, &of[at].down, ends), &of[at].up, ends),
             }
         };
         // Gate and up are freed before the second product.
-        let inner = fused::swiglu(&product(sent, &self.gate_up, 0));
+        let inner = layer.activated(&product(sent, &self.gate_up, 0));
         product(&inner, &self.down, 1)
     }
 
     /// [`Sparse::by_group`], a product an expert.
-    fn one_by_one(&self, sent: &Tensor, ends: &Tensor) -> Tensor {
+    fn one_by_one(&self, sent: &Tensor, ends: &Tensor, layer: ExpertLayer) -> Tensor {
         let ends: Vec<i64> = Vec::try_from(ends.to_kind(Kind::Int64)).expect("ends are one row of integers");
         let tokens: Vec<i64> = ends.iter().scan(0, |begin, end| Some(end - std::mem::replace(begin, *end))).collect();
         let sent = sent.split_with_sizes(&tokens, 0);
         // One gradient for all experts' matrices: a slice of each would have one of full size.
         let matrices = [&self.gate_up, &self.down].map(|of| of.unbind(0));
+        let biases = self.biases.as_ref().map(|[_, gate_up, down]| [gate_up, down].map(|of| of.unbind(0)));
         let low_ranks = self.low_ranks.as_ref().map(|of| of.each_ref().map(|of| [of.down.unbind(0), of.up.unbind(0)]));
         let product = |x: &Tensor, of: usize, expert: usize| {
-            let plain = half::linear(x, &matrices[of][expert], None);
+            let plain = half::linear(x, &matrices[of][expert], biases.as_ref().map(|biases| &biases[of][expert]));
             match &low_ranks {
                 None => plain,
                 Some(ranks) => {
@@ -134,7 +188,7 @@ impl Sparse {
                 }
             }
         };
-        let computed = |at: usize| product(&fused::swiglu(&product(&sent[at], 0, at)), 1, at);
+        let computed = |at: usize| product(&layer.activated(&product(&sent[at], 0, at)), 1, at);
         let computed: Vec<Tensor> = (0..tokens.len()).filter(|at| tokens[*at] > 0).map(computed).collect();
         Tensor::cat(&computed, 0)
     }
@@ -194,13 +248,13 @@ mod tests {
     /// `follow`: whether recorded experts are followed, where there are any.
     fn compare(follow: Option<bool>) {
         for (count, per_token, tokens, normalized) in [(4, 2, 9, true), (8, 3, 2, false), (3, 3, 5, true), (6, 1, 1, false)] {
-            let of = Experts { count, per_token, width: 5, normalized, dense_layers: Vec::new() };
+            let of = Experts { count, per_token, width: 5, normalized, dense_layers: Vec::new(), layer: ExpertLayer::SwiGlu };
             let leaf = |shape: &[i64]| Tensor::randn(shape, (Kind::Double, Device::Cpu)).set_requires_grad(true);
             let [experts, width] = [count as i64, 5];
             let leaves = [leaf(&[tokens, 7]), leaf(&[experts, 7]), leaf(&[experts, 2 * width, 7]), leaf(&[experts, 7, width])];
             let sparse = |leaves: &[Tensor], kind: Kind| {
                 let [router, gate_up, down] = [1, 2, 3].map(|at: usize| leaves[at].to_kind(kind));
-                Sparse { router, gate_up, down, low_ranks: None, router_rank: None }
+                Sparse { router, gate_up, down, biases: None, low_ranks: None, router_rank: None }
             };
             let recorded = follow.map(|follow| Recorded { experts: recorded(tokens, &of), follow });
             let (found, recorded) = (sparse(&leaves, Kind::Float), recorded.as_ref());

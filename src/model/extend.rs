@@ -122,19 +122,27 @@ impl Decoder {
             Way::Fused([slots, positions], tables) => {
                 let (Tables { cos, sin }, qkv) = (tables.get(index), self.normed_heads(layer, qkv));
                 let places = (Some(slots.as_slice()), positions.as_slice());
-                return fused::attend(&qkv, (cos, sin), cache.keys_values(index), places, config.fused_heads(), window);
+                return fused::attend(
+                    &qkv,
+                    (cos, sin),
+                    cache.keys_values(index),
+                    places,
+                    config.fused_heads(),
+                    window,
+                    layer.sinks(),
+                );
             }
             Way::Written(rows, tables, flash) => (rows, tables, flash),
         };
         let (qk, v) = self.heads(layer, qkv, &[count], tables.get(index));
         let [q, k] = parts(&qk, 1, [config.heads as i64, config.kv_heads as i64]);
         cache.write(index, rows, &Tensor::stack(&[k, v], 1));
-        let (slots, scale) = (cache.keys_values(index), config.attention_scale());
+        let (slots, scores) = (cache.keys_values(index), config.scores_of(layer));
         if let Some(Flash { queries, keys, used }) = flash {
             let all = slots.flatten(0, 1);
             let window = window.filter(|&window| (window as i64) < keys.longest);
             let of = [&q, &all.select(1, 0), &all.select(1, 1)];
-            return fused::flash(of, (queries, keys), Some(used), true, scale, window).reshape([count, -1]);
+            return fused::flash(of, (queries, keys), Some(used), true, scores.scale, window).reshape([count, -1]);
         }
         let mut row = 0;
         let outputs = of.suffixes.iter().map(|suffix| {
@@ -143,7 +151,7 @@ impl Decoder {
             row += len;
             let seen = slots.narrow(0, suffix.slot as i64, 1).narrow(1, 0, from + len);
             let mask = suffix_mask(from, len, window, q.device());
-            causal(&own, &seen.select(2, 0), &seen.select(2, 1), Some(&mask), scale, config.attention_cap)
+            causal([&own, &seen.select(2, 0), &seen.select(2, 1)], Some(&mask), &scores)
         });
         Tensor::cat(&outputs.collect::<Vec<_>>(), 0)
     }

@@ -8,7 +8,7 @@ use std::ops::Range;
 use tch::Tensor;
 
 use super::family::Norms;
-use super::{Experts, GatedDelta, ModelConfig};
+use super::{ExpertLayer, Experts, GatedDelta, ModelConfig};
 
 /// Token embeddings.
 const EMBEDDING: &str = "model.embed_tokens.weight";
@@ -167,6 +167,9 @@ impl Layout {
                     layout.add_norm(layer, "self_attn.q_norm", q);
                     layout.add_norm(layer, "self_attn.k_norm", k);
                 }
+                if definition.sinks {
+                    layout.add(&[format!("model.layers.{layer}.self_attn.sinks")], &[config.heads], None);
+                }
                 layout.add_projections(layer, &output, config.output_bias);
             }
             layout.add_norms(layer, mlp, hidden);
@@ -196,15 +199,17 @@ impl Layout {
 
     fn add_delta(&mut self, layer: usize, of: &GatedDelta) {
         let name = |name: &str| [format!("model.layers.{layer}.linear_attn.{name}")];
-        self.add(&name("conv1d.weight"), &[of.mixed()], Some(of.kernel));
         // A convolution of one channel each.
-        self.entries.iter_mut().last().into_iter().for_each(|entry| entry.shape = vec![of.mixed(), 1, of.kernel]);
+        self.add_shaped(&name("conv1d.weight"), &[of.mixed(), 1, of.kernel]);
         self.add(&name("dt_bias"), &[of.value_heads], None);
         self.add(&name("A_log"), &[of.value_heads], None);
         self.add(&name("norm.weight"), &[of.value_dim], None);
     }
 
     fn add_experts(&mut self, layer: usize, of: &Experts, hidden: usize) {
+        if of.layer != ExpertLayer::SwiGlu {
+            return self.add_joint_experts(layer, of, hidden);
+        }
         let all = |names: &[&str]| -> Vec<String> {
             let of_one = |at: usize| names.iter().map(move |name| format!("model.layers.{layer}.mlp.experts.{at}.{name}.weight"));
             (0..of.count).flat_map(of_one).collect()
@@ -212,6 +217,23 @@ impl Layout {
         self.add(&[format!("model.layers.{layer}.mlp.gate.weight")], &[of.count], Some(hidden));
         self.add(&all(&["gate_proj", "up_proj"]), &vec![of.width; 2 * of.count], Some(hidden));
         self.add(&all(&["down_proj"]), &vec![hidden; of.count], Some(of.width));
+    }
+
+    /// One tensor for all experts, whose matrices are multiplied from the right.
+    fn add_joint_experts(&mut self, layer: usize, of: &Experts, hidden: usize) {
+        let name = |name: &str| [format!("model.layers.{layer}.mlp.{name}")];
+        self.add(&name("router.weight"), &[of.count], Some(hidden));
+        self.add(&name("router.bias"), &[of.count], None);
+        for (module, input, output) in [("gate_up", hidden, 2 * of.width), ("down", of.width, hidden)] {
+            self.add_shaped(&name(&format!("experts.{module}_proj")), &[of.count, input, output]);
+            self.add(&name(&format!("experts.{module}_proj_bias")), &[of.count], Some(output));
+        }
+    }
+
+    /// Appends a tensor of three dimensions, whose first two are rows of the unit.
+    fn add_shaped(&mut self, name: &[String; 1], shape: &[usize; 3]) {
+        self.add(name, &[shape[0] * shape[1]], Some(shape[2]));
+        self.entries.iter_mut().last().into_iter().for_each(|entry| entry.shape = shape.to_vec());
     }
 
     fn add_projections(&mut self, layer: usize, group: &Group, bias: bool) {

@@ -19,7 +19,7 @@ use super::fused::half;
 use super::layout::{Group, SCORE_HEAD, groups, part};
 use super::views::split;
 use super::weights::uniform;
-use super::{Compute, Entry, Experts, Layout, ModelConfig, ModelError, Weights};
+use super::{Compute, Entry, ExpertLayer, Experts, Layout, ModelConfig, ModelError, Weights};
 
 /// PEFT's prefix of tensor names.
 const PREFIX: &str = "base_model.model";
@@ -214,7 +214,9 @@ fn projections(config: &ModelConfig) -> Vec<&'static str> {
         let new = group.projections.iter().map(|(name, _)| *name).filter(|name| !names.contains(name));
         names.extend(new.collect::<Vec<_>>());
     }
-    names.extend(config.experts.iter().flat_map(|_| Lora::OF_MIXTURES));
+    // gpt-oss's experts and routers have no adapters.
+    let adapted = config.experts.iter().filter(|of| of.layer == ExpertLayer::SwiGlu);
+    names.extend(adapted.flat_map(|_| Lora::OF_MIXTURES));
     names
 }
 

@@ -58,7 +58,7 @@ pub use decoder::{Decoder, log_probs_and_entropy};
 pub(crate) use delta::{Delta, save_hf_after};
 pub use dtype::Dtype;
 pub use error::ModelError;
-pub use experts::Experts;
+pub use experts::{ExpertLayer, Experts};
 pub use export::export_hf;
 pub(crate) use extend::Suffix;
 pub use family::Family;

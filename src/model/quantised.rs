@@ -27,7 +27,8 @@ pub(super) enum Place {
 /// Returns true if bitsandbytes would quantise this tensor: a matrix of a layer, in whole blocks. The
 /// matrix that chooses experts is not.
 pub(crate) fn is_packed(entry: &Entry) -> bool {
-    let is_matrix = entry.shape.len() == 2 && entry.role() == Role::Body && !entry.name.ends_with(".mlp.gate.weight");
+    let is_other = [".mlp.gate.weight", ".mlp.router.weight", "bias"].iter().any(|end| entry.name.ends_with(end));
+    let is_matrix = entry.shape.len() == 2 && entry.role() == Role::Body && !is_other;
     is_matrix && entry.len().is_multiple_of(BLOCK as usize)
 }
 

@@ -2,7 +2,7 @@
 
 use tch::{Device, Kind, Tensor};
 
-use super::block::{capped, parts};
+use super::block::{Scores, capped, parts};
 use super::family::QkNorm;
 use super::fused::{self, Runs};
 use super::kv_cache::SlotRange;
@@ -64,7 +64,7 @@ impl Decoder {
             let tables = self.rope.by_layer(longest, device, Tables::all);
             return (Step { slots, way: Way::Fused(at, tables) }, Tensor::from_slice(tokens));
         }
-        if fused::gpu::attends_slots(self.config.fused_heads(), self.config.head_dim, kind, device) {
+        if self.config.attends_slots(kind, device) {
             let numbers = upload(&[tokens, &at].concat(), device).view([2, -1]);
             // As many positions as the cache has, which a recorded step needs.
             let tables = self.rope.by_layer(cache.positions(), device, Tables::all);
@@ -92,7 +92,7 @@ impl Decoder {
     pub(crate) fn records_steps(&self, views: &Views) -> bool {
         let (kind, device) = views.activations();
         // A mixture's tokens are counted on the host unless its products are grouped.
-        views.groups_experts() && fused::gpu::attends_slots(self.config.fused_heads(), self.config.head_dim, kind, device)
+        views.groups_experts() && self.config.attends_slots(kind, device)
     }
 
     /// Returns true if a step may be computed again. A delta net has a state, which the step has changed.
@@ -120,7 +120,7 @@ impl Decoder {
             Way::Fused(positions, tables) => {
                 let (Tables { cos, sin }, qkv) = (tables.get(index), self.normed_heads(layer, qkv));
                 let slots = cache.of_slots(index, step.slots);
-                return fused::attend(&qkv, (cos, sin), &slots, (None, positions), config.fused_heads(), window);
+                return fused::attend(&qkv, (cos, sin), &slots, (None, positions), config.fused_heads(), window, layer.sinks());
             }
             Way::Kernel(positions, longest, tables) => {
                 let Tables { cos, sin } = tables.get(index);
@@ -147,7 +147,7 @@ impl Decoder {
             }
             Way::Products(_, longest, masks) => {
                 let mask = masks.get(index).as_ref();
-                products(&q, &slots.narrow(1, 0, *longest), mask, config.attention_scale(), config.attention_cap)
+                products(&q, &slots.narrow(1, 0, *longest), mask, &config.scores_of(layer))
             }
             Way::Fused(..) | Way::Kernel(..) => unreachable!("returned above"),
         }
@@ -161,26 +161,28 @@ impl Decoder {
         let plain = definition.qk_norm == QkNorm::Heads && !definition.norms_add_one;
         let whole = self.config.rotated_columns() == self.config.head_dim;
         match &layer.mixer {
-            Mixer::Attention { qk_norm: Some((q, k)) } if plain && whole => Some((q, k, self.config.rms_norm_eps)),
+            Mixer::Attention { qk_norm: Some((q, k)), .. } if plain && whole => Some((q, k, self.config.rms_norm_eps)),
             _ => None,
         }
     }
 }
 
 /// `q` `[slots, heads, dim]` over the cache `[slots, positions, 2, key heads, dim]`.
-fn products(q: &Tensor, slots: &Tensor, mask: Option<&Tensor>, scale: f64, cap: Option<f64>) -> Tensor {
+fn products(q: &Tensor, slots: &Tensor, mask: Option<&Tensor>, by: &Scores) -> Tensor {
     let (count, heads, dim, kv_heads) = (q.size()[0], q.size()[1], q.size()[2], slots.size()[3]);
     // Grouped queries: the heads that share a key head are rows of one small matrix.
     let (of, each) = (count * kv_heads, heads / kv_heads);
     let keys = slots.select(2, 0).permute([0, 2, 3, 1]).reshape([of, dim, -1]);
     let values = slots.select(2, 1).permute([0, 2, 1, 3]).reshape([of, -1, dim]);
     // f32 up to the softmax, as in the trainer's attention (law N5).
-    let scores = capped(wide::bmm(&q.reshape([of, each, dim]), &keys) * scale, cap);
+    let scores = capped(wide::bmm(&q.reshape([of, each, dim]), &keys) * by.scale, by.cap);
     let scores = match mask {
         Some(mask) => (scores.view([count, kv_heads, each, -1]) + mask).view([of, each, -1]),
         None => scores,
     };
-    scores.softmax(-1, Kind::Float).to_kind(q.kind()).bmm(&values).view([count, heads * dim])
+    let by_key_head =
+        |sinks: &Tensor| sinks.view([1, kv_heads, each, 1]).expand([count, kv_heads, each, 1], false).reshape([of, each, 1]);
+    Scores::probabilities(&scores, by.sinks.map(by_key_head)).to_kind(q.kind()).bmm(&values).view([count, heads * dim])
 }
 
 /// `[slots, 1, 1, longest]`, or nothing where every position is seen by all.

@@ -64,8 +64,8 @@ pub(super) struct Layer {
 
 /// What mixes tokens.
 pub(super) enum Mixer {
-    /// Attention, with norms of queries and keys in some families.
-    Attention { qk_norm: Option<(Tensor, Tensor)> },
+    /// Attention, in some families with norms of queries and keys, or with sinks, `[heads]`.
+    Attention { qk_norm: Option<(Tensor, Tensor)>, sinks: Option<Tensor> },
     /// A gated delta net.
     Delta(DeltaWeights),
 }
@@ -177,6 +177,14 @@ impl Layer {
         Layer::take(config, index, &mut split(part, layout.units_of_layer(index)))
     }
 
+    /// Sinks of its attention, if it has any.
+    pub fn sinks(&self) -> Option<&Tensor> {
+        match &self.mixer {
+            Mixer::Attention { sinks, .. } => sinks.as_ref(),
+            Mixer::Delta(_) => None,
+        }
+    }
+
     /// Sets the low-rank products of its projections.
     pub fn adapt(&mut self, LayerRanks { groups: [qkv, output, gate_up, down], router, experts }: LayerRanks) {
         (self.input.low_rank, self.output.low_rank) = (qkv, output);
@@ -193,7 +201,10 @@ impl Layer {
             attention_norms: BranchNorms::take(attention, next),
             input: Linear { weight: next(), bias: (is_attention && config.qkv_bias).then(&mut *next), low_rank: None },
             mixer: match is_attention {
-                true => Mixer::Attention { qk_norm: config.qk_norm_sizes().map(|_| (next(), next())) },
+                true => Mixer::Attention {
+                    qk_norm: config.qk_norm_sizes().map(|_| (next(), next())),
+                    sinks: config.has_sinks().then(&mut *next),
+                },
                 false => Mixer::Delta(DeltaWeights::take(config, next)),
             },
             output: Linear { weight: next(), bias: (is_attention && config.output_bias).then(&mut *next), low_rank: None },

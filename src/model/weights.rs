@@ -46,7 +46,7 @@ impl Weights {
             } else if entry.name.ends_with("norm.weight") {
                 // The neutral factor.
                 slice.fill(if config.family.definition().norms_add_one { 0.0 } else { 1.0 });
-            } else if !entry.name.ends_with(".bias") {
+            } else if !entry.name.ends_with("bias") {
                 let mut unit = uniform(seed, b"", stream);
                 // Box–Muller, in f64, two numbers at a time.
                 for pair in slice.chunks_mut(2) {

@@ -9,12 +9,13 @@ use crate::generating::*;
 use rollflow::algo::{Aggregation, CrossEntropy, Schedule};
 use rollflow::data::{Answer, Sample, Status};
 use rollflow::engine::{Finished, LocalEngine, OnNewWeights, Request, TokenEngine};
-use rollflow::model::{Experts, Family, ModelConfig, Weights};
+use rollflow::model::{ExpertLayer, Experts, Family, ModelConfig, Weights};
 use rollflow::train::{LocalBackend, LocalConfig, RouterMismatch, RouterReplay, TrainingBackend, collate};
 
 /// Three layers, of which the second has no experts.
 fn mixture() -> ModelConfig {
-    let experts = Experts { count: 8, per_token: 2, width: 16, normalized: true, dense_layers: vec![1] };
+    let experts =
+        Experts { count: 8, per_token: 2, width: 16, normalized: true, dense_layers: vec![1], layer: ExpertLayer::SwiGlu };
     ModelConfig { experts: Some(experts), windows: vec![None; 3], ..config(Family::Qwen3Moe, None) }
 }
 

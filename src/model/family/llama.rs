@@ -21,6 +21,7 @@ pub(super) const DEFINITION: Definition = Definition {
     qk_norm: QkNorm::None,
     qkv: &["q_proj", "k_proj", "v_proj"],
     gate_up: &["gate_proj", "up_proj"],
+    sinks: false,
     gates_attention: false,
     partial_rotation: None,
     plain_rope_in_windows: false,

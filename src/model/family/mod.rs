@@ -7,6 +7,7 @@
 mod gemma;
 mod gemma2;
 mod gemma3;
+mod gpt_oss;
 mod granite;
 mod internlm3;
 mod llama;
@@ -84,6 +85,8 @@ families! {
     Qwen35 => qwen3_5,
     /// OLMoE: a mixture of experts in every layer.
     Olmoe => olmoe,
+    /// gpt-oss: a mixture of experts with biases, sinks of attention, and windows in every other layer.
+    GptOss => gpt_oss,
 }
 
 /// Suffix of a classifier's class in transformers.
@@ -119,6 +122,8 @@ pub(super) struct Definition {
     pub qkv: &'static [&'static str],
     /// Projections of the feed-forward input: gate and up, or one joint projection.
     pub gate_up: &'static [&'static str],
+    /// If true, each query head has a score of no key, which only takes probability.
+    pub sinks: bool,
     /// If true, a query's projection has a second half: a gate of the head's output.
     pub gates_attention: bool,
     /// Share of a head's columns that is rotated, where `partial_rotary_factor` may say another one.

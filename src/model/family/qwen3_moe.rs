@@ -4,7 +4,7 @@ use serde_json::{Map, Value, json};
 
 use super::{Definition, llama, qwen3, windows};
 use crate::model::keys::Keys;
-use crate::model::{Experts, ModelConfig, ModelError};
+use crate::model::{ExpertLayer, Experts, ModelConfig, ModelError};
 
 /// Largest number of experts.
 const MOST: usize = 1 << 12;
@@ -42,7 +42,7 @@ pub(super) fn experts(keys: &Keys, named: &str, width: usize) -> Result<Experts,
         return Err(keys.bad("num_experts_per_tok", "at most the number of experts"));
     }
     let normalized = keys.flag("norm_topk_prob")?.unwrap_or(false);
-    Ok(Experts { count, per_token, width, normalized, dense_layers: Vec::new() })
+    Ok(Experts { count, per_token, width, normalized, dense_layers: Vec::new(), layer: ExpertLayer::SwiGlu })
 }
 
 /// Adds the keys of all mixtures.

@@ -170,7 +170,7 @@ struct SwiGlu : Function<SwiGlu> {
 //
 // A row of qkv is [heads·d | kv_heads·d | kv_heads·d] of one token; cosines and sines are rows of d by position, of which the second half is read. A sequence is a run of rows that may continue a prefix, the rows of an
 // earlier sequence, whose keys and values it shares with others. Positions count from the prefix's beginning. The backward rebuilds the
-// probabilities of one head at a time from the saved log-sum-exp.
+// probabilities of one head at a time from the saved log-sum-exp. A sink is one more score of each head, of no key: it only takes probability.
 
 struct Sequence {
   int64_t begin, len, prefix_begin, prefix;  // prefix: how many rows precede its own
@@ -262,7 +262,7 @@ INLINE void combine(const float* weights, int64_t weight_stride, const float* ro
 }
 
 template <int64_t D>
-INLINE void attention_forward(const float* qkv, const float* cos, const float* sin, float* out, float* lse, float* scratch, const Sequence& s,
+INLINE void attention_forward(const float* qkv, const float* cos, const float* sin, const float* sinks, float* out, float* lse, float* scratch, const Sequence& s,
                               const Shape& shape) {
   const int64_t d = D ? D : shape.d, row = shape.row(), per_kv = shape.heads / shape.kv_heads, total = s.total(),
                 stride = padded(total);
@@ -280,8 +280,9 @@ INLINE void attention_forward(const float* qkv, const float* cos, const float* s
         products(q, keys_t, stride, i, d, shape.scale, scores);
         if (shape.cap > 0) cap_scores(scores, i, shape.cap, nullptr);
         const int64_t first = shape.first(i), own = std::max(first, s.prefix);
-        float top = scores[first], sum = 0.0f;
+        float top = sinks ? std::max(scores[first], sinks[h]) : scores[first];
         for (int64_t j = first; j <= i; j++) top = std::max(top, scores[j]);
+        float sum = sinks ? std::exp(sinks[h] - top) : 0.0f;
         weigh(scores, first, i, top);
         for (int64_t j = 0; j < padded(i + 1); j++) sum += scores[j];
         for (int64_t j = 0; j < padded(i + 1); j++) scores[j] /= sum;
@@ -302,8 +303,8 @@ INLINE int64_t backward_scratch(const Sequence& s, int64_t d) {
 
 // Writes the gradient of the sequence's own rows and adds to that of its prefix, which must have been written before.
 template <int64_t D>
-INLINE void attention_backward(const float* qkv, const float* cos, const float* sin, const float* out, const float* lse, const float* dout,
-                               float* dqkv, float* scratch, const Sequence& s, const Shape& shape) {
+INLINE void attention_backward(const float* qkv, const float* cos, const float* sin, const float* sinks, const float* out, const float* lse,
+                               const float* dout, float* dqkv, float* dsinks, float* scratch, const Sequence& s, const Shape& shape) {
   const int64_t d = D ? D : shape.d, row = shape.row(), per_kv = shape.heads / shape.kv_heads, total = s.total(),
                 stride = padded(total), out_row = shape.heads * d;
   float *keys_t = scratch, *values_t = keys_t + d * stride, *probabilities = values_t + d * stride,
@@ -327,12 +328,14 @@ INLINE void attention_backward(const float* qkv, const float* cos, const float* 
         const float *o = out + s.row_of(i) * out_row + h * d, *go = dhead + at * out_row;
         float *q = queries + at * d, *p = probabilities + at * stride, *ds = slopes + at * stride;
         const float mean = dot(o, go, d);
+        const int64_t of_head = s.row_of(i) * shape.heads + h;
+        if (sinks) dsinks[of_head] = -std::exp(sinks[h] - lse[of_head]) * mean;
         rotate(qkv + s.row_of(i) * row + h * d, cos + i * d, sin + i * d, 1.0f, q, d);
         products(q, keys_t, stride, i, d, shape.scale, p);
         if (shape.cap > 0) cap_scores(p, i, shape.cap, bends);
         products(go, values_t, stride, i, d, 1.0f, ds);
         const int64_t first = shape.first(i);
-        weigh(p, first, i, lse[s.row_of(i) * shape.heads + h]);
+        weigh(p, first, i, lse[of_head]);
         for (int64_t j = 0; j < padded(i + 1); j++) ds[j] = p[j] * (ds[j] - mean) * shape.scale;
         if (shape.cap > 0)
           for (int64_t j = 0; j < padded(i + 1); j++) ds[j] *= bends[j];
@@ -360,23 +363,23 @@ INLINE void attention_backward(const float* qkv, const float* cos, const float* 
   }
 }
 
-EVERY_CPU void attention_forward_of(const float* qkv, const float* cos, const float* sin, float* out, float* lse, float* scratch,
+EVERY_CPU void attention_forward_of(const float* qkv, const float* cos, const float* sin, const float* sinks, float* out, float* lse, float* scratch,
                                     const Sequence& s, const Shape& shape) {
   switch (shape.d) {
-    case 32: return attention_forward<32>(qkv, cos, sin, out, lse, scratch, s, shape);
-    case 64: return attention_forward<64>(qkv, cos, sin, out, lse, scratch, s, shape);
-    case 128: return attention_forward<128>(qkv, cos, sin, out, lse, scratch, s, shape);
-    default: return attention_forward<0>(qkv, cos, sin, out, lse, scratch, s, shape);
+    case 32: return attention_forward<32>(qkv, cos, sin, sinks, out, lse, scratch, s, shape);
+    case 64: return attention_forward<64>(qkv, cos, sin, sinks, out, lse, scratch, s, shape);
+    case 128: return attention_forward<128>(qkv, cos, sin, sinks, out, lse, scratch, s, shape);
+    default: return attention_forward<0>(qkv, cos, sin, sinks, out, lse, scratch, s, shape);
   }
 }
 
-EVERY_CPU void attention_backward_of(const float* qkv, const float* cos, const float* sin, const float* out, const float* lse,
-                                     const float* dout, float* dqkv, float* scratch, const Sequence& s, const Shape& shape) {
+EVERY_CPU void attention_backward_of(const float* qkv, const float* cos, const float* sin, const float* sinks, const float* out, const float* lse,
+                                     const float* dout, float* dqkv, float* dsinks, float* scratch, const Sequence& s, const Shape& shape) {
   switch (shape.d) {
-    case 32: return attention_backward<32>(qkv, cos, sin, out, lse, dout, dqkv, scratch, s, shape);
-    case 64: return attention_backward<64>(qkv, cos, sin, out, lse, dout, dqkv, scratch, s, shape);
-    case 128: return attention_backward<128>(qkv, cos, sin, out, lse, dout, dqkv, scratch, s, shape);
-    default: return attention_backward<0>(qkv, cos, sin, out, lse, dout, dqkv, scratch, s, shape);
+    case 32: return attention_backward<32>(qkv, cos, sin, sinks, out, lse, dout, dqkv, dsinks, scratch, s, shape);
+    case 64: return attention_backward<64>(qkv, cos, sin, sinks, out, lse, dout, dqkv, dsinks, scratch, s, shape);
+    case 128: return attention_backward<128>(qkv, cos, sin, sinks, out, lse, dout, dqkv, dsinks, scratch, s, shape);
+    default: return attention_backward<0>(qkv, cos, sin, sinks, out, lse, dout, dqkv, dsinks, scratch, s, shape);
   }
 }
 
@@ -403,18 +406,19 @@ struct Sequences {
 };
 
 struct Attention : Function<Attention> {
-  static Tensor forward(AutogradContext* ctx, const Tensor& qkv, const Tensor& cos, const Tensor& sin, at::IntArrayRef sequences,
+  static Tensor forward(AutogradContext* ctx, const Tensor& qkv, const Tensor& cos, const Tensor& sin, const std::optional<Tensor>& sinks, at::IntArrayRef sequences,
                         int64_t heads, int64_t kv_heads, int64_t window, double scale, double cap) {
     const Shape shape{heads, kv_heads, qkv.size(1) / (heads + 2 * kv_heads), window, static_cast<float>(scale), static_cast<float>(cap)};
     const int64_t rows = qkv.size(0);
     Tensor out = at::empty({rows, heads * shape.d}, qkv.options()), lse = at::empty({rows, heads}, qkv.options());
     const float *px = qkv.const_data_ptr<float>(), *pc = cos.const_data_ptr<float>(), *ps = sin.const_data_ptr<float>();
+    const float* pk = sinks ? sinks->const_data_ptr<float>() : nullptr;
     float *po = out.mutable_data_ptr<float>(), *pl = lse.mutable_data_ptr<float>();
     Sequences(sequences).each([&](const Sequence& s, std::vector<float>& scratch) {
       scratch.resize(padded(s.total()) * (shape.d + 1) + 2 * shape.d);
-      attention_forward_of(px, pc, ps, po, pl, scratch.data(), s, shape);
+      attention_forward_of(px, pc, ps, pk, po, pl, scratch.data(), s, shape);
     });
-    ctx->save_for_backward({qkv, cos, sin, out, lse});
+    ctx->save_for_backward({qkv, cos, sin, out, lse, sinks.value_or(Tensor())});
     ctx->saved_data["sequences"] = sequences.vec();
     ctx->saved_data["heads"] = heads;
     ctx->saved_data["kv_heads"] = kv_heads;
@@ -426,21 +430,24 @@ struct Attention : Function<Attention> {
 
   static variable_list backward(AutogradContext* ctx, variable_list grads) {
     const auto saved = ctx->get_saved_variables();
-    const Tensor &qkv = saved[0], &cos = saved[1], &sin = saved[2], &out = saved[3], &lse = saved[4];
+    const Tensor &qkv = saved[0], &cos = saved[1], &sin = saved[2], &out = saved[3], &lse = saved[4], &sinks = saved[5];
     const Tensor dout = grads[0].contiguous();
     const auto sequences = ctx->saved_data["sequences"].toIntVector();
     const int64_t heads = ctx->saved_data["heads"].toInt(), kv_heads = ctx->saved_data["kv_heads"].toInt();
     const Shape shape{heads, kv_heads, qkv.size(1) / (heads + 2 * kv_heads), ctx->saved_data["window"].toInt(),
                       static_cast<float>(ctx->saved_data["scale"].toDouble()), static_cast<float>(ctx->saved_data["cap"].toDouble())};
-    Tensor dqkv = at::empty_like(qkv);
+    Tensor dqkv = at::empty_like(qkv), dsinks = sinks.defined() ? at::empty_like(lse) : Tensor();
+    const float* pk = sinks.defined() ? sinks.const_data_ptr<float>() : nullptr;
+    float* pdk = sinks.defined() ? dsinks.mutable_data_ptr<float>() : nullptr;
     const float *px = qkv.const_data_ptr<float>(), *pc = cos.const_data_ptr<float>(), *ps = sin.const_data_ptr<float>(),
                 *po = out.const_data_ptr<float>(), *pl = lse.const_data_ptr<float>(), *pg = dout.const_data_ptr<float>();
     float* pd = dqkv.mutable_data_ptr<float>();
     Sequences(sequences).each([&](const Sequence& s, std::vector<float>& scratch) {
       scratch.resize(backward_scratch(s, shape.d));
-      attention_backward_of(px, pc, ps, po, pl, pg, pd, scratch.data(), s, shape);
+      attention_backward_of(px, pc, ps, pk, po, pl, pg, pd, pdk, scratch.data(), s, shape);
     });
-    return {dqkv, Tensor(), Tensor(), Tensor(), Tensor(), Tensor(), Tensor(), Tensor(), Tensor()};
+    if (sinks.defined()) dsinks = dsinks.sum(0);
+    return {dqkv, Tensor(), Tensor(), dsinks, Tensor(), Tensor(), Tensor(), Tensor(), Tensor(), Tensor()};
   }
 };
 
@@ -469,7 +476,7 @@ EVERY_CPU void keep(const float* qkv, const float* cos, const float* sin, const 
 
 // The queries of a row that read one key head.
 template <int64_t D>
-INLINE void attend(const float* qkv, const float* cos, const float* sin, const Slots& slots, float* out, float* scratch, const Place& at, int64_t kv,
+INLINE void attend(const float* qkv, const float* cos, const float* sin, const float* sinks, const Slots& slots, float* out, float* scratch, const Place& at, int64_t kv,
                    const Shape& shape) {
   const int64_t d = D ? D : shape.d, per_kv = shape.heads / shape.kv_heads, stride = 2 * shape.kv_heads * d, slot = at.slot, position = at.position;
   const float* row = qkv + at.row * shape.row();
@@ -478,10 +485,11 @@ INLINE void attend(const float* qkv, const float* cos, const float* sin, const S
   const float *keys = slots.at(slot, first, shape) + kv * d, *values = keys + shape.kv_heads * d;
   for (int64_t h = kv * per_kv; h < (kv + 1) * per_kv; h++) {
     rotate(row + h * d, cos + position * d, sin + position * d, 1.0f, q, d);
-    float top = -std::numeric_limits<float>::infinity(), sum = 0.0f;
+    float top = sinks ? sinks[h] : -std::numeric_limits<float>::infinity();
     for (int64_t j = 0; j < count; j++) scores[j] = dot(q, keys + j * stride, d) * shape.scale;
     if (shape.cap > 0) cap_scores(scores, count - 1, shape.cap, nullptr);
     for (int64_t j = 0; j < count; j++) top = std::max(top, scores[j]);
+    float sum = sinks ? std::exp(sinks[h] - top) : 0.0f;
     weigh(scores, 0, count - 1, top);
     for (int64_t j = 0; j < padded(count); j++) sum += scores[j];
     for (int64_t j = 0; j < padded(count); j++) scores[j] /= sum;
@@ -491,18 +499,18 @@ INLINE void attend(const float* qkv, const float* cos, const float* sin, const S
   }
 }
 
-EVERY_CPU void attend_of(const float* qkv, const float* cos, const float* sin, const Slots& slots, float* out, float* scratch, const Place& at,
+EVERY_CPU void attend_of(const float* qkv, const float* cos, const float* sin, const float* sinks, const Slots& slots, float* out, float* scratch, const Place& at,
                          int64_t kv, const Shape& shape) {
   switch (shape.d) {
-    case 32: return attend<32>(qkv, cos, sin, slots, out, scratch, at, kv, shape);
-    case 64: return attend<64>(qkv, cos, sin, slots, out, scratch, at, kv, shape);
-    case 128: return attend<128>(qkv, cos, sin, slots, out, scratch, at, kv, shape);
-    default: return attend<0>(qkv, cos, sin, slots, out, scratch, at, kv, shape);
+    case 32: return attend<32>(qkv, cos, sin, sinks, slots, out, scratch, at, kv, shape);
+    case 64: return attend<64>(qkv, cos, sin, sinks, slots, out, scratch, at, kv, shape);
+    case 128: return attend<128>(qkv, cos, sin, sinks, slots, out, scratch, at, kv, shape);
+    default: return attend<0>(qkv, cos, sin, sinks, slots, out, scratch, at, kv, shape);
   }
 }
 
 // Row i of qkv is the token at position `at[i]` of slot `of[i]`, or of slot i if `of` is empty. Several rows of a slot see each other's keys.
-Tensor attend_slots(const Tensor& qkv, const Tensor& cos, const Tensor& sin, const Tensor& cache, at::IntArrayRef of, at::IntArrayRef at, Shape shape) {
+Tensor attend_slots(const Tensor& qkv, const Tensor& cos, const Tensor& sin, const float* sinks, const Tensor& cache, at::IntArrayRef of, at::IntArrayRef at, Shape shape) {
   const int64_t rows = qkv.size(0), positions = cache.size(1), longest = *std::max_element(at.begin(), at.end()) + 1;
   Tensor out = at::empty({rows, shape.heads * shape.d}, qkv.options());
   const float *px = qkv.const_data_ptr<float>(), *pc = cos.const_data_ptr<float>(), *ps = sin.const_data_ptr<float>();
@@ -515,7 +523,7 @@ Tensor attend_slots(const Tensor& qkv, const Tensor& cos, const Tensor& sin, con
     for (int64_t i = b; i < e; i++) {
       const Place own = place(i / shape.kv_heads);
       if (of.empty()) keep(px, pc, ps, slots, own, i % shape.kv_heads, shape);
-      attend_of(px, pc, ps, slots, po, scratch.data(), own, i % shape.kv_heads, shape);
+      attend_of(px, pc, ps, sinks, slots, po, scratch.data(), own, i % shape.kv_heads, shape);
     }
   });
   return out;
@@ -642,20 +650,20 @@ char* rollflow_softmax_gradient(Tensor** out, Tensor* logits, Tensor* targets, T
   return guarded(out, [&] { return softmax_gradient(*logits, *targets, *found, *slopes, entropy_slopes); });
 }
 
-char* rollflow_attention(Tensor** out, Tensor* qkv, Tensor* cos, Tensor* sin, const int64_t* sequences, int64_t count, int64_t heads,
+char* rollflow_attention(Tensor** out, Tensor* qkv, Tensor* cos, Tensor* sin, Tensor* sinks, const int64_t* sequences, int64_t count, int64_t heads,
                          int64_t kv_heads, int64_t window, double scale, double cap) {
   return guarded(out, [&] {
-    return Attention::apply(*qkv, *cos, *sin, at::IntArrayRef(sequences, 4 * count), heads, kv_heads, window, scale, cap);
+    return Attention::apply(*qkv, *cos, *sin, sinks ? std::optional<Tensor>(*sinks) : std::nullopt, at::IntArrayRef(sequences, 4 * count), heads, kv_heads, window, scale, cap);
   });
 }
 
 // Tokens of sequences: qkv [rows, …], cache [slots, positions, 2, key heads, d], which gets their keys and values. Row i is of slot i if `of` is null.
-char* rollflow_attend(Tensor** out, Tensor* qkv, Tensor* cos, Tensor* sin, Tensor* cache, const int64_t* of, const int64_t* positions, int64_t heads,
+char* rollflow_attend(Tensor** out, Tensor* qkv, Tensor* cos, Tensor* sin, Tensor* sinks, Tensor* cache, const int64_t* of, const int64_t* positions, int64_t heads,
                       int64_t kv_heads, int64_t window, double scale, double cap) {
   return guarded(out, [&] {
     const Shape shape{heads, kv_heads, cache->size(4), window, static_cast<float>(scale), static_cast<float>(cap)};
     const int64_t rows = qkv->size(0);
-    return attend_slots(*qkv, *cos, *sin, *cache, of ? at::IntArrayRef(of, rows) : at::IntArrayRef(), at::IntArrayRef(positions, rows), shape);
+    return attend_slots(*qkv, *cos, *sin, sinks ? sinks->const_data_ptr<float>() : nullptr, *cache, of ? at::IntArrayRef(of, rows) : at::IntArrayRef(), at::IntArrayRef(positions, rows), shape);
   });
 }
 

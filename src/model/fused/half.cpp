@@ -108,6 +108,8 @@ Tensor product(const Tensor& a, const Tensor& b) {
 Tensor projection(const Tensor& x, const Tensor& w) {
   Tensor out = at::empty({x.size(0), w.size(0)}, x.options().dtype(at::kFloat));
   if (out.numel() == 0) return out;
+  // A weight that is multiplied from the right.
+  if (!w.is_contiguous() && w.t().is_contiguous()) return product(x, w.t());
   const Tensor rows = even(x, 1), weight = even(w, 1);
   if (x.size(0) < FEW_ROWS)
     multiply(weight, pairs_of_rows(rows), true, out);

@@ -44,6 +44,7 @@ unsafe extern "C" {
         qkv: *mut C_tensor,
         cos: *mut C_tensor,
         sin: *mut C_tensor,
+        sinks: *mut C_tensor,
         sequences: *const i64,
         count: i64,
         heads: i64,
@@ -58,6 +59,7 @@ unsafe extern "C" {
         qkv: *mut C_tensor,
         cos: *mut C_tensor,
         sin: *mut C_tensor,
+        sinks: *mut C_tensor,
         cache: *mut C_tensor,
         of: *const i64,
         positions: *const i64,
@@ -189,9 +191,16 @@ pub struct Heads {
 ///
 /// `qkv` is `[N, (queries + 2·keys)·d]`, one row per token of `packed`. Cosines and sines are
 /// `[positions, 1, d]` each, by position, and the second half of each row is read. `window` is the
-/// number of visible positions, the query's own included. Returns `[N, queries·d]`.
-pub fn attention(qkv: &Tensor, rotation: (&Tensor, &Tensor), packed: &Packed, heads: Heads, window: Option<usize>) -> Tensor {
-    let (cos, sin) = rotation;
+/// number of visible positions, the query's own included. `sinks` `[queries]` are scores of no key, one a head (Xiao et al.,
+/// 2023, as gpt-oss has them). Returns `[N, queries·d]`.
+pub fn attention(
+    qkv: &Tensor,
+    (cos, sin): (&Tensor, &Tensor),
+    packed: &Packed,
+    heads: Heads,
+    window: Option<usize>,
+    sinks: Option<&Tensor>,
+) -> Tensor {
     let qkv = qkv.contiguous();
     assert!(applies(&qkv) && applies(cos) && applies(sin), "fused attention takes contiguous f32 on the CPU");
     assert!(
@@ -201,8 +210,8 @@ pub fn attention(qkv: &Tensor, rotation: (&Tensor, &Tensor), packed: &Packed, he
     let (sequences, window) = (sequences(packed), window.unwrap_or(0) as i64);
     call(|out| unsafe {
         let (numbers, count, Heads { queries, keys, scale, cap }) = (sequences.as_ptr().cast(), sequences.len() as i64, heads);
-        let cap = cap.unwrap_or(0.0);
-        rollflow_attention(out, raw(&qkv), raw(cos), raw(sin), numbers, count, queries, keys, window, scale, cap)
+        let (cap, sinks) = (cap.unwrap_or(0.0), sinks.map_or(std::ptr::null_mut(), raw));
+        rollflow_attention(out, raw(&qkv), raw(cos), raw(sin), sinks, numbers, count, queries, keys, window, scale, cap)
     })
 }
 
@@ -217,6 +226,7 @@ pub fn attend(
     (of, positions): (Option<&[i64]>, &[i64]),
     heads: Heads,
     window: Option<usize>,
+    sinks: Option<&Tensor>,
 ) -> Tensor {
     let qkv = qkv.contiguous();
     assert!(applies(&qkv) && applies(cache) && applies(cos) && applies(sin), "fused attention takes contiguous f32 on the CPU");
@@ -227,8 +237,8 @@ pub fn attend(
     let (window, Heads { queries, keys, scale, cap }) = (window.unwrap_or(0) as i64, heads);
     call(|out| unsafe {
         let (raws, cap) = ([&qkv, cos, sin, cache].map(raw), cap.unwrap_or(0.0));
-        let of = of.map_or(std::ptr::null(), <[i64]>::as_ptr);
-        rollflow_attend(out, raws[0], raws[1], raws[2], raws[3], of, positions.as_ptr(), queries, keys, window, scale, cap)
+        let (of, sinks) = (of.map_or(std::ptr::null(), <[i64]>::as_ptr), sinks.map_or(std::ptr::null_mut(), raw));
+        rollflow_attend(out, raws[0], raws[1], raws[2], sinks, raws[3], of, positions.as_ptr(), queries, keys, window, scale, cap)
     })
 }
 
@@ -407,6 +417,7 @@ mod tests {
         [heads, kv]: [i64; 2],
         window: Option<usize>,
         cap: Option<f64>,
+        sinks: Option<&Tensor>,
     ) -> Tensor {
         let d = qkv.size()[1] / (heads + 2 * kv);
         let rotate = |x: Tensor, len: i64| {
@@ -427,7 +438,10 @@ mod tests {
                 let g = h / (heads / kv);
                 let scores = rotate(head(h), len).matmul(&rotate(head(heads + g), len).tr()) / (d as f64).sqrt();
                 let scores = cap.map_or_else(|| scores.shallow_clone(), |cap| (&scores / cap).tanh() * cap);
-                scores.masked_fill(&seen.eq(0.0), f64::NEG_INFINITY).softmax(-1, Kind::Float).matmul(&head(heads + kv + g))
+                let scores = scores.masked_fill(&seen.eq(0.0), f64::NEG_INFINITY);
+                let all = sinks
+                    .map_or_else(|| scores.shallow_clone(), |of| Tensor::cat(&[&scores, &of.get(h).expand([len, 1], false)], 1));
+                all.softmax(-1, Kind::Float).narrow(1, 0, len).matmul(&head(heads + kv + g))
             };
             rows.push(Tensor::cat(&(0..heads).map(of).collect::<Vec<_>>(), 1));
             first += len;
@@ -456,8 +470,8 @@ mod tests {
         .into_iter()
         .enumerate()
         {
-            // Every other case has capped scores.
-            let cap = (at % 2 == 1).then_some(0.7);
+            // Every other case has capped scores, and every third none with sinks.
+            let (cap, has_sinks) = ((at % 2 == 1).then_some(0.7), at % 3 != 0);
             let mut packed = Packed::default();
             for (len, prefix) in sequences {
                 packed.push(vec![0; *len], *prefix);
@@ -476,12 +490,14 @@ mod tests {
             let (cos, sin) = (angles.cos(), angles.sin());
             let tables = [&cos, &sin].map(|half| Tensor::cat(&[half, half], 1));
             let shape = Heads { queries: heads, keys: kv, scale: 1.0 / (d as f64).sqrt(), cap };
-            let fused = |x: &[Tensor]| attention(&x[0], (&tables[0], &tables[1]), &packed, shape, window);
+            let fused = |x: &[Tensor]| attention(&x[0], (&tables[0], &tables[1]), &packed, shape, window, x.get(1));
             let plain = |x: &[Tensor]| {
                 let copies = x[0].index_select(0, &Tensor::from_slice(&written.concat()));
-                written_out(&copies, (&cos, &sin), &lens, [heads, kv], window, cap).index_select(0, &Tensor::from_slice(&own))
+                written_out(&copies, (&cos, &sin), &lens, [heads, kv], window, cap, x.get(1))
+                    .index_select(0, &Tensor::from_slice(&own))
             };
-            same("attention", &[leaf(&[packed.len() as i64, (heads + 2 * kv) * d])], fused, plain);
+            let leaves = [leaf(&[packed.len() as i64, (heads + 2 * kv) * d]), leaf(&[heads])];
+            same("attention", &leaves[..1 + usize::from(has_sinks)], fused, plain);
         }
     }
 }

@@ -349,7 +349,8 @@ impl Parts<'_> {
 
     /// Whether a pass on this device is by flash attention and our kernels.
     fn by_kernels(&self, model: &ModelConfig) -> bool {
-        let plain = model.attention_cap.is_none() && model.delta.is_none() && model.activation == Activation::Silu;
+        let plain =
+            model.attention_cap.is_none() && !model.has_sinks() && model.delta.is_none() && model.activation == Activation::Silu;
         plain && self.bytes() == 2 && self.at != DeviceName::Cpu
     }
 
