@@ -194,9 +194,12 @@ fn activation(keys: &Keys, defaults: &Definition) -> Result<Activation, ModelErr
 /// How a folder's weights are stored, which files say, too; a model that is saved has whole numbers.
 const QUANTISATION: &str = "quantization_config";
 
-/// Returns true if a model's folder says that it is in 4 bits.
+const BITSANDBYTES: &str = "bitsandbytes";
+
+/// Returns true if a model's folder says that it is in bitsandbytes' 4 bits.
 pub(super) fn says_4_bits(dir: &Path) -> bool {
-    read_object(&dir.join("config.json")).is_ok_and(|map| map.get(QUANTISATION).is_some_and(|of| !of.is_null()))
+    read_object(&dir.join("config.json"))
+        .is_ok_and(|map| map.get(QUANTISATION).is_some_and(|of| of["quant_method"] == BITSANDBYTES))
 }
 
 /// Rejects keys that change the computation in ways that are not implemented.
@@ -212,8 +215,12 @@ fn refuse_unsupported(keys: &Keys) -> Result<(), ModelError> {
     }
     match keys.map.get(QUANTISATION) {
         None | Some(Value::Null) => Ok(()),
-        Some(of) if of["quant_method"] == "bitsandbytes" && of["load_in_4bit"] == true => Ok(()),
-        Some(_) => Err(keys.unsupported(QUANTISATION, "weights in f32, f16 or bf16, or in 4 bits by bitsandbytes")),
+        Some(of) if of["quant_method"] == BITSANDBYTES && of["load_in_4bit"] == true => Ok(()),
+        Some(of) if of["quant_method"] == "mxfp4" && keys.family == Family::GptOss.model_type() => Ok(()),
+        Some(_) => {
+            let supported = "weights in f32, f16 or bf16, in 4 bits by bitsandbytes, or gpt-oss's in MXFP4";
+            Err(keys.unsupported(QUANTISATION, supported))
+        }
     }
 }
 

@@ -17,6 +17,7 @@ use super::adapter_folder::{folder_config, holds_adapter, load_with_base, named_
 use super::bitsandbytes::{Found, PackedOnDisk};
 use super::keys::read_object;
 use super::layout::{HEAD, part};
+use super::mxfp4::ExpertsOnDisk;
 use super::quantised::{Place, Quantised};
 use super::shards::{INDEX, TensorSlice, WHOLE, save_hf_as};
 use super::{Dtype, Entry, Layout, ModelConfig, ModelError, Weights};
@@ -81,7 +82,7 @@ pub(super) fn read_tensors(
     kept: Dtype,
 ) -> Result<(Tensor, Option<Quantised>, Dtype), ModelError> {
     let files = WeightFile::open_all(files)?;
-    let Matched { mut needed, twin, packed } = matched(layout, path, &files, twin)?;
+    let Matched { mut needed, twin, packed, experts } = matched(layout, path, &files, twin)?;
     let quantised = (!packed.is_empty()).then(|| places(layout, &mut needed, &packed)).transpose()?;
     // A few small tensors may be in a wider format than the rest.
     let share =
@@ -93,7 +94,8 @@ pub(super) fn read_tensors(
         tracing::info!("{}: {left_out} tensors for images or for predictions further ahead are left out", path.display());
     }
     let held = if is_whole && dtype == kept { kept } else { Dtype::F32 };
-    let len: usize = needed.iter().map(|stored| stored.range().len()).sum();
+    let len: usize =
+        needed.iter().map(|stored| stored.range().len()).chain(experts.iter().map(|experts| experts.range().len())).sum();
     let flat = Tensor::empty([len as i64], (held.kind(), tch::Device::Cpu));
     // In disk order.
     needed.sort_by(|a, b| (&a.file.path, a.info.data_offsets).cmp(&(&b.file.path, b.info.data_offsets)));
@@ -103,6 +105,7 @@ pub(super) fn read_tensors(
             true
         })?;
     }
+    experts.iter().try_for_each(|experts| experts.copy(experts.range(), &part(&flat, experts.range())))?;
     if let Some(twin) = twin {
         check_twin(path, twin.each_chunk(&flat, |ours, chunk| chunk.to_kind(Kind::Float) == ours.to_kind(Kind::Float))?)?;
     }
@@ -149,31 +152,40 @@ impl StoredModel {
         let files = WeightFile::open_all(weight_files(dir)?)?;
         let twin = config.shares_embedding().then_some(HEAD);
         let stored = StoredModel { layout: Layout::new(config), dir: dir.to_owned(), files, twin };
-        stored.tensors()?;
+        stored.matched()?;
         Ok(stored)
     }
 
-    fn tensors(&self) -> Result<Vec<Stored<'_>>, ModelError> {
-        let Matched { needed: mut tensors, packed, .. } = matched(&self.layout, &self.dir, &self.files, self.twin)?;
-        if !packed.is_empty() {
+    /// Its tensors, those with whole numbers in disk order.
+    fn matched(&self) -> Result<Matched<'_>, ModelError> {
+        let mut matched = matched(&self.layout, &self.dir, &self.files, self.twin)?;
+        if !matched.packed.is_empty() {
             let problem = "its layers are in 4 bits, which ranks that divide the parameters do not read";
             return Err(ModelError::malformed(&self.dir, problem));
         }
-        // In disk order.
-        tensors.sort_by(|a, b| (&a.file.path, a.info.data_offsets).cmp(&(&b.file.path, b.info.data_offsets)));
-        Ok(tensors)
+        matched.needed.sort_by(|a, b| (&a.file.path, a.info.data_offsets).cmp(&(&b.file.path, b.info.data_offsets)));
+        Ok(matched)
     }
 
     /// Reads the numbers in `held` into `to`, in its format.
     pub fn read(&self, held: &Held, to: &Tensor) -> Result<(), ModelError> {
-        for stored in self.tensors()? {
-            let tensor = stored.range();
-            for (range, at) in held {
+        let Matched { needed, experts, .. } = self.matched()?;
+        // Ranges that are a tensor's, and where each begins in `to`.
+        let common = |tensor: Range<usize>| {
+            let of = move |(range, at): &(Range<usize>, usize)| {
                 let common = range.start.max(tensor.start)..range.end.min(tensor.end);
-                if !common.is_empty() {
-                    let first = at + common.start - range.start;
-                    stored.copy(common.clone(), &part(to, first..first + common.len()))?;
-                }
+                (!common.is_empty()).then(|| (common.clone(), at + common.start - range.start))
+            };
+            held.iter().filter_map(of)
+        };
+        for stored in &needed {
+            for (range, first) in common(stored.range()) {
+                stored.copy(range.clone(), &part(to, first..first + range.len()))?;
+            }
+        }
+        for experts in &experts {
+            for (range, first) in common(experts.range()) {
+                experts.copy(range.clone(), &part(to, first..first + range.len()))?;
             }
         }
         Ok(())
@@ -233,8 +245,10 @@ struct Matched<'a> {
     needed: Vec<Stored<'a>>,
     /// The twin of the first, if there is one.
     twin: Option<Stored<'a>>,
-    /// Those in 4 bits, with their places in the layout.
+    /// Those in bitsandbytes' 4 bits, with their places in the layout.
     packed: Vec<(usize, PackedOnDisk<'a>)>,
+    /// Experts in MXFP4, which are never together with those.
+    experts: Vec<ExpertsOnDisk<'a>>,
 }
 
 /// Matches a layout with the files' headers. Allocates for names only: sizes are unverified until this
@@ -248,10 +262,14 @@ fn matched<'a>(layout: &Layout, path: &Path, files: &'a [WeightFile], twin: Opti
         let (file, info) = found?;
         Stored::new(name, entry, file, info).map_err(|problem| unusable.push(problem)).ok()
     };
-    let (mut needed, mut packed, mut missing) = (Vec::new(), Vec::new(), Vec::new());
+    let (mut needed, mut packed, mut missing, mut experts) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
     for (at, entry) in layout.entries().iter().enumerate() {
         if let Some(on_disk) = PackedOnDisk::take(&mut found, entry) {
             packed.push((at, on_disk));
+            continue;
+        }
+        if let Some(on_disk) = ExpertsOnDisk::take(&mut found, entry) {
+            experts.push(on_disk);
             continue;
         }
         match found.remove(&entry.name) {
@@ -264,8 +282,15 @@ fn matched<'a>(layout: &Layout, path: &Path, files: &'a [WeightFile], twin: Opti
     found.retain(|name, _| !is_foreign(name));
     // Buffers of old checkpoints that are recomputed.
     found.retain(|name, _| !name.ends_with(".rotary_emb.inv_freq"));
+    let mut fits = Vec::new();
+    for on_disk in experts {
+        on_disk.map_or_else(|problem| unusable.push(problem), |on_disk| fits.push(on_disk));
+    }
+    if let (Some(on_disk), false) = (fits.first(), packed.is_empty()) {
+        unusable.push(format!("{} numbers in MXFP4, next to others in bitsandbytes' 4 bits", on_disk.range().len()));
+    }
     ModelError::check_tensors(path, [missing, found.into_keys().collect(), unusable])?;
-    Ok(Matched { needed, twin, packed })
+    Ok(Matched { needed, twin, packed, experts: fits })
 }
 
 /// Checks a folder without reading its weights: `config.json`, and the headers of its safetensors
@@ -349,8 +374,14 @@ impl WeightFile {
     /// A tensor's bytes.
     pub fn bytes(&self, tensor: &TensorInfo) -> Result<Vec<u8>, ModelError> {
         let (begin, end) = tensor.data_offsets;
-        let mut bytes = vec![0; end - begin];
-        self.file.read_exact_at(&mut bytes, (self.begin + begin) as u64).map_err(ModelError::io(&self.path))?;
+        self.bytes_of(tensor, 0..end - begin)
+    }
+
+    /// The tensor's bytes in `within`.
+    pub fn bytes_of(&self, tensor: &TensorInfo, within: Range<usize>) -> Result<Vec<u8>, ModelError> {
+        let begin = self.begin + tensor.data_offsets.0 + within.start;
+        let mut bytes = vec![0; within.len()];
+        self.file.read_exact_at(&mut bytes, begin as u64).map_err(ModelError::io(&self.path))?;
         Ok(bytes)
     }
 

@@ -31,6 +31,7 @@ mod keys;
 mod kv_cache;
 mod layout;
 mod lora;
+mod mxfp4;
 mod nf4;
 mod packed;
 mod quantised;

@@ -6,6 +6,7 @@ mod adapter_folders;
 mod devices;
 mod expert_adapters;
 mod experts;
+mod gpt_oss;
 mod gpu;
 mod lora;
 #[cfg(target_os = "linux")]
