@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Runs the same GRPO and SFT work with TRL and with rollflow, one after the other on this machine, and prints the ratios, and our share of the machine's matrix rate.
-# GRPO has two rows: rollflow with a staleness of at most one version, and synchronous as TRL's GRPOTrainer is.
+# GRPO has two rows: rollflow with a staleness of at most one version, and synchronous as TRL's GRPOTrainer is. TRL computes in f32, rollflow in f32 and bf16.
 #
 #   scripts/versus_trl.sh [ROUNDS]
 #
@@ -30,11 +30,13 @@ for round in $(seq "$rounds"); do
       echo "round $round  $what $preset  TRL, $threads threads   $speed $unit (load $(load))"
       best=$(python3 -c "print(max($best, $speed))")
     done
-    cargo bench --quiet --bench versus_trl -- "$what" "$work/model" "$steps" $sizes > "$work/ours" 2> "$work/ours.log" \
-      || { tail -n 20 "$work/ours.log" >&2; exit 1; }
-    speed=$(rate "$work/ours")
-    share=$(tail -n 1 "$work/ours" | python3 -c 'import json, sys; of = json.load(sys.stdin); print(f"{100 * of[\"matrix_share\"]:.0f} % of {of[\"gflops\"]:.0f} GFLOP/s")')
-    echo "round $round  $what $preset  rollflow           $speed $unit, $share (load $(load))"
-    python3 -c "print(f'round $round  $what $preset  ratio              {$speed / $best:.2f}')"
+    for format in f32 bf16; do
+      cargo bench --quiet --bench versus_trl -- "$what" "$work/model@$format" "$steps" $sizes > "$work/ours" 2> "$work/ours.log" \
+        || { tail -n 20 "$work/ours.log" >&2; exit 1; }
+      speed=$(rate "$work/ours")
+      share=$(tail -n 1 "$work/ours" | python3 -c 'import json, sys; of = json.load(sys.stdin); print("{:.0%} of {gflops} GFLOP/s".format(of["matrix_share"], **of))')
+      echo "round $round  $what $preset  rollflow in $format   $speed $unit, $share (load $(load))"
+      python3 -c "print(f'round $round  $what $preset  ratio in $format      {$speed / $best:.2f}')"
+    done
   done
 done
