@@ -4,7 +4,7 @@
 use tch::{Kind, Tensor};
 
 use super::fused::{self, gpu, half};
-use super::lora::{ExpertRank, LowRank};
+use super::low_rank::{ExpertRank, LowRank};
 use super::routing::Recorded;
 
 /// Feed-forward layers of a sparse layer, and how tokens reach them.

@@ -31,6 +31,7 @@ mod keys;
 mod kv_cache;
 mod layout;
 mod lora;
+mod low_rank;
 mod mxfp4;
 mod nf4;
 mod packed;

@@ -8,7 +8,7 @@ use super::experts::Sparse;
 use super::family::Norms;
 use super::fused::half;
 use super::gated_delta::DeltaWeights;
-use super::lora::{LayerRanks, LowRank};
+use super::low_rank::{LayerRanks, LowRank};
 use super::{Adapter, Layout, ModelConfig, Weights};
 
 /// Matrices and vectors of a model. One split of the flat tensor creates them, and its backward
