@@ -8,8 +8,8 @@ use crate::settings::setting::NOT_NEGATIVE;
 choices! {
     /// Tensors that weight decay shrinks.
     pub enum DecayScope {
-        /// matrices alone, embeddings and adapters included; norms and biases keep their size.
-        /// transformers' and TRL's trainers do the same.
+        /// all but norms and biases, embeddings and adapters included. transformers' and TRL's trainers do the
+        /// same.
         "matrices" => Matrices,
         /// every tensor, as `torch.optim.AdamW` does with `model.parameters()`.
         "all" => All,

@@ -1,6 +1,6 @@
 //! Parameter groups: weight decay and learning-rate scales by tensor.
 //!
-//! Groups are ranges of the flat buffer, chosen by tensor names and shapes. An update stays one
+//! Groups are ranges of the flat buffer, chosen by tensor names. An update stays one
 //! pass over the buffer.
 
 use std::ops::Range;
@@ -59,7 +59,8 @@ impl ParamGroups {
     pub fn slices(&self, weight_decay: f64, layout: &Layout) -> Vec<Slice> {
         let mut slices: Vec<Slice> = Vec::new();
         for entry in layout.entries() {
-            let decays = self.decay == DecayScope::All || entry.shape.len() > 1;
+            let is_left_out = ["bias", "norm.weight"].iter().any(|end| entry.name.ends_with(end));
+            let decays = self.decay == DecayScope::All || !is_left_out;
             let weight_decay = if decays { weight_decay } else { 0.0 };
             let lr_scale = self.lr_scale.of(entry.role());
             match slices.last_mut() {
@@ -92,8 +93,10 @@ mod tests {
 
     #[test]
     fn what_decays_is_what_transformers_decays_in_every_family() {
-        for family in Family::ALL {
-            let config = config(family);
+        let folders = std::fs::read_dir("tests/golden/models").unwrap().map(|folder| folder.unwrap().path());
+        let golden = folders.filter(|folder| folder.is_dir()).map(|folder| ModelConfig::from_dir(&folder).unwrap());
+        for config in Family::ALL.into_iter().map(config).chain(golden) {
+            let family = config.family;
             let scoring = config.scoring();
             let adapters = Lora::new(2, 4.0, &[Lora::ALL]).unwrap().layout(&config);
             for layout in [Layout::new(&config), Layout::new(&scoring), adapters] {
