@@ -9,6 +9,9 @@ use tch::{Device, Kind, Tensor};
 
 use super::fused::half;
 
+/// Rows of a weight that are widened at a time on a CPU.
+const WIDENED_ROWS: i64 = 8192;
+
 /// `a · b` of matrices in batches, `[batch, n, k]` and `[batch, k, m]`, in f32.
 pub(super) fn bmm(a: &Tensor, b: &Tensor) -> Tensor {
     match (a.kind(), a.device()) {
@@ -37,6 +40,11 @@ pub fn linear(x: &Tensor, weight: &Tensor) -> Tensor {
     match (weight.kind(), x.device()) {
         (Kind::Float, _) => x.linear(weight, None::<&Tensor>),
         (_, Device::Cuda(_)) => mm(x, &weight.tr()),
-        _ => half::linear(&x.to_kind(Kind::Float), weight, None),
+        (kind, _) if half::rounds(kind) => half::linear(&x.to_kind(Kind::Float), weight, None),
+        _ => {
+            let x = x.to_kind(Kind::Float);
+            let products = weight.split(WIDENED_ROWS, 0).into_iter().map(|rows| half::linear(&x, &rows, None));
+            Tensor::cat(&products.collect::<Vec<_>>(), 1)
+        }
     }
 }

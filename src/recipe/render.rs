@@ -145,7 +145,7 @@ fn computes_in(plan: &Plan, machine: Machine) -> String {
     let (format, device) = (plan.model.precision().word(), plan.model.device.word());
     let why = match (plan.model.dtype, plan.model.device) {
         (Some(Dtype::Bf16), DeviceName::Cpu) if !machine.multiplies_bf16 => {
-            "as model.dtype says, but this processor has no products of bf16 numbers: f32 is as fast"
+            "as model.dtype says, but this processor has no products of bf16 numbers: it is no faster than f32"
         }
         (Some(_), _) => "as model.dtype says",
         (None, DeviceName::Cpu) if machine.multiplies_bf16 => {

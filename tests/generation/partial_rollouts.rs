@@ -1,4 +1,5 @@
 //! Weights change while tokens are being made, runs end while samples are under way, and no token is lost or sampled twice.
+//! One file, for all cases compare with the same engine that was not interrupted.
 //!
 //! Laws: N2 and C1 (what was interrupted goes on as if it had not been), D2, D3, D4 (the ledger balances), D7 (a prompt that re-enters
 //! carries its partial completions), V2 (samples that would be too old start again), V5 (the policy for samples in flight is explicit).

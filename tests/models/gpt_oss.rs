@@ -6,23 +6,14 @@ use std::sync::Arc;
 
 use rollflow::algo::{Aggregation, CrossEntropy, Schedule};
 use rollflow::data::Sample;
-use rollflow::model::{Decoder, Dtype, Lora, ModelConfig, Packed, Weights, check_folder, load_hf, load_hf_for, save_hf};
+use rollflow::model::{Dtype, Lora, ModelConfig, check_folder, load_hf, load_hf_for, save_hf};
 use rollflow::train::{LocalBackend, LocalConfig, TrainingBackend, collate};
 use tch::{Kind, Tensor};
 
+use crate::quantised::{far, logits};
+
 const PUBLISHED: &str = "tests/golden/mxfp4";
 const WHOLE: &str = "tests/golden/models/gpt_oss";
-
-fn far(a: &Tensor, b: &Tensor) -> f64 {
-    (a - b).abs().max().double_value(&[])
-}
-
-fn logits(config: &ModelConfig, weights: &Weights, row: &[u32]) -> Tensor {
-    let decoder = Decoder::new(config, weights.layout.clone());
-    let views = decoder.views_of(weights);
-    let _guard = tch::no_grad_guard();
-    decoder.logits(&views, &decoder.hidden(&views, &Packed::new([row])))
-}
 
 #[test]
 fn experts_in_mxfp4_become_the_numbers_of_transformers_to_the_bit_and_are_saved_whole() {

@@ -30,11 +30,11 @@ fn golden(name: &str) -> (Golden, HashMap<String, Tensor>) {
     (serde_json::from_str(&text).unwrap(), expected.into_iter().collect())
 }
 
-fn far(a: &Tensor, b: &Tensor) -> f64 {
+pub fn far(a: &Tensor, b: &Tensor) -> f64 {
     (a - b).abs().max().double_value(&[])
 }
 
-fn logits(config: &ModelConfig, weights: &Weights, row: &[u32]) -> Tensor {
+pub fn logits(config: &ModelConfig, weights: &Weights, row: &[u32]) -> Tensor {
     let decoder = Decoder::new(config, weights.layout.clone());
     let views = decoder.views_of(weights);
     let _guard = tch::no_grad_guard();

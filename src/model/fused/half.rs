@@ -22,15 +22,20 @@ pub fn activations(weights: Kind, device: Device) -> Kind {
 }
 
 /// `x · weightᵀ + bias`, `[n, k]` and `[m, k]` → `[n, m]`, with gradients. On a CPU the weight may be in 16
-/// bits, with `x` and the bias in f32: then `x` is rounded to bf16 where [`multiplies_bf16`] and the weight is
-/// bf16, and the weight is widened elsewhere.
+/// bits, with `x` and the bias in f32: then `x` is rounded to bf16 where [`rounds`] says so, and the
+/// weight is widened elsewhere.
 pub fn linear(x: &Tensor, weight: &Tensor, bias: Option<&Tensor>) -> Tensor {
     if x.kind() == weight.kind() {
         return x.linear(weight, bias);
     }
-    let narrow = weight.kind() == Kind::BFloat16 && multiplies_bf16();
-    let projected = half_linear(x, weight, narrow);
+    let projected = half_linear(x, weight, rounds(weight.kind()));
     bias.map_or_else(|| projected.shallow_clone(), |bias| &projected + bias)
+}
+
+/// Returns true if the operands of products with weights of this format are rounded to bf16, and false if the
+/// weights are widened.
+pub fn rounds(weights: Kind) -> bool {
+    weights == Kind::BFloat16 && multiplies_bf16()
 }
 
 fn half_linear(x: &Tensor, weight: &Tensor, narrow: bool) -> Tensor {
@@ -39,7 +44,7 @@ fn half_linear(x: &Tensor, weight: &Tensor, narrow: bool) -> Tensor {
 
 /// `a · b` of matrices on a CPU, one of them in 16 bits, in f32. Without gradients.
 pub fn product(a: &Tensor, b: &Tensor) -> Tensor {
-    let narrow = multiplies_bf16() && [a, b].iter().any(|of| of.kind() == Kind::BFloat16);
+    let narrow = [a, b].iter().any(|of| rounds(of.kind()));
     let kind = if narrow { Kind::BFloat16 } else { Kind::Float };
     let [a, b] = [a, b].map(|of| of.to_kind(kind));
     if !narrow {

@@ -1,4 +1,4 @@
-//! Parts of the memory plan, one formula each.
+//! Parts of the memory plan, one formula each. Longer than most files, for all formulas share the plan's numbers.
 
 use std::collections::BTreeSet;
 use std::path::Path;
