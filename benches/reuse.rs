@@ -2,6 +2,8 @@
 //!
 //! `cargo bench --bench reuse -- [DEVICE] [FORMAT] [HIDDEN] [LAYERS]`, as in `cuda bf16 1024 24`; `cpu f32 512 8` unless told otherwise.
 //!
+//! Pages: 64 answers of 8 to 512 tokens, half of them up to 64, in a cache of 8 at their longest: by 8 at a time, or by as many as have room.
+//!
 //! Turns: 8 chats of 6 turns, each 64 tokens said and 32 answered. Drafts: greedy answers of 128 tokens by random weights whose layers see four tokens, so
 //! that they soon repeat themselves, of 1 to 64 samples at the same time. That is the most that drafts can save: of a model that repeats nothing there are none.
 
@@ -31,8 +33,17 @@ fn main() -> Result<()> {
         engine
     };
     let weights = Weights::random(&model, 5);
-    println!("| chats | remembered | seconds | of those without |\n|---|---|---|---|");
+    println!("| slots | tokens of the cache | seconds | of those of 8 slots | waited |\n|---|---|---|---|---|");
     let mut without = 0.0;
+    for slots in [8, 16, 24, 32] {
+        let mut engine = engine(&weights, &model, slots).cache_tokens(Some(8 * 576));
+        let began = Instant::now();
+        let waited = ragged(&mut engine)?;
+        let seconds = began.elapsed().as_secs_f64();
+        without = if slots == 8 { seconds } else { without };
+        println!("| {slots} | {} | {seconds:.2} | {:.2} | {waited} |", 8 * 576, seconds / without);
+    }
+    println!("\n| chats | remembered | seconds | of those without |\n|---|---|---|---|");
     for remembered in [0, 8] {
         let mut engine = engine(&weights, &model, 8).remembering(remembered);
         chats(&mut engine, 1)?;
@@ -65,6 +76,21 @@ fn main() -> Result<()> {
 
 fn tokens(seed: u64, len: u64) -> impl Iterator<Item = u32> {
     (0..len).map(move |at| (3 + (seed * 31 + at * 17 + at * at * (seed + 1)) % 60) as u32)
+}
+
+/// Answers of ragged lengths to prompts of 64 tokens. Returns how often one waited for memory.
+fn ragged(engine: &mut LocalEngine) -> Result<usize> {
+    for of in 0..64 {
+        let len = if of % 2 == 0 { 8 + (of as usize * 29) % 57 } else { 64 + (of as usize * 37) % 449 };
+        let params = SamplingParams { max_new_tokens: len, ignore_eos: true, ..SamplingParams::default() };
+        engine.submit(Request::new(of, tokens(of, 64).collect::<Vec<_>>(), 1, Arc::new(params)))?;
+    }
+    let mut waited = 0;
+    while !engine.is_idle() {
+        engine.step()?;
+        waited += engine.load().preempted;
+    }
+    Ok(waited)
 }
 
 /// All turns of the chats, each after the one before.

@@ -47,7 +47,7 @@ def main() -> None:
     source = b"".join((ROOT / "src/model/fused" / name).read_bytes() for name in ("kernel_args.h", "kernels.cu"))
     for card, names in CARDS.items():
         for form, heads in [(0, None), (1, None), *zip(itertools.cycle((0, 1)), HEADS)]:
-            shape = [f"-D{name}={value}" for name, value in zip(("DIM", "HEADS", "KEYS"), heads or ())] + DELTA
+            shape = [f"-D{name}={value}" for name, value in zip(("DIM", "HEADS", "KEYS"), heads or ())] + ["-DPAGE=32"] + DELTA
             options = [f"--gpu-architecture={card}", "--std=c++17", f"-DFORMAT={form}", *shape]
             if problem := compiled(nvrtc, source, options):
                 sys.exit(f"the kernels do not compile for {names} with {' '.join(options)}:\n{problem}")

@@ -139,7 +139,7 @@ impl TokenEngine for SimulatedEngine {
         self.slots.start_step(|_, _, _| ());
         let Some(version) = self.version else { return Err(EngineError::NoWeights) };
         loop {
-            let admitted = self.slots.admit(|_| version);
+            let admitted = self.slots.admit(|_| version, |_, wanted| wanted);
             if admitted.is_empty() {
                 break;
             }

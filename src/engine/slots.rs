@@ -184,13 +184,18 @@ impl<State> Slots<State> {
         self.borders.retain(|border| std::mem::replace(&mut start, *border) < *border);
     }
 
-    /// Admits waiting samples to free slots, in order, each in this state.
-    pub fn admit(&mut self, state: impl Fn(&Request) -> State) -> Vec<Admission> {
+    /// Admits waiting samples to free slots, in order, each in this state. `room` says how many of so many samples
+    /// there is memory for; fewer than those end the admission.
+    pub fn admit(&mut self, state: impl Fn(&Request) -> State, mut room: impl FnMut(&Waiting, usize) -> usize) -> Vec<Admission> {
         let mut admitted = Vec::new();
-        let mut room = self.limit.saturating_sub(self.active());
-        while let Some((waiting, samples)) = self.waiting.front_mut().filter(|_| room > 0) {
-            let now = samples.start..samples.end.min(samples.start.saturating_add(room as u32));
-            (samples.start, room) = (now.end, room - now.len());
+        let mut free = self.limit.saturating_sub(self.active());
+        while let Some((waiting, samples)) = self.waiting.front_mut().filter(|_| free > 0) {
+            let wanted = samples.len().min(free);
+            let now = samples.start..samples.start + room(waiting, wanted).min(wanted) as u32;
+            if now.is_empty() {
+                break;
+            }
+            (samples.start, free) = (now.end, if now.len() < wanted { 0 } else { free - wanted });
             let (request, more) = (waiting.clone(), samples.start < samples.end);
             if !more {
                 self.waiting.pop_front();
@@ -232,6 +237,17 @@ impl<State> Slots<State> {
         {
             self.finished.push(Finished::new(ordinal, sample.answer, Ok(finish)));
         }
+    }
+
+    /// Queues the youngest sample in flight again, with its tokens, before all waiting ones. Returns its slot.
+    #[cfg(feature = "torch")]
+    pub fn interrupt_youngest(&mut self) -> Option<usize> {
+        let age = |sample: &ActiveSample<State>| (sample.request.ordinal, sample.answer.index);
+        let (slot, _) = self.iter_from(0).max_by_key(|(_, sample)| age(sample))?;
+        let sample = self.places[slot].take()?;
+        let index = sample.answer.index;
+        self.queue_first(sample.request, Some(sample.answer), index);
+        Some(slot)
     }
 
     /// Queues all samples in flight again, with their tokens, before all waiting ones.
@@ -303,7 +319,11 @@ mod tests {
 
     /// Ordinal, slots and `more` of all that is admitted now.
     fn admit(slots: &mut Slots<u32>) -> Vec<(u64, Vec<usize>, bool)> {
-        slots.admit(|_| 0).into_iter().map(|group| (group.request.request.ordinal, group.slots, group.more)).collect()
+        slots
+            .admit(|_| 0, |_, wanted| wanted)
+            .into_iter()
+            .map(|group| (group.request.request.ordinal, group.slots, group.more))
+            .collect()
     }
 
     fn key(sample: &ActiveSample<u32>) -> (u64, u32) {
@@ -363,7 +383,7 @@ mod tests {
                 let before = slots.active();
                 slots.start_step(|from, to, sample| move_cached(&mut cache, from, to, sample));
                 prop_assert!(slots.borders.len() <= count, "parts without samples are forgotten");
-                for Admission { slots: taken, .. } in slots.admit(|_| part) {
+                for Admission { slots: taken, .. } in slots.admit(|_| part, |_, wanted| wanted) {
                     for slot in taken {
                         let sample = slots.places[slot].as_ref().map(key);
                         cache.extend(sample.map(|sample| (slot, sample)));

@@ -36,6 +36,8 @@ pub struct Load {
     pub prefill: usize,
     /// Tokens of prompts that were not computed, because an earlier request began alike.
     pub reused: usize,
+    /// Samples that went back to the queue because the cache of keys and values was full.
+    pub preempted: usize,
     /// Tokens that were drafted from earlier ones.
     pub drafted: usize,
     /// Drafted tokens that are those of the sample.

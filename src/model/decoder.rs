@@ -36,7 +36,7 @@ impl Decoder {
         &self.config
     }
 
-    /// Allocates a cache of `slots` sequences of `positions` tokens, in the format of the activations
+    /// Allocates a cache of `slots` sequences of at least `positions` tokens, in the format of the activations
     /// and on the device of the model.
     pub fn cache(&self, slots: usize, positions: usize, compute: Compute) -> KvCache {
         KvCache::new(&self.config, slots, positions, compute)
@@ -116,9 +116,8 @@ impl Decoder {
     }
 
     /// Computes whole prompts and returns the logits after each, `[prompts, vocabulary]`. Writes
-    /// keys and values of prompt `i` into every slot of `slots[i]`, from position 0. Without
-    /// gradients.
-    pub fn prefill(&self, views: &Views, packed: &Packed, cache: &mut KvCache, slots: &[Vec<usize>]) -> Tensor {
+    /// keys and values of prompt `i` into slot `slots[i]`, from position 0. Without gradients.
+    pub fn prefill(&self, views: &Views, packed: &Packed, cache: &mut KvCache, slots: &[usize]) -> Tensor {
         let _guard = tch::no_grad_guard();
         let last: Vec<i64> = packed.starts().zip(&packed.lens).map(|(start, len)| (start + len - 1) as i64).collect();
         let last = upload(&last, views.embedding.device());
@@ -135,9 +134,8 @@ impl Decoder {
             Left::Routed(_) => routes.take(&left),
         };
         let hidden = self.trunk(views, &pass, self.embed(views, &packed.ids), (!is_of_all).then_some(&last), &mut keep);
-        let of_sequence = |((at, start), &len): ((usize, usize), &usize)| {
-            slots[at].iter().flat_map(move |&slot| (0..len).map(move |position| (slot, position, start + position)))
-        };
+        let of_sequence =
+            |((at, start), &len): ((usize, usize), &usize)| (0..len).map(move |position| (slots[at], position, start + position));
         cache.write_routes(routes, packed.starts().enumerate().zip(&packed.lens).flat_map(of_sequence));
         self.logits(views, &if is_of_all { hidden.index_select(0, &last) } else { hidden })
     }

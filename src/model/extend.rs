@@ -29,17 +29,21 @@ struct Extension<'a> {
 enum Way {
     /// Fused, on a CPU in f32: each row's slot and position, and all cosines and sines.
     Fused([Vec<i64>; 2], ByLayer<Tables>),
-    /// By libtorch: rows of the cache that are written, each row's cosines and sines, and the runs of flash
-    /// attention where there is that, else one suffix at a time.
-    Written(Tensor, ByLayer<Tables>, Option<Flash>),
+    /// By libtorch: each row's cosines and sines, rows of the cache, and the runs of flash attention where there
+    /// is that, else one suffix at a time.
+    Rows(ByLayer<Tables>, Rows, Option<Flash>),
 }
 
-/// The suffixes and their slots as flash attention takes them.
+/// Rows of the cache that are written, and those of all sequences, laid end to end.
+struct Rows {
+    written: Tensor,
+    read: Tensor,
+}
+
+/// The suffixes and their sequences as flash attention takes them.
 struct Flash {
     queries: Runs,
     keys: Runs,
-    /// Positions of each slot that count.
-    used: Tensor,
 }
 
 impl Decoder {
@@ -81,9 +85,10 @@ impl Decoder {
         self.logits(views, &late.map_or_else(|| hidden.shallow_clone(), |rows| hidden.index_select(0, rows)))
     }
 
-    fn begin_extension<'a>(&self, views: &Views, suffixes: &'a [Suffix<'a>], cache: &KvCache) -> Extension<'a> {
+    fn begin_extension<'a>(&self, views: &Views, suffixes: &'a [Suffix<'a>], cache: &mut KvCache) -> Extension<'a> {
         let (kind, device) = views.activations();
         let end = |suffix: &Suffix| (suffix.from + suffix.tokens.len()) as i64;
+        suffixes.iter().for_each(|suffix| cache.pages.reserve(suffix.slot, end(suffix) as usize));
         let longest = suffixes.iter().map(end).max().unwrap_or(0);
         let each = suffixes.iter().flat_map(|suffix| (suffix.from as i64..end(suffix)).map(move |at| (suffix.slot as i64, at)));
         let (slots, positions): (Vec<i64>, Vec<i64>) = each.unzip();
@@ -91,65 +96,58 @@ impl Decoder {
             let tables = self.rope.by_layer(longest as usize, device, Tables::all);
             return Extension { suffixes, way: Way::Fused([slots, positions], tables) };
         }
-        let length = cache.positions() as i64;
-        let rows = slots.iter().zip(&positions).map(|(slot, at)| slot * length + at);
-        let numbers = upload(&positions.iter().copied().chain(rows).collect::<Vec<_>>(), device).view([2, -1]);
-        let tables = self.rope.by_layer(longest as usize, device, |tables| tables.at(&numbers.get(0)));
+        let row = |slot: i64, at: i64| cache.pages.row(slot as usize, at as usize);
+        let written = slots.iter().zip(&positions).map(|(&slot, &at)| row(slot, at));
+        let read = suffixes.iter().flat_map(|suffix| (0..end(suffix)).map(move |at| row(suffix.slot as i64, at)));
+        let numbers = upload(&positions.iter().copied().chain(written).chain(read).collect::<Vec<_>>(), device);
+        let count = positions.len() as i64;
+        let tables = self.rope.by_layer(longest as usize, device, |tables| tables.at(&numbers.narrow(0, 0, count)));
+        let rows =
+            Rows { written: numbers.narrow(0, count, count), read: numbers.narrow(0, 2 * count, numbers.size()[0] - 2 * count) };
         let flash = self.config.flashes(kind, device).then(|| {
             let lens: Vec<i64> = suffixes.iter().map(|suffix| suffix.tokens.len() as i64).collect();
-            let ends = lens.iter().scan(0, |end, len| {
-                *end += len;
-                Some(*end)
-            });
-            // With `used`, ends of keys say only where a slot begins.
-            let begins = suffixes.iter().map(|suffix| suffix.slot as i64 * length);
-            let numbers: Vec<i64> =
-                std::iter::once(0).chain(ends).chain(begins).chain([0]).chain(suffixes.iter().map(end)).collect();
-            let numbers = upload(&numbers, device).to_kind(Kind::Int);
-            let count = suffixes.len() as i64;
-            let queries = Runs { ends: numbers.narrow(0, 0, count + 1), longest: lens.into_iter().max().unwrap_or(0) };
-            let keys = Runs { ends: numbers.narrow(0, count + 1, count + 1), longest };
-            Flash { queries, keys, used: numbers.narrow(0, 2 * count + 2, count) }
+            let ends = |lens: &[i64]| -> Vec<i64> {
+                let ends = lens.iter().scan(0, |end, len| {
+                    *end += len;
+                    Some(*end)
+                });
+                std::iter::once(0).chain(ends).collect()
+            };
+            let all: Vec<i64> = suffixes.iter().map(end).collect();
+            let numbers = upload(&[ends(&lens), ends(&all)].concat(), device).to_kind(Kind::Int).view([2, -1]);
+            let queries = Runs { ends: numbers.get(0), longest: lens.into_iter().max().unwrap_or(0) };
+            Flash { queries, keys: Runs { ends: numbers.get(1), longest } }
         });
-        Extension { suffixes, way: Way::Written(numbers.get(1), tables, flash) }
+        Extension { suffixes, way: Way::Rows(tables, rows, flash) }
     }
 
     /// Writes a layer's new keys and values, and attends over each sequence: fused projections `[rows, …]` →
     /// `[rows, heads · dim]`.
     fn attend_suffixes(&self, layer: &Layer, index: usize, of: &Extension, qkv: &Tensor, cache: &mut KvCache) -> Tensor {
         let (config, window, count) = (&self.config, self.config.windows[index], qkv.size()[0]);
-        let (rows, tables, flash) = match &of.way {
+        let (tables, rows, flash) = match &of.way {
             Way::Fused([slots, positions], tables) => {
                 let (Tables { cos, sin }, qkv) = (tables.get(index), self.normed_heads(layer, qkv));
-                let places = (Some(slots.as_slice()), positions.as_slice());
-                return fused::attend(
-                    &qkv,
-                    (cos, sin),
-                    cache.keys_values(index),
-                    places,
-                    config.fused_heads(),
-                    window,
-                    layer.sinks(),
-                );
+                let places = (cache.paged(0..cache.pages.slots()), Some(slots.as_slice()), positions.as_slice());
+                let (rows, heads) = (cache.keys_values(index), config.fused_heads());
+                return fused::attend(&qkv, (cos, sin), rows, places, heads, window, layer.sinks());
             }
-            Way::Written(rows, tables, flash) => (rows, tables, flash),
+            Way::Rows(tables, rows, flash) => (tables, rows, flash),
         };
         let (qk, v) = self.heads(layer, qkv, &[count], tables.get(index));
         let [q, k] = parts(&qk, 1, [config.heads as i64, config.kv_heads as i64]);
-        cache.write(index, rows, &Tensor::stack(&[k, v], 1));
-        let (slots, scores) = (cache.keys_values(index), config.scores_of(layer));
-        if let Some(Flash { queries, keys, used }) = flash {
-            let all = slots.flatten(0, 1);
+        cache.write(index, &rows.written, &Tensor::stack(&[k, v], 1));
+        let (seen, scores) = (cache.keys_values(index).index_select(0, &rows.read), config.scores_of(layer));
+        if let Some(Flash { queries, keys }) = flash {
             let window = window.filter(|&window| (window as i64) < keys.longest);
-            let of = [&q, &all.select(1, 0), &all.select(1, 1)];
-            return fused::flash(of, (queries, keys), Some(used), true, scores.scale, window).reshape([count, -1]);
+            let of = [&q, &seen.select(1, 0), &seen.select(1, 1)];
+            return fused::flash(of, (queries, keys), scores.scale, window).reshape([count, -1]);
         }
-        let mut row = 0;
+        let (mut row, mut first) = (0, 0);
         let outputs = of.suffixes.iter().map(|suffix| {
             let (from, len) = (suffix.from as i64, suffix.tokens.len() as i64);
-            let own = q.narrow(0, row, len).unsqueeze(0);
-            row += len;
-            let seen = slots.narrow(0, suffix.slot as i64, 1).narrow(1, 0, from + len);
+            let (own, seen) = (q.narrow(0, row, len).unsqueeze(0), seen.narrow(0, first, from + len).unsqueeze(0));
+            (row, first) = (row + len, first + from + len);
             let mask = suffix_mask(from, len, window, q.device());
             causal([&own, &seen.select(2, 0), &seen.select(2, 1)], Some(&mask), &scores)
         });

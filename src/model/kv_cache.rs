@@ -1,23 +1,28 @@
 //! Keys and values of sequences in flight, in slots.
 
+use std::ops::Range;
+
 use tch::{Device, Kind, Tensor};
 
+use super::fused::Paged;
 use super::gated_delta::DeltaState;
 use super::packed::Rectangle;
+use super::pages::{Copied, PAGE, Pages};
 use super::route_cache::RouteCache;
 use super::{Compute, ModelConfig, Packed, fused, upload};
 
-/// Keys and values of sequences in flight. One tensor per layer, `[slots, positions, 2, key heads,
-/// dim]`: of each position the keys, then the values. Written in place.
+/// Keys and values of sequences in flight. One tensor per layer, `[rows, 2, key heads, dim]`: of each token the
+/// keys, then the values. Written in place. [`Pages`] says which rows are a slot's.
 ///
-/// Active sequences occupy adjacent slots, so that a step reads a plain slice. Moving one is
-/// cheaper than gathering all in each step.
+/// Active sequences occupy adjacent slots, so that a step reads plain slices of tables and states.
 pub struct KvCache {
     layers: Vec<Held>,
     /// Experts of the tokens, if they are recorded.
     pub(super) routes: Option<RouteCache>,
-    slots: usize,
-    positions: usize,
+    pub(crate) pages: Pages,
+    /// Sequences of the greatest length that fit, and tokens, which may be less.
+    sequences: usize,
+    most_tokens: Option<usize>,
     device: Device,
 }
 
@@ -28,7 +33,7 @@ enum Held {
     Delta(DeltaState),
 }
 
-/// Rows of a layer's keys and values, one per slot and position, and the cells that go there.
+/// Rows of a layer's keys and values, and the cells that go there.
 pub(super) struct Places {
     rows: Tensor,
     /// All cells in order if `None`.
@@ -50,7 +55,7 @@ impl SlotRange {
 
 impl KvCache {
     pub(super) fn new(config: &ModelConfig, slots: usize, positions: usize, compute: Compute) -> Self {
-        let shape = [slots, positions, 2, config.kv_heads, config.head_dim].map(|size| size as i64);
+        let shape = [PAGE, 2, config.kv_heads, config.head_dim].map(|size| size as i64);
         let held = |layer| match config.delta_of(layer) {
             None => Held::KeysValues(Tensor::zeros(shape, compute.activations())),
             Some(of) => {
@@ -63,64 +68,108 @@ impl KvCache {
             }
         };
         let layers = (0..config.layers()).map(held).collect();
-        KvCache { layers, routes: None, slots, positions, device: compute.device }
+        let pages = Pages::new(slots);
+        let mut cache = KvCache { layers, routes: None, pages, sequences: slots, most_tokens: None, device: compute.device };
+        cache.grow(positions);
+        cache
     }
 
     /// Holds the experts of each token, too, if the model has any. Before the first token.
     pub(crate) fn recording_routes(self, config: &ModelConfig) -> Self {
-        KvCache { routes: RouteCache::new(config, self.slots, self.positions, self.device), ..self }
+        KvCache { routes: RouteCache::new(config, self.pages.len() * PAGE, self.device), ..self }
     }
 
-    /// Tokens per slot.
+    /// Has room for so many sequences of the greatest length, but for `most_tokens` tokens at most. Before the
+    /// first token.
+    pub(crate) fn with_room(self, sequences: usize, most_tokens: Option<usize>) -> Self {
+        KvCache { sequences, most_tokens, ..self }
+    }
+
+    /// Greatest number of tokens of a slot.
     pub(crate) fn positions(&self) -> usize {
-        self.positions
+        self.pages.width() * PAGE
     }
 
-    /// Grows to `positions` tokens per slot and keeps the contents.
+    /// Grows to at least `positions` tokens a slot and keeps the contents.
     pub fn grow(&mut self, positions: usize) {
-        if positions <= self.positions {
+        if positions <= self.positions() {
             return;
         }
+        let width = positions.div_ceil(PAGE);
+        let most = self.most_tokens.map_or(usize::MAX, |tokens| tokens.div_ceil(PAGE));
+        let (before, pages) = (self.pages.len(), (self.sequences * width).min(most) + 1);
+        self.pages.grow(pages, width);
+        let more = ((self.pages.len() - before) * PAGE) as i64;
         for layer in &mut self.layers {
             if let Held::KeysValues(layer) = layer {
-                *layer = layer.constant_pad_nd([0, 0, 0, 0, 0, 0, 0, (positions - self.positions) as i64]);
+                *layer = layer.constant_pad_nd([0, 0, 0, 0, 0, 0, 0, more]);
             }
         }
         if let Some(routes) = &mut self.routes {
-            routes.grow(positions - self.positions);
+            routes.grow(more);
         }
-        self.positions = positions;
     }
 
-    /// Copies the first `len` positions of slot `from`, which has no more, to each slot of `to`.
-    pub fn copy_slot(&mut self, from: usize, to: &[usize], len: usize) {
-        let mut pairs = Vec::new();
-        let mut copy = |slots: &Tensor| {
-            pairs.extend(to.iter().map(|&to| (slots.select(0, to as i64), slots.select(0, from as i64))));
-        };
-        for layer in &self.layers {
-            match layer {
-                Held::KeysValues(layer) => copy(&layer.narrow(1, 0, len as i64)),
-                Held::Delta(state) => [&state.conv, &state.heads].into_iter().for_each(&mut copy),
-            }
-        }
-        if let Some(routes) = &self.routes {
-            copy(&routes.first(len));
-        }
+    /// Moves a sequence to another slot.
+    pub(crate) fn move_slot(&mut self, from: usize, to: usize) {
+        self.pages.move_slot(from, to);
+        self.copy_states(from, &[to]);
+    }
+
+    /// Lets each slot of `to` begin with the first `tokens` tokens of slot `from`, which has no more where a layer
+    /// has a state.
+    pub fn share(&mut self, from: usize, to: &[usize], tokens: usize) {
+        let copied: Vec<Copied> = to.iter().filter_map(|&to| self.pages.share(from, to, tokens)).collect();
+        self.copy(&copied);
+        self.copy_states(from, to);
+    }
+
+    /// Lets a slot begin with what is remembered of `tokens` under these weights, but for the last of them, and
+    /// returns how many tokens that is. Not where a layer has a state.
+    pub(crate) fn recall(&mut self, slot: usize, weights: u64, tokens: &[u32]) -> usize {
+        let (known, copied) = self.pages.recall(slot, weights, tokens);
+        self.copy(copied.as_slice());
+        known
+    }
+
+    /// Copies what pages begin with.
+    fn copy(&self, copied: &[Copied]) {
+        let routes = self.routes.as_ref().map(RouteCache::rows);
+        let layers = self.layers.iter().filter_map(|layer| match layer {
+            Held::KeysValues(layer) => Some(layer),
+            Held::Delta(_) => None,
+        });
+        let pairs: Vec<_> = layers
+            .chain(routes)
+            .flat_map(|rows| {
+                copied.iter().map(|Copied { from, to, tokens }| {
+                    let of = |page: u32| rows.narrow(0, i64::from(page) * PAGE as i64, *tokens as i64);
+                    (of(*to), of(*from))
+                })
+            })
+            .collect();
         fused::copy_all(&pairs);
     }
 
-    /// Places of whole sequences: sequence `i` goes into every slot of `slots[i]`, from position 0. Cells
-    /// are those of the rectangle, or packed rows.
-    pub(super) fn places(&self, slots: &[Vec<usize>], packed: &Packed, rectangle: Option<&Rectangle>) -> Places {
+    fn copy_states(&self, from: usize, to: &[usize]) {
+        let states = self.layers.iter().filter_map(|layer| match layer {
+            Held::Delta(state) => Some([&state.conv, &state.heads]),
+            Held::KeysValues(_) => None,
+        });
+        let of = |slots: &Tensor, slot: usize| slots.select(0, slot as i64);
+        let pairs: Vec<_> = states.flatten().flat_map(|all| to.iter().map(|&to| (of(all, to), of(all, from)))).collect();
+        fused::copy_all(&pairs);
+    }
+
+    /// Places of whole sequences: sequence `i` goes into `slots[i]`, from position 0. Cells are those of the
+    /// rectangle, or packed rows.
+    pub(super) fn places(&mut self, slots: &[usize], packed: &Packed, rectangle: Option<&Rectangle>) -> Places {
         let (mut rows, mut cells) = (Vec::new(), Vec::new());
         for ((at, start), len) in packed.starts().enumerate().zip(&packed.lens) {
-            for &slot in &slots[at] {
-                let row = (slot * self.positions) as i64;
-                rows.extend(row..row + *len as i64);
-                let cell = rectangle.map_or(start as i64, |rectangle| rectangle.cell(at, 0));
-                cells.extend(cell..cell + *len as i64);
-            }
+            self.pages.reserve(slots[at], *len);
+            rows.extend((0..*len).map(|position| self.pages.row(slots[at], position)));
+            let cell = rectangle.map_or(start as i64, |rectangle| rectangle.cell(at, 0));
+            cells.extend(cell..cell + *len as i64);
         }
         let all = rectangle.map_or(packed.len() as i64, |rectangle| rectangle.rows * rectangle.columns);
         let in_order = cells.iter().copied().eq(0..all);
@@ -137,8 +186,8 @@ impl KvCache {
 
     /// Writes keys and values `[rows, 2, key heads, dim]` to these rows of a layer.
     pub(super) fn write(&mut self, layer: usize, rows: &Tensor, keys_values: &Tensor) {
-        let all = self.keys_values(layer).flatten(0, 1);
-        let _written = all.flatten(1, 3).index_copy_(0, rows, &keys_values.reshape([rows.size()[0], -1]));
+        let all = self.keys_values(layer).flatten(1, 3);
+        let _written = all.shallow_clone().index_copy_(0, rows, &keys_values.reshape([rows.size()[0], -1]));
     }
 
     /// A layer's tensor.
@@ -149,19 +198,18 @@ impl KvCache {
         }
     }
 
-    /// A layer's keys and values of these slots, `[slots, positions, 2, key heads, dim]`.
-    pub(super) fn of_slots(&self, layer: usize, slots: SlotRange) -> Tensor {
-        slots.of(self.keys_values(layer))
+    /// Pages of these slots, on the host.
+    pub(super) fn paged(&self, slots: Range<usize>) -> Paged<'_> {
+        Paged { table: self.pages.table(slots), width: self.pages.width(), page: PAGE }
     }
 
-    /// Writes the states after whole sequences: sequence `i` into every slot of `slots[i]`.
-    pub(super) fn fill_state(&mut self, layer: usize, slots: &[Vec<usize>], after: &DeltaState) {
-        let places = slots.iter().enumerate().flat_map(|(at, slots)| slots.iter().map(move |&slot| (slot as i64, at as i64)));
-        let (targets, sources): (Vec<i64>, Vec<i64>) = places.unzip();
-        let [targets, sources] = [targets, sources].map(|index| upload(&index, self.device));
+    /// Writes the states after whole sequences: sequence `i` into `slots[i]`.
+    pub(super) fn fill_state(&mut self, layer: usize, slots: &[usize], after: &DeltaState) {
+        let slots: Vec<i64> = slots.iter().map(|&slot| slot as i64).collect();
+        let slots = upload(&slots, self.device);
         let state = self.state_of(layer);
         for (to, from) in [(&state.conv, &after.conv), (&state.heads, &after.heads)] {
-            let _written = to.shallow_clone().index_copy_(0, &targets, &from.index_select(0, &sources));
+            let _written = to.shallow_clone().index_copy_(0, &slots, from);
         }
     }
 

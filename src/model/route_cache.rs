@@ -6,7 +6,7 @@ use super::block::Left;
 use super::{KvCache, ModelConfig, upload};
 use crate::data::{RouteShape, Routes};
 
-/// Experts of each token of each slot, `[slots, positions, sparse layers, experts per token]`.
+/// Experts of the token in each row of a cache, `[rows, sparse layers, experts per token]`.
 pub(super) struct RouteCache(Tensor);
 
 /// Experts that a pass chooses, layer by layer; `None` if they are not wanted.
@@ -27,19 +27,18 @@ impl RouteLog {
 }
 
 impl RouteCache {
-    pub fn new(config: &ModelConfig, slots: usize, positions: usize, device: Device) -> Option<Self> {
+    pub fn new(config: &ModelConfig, rows: usize, device: Device) -> Option<Self> {
         let RouteShape { layers, per_token } = config.route_shape()?;
-        let shape = [slots, positions, layers, per_token].map(|size| size as i64);
+        let shape = [rows, layers, per_token].map(|size| size as i64);
         Some(RouteCache(Tensor::zeros(shape, (Kind::Int16, device))))
     }
 
-    pub fn grow(&mut self, more: usize) {
-        self.0 = self.0.constant_pad_nd([0, 0, 0, 0, 0, more as i64]);
+    pub fn grow(&mut self, more: i64) {
+        self.0 = self.0.constant_pad_nd([0, 0, 0, 0, 0, more]);
     }
 
-    /// The first `len` positions of all slots.
-    pub fn first(&self, len: usize) -> Tensor {
-        self.0.narrow(1, 0, len as i64)
+    pub fn rows(&self) -> &Tensor {
+        &self.0
     }
 }
 
@@ -52,26 +51,24 @@ impl KvCache {
     /// Writes what a pass chose: for each slot and position, that of one of its rows.
     pub(super) fn write_routes(&mut self, log: RouteLog, places: impl Iterator<Item = (usize, usize, usize)>) {
         let (Some(RouteCache(routes)), Some(layers)) = (&self.routes, log.0) else { return };
-        let positions = self.positions() as i64;
-        let each = places.map(|(slot, position, row)| (slot as i64 * positions + position as i64, row as i64));
+        let each = places.map(|(slot, position, row)| (self.pages.row(slot, position), row as i64));
         let (places, rows): (Vec<i64>, Vec<i64>) = each.unzip();
         let [places, rows] = [places, rows].map(|numbers| upload(&numbers, routes.device()));
         let chosen = Tensor::stack(&layers, 1).index_select(0, &rows);
-        let _written = routes.flatten(0, 1).index_copy_(0, &places, &chosen);
+        let _written = routes.shallow_clone().index_copy_(0, &places, &chosen);
     }
 
-    /// Writes what a step chose, in slots from 0 on: row `i` at `positions[i]`, which are on the device.
-    pub(super) fn write_routes_of_step(&mut self, log: RouteLog, positions: &Tensor) {
+    /// Writes what a step chose, for each of its tokens into a row of the cache.
+    pub(super) fn write_routes_of_step(&mut self, log: RouteLog, rows: &Tensor) {
         let (Some(RouteCache(routes)), Some(layers)) = (&self.routes, log.0) else { return };
-        let slots = Tensor::arange(positions.size()[0], (Kind::Int64, positions.device()));
-        let places = slots * self.positions() as i64 + positions;
-        let _written = routes.flatten(0, 1).index_copy_(0, &places, &Tensor::stack(&layers, 1));
+        let _written = routes.shallow_clone().index_copy_(0, rows, &Tensor::stack(&layers, 1));
     }
 
     /// The experts of the first `len` tokens of a slot, if they are recorded. One download.
     pub(crate) fn routes_of(&self, slot: usize, len: usize) -> Option<Routes> {
         let RouteCache(all) = self.routes.as_ref()?;
-        let own = all.get(slot as i64).narrow(0, 0, len as i64);
+        let rows: Vec<i64> = (0..len).map(|position| self.pages.row(slot, position)).collect();
+        let own = all.index_select(0, &upload(&rows, all.device()));
         let [_, layers, per_token] = [0, 1, 2].map(|dim| own.size()[dim] as usize);
         let experts: Vec<i16> = Vec::try_from(own.reshape([-1])).ok()?;
         Some(Routes { layers, per_token, experts: experts.into_iter().map(|expert| expert as u16).collect() })

@@ -4,8 +4,9 @@ use tch::{Device, Kind, Tensor};
 
 use super::block::{Scores, capped, parts};
 use super::family::QkNorm;
-use super::fused::{self, Runs};
+use super::fused::{self, gpu::Slots};
 use super::kv_cache::SlotRange;
+use super::pages::PAGE;
 use super::rope::{ByLayer, Tables};
 use super::views::{Layer, Mixer};
 use super::{Decoder, KvCache, Views, upload, wide};
@@ -20,29 +21,22 @@ pub(super) struct Step {
 enum Way {
     /// Fused, on a CPU in f32: positions, and all cosines and sines.
     Fused(Vec<i64>, ByLayer<Tables>),
-    /// By our kernel, on a GPU in 16 bits: positions, the longest sequence, and all cosines and sines.
-    Kernel(Tensor, i64, ByLayer<Tables>),
-    /// By libtorch's flash attention, on a GPU in 16 bits.
-    Flash(Written, Flash),
+    /// By our kernel, on a GPU in 16 bits.
+    Kernel(Slots, ByLayer<Tables>),
     /// By products over the longest sequence, with masks: zero where a position is seen, minus infinity
     /// elsewhere.
-    Products(Written, i64, ByLayer<Option<Tensor>>),
+    Products(Read, ByLayer<Option<Tensor>>),
 }
 
-/// What a step writes.
-struct Written {
-    /// Rows of the cache.
-    rows: Tensor,
+/// What a step of products writes and reads.
+struct Read {
+    /// Rows of the cache that get the new keys and values.
+    written: Tensor,
     /// Each row's cosines and sines.
     tables: ByLayer<Tables>,
-}
-
-/// The sequences as flash attention takes them.
-struct Flash {
-    queries: Runs,
-    keys: Runs,
-    /// Positions of each that count.
-    used: Tensor,
+    /// Rows of the cache of all slots up to the longest sequence, and their number a slot.
+    rows: Tensor,
+    longest: i64,
 }
 
 impl Decoder {
@@ -54,36 +48,34 @@ impl Decoder {
         first: usize,
         tokens: &[i64],
         positions: &[usize],
-        cache: &KvCache,
+        cache: &mut KvCache,
     ) -> (Step, Tensor) {
         let (kind, device) = views.activations();
         let slots = SlotRange { first: first as i64, len: tokens.len() as i64 };
         let longest = positions.iter().max().map_or(0, |position| position + 1);
+        (first..).zip(positions).for_each(|(slot, position)| cache.pages.reserve(slot, position + 1));
         let at: Vec<i64> = positions.iter().map(|&position| position as i64).collect();
         if device == Device::Cpu && kind == Kind::Float {
             let tables = self.rope.by_layer(longest, device, Tables::all);
             return (Step { slots, way: Way::Fused(at, tables) }, Tensor::from_slice(tokens));
         }
-        if self.config.attends_slots(kind, device) {
-            let numbers = upload(&[tokens, &at].concat(), device).view([2, -1]);
+        let written = (first..).zip(positions).map(|(slot, &position)| cache.pages.row(slot, position));
+        let table = cache.pages.table(first..first + tokens.len());
+        let numbers: Vec<i64> = tokens.iter().chain(&at).copied().chain(written).chain(table.iter().copied()).collect();
+        let numbers = upload(&numbers, device);
+        let [tokens, positions, written] = [0, 1, 2].map(|part| numbers.narrow(0, part * slots.len, slots.len));
+        let table = numbers.narrow(0, 3 * slots.len, table.len() as i64).view([slots.len, -1]);
+        let longest = longest as i64;
+        let way = if self.config.attends_slots(kind, device) {
             // As many positions as the cache has, which a recorded step needs.
             let tables = self.rope.by_layer(cache.positions(), device, Tables::all);
-            return (Step { slots, way: Way::Kernel(numbers.get(1), longest as i64, tables) }, numbers.get(0));
-        }
-        let length = cache.positions() as i64;
-        let rows = (slots.first..).zip(&at).map(|(slot, at)| slot * length + at);
-        let numbers: Vec<i64> = tokens.iter().chain(&at).copied().chain(rows).collect();
-        let numbers = upload(&numbers, device).view([3, -1]);
-        let [tokens, at_device, rows] = [0, 1, 2].map(|part| numbers.get(part));
-        let tables = self.rope.by_layer(longest, device, |tables| tables.at(&at_device));
-        let written = Written { rows, tables };
-        let way = if self.config.flashes(kind, device) {
-            let ends = Tensor::arange(slots.len + 1, (Kind::Int, device));
-            let keys = Runs { ends: &ends * length, longest: length };
-            Way::Flash(written, Flash { queries: Runs { ends, longest: 1 }, keys, used: (at_device + 1).to_kind(Kind::Int) })
+            Way::Kernel(Slots { positions, table, page: PAGE as i64, longest }, tables)
         } else {
-            let masks = ByLayer::new(self.config.windows.iter(), |window| step_mask(&at, &at_device, longest as i64, *window));
-            Way::Products(written, longest as i64, masks)
+            let tables = self.rope.by_layer(longest as usize, device, |tables| tables.at(&positions));
+            let masks = ByLayer::new(self.config.windows.iter(), |window| step_mask(&at, &positions, longest, *window));
+            let rows = table.unsqueeze(2) * PAGE as i64 + Tensor::arange(PAGE as i64, (Kind::Int64, device));
+            let rows = rows.view([slots.len, -1]).narrow(1, 0, longest).reshape([-1]);
+            Way::Products(Read { written, tables, rows, longest }, masks)
         };
         (Step { slots, way }, tokens)
     }
@@ -100,15 +92,27 @@ impl Decoder {
         self.config.delta.is_none()
     }
 
-    /// [`Decoder::decode`] for slots from 0 on, with tokens and positions on the device, `[2, slots]`: nothing of
-    /// it depends on the host. The tables of positions must cover the cache already.
-    pub(crate) fn decode_recorded(&self, views: &Views, tokens: &Tensor, cache: &mut KvCache) -> Tensor {
-        let (slots, longest) = (SlotRange { first: 0, len: tokens.size()[1] }, cache.positions());
-        let tables = self.rope.by_layer(longest, tokens.device(), Tables::all);
-        let step = Step { slots, way: Way::Kernel(tokens.get(1), longest as i64, tables) };
+    /// [`Decoder::decode`] for so many slots from 0 on, with `numbers` on the device: tokens, positions, which are -1
+    /// for a slot that is not in use, and pages, which the slots must have. Nothing of it depends on the host. The
+    /// tables of positions must cover the cache already.
+    pub(crate) fn decode_recorded(&self, views: &Views, slots: usize, numbers: &Tensor, cache: &mut KvCache) -> Tensor {
+        let slots = SlotRange { first: 0, len: slots as i64 };
+        let [tokens, positions] = [0, 1].map(|part| numbers.narrow(0, part * slots.len, slots.len));
+        let table = numbers.narrow(0, 2 * slots.len, numbers.size()[0] - 2 * slots.len).view([slots.len, -1]);
+        let at = Slots { positions, table, page: PAGE as i64, longest: cache.positions() as i64 };
+        let tables = self.rope.by_layer(cache.positions(), numbers.device(), Tables::all);
         let mut routes = cache.route_log();
-        let logits = self.decode_step(views, &step, &tokens.get(0), cache, &mut routes);
-        cache.write_routes_of_step(routes, &tokens.get(1));
+        // Of a slot that is not in use, the first row of the page that no slot has.
+        let rows = routes.is_of_all().then(|| {
+            let positions = at.positions.clamp_min(0);
+            let page = at.table.gather(1, &positions.divide_scalar_mode(PAGE as i64, "floor").unsqueeze(1), false);
+            page.squeeze_dim(1) * PAGE as i64 + positions.remainder(PAGE as i64)
+        });
+        let step = Step { slots, way: Way::Kernel(at, tables) };
+        let logits = self.decode_step(views, &step, &tokens, cache, &mut routes);
+        if let Some(rows) = rows {
+            cache.write_routes_of_step(routes, &rows);
+        }
         logits
     }
 
@@ -116,41 +120,32 @@ impl Decoder {
     /// `[slots, …]` → `[slots, heads · dim]`.
     pub(super) fn attend_step(&self, layer: &Layer, index: usize, step: &Step, qkv: &Tensor, cache: &mut KvCache) -> Tensor {
         let (config, window) = (&self.config, self.config.windows[index]);
-        let written = match &step.way {
+        let Read { written, tables, rows, longest } = match &step.way {
             Way::Fused(positions, tables) => {
                 let (Tables { cos, sin }, qkv) = (tables.get(index), self.normed_heads(layer, qkv));
-                let slots = cache.of_slots(index, step.slots);
-                return fused::attend(&qkv, (cos, sin), &slots, (None, positions), config.fused_heads(), window, layer.sinks());
+                let slots = step.slots.first as usize..(step.slots.first + step.slots.len) as usize;
+                let (rows, places) = (cache.keys_values(index), (cache.paged(slots), None, positions.as_slice()));
+                return fused::attend(&qkv, (cos, sin), rows, places, config.fused_heads(), window, layer.sinks());
             }
-            Way::Kernel(positions, longest, tables) => {
+            Way::Kernel(at, tables) => {
                 let Tables { cos, sin } = tables.get(index);
-                let slots = cache.of_slots(index, step.slots);
                 let norms = self.norms_of_heads(layer);
                 let qkv = if norms.is_some() { qkv.shallow_clone() } else { self.normed_heads(layer, qkv) };
                 let heads = config.fused_heads();
-                return fused::gpu::attend(&qkv, (cos, sin), &slots, positions, *longest, heads, norms, window);
+                return fused::gpu::attend(&qkv, (cos, sin), cache.keys_values(index), at, heads, norms, window);
             }
-            Way::Flash(written, _) | Way::Products(written, ..) => written,
+            Way::Products(read, _) => read,
         };
-        let (qk, v) = self.heads(layer, qkv, &[step.slots.len], written.tables.get(index));
+        let (qk, v) = self.heads(layer, qkv, &[step.slots.len], tables.get(index));
         let [q, k] = parts(&qk, 1, [config.heads as i64, config.kv_heads as i64]);
-        cache.write(index, &written.rows, &Tensor::stack(&[k, v], 1));
-        let slots = cache.of_slots(index, step.slots);
-        match &step.way {
-            Way::Flash(_, Flash { queries, keys, used }) => {
-                let all = slots.flatten(0, 1);
-                let (keys_of, values) = (all.select(1, 0), all.select(1, 1));
-                let window = window.filter(|&window| (window as i64) < keys.longest);
-                let scale = config.attention_scale();
-                let out = fused::flash([&q, &keys_of, &values], (queries, keys), Some(used), false, scale, window);
-                out.reshape([step.slots.len, -1])
-            }
-            Way::Products(_, longest, masks) => {
-                let mask = masks.get(index).as_ref();
-                products(&q, &slots.narrow(1, 0, *longest), mask, &config.scores_of(layer))
-            }
-            Way::Fused(..) | Way::Kernel(..) => unreachable!("returned above"),
-        }
+        cache.write(index, written, &Tensor::stack(&[k, v], 1));
+        let seen = cache.keys_values(index).index_select(0, rows);
+        let slots = seen.view([step.slots.len, *longest, 2, config.kv_heads as i64, config.head_dim as i64]);
+        let mask = match &step.way {
+            Way::Products(_, masks) => masks.get(index).as_ref(),
+            Way::Fused(..) | Way::Kernel(..) => None,
+        };
+        products(&q, &slots, mask, &config.scores_of(layer))
     }
 }
 
@@ -167,7 +162,7 @@ impl Decoder {
     }
 }
 
-/// `q` `[slots, heads, dim]` over the cache `[slots, positions, 2, key heads, dim]`.
+/// `q` `[slots, heads, dim]` over keys and values `[slots, positions, 2, key heads, dim]`.
 fn products(q: &Tensor, slots: &Tensor, mask: Option<&Tensor>, by: &Scores) -> Tensor {
     let (count, heads, dim, kv_heads) = (q.size()[0], q.size()[1], q.size()[2], slots.size()[3]);
     // Grouped queries: the heads that share a key head are rows of one small matrix.

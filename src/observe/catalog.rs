@@ -137,6 +137,8 @@ catalog! {
     GeneratedTokens: COUNT "generated_tokens_total" [] in "tokens", "Tokens that the generators sampled.";
     ReusedTokens: COUNT "reused_tokens_total" [] in "tokens",
         "Tokens of prompts and earlier turns that a generator of this process did not compute, because its prefix cache had them.";
+    PreemptedSamples: COUNT "preempted_samples_total" [] in "samples",
+        "Samples that went back to the queue of a generator of this process, because its cache was full (generate.cache_tokens); they continue from their tokens.";
     DraftedTokens: COUNT "drafted_tokens_total" [DRAFT] in "tokens",
         "Tokens that a generator of this process drafted from a completion's own text, by whether they were what it sampled.";
     Tokens: COUNT "tokens_total" [FATE] in "tokens",

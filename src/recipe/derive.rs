@@ -165,9 +165,10 @@ impl Plan {
         }
     }
 
-    /// Sequences that the engines of this process remember after they end.
+    /// Sequences for which the engines of this process have room beyond those that are decoded, and remember what
+    /// they computed.
     pub fn remembered(&self) -> usize {
-        let by_default = if self.environment.is_some() { self.most_slots() } else { 0 };
+        let by_default = if self.environment.is_some() { self.most_slots().div_ceil(4) } else { 0 };
         self.generate.prefix_cache.unwrap_or(by_default)
     }
 

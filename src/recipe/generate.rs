@@ -43,11 +43,16 @@ section! {
         /// Threads of each engine. Left out: one for a small model, and for larger ones up to all of
         /// the machine's.
         threads: Option<usize> = None, SOME_IF_GIVEN;
-        /// Sequences that the engines remember after they end, together: of a turn or prompt that begins
-        /// alike, under the same weights, only the rest is computed, also among prompts that are read at
-        /// the same time. Each takes the cache memory of a
-        /// sequence. Left out: with an environment as many as `max_num_seqs`, else none.
+        /// Room in the engines' caches, together, for so many sequences more than are decoded. With any, prompts
+        /// and ended sequences are remembered while their memory is not needed: of a turn or prompt that
+        /// begins alike, under the same weights, only the rest is computed, also among prompts that are read
+        /// at the same time. Left out: with an environment a quarter of `max_num_seqs`, else 0. Models with gated
+        /// delta nets remember none.
         prefix_cache: Option<usize> = None;
+        /// Most tokens of the engines' caches, together. Sequences take them in pages of 32, and share those of what
+        /// they begin with. Where a cache is full, its youngest sample waits, and continues from its tokens
+        /// later. Left out: what all sequences take at their longest; then none waits.
+        cache_tokens: Option<usize> = None, SOME_IF_GIVEN;
         /// Longest draft of a completion's next tokens, taken from its own text and checked in one pass; 0
         /// drafts none. Completions stay the same. A pass has at most 16 rows, so that engines with
         /// more sequences draft none, nor do models with gated delta nets, nor engines on GPUs.

@@ -51,8 +51,11 @@ pub struct ServeConfig {
     pub folder: PathBuf,
     /// Largest number of samples that are computed together, at least one.
     pub slots: usize,
-    /// Number of prompts and completions that are remembered; each takes the cache memory of a slot.
+    /// Room for prompts and completions of earlier requests, which are remembered, in slots' worth of cache memory;
+    /// 0 remembers none.
     pub prefix_cache: usize,
+    /// Most tokens of the cache; `None`: what all slots take at their longest.
+    pub cache_tokens: Option<usize>,
     /// Longest draft of a completion's next tokens from its own text; 0 drafts none.
     pub draft_tokens: usize,
     /// Largest number of samples that wait for a slot.
@@ -128,8 +131,8 @@ impl ModelServer {
         let policy = policy.merged();
         let metrics = Metrics::new();
         let threads = config.threads_of(policy.config());
-        let ServeConfig { slots, prefix_cache, draft_tokens, seed, .. } = config;
-        let setup = worker::Setup { slots: slots.max(1), prefix_cache, draft_tokens, seed };
+        let ServeConfig { slots, prefix_cache, cache_tokens, draft_tokens, seed, .. } = config;
+        let setup = worker::Setup { slots: slots.max(1), prefix_cache, cache_tokens, draft_tokens, seed };
         let (shared, commands) = shared::Shared::new(&policy, config, metrics.clone())?;
         let shared = Arc::new(shared);
         let (weak, own) = (Arc::downgrade(&shared), policy.clone());

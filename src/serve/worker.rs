@@ -133,6 +133,7 @@ struct Open {
 pub(super) struct Setup {
     pub slots: usize,
     pub prefix_cache: usize,
+    pub cache_tokens: Option<usize>,
     pub draft_tokens: usize,
     pub seed: u64,
 }
@@ -160,6 +161,7 @@ impl Worker {
             engine: policy
                 .engine(setup.slots, setup.seed)
                 .remembering(setup.prefix_cache)
+                .cache_tokens(setup.cache_tokens)
                 .drafting(setup.draft_tokens)
                 .recording_routes(true),
             scorer: Scorer::new(config, policy.config().clone()),

@@ -240,7 +240,7 @@ fn v5_swapped_samples_keep_the_keys_and_values_of_the_weights_that_computed_them
         let mut cache = decoder.cache(1, 64, rollflow::model::Compute::default());
         let views = |version| decoder.views(&version_of(&config, version).flat);
         let versions: Vec<_> = answer.versions.per_token().flatten().collect();
-        let mut logits = decoder.prefill(&views(versions[0]), &Packed::new([&*prompt]), &mut cache, &[vec![0]]);
+        let mut logits = decoder.prefill(&views(versions[0]), &Packed::new([&*prompt]), &mut cache, &[0]);
         let mut expected = Vec::new();
         for (at, (&token, &version)) in answer.tokens.iter().zip(&versions).enumerate() {
             if at > 0 {

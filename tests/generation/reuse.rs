@@ -135,6 +135,48 @@ proptest! {
     }
 }
 
+/// Answers of groups of samples that begin alike, and how often one waited because the cache was full.
+fn groups(engine: &mut LocalEngine, groups: u64, samples: u32, params: &SamplingParams) -> (ByKey, usize) {
+    for ordinal in 0..groups {
+        let prompt: Vec<u32> = (4..40).chain(said(ordinal)).collect();
+        engine.submit(Request::new(ordinal, prompt, samples, Arc::new(params.clone()))).unwrap();
+    }
+    let (mut answers, mut waited) = (Vec::new(), 0);
+    while !engine.is_idle() {
+        answers.extend(engine.step().unwrap());
+        waited += engine.load().preempted;
+    }
+    (by_key(answers), waited)
+}
+
+#[test]
+fn n2_samples_that_wait_for_memory_are_those_of_a_large_cache() {
+    // Each takes up to 4 pages of 32 tokens, of which a group shares one.
+    let params = SamplingParams { ignore_eos: true, ..params(86) };
+    for config in families() {
+        let (expected, none) = groups(&mut saving(&config, 6, 0, 0), 3, 4, &params);
+        assert_eq!(none, 0, "by itself a cache has room for all slots");
+        for (tokens, remembered) in [(128, 0), (10 * 32, 0), (10 * 32, 4), (24 * 32, 4)] {
+            let mut engine = saving(&config, 6, remembered, 3).cache_tokens(Some(tokens));
+            engine.set_weights(5, &Weights::random(&config, 5));
+            let (found, waited) = groups(&mut engine, 3, 4, &params);
+            assert_same(&format!("a cache of {tokens} tokens"), &found, &expected);
+            assert_eq!(waited > 0, tokens == 10 * 32, "{waited} waited with {tokens} tokens");
+        }
+    }
+}
+
+#[test]
+fn a_request_beyond_the_whole_cache_is_refused_with_the_setting_to_raise() {
+    let config = config(Family::Qwen3, None);
+    let mut engine = saving(&config, 2, 0, 0).cache_tokens(Some(64));
+    let ask = |tokens| Request::new(0, (4..14).collect::<Vec<u32>>(), 1, Arc::new(params(tokens)));
+    let error = engine.submit(ask(60)).unwrap_err().to_string();
+    assert!(error.contains("70 tokens do not fit a cache of 64; raise generate.cache_tokens"), "{error}");
+    engine.submit(ask(50)).unwrap();
+    assert_eq!(engine.run().unwrap().len(), 1);
+}
+
 #[test]
 fn drafts_are_kept_where_a_model_repeats_itself_and_save_steps() {
     // Of few tokens at a time, which it repeats.

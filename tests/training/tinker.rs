@@ -40,6 +40,7 @@ fn serve_at(state: &Path, address: &str) -> ModelServer {
         folder: state.to_owned(),
         slots: 8,
         prefix_cache: 2,
+        cache_tokens: None,
         draft_tokens: 0,
         max_queue: 64,
         threads: Some(1),

@@ -51,7 +51,8 @@ pub fn local_generator(plan: &Plan, policy: &Policy) -> Result<Generator<LocalEn
             Generator::local_on(policy, computes.iter().map(|compute| compute.device))
         }
     };
-    let generator = generator.prefix_cache(plan.remembered()).draft_tokens(generate.draft_tokens);
+    let generator = generator.prefix_cache(plan.remembered()).cache_tokens(generate.cache_tokens);
+    let generator = generator.draft_tokens(generate.draft_tokens);
     Ok(generator.recording_routes(plan.train.router_replay != RouterReplay::Off))
 }
 

@@ -62,6 +62,11 @@ impl LocalEngine {
             return None;
         }
         input.settings = settings(&rows);
+        let places = || (0..).zip(input.positions.iter().map(|position| *position as usize + 1));
+        if places().map(|(slot, tokens)| self.cache.pages.lacking(slot, tokens)).sum::<usize>() > self.cache.pages.available() {
+            return None;
+        }
+        places().for_each(|(slot, tokens)| self.cache.pages.reserve(slot, tokens));
         let drawn = self.graphs.step(
             &self.decoder,
             (&weights, &weights.views),

@@ -75,7 +75,12 @@ impl LocalEngine {
             draft
         };
         let drafts: Vec<Vec<u32>> = slots.iter().map(&mut draft).collect();
-        drafts.iter().any(|draft| !draft.is_empty()).then_some(drafts)
+        let pages = &self.cache.pages;
+        let lacking = |(&slot, draft): (&usize, &Vec<u32>)| {
+            self.slots.get(slot).map_or(0, |sequence| pages.lacking(slot, sequence.computed() + 1 + draft.len()))
+        };
+        let fits = slots.iter().zip(&drafts).map(lacking).sum::<usize>() <= pages.available();
+        (fits && drafts.iter().any(|draft| !draft.is_empty())).then_some(drafts)
     }
 
     /// Computes the newest token of each of `slots` and its draft, and draws tokens while they are the

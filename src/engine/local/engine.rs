@@ -5,8 +5,8 @@
 //! Weights change between two tokens; [`OnNewWeights`] decides what happens to samples in flight
 //! (law V5). Interrupted samples, of this process or another, continue from their tokens.
 //!
-//! Cache memory: 2 · layers · slots · key heads · longest sequence · head width · 4 bytes (2 in
-//! bf16 and f16).
+//! Cache memory: 2 · layers · tokens · key heads · head width · 4 bytes (2 in bf16 and f16). Tokens are those
+//! of all slots at their longest, or a limit.
 
 use std::collections::BTreeMap;
 use std::rc::Rc;
@@ -18,13 +18,13 @@ use tch::Tensor;
 use super::ahead::Ahead;
 use super::draw::{Choices, draw};
 use super::graphs::StepGraphs;
-use super::prefixes::Prefixes;
+use super::room::room;
 use super::sequence::{Sequence, SequenceState, ServedWeights, rows};
 use crate::data::{Answer, SampledToken, Tokenizer, Version};
 use crate::engine::slots::{Admission, Slots};
 use crate::engine::{EngineError, Finished, Load, OnNewWeights, Request, TokenEngine};
 use crate::model::stream::{Entered, Event, Stream};
-use crate::model::{Compute, Decoder, FrozenWeights, KvCache, Weights};
+use crate::model::{Compute, Decoder, FrozenWeights, KvCache, PAGE, Weights};
 
 /// Engine that generates with weights in this process.
 pub struct LocalEngine {
@@ -37,6 +37,8 @@ pub struct LocalEngine {
     on_new_weights: OnNewWeights,
     /// Newest weights. Samples that began under older ones hold theirs.
     weights: Option<Rc<ServedWeights>>,
+    /// Weights so far, which numbers them.
+    given: u64,
     /// Weights with an adapter, by the adapter's name. No sample names one that is not here.
     adapters: BTreeMap<Arc<str>, Rc<ServedWeights>>,
     pub(super) slots: Slots<SequenceState>,
@@ -53,8 +55,10 @@ pub struct LocalEngine {
     pub(super) steps: u64,
     /// Of results, while the engine's stream is at work on the next step.
     pub(super) downloads: Stream,
-    /// Sequences of earlier requests, in slots after the shelf.
-    pub(super) prefixes: Prefixes<ServedWeights>,
+    /// Room in the cache for sequences of earlier requests; 0 if none are remembered.
+    remembered: usize,
+    /// Most tokens of the cache, if it is limited.
+    cache_tokens: Option<usize>,
     /// Longest draft of a sample.
     pub(super) draft_tokens: usize,
     /// Whether completions have the experts of their tokens.
@@ -80,8 +84,10 @@ impl LocalEngine {
             run_seed,
             on_new_weights: OnNewWeights::default(),
             weights: None,
+            given: 0,
             adapters: BTreeMap::new(),
-            prefixes: Prefixes::new(slots.len() + 1, 0, false),
+            remembered: 0,
+            cache_tokens: None,
             slots,
             cache,
             shelf: None,
@@ -102,7 +108,8 @@ impl LocalEngine {
 
     fn empty_cache(&self) -> KvCache {
         let _stream = self.stream.enter();
-        let cache = self.decoder.cache(self.slots.len() + 1 + self.prefixes.len(), 0, self.compute);
+        let slots = self.slots.len() + 1;
+        let cache = self.decoder.cache(slots, 0, self.compute).with_room(slots + self.remembered, self.cache_tokens);
         if self.routes { cache.recording_routes(self.decoder.config()) } else { cache }
     }
 
@@ -114,13 +121,28 @@ impl LocalEngine {
         self
     }
 
-    /// Remembers up to `sequences` prompts and ended sequences for later requests, before the first: of
-    /// what begins alike, only the rest is computed. Each takes the cache memory of a slot. Default: 0,
-    /// because a group's prompt is computed once anyway.
+    /// Remembers prompts and ended sequences for later requests, as long as their memory is not needed: of what
+    /// begins alike, only the rest is computed. Gives the cache room for so many sequences more than there are
+    /// slots. Before the first request. Default: 0, which remembers none, because a group's prompt is computed once
+    /// anyway. A model with gated delta nets, which have one state after all of a sequence, remembers none.
     pub fn remembering(mut self, sequences: usize) -> Self {
-        self.prefixes = Prefixes::new(self.slots.len() + 1, sequences, self.decoder.extends());
+        self.remembered = if self.decoder.extends() { sequences } else { 0 };
         self.cache = self.empty_cache();
         self
+    }
+
+    /// Limits the cache to so many tokens of all sequences together, before the first request; default: what all
+    /// slots take at their longest. Where it is full, the youngest sample waits, and continues from its tokens
+    /// later.
+    pub fn cache_tokens(mut self, tokens: Option<usize>) -> Self {
+        self.cache_tokens = tokens;
+        self.cache = self.empty_cache();
+        self
+    }
+
+    /// Returns true if sequences are remembered.
+    pub(super) fn remembers(&self) -> bool {
+        self.remembered > 0
     }
 
     /// Drafts up to `tokens` tokens of a sample from what it said before, and checks them in one pass of at
@@ -134,14 +156,14 @@ impl LocalEngine {
 
     /// Forgets the sequences of earlier requests.
     pub(crate) fn forget(&mut self) {
-        self.prefixes.forget(|_| false);
+        self.cache.pages.forget(|_| false);
     }
 
     /// Forgets sequences under weights that no new request uses, and recorded steps.
     fn forget_old(&mut self) {
         self.graphs.forget_gone();
-        let served: Vec<_> = self.served().cloned().collect();
-        self.prefixes.forget(|known| served.iter().any(|served| Rc::ptr_eq(served, known)));
+        let served: Vec<u64> = self.served().map(|served| served.id).collect();
+        self.cache.pages.forget(|known| served.contains(&known));
     }
 
     /// Weights that new requests use.
@@ -172,8 +194,8 @@ impl LocalEngine {
             self.forget_old();
             return self.slots.remove(|request| request.adapter.as_ref() == Some(name));
         };
-        let served = ServedWeights::new(version, &weights.on(self.compute), &self.decoder);
-        self.adapters.insert(name.clone(), Rc::new(served));
+        let served = self.number(version, weights);
+        self.adapters.insert(name.clone(), served);
         self.forget_old();
         Vec::new()
     }
@@ -215,10 +237,15 @@ impl LocalEngine {
         entered
     }
 
+    fn number(&mut self, version: Version, weights: &Weights) -> Rc<ServedWeights> {
+        self.given += 1;
+        Rc::new(ServedWeights::new(self.given, version, &weights.on(self.compute), &self.decoder))
+    }
+
     /// [`LocalEngine::set_weights`] in the engine's stream.
     fn serve(&mut self, version: Version, weights: &Weights) {
         let _guard = tch::no_grad_guard();
-        let served = Rc::new(ServedWeights::new(version, &weights.on(self.compute), &self.decoder));
+        let served = self.number(version, weights);
         self.weights = Some(served.clone());
         self.ahead = None;
         self.forget_old();
@@ -291,8 +318,9 @@ impl LocalEngine {
                 let computed = sequence.computed();
                 sequence.answer.routes = self.cache.routes_of(slot, computed);
             }
-            if finish.is_some() && self.prefixes.keeps_ended() {
+            if finish.is_some() {
                 self.keep_ended(slot);
+                self.cache.pages.release(slot);
             }
             self.slots.report(slot, version, finish);
         }
@@ -331,7 +359,10 @@ impl TokenEngine for LocalEngine {
                 "{prompt} tokens and max_new_tokens {new} exceed the model's {most} positions; shorten one of them"
             ));
         }
-        self.cache.grow(needed.next_multiple_of(32).min(config.max_positions));
+        if let Some(most) = self.cache_tokens.filter(|most| needed.div_ceil(PAGE) > most.div_ceil(PAGE)) {
+            return refuse(format!("{needed} tokens do not fit a cache of {most}; raise generate.cache_tokens"));
+        }
+        self.cache.grow(needed);
         self.slots.submit(request);
         Ok(())
     }
@@ -374,8 +405,9 @@ impl TokenEngine for LocalEngine {
         let _guard = tch::no_grad_guard();
         let _stream = self.stream.enter();
         let started = Instant::now();
+        self.release_free();
         let cache = &mut self.cache;
-        self.slots.start_step(|from, to, sequence| cache.copy_slot(from, &[to], sequence.computed() + 1));
+        self.slots.start_step(|from, to, _| cache.move_slot(from, to));
         let Some(weights) = self.weights.clone() else {
             return if self.is_idle() { Ok(Vec::new()) } else { Err(EngineError::NoWeights) };
         };
@@ -385,7 +417,7 @@ impl TokenEngine for LocalEngine {
                 let adapter = request.adapter.as_ref().and_then(|name| adapters.get(name));
                 SequenceState::new(adapter.unwrap_or(&weights).clone())
             };
-            let admitted = self.slots.admit(of);
+            let admitted = self.slots.admit(of, room(&self.cache.pages, &self.slots));
             if admitted.is_empty() {
                 break;
             }
@@ -398,8 +430,9 @@ impl TokenEngine for LocalEngine {
                 groups = rest;
             }
         }
+        self.make_room();
         let cache = &mut self.cache;
-        self.slots.compact(|from, to, sequence| cache.copy_slot(from, &[to], sequence.computed() + 1));
+        self.slots.compact(|from, to, _| cache.move_slot(from, to));
         self.advance()?;
         self.slots.load.time = started.elapsed();
         Ok(std::mem::take(&mut self.slots.finished))

@@ -32,8 +32,8 @@ pub(super) struct StepGraphs<W> {
     /// `None` where graphs are not used.
     pool: Option<GraphPool>,
     device: Device,
-    /// The cache's tokens per slot.
-    positions: usize,
+    /// Pages of the cache, and of a slot.
+    pages: [usize; 2],
     /// The newest weights last.
     all: Vec<OfWeights<W>>,
 }
@@ -54,8 +54,8 @@ struct Recorded {
 
 /// Inputs and results of a step.
 struct Buffers {
-    /// Tokens, then positions: `[2, slots]`.
-    tokens: Tensor,
+    /// Tokens, positions, and pages of each slot: `[(2 + width) · slots]`.
+    numbers: Tensor,
     /// `[slots, 5]`, as the kernel `draw` takes them.
     settings: Tensor,
     /// `[slots, 2]`, as the kernel gives them.
@@ -79,24 +79,25 @@ impl StepInput {
         let padding = slots - self.tokens.len();
         self.settings.extend(std::iter::repeat_n([1.0, 0.0, 0.0, 1.0, 0.0], padding).flatten());
         self.tokens.resize(slots, 0);
-        self.positions.resize(slots, 0);
+        // Of slots that are not in use.
+        self.positions.resize(slots, -1);
         self.drawn.resize(slots, None);
     }
 
-    /// Tokens and positions on the device, `[2, slots]`. `before`: tokens and log-probabilities of the step
-    /// before, which may still be at work.
-    fn on_device(&self, before: Option<&Tensor>, device: Device) -> Tensor {
-        let Some(before) = before else {
-            return upload(&[self.tokens.as_slice(), &self.positions].concat(), device).view([2, -1]);
-        };
-        let slots = self.tokens.len();
+    /// Tokens, positions and pages on the device. `before`: tokens and log-probabilities of the step before, which
+    /// may still be at work.
+    fn on_device(&self, table: &[i64], before: Option<&Tensor>, device: Device) -> Tensor {
+        let known = [self.tokens.as_slice(), &self.positions, table].concat();
+        let Some(before) = before else { return upload(&known, device) };
+        let (slots, len) = (self.tokens.len(), known.len() as i64);
         let source = |(slot, row): (usize, &Option<usize>)| row.map_or(slot, |row| slots + row) as i64;
         let sources: Vec<i64> = self.drawn.iter().enumerate().map(source).collect();
-        let numbers = upload(&[self.tokens.as_slice(), &self.positions, &sources].concat(), device).view([3, -1]);
+        let numbers = upload(&[known, sources].concat(), device);
+        let (tokens, sources) = (numbers.narrow(0, 0, slots as i64), numbers.narrow(0, len, slots as i64));
         // Tokens are exact in f64.
-        let all = Tensor::cat(&[numbers.get(0).to_kind(Kind::Double), before.select(1, 0)], 0);
-        numbers.get(0).copy_(&all.index_select(0, &numbers.get(2)));
-        numbers.narrow(0, 0, 2)
+        let all = Tensor::cat(&[tokens.to_kind(Kind::Double), before.select(1, 0)], 0);
+        tokens.shallow_clone().copy_(&all.index_select(0, &sources));
+        numbers.narrow(0, 0, len)
     }
 }
 
@@ -109,7 +110,7 @@ fn rounded(sequences: usize, most: usize) -> usize {
 impl<W: Placed> StepGraphs<W> {
     pub fn new(device: Device) -> Self {
         let pool = if device == Device::Cpu { None } else { GraphPool::new() };
-        StepGraphs { pool, device, positions: 0, all: Vec::new() }
+        StepGraphs { pool, device, pages: [0; 2], all: Vec::new() }
     }
 
     /// Returns true if this device and libtorch record steps.
@@ -129,9 +130,10 @@ impl<W: Placed> StepGraphs<W> {
     ) -> Option<Tensor> {
         let pool = self.pool.as_ref()?;
         let slots = rounded(input.tokens.len(), most);
-        if self.positions != cache.positions() {
+        let pages = [cache.pages.len(), cache.pages.width()];
+        if self.pages != pages {
             self.all.clear();
-            self.positions = cache.positions();
+            self.pages = pages;
         }
         let steps = of_weights(&mut self.all, weights);
         let at = steps.iter().position(|recorded| recorded.slots == slots).unwrap_or_else(|| {
@@ -145,13 +147,13 @@ impl<W: Placed> StepGraphs<W> {
             return None;
         }
         input.pad(slots);
-        let tokens = input.on_device(before, self.device);
+        let numbers = input.on_device(cache.pages.table(0..slots), before, self.device);
         let settings = draw::upload_settings(&input.settings, self.device);
         if recorded.graph.is_none() {
-            let (tokens, settings) = (tokens.copy(), settings.copy());
-            let work = || draw::by_kernel(&decoder.decode_recorded(views, &tokens, cache), &settings);
+            let (numbers, settings) = (numbers.copy(), settings.copy());
+            let work = || draw::by_kernel(&decoder.decode_recorded(views, slots, &numbers, cache), &settings);
             match Graph::record(pool, work) {
-                Ok((graph, drawn)) => recorded.graph = Some((graph, Buffers { tokens, settings, drawn })),
+                Ok((graph, drawn)) => recorded.graph = Some((graph, Buffers { numbers, settings, drawn })),
                 Err(why) => {
                     tracing::warn!("decoding steps are not recorded as CUDA graphs, which costs speed: {why}");
                     self.pool = None;
@@ -160,7 +162,7 @@ impl<W: Placed> StepGraphs<W> {
             }
         }
         let (graph, buffers) = recorded.graph.as_mut()?;
-        buffers.tokens.copy_(&tokens);
+        buffers.numbers.copy_(&numbers);
         buffers.settings.copy_(&settings);
         graph.replay();
         // The next step writes where this one did.

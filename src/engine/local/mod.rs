@@ -6,8 +6,8 @@ mod drafts;
 mod draw;
 mod engine;
 mod graphs;
-mod prefixes;
 mod reading;
+mod room;
 mod sequence;
 
 pub use engine::LocalEngine;

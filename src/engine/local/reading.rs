@@ -7,12 +7,11 @@ use std::rc::Rc;
 use tch::Tensor;
 
 use super::LocalEngine;
-use super::prefixes::{FEWEST_SHARED, Found, usable};
 use super::sequence::ServedWeights;
 use crate::data::packing::cut_rectangles;
 use crate::engine::EngineError;
 use crate::engine::slots::Admission;
-use crate::model::{PREFILL_CELLS, Packed, Suffix, upload};
+use crate::model::{FEWEST_SHARED, PREFILL_CELLS, Packed, Suffix, shared, upload};
 
 /// Tokens to compute before a sample's next token is drawn.
 struct NewTokens<'a> {
@@ -21,8 +20,12 @@ struct NewTokens<'a> {
     known: usize,
     first: Option<usize>,
     slots: Vec<usize>,
-    /// Whether others may ask for the same.
-    is_prompt: bool,
+}
+
+/// Number of tokens of a sequence that another's keys and values serve. The last is computed again, for the
+/// logits after it.
+fn usable(known: &[u32], tokens: &[u32]) -> usize {
+    shared(known, tokens).min(tokens.len().saturating_sub(1))
 }
 
 /// Lets sequences of which nothing is known begin as another of them does, so that a system prompt of all is
@@ -48,64 +51,43 @@ impl LocalEngine {
     /// remembered not at all, and draws their next tokens.
     pub(super) fn begin(&mut self, weights: &Rc<ServedWeights>, admitted: &[Admission]) -> Result<(), EngineError> {
         let shelf_slot = self.slots.len();
+        // Rows of logits: that of the shelf, those of new tokens.
         let (mut groups, mut logits, mut rows) = (admitted, Vec::new(), Vec::new());
         if let (Some(shelf), Some(first)) = (self.shelf.take(), groups.first()) {
-            self.cache.copy_slot(shelf_slot, &first.slots, first.request.request.tokens.len());
+            self.cache.share(shelf_slot, &first.slots, first.request.request.tokens.len());
             logits.push(shelf);
             rows.push(0);
             groups = &groups[1..];
         }
-        // Rows of logits: that of the shelf, those of remembered prompts, those of new ones.
         let mut new: Vec<NewTokens> = Vec::new();
-        let mut new_rows = Vec::new();
-        for (at, group) in groups.iter().enumerate() {
+        for group in groups {
             let tokens = group.request.tokens();
-            let slots = group.slots.iter().copied().chain(group.more.then_some(shelf_slot));
             let row = new.iter().position(|of| of.tokens == tokens).unwrap_or(new.len());
             if row == new.len() {
-                let known = match self.prefixes.find(weights, &tokens) {
-                    Some(Found::Whole(slot, after)) => {
-                        self.cache.copy_slot(slot, &slots.collect::<Vec<_>>(), tokens.len());
-                        self.slots.load.reused += tokens.len();
-                        rows.push(logits.len() as i64);
-                        logits.push(after);
-                        continue;
-                    }
-                    Some(Found::Beginning(slot, known)) => {
-                        // Now, before its slot may be given to another sequence.
-                        self.cache.copy_slot(slot, &group.slots[..1], known);
-                        known
-                    }
-                    None => 0,
-                };
-                // A continuation or a later turn comes once.
-                let is_prompt = matches!(tokens, Cow::Borrowed(_)) && group.request.request.offset == 0;
-                new.push(NewTokens { tokens, known, first: None, slots: Vec::new(), is_prompt });
+                let known = if self.remembers() { self.cache.recall(group.slots[0], weights.id, &tokens) } else { 0 };
+                new.push(NewTokens { tokens, known, first: None, slots: Vec::new() });
             }
-            new[row].slots.extend(slots);
-            new_rows.push((admitted.len() - groups.len() + at, row));
+            new[row].slots.extend(&group.slots);
+            rows.push((logits.len() + row) as i64);
         }
-        let first = logits.len() as i64;
-        new_rows.into_iter().for_each(|(at, row)| rows.insert(at, first + row as i64));
-        if self.prefixes.keeps_ended() {
+        if self.remembers() {
             share_beginnings(&mut new);
         }
         if !new.is_empty() {
-            let prompts: Vec<usize> = (0..new.len()).filter(|row| new[*row].is_prompt).collect();
-            let kept = self.prefixes.free(prompts.len());
-            prompts.iter().zip(&kept).for_each(|(row, kept)| new[*row].slots.push(*kept));
             self.slots.load.add(0, new.iter().map(|of| of.tokens.len() - of.known).sum());
             self.slots.load.reused += new.iter().map(|of| of.known).sum::<usize>();
-            let read = self.read_new(weights, &new);
-            for (row, slot) in prompts.into_iter().zip(kept) {
-                let after = read.narrow(0, row as i64, 1).copy();
-                self.prefixes.remember(weights, new[row].tokens.to_vec(), slot, Some(after));
-            }
-            logits.push(read);
+            logits.push(self.read_new(weights, &new));
+        }
+        if self.remembers() {
+            new.iter().for_each(|of| self.cache.pages.remember(of.slots[0], weights.id, &of.tokens, false));
         }
         let logits = Tensor::cat(&logits, 0);
-        if let (Some(row), true) = (rows.last(), admitted.last().is_some_and(|group| group.more)) {
-            self.shelf = Some(logits.narrow(0, *row, 1));
+        if let (Some(row), Some(last)) = (rows.last(), admitted.last().filter(|group| group.more)) {
+            let is_there = groups.is_empty();
+            if !is_there && self.cache.pages.available() > 0 {
+                self.cache.share(last.slots[0], &[shelf_slot], last.request.request.tokens.len());
+            }
+            self.shelf = (is_there || self.cache.pages.available() > 0).then(|| logits.narrow(0, *row, 1));
         }
         let rows = admitted.iter().zip(rows).flat_map(|(group, row)| vec![row; group.slots.len()]);
         let (rows, slots): (Vec<i64>, Vec<usize>) =
@@ -117,25 +99,20 @@ impl LocalEngine {
     /// Remembers the sequence in a slot, which has ended, for what continues it.
     pub(super) fn keep_ended(&mut self, slot: usize) {
         let Some(sequence) = self.slots.get(slot).filter(|sequence| sequence.state.keys_are_of_weights) else { return };
-        let (weights, tokens) = (sequence.state.weights.clone(), sequence.computed_tokens());
-        if !self.served().any(|served| Rc::ptr_eq(served, &weights)) {
-            return;
-        }
-        self.prefixes.forget_beginnings(&weights, &tokens);
-        for kept in self.prefixes.free(1) {
-            self.cache.copy_slot(slot, &[kept], tokens.len());
-            self.prefixes.remember(&weights, tokens.clone(), kept, None);
+        let (weights, tokens) = (sequence.state.weights.id, sequence.computed_tokens());
+        if self.remembers() && self.served().any(|served| served.id == weights) {
+            self.cache.pages.remember(slot, weights, &tokens, true);
         }
     }
 
     /// Recomputes the cache of all samples in flight, except their newest token, which the next
     /// step reads.
     pub(super) fn recompute(&mut self, weights: &ServedWeights) {
-        let (slots, tokens): (Vec<Vec<usize>>, Vec<Vec<u32>>) = self
+        let (slots, tokens): (Vec<usize>, Vec<Vec<u32>>) = self
             .slots
             .iter_from(0)
             .filter(|(_, sequence)| sequence.request.adapter.is_none())
-            .map(|(slot, sequence)| (vec![slot], sequence.computed_tokens()))
+            .map(|(slot, sequence)| (slot, sequence.computed_tokens()))
             .unzip();
         if !slots.is_empty() {
             let _logits = self.read(weights, &tokens, &slots);
@@ -149,11 +126,11 @@ impl LocalEngine {
         let mut logits = Vec::new();
         if !whole.is_empty() {
             let tokens: Vec<&[u32]> = whole.iter().map(|row| &*new[*row].tokens).collect();
-            let slots: Vec<Vec<usize>> = whole.iter().map(|row| new[*row].slots.clone()).collect();
+            let slots: Vec<usize> = whole.iter().map(|row| new[*row].slots[0]).collect();
             logits.push(self.read(weights, &tokens, &slots));
         }
         for of in begun.iter().map(|row| &new[*row]) {
-            of.first.iter().for_each(|first| self.cache.copy_slot(new[*first].slots[0], &of.slots[..1], of.known));
+            of.first.iter().for_each(|first| self.cache.share(new[*first].slots[0], &of.slots[..1], of.known));
         }
         let rests: Vec<usize> = begun.iter().map(|row| new[*row].tokens.len() - new[*row].known).collect();
         for part in cut_rectangles(&rests, PREFILL_CELLS) {
@@ -164,8 +141,8 @@ impl LocalEngine {
             let suffixes: Vec<Suffix> = begun[part].iter().map(suffix).collect();
             logits.push(self.decoder.extend(&weights.views, &suffixes, false, &mut self.cache));
         }
-        for NewTokens { tokens, slots, .. } in begun.iter().map(|row| &new[*row]) {
-            self.cache.copy_slot(slots[0], &slots[1..], tokens.len());
+        for NewTokens { tokens, slots, .. } in new {
+            self.cache.share(slots[0], &slots[1..], tokens.len());
         }
         if begun.is_empty() {
             return Tensor::cat(&logits, 0);
@@ -178,7 +155,7 @@ impl LocalEngine {
 
     /// Prefills whole sequences into their slots, a bounded number of tokens at a time. Returns the
     /// logits after each.
-    fn read<T: Borrow<[u32]>>(&mut self, weights: &ServedWeights, tokens: &[T], slots: &[Vec<usize>]) -> Tensor {
+    fn read<T: Borrow<[u32]>>(&mut self, weights: &ServedWeights, tokens: &[T], slots: &[usize]) -> Tensor {
         let lengths: Vec<usize> = tokens.iter().map(|tokens| tokens.borrow().len()).collect();
         let parts = cut_rectangles(&lengths, PREFILL_CELLS).into_iter().map(|part| {
             let packed = Packed::new(tokens[part.clone()].iter().map(Borrow::borrow));

@@ -20,6 +20,8 @@ pub(super) fn rows<'a>(all: &'a Slots<SequenceState>, run_seed: u64, slots: &[us
 
 /// One version of the weights, kept while a sample uses it.
 pub(super) struct ServedWeights {
+    /// Number of them in their engine.
+    pub id: u64,
     pub version: Version,
     pub views: Views,
     /// Where plain weights lie.
@@ -28,10 +30,10 @@ pub(super) struct ServedWeights {
 
 impl ServedWeights {
     /// Weights that are where `decoder` computes.
-    pub fn new(version: Version, weights: &Weights, decoder: &Decoder) -> Self {
+    pub fn new(id: u64, version: Version, weights: &Weights, decoder: &Decoder) -> Self {
         let is_plain = weights.adapter.is_none() && !weights.is_quantised();
         let place = is_plain.then(|| weights.flat.data_ptr() as usize);
-        ServedWeights { version, views: decoder.views_of(weights), place }
+        ServedWeights { id, version, views: decoder.views_of(weights), place }
     }
 }
 

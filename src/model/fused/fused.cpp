@@ -453,11 +453,14 @@ struct Attention : Function<Attention> {
 
 // ---- Tokens of sequences in a cache: their keys and values are written, and they attend to their sequences up to themselves
 
-// A slot of the cache holds, for each position, keys and then values of all key heads.
-struct Slots {
+// A cache's rows hold keys and then values of all key heads. They are pages of `page` positions; `table` has the pages of each slot, `width` of them.
+struct Paged {
   float* cache;
-  int64_t positions;
-  float* at(int64_t slot, int64_t position, const Shape& shape) const { return cache + (slot * positions + position) * 2 * shape.kv_heads * shape.d; }
+  const int64_t* table;
+  int64_t width, page;
+  float* at(int64_t slot, int64_t position, const Shape& shape) const {
+    return cache + (table[slot * width + position / page] * page + position % page) * 2 * shape.kv_heads * shape.d;
+  }
 };
 
 // Where a row of qkv stands in the cache.
@@ -466,7 +469,7 @@ struct Place {
 };
 
 // A row's key and value of one head.
-EVERY_CPU void keep(const float* qkv, const float* cos, const float* sin, const Slots& slots, const Place& at, int64_t kv, const Shape& shape) {
+EVERY_CPU void keep(const float* qkv, const float* cos, const float* sin, const Paged& slots, const Place& at, int64_t kv, const Shape& shape) {
   const int64_t d = shape.d;
   const float* row = qkv + at.row * shape.row();
   float* own = slots.at(at.slot, at.position, shape) + kv * d;
@@ -476,17 +479,25 @@ EVERY_CPU void keep(const float* qkv, const float* cos, const float* sin, const 
 
 // The queries of a row that read one key head.
 template <int64_t D>
-INLINE void attend(const float* qkv, const float* cos, const float* sin, const float* sinks, const Slots& slots, float* out, float* scratch, const Place& at, int64_t kv,
+INLINE void attend(const float* qkv, const float* cos, const float* sin, const float* sinks, const Paged& slots, float* out, float* scratch, const Place& at, int64_t kv,
                    const Shape& shape) {
   const int64_t d = D ? D : shape.d, per_kv = shape.heads / shape.kv_heads, stride = 2 * shape.kv_heads * d, slot = at.slot, position = at.position;
   const float* row = qkv + at.row * shape.row();
   float *q = scratch, *scores = scratch + d;
   const int64_t first = shape.first(position), count = position + 1 - first;
-  const float *keys = slots.at(slot, first, shape) + kv * d, *values = keys + shape.kv_heads * d;
+  // Positions from..to of one page at a time, so that sums do not depend on where pages are.
+  const auto pages = [&](auto of) {
+    for (int64_t from = first, to; from <= position; from = to) {
+      to = std::min(position + 1, (from / slots.page + 1) * slots.page);
+      of(from - first, to - from, slots.at(slot, from, shape) + kv * d);
+    }
+  };
   for (int64_t h = kv * per_kv; h < (kv + 1) * per_kv; h++) {
     rotate(row + h * d, cos + position * d, sin + position * d, 1.0f, q, d);
     float top = sinks ? sinks[h] : -std::numeric_limits<float>::infinity();
-    for (int64_t j = 0; j < count; j++) scores[j] = dot(q, keys + j * stride, d) * shape.scale;
+    pages([&](int64_t at, int64_t len, const float* keys) {
+      for (int64_t j = 0; j < len; j++) scores[at + j] = dot(q, keys + j * stride, d) * shape.scale;
+    });
     if (shape.cap > 0) cap_scores(scores, count - 1, shape.cap, nullptr);
     for (int64_t j = 0; j < count; j++) top = std::max(top, scores[j]);
     float sum = sinks ? std::exp(sinks[h] - top) : 0.0f;
@@ -495,11 +506,11 @@ INLINE void attend(const float* qkv, const float* cos, const float* sin, const f
     for (int64_t j = 0; j < padded(count); j++) scores[j] /= sum;
     float* o = out + (at.row * shape.heads + h) * d;
     for (int64_t c = 0; c < d; c++) o[c] = 0.0f;
-    combine<D>(scores, 1, values, stride, count, d, o);
+    pages([&](int64_t at, int64_t len, const float* keys) { combine<D>(scores + at, 1, keys + shape.kv_heads * d, stride, len, d, o); });
   }
 }
 
-EVERY_CPU void attend_of(const float* qkv, const float* cos, const float* sin, const float* sinks, const Slots& slots, float* out, float* scratch, const Place& at,
+EVERY_CPU void attend_of(const float* qkv, const float* cos, const float* sin, const float* sinks, const Paged& slots, float* out, float* scratch, const Place& at,
                          int64_t kv, const Shape& shape) {
   switch (shape.d) {
     case 32: return attend<32>(qkv, cos, sin, sinks, slots, out, scratch, at, kv, shape);
@@ -510,11 +521,10 @@ EVERY_CPU void attend_of(const float* qkv, const float* cos, const float* sin, c
 }
 
 // Row i of qkv is the token at position `at[i]` of slot `of[i]`, or of slot i if `of` is empty. Several rows of a slot see each other's keys.
-Tensor attend_slots(const Tensor& qkv, const Tensor& cos, const Tensor& sin, const float* sinks, const Tensor& cache, at::IntArrayRef of, at::IntArrayRef at, Shape shape) {
-  const int64_t rows = qkv.size(0), positions = cache.size(1), longest = *std::max_element(at.begin(), at.end()) + 1;
+Tensor attend_slots(const Tensor& qkv, const Tensor& cos, const Tensor& sin, const float* sinks, const Paged& slots, at::IntArrayRef of, at::IntArrayRef at, Shape shape) {
+  const int64_t rows = qkv.size(0), longest = *std::max_element(at.begin(), at.end()) + 1;
   Tensor out = at::empty({rows, shape.heads * shape.d}, qkv.options());
   const float *px = qkv.const_data_ptr<float>(), *pc = cos.const_data_ptr<float>(), *ps = sin.const_data_ptr<float>();
-  const Slots slots{cache.mutable_data_ptr<float>(), positions};
   float* po = out.mutable_data_ptr<float>();
   const auto place = [&](int64_t row) { return Place{row, of.empty() ? row : of[row], at[row]}; };
   for (int64_t i = 0; !of.empty() && i < rows * shape.kv_heads; i++) keep(px, pc, ps, slots, place(i / shape.kv_heads), i % shape.kv_heads, shape);
@@ -657,25 +667,24 @@ char* rollflow_attention(Tensor** out, Tensor* qkv, Tensor* cos, Tensor* sin, Te
   });
 }
 
-// Tokens of sequences: qkv [rows, …], cache [slots, positions, 2, key heads, d], which gets their keys and values. Row i is of slot i if `of` is null.
-char* rollflow_attend(Tensor** out, Tensor* qkv, Tensor* cos, Tensor* sin, Tensor* sinks, Tensor* cache, const int64_t* of, const int64_t* positions, int64_t heads,
-                      int64_t kv_heads, int64_t window, double scale, double cap) {
+// Tokens of sequences: qkv [rows, …], cache [rows, 2, key heads, d], which gets their keys and values. Row i is of slot i if `of` is null.
+char* rollflow_attend(Tensor** out, Tensor* qkv, Tensor* cos, Tensor* sin, Tensor* sinks, Tensor* cache, const int64_t* table, int64_t width, int64_t page,
+                      const int64_t* of, const int64_t* positions, int64_t heads, int64_t kv_heads, int64_t window, double scale, double cap) {
   return guarded(out, [&] {
-    const Shape shape{heads, kv_heads, cache->size(4), window, static_cast<float>(scale), static_cast<float>(cap)};
+    const Shape shape{heads, kv_heads, cache->size(3), window, static_cast<float>(scale), static_cast<float>(cap)};
+    const Paged slots{cache->mutable_data_ptr<float>(), table, width, page};
     const int64_t rows = qkv->size(0);
-    return attend_slots(*qkv, *cos, *sin, sinks ? sinks->const_data_ptr<float>() : nullptr, *cache, of ? at::IntArrayRef(of, rows) : at::IntArrayRef(), at::IntArrayRef(positions, rows), shape);
+    return attend_slots(*qkv, *cos, *sin, sinks ? sinks->const_data_ptr<float>() : nullptr, slots, of ? at::IntArrayRef(of, rows) : at::IntArrayRef(), at::IntArrayRef(positions, rows), shape);
   });
 }
 
 // libtorch's flash attention (Dao, 2023) over packed rows [tokens, heads, d], with gradients. Sequences are told by the ends of their queries and of
-// their keys, from 0 on, in int32. `used` keys of each count, or all. A query sees the keys up to its own, counted from the last ones, or `window` of them.
-char* rollflow_flash(Tensor** out, Tensor* q, Tensor* k, Tensor* v, Tensor* q_ends, Tensor* k_ends, Tensor* used, int64_t most_q,
-                     int64_t most_k, bool causal, double scale, int64_t window) {
+// their keys, from 0 on, in int32. A query sees the keys up to its own, counted from the last ones, or `window` of them.
+char* rollflow_flash(Tensor** out, Tensor* q, Tensor* k, Tensor* v, Tensor* q_ends, Tensor* k_ends, int64_t most_q, int64_t most_k, double scale, int64_t window) {
   return guarded(out, [&] {
     const auto left = window > 0 ? std::optional<int64_t>(window - 1) : std::nullopt;
     const auto right = window > 0 ? std::optional<int64_t>(0) : std::nullopt;
-    return std::get<0>(at::_flash_attention_forward(*q, *k, *v, *q_ends, *k_ends, most_q, most_k, 0.0, causal, false, scale, left, right,
-                                                    used ? std::optional<Tensor>(*used) : std::nullopt));
+    return std::get<0>(at::_flash_attention_forward(*q, *k, *v, *q_ends, *k_ends, most_q, most_k, 0.0, true, false, scale, left, right));
   });
 }
 

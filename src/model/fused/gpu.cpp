@@ -374,18 +374,19 @@ Tensor draw(const Tensor& logits, const Tensor& settings) {
 }
 
 struct Attended {
-  int64_t heads, longest, window;
+  int64_t page, heads, longest, window;
   double scale, cap, eps;
   const Tensor *q_norm, *k_norm;
 };
 
-// One token of each slot of `cache`, whose largest position is `longest` − 1.
-Tensor attend(const Tensor& qkv, const Tensor& cos, const Tensor& sin, const Tensor& cache, const Tensor& positions, const Attended& of) {
-  const int64_t slots = cache.size(0), length = cache.size(1), keys = cache.size(3), dim = cache.size(4), heads = of.heads;
+// One token of each slot, of which `table` [slots, width] has the pages in `cache`, and whose largest position is `longest` − 1.
+Tensor attend(const Tensor& qkv, const Tensor& cos, const Tensor& sin, const Tensor& cache, const Tensor& positions, const Tensor& table, const Attended& of) {
+  const int64_t slots = table.size(0), width = table.size(1), keys = cache.size(2), dim = cache.size(3), heads = of.heads;
   const Tensor from = qkv.contiguous();
-  for (const Tensor* table : {&cos, &sin}) check("attend", *table, qkv, at::kFloat);
-  check("attend", cache, qkv, qkv.scalar_type()), check("attend", positions, qkv, at::kLong);
-  TORCH_CHECK(from.size(0) == slots && of.longest <= length && of.longest <= cos.size(0), "attend: a slot per row, and room for its position");
+  for (const Tensor* cosines : {&cos, &sin}) check("attend", *cosines, qkv, at::kFloat);
+  check("attend", cache, qkv, qkv.scalar_type()), check("attend", positions, qkv, at::kLong), check("attend", table, qkv, at::kLong);
+  TORCH_CHECK(from.size(0) == slots && positions.size(0) == slots && of.longest <= width * of.page && of.longest <= cos.size(0),
+              "attend: a slot per row, and room for its position");
   // Long sequences of few slots are divided, so that all of the device works: four blocks for each of 132 processors.
   const int64_t splits = std::max<int64_t>(1, std::min((of.longest + 127) / 128, 528 / (slots * keys)));
   Tensor out = at::empty({slots, heads * dim}, from.options()), parts;
@@ -397,15 +398,16 @@ Tensor attend(const Tensor& qkv, const Tensor& cos, const Tensor& sin, const Ten
                         of.k_norm ? halves(*of.k_norm) : nullptr,
                         halves(cache),
                         whole(positions),
+                        whole(table),
                         halves(out),
                         splits > 1 ? to_floats(parts) : nullptr,
-                        length,
+                        width,
                         of.window,
                         splits,
                         of.scale,
                         of.cap,
                         of.eps};
-  const std::vector<std::string> definitions{format(from.scalar_type()), define("DIM", dim), define("HEADS", heads), define("KEYS", keys)};
+  const std::vector<std::string> definitions{format(from.scalar_type()), define("PAGE", of.page), define("DIM", dim), define("HEADS", heads), define("KEYS", keys)};
   launch(from, "attend", definitions, {keys, slots, splits}, 64, args);
   if (splits > 1) launch(from, "merge", definitions, {slots, heads}, std::min<int64_t>(dim, 128), args);
   return out;
@@ -481,8 +483,8 @@ char* rollflow_gpu_draw(Tensor** out, Tensor* logits, Tensor* settings) {
   return guarded(out, [&] { return draw(*logits, *settings); });
 }
 
-char* rollflow_gpu_attend(Tensor** out, Tensor* qkv, Tensor* cos, Tensor* sin, Tensor* cache, Tensor* positions, Tensor* q_norm, Tensor* k_norm,
-                          int64_t heads, int64_t longest, int64_t window, double scale, double cap, double eps) {
-  return guarded(out, [&] { return attend(*qkv, *cos, *sin, *cache, *positions, {heads, longest, window, scale, cap, eps, q_norm, k_norm}); });
+char* rollflow_gpu_attend(Tensor** out, Tensor* qkv, Tensor* cos, Tensor* sin, Tensor* cache, Tensor* positions, Tensor* table, Tensor* q_norm, Tensor* k_norm,
+                          int64_t page, int64_t heads, int64_t longest, int64_t window, double scale, double cap, double eps) {
+  return guarded(out, [&] { return attend(*qkv, *cos, *sin, *cache, *positions, *table, {page, heads, longest, window, scale, cap, eps, q_norm, k_norm}); });
 }
 }

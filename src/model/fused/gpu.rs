@@ -69,8 +69,10 @@ unsafe extern "C" {
         sin: *mut C_tensor,
         cache: *mut C_tensor,
         positions: *mut C_tensor,
+        table: *mut C_tensor,
         q_norm: *mut C_tensor,
         k_norm: *mut C_tensor,
+        page: i64,
         heads: i64,
         longest: i64,
         window: i64,
@@ -236,16 +238,26 @@ pub fn attends_slots(heads: Heads, dim: usize, kind: Kind, device: Device) -> bo
     matches!(kind, Kind::BFloat16 | Kind::Half) && dim.is_multiple_of(16) && shared <= 16 && room && runs_kernels(device)
 }
 
-/// Rotary attention of one token in each of `cache`'s slots, which gets its keys and values, as
-/// [`attend`](super::attend) does it. Requires [`attends_slots`]. `positions` `[slots]`, i64, of which `longest` − 1 is
-/// the largest; `norms`: weights by which each query and key head is normed first, and the norms' epsilon.
-#[allow(clippy::too_many_arguments)]
+/// Where each slot of a paged cache is, on the device.
+pub struct Slots {
+    /// `[slots]`, i64; less than 0 for a slot that is not in use, whose row of the result is zero.
+    pub positions: Tensor,
+    /// Pages of each slot, `[slots, width]`, i64.
+    pub table: Tensor,
+    /// Rows of a page, a multiple of 16.
+    pub page: i64,
+    /// The largest position, and one.
+    pub longest: i64,
+}
+
+/// Rotary attention of one token in each of `slots`, as [`attend`](super::attend) does it. `cache` `[rows, 2, keys, d]` gets
+/// their keys and values. Requires [`attends_slots`]. `norms`: weights by which each query and key head is normed first, and
+/// the norms' epsilon.
 pub fn attend(
     qkv: &Tensor,
     (cos, sin): (&Tensor, &Tensor),
     cache: &Tensor,
-    positions: &Tensor,
-    longest: i64,
+    slots: &Slots,
     heads: Heads,
     norms: Option<(&Tensor, &Tensor, f64)>,
     window: Option<usize>,
@@ -255,8 +267,11 @@ pub fn attend(
         norms.map_or((std::ptr::null_mut(), std::ptr::null_mut(), 0.0), |(q, k, eps)| (raw(q), raw(k), eps));
     let (window, cap) = (window.unwrap_or(0) as i64, cap.unwrap_or(0.0));
     call(|out| unsafe {
-        let [qkv, cos, sin, cache, positions] = [qkv, cos, sin, cache, positions].map(raw);
-        rollflow_gpu_attend(out, qkv, cos, sin, cache, positions, q_norm, k_norm, queries, longest, window, scale, cap, eps)
+        let [qkv, cos, sin, cache, positions, table] = [qkv, cos, sin, cache, &slots.positions, &slots.table].map(raw);
+        let Slots { page, longest, .. } = *slots;
+        rollflow_gpu_attend(
+            out, qkv, cos, sin, cache, positions, table, q_norm, k_norm, page, queries, longest, window, scale, cap, eps,
+        )
     })
 }
 

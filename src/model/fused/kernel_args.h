@@ -87,10 +87,11 @@ struct AttendArgs {
   const u16* qkv;            // [slots, (HEADS + 2 · KEYS) · DIM]
   const float *cos, *sin;    // [positions, DIM]
   const u16 *q_norm, *k_norm;  // [DIM]: norms of each head, or null
-  u16* cache;                // [slots, length, 2, KEYS, DIM]
-  const i64* positions;      // [slots]
+  u16* cache;                // [rows, 2, KEYS, DIM], pages of PAGE rows
+  const i64* positions;      // [slots], less than 0 for a slot that is not in use
+  const i64* table;          // [slots, width]: pages of each slot
   u16* out;                  // [slots, HEADS · DIM]
   float* parts;              // [slots, HEADS, splits, DIM + 1], where there are several
-  i64 length, window, splits;
+  i64 width, window, splits;
   double scale, cap, eps;
 };

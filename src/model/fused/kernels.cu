@@ -1,6 +1,6 @@
 // Kernels for NVIDIA GPUs from Ampere on, compiled at run time for the device at hand (gpu.cpp). Numbers are bf16 or f16 in memory and f32 in registers.
 //
-// A kernel takes one structure (kernel_args.h). Definitions before the kernels: FORMAT (0 bf16, 1 f16), and for `attend` DIM, HEADS and KEYS, the width and the
+// A kernel takes one structure (kernel_args.h). Definitions before the kernels: FORMAT (0 bf16, 1 f16), and for `attend` PAGE, DIM, HEADS and KEYS, the width and the
 // numbers of query and key heads, and for `delta_step` KEY_DIM and VALUE_DIM. Without a GPU, tests compile this file as C++ for a processor, whose threads are fibres (tests/stand_in_gpu/fibres.hpp).
 
 #ifdef __CUDACC_RTC__
@@ -657,22 +657,29 @@ KERNEL(attend, AttendArgs) {
   const int slot = blockIdx.y, kv = blockIdx.x, split = blockIdx.z;
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, row = lane / 4, quad = lane % 4;
   const i64 position = a.positions[slot];
+  if (position < 0) {
+    if (split == 0 && a.splits == 1)
+      for (int i = threadIdx.x; i < GROUP * DIM; i += 32 * WARPS) a.out[(static_cast<i64>(slot) * HEADS + kv * GROUP) * DIM + i] = 0;
+    return;
+  }
   const float *cos = a.cos + position * DIM, *sin = a.sin + position * DIM;
   const u16* own = a.qkv + static_cast<i64>(slot) * (HEADS + 2 * KEYS) * DIM;
   const i64 stride = 2 * KEYS * DIM;
-  u16 *keys = a.cache + slot * a.length * stride + kv * DIM, *values = keys + KEYS * DIM;
+  u16* keys = a.cache + kv * DIM;
+  const i64* table = a.table + slot * a.width;
 
   for (int i = threadIdx.x; i < (16 - GROUP) * DIM; i += 32 * WARPS) queries[GROUP * DIM + i] = 0;
   for (int head = warp; head < GROUP; head += WARPS)
     turned(own + (kv * GROUP + head) * DIM, a.q_norm, static_cast<float>(a.eps), cos, sin, queries + head * DIM);
   const i64 first = a.window > 0 && position + 1 > a.window ? position + 1 - a.window : 0;
-  // Splits and warps take sixteen positions at a time.
-  const i64 tiles = (position - first) / 16 + 1, each = (tiles + a.splits - 1) / a.splits;
+  // Splits and warps take sixteen positions at a time, which one page has.
+  const i64 from_tile = first / 16, tiles = position / 16 - from_tile + 1, each = (tiles + a.splits - 1) / a.splits;
   const i64 end = (split + 1) * each < tiles ? (split + 1) * each : tiles;
   if (split == (tiles - 1) / each) {
-    if (warp == WARPS - 1) turned(own + (HEADS + kv) * DIM, a.k_norm, static_cast<float>(a.eps), cos, sin, keys + position * stride);
+    u16* to = keys + (table[position / PAGE] * PAGE + position % PAGE) * stride;
+    if (warp == WARPS - 1) turned(own + (HEADS + kv) * DIM, a.k_norm, static_cast<float>(a.eps), cos, sin, to);
     if (warp == 0)
-      for (int i = lane; i < DIM; i += 32) values[position * stride + i] = own[(HEADS + KEYS + kv) * DIM + i];
+      for (int i = lane; i < DIM; i += 32) to[KEYS * DIM + i] = own[(HEADS + KEYS + kv) * DIM + i];
   }
   all_threads();
 
@@ -691,17 +698,22 @@ KERNEL(attend, AttendArgs) {
   float out[DIM / 8][4];
   for (int i = 0; i < DIM / 8; i++)
     for (int n = 0; n < 4; n++) out[i][n] = 0.0f;
+  // The next tile's page is read ahead of its keys.
+  const auto page_of = [&](i64 tile) { return table[(from_tile + tile) * 16 / PAGE]; };
+  i64 page = split * each + warp < end ? page_of(split * each + warp) : 0;
   for (i64 tile = split * each + warp; tile < end; tile += WARPS) {
-    const i64 begin = first + 16 * tile;
+    const i64 begin = 16 * (from_tile + tile), last = position - begin;
+    const u16* rows = keys + (page * PAGE + begin % PAGE) * stride;
+    if (tile + WARPS < end) page = page_of(tile + WARPS);
     u32 key[2][KEY_PARTS][KEY_VECTOR / 2], value[4][VALUE_PARTS][VALUE_VECTOR / 2];
     for (int half = 0; half < 2; half++) {
-      const i64 at = begin + half * 8 + row;
-      const u16* from = keys + (at < position ? at : position) * stride + quad * KEY_VECTOR;
+      const i64 at = half * 8 + row;
+      const u16* from = rows + (at < last ? at : last) * stride + quad * KEY_VECTOR;
       for (int part = 0; part < KEY_PARTS; part++) read(key[half][part], from + part * 4 * KEY_VECTOR);
     }
     for (int i = 0; i < 4; i++) {
-      const i64 at = begin + i / 2 * 8 + 2 * quad + i % 2;
-      const u16* from = values + (at < position ? at : position) * stride + row * VALUE_VECTOR;
+      const i64 at = i / 2 * 8 + 2 * quad + i % 2;
+      const u16* from = rows + KEYS * DIM + (at < last ? at : last) * stride + row * VALUE_VECTOR;
       for (int part = 0; part < VALUE_PARTS; part++) read(value[i][part], from + part * 8 * VALUE_VECTOR);
     }
     float scores[2][4];
@@ -713,7 +725,8 @@ KERNEL(attend, AttendArgs) {
       for (int n = 0; n < 4; n++) {
         float score = scores[half][n] * scale;
         if (cap > 0.0f) score = cap * tanh_of(score / cap);
-        scores[half][n] = begin + half * 8 + 2 * quad + n % 2 <= position ? score * LOG2_E : -infinite();
+        const i64 at = begin + half * 8 + 2 * quad + n % 2;
+        scores[half][n] = at >= first && at <= position ? score * LOG2_E : -infinite();
       }
     }
     for (int r = 0; r < ROWS / 8; r++) {
@@ -774,6 +787,10 @@ KERNEL(attend, AttendArgs) {
 KERNEL(merge, AttendArgs) {
   const i64 place = static_cast<i64>(blockIdx.x) * HEADS + blockIdx.y;
   const float* parts = a.parts + place * a.splits * (DIM + 1);
+  if (a.positions[blockIdx.x] < 0) {
+    for (int column = threadIdx.x; column < DIM; column += blockDim.x) a.out[place * DIM + column] = 0;
+    return;
+  }
   float top = -infinite();
   for (int split = 0; split < a.splits; split++) top = largest(top, parts[split * (DIM + 1) + DIM]);
   for (int column = threadIdx.x; column < DIM; column += blockDim.x) {

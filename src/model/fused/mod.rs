@@ -61,6 +61,9 @@ unsafe extern "C" {
         sin: *mut C_tensor,
         sinks: *mut C_tensor,
         cache: *mut C_tensor,
+        table: *const i64,
+        width: i64,
+        page: i64,
         of: *const i64,
         positions: *const i64,
         heads: i64,
@@ -77,10 +80,8 @@ unsafe extern "C" {
         v: *mut C_tensor,
         q_ends: *mut C_tensor,
         k_ends: *mut C_tensor,
-        used: *mut C_tensor,
         most_q: i64,
         most_k: i64,
-        causal: bool,
         scale: f64,
         window: i64,
     ) -> *mut c_char;
@@ -215,15 +216,26 @@ pub fn attention(
     })
 }
 
-/// Rotary attention of tokens at `positions` of `cache`'s slots, which gets their keys and values: row
+/// Where a cache holds the sequences of its slots.
+#[derive(Clone, Copy)]
+pub struct Paged<'a> {
+    /// Pages of each slot, `[slots, width]`.
+    pub table: &'a [i64],
+    /// Pages that a slot may have.
+    pub width: usize,
+    /// Rows of a page.
+    pub page: usize,
+}
+
+/// Rotary attention of tokens at `positions` of the slots of `cache`, which gets their keys and values: row
 /// `i` is a token of slot `of[i]`, or of slot `i` if `of` is `None`, and sees those of its slot up to itself.
-/// f32 on the CPU. `qkv` is `[rows, (queries + 2·keys)·d]`, `cache` `[slots, length, 2, keys, d]`, the
-/// rest as for [`attention`]. Without gradients.
+/// f32 on the CPU. `qkv` is `[rows, (queries + 2·keys)·d]`, `cache` `[rows of pages, 2, keys, d]`, the rest as for
+/// [`attention`]. Without gradients.
 pub fn attend(
     qkv: &Tensor,
     (cos, sin): (&Tensor, &Tensor),
     cache: &Tensor,
-    (of, positions): (Option<&[i64]>, &[i64]),
+    (slots, of, positions): (Paged, Option<&[i64]>, &[i64]),
     heads: Heads,
     window: Option<usize>,
     sinks: Option<&Tensor>,
@@ -231,14 +243,20 @@ pub fn attend(
     let qkv = qkv.contiguous();
     assert!(applies(&qkv) && applies(cache) && applies(cos) && applies(sin), "fused attention takes contiguous f32 on the CPU");
     let longest = positions.iter().max().map_or(0, |position| position + 1);
-    let (rows, slots) = (positions.len() as i64, cache.size()[0]);
-    let in_cache = of.map_or(rows == slots, |of| of.len() == positions.len() && of.iter().all(|slot| (0..slots).contains(slot)));
-    assert!(qkv.size()[0] == rows && in_cache && cos.size()[0].min(cache.size()[1]) >= longest, "a slot and a position per row");
+    let (rows, count) = (positions.len(), slots.table.len() / slots.width.max(1));
+    let are_slots = of.map_or(rows == count, |of| of.len() == rows && of.iter().all(|slot| (0..count as i64).contains(slot)));
+    let has_room = qkv.size()[0] == rows as i64 && cos.size()[0].min((slots.width * slots.page) as i64) >= longest;
+    let pages = cache.size()[0] / slots.page as i64;
+    assert!(are_slots && has_room && slots.table.iter().all(|page| (0..pages).contains(page)), "a slot and a position per row");
     let (window, Heads { queries, keys, scale, cap }) = (window.unwrap_or(0) as i64, heads);
     call(|out| unsafe {
         let (raws, cap) = ([&qkv, cos, sin, cache].map(raw), cap.unwrap_or(0.0));
         let (of, sinks) = (of.map_or(std::ptr::null(), <[i64]>::as_ptr), sinks.map_or(std::ptr::null_mut(), raw));
-        rollflow_attend(out, raws[0], raws[1], raws[2], sinks, raws[3], of, positions.as_ptr(), queries, keys, window, scale, cap)
+        let (table, width, page) = (slots.table.as_ptr(), slots.width as i64, slots.page as i64);
+        let positions = positions.as_ptr();
+        rollflow_attend(
+            out, raws[0], raws[1], raws[2], sinks, raws[3], table, width, page, of, positions, queries, keys, window, scale, cap,
+        )
     })
 }
 
@@ -273,21 +291,13 @@ pub fn flashes(dim: usize, kind: Kind, device: Device) -> bool {
 /// [`flashes`].
 ///
 /// `q` is `[N, queries, d]`, `k` and `v` `[M, keys, d]`, of which only the last dimension must be
-/// contiguous. `used` `[sequences]`, int32: keys of each sequence that count; all if `None`. With
-/// `causal`, a sequence's last query sees all its keys, the one before one fewer, and so on.
+/// contiguous. A sequence's last query sees all its keys, the one before one fewer, and so on.
 /// `window` limits them to the last ones. Returns `[N, queries, d]`.
-pub fn flash(
-    [q, k, v]: [&Tensor; 3],
-    (queries, keys): (&Runs, &Runs),
-    used: Option<&Tensor>,
-    causal: bool,
-    scale: f64,
-    window: Option<usize>,
-) -> Tensor {
-    let (used, window) = (used.map_or(std::ptr::null_mut(), raw), window.unwrap_or(0) as i64);
+pub fn flash([q, k, v]: [&Tensor; 3], (queries, keys): (&Runs, &Runs), scale: f64, window: Option<usize>) -> Tensor {
+    let window = window.unwrap_or(0) as i64;
     call(|out| unsafe {
         let (ends, longest) = ([raw(&queries.ends), raw(&keys.ends)], [queries.longest, keys.longest]);
-        rollflow_flash(out, raw(q), raw(k), raw(v), ends[0], ends[1], used, longest[0], longest[1], causal, scale, window)
+        rollflow_flash(out, raw(q), raw(k), raw(v), ends[0], ends[1], longest[0], longest[1], scale, window)
     })
 }
 

@@ -13,7 +13,8 @@ use crate::stages::reward::{MAX_POISONED, OnFailure, RETRIES};
 use crate::train::MomentFormat;
 
 /// Keys of local engines.
-const OF_ENGINES: &str = "max_num_seqs on_new_weights mask_older_versions workers threads prefix_cache draft_tokens devices";
+const OF_ENGINES: &str =
+    "max_num_seqs on_new_weights mask_older_versions workers threads prefix_cache cache_tokens draft_tokens devices";
 /// Sampling keys that `[eval]` replaces.
 const OF_SAMPLING: &str = "group_size temperature top_p top_k min_p repetition_penalty ignore_eos";
 /// Sampling keys without effect on recorded rollouts. The trainer divides logits by their
@@ -40,7 +41,13 @@ pub(super) fn unused(plan: &Plan, note: Note) {
     if plan.pipeline.reinforces() && engine.is_remote() {
         let why =
             "servers generate, with their own threads and caches, and engine.pause says what becomes of completions in flight";
-        unused("generate", changed(generate), &among("on_new_weights threads prefix_cache draft_tokens"), "engine.kind", why);
+        unused(
+            "generate",
+            changed(generate),
+            &among("on_new_weights threads prefix_cache cache_tokens draft_tokens"),
+            "engine.kind",
+            why,
+        );
         if engine.launch == Launch::None {
             unused("engine", changed(engine), &among(OF_LAUNCHED), "engine.launch", "no server is launched");
         }

@@ -7,7 +7,7 @@ use super::per_token::{per_token_for_experts, per_token_of_layer, per_token_read
 use super::shape::{adapters, config_of, in_4_bits, shape};
 use super::{MemoryPart, Taken, count, optimization};
 use crate::model::{
-    Activation, Dtype, Layout, ModelConfig, ModelError, PREFILL_CELLS, Unit, fused, logits_chunk, quantised_bytes,
+    Activation, Dtype, Layout, ModelConfig, ModelError, PAGE, PREFILL_CELLS, Unit, fused, logits_chunk, quantised_bytes,
 };
 use crate::recipe::generate::OnNewWeights;
 use crate::recipe::lora::{BaseFormat, Target};
@@ -410,26 +410,34 @@ impl Parts<'_> {
             let here = on.iter().filter(|on| **on == device).count() as u64;
             let evaluated = plan.eval.as_ref().filter(|eval| eval.every > 0 && device == policy);
             let evaluated = evaluated.map_or(0, |eval| eval.max_num_seqs as u64 + 1);
+            let share = |all: usize| (all as u64 * here).div_ceil(engines as u64);
             self.at = device;
             if self.bytes() != self.published().0 || device != policy {
                 let why = format!("{here} × the generator's copy in {}", plan.model.precision().word());
                 self.add("served", here * self.bytes() * self.converted(parameters), why);
             }
-            let of_engines = ((plan.most_slots() + plan.remembered()) as u64 * here).div_ceil(engines as u64);
-            let slots = of_engines + here + evaluated;
-            self.cache(slots, longest);
+            let slots = share(plan.most_slots()) + here;
+            let remembered = if self.model.delta.is_some() { 0 } else { share(plan.remembered()) };
+            self.cache(slots, remembered, evaluated, plan.generate.cache_tokens.map(share), longest);
         }
         self.at = policy;
     }
 
-    fn cache(&mut self, slots: u64, longest: u64) {
-        let positions = longest.next_multiple_of(32).min(self.model.max_positions as u64);
+    /// Sequences that are decoded, remembered and evaluated, and a limit of tokens of those of the run.
+    fn cache(&mut self, slots: u64, remembered: u64, evaluated: u64, limit: Option<u64>, longest: u64) {
+        let positions = longest.next_multiple_of(PAGE as u64);
+        let all = (slots + remembered) * positions;
+        let (tokens, slots) = (limit.unwrap_or(all).min(all) + evaluated * positions, slots + evaluated);
         let (states, width) = (self.model.delta.clone(), (self.model.kv_heads * self.model.head_dim) as u64);
         let layers = (self.model.layers() - states.as_ref().map_or(0, |of| of.layers.len())) as u64;
         let known = matches!(self.plan.task.data, TaskData::Arithmetic { .. });
         let assumed = if known { "" } else { " (prompts of 256 assumed)" };
-        let why = format!("{slots} slots × {positions} tokens × {layers} layers × {} numbers{assumed}", 2 * width);
-        self.add("kv cache", slots * positions * layers * 2 * width * self.activation_bytes(), why);
+        let of = match limit.is_some_and(|limit| limit < all) {
+            true => format!("{tokens} tokens"),
+            false => format!("{} slots × {positions} tokens", slots + remembered),
+        };
+        let why = format!("{of} × {layers} layers × {} numbers{assumed}", 2 * width);
+        self.add("kv cache", tokens * layers * 2 * width * self.activation_bytes(), why);
         if let Some(of) = states {
             let ([conv, heads], layers) = (of.state_sizes().map(|size| size as u64), of.layers.len() as u64);
             let why = format!("{slots} slots × {layers} layers × ({conv} numbers, and {heads} in f32)");

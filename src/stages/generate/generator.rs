@@ -29,8 +29,10 @@ pub struct EngineSettings {
     pub threads: Option<usize>,
     /// Policy for samples in flight when weights change.
     pub on_new_weights: OnNewWeights,
-    /// Number of sequences that are remembered after they end; 0 by default.
+    /// Room for sequences of earlier requests, which are remembered; 0, none, by default.
     pub prefix_cache: usize,
+    /// Most tokens of the cache; `None`, what all slots take at their longest, by default.
+    pub cache_tokens: Option<usize>,
     /// Longest draft of a sample's next tokens; 0, none, by default.
     pub draft_tokens: usize,
     /// Whether completions have the experts of their tokens; false by default.
@@ -40,7 +42,16 @@ pub struct EngineSettings {
 impl Default for EngineSettings {
     fn default() -> Self {
         let on_new_weights = OnNewWeights::default();
-        EngineSettings { slots: 64, seed: 0, threads: None, on_new_weights, prefix_cache: 0, draft_tokens: 0, routes: false }
+        EngineSettings {
+            slots: 64,
+            seed: 0,
+            threads: None,
+            on_new_weights,
+            prefix_cache: 0,
+            cache_tokens: None,
+            draft_tokens: 0,
+            routes: false,
+        }
     }
 }
 
@@ -166,11 +177,18 @@ impl<E: TokenEngine> Generator<E> {
         self
     }
 
-    /// Sequences that the engines remember after they end, together: of a turn or prompt that begins alike,
-    /// under the same weights, only the rest is computed. Each takes the cache memory of a slot; 0 by
-    /// default.
+    /// Room in the engines' caches, together, for so many sequences more than are decoded. With any, prompts and
+    /// ended sequences are remembered: of a turn or prompt that begins alike, under the same weights, only the
+    /// rest is computed. 0 by default.
     pub fn prefix_cache(mut self, sequences: usize) -> Self {
         self.settings.prefix_cache = sequences;
+        self
+    }
+
+    /// Most tokens of the engines' caches, together; by default what all samples take at their longest. Where a
+    /// cache is full, the youngest sample waits, and continues from its tokens later.
+    pub fn cache_tokens(mut self, tokens: Option<usize>) -> Self {
+        self.settings.cache_tokens = tokens;
         self
     }
 
@@ -200,8 +218,10 @@ impl<E: TokenEngine> Generator<E> {
 
     /// Engine of one worker, made on the calling thread.
     pub(crate) fn engine(&self) -> E {
-        let [slots, prefix_cache] = [self.settings.slots, self.settings.prefix_cache].map(|all| all.div_ceil(self.engines()));
-        (self.make)(&EngineSettings { slots, prefix_cache, ..self.settings.clone() })
+        let share = |all: usize| all.div_ceil(self.engines());
+        let EngineSettings { slots, prefix_cache, cache_tokens, .. } = self.settings;
+        let (slots, prefix_cache, cache_tokens) = (share(slots), share(prefix_cache), cache_tokens.map(share));
+        (self.make)(&EngineSettings { slots, prefix_cache, cache_tokens, ..self.settings.clone() })
     }
 
     pub(crate) fn tokenizer(&self) -> &Arc<Tokenizer> {
@@ -328,14 +348,15 @@ impl<E: TokenEngine> Generator<E> {
         }
         if let Some(metrics) = &self.metrics {
             metrics.add(Metric::GeneratedTokens, &[], engine.sampled().len() as f64);
-            let Load { reused, drafted, kept, .. } = engine.load();
-            for (metric, labels, tokens) in [
+            let Load { reused, preempted, drafted, kept, .. } = engine.load();
+            for (metric, labels, count) in [
                 (Metric::ReusedTokens, &[][..], reused),
+                (Metric::PreemptedSamples, &[], preempted),
                 (Metric::DraftedTokens, &["kept"], kept),
                 (Metric::DraftedTokens, &["dropped"], drafted - kept),
             ] {
-                if tokens > 0 {
-                    metrics.add(metric, labels, tokens as f64);
+                if count > 0 {
+                    metrics.add(metric, labels, count as f64);
                 }
             }
         }
@@ -383,7 +404,8 @@ impl Generator<crate::engine::LocalEngine> {
             let compute = policy.compute();
             let device = devices.get(turn).copied().unwrap_or(compute.device);
             let engine = engine.computing(crate::model::Compute { device, ..compute });
-            let engine = engine.remembering(settings.prefix_cache).drafting(settings.draft_tokens);
+            let engine = engine.remembering(settings.prefix_cache).cache_tokens(settings.cache_tokens);
+            let engine = engine.drafting(settings.draft_tokens);
             let engine = engine.recording_routes(settings.routes);
             engine.on_new_weights(settings.on_new_weights)
         };

@@ -133,6 +133,7 @@ mod tests {
             folder: state.path().to_owned(),
             slots: 4,
             prefix_cache: 2,
+            cache_tokens: None,
             draft_tokens: 0,
             max_queue: 16,
             threads: Some(1),

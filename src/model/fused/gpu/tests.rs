@@ -265,24 +265,32 @@ fn attention_of_one_token_writes_its_keys_and_equals_f64_for_all_shapes() {
     {
         let kind = if at % 2 == 0 { Kind::BFloat16 } else { Kind::Half };
         let cap = (at % 3 == 1).then_some(5.0);
-        let (slots, length) = (3, longest + 20);
+        let (slots, page, width) = (4, 32, longest / 32 + 2);
         let of = Heads { queries: heads, keys, scale: 1.3 / (dim as f64).sqrt(), cap };
         assert!(attends_slots(of, dim as usize, kind, device));
-        let positions = Tensor::from_slice(&[longest - 1, 0, longest / 2]);
+        let positions = Tensor::from_slice(&[longest - 1, 0, longest / 2, -1]);
         let qkv = normal(&[slots, (heads + 2 * keys) * dim], kind, device);
-        // A slot before and one after stay as they are.
-        let cache = normal(&[slots + 2, length, 2, keys, dim], kind, device);
+        // Pages of three slots in turn, from the last on; the fourth has none.
+        let cache = normal(&[(3 * width + 1) * page, 2, keys, dim], kind, device);
         let before = cache.copy();
-        let own = cache.narrow(0, 1, slots);
+        let page_of = |slot: i64, at: i64| if slot < 3 { 3 * (width - at) - slot } else { 0 };
+        let table: Vec<i64> = (0..slots).flat_map(|slot| (0..width).map(move |at| page_of(slot, at))).collect();
+        let table = Tensor::from_slice(&table).view([slots, width]);
+        let rows = |slot: i64| {
+            let rows: Vec<i64> = (0..width).flat_map(|at| (0..page).map(move |row| page_of(slot, at) * page + row)).collect();
+            Tensor::from_slice(&rows).to_device(device)
+        };
         let angles = Tensor::rand([longest, 1, dim / 2], (Kind::Float, Device::Cpu)) * 6.0;
         let (cos, sin) = (Tensor::cat(&[angles.cos(), angles.cos()], 2), Tensor::cat(&[-angles.sin(), angles.sin()], 2));
         let norms = (at % 2 == 0).then(|| [(); 2].map(|()| normal(&[dim], kind, device)));
         let given = norms.as_ref().map(|[q, k]| (q, k, 1e-6));
         let on = |x: &Tensor| x.to_device(device);
-        let out = attend(&qkv, (&on(&cos), &on(&sin)), &own, &on(&positions), longest, of, given, window);
+        let at = Slots { positions: on(&positions), table: on(&table), page, longest };
+        let out = attend(&qkv, (&on(&cos), &on(&sin)), &cache, &at, of, given, window);
 
         let heads_of = host(&qkv).view([slots, heads + 2 * keys, dim]);
-        for slot in 0..slots {
+        for slot in 0..3 {
+            let own = cache.index_select(0, &rows(slot));
             let position = positions.int64_value(&[slot]);
             let row = |table: &Tensor| table.get(position).to_kind(Kind::Double);
             let turned = |x: &Tensor, norm: Option<&Tensor>| {
@@ -292,22 +300,20 @@ fn attention_of_one_token_writes_its_keys_and_equals_f64_for_all_shapes() {
             let (q_norm, k_norm) = (norms.as_ref().map(|of| &of[0]), norms.as_ref().map(|of| &of[1]));
             let part = |first, len| heads_of.get(slot).narrow(0, first, len);
             let (q, k, v) = (turned(&part(0, heads), q_norm), turned(&part(heads, keys), k_norm), part(heads + keys, keys));
-            close("the key written", &own.get(slot).get(position).get(0), &k, bound(kind));
-            close("the value written", &own.get(slot).get(position).get(1), &v, 1e-9);
+            close("the key written", &own.get(position).get(0), &k, bound(kind));
+            close("the value written", &own.get(position).get(1), &v, 1e-9);
             let first = window.map_or(0, |window: usize| (position + 1 - window as i64).max(0));
             // Keys as they are stored, rounded.
-            let seen = host(&own.get(slot)).narrow(0, first, position + 1 - first);
+            let seen = host(&own).narrow(0, first, position + 1 - first);
             let each = |half| seen.select(1, half).repeat_interleave_self_int(heads / keys, 1, None).transpose(0, 1);
             let scores = q.unsqueeze(1).matmul(&each(0).transpose(1, 2)) * of.scale;
             let scores = cap.map_or_else(|| scores.shallow_clone(), |cap| (&scores / cap).tanh() * cap);
             let expected = scores.softmax(-1, Kind::Double).matmul(&each(1)).view([-1]);
             close(&format!("{dim}, {heads} over {keys}, slot {slot}"), &out.get(slot), &expected, 2.0 * bound(kind));
-            let rest = before.get(slot + 1);
-            rest.get(position).copy_(&own.get(slot).get(position));
-            assert!(rest.equal(&own.get(slot)), "only the token's own place is written");
+            let written = rows(slot).narrow(0, position, 1);
+            let _written = before.shallow_clone().index_copy_(0, &written, &own.narrow(0, position, 1));
         }
-        for outer in [0, slots + 1] {
-            assert!(before.get(outer).equal(&cache.get(outer)), "other slots are not written");
-        }
+        assert!(host(&out.get(3)).equal(&Tensor::zeros_like(&host(&out.get(3)))), "a slot that is not in use has no result");
+        assert!(before.equal(&cache), "only each token's own place is written");
     }
 }
