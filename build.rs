@@ -40,6 +40,7 @@ fn compile_fused(lib: &Path) {
         .include(include.join("torch/csrc/api/include"))
         .file("src/model/fused/fused.cpp")
         .file("src/model/fused/half.cpp")
+        .file("src/model/fused/flash.cpp")
         .file("src/model/fused/gpu.cpp")
         .file("src/model/graph.cpp")
         .file("src/model/stream.cpp")

@@ -126,7 +126,7 @@ impl Decoder {
                     None => of,
                 });
                 let window = window.filter(|&window| (window as i64) < keys.longest);
-                let out = fused::flash([&q, &k, &v], (queries, keys), config.attention_scale(), window);
+                let out = fused::flash([&q, &k, &v], (queries, keys), config.attention_scale(), window, layer.sinks());
                 out.reshape([q.size()[0], -1])
             }
             Attention::Rectangular(tables, masks) => {

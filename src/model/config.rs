@@ -311,12 +311,12 @@ impl ModelConfig {
 
     /// Returns true if attention there is libtorch's flash attention.
     pub(super) fn flashes(&self, kind: Kind, device: Device) -> bool {
-        self.attention_cap.is_none() && !self.has_sinks() && fused::flashes(self.head_dim, kind, device)
+        self.attention_cap.is_none() && fused::flashes(self.head_dim, kind, device)
     }
 
     /// Returns true if a decoding step's attention there is our kernel.
     pub(super) fn attends_slots(&self, kind: Kind, device: Device) -> bool {
-        !self.has_sinks() && fused::gpu::attends_slots(self.fused_heads(), self.head_dim, kind, device)
+        fused::gpu::attends_slots(self.fused_heads(), self.head_dim, kind, device)
     }
 
     /// Returns true if attention has sinks.

@@ -141,7 +141,7 @@ impl Decoder {
         if let Some(Flash { queries, keys }) = flash {
             let window = window.filter(|&window| (window as i64) < keys.longest);
             let of = [&q, &seen.select(1, 0), &seen.select(1, 1)];
-            return fused::flash(of, (queries, keys), scores.scale, window).reshape([count, -1]);
+            return fused::flash(of, (queries, keys), scores.scale, window, layer.sinks()).reshape([count, -1]);
         }
         let (mut row, mut first) = (0, 0);
         let outputs = of.suffixes.iter().map(|suffix| {

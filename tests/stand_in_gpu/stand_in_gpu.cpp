@@ -391,7 +391,7 @@ int64_t written_out(const Tensor&, const Tensor&, const Tensor&, const std::opti
 // One sequence of flash attention over packed rows, by its definition in f32: [heads, tokens, d] each.
 struct Run {
   int64_t q_begin, queries, k_begin, keys, shared;
-  Tensor q, k, v, shares;
+  Tensor q, k, v, scores, sums;
 
   Run(const Tensor& all_q, const Tensor& all_k, const Tensor& all_v, const Tensor& q_ends, const Tensor& k_ends, const std::optional<Tensor>& used,
       int64_t at, bool causal, double scale, std::optional<int64_t> left) {
@@ -404,7 +404,8 @@ struct Run {
     Tensor hidden = at::zeros({queries, keys}, at::kBool);
     if (causal || left) hidden = hidden | (key > query);
     if (left) hidden = hidden | (key < query - *left);
-    shares = (q.matmul(k.transpose(1, 2)) * scale).masked_fill(hidden, -std::numeric_limits<double>::infinity()).softmax(-1);
+    scores = (q.matmul(k.transpose(1, 2)) * scale).masked_fill(hidden, -std::numeric_limits<double>::infinity());
+    sums = scores.logsumexp(-1);
   }
 
   static Tensor heads(const Tensor& of, int64_t first, int64_t len, int64_t times) {
@@ -425,27 +426,31 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> flash_forward(
   TORCH_CHECK(lengths(*q_ends) <= most_q && (used ? at_home(*used).max().item<int64_t>() : lengths(*k_ends)) <= most_k, "flash attention: a sequence is longer than the longest");
   std::optional<Tensor> counted;
   if (used) counted = at_home(*used);
-  std::vector<Tensor> rows;
+  std::vector<Tensor> rows, sums;
   for (int64_t at = 0; at + 1 < q_ends->size(0); at++) {
     const Run run(at_home(q), at_home(k), at_home(v), at_home(*q_ends), at_home(*k_ends), counted, at, causal, *scale, left);
-    rows.push_back(run.shares.matmul(run.v).transpose(0, 1));
+    rows.push_back(run.scores.softmax(-1).matmul(run.v).transpose(0, 1));
+    sums.push_back(run.sums);
   }
   const Tensor none = at::empty({0});
-  return {sent(at::cat(rows).to(q.scalar_type()), q.device()), sent(none, q.device()), sent(none, q.device()), sent(none, q.device()), sent(none, q.device())};
+  return {sent(at::cat(rows).to(q.scalar_type()), q.device()), sent(at::cat(sums, 1), q.device()), sent(none, q.device()), sent(none, q.device()), sent(none, q.device())};
 }
 
-std::tuple<Tensor, Tensor, Tensor> flash_backward(const Tensor& grad, const Tensor& q, const Tensor& k, const Tensor& v, const Tensor&, const Tensor&,
+std::tuple<Tensor, Tensor, Tensor> flash_backward(const Tensor& grad, const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& out, const Tensor& sums,
                                                   const Tensor& q_ends, const Tensor& k_ends, int64_t, int64_t, double, bool causal, const Tensor&,
                                                   const Tensor&, std::optional<double> scale, std::optional<int64_t> left, std::optional<int64_t>) {
   const Tensor by_q = at::zeros(q.sizes(), at::kFloat), by_k = at::zeros(k.sizes(), at::kFloat), by_v = at::zeros(v.sizes(), at::kFloat);
   for (int64_t at = 0; at + 1 < q_ends.size(0); at++) {
     const Run run(at_home(q), at_home(k), at_home(v), at_home(q_ends), at_home(k_ends), std::nullopt, at, causal, *scale, left);
     const Tensor by_out = Run::heads(at_home(grad), run.q_begin, run.queries, 1), by_shares = by_out.matmul(run.v.transpose(1, 2));
-    const Tensor by_scores = run.shares * (by_shares - (by_shares * run.shares).sum(-1, true)) * *scale;
+    // As the kernel has it: by the sums and results that it is given.
+    const Tensor shares = (run.scores - at_home(sums).narrow(1, run.q_begin, run.queries).unsqueeze(-1)).exp();
+    const Tensor slopes = (by_out * Run::heads(at_home(out), run.q_begin, run.queries, 1)).sum(-1, true);
+    const Tensor by_scores = shares * (by_shares - slopes) * *scale;
     const auto grouped = [&](const Tensor& of) { return of.reshape({k.size(1), run.shared, run.keys, -1}).sum(1).transpose(0, 1); };
     by_q.narrow(0, run.q_begin, run.queries).copy_(by_scores.matmul(run.k).transpose(0, 1));
     by_k.narrow(0, run.k_begin, run.keys).copy_(grouped(by_scores.transpose(1, 2).matmul(run.q)));
-    by_v.narrow(0, run.k_begin, run.keys).copy_(grouped(run.shares.transpose(1, 2).matmul(by_out)));
+    by_v.narrow(0, run.k_begin, run.keys).copy_(grouped(shares.transpose(1, 2).matmul(by_out)));
   }
   const auto rounded = [&](const Tensor& of) { return sent(of.to(q.scalar_type()), q.device()); };
   return {rounded(by_q), rounded(by_k), rounded(by_v)};

@@ -678,16 +678,6 @@ char* rollflow_attend(Tensor** out, Tensor* qkv, Tensor* cos, Tensor* sin, Tenso
   });
 }
 
-// libtorch's flash attention (Dao, 2023) over packed rows [tokens, heads, d], with gradients. Sequences are told by the ends of their queries and of
-// their keys, from 0 on, in int32. A query sees the keys up to its own, counted from the last ones, or `window` of them.
-char* rollflow_flash(Tensor** out, Tensor* q, Tensor* k, Tensor* v, Tensor* q_ends, Tensor* k_ends, int64_t most_q, int64_t most_k, double scale, int64_t window) {
-  return guarded(out, [&] {
-    const auto left = window > 0 ? std::optional<int64_t>(window - 1) : std::nullopt;
-    const auto right = window > 0 ? std::optional<int64_t>(0) : std::nullopt;
-    return std::get<0>(at::_flash_attention_forward(*q, *k, *v, *q_ends, *k_ends, most_q, most_k, 0.0, true, false, scale, left, right));
-  });
-}
-
 // What libtorch should do on a GPU. cuDNN's attention builds a plan for every new shape, for 0.1 to 1 s each, and shapes of rollouts are new nearly every time;
 // sums of bf16 products that are split between blocks would be rounded to bf16. Gives back what is set then.
 char* rollflow_gpu_defaults(bool* cudnn_attention, bool* rounded_sums) {

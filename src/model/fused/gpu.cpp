@@ -376,7 +376,7 @@ Tensor draw(const Tensor& logits, const Tensor& settings) {
 struct Attended {
   int64_t page, heads, longest, window;
   double scale, cap, eps;
-  const Tensor *q_norm, *k_norm;
+  const Tensor *q_norm, *k_norm, *sinks;
 };
 
 // One token of each slot, of which `table` [slots, width] has the pages in `cache`, and whose largest position is `longest` − 1.
@@ -399,6 +399,7 @@ Tensor attend(const Tensor& qkv, const Tensor& cos, const Tensor& sin, const Ten
                         halves(cache),
                         whole(positions),
                         whole(table),
+                        of.sinks ? floats(*of.sinks) : nullptr,
                         halves(out),
                         splits > 1 ? to_floats(parts) : nullptr,
                         width,
@@ -484,7 +485,7 @@ char* rollflow_gpu_draw(Tensor** out, Tensor* logits, Tensor* settings) {
 }
 
 char* rollflow_gpu_attend(Tensor** out, Tensor* qkv, Tensor* cos, Tensor* sin, Tensor* cache, Tensor* positions, Tensor* table, Tensor* q_norm, Tensor* k_norm,
-                          int64_t page, int64_t heads, int64_t longest, int64_t window, double scale, double cap, double eps) {
-  return guarded(out, [&] { return attend(*qkv, *cos, *sin, *cache, *positions, *table, {page, heads, longest, window, scale, cap, eps, q_norm, k_norm}); });
+                          Tensor* sinks, int64_t page, int64_t heads, int64_t longest, int64_t window, double scale, double cap, double eps) {
+  return guarded(out, [&] { return attend(*qkv, *cos, *sin, *cache, *positions, *table, {page, heads, longest, window, scale, cap, eps, q_norm, k_norm, sinks}); });
 }
 }

@@ -72,6 +72,7 @@ unsafe extern "C" {
         table: *mut C_tensor,
         q_norm: *mut C_tensor,
         k_norm: *mut C_tensor,
+        sinks: *mut C_tensor,
         page: i64,
         heads: i64,
         longest: i64,
@@ -252,7 +253,7 @@ pub struct Slots {
 
 /// Rotary attention of one token in each of `slots`, as [`attend`](super::attend) does it. `cache` `[rows, 2, keys, d]` gets
 /// their keys and values. Requires [`attends_slots`]. `norms`: weights by which each query and key head is normed first, and
-/// the norms' epsilon.
+/// the norms' epsilon. `sinks` as for [`attention`](super::attention), of any type.
 pub fn attend(
     qkv: &Tensor,
     (cos, sin): (&Tensor, &Tensor),
@@ -261,16 +262,19 @@ pub fn attend(
     heads: Heads,
     norms: Option<(&Tensor, &Tensor, f64)>,
     window: Option<usize>,
+    sinks: Option<&Tensor>,
 ) -> Tensor {
     let Heads { queries, scale, cap, .. } = heads;
     let (q_norm, k_norm, eps) =
         norms.map_or((std::ptr::null_mut(), std::ptr::null_mut(), 0.0), |(q, k, eps)| (raw(q), raw(k), eps));
     let (window, cap) = (window.unwrap_or(0) as i64, cap.unwrap_or(0.0));
+    let wide = sinks.map(|sinks| sinks.to_kind(Kind::Float).contiguous());
+    let sinks = wide.as_ref().map_or(std::ptr::null_mut(), raw);
     call(|out| unsafe {
         let [qkv, cos, sin, cache, positions, table] = [qkv, cos, sin, cache, &slots.positions, &slots.table].map(raw);
         let Slots { page, longest, .. } = *slots;
         rollflow_gpu_attend(
-            out, qkv, cos, sin, cache, positions, table, q_norm, k_norm, page, queries, longest, window, scale, cap, eps,
+            out, qkv, cos, sin, cache, positions, table, q_norm, k_norm, sinks, page, queries, longest, window, scale, cap, eps,
         )
     })
 }

@@ -90,6 +90,7 @@ struct AttendArgs {
   u16* cache;                // [rows, 2, KEYS, DIM], pages of PAGE rows
   const i64* positions;      // [slots], less than 0 for a slot that is not in use
   const i64* table;          // [slots, width]: pages of each slot
+  const float* sinks;        // [HEADS]: scores of no key, or null
   u16* out;                  // [slots, HEADS · DIM]
   float* parts;              // [slots, HEADS, splits, DIM + 1], where there are several
   i64 width, window, splits;

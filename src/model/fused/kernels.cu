@@ -764,8 +764,11 @@ KERNEL(attend, AttendArgs) {
   all_threads();
   for (int i = threadIdx.x; i < GROUP * DIM; i += 32 * WARPS) {
     const int head = i / DIM, column = i % DIM;
-    float top = -infinite(), total = 0.0f, of = 0.0f;
+    // With several splits, the kernel that puts them together has the sink.
+    const float sink = a.sinks && a.splits == 1 ? a.sinks[kv * GROUP + head] * LOG2_E : -infinite();
+    float top = sink, of = 0.0f;
     for (int w = 0; w < WARPS; w++) top = largest(top, most_of[w * ROWS + head]);
+    float total = sink == -infinite() ? 0.0f : power2(sink - top);
     for (int w = 0; w < WARPS; w++) {
       const float share = top == -infinite() ? 0.0f : power2(most_of[w * ROWS + head] - top);
       total += share * sum_of[w * ROWS + head];
@@ -791,10 +794,11 @@ KERNEL(merge, AttendArgs) {
     for (int column = threadIdx.x; column < DIM; column += blockDim.x) a.out[place * DIM + column] = 0;
     return;
   }
-  float top = -infinite();
+  const float sink = a.sinks ? a.sinks[blockIdx.y] * LOG2_E : -infinite();
+  float top = sink;
   for (int split = 0; split < a.splits; split++) top = largest(top, parts[split * (DIM + 1) + DIM]);
   for (int column = threadIdx.x; column < DIM; column += blockDim.x) {
-    float total = 0.0f, of = 0.0f;
+    float total = sink == -infinite() ? 0.0f : power2(sink - top), of = 0.0f;
     for (int split = 0; split < a.splits; split++) {
       const float share = power2(parts[split * (DIM + 1) + DIM] - top);
       total += share;

@@ -78,6 +78,7 @@ unsafe extern "C" {
         q: *mut C_tensor,
         k: *mut C_tensor,
         v: *mut C_tensor,
+        sinks: *mut C_tensor,
         q_ends: *mut C_tensor,
         k_ends: *mut C_tensor,
         most_q: i64,
@@ -292,12 +293,18 @@ pub fn flashes(dim: usize, kind: Kind, device: Device) -> bool {
 ///
 /// `q` is `[N, queries, d]`, `k` and `v` `[M, keys, d]`, of which only the last dimension must be
 /// contiguous. A sequence's last query sees all its keys, the one before one fewer, and so on.
-/// `window` limits them to the last ones. Returns `[N, queries, d]`.
-pub fn flash([q, k, v]: [&Tensor; 3], (queries, keys): (&Runs, &Runs), scale: f64, window: Option<usize>) -> Tensor {
-    let window = window.unwrap_or(0) as i64;
+/// `window` limits them to the last ones. `sinks` as for [`attention`], of any type. Returns `[N, queries, d]`.
+pub fn flash(
+    [q, k, v]: [&Tensor; 3],
+    (queries, keys): (&Runs, &Runs),
+    scale: f64,
+    window: Option<usize>,
+    sinks: Option<&Tensor>,
+) -> Tensor {
+    let (window, sinks) = (window.unwrap_or(0) as i64, sinks.map_or(std::ptr::null_mut(), raw));
     call(|out| unsafe {
         let (ends, longest) = ([raw(&queries.ends), raw(&keys.ends)], [queries.longest, keys.longest]);
-        rollflow_flash(out, raw(q), raw(k), raw(v), ends[0], ends[1], longest[0], longest[1], scale, window)
+        rollflow_flash(out, raw(q), raw(k), raw(v), sinks, ends[0], ends[1], longest[0], longest[1], scale, window)
     })
 }
 

@@ -245,11 +245,56 @@ fn a_token_is_drawn_by_its_share_and_a_row_that_is_not_finite_is_told() {
     }
 }
 
+/// Sequences whose queries are their last tokens, as those of prompts that groups share.
+#[test]
+fn flash_attention_with_sinks_equals_f64_with_its_gradients() {
+    let Some(device) = device() else { return };
+    tch::manual_seed(4);
+    for (heads, keys, dim, window, kind) in [(4, 2, 16, None, Kind::BFloat16), (6, 6, 64, Some(3), Kind::Half)] {
+        let lens: [(i64, i64); 3] = [(5, 9), (7, 7), (1, 4)];
+        let ends = |each: &dyn Fn(&(i64, i64)) -> i64| {
+            let ends = lens.iter().scan(0, |end, of| {
+                *end += each(of);
+                Some(*end as i32)
+            });
+            Tensor::from_slice(&std::iter::once(0).chain(ends).collect::<Vec<i32>>()).to_device(device)
+        };
+        let queries = super::super::Runs { ends: ends(&|of| of.0), longest: 7 };
+        let all = super::super::Runs { ends: ends(&|of| of.1), longest: 9 };
+        let scale = 1.0 / (dim as f64).sqrt();
+        let leaves =
+            [(13, heads), (20, keys), (20, keys)].map(|(rows, heads): (i64, i64)| normal(&[rows, heads, dim], kind, device));
+        let leaves: Vec<Tensor> = leaves.into_iter().chain([normal(&[heads], kind, device) * 2.0]).collect();
+        let exact = |leaves: &[Tensor]| {
+            let (mut first, mut key) = (0, 0);
+            let each = lens.iter().map(|&(len, total)| {
+                let of = |x: &Tensor, at: i64, len: i64| x.narrow(0, at, len).transpose(0, 1);
+                let shared = |x: &Tensor| x.repeat_interleave_self_int(heads / keys, 0, None);
+                let (q, k) = (of(&leaves[0], first, len), shared(&of(&leaves[1], key, total)));
+                let v = shared(&of(&leaves[2], key, total));
+                (first, key) = (first + len, key + total);
+                let seen = Tensor::ones([len, total], (Kind::Bool, Device::Cpu)).tril(total - len);
+                let seen = window.map_or_else(|| seen.shallow_clone(), |window: i64| seen.triu(total - len + 1 - window));
+                let scores = (q.matmul(&k.transpose(1, 2)) * scale).masked_fill(&seen.logical_not(), f64::NEG_INFINITY);
+                let sinks = leaves[3].view([heads, 1, 1]).expand([heads, len, 1], false);
+                let shares = Tensor::cat(&[scores, sinks], -1).softmax(-1, Kind::Double).narrow(-1, 0, total);
+                shares.matmul(&v).transpose(0, 1)
+            });
+            vec![Tensor::cat(&each.collect::<Vec<_>>(), 0)]
+        };
+        let ours = |leaves: &[Tensor]| {
+            let of = [&leaves[0], &leaves[1], &leaves[2]];
+            vec![super::super::flash(of, (&queries, &all), scale, window.map(|window| window as usize), Some(&leaves[3]))]
+        };
+        same(&format!("{heads} heads over {keys}"), &leaves, ours, exact);
+    }
+}
+
 #[test]
 fn attention_of_one_token_writes_its_keys_and_equals_f64_for_all_shapes() {
     let Some(device) = device() else { return };
     tch::manual_seed(4);
-    for (at, (dim, heads, keys, window, longest)) in [
+    for (at_shape, (dim, heads, keys, window, longest)) in [
         (16, 4, 2, None, 60),
         (32, 6, 1, None, 700),
         (64, 14, 2, None, 300),
@@ -263,8 +308,8 @@ fn attention_of_one_token_writes_its_keys_and_equals_f64_for_all_shapes() {
     .into_iter()
     .enumerate()
     {
-        let kind = if at % 2 == 0 { Kind::BFloat16 } else { Kind::Half };
-        let cap = (at % 3 == 1).then_some(5.0);
+        let kind = if at_shape % 2 == 0 { Kind::BFloat16 } else { Kind::Half };
+        let cap = (at_shape % 3 == 1).then_some(5.0);
         let (slots, page, width) = (4, 32, longest / 32 + 2);
         let of = Heads { queries: heads, keys, scale: 1.3 / (dim as f64).sqrt(), cap };
         assert!(attends_slots(of, dim as usize, kind, device));
@@ -282,11 +327,13 @@ fn attention_of_one_token_writes_its_keys_and_equals_f64_for_all_shapes() {
         };
         let angles = Tensor::rand([longest, 1, dim / 2], (Kind::Float, Device::Cpu)) * 6.0;
         let (cos, sin) = (Tensor::cat(&[angles.cos(), angles.cos()], 2), Tensor::cat(&[-angles.sin(), angles.sin()], 2));
-        let norms = (at % 2 == 0).then(|| [(); 2].map(|()| normal(&[dim], kind, device)));
+        let norms = (at_shape % 2 == 0).then(|| [(); 2].map(|()| normal(&[dim], kind, device)));
         let given = norms.as_ref().map(|[q, k]| (q, k, 1e-6));
         let on = |x: &Tensor| x.to_device(device);
         let at = Slots { positions: on(&positions), table: on(&table), page, longest };
-        let out = attend(&qkv, (&on(&cos), &on(&sin)), &cache, &at, of, given, window);
+        // Of some size, so that they count.
+        let sinks = (at_shape % 2 == 1).then(|| normal(&[heads], kind, device) * 2.0);
+        let out = attend(&qkv, (&on(&cos), &on(&sin)), &cache, &at, of, given, window, sinks.as_ref());
 
         let heads_of = host(&qkv).view([slots, heads + 2 * keys, dim]);
         for slot in 0..3 {
@@ -308,7 +355,12 @@ fn attention_of_one_token_writes_its_keys_and_equals_f64_for_all_shapes() {
             let each = |half| seen.select(1, half).repeat_interleave_self_int(heads / keys, 1, None).transpose(0, 1);
             let scores = q.unsqueeze(1).matmul(&each(0).transpose(1, 2)) * of.scale;
             let scores = cap.map_or_else(|| scores.shallow_clone(), |cap| (&scores / cap).tanh() * cap);
-            let expected = scores.softmax(-1, Kind::Double).matmul(&each(1)).view([-1]);
+            let scores = match &sinks {
+                Some(sinks) => Tensor::cat(&[&scores, &host(sinks).view([heads, 1, 1])], -1),
+                None => scores,
+            };
+            let shares = scores.softmax(-1, Kind::Double).narrow(-1, 0, position + 1 - first);
+            let expected = shares.matmul(&each(1)).view([-1]);
             close(&format!("{dim}, {heads} over {keys}, slot {slot}"), &out.get(slot), &expected, 2.0 * bound(kind));
             let written = rows(slot).narrow(0, position, 1);
             let _written = before.shallow_clone().index_copy_(0, &written, &own.narrow(0, position, 1));
