@@ -132,7 +132,7 @@ impl Pages {
             return (0, None);
         }
         let pages = &pages[..known.div_ceil(PAGE)];
-        // Held first, so that none of them is taken for another.
+        // Held first, or they could be taken for others.
         pages.iter().for_each(|&page| self.hold(page));
         let known = if self.available() > 0 { known } else { known / PAGE * PAGE };
         let copied = self.begin(slot, pages, known);
@@ -196,7 +196,7 @@ impl Pages {
         self.held[slot] += 1;
     }
 
-    /// A page that nobody else holds.
+    /// A page for one slot.
     fn take(&mut self) -> u32 {
         let page = self.free.pop().or_else(|| {
             let page = self.tree.evict(|page| self.holders[page as usize] == 0)?;
@@ -355,7 +355,7 @@ mod tests {
     }
 
     proptest! {
-        /// However sequences begin, share, move and end, each slot holds its own tokens of its own weights.
+        /// However sequences begin, share, move and end, each slot holds its tokens by its weights.
         #[test]
         fn v5_every_slot_holds_its_own_sequence(
             pages in 9usize..30, work in prop::collection::vec((0usize..6, 0usize..3, 0usize..3, 0u32..3, 1usize..90, 1u64..3), 1..120),

@@ -132,7 +132,7 @@ impl Decoder {
                 let norms = self.norms_of_heads(layer);
                 let qkv = if norms.is_some() { qkv.shallow_clone() } else { self.normed_heads(layer, qkv) };
                 let heads = config.fused_heads();
-                return fused::gpu::attend(&qkv, (cos, sin), cache.keys_values(index), at, heads, norms, window, layer.sinks());
+                return fused::gpu::attend(&qkv, (cos, sin), cache.keys_values(index), at, heads, norms, (window, layer.sinks()));
             }
             Way::Products(read, _) => read,
         };

@@ -5,8 +5,8 @@ use super::sequence::{Sequence, SequenceState};
 use crate::engine::slots::{Slots, Waiting};
 use crate::model::{PAGE, Pages};
 
-/// How many of so many samples may enter. Each keeps a page in reserve, as those in flight do, so that none of them
-/// has to wait soon. One that is alone always enters.
+/// How many of so many samples may enter. Each keeps a page in reserve, as those in flight do, since one that
+/// waits is computed again. One that is alone always enters.
 pub(super) fn room(pages: &Pages, slots: &Slots<SequenceState>) -> impl FnMut(&Waiting, usize) -> usize + use<> {
     let reserve = |(slot, sequence): (usize, &Sequence)| pages.lacking(slot, sequence.request.longest()).min(1);
     let mut left = pages.available().saturating_sub(slots.iter_from(0).map(reserve).sum());
@@ -33,7 +33,7 @@ impl LocalEngine {
         (0..=shelf).filter(|slot| !in_use.contains(slot)).for_each(|slot| self.cache.pages.release(slot));
     }
 
-    /// Makes room for the next token of each sample: what is remembered goes as it is needed, then the shelf, then
+    /// Makes room for the next token of each sample: what is remembered goes first, then the shelf, then
     /// the youngest samples, which wait and continue from their tokens.
     pub(super) fn make_room(&mut self) {
         loop {

@@ -261,8 +261,7 @@ pub fn attend(
     slots: &Slots,
     heads: Heads,
     norms: Option<(&Tensor, &Tensor, f64)>,
-    window: Option<usize>,
-    sinks: Option<&Tensor>,
+    (window, sinks): (Option<usize>, Option<&Tensor>),
 ) -> Tensor {
     let Heads { queries, scale, cap, .. } = heads;
     let (q_norm, k_norm, eps) =

@@ -333,7 +333,7 @@ fn attention_of_one_token_writes_its_keys_and_equals_f64_for_all_shapes() {
         let at = Slots { positions: on(&positions), table: on(&table), page, longest };
         // Of some size, so that they count.
         let sinks = (at_shape % 2 == 1).then(|| normal(&[heads], kind, device) * 2.0);
-        let out = attend(&qkv, (&on(&cos), &on(&sin)), &cache, &at, of, given, window, sinks.as_ref());
+        let out = attend(&qkv, (&on(&cos), &on(&sin)), &cache, &at, of, given, (window, sinks.as_ref()));
 
         let heads_of = host(&qkv).view([slots, heads + 2 * keys, dim]);
         for slot in 0..3 {
