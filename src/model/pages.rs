@@ -101,6 +101,9 @@ impl Pages {
 
     /// Frees a slot.
     pub fn release(&mut self, slot: usize) {
+        if self.held[slot] == 0 {
+            return;
+        }
         for page in self.of(slot) {
             self.leave(page);
         }

@@ -118,7 +118,8 @@ impl Shared {
 
     /// Longest prompt and completion together, in tokens.
     pub fn context(&self) -> usize {
-        self.config.context.unwrap_or(self.model.max_positions)
+        let most = self.config.context.unwrap_or(self.model.max_positions);
+        self.config.cache_tokens.map_or(most, |tokens| tokens.min(most))
     }
 
     /// Records why the engine ended.

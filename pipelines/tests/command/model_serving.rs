@@ -200,6 +200,11 @@ fn all_routes_and_streams_give_the_completion_of_generate() {
         }
     }
 
+    let small = Server::start(Path::new(run), &["--cache-tokens", "32"]);
+    let long = json!({"text": "3+4=", "sampling_params": {"max_new_tokens": 29}});
+    assert!(small.refused("/generate", &long).contains("context of 32 tokens"), "a cache holds a whole completion");
+    drop(small);
+
     let unknown = json!({"text": "3+4=", "sampling_params": {"min_new_tokens": 5}});
     assert!(server.refused("/generate", &unknown).contains("min_new_tokens"), "nothing is ignored silently");
     let biased = json!({"text": "3+4=", "sampling_params": {"max_new_tokens": 3, "logit_bias": {"9": 100}}});

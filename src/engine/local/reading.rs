@@ -83,11 +83,11 @@ impl LocalEngine {
         }
         let logits = Tensor::cat(&logits, 0);
         if let (Some(row), Some(last)) = (rows.last(), admitted.last().filter(|group| group.more)) {
-            let is_there = groups.is_empty();
-            if !is_there && self.cache.pages.available() > 0 {
+            let (is_there, has_room) = (groups.is_empty(), self.cache.pages.available() > 0);
+            if !is_there && has_room {
                 self.cache.share(last.slots[0], &[shelf_slot], last.request.request.tokens.len());
             }
-            self.shelf = (is_there || self.cache.pages.available() > 0).then(|| logits.narrow(0, *row, 1));
+            self.shelf = (is_there || has_room).then(|| logits.narrow(0, *row, 1));
         }
         let rows = admitted.iter().zip(rows).flat_map(|(group, row)| vec![row; group.slots.len()]);
         let (rows, slots): (Vec<i64>, Vec<usize>) =

@@ -28,9 +28,10 @@ impl LocalEngine {
     /// Frees the slots of samples that are gone.
     pub(super) fn release_free(&mut self) {
         let shelf = self.slots.len();
-        let in_use: Vec<usize> =
-            self.slots.iter_from(0).map(|(slot, _)| slot).chain(self.shelf.as_ref().map(|_| shelf)).collect();
-        (0..=shelf).filter(|slot| !in_use.contains(slot)).for_each(|slot| self.cache.pages.release(slot));
+        let mut is_free = vec![true; shelf + 1];
+        self.slots.iter_from(0).for_each(|(slot, _)| is_free[slot] = false);
+        is_free[shelf] = self.shelf.is_none();
+        (0..=shelf).filter(|slot| is_free[*slot]).for_each(|slot| self.cache.pages.release(slot));
     }
 
     /// Makes room for the next token of each sample: what is remembered goes first, then the shelf, then

@@ -64,7 +64,7 @@ impl VllmEngine {
             weights,
             checksums: has("/weight_checker"),
             adapters: has("/v1/load_lora_adapter"),
-            // Its streams have none.
+            // They come in numpy's format, and on GPUs only.
             routes: false,
             sleeps,
             lacks: (!weights).then(|| DEV_MODE.to_owned()).into_iter().collect(),
