@@ -222,6 +222,7 @@ fn grpo(plan: &Plan, note: Note) {
     adapters(plan, note);
     environment(plan, note);
     groups::groups(plan, note);
+    cache(plan, note);
     held::held(plan, note);
     engines::engines(plan, note);
 }
@@ -235,6 +236,25 @@ fn adapters(plan: &Plan, note: Note) {
     } else if !plan.engine.is_remote() && lora.merges() {
         let message = "`lora.base` is \"nf4\", and merged adapters are whole weights again, at every publish".to_owned();
         note("lora.sync", &["lora.base"], message, "set lora.sync = \"adapter\"");
+    }
+}
+
+fn cache(plan: &Plan, note: Note) {
+    let Some(tokens) = plan.generate.cache_tokens.filter(|_| !plan.engine.is_remote()) else { return };
+    // Law V5: the weights of a sample that waited may be gone.
+    if plan.generate.on_new_weights == OnNewWeights::Finish {
+        let message = "`generate.on_new_weights` is \"finish\", but samples that wait while a cache is full continue under the newest weights";
+        let help = "leave generate.cache_tokens out, or choose another policy";
+        note("generate.cache_tokens", &["generate.on_new_weights"], message.to_owned(), help);
+    }
+    let (engines, answer) = (plan.generators().max(1), plan.generate.max_new_tokens);
+    let each = tokens / engines;
+    if each <= answer {
+        let message = format!(
+            "`generate.cache_tokens` is {tokens}, {each} for each of {engines} engines, but a prompt and its answer may have more than {answer}"
+        );
+        let help = "raise it, lower generate.max_new_tokens, or leave it out";
+        note("generate.cache_tokens", &["generate.max_new_tokens", "generate.workers"], message, help);
     }
 }
 

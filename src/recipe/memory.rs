@@ -119,8 +119,7 @@ impl fmt::Display for MemoryPlan {
 /// the model itself are reported when it is loaded.
 pub(super) fn limits(plan: &Plan) -> Vec<Problem> {
     let Ok(model) = shape(plan) else { return Vec::new() };
-    let texts = texts_beyond_its_positions(plan, &model).into_iter().chain(answers_beyond_the_cache(plan));
-    adapters_without_a_place(plan, &model).into_iter().chain(texts).collect()
+    adapters_without_a_place(plan, &model).into_iter().chain(texts_beyond_its_positions(plan, &model)).collect()
 }
 
 fn adapters_without_a_place(plan: &Plan, model: &ModelConfig) -> Option<Problem> {
@@ -143,19 +142,6 @@ fn texts_beyond_its_positions(plan: &Plan, model: &ModelConfig) -> Vec<Problem> 
         (most > room).then(|| Problem::of(key, message, help))
     };
     [sample, answers, asked].into_iter().flatten().filter_map(beyond).collect()
-}
-
-/// A cache that does not hold one answer.
-fn answers_beyond_the_cache(plan: &Plan) -> Option<Problem> {
-    let (tokens, engines) = (plan.generate.cache_tokens?, plan.generators());
-    let (each, answer) = (tokens / engines.max(1), plan.generate.max_new_tokens);
-    (!plan.engine.is_remote() && each <= answer).then(|| {
-        let message = format!(
-            "`generate.cache_tokens` is {tokens}, {each} for each of {engines} engines, but a prompt and its answer may have \
-             more than {answer}"
-        );
-        Problem::of("generate.cache_tokens", message, "raise it, lower generate.max_new_tokens, or leave it out")
-    })
 }
 
 /// Reports a run that cannot fit, with changes that help.

@@ -132,6 +132,8 @@ fn engines_that_can_not_be_or_can_not_do_what_is_asked_are_errors() {
         ("engine.urls = ['http://127.0.0.1:8000']", "names servers, but `engine.kind` is \"local\""),
         ("engine.kind = 'vllm'", "there is no server"),
         ("engine = { launch = 'vllm', pause = 'recompute' }", "which vllm has no way of"),
+        ("generate = { cache_tokens = 4096, on_new_weights = 'finish' }", "continue under the newest weights"),
+        ("generate = { cache_tokens = 8, max_new_tokens = 8 }", "but a prompt and its answer may have more than 8"),
         ("engine = { launch = 'sglang', pause = 'finish' }", "which sglang has no way of"),
         ("engine = { kind = 'openai', urls = ['http://127.0.0.1:8000'] }", "can't be given weights"),
         ("engine = { kind = 'vllm', urls = ['ftp://example.com'] }", "write it as http://host:port"),

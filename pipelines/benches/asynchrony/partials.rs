@@ -1,7 +1,7 @@
 //! What the partial cache is worth, and what new weights cost the generator alone under each policy.
 //!
 //! Answers have the lengths that make rollouts hard: most are short, a few are very long (log-normal, cut at 512 tokens). Weights arrive
-//! every 96 tokens. With the partial cache, answers that are stopped continue from their tokens; without, they begin anew, and those longer than
+//! every 96 tokens. With the partial cache, answers that are stopped continue from their tokens; without, they start again, and those longer than
 //! the time between two versions never end.
 
 use std::sync::Arc;

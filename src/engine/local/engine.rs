@@ -133,7 +133,7 @@ impl LocalEngine {
 
     /// Limits the cache to so many tokens of all sequences together, before the first request; default: what all
     /// slots take at their longest. Where it is full, the youngest sample waits, and continues from its tokens
-    /// later.
+    /// later, under the newest weights then, also with [`OnNewWeights::Finish`].
     pub fn cache_tokens(mut self, tokens: Option<usize>) -> Self {
         self.cache_tokens = tokens;
         self.cache = self.empty_cache();
