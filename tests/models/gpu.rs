@@ -290,6 +290,33 @@ fn versions_next_to_each_other_agree_with_their_trainers_on_a_gpu() {
     }
 }
 
+/// Law N2: samples that wait while the cache is full, with a recorded step at work, are those of their trainer.
+#[test]
+fn samples_that_wait_for_memory_on_a_gpu_agree_with_their_trainer() {
+    let compute = Compute::cuda(0, Dtype::Bf16);
+    let Some((name, model, weights)) = golden_on_a_gpu().into_iter().find(|(name, ..)| name == "qwen2_tied") else { return };
+    let tokenizer = Arc::new(Tokenizer::from_dir(&Path::new("tests/golden/models").join(name)).unwrap());
+    let decoder = rollflow::model::Decoder::new(&model, weights.layout.clone());
+    let mut engine = LocalEngine::new(decoder, tokenizer, 4, 7).computing(compute).cache_tokens(Some(5 * 32));
+    engine.set_weights(1, &weights);
+    let params = Arc::new(SamplingParams { max_new_tokens: 90, temperature: 0.9, ignore_eos: true, ..Default::default() });
+    let prompt = [5u32, 8, 33];
+    engine.submit(Request::new(0, prompt, 6, params)).unwrap();
+    let (mut answers, mut waited) = (Vec::new(), 0);
+    while !engine.is_idle() {
+        answers.extend(engine.step().unwrap());
+        waited += engine.load().preempted;
+    }
+    assert!(answers.len() == 6 && waited > 0, "{waited} waited");
+    let samples: Vec<Sample> = answers.iter().map(|answer| Sample::supervised(&prompt, &answer.tokens)).collect();
+    let batch = Arc::new(collate(&samples, Aggregation::TokenMean).unwrap());
+    let of_trainer = backend(&model, &weights, compute, false).score(batch).wait().unwrap().concat();
+    let generated = answers.iter().flat_map(|answer| answer.log_probs.iter().map(|x| f64::from(*x)));
+    let worst = generated.zip(&of_trainer).map(|(a, b)| (a - b).abs()).fold(0.0, f64::max);
+    println!("{waited} waited, {worst:.4} at most");
+    assert!(worst < 0.1, "{worst}");
+}
+
 /// Laws V1 and V5: a step is at work already when samples end, others take their slots, and weights change. Every token is
 /// of its sample and of the version that it names.
 #[test]
