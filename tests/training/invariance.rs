@@ -64,13 +64,21 @@ fn learn(config: LocalConfig, batch: TrainBatch) -> (f64, f64, Tensor) {
 
 fn distance(a: &Tensor, b: &Tensor) -> f64 {
     let norm = |x: &Tensor| x.to_kind(Kind::Double).norm().double_value(&[]);
-    norm(&(a - b)) / norm(b).max(1e-12)
+    // A gradient that is read off f32 weights has their rounding, near 1e-6 in all: a small one has few digits left.
+    norm(&(a - b)) / (1e-2 + norm(b))
 }
 
 prop_compose! {
+    /// No two tokens have the same context or, but in one sample, the same advantage: of tokens that are equal in rank, rounding decides which
+    /// one a loss picks.
     fn batches()(shapes in prop::collection::vec((1usize..6, 0usize..7), 2..9), seed in any::<u64>(), order in any::<u64>())
         -> (Vec<Sample>, Vec<Sample>) {
-        let samples = crate::tiny::rollouts(&shapes, seed);
+        let mut samples = crate::tiny::rollouts(&shapes, seed);
+        for (at, sample) in samples.iter_mut().enumerate() {
+            let start = [at as u32, crate::tiny::VOCAB - 1 - at as u32];
+            sample.tokens.iter_mut().zip(start).for_each(|(token, start)| *token = start);
+            sample.advantage = sample.advantage.map(|advantage| advantage + 0.1 * f64::from(at as u32 + 1).sqrt());
+        }
         let mut reordered = samples.clone();
         let n = reordered.len();
         for i in (1..n).rev() {
@@ -81,13 +89,13 @@ prop_compose! {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 12, failure_persistence: None, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig { cases: 24, failure_persistence: None, ..ProptestConfig::default() })]
     #[test]
     fn loss_and_gradient_ignore_cuts_order_and_chunks(
         (samples, reordered) in batches(), micro_batch_tokens in 1usize..40, logits_chunk in 1usize..200, threads in 1usize..4,
         copies in 0usize..3
     ) {
-        prop_assume!(samples.iter().any(|sample| sample.response_length() > 0));
+        prop_assume!(samples.iter().filter(|sample| sample.response_length() > 0).count() > 1);
         let modes = [
             Aggregation::TokenMean, Aggregation::SeqMeanTokenMean, Aggregation::SeqMeanTokenSum, Aggregation::DrGrpo { max_len: 7 },
         ];
@@ -103,7 +111,7 @@ proptest! {
                 let parts = learn(cut, batch(&reordered));
                 prop_assert!((whole.0 - parts.0).abs() <= 1e-5 * (1.0 + whole.0.abs()), "{} {:?} {:?}: loss {} {}", loss.name(), aggregation, off_policy, whole.0, parts.0);
                 prop_assert!((whole.1 - parts.1).abs() <= 2e-5 * (1e-3 + whole.1), "{} {:?} {:?}: norm {} {}", loss.name(), aggregation, off_policy, whole.1, parts.1);
-                prop_assert!(whole.1 < 1e-6 || distance(&parts.2, &whole.2) < 1e-4, "{} {:?} {:?}: gradient {}", loss.name(), aggregation, off_policy, distance(&parts.2, &whole.2));
+                prop_assert!(distance(&parts.2, &whole.2) < 1e-4, "{} {:?} {:?}: gradient {}", loss.name(), aggregation, off_policy, distance(&parts.2, &whole.2));
             }
         }
     }
