@@ -6,6 +6,7 @@ use super::experts::Routed;
 use super::family::QkNorm;
 use super::fused::half;
 use super::gated_delta::DeltaState;
+use super::net_rows::NetRows;
 use super::packed::{FlashRuns, Rectangle};
 use super::rope::{ByLayer, Tables};
 use super::routing::{Recorded, RecordedPass};
@@ -15,9 +16,9 @@ use super::{Activation, Decoder, ModelConfig, Packed, fused};
 /// Data that all layers of one pass over whole sequences share.
 pub(super) struct Pass<'a> {
     pub packed: &'a Packed,
-    /// For layers that take sequences apart.
-    pub rectangle: Option<Rectangle>,
     pub attention: Attention,
+    /// Rows of gated delta nets, if there are any.
+    pub nets: Option<NetRows>,
     /// Experts that computed the tokens before.
     pub recorded: Option<RecordedPass>,
 }
@@ -28,18 +29,17 @@ pub(super) enum Attention {
     Fused(ByLayer<Tables>),
     /// libtorch's flash attention, with each row's cosines and sines.
     Flash(ByLayer<Tables>, FlashRuns),
-    /// By libtorch over the rectangle, with masks.
-    Rectangular(ByLayer<Tables>, ByLayer<Option<Tensor>>),
+    /// By libtorch over a rectangle, with masks.
+    Rectangular(ByLayer<Tables>, ByLayer<Option<Tensor>>, Rectangle),
 }
 
 impl Pass<'_> {
-    /// Returns true if attention takes the packed rows as they are.
-    pub fn is_packed(&self) -> bool {
-        !matches!(self.attention, Attention::Rectangular(..))
-    }
-
-    fn rectangle(&self) -> &Rectangle {
-        self.rectangle.as_ref().expect("it is made where a layer needs it")
+    /// The rectangle of attention, if it does not take the packed rows as they are.
+    pub fn rectangle(&self) -> Option<&Rectangle> {
+        match &self.attention {
+            Attention::Rectangular(.., rectangle) => Some(rectangle),
+            _ => None,
+        }
     }
 }
 
@@ -83,10 +83,10 @@ impl Stream {
 impl Decoder {
     /// One layer over whole sequences.
     pub(super) fn layer(&self, layer: &Layer, index: usize, pass: &Pass, x: Stream, rows: Option<&Tensor>, keep: Keep) -> Stream {
-        let mix = |input: &Tensor, keep: Keep| match (&layer.mixer, self.config.delta_of(index)) {
-            (Mixer::Delta(weights), Some(of)) => {
+        let mix = |input: &Tensor, keep: Keep| match (&layer.mixer, self.config.delta_of(index), &pass.nets) {
+            (Mixer::Delta(weights), Some(of), Some(rows)) => {
                 let keep = |state: &DeltaState| keep(index, Left::State(state));
-                weights.whole(of, &layer.input.forward(input), pass.rectangle(), &pass.packed.lens, keep)
+                weights.several(of, &layer.input.forward(input), rows, None, keep)
             }
             _ => self.attention(layer, input, |qkv| self.attend(layer, index, pass, qkv, keep)),
         };
@@ -129,8 +129,7 @@ impl Decoder {
                 let out = fused::flash([&q, &k, &v], (queries, keys), config.attention_scale(), window, layer.sinks());
                 out.reshape([q.size()[0], -1])
             }
-            Attention::Rectangular(tables, masks) => {
-                let rectangle = pass.rectangle();
+            Attention::Rectangular(tables, masks, rectangle) => {
                 let shape = [rectangle.rows, rectangle.columns];
                 let (qk, v) = self.heads(layer, &rectangle.spread(qkv), &shape, tables.get(index));
                 let [q, k] = parts(&qk, -2, [config.heads as i64, config.kv_heads as i64]);

@@ -10,6 +10,7 @@ use tch::{Device, Kind, Tensor};
 use super::block::{Attention, Keep, Left, Pass, Stream, capped, scaled, window_mask};
 use super::fused::half;
 use super::layout::part;
+use super::net_rows::NetRows;
 use super::packed::{FlashRuns, Rectangle};
 use super::rope::{ByLayer, Rope};
 use super::route_cache::RouteLog;
@@ -125,12 +126,14 @@ impl Decoder {
             Some(pass) => pass,
             None => self.rectangular(packed, &views.embedding),
         };
-        let places = cache.places(slots, packed, pass.rectangle.as_ref().filter(|_| !pass.is_packed()));
+        let places = cache.places(slots, packed, pass.rectangle());
+        let states: Vec<i64> = slots.iter().map(|&slot| slot as i64).collect();
+        let states = upload(&states, views.embedding.device());
         let mut routes = cache.route_log();
         let is_of_all = routes.is_of_all();
         let mut keep = |layer, left: Left| match left {
             Left::KeysValues(keys, values) => cache.fill(layer, &places, keys, values),
-            Left::State(state) => cache.fill_state(layer, slots, state),
+            Left::State(state) => cache.fill_state(layer, &states, state),
             Left::Routed(_) => routes.take(&left),
         };
         let hidden = self.trunk(views, &pass, self.embed(views, &packed.ids), (!is_of_all).then_some(&last), &mut keep);
@@ -177,7 +180,7 @@ impl Decoder {
     /// Returns true if a packed pass may compute a prompt once for many completions.
     pub(crate) fn shares_prompts(&self, longest: usize, compute: Compute) -> bool {
         let (kind, device) = compute.activations();
-        self.config.delta.is_none() && (fused::attends(longest, kind, device) || self.config.flashes(kind, device))
+        fused::attends(longest, kind, device) || self.config.flashes(kind, device)
     }
 
     /// The attention that is faster for these sequences, where and as `like` is computed.
@@ -190,12 +193,7 @@ impl Decoder {
             return self.rectangular(packed, like);
         }
         let tables = self.rope.by_layer(longest, like.device(), |tables| tables.first(longest as i64));
-        self.over(packed, self.rectangle_of_nets(packed, like.device()), Attention::Fused(tables), like.device())
-    }
-
-    /// The rectangle of layers that take sequences apart, if there are any.
-    fn rectangle_of_nets(&self, packed: &Packed, device: Device) -> Option<Rectangle> {
-        self.config.delta.as_ref().map(|_| Rectangle::new(packed, device))
+        self.over(packed, Attention::Fused(tables), like.device())
     }
 
     /// Flash attention, where that exists.
@@ -204,7 +202,7 @@ impl Decoder {
         self.config.flashes(like.kind(), device).then(|| {
             let runs = FlashRuns::new(packed, device);
             let tables = self.rope.by_layer(packed.longest(), device, |tables| tables.at(&runs.positions));
-            self.over(packed, self.rectangle_of_nets(packed, device), Attention::Flash(tables, runs), device)
+            self.over(packed, Attention::Flash(tables, runs), device)
         })
     }
 
@@ -213,11 +211,12 @@ impl Decoder {
         let rectangle = Rectangle::new(packed, device);
         let tables = self.rope.by_layer(packed.longest(), device, |tables| tables.first(rectangle.columns));
         let masks = ByLayer::new(self.config.windows.iter(), |window| window_mask(rectangle.columns, *window, device));
-        self.over(packed, Some(rectangle), Attention::Rectangular(tables, masks), device)
+        self.over(packed, Attention::Rectangular(tables, masks, rectangle), device)
     }
 
-    fn over<'a>(&self, packed: &'a Packed, rectangle: Option<Rectangle>, attention: Attention, device: Device) -> Pass<'a> {
-        Pass { packed, rectangle, attention, recorded: RecordedPass::new(&self.config, packed, device) }
+    fn over<'a>(&self, packed: &'a Packed, attention: Attention, device: Device) -> Pass<'a> {
+        let nets = self.config.delta.as_ref().map(|_| NetRows::new(packed, device));
+        Pass { packed, attention, nets, recorded: RecordedPass::new(&self.config, packed, device) }
     }
 
     /// Layers and final norm over whole embedded sequences, for `rows` only where given.

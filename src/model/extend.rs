@@ -5,9 +5,11 @@ use tch::{Device, Kind, Tensor};
 
 use super::block::{Keep, Stream, causal, parts};
 use super::fused::{self, Runs};
+use super::gated_delta::DeltaState;
+use super::net_rows::NetRows;
 use super::rope::{ByLayer, Tables};
-use super::views::Layer;
-use super::{Decoder, KvCache, Views, upload};
+use super::views::{Layer, Mixer};
+use super::{Decoder, KvCache, Packed, Views, upload};
 
 /// Tokens of a sequence that follow what its slot holds.
 pub(crate) struct Suffix<'a> {
@@ -23,6 +25,8 @@ pub(crate) struct Suffix<'a> {
 struct Extension<'a> {
     suffixes: &'a [Suffix<'a>],
     way: Way,
+    /// Rows of gated delta nets, and the slots of their states.
+    nets: Option<(NetRows, Tensor)>,
 }
 
 /// How its attention is computed.
@@ -47,16 +51,10 @@ struct Flash {
 }
 
 impl Decoder {
-    /// Returns true if [`Decoder::extend`] takes sequences of this model. A gated delta net has one state,
-    /// after all of a sequence, so that there is nothing to start from.
-    pub(crate) fn extends(&self) -> bool {
-        self.config.delta.is_none()
-    }
-
     /// Computes tokens that follow what the cache holds, which gets their keys and values, and returns
     /// logits: `[suffixes, vocabulary]` after the last token of each, or with `all` `[tokens, vocabulary]`
-    /// after every token, in order. What a slot held from its suffix on is overwritten. Without gradients.
-    /// Requires [`Decoder::extends`], and slots that differ.
+    /// after every token, in order. What a slot held from its suffix on is overwritten; where a layer has a state,
+    /// it must be that of exactly the tokens before. Without gradients. Requires slots that differ.
     pub(crate) fn extend(&self, views: &Views, suffixes: &[Suffix], all: bool, cache: &mut KvCache) -> Tensor {
         let _guard = tch::no_grad_guard();
         let device = views.embedding.device();
@@ -73,8 +71,13 @@ impl Decoder {
         for index in 0..self.config.layers() {
             let layer = views.layer(index);
             let rows = early.filter(|_| index + 1 == self.config.layers());
-            let mix = |input: &Tensor, _: Keep| {
-                self.attention(&layer, input, |qkv| self.attend_suffixes(&layer, index, &extension, qkv, cache))
+            let mix = |input: &Tensor, _: Keep| match (&layer.mixer, self.config.delta_of(index), &extension.nets) {
+                (Mixer::Delta(weights), Some(of), Some((rows, slots))) => {
+                    let before = cache.states(index, slots);
+                    let keep = |after: &DeltaState| cache.fill_state(index, slots, after);
+                    weights.several(of, &layer.input.forward(input), rows, Some(&before), keep)
+                }
+                _ => self.attention(&layer, input, |qkv| self.attend_suffixes(&layer, index, &extension, qkv, cache)),
             };
             x = self.block(&layer, index, (x, rows), None, &mut |_, left| routes.take(&left), mix);
         }
@@ -92,9 +95,13 @@ impl Decoder {
         let longest = suffixes.iter().map(end).max().unwrap_or(0);
         let each = suffixes.iter().flat_map(|suffix| (suffix.from as i64..end(suffix)).map(move |at| (suffix.slot as i64, at)));
         let (slots, positions): (Vec<i64>, Vec<i64>) = each.unzip();
+        let nets = self.config.delta.as_ref().map(|_| {
+            let slots: Vec<i64> = suffixes.iter().map(|suffix| suffix.slot as i64).collect();
+            (NetRows::new(&Packed::new(suffixes.iter().map(|suffix| suffix.tokens)), device), upload(&slots, device))
+        });
         if device == Device::Cpu && kind == Kind::Float {
             let tables = self.rope.by_layer(longest as usize, device, Tables::all);
-            return Extension { suffixes, way: Way::Fused([slots, positions], tables) };
+            return Extension { suffixes, way: Way::Fused([slots, positions], tables), nets };
         }
         let row = |slot: i64, at: i64| cache.pages.row(slot as usize, at as usize);
         let written = slots.iter().zip(&positions).map(|(&slot, &at)| row(slot, at));
@@ -118,7 +125,7 @@ impl Decoder {
             let queries = Runs { ends: numbers.get(0), longest: lens.into_iter().max().unwrap_or(0) };
             Flash { queries, keys: Runs { ends: numbers.get(1), longest } }
         });
-        Extension { suffixes, way: Way::Rows(tables, rows, flash) }
+        Extension { suffixes, way: Way::Rows(tables, rows, flash), nets }
     }
 
     /// Writes a layer's new keys and values, and attends over each sequence: fused projections `[rows, …]` →

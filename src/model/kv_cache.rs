@@ -6,6 +6,7 @@ use tch::{Device, Kind, Tensor};
 
 use super::fused::Paged;
 use super::gated_delta::DeltaState;
+use super::kept_states::KeptStates;
 use super::packed::Rectangle;
 use super::pages::{Copied, PAGE, Pages};
 use super::route_cache::RouteCache;
@@ -20,6 +21,8 @@ pub struct KvCache {
     /// Experts of the tokens, if they are recorded.
     pub(super) routes: Option<RouteCache>,
     pub(crate) pages: Pages,
+    /// States that are remembered, which lie after those of the slots.
+    kept: KeptStates,
     /// Sequences of the greatest length that fit, and tokens, which may be less.
     sequences: usize,
     most_tokens: Option<usize>,
@@ -29,7 +32,7 @@ pub struct KvCache {
 /// What a layer holds of the sequences.
 enum Held {
     KeysValues(Tensor),
-    /// One state a slot.
+    /// One state a slot, and those that are remembered.
     Delta(DeltaState),
 }
 
@@ -68,8 +71,15 @@ impl KvCache {
             }
         };
         let layers = (0..config.layers()).map(held).collect();
-        let pages = Pages::new(slots);
-        let mut cache = KvCache { layers, routes: None, pages, sequences: slots, most_tokens: None, device: compute.device };
+        let mut cache = KvCache {
+            layers,
+            routes: None,
+            pages: Pages::new(slots),
+            kept: KeptStates::new(0),
+            sequences: slots,
+            most_tokens: None,
+            device: compute.device,
+        };
         cache.grow(positions);
         cache
     }
@@ -79,10 +89,17 @@ impl KvCache {
         KvCache { routes: RouteCache::new(config, self.pages.len() * PAGE, self.device), ..self }
     }
 
-    /// Has room for so many sequences of the greatest length, but for `most_tokens` tokens at most. Before the
-    /// first token.
-    pub(crate) fn with_room(self, sequences: usize, most_tokens: Option<usize>) -> Self {
-        KvCache { sequences, most_tokens, ..self }
+    /// Has room for so many sequences of the greatest length, but for `most_tokens` tokens at most. Those that are
+    /// more than the slots are remembered. Before the first token.
+    pub(crate) fn with_room(mut self, sequences: usize, most_tokens: Option<usize>) -> Self {
+        let more = sequences.saturating_sub(self.pages.slots());
+        for layer in &mut self.layers {
+            if let Held::Delta(DeltaState { conv, heads }) = layer {
+                *conv = conv.constant_pad_nd([0, 0, 0, 0, 0, more as i64]);
+                *heads = heads.constant_pad_nd([0, 0, 0, 0, 0, 0, 0, more as i64]);
+            }
+        }
+        KvCache { sequences, most_tokens, kept: KeptStates::new(more), ..self }
     }
 
     /// Greatest number of tokens of a slot.
@@ -125,11 +142,44 @@ impl KvCache {
     }
 
     /// Lets a slot begin with what is remembered of `tokens` under these weights, but for the last of them, and
-    /// returns how many tokens that is. Not where a layer has a state.
+    /// returns how many tokens that is.
     pub(crate) fn recall(&mut self, slot: usize, weights: u64, tokens: &[u32]) -> usize {
-        let (known, copied) = self.pages.recall(slot, weights, tokens);
+        let (known, state) = match self.has_states() {
+            false => (tokens.len().saturating_sub(1), None),
+            true => {
+                let known = self.pages.known(weights, tokens);
+                let state = self.kept.find(weights, tokens, known.min(tokens.len().saturating_sub(1)));
+                state.map_or((0, None), |(at, len)| (len, Some(at)))
+            }
+        };
+        let (found, copied) = self.pages.recall(slot, weights, &tokens[..known]);
+        if state.is_some() && found < known {
+            self.pages.release(slot);
+            return 0;
+        }
         self.copy(copied.as_slice());
-        known
+        state.iter().for_each(|at| self.copy_states(self.pages.slots() + at, &[slot]));
+        found
+    }
+
+    /// Remembers the sequence of a slot, all of which it holds, or with `ended` exactly these tokens.
+    pub(crate) fn remember(&mut self, slot: usize, weights: u64, tokens: &[u32], ended: bool) {
+        self.pages.remember(slot, weights, tokens, ended);
+        if self.has_states()
+            && let Some(at) = self.kept.place(weights, tokens)
+        {
+            self.copy_states(slot, &[self.pages.slots() + at]);
+        }
+    }
+
+    /// Forgets what is remembered under weights that are not `kept`.
+    pub(crate) fn forget(&mut self, kept: impl Fn(u64) -> bool) {
+        self.pages.forget(&kept);
+        self.kept.forget(kept);
+    }
+
+    fn has_states(&self) -> bool {
+        self.layers.iter().any(|layer| matches!(layer, Held::Delta(_)))
     }
 
     /// Copies what pages begin with.
@@ -203,14 +253,18 @@ impl KvCache {
         Paged { table: self.pages.table(slots), width: self.pages.width(), page: PAGE }
     }
 
-    /// Writes the states after whole sequences: sequence `i` into `slots[i]`.
-    pub(super) fn fill_state(&mut self, layer: usize, slots: &[usize], after: &DeltaState) {
-        let slots: Vec<i64> = slots.iter().map(|&slot| slot as i64).collect();
-        let slots = upload(&slots, self.device);
+    /// Writes the states after sequences: sequence `i` into `slots[i]`.
+    pub(super) fn fill_state(&mut self, layer: usize, slots: &Tensor, after: &DeltaState) {
         let state = self.state_of(layer);
         for (to, from) in [(&state.conv, &after.conv), (&state.heads, &after.heads)] {
-            let _written = to.shallow_clone().index_copy_(0, &slots, from);
+            let _written = to.shallow_clone().index_copy_(0, slots, from);
         }
+    }
+
+    /// The states of these slots.
+    pub(super) fn states(&self, layer: usize, slots: &Tensor) -> DeltaState {
+        let DeltaState { conv, heads } = self.state_of(layer);
+        DeltaState { conv: conv.index_select(0, slots), heads: heads.index_select(0, slots) }
     }
 
     fn state_of(&self, layer: usize) -> &DeltaState {

@@ -1,5 +1,7 @@
 //! Sequences end to end, without a padding token among them.
 
+use std::ops::Range;
+
 use tch::{Device, Tensor};
 
 use super::fused::Runs;
@@ -74,6 +76,11 @@ impl Packed {
         })
     }
 
+    /// Rows of each sequence.
+    pub(super) fn ranges(&self) -> impl Iterator<Item = Range<usize>> + '_ {
+        self.starts().zip(&self.lens).map(|(start, len)| start..start + len)
+    }
+
     /// Length of the longest sequence, its prefix included.
     pub fn longest(&self) -> usize {
         let prefix = |prefix: &Option<usize>| prefix.map_or(0, |at| self.lens[at]);
@@ -137,11 +144,19 @@ pub(super) struct Rectangle {
 impl Rectangle {
     pub fn new(packed: &Packed, device: Device) -> Self {
         assert!(!packed.shares(), "libtorch's attention knows no shared prefixes");
-        let (rows, columns) = (packed.lens.len(), packed.longest());
-        let indices = (rows * columns != packed.len()).then(|| {
-            let (mut row_of_cell, mut cell_of_row) = (Vec::with_capacity(rows * columns), Vec::with_capacity(packed.len()));
-            for (sequence, (start, &len)) in packed.starts().zip(&packed.lens).enumerate() {
-                row_of_cell.extend((0..columns).map(|column| if column < len { start + column } else { start } as i64));
+        let sequences: Vec<Range<usize>> = packed.ranges().collect();
+        Rectangle::of(&sequences, packed.len(), device)
+    }
+
+    /// Of sequences, each of which has these of `all` packed rows. Only their rows are packed again, in this order.
+    pub fn of(sequences: &[Range<usize>], all: usize, device: Device) -> Self {
+        let (rows, columns) = (sequences.len(), sequences.iter().map(Range::len).max().unwrap_or(0));
+        let own: usize = sequences.iter().map(Range::len).sum();
+        let indices = ((rows * columns, own) != (all, all)).then(|| {
+            let (mut row_of_cell, mut cell_of_row) = (Vec::with_capacity(rows * columns), Vec::with_capacity(own));
+            for (sequence, Range { start, end }) in sequences.iter().enumerate() {
+                let len = end - start;
+                row_of_cell.extend((0..columns).map(|column| if column < len { start + column } else { *start } as i64));
                 cell_of_row.extend((0..len).map(|column| (sequence * columns + column) as i64));
             }
             (upload(&row_of_cell, device), upload(&cell_of_row, device))

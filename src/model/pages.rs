@@ -125,12 +125,16 @@ impl Pages {
         self.begin(to, &pages, tokens)
     }
 
-    /// Lets a slot begin, instead of what it has, with what is remembered of `tokens`, but for the last of them. Returns how many tokens
-    /// it then holds.
+    /// How many tokens of a sequence are remembered.
+    pub(super) fn known(&mut self, weights: u64, tokens: &[u32]) -> usize {
+        self.tree.find(weights, tokens).1
+    }
+
+    /// Lets a slot begin, instead of what it has, with what is remembered of `tokens`. Returns how many tokens it
+    /// then holds.
     pub(super) fn recall(&mut self, slot: usize, weights: u64, tokens: &[u32]) -> (usize, Option<Copied>) {
         self.release(slot);
         let (pages, known) = self.tree.find(weights, tokens);
-        let known = known.min(tokens.len().saturating_sub(1));
         if known < FEWEST_SHARED {
             return (0, None);
         }
@@ -274,7 +278,7 @@ mod tests {
 
         /// A new sequence, less what is remembered of it.
         fn begin(&mut self, slot: usize, weights: u64, tokens: &[u32]) -> usize {
-            let (known, copied) = self.pages.recall(slot, weights, tokens);
+            let (known, copied) = self.pages.recall(slot, weights, &tokens[..tokens.len() - 1]);
             self.copy(copied);
             self.write(slot, weights, tokens, known);
             known

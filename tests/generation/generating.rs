@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use rollflow::data::Tokenizer;
 use rollflow::engine::{Finished, LocalEngine, Request, SamplingParams};
-use rollflow::model::{Decoder, Family, Layout, ModelConfig, Packed, Weights, log_probs_and_entropy};
+use rollflow::model::{Decoder, Family, GatedDelta, Layout, ModelConfig, Packed, Weights, log_probs_and_entropy};
 use tch::Tensor;
 
 pub fn config(family: Family, window: Option<usize>) -> ModelConfig {
@@ -23,8 +23,15 @@ pub fn config(family: Family, window: Option<usize>) -> ModelConfig {
     }
 }
 
-pub fn families() -> [ModelConfig; 3] {
-    [config(Family::Qwen2, None), config(Family::Qwen3, None), config(Family::Mistral, Some(5))]
+pub fn families() -> [ModelConfig; 4] {
+    [config(Family::Qwen2, None), config(Family::Qwen3, None), config(Family::Mistral, Some(5)), nets()]
+}
+
+/// A model whose first layer has a state instead of keys and values.
+pub fn nets() -> ModelConfig {
+    let delta = GatedDelta { layers: vec![0], key_heads: 2, value_heads: 4, key_dim: 8, value_dim: 6, kernel: 4 };
+    // A state takes rounding along, the more so the larger weights are.
+    ModelConfig { delta: Some(delta), initializer_range: 0.1, ..config(Family::Qwen35, None) }
 }
 
 pub fn decoder(config: &ModelConfig) -> Decoder {

@@ -51,7 +51,7 @@ proptest! {
     /// Laws N2, C1 and D3: an engine that is thrown away after any number of steps, any number of times, with its ledger kept.
     #[test]
     fn samples_interrupted_at_random_steps_are_those_that_never_were(
-        family in 0usize..3, slots in 1usize..7, prompts in 1u64..5, samples in 1u32..4,
+        family in 0usize..4, slots in 1usize..7, prompts in 1u64..5, samples in 1u32..4,
         interruptions in prop::collection::vec(0usize..9, 0..6), stop in any::<bool>(), temperature in prop::sample::select(vec![0.0f32, 0.7, 1.0]),
         penalties in any::<bool>(),
     ) {

@@ -89,8 +89,11 @@ fn what_prompts_of_one_batch_begin_with_is_computed_once() {
         let (found, [prefilled, reused, ..]) = asked(3);
         assert_same("prompts", &by_key(found), &by_key(expected));
         assert_eq!((none, prefilled + reused), (0, whole));
-        // Three more prompts begin as the first does, and two as the second.
-        assert!((3 * 30 + 2 * 24..3 * 34 + 2 * 28).contains(&reused), "{reused} of {whole} tokens");
+        // Three more prompts begin as the first does, and two as the second. A state is one of whole prompts.
+        assert!(
+            config.delta.is_some() && reused == 0 || (3 * 30 + 2 * 24..3 * 34 + 2 * 28).contains(&reused),
+            "{reused} of {whole} tokens"
+        );
     }
 }
 
@@ -121,7 +124,7 @@ proptest! {
     /// Law N2: however few sequences are remembered, however long drafts are and however samples share slots.
     #[test]
     fn n2_conversations_are_those_of_an_engine_that_remembers_and_drafts_nothing(
-        family in 0usize..3, slots in 1usize..5, remembered in 0usize..7, draft in 0usize..6, conversations in 1u64..5,
+        family in 0usize..4, slots in 1usize..5, remembered in 0usize..7, draft in 0usize..6, conversations in 1u64..5,
         temperature in prop::sample::select(vec![0.0f32, 0.4, 1.0]), top_k in prop::sample::select(vec![0usize, 3]),
         penalties in any::<bool>(),
     ) {

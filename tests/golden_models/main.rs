@@ -107,7 +107,7 @@ fn greedy_continuations_of_what_is_remembered_and_drafted_are_those_of_the_refer
                 }
                 reused += engine.load().reused;
             }
-            assert_eq!(reused > 0, begun > 0 && case.config.delta.is_none(), "tokens reused: {reused}");
+            assert_eq!(reused > 0, begun > 0, "tokens reused: {reused}");
         }
     });
 }

@@ -139,6 +139,13 @@ fn a_trainer_on_a_gpu_takes_what_the_plan_says_within_a_tenth() {
         mixture[key] = value.into();
     }
     mixture["model_type"] = "qwen3_moe".into();
+    let mut nets = dense.clone();
+    for (key, value) in
+        [("linear_num_key_heads", 2), ("linear_num_value_heads", 4), ("linear_key_head_dim", 32), ("linear_value_head_dim", 32)]
+    {
+        nets[key] = value.into();
+    }
+    (nets["model_type"], nets["head_dim"]) = ("qwen3_5_text".into(), 32.into());
     let of_experts = "[lora]\nrank = 8\ntargets = ['all-linear', 'experts']\n";
     let (over_whole, over_4_bits) = ("[lora]\nrank = 8\n", "[lora]\nrank = 8\nbase = 'nf4'\n");
     let folder = tempfile::tempdir().unwrap();
@@ -153,6 +160,9 @@ fn a_trainer_on_a_gpu_takes_what_the_plan_says_within_a_tenth() {
         (&mixture, "", true, ""),
         (&mixture, over_whole, false, ""),
         (&mixture, of_experts, false, ""),
+        (&nets, "", false, ""),
+        (&nets, "", true, ""),
+        (&nets, over_whole, false, ""),
         (&dense, "", true, "activations_on_host = true\nmoments = 'host'"),
         (&dense, "", true, "moments = '8-bit'"),
         (&dense, "", true, "moments = '8-bit'\nmasters = 'bf16'"),
@@ -204,7 +214,7 @@ fn a_trainer_on_a_gpu_takes_what_the_plan_says_within_a_tenth() {
         backend.save_checkpoint(save).wait().unwrap();
         let most = bytes(DEVICE).unwrap().1 - before;
         planned.iter().for_each(|part| println!("  {} {:.1} MiB: {}", part.what, part.bytes as f64 / 1048576.0, part.why));
-        let what = format!("experts {}, {adapters:?}, checkpointing {checkpointing}, {more:?}", config.experts.is_some());
+        let what = format!("{:?}, {adapters:?}, checkpointing {checkpointing}, {more:?}", config.family);
         assert_predicted(&what, (expected, most), 0.9..1.1);
     }
 }
@@ -247,8 +257,16 @@ fn a_generator_on_a_gpu_takes_what_the_plan_says_within_a_tenth() {
         mixture[key] = value.into();
     }
     mixture["model_type"] = "qwen3_moe".into();
+    let mut nets = dense.clone();
+    for (key, value) in
+        [("linear_num_key_heads", 2), ("linear_num_value_heads", 4), ("linear_key_head_dim", 64), ("linear_value_head_dim", 64)]
+    {
+        nets[key] = value.into();
+    }
+    (nets["model_type"], nets["head_dim"]) = ("qwen3_5_text".into(), 32.into());
+    nets["layer_types"] = json!(["linear_attention", "full_attention"]);
     let folder = tempfile::tempdir().unwrap();
-    for (config, remembered) in [(&dense, 0), (&dense, 32), (&mixture, 0)] {
+    for (config, remembered) in [(&dense, 0), (&dense, 32), (&mixture, 0), (&nets, 0), (&nets, 32)] {
         std::fs::write(folder.path().join("config.json"), config.to_string()).unwrap();
         let config = ModelConfig::from_json(Path::new("config.json"), config.as_object().unwrap()).unwrap();
         let text = format!(
@@ -258,7 +276,7 @@ fn a_generator_on_a_gpu_takes_what_the_plan_says_within_a_tenth() {
         );
         let plan = parse("memory.toml", &text, &[]).unwrap_or_else(|errors| panic!("{errors}"));
         let memory = MemoryPlan::of(&plan).unwrap().into_iter().find(|of| of.device == format!("cuda:{DEVICE}")).unwrap();
-        let parts = ["kv cache", "sampling", "prefill"];
+        let parts = ["kv cache", "states", "sampling", "prefill"];
         let planned: Vec<_> = memory.parts.iter().filter(|part| parts.contains(&part.what)).collect();
         let expected: u64 = planned.iter().map(|part| part.bytes).sum();
 
@@ -277,7 +295,7 @@ fn a_generator_on_a_gpu_takes_what_the_plan_says_within_a_tenth() {
         engine.run().unwrap();
         let most = bytes(DEVICE).unwrap().1 - before;
         planned.iter().for_each(|part| println!("  {} {:.1} MiB: {}", part.what, part.bytes as f64 / 1048576.0, part.why));
-        let what = format!("experts {}, {remembered} remembered", config.experts.is_some());
+        let what = format!("{:?}, {remembered} remembered", config.family);
         assert_predicted(&what, (expected, most), 0.9..1.1);
     }
 }

@@ -19,6 +19,18 @@ pub fn model() -> ModelConfig {
     ModelConfig::from_json(Path::new("config.json"), config.as_object().unwrap()).unwrap()
 }
 
+/// A model whose first layer is a gated delta net.
+pub fn nets() -> ModelConfig {
+    let config = json!({
+        "model_type": "qwen3_5_text", "vocab_size": VOCAB, "hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2,
+        "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 8, "max_position_embeddings": 64, "rms_norm_eps": 1e-6,
+        "rope_theta": 10000.0, "tie_word_embeddings": true, "hidden_act": "silu", "initializer_range": 0.2, "eos_token_id": 1,
+        "layer_types": ["linear_attention", "full_attention"], "linear_num_key_heads": 2, "linear_num_value_heads": 4,
+        "linear_key_head_dim": 4, "linear_value_head_dim": 6, "linear_conv_kernel_dim": 4,
+    });
+    ModelConfig::from_json(Path::new("config.json"), config.as_object().unwrap()).unwrap()
+}
+
 pub fn weights(seed: u64) -> Weights {
     Weights::random(&model(), seed)
 }

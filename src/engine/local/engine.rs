@@ -124,9 +124,10 @@ impl LocalEngine {
     /// Remembers prompts and ended sequences for later requests, as long as their memory is not needed: of what
     /// begins alike, only the rest is computed. Gives the cache room for so many sequences more than there are
     /// slots. Before the first request. Default: 0, which remembers none, because a group's prompt is computed once
-    /// anyway. A model with gated delta nets, which have one state after all of a sequence, remembers none.
+    /// anyway. A model with gated delta nets remembers their states after so many prompts and ended sequences, and
+    /// continues all of one.
     pub fn remembering(mut self, sequences: usize) -> Self {
-        self.remembered = if self.decoder.extends() { sequences } else { 0 };
+        self.remembered = sequences;
         self.cache = self.empty_cache();
         self
     }
@@ -150,20 +151,20 @@ impl LocalEngine {
     /// recorded steps are faster, has none, nor has a model with gated delta nets, whose states cannot step
     /// back.
     pub fn drafting(mut self, tokens: usize) -> Self {
-        self.draft_tokens = if self.decoder.extends() { tokens } else { 0 };
+        self.draft_tokens = if self.decoder.repeats_steps() { tokens } else { 0 };
         self
     }
 
     /// Forgets the sequences of earlier requests.
     pub(crate) fn forget(&mut self) {
-        self.cache.pages.forget(|_| false);
+        self.cache.forget(|_| false);
     }
 
     /// Forgets sequences under weights that no new request uses, and recorded steps.
     fn forget_old(&mut self) {
         self.graphs.forget_gone();
         let served: Vec<u64> = self.served().map(|served| served.id).collect();
-        self.cache.pages.forget(|known| served.contains(&known));
+        self.cache.forget(|known| served.contains(&known));
     }
 
     /// Weights that new requests use.

@@ -70,7 +70,8 @@ impl LocalEngine {
             new[row].slots.extend(&group.slots);
             rows.push((logits.len() + row) as i64);
         }
-        if self.remembers() {
+        // The state after a beginning is not that after the whole.
+        if self.remembers() && self.decoder.repeats_steps() {
             share_beginnings(&mut new);
         }
         if !new.is_empty() {
@@ -79,7 +80,7 @@ impl LocalEngine {
             logits.push(self.read_new(weights, &new));
         }
         if self.remembers() {
-            new.iter().for_each(|of| self.cache.pages.remember(of.slots[0], weights.id, &of.tokens, false));
+            new.iter().for_each(|of| self.cache.remember(of.slots[0], weights.id, &of.tokens, false));
         }
         let logits = Tensor::cat(&logits, 0);
         if let (Some(row), Some(last)) = (rows.last(), admitted.last().filter(|group| group.more)) {
@@ -101,7 +102,7 @@ impl LocalEngine {
         let Some(sequence) = self.slots.get(slot).filter(|sequence| sequence.state.keys_are_of_weights) else { return };
         let (weights, tokens) = (sequence.state.weights.id, sequence.computed_tokens());
         if self.remembers() && self.served().any(|served| served.id == weights) {
-            self.cache.pages.remember(slot, weights, &tokens, true);
+            self.cache.remember(slot, weights, &tokens, true);
         }
     }
 

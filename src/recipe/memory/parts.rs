@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::path::Path;
 
-use super::per_token::{per_token_for_experts, per_token_of_layer, per_token_read};
+use super::per_token::{LayerBytes, per_token_for_experts, per_token_of_layer, per_token_read, per_token_read_by_nets};
 use super::shape::{adapters, config_of, in_4_bits, shape};
 use super::{MemoryPart, Taken, count, optimization};
 use crate::model::{
@@ -319,7 +319,7 @@ impl Parts<'_> {
             let device = if self.at == DeviceName::Cpu { tch::Device::Cpu } else { tch::Device::Cuda(0) };
             let rows = tokens.min((logits_chunk(device) / model.vocab_size).max(1) as u64);
             // Our kernels hold them in f32, and their gradient in 16 bits.
-            let each = if self.by_kernels(model) { 4 + bytes } else { 16 };
+            let each = if self.is_half_on_gpu() && model.logits_cap.is_none() { 4 + bytes } else { 16 };
             let vocabulary = model.vocab_size as u64;
             let why = format!("{rows} rows × {vocabulary} × {each} bytes, less the gradients that come after them");
             // Logits exist before any gradient, and are freed as the first gradients appear.
@@ -347,11 +347,18 @@ impl Parts<'_> {
         of.gradient_checkpointing || self.quantised(&self.model, 0).is_some()
     }
 
+    /// Whether attention on this device is flash attention.
+    fn flashes(&self, model: &ModelConfig) -> bool {
+        model.attention_cap.is_none() && self.is_half_on_gpu()
+    }
+
+    fn is_half_on_gpu(&self) -> bool {
+        self.bytes() == 2 && self.at != DeviceName::Cpu
+    }
+
     /// Whether a pass on this device is by flash attention and our kernels.
     fn by_kernels(&self, model: &ModelConfig) -> bool {
-        let plain =
-            model.attention_cap.is_none() && !model.has_sinks() && model.delta.is_none() && model.activation == Activation::Silu;
-        plain && self.bytes() == 2 && self.at != DeviceName::Cpu
+        self.flashes(model) && !model.has_sinks() && model.delta.is_none() && model.activation == Activation::Silu
     }
 
     fn passes(&self, work: &Work) -> Passes {
@@ -363,24 +370,29 @@ impl Parts<'_> {
         let pieces = (at_once + of.replica_devices.len() as u64).min(work.sequences.max(1));
         let (batch_tokens, most) = (work.sequences * work.longest, (of.micro_batch_tokens as u64).max(work.longest));
         let fused = on_host && work.longest as usize <= fused::LONGEST_FUSED_SEQUENCE;
-        // Flash attention on a GPU computes prompts once, too.
         let kernels = self.by_kernels(model);
-        let tokens = work.computed(batch_tokens.div_ceil(pieces).min(most), fused || kernels);
+        // Flash attention on a GPU computes prompts once, too.
+        let tokens = work.computed(batch_tokens.div_ceil(pieces).min(most), fused || self.flashes(model));
         let adapts_experts = self.plan.lora.as_ref().is_some_and(|lora| lora.targets.contains(&Target::Experts));
         let fixed = work.adapters.filter(|_| !adapts_experts).map_or(0, |_| per_token_for_experts(model));
-        let layer = (per_token_of_layer(model, fused, kernels) - fixed) * bytes;
+        let each = match &model.delta {
+            Some(nets) => LayerBytes::with_nets(model, nets, work.longest, bytes),
+            None => LayerBytes::alike(model, (per_token_of_layer(model, fused, kernels) - fixed) * bytes),
+        };
+        let lean = kernels || model.delta.is_some();
+        let LayerBytes { all, largest, backward } = each;
         let (layers, stream) = (model.layers() as u64, model.hidden_size as u64 * bytes);
         // The last layer computed is the first differentiated: two layers are in memory, on a GPU after the logits.
         let moves = self.checkpoints(of) && of.activations_on_host && !on_host;
         let inputs = if moves { 0 } else { layers * stream };
-        let (held, later, why) = match (self.checkpoints(of), kernels) {
-            (true, true) => (inputs, 2 * layer, "layers' inputs"),
-            (true, false) => (inputs + 2 * layer, 0, "layers' inputs, and one layer"),
-            (false, true) => (layers * layer, layer, "every layer's"),
-            (false, false) => ((layers + 2) * layer, 0, "every layer's"),
+        let (held, later, why) = match (self.checkpoints(of), lean) {
+            (true, true) => (inputs, largest + backward, "layers' inputs"),
+            (true, false) => (inputs + 2 * largest, 0, "layers' inputs, and one layer"),
+            (false, true) => (all, backward, "every layer's"),
+            (false, false) => (all + 2 * largest, 0, "every layer's"),
         };
         // Queries and keys are rotated in f32: as they are, turned, and the sum.
-        let rotated = if on_host || kernels { 0 } else { 4 * 3 * ((model.heads + model.kv_heads) * model.head_dim) as u64 };
+        let rotated = if on_host || lean { 0 } else { 4 * 3 * ((model.heads + model.kv_heads) * model.head_dim) as u64 };
         let held = held + rotated;
         let why = format!("{at_once} × {tokens} tokens × {:.1} KiB: {why}", held as f64 / 1024.0);
         let [bytes, later, moved] = [held, later, layers * stream - inputs].map(|of| at_once * tokens * of);
@@ -417,8 +429,7 @@ impl Parts<'_> {
                 self.add("served", here * self.bytes() * self.converted(parameters), why);
             }
             let slots = share(plan.most_slots()) + here;
-            let remembered = if self.model.delta.is_some() { 0 } else { share(plan.remembered()) };
-            self.cache(slots, remembered, evaluated, plan.generate.cache_tokens.map(share), longest);
+            self.cache(slots, share(plan.remembered()), evaluated, plan.generate.cache_tokens.map(share), longest);
         }
         self.at = policy;
     }
@@ -440,8 +451,9 @@ impl Parts<'_> {
         self.add("kv cache", tokens * layers * 2 * width * self.activation_bytes(), why);
         if let Some(of) = states {
             let ([conv, heads], layers) = (of.state_sizes().map(|size| size as u64), of.layers.len() as u64);
-            let why = format!("{slots} slots × {layers} layers × ({conv} numbers, and {heads} in f32)");
-            self.add("states", slots * layers * (conv * self.activation_bytes() + heads * 4), why);
+            let states = slots + remembered;
+            let why = format!("{states} sequences × {layers} layers × ({conv} numbers, and {heads} in f32)");
+            self.add("states", states * layers * (conv * self.activation_bytes() + heads * 4), why);
         }
         let vocab = self.model.vocab_size as u64;
         let on_gpu = self.at != DeviceName::Cpu;
@@ -450,9 +462,10 @@ impl Parts<'_> {
         if on_gpu {
             // Padding of a rectangle is computed, too. A prompt longer than a chunk is read alone.
             let cells = (PREFILL_CELLS as u64).max(positions).min(slots * positions);
-            let layer = match self.by_kernels(&self.model) {
-                true => per_token_read(&self.model, self.bytes()),
-                false => per_token_of_layer(&self.model, false, false) * self.bytes(),
+            let layer = match (&self.model.delta, self.by_kernels(&self.model)) {
+                (Some(nets), _) => per_token_read_by_nets(&self.model, nets, self.bytes()),
+                (None, true) => per_token_read(&self.model, self.bytes()),
+                (None, false) => per_token_of_layer(&self.model, false, false) * self.bytes(),
             };
             let why = format!("{cells} tokens × {:.1} KiB: one layer's, of prompts that are read at once", layer as f64 / 1024.0);
             self.add("prefill", cells * layer, why);

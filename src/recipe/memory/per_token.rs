@@ -1,6 +1,9 @@
 //! Memory of a token in a layer: numbers that are kept for the backward pass, and bytes without one.
 
-use crate::model::ModelConfig;
+use crate::model::{GatedDelta, ModelConfig};
+
+/// Tokens of a gated delta net's chunk.
+const CHUNK: u64 = 64;
 
 /// Numbers per token that autograd keeps of one layer for its operations.
 pub(super) fn per_token_of_layer(model: &ModelConfig, fused: bool, kernels: bool) -> u64 {
@@ -20,15 +23,68 @@ pub(super) fn per_token_of_layer(model: &ModelConfig, fused: bool, kernels: bool
     };
     // Rows that are sent to experts and come back, and what the routers compute in f32.
     let routed = model.experts.as_ref().map_or(0, |of| 2 * (of.per_token as u64 + 1) * hidden + 4 * of.count as u64);
-    let attention = plain + normed + apart + routed;
-    // Projections, the convolution's output, queries, keys and values per value head, and the pairs of tokens of
-    // a chunk, in f32 counted once.
-    let net = model.delta.as_ref().map_or(0, |of| {
-        let (keys, values) = (of.value_heads * of.key_dim, of.value_heads * of.value_dim);
-        let mixed = 2 * of.key_heads * of.key_dim + values;
-        4 * hidden + 3 * inner + (3 * mixed + 6 * keys + 8 * values + 256 * of.value_heads) as u64
-    });
-    attention.max(net)
+    plain + normed + apart + routed
+}
+
+/// Bytes per token that are kept of all layers of a pass, and those of the largest.
+pub(super) struct LayerBytes {
+    pub all: u64,
+    pub largest: u64,
+    /// Those alive in the backward pass of a layer, beyond what is kept.
+    pub backward: u64,
+}
+
+impl LayerBytes {
+    /// Of layers that are alike.
+    pub fn alike(model: &ModelConfig, layer: u64) -> Self {
+        LayerBytes { all: model.layers() as u64 * layer, largest: layer, backward: layer }
+    }
+
+    /// Of gated delta nets and gated attention over sequences of up to `longest` tokens, with numbers of `bytes` bytes.
+    pub fn with_nets(model: &ModelConfig, of: &GatedDelta, longest: u64, bytes: u64) -> Self {
+        let Net { mixed, keys, values, pairs, states } = Net::new(of, CHUNK.min(longest));
+        let (hidden, inner) = (model.hidden_size as u64, model.active_width() as u64);
+        let (q, k) = ((model.heads * model.head_dim) as u64, (model.kv_heads * model.head_dim) as u64);
+        // Norms in f32, from other formats.
+        let norms = if bytes == 4 { 0 } else { 12 };
+        let other = hidden * (4 * bytes + norms) + 3 * inner * bytes;
+        let attention = other + (8 * q + 7 * k) * bytes;
+        // What is computed in f32 is kept in it.
+        let net = other + mixed * (2 * bytes + 4) + 24 * keys + values * (32 + bytes) + 20 * pairs + 4 * states;
+        let nets = of.layers.len() as u64;
+        let all = nets * net + (model.layers() as u64 - nets) * attention;
+        LayerBytes { all, largest: net.max(attention), backward: 16 * values + 4 * states }
+    }
+}
+
+/// Numbers of a token in a gated delta net.
+struct Net {
+    mixed: u64,
+    /// Of keys, and of values, for each value head.
+    keys: u64,
+    values: u64,
+    /// With the other tokens of its chunk.
+    pairs: u64,
+    /// Its share of the state after its chunk.
+    states: u64,
+}
+
+impl Net {
+    fn new(of: &GatedDelta, chunk: u64) -> Self {
+        let [heads, key_dim, value_dim] = [of.value_heads, of.key_dim, of.value_dim].map(|of| of as u64);
+        let (mixed, keys, values) = (of.mixed() as u64, heads * key_dim, heads * value_dim);
+        Net { mixed, keys, values, pairs: heads * chunk, states: keys * value_dim / chunk.max(1) }
+    }
+}
+
+/// Bytes per token that are alive at a time where prompts of a model with gated delta nets are read on a GPU, in numbers
+/// of `bytes` bytes.
+pub(super) fn per_token_read_by_nets(model: &ModelConfig, of: &GatedDelta, bytes: u64) -> u64 {
+    let Net { mixed, keys, values, pairs, states } = Net::new(of, CHUNK);
+    let (hidden, inner) = (model.hidden_size as u64, model.active_width() as u64);
+    let qk = ((model.heads + model.kv_heads) * model.head_dim) as u64;
+    let net = mixed * (bytes + 4) + 12 * keys + bytes * values + 17 * pairs + 2 * states;
+    net.max((hidden + inner) * bytes + 19 * qk)
 }
 
 /// Those of [`per_token_of_layer`] that are kept for the gradients of experts and routers, which adapters leave alone.

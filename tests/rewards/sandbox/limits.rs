@@ -81,7 +81,7 @@ for _ in range(3):
     try:
         if os.fork() == 0: break
     except OSError: pass
-held = [bytearray(os.urandom(1 << 20) * 120)]
+held = [bytearray(os.urandom(1 << 20)) * 120]
 time.sleep(2)
 print("together", flush=True)
 "#;
