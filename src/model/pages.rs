@@ -126,7 +126,7 @@ impl Pages {
     }
 
     /// How many tokens of a sequence are remembered.
-    pub(super) fn known(&mut self, weights: u64, tokens: &[u32]) -> usize {
+    pub fn known(&mut self, weights: u64, tokens: &[u32]) -> usize {
         self.tree.find(weights, tokens).1
     }
 

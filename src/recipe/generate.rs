@@ -47,8 +47,8 @@ section! {
         /// and ended sequences are remembered while their memory is not needed: of a turn or prompt that
         /// begins alike, under the same weights, only the rest is computed, also among prompts that are read
         /// at the same time. Left out: with an environment a quarter of `max_num_seqs`, else 0. Models with gated
-        /// delta nets remember their states after prompts and ended sequences, so that only what continues all of
-        /// one of these is shortened.
+        /// delta nets remember their states after so many prompts, ended sequences and beginnings that several
+        /// share, of whole pages of 32 tokens.
         prefix_cache: Option<usize> = None;
         /// Most tokens of the engines' caches, together. Sequences take them in pages of 32, and share those of what
         /// they begin with. Where a cache is full, its youngest sample waits, and continues from its tokens

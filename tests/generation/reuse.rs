@@ -89,12 +89,42 @@ fn what_prompts_of_one_batch_begin_with_is_computed_once() {
         let (found, [prefilled, reused, ..]) = asked(3);
         assert_same("prompts", &by_key(found), &by_key(expected));
         assert_eq!((none, prefilled + reused), (0, whole));
-        // Three more prompts begin as the first does, and two as the second. A state is one of whole prompts.
+        // Three more prompts begin as the first does, and two as the second. States are after whole pages.
         assert!(
             config.delta.is_some() && reused == 0 || (3 * 30 + 2 * 24..3 * 34 + 2 * 28).contains(&reused),
             "{reused} of {whole} tokens"
         );
     }
+}
+
+#[test]
+fn states_after_whole_pages_that_prompts_begin_with_are_computed_once() {
+    let config = nets();
+    // Two pages of 32 tokens are the same, and more.
+    let system: Vec<u32> = (0..70).map(|at| 4 + at % 50).collect();
+    let prompts: Vec<Vec<u32>> =
+        (0..5).map(|at| system.iter().copied().chain([50 + at as u32]).chain(said(at)).collect()).collect();
+    let ask = |engine: &mut LocalEngine, at: usize| {
+        engine.submit(Request::new(at as u64, prompts[at].clone(), 2, Arc::new(params(9)))).unwrap();
+    };
+    let together = |remembered| {
+        let mut engine = saving(&config, 10, remembered, 0);
+        (0..5).for_each(|at| ask(&mut engine, at));
+        run(&mut engine)
+    };
+    let (expected, [whole, ..]) = together(0);
+    let (found, [prefilled, reused, ..]) = together(8);
+    assert_same("together", &by_key(found), &by_key(expected.clone()));
+    assert_eq!((reused, prefilled + reused), (4 * 64, whole));
+    // One after the other: the second shows where they part, and the third begins there.
+    let (mut engine, mut found) = (saving(&config, 10, 8, 0), Vec::new());
+    for at in 0..5 {
+        ask(&mut engine, at);
+        let (answers, [_, reused, ..]) = run(&mut engine);
+        assert_eq!(reused, if at < 2 { 0 } else { 64 }, "prompt {at}");
+        found.extend(answers);
+    }
+    assert_same("one by one", &by_key(found), &by_key(expected));
 }
 
 #[test]

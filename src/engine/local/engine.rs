@@ -56,7 +56,7 @@ pub struct LocalEngine {
     /// Of results, while the engine's stream is at work on the next step.
     pub(super) downloads: Stream,
     /// Room in the cache for sequences of earlier requests; 0 if none are remembered.
-    remembered: usize,
+    pub(super) remembered: usize,
     /// Most tokens of the cache, if it is limited.
     cache_tokens: Option<usize>,
     /// Longest draft of a sample.
@@ -124,8 +124,8 @@ impl LocalEngine {
     /// Remembers prompts and ended sequences for later requests, as long as their memory is not needed: of what
     /// begins alike, only the rest is computed. Gives the cache room for so many sequences more than there are
     /// slots. Before the first request. Default: 0, which remembers none, because a group's prompt is computed once
-    /// anyway. A model with gated delta nets remembers their states after so many prompts and ended sequences, and
-    /// continues all of one.
+    /// anyway. A model with gated delta nets remembers their states after so many prompts, ended sequences and pages
+    /// that several begin with.
     pub fn remembering(mut self, sequences: usize) -> Self {
         self.remembered = sequences;
         self.cache = self.empty_cache();

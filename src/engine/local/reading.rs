@@ -11,7 +11,7 @@ use super::sequence::ServedWeights;
 use crate::data::packing::cut_rectangles;
 use crate::engine::EngineError;
 use crate::engine::slots::Admission;
-use crate::model::{FEWEST_SHARED, PREFILL_CELLS, Packed, Suffix, shared, upload};
+use crate::model::{FEWEST_SHARED, PAGE, PREFILL_CELLS, Packed, Suffix, shared, upload};
 
 /// Tokens to compute before a sample's next token is drawn.
 struct NewTokens<'a> {
@@ -64,19 +64,15 @@ impl LocalEngine {
             let tokens = group.request.tokens();
             let row = new.iter().position(|of| of.tokens == tokens).unwrap_or(new.len());
             if row == new.len() {
-                let known = if self.remembers() { self.cache.recall(group.slots[0], weights.id, &tokens) } else { 0 };
-                new.push(NewTokens { tokens, known, first: None, slots: Vec::new() });
+                new.push(NewTokens { tokens, known: 0, first: None, slots: Vec::new() });
             }
             new[row].slots.extend(&group.slots);
             rows.push((logits.len() + row) as i64);
         }
-        // The state after a beginning is not that after the whole.
-        if self.remembers() && self.decoder.repeats_steps() {
-            share_beginnings(&mut new);
-        }
+        let begun = if self.remembers() { self.recall(weights, &mut new) } else { 0 };
         if !new.is_empty() {
-            self.slots.load.add(0, new.iter().map(|of| of.tokens.len() - of.known).sum());
-            self.slots.load.reused += new.iter().map(|of| of.known).sum::<usize>();
+            self.slots.load.add(0, new.iter().map(|of| of.tokens.len() - of.known).sum::<usize>() + begun);
+            self.slots.load.reused += new.iter().map(|of| of.known).sum::<usize>().saturating_sub(begun);
             logits.push(self.read_new(weights, &new));
         }
         if self.remembers() {
@@ -95,6 +91,47 @@ impl LocalEngine {
             rows.zip(admitted.iter().flat_map(|group| group.slots.iter().copied())).unzip();
         let rows = upload(&rows, logits.device());
         self.take_tokens(&slots, &logits.index_select(0, &rows))
+    }
+
+    /// Finds what is remembered of new sequences, and what they begin with alike. Returns how many tokens were computed
+    /// for that.
+    fn recall(&mut self, weights: &ServedWeights, new: &mut [NewTokens]) -> usize {
+        let has_states = !self.decoder.repeats_steps();
+        let begun = if has_states { self.read_beginnings(weights, new) } else { 0 };
+        for NewTokens { tokens, known, slots, .. } in &mut *new {
+            *known = self.cache.recall(slots[0], weights.id, tokens);
+        }
+        if !has_states {
+            share_beginnings(new);
+        }
+        begun
+    }
+
+    /// Reads whole pages that several sequences begin with, new or remembered ones, and remembers the states after
+    /// them: those after all of a sequence serve none that goes another way. Returns how many tokens that were.
+    fn read_beginnings(&mut self, weights: &ServedWeights, new: &mut [NewTokens]) -> usize {
+        share_beginnings(new);
+        let whole = |tokens: usize| tokens / PAGE * PAGE;
+        let mut beginnings: Vec<NewTokens> = Vec::new();
+        for (row, NewTokens { tokens, slots, .. }) in new.iter().enumerate().filter(|(_, of)| of.first.is_none()) {
+            let with_others = new.iter().filter(|of| of.first == Some(row)).map(|of| of.known).min().unwrap_or(0);
+            let remembered = self.cache.pages.known(weights.id, tokens).min(tokens.len().saturating_sub(1));
+            let len = whole(with_others.max(remembered));
+            if len > 0 && beginnings.len() < self.remembered {
+                let known = self.cache.recall(slots[0], weights.id, &tokens[..len + 1]);
+                let tokens = Cow::Owned(tokens[..len].to_vec());
+                beginnings.push(NewTokens { tokens, known, first: None, slots: slots[..1].to_vec() });
+            }
+        }
+        new.iter_mut().for_each(|of| (of.known, of.first) = (0, None));
+        beginnings.retain(|of| of.known < of.tokens.len());
+        if !beginnings.is_empty() {
+            let _logits = self.read_new(weights, &beginnings);
+        }
+        for NewTokens { tokens, slots, .. } in &beginnings {
+            self.cache.remember(slots[0], weights.id, tokens, false);
+        }
+        beginnings.iter().map(|of| of.tokens.len() - of.known).sum()
     }
 
     /// Remembers the sequence in a slot, which has ended, for what continues it.
