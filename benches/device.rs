@@ -130,8 +130,15 @@ fn size(name: &str, tokenizer: &Tokenizer) -> Result<Size> {
     };
     // Qwen3-MoE's layers. `mixture` is small enough that all of it is trained; `seven-mixture` has the sizes of OLMoE's layers.
     let mixture = |layers: usize, hidden: usize, width: usize| {
-        let experts =
-            Experts { count: 64, per_token: 8, width, normalized: true, dense_layers: Vec::new(), layer: ExpertLayer::SwiGlu };
+        let experts = Experts {
+            count: 64,
+            per_token: 8,
+            width,
+            normalized: true,
+            dense_layers: Vec::new(),
+            shared: None,
+            layer: ExpertLayer::SwiGlu,
+        };
         let size = qwen(layers, hidden, width, [hidden / 128; 2]);
         let model = ModelConfig { family: Family::Qwen3Moe, experts: Some(experts), qkv_bias: false, ..size.model };
         Size { model, ..size }

@@ -10,7 +10,7 @@ use super::net_rows::NetRows;
 use super::packed::{FlashRuns, Rectangle};
 use super::rope::{ByLayer, Tables};
 use super::routing::{Recorded, RecordedPass};
-use super::views::{BranchNorms, Layer, Mixer, Mlp};
+use super::views::{BranchNorms, Layer, Mixer, Mlp, Shared};
 use super::{Activation, Decoder, ModelConfig, Packed, fused};
 
 /// Data that all layers of one pass over whole sequences share.
@@ -163,10 +163,17 @@ impl Decoder {
         drop(mixed);
         let (x, input) = self.normed_stream(x, layer.mlp_norms.before.as_ref());
         let output = match (&layer.mlp, &self.config.experts) {
-            (Mlp::Sparse(sparse), Some(experts)) => {
-                sparse.forward(&input, experts, recorded, |routed| keep(index, Left::Routed(routed)))
+            (Mlp::Sparse { experts, shared }, Some(of)) => {
+                let chosen = experts.forward(&input, of, recorded, |routed| keep(index, Left::Routed(routed)));
+                match shared {
+                    None => chosen,
+                    Some(Shared { gate_up, down, gate }) => {
+                        let of_all = down.forward(&self.gated(&gate_up.forward(&input)));
+                        chosen + of_all * gate.forward(&input).sigmoid()
+                    }
+                }
             }
-            (Mlp::Sparse(_), None) => unreachable!("sparse layers are those of experts"),
+            (Mlp::Sparse { .. }, None) => unreachable!("sparse layers are those of experts"),
             (Mlp::Dense { gate_up, down }, _) => {
                 // Gate and up are freed before the last product.
                 let inner = self.gated(&gate_up.forward(&input));

@@ -298,8 +298,7 @@ impl ModelConfig {
 
     /// Width of what a token's feed-forward layers compute, in the widest layer.
     pub fn active_width(&self) -> usize {
-        let widths = (0..self.layers())
-            .map(|layer| self.experts_of(layer).map_or(self.intermediate_size, |experts| experts.per_token * experts.width));
+        let widths = (0..self.layers()).map(|layer| self.experts_of(layer).map_or(self.intermediate_size, Experts::active_width));
         widths.max().unwrap_or(self.intermediate_size)
     }
 

@@ -1,5 +1,5 @@
 //! Mixture of experts: a router sends each token to a few of many feed-forward layers (Shazeer et al.,
-//! 2017), as Qwen3-MoE, OLMoE and gpt-oss compute it.
+//! 2017), as Qwen3-MoE, OLMoE, Qwen3.5-MoE and gpt-oss compute it.
 
 use tch::{Kind, Tensor};
 
@@ -20,17 +20,26 @@ pub struct Experts {
     pub normalized: bool,
     /// Layers with one plain feed-forward layer instead.
     pub dense_layers: Vec<usize>,
+    /// Width of a further feed-forward layer that computes every token, by a gate of its output, if there is one.
+    pub shared: Option<usize>,
     /// What an expert computes.
     pub layer: ExpertLayer,
+}
+
+impl Experts {
+    /// Width of what computes a token.
+    pub fn active_width(&self) -> usize {
+        self.per_token * self.width + self.shared.unwrap_or(0)
+    }
 }
 
 /// What an expert computes.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum ExpertLayer {
-    /// `down(silu(gate) · up)` without biases, from three matrices of each expert in a folder.
+    /// `down(silu(gate) · up)` without biases.
     SwiGlu,
     /// gpt-oss's: `down((up + 1) · gate · sigmoid(alpha · gate))`, with biases, the router's included. Gate is bounded
-    /// from above, up on both sides. A folder has one tensor for all experts, where gate and up take turns.
+    /// from above, up on both sides; they take turns in a folder, whose matrices are multiplied from the right.
     Bounded {
         /// Steepness of the sigmoid.
         alpha: f64,
@@ -248,7 +257,15 @@ mod tests {
     /// `follow`: whether recorded experts are followed, where there are any.
     fn compare(follow: Option<bool>) {
         for (count, per_token, tokens, normalized) in [(4, 2, 9, true), (8, 3, 2, false), (3, 3, 5, true), (6, 1, 1, false)] {
-            let of = Experts { count, per_token, width: 5, normalized, dense_layers: Vec::new(), layer: ExpertLayer::SwiGlu };
+            let of = Experts {
+                count,
+                per_token,
+                width: 5,
+                normalized,
+                dense_layers: Vec::new(),
+                shared: None,
+                layer: ExpertLayer::SwiGlu,
+            };
             let leaf = |shape: &[i64]| Tensor::randn(shape, (Kind::Double, Device::Cpu)).set_requires_grad(true);
             let [experts, width] = [count as i64, 5];
             let leaves = [leaf(&[tokens, 7]), leaf(&[experts, 7]), leaf(&[experts, 2 * width, 7]), leaf(&[experts, 7, width])];

@@ -263,7 +263,11 @@ fn matched<'a>(layout: &Layout, path: &Path, files: &'a [WeightFile], twin: Opti
         Stored::new(name, entry, file, info).map_err(|problem| unusable.push(problem)).ok()
     };
     let (mut needed, mut packed, mut missing, mut experts) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
+    let (mut joined, mut joint_names) = (0, Vec::new());
     for (at, entry) in layout.entries().iter().enumerate() {
+        if entry.offset < joined {
+            continue;
+        }
         if let Some(on_disk) = PackedOnDisk::take(&mut found, entry) {
             packed.push((at, on_disk));
             continue;
@@ -272,10 +276,14 @@ fn matched<'a>(layout: &Layout, path: &Path, files: &'a [WeightFile], twin: Opti
             experts.push(on_disk);
             continue;
         }
+        let joint = joint_experts(&layout.entries()[at..]).filter(|joint| found.contains_key(&joint.name));
+        let entry = joint.as_ref().unwrap_or(entry);
         match found.remove(&entry.name) {
             None => missing.push(entry.name.clone()),
             tensor => needed.extend(stored(&entry.name, entry, tensor)),
         }
+        joined = joint.as_ref().map_or(joined, |joint| joint.range().end);
+        joint_names.extend(joint.map(|joint| joint.name));
     }
     let twin = twin.and_then(|name| stored(name, &layout.entries()[0], found.remove(name)));
     // Parts that a language model has no use for.
@@ -286,11 +294,35 @@ fn matched<'a>(layout: &Layout, path: &Path, files: &'a [WeightFile], twin: Opti
     for on_disk in experts {
         on_disk.map_or_else(|problem| unusable.push(problem), |on_disk| fits.push(on_disk));
     }
+    if let (Some(name), false) = (joint_names.first(), packed.is_empty()) {
+        unusable.push(format!("{name}: of all experts, next to others in bitsandbytes' 4 bits"));
+    }
     if let (Some(on_disk), false) = (fits.first(), packed.is_empty()) {
         unusable.push(format!("{} numbers in MXFP4, next to others in bitsandbytes' 4 bits", on_disk.range().len()));
     }
     ModelError::check_tensors(path, [missing, found.into_keys().collect(), unusable])?;
     Ok(Matched { needed, twin, packed, experts: fits })
+}
+
+/// The tensor that some folders have of these experts' matrices, the first of which is the first expert's: as
+/// transformers 5 computes with them, `[experts, rows, columns]`.
+fn joint_experts(entries: &[Entry]) -> Option<Entry> {
+    let first = entries.first()?;
+    let (module, matrix) = first.name.split_once(".experts.0.")?;
+    let (name, parts): (_, &[_]) = match matrix {
+        "gate_proj.weight" => ("gate_up_proj", &[".gate_proj.weight", ".up_proj.weight"]),
+        "down_proj.weight" => ("down_proj", &[".down_proj.weight"]),
+        _ => return None,
+    };
+    let is_part = |entry: &&Entry| {
+        entry
+            .name
+            .strip_prefix(module)
+            .is_some_and(|name| name.starts_with(".experts.") && parts.iter().any(|part| name.ends_with(part)))
+    };
+    let count = entries.iter().take_while(is_part).count() / parts.len();
+    let shape = vec![count, parts.len() * first.shape[0], first.shape[1]];
+    Some(Entry { name: format!("{module}.experts.{name}"), shape, offset: first.offset })
 }
 
 /// Checks a folder without reading its weights: `config.json`, and the headers of its safetensors

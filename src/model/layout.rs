@@ -106,7 +106,7 @@ impl Group {
 }
 
 /// Groups of projections of each layer, in buffer order: of the attention's input, its output, the
-/// feed-forward layer's input, and its output. Experts are no groups.
+/// feed-forward layer's input, and its output. Experts are no groups, but for one of every token.
 pub(super) fn groups(config: &ModelConfig, layer: usize) -> [Group; 4] {
     let (hidden, inner, dim) = (config.hidden_size, config.intermediate_size, config.head_dim);
     let (q, kv) = (config.heads * dim, config.kv_heads * dim);
@@ -116,9 +116,10 @@ pub(super) fn groups(config: &ModelConfig, layer: usize) -> [Group; 4] {
         Group { module, input, projections: names.iter().copied().zip(rows).collect() }
     };
     let definition = config.family.definition();
-    let (gate_up, down): (&[_], &[_]) = match config.experts_of(layer) {
-        None => (definition.gate_up, &["down_proj"]),
-        Some(_) => (&[], &[]),
+    let (mlp, inner, gate_up, down): (_, _, &[_], &[_]) = match config.experts_of(layer).map(|of| of.shared) {
+        None => ("mlp", inner, definition.gate_up, &["down_proj"]),
+        Some(Some(width)) => ("mlp.shared_expert", width, definition.gate_up, &["down_proj"]),
+        Some(None) => ("mlp", inner, &[], &[]),
     };
     let [input, output] = match config.delta_of(layer) {
         None => {
@@ -130,7 +131,7 @@ pub(super) fn groups(config: &ModelConfig, layer: usize) -> [Group; 4] {
             group("linear_attn", of.values(), &["out_proj"], &[hidden]),
         ],
     };
-    [input, output, group("mlp", hidden, gate_up, &[inner, inner]), group("mlp", inner, down, &[hidden])]
+    [input, output, group(mlp, hidden, gate_up, &[inner, inner]), group(mlp, inner, down, &[hidden])]
 }
 
 /// Every tensor of a model, end to end in one buffer, without gaps.
@@ -208,19 +209,23 @@ impl Layout {
 
     fn add_experts(&mut self, layer: usize, of: &Experts, hidden: usize) {
         if of.layer != ExpertLayer::SwiGlu {
-            return self.add_joint_experts(layer, of, hidden);
+            return self.add_bounded_experts(layer, of, hidden);
         }
+        let name = |name: &str| [format!("model.layers.{layer}.mlp.{name}")];
         let all = |names: &[&str]| -> Vec<String> {
             let of_one = |at: usize| names.iter().map(move |name| format!("model.layers.{layer}.mlp.experts.{at}.{name}.weight"));
             (0..of.count).flat_map(of_one).collect()
         };
-        self.add(&[format!("model.layers.{layer}.mlp.gate.weight")], &[of.count], Some(hidden));
+        self.add(&name("gate.weight"), &[of.count], Some(hidden));
         self.add(&all(&["gate_proj", "up_proj"]), &vec![of.width; 2 * of.count], Some(hidden));
         self.add(&all(&["down_proj"]), &vec![hidden; of.count], Some(of.width));
+        if of.shared.is_some() {
+            self.add(&name("shared_expert_gate.weight"), &[1], Some(hidden));
+        }
     }
 
-    /// One tensor for all experts, whose matrices are multiplied from the right.
-    fn add_joint_experts(&mut self, layer: usize, of: &Experts, hidden: usize) {
+    /// Experts whose matrices are multiplied from the right, with biases.
+    fn add_bounded_experts(&mut self, layer: usize, of: &Experts, hidden: usize) {
         let name = |name: &str| [format!("model.layers.{layer}.mlp.{name}")];
         self.add(&name("router.weight"), &[of.count], Some(hidden));
         self.add(&name("router.bias"), &[of.count], None);

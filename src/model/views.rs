@@ -74,8 +74,16 @@ pub(super) enum Mixer {
 pub(super) enum Mlp {
     /// Gate and up, then down.
     Dense { gate_up: Linear, down: Linear },
-    /// Experts.
-    Sparse(Sparse),
+    /// Experts, and one that computes every token, if there is one.
+    Sparse { experts: Sparse, shared: Option<Shared> },
+}
+
+/// A feed-forward layer of every token next to experts.
+pub(super) struct Shared {
+    pub gate_up: Linear,
+    pub down: Linear,
+    /// The gate of its output, `[1, hidden]`.
+    pub gate: Linear,
 }
 
 /// Norms of a branch's input and of its output.
@@ -156,7 +164,7 @@ impl Views {
         };
         layers.iter().all(|layer| match &layer.mlp {
             Mlp::Dense { .. } => true,
-            Mlp::Sparse(sparse) => sparse.is_grouped(),
+            Mlp::Sparse { experts, .. } => experts.is_grouped(),
         })
     }
 
@@ -190,7 +198,12 @@ impl Layer {
         (self.input.low_rank, self.output.low_rank) = (qkv, output);
         match &mut self.mlp {
             Mlp::Dense { gate_up: of_input, down: of_output } => (of_input.low_rank, of_output.low_rank) = (gate_up, down),
-            Mlp::Sparse(sparse) => (sparse.low_ranks, sparse.router_rank) = (experts, router),
+            Mlp::Sparse { experts: sparse, shared } => {
+                (sparse.low_ranks, sparse.router_rank) = (experts, router);
+                if let Some(shared) = shared {
+                    (shared.gate_up.low_rank, shared.down.low_rank) = (gate_up, down);
+                }
+            }
         }
     }
 
@@ -214,7 +227,13 @@ impl Layer {
                     gate_up: Linear { weight: next(), bias: config.mlp_bias.then(&mut *next), low_rank: None },
                     down: Linear { weight: next(), bias: config.mlp_bias.then(&mut *next), low_rank: None },
                 },
-                Some(experts) => Mlp::Sparse(Sparse::take(experts, config.hidden_size, next)),
+                Some(of) => {
+                    let plain = |next: &mut dyn FnMut() -> Tensor| Linear { weight: next(), bias: None, low_rank: None };
+                    let shared = of.shared.map(|_| (plain(next), plain(next)));
+                    let experts = Sparse::take(of, config.hidden_size, next);
+                    let shared = shared.map(|(gate_up, down)| Shared { gate_up, down, gate: plain(next) });
+                    Mlp::Sparse { experts, shared }
+                }
             },
         }
     }

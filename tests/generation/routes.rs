@@ -14,8 +14,15 @@ use rollflow::train::{LocalBackend, LocalConfig, RouterMismatch, RouterReplay, T
 
 /// Three layers, of which the second has no experts.
 fn mixture() -> ModelConfig {
-    let experts =
-        Experts { count: 8, per_token: 2, width: 16, normalized: true, dense_layers: vec![1], layer: ExpertLayer::SwiGlu };
+    let experts = Experts {
+        count: 8,
+        per_token: 2,
+        width: 16,
+        normalized: true,
+        dense_layers: vec![1],
+        shared: None,
+        layer: ExpertLayer::SwiGlu,
+    };
     ModelConfig { experts: Some(experts), windows: vec![None; 3], ..config(Family::Qwen3Moe, None) }
 }
 

@@ -366,7 +366,7 @@ fn a_decoding_step_starts_few_kernels_and_waits_once_and_a_micro_batch_twice_at_
     if Compute::cuda(COUNTED, Dtype::Bf16).check().is_err() || counts(COUNTED).is_none() {
         return eprintln!("skipped: only the stand-in of a GPU counts kernels");
     }
-    for name in ["qwen2_tied", "qwen3_tied", "llama_tied", "qwen3_moe", "qwen3_5_text", "qwen3_5_long"] {
+    for name in ["qwen2_tied", "qwen3_tied", "llama_tied", "qwen3_moe", "qwen3_5_text", "qwen3_5_long", "qwen3_5_moe"] {
         let folder = Path::new("tests/golden/models").join(name);
         let (model, weights) = load_hf(&folder).unwrap();
         let tokenizer = Arc::new(Tokenizer::from_dir(&folder).unwrap());

@@ -351,6 +351,7 @@ fn the_language_model_of_a_folder_that_also_sees_images_is_that_of_a_folder_of_t
     for (model, outer, prefix, images) in [
         ("gemma3", "gemma3", "language_model.model.", "vision_tower.embeddings.weight"),
         ("qwen3_5_text", "qwen3_5", "model.language_model.", "model.visual.patch_embed.weight"),
+        ("qwen3_5_moe", "qwen3_5_moe", "model.language_model.", "model.visual.patch_embed.weight"),
     ] {
         let (plain, folder) = (Folder::copy_of(model), Folder::copy_of(model));
         let mut text = plain.config();
@@ -374,6 +375,31 @@ fn the_language_model_of_a_folder_that_also_sees_images_is_that_of_a_folder_of_t
         folder.tensors(|tensors| drop(tensors.insert("model.visible.weight".to_owned(), image.clone())));
         assert_names(&folder.error(), &["model.visible.weight"]);
     }
+}
+
+/// As published Qwen3.5 with experts has them.
+#[test]
+fn one_tensor_of_all_experts_is_read_as_one_of_each() {
+    let (plain, folder) = (Folder::copy_of("qwen3_5_moe"), Folder::copy_of("qwen3_5_moe"));
+    folder.tensors(|tensors| {
+        let (config, _) = plain.load().unwrap();
+        let experts = config.experts.as_ref().unwrap();
+        for layer in 0..config.layers() {
+            let module = format!("model.layers.{layer}.mlp.experts");
+            for (joint, parts) in [("gate_up_proj", &["gate_proj", "up_proj"][..]), ("down_proj", &["down_proj"])] {
+                let (mut numbers, mut shape) = (Vec::new(), Vec::new());
+                for (expert, part) in (0..experts.count).flat_map(|expert| parts.iter().map(move |part| (expert, part))) {
+                    let (_, of_one, data) = tensors.remove(&format!("{module}.{expert}.{part}.weight")).unwrap();
+                    shape = vec![experts.count, parts.len() * of_one[0], of_one[1]];
+                    numbers.extend(data);
+                }
+                tensors.insert(format!("{module}.{joint}"), (Dtype::F32, shape, numbers));
+            }
+        }
+    });
+    assert!(folder.load().unwrap().1.flat == plain.load().unwrap().1.flat);
+    folder.tensors(|tensors| tensors.get_mut("model.layers.1.mlp.experts.down_proj").unwrap().1.swap(1, 2));
+    assert_names(&folder.error(), &["model.layers.1.mlp.experts.down_proj"]);
 }
 
 #[test]

@@ -20,6 +20,7 @@ mod phi3;
 mod qwen2;
 mod qwen3;
 mod qwen3_5;
+mod qwen3_5_moe;
 mod qwen3_moe;
 mod smollm3;
 mod windows;
@@ -83,6 +84,8 @@ families! {
     Qwen3Moe => qwen3_moe,
     /// Qwen3.5, dense, text only: gated delta nets, and gated attention in every fourth layer.
     Qwen35 => qwen3_5,
+    /// Qwen3.5 with a mixture of experts, and one expert of every token, text only.
+    Qwen35Moe => qwen3_5_moe,
     /// OLMoE: a mixture of experts in every layer.
     Olmoe => olmoe,
     /// gpt-oss: a mixture of experts with biases, sinks of attention, and windows in every other layer.

@@ -42,7 +42,8 @@ pub(super) fn experts(keys: &Keys, named: &str, width: usize) -> Result<Experts,
         return Err(keys.bad("num_experts_per_tok", "at most the number of experts"));
     }
     let normalized = keys.flag("norm_topk_prob")?.unwrap_or(false);
-    Ok(Experts { count, per_token, width, normalized, dense_layers: Vec::new(), layer: ExpertLayer::SwiGlu })
+    let layer = ExpertLayer::SwiGlu;
+    Ok(Experts { count, per_token, width, normalized, dense_layers: Vec::new(), shared: None, layer })
 }
 
 /// Adds the keys of all mixtures.

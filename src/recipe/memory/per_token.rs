@@ -21,9 +21,13 @@ pub(super) fn per_token_of_layer(model: &ModelConfig, fused: bool, kernels: bool
         (_, true) => q + k,
         _ => (q + k) + 2 * q + q + 2 * inner,
     };
-    // Rows that are sent to experts and come back, and what the routers compute in f32.
-    let routed = model.experts.as_ref().map_or(0, |of| 2 * (of.per_token as u64 + 1) * hidden + 4 * of.count as u64);
-    plain + normed + apart + routed
+    plain + normed + apart + per_token_routed(model)
+}
+
+/// Rows that are sent to experts and come back, and what the routers compute in f32.
+fn per_token_routed(model: &ModelConfig) -> u64 {
+    let hidden = model.hidden_size as u64;
+    model.experts.as_ref().map_or(0, |of| 2 * (of.per_token as u64 + 1) * hidden + 4 * of.count as u64)
 }
 
 /// Bytes per token that are kept of all layers of a pass, and those of the largest.
@@ -47,7 +51,7 @@ impl LayerBytes {
         let (q, k) = ((model.heads * model.head_dim) as u64, (model.kv_heads * model.head_dim) as u64);
         // Norms in f32, from other formats.
         let norms = if bytes == 4 { 0 } else { 12 };
-        let other = hidden * (4 * bytes + norms) + 3 * inner * bytes;
+        let other = hidden * (4 * bytes + norms) + (3 * inner + per_token_routed(model)) * bytes;
         let attention = other + (8 * q + 7 * k) * bytes;
         // What is computed in f32 is kept in it.
         let net = other + mixed * (2 * bytes + 4) + 24 * keys + values * (32 + bytes) + 20 * pairs + 4 * states;

@@ -75,7 +75,7 @@ pub(super) struct Trained {
 /// The projections of the adapters of a model, whose feed-forward layers may be experts.
 fn targets(lora: LoraConfig, model: &ModelConfig) -> Vec<&'static str> {
     let (attention, mlp) = Lora::PROJECTIONS.split_at(4);
-    let is_dense = model.experts.as_ref().is_none_or(|of| !of.dense_layers.is_empty());
+    let is_dense = model.experts.as_ref().is_none_or(|of| !of.dense_layers.is_empty() || of.shared.is_some());
     let (mlp, experts) = (if is_dense { mlp } else { &[] }, model.experts.as_ref().map(|_| Lora::EXPERTS));
     let chosen = [(lora.train_attn, attention), (lora.train_mlp, mlp), (lora.train_mlp, experts.as_slice())];
     chosen.into_iter().filter(|(on, _)| *on).flat_map(|(_, names)| names.iter().copied()).collect()
