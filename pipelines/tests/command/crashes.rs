@@ -283,7 +283,7 @@ fn a_checkpoint_that_cannot_be_written_ends_the_run_with_the_path_and_leaves_the
 fn two_processes_never_work_on_one_run() {
     let folder = tempfile::tempdir().unwrap();
     let run = folder.path().join("run");
-    let mut running = Running::start(&run_args(GRPO, &run, &["train.steps=1000000"]));
+    let mut running = Running::start(&run_args(GRPO, &run, &["train.steps=1000000", "train.target_reward=9"]));
     running.until("it trained", |_| lines(&run) > 0);
     let refused = rollflow(&resume(&run));
     assert_eq!(refused.code, Some(1));

@@ -144,7 +144,7 @@ fn the_page_names_the_limit_the_tokens_and_each_finding_with_what_to_do() {
 fn a_run_in_progress_is_diagnosed_without_stage_times() {
     let folder = tempfile::tempdir().unwrap();
     let run = folder.path().join("run");
-    let mut running = Running::start(&run_args(GRPO, &run, &["train.steps=1000000"]));
+    let mut running = Running::start(&run_args(GRPO, &run, &["train.steps=1000000", "train.target_reward=9"]));
     running.until("it logs steps", |_| read(&run.join("metrics.jsonl")).lines().count() > 2);
     let ended = diagnose(&run, &[]);
     assert!(

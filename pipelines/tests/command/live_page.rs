@@ -28,13 +28,14 @@ pub fn json(address: SocketAddr, path: &str) -> Value {
     serde_json::from_str(&answer.body).unwrap()
 }
 
-/// Events of a stream, by name, until it ends.
+/// Events of a stream, by name, until it ends, or for a minute. Its signs of life come even if events do not.
 fn events(address: SocketAddr, path: &str, token: &str) -> impl Iterator<Item = (String, Value)> {
     let mut stream = TcpStream::connect(address).unwrap();
     stream.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
     write!(stream, "GET {path} HTTP/1.1\r\nHost: {address}\r\nAuthorization: Bearer {token}\r\n\r\n").unwrap();
-    let mut name = String::new();
-    BufReader::new(stream).lines().map_while(Result::ok).filter_map(move |line| {
+    let (mut name, until) = (String::new(), Instant::now() + Duration::from_secs(60));
+    let lines = BufReader::new(stream).lines().map_while(Result::ok).take_while(move |_| Instant::now() < until);
+    lines.filter_map(move |line| {
         if let Some(event) = line.strip_prefix("event: ") {
             name = event.to_owned();
         }
@@ -56,7 +57,7 @@ fn dashboard(folder: &Path) -> (Running, SocketAddr) {
 fn a_run_serves_its_page_and_its_graph_in_motion_until_it_ends() {
     let folder = tempfile::tempdir().unwrap();
     let run = folder.path().join("mine");
-    let sets = ["train.steps=1000000", "flow.max_staleness=1", "observe.rollouts_every=1"];
+    let sets = ["train.steps=1000000", "train.target_reward=9", "flow.max_staleness=1", "observe.rollouts_every=1"];
     let mut running = Running::start(&[run_args(GRPO, &run, &sets), vec!["--page", "127.0.0.1:0"]].concat());
     let address = address(&mut running);
     let page = get(address, "/");
@@ -304,7 +305,7 @@ fn a_reader_with_the_token_pauses_saves_and_ends_a_run() {
     let folder = tempfile::tempdir().unwrap();
     let [run, other] = ["mine", "other"].map(|name| folder.path().join(name));
     let common = ["flow.max_staleness=0", "checkpoint.every=0", "train.schedule={kind='constant'}"];
-    let sets = [&common[..], &["train.steps=1000000", "observe.page_token_env='PAGE'"]].concat();
+    let sets = [&common[..], &["train.steps=1000000", "train.target_reward=9", "observe.page_token_env='PAGE'"]].concat();
     let args = [run_args(GRPO, &run, &sets), vec!["--page", "127.0.0.1:0"]].concat();
     let mut running = Running::start_with(&args, &[("PAGE", "a-secret")]);
     let address = address(&mut running);
@@ -451,7 +452,7 @@ fn a_dashboard_follows_and_steers_a_run_of_another_process() {
     let mut running = Running::start(&[&open[..], &["--token-file", token.to_str().unwrap()]].concat());
     let owner = address(&mut running);
     let post = |path: &str, body: Value| asked(owner, "POST", path, Some("a-secret"), &body.to_string());
-    let set = [&TINY[..], &["train.steps=1000000"]].concat();
+    let set = [&TINY[..], &["train.steps=1000000", "train.target_reward=9"]].concat();
     assert_eq!(post("/api/runs", json!({"recipe": "grpo", "set": set, "name": "mine"})).0, 201);
     let live = |address, token| {
         let all = events(address, "/api/runs/mine/events", token).filter(|(name, _)| name == "live");
@@ -485,7 +486,7 @@ fn a_dashboard_follows_and_steers_a_run_of_another_process() {
 
     // A page without a token shows the run to a dashboard without one, which gives no orders.
     let (open, name) = (folder.path().join("open"), "mine");
-    let sets = ["train.steps=1000000"];
+    let sets = ["train.steps=1000000", "train.target_reward=9"];
     let mut run = Running::start(&[run_args(GRPO, &open.join(name), &sets), vec!["--page", "127.0.0.1:0"]].concat());
     self::address(&mut run);
     let (_dashboard, reader) = dashboard(&open);

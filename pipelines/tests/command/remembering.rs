@@ -74,7 +74,8 @@ fn runs_are_found_by_what_they_were() {
 fn a_killed_run_is_told_from_one_that_runs() {
     let folder = tempfile::tempdir().unwrap();
     let run = folder.path().join("run");
-    let mut running = Running::start(&run_args(GRPO, &run, &["train.steps=1000000", "checkpoint.every=0"]));
+    let mut running =
+        Running::start(&run_args(GRPO, &run, &["train.steps=1000000", "train.target_reward=9", "checkpoint.every=0"]));
     let metrics = run.join("metrics.jsonl");
     running.until("it trained", |_| read(&metrics).lines().count() >= 2);
     let state = || {

@@ -108,7 +108,8 @@ fn a_run_does_not_grow_with_the_rows_it_has_logged() {
     let parts: Vec<String> =
         (0..400).map(|at| format!("{{name=\"part_{at:03}\",kind=\"regex\",pattern=\"zzzzzzzzz\"}}")).collect();
     let reward = format!("reward={{kind=\"parts\",part=[{}]}}", parts.join(","));
-    let steps = ["train.steps=1000000", "checkpoint.every=20", "batch.groups=1", "generate.group_size=2"];
+    let steps =
+        ["train.steps=1000000", "train.target_reward=9", "checkpoint.every=20", "batch.groups=1", "generate.group_size=2"];
     let sets = [&steps[..], &["observe.rollouts_every=0", &reward]].concat();
     let mut running = Running::start(&run_args(GRPO, &run, &sets));
     let logged = || fs::metadata(run.join("metrics.jsonl")).map_or(0, |file| file.len());
@@ -216,7 +217,8 @@ fn a_folder_that_holds_a_run_or_cannot_be_made_is_refused_and_named() {
 fn ctrl_c_drains_to_a_checkpoint_and_exits_with_0() {
     let folder = tempfile::tempdir().unwrap();
     let run = folder.path().join("run");
-    let mut running = Running::start(&run_args(GRPO, &run, &["train.steps=1000000", "checkpoint.every=0"]));
+    let mut running =
+        Running::start(&run_args(GRPO, &run, &["train.steps=1000000", "train.target_reward=9", "checkpoint.every=0"]));
     let metrics = run.join("metrics.jsonl");
     running.until("it trained", |_| read(&metrics).lines().count() >= 2);
     running.interrupt();
@@ -268,7 +270,11 @@ fn ctrl_c_between_the_warm_up_and_reinforcement_ends_the_run() {
     let (run, corpus) = (folder.path().join("run"), folder.path().join("texts.txt"));
     assert!(std::process::Command::new("mkfifo").arg(&corpus).status().unwrap().success());
     let environment = format!("environment={{kind=\"search\",corpus={corpus:?}}}");
-    let mut running = Running::start(&run_args(GRPO, &run, &[&environment, "train.steps=1000000", "train.probe=false"]));
+    let mut running = Running::start(&run_args(
+        GRPO,
+        &run,
+        &[&environment, "train.steps=1000000", "train.target_reward=9", "train.probe=false"],
+    ));
     running.line(|line| (line == "Training complete!").then_some(()));
     running.interrupt();
     running.line(|line| line.contains("interrupted: finishing").then_some(()));
@@ -284,6 +290,7 @@ fn ctrl_c_twice_stops_with_the_last_step_saved_and_exits_with_1() {
     let run = folder.path().join("run");
     let sets = [
         "train.steps=1000000",
+        "train.target_reward=9",
         "checkpoint.every=0",
         "flow.max_staleness=1000000",
         "flow.edge_items=100000",

@@ -262,7 +262,9 @@ fn a_run_with_three_servers_loses_nothing_when_one_is_killed_and_returns() {
     nothing_lost(&run, 30);
     for server in &servers {
         assert!(server.metric(Metric::ServedSamples, &[("status", "completed")]) > 0.0);
-        assert_eq!(server.get("/model_info")["weight_version"], "31");
+        // A run does not wait until the weights after its last step have reached all servers.
+        let version = &server.get("/model_info")["weight_version"];
+        assert!(version == "30" || version == "31", "{version}");
     }
 }
 

@@ -37,7 +37,8 @@ fn the_last_samples_of_a_finished_run_that_fit_are_printed_a_line_each() {
 fn new_samples_of_a_run_are_printed_as_it_records_them_until_it_ends() {
     let folder = tempfile::tempdir().unwrap();
     let run = folder.path().join("run");
-    let mut running = Running::start(&run_args(GRPO, &run, &["train.steps=1000000", "observe.rollouts_every=1"]));
+    let mut running =
+        Running::start(&run_args(GRPO, &run, &["train.steps=1000000", "train.target_reward=9", "observe.rollouts_every=1"]));
     running.until("it records samples", |_| !read(&run.join("rollouts.jsonl")).is_empty());
     let mut tail = Running::start(&["tail", run.to_str().unwrap(), "--last", "0", "--where", "sample == 1"]);
     let step = |line: &str| line.strip_prefix("step ")?.split(' ').next()?.parse::<u64>().ok();

@@ -12,7 +12,7 @@ use crate::live_page::address;
 use crate::running::{Ended, GRPO, Running, finished, read, rollflow, rollflow_with, run_args};
 use crate::terminal::{Terminal, after_its_terminal_closed};
 
-const ENDLESS: [&str; 3] = ["train.steps=1000000", "flow.max_staleness=1", "observe.rollouts_every=1"];
+const ENDLESS: [&str; 4] = ["train.steps=1000000", "train.target_reward=9", "flow.max_staleness=1", "observe.rollouts_every=1"];
 const HOSTILE: &str = "a\x1b[2J\x1b]0;title\x07\u{9b}31m\u{202e}b";
 
 /// One frame, which must be within its width and have no control characters.

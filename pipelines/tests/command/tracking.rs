@@ -46,7 +46,7 @@ fn a_tracker_gets_each_step_once_and_goes_on_after_a_kill() {
     let run = folder.path().join("run");
     let read = || std::fs::read_to_string(&told).unwrap_or_default();
     let variables = [("PYTHONPATH", modules.as_str()), ("TOLD", told.as_str())];
-    let sets = [&SETS[..], &["train.steps=1000000", "train.target_reward=2", "train.schedule={kind='constant'}"]].concat();
+    let sets = [&SETS[..], &["train.steps=1000000", "train.target_reward=9", "train.schedule={kind='constant'}"]].concat();
     let mut running = Running::start_with(&run_args(GRPO, &run, &sets), &variables);
     running.until("some steps were logged", |_| read().lines().count() >= 4);
     drop(running);

@@ -19,7 +19,7 @@ fn value(scrape: &Exposition, metric: Metric, labels: &[(&str, &str)]) -> Option
 fn a_live_run_is_scraped() {
     let folder = tempfile::tempdir().unwrap();
     let run = folder.path().join("run");
-    let sets = ["train.steps=1000000", "flow.max_staleness=1"];
+    let sets = ["train.steps=1000000", "train.target_reward=9", "flow.max_staleness=1"];
     let args = [run_args(GRPO, &run, &sets), vec!["--metrics", "127.0.0.1:0"]].concat();
     let mut running = Running::start(&args);
     let address: SocketAddr =
