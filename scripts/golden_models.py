@@ -45,8 +45,8 @@ CASES = {
                      rope_parameters=dict(rope_type="default", rope_theta=10000.0))),
     "qwen3_5_long": ("qwen3_5_text", dict(head_dim=16, num_hidden_layers=3, layer_types=["full_attention", "linear_attention", "linear_attention"], linear_num_key_heads=2, linear_num_value_heads=2,
                      linear_key_head_dim=8, linear_value_head_dim=12, linear_conv_kernel_dim=3, rope_parameters=dict(rope_type="default", rope_theta=10000.0, partial_rotary_factor=0.5))),
-    "qwen3_5_moe": ("qwen3_5_moe_text", dict(head_dim=16, num_hidden_layers=3, layer_types=["linear_attention", "full_attention", "linear_attention"], linear_num_key_heads=1, linear_num_value_heads=2,
-                    linear_key_head_dim=8, linear_value_head_dim=8, moe_intermediate_size=12, shared_expert_intermediate_size=20, num_experts=5, num_experts_per_tok=2,
+    "qwen3_5_moe": ("qwen3_5_moe_text", dict(head_dim=16, num_hidden_layers=3, layer_types=["linear_attention", "full_attention", "linear_attention"], linear_num_key_heads=2, linear_num_value_heads=4,
+                    linear_key_head_dim=8, linear_value_head_dim=8, moe_intermediate_size=16, shared_expert_intermediate_size=20, num_experts=5, num_experts_per_tok=2,
                     rope_parameters=dict(rope_type="default", rope_theta=10000.0, partial_rotary_factor=0.25))),
     "phi3_partial": ("phi3", dict(head_dim=16, rope_parameters=dict(rope_type="default", rope_theta=10000.0, partial_rotary_factor=0.75))),
     "phi3_longrope": ("phi3", dict(original_max_position_embeddings=64, rope_parameters=dict(
