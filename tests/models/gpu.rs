@@ -6,7 +6,7 @@ use std::sync::Arc;
 use rollflow::algo::{Aggregation, PolicyLoss, Schedule};
 use rollflow::data::{Prompt, Sample, Tokenizer};
 use rollflow::engine::{LocalEngine, OnNewWeights, Request, SamplingParams, TokenEngine};
-use rollflow::model::{Compute, Dtype, Lora, ModelConfig, Weights, load_hf};
+use rollflow::model::{Compute, Dtype, ExpertLayer, Lora, ModelConfig, Weights, load_hf};
 use rollflow::train::{
     LocalBackend, LocalConfig, MasterFormat, MomentFormat, RouterReplay, TrainBatch, TrainingBackend, collate,
 };
@@ -366,7 +366,9 @@ fn a_decoding_step_starts_few_kernels_and_waits_once_and_a_micro_batch_twice_at_
     if Compute::cuda(COUNTED, Dtype::Bf16).check().is_err() || counts(COUNTED).is_none() {
         return eprintln!("skipped: only the stand-in of a GPU counts kernels");
     }
-    for name in ["qwen2_tied", "qwen3_tied", "llama_tied", "qwen3_moe", "qwen3_5_text", "qwen3_5_long", "qwen3_5_moe"] {
+    for name in
+        ["qwen2_tied", "qwen3_tied", "llama_tied", "qwen3_moe", "qwen3_5_text", "qwen3_5_long", "qwen3_5_moe", "gpt_oss_grouped"]
+    {
         let folder = Path::new("tests/golden/models").join(name);
         let (model, weights) = load_hf(&folder).unwrap();
         let tokenizer = Arc::new(Tokenizer::from_dir(&folder).unwrap());
@@ -387,9 +389,11 @@ fn a_decoding_step_starts_few_kernels_and_waits_once_and_a_micro_batch_twice_at_
             started += kernels;
         }
         // The stand-in's norm is four operations, a GPU's one.
-        let of_a_layer = match (model.experts.is_some(), model.delta.is_some()) {
-            (true, true) => 60,
-            (false, false) => 20,
+        // gpt-oss's activation and biases are libtorch's operations.
+        let of_a_layer = match (&model.experts, &model.delta) {
+            (Some(_), Some(_)) => 60,
+            (Some(of), None) if of.layer != ExpertLayer::SwiGlu => 60,
+            (None, None) => 20,
             _ => 48,
         };
         let most = 7 * (of_a_layer * model.layers() as u64 + 12);

@@ -107,12 +107,13 @@ fn takes(x: &Tensor) -> bool {
     halves && x.device() != Device::Cpu && (x.data_ptr() as usize).is_multiple_of(16) && runs_kernels(x.device())
 }
 
-/// Returns true if [`multiply_groups`] takes these matrices `[groups, n, k]`, alone and with a gradient: contiguous bf16 on a
-/// GPU of the Hopper or Blackwell generation, for which libtorch 2.11 has kernels. On others it asks the host.
+/// Returns true if [`multiply_groups`] takes these matrices `[groups, n, k]`, alone and with a gradient: bf16, contiguous or
+/// transposed, on a GPU of the Hopper or Blackwell generation, for which libtorch 2.11 has kernels. On others it asks the host.
 pub fn multiplies_groups(matrices: &Tensor) -> bool {
     let Device::Cuda(index) = matrices.device() else { return false };
     let aligned = matrices.size()[1..].iter().all(|size| size % 8 == 0);
-    if matrices.kind() != Kind::BFloat16 || !aligned || !matrices.is_contiguous() || !takes(matrices) {
+    let is_dense = matrices.is_contiguous() || matrices.transpose(1, 2).is_contiguous();
+    if matrices.kind() != Kind::BFloat16 || !aligned || !is_dense || !takes(matrices) {
         return false;
     }
     let mut generation = 0;

@@ -376,7 +376,7 @@ impl Parts<'_> {
         let adapts_experts = self.plan.lora.as_ref().is_some_and(|lora| lora.targets.contains(&Target::Experts));
         let fixed = work.adapters.filter(|_| !adapts_experts).map_or(0, |_| per_token_for_experts(model));
         let each = match &model.delta {
-            Some(nets) => LayerBytes::with_nets(model, nets, work.longest, bytes),
+            Some(nets) => LayerBytes::with_nets(model, nets, work.longest, bytes, work.adapters.is_some()),
             None => LayerBytes::alike(model, (per_token_of_layer(model, fused, kernels) - fixed) * bytes),
         };
         let lean = kernels || model.delta.is_some();

@@ -45,16 +45,21 @@ impl LayerBytes {
     }
 
     /// Of gated delta nets and gated attention over sequences of up to `longest` tokens, with numbers of `bytes` bytes.
-    pub fn with_nets(model: &ModelConfig, of: &GatedDelta, longest: u64, bytes: u64) -> Self {
+    /// `adapted`: norms are not trained, and keep less.
+    pub fn with_nets(model: &ModelConfig, of: &GatedDelta, longest: u64, bytes: u64, adapted: bool) -> Self {
         let Net { mixed, keys, values, pairs, states } = Net::new(of, CHUNK.min(longest));
         let (hidden, inner) = (model.hidden_size as u64, model.active_width() as u64);
         let (q, k) = ((model.heads * model.head_dim) as u64, (model.kv_heads * model.head_dim) as u64);
         // Norms in f32, from other formats.
-        let norms = if bytes == 4 { 0 } else { 12 };
+        let (norms, outputs) = match (bytes, adapted) {
+            (4, _) => (0, 32),
+            (_, true) => (4, 28),
+            (_, false) => (12, 32),
+        };
         let other = hidden * (4 * bytes + norms) + (3 * inner + per_token_routed(model)) * bytes;
         let attention = other + (8 * q + 7 * k) * bytes;
         // What is computed in f32 is kept in it.
-        let net = other + mixed * (2 * bytes + 4) + 24 * keys + values * (32 + bytes) + 20 * pairs + 4 * states;
+        let net = other + mixed * (2 * bytes + 4) + 24 * keys + values * (outputs + bytes) + 20 * pairs + 4 * states;
         let nets = of.layers.len() as u64;
         let all = nets * net + (model.layers() as u64 - nets) * attention;
         LayerBytes { all, largest: net.max(attention), backward: 16 * values + 4 * states }
