@@ -4,7 +4,7 @@
 //!
 //! Pages: 64 answers of 8 to 512 tokens, half of them up to 64, in a cache of 8 at their longest: by 8 at a time, or by as many as have room.
 //!
-//! Turns: 8 chats of 6 turns, each 64 tokens said and 32 answered. Drafts: greedy answers of 128 tokens by random weights whose layers see four tokens, so
+//! Turns: 8 chats of 6 turns, each 64 tokens said and 32 answered; also of a model with gated delta nets in three of four layers. Drafts: greedy answers of 128 tokens by random weights whose layers see four tokens, so
 //! that they soon repeat themselves, of 1 to 64 samples at the same time. That is the most that drafts can save: of a model that repeats nothing there are none.
 
 mod arguments;
@@ -15,7 +15,7 @@ use std::time::Instant;
 use anyhow::Result;
 use rollflow::data::Tokenizer;
 use rollflow::engine::{LocalEngine, Request, SamplingParams, TokenEngine};
-use rollflow::model::{Decoder, Layout, ModelConfig, Weights};
+use rollflow::model::{Decoder, Family, GatedDelta, Layout, ModelConfig, Weights};
 
 use arguments::Arguments;
 
@@ -43,15 +43,19 @@ fn main() -> Result<()> {
         without = if slots == 8 { seconds } else { without };
         println!("| {slots} | {} | {seconds:.2} | {:.2} | {waited} |", 8 * 576, seconds / without);
     }
-    println!("\n| chats | remembered | seconds | of those without |\n|---|---|---|---|");
-    for remembered in [0, 8] {
-        let mut engine = engine(&weights, &model, 8).remembering(remembered);
-        chats(&mut engine, 1)?;
-        let began = Instant::now();
-        chats(&mut engine, 2)?;
-        let seconds = began.elapsed().as_secs_f64();
-        without = if remembered == 0 { seconds } else { without };
-        println!("| 8 of 6 turns | {remembered} | {seconds:.2} | {:.2} |", seconds / without);
+    println!("\n| chats | layers | remembered | seconds | of those without |\n|---|---|---|---|---|");
+    let of_nets = with_nets(&model);
+    let weights_of_nets = Weights::random(&of_nets, 5);
+    for (model, weights, mixers) in [(&model, &weights, "attention"), (&of_nets, &weights_of_nets, "delta nets")] {
+        for remembered in [0, 8, 16] {
+            let mut engine = engine(weights, model, 8).remembering(remembered);
+            chats(&mut engine, 1)?;
+            let began = Instant::now();
+            chats(&mut engine, 2)?;
+            let seconds = began.elapsed().as_secs_f64();
+            without = if remembered == 0 { seconds } else { without };
+            println!("| 8 of 6 turns | {mixers} | {remembered} | {seconds:.2} | {:.2} |", seconds / without);
+        }
     }
     println!("\n| samples | longest draft | seconds | of those without | drafted tokens kept |\n|---|---|---|---|---|");
     let repeating = ModelConfig { windows: vec![Some(4); layers], initializer_range: 0.02, ..model };
@@ -72,6 +76,14 @@ fn main() -> Result<()> {
         }
     }
     Ok(())
+}
+
+/// The same with gated delta nets in three of four layers.
+fn with_nets(model: &ModelConfig) -> ModelConfig {
+    let layers = (0..model.layers()).filter(|layer| layer % 4 != 3).collect();
+    let (heads, dim) = (model.heads, model.head_dim);
+    let delta = GatedDelta { layers, key_heads: heads, value_heads: heads, key_dim: dim, value_dim: dim, kernel: 4 };
+    ModelConfig { family: Family::Qwen35, delta: Some(delta), ..model.clone() }
 }
 
 fn tokens(seed: u64, len: u64) -> impl Iterator<Item = u32> {

@@ -117,7 +117,8 @@ impl LocalEngine {
             let with_others = new.iter().filter(|of| of.first == Some(row)).map(|of| of.known).min().unwrap_or(0);
             let remembered = self.cache.pages.known(weights.id, tokens).min(tokens.len().saturating_sub(1));
             let len = whole(with_others.max(remembered));
-            if len > 0 && beginnings.len() < self.remembered {
+            let is_due = len > 0 && beginnings.len() < self.remembered;
+            if is_due && self.cache.recall(slots[0], weights.id, tokens) < len {
                 let known = self.cache.recall(slots[0], weights.id, &tokens[..len + 1]);
                 let tokens = Cow::Owned(tokens[..len].to_vec());
                 beginnings.push(NewTokens { tokens, known, first: None, slots: slots[..1].to_vec() });
