@@ -126,7 +126,7 @@ fn states_after_whole_pages_that_prompts_begin_with_are_computed_once() {
     }
     assert_same("one by one", &by_key(found), &by_key(expected));
     // A further turn continues all of the one before, but for its newest token.
-    let params = SamplingParams { ignore_eos: true, ..params(9) };
+    let params = SamplingParams { ignore_eos: true, ..params(24) };
     engine.submit(Request::new(7, prompts[4].clone(), 1, Arc::new(params.clone()))).unwrap();
     let (answers, _) = run(&mut engine);
     let turn = [&prompts[4][..], &answers[0].tokens, &[7, 8, 9]].concat();
