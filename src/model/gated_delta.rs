@@ -4,11 +4,11 @@
 use tch::{Kind, Tensor};
 
 use super::fused::half;
-use super::net_rows::{Continued, Lengths, NetRows};
+use super::net_rows::{Continued, NetRows, Sequences};
 use super::{ModelConfig, fused};
 
 /// Tokens that are computed by products of matrices; between chunks the state is handed on.
-const CHUNK: i64 = 64;
+pub(crate) const CHUNK: i64 = 64;
 
 /// Sizes of the layers that are gated delta nets.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -108,10 +108,10 @@ impl DeltaWeights {
         &self,
         of: &GatedDelta,
         projected: &Tensor,
-        sequences: &Lengths,
+        sequences: &Sequences,
         before: Option<&DeltaState>,
     ) -> (Tensor, DeltaState) {
-        let (Lengths { rectangle, lens }, seen, device) = (sequences, of.kernel as i64 - 1, projected.device());
+        let (Sequences { rectangle, lens }, seen, device) = (sequences, of.kernel as i64 - 1, projected.device());
         let (rows, columns) = (rectangle.rows, rectangle.columns);
         let [mixed, gate, beta, step] = self.parts(of, &rectangle.spread(projected).view([rows, columns, -1]));
         let mixed = mixed.transpose(1, 2);

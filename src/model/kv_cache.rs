@@ -178,7 +178,8 @@ impl KvCache {
         self.kept.forget(kept);
     }
 
-    fn has_states(&self) -> bool {
+    /// Returns true if layers have one state a sequence.
+    pub(crate) fn has_states(&self) -> bool {
         self.layers.iter().any(|layer| matches!(layer, Held::Delta(_)))
     }
 

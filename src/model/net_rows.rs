@@ -10,20 +10,20 @@ use super::{Packed, upload};
 /// Rows of a pass for its gated delta nets.
 pub(super) struct NetRows {
     /// Sequences without a prefix.
-    pub begun: Lengths,
+    pub begun: Sequences,
     /// Those with one.
     pub continued: Option<Continued>,
 }
 
 /// Sequences that are computed at a time.
-pub(super) struct Lengths {
+pub(super) struct Sequences {
     pub rectangle: Rectangle,
     /// Tokens of each.
     pub lens: Tensor,
 }
 
 pub(super) struct Continued {
-    pub sequences: Lengths,
+    pub sequences: Sequences,
     /// For each of them, which of the sequences before it continues.
     pub prefixes: Tensor,
     /// Where each packed row is among those of the sequences without a prefix and these, one after the other.
@@ -36,9 +36,9 @@ impl NetRows {
         let (begun, continued): (Vec<usize>, Vec<usize>) =
             (0..ranges.len()).partition(|sequence| packed.prefixes[*sequence].is_none());
         let numbers = |of: &mut dyn Iterator<Item = usize>| upload(&of.map(|of| of as i64).collect::<Vec<_>>(), device);
-        let lengths = |of: &[usize]| {
+        let chosen = |of: &[usize]| {
             let own: Vec<_> = of.iter().map(|sequence| ranges[*sequence].clone()).collect();
-            Lengths { rectangle: Rectangle::of(&own, packed.len(), device), lens: numbers(&mut own.iter().map(Range::len)) }
+            Sequences { rectangle: Rectangle::of(&own, packed.len(), device), lens: numbers(&mut own.iter().map(Range::len)) }
         };
         let further = (!continued.is_empty()).then(|| {
             let mut place = vec![0; ranges.len()];
@@ -48,11 +48,11 @@ impl NetRows {
             let rows = begun.iter().chain(&continued).flat_map(|sequence| ranges[*sequence].clone());
             rows.enumerate().for_each(|(at, row)| order[row] = at);
             Continued {
-                sequences: lengths(&continued),
+                sequences: chosen(&continued),
                 prefixes: numbers(&mut prefixes.into_iter()),
                 order: numbers(&mut order.into_iter()),
             }
         });
-        NetRows { begun: lengths(&begun), continued: further }
+        NetRows { begun: chosen(&begun), continued: further }
     }
 }

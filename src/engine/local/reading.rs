@@ -96,7 +96,7 @@ impl LocalEngine {
     /// Finds what is remembered of new sequences, and what they begin with alike. Returns how many tokens were computed
     /// for that.
     fn recall(&mut self, weights: &ServedWeights, new: &mut [NewTokens]) -> usize {
-        let has_states = !self.decoder.repeats_steps();
+        let has_states = self.cache.has_states();
         let begun = if has_states { self.read_beginnings(weights, new) } else { 0 };
         for NewTokens { tokens, known, slots, .. } in &mut *new {
             *known = self.cache.recall(slots[0], weights.id, tokens);

@@ -379,7 +379,7 @@ impl Parts<'_> {
             Some(nets) => LayerBytes::with_nets(model, nets, work.longest, bytes, work.adapters.is_some()),
             None => LayerBytes::alike(model, (per_token_of_layer(model, fused, kernels) - fixed) * bytes),
         };
-        let lean = kernels || model.delta.is_some();
+        let lean = kernels || model.delta.is_some() && self.is_half_on_gpu();
         let LayerBytes { all, largest, backward } = each;
         let (layers, stream) = (model.layers() as u64, model.hidden_size as u64 * bytes);
         // The last layer computed is the first differentiated: two layers are in memory, on a GPU after the logits.

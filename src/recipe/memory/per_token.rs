@@ -1,9 +1,6 @@
 //! Memory of a token in a layer: numbers that are kept for the backward pass, and bytes without one.
 
-use crate::model::{GatedDelta, ModelConfig};
-
-/// Tokens of a gated delta net's chunk.
-const CHUNK: u64 = 64;
+use crate::model::{CHUNK, GatedDelta, ModelConfig};
 
 /// Numbers per token that autograd keeps of one layer for its operations.
 pub(super) fn per_token_of_layer(model: &ModelConfig, fused: bool, kernels: bool) -> u64 {
@@ -45,9 +42,9 @@ impl LayerBytes {
     }
 
     /// Of gated delta nets and gated attention over sequences of up to `longest` tokens, with numbers of `bytes` bytes.
-    /// `adapted`: norms are not trained, and keep less.
+    /// `adapted`: norms are not trained, and keep less. Factors are fitted to what the stand-in of a GPU counts in bf16.
     pub fn with_nets(model: &ModelConfig, of: &GatedDelta, longest: u64, bytes: u64, adapted: bool) -> Self {
-        let Net { mixed, keys, values, pairs, states } = Net::new(of, CHUNK.min(longest));
+        let Net { mixed, keys, values, pairs, states } = Net::new(of, longest);
         let (hidden, inner) = (model.hidden_size as u64, model.active_width() as u64);
         let (q, k) = ((model.heads * model.head_dim) as u64, (model.kv_heads * model.head_dim) as u64);
         // Norms in f32, from other formats.
@@ -79,17 +76,19 @@ struct Net {
 }
 
 impl Net {
-    fn new(of: &GatedDelta, chunk: u64) -> Self {
+    /// In sequences of up to `longest` tokens.
+    fn new(of: &GatedDelta, longest: u64) -> Self {
+        let chunk = longest.clamp(1, CHUNK as u64);
         let [heads, key_dim, value_dim] = [of.value_heads, of.key_dim, of.value_dim].map(|of| of as u64);
         let (mixed, keys, values) = (of.mixed() as u64, heads * key_dim, heads * value_dim);
-        Net { mixed, keys, values, pairs: heads * chunk, states: keys * value_dim / chunk.max(1) }
+        Net { mixed, keys, values, pairs: heads * chunk, states: keys * value_dim / chunk }
     }
 }
 
 /// Bytes per token that are alive at a time where prompts of a model with gated delta nets are read on a GPU, in numbers
-/// of `bytes` bytes.
+/// of `bytes` bytes. Factors are fitted as those of [`LayerBytes::with_nets`].
 pub(super) fn per_token_read_by_nets(model: &ModelConfig, of: &GatedDelta, bytes: u64) -> u64 {
-    let Net { mixed, keys, values, pairs, states } = Net::new(of, CHUNK);
+    let Net { mixed, keys, values, pairs, states } = Net::new(of, CHUNK as u64);
     let (hidden, inner) = (model.hidden_size as u64, model.active_width() as u64);
     let qk = ((model.heads + model.kv_heads) * model.head_dim) as u64;
     let net = mixed * (bytes + 4) + 12 * keys + bytes * values + 17 * pairs + 2 * states;
