@@ -3,11 +3,24 @@
 
 use std::path::{Path, PathBuf};
 
+/// Operations of a model, and what they include.
+const FUSED: [&str; 9] = [
+    "src/model/fused/fused.cpp",
+    "src/model/fused/half.cpp",
+    "src/model/fused/flash.cpp",
+    "src/model/fused/gpu/launch.cpp",
+    "src/model/fused/gpu/rows.cpp",
+    "src/model/fused/gpu/experts.cpp",
+    "src/model/fused/gpu/slots.cpp",
+    "src/model/graph.cpp",
+    "src/model/stream.cpp",
+];
+const HEADERS: [&str; 3] = ["src/model/fused/guarded.hpp", "src/model/fused/gpu/launch.hpp", "src/model/fused/gpu/args.h"];
+
 fn main() {
     println!("cargo::rerun-if-changed=build.rs");
-    println!("cargo::rerun-if-changed=src/model/fused");
-    println!("cargo::rerun-if-changed=src/model/graph.cpp");
-    println!("cargo::rerun-if-changed=src/model/stream.cpp");
+    // Not folders, whose Rust files change nothing here.
+    FUSED.iter().chain(&HEADERS).for_each(|file| println!("cargo::rerun-if-changed={file}"));
     println!("cargo::rerun-if-changed=src/ranks");
     // Absent when the crate is built without libtorch.
     let Some(lib) = std::env::var_os("DEP_TCH_LIBTORCH_LIB") else { return };
@@ -38,12 +51,7 @@ fn compile_fused(lib: &Path) {
         .warnings(false)
         .include(&include)
         .include(include.join("torch/csrc/api/include"))
-        .file("src/model/fused/fused.cpp")
-        .file("src/model/fused/half.cpp")
-        .file("src/model/fused/flash.cpp")
-        .file("src/model/fused/gpu.cpp")
-        .file("src/model/graph.cpp")
-        .file("src/model/stream.cpp")
+        .files(FUSED)
         .compile("rollflow_fused");
 }
 

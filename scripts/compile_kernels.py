@@ -14,9 +14,11 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 COMPILER = "nvidia-cuda-nvrtc==13.0.88"
 CARDS = {"sm_80": "A100", "sm_89": "L4, L40S", "sm_90": "H100, H200", "sm_100": "B200"}
-# Size of a head, heads, heads of keys. The kernel of attention is compiled for each, the others don't ask.
+# As gpu.rs joins them.
+SOURCES = ("args.h", "common.cu", "rows.cu", "experts.cu", "draw.cu", "delta.cu", "attend.cu")
+# Size of a head, heads, heads of keys, rotated columns of a head, and whether outputs have gates. The kernel of attention is compiled for each, the others don't ask.
 DELTA = ["-DKEY_DIM=128", "-DVALUE_DIM=128"]
-HEADS = [(64, 14, 2), (128, 28, 4), (96, 32, 32), (16, 4, 2), (256, 8, 4), (128, 40, 8)]
+HEADS = [(64, 14, 2, 64, 0), (128, 28, 4, 128, 0), (96, 32, 32, 72, 0), (16, 4, 2, 16, 0), (256, 8, 2, 64, 1), (128, 40, 8, 128, 0)]
 
 
 def library() -> ctypes.CDLL:
@@ -44,10 +46,10 @@ def compiled(nvrtc: ctypes.CDLL, source: bytes, options: list[str]) -> str | Non
 
 def main() -> None:
     nvrtc = library()
-    source = b"".join((ROOT / "src/model/fused" / name).read_bytes() for name in ("kernel_args.h", "kernels.cu"))
+    source = b"".join((ROOT / "src/model/fused/gpu" / name).read_bytes() for name in SOURCES)
     for card, names in CARDS.items():
         for form, heads in [(0, None), (1, None), *zip(itertools.cycle((0, 1)), HEADS)]:
-            shape = [f"-D{name}={value}" for name, value in zip(("DIM", "HEADS", "KEYS"), heads or ())] + ["-DPAGE=32"] + DELTA
+            shape = [f"-D{name}={value}" for name, value in zip(("DIM", "HEADS", "KEYS", "ROTATED", "GATED"), heads or ())] + ["-DPAGE=32"] + DELTA
             options = [f"--gpu-architecture={card}", "--std=c++17", f"-DFORMAT={form}", *shape]
             if problem := compiled(nvrtc, source, options):
                 sys.exit(f"the kernels do not compile for {names} with {' '.join(options)}:\n{problem}")

@@ -43,7 +43,7 @@ CASES = {
                 rope_parameters=dict(rope_type="yarn", rope_theta=10000.0, factor=8.0, beta_fast=32.0, beta_slow=1.0, truncate=False, original_max_position_embeddings=32))),
     "gpt_oss_long": ("gpt_oss", dict(head_dim=16, intermediate_size=12, num_local_experts=4, num_experts_per_tok=4, sliding_window=16, attention_bias=False, tie_word_embeddings=False, layer_types=["full_attention", "sliding_attention"],
                      rope_parameters=dict(rope_type="default", rope_theta=10000.0))),
-    "gpt_oss_grouped": ("gpt_oss", dict(head_dim=8, num_attention_heads=8, intermediate_size=16, num_local_experts=8, num_experts_per_tok=3, sliding_window=6, tie_word_embeddings=False,
+    "gpt_oss_grouped": ("gpt_oss", dict(head_dim=16, num_attention_heads=8, intermediate_size=16, num_local_experts=8, num_experts_per_tok=3, sliding_window=6, tie_word_embeddings=False,
                         rope_parameters=dict(rope_type="default", rope_theta=10000.0))),
     "qwen3_5_long": ("qwen3_5_text", dict(head_dim=16, num_hidden_layers=3, layer_types=["full_attention", "linear_attention", "linear_attention"], linear_num_key_heads=2, linear_num_value_heads=2,
                      linear_key_head_dim=8, linear_value_head_dim=12, linear_conv_kernel_dim=3, rope_parameters=dict(rope_type="default", rope_theta=10000.0, partial_rotary_factor=0.5))),

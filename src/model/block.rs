@@ -4,6 +4,7 @@ use tch::{Device, Kind, Tensor};
 
 use super::experts::Routed;
 use super::family::QkNorm;
+use super::fused::gpu::NormBy;
 use super::fused::half;
 use super::gated_delta::DeltaState;
 use super::net_rows::NetRows;
@@ -88,20 +89,19 @@ impl Decoder {
                 let keep = |state: &DeltaState| keep(index, Left::State(state));
                 weights.several(of, &layer.input.forward(input), rows, None, keep)
             }
-            _ => self.attention(layer, input, |qkv| self.attend(layer, index, pass, qkv, keep)),
+            _ => self.by_gates(&layer.input.forward(input), |qkv| self.attend(layer, index, pass, qkv, keep)),
         };
         let recorded = pass.recorded.as_ref().and_then(|recorded| recorded.of_layer(&self.config, index, rows));
         self.block(layer, index, (x, rows), recorded.as_ref(), keep, mix)
     }
 
-    /// Attention over a normed input by `attend`, which gets its projections; gated in some families.
-    pub(super) fn attention(&self, layer: &Layer, input: &Tensor, attend: impl FnOnce(&Tensor) -> Tensor) -> Tensor {
-        let projected = layer.input.forward(input);
+    /// Attention by `attend` from fused projections, of which it gets queries, keys and values; gated in some families.
+    pub(super) fn by_gates(&self, projected: &Tensor, attend: impl FnOnce(&Tensor) -> Tensor) -> Tensor {
         if !self.config.family.definition().gates_attention {
-            return attend(&projected);
+            return attend(projected);
         }
         let (heads, kv_heads, dim) = (self.config.heads as i64, self.config.kv_heads as i64, self.config.head_dim as i64);
-        let [queries, rest] = parts(&projected, -1, [2 * heads * dim, 2 * kv_heads * dim]);
+        let [queries, rest] = parts(projected, -1, [2 * heads * dim, 2 * kv_heads * dim]);
         // Each head's query, then its gate.
         let halves = queries.reshape([-1, heads, 2, dim]);
         let [query, gate] = [0, 1].map(|half| halves.select(2, half).reshape([-1, heads * dim]));
@@ -164,14 +164,11 @@ impl Decoder {
         let (x, input) = self.normed_stream(x, layer.mlp_norms.before.as_ref());
         let output = match (&layer.mlp, &self.config.experts) {
             (Mlp::Sparse { experts, shared }, Some(of)) => {
-                let chosen = experts.forward(&input, of, recorded, |routed| keep(index, Left::Routed(routed)));
-                match shared {
-                    None => chosen,
-                    Some(Shared { gate_up, down, gate }) => {
-                        let of_all = down.forward(&self.gated(&gate_up.forward(&input)));
-                        chosen + of_all * gate.forward(&input).sigmoid()
-                    }
-                }
+                let shared = shared.as_ref().map(|Shared { gate_up, down, gate }| {
+                    [down.forward(&self.gated(&gate_up.forward(&input))), gate.forward(&input)]
+                });
+                let shared = shared.as_ref().map(|[rows, gates]| [rows, gates]);
+                experts.forward(&input, of, shared, recorded, |routed| keep(index, Left::Routed(routed)))
             }
             (Mlp::Sparse { .. }, None) => unreachable!("sparse layers are those of experts"),
             (Mlp::Dense { gate_up, down }, _) => {
@@ -185,8 +182,8 @@ impl Decoder {
 
     /// The stream, summed, and its norm by a weight, if there is one.
     pub(super) fn normed_stream(&self, x: Stream, norm: Option<&Tensor>) -> (Stream, Tensor) {
-        if let (Some(added), Some(norm), false) = (&x.added, norm, self.config.family.definition().norms_add_one)
-            && let Some((sum, normed)) = fused::gpu::add_rms_norm(&x.sum, added, norm, self.config.rms_norm_eps)
+        if let (Some(added), Some(norm)) = (&x.added, norm)
+            && let Some((sum, normed)) = fused::gpu::add_rms_norm(&x.sum, added, self.norm_by(norm))
         {
             return (Stream::new(sum), normed);
         }
@@ -232,7 +229,7 @@ impl Decoder {
             None => self.paired(&qkv),
             Some(bound) => self.paired(&qkv.clamp(-bound, bound)),
         };
-        let Mixer::Attention { qk_norm: Some((q_norm, k_norm)), .. } = &layer.mixer else { return bounded(qkv.shallow_clone()) };
+        let Some((q_norm, k_norm)) = layer.qk_norm() else { return bounded(qkv.shallow_clone()) };
         let (heads, kv_heads, dim) = (self.config.heads as i64, self.config.kv_heads as i64, self.config.head_dim as i64);
         let columns = [heads, kv_heads, kv_heads];
         let (split, parts) = match self.config.family.definition().qk_norm {
@@ -261,12 +258,21 @@ impl Decoder {
 
     /// RMS norm over the last dimension.
     pub(super) fn norm(&self, x: &Tensor, weight: &Tensor) -> Tensor {
-        let (eps, weight) = (self.config.rms_norm_eps, &weight.to_kind(half::activations(weight.kind(), weight.device())));
-        if !self.config.family.definition().norms_add_one {
-            return fused::rms_norm(x, weight, eps);
+        let weight = &weight.to_kind(half::activations(weight.kind(), weight.device()));
+        let by = self.norm_by(weight);
+        if by.more == 0.0 {
+            return fused::rms_norm(x, weight, by.eps);
         }
         // Factors and result are rounded once.
-        fused::rms_norm(&x.to_kind(Kind::Float), &(weight.to_kind(Kind::Float) + 1.0), eps).to_kind(x.kind())
+        fused::gpu::rms_norm(x, by).unwrap_or_else(|| {
+            fused::rms_norm(&x.to_kind(Kind::Float), &(weight.to_kind(Kind::Float) + by.more), by.eps).to_kind(x.kind())
+        })
+    }
+
+    /// How a weight's norm is computed.
+    pub(super) fn norm_by<'a>(&self, weight: &'a Tensor) -> NormBy<'a> {
+        let more = f64::from(u8::from(self.config.family.definition().norms_add_one));
+        NormBy { weight, more, eps: self.config.rms_norm_eps }
     }
 }
 

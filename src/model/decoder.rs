@@ -170,7 +170,7 @@ impl Decoder {
                 (Mixer::Delta(weights), Some(of)) => {
                     weights.step(of, &layer.input.forward(input), &cache.state(step.slots, index))
                 }
-                _ => self.attention(&layer, input, |qkv| self.attend_step(&layer, index, step, qkv, cache)),
+                _ => self.attend_step(&layer, index, step, &layer.input.forward(input), cache),
             };
             x = self.block(&layer, index, (x, None), None, &mut |_, left| routes.take(&left), mix);
         }

@@ -65,14 +65,41 @@ impl ExpertLayer {
 
 /// How the tokens of a layer were routed.
 pub(super) struct Routed<'a> {
-    /// Probabilities of experts, `[tokens, experts]`.
-    pub probs: &'a Tensor,
+    /// Gives the probabilities of experts, `[tokens, experts]`.
+    pub probs: &'a dyn Fn() -> Tensor,
     /// The experts that the router chooses, the likeliest first, `[tokens, per_token]`.
     pub own: &'a Tensor,
     /// Those that compute the tokens.
     pub chosen: &'a Tensor,
     /// Those that computed them before, if that is known.
     pub recorded: Option<&'a Tensor>,
+}
+
+/// Which rows are computed, ordered by expert.
+struct Sorted {
+    /// Token and expert of each row, `[rows]`.
+    sources: Tensor,
+    experts: Tensor,
+    /// The rows of each token, `[tokens, per_token]`.
+    places: Tensor,
+    /// Where each expert's rows end, `[experts]` in i32.
+    ends: Tensor,
+}
+
+impl Sorted {
+    fn new(chosen: &Tensor, of: &Experts) -> Self {
+        if let Some([sources, experts, places, ends]) = gpu::sort_by_expert(chosen, of.count) {
+            return Sorted { sources, experts, places, ends };
+        }
+        let (experts, order) = chosen.reshape([-1]).sort_stable(true, 0, false);
+        let upto = |end: i64| Tensor::arange(end, (Kind::Int64, chosen.device()));
+        Sorted {
+            sources: order.floor_divide_scalar(of.per_token as i64),
+            places: order.scatter(0, &order, &upto(order.size()[0])).view(chosen.size().as_slice()),
+            ends: upto(of.count as i64).searchsorted(&experts, true, true, "right", None::<&Tensor>),
+            experts,
+        }
+    }
 }
 
 /// Weights of a sparse layer.
@@ -113,45 +140,70 @@ impl Sparse {
     /// Computes tokens `[N, hidden]`, each by its experts. Tokens of an expert are one product. Routing is in
     /// f32 (law N5), and so are the sums over experts, whose order does not depend on other tokens.
     /// `recorded`: experts that computed the tokens before. Where they are followed, weights are the router's
-    /// probabilities of them (Ma et al., 2025).
+    /// probabilities of them (Ma et al., 2025). `shared`: rows `[N, hidden]` that are added, by the sigmoids of
+    /// `[N, 1]`.
     ///
     /// Cost: the products of `per_token` experts a token; but for [`Sparse::is_grouped`], one read of the counts
     /// by the host.
-    pub fn forward(&self, x: &Tensor, of: &Experts, recorded: Option<&Recorded>, routed: impl FnOnce(&Routed)) -> Tensor {
-        let (count, per_token) = (of.count as i64, of.per_token as i64);
+    pub fn forward(
+        &self,
+        x: &Tensor,
+        of: &Experts,
+        shared: Option<[&Tensor; 2]>,
+        recorded: Option<&Recorded>,
+        routed: impl FnOnce(&Routed),
+    ) -> Tensor {
+        let (weights, chosen) = self.route(x, of, recorded, routed);
+        let sorted = Sorted::new(&chosen, of);
+        let sent = gpu::send(x, &sorted.sources, &sorted.places).unwrap_or_else(|| x.index_select(0, &sorted.sources));
+        let (computed, biases) = match self.is_grouped() {
+            true => self.by_group(&sent, &sorted, of.layer),
+            false => (self.one_by_one(&sent, &sorted.ends, of.layer), None),
+        };
+        let more = gpu::Added { biases: biases.map(|biases| [biases, &chosen]), shared };
+        gpu::sum_of_rows(&computed, &sorted.places, &weights, more).unwrap_or_else(|| {
+            let computed = biases.map_or_else(|| computed.shallow_clone(), |of| &computed + of.index_select(0, &sorted.experts));
+            let sum = gpu::combine(&computed, &sorted.places, &weights).unwrap_or_else(|| {
+                let returned = computed.index_select(0, &sorted.places.view([-1])).view([-1, of.per_token as i64, x.size()[1]]);
+                (returned * weights.unsqueeze(-1)).sum_dim_intlist([1i64].as_slice(), false, Kind::Float).to_kind(x.kind())
+            });
+            match shared {
+                Some([rows, gates]) => sum + rows * gates.sigmoid(),
+                None => sum,
+            }
+        })
+    }
+
+    /// Weights and numbers of each token's experts, `[tokens, per_token]`.
+    fn route(&self, x: &Tensor, of: &Experts, recorded: Option<&Recorded>, routed: impl FnOnce(&Routed)) -> (Tensor, Tensor) {
+        let bias = self.biases.as_ref().map(|[of_router, ..]| of_router);
+        if let (None, None) = (recorded, &self.router_rank)
+            && let Some([logits, weights, chosen]) = gpu::route(x, &self.router, bias, of.per_token, of.normalized)
+        {
+            let probs = || logits.softmax(-1, Kind::Float);
+            routed(&Routed { probs: &probs, own: &chosen, chosen: &chosen, recorded: None });
+            return (weights, chosen);
+        }
         // Widened, and not by `wide`, whose products have no gradient in 16 bits.
         let wide = x.to_kind(Kind::Float);
-        let bias = self.biases.as_ref().map(|[of_router, ..]| of_router.to_kind(Kind::Float));
-        let logits = wide.linear(&self.router.to_kind(Kind::Float), bias.as_ref());
+        let logits = wide.linear(&self.router.to_kind(Kind::Float), bias.map(|bias| bias.to_kind(Kind::Float)).as_ref());
         let logits = match &self.router_rank {
             None => logits,
             Some(of) => of.widened().add(logits, &wide),
         };
         let probs = logits.softmax(-1, Kind::Float);
-        let (mut weights, own) = probs.topk(per_token, -1, true, true);
+        let (mut weights, own) = probs.topk(of.per_token as i64, -1, true, true);
         let mut chosen = own.shallow_clone();
         if let Some(recorded) = recorded.filter(|recorded| recorded.follow) {
             chosen = recorded.experts.where_self(&recorded.experts.ge(0), &own);
             weights = probs.gather(-1, &chosen, false);
         }
         let recorded = recorded.map(|recorded| &recorded.experts);
-        routed(&Routed { probs: &probs, own: &own, chosen: &chosen, recorded });
-        let weights = if of.normalized { &weights / weights.sum_dim_intlist([-1i64].as_slice(), true, None) } else { weights };
-        // Which tokens are computed, ordered by expert, where each expert's end, and where each token's are.
-        let (sorted, order) = chosen.reshape([-1]).sort_stable(true, 0, false);
-        let upto = |end: i64| Tensor::arange(end, (Kind::Int64, x.device()));
-        let ends = upto(count).searchsorted(&sorted, true, true, "right", None::<&Tensor>);
-        let sources = order.floor_divide_scalar(per_token);
-        let places = order.scatter(0, &order, &upto(order.size()[0])).view([-1, per_token]);
-        let sent = gpu::send(x, &sources, &places).unwrap_or_else(|| x.index_select(0, &sources));
-        let computed = match self.is_grouped() {
-            true => self.by_group(&sent, (&sorted, &ends), of.layer),
-            false => self.one_by_one(&sent, &ends, of.layer),
-        };
-        gpu::combine(&computed, &places, &weights).unwrap_or_else(|| {
-            let returned = computed.index_select(0, &places.view([-1])).view([-1, per_token, x.size()[1]]);
-            (returned * weights.unsqueeze(-1)).sum_dim_intlist([1i64].as_slice(), false, Kind::Float).to_kind(x.kind())
-        })
+        routed(&Routed { probs: &|| probs.shallow_clone(), own: &own, chosen: &chosen, recorded });
+        match of.normalized {
+            true => (&weights / weights.sum_dim_intlist([-1i64].as_slice(), true, None), chosen),
+            false => (weights, chosen),
+        }
     }
 
     /// Returns true if the products of all experts are one, which does not depend on the host.
@@ -160,22 +212,31 @@ impl Sparse {
         [&self.gate_up, &self.down].into_iter().chain(ranks).all(gpu::multiplies_groups)
     }
 
-    /// Tokens ordered by expert, with each one's expert, and where each expert's end, `[experts]`.
-    fn by_group(&self, sent: &Tensor, (experts, ends): (&Tensor, &Tensor), layer: ExpertLayer) -> Tensor {
+    /// Rows ordered by expert, and biases that are still to be added to them.
+    fn by_group(&self, sent: &Tensor, sorted: &Sorted, layer: ExpertLayer) -> (Tensor, Option<&Tensor>) {
         let product = |x: &Tensor, weight: &Tensor, at: usize| {
-            let plain = gpu::multiply_groups(x, weight, ends);
-            let plain = match &self.biases {
-                None => plain,
-                Some(of) => plain + of[1 + at].index_select(0, experts),
-            };
+            let plain = gpu::multiply_groups(x, weight, &sorted.ends);
             match &self.low_ranks {
                 None => plain,
-                Some(of) => plain + gpu::multiply_groups(&gpu::multiply_groups(x, &of[at].down, ends), &of[at].up, ends),
+                Some(of) => {
+                    let inner = gpu::multiply_groups(x, &of[at].down, &sorted.ends);
+                    plain + gpu::multiply_groups(&inner, &of[at].up, &sorted.ends)
+                }
             }
         };
-        // Gate and up are freed before the second product.
-        let inner = layer.activated(&product(sent, &self.gate_up, 0));
-        product(&inner, &self.down, 1)
+        let (gate_up, [of_gate_up, of_down]) =
+            (product(sent, &self.gate_up, 0), [1, 2].map(|at: usize| self.biases.as_ref().map(|biases| &biases[at])));
+        let fused = match (layer, of_gate_up) {
+            (ExpertLayer::Bounded { alpha, limit }, Some(of)) => gpu::bounded_gate(&gate_up, [of, &sorted.experts], alpha, limit),
+            _ => None,
+        };
+        let inner = fused.unwrap_or_else(|| match of_gate_up {
+            Some(of) => layer.activated(&(&gate_up + of.index_select(0, &sorted.experts))),
+            None => layer.activated(&gate_up),
+        });
+        // They are freed before the second product.
+        drop(gate_up);
+        (product(&inner, &self.down, 1), of_down)
     }
 
     /// [`Sparse::by_group`], a product an expert.
@@ -275,7 +336,7 @@ mod tests {
             };
             let recorded = follow.map(|follow| Recorded { experts: recorded(tokens, &of), follow });
             let (found, recorded) = (sparse(&leaves, Kind::Float), recorded.as_ref());
-            let found = found.forward(&leaves[0].to_kind(Kind::Float), &of, recorded, |_| {}).to_kind(Kind::Double);
+            let found = found.forward(&leaves[0].to_kind(Kind::Float), &of, None, recorded, |_| {}).to_kind(Kind::Double);
             let expected = written_out(&leaves[0], &sparse(&leaves, Kind::Double), &of, recorded);
             let along = expected.randn_like();
             let gradients = |y: &Tensor| Tensor::run_backward(&[(y * &along).sum(Kind::Double)], &leaves, true, false);

@@ -77,7 +77,9 @@ impl Decoder {
                     let keep = |after: &DeltaState| cache.fill_state(index, slots, after);
                     weights.several(of, &layer.input.forward(input), rows, Some(&before), keep)
                 }
-                _ => self.attention(&layer, input, |qkv| self.attend_suffixes(&layer, index, &extension, qkv, cache)),
+                _ => {
+                    self.by_gates(&layer.input.forward(input), |qkv| self.attend_suffixes(&layer, index, &extension, qkv, cache))
+                }
             };
             x = self.block(&layer, index, (x, rows), None, &mut |_, left| routes.take(&left), mix);
         }

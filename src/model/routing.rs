@@ -101,6 +101,7 @@ pub(crate) struct Balance {
 
 impl Balance {
     pub(super) fn take(&mut self, Routed { probs, chosen, .. }: &Routed) {
+        let probs = probs();
         let (tokens, experts) = (probs.size()[0], probs.size()[1]);
         self.tokens += tokens;
         self.shares.push(probs.sum_dim_intlist([0i64].as_slice(), false, Kind::Float));

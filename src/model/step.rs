@@ -4,11 +4,11 @@ use tch::{Device, Kind, Tensor};
 
 use super::block::{Scores, capped, parts};
 use super::family::QkNorm;
-use super::fused::{self, gpu::Slots};
+use super::fused::{self, gpu::Projected, gpu::Slots};
 use super::kv_cache::SlotRange;
 use super::pages::PAGE;
 use super::rope::{ByLayer, Tables};
-use super::views::{Layer, Mixer};
+use super::views::Layer;
 use super::{Decoder, KvCache, Views, upload, wide};
 
 /// Data that all layers of one decoding step share.
@@ -118,47 +118,65 @@ impl Decoder {
 
     /// Writes a layer's new keys and values, and attends over all positions up to them: fused projections
     /// `[slots, …]` → `[slots, heads · dim]`.
-    pub(super) fn attend_step(&self, layer: &Layer, index: usize, step: &Step, qkv: &Tensor, cache: &mut KvCache) -> Tensor {
+    pub(super) fn attend_step(
+        &self,
+        layer: &Layer,
+        index: usize,
+        step: &Step,
+        projected: &Tensor,
+        cache: &mut KvCache,
+    ) -> Tensor {
         let (config, window) = (&self.config, self.config.windows[index]);
-        let Read { written, tables, rows, longest } = match &step.way {
-            Way::Fused(positions, tables) => {
+        match &step.way {
+            Way::Fused(positions, tables) => self.by_gates(projected, |qkv| {
                 let (Tables { cos, sin }, qkv) = (tables.get(index), self.normed_heads(layer, qkv));
                 let slots = step.slots.first as usize..(step.slots.first + step.slots.len) as usize;
                 let (rows, places) = (cache.keys_values(index), (cache.paged(slots), None, positions.as_slice()));
-                return fused::attend(&qkv, (cos, sin), rows, places, config.fused_heads(), window, layer.sinks());
-            }
+                fused::attend(&qkv, (cos, sin), rows, places, config.fused_heads(), window, layer.sinks())
+            }),
             Way::Kernel(at, tables) => {
                 let Tables { cos, sin } = tables.get(index);
-                let norms = self.norms_of_heads(layer);
-                let qkv = if norms.is_some() { qkv.shallow_clone() } else { self.normed_heads(layer, qkv) };
-                let heads = config.fused_heads();
-                return fused::gpu::attend(&qkv, (cos, sin), cache.keys_values(index), at, heads, norms, (window, layer.sinks()));
+                let attend = |of: Projected| {
+                    let (rows, heads) = (cache.keys_values(index), config.fused_heads());
+                    fused::gpu::attend(&of, (cos, sin), rows, at, heads, (window, layer.sinks()))
+                };
+                let gated = config.family.definition().gates_attention;
+                if self.leaves_heads_to_kernels() {
+                    let norms = layer.qk_norm().map(|(q, k)| [q, k].map(|weight| self.norm_by(weight)));
+                    return attend(Projected { qkv: projected, gated, rotated: config.rotated_columns(), norms });
+                }
+                self.by_gates(projected, |qkv| {
+                    let qkv = &self.normed_heads(layer, qkv);
+                    attend(Projected { qkv, gated: false, rotated: config.head_dim, norms: None })
+                })
             }
-            Way::Products(read, _) => read,
-        };
-        let (qk, v) = self.heads(layer, qkv, &[step.slots.len], tables.get(index));
+            Way::Products(read, masks) => {
+                self.by_gates(projected, |qkv| self.attend_by_products(layer, index, step.slots.len, (read, masks), qkv, cache))
+            }
+        }
+    }
+
+    fn attend_by_products(
+        &self,
+        layer: &Layer,
+        index: usize,
+        count: i64,
+        (read, masks): (&Read, &ByLayer<Option<Tensor>>),
+        qkv: &Tensor,
+        cache: &mut KvCache,
+    ) -> Tensor {
+        let (config, Read { written, tables, rows, longest }) = (&self.config, read);
+        let (qk, v) = self.heads(layer, qkv, &[count], tables.get(index));
         let [q, k] = parts(&qk, 1, [config.heads as i64, config.kv_heads as i64]);
         cache.write(index, written, &Tensor::stack(&[k, v], 1));
         let seen = cache.keys_values(index).index_select(0, rows);
-        let slots = seen.view([step.slots.len, *longest, 2, config.kv_heads as i64, config.head_dim as i64]);
-        let mask = match &step.way {
-            Way::Products(_, masks) => masks.get(index).as_ref(),
-            Way::Fused(..) | Way::Kernel(..) => None,
-        };
-        products(&q, &slots, mask, &config.scores_of(layer))
+        let slots = seen.view([count, *longest, 2, config.kv_heads as i64, config.head_dim as i64]);
+        products(&q, &slots, masks.get(index).as_ref(), &config.scores_of(layer))
     }
-}
 
-impl Decoder {
-    /// Norms of single query and key heads, and their epsilon, where our kernel may apply them.
-    fn norms_of_heads<'a>(&self, layer: &'a Layer) -> Option<(&'a Tensor, &'a Tensor, f64)> {
-        let definition = self.config.family.definition();
-        let plain = definition.qk_norm == QkNorm::Heads && !definition.norms_add_one;
-        let whole = self.config.rotated_columns() == self.config.head_dim;
-        match &layer.mixer {
-            Mixer::Attention { qk_norm: Some((q, k)), .. } if plain && whole => Some((q, k, self.config.rms_norm_eps)),
-            _ => None,
-        }
+    /// Returns true if our kernel norms and orders queries and keys as the family does.
+    fn leaves_heads_to_kernels(&self) -> bool {
+        self.config.family.definition().qk_norm != QkNorm::Tokens && self.config.qkv_bound.is_none()
     }
 }
 

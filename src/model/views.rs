@@ -193,6 +193,14 @@ impl Layer {
         }
     }
 
+    /// Norms of its queries and keys, if it has any.
+    pub fn qk_norm(&self) -> Option<(&Tensor, &Tensor)> {
+        match &self.mixer {
+            Mixer::Attention { qk_norm, .. } => qk_norm.as_ref().map(|(q, k)| (q, k)),
+            Mixer::Delta(_) => None,
+        }
+    }
+
     /// Sets the low-rank products of its projections.
     pub fn adapt(&mut self, LayerRanks { groups: [qkv, output, gate_up, down], router, experts }: LayerRanks) {
         (self.input.low_rank, self.output.low_rank) = (qkv, output);

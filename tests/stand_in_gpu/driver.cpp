@@ -133,7 +133,10 @@ int cuLaunchKernel(void* function, unsigned x, unsigned y, unsigned z, unsigned 
     return 0;
   }
   const std::vector<uint64_t> given(static_cast<uint64_t*>(params[0]), static_cast<uint64_t*>(params[0]) + kernel.words);
-  graph::keep([kernel, given, grid, threads] { run(kernel, given.data(), grid, threads); });
+  graph::keep([kernel, given, grid, threads, where] {
+    order::begin(where);
+    run(kernel, given.data(), grid, threads);
+  });
   return 0;
 }
 }

@@ -1,5 +1,5 @@
-// What kernels.cu needs of a GPU, on a processor: the threads of a block are fibres that take turns, and the lanes of a warp wait for one another where they
-// exchange numbers. Blocks run one after the other. Included before kernels.cu by the stand-in's compiler (driver.cpp).
+// What our kernels need of a GPU, on a processor: the threads of a block are fibres that take turns, and the lanes of a warp wait for one another where they
+// exchange numbers. Blocks run one after the other. Included before them by the stand-in's compiler (driver.cpp).
 
 #pragma once
 

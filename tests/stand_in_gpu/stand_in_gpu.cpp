@@ -106,7 +106,11 @@ struct Memory final : c10::DeviceAllocator {
     void* real = bytes ? std::aligned_alloc(64, (bytes + 63) / 64 * 64) : nullptr;
     TORCH_CHECK(real || !bytes, "no memory for ", bytes, " bytes");
     if (real) order::allocated(real, bytes, stream_of(here()));
-    if (real && graph::records()) graph::adopt(real);
+    if (real && graph::records()) {
+      graph::adopt(real);
+      // Our kernels write only in replays: places and experts that libtorch's operations go by are those of 0 until then.
+      std::memset(real, 0, bytes);
+    }
     return {away(real), real, &give_back, here()};
   }
   void copy_data(void* to, const void* from, std::size_t bytes) const override { std::memcpy(home(to), home(from), bytes); }

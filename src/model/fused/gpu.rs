@@ -1,4 +1,4 @@
-//! Our kernels on NVIDIA GPUs (`kernels.cu`, `gpu.cpp`): f16 and bf16, from the Ampere generation on, where
+//! Our kernels on NVIDIA GPUs (`gpu/`): f16 and bf16, from the Ampere generation on, where
 //! NVRTC is found. Elsewhere libtorch's operations do the same in more passes over memory.
 
 use std::ffi::c_char;
@@ -8,16 +8,19 @@ use torch_sys::C_tensor;
 
 use super::{Heads, call, check, raw, taken};
 
+mod experts;
+
+pub use experts::{Added, bounded_gate, combine, multiplies_groups, multiply_groups, route, send, sort_by_expert, sum_of_rows};
+
 unsafe extern "C" {
-    fn rollflow_gpu_generation(device: i64, generation: *mut i64) -> *mut c_char;
     fn rollflow_gpu_problem(device: i64, text: *const c_char, first: *mut bool) -> *mut c_char;
-    fn rollflow_gpu_add_rms_norm(
-        sum: *mut *mut C_tensor,
-        normed: *mut *mut C_tensor,
+    fn rollflow_gpu_rms_norm(
+        results: *mut *mut C_tensor,
         x: *mut C_tensor,
         y: *mut C_tensor,
         weight: *mut C_tensor,
         eps: f64,
+        more: f64,
     ) -> *mut c_char;
     fn rollflow_gpu_nf4(
         codes: *mut C_tensor,
@@ -40,14 +43,6 @@ unsafe extern "C" {
         decay: *mut C_tensor,
         norm: *mut C_tensor,
         eps: f64,
-    ) -> *mut c_char;
-    fn rollflow_gpu_send(out: *mut *mut C_tensor, x: *mut C_tensor, sources: *mut C_tensor, places: *mut C_tensor)
-    -> *mut c_char;
-    fn rollflow_gpu_combine(
-        out: *mut *mut C_tensor,
-        rows: *mut C_tensor,
-        places: *mut C_tensor,
-        weights: *mut C_tensor,
     ) -> *mut c_char;
     fn rollflow_gpu_rotate(out: *mut *mut C_tensor, x: *mut C_tensor, cos: *mut C_tensor, sin: *mut C_tensor) -> *mut c_char;
     fn rollflow_gpu_softmax(out: *mut *mut C_tensor, logits: *mut C_tensor, targets: *mut C_tensor) -> *mut c_char;
@@ -77,14 +72,26 @@ unsafe extern "C" {
         heads: i64,
         longest: i64,
         window: i64,
+        rotated: i64,
+        gated: bool,
         scale: f64,
         cap: f64,
         eps: f64,
+        more: f64,
     ) -> *mut c_char;
 }
 
-/// With the zero that ends a text of C.
-const SOURCE: &str = concat!(include_str!("kernel_args.h"), include_str!("kernels.cu"), "\0");
+/// All kernels, with the zero that ends a text of C.
+const SOURCE: &str = concat!(
+    include_str!("gpu/args.h"),
+    include_str!("gpu/common.cu"),
+    include_str!("gpu/rows.cu"),
+    include_str!("gpu/experts.cu"),
+    include_str!("gpu/draw.cu"),
+    include_str!("gpu/delta.cu"),
+    include_str!("gpu/attend.cu"),
+    "\0"
+);
 
 /// Returns true if this device runs the kernels. The first question compiles them, in about a second; a
 /// reason against it is logged once.
@@ -100,31 +107,24 @@ pub fn runs_kernels(device: Device) -> bool {
     false
 }
 
+/// Tensors that a call gives.
+fn several<const N: usize>(function: impl FnOnce(*mut *mut C_tensor) -> *mut c_char) -> [Tensor; N] {
+    let mut results = [std::ptr::null_mut(); N];
+    check(function(results.as_mut_ptr()));
+    // SAFETY: the call made them.
+    results.map(|result| unsafe { Tensor::from_ptr(result) })
+}
+
+/// A tensor, or none.
+fn maybe(of: Option<&Tensor>) -> *mut C_tensor {
+    of.map_or(std::ptr::null_mut(), raw)
+}
+
 /// Returns true if the kernels take this tensor: 16 bits, its last dimension contiguous, vectors of 8 numbers at
 /// aligned addresses.
 fn takes(x: &Tensor) -> bool {
     let halves = matches!(x.kind(), Kind::BFloat16 | Kind::Half);
     halves && x.device() != Device::Cpu && (x.data_ptr() as usize).is_multiple_of(16) && runs_kernels(x.device())
-}
-
-/// Returns true if [`multiply_groups`] takes these matrices `[groups, n, k]`, alone and with a gradient: bf16, contiguous or
-/// transposed, on a GPU of the Hopper or Blackwell generation, for which libtorch 2.11 has kernels. On others it asks the host.
-pub fn multiplies_groups(matrices: &Tensor) -> bool {
-    let Device::Cuda(index) = matrices.device() else { return false };
-    let aligned = matrices.size()[1..].iter().all(|size| size % 8 == 0);
-    let is_dense = matrices.is_contiguous() || matrices.transpose(1, 2).is_contiguous();
-    if matrices.kind() != Kind::BFloat16 || !aligned || !is_dense || !takes(matrices) {
-        return false;
-    }
-    let mut generation = 0;
-    check(unsafe { rollflow_gpu_generation(index as i64, &mut generation) });
-    matches!(generation / 10, 9 | 10)
-}
-
-/// Rows `[rows, k]` times the matrix of their group, transposed: those of a group end where `ends` says, `[groups]` in
-/// i32. `matrices`: `[groups, n, k]`.
-pub fn multiply_groups(rows: &Tensor, matrices: &Tensor, ends: &Tensor) -> Tensor {
-    rows.internal_grouped_mm(&matrices.transpose(1, 2), Some(ends), None, None)
 }
 
 /// One token of each sequence in a gated delta net, if the kernels take it: projections `[sequences, …]` → `[sequences,
@@ -148,31 +148,38 @@ pub fn delta_step(
     })
 }
 
-/// Rows `sources` of `x` `[tokens, width]`, if the kernels take it; with gradients. `places` `[tokens, each]`: where each
-/// token's are.
-pub fn send(x: &Tensor, sources: &Tensor, places: &Tensor) -> Option<Tensor> {
-    takes_rows(x).then(|| call(|out| unsafe { rollflow_gpu_send(out, raw(x), raw(sources), raw(places)) }))
-}
-
-/// Sum of each token's rows, weighed, if the kernels take them; with gradients. `rows`: `[tokens · each, width]`;
-/// `places`: which are a token's, `[tokens, each]`, of which each row is one; `weights`: the same in f32.
-pub fn combine(rows: &Tensor, places: &Tensor, weights: &Tensor) -> Option<Tensor> {
-    takes_rows(rows).then(|| call(|out| unsafe { rollflow_gpu_combine(out, raw(rows), raw(places), raw(weights)) }))
-}
-
 /// Returns true if the kernels take rows of this width.
 fn takes_rows(x: &Tensor) -> bool {
     x.size().last().is_some_and(|width| width % 8 == 0) && takes(x)
 }
 
-/// `x + y` `[rows, width]`, and its RMS norm by `weight`, if the kernels take them; with gradients.
-pub fn add_rms_norm(x: &Tensor, y: &Tensor, weight: &Tensor, eps: f64) -> Option<(Tensor, Tensor)> {
-    if x.kind() != y.kind() || x.kind() != weight.kind() || ![x, y, weight].into_iter().all(takes_rows) {
+/// The factors of an RMS norm are `more` and a weight.
+#[derive(Clone, Copy)]
+pub struct NormBy<'a> {
+    pub weight: &'a Tensor,
+    pub more: f64,
+    /// Added to the mean square.
+    pub eps: f64,
+}
+
+/// `x + y` `[rows, width]`, and its RMS norm, if the kernels take them; with gradients.
+pub fn add_rms_norm(x: &Tensor, y: &Tensor, by: NormBy) -> Option<(Tensor, Tensor)> {
+    if x.kind() != y.kind() || !takes_rows(y) || !takes_norm(x, by) {
         return None;
     }
-    let mut normed = std::ptr::null_mut();
-    let sum = call(|sum| unsafe { rollflow_gpu_add_rms_norm(sum, &mut normed, raw(x), raw(y), raw(weight), eps) });
-    Some((sum, unsafe { Tensor::from_ptr(normed) }))
+    let [sum, normed] =
+        several(|results| unsafe { rollflow_gpu_rms_norm(results, raw(x), raw(y), raw(by.weight), by.eps, by.more) });
+    Some((sum, normed))
+}
+
+/// RMS norm over the last dimension, if the kernels take it; with gradients.
+pub fn rms_norm(x: &Tensor, by: NormBy) -> Option<Tensor> {
+    let none = std::ptr::null_mut();
+    takes_norm(x, by).then(|| call(|out| unsafe { rollflow_gpu_rms_norm(out, raw(x), none, raw(by.weight), by.eps, by.more) }))
+}
+
+fn takes_norm(x: &Tensor, by: NormBy) -> bool {
+    x.kind() == by.weight.kind() && takes_rows(x) && takes_rows(by.weight)
 }
 
 /// [`nf4`](super::nf4), if the kernels take it.
@@ -218,7 +225,7 @@ pub(super) fn softmax_gradient(
     kind: Kind,
 ) -> Tensor {
     let targets = targets.contiguous();
-    let by_entropy = entropy_slopes.map_or(std::ptr::null_mut(), raw);
+    let by_entropy = maybe(entropy_slopes);
     let half = kind == Kind::Half;
     call(|out| unsafe {
         rollflow_gpu_softmax_gradient(out, raw(logits), raw(&targets), raw(found), raw(slopes), by_entropy, half)
@@ -252,29 +259,40 @@ pub struct Slots {
     pub longest: i64,
 }
 
+/// Fused projections of one token of each slot.
+pub struct Projected<'a> {
+    /// Queries, keys and values, `[slots, …]`.
+    pub qkv: &'a Tensor,
+    /// Whether each head's query is followed by the gate of its output, which is multiplied by the gate's sigmoid.
+    pub gated: bool,
+    /// Columns of a head that are rotated, the first ones. Where those are not all, queries and keys get another order of
+    /// columns, that of [`Decoder::paired`](crate::model::Decoder).
+    pub rotated: usize,
+    /// How each query and each key head is normed first.
+    pub norms: Option<[NormBy<'a>; 2]>,
+}
+
 /// Rotary attention of one token in each of `slots`, as [`attend`](super::attend) does it. `cache` `[rows, 2, keys, d]` gets
-/// their keys and values. Requires [`attends_slots`]. `norms`: weights by which each query and key head is normed first, and
-/// the norms' epsilon. `sinks` as for [`attention`](super::attention), of any type.
+/// their keys and values. Requires [`attends_slots`]. `sinks` as for [`attention`](super::attention), of any type.
 pub fn attend(
-    qkv: &Tensor,
+    of: &Projected,
     (cos, sin): (&Tensor, &Tensor),
     cache: &Tensor,
     slots: &Slots,
     heads: Heads,
-    norms: Option<(&Tensor, &Tensor, f64)>,
     (window, sinks): (Option<usize>, Option<&Tensor>),
 ) -> Tensor {
     let Heads { queries, scale, cap, .. } = heads;
-    let (q_norm, k_norm, eps) =
-        norms.map_or((std::ptr::null_mut(), std::ptr::null_mut(), 0.0), |(q, k, eps)| (raw(q), raw(k), eps));
-    let (window, cap) = (window.unwrap_or(0) as i64, cap.unwrap_or(0.0));
+    let (q_norm, k_norm) = (of.norms.map(|[q, _]| q.weight), of.norms.map(|[_, k]| k.weight));
+    let (eps, more) = of.norms.map_or((0.0, 0.0), |[by, _]| (by.eps, by.more));
+    let (window, cap, rotated) = (window.unwrap_or(0) as i64, cap.unwrap_or(0.0), of.rotated as i64);
     let wide = sinks.map(|sinks| sinks.to_kind(Kind::Float).contiguous());
-    let sinks = wide.as_ref().map_or(std::ptr::null_mut(), raw);
     call(|out| unsafe {
-        let [qkv, cos, sin, cache, positions, table] = [qkv, cos, sin, cache, &slots.positions, &slots.table].map(raw);
-        let Slots { page, longest, .. } = *slots;
+        let [qkv, cos, sin, cache, positions, table] = [of.qkv, cos, sin, cache, &slots.positions, &slots.table].map(raw);
+        let ([q_norm, k_norm, sinks], &Slots { page, longest, .. }) = ([q_norm, k_norm, wide.as_ref()].map(maybe), slots);
         rollflow_gpu_attend(
-            out, qkv, cos, sin, cache, positions, table, q_norm, k_norm, sinks, page, queries, longest, window, scale, cap, eps,
+            out, qkv, cos, sin, cache, positions, table, q_norm, k_norm, sinks, page, queries, longest, window, rotated,
+            of.gated, scale, cap, eps, more,
         )
     })
 }

@@ -47,13 +47,8 @@ impl LayerBytes {
         let Net { mixed, keys, values, pairs, states } = Net::new(of, longest);
         let (hidden, inner) = (model.hidden_size as u64, model.active_width() as u64);
         let (q, k) = ((model.heads * model.head_dim) as u64, (model.kv_heads * model.head_dim) as u64);
-        // Norms in f32, from other formats.
-        let (norms, outputs) = match (bytes, adapted) {
-            (4, _) => (0, 32),
-            (_, true) => (4, 28),
-            (_, false) => (12, 32),
-        };
-        let other = hidden * (4 * bytes + norms) + (3 * inner + per_token_routed(model)) * bytes;
+        let outputs = if bytes != 4 && adapted { 28 } else { 32 };
+        let other = 4 * hidden * bytes + (3 * inner + per_token_routed(model)) * bytes;
         let attention = other + (8 * q + 7 * k) * bytes;
         // What is computed in f32 is kept in it.
         let net = other + mixed * (2 * bytes + 4) + 24 * keys + values * (outputs + bytes) + 20 * pairs + 4 * states;

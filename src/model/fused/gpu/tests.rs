@@ -5,7 +5,7 @@ use crate::model::gated_delta::{DeltaState, DeltaWeights};
 use crate::model::{Compute, GatedDelta};
 
 /// The first GPU, if there is one.
-fn device() -> Option<Device> {
+pub(super) fn device() -> Option<Device> {
     let found = Compute::cuda(0, crate::model::Dtype::Bf16).check().is_ok();
     let required = std::env::var_os("ROLLFLOW_REQUIRE_GPU").is_some();
     assert!(found || !required, "ROLLFLOW_REQUIRE_GPU is set, and libtorch finds no CUDA device");
@@ -15,28 +15,33 @@ fn device() -> Option<Device> {
     found.then_some(Device::Cuda(0))
 }
 
-fn host(x: &Tensor) -> Tensor {
+pub(super) fn host(x: &Tensor) -> Tensor {
     x.to_device(Device::Cpu).to_kind(Kind::Double)
 }
 
 /// Relative to the largest number: a unit in the last place of the format is 2⁻⁸ or 2⁻¹¹ of it.
-fn close(what: &str, found: &Tensor, exact: &Tensor, bound: f64) {
+pub(super) fn close(what: &str, found: &Tensor, exact: &Tensor, bound: f64) {
     let (found, exact) = (host(found), host(exact));
     assert_eq!(found.size(), exact.size(), "{what}");
     let gap = (&found - &exact).abs().max().double_value(&[]) / exact.abs().max().double_value(&[]).max(1e-9);
     assert!(gap < bound, "{what}: {gap:e}");
 }
 
-fn bound(kind: Kind) -> f64 {
+pub(super) fn bound(kind: Kind) -> f64 {
     if kind == Kind::Half { 1e-3 } else { 8e-3 }
 }
 
-fn normal(shape: &[i64], kind: Kind, device: Device) -> Tensor {
+pub(super) fn normal(shape: &[i64], kind: Kind, device: Device) -> Tensor {
     Tensor::randn(shape, (Kind::Float, Device::Cpu)).to_kind(kind).to_device(device)
 }
 
 /// Results and gradients by `leaves` under a fixed cotangent are those of `exact` on the host in f64.
-fn same(what: &str, leaves: &[Tensor], ours: impl Fn(&[Tensor]) -> Vec<Tensor>, exact: impl Fn(&[Tensor]) -> Vec<Tensor>) {
+pub(super) fn same(
+    what: &str,
+    leaves: &[Tensor],
+    ours: impl Fn(&[Tensor]) -> Vec<Tensor>,
+    exact: impl Fn(&[Tensor]) -> Vec<Tensor>,
+) {
     let kind = leaves[0].kind();
     let leaf = |x: &Tensor| x.detach().copy().set_requires_grad(true);
     let (own, hosts) = (leaves.iter().map(leaf).collect::<Vec<_>>(), leaves.iter().map(|x| leaf(&host(x))).collect::<Vec<_>>());
@@ -51,39 +56,6 @@ fn same(what: &str, leaves: &[Tensor], ours: impl Fn(&[Tensor]) -> Vec<Tensor>, 
     let by = |sum: &Tensor, leaves: &[Tensor]| Tensor::run_backward(&[sum], leaves, false, false);
     for (at, (a, b)) in by(&sums[0], &own).iter().zip(by(&sums[1], &hosts)).enumerate() {
         close(&format!("{what}, gradient {at}"), a, &b, 2.0 * bound(kind));
-    }
-}
-
-/// Also where groups are empty, at both ends, too.
-#[test]
-fn products_by_groups_equal_f64_with_their_gradients() {
-    let Some(device) = device() else { return };
-    tch::manual_seed(4);
-    for (groups, n, k, lens) in [(4, 24, 16, vec![3, 0, 9, 5]), (3, 64, 128, vec![0, 70, 0]), (2, 8, 8, vec![1, 1])] {
-        let ends: Vec<i32> = lens
-            .iter()
-            .scan(0, |end, len| {
-                Some({
-                    *end += len;
-                    *end
-                })
-            })
-            .collect();
-        let rows = i64::from(ends[groups - 1]);
-        let leaves = [normal(&[rows, k], Kind::BFloat16, device), normal(&[groups as i64, n, k], Kind::BFloat16, device)];
-        assert!(multiplies_groups(&leaves[1]));
-        let on_device = Tensor::from_slice(&ends).to_device(device);
-        let exact = |x: &[Tensor]| {
-            let sizes: Vec<i64> = lens.iter().map(|len| i64::from(*len)).collect();
-            let parts = x[0].split_with_sizes(&sizes, 0);
-            let products: Vec<Tensor> =
-                parts.iter().enumerate().map(|(at, part)| part.matmul(&x[1].get(at as i64).tr())).collect();
-            vec![Tensor::cat(&products, 0)]
-        };
-        same("products by groups", &leaves, |x| vec![multiply_groups(&x[0], &x[1], &on_device)], exact);
-    }
-    for other in [normal(&[2, 8, 12], Kind::BFloat16, device), normal(&[2, 8, 8], Kind::Half, device)] {
-        assert!(!multiplies_groups(&other));
     }
 }
 
@@ -123,29 +95,6 @@ fn a_token_of_a_delta_net_equals_the_hosts_and_leaves_its_states() {
 }
 
 #[test]
-fn rows_are_sent_and_combined_as_in_f64_with_their_gradients() {
-    let Some(device) = device() else { return };
-    tch::manual_seed(5);
-    for kind in [Kind::BFloat16, Kind::Half] {
-        for (tokens, each, width) in [(5, 3, 64), (1, 1, 8), (7, 10, 272)] {
-            let order = Tensor::randperm(tokens * each, (Kind::Int64, Device::Cpu));
-            let (sources, places) = (order.floor_divide_scalar(each), order.argsort(0, false).view([tokens, each]));
-            let (on_sources, on_places) = (sources.to_device(device), places.to_device(device));
-            let leaves = [normal(&[tokens, width], kind, device)];
-            let exact = |x: &[Tensor]| vec![x[0].index_select(0, &sources)];
-            same("send", &leaves, |x| vec![send(&x[0], &on_sources, &on_places).unwrap()], exact);
-            let leaves = [normal(&[tokens * each, width], kind, device), normal(&[tokens, each], kind, device)];
-            let exact = |x: &[Tensor]| {
-                let rows = x[0].index_select(0, &places.view([-1])).view([tokens, each, width]);
-                vec![(rows * x[1].unsqueeze(-1)).sum_dim_intlist([1i64].as_slice(), false, Kind::Double)]
-            };
-            let ours = |x: &[Tensor]| vec![combine(&x[0], &on_places, &x[1].to_kind(Kind::Float)).unwrap()];
-            same("combine", &leaves, ours, exact);
-        }
-    }
-}
-
-#[test]
 fn sums_gates_and_rotations_equal_f64_with_their_gradients() {
     let Some(device) = device() else { return };
     tch::manual_seed(1);
@@ -153,15 +102,23 @@ fn sums_gates_and_rotations_equal_f64_with_their_gradients() {
         for (rows, width) in [(3, 64), (5, 1032), (1, 2304)] {
             let of = |rows| normal(&[rows, width], kind, device);
             let weight = normal(&[width], kind, device);
-            let ours = |x: &[Tensor]| {
-                let (sum, normed) = add_rms_norm(&x[0], &x[1], &x[2], 1e-5).unwrap();
-                vec![sum, normed]
-            };
-            let exact = |x: &[Tensor]| {
-                let sum = &x[0] + &x[1];
-                vec![sum.shallow_clone(), sum.rms_norm([width], Some(&x[2]), 1e-5)]
-            };
-            same("add_rms_norm", &[of(rows), of(rows), weight], ours, exact);
+            for more in [0.0, 1.0] {
+                let ours = |x: &[Tensor]| {
+                    let (sum, normed) = add_rms_norm(&x[0], &x[1], NormBy { weight: &x[2], more, eps: 1e-5 }).unwrap();
+                    vec![sum, normed]
+                };
+                let normed = |x: &Tensor, weight: &Tensor| x.rms_norm([width], Some(&(weight + more)), 1e-5);
+                let exact = |x: &[Tensor]| {
+                    let sum = &x[0] + &x[1];
+                    vec![sum.shallow_clone(), normed(&sum, &x[2])]
+                };
+                same("add_rms_norm", &[of(rows), of(rows), weight.shallow_clone()], ours, exact);
+                let ours = |x: &[Tensor]| vec![rms_norm(&x[0], NormBy { weight: &x[1], more, eps: 1e-5 }).unwrap()];
+                // Of heads, too.
+                for x in [of(rows), normal(&[rows, 3, width], kind, device)] {
+                    same("rms_norm", &[x, weight.shallow_clone()], ours, |x| vec![normed(&x[0], &x[1])]);
+                }
+            }
             let exact = |x: &[Tensor]| {
                 let halves = x[0].chunk(2, -1);
                 vec![halves[0].silu() * &halves[1]]
@@ -294,16 +251,16 @@ fn flash_attention_with_sinks_equals_f64_with_its_gradients() {
 fn attention_of_one_token_writes_its_keys_and_equals_f64_for_all_shapes() {
     let Some(device) = device() else { return };
     tch::manual_seed(4);
-    for (at_shape, (dim, heads, keys, window, longest)) in [
-        (16, 4, 2, None, 60),
-        (32, 6, 1, None, 700),
-        (64, 14, 2, None, 300),
-        (64, 4, 4, Some(33), 200),
-        (96, 4, 4, None, 40),
-        (128, 28, 4, None, 90),
-        (128, 32, 2, Some(17), 150),
-        (80, 9, 3, None, 50),
-        (256, 8, 4, None, 70),
+    for (at_shape, (dim, heads, keys, window, longest, (rotated, gated, more))) in [
+        (16, 4, 2, None, 60, (16, false, 0.0)),
+        (32, 6, 1, None, 700, (16, true, 0.0)),
+        (64, 14, 2, None, 300, (64, false, 1.0)),
+        (64, 4, 4, Some(33), 200, (64, false, 0.0)),
+        (96, 4, 4, None, 40, (72, false, 0.0)),
+        (128, 28, 4, None, 90, (128, false, 0.0)),
+        (128, 32, 2, Some(17), 150, (128, true, 0.0)),
+        (80, 9, 3, None, 50, (80, false, 0.0)),
+        (256, 8, 4, None, 70, (64, true, 1.0)),
     ]
     .into_iter()
     .enumerate()
@@ -314,7 +271,8 @@ fn attention_of_one_token_writes_its_keys_and_equals_f64_for_all_shapes() {
         let of = Heads { queries: heads, keys, scale: 1.3 / (dim as f64).sqrt(), cap };
         assert!(attends_slots(of, dim as usize, kind, device));
         let positions = Tensor::from_slice(&[longest - 1, 0, longest / 2, -1]);
-        let qkv = normal(&[slots, (heads + 2 * keys) * dim], kind, device);
+        let query = if gated { 2 * dim } else { dim };
+        let qkv = normal(&[slots, heads * query + 2 * keys * dim], kind, device);
         // Pages of three slots in turn, from the last on; the fourth has none.
         let cache = normal(&[(3 * width + 1) * page, 2, keys, dim], kind, device);
         let before = cache.copy();
@@ -328,20 +286,29 @@ fn attention_of_one_token_writes_its_keys_and_equals_f64_for_all_shapes() {
         let angles = Tensor::rand([longest, 1, dim / 2], (Kind::Float, Device::Cpu)) * 6.0;
         let (cos, sin) = (Tensor::cat(&[angles.cos(), angles.cos()], 2), Tensor::cat(&[-angles.sin(), angles.sin()], 2));
         let norms = (at_shape % 2 == 0).then(|| [(); 2].map(|()| normal(&[dim], kind, device)));
-        let given = norms.as_ref().map(|[q, k]| (q, k, 1e-6));
+        let given = norms.as_ref().map(|of| of.each_ref().map(|weight| NormBy { weight, more, eps: 1e-6 }));
         let on = |x: &Tensor| x.to_device(device);
         let at = Slots { positions: on(&positions), table: on(&table), page, longest };
         // Of some size, so that they count.
         let sinks = (at_shape % 2 == 1).then(|| normal(&[heads], kind, device) * 2.0);
-        let out = attend(&qkv, (&on(&cos), &on(&sin)), &cache, &at, of, given, (window, sinks.as_ref()));
+        let projected = Projected { qkv: &qkv, gated, rotated: rotated as usize, norms: given };
+        let out = attend(&projected, (&on(&cos), &on(&sin)), &cache, &at, of, (window, sinks.as_ref()));
 
-        let heads_of = host(&qkv).view([slots, heads + 2 * keys, dim]);
+        let split = host(&qkv).split_with_sizes([heads * query, 2 * keys * dim], 1);
+        let queries = split[0].view([slots, heads, query]);
+        let heads_of = Tensor::cat(&[&queries.narrow(2, 0, dim), &split[1].view([slots, 2 * keys, dim])], 1);
+        // Those that are rotated, half a head apart.
+        let (turning, rest) = (rotated / 2, (dim - rotated) / 2);
+        let runs = [0..turning, rotated..rotated + rest, turning..rotated, rotated + rest..dim];
+        let order: Vec<i64> = runs.into_iter().flatten().collect();
+        let order = Tensor::from_slice(&order);
         for slot in 0..3 {
             let own = cache.index_select(0, &rows(slot));
             let position = positions.int64_value(&[slot]);
             let row = |table: &Tensor| table.get(position).to_kind(Kind::Double);
             let turned = |x: &Tensor, norm: Option<&Tensor>| {
-                let x = norm.map_or_else(|| x.shallow_clone(), |norm| x.rms_norm([dim], Some(&host(norm)), 1e-6));
+                let x = norm.map_or_else(|| x.shallow_clone(), |norm| x.rms_norm([dim], Some(&(host(norm) + more)), 1e-6));
+                let x = x.index_select(1, &order);
                 &x * row(&cos) + x.roll([dim / 2], [-1]) * row(&sin)
             };
             let (q_norm, k_norm) = (norms.as_ref().map(|of| &of[0]), norms.as_ref().map(|of| &of[1]));
@@ -360,7 +327,8 @@ fn attention_of_one_token_writes_its_keys_and_equals_f64_for_all_shapes() {
                 None => scores,
             };
             let shares = scores.softmax(-1, Kind::Double).narrow(-1, 0, position + 1 - first);
-            let expected = shares.matmul(&each(1)).view([-1]);
+            let expected = shares.matmul(&each(1)).squeeze_dim(1);
+            let expected = if gated { expected * queries.get(slot).narrow(1, dim, dim).sigmoid() } else { expected }.view([-1]);
             close(&format!("{dim}, {heads} over {keys}, slot {slot}"), &out.get(slot), &expected, 2.0 * bound(kind));
             let written = rows(slot).narrow(0, position, 1);
             let _written = before.shallow_clone().index_copy_(0, &written, &own.narrow(0, position, 1));

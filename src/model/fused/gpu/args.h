@@ -1,16 +1,16 @@
-// Arguments of the kernels in kernels.cu: 8 bytes each, as the launcher (gpu.cpp) gives them.
+// Arguments of the kernels: 8 bytes each, as the launcher (launch.cpp) gives them.
 
 typedef unsigned short u16;
 typedef unsigned int u32;
 typedef long long i64;
 
-// Sum of a branch and the stream, and its RMS norm.
+// RMS norm of x, or of the sum of a branch and the stream.
 struct NormArgs {
-  const u16 *x, *y, *weight;
+  const u16 *x, *y, *weight;  // y: null without a sum
   u16 *sum, *normed;
   float* factors;  // of each row
   i64 width;
-  double eps;
+  double eps, more;  // `more` is added to the weight
 };
 
 // SwiGLU, and its gradient.
@@ -38,13 +38,49 @@ struct RotateArgs {
   double turn;
 };
 
+// Products of tokens by the matrix of a router.
+struct RouterArgs {
+  const u16 *x, *matrix, *bias;  // [tokens, width], [experts, width], and [experts] or null
+  float* logits;                 // [tokens, experts]
+  i64 tokens, experts, width;
+};
+
+// The experts of each token.
+struct RouteArgs {
+  const float* logits;  // [tokens, experts]
+  float* weights;       // [tokens, each]
+  i64* chosen;          // [tokens, each], the likeliest first
+  i64 tokens, experts, each, normalized;
+};
+
+// What is to be computed, by expert.
+struct SortArgs {
+  const i64* chosen;            // [entries], `each` of them of one token
+  i64 *sources, *places;        // [entries]: the token of each row; the row of each entry
+  i64* experts;                 // [entries]: the expert of each row
+  int* ends;                    // [experts]: where each one's rows end
+  i64 entries, each;
+};
+
+// gpt-oss's activation, its gate and up in turns.
+struct BoundedArgs {
+  const u16 *gate_up, *bias;  // [rows, 2 · width], [experts, 2 · width]
+  const i64* experts;         // [rows]
+  u16* out;                   // [rows, width]
+  i64 rows, width;
+  double alpha, limit;
+};
+
 // Weighted sum of the rows of each token, and its gradient.
 struct CombineArgs {
-  const u16 *rows, *by_out;  // [tokens · each, width], [tokens, width]
-  const i64* places;         // [tokens, each]: which rows are a token's
-  const float* weights;      // [tokens, each], or null where all are 1
-  u16* out;                  // [tokens, width]; the gradient by rows, as they are
-  float* by_weights;         // [tokens, each]
+  const u16 *rows, *by_out;    // [tokens · each, width], [tokens, width]
+  const i64* places;           // [tokens, each]: which rows are a token's
+  const float* weights;        // [tokens, each], or null where all are 1
+  const u16* bias;             // [experts, width], or null: added to a row of each expert,
+  const i64* experts;          // [tokens, each], which these are
+  const u16 *shared, *gates;   // [tokens, width] by the sigmoids of [tokens], or null: added to the sum
+  u16* out;                    // [tokens, width]; the gradient by rows, as they are
+  float* by_weights;           // [tokens, each]
   i64 each, width;
 };
 
@@ -84,7 +120,7 @@ struct DeltaArgs {
 
 // Attention of one token of each slot.
 struct AttendArgs {
-  const u16* qkv;            // [slots, (HEADS + 2 · KEYS) · DIM]
+  const u16* qkv;            // [slots, PROJECTED]
   const float *cos, *sin;    // [positions, DIM]
   const u16 *q_norm, *k_norm;  // [DIM]: norms of each head, or null
   u16* cache;                // [rows, 2, KEYS, DIM], pages of PAGE rows
@@ -94,5 +130,5 @@ struct AttendArgs {
   u16* out;                  // [slots, HEADS · DIM]
   float* parts;              // [slots, HEADS, splits, DIM + 1], where there are several
   i64 width, window, splits;
-  double scale, cap, eps;
+  double scale, cap, eps, more;  // `more` is added to the weights of the norms
 };
