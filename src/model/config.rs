@@ -270,6 +270,11 @@ impl ModelConfig {
         }
     }
 
+    /// How many of a layer's two branches have a norm of their output.
+    pub(crate) fn norms_of_branches(&self) -> usize {
+        self.family.definition().norms.iter().filter(|norms| norms.after.is_some()).count()
+    }
+
     /// Columns of a head that are rotated.
     pub(super) fn rotated_columns(&self) -> usize {
         (self.head_dim as f64 * self.rotated) as usize

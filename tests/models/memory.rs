@@ -15,7 +15,7 @@ use rollflow::model::{Compute, Decoder, Dtype, Layout, Lora, ModelConfig, Weight
 use rollflow::recipe::{MemoryPlan, Plan, parse};
 use rollflow::train::{LocalBackend, LocalConfig, SaveCheckpoint, TrainingBackend, collate};
 use safetensors::tensor::{self, View};
-use serde_json::json;
+use serde_json::{Value, json};
 
 use crate::stand_in::{bytes, kept};
 
@@ -123,6 +123,48 @@ fn a_folder_in_4_bits_is_planned_by_what_is_read_of_it() {
     }
 }
 
+/// Models of other kinds, with what a dense one has.
+struct Shapes {
+    mixture: Value,
+    nets: Value,
+    nets_and_mixture: Value,
+    normed_branches: Value,
+    bounded_scores: Value,
+    sinks: Value,
+}
+
+impl Shapes {
+    /// With experts and delta nets of these widths.
+    fn of(dense: &Value, expert: usize, net: usize) -> Self {
+        let with = |model: &Value, more: Value| {
+            let mut model = model.clone();
+            model.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+            model
+        };
+        let experts = json!({"num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": expert});
+        let nets = json!({
+            "model_type": "qwen3_5_text", "head_dim": 32, "linear_num_key_heads": 2, "linear_num_value_heads": 4,
+            "linear_key_head_dim": net, "linear_value_head_dim": net,
+        });
+        let normed = json!({"model_type": "gemma3_text", "head_dim": 32, "sliding_window": 16, "query_pre_attn_scalar": 32});
+        let bounded = json!({"model_type": "gemma2", "attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0});
+        let sinks = json!({
+            "model_type": "gpt_oss", "num_local_experts": 8, "num_experts_per_tok": 3, "intermediate_size": expert, "head_dim": 16,
+            "num_attention_heads": 8, "num_key_value_heads": 4, "sliding_window": 16, "tie_word_embeddings": false,
+        });
+        let (nets, normed_branches) = (with(dense, nets), with(dense, normed));
+        let shared = json!({"model_type": "qwen3_5_moe_text", "shared_expert_intermediate_size": expert / 2});
+        Shapes {
+            mixture: with(&with(dense, experts.clone()), json!({"model_type": "qwen3_moe", "head_dim": 32})),
+            nets_and_mixture: with(&with(&nets, experts), shared),
+            bounded_scores: with(&normed_branches, bounded),
+            sinks: with(dense, sinks),
+            nets,
+            normed_branches,
+        }
+    }
+}
+
 /// On a device that no other test has.
 #[test]
 fn a_trainer_on_a_gpu_takes_what_the_plan_says_within_a_tenth() {
@@ -134,46 +176,54 @@ fn a_trainer_on_a_gpu_takes_what_the_plan_says_within_a_tenth() {
         "model_type": "llama", "vocab_size": 4096, "hidden_size": 128, "intermediate_size": 384, "num_hidden_layers": 6,
         "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 2048, "tie_word_embeddings": true,
     });
-    let mut mixture = dense.clone();
-    for (key, value) in [("num_experts", 8), ("num_experts_per_tok", 3), ("moe_intermediate_size", 128), ("head_dim", 32)] {
-        mixture[key] = value.into();
-    }
-    mixture["model_type"] = "qwen3_moe".into();
-    let mut nets = dense.clone();
-    for (key, value) in
-        [("linear_num_key_heads", 2), ("linear_num_value_heads", 4), ("linear_key_head_dim", 32), ("linear_value_head_dim", 32)]
-    {
-        nets[key] = value.into();
-    }
-    (nets["model_type"], nets["head_dim"]) = ("qwen3_5_text".into(), 32.into());
+    let Shapes { mixture, nets, nets_and_mixture, normed_branches, bounded_scores, sinks } = Shapes::of(&dense, 128, 32);
     let of_experts = "[lora]\nrank = 8\ntargets = ['all-linear', 'experts']\n";
     let (over_whole, over_4_bits) = ("[lora]\nrank = 8\n", "[lora]\nrank = 8\nbase = 'nf4'\n");
     let folder = tempfile::tempdir().unwrap();
-    for (config, adapters, checkpointing, more) in [
-        (&dense, "", false, ""),
-        (&dense, "", true, ""),
-        (&dense, over_whole, false, ""),
-        (&dense, over_whole, true, ""),
-        (&dense, over_4_bits, false, ""),
-        (&dense, over_4_bits, true, ""),
-        (&mixture, "", false, ""),
-        (&mixture, "", true, ""),
-        (&mixture, over_whole, false, ""),
-        (&mixture, of_experts, false, ""),
-        (&nets, "", false, ""),
-        (&nets, "", true, ""),
-        (&nets, over_whole, false, ""),
-        (&dense, "", true, "activations_on_host = true\nmoments = 'host'"),
-        (&dense, "", true, "moments = '8-bit'"),
-        (&dense, "", true, "moments = '8-bit'\nmasters = 'bf16'"),
+    let (bf16, f32) = (Dtype::Bf16, Dtype::F32);
+    for (config, adapters, checkpointing, dtype, more) in [
+        (&dense, "", false, bf16, ""),
+        (&dense, "", true, bf16, ""),
+        (&dense, over_whole, false, bf16, ""),
+        (&dense, over_whole, true, bf16, ""),
+        (&dense, over_4_bits, false, bf16, ""),
+        (&dense, over_4_bits, true, bf16, ""),
+        (&dense, "", false, f32, ""),
+        (&dense, "", true, f32, ""),
+        (&mixture, "", false, bf16, ""),
+        (&mixture, "", true, bf16, ""),
+        (&mixture, over_whole, false, bf16, ""),
+        (&mixture, of_experts, false, bf16, ""),
+        (&mixture, "", false, f32, ""),
+        (&nets, "", false, bf16, ""),
+        (&nets, "", true, bf16, ""),
+        (&nets, over_whole, false, bf16, ""),
+        (&nets, "", false, f32, ""),
+        (&nets, "", true, f32, ""),
+        (&nets_and_mixture, "", false, bf16, ""),
+        (&nets_and_mixture, "", true, bf16, ""),
+        (&nets_and_mixture, over_whole, false, bf16, ""),
+        (&normed_branches, "", false, bf16, ""),
+        (&normed_branches, "", true, bf16, ""),
+        (&normed_branches, over_whole, false, bf16, ""),
+        (&normed_branches, "", false, f32, ""),
+        (&bounded_scores, "", false, bf16, ""),
+        (&bounded_scores, "", true, bf16, ""),
+        (&sinks, "", false, bf16, ""),
+        (&sinks, "", true, bf16, ""),
+        (&sinks, over_whole, false, bf16, ""),
+        (&dense, "", true, bf16, "activations_on_host = true\nmoments = 'host'"),
+        (&dense, "", true, bf16, "moments = '8-bit'"),
+        (&dense, "", true, bf16, "moments = '8-bit'\nmasters = 'bf16'"),
     ] {
         let lora = !adapters.is_empty();
         std::fs::write(folder.path().join("config.json"), config.to_string()).unwrap();
         let config = ModelConfig::from_json(Path::new("config.json"), config.as_object().unwrap()).unwrap();
         let text = format!(
-            "pipeline = 'sft'\n[model]\npath = '{}'\ndevice = 'cuda:{DEVICE}'\ndtype = 'bf16'\n{adapters}[task]\nkind = 'arithmetic'\n\
+            "pipeline = 'sft'\n[model]\npath = '{}'\ndevice = 'cuda:{DEVICE}'\ndtype = '{}'\n{adapters}[task]\nkind = 'arithmetic'\n\
              digits = 9\ncount = 1000\n[sft]\nbatch = 32\nmicro_batch_tokens = 1024\ngradient_checkpointing = {checkpointing}\n{more}",
-            folder.path().display()
+            folder.path().display(),
+            dtype.word()
         );
         let plan = parse("memory.toml", &text, &[]).unwrap_or_else(|errors| panic!("{errors}"));
         let of_device = |memory: &MemoryPlan| memory.device == format!("cuda:{DEVICE}");
@@ -198,15 +248,13 @@ fn a_trainer_on_a_gpu_takes_what_the_plan_says_within_a_tenth() {
             masters: of.masters,
             moments: of.moments,
             micro_batch_tokens: 1024,
-            compute: Compute::cuda(DEVICE, Dtype::Bf16),
+            compute: Compute::cuda(DEVICE, dtype),
             ..LocalConfig::new(CrossEntropy, Schedule::constant(1e-4))
         };
         let (before, _) = bytes(DEVICE).unwrap();
         let backend = LocalBackend::new(settings, config.clone(), weights).unwrap();
-        for _ in 0..2 {
-            backend.forward_backward(batch.clone()).wait().unwrap();
-            backend.optim_step().wait().unwrap();
-        }
+        backend.forward_backward(batch.clone()).wait().unwrap();
+        backend.optim_step().wait().unwrap();
         backend.forward_backward(batch.clone()).wait().unwrap();
         // Copies that a checkpoint makes are in the host's memory.
         let saved = tempfile::tempdir().unwrap();
@@ -214,7 +262,7 @@ fn a_trainer_on_a_gpu_takes_what_the_plan_says_within_a_tenth() {
         backend.save_checkpoint(save).wait().unwrap();
         let most = bytes(DEVICE).unwrap().1 - before;
         planned.iter().for_each(|part| println!("  {} {:.1} MiB: {}", part.what, part.bytes as f64 / 1048576.0, part.why));
-        let what = format!("{:?}, {adapters:?}, checkpointing {checkpointing}, {more:?}", config.family);
+        let what = format!("{:?}, {adapters:?}, checkpointing {checkpointing}, {}, {more:?}", config.family, dtype.word());
         assert_predicted(&what, (expected, most), 0.9..1.1);
     }
 }
@@ -252,21 +300,23 @@ fn a_generator_on_a_gpu_takes_what_the_plan_says_within_a_tenth() {
         "model_type": "llama", "vocab_size": 512, "hidden_size": 64, "intermediate_size": 192, "num_hidden_layers": 2,
         "num_attention_heads": 2, "num_key_value_heads": 1, "max_position_embeddings": 2048, "tie_word_embeddings": true,
     });
-    let mut mixture = dense.clone();
-    for (key, value) in [("num_experts", 8), ("num_experts_per_tok", 3), ("moe_intermediate_size", 64), ("head_dim", 32)] {
-        mixture[key] = value.into();
+    let shapes = Shapes::of(&dense, 64, 64);
+    let Shapes { mixture, mut nets, mut nets_and_mixture, normed_branches, bounded_scores, sinks } = shapes;
+    for of in [&mut nets, &mut nets_and_mixture] {
+        of["layer_types"] = json!(["linear_attention", "full_attention"]);
     }
-    mixture["model_type"] = "qwen3_moe".into();
-    let mut nets = dense.clone();
-    for (key, value) in
-        [("linear_num_key_heads", 2), ("linear_num_value_heads", 4), ("linear_key_head_dim", 64), ("linear_value_head_dim", 64)]
-    {
-        nets[key] = value.into();
-    }
-    (nets["model_type"], nets["head_dim"]) = ("qwen3_5_text".into(), 32.into());
-    nets["layer_types"] = json!(["linear_attention", "full_attention"]);
     let folder = tempfile::tempdir().unwrap();
-    for (config, remembered) in [(&dense, 0), (&dense, 32), (&mixture, 0), (&nets, 0), (&nets, 32)] {
+    for (config, remembered) in [
+        (&dense, 0),
+        (&dense, 32),
+        (&mixture, 0),
+        (&nets, 0),
+        (&nets, 32),
+        (&nets_and_mixture, 0),
+        (&normed_branches, 0),
+        (&bounded_scores, 0),
+        (&sinks, 0),
+    ] {
         std::fs::write(folder.path().join("config.json"), config.to_string()).unwrap();
         let config = ModelConfig::from_json(Path::new("config.json"), config.as_object().unwrap()).unwrap();
         let text = format!(

@@ -3,12 +3,13 @@
 use std::collections::BTreeSet;
 use std::path::Path;
 
-use super::per_token::{LayerBytes, per_token_for_experts, per_token_of_layer, per_token_read, per_token_read_by_nets};
+use super::per_token::{
+    LayerBytes, per_token_for_experts, per_token_of_layer, per_token_of_read_scores, per_token_of_scores, per_token_read,
+    per_token_read_by_nets,
+};
 use super::shape::{adapters, config_of, in_4_bits, shape};
 use super::{MemoryPart, Taken, count, optimization};
-use crate::model::{
-    Activation, Dtype, Layout, ModelConfig, ModelError, PAGE, PREFILL_CELLS, Unit, fused, logits_chunk, quantised_bytes,
-};
+use crate::model::{Dtype, Layout, ModelConfig, ModelError, PAGE, PREFILL_CELLS, Unit, fused, logits_chunk, quantised_bytes};
 use crate::recipe::generate::OnNewWeights;
 use crate::recipe::lora::{BaseFormat, Target};
 use crate::recipe::model::DeviceName;
@@ -358,7 +359,7 @@ impl Parts<'_> {
 
     /// Whether a pass on this device is by flash attention and our kernels.
     fn by_kernels(&self, model: &ModelConfig) -> bool {
-        self.flashes(model) && !model.has_sinks() && model.delta.is_none() && model.activation == Activation::Silu
+        self.flashes(model) && model.delta.is_none()
     }
 
     fn passes(&self, work: &Work) -> Passes {
@@ -376,10 +377,14 @@ impl Parts<'_> {
         let adapts_experts = self.plan.lora.as_ref().is_some_and(|lora| lora.targets.contains(&Target::Experts));
         let fixed = work.adapters.filter(|_| !adapts_experts).map_or(0, |_| per_token_for_experts(model));
         let each = match &model.delta {
-            Some(nets) => LayerBytes::with_nets(model, nets, work.longest, bytes, work.adapters.is_some()),
-            None => LayerBytes::alike(model, (per_token_of_layer(model, fused, kernels) - fixed) * bytes),
+            Some(nets) => LayerBytes::with_nets(model, nets, work.longest, bytes, work.adapters.map(|_| fixed)),
+            None => {
+                let scores =
+                    if fused || self.flashes(model) { 0 } else { per_token_of_scores(model, work.longest, bytes, on_host) };
+                LayerBytes::alike(model, (per_token_of_layer(model, fused, kernels) - fixed) * bytes + scores)
+            }
         };
-        let lean = kernels || model.delta.is_some() && self.is_half_on_gpu();
+        let lean = kernels || !on_host && (model.delta.is_some() || bytes == 4);
         let LayerBytes { all, largest, backward } = each;
         let (layers, stream) = (model.layers() as u64, model.hidden_size as u64 * bytes);
         // The last layer computed is the first differentiated: two layers are in memory, on a GPU after the logits.
@@ -465,6 +470,9 @@ impl Parts<'_> {
             let layer = match (&self.model.delta, self.by_kernels(&self.model)) {
                 (Some(nets), _) => per_token_read_by_nets(&self.model, nets, self.bytes()),
                 (None, true) => per_token_read(&self.model, self.bytes()),
+                (None, false) if self.is_half_on_gpu() => {
+                    per_token_read(&self.model, self.bytes()) + per_token_of_read_scores(&self.model, positions)
+                }
                 (None, false) => per_token_of_layer(&self.model, false, false) * self.bytes(),
             };
             let why = format!("{cells} tokens × {:.1} KiB: one layer's, of prompts that are read at once", layer as f64 / 1024.0);

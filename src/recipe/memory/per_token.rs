@@ -1,6 +1,6 @@
 //! Memory of a token in a layer: numbers that are kept for the backward pass, and bytes without one.
 
-use crate::model::{CHUNK, GatedDelta, ModelConfig};
+use crate::model::{Activation, CHUNK, ExpertLayer, GatedDelta, ModelConfig};
 
 /// Numbers per token that autograd keeps of one layer for its operations.
 pub(super) fn per_token_of_layer(model: &ModelConfig, fused: bool, kernels: bool) -> u64 {
@@ -8,7 +8,7 @@ pub(super) fn per_token_of_layer(model: &ModelConfig, fused: bool, kernels: bool
     let (q, k) = ((model.heads * model.head_dim) as u64, (model.kv_heads * model.head_dim) as u64);
     // Norms and projections keep their input, attention its input and output, the gate both halves
     // and its product.
-    let plain = 4 * hidden + (q + 2 * k) + q + 3 * inner;
+    let plain = 4 * hidden + (q + 2 * k) + q + 3 * inner + per_token_of_branches(model);
     let normed = model.qk_norm_sizes().map_or(0, |_| 2 * q + 3 * k);
     // Rotated queries and keys, keys and values per query head, the output again, and the gate's
     // result.
@@ -19,6 +19,38 @@ pub(super) fn per_token_of_layer(model: &ModelConfig, fused: bool, kernels: bool
         _ => (q + k) + 2 * q + q + 2 * inner,
     };
     plain + normed + apart + per_token_routed(model)
+}
+
+/// What norms of branches keep, their input, and what gates keep beyond their halves and product.
+fn per_token_of_branches(model: &ModelConfig) -> u64 {
+    let (hidden, inner) = (model.hidden_size as u64, model.active_width() as u64);
+    let norms = model.norms_of_branches() as u64 * hidden;
+    let bounded = model.experts.as_ref().is_some_and(|of| matches!(of.layer, ExpertLayer::Bounded { .. }));
+    norms
+        + match model.activation {
+            // The bounded gate, a sigmoid and its product.
+            _ if bounded => 3 * inner,
+            Activation::Silu => 0,
+            Activation::GeluTanh | Activation::Gelu => inner,
+        }
+}
+
+/// Bytes of a token's scores that attention keeps where it is neither fused nor flash attention, with numbers of `bytes`
+/// bytes. With bounds or sinks they are written out: bounded and as probabilities in f32, and rounded. libtorch keeps
+/// probabilities of heads that share keys on a GPU.
+pub(super) fn per_token_of_scores(model: &ModelConfig, longest: u64, bytes: u64, on_host: bool) -> u64 {
+    let each = match (model.attention_cap.is_some() || model.has_sinks(), on_host || model.heads == model.kv_heads) {
+        (true, _) => 8 + bytes,
+        (false, false) => 4,
+        (false, true) => 0,
+    };
+    model.heads as u64 * longest * each
+}
+
+/// Bytes of a token that are alive at a time where prompts of up to `longest` tokens are read and attention writes its scores
+/// out in f32: three of each, and queries, keys and values for each head.
+pub(super) fn per_token_of_read_scores(model: &ModelConfig, longest: u64) -> u64 {
+    model.heads as u64 * (12 * longest + 10 * model.head_dim as u64)
 }
 
 /// Rows that are sent to experts and come back, and what the routers compute in f32.
@@ -42,13 +74,14 @@ impl LayerBytes {
     }
 
     /// Of gated delta nets and gated attention over sequences of up to `longest` tokens, with numbers of `bytes` bytes.
-    /// `adapted`: norms are not trained, and keep less. Factors are fitted to what the stand-in of a GPU counts in bf16.
-    pub fn with_nets(model: &ModelConfig, of: &GatedDelta, longest: u64, bytes: u64, adapted: bool) -> Self {
+    /// `adapted`: norms are not trained, and keep less, as much as experts by `fixed` numbers. Factors are fitted to what the
+    /// stand-in of a GPU counts in bf16.
+    pub fn with_nets(model: &ModelConfig, of: &GatedDelta, longest: u64, bytes: u64, adapted: Option<u64>) -> Self {
         let Net { mixed, keys, values, pairs, states } = Net::new(of, longest);
         let (hidden, inner) = (model.hidden_size as u64, model.active_width() as u64);
         let (q, k) = ((model.heads * model.head_dim) as u64, (model.kv_heads * model.head_dim) as u64);
-        let outputs = if bytes != 4 && adapted { 28 } else { 32 };
-        let other = 4 * hidden * bytes + (3 * inner + per_token_routed(model)) * bytes;
+        let outputs = if bytes != 4 && adapted.is_some() { 28 } else { 32 };
+        let other = (4 * hidden + 3 * inner + per_token_routed(model) - adapted.unwrap_or(0)) * bytes;
         let attention = other + (8 * q + 7 * k) * bytes;
         // What is computed in f32 is kept in it.
         let net = other + mixed * (2 * bytes + 4) + 24 * keys + values * (outputs + bytes) + 20 * pairs + 4 * states;
@@ -105,7 +138,8 @@ pub(super) fn per_token_read(model: &ModelConfig, bytes: u64) -> u64 {
     let attention = 2 * hidden + (q + 2 * k) + (q + k) + q;
     // Gate, up and their product; of experts with the rows that are sent to them, and then with those that come back.
     let sent = model.experts.as_ref().map_or(0, |of| of.per_token as u64 * hidden);
-    let mlp = 2 * hidden + (sent + 3 * inner).max(2 * sent + inner);
+    let gate = if model.activation == Activation::Silu { 3 * inner } else { 4 * inner };
+    let mlp = 2 * hidden + (sent + gate).max(2 * sent + inner);
     // Cosines and sines, in f32; and where experts' tokens come from and go, as 64-bit integers.
     let tables = 8 * model.head_dim as u64;
     let routes = model.experts.as_ref().map_or(0, |of| 8 * (7 * of.per_token + of.count) as u64);
