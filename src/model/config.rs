@@ -275,6 +275,12 @@ impl ModelConfig {
         self.family.definition().norms.iter().filter(|norms| norms.after.is_some()).count()
     }
 
+    /// Longest context whose positions LongRoPE rotates by its factors for short sequences, the only ones that this library
+    /// computes with; `None` without LongRoPE.
+    pub fn short_context(&self) -> Option<usize> {
+        matches!(self.rope_scaling, RopeScaling::LongRope { .. }).then_some(self.max_positions)
+    }
+
     /// Columns of a head that are rotated.
     pub(super) fn rotated_columns(&self) -> usize {
         (self.head_dim as f64 * self.rotated) as usize

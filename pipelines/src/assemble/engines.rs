@@ -62,7 +62,8 @@ impl Engines<Exporter> {
                 Some(servers)
             }
         };
-        Engines::attached(&of, of.adapters.is_some(), exporter, servers, startup)
+        let needs = Needs { short_context: policy.config().short_context(), ..Needs::of(&of, of.adapters.is_some()) };
+        Engines::attached(&of, needs, exporter, servers, startup)
     }
 
     /// Syncs the policy's weights to the engines. Engines that fail get no work.
@@ -86,7 +87,7 @@ impl Engines<Exporter> {
 impl Engines<TinkerExporter> {
     /// Engines that run already, for a trainer elsewhere. Returns `None` if interrupted.
     pub fn of_tinker(of: Serving, exporter: TinkerExporter, startup: Startup<'_>) -> Result<Option<Self>> {
-        Engines::attached(&of, true, Arc::new(exporter), None, startup)
+        Engines::attached(&of, Needs::of(&of, true), Arc::new(exporter), None, startup)
     }
 
     /// Stage that downloads each version, and syncs it to the engines.
@@ -99,16 +100,14 @@ impl Engines<TinkerExporter> {
 impl<E> Engines<E> {
     fn attached(
         of: &Serving,
-        adapters: bool,
+        mut needs: Needs,
         exporter: Arc<E>,
         servers: Option<Servers>,
         startup: Startup<'_>,
     ) -> Result<Option<Self>> {
-        let Serving { engine: section, net, rollouts, .. } = of;
+        let Serving { engine: section, net, .. } = of;
         let engines = section.all_urls().iter().map(|url| engine(section, net, url)).collect::<Result<Vec<_>>>()?;
         let handle = FleetHandle::new(engines);
-        let (routes, sleep, answer) = (of.routes, section.sync.sleep, rollouts.generate.max_new_tokens);
-        let mut needs = Needs { adapters, routes, sleep, answer, context: None };
         needs.check(&handle)?;
         let engines = Engines {
             section: (*section).clone(),
@@ -161,8 +160,9 @@ impl<E> Engines<E> {
         let drain = Duration::from_secs_f64(self.section.drain_timeout);
         let (section, net, needs) = (self.section.clone(), self.net.clone(), self.needs.clone());
         let connect = move |url: &str| engine(&section, &net, url).map_err(|error| format!("{error:#}"));
-        let accept =
-            move |engine: &dyn InferenceEngine, found: &Capabilities| needs.lock().missing(engine, found).map_or(Ok(()), Err);
+        let accept = move |engine: &dyn InferenceEngine, found: &Capabilities| {
+            needs.lock().missing(&engine.name(), found).map_or(Ok(()), Err)
+        };
         Ok(Some(Members::new(&self.handle, list, drain, connect, accept)))
     }
 
@@ -292,15 +292,22 @@ struct Needs {
     answer: usize,
     /// Shortest context of the servers so far, in tokens, if reported.
     context: Option<usize>,
+    /// [`ModelConfig::short_context`].
+    short_context: Option<usize>,
 }
 
 impl Needs {
+    fn of(serving: &Serving, adapters: bool) -> Self {
+        let (sleep, answer) = (serving.engine.sync.sleep, serving.rollouts.generate.max_new_tokens);
+        Needs { adapters, routes: serving.routes, sleep, answer, context: None, short_context: None }
+    }
+
     /// Rejects servers that cannot be trained with, and finds the shortest context.
     fn check(&mut self, handle: &FleetHandle) -> Result<()> {
         let tasks = tasks()?;
         for engine in handle.engines() {
             let found = tasks.block_on(engine.probe())?;
-            if let Some(why) = (Needs { context: None, ..self.clone() }).missing(engine.as_ref(), &found) {
+            if let Some(why) = (Needs { context: None, ..self.clone() }).missing(&engine.name(), &found) {
                 bail!("{why}");
             }
             self.context = [self.context, found.context].into_iter().flatten().min();
@@ -309,9 +316,9 @@ impl Needs {
         Ok(())
     }
 
-    /// What the run needs of this engine in vain.
-    fn missing(&self, engine: &dyn InferenceEngine, found: &Capabilities) -> Option<String> {
-        let (name, flag) = (engine.name(), "--context-length (vLLM: --max-model-len)");
+    /// What the run needs of the engine of this name in vain.
+    fn missing(&self, name: &str, found: &Capabilities) -> Option<String> {
+        let flag = "--context-length (vLLM: --max-model-len)";
         if !found.weights {
             return Some(format!("{name} can't be given weights: {}", found.lacks.join("; ")));
         }
@@ -338,6 +345,12 @@ impl Needs {
                 self.answer
             ));
         }
+        if let Some(most) = self.short_context.filter(|most| found.rotates_by_context && context > *most) {
+            return Some(format!(
+                "{name} reads {context} tokens, and therefore rotates the positions of all sequences by LongRoPE's factors for long ones, which the \
+                 trainer does not: start it with --max-model-len {most}, the context of pre-training"
+            ));
+        }
         let shortest = self.context.filter(|shortest| context < *shortest)?;
         Some(format!(
             "{name} reads {context} tokens, and the run has chosen its prompts for servers that read {shortest}: start it with a larger {flag}"
@@ -348,4 +361,29 @@ impl Needs {
 /// Tasks for requests outside of a run.
 pub fn tasks() -> Result<Tasks> {
     Tasks::new().context("starting the threads for requests")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// vLLM takes LongRoPE's long factors for all sequences if it may read long ones; others choose by sequence.
+    #[test]
+    fn a_server_that_rotates_positions_otherwise_than_the_trainer_is_refused() {
+        let needs =
+            |short_context| Needs { adapters: false, routes: false, sleep: false, answer: 512, context: None, short_context };
+        let found = |context, rotates_by_context| Capabilities {
+            context: Some(context),
+            rotates_by_context,
+            weights: true,
+            ..Capabilities::default()
+        };
+        let refused = needs(Some(4096)).missing("a", &found(131_072, true)).unwrap_or_default();
+        assert!(refused.contains("LongRoPE") && refused.contains("--max-model-len 4096"), "{refused}");
+        for (short_context, context, rotates_by_context) in
+            [(Some(4096), 4096, true), (Some(4096), 131_072, false), (None, 131_072, true)]
+        {
+            assert_eq!(needs(short_context).missing("a", &found(context, rotates_by_context)), None);
+        }
+    }
 }

@@ -78,6 +78,8 @@ pub struct Capabilities {
     pub model: String,
     /// Longest prompt and completion together, if reported.
     pub context: Option<usize>,
+    /// If true, LongRoPE's factors for long sequences rotate all sequences of a `context` beyond that of pre-training.
+    pub rotates_by_context: bool,
     /// If true, the engine reports which weights sampled which token.
     pub spans: bool,
     /// If true, weights can be loaded.

@@ -60,6 +60,7 @@ impl VllmEngine {
             server: format!("vLLM {}", text(&version, "version").unwrap_or_else(|| "of unknown version".into())),
             model,
             context: listed.get("max_model_len").and_then(Value::as_u64).map(|context| context as usize),
+            rotates_by_context: true,
             spans: has(GENERATE),
             weights,
             checksums: has("/weight_checker"),
