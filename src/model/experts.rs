@@ -177,20 +177,21 @@ impl Sparse {
     /// Weights and numbers of each token's experts, `[tokens, per_token]`.
     fn route(&self, x: &Tensor, of: &Experts, recorded: Option<&Recorded>, routed: impl FnOnce(&Routed)) -> (Tensor, Tensor) {
         let bias = self.biases.as_ref().map(|[of_router, ..]| of_router);
-        if let (None, None) = (recorded, &self.router_rank)
-            && let Some([logits, weights, chosen]) = gpu::route(x, &self.router, bias, of.per_token, of.normalized)
+        // Widened, and not by `wide`, whose products have no gradient in 16 bits.
+        let wide = |x: &Tensor| x.to_kind(Kind::Float);
+        let logits =
+            gpu::router(x, &self.router, bias).unwrap_or_else(|| wide(x).linear(&wide(&self.router), bias.map(wide).as_ref()));
+        let logits = match &self.router_rank {
+            None => logits,
+            Some(of) => of.widened().add(logits, &wide(x)),
+        };
+        if recorded.is_none()
+            && let Some([weights, chosen]) = gpu::likeliest(&logits, of.per_token, of.normalized)
         {
             let probs = || logits.softmax(-1, Kind::Float);
             routed(&Routed { probs: &probs, own: &chosen, chosen: &chosen, recorded: None });
             return (weights, chosen);
         }
-        // Widened, and not by `wide`, whose products have no gradient in 16 bits.
-        let wide = x.to_kind(Kind::Float);
-        let logits = wide.linear(&self.router.to_kind(Kind::Float), bias.map(|bias| bias.to_kind(Kind::Float)).as_ref());
-        let logits = match &self.router_rank {
-            None => logits,
-            Some(of) => of.widened().add(logits, &wide),
-        };
         let probs = logits.softmax(-1, Kind::Float);
         let (mut weights, own) = probs.topk(of.per_token as i64, -1, true, true);
         let mut chosen = own.shallow_clone();

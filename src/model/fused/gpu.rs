@@ -10,7 +10,9 @@ use super::{Heads, call, check, raw, taken};
 
 mod experts;
 
-pub use experts::{Added, bounded_gate, combine, multiplies_groups, multiply_groups, route, send, sort_by_expert, sum_of_rows};
+pub use experts::{
+    Added, bounded_gate, combine, likeliest, multiplies_groups, multiply_groups, router, send, sort_by_expert, sum_of_rows,
+};
 
 unsafe extern "C" {
     fn rollflow_gpu_problem(device: i64, text: *const c_char, first: *mut bool) -> *mut c_char;

@@ -62,19 +62,41 @@ struct Send : Function<Send> {
   }
 };
 
-// Logits of a router in f32, [tokens, experts], and of the likeliest `each` the weights and numbers, [tokens, each].
-void route(const Tensor& x, const Tensor& matrix, const Tensor* bias, int64_t each, bool normalized, Tensor** results) {
-  const Tensor from = x.contiguous();
-  const int64_t tokens = from.size(0), experts = matrix.size(0), width = matrix.size(1);
-  check("route", matrix, from, from.scalar_type());
-  if (bias) check("route", *bias, from, from.scalar_type());
-  const auto wide = from.options().dtype(at::kFloat);
-  Tensor logits = at::empty({tokens, experts}, wide), weights = at::empty({tokens, each}, wide), chosen = at::empty({tokens, each}, from.options().dtype(at::kLong));
-  launch(from, "router", {format(from.scalar_type())}, {(tokens + 15) / 16, (experts + 7) / 8}, 128,
-         RouterArgs{halves(from), halves(matrix), bias ? halves(*bias) : nullptr, to_floats(logits), tokens, experts, width});
-  launch(from, "route", {format(from.scalar_type())}, {(tokens + 3) / 4}, 128,
-         RouteArgs{floats(logits), to_floats(weights), reinterpret_cast<i64*>(chosen.data_ptr()), tokens, experts, each, normalized});
-  results[0] = new Tensor(logits), results[1] = new Tensor(weights), results[2] = new Tensor(chosen);
+// Logits of a router in f32, [tokens, experts].
+struct Router : Function<Router> {
+  static Tensor forward(AutogradContext* ctx, const Tensor& x, const Tensor& matrix, const std::optional<Tensor>& bias) {
+    const Tensor from = x.contiguous();
+    const int64_t tokens = from.size(0), experts = matrix.size(0), width = matrix.size(1);
+    check("router", matrix, from, from.scalar_type());
+    if (bias) check("router", *bias, from, from.scalar_type());
+    Tensor logits = at::empty({tokens, experts}, from.options().dtype(at::kFloat));
+    launch(from, "router", {format(from.scalar_type())}, {(tokens + 15) / 16, (experts + 7) / 8}, 128,
+           RouterArgs{halves(from), halves(matrix), bias ? halves(*bias) : nullptr, to_floats(logits), tokens, experts, width});
+    ctx->save_for_backward({from, matrix});
+    ctx->saved_data["biased"] = bias.has_value();
+    return logits;
+  }
+
+  // In f32, as libtorch's would be.
+  static variable_list backward(AutogradContext* ctx, variable_list grads) {
+    const auto saved = ctx->get_saved_variables();
+    const Tensor &x = saved[0], &matrix = saved[1], &by_logits = grads[0];
+    Tensor by_x, by_matrix, by_bias;
+    if (ctx->needs_input_grad(0)) by_x = by_logits.mm(matrix.to(at::kFloat)).to(x.scalar_type());
+    if (ctx->needs_input_grad(1)) by_matrix = by_logits.t().mm(x.to(at::kFloat)).to(matrix.scalar_type());
+    if (ctx->saved_data["biased"].toBool() && ctx->needs_input_grad(2)) by_bias = by_logits.sum(0).to(x.scalar_type());
+    return {by_x, by_matrix, by_bias};
+  }
+};
+
+// Weights and numbers of the likeliest `each` experts, [tokens, each].
+void likeliest(const Tensor& logits, int64_t each, bool normalized, Tensor** results) {
+  const Tensor from = logits.contiguous();
+  const int64_t tokens = from.size(0);
+  Tensor weights = at::empty({tokens, each}, from.options()), chosen = at::empty({tokens, each}, from.options().dtype(at::kLong));
+  launch(from, "route", {"-DFORMAT=0"}, {(tokens + 3) / 4}, 128,
+         RouteArgs{floats(from), to_floats(weights), reinterpret_cast<i64*>(chosen.data_ptr()), tokens, from.size(1), each, normalized});
+  results[0] = new Tensor(weights), results[1] = new Tensor(chosen);
 }
 
 // Of entries [tokens, each]: the token and the expert of each row, the row of each entry, and where the rows of each expert end, in i32.
@@ -118,9 +140,14 @@ char* rollflow_gpu_combine_all(Tensor** out, Tensor* rows, Tensor* places, Tenso
   return guarded(out, [&] { return combined(*rows, *places, weights, {bias, experts, shared, gates}); });
 }
 
-// `bias` may be null. Three results.
-char* rollflow_gpu_route(Tensor** results, Tensor* x, Tensor* matrix, Tensor* bias, int64_t each, bool normalized) {
-  return guarded([&] { route(*x, *matrix, bias, each, normalized, results); });
+// `bias` may be null.
+char* rollflow_gpu_router(Tensor** out, Tensor* x, Tensor* matrix, Tensor* bias) {
+  return guarded(out, [&] { return Router::apply(*x, *matrix, bias ? std::optional<Tensor>(*bias) : std::nullopt); });
+}
+
+// Two results.
+char* rollflow_gpu_likeliest(Tensor** results, Tensor* logits, int64_t each, bool normalized) {
+  return guarded([&] { likeliest(*logits, each, normalized, results); });
 }
 
 // Four results.

@@ -5,7 +5,7 @@ use std::ffi::c_char;
 use tch::{Device, Kind, Tensor};
 use torch_sys::C_tensor;
 
-use super::{call, check, maybe, raw, runs_kernels, several, takes, takes_rows};
+use super::{call, check, maybe, raw, runs_kernels, several, takes, takes_logits, takes_rows};
 
 unsafe extern "C" {
     fn rollflow_gpu_generation(device: i64, generation: *mut i64) -> *mut c_char;
@@ -28,14 +28,8 @@ unsafe extern "C" {
         shared: *mut C_tensor,
         gates: *mut C_tensor,
     ) -> *mut c_char;
-    fn rollflow_gpu_route(
-        results: *mut *mut C_tensor,
-        x: *mut C_tensor,
-        matrix: *mut C_tensor,
-        bias: *mut C_tensor,
-        each: i64,
-        normalized: bool,
-    ) -> *mut c_char;
+    fn rollflow_gpu_router(out: *mut *mut C_tensor, x: *mut C_tensor, matrix: *mut C_tensor, bias: *mut C_tensor) -> *mut c_char;
+    fn rollflow_gpu_likeliest(results: *mut *mut C_tensor, logits: *mut C_tensor, each: i64, normalized: bool) -> *mut c_char;
     fn rollflow_gpu_sort_by_expert(results: *mut *mut C_tensor, chosen: *mut C_tensor, experts: i64) -> *mut c_char;
     fn rollflow_gpu_bounded_gate(
         out: *mut *mut C_tensor,
@@ -47,15 +41,19 @@ unsafe extern "C" {
     ) -> *mut c_char;
 }
 
-/// Logits of a router for rows `x` in f32, `[rows, experts]`, and the weights and numbers of the likeliest `each`, `[rows, each]`, if the
-/// kernels take them; without gradients. `matrix`: `[experts, width]`. Weights are probabilities among all, or, `normalized`,
-/// among the chosen.
-pub fn route(x: &Tensor, matrix: &Tensor, bias: Option<&Tensor>, each: usize, normalized: bool) -> Option<[Tensor; 3]> {
-    let alike = |of: &Tensor| of.kind() == x.kind() && takes(of) && !of.requires_grad();
-    let fits =
-        each <= 32 && matrix.size()[0] <= 512 && takes_rows(x) && [Some(x), Some(matrix), bias].into_iter().flatten().all(alike);
-    let each = each as i64;
-    fits.then(|| several(|results| unsafe { rollflow_gpu_route(results, raw(x), raw(matrix), maybe(bias), each, normalized) }))
+/// Logits of a router for rows `x` in f32, `[rows, experts]`, if the kernels take them; with gradients, in f32. `matrix`: `[experts,
+/// width]`.
+pub fn router(x: &Tensor, matrix: &Tensor, bias: Option<&Tensor>) -> Option<Tensor> {
+    let alike = |of: &Tensor| of.kind() == x.kind() && takes(of);
+    let fits = takes_rows(x) && [Some(matrix), bias].into_iter().flatten().all(alike);
+    fits.then(|| call(|out| unsafe { rollflow_gpu_router(out, raw(x), raw(matrix), maybe(bias)) }))
+}
+
+/// Weights and numbers of the likeliest `each` by f32 logits `[rows, experts]`, the likeliest first, `[rows, each]`, if the kernels
+/// take them; without gradients. Weights are probabilities among all, or, `normalized`, among the chosen.
+pub fn likeliest(logits: &Tensor, each: usize, normalized: bool) -> Option<[Tensor; 2]> {
+    let fits = each <= 32 && logits.size()[1] <= 512 && !logits.requires_grad() && takes_logits(logits);
+    fits.then(|| several(|results| unsafe { rollflow_gpu_likeliest(results, raw(logits), each as i64, normalized) }))
 }
 
 /// Orders what experts compute, if the device runs kernels. `chosen` `[tokens, each]`: experts of each token, of `experts`. Gives the token and

@@ -59,30 +59,38 @@ fn rows_are_sent_and_combined_as_in_f64_with_their_gradients() {
     }
 }
 
-/// The likeliest experts, the likeliest first, and their probabilities among all or among themselves.
 #[test]
-fn tokens_are_routed_as_in_f64() {
+fn logits_of_routers_equal_f64_with_their_gradients() {
     let Some(device) = device() else { return };
     tch::manual_seed(7);
-    for (at, (tokens, experts, width, each, normalized)) in
-        [(5, 8, 64, 2, true), (17, 130, 40, 8, false), (1, 512, 96, 10, true), (33, 5, 136, 5, false)].into_iter().enumerate()
-    {
+    for (at, (tokens, experts, width)) in [(5, 8, 64), (17, 130, 40), (1, 512, 96), (33, 5, 136)].into_iter().enumerate() {
         let kind = if at % 2 == 0 { Kind::BFloat16 } else { Kind::Half };
-        let (x, matrix) = (normal(&[tokens, width], kind, device), normal(&[experts, width], kind, device));
-        let bias = (experts % 8 == 0).then(|| normal(&[experts], kind, device));
-        let [logits, weights, chosen] = route(&x, &matrix, bias.as_ref(), each, normalized).unwrap();
-        let exact = host(&x).linear(&host(&matrix), bias.as_ref().map(host).as_ref());
-        close("logits", &logits, &exact, 1e-5);
-        let (expected, order) = exact.softmax(-1, Kind::Double).topk(each as i64, -1, true, true);
+        let leaves = [vec![tokens, width], vec![experts, width], vec![experts]].map(|shape| normal(&shape, kind, device));
+        let ours = |x: &[Tensor]| vec![router(&x[0], &x[1], x.get(2)).unwrap()];
+        same("router", &leaves, ours, |x| vec![x[0].linear(&x[1], Some(&x[2]))]);
+        same("router without a bias", &leaves[..2], ours, |x| vec![x[0].linear::<Tensor>(&x[1], None)]);
+        let exact = host(&leaves[0]).linear(&host(&leaves[1]), Some(&host(&leaves[2])));
+        close("logits, unrounded", &router(&leaves[0], &leaves[1], Some(&leaves[2])).unwrap(), &exact, 1e-5);
+    }
+}
+
+/// The likeliest first, with probabilities among all or among the chosen.
+#[test]
+fn the_likeliest_experts_are_those_of_f64() {
+    let Some(device) = device() else { return };
+    tch::manual_seed(7);
+    for (tokens, experts, each, normalized) in [(5, 8, 2, true), (17, 130, 8, false), (1, 512, 10, true), (33, 5, 5, false)] {
+        let logits = normal(&[tokens, experts], Kind::Float, device) * 3.0;
+        let [weights, chosen] = likeliest(&logits, each, normalized).unwrap();
+        let (expected, order) = host(&logits).softmax(-1, Kind::Double).topk(each as i64, -1, true, true);
         assert!(chosen.to_device(Device::Cpu).equal(&order), "{tokens} tokens, {experts} experts");
         let sum = expected.sum_dim_intlist([-1i64].as_slice(), true, None);
-        close("weights", &weights, &if normalized { expected / sum } else { expected }, 1e-4);
+        close("weights", &weights, &if normalized { expected / sum } else { expected }, 1e-5);
     }
     // A row without numbers has some experts, which exist.
-    let (x, matrix) = (normal(&[2, 64], Kind::BFloat16, device), normal(&[6, 64], Kind::BFloat16, device));
-    let _nan = x.get(1).fill_(f64::NAN);
-    let [_, weights, chosen] = route(&x, &matrix, None, 3, true).unwrap();
-    let (weights, chosen) = (host(&weights), host(&chosen));
+    let logits = normal(&[2, 6], Kind::Float, device);
+    let _nan = logits.get(1).fill_(f64::NAN);
+    let [weights, chosen] = likeliest(&logits, 3, true).unwrap().map(|of| host(&of));
     assert!(chosen.min().double_value(&[]) >= 0.0 && chosen.max().double_value(&[]) < 6.0, "{chosen}");
     assert!(weights.get(0).isfinite().all().int64_value(&[]) == 1 && weights.get(1).isfinite().any().int64_value(&[]) == 0);
 }
