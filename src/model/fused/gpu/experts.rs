@@ -137,5 +137,4 @@ pub fn bounded_gate(gate_up: &Tensor, [biases, experts]: [&Tensor; 2], alpha: f6
 }
 
 #[cfg(test)]
-#[path = "experts_tests.rs"]
 mod tests;
