@@ -387,8 +387,9 @@ fn a_decoding_step_starts_few_kernels_and_waits_once_and_a_micro_batch_twice_at_
             let (kernels, waits) = (after.0 - before.0, after.1 - before.1);
             println!("{name}, step {step}: {kernels} kernels, {waits} waits");
             assert!(waits == 1, "{name}: {waits} waits");
-            // The first one is computed once and recorded.
-            assert!(step == 1 || kernels <= most, "{name}: {kernels} kernels of a step, at most {most}");
+            // The first one is computed, recorded and replayed.
+            let most = if step == 1 { 3 * most } else { most };
+            assert!(kernels <= most, "{name}: {kernels} kernels of a step, at most {most}");
         }
 
         let trainer = backend(&model, &weights, Compute::cuda(COUNTED, Dtype::Bf16), false);

@@ -74,8 +74,8 @@ impl LayerBytes {
     }
 
     /// Of gated delta nets and gated attention over sequences of up to `longest` tokens, with numbers of `bytes` bytes.
-    /// `adapted`: norms are not trained, and keep less, as much as experts by `fixed` numbers. Factors are fitted to what the
-    /// stand-in of a GPU counts in bf16.
+    /// `adapted`: where only adapters are trained, how many numbers fewer experts keep; norms keep less then, too. Factors
+    /// are fitted to what the stand-in of a GPU counts in bf16.
     pub fn with_nets(model: &ModelConfig, of: &GatedDelta, longest: u64, bytes: u64, adapted: Option<u64>) -> Self {
         let Net { mixed, keys, values, pairs, states } = Net::new(of, longest);
         let (hidden, inner) = (model.hidden_size as u64, model.active_width() as u64);
