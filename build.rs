@@ -4,7 +4,7 @@
 use std::path::{Path, PathBuf};
 
 /// Operations of a model, and what they include.
-const FUSED: [&str; 9] = [
+const FUSED: [&str; 10] = [
     "src/model/fused/fused.cpp",
     "src/model/fused/half.cpp",
     "src/model/fused/flash.cpp",
@@ -13,6 +13,7 @@ const FUSED: [&str; 9] = [
     "src/model/fused/gpu/experts.cpp",
     "src/model/fused/gpu/slots.cpp",
     "src/model/graph.cpp",
+    "src/model/shared_memory.cpp",
     "src/model/stream.cpp",
 ];
 const HEADERS: [&str; 3] = ["src/model/fused/guarded.hpp", "src/model/fused/gpu/launch.hpp", "src/model/fused/gpu/args.h"];

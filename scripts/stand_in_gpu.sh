@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # Runs on "cuda", where there is no GPU, what the project does there: training, generation and scoring on one device and on several, resumed, evaluated and
 # exported. The GPU is a stand-in (tests/stand_in_gpu): libtorch's operations are the processor's, and our kernels run as fibres. It shows that every tensor is
-# where its operation is, that streams are in order, and what a step starts, waits for and takes; speed it can't show. With `quick`, without whole runs.
+# where its operation is, that streams are in order, and what a step starts, waits for and takes; speed it can't show. With `quick`, without whole runs. With `library`,
+# prints the path of the stand-in alone.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -15,6 +16,10 @@ if [ ! -e "$library" ] || [ -n "$(find tests/stand_in_gpu src/ranks/device.hpp s
     tests/stand_in_gpu/*.cpp -o "$library" -L "$libtorch/lib" -ltorch_cpu -lc10 -Wl,-rpath,"$libtorch/lib"
 fi
 
+if [ "${1:-}" = library ]; then
+  echo "$library"
+  exit
+fi
 export CARGO_TARGET_X86_64_UNKNOWN_LINUX_GNU_RUNNER="env LD_PRELOAD=$library"
 export ROLLFLOW_REQUIRE_GPU=1
 cargo test --workspace --test golden_models

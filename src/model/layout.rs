@@ -289,6 +289,11 @@ impl Layout {
         self.entries[0].range()
     }
 
+    /// The embedding's tensor under the name of a separate head.
+    pub(crate) fn embedding_as_head(&self) -> Entry {
+        Entry { name: HEAD.to_owned(), ..self.entries[0].clone() }
+    }
+
     /// A layer's place.
     pub(super) fn layer(&self, index: usize) -> Range<usize> {
         self.layers[index].0..self.layers[index + 1].0

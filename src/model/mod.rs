@@ -47,6 +47,7 @@ mod rope;
 mod route_cache;
 mod routing;
 mod shards;
+pub(crate) mod shared_memory;
 mod step;
 pub(crate) mod stream;
 mod threads;

@@ -25,7 +25,7 @@ pub(super) fn gpu_name(index: usize) -> String {
 ///
 /// # Errors
 /// A message if the device, the shared object or NCCL is missing, with what to do.
-pub(super) fn groups(index: usize) -> Result<DeviceGroups, String> {
+pub(crate) fn groups(index: usize) -> Result<DeviceGroups, String> {
     Compute::cuda(index, Dtype::F32).check().map_err(|error| error.to_string())?;
     // A library of that name may be preloaded.
     if let Some(groups) = entry(&Library::this()) {
@@ -33,7 +33,7 @@ pub(super) fn groups(index: usize) -> Result<DeviceGroups, String> {
     }
     let folders = libtorch_folder().into_iter().chain(program_folder());
     let Some(file) = folders.map(|folder| folder.join(FILE)).find(|file| file.exists()) else {
-        return Err(format!("ranks on GPUs exchange numbers by NCCL, and {FILE} is missing; run `make nccl`"));
+        return Err(format!("tensors of GPUs are exchanged by NCCL, and {FILE} is missing; run `make nccl`"));
     };
     // SAFETY: its constructors register nothing; it is never unloaded.
     let library = unsafe { Library::open(Some(&file), RTLD_NOW | RTLD_GLOBAL) }.map_err(|error| {

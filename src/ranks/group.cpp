@@ -44,6 +44,13 @@ template <typename F> c10::intrusive_ptr<c10d::Work> begin(F&& collective) {
   return collective();
 }
 
+c10::intrusive_ptr<c10d::Backend> gloo_group(c10::intrusive_ptr<c10d::Store> store, const char* address, int rank, int size, int64_t timeout_ms) {
+  auto options = c10d::ProcessGroupGloo::Options::create(Millis(timeout_ms));
+  options->devices.push_back(c10d::ProcessGroupGloo::createDeviceForHostname(address));
+  options->threads = 2;
+  return c10::make_intrusive<c10d::ProcessGroupGloo>(std::move(store), rank, size, options);
+}
+
 // How calls of a group are waited for: until they end or another thread sets `cancelled`.
 struct Wait {
   const bool* cancelled;
@@ -103,13 +110,14 @@ struct rollflow_store {
 };
 
 struct rollflow_group {
+  // Null for a group of tensors of a device alone.
   c10::intrusive_ptr<c10d::Backend> host;
   Wait wait;
 
   c10d::Backend& of(const at::Tensor& tensor) const {
-    if (tensor.is_cpu()) return *host;
+    if (tensor.is_cpu() && host) return *host;
     if (wait.device) return *wait.device;
-    throw std::runtime_error("a tensor on " + tensor.device().str() + " has no group: this rank joined for processors only");
+    throw std::runtime_error("a tensor on " + tensor.device().str() + " has no group: this rank did not join for it");
   }
 };
 
@@ -176,17 +184,43 @@ char* rollflow_group_join(
     const bool* cancelled,
     rollflow_device_group_fn* device_group) {
   return caught([&] {
-    auto options = c10d::ProcessGroupGloo::Options::create(Millis(timeout_ms));
-    options->devices.push_back(c10d::ProcessGroupGloo::createDeviceForHostname(address));
-    options->threads = 2;
     auto prefixed = [&](const char* kind) {
       return c10::make_intrusive<c10d::PrefixStore>(std::string(name) + kind, store->store);
     };
-    auto host = c10::make_intrusive<c10d::ProcessGroupGloo>(prefixed(""), rank, size, options);
+    auto host = gloo_group(prefixed(""), address, rank, size, timeout_ms);
     c10::intrusive_ptr<c10d::Backend> device;
     if (device_group) device = device_group(prefixed("/device"), rank, size, address);
     *out = new rollflow_group{host, {cancelled, Millis(timeout_ms), device}};
   });
+}
+
+// The end of a group with other programs that use torch, whose keys in the store begin with `prefix`: over Gloo, which waits for all ranks, or over
+// what `device_group` makes.
+char* rollflow_group_meet(
+    rollflow_group** out,
+    rollflow_store* store,
+    const char* prefix,
+    const char* address,
+    int rank,
+    int size,
+    int64_t timeout_ms,
+    const bool* cancelled,
+    rollflow_device_group_fn* device_group) {
+  return caught([&] {
+    auto prefixed = c10::make_intrusive<c10d::PrefixStore>(std::string(prefix), store->store);
+    c10::intrusive_ptr<c10d::Backend> host, device;
+    if (device_group) {
+      device = device_group(std::move(prefixed), rank, size, address);
+    } else {
+      host = gloo_group(std::move(prefixed), address, rank, size, timeout_ms);
+    }
+    *out = new rollflow_group{host, {cancelled, Millis(timeout_ms), device}};
+  });
+}
+
+// Connects the ranks of a group for tensors of a device, which otherwise the first collective does. Waits for all ranks.
+char* rollflow_group_connect(rollflow_group* group, int64_t device) {
+  return caught([&] { group->wait.device->eagerConnectSingleDevice(at::Device(at::kCUDA, static_cast<c10::DeviceIndex>(device))); });
 }
 
 void rollflow_group_close(rollflow_group* group) { delete group; }

@@ -46,6 +46,18 @@ unsafe extern "C" {
         cancelled: *const bool,
         device_group: Option<DeviceGroups>,
     ) -> *mut c_char;
+    fn rollflow_group_meet(
+        out: *mut *mut RawGroup,
+        store: *mut RawStore,
+        prefix: *const c_char,
+        address: *const c_char,
+        rank: i32,
+        size: i32,
+        timeout_ms: i64,
+        cancelled: *const bool,
+        device_group: Option<DeviceGroups>,
+    ) -> *mut c_char;
+    fn rollflow_group_connect(group: *mut RawGroup, device: i64) -> *mut c_char;
     fn rollflow_group_close(group: *mut RawGroup);
     fn rollflow_all_reduce(group: *mut RawGroup, tensor: *mut C_tensor) -> *mut c_char;
     fn rollflow_reduce_scatter(group: *mut RawGroup, out: *mut C_tensor, whole: *mut C_tensor) -> *mut c_char;
@@ -221,6 +233,34 @@ impl Group {
             rollflow_group_join(&mut group, store.raw, name, address, rank, size, millis(deadline), flag, devices)
         })?;
         Ok(Group { raw: group, rank, size, signals, failed: Arc::default() })
+    }
+
+    /// Joins a group with other programs that use torch, whose keys in `store` begin with `prefix`. Tensors of a GPU
+    /// are exchanged by what `devices` makes, and only those; without it tensors of the host are, and this waits for
+    /// all ranks.
+    pub(crate) fn meet(
+        store: &Store,
+        prefix: &str,
+        address: &str,
+        [rank, size]: [usize; 2],
+        deadline: Duration,
+        signals: &Arc<Signals>,
+        devices: Option<DeviceGroups>,
+    ) -> Result<Group, CollectiveError> {
+        let (prefix, address, mut group) = (text(prefix)?, text(address)?, std::ptr::null_mut());
+        let (prefix, address) = (prefix.as_ptr(), address.as_ptr());
+        let signals = signals.clone();
+        check(unsafe {
+            let (rank, size, flag) = (rank as i32, size as i32, signals.cancelled.as_ptr());
+            rollflow_group_meet(&mut group, store.raw, prefix, address, rank, size, millis(deadline), flag, devices)
+        })?;
+        Ok(Group { raw: group, rank, size, signals, failed: Arc::default() })
+    }
+
+    /// Connects the ranks of a group of [`Group::meet`] for tensors of this GPU. Waits for all ranks.
+    pub(crate) fn connect(&mut self, device: usize) -> Result<(), CollectiveError> {
+        let error = unsafe { rollflow_group_connect(self.begin(), device as i64) };
+        self.done(error)
     }
 
     /// Counts a call.

@@ -12,6 +12,8 @@ mod device;
 #[cfg(feature = "torch")]
 mod group;
 #[cfg(feature = "torch")]
+pub(crate) mod meeting;
+#[cfg(feature = "torch")]
 mod member;
 #[cfg(feature = "torch")]
 mod mesh;
@@ -23,6 +25,8 @@ mod settings;
 #[cfg(feature = "torch")]
 mod watch;
 
+#[cfg(feature = "torch")]
+pub(crate) use device::{DeviceGroups, groups as device_groups};
 #[cfg(feature = "torch")]
 pub use group::{CollectiveError, Group, Pending, Signals, Store};
 #[cfg(feature = "torch")]

@@ -167,28 +167,39 @@ pub(super) async fn update(State(shared): State<Arc<Shared>>, body: Bytes) -> Re
         None => read(&shared, source).await?,
     };
     let Prepared { source, label, folder, weights, sums } = prepared;
-    let adapters = {
-        let (shared, weights) = (shared.clone(), weights.clone());
-        blocking(move || Ok(adapters_over(&shared, &weights))).await?
-    };
     let label = label.unwrap_or_else(|| shared.served.lock().label.clone());
     if abort_all_requests {
         shared.send(Command::Abort(None));
     }
+    install(&shared, label.clone(), folder, weights, sums).await?;
+    tracing::info!("serving the weights of {} as version {label}", source.model_path.display());
+    Ok(reply::page(&json!({
+        "success": true, "message": "Succeeded to update model weights.", "num_paused_requests": 0, "instance": shared.instance,
+    })))
+}
+
+/// Serves weights from now on, under the loaded adapters, too.
+pub(super) async fn install(
+    shared: &Arc<Shared>,
+    label: Arc<str>,
+    folder: PathBuf,
+    weights: Arc<FrozenWeights>,
+    sums: Sums,
+) -> Result<(), Refusal> {
+    let adapters = {
+        let (shared, weights) = (shared.clone(), weights.clone());
+        blocking(move || Ok(adapters_over(&shared, &weights))).await?
+    };
     let installed = Installed {
         label: label.clone(),
         weights: weights.clone(),
         adapters: adapters.iter().map(|(name, adapter)| (name.clone(), adapter.weights.clone())).collect(),
     };
     shared.call(|reply| Command::Install { what: installed, reply }).await?;
-    tracing::info!("serving the weights of {} as version {label}", source.model_path.display());
     let mut served = shared.served.lock();
     (served.label, served.folder, served.weights, served.sums, served.adapters) = (label, folder, weights, sums, adapters);
     served.asleep.weights = false;
-    drop(served);
-    Ok(reply::page(&json!({
-        "success": true, "message": "Succeeded to update model weights.", "num_paused_requests": 0, "instance": shared.instance,
-    })))
+    Ok(())
 }
 
 /// Reads weights on the model's device and in its format.

@@ -16,6 +16,7 @@ mod control;
 mod generate;
 mod openai;
 mod pulls;
+mod receive;
 mod reply;
 mod routes;
 mod sampling;

@@ -15,7 +15,7 @@ use super::reply::{self, Refusal, Reply};
 use super::shared::{Ask, Shared};
 use super::tinker::Tinker;
 use super::worker::Command;
-use super::{control, generate, openai, sleep, tinker, token, uploads};
+use super::{control, generate, openai, receive, sleep, tinker, token, uploads};
 use crate::engine::SamplingParams;
 use crate::net::guard;
 use crate::observe::{Metric, Metrics};
@@ -54,6 +54,11 @@ pub(super) fn routes(shared: &Arc<Shared>, tinker: Option<&Arc<Tinker>>) -> Rout
         .route("/resume_memory_occupation", post(sleep::resume))
         .route("/prepare_weights", post(control::prepare))
         .route("/update_weights_from_disk", post(control::update))
+        .route("/init_weights_update_group", post(receive::init))
+        .route("/destroy_weights_update_group", post(receive::destroy))
+        .route("/begin_weight_update", post(receive::begin))
+        .route("/update_weights_from_distributed", post(receive::update))
+        .route("/end_weight_update", post(receive::end))
         .route("/update_weight_version", post(control::label))
         .route("/weights_checker", post(control::checksums))
         .route("/load_lora_adapter", post(control::load_lora))

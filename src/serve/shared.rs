@@ -15,6 +15,7 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot};
 use super::ServeConfig;
 use super::control::{Adapters, Prepared, Sums};
 use super::pulls::Pulls;
+use super::receive::Receiver;
 use super::reply::Refusal;
 use super::sleep::Asleep;
 use super::ticket::Ticket;
@@ -63,6 +64,8 @@ pub(super) struct Shared {
     pub served: Mutex<Served>,
     /// Weights of the next update.
     pub prepared: Mutex<Option<Prepared>>,
+    /// Weights that trainers broadcast.
+    pub receiver: Mutex<Receiver>,
     /// Held while weights or adapters change, so that changes take effect in their order.
     pub changing: tokio::sync::Mutex<()>,
     commands: UnboundedSender<Command>,
@@ -108,6 +111,7 @@ impl Shared {
                 asleep: Asleep::default(),
             }),
             prepared: Mutex::default(),
+            receiver: Mutex::default(),
             changing: tokio::sync::Mutex::default(),
             commands,
             jobs: AtomicU64::new(0),

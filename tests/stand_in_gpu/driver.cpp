@@ -2,15 +2,20 @@
 // FIBRES is the folder of fibres.hpp.
 
 #include <dlfcn.h>
+#include <fcntl.h>
+#include <sys/mman.h>
 #include <unistd.h>
 
 #include <array>
+#include <atomic>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <fstream>
+#include <map>
 #include <mutex>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "graph.hpp"
@@ -40,6 +45,17 @@ void run(const Kernel& kernel, const void* given, const Dim& grid, unsigned thre
   static std::mutex one;
   const std::lock_guard<std::mutex> lock(one);
   kernel.run(given, &grid, threads);
+}
+
+// Shared memory by its address on the device: name and bytes.
+struct Shared {
+  std::mutex one;
+  std::map<uint64_t, std::pair<std::string, size_t>> of;
+};
+
+Shared& shared() {
+  static Shared shared;
+  return shared;
 }
 
 }  // namespace
@@ -112,6 +128,46 @@ int cuModuleGetFunction(void** function, void* module, const char* name) {
   void *run = dlsym(module, name), *words = dlsym(module, (std::string(name) + "_words").c_str());
   if (!run || !words) return 500;
   *function = new Kernel{reinterpret_cast<void (*)(const void*, const Dim*, unsigned)>(run), *static_cast<std::size_t*>(words)};
+  return 0;
+}
+
+// Memory that other processes map: a file of shared memory, whose name is its handle.
+int cuMemAlloc_v2(uint64_t* memory, size_t bytes) {
+  static std::atomic<int> count{0};
+  const std::string name = "/rollflow_stand_in_" + std::to_string(getpid()) + "_" + std::to_string(count++);
+  const int file = shm_open(name.c_str(), O_CREAT | O_EXCL | O_RDWR, 0600);
+  if (file < 0 || ftruncate(file, static_cast<off_t>(bytes)) != 0) return 2;
+  void* real = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
+  close(file);
+  if (real == MAP_FAILED) return 2;
+  *memory = reinterpret_cast<uint64_t>(real) + AWAY;
+  const std::lock_guard<std::mutex> lock(shared().one);
+  shared().of[*memory] = {name, bytes};
+  return 0;
+}
+
+int cuMemFree_v2(uint64_t memory) {
+  const std::lock_guard<std::mutex> lock(shared().one);
+  const auto [name, bytes] = shared().of.at(memory);
+  munmap(reinterpret_cast<void*>(memory - AWAY), bytes);
+  shm_unlink(name.c_str());
+  shared().of.erase(memory);
+  return 0;
+}
+
+int cuIpcGetMemHandle(void* handle, uint64_t memory) {
+  const std::lock_guard<std::mutex> lock(shared().one);
+  std::strncpy(static_cast<char*>(handle), shared().of.at(memory).first.c_str(), 64);
+  return 0;
+}
+
+int cuDeviceGet(int* device, int ordinal) {
+  *device = ordinal;
+  return 0;
+}
+
+int cuDeviceGetUuid_v2(void* uuid, int device) {
+  std::memset(uuid, 0x10 + device, 16);
   return 0;
 }
 

@@ -87,6 +87,12 @@ impl Client {
         &self.base
     }
 
+    /// Host and port of the address.
+    pub fn host_and_port(&self) -> (String, u16) {
+        let host = self.url.host_str().unwrap_or_default().trim_start_matches('[').trim_end_matches(']').to_owned();
+        (host, self.url.port_or_known_default().unwrap_or(80))
+    }
+
     /// Reads a page of JSON, text or nothing.
     pub async fn get(&self, path: &str, limit: Duration) -> Result<Value, RemoteError> {
         self.json(Method::GET, path, None, limit).await

@@ -114,6 +114,9 @@ pub enum Fault {
     /// A file to be sent cannot be read, with the machine's own message.
     #[error("reading what is to be sent: {0}")]
     File(String),
+    /// Tensors were not sent, with the reason of the library that sends them.
+    #[error("the transfer of tensors failed in {0}")]
+    Transfer(String),
     /// The server has no such function.
     #[error("it has no way of {0}")]
     Unsupported(&'static str),
@@ -134,6 +137,7 @@ impl Fault {
             Fault::Failed { .. } => "failed",
             Fault::Nonsense { .. } => "nonsense",
             Fault::File(_) => "file",
+            Fault::Transfer(_) => "transfer",
             Fault::Unsupported(_) => "unsupported",
         }
     }

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, anyhow, bail};
 use parking_lot::Mutex;
 use rollflow::data::Version;
-use rollflow::engine::remote::sync::{CachePolicy, Update, WeightSyncManager};
+use rollflow::engine::remote::sync::{CachePolicy, Carry, Update, WeightSyncManager};
 use rollflow::engine::remote::{
     Capabilities, Fleet, FleetConfig, FleetHandle, InferenceEngine, MemberList, Members, connect, parse_address,
 };
@@ -240,6 +240,7 @@ pub fn exporter(of: &Serving, policy: &Policy, folder: &Path) -> Result<Exporter
     let exporter = Exporter::new(policy, &folder.join("versions"), of.engine.keep, texts, tolerance);
     let exporter = exporter.with_context(|| format!("making {} (engine.folder)", folder.display()))?.untie(untie);
     let exporter = of.engine.dtype.into_iter().fold(exporter, Exporter::dtype);
+    let exporter = if of.engine.sync.carry.is_from_memory() { exporter.from_memory() } else { exporter };
     Ok(match of.store.weights(of.net.ca_file.as_deref())? {
         Some(publisher) => exporter.through(publisher, of.engine.launched_urls()),
         None => exporter,
@@ -288,6 +289,8 @@ struct Needs {
     routes: bool,
     /// Whether servers must free their memory during steps.
     sleep: bool,
+    /// Way of weights.
+    carry: Carry,
     /// Longest completion, in tokens.
     answer: usize,
     /// Shortest context of the servers so far, in tokens, if reported.
@@ -298,8 +301,9 @@ struct Needs {
 
 impl Needs {
     fn of(serving: &Serving, adapters: bool) -> Self {
-        let (sleep, answer) = (serving.engine.sync.sleep, serving.rollouts.generate.max_new_tokens);
-        Needs { adapters, routes: serving.routes, sleep, answer, context: None, short_context: None }
+        let (sync, answer) = (&serving.engine.sync, serving.rollouts.generate.max_new_tokens);
+        let (sleep, carry) = (sync.sleep, sync.carry);
+        Needs { adapters, routes: serving.routes, sleep, carry, answer, context: None, short_context: None }
     }
 
     /// Rejects servers that cannot be trained with, and finds the shortest context.
@@ -337,6 +341,15 @@ impl Needs {
                 "{name} does not free its memory when it sleeps: start it with --enable-memory-saver (vLLM: --enable-sleep-mode), or leave engine.sleep out"
             ));
         }
+        if self.carry.is_from_memory() && !found.transfers.contains(&self.carry) {
+            let backend = if self.carry == Carry::Ipc { "ipc" } else { "nccl" };
+            return Some(format!(
+                "{name} takes no weights by engine.carry = \"{}\": start vLLM with --weight-transfer-config '{{\"backend\": \"{backend}\"}}'{}, \
+                 or leave engine.carry out",
+                self.carry.word(),
+                if self.carry == Carry::Ipc { " and VLLM_ALLOW_INSECURE_SERIALIZATION=1" } else { "" }
+            ));
+        }
         let context = found.context?;
         if context <= self.answer {
             return Some(format!(
@@ -367,11 +380,15 @@ pub fn tasks() -> Result<Tasks> {
 mod tests {
     use super::*;
 
+    fn needs() -> Needs {
+        let (context, short_context) = (None, None);
+        Needs { adapters: false, routes: false, sleep: false, carry: Carry::Folder, answer: 512, context, short_context }
+    }
+
     /// vLLM takes LongRoPE's long factors for all sequences if it may read long ones; others choose by sequence.
     #[test]
     fn a_server_that_rotates_positions_otherwise_than_the_trainer_is_refused() {
-        let needs =
-            |short_context| Needs { adapters: false, routes: false, sleep: false, answer: 512, context: None, short_context };
+        let needs = |short_context| Needs { short_context, ..needs() };
         let found = |context, rotates_by_context| Capabilities {
             context: Some(context),
             rotates_by_context,
@@ -385,5 +402,15 @@ mod tests {
         {
             assert_eq!(needs(short_context).missing("a", &found(context, rotates_by_context)), None);
         }
+    }
+
+    #[test]
+    fn a_server_without_the_runs_way_of_weights_is_refused() {
+        let found = |transfers| Capabilities { weights: true, transfers, ..Capabilities::default() };
+        let broadcasts = Needs { carry: Carry::Broadcast, ..needs() };
+        let refused = broadcasts.missing("a", &found(vec![Carry::Ipc])).unwrap_or_default();
+        assert!(refused.contains("{\"backend\": \"nccl\"}"), "{refused}");
+        assert_eq!(broadcasts.missing("a", &found(vec![Carry::Broadcast])), None);
+        assert_eq!(needs().missing("a", &found(Vec::new())), None);
     }
 }

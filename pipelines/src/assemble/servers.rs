@@ -16,6 +16,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 use parking_lot::Mutex;
+use rollflow::engine::remote::sync::Carry;
 use rollflow::engine::settings::{Engine, Launch};
 use rollflow::model::{Dtype, gpu_memory};
 use rollflow::recipe::{DeviceName, Lora, MemoryPlan};
@@ -74,15 +75,18 @@ impl ServerCommand {
         let lora = adapters.map_or_else(Vec::new, |lora| adapter_flags(engine.launch, lora, max_staleness));
         let routes = routes.then(|| "--enable-return-routed-experts".to_owned());
         let loads = adapters.map(|_| ("VLLM_ALLOW_RUNTIME_LORA_UPDATING", "1"));
+        // In a handle of memory there is nothing but what this program writes.
+        let unpickles = (engine.sync.carry == Carry::Ipc).then_some(("VLLM_ALLOW_INSECURE_SERIALIZATION", "1"));
         let of = |at: usize| {
             let port = u16::try_from(engine.port + at).context("engine.port")?;
             let device = devices.get(at).copied();
             let flags = flags(engine.launch, folder, port, dtype);
             let memory = memory_flags(engine, share_of(engine, own, device)?);
             let routes = routes.iter().cloned().collect();
-            let words = [program.clone(), flags, lora.clone(), routes, memory, engine.flags.clone()].concat();
+            let transfer = transfer_flags(engine);
+            let words = [program.clone(), flags, lora.clone(), routes, memory, transfer, engine.flags.clone()].concat();
             let given = engine.env.iter().filter_map(|pair| pair.split_once('='));
-            let env = env(engine.launch).iter().copied().chain(loads).chain(given);
+            let env = env(engine.launch).iter().copied().chain(loads).chain(unpickles).chain(given);
             let visible = device.map(|device| (VISIBLE.to_owned(), visible(std::env::var(VISIBLE).ok().as_deref(), device)));
             let env = visible.into_iter().chain(env.map(|(name, value)| (name.to_owned(), value.to_owned()))).collect();
             Ok(ServerCommand { kind: engine.launch, words, env, port })
@@ -164,6 +168,16 @@ fn memory_flags(engine: &Engine, share: Option<f64>) -> Vec<String> {
     };
     let share = share.map(|share| [of_share.to_owned(), share.to_string()]).into_iter().flatten();
     share.chain(engine.sync.sleep.then(|| of_sleep.to_owned())).collect()
+}
+
+/// Flags of servers that take tensors out of the trainer's memory.
+fn transfer_flags(engine: &Engine) -> Vec<String> {
+    let backend = match (engine.launch, engine.sync.carry) {
+        (Launch::Vllm, Carry::Broadcast) => "nccl",
+        (Launch::Vllm, Carry::Ipc) => "ipc",
+        _ => return Vec::new(),
+    };
+    vec!["--weight-transfer-config".to_owned(), format!("{{\"backend\": \"{backend}\"}}")]
 }
 
 /// Program that scripts/engines.sh installed.

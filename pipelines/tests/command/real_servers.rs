@@ -8,7 +8,7 @@ use std::process::Command;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use rollflow::engine::remote::sync::{SyncConfig, WeightSyncManager};
+use rollflow::engine::remote::sync::{Carry, SyncConfig, WeightSyncManager};
 use rollflow::engine::remote::{Fleet, FleetConfig, FleetHandle, InferenceEngine, PauseMode};
 use rollflow::engine::{EngineError, TokenEngine};
 use rollflow::model::{Dtype, ModelConfig, Weights};
@@ -96,6 +96,55 @@ fn every_pause_mode_takes_versions_that_are_verified() {
             let times = report.engines[0].as_ref().unwrap();
             println!("{mode:?}: {times:?}");
             assert!(never_retried(times), "{mode:?}");
+            assert_eq!(started.engine.weights().unwrap().served().await.unwrap(), Some(version.to_string()));
+        }
+    });
+}
+
+/// SGLang is in a group with the trainer, over Gloo. Its second version uses the group of the first, and a group that
+/// one side has lost is made again.
+#[test]
+#[ignore = "needs a real server"]
+fn tensors_are_broadcast_into_a_server_and_verified() {
+    let Some(kind) = kind().filter(|kind| kind == "sglang") else { return };
+    let started = Started::new(&kind, 22018, &["engine.carry=\"broadcast\""]);
+    engines::tasks().unwrap().block_on(async {
+        let manager = started.manager(PauseMode::Keep);
+        for version in 1..=4 {
+            let update = started.exporter.export(version, &started.weights(version)).unwrap();
+            assert!(update.tensors.is_some() && update.changed == (version > 1), "version {version}");
+            if version == 3 {
+                update.tensors.as_ref().unwrap().close(&started.plan.engine.launched_urls()[0]);
+            }
+            let report = manager.sync(update).await.unwrap();
+            let times = report.engines[0].as_ref().unwrap();
+            println!("version {version}: {times:?}");
+            assert!(never_retried(times), "version {version}");
+            assert_eq!(started.engine.weights().unwrap().served().await.unwrap(), Some(version.to_string()));
+        }
+    });
+}
+
+/// vLLM maps memory of the stand-in GPU, for which `engines/mapped_memory` replaces two functions of its torch; the rest of its transfer by CUDA IPC is its
+/// own. Runs under the stand-in: `scripts/test_engines.sh vllm`.
+#[test]
+#[ignore = "needs a real server"]
+fn tensors_in_the_trainers_memory_are_mapped_by_a_server_and_verified() {
+    let library = std::env::var("LD_PRELOAD").unwrap_or_default();
+    let Some(kind) = kind().filter(|kind| kind == "vllm" && library.contains("stand_in_gpu")) else { return };
+    let mapped = format!("PYTHONPATH={}/../scripts/engines/mapped_memory", env!("CARGO_MANIFEST_DIR"));
+    let env = format!("engine.env=[\"VLLM_CPU_KVCACHE_SPACE=1\",\"LD_PRELOAD=\",{mapped:?}]");
+    let sets = ["model.device=cuda", "model.dtype=f32", "engine.carry=ipc", "engine.gpu_memory=0.5", &env];
+    let started = Started::new(&kind, 22019, &sets);
+    engines::tasks().unwrap().block_on(async {
+        assert_eq!(started.engine.probe().await.unwrap().transfers, [Carry::Ipc]);
+        let manager = started.manager(PauseMode::Keep);
+        for version in 1..=3 {
+            let update = started.exporter.export(version, &started.weights(version)).unwrap();
+            let report = manager.sync(update).await.unwrap();
+            let times = report.engines[0].as_ref().unwrap();
+            println!("version {version}: {times:?}");
+            assert!(never_retried(times), "version {version}");
             assert_eq!(started.engine.weights().unwrap().served().await.unwrap(), Some(version.to_string()));
         }
     });

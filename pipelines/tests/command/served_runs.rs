@@ -55,6 +55,68 @@ fn a_run_with_a_server_is_the_run_of_one_process() {
     }
 }
 
+/// Laws D1 and V4: two servers are given tensors out of the trainer's memory, and one of them restarts, so that it has forgotten its group.
+#[test]
+fn a_run_that_broadcasts_its_weights_is_the_run_of_one_process_also_when_a_server_restarts() {
+    let folder = tempfile::tempdir().unwrap();
+    let base = checkpoint(&tiny_run(folder.path(), &[]));
+    let [local, served] = ["local", "served"].map(|place| folder.path().join(place));
+    run_of(&base, &local, &GREEDY);
+    let mut servers: Vec<Server> = (0..2).map(|_| Server::start(&base, &["--slots", "3"])).collect();
+    let urls: Vec<&str> = servers.iter().map(|server| &*server.url).collect();
+    let engine = format!("engine={{kind=\"rollflow\",carry=\"broadcast\",urls={urls:?}}}");
+    run_of(&base, &served, &[&GREEDY, &[&*engine][..]].concat());
+    assert_eq!(sampled(&served), sampled(&local));
+    assert!(farthest(&flat(&checkpoint(&local)), &flat(&checkpoint(&served))) < 1e-4);
+    assert!(
+        !served.join("engine/versions").exists() || walk(&served.join("engine/versions")).is_empty(),
+        "nothing is written for servers"
+    );
+    for server in &servers {
+        assert_eq!(server.get("/model_info")["weight_version"], "4");
+    }
+
+    let port = servers[0].url.rsplit(':').next().unwrap().to_owned();
+    drop(servers.remove(0));
+    let again = Server::start_at(&format!("127.0.0.1:{port}"), &base, &["--slots", "3"], None);
+    let resumed = rollflow(&["resume", served.to_str().unwrap(), "--set", "train.steps=5"]);
+    assert_eq!(resumed.code, Some(0), "{}", resumed.err);
+    assert_eq!(again.get("/model_info")["weight_version"], "6");
+    nothing_lost(&served, 5);
+}
+
+/// Requests of a trainer that breaks off or is wrong change nothing.
+#[test]
+fn an_update_without_all_tensors_is_refused_and_the_old_weights_stay() {
+    let folder = tempfile::tempdir().unwrap();
+    let base = checkpoint(&tiny_run(folder.path(), &[]));
+    let server = Server::start(&base, &[]);
+    let before = server.ask("/weights_checker", &json!({"action": "checksum"}));
+    let piece = json!({"names": ["model.norm.weight"], "dtypes": ["float32"], "shapes": [[1]], "group_name": "none", "load_format": "flattened_bucket"});
+    for (path, body, why) in [
+        ("/update_weights_from_distributed", &piece, "no group of this name"),
+        ("/end_weight_update", &json!({}), "no update has begun"),
+        ("/destroy_weights_update_group", &json!({"group_name": "none"}), "no group of this name"),
+        (
+            "/init_weights_update_group",
+            &json!({"master_address": "127.0.0.1", "master_port": 9, "rank_offset": 0, "world_size": 2, "group_name": "a"}),
+            "rank 0 is the trainer",
+        ),
+        (
+            "/init_weights_update_group",
+            &json!({"master_address": "127.0.0.1", "master_port": 9, "rank_offset": 1, "world_size": 2, "group_name": "a"}),
+            "on a processor",
+        ),
+    ] {
+        let told = server.refused(path, body);
+        assert!(told.contains(why), "{path}: {told}");
+    }
+    server.ask("/begin_weight_update", &json!({}));
+    assert!(server.refused("/begin_weight_update", &json!({})).contains("has begun already"));
+    assert!(server.refused("/end_weight_update", &json!({})).contains("tensors are missing"));
+    assert_eq!(server.ask("/weights_checker", &json!({"action": "checksum"})), before);
+}
+
 /// Laws D1 and V4: a server that gives its memory away during steps, and was left so by another run, changes nothing.
 #[test]
 fn a_run_whose_server_sleeps_during_steps_is_the_run_of_one_process() {
@@ -243,11 +305,17 @@ fn weights_reach_a_server_through_a_store_and_checkpoints_come_back_from_it() {
 /// nothing is lost or trained twice.
 #[test]
 fn a_run_with_three_servers_loses_nothing_when_one_is_killed_and_returns() {
+    for carry in ["folder", "broadcast"] {
+        one_of_three_is_killed_and_returns(carry);
+    }
+}
+
+fn one_of_three_is_killed_and_returns(carry: &str) {
     let folder = tempfile::tempdir().unwrap();
     let (base, run) = (checkpoint(&tiny_run(folder.path(), &[])), folder.path().join("three"));
     let mut servers: Vec<Server> = (0..3).map(|_| Server::start(&base, &["--slots", "4"])).collect();
     let urls: Vec<&str> = servers.iter().map(|server| &*server.url).collect();
-    let engine = format!("engine={{kind=\"rollflow\",urls={urls:?}}}");
+    let engine = format!("engine={{kind=\"rollflow\",carry={carry:?},urls={urls:?}}}");
     let sets = [&engine, "train.steps=30", "flow.max_staleness=2", "observe.rollouts_every=1", "sft.steps=20"];
     let mut running = Running::start(&run_args(GRPO, &run, &sets));
     running.until("three steps are taken", |_| lines(&run) >= 3);
@@ -260,6 +328,7 @@ fn a_run_with_three_servers_loses_nothing_when_one_is_killed_and_returns() {
     running.line(|line| line.contains("Step 30:").then_some(()));
     assert_eq!(running.end(), Some(0));
     nothing_lost(&run, 30);
+    assert!(returned.metric(Metric::ServedSamples, &[("status", "completed")]) > 0.0, "it serves again");
     for server in &servers {
         assert!(server.metric(Metric::ServedSamples, &[("status", "completed")]) > 0.0);
         // A run does not wait until the weights after its last step have reached all servers.

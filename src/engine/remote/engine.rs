@@ -9,6 +9,8 @@ use std::time::Duration;
 use async_trait::async_trait;
 use tokio::sync::mpsc::Sender;
 
+use super::sync::Carry;
+use super::transfer::TensorSource;
 use super::{Fault, RemoteError};
 use crate::data::{RouteShape, Routes, TopK, TopTokens};
 use crate::engine::{FinishReason, SamplingParams};
@@ -90,6 +92,8 @@ pub struct Capabilities {
     pub adapters: bool,
     /// If true, answers come with the experts of their tokens.
     pub routes: bool,
+    /// Ways of weights to the engine out of the trainer's memory.
+    pub transfers: Vec<Carry>,
     /// If true, the engine can free the memory of its GPU and take it again.
     pub sleeps: bool,
     /// Missing capabilities, with the setting that enables each.
@@ -243,6 +247,13 @@ pub trait WeightControl: Send + Sync {
 
     /// Loads a Hugging Face folder that the engine can read.
     async fn load(&self, folder: &Path, label: &str) -> Result<(), RemoteError>;
+
+    /// Takes tensors out of the trainer's memory in the way of `carry`.
+    async fn load_tensors(&self, tensors: &Arc<dyn TensorSource>, carry: Carry) -> Result<(), RemoteError> {
+        let _nothing = (tensors, carry);
+        let what = "taking tensors from the trainer's memory; set engine.carry = \"folder\"";
+        Err(RemoteError::new("this engine", Fault::Unsupported(what)))
+    }
 
     /// Loads a PEFT folder as an adapter of this name, replacing one that has it.
     async fn load_adapter(&self, name: &str, folder: &Path) -> Result<(), RemoteError>;

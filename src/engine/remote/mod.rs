@@ -18,6 +18,7 @@ mod router;
 mod server;
 mod sglang;
 pub mod sync;
+pub mod transfer;
 mod upload;
 mod vllm;
 pub(crate) mod wire_routes;

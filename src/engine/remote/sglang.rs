@@ -5,6 +5,7 @@
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -16,6 +17,8 @@ use tokio::sync::mpsc::Sender;
 
 use super::control::{label, unload_namesake};
 use super::server::{CALL, EventError, Server, StreamDelta, WireSpan, add_adjustments, chunk, ending, text};
+use super::sync::Carry;
+use super::transfer::{self, TensorSource};
 use super::upload;
 use super::{
     Attempt, Capabilities, Ending, EngineMemory, Fault, InferenceEngine, PauseMode, RemoteError, WeightControl, wire_routes,
@@ -85,6 +88,7 @@ impl SglangEngine {
             checksums: model.get("weight_version").is_some(),
             adapters: is_true("enable_lora"),
             routes: is_true("enable_return_routed_experts"),
+            transfers: vec![Carry::Broadcast],
             sleeps: is_true("enable_memory_saver"),
             lacks: Vec::new(),
         })
@@ -326,6 +330,11 @@ impl WeightControl for SglangEngine {
         let body = json!({"model_path": folder, "weight_version": label, "flush_cache": false, "abort_all_requests": false});
         let reply = self.server.post_success("/update_weights_from_disk", &body).await?;
         *self.loaded_by.lock() = reply.get("instance").cloned();
+        Ok(())
+    }
+
+    async fn load_tensors(&self, tensors: &Arc<dyn TensorSource>, _carry: Carry) -> Result<(), RemoteError> {
+        *self.loaded_by.lock() = transfer::give_to_sglang(&self.server, tensors).await?;
         Ok(())
     }
 

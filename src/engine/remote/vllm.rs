@@ -6,6 +6,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
+use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -18,6 +19,8 @@ use super::control::{label, unload_namesake};
 use super::group_request::{GroupRequest, GroupRequests};
 use super::openai::{self, Event};
 use super::server::{CALL, Server, add_adjustments, text};
+use super::sync::Carry;
+use super::transfer::{self, TensorSource};
 use super::{Attempt, Capabilities, Ending, EngineMemory, Fault, InferenceEngine, PauseMode, RemoteError, WeightControl};
 use crate::data::{TopK, TopTokens};
 use crate::net::Endpoint;
@@ -55,7 +58,10 @@ impl VllmEngine {
         let has = |route: &str| routes.contains(route);
         let weights = has("/pause") && has("/collective_rpc");
         let raw = has("/server_info") && self.reports_raw().await;
-        let sleeps = has("/sleep") && self.frees_memory().await;
+        let config = if has("/server_info") { self.config().await } else { Value::Null };
+        // Without sleep mode vLLM has the route, and keeps its memory.
+        let sleeps = has("/sleep") && config.pointer("/model_config/enable_sleep_mode").and_then(Value::as_bool).unwrap_or(true);
+        let transfer = config.pointer("/weight_transfer_config/backend").and_then(Value::as_str);
         let capabilities = Capabilities {
             server: format!("vLLM {}", text(&version, "version").unwrap_or_else(|| "of unknown version".into())),
             model,
@@ -67,6 +73,7 @@ impl VllmEngine {
             adapters: has("/v1/load_lora_adapter"),
             // They come in numpy's format, and on GPUs only.
             routes: false,
+            transfers: transfer.and_then(carry_of).into_iter().collect(),
             sleeps,
             lacks: (!weights).then(|| DEV_MODE.to_owned()).into_iter().collect(),
         };
@@ -93,10 +100,10 @@ impl VllmEngine {
         }
     }
 
-    /// Whether sleep frees memory. Without sleep mode vLLM has the route, and keeps its memory.
-    async fn frees_memory(&self) -> bool {
-        let info = self.server.get("/server_info?config_format=json").await.unwrap_or_default();
-        info.pointer("/vllm_config/model_config/enable_sleep_mode").and_then(Value::as_bool).unwrap_or(true)
+    /// The server's settings.
+    async fn config(&self) -> Value {
+        let mut info = self.server.get("/server_info?config_format=json").await.unwrap_or_default();
+        info["vllm_config"].take()
     }
 
     async fn reports_raw(&self) -> bool {
@@ -115,6 +122,15 @@ impl VllmEngine {
             );
         }
         Ok(())
+    }
+}
+
+/// Way of weights of a backend for weight transfer.
+fn carry_of(backend: &str) -> Option<Carry> {
+    match backend {
+        "nccl" => Some(Carry::Broadcast),
+        "ipc" => Some(Carry::Ipc),
+        _ => None,
     }
 }
 
@@ -268,6 +284,13 @@ impl WeightControl for VllmEngine {
         match reply["results"].as_array() {
             Some(results) if !results.is_empty() => Ok(()),
             _ => Err(self.server.nonsense(path, "no results", &reply)),
+        }
+    }
+
+    async fn load_tensors(&self, tensors: &Arc<dyn TensorSource>, carry: Carry) -> Result<(), RemoteError> {
+        match carry {
+            Carry::Ipc => transfer::share_with_vllm(&self.server, tensors).await,
+            _ => transfer::broadcast_to_vllm(&self.server, tensors).await,
         }
     }
 

@@ -65,6 +65,7 @@ pub(super) fn engines(plan: &Plan, note: Note) {
     }
     launched(engine, note);
     sleep(plan, note);
+    from_memory(plan, note);
     for (at, pair) in engine.env.iter().enumerate().filter(|(_, pair)| !pair.contains('=')) {
         note(&format!("engine.env[{at}]"), &[], format!("`engine.env[{at}]` is {pair:?}"), "write it as NAME=value");
     }
@@ -102,6 +103,28 @@ fn adapters(engine: &Engine, note: Note) {
             engine.sync.cache.word()
         );
         note("engine.cache", &["lora.sync"], message, "leave it out");
+    }
+}
+
+/// Whole models are all that servers take out of the trainer's memory, and vLLM takes them from a GPU alone.
+fn from_memory(plan: &Plan, note: Note) {
+    let (carry, engine) = (plan.engine.sync.carry, &plan.engine);
+    if !carry.is_from_memory() {
+        return;
+    }
+    let word = carry.word();
+    if plan.syncs_adapters() {
+        let message = format!("`engine.carry` is \"{word}\", but adapters (lora.sync = \"adapter\") travel in folders");
+        note("engine.carry", &["lora.sync"], message, "leave it out, or set lora.sync = \"merged\"");
+    }
+    if plan.store.url.is_some() {
+        let message = format!("`engine.carry` is \"{word}\", but `store.url` brings weights to servers");
+        note("engine.carry", &["store.url"], message, "leave one of them out");
+    }
+    if engine.kinds().contains(&EngineKind::Vllm) && plan.model.device == DeviceName::Cpu {
+        let message =
+            format!("`engine.carry` is \"{word}\", by which vLLM takes weights from a GPU, and the trainer is on a processor");
+        note("engine.carry", &["model.device"], message, "use \"folder\", or model.device = \"cuda\"");
     }
 }
 
@@ -167,10 +190,15 @@ fn policies(engine: &Engine, kind: EngineKind, note: Note) {
         let message = format!("`engine.pause` is \"{}\", which {} has no way of", pause.word(), kind.word());
         note("engine.pause", &["engine.kind"], message, "use \"keep\" or \"abort\"");
     }
-    if engine.sync.carry == Carry::Stream && kind != EngineKind::Rollflow {
-        let message = format!("`engine.carry` is \"stream\", which {} has no way of", kind.word());
-        note("engine.carry", &["engine.kind"], message, "use \"folder\", or engine.kind = \"rollflow\"");
-    }
+    let carry = engine.sync.carry;
+    let help = match (carry, kind) {
+        (Carry::Stream, kind) if kind != EngineKind::Rollflow => "use \"folder\", or engine.kind = \"rollflow\"",
+        (Carry::Ipc, kind) if kind != EngineKind::Vllm => "use \"broadcast\", or engine.kind = \"vllm\"",
+        (Carry::Broadcast, EngineKind::OpenAi | EngineKind::Local) => "leave it out",
+        _ => return,
+    };
+    let message = format!("`engine.carry` is \"{}\", which {} has no way of", carry.word(), kind.word());
+    note("engine.carry", &["engine.kind"], message, help);
 }
 
 /// Every device that generates needs an engine, and a GPU is named once.

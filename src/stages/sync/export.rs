@@ -7,6 +7,8 @@ use std::sync::Arc;
 use parking_lot::Mutex;
 use tch::{Kind, Tensor};
 
+use super::held::HeldTensors;
+use super::links::Links;
 use crate::algo::Disagreement;
 use crate::data::{DataError, Version};
 use crate::engine::remote::sync::{Carried, Releases, Update};
@@ -42,6 +44,10 @@ pub struct Exporter {
     /// Weights that were written last. Unchanged tensors are not written again.
     last: Mutex<Option<Arc<Path>>>,
     store: Option<Publishing>,
+    /// Servers take whole models out of this process's memory.
+    links: Option<Arc<Links>>,
+    /// Sum of the tensors that were sent last.
+    last_sum: Mutex<Option<i64>>,
 }
 
 /// Way of versions to other hosts.
@@ -76,7 +82,8 @@ impl Exporter {
     pub fn new(policy: &Policy, dir: &Path, keep: usize, texts: Vec<Vec<u32>>, tolerance: f64) -> io::Result<Self> {
         let (policy, releases) = (policy.clone(), Mutex::new(Releases::open(dir, keep)?));
         let dtype = policy.config().dtype;
-        Ok(Exporter { policy, dtype, untie: false, texts, tolerance, releases, last: Mutex::new(None), store: None })
+        let (last, last_sum) = (Mutex::new(None), Mutex::new(None));
+        Ok(Exporter { policy, dtype, untie: false, texts, tolerance, releases, last, store: None, links: None, last_sum })
     }
 
     /// Writes whole models in this format. Adapters are written in f32.
@@ -94,6 +101,12 @@ impl Exporter {
     /// at the addresses `here` read the trainer's.
     pub fn through(self, publisher: Publisher, here: Vec<String>) -> Self {
         Exporter { store: Some(Publishing { publisher: Mutex::new(publisher), here: here.into() }), ..self }
+    }
+
+    /// Leaves whole models in this process's memory, out of which servers take them ([`Carry`]).
+    pub fn from_memory(self) -> Self {
+        let device = self.policy.compute().device;
+        Exporter { links: Some(Arc::new(Links::new(device))), ..self }
     }
 
     /// Publishes a folder of a version to the store, if there is one.
@@ -129,8 +142,8 @@ impl Exporter {
         Ok(delta)
     }
 
-    /// Writes a version and computes the scores that engines must return. Costs a copy on disk of
-    /// the changed tensors and a forward pass over the probe texts.
+    /// Writes a version, or keeps it in memory, and computes the scores that engines must return. Costs a copy on
+    /// disk of the changed tensors, or in memory if their format differs, and a forward pass over the probe texts.
     pub fn export(&self, version: Version, weights: &FrozenWeights) -> Result<Update, ExportError> {
         let weights = weights.read();
         let mut releases = self.releases.lock();
@@ -138,6 +151,9 @@ impl Exporter {
             let folder = releases.write(version, |folder| save_adapter(folder, adapter).map_err(ExportError::from))?;
             let carried = self.carry(version, &folder)?;
             return Ok(Update { carried, changed: true, adapter: true, ..self.probed(version, folder, &weights) });
+        }
+        if let Some(links) = &self.links {
+            return Ok(self.held(version, &weights, links));
         }
         let mut last = self.last.lock();
         let (before, mut delta) = (last.take(), Delta::default());
@@ -153,6 +169,17 @@ impl Exporter {
         *last = Some(folder.clone());
         let carried = self.carry(version, &folder)?;
         Ok(Update { carried, changed, ..self.probed(version, folder, &weights) })
+    }
+
+    /// The update to these weights in memory.
+    fn held(&self, version: Version, weights: &Weights, links: &Arc<Links>) -> Update {
+        let _guard = tch::no_grad_guard();
+        let config = self.policy.config();
+        let head = (self.untie && config.shares_embedding()).then(|| weights.layout.embedding_as_head());
+        let tensors = HeldTensors::new(weights, self.dtype, head.as_slice(), links);
+        let sum = tensors.sum();
+        let changed = self.last_sum.lock().replace(sum).is_some_and(|before| before != sum);
+        Update { tensors: Some(Arc::new(tensors)), changed, ..self.probed(version, Path::new("").into(), weights) }
     }
 
     /// The update to these weights, with a probe: texts and the scores that an engine must return.

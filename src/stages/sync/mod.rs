@@ -3,6 +3,10 @@
 
 #[cfg(feature = "torch")]
 mod export;
+#[cfg(feature = "torch")]
+mod held;
+#[cfg(feature = "torch")]
+mod links;
 mod remote;
 mod sleep;
 

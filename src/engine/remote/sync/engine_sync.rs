@@ -213,7 +213,7 @@ impl EngineSync<'_> {
                 self.phase("fetch", f64::MAX, || carried.folder(address, update, config.load_timeout)).await?.to_path_buf()
             }
             (None, Carry::Stream) => self.phase("send", config.load_timeout, || control.upload(&update.folder)).await?,
-            (None, Carry::Folder) => update.folder.to_path_buf(),
+            (None, _) => update.folder.to_path_buf(),
         };
         if config.sleep {
             self.phase("wake", config.load_timeout, || control.wake(EngineMemory::Weights)).await?;
@@ -228,9 +228,15 @@ impl EngineSync<'_> {
             self.phase("probe", limit, || probe(engine, update)).await?;
             return Ok(None);
         }
-        self.phase("prepare", config.load_timeout, || control.prepare(folder, label)).await?;
+        if update.tensors.is_none() {
+            self.phase("prepare", config.load_timeout, || control.prepare(folder, label)).await?;
+        }
         self.phase("pause", config.pause_timeout, || control.pause(config.pause)).await?;
-        self.phase("load", config.load_timeout, || control.load(folder, label)).await?;
+        let load = async || match &update.tensors {
+            Some(tensors) => control.load_tensors(tensors, config.carry).await,
+            None => control.load(folder, label).await,
+        };
+        self.phase("load", config.load_timeout, load).await?;
         self.phase("label", limit, || control.label(label)).await?;
         let sums = self.phase("check", limit, || check(control, update, config.checksums, before)).await?;
         if config.cache == CachePolicy::Flush {

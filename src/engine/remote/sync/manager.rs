@@ -357,7 +357,7 @@ impl WeightSyncManager {
                 last.serves_until = late.then(|| Instant::now() + SERVES * pause.map(|(_, time)| *time).sum::<Duration>());
                 self.fleet.mark_found(place);
                 // Each engine has its own, so that its holders are counted.
-                let served = Arc::new(update.clone());
+                let served = Arc::new(update.without_tensors());
                 if update.adapter {
                     // The engine may have lost it and loaded it again.
                     last.adapters.retain(|other| other.version != served.version);

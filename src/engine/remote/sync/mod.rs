@@ -1,7 +1,7 @@
 //! Weight sync to remote engines, with verification.
 //!
 //! A version is written to a folder that the engines can read, or through a store to a folder of
-//! each engine's host ([`Carried`]). Engines load it in parallel, and an engine that fails is isolated. A version counts when an engine's
+//! each engine's host ([`Carried`]), or sent from this process's memory ([`TensorSource`]). Engines load it in parallel, and an engine that fails is isolated. A version counts when an engine's
 //! log-probabilities match the trainer's. [`WeightSyncManager`] syncs the engines of a
 //! run, [`sync_weights_to_engines`] is the function for use by hand.
 //!
@@ -16,6 +16,7 @@ mod verify;
 use std::path::Path;
 use std::sync::Arc;
 
+use super::transfer::TensorSource;
 use super::{FleetHandle, InferenceEngine, PauseMode};
 use crate::data::Version;
 use crate::engine::EngineError;
@@ -48,6 +49,19 @@ choices! {
         "folder" => Folder,
         /// the run sends each server the files over HTTP, before the pause (`rollflow serve`).
         "stream" => Stream,
+        /// the run broadcasts tensors to each server, over NCCL from a GPU and over TCP from a processor. vLLM needs
+        /// `--weight-transfer-config '{"backend": "nccl"}'`, and a trainer on a GPU.
+        "broadcast" => Broadcast,
+        /// vLLM on the trainer's GPU reads tensors from its memory (CUDA IPC). It needs
+        /// `--weight-transfer-config '{"backend": "ipc"}'` and `VLLM_ALLOW_INSECURE_SERIALIZATION=1`.
+        "ipc" => Ipc,
+    }
+}
+
+impl Carry {
+    /// Returns true if servers take tensors out of the trainer's memory.
+    pub fn is_from_memory(self) -> bool {
+        matches!(self, Carry::Broadcast | Carry::Ipc)
     }
 }
 
@@ -82,8 +96,10 @@ section! {
 pub struct Update {
     /// Version of the weights.
     pub version: Version,
-    /// Absolute path of their folder.
+    /// Absolute path of their folder. Empty if engines take `tensors`.
     pub folder: Arc<Path>,
+    /// Tensors in this process's memory, which engines take instead of a folder.
+    pub tensors: Option<Arc<dyn TensorSource>>,
     /// Their artefact in a store, for hosts that cannot read the folder. `None`: all can.
     pub carried: Option<Carried>,
     /// If true, the weights differ from those of the sync before.
@@ -106,8 +122,13 @@ impl Update {
     /// Whole weights of a folder, without a probe.
     pub fn unprobed(version: Version, folder: impl Into<Arc<Path>>) -> Self {
         let (folder, texts, expected) = (folder.into(), Vec::new(), Vec::new());
-        let (carried, old_head) = (None, None);
-        Update { version, folder, carried, changed: false, adapter: false, texts, expected, old_head, tolerance: 0.0 }
+        let (tensors, carried, old_head) = (None, None, None);
+        Update { version, folder, tensors, carried, changed: false, adapter: false, texts, expected, old_head, tolerance: 0.0 }
+    }
+
+    /// The same without what only a sync needs: tensors take memory of the trainer's device.
+    fn without_tensors(&self) -> Self {
+        Update { tensors: None, ..self.clone() }
     }
 
     /// Label of the version.
