@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Time of each phase of a weight sync to one `rollflow serve`, by the way of the weights: a folder, HTTP, or a store.
+"""Time of each phase of a weight sync to one `rollflow serve`, by the way of the weights: a folder, HTTP, a store, or a broadcast.
 
     scripts/sync_times.py [--program target/release/rollflow] [--steps 20] [--model KEYS]
 
@@ -18,6 +18,7 @@ args = parser.parse_args()
 work = pathlib.Path(tempfile.mkdtemp(prefix="sync"))
 running = []
 recipe = "pipelines/recipes/grpo.toml"
+CARRY = {"http": "stream", "broadcast": "broadcast"}
 PHASES = ["fetch", "send", "prepare", "pause", "load", "label", "check", "resume", "probe"]
 
 
@@ -41,7 +42,7 @@ def page(port):
 
 def measure(way, times, versions):
     """One run; adds the sum of each phase's seconds, and the number of versions."""
-    engine = f'kind="rollflow",urls=["{url}"],carry="{"stream" if way == "http" else "folder"}",dtype="bf16"'
+    engine = f'kind="rollflow",urls=["{url}"],carry="{CARRY.get(way, "folder")}",dtype="bf16"'
     store = [f'store={{url="file://{work}/store-{way}-{versions[way]}"}}'] if way == "store" else []
     puller = None
     if way == "store":
@@ -79,7 +80,7 @@ try:
         url = next(iter(re.findall(r"http://127.0.0.1:\d+", (work / "serve.log").read_text())), None)
     times, versions = collections.defaultdict(collections.Counter), collections.Counter()
     for _ in range(args.rounds):
-        for way in ["folder", "http", "store"]:
+        for way in ["folder", "http", "store", "broadcast"]:
             measure(way, times, versions)
     bytes_ = sum(path.stat().st_size for path in base.glob("model*.safetensors"))
     print(f"{bytes_ / 1e6:.1f} MB in f32, {bytes_ / 2e6:.1f} MB in bf16")

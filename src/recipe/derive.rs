@@ -10,6 +10,7 @@ use super::task::TaskData;
 use super::train::Optimization;
 use super::trainer::TrainerBackend;
 use crate::algo::{LossChoice, Proximal};
+use crate::model::Dtype;
 use crate::rollout::{Pace, PaceRule};
 use crate::stages::batch::over_sampled;
 use crate::util::cores::{cores, multiplies_bf16};
@@ -149,11 +150,19 @@ impl Plan {
         if self.flow.max_staleness == 0 { 1 } else { self.generate.workers }
     }
 
+    /// Format of tensors that servers take out of the trainer's memory; `None` if they read a folder, in the model's
+    /// format unless `engine.dtype` says otherwise.
+    pub fn transfer_format(&self) -> Option<Dtype> {
+        let transfers = self.engine.is_remote() && self.engine.sync.carry.is_from_memory();
+        transfers.then(|| self.engine.dtype.unwrap_or(self.model.precision()))
+    }
+
     /// Returns true if weights are published in the compute format, because every reader computes
     /// in it. Servers read a folder in the model's format, and a moving reference is a mean of f32
     /// parameters.
     pub fn publishes_rounded(&self) -> bool {
-        !self.engine.is_remote() && self.scoring_policies().all(|(_, of)| !of.follows())
+        let computes = !self.engine.is_remote() || self.transfer_format() == Some(self.model.precision());
+        computes && self.scoring_policies().all(|(_, of)| !of.follows())
     }
 
     /// Largest number of sequences decoded at the same time: as many as can be in flight, and at

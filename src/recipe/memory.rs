@@ -352,6 +352,21 @@ mod tests {
         assert_eq!(all[0].has.is_some(), has.is_some());
     }
 
+    /// In f32, which is published, they are no copies. The mapped memory has room for a piece.
+    #[test]
+    fn tensors_that_servers_take_are_counted_once_more_in_another_format_only() {
+        let text = "pipeline = 'grpo'\n[model]\nkind = 'tiny'\n[task]\nkind = 'arithmetic'\n[reward]\nkind = 'exact'\n\
+                    [engine]\nlaunch = 'vllm'\ncarry = 'ipc'\n";
+        let parts = |format| {
+            let sets = ["model.device=cuda", "model.dtype=f32", format].map(str::to_owned);
+            let plan = parse("memory.toml", text, &sets).unwrap_or_else(|errors| panic!("{errors}"));
+            let all = MemoryPlan::of(&plan).unwrap();
+            ["for servers", "mapped"].map(|what| all[0].parts.iter().find(|part| part.what == what).map(|part| part.bytes))
+        };
+        let ([same, whole], [rounded, half]) = (parts("engine.dtype=f32"), parts("engine.dtype=bf16"));
+        assert_eq!((same, rounded, whole), (None, whole, half.map(|half| 2 * half)));
+    }
+
     /// Of a GPU's state, too, at the end of the run at the latest.
     #[test]
     fn the_copy_for_a_checkpoint_is_counted_in_host_memory() {

@@ -268,7 +268,7 @@ pub(super) async fn checksums(State(shared): State<Arc<Shared>>) -> Reply {
     Ok(reply::page(&json!({ "success": true, "message": "", "per_engine_checksum": sums.await? })))
 }
 
-fn sums_of(weights: &FrozenWeights, dtype: Dtype) -> Map<String, Value> {
+pub(super) fn sums_of(weights: &FrozenWeights, dtype: Dtype) -> Map<String, Value> {
     let weights = weights.read();
     let flat = weights.whole().to_device(tch::Device::Cpu);
     let sum = |(name, tensor): (&str, TensorSlice<'_>)| {

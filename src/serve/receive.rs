@@ -1,8 +1,8 @@
 //! Weights that a trainer broadcasts into this server, in SGLang's form: a group with the trainer, an update that is
-//! begun, tensors piece by piece, and its end, which installs them between two tokens.
+//! begun, tensors piece by piece while completions continue, and its end, which installs them between two tokens.
 
 use std::collections::BTreeSet;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use axum::body::Bytes;
 use axum::extract::State;
@@ -52,6 +52,8 @@ struct Arriving {
     layout: Arc<Layout>,
     flat: Tensor,
     missing: BTreeSet<String>,
+    /// Once none is missing: the weights and their checksums.
+    complete: Option<(Arc<FrozenWeights>, Sums)>,
 }
 
 #[derive(Deserialize)]
@@ -129,7 +131,8 @@ pub(super) async fn begin(State(shared): State<Arc<Shared>>) -> Reply {
     let layout = Layout::new(&shared.model);
     let missing = layout.entries().iter().map(|entry| entry.name.clone()).collect();
     let flat = Tensor::empty([layout.total() as i64], (shared.compute.dtype.kind(), shared.compute.device));
-    shared.receiver.lock().update = Some(Arc::new(Mutex::new(Arriving { layout: Arc::new(layout), flat, missing })));
+    let arriving = Arriving { layout: Arc::new(layout), flat, missing, complete: None };
+    shared.receiver.lock().update = Some(Arc::new(Mutex::new(arriving)));
     Ok(reply::success("Success"))
 }
 
@@ -153,11 +156,15 @@ pub(super) async fn update(State(shared): State<Arc<Shared>>, body: Bytes) -> Re
     };
     let group = group.ok_or_else(|| Refusal::bad("there is no group of this name; call /init_weights_update_group before"))?;
     let update = update.ok_or_else(|| Refusal::bad("no update has begun; call /begin_weight_update before"))?;
-    blocking(move || receive(&group, &mut update.lock(), &piece)).await?;
+    let dtype = shared.compute.dtype;
+    blocking(move || receive(&group, &mut update.lock(), &piece, dtype)).await?;
     Ok(reply::success("Succeeded to update parameter online."))
 }
 
-fn receive(group: &TrainerGroup, update: &mut Arriving, piece: &Piece) -> Result<(), String> {
+fn receive(group: &TrainerGroup, update: &mut Arriving, piece: &Piece, dtype: Dtype) -> Result<(), String> {
+    if update.complete.is_some() {
+        return Err("all tensors of this update have come; end it by /end_weight_update".to_owned());
+    }
     let tensors = piece.tensors(&update.layout)?;
     let bytes = tensors.iter().map(|(entry, dtype)| entry.len() * dtype.bytes()).sum::<usize>();
     let mut flat = Tensor::empty([bytes as i64], (Kind::Uint8, group.device));
@@ -170,6 +177,11 @@ fn receive(group: &TrainerGroup, update: &mut Arriving, piece: &Piece) -> Result
         part(&update.flat, entry.range()).copy_(&numbers);
         update.missing.remove(&entry.name);
         at += length;
+    }
+    if update.missing.is_empty() {
+        let weights = FrozenWeights::of_own(Weights::new(update.layout.clone(), update.flat.shallow_clone()));
+        let sums = Sums::from(OnceLock::from(control::sums_of(&weights, dtype)));
+        update.complete = Some((Arc::new(weights), sums));
     }
     Ok(())
 }
@@ -201,21 +213,18 @@ pub(super) async fn end(State(shared): State<Arc<Shared>>) -> Reply {
     let _order = shared.changing.lock().await;
     let update = shared.receiver.lock().update.take();
     let update = update.ok_or_else(|| Refusal::bad("no update has begun; call /begin_weight_update before"))?;
-    let weights = {
-        let update = update.lock();
-        if let Some(name) = update.missing.first() {
-            let missing = update.missing.len();
-            return Err(Refusal::bad(format!(
-                "the update has no {name}, and {missing} tensors are missing in all; nothing changes"
-            )));
-        }
-        let _guard = tch::no_grad_guard();
-        Arc::new(FrozenWeights::of_own(Weights::new(update.layout.clone(), update.flat.shallow_clone())))
+    let (weights, sums) = {
+        let mut update = update.lock();
+        let missing = |update: &Arriving| {
+            let name = update.missing.first().map_or("", String::as_str);
+            format!("the update has no {name}, and {} tensors are missing in all; nothing changes", update.missing.len())
+        };
+        update.complete.take().ok_or_else(|| Refusal::bad(missing(&update)))?
     };
     let (label, folder) = {
         let served = shared.served.lock();
         (served.label.clone(), served.folder.clone())
     };
-    control::install(&shared, label, folder, weights, Sums::default()).await?;
+    control::install(&shared, label, folder, weights, sums).await?;
     Ok(reply::page(&json!({ "success": true, "message": "Success", "instance": shared.instance })))
 }

@@ -149,6 +149,11 @@ fn engines_that_can_not_be_or_can_not_do_what_is_asked_are_errors() {
         ("engine = { launch = 'vllm', gpu_memory = 1.0 }", "above 0, below 1"),
         ("engine = { launch = 'vllm', pause = 'abort' }\nlora = { sync = 'adapter' }", "no server is paused"),
         ("engine = { launch = 'vllm', cache = 'keep' }\nlora = { sync = 'adapter' }", "each adapter has a cache of its own"),
+        ("engine = { launch = 'vllm', carry = 'stream' }", "which vllm has no way of"),
+        ("engine = { launch = 'sglang', carry = 'ipc' }", "which sglang has no way of"),
+        ("engine = { launch = 'vllm', carry = 'ipc' }", "the trainer is on a processor"),
+        ("engine = { launch = 'sglang', carry = 'broadcast' }\nlora = { sync = 'adapter' }", "travel in folders"),
+        ("engine = { launch = 'sglang', carry = 'broadcast' }\nstore = { url = 'file:///store' }", "brings weights to servers"),
         ("engine = { launch = 'vllm' }\nlora = { base = 'nf4' }", "the servers' may be another"),
         ("lora = { base = 'nf4', sync = 'merged' }", "merged adapters are whole weights again"),
     ];

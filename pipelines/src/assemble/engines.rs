@@ -239,8 +239,10 @@ pub fn exporter(of: &Serving, policy: &Policy, folder: &Path) -> Result<Exporter
     let tolerance = of.engine.tolerance.unwrap_or(model.precision().server_agreement());
     let exporter = Exporter::new(policy, &folder.join("versions"), of.engine.keep, texts, tolerance);
     let exporter = exporter.with_context(|| format!("making {} (engine.folder)", folder.display()))?.untie(untie);
-    let exporter = of.engine.dtype.into_iter().fold(exporter, Exporter::dtype);
-    let exporter = if of.engine.sync.carry.is_from_memory() { exporter.from_memory() } else { exporter };
+    let exporter = match of.transfer_format {
+        Some(format) => exporter.dtype(format).from_memory(),
+        None => of.engine.dtype.into_iter().fold(exporter, Exporter::dtype),
+    };
     Ok(match of.store.weights(of.net.ca_file.as_deref())? {
         Some(publisher) => exporter.through(publisher, of.engine.launched_urls()),
         None => exporter,

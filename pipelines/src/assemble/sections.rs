@@ -5,6 +5,7 @@ use std::path::Path;
 
 use anyhow::{Context, Result};
 use rollflow::engine::settings::{Engine, Launch};
+use rollflow::model::Dtype;
 use rollflow::prelude::Aggregation;
 use rollflow::recipe::{
     Chat, Checkpointing, Critic, DeviceName, Environment, Eval, FlowLimits, Generate, Lora, MemoryPlan, Model, Net, Pipeline,
@@ -215,6 +216,8 @@ pub struct Serving<'a> {
     pub rollouts: Rollouts<'a>,
     /// Adapters that servers get in place of weights.
     pub adapters: Option<&'a Lora>,
+    /// Format of tensors that servers take out of the trainer's memory, if they do.
+    pub transfer_format: Option<Dtype>,
     /// Bound of staleness.
     pub max_staleness: u64,
     /// Whether the trainer needs the experts of tokens.
@@ -235,6 +238,7 @@ impl<'a> Serving<'a> {
             store: &plan.store,
             rollouts: Rollouts::of(plan),
             adapters: plan.lora.as_ref().filter(|_| plan.syncs_adapters()),
+            transfer_format: plan.transfer_format(),
             max_staleness: plan.flow.max_staleness,
             routes: plan.pipeline.reinforces() && plan.train.router_replay != RouterReplay::Off,
             own,

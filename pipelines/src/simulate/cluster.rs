@@ -112,9 +112,13 @@ impl Cluster {
         let seconds = |bytes: f64, link: Option<f64>| link.map_or(0.0, |link| bytes / link);
         let (bytes, engines, engine_link) = (self.version_bytes, self.engines as f64, self.engine_link.or(self.link));
         let per_host = self.engines_per_host.min(self.engines);
-        if plan.engine.sync.carry == Carry::Stream {
+        match plan.engine.sync.carry {
+            Carry::Folder => {}
             // The trainer's host sends it to each engine.
-            return self.export + seconds(bytes * engines, self.link).max(seconds(bytes * per_host as f64, engine_link));
+            Carry::Stream | Carry::Broadcast => {
+                return self.export + seconds(bytes * engines, self.link).max(seconds(bytes * per_host as f64, engine_link));
+            }
+            Carry::Ipc => return self.export,
         }
         // It is written once, then read: from a store once by each host, from a folder by each engine.
         let store = plan.store.weights && plan.store.url.is_some();
@@ -172,6 +176,7 @@ mod tests {
             cluster.carry(&plan)
         };
         assert_eq!(carry(&cluster, "engine.carry=\"stream\""), 16.5, "one link sends all");
+        assert_eq!(carry(&cluster, "engine.carry=\"broadcast\""), 16.5, "each engine has a group of its own");
         assert_eq!(carry(&cluster, "engine.carry=\"folder\""), 1.5 + 8.0, "16 readers of 2 GB/s");
         assert_eq!(carry(&Cluster { storage: None, ..cluster.clone() }, "engine.carry=\"folder\""), 1.5 + 4.0, "4 share a link");
         assert_eq!(carry(&cluster, "store.url=\"file:///store\""), 1.5 + 2.0, "4 hosts of 2 GB/s");

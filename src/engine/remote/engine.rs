@@ -248,6 +248,13 @@ pub trait WeightControl: Send + Sync {
     /// Loads a Hugging Face folder that the engine can read.
     async fn load(&self, folder: &Path, label: &str) -> Result<(), RemoteError>;
 
+    /// Takes tensors out of the trainer's memory ahead of [`WeightControl::load_tensors`], while the engine generates.
+    /// Does nothing on engines that cannot.
+    async fn prepare_tensors(&self, tensors: &Arc<dyn TensorSource>) -> Result<(), RemoteError> {
+        let _nothing = tensors;
+        Ok(())
+    }
+
     /// Takes tensors out of the trainer's memory in the way of `carry`.
     async fn load_tensors(&self, tensors: &Arc<dyn TensorSource>, carry: Carry) -> Result<(), RemoteError> {
         let _nothing = (tensors, carry);

@@ -333,8 +333,17 @@ impl WeightControl for SglangEngine {
         Ok(())
     }
 
+    async fn prepare_tensors(&self, tensors: &Arc<dyn TensorSource>) -> Result<(), RemoteError> {
+        // SGLang writes them into the weights that it computes with.
+        if self.kind == SGLANG { Ok(()) } else { transfer::sglang::send(&self.server, tensors).await }
+    }
+
     async fn load_tensors(&self, tensors: &Arc<dyn TensorSource>, _carry: Carry) -> Result<(), RemoteError> {
-        *self.loaded_by.lock() = transfer::give_to_sglang(&self.server, tensors).await?;
+        if self.kind == SGLANG {
+            transfer::sglang::send(&self.server, tensors).await?;
+        }
+        let instance = transfer::sglang::end(&self.server).await?;
+        *self.loaded_by.lock() = instance;
         Ok(())
     }
 

@@ -289,8 +289,8 @@ impl WeightControl for VllmEngine {
 
     async fn load_tensors(&self, tensors: &Arc<dyn TensorSource>, carry: Carry) -> Result<(), RemoteError> {
         match carry {
-            Carry::Ipc => transfer::share_with_vllm(&self.server, tensors).await,
-            _ => transfer::broadcast_to_vllm(&self.server, tensors).await,
+            Carry::Ipc => transfer::vllm::share(&self.server, tensors).await,
+            _ => transfer::vllm::broadcast(&self.server, tensors).await,
         }
     }
 

@@ -9,7 +9,10 @@ use super::per_token::{
 };
 use super::shape::{adapters, config_of, in_4_bits, shape};
 use super::{MemoryPart, Taken, count, optimization};
-use crate::model::{Dtype, Layout, ModelConfig, ModelError, PAGE, PREFILL_CELLS, Unit, fused, logits_chunk, quantised_bytes};
+use crate::engine::remote::sync::Carry;
+use crate::model::{
+    Dtype, Entry, Layout, ModelConfig, ModelError, PAGE, PREFILL_CELLS, Unit, fused, logits_chunk, quantised_bytes,
+};
 use crate::recipe::generate::OnNewWeights;
 use crate::recipe::lora::{BaseFormat, Target};
 use crate::recipe::model::DeviceName;
@@ -17,6 +20,7 @@ use crate::recipe::plan::{Pipeline, Plan};
 use crate::recipe::reference_policy::ReferencePolicy;
 use crate::recipe::task::TaskData;
 use crate::recipe::train::Optimization;
+use crate::stages::sync::PIECE;
 use crate::train::{MasterFormat, MomentFormat};
 use crate::util::cores::cores;
 
@@ -167,7 +171,9 @@ impl Parts<'_> {
             self.add("published", held * bytes * parameters, format!("{held} copies in {format}: served, and on the way"));
         }
         // Servers have their own memory.
-        if !plan.engine.is_remote() {
+        if plan.engine.is_remote() {
+            self.transferred(model, parameters);
+        } else {
             self.generators(parameters, longest);
         }
         for (_, path) in plan.models().into_iter().filter(|(key, _)| key.starts_with("reward")) {
@@ -175,6 +181,21 @@ impl Parts<'_> {
             self.add("reward model", 8 * scorer, format!("{}: {} in f32, twice", path.display(), count(scorer)));
         }
         Ok(())
+    }
+
+    /// Tensors that servers take out of the trainer's memory.
+    fn transferred(&mut self, model: &ModelConfig, parameters: u64) {
+        let Some(format) = self.plan.transfer_format() else { return };
+        let bytes = format.bytes() as u64;
+        if self.plan.lora.is_some() || bytes != self.published().0 {
+            let why = format!("2 copies in {}, which servers take: the newest, and the one before", format.word());
+            self.add("for servers", 2 * bytes * parameters, why);
+        }
+        if self.plan.engine.sync.carry == Carry::Ipc {
+            let largest = Layout::new(model).entries().iter().map(Entry::len).max().unwrap_or(0) as u64;
+            let piece = (PIECE as u64).min(bytes * parameters).max(bytes * largest);
+            self.add("mapped", piece, "a piece of the weights, which servers map".to_owned());
+        }
     }
 
     /// Bytes of a number that is computed with.

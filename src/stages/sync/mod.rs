@@ -15,6 +15,8 @@ use std::time::{Duration, Instant};
 
 #[cfg(feature = "torch")]
 pub use export::{Exporter, probe_texts};
+#[cfg(feature = "torch")]
+pub(crate) use held::PIECE;
 pub use remote::{EvaluationHold, RemoteSync};
 pub use sleep::SleepServers;
 

@@ -228,9 +228,11 @@ impl EngineSync<'_> {
             self.phase("probe", limit, || probe(engine, update)).await?;
             return Ok(None);
         }
-        if update.tensors.is_none() {
-            self.phase("prepare", config.load_timeout, || control.prepare(folder, label)).await?;
-        }
+        let prepare = async || match &update.tensors {
+            Some(tensors) => control.prepare_tensors(tensors).await,
+            None => control.prepare(folder, label).await,
+        };
+        self.phase("prepare", config.load_timeout, prepare).await?;
         self.phase("pause", config.pause_timeout, || control.pause(config.pause)).await?;
         let load = async || match &update.tensors {
             Some(tensors) => control.load_tensors(tensors, config.carry).await,

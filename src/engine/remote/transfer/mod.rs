@@ -6,8 +6,8 @@
 //! while the piece is sent.
 
 mod pickle;
-mod sglang;
-mod vllm;
+pub(super) mod sglang;
+pub(super) mod vllm;
 
 use std::fmt::Debug;
 use std::sync::Arc;
@@ -16,9 +16,6 @@ use tokio::sync::oneshot;
 
 use super::server::Server;
 use super::{Fault, RemoteError};
-
-pub(super) use sglang::give as give_to_sglang;
-pub(super) use vllm::{broadcast as broadcast_to_vllm, share as share_with_vllm};
 
 /// Tensors that lie end to end in memory and are sent together.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

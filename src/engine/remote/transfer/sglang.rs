@@ -8,12 +8,9 @@ use super::{Piece, TensorSource, Transfer, may_be_forgotten};
 use crate::engine::remote::server::{CALL, Server};
 use crate::engine::remote::{Fault, RemoteError};
 
-/// Gives a paused server the tensors. A link that the server has forgotten, such as after a restart, is replaced.
-/// Returns the id of the server's process, if it has one.
-pub(in crate::engine::remote) async fn give(
-    server: &Server,
-    source: &Arc<dyn TensorSource>,
-) -> Result<Option<Value>, RemoteError> {
+/// Sends a server the tensors, which [`end`] installs; SGLang must be paused. A link that the server has forgotten,
+/// such as after a restart, is replaced.
+pub(in crate::engine::remote) async fn send(server: &Server, source: &Arc<dyn TensorSource>) -> Result<(), RemoteError> {
     let known = source.link(server.client.base()).is_some();
     match attempt(server, source).await {
         Err(error) if known && may_be_forgotten(&error) => attempt(server, source).await,
@@ -21,7 +18,13 @@ pub(in crate::engine::remote) async fn give(
     }
 }
 
-async fn attempt(server: &Server, source: &Arc<dyn TensorSource>) -> Result<Option<Value>, RemoteError> {
+/// Ends an update. Returns the id of the server's process, if it has one.
+pub(in crate::engine::remote) async fn end(server: &Server) -> Result<Option<Value>, RemoteError> {
+    let ended = server.post_success("/end_weight_update", &json!({})).await?;
+    Ok(ended.get("instance").cloned())
+}
+
+async fn attempt(server: &Server, source: &Arc<dyn TensorSource>) -> Result<(), RemoteError> {
     let mut transfer = Transfer::new(server, source);
     let group = match transfer.link() {
         Some(name) => name,
@@ -32,9 +35,8 @@ async fn attempt(server: &Server, source: &Arc<dyn TensorSource>) -> Result<Opti
         let request = request(piece, &group);
         tokio::try_join!(server.post_success("/update_weights_from_distributed", &request), transfer.send(at))?;
     }
-    let ended = server.post_success("/end_weight_update", &json!({})).await?;
     transfer.complete = true;
-    Ok(ended.get("instance").cloned())
+    Ok(())
 }
 
 /// Makes a group with the server's ranks, and returns its name.
