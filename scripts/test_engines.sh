@@ -26,9 +26,9 @@ for kind in "${@:-vllm}"; do
   server=
   ROLLFLOW_ENGINE=$kind cargo test --workspace --test command -- real_servers:: --ignored --test-threads 1 --nocapture
   if [ "$kind" = vllm ]; then
-    # Tensors in the trainer's memory are those of a GPU, for which there is a stand-in.
+    # For the trainer's GPU there is a stand-in.
     CARGO_TARGET_X86_64_UNKNOWN_LINUX_GNU_RUNNER="env LD_PRELOAD=$(./scripts/stand_in_gpu.sh library)" ROLLFLOW_ENGINE=vllm \
-      cargo test --workspace --test command -- real_servers::tensors_in_the_trainers_memory --ignored --nocapture
+      cargo test --workspace --test command -- real_servers::vllm_takes_tensors --ignored --nocapture
   fi
   echo "$kind: installed in $((installed - began)) s, tested in $((SECONDS - installed)) s"
 done

@@ -125,29 +125,34 @@ fn tensors_are_broadcast_into_a_server_and_verified() {
     });
 }
 
-/// vLLM maps memory of the stand-in GPU, for which `engines/mapped_memory` replaces two functions of its torch; the rest of its transfer by CUDA IPC is its
-/// own. Runs under the stand-in: `scripts/test_engines.sh vllm`.
+/// The trainer is on the stand-in GPU, for whose memory and groups `engines/stand_in_gpu` replaces functions of CUDA in the server; the rest of its weight
+/// transfer is vLLM's own. Runs under the stand-in: `scripts/test_engines.sh vllm`.
 #[test]
 #[ignore = "needs a real server"]
-fn tensors_in_the_trainers_memory_are_mapped_by_a_server_and_verified() {
+fn vllm_takes_tensors_out_of_a_gpus_memory_and_is_verified() {
     let library = std::env::var("LD_PRELOAD").unwrap_or_default();
     let Some(kind) = kind().filter(|kind| kind == "vllm" && library.contains("stand_in_gpu")) else { return };
-    let mapped = format!("PYTHONPATH={}/../scripts/engines/mapped_memory", env!("CARGO_MANIFEST_DIR"));
-    let env = format!("engine.env=[\"VLLM_CPU_KVCACHE_SPACE=1\",\"LD_PRELOAD=\",{mapped:?}]");
-    let sets = ["model.device=cuda", "model.dtype=f32", "engine.carry=ipc", "engine.gpu_memory=0.5", &env];
-    let started = Started::new(&kind, 22019, &sets);
-    engines::tasks().unwrap().block_on(async {
-        assert_eq!(started.engine.probe().await.unwrap().transfers, [Carry::Ipc]);
-        let manager = started.manager(PauseMode::Keep);
-        for version in 1..=3 {
-            let update = started.exporter.export(version, &started.weights(version)).unwrap();
-            let report = manager.sync(update).await.unwrap();
-            let times = report.engines[0].as_ref().unwrap();
-            println!("version {version}: {times:?}");
-            assert!(never_retried(times), "version {version}");
-            assert_eq!(started.engine.weights().unwrap().served().await.unwrap(), Some(version.to_string()));
-        }
-    });
+    let path = format!("PYTHONPATH={}/../scripts/engines/stand_in_gpu", env!("CARGO_MANIFEST_DIR"));
+    let env = format!("engine.env=[\"VLLM_CPU_KVCACHE_SPACE=1\",\"LD_PRELOAD=\",{path:?}]");
+    for (port, carry) in [(22019, Carry::Ipc), (22020, Carry::Broadcast)] {
+        let by = format!("engine.carry={:?}", carry.word());
+        let started = Started::new(&kind, port, &["model.device=cuda", "model.dtype=f32", "engine.gpu_memory=0.5", &env, &by]);
+        engines::tasks().unwrap().block_on(async {
+            assert_eq!(started.engine.probe().await.unwrap().transfers, [carry]);
+            let manager = started.manager(PauseMode::Keep);
+            for version in 1..=4 {
+                let update = started.exporter.export(version, &started.weights(version)).unwrap();
+                if version == 3 {
+                    update.tensors.as_ref().unwrap().close(&started.plan.engine.launched_urls()[0]);
+                }
+                let report = manager.sync(update).await.unwrap();
+                let times = report.engines[0].as_ref().unwrap();
+                println!("{carry:?}, version {version}: {times:?}");
+                assert!(never_retried(times), "version {version}");
+                assert_eq!(started.engine.weights().unwrap().served().await.unwrap(), Some(version.to_string()));
+            }
+        });
+    }
 }
 
 /// On a CPU the servers keep their memory, and do the rest.

@@ -1,7 +1,7 @@
 //! Transfer of tensors from the trainer's memory to servers, without a folder.
 //!
 //! The tensors of a version lie end to end in memory, and are sent in [`Piece`]s. Each server has a
-//! link of its own, so that a server that fails or restarts delays no other: a group in which the
+//! separate link, so that a server that fails or restarts delays no other: a group in which the
 //! trainer broadcasts, or memory of a GPU that the server maps. Requests name the tensors of a piece
 //! while the piece is sent.
 

@@ -79,7 +79,7 @@ mod tests {
 
     use super::*;
 
-    /// Python's own reader, with names in the place of torch's classes.
+    /// Python's reader, with names instead of torch's classes.
     const READ: &str = "
 import io, pickle, sys
 class Reader(pickle.Unpickler):
