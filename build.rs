@@ -4,9 +4,10 @@
 use std::path::{Path, PathBuf};
 
 /// Operations of a model, and what they include.
-const FUSED: [&str; 10] = [
+const FUSED: [&str; 11] = [
     "src/model/fused/fused.cpp",
     "src/model/fused/half.cpp",
+    "src/model/fused/few_rows.cpp",
     "src/model/fused/flash.cpp",
     "src/model/fused/gpu/launch.cpp",
     "src/model/fused/gpu/rows.cpp",

@@ -38,7 +38,7 @@ pub fn matmul(a: &Tensor, b: &Tensor) -> Tensor {
 /// `x · weightᵀ` in f32: `[n, k]` and `[m, k]` → `[n, m]`.
 pub fn linear(x: &Tensor, weight: &Tensor) -> Tensor {
     match (weight.kind(), x.device()) {
-        (Kind::Float, _) => x.linear(weight, None::<&Tensor>),
+        (Kind::Float, _) => half::linear(x, weight, None),
         (_, Device::Cuda(_)) => mm(x, &weight.tr()),
         (kind, _) if half::rounds(kind) => half::linear(&x.to_kind(Kind::Float), weight, None),
         _ => {

@@ -5,7 +5,7 @@ use std::ffi::c_char;
 use tch::{Device, Kind, Tensor};
 use torch_sys::C_tensor;
 
-use super::{call, raw};
+use super::{call, few_rows, raw};
 use crate::util::cores::multiplies_bf16;
 
 unsafe extern "C" {
@@ -26,7 +26,11 @@ pub fn activations(weights: Kind, device: Device) -> Kind {
 /// weight is widened elsewhere.
 pub fn linear(x: &Tensor, weight: &Tensor, bias: Option<&Tensor>) -> Tensor {
     if x.kind() == weight.kind() {
-        return x.linear(weight, bias);
+        return match (few_rows::linear(x, weight), bias) {
+            (Some(projected), None) => projected,
+            (Some(projected), Some(bias)) => projected + bias,
+            (None, _) => x.linear(weight, bias),
+        };
     }
     let projected = half_linear(x, weight, rounds(weight.kind()));
     bias.map_or_else(|| projected.shallow_clone(), |bias| &projected + bias)

@@ -14,6 +14,7 @@ use torch_sys::C_tensor;
 use super::Packed;
 use super::c_text::{check, taken};
 
+mod few_rows;
 pub mod gpu;
 pub mod half;
 
