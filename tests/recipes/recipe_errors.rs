@@ -153,6 +153,10 @@ fn engines_that_can_not_be_or_can_not_do_what_is_asked_are_errors() {
         ("engine = { launch = 'sglang', carry = 'ipc' }", "which sglang has no way of"),
         ("engine = { launch = 'vllm', carry = 'ipc' }", "the trainer is on a processor"),
         ("engine = { launch = 'sglang', carry = 'broadcast' }\nlora = { sync = 'adapter' }", "travel in folders"),
+        (
+            "engine = { launch = 'sglang', carry = 'broadcast' }\nlora = {}\ntrainer = { backend = 'tinker', url = 'http://127.0.0.1:1' }",
+            "that a Tinker server trains travel in folders",
+        ),
         ("engine = { launch = 'sglang', carry = 'broadcast' }\nstore = { url = 'file:///store' }", "brings weights to servers"),
         ("engine = { launch = 'vllm' }\nlora = { base = 'nf4' }", "the servers' may be another"),
         ("lora = { base = 'nf4', sync = 'merged' }", "merged adapters are whole weights again"),

@@ -12,6 +12,7 @@ use rollflow::engine::remote::sync::{Carry, SyncConfig, WeightSyncManager};
 use rollflow::engine::remote::{Fleet, FleetConfig, FleetHandle, InferenceEngine, PauseMode};
 use rollflow::engine::{EngineError, TokenEngine};
 use rollflow::model::{Dtype, ModelConfig, Weights};
+use rollflow::net::Client;
 use rollflow::prelude::*;
 use rollflow::recipe::Plan;
 use rollflow::rollout::complete;
@@ -19,6 +20,10 @@ use rollflow_pipelines::assemble::engines;
 use rollflow_pipelines::assemble::policy;
 use rollflow_pipelines::assemble::sections::{Serving, Start};
 use rollflow_pipelines::assemble::servers::{Servers, Startup};
+use serde_json::Value;
+
+/// Longest wait for an answer.
+const LIMIT: Duration = Duration::from_secs(60);
 
 /// Which servers this is about, if any.
 fn kind() -> Option<String> {
@@ -142,8 +147,15 @@ fn vllm_takes_tensors_out_of_a_gpus_memory_and_is_verified() {
             let manager = started.manager(PauseMode::Keep);
             for version in 1..=4 {
                 let update = started.exporter.export(version, &started.weights(version)).unwrap();
-                if version == 3 {
-                    update.tensors.as_ref().unwrap().close(&started.plan.engine.launched_urls()[0]);
+                let url = &started.plan.engine.launched_urls()[0];
+                match version {
+                    3 => update.tensors.as_ref().unwrap().close(url),
+                    // As an update that broke off leaves it.
+                    4 => {
+                        let client = Client::new("vLLM", url.as_str()).unwrap();
+                        client.post("/start_weight_update", &Value::Null, LIMIT).await.unwrap();
+                    }
+                    _ => {}
                 }
                 let report = manager.sync(update).await.unwrap();
                 let times = report.engines[0].as_ref().unwrap();

@@ -44,6 +44,8 @@ pub(super) fn trainer(plan: &Plan, note: Note) {
         }
         Some(lora) => adapters(lora, &mut refuse),
     }
+    let from_memory = plan.engine.is_remote() && plan.engine.sync.carry.is_from_memory();
+    refuse("engine.carry", from_memory, "adapters that a Tinker server trains travel in folders", "leave it out");
     let missing = "a Tinker server has no such part";
     refuse("sft", plan.sft.is_some(), missing, "remove [sft], and start from a model that was trained on them");
     refuse("mix", plan.mix.is_some(), missing, "remove [mix]");

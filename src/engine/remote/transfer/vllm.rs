@@ -7,8 +7,8 @@ use base64::engine::general_purpose::STANDARD;
 use serde_json::{Value, json};
 
 use super::{Piece, TensorSource, Transfer, may_be_forgotten, pickle};
-use crate::engine::remote::RemoteError;
 use crate::engine::remote::server::{CALL, Server};
+use crate::engine::remote::{Fault, RemoteError};
 
 const INIT: &str = "/init_weight_transfer_engine";
 const UPDATE: &str = "/update_weights";
@@ -37,12 +37,12 @@ async fn broadcast_once(server: &Server, source: &Arc<dyn TensorSource>) -> Resu
         let init = json!({ "init_info": info });
         tokio::try_join!(server.post_control(INIT, &init), transfer.join())?;
     }
-    server.post_control("/start_weight_update", &Value::Null).await?;
+    start(server).await?;
     for (at, piece) in source.pieces().iter().enumerate() {
         let update = json!({ "update_info": update_info(piece) });
         tokio::try_join!(server.post_control(UPDATE, &update), transfer.send(at))?;
     }
-    server.post_control("/finish_weight_update", &json!({})).await?;
+    finish(server).await?;
     transfer.complete = true;
     Ok(())
 }
@@ -52,7 +52,7 @@ pub(in crate::engine::remote) async fn share(server: &Server, source: &Arc<dyn T
     let mut transfer = Transfer::new(server, source);
     let memory = transfer.call("taking memory to share", |source, address| source.share_memory(address)).await?;
     server.post_control(INIT, &json!({ "init_info": { "packed": true } })).await?;
-    server.post_control("/start_weight_update", &Value::Null).await?;
+    start(server).await?;
     let handles = STANDARD.encode(pickle::handles(&memory));
     for (at, piece) in source.pieces().iter().enumerate() {
         transfer.send(at).await?;
@@ -61,9 +61,23 @@ pub(in crate::engine::remote) async fn share(server: &Server, source: &Arc<dyn T
         info["ipc_handles_pickled"] = handles.as_str().into();
         server.post_control(UPDATE, &json!({ "update_info": info })).await?;
     }
-    server.post_control("/finish_weight_update", &json!({})).await?;
+    finish(server).await?;
     transfer.complete = true;
     Ok(())
+}
+
+/// Starts an update. One that an earlier failure left open is ended first.
+async fn start(server: &Server) -> Result<(), RemoteError> {
+    let started = server.post_control("/start_weight_update", &Value::Null).await;
+    if let Err(RemoteError { fault: Fault::Refused { status: 400, .. } | Fault::Failed { .. }, .. }) = started {
+        finish(server).await.ok();
+        return server.post_control("/start_weight_update", &Value::Null).await.map(drop);
+    }
+    started.map(drop)
+}
+
+async fn finish(server: &Server) -> Result<(), RemoteError> {
+    server.post_control("/finish_weight_update", &json!({})).await.map(drop)
 }
 
 fn update_info(piece: &Piece) -> Value {
