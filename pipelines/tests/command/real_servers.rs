@@ -160,7 +160,8 @@ fn vllm_takes_tensors_out_of_a_gpus_memory_and_is_verified() {
                 let report = manager.sync(update).await.unwrap();
                 let times = report.engines[0].as_ref().unwrap();
                 println!("{carry:?}, version {version}: {times:?}");
-                assert!(never_retried(times), "version {version}");
+                // After its error vLLM closes connections.
+                assert!(version == 4 || never_retried(times), "version {version}");
                 assert_eq!(started.engine.weights().unwrap().served().await.unwrap(), Some(version.to_string()));
             }
         });

@@ -70,7 +70,15 @@ pub(in crate::engine::remote) async fn share(server: &Server, source: &Arc<dyn T
 async fn start(server: &Server) -> Result<(), RemoteError> {
     let started = server.post_control("/start_weight_update", &Value::Null).await;
     if let Err(RemoteError { fault: Fault::Refused { status: 400, .. } | Fault::Failed { .. }, .. }) = started {
-        finish(server).await.ok();
+        // vLLM ends an update whose tensors it cannot read. After its error it closes the connection, which may be
+        // noticed with the next request.
+        let unreadable = json!({ "update_info": {} });
+        for _ in 0..3 {
+            match server.post_control(UPDATE, &unreadable).await {
+                Err(RemoteError { fault: Fault::Broke(_), .. }) => {}
+                _ => break,
+            }
+        }
         return server.post_control("/start_weight_update", &Value::Null).await.map(drop);
     }
     started.map(drop)
