@@ -103,7 +103,7 @@ impl Exporter {
         Exporter { store: Some(Publishing { publisher: Mutex::new(publisher), here: here.into() }), ..self }
     }
 
-    /// Leaves whole models in this process's memory, out of which servers take them ([`Carry`]).
+    /// Leaves whole models in this process's memory, out of which servers take them ([`Carry`](crate::engine::remote::sync::Carry)).
     pub fn from_memory(self) -> Self {
         let device = self.policy.compute().device;
         Exporter { links: Some(Arc::new(Links::new(device))), ..self }
