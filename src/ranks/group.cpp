@@ -44,13 +44,6 @@ template <typename F> c10::intrusive_ptr<c10d::Work> begin(F&& collective) {
   return collective();
 }
 
-c10::intrusive_ptr<c10d::Backend> gloo_group(c10::intrusive_ptr<c10d::Store> store, const char* address, int rank, int size, int64_t timeout_ms) {
-  auto options = c10d::ProcessGroupGloo::Options::create(Millis(timeout_ms));
-  options->devices.push_back(c10d::ProcessGroupGloo::createDeviceForHostname(address));
-  options->threads = 2;
-  return c10::make_intrusive<c10d::ProcessGroupGloo>(std::move(store), rank, size, options);
-}
-
 // How calls of a group are waited for: until they end or another thread sets `cancelled`.
 struct Wait {
   const bool* cancelled;
@@ -171,8 +164,8 @@ char* rollflow_store_count(rollflow_store* store, const char* key, int64_t* coun
   return caught([&] { *count = store->store->add(key, 1); });
 }
 
-// A group of processes that talks through the interface of `address`: over Gloo, and for tensors of a device over what `device_group` makes,
-// which may be null. `cancelled` outlives the group.
+// A group of processes that talks through the interface of `address`, whose keys in the store begin with `name`: over Gloo, which waits for all ranks, and for
+// tensors of a device over what `device_group` makes, which may be null. `alone`: if there is a device, for its tensors alone. `cancelled` outlives the group.
 char* rollflow_group_join(
     rollflow_group** out,
     rollflow_store* store,
@@ -182,38 +175,20 @@ char* rollflow_group_join(
     int size,
     int64_t timeout_ms,
     const bool* cancelled,
-    rollflow_device_group_fn* device_group) {
+    rollflow_device_group_fn* device_group,
+    bool alone) {
   return caught([&] {
     auto prefixed = [&](const char* kind) {
       return c10::make_intrusive<c10d::PrefixStore>(std::string(name) + kind, store->store);
     };
-    auto host = gloo_group(prefixed(""), address, rank, size, timeout_ms);
-    c10::intrusive_ptr<c10d::Backend> device;
-    if (device_group) device = device_group(prefixed("/device"), rank, size, address);
-    *out = new rollflow_group{host, {cancelled, Millis(timeout_ms), device}};
-  });
-}
-
-// The end of a group with other programs that use torch, whose keys in the store begin with `prefix`: over Gloo, which waits for all ranks, or over
-// what `device_group` makes.
-char* rollflow_group_meet(
-    rollflow_group** out,
-    rollflow_store* store,
-    const char* prefix,
-    const char* address,
-    int rank,
-    int size,
-    int64_t timeout_ms,
-    const bool* cancelled,
-    rollflow_device_group_fn* device_group) {
-  return caught([&] {
-    auto prefixed = c10::make_intrusive<c10d::PrefixStore>(std::string(prefix), store->store);
     c10::intrusive_ptr<c10d::Backend> host, device;
-    if (device_group) {
-      device = device_group(std::move(prefixed), rank, size, address);
-    } else {
-      host = gloo_group(std::move(prefixed), address, rank, size, timeout_ms);
+    if (!device_group || !alone) {
+      auto options = c10d::ProcessGroupGloo::Options::create(Millis(timeout_ms));
+      options->devices.push_back(c10d::ProcessGroupGloo::createDeviceForHostname(address));
+      options->threads = 2;
+      host = c10::make_intrusive<c10d::ProcessGroupGloo>(prefixed(""), rank, size, options);
     }
+    if (device_group) device = device_group(prefixed(alone ? "" : "/device"), rank, size, address);
     *out = new rollflow_group{host, {cancelled, Millis(timeout_ms), device}};
   });
 }

@@ -45,17 +45,7 @@ unsafe extern "C" {
         timeout_ms: i64,
         cancelled: *const bool,
         device_group: Option<DeviceGroups>,
-    ) -> *mut c_char;
-    fn rollflow_group_meet(
-        out: *mut *mut RawGroup,
-        store: *mut RawStore,
-        prefix: *const c_char,
-        address: *const c_char,
-        rank: i32,
-        size: i32,
-        timeout_ms: i64,
-        cancelled: *const bool,
-        device_group: Option<DeviceGroups>,
+        alone: bool,
     ) -> *mut c_char;
     fn rollflow_group_connect(group: *mut RawGroup, device: i64) -> *mut c_char;
     fn rollflow_group_close(group: *mut RawGroup);
@@ -212,6 +202,39 @@ pub struct Pending {
 // SAFETY: c10d's works may be waited for on any thread.
 unsafe impl Send for Pending {}
 
+/// A group before it is joined.
+pub(super) struct Joining<'a> {
+    pub store: &'a Store,
+    /// Beginning of its keys in the store.
+    pub name: &'a str,
+    /// Address of this host, through which the others reach it.
+    pub address: &'a str,
+    /// This process's rank, and the number of ranks.
+    pub place: [usize; 2],
+    /// Deadline of each call.
+    pub deadline: Duration,
+    /// Makes the groups for tensors of a GPU.
+    pub devices: Option<DeviceGroups>,
+    /// If true, a group with `devices` is for tensors of a GPU alone, as those of other programs are. It does not wait
+    /// for the other ranks.
+    pub alone: bool,
+}
+
+impl Joining<'_> {
+    /// Joins it.
+    pub fn join(self, signals: &Arc<Signals>) -> Result<Group, CollectiveError> {
+        let Joining { store, name, address, place: [rank, size], deadline, devices, alone } = self;
+        let (name, address, mut group) = (text(name)?, text(address)?, std::ptr::null_mut());
+        let (name, address) = (name.as_ptr(), address.as_ptr());
+        let (signals, deadline) = (signals.clone(), millis(deadline));
+        check(unsafe {
+            let (rank, size, flag) = (rank as i32, size as i32, signals.cancelled.as_ptr());
+            rollflow_group_join(&mut group, store.raw, name, address, rank, size, deadline, flag, devices, alone)
+        })?;
+        Ok(Group { raw: group, rank, size, signals, failed: Arc::default() })
+    }
+}
+
 impl Group {
     /// Joins a group, which has a unique name in `store`. Waits for all `size` ranks. `address`: of
     /// this host, through which the others reach it. `deadline`: of each call. `devices`: makes the
@@ -220,44 +243,15 @@ impl Group {
         store: &Store,
         name: &str,
         address: &str,
-        [rank, size]: [usize; 2],
+        place: [usize; 2],
         deadline: Duration,
         signals: &Arc<Signals>,
         devices: Option<DeviceGroups>,
     ) -> Result<Group, CollectiveError> {
-        let (name, address, mut group) = (text(name)?, text(address)?, std::ptr::null_mut());
-        let (name, address) = (name.as_ptr(), address.as_ptr());
-        let signals = signals.clone();
-        check(unsafe {
-            let (rank, size, flag) = (rank as i32, size as i32, signals.cancelled.as_ptr());
-            rollflow_group_join(&mut group, store.raw, name, address, rank, size, millis(deadline), flag, devices)
-        })?;
-        Ok(Group { raw: group, rank, size, signals, failed: Arc::default() })
+        Joining { store, name, address, place, deadline, devices, alone: false }.join(signals)
     }
 
-    /// Joins a group with other programs that use torch, whose keys in `store` begin with `prefix`. Tensors of a GPU
-    /// are exchanged by what `devices` makes, and only those; without it tensors of the host are, and this waits for
-    /// all ranks.
-    pub(crate) fn meet(
-        store: &Store,
-        prefix: &str,
-        address: &str,
-        [rank, size]: [usize; 2],
-        deadline: Duration,
-        signals: &Arc<Signals>,
-        devices: Option<DeviceGroups>,
-    ) -> Result<Group, CollectiveError> {
-        let (prefix, address, mut group) = (text(prefix)?, text(address)?, std::ptr::null_mut());
-        let (prefix, address) = (prefix.as_ptr(), address.as_ptr());
-        let signals = signals.clone();
-        check(unsafe {
-            let (rank, size, flag) = (rank as i32, size as i32, signals.cancelled.as_ptr());
-            rollflow_group_meet(&mut group, store.raw, prefix, address, rank, size, millis(deadline), flag, devices)
-        })?;
-        Ok(Group { raw: group, rank, size, signals, failed: Arc::default() })
-    }
-
-    /// Connects the ranks of a group of [`Group::meet`] for tensors of this GPU. Waits for all ranks.
+    /// Connects the ranks of a group for tensors of this GPU, which otherwise its first operation does. Waits for all ranks.
     pub(crate) fn connect(&mut self, device: usize) -> Result<(), CollectiveError> {
         let error = unsafe { rollflow_group_connect(self.begin(), device as i64) };
         self.done(error)

@@ -5,6 +5,7 @@ use std::net::UdpSocket;
 use std::sync::Arc;
 use std::time::Duration;
 
+use super::group::Joining;
 use super::{CollectiveError, DeviceGroups, Group, Signals, Store};
 
 /// Longest wait for the other side: to join a group, and for each tensor.
@@ -65,7 +66,9 @@ impl Meeting {
 
     /// Joins the group. Over Gloo this waits for all ranks, over NCCL [`Group::connect`] does.
     pub fn join(&self, signals: &Arc<Signals>) -> Result<Group, CollectiveError> {
-        Group::meet(&self.store, &self.prefix, &self.address, self.place, DEADLINE, signals, self.devices)
+        let Meeting { store, prefix, address, place, devices } = self;
+        let (place, devices) = (*place, *devices);
+        Joining { store, name: prefix, address, place, deadline: DEADLINE, devices, alone: true }.join(signals)
     }
 }
 
