@@ -53,9 +53,11 @@ CASES = {
     "phi3_partial": ("phi3", dict(head_dim=16, rope_parameters=dict(rope_type="default", rope_theta=10000.0, partial_rotary_factor=0.75))),
     "phi3_longrope": ("phi3", dict(original_max_position_embeddings=64, rope_parameters=dict(
         rope_type="longrope", rope_theta=10000.0, short_factor=[1.0, 1.3, 1.7], long_factor=[2.0, 4.0, 8.0], original_max_position_embeddings=64))),
+    "phi3_stretched": ("phi3", dict(original_max_position_embeddings=4, rope_parameters=dict(
+        rope_type="longrope", rope_theta=10000.0, short_factor=[1.0, 1.3, 1.7], long_factor=[2.0, 4.0, 8.0], original_max_position_embeddings=4))),
     "llama_dynamic": ("llama", dict(rope_parameters=dict(rope_type="dynamic", rope_theta=10000.0, factor=2.0))),
 }
-LENGTHS, LONG, NEW, TEXTS = [8, 5, 2], [70, 9, 3], 24, ["def add(a, b):\n    return a + b", "12+34=46", "naïve café – 東京 😀!"]
+LENGTHS, LONG, STRETCHED, NEW, TEXTS = [8, 5, 2], [70, 9, 3], [8, 6, 5], 24, ["def add(a, b):\n    return a + b", "12+34=46", "naïve café – 東京 😀!"]
 
 
 def padded(rows, side, pad):
@@ -128,7 +130,7 @@ def make(root, name, model_type, options):
         for key, p in model.named_parameters():  # norms and biases that matter
             if p.dim() == 1 or key.endswith("_bias"):
                 torch.nn.init.normal_(p, 1.0 if "linear_attn.norm" in key or "norm" in key and not ("gemma" in model_type or "qwen3_5" in model_type) else 0.0, 0.1)
-        rows = [torch.randint(0, 380, (length,)).tolist() for length in (LONG if name.endswith("_long") else LENGTHS)]
+        rows = [torch.randint(0, 380, (length,)).tolist() for length in (LONG if name.endswith("_long") else STRETCHED if name.endswith("_stretched") else LENGTHS)]
         with torch.no_grad():
             answers = greedy(model, rows)
         if answers["min_top2_margin"] > 3e-3:

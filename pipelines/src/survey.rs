@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use rollflow::data::packing::OverlongPolicy;
 use rollflow::data::source::{DataSpec, Example, Recorded, Shape, Survey, survey};
 use rollflow::data::{DataError, RankedPair};
+use rollflow::model::ModelError;
 use rollflow::prelude::*;
 use rollflow::recipe::{Chat, EnvironmentKind, Pipeline, Plan, Problem, Source, TaskData, TrainerBackend};
 use rollflow::train::{RouterReplay, score_pair};
@@ -44,7 +45,8 @@ pub fn of(plan: &Plan) -> Surveyed {
         Ok(reader) => Some(reader),
         Err(error) => {
             // What is wrong with the model's own files is found where they are checked.
-            if policy::tokenizer(&plan.model, &Default::default()).is_ok() {
+            let is_of_the_model = error.downcast_ref::<ModelError>().is_some();
+            if !is_of_the_model && policy::tokenizer(&plan.model, &Default::default()).is_ok() {
                 let help = "docs/how_to/chat.md says what templates may contain";
                 all.complaints.push(Problem::of("chat", format!("`[chat]`: {error:#}"), help));
             }

@@ -43,12 +43,12 @@ pub enum RopeScaling {
         /// Factor of the context.
         factor: f64,
     },
-    /// LongRoPE (Ding et al., 2024): a divisor for each frequency. Those for long contexts apply to sequences
-    /// longer than the pre-training context, a length this library rejects.
+    /// LongRoPE (Ding et al., 2024): a divisor for each frequency, by the context that the model is used with
+    /// ([`ModelConfig::within`]).
     LongRope {
-        /// Divisors of the frequencies.
+        /// Divisors of the frequencies in contexts up to that of pre-training.
         short_factor: Vec<f64>,
-        /// Divisors in longer sequences.
+        /// Divisors in longer contexts.
         long_factor: Vec<f64>,
         /// Factor of rotated queries and keys.
         attention_factor: f64,
@@ -275,10 +275,35 @@ impl ModelConfig {
         self.family.definition().norms.iter().filter(|norms| norms.after.is_some()).count()
     }
 
-    /// Longest context whose positions LongRoPE rotates by its factors for short sequences, the only ones that this library
-    /// computes with; `None` without LongRoPE.
-    pub fn short_context(&self) -> Option<usize> {
-        matches!(self.rope_scaling, RopeScaling::LongRope { .. }).then_some(self.max_positions)
+    /// Context of pre-training, and the longest, of a model whose rotation depends on the context that it is used with
+    /// ([`within`](Self::within)); `None` without LongRoPE.
+    pub fn contexts(&self) -> Option<(usize, usize)> {
+        match self.rope_scaling {
+            RopeScaling::LongRope { original_max_position_embeddings, stretched, .. } => {
+                Some((original_max_position_embeddings as usize, stretched))
+            }
+            _ => None,
+        }
+    }
+
+    /// Whether LongRoPE rotates all sequences by its factors for long contexts.
+    pub fn rotates_long(&self) -> bool {
+        self.contexts().is_some_and(|(short, _)| self.max_positions > short)
+    }
+
+    /// The configuration for sequences of up to `context` tokens; `None` changes nothing. Beyond the context of pre-training, LongRoPE rotates all
+    /// sequences by its factors for long contexts, short ones too, as vLLM does with `--max-model-len`. (transformers
+    /// chooses by each batch's longest sequence, which would score the tokens of a short sequence in two ways.)
+    ///
+    /// # Errors
+    /// A context beyond the longest, or any for a model without LongRoPE.
+    pub fn within(self, context: Option<usize>) -> Result<Self, ModelError> {
+        let Some(context) = context else { return Ok(self) };
+        match self.contexts() {
+            None => Err(ModelError::FixedContext(self.max_positions)),
+            Some((_, longest)) if !(1..=longest).contains(&context) => Err(ModelError::Context(context, longest)),
+            Some((short, _)) => Ok(ModelConfig { max_positions: context.max(short), ..self }),
+        }
     }
 
     /// Columns of a head that are rotated.

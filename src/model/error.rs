@@ -31,6 +31,12 @@ pub enum ModelError {
         "prompt and answer are {0} tokens to the model that scores, which reads at least 1 and at most {1} (max_position_embeddings)"
     )]
     TextLength(usize, usize),
+    /// A context for a model that has only one, of so many tokens.
+    #[error("the model reads {0} tokens and rotates positions alike in all contexts; leave the context out")]
+    FixedContext(usize),
+    /// A context beyond the model's longest.
+    #[error("a context of {0} tokens; the model's is from 1 to {1}")]
+    Context(usize, usize),
     /// An operation on a file or folder failed.
     #[error("{path}: {1}", path = .0.display())]
     Io(PathBuf, #[source] io::Error),

@@ -90,8 +90,9 @@ impl Angles {
                 };
                 plain.map(stretch).collect()
             }
-            RopeScaling::LongRope { ref short_factor, .. } => {
-                plain.zip(short_factor.iter()).map(|(frequency, factor)| frequency / factor).collect()
+            RopeScaling::LongRope { ref short_factor, ref long_factor, .. } => {
+                let factors = if config.rotates_long() { long_factor } else { short_factor };
+                plain.zip(factors).map(|(frequency, factor)| frequency / factor).collect()
             }
             RopeScaling::Yarn { factor, original_max_position_embeddings: original, beta_fast, beta_slow, truncate, .. } => {
                 // The column pair that turns so often within the original context.

@@ -118,7 +118,13 @@ impl fmt::Display for MemoryPlan {
 /// Reports limits of the model that the recipe exceeds. Reads its `config.json`, and no weights; errors of
 /// the model itself are reported when it is loaded.
 pub(super) fn limits(plan: &Plan) -> Vec<Problem> {
-    let Ok(model) = shape(plan) else { return Vec::new() };
+    let model = match shape(plan) {
+        Ok(model) => model,
+        Err(wrong @ (ModelError::Context(..) | ModelError::FixedContext(_))) => {
+            return vec![Problem::of("model.context", wrong.to_string(), "leave it out for the context of pre-training")];
+        }
+        Err(_) => return Vec::new(),
+    };
     adapters_without_a_place(plan, &model).into_iter().chain(texts_beyond_its_positions(plan, &model)).collect()
 }
 
@@ -139,6 +145,11 @@ fn texts_beyond_its_positions(plan: &Plan, model: &ModelConfig) -> Vec<Problem> 
         let message = format!("`{key}` is {most}, but the model reads {positions} tokens, prompt and answer together");
         let help = format!("lower it: {} leaves a prompt as much room as its answer", positions / 2);
         let help = if room == positions { format!("lower it to {positions}, or remove it") } else { help };
+        let longer = model.contexts().filter(|(_, longest)| *longest > positions);
+        let help = match longer {
+            Some((_, longest)) => format!("{help}; or set model.context, up to {longest}"),
+            None => help,
+        };
         (most > room).then(|| Problem::of(key, message, help))
     };
     [sample, answers, asked].into_iter().flatten().filter_map(beyond).collect()

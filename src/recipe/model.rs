@@ -24,6 +24,10 @@ section! {
         /// f32 in any case. Left out: `"bf16"` on a GPU, where f32 takes about ten times as long,
         /// and `"f32"` on a CPU.
         dtype: Option<Dtype> = None;
+        /// Longest sequence, in tokens, of a model with LongRoPE. Beyond the context of pre-training, the
+        /// factors for long contexts rotate all sequences. Left out: the context of pre-training. Other
+        /// models have one context, and take none here.
+        context: Option<usize> = None;
         /// If true, a run that needs more memory than the device has is rejected, by an estimate
         /// that `rollflow check` prints.
         check_memory: bool = true;

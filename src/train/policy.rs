@@ -80,6 +80,14 @@ impl<const SCORES: bool> LoadedModel<SCORES> {
         LoadedModel { compute, ..self }
     }
 
+    /// Chooses the longest sequence, in tokens, if one is given, and with it LongRoPE's factors.
+    ///
+    /// # Errors
+    /// Those of [`ModelConfig::within`].
+    pub fn within(self, context: Option<usize>) -> Result<Self, ModelError> {
+        Ok(LoadedModel { config: self.config.within(context)?, ..self })
+    }
+
     /// Device and format of generation or scoring.
     pub fn compute(&self) -> Compute {
         self.compute

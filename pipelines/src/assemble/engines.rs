@@ -22,6 +22,7 @@ use rollflow::train::tinker::{SamplerWeights, TinkerExporter};
 use rollflow::util::secrets::masked;
 
 use crate::assemble::policy::Reader;
+use crate::assemble::rotation::Rotation;
 use crate::assemble::sections::{Rollouts, Serving};
 use crate::assemble::servers::{ServerCommand, Servers, Startup};
 use crate::assemble::{data, secrets};
@@ -62,7 +63,7 @@ impl Engines<Exporter> {
                 Some(servers)
             }
         };
-        let needs = Needs { short_context: policy.config().short_context(), ..Needs::of(&of, of.adapters.is_some()) };
+        let needs = Needs { rotation: Rotation::of(policy.config()), ..Needs::of(&of, of.adapters.is_some()) };
         Engines::attached(&of, needs, exporter, servers, startup)
     }
 
@@ -297,15 +298,15 @@ struct Needs {
     answer: usize,
     /// Shortest context of the servers so far, in tokens, if reported.
     context: Option<usize>,
-    /// [`ModelConfig::short_context`].
-    short_context: Option<usize>,
+    /// How the trainer rotates positions by LongRoPE.
+    rotation: Option<Rotation>,
 }
 
 impl Needs {
     fn of(serving: &Serving, adapters: bool) -> Self {
         let (sync, answer) = (&serving.engine.sync, serving.rollouts.generate.max_new_tokens);
         let (sleep, carry) = (sync.sleep, sync.carry);
-        Needs { adapters, routes: serving.routes, sleep, carry, answer, context: None, short_context: None }
+        Needs { adapters, routes: serving.routes, sleep, carry, answer, context: None, rotation: None }
     }
 
     /// Rejects servers that cannot be trained with, and finds the shortest context.
@@ -360,11 +361,8 @@ impl Needs {
                 self.answer
             ));
         }
-        if let Some(most) = self.short_context.filter(|most| found.rotates_by_context && context > *most) {
-            return Some(format!(
-                "{name} reads {context} tokens, and therefore rotates the positions of all sequences by LongRoPE's factors for long ones, which the \
-                 trainer does not: start it with --max-model-len {most}, the context of pre-training"
-            ));
+        if let Some(why) = self.rotation.and_then(|rotation| rotation.missing(name, context, found.rotates_by_context)) {
+            return Some(why);
         }
         let shortest = self.context.filter(|shortest| context < *shortest)?;
         Some(format!(
@@ -383,27 +381,8 @@ mod tests {
     use super::*;
 
     fn needs() -> Needs {
-        let (context, short_context) = (None, None);
-        Needs { adapters: false, routes: false, sleep: false, carry: Carry::Folder, answer: 512, context, short_context }
-    }
-
-    /// vLLM takes LongRoPE's long factors for all sequences if it may read long ones; others choose by sequence.
-    #[test]
-    fn a_server_that_rotates_positions_otherwise_than_the_trainer_is_refused() {
-        let needs = |short_context| Needs { short_context, ..needs() };
-        let found = |context, rotates_by_context| Capabilities {
-            context: Some(context),
-            rotates_by_context,
-            weights: true,
-            ..Capabilities::default()
-        };
-        let refused = needs(Some(4096)).missing("a", &found(131_072, true)).unwrap_or_default();
-        assert!(refused.contains("LongRoPE") && refused.contains("--max-model-len 4096"), "{refused}");
-        for (short_context, context, rotates_by_context) in
-            [(Some(4096), 4096, true), (Some(4096), 131_072, false), (None, 131_072, true)]
-        {
-            assert_eq!(needs(short_context).missing("a", &found(context, rotates_by_context)), None);
-        }
+        let carry = Carry::Folder;
+        Needs { adapters: false, routes: false, sleep: false, carry, answer: 512, context: None, rotation: None }
     }
 
     #[test]

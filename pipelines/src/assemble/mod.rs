@@ -16,6 +16,7 @@ pub(crate) mod preferences;
 pub(crate) mod references;
 pub(crate) mod rewards;
 pub(crate) mod rollout;
+pub mod rotation;
 pub(crate) mod secrets;
 pub mod sections;
 pub mod servers;

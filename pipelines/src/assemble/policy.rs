@@ -41,21 +41,23 @@ pub fn computes(model: &Model, key: &str, names: &[DeviceName]) -> Result<Vec<Co
 pub fn base(model: &Model, chat: &Chat, seed: u64) -> Result<Policy> {
     let (compute, Reader { tokenizer, config }) = (compute(model)?, Reader::of(model, chat)?);
     let tokenizer = Arc::unwrap_or_clone(tokenizer);
-    Ok(match &model.source {
-        ModelSource::Tiny(_) => Policy::random(config, tokenizer, seed)?.computing(compute),
+    let policy = match &model.source {
+        ModelSource::Tiny(_) => return Ok(Policy::random(config, tokenizer, seed)?.computing(compute)),
         ModelSource::Folder(folder) => Policy::load_with(models::model_folder(&folder.name())?, tokenizer, compute)?,
-    })
+    };
+    policy.within(model.context).context("model.context")
 }
 
 /// The model that a reward model starts from: the recipe's, with a head drawn by the seed unless it has one.
 pub fn score_base(model: &Model, chat: &Chat, seed: u64) -> Result<ScoreModel> {
-    Ok(match &model.source {
+    match &model.source {
         ModelSource::Folder(folder) => {
             let folder = models::model_folder(&folder.name())?;
-            ScoreModel::begin(folder, tokenizer(model, chat)?, seed)?.computing(compute(model)?)
+            let scorer = ScoreModel::begin(folder, tokenizer(model, chat)?, seed)?.computing(compute(model)?);
+            scorer.within(model.context).context("model.context")
         }
-        ModelSource::Tiny(_) => ScoreModel::from_policy(&base(model, chat, seed)?, Some(seed)),
-    })
+        ModelSource::Tiny(_) => Ok(ScoreModel::from_policy(&base(model, chat, seed)?, Some(seed))),
+    }
 }
 
 /// Tokenizer and shape of a model: a policy without its weights.
@@ -81,7 +83,7 @@ impl Reader {
             },
             ModelSource::Folder(folder) => rollflow::model::folder_config(&models::model_folder(&folder.name())?)?,
         };
-        Ok(Reader { tokenizer: Arc::new(tokenizer), config })
+        Ok(Reader { tokenizer: Arc::new(tokenizer), config: config.within(model.context).context("model.context")? })
     }
 
     /// The reader of a model that a server trains and samples. The folder may lack weights, and the

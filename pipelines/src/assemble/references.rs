@@ -155,6 +155,8 @@ fn on_tinker(section: &str, of: &TinkerPolicy, net: &Net) -> Result<ServedRefere
 fn other(section: &str, path: &Path, policy: &Policy) -> Result<Policy> {
     let other = Policy::load_for(models::model_folder(path)?, policy.compute())
         .with_context(|| format!("loading the model of [{section}] from {}", path.display()))?;
+    let long = policy.config().rotates_long() && other.config().contexts().is_some();
+    let other = if long { other.within(Some(policy.config().max_positions))? } else { other };
     let same = policy.tokenizer().check_same_tokens(other.tokenizer());
     same.with_context(|| format!("the model of [{section}] in {} reads other tokens than the policy", path.display()))?;
     Ok(other)

@@ -137,11 +137,13 @@ impl Eval {
     }
 
     fn model(&self, plan: &Plan, is_run: bool) -> Result<(PathBuf, Policy)> {
-        Ok(match (&self.model, is_run) {
-            (Some(model), _) => (model_folder(model)?, policy_of(model, policy::compute(&plan.model)?)?),
-            (None, true) => (model_folder(&self.what)?, policy_of(&self.what, policy::compute(&plan.model)?)?),
-            (None, false) => (PathBuf::from(&plan.name), policy::policy(Start::of(plan))?),
-        })
+        let model = match (&self.model, is_run) {
+            (Some(model), _) => model,
+            (None, true) => &self.what,
+            (None, false) => return Ok((PathBuf::from(&plan.name), policy::policy(Start::of(plan))?)),
+        };
+        let policy = policy_of(model, policy::compute(&plan.model)?)?.within(plan.model.context).context("model.context")?;
+        Ok((model_folder(model)?, policy))
     }
 }
 

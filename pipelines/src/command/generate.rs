@@ -12,7 +12,7 @@ use rollflow::prelude::Policy;
 use serde_json::json;
 
 use super::out;
-use super::policies::{Computing, policy_of};
+use super::policies::Computing;
 
 /// Default length of a completion, in tokens.
 const MOST_TOKENS: usize = 256;
@@ -70,7 +70,7 @@ pub struct Generate {
 
 impl Generate {
     pub fn run(self) -> Result<()> {
-        let policy = policy_of(&self.model, self.computing.compute()?)?;
+        let policy = self.computing.policy_of(&self.model)?;
         let prompt = self.asked()?;
         let tokens = policy.tokenizer().encode_prompt(&Prompt::from(prompt.clone()))?;
         let Answer { text, tokens, log_probs, finish } = self.answer(&policy, &tokens)?;
@@ -110,7 +110,9 @@ impl Generate {
     fn answer(&self, policy: &Policy, prompt: &[u32]) -> Result<Answer> {
         let positions = policy.config().max_positions;
         let room = positions.saturating_sub(prompt.len());
-        ensure!(room > 0, "the prompt has {} tokens, and the model has room for {positions}; shorten it", prompt.len());
+        let longer = policy.config().contexts().filter(|(_, longest)| *longest > positions);
+        let longer = longer.map_or_else(String::new, |(_, longest)| format!(", or give --context, up to {longest}"));
+        ensure!(room > 0, "the prompt has {} tokens, and the model has room for {positions}; shorten it{longer}", prompt.len());
         let params = Arc::new(SamplingParams {
             temperature: self.temperature,
             top_p: self.top_p,

@@ -25,17 +25,25 @@ pub struct Computing {
     /// takes no more memory than on disk.
     #[arg(long, value_parser = choice(Dtype::ALL, Dtype::word))]
     dtype: Option<Dtype>,
+    /// Longest sequence, in tokens, of a model with LongRoPE, as model.context: by default the context of pre-training.
+    #[arg(long, value_name = "TOKENS")]
+    context: Option<usize>,
 }
 
 impl Computing {
     /// Returns the compute settings, if the device exists.
-    pub fn compute(&self) -> Result<Compute> {
+    fn compute(&self) -> Result<Compute> {
         let dtype = self.dtype.unwrap_or_else(|| self.device.precision());
         policy::compute_on(self.device, dtype).context("--device")
     }
+
+    /// Loads the model in `path`.
+    pub fn policy_of(&self, path: &Path) -> Result<Policy> {
+        policy_of(path, self.compute()?)?.within(self.context).context("--context")
+    }
 }
 
-/// The model in `path`, computed so.
+/// The model in `path`, computed so, in its own context.
 pub fn policy_of(path: &Path, compute: Compute) -> Result<Policy> {
     let folder = model_folder(path)?;
     Policy::load_for(&folder, compute).with_context(|| format!("loading {}", folder.display()))

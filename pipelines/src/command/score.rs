@@ -15,7 +15,7 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 
 use super::out;
-use super::policies::{Computing, policy_of};
+use super::policies::Computing;
 
 /// Lines that are read ahead, and scored together where they are there.
 const AHEAD: usize = 256;
@@ -60,7 +60,7 @@ type Line = (Value, Result<Sample>);
 
 impl Score {
     pub fn run(self) -> Result<()> {
-        let policy = policy_of(&self.model, self.computing.compute()?)?;
+        let policy = self.computing.policy_of(&self.model)?;
         let config = LocalConfig {
             temperature: self.temperature,
             micro_batch_tokens: self.pass_tokens.max(1),
@@ -131,7 +131,11 @@ fn sample(asked: Asked, policy: &Policy) -> Result<Sample> {
     if let Some(token) = tokens.iter().find(|token| **token as usize >= model.vocab_size) {
         bail!("token {token} is beyond the model's vocabulary of {}", model.vocab_size);
     }
-    ensure!(tokens.len() <= model.max_positions, "{} tokens exceed the model's {} positions", tokens.len(), model.max_positions);
+    let (there, most) = (tokens.len(), model.max_positions);
+    ensure!(
+        there <= most,
+        "{there} tokens exceed the model's {most} positions (--context raises those of a model with LongRoPE)"
+    );
     ensure!(!tokens.is_empty(), "it has no token");
     let (given, asked_about) = tokens.split_at(given.max(1));
     Ok(Sample::supervised(given, asked_about))

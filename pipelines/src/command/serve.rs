@@ -17,7 +17,6 @@ use super::listening::{TokenArgs, address};
 use super::policies::{Computing, model_folder};
 use super::{out, refused};
 use crate::page::Powers;
-use rollflow::prelude::Policy;
 
 /// Time between two looks at signals and at the engine.
 const LOOK: Duration = Duration::from_millis(50);
@@ -137,8 +136,7 @@ impl Serve {
         });
         let store = store.transpose()?;
         let folder = model_folder(&self.model)?;
-        let policy =
-            Policy::load_for(&folder, self.computing.compute()?).with_context(|| format!("loading {}", folder.display()))?;
+        let policy = self.computing.policy_of(&self.model)?;
         let named = self.model.file_name().map(|name| name.to_string_lossy().into_owned());
         let tinker = self.tinker;
         let config = ServeConfig {

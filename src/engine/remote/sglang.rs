@@ -82,7 +82,7 @@ impl SglangEngine {
             server: format!("{} {}", self.kind, text(&server, "version").unwrap_or_else(|| "of unknown version".into())),
             model: self.server.model.clone().or(served).unwrap_or_default(),
             context: context.map(|context| context as usize),
-            rotates_by_context: false,
+            rotates_by_context: is_true("rotates_by_context"),
             spans: model.get("weight_version").is_some(),
             weights: true,
             checksums: model.get("weight_version").is_some(),

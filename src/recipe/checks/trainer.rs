@@ -63,6 +63,7 @@ pub(super) fn trainer(plan: &Plan, note: Note) {
         let help = format!("set {key} = \"server\" or \"tinker\", with a server that scores given tokens");
         refuse(&key, own, "this process has no model to score with", &help);
     }
+    refuse("model.context", plan.model.context.is_some(), "the server chooses its context", "leave it out");
     let launched = plan.engine.launch != Launch::None;
     let running = "start the servers on the same base model, with adapters, and name them in engine.urls or engine.members";
     refuse("engine.launch", launched, "there are no weights here for servers to start from", running);

@@ -23,6 +23,10 @@ pub(super) fn adapters(plan: &Plan, model: &ModelConfig) -> Result<Option<u64>, 
 
 /// The shape of the recipe's model.
 pub(super) fn shape(plan: &Plan) -> Result<ModelConfig, ModelError> {
+    in_its_own_context(plan)?.within(plan.model.context)
+}
+
+fn in_its_own_context(plan: &Plan) -> Result<ModelConfig, ModelError> {
     let tiny = match &plan.model.source {
         ModelSource::Folder(folder) => return config_of(&folder.name()),
         ModelSource::Tiny(tiny) => tiny,
