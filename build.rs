@@ -4,10 +4,12 @@
 use std::path::{Path, PathBuf};
 
 /// Operations of a model, and what they include.
-const FUSED: [&str; 11] = [
+const FUSED: [&str; 13] = [
     "src/model/fused/fused.cpp",
     "src/model/fused/half.cpp",
     "src/model/fused/few_rows.cpp",
+    "src/model/fused/delta_chunks.cpp",
+    "src/model/fused/delta_inputs.cpp",
     "src/model/fused/flash.cpp",
     "src/model/fused/gpu/launch.cpp",
     "src/model/fused/gpu/rows.cpp",
@@ -17,7 +19,12 @@ const FUSED: [&str; 11] = [
     "src/model/shared_memory.cpp",
     "src/model/stream.cpp",
 ];
-const HEADERS: [&str; 3] = ["src/model/fused/guarded.hpp", "src/model/fused/gpu/launch.hpp", "src/model/fused/gpu/args.h"];
+const HEADERS: [&str; 4] = [
+    "src/model/fused/guarded.hpp",
+    "src/model/fused/vectors.hpp",
+    "src/model/fused/gpu/launch.hpp",
+    "src/model/fused/gpu/args.h",
+];
 
 fn main() {
     println!("cargo::rerun-if-changed=build.rs");

@@ -17,7 +17,7 @@ CARDS = {"sm_80": "A100", "sm_89": "L4, L40S", "sm_90": "H100, H200", "sm_100": 
 # As gpu.rs joins them.
 SOURCES = ("args.h", "common.cu", "rows.cu", "experts.cu", "draw.cu", "delta.cu", "attend.cu")
 # Size of a head, heads, heads of keys, rotated columns of a head, and whether outputs have gates. The kernel of attention is compiled for each, the others don't ask.
-DELTA = ["-DKEY_DIM=128", "-DVALUE_DIM=128"]
+DELTA = ["-DKEY_DIM=128", "-DVALUE_DIM=128", "-DCONV=4"]
 HEADS = [(64, 14, 2, 64, 0), (128, 28, 4, 128, 0), (96, 32, 32, 72, 0), (16, 4, 2, 16, 0), (256, 8, 2, 64, 1), (128, 40, 8, 128, 0)]
 
 

@@ -291,9 +291,10 @@ impl ModelConfig {
         self.contexts().is_some_and(|(short, _)| self.max_positions > short)
     }
 
-    /// The configuration for sequences of up to `context` tokens; `None` changes nothing. Beyond the context of pre-training, LongRoPE rotates all
-    /// sequences by its factors for long contexts, short ones too, as vLLM does with `--max-model-len`. (transformers
-    /// chooses by each batch's longest sequence, which would score the tokens of a short sequence in two ways.)
+    /// The configuration for sequences of up to `context` tokens; `None` changes nothing. Beyond the context of
+    /// pre-training, LongRoPE rotates all sequences by its factors for long contexts, short ones too, as vLLM does
+    /// with `--max-model-len`. (transformers chooses by each batch's longest sequence, which would score the tokens
+    /// of a short sequence in two ways.)
     ///
     /// # Errors
     /// A context beyond the longest, or any for a model without LongRoPE.

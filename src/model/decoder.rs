@@ -215,7 +215,7 @@ impl Decoder {
     }
 
     fn over<'a>(&self, packed: &'a Packed, attention: Attention, device: Device) -> Pass<'a> {
-        let nets = self.config.delta.as_ref().map(|_| NetRows::new(packed, device));
+        let nets = self.config.delta.as_ref().map(|of| NetRows::new(packed, of, false, device));
         Pass { packed, attention, nets, recorded: RecordedPass::new(&self.config, packed, device) }
     }
 

@@ -97,9 +97,10 @@ impl Decoder {
         let longest = suffixes.iter().map(end).max().unwrap_or(0);
         let each = suffixes.iter().flat_map(|suffix| (suffix.from as i64..end(suffix)).map(move |at| (suffix.slot as i64, at)));
         let (slots, positions): (Vec<i64>, Vec<i64>) = each.unzip();
-        let nets = self.config.delta.as_ref().map(|_| {
+        let nets = self.config.delta.as_ref().map(|of| {
             let slots: Vec<i64> = suffixes.iter().map(|suffix| suffix.slot as i64).collect();
-            (NetRows::new(&Packed::new(suffixes.iter().map(|suffix| suffix.tokens)), device), upload(&slots, device))
+            let packed = Packed::new(suffixes.iter().map(|suffix| suffix.tokens));
+            (NetRows::new(&packed, of, true, device), upload(&slots, device))
         });
         if device == Device::Cpu && kind == Kind::Float {
             let tables = self.rope.by_layer(longest as usize, device, Tables::all);

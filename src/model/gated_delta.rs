@@ -4,7 +4,7 @@
 use tch::{Kind, Tensor};
 
 use super::fused::half;
-use super::net_rows::{Continued, NetRows, Sequences};
+use super::net_rows::NetRows;
 use super::{ModelConfig, fused};
 
 /// Tokens that are computed by products of matrices; between chunks the state is handed on.
@@ -65,17 +65,6 @@ pub(super) struct DeltaState {
     pub heads: Tensor,
 }
 
-/// Inputs of the recurrence, in f32: `[sequences, value heads, tokens, …]`.
-struct Steps {
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    /// Logarithm of each token's decay, at most 0.
-    decay: Tensor,
-    /// Share of the correction that is written.
-    beta: Tensor,
-}
-
 impl DeltaWeights {
     /// The units of `Layout::new`.
     pub fn take(config: &ModelConfig, next: &mut impl FnMut() -> Tensor) -> Self {
@@ -95,40 +84,39 @@ impl DeltaWeights {
         before: Option<&DeltaState>,
         keep: impl FnOnce(&DeltaState),
     ) -> Tensor {
-        let (out, after) = self.rectangle(of, projected, &rows.begun, before);
-        keep(&after);
-        let Some(Continued { sequences, prefixes, order }) = &rows.continued else { return out };
-        let [conv, heads] = [&after.conv, &after.heads].map(|state| state.index_select(0, prefixes));
-        let (further, _) = self.rectangle(of, projected, sequences, Some(&DeltaState { conv, heads }));
-        Tensor::cat(&[out, further], 0).index_select(0, order)
-    }
-
-    /// The same for sequences that are computed at a time, in their order, and their states after.
-    fn rectangle(
-        &self,
-        of: &GatedDelta,
-        projected: &Tensor,
-        sequences: &Sequences,
-        before: Option<&DeltaState>,
-    ) -> (Tensor, DeltaState) {
-        let (Sequences { rectangle, lens }, seen, device) = (sequences, of.kernel as i64 - 1, projected.device());
-        let (rows, columns) = (rectangle.rows, rectangle.columns);
-        let [mixed, gate, beta, step] = self.parts(of, &rectangle.spread(projected).view([rows, columns, -1]));
-        let mixed = mixed.transpose(1, 2);
-        let inputs = match before {
-            None => mixed.constant_pad_nd([seen, 0]),
-            Some(before) => Tensor::cat(&[&before.conv, &mixed], 2),
+        let (heads, seen, mixed) = (of.value_heads as i64, of.kernel as i64 - 1, of.mixed() as i64);
+        let [inputs, gate, beta, step] = self.parts(of, projected);
+        let zeros = |like: &Tensor| like.new_zeros([1, like.size()[1]], (like.kind(), like.device()));
+        let others = match before {
+            None => zeros(&inputs),
+            Some(before) => Tensor::cat(&[zeros(&inputs), before.conv.transpose(1, 2).reshape([-1, mixed])], 0),
         };
-        let last = lens.unsqueeze(1) + Tensor::arange(seen, (Kind::Int64, device)).unsqueeze(0);
-        let conv = inputs.gather(2, &last.unsqueeze(1).expand([rows, inputs.size()[1], seen], false), false);
-        let convolved = self.convolved(of, &inputs);
-        drop(inputs);
+        let fused = fused::delta_inputs(of, &inputs, &others, &self.conv, &rows.sources, rows.chunk);
+        let [query, key, value] = fused.unwrap_or_else(|| {
+            let inputs = Tensor::cat(&[&inputs, &others], 0).index_select(0, &rows.sources);
+            let inputs = inputs.view([-1, seen + rows.chunk, mixed]).transpose(1, 2);
+            self.heads(of, self.convolved(of, &inputs))
+        });
         // Padding neither decays a state nor adds to it.
-        let at = Tensor::arange(columns, (Kind::Int64, device));
-        let real = at.unsqueeze(0).less_tensor(&lens.unsqueeze(1)).to_kind(Kind::Float).unsqueeze(-1);
-        let steps = self.steps(of, convolved, &beta, &step, Some(&real));
-        let (out, heads) = chunked(steps, before.map(|before| &before.heads));
-        (rectangle.pack(self.gated(of, out.transpose(1, 2), &gate)), DeltaState { conv, heads })
+        let by_chunk = |x: Tensor| {
+            Tensor::cat(&[&x, &zeros(&x)], 0)
+                .index_select(0, &rows.tokens)
+                .view([-1, rows.chunk, heads])
+                .transpose(1, 2)
+                .contiguous()
+        };
+        let [decay, beta] = self.rates(&beta, &step).map(by_chunk);
+        let [sorted, order] = &rows.begun;
+        let states = before.map(|before| before.heads.index_select(0, sorted));
+        let [out, after] = fused::delta_chunks([&query, &key, &value, &decay, &beta], states.as_ref(), &rows.steps);
+        let tokens = inputs.size()[0];
+        let [own, other] = [rows.left.clamp_max(tokens - 1), (&rows.left - tokens).clamp_min(0)];
+        let is_own = rows.left.less(tokens).unsqueeze(1);
+        let left = inputs.index_select(0, &own).where_self(&is_own, &others.index_select(0, &other));
+        let conv = left.view([-1, seen, mixed]).transpose(1, 2);
+        keep(&DeltaState { conv, heads: after.index_select(0, order) });
+        let out = out.transpose(1, 2).reshape([-1, heads, of.value_dim as i64]).index_select(0, &rows.cells);
+        self.gated(of, out, &gate)
     }
 
     /// One token of each sequence: projections `[sequences, …]`, with the states before, which become those
@@ -138,19 +126,18 @@ impl DeltaWeights {
         if let Some(out) = fused::gpu::delta_step(projected, &self.conv, (&state.conv, &state.heads), by_head, self.eps) {
             return out;
         }
-        let rows = projected.size()[0];
-        let [mixed, gate, beta, step] = self.parts(of, &projected.view([rows, 1, -1]));
-        let inputs = Tensor::cat(&[state.conv.shallow_clone(), mixed.transpose(1, 2)], 2);
+        let [mixed, gate, beta, step] = self.parts(of, projected);
+        let inputs = Tensor::cat(&[state.conv.shallow_clone(), mixed.unsqueeze(2)], 2);
         state.conv.shallow_clone().copy_(&inputs.narrow(2, 1, of.kernel as i64 - 1));
-        let Steps { query, key, value, decay, beta } = self.steps(of, self.convolved(of, &inputs), &beta, &step, None);
-        let [query, key, value] = [query, key, value].map(|part| part.squeeze_dim(2));
+        let [query, key, value] = self.heads(of, self.convolved(of, &inputs)).map(|part| part.squeeze_dim(2));
+        let [decay, beta] = self.rates(&beta, &step).map(|part| part.unsqueeze(-1));
         let decayed = &state.heads * decay.exp().unsqueeze(-1);
         let known = key.unsqueeze(2).matmul(&decayed).squeeze_dim(2);
         let delta = (value - known) * beta;
         let heads = decayed + key.unsqueeze(3) * delta.unsqueeze(2);
         let out = query.unsqueeze(2).matmul(&heads);
         state.heads.shallow_clone().copy_(&heads);
-        self.gated(of, out.transpose(1, 2), &gate)
+        self.gated(of, out.squeeze_dim(2), &gate)
     }
 
     /// Inputs of the convolution, gates, and the logits of beta and of the step.
@@ -166,8 +153,9 @@ impl DeltaWeights {
         inputs.conv1d(&self.conv.unsqueeze(1), None::<&Tensor>, 1, 0, 1, channels).silu().transpose(1, 2)
     }
 
-    fn steps(&self, of: &GatedDelta, convolved: Tensor, beta: &Tensor, step: &Tensor, real: Option<&Tensor>) -> Steps {
-        let (rows, tokens, heads) = (convolved.size()[0], convolved.size()[1], of.value_heads as i64);
+    /// Queries, keys and values of each value head in f32, `[rows, tokens, mixed]` → `[rows, value heads, tokens, …]`.
+    fn heads(&self, of: &GatedDelta, convolved: Tensor) -> [Tensor; 3] {
+        let (rows, tokens, shared) = (convolved.size()[0], convolved.size()[1], (of.value_heads / of.key_heads) as i64);
         let keys = (of.key_heads * of.key_dim) as i64;
         let parts = convolved.to_kind(Kind::Float).split_with_sizes([keys, keys, of.values() as i64], -1);
         drop(convolved);
@@ -176,97 +164,25 @@ impl DeltaWeights {
         let unit = |part: &Tensor| {
             let part = by_head(part, of.key_dim);
             let length = (part.square().sum_dim_intlist([-1i64].as_slice(), true, None) + 1e-6).rsqrt();
-            (part * length).repeat_interleave_self_int(heads / of.key_heads as i64, 1, None)
+            let part = part * length;
+            if shared == 1 { part } else { part.repeat_interleave_self_int(shared, 1, None) }
         };
-        let masked = |x: Tensor| real.map_or_else(|| x.shallow_clone(), |real| &x * real).transpose(1, 2);
-        let wide = |x: &Tensor| x.to_kind(Kind::Float);
-        let decay = -wide(&self.decay).exp() * (wide(step) + wide(&self.step_bias)).softplus();
-        Steps {
-            query: unit(&parts[0]) * (of.key_dim as f64).sqrt().recip(),
-            key: unit(&parts[1]),
-            value: by_head(&parts[2], of.value_dim),
-            decay: masked(decay),
-            beta: masked(wide(beta).sigmoid()),
-        }
+        [unit(&parts[0]) * (of.key_dim as f64).sqrt().recip(), unit(&parts[1]), by_head(&parts[2], of.value_dim)]
     }
 
-    /// Normed outputs `[rows, tokens, value heads, value dim]` by their gates, as `[rows · tokens, values]`.
+    /// Logarithms of decays, at most 0, and shares of corrections that are written, in f32 `[tokens, value heads]`.
+    fn rates(&self, beta: &Tensor, step: &Tensor) -> [Tensor; 2] {
+        let wide = |x: &Tensor| x.to_kind(Kind::Float);
+        [-wide(&self.decay).exp() * (wide(step) + wide(&self.step_bias)).softplus(), wide(beta).sigmoid()]
+    }
+
+    /// Normed outputs `[tokens, value heads, value dim]` by their gates, as `[tokens, values]`.
     fn gated(&self, of: &GatedDelta, out: Tensor, gate: &Tensor) -> Tensor {
         let (out, sizes) = (out.contiguous(), out.size());
         let normed = fused::rms_norm(&out, &self.norm.to_kind(Kind::Float), self.eps);
         drop(out);
         let gate_wide = gate.to_kind(Kind::Float).reshape(sizes.as_slice()).silu();
         (normed * gate_wide).to_kind(gate.kind()).view([-1, of.values() as i64])
-    }
-}
-
-/// The recurrence over many tokens, from the states `before` or none: outputs `[sequences, value heads, tokens,
-/// value dim]` and the last states. Within a chunk, the corrections of all tokens are the solution of one triangular
-/// system.
-fn chunked(of: Steps, before: Option<&Tensor>) -> (Tensor, Tensor) {
-    let [rows, heads, tokens, key_dim] = <[i64; 4]>::try_from(of.key.size()).expect("four dimensions");
-    let (value_dim, device) = (of.value.size()[3], of.key.device());
-    let zeros = || Tensor::zeros([rows, heads, key_dim, value_dim], (Kind::Float, device));
-    let mut state = before.map_or_else(zeros, Tensor::shallow_clone);
-    // One gradient for all chunks: a slice of each would have one of full size.
-    let Chunks { query, key, keys, values, attention, kept } = Chunks::new(of, CHUNK.min(tokens));
-    let [query, key, keys, values, attention, kept] = [query, key, keys, values, attention, kept].map(|x| x.unbind(2));
-    let mut out = Vec::new();
-    for at in 0..key.len() {
-        let new = &values[at] - keys[at].matmul(&state);
-        out.push(query[at].matmul(&state) + attention[at].matmul(&new));
-        state = state * &kept[at] + key[at].transpose(-1, -2).matmul(&new);
-    }
-    (Tensor::cat(&out, 2).narrow(2, 0, tokens), state)
-}
-
-/// What chunks do to a state and read of it, `[sequences, value heads, chunks, tokens, …]`.
-struct Chunks {
-    /// Queries, decayed since the chunk began.
-    query: Tensor,
-    /// Keys, decayed until the chunk ends.
-    key: Tensor,
-    /// The state by these keys is what the tokens correct.
-    keys: Tensor,
-    /// What the tokens write where the state is 0.
-    values: Tensor,
-    /// What each token reads of those before it, and of itself, `[…, tokens, tokens]`.
-    attention: Tensor,
-    /// Share of the state that is left in the end, `[…, 1, 1]`.
-    kept: Tensor,
-}
-
-impl Chunks {
-    fn new(of: Steps, chunk: i64) -> Self {
-        let [rows, heads, tokens, key_dim] = <[i64; 4]>::try_from(of.key.size()).expect("four dimensions");
-        let padding = (chunk - tokens % chunk) % chunk;
-        let cut = |x: Tensor| {
-            let padded = if padding == 0 { x } else { x.constant_pad_nd([0, 0, 0, padding]) };
-            padded.reshape([rows, heads, -1, chunk, padded.size()[3]])
-        };
-        let Steps { query, key, value, decay, beta } = of;
-        let [query, key, value, decay, beta] = [query, key, value, decay.unsqueeze(-1), beta.unsqueeze(-1)].map(cut);
-        let decay = decay.cumsum(-2, Kind::Float);
-        let since_begin = decay.exp();
-
-        let later = Tensor::ones([chunk, chunk], (Kind::Bool, key.device())).triu(1);
-        let pairs = (&decay - decay.transpose(-1, -2)).masked_fill(&later, f64::NEG_INFINITY).exp();
-        let written = &key * &beta;
-        let system = written.matmul(&key.transpose(-1, -2)) * &pairs;
-        let attention = query.matmul(&key.transpose(-1, -2)) * pairs;
-        let right = Tensor::cat(&[value * beta, written * &since_begin], -1);
-        let solved = system.linalg_solve_triangular(&right, false, true, true);
-        drop((system, right));
-        let value_dim = solved.size()[4] - key_dim;
-        let last = decay.narrow(-2, chunk - 1, 1);
-        Chunks {
-            query: query * since_begin,
-            key: key * (&last - decay).exp(),
-            keys: solved.narrow(-1, value_dim, key_dim),
-            values: solved.narrow(-1, 0, value_dim),
-            attention,
-            kept: last.exp(),
-        }
     }
 }
 
@@ -296,6 +212,25 @@ mod tests {
         (Tensor::stack(&out, 0), state)
     }
 
+    /// One sequence `[1, heads, tokens, …]` in chunks.
+    fn chunked(of: [Tensor; 5]) -> (Tensor, Tensor) {
+        let tokens = of[1].size()[2];
+        let chunk = CHUNK.min(tokens);
+        let padded = |x: &Tensor| {
+            let x = if x.dim() == 3 { x.unsqueeze(3) } else { x.shallow_clone() };
+            x.constant_pad_nd([0, 0, 0, (chunk - tokens % chunk) % chunk])
+        };
+        let cut = |x: Tensor| {
+            let cut = padded(&x).squeeze_dim(0).unflatten(1, [-1, chunk]).transpose(0, 1);
+            if x.dim() == 3 { cut.squeeze_dim(3) } else { cut }
+        };
+        let [query, key, value, decay, beta] = of.map(cut);
+        let steps = (0..key.size()[0]).map(|at| [at, 1, 0]).collect();
+        let steps = fused::Steps { steps, second: -1, begun: 1, sequences: 1, prefixes: None };
+        let [out, after] = fused::delta_chunks([&query, &key, &value, &decay, &beta], None, &steps);
+        (out.transpose(0, 1).flatten(1, 2).narrow(1, 0, tokens).unsqueeze(0), after)
+    }
+
     #[test]
     fn chunks_equal_the_recurrence_token_by_token_with_gradients() {
         for tokens in [1, 2, 63, 64, 65, 150] {
@@ -313,7 +248,7 @@ mod tests {
             let (expected, state) = token_by_token(leaves.each_ref());
             let [query, key, value, decay, beta] =
                 leaves.each_ref().map(|leaf| leaf.to_kind(Kind::Float).transpose(0, 1).unsqueeze(0));
-            let (found, found_state) = chunked(Steps { query, key, value, decay, beta }, None);
+            let (found, found_state) = chunked([query, key, value, decay, beta]);
             let found = found.squeeze_dim(0).transpose(0, 1).to_kind(Kind::Double);
             let along = random([tokens, heads, value_dim], 6);
             let gradients = |y: &Tensor| Tensor::run_backward(&[(y * &along).sum(Kind::Double)], &leaves, true, false);
@@ -350,6 +285,38 @@ mod tests {
         (packed, projected)
     }
 
+    /// Where value heads share keys, and where chunks have padding and see those before them.
+    #[test]
+    fn inputs_in_one_pass_equal_libtorchs_with_gradients() {
+        for (key_heads, value_heads, key_dim, value_dim, kernel) in [(2, 4, 4, 3, 4), (1, 3, 40, 17, 2), (2, 2, 64, 64, 1)] {
+            let of = GatedDelta { layers: vec![0], key_heads, value_heads, key_dim, value_dim, kernel };
+            let (mixed, seen) = (of.mixed() as i64, kernel as i64 - 1);
+            let mut packed = Packed::default();
+            for (len, prefix) in [(70, None), (3, Some(0)), (2, None), (65, Some(2))] {
+                packed.push(vec![0; len], prefix);
+            }
+            let rows = NetRows::new(&packed, &of, false, Device::Cpu);
+            let leaves = [&[packed.len() as i64, mixed + 2], &[mixed, kernel as i64]].map(|shape| random(shape, kernel as u64));
+            let leaves = leaves.map(|x| x.set_requires_grad(true));
+            let others = Tensor::zeros([1, mixed], (Kind::Float, Device::Cpu));
+            let inputs = leaves[0].narrow(1, 0, mixed);
+            let found = fused::delta_inputs(&of, &inputs, &others, &leaves[1], &rows.sources, rows.chunk).unwrap();
+            let weights = DeltaWeights { conv: leaves[1].shallow_clone(), ..sizes().1 };
+            let spread = Tensor::cat(&[&inputs, &others], 0).index_select(0, &rows.sources);
+            let spread = spread.view([-1, seen + rows.chunk, mixed]).transpose(1, 2);
+            let expected = weights.heads(&of, weights.convolved(&of, &spread));
+            let gradients = |of: &[Tensor; 3]| {
+                let sums: Vec<_> = of.iter().zip(7..).map(|(x, seed)| (x * random(&x.size(), seed)).sum(Kind::Float)).collect();
+                Tensor::run_backward(&[Tensor::stack(&sums, 0).sum(Kind::Float)], &leaves, true, false)
+            };
+            let pairs = gradients(&found).into_iter().zip(gradients(&expected));
+            for (at, (found, expected)) in pairs.chain(found.into_iter().zip(expected)).enumerate() {
+                let [gap, most] = [&found - &expected, expected].map(|x| x.abs().max().double_value(&[]));
+                assert!(gap < 1e-5 * most, "result {at}: {gap} of {most}");
+            }
+        }
+    }
+
     #[test]
     fn a_prefix_is_computed_once_for_all_that_continue_it_with_gradients() {
         let (of, weights) = sizes();
@@ -360,14 +327,14 @@ mod tests {
         let along = random(&[packed.len() as i64, of.values() as i64], 6);
         let gradient =
             |out: &Tensor| Tensor::run_backward(&[(out * &along).sum(Kind::Float)], &[&projected], true, false).remove(0);
-        let shared = weights.several(&of, &projected, &NetRows::new(&packed, Device::Cpu), None, |_| {});
+        let shared = weights.several(&of, &projected, &NetRows::new(&packed, &of, false, Device::Cpu), None, |_| {});
         let ranges: Vec<_> = packed.ranges().collect();
         let outputs = packed.prefixes.iter().zip(&ranges).map(|(prefix, own)| {
             let rows = prefix.map_or(0..0, |prefix| ranges[prefix].clone()).chain(own.clone()).map(|row| row as i64);
             let alone = projected.index_select(0, &Tensor::from_slice(&rows.collect::<Vec<_>>()));
             let mut whole = Packed::default();
             whole.push(vec![0; alone.size()[0] as usize], None);
-            let out = weights.several(&of, &alone, &NetRows::new(&whole, Device::Cpu), None, |_| {});
+            let out = weights.several(&of, &alone, &NetRows::new(&whole, &of, false, Device::Cpu), None, |_| {});
             out.narrow(0, out.size()[0] - own.len() as i64, own.len() as i64)
         });
         let apart = Tensor::cat(&outputs.collect::<Vec<_>>(), 0);
@@ -383,7 +350,7 @@ mod tests {
         let (of, weights) = sizes();
         let lens = [70_usize, 1, 2, 9];
         let (packed, projected) = pack(&of, &lens.map(|len| (len, None)));
-        let rows = NetRows::new(&packed, Device::Cpu);
+        let rows = NetRows::new(&packed, &of, false, Device::Cpu);
         let mut left = None;
         let keep = |state: &DeltaState| left = Some([state.conv.copy(), state.heads.copy()]);
         let whole = weights.several(&of, &projected, &rows, None, keep);

@@ -27,6 +27,8 @@ fn golden_on_a_gpu() -> Vec<(String, ModelConfig, Weights)> {
     folders.sort();
     let load = |folder: std::path::PathBuf| {
         let (config, weights) = load_hf(&folder).unwrap();
+        let longest = config.contexts().map(|(_, longest)| longest);
+        let config = config.within(longest).unwrap();
         (folder.file_name().unwrap().to_string_lossy().into_owned(), config, weights)
     };
     folders.into_iter().map(load).collect()

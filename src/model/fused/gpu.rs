@@ -110,7 +110,7 @@ pub fn runs_kernels(device: Device) -> bool {
 }
 
 /// Tensors that a call gives.
-fn several<const N: usize>(function: impl FnOnce(*mut *mut C_tensor) -> *mut c_char) -> [Tensor; N] {
+pub(super) fn several<const N: usize>(function: impl FnOnce(*mut *mut C_tensor) -> *mut c_char) -> [Tensor; N] {
     let mut results = [std::ptr::null_mut(); N];
     check(function(results.as_mut_ptr()));
     // SAFETY: the call made them.
@@ -118,13 +118,13 @@ fn several<const N: usize>(function: impl FnOnce(*mut *mut C_tensor) -> *mut c_c
 }
 
 /// A tensor, or none.
-fn maybe(of: Option<&Tensor>) -> *mut C_tensor {
+pub(super) fn maybe(of: Option<&Tensor>) -> *mut C_tensor {
     of.map_or(std::ptr::null_mut(), raw)
 }
 
 /// Returns true if the kernels take this tensor: 16 bits, its last dimension contiguous, vectors of 8 numbers at
 /// aligned addresses.
-fn takes(x: &Tensor) -> bool {
+pub(super) fn takes(x: &Tensor) -> bool {
     let halves = matches!(x.kind(), Kind::BFloat16 | Kind::Half);
     halves && x.device() != Device::Cpu && (x.data_ptr() as usize).is_multiple_of(16) && runs_kernels(x.device())
 }

@@ -14,9 +14,14 @@ use torch_sys::C_tensor;
 use super::Packed;
 use super::c_text::{check, taken};
 
+mod delta_chunks;
+mod delta_inputs;
 mod few_rows;
 pub mod gpu;
 pub mod half;
+
+pub use delta_chunks::{Steps, delta_chunks};
+pub use delta_inputs::delta_inputs;
 
 unsafe extern "C" {
     fn rollflow_rms_norm(out: *mut *mut C_tensor, x: *mut C_tensor, weight: *mut C_tensor, eps: f64) -> *mut c_char;

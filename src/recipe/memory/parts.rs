@@ -398,7 +398,7 @@ impl Parts<'_> {
         let adapts_experts = self.plan.lora.as_ref().is_some_and(|lora| lora.targets.contains(&Target::Experts));
         let fixed = work.adapters.filter(|_| !adapts_experts).map_or(0, |_| per_token_for_experts(model));
         let each = match &model.delta {
-            Some(nets) => LayerBytes::with_nets(model, nets, work.longest, bytes, work.adapters.map(|_| fixed)),
+            Some(nets) => LayerBytes::with_nets(model, nets, work.longest, bytes, !on_host && bytes == 4, fixed),
             None => {
                 let scores =
                     if fused || self.flashes(model) { 0 } else { per_token_of_scores(model, work.longest, bytes, on_host) };

@@ -74,20 +74,20 @@ impl LayerBytes {
     }
 
     /// Of gated delta nets and gated attention over sequences of up to `longest` tokens, with numbers of `bytes` bytes.
-    /// `adapted`: where only adapters are trained, how many numbers fewer experts keep; norms keep less then, too. Factors
-    /// are fitted to what the stand-in of a GPU counts in bf16.
-    pub fn with_nets(model: &ModelConfig, of: &GatedDelta, longest: u64, bytes: u64, adapted: Option<u64>) -> Self {
+    /// `apart`: their inputs are by libtorch's operations, each of which keeps its own. `fixed`: numbers that experts keep
+    /// less where only adapters are trained. Factors are fitted to what the stand-in of a GPU counts.
+    pub fn with_nets(model: &ModelConfig, of: &GatedDelta, longest: u64, bytes: u64, apart: bool, fixed: u64) -> Self {
         let Net { mixed, keys, values, pairs, states } = Net::new(of, longest);
         let (hidden, inner) = (model.hidden_size as u64, model.active_width() as u64);
         let (q, k) = ((model.heads * model.head_dim) as u64, (model.kv_heads * model.head_dim) as u64);
-        let outputs = if bytes != 4 && adapted.is_some() { 28 } else { 32 };
-        let other = (4 * hidden + 3 * inner + per_token_routed(model) - adapted.unwrap_or(0)) * bytes;
+        let other = (4 * hidden + 3 * inner + per_token_routed(model) - fixed) * bytes;
         let attention = other + (8 * q + 7 * k) * bytes;
         // What is computed in f32 is kept in it.
-        let net = other + mixed * (2 * bytes + 4) + 24 * keys + values * (outputs + bytes) + 20 * pairs + 4 * states;
+        let inputs = if apart { 12 * mixed + 16 * keys } else { 0 };
+        let net = other + inputs + mixed * bytes + 8 * keys + values * (20 + 2 * bytes) + 4 * pairs + 4 * states;
         let nets = of.layers.len() as u64;
         let all = nets * net + (model.layers() as u64 - nets) * attention;
-        LayerBytes { all, largest: net.max(attention), backward: 16 * values + 4 * states }
+        LayerBytes { all, largest: net.max(attention), backward: 32 * keys + 20 * values + 8 * states + 40 * pairs }
     }
 }
 
@@ -119,7 +119,7 @@ pub(super) fn per_token_read_by_nets(model: &ModelConfig, of: &GatedDelta, bytes
     let Net { mixed, keys, values, pairs, states } = Net::new(of, CHUNK as u64);
     let (hidden, inner) = (model.hidden_size as u64, model.active_width() as u64);
     let qk = ((model.heads + model.kv_heads) * model.head_dim) as u64;
-    let net = mixed * (bytes + 4) + 12 * keys + bytes * values + 17 * pairs + 2 * states;
+    let net = mixed * bytes + 16 * keys + values * (12 + bytes) + 12 * pairs + 4 * states;
     net.max((hidden + inner) * bytes + 19 * qk)
 }
 

@@ -118,6 +118,27 @@ struct DeltaArgs {
   double eps;
 };
 
+// Widest matrix that `delta_inverse` takes.
+constexpr int INVERTED = 64;
+
+// (1 + A)⁻¹ of what is below the diagonal of each matrix.
+struct InverseArgs {
+  const float* matrices;  // [matrices, width, width]
+  float* inverses;
+  i64 width;
+};
+
+// Queries, keys and values of a gated delta net by chunk, and the gradient by what they are made of.
+struct NetInputsArgs {
+  const u16 *packed, *others, *conv;               // [count, …] with rows `stride` apart, [others, mixed], [mixed, CONV]
+  const i64* sources;                              // [chunks, CONV − 1 + chunk]: rows of `packed`, and then of `others`
+  float *query, *key, *value;                      // [chunks, heads, chunk, …]
+  const float *by_query, *by_key, *by_value;
+  u16 *by_packed, *by_seen;                        // [count, mixed]; [chunks, CONV − 1, mixed]: by what chunks see before their own
+  float* by_taps;                                  // [chunks, mixed, CONV]
+  i64 stride, count, key_heads, shared, chunk;
+};
+
 // Attention of one token of each slot.
 struct AttendArgs {
   const u16* qkv;            // [slots, PROJECTED]

@@ -19,7 +19,8 @@ Tensor delta_step(const Tensor& projected, const Tensor& conv, const Tensor& inp
   Tensor out = at::empty({rows, heads * value_dim}, from.options());
   const DeltaArgs args{halves(from),        halves(conv),        halves(inputs), to_floats(states), halves(*by_head[0]), halves(*by_head[1]),
                        halves(*by_head[2]), halves(out),         key_heads,      heads / key_heads, conv.size(1),        eps};
-  const std::vector<std::string> definitions{format(from.scalar_type()), define("KEY_DIM", key_dim), define("VALUE_DIM", value_dim)};
+  const std::vector<std::string> definitions{format(from.scalar_type()), define("KEY_DIM", key_dim), define("VALUE_DIM", value_dim),
+                                             define("CONV", conv.size(1))};
   launch(from, "delta_step", definitions, {rows * key_heads}, (2 * value_dim + 31) / 32 * 32, args);
   return out;
 }

@@ -2,7 +2,8 @@
 
 use super::*;
 use crate::model::gated_delta::{DeltaState, DeltaWeights};
-use crate::model::{Compute, GatedDelta};
+use crate::model::net_rows::NetRows;
+use crate::model::{Compute, GatedDelta, Packed};
 
 /// The first GPU, if there is one.
 pub(super) fn device() -> Option<Device> {
@@ -42,20 +43,31 @@ pub(super) fn same(
     ours: impl Fn(&[Tensor]) -> Vec<Tensor>,
     exact: impl Fn(&[Tensor]) -> Vec<Tensor>,
 ) {
+    same_within(1.0, what, leaves, ours, exact);
+}
+
+/// The same within so many times the bound, where several are rounded one after the other.
+fn same_within(
+    times: f64,
+    what: &str,
+    leaves: &[Tensor],
+    ours: impl Fn(&[Tensor]) -> Vec<Tensor>,
+    exact: impl Fn(&[Tensor]) -> Vec<Tensor>,
+) {
     let kind = leaves[0].kind();
     let leaf = |x: &Tensor| x.detach().copy().set_requires_grad(true);
     let (own, hosts) = (leaves.iter().map(leaf).collect::<Vec<_>>(), leaves.iter().map(|x| leaf(&host(x))).collect::<Vec<_>>());
     let (found, expected) = (ours(&own), exact(&hosts));
     let mut sums = [Tensor::zeros([], (Kind::Double, Device::Cpu)), Tensor::zeros([], (Kind::Double, Device::Cpu))];
     for (at, (a, b)) in found.iter().zip(&expected).enumerate() {
-        close(&format!("{what}, result {at}"), a, b, bound(kind));
+        close(&format!("{what}, result {at}"), a, b, times * bound(kind));
         let cotangent = Tensor::randn(b.size(), (Kind::Double, Device::Cpu)).to_kind(kind);
         sums[0] = &sums[0] + (a.to_device(Device::Cpu).to_kind(Kind::Double) * cotangent.to_kind(Kind::Double)).sum(Kind::Double);
         sums[1] = &sums[1] + (b * cotangent.to_kind(Kind::Double)).sum(Kind::Double);
     }
     let by = |sum: &Tensor, leaves: &[Tensor]| Tensor::run_backward(&[sum], leaves, false, false);
     for (at, (a, b)) in by(&sums[0], &own).iter().zip(by(&sums[1], &hosts)).enumerate() {
-        close(&format!("{what}, gradient {at}"), a, &b, 2.0 * bound(kind));
+        close(&format!("{what}, gradient {at}"), a, &b, 2.0 * times * bound(kind));
     }
 }
 
@@ -91,6 +103,38 @@ fn a_token_of_a_delta_net_equals_the_hosts_and_leaves_its_states() {
             close("inputs of the convolution", &state.conv, &expected.conv, 1e-6);
             close("states", &state.heads, &expected.heads, bound(kind));
         }
+    }
+}
+
+/// Chunks with padding, and sequences that continue others; the host computes in f32, unrounded.
+#[test]
+fn sequences_of_a_delta_net_equal_the_hosts_with_gradients() {
+    let Some(device) = device() else { return };
+    tch::manual_seed(8);
+    for (kind, [key_heads, value_heads], [key_dim, value_dim], kernel) in
+        [(Kind::BFloat16, [2, 4], [16, 24], 4), (Kind::Half, [1, 3], [128, 66], 3)]
+    {
+        let of = GatedDelta { layers: vec![0], key_heads, value_heads, key_dim, value_dim, kernel };
+        let [mixed, values, heads] = [of.mixed(), of.values(), value_heads].map(|size| size as i64);
+        let mut packed = Packed::default();
+        for (len, prefix) in [(66, None), (3, Some(0)), (2, None), (70, Some(2)), (1, Some(0))] {
+            packed.push(vec![0; len], prefix);
+        }
+        let shapes = [
+            vec![packed.len() as i64, mixed + values + 2 * heads],
+            vec![mixed, kernel as i64],
+            vec![heads],
+            vec![heads],
+            vec![value_dim as i64],
+        ];
+        let leaves = shapes.map(|shape| normal(&shape, kind, device));
+        let run = |x: &[Tensor], device| {
+            let [conv, step_bias, decay, norm] = [1, 2, 3, 4].map(|at| x[at].shallow_clone());
+            let weights = DeltaWeights { conv, step_bias, decay, norm, eps: 1e-6 };
+            vec![weights.several(&of, &x[0], &NetRows::new(&packed, &of, false, device), None, |_| {})]
+        };
+        let wide = |x: &[Tensor]| x.iter().map(|x| x.to_kind(Kind::Float)).collect::<Vec<_>>();
+        same_within(3.0, "sequences", &leaves, |x| run(x, device), |x| run(&wide(x), Device::Cpu));
     }
 }
 
