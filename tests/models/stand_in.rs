@@ -15,6 +15,11 @@ pub fn counts(device: usize) -> Option<(u64, u64)> {
     asked(b"stand_in_counts\0", device)
 }
 
+/// Recorded steps that this thread has started; `None` without the stand-in.
+pub fn replays() -> Option<u64> {
+    asked(b"stand_in_replays\0", 0).map(|(replays, _)| replays)
+}
+
 /// Bytes of the tensors now, and at most since this was last asked; `None` without the stand-in.
 pub fn bytes(device: usize) -> Option<(u64, u64)> {
     asked(b"stand_in_bytes\0", device)
