@@ -1,8 +1,9 @@
-"""Makes tests/golden/expert_adapters and router_adapters: PEFT's adapters of a golden mixture's attention and experts, and of what its all-linear means,
-routers among them, with their loss and gradient.
+"""Makes tests/golden/expert_adapters, router_adapters and shared_adapters: PEFT's adapters of a golden mixture's attention and experts, and of what its
+all-linear means, routers and the gate of an expert of every token among them, with their loss and gradient.
 
     python scripts/golden_expert_adapters.py tests/golden/models/qwen3_moe tests/golden/expert_adapters
     python scripts/golden_expert_adapters.py tests/golden/models/olmoe tests/golden/router_adapters all-linear
+    python scripts/golden_expert_adapters.py tests/golden/models/qwen3_5_moe tests/golden/shared_adapters all-linear
 
 Needs torch, transformers and peft; the committed numbers are those of transformers 5.23.0 and peft 0.21.2 on a CPU.
 """
@@ -40,7 +41,7 @@ for row in ROWS:
     total = total + torch.nn.functional.cross_entropy(logits[:-1], torch.tensor(row[1:]), reduction="sum")
 loss = total / sum(len(row) - 1 for row in ROWS)
 loss.backward()
-norm = lambda part: torch.stack([p.grad.double().norm() for name, p in adapted.named_parameters() if part in name and p.grad is not None]).norm().item()
+norm = lambda part: sum(float(p.grad.double().norm() ** 2) for name, p in adapted.named_parameters() if part in name and p.grad is not None) ** 0.5
 found = {"versions": {"transformers": transformers.__version__, "peft": peft.__version__}, "rows": ROWS, "loss": loss.item(),
          "gradient_norm": norm("lora"), "gradient_norm_of_experts": norm("experts"),
          "gradient_norm_of_routers": norm("mlp.gate.")}

@@ -17,6 +17,12 @@ const EMBEDDING: &str = "model.embed_tokens.weight";
 /// the step.
 pub(super) const DELTA_INPUTS: [&str; 4] = ["in_proj_qkv", "in_proj_z", "in_proj_b", "in_proj_a"];
 
+/// The gate of an expert of every token.
+pub(super) const SHARED_GATE: &str = "shared_expert_gate";
+
+/// Groups of projections of a layer.
+pub(super) const GROUPS: usize = 5;
+
 /// The tensor that turns a hidden state into logits.
 pub(super) const HEAD: &str = "lm_head.weight";
 
@@ -106,8 +112,8 @@ impl Group {
 }
 
 /// Groups of projections of each layer, in buffer order: of the attention's input, its output, the
-/// feed-forward layer's input, and its output. Experts are no groups, but for one of every token.
-pub(super) fn groups(config: &ModelConfig, layer: usize) -> [Group; 4] {
+/// feed-forward layer's input, its output, and of the gate of an expert of every token. Other experts are no groups.
+pub(super) fn groups(config: &ModelConfig, layer: usize) -> [Group; GROUPS] {
     let (hidden, inner, dim) = (config.hidden_size, config.intermediate_size, config.head_dim);
     let (q, kv) = (config.heads * dim, config.kv_heads * dim);
     let group = |module, input, names: &[&'static str], rows: &[usize]| {
@@ -116,10 +122,10 @@ pub(super) fn groups(config: &ModelConfig, layer: usize) -> [Group; 4] {
         Group { module, input, projections: names.iter().copied().zip(rows).collect() }
     };
     let definition = config.family.definition();
-    let (mlp, inner, gate_up, down): (_, _, &[_], &[_]) = match config.experts_of(layer).map(|of| of.shared) {
-        None => ("mlp", inner, definition.gate_up, &["down_proj"]),
-        Some(Some(width)) => ("mlp.shared_expert", width, definition.gate_up, &["down_proj"]),
-        Some(None) => ("mlp", inner, &[], &[]),
+    let (mlp, inner, gate_up, down, gate): (_, _, &[_], &[_], &[_]) = match config.experts_of(layer).map(|of| of.shared) {
+        None => ("mlp", inner, definition.gate_up, &["down_proj"], &[]),
+        Some(Some(width)) => ("mlp.shared_expert", width, definition.gate_up, &["down_proj"], &[SHARED_GATE]),
+        Some(None) => ("mlp", inner, &[], &[], &[]),
     };
     let [input, output] = match config.delta_of(layer) {
         None => {
@@ -131,7 +137,8 @@ pub(super) fn groups(config: &ModelConfig, layer: usize) -> [Group; 4] {
             group("linear_attn", of.values(), &["out_proj"], &[hidden]),
         ],
     };
-    [input, output, group(mlp, hidden, gate_up, &[inner, inner]), group(mlp, inner, down, &[hidden])]
+    let (gate_up, down) = (group(mlp, hidden, gate_up, &[inner, inner]), group(mlp, inner, down, &[hidden]));
+    [input, output, gate_up, down, group("mlp", hidden, gate, &[1])]
 }
 
 /// Every tensor of a model, end to end in one buffer, without gaps.
@@ -156,7 +163,7 @@ impl Layout {
         layout.add(&[EMBEDDING], &[config.vocab_size], Some(hidden));
         for layer in 0..config.layers() {
             layout.begin_layer();
-            let ([qkv, output, gate_up, down], [attention, mlp]) = (groups(config, layer), definition.norms);
+            let ([qkv, output, gate_up, down, shared_gate], [attention, mlp]) = (groups(config, layer), definition.norms);
             layout.add_norms(layer, attention, hidden);
             if let Some(of) = config.delta_of(layer) {
                 layout.add_projections(layer, &qkv, false);
@@ -178,6 +185,7 @@ impl Layout {
             layout.add_projections(layer, &down, config.mlp_bias);
             if let Some(experts) = config.experts_of(layer) {
                 layout.add_experts(layer, experts, hidden);
+                layout.add_projections(layer, &shared_gate, false);
             }
         }
         layout.begin_layer();
@@ -219,9 +227,6 @@ impl Layout {
         self.add(&name("gate.weight"), &[of.count], Some(hidden));
         self.add(&all(&["gate_proj", "up_proj"]), &vec![of.width; 2 * of.count], Some(hidden));
         self.add(&all(&["down_proj"]), &vec![hidden; of.count], Some(of.width));
-        if of.shared.is_some() {
-            self.add(&name("shared_expert_gate.weight"), &[1], Some(hidden));
-        }
     }
 
     /// Experts whose matrices are multiplied from the right, with biases.

@@ -15,7 +15,7 @@ use std::sync::Arc;
 
 use tch::{Device, Kind, Tensor};
 
-use super::layout::{Group, SCORE_HEAD, groups, part};
+use super::layout::{Group, SCORE_HEAD, SHARED_GATE, groups, part};
 use super::low_rank::{ExpertRank, LayerRanks, LowRank};
 use super::views::split;
 use super::weights::uniform;
@@ -48,6 +48,8 @@ impl Lora {
     pub const JOINT: [&str; 2] = ["qkv_proj", "gate_up_proj"];
     /// Names of projections of gated delta nets (Qwen3.5).
     pub const DELTA: [&str; 5] = ["in_proj_qkv", "in_proj_z", "in_proj_b", "in_proj_a", "out_proj"];
+    /// The gate of a mixture's expert of every token (Qwen3.5).
+    pub const SHARED_GATE: &str = SHARED_GATE;
     /// The projections of all experts of a mixture, each expert by itself.
     pub const EXPERTS: &str = "experts";
     /// The routers of a mixture.
@@ -81,7 +83,7 @@ impl Lora {
 
     /// Names of projections that are matrices by themselves.
     fn linear() -> impl Iterator<Item = &'static str> {
-        Self::PROJECTIONS.into_iter().chain(Self::JOINT).chain(Self::DELTA)
+        Self::PROJECTIONS.into_iter().chain(Self::JOINT).chain(Self::DELTA).chain([Self::SHARED_GATE])
     }
 
     /// Rank of gate and up of each expert, which are one matrix: twice the rank, as in PEFT, or what a folder

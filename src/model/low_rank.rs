@@ -3,12 +3,13 @@
 use tch::{Kind, Tensor};
 
 use super::fused::half;
+use super::layout::GROUPS;
 
 /// Low-rank additions of a layer.
 #[derive(Debug)]
 pub(super) struct LayerRanks {
     /// One for each group of projections that has adapters.
-    pub groups: [Option<LowRank>; 4],
+    pub groups: [Option<LowRank>; GROUPS],
     pub router: Option<LowRank>,
     /// Adapters of experts: of gate and up, and of down.
     pub experts: Option<[ExpertRank; 2]>,

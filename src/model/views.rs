@@ -202,14 +202,14 @@ impl Layer {
     }
 
     /// Sets the low-rank products of its projections.
-    pub fn adapt(&mut self, LayerRanks { groups: [qkv, output, gate_up, down], router, experts }: LayerRanks) {
+    pub fn adapt(&mut self, LayerRanks { groups: [qkv, output, gate_up, down, gate], router, experts }: LayerRanks) {
         (self.input.low_rank, self.output.low_rank) = (qkv, output);
         match &mut self.mlp {
             Mlp::Dense { gate_up: of_input, down: of_output } => (of_input.low_rank, of_output.low_rank) = (gate_up, down),
             Mlp::Sparse { experts: sparse, shared } => {
                 (sparse.low_ranks, sparse.router_rank) = (experts, router);
                 if let Some(shared) = shared {
-                    (shared.gate_up.low_rank, shared.down.low_rank) = (gate_up, down);
+                    (shared.gate_up.low_rank, shared.down.low_rank, shared.gate.low_rank) = (gate_up, down, gate);
                 }
             }
         }
