@@ -2,7 +2,7 @@
 //!
 //! `cargo bench --bench device -- [DEVICE] [FORMAT] [SIZE] [ANSWERS] [LENGTH]`, as in `cuda bf16 half-billion 128`; `cpu f32 tiny 32` unless told otherwise.
 //! SIZE: `tiny`, `half-billion`, `one-and-a-half`; `seven-lora`, whose adapters alone are trained; `seven-qlora`, over a base in 4 bits; `mixture` of 64
-//! experts, a billion parameters in all; `seven-mixture`, of which adapters are trained; or `delta-net`, in three of four layers. A model with random
+//! experts, a billion parameters in all; `seven-mixture`, of which adapters are trained; or `delta-net` and `small-delta-net`, in three of four layers. A model with random
 //! weights answers ANSWERS prompts of 256 tokens with up to LENGTH each (512; 32 and 64 where it is tiny), ragged; the answers are learned, three steps of
 //! all of them; then more are generated while the trainer goes on.
 //!
@@ -143,13 +143,17 @@ fn size(name: &str, tokenizer: &Tokenizer) -> Result<Size> {
         let model = ModelConfig { family: Family::Qwen3Moe, experts: Some(experts), qkv_bias: false, ..size.model };
         Size { model, ..size }
     };
-    // Layers as Qwen3.5 has them, of a size that was not taken from one of its models.
-    let delta_net = || {
-        let layers = (0..24).filter(|layer| layer % 4 != 3).collect();
-        let delta = GatedDelta { layers, key_heads: 16, value_heads: 16, key_dim: 128, value_dim: 128, kernel: 4 };
-        let size = qwen(24, 1024, 3584, [8, 2]);
+    // Layers as Qwen3.5 has them, of sizes that were not taken from one of its models.
+    let delta_net = |heads: usize, layers: usize, size: Size| {
+        let layers = (0..layers).filter(|layer| layer % 4 != 3).collect();
+        let delta = GatedDelta { layers, key_heads: heads, value_heads: heads, key_dim: 128, value_dim: 128, kernel: 4 };
         let shape = ModelConfig { head_dim: 256, rotated: 0.25, qkv_bias: false, family: Family::Qwen35, ..size.model };
         Size { model: ModelConfig { delta: Some(delta), ..shape }, ..size }
+    };
+    let small_net = || {
+        let size = qwen(4, 512, 1536, [2, 1]);
+        let model = ModelConfig { vocab_size: tokenizer.vocab_size(), ..size.model };
+        Size { model, prompt: 32, edge: 1024, ..size }
     };
     let adapters = |size: Size| Size { lora: true, model: ModelConfig { tied: false, ..size.model }, ..size };
     Ok(match name {
@@ -160,9 +164,10 @@ fn size(name: &str, tokenizer: &Tokenizer) -> Result<Size> {
         "seven-qlora" => Size { quantised: true, ..adapters(qwen(28, 3584, 18_944, [28, 4])) },
         "mixture" => mixture(12, 1024, 512),
         "seven-mixture" => adapters(mixture(16, 2048, 1024)),
-        "delta-net" => delta_net(),
+        "delta-net" => delta_net(16, 24, qwen(24, 1024, 3584, [8, 2])),
+        "small-delta-net" => delta_net(8, 4, small_net()),
         other => bail!(
-            "{other}: give tiny, half-billion, one-and-a-half, seven-lora, seven-qlora, mixture, seven-mixture or delta-net"
+            "{other}: give tiny, half-billion, one-and-a-half, seven-lora, seven-qlora, mixture, seven-mixture, delta-net or small-delta-net"
         ),
     })
 }

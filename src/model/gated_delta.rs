@@ -109,11 +109,7 @@ impl DeltaWeights {
         let [sorted, order] = &rows.begun;
         let states = before.map(|before| before.heads.index_select(0, sorted));
         let [out, after] = fused::delta_chunks([&query, &key, &value, &decay, &beta], states.as_ref(), &rows.steps);
-        let tokens = inputs.size()[0];
-        let [own, other] = [rows.left.clamp_max(tokens - 1), (&rows.left - tokens).clamp_min(0)];
-        let is_own = rows.left.less(tokens).unsqueeze(1);
-        let left = inputs.index_select(0, &own).where_self(&is_own, &others.index_select(0, &other));
-        let conv = left.view([-1, seen, mixed]).transpose(1, 2);
+        let conv = rows.left_of(&inputs, &others).view([rows.steps.begun, seen, mixed]).transpose(1, 2);
         keep(&DeltaState { conv, heads: after.index_select(0, order) });
         let out = out.transpose(1, 2).reshape([-1, heads, of.value_dim as i64]).index_select(0, &rows.cells);
         self.gated(of, out, &gate)

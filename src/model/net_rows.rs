@@ -26,7 +26,7 @@ pub(super) struct NetRows {
     /// Sequences that continue no other, in the order of their states; and of each of them, the state.
     pub begun: [Tensor; 2],
     /// Last inputs of each of them.
-    pub left: Tensor,
+    left: Tensor,
 }
 
 impl NetRows {
@@ -107,5 +107,12 @@ impl NetRows {
                 prefixes: (!prefixes.is_empty()).then(|| upload(&prefixes, device)),
             },
         }
+    }
+    /// The last inputs of each sequence that continues no other, of `inputs` and, after them, `others`.
+    pub fn left_of(&self, inputs: &Tensor, others: &Tensor) -> Tensor {
+        let tokens = inputs.size()[0];
+        let [own, other] = [self.left.clamp_max(tokens - 1), (&self.left - tokens).clamp_min(0)];
+        let is_own = self.left.less(tokens).unsqueeze(1);
+        inputs.index_select(0, &own).where_self(&is_own, &others.index_select(0, &other))
     }
 }
