@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use rollflow::engine::remote::sync::{Carry, SyncConfig, WeightSyncManager};
-use rollflow::engine::remote::{Fleet, FleetConfig, FleetHandle, InferenceEngine, PauseMode};
+use rollflow::engine::remote::{EngineMemory, Fleet, FleetConfig, FleetHandle, InferenceEngine, PauseMode};
 use rollflow::engine::{EngineError, TokenEngine};
 use rollflow::model::{Dtype, ModelConfig, Weights};
 use rollflow::net::Client;
@@ -188,6 +188,18 @@ fn a_server_sleeps_between_versions_and_wakes_with_the_next() {
             assert!(manager.catch_up().await.is_none(), "what sleeps is left alone");
         }
         assert!(!started.engine.probe().await.unwrap().sleeps, "it says so: a run with engine.sleep is refused");
+        // The next run after one that was killed, which the server's label tells that it sleeps.
+        let next = engines::engine(&started.plan.engine, &started.plan.net, &started.plan.engine.launched_urls()[0]).unwrap();
+        let control = next.weights().unwrap();
+        if kind == "sglang" {
+            assert_eq!(control.served().await.unwrap().as_deref(), Some("3 (asleep)"));
+        }
+        for _ in 0..2 {
+            control.wake(EngineMemory::Weights).await.unwrap();
+            control.wake(EngineMemory::Cache).await.unwrap();
+            assert_eq!(control.served().await.unwrap().as_deref(), Some("3"));
+        }
+        manager.sleep().await;
         // As at the end of a run, for others to use; twice is once.
         manager.wake().await;
         manager.wake().await;

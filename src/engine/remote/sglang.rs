@@ -45,13 +45,17 @@ pub(super) struct SglangEngine {
     slept: Mutex<Slept>,
 }
 
-/// What this client put to sleep.
+/// What sleeps.
 #[derive(Default)]
 struct Slept {
     parts: Vec<EngineMemory>,
-    /// Label of the weights then.
+    /// Label of the weights since.
     label: Option<String>,
 }
+
+/// Ends the label of weights that sleep. SGLang can't be asked whether it sleeps, and ends if what is awake is woken, so that its label tells
+/// this to other clients, as to the next run after one that was killed.
+const ASLEEP: &str = " (asleep)";
 
 impl SglangEngine {
     /// A server that errors call `kind`.
@@ -386,25 +390,34 @@ impl WeightControl for SglangEngine {
         let (parts, label) = (vec![EngineMemory::Weights, EngineMemory::Cache], self.served().await?);
         let tags: Vec<&str> = parts.iter().map(|part| part.tag()).collect();
         self.server.post_control("/release_memory_occupation", &json!({"tags": tags})).await?;
-        *self.slept.lock() = Slept { parts, label };
+        *self.slept.lock() = Slept { parts, label: label.clone() };
+        if let (SGLANG, Some(label)) = (self.kind, label) {
+            let label = format!("{label}{ASLEEP}");
+            self.label(&label).await?;
+            self.slept.lock().label = Some(label);
+        }
         Ok(())
     }
 
     async fn wake(&self, part: EngineMemory) -> Result<(), RemoteError> {
         // The scheduler of SGLang ends if it is asked for what it has, such as after a restart.
+        let served = self.served().await?;
         if self.kind == SGLANG {
-            let (slept, label) = {
-                let slept = self.slept.lock();
-                (slept.parts.contains(&part), slept.label.clone())
-            };
-            if !slept || part == EngineMemory::Weights && self.served().await? != label {
-                self.slept.lock().parts.clear();
+            let mut slept = self.slept.lock();
+            if slept.parts.is_empty() && served.as_ref().is_some_and(|label| label.ends_with(ASLEEP)) {
+                *slept = Slept { parts: vec![EngineMemory::Weights, EngineMemory::Cache], label: served.clone() };
+            }
+            if !slept.parts.contains(&part) || part == EngineMemory::Weights && served != slept.label {
+                slept.parts.clear();
                 return Ok(());
             }
         }
         self.server.post_control("/resume_memory_occupation", &json!({"tags": [part.tag()]})).await?;
         self.slept.lock().parts.retain(|other| *other != part);
-        Ok(())
+        match served.as_deref().and_then(|label| label.strip_suffix(ASLEEP)) {
+            Some(awake) => self.label(awake).await,
+            None => Ok(()),
+        }
     }
 
     async fn resume(&self) -> Result<(), RemoteError> {
