@@ -113,7 +113,8 @@ fn adapters_of_experts_in_bf16_on_a_gpu_train_as_in_f32_on_the_host() {
             let mean = host.0.iter().zip(&device.0).map(|(a, b)| (a - b).abs()).sum::<f64>() / host.0.len() as f64;
             let norms = (device.1 - host.1).abs() / host.1;
             println!("{name}: log-probabilities {mean:.4} on average; gradient's norm {norms:.4}");
-            assert!(mean > 0.0 && mean < 0.05 * tolerance(&model) && norms < 0.1, "{name}: {mean}, {norms}");
+            let most = if model.delta.is_some() { 0.1 } else { 0.05 };
+            assert!(mean > 0.0 && mean < most && norms < 0.1, "{name}: {mean}, {norms}");
         }
     }
 }

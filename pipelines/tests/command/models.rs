@@ -1,4 +1,4 @@
-//! `rollflow models`, and models that are found by their id in the hub's cache.
+//! `rollflow models`, models that are found by their id in the hub's cache, and contexts of models.
 
 use std::fs;
 use std::path::Path;
@@ -205,4 +205,38 @@ fn a_run_that_cannot_fit_is_refused_with_what_would_help() {
         assert!(error.contains(part), "{part} in {error}");
     }
     assert_eq!(check(&[&large[..], &["model.check_memory=false"]].concat()).status.code(), Some(0));
+}
+
+/// Four positions in pre-training, and 256 with LongRoPE's factors for long contexts.
+#[test]
+fn a_model_with_longrope_reads_more_than_in_pre_training_if_the_recipe_says_so() {
+    let folder = tempfile::tempdir().unwrap();
+    let (recipe, out) = (folder.path().join("long.toml"), folder.path().join("run"));
+    let model = concat!(env!("CARGO_MANIFEST_DIR"), "/../tests/golden/models/phi3_stretched");
+    let text = format!(
+        "pipeline = \"grpo\"\nmodel.path = {model:?}\ntask.kind = \"arithmetic\"\nfilter = []\nbatch.groups = 2\ntrain.steps = 2\n\
+         generate = {{ group_size = 2, max_new_tokens = 24 }}\ncheckpoint.every = 1\n"
+    );
+    std::fs::write(&recipe, text).unwrap();
+    let (recipe, out) = (recipe.to_str().unwrap(), out.to_str().unwrap());
+    let refused = |sets: &[&str]| {
+        let checked = running::rollflow(&[&["check", recipe], sets].concat());
+        assert_eq!(checked.code, Some(2), "{}", checked.out);
+        checked.err
+    };
+    let short = refused(&[]);
+    assert!(short.contains("reads 4 tokens") && short.contains("set model.context, up to 256"), "{short}");
+    let beyond = refused(&["--set", "model.context=257"]);
+    assert!(beyond.contains("the model's is from 1 to 256") && beyond.contains("1 problem"), "{beyond}");
+
+    let ended = running::rollflow(&["run", recipe, "--out", out, "--set", "model.context=64"]);
+    assert_eq!(ended.code, Some(0), "{}", ended.err);
+    let metrics = std::fs::read_to_string(format!("{out}/metrics.jsonl")).unwrap();
+    let last: serde_json::Value = serde_json::from_str(metrics.lines().last().unwrap()).unwrap();
+    let gap = last["log_prob_gap_max_nats"].as_f64().unwrap();
+    assert!(gap.abs() < 1e-4, "the trainer rotates as the generator does: {gap}");
+
+    let asked = |context: &[&str]| running::rollflow(&[&["generate", out, "1+2=", "--max-tokens", "9"], context].concat());
+    assert!(asked(&[]).err.contains("give --context, up to 256"));
+    assert_eq!(asked(&["--context", "64"]).code, Some(0));
 }

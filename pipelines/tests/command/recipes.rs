@@ -422,40 +422,6 @@ fn what_init_writes_runs_with_a_model_that_reads_little_and_leaves_out_what_does
     assert!(checked.err.contains("`generate.max_new_tokens` is 256, but the model reads 256 tokens"), "{}", checked.err);
 }
 
-/// Four positions in pre-training, and 256 with LongRoPE's factors for long contexts.
-#[test]
-fn a_model_with_longrope_reads_more_than_in_pre_training_if_the_recipe_says_so() {
-    let folder = tempfile::tempdir().unwrap();
-    let (recipe, out) = (folder.path().join("long.toml"), folder.path().join("run"));
-    let model = concat!(env!("CARGO_MANIFEST_DIR"), "/../tests/golden/models/phi3_stretched");
-    let text = format!(
-        "pipeline = \"grpo\"\nmodel.path = {model:?}\ntask.kind = \"arithmetic\"\nfilter = []\nbatch.groups = 2\ntrain.steps = 2\n\
-         generate = {{ group_size = 2, max_new_tokens = 24 }}\ncheckpoint.every = 1\n"
-    );
-    std::fs::write(&recipe, text).unwrap();
-    let (recipe, out) = (recipe.to_str().unwrap(), out.to_str().unwrap());
-    let refused = |sets: &[&str]| {
-        let checked = rollflow(&[&["check", recipe], sets].concat());
-        assert_eq!(checked.code, Some(2), "{}", checked.out);
-        checked.err
-    };
-    let short = refused(&[]);
-    assert!(short.contains("reads 4 tokens") && short.contains("set model.context, up to 256"), "{short}");
-    let beyond = refused(&["--set", "model.context=257"]);
-    assert!(beyond.contains("the model's is from 1 to 256") && beyond.contains("1 problem"), "{beyond}");
-
-    let ended = rollflow(&["run", recipe, "--out", out, "--set", "model.context=64"]);
-    assert_eq!(ended.code, Some(0), "{}", ended.err);
-    let metrics = std::fs::read_to_string(format!("{out}/metrics.jsonl")).unwrap();
-    let last: serde_json::Value = serde_json::from_str(metrics.lines().last().unwrap()).unwrap();
-    let gap = last["log_prob_gap_max_nats"].as_f64().unwrap();
-    assert!(gap.abs() < 1e-4, "the trainer rotates as the generator does: {gap}");
-
-    let asked = |context: &[&str]| rollflow(&[&["generate", out, "1+2=", "--max-tokens", "9"], context].concat());
-    assert!(asked(&[]).err.contains("give --context, up to 256"));
-    assert_eq!(asked(&["--context", "64"]).code, Some(0));
-}
-
 #[test]
 fn shells_and_man_know_every_subcommand() {
     let help = rollflow(&["--help"]).out;
