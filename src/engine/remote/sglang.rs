@@ -402,22 +402,25 @@ impl WeightControl for SglangEngine {
     async fn wake(&self, part: EngineMemory) -> Result<(), RemoteError> {
         // The scheduler of SGLang ends if it is asked for what it has, such as after a restart.
         let served = self.served().await?;
-        if self.kind == SGLANG {
+        let sleeps = self.kind != SGLANG || {
             let mut slept = self.slept.lock();
             if slept.parts.is_empty() && served.as_ref().is_some_and(|label| label.ends_with(ASLEEP)) {
                 *slept = Slept { parts: vec![EngineMemory::Weights, EngineMemory::Cache], label: served.clone() };
             }
-            if !slept.parts.contains(&part) || part == EngineMemory::Weights && served != slept.label {
+            if part == EngineMemory::Weights && served != slept.label {
                 slept.parts.clear();
-                return Ok(());
             }
+            slept.parts.contains(&part)
+        };
+        if sleeps {
+            self.server.post_control("/resume_memory_occupation", &json!({"tags": [part.tag()]})).await?;
+            self.slept.lock().parts.retain(|other| *other != part);
         }
-        self.server.post_control("/resume_memory_occupation", &json!({"tags": [part.tag()]})).await?;
-        self.slept.lock().parts.retain(|other| *other != part);
-        match served.as_deref().and_then(|label| label.strip_suffix(ASLEEP)) {
-            Some(awake) => self.label(awake).await,
-            None => Ok(()),
+        if let Some(awake) = served.as_deref().and_then(|label| label.strip_suffix(ASLEEP)) {
+            self.label(awake).await?;
+            self.slept.lock().label = Some(awake.to_owned());
         }
+        Ok(())
     }
 
     async fn resume(&self) -> Result<(), RemoteError> {
