@@ -29,6 +29,8 @@ CASES = {
     "olmo2": ("olmo2", {}),
     "olmo3": ("olmo3", dict(num_hidden_layers=3, sliding_window=6, layer_types=["sliding_attention", "full_attention", "sliding_attention"], rope_parameters={
         "full_attention": YARN, "sliding_attention": dict(rope_type="default", rope_theta=10000.0)})),
+    "olmo3_rotations": ("olmo3", dict(sliding_window=5, layer_types=["sliding_attention", "full_attention"], rope_parameters={
+        "full_attention": dict(rope_type="linear", rope_theta=1000.0, factor=8.0), "sliding_attention": dict(rope_type="linear", rope_theta=5000.0, factor=2.0)})),
     "ministral": ("ministral", dict(sliding_window=6, head_dim=16, layer_types=["sliding_attention", "full_attention"])),
     "gemma": ("gemma", dict(head_dim=8)),
     "gemma2": ("gemma2", dict(head_dim=8, num_hidden_layers=3, sliding_window=6, query_pre_attn_scalar=12, attn_logit_softcapping=1.5, final_logit_softcapping=3.0)),

@@ -373,11 +373,8 @@ impl ModelConfig {
 
     /// Base and stretching of a layer's rotary frequencies; `None` without rotary embeddings.
     pub(super) fn rope_of(&self, layer: usize) -> Option<(f64, RopeScaling)> {
-        let windowed = self.windows[layer].is_some();
-        let plain = self.family.definition().plain_rope_in_windows && windowed;
-        let scaling = if plain { RopeScaling::Default } else { self.rope_scaling.clone() };
-        let own = self.window_rope.clone().filter(|_| windowed);
-        (!self.unrotated.contains(&layer)).then(|| own.unwrap_or((self.rope_theta, scaling)))
+        let own = self.window_rope.clone().filter(|_| self.windows[layer].is_some());
+        (!self.unrotated.contains(&layer)).then(|| own.unwrap_or((self.rope_theta, self.rope_scaling.clone())))
     }
 
     /// Approximate cost of a pass over `length` tokens, in tokens without attention.

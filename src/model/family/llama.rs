@@ -24,7 +24,6 @@ pub(super) const DEFINITION: Definition = Definition {
     sinks: false,
     gates_attention: false,
     partial_rotation: None,
-    plain_rope_in_windows: false,
     read: |_, config| Ok(config),
     write: write_biases,
 };

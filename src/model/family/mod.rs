@@ -131,8 +131,6 @@ pub(super) struct Definition {
     pub gates_attention: bool,
     /// Share of a head's columns that is rotated, where `partial_rotary_factor` may say another one.
     pub partial_rotation: Option<f64>,
-    /// If true, layers with a window ignore `rope_scaling`.
-    pub plain_rope_in_windows: bool,
     /// Completes a configuration, read as Llama's, by the family's own keys.
     pub read: fn(&Keys, ModelConfig) -> Result<ModelConfig, ModelError>,
     /// Adds the family's own keys to a `config.json`.

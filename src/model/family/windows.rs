@@ -1,9 +1,10 @@
-//! Keys of sliding windows, as families share them.
+//! Keys of sliding windows, and of rotations that are others in layers with a window, as families share them.
 
 use serde_json::{Map, Value, json};
 
 use crate::model::keys::Keys;
-use crate::model::{ModelConfig, ModelError};
+use crate::model::read_rope::{self, rope_key};
+use crate::model::{ModelConfig, ModelError, RopeScaling};
 
 /// `sliding_window`, or `absent` if the configuration lacks the key.
 pub(super) fn sliding_window(keys: &Keys, absent: Option<usize>) -> Result<Option<usize>, ModelError> {
@@ -62,4 +63,36 @@ pub(super) fn write_by_layer(config: &ModelConfig, keys: &mut Map<String, Value>
 pub(super) fn write_used(config: &ModelConfig, keys: &mut Map<String, Value>) {
     write_by_layer(config, keys);
     keys.insert("use_sliding_window".into(), config.windows.iter().any(Option::is_some).into());
+}
+
+/// The rotary keys of layers with full attention.
+pub(super) fn full_rope_keys<'a>(keys: &Keys<'a>) -> Result<Option<Keys<'a>>, ModelError> {
+    let Some(rope) = read_rope::rope_keys(keys)? else { return Ok(None) };
+    let full = rope.map.get("full_attention").and_then(Value::as_object);
+    Ok(Some(full.map_or(rope, |map| Keys { map, ..rope })))
+}
+
+/// Base and stretching of the rotary frequencies in layers with a window. `base` is the one of a configuration without.
+pub(super) fn window_rope(keys: &Keys, base: f64, max_positions: usize) -> Result<Option<(f64, RopeScaling)>, ModelError> {
+    let plain = Some((base, RopeScaling::Default));
+    let Some(rope) = read_rope::rope_keys(keys)? else { return Ok(plain) };
+    let Some(map) = rope.map.get("sliding_attention").and_then(Value::as_object) else { return Ok(plain) };
+    let windowed = Keys { map, ..rope };
+    match read_rope::scaling(keys, &windowed, max_positions)? {
+        // It would shorten the context of the layers with full attention.
+        RopeScaling::LongRope { .. } => {
+            Err(keys.bad(rope_key(keys).unwrap_or_default(), "sliding_attention with another rope_type than longrope"))
+        }
+        scaling => Ok(Some((windowed.optional("rope_theta", "a number")?.unwrap_or(base), scaling))),
+    }
+}
+
+/// Makes the rotary keys those of each type of layer.
+pub(super) fn write_ropes(config: &ModelConfig, keys: &mut Map<String, Value>) {
+    let (theta, scaling) = config.window_rope.clone().unwrap_or((config.rope_theta, config.rope_scaling.clone()));
+    let mut windowed = json!(scaling);
+    windowed["rope_theta"] = theta.into();
+    if let Some(rope) = keys.get_mut("rope_parameters") {
+        *rope = json!({"full_attention": rope.take(), "sliding_attention": windowed});
+    }
 }
