@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 const FUSED: [&str; 13] = [
     "src/model/fused/fused.cpp",
     "src/model/fused/half.cpp",
-    "src/model/fused/few_rows.cpp",
+    "src/model/fused/products.cpp",
     "src/model/fused/delta_chunks.cpp",
     "src/model/fused/delta_inputs.cpp",
     "src/model/fused/flash.cpp",

@@ -24,7 +24,7 @@ pub(super) fn bmm(a: &Tensor, b: &Tensor) -> Tensor {
 /// `a · b` of matrices, in f32.
 pub fn mm(a: &Tensor, b: &Tensor) -> Tensor {
     match (a.kind(), a.device()) {
-        (Kind::Float, _) if b.kind() == Kind::Float => a.mm(b),
+        (Kind::Float, Device::Cuda(_)) if b.kind() == Kind::Float => a.mm(b),
         (_, Device::Cuda(_)) => a.mm_dtype(b, Kind::Float),
         _ => half::product(a, b),
     }

@@ -5,7 +5,7 @@ use std::ffi::c_char;
 use tch::{Device, Kind, Tensor};
 use torch_sys::C_tensor;
 
-use super::{call, few_rows, raw};
+use super::{call, products, raw};
 use crate::util::cores::multiplies_bf16;
 
 unsafe extern "C" {
@@ -26,11 +26,7 @@ pub fn activations(weights: Kind, device: Device) -> Kind {
 /// weight is widened elsewhere.
 pub fn linear(x: &Tensor, weight: &Tensor, bias: Option<&Tensor>) -> Tensor {
     if x.kind() == weight.kind() {
-        return match (few_rows::linear(x, weight), bias) {
-            (Some(projected), None) => projected,
-            (Some(projected), Some(bias)) => projected + bias,
-            (None, _) => x.linear(weight, bias),
-        };
+        return products::linear(x, weight, bias).unwrap_or_else(|| x.linear(weight, bias));
     }
     let projected = half_linear(x, weight, rounds(weight.kind()));
     bias.map_or_else(|| projected.shallow_clone(), |bias| &projected + bias)
@@ -46,13 +42,13 @@ fn half_linear(x: &Tensor, weight: &Tensor, narrow: bool) -> Tensor {
     call(|out| unsafe { rollflow_half_linear(out, raw(x), raw(weight), narrow) })
 }
 
-/// `a · b` of matrices on a CPU, one of them in 16 bits, in f32. Without gradients.
+/// `a · b` of matrices on a CPU in f32, whatever their formats. Without gradients.
 pub fn product(a: &Tensor, b: &Tensor) -> Tensor {
     let narrow = [a, b].iter().any(|of| rounds(of.kind()));
     let kind = if narrow { Kind::BFloat16 } else { Kind::Float };
     let [a, b] = [a, b].map(|of| of.to_kind(kind));
     if !narrow {
-        return a.mm(&b);
+        return products::product(&a, &b).unwrap_or_else(|| a.mm(&b));
     }
     call(|out| unsafe { rollflow_half_product(out, raw(&a), raw(&b)) })
 }

@@ -16,9 +16,9 @@ use super::c_text::{check, taken};
 
 mod delta_chunks;
 mod delta_inputs;
-mod few_rows;
 pub mod gpu;
 pub mod half;
+mod products;
 
 pub use delta_chunks::{Steps, delta_chunks};
 pub use delta_inputs::delta_inputs;
