@@ -3,6 +3,7 @@
 //! Cost: one fused projection for q, k, v and one for gate and up. Padding is computed only in
 //! attention.
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use tch::{Device, Kind, Tensor};
@@ -17,7 +18,7 @@ use super::route_cache::RouteLog;
 use super::routing::{RecordedPass, Watch};
 use super::step::Step;
 use super::views::Mixer;
-use super::{Compute, KvCache, Layout, ModelConfig, Packed, Views, Weights, fused, upload, wide};
+use super::{Compute, KvCache, Layout, ModelConfig, Packed, StepThreads, Views, Weights, fused, upload, wide};
 
 /// Decoder of one configuration. It holds no weights; each thread creates its own.
 pub struct Decoder {
@@ -146,12 +147,37 @@ impl Decoder {
     /// Decodes one token in each slot from `first` on: token `i` has position `positions[i]` in
     /// slot `first + i`. Returns the logits after it, `[slots, vocabulary]`. Without gradients.
     pub fn decode(&self, views: &Views, first: usize, tokens: &[i64], positions: &[usize], cache: &mut KvCache) -> Tensor {
+        self.decode_by(&StepThreads::default(), views, first, (tokens, positions), cache)
+    }
+
+    /// [`Decoder::decode`] by several threads on a processor, each for some of the slots.
+    pub(crate) fn decode_by(
+        &self,
+        threads: &StepThreads,
+        views: &Views,
+        first: usize,
+        (tokens, positions): (&[i64], &[usize]),
+        cache: &mut KvCache,
+    ) -> Tensor {
         let _guard = tch::no_grad_guard();
-        let (step, tokens) = self.begin_step(views, first, tokens, positions, cache);
-        let mut routes = cache.route_log();
-        let logits = self.decode_step(views, &step, &tokens, cache, &mut routes);
-        cache.write_routes(routes, positions.iter().enumerate().map(|(row, &position)| (first + row, position, row)));
-        logits
+        let (rows, parts) = (tokens.len(), if views.are_divisible() { threads.parts(tokens.len()) } else { 1 });
+        let ranges: Vec<Range<usize>> = (0..parts).map(|part| rows * part / parts..rows * (part + 1) / parts).collect();
+        let begin = |range: &Range<usize>| {
+            self.begin_step(views, first + range.start, &tokens[range.clone()], &positions[range.clone()], cache)
+        };
+        let steps = ranges.iter().map(begin).collect();
+        let shared = Shared { decoder: self, views, cache };
+        let computed = threads.each(steps, |(step, tokens): (Step, Tensor)| {
+            let (_guard, Shared { decoder, views, cache }) = (tch::no_grad_guard(), shared.all());
+            let mut routes = cache.route_log();
+            (decoder.decode_step(views, &step, &tokens, cache, &mut routes), routes)
+        });
+        let (mut logits, routes): (Vec<Tensor>, Vec<RouteLog>) = computed.into_iter().unzip();
+        for (range, routes) in ranges.into_iter().zip(routes) {
+            let start = range.start;
+            cache.write_routes(routes, range.map(|row| (first + row, positions[row], row - start)));
+        }
+        if parts == 1 { logits.swap_remove(0) } else { Tensor::cat(&logits, 0) }
     }
 
     /// One step, from the tokens on the device.
@@ -160,7 +186,7 @@ impl Decoder {
         views: &Views,
         step: &Step,
         tokens: &Tensor,
-        cache: &mut KvCache,
+        cache: &KvCache,
         routes: &mut RouteLog,
     ) -> Tensor {
         let mut x = Stream::new(self.embed_rows(&views.embedding, tokens));
@@ -273,4 +299,22 @@ pub fn log_probs_and_entropy(logits: &Tensor, targets: &Tensor, temperature: f64
     // A logit of minus infinity has no share in the entropy; 0 · -inf would make it NaN.
     let entropy = -(detached.exp() * detached.clamp_min(f64::from(f32::MIN))).sum_dim_intlist([-1i64].as_slice(), false, None);
     (chosen, entropy)
+}
+
+/// What threads read that compute parts of one step.
+struct Shared<'a> {
+    decoder: &'a Decoder,
+    views: &'a Views,
+    cache: &'a KvCache,
+}
+
+// SAFETY: libtorch's tensors may be read by several threads. A step of some slots writes those slots' pages and states alone, which no other
+// slot shares at the positions that are written, and it takes no tables from the decoder's rotations, which `begin_step` did.
+unsafe impl Sync for Shared<'_> {}
+
+impl Shared<'_> {
+    /// All of it: a closure would capture the parts that it names.
+    fn all(&self) -> &Self {
+        self
+    }
 }

@@ -236,7 +236,7 @@ impl KvCache {
     }
 
     /// Writes keys and values `[rows, 2, key heads, dim]` to these rows of a layer.
-    pub(super) fn write(&mut self, layer: usize, rows: &Tensor, keys_values: &Tensor) {
+    pub(super) fn write(&self, layer: usize, rows: &Tensor, keys_values: &Tensor) {
         let all = self.keys_values(layer).flatten(1, 3);
         let _written = all.shallow_clone().index_copy_(0, rows, &keys_values.reshape([rows.size()[0], -1]));
     }

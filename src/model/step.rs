@@ -118,14 +118,7 @@ impl Decoder {
 
     /// Writes a layer's new keys and values, and attends over all positions up to them: fused projections
     /// `[slots, …]` → `[slots, heads · dim]`.
-    pub(super) fn attend_step(
-        &self,
-        layer: &Layer,
-        index: usize,
-        step: &Step,
-        projected: &Tensor,
-        cache: &mut KvCache,
-    ) -> Tensor {
+    pub(super) fn attend_step(&self, layer: &Layer, index: usize, step: &Step, projected: &Tensor, cache: &KvCache) -> Tensor {
         let (config, window) = (&self.config, self.config.windows[index]);
         match &step.way {
             Way::Fused(positions, tables) => self.by_gates(projected, |qkv| {
@@ -163,7 +156,7 @@ impl Decoder {
         count: i64,
         (read, masks): (&Read, &ByLayer<Option<Tensor>>),
         qkv: &Tensor,
-        cache: &mut KvCache,
+        cache: &KvCache,
     ) -> Tensor {
         let (config, Read { written, tables, rows, longest }) = (&self.config, read);
         let (qk, v) = self.heads(layer, qkv, &[count], tables.get(index));

@@ -1,6 +1,8 @@
-//! How many threads share an operation of libtorch.
+//! How many threads share an operation of libtorch, and a decoding step.
 
 use std::ffi::c_int;
+
+use rayon::{ThreadPool, ThreadPoolBuilder};
 
 use super::{Layout, ModelConfig};
 use crate::util::cores::cores;
@@ -22,6 +24,57 @@ pub(crate) fn use_threads(threads: usize) {
 /// Threads of an engine by the size of its model, at most the machine's.
 pub(crate) fn threads_of_engine(model: &ModelConfig) -> usize {
     (Layout::new(model).total() / PARAMETERS_OF_A_THREAD).clamp(1, cores())
+}
+
+/// Rows of a decoding step that are worth a thread.
+const ROWS_OF_A_THREAD: usize = 8;
+
+/// Threads of an engine on a processor. Where operations are too small for all of them, each computes some rows of a decoding step.
+#[derive(Default)]
+pub(crate) struct StepThreads {
+    /// One thread fewer than there are parts.
+    pool: Option<ThreadPool>,
+}
+
+impl StepThreads {
+    /// Lets `threads` compute steps of this model: operations of the caller's thread are for as many as are worth it. Where no thread
+    /// can start, the caller's computes alone, and a warning says so.
+    pub fn new(model: &ModelConfig, threads: usize) -> Self {
+        let of_each = threads_of_engine(model).min(threads).max(1);
+        use_threads(of_each);
+        let more = threads / of_each;
+        if more < 2 {
+            return StepThreads::default();
+        }
+        let pool = ThreadPoolBuilder::new()
+            .num_threads(more - 1)
+            .thread_name(|index| format!("generate-{}", index + 1))
+            .start_handler(move |_| use_threads(of_each))
+            .build();
+        StepThreads { pool: pool.inspect_err(|error| tracing::warn!("one thread generates instead of {threads}: {error}")).ok() }
+    }
+
+    /// Parts of a step with so many rows.
+    pub fn parts(&self, rows: usize) -> usize {
+        let most = self.pool.as_ref().map_or(1, |pool| pool.current_num_threads() + 1);
+        most.min(rows / ROWS_OF_A_THREAD).max(1)
+    }
+
+    /// Does `work` with each part at the same time, and returns what it gives in their order. A panic is passed on.
+    pub fn each<P: Send, T: Send>(&self, parts: Vec<P>, work: impl Fn(P) -> T + Sync) -> Vec<T> {
+        let Some(pool) = self.pool.as_ref().filter(|_| parts.len() > 1) else { return parts.into_iter().map(work).collect() };
+        let mut done: Vec<Option<T>> = parts.iter().map(|_| None).collect();
+        let work = &work;
+        pool.in_place_scope(|scope| {
+            let mut places = parts.into_iter().zip(&mut done);
+            let own = places.next();
+            for (part, place) in places {
+                scope.spawn(move |_| *place = Some(work(part)));
+            }
+            own.into_iter().for_each(|(part, place)| *place = Some(work(part)));
+        });
+        done.into_iter().flatten().collect()
+    }
 }
 
 #[cfg(test)]

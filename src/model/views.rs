@@ -126,6 +126,11 @@ impl Views {
         Views { embedding, layers: Layers::Held(layers), norm, head }
     }
 
+    /// Returns true if threads may compute a step's rows apart from each other: on a processor, where layers needn't be made first.
+    pub(super) fn are_divisible(&self) -> bool {
+        self.activations() == (Kind::Float, Device::Cpu) && matches!(self.layers, Layers::Held(_))
+    }
+
     /// Format and device of what layers hand on.
     pub(super) fn activations(&self) -> (Kind, Device) {
         let device = self.embedding.device();

@@ -70,6 +70,8 @@ fn a_trainer_of_the_same_weights_chooses_the_experts_of_the_generator() {
     let (requests, plain) = (requests(), run(recording(3), &requests()));
     assert_eq!(compared(5, &requests, &plain).other, 0);
     assert!(compared(6, &requests, &plain).share().unwrap() > 0.2, "other weights choose others");
+    let divided = |slots| std::thread::scope(|scope| scope.spawn(|| run(recording(slots).threads(2), &requests)).join().unwrap());
+    assert_eq!(compared(5, &requests, &divided(16)).other, 0, "two threads for a step");
     let without = LocalEngine::new(decoder(&mixture()), tokenizer(), 3, 11);
     let without = by_key(run(with_weights(without, 5), &requests));
     assert_same("without experts", &by_key(plain), &without);

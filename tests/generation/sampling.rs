@@ -39,6 +39,27 @@ fn n2_a_sample_is_the_same_alone_and_in_any_batch_slot_and_order() {
 }
 
 #[test]
+fn n2_a_sample_is_the_same_however_many_threads_divide_the_steps() {
+    for config in families() {
+        let by = |threads: usize| {
+            // An engine sets its thread's number.
+            let run = || {
+                let mut engine = LocalEngine::new(decoder(&config), tokenizer(), 40, 11).threads(threads);
+                engine.set_weights(1, &Weights::random(&config, 5));
+                // 40 samples in flight, then fewer than make a part.
+                (0..8).for_each(|ordinal| engine.submit(request(ordinal, 6, &params(20))).unwrap());
+                by_key(engine.run().unwrap())
+            };
+            std::thread::scope(|scope| scope.spawn(run).join().unwrap())
+        };
+        let alone = by(1);
+        for threads in [2, 3] {
+            assert_same(&format!("{:?}, {threads} threads", config.family), &by(threads), &alone);
+        }
+    }
+}
+
+#[test]
 fn d3_log_probs_equal_a_teacher_forced_rescore() {
     for config in families() {
         let weights = Weights::random(&config, 5);

@@ -13,7 +13,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Instant;
 
-use tch::Tensor;
+use tch::{Device, Tensor};
 
 use super::ahead::Ahead;
 use super::draw::{Choices, draw};
@@ -24,7 +24,7 @@ use crate::data::{Answer, SampledToken, Tokenizer, Version};
 use crate::engine::slots::{Admission, Slots};
 use crate::engine::{EngineError, Finished, Load, OnNewWeights, Request, TokenEngine};
 use crate::model::stream::{Entered, Event, Stream};
-use crate::model::{Compute, Decoder, FrozenWeights, KvCache, PAGE, Weights};
+use crate::model::{Compute, Decoder, FrozenWeights, KvCache, PAGE, StepThreads, Weights, use_threads};
 
 /// Engine that generates with weights in this process.
 pub struct LocalEngine {
@@ -63,6 +63,8 @@ pub struct LocalEngine {
     pub(super) draft_tokens: usize,
     /// Whether completions have the experts of their tokens.
     routes: bool,
+    /// Of a decoding step on a processor.
+    threads: StepThreads,
 }
 
 impl LocalEngine {
@@ -93,7 +95,19 @@ impl LocalEngine {
             shelf: None,
             draft_tokens: 0,
             routes: false,
+            threads: StepThreads::default(),
         }
+    }
+
+    /// Sets how many threads compute on a processor, after [`computing`](LocalEngine::computing); default: those that the calling thread's operations have. Where
+    /// the model's operations are too small for all of them, each computes some of the samples of a decoding step, whose tokens
+    /// depend on that as little as on the other samples.
+    pub fn threads(mut self, threads: usize) -> Self {
+        match self.compute.device {
+            Device::Cpu => self.threads = StepThreads::new(self.decoder.config(), threads),
+            _ => use_threads(threads),
+        }
+        self
     }
 
     /// Sets device and format, before the first request. Default: f32 on the CPU.
@@ -297,7 +311,7 @@ impl LocalEngine {
     /// One token for each of `slots`.
     fn decode(&mut self, weights: &Rc<ServedWeights>, slots: &[usize], tokens: &[i64], positions: &[usize]) -> Choices {
         let rows = rows(&self.slots, self.run_seed, slots);
-        draw(&self.decoder.decode(&weights.views, slots[0], tokens, positions, &mut self.cache), &rows)
+        draw(&self.decoder.decode_by(&self.threads, &weights.views, slots[0], (tokens, positions), &mut self.cache), &rows)
     }
 
     /// Draws a token for each of `slots` from its row of logits, and ends the samples that it

@@ -17,6 +17,7 @@ use crate::engine::{Concurrency, Load, OnNewWeights, SamplingParams, TokenEngine
 use crate::flow::{Io, RunContext, Signal, Stage, StageError, StageSpec, WeightsRx};
 use crate::observe::{Metric, Metrics};
 use crate::rollout::{Admission, Agent, Fate, POLL, RolloutContext, Rollouts};
+use crate::util::cores::cores;
 
 /// Settings with which a generator makes its engine.
 #[derive(Clone, Debug)]
@@ -25,7 +26,7 @@ pub struct EngineSettings {
     pub slots: usize,
     /// Seed of the sampling; 0 by default.
     pub seed: u64,
-    /// Number of threads; `None`: by the size of the model.
+    /// Number of threads; `None`: by the size of the model, and all of the machine's in a synchronous run.
     pub threads: Option<usize>,
     /// Policy for samples in flight when weights change.
     pub on_new_weights: OnNewWeights,
@@ -170,8 +171,9 @@ impl<E: TokenEngine> Generator<E> {
         self
     }
 
-    /// Number of threads of each engine, at least 1. Default: one for each four million parameters,
-    /// and at most the machine's: threads that share small products wait for each other.
+    /// Number of threads of each engine, at least 1. Default: one for each four million parameters, and at most the machine's: threads that
+    /// share small products wait for each other. In a synchronous run all of the machine's, among which a small model's samples are
+    /// divided.
     pub fn threads(mut self, threads: usize) -> Self {
         self.settings.threads = Some(threads.max(1));
         self
@@ -219,9 +221,11 @@ impl<E: TokenEngine> Generator<E> {
     /// Engine of one worker, made on the calling thread.
     pub(crate) fn engine(&self) -> E {
         let share = |all: usize| all.div_ceil(self.engines());
-        let EngineSettings { slots, prefix_cache, cache_tokens, .. } = self.settings;
+        let EngineSettings { slots, threads, prefix_cache, cache_tokens, .. } = self.settings;
         let (slots, prefix_cache, cache_tokens) = (share(slots), share(prefix_cache), cache_tokens.map(share));
-        (self.make)(&EngineSettings { slots, prefix_cache, cache_tokens, ..self.settings.clone() })
+        // Nothing is trained meanwhile.
+        let threads = threads.or_else(|| self.in_rounds().then(cores));
+        (self.make)(&EngineSettings { slots, threads, prefix_cache, cache_tokens, ..self.settings.clone() })
     }
 
     pub(crate) fn tokenizer(&self) -> &Arc<Tokenizer> {
@@ -397,13 +401,14 @@ impl Generator<crate::engine::LocalEngine> {
         let policy = policy.clone();
         let (devices, started) = (devices.into_iter().collect::<Vec<_>>(), std::sync::atomic::AtomicUsize::new(0));
         let make = move |settings: &EngineSettings| {
-            crate::model::use_threads(settings.threads.unwrap_or_else(|| crate::model::threads_of_engine(policy.config())));
             let engine =
                 crate::engine::LocalEngine::new(policy.decoder(), policy.tokenizer().clone(), settings.slots, settings.seed);
             let turn = started.fetch_add(1, std::sync::atomic::Ordering::Relaxed) % devices.len().max(1);
             let compute = policy.compute();
             let device = devices.get(turn).copied().unwrap_or(compute.device);
             let engine = engine.computing(crate::model::Compute { device, ..compute });
+            let threads = settings.threads.unwrap_or_else(|| crate::model::threads_of_engine(policy.config()));
+            let engine = engine.threads(threads);
             let engine = engine.remembering(settings.prefix_cache).cache_tokens(settings.cache_tokens);
             let engine = engine.drafting(settings.draft_tokens);
             let engine = engine.recording_routes(settings.routes);
