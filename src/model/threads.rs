@@ -86,6 +86,23 @@ mod tests {
     use super::*;
     use crate::model::fused;
 
+    fn two() -> StepThreads {
+        StepThreads { pool: Some(ThreadPoolBuilder::new().num_threads(1).build().unwrap()) }
+    }
+
+    #[test]
+    fn parts_are_done_each_once_and_returned_in_order_and_few_rows_are_not_divided() {
+        assert_eq!(two().each((0..9).collect(), |part: i32| part * part), (0..9).map(|part| part * part).collect::<Vec<_>>());
+        assert_eq!([15, 16, 400].map(|rows| two().parts(rows)), [1, 2, 2]);
+        assert_eq!(StepThreads::default().parts(400), 1);
+    }
+
+    #[test]
+    #[should_panic(expected = "part 1")]
+    fn a_panic_of_a_part_is_passed_on() {
+        two().each(vec![0, 1], |part| assert!(part != 1, "part {part}"));
+    }
+
     #[test]
     fn a_thread_keeps_its_number_when_another_sets_its_own_afterwards() {
         let (first_has_set, second_begins) = mpsc::channel();
