@@ -308,8 +308,8 @@ struct Shared<'a> {
     cache: &'a KvCache,
 }
 
-// SAFETY: libtorch's tensors may be read by several threads. A step of some slots writes those slots' pages and states alone, which no other
-// slot shares at the positions that are written, and it takes no tables from the decoder's rotations, which `begin_step` did.
+// SAFETY: libtorch's tensors may be read by several threads. A step writes to pages and states of its own slots alone, at
+// positions that no other slot shares. The decoder's rotations, which change as they grow, are `begin_step`'s.
 unsafe impl Sync for Shared<'_> {}
 
 impl Shared<'_> {

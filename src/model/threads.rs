@@ -29,7 +29,8 @@ pub(crate) fn threads_of_engine(model: &ModelConfig) -> usize {
 /// Rows of a decoding step that are worth a thread.
 const ROWS_OF_A_THREAD: usize = 8;
 
-/// Threads of an engine on a processor. Where operations are too small for all of them, each computes some rows of a decoding step.
+/// Threads of an engine on a processor. Where operations are too small for all of them, each computes some rows
+/// of a decoding step.
 #[derive(Default)]
 pub(crate) struct StepThreads {
     /// One thread fewer than there are parts.
@@ -37,8 +38,8 @@ pub(crate) struct StepThreads {
 }
 
 impl StepThreads {
-    /// Lets `threads` compute steps of this model: operations of the caller's thread are for as many as are worth it. Where no thread
-    /// can start, the caller's computes alone, and a warning says so.
+    /// Lets `threads` compute steps of this model: operations of the caller's thread take as many as are worth it.
+    /// Where no thread can start, the caller's computes alone, and a warning says so.
     pub fn new(model: &ModelConfig, threads: usize) -> Self {
         let of_each = threads_of_engine(model).min(threads).max(1);
         use_threads(of_each);
@@ -60,7 +61,7 @@ impl StepThreads {
         most.min(rows / ROWS_OF_A_THREAD).max(1)
     }
 
-    /// Does `work` with each part at the same time, and returns what it gives in their order. A panic is passed on.
+    /// Does `work` with each part at the same time, and returns the results in their order. A panic is passed on.
     pub fn each<P: Send, T: Send>(&self, parts: Vec<P>, work: impl Fn(P) -> T + Sync) -> Vec<T> {
         let Some(pool) = self.pool.as_ref().filter(|_| parts.len() > 1) else { return parts.into_iter().map(work).collect() };
         let mut done: Vec<Option<T>> = parts.iter().map(|_| None).collect();

@@ -126,7 +126,8 @@ impl Views {
         Views { embedding, layers: Layers::Held(layers), norm, head }
     }
 
-    /// Returns true if threads may compute a step's rows apart from each other: on a processor, where layers needn't be made first.
+    /// Returns true if threads may each compute some rows of a step: on a processor, where layers needn't be made
+    /// first.
     pub(super) fn are_divisible(&self) -> bool {
         self.activations() == (Kind::Float, Device::Cpu) && matches!(self.layers, Layers::Held(_))
     }

@@ -70,8 +70,6 @@ fn a_trainer_of_the_same_weights_chooses_the_experts_of_the_generator() {
     let (requests, plain) = (requests(), run(recording(3), &requests()));
     assert_eq!(compared(5, &requests, &plain).other, 0);
     assert!(compared(6, &requests, &plain).share().unwrap() > 0.2, "other weights choose others");
-    let divided = |slots| std::thread::scope(|scope| scope.spawn(|| run(recording(slots).threads(2), &requests)).join().unwrap());
-    assert_eq!(compared(5, &requests, &divided(16)).other, 0, "two threads for a step");
     let without = LocalEngine::new(decoder(&mixture()), tokenizer(), 3, 11);
     let without = by_key(run(with_weights(without, 5), &requests));
     assert_same("without experts", &by_key(plain), &without);
@@ -80,6 +78,16 @@ fn a_trainer_of_the_same_weights_chooses_the_experts_of_the_generator() {
     let mut dense = dense.remembering(2);
     dense.set_weights(1, &Weights::random(&families()[1], 1));
     assert!(run(dense, &requests).iter().all(|finished| finished.routes.is_none()), "there are none");
+}
+
+#[test]
+fn experts_of_steps_that_threads_divide_are_those_of_each_token() {
+    // 24 samples at a time: three parts of eight.
+    let requests: Vec<Request> = (0..6).map(|ordinal| request(ordinal, 4, &params(14))).collect();
+    let divided = || run(recording(24).threads(3), &requests);
+    let divided = std::thread::scope(|scope| scope.spawn(divided).join().unwrap());
+    assert_eq!(compared(5, &requests, &divided).other, 0);
+    assert_same("by three threads", &by_key(divided), &by_key(run(recording(24), &requests)));
 }
 
 /// What is remembered or drafted takes other passes: the rest of a prompt, several tokens of a sample.

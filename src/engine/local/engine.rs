@@ -99,9 +99,10 @@ impl LocalEngine {
         }
     }
 
-    /// Sets how many threads compute on a processor, after [`computing`](LocalEngine::computing); default: those that the calling thread's operations have. Where
-    /// the model's operations are too small for all of them, each computes some of the samples of a decoding step, whose tokens
-    /// depend on that as little as on the other samples.
+    /// Sets how many threads compute, on the thread that will call the engine and after
+    /// [`computing`](LocalEngine::computing); default: those of the calling thread's operations. On a processor a
+    /// model whose operations are too small for all of them has the samples of a step divided among them, on which
+    /// no token depends.
     pub fn threads(mut self, threads: usize) -> Self {
         match self.compute.device {
             Device::Cpu => self.threads = StepThreads::new(self.decoder.config(), threads),

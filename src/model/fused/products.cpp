@@ -194,22 +194,26 @@ Tensor product(const Tensor& a, const Tensor& b) {
   return out;
 }
 
-// x · wᵀ + bias
+// x · wᵀ + bias, without gradients.
+Tensor projection(const Tensor& x, const Tensor& w, const std::optional<Tensor>& bias) {
+  const int64_t rows = x.size(0), depth = x.size(1), columns = w.size(0);
+  const Tensor added = bias.has_value() ? bias->contiguous() : Tensor();
+  const float* by = added.defined() ? added.const_data_ptr<float>() : nullptr;
+  Tensor out = at::empty({rows, columns}, x.options());
+  // Whichever transposes fewer numbers.
+  if (rows * (depth + columns) < depth * columns || rows < HEIGHT)
+    multiply_few(x, w, by, out);
+  else
+    multiply(x, transposed(w, false), by, out);
+  return out;
+}
+
 struct Linear : Function<Linear> {
   static Tensor forward(AutogradContext* ctx, const Tensor& x, const Tensor& w, const std::optional<Tensor>& bias) {
     // A weight that isn't trained needs no inputs.
     ctx->save_for_backward({w.requires_grad() ? x : Tensor(), w});
     ctx->saved_data["biased"] = bias.has_value();
-    const int64_t rows = x.size(0), depth = x.size(1), columns = w.size(0);
-    const Tensor added = bias.has_value() ? bias->contiguous() : Tensor();
-    const float* by = added.defined() ? added.const_data_ptr<float>() : nullptr;
-    Tensor out = at::empty({rows, columns}, x.options());
-    // Whichever transposes fewer numbers.
-    if (rows * (depth + columns) < depth * columns || rows < HEIGHT)
-      multiply_few(x, w, by, out);
-    else
-      multiply(x, transposed(w, false), by, out);
-    return out;
+    return projection(x, w, bias);
   }
 
   static variable_list backward(AutogradContext* ctx, variable_list grads) {
@@ -238,7 +242,10 @@ bool rollflow_products_supported() {
 
 // x · weightᵀ + bias: [rows, depth] and [columns, depth], contiguous.
 char* rollflow_linear(Tensor** out, Tensor* x, Tensor* weight, Tensor* bias) {
-  return guarded(out, [&] { return Linear::apply(*x, *weight, bias ? std::optional<Tensor>(*bias) : std::nullopt); });
+  return guarded(out, [&] {
+    const std::optional<Tensor> added = bias ? std::optional<Tensor>(*bias) : std::nullopt;
+    return at::GradMode::is_enabled() ? Linear::apply(*x, *weight, added) : projection(*x, *weight, added);
+  });
 }
 
 // a · b, without gradients.

@@ -16,12 +16,11 @@ unsafe extern "C" {
 /// Least size of a matrix, and of a large one: libtorch's product of small ones takes no longer.
 const NUMBERS: [usize; 2] = [8_192, 80_000];
 
-/// Least number of rows, for a matrix and for a large one: with fewer, libtorch's product takes no longer. With 16 rows and more this one takes 0.4 to 0.95
-/// of its time on two cores of an AMD EPYC, and gradients of many rows 0.75 to 0.95.
+/// Least number of rows, for a matrix and for a large one: with fewer, libtorch's product takes no longer.
 const ROWS: [i64; 2] = [12, 4];
 
-/// `x · weightᵀ + bias` in f32, `[rows, depth]` and `[columns, depth]` → `[rows, columns]`. `None` if libtorch's product is
-/// faster.
+/// `x · weightᵀ + bias` in f32, `[rows, depth]` and `[columns, depth]` → `[rows, columns]`. `None` if libtorch's
+/// product is faster.
 pub(super) fn linear(x: &Tensor, weight: &Tensor, bias: Option<&Tensor>) -> Option<Tensor> {
     let is_plain = |of: &Tensor| of.dim() == 2 && of.is_contiguous();
     let is_enough = |of: usize| weight.numel() >= NUMBERS[of] && x.size()[0] >= ROWS[of];
@@ -66,7 +65,7 @@ mod tests {
         gaps.max().double_value(&[])
     }
 
-    /// Whole blocks of rows, columns and depth, one more, and one fewer of each; those that transpose the matrix, and those that don't.
+    /// Whole blocks of rows, columns and depth, one more, and one fewer of each, whichever operand is transposed.
     #[test]
     fn n5_products_and_their_gradients_are_f64_s_to_the_precision_of_f32() {
         if !is_supported() {

@@ -171,9 +171,8 @@ impl<E: TokenEngine> Generator<E> {
         self
     }
 
-    /// Number of threads of each engine, at least 1. Default: one for each four million parameters, and at most the machine's: threads that
-    /// share small products wait for each other. In a synchronous run all of the machine's, among which a small model's samples are
-    /// divided.
+    /// Number of threads of each engine, at least 1. Default: one for each four million parameters, and at most the
+    /// machine's; in a synchronous run all of them ([`LocalEngine::threads`](crate::engine::LocalEngine::threads)).
     pub fn threads(mut self, threads: usize) -> Self {
         self.settings.threads = Some(threads.max(1));
         self
@@ -407,8 +406,7 @@ impl Generator<crate::engine::LocalEngine> {
             let compute = policy.compute();
             let device = devices.get(turn).copied().unwrap_or(compute.device);
             let engine = engine.computing(crate::model::Compute { device, ..compute });
-            let threads = settings.threads.unwrap_or_else(|| crate::model::threads_of_engine(policy.config()));
-            let engine = engine.threads(threads);
+            let engine = engine.threads(settings.threads.unwrap_or_else(|| crate::model::threads_of_engine(policy.config())));
             let engine = engine.remembering(settings.prefix_cache).cache_tokens(settings.cache_tokens);
             let engine = engine.drafting(settings.draft_tokens);
             let engine = engine.recording_routes(settings.routes);
