@@ -28,6 +28,8 @@ using torch::autograd::variable_list;
 // A kernel call computes so many rows and columns of a result and sums so many products. Shapes of calls are compiled once a thread, so that these are few:
 // the last rows of an operand are copied to a block of the full height.
 constexpr int64_t HEIGHT = 64, WIDTH = 128, DEPTH = 1024;
+// The depth of a gradient by inputs, whose matrix is read across its rows.
+constexpr int64_t ACROSS_DEPTH = 512;
 // The same of a product whose left operand is transposed; its last rows are filled up with zeros to a multiple of STEP.
 constexpr int64_t TURNED_DEPTH = 256, STEP = 64;
 // With fewer rows or columns, or fewer operations, libtorch's gradients take no longer.
@@ -54,22 +56,27 @@ INLINE void exchange(Lanes* rows) {
   }
 }
 
+// A square of `height` rows of `width` numbers to `width` rows of `height`.
+INLINE void turn(const float* from, int64_t from_row, float* to, int64_t to_row, int64_t height, int64_t width) {
+  Lanes square[LANES] = {};
+  for (int64_t r = 0; r < height; r++) std::memcpy(&square[r], from + r * from_row, width * sizeof(float));
+  exchange<1>(square);
+  exchange<2>(square);
+  exchange<4>(square);
+  exchange<8>(square);
+  for (int64_t r = 0; r < width; r++) std::memcpy(to + r * to_row, &square[r], height * sizeof(float));
+}
+
 // `count` rows of `len` numbers to `len` rows of `count`.
 EVERY_CPU void transpose(const float* from, int64_t from_row, float* to, int64_t to_row, int64_t count, int64_t len) {
   for (int64_t i = 0; i < count; i += LANES) {
     for (int64_t j = 0; j < len; j += LANES) {
-      if (i + LANES <= count && j + LANES <= len) {
-        Lanes square[LANES];
-        for (int r = 0; r < LANES; r++) square[r] = *reinterpret_cast<const Lanes*>(from + (i + r) * from_row + j);
-        exchange<1>(square);
-        exchange<2>(square);
-        exchange<4>(square);
-        exchange<8>(square);
-        for (int r = 0; r < LANES; r++) *reinterpret_cast<Lanes*>(to + (j + r) * to_row + i) = square[r];
-      } else {
-        for (int64_t r = i; r < std::min(i + LANES, count); r++)
-          for (int64_t c = j; c < std::min(j + LANES, len); c++) to[c * to_row + r] = from[r * from_row + c];
-      }
+      const int64_t height = std::min(LANES, count - i), width = std::min(LANES, len - j);
+      const float* square = from + i * from_row + j;
+      float* turned = to + j * to_row + i;
+      // Of a whole square the compiler knows the sizes.
+      if (height == LANES && width == LANES) turn(square, from_row, turned, to_row, LANES, LANES);
+      else turn(square, from_row, turned, to_row, height, width);
     }
   }
 }
@@ -97,8 +104,8 @@ void call(int64_t height, int64_t width, int64_t depth, const float* a, int64_t 
 // Blocks of work that are worth a thread.
 int64_t worth(int64_t products) { return std::max<int64_t>(1, (1 << 19) / std::max<int64_t>(1, products)); }
 
-// out = a · b + bias: [rows, depth] and [depth, columns].
-void multiply(const Tensor& a, const Tensor& b, const float* bias, const Tensor& out) {
+// out = a · b + bias: [rows, depth] and [depth, columns], of which a call sums `most` products.
+void multiply(const Tensor& a, const Tensor& b, const float* bias, int64_t most, const Tensor& out) {
   const int64_t rows = a.size(0), depth = a.size(1), columns = b.size(1);
   const int64_t row_blocks = (rows + HEIGHT - 1) / HEIGHT, column_blocks = (columns + WIDTH - 1) / WIDTH;
   const float *pa = a.const_data_ptr<float>(), *pb = b.const_data_ptr<float>();
@@ -119,8 +126,8 @@ void multiply(const Tensor& a, const Tensor& b, const float* bias, const Tensor&
         }
         from = last_rows.data(), sums = block.data(), sums_row = width;
       }
-      for (int64_t d = 0; d < depth; d += DEPTH)
-        call(HEIGHT, width, std::min(DEPTH, depth - d), from + d, depth, pb + d * columns + column, columns, sums, sums_row, d > 0);
+      for (int64_t d = 0; d < depth; d += most)
+        call(HEIGHT, width, std::min(most, depth - d), from + d, depth, pb + d * columns + column, columns, sums, sums_row, d > 0);
       for (int64_t r = 0; r < height && (bias || height < HEIGHT); r++)
         for (int64_t i = 0; i < width; i++) to[(row + r) * columns + column + i] = sums[r * sums_row + i] + (bias ? bias[column + i] : 0.0f);
     }
@@ -190,7 +197,7 @@ Tensor product(const Tensor& a, const Tensor& b) {
   if (a.size(0) * a.size(1) * b.size(1) < OPERATIONS || a.size(0) < (turned ? FEWEST : HEIGHT)) return a.mm(b);
   if (turned) return multiply_transposed(a.t(), b.contiguous());
   Tensor out = at::empty({a.size(0), b.size(1)}, a.options());
-  multiply(a.contiguous(), b.contiguous(), nullptr, out);
+  multiply(a.contiguous(), b.contiguous(), nullptr, ACROSS_DEPTH, out);
   return out;
 }
 
@@ -204,7 +211,7 @@ Tensor projection(const Tensor& x, const Tensor& w, const std::optional<Tensor>&
   if (rows * (depth + columns) < depth * columns || rows < HEIGHT)
     multiply_few(x, w, by, out);
   else
-    multiply(x, transposed(w, false), by, out);
+    multiply(x, transposed(w, false), by, DEPTH, out);
   return out;
 }
 
