@@ -308,7 +308,7 @@ struct Shared<'a> {
     cache: &'a KvCache,
 }
 
-// SAFETY: libtorch's tensors may be read by several threads. A step writes to pages and states of its own slots alone, at
+// SAFETY: libtorch's tensors may be read by several threads. A step writes to the pages and states of these slots alone, at
 // positions that no other slot shares. The decoder's rotations, which change as they grow, are `begin_step`'s.
 unsafe impl Sync for Shared<'_> {}
 
