@@ -29,36 +29,37 @@ constexpr int64_t LANES = 16;
 // With fewer rows than this, packing them and transposing the result costs less than packing the weight.
 constexpr int64_t FEW_ROWS = 256;
 
-// The right operand as kernels take it: numbers 2i and 2i + 1 of a column side by side, [depth / 2, columns]. Kernels may read LANES pairs past the end.
+// The right operand as kernels take it: numbers 2i and 2i + 1 of a column side by side, [depth / 2, columns]. Rows are filled up to a multiple of LANES, for a
+// kernel with AMX must not read more columns than a row has; what it computes of them is left out.
 struct Pairs {
   Tensor held;
   int64_t columns;
+
+  Pairs(int64_t depth, int64_t columns) : held(at::empty({depth / 2, (columns + LANES - 1) / LANES * LANES}, at::kInt)), columns(columns) {}
+  int64_t row() const { return held.size(1); }
   const BFloat16* at(int64_t depth, int64_t column) const {
-    return reinterpret_cast<const BFloat16*>(held.const_data_ptr<int32_t>() + depth / 2 * columns + column);
+    return reinterpret_cast<const BFloat16*>(held.const_data_ptr<int32_t>() + depth / 2 * row() + column);
   }
 };
 
-Pairs room(int64_t depth, int64_t columns) { return {at::empty({depth / 2 * columns + LANES}, at::kInt), columns}; }
-
-Tensor view_of(const Pairs& of, int64_t depth) { return of.held.narrow(0, 0, depth / 2 * of.columns).view({depth / 2, of.columns}); }
-
 // Of the transpose of rows [columns, depth]: pairs are adjacent already.
 Pairs pairs_of_rows(const Tensor& rows) {
-  Pairs pairs = room(rows.size(1), rows.size(0));
-  view_of(pairs, rows.size(1)).copy_(rows.view(at::kInt).t());
+  const Pairs pairs(rows.size(1), rows.size(0));
+  pairs.held.narrow(1, 0, pairs.columns).copy_(rows.view(at::kInt).t());
   return pairs;
 }
 
 // Of a matrix [depth, columns].
 Pairs pairs_of_columns(const Tensor& matrix) {
   const int64_t depth = matrix.size(0), columns = matrix.size(1);
-  Pairs pairs = room(depth, columns);
+  const Pairs pairs(depth, columns);
   const uint16_t* from = reinterpret_cast<const uint16_t*>(matrix.const_data_ptr<BFloat16>());
   uint32_t* to = reinterpret_cast<uint32_t*>(pairs.held.mutable_data_ptr<int32_t>());
+  const int64_t row = pairs.row();
   at::parallel_for(0, depth / 2, std::max<int64_t>(1, 32768 / columns), [&](int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end; i++) {
       const uint16_t *even = from + 2 * i * columns, *odd = even + columns;
-      for (int64_t j = 0; j < columns; j++) to[i * columns + j] = static_cast<uint32_t>(odd[j]) << 16 | even[j];
+      for (int64_t j = 0; j < columns; j++) to[i * row + j] = static_cast<uint32_t>(odd[j]) << 16 | even[j];
     }
   });
   return pairs;
@@ -79,7 +80,7 @@ void multiply(const Tensor& a, const Pairs& b, bool transposed, const Tensor& ou
       const int64_t computed = transposed ? (width + LANES - 1) / LANES * LANES : width, stride = transposed ? BLOCK : columns;
       float* sums = transposed ? block.data() : to + row * columns + column;
       for (int64_t d = 0; d < depth; d += DEPTH)
-        at::native::cpublas::brgemm(height, computed, std::min(DEPTH, depth - d), depth, columns, stride, d > 0, from + row * depth + d, b.at(d, column), sums);
+        at::native::cpublas::brgemm(height, computed, std::min(DEPTH, depth - d), depth, b.row(), stride, d > 0, from + row * depth + d, b.at(d, column), sums);
       if (transposed)
         for (int64_t j = 0; j < width; j++)
           for (int64_t i = 0; i < height; i++) to[(column + j) * rows + row + i] = sums[i * BLOCK + j];
