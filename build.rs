@@ -4,8 +4,12 @@
 use std::path::{Path, PathBuf};
 
 /// Operations of a model, and what they include.
-const FUSED: [&str; 13] = [
-    "src/model/fused/fused.cpp",
+const FUSED: [&str; 17] = [
+    "src/model/fused/rows.cpp",
+    "src/model/fused/attention.cpp",
+    "src/model/fused/slots.cpp",
+    "src/model/fused/nf4.cpp",
+    "src/model/fused/libtorch.cpp",
     "src/model/fused/half.cpp",
     "src/model/fused/products.cpp",
     "src/model/fused/delta_chunks.cpp",
@@ -19,7 +23,8 @@ const FUSED: [&str; 13] = [
     "src/model/shared_memory.cpp",
     "src/model/stream.cpp",
 ];
-const HEADERS: [&str; 4] = [
+const HEADERS: [&str; 5] = [
+    "src/model/fused/attention.hpp",
     "src/model/fused/guarded.hpp",
     "src/model/fused/vectors.hpp",
     "src/model/fused/gpu/launch.hpp",

@@ -1,9 +1,9 @@
 // Products of f32 matrices on a CPU, and their gradients.
 //
 // Libraries rearrange both operands of a product and clear its result first, which takes a fifth of the time where matrices are small, and more where rows are
-// few. Here oneDNN's kernels, which libtorch exports, read operands where they are; only what must be transposed is, in blocks that stay in a cache. Each
-// number of x · wᵀ is one sum in the order of the depth, so that it depends neither on the number of rows nor of threads. products.rs chooses, and its tests
-// compare with f64.
+// few. Here oneDNN's kernels, which libtorch exports, read operands where they are; what must be transposed or is read often is rearranged in blocks that stay
+// in a cache. Each number of x · wᵀ is one sum in the order of the depth, so that it depends neither on the number of rows nor of threads. products.rs
+// chooses, and its tests compare with f64.
 
 #include <ATen/ATen.h>
 #include <ATen/Parallel.h>
@@ -17,6 +17,15 @@
 
 #include "guarded.hpp"
 #include "vectors.hpp"
+
+// True where libtorch has Intel's library and the processor is Intel's. There gradients by weights take a fifth less time in it.
+extern "C" bool rollflow_has_fast_library() {
+#if defined(__x86_64__) && defined(__GNUC__)
+  return at::hasMKL() && __builtin_cpu_is("intel");
+#else
+  return false;
+#endif
+}
 
 namespace {
 
@@ -34,64 +43,20 @@ constexpr int64_t ACROSS_DEPTH = 512;
 constexpr int64_t TURNED_DEPTH = 256, STEP = 64;
 // With fewer rows or columns, or fewer operations, libtorch's gradients take no longer.
 constexpr int64_t FEWEST = 32, OPERATIONS = 1 << 22;
-// Numbers of a vector.
-constexpr int64_t LANES = 16;
-
-typedef float Lanes __attribute__((vector_size(LANES * sizeof(float)), aligned(sizeof(float)), may_alias));
-typedef int32_t Order __attribute__((vector_size(LANES * sizeof(int32_t))));
-
-// Exchanges the two quarters of each pair of squares `S` wide that are off their diagonal.
-template <int S>
-INLINE void exchange(Lanes* rows) {
-  Order first, second;
-  for (int i = 0; i < LANES; i++) {
-    first[i] = i & S ? LANES + i - S : i;
-    second[i] = i & S ? LANES + i : i + S;
-  }
-  for (int i = 0; i < LANES; i++) {
-    if (i & S) continue;
-    const Lanes upper = rows[i], lower = rows[i + S];
-    rows[i] = __builtin_shuffle(upper, lower, first);
-    rows[i + S] = __builtin_shuffle(upper, lower, second);
-  }
-}
-
-// A square of `height` rows of `width` numbers to `width` rows of `height`.
-INLINE void turn(const float* from, int64_t from_row, float* to, int64_t to_row, int64_t height, int64_t width) {
-  Lanes square[LANES] = {};
-  for (int64_t r = 0; r < height; r++) std::memcpy(&square[r], from + r * from_row, width * sizeof(float));
-  exchange<1>(square);
-  exchange<2>(square);
-  exchange<4>(square);
-  exchange<8>(square);
-  for (int64_t r = 0; r < width; r++) std::memcpy(to + r * to_row, &square[r], height * sizeof(float));
-}
-
 // `count` rows of `len` numbers to `len` rows of `count`.
-EVERY_CPU void transpose(const float* from, int64_t from_row, float* to, int64_t to_row, int64_t count, int64_t len) {
-  for (int64_t i = 0; i < count; i += LANES) {
-    for (int64_t j = 0; j < len; j += LANES) {
-      const int64_t height = std::min(LANES, count - i), width = std::min(LANES, len - j);
-      const float* square = from + i * from_row + j;
-      float* turned = to + j * to_row + i;
-      // Of a whole square the compiler knows the sizes.
-      if (height == LANES && width == LANES) turn(square, from_row, turned, to_row, LANES, LANES);
-      else turn(square, from_row, turned, to_row, height, width);
-    }
-  }
+EVERY_CPU void turn_rows(const float* from, int64_t from_row, float* to, int64_t to_row, int64_t count, int64_t len) {
+  transpose(from, from_row, to, to_row, count, len);
 }
 
-int64_t padded(int64_t count) { return (count + LANES - 1) / LANES * LANES; }
-
-// The transpose, whose rows are padded with zeros to whole vectors if `padding` says so.
-Tensor transposed(const Tensor& matrix, bool padding) {
-  const int64_t rows = matrix.size(0), columns = matrix.size(1), width = padding ? padded(rows) : rows;
+// The transpose, whose rows are padded with zeros to whole vectors.
+Tensor transposed(const Tensor& matrix) {
+  const int64_t rows = matrix.size(0), columns = matrix.size(1), width = padded(rows);
   Tensor out = at::empty({columns, width}, matrix.options());
   const float* from = matrix.const_data_ptr<float>();
   float* to = out.mutable_data_ptr<float>();
   at::parallel_for(0, (columns + LANES - 1) / LANES, std::max<int64_t>(1, 65536 / (LANES * rows + 1)), [&](int64_t begin, int64_t end) {
     const int64_t first = begin * LANES, last = std::min(end * LANES, columns);
-    transpose(from + first, columns, to + first * width, width, rows, last - first);
+    turn_rows(from + first, columns, to + first * width, width, rows, last - first);
     for (int64_t row = first; row < last; row++) std::fill(to + row * width + rows, to + (row + 1) * width, 0.0f);
   });
   return out;
@@ -104,17 +69,41 @@ void call(int64_t height, int64_t width, int64_t depth, const float* a, int64_t 
 // Blocks of work that are worth a thread.
 int64_t worth(int64_t products) { return std::max<int64_t>(1, (1 << 19) / std::max<int64_t>(1, products)); }
 
-// out = a · b + bias: [rows, depth] and [depth, columns], of which a call sums `most` products.
-void multiply(const Tensor& a, const Tensor& b, const float* bias, int64_t most, const Tensor& out) {
-  const int64_t rows = a.size(0), depth = a.size(1), columns = b.size(1);
+// The right operand of a product, [depth, columns]: as it lies, or in panels of WIDTH columns, each contiguous. Rows far apart share few places of a cache.
+struct Right {
+  Tensor held;
+  int64_t depth, columns;
+  bool panels;
+
+  int64_t width(int64_t column) const { return std::min(WIDTH, columns - column); }
+  int64_t row(int64_t column) const { return panels ? width(column) : columns; }
+  const float* at(int64_t d, int64_t column) const { return held.const_data_ptr<float>() + (panels ? column * depth : column) + d * row(column); }
+};
+
+// The transpose of a matrix [columns, depth], in panels.
+Right turned_panels(const Tensor& matrix) {
+  const Right right{at::empty({matrix.numel()}, matrix.options()), matrix.size(1), matrix.size(0), true};
+  const float* from = matrix.const_data_ptr<float>();
+  float* to = right.held.mutable_data_ptr<float>();
+  const int64_t depth = right.depth, columns = right.columns;
+  at::parallel_for(0, (columns + WIDTH - 1) / WIDTH, std::max<int64_t>(1, 65536 / (WIDTH * depth + 1)), [&](int64_t begin, int64_t end) {
+    for (int64_t column = begin * WIDTH; column < std::min(end * WIDTH, columns); column += WIDTH)
+      turn_rows(from + column * depth, depth, to + column * depth, right.width(column), right.width(column), depth);
+  });
+  return right;
+}
+
+// out = a · b + bias, of which a call sums `most` products. `a` [rows, depth].
+void multiply(const Tensor& a, const Right& b, const float* bias, int64_t most, const Tensor& out) {
+  const int64_t rows = a.size(0), depth = b.depth, columns = b.columns;
   const int64_t row_blocks = (rows + HEIGHT - 1) / HEIGHT, column_blocks = (columns + WIDTH - 1) / WIDTH;
-  const float *pa = a.const_data_ptr<float>(), *pb = b.const_data_ptr<float>();
+  const float* pa = a.const_data_ptr<float>();
   float* to = out.mutable_data_ptr<float>();
   at::parallel_for(0, row_blocks * column_blocks, worth(HEIGHT * depth * std::min(WIDTH, columns)), [&](int64_t begin, int64_t end) {
     std::vector<float> last_rows, block;
     for (int64_t at = begin; at < end; at++) {
       const int64_t row = at / column_blocks * HEIGHT, column = at % column_blocks * WIDTH;
-      const int64_t height = std::min(HEIGHT, rows - row), width = std::min(WIDTH, columns - column);
+      const int64_t height = std::min(HEIGHT, rows - row), width = b.width(column);
       const float* from = pa + row * depth;
       float* sums = to + row * columns + column;
       int64_t sums_row = columns;
@@ -127,7 +116,7 @@ void multiply(const Tensor& a, const Tensor& b, const float* bias, int64_t most,
         from = last_rows.data(), sums = block.data(), sums_row = width;
       }
       for (int64_t d = 0; d < depth; d += most)
-        call(HEIGHT, width, std::min(most, depth - d), from + d, depth, pb + d * columns + column, columns, sums, sums_row, d > 0);
+        call(HEIGHT, width, std::min(most, depth - d), from + d, depth, b.at(d, column), b.row(column), sums, sums_row, d > 0);
       for (int64_t r = 0; r < height && (bias || height < HEIGHT); r++)
         for (int64_t i = 0; i < width; i++) to[(row + r) * columns + column + i] = sums[r * sums_row + i] + (bias ? bias[column + i] : 0.0f);
     }
@@ -139,7 +128,7 @@ void multiply(const Tensor& a, const Tensor& b, const float* bias, int64_t most,
 void multiply_few(const Tensor& x, const Tensor& w, const float* bias, const Tensor& out) {
   const int64_t rows = x.size(0), depth = x.size(1), columns = w.size(0), lanes = padded(rows);
   const int64_t row_blocks = (columns + HEIGHT - 1) / HEIGHT, column_blocks = (lanes + WIDTH - 1) / WIDTH;
-  const Tensor turned = transposed(x, true);
+  const Tensor turned = transposed(x);
   const float *px = turned.const_data_ptr<float>(), *pw = w.const_data_ptr<float>();
   float* to = out.mutable_data_ptr<float>();
   at::parallel_for(0, row_blocks * column_blocks, worth(HEIGHT * depth * std::min(WIDTH, lanes)), [&](int64_t begin, int64_t end) {
@@ -155,7 +144,7 @@ void multiply_few(const Tensor& x, const Tensor& w, const float* bias, const Ten
       }
       for (int64_t r = 0; bias && r < height; r++)
         for (int64_t i = 0; i < width; i++) sums[r * width + i] += bias[row + r];
-      transpose(sums.data(), width, to + column * columns + row, columns, height, std::min(width, rows - column));
+      turn_rows(sums.data(), width, to + column * columns + row, columns, height, std::min(width, rows - column));
     }
     at::native::cpublas::brgemm_release();
   });
@@ -179,7 +168,7 @@ Tensor multiply_transposed(const Tensor& a, const Tensor& b) {
       for (int64_t d = 0; d < all; d += TURNED_DEPTH) {
         const int64_t count = std::min(TURNED_DEPTH, depth - d), len = std::min(TURNED_DEPTH, all - d);
         if (count < len || height < tall) std::fill(turned.begin(), turned.end(), 0.0f);
-        transpose(pa + d * rows + row, rows, turned.data(), len, count, height);
+        turn_rows(pa + d * rows + row, rows, turned.data(), len, count, height);
         const float* from = d < whole ? pb + d * columns : pe;
         for (int64_t column = 0; column < columns; column += WIDTH)
           call(tall, std::min(WIDTH, columns - column), len, turned.data(), len, from + column, columns, sums + column, columns, d > 0);
@@ -194,10 +183,10 @@ Tensor multiply_transposed(const Tensor& a, const Tensor& b) {
 // a · b, where `a` may be the transpose of a matrix.
 Tensor product(const Tensor& a, const Tensor& b) {
   const bool turned = !a.is_contiguous() && a.t().is_contiguous();
-  if (a.size(0) * a.size(1) * b.size(1) < OPERATIONS || a.size(0) < (turned ? FEWEST : HEIGHT)) return a.mm(b);
+  if (rollflow_has_fast_library() || a.size(0) * a.size(1) * b.size(1) < OPERATIONS || a.size(0) < (turned ? FEWEST : HEIGHT)) return a.mm(b);
   if (turned) return multiply_transposed(a.t(), b.contiguous());
   Tensor out = at::empty({a.size(0), b.size(1)}, a.options());
-  multiply(a.contiguous(), b.contiguous(), nullptr, ACROSS_DEPTH, out);
+  multiply(a.contiguous(), {b.contiguous(), b.size(0), b.size(1), false}, nullptr, ACROSS_DEPTH, out);
   return out;
 }
 
@@ -211,7 +200,7 @@ Tensor projection(const Tensor& x, const Tensor& w, const std::optional<Tensor>&
   if (rows * (depth + columns) < depth * columns || rows < HEIGHT)
     multiply_few(x, w, by, out);
   else
-    multiply(x, transposed(w, false), by, DEPTH, out);
+    multiply(x, turned_panels(w), by, DEPTH, out);
   return out;
 }
 

@@ -54,6 +54,10 @@ mod tests {
         Tensor::from_slice(&(0..shape[0] * shape[1]).map(of).collect::<Vec<_>>()).view(shape)
     }
 
+    unsafe extern "C" {
+        fn rollflow_has_fast_library() -> bool;
+    }
+
     fn is_supported() -> bool {
         unsafe { rollflow_products_supported() }
     }
@@ -140,9 +144,10 @@ mod tests {
         }
     }
 
+    /// Where libtorch computes gradients, long sums are its own.
     #[test]
     fn the_number_of_threads_changes_no_bit_of_a_gradient() {
-        if !is_supported() {
+        if !is_supported() || unsafe { rollflow_has_fast_library() } {
             return;
         }
         let by = |threads: usize| {

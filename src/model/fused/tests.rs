@@ -1,6 +1,7 @@
 //! Fused operations against libtorch's and written-out ones.
 
 use super::*;
+use crate::model::Packed;
 
 const F32: (Kind, Device) = (Kind::Float, Device::Cpu);
 
@@ -88,7 +89,8 @@ fn attention_equals_the_written_out_form_for_ragged_sequences_windows_and_shared
     tch::manual_seed(3);
     let apart = [7, 1, 33, 12, 2].map(|len| (len, None));
     // Two prefixes with continuations (9 rows, then 3 and 20; 4 rows, then 1), and a separate
-    // sequence.
+    // sequence. Windows end within a block of keys, at its end and after it.
+    let long = [(70, None), (37, None), (50, Some(1)), (2, Some(1)), (17, Some(1))];
     let shared = [(9, None), (3, Some(0)), (20, Some(0)), (4, None), (1, Some(3)), (5, None)];
     for (at, (sequences, heads, kv, d, window)) in [
         (&apart[..], 4, 2, 8, None),
@@ -99,6 +101,9 @@ fn attention_equals_the_written_out_form_for_ragged_sequences_windows_and_shared
         (&shared, 4, 2, 8, None),
         (&shared, 4, 1, 32, Some(6)),
         (&shared, 2, 2, 64, None),
+        (&long, 4, 2, 32, Some(19)),
+        (&long, 2, 1, 40, Some(16)),
+        (&long, 2, 2, 64, Some(3)),
     ]
     .into_iter()
     .enumerate()
@@ -119,7 +124,7 @@ fn attention_equals_the_written_out_form_for_ragged_sequences_windows_and_shared
             Some(*end)
         });
         let own: Vec<i64> = ends.zip(&packed.lens).flat_map(|(end, len)| end - *len as i64..end).collect();
-        let angles = Tensor::rand([40, d / 2], F32) * 6.0;
+        let angles = Tensor::rand([90, d / 2], F32) * 6.0;
         let (cos, sin) = (angles.cos(), angles.sin());
         let tables = [&cos, &sin].map(|half| Tensor::cat(&[half, half], 1));
         let shape = Heads { queries: heads, keys: kv, scale: 1.0 / (d as f64).sqrt(), cap };

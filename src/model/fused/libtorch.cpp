@@ -1,0 +1,63 @@
+// What tch lacks of libtorch.
+
+#include <ATen/Context.h>
+#include <ATen/Parallel.h>
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/_foreach_copy.h>
+#include <ATen/ops/_fused_adamw.h>
+
+#include <cstdint>
+#include <vector>
+
+#include "guarded.hpp"
+
+namespace {
+
+using at::Tensor;
+
+std::vector<Tensor> list(Tensor** tensors, int64_t count) {
+  std::vector<Tensor> out;
+  for (int64_t i = 0; i < count; i++) out.push_back(*tensors[i]);
+  return out;
+}
+
+}  // namespace
+
+extern "C" {
+
+// What libtorch should do on a GPU. cuDNN's attention builds a plan for every new shape, for 0.1 to 1 s each, and shapes of rollouts are new nearly every time;
+// sums of bf16 products that are split between blocks would be rounded to bf16. Gives back what is set then.
+char* rollflow_gpu_defaults(bool* cudnn_attention, bool* rounded_sums) {
+  return guarded([&] {
+    auto& context = at::globalContext();
+    context.setSDPUseCuDNN(false);
+    context.setAllowBF16ReductionCuBLAS(false);
+    *cudnn_attention = context.userEnabledCuDNNSDP();
+    *rounded_sums = context.allowBF16ReductionCuBLAS() == at::CuBLASReductionOption::AllowReducedPrecisionWithSplitK;
+  });
+}
+
+// Sets how many threads share an operation that the caller starts. When a thread first computes in a library, libtorch or this one, the library replaces the
+// thread's number by the one that any thread set last. Both do so here, before the number is set.
+void rollflow_use_threads(int threads) {
+  at::internal::lazy_init_num_threads();
+  at::get_num_threads();
+  at::set_num_threads(threads);
+}
+
+// Copies tensors to others of their shapes, all at a time on a GPU.
+char* rollflow_copy_all(Tensor** to, Tensor** from, int64_t count) {
+  return guarded([&] { at::_foreach_copy_(list(to, count), list(from, count)); });
+}
+
+// One update of `count` tensors. `maxima` is null without amsgrad, `divisor` where gradients are taken as they are.
+char* rollflow_adamw(Tensor** params, Tensor** grads, Tensor** means, Tensor** squares, Tensor** maxima, int64_t count, Tensor* step,
+                     Tensor* divisor, double lr, double beta1, double beta2, double weight_decay, double eps) {
+  return guarded([&] {
+    const std::vector<Tensor> steps(count, *step);
+    at::_fused_adamw_(list(params, count), list(grads, count), list(means, count), list(squares, count),
+                      maxima ? list(maxima, count) : std::vector<Tensor>{}, steps, lr, beta1, beta2, weight_decay, eps, maxima != nullptr,
+                      false, divisor ? std::optional<Tensor>(*divisor) : std::nullopt);
+  });
+}
+}
