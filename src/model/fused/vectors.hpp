@@ -48,13 +48,21 @@ INLINE float exp_approx(float x) {
 constexpr int64_t LANES = 16;
 
 typedef float Lanes __attribute__((vector_size(LANES * sizeof(float)), aligned(sizeof(float)), may_alias));
-typedef int32_t Order __attribute__((vector_size(LANES * sizeof(int32_t))));
 
 INLINE Lanes& lanes(float* numbers) { return *reinterpret_cast<Lanes*>(numbers); }
 INLINE const Lanes& lanes(const float* numbers) { return *reinterpret_cast<const Lanes*>(numbers); }
 
 // The next multiple of LANES.
 INLINE int64_t padded(int64_t count) { return (count + LANES - 1) / LANES * LANES; }
+
+#if defined(__clang__)
+// A square of `height` rows of `width` numbers to `width` rows of `height`. Clang has no shuffles by an order that is computed.
+INLINE void turn(const float* from, int64_t from_row, float* to, int64_t to_row, int64_t height, int64_t width) {
+  for (int64_t r = 0; r < height; r++)
+    for (int64_t c = 0; c < width; c++) to[c * to_row + r] = from[r * from_row + c];
+}
+#else
+typedef int32_t Order __attribute__((vector_size(LANES * sizeof(int32_t))));
 
 // Exchanges the two quarters of each pair of squares `S` wide that are off their diagonal.
 template <int S>
@@ -82,6 +90,7 @@ INLINE void turn(const float* from, int64_t from_row, float* to, int64_t to_row,
   exchange<8>(square);
   for (int64_t r = 0; r < width; r++) std::memcpy(to + r * to_row, &square[r], height * sizeof(float));
 }
+#endif
 
 // `count` rows of `len` numbers to `len` rows of `count`.
 INLINE void transpose(const float* from, int64_t from_row, float* to, int64_t to_row, int64_t count, int64_t len) {
