@@ -121,7 +121,7 @@ int64_t forward_scratch(const Sequence& s, int64_t d) { return KeyHead::floats(s
 
 template <int64_t D>
 INLINE void attention_forward(const float* qkv, const float* cos, const float* sin, const float* sinks, float* out, float* lse, float* scratch, const Sequence& s,
-                                 const Shape& shape) {
+                              const Shape& shape) {
   const int64_t d = D ? D : shape.d, per_kv = shape.heads / shape.kv_heads, total = s.total(), stride = padded(total);
   const KeyHead key_head(scratch, s, d);
   float *scores = scratch + KeyHead::floats(s, d), *queries = scores + ROWS * stride, *sums = queries + ROWS * d;
@@ -159,7 +159,7 @@ int64_t backward_scratch(const Sequence& s, int64_t d) {
 // Writes the gradient of the sequence's own rows and adds to that of its prefix, which must have been written before.
 template <int64_t D>
 INLINE void attention_backward(const float* qkv, const float* cos, const float* sin, const float* sinks, const float* out, const float* lse, const float* dout,
-                                  float* dqkv, float* dsinks, float* scratch, const Sequence& s, const Shape& shape) {
+                               float* dqkv, float* dsinks, float* scratch, const Sequence& s, const Shape& shape) {
   const int64_t d = D ? D : shape.d, row = shape.row(), per_kv = shape.heads / shape.kv_heads, total = s.total(), stride = padded(total), out_row = shape.heads * d;
   const int64_t own = whole(s.len);
   const KeyHead key_head(scratch, s, d);
@@ -213,15 +213,6 @@ INLINE void attention_backward(const float* qkv, const float* cos, const float* 
     }
   }
 }
-
-// The usual widths of heads are known to the compiler.
-#define BY_WIDTH(f, ...)                \
-  switch (shape.d) {                    \
-    case 32: return f<32>(__VA_ARGS__); \
-    case 64: return f<64>(__VA_ARGS__); \
-    case 128: return f<128>(__VA_ARGS__); \
-    default: return f<0>(__VA_ARGS__);  \
-  }
 
 EVERY_CPU void attention_forward_of(const float* qkv, const float* cos, const float* sin, const float* sinks, float* out, float* lse, float* scratch,
                                     const Sequence& s, const Shape& shape) {

@@ -46,9 +46,8 @@ unsafe extern "C" {
     ) -> *mut c_char;
 }
 
-/// Longest sequence, in tokens, of the fused attention. Its backward pass keeps two squares of that
-/// size per head, and its loops are not blocked. Bounded by memory (half a megabyte), not by
-/// measurement.
+/// Longest sequence, in tokens, of the fused attention, whose backward pass keeps two squares of that size. Bounded
+/// by memory (half a megabyte), not by measurement.
 pub const LONGEST_FUSED_SEQUENCE: usize = 256;
 
 /// Returns true if [`attention`] supports sequences of up to `longest` tokens, of this type and on

@@ -43,6 +43,7 @@ constexpr int64_t ACROSS_DEPTH = 512;
 constexpr int64_t TURNED_DEPTH = 256, STEP = 64;
 // With fewer rows or columns, or fewer operations, libtorch's gradients take no longer.
 constexpr int64_t FEWEST = 32, OPERATIONS = 1 << 22;
+
 // `count` rows of `len` numbers to `len` rows of `count`.
 EVERY_CPU void turn_rows(const float* from, int64_t from_row, float* to, int64_t to_row, int64_t count, int64_t len) {
   transpose(from, from_row, to, to_row, count, len);

@@ -43,28 +43,26 @@ EVERY_CPU void keep(const float* qkv, const float* cos, const float* sin, const 
 }
 
 // to += Σ weight_j · row_j over n rows. D is the head size where it is one of the usual ones, so that the sums stay in registers; 0
-// takes it from d. Two sums again.
+// takes it from d. Two sums, for one would wait for itself.
 template <int64_t D>
-INLINE void combine(const float* weights, int64_t weight_stride, const float* rows, int64_t row_stride, int64_t n, int64_t d, float* to) {
+INLINE void combine(const float* weights, const float* rows, int64_t row_stride, int64_t n, int64_t d, float* to) {
   if constexpr (D > 0) {
     Lanes even[D / LANES] = {}, odd[D / LANES] = {};
     int64_t j = 0;
     for (; j + 1 < n; j += 2) {
-      const Lanes* first = reinterpret_cast<const Lanes*>(rows + j * row_stride);
-      const Lanes* second = reinterpret_cast<const Lanes*>(rows + (j + 1) * row_stride);
+      const float *first = rows + j * row_stride, *second = first + row_stride;
       for (int64_t b = 0; b < D / LANES; b++) {
-        even[b] += weights[j * weight_stride] * first[b];
-        odd[b] += weights[(j + 1) * weight_stride] * second[b];
+        even[b] += weights[j] * lanes(first + b * LANES);
+        odd[b] += weights[j + 1] * lanes(second + b * LANES);
       }
     }
-    Lanes* out = reinterpret_cast<Lanes*>(to);
     for (int64_t b = 0; b < D / LANES; b++) {
-      if (j < n) even[b] += weights[j * weight_stride] * reinterpret_cast<const Lanes*>(rows + j * row_stride)[b];
-      out[b] += even[b] + odd[b];
+      if (j < n) even[b] += weights[j] * lanes(rows + j * row_stride + b * LANES);
+      lanes(to + b * LANES) += even[b] + odd[b];
     }
   } else {
     for (int64_t j = 0; j < n; j++)
-      for (int64_t c = 0; c < d; c++) to[c] += weights[j * weight_stride] * rows[j * row_stride + c];
+      for (int64_t c = 0; c < d; c++) to[c] += weights[j] * rows[j * row_stride + c];
   }
 }
 
@@ -95,18 +93,13 @@ INLINE void attend(const float* qkv, const float* cos, const float* sin, const f
     for (int64_t j = 0; j < padded(count); j++) scores[j] /= sum;
     float* o = out + (at.row * shape.heads + h) * d;
     for (int64_t c = 0; c < d; c++) o[c] = 0.0f;
-    pages([&](int64_t at, int64_t len, const float* keys) INLINED { combine<D>(scores + at, 1, keys + shape.kv_heads * d, stride, len, d, o); });
+    pages([&](int64_t at, int64_t len, const float* keys) INLINED { combine<D>(scores + at, keys + shape.kv_heads * d, stride, len, d, o); });
   }
 }
 
 EVERY_CPU void attend_of(const float* qkv, const float* cos, const float* sin, const float* sinks, const Paged& slots, float* out, float* scratch, const Place& at,
                          int64_t kv, const Shape& shape) {
-  switch (shape.d) {
-    case 32: return attend<32>(qkv, cos, sin, sinks, slots, out, scratch, at, kv, shape);
-    case 64: return attend<64>(qkv, cos, sin, sinks, slots, out, scratch, at, kv, shape);
-    case 128: return attend<128>(qkv, cos, sin, sinks, slots, out, scratch, at, kv, shape);
-    default: return attend<0>(qkv, cos, sin, sinks, slots, out, scratch, at, kv, shape);
-  }
+  BY_WIDTH(attend, qkv, cos, sin, sinks, slots, out, scratch, at, kv, shape)
 }
 
 // Row i of qkv is the token at position `at[i]` of slot `of[i]`, or of slot i if `of` is empty. Several rows of a slot see each other's keys.
