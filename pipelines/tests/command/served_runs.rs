@@ -136,6 +136,12 @@ fn a_run_whose_server_sleeps_during_steps_is_the_run_of_one_process() {
         assert_eq!(server.metric(Metric::ServedSleeps, &[]), 4.0, "{name}");
         assert_eq!(server.get("/ready")["success"], true, "it is awake for others");
         nothing_lost(&served, 3);
+
+        // As a run that was killed left it, and without `engine.sleep`.
+        server.ask("/release_memory_occupation", &json!({}));
+        let (next, engine) = (folder.path().join(format!("{name}_next")), engine.replace("sleep=true,", ""));
+        run_of(&base, &next, &[&GREEDY, more, &[&engine]].concat());
+        assert_eq!(sampled(&next), sampled(&local), "{name}");
     }
     let (engine, late) = ("engine={kind=\"rollflow\",sleep=true,urls=[\"http://127.0.0.1:9\"]}", folder.path().join("late"));
     let ended = rollflow(&run_args(GRPO, &late, &[engine, "flow.max_staleness=1"]));

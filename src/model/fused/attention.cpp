@@ -214,14 +214,19 @@ INLINE void attention_backward(const float* qkv, const float* cos, const float* 
   }
 }
 
+// A width that the compiler knows saves heads of 32 an eighth of the time, and wider ones nothing. 0 takes it from the shape.
+constexpr int64_t NARROW = 32;
+
 EVERY_CPU void attention_forward_of(const float* qkv, const float* cos, const float* sin, const float* sinks, float* out, float* lse, float* scratch,
                                     const Sequence& s, const Shape& shape) {
-  BY_WIDTH(attention_forward, qkv, cos, sin, sinks, out, lse, scratch, s, shape)
+  if (shape.d == NARROW) return attention_forward<NARROW>(qkv, cos, sin, sinks, out, lse, scratch, s, shape);
+  attention_forward<0>(qkv, cos, sin, sinks, out, lse, scratch, s, shape);
 }
 
 EVERY_CPU void attention_backward_of(const float* qkv, const float* cos, const float* sin, const float* sinks, const float* out, const float* lse,
                                      const float* dout, float* dqkv, float* dsinks, float* scratch, const Sequence& s, const Shape& shape) {
-  BY_WIDTH(attention_backward, qkv, cos, sin, sinks, out, lse, dout, dqkv, dsinks, scratch, s, shape)
+  if (shape.d == NARROW) return attention_backward<NARROW>(qkv, cos, sin, sinks, out, lse, dout, dqkv, dsinks, scratch, s, shape);
+  attention_backward<0>(qkv, cos, sin, sinks, out, lse, dout, dqkv, dsinks, scratch, s, shape);
 }
 
 // Sequences as they are handed over, four numbers each. One that continues a prefix follows it, with nothing but others that do between.

@@ -70,13 +70,4 @@ INLINE float weigh(float* scores, int32_t from, int32_t end, int32_t first, int3
   return sum;
 }
 
-// Calls `f` with the width of a head, of which the usual ones are known to the compiler; 0 takes it from the shape.
-#define BY_WIDTH(f, ...)                \
-  switch (shape.d) {                    \
-    case 32: return f<32>(__VA_ARGS__); \
-    case 64: return f<64>(__VA_ARGS__); \
-    case 128: return f<128>(__VA_ARGS__); \
-    default: return f<0>(__VA_ARGS__);  \
-  }
-
 }  // namespace

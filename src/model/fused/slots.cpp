@@ -99,7 +99,12 @@ INLINE void attend(const float* qkv, const float* cos, const float* sin, const f
 
 EVERY_CPU void attend_of(const float* qkv, const float* cos, const float* sin, const float* sinks, const Paged& slots, float* out, float* scratch, const Place& at,
                          int64_t kv, const Shape& shape) {
-  BY_WIDTH(attend, qkv, cos, sin, sinks, slots, out, scratch, at, kv, shape)
+  switch (shape.d) {
+    case 32: return attend<32>(qkv, cos, sin, sinks, slots, out, scratch, at, kv, shape);
+    case 64: return attend<64>(qkv, cos, sin, sinks, slots, out, scratch, at, kv, shape);
+    case 128: return attend<128>(qkv, cos, sin, sinks, slots, out, scratch, at, kv, shape);
+    default: return attend<0>(qkv, cos, sin, sinks, slots, out, scratch, at, kv, shape);
+  }
 }
 
 // Row i of qkv is the token at position `at[i]` of slot `of[i]`, or of slot i if `of` is empty. Several rows of a slot see each other's keys.

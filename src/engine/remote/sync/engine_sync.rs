@@ -11,8 +11,8 @@
 //! The probe follows the resume, because a paused server answers nothing. Until the probe succeeds,
 //! no version is committed; if it fails, tokens sampled since the resume are discarded.
 //!
-//! An engine that sleeps takes memory for its weights before it loads, and for keys and values after it, when the
-//! trainer's step has freed more.
+//! An engine that can sleep takes memory for its weights before it loads, and for keys and values after it, when the
+//! trainer's step has freed more. It may sleep since a run that was killed, so that every run wakes it.
 //!
 //! An adapter needs no pause, because no request names it before its probe: (send) → load → check → probe.
 
@@ -29,7 +29,7 @@ use crate::engine::remote::handle::EngineState;
 use crate::engine::remote::{EngineMemory, FleetHandle, InferenceEngine, PauseMode, RemoteError, WeightControl};
 use crate::net::{RetryPolicy, deadline};
 
-/// Longest time for an engine to report what it serves.
+/// Longest time for an engine to report what it serves, or what it can do.
 const LOOK: Duration = Duration::from_secs(1);
 
 /// Longest time to pause an engine that failed.
@@ -170,7 +170,9 @@ pub(super) async fn sync_engine(
     let Some(control) = engine.weights() else {
         return Err(IsolatedEngine { engine: engine.name(), phase: "load", error: StepError::Fixed });
     };
-    let mut sync = EngineSync { fleet, place, engine, control, update, config, retries: config.retries, times: Vec::new() };
+    let sleeps = config.sleep || matches!(timeout(LOOK, engine.probe()).await, Ok(Ok(found)) if found.sleeps);
+    let mut sync =
+        EngineSync { fleet, place, engine, control, update, config, sleeps, retries: config.retries, times: Vec::new() };
     loop {
         let isolated = match sync.attempt(before).await {
             Ok(sums) => return Ok((sync.times, sums)),
@@ -198,6 +200,8 @@ struct EngineSync<'a> {
     control: &'a dyn WeightControl,
     update: &'a Update,
     config: &'a SyncConfig,
+    /// If true, it may sleep.
+    sleeps: bool,
     /// Retries that are left, of all phases.
     retries: u32,
     times: Vec<(&'static str, Duration)>,
@@ -205,7 +209,7 @@ struct EngineSync<'a> {
 
 impl EngineSync<'_> {
     async fn attempt(&mut self, before: Option<&Checksums>) -> Result<Option<Checksums>, IsolatedEngine> {
-        let EngineSync { engine, control, update, config, .. } = *self;
+        let EngineSync { engine, control, update, config, sleeps, .. } = *self;
         let (label, limit) = (&update.label(), config.step_timeout);
         let folder = &match (update.carried.as_ref().zip(engine.address()), config.carry) {
             (Some((carried, address)), _) => {
@@ -215,11 +219,11 @@ impl EngineSync<'_> {
             (None, Carry::Stream) => self.phase("send", config.load_timeout, || control.upload(&update.folder)).await?,
             (None, _) => update.folder.to_path_buf(),
         };
-        if config.sleep {
+        if sleeps {
             self.phase("wake", config.load_timeout, || control.wake(EngineMemory::Weights)).await?;
         }
         if update.adapter {
-            if config.sleep {
+            if sleeps {
                 self.phase("wake", config.load_timeout, || control.wake(EngineMemory::Cache)).await?;
                 self.phase("resume", limit, || control.resume()).await?;
             }
@@ -245,7 +249,7 @@ impl EngineSync<'_> {
             self.phase("flush", limit, || control.flush_cache()).await?;
         }
         self.fleet.start_trial(self.place);
-        if config.sleep {
+        if sleeps {
             self.phase("wake", config.load_timeout, || control.wake(EngineMemory::Cache)).await?;
         }
         self.phase("resume", limit, || control.resume()).await?;
