@@ -222,9 +222,13 @@ pub fn check<T: Setting>(value: &T, path: &str, key: &str, limit: &[&Limit<T>], 
     let key = join(path, key);
     value.check(&key, problems);
     let Some(limit) = limit.iter().find(|limit| !(limit.holds)(value)) else { return };
-    let (message, help) = match value.write() {
-        Written::Inline(found) if found != "\"\"" => (format!("`{key}` is {found}"), format!("it must be {}", limit.text)),
-        _ => (format!("`{key}` is missing or empty"), format!("give it {}", T::expects())),
+    problems.push(out_of_range(key, value.write(), limit.text, T::expects));
+}
+
+fn out_of_range(key: String, value: Written, limit: &str, expects: fn() -> String) -> Problem {
+    let (message, help) = match value {
+        Written::Inline(found) if found != "\"\"" => (format!("`{key}` is {found}"), format!("it must be {limit}")),
+        _ => (format!("`{key}` is missing or empty"), format!("give it {}", expects())),
     };
-    problems.push(Problem::of(key, message, help));
+    Problem::of(key, message, help)
 }
