@@ -11,8 +11,8 @@
 //! The probe follows the resume, because a paused server answers nothing. Until the probe succeeds,
 //! no version is committed; if it fails, tokens sampled since the resume are discarded.
 //!
-//! An engine that can sleep takes memory for its weights before it loads, and for keys and values after it, when the
-//! trainer's step has freed more. It may sleep since a run that was killed, so that every run wakes it.
+//! An engine that sleeps takes memory for its weights before it loads, and for keys and values after it, when the
+//! trainer's step has freed more. One that can sleep may do so since a run that was killed: its first sync wakes it.
 //!
 //! An adapter needs no pause, because no request names it before its probe: (send) → load → check → probe.
 
@@ -170,7 +170,8 @@ pub(super) async fn sync_engine(
     let Some(control) = engine.weights() else {
         return Err(IsolatedEngine { engine: engine.name(), phase: "load", error: StepError::Fixed });
     };
-    let sleeps = config.sleep || matches!(timeout(LOOK, engine.probe()).await, Ok(Ok(found)) if found.sleeps);
+    let unknown = fleet.served(place).is_none();
+    let sleeps = config.sleep || unknown && matches!(timeout(LOOK, engine.probe()).await, Ok(Ok(found)) if found.sleeps);
     let mut sync =
         EngineSync { fleet, place, engine, control, update, config, sleeps, retries: config.retries, times: Vec::new() };
     loop {
