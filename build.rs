@@ -8,7 +8,7 @@ const FUSED: [&str; 17] = [
     "src/model/fused/rows.cpp",
     "src/model/fused/attention.cpp",
     "src/model/fused/slots.cpp",
-    "src/model/fused/nf4.cpp",
+    "src/model/fused/four_bits.cpp",
     "src/model/fused/libtorch.cpp",
     "src/model/fused/half.cpp",
     "src/model/fused/products.cpp",

@@ -23,7 +23,7 @@ fi
 export CARGO_TARGET_X86_64_UNKNOWN_LINUX_GNU_RUNNER="env LD_PRELOAD=$library"
 export ROLLFLOW_REQUIRE_GPU=1
 cargo test --workspace --test golden_models
-cargo test --workspace --test models -- precision:: devices:: gpu:: quantised:: memory::a_trainer_on_a_gpu memory::a_generator_on_a_gpu
+cargo test --workspace --test models -- precision:: devices:: gpu:: quantised:: gpt_oss:: memory::a_trainer_on_a_gpu memory::a_generator_on_a_gpu
 cargo test --workspace --lib -- fused:: draw:: stream:: nf4::
 if [ "${1:-}" = quick ]; then
   exit

@@ -7,9 +7,9 @@ use std::sync::Arc;
 use serde_json::{Value, json};
 
 use super::config_json::says_4_bits;
-use super::folder::{WeightFile, read_tensors, write_tensors};
+use super::folder::{Kept, WeightFile, load_hf_as, read_tensors, write_tensors};
 use super::keys::{Keys, read_object};
-use super::{Adapter, Dtype, Lora, ModelConfig, ModelError, Weights, load_hf_for};
+use super::{Adapter, Dtype, Lora, ModelConfig, ModelError, Weights};
 use crate::util::atomic_file;
 
 /// The file that makes a folder one of adapters.
@@ -82,8 +82,8 @@ pub fn save_adapter(dir: &Path, adapter: &Adapter) -> Result<(), ModelError> {
 pub fn load_adapter(dir: &Path, config: &ModelConfig) -> Result<Adapter, ModelError> {
     let lora = read_config(&dir.join(CONFIG))?.0.on_model(config)?;
     let layout = lora.layout(config);
-    let path = dir.join(WEIGHTS);
-    let (flat, ..) = read_tensors(&layout, &path, vec![path.clone()], None, Dtype::F32)?;
+    let (path, kept) = (dir.join(WEIGHTS), Kept { dtype: Dtype::F32, in_4_bits: false });
+    let (flat, ..) = read_tensors(&layout, &path, vec![path.clone()], None, kept)?;
     Ok(Adapter { lora: Arc::new(lora), layout: Arc::new(layout), flat })
 }
 
@@ -129,11 +129,11 @@ pub(super) fn named_base(dir: &Path) -> Result<(PathBuf, bool), ModelError> {
     Ok((base, scores))
 }
 
-/// Loads adapters with their base model in the format `dtype`. If the adapters include a score
+/// Loads adapters with their base model, which is kept so. If the adapters include a score
 /// head, it replaces a language model's head.
-pub(super) fn load_with_base(dir: &Path, dtype: Dtype) -> Result<(ModelConfig, Weights), ModelError> {
+pub(super) fn load_with_base(dir: &Path, kept: Kept) -> Result<(ModelConfig, Weights), ModelError> {
     let (base, scores) = named_base(dir)?;
-    let (config, weights) = load_hf_for(&base, dtype)?;
+    let (config, weights) = load_hf_as(&base, kept)?;
     let (config, weights) = match scores && !config.scores {
         true => (config.scoring(), weights.scoring(&config, None)),
         false => (config, weights),

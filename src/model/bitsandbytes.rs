@@ -8,7 +8,8 @@ use serde::Deserialize;
 use tch::{Kind, Tensor};
 
 use super::folder::WeightFile;
-use super::nf4::{BLOCK, Nf4};
+use super::four_bits::{Form, FourBits};
+use super::nf4::BLOCK;
 use super::{Entry, ModelError};
 
 /// Tensors of a folder by name, in their files.
@@ -44,7 +45,7 @@ impl<'a> PackedOnDisk<'a> {
     }
 
     /// Reads the tensor.
-    pub fn read(&self) -> Result<Nf4, ModelError> {
+    pub fn read(&self) -> Result<FourBits, ModelError> {
         let (file, info) = self.parts["state"];
         let malformed = |problem: String| ModelError::malformed(&file.path, format!("{}: {problem}", self.name));
         let bytes = file.bytes(info)?;
@@ -81,6 +82,7 @@ impl<'a> PackedOnDisk<'a> {
             }
         };
         let tables = Tensor::cat(&[levels, fine], 0);
-        Ok(Nf4 { codes, scales, outer, tables, outer_block, offset: state.nested_offset.unwrap_or(0.0), len })
+        let form = Form { len, block: BLOCK, outer_block, offset: state.nested_offset.unwrap_or(0.0), turned: None };
+        Ok(FourBits { codes, scales, outer, tables, form })
     }
 }

@@ -1,5 +1,5 @@
 //! Experts in MXFP4 (Open Compute Project, 2023), as gpt-oss is published: blocks of 32 numbers in 4 bits, each with
-//! a power of two. They are widened, exactly, where a folder is read.
+//! a power of two. Where a folder is read they are widened, exactly, or kept.
 
 use std::ops::Range;
 
@@ -8,6 +8,7 @@ use tch::Tensor;
 
 use super::bitsandbytes::Found;
 use super::folder::WeightFile;
+use super::four_bits::{Form, FourBits};
 use super::layout::part;
 use super::{Entry, ModelError};
 
@@ -20,6 +21,10 @@ const BIAS: i32 = 127;
 /// The eight levels; with the highest bit, they are negative.
 const LEVELS: [f32; 8] = [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0];
 
+fn scale_of(exponent: u8) -> f32 {
+    f32::powi(2.0, i32::from(exponent) - BIAS)
+}
+
 fn level(code: u8) -> f32 {
     let level = LEVELS[usize::from(code & 7)];
     if code & 8 == 0 { level } else { -level }
@@ -29,7 +34,8 @@ fn level(code: u8) -> f32 {
 pub(super) struct ExpertsOnDisk<'a> {
     /// `[experts, input, output]`.
     shape: [usize; 3],
-    range: Range<usize>,
+    /// Place in the flat buffer.
+    pub range: Range<usize>,
     codes: (&'a WeightFile, &'a TensorInfo),
     scales: (&'a WeightFile, &'a TensorInfo),
 }
@@ -54,11 +60,6 @@ impl<'a> ExpertsOnDisk<'a> {
         Some(Ok(ExpertsOnDisk { shape, range: entry.range(), codes, scales }))
     }
 
-    /// Place in the flat buffer.
-    pub fn range(&self) -> Range<usize> {
-        self.range.clone()
-    }
-
     /// Copies the numbers at `range` of the flat buffer, which are this tensor's, to `to`, in its format. An expert at a
     /// time.
     pub fn copy(&self, range: Range<usize>, to: &Tensor) -> Result<(), ModelError> {
@@ -73,6 +74,29 @@ impl<'a> ExpertsOnDisk<'a> {
         Ok(())
     }
 
+    /// All experts, as they are stored.
+    pub fn keep(&self) -> Result<FourBits, ModelError> {
+        let ([experts, input, output], bytes) = (self.shape, |(file, info): (&WeightFile, &TensorInfo)| file.bytes(info));
+        // The first number of a byte is in its lower bits here.
+        let codes: Vec<u8> = bytes(self.codes)?.into_iter().map(|pair| pair.rotate_left(4)).collect();
+        let scales = bytes(self.scales)?;
+        let powers = (0..=u8::MAX).map(scale_of);
+        let form = Form {
+            len: self.range.len(),
+            block: BLOCK as i64,
+            outer_block: scales.len() as i64,
+            offset: 0.0,
+            turned: Some([experts, output, input]),
+        };
+        Ok(FourBits {
+            codes: Tensor::from_slice(&codes),
+            scales: Tensor::from_slice(&scales),
+            outer: Tensor::from_slice(&[1f32]),
+            tables: Tensor::from_slice(&(0..16).map(level).chain(powers).collect::<Vec<f32>>()),
+            form,
+        })
+    }
+
     /// An expert's numbers, in the layout's order.
     fn expert(&self, expert: usize) -> Result<Tensor, ModelError> {
         let [_, input, output] = self.shape;
@@ -81,7 +105,7 @@ impl<'a> ExpertsOnDisk<'a> {
         let mut numbers = vec![0.0f32; input * output];
         let blocks = numbers.chunks_exact_mut(BLOCK).zip(codes.chunks_exact(BLOCK / 2));
         for ((numbers, codes), scale) in blocks.zip(&scales) {
-            let scale = f32::powi(2.0, i32::from(*scale) - BIAS);
+            let scale = scale_of(*scale);
             for (pair, code) in numbers.chunks_exact_mut(2).zip(codes) {
                 pair.copy_from_slice(&[code & 15, code >> 4].map(|code| level(code) * scale));
             }

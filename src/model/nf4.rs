@@ -1,4 +1,4 @@
-//! Numbers in 4 bits: NormalFloat4 with double quantisation (Dettmers et al., QLoRA, 2023), as bitsandbytes
+//! NormalFloat4 with double quantisation (Dettmers et al., QLoRA, 2023), as bitsandbytes
 //! stores them.
 //!
 //! A block of 64 numbers has one scale, its largest magnitude, of which each number is the nearest of 16
@@ -7,6 +7,7 @@
 
 use tch::{Device, Kind, Tensor};
 
+use super::four_bits::{Form, FourBits};
 use super::fused;
 
 /// Numbers that share a scale.
@@ -34,87 +35,35 @@ const LEVELS: [f32; 16] = [
     1.0,
 ];
 
-/// A flat tensor in 4 bits.
-#[derive(Debug)]
-pub(super) struct Nf4 {
-    /// Two numbers a byte, the first in the higher bits.
-    pub codes: Tensor,
-    /// One byte a block.
-    pub scales: Tensor,
-    /// One f32 for `outer_block` scales.
-    pub outer: Tensor,
-    /// Scales that share an outer scale.
-    pub outer_block: i64,
-    /// The 16 levels, and the 256 of the scales, in f32.
-    pub tables: Tensor,
-    /// Mean of the scales.
-    pub offset: f64,
-    /// Number of elements.
-    pub len: usize,
+/// Quantises a flat tensor on the host, of any format. Memory beyond the result: 4 MB, and 16 bytes a block.
+pub(super) fn quantise(numbers: &Tensor) -> FourBits {
+    let _guard = tch::no_grad_guard();
+    let len = numbers.numel();
+    let levels = Tensor::from_slice(&LEVELS);
+    let middles = (levels.narrow(0, 1, 15) + levels.narrow(0, 0, 15)) / 2.0;
+    // In pieces, which a folder may have in 16 bits.
+    let coded = |piece: &Tensor| fused::codes(&piece.to_kind(Kind::Float), &middles, BLOCK);
+    let (codes, scales): (Vec<_>, Vec<_>) = numbers.split(BLOCK * 16384, 0).iter().map(coded).unzip();
+    let (codes, scales) = (Tensor::cat(&codes, 0), Tensor::cat(&scales, 0));
+    let offset = scales.mean(Kind::Float);
+    let (count, fine) = (scales.numel() as i64, fine_levels());
+    let inner = blocks_of(&(&scales - &offset), OUTER_BLOCK);
+    let outer = inner.abs().amax([1i64].as_slice(), true);
+    let middles = (fine.narrow(0, 1, 255) + fine.narrow(0, 0, 255)) / 2.0;
+    let bytes = (inner / outer.clamp_min(f64::from(f32::MIN_POSITIVE))).bucketize(&middles, true, false);
+    let offset = offset.double_value(&[]);
+    FourBits {
+        codes,
+        scales: bytes.to_kind(Kind::Uint8).view([-1]).narrow(0, 0, count).copy(),
+        outer: outer.view([-1]),
+        tables: Tensor::cat(&[levels, fine], 0),
+        form: Form { len, block: BLOCK, outer_block: OUTER_BLOCK, offset, turned: None },
+    }
 }
 
-impl Nf4 {
-    /// Quantises a flat tensor on the host, of any format.
-    pub fn quantise(numbers: &Tensor) -> Self {
-        let _guard = tch::no_grad_guard();
-        let len = numbers.size1().unwrap_or(0);
-        let blocks = blocks_of(&numbers.to_kind(Kind::Float), BLOCK);
-        let scales = blocks.abs().amax([1i64].as_slice(), true);
-        let levels = Tensor::from_slice(&LEVELS);
-        let middles = (levels.narrow(0, 1, 15) + levels.narrow(0, 0, 15)) / 2.0;
-        let nearest = (&blocks / &scales.clamp_min(f64::from(f32::MIN_POSITIVE))).bucketize(&middles, true, false);
-        let pairs = nearest.view([-1, 2]);
-        let codes = (pairs.select(1, 0) * 16 + pairs.select(1, 1)).to_kind(Kind::Uint8).narrow(0, 0, (len + 1) / 2).copy();
-        let scales = scales.view([-1]);
-        let offset = scales.mean(Kind::Float);
-        let (count, fine) = (scales.numel() as i64, fine_levels());
-        let inner = blocks_of(&(&scales - &offset), OUTER_BLOCK);
-        let outer = inner.abs().amax([1i64].as_slice(), true);
-        let middles = (fine.narrow(0, 1, 255) + fine.narrow(0, 0, 255)) / 2.0;
-        let bytes = (inner / outer.clamp_min(f64::from(f32::MIN_POSITIVE))).bucketize(&middles, true, false);
-        Nf4 {
-            codes,
-            scales: bytes.to_kind(Kind::Uint8).view([-1]).narrow(0, 0, count).copy(),
-            outer: outer.view([-1]),
-            outer_block: OUTER_BLOCK,
-            tables: Tensor::cat(&[levels, fine], 0),
-            offset: offset.double_value(&[]),
-            len: len as usize,
-        }
-    }
-
-    /// Bytes of so many numbers.
-    pub fn bytes(len: u64) -> u64 {
-        let blocks = len.div_ceil(BLOCK as u64);
-        len.div_ceil(2) + blocks + 4 * blocks.div_ceil(OUTER_BLOCK as u64) + 4 * 272
-    }
-
-    /// Writes the numbers to `out`, flat, on the same device, in its format.
-    pub fn write_to(&self, out: &Tensor) {
-        let _guard = tch::no_grad_guard();
-        if !fused::nf4([&self.codes, &self.scales, &self.outer, &self.tables], self.outer_block, self.offset, out) {
-            out.shallow_clone().copy_(&self.by_operations());
-        }
-    }
-
-    /// The numbers in f32, by libtorch's operations.
-    fn by_operations(&self) -> Tensor {
-        let look_up = |first, count, of: &Tensor| self.tables.narrow(0, first, count).index_select(0, &of.to_kind(Kind::Int));
-        let halves = [self.codes.bitwise_right_shift_tensor_scalar(4), self.codes.bitwise_and(15)];
-        let numbers = look_up(0, 16, &Tensor::stack(&halves, 1).view([-1]));
-        let outer = self.outer.repeat_interleave_self_int(self.outer_block, 0, None).narrow(0, 0, self.scales.numel() as i64);
-        let scales = look_up(16, 256, &self.scales) * outer + self.offset;
-        let scales = scales.repeat_interleave_self_int(BLOCK, 0, None);
-        let len = self.len as i64;
-        numbers.narrow(0, 0, len) * scales.narrow(0, 0, len)
-    }
-
-    /// On a device; shared if it is there.
-    pub fn on(&self, device: Device) -> Self {
-        let [codes, scales, outer, tables] =
-            [&self.codes, &self.scales, &self.outer, &self.tables].map(|of| of.to_device(device));
-        Nf4 { codes, scales, outer, tables, ..*self }
-    }
+/// Bytes of so many numbers.
+pub(super) fn bytes(len: u64) -> u64 {
+    FourBits::bytes(len, BLOCK as u64, OUTER_BLOCK as u64)
 }
 
 /// A flat tensor in rows of `width`, filled with zeros.
@@ -151,13 +100,13 @@ mod tests {
     fn a_number_comes_back_within_half_a_gap_of_its_block() {
         for len in [64, 640, 64 * 300, 64 * 513 + 10] {
             let numbers = numbers(len);
-            let stored = Nf4::quantise(&numbers);
+            let stored = quantise(&numbers);
             let back = numbers.empty_like();
             stored.write_to(&back);
             let most = blocks_of(&numbers, BLOCK).abs().amax([1i64].as_slice(), true) * 0.16;
             assert!(bool::try_from((blocks_of(&(&back - &numbers), BLOCK).abs() - most).le(0.0).all()).unwrap(), "{len}");
-            assert!(Nf4::bytes(len as u64) < len as u64 * 6 / 10 + 1200);
-            let zero = Nf4::quantise(&numbers.zeros_like());
+            assert!(bytes(len as u64) < len as u64 * 6 / 10 + 1200);
+            let zero = quantise(&numbers.zeros_like());
             zero.write_to(&back);
             assert_eq!(back.abs().max().double_value(&[]), 0.0);
         }
@@ -173,16 +122,16 @@ mod tests {
         };
         for case in ["f32", "bf16", "many", "few"] {
             let kind = if case == "bf16" { Kind::BFloat16 } else { Kind::Float };
-            let stored = Nf4::quantise(&golden(case, "numbers").view([-1]).to_kind(kind));
+            let stored = quantise(&golden(case, "numbers").view([-1]).to_kind(kind));
             let far = |a: &Tensor, b: &Tensor| (a.to_kind(Kind::Float) - b.to_kind(Kind::Float)).abs().max().double_value(&[]);
             assert_eq!(far(&stored.tables, &Tensor::cat(&[golden(case, "levels"), golden(case, "fine_levels")], 0)), 0.0);
             assert!(stored.codes.equal(&golden(case, "codes")), "{case}: codes");
             assert!(far(&stored.outer, &golden(case, "outer")) < 1e-8, "{case}: outer scales");
-            assert!((stored.offset - golden(case, "offset").double_value(&[0])).abs() < 1e-8, "{case}: offset");
+            assert!((stored.form.offset - golden(case, "offset").double_value(&[0])).abs() < 1e-8, "{case}: offset");
             // A scale halfway between two levels may round either way; one alone is the mean.
             assert!(case == "few" || far(&stored.scales, &golden(case, "scales")) <= 1.0, "{case}: scales");
-            let theirs = Nf4 { scales: golden(case, "scales"), outer: golden(case, "outer"), ..stored };
-            let back = Tensor::zeros([theirs.len as i64], (kind, Device::Cpu));
+            let theirs = FourBits { scales: golden(case, "scales"), outer: golden(case, "outer"), ..stored };
+            let back = Tensor::zeros([theirs.form.len as i64], (kind, Device::Cpu));
             theirs.write_to(&back);
             assert!(far(&back, &golden(case, "dequantised")) < 1e-8, "{case}: numbers");
         }
@@ -193,7 +142,7 @@ mod tests {
         let mut devices = vec![Device::Cpu];
         devices.extend(Compute::cuda(0, Dtype::F32).check().ok().map(|()| Device::Cuda(0)));
         for len in [64 * 9, 64 * 1000] {
-            let stored = Nf4::quantise(&numbers(len));
+            let stored = quantise(&numbers(len));
             let expected = stored.by_operations();
             for device in &devices {
                 let stored = stored.on(*device);

@@ -1,14 +1,15 @@
 //! Base weights in 4 bits under adapters (QLoRA: Dettmers et al., 2023): the matrices of the layers are
-//! stored as [`Nf4`], and a layer's numbers are computed when it is.
+//! stored as [`FourBits`], and a layer's numbers are computed when it is.
 
 use std::ops::Range;
 use std::sync::Arc;
 
-use tch::{Device, Tensor};
+use tch::{Device, Kind, Tensor};
 
+use super::four_bits::{Form, FourBits};
 use super::layout::{Entry, Role, part};
-use super::nf4::{BLOCK, Nf4};
-use super::{Layout, Weights};
+use super::nf4::BLOCK;
+use super::{Layout, Weights, nf4};
 
 /// Where the tensors of a layout are: in 4 bits, or among the numbers that are kept.
 #[derive(Debug)]
@@ -19,22 +20,23 @@ pub(crate) struct Quantised {
 #[derive(Debug)]
 pub(super) enum Place {
     /// In 4 bits.
-    Packed(Nf4),
+    Packed(FourBits),
     /// From here on in the flat tensor of what is kept.
     Kept(usize),
 }
 
-/// Returns true if bitsandbytes would quantise this tensor: a matrix of a layer, in whole blocks. The
-/// matrix that chooses experts is not.
+/// Returns true if this tensor is quantised: a matrix of a layer, or those of all its experts in one, in whole
+/// blocks. The matrix that chooses experts is not, as in bitsandbytes.
 pub(crate) fn is_packed(entry: &Entry) -> bool {
-    let is_other = [".mlp.gate.weight", ".mlp.router.weight", "bias"].iter().any(|end| entry.name.ends_with(end));
-    let is_matrix = entry.shape.len() == 2 && entry.role() == Role::Body && !is_other;
+    let is_other =
+        [".mlp.gate.weight", ".mlp.router.weight", ".conv1d.weight", "bias"].iter().any(|end| entry.name.ends_with(end));
+    let is_matrix = entry.shape.len() >= 2 && entry.role() == Role::Body && !is_other;
     is_matrix && entry.len().is_multiple_of(BLOCK as usize)
 }
 
 /// Bytes of a model whose layers are in 4 bits, and whose other numbers take `kept` bytes each.
 pub(crate) fn quantised_bytes(layout: &Layout, kept: u64) -> u64 {
-    let bytes = |entry: &Entry| if is_packed(entry) { Nf4::bytes(entry.len() as u64) } else { kept * entry.len() as u64 };
+    let bytes = |entry: &Entry| if is_packed(entry) { nf4::bytes(entry.len() as u64) } else { kept * entry.len() as u64 };
     layout.entries().iter().map(bytes).sum()
 }
 
@@ -50,15 +52,33 @@ impl Quantised {
         Quantised { places }
     }
 
-    fn on(self: &Arc<Self>, device: Device) -> Arc<Self> {
-        let is_there = |place: &Place| {
-            matches!(place, Place::Kept(_)) || matches!(place, Place::Packed(nf4) if nf4.codes.device() == device)
+    /// Room for tensors of a layout of which these are in 4 bits, and how many numbers the others have.
+    fn room(layout: &Layout, forms: &[Option<Form>]) -> (Self, usize) {
+        let mut len = 0;
+        let place = |(entry, form): (&Entry, &Option<Form>)| match form {
+            Some(form) => Place::Packed(FourBits::room(*form)),
+            None => {
+                len += entry.len();
+                Place::Kept(len - entry.len())
+            }
         };
-        if self.places.iter().all(is_there) {
+        let places = layout.entries().iter().zip(forms).map(place).collect();
+        (Quantised { places }, len)
+    }
+
+    fn packed(&self) -> impl Iterator<Item = Option<&FourBits>> {
+        self.places.iter().map(|place| match place {
+            Place::Packed(stored) => Some(stored),
+            Place::Kept(_) => None,
+        })
+    }
+
+    fn on(self: &Arc<Self>, device: Device) -> Arc<Self> {
+        if self.packed().flatten().all(|stored| stored.codes.device() == device) {
             return self.clone();
         }
         let moved = |place: &Place| match place {
-            Place::Packed(nf4) => Place::Packed(nf4.on(device)),
+            Place::Packed(stored) => Place::Packed(stored.on(device)),
             Place::Kept(at) => Place::Kept(*at),
         };
         Arc::new(Quantised { places: self.places.iter().map(moved).collect() })
@@ -78,7 +98,7 @@ impl Weights {
         for entry in whole.layout.entries() {
             let numbers = part(&whole.flat.detach(), entry.range());
             if is_packed(entry) {
-                places.push(Place::Packed(Nf4::quantise(&numbers.to_device(Device::Cpu)).on(numbers.device())));
+                places.push(Place::Packed(nf4::quantise(&numbers.to_device(Device::Cpu)).on(numbers.device())));
             } else {
                 places.push(Place::Kept(len));
                 len += entry.len();
@@ -91,6 +111,24 @@ impl Weights {
     /// Returns true if the layers' matrices are in 4 bits. Then `flat` has only the other numbers.
     pub fn is_quantised(&self) -> bool {
         self.quantised.is_some()
+    }
+
+    /// How each tensor of the layout is stored that is in 4 bits, if any is.
+    pub(crate) fn forms(&self) -> Option<Vec<Option<Form>>> {
+        let form = |stored: Option<&FourBits>| stored.map(|stored| stored.form);
+        self.quantised.as_ref().map(|quantised| quantised.packed().map(form).collect())
+    }
+
+    /// Room on the host for weights of these forms, whose other numbers are of the kind `kind`.
+    pub(crate) fn room(layout: Arc<Layout>, forms: &[Option<Form>], kind: Kind) -> Self {
+        let (quantised, len) = Quantised::room(&layout, forms);
+        let flat = Tensor::zeros([len as i64], (kind, Device::Cpu));
+        Weights { quantised: Some(Arc::new(quantised)), ..Weights::new(layout, flat) }
+    }
+
+    /// The tensors that hold what is in 4 bits. Only who made them may write to them.
+    pub(crate) fn packed_tensors(&self) -> impl Iterator<Item = &Tensor> {
+        self.quantised.iter().flat_map(|quantised| quantised.packed().flatten().flat_map(FourBits::tensors))
     }
 
     /// The base's numbers at a range of the layout, which begins and ends with tensors: a view, or computed.
@@ -112,7 +150,7 @@ impl Weights {
         for (entry, place) in within() {
             let mut to = part(&numbers, entry.offset - range.start..entry.range().end - range.start);
             match place {
-                Place::Packed(nf4) => nf4.write_to(&to),
+                Place::Packed(stored) => stored.write_to(&to),
                 Place::Kept(at) => to.copy_(&part(&flat, *at..at + entry.len())),
             }
         }
@@ -133,7 +171,6 @@ impl Weights {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use tch::Kind;
 
     use crate::model::{Compute, Decoder, Dtype, Lora, ModelConfig, Packed};
 

@@ -42,7 +42,8 @@ choices! {
         /// as the folder has them, or in f32.
         "stored" => Stored,
         /// in 4 bits (QLoRA): the matrices of the layers take half a byte a number, and a layer's numbers
-        /// are computed whenever it is used. Trained with gradient checkpointing, in one process.
+        /// are computed whenever it is used. Experts that a folder has in MXFP4 stay so. Trained with gradient
+        /// checkpointing.
         "nf4" => Nf4,
     }
 }

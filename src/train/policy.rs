@@ -11,7 +11,7 @@ use crate::engine::LocalEngine;
 use crate::hub::Hub;
 use crate::model::{
     Compute, Decoder, FrozenWeights, Lora, ModelConfig, ModelError, Weights, base_of, load_adapter, load_hf, load_hf_for,
-    load_weights,
+    load_hf_in_4_bits, load_weights,
 };
 
 /// Language model that trainer and generator start from.
@@ -51,6 +51,13 @@ impl<const SCORES: bool> LoadedModel<SCORES> {
     /// Loads a folder's model with another tokenizer, such as one with a custom chat template.
     pub fn load_with(dir: impl AsRef<Path>, tokenizer: Tokenizer, compute: Compute) -> Result<Self, ModelError> {
         let (config, weights) = load_hf_for(dir.as_ref(), compute.dtype)?;
+        Ok(Self::of_folder(dir.as_ref(), config, weights, tokenizer)?.computing(compute))
+    }
+
+    /// [`LoadedModel::load_with`] and [`LoadedModel::quantised`], without the whole matrices in memory. Experts that
+    /// the folder has in MXFP4 stay so.
+    pub fn load_in_4_bits(dir: impl AsRef<Path>, tokenizer: Tokenizer, compute: Compute) -> Result<Self, ModelError> {
+        let (config, weights) = load_hf_in_4_bits(dir.as_ref(), compute.dtype)?;
         Ok(Self::of_folder(dir.as_ref(), config, weights, tokenizer)?.computing(compute))
     }
 

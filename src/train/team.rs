@@ -17,7 +17,7 @@ use super::algorithm::{Algorithm, AlgorithmKey};
 use super::saving::SaveOrder;
 use super::{FileMark, TrainBatch, TrainError};
 use crate::algo::Schedule;
-use crate::model::{Dtype, Lora, ModelConfig, Weights};
+use crate::model::{Dtype, Form, Layout, Lora, ModelConfig, Weights};
 use crate::ranks::{CollectiveError, Group, Member, Mesh, Shard};
 
 /// The ranks of a run, and what a trainer needs to share its work with them.
@@ -68,6 +68,8 @@ struct Setup {
     /// Rank, alpha, projections and the rank of experts' gate and up of its adapters.
     adapters: Option<(usize, f64, Vec<String>, usize)>,
     shard: String,
+    /// How its tensors in 4 bits are stored, if any are.
+    forms: Option<Vec<Option<Form>>>,
 }
 
 /// This rank's end of the ranks of one trainer.
@@ -90,6 +92,7 @@ impl Team {
             dtype: dtype_of(&weights.flat).name().to_owned(),
             adapters: adapters.map(|lora| (lora.rank, lora.alpha, targets(lora), lora.gate_up_rank())),
             shard: shard.word().to_owned(),
+            forms: weights.forms(),
         };
         team.tell(&setup)?;
         Ok(team)
@@ -100,17 +103,19 @@ impl Team {
     pub fn follow(member: &Arc<Member>, number: u64) -> Result<(Self, ModelConfig, Weights), TrainError> {
         let mesh = member.group(number).map_err(|error| TrainError::Ranks(error.to_string()))?;
         let mut team = Team { mesh, member: member.clone(), shard: Shard::default() };
-        let Setup { config, dtype, adapters, shard } = team.told()?;
+        let Setup { config, dtype, adapters, shard, forms } = team.told()?;
         team.shard = Shard::ALL.iter().copied().find(|choice| choice.word() == shard).unwrap_or_default();
         let path = std::path::Path::new("the model of rank 0");
         let failed = TrainError::of_model;
         let config = serde_json::from_str(&config).map_err(|error| TrainError::malformed(path, error))?;
         let model = ModelConfig::from_json(path, &config).map_err(failed(path))?;
         let kind = Dtype::named(&dtype).unwrap_or_default().kind();
-        let layout = crate::model::Layout::new(&model);
+        let layout = Arc::new(Layout::new(&model));
         let held = if team.shard == Shard::Parameters { 0 } else { layout.total() };
-        let flat = Tensor::zeros([held as i64], (kind, tch::Device::Cpu));
-        let mut weights = Weights::new(Arc::new(layout), flat);
+        let mut weights = match forms {
+            Some(forms) => Weights::room(layout, &forms, kind),
+            None => Weights::new(layout, Tensor::zeros([held as i64], (kind, tch::Device::Cpu))),
+        };
         if let Some((rank, alpha, targets, gate_up_rank)) = adapters {
             weights = weights.adapted(
                 &model,
@@ -215,6 +220,7 @@ impl Team {
     /// Replaces the weights on all other ranks by rank 0's.
     pub fn share_weights(&mut self, weights: &Weights) -> Result<(), TrainError> {
         let _guard = tch::no_grad_guard();
+        weights.packed_tensors().try_for_each(|tensor| self.share(&mut tensor.shallow_clone()))?;
         self.share(&mut weights.flat.detach())?;
         weights.adapter.as_ref().map_or(Ok(()), |adapter| self.share(&mut adapter.flat.detach()))
     }

@@ -328,9 +328,6 @@ fn checked(config: &LocalConfig, model: &ModelConfig, masters: &Weights, team: O
     if masters.is_quantised() && masters.adapter.is_none() {
         return Err(TrainError::Setting("weights in 4 bits are not trained: add adapters, as [lora] does"));
     }
-    if masters.is_quantised() && team.is_some() {
-        return Err(TrainError::Setting("weights in 4 bits are for one process: train over whole ones, or without [ranks]"));
-    }
     if config.masters == MasterFormat::Bf16 {
         if config.compute.dtype != Dtype::Bf16 {
             return Err(TrainError::Setting("parameters in bf16 are for computation in bf16: leave `masters` at \"f32\""));

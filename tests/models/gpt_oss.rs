@@ -6,7 +6,9 @@ use std::sync::Arc;
 
 use rollflow::algo::{Aggregation, CrossEntropy, Schedule};
 use rollflow::data::Sample;
-use rollflow::model::{Dtype, Lora, ModelConfig, check_folder, load_hf, load_hf_for, save_hf};
+use rollflow::model::{
+    Compute, Dtype, Lora, ModelConfig, Weights, check_folder, load_hf, load_hf_for, load_hf_in_4_bits, save_hf,
+};
 use rollflow::train::{LocalBackend, LocalConfig, TrainingBackend, collate};
 use tch::{Kind, Tensor};
 
@@ -40,6 +42,32 @@ fn experts_in_mxfp4_become_the_numbers_of_transformers_to_the_bit_and_are_saved_
     save_hf(saved.path(), &config, &weights).unwrap();
     let (again, whole) = load_hf(saved.path()).unwrap();
     assert!(again == config && whole.flat == weights.flat);
+}
+
+#[test]
+fn experts_in_mxfp4_stay_so_under_adapters_and_are_the_same_numbers() {
+    let row: Vec<u32> = (0..40).map(|at| (at * 37 + 11) % 380).collect();
+    for dtype in [Dtype::F32, Dtype::Bf16] {
+        let (config, stored) = load_hf_in_4_bits(Path::new(PUBLISHED), dtype).unwrap();
+        let (_, widened) = load_hf_for(Path::new(PUBLISHED), dtype).unwrap();
+        assert!(stored.is_quantised() && stored.flat.kind() == dtype.kind() && stored.flat.numel() < widened.flat.numel() / 2);
+        let merged = stored.merged();
+        for entry in widened.layout.entries() {
+            let of = |weights: &Weights| weights.flat.narrow(0, entry.offset as i64, entry.len() as i64);
+            let is_same = of(&merged) == of(&widened);
+            // The attention's matrices are rounded to NF4.
+            assert_eq!(is_same, !entry.name.ends_with("_proj.weight"), "{}", entry.name);
+        }
+        let mut computed = vec![Compute::cpu(dtype)];
+        computed.extend(Compute::cuda(0, dtype).check().ok().map(|()| Compute::cuda(0, dtype)));
+        for compute in computed {
+            let of = |weights: &Weights| logits(&config, &weights.on(compute), &row);
+            assert!(of(&stored) == of(&merged), "{compute:?}");
+        }
+        let adapted = stored.adapted(&config, Lora::new(4, 8.0, &[Lora::ALL]).unwrap().on_model(&config).unwrap(), 1);
+        let (first, last) = trained(&config, &adapted);
+        assert!(adapted.is_quantised() && last < 0.8 * first, "from {first} to {last}");
+    }
 }
 
 #[test]
@@ -80,8 +108,14 @@ fn adapters_go_on_the_attention_and_are_refused_for_experts_and_routers() {
     }
     let lora = Lora::new(4, 8.0, &[Lora::ALL]).unwrap().on_model(&config).unwrap();
     assert_eq!(lora.targets(), ["q_proj", "k_proj", "v_proj", "o_proj"]);
+    let (first, last) = trained(&config, &weights.adapted(&config, lora, 1));
+    assert!(last < 0.8 * first, "from {first} to {last}");
+}
+
+/// The first loss and that after some steps.
+fn trained(config: &ModelConfig, weights: &Weights) -> (f64, f64) {
     let of = LocalConfig { max_grad_norm: None, ..LocalConfig::new(CrossEntropy, Schedule::constant(1e-2)) };
-    let trainer = LocalBackend::new(of, config.clone(), weights.adapted(&config, lora, 1)).unwrap();
+    let trainer = LocalBackend::new(of, config.clone(), weights.share()).unwrap();
     let samples: Vec<Sample> = (1..6u32).map(|of| Sample::supervised(&[of], &[of + 7, of + 9, of + 2])).collect();
     let batch = Arc::new(collate(&samples, Aggregation::TokenMean).unwrap());
     let loss = || {
@@ -90,6 +124,5 @@ fn adapters_go_on_the_attention_and_are_refused_for_experts_and_routers() {
         loss
     };
     let first = loss();
-    let last = (0..20).fold(first, |_, _| loss());
-    assert!(last < 0.8 * first, "from {first} to {last}");
+    (first, (0..20).fold(first, |_, _| loss()))
 }

@@ -5,7 +5,9 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use half::{bf16, f16};
-use rollflow::model::{self, Decoder, ModelConfig, ModelError, Packed, Weights, load_hf, load_hf_for, save_hf};
+use rollflow::model::{
+    self, Decoder, ModelConfig, ModelError, Packed, Weights, load_hf, load_hf_for, load_hf_in_4_bits, save_hf,
+};
 use safetensors::tensor::{Dtype, TensorView};
 use serde_json::{Value, json};
 use tch::{Kind, Tensor};
@@ -398,6 +400,9 @@ fn one_tensor_of_all_experts_is_read_as_one_of_each() {
         }
     });
     assert!(folder.load().unwrap().1.flat == plain.load().unwrap().1.flat);
+    let [joint, single] =
+        [&folder, &plain].map(|folder| load_hf_in_4_bits(folder.0.path(), model::Dtype::F32).unwrap().1.merged());
+    assert!(joint.flat == single.flat && joint.flat != plain.load().unwrap().1.flat, "in 4 bits");
     folder.tensors(|tensors| tensors.get_mut("model.layers.1.mlp.experts.down_proj").unwrap().1.swap(1, 2));
     assert_names(&folder.error(), &["model.layers.1.mlp.experts.down_proj"]);
 }

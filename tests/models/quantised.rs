@@ -7,7 +7,9 @@ use std::sync::Arc;
 use rollflow::algo::{Aggregation, CrossEntropy, Schedule};
 use rollflow::data::{Sample, Tokenizer};
 use rollflow::engine::{LocalEngine, Request, SamplingParams, TokenEngine};
-use rollflow::model::{Compute, Decoder, Dtype, Lora, ModelConfig, Packed, Weights, check_folder, load_hf, load_hf_for, save_hf};
+use rollflow::model::{
+    Compute, Decoder, Dtype, Lora, ModelConfig, Packed, Weights, check_folder, load_hf, load_hf_for, load_hf_in_4_bits, save_hf,
+};
 use rollflow::train::{LocalBackend, LocalConfig, TrainingBackend, collate};
 use serde::Deserialize;
 use tch::{Kind, Tensor};
@@ -126,6 +128,22 @@ fn n5_training_over_4_bits_is_training_over_the_rounded_weights() {
         engine.run().unwrap().into_iter().map(|answer| answer.tokens).collect::<Vec<_>>()
     };
     assert_eq!(generate(&trained), generate(&trained.merged()));
+}
+
+/// Dense, in shards, with experts one by one and of gpt-oss, delta nets, and already in 4 bits under adapters.
+#[test]
+fn a_folder_read_into_4_bits_is_the_folder_read_and_then_quantised() {
+    let models = ["llama_tied", "qwen2_untied_sharded", "olmoe", "qwen3_moe", "gpt_oss", "qwen3_5_moe", "phi3"];
+    let folders = models.map(|name| Path::new("tests/golden/models").join(name)).into_iter();
+    for folder in folders.chain([folder("qwen2").join("adapters")]) {
+        for dtype in [Dtype::F32, Dtype::Bf16] {
+            let (config, weights) = load_hf_in_4_bits(&folder, dtype).unwrap();
+            let (expected_config, expected) = load_hf_for(&folder, dtype).unwrap();
+            let expected = expected.quantised();
+            assert!(config == expected_config && weights.is_quantised(), "{}", folder.display());
+            assert!(weights.flat == expected.flat && weights.merged().flat == expected.merged().flat, "{}", folder.display());
+        }
+    }
 }
 
 #[test]

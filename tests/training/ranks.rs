@@ -105,12 +105,14 @@ fn cases() -> Vec<Case> {
     let adapted = weights.read().adapted(&model, Lora::new(2, 4.0, &[Lora::ALL]).unwrap(), 3).freeze();
     let adapters = |name| Case { weights: adapted.read().freeze(), ..grpo(name) };
     let untied = weights.read().untied(&model, &crate::tiny::weights(7)).freeze();
+    let in_4_bits = weights.read().quantised().adapted(&model, Lora::new(2, 4.0, &[Lora::ALL]).unwrap(), 3).freeze();
     vec![
         of("supervised", Arc::new(CrossEntropy)),
         grpo("GRPO"),
         of("the tokens of highest entropy", Arc::new(top_entropy)),
         Case { config: LocalConfig { off_policy, ..corrected.config }, ..corrected },
         adapters("adapters"),
+        Case { weights: in_4_bits, ..grpo("adapters over 4 bits") },
         scoring(of("a critic", critic())),
         pairs("a reward model"),
         Case { model: model.untied(), weights: untied, ..grpo("an untied head") },

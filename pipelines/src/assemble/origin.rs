@@ -18,7 +18,7 @@ const BASE: &str = "base";
 
 /// The model of a run in the folder `run`, under adapters if the recipe says so.
 pub fn policy(of: Start, run: &Path) -> Result<Policy> {
-    let base = policy::base(&begun(of, run)?, of.chat, of.seed)?;
+    let base = policy::base(&begun(of, run)?, of.chat, of.lora, of.seed)?;
     let base = match (of.lora, base.folder()) {
         (Some(_), None) => base.found_in(kept(base.config(), &base.weights(), base.tokenizer(), run)?),
         _ => base,

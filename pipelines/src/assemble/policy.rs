@@ -37,13 +37,17 @@ pub fn computes(model: &Model, key: &str, names: &[DeviceName]) -> Result<Vec<Co
     names.iter().map(compute).collect()
 }
 
-/// The model and its tokenizer. The seed draws a random model.
-pub fn base(model: &Model, chat: &Chat, seed: u64) -> Result<Policy> {
+/// The model and its tokenizer, in 4 bits if adapters `lora` over it want that. The seed draws a random model.
+pub fn base(model: &Model, chat: &Chat, lora: Option<&Adapters>, seed: u64) -> Result<Policy> {
     let (compute, Reader { tokenizer, config }) = (compute(model)?, Reader::of(model, chat)?);
     let tokenizer = Arc::unwrap_or_clone(tokenizer);
-    let policy = match &model.source {
+    let folder = match &model.source {
         ModelSource::Tiny(_) => return Ok(Policy::random(config, tokenizer, seed)?.computing(compute)),
-        ModelSource::Folder(folder) => Policy::load_with(models::model_folder(&folder.name())?, tokenizer, compute)?,
+        ModelSource::Folder(folder) => models::model_folder(&folder.name())?,
+    };
+    let policy = match lora {
+        Some(Adapters { base: BaseFormat::Nf4, .. }) => Policy::load_in_4_bits(folder, tokenizer, compute)?,
+        _ => Policy::load_with(folder, tokenizer, compute)?,
     };
     policy.within(model.context).context("model.context")
 }
@@ -56,7 +60,7 @@ pub fn score_base(model: &Model, chat: &Chat, seed: u64) -> Result<ScoreModel> {
             let scorer = ScoreModel::begin(folder, tokenizer(model, chat)?, seed)?.computing(compute(model)?);
             scorer.within(model.context).context("model.context")
         }
-        ModelSource::Tiny(_) => Ok(ScoreModel::from_policy(&base(model, chat, seed)?, Some(seed))),
+        ModelSource::Tiny(_) => Ok(ScoreModel::from_policy(&base(model, chat, None, seed)?, Some(seed))),
     }
 }
 
@@ -122,7 +126,7 @@ pub fn tokenizer(model: &Model, chat: &Chat) -> Result<Tokenizer> {
 
 /// Builds the policy that a run would train, without a run folder: for graphs and forecasts.
 pub fn policy(of: Start) -> Result<Policy> {
-    adapted(base(of.model, of.chat, of.seed)?, of.lora, of.seed)
+    adapted(base(of.model, of.chat, of.lora, of.seed)?, of.lora, of.seed)
 }
 
 /// A small policy with the tokenizer of a model that a server has, for graphs.

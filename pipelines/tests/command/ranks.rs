@@ -20,7 +20,7 @@ fn steps(run: &Path) -> Vec<[f64; 3]> {
     read(&run.join("metrics.jsonl")).lines().map(row).collect()
 }
 
-/// With everything that a rank must be able to make by itself: a critic, adapters, samples mixed in, and a loss that changes.
+/// With everything that a rank must be able to make by itself: a critic, adapters over 4 bits, samples mixed in, and a loss that changes.
 #[test]
 fn n1_a_run_of_several_ranks_is_the_run_of_one_and_repeats_to_the_bit() {
     let folder = tempfile::tempdir().unwrap();
@@ -31,7 +31,7 @@ fn n1_a_run_of_several_ranks_is_the_run_of_one_and_repeats_to_the_bit() {
         "train.micro_batch_tokens=64",
         "train.threads=1",
         "critic={lr=1e-3,lambda=0.9}",
-        "lora={rank=2}",
+        "lora={rank=2,base='nf4',sync='adapter'}",
         "mix={batch=2,every=2}",
         "change=[{at=4,set=['train.loss={kind=\"dapo\"}']}]",
     ];

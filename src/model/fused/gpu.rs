@@ -24,11 +24,12 @@ unsafe extern "C" {
         eps: f64,
         more: f64,
     ) -> *mut c_char;
-    fn rollflow_gpu_nf4(
+    fn rollflow_gpu_four_bits(
         codes: *mut C_tensor,
         scales: *mut C_tensor,
         outer: *mut C_tensor,
         tables: *mut C_tensor,
+        block: i64,
         outer_block: i64,
         offset: f64,
         out: *mut C_tensor,
@@ -184,11 +185,12 @@ fn takes_norm(x: &Tensor, by: NormBy) -> bool {
     x.kind() == by.weight.kind() && takes_rows(x) && takes_rows(by.weight)
 }
 
-/// [`nf4`](super::nf4), if the kernels take it.
-pub(super) fn nf4([codes, scales, outer, tables]: [&Tensor; 4], outer_block: i64, offset: f64, out: &Tensor) -> bool {
+/// [`four_bits`](super::four_bits), if the kernels take it.
+pub(super) fn four_bits(stored: [&Tensor; 4], [block, outer_block]: [i64; 2], offset: f64, out: &Tensor) -> bool {
+    let [codes, scales, outer, tables] = stored.map(raw);
     let fits = out.numel().is_multiple_of(64) && takes(out);
     if fits {
-        check(unsafe { rollflow_gpu_nf4(raw(codes), raw(scales), raw(outer), raw(tables), outer_block, offset, raw(out)) });
+        check(unsafe { rollflow_gpu_four_bits(codes, scales, outer, tables, block, outer_block, offset, raw(out)) });
     }
     fits
 }

@@ -17,10 +17,10 @@ mod attention;
 mod delta_chunks;
 mod delta_inputs;
 mod flash;
+mod four_bits;
 pub mod gpu;
 pub mod half;
 mod libtorch;
-mod nf4;
 mod products;
 mod rows;
 
@@ -28,8 +28,8 @@ pub use attention::{Heads, LONGEST_FUSED_SEQUENCE, Paged, attend, attends, atten
 pub use delta_chunks::{Steps, delta_chunks};
 pub use delta_inputs::delta_inputs;
 pub use flash::{Runs, flash, flashes};
+pub use four_bits::{codes, four_bits};
 pub use libtorch::{AdamWSettings, adamw, copy_all, gpu_defaults};
-pub use nf4::nf4;
 pub use rows::{rms_norm, softmax, softmax_gradient, swiglu, takes_logits};
 
 /// Returns true if the fused operations accept this tensor: f32, on the CPU, contiguous.

@@ -15,7 +15,7 @@ use crate::model::{
 };
 use crate::recipe::generate::OnNewWeights;
 use crate::recipe::lora::{BaseFormat, Target};
-use crate::recipe::model::DeviceName;
+use crate::recipe::model::{DeviceName, ModelSource};
 use crate::recipe::plan::{Pipeline, Plan};
 use crate::recipe::reference_policy::ReferencePolicy;
 use crate::recipe::task::TaskData;
@@ -108,8 +108,10 @@ impl Parts<'_> {
             self.add("program", PROGRAM, "code, libtorch, threads".to_owned());
             let (bytes, format) = if self.keeps_format() { (self.bytes(), plan.model.precision().word()) } else { (4, "f32") };
             let stored = self.quantised(&model, bytes);
-            match stored.filter(|_| self.in_4_bits) {
-                Some(stored) => self.add("first weights", stored, format!("{} in 4 bits, as in their folder", count(parameters))),
+            // Of a folder, tensor by tensor.
+            let at_once = matches!(plan.model.source, ModelSource::Folder(_)) && plan.pipeline != Pipeline::RewardModel;
+            match stored.filter(|_| self.in_4_bits || at_once) {
+                Some(stored) => self.add("first weights", stored, format!("{} in 4 bits", count(parameters))),
                 None => {
                     self.add("first weights", bytes * parameters, format!("{} in {format}", count(parameters)));
                     let why = "the matrices of the layers, which are made of the first weights";

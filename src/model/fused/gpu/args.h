@@ -21,11 +21,11 @@ struct GateArgs {
 };
 
 // Numbers in 4 bits: blocks of 64 with a scale each, and of `outer_block` scales.
-struct Nf4Args {
+struct FourBitsArgs {
   const unsigned char *codes, *scales;
   const float *outer, *tables;  // levels of numbers, then of scales
   u16* out;
-  i64 len, outer_block;
+  i64 len, block, outer_block;
   double offset;
 };
 

@@ -135,14 +135,14 @@ char* rollflow_gpu_rms_norm(Tensor** results, Tensor* x, Tensor* y, Tensor* weig
 }
 
 // Codes and scales in bytes, outer scales and tables in f32; `out` has as many numbers as the codes, a multiple of 64.
-char* rollflow_gpu_nf4(Tensor* codes, Tensor* scales, Tensor* outer, Tensor* tables, int64_t outer_block, double offset, Tensor* out) {
+char* rollflow_gpu_four_bits(Tensor* codes, Tensor* scales, Tensor* outer, Tensor* tables, int64_t block, int64_t outer_block, double offset, Tensor* out) {
   return guarded([&] {
-    check("nf4", *codes, *out, at::kByte), check("nf4", *scales, *out, at::kByte);
-    check("nf4", *outer, *out, at::kFloat), check("nf4", *tables, *out, at::kFloat);
+    check("four_bits", *codes, *out, at::kByte), check("four_bits", *scales, *out, at::kByte);
+    check("four_bits", *outer, *out, at::kFloat), check("four_bits", *tables, *out, at::kFloat);
     const auto bytes = [](Tensor* of) { return static_cast<const unsigned char*>(of->data_ptr()); };
     const int64_t len = out->numel();
-    launch(*out, "nf4", {format(out->scalar_type())}, {std::min(BLOCKS, (len / 8 + 255) / 256)}, 256,
-           Nf4Args{bytes(codes), bytes(scales), floats(*outer), floats(*tables), halves(*out), len, outer_block, offset});
+    launch(*out, "four_bits", {format(out->scalar_type())}, {std::min(BLOCKS, (len / 8 + 255) / 256)}, 256,
+           FourBitsArgs{bytes(codes), bytes(scales), floats(*outer), floats(*tables), halves(*out), len, block, outer_block, offset});
   });
 }
 

@@ -50,10 +50,10 @@ KERNEL(swiglu, GateArgs) {
 
 // ---- Numbers in 4 bits, eight of them a thread
 
-KERNEL(nf4, Nf4Args) {
+KERNEL(four_bits, FourBitsArgs) {
   for (i64 i = blockIdx.x * static_cast<i64>(blockDim.x) + threadIdx.x; i < a.len / 8; i += static_cast<i64>(gridDim.x) * blockDim.x) {
     const u32 codes = *reinterpret_cast<const u32*>(a.codes + 4 * i);
-    const i64 block = i / 8;
+    const i64 block = 8 * i / a.block;
     const float scale = a.tables[16 + a.scales[block]] * a.outer[block / a.outer_block] + static_cast<float>(a.offset);
     Four out;
     for (int w = 0; w < 4; w++) out.at[w] = pack(a.tables[codes >> (8 * w + 4) & 15] * scale, a.tables[codes >> 8 * w & 15] * scale);
