@@ -46,7 +46,7 @@ pub fn load_hf_for(dir: &Path, dtype: Dtype) -> Result<(ModelConfig, Weights), M
 /// [`load_hf_for`] with the matrices of the layers in 4 bits, as [`Weights::quantised`] stores them, one after
 /// another. Experts in MXFP4 stay so, and adapters whole.
 ///
-/// Memory: 0.52 bytes per parameter of the layers, four times a matrix, and the rest.
+/// Memory: 0.52 bytes per parameter of the layers, 4 per number of one matrix, and the rest.
 pub fn load_hf_in_4_bits(dir: &Path, dtype: Dtype) -> Result<(ModelConfig, Weights), ModelError> {
     load_hf_as(dir, Kept { dtype, in_4_bits: true })
 }
