@@ -25,7 +25,7 @@ for test in models golden_models; do
   cp "$(built "$test" cargo test --workspace --test "$test" --no-run)" "$folder/bin/$test"
 done
 strip "$folder"/bin/*
-cp -r tests/golden/models "$folder/tests/golden/"
+cp -r tests/golden/{models,bitsandbytes,mxfp4} "$folder/tests/golden/"
 cp pipelines/recipes/grpo.toml "$folder/pipelines/recipes/"
 cp scripts/gpu_check/* "$folder/"
 tar cf - -C "$target" gpu-check | xz -T0 --x86 --lzma2=preset=9e > "$target/gpu-check.tar.xz"

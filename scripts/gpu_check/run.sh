@@ -41,7 +41,7 @@ for part in $parts; do
       export LD_PRELOAD=$torch/libtorch_cuda.so
       shown "Our kernels against f64" 300 12 bin/library --test-threads 1 fused:: nf4:: || failed=1
       shown "Golden models in f32" 300 12 bin/golden_models --test-threads 1 || failed=1
-      shown "Formats, devices, and all golden models in bf16" 300 90 bin/models --test-threads 1 --nocapture precision:: devices:: gpu:: quantised:: || failed=1
+      shown "Formats, devices, and all golden models in bf16" 300 90 bin/models --test-threads 1 --nocapture precision:: devices:: gpu:: quantised:: gpt_oss:: || failed=1
       unset LD_PRELOAD
       ;;
     speed)

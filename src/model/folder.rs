@@ -43,20 +43,20 @@ pub fn load_hf_for(dir: &Path, dtype: Dtype) -> Result<(ModelConfig, Weights), M
     load_hf_as(dir, Kept { dtype, in_4_bits: false })
 }
 
-/// [`load_hf_for`] with the matrices of the layers in 4 bits, as [`Weights::quantised`] stores them, one after
-/// another. Experts in MXFP4 stay so, and adapters whole.
+/// [`load_hf_for`] with the matrices of the layers in 4 bits, as [`Weights::quantised`] stores them. Each is
+/// converted alone. Experts in MXFP4 stay so, and adapters whole.
 ///
-/// Memory: 0.52 bytes per parameter of the layers, 4 per number of one matrix, and the rest.
+/// Memory: 0.52 bytes per parameter of the layers, 5 per number of one matrix, and the rest.
 pub fn load_hf_in_4_bits(dir: &Path, dtype: Dtype) -> Result<(ModelConfig, Weights), ModelError> {
     load_hf_as(dir, Kept { dtype, in_4_bits: true })
 }
 
-/// How numbers that are read are kept.
+/// The form in which a reader keeps numbers.
 #[derive(Clone, Copy)]
 pub(super) struct Kept {
     /// The format of folders that are not converted to f32.
     pub dtype: Dtype,
-    /// Whether the matrices of the layers become 4 bits.
+    /// True if the matrices of the layers become 4 bits.
     pub in_4_bits: bool,
 }
 
@@ -132,24 +132,26 @@ pub(super) fn read_tensors(
     Ok((flat, quantised, dtype))
 }
 
-/// Reads the tensors that are in 4 bits on disk, or, with `all`, become so. The others of `matched` remain, moved
-/// together.
+/// Reads the tensors that are in 4 bits on disk, and with `all` those that become so. The others of `matched`
+/// remain, moved together.
 fn read_4_bits(layout: &Layout, matched: &mut Matched, all: bool) -> Result<Quantised, ModelError> {
     let Matched { needed, packed, experts, .. } = matched;
     let (mut packed, mut len, mut moved) = (std::mem::take(packed).into_iter().peekable(), 0, BTreeMap::new());
     let mut places = Vec::new();
     for (at, entry) in layout.entries().iter().enumerate() {
-        let of_experts = experts.iter().find(|experts| experts.range == entry.range());
         places.push(if let Some((_, on_disk)) = packed.next_if(|(packed, _)| *packed == at) {
             Place::Packed(on_disk.read()?)
-        } else if let (Some(experts), true) = (of_experts, all) {
-            Place::Packed(experts.keep()?)
-        } else if let (Some(stored), true) =
-            (needed.iter().find(|of| of.range().contains(&entry.offset)), all && is_packed(entry))
-        {
-            let numbers = Tensor::empty([entry.len() as i64], (Kind::Float, tch::Device::Cpu));
-            stored.copy(entry.range(), &numbers)?;
-            Place::Packed(nf4::quantise(&numbers))
+        } else if all && is_packed(entry) {
+            Place::Packed(match experts.iter().find(|experts| experts.range == entry.range()) {
+                Some(experts) => experts.keep()?,
+                None => {
+                    // It may be a part of one tensor of all experts. They are in the layout's order.
+                    let stored = &needed[needed.partition_point(|of| of.range().end <= entry.offset)];
+                    let numbers = Tensor::empty([entry.len() as i64], (Kind::Float, tch::Device::Cpu));
+                    stored.copy(entry.range(), &numbers)?;
+                    nf4::quantise(&numbers)
+                }
+            })
         } else {
             moved.insert(entry.offset, len);
             len += entry.len();

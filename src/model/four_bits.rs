@@ -14,7 +14,7 @@ const LEVELS: usize = 16;
 /// Levels of scales.
 const SCALES: usize = 256;
 
-/// How numbers are stored.
+/// Sizes and order of stored numbers.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 pub(crate) struct Form {
     /// Number of elements.
@@ -25,7 +25,7 @@ pub(crate) struct Form {
     pub outer_block: i64,
     /// Added to a scale.
     pub offset: f64,
-    /// Of matrices that are stored row by row and computed with column by column: how many, rows and columns.
+    /// Number, rows and columns of matrices that are stored row by row and computed with column by column.
     pub turned: Option<[usize; 3]>,
 }
 
@@ -46,7 +46,7 @@ pub(crate) struct FourBits {
     pub outer: Tensor,
     /// The 16 levels of numbers, and the 256 of scales, in f32.
     pub tables: Tensor,
-    /// Sizes, and the order of the numbers.
+    /// Their sizes and order.
     pub form: Form,
 }
 
@@ -67,7 +67,7 @@ impl FourBits {
         len.div_ceil(2) + blocks + 4 * blocks.div_ceil(outer_block) + 4 * (LEVELS + SCALES) as u64
     }
 
-    /// What holds the numbers.
+    /// The tensors that hold the numbers.
     pub fn tensors(&self) -> [&Tensor; 4] {
         [&self.codes, &self.scales, &self.outer, &self.tables]
     }

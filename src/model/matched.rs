@@ -42,7 +42,7 @@ pub(super) struct Matched<'a> {
     pub twin: Option<Stored<'a>>,
     /// Those in bitsandbytes' 4 bits, with their places in the layout.
     pub packed: Vec<(usize, PackedOnDisk<'a>)>,
-    /// Experts in MXFP4.
+    /// Experts in MXFP4, which are never together with those.
     pub experts: Vec<ExpertsOnDisk<'a>>,
 }
 
@@ -63,7 +63,7 @@ pub(super) fn matched<'a>(
         Stored::new(name, entry, file, info).map_err(|problem| unusable.push(problem)).ok()
     };
     let (mut needed, mut packed, mut missing, mut experts) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
-    let mut joined = 0;
+    let (mut joined, mut joint_names) = (0, Vec::new());
     for (at, entry) in layout.entries().iter().enumerate() {
         if entry.offset < joined {
             continue;
@@ -83,6 +83,7 @@ pub(super) fn matched<'a>(
             tensor => needed.extend(stored(&entry.name, entry, tensor)),
         }
         joined = joint.as_ref().map_or(joined, |joint| joint.range().end);
+        joint_names.extend(joint.map(|joint| joint.name));
     }
     let twin = twin.and_then(|name| stored(name, &layout.entries()[0], found.remove(name)));
     // Parts that a language model has no use for.
@@ -92,6 +93,12 @@ pub(super) fn matched<'a>(
     let mut fits = Vec::new();
     for on_disk in experts {
         on_disk.map_or_else(|problem| unusable.push(problem), |on_disk| fits.push(on_disk));
+    }
+    if let (Some(name), false) = (joint_names.first(), packed.is_empty()) {
+        unusable.push(format!("{name}: of all experts, next to others in bitsandbytes' 4 bits"));
+    }
+    if let (Some(on_disk), false) = (fits.first(), packed.is_empty()) {
+        unusable.push(format!("{} numbers in MXFP4, next to others in bitsandbytes' 4 bits", on_disk.range.len()));
     }
     ModelError::check_tensors(path, [missing, found.into_keys().collect(), unusable])?;
     Ok(Matched { needed, twin, packed, experts: fits })

@@ -74,7 +74,7 @@ impl<'a> ExpertsOnDisk<'a> {
         Ok(())
     }
 
-    /// All experts, as they are stored.
+    /// Reads all experts as they are stored.
     pub fn keep(&self) -> Result<FourBits, ModelError> {
         let ([experts, input, output], bytes) = (self.shape, |(file, info): (&WeightFile, &TensorInfo)| file.bytes(info));
         // The first number of a byte is in its lower bits here.

@@ -35,7 +35,7 @@ const LEVELS: [f32; 16] = [
     1.0,
 ];
 
-/// Quantises a flat tensor on the host, of any format. Memory beyond the result: 4 MB, and 16 bytes a block.
+/// Quantises a flat tensor on the host, of any format. Memory: the result's twice, and 4 MB.
 pub(super) fn quantise(numbers: &Tensor) -> FourBits {
     let _guard = tch::no_grad_guard();
     let len = numbers.numel();

@@ -41,7 +41,7 @@ pub(crate) fn quantised_bytes(layout: &Layout, kept: u64) -> u64 {
 }
 
 // SAFETY: libtorch counts references atomically, and reading a tensor's storage changes nothing. Nothing writes to these
-// tensors after they are made: they are private, and only read.
+// tensors after they are made, or, on a rank other than 0, were received, which is before a trainer shares them.
 unsafe impl Sync for Quantised {}
 // SAFETY: as above; tensors may be moved between threads.
 unsafe impl Send for Quantised {}
@@ -113,7 +113,7 @@ impl Weights {
         self.quantised.is_some()
     }
 
-    /// How each tensor of the layout is stored that is in 4 bits, if any is.
+    /// The form of each tensor of the layout that is in 4 bits, if any is.
     pub(crate) fn forms(&self) -> Option<Vec<Option<Form>>> {
         let form = |stored: Option<&FourBits>| stored.map(|stored| stored.form);
         self.quantised.as_ref().map(|quantised| quantised.packed().map(form).collect())
@@ -126,7 +126,7 @@ impl Weights {
         Weights { quantised: Some(Arc::new(quantised)), ..Weights::new(layout, flat) }
     }
 
-    /// The tensors that hold what is in 4 bits. Only who made them may write to them.
+    /// The tensors that hold what is in 4 bits. Only a rank that receives them writes to them.
     pub(crate) fn packed_tensors(&self) -> impl Iterator<Item = &Tensor> {
         self.quantised.iter().flat_map(|quantised| quantised.packed().flatten().flat_map(FourBits::tensors))
     }

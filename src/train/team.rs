@@ -68,7 +68,7 @@ struct Setup {
     /// Rank, alpha, projections and the rank of experts' gate and up of its adapters.
     adapters: Option<(usize, f64, Vec<String>, usize)>,
     shard: String,
-    /// How its tensors in 4 bits are stored, if any are.
+    /// Form of each of its tensors that is in 4 bits, if any is.
     forms: Option<Vec<Option<Form>>>,
 }
 
