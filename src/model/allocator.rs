@@ -2,7 +2,8 @@
 //!
 //! A training step frees and allocates the same hundreds of megabytes again. glibc returns large
 //! blocks to the system, and a third of a step is page faults; told to keep them, it needs up to a
-//! quarter more memory. jemalloc keeps what it was given back for [`KEPT`] and finds room in it.
+//! quarter more memory. jemalloc keeps what it was given back for a minute and finds room in it: steps that take longer
+//! get all their memory from the system, which is a small part of them.
 
 use tikv_jemallocator::Jemalloc;
 
@@ -16,7 +17,7 @@ pub struct Text(*const u8);
 // SAFETY: the string is constant.
 unsafe impl Sync for Text {}
 
-/// jemalloc's settings: unused memory is returned to the system after 5 seconds, blocks of every size
+/// jemalloc's settings: unused memory is returned to the system after a minute, blocks of every size
 /// alike. `MALLOC_CONF` has precedence.
 #[unsafe(export_name = "malloc_conf")]
-pub static SETTINGS: Text = Text(c"oversize_threshold:0,dirty_decay_ms:5000,muzzy_decay_ms:0".as_ptr().cast());
+pub static SETTINGS: Text = Text(c"oversize_threshold:0,dirty_decay_ms:60000,muzzy_decay_ms:0".as_ptr().cast());

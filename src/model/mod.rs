@@ -88,6 +88,6 @@ pub(crate) use recompute::{Kept, Parameters, Passed, Whole};
 pub(crate) use routing::Watch;
 pub use shards::save_hf_as;
 pub(crate) use shards::{FolderShards, TensorSlice};
-pub(crate) use threads::{StepThreads, threads_of_engine, use_threads};
+pub(crate) use threads::{StepThreads, release_helpers, threads_of_engine, use_threads};
 pub(crate) use views::Views;
 pub use weights::{FrozenWeights, Weights};

@@ -12,6 +12,7 @@ const PARAMETERS_OF_A_THREAD: usize = 1 << 22;
 
 unsafe extern "C" {
     fn rollflow_use_threads(threads: c_int);
+    fn rollflow_release_helpers();
 }
 
 /// Sets it for the operations that this thread starts, whatever other threads set before or afterwards.
@@ -19,6 +20,16 @@ pub(crate) fn use_threads(threads: usize) {
     let threads = c_int::try_from(threads.max(1)).unwrap_or(c_int::MAX);
     // SAFETY: takes a number, which is positive.
     unsafe { rollflow_use_threads(threads) }
+}
+
+/// Ends the threads that help with this thread's operations, before it waits for work. Its next operation starts others, in
+/// some 0.1 ms.
+///
+/// OpenMP counts the helpers of all threads. If these are more than the cores, all of them sleep between operations instead of
+/// looking out for the next for a while, and waking them takes as long as a small operation.
+pub(crate) fn release_helpers() {
+    // SAFETY: takes no arguments; inside an operation of several threads it does nothing.
+    unsafe { rollflow_release_helpers() }
 }
 
 /// Threads of an engine by the size of its model, at most the machine's.
@@ -102,6 +113,34 @@ mod tests {
     #[should_panic(expected = "part 1")]
     fn a_panic_of_a_part_is_passed_on() {
         two().each(vec![0, 1], |part| assert!(part != 1, "part {part}"));
+    }
+
+    /// Threads have the name of the one that started them.
+    #[cfg(target_os = "linux")]
+    fn threads_named(name: &str) -> usize {
+        let tasks = std::fs::read_dir("/proc/self/task").unwrap();
+        let names = tasks.filter_map(|task| std::fs::read_to_string(task.ok()?.path().join("comm")).ok());
+        names.filter(|found| found.trim_end() == name).count()
+    }
+
+    #[cfg(target_os = "linux")]
+    #[test]
+    fn helpers_end_when_they_are_released_and_the_next_operation_starts_others() {
+        let name = "has-helpers";
+        let counted = || {
+            use_threads(3);
+            let x = Tensor::ones([4096, 64], (Kind::Float, tch::Device::Cpu));
+            let computed = || {
+                let _sums = &x + &x;
+                threads_named(name)
+            };
+            let first = computed();
+            release_helpers();
+            let released = threads_named(name);
+            [first, released, computed()]
+        };
+        let counts = std::thread::Builder::new().name(name.into()).spawn(counted).unwrap().join().unwrap();
+        assert_eq!(counts, [3, 1, 3]);
     }
 
     #[test]

@@ -20,6 +20,9 @@ pub(super) trait Commanded {
     /// Notes that a command panicked with this message.
     fn abandon(&mut self, _message: &str) {}
 
+    /// Called before the thread waits for a command.
+    fn rest(&mut self) {}
+
     /// Ends its work after the last command.
     fn leave(self);
 }
@@ -48,7 +51,14 @@ impl<W: Commanded + 'static> Commands<W> {
             };
             // The receiver waits right below.
             drop(ready.send(Ok(worker.state())));
-            queue.into_iter().for_each(|command| command(&mut worker));
+            loop {
+                let waiting = queue.try_recv().or_else(|_| {
+                    worker.rest();
+                    queue.recv()
+                });
+                let Ok(command) = waiting else { break };
+                command(&mut worker);
+            }
             worker.leave();
         };
         let thread = std::thread::Builder::new().name(name.into()).spawn(body)?;

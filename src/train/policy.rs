@@ -11,7 +11,7 @@ use crate::engine::LocalEngine;
 use crate::hub::Hub;
 use crate::model::{
     Compute, Decoder, FrozenWeights, Lora, ModelConfig, ModelError, Weights, base_of, load_adapter, load_hf, load_hf_for,
-    load_hf_in_4_bits, load_weights,
+    load_hf_in_4_bits, load_weights, release_helpers,
 };
 
 /// Language model that trainer and generator start from.
@@ -75,6 +75,8 @@ impl<const SCORES: bool> LoadedModel<SCORES> {
             (true, false) => Err(ModelError::NotALanguageModel),
             (false, true) => Err(ModelError::NotAScoreModel),
             _ => {
+                // The caller is often a thread that computes no more.
+                release_helpers();
                 let (weights, compute) = (Arc::new(weights), Compute::default());
                 Ok(LoadedModel { config, tokenizer, weights, compute, folder: None })
             }
@@ -106,6 +108,7 @@ impl<const SCORES: bool> LoadedModel<SCORES> {
     }
 
     fn with_own(&self, weights: Weights) -> Self {
+        release_helpers();
         self.with_weights(Arc::new(FrozenWeights::of_own(weights)))
     }
 

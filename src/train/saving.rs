@@ -26,7 +26,7 @@ use super::team::Command;
 use super::worker::{Divided, Worker};
 use super::{CheckpointMetadata, FileMark, MasterFormat, SaveCheckpoint, TrainError};
 use crate::flow::caught;
-use crate::model::{Adapter, Dtype, Entry, FolderShards, part, save_adapter, write_tensors};
+use crate::model::{Adapter, Dtype, Entry, FolderShards, part, release_helpers, save_adapter, write_tensors};
 use crate::ranks::Member;
 use crate::util::atomic_file;
 
@@ -252,6 +252,8 @@ impl Copied {
             optimizer_files::write(&folder.join(file), state, tensors, held, *len)?;
             written.push(file);
         }
+        // The rest computes nothing.
+        release_helpers();
         let settled = |name: &String| {
             let path = folder.join(name);
             atomic_file::sync(&path).map_err(TrainError::io(&path))?;

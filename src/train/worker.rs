@@ -16,7 +16,7 @@ use super::team::{Command, MakeAlgorithm, Team};
 use super::{AdamW, Algorithm, BackendState, LocalConfig, MasterFormat, OptimStep, TrainError, clip_scale};
 use crate::algo::Schedule;
 use crate::data::Version;
-use crate::model::{Compute, Dtype, ModelConfig, Weights, stream, use_threads};
+use crate::model::{Compute, Dtype, ModelConfig, Weights, release_helpers, stream, use_threads};
 use crate::ranks::{CollectiveError, Member, Shard};
 use crate::util::cores::cores;
 
@@ -77,6 +77,10 @@ impl Commanded for Worker {
     /// Ends the run on all ranks, which are out of step after a panic.
     fn abandon(&mut self, reason: &str) {
         self.team.iter().for_each(|team| team.abandon(reason));
+    }
+
+    fn rest(&mut self) {
+        release_helpers();
     }
 
     /// Lets the other ranks end.

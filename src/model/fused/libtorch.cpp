@@ -5,6 +5,7 @@
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/_foreach_copy.h>
 #include <ATen/ops/_fused_adamw.h>
+#include <omp.h>
 
 #include <cstdint>
 #include <vector>
@@ -44,6 +45,9 @@ void rollflow_use_threads(int threads) {
   at::get_num_threads();
   at::set_num_threads(threads);
 }
+
+// Ends the threads that OpenMP lent the calling thread; its next operation starts others.
+void rollflow_release_helpers() { omp_pause_resource(omp_pause_soft, omp_get_initial_device()); }
 
 // Copies tensors to others of their shapes, all at a time on a GPU.
 char* rollflow_copy_all(Tensor** to, Tensor** from, int64_t count) {

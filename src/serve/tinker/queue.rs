@@ -13,6 +13,7 @@ use super::journal::{Journal, ModelRecord, Snapshot};
 use super::operation::{Answer, Operation};
 use super::trained::{Ground, Install, Trained};
 use crate::flow::caught;
+use crate::model::{release_helpers, use_threads};
 
 /// Updates after which a snapshot shortens the journal.
 const SNAPSHOT: u64 = 16;
@@ -90,7 +91,7 @@ impl ModelQueue {
             Arc::new(QueueShared { state: Mutex::new(state), work: Condvar::new(), answered: Notify::new(), repeated: highest });
         let (own, of) = (shared.clone(), record.clone());
         let work = move || {
-            crate::model::use_threads(ground.threads);
+            use_threads(ground.threads);
             own.run(ground, &of, install);
         };
         let thread = std::thread::Builder::new().name("tinker-model".to_owned()).spawn(work)?;
@@ -189,7 +190,10 @@ impl QueueShared {
             let next = state.next;
             match state.waiting.get(&next) {
                 Some(operation) => return Some((next, operation.clone())),
-                None => self.work.wait(&mut state),
+                None => {
+                    release_helpers();
+                    self.work.wait(&mut state);
+                }
             }
         }
     }

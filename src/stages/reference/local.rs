@@ -8,7 +8,7 @@ use tch::Kind;
 use super::{BoxError, Reference, Score, Source};
 use crate::data::Version;
 use crate::flow::WeightsRx;
-use crate::model::{FrozenWeights, Weights, load_weights, weights_to_bytes};
+use crate::model::{FrozenWeights, Weights, load_weights, release_helpers, use_threads, weights_to_bytes};
 use crate::train::{LocalConfig, Policy, Scorer, TrainError};
 
 impl<M> Reference<FrozenWeights, M> {
@@ -52,8 +52,10 @@ fn scoring(policy: &Policy, config: LocalConfig) -> Score<FrozenWeights> {
     let (mut threads, mut scorer) = (config.threads, Scorer::new(config, policy.config().clone()));
     Box::new(move |weights, samples, top_tokens| {
         // The setting belongs to the thread that scores.
-        threads.take().into_iter().for_each(crate::model::use_threads);
-        scorer.annotate(weights, samples, top_tokens).map_err(BoxError::from)
+        threads.take().into_iter().for_each(use_threads);
+        let scored = scorer.annotate(weights, samples, top_tokens);
+        release_helpers();
+        scored.map_err(BoxError::from)
     })
 }
 
