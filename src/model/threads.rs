@@ -66,6 +66,12 @@ impl StepThreads {
         StepThreads { pool: pool.inspect_err(|error| tracing::warn!("one thread generates instead of {threads}: {error}")).ok() }
     }
 
+    /// Ends all helpers, before the caller's thread waits ([`release_helpers`]).
+    pub fn rest(&self) {
+        release_helpers();
+        self.pool.iter().for_each(|pool| drop(pool.broadcast(|_| release_helpers())));
+    }
+
     /// Parts of a step with so many rows.
     pub fn parts(&self, rows: usize) -> usize {
         let most = self.pool.as_ref().map_or(1, |pool| pool.current_num_threads() + 1);
@@ -141,6 +147,22 @@ mod tests {
         };
         let counts = std::thread::Builder::new().name(name.into()).spawn(counted).unwrap().join().unwrap();
         assert_eq!(counts, [3, 1, 3]);
+    }
+
+    #[cfg(target_os = "linux")]
+    #[test]
+    fn helpers_of_every_part_of_a_step_end_when_it_rests() {
+        let name = "computes-a-part";
+        let of_parts = ThreadPoolBuilder::new().num_threads(1).thread_name(move |_| name.into());
+        let threads = StepThreads { pool: Some(of_parts.start_handler(|_| use_threads(3)).build().unwrap()) };
+        let computed = |part: i64| {
+            let x = Tensor::full([4096, 64], part, (Kind::Float, tch::Device::Cpu));
+            drop(&x + &x);
+        };
+        threads.each(vec![1, 2], computed);
+        assert_eq!(threads_named(name), 3);
+        threads.rest();
+        assert_eq!(threads_named(name), 1);
     }
 
     #[test]

@@ -24,7 +24,7 @@ use crate::data::{Answer, SampledToken, Tokenizer, Version};
 use crate::engine::slots::{Admission, Slots};
 use crate::engine::{EngineError, Finished, Load, OnNewWeights, Request, TokenEngine};
 use crate::model::stream::{Entered, Event, Stream};
-use crate::model::{Compute, Decoder, FrozenWeights, KvCache, PAGE, StepThreads, Weights, release_helpers, use_threads};
+use crate::model::{Compute, Decoder, FrozenWeights, KvCache, PAGE, StepThreads, Weights, use_threads};
 
 /// Engine that generates with weights in this process.
 pub struct LocalEngine {
@@ -451,7 +451,7 @@ impl TokenEngine for LocalEngine {
         self.slots.compact(|from, to, _| cache.move_slot(from, to));
         self.advance()?;
         if self.is_idle() {
-            release_helpers();
+            self.threads.rest();
         }
         self.slots.load.time = started.elapsed();
         Ok(std::mem::take(&mut self.slots.finished))
