@@ -167,7 +167,8 @@ impl Clock {
     }
 }
 
-/// Operations a second in products of square matrices, on all cores. Measured on a thread of its own, with which its helpers end.
+/// Operations a second in products of square matrices, on all cores. The thread that measures ends, and its helpers
+/// with it: they would slow the run.
 fn matrix_rate() -> f64 {
     let measured = || {
         let cores = std::thread::available_parallelism().map_or(1, usize::from);

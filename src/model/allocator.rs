@@ -2,8 +2,8 @@
 //!
 //! A training step frees and allocates the same hundreds of megabytes again. glibc returns large
 //! blocks to the system, and a third of a step is page faults; told to keep them, it needs up to a
-//! quarter more memory. jemalloc keeps what it was given back for a minute and finds room in it: steps that take longer
-//! get all their memory from the system, which is a small part of them.
+//! quarter more memory. jemalloc keeps what it was given back for a minute and finds room in it. Longer steps
+//! take their memory from the system each time, which is a small part of a minute.
 
 use tikv_jemallocator::Jemalloc;
 

@@ -22,11 +22,11 @@ pub(crate) fn use_threads(threads: usize) {
     unsafe { rollflow_use_threads(threads) }
 }
 
-/// Ends the threads that help with this thread's operations, before it waits for work. Its next operation starts others, in
-/// some 0.1 ms.
+/// Ends the threads that help with this thread's operations, before it waits for work. Its next operation starts
+/// others.
 ///
-/// OpenMP counts the helpers of all threads. If these are more than the cores, all of them sleep between operations instead of
-/// looking out for the next for a while, and waking them takes as long as a small operation.
+/// OpenMP counts the helpers of all threads. If there are more than cores, all of them sleep between operations
+/// instead of looking out for the next for a while, and waking them takes as long as a small operation.
 pub(crate) fn release_helpers() {
     // SAFETY: takes no arguments; inside an operation of several threads it does nothing.
     unsafe { rollflow_release_helpers() }
@@ -129,6 +129,17 @@ mod tests {
         names.filter(|found| found.trim_end() == name).count()
     }
 
+    /// A thread that was joined is listed until the system has removed it.
+    #[cfg(target_os = "linux")]
+    fn one_is_left_of(name: &str) -> bool {
+        (0..5000).any(|_| {
+            threads_named(name) == 1 || {
+                std::thread::sleep(std::time::Duration::from_millis(1));
+                false
+            }
+        })
+    }
+
     #[cfg(target_os = "linux")]
     #[test]
     fn helpers_end_when_they_are_released_and_the_next_operation_starts_others() {
@@ -140,13 +151,12 @@ mod tests {
                 let _sums = &x + &x;
                 threads_named(name)
             };
-            let first = computed();
+            assert_eq!(computed(), 3);
             release_helpers();
-            let released = threads_named(name);
-            [first, released, computed()]
+            assert!(one_is_left_of(name));
+            assert_eq!(computed(), 3);
         };
-        let counts = std::thread::Builder::new().name(name.into()).spawn(counted).unwrap().join().unwrap();
-        assert_eq!(counts, [3, 1, 3]);
+        std::thread::Builder::new().name(name.into()).spawn(counted).unwrap().join().unwrap();
     }
 
     #[cfg(target_os = "linux")]
@@ -162,7 +172,7 @@ mod tests {
         threads.each(vec![1, 2], computed);
         assert_eq!(threads_named(name), 3);
         threads.rest();
-        assert_eq!(threads_named(name), 1);
+        assert!(one_is_left_of(name));
     }
 
     #[test]
