@@ -49,6 +49,8 @@ CASES = {
                         rope_parameters=dict(rope_type="default", rope_theta=10000.0))),
     "qwen3_5_long": ("qwen3_5_text", dict(head_dim=16, num_hidden_layers=3, layer_types=["full_attention", "linear_attention", "linear_attention"], linear_num_key_heads=2, linear_num_value_heads=2,
                      linear_key_head_dim=8, linear_value_head_dim=12, linear_conv_kernel_dim=3, rope_parameters=dict(rope_type="default", rope_theta=10000.0, partial_rotary_factor=0.5))),
+    "qwen3_5_padded": ("qwen3_5_text", dict(head_dim=16, layer_types=["linear_attention", "full_attention"], linear_num_key_heads=2, linear_num_value_heads=2,
+                       linear_key_head_dim=8, linear_value_head_dim=12, linear_conv_kernel_dim=3, rope_parameters=dict(YARN, partial_rotary_factor=0.5))),
     "qwen3_5_moe": ("qwen3_5_moe_text", dict(head_dim=16, num_hidden_layers=3, layer_types=["linear_attention", "full_attention", "linear_attention"], linear_num_key_heads=2, linear_num_value_heads=4,
                     linear_key_head_dim=8, linear_value_head_dim=8, moe_intermediate_size=16, shared_expert_intermediate_size=20, num_experts=5, num_experts_per_tok=2,
                     rope_parameters=dict(rope_type="default", rope_theta=10000.0, partial_rotary_factor=0.25))),
@@ -133,6 +135,8 @@ def make(root, name, model_type, options):
             if p.dim() == 1 or key.endswith("_bias"):
                 torch.nn.init.normal_(p, 1.0 if "linear_attn.norm" in key or "norm" in key and not ("gemma" in model_type or "qwen3_5" in model_type) else 0.0, 0.1)
         rows = [torch.randint(0, 380, (length,)).tolist() for length in (LONG if name.endswith("_long") else STRETCHED if name.endswith("_stretched") else LENGTHS)]
+        if name.endswith("_padded"):  # the padding token also ends turns
+            rows[0][4] = rows[1][2] = config.pad_token_id
         with torch.no_grad():
             answers = greedy(model, rows)
         if answers["min_top2_margin"] > 3e-3:

@@ -95,8 +95,10 @@ impl Tokenizer {
     fn from_files(dir: &Path, files: Vec<(&'static str, Vec<u8>)>, configs: &[Metadata]) -> Result<Self, DataError> {
         let file = |name: &str| files.iter().find(|(known, _)| *known == name).map(|(_, bytes)| bytes);
         let wrong = |name: &str, reason: String| DataError::invalid(&dir.join(name), reason);
-        let inner = tokenizers::Tokenizer::from_bytes(file(TOKENIZER).map_or(&[][..], Vec::as_slice))
+        let mut inner = tokenizers::Tokenizer::from_bytes(file(TOKENIZER).map_or(&[][..], Vec::as_slice))
             .map_err(|error| wrong(TOKENIZER, error.to_string()))?;
+        // A file keeps what somebody asked for once, as transformers saves it; it applies to no other text.
+        inner.with_padding(None).with_truncation(None).map_err(|error| wrong(TOKENIZER, error.to_string()))?;
         let config = file(CONFIG).map(|bytes| parse(&dir.join(CONFIG), bytes)).transpose()?.unwrap_or_default();
         let named = |key: &str| match config.get(key).map(|token| token.get("content").unwrap_or(token)) {
             None | Some(Value::Null) => Ok(None),

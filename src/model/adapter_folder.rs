@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 use super::config_json::says_4_bits;
 use super::folder::{Kept, WeightFile, load_hf_as, read_tensors, write_tensors};
 use super::keys::{Keys, read_object};
-use super::{Adapter, Dtype, Lora, ModelConfig, ModelError, Weights};
+use super::{Adapter, Dtype, Entry, Lora, ModelConfig, ModelError, Weights};
 use crate::util::atomic_file;
 
 /// The file that makes a folder one of adapters.
@@ -37,6 +37,10 @@ const ROUTER_PARAMETER: &str = "gate.weight";
 /// PEFT's pattern of gate and up.
 const GATE_UP: &str = r".*\.gate_up_proj";
 
+/// Initial adapters that leave the base as its folder has it. PEFT changes the base for others, and again when it
+/// loads them.
+const INITIAL: [&str; 4] = ["gaussian", "orthogonal", "mica", "eva"];
+
 /// Modules that PEFT trains in full for a sequence classifier: possible names of its head.
 const SCORE_HEADS: [&str; 2] = ["classifier", "score"];
 
@@ -47,7 +51,13 @@ pub fn save_adapter(dir: &Path, adapter: &Adapter) -> Result<(), ModelError> {
     let lora = &adapter.lora;
     let (task, whole) = if adapter.layout.score_head().is_some() { ("SEQ_CLS", Some(SCORE_HEADS)) } else { ("CAUSAL_LM", None) };
     let is_module = |name: &&str| ![Lora::EXPERTS, Lora::ROUTERS].contains(name);
-    let modules: Vec<&str> = lora.targets().iter().copied().filter(is_module).collect();
+    let entries = named_for_base(adapter);
+    let mut modules: Vec<String> = lora.targets().iter().copied().filter(is_module).map(String::from).collect();
+    if entries.iter().any(|entry| entry.name.starts_with(LAYERS[1])) {
+        // Paths, for images have projections of these names, too.
+        let down = |entry: &Entry| Some(entry.name.strip_prefix("base_model.model.")?.strip_suffix(".lora_A.weight")?.to_owned());
+        modules = entries.iter().filter_map(down).collect();
+    }
     let of_experts = EXPERT_PARAMETERS.into_iter().filter(|_| lora.adapts_experts());
     let parameters: Vec<&str> = of_experts.chain(lora.adapts_routers().then_some(ROUTER_PARAMETER)).collect();
     let parameters = Some(parameters).filter(|parameters| !parameters.is_empty());
@@ -75,7 +85,24 @@ pub fn save_adapter(dir: &Path, adapter: &Adapter) -> Result<(), ModelError> {
     });
     let path = dir.join(CONFIG);
     atomic_file::write_unsynced(&path, format!("{config:#}\n")).map_err(ModelError::io(&path))?;
-    write_tensors(&dir.join(WEIGHTS), adapter.layout.entries(), &adapter.flat, Dtype::F32)
+    write_tensors(&dir.join(WEIGHTS), &entries, &adapter.flat, Dtype::F32)
+}
+
+/// Where the layers of a language model are in PEFT's names, and in those of a model that also takes images.
+const LAYERS: [&str; 2] = ["base_model.model.model.layers.", "base_model.model.model.language_model.layers."];
+
+/// Tensors of adapters as PEFT names them for their base. transformers loads a Gemma 3 that takes images whole.
+fn named_for_base(adapter: &Adapter) -> Vec<Entry> {
+    let takes_images = |base: &PathBuf| {
+        let config = read_object(&base.join("config.json"));
+        config.is_ok_and(|map| map.contains_key("text_config") && map.get("model_type").is_some_and(|of| of == "gemma3"))
+    };
+    let inside = adapter.lora.base.as_ref().is_some_and(takes_images);
+    let named = |entry: &Entry| match entry.name.strip_prefix(LAYERS[0]).filter(|_| inside) {
+        Some(rest) => Entry { name: format!("{}{rest}", LAYERS[1]), ..entry.clone() },
+        None => entry.clone(),
+    };
+    adapter.layout.entries().iter().map(named).collect()
 }
 
 /// The adapters in `dir`, of a model of this shape. They name its folder as [`Lora::base`].
@@ -199,6 +226,14 @@ fn read_config(path: &Path) -> Result<(Lora, bool), ModelError> {
     };
     if let Some(key) = NEUTRAL.into_iter().find(|key| map.get(*key).is_some_and(|value| !is_neutral(value))) {
         return Err(keys.unsupported(key, "null, false or empty: plain LoRA"));
+    }
+    match map.get("init_lora_weights") {
+        None | Some(Value::Null | Value::Bool(_)) => {}
+        Some(Value::String(name)) if INITIAL.contains(&name.as_str()) => {}
+        Some(_) => {
+            let remedy = "save it as plain LoRA with PEFT's path_initial_model_for_weight_conversion";
+            return Err(keys.unsupported("init_lora_weights", &format!("true, false, {}; {remedy}", INITIAL.join(", "))));
+        }
     }
     let whole: Vec<&str> = match map.get("modules_to_save") {
         Some(Value::Array(names)) => names.iter().map(|name| name.as_str().unwrap_or_default()).collect(),

@@ -181,7 +181,7 @@ pub struct ModelConfig {
     pub dtype: Dtype,
     /// Tokens that end a text.
     pub eos_token_ids: Vec<u32>,
-    /// Padding token.
+    /// Padding token, whose row of the embedding learns nothing from inputs, as in transformers.
     pub pad_token_id: Option<u32>,
     /// Keys of the file without effect on the computation; written back unchanged.
     pub other: Map<String, Value>,

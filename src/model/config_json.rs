@@ -10,7 +10,7 @@ use serde_json::{Map, Value, json};
 use super::config::LABELS;
 use super::family::{CLASSIFIER, Definition};
 use super::keys::{Keys, read_object};
-use super::read_rope::rope;
+use super::read_rope::{rope, with_one_rope};
 use super::{Activation, Dtype, Family, ModelConfig, ModelError, RopeScaling};
 
 /// Largest sizes accepted: far above any model's, and small enough that no product overflows.
@@ -21,8 +21,8 @@ const MOST_POSITIONS: usize = 1 << 30;
 const LARGEST_VOCABULARY: usize = 1 << 24;
 
 impl ModelConfig {
-    /// Reads `config.json` of `dir`. Token ids in `generation_config.json` take precedence, as in
-    /// transformers.
+    /// Reads `config.json` of `dir`. Tokens that end a text are those of `generation_config.json`, if it has
+    /// some, as in transformers.
     pub fn from_dir(dir: &Path) -> Result<Self, ModelError> {
         let path = dir.join("config.json");
         let mut config = Self::from_json(&path, &read_object(&path)?)?;
@@ -34,7 +34,6 @@ impl ModelConfig {
             if !eos.is_empty() {
                 config.eos_token_ids = eos;
             }
-            config.pad_token_id = keys.token_ids("pad_token_id")?.first().copied().or(config.pad_token_id);
         }
         Ok(config)
     }
@@ -52,6 +51,9 @@ impl ModelConfig {
         let whole = with_absent(map, family.definition());
         let map = whole.as_ref().unwrap_or(map);
         let keys = Keys { family: family.model_type(), map, ..keys };
+        let joined = with_one_rope(&keys)?;
+        let map = joined.as_ref().unwrap_or(map);
+        let keys = Keys { map, ..keys };
         refuse_unsupported(&keys)?;
         super::family::check_windows(&keys)?;
         let config = (family.definition().read)(&keys, read_as_llama(&keys, family)?)?;
@@ -63,6 +65,11 @@ impl ModelConfig {
         let is_other = |key: &String| is_label(key) || !is_stored(key);
         let other = map.iter().filter(|(key, _)| is_other(key)).map(|(key, value)| (key.clone(), value.clone())).collect();
         Ok(ModelConfig { other, ..config })
+    }
+
+    /// The key and the rate of a dropout that its folder asks for in training, where nothing is dropped out.
+    pub(crate) fn dropout(&self) -> Option<(&'static str, f64)> {
+        DROPOUT.into_iter().find_map(|key| Some((key, self.other.get(key)?.as_f64().filter(|rate| *rate != 0.0)?)))
     }
 
     /// The object of a `config.json` that transformers 4 and 5 load.
@@ -105,6 +112,10 @@ impl ModelConfig {
         });
         let Value::Object(mut keys) = keys else { unreachable!("json! of braces is an object") };
         keys.insert(self.family.definition().activation.0.into(), self.activation.name().into());
+        if self.family.definition().partial_rotation.is_some() {
+            // Also outside: transformers reads no `rope_parameters` where there is `rope_scaling`.
+            keys.insert("partial_rotary_factor".into(), self.rotated.into());
+        }
         (self.family.definition().write)(self, &mut keys);
         if self.scores {
             keys.insert("id2label".into(), json!({"0": "LABEL_0"}));
@@ -137,7 +148,7 @@ fn with_absent(map: &Map<String, Value>, of: &Definition) -> Option<Map<String, 
 /// Reads the keys that all families share, with the family's defaults and Llama's biases.
 fn read_as_llama(keys: &Keys, family: Family) -> Result<ModelConfig, ModelError> {
     let defaults = family.definition();
-    let hidden_size = keys.size("hidden_size", WIDEST)?;
+    let (vocab_size, hidden_size) = (keys.size("vocab_size", LARGEST_VOCABULARY)?, keys.size("hidden_size", WIDEST)?);
     let heads = keys.size("num_attention_heads", MOST_HEADS)?;
     let kv_heads = match keys.map.get("num_key_value_heads") {
         None if !defaults.kv_heads_optional => return Err(keys.missing("num_key_value_heads")),
@@ -175,8 +186,11 @@ fn read_as_llama(keys: &Keys, family: Family) -> Result<ModelConfig, ModelError>
         initializer_range: keys.optional("initializer_range", "a number")?.unwrap_or(0.02),
         dtype: dtype(keys)?,
         eos_token_ids: keys.token_ids("eos_token_id")?,
-        pad_token_id: keys.token_ids("pad_token_id")?.first().copied(),
-        ..ModelConfig::small_of(keys.size("vocab_size", LARGEST_VOCABULARY)?, hidden_size, layers)
+        pad_token_id: match keys.map.contains_key("pad_token_id") {
+            true => keys.token_ids("pad_token_id")?.first().copied(),
+            false => defaults.pad.filter(|id| (*id as usize) < vocab_size),
+        },
+        ..ModelConfig::small_of(vocab_size, hidden_size, layers)
     })
 }
 
@@ -202,12 +216,13 @@ pub(super) fn says_4_bits(dir: &Path) -> bool {
         .is_ok_and(|map| map.get(QUANTISATION).is_some_and(|of| of["quant_method"] == BITSANDBYTES))
 }
 
+/// Shares of numbers that training may drop, which no pass here does.
+const DROPOUT: [&str; 3] = ["attention_dropout", "resid_pdrop", "embd_pdrop"];
+
 /// Rejects keys that change the computation in ways that are not implemented.
 fn refuse_unsupported(keys: &Keys) -> Result<(), ModelError> {
-    for key in ["attention_dropout", "resid_pdrop", "embd_pdrop"] {
-        if keys.optional::<f64>(key, "a number")?.is_some_and(|rate| rate != 0.0) {
-            return Err(keys.unsupported(key, "0.0"));
-        }
+    for key in DROPOUT {
+        keys.optional::<f64>(key, "a number")?;
     }
     // Only OLMoE's is known.
     if keys.map.get("clip_qkv").is_some_and(|value| !value.is_null()) && keys.family != Family::Olmoe.model_type() {

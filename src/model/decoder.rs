@@ -103,11 +103,16 @@ impl Decoder {
         }
     }
 
-    /// The embedding's part of [`Decoder::add_embedding_and_head`], added to its flat gradient.
+    /// The embedding's part of [`Decoder::add_embedding_and_head`], added to its flat gradient. The padding token
+    /// has none, as in transformers, whose embeddings leave it out: it often ends turns, too.
     pub(super) fn add_embedding(&self, gradient: &Tensor, ids: &[i64], by_embedded: &Tensor) {
         let _guard = tch::no_grad_guard();
+        let mut by_embedded = scaled(by_embedded.to_kind(Kind::Float), self.embedding_factor(by_embedded.kind()));
+        if let Some(pad) = self.config.pad_token_id.map(i64::from).filter(|pad| ids.contains(pad)) {
+            let kept: Vec<bool> = ids.iter().map(|id| *id != pad).collect();
+            by_embedded *= upload(&kept, gradient.device()).unsqueeze(-1);
+        }
         let ids = upload(ids, gradient.device());
-        let by_embedded = scaled(by_embedded.to_kind(Kind::Float), self.embedding_factor(by_embedded.kind()));
         let _sum = gradient.view([-1, self.config.hidden_size as i64]).index_add_(0, &ids, &by_embedded);
     }
 
@@ -267,7 +272,8 @@ impl Decoder {
 
     pub(super) fn embed_rows(&self, embedding: &Tensor, tokens: &Tensor) -> Tensor {
         let kind = half::activations(embedding.kind(), embedding.device());
-        scaled(embedding.index_select(0, tokens).to_kind(kind), self.embedding_factor(kind))
+        let pad = self.config.pad_token_id.map_or(-1, i64::from);
+        scaled(Tensor::embedding(embedding, tokens, pad, false, false).to_kind(kind), self.embedding_factor(kind))
     }
 
     /// Factor of the embeddings.

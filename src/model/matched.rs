@@ -11,8 +11,14 @@ use super::mxfp4::ExpertsOnDisk;
 use super::{Entry, Layout, ModelError};
 
 /// Prefixes of a language model's tensors in a model that also takes images, and those that they have alone.
-const INSIDE: [(&str, &str); 3] =
-    [("model.language_model.", "model."), ("language_model.model.", "model."), ("language_model.lm_head.", "lm_head.")];
+const INSIDE: [(&str, &str); 5] = [
+    ("model.language_model.", "model."),
+    ("language_model.model.", "model."),
+    ("language_model.lm_head.", "lm_head."),
+    // Of adapters.
+    ("base_model.model.model.language_model.", "base_model.model.model."),
+    ("base_model.model.language_model.model.", "base_model.model.model."),
+];
 
 /// Prefixes of tensors that see images or predict several tokens ahead.
 const FOREIGN: [&str; 7] = [

@@ -1,8 +1,13 @@
 //! Rotary keys of a Hugging Face `config.json`.
 
-use super::family::Definition;
+use serde_json::{Map, Value};
+
+use super::family::{Definition, Family};
 use super::keys::Keys;
 use super::{ModelError, RopeScaling};
+
+/// `original_max_position_embeddings` of Phi-3, whose configurations have that key outside of the object.
+const PHI3_POSITIONS: f64 = 4096.0;
 
 /// Reads the base of the rotary frequencies and their stretching from `rope_parameters`
 /// (transformers 5), or `rope_theta` and `rope_scaling` (before), and the share of a head that is rotated.
@@ -16,6 +21,26 @@ pub(super) fn rope(keys: &Keys, defaults: &Definition, max_positions: usize) -> 
     let theta = rope.optional("rope_theta", "a number")?.or(outer_theta).unwrap_or(defaults.rope_theta);
     let share = share(&rope, defaults)?.or(outer_share).unwrap_or(absent);
     Ok((theta, scaling(keys, &rope, max_positions)?, share))
+}
+
+/// The configuration with one object of rotary keys, if it has two. As in transformers, `rope_scaling` replaces
+/// `rope_parameters`, and where those are of types of layers, it changes the keys of full attention.
+pub(super) fn with_one_rope(keys: &Keys) -> Result<Option<Map<String, Value>>, ModelError> {
+    let object = |key: &str| keys.map.get(key).and_then(Value::as_object).filter(|object| !object.is_empty());
+    let (Some(parameters), Some(scaling)) = (object("rope_parameters"), object("rope_scaling")) else { return Ok(None) };
+    let mut map = keys.map.clone();
+    if let Some(full) = parameters.get("full_attention").and_then(Value::as_object) {
+        let full: Map<String, Value> = full.clone().into_iter().chain(scaling.clone()).collect();
+        map["rope_parameters"]["full_attention"] = full.into();
+        map.remove("rope_scaling");
+        return Ok(Some(map));
+    }
+    // transformers takes the family's default, which is seldom meant.
+    if parameters.contains_key("rope_theta") && !scaling.contains_key("rope_theta") && !keys.map.contains_key("rope_theta") {
+        return Err(keys.bad("rope_scaling", "an object with rope_theta: it replaces rope_parameters, and their base"));
+    }
+    map.remove("rope_parameters");
+    Ok(Some(map))
 }
 
 /// Name of the key that holds the rotary keys, if the configuration has one.
@@ -50,10 +75,9 @@ fn share(keys: &Keys, defaults: &Definition) -> Result<Option<f64>, ModelError> 
 pub(super) fn scaling(keys: &Keys, rope: &Keys, max_positions: usize) -> Result<RopeScaling, ModelError> {
     let number = |key: &str| rope.required::<f64>(key, "a number");
     let given = |key: &str| rope.optional::<f64>(key, "a number");
-    // Phi-3's configurations have this key outside of the object.
-    let original = match keys.optional("original_max_position_embeddings", "a number")? {
-        Some(outside) => outside,
-        None => given("original_max_position_embeddings")?.unwrap_or(max_positions as f64),
+    let original = match keys.family == Family::Phi3.model_type() {
+        true => keys.optional("original_max_position_embeddings", "a number")?.unwrap_or(PHI3_POSITIONS),
+        false => given("original_max_position_embeddings")?.unwrap_or(max_positions as f64),
     };
     let type_key = type_key(rope);
     Ok(match rope.optional::<String>(type_key, "a string")?.as_deref() {

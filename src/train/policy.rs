@@ -62,6 +62,9 @@ impl<const SCORES: bool> LoadedModel<SCORES> {
     }
 
     fn of_folder(dir: &Path, config: ModelConfig, weights: Weights, tokenizer: Tokenizer) -> Result<Self, ModelError> {
+        if let Some((key, rate)) = config.dropout() {
+            tracing::warn!("{}: {key} is {rate}; rollflow trains without dropout", dir.display());
+        }
         let base = weights.adapter.as_ref().and_then(|adapter| adapter.lora.base.clone());
         let folder = Some(base.unwrap_or_else(|| dir.to_owned()));
         Ok(LoadedModel { folder, ..Self::new(config, FrozenWeights::of_own(weights), tokenizer)? })

@@ -25,6 +25,24 @@ fn a_saved_tokenizer_is_the_same_again() {
     assert_eq!(again.eos_token_ids(), [1, 17], "the tokenizer's own first, then the model's");
 }
 
+/// transformers saves what the last call asked for, and applies it to no other.
+#[test]
+fn texts_are_neither_cut_nor_padded_by_what_a_file_asks_for() {
+    let (tokenizer, dir) = (Tokenizer::characters(CHARACTERS, 64).unwrap(), tempfile::tempdir().unwrap());
+    tokenizer.save(dir.path()).unwrap();
+    let path = dir.path().join("tokenizer.json");
+    let mut file: serde_json::Value = serde_json::from_str(&std::fs::read_to_string(&path).unwrap()).unwrap();
+    file["truncation"] = serde_json::json!({"direction": "Right", "max_length": 4, "strategy": "LongestFirst", "stride": 0});
+    file["padding"] = serde_json::json!({"strategy": {"Fixed": 8}, "direction": "Left", "pad_to_multiple_of": null, "pad_id": 0,
+        "pad_type_id": 0, "pad_token": "<pad>"});
+    std::fs::write(&path, file.to_string()).unwrap();
+    let cut = Tokenizer::from_dir(dir.path()).unwrap();
+    for text in ["1", "12+34=46"] {
+        assert_eq!(cut.encode(text).unwrap(), tokenizer.encode(text).unwrap());
+        assert_eq!(cut.encode_bare(text).unwrap(), tokenizer.encode_bare(text).unwrap());
+    }
+}
+
 #[test]
 fn a_model_with_too_small_an_embedding_is_refused() {
     let tokenizer = Tokenizer::characters(CHARACTERS, 64).unwrap();

@@ -31,6 +31,25 @@ fn adapters_are_read_however_peft_names_their_modules() {
     assert!(some.contains("layers_to_transform"), "{some}");
 }
 
+/// PEFT finds no module of other names, and changes nothing then.
+#[test]
+fn adapters_of_a_gemma_3_that_takes_images_have_the_names_of_its_language_model() {
+    let (config, base, folder) = (crate::tiny::model(), tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    std::fs::write(base.path().join("config.json"), r#"{"model_type": "gemma3", "text_config": {}}"#).unwrap();
+    let mut lora = Lora::new(4, 8.0, &["q_proj", "down_proj"]).unwrap();
+    lora.base = Some(base.path().to_owned());
+    let adapter = crate::tiny::weights(1).adapted(&config, lora, 7).adapter.unwrap();
+    save_adapter(folder.path(), &adapter).unwrap();
+    let text = std::fs::read_to_string(folder.path().join("adapter_config.json")).unwrap();
+    let settings: serde_json::Value = serde_json::from_str(&text).unwrap();
+    assert_eq!(settings["target_modules"][0], "model.language_model.layers.0.self_attn.q_proj");
+    let file = std::fs::read(folder.path().join("adapter_model.safetensors")).unwrap();
+    let tensors = safetensors::SafeTensors::deserialize(&file).unwrap();
+    assert!(tensors.names().iter().all(|name| name.starts_with("base_model.model.model.language_model.layers.")));
+    let again = load_adapter(folder.path(), &config).unwrap();
+    assert!(again.flat == adapter.flat && again.lora.to_string() == adapter.lora.to_string());
+}
+
 #[test]
 fn what_is_no_plain_lora_is_refused_by_name() {
     let unknown = Lora::new(4, 8.0, &["q_proj", "c_attn"]).unwrap_err().to_string();
@@ -45,9 +64,12 @@ fn what_is_no_plain_lora_is_refused_by_name() {
     for (keys, named) in [
         (serde_json::json!({"use_dora": true}), "use_dora"),
         (serde_json::json!({"peft_type": "IA3"}), "peft_type"),
+        (serde_json::json!({"init_lora_weights": "pissa_niter_16"}), "init_lora_weights"),
+        (serde_json::json!({"init_lora_weights": "olora"}), "init_lora_weights"),
         (serde_json::json!({"rank_pattern": {"q_proj": 2}}), "rank_pattern"),
         (serde_json::json!({"target_modules": ["q_proj", "lm_head"]}), "lm_head"),
         (serde_json::json!({"modules_to_save": []}), "adapter_model.safetensors"),
+        (serde_json::json!({"init_lora_weights": "gaussian"}), "adapter_model.safetensors"),
     ] {
         let error = refused(keys);
         assert!(error.contains(named), "{named}: {error}");

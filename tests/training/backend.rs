@@ -9,7 +9,7 @@ use rollflow::algo::{
     Schedule,
 };
 use rollflow::data::Sample;
-use rollflow::model::Weights;
+use rollflow::model::{ModelConfig, Weights};
 use rollflow::train::{
     AdamW, DecayScope, LocalBackend, LocalConfig, LrScale, NonFinitePolicy, SaveCheckpoint, SftConfig, TrainBatch, TrainError,
     TrainingBackend, collate, run_sft_training,
@@ -46,6 +46,24 @@ fn supervised_loss_falls_on_a_toy_set() {
     let loss = |at: usize| steps[at]["loss"];
     assert!(loss(0) > 2.0 && loss(59) < 0.3 * loss(0), "{} {}", loss(0), loss(59));
     assert_eq!(steps[59]["perplexity_tokens"], loss(59).exp(), "R176: e to the mean negative log-likelihood");
+}
+
+/// As in transformers, whose embedding has the padding token as `padding_idx`.
+#[test]
+fn the_padding_token_s_row_of_the_embedding_learns_nothing_from_inputs() {
+    let config = ModelConfig { tied: false, pad_token_id: Some(5), ..crate::tiny::model() };
+    for gradient_checkpointing in [false, true] {
+        let weights = Weights::random(&config, 1);
+        let before = weights.flat.copy();
+        let training = LocalConfig { gradient_checkpointing, adamw: AdamW { weight_decay: 0.0, ..sft().adamw }, ..sft() };
+        let backend = LocalBackend::new(training, config.clone(), weights).unwrap();
+        backend.forward_backward(batch()).wait().unwrap();
+        backend.optim_step().wait().unwrap();
+        let row = |of: &Tensor, token: i64| of.narrow(0, token * config.hidden_size as i64, config.hidden_size as i64);
+        let after = flat(&backend);
+        let moved: Vec<i64> = (2..14).filter(|token| row(&after, *token) != row(&before, *token)).collect();
+        assert_eq!(moved, [2, 3, 4, 6, 7, 8, 9, 10, 11, 12, 13], "the embedding is the first matrix");
+    }
 }
 
 #[test]

@@ -10,9 +10,14 @@ pub(super) const DEFINITION: Definition = Definition {
     kv_heads_optional: false,
     head_dim: Some(256),
     tied: true,
+    pad: Some(0),
     norms_add_one: true,
     activation: ("hidden_act", Activation::GeluTanh),
-    read: |keys, config| scaled(keys, config),
+    read: |keys, config| {
+        // Of the first releases, which were computed so.
+        let activation = if config.activation == Activation::Gelu { Activation::GeluTanh } else { config.activation };
+        scaled(keys, ModelConfig { activation, ..config })
+    },
     write: llama::write_attention_bias,
     ..llama::DEFINITION
 };

@@ -14,6 +14,7 @@ pub(super) const DEFINITION: Definition = Definition {
     rms_norm_eps: 1e-6,
     rope_theta: 10_000.0,
     tied: false,
+    pad: None,
     rope_keys: read_rope::rope_keys,
     norms: [Norms::before("input_layernorm"), Norms::before("post_attention_layernorm")],
     norms_add_one: false,

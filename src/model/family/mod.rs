@@ -111,6 +111,8 @@ pub(super) struct Definition {
     pub rms_norm_eps: f64,
     pub rope_theta: f64,
     pub tied: bool,
+    /// `pad_token_id` of configurations without the key.
+    pub pad: Option<u32>,
     /// Finds the object with the rotary keys; `None` if the configuration has none.
     pub rope_keys: for<'a> fn(&Keys<'a>) -> Result<Option<Keys<'a>>, ModelError>,
     /// Norms of the attention and the feed-forward branch.
@@ -180,7 +182,10 @@ impl Family {
 
     /// Class in transformers.
     pub(super) fn architecture(self, scores: bool) -> String {
-        self.definition().class.to_owned() + if scores { CLASSIFIER } else { "ForCausalLM" }
+        let definition = self.definition();
+        // Without "Text" the classifier is that of a model that also takes images.
+        let text = if scores && definition.model_type.ends_with("_text") { "Text" } else { "" };
+        format!("{}{text}{}", definition.class, if scores { CLASSIFIER } else { "ForCausalLM" })
     }
 }
 

@@ -6,6 +6,7 @@ use crate::model::ModelConfig;
 pub(super) const DEFINITION: Definition = Definition {
     model_type: "olmo2",
     class: "Olmo2",
+    pad: Some(1),
     rms_norm_eps: 1e-5,
     norms: [Norms::after("post_attention_layernorm"), Norms::after("post_feedforward_layernorm")],
     qk_norm: QkNorm::Tokens,

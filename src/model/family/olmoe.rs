@@ -8,6 +8,7 @@ use crate::model::ModelConfig;
 pub(super) const DEFINITION: Definition = Definition {
     model_type: "olmoe",
     class: "Olmoe",
+    pad: Some(1),
     rms_norm_eps: 1e-5,
     qk_norm: QkNorm::Tokens,
     read: |keys, config| {

@@ -9,6 +9,7 @@ pub(super) const DEFINITION: Definition = Definition {
     model_type: "phi3",
     class: "Phi3",
     rms_norm_eps: 1e-5,
+    pad: Some(32_000),
     rope_keys,
     partial_rotation: Some(1.0),
     qkv: &["qkv_proj"],

@@ -1,6 +1,6 @@
 //! Qwen2 and Qwen2.5: biases on queries, keys and values, and windows in the upper layers.
 
-use super::{Definition, llama, windows};
+use super::{Definition, llama, mistral, windows};
 use crate::model::keys::Keys;
 use crate::model::{ModelConfig, ModelError};
 
@@ -18,7 +18,7 @@ pub(super) const DEFINITION: Definition = Definition {
 
 /// Windows of Qwen: the first `max_window_layers` layers have full attention.
 pub(super) fn upper_windows(keys: &Keys, layers: usize) -> Result<Vec<Option<usize>>, ModelError> {
-    let window = windows::used_sliding_window(keys)?;
+    let window = windows::used_sliding_window(keys, mistral::WINDOW)?;
     let full = keys.optional("max_window_layers", "an integer")?.unwrap_or(28);
     windows::by_layer(keys, layers, window, |layer| layer >= full)
 }

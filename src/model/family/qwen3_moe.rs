@@ -2,7 +2,7 @@
 
 use serde_json::{Map, Value, json};
 
-use super::{Definition, llama, qwen3, windows};
+use super::{Definition, llama, mistral, qwen3, windows};
 use crate::model::keys::Keys;
 use crate::model::{ExpertLayer, Experts, ModelConfig, ModelError};
 
@@ -15,7 +15,7 @@ pub(super) const DEFINITION: Definition = Definition {
     class: "Qwen3Moe",
     head_dim: None,
     read: |keys, config| {
-        let windows = vec![windows::used_sliding_window(keys)?; config.layers()];
+        let windows = vec![windows::used_sliding_window(keys, mistral::WINDOW)?; config.layers()];
         let width = keys.size("moe_intermediate_size", WIDEST)?;
         let dense_layers = dense_layers(keys, config.layers())?;
         let experts = Some(Experts { dense_layers, ..experts(keys, "num_experts", width)? });

@@ -10,8 +10,9 @@ pub(super) const DEFINITION: Definition = Definition {
     kv_heads_optional: false,
     rope_theta: 2_000_000.0,
     tied: true,
+    pad: Some(128_004),
     read: |keys, config| {
-        let (layers, window) = (config.layers(), windows::used_sliding_window(keys)?);
+        let (layers, window) = (config.layers(), windows::used_sliding_window(keys, None)?);
         let unrotated = unrotated(keys, layers)?;
         let windows = windows::by_layer(keys, layers, window, |layer| unrotated.contains(&layer))?;
         Ok(ModelConfig { windows, unrotated, ..config })

@@ -15,9 +15,9 @@ pub(super) fn sliding_window(keys: &Keys, absent: Option<usize>) -> Result<Optio
     }
 }
 
-/// `sliding_window` if `use_sliding_window` is true.
-pub(super) fn used_sliding_window(keys: &Keys) -> Result<Option<usize>, ModelError> {
-    let (window, used) = (sliding_window(keys, None)?, keys.flag("use_sliding_window")?);
+/// `sliding_window`, or `absent` without the key, if `use_sliding_window` is true.
+pub(super) fn used_sliding_window(keys: &Keys, absent: Option<usize>) -> Result<Option<usize>, ModelError> {
+    let (window, used) = (sliding_window(keys, absent)?, keys.flag("use_sliding_window")?);
     Ok(window.filter(|_| used == Some(true)))
 }
 
