@@ -11,7 +11,7 @@ folder=${CARGO_TARGET_DIR:-target}/stand_in_gpu
 mkdir -p "$folder"
 # By the name of what it stands in for: who asks for CUDA then finds it loaded.
 library=$(cd "$folder" && pwd)/libtorch_cuda.so
-if [ ! -e "$library" ] || [ -n "$(find tests/stand_in_gpu src/ranks/device.hpp src/ranks/stand_ins -newer "$library" -type f)" ]; then
+if [ ! -e "$library" ] || [ -n "$(find tests/stand_in_gpu src/model/allocator.hpp src/ranks/device.hpp src/ranks/stand_ins -newer "$library" -type f)" ]; then
   c++ -std=c++20 -O1 -shared -fPIC -DFIBRES="\"$PWD/tests/stand_in_gpu\"" -I src/ranks/stand_ins -I src/ranks -I "$libtorch/include" -I "$libtorch/include/torch/csrc/api/include" \
     tests/stand_in_gpu/*.cpp -o "$library" -L "$libtorch/lib" -ltorch_cpu -lc10 -Wl,-rpath,"$libtorch/lib"
 fi
@@ -24,7 +24,7 @@ export CARGO_TARGET_X86_64_UNKNOWN_LINUX_GNU_RUNNER="env LD_PRELOAD=$library"
 export ROLLFLOW_REQUIRE_GPU=1
 cargo test --workspace --test golden_models
 cargo test --workspace --test models -- precision:: devices:: gpu:: quantised:: gpt_oss:: memory::a_trainer_on_a_gpu memory::a_generator_on_a_gpu
-cargo test --workspace --lib -- fused:: draw:: stream:: nf4::
+cargo test --workspace --lib -- fused:: draw:: stream:: model::compute:: model::cuda:: model::shared_memory:: nf4:: model::graph:: graphs:: local::sequence:: serve::tests
 if [ "${1:-}" = quick ]; then
   exit
 fi

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use super::remote::parse_address;
-use super::remote::sync::SyncConfig;
+use super::remote::sync::{Carry, SyncConfig};
 use crate::model::Dtype;
 use crate::settings::declare::{choices, section};
 use crate::settings::setting::{Limit, NOT_NEGATIVE, POSITIVE, POSITIVE_IF_GIVEN, SOME};
@@ -34,7 +34,7 @@ section! {
         /// Number of servers to start.
         replicas: usize = 1, SOME;
         /// GPU of each started server, by its number from 0. Left out: one GPU each, of those that
-        /// the run does not compute on, as far as there are any.
+        /// the run does not compute on, as far as there are any; with `carry = "ipc"`, the trainer's.
         devices: Vec<usize> = Vec::new();
         /// Share of its GPU's memory that each started server takes. Left out: on a GPU that the
         /// run computes on, what the memory plan leaves; elsewhere the server's own default.
@@ -151,16 +151,20 @@ impl Engine {
         if self.launch == Launch::None { Vec::new() } else { (0..self.replicas).map(of).collect() }
     }
 
-    /// GPU of each server that the run starts, by number: those of the section, or one each of `count`, GPUs that the
-    /// run does not compute on first. Fewer if there are fewer, and none if its environment selects them.
-    pub fn gpus(&self, count: usize, is_shared: impl Fn(usize) -> bool) -> Vec<usize> {
+    /// GPU of each server that the run starts, by number: those of the section, or one each of `count`, GPUs that
+    /// the run does not compute on first. With [`Carry::Ipc`] the trainer's. Fewer if there are fewer, and none if
+    /// its environment selects them. `own` are the GPUs that the run computes on, the trainer's first.
+    pub fn gpus(&self, count: usize, own: &[usize]) -> Vec<usize> {
         if self.launch == Launch::None {
             return Vec::new();
         }
         if !self.devices.is_empty() || self.env.iter().any(|pair| pair.starts_with("CUDA_VISIBLE_DEVICES=")) {
             return self.devices.clone();
         }
-        let (shared, free): (Vec<usize>, Vec<usize>) = (0..count).partition(|gpu| is_shared(*gpu));
+        if self.sync.carry == Carry::Ipc {
+            return own.first().copied().into_iter().collect();
+        }
+        let (shared, free): (Vec<usize>, Vec<usize>) = (0..count).partition(|gpu| own.contains(gpu));
         free.into_iter().chain(shared).take(self.replicas).collect()
     }
 

@@ -12,7 +12,7 @@ use super::packed::{FlashRuns, Rectangle};
 use super::rope::{ByLayer, Tables};
 use super::routing::{Recorded, RecordedPass};
 use super::views::{BranchNorms, Layer, Mixer, Mlp, Shared};
-use super::{Activation, Decoder, ModelConfig, Packed, fused};
+use super::{Activation, Decoder, ModelConfig, Packed, fused, wide};
 
 /// Data that all layers of one pass over whole sequences share.
 pub(super) struct Pass<'a> {
@@ -122,7 +122,7 @@ impl Decoder {
                 let [q, k] = parts(&qk, -2, [config.heads as i64, config.kv_heads as i64]);
                 keep(index, Left::KeysValues(&k, &v));
                 let [k, v] = [k, v].map(|of| match key_rows {
-                    Some(rows) => of.index_select(0, rows),
+                    Some(rows) => wide::gathered(&of, rows),
                     None => of,
                 });
                 let window = window.filter(|&window| (window as i64) < keys.longest);
@@ -156,7 +156,7 @@ impl Decoder {
         // Without gradients nothing else holds them, and the widest tensors come last.
         drop(input);
         let (x, mixed) = match rows {
-            Some(rows) => (Stream::new(x.whole().index_select(0, rows)), mixed.index_select(0, rows)),
+            Some(rows) => (Stream::new(wide::gathered(&x.whole(), rows)), wide::gathered(&mixed, rows)),
             None => (x, mixed),
         };
         let x = x.add(self.leave(layer.output.forward(&mixed), &layer.attention_norms));

@@ -317,6 +317,14 @@ impl ModelConfig {
         self.delta.as_ref().filter(|delta| delta.layers.contains(&layer))
     }
 
+    /// Bytes of a token in a cache of keys and values, experts that were recorded included.
+    pub(crate) fn cached_bytes(&self, compute: Compute) -> u64 {
+        let layers = (0..self.layers()).filter(|layer| self.delta_of(*layer).is_none()).count();
+        let keys_values = layers * 2 * self.kv_heads * self.head_dim * compute.activations().0.elt_size_in_bytes();
+        let routes = self.route_shape().map_or(0, |shape| 2 * shape.layers * shape.per_token);
+        (keys_values + routes) as u64
+    }
+
     /// The experts of a layer, if it has any.
     pub fn experts_of(&self, layer: usize) -> Option<&Experts> {
         self.experts.as_ref().filter(|experts| !experts.dense_layers.contains(&layer))

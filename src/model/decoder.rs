@@ -82,7 +82,7 @@ impl Decoder {
         let is_of_all = watch.is_of_all();
         let computed = (!is_of_all).then_some(rows);
         let hidden = self.trunk(views, &pass, embedded.shallow_clone(), computed, &mut |_, left: Left| watch.take(&left));
-        if is_of_all { hidden.index_select(0, rows) } else { hidden }
+        if is_of_all { wide::gathered(&hidden, rows) } else { hidden }
     }
 
     /// Embeddings of packed tokens, detached; with `leaf`, a leaf that accumulates a gradient.

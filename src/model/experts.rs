@@ -6,6 +6,7 @@ use tch::{Kind, Tensor};
 use super::fused::{self, gpu, half};
 use super::low_rank::{ExpertRank, LowRank};
 use super::routing::Recorded;
+use super::wide;
 
 /// Feed-forward layers of a sparse layer, and how tokens reach them.
 #[derive(Clone, Debug, PartialEq)]
@@ -155,7 +156,7 @@ impl Sparse {
     ) -> Tensor {
         let (weights, chosen) = self.route(x, of, recorded, routed);
         let sorted = Sorted::new(&chosen, of);
-        let sent = gpu::send(x, &sorted.sources, &sorted.places).unwrap_or_else(|| x.index_select(0, &sorted.sources));
+        let sent = gpu::send(x, &sorted.sources, &sorted.places).unwrap_or_else(|| wide::gathered(x, &sorted.sources));
         let (computed, biases) = match self.is_grouped() {
             true => self.by_group(&sent, &sorted, of.layer),
             false => (self.one_by_one(&sent, &sorted.ends, of.layer), None),

@@ -91,6 +91,9 @@ impl Packed {
 /// Largest number of prompt tokens, padding included, in one prefill pass. Memory grows with them.
 pub const PREFILL_CELLS: usize = 1 << 14;
 
+/// Most tokens of whole sequences whose keys and values are gathered on a GPU at a time, to read their ends.
+pub const MOST_GATHERED: usize = 4 * PREFILL_CELLS;
+
 /// The sequences as flash attention takes them.
 pub(super) struct FlashRuns {
     /// Position of each row in its sequence.

@@ -15,7 +15,7 @@ use super::block::{Left, Stream};
 use super::layout::{Unit, part};
 use super::routing::{Balance, Watch};
 use super::views::Layer;
-use super::{Adapter, Decoder, Packed, Weights};
+use super::{Adapter, Decoder, Packed, Weights, wide};
 
 /// A model's parameters and their gradient, unit by unit.
 pub(crate) trait Parameters {
@@ -206,7 +206,7 @@ impl Decoder {
         let norm = leaf(&end.narrow(0, 0, config.hidden_size as i64));
         let last = leaf(&next_stream());
         let finished = self.finish(&norm, Stream::new(last.shallow_clone()));
-        let finished = if slopes.is_some() { finished.index_select(0, &kept.rows) } else { finished };
+        let finished = if slopes.is_some() { wide::gathered(&finished, &kept.rows) } else { finished };
         let [mut by_stream, by_norm] = pull_back(&finished, by_hidden, None, [&last, &norm]);
         drop(end);
         if of.adapter().is_none() {
@@ -277,10 +277,13 @@ fn moved(stream: &Tensor, to: Device) -> Tensor {
     if stream.device() == to { stream.shallow_clone() } else { stream.to_device_(to, stream.kind(), true, false) }
 }
 
-/// The gradients by `leaves` of something whose gradient by `output` is `by_output`, and of `more`.
+/// The gradients by `leaves` of something whose gradient by `output` is `by_output`, and of `more`. Zero by a
+/// leaf that neither uses, such as the adapters of a layer that has none.
 fn pull_back<const N: usize>(output: &Tensor, by_output: &Tensor, more: Option<Tensor>, leaves: [&Tensor; N]) -> [Tensor; N] {
     let along = output.reshape([-1]).dot(&by_output.reshape([-1]).to_kind(output.kind()));
     let of: Vec<Tensor> = [along].into_iter().chain(more).collect();
     let gradients = Tensor::run_backward(&of, &leaves, false, false);
+    let or_zero = |(gradient, leaf): (Tensor, &Tensor)| if gradient.defined() { gradient } else { leaf.zeros_like() };
+    let gradients: Vec<Tensor> = gradients.into_iter().zip(leaves).map(or_zero).collect();
     gradients.try_into().unwrap_or_else(|_| unreachable!("a gradient a leaf"))
 }

@@ -80,6 +80,12 @@ impl Watch {
         self.balance.as_ref().and_then(Balance::loss)
     }
 
+    /// Largest derivative of the experts' loss by an expert's share of a layer; 0 without that loss. One
+    /// download.
+    pub fn steepest(&self) -> f64 {
+        self.balance.as_ref().and_then(Balance::slopes).map_or(0.0, |slopes| slopes.max().double_value(&[]))
+    }
+
     /// Recorded experts that the routers do not choose, and all recorded ones. One download.
     pub fn router_mismatch(&self) -> Option<[u64; 2]> {
         let counts: Vec<i64> = Vec::try_from(Tensor::stack(self.router_mismatch.as_ref()?, 0)).ok()?;

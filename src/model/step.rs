@@ -34,7 +34,8 @@ struct Read {
     written: Tensor,
     /// Each row's cosines and sines.
     tables: ByLayer<Tables>,
-    /// Rows of the cache of all slots up to the longest sequence, and their number a slot.
+    /// Rows of the cache of all slots up to the longest sequence, and their number a slot. After the rows of a
+    /// shorter one comes row 0, which no sequence writes.
     rows: Tensor,
     longest: i64,
 }
@@ -74,7 +75,11 @@ impl Decoder {
             let tables = self.rope.by_layer(longest as usize, device, |tables| tables.at(&positions));
             let masks = ByLayer::new(self.config.windows.iter(), |window| step_mask(&at, &positions, longest, *window));
             let rows = table.unsqueeze(2) * PAGE as i64 + Tensor::arange(PAGE as i64, (Kind::Int64, device));
-            let rows = rows.view([slots.len, -1]).narrow(1, 0, longest).reshape([-1]);
+            let rows = rows.view([slots.len, -1]).narrow(1, 0, longest);
+            // Rows after a slot's own hold what another sequence left, which may not be finite. Row 0, which no sequence
+            // writes, is zero.
+            let beyond = Tensor::arange(longest, (Kind::Int64, device)).unsqueeze(0).greater_tensor(&positions.unsqueeze(1));
+            let rows = rows.masked_fill(&beyond, 0).reshape([-1]);
             Way::Products(Read { written, tables, rows, longest }, masks)
         };
         (Step { slots, way }, tokens)

@@ -12,6 +12,16 @@ use super::fused::half;
 /// Rows of a weight that are widened at a time on a CPU.
 const WIDENED_ROWS: i64 = 8192;
 
+/// Rows of `of`, each as often as `rows` has it. On CUDA gradients of copies are summed in f32 and in one order, as
+/// for embeddings; `index_select` would add them in 16 bits, in any order.
+pub(super) fn gathered(of: &Tensor, rows: &Tensor) -> Tensor {
+    if !of.device().is_cuda() {
+        return of.index_select(0, rows);
+    }
+    let shape: Vec<i64> = rows.size().into_iter().chain(of.size().into_iter().skip(1)).collect();
+    Tensor::embedding(&of.reshape([of.size()[0], -1]), rows, -1, false, false).view(shape.as_slice())
+}
+
 /// `a · b` of matrices in batches, `[batch, n, k]` and `[batch, k, m]`, in f32.
 pub(super) fn bmm(a: &Tensor, b: &Tensor) -> Tensor {
     match (a.kind(), a.device()) {

@@ -14,6 +14,8 @@
 #include <chrono>
 #include <cstdlib>
 #include <cstring>
+#include <future>
+#include <memory>
 #include <mutex>
 #include <stdexcept>
 #include <string>
@@ -193,9 +195,30 @@ char* rollflow_group_join(
   });
 }
 
-// Connects the ranks of a group for tensors of a device, which otherwise the first collective does. Waits for all ranks.
+// Connects the ranks of a group for tensors of a device, which otherwise the first collective does. Waits for all ranks. Nothing interrupts
+// NCCL while it connects, so a separate thread calls it. That thread stays if the call is given up.
 char* rollflow_group_connect(rollflow_group* group, int64_t device) {
-  return caught([&] { group->wait.device->eagerConnectSingleDevice(at::Device(at::kCUDA, static_cast<c10::DeviceIndex>(device))); });
+  return caught([&] {
+    auto connected = std::make_shared<std::promise<void>>();
+    auto ended = connected->get_future();
+    const at::Device of(at::kCUDA, static_cast<c10::DeviceIndex>(device));
+    std::thread([connected, of, backend = group->wait.device] {
+      try {
+        backend->eagerConnectSingleDevice(of);
+        connected->set_value();
+      } catch (...) {
+        connected->set_exception(std::current_exception());
+      }
+    }).detach();
+    const auto until = std::chrono::steady_clock::now() + group->wait.timeout;
+    while (ended.wait_for(Millis(50)) != std::future_status::ready) {
+      group->wait.look();
+      if (std::chrono::steady_clock::now() > until) {
+        throw std::runtime_error("the ranks did not connect within " + std::to_string(group->wait.timeout.count()) + " ms");
+      }
+    }
+    ended.get();
+  });
 }
 
 void rollflow_group_close(rollflow_group* group) { delete group; }

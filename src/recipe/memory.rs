@@ -7,22 +7,28 @@
 
 mod parts;
 mod per_token;
+mod ranks;
 mod servers;
 mod shape;
+#[cfg(test)]
+mod tests;
 
 use std::fmt;
-use std::path::Path;
 
 use super::lora::BaseFormat;
-use super::model::DeviceName;
+use super::model::{DeviceName, ModelSource};
 use super::plan::{Pipeline, Plan};
 use super::train::Optimization;
 use super::trainer::TrainerBackend;
-use crate::model::{Dtype, Layout, Lora, ModelConfig, ModelError, gpu_memory};
+use crate::engine::settings::Engine;
+use crate::model::{Dtype, Layout, Lora, ModelConfig, ModelError, gpu_memory, gpu_total};
+use crate::ranks::Shard;
 use crate::settings::error::Problem;
 use crate::train::{MasterFormat, MomentFormat};
 use crate::util::cores::cores;
-use shape::{adapters, shape};
+use crate::util::memory::machine_memory;
+use ranks::Division;
+use shape::{adapters, in_4_bits, shape};
 
 /// Memory of a run on one device, by part, and the memory available.
 #[derive(Clone, Debug, PartialEq)]
@@ -58,18 +64,26 @@ pub enum Taken {
     InSteps,
     /// Only between steps: by servers that sleep meanwhile.
     BetweenSteps,
+    /// Only before the other parts are there: everything that a first phase takes.
+    Before,
 }
 
 impl MemoryPlan {
     /// Computes the memory plan of each device, the policy's first. Reads the model's
-    /// `config.json`, and no weights. Empty if a server trains and samples.
+    /// `config.json`, and no weights. Empty if a server trains and samples. Of several ranks it is
+    /// rank 0's, which takes the most; without a launcher's variables their number is not known.
     pub fn of(plan: &Plan) -> Result<Vec<Self>, ModelError> {
+        Self::of_ranks(plan, ranks::here())
+    }
+
+    /// [`MemoryPlan::of`] rank 0 of this number of ranks.
+    pub fn of_ranks(plan: &Plan, ranks: Option<usize>) -> Result<Vec<Self>, ModelError> {
         let mut all: Vec<MemoryPlan> = Vec::new();
         if plan.trainer.backend == TrainerBackend::Tinker {
             return Ok(all);
         }
         check_bounds(plan, &shape(plan)?)?;
-        for (device, part) in parts::parts(plan)? {
+        for (device, part) in parts::parts(plan, ranks)? {
             let word = device.word();
             if all.iter().all(|of| of.device != word) {
                 let has = match device {
@@ -80,7 +94,33 @@ impl MemoryPlan {
             }
             all.iter_mut().filter(|of| of.device == word).for_each(|of| of.parts.push(part.clone()));
         }
-        servers::add(&plan.engine, &mut all, &|gpu| gpu_memory(gpu).map(|memory| memory.total));
+        servers::add(&plan.engine, &mut all, &gpu_total);
+        for phase in Self::of_warm_up(plan, ranks)? {
+            let why = format!("[sft] alone, before the rest: {}", phase.largest());
+            let part = MemoryPart { what: "warm-up", bytes: phase.peak(), why, taken: Taken::Before };
+            match all.iter_mut().find(|of| of.device == phase.device) {
+                Some(of) => of.parts.push(part),
+                None => all.push(MemoryPlan { parts: vec![part], ..phase }),
+            }
+        }
+        for of in &mut all {
+            let total = of.total();
+            of.parts.retain(|part| part.taken != Taken::Before || part.bytes > total);
+        }
+        Ok(all)
+    }
+
+    /// The memory plan of the supervised phase before reinforcement, if there is one.
+    fn of_warm_up(plan: &Plan, ranks: Option<usize>) -> Result<Vec<Self>, ModelError> {
+        if plan.sft.is_none() || !plan.pipeline.reinforces() {
+            return Ok(Vec::new());
+        }
+        // Only that of `sft_then_grpo` saves checkpoints.
+        let saves = plan.pipeline == Pipeline::SftThenGrpo;
+        let alone = Plan { pipeline: Pipeline::Sft, engine: Engine::default(), mix: None, ..plan.clone() };
+        let mut all = Self::of_ranks(&alone, ranks)?;
+        all.iter_mut().for_each(|of| of.parts.retain(|part| saves || part.what != "checkpoint"));
+        all.retain(|of| !of.parts.is_empty());
         Ok(all)
     }
 
@@ -88,9 +128,27 @@ impl MemoryPlan {
         self.parts.iter().filter(|part| part.taken == when).map(|part| part.bytes).sum()
     }
 
-    /// The most that is taken together.
+    /// The most that is taken together, once all parts are there.
     pub fn total(&self) -> u64 {
         self.taken(Taken::Always) + self.taken(Taken::InSteps).max(self.taken(Taken::BetweenSteps))
+    }
+
+    /// The most that is taken together at any time.
+    pub fn peak(&self) -> u64 {
+        let before = self.parts.iter().filter(|part| part.taken == Taken::Before).map(|part| part.bytes).max();
+        self.total().max(before.unwrap_or(0))
+    }
+
+    /// The three largest parts of those that make the peak.
+    fn largest(&self) -> String {
+        let before = self.peak() > self.total();
+        let mut largest: Vec<&MemoryPart> = self.parts.iter().filter(|part| (part.taken == Taken::Before) == before).collect();
+        largest.sort_by_key(|part| std::cmp::Reverse(part.bytes));
+        let named = |part: &MemoryPart| match before {
+            true => format!("{} {} ({})", part.what, size(part.bytes), part.why),
+            false => format!("{} {}", part.what, size(part.bytes)),
+        };
+        largest.into_iter().take(if before { 1 } else { 3 }).map(named).collect::<Vec<_>>().join(", ")
     }
 
     /// What is taken between the steps of the trainers.
@@ -100,14 +158,14 @@ impl MemoryPlan {
 
     /// Returns true if the run needs more memory than there is.
     pub fn exceeds(&self) -> bool {
-        self.has.is_some_and(|has| self.total() > has)
+        self.has.is_some_and(|has| self.peak() > has)
     }
 }
 
 impl fmt::Display for MemoryPlan {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let has = self.has.map_or_else(|| "of an unknown amount".to_owned(), |has| format!("of {}", size(has)));
-        writeln!(f, "  memory on {:<8} about {} {has}", self.device, size(self.total()))?;
+        writeln!(f, "  memory on {:<8} about {} {has}", self.device, size(self.peak()))?;
         for MemoryPart { what, bytes, why, .. } in &self.parts {
             writeln!(f, "    {what:<16} {:>9}  {why}", size(*bytes))?;
         }
@@ -125,7 +183,32 @@ pub(super) fn limits(plan: &Plan) -> Vec<Problem> {
         }
         Err(_) => return Vec::new(),
     };
-    adapters_without_a_place(plan, &model).into_iter().chain(texts_beyond_its_positions(plan, &model)).collect()
+    let without_effect = inputs_that_stay(plan, &model);
+    adapters_without_a_place(plan, &model)
+        .into_iter()
+        .chain(texts_beyond_its_positions(plan, &model))
+        .chain(without_effect)
+        .collect()
+}
+
+/// Layers' inputs that shall wait on the host under adapters over a folder, which is not in 4 bits.
+fn inputs_that_stay(plan: &Plan, model: &ModelConfig) -> Vec<Problem> {
+    let stored = plan.lora.as_ref().is_some_and(|lora| lora.base == BaseFormat::Stored);
+    let is_on_gpu = matches!(plan.model.source, ModelSource::Folder(_)) && plan.model.device != DeviceName::Cpu;
+    if !stored || !is_on_gpu || plan.ranks.shard == Shard::Parameters {
+        return Vec::new();
+    }
+    // The numbers below a new score head are whole.
+    let again = |section: &str| in_4_bits(plan) && (section != "reward_model" || model.scores);
+    let sections = plan
+        .optimizations()
+        .filter(|(section, of)| *section != "critic" && of.activations_on_host && !of.gradient_checkpointing && !again(section));
+    let problem = |(section, _)| {
+        let key = format!("{section}.activations_on_host");
+        let why = "the folder is not in 4 bits, and without gradient_checkpointing all that layers compute is kept where it is computed";
+        Problem::of(&*key, format!("`{key}` has no effect: {why}"), "leave it out")
+    };
+    sections.map(problem).collect()
 }
 
 fn adapters_without_a_place(plan: &Plan, model: &ModelConfig) -> Option<Problem> {
@@ -155,12 +238,16 @@ fn texts_beyond_its_positions(plan: &Plan, model: &ModelConfig) -> Vec<Problem> 
     [sample, answers, asked].into_iter().flatten().filter_map(beyond).collect()
 }
 
-/// Reports a run that cannot fit, with changes that help.
+/// Reports a run that cannot fit, with changes that help. Ranks of unknown number may divide what does not.
 pub(crate) fn problems(plan: &Plan) -> Vec<Problem> {
+    problems_on(plan, ranks::here())
+}
+
+fn problems_on(plan: &Plan, ranks: Option<usize>) -> Vec<Problem> {
     if !plan.model.check_memory {
         return Vec::new();
     }
-    let all = match MemoryPlan::of(plan) {
+    let all = match MemoryPlan::of_ranks(plan, ranks) {
         Ok(all) => all,
         Err(error @ ModelError::Uncountable(key, _)) => {
             return vec![Problem::of(key, error.to_string(), "no machine has so much memory")];
@@ -168,34 +255,35 @@ pub(crate) fn problems(plan: &Plan) -> Vec<Problem> {
         // Errors of the model's folder are reported by its own check.
         Err(_) => return Vec::new(),
     };
-    all.iter().filter(|memory| memory.exceeds()).map(|memory| problem(plan, memory)).collect()
+    if Division::of(plan, ranks).is_open() {
+        return Vec::new();
+    }
+    all.iter().filter(|memory| memory.exceeds()).map(|memory| problem(plan, ranks, memory)).collect()
 }
 
-fn problem(plan: &Plan, memory: &MemoryPlan) -> Problem {
-    let has = memory.has.unwrap_or(0);
-    let mut largest: Vec<&MemoryPart> = memory.parts.iter().collect();
-    largest.sort_by_key(|part| std::cmp::Reverse(part.bytes));
-    let largest: Vec<String> = largest.iter().take(3).map(|part| format!("{} {}", part.what, size(part.bytes))).collect();
+fn problem(plan: &Plan, ranks: Option<usize>, memory: &MemoryPlan) -> Problem {
     let message = format!(
         "the run takes about {} on {}, which has {}: most of it is {}",
-        size(memory.total()),
+        size(memory.peak()),
         memory.device,
-        size(has),
-        largest.join(", ")
+        size(memory.has.unwrap_or(0)),
+        memory.largest()
     );
-    let help = format!("{}; model.check_memory = false runs it all the same", knobs(plan, memory).join("; "));
+    let help = format!("{}; model.check_memory = false runs it all the same", knobs(plan, ranks, memory).join("; "));
     Problem::of("model", message, help)
 }
 
 /// Single changes that help, with the memory of the run after each.
-fn knobs(plan: &Plan, memory: &MemoryPlan) -> Vec<String> {
+fn knobs(plan: &Plan, ranks: Option<usize>, memory: &MemoryPlan) -> Vec<String> {
     let mut tried: Vec<(String, Plan)> = Vec::new();
     let mut try_out = |text: String, change: &dyn Fn(&mut Plan)| {
         let mut changed = plan.clone();
         change(&mut changed);
         tried.push((text, changed));
     };
-    if let Some((section, of)) = optimization(plan) {
+    let warms_up = memory.parts.iter().any(|part| part.what == "warm-up" && part.taken == Taken::Before);
+    let of_section = if warms_up { plan.optimizations().find(|(section, _)| *section == "sft") } else { optimization(plan) };
+    if let Some((section, of)) = of_section {
         let fewer = (of.micro_batch_tokens / 4).max(256);
         try_out(format!("{section}.micro_batch_tokens = {fewer}"), &move |plan| {
             optimizations(plan).for_each(|of| of.micro_batch_tokens = fewer);
@@ -232,6 +320,9 @@ fn knobs(plan: &Plan, memory: &MemoryPlan) -> Vec<String> {
         try_out(format!("generate.cache_tokens = {half}"), &move |plan| plan.generate.cache_tokens = Some(half));
         try_out("generate.prefix_cache = 0".to_owned(), &|plan| plan.generate.prefix_cache = Some(0));
     }
+    if ranks.is_some() && plan.lora.is_none() {
+        try_out("ranks.shard = \"parameters\"".to_owned(), &|plan| plan.ranks.shard = Shard::Parameters);
+    }
     if let Some(share) = plan.engine.gpu_memory {
         if plan.flow.max_staleness == 0 {
             try_out("engine.sleep = true".to_owned(), &|plan| plan.engine.sync.sleep = true);
@@ -240,9 +331,9 @@ fn knobs(plan: &Plan, memory: &MemoryPlan) -> Vec<String> {
         try_out(format!("engine.gpu_memory = {less}"), &move |plan| plan.engine.gpu_memory = Some(less));
     }
     let worth = |(text, changed): (String, Plan)| {
-        let all = MemoryPlan::of(&changed).ok()?;
-        let total = all.iter().find(|of| of.device == memory.device).map_or(0, MemoryPlan::total);
-        (total + total / 50 < memory.total()).then(|| format!("with {text} it takes {}", size(total)))
+        let all = MemoryPlan::of_ranks(&changed, ranks).ok()?;
+        let peak = all.iter().find(|of| of.device == memory.device).map_or(0, MemoryPlan::peak);
+        (peak + peak / 50 < memory.peak()).then(|| format!("with {text} it takes {}", size(peak)))
     };
     let mut help: Vec<String> = tried.into_iter().filter_map(worth).collect();
     help.push("a smaller model takes less of everything".to_owned());
@@ -314,20 +405,6 @@ fn check_bounds(plan: &Plan, model: &ModelConfig) -> Result<(), ModelError> {
     Err(ModelError::Uncountable(key, value))
 }
 
-/// Memory of this process: the machine's, or the limit of its control groups.
-fn machine_memory() -> Option<u64> {
-    let read = |path: &Path| std::fs::read_to_string(path).ok();
-    let meminfo = read(Path::new("/proc/meminfo"))?;
-    let kib = |line: &str| line.strip_prefix("MemTotal:")?.trim().strip_suffix("kB")?.trim().parse::<u64>().ok();
-    let total = meminfo.lines().find_map(kib)? * 1024;
-    let group = read(Path::new("/proc/self/cgroup")).unwrap_or_default();
-    let own = group.lines().find_map(|line| line.strip_prefix("0::/")).unwrap_or("").to_owned();
-    let root = Path::new("/sys/fs/cgroup");
-    let levels = Path::new(&own).ancestors().map(|level| root.join(level).join("memory.max"));
-    let limits = levels.chain([root.join("memory/memory.limit_in_bytes")]).filter_map(|path| read(&path)?.trim().parse().ok());
-    limits.chain([total]).min()
-}
-
 fn count(parameters: u64) -> String {
     match parameters {
         0..10_000_000 => format!("{:.2} million parameters", parameters as f64 / 1e6),
@@ -340,159 +417,4 @@ fn count(parameters: u64) -> String {
 fn size(bytes: u64) -> String {
     let mib = bytes as f64 / f64::from(1 << 20);
     if mib < 1000.0 { format!("{mib:.1} MiB") } else { format!("{:.2} GiB", mib / 1024.0) }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::recipe::parse;
-
-    #[test]
-    fn a_gpu_s_plan_counts_what_only_a_gpu_holds_and_compares_with_what_is_free() {
-        let text = "pipeline = 'grpo'\n[model]\nkind = 'tiny'\n[task]\nkind = 'arithmetic'\n[reward]\nkind = 'exact'\n";
-        let mut plan = parse("memory.toml", text, &[]).unwrap_or_else(|errors| panic!("{errors}"));
-        let parts =
-            |plan: &Plan| -> Vec<&'static str> { MemoryPlan::of(plan).unwrap()[0].parts.iter().map(|part| part.what).collect() };
-        let host = parts(&plan);
-        assert!(host.contains(&"program") && !host.contains(&"context") && !host.contains(&"prefill"), "{host:?}");
-        plan.model.device = DeviceName::Cuda(0);
-        let gpu = parts(&plan);
-        assert!(gpu.contains(&"context") && gpu.contains(&"prefill") && gpu.contains(&"sampling"), "{gpu:?}");
-        let has = gpu_memory(0).map(|memory| memory.free);
-        let all = MemoryPlan::of(&plan).unwrap();
-        assert_eq!(all[0].has.is_some(), has.is_some());
-    }
-
-    /// In f32, which is published, they are no copies. The mapped memory has room for a piece.
-    #[test]
-    fn tensors_that_servers_take_are_counted_once_more_in_another_format_only() {
-        let text = "pipeline = 'grpo'\n[model]\nkind = 'tiny'\n[task]\nkind = 'arithmetic'\n[reward]\nkind = 'exact'\n\
-                    [engine]\nlaunch = 'vllm'\ncarry = 'ipc'\n";
-        let parts = |format| {
-            let sets = ["model.device=cuda", "model.dtype=f32", format].map(str::to_owned);
-            let plan = parse("memory.toml", text, &sets).unwrap_or_else(|errors| panic!("{errors}"));
-            let all = MemoryPlan::of(&plan).unwrap();
-            ["for servers", "mapped"].map(|what| all[0].parts.iter().find(|part| part.what == what).map(|part| part.bytes))
-        };
-        let ([same, whole], [rounded, half]) = (parts("engine.dtype=f32"), parts("engine.dtype=bf16"));
-        assert_eq!((same, rounded, whole), (None, whole, half.map(|half| 2 * half)));
-    }
-
-    /// Of a GPU's state, too, at the end of the run at the latest.
-    #[test]
-    fn the_copy_for_a_checkpoint_is_counted_in_host_memory() {
-        let text = "pipeline = 'grpo'\n[model]\nkind = 'tiny'\n[task]\nkind = 'arithmetic'\n[reward]\nkind = 'exact'\n";
-        let mut plan = parse("memory.toml", text, &[]).unwrap_or_else(|errors| panic!("{errors}"));
-        let mut copy = |device, every| {
-            (plan.model.device, plan.checkpoint.every) = (device, every);
-            let all = MemoryPlan::of(&plan).unwrap();
-            let of = |memory: &MemoryPlan| memory.parts.iter().find(|part| part.what == "checkpoint").map(|part| part.bytes);
-            all.iter().filter_map(|memory| Some((memory.device.clone(), of(memory)?))).collect::<Vec<_>>()
-        };
-        let (host, gpu) = (copy(DeviceName::Cpu, 5), copy(DeviceName::Cuda(0), 5));
-        assert!(host.len() == 1 && host[0].0 == "cpu" && host == gpu, "{host:?} {gpu:?}");
-        assert_eq!((copy(DeviceName::Cpu, 0), copy(DeviceName::Cuda(0), 0)), (Vec::new(), gpu));
-    }
-
-    /// Sizes of Qwen2.5: hidden, feed-forward, layers, heads, key heads, and whether the head is tied.
-    const SIZES: [(&str, [usize; 5], bool); 6] = [
-        ("0.5B", [896, 4864, 24, 14, 2], true),
-        ("1.5B", [1536, 8960, 28, 12, 2], true),
-        ("3B", [2048, 11008, 36, 16, 2], true),
-        ("7B", [3584, 18944, 28, 28, 4], false),
-        ("14B", [5120, 13824, 48, 40, 8], false),
-        ("32B", [5120, 27648, 64, 40, 8], false),
-    ];
-
-    /// GPU memory of a GRPO run in bf16 with 32 sequences of 256 + 1024 tokens, in bytes.
-    fn needed(
-        [hidden, inner, layers, heads, kv_heads]: [usize; 5],
-        tied: bool,
-        lora: &str,
-        change: fn(&mut Optimization),
-    ) -> u64 {
-        let folder = tempfile::tempdir().unwrap();
-        let config = serde_json::json!({
-            "model_type": "qwen2", "vocab_size": 151_936, "hidden_size": hidden, "intermediate_size": inner, "num_hidden_layers": layers,
-            "num_attention_heads": heads, "num_key_value_heads": kv_heads, "max_position_embeddings": 32_768, "rms_norm_eps": 1e-6,
-            "rope_theta": 1e6, "tie_word_embeddings": tied, "hidden_act": "silu", "eos_token_id": 151_645, "torch_dtype": "bfloat16",
-        });
-        std::fs::write(folder.path().join("config.json"), config.to_string()).unwrap();
-        let text = format!(
-            "pipeline = 'grpo'\n[model]\nkind = 'folder'\npath = '{}'\n[task]\nkind = 'data'\ndata = 'train.jsonl'\n[reward]\nkind = 'exact'\n\
-             [generate]\nmax_new_tokens = 1024\nmax_num_seqs = 32\n[train]\ngradient_checkpointing = true\nmicro_batch_tokens = 8192\n{lora}",
-            folder.path().display()
-        );
-        let mut plan = parse("memory.toml", &text, &[]).unwrap_or_else(|errors| panic!("{errors}"));
-        plan.model.device = DeviceName::Cuda(0);
-        change(&mut plan.train.optimization);
-        let all = MemoryPlan::of(&plan).unwrap();
-        all.iter().find(|memory| memory.device == "cuda:0").unwrap().total()
-    }
-
-    const ADAPTERS: &str = "[lora]\nrank = 16\nsync = 'adapter'\n";
-    const OVER_4_BITS: &str = "[lora]\nrank = 16\nsync = 'adapter'\nbase = 'nf4'\n";
-
-    #[test]
-    fn adapters_of_a_7b_model_over_4_bits_fit_a_card_of_24_gb() {
-        let [whole, stored] = [ADAPTERS, OVER_4_BITS].map(|lora| needed(SIZES[3].1, SIZES[3].2, lora, |_| ()));
-        // What such a card has is 23.6 GiB.
-        let card = (236 << 30) / 10;
-        assert!(stored < 22 << 30 && whole > card, "{} and {}", size(stored), size(whole));
-    }
-
-    #[test]
-    fn the_page_of_cards_is_what_the_plan_says() {
-        let mut text = "# Memory of GPUs\n\nWhat `rollflow check` counts for trainer and generator of a GRPO run on one GPU: bf16, 32 sequences of 256 + 1024 tokens in flight, \
-                        micro-batches of 8192 tokens, gradient checkpointing; shapes of Qwen2.5, in folders in bf16. Adapters are of rank 16, with `lora.sync = \"adapter\"`. In \
-                        brackets the smallest card of 16, 24, 48, 80, 141 and 180 GB that has room. The page is generated: `ROLLFLOW_WRITE_DOCS=1 cargo test --workspace --lib memory`.\n\n\
-                        | model | all weights | with moments in 8 bits | and parameters in bf16 alone | with moments and layers' inputs on the host | adapters | adapters over 4 bits |\n|---|---|---|---|---|---|---|\n"
-            .to_owned();
-        for (name, shape, tied) in SIZES {
-            let cell = |lora: &str, change: fn(&mut Optimization)| {
-                let bytes = needed(shape, tied, lora, change);
-                // A twentieth is another program's, or lost between blocks.
-                let card = [16, 24, 48, 80, 141, 180].into_iter().find(|gb| bytes as f64 * 1.05 < f64::from(*gb) * 1e9);
-                format!("{} ({})", size(bytes), card.map_or_else(|| "none".to_owned(), |gb| format!("{gb} GB")))
-            };
-            let on_host = |of: &mut Optimization| (of.moments, of.activations_on_host) = (MomentFormat::Host, true);
-            let in_8_bits = |of: &mut Optimization| of.moments = MomentFormat::EightBit;
-            let small = |of: &mut Optimization| (of.moments, of.masters) = (MomentFormat::EightBit, MasterFormat::Bf16);
-            let plain = |_: &mut Optimization| ();
-            let whole = [cell("", plain), cell("", in_8_bits), cell("", small), cell("", on_host)];
-            let cells = whole.into_iter().chain([cell(ADAPTERS, plain), cell(OVER_4_BITS, plain)]).collect::<Vec<_>>();
-            let cells = cells.join(" | ");
-            text += &format!("| {name} | {cells} |\n");
-        }
-        let page = "docs/reference/memory.md";
-        if std::env::var_os("ROLLFLOW_WRITE_DOCS").is_some() {
-            std::fs::write(page, &text).unwrap();
-        }
-        assert_eq!(std::fs::read_to_string(page).unwrap_or_default(), text, "run it with ROLLFLOW_WRITE_DOCS=1");
-    }
-
-    /// Also alongside a device that is not there.
-    #[test]
-    fn texts_longer_than_the_model_reads_are_refused_by_their_keys() {
-        let beyond = |pipeline: &str, sets: &[&str]| -> Vec<String> {
-            let file = tempfile::NamedTempFile::new().unwrap();
-            let sections = "task.kind = 'arithmetic'\nsft = {}\neval = {}\nmodel = { kind = 'tiny', device = 'cuda:63' }\n";
-            std::fs::write(file.path(), format!("pipeline = '{pipeline}'\n{sections}")).unwrap();
-            let sets: Vec<String> = sets.iter().map(|set| (*set).to_owned()).collect();
-            let errors = crate::recipe::load(file.path(), &sets).unwrap_err();
-            errors.iter().map(|error| error.key.clone()).collect()
-        };
-        let most = ["generate.max_new_tokens=2047", "sft.max_length=2048", "eval.max_new_tokens=2047"];
-        let one_more = ["generate.max_new_tokens=2048", "sft.max_length=2049", "eval.max_new_tokens=2048"];
-        for (pipeline, sets, keys) in [
-            ("grpo", &[][..], &["model.device"][..]),
-            ("grpo", &most, &["model.device"]),
-            ("grpo", &one_more, &["eval.max_new_tokens", "generate.max_new_tokens", "model.device", "sft.max_length"]),
-            ("sft", &["sft.max_length=2049"], &["model.device", "sft.max_length"]),
-        ] {
-            let mut found = beyond(pipeline, sets);
-            found.sort();
-            assert_eq!(found, keys, "{pipeline} {sets:?}");
-        }
-    }
 }

@@ -18,6 +18,7 @@ mod openai;
 mod pulls;
 mod receive;
 mod reply;
+mod room;
 mod routes;
 mod sampling;
 mod shared;
@@ -35,7 +36,7 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 
 use crate::flow::caught;
-use crate::model::{ModelConfig, threads_of_engine};
+use crate::model::{FrozenWeights, ModelConfig, threads_of_engine};
 use crate::net::Server;
 use crate::observe::Metrics;
 use crate::train::Policy;
@@ -55,7 +56,8 @@ pub struct ServeConfig {
     /// Room for prompts and completions of earlier requests, which are remembered, in slots' worth of cache memory;
     /// 0 remembers none.
     pub prefix_cache: usize,
-    /// Most tokens of the cache; `None`: what all slots take at their longest.
+    /// Most tokens of the cache; `None`: what all slots take at their longest, or what fits the memory that is free
+    /// next to the weights.
     pub cache_tokens: Option<usize>,
     /// Longest draft of a completion's next tokens from its own text; 0 drafts none.
     pub draft_tokens: usize,
@@ -130,24 +132,35 @@ impl ModelServer {
             return Err(ServeError::Context { asked, most });
         }
         let policy = policy.merged();
+        // On its device once: engine, scores and all adapters share these numbers.
+        let placed = caught(|| policy.weights().on(policy.compute())).map_err(io::Error::other)?;
+        let placed = policy.with_weights(Arc::new(FrozenWeights::of_own(placed)));
+        let cache_tokens = config.cache_tokens.or_else(|| room::cache_tokens(&placed, &config));
+        let config = ServeConfig { cache_tokens, ..config };
         let metrics = Metrics::new();
         let threads = config.threads_of(policy.config());
         let ServeConfig { slots, prefix_cache, cache_tokens, draft_tokens, seed, .. } = config;
         let setup = worker::Setup { slots: slots.max(1), prefix_cache, cache_tokens, draft_tokens, seed };
-        let (shared, commands) = shared::Shared::new(&policy, config, metrics.clone())?;
+        let (shared, commands) = shared::Shared::new(&placed, config, metrics.clone())?;
         let shared = Arc::new(shared);
-        let (weak, own) = (Arc::downgrade(&shared), policy.clone());
+        let tinker = shared.config.tinker.clone();
+        let of_tinker = tinker.map(|settings| (settings, [policy, placed.clone()]));
+        let weak = Arc::downgrade(&shared);
         let work = move || {
             crate::model::use_threads(threads);
-            let ended = caught(|| worker::Worker::new(&policy, setup, metrics, commands).run());
+            let ended = caught(move || {
+                let worker = worker::Worker::new(&placed, setup, metrics, commands);
+                // A server that sleeps has no weights on its device.
+                drop(placed);
+                worker.run();
+            });
             if let (Err(panic), Some(shared)) = (ended, weak.upgrade()) {
                 tracing::error!("the engine's thread panicked: {panic}");
                 shared.failed(panic);
             }
         };
         let engine = std::thread::Builder::new().name("engine".to_owned()).spawn(work)?;
-        let tinker = shared.config.tinker.clone();
-        let tinker = tinker.map(|settings| tinker::Tinker::open(&shared, &own, &settings)).transpose()?;
+        let tinker = of_tinker.map(|(settings, policies)| tinker::Tinker::open(&shared, policies, &settings)).transpose()?;
         let server = Server::start(listener, routes::routes(&shared, tinker.as_ref()))?;
         let address = server.address();
         Ok(ModelServer { server: Some(server), shared, engine: Some(engine), address })
@@ -186,6 +199,67 @@ impl Drop for ModelServer {
         self.shared.send(worker::Command::Stop);
         if let Some(engine) = self.engine.take() {
             drop(engine.join());
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use axum::body::Bytes;
+    use axum::extract::State;
+
+    use super::*;
+    use crate::data::Tokenizer;
+    use crate::model::{Compute, Dtype, Lora, save_adapter};
+
+    /// Of a small server, whose files are in `state`.
+    pub(super) fn config(state: &std::path::Path) -> ServeConfig {
+        ServeConfig {
+            name: "tiny".to_owned(),
+            folder: state.to_owned(),
+            slots: 4,
+            prefix_cache: 2,
+            cache_tokens: None,
+            draft_tokens: 0,
+            max_queue: 16,
+            threads: Some(1),
+            context: None,
+            seed: 0,
+            uploads: state.to_owned(),
+            store: None,
+            tinker: None,
+            token: None,
+        }
+    }
+
+    /// On a processor in another format than the model's, and on a GPU or its stand-in where there is one.
+    #[test]
+    fn adapters_share_the_served_weights_on_their_device_and_a_server_that_sleeps_frees_these() {
+        let tokenizer = Tokenizer::characters("0123456789", 16).unwrap();
+        let loaded = Policy::random(ModelConfig::small(&tokenizer, 16, 1), tokenizer, 3).unwrap();
+        let gpu = Compute::cuda(0, Dtype::Bf16);
+        for compute in [Compute::cpu(Dtype::Bf16)].into_iter().chain(gpu.check().is_ok().then_some(gpu)) {
+            let (policy, state) = (loaded.clone().computing(compute), tempfile::tempdir().unwrap());
+            let server = ModelServer::start(&policy, TcpListener::bind("127.0.0.1:0").unwrap(), config(state.path())).unwrap();
+            let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+            for (name, seed) in [("a", 1), ("b", 2)] {
+                let lora = Lora::new(2, 4.0, &[Lora::ALL]).unwrap();
+                let adapted = policy.weights().adapted(policy.config(), lora, seed);
+                let folder = state.path().join(name);
+                save_adapter(&folder, adapted.adapter.as_ref().unwrap()).unwrap();
+                let body = Bytes::from(serde_json::json!({"lora_name": name, "lora_path": folder}).to_string());
+                assert!(runtime.block_on(control::load_lora(State(server.shared.clone()), body)).is_ok(), "{name}");
+            }
+            let base = {
+                let served = server.shared.served.lock();
+                let base = served.weights.read().flat;
+                assert_eq!((base.kind(), base.device()), compute.options());
+                let shares = |adapter: &shared::LoadedAdapter| adapter.weights.read().flat.data_ptr() == base.data_ptr();
+                assert_eq!(served.adapters.values().filter(|adapter| shares(adapter)).count(), 2);
+                Arc::downgrade(&served.weights)
+            };
+            assert!(runtime.block_on(sleep::release(State(server.shared.clone()), Bytes::new())).is_ok());
+            assert!(base.upgrade().is_none(), "the engine's thread holds them while it sleeps");
         }
     }
 }

@@ -14,7 +14,7 @@ use super::replica::{Part, PassError, Replica};
 use super::shards::Shards;
 use super::team::{Command, Team, key_of};
 use super::worker::{Worker, shorten};
-use super::{Algorithm, ForwardBackward, NonFinitePolicy, RouterReplay, TrainBatch, TrainError, TrainSequence};
+use super::{Algorithm, AtTeacher, ForwardBackward, NonFinitePolicy, RouterReplay, TrainBatch, TrainError, TrainSequence};
 use crate::algo::LossOutput;
 use crate::flow::caught;
 use crate::model::{Entry, Layout, part};
@@ -286,14 +286,15 @@ impl Worker {
         self.check_routes(batch)?;
         self.command(|| Ok(Command::Score(Cow::Owned(batch.clone()))))?;
         let parts = self.micro_batches(batch, self.replicas.len());
-        Ok(self.columns(batch, &parts)?.into_iter().map(|[log_probs, _]| log_probs).collect())
+        Ok(self.columns(batch, &parts, false)?.into_iter().map(|[log_probs, ..]| log_probs).collect())
     }
 
-    /// Log-probabilities and entropies of the sequences in `parts`, by sequence.
-    fn columns(&mut self, batch: &TrainBatch, parts: &[Vec<usize>]) -> Result<Vec<[Vec<f64>; 2]>, TrainError> {
+    /// Log-probabilities and entropies of the sequences in `parts`, by sequence, and with `of_teacher` those of
+    /// a teacher's tokens.
+    fn columns(&mut self, batch: &TrainBatch, parts: &[Vec<usize>], of_teacher: bool) -> Result<Vec<[Vec<f64>; 3]>, TrainError> {
         let (own, count) = (self.own(parts.len()), self.passes_of_each(parts.len()));
         let score = |replica: &mut Replica, at: usize| match own.get(at) {
-            Some(&piece) => replica.score(batch, &parts[piece]),
+            Some(&piece) => replica.score(batch, &parts[piece], of_teacher),
             None => replica.accompany(false).map(|()| Vec::new()),
         };
         let (replicas, mut broken) = (&mut self.replicas, None);
@@ -324,7 +325,7 @@ impl Worker {
             Some(team) => team.agree(own)?.concat(),
             None => own?,
         };
-        let mut columns = vec![[Vec::new(), Vec::new()]; batch.sequences.len()];
+        let mut columns = vec![[Vec::new(), Vec::new(), Vec::new()]; batch.sequences.len()];
         all.into_iter().for_each(|(sequence, own)| columns[sequence] = own);
         Ok(columns)
     }
@@ -340,24 +341,31 @@ impl Worker {
         if parts.len() == 1 || !algorithm.whole_batch() {
             return Ok(Vec::new());
         }
-        let columns = self.columns(batch, parts)?;
+        let columns = self.columns(batch, parts, true)?;
         // The loss takes sequences in batch order.
         let mut own = parts.concat();
         own.sort_unstable();
         let packed = |column: usize| own.iter().flat_map(|&at| &columns[at][column]).copied().collect::<Vec<f64>>();
         let Algorithm { loss, off_policy, .. } = algorithm;
-        let mut whole = batch.evaluate(&own, loss.as_ref(), off_policy, &packed(0), &packed(1), None)?;
+        let ([log_probs, entropies, policy], vocabulary) = ([0, 1, 2].map(packed), self.model.vocab_size);
+        let at_teacher = Some(AtTeacher { log_probs: &policy, vocabulary }).filter(|_| !policy.is_empty());
+        let mut whole = batch.evaluate(&own, loss.as_ref(), off_policy, &log_probs, &entropies, at_teacher)?;
         let mut end = 0;
         let place = |&at: &usize| {
             end += batch.sequences[at].rows.len();
             (at, end - batch.sequences[at].rows.len()..end)
         };
         let places: BTreeMap<usize, Range<usize>> = own.iter().map(place).collect();
-        let of = |column: &[f64], part: &[usize]| part.iter().flat_map(|at| &column[places[at].clone()]).copied().collect();
+        // Several numbers for each token of a teacher's.
+        let of = |column: &[f64], part: &[usize]| {
+            let each = column.len() / log_probs.len().max(1);
+            let place = |at: &usize| places[at].start * each..places[at].end * each;
+            part.iter().flat_map(|at| &column[place(at)]).copied().collect::<Vec<f64>>()
+        };
         let take = |part: &Vec<usize>| LossOutput {
             grad: of(&whole.grad, part),
             entropy_grad: whole.entropy_grad.as_deref().map(|grad| of(grad, part)),
-            teacher_grad: None,
+            teacher_grad: whole.teacher_grad.as_deref().map(|grad| of(grad, part)),
             // Value and counts belong to the first part, so that the sum over parts is the whole.
             loss: std::mem::take(&mut whole.loss),
             metrics: std::mem::take(&mut whole.metrics),

@@ -18,8 +18,9 @@ use crate::model::{
 };
 use crate::ranks::CollectiveError;
 
-/// A sequence's place in its batch, its log-probabilities and its entropies.
-pub(super) type Columns = (usize, [Vec<f64>; 2]);
+/// A sequence's place in its batch, its log-probabilities, its entropies, and its log-probabilities of a
+/// teacher's tokens, if they are wanted and there are any.
+pub(super) type Columns = (usize, [Vec<f64>; 3]);
 
 /// A sequence's place in its batch, its log-probabilities and the likeliest tokens.
 pub(super) type TopColumns = (usize, (Vec<f64>, TeacherColumn));
@@ -130,11 +131,11 @@ impl Replica {
         sum: Option<&mut Option<Tensor>>,
     ) -> Result<Part, PassError> {
         let forward = self.forward(batch, part, self.config.gradient_checkpointing, self.config.router_loss > 0.0)?;
-        let judged = self.judge(&forward, algorithm, batch, part, judged);
-        let slopes = judged.as_ref().ok().and_then(|judged| judged.slopes.as_ref().ok());
         let rows: usize = part.iter().map(|&at| batch.sequences[at].rows.len()).sum();
         let share = rows as f64 / batch.batch_tokens.max(1) as f64;
         let weight = self.config.router_loss * share * batch.factor.unwrap_or(1.0);
+        let judged = self.judge(&forward, algorithm, batch, part, judged, weight);
+        let slopes = judged.as_ref().ok().and_then(|judged| judged.slopes.as_ref().ok());
         let of_experts = forward.watch.loss();
         let router_loss = of_experts.as_ref().map(|loss| loss.double_value(&[]) * weight);
         let router_mismatch =
@@ -188,6 +189,7 @@ impl Replica {
         if self.config.activations_on_host { Device::Cpu } else { self.compute.device }
     }
 
+    /// The loss, and its derivatives by what `forward` gave. `weight`: that of the experts' loss.
     fn judge(
         &self,
         forward: &Forward,
@@ -195,6 +197,7 @@ impl Replica {
         batch: &TrainBatch,
         part: &[usize],
         judged: Option<LossOutput>,
+        weight: f64,
     ) -> Result<Judged, LossError> {
         let head = self.head(forward, batch, part);
         let mut scored = head.score();
@@ -210,7 +213,7 @@ impl Replica {
         let slopes = match self.bad_samples(batch, part, &scored.log_probs, &output) {
             Some(names) => Err(names),
             None => {
-                let scale = self.loss_scale(&output);
+                let scale = self.loss_scale(&output, &forward.watch, weight);
                 let scaled = |slopes: &[f64]| slopes.iter().map(|slope| slope * scale).collect::<Vec<f64>>();
                 let entropy_slopes = output.entropy_grad.as_deref().map(scaled);
                 let teacher_slopes = output.teacher_grad.as_deref().map(scaled);
@@ -277,23 +280,27 @@ impl Replica {
         flat
     }
 
-    /// Loss scale, a power of two, which brings the largest derivative near 1. In f16 the
-    /// derivative by one of thousands of tokens would round to 0.
-    fn loss_scale(&self, output: &LossOutput) -> f64 {
+    /// Loss scale, a power of two, which brings the largest derivative near 1, that of the experts' loss with
+    /// `weight` included. In f16 the derivative by one of thousands of tokens would round to 0.
+    fn loss_scale(&self, output: &LossOutput, watch: &Watch, weight: f64) -> f64 {
         if self.compute.dtype != Dtype::F16 {
             return 1.0;
         }
         let slopes = output.grad.iter().chain(output.entropy_grad.iter().flatten()).chain(output.teacher_grad.iter().flatten());
-        let largest = slopes.fold(0.0, |largest: f64, slope| largest.max(slope.abs()));
+        let of_experts = (watch.steepest() * weight).abs();
+        let largest = slopes.fold(of_experts, |largest: f64, slope| largest.max(slope.abs()));
         if largest > 0.0 && largest.is_finite() { largest.log2().round().exp2().recip() } else { 1.0 }
     }
 
-    /// Log-probabilities and entropies (or scores and zeros) of each sequence, without a graph.
-    pub fn score(&self, batch: &TrainBatch, part: &[usize]) -> Result<Vec<Columns>, PassError> {
+    /// Log-probabilities and entropies (or scores and zeros) of each sequence, and with `of_teacher` those of
+    /// a teacher's tokens, without a graph.
+    pub fn score(&self, batch: &TrainBatch, part: &[usize], of_teacher: bool) -> Result<Vec<Columns>, PassError> {
         let _guard = tch::no_grad_guard();
-        let Scored { log_probs, entropies, .. } = self.head(&self.forward(batch, part, false, false)?, batch, part).score();
-        let mut rest = [log_probs, entropies].map(Vec::into_iter);
-        let mut own = |len: usize| rest.each_mut().map(|column| column.take(len).collect());
+        let scored = self.head(&self.forward(batch, part, false, false)?, batch, part).score();
+        let at_teacher = scored.at_teacher.filter(|_| of_teacher).unwrap_or_default();
+        let each = [1, 1, at_teacher.len() / scored.log_probs.len().max(1)];
+        let mut rest = [scored.log_probs, scored.entropies, at_teacher].map(Vec::into_iter);
+        let mut own = |rows: usize| [0, 1, 2].map(|column| rest[column].by_ref().take(rows * each[column]).collect());
         Ok(part.iter().map(|&at| (at, own(batch.sequences[at].rows.len()))).collect())
     }
 

@@ -36,8 +36,8 @@ impl Scorer {
         let parts = self.config.micro_batches(batch, &self.model, 1);
         let replica = self.replica(weights);
         for part in parts {
-            let scored = replica.score(batch, &part).expect("it has all parameters");
-            scored.into_iter().for_each(|(sequence, [log_probs, _])| scores[sequence] = log_probs);
+            let scored = replica.score(batch, &part, false).expect("it has all parameters");
+            scored.into_iter().for_each(|(sequence, [log_probs, ..])| scores[sequence] = log_probs);
         }
         scores
     }

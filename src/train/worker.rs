@@ -133,6 +133,7 @@ impl Worker {
             (Some(team), Some(shards)) if shard == Shard::Parameters => {
                 let whole = team.leads().then_some(&masters.flat);
                 let own = shards.sent_by_first(whole, compute.device).map_err(|error| team.explain(error))?;
+                drop(masters);
                 let own = own.to_kind(config.masters.kind());
                 // Copied also in f32, for the masters change while it is gathered.
                 let computed = own.to_kind(compute.dtype.kind()).copy();

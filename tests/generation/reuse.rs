@@ -208,6 +208,64 @@ fn n2_samples_that_wait_for_memory_are_those_of_a_large_cache() {
     }
 }
 
+/// The first group waits for a slot in part, so that the shelf has its prompt, and ends within the step.
+#[test]
+fn n2_a_group_that_ends_within_a_step_leaves_all_of_its_pages_to_the_prompt_after_it() {
+    let config = ModelConfig { max_positions: 256, ..config(Family::Qwen3, None) };
+    let answers = |tokens: Option<usize>| {
+        let engine = LocalEngine::new(decoder(&config), tokenizer(), 2, 11).cache_tokens(tokens);
+        let mut engine = with_weights(engine, &config, 5);
+        for (ordinal, len, samples) in [(0u64, 90u32, 3u32), (1, 150, 1)] {
+            let prompt: Vec<u32> = (0..len).map(|at| 4 + (at * 7 + len) % 50).collect();
+            engine.submit(Request::new(ordinal, prompt, samples, Arc::new(params(1)))).unwrap();
+        }
+        by_key(engine.run().unwrap())
+    };
+    // The second prompt takes all five pages.
+    assert_same("five pages", &answers(Some(5 * 32)), &answers(None));
+}
+
+/// Samples of two versions, of which the older one drafts: all answers, and whether its first draft to reach a
+/// third page came in the step in which the other needs its own.
+fn versions(config: &ModelConfig, [old, new]: [usize; 2], tokens: Option<usize>) -> (ByKey, bool) {
+    let prompt = |len: usize| -> Vec<u32> { (0..len as u32).map(|at| 4 + (at * at + 3 * at) % 50).collect() };
+    let engine = LocalEngine::new(decoder(config), tokenizer(), 2, 11).on_new_weights(OnNewWeights::Finish);
+    let mut engine = with_weights(engine.drafting(4).cache_tokens(tokens), config, 5);
+    let greedy = SamplingParams { temperature: 0.0, ignore_eos: true, ..params(60) };
+    engine.submit(Request::new(0, prompt(old), 1, Arc::new(greedy))).unwrap();
+    let mut answers = engine.step().unwrap();
+    let mut said = [engine.sampled().len(), 0];
+    engine.set_weights(6, &Weights::random(config, 6));
+    engine.submit(Request::new(1, prompt(new), 1, Arc::new(SamplingParams { ignore_eos: true, ..params(40) }))).unwrap();
+    let mut meets = None;
+    while !engine.is_idle() {
+        // Tokens of each in the cache when the step decodes.
+        let computed = [old + said[0] - 1, new + said[1].max(1) - 1];
+        answers.extend(engine.step().unwrap());
+        engine.sampled().iter().for_each(|token| said[token.ordinal as usize] += 1);
+        if computed[0] + 1 + engine.load().drafted > 64 {
+            meets.get_or_insert(computed[0] < 64 && computed[1] == 64);
+        }
+    }
+    (by_key(answers), meets == Some(true))
+}
+
+#[test]
+fn n2_drafts_take_no_page_that_the_next_token_of_another_version_needs() {
+    // Of few tokens at a time, which it repeats.
+    let config = ModelConfig { windows: vec![Some(2); 2], initializer_range: 0.1, ..config(Family::Mistral, None) };
+    let lengths = (14..22).flat_map(|old| (34..64).rev().map(move |new| [old, new]));
+    let of_large = lengths.map(|lengths| (lengths, versions(&config, lengths, None)));
+    let mut meeting =
+        of_large.filter(|(_, (_, meets))| *meets).map(|(lengths, (answers, _))| (lengths, answers)).take(3).peekable();
+    assert!(meeting.peek().is_some(), "no draft and next token meet");
+    for (lengths, expected) in meeting {
+        // Both have two pages of five.
+        let (found, _) = versions(&config, lengths, Some(5 * 32));
+        assert_same(&format!("prompts of {lengths:?} tokens"), &found, &expected);
+    }
+}
+
 #[test]
 fn a_request_beyond_the_whole_cache_is_refused_with_the_setting_to_raise() {
     let config = config(Family::Qwen3, None);

@@ -301,6 +301,21 @@ async fn one_failure_isolates_one_engine_and_it_comes_back_by_a_later_sync() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn an_engine_that_keeps_failing_rests_for_a_while_and_is_given_each_new_version() {
+    let run = Run::new(false);
+    let engines = [run.engine("fails", Fails::Refuses), run.engine("works", Fails::No)];
+    let manager = manager(&engines, SyncConfig { retries: 0, ..config() });
+    let export = |version: u64| run.exporter.export(version, &crate::tiny::weights(version).freeze()).unwrap();
+    assert_eq!(manager.sync(export(1)).await.unwrap().held(), 1);
+    for _ in 0..2 {
+        assert_eq!(manager.catch_up().await.unwrap().held(), 0);
+    }
+    assert!(manager.catch_up().await.is_none(), "it has failed three times in a row");
+    engines[0].heal();
+    assert_eq!(manager.sync(export(2)).await.unwrap().held(), 2);
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn an_engine_that_was_started_anew_is_found_and_brought_back() {
     let run = Run::new(false);
     let engine = run.engine("one", Fails::No);

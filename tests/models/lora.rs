@@ -147,6 +147,32 @@ fn adapters_learn_the_same_with_layers_computed_anew_and_in_half_precision() {
     }
 }
 
+/// Qwen3.5's delta nets have no `q_proj`, so that three of these four layers have no adapters.
+#[test]
+fn adapters_of_some_layers_learn_the_same_with_layers_computed_anew_and_over_4_bits() {
+    let (model, weights) = load_hf(Path::new("tests/golden/models/qwen3_5_text")).unwrap();
+    let samples: Vec<Sample> = (2..6).map(|n| Sample::supervised(&[n], &[n + 1, n + 2, n + 3])).collect();
+    let batch = Arc::new(collate(&samples, Aggregation::TokenMean).unwrap());
+    let learned = |base: &Weights, gradient_checkpointing| {
+        let adapted = moved(base.adapted(&model, lora(3, &["q_proj"]), 7));
+        // An update by what is nearly the gradient.
+        let adamw = rollflow::train::AdamW { beta1: 0.0, beta2: 0.0, epsilon: 1e6, ..Default::default() };
+        let of = LocalConfig { gradient_checkpointing, adamw, max_grad_norm: None, merge: false, ..config() };
+        let backend = LocalBackend::new(LocalConfig { schedule: Schedule::constant(1e6), ..of }, model.clone(), adapted).unwrap();
+        let loss = backend.forward_backward(batch.clone()).wait().unwrap().loss;
+        let norm = backend.optim_step().wait().unwrap().grad_norm;
+        (loss, norm, backend.current().wait().unwrap().weights.read().adapter.unwrap().flat)
+    };
+    let assert_same = |what: &str, found: (f64, f64, Tensor), expected: (f64, f64, Tensor), within: f64| {
+        assert!((found.0 - expected.0).abs() < within && expected.1 > 1e-4, "{what}: {found:?} {expected:?}");
+        assert!((found.1 / expected.1 - 1.0).abs() < within, "{what}: norm {} and {}", found.1, expected.1);
+        assert!(gap(&found.2, &expected.2) < within, "{what}: {}", gap(&found.2, &expected.2));
+    };
+    assert_same("computed anew", learned(&weights, true), learned(&weights, false), 1e-5);
+    let stored = weights.quantised();
+    assert_same("over 4 bits", learned(&stored, false), learned(&stored.merged(), false), 1e-3);
+}
+
 /// A reward model under fresh adapters, over a language model.
 fn judge() -> Weights {
     let config = crate::tiny::model();

@@ -120,6 +120,24 @@ fn gradients_of_tiny_losses_survive_f16() {
     assert!((tiny / exact - 1.0).abs() < 0.003, "{tiny} {exact}");
 }
 
+/// The loss that spreads tokens over experts has the larger derivatives here, and overflows f16 by the other's scale.
+#[test]
+fn gradients_of_the_experts_loss_survive_f16_next_to_those_of_a_tiny_loss() {
+    let (model, weights) = golden("qwen3_moe");
+    for gradient_checkpointing in [false, true] {
+        let norm = |dtype| {
+            let mut batch = (*batch(model.vocab_size)).clone();
+            batch.sequences.iter_mut().for_each(|sequence| sequence.weights.iter_mut().for_each(|weight| *weight *= 1e-9));
+            let config = LocalConfig { router_loss: 1.0, gradient_checkpointing, ..config(dtype) };
+            let backend = LocalBackend::new(config, model.clone(), weights.copy()).unwrap();
+            backend.forward_backward(Arc::new(batch)).wait().unwrap();
+            backend.optim_step().wait().unwrap().grad_norm
+        };
+        let (exact, found) = (norm(Dtype::F32), norm(Dtype::F16));
+        assert!(exact > 1e-4 && (found / exact - 1.0).abs() < 0.1, "{found} {exact}");
+    }
+}
+
 #[test]
 fn masters_keep_what_half_precision_would_lose() {
     let (model, weights) = golden("qwen2_tied");

@@ -165,6 +165,19 @@ fn engines_that_can_not_be_or_can_not_do_what_is_asked_are_errors() {
 }
 
 #[test]
+fn servers_on_a_gpu_by_which_the_trainers_weights_can_not_reach_them_are_errors() {
+    let cases = [
+        ("launch = 'vllm', carry = 'ipc', replicas = 2", "cuda", "on the trainer's GPU, which has room for one"),
+        ("launch = 'vllm', carry = 'ipc', devices = [1]", "cuda", "maps memory of the trainer's GPU, cuda:0"),
+        ("launch = 'sglang', carry = 'broadcast', devices = [1]", "cuda:1", "NCCL joins no two processes on one"),
+    ];
+    for (engine, device, text) in cases {
+        let all = errors(&format!("{SOUND}engine = {{ {engine} }}\n"), &[&format!("model.device={device}")]).to_string();
+        assert!(all.contains(text), "{engine}: {all}");
+    }
+}
+
+#[test]
 fn a_learning_rate_of_a_part_that_is_not_trained_is_an_error_that_names_it() {
     let cases = [
         ("train.lr_scale = { adapters = 2 }", "there is no [lora]"),

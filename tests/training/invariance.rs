@@ -5,10 +5,10 @@ use std::sync::Arc;
 
 use proptest::prelude::*;
 use rollflow::algo::{
-    Aggregation, ClipCov, CrossEntropy, Divergence, GeoMean, Grpo, Importance, KlCov, Level, Loss, OffPolicy, Over, PolicyLoss,
-    Proximal, Rejection, Schedule, Vespo,
+    Aggregation, ClipCov, CrossEntropy, Distilled, Divergence, GeoMean, Grpo, Importance, KlCov, Level, Loss, OffPolicy, Over,
+    PolicyLoss, Proximal, Rejection, Schedule, TeacherDivergence, Vespo,
 };
-use rollflow::data::Sample;
+use rollflow::data::{Sample, TopTokens};
 use rollflow::model::{Decoder, ModelConfig, Packed, Weights};
 use rollflow::train::{AdamW, LocalBackend, LocalConfig, TrainBatch, TrainingBackend, collate};
 use tch::{Device, Kind, Tensor};
@@ -121,6 +121,30 @@ proptest! {
                 prop_assert!(distance(&parts.2, &whole.2) < 1e-4, "{} {:?} {:?}: gradient {}", loss.name(), aggregation, off_policy, distance(&parts.2, &whole.2));
             }
         }
+    }
+}
+
+/// A teacher's tokens come along where a correction is normalised over the whole batch.
+#[test]
+fn a_divergence_from_a_teacher_ignores_cuts_under_a_correction_of_the_whole_batch() {
+    let mut samples = crate::tiny::rollouts(&[(2, 3), (1, 5), (4, 1), (3, 3)], 1);
+    for sample in &mut samples {
+        let positions = sample.tokens.len() as u32 - 1;
+        let ids = (0..positions).flat_map(|at| [3 * at, 3 * at + 5]).map(|id| id % crate::tiny::VOCAB).collect();
+        let log_probs = (0..positions).flat_map(|_| [-0.7, -1.4]).collect();
+        sample.teacher = Some(TopTokens { first: 1, k: 2, ids, log_probs });
+    }
+    let batch = || TrainBatch { version: 4, ..collate(&samples, Aggregation::TokenMean).unwrap() };
+    let weigh = Some(Importance { normalize: true, ..Importance::truncated(Level::Token, 2.0) });
+    for divergence in [TeacherDivergence { beta: 0.0 }, TeacherDivergence { beta: 0.5 }] {
+        let loss = Arc::new(Distilled { loss: Arc::new(Grpo::default()), divergence, coef: 0.7 });
+        let off_policy = OffPolicy { proximal: Proximal::Recompute, weigh, reject: Vec::new() };
+        let of = || LocalConfig { off_policy: off_policy.clone(), ..config(loss.clone()) };
+        let whole = learn(of(), batch());
+        let cut = learn(LocalConfig { micro_batch_tokens: 1, logits_chunk: Some(40), ..of() }, batch());
+        assert!((whole.0 - cut.0).abs() <= 1e-5 * (1.0 + whole.0.abs()), "loss {} {}", whole.0, cut.0);
+        assert!(whole.1 > 1e-3 && (whole.1 - cut.1).abs() <= 2e-5 * (1e-3 + whole.1), "norm {} {}", whole.1, cut.1);
+        assert!(distance(&cut.2, &whole.2) < 1e-4, "gradient {}", distance(&cut.2, &whole.2));
     }
 }
 

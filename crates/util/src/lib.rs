@@ -1,9 +1,10 @@
-//! Small utilities for all other crates of rollflow: files, locks, cores, keyed random numbers, secrets,
+//! Small utilities for all other crates of rollflow: files, locks, cores, memory, keyed random numbers, secrets,
 //! untrusted text, deadlines.
 
 pub mod atomic_file;
 pub mod cores;
 pub mod lock_file;
+pub mod memory;
 pub mod reading;
 pub mod rng;
 pub mod secrets;

@@ -184,6 +184,7 @@ impl<E> Engines<E> {
         FleetConfig {
             cache_by_version: self.section.sync.cache == CachePolicy::Namespaced,
             hedge_after: self.section.hedge_after.map(Duration::from_secs_f64),
+            sync_timeout: self.section.sync.longest(),
             vocabulary: model.vocab_size,
             routes: model.route_shape().filter(|_| self.needs.lock().routes),
             ..FleetConfig::default()
@@ -341,7 +342,8 @@ impl Needs {
         }
         if self.sleep && !found.sleeps {
             return Some(format!(
-                "{name} does not free its memory when it sleeps: start it with --enable-memory-saver (vLLM: --enable-sleep-mode), or leave engine.sleep out"
+                "{name} does not free its memory when it sleeps and keep its weights: start it with --enable-memory-saver \
+                 --enable-weights-cpu-backup (vLLM: --enable-sleep-mode), or leave engine.sleep out"
             ));
         }
         if self.carry.is_from_memory() && !found.transfers.contains(&self.carry) {
@@ -393,5 +395,14 @@ mod tests {
         assert!(refused.contains("{\"backend\": \"nccl\"}"), "{refused}");
         assert_eq!(broadcasts.missing("a", &found(vec![Carry::Broadcast])), None);
         assert_eq!(needs().missing("a", &found(Vec::new())), None);
+    }
+
+    #[test]
+    fn a_server_that_would_lose_its_weights_asleep_is_refused_with_the_flags_to_start_it_with() {
+        let found = |sleeps| Capabilities { weights: true, sleeps, ..Capabilities::default() };
+        let sleeps = Needs { sleep: true, ..needs() };
+        let refused = sleeps.missing("a", &found(false)).unwrap_or_default();
+        assert!(refused.contains("--enable-memory-saver --enable-weights-cpu-backup"), "{refused}");
+        assert_eq!(sleeps.missing("a", &found(true)), None);
     }
 }

@@ -18,7 +18,7 @@ use anyhow::{Context, Result, bail};
 use parking_lot::Mutex;
 use rollflow::engine::remote::sync::Carry;
 use rollflow::engine::settings::{Engine, Launch};
-use rollflow::model::{Dtype, gpu_memory};
+use rollflow::model::{Dtype, gpu_count, gpu_memory};
 use rollflow::recipe::{DeviceName, Lora, MemoryPlan};
 use rollflow::util::atomic_file;
 use rustix::process::{Pid, Signal, kill_process_group};
@@ -71,7 +71,7 @@ impl ServerCommand {
         own: &[MemoryPlan],
         folder: &Path,
     ) -> Result<Vec<ServerCommand>> {
-        let (program, devices) = (program(engine)?, devices(engine, own, gpus())?);
+        let (program, devices) = (program(engine)?, devices(engine, own, gpu_count())?);
         let lora = adapters.map_or_else(Vec::new, |lora| adapter_flags(engine.launch, lora, max_staleness));
         let routes = routes.then(|| "--enable-return-routed-experts".to_owned());
         let loads = adapters.map(|_| ("VLLM_ALLOW_RUNTIME_LORA_UPDATING", "1"));
@@ -102,11 +102,6 @@ impl ServerCommand {
 
 const VISIBLE: &str = "CUDA_VISIBLE_DEVICES";
 
-/// Number of GPUs that this process sees.
-fn gpus() -> usize {
-    (0..).take_while(|index| gpu_memory(*index).is_some()).count()
-}
-
 /// Memory that the run itself takes of this GPU, if it computes there. Servers that sleep meanwhile leave a step
 /// their memory.
 fn own_memory(own: &[MemoryPlan], gpu: usize, sleep: bool) -> Option<u64> {
@@ -114,9 +109,18 @@ fn own_memory(own: &[MemoryPlan], gpu: usize, sleep: bool) -> Option<u64> {
     Some(if sleep { plan.between_steps() } else { plan.total() })
 }
 
-/// GPU of each server. Empty without GPUs, and if the recipe's environment selects them.
+/// GPU of each server. Empty without GPUs, and if the recipe's environment selects them. The plan of the
+/// trainer's device is the first.
 fn devices(engine: &Engine, own: &[MemoryPlan], gpus: usize) -> Result<Vec<usize>> {
-    let all = engine.gpus(gpus, |gpu| own_memory(own, gpu, false).is_some());
+    let shared: Vec<usize> = own.iter().filter_map(MemoryPlan::gpu).collect();
+    let all = engine.gpus(gpus, &shared);
+    let trainers = own.first().and_then(MemoryPlan::gpu);
+    if let Some(gpu) = trainers.filter(|gpu| engine.sync.carry == Carry::Broadcast && all.contains(gpu)) {
+        bail!(
+            "`engine.carry` is \"broadcast\", and a server would be on the trainer's GPU, cuda:{gpu}: NCCL joins no two processes on one GPU; \
+             give it another by engine.devices, or set engine.carry = \"folder\" (vLLM: \"ipc\")"
+        );
+    }
     if (1..engine.replicas).contains(&all.len()) {
         bail!(
             "`engine.replicas` is {}, and this machine has {gpus} GPUs: each server takes most of one GPU; lower it, or set CUDA_VISIBLE_DEVICES in `engine.env` \
@@ -162,12 +166,14 @@ fn remaining_share(total: u64, free: u64, own: u64) -> Result<f64> {
 
 /// Flags for a share of a GPU's memory, and for sleep.
 fn memory_flags(engine: &Engine, share: Option<f64>) -> Vec<String> {
-    let [of_share, of_sleep] = match engine.launch {
-        Launch::Sglang => ["--mem-fraction-static", "--enable-memory-saver"],
-        _ => ["--gpu-memory-utilization", "--enable-sleep-mode"],
+    let (of_share, of_sleep): (&str, &[&str]) = match engine.launch {
+        // Without a copy in the host's memory its weights would be lost.
+        Launch::Sglang => ("--mem-fraction-static", &["--enable-memory-saver", "--enable-weights-cpu-backup"]),
+        _ => ("--gpu-memory-utilization", &["--enable-sleep-mode"]),
     };
     let share = share.map(|share| [of_share.to_owned(), share.to_string()]).into_iter().flatten();
-    share.chain(engine.sync.sleep.then(|| of_sleep.to_owned())).collect()
+    let of_sleep = of_sleep.iter().filter(|_| engine.sync.sleep).map(|flag| (*flag).to_owned());
+    share.chain(of_sleep).collect()
 }
 
 /// Flags of servers that take tensors out of the trainer's memory.
@@ -436,6 +442,11 @@ mod tests {
         let own = [MemoryPlan { device: "cuda:0".to_owned(), parts: Vec::new(), has: None }];
         assert_eq!(devices(&two, &own, 3).unwrap(), [1, 2]);
         assert_eq!(devices(&two, &own, 2).unwrap(), [1, 0], "the run's own last");
+        let by = |carry| Engine { replicas: 1, sync: SyncConfig { carry, ..SyncConfig::default() }, ..two.clone() };
+        assert_eq!(devices(&by(Carry::Ipc), &own, 3).unwrap(), [0], "the trainer's, whose memory it maps");
+        assert_eq!(devices(&by(Carry::Broadcast), &own, 3).unwrap(), [1]);
+        let error = devices(&by(Carry::Broadcast), &own, 1).unwrap_err().to_string();
+        assert!(error.contains("the trainer's GPU, cuda:0") && error.contains("engine.devices"), "{error}");
         let error = devices(&two, &own, 1).unwrap_err().to_string();
         assert!(error.contains("engine.replicas") && error.contains("1 GPUs"), "{error}");
         two.devices = vec![3, 1];
@@ -462,7 +473,8 @@ mod tests {
             memory_flags(&Engine { launch, sync, ..Engine::default() }, share)
         };
         assert_eq!(flags(Launch::Vllm, false, Some(0.5)), ["--gpu-memory-utilization", "0.5"]);
-        assert_eq!(flags(Launch::Sglang, true, Some(0.5)), ["--mem-fraction-static", "0.5", "--enable-memory-saver"]);
+        let saver = ["--mem-fraction-static", "0.5", "--enable-memory-saver", "--enable-weights-cpu-backup"];
+        assert_eq!(flags(Launch::Sglang, true, Some(0.5)), saver);
         assert_eq!(flags(Launch::Vllm, true, None), ["--enable-sleep-mode"]);
         assert!(flags(Launch::Vllm, false, None).is_empty());
     }

@@ -192,8 +192,10 @@ fn a_server_sleeps_between_versions_and_wakes_with_the_next() {
         let next = engines::engine(&started.plan.engine, &started.plan.net, &started.plan.engine.launched_urls()[0]).unwrap();
         let control = next.weights().unwrap();
         if kind == "sglang" {
-            assert_eq!(control.served().await.unwrap().as_deref(), Some("3 (asleep)"));
+            let client = Client::new("SGLang", started.plan.engine.launched_urls()[0].as_str()).unwrap();
+            assert_eq!(client.get("/model_info", LIMIT).await.unwrap()["weight_version"], "3 (asleep)");
         }
+        assert_eq!(control.served().await.unwrap().as_deref(), Some("3"), "it has not restarted");
         for _ in 0..2 {
             control.wake(EngineMemory::Weights).await.unwrap();
             control.wake(EngineMemory::Cache).await.unwrap();

@@ -79,7 +79,10 @@ impl LocalEngine {
         let lacking = |(&slot, draft): (&usize, &Vec<u32>)| {
             self.slots.get(slot).map_or(0, |sequence| pages.lacking(slot, sequence.computed() + 1 + draft.len()))
         };
-        let fits = slots.iter().zip(&drafts).map(lacking).sum::<usize>() <= pages.available();
+        // Slots of other weights, which are computed after these, have room for their next tokens.
+        let later = self.slots.iter_from(slots.last().map_or(0, |last| last + 1));
+        let promised: usize = later.map(|(slot, sequence)| pages.lacking(slot, sequence.computed() + 1)).sum();
+        let fits = slots.iter().zip(&drafts).map(lacking).sum::<usize>() + promised <= pages.available();
         (fits && drafts.iter().any(|draft| !draft.is_empty())).then_some(drafts)
     }
 

@@ -200,5 +200,12 @@ mod tests {
                 assert_eq!(found.0, expected.0, "{params:?}, {uniform}");
             }
         }
+        // Nearly 1, which is 1 in f32: the others' share is lost in a sum in f32.
+        let peak: Vec<f32> = (0..columns).map(|at| if at == 0 { 0.0 } else { -40.0 }).collect();
+        let rows = [&all[0], &all[4]].map(|params| row(params, 1.0 - 2f64.powi(-26)));
+        let logits = Tensor::from_slice(&[&peak[..], &peak].concat()).view([2, -1]).to_device(tch::Device::Cuda(0));
+        for (found, row) in draw(&logits, &rows).into_iter().zip(&rows) {
+            assert_eq!((chosen(&peak, row).0, found.unwrap().0), (0, 0), "{:?}", row.params);
+        }
     }
 }

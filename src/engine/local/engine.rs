@@ -19,7 +19,7 @@ use super::ahead::Ahead;
 use super::draw::{Choices, draw};
 use super::graphs::StepGraphs;
 use super::room::room;
-use super::sequence::{Sequence, SequenceState, ServedWeights, rows};
+use super::sequence::{Base, Sequence, SequenceState, ServedWeights, rows};
 use crate::data::{Answer, SampledToken, Tokenizer, Version};
 use crate::engine::slots::{Admission, Slots};
 use crate::engine::{EngineError, Finished, Load, OnNewWeights, Request, TokenEngine};
@@ -234,6 +234,7 @@ impl LocalEngine {
         let _stream = self.stream.enter();
         (self.weights, self.shelf, self.ahead) = (None, None, None);
         self.adapters.clear();
+        self.graphs.forget_all();
         self.forget_old();
         self.cache = self.empty_cache();
     }
@@ -255,7 +256,18 @@ impl LocalEngine {
 
     fn number(&mut self, version: Version, weights: &Weights) -> Rc<ServedWeights> {
         self.given += 1;
-        Rc::new(ServedWeights::new(self.given, version, &weights.on(self.compute), &self.decoder))
+        let base = weights.adapter.as_ref().map(|_| self.base_of(weights));
+        let placed = match (&base, &weights.adapter) {
+            (Some(base), Some(adapter)) => base.placed.under(adapter.with(adapter.flat.shallow_clone())),
+            _ => weights.share(),
+        };
+        Rc::new(ServedWeights::new((self.given, version), &placed.on(self.compute), base, &self.decoder))
+    }
+
+    /// The base of adapters. All that are served over it share its copy on the engine's device.
+    fn base_of(&self, weights: &Weights) -> Rc<Base> {
+        let known = self.served().filter_map(|served| served.base.clone()).find(|base| base.is_of(weights));
+        known.unwrap_or_else(|| Rc::new(Base::new(weights.without_adapter(), self.compute)))
     }
 
     /// [`LocalEngine::set_weights`] in the engine's stream.

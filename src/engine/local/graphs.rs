@@ -109,8 +109,7 @@ fn rounded(sequences: usize, most: usize) -> usize {
 
 impl<W: Placed> StepGraphs<W> {
     pub fn new(device: Device) -> Self {
-        let pool = if device == Device::Cpu { None } else { GraphPool::new() };
-        StepGraphs { pool, device, pages: [0; 2], all: Vec::new() }
+        StepGraphs { pool: GraphPool::new(device), device, pages: [0; 2], all: Vec::new() }
     }
 
     /// Returns true if this device and libtorch record steps.
@@ -128,7 +127,7 @@ impl<W: Placed> StepGraphs<W> {
         (mut input, before): (StepInput, Option<&Tensor>),
         (cache, most): (&mut KvCache, usize),
     ) -> Option<Tensor> {
-        let pool = self.pool.as_ref()?;
+        let pool = self.pool.as_mut()?;
         let slots = rounded(input.tokens.len(), most);
         let pages = [cache.pages.len(), cache.pages.width()];
         if self.pages != pages {
@@ -169,6 +168,11 @@ impl<W: Placed> StepGraphs<W> {
         Some(buffers.drawn.copy())
     }
 
+    /// Forgets all steps, before the cache that they read is freed.
+    pub fn forget_all(&mut self) {
+        self.all.clear();
+    }
+
     /// Forgets the steps of weights that are gone, but for those whose place others may take.
     pub fn forget_gone(&mut self) {
         self.all.retain(|of| of.place.is_some() || of.weights.strong_count() > 0);
@@ -193,7 +197,13 @@ fn of_weights<'a, W: Placed>(all: &'a mut Vec<OfWeights<W>>, weights: &Rc<W>) ->
 
 #[cfg(test)]
 mod tests {
+    use std::path::Path;
+    use std::sync::Arc;
+
     use super::*;
+    use crate::data::Tokenizer;
+    use crate::engine::{LocalEngine, Request, SamplingParams, TokenEngine};
+    use crate::model::{Compute, Dtype, load_hf};
 
     #[test]
     fn slots_are_rounded_up_by_an_eighth_at_most() {
@@ -202,5 +212,31 @@ mod tests {
             assert!(slots >= sequences && (slots - sequences) * 8 <= sequences.max(64), "{sequences}: {slots}");
         }
         assert_eq!((rounded(1000, 1024), rounded(1000, 1001), rounded(3, 64)), (1024, 1001, 4));
+    }
+
+    /// Where there is a GPU or its stand-in. Weights and a cache of the same sizes come after the rest.
+    #[test]
+    fn no_step_that_was_recorded_before_a_rest_is_replayed_after_it() {
+        let compute = Compute::cuda(0, Dtype::Bf16);
+        let Ok(()) = compute.check() else { return eprintln!("skipped: no GPU") };
+        let folder = Path::new("tests/golden/models/qwen2_tied");
+        let (model, weights) = load_hf(folder).unwrap();
+        let (weights, tokenizer) = (weights.on(compute), Arc::new(Tokenizer::from_dir(folder).unwrap()));
+        let decoder = Decoder::new(&model, weights.layout.clone());
+        let mut engine = LocalEngine::new(decoder, tokenizer, 4, 7).computing(compute);
+        let params = Arc::new(SamplingParams { max_new_tokens: 12, ignore_eos: true, ..Default::default() });
+        let recorded = |engine: &LocalEngine| engine.graphs.all.iter().any(|of| of.steps.iter().any(|step| step.graph.is_some()));
+        let answers = |engine: &mut LocalEngine| {
+            engine.set_weights(1, &weights);
+            engine.submit(Request::new(0, [5u32, 8, 33], 3, params.clone())).unwrap();
+            let mut answers = engine.run().unwrap();
+            answers.sort_by_key(|answer| answer.index);
+            answers.into_iter().map(|answer| answer.tokens.clone()).collect::<Vec<_>>()
+        };
+        let before = answers(&mut engine);
+        assert!(recorded(&engine), "steps of these weights are recorded");
+        engine.rest();
+        assert!(!recorded(&engine), "their cache is gone");
+        assert_eq!(answers(&mut engine), before);
     }
 }

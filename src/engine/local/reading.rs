@@ -2,16 +2,17 @@
 //! remembered of another sequence, and what is remembered of it when it ends.
 
 use std::borrow::{Borrow, Cow};
+use std::ops::Range;
 use std::rc::Rc;
 
-use tch::Tensor;
+use tch::{Device, Tensor};
 
 use super::LocalEngine;
 use super::sequence::ServedWeights;
-use crate::data::packing::cut_rectangles;
+use crate::data::packing::{cut_evenly, cut_rectangles};
 use crate::engine::EngineError;
 use crate::engine::slots::Admission;
-use crate::model::{FEWEST_SHARED, PAGE, PREFILL_CELLS, Packed, Suffix, shared, upload};
+use crate::model::{FEWEST_SHARED, MOST_GATHERED, PAGE, PREFILL_CELLS, Packed, Suffix, shared, upload};
 
 /// Tokens to compute before a sample's next token is drawn.
 struct NewTokens<'a> {
@@ -44,6 +45,18 @@ fn share_beginnings(new: &mut [NewTokens]) {
             (new[row].known, new[row].first) = (known, first);
         }
     }
+}
+
+/// Cuts sequences, each with the number of its new tokens and of all, into runs that are computed together.
+/// New tokens are within rectangles of [`PREFILL_CELLS`], and all tokens of a run are at most `gathered`. A
+/// longer sequence is a run by itself.
+fn cut_suffixes(lengths: &[[usize; 2]], gathered: usize) -> Vec<Range<usize>> {
+    let [rests, wholes] = [0usize, 1].map(|of| lengths.iter().map(|lengths| lengths[of]).collect::<Vec<_>>());
+    let runs = cut_rectangles(&rests, PREFILL_CELLS).into_iter().flat_map(|part| {
+        let runs = cut_evenly(&wholes[part.clone()], &vec![0.0; part.len()], gathered, 0);
+        runs.into_iter().map(move |run| part.start + run.start..part.start + run.end)
+    });
+    runs.collect()
 }
 
 impl LocalEngine {
@@ -85,6 +98,10 @@ impl LocalEngine {
                 self.cache.share(last.slots[0], &[shelf_slot], last.request.request.tokens.len());
             }
             self.shelf = (is_there || has_room).then(|| logits.narrow(0, *row, 1));
+        }
+        if self.shelf.is_none() {
+            // Prompts that are admitted later in this step need its pages.
+            self.cache.pages.release(shelf_slot);
         }
         let rows = admitted.iter().zip(rows).flat_map(|(group, row)| vec![row; group.slots.len()]);
         let (rows, slots): (Vec<i64>, Vec<usize>) =
@@ -171,8 +188,11 @@ impl LocalEngine {
         for of in begun.iter().map(|row| &new[*row]) {
             of.first.iter().for_each(|first| self.cache.share(new[*first].slots[0], &of.slots[..1], of.known));
         }
-        let rests: Vec<usize> = begun.iter().map(|row| new[*row].tokens.len() - new[*row].known).collect();
-        for part in cut_rectangles(&rests, PREFILL_CELLS) {
+        let lengths = |of: &NewTokens| [of.tokens.len() - of.known, of.tokens.len()];
+        let lengths: Vec<[usize; 2]> = begun.iter().map(|row| lengths(&new[*row])).collect();
+        // On a processor attention reads pages in place.
+        let gathered = if self.compute.device == Device::Cpu { usize::MAX } else { MOST_GATHERED };
+        for part in cut_suffixes(&lengths, gathered) {
             let suffix = |row: &usize| {
                 let NewTokens { tokens, known, slots, .. } = &new[*row];
                 Suffix { slot: slots[0], from: *known, tokens: &tokens[*known..] }
@@ -202,5 +222,39 @@ impl LocalEngine {
         });
         let mut logits: Vec<Tensor> = parts.collect();
         if logits.len() == 1 { logits.swap_remove(0) } else { Tensor::cat(&logits, 0) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    #[test]
+    fn ends_of_long_sequences_are_computed_few_at_a_time_and_a_longer_one_alone() {
+        let shared = vec![[10, 30_010]; 256];
+        let runs = cut_suffixes(&shared, MOST_GATHERED);
+        assert!(runs.len() == 128 && runs.iter().all(|run| run.len() == 2), "{runs:?}");
+        assert_eq!(cut_suffixes(&shared, usize::MAX).len(), 1);
+        assert_eq!(cut_suffixes(&[[5, 9], [5, 200_000], [5, 9], [5, 9]], MOST_GATHERED), vec![0..1, 1..2, 2..4]);
+    }
+
+    proptest! {
+        #[test]
+        fn runs_are_in_order_and_within_both_bounds_or_of_one_sequence(
+            lengths in prop::collection::vec((1usize..20_000, 0usize..60_000), 0..60),
+        ) {
+            let lengths: Vec<[usize; 2]> = lengths.into_iter().map(|(rest, known)| [rest, known + rest]).collect();
+            let mut next = 0;
+            for run in cut_suffixes(&lengths, MOST_GATHERED) {
+                prop_assert!(run.start == next && run.end > next, "{:?}", run);
+                next = run.end;
+                let longest = lengths[run.clone()].iter().map(|[rest, _]| *rest).max().unwrap_or(0);
+                let gathered: usize = lengths[run.clone()].iter().map(|[_, whole]| *whole).sum();
+                prop_assert!(run.len() == 1 || (run.len() * longest <= PREFILL_CELLS && gathered <= MOST_GATHERED));
+            }
+            prop_assert_eq!(next, lengths.len());
+        }
     }
 }

@@ -11,11 +11,31 @@ use crate::engine::sampling::uniform;
 use crate::engine::slots::{ActiveSample, Slots};
 use crate::engine::stop::StopWatch;
 use crate::engine::{EngineError, FinishReason, Request};
-use crate::model::{Decoder, Views, Weights};
+use crate::model::{Compute, Decoder, Views, Weights};
 
 /// Rows of the next tokens in `slots`.
 pub(super) fn rows<'a>(all: &'a Slots<SequenceState>, run_seed: u64, slots: &[usize]) -> Vec<Row<'a>> {
     slots.iter().filter_map(|&slot| all.get(slot)).map(|sequence| sequence.row_after(&[], run_seed)).collect()
+}
+
+/// Base of adapters, kept while weights over it are served.
+pub(super) struct Base {
+    /// The weights that were given.
+    given: Weights,
+    /// The same on the engine's device, in its format.
+    pub placed: Weights,
+}
+
+impl Base {
+    pub fn new(given: Weights, compute: Compute) -> Self {
+        let placed = given.on(compute);
+        Base { given, placed }
+    }
+
+    /// Returns true if these adapters are over it. No base is written.
+    pub fn is_of(&self, weights: &Weights) -> bool {
+        self.given.flat.data_ptr() == weights.flat.data_ptr()
+    }
 }
 
 /// One version of the weights, kept while a sample uses it.
@@ -24,16 +44,18 @@ pub(super) struct ServedWeights {
     pub id: u64,
     pub version: Version,
     pub views: Views,
+    /// Base, if there is an adapter.
+    pub base: Option<Rc<Base>>,
     /// Where plain weights lie.
     place: Option<usize>,
 }
 
 impl ServedWeights {
     /// Weights that are where `decoder` computes.
-    pub fn new(id: u64, version: Version, weights: &Weights, decoder: &Decoder) -> Self {
+    pub fn new((id, version): (u64, Version), weights: &Weights, base: Option<Rc<Base>>, decoder: &Decoder) -> Self {
         let is_plain = weights.adapter.is_none() && !weights.is_quantised();
         let place = is_plain.then(|| weights.flat.data_ptr() as usize);
-        ServedWeights { id, version, views: decoder.views_of(weights), place }
+        ServedWeights { id, version, views: decoder.views_of(weights), base, place }
     }
 }
 
@@ -119,5 +141,37 @@ impl Sequence {
     pub fn take(&mut self, token: u32, log_prob: f32, tokenizer: &Tokenizer) -> Result<Option<FinishReason>, EngineError> {
         self.answer.push(token, log_prob, self.state.weights.version);
         Ok(self.state.watch.ends(&self.answer, &self.request.params, tokenizer)?)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use super::*;
+    use crate::engine::LocalEngine;
+    use crate::model::{Dtype, Lora, ModelConfig};
+
+    /// On a processor, and on a GPU or its stand-in where there is one.
+    #[test]
+    fn adapters_over_one_base_share_its_copy_on_the_engines_device() {
+        let tokenizer = Arc::new(Tokenizer::characters("0123456789", 16).unwrap());
+        let config = ModelConfig::small(&tokenizer, 16, 1);
+        let base = Weights::random(&config, 3);
+        let gpu = Compute::cuda(0, Dtype::Bf16);
+        for compute in [Compute::cpu(Dtype::Bf16)].into_iter().chain(gpu.check().is_ok().then_some(gpu)) {
+            let decoder = Decoder::new(&config, base.layout.clone());
+            let mut engine = LocalEngine::new(decoder, tokenizer.clone(), 2, 7).computing(compute);
+            engine.set_weights(1, &base);
+            // The last one replaces the first.
+            for (name, seed) in [("a", 1), ("b", 2), ("a", 3)] {
+                let adapted = base.adapted(&config, Lora::new(2, 4.0, &[Lora::ALL]).unwrap(), seed);
+                engine.set_adapter(&name.into(), seed, Some(&adapted));
+            }
+            let bases: Vec<_> = engine.served().filter_map(|served| served.base.clone()).collect();
+            assert!(bases.len() == 2 && Rc::ptr_eq(&bases[0], &bases[1]), "{compute:?}");
+            let flat = &bases[0].placed.flat;
+            assert_eq!((flat.kind(), flat.device()), compute.options());
+        }
     }
 }

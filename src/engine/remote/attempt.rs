@@ -9,7 +9,7 @@ use tokio::sync::mpsc;
 use tokio::time::{Instant, sleep_until};
 
 use super::in_flight::SampleKey;
-use super::{Attempt, Ending, Fault, FleetConfig, InferenceEngine, RemoteError};
+use super::{Attempt, Ending, Fault, FleetConfig, FleetHandle, InferenceEngine, RemoteError};
 
 #[derive(Debug)]
 pub(super) struct AttemptEvent {
@@ -29,6 +29,7 @@ pub(super) enum AttemptUpdate {
 
 /// Runs an attempt and sends its events to `to`, the last always [`AttemptUpdate::Ended`].
 pub(super) async fn run(
+    handle: FleetHandle,
     engine: Arc<dyn InferenceEngine>,
     place: usize,
     attempt: Attempt,
@@ -37,7 +38,8 @@ pub(super) async fn run(
 ) {
     let (key, number) = ((attempt.ordinal, attempt.index), attempt.number);
     let update = |update| AttemptEvent { key, number, place, update };
-    let ended = follow(&*engine, &attempt, &config, |chunk| {
+    let synced_until = || handle.synced_until(place).map(Instant::from_std);
+    let ended = follow(&*engine, &attempt, &config, synced_until, |chunk| {
         let event = to.send_async(update(AttemptUpdate::Tokens(chunk)));
         async { event.await.is_ok() }
     })
@@ -51,6 +53,7 @@ async fn follow<F: Future<Output = bool>>(
     engine: &dyn InferenceEngine,
     attempt: &Attempt,
     config: &FleetConfig,
+    synced_until: impl Fn() -> Option<Instant>,
     tell: impl Fn(Vec<(u32, f32)>) -> F,
 ) -> Result<Ending, RemoteError> {
     let fault = |fault| RemoteError::new(engine.name(), fault);
@@ -72,6 +75,11 @@ async fn follow<F: Future<Output = bool>>(
             }
             ended = &mut generate => break ended,
             () = sleep_until(whole.min(last_token + config.stall_timeout)) => {
+                // A paused engine sends nothing.
+                if let Some(synced) = synced_until().filter(|synced| *synced > last_token && Instant::now() < whole) {
+                    last_token = synced;
+                    continue;
+                }
                 let (what, limit) = if Instant::now() >= whole {
                     ("the whole sample".to_owned(), config.attempt_timeout)
                 } else {

@@ -34,6 +34,7 @@ use super::budget::Budget;
 use super::handle::Standings;
 use super::in_flight::{InFlightSample, Running, SampleKey, Stage};
 use super::router::{EngineSlot, choose};
+use super::sync::SyncConfig;
 use super::{Attempt, FleetHandle};
 use crate::data::{RouteShape, SampledToken, Tokenizer, Version};
 use crate::engine::{EngineError, Finished, Load, OlderVersions, TokenEngine};
@@ -59,6 +60,9 @@ pub struct FleetConfig {
     /// Longest time without a token of any engine, in addition to `stall_timeout` while one is at
     /// work. Default: 300 s.
     pub fleet_timeout: Duration,
+    /// Longest time of weight syncs that does not count towards `fleet_timeout`. Default:
+    /// [`SyncConfig::longest`] of the defaults, 1980 s.
+    pub sync_timeout: Duration,
     /// Failed attempts in a row, without a token, before a sample is given up. Default: 5.
     pub retries: u32,
     /// Pause before the first retry, reduced by up to half at random. It doubles up to 10 s.
@@ -87,6 +91,7 @@ impl Default for FleetConfig {
             stall_timeout: Duration::from_secs(120),
             attempt_timeout: Duration::from_secs(3600),
             fleet_timeout: Duration::from_secs(300),
+            sync_timeout: SyncConfig::default().longest(),
             retries: 5,
             pause: Duration::from_millis(250),
             max_refused: 64,
@@ -117,6 +122,9 @@ pub struct Fleet {
     budget: Budget,
     /// Time of the newest token, or of the last idle moment.
     progress: Instant,
+    /// Time of weight syncs since then, and of the newest look at them.
+    in_sync: Duration,
+    watched: Instant,
     warned: Instant,
     refused: usize,
     finished: Vec<Finished>,
@@ -148,6 +156,8 @@ impl Fleet {
             samples: BTreeMap::new(),
             budget: Budget::new(now, slots),
             progress: now,
+            in_sync: Duration::ZERO,
+            watched: now,
             warned: now,
             refused: 0,
             finished: Vec::new(),
@@ -279,7 +289,7 @@ impl Fleet {
             routes: self.config.routes.filter(|_| request.routes),
         };
         self.load.prefill += attempt.tokens.len();
-        let task = tasks.spawn(attempt::run(engine, place, attempt, self.config.clone(), self.to.clone()));
+        let task = tasks.spawn(attempt::run(self.handle.clone(), engine, place, attempt, self.config.clone(), self.to.clone()));
         if let Some(slot) = self.engine_slots.get_mut(&place) {
             slot.begins(now);
         }

@@ -13,7 +13,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::sync::{Arc, OnceLock};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use tokio::sync::{Mutex, watch};
 use tokio::time::timeout;
@@ -22,6 +22,7 @@ use super::meter::Meter;
 use super::sync::{LastSync, Update};
 use super::{Fault, InferenceEngine, RemoteError};
 use crate::data::Version;
+use crate::net::now;
 use crate::observe::Metrics;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -58,7 +59,7 @@ pub(super) struct Standings {
     offered: Option<Arc<Update>>,
     /// Number of refuted syncs of each place, also of engines that left.
     refuted: BTreeMap<usize, u64>,
-    /// If true, engines sleep until the next sync.
+    /// If true, engines are left alone until the next sync, which wakes them.
     asleep: bool,
 }
 
@@ -73,6 +74,10 @@ struct Member {
     doubtful: bool,
     /// If true, the engine samples under unverified weights.
     on_trial: bool,
+    /// If true, the engine may sleep, wholly or in part.
+    asleep: bool,
+    /// End of its last sync.
+    synced: Option<Instant>,
     leaving: bool,
     lost: Option<RemoteError>,
 }
@@ -81,8 +86,10 @@ impl Standings {
     /// Adds an engine, and returns its place.
     fn add(&mut self, engine: Arc<dyn InferenceEngine>, doubtful: bool) -> usize {
         let (name, place) = (engine.name().into(), self.next);
-        let (last_sync, served, on_trial, leaving, lost) = (Arc::default(), None, false, false, None);
-        self.members.insert(place, Member { engine, name, last_sync, served, doubtful, on_trial, leaving, lost });
+        let (last_sync, served, synced, lost) = (Arc::default(), None, None, None);
+        let (on_trial, asleep, leaving) = (false, false, false);
+        let member = Member { engine, name, last_sync, served, doubtful, on_trial, asleep, synced, leaving, lost };
+        self.members.insert(place, member);
         self.next += 1;
         place
     }
@@ -233,6 +240,7 @@ impl FleetHandle {
     pub(super) fn mark_verified(&self, place: usize, weights: Arc<Update>) {
         self.mark(place, |member| {
             (member.served, member.doubtful, member.on_trial) = (Some(weights), false, false);
+            member.synced = Some(now());
         });
     }
 
@@ -245,7 +253,7 @@ impl FleetHandle {
     pub(super) fn mark_doubtful(&self, place: usize) {
         self.change(|standings| {
             let Some(member) = standings.members.get_mut(&place) else { return };
-            member.doubtful = true;
+            (member.doubtful, member.synced) = (true, Some(now()));
             if std::mem::take(&mut member.on_trial) {
                 *standings.refuted.entry(place).or_default() += 1;
             }
@@ -304,7 +312,17 @@ impl FleetHandle {
         });
     }
 
-    /// Records that the engines sleep, or that a sync wakes them.
+    /// Records whether the engine at `place` may sleep, wholly or in part.
+    pub(super) fn mark_asleep(&self, place: usize, asleep: bool) {
+        self.mark(place, |member| member.asleep = asleep);
+    }
+
+    /// Returns true if the engine at `place` may sleep, wholly or in part.
+    pub(super) fn may_sleep(&self, place: usize) -> bool {
+        self.of(place, |member| Some(member.asleep)).unwrap_or(false)
+    }
+
+    /// Records that the engines are put to sleep, or that a sync wakes them.
     pub(super) fn set_asleep(&self, asleep: bool) {
         self.shared.standings.send_if_modified(|standings| {
             standings.asleep = asleep;
@@ -329,6 +347,11 @@ impl FleetHandle {
     pub(super) fn is_syncing(&self, place: usize) -> bool {
         // The sync's guard holds the lock, too.
         self.of(place, |member| Some(Arc::strong_count(&member.last_sync) > 1)).unwrap_or(false)
+    }
+
+    /// Time until which a sync explains the engine's silence: now, or the end of its last sync.
+    pub(super) fn synced_until(&self, place: usize) -> Option<Instant> {
+        if self.is_syncing(place) { Some(now()) } else { self.of(place, |member| member.synced) }
     }
 
     /// Newest version that an engine serves, must serve or is loading.

@@ -15,7 +15,7 @@ use serde_json::{Value, json};
 use tokio::sync::OnceCell;
 use tokio::sync::mpsc::Sender;
 
-use super::control::{label, unload_namesake};
+use super::control::unload_namesake;
 use super::server::{CALL, EventError, Server, StreamDelta, WireSpan, add_adjustments, chunk, ending, text};
 use super::sync::Carry;
 use super::transfer::{self, TensorSource};
@@ -45,17 +45,34 @@ pub(super) struct SglangEngine {
     slept: Mutex<Slept>,
 }
 
-/// What sleeps.
+/// Parts that sleep of a server with this label.
 #[derive(Default)]
 struct Slept {
     parts: Vec<EngineMemory>,
-    /// Label of the weights since.
-    label: Option<String>,
+    label: String,
 }
 
-/// Ends the label of weights that sleep. SGLang can't be asked whether it sleeps, and ends if what is awake is woken, so that its label tells
-/// this to other clients, as to the next run after one that was killed.
-const ASLEEP: &str = " (asleep)";
+/// Ends of labels, and the parts that sleep then. SGLang can't be asked whether it sleeps, and ends if what is
+/// awake is woken. Its label shows this to other clients, such as the next run after one that was killed.
+const ASLEEP: [(&str, &[EngineMemory]); 3] = [
+    (" (asleep)", &[EngineMemory::Weights, EngineMemory::Cache]),
+    (" (weights asleep)", &[EngineMemory::Weights]),
+    (" (cache asleep)", &[EngineMemory::Cache]),
+];
+
+/// Label of a server that was given no weights.
+const UNLABELLED: &str = "default";
+
+/// A label without its end, and what sleeps by it.
+fn split(label: &str) -> (&str, &'static [EngineMemory]) {
+    let ended = ASLEEP.into_iter().find_map(|(end, parts)| Some((label.strip_suffix(end)?, parts)));
+    ended.unwrap_or((label, &[]))
+}
+
+/// A label's end while these parts sleep.
+fn end_of(parts: &[EngineMemory]) -> &'static str {
+    ASLEEP.into_iter().find(|(_, asleep)| *asleep == parts).map_or("", |(end, _)| end)
+}
 
 impl SglangEngine {
     /// A server that errors call `kind`.
@@ -76,6 +93,34 @@ impl SglangEngine {
         }
     }
 
+    /// The page of the served weights, their label without its end, and what sleeps.
+    async fn standing(&self) -> Result<(Value, String, Vec<EngineMemory>), RemoteError> {
+        let page = self.server.info("/model_info").await?;
+        let label = text(&page, "weight_version").unwrap_or_default();
+        let (own, told) = split(&label);
+        let mut slept = self.slept.lock();
+        // A request may change what sleeps, and the next one not the label. A restarted server is awake.
+        if slept.label != label || label == UNLABELLED {
+            *slept = Slept { parts: told.to_vec(), label: label.clone() };
+        }
+        Ok((page, own.to_owned(), slept.parts.clone()))
+    }
+
+    /// Parts that sleep. Only SGLang is asked: other servers accept requests for memory that they have.
+    async fn asleep(&self) -> Result<Vec<EngineMemory>, RemoteError> {
+        if self.kind == SGLANG { Ok(self.standing().await?.2) } else { Ok(Vec::new()) }
+    }
+
+    /// Labels weights of which `parts` sleep.
+    async fn relabel(&self, label: &str, parts: Vec<EngineMemory>) -> Result<(), RemoteError> {
+        let label = format!("{}{}", if label.is_empty() { UNLABELLED } else { label }, end_of(&parts));
+        // The server's default aborts all requests.
+        let body = json!({"new_version": label, "abort_all_requests": false});
+        self.server.post_success("/update_weight_version", &body).await?;
+        *self.slept.lock() = Slept { parts, label };
+        Ok(())
+    }
+
     async fn look(&self) -> Result<Capabilities, RemoteError> {
         let model = self.get("/model_info", "/get_model_info", CALL).await?;
         let server = self.get("/server_info", "/get_server_info", CALL).await?;
@@ -93,7 +138,8 @@ impl SglangEngine {
             adapters: is_true("enable_lora"),
             routes: is_true("enable_return_routed_experts"),
             transfers: vec![Carry::Broadcast],
-            sleeps: is_true("enable_memory_saver"),
+            // Without a copy in the host's memory SGLang's weights are lost.
+            sleeps: is_true("enable_memory_saver") && (self.kind != SGLANG || is_true("enable_weights_cpu_backup")),
             lacks: Vec::new(),
         })
     }
@@ -330,10 +376,13 @@ impl WeightControl for SglangEngine {
     }
 
     async fn load(&self, folder: &Path, label: &str) -> Result<(), RemoteError> {
+        let parts = self.asleep().await?;
+        let label = format!("{label}{}", end_of(&parts));
         // The sync flushes separately: a flush fails while requests are paused in place.
         let body = json!({"model_path": folder, "weight_version": label, "flush_cache": false, "abort_all_requests": false});
         let reply = self.server.post_success("/update_weights_from_disk", &body).await?;
         *self.loaded_by.lock() = reply.get("instance").cloned();
+        *self.slept.lock() = Slept { parts, label };
         Ok(())
     }
 
@@ -365,15 +414,13 @@ impl WeightControl for SglangEngine {
     }
 
     async fn label(&self, label: &str) -> Result<(), RemoteError> {
-        // The server's default aborts all requests.
-        let body = json!({"new_version": label, "abort_all_requests": false});
-        self.server.post_success("/update_weight_version", &body).await.map(drop)
+        self.relabel(label, self.asleep().await?).await
     }
 
     async fn served(&self) -> Result<Option<String>, RemoteError> {
-        let page = self.server.info("/model_info").await?;
+        let (page, label, _) = self.standing().await?;
         let restarted = self.loaded_by.lock().as_ref().is_some_and(|loaded_by| page.get("instance") != Some(loaded_by));
-        Ok(label(&page).filter(|_| !restarted))
+        Ok(Some(label).filter(|label| !restarted && !label.is_empty() && label != UNLABELLED))
     }
 
     async fn checksums(&self) -> Result<Option<BTreeMap<String, String>>, RemoteError> {
@@ -385,42 +432,35 @@ impl WeightControl for SglangEngine {
     }
 
     async fn sleep(&self) -> Result<(), RemoteError> {
-        // The scheduler of SGLang ends if it is asked while it works.
+        // The scheduler of SGLang ends if it is asked while it works, or to free what sleeps.
         self.pause(PauseMode::Abort).await?;
-        let (parts, label) = (vec![EngineMemory::Weights, EngineMemory::Cache], self.served().await?);
-        let tags: Vec<&str> = parts.iter().map(|part| part.tag()).collect();
-        self.server.post_control("/release_memory_occupation", &json!({"tags": tags})).await?;
-        *self.slept.lock() = Slept { parts, label: label.clone() };
-        if let (SGLANG, Some(label)) = (self.kind, label) {
-            let label = format!("{label}{ASLEEP}");
-            self.label(&label).await?;
-            self.slept.lock().label = Some(label);
+        let (all, asleep) = ([EngineMemory::Weights, EngineMemory::Cache], self.asleep().await?);
+        let tags: Vec<&str> = all.into_iter().filter(|part| !asleep.contains(part)).map(EngineMemory::tag).collect();
+        if !tags.is_empty() {
+            self.server.post_control("/release_memory_occupation", &json!({"tags": tags})).await?;
         }
-        Ok(())
+        if self.kind != SGLANG {
+            return Ok(());
+        }
+        self.slept.lock().parts = all.to_vec();
+        let label = self.slept.lock().label.clone();
+        self.relabel(split(&label).0, all.to_vec()).await
     }
 
     async fn wake(&self, part: EngineMemory) -> Result<(), RemoteError> {
         // The scheduler of SGLang ends if it is asked for what it has, such as after a restart.
-        let served = self.served().await?;
-        let sleeps = self.kind != SGLANG || {
-            let mut slept = self.slept.lock();
-            if slept.parts.is_empty() && served.as_ref().is_some_and(|label| label.ends_with(ASLEEP)) {
-                *slept = Slept { parts: vec![EngineMemory::Weights, EngineMemory::Cache], label: served.clone() };
-            }
-            if part == EngineMemory::Weights && served != slept.label {
-                slept.parts.clear();
-            }
-            slept.parts.contains(&part)
-        };
-        if sleeps {
-            self.server.post_control("/resume_memory_occupation", &json!({"tags": [part.tag()]})).await?;
-            self.slept.lock().parts.retain(|other| *other != part);
+        let mut asleep = self.asleep().await?;
+        if self.kind == SGLANG && !asleep.contains(&part) {
+            return Ok(());
         }
-        if let Some(awake) = served.as_deref().and_then(|label| label.strip_suffix(ASLEEP)) {
-            self.label(awake).await?;
-            self.slept.lock().label = Some(awake.to_owned());
+        self.server.post_control("/resume_memory_occupation", &json!({"tags": [part.tag()]})).await?;
+        if self.kind != SGLANG {
+            return Ok(());
         }
-        Ok(())
+        asleep.retain(|other| *other != part);
+        self.slept.lock().parts = asleep.clone();
+        let label = self.slept.lock().label.clone();
+        self.relabel(split(&label).0, asleep).await
     }
 
     async fn resume(&self) -> Result<(), RemoteError> {

@@ -27,14 +27,16 @@ std::vector<Tensor> list(Tensor** tensors, int64_t count) {
 extern "C" {
 
 // What libtorch should do on a GPU. cuDNN's attention builds a plan for every new shape, for 0.1 to 1 s each, and shapes of rollouts are new nearly every time;
-// sums of bf16 products that are split between blocks would be rounded to bf16. Gives back what is set then.
+// sums of 16-bit products that are split between blocks would be rounded to 16 bits. Gives back what is set then.
 char* rollflow_gpu_defaults(bool* cudnn_attention, bool* rounded_sums) {
   return guarded([&] {
     auto& context = at::globalContext();
     context.setSDPUseCuDNN(false);
     context.setAllowBF16ReductionCuBLAS(false);
+    context.setAllowFP16ReductionCuBLAS(false);
     *cudnn_attention = context.userEnabledCuDNNSDP();
-    *rounded_sums = context.allowBF16ReductionCuBLAS() == at::CuBLASReductionOption::AllowReducedPrecisionWithSplitK;
+    constexpr auto rounded = at::CuBLASReductionOption::AllowReducedPrecisionWithSplitK;
+    *rounded_sums = context.allowBF16ReductionCuBLAS() == rounded || context.allowFP16ReductionCuBLAS() == rounded;
   });
 }
 

@@ -30,8 +30,8 @@ unsafe extern "C" {
 }
 
 /// Disables two of libtorch's settings for the whole process, and returns the resulting values:
-/// attention by cuDNN, which compiles a plan per shape, and sums of bf16 products that are rounded
-/// to bf16 on the way (law N5).
+/// attention by cuDNN, which compiles a plan per shape, and sums of 16-bit products that are rounded
+/// to 16 bits on the way (law N5).
 pub fn gpu_defaults() -> [bool; 2] {
     let [mut cudnn_attention, mut rounded_sums] = [false; 2];
     check(unsafe { rollflow_gpu_defaults(&mut cudnn_attention, &mut rounded_sums) });

@@ -126,6 +126,37 @@ fn from_memory(plan: &Plan, note: Note) {
             format!("`engine.carry` is \"{word}\", by which vLLM takes weights from a GPU, and the trainer is on a processor");
         note("engine.carry", &["model.device"], message, "use \"folder\", or model.device = \"cuda\"");
     }
+    if engine.launch != Launch::None {
+        shared_gpu(engine, plan.model.device, note);
+    }
+}
+
+/// Servers that the run starts must be on the trainer's GPU to map its memory, and on others for NCCL.
+fn shared_gpu(engine: &Engine, device: DeviceName, note: Note) {
+    let DeviceName::Cuda(trainers) = device else { return };
+    match engine.sync.carry {
+        Carry::Ipc if engine.replicas > 1 => {
+            let message = format!(
+                "`engine.replicas` is {}, but with engine.carry = \"ipc\" a server is on the trainer's GPU, which has room for one",
+                engine.replicas
+            );
+            note("engine.replicas", &["engine.carry"], message, "start one, or use \"broadcast\"");
+        }
+        Carry::Ipc if engine.devices.iter().any(|device| *device != trainers) => {
+            let message = format!(
+                "`engine.devices` is {:?}, but with engine.carry = \"ipc\" the server maps memory of the trainer's GPU, cuda:{trainers}",
+                engine.devices
+            );
+            note("engine.devices", &["engine.carry", "model.device"], message, "leave it out, or use \"broadcast\"");
+        }
+        Carry::Broadcast if engine.devices.contains(&trainers) => {
+            let message = format!(
+                "`engine.devices` names the trainer's GPU, cuda:{trainers}, and with engine.carry = \"broadcast\" NCCL joins no two processes on one"
+            );
+            note("engine.devices", &["engine.carry", "model.device"], message, "name others, or use \"folder\" (vLLM: \"ipc\")");
+        }
+        _ => {}
+    }
 }
 
 /// Servers that sleep during a step must have nothing else to do, and wake with the next version.

@@ -4,7 +4,7 @@ use super::Note;
 use crate::engine::settings::Launch;
 use crate::ranks::Shard;
 use crate::recipe::lora::BaseFormat;
-use crate::recipe::model::DeviceName;
+use crate::recipe::model::{DeviceName, ModelSource};
 use crate::recipe::plan::{Pipeline, Plan};
 use crate::recipe::reward::RewardRule;
 use crate::recipe::task::{OverlongPolicy, Sft, Task, TaskData};
@@ -85,7 +85,11 @@ pub(super) fn unused(plan: &Plan, note: Note) {
     }
     for (section, of) in plan.optimizations() {
         let on_host = plan.model.device == DeviceName::Cpu;
-        let again = of.gradient_checkpointing || plan.lora.as_ref().is_some_and(|lora| lora.base == BaseFormat::Nf4);
+        // Adapters over a folder, which may be in 4 bits, are for the memory plan to check: it reads the folder.
+        let is_folder = matches!(plan.model.source, ModelSource::Folder(_));
+        let in_4_bits = plan.lora.as_ref().is_some_and(|lora| lora.base == BaseFormat::Nf4 || is_folder);
+        let sharded = plan.ranks.shard == Shard::Parameters;
+        let again = of.gradient_checkpointing || sharded || in_4_bits && section != "critic";
         let (moments, inputs) = (of.moments == MomentFormat::Host, of.activations_on_host);
         let computed = "the trainer computes in the host's memory";
         let kept = "without gradient_checkpointing all that layers compute is kept where it is computed";

@@ -7,12 +7,14 @@ use super::per_token::{
     LayerBytes, per_token_for_experts, per_token_of_layer, per_token_of_read_scores, per_token_of_scores, per_token_read,
     per_token_read_by_nets,
 };
+use super::ranks::Division;
 use super::shape::{adapters, config_of, in_4_bits, shape};
 use super::{MemoryPart, Taken, count, optimization};
 use crate::engine::remote::sync::Carry;
 use crate::model::{
-    Dtype, Entry, Layout, ModelConfig, ModelError, PAGE, PREFILL_CELLS, Unit, fused, logits_chunk, quantised_bytes,
+    Dtype, Entry, Layout, MOST_GATHERED, ModelConfig, ModelError, PAGE, PREFILL_CELLS, Unit, fused, logits_chunk, quantised_bytes,
 };
+use crate::ranks::Shard;
 use crate::recipe::generate::OnNewWeights;
 use crate::recipe::lora::{BaseFormat, Target};
 use crate::recipe::model::{DeviceName, ModelSource};
@@ -21,6 +23,7 @@ use crate::recipe::reference_policy::ReferencePolicy;
 use crate::recipe::task::TaskData;
 use crate::recipe::train::Optimization;
 use crate::stages::sync::PIECE;
+use crate::stages::train::OnStale;
 use crate::train::{MasterFormat, MomentFormat};
 use crate::util::cores::cores;
 
@@ -39,9 +42,12 @@ const DRAWN_ON_GPU: u64 = 20;
 /// Assumed tokens of a prompt if the data is unread.
 const PROMPT_ASSUMED: u64 = 256;
 
-/// All parts of `plan`, with their devices.
-pub(super) fn parts(plan: &Plan) -> Result<Vec<(DeviceName, MemoryPart)>, ModelError> {
-    let mut parts = Parts { plan, model: shape(plan)?, in_4_bits: in_4_bits(plan), at: plan.model.device, all: Vec::new() };
+/// All parts of `plan`, with their devices, of rank 0 of this number of ranks.
+pub(super) fn parts(plan: &Plan, ranks: Option<usize>) -> Result<Vec<(DeviceName, MemoryPart)>, ModelError> {
+    let (model, at, all) = (shape(plan)?, plan.model.device, Vec::new());
+    let gets_head = plan.pipeline == Pipeline::RewardModel && !model.scores;
+    let in_4_bits = in_4_bits(plan) && !gets_head;
+    let mut parts = Parts { plan, model, division: Division::of(plan, ranks), gets_head, in_4_bits, at, all };
     parts.collect()?;
     Ok(parts.all)
 }
@@ -49,7 +55,11 @@ pub(super) fn parts(plan: &Plan) -> Result<Vec<(DeviceName, MemoryPart)>, ModelE
 struct Parts<'a> {
     plan: &'a Plan,
     model: ModelConfig,
-    /// Whether the model's folder has it in 4 bits.
+    /// What ranks divide.
+    division: Division,
+    /// If true, the model gets a score head, and its numbers are whole and in f32 after that.
+    gets_head: bool,
+    /// If true, the model's folder has it in 4 bits, and it stays so.
     in_4_bits: bool,
     /// Device of added parts.
     at: DeviceName,
@@ -68,6 +78,10 @@ struct Work<'a> {
     shared: (u64, u64),
     /// Parameters of adapters, if they are what is trained.
     adapters: Option<u64>,
+    /// If true, the weights below adapters are in 4 bits.
+    quantised: bool,
+    /// If true, a step's batch comes in several calls, whose gradients are summed.
+    in_calls: bool,
 }
 
 /// A trainer's forward and backward passes.
@@ -107,7 +121,7 @@ impl Parts<'_> {
         if on_host {
             self.add("program", PROGRAM, "code, libtorch, threads".to_owned());
             let (bytes, format) = if self.keeps_format() { (self.bytes(), plan.model.precision().word()) } else { (4, "f32") };
-            let stored = self.quantised(&model, bytes);
+            let stored = self.over_4_bits().then(|| quantised_bytes(&Layout::new(&model), bytes));
             // Of a folder, tensor by tensor.
             let at_once = matches!(plan.model.source, ModelSource::Folder(_)) && plan.pipeline != Pipeline::RewardModel;
             match stored.filter(|_| self.in_4_bits || at_once) {
@@ -135,14 +149,24 @@ impl Parts<'_> {
             let model = if plan.pipeline == Pipeline::RewardModel { model.scoring() } else { model.clone() };
             self.trainer(
                 ["weights", "gradients", "optimizer", "activations", "logits"],
-                &Work { model: &model, of, sequences, longest, shared, adapters: adapters(plan, &model)? },
+                &Work {
+                    model: &model,
+                    of,
+                    sequences,
+                    longest,
+                    shared,
+                    adapters: adapters(plan, &model)?,
+                    quantised: self.over_4_bits(),
+                    in_calls: plan.pipeline.trains_by_train() && self.comes_in_calls(),
+                },
             );
         }
         let reinforces = plan.pipeline.reinforces();
         if let Some(sft) = plan.sft.as_ref().filter(|_| reinforces && on_host) {
             let longest = self.prompt() + self.pair_answer();
-            let of = &sft.optimization;
-            let work = Work { model: &model, of, sequences: sft.batch as u64, longest, shared: (1, 0), adapters: None };
+            let (of, sequences, adapters) = (&sft.optimization, sft.batch as u64, adapters(plan, &model)?);
+            let quantised = self.over_4_bits();
+            let work = Work { model: &model, of, sequences, longest, shared: (1, 0), adapters, quantised, in_calls: false };
             let kept = self.passes(&work).bytes.min(KEPT_OF_WARM_UP);
             self.add("warm-up", kept, "what its trainer freed, which the next does not reuse for certain".to_owned());
         }
@@ -151,7 +175,9 @@ impl Parts<'_> {
                 let model = critic.path.as_deref().map_or_else(|| Ok(model.clone()), config_of)?.scoring();
                 let names = ["critic weights", "its gradients", "its optimizer", "its activations", "its scores"];
                 let of = &critic.optimization;
-                self.trainer(names, &Work { model: &model, of, sequences, longest, shared, adapters: None });
+                // Its trunk is whole, whatever the policy's is.
+                let (adapters, quantised, in_calls) = (None, false, false);
+                self.trainer(names, &Work { model: &model, of, sequences, longest, shared, adapters, quantised, in_calls });
             }
             self.reference(parameters)?;
         }
@@ -213,7 +239,7 @@ impl Parts<'_> {
     /// Returns true if the model's folder is in the format of computation, so that its weights stay
     /// in that format.
     fn keeps_format(&self) -> bool {
-        self.model.dtype.bytes() == 2 && self.model.dtype == self.plan.model.precision()
+        self.model.dtype.bytes() == 2 && self.model.dtype == self.plan.model.precision() && !self.gets_head
     }
 
     fn prompt(&self) -> u64 {
@@ -243,14 +269,19 @@ impl Parts<'_> {
 
     fn trainer(&mut self, [weights, gradients, optimizer, activations, logits]: [&'static str; 5], work: &Work) {
         let (model, of, bytes) = (work.model, work.of, self.bytes());
-        let (first, whole) = (self.at, parameters(model));
+        let (first, whole, division) = (self.at, parameters(model), self.division);
         let rounds = of.masters == MasterFormat::Bf16;
-        let (copy, also) = if bytes == 4 || rounds { (0, "") } else { (bytes, ", and a copy to compute with") };
+        // Parameters that ranks divide are gathered while the masters change.
+        let copies = division.of_parameters() || bytes != 4 && !rounds;
+        let (copy, also) = if copies { (bytes, ", and a copy to compute with") } else { (0, "") };
         // Under adapters the weights are the first weights themselves.
         let parameters = work.adapters.unwrap_or(whole);
         let on_host = self.plan.model.device == DeviceName::Cpu;
         let kept = if self.keeps_format() { bytes } else { 4 + copy };
-        let computed = match (work.adapters, self.quantised(model, kept)) {
+        let stored = work.quantised.then(|| quantised_bytes(&Layout::new(model), kept));
+        let computed = match (work.adapters, stored) {
+            // This layer's and the next.
+            (None, _) if division.of_parameters() => 2 * bytes * largest_unit(model),
             (None, _) => 0,
             // A layer's numbers at a time, of this pass and of a generator's.
             (Some(_), Some(stored)) => {
@@ -270,26 +301,51 @@ impl Parts<'_> {
         };
         let what = if work.adapters.is_some() { "adapters: " } else { "" };
         let (master, format) = if rounds { (bytes, "bf16") } else { (4, "f32") };
+        if division.of_parameters() && division.ranks() > 1 {
+            // A critic's are made for it.
+            let own = model.scores && self.plan.pipeline != Pipeline::RewardModel;
+            let is_there = !own && first == DeviceName::Cpu && master == if self.keeps_format() { bytes } else { 4 };
+            self.start(whole, if is_there { 0 } else { master }, copy);
+        }
         let why = format!("the trainer's {what}{} in {format}{also}", count(parameters));
-        self.add(weights, (master + copy) * parameters + computed, why);
+        let why = division.explained(why, division.of_parameters());
+        self.add(weights, (master + copy) * division.held(parameters) + computed, why);
+        let moments = division.of_moments(parameters);
+        let in_f32 = || division.explained("two moments in f32".to_owned(), true);
         match of.moments {
-            MomentFormat::F32 => self.add(optimizer, 8 * parameters, "two moments in f32".to_owned()),
+            MomentFormat::F32 => self.add(optimizer, 8 * moments, in_f32()),
             MomentFormat::EightBit => {
                 let why = "two moments in 8 bits, and two scales for 256 numbers".to_owned();
-                self.add(optimizer, 2 * parameters + parameters / 32, why);
+                self.add(optimizer, 2 * moments + moments / 32, division.explained(why, true));
             }
-            MomentFormat::Host => self.on_host(optimizer, 8 * parameters, "two moments in f32".to_owned()),
+            MomentFormat::Host => self.on_host(optimizer, 8 * moments, in_f32()),
         }
-        self.checkpoint(parameters, work.adapters.is_some(), rounds);
+        // Ranks that divide the state write a part of a checkpoint each.
+        self.checkpoint(moments, work.adapters.is_some(), rounds);
         self.pass([gradients, activations, logits], parameters, work);
         for device in &of.replica_devices {
             self.at = *device;
-            let below = if work.adapters.is_some() && *device != first { bytes * whole } else { 0 };
+            let below = match work.adapters.filter(|_| *device != first) {
+                Some(_) if work.quantised => quantised_bytes(&Layout::new(model), bytes),
+                Some(_) => bytes * whole,
+                None => 0,
+            };
             let why = format!("a copy of the trainer's, {} in {}", count(parameters), self.plan.model.precision().word());
             self.add(weights, bytes * parameters + below, why);
             self.pass([gradients, activations, logits], parameters, work);
         }
         self.at = first;
+    }
+
+    /// Adds what rank 0 takes while it sends the `whole` parameters to the ranks that divide them, from `made`
+    /// bytes of each that it makes for that.
+    fn start(&mut self, whole: u64, made: u64, copy: u64) {
+        let there = self.all.iter().filter(|(device, part)| *device == self.at && part.taken == Taken::Always);
+        let there: u64 = there.map(|(_, part)| part.bytes).sum();
+        let bytes = there + made * whole + (4 + copy) * self.division.held(whole);
+        let before = self.all.len();
+        self.add("start", bytes, format!("rank 0 sends {} to the other ranks", count(whole)));
+        self.all[before..].iter_mut().for_each(|(_, part)| part.taken = Taken::Before);
     }
 
     /// Adds a part in the host's memory.
@@ -323,18 +379,25 @@ impl Parts<'_> {
     fn pass(&mut self, [gradients, activations, logits]: [&'static str; 3], parameters: u64, work: &Work) {
         let (model, of, bytes) = (work.model, work.of, self.bytes());
         let Passes { at_once, tokens, several, bytes: held, moved, later, why: of_passes } = self.passes(work);
+        let (division, part) = (self.division, 4 * self.division.of_moments(parameters));
         // A single pass that computes layers again adds each one's to the sum.
-        let adds = of.gradient_checkpointing && work.adapters.is_none() && at_once == 1 && of.replica_devices.is_empty();
+        let alone = work.adapters.is_none() && at_once == 1 && of.replica_devices.is_empty();
+        let adds = of.gradient_checkpointing && alone && division.shard() != Shard::Gradients;
         // Pieces and their concatenation, unless they are written into place.
-        let pass = if self.checkpoints(of) { 4 } else { 2 * bytes + if bytes == 4 { 0 } else { 4 } };
-        let (of_pass, sum, why) = match adds {
-            true => (4 * parameters, if several { 4 * largest_unit(model) } else { 0 }, "their sum, and a layer's".to_owned()),
-            false => {
+        let pass = if self.again(work) { 4 } else { 2 * bytes + if bytes == 4 { 0 } else { 4 } };
+        let if_several = |bytes: u64| if several { bytes } else { 0 };
+        let (of_pass, sum, why) = match (division.shard(), adds) {
+            (Shard::Parameters, _) => (4 * largest_unit(model), part, "a layer's, and their sum".to_owned()),
+            (_, true) => (4 * parameters, if_several(4 * largest_unit(model)), "their sum, and a layer's".to_owned()),
+            (shard, false) => {
+                let sum = if shard == Shard::Gradients { part } else { if_several(4 * parameters) };
                 let why = format!("{at_once} at a time, {pass} bytes a parameter, and their sum");
-                (at_once * pass * parameters, if several { 4 * parameters } else { 0 }, why)
+                (at_once * pass * parameters, sum, why)
             }
         };
-        self.add_in_steps(gradients, of_pass + sum, why);
+        // The part of the sum that a rank updates by.
+        let own = if division.shard() == Shard::Optimizer { part } else { 0 };
+        self.add_in_steps(gradients, of_pass + sum + own, division.explained(why, division.shard() != Shard::Optimizer));
         self.add_in_steps(activations, held, of_passes);
         if moved > 0 {
             self.on_host(activations, moved, "layers' inputs that wait for the backward pass".to_owned());
@@ -352,28 +415,36 @@ impl Parts<'_> {
         }
     }
 
-    /// Bytes of the recipe's model in 4 bits, if its folder has it so or its adapters are trained over such,
-    /// with `kept` bytes for other numbers.
-    fn quantised(&self, model: &ModelConfig, kept: u64) -> Option<u64> {
-        let asked = self.in_4_bits || self.plan.lora.as_ref().is_some_and(|lora| lora.base == BaseFormat::Nf4);
-        asked.then(|| quantised_bytes(&Layout::new(model), kept))
+    /// Returns true if the weights below the policy's adapters are in 4 bits.
+    fn over_4_bits(&self) -> bool {
+        self.plan.lora.as_ref().is_some_and(|lora| self.in_4_bits || lora.base == BaseFormat::Nf4)
     }
 
     /// Numbers of the policy's weights that another format takes a copy of: all, or those that are not in 4
     /// bits.
     fn converted(&self, parameters: u64) -> u64 {
-        let packed = self.quantised(&self.model, 1).zip(self.quantised(&self.model, 0));
-        packed.map_or(parameters, |(all, packed)| all - packed)
+        let bytes = |kept| quantised_bytes(&Layout::new(&self.model), kept);
+        if self.over_4_bits() { bytes(1) - bytes(0) } else { parameters }
     }
 
-    /// Whether a trainer computes layers again in the backward pass.
-    fn checkpoints(&self, of: &Optimization) -> bool {
-        of.gradient_checkpointing || self.quantised(&self.model, 0).is_some()
+    /// Returns true if a step's batch comes to the policy's trainer in several calls: groups go ahead, by
+    /// [`StepConfig::takes_parts`](crate::stages::train::StepConfig::takes_parts), or `[mix]` adds samples.
+    fn comes_in_calls(&self) -> bool {
+        let (plan, train) = (self.plan, &self.plan.train);
+        let waits = plan.flow.max_staleness > 0 && plan.flow.on_stale == OnStale::Wait && !plan.over_samples();
+        let by_group = train.kl_reward.is_none() && plan.teacher.is_none() && plan.pairs.is_none() && plan.critic.is_none();
+        plan.mix.is_some() || plan.pipeline.reinforces() && waits && by_group && train.updates_a_step() == 1
     }
 
-    /// Whether attention on this device is flash attention.
+    /// Returns true if a trainer computes layers again in the backward pass.
+    fn again(&self, work: &Work) -> bool {
+        work.of.gradient_checkpointing || work.quantised || self.division.of_parameters()
+    }
+
+    /// Returns true if attention on this device is flash attention, on a GPU that has it.
     fn flashes(&self, model: &ModelConfig) -> bool {
-        model.attention_cap.is_none() && self.is_half_on_gpu()
+        let takes_heads = model.head_dim.is_multiple_of(8) && model.head_dim <= 256;
+        model.attention_cap.is_none() && takes_heads && self.is_half_on_gpu()
     }
 
     fn is_half_on_gpu(&self) -> bool {
@@ -389,14 +460,20 @@ impl Parts<'_> {
         let (model, of, bytes) = (work.model, work.of, self.activation_bytes());
         let on_host = self.at == DeviceName::Cpu;
         let small = on_host && of.replica_devices.is_empty() && parameters(model) <= SIDE_BY_SIDE;
+        let small = small && !self.division.of_parameters();
+        // The experts' loss counts a prompt with each answer, and depends on the cuts, which devices shall not decide.
+        let balanced = of.router_aux_loss > 0.0 && model.experts.is_some();
         // A batch is cut into as many micro-batches as are computed in parallel, or more.
-        let at_once = if small { of.threads.unwrap_or_else(cores) as u64 } else { 1 }.clamp(1, work.sequences.max(1));
-        let pieces = (at_once + of.replica_devices.len() as u64).min(work.sequences.max(1));
-        let (batch_tokens, most) = (work.sequences * work.longest, (of.micro_batch_tokens as u64).max(work.longest));
+        let sequences = work.sequences.div_ceil(self.division.ranks()).max(1);
+        let at_once = if small { of.threads.unwrap_or_else(cores) as u64 } else { 1 }.clamp(1, sequences);
+        let (batch_tokens, most) = (sequences * work.longest, (of.micro_batch_tokens as u64).max(work.longest));
+        let pieces = if balanced { 1 } else { (at_once + of.replica_devices.len() as u64).min(sequences) };
+        let at_once = if balanced { at_once.min(batch_tokens.div_ceil(most)) } else { at_once };
         let fused = on_host && work.longest as usize <= fused::LONGEST_FUSED_SEQUENCE;
         let kernels = self.by_kernels(model);
         // Flash attention on a GPU computes prompts once, too.
-        let tokens = work.computed(batch_tokens.div_ceil(pieces).min(most), fused || self.flashes(model));
+        let shares = (fused || self.flashes(model)) && !balanced;
+        let tokens = work.computed(batch_tokens.div_ceil(pieces).min(most), shares);
         let adapts_experts = self.plan.lora.as_ref().is_some_and(|lora| lora.targets.contains(&Target::Experts));
         let fixed = work.adapters.filter(|_| !adapts_experts).map_or(0, |_| per_token_for_experts(model));
         let each = match &model.delta {
@@ -411,9 +488,9 @@ impl Parts<'_> {
         let LayerBytes { all, largest, backward } = each;
         let (layers, stream) = (model.layers() as u64, model.hidden_size as u64 * bytes);
         // The last layer computed is the first differentiated: two layers are in memory, on a GPU after the logits.
-        let moves = self.checkpoints(of) && of.activations_on_host && !on_host;
+        let moves = self.again(work) && of.activations_on_host && !on_host;
         let inputs = if moves { 0 } else { layers * stream };
-        let (held, later, why) = match (self.checkpoints(of), lean) {
+        let (held, later, why) = match (self.again(work), lean) {
             (true, true) => (inputs, largest + backward, "layers' inputs"),
             (true, false) => (inputs + 2 * largest, 0, "layers' inputs, and one layer"),
             (false, true) => (all, backward, "every layer's"),
@@ -424,7 +501,8 @@ impl Parts<'_> {
         let held = held + rotated;
         let why = format!("{at_once} × {tokens} tokens × {:.1} KiB: {why}", held as f64 / 1024.0);
         let [bytes, later, moved] = [held, later, layers * stream - inputs].map(|of| at_once * tokens * of);
-        Passes { at_once, tokens, several: pieces > 1 || batch_tokens > most, bytes, moved, later, why }
+        let several = pieces > 1 || batch_tokens > most || work.in_calls;
+        Passes { at_once, tokens, several, bytes, moved, later, why }
     }
 
     /// Bytes of a published weight, and its format.
@@ -500,6 +578,16 @@ impl Parts<'_> {
             };
             let why = format!("{cells} tokens × {:.1} KiB: one layer's, of prompts that are read at once", layer as f64 / 1024.0);
             self.add("prefill", cells * layer, why);
+            if remembered > 0 {
+                // Keys and values of whole sequences, of which ends are read, and the place of each.
+                let (rows, each) =
+                    ((MOST_GATHERED as u64).max(positions).min(slots * positions), 2 * width * self.activation_bytes());
+                let why = format!(
+                    "{rows} tokens of remembered sequences × {:.1} KiB: one layer's, to read their ends",
+                    each as f64 / 1024.0
+                );
+                self.add("remembered", rows * (each + 8), why);
+            }
         }
     }
 
@@ -527,11 +615,11 @@ impl Parts<'_> {
 }
 
 impl Work<'_> {
-    /// Tokens computed in a micro-batch of `tokens`: with fused attention, neighbours compute a
-    /// common prompt once.
-    fn computed(&self, tokens: u64, fused: bool) -> u64 {
+    /// Tokens computed in a micro-batch of `tokens`: if it `shares` prompts, neighbours compute a
+    /// common one once.
+    fn computed(&self, tokens: u64, shares: bool) -> u64 {
         let (group, prompt) = self.shared;
-        if !fused || prompt == 0 {
+        if !shares || prompt == 0 {
             return tokens;
         }
         let (apart, together) = (group * self.longest, prompt + group * (self.longest - prompt));

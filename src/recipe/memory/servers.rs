@@ -10,11 +10,22 @@ pub(super) fn add(engine: &Engine, all: &mut [MemoryPlan], total: &dyn Fn(usize)
     let Some(share) = engine.gpu_memory else { return };
     let name = |gpu| DeviceName::Cuda(gpu).word();
     let gpus = (0..).take_while(|gpu| total(*gpu).is_some()).count();
-    for gpu in engine.gpus(gpus, |gpu| all.iter().any(|of| of.device == name(gpu))) {
+    let own: Vec<usize> = all.iter().filter_map(MemoryPlan::gpu).collect();
+    for gpu in engine.gpus(gpus, &own) {
         let (Some(total), Some(of)) = (total(gpu), all.iter_mut().find(|of| of.device == name(gpu))) else { continue };
         let taken = if engine.sync.sleep { Taken::BetweenSteps } else { Taken::Always };
         let why = format!("engine.gpu_memory = {share} of {}, for {}", size(total), engine.launch.word());
         of.parts.push(MemoryPart { what: "server", bytes: (share * total as f64) as u64, why, taken });
+    }
+}
+
+impl MemoryPlan {
+    /// Number of the GPU; `None` for the processor.
+    pub fn gpu(&self) -> Option<usize> {
+        match self.device.parse() {
+            Ok(DeviceName::Cuda(index)) => Some(index),
+            _ => None,
+        }
     }
 }
 

@@ -133,8 +133,8 @@ fn load(
 }
 
 impl Tinker {
-    /// Opens the state, and starts the models in it.
-    pub fn open(shared: &Arc<Shared>, policy: &Policy, settings: &TinkerSettings) -> io::Result<Arc<Self>> {
+    /// Opens the state, and starts the models in it. `policies`: the loaded model, and the served one.
+    pub fn open(shared: &Arc<Shared>, policies: [Policy; 2], settings: &TinkerSettings) -> io::Result<Arc<Self>> {
         let (models, samplers) = (TinkerSettings::models(&settings.state), settings.state.join("samplers"));
         atomic_file::create_folder(&settings.state)?;
         let lock = journal::lock(&settings.state)?;
@@ -142,8 +142,9 @@ impl Tinker {
             atomic_file::create_folder(folder)?;
             atomic_file::remove_leftovers(folder)?;
         }
+        let [policy, served] = policies;
         let threads = shared.config.threads_of(policy.config());
-        let ground = Ground { policy: policy.clone(), threads, context: shared.context(), models, samplers };
+        let ground = Ground { policy, served, threads, context: shared.context(), models, samplers };
         let tinker = Arc::new(Tinker {
             shared: shared.clone(),
             ground,

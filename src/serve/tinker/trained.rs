@@ -22,7 +22,10 @@ use crate::util::atomic_file;
 /// What all models of a server have in common.
 #[derive(Clone)]
 pub(super) struct Ground {
+    /// The loaded model, in its folder's format. Models without adapters train a copy of it.
     pub policy: Policy,
+    /// The served model, on its device. All adapters share its numbers.
+    pub served: Policy,
     pub threads: usize,
     pub context: usize,
     /// Folder of all models.
@@ -87,7 +90,7 @@ impl Trained {
     /// # Errors
     /// Adapters that the model can't have, a snapshot that can't be read, no thread.
     pub fn begin(ground: Ground, record: &ModelRecord, install: Install) -> Result<Self, String> {
-        let policy = trained_policy(&ground.policy, record.lora).map_err(|error| error.to_string())?;
+        let policy = trained_policy(&ground, record.lora).map_err(|error| error.to_string())?;
         let backend = backend(&ground, &policy)?;
         let (id, step) = (record.id.clone(), record.base.step);
         let updates = Updates::after(step, &ground.models.join(&id));
@@ -261,10 +264,11 @@ impl Trained {
 }
 
 /// The base model with the adapters of `lora`, or itself at rank 0.
-fn trained_policy(base: &Policy, lora: LoraConfig) -> Result<Policy, ModelError> {
+fn trained_policy(ground: &Ground, lora: LoraConfig) -> Result<Policy, ModelError> {
+    let Ground { policy, served, .. } = ground;
     match lora.rank {
-        0 => Ok(base.clone()),
-        rank => base.adapted(Lora::new(rank, LoraConfig::ALPHA, &targets(lora, base.config()))?, lora.seed.unwrap_or(0)),
+        0 => Ok(policy.clone()),
+        rank => served.adapted(Lora::new(rank, LoraConfig::ALPHA, &targets(lora, served.config()))?, lora.seed.unwrap_or(0)),
     }
 }
 

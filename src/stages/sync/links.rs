@@ -2,10 +2,11 @@
 //! of a GPU that both use.
 
 use std::collections::HashMap;
+use std::hash::{BuildHasher, RandomState};
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 use tch::{Device, Kind, Tensor};
@@ -15,6 +16,9 @@ use crate::model::shared_memory::MappableMemory;
 use crate::model::stream::synchronize;
 use crate::ranks::meeting::{DEADLINE, Meeting, address_towards};
 use crate::ranks::{CollectiveError, Group, Signals, device_groups};
+
+/// Time between two looks whether a link was closed.
+const LOOK: Duration = Duration::from_millis(100);
 
 /// Links to servers, by their address, for tensors on one device.
 #[derive(Debug)]
@@ -100,7 +104,9 @@ impl Links {
             Device::Cuda(index) => Some(device_groups(index)?),
             _ => None,
         };
-        let name = format!("rollflow-{}-{}", std::process::id(), self.groups.fetch_add(1, Relaxed));
+        // Servers outlive a run, and in a container all runs may have the same process id.
+        let nth = self.groups.fetch_add(1, Relaxed);
+        let name = format!("rollflow-{:016x}-{nth}", RandomState::new().hash_one(nth));
         let meeting = Meeting::serve(&name, address, ranks, devices).map_err(told)?;
         Ok(self.insert(server, name, End::Group(Box::new(GroupEnd { meeting, state: Mutex::new(State::Open) }))))
     }
@@ -158,7 +164,15 @@ impl Links {
     pub(super) fn join(&self, server: &str) -> Result<(), String> {
         let link = self.get(server)?;
         let end = link.group()?;
-        let mut state = end.state.lock();
+        // NCCL may be connecting, which holds it.
+        let mut state = loop {
+            if let Some(state) = end.state.try_lock_for(LOOK) {
+                break state;
+            }
+            if link.signals.cancelled.load(Acquire) {
+                return Err("the link was closed".to_owned());
+            }
+        };
         if let State::Open = *state {
             let group = end.meeting.join(&link.signals).map_err(told)?;
             *state = State::Joined { group, connected: end.meeting.devices().is_none() };
@@ -212,4 +226,15 @@ fn connect(group: &mut Group, device: Device) -> Result<(), String> {
 
 fn told(error: CollectiveError) -> String {
     error.to_string()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_restarted_trainer_gives_its_groups_other_names_although_it_has_the_same_process_id() {
+        let name = || Links::new(Device::Cpu).open_group("http://a", "127.0.0.1", 9, 1).unwrap().name;
+        assert_ne!(name(), name());
+    }
 }

@@ -102,8 +102,8 @@ impl<W: Send + Sync + 'static> RemoteSync<W> {
         RemoteSync { members: Some(members), ..self }
     }
 
-    /// Time limit of a version while all engines are unavailable; then the stage fails. Default:
-    /// 120 seconds.
+    /// Time limit of a version after its first failure, while all engines are unavailable; then the
+    /// stage fails. Default: 120 seconds.
     pub fn patience(self, patience: Duration) -> Self {
         RemoteSync { patience, ..self }
     }
@@ -126,7 +126,19 @@ impl<W: Send + Sync + 'static> RemoteSync<W> {
         let job = tokio::spawn(async move {
             let started = Instant::now();
             let update = unblocked(move || export(snapshot.version, &snapshot.weights)).await?;
-            let mut report = TRIES.run(step, deadline(patience), || manager.sync(update.clone())).await?;
+            let mut retries = None;
+            let mut report = loop {
+                let error = match manager.sync(update.clone()).await {
+                    Ok(report) => break report,
+                    Err(error) => error,
+                };
+                // The time counts from the first failure, because a load may take longer.
+                let retries = retries.get_or_insert_with(|| TRIES.begin(step, deadline(patience)));
+                match retries.after(error.outcome(), Instant::now()) {
+                    Some(pause) => tokio::time::sleep(pause).await,
+                    None => return Err(error.into()),
+                }
+            };
             report.time = started.elapsed();
             Ok(report)
         });
@@ -160,6 +172,44 @@ impl<W: Send + Sync + 'static> RemoteSync<W> {
         }
         self.work = Work::idle();
         Ok(())
+    }
+
+    /// Syncs the versions of all steps, and passes the steps on.
+    async fn follow(&mut self, io: &mut AsyncIo<Trained<W>, Trained<W>>) -> Result<(), StageError> {
+        self.work = Work::idle();
+        let (hold, mut sent) = (self.hold.clone(), 0);
+        loop {
+            let trained = {
+                let mut arrival = std::pin::pin!(io.recv());
+                loop {
+                    self.begin();
+                    tokio::select! {
+                        trained = &mut arrival => break trained?,
+                        ended = self.progress() => ended?,
+                    }
+                }
+            };
+            let Some(trained) = trained else { break };
+            if let Some(snapshot) = &trained.publish {
+                self.next = Some((trained.step, snapshot.clone()));
+            }
+            let held = hold.as_ref().filter(|hold| trained.publish.is_some() && (hold.due)(trained.step));
+            if held.is_some() {
+                self.finish(io).await?;
+            }
+            io.send(trained).await?;
+            sent += 1;
+            // Engines that return meanwhile get this version.
+            while let Some(hold) = held {
+                tokio::select! {
+                    () = hold.passed(sent) => break,
+                    () = io.stopped() => break,
+                    ended = self.progress() => ended?,
+                }
+            }
+        }
+        // The last version is synced, too, unless the run stops.
+        self.finish(io).await
     }
 
     /// Syncs everything pending, unless the run stops.
@@ -213,44 +263,13 @@ impl<W: Send + Sync + 'static> AsyncStage for RemoteSync<W> {
     type Out = Trained<W>;
 
     async fn run(&mut self, io: &mut AsyncIo<Trained<W>, Trained<W>>) -> Result<(), StageError> {
-        self.work = Work::idle();
         let members = self.members.take().map(|members| AbortOnDropHandle::new(tokio::spawn(members.follow())));
-        let (hold, mut sent) = (self.hold.clone(), 0);
-        loop {
-            let trained = {
-                let mut arrival = std::pin::pin!(io.recv());
-                loop {
-                    self.begin();
-                    tokio::select! {
-                        trained = &mut arrival => break trained?,
-                        ended = self.progress() => ended?,
-                    }
-                }
-            };
-            let Some(trained) = trained else { break };
-            if let Some(snapshot) = &trained.publish {
-                self.next = Some((trained.step, snapshot.clone()));
-            }
-            let held = hold.as_ref().filter(|hold| trained.publish.is_some() && (hold.due)(trained.step));
-            if held.is_some() {
-                self.finish(io).await?;
-            }
-            io.send(trained).await?;
-            sent += 1;
-            // Engines that return meanwhile get this version.
-            while let Some(hold) = held {
-                tokio::select! {
-                    () = hold.passed(sent) => break,
-                    () = io.stopped() => break,
-                    ended = self.progress() => ended?,
-                }
-            }
-        }
-        // The last version is synced, too, unless the run stops.
-        self.finish(io).await?;
+        let ended = self.follow(io).await;
+        // No further sync begins. Those of engines end by themselves.
+        self.work = Work::idle();
         self.manager.wake().await;
         drop(members);
-        Ok(())
+        ended
     }
 
     fn attach(&mut self, context: &mut RunContext) {

@@ -6,6 +6,8 @@ use std::sync::{Arc, Mutex};
 
 use rollflow::data::Status;
 use rollflow::engine::remote::connect;
+use rollflow::engine::remote::sync::Carry;
+use rollflow::engine::remote::transfer::{self, GroupInvitation, SharedMemory, TensorSource};
 use rollflow::engine::settings::EngineKind;
 use rollflow::engine::{FinishReason, SamplingParams, TokenEngine};
 use serde_json::{Value, json};
@@ -201,6 +203,76 @@ fn play(seed: u64) -> bool {
         }
     }
     true
+}
+
+/// Tensors of a trainer, and the name of its group with the server.
+#[derive(Debug)]
+struct Tensors {
+    pieces: Vec<transfer::Piece>,
+    group: Mutex<Option<String>>,
+}
+
+impl TensorSource for Tensors {
+    fn pieces(&self) -> &[transfer::Piece] {
+        &self.pieces
+    }
+
+    fn link(&self, _: &str) -> Option<String> {
+        self.group.lock().unwrap().clone()
+    }
+
+    fn open_group(&self, _: &str, _: &str, _: u16, _: usize) -> Result<GroupInvitation, String> {
+        *self.group.lock().unwrap() = Some("new".into());
+        Ok(GroupInvitation { address: "127.0.0.1".into(), port: 1, name: "new".into(), backend: "gloo" })
+    }
+
+    fn open_nccl(&self, _: &str, _: usize) -> Result<Vec<u8>, String> {
+        Err("there is no GPU".into())
+    }
+
+    fn share_memory(&self, _: &str) -> Result<SharedMemory, String> {
+        Err("there is no GPU".into())
+    }
+
+    fn join(&self, _: &str) -> Result<(), String> {
+        Ok(())
+    }
+
+    fn send(&self, _: &str, _: usize) -> Result<(), String> {
+        Ok(())
+    }
+
+    fn close(&self, _: &str) {
+        *self.group.lock().unwrap() = None;
+    }
+}
+
+#[test]
+fn a_server_leaves_the_group_of_a_link_that_is_replaced() {
+    let left = Arc::<Mutex<Vec<String>>>::default();
+    let noted = left.clone();
+    let server = Server::new(move |path, body| {
+        let group = body["group_name"].as_str().unwrap_or_default();
+        match path {
+            "/server_info" => return Reply::json(json!({ "tp_size": 1 })),
+            "/destroy_weights_update_group" => noted.lock().unwrap().push(group.to_owned()),
+            "/update_weights_from_distributed" if group == "old" => {
+                return Reply::json(json!({ "success": false, "message": "a rank has left" }));
+            }
+            _ => {}
+        }
+        Reply::json(json!({ "success": true }))
+    });
+    let group = Mutex::new(Some("old".into()));
+    let tensors: Arc<dyn TensorSource> = Arc::new(Tensors { pieces: vec![transfer::Piece::default()], group });
+    let engine = connect(EngineKind::Sglang, &server.url, None).unwrap();
+    wait_for(engine.weights().unwrap().load_tensors(&tensors, Carry::Broadcast)).unwrap();
+    let until = Instant::now() + GUARD;
+    while *left.lock().unwrap() != ["old"] {
+        assert!(Instant::now() < until, "{left:?}");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    assert_eq!(tensors.link(""), Some("new".to_owned()));
 }
 
 /// A few hundred; `ENGINE_SEEDS=10000` plays as many.

@@ -51,6 +51,49 @@ impl Reply {
     }
 }
 
+/// State of a SGLang server, which ends where the real one does.
+#[derive(Debug, Default)]
+pub struct Sleeper {
+    pub label: String,
+    pub asleep: Vec<String>,
+    pub ended: bool,
+    /// Labels that begin so are refused.
+    pub refuses: Option<char>,
+}
+
+impl Sleeper {
+    pub fn answer(&mut self, path: &str, body: &Value) -> Reply {
+        let tags = || body["tags"].as_array().into_iter().flatten().map(|tag| tag.as_str().unwrap().to_owned());
+        let text = |key: &str| body[key].as_str().unwrap().to_owned();
+        match path {
+            "/model_info" => return Reply::json(json!({ "model_path": "policy", "weight_version": self.label })),
+            "/server_info" => {
+                return Reply::json(json!({ "enable_memory_saver": true, "enable_weights_cpu_backup": true }));
+            }
+            "/update_weight_version" if self.refuses.is_some_and(|refused| text("new_version").starts_with(refused)) => {
+                return Reply::Page(400, "not now".into());
+            }
+            "/update_weight_version" => self.label = text("new_version"),
+            "/update_weights_from_disk" => {
+                self.ended |= self.asleep.contains(&"weights".to_owned());
+                self.label = text("weight_version");
+            }
+            "/release_memory_occupation" => {
+                self.ended |= tags().any(|tag| self.asleep.contains(&tag));
+                self.asleep.extend(tags());
+            }
+            "/resume_memory_occupation" => {
+                self.ended |= tags().any(|tag| !self.asleep.contains(&tag));
+                self.asleep.retain(|part| tags().all(|tag| tag != *part));
+            }
+            "/continue_generation" => self.ended |= !self.asleep.is_empty(),
+            "/pause_generation" => {}
+            _ => return Reply::Page(404, "no".into()),
+        }
+        Reply::json(json!({ "success": true }))
+    }
+}
+
 type Script = dyn Fn(&str, &Value) -> Reply + Send + Sync;
 
 pub struct Server {
@@ -74,16 +117,29 @@ impl Server {
         Server::on(SERVERS.block_on(TcpListener::bind(("127.0.0.1", port))).unwrap(), script)
     }
 
+    /// A SGLang server that sleeps.
+    pub fn sleeper(state: &Arc<Mutex<Sleeper>>) -> Self {
+        let state = state.clone();
+        let listener = SERVERS.block_on(TcpListener::bind("127.0.0.1:0")).unwrap();
+        Server::by(listener, move |path, body| state.lock().unwrap().answer(path, body))
+    }
+
+    /// Pages for weights are answered before the script is asked.
     fn on(listener: TcpListener, script: impl Fn(&str, &Value) -> Reply + Send + Sync + 'static) -> Self {
+        let label = Mutex::default();
+        Server::by(listener, move |path, body| weight_page(path, body, &label).unwrap_or_else(|| script(path, body)))
+    }
+
+    fn by(listener: TcpListener, script: impl Fn(&str, &Value) -> Reply + Send + Sync + 'static) -> Self {
         let url = format!("http://{}", listener.local_addr().unwrap());
         let (script, connections) = (Arc::<Script>::from(Box::new(script) as Box<Script>), Arc::<AtomicUsize>::default());
         let (count, left) = (connections.clone(), Arc::<AtomicUsize>::default());
-        let (gone, label) = (left.clone(), Arc::default());
+        let gone = left.clone();
         let task = SERVERS.spawn(async move {
             let mut open = tokio::task::JoinSet::new();
             while let Ok((stream, _)) = listener.accept().await {
                 count.fetch_add(1, SeqCst);
-                open.spawn(serve(stream, script.clone(), gone.clone(), Arc::clone(&label)));
+                open.spawn(serve(stream, script.clone(), gone.clone()));
             }
         });
         Server { url, connections, left, task }
@@ -199,12 +255,11 @@ impl Wire {
     }
 }
 
-async fn serve(stream: TcpStream, script: Arc<Script>, left: Arc<AtomicUsize>, label: Arc<Mutex<Value>>) {
+async fn serve(stream: TcpStream, script: Arc<Script>, left: Arc<AtomicUsize>) {
     let mut wire = Wire { stream, read: Vec::new(), left };
     // A client that goes hears no more.
     while let Some((path, body)) = wire.question().await {
-        let reply = weight_page(&path, &body, &label).unwrap_or_else(|| script(&path, &body));
-        if wire.answer(reply).await.is_none() {
+        if wire.answer(script(&path, &body)).await.is_none() {
             return;
         }
     }

@@ -456,6 +456,71 @@ fn an_engine_that_was_silent_gets_its_share_of_whole_groups_again() {
     });
 }
 
+/// Law F7: neither the timeout of a sample nor that of the fleet runs while an engine loads.
+#[test]
+fn f7_a_load_longer_than_every_timeout_of_the_fleet_loses_neither_the_engine_nor_a_token() {
+    let runtime = Builder::new_current_thread().enable_time().start_paused(true).build().unwrap();
+    runtime.block_on(async {
+        let (generated, load) = (Arc::default(), Duration::from_secs(500));
+        let engine = Arc::new(Engine { load, ..Arc::into_inner(Engine::new(0, &generated)).unwrap() });
+        let handle = FleetHandle::new(vec![engine as Arc<dyn InferenceEngine>]);
+        let config = SyncConfig { checksums: false, ..SyncConfig::default() };
+        let manager = WeightSyncManager { fleet: handle.clone(), config, max_lag: 1 };
+        manager.sync(update(1)).await.unwrap();
+        let config = FleetConfig { step: Duration::ZERO, ..FleetConfig::default() };
+        assert!(load > config.stall_timeout + config.fleet_timeout);
+        let mut fleet = Fleet::new(&handle, config, &tokenizer(), 8, 0).on(Tasks::on_current());
+        fleet.set_weights(1, &());
+        let params = SamplingParams { max_new_tokens: 12, ignore_eos: true, ..SamplingParams::default() };
+        fleet.submit(request(0, 4, &params)).unwrap();
+        let (begun, mut syncing, mut ended) = (Instant::now(), None, 0);
+        while ended < 4 {
+            ended += fleet.step().unwrap().len();
+            assert_eq!(handle.why_lost(0), None);
+            if syncing.is_none() && !fleet.sampled().is_empty() {
+                let manager = manager.clone();
+                syncing = Some(tokio::spawn(async move { manager.sync(update(2)).await }));
+            }
+            sleep(TOKEN).await;
+        }
+        assert_eq!(syncing.unwrap().await.unwrap().unwrap().held(), 1);
+        assert_eq!((begun.elapsed() > load, generated.load(SeqCst)), (true, 4 * 12));
+    });
+}
+
+/// Law F7: syncs that fail again and again do not hold up the end of a run.
+#[test]
+fn f7_a_fleet_whose_syncs_never_succeed_is_stuck_in_the_end() {
+    let runtime = Builder::new_current_thread().enable_time().start_paused(true).build().unwrap();
+    runtime.block_on(async {
+        let engine = Arc::new(Engine { load: Duration::MAX, ..Arc::into_inner(Engine::new(0, &Arc::default())).unwrap() });
+        let handle = FleetHandle::new(vec![engine as Arc<dyn InferenceEngine>]);
+        let config = SyncConfig { checksums: false, ..SyncConfig::default() };
+        let config = FleetConfig { step: Duration::ZERO, sync_timeout: config.longest(), ..FleetConfig::default() };
+        let mut fleet = Fleet::new(&handle, config.clone(), &tokenizer(), 8, 0).on(Tasks::on_current());
+        fleet.set_weights(1, &());
+        let manager = WeightSyncManager { fleet: handle.clone(), config: SyncConfig::default(), max_lag: 1 };
+        let trainer = tokio::spawn(async move {
+            loop {
+                manager.sync(update(2)).await.unwrap_err();
+            }
+        });
+        let params = SamplingParams { max_new_tokens: 12, ..SamplingParams::default() };
+        fleet.submit(request(0, 4, &params)).unwrap();
+        let begun = Instant::now();
+        let error = loop {
+            match fleet.step() {
+                Ok(_) => sleep(Duration::from_secs(1)).await,
+                Err(error) => break error,
+            }
+        };
+        assert!(error.to_string().contains("engine 0"), "{error}");
+        let most = config.sync_timeout + config.fleet_timeout + config.stall_timeout;
+        assert!((config.sync_timeout..most + Duration::from_secs(60)).contains(&begun.elapsed()), "{:?}", begun.elapsed());
+        trainer.abort();
+    });
+}
+
 /// Share of its time that an engine whose loads take three seconds works, next to one that loads in half a second, while a version comes every
 /// two seconds.
 fn working(max_lag: u64) -> f64 {

@@ -34,6 +34,8 @@ struct State {
     asked: u64,
     label: Option<String>,
     paused: bool,
+    /// Number of loads that fail before the others.
+    refuses: u32,
     /// The label under which each attempt began.
     began: Vec<Option<String>>,
 }
@@ -41,6 +43,11 @@ struct State {
 impl Unsteady {
     pub fn new(seed: u64) -> Arc<Self> {
         Arc::new(Unsteady { seed, state: Mutex::default() })
+    }
+
+    /// The same, whose first loads fail.
+    fn refusing(seed: u64, refuses: u32) -> Arc<Self> {
+        Arc::new(Unsteady { seed, state: Mutex::new(State { refuses, ..State::default() }) })
     }
 
     fn error<T>(&self, fault: Fault) -> Result<T, RemoteError> {
@@ -122,6 +129,15 @@ impl WeightControl for Unsteady {
     }
 
     async fn load(&self, _: &Path, _: &str) -> Result<(), RemoteError> {
+        let refuses = {
+            let mut state = self.state.lock().unwrap();
+            let refuses = state.refuses;
+            state.refuses = refuses.saturating_sub(1);
+            refuses > 0
+        };
+        if refuses {
+            return self.error(Fault::Broke("as each of its first loads".into()));
+        }
         match draw(&[self.seed, self.nth(), 3], 4) {
             0 => self.error(Fault::Broke("while it loaded".into())),
             _ => Ok(()),
@@ -175,13 +191,17 @@ const STEPS: u64 = 4;
 /// The steps of a synchronous run on two engines, and the book.
 fn train(seed: u64, round: u64, sync_every: u64) -> (Vec<(u64, Batch)>, Totals) {
     let engines = [2 * seed, 2 * seed + 1].map(|seed| Unsteady::new(seed) as Arc<dyn InferenceEngine>);
-    let handle = handle(engines);
+    train_on(&handle(engines), seed, round, sync_every, Duration::from_secs(120))
+}
+
+/// The same on these engines, which may be unavailable for the time of `patience`.
+fn train_on(handle: &FleetHandle, seed: u64, round: u64, sync_every: u64, patience: Duration) -> (Vec<(u64, Batch)>, Totals) {
     let per_version = GROUPS as u64 * sync_every;
     let window = per_version - GROUPS as u64 + round;
     let admission = Admission::new(per_version, window, Some(STEPS * GROUPS as u64)).bounded(0);
     let (publisher, published) = weights();
     let config = FleetConfig { fleet_timeout: GUARD, ..hasty() };
-    let generator = Generator::remote(&handle, config, &tokenizer()).weights(published).group_size(SAMPLES).max_new_tokens(12);
+    let generator = Generator::remote(handle, config, &tokenizer()).weights(published).group_size(SAMPLES).max_new_tokens(12);
     let seen: Arc<Mutex<Vec<(u64, Batch)>>> = Arc::default();
     let noted = seen.clone();
     let mut flow = Flow::new("synchronous").admission(&admission);
@@ -204,7 +224,7 @@ fn train(seed: u64, round: u64, sync_every: u64) -> (Vec<(u64, Batch)>, Totals) 
     let trainer = Trainer::new(Counting::default()).advantages(GroupMean::default());
     let trainer = trainer.sync_every(sync_every).steps(STEPS);
     let trained = flow.stage("train", batches, trainer);
-    let synced = flow.stage("sync", trained, sync(&handle, publisher));
+    let synced = flow.stage("sync", trained, sync(handle, publisher).patience(patience));
     flow.sink("note", synced, move |step: Trained<u64>| {
         if step.step > 0 {
             noted.lock().unwrap().push((step.version, step.batch.clone()));
@@ -215,6 +235,14 @@ fn train(seed: u64, round: u64, sync_every: u64) -> (Vec<(u64, Batch)>, Totals) 
     ended.recv_timeout(GUARD).expect("the run never ended").unwrap();
     let seen = std::mem::take(&mut *seen.lock().unwrap());
     (seen, admission.totals())
+}
+
+/// Their first sync fails after a second and a half of retries.
+#[test]
+fn a_version_is_retried_for_its_time_limit_however_long_its_first_sync_took() {
+    let engines = [0, 1].map(|seed| Unsteady::refusing(seed, 6) as Arc<dyn InferenceEngine>);
+    let (steps, _) = train_on(&handle(engines), 0, GROUPS as u64, 1, Duration::from_millis(1200));
+    assert_eq!(steps.len() as u64, STEPS);
 }
 
 #[test]

@@ -1,6 +1,6 @@
 //! Events of attempts: tokens, ends and failures.
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use tokio::task::AbortHandle;
 
@@ -41,7 +41,7 @@ impl Fleet {
         }
         let waited = now.saturating_duration_since(sample.since);
         (sample.since, sample.failures, sample.turned_away) = (now, 0, 0);
-        self.progress = now;
+        (self.progress, self.in_sync) = (now, Duration::ZERO);
         sample.avoided = None;
         if let Some(slot) = self.engine_slots.get_mut(&place) {
             slot.works(chunk.len(), waited, now);
@@ -134,6 +134,11 @@ impl Fleet {
                 slot.busy(place, *status, *retry_after, now);
                 sample.turned_away += 1;
                 sample.wait(now + pause(self.config.pause, mix(key.0 ^ u64::from(key.1)), sample.turned_away.min(4)));
+                return Ok(());
+            }
+            // It is paused, and sends nothing.
+            Fault::Late { .. } if self.handle.is_syncing(place) => {
+                sample.wait(self.budget.spend(now));
                 return Ok(());
             }
             // Every sample fails there with this token, path or certificate.

@@ -24,7 +24,7 @@ impl TokenEngine for Fleet {
         }
         let (ordinal, now) = (request.ordinal, now());
         if self.samples.is_empty() {
-            self.progress = now;
+            (self.progress, self.in_sync, self.watched) = (now, Duration::ZERO, now);
         }
         let mut begun: BTreeMap<u32, Answer> =
             std::mem::take(&mut request.answers).into_iter().map(|answer| (answer.index, answer)).collect();

@@ -45,7 +45,12 @@ impl Fleet {
         self.hedge(now);
         let busy = self.active() > 0;
         let bound = if busy { self.config.fleet_timeout + self.config.stall_timeout } else { self.config.fleet_timeout };
-        let still = now.saturating_duration_since(self.progress);
+        let passed = now.saturating_duration_since(std::mem::replace(&mut self.watched, now));
+        if self.engine_slots.keys().any(|place| self.is_given_weights(*place)) {
+            self.in_sync = self.in_sync.saturating_add(passed);
+        }
+        // Engines that load weights make no tokens.
+        let still = now.saturating_duration_since(self.progress).saturating_sub(self.in_sync.min(self.config.sync_timeout));
         if still > bound {
             return Err(EngineError::Stuck { seconds: still.as_secs_f64(), report: self.report(now) });
         }
@@ -62,6 +67,10 @@ impl Fleet {
             tracing::warn!("{warning}");
         }
         Ok(())
+    }
+
+    fn is_given_weights(&self, place: usize) -> bool {
+        self.handle.is_syncing(place) && matches!(self.handle.state(place), EngineState::Serving | EngineState::Behind)
     }
 
     /// Continues the samples of these engines elsewhere.

@@ -221,12 +221,15 @@ impl EngineSync<'_> {
             (None, _) => update.folder.to_path_buf(),
         };
         if sleeps {
+            // Until it has resumed: at the end of a run that stops meanwhile, it is woken.
+            self.fleet.mark_asleep(self.place, true);
             self.phase("wake", config.load_timeout, || control.wake(EngineMemory::Weights)).await?;
         }
         if update.adapter {
             if sleeps {
                 self.phase("wake", config.load_timeout, || control.wake(EngineMemory::Cache)).await?;
                 self.phase("resume", limit, || control.resume()).await?;
+                self.fleet.mark_asleep(self.place, false);
             }
             self.phase("load", config.load_timeout, || control.load_adapter(label, folder)).await?;
             self.phase("check", limit, || check_label(control, update)).await?;
@@ -254,6 +257,9 @@ impl EngineSync<'_> {
             self.phase("wake", config.load_timeout, || control.wake(EngineMemory::Cache)).await?;
         }
         self.phase("resume", limit, || control.resume()).await?;
+        if sleeps {
+            self.fleet.mark_asleep(self.place, false);
+        }
         self.phase("probe", limit, || probe(engine, update)).await?;
         Ok(sums)
     }

@@ -16,12 +16,19 @@ use crate::data::Version;
 use crate::engine::EngineError;
 use crate::engine::remote::handle::no_answer;
 use crate::engine::remote::{EngineMemory, FleetHandle, RemoteError};
+use crate::net::backoff;
 
 /// Longest time for an engine to report what it serves.
 const LOOK: Duration = Duration::from_secs(1);
 
-/// Longest time for an engine to wake at the end of a run.
+/// Longest time for an engine to wake at the end of a run, and for a lost one to go to sleep.
 const WAKE: Duration = Duration::from_secs(10);
+
+/// Failures in a row from which on an engine is given weights ever more rarely between two versions.
+const FAILURES: u32 = 3;
+
+/// First and longest pause before an engine that keeps failing is given the newest version again.
+const PAUSES: [Duration; 2] = [Duration::from_secs(2), Duration::from_secs(60)];
 
 /// Wait for other engines, in addition to twice the time of the first. If engines may lag, three
 /// times the time of the first is all.
@@ -80,6 +87,9 @@ pub(in crate::engine::remote) struct LastSync {
     logged: Option<String>,
     /// Time until which an engine that loads slowly may skip versions.
     serves_until: Option<Instant>,
+    /// Failures in a row, and the time until which the engine is left alone between two versions.
+    failures: u32,
+    rests_until: Option<Instant>,
     /// Loaded adapters, oldest first. Each is kept while requests hold it.
     adapters: Vec<Arc<Update>>,
 }
@@ -112,15 +122,19 @@ impl WeightSyncManager {
         Ok(report)
     }
 
-    /// Puts all engines that are reachable to sleep until the next sync ([`SyncConfig::sleep`]). They must have no
-    /// work. Waits for syncs in progress. One that fails is logged, and keeps its memory.
+    /// Puts all engines to sleep until the next sync ([`SyncConfig::sleep`]). They must have no work. Waits for
+    /// syncs in progress. One that fails is logged, and keeps its memory.
     pub async fn sleep(&self) {
         self.fleet.set_asleep(true);
-        let sleeps = self.fleet.reachable().into_iter().map(|place| async move {
+        let sleeps = self.fleet.staying().into_iter().map(|place| async move {
             let (Some(engine), Some(last)) = (self.fleet.engine(place), self.fleet.last_sync(place)) else { return };
             let _free = last.lock().await;
             let Some(control) = engine.weights() else { return };
-            let (started, limit) = (Instant::now(), self.config.step_timeout);
+            // One that is lost may hang.
+            let longest = if self.fleet.why_lost(place).is_some() { WAKE.as_secs_f64() } else { f64::MAX };
+            let (started, limit) = (Instant::now(), self.config.step_timeout.min(longest));
+            // Also if its answer does not come.
+            self.fleet.mark_asleep(place, true);
             let slept = timeout(Duration::try_from_secs_f64(limit).unwrap_or(Duration::MAX), control.sleep()).await;
             self.fleet.record(place, |meter, name| meter.sync_phase(name, "sleep", started.elapsed()));
             match slept {
@@ -132,22 +146,30 @@ impl WeightSyncManager {
         join_all(sleeps).await;
     }
 
-    /// Wakes engines that sleep, for others to use them. One that fails is logged.
+    /// Wakes engines that sleep, wholly or in part, for others to use them. Waits for syncs in progress, which
+    /// wake them. One that fails is logged.
     pub async fn wake(&self) {
-        if !self.fleet.is_asleep() {
-            return;
-        }
         self.fleet.set_asleep(false);
-        let wakes = self.fleet.reachable().into_iter().map(|place| async move {
-            let Some(engine) = self.fleet.engine(place) else { return };
+        let sleeping = self.fleet.staying().into_iter().filter(|place| self.fleet.may_sleep(*place));
+        let wakes = sleeping.map(|place| async move {
+            let (Some(engine), Some(last)) = (self.fleet.engine(place), self.fleet.last_sync(place)) else { return };
             let Some(control) = engine.weights() else { return };
+            let limit = self.config.step_timeout;
+            let free = timeout(Duration::try_from_secs_f64(limit).unwrap_or(Duration::MAX), last.lock()).await;
+            let Ok(_free) = free else {
+                tracing::warn!("{} is still being given weights after {limit} s; it may sleep on", engine.name());
+                return;
+            };
+            if !self.fleet.may_sleep(place) {
+                return;
+            }
             let wake = async {
                 control.wake(EngineMemory::Weights).await?;
                 control.wake(EngineMemory::Cache).await?;
                 control.resume().await
             };
             match timeout(WAKE, wake).await {
-                Ok(Ok(())) => {}
+                Ok(Ok(())) => self.fleet.mark_asleep(place, false),
                 Ok(Err(error)) => tracing::warn!("{error}; it may sleep on"),
                 Err(_) => tracing::warn!("{} does not wake within {} s; it may sleep on", engine.name(), WAKE.as_secs()),
             }
@@ -155,8 +177,8 @@ impl WeightSyncManager {
         join_all(wakes).await;
     }
 
-    /// Brings engines without the newest version to it, except those that may skip it. Returns `None` if
-    /// there are none.
+    /// Brings engines without the newest version to it, except those that may skip it, and those that have
+    /// failed repeatedly and rest. Returns `None` if there are none.
     pub async fn catch_up(&self) -> Option<SyncReport> {
         let update = self.fleet.offered().filter(|_| !self.fleet.is_asleep())?;
         self.retire();
@@ -165,7 +187,8 @@ impl WeightSyncManager {
         let mut behind = self.fleet.behind();
         behind.extend(self.fleet.serving().into_iter().filter(|place| !holds(*place)));
         let behind = behind.into_iter().filter_map(|place| self.try_free(place));
-        let behind: Vec<Free> = behind.filter(|free| !self.may_skip(free, update.version)).collect();
+        let rests = |(_, last): &Free| last.rests_until.is_some_and(|until| Instant::now() < until);
+        let behind: Vec<Free> = behind.filter(|free| !self.may_skip(free, update.version) && !rests(free)).collect();
         if behind.is_empty() { None } else { Some(self.bring(behind, update).await) }
     }
 
@@ -351,7 +374,7 @@ impl WeightSyncManager {
     ) -> Result<Vec<(&'static str, Duration)>, IsolatedEngine> {
         match result {
             Ok((times, sums)) => {
-                (last.sums, last.logged) = (sums, None);
+                (last.sums, last.logged, last.failures, last.rests_until) = (sums, None, 0, None);
                 // Fetching and preparing do not keep it from its work.
                 let pause = times.iter().filter(|(phase, _)| !BEFORE_THE_PAUSE.contains(phase));
                 last.serves_until = late.then(|| Instant::now() + SERVES * pause.map(|(_, time)| *time).sum::<Duration>());
@@ -373,6 +396,10 @@ impl WeightSyncManager {
                     tracing::warn!("{why}");
                 }
                 (last.sums, last.logged) = (None, Some(why));
+                last.failures = last.failures.saturating_add(1);
+                let nth = last.failures.checked_sub(FAILURES - 1).filter(|nth| *nth > 0);
+                let pause = nth.map(|nth| backoff(PAUSES[0], PAUSES[1], place as u64, nth));
+                last.rests_until = pause.map(|pause| Instant::now() + pause);
                 Err(isolated)
             }
         }

@@ -15,6 +15,7 @@ mod verify;
 
 use std::path::Path;
 use std::sync::Arc;
+use std::time::Duration;
 
 use super::transfer::TensorSource;
 use super::{FleetHandle, InferenceEngine, PauseMode};
@@ -76,7 +77,8 @@ section! {
         cache: CachePolicy = CachePolicy::default();
         /// If true, servers free their GPU's memory while the trainer takes a step, for synchronous runs that share
         /// the GPU with them: weights wait in the host's memory, and keys and values are dropped. vLLM needs
-        /// `--enable-sleep-mode`, SGLang `--enable-memory-saver`; servers that the run starts have them.
+        /// `--enable-sleep-mode`, SGLang `--enable-memory-saver --enable-weights-cpu-backup`; servers that the
+        /// run starts have them.
         sleep: bool = false;
         /// If true, servers are asked for checksums, which read all weights.
         checksums: bool = true;
@@ -88,6 +90,14 @@ section! {
         load_timeout: f64 = 600.0, POSITIVE;
         /// Timeout of any other step of a sync, in seconds.
         step_timeout: f64 = 60.0, POSITIVE;
+    }
+}
+
+impl SyncConfig {
+    /// Longest time for which a sync may pause an engine to load, with all retries.
+    pub fn longest(&self) -> Duration {
+        let seconds = f64::from(self.retries.saturating_add(1)) * (self.pause_timeout + self.load_timeout);
+        Duration::try_from_secs_f64(seconds).unwrap_or(Duration::MAX)
     }
 }
 

@@ -12,9 +12,11 @@ pub(super) mod vllm;
 use std::fmt::Debug;
 use std::sync::Arc;
 
+use serde_json::json;
+use tokio::runtime::Handle;
 use tokio::sync::oneshot;
 
-use super::server::Server;
+use super::server::{CALL, Server};
 use super::{Fault, RemoteError};
 
 /// Tensors that lie end to end in memory and are sent together.
@@ -93,12 +95,20 @@ pub trait TensorSource: Debug + Send + Sync {
 struct Transfer<'a> {
     server: &'a Server,
     source: &'a Arc<dyn TensorSource>,
+    /// Path at which the server leaves a group, by its name.
+    leave: Option<&'static str>,
     complete: bool,
 }
 
 impl<'a> Transfer<'a> {
     fn new(server: &'a Server, source: &'a Arc<dyn TensorSource>) -> Self {
-        Transfer { server, source, complete: false }
+        Transfer { server, source, leave: None, complete: false }
+    }
+
+    /// The server leaves the group of a closed link at this path.
+    fn leaving_by(mut self, path: &'static str) -> Self {
+        self.leave = Some(path);
+        self
     }
 
     fn link(&self) -> Option<String> {
@@ -135,8 +145,20 @@ impl<'a> Transfer<'a> {
 impl Drop for Transfer<'_> {
     /// A timeout drops the future, too.
     fn drop(&mut self) {
-        if !self.complete {
-            self.source.close(self.server.client.base());
+        if self.complete {
+            return;
+        }
+        let (group, runtime) = (self.link(), Handle::try_current());
+        self.source.close(self.server.client.base());
+        if let (Some(path), Some(group), Ok(runtime)) = (self.leave, group, runtime) {
+            let server = self.server.clone();
+            // A server that restarted knows no such group.
+            runtime.spawn(async move {
+                let left = server.client.post(path, &json!({ "group_name": group }), CALL).await;
+                if let Err(error) = left {
+                    tracing::debug!("{error}");
+                }
+            });
         }
     }
 }

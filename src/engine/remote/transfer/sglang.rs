@@ -25,7 +25,7 @@ pub(in crate::engine::remote) async fn end(server: &Server) -> Result<Option<Val
 }
 
 async fn attempt(server: &Server, source: &Arc<dyn TensorSource>) -> Result<(), RemoteError> {
-    let mut transfer = Transfer::new(server, source);
+    let mut transfer = Transfer::new(server, source).leaving_by("/destroy_weights_update_group");
     let group = match transfer.link() {
         Some(name) => name,
         None => join(&transfer).await?,

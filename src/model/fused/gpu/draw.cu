@@ -51,6 +51,9 @@ KERNEL(softmax_gradient, SoftmaxArgs) {
 
 // ---- A token drawn from each row of f32 logits: a row a block
 
+// 1 less f32's epsilon.
+constexpr float BELOW_ONE = 1.0f - 1.1920929e-7f;
+
 // A row's scores and which of them are kept, as `warp` of sampling.rs keeps them.
 struct Row {
   const float* logits;
@@ -178,7 +181,9 @@ KERNEL(draw, DrawArgs) {
   SHARED float left;
   SHARED i64 piece, last_piece;
   const double* settings = a.settings + 5 * blockIdx.x;
-  const float given = static_cast<float>(settings[0]), uniform = static_cast<float>(settings[1]);
+  const float given = static_cast<float>(settings[0]), asked = static_cast<float>(settings[1]);
+  // Below 1 also after rounding to f32, so that the share that is sought is below the total.
+  const float uniform = asked < BELOW_ONE ? asked : BELOW_ONE;
   const float top_k = static_cast<float>(settings[2]), top_p = static_cast<float>(settings[3]), min_p = static_cast<float>(settings[4]);
   const bool greedy = given == 0.0f;
   Row row{a.logits + blockIdx.x * a.width, a.width, greedy ? 1.0f : given, 0, 0, 0};
