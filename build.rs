@@ -4,7 +4,7 @@
 use std::path::{Path, PathBuf};
 
 /// Operations of a model, and what they include.
-const FUSED: [&str; 17] = [
+const FUSED: [&str; 18] = [
     "src/model/fused/rows.cpp",
     "src/model/fused/attention.cpp",
     "src/model/fused/slots.cpp",
@@ -15,6 +15,7 @@ const FUSED: [&str; 17] = [
     "src/model/fused/delta_chunks.cpp",
     "src/model/fused/delta_inputs.cpp",
     "src/model/fused/flash.cpp",
+    "src/model/fused/gpu/nvrtc.cpp",
     "src/model/fused/gpu/launch.cpp",
     "src/model/fused/gpu/rows.cpp",
     "src/model/fused/gpu/experts.cpp",
@@ -23,8 +24,10 @@ const FUSED: [&str; 17] = [
     "src/model/shared_memory.cpp",
     "src/model/stream.cpp",
 ];
-const HEADERS: [&str; 5] = [
+const HEADERS: [&str; 7] = [
+    "src/model/allocator.hpp",
     "src/model/fused/attention.hpp",
+    "src/model/fused/context.hpp",
     "src/model/fused/guarded.hpp",
     "src/model/fused/vectors.hpp",
     "src/model/fused/gpu/launch.hpp",

@@ -9,6 +9,7 @@ import itertools
 import os
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -27,9 +28,15 @@ def library() -> ctypes.CDLL:
     if not any(folder.rglob("libnvrtc.so.13")):
         install = [sys.executable, "-m", "pip", "install", "--quiet", "--root-user-action=ignore", "--no-deps", "--only-binary", ":all:", "--target", folder, COMPILER]
         subprocess.run(install, check=True)
-    # Loaded first, since the compiler looks for it by name only.
-    ctypes.CDLL(next(path for path in folder.rglob("libnvrtc-builtins.so.*") if ".alt." not in path.name))
-    return ctypes.CDLL(next(folder.rglob("libnvrtc.so.13")))
+    # Loaded as the program does it where only wheels bring NVIDIA's libraries.
+    with tempfile.TemporaryDirectory() as built:
+        loader = Path(built) / "nvrtc.so"
+        subprocess.run(["c++", "-std=c++17", "-shared", "-fPIC", "-o", loader, ROOT / "src/model/fused/gpu/nvrtc.cpp"], check=True)
+        load = ctypes.CDLL(loader).rollflow_nvrtc
+    load.restype, load.argtypes = ctypes.c_void_p, [ctypes.c_char_p]
+    handle = load(str(next(folder.rglob("libnvrtc.so.13")).parent).encode())
+    assert handle, f"NVRTC does not load from {folder}"
+    return ctypes.CDLL("libnvrtc.so.13", handle=handle)
 
 
 def compiled(nvrtc: ctypes.CDLL, source: bytes, options: list[str]) -> str | None:

@@ -5,6 +5,7 @@ use tch::kind::Element;
 use tch::{Cuda, Device, Kind, Tensor};
 
 use super::fused::half;
+use super::stream::pinned;
 use super::{Dtype, ModelError, cuda};
 
 /// Device, and number format of the layers. Trained parameters, gradient sums and moments are f32
@@ -77,11 +78,18 @@ impl Compute {
     }
 }
 
+/// Bytes of ordinary memory of the host that CUDA's driver copies before it returns. For more it waits for what the
+/// device still has to do.
+const COPIED: usize = 64 << 10;
+
 /// A tensor of these numbers on a device, without waiting for what the device still has to do.
 pub(crate) fn upload<T: Element>(numbers: &[T], device: Device) -> Tensor {
     let here = Tensor::from_slice(numbers);
-    // The driver has copied memory of this kind before it returns.
-    if device == Device::Cpu { here } else { here.to_dtype_layout((here.kind(), device), true, false) }
+    if device == Device::Cpu {
+        return here;
+    }
+    let here = if size_of_val(numbers) > COPIED { pinned(&here) } else { here };
+    here.to_dtype_layout((here.kind(), device), true, false)
 }
 
 /// Most logits in memory at a time, in numbers: 128 MiB on a processor, 1 GiB on a GPU, where each chunk costs
@@ -112,5 +120,34 @@ impl Dtype {
     /// Format of a safetensors name.
     pub(super) fn of_stored(stored: tensor::Dtype) -> Option<Dtype> {
         Dtype::ALL.iter().copied().find(|dtype| dtype.stored() == stored)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A device that no other test of the library uses.
+    const COUNTED: usize = 5;
+
+    #[test]
+    fn the_host_waits_for_no_upload_however_large() {
+        type Counts = unsafe extern "C" fn(i64, *mut u64, *mut u64);
+        let process = libloading::os::unix::Library::this();
+        let Ok(counts) = (unsafe { process.get::<Counts>(b"stand_in_counts\0") }) else {
+            return eprintln!("skipped: only the stand-in of a GPU counts waits");
+        };
+        Compute::cuda(COUNTED, Dtype::F32).check().unwrap();
+        let waits = || {
+            let (mut kernels, mut waits) = (0, 0);
+            // SAFETY: a function of the stand-in, by its signature.
+            unsafe { counts(COUNTED as i64, &mut kernels, &mut waits) };
+            waits
+        };
+        let before = waits();
+        let numbers: Vec<i64> = (0..COPIED as i64).collect();
+        let sent = [&numbers[..3], &numbers[..]].map(|numbers| upload(numbers, Device::Cuda(COUNTED)));
+        assert_eq!(waits(), before);
+        assert_eq!(sent.map(|sent| sent.sum(Kind::Int64).int64_value(&[])), [3, numbers.iter().sum()]);
     }
 }

@@ -2,7 +2,7 @@
 //! one program runs with and without a GPU, and starts as fast without.
 
 use std::error::Error as _;
-use std::ffi::{CStr, c_char, c_int};
+use std::ffi::{CStr, c_char, c_int, c_uint};
 use std::path::{Path, PathBuf};
 
 use libloading::os::unix::{Library, RTLD_GLOBAL, RTLD_NOW};
@@ -69,23 +69,53 @@ pub struct GpuMemory {
     pub free: u64,
 }
 
-/// Memory of a GPU, from the CUDA runtime; `None` without such a device or runtime.
+/// Number of GPUs that this process sees. Takes no memory of them.
+pub fn gpu_count() -> usize {
+    if load().is_ok() { Cuda::device_count().max(0) as usize } else { 0 }
+}
+
+/// Bytes of all memory of a GPU, of which this takes nothing; `None` without such a device or driver.
+pub fn gpu_total(index: usize) -> Option<u64> {
+    type Init = unsafe extern "C" fn(c_uint) -> c_int;
+    type Get = unsafe extern "C" fn(*mut c_int, c_int) -> c_int;
+    type TotalMem = unsafe extern "C" fn(*mut usize, c_int) -> c_int;
+    if index >= gpu_count() {
+        return None;
+    }
+    // SAFETY: these functions have had these signatures in every CUDA driver, which is loaded already, and is never
+    // unloaded.
+    unsafe {
+        let driver = std::mem::ManuallyDrop::new(Library::open(Some("libcuda.so.1"), RTLD_NOW).ok()?);
+        let (init, get) = (driver.get::<Init>(b"cuInit").ok()?, driver.get::<Get>(b"cuDeviceGet").ok()?);
+        let total_mem = driver.get::<TotalMem>(b"cuDeviceTotalMem_v2").ok()?;
+        let (mut device, mut total) = (0, 0);
+        let found = init(0) == 0 && get(&mut device, index as c_int) == 0 && total_mem(&mut total, device) == 0;
+        found.then_some(total as u64)
+    }
+}
+
+/// Memory of a GPU, from the CUDA runtime, which takes some hundred MiB of it; `None` without such a device or
+/// runtime.
 pub fn gpu_memory(index: usize) -> Option<GpuMemory> {
     type SetDevice = unsafe extern "C" fn(c_int) -> c_int;
     type MemGetInfo = unsafe extern "C" fn(*mut usize, *mut usize) -> c_int;
-    if load().is_err() || index as i64 >= Cuda::device_count() {
+    if index >= gpu_count() {
         return None;
     }
-    let process = Library::this();
-    // SAFETY: these functions have had these signatures in every CUDA runtime. The runtime is never
-    // unloaded.
-    unsafe {
-        let set = process.get::<SetDevice>(b"cudaSetDevice").ok()?;
-        let info = process.get::<MemGetInfo>(b"cudaMemGetInfo").ok()?;
-        let (mut free, mut total) = (0, 0);
-        (set(index as c_int) == 0 && info(&mut free, &mut total) == 0)
-            .then_some(GpuMemory { total: total as u64, free: free as u64 })
-    }
+    let ask = || {
+        let process = Library::this();
+        // SAFETY: these functions have had these signatures in every CUDA runtime. The runtime is never
+        // unloaded.
+        unsafe {
+            let set = process.get::<SetDevice>(b"cudaSetDevice").ok()?;
+            let info = process.get::<MemGetInfo>(b"cudaMemGetInfo").ok()?;
+            let (mut free, mut total) = (0, 0);
+            (set(index as c_int) == 0 && info(&mut free, &mut total) == 0)
+                .then_some(GpuMemory { total: total as u64, free: free as u64 })
+        }
+    };
+    // The device is that of another thread: this one keeps its own.
+    std::thread::scope(|scope| scope.spawn(ask).join().ok().flatten())
 }
 
 /// A GPU's address on its bus, which is the same in each process; `None` without such a device or
@@ -164,6 +194,21 @@ mod tests {
         assert!(text.contains("CUDA 12.8") && text.contains("CUDA 13.0") && text.contains("580"), "{text}");
         assert!(too_old(0, 13000).unwrap().contains("no NVIDIA driver"));
         assert_eq!((too_old(13000, 13000), too_old(13010, 13000), too_old(12040, 12080)), (None, None, None));
+    }
+
+    /// The last device of the stand-in, which no other test of the library uses.
+    #[test]
+    fn gpus_are_counted_without_a_context() {
+        type Contexts = unsafe extern "C" fn(i64, *mut u64, *mut u64);
+        let process = Library::this();
+        let Ok(contexts) = (unsafe { process.get::<Contexts>(b"stand_in_contexts\0") }) else {
+            return eprintln!("skipped: only the stand-in of a GPU counts contexts");
+        };
+        let (count, mut made, mut none) = (gpu_count(), 0, 0);
+        assert!(count > 1);
+        // SAFETY: a function of the stand-in, by its signature.
+        unsafe { contexts(count as i64 - 1, &mut made, &mut none) };
+        assert_eq!(made, 0);
     }
 
     #[test]

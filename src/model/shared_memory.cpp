@@ -2,12 +2,11 @@
 // process can map, so that this memory comes from the driver.
 
 #include <ATen/ATen.h>
-#include <c10/core/DeviceGuard.h>
 #include <dlfcn.h>
 
-#include <cstring>
-#include <string>
+#include <cstdlib>
 
+#include "fused/context.hpp"
 #include "fused/guarded.hpp"
 
 namespace {
@@ -49,13 +48,17 @@ void check(int code, const char* what, int64_t device) { TORCH_CHECK(code == 0, 
 extern "C" char* rollflow_shared_memory(at::Tensor** out, int64_t device, int64_t bytes, char* handle, char* uuid) {
   return guarded([&] {
     const auto options = at::TensorOptions().dtype(at::kByte).device(at::kCUDA, static_cast<c10::DeviceIndex>(device));
-    const c10::DeviceGuard guard(options.device());
-    // Makes the device's context that of this thread.
-    at::empty({1}, options);
+    const DeviceContext context(device);
     uint64_t memory = 0;
     int number = 0;
     check(driver().allocate(&memory, static_cast<size_t>(bytes)), "taking memory", device);
-    const auto free = [](void* of) { driver().release(reinterpret_cast<uint64_t>(of)); };
+    // By whichever thread is the last one to have it.
+    const auto free = [device](void* of) {
+      std::free(guarded([&] {
+        const DeviceContext context(device);
+        driver().release(reinterpret_cast<uint64_t>(of));
+      }));
+    };
     at::Tensor tensor = at::from_blob(reinterpret_cast<void*>(memory), {bytes}, free, options, options.device());
     check(driver().handle(handle, memory), "sharing memory", device);
     check(driver().device(&number, static_cast<int>(device)), "finding the device", device);

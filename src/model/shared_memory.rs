@@ -52,6 +52,23 @@ fn written(uuid: [u8; 16]) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::model::{Compute, Dtype};
+
+    /// A new thread has no context of a GPU, not even of the first one.
+    #[test]
+    fn every_thread_takes_and_frees_memory() {
+        if Compute::cuda(0, Dtype::F32).check().is_err() {
+            return eprintln!("skipped: no GPU");
+        }
+        let taken = std::thread::spawn(|| MappableMemory::new(0, 100)).join().unwrap().unwrap();
+        // The stand-in's handle is the name of a file.
+        let name = String::from_utf8_lossy(&taken.handle).trim_matches(['/', '\0']).to_owned();
+        let file = std::path::Path::new("/dev/shm").join(name);
+        let is_stand_in = file.to_string_lossy().contains("stand_in");
+        assert!(!is_stand_in || file.exists());
+        std::thread::spawn(|| drop(taken)).join().unwrap();
+        assert!(!is_stand_in || !file.exists(), "the memory is freed");
+    }
 
     #[test]
     fn a_uuid_is_written_as_torch_writes_it() {

@@ -1,5 +1,6 @@
 // Streams and events of a GPU, through libtorch's own interface to its devices: no CUDA header is needed.
 
+#include <ATen/ATen.h>
 #include <c10/core/CachingDeviceAllocator.h>
 #include <c10/core/Event.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
@@ -59,6 +60,11 @@ char* rollflow_event_wait(int64_t device, c10::Event* event) {
 }
 
 void rollflow_event_free(c10::Event* event) { delete event; }
+
+// A tensor of the host in memory that a device reads by itself.
+char* rollflow_pinned(at::Tensor** out, at::Tensor* tensor) {
+  return guarded(out, [&] { return at::empty(tensor->sizes(), tensor->options().pinned_memory(true)).copy_(*tensor); });
+}
 
 // The tensor's memory is not given to others before what this thread asks of its device until the tensor's end is done.
 char* rollflow_stream_uses(at::Tensor* tensor) {

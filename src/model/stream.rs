@@ -27,6 +27,7 @@ unsafe extern "C" {
     fn rollflow_event_wait(device: i64, event: *mut CEvent) -> *mut c_char;
     fn rollflow_event_free(event: *mut CEvent);
     fn rollflow_stream_uses(tensor: *mut C_tensor) -> *mut c_char;
+    fn rollflow_pinned(out: *mut *mut C_tensor, tensor: *mut C_tensor) -> *mut c_char;
 }
 
 /// A stream of a GPU; nothing on a processor.
@@ -66,6 +67,15 @@ pub(crate) fn synchronize(device: Device) {
     if let Device::Cuda(index) = device {
         check(unsafe { rollflow_stream_synchronize(index as i64) });
     }
+}
+
+/// A copy in pinned memory of the host, which a GPU reads while the host works. libtorch reuses the memory after
+/// the GPU has read it.
+pub(super) fn pinned(tensor: &Tensor) -> Tensor {
+    let mut out = std::ptr::null_mut();
+    check(unsafe { rollflow_pinned(&mut out, tensor.as_ptr().cast_mut()) });
+    // SAFETY: a tensor that was made for this.
+    unsafe { Tensor::from_ptr(out) }
 }
 
 /// Gives the memory of freed tensors on GPUs, which libtorch keeps for later ones, to other processes. Waits for

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use rollflow::algo::{Aggregation, PolicyLoss, Schedule};
 use rollflow::data::{Prompt, Sample, Tokenizer};
 use rollflow::engine::{LocalEngine, OnNewWeights, Request, SamplingParams, TokenEngine};
-use rollflow::model::{Compute, Dtype, Lora, ModelConfig, Weights, load_hf};
+use rollflow::model::{Compute, Decoder, Dtype, Lora, ModelConfig, Packed, Weights, load_hf};
 use rollflow::train::{
     LocalBackend, LocalConfig, MasterFormat, MomentFormat, RouterReplay, TrainBatch, TrainingBackend, collate,
 };
@@ -318,6 +318,29 @@ fn samples_that_wait_for_memory_on_a_gpu_agree_with_their_trainer() {
     let worst = generated.zip(&of_trainer).map(|(a, b)| (a - b).abs()).fold(0.0, f64::max);
     println!("{waited} waited, {worst:.4} at most");
     assert!(worst < 0.1, "{worst}");
+}
+
+/// A sequence whose numbers are not finite leaves them in the pages of a slot, where a shorter one follows.
+#[test]
+fn what_a_sequence_left_that_is_not_finite_reaches_no_later_one_on_a_gpu() {
+    let compute = Compute::cuda(0, Dtype::F32);
+    let Some((_, model, weights)) = golden_on_a_gpu().into_iter().find(|(name, ..)| name == "qwen2_tied") else { return };
+    let decoder = Decoder::new(&model, weights.layout.clone());
+    let weights = weights.on(compute);
+    let broken = Weights::new(weights.layout.clone(), &weights.flat * f64::NAN);
+    let [views, broken] = [&weights, &broken].map(|weights| decoder.views_of(weights));
+    let tokens: Vec<u32> = (0..70).map(|at| at * 7 % 60).collect();
+    let step = |is_left: bool| {
+        let mut cache = decoder.cache(2, 96, compute);
+        if is_left {
+            let _logits = decoder.prefill(&broken, &Packed::new([&tokens[..]]), &mut cache, &[0]);
+        }
+        let _logits = decoder.prefill(&views, &Packed::new([&tokens[..3], &tokens[..50]]), &mut cache, &[0, 1]);
+        decoder.decode(&views, 0, &[5, 9], &[3, 50], &mut cache).to_device(Device::Cpu)
+    };
+    let clean = step(false);
+    assert!(clean.sum(Kind::Float).double_value(&[]).is_finite());
+    assert!(step(true).equal(&clean));
 }
 
 /// Laws V1 and V5: a step is at work already when samples end, others take their slots, and weights change. Every token is

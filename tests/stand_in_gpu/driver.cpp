@@ -34,11 +34,21 @@ struct Dim {
   unsigned x, y, z;
 };
 
+// As cuModuleLoadData gives it: in the context of a device.
+struct Module {
+  void* library;
+  int device;
+};
+
 // As cuModuleGetFunction gives it.
 struct Kernel {
   void (*run)(const void*, const Dim*, unsigned);
   std::size_t words;
+  int device;
 };
+
+// CUDA's errors: of what can't be done while a graph is recorded, without a context, and with what is another context's.
+constexpr int RECORDED = 900, NO_CONTEXT = 201, OTHER_CONTEXT = 400;
 
 // One at a time: fibres of a kernel share what its library has.
 void run(const Kernel& kernel, const void* given, const Dim& grid, unsigned threads) {
@@ -115,24 +125,33 @@ int nvrtcDestroyProgram(void** program) {
 }
 
 int cuModuleLoadData(void** module, const void* image) {
+  if (context() < 0) return NO_CONTEXT;
+  if (graph::records()) return RECORDED;
   const std::string library = static_cast<const char*>(image);
-  *module = dlopen(library.c_str(), RTLD_NOW | RTLD_LOCAL);
+  void* const loaded = dlopen(library.c_str(), RTLD_NOW | RTLD_LOCAL);
   // It stays mapped.
   const std::string folder = library.substr(0, library.rfind('/'));
   for (const char* file : {"/kernels.cpp", "/kernels.so"}) unlink((folder + file).c_str());
   rmdir(folder.c_str());
-  return *module ? 0 : 200;
+  if (!loaded) return 200;
+  *module = new Module{loaded, context()};
+  return 0;
 }
 
+// The first time that it is asked for, a kernel is loaded.
 int cuModuleGetFunction(void** function, void* module, const char* name) {
-  void *run = dlsym(module, name), *words = dlsym(module, (std::string(name) + "_words").c_str());
+  const Module& of = *static_cast<Module*>(module);
+  if (context() < 0) return NO_CONTEXT;
+  if (graph::records()) return RECORDED;
+  void *run = dlsym(of.library, name), *words = dlsym(of.library, (std::string(name) + "_words").c_str());
   if (!run || !words) return 500;
-  *function = new Kernel{reinterpret_cast<void (*)(const void*, const Dim*, unsigned)>(run), *static_cast<std::size_t*>(words)};
+  *function = new Kernel{reinterpret_cast<void (*)(const void*, const Dim*, unsigned)>(run), *static_cast<std::size_t*>(words), of.device};
   return 0;
 }
 
 // Memory that other processes map: a file of shared memory, whose name is its handle.
 int cuMemAlloc_v2(uint64_t* memory, size_t bytes) {
+  if (context() < 0) return NO_CONTEXT;
   static std::atomic<int> count{0};
   const std::string name = "/rollflow_stand_in_" + std::to_string(getpid()) + "_" + std::to_string(count++);
   const int file = shm_open(name.c_str(), O_CREAT | O_EXCL | O_RDWR, 0600);
@@ -147,6 +166,7 @@ int cuMemAlloc_v2(uint64_t* memory, size_t bytes) {
 }
 
 int cuMemFree_v2(uint64_t memory) {
+  if (context() < 0) return NO_CONTEXT;
   const std::lock_guard<std::mutex> lock(shared().one);
   const auto [name, bytes] = shared().of.at(memory);
   munmap(reinterpret_cast<void*>(memory - AWAY), bytes);
@@ -176,6 +196,8 @@ int cuLaunchKernel(void* function, unsigned x, unsigned y, unsigned z, unsigned 
                    void**) {
   const Kernel& kernel = *static_cast<Kernel*>(function);
   const c10::Stream where = stream_of_handle(stream);
+  if (context() < 0) return NO_CONTEXT;
+  if (kernel.device != context() || where.device_index() != context()) return OTHER_CONTEXT;
   order::check();
   order::begin(where);
   for (std::size_t at = 0; at < kernel.words; at++) {

@@ -149,12 +149,20 @@ inline float lane_below(float x, int by) {
   return lane_number(x, lane >= static_cast<unsigned>(by) ? lane - by : lane);
 }
 inline float lane_at(float x, int lane) { return lane_number(x, lane); }
+inline uint32_t lanes_where(bool holds) {
+  fibres::lanes[fibres::now].number = holds;
+  fibres::warp_meets();
+  uint32_t bits = 0;
+  for (unsigned lane = 0; lane < 32; lane++) bits |= static_cast<uint32_t>(fibres::lanes[fibres::now / 32 * 32 + lane].number != 0.0f) << lane;
+  fibres::warp_meets();
+  return bits;
+}
+inline int lowest_lane(uint32_t lanes) { return std::countr_zero(lanes); }
 inline void all_threads() { fibres::meet(0, blockDim.x); }
 inline float infinite() { return std::numeric_limits<float>::infinity(); }
 inline float power2(float x) { return std::exp2(x); }
 inline uint32_t bits_of(float x) { return std::bit_cast<uint32_t>(x); }
 inline float number_of(uint32_t bits) { return std::bit_cast<float>(bits); }
-inline void add_to(float* sum, float x) { *sum += x; }
 inline float tanh_of(float x) { return std::tanh(x); }
 inline float log_of(float x) { return std::log(x); }
 inline float root_of(float x) { return std::sqrt(x); }

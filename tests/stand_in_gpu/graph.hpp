@@ -2,12 +2,21 @@
 
 #pragma once
 
+#include <c10/core/Allocator.h>
+
 #include <functional>
 
 namespace graph {
 
 // Whether this thread records. The host may then neither wait nor send.
 bool records();
+
+// An error of a thread that records what can't be recorded, whose recording then does not end.
+void refuse(const char* what);
+
+// What is allocated no longer goes to this pool, and a graph of it is gone: for what libtorch's allocator is asked.
+void end_allocating(c10::MempoolId_t pool);
+void release(c10::MempoolId_t pool);
 
 // Keeps work for the replays of the graph that is recorded.
 void keep(std::function<void()> work);

@@ -1,8 +1,10 @@
-// A GPU where there is none: libtorch takes this library for its CUDA half, and finds four devices.
+// A GPU where there is none: libtorch takes this library for its CUDA half, and finds seven devices.
 //
 // Their memory is this machine's, at addresses that no processor reads, and every operation runs on the processor. So numbers are the processor's to the
 // bit, and what a GPU would refuse or crash at is refused here too: operands on different devices, and memory of a device read by the host. What
 // only a GPU can show stays to be shown there: its kernels' results, speed, streams, and memory.
+//
+// Longer than other files: devices, contexts, allocators and the runtime's functions share one state of each device.
 //
 // Preloaded under the name libtorch_cuda.so it is what is found; scripts/stand_in_gpu.sh builds it so, and runs what the project does on "cuda".
 
@@ -18,6 +20,7 @@
 #include <c10/core/impl/DeviceGuardImplInterface.h>
 #include <torch/library.h>
 
+#include "../../src/model/allocator.hpp"
 #include "graph.hpp"
 #include "order.hpp"
 #include "stand_in_gpu.hpp"
@@ -28,7 +31,10 @@
 #include <atomic>
 #include <cstdlib>
 #include <cstring>
+#include <iterator>
 #include <limits>
+#include <map>
+#include <mutex>
 
 namespace {
 
@@ -43,6 +49,8 @@ void* home(const void* far) { return far ? reinterpret_cast<void*>(reinterpret_c
 // Devices and streams: a thread has one device, and one stream of each.
 struct Guard final : c10::impl::DeviceGuardImplInterface {
   static thread_local c10::DeviceIndex device;
+  static thread_local int context;
+  static std::array<std::atomic<bool>, DEVICES> has_context;
   static thread_local std::array<c10::StreamId, DEVICES> streams;
   DeviceType type() const override { return DeviceType::CUDA; }
   c10::Device exchangeDevice(c10::Device to) const override {
@@ -53,9 +61,17 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
   c10::Device getDevice() const override { return {DeviceType::CUDA, device}; }
   void setDevice(c10::Device to) const override {
     TORCH_CHECK(to.index() >= 0 && to.index() < DEVICES, "no device ", to);
-    device = to.index();
+    uncheckedSetDevice(to);
   }
-  void uncheckedSetDevice(c10::Device to) const noexcept override { device = to.index(); }
+  // As libtorch's guard, it asks nothing of the runtime where the device is current already. No operation gives a thread a context: it may find all memory that it takes in
+  // an allocator.
+  void uncheckedSetDevice(c10::Device to) const noexcept override {
+    if (device != to.index()) enter(to.index());
+  }
+  static void enter(int to) {
+    device = static_cast<c10::DeviceIndex>(to), context = to;
+    has_context[to] = true;
+  }
   c10::Stream getStream(c10::Device of) const noexcept override {
     const c10::Device there(DeviceType::CUDA, of.has_index() ? of.index() : device);
     return c10::Stream(c10::Stream::UNSAFE, there, streams[there.index()]);
@@ -89,6 +105,8 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
   void recordDataPtrOnStream(const c10::DataPtr& memory, const c10::Stream& stream) const override { order::used(home(memory.get()), stream); }
 };
 thread_local c10::DeviceIndex Guard::device = 0;
+thread_local int Guard::context = -1;
+std::array<std::atomic<bool>, DEVICES> Guard::has_context{};
 thread_local std::array<c10::StreamId, DEVICES> Guard::streams{};
 
 c10::Device here() { return {DeviceType::CUDA, Guard::device}; }
@@ -103,7 +121,7 @@ void give_back(void* real) {
   if (!graph::adopted(real, free)) free();
 }
 
-struct Memory final : c10::DeviceAllocator {
+struct Memory final : GpuAllocator {
   c10::DataPtr allocate(size_t bytes) override {
     void* real = bytes ? std::aligned_alloc(64, (bytes + 63) / 64 * 64) : nullptr;
     TORCH_CHECK(real || !bytes, "no memory for ", bytes, " bytes");
@@ -122,9 +140,41 @@ struct Memory final : c10::DeviceAllocator {
   c10::CachingDeviceAllocator::DeviceStats getDeviceStats(c10::DeviceIndex) override { return {}; }
   void resetAccumulatedStats(c10::DeviceIndex) override {}
   void resetPeakStats(c10::DeviceIndex) override {}
+  void endAllocateToPool(c10::DeviceIndex, c10::MempoolId_t pool) override { graph::end_allocating(pool); }
+  void releasePool(c10::DeviceIndex, c10::MempoolId_t pool) override { graph::release(pool); }
 };
 
 Memory memory;
+
+// Memory of the host that is pinned.
+struct Pinned final : c10::Allocator {
+  static std::mutex mutex;
+  static std::map<uintptr_t, size_t> all;
+  c10::DataPtr allocate(size_t bytes) override {
+    void* const made = bytes ? std::aligned_alloc(64, (bytes + 63) / 64 * 64) : nullptr;
+    TORCH_CHECK(made || !bytes, "no memory for ", bytes, " bytes");
+    const std::lock_guard<std::mutex> lock(mutex);
+    if (made) all[reinterpret_cast<uintptr_t>(made)] = bytes;
+    return {made, made, &free, c10::Device(DeviceType::CPU)};
+  }
+  static void free(void* made) {
+    const std::lock_guard<std::mutex> lock(mutex);
+    all.erase(reinterpret_cast<uintptr_t>(made));
+    std::free(made);
+  }
+  static bool has(const void* at) {
+    const std::lock_guard<std::mutex> lock(mutex);
+    const auto after = all.upper_bound(reinterpret_cast<uintptr_t>(at));
+    if (after == all.begin()) return false;
+    const auto [first, bytes] = *std::prev(after);
+    return reinterpret_cast<uintptr_t>(at) < first + bytes;
+  }
+  void copy_data(void* to, const void* from, std::size_t bytes) const override { std::memcpy(to, from, bytes); }
+};
+std::mutex Pinned::mutex;
+std::map<uintptr_t, size_t> Pinned::all;
+
+Pinned pinned;
 
 struct CUDAHooks final : at::CUDAHooksInterface {
   explicit CUDAHooks(at::CUDAHooksArgs) {}
@@ -138,12 +188,25 @@ struct CUDAHooks final : at::CUDAHooksInterface {
   c10::DeviceIndex current_device() const override { return here().index(); }
   c10::DeviceIndex getCurrentDevice() const override { return here().index(); }
   at::Allocator* getCUDADeviceAllocator() const override { return &memory; }
-  at::Allocator* getPinnedMemoryAllocator() const override { return at::getCPUAllocator(); }
+  at::Allocator* getPinnedMemoryAllocator() const override { return &pinned; }
+  bool isPinnedPtr(const void* data) const override { return Pinned::has(data); }
   const at::Generator& getDefaultGenerator(c10::DeviceIndex) const override { return at::detail::getDefaultCPUGenerator(); }
   void deviceSynchronize(c10::DeviceIndex) const override {}
 };
 
 }  // namespace
+
+int context() { return Guard::context; }
+
+// The CUDA runtime's.
+extern "C" int cudaSetDevice(int device) {
+  if (device < 0 || device >= DEVICES) return 101;
+  Guard::enter(device);
+  return 0;
+}
+
+// Whether this process has a context on a device, which takes memory of it.
+extern "C" void stand_in_contexts(int64_t device, uint64_t* made, uint64_t*) { *made = Guard::has_context[device]; }
 
 c10::Stream stream_of_handle(void* handle) {
   const uintptr_t number = reinterpret_cast<uintptr_t>(handle) - 1;
@@ -315,7 +378,10 @@ Tensor empty_strided(at::IntArrayRef size, at::IntArrayRef stride, std::optional
   return at::detail::empty_strided_generic(size, stride, &memory, c10::DispatchKeySet(c10::DispatchKey::CUDA), c10::dtype_or_default(kind));
 }
 
-// The one operation between devices. The host waits for what comes to it, and for what it sends unless told not to.
+// Bytes of ordinary memory that the host sends without waiting, since the driver copies them first.
+constexpr size_t COPIED = 64 << 10;
+
+// The one operation between devices. The host waits for what comes to it, and for what it sends unless told not to, and it is pinned or little.
 Tensor& copy_(Tensor& to, const Tensor& from, bool without_waiting) {
   const c10::Stream stream = stream_of(to.is_cuda() ? to.device() : from.device());
   order::check();
@@ -328,19 +394,20 @@ Tensor& copy_(Tensor& to, const Tensor& from, bool without_waiting) {
   if (from.is_cuda() && from.numel()) order::reads(memory_of(from), reader);
   if (reader != stream) order::meet(stream, reader);
   order::begin(stream);
-  TORCH_CHECK(!graph::records() || (to.is_cuda() && from.is_cuda()), "a copy between host and device cannot be recorded");
+  if (!to.is_cuda() || !from.is_cuda()) graph::refuse("a copy between host and device cannot be recorded");
   if (graph::records()) {
     graph::keep([to, from] { at_home(to).copy_(at_home(from)); });
     if (!graph::owns(memory_of(to))) return to;
   }
   if (to.is_cuda() && to.numel()) order::writes(memory_of(to), stream);
-  if (!to.is_cuda() || (!from.is_cuda() && !without_waiting)) order::host_waits(stream);
+  const bool sent_at_once = without_waiting && (from.nbytes() <= COPIED || Pinned::has(from.storage().data()));
+  if (!to.is_cuda() || (!from.is_cuda() && !sent_at_once)) order::host_waits(stream);
   at_home(to).copy_(at_home(from));
   return to;
 }
 
 at::Scalar number(const Tensor& tensor) {
-  TORCH_CHECK(!graph::records(), "the host cannot read a number of what is only recorded");
+  graph::refuse("the host cannot read a number of what is only recorded");
   order::reads(memory_of(tensor), stream_of(tensor.device()));
   order::host_waits(stream_of(tensor.device()));
   return at::native::_local_scalar_dense_cpu(at_home(tensor));
@@ -362,7 +429,7 @@ Tensor own(std::initializer_list<const Tensor*> operands, const Computed& comput
 }
 
 // For operations that no recorded step has.
-void not_recorded() { TORCH_CHECK(!graph::records(), "the stand-in does not record this operation"); }
+void not_recorded() { graph::refuse("the stand-in does not record this operation"); }
 
 // From 16 bits to 32 on the way, which GPUs do and processors don't.
 template <Tensor (*softmax)(const Tensor&, int64_t, bool)>
@@ -527,6 +594,11 @@ TORCH_LIBRARY_IMPL(aten, CUDA, library) {
   library.impl("convolution_backward", conv_backward);
   library.impl("_flash_attention_forward", flash_forward);
   library.impl("_flash_attention_backward", flash_backward);
+}
+
+// libtorch's name of its allocator.
+namespace c10::cuda::CUDACachingAllocator {
+std::atomic<GpuAllocator*> allocator{&memory};
 }
 
 // Found before libtorch's function of this name: threads of the host don't change what a GPU computes, to the bit.

@@ -203,7 +203,7 @@ mod tests {
     use super::*;
     use crate::data::Tokenizer;
     use crate::engine::{LocalEngine, Request, SamplingParams, TokenEngine};
-    use crate::model::{Compute, Dtype, load_hf};
+    use crate::model::{Compute, Dtype, Weights, load_hf};
 
     #[test]
     fn slots_are_rounded_up_by_an_eighth_at_most() {
@@ -214,18 +214,29 @@ mod tests {
         assert_eq!((rounded(1000, 1024), rounded(1000, 1001), rounded(3, 64)), (1024, 1001, 4));
     }
 
-    /// Where there is a GPU or its stand-in. Weights and a cache of the same sizes come after the rest.
-    #[test]
-    fn no_step_that_was_recorded_before_a_rest_is_replayed_after_it() {
+    /// An engine and its weights, where there is a GPU or its stand-in.
+    fn engine_on_a_gpu() -> Option<(LocalEngine, Weights)> {
         let compute = Compute::cuda(0, Dtype::Bf16);
-        let Ok(()) = compute.check() else { return eprintln!("skipped: no GPU") };
+        if compute.check().is_err() {
+            eprintln!("skipped: no GPU");
+            return None;
+        }
         let folder = Path::new("tests/golden/models/qwen2_tied");
         let (model, weights) = load_hf(folder).unwrap();
         let (weights, tokenizer) = (weights.on(compute), Arc::new(Tokenizer::from_dir(folder).unwrap()));
         let decoder = Decoder::new(&model, weights.layout.clone());
-        let mut engine = LocalEngine::new(decoder, tokenizer, 4, 7).computing(compute);
+        Some((LocalEngine::new(decoder, tokenizer, 4, 7).computing(compute), weights))
+    }
+
+    fn recorded(engine: &LocalEngine) -> bool {
+        engine.graphs.all.iter().any(|of| of.steps.iter().any(|step| step.graph.is_some()))
+    }
+
+    /// Weights and a cache of the same sizes come after the rest.
+    #[test]
+    fn no_step_that_was_recorded_before_a_rest_is_replayed_after_it() {
+        let Some((mut engine, weights)) = engine_on_a_gpu() else { return };
         let params = Arc::new(SamplingParams { max_new_tokens: 12, ignore_eos: true, ..Default::default() });
-        let recorded = |engine: &LocalEngine| engine.graphs.all.iter().any(|of| of.steps.iter().any(|step| step.graph.is_some()));
         let answers = |engine: &mut LocalEngine| {
             engine.set_weights(1, &weights);
             engine.submit(Request::new(0, [5u32, 8, 33], 3, params.clone())).unwrap();
@@ -238,5 +249,17 @@ mod tests {
         engine.rest();
         assert!(!recorded(&engine), "their cache is gone");
         assert_eq!(answers(&mut engine), before);
+        assert!(recorded(&engine), "steps are recorded again");
+    }
+
+    /// The attention of a long cache is divided, and what joins its parts is loaded before the recording.
+    #[test]
+    fn steps_of_a_cache_that_is_long_from_the_first_one_on_are_recorded() {
+        let Some((mut engine, weights)) = engine_on_a_gpu() else { return };
+        let params = Arc::new(SamplingParams { max_new_tokens: 160, ignore_eos: true, ..Default::default() });
+        engine.set_weights(1, &weights);
+        engine.submit(Request::new(0, [5u32, 8, 33], 3, params)).unwrap();
+        (0..4).for_each(|_| drop(engine.step().unwrap()));
+        assert!(recorded(&engine));
     }
 }

@@ -97,6 +97,9 @@ struct SoftmaxArgs {
 // Numbers of a row of logits that a block of `draw_parts` takes.
 constexpr i64 PART = 8192;
 
+// Warps of a block of `draw`.
+constexpr int DRAW_WARPS = 16;
+
 // A token drawn from each row of logits.
 struct DrawArgs {
   const float* logits;

@@ -20,12 +20,14 @@ DEVICE Four read_once(const Four* from) {
 DEVICE float lane_xor(float x, int mask) { return __shfl_xor_sync(0xffffffffu, x, mask); }
 DEVICE float lane_below(float x, int by) { return __shfl_up_sync(0xffffffffu, x, by); }
 DEVICE float lane_at(float x, int lane) { return __shfl_sync(0xffffffffu, x, lane); }
+// Lanes for which it holds, a bit each; and the lowest of them.
+DEVICE u32 lanes_where(bool holds) { return __ballot_sync(0xffffffffu, holds); }
+DEVICE int lowest_lane(u32 lanes) { return __ffs(static_cast<int>(lanes)) - 1; }
 DEVICE void all_threads() { __syncthreads(); }
 DEVICE float power2(float x) { float y; asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x)); return y; }
 DEVICE float infinite() { return __int_as_float(0x7f800000); }
 DEVICE u32 bits_of(float x) { return __float_as_uint(x); }
 DEVICE float number_of(u32 bits) { return __uint_as_float(bits); }
-DEVICE void add_to(float* sum, float x) { atomicAdd(sum, x); }
 DEVICE float tanh_of(float x) { return tanhf(x); }
 DEVICE float log_of(float x) { return logf(x); }
 DEVICE float root_of(float x) { return sqrtf(x); }

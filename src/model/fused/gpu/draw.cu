@@ -83,22 +83,36 @@ DEVICE float share(const Row& row, i64 at, float top) {
 }
 
 // The order at which the scores above it, counted (`top` = +∞) or by their shares, reach `wanted`, and what those above it amount to. A digit of eight bits a
-// pass. `bins`: 256 numbers.
+// pass. `bins`: 256 numbers of each warp. They are summed in the same order each time, so that results are the same to the bit.
 DEVICE u32 reached(const Row& row, float top, float wanted, float* bins, float& above) {
   SHARED u32 digit;
   SHARED float so_far;
+  const int lane = threadIdx.x % 32, warps = blockDim.x / 32;
+  float* own = bins + threadIdx.x / 32 * 256;
   u32 prefix = 0;
   if (threadIdx.x == 0) so_far = 0.0f;
   for (int shift = 24; shift >= 0; shift -= 8) {
     all_threads();
-    for (int i = threadIdx.x; i < 256; i += blockDim.x) bins[i] = 0.0f;
+    for (int i = threadIdx.x; i < 256 * warps; i += blockDim.x) bins[i] = 0.0f;
     all_threads();
-    for (i64 at = threadIdx.x; at < row.width; at += blockDim.x) {
-      const u32 order = order_of(score(row, at));
-      if (order < row.least || (shift < 24 && order >> (shift + 8) != prefix)) continue;
-      const float weight = top == infinite() ? 1.0f : exponential(score(row, at) - top);
-      if (weight > 0.0f) add_to(&bins[order >> shift & 0xff], weight);
+    for (i64 begin = threadIdx.x - lane; begin < row.width; begin += blockDim.x) {
+      const bool is_there = begin + lane < row.width;
+      const float x = is_there ? score(row, begin + lane) : 0.0f;
+      const u32 order = order_of(x), bin = order >> shift & 0xff;
+      const bool counts = is_there && order >= row.least && (shift == 24 || order >> (shift + 8) == prefix);
+      const float weight = !counts ? 0.0f : top == infinite() ? 1.0f : exponential(x - top);
+      // Most logits of a warp are in few bins, each of which is added to once, always by the same lane.
+      for (u32 left = lanes_where(weight > 0.0f); left != 0;) {
+        const u32 next = static_cast<u32>(lane_at(static_cast<float>(bin), lowest_lane(left)));
+        const bool is_in = weight > 0.0f && bin == next;
+        const float sum = warp_sum(is_in ? weight : 0.0f);
+        if (lane == next % 32) own[next] += sum;
+        left &= ~lanes_where(is_in);
+      }
     }
+    all_threads();
+    for (int i = threadIdx.x; i < 256; i += blockDim.x)
+      for (int warp = 1; warp < warps; warp++) bins[i] += bins[256 * warp + i];
     all_threads();
     if (threadIdx.x == 0) {
       int last = -1, bin = 255;
@@ -176,7 +190,7 @@ KERNEL(draw_parts, DrawArgs) {
 
 KERNEL(draw, DrawArgs) {
   SHARED float room[32];
-  SHARED float bins[256];
+  SHARED float bins[256 * DRAW_WARPS];
   SHARED float sums[32];
   SHARED float left;
   SHARED i64 piece, last_piece;

@@ -1,20 +1,21 @@
 // Compiles our kernels for the GPU at hand by NVRTC, and launches them on libtorch's stream. Neither a CUDA compiler nor its headers are needed to build this: the
 // driver's and NVRTC's functions are looked up by name when a GPU is first used.
 
-#include <c10/core/DeviceGuard.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 
 #include <dlfcn.h>
 
 #include <cstring>
-#include <filesystem>
-#include <fstream>
 #include <map>
 #include <mutex>
 #include <string>
 #include <vector>
 
+#include "../context.hpp"
 #include "launch.hpp"
+
+// nvrtc.cpp
+extern "C" void* rollflow_nvrtc(const char* folder);
 
 namespace {
 
@@ -39,46 +40,16 @@ struct Library {
   std::string problem;
 };
 
-// Where a library of this process is mapped from.
-std::string folder_of(const char* name) {
-  std::ifstream maps("/proc/self/maps");
-  for (std::string line; std::getline(maps, line);) {
-    const auto path = line.find('/'), file = line.rfind('/');
-    if (path != std::string::npos && line.compare(file + 1, std::strlen(name), name) == 0) return line.substr(path, file - path);
-  }
-  return "";
-}
-
-void* open_any(const std::vector<std::string>& names) {
-  for (const auto& name : names)
-    if (void* library = dlopen(name.c_str(), RTLD_NOW | RTLD_GLOBAL)) return library;
-  return nullptr;
-}
-
-// NVRTC as the loader finds it, or beside the CUDA runtime that libtorch brought.
-void* open_nvrtc() {
-  std::vector<std::string> names{"libnvrtc.so.13", "libnvrtc.so.12", "libnvrtc.so"};
-  const std::string runtime = folder_of("libcudart");
-  for (const std::string& folder : {runtime, runtime + "/../../cuda_nvrtc/lib"}) {
-    std::error_code none;
-    if (runtime.empty()) continue;
-    for (const auto& file : std::filesystem::directory_iterator(folder, none))
-      if (file.path().filename().string().rfind("libnvrtc.so", 0) == 0) names.push_back(file.path().string());
-  }
-  return open_any(names);
-}
-
 const Library& library() {
   static const Library library = [] {
     Library of{};
-    void *process = dlopen(nullptr, RTLD_NOW), *driver = open_any({"libcuda.so.1"}), *nvrtc = nullptr;
+    void *process = dlopen(nullptr, RTLD_NOW), *driver = dlopen("libcuda.so.1", RTLD_NOW | RTLD_GLOBAL), *nvrtc = rollflow_nvrtc(nullptr);
     const auto find = [&](auto& function, void* in, const char* name) {
       void* found = dlsym(process, name);
       if (!found && in) found = dlsym(in, name);
       function = reinterpret_cast<std::remove_reference_t<decltype(function)>>(found);
       if (!found && of.problem.empty()) of.problem = std::string(name) + " is in no library here";
     };
-    if (!dlsym(process, "nvrtcCreateProgram")) nvrtc = open_nvrtc();
     find(of.attribute, nullptr, "cudaDeviceGetAttribute");
     find(of.load, driver, "cuModuleLoadData");
     find(of.function, driver, "cuModuleGetFunction");
@@ -135,7 +106,7 @@ std::vector<char> compiled(int64_t device, const std::vector<std::string>& defin
   return binary;
 }
 
-// A kernel, compiled once for each device and set of definitions, and never unloaded.
+// A kernel, compiled once for each device and set of definitions, and never unloaded. Requires the device's context.
 void* kernel(int64_t device, const std::string& name, const std::vector<std::string>& definitions) {
   static std::mutex mutex;
   static std::map<std::pair<int64_t, std::vector<std::string>>, std::pair<void*, std::map<std::string, void*>>> modules;
@@ -153,19 +124,22 @@ void* kernel(int64_t device, const std::string& name, const std::vector<std::str
   return function;
 }
 
-// Why a device can't run the kernels; empty if it can. The first time, it compiles some.
-std::string problem_of(int64_t device, bool* first) {
+// Why a device can't run the kernels, whose text is `text`; empty if it can. The first time, it compiles some.
+std::string problem_of(int64_t device, const char* text, bool* first) {
   static std::mutex mutex;
   static std::map<int64_t, std::string> known;
   const std::lock_guard<std::mutex> lock(mutex);
+  if (source().empty()) source() = text;
   const auto found = known.find(device);
   *first = found == known.end();
   if (!*first) return found->second;
   std::string problem = library().problem;
   try {
     if (problem.empty() && generation(device) < 80) problem = "they need the Ampere generation or a newer one";
-    const Tensor somewhere = problem.empty() ? at::empty({1}, at::TensorOptions(at::kFloat).device(at::kCUDA, static_cast<c10::DeviceIndex>(device))) : Tensor();
-    if (problem.empty()) kernel(device, "swiglu", {"-DFORMAT=0"});
+    if (problem.empty()) {
+      const DeviceContext context(device);
+      kernel(device, "swiglu", {"-DFORMAT=0"});
+    }
   } catch (const std::exception& error) {
     problem = error.what();
   }
@@ -181,7 +155,7 @@ int generation(int64_t device) { return 10 * attribute(75, device) + attribute(7
 
 void launch_with(const Tensor& on, const char* name, const std::vector<std::string>& definitions, Grid grid, int64_t threads, void* args) {
   if (grid.x == 0) return;
-  const c10::DeviceGuard guard(on.device());
+  const DeviceContext context(on.device().index());
   const c10::impl::VirtualGuardImpl streams(on.device().type());
   void* const stream = streams.getStreamNativeHandle(streams.getStream(on.device()));
   void* params[] = {args};
@@ -191,6 +165,11 @@ void launch_with(const Tensor& on, const char* name, const std::vector<std::stri
   TORCH_CHECK(result == 0, "the kernel ", name, " does not start: the CUDA driver's error ", result);
 }
 
+void prepare(const Tensor& on, const char* name, const std::vector<std::string>& definitions) {
+  const DeviceContext context(on.device().index());
+  kernel(on.device().index(), name, definitions);
+}
+
 }  // namespace gpu
 
 // What they take is in gpu.rs.
@@ -198,8 +177,7 @@ extern "C" {
 
 // Null if the device runs the kernels, whose text is `text`; else why not. `first`: this was not asked for before.
 char* rollflow_gpu_problem(int64_t device, const char* text, bool* first) {
-  if (source().empty()) source() = text;
-  const std::string problem = problem_of(device, first);
+  const std::string problem = problem_of(device, text, first);
   return problem.empty() ? nullptr : strdup(problem.c_str());
 }
 

@@ -29,6 +29,9 @@ struct Grid {
 // Starts a kernel on the stream of a tensor's device. `args`: its structure.
 void launch_with(const Tensor& on, const char* name, const std::vector<std::string>& definitions, Grid grid, int64_t threads, void* args);
 
+// Loads a kernel that a later recorded step may start: the driver loads none while a graph is recorded.
+void prepare(const Tensor& on, const char* name, const std::vector<std::string>& definitions);
+
 template <typename Args>
 void launch(const Tensor& on, const char* name, const std::vector<std::string>& definitions, Grid grid, int64_t threads, Args args) {
   launch_with(on, name, definitions, grid, threads, &args);

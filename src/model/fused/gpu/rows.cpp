@@ -118,7 +118,7 @@ Tensor draw(const Tensor& logits, const Tensor& settings) {
   const DrawArgs args{floats(logits), reinterpret_cast<const double*>(settings.data_ptr()), reinterpret_cast<double*>(drawn.data_ptr()),
                       to_floats(parts), logits.size(1), count};
   launch(logits, "draw_parts", {"-DFORMAT=0"}, {rows, count}, 128, args);
-  launch(logits, "draw", {"-DFORMAT=0"}, {rows}, 512, args);
+  launch(logits, "draw", {"-DFORMAT=0"}, {rows}, 32 * DRAW_WARPS, args);
   return drawn;
 }
 

@@ -66,6 +66,7 @@ Tensor attend(const Tensor& qkv, const Tensor& cos, const Tensor& sin, const Ten
                                              define("KEYS", keys),       define("ROTATED", of.rotated), define("GATED", of.gated)};
   launch(from, "attend", definitions, {keys, slots, splits}, 64, args);
   if (splits > 1) launch(from, "merge", definitions, {slots, heads}, std::min<int64_t>(dim, 128), args);
+  else prepare(from, "merge", definitions);
   return out;
 }
 

@@ -71,6 +71,20 @@ fn same_within(
     }
 }
 
+/// Kernels are loaded into a context: each device has one, and a new thread none.
+#[test]
+fn kernels_run_on_each_device_and_in_each_new_thread() {
+    let Some(_) = device() else { return };
+    for index in [0, 1, 0].into_iter().filter(|index| Compute::cuda(*index, crate::model::Dtype::Bf16).check().is_ok()) {
+        let work = move || {
+            let gate_up = normal(&[3, 32], Kind::BFloat16, Device::Cuda(index));
+            let halves = host(&gate_up).chunk(2, -1);
+            close("swiglu", &swiglu(&gate_up).unwrap(), &(halves[0].silu() * &halves[1]), bound(Kind::BFloat16));
+        };
+        std::thread::spawn(work).join().unwrap();
+    }
+}
+
 /// Two tokens one after the other, also where heads of values share keys; the host computes in f32, unrounded.
 #[test]
 fn a_token_of_a_delta_net_equals_the_hosts_and_leaves_its_states() {
