@@ -4,7 +4,7 @@
 
 use std::cmp::Ordering;
 
-use super::plan::Pipeline;
+use super::plan::{Pipeline, Plan};
 use super::presets::{PRESETS, Preset};
 use crate::settings::document::{Entry, Node, Table, Value};
 use crate::settings::error::Place;
@@ -125,6 +125,27 @@ fn unrewarded(table: &mut Table, place: &Place) -> Option<Derived> {
 
 fn entry(value: Value, place: &Place) -> Entry {
     Entry { key_place: place.clone(), node: Node { value, place: place.clone() } }
+}
+
+/// Gives servers all completions that may be in flight if the recipe does not say how many. A fleet computes
+/// more at a time than an engine of this process.
+pub(crate) fn sequences(root: &Node, plan: &mut Plan) -> Vec<Derived> {
+    let Value::Table(table) = &root.value else { return Vec::new() };
+    if !plan.engine.is_remote() {
+        return Vec::new();
+    }
+    let (all, mut derived) = (plan.most_in_flight().min(u32::MAX as usize), Vec::new());
+    let mut give = |section: &str, to: &mut usize| {
+        let given = table.get(section).map(|entry| &entry.node.value);
+        if !matches!(given, Some(Value::Table(keys)) if keys.contains_key("max_num_seqs")) {
+            *to = all;
+            let key = format!("{section}.max_num_seqs");
+            derived.push(Derived::of(key, all, "flow.window * generate.group_size, which servers divide among them"));
+        }
+    };
+    give("generate", &mut plan.generate.max_num_seqs);
+    plan.eval.iter_mut().for_each(|eval| give("eval", &mut eval.max_num_seqs));
+    derived
 }
 
 /// Sections with a length, in steps or in epochs.

@@ -165,12 +165,18 @@ impl Plan {
         computes && self.scoring_policies().all(|(_, of)| !of.follows())
     }
 
-    /// Largest number of sequences decoded at the same time: as many as can be in flight, and at
+    /// Completions that may be in flight at the same time: those of the admission window.
+    pub fn most_in_flight(&self) -> usize {
+        self.admission_window().saturating_mul(self.generate.group_size)
+    }
+
+    /// Largest number of sequences decoded at the same time: as many as can be in flight, and in this process at
     /// most the largest cache that is allocated without a setting.
     pub fn most_slots(&self) -> usize {
-        match self.generate.max_num_seqs {
-            0 => self.admission_window().saturating_mul(self.generate.group_size).min(MOST_SLOTS_UNASKED),
-            slots => slots,
+        match (self.generate.max_num_seqs, self.engine.is_remote()) {
+            (0, true) => self.most_in_flight(),
+            (0, false) => self.most_in_flight().min(MOST_SLOTS_UNASKED),
+            (slots, _) => slots,
         }
     }
 

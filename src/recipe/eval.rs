@@ -35,7 +35,8 @@ section! {
         max_new_tokens: Option<usize> = None, SOME_IF_GIVEN;
         /// Smallest reward of a right completion.
         success: f64 = 1.0, FINITE;
-        /// Completions generated at the same time.
+        /// Completions generated at the same time. Left out with servers: `flow.window` ×
+        /// `generate.group_size`.
         #[formerly(slots)]
         max_num_seqs: usize = 64, SOME;
         /// Threads that generate them. No core is reserved for them.

@@ -29,7 +29,8 @@ section! {
         /// If true, the end-of-text token does not end a completion, so that every completion has
         /// `max_new_tokens`: for measurements.
         ignore_eos: bool = false;
-        /// Sequences decoded at the same time; 0 chooses by measuring.
+        /// Sequences decoded at the same time; 0 chooses by measuring. Left out with servers: `flow.window` ×
+        /// `group_size`, all that may be in flight.
         #[formerly(slots)]
         max_num_seqs: usize = 64;
         /// Policy for completions in flight when new weights arrive.

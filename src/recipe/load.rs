@@ -115,7 +115,8 @@ fn resolve(file: &str, text: &str, sets: &[String], further: impl Fn(&Plan) -> V
     let later = placed(found, &findings);
     findings.errors.extend(later);
     RecipeErrors::unless_empty(findings.errors)?;
-    let derived = [derived, plan.derived()].concat();
+    let served = defaults::sequences(&root, &mut plan);
+    let derived = [derived, plan.derived(), served].concat();
     Ok((plan, derived))
 }
 

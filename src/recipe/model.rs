@@ -39,6 +39,12 @@ impl Model {
     pub fn precision(&self) -> Dtype {
         self.dtype.unwrap_or(self.device.precision())
     }
+
+    /// These settings for the model in another folder.
+    pub fn of_folder(&self, path: PathBuf) -> Model {
+        let source = ModelSource::Folder(ModelFolder { path, preset: None, revision: None });
+        Model { source, ..self.clone() }
+    }
 }
 
 /// A device by its name.

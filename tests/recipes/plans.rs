@@ -14,7 +14,7 @@ use rollflow::algo::{
 use rollflow::data::source::Columns;
 use rollflow::recipe::{
     Composition, Custom, Fallback, Filter, Machine, ModelSource, OnStale, Params, PartRule, Pipeline, Plan, ReferencePolicy,
-    RewardModel, RewardRule, Sft, Source, TaskData, Train, check_text_on, load, pages, parse,
+    RewardModel, RewardRule, Sft, Source, TaskData, Train, check_text_on, load, load_with, pages, parse,
 };
 use rollflow::stages::reward::ModelRule;
 use rollflow::train::NonFinitePolicy;
@@ -317,6 +317,34 @@ fn a_synchronous_run_may_over_sample_and_may_generate_on_servers() {
     servers.push("generate.max_num_seqs=0".to_owned());
     let plan = load(&grpo(), &[&sets[..], &servers].concat()).unwrap();
     assert!(plan.engine.is_remote() && plan.flow.max_staleness == 0);
+}
+
+#[test]
+fn servers_get_all_that_may_be_in_flight_unless_the_recipe_says_how_many() {
+    let text = |more: &str| {
+        format!("pipeline = \"grpo\"\nmodel = {{ kind = \"tiny\" }}\ntask = {{ kind = \"arithmetic\" }}\neval = {{}}\n{more}")
+    };
+    let servers = "engine = { kind = \"vllm\", urls = [\"http://127.0.0.1:8000\"] }\n";
+    let slots = |more: &str| {
+        let plan = parse("recipe.toml", &text(more), &[]).unwrap();
+        assert_eq!(parse("recipe.toml", &plan.to_toml(), &[]).unwrap(), plan);
+        (plan.most_slots(), plan.eval.map(|eval| eval.max_num_seqs))
+    };
+    // A window of 64 groups.
+    let large = "generate = { group_size = 16, max_num_seqs = 0 }\n";
+    assert_eq!(slots(servers), (64 * 8, Some(64 * 8)));
+    assert_eq!(slots(&(servers.to_owned() + "generate = { max_num_seqs = 24 }\n")), (24, Some(64 * 8)));
+    assert_eq!(slots(&(servers.to_owned() + large)), (64 * 16, Some(64 * 16)));
+    assert_eq!(slots(""), (64, Some(64)));
+    assert_eq!(slots(large), (256, Some(64)), "a cache of this process has room for each");
+
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("recipe.toml");
+    fs::write(&file, text(servers)).unwrap();
+    let (_, derived) = load_with(&file, &[], |_| Vec::new()).unwrap();
+    for key in ["generate.max_num_seqs", "eval.max_num_seqs"] {
+        assert!(derived.iter().any(|of| of.key == key && of.value == "512"), "{key}: {derived:?}");
+    }
 }
 
 #[test]

@@ -5,7 +5,7 @@ use std::process::Command;
 
 use anyhow::{Context, Result, ensure};
 use clap::{Args, Subcommand};
-use rollflow::recipe::{self, Plan};
+use rollflow::recipe::{self, Plan, RecipeErrors};
 use rollflow::util::{atomic_file, reading};
 
 use super::{End, out, refused};
@@ -195,12 +195,42 @@ impl Settings {
 
     /// The job of a recipe. Models and data that it names may lie elsewhere, and are not looked for.
     fn job(&self, recipe: &Path, registry: &Registry) -> Result<Job> {
-        let (settings, sets) = self.read()?;
+        let (settings, mut sets) = self.read()?;
+        let serves = settings.engines.count > 0;
+        if serves {
+            leave_addresses(&mut sets)?;
+        }
         let text = reading::read_text(recipe).map_err(|error| refused(format!("{}: {error}", recipe.display())))?;
         let name = recipe.display().to_string();
-        let plan: Plan = recipe::parse_with(&name, &text, &sets, |plan| complaints(registry, plan)).map_err(End::Recipe)?;
+        let parse = |sets: &[String]| recipe::parse_with(&name, &text, sets, |plan| complaints(registry, plan));
+        let plan: Plan = match parse(&sets) {
+            Err(errors) if serves => {
+                let fewer = |others: RecipeErrors| if others.iter().count() < errors.iter().count() { others } else { errors };
+                parse(&[&sets[..], &[PLACEHOLDER.to_owned()]].concat()).map_err(fewer)
+            }
+            parsed => parsed,
+        }
+        .map_err(End::Recipe)?;
         Job::of(&plan, recipe, sets, settings).map_err(|error| refused(format!("{error:#}")))
     }
+}
+
+/// Address of a server whose host is known when the run starts.
+const PLACEHOLDER: &str = "engine.urls=[\"http://engine:8400\"]";
+
+/// Removes overrides of `engine.urls`, which take precedence over the addresses that the platform gives.
+fn leave_addresses(sets: &mut Vec<String>) -> Result<()> {
+    let is = |set: &String, key: &str| set.split_once('=').is_some_and(|(given, _)| given.trim() == key);
+    if sets.iter().any(|set| is(set, "engine")) {
+        let why = "`engine` replaces the whole section, and the addresses of deploy.engines with it; set its keys, such as engine.kind=vllm";
+        return Err(refused(why));
+    }
+    let given = sets.len();
+    sets.retain(|set| !is(set, "engine.urls"));
+    if sets.len() < given {
+        out::complain("engine.urls is left out: the run gets the addresses of deploy.engines");
+    }
+    Ok(())
 }
 
 impl Files {

@@ -19,7 +19,7 @@ use serde_json::{Value, json};
 
 use super::out;
 use super::plans::{RecipeArgs, load, load_of_run};
-use super::policies::{model_folder, policy_of};
+use super::policies::{model_folder, policy_by, saved};
 use crate::assemble::engines::Engines;
 use crate::assemble::evaluation::eval_spec;
 use crate::assemble::policy;
@@ -75,7 +75,7 @@ impl Eval {
         let environment = self.environment.as_deref().map(environment_sets).transpose()?;
         let sets: Vec<String> = environment.into_iter().flatten().chain(self.sets.iter().cloned()).collect();
         let plan = match is_run {
-            true => load_of_run(&self.what, &sets, registry)?,
+            true => self.plan_of_run(&sets, registry)?,
             false => load(&RecipeArgs { recipe: self.what.clone(), sets }, registry)?,
         };
         let (model, policy) = self.model(&plan, is_run)?;
@@ -136,14 +136,26 @@ impl Eval {
         out::text(&format!("{table}{count} answers: {}\n", answers.display()))
     }
 
+    /// The run's plan under these overrides.
+    fn plan_of_run(&self, sets: &[String], registry: &Registry) -> Result<Plan> {
+        let mut plan = load_of_run(&self.what, sets, registry)?;
+        let given = sets.iter().any(|set| set.trim_start().starts_with("eval"));
+        // A number for servers would take as much memory here.
+        if !given && !plan.engine.is_remote() && load_of_run(&self.what, &[], registry)?.engine.is_remote() {
+            plan.eval.iter_mut().for_each(|eval| eval.max_num_seqs = Section::default().max_num_seqs);
+        }
+        Ok(plan)
+    }
+
     fn model(&self, plan: &Plan, is_run: bool) -> Result<(PathBuf, Policy)> {
         let model = match (&self.model, is_run) {
             (Some(model), _) => model,
             (None, true) => &self.what,
             (None, false) => return Ok((PathBuf::from(&plan.name), policy::policy(Start::of(plan))?)),
         };
-        let policy = policy_of(model, policy::compute(&plan.model)?)?.within(plan.model.context).context("model.context")?;
-        Ok((model_folder(model)?, policy))
+        let own = is_run && self.model.is_none() && !self.sets.iter().any(|set| set.trim_start().starts_with("chat"));
+        let chat = if own { saved(plan.chat.clone()) } else { plan.chat.clone() };
+        Ok((model_folder(model)?, policy_by(&Plan { chat, ..plan.clone() }, model)?))
     }
 }
 
@@ -213,7 +225,11 @@ impl StandaloneEval<'_> {
     }
 
     fn eval(&self) -> Section {
-        self.plan.eval.clone().unwrap_or_default()
+        let by_default = || match self.plan.engine.is_remote() {
+            true => Section { max_num_seqs: self.plan.most_in_flight(), ..Section::default() },
+            false => Section::default(),
+        };
+        self.plan.eval.clone().unwrap_or_else(by_default)
     }
 
     /// Identity of the evaluation. Answers of evaluations with different identities are never mixed.

@@ -70,7 +70,7 @@ pub struct Generate {
 
 impl Generate {
     pub fn run(self) -> Result<()> {
-        let policy = self.computing.policy_of(&self.model)?;
+        let policy = self.computing.policy_by_recipe(&self.model)?;
         let prompt = self.asked()?;
         let tokens = policy.tokenizer().encode_prompt(&Prompt::from(prompt.clone()))?;
         let Answer { text, tokens, log_probs, finish } = self.answer(&policy, &tokens)?;

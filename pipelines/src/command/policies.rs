@@ -8,10 +8,11 @@ use anyhow::{Context, Result, bail};
 use clap::Args;
 use rollflow::model::{Compute, Dtype};
 use rollflow::prelude::Policy;
-use rollflow::recipe::DeviceName;
+use rollflow::recipe::{self, Chat, DeviceName, PLAIN, Plan};
 use rollflow::train::checkpoint::{self, CHECKPOINTS};
+use rollflow::util::reading;
 
-use super::choice;
+use super::{End, choice};
 use crate::assemble::{models, policy};
 use crate::run::RECIPE;
 
@@ -39,14 +40,37 @@ impl Computing {
 
     /// Loads the model in `path`.
     pub fn policy_of(&self, path: &Path) -> Result<Policy> {
-        policy_of(path, self.compute()?)?.within(self.context).context("--context")
+        let (folder, compute) = (model_folder(path)?, self.compute()?);
+        let policy = Policy::load_for(&folder, compute).with_context(|| format!("loading {}", folder.display()))?;
+        policy.within(self.context).context("--context")
+    }
+
+    /// Loads the model in `path`; the newest checkpoint of a run as its recipe reads it.
+    pub fn policy_by_recipe(&self, path: &Path) -> Result<Policy> {
+        if path.join("config.json").exists() || !path.join(RECIPE).exists() {
+            return self.policy_of(path);
+        }
+        let (file, compute) = (path.join(RECIPE), self.compute()?);
+        let text = reading::read_text(&file).with_context(|| format!("reading {}", file.display()))?;
+        let mut plan = recipe::parse(&file.display().to_string(), &text, &[]).map_err(End::Recipe)?;
+        (plan.model.device, plan.model.dtype) = (self.device, Some(compute.dtype));
+        plan.model.context = self.context.or(plan.model.context);
+        policy_by(&Plan { chat: saved(plan.chat), ..plan }, path)
     }
 }
 
-/// The model in `path`, computed so, in its own context.
-pub fn policy_of(path: &Path, compute: Compute) -> Result<Policy> {
+/// The model in `path` as `plan` reads its own: with its chat template, format and context, and in 4 bits
+/// if its adapters are over those.
+pub fn policy_by(plan: &Plan, path: &Path) -> Result<Policy> {
     let folder = model_folder(path)?;
-    Policy::load_for(&folder, compute).with_context(|| format!("loading {}", folder.display()))
+    let loading = || format!("loading {}", folder.display());
+    policy::base(&plan.model.of_folder(folder.clone()), &plan.chat, plan.lora.as_ref(), plan.seed).with_context(loading)
+}
+
+/// `[chat]` of a run for its checkpoints. They contain the run's template, whose file may be gone.
+pub fn saved(chat: Chat) -> Chat {
+    let template = chat.template.filter(|file| file == PLAIN || Path::new(file).exists());
+    Chat { template, ..chat }
 }
 
 /// The folder that holds the model which `path` names.

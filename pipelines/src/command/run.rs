@@ -9,7 +9,7 @@ use clap::Args;
 use rollflow::flow::Ended;
 use rollflow::hub::Cache;
 use rollflow::observe::logs::DEAD_LETTERS;
-use rollflow::recipe::Plan;
+use rollflow::recipe::{Machine, Plan};
 
 use super::plans::{RecipeArgs, load};
 use super::resume::Resume;
@@ -97,6 +97,7 @@ pub enum Drained {
 pub fn execute(plan: &Plan, registry: &Registry, run: RunFolder, from: Option<&ResumePoint>, drained: Drained) -> Result<()> {
     let run = run.among(registry.ranks());
     run.console().install()?;
+    plan.warnings(Machine::here()).iter().for_each(|warning| run.say(&format!("warning: {warning}")));
     let report = crate::run_plan(plan, registry, &run, from)?;
     let mut told = format!("{report}\n");
     told += &format!("report: {}\n", run.path().join(PAGE).display());

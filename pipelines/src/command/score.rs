@@ -60,7 +60,7 @@ type Line = (Value, Result<Sample>);
 
 impl Score {
     pub fn run(self) -> Result<()> {
-        let policy = self.computing.policy_of(&self.model)?;
+        let policy = self.computing.policy_by_recipe(&self.model)?;
         let config = LocalConfig {
             temperature: self.temperature,
             micro_batch_tokens: self.pass_tokens.max(1),

@@ -1,5 +1,6 @@
 //! Docker compose: a service per rank and per server, on one machine.
 
+use std::ops::Range;
 use std::path::Path;
 
 use anyhow::{Context, Result};
@@ -28,7 +29,8 @@ pub fn file(job: &Job, folder: &Path) -> Result<String> {
         if of.engines.count > 0 {
             env.insert(URLS.to_owned(), json!(job.urls((0..of.engines.count).map(engine))));
         }
-        let mut service = service(job, &of.image, &words, job.rank_needs(), folder, env);
+        let gpus = rank * of.gpus..(rank + 1) * of.gpus;
+        let mut service = service((job, folder), &of.image, &words, job.rank_needs(), gpus, env);
         // A run that ends with 2 has a wrong recipe, and ends so each time.
         service["restart"] = json!("on-failure:10");
         service["stop_grace_period"] = json!(format!("{}s", of.grace));
@@ -38,8 +40,10 @@ pub fn file(job: &Job, folder: &Path) -> Result<String> {
         services.insert(format!("trainer-{rank}"), service);
     }
     for at in 0..of.engines.count {
+        let first = of.ranks * of.gpus + at * of.engines.gpus;
         let (of, image) = (&of.engines, of.engines.image.as_ref().unwrap_or(&of.image));
-        let mut service = service(job, image, &of.command, job.engine_needs(), folder, Map::new());
+        let gpus = first..first + of.gpus;
+        let mut service = service((job, folder), image, &of.command, job.engine_needs(), gpus, Map::new());
         service["restart"] = json!("unless-stopped");
         services.insert(engine(at), service);
     }
@@ -50,7 +54,15 @@ pub fn file(job: &Job, folder: &Path) -> Result<String> {
     yaml::documents(&head, &[json!({"name": job.name, "services": services})])
 }
 
-fn service(job: &Job, image: &str, words: &[String], needs: Needs, folder: &str, own: Map<String, Value>) -> Value {
+/// The service of a process of a job, which works in a folder, on the GPUs of these numbers.
+fn service(
+    (job, folder): (&Job, &str),
+    image: &str,
+    words: &[String],
+    needs: Needs,
+    gpus: Range<usize>,
+    own: Map<String, Value>,
+) -> Value {
     // Compose fills in `$NAME`; `$$` is a dollar.
     let literal = |text: &str| text.replace('$', "$$");
     let home = [("HOME", "/tmp"), ("USER", "rollflow")];
@@ -66,9 +78,11 @@ fn service(job: &Job, image: &str, words: &[String], needs: Needs, folder: &str,
         "tmpfs": ["/tmp"], "read_only": true, "cap_drop": ["ALL"], "security_opt": ["no-new-privileges:true"],
         "cpus": needs.cpus as f64, "mem_limit": format!("{}g", needs.memory),
     });
-    if needs.gpus > 0 {
+    if !gpus.is_empty() {
+        // A number of GPUs would be the first ones for every container.
+        let ids: Vec<String> = gpus.map(|gpu| gpu.to_string()).collect();
         service["deploy"] = json!({"resources": {"reservations": {"devices": [
-            {"driver": "nvidia", "count": needs.gpus, "capabilities": ["gpu"]},
+            {"driver": "nvidia", "device_ids": ids, "capabilities": ["gpu"]},
         ]}}});
     }
     service

@@ -4,9 +4,10 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
-use rollflow::recipe::{Pipeline, Plan, with_current_names};
+use rollflow::recipe::{DeviceName, Pipeline, Plan, parse, with_current_names};
 use rollflow::train::checkpoint::{self, CHECKPOINTS};
 
+use crate::assemble::conversations;
 use crate::assemble::models::Lineage;
 use crate::run::RECIPE;
 use crate::run::record::Record;
@@ -121,14 +122,12 @@ pub fn changed_for_resume(run: &Path, plan: &Plan) -> Result<Vec<String>> {
         true => std::fs::read_to_string(&path).with_context(|| format!("reading {}", path.display()))?,
         false => recorded,
     };
-    let before = flat(&before).with_context(|| format!("the recipe that {} was begun with", run.display()))?;
-    let now = flat(&plan.to_toml()).context("the recipe as TOML")?;
-    let sections: Vec<&str> = before.keys().map(|key| section(key)).collect();
+    let filled = filled(&before);
+    let before = with_dtype(flat(&before).with_context(|| format!("the recipe that {} was begun with", run.display()))?);
+    let now = with_dtype(flat(&plan.to_toml()).context("the recipe as TOML")?);
     let keys = before.keys().chain(now.keys().filter(|key| !before.contains_key(*key)));
-    let line = |key: &String| match (before.get(key), now.get(key)) {
-        (Some(before), Some(now)) if before == now => None,
-        // A key that the version which began the run did not know.
-        (None, Some(_)) if sections.contains(&section(key)) => None,
+    let line = |key: &String| match (before.get(key).or_else(|| filled.get(key)), now.get(key)) {
+        (before, now) if before == now => None,
         (before, now) => {
             let shown = |value: Option<&String>| value.map_or("absent", String::as_str).to_owned();
             Some(format!("`{key}` is {} in the run, and {} now", shown(before), shown(now)))
@@ -143,6 +142,22 @@ pub fn changed_for_resume(run: &Path, plan: &Plan) -> Result<Vec<String>> {
         false => line(key).filter(|_| !may_change(key)),
     };
     Ok(keys.filter_map(told).collect())
+}
+
+/// The keys of a recorded recipe with the defaults of those that the version which recorded it did not
+/// know. Empty if this version does not read it.
+fn filled(recorded: &str) -> BTreeMap<String, String> {
+    let Ok(mut plan) = parse(RECIPE, recorded, &[]) else { return BTreeMap::new() };
+    conversations::decide(&mut plan.chat, &plan.model.source);
+    flat(&plan.to_toml()).unwrap_or_default()
+}
+
+/// Names the format that models compute in, also where it follows from `model.device`.
+fn with_dtype(mut keys: BTreeMap<String, String>) -> BTreeMap<String, String> {
+    let device = keys.get("model.device").and_then(|device| device.trim_matches('"').parse().ok());
+    let dtype = device.unwrap_or(DeviceName::Cpu).precision();
+    keys.entry("model.dtype".to_owned()).or_insert_with(|| format!("{:?}", dtype.word()));
+    keys
 }
 
 /// Returns true if reinforcement has started, so that `[sft]` only provides data to `[mix]`.

@@ -3,8 +3,10 @@
 use std::fs;
 use std::path::Path;
 
-use rollflow::model::{Weights, load_hf};
+use rollflow::model::{Compute, Weights, load_hf};
 use rollflow::prelude::*;
+use rollflow::train::Scorer;
+use serde_json::Value;
 
 use crate::crashes::{run_killed, same_bytes};
 use crate::running::{GRPO, rollflow, run_args};
@@ -47,6 +49,31 @@ fn a_run_of_adapters_that_was_killed_is_the_run_that_was_not() {
         same_bytes(&whole.join("metrics.jsonl"), &killed.join("metrics.jsonl"));
         [whole, killed].iter().for_each(|run| fs::remove_dir_all(run).unwrap());
     }
+}
+
+/// The base that was trained over is another model than the folder's.
+#[test]
+fn a_run_over_4_bits_is_scored_over_them() {
+    let folder = tempfile::tempdir().unwrap();
+    let (trained, lines) = (folder.path().join("run"), folder.path().join("lines.jsonl"));
+    run(&trained, &[LORA, "lora.base=nf4", "train.lr=1e-2"]);
+    fs::write(&lines, "{\"text\":\"3+4=7\"}\n").unwrap();
+    let checkpoint = trained.join("checkpoints/step_000003");
+    let scored = |model: &Path| {
+        let ended = rollflow(&["score", model.to_str().unwrap(), lines.to_str().unwrap()]);
+        assert_eq!(ended.code, Some(0), "{}", ended.err);
+        serde_json::from_str::<Value>(&ended.out).unwrap()["sum"].as_f64().unwrap()
+    };
+    let tokenizer = Tokenizer::from_dir(&trained.join("base")).unwrap();
+    let policy = Policy::load_in_4_bits(&checkpoint, tokenizer, Compute::default()).unwrap();
+    let tokens = policy.tokenizer().encode("3+4=7").unwrap();
+    let mut samples = vec![Sample::supervised(&tokens[..1], &tokens[1..])];
+    let config = LocalConfig::new(CrossEntropy, Schedule::constant(0.0));
+    Scorer::new(config, policy.config().clone()).annotate(&policy.frozen(), &mut samples, Default::default()).unwrap();
+    let asked = samples[0].ref_log_probs.iter().zip(&samples[0].loss_mask).filter(|(_, weight)| **weight > 0.0);
+    let expected: f64 = asked.map(|(log_prob, _)| f64::from(*log_prob)).sum();
+    let (of_run, whole) = (scored(&trained), scored(&checkpoint));
+    assert!((of_run - expected).abs() < 1e-6 && (whole - expected).abs() > 1e-5, "{of_run} {whole} {expected}");
 }
 
 #[test]

@@ -85,3 +85,19 @@ fn on_a_terminal_lines_stand_above_one_progress_line() {
     }
     assert_in_order(&lines, &[&checkpoint(&run, 400), "RL training complete!", "grpo-addition finished"]);
 }
+
+#[test]
+fn a_run_a_resume_and_a_launch_print_each_warning_of_the_recipe_once() {
+    let folder = tempfile::tempdir().unwrap();
+    let (run, shared) = (folder.path().join("run"), folder.path().join("shared"));
+    let sets = ["train.max_grad_norm=20", "train.steps=1", "train.threads=1"];
+    let resume = ["resume", run.to_str().unwrap(), "--set", "train.steps=2"];
+    let launch: Vec<&str> =
+        ["launch", "--ranks", "2"].into_iter().chain(run_args(GRPO, &shared, &sets).into_iter().skip(1)).collect();
+    for args in [&run_args(GRPO, &run, &sets)[..], &resume, &launch] {
+        let ended = rollflow(args);
+        assert_eq!(ended.code, Some(0), "{}", ended.err);
+        let warned = ended.err.matches("warning: train.max_grad_norm is 20.0, far from what is common").count();
+        assert_eq!(warned, 1, "{args:?}: {}", ended.err);
+    }
+}

@@ -200,3 +200,38 @@ fn text_that_is_asked_as_the_user_is_the_conversation_that_it_means() {
     assert_eq!(asked, ran(&chats, "conversations", "{}"));
     assert_ne!(asked[0], ran(&text, "as_written", "{}")[0], "text is text where nothing else is said");
 }
+
+/// So is it asked by `generate`.
+#[test]
+fn a_run_is_evaluated_with_the_template_and_the_variables_that_it_was_trained_with() {
+    let folder = tempfile::tempdir().unwrap();
+    let (model, out, template) = (model(folder.path()), folder.path().join("run"), folder.path().join("mine.jinja"));
+    let strict = "{%- if thinking is not defined %}{{- raise_exception('thinking is not set') }}{%- endif %}";
+    fs::write(&template, strict.to_owned() + &read(&model.join("chat_template.jinja"))).unwrap();
+    let sets = [
+        format!("model={{kind=\"folder\",path={:?}}}", model.display().to_string()),
+        format!("chat={{ask=\"user\",template={:?},variables={{thinking=false}}}}", template.display().to_string()),
+        "eval={every=3,samples=0,limit=4}".to_owned(),
+    ];
+    let ended = run(GRPO, &out, &sets);
+    assert_eq!(ended.code, Some(0), "{}\n{}", ended.out, ended.err);
+    // The checkpoint has it.
+    fs::remove_file(&template).unwrap();
+    let path = out.to_str().unwrap();
+    let evaluated = rollflow(&["eval", path, "--json"]);
+    assert_eq!(evaluated.code, Some(0), "{}", evaluated.err);
+    let report: Value = serde_json::from_str(&evaluated.out).unwrap();
+    let answers = |file: &Path| {
+        let rows = read(file).lines().map(|line| serde_json::from_str(line).unwrap()).collect::<Vec<Value>>();
+        assert!(rows.len() == 4 && rows.iter().all(|row| row["reward"].is_number()), "{rows:?}");
+        let mut said: Vec<_> = rows.iter().map(|row| (row["question"].as_u64(), row["response"].to_string())).collect();
+        said.sort();
+        said
+    };
+    let during = answers(&out.join("evaluations/step_000003.jsonl"));
+    assert_eq!(answers(Path::new(report["answers"].as_str().unwrap())), during);
+    let said = rollflow(&["generate", path, "1+1=", "--chat", "--max-tokens", "2"]);
+    assert_eq!(said.code, Some(0), "{}", said.err);
+    let gone = rollflow(&["eval", path, "--set", "chat.template=gone.jinja"]);
+    assert!(gone.code == Some(1) && gone.err.contains("gone.jinja"), "{}", gone.err);
+}

@@ -34,12 +34,8 @@ fn set_of(words: &Value) -> String {
     words[words.iter().position(|word| *word == "--set").unwrap() + 1].to_owned()
 }
 
-const ENGINES: [&str; 4] = [
-    "engine.kind=vllm",
-    "engine.urls=[\"http://x:1\"]",
-    "deploy.engines.count=2",
-    "deploy.engines.command=[\"vllm\",\"serve\",\"$(id)\"]",
-];
+const ENGINES: [&str; 3] =
+    ["engine.kind=vllm", "deploy.engines.count=2", "deploy.engines.command=[\"vllm\",\"serve\",\"$(id)\"]"];
 
 #[test]
 fn a_hostile_override_reaches_the_run_as_it_was_given_on_every_platform() {
@@ -114,6 +110,35 @@ fn ranks_and_engines_find_each_other_on_every_platform() {
     let services: Vec<&String> = compose[0]["services"].as_object().unwrap().keys().collect();
     assert_eq!(services, ["trainer-0", "trainer-1", "trainer-2", "trainer-3", "engine-0", "engine-1"]);
     assert_eq!(compose[0]["services"]["trainer-3"]["environment"]["RANK"], "3");
+}
+
+#[test]
+fn the_addresses_of_deployed_engines_take_precedence_over_given_ones() {
+    let given = [&ENGINES[..], &["engine.urls=[\"http://x:1\"]"]].concat();
+    for sets in [&ENGINES[..], &given[..]] {
+        let compose = documents(&dry("compose", sets));
+        let trainer = &compose[0]["services"]["trainer-0"];
+        let words = trainer["entrypoint"].to_string();
+        assert!(words.contains("engine.kind=vllm") && !words.contains("engine.urls"), "{words}");
+        let urls = trainer["environment"]["ROLLFLOW__ENGINE__URLS"].as_str().unwrap();
+        assert_eq!(urls, "[\"http://engine-0:8400\", \"http://engine-1:8400\"]");
+    }
+    let sets = [&["engine={kind=\"vllm\"}"], &ENGINES[1..]].concat();
+    let sets: Vec<&str> = sets.into_iter().flat_map(|set| ["--set", set]).collect();
+    let refused = rollflow(&[&["deploy", "compose", RECIPE, "--dry-run"], &sets[..]].concat());
+    assert!(refused.code == Some(2) && refused.err.contains("set its keys, such as engine.kind=vllm"), "{refused:?}");
+}
+
+#[test]
+fn no_two_containers_of_a_machine_get_the_same_gpu() {
+    let gpus = ["deploy.ranks=2", "deploy.gpus=1", "deploy.engines.gpus=2"];
+    let compose = documents(&dry("compose", &[&gpus[..], &ENGINES[..]].concat()));
+    let ids = |service: &str| {
+        let devices = &compose[0]["services"][service]["deploy"]["resources"]["reservations"]["devices"];
+        devices[0]["device_ids"].as_array().unwrap().iter().map(|id| id.as_str().unwrap().to_owned()).collect::<Vec<_>>()
+    };
+    let all: Vec<String> = ["trainer-0", "trainer-1", "engine-0", "engine-1"].into_iter().flat_map(ids).collect();
+    assert_eq!(all, ["0", "1", "2", "3", "4", "5"]);
 }
 
 #[test]

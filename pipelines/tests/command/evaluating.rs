@@ -176,6 +176,28 @@ fn an_overlapped_run_ends_with_its_last_evaluation_in_its_last_row() {
 }
 
 #[test]
+fn a_run_of_servers_is_evaluated_here_with_the_number_of_sequences_of_one_process() {
+    let folder = tempfile::tempdir().unwrap();
+    let run = tiny_run(folder.path(), &EVALUATED);
+    let recipe = read(&run.join("recipe.toml"));
+    let served = recipe
+        .replace("[engine]\nkind = \"local\"\nurls = []", "[engine]\nkind = \"rollflow\"\nurls = [\"http://127.0.0.1:9\"]")
+        .replace("max_num_seqs = 8\n", "max_num_seqs = 512\n");
+    assert!(served.contains("http://127.0.0.1:9") && served.contains("max_num_seqs = 512"), "{served}");
+    fs::write(run.join("recipe.toml"), served).unwrap();
+    let asked = |name: &str, more: &[&str]| {
+        let out = folder.path().join(name);
+        let sets = ["engine={kind=\"local\"}"].iter().chain(more).flat_map(|set| ["--set", *set]);
+        let args = ["eval", run.to_str().unwrap(), "--out", out.to_str().unwrap()].into_iter().chain(sets);
+        let ended = rollflow(&args.collect::<Vec<_>>());
+        assert_eq!(ended.code, Some(0), "{}", ended.err);
+        serde_json::from_str::<Value>(&read(&out.join("evaluation.json"))).unwrap()["asked"].to_string()
+    };
+    assert!(asked("here", &[]).contains("max_num_seqs = 64"));
+    assert!(asked("wide", &["eval.max_num_seqs=16"]).contains("max_num_seqs = 16"));
+}
+
+#[test]
 fn an_interrupted_evaluation_asks_only_what_is_missing() {
     let folder = tempfile::tempdir().unwrap();
     let (run, out) = (tiny_run(folder.path(), &EVALUATED), folder.path().join("eval"));

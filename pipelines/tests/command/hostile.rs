@@ -135,6 +135,38 @@ fn a_resume_with_other_draws_or_groups_is_refused_and_leaves_the_run_as_it_is() 
 }
 
 #[test]
+fn a_resume_with_a_setting_that_the_run_left_out_is_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    let run = folder.path().join("run");
+    finished(&run, &["train.steps=1"]);
+    let resume = |sets: &[&str]| {
+        let sets = sets.iter().flat_map(|set| ["--set", set]);
+        rollflow(&["resume", run.to_str().unwrap()].into_iter().chain(sets).collect::<Vec<_>>())
+    };
+    for (set, named) in [
+        ("chat.system=\"Be brief.\"", "`chat.system` is absent in the run, and \"Be brief.\" now"),
+        ("train.off_policy_threshold=0.5", "`train.off_policy_threshold` is absent in the run, and 0.5 now"),
+        ("filter=[{kind=\"any_success\"}]", "`filter[0].kind` is absent in the run, and \"any_success\" now"),
+        ("model.dtype=bf16", "`model.dtype` is \"f32\" in the run, and \"bf16\" now"),
+    ] {
+        let refused = resume(&[set, "train.steps=2"]);
+        assert!(refused.code == Some(2) && refused.err.contains(named), "{set}: {}{}", refused.out, refused.err);
+    }
+    // A run of an earlier version, which did not know a key.
+    let older = |text: &str| text.replace("ignore_eos = false\n", "");
+    let recipe = fs::read_to_string(run.join("recipe.toml")).unwrap();
+    assert_ne!(older(&recipe), recipe);
+    fs::write(run.join("recipe.toml"), older(&recipe)).unwrap();
+    let mut record: serde_json::Value = serde_json::from_slice(&fs::read(run.join("run.json")).unwrap()).unwrap();
+    record["recipe"] = older(record["recipe"].as_str().unwrap()).into();
+    fs::write(run.join("run.json"), record.to_string()).unwrap();
+    let refused = resume(&["generate.ignore_eos=true", "train.steps=2"]);
+    assert!(refused.err.contains("`generate.ignore_eos` is false in the run, and true now"), "{}", refused.err);
+    let resumed = resume(&["model.dtype=f32", "train.steps=2"]);
+    assert_eq!(resumed.code, Some(0), "{}", resumed.err);
+}
+
+#[test]
 fn a_range_that_the_run_would_refuse_is_refused_by_check() {
     for (set, named) in [
         ("filter=[{kind=\"diversity\",min_unique_ratio=0.0}]", "`filter[0].min_unique_ratio` is 0"),

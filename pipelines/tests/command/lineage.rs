@@ -54,6 +54,26 @@ fn a_run_of_both_parts_that_was_killed_is_the_run_that_was_not() {
     }
 }
 
+/// Also of adapters, and of a policy that is held to what the supervised part made.
+#[test]
+fn a_run_of_both_parts_resumes_from_its_store_on_another_machine() {
+    let folder = tempfile::tempdir().unwrap();
+    for lora in ["lora.rank=2", "seed=3"] {
+        let [store, begun, moved] = ["store", "begun", "moved"].map(|name| folder.path().join(name));
+        let address = format!("file://{}", store.to_str().unwrap());
+        let (kept, held) = (format!("store={{url={address:?}}}"), ["reference={kind=\"frozen\"}", "train.kl_loss={beta=0.1}"]);
+        run(&begun, &[&[BOTH, lora, &kept, "sft.steps=3", "train.steps=2", "checkpoint.every=1"][..], &held].concat());
+        let learned = fs::read(begun.join("lineage.json")).unwrap();
+        fs::remove_dir_all(&begun).unwrap();
+        let ended = rollflow(&["resume", &address, "--out", moved.to_str().unwrap(), "--set", "train.steps=4"]);
+        assert_eq!(ended.code, Some(0), "{}{}", ended.out, ended.err);
+        assert_eq!(read(&moved.join("metrics.jsonl")).lines().count(), 4);
+        assert_eq!(fs::read(moved.join("lineage.json")).unwrap(), learned);
+        assert!(!moved.join("sft/checkpoints/step_000003/optimizer.safetensors").exists(), "no resume reads it");
+        [store, moved].iter().for_each(|path| fs::remove_dir_all(path).unwrap());
+    }
+}
+
 /// A key that nothing reads any more is an error, and not ignored.
 #[test]
 fn supervised_steps_can_be_raised_until_the_supervised_part_has_ended() {

@@ -236,7 +236,10 @@ fn a_model_with_longrope_reads_more_than_in_pre_training_if_the_recipe_says_so()
     let gap = last["log_prob_gap_max_nats"].as_f64().unwrap();
     assert!(gap.abs() < 1e-4, "the trainer rotates as the generator does: {gap}");
 
-    let asked = |context: &[&str]| running::rollflow(&[&["generate", out, "1+2=", "--max-tokens", "9"], context].concat());
-    assert!(asked(&[]).err.contains("give --context, up to 256"));
-    assert_eq!(asked(&["--context", "64"]).code, Some(0));
+    let asked =
+        |model: &str, more: &[&str]| running::rollflow(&[&["generate", model, "1+2=", "--max-tokens", "9"], more].concat());
+    let saved = format!("{out}/checkpoints/step_000002");
+    assert!(asked(&saved, &[]).err.contains("give --context, up to 256"));
+    assert_eq!(asked(&saved, &["--context", "64"]).code, Some(0));
+    assert_eq!(asked(out, &[]).code, Some(0), "the run's recipe has its context");
 }

@@ -7,7 +7,7 @@
 use std::collections::BTreeMap;
 use std::fmt;
 use std::marker::PhantomData;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use super::hub;
@@ -38,7 +38,7 @@ pub struct DataSpec {
     pub weight: Option<f64>,
     /// Names of the fields.
     pub columns: Columns,
-    /// Name in messages and metrics. Left out: the end of `data`.
+    /// Name in messages and metrics. Left out: the end of `data`, without the revision of an id.
     pub name: Option<String>,
     /// Hub, or its cache, from which ids are loaded.
     pub hub: Hub,
@@ -60,10 +60,13 @@ impl DataSpec {
         }
     }
 
-    /// Name of the data set.
+    /// Name of the data set. That of an id has no revision, so that a run which pins the id keeps the name.
     pub fn name(&self) -> String {
-        let end =
-            || self.data.file_stem().map_or_else(|| self.data.display().to_string(), |end| end.to_string_lossy().into_owned());
+        let end = || {
+            let shown = self.data.to_string_lossy();
+            let data: &str = if names_id(&self.data) { shown.split('@').next().unwrap_or(&shown) } else { &shown };
+            Path::new(data).file_stem().map_or_else(|| data.to_owned(), |end| end.to_string_lossy().into_owned())
+        };
         self.name.clone().unwrap_or_else(end)
     }
 

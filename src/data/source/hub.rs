@@ -134,6 +134,17 @@ fn ends_as_file(name: &str) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::data::source::DataSpec;
+
+    /// A run pins its ids. Curriculum, teachers and metrics name the data set as its recipe did.
+    #[test]
+    fn an_id_has_the_same_name_under_each_revision() {
+        let name = |data: &str| DataSpec::new(data).name();
+        for id in ["openai/gsm8k", "openai/gsm8k@0123456789abcdef0123456789abcdef01234567", "openai/gsm8k@refs/convert/parquet"] {
+            assert_eq!(name(id), "gsm8k", "{id}");
+        }
+        assert_eq!(DataSpec { name: Some("mine".to_owned()), ..DataSpec::new("openai/gsm8k@main") }.name(), "mine");
+    }
 
     #[test]
     fn ids_are_told_from_paths() {
