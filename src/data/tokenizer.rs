@@ -97,7 +97,7 @@ impl Tokenizer {
         let wrong = |name: &str, reason: String| DataError::invalid(&dir.join(name), reason);
         let mut inner = tokenizers::Tokenizer::from_bytes(file(TOKENIZER).map_or(&[][..], Vec::as_slice))
             .map_err(|error| wrong(TOKENIZER, error.to_string()))?;
-        // A file keeps what somebody asked for once, as transformers saves it; it applies to no other text.
+        // A file keeps what was asked for once, as transformers saves it; it applies to no other text.
         inner.with_padding(None).with_truncation(None).map_err(|error| wrong(TOKENIZER, error.to_string()))?;
         let config = file(CONFIG).map(|bytes| parse(&dir.join(CONFIG), bytes)).transpose()?.unwrap_or_default();
         let named = |key: &str| match config.get(key).map(|token| token.get("content").unwrap_or(token)) {
