@@ -202,7 +202,7 @@ test_schemas() {
   local venv=${XDG_CACHE_HOME:-$HOME/.cache}/rollflow/deploy-schemas
   python3 -m venv "$venv"
   "$venv/bin/pip" install -q kubernetes-validate jsonschema pyyaml compose-spec skypilot
-  local engines=(--set engine.kind=vllm --set 'engine.urls=["http://x:1"]' --set deploy.engines.count=2 --set 'deploy.engines.command=["vllm","serve","m"]'
+  local engines=(--set engine.kind=vllm --set deploy.engines.count=2 --set 'deploy.engines.command=["vllm","serve","m"]'
     --set deploy.gpus=1 --set deploy.engines.gpus=1 --set deploy.skypilot.accelerators=H200:2 --set deploy.skypilot.engine_accelerators=H200:1
     --set deploy.hours=2.5 --set deploy.skypilot.volume=runs --set 'deploy.secrets=["HF_HOME_KEY"]' --set 'deploy.env=["A=b: $c # d"]')
   for shape in plain ranks engines; do

@@ -90,6 +90,12 @@ impl Place {
         }
     }
 
+    /// GPUs of the other ones of `processes` on this host, if this is the first, by [`Place::gpu`].
+    pub fn other_gpus(&self, first: usize, visible: Option<&str>, processes: usize) -> Vec<usize> {
+        let gpus = (1..processes).map(|local_rank| Place { local_rank, ..self.clone() }.gpu(first, visible));
+        gpus.filter(|gpu| *gpu != first).collect()
+    }
+
     /// [`Place::of`] this process's environment.
     pub fn of_environment() -> Result<Option<Place>, RankError> {
         Place::of(|name| std::env::var(name).ok())
@@ -137,6 +143,7 @@ mod tests {
         let variables = [("RANK", "3"), ("WORLD_SIZE", "4"), ("LOCAL_RANK", "1"), ("MASTER_ADDR", "h")];
         let place = place(&variables).unwrap().unwrap();
         assert_eq!((place.gpu(0, None), place.gpu(2, Some("0,1,2,3")), place.gpu(0, Some("5"))), (1, 3, 0));
+        assert_eq!((place.other_gpus(1, None, 4), place.other_gpus(1, Some("5"), 4)), (vec![2, 3, 4], vec![]));
     }
 
     #[test]

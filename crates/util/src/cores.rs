@@ -7,7 +7,12 @@ const TOGETHER: [&str; 3] = ["LOCAL_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE", "
 /// job's processes on it.
 pub fn cores() -> usize {
     let here = std::thread::available_parallelism().map_or(1, usize::from);
-    (here / processes(|name| std::env::var(name).ok())).max(1)
+    (here / processes_here()).max(1)
+}
+
+/// Number of processes of this job on this machine, this one included.
+pub fn processes_here() -> usize {
+    processes(|name| std::env::var(name).ok())
 }
 
 fn processes(variable: impl Fn(&str) -> Option<String>) -> usize {

@@ -7,6 +7,7 @@ use anyhow::{Context, Result};
 use rollflow::engine::settings::{Engine, Launch};
 use rollflow::model::Dtype;
 use rollflow::prelude::Aggregation;
+use rollflow::ranks::Place;
 use rollflow::recipe::{
     Chat, Checkpointing, Critic, DeviceName, Environment, Eval, FlowLimits, Generate, Lora, MemoryPlan, Model, Net, Pipeline,
     Plan, Reward, RewardRule, Task, Train,
@@ -14,6 +15,7 @@ use rollflow::recipe::{
 use rollflow::stages::pairs::Pairing;
 use rollflow::stages::train::Distill;
 use rollflow::train::RouterReplay;
+use rollflow::util::cores::processes_here;
 use rollflow::weights::StoreRule;
 
 /// The model that a run begins with.
@@ -222,7 +224,7 @@ pub struct Serving<'a> {
     pub max_staleness: u64,
     /// Whether the trainer needs the experts of tokens.
     pub routes: bool,
-    /// Memory of this process on the GPUs, if it shares them with servers that it starts.
+    /// Memory of this process and of other ranks on the GPUs of this host, if servers that it starts share them.
     pub own: Vec<MemoryPlan>,
 }
 
@@ -231,7 +233,11 @@ impl<'a> Serving<'a> {
     pub fn of(plan: &'a Plan) -> Result<Self> {
         // A run without a GPU of its own leaves all of them to the servers, and its model need not be here.
         let shares = plan.devices().iter().any(|(_, device)| matches!(device, DeviceName::Cuda(_)));
-        let own = if shares && plan.engine.launch != Launch::None { MemoryPlan::of(plan)? } else { Vec::new() };
+        let mut own = if shares && plan.engine.launch != Launch::None { MemoryPlan::of(plan)? } else { Vec::new() };
+        let visible = std::env::var("CUDA_VISIBLE_DEVICES").ok();
+        if let (DeviceName::Cuda(first), Some(place)) = (plan.model.device, Place::of_environment()?) {
+            own = with_ranks(own, place.other_gpus(first, visible.as_deref(), processes_here()));
+        }
         Ok(Serving {
             engine: &plan.engine,
             net: &plan.net,
@@ -248,5 +254,28 @@ impl<'a> Serving<'a> {
     /// Folder of what servers load: `engine.folder`, or else `default`, as an absolute path.
     pub fn folder(&self, default: &Path) -> Result<std::path::PathBuf> {
         std::path::absolute(self.engine.folder.as_deref().unwrap_or(default)).context("the servers' folder (engine.folder)")
+    }
+}
+
+/// With the plans of other ranks on these GPUs of this host, which take what the first does on its own.
+fn with_ranks(mut own: Vec<MemoryPlan>, gpus: Vec<usize>) -> Vec<MemoryPlan> {
+    let of = |gpu| Some(MemoryPlan { device: DeviceName::Cuda(gpu).word(), ..own.first()?.clone() });
+    let others: Vec<MemoryPlan> = gpus.into_iter().filter_map(of).collect();
+    own.extend(others);
+    own
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn servers_leave_the_gpus_of_other_ranks_to_them() {
+        let plan = |gpu| MemoryPlan { device: DeviceName::Cuda(gpu).word(), parts: Vec::new(), has: None };
+        let own = with_ranks(vec![plan(0)], vec![1, 2, 3]);
+        let gpus: Vec<usize> = own.iter().filter_map(MemoryPlan::gpu).collect();
+        let engine = Engine { launch: Launch::Vllm, replicas: 4, ..Engine::default() };
+        assert_eq!((gpus.clone(), engine.gpus(8, &gpus)), (vec![0, 1, 2, 3], vec![4, 5, 6, 7]));
+        assert!(with_ranks(Vec::new(), vec![1]).is_empty(), "a run without servers plans nothing");
     }
 }
