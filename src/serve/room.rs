@@ -3,7 +3,7 @@
 use tch::Device;
 
 use super::ServeConfig;
-use crate::model::{PAGE, gpu_memory};
+use crate::model::{PAGE, gpu_memory, stream};
 use crate::train::Policy;
 use crate::util::memory::machine_memory;
 
@@ -11,7 +11,7 @@ use crate::util::memory::machine_memory;
 /// graphs take the rest.
 const OF_GPU: f64 = 0.8;
 
-/// The same of the machine's memory, weights included, for other processes need some, too.
+/// The same of the machine's memory that the weights leave, for other processes need some, too.
 const OF_MACHINE: f64 = 0.5;
 
 /// Most tokens of the cache, by the memory that is left when the weights are where they are computed; `None` if all
@@ -19,8 +19,12 @@ const OF_MACHINE: f64 = 0.5;
 pub(super) fn cache_tokens(placed: &Policy, config: &ServeConfig) -> Option<usize> {
     let (model, compute, flat) = (placed.config(), placed.compute(), placed.weights().flat);
     let free = match compute.device {
-        Device::Cuda(index) => gpu_memory(index)?.free as f64 * OF_GPU,
-        _ => machine_memory()? as f64 * OF_MACHINE - (flat.numel() * flat.kind().elt_size_in_bytes()) as f64,
+        Device::Cuda(index) => {
+            // What it took to place the weights.
+            stream::give_back_memory(compute.device);
+            gpu_memory(index)?.free as f64 * OF_GPU
+        }
+        _ => (machine_memory()? as f64 - (flat.numel() * flat.kind().elt_size_in_bytes()) as f64) * OF_MACHINE,
     };
     let fit = fitting(free.max(0.0) as u64, model.cached_bytes(compute), config, model.max_positions)?;
     tracing::info!(

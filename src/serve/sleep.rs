@@ -60,6 +60,11 @@ pub(super) async fn release(State(shared): State<Arc<Shared>>, body: Bytes) -> R
     if Parts::read(&body)? != both {
         return Err(Refusal::bad("this server sleeps as a whole: name both \"weights\" and \"kv_cache\", or none"));
     }
+    if shared.config.tinker.is_some() {
+        return Err(Refusal::bad(
+            "models of the Tinker API are trained over the served weights; a server that shall sleep serves without --tinker",
+        ));
+    }
     let _order = shared.changing.lock().await;
     shared.prepared.lock().take();
     let before = shared.served.lock().asleep;

@@ -157,10 +157,14 @@ pub(crate) fn sha256(bytes: &[u8]) -> String {
 }
 
 impl Part {
-    /// Name that finds the part in other versions, whatever file it is in there.
+    /// Name that finds the part in other versions, whatever file of its outermost folder it is in there. Other
+    /// folders may have tensors of the same names, such as those of a reference.
     pub(crate) fn key(&self, file: &str) -> String {
         match &self.tensor {
-            Some(tensor) => format!("tensor {tensor}"),
+            Some(tensor) => match file.split_once('/') {
+                Some((folder, _)) => format!("tensor {tensor} of {folder}"),
+                None => format!("tensor {tensor}"),
+            },
             None => format!("file {file}"),
         }
     }

@@ -170,6 +170,28 @@ fn chains_that_no_kept_version_needs_are_deleted_and_so_are_objects_of_a_killed_
     assert!(matches!(told, WeightsError::Superseded { own: 1, newer: 2, .. }), "{told}");
 }
 
+/// A run's upload has its checkpoint, in a folder of another name each time, and the weights that it began from.
+#[test]
+fn tensors_of_the_same_names_in_two_folders_are_each_their_own() {
+    let scene = Scene::new();
+    let (mut publisher, puller) = (scene.publisher(40, 2), scene.puller("pulled"));
+    let mut tensors = [words(1, 4000), words(2, 40)];
+    let before = scene.model(0, &tensors, false);
+    for version in 1..=3 {
+        tensors[0][version as usize * 7] ^= 1;
+        let (model, whole) = (scene.model(version, &tensors, false), scene.root.join(format!("whole-{version}")));
+        for (from, to) in [(&model, format!("checkpoints/step_{version}")), (&before, "sft/step_9".to_owned())] {
+            fs::create_dir_all(whole.join(&to)).unwrap();
+            files(from).iter().for_each(|(name, bytes)| fs::write(whole.join(&to).join(name), bytes).unwrap());
+        }
+        let published = publisher.publish(version, &whole.clone().into()).unwrap();
+        assert_eq!(published.delta, version > 1, "{published:?}");
+        let pulled = puller.pull(None).unwrap().folder;
+        assert_eq!(files(&pulled.join(format!("checkpoints/step_{version}"))), files(&model));
+        assert_eq!(files(&pulled.join("sft/step_9")), files(&before));
+    }
+}
+
 #[test]
 fn a_delta_larger_than_a_third_is_stored_whole() {
     let scene = Scene::new();

@@ -51,6 +51,7 @@ use anyhow::Result;
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use clap::{Parser, Subcommand};
 use rollflow::recipe::RecipeErrors;
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 use crate::registry::Registry;
 use crate::run::RECIPE;
@@ -214,6 +215,7 @@ pub fn command_with<A: Into<OsString> + Clone>(registry: Registry, args: impl In
         Ok(cli) => cli.command,
         Err(error) => return said(&error),
     };
+    allow_open_files();
     let Err(error) = dispatch(command, &registry) else { return ExitCode::SUCCESS };
     match error.downcast_ref() {
         Some(End::Recipe(errors)) => plans::show(errors),
@@ -222,6 +224,14 @@ pub fn command_with<A: Into<OsString> + Clone>(registry: Registry, args: impl In
         _ => out::complain(&format!("error: {error:#}")),
     }
     if error.is::<End>() { ExitCode::from(2) } else { ExitCode::FAILURE }
+}
+
+/// Raises the number of files that this process may open to what the system allows it: each sample that a server
+/// computes takes a connection, and shells often allow 1024.
+fn allow_open_files() {
+    let limit = getrlimit(Resource::Nofile);
+    // Where it stays, errors of connections say so.
+    setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, ..limit }).ok();
 }
 
 /// Prints help, the version or what is wrong with the arguments.

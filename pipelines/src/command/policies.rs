@@ -12,7 +12,7 @@ use rollflow::recipe::{self, Chat, DeviceName, PLAIN, Plan};
 use rollflow::train::checkpoint::{self, CHECKPOINTS};
 use rollflow::util::reading;
 
-use super::{End, choice};
+use super::{choice, out};
 use crate::assemble::{models, policy};
 use crate::run::RECIPE;
 
@@ -52,7 +52,13 @@ impl Computing {
         }
         let (file, compute) = (path.join(RECIPE), self.compute()?);
         let text = reading::read_text(&file).with_context(|| format!("reading {}", file.display()))?;
-        let mut plan = recipe::parse(&file.display().to_string(), &text, &[]).map_err(End::Recipe)?;
+        let mut plan = match recipe::parse(&file.display().to_string(), &text, &[]) {
+            Ok(plan) => plan,
+            Err(errors) => {
+                out::complain(&format!("the model is read without the run's recipe, which this version does not take: {errors}"));
+                return self.policy_of(path);
+            }
+        };
         (plan.model.device, plan.model.dtype) = (self.device, Some(compute.dtype));
         plan.model.context = self.context.or(plan.model.context);
         policy_by(&Plan { chat: saved(plan.chat), ..plan }, path)

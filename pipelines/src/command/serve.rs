@@ -57,7 +57,7 @@ pub struct Serve {
     #[arg(long, value_name = "N", default_value_t = 16, alias = "prompt-cache")]
     prefix_cache: usize,
     /// Most tokens of the cache of keys and values: by default what all slots take at their longest, or what fits
-    /// four fifths of the GPU's free memory, or half of the machine's with the weights. Where it is full, the youngest completion waits, and continues later.
+    /// four fifths of the GPU's free memory, or half of what they leave of the machine's. Where it is full, the youngest completion waits, and continues later.
     #[arg(long, value_name = "TOKENS")]
     cache_tokens: Option<usize>,
     /// Longest draft of a completion's next tokens, taken from its own text and checked in one pass,
@@ -136,7 +136,7 @@ impl Serve {
         });
         let store = store.transpose()?;
         let folder = model_folder(&self.model)?;
-        let policy = self.computing.policy_of(&self.model)?;
+        let policy = self.computing.policy_by_recipe(&self.model)?;
         let named = self.model.file_name().map(|name| name.to_string_lossy().into_owned());
         let tinker = self.tinker;
         let config = ServeConfig {

@@ -48,6 +48,8 @@ const MAY_CHANGE: &[&str] = &[
     "reference.threads",
     "teacher.threads",
     "generate.max_num_seqs",
+    "generate.cache_tokens",
+    "generate.prefix_cache",
     "generate.threads",
     "generate.workers",
     "generate.devices",

@@ -5,7 +5,6 @@
 //! policy that the run keeps, and the checkpoint of a supervised part that the run began from. It is one
 //! artefact, whose manifest comes last, so that an upload that was interrupted is never resumed from.
 
-use std::ffi::OsStr;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -94,8 +93,8 @@ fn upload_newest(run: &Path, publisher: &mut Publisher, done: Option<u64>) -> Re
 
 /// Links everything that a resume needs into `staging`, so that nothing is pruned during the upload.
 fn stage(run: &Path, path: &Path, staging: &Path) -> Result<()> {
-    let (name, all) = (path.file_name().unwrap_or_default(), |_: &OsStr| true);
-    link_all(path, &staging.join(checkpoint::CHECKPOINTS).join(name), &all)?;
+    let name = path.file_name().unwrap_or_default();
+    link_all(path, &staging.join(checkpoint::CHECKPOINTS).join(name))?;
     for file in [RECIPE, RECORD, LINEAGE, DEAD_LETTERS].into_iter().chain(LOGS) {
         // Logs grow, so they are copied.
         if run.join(file).is_file() {
@@ -103,24 +102,22 @@ fn stage(run: &Path, path: &Path, staging: &Path) -> Result<()> {
         }
     }
     for folder in FOLDERS.into_iter().filter(|folder| run.join(folder).is_dir()) {
-        link_all(&run.join(folder), &staging.join(folder), &all)?;
+        link_all(&run.join(folder), &staging.join(folder))?;
     }
-    // Its part has ended, so that a resume reads the weights and no state of the optimizer.
     if let Some(Lineage { checkpoint, .. }) = Lineage::read(run)?.filter(|lineage| lineage.checkpoint.is_relative()) {
-        let needed = |name: &OsStr| !name.to_string_lossy().starts_with("optimizer");
-        link_all(&run.join(&checkpoint), &staging.join(&checkpoint), &needed)?;
+        // Whole, as its list of files says.
+        link_all(&run.join(&checkpoint), &staging.join(&checkpoint))?;
     }
     Ok(())
 }
 
-fn link_all(from: &Path, to: &Path, needed: &impl Fn(&OsStr) -> bool) -> Result<()> {
+fn link_all(from: &Path, to: &Path) -> Result<()> {
     fs::create_dir_all(to).with_context(|| to.display().to_string())?;
     for entry in fs::read_dir(from).with_context(|| from.display().to_string())? {
         let entry = entry?;
         let (path, to) = (entry.path(), to.join(entry.file_name()));
         match path.is_dir() {
-            _ if !needed(&entry.file_name()) => {}
-            true => link_all(&path, &to, needed)?,
+            true => link_all(&path, &to)?,
             // A disk without hard links.
             false => fs::hard_link(&path, &to)
                 .or_else(|_| fs::copy(&path, &to).map(drop))

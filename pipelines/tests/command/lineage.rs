@@ -69,7 +69,6 @@ fn a_run_of_both_parts_resumes_from_its_store_on_another_machine() {
         assert_eq!(ended.code, Some(0), "{}{}", ended.out, ended.err);
         assert_eq!(read(&moved.join("metrics.jsonl")).lines().count(), 4);
         assert_eq!(fs::read(moved.join("lineage.json")).unwrap(), learned);
-        assert!(!moved.join("sft/checkpoints/step_000003/optimizer.safetensors").exists(), "no resume reads it");
         [store, moved].iter().for_each(|path| fs::remove_dir_all(path).unwrap());
     }
 }

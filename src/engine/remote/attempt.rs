@@ -62,6 +62,8 @@ async fn follow<F: Future<Output = bool>>(
     let mut generate = pin!(AssertUnwindSafe(engine.generate(attempt, &tokens)).catch_unwind());
     let whole = Instant::now() + config.attempt_timeout;
     let (mut made, mut last_token) = (0, Instant::now());
+    // Syncs that never end, or fail one after another, keep a sample waiting for so long.
+    let mut synced_by = last_token + config.stall_timeout + config.sync_timeout;
     let ended = loop {
         tokio::select! {
             biased;
@@ -72,11 +74,12 @@ async fn follow<F: Future<Output = bool>>(
                 }
                 // Time in which the receiver blocked does not count.
                 last_token = Instant::now();
+                synced_by = last_token + config.stall_timeout + config.sync_timeout;
             }
             ended = &mut generate => break ended,
             () = sleep_until(whole.min(last_token + config.stall_timeout)) => {
                 // A paused engine sends nothing.
-                if let Some(synced) = synced_until().filter(|synced| *synced > last_token && Instant::now() < whole) {
+                if let Some(synced) = synced_until().filter(|synced| *synced > last_token && Instant::now() < whole.min(synced_by)) {
                     last_token = synced;
                     continue;
                 }

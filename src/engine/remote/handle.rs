@@ -253,7 +253,7 @@ impl FleetHandle {
     pub(super) fn mark_doubtful(&self, place: usize) {
         self.change(|standings| {
             let Some(member) = standings.members.get_mut(&place) else { return };
-            (member.doubtful, member.synced) = (true, Some(now()));
+            member.doubtful = true;
             if std::mem::take(&mut member.on_trial) {
                 *standings.refuted.entry(place).or_default() += 1;
             }

@@ -15,6 +15,7 @@ use rollflow::engine::remote::{
 use rollflow::engine::{FinishReason, OlderVersions, SamplingParams, TokenEngine};
 use rollflow::net::Tasks;
 use tokio::runtime::Builder;
+use tokio::sync::Semaphore;
 use tokio::sync::mpsc::Sender;
 use tokio::time::{Instant, sleep};
 
@@ -57,6 +58,8 @@ struct Engine {
     spans: bool,
     /// Duration of a load.
     load: Duration,
+    /// Samples that it computes at a time. Others wait in its queue, without a word.
+    room: Semaphore,
     machine: Mutex<Machine>,
     generated: Arc<AtomicU64>,
 }
@@ -68,6 +71,7 @@ impl Engine {
             name: format!("engine {nth}"),
             spans: nth.is_multiple_of(2),
             load: Duration::from_millis(if nth % 3 == 2 { 3000 } else { 500 }),
+            room: Semaphore::new(1 << 16),
             machine: Mutex::new(machine),
             generated: generated.clone(),
         })
@@ -112,6 +116,7 @@ impl InferenceEngine for Engine {
     /// Each token's log-probability is minus the version that sampled it.
     async fn generate(&self, attempt: &Attempt, tokens: &Sender<Vec<(u32, f32)>>) -> Result<Ending, RemoteError> {
         self.takes(TOKEN).await?;
+        let _place = self.room.acquire().await.unwrap();
         let (mut spans, mut made) = (Vec::<(String, std::ops::Range<usize>)>::new(), 0);
         while made < attempt.rest() {
             self.takes(TOKEN).await?;
@@ -485,6 +490,33 @@ fn f7_a_load_longer_than_every_timeout_of_the_fleet_loses_neither_the_engine_nor
         }
         assert_eq!(syncing.unwrap().await.unwrap().unwrap().held(), 1);
         assert_eq!((begun.elapsed() > load, generated.load(SeqCst)), (true, 4 * 12));
+    });
+}
+
+/// Law F6: what waits for others of the same engine is no failure of it.
+#[test]
+fn f6_samples_that_wait_in_the_queue_of_an_engine_do_not_make_it_lost() {
+    let runtime = Builder::new_current_thread().enable_time().start_paused(true).build().unwrap();
+    runtime.block_on(async {
+        let generated = Arc::default();
+        let engine = Arc::new(Engine { room: Semaphore::new(2), ..Arc::into_inner(Engine::new(0, &generated)).unwrap() });
+        let handle = FleetHandle::new(vec![engine as Arc<dyn InferenceEngine>]);
+        let config = SyncConfig { checksums: false, ..SyncConfig::default() };
+        WeightSyncManager { fleet: handle.clone(), config, max_lag: 0 }.sync(update(1)).await.unwrap();
+        // Two at a time take 1.3 s.
+        let stall_timeout = Duration::from_secs(2);
+        let config = FleetConfig { step: Duration::ZERO, stall_timeout, ..FleetConfig::default() };
+        let mut fleet = Fleet::new(&handle, config, &tokenizer(), 8, 0).on(Tasks::on_current());
+        fleet.set_weights(1, &());
+        let params = SamplingParams { max_new_tokens: 12, ignore_eos: true, ..SamplingParams::default() };
+        fleet.submit(request(0, 8, &params)).unwrap();
+        let mut ended = 0;
+        while ended < 8 {
+            ended += fleet.step().unwrap().len();
+            assert_eq!(handle.why_lost(0), None);
+            sleep(TOKEN).await;
+        }
+        assert_eq!(generated.load(SeqCst), 8 * 12);
     });
 }
 

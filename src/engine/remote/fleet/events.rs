@@ -141,6 +141,11 @@ impl Fleet {
                 sample.wait(self.budget.spend(now));
                 return Ok(());
             }
+            // Others got tokens meanwhile: it waits in the engine's queue.
+            Fault::Late { .. } if slot.spoke(self.config.stall_timeout, now) => {
+                slot.busy(place, 429, None, now);
+                sample.failures += 1;
+            }
             // Every sample fails there with this token, path or certificate.
             Fault::Certificates(_) | Fault::Untrusted { .. } | Fault::Refused { status: 401 | 403 | 404 | 405, .. } => {
                 sample.failures += 1;

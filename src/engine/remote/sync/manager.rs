@@ -128,10 +128,15 @@ impl WeightSyncManager {
         self.fleet.set_asleep(true);
         let sleeps = self.fleet.staying().into_iter().map(|place| async move {
             let (Some(engine), Some(last)) = (self.fleet.engine(place), self.fleet.last_sync(place)) else { return };
-            let _free = last.lock().await;
             let Some(control) = engine.weights() else { return };
-            // One that is lost may hang.
+            // One that is lost may hang, and a sync with it.
             let longest = if self.fleet.why_lost(place).is_some() { WAKE.as_secs_f64() } else { f64::MAX };
+            let free = timeout(Duration::try_from_secs_f64(longest).unwrap_or(Duration::MAX), last.lock()).await;
+            let Ok(_free) = free else {
+                tracing::warn!("{} is lost, and still being given weights; it keeps its memory", engine.name());
+                self.fleet.mark_asleep(place, true);
+                return;
+            };
             let (started, limit) = (Instant::now(), self.config.step_timeout.min(longest));
             // Also if its answer does not come.
             self.fleet.mark_asleep(place, true);
