@@ -12,13 +12,13 @@
 //!
 //! docs/reference/protocols.md has the routes.
 
+mod cache_size;
 mod control;
 mod generate;
 mod openai;
 mod pulls;
 mod receive;
 mod reply;
-mod room;
 mod routes;
 mod sampling;
 mod shared;
@@ -135,7 +135,7 @@ impl ModelServer {
         // On its device once: engine, scores and all adapters share these numbers.
         let placed = caught(|| policy.weights().on(policy.compute())).map_err(io::Error::other)?;
         let placed = policy.with_weights(Arc::new(FrozenWeights::of_own(placed)));
-        let cache_tokens = config.cache_tokens.or_else(|| room::cache_tokens(&placed, &config));
+        let cache_tokens = config.cache_tokens.or_else(|| cache_size::cache_tokens(&placed, &config));
         let config = ServeConfig { cache_tokens, ..config };
         let metrics = Metrics::new();
         let threads = config.threads_of(policy.config());
@@ -204,7 +204,7 @@ impl Drop for ModelServer {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use axum::body::Bytes;
     use axum::extract::State;
 
@@ -213,7 +213,7 @@ mod tests {
     use crate::model::{Compute, Dtype, Lora, save_adapter};
 
     /// Of a small server, whose files are in `state`.
-    pub(super) fn config(state: &std::path::Path) -> ServeConfig {
+    pub(crate) fn config(state: &std::path::Path) -> ServeConfig {
         ServeConfig {
             name: "tiny".to_owned(),
             folder: state.to_owned(),

@@ -146,7 +146,7 @@ async fn server_info(State(shared): Of) -> Reply {
     Ok(reply::page(&json!({
         "version": VERSION, "served_model_name": config.name, "context_length": shared.context(),
         "max_running_requests": config.slots.max(1), "max_queued_requests": config.max_queue, "enable_lora": true,
-        "enable_return_routed_experts": shared.model.experts.is_some(), "enable_memory_saver": true, "rotates_by_context": true,
+        "enable_return_routed_experts": shared.model.experts.is_some(), "enable_memory_saver": shared.config.tinker.is_none(), "rotates_by_context": true,
         "device": shared.compute.device_name(), "dtype": shared.compute.dtype.word(), "weight_version": &*label,
     })))
 }

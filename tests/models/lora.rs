@@ -149,7 +149,7 @@ fn adapters_learn_the_same_with_layers_computed_anew_and_in_half_precision() {
 
 /// Qwen3.5's delta nets have no `q_proj`, so that three of these four layers have no adapters.
 #[test]
-fn adapters_of_some_layers_learn_the_same_with_layers_computed_anew_and_over_4_bits() {
+fn adapters_of_some_layers_learn_the_same_with_layers_computed_again_and_over_4_bits() {
     let (model, weights) = load_hf(Path::new("tests/golden/models/qwen3_5_text")).unwrap();
     let samples: Vec<Sample> = (2..6).map(|n| Sample::supervised(&[n], &[n + 1, n + 2, n + 3])).collect();
     let batch = Arc::new(collate(&samples, Aggregation::TokenMean).unwrap());
@@ -168,7 +168,7 @@ fn adapters_of_some_layers_learn_the_same_with_layers_computed_anew_and_over_4_b
         assert!((found.1 / expected.1 - 1.0).abs() < within, "{what}: norm {} and {}", found.1, expected.1);
         assert!(gap(&found.2, &expected.2) < within, "{what}: {}", gap(&found.2, &expected.2));
     };
-    assert_same("computed anew", learned(&weights, true), learned(&weights, false), 1e-5);
+    assert_same("computed again", learned(&weights, true), learned(&weights, false), 1e-5);
     let stored = weights.quantised();
     assert_same("over 4 bits", learned(&stored, false), learned(&stored.merged(), false), 1e-3);
 }

@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used, reason = "a panic is how a test fails")]
 
 mod adapter_folders;
+mod configurations;
 mod devices;
 mod expert_adapters;
 mod experts;

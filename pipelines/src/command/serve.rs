@@ -56,8 +56,9 @@ pub struct Serve {
     /// 0 remembers none.
     #[arg(long, value_name = "N", default_value_t = 16, alias = "prompt-cache")]
     prefix_cache: usize,
-    /// Most tokens of the cache of keys and values: by default what all slots take at their longest, or what fits
-    /// four fifths of the GPU's free memory, or half of what they leave of the machine's. Where it is full, the youngest completion waits, and continues later.
+    /// Most tokens of the cache of keys and values: by default what all slots take at their longest, or as many as
+    /// the memory next to the weights has room for. Where it is full, the youngest completion waits, and continues
+    /// later.
     #[arg(long, value_name = "TOKENS")]
     cache_tokens: Option<usize>,
     /// Longest draft of a completion's next tokens, taken from its own text and checked in one pass,

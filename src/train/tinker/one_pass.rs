@@ -120,7 +120,7 @@ mod tests {
         use crate::data::Tokenizer;
         use crate::model::ModelConfig;
         use crate::net::Endpoint;
-        use crate::serve::{ModelServer, ServeConfig, TinkerSettings};
+        use crate::serve::{ModelServer, ServeConfig, TinkerSettings, tests};
         use crate::train::Policy;
         use crate::train::tinker::{LoraConfig, Patience, TinkerService};
         use std::net::TcpListener;
@@ -128,22 +128,8 @@ mod tests {
         let tokenizer = Tokenizer::characters("0123456789", 16).unwrap();
         let policy = Policy::random(ModelConfig::small(&tokenizer, 16, 1), tokenizer, 3).unwrap();
         let state = tempfile::tempdir().unwrap();
-        let config = ServeConfig {
-            name: "tiny".to_owned(),
-            folder: state.path().to_owned(),
-            slots: 4,
-            prefix_cache: 2,
-            cache_tokens: None,
-            draft_tokens: 0,
-            max_queue: 16,
-            threads: Some(1),
-            context: None,
-            seed: 0,
-            uploads: state.path().to_owned(),
-            store: None,
-            tinker: Some(TinkerSettings { state: state.path().to_owned(), max_models: 8 }),
-            token: None,
-        };
+        let tinker = Some(TinkerSettings { state: state.path().to_owned(), max_models: 8 });
+        let config = ServeConfig { tinker, ..tests::config(state.path()) };
         let server = ModelServer::start(&policy, TcpListener::bind("127.0.0.1:0").unwrap(), config).unwrap();
         let lora = LoraConfig { rank: 4, seed: Some(7), train_unembed: false, train_mlp: true, train_attn: true };
         let endpoint = Endpoint::new(format!("http://{}", server.address()));
