@@ -144,7 +144,9 @@ fn sequences_of_a_delta_net_equal_the_hosts_with_gradients() {
         let leaves = shapes.map(|shape| normal(&shape, kind, device));
         let run = |x: &[Tensor], device| {
             let [conv, step_bias, decay, norm] = [1, 2, 3, 4].map(|at| x[at].shallow_clone());
-            let weights = DeltaWeights { conv, step_bias, decay, norm, eps: 1e-6 };
+            // A sequence's first value is nearly zero where its query and key are at right angles: with a smaller `eps`,
+            // its norm would show the rounding of 16 bits alone.
+            let weights = DeltaWeights { conv, step_bias, decay, norm, eps: 1e-2 };
             vec![weights.several(&of, &x[0], &NetRows::new(&packed, &of, false, device), None, |_| {})]
         };
         let wide = |x: &[Tensor]| x.iter().map(|x| x.to_kind(Kind::Float)).collect::<Vec<_>>();
@@ -301,7 +303,8 @@ fn flash_attention_with_sinks_equals_f64_with_its_gradients() {
             let of = [&leaves[0], &leaves[1], &leaves[2]];
             vec![super::super::flash(of, (&queries, &all), scale, window.map(|window| window as usize), Some(&leaves[3]))]
         };
-        same(&format!("{heads} heads over {keys}"), &leaves, ours, exact);
+        // A sink's gradient is a sum over rounded results.
+        same_within(2.0, &format!("{heads} heads over {keys}"), &leaves, ours, exact);
     }
 }
 
