@@ -243,6 +243,20 @@ pub(crate) fn problems(plan: &Plan) -> Vec<Problem> {
     problems_on(plan, ranks::here())
 }
 
+/// Reports a run that cannot fit because no launcher started the ranks that its `[ranks]` divides it among.
+/// Empty where one did, and where [`load`](crate::recipe::load) reports it already.
+#[must_use]
+pub fn beyond_one_process(plan: &Plan) -> Vec<Problem> {
+    if !Division::of(plan, ranks::here()).is_open() {
+        return Vec::new();
+    }
+    let launched = |problem: Problem| Problem {
+        help: format!("start its ranks: rollflow launch --ranks 2 …; or {}", problem.help),
+        ..problem
+    };
+    problems_on(plan, Some(1)).into_iter().map(launched).collect()
+}
+
 fn problems_on(plan: &Plan, ranks: Option<usize>) -> Vec<Problem> {
     if !plan.model.check_memory {
         return Vec::new();

@@ -47,7 +47,7 @@ pub use generate::{Filter, Generate};
 pub use load::{load, load_with, parse, parse_with, variables, with_current_names};
 pub use lora::{BaseFormat, Lora};
 #[cfg(feature = "torch")]
-pub use memory::{MemoryPart, MemoryPlan, Taken};
+pub use memory::{MemoryPart, MemoryPlan, Taken, beyond_one_process};
 pub use model::{DeviceName, Model, ModelSource};
 pub use model_folder::{FINAL, model_folder};
 pub use plan::{Batching, Checkpointing, Fallback, FlowLimits, Mix, Net, OnStale, Pipeline, Plan};

@@ -9,9 +9,9 @@ use clap::Args;
 use rollflow::flow::Ended;
 use rollflow::hub::Cache;
 use rollflow::observe::logs::DEAD_LETTERS;
-use rollflow::recipe::{Machine, Plan};
+use rollflow::recipe::{self, Machine, Plan};
 
-use super::plans::{RecipeArgs, load};
+use super::plans::{RecipeArgs, load_and};
 use super::resume::Resume;
 use super::{End, out, refused};
 use crate::registry::Registry;
@@ -72,7 +72,7 @@ impl Run {
         }
         recipe.sets.extend(metrics.map(|address| format!("observe.metrics={address:?}")));
         recipe.sets.extend(page.map(|address| format!("observe.page={address:?}")));
-        let plan = load(&recipe, registry)?;
+        let (plan, _) = load_and(&recipe, registry, recipe::beyond_one_process).map_err(End::Recipe)?;
         among_ranks(&plan, registry, |registry| {
             let folder = out.unwrap_or_else(|| new_folder(&plan));
             refuse_another_run(&folder).map_err(|error| refused(error.to_string()))?;

@@ -251,10 +251,14 @@ fn a_run_that_ranks_divide_is_refused_once_their_number_is_known() {
     let mut plan = plan_of(folder.path(), "");
     plan.model.device = DeviceName::Cpu;
     let has = machine_memory().is_some();
+    assert!(beyond_one_process(&plan).is_empty());
     assert_eq!(problems_on(&plan, None).is_empty(), !has);
     plan.ranks.shard = Shard::Optimizer;
     assert!(problems_on(&plan, None).is_empty());
     assert_eq!(problems_on(&plan, Some(1)).is_empty(), !has);
+    // What is run without a launcher is one process.
+    let alone = beyond_one_process(&plan);
+    assert!(!has || alone[0].help.contains("rollflow launch --ranks"), "{alone:?}");
     let refused = problems_on(&plan, Some(2));
     assert!(!has || refused[0].help.contains("with ranks.shard = \"parameters\" it takes"), "{refused:?}");
 }
