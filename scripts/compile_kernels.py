@@ -26,7 +26,7 @@ def library() -> ctypes.CDLL:
     cache = Path(os.environ.get("ROLLFLOW_CACHE") or Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "rollflow")
     folder = cache / COMPILER.replace("==", "-")
     if not any(folder.rglob("libnvrtc.so.13")):
-        install = [sys.executable, "-m", "pip", "install", "--quiet", "--root-user-action=ignore", "--no-deps", "--only-binary", ":all:", "--target", folder, COMPILER]
+        install = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--only-binary", ":all:", "--target", folder, COMPILER]
         subprocess.run(install, check=True)
     # Loaded as the program does it where only wheels bring NVIDIA's libraries.
     with tempfile.TemporaryDirectory() as built:

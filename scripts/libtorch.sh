@@ -15,9 +15,19 @@ cd "${1:-$scripts/..}"
 
 version=2.11.0
 wheels=("torch==$version" nvidia-cuda-runtime==13.0.96 nvidia-cuda-cupti==13.0.85)
-# What that wheel asks for beside itself, but for what only Python uses.
+# What that wheel asks for, but for what only Python uses.
 nvidia=("cuda-toolkit[cublas,cudart,cufft,cufile,cupti,curand,cusolver,cusparse,nvjitlink,nvrtc,nvtx]==13.0.2"
   nvidia-cudnn-cu13==9.19.0.56 nvidia-cusparselt-cu13==0.8.0 nvidia-nccl-cu13==2.28.9 nvidia-nvshmem-cu13==3.4.5)
+
+# As root, pip would warn.
+export PIP_ROOT_USER_ACTION=ignore
+# Wheels for CPython 3.12, whichever python3 runs pip: no Python code of theirs is run.
+fetch() { # fetch FOLDER WHEEL…
+  local platforms=()
+  for of in $(seq -f manylinux_2_%g 28 -1 5) manylinux2014 manylinux2010 manylinux1; do platforms+=(--platform "${of}_x86_64"); done
+  python3 -m pip install --no-compile --disable-pip-version-check --only-binary :all: --implementation cp --python-version 3.12 --abi cp312 \
+    "${platforms[@]}" --target "$@" >&2
+}
 
 say() { printf '\033[2mlibtorch:\033[0m %s\n' "$*" >&2; }
 die() { printf 'libtorch: %s\n' "$1" >&2; shift; for line in "$@"; do printf '  %s\n' "$line" >&2; done; exit 1; }
@@ -25,7 +35,7 @@ link() { [ "$(readlink .libtorch 2>/dev/null || true)" = "$1" ] || ln -sfn "$1" 
 
 if [ -n "${LIBTORCH:-}" ]; then
   [ -d "$LIBTORCH/lib" ] || die "LIBTORCH=$LIBTORCH holds no lib folder" "point it at a libtorch $version, or unset it"
-  link "$(cd "$LIBTORCH" && pwd)"; say "using LIBTORCH=$LIBTORCH"; exit 0
+  link "$(cd "$LIBTORCH" && pwd -P)"; say "using LIBTORCH=$LIBTORCH"; exit 0
 fi
 if [ -n "${LIBTORCH_USE_PYTORCH:-}" ]; then
   root=$(python3 -c 'import os, torch; print(os.path.dirname(torch.__file__))') \
@@ -48,8 +58,7 @@ if ! verified; then
   if ! verified; then
     say "fetching torch $version into $home (530 MB, once per user)"
     rm -rf "$home/wheel" "$view" "$home/complete" "$home/cuda"
-    python3 -m pip install --no-deps --no-compile --disable-pip-version-check --root-user-action ignore \
-      --target "$home/wheel" "${wheels[@]}" >&2 || die "pip could not fetch ${wheels[*]}" "check the network or pip's index settings, then run this again"
+    fetch "$home/wheel" --no-deps "${wheels[@]}" || die "pip could not fetch ${wheels[*]}" "check the network or pip's index settings, then run this again"
     torch=$home/wheel/torch cuda=$home/wheel/nvidia/cu13/lib
     mkdir -p "$view/lib"
     ln -s "$torch/include" "$view/include"
@@ -73,8 +82,7 @@ if wants_cuda && [ ! -f "$home/cuda" ]; then
   if [ ! -f "$home/cuda" ]; then
     say "fetching NVIDIA's libraries into $home (2.7 GB, once per user)"
     rm -rf "$home/nvidia"
-    python3 -m pip install --no-compile --disable-pip-version-check --root-user-action ignore --target "$home/nvidia" "${nvidia[@]}" >&2 \
-      || die "pip could not fetch ${nvidia[*]}" "check the network or pip's index settings, or go on without a GPU: ROLLFLOW_CUDA=0"
+    fetch "$home/nvidia" "${nvidia[@]}" || die "pip could not fetch ${nvidia[*]}" "check the network or pip's index settings, or go on without a GPU: ROLLFLOW_CUDA=0"
     # Where libtorch_cuda.so looks for them.
     rm -rf "$home/wheel/nvidia"
     mv "$home/nvidia/nvidia" "$home/wheel/nvidia"
