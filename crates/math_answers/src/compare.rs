@@ -19,6 +19,13 @@ fn answers(a: &Answer, b: &Answer, work: &mut Work) -> bool {
         return false;
     }
     match (a, b) {
+        (Answer::Labelled(label, a), Answer::Labelled(other, b)) => {
+            // An index may be missing, too.
+            let named_alike = label == other || label.len() != other.len() && label.first() == other.first();
+            named_alike && answers(a, b, work)
+        }
+        // A label says what was asked, and may be missing.
+        (Answer::Labelled(_, a), b) | (b, Answer::Labelled(_, a)) => answers(a, b, work),
         (Answer::Value(a), Answer::Value(b)) | (Answer::Percent(a), Answer::Percent(b)) => values(a, b, work),
         // A percentage may be written with or without the sign, or as a fraction.
         (Answer::Percent(percent), Answer::Value(value)) | (Answer::Value(value), Answer::Percent(percent)) => {

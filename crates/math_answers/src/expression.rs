@@ -2,6 +2,8 @@
 
 use num_rational::BigRational;
 
+use crate::token::Token;
+
 /// A formula.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum Expr {
@@ -90,6 +92,8 @@ pub(crate) enum Answer {
     Matrix(Vec<Vec<Expr>>),
     /// Words, lower case.
     Words(String),
+    /// `x = 5`: the tokens of the variable, and its value.
+    Labelled(Vec<Token>, Box<Answer>),
 }
 
 /// An answer with the common name of its unit.

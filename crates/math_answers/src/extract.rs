@@ -1,10 +1,16 @@
 //! Extraction of the final answer from a solution, in a few passes over the text.
 
-use crate::number::parse_number;
-use crate::{LONGEST, readable};
+use std::ops::Range;
 
-/// Extracts the final answer: after the last `####`; else inside the last `\boxed{}`; else after the
-/// last `answer is` or `answer:`, if an answer follows; else the last number.
+use crate::number::parse_number;
+use crate::work::Work;
+use crate::{LONGEST, agree, readable};
+
+/// Extracts the final answer: inside the last `\boxed{}`, or after the last `####` if that stands
+/// later; else after the last `answer is` or `answer:`, if an answer follows; else the last number.
+/// A line after `####` without a readable answer, such as a heading, counts only if nothing else is
+/// marked.
+/// Boxes with nothing but commas, `and` or `or` between them are one answer, with their commands.
 pub fn extract_answer(text: &str) -> Option<&str> {
     match marked(text) {
         Marked::Is(answer) => Some(answer),
@@ -25,11 +31,15 @@ pub(crate) enum Marked<'a> {
 
 /// Finds the marked answer.
 pub(crate) fn marked(text: &str) -> Marked<'_> {
-    if let Some((_, answer)) = text.rsplit_once("####") {
-        let line = answer.lines().next().map(str::trim).unwrap_or_default();
-        return if line.is_empty() { Marked::Empty } else { Marked::Is(line) };
+    let boxed = boxed(text);
+    let line = text.rsplit_once("####").map(|(before, after)| (before.len(), after.lines().next().unwrap_or_default().trim()));
+    let is_answer = |(at, line): &(usize, &str)| boxed.is_none_or(|(start, _)| start < *at) && readable(line);
+    let answer = line.filter(is_answer).or(boxed).map(|(_, answer)| answer).or_else(|| announced(text));
+    match answer.or(line.map(|(_, line)| line)) {
+        Some("") => Marked::Empty,
+        Some(answer) => Marked::Is(answer),
+        None => Marked::Not,
     }
-    boxed(text).or_else(|| announced(text)).map_or(Marked::Not, Marked::Is)
 }
 
 /// Returns true if a reference answer is a whole solution with a marked answer.
@@ -37,14 +47,38 @@ pub(crate) fn is_solution(text: &str) -> bool {
     text.contains("####") || text.contains("\\boxed") || text.contains("\\fbox")
 }
 
-/// Finds the inside of the last `\boxed{…}` or `\fbox{…}`; `\boxed 5` extends to the next blank. A box
+/// Finds the start of the last box and its answer, together with the boxes before it that have
+/// other answers and only separators between them.
+fn boxed(text: &str) -> Option<(usize, &str)> {
+    let (last, answer) = last_box(text)?;
+    // A longer answer would not be read.
+    let from = text.floor_char_boundary(last.end.saturating_sub(LONGEST));
+    let (mut start, mut work) = (last.start, Work::default());
+    while let Some((other, inside)) = text.get(from..start).and_then(last_box) {
+        if !separates(&text[from + other.end..start]) || agree(inside, answer, &mut work) {
+            break;
+        }
+        start = from + other.start;
+    }
+    Some((last.start, if start < last.start { &text[start..last.end] } else { answer }))
+}
+
+/// Returns true if a text consists of commas, `and` and `or`.
+fn separates(text: &str) -> bool {
+    let blank = |c: char| c.is_whitespace() || c == '$';
+    let mut words = text.split(|c| blank(c) || c == ',').filter(|word| !word.is_empty());
+    text.contains(|c| !blank(c)) && words.all(|word| matches!(word, "and" | "or"))
+}
+
+/// Finds the last `\boxed{…}` or `\fbox{…}` and its inside; `\boxed 5` extends to the next blank. A box
 /// that is never closed was truncated and does not count.
-fn boxed(text: &str) -> Option<&str> {
-    let after = |command: &str| text.rfind(command).map(|at| at + command.len());
-    let rest = &text[after("\\boxed").max(after("\\fbox"))?..];
-    let Some(inside) = rest.trim_start().strip_prefix('{') else {
-        let word = rest.trim_start().split(|c: char| c.is_whitespace() || c == '$').next();
-        return word.map(|word| word.trim_end_matches(['.', ','])).filter(|word| !word.is_empty());
+fn last_box(text: &str) -> Option<(Range<usize>, &str)> {
+    let command = |name: &str| text.rfind(name).map(|at| (at, at + name.len()));
+    let (start, after) = command("\\boxed").max(command("\\fbox"))?;
+    let rest = text[after..].trim_start();
+    let Some(inside) = rest.strip_prefix('{') else {
+        let word = rest.split(|c: char| c.is_whitespace() || c == '$').next()?.trim_end_matches(['.', ',']);
+        return (!word.is_empty()).then(|| (start..text.len() - rest.len() + word.len(), word));
     };
     let (mut depth, mut escaped) = (1, false);
     for (at, c) in inside.char_indices() {
@@ -58,7 +92,7 @@ fn boxed(text: &str) -> Option<&str> {
             _ => 0,
         };
         if depth == 0 {
-            return Some(inside[..at].trim());
+            return Some((start..text.len() - inside.len() + at + 1, inside[..at].trim()));
         }
     }
     None
@@ -112,6 +146,7 @@ mod tests {
         assert_eq!(extract_answer("\\boxed{1} then \\boxed{\\frac{1}{2}} or 9"), Some("\\frac{1}{2}"));
         assert_eq!(extract_answer("\\boxed{\\left\\{1, 2\\right\\}}, 3"), Some("\\left\\{1, 2\\right\\}"));
         assert_eq!(extract_answer("\\fbox{4} 5"), Some("4"));
+        assert_eq!(extract_answer("$\\boxed{4}$, and $\\boxed 5$."), Some("\\boxed{4}$, and $\\boxed 5"));
         assert_eq!(extract_answer("hence $\\boxed 5$."), Some("5"));
         assert_eq!(extract_answer("\\boxed{12"), Some("12"), "a box that was cut off marks nothing");
         assert_eq!(extract_answer("The answer is $x = 3$, not 4."), Some("x = 3"));

@@ -29,8 +29,26 @@ struct Lexer<'a> {
     at: usize,
     commas: Commas,
     tokens: Vec<Token>,
-    /// Open groups, and whether a second argument follows the group.
-    groups: Vec<bool>,
+    /// Open groups.
+    groups: Vec<Group>,
+}
+
+/// Braces that group.
+enum Group {
+    /// A second argument may follow.
+    FirstOfTwo,
+    /// The braces of `\boxed{…}`, which mean nothing.
+    Box,
+    Other,
+}
+
+/// Returns the command of a Greek letter.
+fn greek(letter: char) -> Option<String> {
+    const LETTERS: &str = "αβγδεϵζηθικλμνξρστυφϕχψωΓΔΘΛΞΠΣΥΦΨΩ";
+    const NAMES: &str = "alpha beta gamma delta epsilon epsilon zeta eta theta iota kappa lambda mu nu xi rho sigma tau \
+                         upsilon phi phi chi psi omega Gamma Delta Theta Lambda Xi Pi Sigma Upsilon Phi Psi Omega";
+    let name = LETTERS.chars().zip(NAMES.split(' ')).find(|(other, _)| *other == letter);
+    name.map(|(_, name)| format!("\\{name}"))
 }
 
 impl<'a> Lexer<'a> {
@@ -79,7 +97,7 @@ impl<'a> Lexer<'a> {
         self.at += next.len_utf8();
         match next {
             '\\' => self.command(),
-            '{' => self.open_group(false),
+            '{' => self.open_group(Group::Other),
             '}' => self.close_group(),
             '(' => self.push(Token::Open(Bracket::Round)),
             ')' => self.push(Token::Close(Bracket::Round)),
@@ -128,7 +146,7 @@ impl<'a> Lexer<'a> {
             '$' | '€' | '£' | '~' | '\u{200b}' => Some(()),
             '.' if self.rest().trim_matches(['$', '}', ' ', '\n', '\\', ')', ']']).is_empty() => Some(()),
             c if c.is_whitespace() => Some(()),
-            c if c.is_alphabetic() || c == '∞' => self.name(&c.to_string()),
+            c if c.is_alphabetic() || c == '∞' => self.name(&greek(c).unwrap_or_else(|| c.to_string())),
             _ => None,
         }
     }
@@ -276,11 +294,18 @@ impl<'a> Lexer<'a> {
                 self.push(Token::Open(Bracket::Round))
             }
             "rfloor" | "rceil" => self.push(Token::Close(Bracket::Round)),
+            "boxed" | "fbox" => {
+                self.skip_blanks();
+                if self.take("{") {
+                    self.groups.push(Group::Box);
+                }
+                Some(())
+            }
             "begin" => self.environment(Token::Begin),
             "end" => self.environment(Token::End),
             "big" | "Big" | "bigg" | "Bigg" | "bigl" | "bigr" | "Bigl" | "Bigr" | "biggl" | "biggr" | "mathbf" | "boldsymbol"
             | "bm" | "mathit" | "mathbb" | "mathcal" | "displaystyle" | "textstyle" | "limits" | "quad" | "qquad"
-            | "overline" | "vec" | "boxed" | "fbox" | "rm" | "bf" | "it" | "hspace" | "ensuremath" => Some(()),
+            | "overline" | "vec" | "rm" | "bf" | "it" | "hspace" | "ensuremath" => Some(()),
             // Greek letters and other symbols.
             other => self.name(&format!("\\{other}")),
         }
@@ -349,20 +374,26 @@ impl<'a> Lexer<'a> {
         self.push(command)?;
         self.skip_blanks();
         if self.take("{") {
-            return self.open_group(true);
+            return self.open_group(Group::FirstOfTwo);
         }
         let before = self.at;
         self.single_argument()?;
         if self.at > before && self.peek() != Some('{') { self.single_argument() } else { Some(()) }
     }
 
-    fn open_group(&mut self, first_of_two: bool) -> Option<()> {
-        self.groups.push(first_of_two);
+    fn open_group(&mut self, group: Group) -> Option<()> {
+        self.groups.push(group);
         self.push(Token::Open(Bracket::Group))
     }
 
     fn close_group(&mut self) -> Option<()> {
-        self.push(Token::Close(Bracket::Group))?;
-        if self.groups.pop().unwrap_or(false) { self.single_argument() } else { Some(()) }
+        match self.groups.pop() {
+            Some(Group::Box) => Some(()),
+            Some(Group::FirstOfTwo) => {
+                self.push(Token::Close(Bracket::Group))?;
+                self.single_argument()
+            }
+            _ => self.push(Token::Close(Bracket::Group)),
+        }
     }
 }

@@ -13,8 +13,9 @@
 //!
 //! 1. As text, without blanks, dollars and a final full stop; words also without case and fonts.
 //! 2. By their meaning: values, lists and sets, tuples, intervals (also written as inequalities),
-//!    equations, matrices. LaTeX and plain text are equal; labels (`x =`), units and thousands
-//!    separators are ignored. An unmarked comma before three digits is read both ways.
+//!    equations, matrices. LaTeX and plain text are equal; units and thousands separators are ignored,
+//!    and labels (`x =`) unless both answers have them. An unmarked comma before three digits is read
+//!    both ways.
 //! 3. Rational values are compared exactly; a number with a decimal point stands for all numbers that
 //!    round to it at six decimals. Other formulas are equal if they agree at fixed points over the
 //!    complex numbers.

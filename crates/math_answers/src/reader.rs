@@ -23,6 +23,9 @@ pub(crate) fn read(text: &str, commas: Commas, keep_labels: bool, work: &mut Wor
 fn items(answer: Answer) -> Vec<Answer> {
     match answer {
         Answer::List(ListKind::Bare | ListKind::Set, items) => items,
+        Answer::Labelled(label, answer) => {
+            items(*answer).into_iter().map(|item| Answer::Labelled(label.clone(), Box::new(item))).collect()
+        }
         other => vec![other],
     }
 }
@@ -53,10 +56,14 @@ impl Parser<'_> {
     }
 
     fn item(&mut self, unit: &mut Option<String>) -> Option<Answer> {
+        let label = if self.keep_labels { Vec::new() } else { self.label_of_the_answer()? };
+        let answer = self.unlabelled(unit)?;
+        let labelled = !label.is_empty() && !matches!(answer, Answer::Words(_));
+        Some(if labelled { Answer::Labelled(label, Box::new(answer)) } else { answer })
+    }
+
+    fn unlabelled(&mut self, unit: &mut Option<String>) -> Option<Answer> {
         self.deeper(|parser| {
-            if !parser.keep_labels {
-                parser.label_of_the_answer()?;
-            }
             if let Some(words) = parser.words() {
                 return Some(Answer::Words(words));
             }
@@ -84,22 +91,24 @@ impl Parser<'_> {
         })
     }
 
-    /// Skips labels: `x =`, `f(x) =`, `\text{Area} =` and `x \in`.
-    fn label_of_the_answer(&mut self) -> Option<()> {
+    /// Skips labels: `x =`, `f(x) =`, `\text{Area} =` and `x \in`. Returns the variable before `=`, or
+    /// no tokens: names of functions and words are no part of an answer.
+    fn label_of_the_answer(&mut self) -> Option<Vec<Token>> {
         use Token::{Close, In, Name, Open, Text};
         let equal = Token::Relation(Relation::Equal);
         let rest = &self.tokens[self.at..];
         let texts = rest.iter().take_while(|token| matches!(token, Text(_))).count();
-        let length = match rest {
-            _ if texts > 0 && rest.get(texts) == Some(&equal) => texts + 1,
-            [Name(_), next, ..] if *next == equal => 2,
-            [Name(_), In, ..] => 2,
-            [Name(_), Token::Under, _, next, ..] if *next == equal => 4,
-            [Name(_), Open(Bracket::Round), Name(_), Close(Bracket::Round), next, ..] if *next == equal => 5,
-            _ => 0,
+        let (length, variable) = match rest {
+            _ if texts > 0 && rest.get(texts) == Some(&equal) => (texts + 1, 0),
+            [Name(_), next, ..] if *next == equal => (2, 1),
+            [Name(_), In, ..] => (2, 0),
+            [Name(_), Token::Under, _, next, ..] if *next == equal => (4, 3),
+            [Name(_), Open(Bracket::Round), Name(_), Close(Bracket::Round), next, ..] if *next == equal => (5, 0),
+            _ => (0, 0),
         };
         self.at += length;
-        self.work.spend(1)
+        self.work.spend(1)?;
+        Some(rest[..variable].to_vec())
     }
 
     /// Parses words, if the item has nothing else.

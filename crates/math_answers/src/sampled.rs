@@ -11,7 +11,7 @@ use crate::expression::{Expr, function};
 use crate::work::Work;
 
 /// Number of points; at the first, all variables are positive.
-const POINTS: u64 = 4;
+const POINTS: u64 = 5;
 /// Relative rounding error of a value.
 const ROUNDING: f64 = 1e-9;
 /// Rounding error relative to the largest term of a sum.
@@ -132,7 +132,9 @@ impl Sampler<'_> {
             name.bytes().fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3));
         let bits = mixed(hash ^ (self.point + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15));
         let size = 0.3 + 2.0 * ((bits >> 11) as f64 / (1_u64 << 53) as f64);
-        let negative = self.point > 0 && bits & 1 == 1;
+        // Every variable is negative at some point: |x| is not x.
+        let signs = 2 * (1 + mixed(hash) % ((1 << (POINTS - 1)) - 1));
+        let negative = signs >> self.point & 1 == 1;
         Some(Complex64::from(if negative { -size } else { size }))
     }
 }

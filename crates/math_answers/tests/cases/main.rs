@@ -63,6 +63,15 @@ fn equivalence_has_no_direction_and_every_answer_is_its_own() {
     }
 }
 
+#[test]
+fn a_variable_is_not_its_absolute_value_whatever_its_name() {
+    let letters = ('a'..='z').chain('A'..='Z').filter(|letter| !['e', 'i'].contains(letter)).map(String::from);
+    for name in letters.chain([r"\alpha", "a_1"].map(String::from)) {
+        assert!(!equivalent(&format!("|{name}|"), &name), "{name}");
+        assert!(equivalent(&format!("|{name}|"), &format!("\\sqrt{{{name}^2}}")), "{name}");
+    }
+}
+
 /// Texts that would take for ever if they were taken at their word, of about `size` bytes.
 fn hostile(size: usize) -> Vec<String> {
     let nested = |open: &str, inside: &str, close: &str| {
@@ -104,6 +113,7 @@ fn hostile(size: usize) -> Vec<String> {
         filled("\\pm 1"),
         filled("\\boxed{"),
         filled("\\boxed{1} "),
+        filled("\\boxed{1} or \\boxed{2}, "),
         filled("answer is "),
         filled("####"),
         filled("\\text{"),
