@@ -1,13 +1,13 @@
 //! Programming tasks: a tool that runs Python, and tests as the grade.
 
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use serde_json::{Value, json};
 
 use super::{Action, EnvError, Environment, Episode, Grade, MakeEnvironment, Step, ToolCall, ToolResult, ToolSpec};
 use crate::data::ChatMessage;
-use crate::sandbox::{CodeTests, Job, Limits, Sandbox, extract_code};
+use crate::sandbox::{CodeTests, Job, Sandbox, extract_code};
 
 /// Longest output that a model reads, in characters; the middle of a longer one is omitted.
 const MAX_OUTPUT: usize = 4000;
@@ -34,11 +34,7 @@ impl PythonTask {
         let Some(code) = call.text("code") else {
             return Ok(ToolResult::failed(call, "the argument `code` is missing; it is text, the program to run"));
         };
-        let limits = self.sandbox.config().limits;
-        // Leaves the warden time to end the program.
-        let left = deadline.saturating_duration_since(Instant::now()).saturating_sub(Duration::from_millis(100));
-        let job = Job::python(code).limits(Limits { wall: limits.wall.min(left), ..limits });
-        let ran = self.sandbox.run(&job).map_err(EnvError::new)?;
+        let ran = self.sandbox.run_by(&Job::python(code), deadline).map_err(EnvError::new)?;
         let output = shortened(&format!("{}{}", ran.text(), ran.complaint()));
         if ran.succeeded() {
             return Ok(ToolResult::of(call, output));
@@ -82,9 +78,9 @@ impl Environment for PythonTask {
         json!({ "answer": self.answer, "tests": self.tests.as_ref().map(CodeTests::len) })
     }
 
-    fn grade(&mut self, _: Instant) -> Result<Grade, EnvError> {
+    fn grade(&mut self, deadline: Instant) -> Result<Grade, EnvError> {
         let (Some(answer), Some(tests)) = (&self.answer, &self.tests) else { return Ok(Grade::correct(false)) };
-        let results = self.sandbox.run_tests(answer, tests).map_err(EnvError::new)?;
+        let results = self.sandbox.run_tests(answer, tests, deadline).map_err(EnvError::new)?;
         let passed = results.iter().filter(|result| result.is_ok()).count();
         let mut grade = Grade { reward: passed as f64 / results.len() as f64, ..Grade::correct(passed == results.len()) };
         grade.metadata.insert("tests_passed".to_owned(), json!(passed));

@@ -9,3 +9,6 @@ mod reward_failures;
 mod reward_service;
 #[cfg(target_os = "linux")]
 mod sandbox;
+#[cfg(target_os = "linux")]
+#[path = "../rollouts/speaker.rs"]
+mod speaker;

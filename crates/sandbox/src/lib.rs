@@ -19,6 +19,7 @@ mod warden;
 
 use std::fmt;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Receiver, Sender, bounded};
 
@@ -80,6 +81,9 @@ pub enum SandboxError {
     /// The warden ended unexpectedly.
     #[error("the sandbox broke while a program ran: {0}")]
     Broken(String),
+    /// No place for a program was free by its deadline.
+    #[error("too many other programs ran in the sandbox until the deadline")]
+    Busy,
     /// A job's file has an invalid name.
     #[error("{0:?} can't be a file of a job: give a plain name, without folders")]
     FileName(String),
@@ -93,6 +97,10 @@ pub enum SandboxError {
 
 /// Most places for programs, since the channel of places allocates all of them.
 const MOST_SLOTS: usize = 1 << 16;
+
+/// Time of the warden to end a program before the deadline of its caller. As long before that, waiting for a
+/// place ends.
+const MARGIN: Duration = Duration::from_millis(100);
 
 /// Message of the warden if its unprivileged user may not read the program.
 const UNREACHABLE: &str = "starting the program: Permission denied";
@@ -150,28 +158,63 @@ impl Sandbox {
 
     /// Runs a program to its end or time limit. Waits if too many programs run.
     pub fn run(&self, job: &Job) -> Result<Ran, SandboxError> {
-        let _slot = self.slot();
+        self.run_by(job, rollflow_util::deadline(Duration::MAX))
+    }
+
+    /// Runs a program like [`Sandbox::run`], and ends it by `deadline`. Fails if other programs took the
+    /// time.
+    pub fn run_by(&self, job: &Job, deadline: Instant) -> Result<Ran, SandboxError> {
+        let slot = self.slot(deadline)?;
+        let limits = job.limits.unwrap_or(self.0.config.limits);
+        let ran = self.run_in_slot(&job.clone().limits(Limits { wall: limits.wall.min(slot.time), ..limits }))?;
+        slot.check(ran.ended == Ended::Overdue && slot.time < limits.wall)?;
+        Ok(ran)
+    }
+
+    /// Runs a program of a caller that holds a [`Sandbox::slot`].
+    fn run_in_slot(&self, job: &Job) -> Result<Ran, SandboxError> {
         run::run(&self.0.config, self.0.walls, job).map(|(ran, _)| ran)
     }
 
     /// Starts a program that exchanges lines with this process. It counts as running only while the
-    /// caller holds a [`Sandbox::slot`].
-    fn start(&self, job: &Job) -> Result<live::Live, SandboxError> {
-        live::Live::start(&self.0.config, self.0.walls, job)
+    /// caller holds a [`Sandbox::slot`]. With `waiting`, it is ended if more lines than that wait.
+    fn start(&self, job: &Job, waiting: Option<usize>) -> Result<live::Live, SandboxError> {
+        live::Live::start(&self.0.config, self.0.walls, job, waiting)
     }
 
-    fn slot(&self) -> Slot<'_> {
-        let (take, give_back) = &self.0.slots;
-        take.send(()).expect("both ends are here");
-        Slot(give_back)
+    /// Waits for a place. A caller without one still has time to report it before `deadline`.
+    fn slot(&self, deadline: Instant) -> Result<Slot<'_>, SandboxError> {
+        let (asked, (take, give_back)) = (Instant::now(), &self.0.slots);
+        let latest = deadline.checked_sub(2 * MARGIN).unwrap_or(asked);
+        take.send_deadline((), latest).map_err(|_| SandboxError::Busy)?;
+        Ok(Slot { give_back, waited: asked.elapsed(), time: left(deadline) })
     }
 }
 
-struct Slot<'a>(&'a Receiver<()>);
+/// Returns the running time until `deadline` of a program that starts now.
+fn left(deadline: Instant) -> Duration {
+    deadline.saturating_duration_since(Instant::now()).saturating_sub(MARGIN)
+}
+
+/// A place of a program.
+struct Slot<'a> {
+    give_back: &'a Receiver<()>,
+    /// Time that its caller waited for it.
+    waited: Duration,
+    /// Time that was left then.
+    time: Duration,
+}
+
+impl Slot<'_> {
+    /// Fails if the deadline cut a program off, and other programs took most of the time.
+    fn check(&self, cut: bool) -> Result<(), SandboxError> {
+        if cut && self.waited > self.time { Err(SandboxError::Busy) } else { Ok(()) }
+    }
+}
 
 impl Drop for Slot<'_> {
     fn drop(&mut self) {
-        self.0.recv().expect("both ends are in the sandbox");
+        self.give_back.recv().expect("both ends are in the sandbox");
     }
 }
 

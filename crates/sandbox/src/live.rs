@@ -2,12 +2,13 @@
 
 use std::io::Write;
 use std::net::Shutdown;
-use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use crossbeam_channel::{Receiver, RecvTimeoutError, TrySendError, bounded, unbounded};
+
 use super::run::{self, Heard, Started};
-use super::{Job, Ran, SandboxConfig, SandboxError, Walls};
+use super::{Ended, Job, Ran, SandboxConfig, SandboxError, Walls};
 
 /// Longest wait for the end of a program after its input was closed.
 const ENDING: Duration = Duration::from_secs(10);
@@ -30,29 +31,42 @@ pub(super) enum Event {
 }
 
 impl Live {
-    /// Starts the program of `job`; [`Live::send`] writes to its standard input.
-    pub(super) fn start(config: &SandboxConfig, walls: Walls, job: &Job) -> Result<Self, SandboxError> {
+    /// Starts the program of `job`; [`Live::send`] writes to its standard input. It is ended if more
+    /// than `waiting` lines of its output wait.
+    pub(super) fn start(config: &SandboxConfig, walls: Walls, job: &Job, waiting: Option<usize>) -> Result<Self, SandboxError> {
         let started = run::start(config, walls, job, true)?;
         let wire = started.wire.try_clone().map_err(SandboxError::Start)?;
         let mut heard = Heard::new(job.limits.unwrap_or(config.limits));
-        let (sender, events) = channel();
+        let (sender, events) = waiting.map_or_else(unbounded, bounded);
         // Reads at all times, so that sending never blocks on a program that blocks on its output. The
-        // limit on output bounds the memory.
+        // limit on output bounds the memory of a line, and `waiting` the number of lines.
         let listen = move || {
+            // The first `scanned` bytes have no line end.
+            let (mut scanned, mut flooded) = (0, false);
             loop {
-                let ended = heard.frame(&wire).transpose();
-                while let Some(end) = heard.stdout.iter().position(|byte| *byte == b'\n') {
-                    let mut line: Vec<u8> = heard.stdout.drain(..=end).collect();
-                    line.pop();
-                    if sender.send(Event::Line(line)).is_err() {
-                        return;
-                    }
-                }
-                if let Some(ended) = ended {
+                if let Some(ended) = heard.frame(&wire).transpose() {
+                    let ended = ended.map(|ran| if flooded { Ran { ended: Ended::TooMuchOutput, ..ran } } else { ran });
                     // The receiver may be gone.
                     drop(sender.send(Event::Ended(ended)));
                     return;
                 }
+                let mut from = 0;
+                while !flooded && let Some(end) = heard.stdout[scanned..].iter().position(|byte| *byte == b'\n') {
+                    let line = heard.stdout[from..scanned + end].to_vec();
+                    scanned += end + 1;
+                    from = scanned;
+                    match sender.try_send(Event::Line(line)) {
+                        Ok(()) => {}
+                        Err(TrySendError::Full(_)) => {
+                            flooded = true;
+                            // The warden ends the program, or is gone.
+                            drop(wire.shutdown(Shutdown::Write));
+                        }
+                        Err(TrySendError::Disconnected(_)) => return,
+                    }
+                }
+                heard.stdout.drain(..if flooded { heard.stdout.len() } else { from });
+                scanned = heard.stdout.len();
             }
         };
         thread::Builder::new().name("sandbox".to_owned()).spawn(listen).map_err(SandboxError::Start)?;
@@ -74,7 +88,7 @@ impl Live {
 
     /// Waits for the next event.
     pub(super) fn next(&self, deadline: Instant) -> Event {
-        match self.events.recv_timeout(deadline.saturating_duration_since(Instant::now())) {
+        match self.events.recv_deadline(deadline) {
             Ok(event) => event,
             Err(RecvTimeoutError::Timeout) => Event::Nothing,
             Err(RecvTimeoutError::Disconnected) => Event::Ended(Err(SandboxError::Broken("it ended before".to_owned()))),
@@ -88,5 +102,27 @@ impl Drop for Live {
             let deadline = Instant::now() + ENDING;
             while let Event::Line(_) = self.next(deadline) {}
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Limits, Sandbox};
+
+    #[test]
+    fn a_program_that_sends_more_lines_than_may_wait_is_ended() {
+        let sandbox = Sandbox::new(SandboxConfig::python("python3").unwrap()).unwrap();
+        let limits = Limits { output: 1 << 20, ..sandbox.config().limits };
+        let job = Job::quick_python("import os\nwhile True: os.write(1, b'\\n' * 4096)").limits(limits);
+        let live = sandbox.start(&job, Some(1)).unwrap();
+        let deadline = Instant::now() + 2 * limits.wall;
+        // Its input is closed when it is ended.
+        while (&live.started.wire).write_all(b"\n").is_ok() {
+            assert!(Instant::now() < deadline, "it runs on");
+            thread::sleep(Duration::from_millis(1));
+        }
+        assert!(matches!(live.next(deadline), Event::Line(line) if line.is_empty()));
+        assert!(matches!(live.next(deadline), Event::Ended(Ok(Ran { ended: Ended::TooMuchOutput, .. }))));
     }
 }

@@ -12,7 +12,7 @@ use parking_lot::Mutex;
 use serde_json::{Value, json};
 
 use super::live::{Event, Live};
-use super::{Job, Limits, Sandbox, SandboxError};
+use super::{Ended, Job, Limits, MARGIN, Sandbox, SandboxError};
 use rollflow_util::deadline;
 
 const ANSWER: &str = include_str!("answer.py");
@@ -26,8 +26,19 @@ const LOOK: Duration = Duration::from_millis(20);
 /// Extra time of the tests beyond the answer's limit.
 const GRACE: Duration = Duration::from_secs(10);
 
+/// Failure of a test that had no time left.
+pub(super) const NOT_REACHED: &str = "the test was not reached";
+/// Beginning of the failure of a test that took too long, as `tests.py` reports it.
+const TOO_LONG: &str = "TimeoutError: it took too long";
+
 /// `Ok` for each test that passed, and the failure of each that did not.
 pub(super) type Verdicts = Vec<Result<(), String>>;
+
+/// Returns true if a test failed because its time was up. Code can claim that, and can take the time as well.
+pub(super) fn is_overdue(verdict: &Result<(), String>) -> bool {
+    let overdue = format!("it {}", Ended::Overdue);
+    verdict.as_ref().is_err_and(|why| why == NOT_REACHED || why.starts_with(TOO_LONG) || why.starts_with(&overdue))
+}
 
 /// Idle processes for tests.
 #[derive(Default)]
@@ -43,11 +54,19 @@ struct Tests {
 }
 
 impl Referee {
-    /// Runs the tests. Returns the failure of each that did not pass.
-    pub(super) fn verdicts(&self, sandbox: &Sandbox, code: &str, tests: &[Value]) -> Result<Verdicts, SandboxError> {
-        let _slot = sandbox.slot();
+    /// Runs the tests for a caller that holds a [`Sandbox::slot`]. The answer has the time `wall`;
+    /// tests that are not done shortly before `until` have failed.
+    pub(super) fn verdicts(
+        &self,
+        sandbox: &Sandbox,
+        code: &str,
+        tests: &[Value],
+        wall: Duration,
+        until: Instant,
+    ) -> Result<Verdicts, SandboxError> {
+        let until = until.checked_sub(MARGIN / 2).unwrap_or(until).min(deadline(wall.saturating_add(GRACE)));
         if let Some(waiting) = self.take()
-            && let Some(verdicts) = self.run_job(sandbox, waiting, code, tests)?
+            && let Some(verdicts) = self.run_job(sandbox, waiting, code, tests, wall, until)?
         {
             return Ok(verdicts);
         }
@@ -56,10 +75,10 @@ impl Referee {
         // Its time limit covers all its jobs.
         let time = (AGE + GRACE * 2).saturating_add(limits.wall);
         let limits = Limits { wall: time, cpu: time, output: i64::MAX as u64, ..limits };
-        let process = sandbox.start(&Job::quick_python(TESTS).limits(limits))?;
+        let process = sandbox.start(&Job::quick_python(TESTS).limits(limits), None)?;
         let secret = [0, 1].map(|at| format!("{:016x}", RandomState::new().hash_one(at))).concat();
         process.send(secret.as_bytes());
-        let verdicts = self.run_job(sandbox, Tests { process, secret }, code, tests)?;
+        let verdicts = self.run_job(sandbox, Tests { process, secret }, code, tests, wall, until)?;
         verdicts.ok_or_else(|| SandboxError::Broken("the process for tests did not begin".to_owned()))
     }
 
@@ -70,24 +89,30 @@ impl Referee {
     }
 
     /// Runs one job. Returns none if the process for tests ended before its first line.
-    fn run_job(&self, sandbox: &Sandbox, tests: Tests, code: &str, programs: &[Value]) -> Result<Option<Verdicts>, SandboxError> {
+    fn run_job(
+        &self,
+        sandbox: &Sandbox,
+        tests: Tests,
+        code: &str,
+        programs: &[Value],
+        wall: Duration,
+        until: Instant,
+    ) -> Result<Option<Verdicts>, SandboxError> {
         let limits = sandbox.config().limits;
-        let answer = Job::quick_python(ANSWER).limits(Limits { output: limits.output.saturating_add(RESULTS), ..limits });
-        let answer = sandbox.start(&answer)?;
-        // A test that hangs leaves time for the others.
-        let seconds = limits.wall.as_secs_f64() / (programs.len() + 2) as f64;
-        tests.process.send(format!("{}{}", tests.secret, json!([seconds, code, programs])).as_bytes());
-        let deadline = deadline(limits.wall.saturating_add(GRACE));
-        let mut verdicts = vec![Err("the test was not reached".to_owned()); programs.len()];
+        let answer = Job::quick_python(ANSWER).limits(Limits { wall, output: limits.output.saturating_add(RESULTS), ..limits });
+        // A request has one reply.
+        let answer = sandbox.start(&answer, Some(1))?;
+        tests.process.send(format!("{}{}", tests.secret, json!([wall.as_secs_f64(), code, programs])).as_bytes());
+        let mut verdicts = vec![Err(NOT_REACHED.to_owned()); programs.len()];
         let (mut begun, mut next) = (false, None);
         loop {
-            let event = next.take().unwrap_or_else(|| tests.process.next(deadline));
+            let event = next.take().unwrap_or_else(|| tests.process.next(until));
             match event {
                 Event::Line(line) => match line.split_first() {
                     Some((b'c', request)) => {
                         begun = true;
                         answer.send(request);
-                        match reply(&answer, &tests.process, deadline) {
+                        match reply(&answer, &tests.process, until) {
                             Ok(reply) => tests.process.send(&reply?),
                             // The test stopped waiting and did something else.
                             Err(event) => next = Some(event),

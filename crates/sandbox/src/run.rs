@@ -135,7 +135,8 @@ impl fmt::Display for Ran {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}", self.ended)?;
         match self.complaint().trim().lines().last() {
-            Some(line) => write!(f, ": {line}"),
+            // A program chooses how long it is.
+            Some(line) => write!(f, ": {line:.200}"),
             None => Ok(()),
         }
     }

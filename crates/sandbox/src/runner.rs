@@ -7,12 +7,13 @@
 use std::collections::HashMap;
 use std::hash::{BuildHasher, RandomState};
 use std::sync::{Arc, OnceLock};
+use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 use serde_json::Value;
 
-use super::referee::{Referee, Verdicts};
-use super::{CodeTests, Ended, Job, Sandbox, SandboxError};
+use super::referee::{NOT_REACHED, Referee, Verdicts, is_overdue};
+use super::{CodeTests, Ended, Job, Limits, Sandbox, SandboxError, left};
 
 /// Most tests whose results are cached; at this number the cache is cleared.
 const CAPACITY: usize = 1 << 18;
@@ -60,44 +61,81 @@ impl Sandbox {
     /// the sandbox fails, never because of the code.
     ///
     /// The program must be Python. The limits apply to all asserts of a task together, and to each
-    /// pair of input and output. docs/how_to/sandbox.md lists the forms of tests.
+    /// pair of input and output, whose expected output adds to the limit on output.
+    /// docs/how_to/sandbox.md lists the forms of tests.
     pub fn test(&self, code: &str, tests: &Value) -> Result<Vec<Result<(), String>>, SandboxError> {
-        self.run_tests(code, &CodeTests::from_json(tests)?)
+        self.run_tests(code, &CodeTests::from_json(tests)?, rollflow_util::deadline(Duration::MAX))
     }
 
-    /// Runs like [`Sandbox::test`], tests that were read before.
-    pub fn run_tests(&self, code: &str, tests: &CodeTests) -> Result<Verdicts, SandboxError> {
+    /// Runs like [`Sandbox::test`], tests that were read before, until `deadline`. Tests that are not
+    /// done by then have failed, and such results are not cached. Fails if other programs took the time.
+    pub fn run_tests(&self, code: &str, tests: &CodeTests, deadline: Instant) -> Result<Verdicts, SandboxError> {
         let Results { known, hashers, .. } = &self.0.results;
         let key = [0, 1].map(|at| hashers[at].hash_one((code, tests)));
         let place = known.lock().place(key, tests.len());
-        let mut broken = None;
-        let results = place.get_or_init(|| self.run_uncached(code, tests).map_err(|error| broken = Some(error)).ok());
+        let (mut broken, mut cut) = (None, false);
+        let results = place.get_or_init(|| match self.run_uncached(code, tests, deadline) {
+            Ok((verdicts, cut_off)) => {
+                cut = cut_off;
+                Some(verdicts)
+            }
+            Err(error) => {
+                broken = Some(error);
+                None
+            }
+        });
+        if cut || broken.is_some() {
+            known.lock().remove(key, tests.len());
+        }
         match (results, broken) {
             (Some(results), _) => Ok(results.clone()),
-            (None, Some(error)) => {
-                known.lock().remove(key, tests.len());
-                Err(error)
-            }
+            (None, Some(error)) => Err(error),
             // Another caller's run of the same tests failed.
-            (None, None) => self.run_uncached(code, tests),
+            (None, None) => self.run_uncached(code, tests, deadline).map(|(verdicts, _)| verdicts),
         }
     }
 
-    fn run_uncached(&self, code: &str, tests: &CodeTests) -> Result<Verdicts, SandboxError> {
-        match tests {
-            CodeTests::Judged(tests) => self.0.results.referee.verdicts(self, code, tests),
-            CodeTests::Pairs(tests) => tests.iter().map(|(input, output)| self.prints(code, input, output)).collect(),
-        }
+    /// Returns the results, and true if the deadline decided some of them.
+    fn run_uncached(&self, code: &str, tests: &CodeTests, deadline: Instant) -> Result<(Verdicts, bool), SandboxError> {
+        let (slot, limit) = (self.slot(deadline)?, self.0.config.limits.wall);
+        let (verdicts, cut) = match tests {
+            CodeTests::Judged(tests) => {
+                let verdicts = self.0.results.referee.verdicts(self, code, tests, limit.min(slot.time), deadline)?;
+                let overdue = verdicts.iter().any(is_overdue);
+                (verdicts, overdue && slot.time < limit)
+            }
+            CodeTests::Pairs(tests) => self.pairs(code, tests, deadline)?,
+        };
+        slot.check(cut)?;
+        Ok((verdicts, cut))
     }
 
-    /// Compares the output of a program with the expected one.
-    fn prints(&self, code: &str, input: &str, output: &str) -> Result<Result<(), String>, SandboxError> {
-        let ran = self.run(&Job::quick_python(code).stdin(input))?;
-        Ok(match ran.ended {
-            Ended::Exited(0) if same(&ran.text(), output) => Ok(()),
-            Ended::Exited(0) => Err(format!("it printed {:?} instead of {:?}", short(&ran.text()), short(output))),
-            _ => Err(format!("it {ran}")),
-        })
+    /// Compares the output of a program with the expected one for each input. Returns true if the
+    /// deadline decided a result.
+    fn pairs(&self, code: &str, tests: &[(String, String)], deadline: Instant) -> Result<(Verdicts, bool), SandboxError> {
+        let limits = self.0.config.limits;
+        // A pair that hangs takes half of what the shares of later ones leave, the last one all.
+        let share = left(deadline).div_f64(2.0 * (tests.len() + 2) as f64);
+        let mut cut = false;
+        let result = |(at, (input, output)): (usize, &(String, String))| {
+            let (left, later) = (left(deadline), tests.len() - at - 1);
+            if left.is_zero() {
+                cut = true;
+                return Ok(Err(NOT_REACHED.to_owned()));
+            }
+            let most = left.saturating_sub(share.mul_f64(later as f64)) / if later > 0 { 2 } else { 1 };
+            let wall = limits.wall.min(share.max(most)).min(left);
+            let limits = Limits { wall, output: limits.output.saturating_add(2 * output.len() as u64), ..limits };
+            let ran = self.run_in_slot(&Job::quick_python(code).stdin(input.as_str()).limits(limits))?;
+            cut |= ran.ended == Ended::Overdue && wall < self.0.config.limits.wall;
+            Ok(match ran.ended {
+                Ended::Exited(0) if same(&ran.text(), output) => Ok(()),
+                Ended::Exited(0) => Err(format!("it printed {:?} instead of {:?}", short(&ran.text()), short(output))),
+                _ => Err(format!("it {ran}")),
+            })
+        };
+        let verdicts = tests.iter().enumerate().map(result).collect::<Result<_, SandboxError>>()?;
+        Ok((verdicts, cut))
     }
 }
 

@@ -293,11 +293,16 @@ def late(*_):
 
 def serve(job):
     seconds, code, tests = read(job)
+    end = time.monotonic() + seconds
+    share = seconds / 2 / (len(tests) + 2)
     signal.signal(signal.SIGALRM, late)
     sys.stdout = io.StringIO()
-    wrong = judged(lambda: ask("load", code), seconds)
+    wrong = judged(lambda: ask("load", code), seconds / 2)
     for at, test in enumerate(tests):
-        said = judged(lambda: run(test), seconds) if wrong == "passed" else wrong
+        # A test that hangs takes half of what the shares of later ones leave, the last one all.
+        later = len(tests) - at - 1
+        most = (end - time.monotonic() - share * later) / (2 if later else 1)
+        said = judged(lambda: run(test), max(share, most)) if wrong == "passed" else wrong
         wire.send("v%d %s" % (at, " ".join(said.split())))
 
 

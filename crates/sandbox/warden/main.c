@@ -197,23 +197,29 @@ static long now_ms(void) {
   return now.tv_sec * 1000 + now.tv_nsec / 1000000;
 }
 
-/* Bytes that all processes of the new pid namespace hold by themselves; what several share by copy-on-write counts for each. */
+/* Bytes of anonymous and shared memory of all processes of the new pid namespace; what several share counts for each. Old kernels and
+   gVisor report only all resident memory, files included. */
 static long memory_held(void) {
   DIR *all = opendir("/proc");
-  long pages = 0;
+  long held = 0;
   if (!all) return 0;
   for (struct dirent *entry; (entry = readdir(all));) {
-    char path[300];
-    long size, resident, shared;
+    char path[300], line[128];
+    long kilobytes, resident = 0, own = -1;
     if (entry->d_name[0] < '0' || entry->d_name[0] > '9') continue;
-    snprintf(path, sizeof path, "/proc/%s/statm", entry->d_name);
+    snprintf(path, sizeof path, "/proc/%s/status", entry->d_name);
     FILE *file = fopen(path, "re");
     if (!file) continue;
-    if (fscanf(file, "%ld %ld %ld", &size, &resident, &shared) == 3) pages += resident - shared;
+    while (fgets(line, sizeof line, file))
+      if (sscanf(line, "RssAnon: %ld", &kilobytes) == 1 || sscanf(line, "RssShmem: %ld", &kilobytes) == 1)
+        own = (own < 0 ? 0 : own) + kilobytes;
+      else if (sscanf(line, "VmRSS: %ld", &kilobytes) == 1)
+        resident = kilobytes;
+    held += (own < 0 ? resident : own) * 1024;
     fclose(file);
   }
   closedir(all);
-  return pages * sysconf(_SC_PAGESIZE);
+  return held;
 }
 
 /* Without a pid namespace: orphans come to us, and are ended until there are none. */

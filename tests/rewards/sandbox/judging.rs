@@ -1,14 +1,17 @@
 //! Code that is judged by tests: what it passes, that cheating gains nothing, and what becomes of it as a reward and in an environment.
 
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use rollflow::data::{Prompt, Sample};
-use rollflow::env::{Action, Environment, Episode, Grade, ToolCall, programming_environment};
-use rollflow::sandbox::Sandbox;
+use rollflow::env::{Action, Environment, Episode, Grade, ToolCall, ToolFormat, programming_environment};
+use rollflow::prelude::*;
+use rollflow::rollout::{Agent, roll_out, why_lost};
+use rollflow::sandbox::{CodeTests, Job, Limits, Sandbox, SandboxConfig};
 use rollflow::stages::reward::{CodeReward, CodeRule, CodeScore};
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 
-use super::{config, passed};
+use super::{config, limits, passed, processes};
+use crate::speaker::Speaker;
 
 fn judge() -> Sandbox {
     Sandbox::new(config()).unwrap()
@@ -69,6 +72,29 @@ fn programs_are_compared_by_what_they_print() {
     ] {
         assert_eq!(passed(&judge.test(code, &tests).unwrap()), count, "{code}");
     }
+}
+
+#[test]
+fn output_may_be_as_long_as_expected_and_failures_are_short() {
+    let judge = judge();
+    let numbers: Vec<String> = (1..=100_000).map(|number| number.to_string()).collect();
+    let pair = json!({ "inputs": [""], "outputs": [numbers] });
+    assert_eq!(judge.test("print(*range(1, 100001), sep='\\n')", &pair).unwrap(), [Ok(())]);
+    for (code, tests) in [
+        ("raise ValueError('x' * 60000)", pair),
+        ("import os\ndef f():\n    os.write(2, b'x' * 10000)\n    os._exit(1)", json!(["assert f()"])),
+    ] {
+        let failure = judge.test(code, &tests).unwrap().remove(0).unwrap_err();
+        assert!(failure.contains("xxx") && failure.len() <= 300, "{} bytes: {failure}", failure.len());
+    }
+}
+
+#[test]
+fn loading_and_single_tests_of_many_may_take_more_than_an_equal_share_of_the_time() {
+    let code = "import time\ntime.sleep(0.3)\ndef f(x):\n    if x == 7: time.sleep(0.3)\n    return x + 1";
+    let tests: Vec<String> = (0..40).map(|x| format!("assert f({x}) == {}", x + 1)).collect();
+    let results = judge().test(code, &json!(tests)).unwrap();
+    assert_eq!(passed(&results), 40, "{results:?}");
 }
 
 #[test]
@@ -135,4 +161,70 @@ fn a_model_tries_code_out_reads_what_it_printed_and_is_graded_by_tests() {
     other.restore(&saved).unwrap();
     let grade = other.grade(deadline).unwrap();
     assert_eq!((grade.reward, grade.correct, &grade.metadata["tests_passed"]), (0.5, Some(false), &json!(1)));
+}
+
+/// Metadata with pairs of equal numbers below `count` as tests.
+fn tested(count: usize) -> Map<String, Value> {
+    let numbers: Vec<String> = (0..count).map(|number| number.to_string()).collect();
+    [("tests".to_owned(), json!({ "inputs": numbers, "outputs": numbers }))].into_iter().collect()
+}
+
+/// Begins a rollout whose answer is `code`, with the tests of [`tested`].
+fn answered(sandbox: &Sandbox, code: &str, count: usize) -> Box<dyn Environment> {
+    let episode = Episode { prompt: Prompt { metadata: tested(count), ..Prompt::default() }, ..Episode::default() };
+    let mut env = programming_environment(sandbox.clone(), "tests")();
+    env.reset(&episode, Instant::now()).unwrap();
+    env.step(&Action { text: code.to_owned(), ..Action::default() }, Instant::now()).unwrap();
+    env
+}
+
+#[test]
+fn grading_ends_at_its_deadline_and_has_time_for_pairs_after_one_that_hangs() {
+    let limits = Limits { wall: Duration::from_secs(60), cpu: Duration::from_secs(60), ..limits() };
+    let sandbox = Sandbox::new(SandboxConfig { limits, ..config() }).unwrap();
+    let hangs = |below: usize| format!("n = int(input())\nwhile n < {below}: pass\nprint(n)");
+    let slow = "import time\ntime.sleep(2)\nprint(input())";
+    // The last one passes, because results that a deadline decided are not cached.
+    for (code, count, seconds, reward) in
+        [(hangs(20), 20, 1, 0.0), (hangs(1), 4, 6, 0.75), (slow.to_owned(), 1, 1, 0.0), (slow.to_owned(), 1, 60, 1.0)]
+    {
+        let mut env = answered(&sandbox, &code, count);
+        let deadline = Instant::now() + Duration::from_secs(seconds);
+        let grade = env.grade(deadline).unwrap();
+        assert_eq!(grade.reward, reward, "{code}: {grade:?}");
+        assert!(Instant::now() < deadline + Duration::from_secs(20), "{code}");
+    }
+    // A wrong result that was in time is cached.
+    let tests = CodeTests::from_json(&json!({"fn_name": "f", "inputs": [[1]], "outputs": [0]})).unwrap();
+    let code = "import time\ndef f(x): return time.monotonic_ns()";
+    let [first, again] = [(); 2].map(|()| sandbox.run_tests(code, &tests, Instant::now() + Duration::from_secs(50)).unwrap());
+    assert!(first[0].is_err() && first == again, "{first:?} {again:?}");
+}
+
+#[test]
+fn waiting_for_other_programs_until_the_deadline_is_no_timeout_of_a_rollout() {
+    let sandbox = Sandbox::new(SandboxConfig { concurrency: 1, ..config() }).unwrap();
+    let tokenizer = Arc::new(Tokenizer::characters("()/:<>abcdefghijklmnopqrstuvwxyz \n", 64).unwrap());
+    // A step that runs a program, and a grade.
+    let says = |_: &str, index| ["<python><code>print()</code></python>", "print(input())"][index as usize].to_owned();
+    let agent = Agent::by(programming_environment(sandbox.clone(), "tests")).parser(ToolFormat::Xml);
+    let agent = agent.limits(|of| (of.step_timeout, of.replays) = (0.5, 0));
+    let prompt = Prompt { metadata: tested(1), ..Prompt::from("repeat") };
+    let params = SamplingParams { max_new_tokens: 64, ..SamplingParams::default() };
+    let mark = format!("mark-slot-{}", std::process::id());
+    let mut other = Job::python("import time\ntime.sleep(3)");
+    other.arguments.push(mark.clone());
+    std::thread::scope(|scope| {
+        let other = scope.spawn(|| sandbox.run(&other).unwrap());
+        while !processes().any(|line| line.contains(&mark)) {
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        let mut engine = Speaker::new(&tokenizer, says);
+        let groups = roll_out(&mut engine, &tokenizer, Some(&agent), vec![prompt], 2, &params).unwrap();
+        for sample in &groups[0].samples {
+            assert_eq!(sample.metadata["stop_reason"], "environment_failed", "{sample:?}");
+            assert!(why_lost(sample).unwrap().contains("too many other programs"), "{sample:?}");
+        }
+        assert!(other.join().unwrap().succeeded());
+    });
 }
