@@ -54,6 +54,8 @@ pub struct Publisher {
     keep: usize,
     /// Number of this writer, once it has claimed one.
     writer: Option<u64>,
+    /// The version of the latest attempt, which may have failed.
+    attempted: u64,
     last: Option<Last>,
     chunk: u64,
 }
@@ -71,7 +73,8 @@ impl Publisher {
     /// A writer to `store`, which sends nothing yet. Every `anchor_every`th version is whole; 1 writes
     /// no deltas. The newest `keep` versions are kept, and those that they are deltas to.
     pub fn new(store: Store, anchor_every: u64, keep: usize) -> Self {
-        Publisher { store, anchor_every: anchor_every.max(1), keep: keep.max(1), writer: None, last: None, chunk: CHUNK }
+        let (anchor_every, keep) = (anchor_every.max(1), keep.max(1));
+        Publisher { store, anchor_every, keep, writer: None, attempted: 0, last: None, chunk: CHUNK }
     }
 
     /// The store that it writes to.
@@ -93,10 +96,11 @@ impl Publisher {
     /// Those of the store and of the folder; [`WeightsError::Superseded`] if another process has begun
     /// to write there. After an error, the version is not in the store.
     pub fn publish(&mut self, version: u64, folder: &Arc<Path>) -> Result<Published, WeightsError> {
-        // A version that was published before belongs to another timeline of the run.
-        if self.last.as_ref().is_some_and(|last| version <= last.manifest.id.version) {
+        // A version that was passed or published before belongs to another timeline of the run.
+        if version < self.attempted || self.last.as_ref().is_some_and(|last| version == last.manifest.id.version) {
             (self.writer, self.last) = (None, None);
         }
+        self.attempted = version;
         let writer = match self.writer {
             Some(writer) => writer,
             None => *self.writer.insert(claim(&self.store)?),

@@ -145,7 +145,7 @@ impl Puller {
         atomic_file::publish(&writing, folder).map_err(WeightsError::io(folder))?;
         self.point_to(folder)?;
         atomic_file::remove(&objects).map_err(WeightsError::io(&objects))?;
-        self.prune()?;
+        self.prune(target.id)?;
         Ok(Pulled { id: target.id, folder: folder.to_owned(), fetched })
     }
 
@@ -197,8 +197,9 @@ impl Puller {
         atomic_file::link(&link, target).map_err(WeightsError::io(&link))
     }
 
-    fn prune(&self) -> Result<(), WeightsError> {
-        for id in self.local()?.into_keys().rev().skip(self.keep) {
+    /// Removes the oldest versions beyond those to keep, but never `pulled`.
+    fn prune(&self, pulled: Id) -> Result<(), WeightsError> {
+        for id in self.local()?.into_keys().rev().filter(|id| *id != pulled).skip(self.keep.saturating_sub(1)) {
             let folder = self.folder.join(name(id));
             atomic_file::remove(&folder).map_err(WeightsError::io(&folder))?;
         }

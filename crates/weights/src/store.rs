@@ -141,7 +141,8 @@ impl Store {
             }
             _ => {
                 atomic_file::create_folder(FilePath::new(rest)).map_err(WeightsError::io(rest))?;
-                LocalFileSystem::new_with_prefix(rest).map(|store| Arc::new(store.with_fsync(true)) as _)
+                LocalFileSystem::new_with_prefix(rest)
+                    .map(|store| Arc::new(store.with_fsync(true).with_automatic_cleanup(true)) as _)
             }
         };
         let store = built.map_err(|error| failed(shorten(&error)))?;

@@ -124,6 +124,30 @@ proptest! {
 }
 
 #[test]
+fn a_version_that_was_asked_for_stays_though_newer_ones_are_kept() {
+    let scene = Scene::new();
+    let (mut publisher, puller) = (scene.publisher(1, 3), scene.puller("pulled"));
+    for version in 1..=3 {
+        publisher.publish(version, &scene.model(version, &[words(version as u16, 20), words(2, 4)], false)).unwrap();
+        puller.pull(None).unwrap();
+    }
+    let older = puller.pull(Some(1)).unwrap();
+    let latest = fs::canonicalize(scene.root.join("pulled").join(LATEST)).unwrap();
+    assert_eq!(latest, fs::canonicalize(&older.folder).unwrap());
+    assert_eq!(files(&older.folder), files(&scene.root.join("model-1")));
+}
+
+#[test]
+fn an_artefact_that_is_deleted_leaves_no_folder() {
+    let scene = Scene::new();
+    let mut publisher = scene.publisher(1, 1);
+    for version in 1..=5 {
+        publisher.publish(version, &scene.model(version, &[words(version as u16, 20), words(2, 4)], false)).unwrap();
+    }
+    assert_eq!(fs::read_dir(scene.root.join("store/data")).unwrap().count(), 1);
+}
+
+#[test]
 fn a_member_that_missed_ten_versions_catches_up_with_deltas_alone() {
     let scene = Scene::new();
     let (mut publisher, puller) = (scene.publisher(40, 2), scene.puller("pulled"));
@@ -168,6 +192,23 @@ fn chains_that_no_kept_version_needs_are_deleted_and_so_are_objects_of_a_killed_
     assert_eq!(scene.puller("p").pull(None).unwrap().id, published.id, "a later writer is newer than a higher version");
     let told = publisher.publish(5, &scene.model(10, &tensors, false)).unwrap_err();
     assert!(matches!(told, WeightsError::Superseded { own: 1, newer: 2, .. }), "{told}");
+}
+
+#[test]
+fn a_lower_version_after_one_that_failed_is_the_newest() {
+    let scene = Scene::new();
+    let mut publisher = scene.publisher(3, 1);
+    let publish = |publisher: &mut Publisher, version: u64| {
+        publisher.publish(version, &scene.model(version, &[words(version as u16, 300), words(2, 40)], false))
+    };
+    publish(&mut publisher, 4).unwrap();
+    // A file has the name of the artefact's folder.
+    let obstacle = scene.root.join("store/data/w0000000001-v0000000005");
+    fs::write(&obstacle, "").unwrap();
+    publish(&mut publisher, 5).unwrap_err();
+    fs::remove_file(&obstacle).unwrap();
+    let lower = publish(&mut publisher, 1).unwrap();
+    assert_eq!((lower.id, scene.puller("p").pull(None).unwrap().id), (Id { writer: 2, version: 1 }, lower.id));
 }
 
 /// A run's upload has its checkpoint, in a folder of another name each time, and the weights that it began from.
