@@ -7,6 +7,8 @@ from .loading import ERRORS, Refused, call, explain, fitting, is_async
 from .rewards import Reward, number, short
 from .tools import describe
 
+# What is saved of an episode that a reward function grades, which sees all turns.
+SAVED = ("environment", "opening", "messages")
 # Methods that are no tools, though they are public.
 OWN = ("tasks", "reset", "step", "grade", "get_reward", "close", "save", "restore")
 
@@ -33,7 +35,8 @@ class Environments:
         self.open = {}
         # Tools and methods are called one at a time unless they wait.
         methods = [member for _, member in inspect.getmembers(make, inspect.isfunction)] if inspect.isclass(make) else []
-        called = self.functions + [method for method in methods if not method.__name__.startswith("_")]
+        # `tasks` is asked before the first episode.
+        called = self.functions + [method for method in methods if not method.__name__.startswith("_") and method.__name__ != "tasks"]
         self.is_async = bool(called) and all(is_async(function) for function in called)
         for function in self.functions:
             describe(function)
@@ -147,14 +150,19 @@ class Episode:
     async def with_state(self, reply):
         if callable(getattr(self.of, "save", None)):
             self.state = await call(self.of.save)
+            if self.environments.reward:
+                self.state = dict(zip(SAVED, (self.state, self.opening, self.messages)))
             # The state may be an object that changes; it travels as JSON.
             reply["state"] = self.state = json.loads(json.dumps(self.state))
         return reply
 
     async def catch_up(self, state):
-        if state is not None and state != self.state:
-            await call(self.of.restore, state)
-            self.state = state
+        if state is None or state == self.state:
+            return
+        self.state = state
+        if self.environments.reward and isinstance(state, dict) and set(state) == set(SAVED):
+            state, self.opening, self.messages = (state[key] for key in SAVED)
+        await call(self.of.restore, state)
 
 
 def tools_of(instance, functions):

@@ -7,7 +7,7 @@ import subprocess
 import tempfile
 import time
 
-from .sources import file_of
+from .sources import files_of
 
 # Environment variable of processes that a run starts to call functions of a file.
 IN_WORKER = "ROLLFLOW_WORKER"
@@ -67,11 +67,11 @@ class Flow:
         return [os.fspath(recipe), *settings]
 
     def reward_keys(self, function, folder):
-        file, name = file_of(function, folder)
+        [(file, name)] = files_of([function], folder)
         return {"kind": "python", "file": file, "function": name, "python": self.interpreter()}
 
     def environment_section(self, folder):
-        found = [file_of(one, folder) for one in [self.environment, *self.tools] if one is not None]
+        found = files_of([one for one in [self.environment, *self.tools] if one is not None], folder)
         files = sorted({file for file, _ in found})
         if len(files) > 1:
             raise ValueError(f"environment and tools are in several files ({', '.join(files)}); put them into one")
@@ -88,7 +88,7 @@ class Flow:
 
 
 def mark(function):
-    return getattr(function, "rollflow_part", {"name": function.__name__, "weight": 1.0})
+    return getattr(function, "rollflow_part", None) or {"name": getattr(function, "__name__", "reward"), "weight": 1.0}
 
 
 def run(flow, *, out=None, program=None, args=()):

@@ -22,6 +22,8 @@ from .loading import ERRORS, Refused, explain, load
 from .rewards import Reward
 
 LONGEST = 64 << 20
+# Seconds that a connection may be silent.
+SILENCE = 600
 
 
 def serving(target, tools, reward):
@@ -30,10 +32,13 @@ def serving(target, tools, reward):
     found = [load(where, name) for name in names.split(",") if name]
     if not found:
         raise Refused(f"{target} names no function or class; write my_reward.py:reward")
+    reward = load(*reward.split(":")) if reward else None
     if tools or len(found) > 1:
-        return Environments(None, found)
+        return Environments(None, found, reward)
     if inspect.isclass(found[0]) and hasattr(found[0], "reset"):
-        return Environments(found[0], (), load(*reward.split(":")) if reward else None)
+        return Environments(found[0], (), reward)
+    if reward:
+        raise Refused(f"{target} is a reward itself; --reward is for an environment or tools")
     return Reward(found[0])
 
 
@@ -46,15 +51,18 @@ def handler(server, loop, token):
 
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
+        timeout = SILENCE
 
         def do_POST(self):
-            length = int(self.headers.get("Content-Length", 0))
-            if length > LONGEST:
-                return self.reply(413, {"error": f"the request has {length} bytes; at most {LONGEST} are read"})
-            body = self.rfile.read(length)
             given = self.headers.get("Authorization", "")
             if token and not hmac.compare_digest(given.encode(), f"Bearer {token}".encode()):
-                return self.reply(401, {"error": "the token is missing or wrong"})
+                return self.refuse(401, "the token is missing or wrong")
+            length = self.headers.get("Content-Length", "0")
+            if not (length.isascii() and length.isdigit()):
+                return self.refuse(400, "Content-Length is no number of bytes")
+            if len(length) > 18 or int(length) > LONGEST:
+                return self.refuse(413, f"the request is too long; at most {LONGEST} bytes are read")
+            body = self.rfile.read(int(length))
             try:
                 question = json.loads(body)
             except ValueError as error:
@@ -67,11 +75,18 @@ def handler(server, loop, token):
             except ERRORS as error:
                 return self.reply(200, {"error": explain(error)})
 
+        def refuse(self, status, why):
+            """Ends the connection, since what follows was not read."""
+            self.close_connection = True
+            self.reply(status, {"error": why})
+
         def reply(self, status, page):
             body = json.dumps(page, allow_nan=False).encode()
             self.send_response(status)
             self.send_header("Content-Type", "application/json")
             self.send_header("Content-Length", str(len(body)))
+            if self.close_connection:
+                self.send_header("Connection", "close")
             self.end_headers()
             self.wfile.write(body)
 

@@ -3,80 +3,138 @@ import ast
 import builtins
 import inspect
 import linecache
+import math
 import os
+import re
+import symtable
+import sys
 import textwrap
 import types
 
 
-def file_of(target, folder):
-    """Returns a file that defines `target`, and its name there.
+def files_of(targets, folder):
+    """Returns for each target a file that defines it, and its name there.
 
-    What a notebook or a prompt defines has no file: its source, and that of what it uses, is
-    written into `folder`.
+    What a notebook or a prompt defines has no file: the source of all such targets, and of what they
+    use, is written into one file in `folder`.
     """
-    name = target.__qualname__
+    found = [path_of(target) for target in targets]
+    missing = [target for target, path in zip(targets, found) if path is None]
+    if missing:
+        written = os.path.join(folder, f"{missing[0].__name__}.py")
+        with open(written, "w") as file:
+            file.write(source_of(*missing))
+        found = [path or written for path in found]
+    return [(path, target.__qualname__) for path, target in zip(found, targets)]
+
+
+def path_of(target):
+    """Returns the file that defines a function or class; None if there is none."""
+    name = getattr(target, "__qualname__", None)
+    if name is None:
+        raise ValueError(f"{target!r} is neither a function nor a class; give the class, from which each process makes its own")
     if "." in name or name == "<lambda>":
         raise ValueError(f"{name} is defined inside of another function; a run needs a name at the top of a file")
-    path = inspect.getsourcefile(target)
-    if path and os.path.exists(path) and not path.startswith("<"):
-        return os.path.abspath(path), name
-    path = os.path.join(folder, f"{name}.py")
-    with open(path, "w") as file:
-        file.write(source_of(target))
-    return path, name
+    try:
+        path = inspect.getsourcefile(target)
+    except (OSError, TypeError):
+        # A class of a notebook.
+        return None
+    return os.path.abspath(path) if path and os.path.exists(path) and not path.startswith("<") else None
 
 
-def source_of(target):
-    """Returns the source of a function or class, with the imports, constants and definitions that it uses."""
-    before, written = [], set()
+def source_of(*targets):
+    """Returns the source of functions and classes, with the imports, constants and definitions that they use."""
+    parts, written, defined = [], set(), set()
 
-    def add(target):
-        for name in sorted(names_in(target)):
-            values = vars(inspect.getmodule(target) or __import__("__main__"))
-            if name in written or name not in values or hasattr(builtins, name):
-                continue
-            written.add(name)
-            value = values[name]
-            if isinstance(value, types.ModuleType):
-                before.append(f"import {value.__name__} as {name}\n")
-            elif isinstance(value, (types.FunctionType, type)) and value.__module__ == target.__module__:
-                add(value)
-                before.append(text_of(value))
-            elif isinstance(value, (types.FunctionType, types.BuiltinFunctionType, type)):
-                before.append(f"from {value.__module__} import {value.__qualname__} as {name}\n")
-            elif isinstance(value, (int, float, str, bytes, bool, type(None), list, tuple, dict, set)):
-                before.append(f"{name} = {value!r}\n")
-            else:
-                raise ValueError(f"{target.__qualname__} uses {name}, a {type(value).__name__}, which can't be written into a file; put both into one")
+    def define(target):
+        if target in defined:
+            return
+        defined.add(target)
+        text, values = text_of(target), values_of(target)
+        own, used = names_in(text)
+        written.update(own)
+        for name in sorted(used - own):
+            if name in values and name not in written and not hasattr(builtins, name):
+                add(name, values[name], target)
+        parts.append(text)
 
-    written.add(target.__name__)
-    add(target)
-    return "\n".join([*before, text_of(target)])
+    def add(name, value, target):
+        inner = inspect.unwrap(value) if callable(value) else value
+        if isinstance(inner, (types.FunctionType, type)) and inner.__module__ == target.__module__:
+            define(inner)
+            line = None if name in written else f"{name} = {inner.__name__}\n"
+        else:
+            line = line_of(name, value, target.__module__)
+            if line is None:
+                kind = type(value).__name__
+                raise ValueError(f"{target.__qualname__} uses {name}, a {kind}, which can't be written into a file; put both into one")
+        written.add(name)
+        parts.extend([line] if line else [])
+
+    for target in targets:
+        define(target)
+    return "\n".join(parts)
+
+
+def line_of(name, value, here):
+    """Returns a line that makes `name` the value; None if a line can't. `here` is no module for others."""
+    if isinstance(value, types.ModuleType):
+        return f"import {value.__name__} as {name}\n"
+    origin = getattr(value, "__module__", None)
+    there = getattr(value, "__qualname__", None) or getattr(value, "__name__", None)
+    if origin and origin != here and there and getattr(sys.modules.get(origin), there, None) is value:
+        return f"from {origin} import {there} as {name}\n"
+    if isinstance(value, re.Pattern):
+        return f"import re\n{name} = re.compile({value.pattern!r}, {value.flags})\n"
+    if isinstance(value, float) and not math.isfinite(value):
+        return f"{name} = float({str(value)!r})\n"
+    try:
+        same = ast.literal_eval(repr(value))
+    except (ValueError, SyntaxError):
+        return None
+    return f"{name} = {value!r}\n" if type(same) is type(value) and same == value else None
+
+
+def values_of(target):
+    """Returns the global names that a function or class sees."""
+    return vars(sys.modules[target.__module__]) if isinstance(target, type) else inspect.unwrap(target).__globals__
 
 
 def text_of(target):
-    """Returns the source of a function or class. A cell of a notebook has lines and no file."""
+    """Returns the source of a function or class with its decorators. A cell of a notebook has lines and no file."""
     if not isinstance(target, type):
         return textwrap.dedent(inspect.getsource(target))
-    methods = [member for member in vars(target).values() if isinstance(member, types.FunctionType)]
-    if not methods:
+    members = [getattr(member, "__func__", getattr(member, "fget", member)) for member in vars(target).values()]
+    files = {member.__code__.co_filename: None for member in members if isinstance(member, types.FunctionType)}
+    # A class without methods is in the newest cell that has one of its name.
+    cells = [file for file in reversed(list(linecache.cache)) if file.startswith("<") or not os.path.exists(file)]
+    for file in [*files, *cells]:
+        lines = linecache.getlines(file)
+        found = [node for node in parsed("".join(lines)) if isinstance(node, ast.ClassDef) and node.name == target.__name__]
+        if found:
+            first = min(node.lineno for node in [found[-1], *found[-1].decorator_list])
+            return "".join(lines[first - 1 : found[-1].end_lineno]).rstrip("\n") + "\n"
+    try:
         return inspect.getsource(target)
-    text = "".join(linecache.getlines(methods[0].__code__.co_filename))
-    found = [node for node in ast.parse(text).body if isinstance(node, ast.ClassDef) and node.name == target.__name__]
-    if not found:
-        raise ValueError(f"the source of {target.__qualname__} was not found; put it into a file")
-    return ast.get_source_segment(text, found[-1]) + "\n"
+    except (OSError, TypeError):
+        raise ValueError(f"the source of {target.__qualname__} was not found; put it into a file") from None
 
 
-def names_in(target):
-    """Returns the global names that a function, or the methods of a class, use."""
-    if isinstance(target, type):
-        members = [member for member in vars(target).values() if isinstance(member, types.FunctionType)]
-        return {name for member in members for name in names_in(member)} | {base.__name__ for base in target.__bases__}
+def parsed(text):
+    """Returns the statements of a cell; none of one that only a notebook reads."""
+    try:
+        return ast.parse(text).body
+    except SyntaxError:
+        return []
 
-    def in_code(code):
-        inner = [constant for constant in code.co_consts if isinstance(constant, types.CodeType)]
-        return set(code.co_names).union(*(in_code(one) for one in inner))
 
-    hints = {hint for hint in getattr(target, "__annotations__", {}).values()}
-    return in_code(target.__code__) | {getattr(hint, "__name__", str(hint)) for hint in hints}
+def names_in(text):
+    """Returns the names that a piece of source defines at its top, and the global names that it uses."""
+    table = symtable.symtable(text, "<source>", "exec")
+
+    def used(table):
+        own = {symbol.get_name() for symbol in table.get_symbols() if symbol.is_global()}
+        return own.union(*(used(child) for child in table.get_children()))
+
+    return {symbol.get_name() for symbol in table.get_symbols() if symbol.is_assigned()}, used(table)

@@ -1,19 +1,27 @@
 """What the package does without a run: descriptions of tools, recipes as TOML, sources of notebooks."""
+import asyncio
+import http.client as http_client
 import json
+import linecache
 import os
 import pathlib
 import sys
 import tempfile
+import threading
+import types
 import typing
 import unittest
+from http.server import ThreadingHTTPServer
 
 HERE = pathlib.Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent))
 
 from rollflow import Flow, reward  # noqa: E402
+from rollflow.environments import Environments  # noqa: E402
 from rollflow.loading import Refused, load  # noqa: E402
 from rollflow.running import inline, toml  # noqa: E402
-from rollflow.sources import file_of, source_of  # noqa: E402
+from rollflow.serve_env import handler  # noqa: E402
+from rollflow.sources import files_of, source_of  # noqa: E402
 from rollflow.tools import describe  # noqa: E402
 
 
@@ -65,30 +73,146 @@ class Recipes(unittest.TestCase):
     def test_what_has_no_name_at_the_top_of_a_file_is_refused(self):
         with tempfile.TemporaryDirectory() as folder:
             with self.assertRaisesRegex(ValueError, "needs a name at the top of a file"):
-                file_of(lambda completion: 1.0, folder)
+                files_of([lambda completion: 1.0], folder)
+            with self.assertRaisesRegex(ValueError, "give the class"):
+                Flow("a.toml", reward=Tools()).arguments(folder)
+
+
+def cell(source):
+    """What a notebook does: compiled text without a file, whose lines `inspect` finds."""
+    name = f"cell{len(linecache.cache)}"
+    linecache.cache[f"<{name}>"] = (len(source), None, source.splitlines(True), f"<{name}>")
+    sys.modules[name] = module = types.ModuleType(name)
+    exec(compile(source, f"<{name}>", "exec"), module.__dict__)
+    return module
 
 
 class Notebooks(unittest.TestCase):
+    def written(self, *targets):
+        with tempfile.TemporaryDirectory() as folder:
+            found = files_of(targets, folder)
+            self.assertEqual(len({file for file, _ in found}), 1)
+            return [load(file, name) for file, name in found]
+
     def test_a_function_of_a_notebook_becomes_a_file_with_what_it_uses(self):
-        source = (
+        module = cell(
             "import math\nfrom collections import Counter\nSCALE = 2.0\n\n\n"
             "def helper(text):\n    return Counter(text).total() * SCALE\n\n\n"
             "class Base:\n    def factor(self):\n        return 1\n\n\n"
             "class Grader(Base):\n    def __call__(self, completion):\n        return math.sqrt(helper(completion)) * self.factor()\n"
         )
-        with tempfile.TemporaryDirectory() as folder:
-            # As a notebook does: compiled text without a file, whose lines `inspect` finds.
-            import linecache
-            import types
+        [grader] = self.written(module.Grader)
+        self.assertEqual(grader()("12345678"), 4.0)
 
-            linecache.cache["<cell>"] = (len(source), None, source.splitlines(True), "<cell>")
-            cell = types.ModuleType("cell")
-            sys.modules["cell"] = cell
-            exec(compile(source, "<cell>", "exec"), cell.__dict__)
-            file = pathlib.Path(folder) / "written.py"
-            file.write_text(source_of(cell.Grader))
-            grader = load(str(file), "Grader")()
-            self.assertEqual(grader("12345678"), 4.0)
+    def test_annotations_decorators_defaults_constants_and_static_functions_come_with_it(self):
+        module = cell(
+            "import re, dataclasses\nfrom typing import List, Optional\nfrom rollflow import reward\n"
+            "SCALE, LIMIT, WORDS = 2.0, float('inf'), re.compile('[a-z]+', re.I)\nmatch = object()\nTASKS = ['1+1=']\n\n\n"
+            "@reward(weight=0.5)\ndef graded(completions: List[str], scale: Optional[float] = SCALE):\n"
+            "    return [min(len(WORDS.match(text).group()) * scale, LIMIT) for text in completions]\n\n\n"
+            "@dataclasses.dataclass\nclass Sums:\n    limit: float = LIMIT\n\n"
+            "    @staticmethod\n    def tasks():\n        return TASKS\n"
+        )
+        graded, sums = self.written(module.graded, module.Sums)
+        self.assertEqual((graded(["Ab1"]), graded.rollflow_part["weight"]), ([4.0], 0.5))
+        self.assertEqual((sums(limit=3.0), sums.tasks()), (sums(3.0), ["1+1="]))
+        module = cell(
+            "import enum, functools\n\n\nclass Kind(enum.Enum):\n    LONG = 3\n\n\n@functools.lru_cache\ndef length(text):\n    return len(text)\n\n\n"
+            "is_long = lambda text: length(text) > Kind.LONG.value\nis_short = lambda text: not is_long(text)\n\n\n"
+            "def long(completion):\n    return 1.0 if is_long(completion) and not is_short(completion) else 0.0\n"
+        )
+        [long] = self.written(module.long)
+        self.assertEqual((long("abcd"), long("abc")), (1.0, 0.0))
+        for value in ["{'a': print}", "object()", "__import__('typing').TypeVar('T')"]:
+            module = cell(f"VALUE = {value}\n\n\ndef uses(completion):\n    return VALUE\n")
+            with self.assertRaisesRegex(ValueError, "uses VALUE, a "):
+                source_of(module.uses)
+
+    def test_tools_and_an_environment_of_a_notebook_go_into_one_file(self):
+        module = cell(
+            "LIMIT = 3\n\n\ndef add(a: int):\n    return a + LIMIT\n\n\ndef subtract(a: int):\n    return a - LIMIT\n\n\n"
+            "class Game:\n    def reset(self):\n        return add(1)\n"
+        )
+        with tempfile.TemporaryDirectory() as folder:
+            arguments = Flow("a.toml", environment=module.Game, tools=[module.add, module.subtract]).arguments(folder)
+            self.assertIn('"environment" = "Game", "tools" = ["add", "subtract"]', arguments[2])
+            [file] = pathlib.Path(folder).iterdir()
+            self.assertEqual((load(str(file), "Game")().reset(), load(str(file), "subtract")(1)), (4, -2))
+
+
+class Served(unittest.TestCase):
+    def test_environments_wait_for_each_other_only_where_a_method_does_not_wait(self):
+        class Waits:
+            async def reset(self):
+                pass
+
+            @staticmethod
+            def tasks():
+                yield "1+1="
+
+        self.assertTrue(Environments(Waits).is_async)
+        Waits.close = lambda self: None
+        self.assertFalse(Environments(Waits).is_async)
+
+    def test_the_reward_of_a_resumed_episode_sees_its_turns_before_that(self):
+        class Game:
+            turns = 0
+
+            def reset(self):
+                pass
+
+            def step(self, text):
+                self.turns += 1
+                return "next"
+
+            def save(self):
+                return self.turns
+
+            def restore(self, state):
+                self.turns = state
+
+        def replies(completion, environment):
+            return len(completion) * environment.turns
+
+        begun = {"episode": "e", "index": 0, "seed": 1, "metadata": {}, "messages": [{"role": "user", "content": "go"}]}
+        asked = lambda of, **question: asyncio.run(of.answer({**begun, **question}))
+        turn = {"text": "ab", "calls": [], "malformed": []}
+        first = Environments(Game, (), replies)
+        asked(first, do="reset")
+        state = asked(first, do="step", **turn)["state"]
+        # In a new process, the episode is begun again and has what was saved.
+        second = Environments(Game, (), replies)
+        asked(second, do="reset")
+        state = asked(second, do="step", state=state, **turn)["state"]
+        third = Environments(Game, (), replies)
+        asked(third, do="reset")
+        self.assertEqual(asked(third, do="grade", state=state)["reward"], 8.0)
+
+    def test_a_request_without_a_token_or_with_an_unreadable_length_is_refused_unread(self):
+        http = ThreadingHTTPServer(("127.0.0.1", 0), handler(Environments(None, [add_one]), asyncio.new_event_loop(), "secret"))
+        threading.Thread(target=http.serve_forever, daemon=True).start()
+        try:
+            for token, length, status in [("no", "-1", 401), ("secret", "-1", 400), ("secret", "x", 400), ("secret", str(1 << 40), 413)]:
+                client = http_client.HTTPConnection("127.0.0.1", http.server_port, timeout=10)
+                client.putrequest("POST", "/")
+                client.putheader("Authorization", f"Bearer {token}")
+                client.putheader("Content-Length", length)
+                client.endheaders()
+                found = client.getresponse()
+                self.assertEqual((found.status, found.getheader("Connection")), (status, "close"), length)
+                client.close()
+        finally:
+            http.shutdown()
+            http.server_close()
+
+
+def add_one(a: int):
+    """Adds one.
+
+    Args:
+        a: A number.
+    """
+    return a + 1
 
 
 if __name__ == "__main__":
