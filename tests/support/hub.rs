@@ -67,7 +67,8 @@ fn broken_off(bytes: Vec<u8>, sent: usize) -> Response {
 
 impl TestHub {
     /// With these files of `org/thing`; the large ones break off after `cut` bytes the first time. Of
-    /// one that begins with `short` the hub announces five bytes too many.
+    /// one that begins with `short` the hub announces five bytes too many, of one that begins with
+    /// `unsized` no length.
     pub fn new(files: &[(&str, &[u8])], cut: Option<usize>, gated: bool) -> Self {
         let files: BTreeMap<String, Vec<u8>> = files.iter().map(|(path, bytes)| (path.to_string(), bytes.to_vec())).collect();
         let (there, cut) = (files.clone(), Mutex::new(cut));
@@ -105,7 +106,14 @@ impl TestHub {
                 let linked = [("x-linked-etag", format!("\"{}\"", sum(bytes))), ("x-linked-size", size.to_string())];
                 return (linked, moved(StatusCode::FOUND, format!("{elsewhere}{path}"))).into_response();
             }
-            ([(ETAG, format!("\"{}\"", &sum(bytes)[..40]))], bytes.clone()).into_response()
+            let etag = [(ETAG, format!("\"{}\"", &sum(bytes)[..40]))];
+            match bytes.starts_with(b"unsized") {
+                true if from_byte(asked).is_some_and(|from| from >= bytes.len()) => {
+                    StatusCode::RANGE_NOT_SATISFIABLE.into_response()
+                }
+                true => (etag, Body::from_stream(iter([Ok::<_, std::io::Error>(Bytes::from(bytes.clone()))]))).into_response(),
+                false => (etag, bytes.clone()).into_response(),
+            }
         });
         TestHub { asked: log, large: large_log, servers: [hub, large] }
     }

@@ -9,6 +9,9 @@ use std::path::{Path, PathBuf};
 use super::HubError;
 use rollflow_util::reading;
 
+/// Index of weights in parts.
+pub(super) const INDEX: &str = "model.safetensors.index.json";
+
 /// Kind of repository.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum RepoKind {
@@ -172,17 +175,20 @@ fn missing(folder: &Path) -> Option<String> {
     if let Some(name) = ["config.json", "tokenizer.json"].into_iter().find(lacks) {
         return Some(name.to_owned());
     }
+    let weights = ["model.safetensors", INDEX];
+    if weights.iter().all(lacks) { Some(weights[0].to_owned()) } else { missing_shard(folder) }
+}
+
+/// First missing file of weights in parts, by their index. None without an index.
+pub(super) fn missing_shard(folder: &Path) -> Option<String> {
     if folder.join("model.safetensors").exists() {
         return None;
     }
-    let Ok(index) = reading::read_text(&folder.join("model.safetensors.index.json")) else {
-        return Some("model.safetensors".to_owned());
-    };
-    let index: serde_json::Value = serde_json::from_str(&index).unwrap_or_default();
+    let index: serde_json::Value = serde_json::from_str(&reading::read_text(&folder.join(INDEX)).ok()?).unwrap_or_default();
     let mut shards: Vec<&str> =
         index["weight_map"].as_object().into_iter().flatten().filter_map(|(_, file)| file.as_str()).collect();
     shards.sort_unstable();
-    shards.into_iter().find(lacks).map(str::to_owned)
+    shards.into_iter().find(|shard| !folder.join(shard).exists()).map(str::to_owned)
 }
 
 #[cfg(test)]

@@ -81,6 +81,8 @@ impl Fetch<'_> {
         while remote.size.is_none_or(|size| part.have < size) {
             let before = part.have;
             match self.pieces(commit, remote, &mut part).await {
+                // The part was no beginning of this file: the whole file is requested.
+                Ok(()) if remote.size.is_none() && part.have == 0 && before > 0 => {}
                 // Without an announced size the end of the connection is the end of the file. With one, an
                 // answer without further bytes means that the hub has fewer than it announced.
                 Ok(()) if remote.size.is_none() || part.have <= before => break,
@@ -131,14 +133,15 @@ impl Fetch<'_> {
             return Err(error.into());
         }
         let status = response.status();
-        if !status.is_success() && status != StatusCode::RANGE_NOT_SATISFIABLE {
+        let beyond = status == StatusCode::RANGE_NOT_SATISFIABLE && part.have > 0;
+        if !status.is_success() && !beyond {
             return Err(client.refusal(&remote.path, status.as_u16(), "").into());
         }
         if status != StatusCode::PARTIAL_CONTENT && part.have > 0 {
             // The whole file comes, or the hub has another than the part that is here.
             part.restart()?;
         }
-        if status == StatusCode::RANGE_NOT_SATISFIABLE {
+        if beyond {
             return Ok(());
         }
         loop {

@@ -157,9 +157,14 @@ impl<'a> Fetch<'a> {
     }
 
     pub(super) fn resolve(&self, commit: &str, path: &str) -> String {
-        let kind = if self.kind == RepoKind::Model { "" } else { "/datasets" };
         let path: Vec<String> = path.split('/').map(encoded).collect();
-        format!("{kind}/{}/resolve/{commit}/{}", self.id, path.join("/"))
+        format!("{}/resolve/{commit}/{}", self.page(), path.join("/"))
+    }
+
+    /// Path of the repository's page.
+    fn page(&self) -> String {
+        let kind = if self.kind == RepoKind::Model { "" } else { "/datasets" };
+        format!("{kind}/{}", self.id)
     }
 
     /// Asks the hub; follows redirects within it. An answer that leads elsewhere is an answer.
@@ -183,10 +188,10 @@ impl<'a> Fetch<'a> {
         Err(self.nonsense("too many redirects".to_owned(), &path))
     }
 
-    /// The answer, unless the hub refuses it.
+    /// The answer, unless the hub refuses it. A range beyond the end is for who asked for one.
     fn allowed(&self, response: Response) -> Result<Response, HubError> {
         let status = response.status();
-        if status.is_success() {
+        if status.is_success() || status == StatusCode::RANGE_NOT_SATISFIABLE {
             return Ok(response);
         }
         let code = response.headers().get("x-error-code").and_then(|code| code.to_str().ok()).unwrap_or_default();
@@ -195,7 +200,8 @@ impl<'a> Fetch<'a> {
             (_, "GatedRepo") => {
                 let token =
                     if has_token { "use a token of that account in HF_TOKEN" } else { "set HF_TOKEN to a token of that account" };
-                format!("{id} is gated: accept its terms at {hub}/{id}, then {token}")
+                let page = self.page();
+                format!("{id} is gated: accept its terms at {hub}{page}, then {token}")
             }
             (_, "RevisionNotFound") => {
                 format!("{id} has no revision {revision:?}; name a branch, a tag or a commit of it")

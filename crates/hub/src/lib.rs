@@ -92,7 +92,14 @@ impl Hub {
     pub fn open(&self, name: &Path) -> Result<PathBuf, HubError> {
         match self.cache.locate(name) {
             Err(HubError::NotCached(missing)) if self.offline => Err(HubError::Offline(missing)),
-            Err(HubError::NotCached(_)) => self.fetch(RepoKind::Model, &name.to_string_lossy(), |files| Ok(model_files(files))),
+            Err(HubError::NotCached(_)) => {
+                let id = name.to_string_lossy();
+                let folder = self.fetch(RepoKind::Model, &id, |files| Ok(model_files(files)))?;
+                match cache::missing_shard(&folder) {
+                    None => Ok(folder),
+                    Some(shard) => Err(HubError::Lacks(id.into_owned(), format!("lacks {shard}, which its index names"))),
+                }
+            }
             located => located,
         }
     }
@@ -136,7 +143,7 @@ impl Hub {
 }
 
 /// Files of a model's tokenizer and chat template.
-pub const TOKENIZER_FILES: [&str; 7] = [
+pub const TOKENIZER_FILES: [&str; 8] = [
     "tokenizer.json",
     "tokenizer_config.json",
     "special_tokens_map.json",
@@ -144,21 +151,27 @@ pub const TOKENIZER_FILES: [&str; 7] = [
     "vocab.json",
     "merges.txt",
     "chat_template.jinja",
+    "chat_template.json",
 ];
+
+/// Folder of further chat templates of a model, each a file `NAME.jinja`.
+pub const MORE_TEMPLATES: &str = "additional_chat_templates";
 
 /// The files of a model that training and generation read.
 fn model_files(files: &[String]) -> Vec<String> {
     const OTHERS: [&str; 3] = ["config.json", "generation_config.json", "tokenizer.model"];
-    let index = "model.safetensors.index.json";
     // A repository may hold its weights whole and in parts: the whole file is read.
     let whole = files.iter().any(|file| file == "model.safetensors");
-    let part = |file: &str| !whole && !file.contains('/') && file.ends_with(".safetensors") && file.starts_with("model-");
+    let numbered = |file: &str| ["model-", "model.safetensors-"].iter().any(|begin| file.starts_with(begin));
+    let part = |file: &str| !whole && !file.contains('/') && file.ends_with(".safetensors") && numbered(file);
+    let template = |file: &str| file.ends_with(".jinja") && Path::new(file).parent() == Some(Path::new(MORE_TEMPLATES));
     let wanted = |file: &&String| {
         let file = file.as_str();
         TOKENIZER_FILES.contains(&file)
             || OTHERS.contains(&file)
             || part(file)
-            || file == if whole { "model.safetensors" } else { index }
+            || template(file)
+            || file == if whole { "model.safetensors" } else { cache::INDEX }
     };
     files.iter().filter(wanted).cloned().collect()
 }

@@ -50,6 +50,44 @@ fn a_model_is_fetched_on_first_use_into_the_layout_of_the_hubs_tools() {
 }
 
 #[test]
+fn weights_in_parts_are_fetched_whatever_their_names_and_a_missing_part_is_an_error() {
+    let index = |part: &str| format!("{{\"weight_map\": {{\"x\": \"{part}\"}}}}").into_bytes();
+    let opened = |part: &str, named: &str| {
+        let named = index(named);
+        let files: [(&str, &[u8]); 6] = [
+            ("config.json", b"{}"),
+            ("tokenizer.json", b"{}"),
+            ("model.safetensors.index.json", &named),
+            ("additional_chat_templates/tool_use.jinja", b"{{ tools }}"),
+            ("chat_template.json", b"{\"chat_template\": \"a\"}"),
+            (part, b"weights"),
+        ];
+        let (server, root) = (TestHub::new(&files, None, false), tempfile::tempdir().unwrap());
+        let folder = server.hub(root.path()).open(Path::new("org/thing"))?;
+        assert_eq!(server.hub(root.path()).offline(true).open(Path::new("org/thing"))?, folder, "all of it is here");
+        assert!(files.iter().all(|(name, bytes)| fs::read(folder.join(name)).unwrap() == *bytes), "{part}");
+        Ok::<_, HubError>(())
+    };
+    for part in ["model-00001-of-00001.safetensors", "model.safetensors-00001-of-00001.safetensors"] {
+        opened(part, part).unwrap();
+    }
+    let error = opened("model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors").unwrap_err().to_string();
+    assert!(error.starts_with("org/thing lacks model-00002-of-00002.safetensors"), "{error}");
+}
+
+#[test]
+fn a_finished_part_of_a_file_without_a_length_is_fetched_again_and_not_taken_as_empty() {
+    let config = b"unsized configuration";
+    let files: [(&str, &[u8]); 3] = [("config.json", config), ("tokenizer.json", b"{}"), ("model.safetensors", b"weights")];
+    let (server, root) = (TestHub::new(&files, None, false), tempfile::tempdir().unwrap());
+    let blobs = root.path().join("models--org--thing/blobs");
+    fs::create_dir_all(&blobs).unwrap();
+    fs::write(blobs.join(format!("{}.incomplete", &sum(config)[..40])), config).unwrap();
+    let folder = server.hub(root.path()).open(Path::new("org/thing")).unwrap();
+    assert_eq!(fs::read(folder.join("config.json")).unwrap(), config);
+}
+
+#[test]
 fn a_file_that_breaks_off_is_resumed_where_it_ended() {
     let (server, root) = (TestHub::new(&MODEL, Some(10), false), tempfile::tempdir().unwrap());
     let folder = server.hub(root.path()).open(Path::new("org/thing")).unwrap();
@@ -91,13 +129,16 @@ fn what_can_not_be_fetched_says_why_and_what_to_do() {
         (hub.clone(), "org/nothing", ["org/nothing is neither here nor on http://127.0.0.1", "check the name"]),
         (hub.clone(), "org/thing@v9", ["org/thing has no revision \"v9\"", "a branch, a tag or a commit"]),
         (hub.clone().offline(true), "org/thing", ["HF_HUB_OFFLINE is set", "hf download org/thing"]),
-        (gated.hub(root.path()), "org/thing", ["org/thing is gated", "HF_TOKEN"]),
+        (gated.hub(root.path()), "org/thing", ["org/thing is gated: accept its terms at http://127.0.0.1", "HF_TOKEN"]),
         (hub, "./org/thing", ["does not exist", "relative to the folder"]),
     ] {
         let error = said(&hub, name);
         assert!(parts.iter().all(|part| error.contains(part)) && !error.contains("hunter2"), "{name}: {error}");
     }
     assert!(server.hub(root.path()).open(Path::new("org/old")).is_ok(), "a repository that was renamed");
+    let fetched = gated.hub(root.path()).fetch(RepoKind::Dataset, "org/thing", |files| Ok(files.to_vec()));
+    let error = fetched.unwrap_err().to_string();
+    assert!(error.contains("/datasets/org/thing, then"), "{error}");
 }
 
 #[test]
