@@ -36,4 +36,7 @@ for broken in [("fieldConfig", "defaults"), ("options",), ("targets", 0)]:
     assert problems(wrong), f"a control was not found: {broken}"
 found = problems(dashboard)
 assert not found, found
+legends = [target["legendFormat"] for panel in dashboard["panels"] for target in panel.get("targets", [])]
+alike = [legend for legend in legends if "{{instance}}" not in legend]
+assert legends and not alike, f"series of several runs have one name: {alike}"
 print(f"{len(dashboard['panels'])} panels and rows: all known to Grafana's schema")

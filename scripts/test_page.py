@@ -110,6 +110,22 @@ def report(browser):
     checked(browser, "report 1280 light")
 
 
+def preferences(browser, address):
+    """A run of pairs without times, after another run whose curves were drawn over time."""
+    browser.show(1280, False)
+    browser.open(f"{address}#run=first")
+    drawn(browser, "first")
+    browser.evaluate("$('axis').value = 'seconds'; $('axis').dispatchEvent(new Event('change'))")
+    browser.until("!drawing")
+    browser.open(f"{address}#run=pairs")
+    browser.until("$('folder').textContent === ' › pairs' && document.body.className === 'run' && !drawing && document.querySelector('#learning-charts svg')")
+    titles = browser.evaluate("[...document.querySelectorAll('#learning-charts h3')].map((title) => title.textContent)")
+    assert {"Evaluation: share that is right", "Evaluation: loss", "Loss"} <= set(titles), titles
+    empty = browser.evaluate("[...document.querySelectorAll('.chart')].filter((box) => !box.querySelector('svg')).map((box) => box.textContent)")
+    assert not empty, empty
+    checked(browser, "pairs 1280 light")
+
+
 def focus(browser, script, what, shift=False):
     """Moves the focus by the tab key until `script` holds for the element."""
     for _ in range(200):
@@ -309,6 +325,9 @@ def main():
     for name, seed in [("first", 0), ("second", 1)]:
         done = subprocess.run(run_args(runs / name, "train.steps=12", f"seed={seed}", "eval={every=4,samples=2,limit=4}"), capture_output=True, text=True)
         assert done.returncode == 0, done.stderr
+    done = subprocess.run([rollflow, "run", "pipelines/recipes/dpo_pairs.toml", "--out", str(runs / "pairs"), *(part for one in [*TINY[:5], "train.epochs=1", "eval.every=4", "observe.progress=false"] for part in ["--set", one])], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    (runs / "pairs/timings.jsonl").unlink()
     shutil.copytree(runs / "first", runs / "hostile")
     rows = [json.loads(line) for line in (runs / "first/rollouts.jsonl").read_text().splitlines()[:len(HOSTILE)]]
     rows = [{**row, "group": 0, "index": at, "step": 1, "response": text} for at, (row, text) in enumerate(zip(rows, HOSTILE))]
@@ -321,7 +340,7 @@ def main():
     enlarge(runs / "large", steps=10_000, samples=100_000)
     with serving(rollflow, "dashboard", str(runs), "--listen", "127.0.0.1:0") as (address, server):
         checks = {"frames": lambda browser: frames(browser, address, server), "panes": lambda browser: panes(browser, address),
-                  "report": report, "keyboard": lambda browser: keyboard(browser, address), "hostile": lambda browser: hostile(browser, address), "steered": steered, "started": started}
+                  "report": report, "preferences": lambda browser: preferences(browser, address), "keyboard": lambda browser: keyboard(browser, address), "hostile": lambda browser: hostile(browser, address), "steered": steered, "started": started}
         for name in sys.argv[2:] or checks:
             with contextlib.closing(Chromium()) as browser:
                 checks[name](browser)

@@ -47,9 +47,10 @@ pub fn declare(plan: &Plan, registry: &Registry, policy: &Policy, outputs: Outpu
     }
     let mut trained = flow.stage("train", batches, trainer);
     if let Some(Evaluation { eval, .. }) = Evaluation::during(plan) {
-        let samples = preferences::evaluated(eval, &plan.task, &plan.chat, plan.seed, &reader)?;
+        let (sources, pairs): (Vec<_>, Vec<_>) =
+            preferences::evaluated(eval, &plan.task, &plan.chat, plan.seed, &reader)?.into_iter().unzip();
         let (config, loss) = (scoring(eval.threads)?, registry.loss_of(train, None)?);
-        let mut evaluator = PairEvaluator::new(config.clone(), reader.config, loss, samples, eval.every);
+        let mut evaluator = PairEvaluator::new(config.clone(), reader.config, loss, pairs.concat(), eval.every).sources(sources);
         if let Some(of) = &plan.reference {
             evaluator = evaluator.reference(references::scorer("reference", &of.policy, &plan.net, policy, config, None)?);
         }

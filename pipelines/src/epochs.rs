@@ -67,7 +67,8 @@ fn epoch(plan: &Plan, registry: &Registry) -> Result<Epoch> {
         TaskData::Data(_) => {
             let weighted = task.data.sources().iter().any(|source| source.weight.is_some());
             ensure!(!weighted, "sources with weights have epochs of their own; give repeats instead, or set train.steps");
-            let fits = data::fits(&plan.chat, Some(&reader()?), plan.generate.max_new_tokens);
+            let (environment, most) = (plan.environment.as_ref(), plan.generate.max_new_tokens);
+            let fits = data::fits(&plan.chat, environment, Some(&reader()?), most);
             Epoch::of(data::prompt_dataset(task, seed, plan.reward.rule.compares(), fits)?.len(), "prompts", each)
         }
         TaskData::Environment { limit } => {

@@ -21,7 +21,7 @@ use crate::assemble::rewards::Scoring;
 use crate::assemble::sections::{Evaluation, Start, Training};
 use crate::assemble::steps::Mixture;
 use crate::assemble::supervised::Imitation;
-use crate::assemble::{data, evaluation, origin, rollout, trainers};
+use crate::assemble::{conversations, data, evaluation, origin, rollout, trainers};
 use crate::registry::Registry;
 use crate::run::folder::{Outputs, RunFolder, announce_end};
 use crate::run::resume::ResumePoint;
@@ -47,7 +47,9 @@ pub fn groups(plan: &Plan, registry: &Registry, tokenizer: &Arc<Tokenizer>) -> R
         Some(scoring) => rescored(scoring, &plan.reward, group),
         None => Ok(Ok(group)),
     };
-    RecordedGroups::open(&spec, tokenizer, score, &filter, plan.seed).map_err(|error| anyhow!("{error}"))
+    let chat = plan.chat.clone();
+    let asked = move |prompt| conversations::asked(&chat, prompt);
+    RecordedGroups::open(&spec, tokenizer, asked, score, &filter, plan.seed).map_err(|error| anyhow!("{error}"))
 }
 
 /// Scores the completions of a recorded group by `[reward]`. `reward.on_failure` decides whether a

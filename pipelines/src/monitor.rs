@@ -90,7 +90,7 @@ fn rows() -> Vec<(&'static str, Vec<Panel>)> {
                     "percentunit",
                     [(format!("{} / {}", of(EdgeItems), of(EdgeCapacityItems)), "{{from}} → {{to}}")],
                 ),
-                panel("Steps", "short", [(of(Steps), "taken"), (of(PlannedSteps), "planned")]),
+                panel("Steps", "short", [(of(Step), "taken"), (of(PlannedSteps), "planned")]),
                 panel(
                     "Durations",
                     "s",
@@ -185,7 +185,11 @@ pub fn dashboard() -> Value {
             let targets: Vec<Value> = queries
                 .iter()
                 .zip('A'..)
-                .map(|((query, legend), id)| json!({"refId": id, "expr": query, "legendFormat": legend, "datasource": source}))
+                .map(|((query, legend), id)| {
+                    // Several runs may be chosen.
+                    let legend = format!("{legend} {{{{instance}}}}");
+                    json!({"refId": id, "expr": query, "legendFormat": legend, "datasource": source})
+                })
                 .collect();
             panels.push(json!({
                 "type": "timeseries", "title": title, "gridPos": place, "datasource": source, "targets": targets,

@@ -3,7 +3,6 @@
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use rollflow::data::packing::OverlongPolicy;
 use rollflow::data::source::{DataSpec, Example, Recorded, Shape, Survey, survey};
 use rollflow::data::{DataError, RankedPair};
 use rollflow::model::ModelError;
@@ -100,7 +99,7 @@ pub fn of(plan: &Plan) -> Surveyed {
                 if section == "task" => {}
             Pipeline::RewardModel => drop(all.look_at(section, purpose, task.data.sources(), None, scored(&plan.chat, reader))),
             Pipeline::Dpo => drop(all.look_at(section, purpose, task.data.sources(), None, preferred(&plan.chat, reader))),
-            _ => drop(all.look_at(section, purpose, task.data.sources(), None, asked(&plan.chat, reader, |_| Ok(())))),
+            _ => drop(all.look_at(section, purpose, task.data.sources(), None, asked(plan, reader, |_| Ok(())))),
         }
     }
     all
@@ -118,17 +117,19 @@ fn first<'a, T>(
     }
 }
 
-/// Checks prompts: their length by `fits`, then chat template and tokenizer.
+/// Checks prompts: their length by `fits`, then chat template and tokenizer unless an environment opens the conversation.
 fn asked<'a>(
-    chat: &Chat,
+    plan: &Plan,
     reader: &'a Option<Reader>,
     fits: impl Fn(&Prompt) -> Result<(), String> + Sync + 'a,
 ) -> impl Fn(&Prompt) -> Judged + Sync + 'a {
-    let chat = chat.clone();
+    let (chat, is_opened) = (plan.chat.clone(), plan.environment.is_some());
     let rendered = first(reader, move |prompt: &Prompt, reader| {
         let text = conversations::asked(&chat, prompt.text.clone());
-        let tokens = reader.tokenizer.encode_prompt(&Prompt { text, ..prompt.clone() });
-        tokens.map(|_| Ok(())).map_err(|error| error.to_string())
+        match reader.tokenizer.encode_prompt(&Prompt { text, ..prompt.clone() }) {
+            Err(error) if !is_opened => Err(error.to_string()),
+            _ => Ok(Ok(())),
+        }
     });
     move |prompt| match fits(prompt) {
         Ok(()) => rendered(prompt),
@@ -138,20 +139,14 @@ fn asked<'a>(
 
 /// Judges examples as they are made into samples.
 fn prepared<'a>(of: Imitation<'a>, reader: &'a Option<Reader>) -> impl Fn(&Example) -> Judged + Sync + 'a {
-    let (sft, drops) = (of.sft, of.sft.on_overlong == OverlongPolicy::Drop);
     first(reader, move |example: &Example, reader| {
-        if of.demonstrates() && sft.sources().is_empty() {
+        if of.demonstrates() && of.sft.sources().is_empty() {
             let Example::Pair(pair) = example else { return Ok(Ok(())) };
             let shown = of.demonstrations(std::slice::from_ref(pair), &reader.tokenizer);
             return shown.map(|_| Ok(())).map_err(|error| format!("{error:#}"));
         }
-        let most = sft.max_length.unwrap_or(reader.config.max_positions);
-        match supervised::prepare(of.chat, sft, example, &reader.tokenizer) {
-            // Those that are drawn one by one are left out, as [`Imitation::batches`] does.
-            Err(error) if !drops || sft.packs() => Err(error.to_string()),
-            samples if drops => Ok(data::within(samples, most)),
-            _ => Ok(Ok(())),
-        }
+        let sft = supervised::bounded(of.sft, reader);
+        supervised::judge(of.chat, &sft, example, &reader.tokenizer).map_err(|error| error.to_string())
     })
 }
 
@@ -173,8 +168,11 @@ fn scored<'a>(chat: &Chat, reader: &'a Option<Reader>) -> impl Fn(&RankedPair) -
 impl Surveyed {
     /// Looks at the prompts of `[task]`.
     fn prompts(&mut self, plan: &Plan, reader: &Option<Reader>) {
-        let (answered, fits) = (AtomicUsize::new(0), data::fits(&plan.chat, reader.as_ref(), plan.generate.max_new_tokens));
-        let judge = asked(&plan.chat, reader, fits);
+        let (answered, fits) = (
+            AtomicUsize::new(0),
+            data::fits(&plan.chat, plan.environment.as_ref(), reader.as_ref(), plan.generate.max_new_tokens),
+        );
+        let judge = asked(plan, reader, fits);
         let judge = |prompt: &Prompt| {
             answered.fetch_add(usize::from(prompt.answer().is_some()), Ordering::Relaxed);
             judge(prompt)

@@ -168,6 +168,34 @@ def loaded(name):
 call("create_training_client_from_state", lambda: loaded("create_training_client_from_state"))
 call("create_training_client_from_state_with_optimizer", lambda: loaded("create_training_client_from_state_with_optimizer"))
 call("get_info", lambda: client.get_info())
+
+
+def refused(name):
+    """A refused operation takes its number: later ones run."""
+    try:
+        client.save_state(name).result()
+    except Exception as error:
+        assert "other characters" in str(error), error
+    else:
+        raise AssertionError(f"{name!r} was saved")
+    client.forward(weighted(), "cross_entropy").result()
+
+
+def ended():
+    """The end of a session unloads its models; their saved weights stay."""
+    with tinker.ServiceClient(base_url=url) as other:
+        of_session = other.create_lora_training_client(base_model=base, rank=4)
+        of_session = of_session.result() if hasattr(of_session, "result") else of_session
+        path = of_session.save_state("end").result().path
+    again = service.create_training_client_from_state(path)
+    again = again.result() if hasattr(again, "result") else again
+    again.forward(weighted(), "cross_entropy").result()
+
+
+refused("run 1/step 3")
+call("delete_checkpoint", lambda: service.create_rest_client().delete_checkpoint_from_tinker_path(named.path).result())
+if hasattr(tinker.ServiceClient, "__exit__"):
+    call("with ServiceClient", ended)
 # Last: an SDK may refuse it after it has taken a number, for which the server would wait.
 call("forward_backward, gspo", lambda: losses(client, "gspo"), "no")
 print("\n".join(rows))

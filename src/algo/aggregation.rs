@@ -37,7 +37,9 @@ pub struct BatchSize {
     /// Trained tokens, the sum over all masks: transformers' and TRL's `num_items_in_batch`, verl's
     /// `batch_num_tokens`.
     pub tokens: f64,
-    /// Sequences: verl's `global_batch_size`.
+    /// Tokens with a mask above 0.
+    pub trained: usize,
+    /// Completions: verl's `global_batch_size`. A rollout in several parts is one.
     pub sequences: f64,
     /// Number of ranks whose gradients are averaged, a factor of the weights: verl's `dp_size`,
     /// transformers' `num_processes`. 1 if gradients are summed.
@@ -48,7 +50,8 @@ impl BatchSize {
     /// Size of a batch with these masks.
     pub fn of<M: AsRef<[f32]>>(masks: &[M]) -> Self {
         let tokens = masks.iter().map(|mask| mask_sum(mask.as_ref())).sum();
-        BatchSize { tokens, sequences: masks.len() as f64, averaged_ranks: 1 }
+        let trained = masks.iter().flat_map(|mask| mask.as_ref()).filter(|m| **m > 0.0).count();
+        BatchSize { tokens, trained, sequences: masks.len() as f64, averaged_ranks: 1 }
     }
 }
 
@@ -63,7 +66,7 @@ impl Aggregation {
     /// A sequence without trained tokens gets zeros and counts as a sequence, as in TRL. verl does
     /// not count it: for its number, leave such masks out.
     pub fn token_weights<M: AsRef<[f32]>>(&self, masks: &[M], batch: &BatchSize) -> Vec<Vec<f64>> {
-        let BatchSize { tokens, sequences, averaged_ranks } = *batch;
+        let BatchSize { tokens, sequences, averaged_ranks, .. } = *batch;
         let ranks = averaged_ranks as f64;
         let denominator = |mask: &[f32]| match self {
             Aggregation::TokenMean => tokens,

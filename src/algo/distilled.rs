@@ -5,7 +5,7 @@ use std::sync::Arc;
 use super::{Loss, LossError, LossInputs, LossOutput};
 
 /// Largest log of the mass of a teacher's likeliest tokens, so that the rest has a logarithm (TRL's
-/// `add_tail_bucket`).
+/// `add_tail_bucket`). Beyond it the rest is a constant, without a gradient.
 const MOST_MASS: f64 = -1e-7;
 
 /// Generalised Jensen-Shannon divergence of the policy q from the teacher p (Agarwal et al., 2024; TRL's
@@ -27,11 +27,17 @@ impl TeacherDivergence {
     /// other tokens are one more outcome, unless these are the `whole` vocabulary.
     pub fn evaluate(self, policy: &[f64], teacher: &[f64], whole: bool) -> (f64, Vec<f64>) {
         let kept = policy.iter().copied().zip(teacher.iter().copied());
-        let rest = (!whole).then(|| (log_rest(policy), log_rest(teacher)));
+        let mass = log_mass(policy);
+        let rest = (!whole).then(|| (log_rest(mass), log_rest(log_mass(teacher))));
         let outcomes: Vec<(f64, f64)> = kept.chain(rest).map(|(q, p)| self.outcome(q, p)).collect();
         let value = outcomes.iter().map(|(value, _)| value).sum();
-        // Mass that a token gains is lost by the rest.
-        let slope_of_rest = if whole { 0.0 } else { outcomes[policy.len()].1 };
+        let slope_of_rest = match whole {
+            true => 0.0,
+            // The constant that the outcomes' slopes leave out: −1 in the reverse divergence, else 0.
+            false if mass > MOST_MASS => -f64::from(u8::from(self.beta == 1.0)),
+            // Mass that a token gains is lost by the rest.
+            false => outcomes[policy.len()].1,
+        };
         let slope = |(q, (_, slope)): (&f64, &(f64, f64))| q.exp() * (slope - slope_of_rest);
         (value, policy.iter().zip(&outcomes).map(slope).collect())
     }
@@ -55,10 +61,14 @@ impl TeacherDivergence {
     }
 }
 
-/// Logarithm of the mass that these log-probabilities leave.
-fn log_rest(log_probs: &[f64]) -> f64 {
-    let mass = log_probs.iter().map(|log_prob| log_prob.exp()).sum::<f64>().ln().min(MOST_MASS);
-    (-mass.exp_m1()).ln()
+/// Logarithm of the mass of these log-probabilities.
+fn log_mass(log_probs: &[f64]) -> f64 {
+    log_probs.iter().map(|log_prob| log_prob.exp()).sum::<f64>().ln()
+}
+
+/// Logarithm of the mass that a log of a mass leaves.
+fn log_rest(mass: f64) -> f64 {
+    (-mass.min(MOST_MASS).exp_m1()).ln()
 }
 
 /// A teacher's distributions at the trained tokens, and the policy's log-probabilities of the same tokens.

@@ -121,7 +121,7 @@ impl KlFunction for KlReward {
 /// Value and derivative within the limits; a truncated value has no derivative.
 fn limited(value: f64, slope: f64, truncate: Option<f64>, confidence: f64, reference: f64) -> (f64, f64) {
     let (value, slope) = match truncate {
-        Some(most) if value > most => (most, 0.0),
+        Some(most) if value.abs() > most => (most.copysign(value), 0.0),
         _ => (value, slope),
     };
     let weight = if confidence > 0.0 { (reference.exp() / confidence).min(1.0) } else { 1.0 };

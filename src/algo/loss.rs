@@ -27,6 +27,9 @@ pub struct LossInputs<'a> {
     /// Importance weights, proximal over behaviour: a factor on each token's policy term, constant
     /// for the gradient. 0 drops the token.
     pub importance: Option<&'a [f64]>,
+    /// False for tokens that a [`Rejection`](super::Rejection) dropped: they count neither in the
+    /// ratios and means of their sequence nor in the loss. `None` keeps all.
+    pub kept: Option<&'a [bool]>,
     /// `log Σ_v p_v²` of the distribution at each token, which
     /// [`Preference::weigh`](super::Preference::weigh) needs.
     pub log_sum_squares: Option<&'a [f64]>,
@@ -49,6 +52,16 @@ impl LossInputs<'_> {
     /// Anchor of ratios: proximal log-probabilities, else behaviour, else θ (on policy, ratio 1).
     pub fn anchor(&self) -> &[f64] {
         self.proximal.or(self.behaviour).unwrap_or(self.log_probs)
+    }
+
+    /// Returns true unless a rejection dropped the token.
+    pub(crate) fn keeps(&self, t: usize) -> bool {
+        self.kept.is_none_or(|kept| kept[t])
+    }
+
+    /// The tokens `at` that no rejection dropped.
+    pub(super) fn kept_of(&self, at: Range<usize>) -> impl Iterator<Item = usize> {
+        at.filter(|t| self.keeps(*t))
     }
 
     /// Reference log-probabilities, or an error that says why the loss needs them.

@@ -40,7 +40,8 @@ pub fn pairwise_reward(
 }
 
 /// [`pairwise_reward`] over a batch. Sequences 2i and 2i + 1 are the chosen and the rejected
-/// completion of a pair; each has one trained row, whose score is the completion's.
+/// completion of a pair; each has one trained row, whose score is the completion's. The chosen
+/// one's advantage, if it has any, is the pair's margin.
 ///
 /// A micro-batch may split a pair, so the whole batch is scored first, unless it is one
 /// micro-batch.
@@ -70,7 +71,9 @@ impl Loss for BradleyTerry {
         }
         let column = |of: usize| scores.iter().skip(of).step_by(2).copied().collect::<Vec<f64>>();
         let (chosen, rejected) = (column(0), column(1));
-        let judged = pairwise_reward(&chosen, &rejected, None, self.center, inputs.batch_tokens / 2);
+        let margin = |pair: usize| inputs.advantages.get(2 * pair).copied().filter(|margin| !margin.is_nan());
+        let margins: Vec<f64> = (0..chosen.len()).map(|pair| margin(pair).unwrap_or(0.0)).collect();
+        let judged = pairwise_reward(&chosen, &rejected, Some(&margins), self.center, inputs.batch_tokens / 2);
         let grad = judged.chosen.iter().zip(&judged.rejected).flat_map(|(won, lost)| [*won, *lost]).collect();
         let mut output = LossOutput::new(judged.loss, grad);
         output.metrics.pairs = PairMetrics::of(chosen.into_iter().zip(rejected));

@@ -45,7 +45,7 @@ const BABBLE: &[u8] = b"00112233445566778899+-*/=() .,:;?!<>abcdefghijklmnopqrst
 /// arbitrary characters. All sums come once before any comes again.
 pub fn ranked(sums: &[Pair], each: usize, seed: u64) -> Vec<RankedPair> {
     let mut draws = Draws::new(seed, u64::from(u32::MAX));
-    let pair = |(round, Pair { prompt, completion }): (usize, &Pair)| {
+    let pair = |(round, Pair { prompt, completion, .. }): (usize, &Pair)| {
         let right: u64 = completion.parse().unwrap_or(0);
         let rejected = loop {
             let wrong = match round % 3 {
@@ -60,7 +60,7 @@ pub fn ranked(sums: &[Pair], each: usize, seed: u64) -> Vec<RankedPair> {
                 break wrong;
             }
         };
-        RankedPair { prompt: prompt.clone(), chosen: completion.clone(), rejected }
+        RankedPair { prompt: prompt.clone(), chosen: completion.clone(), rejected, ..RankedPair::default() }
     };
     (0..each).flat_map(|round| sums.iter().map(move |sum| (round, sum))).map(pair).collect()
 }
@@ -71,5 +71,5 @@ fn bound(digits: u32) -> u64 {
 }
 
 fn sum(a: u64, b: u64) -> Pair {
-    Pair { prompt: format!("{a}+{b}=").into(), completion: (a + b).to_string() }
+    Pair { prompt: format!("{a}+{b}=").into(), completion: (a + b).to_string(), ..Pair::default() }
 }

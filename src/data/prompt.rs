@@ -157,16 +157,18 @@ impl Prompt {
 }
 
 /// A prompt with the completion that supervised training imitates.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Pair {
     /// Prompt.
     pub prompt: PromptText,
     /// Reference completion, without an end-of-text token.
     pub completion: String,
+    /// JSON schemas of the tools that the assistant was offered.
+    pub tools: Vec<Value>,
 }
 
 /// A prompt with two answers, of which one is better: what a reward model learns from.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct RankedPair {
     /// Prompt.
     pub prompt: PromptText,
@@ -174,12 +176,18 @@ pub struct RankedPair {
     pub chosen: String,
     /// The worse one.
     pub rejected: String,
+    /// Difference by which a reward model's scores should be apart, TRL's `margin`; `None`: 0.
+    pub margin: Option<f64>,
+    /// JSON schemas of the tools that the assistant was offered. Reward models do not read them.
+    pub tools: Vec<Value>,
 }
 
 impl From<&Pair> for Prompt {
     /// Makes a prompt whose ground truth, `metadata["answer"]`, is the completion.
     fn from(pair: &Pair) -> Self {
-        let metadata = Metadata::from_iter([("answer".to_owned(), pair.completion.clone().into())]);
+        let tools = Some(&pair.tools).filter(|tools| !tools.is_empty()).map(|tools| ("tools", tools.clone().into()));
+        let fields = tools.into_iter().chain([("answer", pair.completion.clone().into())]);
+        let metadata = fields.map(|(name, value)| (name.to_owned(), value)).collect();
         Prompt { text: pair.prompt.clone(), metadata, ..Prompt::default() }
     }
 }

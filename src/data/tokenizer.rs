@@ -11,6 +11,7 @@ use serde_json::{Map, Value, json};
 
 use super::chat::{ChatTemplate, special_tokens};
 use super::{DataError, Metadata, Prompt, PromptText};
+use crate::hub::MORE_TEMPLATES;
 use crate::util::reading;
 use crate::util::untrusted;
 
@@ -25,7 +26,7 @@ pub struct Tokenizer {
     chat: Result<Option<ChatTemplate>, String>,
     special: Metadata,
     /// The folder's files, byte for byte, to be saved with a checkpoint.
-    files: Vec<(&'static str, Vec<u8>)>,
+    files: Vec<(String, Vec<u8>)>,
 }
 
 const TOKENIZER: &str = "tokenizer.json";
@@ -33,7 +34,7 @@ const CONFIG: &str = "tokenizer_config.json";
 const CHAT_TEMPLATE: &str = "chat_template.jinja";
 /// The largest file of a tokenizer that is read, in bytes: 1 GiB.
 const FILE_LIMIT: u64 = 1 << 30;
-const OPTIONAL: [&str; 4] = [CONFIG, "special_tokens_map.json", "added_tokens.json", CHAT_TEMPLATE];
+const OPTIONAL: [&str; 5] = [CONFIG, "special_tokens_map.json", "added_tokens.json", CHAT_TEMPLATE, "chat_template.json"];
 /// Files with ids of end tokens, in addition to the tokenizer's configuration.
 const MODEL_CONFIGS: [&str; 2] = ["generation_config.json", "config.json"];
 
@@ -45,11 +46,15 @@ impl Tokenizer {
             let path = dir.join(name);
             reading::read(&path, FILE_LIMIT).map_err(DataError::read(&path))
         };
-        let mut files = vec![(TOKENIZER, read(TOKENIZER)?)];
+        let mut files = vec![(TOKENIZER.to_owned(), read(TOKENIZER)?)];
         for name in OPTIONAL {
             if dir.join(name).exists() {
-                files.push((name, read(name)?));
+                files.push((name.to_owned(), read(name)?));
             }
+        }
+        let chat = ChatTemplate::from_dir(dir);
+        if let (Ok(Some(chat)), true) = (&chat, dir.join(CHAT_TEMPLATE).exists()) {
+            files.extend(chat.files().filter(|(name, _)| name != CHAT_TEMPLATE));
         }
         let mut configs = Vec::new();
         for name in MODEL_CONFIGS {
@@ -58,7 +63,7 @@ impl Tokenizer {
             }
         }
         let tokenizer = Self::from_files(dir, files, &configs)?;
-        Ok(Tokenizer { chat: ChatTemplate::from_dir(dir).map_err(|error| error.to_string()), ..tokenizer })
+        Ok(Tokenizer { chat: chat.map_err(|error| error.to_string()), ..tokenizer })
     }
 
     /// Makes a tokenizer of single characters, for tiny models: 0 `<pad>`, 1 `<eos>`, 2 `<bos>`, 3
@@ -88,12 +93,12 @@ impl Tokenizer {
         let config = json!({"tokenizer_class": "PreTrainedTokenizerFast", "pad_token": "<pad>", "eos_token": "<eos>",
             "bos_token": "<bos>", "unk_token": "<unk>", "padding_side": "left", "clean_up_tokenization_spaces": false});
         let text = |value: Value| format!("{value:#}\n").into_bytes();
-        let files = vec![(TOKENIZER, text(tokenizer)), (CONFIG, text(config))];
+        let files = vec![(TOKENIZER.to_owned(), text(tokenizer)), (CONFIG.to_owned(), text(config))];
         Ok(Self::from_files(Path::new("(characters)"), files, &[])?.with_chat(ChatTemplate::plain()))
     }
 
-    fn from_files(dir: &Path, files: Vec<(&'static str, Vec<u8>)>, configs: &[Metadata]) -> Result<Self, DataError> {
-        let file = |name: &str| files.iter().find(|(known, _)| *known == name).map(|(_, bytes)| bytes);
+    fn from_files(dir: &Path, files: Vec<(String, Vec<u8>)>, configs: &[Metadata]) -> Result<Self, DataError> {
+        let file = |name: &str| files.iter().find(|(known, _)| known == name).map(|(_, bytes)| bytes);
         let wrong = |name: &str, reason: String| DataError::invalid(&dir.join(name), reason);
         let mut inner = tokenizers::Tokenizer::from_bytes(file(TOKENIZER).map_or(&[][..], Vec::as_slice))
             .map_err(|error| wrong(TOKENIZER, error.to_string()))?;
@@ -185,10 +190,9 @@ impl Tokenizer {
     /// Replaces the chat template, which is also saved with checkpoints. Special tokens become its
     /// variables, unless it has variables of these names.
     pub fn with_chat(mut self, template: ChatTemplate) -> Self {
-        let known = |own: &ChatTemplate| own.source() == template.source();
-        if !matches!(&self.chat, Ok(Some(own)) if known(own)) {
-            self.files.retain(|(name, _)| *name != CHAT_TEMPLATE);
-            self.files.push((CHAT_TEMPLATE, template.source().as_bytes().to_vec()));
+        if !matches!(&self.chat, Ok(Some(own)) if own.same_sources(&template)) {
+            self.files.retain(|(name, _)| name != CHAT_TEMPLATE && !name.starts_with(MORE_TEMPLATES));
+            self.files.extend(template.files());
         }
         self.chat = Ok(Some(template.with_defaults(self.special.clone())));
         self
@@ -259,8 +263,8 @@ impl Tokenizer {
         )))
     }
 
-    /// The tokenizer's files, by name.
-    pub fn files(&self) -> &[(&'static str, Vec<u8>)] {
+    /// The tokenizer's files, by their paths in a model's folder.
+    pub fn files(&self) -> &[(String, Vec<u8>)] {
         &self.files
     }
 
@@ -268,7 +272,8 @@ impl Tokenizer {
     pub fn save(&self, dir: &Path) -> Result<(), DataError> {
         for (name, bytes) in &self.files {
             let path = dir.join(name);
-            std::fs::write(&path, bytes).map_err(DataError::write(&path))?;
+            let folder = path.parent().unwrap_or(dir);
+            std::fs::create_dir_all(folder).and_then(|()| std::fs::write(&path, bytes)).map_err(DataError::write(&path))?;
         }
         Ok(())
     }

@@ -18,6 +18,20 @@ pub enum EngineError {
         /// Reason.
         problem: String,
     },
+    /// A prompt and a completion that exceed the context of a local engine.
+    #[error(
+        "prompt {ordinal}: {tokens} tokens and max_new_tokens {new} exceed the model's {most} positions; shorten one of them"
+    )]
+    TooLong {
+        /// Ordinal of the prompt.
+        ordinal: u64,
+        /// Number of present tokens.
+        tokens: usize,
+        /// Most new tokens.
+        new: usize,
+        /// Positions of the model.
+        most: usize,
+    },
     /// Step before any weights arrived (law V4).
     #[error("no weights yet: publish a version to the engine before the first step")]
     NoWeights,

@@ -25,7 +25,6 @@ pub use error::EngineError;
 pub use local::{LocalEngine, batch_generate, generate};
 pub use request::{FinishReason, Finished, Request, SamplingParams};
 pub use simulated::SimulatedEngine;
-#[cfg(feature = "torch")]
 pub(crate) use stop::TextStream;
 pub use stop::certain_text;
 pub use token_engine::{Load, OlderVersions, OnNewWeights, TokenEngine};

@@ -39,8 +39,9 @@ pub trait Environment: Send {
         false
     }
 
-    /// Called after every token with the text of the turn so far, if the environment
-    /// [listens](Environment::listens). Runs on the generator's thread and must not block.
+    /// Called with the text of the turn so far whenever it has grown, if the environment
+    /// [listens](Environment::listens). The text has whole characters only. Runs on the generator's
+    /// thread and must not block.
     fn hear(&mut self, _so_far: &str) {}
 
     /// Returns a view of its state, for logs and hooks.

@@ -34,6 +34,9 @@ pub enum Signal {
     Stop,
 }
 
+/// Level of a stop for the reason that no stage could make progress.
+const STALLED: u8 = Signal::Stop as u8 + 1;
+
 /// Handle that ends a run from any thread. Clones control the same run.
 #[derive(Clone, Debug)]
 pub struct Control(Arc<Shared>);
@@ -41,7 +44,7 @@ pub struct Control(Arc<Shared>);
 #[derive(Debug)]
 struct Shared {
     signal: watch::Sender<Signal>,
-    /// Copy of `signal`, for one cheap load per receive.
+    /// Copy of `signal`, for one cheap load per receive; [`STALLED`] is a stop, too.
     level: AtomicU8,
     /// Requests from outside; the engine itself raises `signal` too.
     asked: watch::Sender<Signal>,
@@ -86,6 +89,17 @@ impl Control {
             *signal = to.max(*signal);
             rises
         });
+    }
+
+    /// Stops a run in which no stage can make progress (law F7).
+    pub(crate) fn stall(&self) {
+        self.0.level.fetch_max(STALLED, Ordering::AcqRel);
+        self.raise(Signal::Stop);
+    }
+
+    /// Returns true if the run was stopped because no stage could make progress.
+    pub(crate) fn is_stalled(&self) -> bool {
+        self.0.level.load(Ordering::Acquire) == STALLED
     }
 
     /// Waits for `at_least`. Cancel-safe.

@@ -60,6 +60,11 @@ impl Until {
         Until(Goal::When(Arc::new(reached)))
     }
 
+    /// Returns true if this sink takes no item.
+    pub(crate) fn takes_none(&self, sink: &str) -> bool {
+        matches!(&self.0, Goal::Items(name, 0) if name == sink)
+    }
+
     /// Returns true if this sink is done after `taken` items.
     pub(crate) fn is_reached(&self, taken: u64, sink: &str) -> bool {
         match &self.0 {

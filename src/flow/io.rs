@@ -308,4 +308,9 @@ impl<In: Message, Out: Message> Io<In, Out> {
     pub fn signal(&self) -> Signal {
         self.0.signal()
     }
+
+    /// Returns true if the run was stopped because no stage could make progress.
+    pub(crate) fn is_stalled(&self) -> bool {
+        self.0.inlet.seat.control.is_stalled()
+    }
 }

@@ -161,8 +161,8 @@ impl<S: Sink> IntoSink<S::In, OnThread> for S {
             Job::thread(move |post| {
                 let mut inlet = Inlet::new(rx, post.seat.clone());
                 let result = catch_unwind(AssertUnwindSafe(|| {
-                    let mut taken = 0;
-                    while let Some(item) = inlet.recv_blocking() {
+                    let (mut taken, takes_none) = (0, until.takes_none(&post.seat.stage));
+                    while !takes_none && let Some(item) = inlet.recv_blocking() {
                         self.accept(item)?;
                         taken += 1;
                         if until.is_reached(taken, &post.seat.stage) {

@@ -46,9 +46,14 @@ impl fmt::Display for StageFailure {
         if self.worker > 0 {
             write!(f, " (worker {})", self.worker)?;
         }
-        write!(f, " {}: {}", if self.panicked { "panicked" } else { "failed" }, self.cause)?;
-        let mut sources = std::iter::successors(self.cause.source(), |error| (*error).source());
-        sources.try_for_each(|error| write!(f, ": {error}"))
+        let mut causes = self.cause.to_string();
+        // Many errors contain the text of their source.
+        for source in std::iter::successors(self.cause.source(), |error| (*error).source()).map(ToString::to_string) {
+            if !causes.contains(&source) {
+                causes = format!("{causes}: {source}");
+            }
+        }
+        write!(f, " {}: {causes}", if self.panicked { "panicked" } else { "failed" })
     }
 }
 
@@ -183,6 +188,7 @@ pub(crate) fn run(
             if control.asked() == Signal::Run {
                 let waits = stats.board().map(Board::waits).unwrap_or_default();
                 events.send(Event::Stalled(waits)).expect("the runner receives until every worker is gone");
+                control.stall();
             }
             control.raise(Signal::Stop);
         });
@@ -284,6 +290,7 @@ fn supervise(
                 if deadline.take().is_some_and(idle_since) && control.signal() != Signal::Stop {
                     if control.asked() == Signal::Run {
                         stalled = Some(board.waits());
+                        control.stall();
                     }
                     control.raise(Signal::Stop);
                 }

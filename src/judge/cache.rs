@@ -56,13 +56,13 @@ impl ReplyCache {
         let Some(path) = path else { return Ok(ReplyCache(Mutex::default())) };
         let mut known = Known::default();
         let mut whole = 0;
-        match std::fs::read_to_string(path) {
-            Ok(text) => {
-                for (at, line) in text.split_inclusive('\n').filter(|line| line.ends_with('\n')).enumerate() {
-                    let cached: CachedReply =
-                        serde_json::from_str(line).map_err(|error| format!("line {}: {error}; correct or delete it", at + 1))?;
+        match std::fs::read(path) {
+            Ok(bytes) => {
+                whole = bytes.iter().rposition(|byte| *byte == b'\n').map_or(0, |end| end + 1);
+                for (at, line) in bytes[..whole].split_inclusive(|byte| *byte == b'\n').enumerate() {
+                    let cached: CachedReply = serde_json::from_slice(line)
+                        .map_err(|error| format!("line {}: {error}; correct or delete it", at + 1))?;
                     known.insert(cached.question, cached.reply, CAPACITY);
-                    whole += line.len();
                 }
             }
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => {}
@@ -77,14 +77,19 @@ impl ReplyCache {
         self.0.lock().0.replies.get(question).cloned()
     }
 
-    /// Stores a reply; after a crash the file holds all of it or none.
+    /// Stores a reply; after a crash or an error the file holds all of it or none.
     pub(super) fn insert(&self, question: String, reply: &str) -> std::io::Result<()> {
         let mut known = self.0.lock();
         let (replies, file) = &mut *known;
         if let Some(file) = file {
             let mut line = serde_json::to_string(&CachedReply { question: question.clone(), reply: reply.to_owned() })?;
             line.push('\n');
-            file.write_all(line.as_bytes())?;
+            let whole = file.metadata()?.len();
+            if let Err(error) = file.write_all(line.as_bytes()) {
+                // The next line must not continue a part of this one.
+                file.set_len(whole)?;
+                return Err(error);
+            }
         }
         replies.insert(question, reply.to_owned(), CAPACITY);
         Ok(())
@@ -113,10 +118,12 @@ mod tests {
         let cache = ReplyCache::open(Some(&path)).unwrap();
         assert_eq!(cache.find("a"), None);
         cache.insert("a".into(), "Score: 1\n").unwrap();
-        cache.insert("b".into(), "Score: 2").unwrap();
+        cache.insert("b".into(), "Score: 2, é").unwrap();
         drop(cache);
-        let text = std::fs::read_to_string(&path).unwrap();
-        std::fs::write(&path, &text[..text.len() - 3]).unwrap();
+        let bytes = std::fs::read(&path).unwrap();
+        let (cut, cut_off) = bytes.split_at(bytes.len() - 4);
+        assert_eq!(cut_off, b"\xa9\"}\n", "in the middle of a character");
+        std::fs::write(&path, cut).unwrap();
         let cache = ReplyCache::open(Some(&path)).unwrap();
         assert_eq!((cache.find("a"), cache.find("b")), (Some("Score: 1\n".into()), None));
         cache.insert("b".into(), "Score: 3").unwrap();

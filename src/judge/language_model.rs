@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 
 use regex::{Captures, Regex};
 use serde_json::{Value, json};
+use tokio::sync::Semaphore;
 
 use super::ServiceError;
 use super::cache::ReplyCache;
@@ -74,6 +75,8 @@ pub(super) struct Judge {
     place: Regex,
     score: Regex,
     pub(super) cache: ReplyCache,
+    /// Room for requests in flight.
+    pub(super) requests: Semaphore,
 }
 
 impl Judge {
@@ -96,7 +99,8 @@ impl Judge {
         let named = |why: String| format!("cache {}: {why}", config.cache.as_deref().unwrap_or(Path::new("")).display());
         let cache = ReplyCache::open(config.cache.as_deref()).map_err(|why| ServiceError::Judge(named(why)))?;
         let place = Regex::new(PLACE).expect("the pattern is constant");
-        Ok(Judge { config, place, score, cache })
+        let requests = Semaphore::new(config.http.concurrency.clamp(1, Semaphore::MAX_PERMITS));
+        Ok(Judge { config, place, score, cache, requests })
     }
 
     /// Returns true if one request shows all completions of a group.

@@ -14,7 +14,7 @@ use std::time::TryFromFloatSecsError;
 pub use language_model::JudgeConfig;
 pub use service::{Answers, HttpRule, Service};
 
-use crate::net::{Fault, Outcome, RemoteError, Retryable};
+use crate::net::{Outcome, RemoteError, Retryable};
 use crate::python::PythonError;
 
 /// Error of a reward service, or of its settings.
@@ -56,21 +56,6 @@ pub enum ServiceError {
         /// First characters of the response.
         begins: String,
     },
-}
-
-impl ServiceError {
-    /// Returns true if the error concerns this request alone, so that another one may succeed.
-    fn concerns_one_request(&self) -> bool {
-        match self {
-            ServiceError::Http(error) => match error.fault {
-                Fault::Broke(_) | Fault::Failed { .. } | Fault::Nonsense { .. } => true,
-                Fault::Refused { status, .. } => status == 408,
-                _ => false,
-            },
-            ServiceError::Answer { .. } => true,
-            _ => false,
-        }
-    }
 }
 
 impl Retryable for ServiceError {

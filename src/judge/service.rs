@@ -1,10 +1,12 @@
 //! Client of a reward service, over HTTP or in Python processes of this run.
 //!
-//! A group's samples are one request; a judge that does not compare them gets one request each.
+//! A group's samples are one request; a judge that does not compare them gets one request for each
+//! distinct completion. If it fails, the other completions keep their grades.
 //! Failed, late and malformed responses are retried with backoff, for the samples that still have no
 //! reward. The last retry asks for each sample alone, so that one bad sample costs no other its
 //! reward. Status 429 or 503 means busy: waiting costs no retry and is bounded by `busy_timeout`.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -32,7 +34,8 @@ section! {
         token_env: Option<String> = None;
         /// Timeout of one request, in seconds, from connecting to the end of the response.
         timeout: f64 = 30.0, POSITIVE;
-        /// Most groups in flight to the service. With several services the smallest number counts.
+        /// Most groups in flight to the service, and most requests to a judge. With several services
+        /// the smallest number counts.
         concurrency: usize = 8, SOME;
         last retry: RetryPauses;
     }
@@ -128,15 +131,15 @@ impl Service {
             if attempt > 1 {
                 sleep(self.retry.pause(group.id(), attempt - 1)).await;
             }
-            // A judge has one request per sample already, or compares all of them.
+            // A judge has one request per completion already, or compares all of them.
             let judged = matches!(self.kind, Kind::Judge(..));
             let alone = !judged && attempt > 1 && (attempt == attempts || rejects);
-            let requests: Vec<&[usize]> = if alone { missing.chunks(1).collect() } else { vec![&missing] };
+            let requests = self.requests(group, missing, alone);
             let responses = join_all(requests.iter().map(|places| self.request(group, places))).await;
             for (places, response) in requests.into_iter().zip(responses) {
                 match response {
                     Ok(given) => {
-                        for (&place, earned) in places.iter().zip(given) {
+                        for (place, earned) in places.into_iter().zip(given) {
                             answers.failed_calls += u64::from(earned.is_err());
                             answers.samples[place] = earned.map_err(|why| failure(group.samples[place].index, attempt, why));
                         }
@@ -145,7 +148,7 @@ impl Service {
                         answers.failed_calls += 1;
                         let is_final = error.outcome() == Outcome::Final;
                         rejects |= is_final;
-                        for &place in places {
+                        for place in places {
                             answers.samples[place] = Err(failure(group.samples[place].index, attempt, error.to_string()));
                             rejected[place] = is_final && (alone || judged);
                         }
@@ -154,6 +157,22 @@ impl Service {
             }
         }
         answers
+    }
+
+    /// Divides samples among requests.
+    fn requests(&self, group: &Group, places: Vec<usize>, alone: bool) -> Vec<Vec<usize>> {
+        match &self.kind {
+            Kind::Judge(_, judge) if !judge.compares() => {
+                let mut alike: BTreeMap<(&str, Option<&str>), Vec<usize>> = BTreeMap::new();
+                for place in places {
+                    let sample = &group.samples[place];
+                    alike.entry((sample.response.as_str(), sample.answer())).or_default().push(place);
+                }
+                alike.into_values().collect()
+            }
+            _ if alone => places.into_iter().map(|place| vec![place]).collect(),
+            _ => vec![places],
+        }
     }
 
     /// Requests the rewards of the samples at `places`, once.
@@ -171,29 +190,24 @@ impl Service {
         }
     }
 
-    /// Asks a judge about the samples at `places`, once.
+    /// Asks a judge about the samples at `places`, once. If it does not compare, they are the same
+    /// completion.
     async fn judged(&self, client: &Client, judge: &Judge, group: &Group, places: &[usize]) -> Result<Vec<Answer>, ServiceError> {
-        // A comparison needs all completions, whichever of them still lack a grade.
-        let each = |place: &usize| std::slice::from_ref(&group.samples[*place]);
-        let questions = if judge.compares() { vec![&group.samples[..]] } else { places.iter().map(each).collect() };
-        let mut grades: Vec<Answer> = Vec::with_capacity(group.samples.len());
-        for asked in questions {
-            let reply = match judge.request(asked) {
-                Ok(request) => match self.reply(client, judge, group.id(), request, asked.len()).await {
-                    // The other requests may succeed.
-                    Err(error) if error.concerns_one_request() => Err(error.to_string()),
-                    reply => reply?,
-                },
-                Err(why) => Err(why),
-            };
-            match reply.and_then(|reply| judge.grades(&reply, asked.len())) {
-                Ok(all) => {
-                    grades.extend(all.into_iter().map(|reward| Ok(Some(RewardOutput { reward, ..RewardOutput::default() }))))
-                }
-                Err(why) => grades.extend(asked.iter().map(|_| Err(why.clone()))),
-            }
-        }
-        Ok(if judge.compares() { places.iter().map(|place| grades[*place].clone()).collect() } else { grades })
+        let asked = match places {
+            [first, ..] if !judge.compares() => std::slice::from_ref(&group.samples[*first]),
+            // A comparison needs all completions, whichever of them still lack a grade.
+            _ => &group.samples[..],
+        };
+        let reply = match judge.request(asked) {
+            Ok(request) => self.reply(client, judge, group.id(), request, asked.len()).await?,
+            Err(why) => Err(why),
+        };
+        let grades = reply.and_then(|reply| judge.grades(&reply, asked.len()));
+        let grade = |place: &usize| -> Answer {
+            let reward = grades.as_ref().map_err(String::clone)?[if judge.compares() { *place } else { 0 }];
+            Ok(Some(RewardOutput { reward, ..RewardOutput::default() }))
+        };
+        Ok(places.iter().map(grade).collect())
     }
 
     /// Returns the judge's reply, from the cache if possible. Only replies with a score for each
@@ -209,6 +223,8 @@ impl Service {
         if let Some(reply) = judge.cache.find(&request) {
             return Ok(Ok(reply));
         }
+        // The semaphore is never closed.
+        let _permit = judge.requests.acquire().await;
         let body = self.send(client, group, request.clone().into_bytes()).await?;
         let reply = judge.reply(client.name(), &body);
         if let Ok(reply) = &reply

@@ -119,13 +119,13 @@ macro_rules! label {
 
 catalog! {
     StageTime: COUNT "stage_time_seconds_total" ["stage", STATE] in "seconds",
-        "Time that a stage's workers spent in each state; the states sum to their wall-clock time (law F4).";
+        "Time that a stage's workers spent in each state; the states sum to their wall-clock time.";
     StageItemsIn: COUNT "stage_items_in_total" ["stage"] in "items", "Messages that a stage took from its edges.";
     StageItemsOut: COUNT "stage_items_out_total" ["stage"] in "items", "Messages that a stage gave to its edges.";
     EdgeItems: GAUGE "edge_items" ["from", "to"] in "items", "Messages that wait on the edge between two stages.";
     EdgeTokens: GAUGE "edge_tokens" ["from", "to"] in "tokens", "Tokens of the messages that wait on the edge between two stages.";
-    EdgeCapacityItems: GAUGE "edge_capacity_items" ["from", "to"] in "items", "Messages that an edge holds at most (law F1).";
-    EdgeCapacityTokens: GAUGE "edge_capacity_tokens" ["from", "to"] in "tokens", "Tokens that an edge holds at most (law F1).";
+    EdgeCapacityItems: GAUGE "edge_capacity_items" ["from", "to"] in "items", "Messages that an edge holds at most.";
+    EdgeCapacityTokens: GAUGE "edge_capacity_tokens" ["from", "to"] in "tokens", "Tokens that an edge holds at most.";
 
     DataRecords: GAUGE "data_records" ["source"] in "records", "Records of a data set that are used.";
     DataSkipped: GAUGE "data_records_skipped" ["source", "reason"] in "records", "Records of a data set that were left out, by reason.";
@@ -142,13 +142,13 @@ catalog! {
     DraftedTokens: COUNT "drafted_tokens_total" [DRAFT] in "tokens",
         "Tokens that a generator of this process drafted from a completion's own text, by whether they were what it sampled.";
     Tokens: COUNT "tokens_total" [FATE] in "tokens",
-        "Generated tokens by what became of them; with those in flight they sum to the generated ones (law D4).";
+        "Generated tokens by what became of them; with those in flight they sum to the generated ones.";
     TokensInFlight: GAUGE "tokens_in_flight" [] in "tokens", "Generated tokens whose fate is open.";
     LedgerTokens: GAUGE "ledger_tokens" [BOOK] in "tokens",
-        "The token ledger of the whole run, resumes included: every generated token has one of the other fates (law D4).";
+        "The token ledger of the whole run, resumes included: every generated token has one of the other fates.";
     LedgerPrompts: GAUGE "ledger_prompts" [PROMPT] in "prompts",
         "The prompt ledger of the whole run, resumes included: every prompt that entered is in one of the other states.";
-    LedgerImbalance: GAUGE "ledger_imbalance" [WHAT] in "items", "What the ledger cannot account for, or counts twice; anything but 0 is a bug (law D4).";
+    LedgerImbalance: GAUGE "ledger_imbalance" [WHAT] in "items", "What the ledger cannot account for, or counts twice; anything but 0 is a bug.";
     Samples: COUNT "samples_total" [STATUS] in "samples", "Samples that left the generators, by how their generation ended.";
     GeneratorSlots: GAUGE "generator_slots" [] in "samples", "Samples that a generator which adapts their number computes at the same time.";
     EngineState: GAUGE "engine_state" ["engine", ENGINE_STATE] in "1",
@@ -158,7 +158,7 @@ catalog! {
         "Estimate of the servers that would keep both trainer and generator at work: those present, times the share of the last five minutes that the generator had work, over the share that the trainer worked. Above the servers present, more would help; below, fewer would do.";
     TrainQueue: GAUGE "train_queue_seconds" [] in "seconds",
         "Mean time that a batch waited for the trainer over the last five minutes, in runs with servers; 0 if the trainer waits for batches.";
-    EngineVersion: GAUGE "engine_weight_version" ["engine"] in "versions", "Newest weights that the server was verified to hold (law V4).";
+    EngineVersion: GAUGE "engine_weight_version" ["engine"] in "versions", "Newest weights that the server was verified to hold.";
     EngineRequests: COUNT "engine_requests_total" ["engine"] in "requests", "Requests that were sent to the server: attempts at samples.";
     EngineInFlight: GAUGE "engine_requests_in_flight" ["engine"] in "requests", "Requests that the server has now.";
     EngineLimit: GAUGE "engine_requests_limit" ["engine"] in "requests",
@@ -210,9 +210,9 @@ catalog! {
     LengthBias: GAUGE "length_bias_ratio" [] in "ratio",
         "Mean length of the responses trained so far over that of all finished so far; below 1, long answers are lost to filters or staleness.";
 
-    WeightVersion: GAUGE "weight_version" [ROLE] in "versions", "Newest weights that the trainer published and that the generator serves (law V1).";
+    WeightVersion: GAUGE "weight_version" [ROLE] in "versions", "Newest weights that the trainer published and that the generator serves.";
     SampleStaleness: LAG "sample_staleness_versions" [] in "versions",
-        "Largest lag of any token of a sample, when the sample is trained (law V2).";
+        "Largest lag of any token of a sample, when the sample is trained.";
     StalenessMax: GAUGE "sample_staleness_max_versions" [] in "versions", "Largest sample staleness in the newest step.";
     TokenLag: GAUGE "token_lag_mean_versions" [] in "versions",
         "Mean over the newest step's tokens of the version trained less the version that sampled them.";
@@ -220,8 +220,8 @@ catalog! {
 
     SampleReward: REWARD "sample_reward" [] in "reward", "Rewards of single samples, before any filter.";
     RewardFailures: COUNT "reward_failures_total" [] in "calls",
-        "Calls of the reward that panicked, erred or gave no finite number, those that a retry made good included (law F6).";
-    DeadLetters: COUNT "dead_letters_total" ["stage"] in "groups", "Groups that a stage gave up and wrote to `dead_letters.jsonl` (law F6).";
+        "Calls of the reward that panicked, erred or gave no finite number, those that a retry made good included.";
+    DeadLetters: COUNT "dead_letters_total" ["stage"] in "groups", "Groups that a stage gave up and wrote to `dead_letters.jsonl`.";
     PoisonedGroups: GAUGE "poisoned_groups" [] in "groups", "Groups that were dropped on the way to the newest step because their reward failed or too many of their samples were lost.";
     RewardMean: GAUGE "reward_mean" [] in "reward", "Mean reward of the newest step's samples.";
     RewardMin: GAUGE "reward_min" [] in "reward", "Smallest reward of the newest step's samples.";
@@ -256,6 +256,8 @@ catalog! {
     RouterMismatch: GAUGE "router_mismatch_ratio" [] in "ratio", "Share of the experts that computed the newest step's tokens in the generator, over all sparse layers, that the trainer's routers do not choose.";
     GradNorm: GAUGE "grad_norm" [] in "norm", "Global gradient norm of the newest step before clipping.";
     GradNormClipped: GAUGE "grad_norm_clipped" [] in "norm", "Global gradient norm of the newest step after clipping.";
+    UpdatesSkipped: GAUGE "updates_skipped" [] in "updates",
+        "Updates of the newest step that were not made, because a loss or gradient was not finite (`train.on_nonfinite = \"skip\"`).";
     SavedTokens: GAUGE "saved_tokens" [] in "tokens",
         "Tokens of the newest step, prompts included, that took no forward or backward pass because their advantages are all zero and the loss has no other term; entropy, clip ratio, KL and gap are over the others.";
     PairAccuracy: GAUGE "pair_accuracy_ratio" [] in "ratio", "Share of the newest step's pairs whose chosen answer scored higher than the rejected one: by a reward model, or by beta times the log-ratio of policy over reference.";
@@ -274,12 +276,12 @@ catalog! {
         "With `teacher.top_k`: mean over the newest step's tokens of the divergence of the policy's distribution from the teacher's.";
     KlRewardCoef: GAUGE "kl_reward_coefficient" [] in "1", "Weight of that divergence's sum over an answer in the newest step's rewards.";
     LogProbGapMean: GAUGE "log_prob_gap_mean_nats" [] in "nats",
-        "Mean absolute gap between the generator's log-probability of a token and the trainer's (law N3); with stale tokens it includes what the policy has learned since.";
-    LogProbGapMax: GAUGE "log_prob_gap_max_nats" [] in "nats", "Largest such gap in the newest step (law N3).";
+        "Mean absolute gap between the generator's log-probability of a token and the trainer's; with stale tokens it includes what the policy has learned since.";
+    LogProbGapMax: GAUGE "log_prob_gap_max_nats" [] in "nats", "Largest such gap in the newest step.";
     ImportanceRatio: GAUGE "importance_ratio_by_lag" ["lag"] in "ratio",
         "Mean probability ratio of the trainer to the policy that sampled, by token lag, in the newest step with tokens of that lag; in rows of `metrics.jsonl`, `importance_ratio_lag_0` and so on.";
     ImportanceSamples: GAUGE "importance_effective_sample_ratio" [] in "ratio",
-        "Effective sample size of those ratios, cut at 10, as a share of the newest step's tokens (law N3); 1 is on policy.";
+        "Effective sample size of those ratios, cut at 10, as a share of the newest step's tokens; 1 is on policy.";
     ImportanceChi2: GAUGE "importance_chi_squared" [] in "1", "Variance of those ratios around 1 over the newest step's tokens: the chi-square divergence of the trainer from the policy that sampled.";
     SequenceChi2: GAUGE "importance_sequence_chi_squared" [] in "1", "The same of whole sequences' ratios, the products of their tokens'.";
     PerplexityRatio: GAUGE "perplexity_ratio_mean" [] in "ratio", "Perplexity of a sequence under the trainer over that under the policy that sampled, mean over the newest step.";
@@ -300,7 +302,8 @@ catalog! {
     CriticLearningRate: GAUGE "critic_learning_rate" [] in "1", "The critic's learning rate in that update.";
     LearningRate: GAUGE "learning_rate" [] in "1", "Learning rate of the newest step.";
 
-    Steps: COUNT "steps_total" [] in "steps", "Optimizer steps taken.";
+    Steps: COUNT "steps_total" [] in "steps", "Optimizer steps that this process took.";
+    Step: GAUGE "step" [] in "steps", "Newest optimizer step of the run, those before a resume included.";
     StepTime: LATENCY "step_duration_seconds" [] in "seconds", "Time of one optimizer step, forward and backward included.";
     SyncTime: LATENCY "weight_sync_duration_seconds" [] in "seconds", "Time that publishing weights to the generators took.";
     RewardTime: LATENCY "reward_duration_seconds" [] in "seconds", "Time that the rewards of a group took, all retries included.";
@@ -313,7 +316,7 @@ catalog! {
     RunInfo: GAUGE "run_info" ["name", "pipeline"] in "1", "1, with the name of the run and its pipeline.";
     PlannedSteps: GAUGE "planned_steps" [] in "steps", "Steps that the run takes if nothing ends it before.";
     CheckpointInterval: GAUGE "checkpoint_interval_steps" [] in "steps", "Steps between two checkpoints; 0 if only the last is saved.";
-    StalenessBound: GAUGE "staleness_bound_versions" [] in "versions", "Largest sample staleness that the run allows (law V2).";
+    StalenessBound: GAUGE "staleness_bound_versions" [] in "versions", "Largest sample staleness that the run allows.";
     GapWarning: GAUGE "log_prob_gap_warning_nats" [] in "nats", "Mean log-probability gap above which the run warns.";
     DiskFree: GAUGE "disk_free_bytes" [] in "bytes", "Free bytes of the disk that the run's folder is on.";
     GpuMemory: GAUGE "gpu_memory_used_bytes" ["gpu"] in "bytes", "Used memory of a GPU, by all processes.";

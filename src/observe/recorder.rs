@@ -20,6 +20,19 @@ use super::Metric;
 #[derive(Clone)]
 pub struct Metrics(Arc<[Mutex<Family>]>);
 
+/// Totals of all counters at one moment. The metrics of a run outlive its flows: a flow's totals are what
+/// came after.
+#[derive(Clone, Debug, Default)]
+pub struct Baseline(BTreeMap<(Metric, Vec<String>), f64>);
+
+impl Baseline {
+    /// The total of a counter at that moment; 0 if it was missing.
+    pub fn total(&self, metric: Metric, labels: &[&str]) -> f64 {
+        let labels = labels.iter().map(|label| (*label).to_owned()).collect();
+        self.0.get(&(metric, labels)).copied().unwrap_or(0.0)
+    }
+}
+
 /// The series of one metric, sorted by their label values.
 type Family = Vec<Series>;
 
@@ -130,6 +143,14 @@ impl Metrics {
     /// Returns the label values and the newest value of each series of a metric.
     pub fn series(&self, metric: Metric) -> Vec<(Vec<String>, f64)> {
         self.0[metric as usize].lock().iter().map(|series| (series.labels.clone(), series.newest)).collect()
+    }
+
+    /// Returns the totals of all counters now.
+    pub fn baseline(&self) -> Baseline {
+        let counters = Metric::ALL.iter().copied().filter(|metric| metric.kind() == "counter");
+        let series =
+            counters.flat_map(|metric| self.series(metric).into_iter().map(move |(labels, total)| ((metric, labels), total)));
+        Baseline(series.collect())
     }
 
     /// Returns the label values of each series of a histogram, with the sum and the number of its values.

@@ -14,7 +14,7 @@ use crossbeam_channel::{RecvTimeoutError, Sender};
 use super::demand::Demand;
 use super::machine::MachineSampler;
 use super::progress::Progress;
-use super::{Console, Metric, Metrics, ObserveError};
+use super::{Baseline, Console, Metric, Metrics, ObserveError};
 use crate::flow::{Report, State, Stats};
 
 /// Fresher than any scrape, and an export of twenty stages costs some ten microseconds.
@@ -65,6 +65,7 @@ impl StageSampler {
         mut progress: Option<Progress>,
     ) -> Result<Self, ObserveError> {
         let (stop, stopped) = crossbeam_channel::bounded(0);
+        let before = metrics.baseline();
         let folder = folder.map(Path::to_owned);
         let sample = move || {
             let (mut demand, machine) = (Demand::default(), MachineSampler::new(folder));
@@ -76,7 +77,7 @@ impl StageSampler {
                 let report = stats.report();
                 let limit = report.as_ref().and_then(Report::limit);
                 if let Some(report) = &report {
-                    export(report, &metrics);
+                    export(report, &before, &metrics);
                     demand.record(report, &metrics);
                 }
                 if ending {
@@ -101,15 +102,16 @@ impl Drop for StageSampler {
     }
 }
 
-/// Writes what a flow did so far into the metrics.
-fn export(report: &Report, metrics: &Metrics) {
+/// Writes what a flow did so far into the metrics, on top of their totals `before` it.
+fn export(report: &Report, before: &Baseline, metrics: &Metrics) {
+    let raise = |metric, labels: &[&str], total: f64| metrics.absolute(metric, labels, before.total(metric, labels) + total);
     for stage in &report.stages {
         let (name, time) = (stage.name.as_str(), stage.time());
         for state in State::ALL {
-            metrics.absolute(Metric::StageTime, &[name, state.name()], time.of(state) as f64 / 1e9);
+            raise(Metric::StageTime, &[name, state.name()], time.of(state) as f64 / 1e9);
         }
-        metrics.absolute(Metric::StageItemsIn, &[name], stage.items_in as f64);
-        metrics.absolute(Metric::StageItemsOut, &[name], stage.items_out as f64);
+        raise(Metric::StageItemsIn, &[name], stage.items_in as f64);
+        raise(Metric::StageItemsOut, &[name], stage.items_out as f64);
     }
     // Two stages may be joined by several edges; together they are one series.
     let mut edges = BTreeMap::<[&str; 2], [f64; 4]>::new();
@@ -166,8 +168,7 @@ mod tests {
     #[test]
     fn workers_and_parallel_edges_are_summed_and_the_limit_is_the_stage_that_others_wait_for() {
         let metrics = Metrics::new();
-        export(&report(), &metrics);
-        export(&report(), &metrics);
+        (0..2).for_each(|_| export(&report(), &Baseline::default(), &metrics));
         assert_eq!(metrics.newest(Metric::StageTime, &["generate", "busy"]), Some(18.0));
         assert_eq!(metrics.newest(Metric::StageTime, &["generate", "weights"]), Some(0.0));
         assert_eq!(metrics.newest(Metric::StageItemsIn, &["generate"]), Some(5.0));
@@ -175,5 +176,16 @@ mod tests {
         assert_eq!(edge.map(|metric| metrics.newest(metric, &["prompts", "generate"])), [4.0, 60.0, 8.0, 200.0].map(Some));
         assert_eq!(report().limit().as_deref(), Some("generate busy 90%"));
         assert_eq!(Report { stages: Vec::new(), ..report() }.limit(), None);
+    }
+
+    #[test]
+    fn stages_of_a_later_flow_add_to_those_of_the_same_name() {
+        let metrics = Metrics::new();
+        for flows in [1.0, 2.0] {
+            let before = metrics.baseline();
+            (0..2).for_each(|_| export(&report(), &before, &metrics));
+            assert_eq!(metrics.newest(Metric::StageTime, &["generate", "busy"]), Some(18.0 * flows));
+            assert_eq!(metrics.newest(Metric::StageItemsOut, &["generate"]), Some(4.0 * flows));
+        }
     }
 }

@@ -11,6 +11,7 @@
 
 #include "device.hpp"
 
+#include <atomic>
 #include <chrono>
 #include <cstdlib>
 #include <cstring>
@@ -20,6 +21,7 @@
 #include <stdexcept>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 namespace {
@@ -55,6 +57,22 @@ struct Wait {
 
   void look() const {
     if (__atomic_load_n(cancelled, __ATOMIC_ACQUIRE)) throw std::runtime_error("the call was given up because the run is ending");
+  }
+
+  // Makes a call that connects ranks. Nothing interrupts the store or NCCL meanwhile, so a separate thread calls
+  // them. That thread stays if the call is given up.
+  template <typename F> auto connect(F call) const -> decltype(call()) {
+    std::packaged_task<decltype(call())()> task(std::move(call));
+    auto ended = task.get_future();
+    std::thread(std::move(task)).detach();
+    const auto until = std::chrono::steady_clock::now() + timeout;
+    while (ended.wait_for(Millis(50)) != std::future_status::ready) {
+      look();
+      if (std::chrono::steady_clock::now() > until) {
+        throw std::runtime_error("the ranks did not connect within " + std::to_string(timeout.count()) + " ms");
+      }
+    }
+    return ended.get();
   }
 
   void finish(c10d::Work& work, const at::Tensor& tensor) const {
@@ -100,8 +118,27 @@ struct Wait {
 
 } // namespace
 
+// torch's own calls wait forever for a server that is stopped or cut off. Here a thread makes each call, and stays if the call is given up.
 struct rollflow_store {
   c10::intrusive_ptr<c10d::Store> store;
+  std::atomic<int64_t> limit_ms;
+  // A call that was given up keeps the connection.
+  std::atomic<bool> silent{false};
+
+  template <typename F> auto ask(F call) -> decltype(call(*store)) {
+    if (silent) throw std::runtime_error("its server did not answer an earlier call");
+    std::packaged_task<decltype(call(*store))()> task([store = store, call = std::move(call)] { return call(*store); });
+    auto answer = task.get_future();
+    std::thread(std::move(task)).detach();
+    // In slices, which leave out the time for which this process is stopped.
+    const Millis slice(50);
+    for (int64_t waited = 0; answer.wait_for(slice) != std::future_status::ready; waited += slice.count()) {
+      if (waited < limit_ms) continue;
+      silent = true;
+      throw std::runtime_error("its server has not answered for " + std::to_string(waited) + " ms");
+    }
+    return answer.get();
+  }
 };
 
 struct rollflow_group {
@@ -137,20 +174,25 @@ char* rollflow_store_open(rollflow_store** out, const char* host, uint16_t* port
     options.timeout = Millis(timeout_ms);
     auto tcp = c10::make_intrusive<c10d::TCPStore>(std::string(host), options);
     *port = tcp->getPort();
-    *out = new rollflow_store{c10::make_intrusive<c10d::PrefixStore>(std::string(prefix), tcp)};
+    *out = new rollflow_store{c10::make_intrusive<c10d::PrefixStore>(std::string(prefix), tcp), {timeout_ms}};
   });
 }
+
+// Longest wait for the server's answer to a call; otherwise the timeout of rollflow_store_open.
+void rollflow_store_limit(rollflow_store* store, int64_t limit_ms) { store->limit_ms = limit_ms; }
 
 void rollflow_store_close(rollflow_store* store) { delete store; }
 
 char* rollflow_store_set(rollflow_store* store, const char* key, const uint8_t* bytes, size_t len) {
-  return caught([&] { store->store->set(key, std::vector<uint8_t>(bytes, bytes + len)); });
+  return caught([&] {
+    store->ask([key = std::string(key), value = std::vector<uint8_t>(bytes, bytes + len)](c10d::Store& of) { of.set(key, value); });
+  });
 }
 
 // The value of a key that is set; the caller frees *bytes.
 char* rollflow_store_get(rollflow_store* store, const char* key, uint8_t** bytes, size_t* len) {
   return caught([&] {
-    auto value = store->store->get(key);
+    auto value = store->ask([key = std::string(key)](c10d::Store& of) { return of.get(key); });
     *len = value.size();
     *bytes = static_cast<uint8_t*>(malloc(value.size() + 1));
     memcpy(*bytes, value.data(), value.size());
@@ -158,12 +200,12 @@ char* rollflow_store_get(rollflow_store* store, const char* key, uint8_t** bytes
 }
 
 char* rollflow_store_has(rollflow_store* store, const char* key, bool* has) {
-  return caught([&] { *has = store->store->check({key}); });
+  return caught([&] { *has = store->ask([key = std::string(key)](c10d::Store& of) { return of.check({key}); }); });
 }
 
 // Adds 1 to a number that begins at 0, and returns it.
 char* rollflow_store_count(rollflow_store* store, const char* key, int64_t* count) {
-  return caught([&] { *count = store->store->add(key, 1); });
+  return caught([&] { *count = store->ask([key = std::string(key)](c10d::Store& of) { return of.add(key, 1); }); });
 }
 
 // A group of processes that talks through the interface of `address`, whose keys in the store begin with `name`: over Gloo, which waits for all ranks, and for
@@ -180,44 +222,31 @@ char* rollflow_group_join(
     rollflow_device_group_fn* device_group,
     bool alone) {
   return caught([&] {
-    auto prefixed = [&](const char* kind) {
-      return c10::make_intrusive<c10d::PrefixStore>(std::string(name) + kind, store->store);
+    using Backend = c10::intrusive_ptr<c10d::Backend>;
+    Wait wait{cancelled, Millis(timeout_ms), nullptr};
+    auto join = [=, of = store->store, name = std::string(name), address = std::string(address)] {
+      auto prefixed = [&](const char* kind) { return c10::make_intrusive<c10d::PrefixStore>(name + kind, of); };
+      Backend host, device;
+      if (!device_group || !alone) {
+        auto options = c10d::ProcessGroupGloo::Options::create(Millis(timeout_ms));
+        options->devices.push_back(c10d::ProcessGroupGloo::createDeviceForHostname(address));
+        options->threads = 2;
+        host = c10::make_intrusive<c10d::ProcessGroupGloo>(prefixed(""), rank, size, options);
+      }
+      if (device_group) device = device_group(prefixed(alone ? "" : "/device"), rank, size, address.c_str());
+      return std::pair<Backend, Backend>(host, device);
     };
-    c10::intrusive_ptr<c10d::Backend> host, device;
-    if (!device_group || !alone) {
-      auto options = c10d::ProcessGroupGloo::Options::create(Millis(timeout_ms));
-      options->devices.push_back(c10d::ProcessGroupGloo::createDeviceForHostname(address));
-      options->threads = 2;
-      host = c10::make_intrusive<c10d::ProcessGroupGloo>(prefixed(""), rank, size, options);
-    }
-    if (device_group) device = device_group(prefixed(alone ? "" : "/device"), rank, size, address);
-    *out = new rollflow_group{host, {cancelled, Millis(timeout_ms), device}};
+    auto [host, device] = wait.connect(std::move(join));
+    wait.device = device;
+    *out = new rollflow_group{host, wait};
   });
 }
 
-// Connects the ranks of a group for tensors of a device, which otherwise the first collective does. Waits for all ranks. Nothing interrupts
-// NCCL while it connects, so a separate thread calls it. That thread stays if the call is given up.
+// Connects the ranks of a group for tensors of a device, which otherwise the first collective does. Waits for all ranks.
 char* rollflow_group_connect(rollflow_group* group, int64_t device) {
   return caught([&] {
-    auto connected = std::make_shared<std::promise<void>>();
-    auto ended = connected->get_future();
     const at::Device of(at::kCUDA, static_cast<c10::DeviceIndex>(device));
-    std::thread([connected, of, backend = group->wait.device] {
-      try {
-        backend->eagerConnectSingleDevice(of);
-        connected->set_value();
-      } catch (...) {
-        connected->set_exception(std::current_exception());
-      }
-    }).detach();
-    const auto until = std::chrono::steady_clock::now() + group->wait.timeout;
-    while (ended.wait_for(Millis(50)) != std::future_status::ready) {
-      group->wait.look();
-      if (std::chrono::steady_clock::now() > until) {
-        throw std::runtime_error("the ranks did not connect within " + std::to_string(group->wait.timeout.count()) + " ms");
-      }
-    }
-    ended.get();
+    group->wait.connect([of, backend = group->wait.device] { backend->eagerConnectSingleDevice(of); });
   });
 }
 

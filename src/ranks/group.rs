@@ -30,6 +30,7 @@ unsafe extern "C" {
         prefix: *const c_char,
         timeout_ms: i64,
     ) -> *mut c_char;
+    fn rollflow_store_limit(store: *mut RawStore, limit_ms: i64);
     fn rollflow_store_close(store: *mut RawStore);
     fn rollflow_store_set(store: *mut RawStore, key: *const c_char, bytes: *const u8, len: usize) -> *mut c_char;
     fn rollflow_store_get(store: *mut RawStore, key: *const c_char, bytes: *mut *mut u8, len: *mut usize) -> *mut c_char;
@@ -101,11 +102,19 @@ unsafe impl Sync for Store {}
 
 impl Store {
     /// Connects to the store at `host:port`, or serves it there. A served port of 0 is chosen by
-    /// the system. Keys are prefixed with `prefix`. Waits up to `deadline` for the server.
+    /// the system. Keys are prefixed with `prefix`. Waits up to `deadline` for the server, and as long
+    /// for each answer of it.
     pub fn open(host: &str, mut port: u16, serves: bool, prefix: &str, deadline: Duration) -> Result<Store, CollectiveError> {
         let (host, prefix, mut store) = (text(host)?, text(prefix)?, std::ptr::null_mut());
         check(unsafe { rollflow_store_open(&mut store, host.as_ptr(), &mut port, serves, prefix.as_ptr(), millis(deadline)) })?;
         Ok(Store { raw: store, port })
+    }
+
+    /// The store, whose calls fail when the server has not answered for `limit`. The time for which
+    /// this process is stopped does not count.
+    pub fn answering_within(self, limit: Duration) -> Store {
+        unsafe { rollflow_store_limit(self.raw, millis(limit)) }
+        self
     }
 
     /// The port in use.
@@ -448,6 +457,15 @@ mod tests {
             })
         });
         assert_eq!(results, [Ok(()), Ok(())]);
+    }
+
+    #[test]
+    fn a_join_ends_with_the_run_though_the_other_rank_never_comes() {
+        let store = Store::open("127.0.0.1", 0, true, "test", DEADLINE).unwrap();
+        let signals = Arc::new(Signals { cancelled: true.into(), ..Signals::default() });
+        let joined = Group::join(&store, "group", "127.0.0.1", [0, 2], DEADLINE, &signals, None);
+        let error = joined.map(drop).unwrap_err();
+        assert!(error.0.contains("the run is ending"), "{error}");
     }
 
     #[test]

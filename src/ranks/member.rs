@@ -1,7 +1,6 @@
 //! Membership of this process in a run of several: start, orders of rank 0, and end.
 
 use std::collections::BTreeMap;
-use std::net::UdpSocket;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::{AcqRel, Acquire, Release};
@@ -12,6 +11,7 @@ use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 
 use super::device::{self, DeviceGroups};
+use super::start::{Hello, host_name, lead, program, report, towards};
 use super::watch::{BEAT, ENDED, SUSPECT, Shared, Watch, slowest};
 use super::{CollectiveError, Group, Mesh, Place, RankError, Ranks, Store};
 use crate::util::secrets::masked;
@@ -25,45 +25,13 @@ const POLL: Duration = Duration::from_millis(50);
 /// Longer than any run.
 const NEVER: Duration = Duration::from_secs(365 * 24 * 3600);
 
-/// What a rank says about itself at the start.
-#[derive(Clone, Debug, Serialize, Deserialize)]
-struct Hello {
-    size: usize,
-    host: String,
-    process: u32,
-    address: String,
-    /// The GPU that it computes on.
-    gpu: Option<String>,
-    /// Reason for which it cannot compute there.
-    trouble: Option<String>,
-    /// Version and checksum of the program.
-    program: String,
-    /// Lines of the resolved recipe, without secrets, and the checksum of all of it.
-    recipe: Vec<String>,
-    checksum: u32,
-    /// Checksums of the models that this host has, by their keys.
-    models: BTreeMap<String, u32>,
-}
-
-/// What rank 0 says after it has compared all ranks.
-#[derive(Debug, Serialize, Deserialize)]
-struct Verdict {
-    /// Problems, or none.
-    problems: Vec<String>,
-    size: usize,
-    hosts: Vec<String>,
-    labels: Vec<String>,
-    /// Rank 0's address for the others.
-    address: String,
-}
-
 /// An order of rank 0 to the others.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Order {
     /// Follow the trainer of this name, in the group of this number.
     Follow(String, u64),
-    /// The run is over; true if it succeeded.
-    End(bool),
+    /// The run is over, and rank 0 ends with this exit code.
+    End(u8),
 }
 
 /// Membership of this process in a run of several. Every rank has one; dropping it leaves the run.
@@ -102,12 +70,12 @@ impl Member {
         let devices = gpu.map(device::groups).transpose();
         let limit = seconds(settings.start_timeout);
         let until = Instant::now() + limit;
-        let store = open(&place, place.rank == 0 && !place.store_exists, limit)?;
+        let mut store = open(&place, place.rank == 0 && !place.store_exists, settings, limit)?;
         let hello = Hello {
             size: place.size,
             host: host_name(),
             process: std::process::id(),
-            address: address_towards(&place.host).unwrap_or_else(|| place.host.clone()),
+            address: towards(&place.host).unwrap_or_else(|| place.host.clone()),
             gpu: gpu.map(device::gpu_name),
             trouble: devices.as_ref().err().cloned(),
             program: program(),
@@ -115,9 +83,23 @@ impl Member {
             checksum: crc32fast::hash(recipe.as_bytes()),
             models,
         };
-        let verdict = match place.rank {
-            0 => lead(&store, &place, &hello, until, settings.start_timeout)?,
-            _ => report(&store, &place, &hello, limit + FAREWELL)?,
+        let mut waits = false;
+        let verdict = loop {
+            let found = match place.rank {
+                0 => Some(lead(&store, &place, &hello, until, settings.start_timeout)?),
+                _ => report(&store, &place, &hello, until, limit + FAREWELL)?,
+            };
+            if let Some(verdict) = found {
+                break verdict;
+            }
+            if !std::mem::replace(&mut waits, true) {
+                let (rank, limit) = (place.rank, settings.start_timeout);
+                tracing::warn!(
+                    "rank {rank} waits up to {limit} seconds for the end of an earlier start's ranks (ranks.start_timeout)"
+                );
+            }
+            std::thread::sleep(BEAT);
+            store = open(&place, false, settings, until.saturating_duration_since(Instant::now()))?;
         };
         if !verdict.problems.is_empty() {
             if place.rank == 0 {
@@ -126,16 +108,10 @@ impl Member {
             return Err(RankError::Apart(verdict.problems));
         }
         let devices = devices.map_err(CollectiveError)?;
-        // Ranks of one host need no network.
-        let alone = verdict.hosts.iter().all(|host| *host == hello.host);
-        let address = match place.rank {
-            _ if alone => "127.0.0.1".to_owned(),
-            0 => verdict.address,
-            _ => hello.address,
-        };
+        let address = verdict.address_of(&hello).to_owned();
         let (shared, lost) = (Arc::new(Shared::default()), seconds(settings.lost_timeout));
         let (labels, own) = (verdict.labels.clone(), place.rank);
-        let watch = Watch { store: open(&place, false, limit)?, shared: shared.clone(), own, labels, lost };
+        let watch = Watch { store: open(&place, false, settings, limit)?, shared: shared.clone(), own, labels, lost };
         let others = if own == 0 { 1..place.size } else { 0..1 };
         let body = move || watch.run(others);
         let watch = std::thread::Builder::new().name("ranks".into()).spawn(body);
@@ -166,7 +142,24 @@ impl Member {
 
     /// Calls `callback` once when a rank is lost, from another thread; now if one is lost already.
     pub fn on_loss(&self, callback: impl FnOnce() + Send + 'static) {
-        self.shared.on_end(Box::new(callback));
+        self.shared.lost.on(Box::new(callback));
+    }
+
+    /// Calls `callback` once when another rank asks rank 0 to drain the run, from another thread; now if one
+    /// has asked already. For rank 0.
+    pub fn on_drain(&self, callback: impl FnOnce() + Send + 'static) {
+        self.shared.drained.on(Box::new(callback));
+    }
+
+    /// Asks rank 0 to drain the run once `asked` returns true. For the other ranks.
+    pub fn drain_when(&self, asked: impl Fn() -> bool + Send + 'static) {
+        *self.shared.asks_to_drain.lock() = Some(Box::new(asked));
+    }
+
+    /// True if the run ends because of another rank, which is lost or failed.
+    pub fn is_ended_by_another(&self) -> bool {
+        // Reasons begin with the rank.
+        self.lost().is_some_and(|reason| !reason.starts_with(self.label(self.place.rank)))
     }
 
     /// Makes the other ranks follow the trainer `name`, and joins them. For rank 0.
@@ -190,7 +183,7 @@ impl Member {
                 return Err(self.ended());
             }
         }
-        let store = open(&self.place, false, seconds(self.settings.start_timeout))?;
+        let store = open(&self.place, false, &self.settings, seconds(self.settings.start_timeout))?;
         let join = |name: String, place: [usize; 2]| {
             let (address, signals) = (&self.address, &self.shared.signals);
             let joined = Group::join(&store, &format!("group/{number}/{name}"), address, place, limit, signals, self.devices);
@@ -294,14 +287,14 @@ impl Member {
         RankError::Ended(self.lost().unwrap_or_else(|| "the run is over".to_owned()))
     }
 
-    /// Leaves the run in order. Rank 0 tells the others whether it succeeded, and waits for them.
-    pub fn end(&self, succeeded: bool) {
+    /// Leaves the run in order. Rank 0 gives the others its exit code, and waits for them.
+    pub fn end(&self, code: u8) {
         if self.lost().is_some() || !self.shared.finish() {
             return;
         }
         if self.place.rank > 0 {
             drop(self.store.set(&bye(self.place.rank), b""));
-        } else if self.give(self.next.fetch_add(1, AcqRel), &Order::End(succeeded)).is_ok() {
+        } else if self.give(self.next.fetch_add(1, AcqRel), &Order::End(code)).is_ok() {
             await_all(&self.store, self.place.size, FAREWELL);
         }
     }
@@ -309,7 +302,7 @@ impl Member {
 
 impl Drop for Member {
     fn drop(&mut self) {
-        self.end(false);
+        self.end(1);
         self.shared.finish();
         if let Some(watch) = self.watch.take() {
             drop(watch.join());
@@ -347,7 +340,7 @@ fn seconds(number: f64) -> Duration {
     Duration::try_from_secs_f64(number).unwrap_or(Duration::from_secs(1 << 30))
 }
 
-fn bye(rank: usize) -> String {
+pub(super) fn bye(rank: usize) -> String {
     format!("bye/{rank}")
 }
 
@@ -361,123 +354,12 @@ fn await_all(store: &Store, size: usize, limit: Duration) {
     }
 }
 
-fn open(place: &Place, serves: bool, limit: Duration) -> Result<Store, RankError> {
+/// Opens the store, waiting for its server for `limit`, and then `ranks.lost_timeout` for each answer.
+fn open(place: &Place, serves: bool, settings: &Ranks, limit: Duration) -> Result<Store, RankError> {
     let opened = Store::open(&place.host, place.port, serves, &prefix(&place.attempt), limit);
+    let opened = opened.map(|store| store.answering_within(seconds(settings.lost_timeout)));
     opened.map_err(|CollectiveError(why)| match serves {
         true if ["EADDRINUSE", "already in use"].iter().any(|text| why.contains(text)) => RankError::Port(place.port),
         _ => RankError::NoStore(place.rank, place.host.clone(), place.port, why),
     })
-}
-
-/// Rank 0's part of the start: collects what the others say, compares it, and says the outcome.
-fn lead(store: &Store, place: &Place, own: &Hello, until: Instant, limit: f64) -> Result<Verdict, RankError> {
-    let (mut hellos, mut missing, mut problems) = (vec![own.clone()], Vec::new(), Vec::new());
-    for rank in 1..place.size {
-        match store.await_key(&format!("hello/{rank}"), until, || false)? {
-            Some(text) => hellos.push(serde_json::from_slice(&text).map_err(|error| CollectiveError(error.to_string()))?),
-            None => missing.push(rank.to_string()),
-        }
-    }
-    if !missing.is_empty() {
-        let (missing, size) = (missing.join(", "), place.size);
-        problems.push(format!("of {size} ranks, {missing} did not start within {limit} seconds (ranks.start_timeout)"));
-    }
-    let labels: Vec<String> = hellos.iter().enumerate().map(|(rank, hello)| label(rank, hello)).collect();
-    if problems.is_empty() {
-        problems.extend(store.get("twice")?.map(|twice| String::from_utf8_lossy(&twice).into_owned()));
-        problems.extend(hellos.iter().zip(&labels).skip(1).filter_map(|(hello, label)| difference(own, hello, label)));
-        let of = hellos.iter().zip(&labels);
-        problems.extend(of.filter_map(|(hello, label)| Some(format!("{label}: {}", hello.trouble.as_ref()?))));
-        problems.extend(shared_gpus(&hellos, &labels));
-    }
-    let elsewhere = hellos.iter().find(|hello| hello.host != own.host);
-    let address = elsewhere.and_then(|other| address_towards(&other.address)).unwrap_or_else(|| place.host.clone());
-    let hosts = hellos.iter().map(|hello| hello.host.clone()).collect();
-    let verdict = Verdict { problems, size: place.size, hosts, labels, address };
-    let text = serde_json::to_vec(&verdict).map_err(|error| CollectiveError(error.to_string()))?;
-    store.set("verdict", &text)?;
-    Ok(verdict)
-}
-
-/// The other ranks' part of the start.
-fn report(store: &Store, place: &Place, own: &Hello, limit: Duration) -> Result<Verdict, RankError> {
-    let (rank, itself) = (place.rank, label(place.rank, own));
-    if store.count(&format!("started/{rank}"))? > 1 {
-        let problem = format!("{itself} is a second process with this number");
-        store.set("twice", problem.as_bytes())?;
-        return Err(RankError::Apart(vec![problem]));
-    }
-    let text = serde_json::to_vec(own).map_err(|error| CollectiveError(error.to_string()))?;
-    store.set(&format!("hello/{rank}"), &text)?;
-    let silent = || format!("rank 0 said nothing for {} seconds", limit.as_secs());
-    let text = store.await_key("verdict", Instant::now() + limit, || false)?;
-    let text = text.ok_or_else(|| RankError::Apart(vec![silent()]))?;
-    let mut verdict: Verdict = serde_json::from_slice(&text).map_err(|error| CollectiveError(error.to_string()))?;
-    if rank >= verdict.size {
-        verdict.problems.push(format!("{itself} was started as one of {} ranks, rank 0 as one of {}", own.size, verdict.size));
-    }
-    if !verdict.problems.is_empty() {
-        store.set(&bye(rank), b"")?;
-    }
-    Ok(verdict)
-}
-
-fn label(rank: usize, hello: &Hello) -> String {
-    format!("rank {rank} on {} (process {})", hello.host, hello.process)
-}
-
-/// First difference of a rank from rank 0.
-fn difference(own: &Hello, other: &Hello, label: &str) -> Option<String> {
-    if other.size != own.size {
-        return Some(format!("{label} was started as one of {} ranks, rank 0 as one of {}", other.size, own.size));
-    }
-    if other.program != own.program {
-        return Some(format!("{label} runs another program: {}; rank 0 runs {}", other.program, own.program));
-    }
-    if other.checksum == own.checksum {
-        let differs = |(key, own)| Some((key, own, other.models.get(key).filter(|there| *there != own)?));
-        let (key, own, there) = own.models.iter().find_map(differs)?;
-        return Some(format!("{label} has another model at {key}: its checksum is {there:08x}, that of rank 0's is {own:08x}"));
-    }
-    let mut section = "";
-    for (at, line) in own.recipe.iter().enumerate() {
-        let there = other.recipe.get(at).map_or("nothing", String::as_str);
-        if line != there {
-            return Some(format!("{label} has another recipe: {section} {there}; rank 0 has {section} {line}"));
-        }
-        if line.starts_with('[') {
-            section = line;
-        }
-    }
-    Some(format!("{label} has another recipe: it differs in a secret, or at its end"))
-}
-
-/// GPUs that two processes of a host would compute on.
-fn shared_gpus(hellos: &[Hello], labels: &[String]) -> Vec<String> {
-    let shared = |(at, hello): (usize, &Hello)| {
-        let gpu = hello.gpu.as_ref()?;
-        let first = hellos[..at].iter().position(|other| other.host == hello.host && other.gpu.as_ref() == Some(gpu))?;
-        let what = "give each process of a host its own number as LOCAL_RANK, from 0";
-        Some(format!("{} and {} both compute on the GPU {gpu}; {what}", labels[first], labels[at]))
-    };
-    hellos.iter().enumerate().filter_map(shared).collect()
-}
-
-/// Version and checksum of this program.
-fn program() -> String {
-    let bytes = std::env::current_exe().and_then(std::fs::read);
-    let checksum = bytes.map_or_else(|_| "unknown".to_owned(), |bytes| format!("{:08x}", crc32fast::hash(&bytes)));
-    format!("{} with checksum {checksum}", env!("CARGO_PKG_VERSION"))
-}
-
-fn host_name() -> String {
-    let name = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
-    if name.trim().is_empty() { "an unnamed host".to_owned() } else { name.trim().to_owned() }
-}
-
-/// This host's address on the way to `host`. Sends nothing.
-fn address_towards(host: &str) -> Option<String> {
-    let socket = UdpSocket::bind("0.0.0.0:0").ok()?;
-    socket.connect((host, 9)).ok()?;
-    Some(socket.local_addr().ok()?.ip().to_string())
 }

@@ -23,6 +23,8 @@ mod partition;
 mod place;
 mod settings;
 #[cfg(feature = "torch")]
+mod start;
+#[cfg(feature = "torch")]
 mod watch;
 
 #[cfg(feature = "torch")]

@@ -67,10 +67,14 @@ impl Place {
         let host = given("MASTER_ADDR").or_else(|| given("SLURM_JOB_NODELIST").and_then(|list| first_host(&list)));
         // All processes of MPI may be on this host; its launcher does not say.
         let host = host.or_else(|| (launcher == "mpirun" && local_rank == rank_number).then(|| "127.0.0.1".to_owned()));
+        let port = u16::try_from(port).ok().filter(|port| *port > 0);
+        if port.is_none() && !wrong.iter().any(|wrong| wrong.starts_with("MASTER_PORT")) {
+            wrong.push("MASTER_PORT is no port; it must be 1 to 65535".into());
+        }
         if host.is_none() {
             wrong.push("MASTER_ADDR is not set; give it the name of rank 0's host".into());
         }
-        let Some((host, port)) = host.zip(u16::try_from(port).ok()).filter(|_| wrong.is_empty()) else {
+        let Some((host, port)) = host.zip(port).filter(|_| wrong.is_empty()) else {
             return Err(RankError::Variables(wrong));
         };
         let attempts =
@@ -148,8 +152,15 @@ mod tests {
 
     #[test]
     fn all_that_is_wrong_with_the_variables_is_said_together() {
-        let wrong = place(&[("RANK", "two"), ("LOCAL_RANK", "-1")]).unwrap_err().to_string();
-        for part in ["RANK is \"two\"", "WORLD_SIZE is not set", "LOCAL_RANK is \"-1\"", "MASTER_ADDR is not set"] {
+        let wrong = place(&[("RANK", "two"), ("LOCAL_RANK", "-1"), ("MASTER_PORT", "70000")]).unwrap_err().to_string();
+        let parts = [
+            "RANK is \"two\"",
+            "WORLD_SIZE is not set",
+            "LOCAL_RANK is \"-1\"",
+            "MASTER_PORT is no port",
+            "MASTER_ADDR is not set",
+        ];
+        for part in parts {
             assert!(wrong.contains(part), "{part} is missing: {wrong}");
         }
         let beyond = place(&[("RANK", "4"), ("WORLD_SIZE", "4"), ("MASTER_ADDR", "h")]).unwrap_err().to_string();

@@ -32,7 +32,7 @@ pub fn model_fingerprints(plan: &Plan) -> BTreeMap<String, u32> {
     };
     let all = own.into_iter().chain(plan.models());
     // What a rank lacks or cannot read is for the rank that loads it to report.
-    all.filter_map(|(key, path)| Some((key, fingerprint(&model_folder_from(&hub, &path).ok()?).ok()?))).collect()
+    all.filter_map(|(key, path)| Some((key, folder_fingerprint(&model_folder_from(&hub, &path).ok()?).ok()?))).collect()
 }
 
 /// Checksums of the data sets that `plan` names and that lie in files here, by their keys: of each file its
@@ -78,8 +78,8 @@ fn files_fingerprint(path: &Path) -> io::Result<u32> {
     Ok(sum.finalize())
 }
 
-/// The checksum of a model folder.
-fn fingerprint(folder: &Path) -> io::Result<u32> {
+/// The checksum of a model folder, as [`model_fingerprints`] has it.
+pub fn folder_fingerprint(folder: &Path) -> io::Result<u32> {
     let names = fs::read_dir(folder)?.map(|entry| Ok(entry?.file_name().to_string_lossy().into_owned()));
     let mut names = names.collect::<io::Result<Vec<_>>>()?;
     names.sort();
@@ -143,7 +143,7 @@ mod tests {
     fn a_changed_configuration_size_or_number_changes_the_checksum_and_other_files_do_not() {
         let folder = tempfile::tempdir().unwrap();
         let write = |name: &str, bytes: &[u8]| fs::write(folder.path().join(name), bytes).unwrap();
-        let of = || fingerprint(folder.path()).unwrap();
+        let of = || folder_fingerprint(folder.path()).unwrap();
         let weights = |first: u8, last: u8, len: usize| {
             let mut bytes = vec![7; len];
             (bytes[0], bytes[len - 1]) = (first, last);

@@ -42,7 +42,7 @@ pub use defaults::Derived;
 pub use derive::Machine;
 pub use environment::{Environment, EnvironmentKind};
 pub use eval::Eval;
-pub use fingerprint::{data_fingerprints, model_fingerprints};
+pub use fingerprint::{data_fingerprints, folder_fingerprint, model_fingerprints};
 pub use generate::{Filter, Generate};
 pub use load::{load, load_with, parse, parse_with, variables, with_current_names};
 pub use lora::{BaseFormat, Lora};

@@ -26,7 +26,8 @@ section! {
         /// Template of the teacher's own prompt, if it is not the policy's: `{prompt}` is the policy's, and
         /// other names in braces are fields of the prompt's record, such as `{answer}`. Of a
         /// conversation it replaces the user's last turn. A teacher that is shown the answer teaches
-        /// the policy without it (self-distillation).
+        /// the policy without it (self-distillation). Recorded `prompt_tokens` must be those of the
+        /// run's chat template.
         hint: Option<String> = None;
         /// Threads of its stage.
         threads: usize = 1, SOME;

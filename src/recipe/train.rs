@@ -113,7 +113,8 @@ section! {
         /// Tokens of one forward and backward pass. The result does not depend on it; memory does.
         micro_batch_tokens: usize = 8192, SOME;
         /// If true, each layer is computed again in the backward pass, so that activations of one
-        /// layer are held instead of all. The result is the same.
+        /// layer are held instead of all. The result is the same. In f16 a pass holds a second f32
+        /// gradient of the trained parameters.
         gradient_checkpointing: bool = false;
         /// If true, the inputs of layers that `gradient_checkpointing` keeps wait for the backward pass in the
         /// host's memory: `layers · tokens · hidden` numbers less on a GPU.

@@ -134,7 +134,7 @@ impl<E: TokenEngine> Evaluation<E> {
                 self.in_flight += 1;
                 Ok(Vec::new())
             }
-            Err(error @ EngineError::Prompt { .. }) => {
+            Err(error @ (EngineError::Prompt { .. } | EngineError::TooLong { .. })) => {
                 let rejected = |index| JudgedAnswer { error: Some(error.to_string()), ..self.answer(question, index) };
                 Ok((0..samples).map(rejected).collect())
             }

@@ -28,7 +28,7 @@ pub use evaluation::{EvalSpec, Evaluation};
 use multi_turn::MultiTurn;
 use single_turn::SingleTurn;
 
-use crate::data::{Group, Prompt, Sample, Status, Tokenizer, Version};
+use crate::data::{DataError, Group, Prompt, Sample, Status, Tokenizer, Version};
 use crate::engine::{EngineError, Finished, SamplingParams, TokenEngine};
 use crate::observe::{Metric, Metrics};
 
@@ -113,6 +113,11 @@ impl RolloutContext {
             metrics.add(metric, labels, value);
         }
     }
+}
+
+/// Returns true if the chat template rejects this conversation and may render others.
+fn rejects_conversation(error: &DataError) -> bool {
+    matches!(error, DataError::Refused { .. } | DataError::Invalid { .. } | DataError::Limit { .. })
 }
 
 /// Metadata key of the reason why an engine refused a sample.

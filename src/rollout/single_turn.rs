@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use super::{REFUSED, RolloutContext, Rollouts};
+use super::{REFUSED, RolloutContext, Rollouts, rejects_conversation};
 use crate::data::{Group, Partial, Prompt, Sample, Version};
 use crate::engine::{EngineError, Finished, Request, SamplingParams, TokenEngine};
 
@@ -66,7 +66,13 @@ impl PendingGroup {
 impl<E: TokenEngine> Rollouts<E> for SingleTurn {
     fn admit(&mut self, engine: &mut E, mut prompt: Prompt, size: u32, params: SamplingParams) -> Result<(), EngineError> {
         let (ordinal, temperature) = (prompt.ordinal, params.temperature);
-        let prompt_tokens: Arc<[u32]> = self.context.tokenizer.encode_prompt(&prompt)?.into();
+        let prompt_tokens: Arc<[u32]> = match self.context.tokenizer.encode_prompt(&prompt) {
+            Ok(tokens) => tokens.into(),
+            Err(error) if rejects_conversation(&error) => {
+                return Err(EngineError::Prompt { ordinal, problem: error.to_string() });
+            }
+            Err(error) => return Err(error.into()),
+        };
         let Partial { completions: answers, .. } = std::mem::take(&mut prompt.partial);
         engine.submit(Request { answers, ..Request::new(ordinal, prompt_tokens.clone(), size, Arc::new(params)) })?;
         let samples = vec![None; size as usize];

@@ -21,7 +21,7 @@ use crate::env::protocol;
 const MAX_NEW_TOKENS: usize = 128;
 
 /// Most likeliest tokens per position of a reply.
-const MOST_TOP: u64 = 1024;
+pub(super) const MOST_TOP: u64 = 1024;
 
 #[derive(Deserialize)]
 struct Request {
@@ -53,7 +53,7 @@ struct Tokens(Vec<u32>);
 
 /// What the events of a request repeat.
 struct Form {
-    id: String,
+    id: OneOrMany<String>,
     log_probs: bool,
     texts: bool,
     incremental: bool,
@@ -101,14 +101,19 @@ pub(super) async fn generate(State(shared): State<Arc<Shared>>, body: Bytes) -> 
     }
     let adapter = shared.adapter(name.as_deref()).ok_or_else(|| unknown(400, name.as_deref().unwrap_or_default()))?;
     let samples = sampling.n.unwrap_or(1);
-    let rid = request.rid.and_then(|rid| rid.list().0.into_iter().next());
+    let rid = request.rid;
+    if let Some(OneOrMany::Many(rids)) = &rid
+        && rids.len() != prompts.len()
+    {
+        return Err(Refusal::bad(format!("`rid` lists {} names for {} prompts", rids.len(), prompts.len())));
+    }
     let (log_probs, texts) = (request.return_logprob.unwrap_or(false), request.return_text_in_logprobs.unwrap_or(false));
     let routes = request.return_routed_experts.unwrap_or(false);
     if routes && shared.model.experts.is_none() {
         return Err(Refusal::bad("`return_routed_experts` is for a mixture of experts, which this model is not"));
     }
     let mut form = Form {
-        id: rid.clone().unwrap_or_else(protocol::unique),
+        id: rid.clone().unwrap_or_else(|| OneOrMany::One(protocol::unique())),
         log_probs,
         texts,
         incremental: request.incremental_streaming_output.unwrap_or(false),
@@ -172,7 +177,7 @@ fn event(ticket: &mut Ticket, choice: usize, form: &Form, incremental: bool) -> 
     };
     let label = completion.spans.last().map_or_else(|| shared.served.lock().label.clone(), |(label, _)| label.clone());
     let mut meta = json!({
-        "id": form.id, "finish_reason": finish, "prompt_tokens": prompt, "completion_tokens": completion.tokens.len(),
+        "id": form.id.of(choice / samples), "finish_reason": finish, "prompt_tokens": prompt, "completion_tokens": completion.tokens.len(),
         "cached_tokens": 0, "weight_version": &*label, "weight_versions": completion.weight_versions(),
     });
     if form.log_probs {

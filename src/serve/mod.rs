@@ -77,7 +77,8 @@ pub struct ServeConfig {
     pub store: Option<Store>,
     /// The Tinker API, if it is served, too.
     pub tinker: Option<TinkerSettings>,
-    /// Token that every request but `GET /health` must carry; `None` to require none.
+    /// Token that every request but `GET /health` must carry; `None` to require none. Without one, a server
+    /// on a loopback address answers only requests for `localhost` or an IP address.
     pub token: Option<BearerToken>,
 }
 
@@ -161,7 +162,8 @@ impl ModelServer {
         };
         let engine = std::thread::Builder::new().name("engine".to_owned()).spawn(work)?;
         let tinker = of_tinker.map(|(settings, policies)| tinker::Tinker::open(&shared, policies, &settings)).transpose()?;
-        let server = Server::start(listener, routes::routes(&shared, tinker.as_ref()))?;
+        let loopback = listener.local_addr()?.ip().is_loopback();
+        let server = Server::start(listener, routes::routes(&shared, tinker.as_ref(), loopback))?;
         let address = server.address();
         Ok(ModelServer { server: Some(server), shared, engine: Some(engine), address })
     }
@@ -232,11 +234,15 @@ pub(crate) mod tests {
         }
     }
 
+    pub(crate) fn policy() -> Policy {
+        let tokenizer = Tokenizer::characters("0123456789", 16).unwrap();
+        Policy::random(ModelConfig::small(&tokenizer, 16, 1), tokenizer, 3).unwrap()
+    }
+
     /// On a processor in another format than the model's, and on a GPU or its stand-in where there is one.
     #[test]
     fn adapters_share_the_served_weights_on_their_device_and_a_server_that_sleeps_frees_these() {
-        let tokenizer = Tokenizer::characters("0123456789", 16).unwrap();
-        let loaded = Policy::random(ModelConfig::small(&tokenizer, 16, 1), tokenizer, 3).unwrap();
+        let loaded = policy();
         let gpu = Compute::cuda(0, Dtype::Bf16);
         for compute in [Compute::cpu(Dtype::Bf16)].into_iter().chain(gpu.check().is_ok().then_some(gpu)) {
             let (policy, state) = (loaded.clone().computing(compute), tempfile::tempdir().unwrap());

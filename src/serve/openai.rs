@@ -50,6 +50,8 @@ struct CompletionRequest {
     #[serde(default)]
     echo: Option<bool>,
     logprobs: Option<u64>,
+    /// If true (default), texts get the tokenizer's special tokens.
+    add_special_tokens: Option<bool>,
     #[serde(flatten)]
     common: Common,
 }
@@ -69,6 +71,9 @@ struct ChatRequest {
     logprobs: Option<bool>,
     top_logprobs: Option<u64>,
     tool_choice: Option<Value>,
+    add_generation_prompt: Option<bool>,
+    /// If true, the rendered conversation gets the tokenizer's special tokens, too.
+    add_special_tokens: Option<bool>,
     #[serde(flatten)]
     common: Common,
 }
@@ -134,14 +139,15 @@ impl Form {
 
 /// Answers a request to continue texts.
 pub(super) async fn completions(State(shared): State<Arc<Shared>>, body: Bytes) -> Reply {
-    let CompletionRequest { prompt, echo, logprobs, common } = reply::read(&body)?;
+    let CompletionRequest { prompt, echo, logprobs, add_special_tokens, common } = reply::read(&body)?;
     common.sampling.check(false)?;
     if logprobs.is_some_and(|count| count > 1) {
         return Err(Refusal::bad("`logprobs` must be 0 or 1: only log-probabilities of sampled tokens are available"));
     }
-    let encode = |text: String| shared.tokenizer.encode(&text).map(Arc::from);
+    let special = add_special_tokens.unwrap_or(true);
+    let encoded = |text: String| encode(&shared, &text, special);
     let prompts: Vec<Arc<[u32]>> = match prompt {
-        Prompt::Texts(texts) => texts.list().0.into_iter().map(encode).collect::<Result<_, _>>().map_err(internal)?,
+        Prompt::Texts(texts) => texts.list().0.into_iter().map(encoded).collect::<Result<_, _>>().map_err(internal)?,
         Prompt::Tokens(tokens) => vec![tokens.into()],
         Prompt::ManyTokens(all) => all.into_iter().map(Arc::from).collect(),
     };
@@ -163,19 +169,29 @@ pub(super) async fn completions(State(shared): State<Arc<Shared>>, body: Bytes) 
     respond(ticket, form, common.stream.unwrap_or(false)).await
 }
 
+fn encode(shared: &Shared, text: &str, special_tokens: bool) -> Result<Arc<[u32]>, DataError> {
+    let tokens = if special_tokens { shared.tokenizer.encode(text) } else { shared.tokenizer.encode_bare(text) };
+    tokens.map(Arc::from)
+}
+
 fn ask(common: &Common, prompts: Vec<Arc<[u32]>>, adapter: AdapterName, max_tokens: usize) -> Ask {
     let sampling = &common.sampling;
     let (params, samples) = (sampling.params(max_tokens), sampling.n.unwrap_or(1));
-    Ask { rid: common.request_id.clone(), prompts, samples, params, seed: sampling.seed(), adapter, routes: false }
+    let rid = common.request_id.clone().map(OneOrMany::One);
+    Ask { rid, prompts, samples, params, seed: sampling.seed(), adapter, routes: false }
 }
 
 /// Answers a request for the next turn of a conversation.
 pub(super) async fn chat(State(shared): State<Arc<Shared>>, body: Bytes) -> Reply {
     let whole: Map<String, Value> = reply::read(&body)?;
-    let ChatRequest { logprobs, top_logprobs, tool_choice, common } = reply::read(&body)?;
+    let ChatRequest { logprobs, top_logprobs, tool_choice, add_generation_prompt, add_special_tokens, common } =
+        reply::read(&body)?;
     common.sampling.check(false)?;
     if top_logprobs.unwrap_or(0) > 0 {
         return Err(Refusal::bad("`top_logprobs` must be 0: only log-probabilities of sampled tokens are available"));
+    }
+    if add_generation_prompt == Some(false) {
+        return Err(Refusal::bad("`add_generation_prompt` must be true: the completion is the assistant's next turn"));
     }
     let (messages, mut tools) = protocol::chat(&whole).map_err(Refusal::bad)?;
     match tool_choice.as_ref().and_then(Value::as_str) {
@@ -188,8 +204,9 @@ pub(super) async fn chat(State(shared): State<Arc<Shared>>, body: Bytes) -> Repl
     }
     let shown: Vec<Value> = tools.iter().map(|tool| json!({ "type": "function", "function": tool })).collect();
     let template = shared.tokenizer.chat().map_err(|error| Refusal::bad(error.to_string()))?;
-    let prompt = template.render_prompt(&messages, &shown).and_then(|text| shared.tokenizer.encode_bare(&text));
-    let prompt: Arc<[u32]> = prompt.map_err(|error| Refusal::bad(error.to_string()))?.into();
+    let special = add_special_tokens.unwrap_or(false);
+    let prompt = template.render_prompt(&messages, &shown).and_then(|text| encode(&shared, &text, special));
+    let prompt = prompt.map_err(|error| Refusal::bad(error.to_string()))?;
     let adapter = adapter(&shared, common.model.as_deref())?;
     let room = shared.context().saturating_sub(prompt.len()).max(1);
     let form = Form::new(&shared, &common, true, logprobs.unwrap_or(false), tools);
@@ -206,7 +223,12 @@ async fn respond(mut ticket: Ticket, form: Form, stream: bool) -> Reply {
                 ticket.check(at)?;
                 let first = begun.insert(at, ()).is_none();
                 let part = choice(ticket, at, &form, Part { first, whole: false })?;
-                events += &event(&form, json!([part]));
+                let prompt = Some(&**ticket.prompt(at)).filter(|_| first);
+                let mut page = page(&form, json!([part]), prompt);
+                if form.usage {
+                    page["usage"] = Value::Null;
+                }
+                events += &protocol::event(&page);
             }
             if news.is_none() && form.usage {
                 let mut page = form.head.clone();
@@ -219,18 +241,20 @@ async fn respond(mut ticket: Ticket, form: Form, stream: bool) -> Reply {
     ticket.finish().await?;
     let part = Part { first: true, whole: true };
     let choices = (0..ticket.completions.len()).map(|at| choice(&mut ticket, at, &form, part)).collect::<Result<Vec<_>, _>>()?;
-    let mut page = form.head.clone();
-    (page["choices"], page["usage"]) = (choices.into(), ticket.usage());
+    let mut page = page(&form, choices.into(), Some(ticket.prompt(0)));
+    page["usage"] = ticket.usage();
     Ok(reply::page(&page))
 }
 
-fn event(form: &Form, choices: Value) -> String {
+/// A page or an event with these choices. As in vLLM, a chat's response has the prompt's tokens, and not its
+/// choices.
+fn page(form: &Form, choices: Value, prompt: Option<&[u32]>) -> Value {
     let mut page = form.head.clone();
     page["choices"] = choices;
-    if form.usage {
-        page["usage"] = Value::Null;
+    if let Some(prompt) = prompt.filter(|_| form.chat && form.token_ids) {
+        page["prompt_token_ids"] = prompt.into();
     }
-    protocol::event(&page)
+    page
 }
 
 /// Part of a completion that a choice shows.
@@ -245,7 +269,7 @@ struct Part {
 /// A choice of a page, or of an event: what is new since the last.
 fn choice(ticket: &mut Ticket, at: usize, form: &Form, part: Part) -> Result<Value, Refusal> {
     let (shared, params, samples) = (ticket.shared.clone(), ticket.params.clone(), ticket.samples as usize);
-    let read = ticket.prompt(at).len();
+    let prompt = ticket.prompt(at).clone();
     let completion = &mut ticket.completions[at];
     let text = completion.text(&params, &shared.tokenizer, form.style).map_err(internal)?;
     let (from, from_text) = (completion.sent, completion.sent_text.min(text.len()));
@@ -269,15 +293,15 @@ fn choice(ticket: &mut Ticket, at: usize, form: &Form, part: Part) -> Result<Val
     });
     let mut choice = json!({ "index": at });
     if form.chat {
-        let turn =
-            if ended { turn(form, &text, completion.tokens.len(), read, finish == Some("length")) } else { ModelTurn::default() };
+        let sizes = (completion.tokens.len(), prompt.len());
+        let turn = if ended { turn(form, &text, sizes, finish == Some("length")) } else { ModelTurn::default() };
         let calls = turn.called();
         let mut message = if part.first || part.whole { json!({ "role": "assistant" }) } else { json!({}) };
         if calls.is_empty() {
             message["content"] = new.into();
             choice["finish_reason"] = finish.into();
         } else {
-            message["content"] = Value::Null;
+            message["content"] = Some(turn.content.as_str()).filter(|text| !text.is_empty()).into();
             message["tool_calls"] = calls.into();
             choice["finish_reason"] = turn.finish().into();
         }
@@ -292,16 +316,23 @@ fn choice(ticket: &mut Ticket, at: usize, form: &Form, part: Part) -> Result<Val
     }
     choice["logprobs"] = if form.log_probs { log_probs(&shared, form, &tokens, &scores).map_err(internal)? } else { Value::Null };
     if form.token_ids {
-        choice["token_ids"] = tokens.into();
+        choice["token_ids"] = json!(completion.tokens[from..]);
+        if part.first && !form.chat {
+            choice["prompt_token_ids"] = json!(prompt[..]);
+        }
     }
     Ok(choice)
 }
 
-/// The whole turn: text, or the calls that it makes.
-fn turn(form: &Form, text: &str, sampled: usize, read: usize, truncated: bool) -> ModelTurn {
+/// The whole turn: its text, or the calls that it makes and the text before them.
+fn turn(form: &Form, text: &str, (sampled, read): (usize, usize), truncated: bool) -> ModelTurn {
     let calls = if form.tools.is_empty() { Vec::new() } else { extract_tool_calls(text, &ToolFormat::Hermes, &form.tools) };
     let action = Action { text: text.to_owned(), calls: Vec::new(), malformed: 0, read, sampled };
-    ModelTurn { truncated, ..ModelTurn::of(&action, calls) }
+    let mut turn = ModelTurn { truncated, ..ModelTurn::of(&action, calls) };
+    if !turn.calls.is_empty() {
+        turn.content = text.split("<tool_call>").next().unwrap_or_default().trim_end().to_owned();
+    }
+    turn
 }
 
 fn log_probs(shared: &Shared, form: &Form, tokens: &[u32], scores: &[Option<f32>]) -> Result<Value, DataError> {
@@ -317,4 +348,71 @@ fn log_probs(shared: &Shared, form: &Form, tokens: &[u32], scores: &[Option<f32>
     }
     let entry = |(text, score): (&String, &Option<f32>)| json!({ "token": text, "logprob": score, "bytes": text.as_bytes(), "top_logprobs": [] });
     Ok(json!({ "content": texts.iter().zip(scores).map(entry).collect::<Vec<_>>() }))
+}
+
+#[cfg(test)]
+mod tests {
+    use axum::body::to_bytes;
+    use tokio::runtime::Builder;
+
+    use super::super::tests::config;
+    use super::super::worker::{Command, Piece};
+    use super::*;
+    use crate::data::Tokenizer;
+    use crate::model::ModelConfig;
+    use crate::observe::Metrics;
+    use crate::train::Policy;
+
+    const SAID: &str = "<think>hm</think>I'll look.\n<tool_call>{\"name\": \"look\", \"arguments\": {}}</tool_call>";
+
+    /// The test is the engine's thread, and samples this text.
+    #[test]
+    fn text_before_a_tool_call_stays_and_calls_without_their_form_are_refused() {
+        let mut letters: Vec<char> = SAID.chars().collect();
+        letters.sort_unstable();
+        letters.dedup();
+        let tokenizer = Tokenizer::characters(&letters.into_iter().collect::<String>(), 64).unwrap();
+        let policy = Policy::random(ModelConfig::small(&tokenizer, 16, 1), tokenizer, 3).unwrap();
+        let state = tempfile::tempdir().unwrap();
+        let (shared, mut commands) = Shared::new(&policy, config(state.path()), Metrics::new()).unwrap();
+        let shared = Arc::new(shared);
+        let runtime = Builder::new_current_thread().build().unwrap();
+        let mut body = json!({
+            "messages": [{"role": "user", "content": "look"}],
+            "tools": [{"type": "function", "function": {"name": "look", "parameters": {}}}],
+        });
+        let mut answered = |body: &Value| {
+            let asked = runtime.spawn(chat(State(shared.clone()), body.to_string().into()));
+            runtime.block_on(async {
+                let Some(Command::Generate(job)) = commands.recv().await else { panic!("no other command") };
+                for token in shared.tokenizer.encode_bare(SAID).unwrap() {
+                    job.pieces.send(Piece::Token { choice: 0, token, log_prob: 0.0, label: "a".into() }).ok();
+                }
+                let end = End::Finished(FinishReason::Stop);
+                job.pieces.send(Piece::End { choice: 0, end, routes: None }).ok();
+                let body = asked.await.unwrap().unwrap().into_body();
+                String::from_utf8(to_bytes(body, usize::MAX).await.unwrap().to_vec()).unwrap()
+            })
+        };
+        let page: Value = serde_json::from_str(&answered(&body)).unwrap();
+        let (message, finish) = (&page["choices"][0]["message"], &page["choices"][0]["finish_reason"]);
+        assert_eq!((&message["content"], finish), (&json!("<think>hm</think>I'll look."), &json!("tool_calls")));
+        assert_eq!(message["tool_calls"][0]["function"]["name"], "look");
+
+        body["stream"] = true.into();
+        let events = answered(&body);
+        let events = events.lines().filter_map(|line| serde_json::from_str::<Value>(line.strip_prefix("data: ")?).ok());
+        let deltas: Vec<Value> = events.map(|event| event["choices"][0]["delta"].clone()).collect();
+        let text: String = deltas.iter().filter_map(|delta| delta["content"].as_str()).collect();
+        assert_eq!(
+            (json!(text), deltas.last().map(|delta| &delta["tool_calls"][0]["function"]["name"])),
+            (message["content"].clone(), Some(&json!("look")))
+        );
+
+        for calls in [json!(["x"]), json!([{"function": "look"}]), json!({"function": {}})] {
+            body["messages"] = json!([{"role": "assistant", "content": "", "tool_calls": calls}]);
+            let refused = runtime.block_on(chat(State(shared.clone()), body.to_string().into())).unwrap_err();
+            assert!(refused.message().contains("tool_calls"), "{calls}: {}", refused.message());
+        }
+    }
 }

@@ -31,7 +31,24 @@ const VERSION: &str = concat!("rollflow-", env!("CARGO_PKG_VERSION"));
 
 type Of = State<Arc<Shared>>;
 
-pub(super) fn routes(shared: &Arc<Shared>, tinker: Option<&Arc<Tinker>>) -> Router {
+/// All routes. Without a token, a server on a loopback address answers only to names of this machine.
+pub(super) fn routes(shared: &Arc<Shared>, tinker: Option<&Arc<Tinker>>, loopback: bool) -> Router {
+    let changes = Router::new()
+        .route("/pause_generation", post(control::pause))
+        .route("/continue_generation", post(control::resume))
+        .route("/release_memory_occupation", post(sleep::release))
+        .route("/resume_memory_occupation", post(sleep::resume))
+        .route("/prepare_weights", post(control::prepare))
+        .route("/update_weights_from_disk", post(control::update))
+        .route("/init_weights_update_group", post(receive::init))
+        .route("/destroy_weights_update_group", post(receive::destroy))
+        .route("/begin_weight_update", post(receive::begin))
+        .route("/update_weights_from_distributed", post(receive::update))
+        .route("/end_weight_update", post(receive::end))
+        .route("/update_weight_version", post(control::label))
+        .route("/load_lora_adapter", post(control::load_lora))
+        .route("/unload_lora_adapter", post(control::unload_lora))
+        .route_layer(from_fn(run_to_end));
     let routes = Router::new()
         .route("/health", get(alive))
         .route("/health_generate", get(health_generate))
@@ -46,27 +63,14 @@ pub(super) fn routes(shared: &Arc<Shared>, tinker: Option<&Arc<Tinker>>) -> Rout
         .route("/generate", post(generate::generate))
         .route("/v1/completions", post(openai::completions))
         .route("/v1/chat/completions", post(openai::chat))
-        .route("/pause_generation", post(control::pause))
-        .route("/continue_generation", post(control::resume))
         .route("/abort_request", post(control::abort))
         .route("/flush_cache", get(flush).post(flush))
-        .route("/release_memory_occupation", post(sleep::release))
-        .route("/resume_memory_occupation", post(sleep::resume))
-        .route("/prepare_weights", post(control::prepare))
-        .route("/update_weights_from_disk", post(control::update))
-        .route("/init_weights_update_group", post(receive::init))
-        .route("/destroy_weights_update_group", post(receive::destroy))
-        .route("/begin_weight_update", post(receive::begin))
-        .route("/update_weights_from_distributed", post(receive::update))
-        .route("/end_weight_update", post(receive::end))
-        .route("/update_weight_version", post(control::label))
         .route("/weights_checker", post(control::checksums))
-        .route("/load_lora_adapter", post(control::load_lora))
-        .route("/unload_lora_adapter", post(control::unload_lora))
         .route("/uploads", post(uploads::begin))
         .route("/uploads/{id}", post(uploads::end))
         .route("/uploads/{id}/{name}/{at}", post(uploads::piece))
         .route("/metrics", get(metrics))
+        .merge(changes)
         .fallback(async || Refusal::new(404, "there is no such route"))
         .with_state(shared.clone());
     let routes = tinker.into_iter().fold(routes, |routes, tinker| routes.merge(tinker::routes(tinker)));
@@ -75,8 +79,17 @@ pub(super) fn routes(shared: &Arc<Shared>, tinker: Option<&Arc<Tinker>>) -> Rout
     match &shared.config.token {
         Some(token) => token::authenticated(routes, token.clone()),
         // A web page that gives its name to this address knows no token.
-        None => guard(routes, &[]),
+        None if loopback => guard(routes, &[]),
+        // Other hosts may reach it under any host name.
+        None => routes,
     }
+}
+
+/// Runs a change to its end though its client leaves, so that the engine and the pages agree on the served
+/// weights.
+async fn run_to_end(request: Request, next: Next) -> Reply {
+    let change = tokio::spawn(next.run(request));
+    change.await.map_err(|_| Refusal::new(500, "the change failed; look into the server's log"))
 }
 
 /// Counts requests by their response.
@@ -163,4 +176,60 @@ async fn models(State(shared): Of) -> Reply {
     let adapters = served.adapters.keys().map(|adapter| model(adapter, Some(name)));
     let all: Vec<Value> = std::iter::once(model(name, None)).chain(adapters).collect();
     Ok(reply::page(&json!({ "object": "list", "data": all })))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Write;
+    use std::net::{TcpListener, TcpStream};
+
+    use super::super::tests::{config, policy};
+    use super::*;
+    use crate::model::{FrozenWeights, save_hf};
+    use crate::net::Server;
+
+    /// The test is the engine's thread, which holds each change until the client has left.
+    #[test]
+    fn a_change_that_began_is_made_whole_though_its_client_leaves() {
+        let (policy, state) = (policy(), tempfile::tempdir().unwrap());
+        save_hf(state.path(), policy.config(), &policy.weights()).unwrap();
+        let (shared, mut commands) = Shared::new(&policy, config(state.path()), Metrics::new()).unwrap();
+        let shared = Arc::new(shared);
+        let update = json!({"model_path": state.path(), "weight_version": "7"});
+        let changes =
+            [("/pause_generation", json!({})), ("/update_weights_from_disk", update), ("/release_memory_occupation", json!({}))];
+        let mut given: Vec<Arc<FrozenWeights>> = Vec::new();
+        for (path, body) in changes {
+            let server = Server::start(TcpListener::bind("127.0.0.1:0").unwrap(), routes(&shared, None, true)).unwrap();
+            let mut client = TcpStream::connect(server.address()).unwrap();
+            let body = body.to_string();
+            write!(client, "POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {}\r\n\r\n{body}", body.len()).unwrap();
+            let command = commands.blocking_recv().unwrap();
+            drop(client);
+            server.close();
+            while !server.has_ended() {
+                std::thread::yield_now();
+            }
+            match command {
+                Command::Pause { reply, .. } => reply.send(()).unwrap(),
+                Command::Install { what, reply } => {
+                    given.push(what.weights);
+                    reply.send(()).unwrap();
+                }
+                Command::Sleep { what, reply } => {
+                    given.push(what.weights);
+                    reply.send(Ok(())).unwrap();
+                }
+                _ => panic!("{path} sends no other command"),
+            }
+            drop(shared.changing.blocking_lock());
+            let served = shared.served.lock();
+            assert!(served.paused, "{path}");
+            if let Some(given) = given.last() {
+                assert!(&*served.label == "7" && Arc::ptr_eq(given, &served.weights), "{path}");
+            }
+        }
+        assert_eq!(given.len(), 2);
+        assert!(shared.served.lock().asleep.check().is_err());
+    }
 }

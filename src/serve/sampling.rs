@@ -26,14 +26,23 @@ impl<T> OneOrMany<T> {
             OneOrMany::Many(many) => (many, true),
         }
     }
+
+    /// The value of an element: the only one, or that of its place.
+    pub fn of(&self, at: usize) -> Option<&T> {
+        match self {
+            OneOrMany::One(one) => Some(one),
+            OneOrMany::Many(many) => many.get(at),
+        }
+    }
 }
 
 /// Sampling parameters as SGLang, vLLM and OpenAI name them.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
 pub(super) struct Sampling {
-    #[serde(alias = "max_tokens", alias = "max_completion_tokens")]
-    pub max_new_tokens: Option<usize>,
+    max_new_tokens: Option<usize>,
+    max_tokens: Option<usize>,
+    max_completion_tokens: Option<usize>,
     temperature: Option<f32>,
     top_p: Option<f32>,
     top_k: Option<i64>,
@@ -47,18 +56,18 @@ pub(super) struct Sampling {
     stop_token_ids: Option<Vec<u32>>,
     ignore_eos: Option<bool>,
     pub n: Option<u32>,
-    #[serde(alias = "seed")]
     sampling_seed: Option<i64>,
+    seed: Option<i64>,
     pub skip_special_tokens: Option<bool>,
-    #[serde(alias = "include_stop_str_in_output")]
     no_stop_trim: Option<bool>,
+    include_stop_str_in_output: Option<bool>,
     #[serde(flatten)]
     pub rest: Map<String, Value>,
 }
 
 /// Parameters that would change the result and are not supported, with their neutral values.
 /// Null and empty values are neutral, too.
-const UNSUPPORTED: [(&str, f64); 20] = [
+const UNSUPPORTED: [(&str, f64); 29] = [
     ("min_new_tokens", 0.0),
     ("min_tokens", 0.0),
     ("stop_regex", 0.0),
@@ -79,6 +88,16 @@ const UNSUPPORTED: [(&str, f64); 20] = [
     ("chat_template", 0.0),
     ("continue_final_message", 0.0),
     ("truncate_prompt_tokens", 0.0),
+    ("allowed_token_ids", 0.0),
+    ("bad_words", 0.0),
+    ("use_beam_search", 0.0),
+    ("length_penalty", 1.0),
+    ("guided_json", 0.0),
+    ("guided_regex", 0.0),
+    ("guided_choice", 0.0),
+    ("guided_grammar", 0.0),
+    // Every number asks for log-probabilities, 0 too.
+    ("prompt_logprobs", f64::NAN),
 ];
 
 fn is_neutral(value: &Value, neutral: f64) -> bool {
@@ -117,6 +136,7 @@ impl Sampling {
 
     /// Parameters of the engine; `max_new_tokens` is the default of the route.
     pub fn params(&self, max_new_tokens: usize) -> SamplingParams {
+        let given = self.max_completion_tokens.or(self.max_tokens).or(self.max_new_tokens);
         SamplingParams {
             temperature: self.temperature.unwrap_or(1.0),
             top_p: self.top_p.unwrap_or(1.0),
@@ -126,7 +146,7 @@ impl Sampling {
             presence_penalty: self.presence_penalty.unwrap_or(0.0),
             frequency_penalty: self.frequency_penalty.unwrap_or(0.0),
             logit_bias: self.logit_bias.iter().flatten().filter_map(|(token, bias)| Some((token.parse().ok()?, *bias))).collect(),
-            max_new_tokens: self.max_new_tokens.unwrap_or(max_new_tokens),
+            max_new_tokens: given.unwrap_or(max_new_tokens),
             stop_token_ids: self.stop_token_ids.clone().unwrap_or_default(),
             stop: self.stop.clone().map(|stop| stop.list().0).unwrap_or_default(),
             ignore_eos: self.ignore_eos.unwrap_or(false),
@@ -134,11 +154,12 @@ impl Sampling {
     }
 
     pub fn seed(&self) -> Option<u64> {
-        self.sampling_seed.map(i64::cast_unsigned)
+        self.sampling_seed.or(self.seed).map(i64::cast_unsigned)
     }
 
     pub fn style(&self) -> TextStyle {
-        TextStyle { skip_special: self.skip_special_tokens.unwrap_or(true), trim: !self.no_stop_trim.unwrap_or(false) }
+        let whole = self.no_stop_trim.or(self.include_stop_str_in_output).unwrap_or(false);
+        TextStyle { skip_special: self.skip_special_tokens.unwrap_or(true), trim: !whole }
     }
 }
 
@@ -156,14 +177,29 @@ mod tests {
             read(json!({"stop": "a"})).params(9),
             SamplingParams { stop: vec!["a".into()], max_new_tokens: 9, ..Default::default() }
         );
-        assert!(
-            read(json!({"min_tokens": 0, "regex": null, "logit_bias": {}, "response_format": {"type": "text"}}))
-                .check(true)
-                .is_ok()
-        );
-        for refused in
-            [json!({"min_tokens": 1}), json!({"logit_bias": {"a": 1}}), json!({"regex": "a"}), json!({"beam_width": 2})]
-        {
+        let twice = read(json!({
+            "max_tokens": null, "max_completion_tokens": 5, "seed": 7, "sampling_seed": null, "no_stop_trim": null,
+            "include_stop_str_in_output": true,
+        }));
+        assert_eq!((twice.params(9).max_new_tokens, twice.seed(), twice.style().trim), (5, Some(7), false));
+        assert_eq!(read(json!({"max_tokens": 6, "max_completion_tokens": 5})).params(9).max_new_tokens, 5);
+        let neutral = json!({
+            "min_tokens": 0, "regex": null, "logit_bias": {}, "response_format": {"type": "text"}, "bad_words": [],
+            "use_beam_search": false, "length_penalty": 1.0, "prompt_logprobs": null,
+        });
+        assert!(read(neutral).check(true).is_ok());
+        for refused in [
+            json!({"min_tokens": 1}),
+            json!({"logit_bias": {"a": 1}}),
+            json!({"regex": "a"}),
+            json!({"beam_width": 2}),
+            json!({"allowed_token_ids": [7]}),
+            json!({"bad_words": ["a"]}),
+            json!({"prompt_logprobs": 0}),
+            json!({"use_beam_search": true}),
+            json!({"length_penalty": 2}),
+            json!({"guided_choice": ["a"]}),
+        ] {
             assert!(read(refused.clone()).check(false).is_err(), "{refused}");
         }
         let changed =

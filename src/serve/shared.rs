@@ -17,6 +17,7 @@ use super::control::{Adapters, Prepared, Sums};
 use super::pulls::Pulls;
 use super::receive::Receiver;
 use super::reply::Refusal;
+use super::sampling::OneOrMany;
 use super::sleep::Asleep;
 use super::ticket::Ticket;
 use super::uploads::Uploads;
@@ -77,7 +78,8 @@ pub(super) struct Shared {
 
 /// What a request asks of the engine.
 pub(super) struct Ask {
-    pub rid: Option<String>,
+    /// Name of the request, or one of each prompt.
+    pub rid: Option<OneOrMany<String>>,
     pub prompts: Vec<Arc<[u32]>>,
     pub samples: u32,
     pub params: SamplingParams,
@@ -217,7 +219,7 @@ impl Shared {
         Ok(ticket)
     }
 
-    /// Log-probability of each token but the first.
+    /// Log-probability of each token but the first. The caller holds a ticket, whose room it uses.
     pub async fn score(&self, tokens: &[u32], adapter: &AdapterName) -> Result<Vec<f32>, Refusal> {
         Ok(self.score_top(tokens, adapter, 0).await?.log_probs)
     }
@@ -229,7 +231,6 @@ impl Shared {
             return Ok(TextScores::default());
         }
         self.served.lock().asleep.check()?;
-        let _permit = self.admit(1)?;
         let (tokens, adapter) = (tokens.to_vec(), adapter.clone());
         self.call(|reply| Command::Score(Score { tokens, adapter, k, reply })).await?.map_err(Refusal::bad)
     }

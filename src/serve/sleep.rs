@@ -73,15 +73,9 @@ pub(super) async fn release(State(shared): State<Arc<Shared>>, body: Bytes) -> R
     }
     // New requests are refused from here on.
     shared.served.lock().asleep.cache = true;
-    let host = move_weights(&shared, Compute::cpu(shared.compute.dtype)).await?;
-    if let Err(why) = shared.call(|reply| Command::Sleep { what: host.installed(), reply }).await? {
+    if let Err(refusal) = fall_asleep(&shared).await {
         shared.served.lock().asleep = before;
-        return Err(Refusal::bad(why));
-    }
-    {
-        let mut served = shared.served.lock();
-        host.serve(&mut served);
-        served.asleep = both;
+        return Err(refusal);
     }
     let device = shared.compute.device;
     blocking(move || {
@@ -91,6 +85,16 @@ pub(super) async fn release(State(shared): State<Arc<Shared>>, body: Bytes) -> R
     .await?;
     tracing::info!("asleep until /resume_memory_occupation");
     Ok(reply::page(&Value::Null))
+}
+
+/// Moves the served weights to the host's memory, and frees the engine's.
+async fn fall_asleep(shared: &Arc<Shared>) -> Result<(), Refusal> {
+    let host = move_weights(shared, Compute::cpu(shared.compute.dtype)).await?;
+    shared.call(|reply| Command::Sleep { what: host.installed(), reply }).await?.map_err(Refusal::bad)?;
+    let mut served = shared.served.lock();
+    host.serve(&mut served);
+    served.asleep = Asleep { weights: true, cache: true };
+    Ok(())
 }
 
 /// Takes memory again; idempotent.
@@ -148,7 +152,20 @@ impl Moved {
 
 #[cfg(test)]
 mod tests {
+    use super::super::tests::{config, policy};
     use super::*;
+    use crate::observe::Metrics;
+
+    #[test]
+    fn a_server_that_fails_to_sleep_is_awake() {
+        let state = tempfile::tempdir().unwrap();
+        let (shared, engine) = Shared::new(&policy(), config(state.path()), Metrics::new()).unwrap();
+        let shared = Arc::new(shared);
+        drop(engine);
+        let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+        assert!(runtime.block_on(release(State(shared.clone()), Bytes::new())).is_err());
+        assert_eq!(shared.served.lock().asleep, Asleep::default());
+    }
 
     #[test]
     fn a_request_names_parts_or_means_all() {

@@ -8,10 +8,12 @@ use tokio::sync::mpsc::error::TryRecvError;
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender};
 use tokio::sync::oneshot;
 
+use super::sampling::OneOrMany;
 use crate::algo::{CrossEntropy, Schedule};
 use crate::data::{Routes, Sample, TopK, TopTokens, Version};
 use crate::engine::remote::PauseMode;
 use crate::engine::{EngineError, FinishReason, LocalEngine, OnNewWeights, Request, SamplingParams, TokenEngine};
+use crate::flow::caught;
 use crate::model::FrozenWeights;
 use crate::observe::{Metric, Metrics};
 use crate::train::{LocalConfig, Policy, Scorer};
@@ -22,8 +24,8 @@ pub(super) type AdapterName = Option<Arc<str>>;
 /// One HTTP request for completions.
 pub(super) struct Job {
     pub id: u64,
-    /// Name that the client gave the request, to abort it.
-    pub rid: Option<String>,
+    /// Name that the client gave the request, or one of each prompt, to abort it.
+    pub rid: Option<OneOrMany<String>>,
     pub prompts: Vec<Arc<[u32]>>,
     /// Completions of each prompt.
     pub samples: u32,
@@ -109,6 +111,13 @@ pub(super) struct Score {
     pub reply: Done<Result<TextScores, String>>,
 }
 
+impl Score {
+    /// Returns true unless the client left.
+    fn is_awaited(&self) -> bool {
+        !self.reply.is_closed()
+    }
+}
+
 /// Log-probability of each token but the first, and the likeliest tokens, from position 1 on.
 #[derive(Clone, Debug, Default)]
 pub(super) struct TextScores {
@@ -186,8 +195,11 @@ impl Worker {
                 Ok(Command::Stop) | Err(TryRecvError::Disconnected) => return,
                 Ok(command) => self.take(command),
                 Err(TryRecvError::Empty) => {
-                    if let Some(Score { tokens, adapter, k, reply }) = self.scores.pop_front() {
-                        drop(reply.send(self.score(tokens, adapter, k)));
+                    let score = self.scores.pop_front().filter(Score::is_awaited);
+                    if let Some(Score { tokens, adapter, k, reply }) = score {
+                        // The tensor library panics without memory; other requests continue.
+                        let scored = caught(|| self.score(tokens, adapter, k)).unwrap_or_else(Err);
+                        drop(reply.send(scored));
                     }
                     self.step();
                 }
@@ -200,7 +212,11 @@ impl Worker {
         match command {
             Command::Stop => {}
             Command::Generate(job) => self.submit(job),
-            Command::Score(score) => self.scores.push_back(score),
+            Command::Score(score) => {
+                // Texts whose clients left have no room in the queue any more.
+                self.scores.retain(Score::is_awaited);
+                self.scores.push_back(score);
+            }
             Command::Cancel(job) => self.end(|open| open.job == job, &End::Aborted),
             Command::Abort(None) => self.end(|_| true, &End::Aborted),
             Command::Abort(rid) => self.end(|open| open.rid == rid, &End::Aborted),
@@ -264,6 +280,7 @@ impl Worker {
     }
 
     fn sleep(&mut self, what: Installed) -> Result<(), String> {
+        self.scores.retain(Score::is_awaited);
         let (open, scores) = (self.open.len(), self.scores.len());
         if open + scores > 0 {
             return Err(format!("{open} completions and {scores} texts are in work: wait for them, or abort them first"));
@@ -292,7 +309,7 @@ impl Worker {
             self.next += 1;
             let open = Open {
                 job: job.id,
-                rid: job.rid.clone(),
+                rid: job.rid.as_ref().and_then(|rid| rid.of(at)).cloned(),
                 first,
                 left: (0..job.samples).collect(),
                 asked: Some(job.asked),

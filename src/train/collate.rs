@@ -11,6 +11,7 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
+use super::prepare::continues;
 use super::{Algorithm, TokenScores, TrainError};
 use crate::algo::{
     Aggregation, BatchSize, ComparedToken, LogProbGap, Loss, LossError, LossInputs, LossOutput, OffPolicy, TeacherInputs,
@@ -125,13 +126,16 @@ pub fn collate<S: Borrow<Sample>>(samples: &[S], aggregation: Aggregation) -> Re
     collate_in(samples, aggregation, &BatchSize::of(&masks(samples)))
 }
 
-/// The masks of targets.
-fn masks<S: Borrow<Sample>>(samples: &[S]) -> Vec<&[f32]> {
-    samples.iter().map(|sample| sample.borrow().loss_mask.get(1..).unwrap_or(&[])).collect()
+/// The masks of targets. The parts of a rollout are one completion, whose masks are joined.
+fn masks<S: Borrow<Sample>>(samples: &[S]) -> Vec<Vec<f32>> {
+    let targets = |part: &S| part.borrow().loss_mask.iter().skip(1).copied().collect::<Vec<f32>>();
+    let rollouts = samples.chunk_by(|before, next| continues(before.borrow(), next.borrow()));
+    rollouts.map(|parts| parts.iter().flat_map(targets).collect()).collect()
 }
 
 /// Collates a part of a batch of size `batch`, such as a micro-batch or a rank's share. Weights are
-/// those in the whole batch (law N1). Tokens are counted like TRL's `num_items_in_batch`.
+/// those in the whole batch (law N1). Tokens are counted like TRL's `num_items_in_batch`. The parts of
+/// a rollout ([`Sample::part`]) weigh as one completion, and belong in one call.
 pub fn collate_in<S: Borrow<Sample>>(
     samples: &[S],
     aggregation: Aggregation,
@@ -151,14 +155,17 @@ pub fn collate_in<S: Borrow<Sample>>(
             return Err(TrainError::BadSample(name_of(sample), what, value));
         }
     }
-    let weights = aggregation.token_weights(&masks(&samples), batch);
-    let sequences: Vec<TrainSequence> = samples.iter().zip(weights).map(|(sample, weights)| shift(sample, &weights)).collect();
-    let batch_tokens = sequences.iter().map(|sequence| sequence.rows.len()).sum();
-    if batch_tokens == 0 {
+    let mut weights = aggregation.token_weights(&masks(&samples), batch).into_iter().flatten();
+    let shifted = |sample: &&Sample| {
+        let own: Vec<f64> = weights.by_ref().take(sample.loss_mask.len().saturating_sub(1)).collect();
+        shift(sample, &own)
+    };
+    let sequences: Vec<TrainSequence> = samples.iter().map(shifted).collect();
+    if sequences.iter().all(|sequence| sequence.rows.is_empty()) {
         return Err(TrainError::NothingToTrain(samples.len()));
     }
     let version = samples.iter().filter_map(|sample| sample.versions.newest()).max().unwrap_or(0);
-    Ok(TrainBatch { sequences, batch_tokens, version, ..TrainBatch::default() })
+    Ok(TrainBatch { sequences, batch_tokens: batch.trained, version, ..TrainBatch::default() })
 }
 
 /// Collates a part of a batch whose other parts are still unknown, and returns its sum of weights.
@@ -398,6 +405,7 @@ impl TrainBatch {
             proximal: anchors.proximal.as_deref(),
             reference: reference.as_deref(),
             importance: anchors.importance.as_deref(),
+            kept: anchors.kept.as_deref(),
             log_sum_squares: None,
             teacher: at_teacher.zip(column.as_ref()).map(|(policy, column)| TeacherInputs {
                 k: column.k,

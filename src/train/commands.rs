@@ -72,13 +72,23 @@ impl<W: Commanded + 'static> Commands<W> {
         &self,
         command: impl FnOnce(&mut W) -> Result<T, TrainError> + Send + 'static,
     ) -> TrainFuture<T> {
+        self.attempt(command, |_, _| false)
+    }
+
+    /// Queues a command with effects. Its failure poisons the backend unless `undo` returns true: then
+    /// the worker is as if the command had not come.
+    pub fn attempt<T: Clone + Send + 'static>(
+        &self,
+        command: impl FnOnce(&mut W) -> Result<T, TrainError> + Send + 'static,
+        undo: impl FnOnce(&mut W, &TrainError) -> bool + Send + 'static,
+    ) -> TrainFuture<T> {
         let state = self.state.clone();
         self.submit(move |worker| {
             if let Some(cause) = state.lock().poisoned.clone() {
                 return Err(TrainError::Poisoned(Arc::new(cause)));
             }
             let answer = guarded(worker, command);
-            let poisoned = answer.as_ref().err().cloned();
+            let poisoned = answer.as_ref().err().filter(|error| !undo(worker, error)).cloned();
             *state.lock() = BackendState { poisoned, ..worker.state() };
             answer
         })

@@ -19,7 +19,7 @@ use super::{
 };
 use crate::algo::{Loss, OffPolicy, Schedule};
 use crate::flow::caught;
-use crate::hub::TOKENIZER_FILES;
+use crate::hub::{MORE_TEMPLATES, TOKENIZER_FILES};
 use crate::model::{Compute, Dtype, FrozenWeights, ModelConfig, Weights};
 use crate::ranks::Member;
 
@@ -174,6 +174,32 @@ impl LocalBackend {
             Ok(())
         })
     }
+
+    /// [`TrainingBackend::forward_backward`] for batches of clients. A pass that fails drops the gradient since the
+    /// last update, and the backend continues. Not for a trainer that shares its work with other ranks.
+    pub fn try_forward_backward(&self, batch: Arc<TrainBatch>) -> TrainFuture<ForwardBackward> {
+        let undo = |worker: &mut Worker, _: &TrainError| {
+            worker.accumulated = Default::default();
+            true
+        };
+        self.commands.attempt(move |worker| worker.forward_backward(&batch), undo)
+    }
+
+    /// Drops the gradient since the last update, as a pass that fails does. Not for a trainer that shares its
+    /// work with other ranks.
+    pub fn drop_gradient(&self) -> TrainFuture<()> {
+        self.commands.change(|worker| {
+            worker.accumulated = Default::default();
+            Ok(())
+        })
+    }
+
+    /// [`TrainingBackend::update`] for clients. After a gradient that is not finite, which leaves the weights
+    /// unchanged, the backend continues.
+    pub fn try_update(&self, scale: f64, schedule: Option<Schedule>) -> TrainFuture<OptimStep> {
+        let undo = |_: &mut Worker, error: &TrainError| matches!(error, TrainError::NonFinite(..));
+        self.commands.attempt(move |worker| worker.update(scale, schedule), undo)
+    }
 }
 
 /// Follows a trainer of rank 0 on another rank, until rank 0 ends it. `number`: the order's
@@ -255,6 +281,9 @@ impl TrainingBackend for LocalBackend {
 /// Files of a model folder other than weights and configuration, for [`LocalConfig::companions`].
 /// Missing ones are skipped.
 pub fn companions(model_folder: &Path) -> std::io::Result<Vec<(String, Vec<u8>)>> {
-    let present = TOKENIZER_FILES.into_iter().filter(|name| model_folder.join(name).is_file());
-    present.map(|name| Ok((name.to_owned(), std::fs::read(model_folder.join(name))?))).collect()
+    let templates = std::fs::read_dir(model_folder.join(MORE_TEMPLATES)).into_iter().flatten().flatten();
+    let templates = templates.map(|file| format!("{MORE_TEMPLATES}/{}", file.file_name().to_string_lossy()));
+    let names = TOKENIZER_FILES.into_iter().map(str::to_owned).chain(templates);
+    let present = names.filter(|name| model_folder.join(name).is_file());
+    present.map(|name| std::fs::read(model_folder.join(&name)).map(|content| (name, content))).collect()
 }

@@ -17,7 +17,7 @@ use super::worker::{Worker, shorten};
 use super::{Algorithm, AtTeacher, ForwardBackward, NonFinitePolicy, RouterReplay, TrainBatch, TrainError, TrainSequence};
 use crate::algo::LossOutput;
 use crate::flow::caught;
-use crate::model::{Entry, Layout, part};
+use crate::model::{Dtype, Entry, Layout, part};
 use crate::ranks::Shard;
 
 /// Accumulated gradient of the next optimizer step.
@@ -209,8 +209,10 @@ impl Worker {
         let shards = self.shards.as_ref().filter(|_| self.team.as_ref().is_some_and(|team| team.shard() == Shard::Gradients));
         let over = AtomicBool::new(false);
         // A single replica that computes layers again adds each one's gradient to the sum, without a copy of all.
+        // Not in f16, where a gradient that overflows is computed again.
         let whole_model = self.weights.adapter.is_none() && shards.is_none();
-        let adds = self.config.gradient_checkpointing && whole_model && self.replicas.len() == 1;
+        let alone = self.replicas.len() == 1 && self.config.compute.dtype != Dtype::F16;
+        let adds = self.config.gradient_checkpointing && whole_model && alone;
         let sum_of_one = Mutex::new(if adds { accumulated.gradient.take() } else { None });
         let work = |replica: &mut Replica, at: usize| match own.get(at) {
             Some(&piece) if !over.load(Relaxed) => {

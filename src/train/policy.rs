@@ -177,8 +177,7 @@ impl<const SCORES: bool> LoadedModel<SCORES> {
     /// Starts a trainer in this process on a copy of the weights. Its checkpoints include the
     /// tokenizer's files and load as models of the same kind.
     pub fn backend(&self, mut config: LocalConfig) -> std::io::Result<LocalBackend> {
-        let files = self.tokenizer.files().iter().map(|(name, content)| (name.to_string(), content.clone()));
-        config.companions.extend(files);
+        config.companions.extend(self.tokenizer.files().iter().cloned());
         LocalBackend::new(config, self.config.clone(), self.weights())
     }
 }
@@ -300,10 +299,12 @@ pub fn score_sample(
     Ok(Sample { prompt, response, tokens, loss_mask, status: Status::Completed, ..Sample::default() })
 }
 
-/// Samples of a pair, as its loss expects them: the chosen completion, then the rejected one. See
-/// [`score_sample`].
+/// Samples of a pair, as its loss expects them: the chosen completion, whose advantage is the pair's
+/// margin unless that is 0, then the rejected one. See [`score_sample`].
 pub fn score_pair(tokenizer: &Tokenizer, config: &ModelConfig, pair: &RankedPair) -> Result<Vec<Sample>, ModelError> {
     let sample = |answer| score_sample(tokenizer, config, &pair.prompt, answer);
     let rejected = Sample { index: 1, ..sample(&pair.rejected)? };
-    Ok(vec![sample(&pair.chosen)?, rejected])
+    // Sequences with an advantage of 0 are computed in separate passes.
+    let advantage = pair.margin.filter(|margin| *margin != 0.0);
+    Ok(vec![Sample { advantage, ..sample(&pair.chosen)? }, rejected])
 }

@@ -45,6 +45,13 @@ pub fn assign_advantages_of(rewards: Vec<Vec<f64>>, batch: &mut Batch, estimator
     Ok(())
 }
 
+/// Returns true if `next` is a further part of the rollout of `before`, its neighbour
+/// ([`Sample::part`]).
+pub(crate) fn continues(before: &Sample, next: &Sample) -> bool {
+    let rollout = |sample: &Sample| (sample.group_index, sample.index);
+    next.part > before.part && rollout(next) == rollout(before)
+}
+
 /// A group's rollouts. They are compared as wholes, and the parts of one share its advantage.
 #[derive(Default)]
 struct Rollouts {
@@ -59,14 +66,10 @@ struct Rollouts {
 impl Rollouts {
     fn new(samples: &[Sample], rewards: &[f64]) -> Self {
         let mut all = Rollouts::default();
-        for (sample, reward) in samples.iter().zip(rewards) {
-            if sample.part == 0 || all.rewards.is_empty() {
-                all.rewards.push(*reward);
-                all.lengths.push(0.0);
-            }
-            let last = all.rewards.len() - 1;
-            all.lengths[last] += sample.response_length() as f64;
-            all.of_sample.push(last);
+        for (rollout, parts) in samples.chunk_by(continues).enumerate() {
+            all.rewards.push(rewards[all.of_sample.len()]);
+            all.lengths.push(parts.iter().map(|part| part.response_length() as f64).sum());
+            all.of_sample.extend(parts.iter().map(|_| rollout));
         }
         all
     }

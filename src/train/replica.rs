@@ -121,20 +121,43 @@ impl Replica {
 
     /// Computes the sequences at `part` and their gradient. `judged` is their part of a loss that was computed
     /// over the whole batch. The gradient is added to `sum`, if there is one: for layers that are computed
-    /// again, without adapters.
+    /// again, without adapters, in another format than f16.
+    ///
+    /// A gradient that overflows f16 is computed again with a lower loss scale. It depends on the micro-batch
+    /// alone, so that no scale is kept from step to step. With divided parameters nothing is repeated, because
+    /// all ranks must make equally many passes.
     pub fn differentiate(
         &self,
         algorithm: &Algorithm,
         batch: &TrainBatch,
         part: &[usize],
+        mut judged: Option<LossOutput>,
+        sum: Option<&mut Option<Tensor>>,
+    ) -> Result<Part, PassError> {
+        let retries = if self.compute.dtype == Dtype::F16 { 3 } else { 0 };
+        for retry in 0..retries {
+            let found = self.pass(algorithm, batch, part, judged, 256f64.powi(-retry), None)?;
+            match &found.gradient {
+                Ok(Some(gradient)) if gradient.isfinite().all().int64_value(&[]) == 0 => judged = Some(found.output),
+                _ => return Ok(found),
+            }
+        }
+        self.pass(algorithm, batch, part, judged, 256f64.powi(-retries), sum)
+    }
+
+    /// [`Replica::differentiate`] with the loss scale multiplied by `lowered`.
+    fn pass(
+        &self,
+        algorithm: &Algorithm,
+        batch: &TrainBatch,
+        part: &[usize],
         judged: Option<LossOutput>,
+        lowered: f64,
         sum: Option<&mut Option<Tensor>>,
     ) -> Result<Part, PassError> {
         let forward = self.forward(batch, part, self.config.gradient_checkpointing, self.config.router_loss > 0.0)?;
-        let rows: usize = part.iter().map(|&at| batch.sequences[at].rows.len()).sum();
-        let share = rows as f64 / batch.batch_tokens.max(1) as f64;
-        let weight = self.config.router_loss * share * batch.factor.unwrap_or(1.0);
-        let judged = self.judge(&forward, algorithm, batch, part, judged, weight);
+        let weight = self.router_weight(batch, part);
+        let judged = self.judge(&forward, algorithm, batch, part, judged, lowered);
         let slopes = judged.as_ref().ok().and_then(|judged| judged.slopes.as_ref().ok());
         let of_experts = forward.watch.loss();
         let router_loss = of_experts.as_ref().map(|loss| loss.double_value(&[]) * weight);
@@ -189,7 +212,14 @@ impl Replica {
         if self.config.activations_on_host { Device::Cpu } else { self.compute.device }
     }
 
-    /// The loss, and its derivatives by what `forward` gave. `weight`: that of the experts' loss.
+    /// Weight of the experts' loss.
+    fn router_weight(&self, batch: &TrainBatch, part: &[usize]) -> f64 {
+        let rows: usize = part.iter().map(|&at| batch.sequences[at].rows.len()).sum();
+        let share = rows as f64 / batch.batch_tokens.max(1) as f64;
+        self.config.router_loss * share * batch.factor.unwrap_or(1.0)
+    }
+
+    /// The loss, and its derivatives by what `forward` gave. `lowered`: factor of the loss scale.
     fn judge(
         &self,
         forward: &Forward,
@@ -197,7 +227,7 @@ impl Replica {
         batch: &TrainBatch,
         part: &[usize],
         judged: Option<LossOutput>,
-        weight: f64,
+        lowered: f64,
     ) -> Result<Judged, LossError> {
         let head = self.head(forward, batch, part);
         let mut scored = head.score();
@@ -213,7 +243,7 @@ impl Replica {
         let slopes = match self.bad_samples(batch, part, &scored.log_probs, &output) {
             Some(names) => Err(names),
             None => {
-                let scale = self.loss_scale(&output, &forward.watch, weight);
+                let scale = lowered * self.loss_scale(&output, &forward.watch, self.router_weight(batch, part));
                 let scaled = |slopes: &[f64]| slopes.iter().map(|slope| slope * scale).collect::<Vec<f64>>();
                 let entropy_slopes = output.entropy_grad.as_deref().map(scaled);
                 let teacher_slopes = output.teacher_grad.as_deref().map(scaled);

@@ -93,7 +93,8 @@ impl Worker {
                 let companions = config.companions.iter().map(|(name, content)| (name, content));
                 for (name, content) in companions.chain(&request.files) {
                     let path = folder.join(name);
-                    fs::write(&path, content).map_err(TrainError::io(&path))?;
+                    let parent = path.parent().unwrap_or(folder);
+                    fs::create_dir_all(parent).and_then(|()| fs::write(&path, content)).map_err(TrainError::io(&path))?;
                 }
                 for (name, from) in &request.folders {
                     let from = from.wait()?;

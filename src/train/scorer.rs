@@ -91,7 +91,9 @@ impl Scorer {
             for (row, log_prob) in sequence.rows.iter().zip(scores) {
                 sample.ref_log_probs[row + 1] = log_prob as f32;
             }
-            sample.teacher = (top.k > 0).then(|| spread(&column, &sequence.rows));
+            if top.k > 0 {
+                sample.teacher = Some(spread(&column, &sequence.rows));
+            }
         }
         Ok(())
     }

@@ -61,15 +61,11 @@ pub fn run_sft_training<B: TrainingBackend + ?Sized>(
             next = draw()?;
         }
         let (forward, optim) = (forward.wait()?, optim.wait()?);
-        let numbers = [
-            (Metric::Loss, forward.loss),
-            (Metric::Entropy, forward.entropy),
-            (Metric::GradNorm, optim.grad_norm),
-            (Metric::GradNormClipped, optim.grad_norm_clipped),
-            (Metric::LearningRate, optim.lr),
-        ];
+        let numbers = [(Metric::Loss, forward.loss), (Metric::Entropy, forward.entropy), (Metric::LearningRate, optim.lr)];
+        let norms = [(Metric::GradNorm, optim.grad_norm), (Metric::GradNormClipped, optim.grad_norm_clipped)];
         let numbers = numbers
             .into_iter()
+            .chain(norms.into_iter().filter(|(_, norm)| !norm.is_nan()))
             .chain(forward.metrics.nll.map(|nll| (Metric::Perplexity, perplexity(nll))))
             .chain(forward.router_loss.map(|loss| (Metric::RouterLoss, loss)));
         let done: StepMetrics = numbers.map(|(metric, value)| (metric.key().to_owned(), value)).collect();

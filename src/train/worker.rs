@@ -251,10 +251,10 @@ impl Worker {
         let lr = schedule.unwrap_or(self.config.schedule).at(self.optimizer.step);
         let skip = |worker: &Self, grad_norm, reason| {
             worker.divided.iter().for_each(|divided| drop(divided.gathered.take_sums()));
-            OptimStep { step: worker.optimizer.step, lr, grad_norm, grad_norm_clipped: 0.0, skipped: Some(reason) }
+            OptimStep { step: worker.optimizer.step, lr, grad_norm, grad_norm_clipped: f64::NAN, skipped: Some(reason) }
         };
         if let Some(reason) = accumulated.skip {
-            return Ok(skip(self, 0.0, reason));
+            return Ok(skip(self, f64::NAN, reason));
         }
         if !accumulated.begun {
             return Err(TrainError::NoGradient);

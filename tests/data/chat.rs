@@ -5,6 +5,7 @@ use std::path::Path;
 
 use proptest::prelude::*;
 use rollflow::data::chat::{ChatTemplate, tokenize_conversation, tokenize_last_turn};
+use rollflow::data::source::{Columns, Example, Shape, prepare_sft_sample, prepare_sft_turns};
 use rollflow::data::{ChatMessage, DataError, Prompt, PromptText, Sample, Tokenizer};
 use serde_json::{Value, json};
 
@@ -78,6 +79,50 @@ fn only_what_the_assistant_says_is_trained_with_the_end_of_each_turn() {
 }
 
 #[test]
+fn all_turns_of_a_completion_are_trained_and_none_of_its_prompt() {
+    let (call, turns) = (tool_use()[2].clone(), tool_use());
+    let asked = [turn("user", "1+1?"), turn("assistant", "2"), turn("user", "2+2?")];
+    let record = json!({"prompt": asked, "completion": turns[2..]});
+    let example = Example::read(record.as_object().unwrap().clone(), &Columns::default()).unwrap();
+    let called =
+        json!({"prompt": asked, "completion": [{"role": "assistant", "content": null, "tool_calls": call.more["tool_calls"]}]});
+    let called = Example::read(called.as_object().unwrap().clone(), &Columns::default()).unwrap();
+    let said = ["<call>add {\"a\": 2, \"b\": [1.0, \"é\"]}</call><|im_end|>", "It is 4.<|im_end|>"];
+    for marked in [true, false] {
+        let tokenizer = tokenizer(&usual(marked));
+        let sample = |example| trained(&prepare_sft_sample(example, &tokenizer).unwrap(), &tokenizer);
+        assert_eq!(
+            (sample(&example), sample(&called)),
+            (said.map(String::from).to_vec(), vec![said[0].to_owned()]),
+            "marked: {marked}"
+        );
+        let apart = prepare_sft_turns(&example, &tokenizer).unwrap();
+        assert_eq!(apart.iter().map(|one| trained(one, &tokenizer).concat()).collect::<Vec<_>>(), said);
+    }
+}
+
+#[test]
+fn all_blocks_of_the_last_turn_are_trained_and_none_of_the_turns_before_it() {
+    let blocks = "{%- for m in messages %}{{- '<|im_start|>' + m.role + '\\n' }}\
+        {%- if m.role != 'assistant' %}{{- m.content + '<|im_end|>' }}{%- endif %}\
+        {%- if m.reasoning_content %}{%- generation %}{{- m.reasoning_content }}{%- endgeneration %}{{- '<|im_end|>' }}{%- endif %}\
+        {%- if m.role == 'assistant' and m.content %}{%- generation %}{{- m.content + '<|im_end|>' }}{%- endgeneration %}{%- endif %}\
+        {{- '\\n' }}{%- endfor %}";
+    let tokenizer = tokenizer(blocks);
+    let thought = |text: &str| turn("assistant", text).with("reasoning_content", "hm");
+    let turns = [turn("user", "a"), thought("b"), turn("user", "c"), thought("d"), turn("user", "e"), turn("assistant", "")];
+    let all = trained(&tokenize_conversation(&turns[..4], &[], &tokenizer).unwrap(), &tokenizer);
+    assert_eq!(all, ["hm", "b<|im_end|>", "hm", "d<|im_end|>"]);
+    assert_eq!(trained(&tokenize_last_turn(&turns[..4], &[], &tokenizer).unwrap(), &tokenizer), all[2..]);
+    let error = tokenize_last_turn(&turns, &[], &tokenizer).unwrap_err().to_string();
+    assert!(error.contains("nothing to learn"), "{error}");
+    // The turns before it may be no conversation to the template: one block a turn is assumed.
+    let unanswered = "{%- if messages[-1].role != 'assistant' %}{{ raise_exception('unanswered') }}{%- endif %}".to_owned();
+    let tokenizer = self::tokenizer(&(unanswered + blocks));
+    assert_eq!(trained(&tokenize_last_turn(&turns[..4], &[], &tokenizer).unwrap(), &tokenizer), all[3..]);
+}
+
+#[test]
 fn a_conversation_without_an_answer_teaches_nothing() {
     let tokenizer = tokenizer(&usual(true));
     for error in [
@@ -137,6 +182,24 @@ fn a_prompts_tools_reach_the_template_for_tools() {
     let (turns, tools) = ([turn("user", "?")], [json!({"name": "f"})]);
     let render = |tools: &[Value]| tokenizer.chat().unwrap().render_prompt(&turns, tools).unwrap();
     assert_eq!((render(&[]), render(&tools)), ("None".to_owned(), "[{\"name\": \"f\"}]<bos>".to_owned()));
+}
+
+#[test]
+fn all_templates_of_a_folder_are_saved_with_its_tokenizer() {
+    let (tools, turns) = ([json!({"name": "f"})], [turn("user", "?")]);
+    let saved_as = |files: &[(&str, &str)]| {
+        let [from, to] = [(); 2].map(|()| tempfile::tempdir().unwrap());
+        Tokenizer::characters("", 4).unwrap().save(from.path()).unwrap();
+        std::fs::remove_file(from.path().join("chat_template.jinja")).unwrap();
+        std::fs::create_dir(from.path().join("additional_chat_templates")).unwrap();
+        files.iter().for_each(|(name, text)| std::fs::write(from.path().join(name), text).unwrap());
+        Tokenizer::from_dir(from.path()).unwrap().save(to.path()).unwrap();
+        let chat = Tokenizer::from_dir(to.path()).unwrap().chat().unwrap().clone();
+        [&[][..], &tools].map(|tools| chat.render(&turns, tools, false).unwrap())
+    };
+    let named = [("chat_template.jinja", "plain"), ("additional_chat_templates/tool_use.jinja", "with {{ tools[0].name }}")];
+    assert_eq!(saved_as(&named), ["plain", "with f"]);
+    assert_eq!(saved_as(&[("chat_template.json", "{\"chat_template\": \"old\"}")]), ["old", "old"]);
 }
 
 #[test]

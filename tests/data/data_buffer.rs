@@ -88,7 +88,7 @@ fn drawn_sums_are_right_in_range_and_repeatable() {
     let drawn = arithmetic::drawn_addition(6, 500, 11);
     assert_eq!(drawn, arithmetic::drawn_addition(6, 500, 11));
     assert_ne!(drawn, arithmetic::drawn_addition(6, 500, 12));
-    for Pair { prompt, completion } in &drawn {
+    for Pair { prompt, completion, .. } in &drawn {
         let text = prompt.render();
         let (a, b) = text.trim_end_matches('=').split_once('+').unwrap();
         let (a, b): (u64, u64) = (a.parse().unwrap(), b.parse().unwrap());

@@ -14,7 +14,7 @@ use serde_json::{Value, json};
 use tempfile::TempDir;
 
 /// A folder with these files.
-fn folder(files: &[(&str, &str)]) -> TempDir {
+pub fn folder(files: &[(&str, &str)]) -> TempDir {
     let folder = tempfile::tempdir().unwrap();
     for (name, text) in files {
         let path = folder.path().join(name);
@@ -24,7 +24,7 @@ fn folder(files: &[(&str, &str)]) -> TempDir {
     folder
 }
 
-fn spec(path: &Path, split: &str) -> DataSpec {
+pub fn spec(path: &Path, split: &str) -> DataSpec {
     DataSpec {
         split: split.to_owned(),
         hub: Hub::at("http://127.0.0.1:9", HubCache::at("nowhere")).offline(true),
@@ -32,20 +32,20 @@ fn spec(path: &Path, split: &str) -> DataSpec {
     }
 }
 
-fn prompts_of(spec: &DataSpec) -> Result<Vec<String>, DataError> {
+pub fn prompts_of(spec: &DataSpec) -> Result<Vec<String>, DataError> {
     DataSet::<Prompt>::open(spec)?.iter().map(|prompt| Ok(prompt?.text.render())).collect()
 }
 
-fn prompts(path: &Path, split: &str) -> Vec<String> {
+pub fn prompts(path: &Path, split: &str) -> Vec<String> {
     prompts_of(&spec(path, split)).unwrap()
 }
 
-fn refusal(path: &Path, split: &str) -> String {
+pub fn refusal(path: &Path, split: &str) -> String {
     prompts_of(&spec(path, split)).unwrap_err().to_string()
 }
 
 /// `{"prompt": "a"}` a line.
-fn lines(prompts: &str) -> String {
+pub fn lines(prompts: &str) -> String {
     prompts.chars().map(|prompt| format!("{{\"prompt\": \"{prompt}\", \"answer\": 1}}\n")).collect()
 }
 
@@ -58,7 +58,7 @@ fn read(record: Value) -> (Prompt, Example) {
 }
 
 fn pair(prompt: &str, completion: &str) -> Example {
-    Example::Pair(Pair { prompt: prompt.into(), completion: completion.to_owned() })
+    Example::Pair(Pair { prompt: prompt.into(), completion: completion.to_owned(), ..Pair::default() })
 }
 
 #[test]
@@ -85,7 +85,8 @@ fn a_folder_is_read_in_the_order_of_its_names_and_knows_splits_as_the_hub_does()
         ("data/train-00001-of-00002.jsonl", &lines("cd")),
         ("data/train-00000-of-00002.jsonl", &lines("ab")),
         ("data/dev-00000-of-00001.json", &lines("vw")),
-        ("data/train_sft-00000-of-00001.jsonl", &lines("s")),
+        ("data/train_sft-00000-of-00001-a3ecf92756993583.jsonl", &lines("s")),
+        ("data/train_gen-00000-of-00001-0b2d1f0e4c5a6978.jsonl", &lines("g")),
         ("test/part.txt", "t"),
     ]);
     let of = |split| prompts(folder.path(), split).concat();
@@ -94,23 +95,7 @@ fn a_folder_is_read_in_the_order_of_its_names_and_knows_splits_as_the_hub_does()
         ("abcd".into(), "vw".into(), "s".into(), "t".into())
     );
     assert_eq!((of("train[1:3]"), of("train[:25%]"), of("train[-1:]")), ("bc".into(), "a".into(), "d".into()));
-    assert!(refusal(folder.path(), "rest").contains("no split \"rest\"; it has: dev, test, train, train_sft"));
-}
-
-#[test]
-fn a_folder_without_splits_in_its_names_is_all_train() {
-    let folder = folder(&[("b.jsonl", &lines("b")), ("a/x.json", &lines("a")), ("c/y.txt", "c")]);
-    assert_eq!(prompts(folder.path(), "train").concat(), "abc");
-    assert!(refusal(folder.path(), "test").contains("all of it is \"train\""));
-}
-
-#[test]
-fn one_of_several_subsets_must_be_named() {
-    let folder = folder(&[("main/train.jsonl", &lines("a")), ("socratic/train.jsonl", &lines("b"))]);
-    assert!(refusal(folder.path(), "train").contains("several subsets; name one of: main, socratic"));
-    let of = |subset: &str| prompts_of(&DataSpec { subset: Some(subset.into()), ..spec(folder.path(), "train") });
-    assert_eq!(of("socratic").unwrap(), ["b"]);
-    assert!(of("other").unwrap_err().to_string().contains("no subset \"other\"; it has: main, socratic"));
+    assert!(refusal(folder.path(), "rest").contains("no split \"rest\"; it has: dev, test, train, train_gen, train_sft"));
 }
 
 #[test]
@@ -214,14 +199,17 @@ fn conversations_are_read_in_both_spellings() {
         let PromptText::Chat(asked) = &prompt.text else { panic!("{prompt:?}") };
         let said: Vec<_> = asked.iter().map(|turn| (turn.role.as_str(), turn.content.as_str())).collect();
         assert_eq!((said, prompt.answer()), (vec![("system", "s"), ("user", "q")], Some("a")));
-        let Example::Chat { turns, tools } = example else { panic!("{example:?}") };
+        let Example::Chat { turns, tools, first: 0 } = example else { panic!("{example:?}") };
         assert_eq!((turns.len(), turns[2].role.as_str(), !tools.is_empty()), (3, "assistant", has_tools));
         assert_eq!(prompt.metadata.contains_key("tools"), has_tools);
     }
-    let (prompt, example) =
-        read(json!({"prompt": [{"role": "user", "content": "q"}], "completion": [{"role": "assistant", "content": "a"}]}));
-    assert!(matches!(&example, Example::Pair(pair) if pair.completion == "a"), "{example:?}");
-    assert_eq!(prompt.answer(), Some("a"));
+    let (user, assistant) = (json!({"role": "user", "content": "q"}), json!({"role": "assistant", "content": "a"}));
+    // The completion may be the whole conversation.
+    for completion in [json!([assistant]), json!([user, assistant])] {
+        let (prompt, example) = read(json!({"prompt": [user], "completion": completion}));
+        let Example::Chat { turns, first: 1, .. } = &example else { panic!("{example:?}") };
+        assert_eq!((turns.len(), turns[1].content.as_str(), prompt.answer()), (2, "a", Some("a")));
+    }
 }
 
 #[test]
@@ -265,7 +253,8 @@ fn what_is_skipped_is_counted_by_reason_and_the_rest_is_used() {
     let data = DataSet::<Example>::open(&spec(file.path(), "train")).unwrap();
     let reasons: BTreeMap<&str, u64> = data.skips().iter().collect();
     assert_eq!((data.len(), data.skips().total(), reasons.len()), (1, 8, 8), "{reasons:?}");
-    assert_eq!(reasons["with a turn of the unknown role \"narrator\""], 1);
+    assert_eq!(reasons["with a turn of an unknown role"], 1);
+    assert!(data.describe().contains("1 with a turn of an unknown role (as \"narrator\")"), "{}", data.describe());
     assert_eq!(DataSet::<Prompt>::open(&spec(file.path(), "train")).unwrap().len(), 2, "a question needs no answer");
 }
 

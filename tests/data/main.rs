@@ -9,6 +9,8 @@ mod data_sources;
 mod hub;
 mod jsonl;
 mod large_data;
+mod layouts;
 mod packing;
+mod records;
 mod samples;
 mod tokenizer;

@@ -155,13 +155,14 @@ fn a_stop_wakes_whoever_waits_for_weights() {
 
 #[test]
 fn a_run_until_n_items_delivers_exactly_n() {
-    let mut flow = Flow::new("until");
-    let window = Window::new(20);
-    let numbers = flow.source("numbers", from_iter(0u64..).with(|spec| spec.window(window.clone())));
-    let (sink, took, finished) = recorder::<u64>();
-    flow.sink("sink", numbers, sink);
-    let report = flow.run(Until::items("sink", 17)).unwrap();
-    assert_eq!((took.load(SeqCst), finished.load(SeqCst), report.ended), (17, 1, Ended::Finished));
+    for n in [17, 0] {
+        let mut flow = Flow::new("until");
+        let numbers = flow.source("numbers", from_iter(0u64..).with(|spec| spec.window(Window::new(20))));
+        let (sink, took, finished) = recorder::<u64>();
+        flow.sink("sink", numbers, sink);
+        let report = flow.run(Until::items("sink", n)).unwrap();
+        assert_eq!((took.load(SeqCst), finished.load(SeqCst), report.ended), (n, 1, Ended::Finished));
+    }
 }
 
 #[test]

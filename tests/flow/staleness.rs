@@ -198,7 +198,7 @@ fn too_wide(on_stale: OnStale) -> Case {
 #[test]
 fn a_window_that_cannot_hold_the_bound_is_caught_at_the_trainer_with_the_sample_named() {
     let error = too_wide(OnStale::Wait).run().unwrap_err().to_string();
-    assert!(error.contains("law V2 is broken: sample") && error.contains("version"), "{error}");
+    assert!(error.contains("tokens are too old: sample") && error.contains("version"), "{error}");
 }
 
 #[test]

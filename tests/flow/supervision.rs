@@ -1,6 +1,7 @@
 //! Law F3: a failing stage cancels its siblings; all are joined; the root cause comes first, every
 //! other error after it.
 
+use std::path::Path;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -8,6 +9,7 @@ use rollflow::flow::{
     AsyncIo, AsyncStage, Ended, Flow, Io, RunError, Sink, Source, Stage, StageError, StageFailure, Until, WeightsRx, Window,
     from_iter, map, map_async, try_map, weights,
 };
+use rollflow::train::TrainError;
 
 fn failures(result: Result<rollflow::flow::Report, RunError>) -> Vec<StageFailure> {
     match result {
@@ -39,6 +41,26 @@ fn a_failing_stage_ends_the_run_and_is_named() {
     assert!(!failures[0].panicked);
     let error = &failures[0].cause;
     assert_eq!(error.downcast_ref::<NotFinite>().unwrap().0, 40);
+}
+
+/// Errors that contain the text of their source, as most of the library's do, and one that does not.
+#[test]
+fn each_cause_of_a_failure_is_printed_once() {
+    #[derive(Debug, thiserror::Error)]
+    #[error("saving step 3")]
+    struct Saving(#[source] TrainError);
+    fn disk() -> TrainError {
+        TrainError::io(Path::new("model"))(std::io::Error::other("the disk is full"))
+    }
+    let [failed, within] = [|| StageError::from(disk()), || StageError::from(Saving(disk()))].map(|error| {
+        let mut flow = Flow::new("causes");
+        let numbers = flow.source("numbers", from_iter(0u64..));
+        let out = flow.stage("save", numbers, try_map(move |_: u64| Err::<u64, _>(error())));
+        flow.sink("sink", out, |_: u64| {});
+        failures(flow.run(Until::finished()))[0].to_string()
+    });
+    assert_eq!(failed.matches("the disk is full").count(), 1, "{failed}");
+    assert!(within.starts_with("stage \"save\" failed: saving step 3: ") && within.matches("full").count() == 1, "{within}");
 }
 
 #[test]

@@ -7,6 +7,7 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use proptest::prelude::*;
+use rollflow::data::chat::ChatTemplate;
 use rollflow::data::{Answer, ChatMessage};
 use rollflow::engine::{LocalEngine, Request, TokenEngine};
 use rollflow::env::{Action, EnvError, Environment, Episode, Grade, Step};
@@ -15,8 +16,8 @@ use rollflow::model::ModelConfig;
 use rollflow::observe::Metric;
 use rollflow::prelude::*;
 use rollflow::rollout::Admission;
-use rollflow::rollout::Agent;
-use rollflow::rollout::{Fate, Progress};
+use rollflow::rollout::{Agent, EvalSpec, Evaluation};
+use rollflow::rollout::{Fate, Progress, roll_out, why_lost};
 use serde_json::Value;
 
 const GROUP: usize = 3;
@@ -165,6 +166,74 @@ fn r249_an_environment_that_saves_its_state_is_restored_rather_than_played_again
     for (key, expected) in expected {
         assert_eq!((&found[&key].tokens, &found[&key].metadata), (&expected.tokens, &expected.metadata));
     }
+}
+
+/// A tokenizer whose template rejects two messages of the user in a row.
+fn alternating() -> Tokenizer {
+    let source = "{% for m in messages %}{% if (m.role == 'user') != (loop.index0 % 2 == 0) %}{{ raise_exception('roles must \
+                  alternate') }}{% endif %}{{ m.role }}: {{ m.content }}{{ '\\n' }}{% endfor %}assistant: ";
+    let template = ChatTemplate::new(source).unwrap();
+    Tokenizer::characters("0123456789+=", 16).unwrap().with_chat(template)
+}
+
+fn asked(ordinal: u64, texts: &[&str]) -> Prompt {
+    let messages: Vec<ChatMessage> = texts.iter().map(|text| ChatMessage::new("user", *text)).collect();
+    Prompt { ordinal, ..Prompt::from(messages) }
+}
+
+#[test]
+fn f6_a_conversation_that_the_template_or_the_engine_rejects_ends_its_own_rollouts() {
+    let tokenizer = alternating();
+    let first = asked(0, &["1+1="]);
+    // Room for a first turn, and for no second one.
+    let most = tokenizer.encode_prompt(&first).unwrap().len() + 24 + 10;
+    let config = ModelConfig { max_positions: most, ..ModelConfig::small(&tokenizer, 32, 2) };
+    let policy = Policy::random(config, tokenizer.clone(), 3).unwrap();
+    let prompts = vec![first.clone(), asked(1, &["1", "2"]), asked(2, &[&"1+1=".repeat(4)])];
+    let params = SamplingParams { max_new_tokens: 24, ..SamplingParams::default() };
+    let groups = roll_out(&mut policy.engine(4, 9), policy.tokenizer(), Some(&echo(None)), prompts, 8, &params).unwrap();
+    let [long, refused, longer] = [0, 1, 2].map(|at| &groups[at].samples);
+    for (samples, reason, status) in [
+        (long, "max_tokens", Status::Truncated),
+        (refused, "environment_failed", Status::Aborted),
+        (longer, "engine_failed", Status::Aborted),
+    ] {
+        assert_eq!(samples.len(), 8, "{reason}");
+        let ended = |sample: &Sample| (sample.metadata["stop_reason"].clone(), sample.status);
+        assert!(samples.iter().all(|sample| ended(sample) == (reason.into(), status)), "{samples:?}");
+    }
+    assert!(long.iter().any(|sample| sample.generated() < 24), "some have room for the rest of a turn only");
+    assert!(long.iter().all(|sample| sample.metadata["grade"] == 0.0), "they are graded");
+    assert!(why_lost(&refused[0]).unwrap().contains("roles must alternate"));
+    assert!(why_lost(&longer[0]).unwrap().contains("positions"));
+    // A cache without room for a second turn ends the run, in whichever turn.
+    let policy = Policy::random(ModelConfig::small(&tokenizer, 32, 2), tokenizer, 3).unwrap();
+    let mut engine = policy.engine(4, 9).cache_tokens(Some(most - 10));
+    let error = roll_out(&mut engine, policy.tokenizer(), Some(&echo(None)), vec![first], 8, &params).unwrap_err();
+    assert!(error.to_string().contains("raise generate.cache_tokens"), "{error}");
+}
+
+#[test]
+fn f6_a_prompt_that_the_template_rejects_costs_an_evaluation_its_own_answers() {
+    let tokenizer = alternating();
+    let policy = Policy::random(ModelConfig::small(&tokenizer, 32, 2), tokenizer, 3).unwrap();
+    let spec = Arc::new(EvalSpec {
+        prompts: vec![asked(0, &["1", "2"]), asked(1, &["1+1="])],
+        samples: 2,
+        sampling: SamplingParams { max_new_tokens: 4, ..SamplingParams::default() },
+        agent: None,
+        greedy: false,
+        success: 1.0,
+        judge: Arc::new(|group| Ok((group, Vec::new()))),
+    });
+    let mut engine = policy.engine(4, 9);
+    let mut evaluation = Evaluation::begin(&spec, policy.tokenizer(), &engine, 0, Vec::new());
+    while !evaluation.is_done() {
+        evaluation.advance(&mut engine).unwrap();
+    }
+    let rejected = |error: &Option<String>| error.as_ref().is_some_and(|error| error.contains("roles must alternate"));
+    let ended: Vec<_> = evaluation.answers().iter().map(|answer| (answer.question, rejected(&answer.error))).collect();
+    assert_eq!(ended, [(0, true), (0, true), (1, false), (1, false)]);
 }
 
 /// Answers two turns, and loses its machine for some rollouts: at their second turn, and from then on for good.

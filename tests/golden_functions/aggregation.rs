@@ -72,6 +72,7 @@ pub fn verl_weights(mode: &str, info: &Value, masks: &[Vec<f32>], columns: usize
         tokens: setting("batch_num_tokens").unwrap_or(own.tokens),
         sequences: setting("global_batch_size").unwrap_or(own.sequences),
         averaged_ranks: setting("dp_size").map_or(1, |ranks| ranks as usize),
+        ..own
     };
     let mut of_sequence = aggregation.token_weights(&counted, &batch).into_iter();
     let weights = masks.iter().map(|row| {

@@ -138,6 +138,35 @@ fn gradients_of_the_experts_loss_survive_f16_next_to_those_of_a_tiny_loss() {
     }
 }
 
+/// A norm's gradient is a sum over tokens: 8192 alike are beyond f16. The last norm and the head after it are scaled against each other, so that the
+/// function stays and this norm's gradient grows.
+#[test]
+fn a_gradient_that_overflows_f16_is_computed_again_with_a_lower_scale() {
+    let model = ModelConfig { tied: false, ..crate::tiny::model() };
+    let weights = Weights::random(&model, 5).on(Compute::cpu(Dtype::F16)).on(Compute::cpu(Dtype::F32));
+    for (name, factor) in [("model.norm.weight", 2f64.powi(-10)), ("lm_head.weight", 2f64.powi(10))] {
+        let entry = weights.layout.find(name).unwrap();
+        let _scaled = weights.flat.narrow(0, entry.offset as i64, entry.len() as i64).g_mul_scalar_(factor);
+    }
+    let tokens: Vec<u32> = (0..33).map(|at| [2, 5, 3, 5, 7, 2][at % 6]).collect();
+    let samples: Vec<Sample> = (0..256).map(|_| Sample::supervised(&tokens[..1], &tokens[1..])).collect();
+    let batch = Arc::new(collate(&samples, Aggregation::TokenMean).unwrap());
+    for gradient_checkpointing in [false, true] {
+        let norm = |dtype| {
+            let config = LocalConfig { gradient_checkpointing, ..config(dtype) };
+            let backend = LocalBackend::new(config, model.clone(), weights.copy()).unwrap();
+            // The second is added to the first.
+            backend.forward_backward(batch.clone()).wait().unwrap();
+            backend.forward_backward(batch.clone()).wait().unwrap();
+            backend.optim_step().wait().unwrap().grad_norm
+        };
+        let (exact, found) = (norm(Dtype::F32), norm(Dtype::F16));
+        // Of the loss that is scaled to slopes of 1: twice the mean over 8192 tokens.
+        assert!(exact * 8192.0 / 2.0 > 4.0 * 65504.0, "it would not overflow: {exact}");
+        assert!((found / exact - 1.0).abs() < 0.02, "{found} {exact}");
+    }
+}
+
 #[test]
 fn masters_keep_what_half_precision_would_lose() {
     let (model, weights) = golden("qwen2_tied");

@@ -10,7 +10,7 @@ use rollflow::data::{ChatMessage, PromptText, Sample, SampledToken, Spans, Statu
 use rollflow::observe::logs::{
     DeadLetter, JsonLines, JsonlLogger, JudgedAnswer, MetricStats, MetricsLogger, Rollout, StepMetrics, TensorBoardLogger,
     compute_stats_from_jsonl, console_line, count_lines, dead_letters, last_step, log_to_console, metrics_rows, read_lines,
-    rewind, rewind_events, rewind_to_lines, smoothed,
+    rewind, rewind_events, rewind_to_lines, smoothed, smoothed_at,
 };
 use rollflow::observe::{Curves, HtmlReport, ObserveError, StageShares};
 use rollflow::stages::train::Resumed;
@@ -109,6 +109,10 @@ fn a_metrics_numbers_are_those_of_the_steps_that_have_it() {
     assert_eq!((loss.count, loss.first, loss.last, loss.min, loss.max, loss.mean), (20, 1.0, 20.0, 1.0, 20.0, 10.5));
     assert_eq!(loss.last_tenth, 19.5);
     assert!(loss.best_high <= 20.0 && loss.best_low >= 1.0 && loss.best_low < loss.best_high);
+    // A killed process leaves half a row.
+    let torn = std::fs::read_to_string(logger.path()).unwrap() + "{\"step\":21,\"lo";
+    std::fs::write(logger.path(), torn).unwrap();
+    assert_eq!(compute_stats_from_jsonl(logger.path()).unwrap(), stats);
 }
 
 #[test]
@@ -119,6 +123,26 @@ fn smoothing_follows_the_trend_and_no_single_value() {
     (spikes[0], spikes[50], spikes[99]) = (1.0, 1.0, 1.0);
     assert!(smoothed(&spikes).into_iter().all(|value| value < 0.2));
     assert_eq!((smoothed(&[3.0]), smoothed(&[])), (vec![3.0], vec![]));
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
+
+    /// Also next to values that are too large for others to show in their sum.
+    #[test]
+    fn a_smoothed_value_is_the_mean_of_those_around_it(
+        values in prop::collection::vec(prop_oneof![9 => -1e3..1e3, 1 => Just(1e100), 1 => Just(f64::MAX)], 0..300)
+    ) {
+        let reach = values.len() / 20;
+        for (at, smooth) in smoothed(&values).into_iter().enumerate() {
+            let near = &values[at.saturating_sub(reach)..(at + reach + 1).min(values.len())];
+            let mean = near.iter().map(|value| value / near.len() as f64).sum::<f64>().clamp(f64::MIN, f64::MAX);
+            let largest = near.iter().fold(0.0_f64, |largest, value| largest.max(value.abs()));
+            for one in [smooth, smoothed_at(&values, at)] {
+                prop_assert!((one - mean).abs() <= 1e-13 * largest, "at {at}: {one}, not {mean}");
+            }
+        }
+    }
 }
 
 #[test]

@@ -127,6 +127,14 @@ fn keys_that_contradict_each_other_are_errors() {
 }
 
 #[test]
+fn vespo_takes_importance_weights_by_token_alone() {
+    let weights = |of: &str| format!("train = {{ loss = {{ kind = 'vespo' }}, correction = {{ {of} }} }}");
+    let cases = ["kind = 'truncated_is', level = 'sequence'", "kind = 'masked_is', level = 'geometric'"].map(weights);
+    each_says(&cases.each_ref().map(|case| (case.as_str(), "multiplies the weights of a completion's tokens itself")));
+    assert!(parse("run.toml", &format!("{SOUND}{}", weights("kind = 'icepop'")), &[]).is_ok());
+}
+
+#[test]
 fn engines_that_can_not_be_or_can_not_do_what_is_asked_are_errors() {
     let cases = [
         ("engine.urls = ['http://127.0.0.1:8000']", "names servers, but `engine.kind` is \"local\""),
@@ -352,6 +360,8 @@ fn an_environment_and_what_would_make_no_sense_with_it_are_errors() {
     let found = also("[reward]\nkind = \"environment\"\n");
     assert!(found.contains("there is no section [environment]"), "{found}");
     assert!(also("[environment]\nkind = \"search\"\n").contains("corpus"));
+    let hinted = "[environment]\nkind = \"calculator\"\n[teacher]\nkind = \"frozen\"\nhint = \"{answer} {prompt}\"\n";
+    assert!(also(hinted).contains("`teacher.hint`: the hint replaces the policy's prompt"));
 }
 
 #[test]

@@ -101,6 +101,15 @@ fn by_default_a_poisoned_group_becomes_a_letter_that_says_all_and_the_run_goes_o
     }
 }
 
+/// An alert sees no growth in a counter that begins with its first failures.
+#[test]
+fn dead_letters_are_counted_from_0_before_any_failure() {
+    let metrics = Metrics::new();
+    let reward = Reward::each(|_: &Sample| 1.0);
+    score(1, reward.failures(FailurePolicy { metrics: Some(metrics.clone()), ..FailurePolicy::default() })).0.unwrap();
+    assert_eq!(metrics.newest(Metric::DeadLetters, &["judge"]), Some(0.0));
+}
+
 #[test]
 fn a_reward_that_errs_is_a_failure_with_its_text() {
     let folder = tempfile::tempdir().unwrap();

@@ -12,7 +12,7 @@ use proptest::prelude::*;
 use rollflow::algo::rewards::{Aggregator, Parts};
 use rollflow::flow::from_iter;
 use rollflow::flow::{Ended, Report, RunError};
-use rollflow::judge::Service;
+use rollflow::judge::{JudgeConfig, Service};
 use rollflow::net::RetryPolicy;
 use rollflow::observe::Metric;
 use rollflow::observe::logs::{DEAD_LETTERS, DeadLetter, dead_letters, read_lines};
@@ -113,8 +113,16 @@ fn read_question(stream: &TcpStream) -> Option<Value> {
     serde_json::from_slice(&body).ok()
 }
 
-/// 10 × group + index.
+/// The completion that a judge model is asked about.
+fn judged(question: &Value) -> Option<&str> {
+    question["messages"][0]["content"].as_str()
+}
+
+/// 10 × group + index; of a judge model, the number of the completion.
 fn right(question: &Value) -> Value {
+    if let Some(number) = judged(question).and_then(|text| text.strip_prefix("answer ")) {
+        return json!({"choices": [{"message": {"content": format!("Score: {number}")}}]});
+    }
     let reward = |sample: &Value| 10 * question["group"].as_u64().unwrap() + sample["index"].as_u64().unwrap();
     json!({ "rewards": question["samples"].as_array().unwrap().iter().map(reward).collect::<Vec<_>>() })
 }
@@ -327,6 +335,23 @@ fn a_sample_on_which_the_service_fails_costs_no_other_sample_its_reward() {
         assert_eq!(scores[&0], (None, vec![0.0, 2.0]), "{fails:?}");
         let failed: Vec<u32> = letters(folder.path()).remove(0).failures.iter().map(|failure| failure.sample).collect();
         assert_eq!(failed, [1], "{fails:?}");
+    }
+}
+
+#[test]
+fn a_judge_that_hangs_on_or_rejects_one_completion_grades_the_others_once_each() {
+    for act in [Act::Hang, Act::Busy, Act::Rejects] {
+        let judge = Judge::new(move |question, _| if judged(question) == Some("answer 1") { act } else { Act::Right });
+        let config = JudgeConfig { model: "grader".into(), prompt: "{response}".into(), ..JudgeConfig::default() };
+        let service = judge.service(Duration::from_secs(2), Duration::from_millis(20)).judge(config).unwrap();
+        let mut asked = group(0);
+        asked.samples.push(Sample { index: 3, ..asked.samples[2].clone() });
+        let (scored, failures) = RemoteReward::new(service).retries(0).score_blocking(asked).unwrap();
+        let rewards: BTreeMap<u32, Option<f64>> = scored.samples.iter().map(|of| (of.index, of.reward)).collect();
+        assert_eq!(rewards, [(0, Some(0.0)), (1, None), (2, Some(0.2)), (3, Some(0.2))].into(), "{act:?}");
+        assert_eq!(failures.iter().map(|failure| failure.sample).collect::<Vec<_>>(), [1], "{act:?}");
+        let questions = judge.questions.lock().unwrap();
+        assert_eq!(questions.iter().filter(|question| judged(question) == Some("answer 2")).count(), 1, "{act:?}");
     }
 }
 

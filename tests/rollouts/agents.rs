@@ -1,6 +1,7 @@
 //! Rollouts of several turns: D1 and D3 (what was sampled is kept exactly, and only it is trained), D2 (parts of a rollout are compared as one),
 //! F6 (an environment that fails or hangs costs its own rollout).
 
+use std::path::Path;
 use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering::SeqCst};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
@@ -112,6 +113,47 @@ fn hooks_see_every_turn_with_what_came_of_it() {
     });
     one(capable, &agent, 64);
     assert_eq!(*seen.lock().unwrap(), [(1, 1, json!(null)), (2, 1, json!("7"))]);
+}
+
+/// Notes the text that it is given while a turn is sampled.
+struct Listener(Arc<Mutex<Vec<String>>>);
+
+impl Environment for Listener {
+    fn reset(&mut self, episode: &Episode, _: Instant) -> Result<Vec<ChatMessage>, EnvError> {
+        Ok(episode.conversation())
+    }
+
+    fn step(&mut self, _: &Action, _: Instant) -> Result<Step, EnvError> {
+        Ok(Step::over())
+    }
+
+    fn listens(&self) -> bool {
+        true
+    }
+
+    fn hear(&mut self, so_far: &str) {
+        self.0.lock().unwrap().push(so_far.to_owned());
+    }
+
+    fn grade(&mut self, _: Instant) -> Result<Grade, EnvError> {
+        Ok(Grade::default())
+    }
+}
+
+#[test]
+fn a_turn_is_streamed_by_whole_characters_though_their_bytes_are_tokens() {
+    let tokenizer = Tokenizer::from_dir(Path::new("tests/golden/models/qwen2_tied")).unwrap();
+    let (tokenizer, said) = (Arc::new(tokenizer.with_chat(ChatTemplate::plain())), "  né, 中文 → ok\n");
+    let heard: Arc<Mutex<Vec<String>>> = Arc::default();
+    let noted = heard.clone();
+    let agent = Agent::new(move || Listener(noted.clone()));
+    let mut engine = Speaker::new(&tokenizer, move |_, _| said.to_owned());
+    let sample = agent_rollout_to_sample(&mut engine, &tokenizer, Some(&agent), sum(), &params(64)).unwrap();
+    let heard = heard.lock().unwrap();
+    let grows = |pair: &[String]| pair[1].len() > pair[0].len() && pair[1].starts_with(&pair[0]);
+    assert!(heard.windows(2).all(grows) && heard.iter().all(|text| said.starts_with(text.as_str())), "{heard:?}");
+    assert_eq!((heard.last().unwrap().as_str(), sample.metadata["stop_reason"].as_str()), (said, Some("environment_done")));
+    assert!(heard.len() + 1 < sample.generated(), "some characters have several tokens");
 }
 
 /// Hangs, panics or errs for some rollouts.

@@ -8,10 +8,11 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use crate::speaker::Speaker;
+use rollflow::data::chat::ChatTemplate;
 use rollflow::env::{AgentProxy, ToolFormat, served_environment};
 use rollflow::net::RetryPolicy;
 use rollflow::prelude::*;
-use rollflow::rollout::{Agent, roll_out};
+use rollflow::rollout::{Agent, roll_out, why_lost};
 use serde_json::{Value, json};
 
 const LETTERS: &str = "0123456789+-*/=() .,:;?!<>abcdefghijklmnopqrstuvwxyzABCD\n_";
@@ -215,7 +216,7 @@ fn f6_an_agent_that_hangs_fails_or_asks_for_nothing_costs_its_own_rollout() {
     let mark = format!("mark-{}", std::process::id());
     let code = format!(
         r#"{ASK}
-import time
+import subprocess, time
 text = task["prompt"]
 if text == "hang": time.sleep(600) if "{mark}" else None
 if text == "fail": raise ValueError("no such luck")
@@ -229,7 +230,9 @@ if text == "wrong":
     try: urllib.request.urlopen(os.environ["OPENAI_BASE_URL"].replace("/r/", "/r/x") + "/chat/completions", b"{{\"messages\": [{{\"role\": \"user\", \"content\": \"x\"}}]}}")
     except urllib.error.HTTPError as error: assert error.code == 410, error.code
     ask("all were refused")
-if text == "well": print(json.dumps({{"reward": float(ask("well"))}}))
+if text == "well":
+    subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)", "{mark}"])
+    print(json.dumps({{"reward": float(ask("well"))}}))
 if text == "endless":
     said = ["well"]
     while True: said += [ask(*said), "well"]
@@ -254,9 +257,31 @@ if text == "endless":
     assert!(why(1).contains("no such luck"), "{}", why(1));
     assert!(why(3).contains("without asking"), "{}", why(3));
     assert_eq!(groups[5].samples[0].metadata["environment_reward"], 1.0);
-    // Whoever hung is gone with its rollout.
+    // Agents that hung are gone with their rollouts, and so is a process that one left running.
     let lives = Command::new("pgrep").args(["-f", &mark]).output().unwrap();
     assert_eq!(String::from_utf8_lossy(&lives.stdout), "");
+}
+
+#[test]
+fn f6_an_agent_whose_messages_the_template_rejects_loses_its_own_rollout() {
+    let code = r#"
+first = ask("well")
+twice = [{"role": "user", "content": text} for text in ("one", "two")]
+if task["prompt"] == "twice": post("/chat/completions", {"messages": twice})
+print(json.dumps({"reward": float(first)}))
+"#;
+    let source = "{% for m in messages %}{% if (m.role == 'user') != (loop.index0 % 2 == 0) %}{{ raise_exception('roles must \
+                  alternate') }}{% endif %}{{ m.role }}: {{ m.content }}{{ '\\n' }}{% endfor %}assistant: ";
+    let template = ChatTemplate::new(source).unwrap();
+    let tokenizer = Arc::new(Tokenizer::characters(LETTERS, 64).unwrap().with_chat(template));
+    let (agent, params) = (proxied(python(&format!("{ASK}{code}"))), SamplingParams::default());
+    let prompts = vec![prompt(0, "twice", ""), prompt(1, "well", "")];
+    let mut engine = Speaker::new(&tokenizer, |_, _| "1".to_owned());
+    let groups = roll_out(&mut engine, &tokenizer, Some(&agent), prompts, 1, &params).unwrap();
+    let [lost, well] = [0, 1].map(|at| &groups[at].samples[0]);
+    assert_eq!(lost.metadata["stop_reason"], "environment_failed");
+    assert!(why_lost(lost).unwrap().contains("roles must alternate"), "{:?}", lost.metadata);
+    assert_eq!((trained(lost).as_str(), &well.metadata["environment_reward"]), ("1<eos>", &json!(1.0)));
 }
 
 #[test]
@@ -406,6 +431,20 @@ fn f6_a_server_that_is_busy_breaks_or_talks_nonsense_is_asked_again_within_the_d
         assert!(said.contains(why) || said.contains("longer than"), "{why}: {came:?}");
     }
     assert!(served_environment("ftp://x", RetryPolicy::default(), 64).is_err());
+}
+
+#[test]
+fn calls_without_their_form_are_refused() {
+    let (address, _listening) = python("").start().unwrap();
+    for calls in [r#"["x"]"#, r#"[{"function": "look"}]"#, r#"{"function": {}}"#] {
+        let body = format!(r#"{{"messages": [{{"role": "assistant", "content": "", "tool_calls": {calls}}}]}}"#);
+        let mut stream = std::net::TcpStream::connect(address).unwrap();
+        let head = format!("POST /r/none/v1/chat/completions HTTP/1.1\r\nHost: {address}\r\nConnection: close\r\n");
+        write!(stream, "{head}Content-Length: {}\r\n\r\n{body}", body.len()).unwrap();
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).unwrap();
+        assert!(answer.starts_with("HTTP/1.1 400 ") && answer.contains("tool_calls"), "{calls}: {answer}");
+    }
 }
 
 /// No web page can talk to the model by a name of its own that points here (DNS rebinding).

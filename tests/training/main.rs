@@ -22,6 +22,7 @@ mod saving;
 mod support;
 mod synchronous;
 mod tinker;
+mod tinker_server;
 #[path = "../tiny/mod.rs"]
 mod tiny;
 mod zero_advantage;

@@ -6,13 +6,14 @@ use std::sync::{Arc, Mutex};
 
 use crate::support::backend::Counting;
 use proptest::prelude::*;
-use rollflow::algo::{KlForm, ValueLoss};
+use rollflow::algo::{KlForm, LossInputs, LossOutput, ValueLoss};
 use rollflow::flow::from_iter;
-use rollflow::model::FrozenWeights;
+use rollflow::model::{FrozenWeights, ModelConfig, Weights};
 use rollflow::prelude::*;
+use rollflow::stages::sink::step_row;
 use rollflow::stages::train::{Critic, Resumed, RewardKl};
 use rollflow::train::checkpoint;
-use rollflow::train::{ForwardBackward, TrainBatch, TrainSequence, TrainingBackend};
+use rollflow::train::{ForwardBackward, NonFinitePolicy, TrainBatch, TrainSequence, TrainingBackend};
 
 /// Groups of two answers with rewards, log-probabilities of a reference, and a masked token in the middle of long ones.
 fn batch(shapes: &[(usize, usize)], seed: u64) -> Batch {
@@ -293,4 +294,45 @@ fn a_changed_byte_of_the_critic_is_found() {
     assert!(error.contains("critic/model.safetensors: its checksum is"), "{error}");
     std::fs::remove_file(&path).unwrap();
     assert!(checkpoint::read_metadata(&checkpoint).is_err());
+}
+
+/// Law N4: without an advantage a loss is not a number. The others of the step's updates are made.
+#[test]
+fn each_update_that_is_skipped_counts_wherever_it_is_in_the_step() {
+    for bad in 0..4 {
+        let mut sent = batch(&[(2, 3); 8], 1);
+        for (at, group) in sent.groups.iter_mut().enumerate() {
+            group.samples.iter_mut().for_each(|sample| sample.advantage = (at != bad).then_some(0.5));
+        }
+        let loss = LocalConfig::new(Grpo::default(), Schedule::constant(1e-3));
+        let config = LocalConfig { threads: Some(1), non_finite: NonFinitePolicy::Skip, ..loss };
+        let backend = LocalBackend::new(config, crate::tiny::model(), crate::tiny::weights(1)).unwrap();
+        let trainer = Trainer::new(backend).configure(|config| config.minibatches = 4);
+        let step = steps(vec![sent], trainer).unwrap().remove(0);
+        assert_eq!(step.updates_skipped, 1);
+        assert_eq!(step_row(&step)["updates_skipped"], 1.0);
+    }
+}
+
+/// Law N4. The policy's updates are made.
+#[test]
+fn a_critics_updates_that_are_skipped_count_and_their_norm_is_left_out() {
+    let endless =
+        |inputs: &LossInputs| Ok(LossOutput { loss: f64::NAN, grad: vec![0.0; inputs.log_probs.len()], ..LossOutput::default() });
+    let backend = |loss: Arc<dyn Loss>, model: ModelConfig, weights: Weights| {
+        let config = LocalConfig {
+            threads: Some(1),
+            loss,
+            non_finite: NonFinitePolicy::Skip,
+            ..LocalConfig::new(Grpo::default(), Schedule::constant(1e-3))
+        };
+        LocalBackend::new(config, model, weights).unwrap()
+    };
+    let (model, weights) = (crate::tiny::model(), crate::tiny::weights(5));
+    let critic = backend(Arc::new(endless), model.scoring(), weights.scoring(&model, None));
+    let policy = backend(Arc::new(Grpo::default()), model, weights);
+    let trainer = Trainer::new(policy).critic(Critic::new(critic)).configure(|config| config.minibatches = 4);
+    let step = steps(vec![batch(&[(2, 3); 8], 1)], trainer).unwrap().remove(0);
+    assert_eq!((step.updates_skipped, step.optim.step), (4, 4));
+    assert!(!step_row(&step).contains_key("critic_grad_norm"));
 }

@@ -64,14 +64,14 @@ pub fn led_copies<T: Send>(
         let member = member.unwrap();
         if member.rank() == 0 {
             let result = work(shared(config(), &member, shard));
-            member.end(true);
+            member.end(0);
             return (Some(result), Ok(()));
         }
         let mut ended = Ok(());
         loop {
             match member.order() {
                 Ok(Order::Follow(_, number)) => ended = ended.and(following(config(), &member, number)),
-                Ok(Order::End(_)) => break member.end(true),
+                Ok(Order::End(_)) => break member.end(0),
                 Err(error) => break ended = ended.and(Err(TrainError::Ranks(error.to_string()))),
             }
         }

@@ -8,7 +8,7 @@ use rollflow::algo::{
 };
 use rollflow::data::Sample;
 use rollflow::model::{Compute, Dtype, FrozenWeights, Lora, ModelConfig};
-use rollflow::ranks::{Member, Order, RankError, Ranks, Shard};
+use rollflow::ranks::{Member, Order, RankError, Ranks, Shard, Store};
 use rollflow::train::{AdamW, ForwardBackward, LocalBackend, LocalConfig, OptimStep, TrainError, TrainingBackend, collate};
 use tch::Tensor;
 
@@ -295,4 +295,26 @@ fn a_port_in_use_and_a_rank_that_never_starts_are_named() {
     let short = Ranks { start_timeout: 0.5, ..settings() };
     let error = Member::join(place(0, 3, free_port()), &short, "", BTreeMap::new(), None).map(drop).unwrap_err().to_string();
     assert!(error.contains("of 3 ranks, 1, 2 did not start within 0.5 seconds"), "{error}");
+}
+
+#[test]
+fn a_rank_that_starts_again_before_the_others_have_ended_joins_the_next_start() {
+    let port = free_port();
+    let join = |rank| Member::join(place(rank, 2, port), &settings(), "", BTreeMap::new(), None).unwrap();
+    std::thread::scope(|scope| {
+        let (first, second) = (scope.spawn(move || join(0)), join(1));
+        let first = first.join().unwrap();
+        let again = scope.spawn(move || join(1));
+        let store = Store::open("127.0.0.1", port, false, "rollflow/", std::time::Duration::from_secs(60)).unwrap();
+        while store.get("started/1").unwrap().as_deref() == Some(b"1") {
+            std::thread::sleep(std::time::Duration::from_millis(10));
+        }
+        second.end(0);
+        first.end(0);
+        drop((store, second, first));
+        let next = scope.spawn(move || join(0));
+        let [next, again] = [next, again].map(|rank| rank.join().unwrap());
+        again.end(0);
+        next.end(0);
+    });
 }

@@ -3,7 +3,8 @@
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
 
-use rollflow::data::Version;
+use rollflow::data::{TopK, Version};
+use rollflow::flow::from_iter;
 use rollflow::model::{FrozenWeights, ModelConfig, Weights, load_weights};
 use rollflow::prelude::*;
 use rollflow::rollout::Admission;
@@ -191,4 +192,31 @@ fn r209_versions_that_were_skipped_weigh_as_if_they_had_been_seen() {
     assert_eq!(copied, [5, 9]);
     let seen = [periodic(4)(4, 7), periodic(4)(5, 8)];
     assert_eq!(seen, [1.0, 0.0], "the first seen after a multiple, and then none until the next");
+}
+
+/// A teacher's columns are neither read nor written by the reference.
+#[test]
+fn a_reference_and_a_teacher_score_the_same_in_either_order() {
+    let policy = policy();
+    let run = |teacher_first: bool| {
+        let make = |teaches: bool| {
+            let reference: Reference<FrozenWeights, Batch> = Reference::local(&policy, config());
+            if teaches { reference.teaching().top_tokens(TopK { k: 3, below: 16 }) } else { reference }
+        };
+        let sample = Sample::supervised(&[3, 4], &[5, 6]);
+        let batch = Batch { groups: vec![Group { samples: vec![sample], ..Group::default() }], ..Batch::default() };
+        let seen: Arc<Mutex<Vec<Batch>>> = Arc::default();
+        let look = seen.clone();
+        let mut flow = Flow::new("both");
+        let batches = flow.source("batches", from_iter([batch]));
+        let batches = flow.stage("first", batches, make(teacher_first));
+        let batches = flow.stage("second", batches, make(!teacher_first));
+        flow.sink("look", batches, move |batch: Batch| look.lock().unwrap().push(batch));
+        flow.run(Until::finished()).unwrap();
+        std::mem::take(&mut *seen.lock().unwrap())
+    };
+    let scored = run(true);
+    let sample = &scored[0].groups[0].samples[0];
+    assert!(sample.teacher.is_some() && sample.ref_log_probs == sample.teacher_log_probs);
+    assert_eq!(scored, run(false));
 }

@@ -4,6 +4,7 @@ use std::sync::{Arc, Mutex};
 
 use rollflow::algo::{BradleyTerry, PairMetrics};
 use rollflow::data::arithmetic;
+use rollflow::data::source::{Columns, Shape};
 use rollflow::data::{PromptText, RankedPair};
 use rollflow::flow::from_iter;
 use rollflow::model::{ModelConfig, ModelError, Weights};
@@ -11,6 +12,7 @@ use rollflow::prelude::*;
 use rollflow::stages::reward::OnFailure;
 use rollflow::stages::reward::Scorer;
 use rollflow::train::{ScoreModel, score_pair, score_sample};
+use serde_json::{Value, json};
 
 fn tokenizer() -> Tokenizer {
     Tokenizer::characters("0123456789+=", 16).unwrap()
@@ -123,6 +125,28 @@ fn a_text_that_is_too_long_and_a_score_that_is_no_number_are_failures_of_their_s
     let dropped = score(groups(), by(&broken).on_failure(OnFailure::Drop)).unwrap();
     assert!(dropped.iter().all(|(why, _)| why.as_deref() == Some(rollflow::data::POISONED)));
     assert!(format!("{:#}", score(groups(), by(&broken).on_failure(OnFailure::Fail)).unwrap_err()).contains("NaN"));
+}
+
+/// TRL's `RewardTrainer`.
+#[test]
+fn the_margin_of_a_record_is_in_its_loss() {
+    let record = |margin: Value| json!({"prompt": "3+4=", "chosen": "7", "rejected": "12", "margin": margin});
+    let read = |margin| {
+        let Value::Object(record) = record(margin) else { unreachable!() };
+        RankedPair::read(record, &Columns::default())
+    };
+    let scorer = Scorer::new(&model(), 1).unwrap();
+    let ahead = scorer.score(&prompt(), "7").unwrap() - scorer.score(&prompt(), "12").unwrap();
+    for (margin, expected) in [(json!(0.75), 0.75), (json!(0.0), 0.0), (json!(null), 0.0)] {
+        let pair = read(margin).unwrap();
+        let samples = score_pair(&tokenizer(), model().config(), &pair).unwrap();
+        assert_eq!(samples[0].advantage, (expected > 0.0).then_some(expected), "0 would be a separate pass");
+        let batch = Arc::new(rollflow::train::collate(&samples, Aggregation::TokenMean).unwrap());
+        let config = LocalConfig { threads: Some(1), ..LocalConfig::new(BradleyTerry::default(), Schedule::constant(1e-3)) };
+        let loss = model().backend(config).unwrap().forward_backward(batch).wait().unwrap().loss;
+        assert!((loss - (expected - ahead).exp().ln_1p()).abs() < 1e-5, "{loss} {ahead}");
+    }
+    assert_eq!(read(json!("much")).unwrap_err(), "whose `margin` is no number");
 }
 
 #[test]

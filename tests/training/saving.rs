@@ -395,9 +395,10 @@ fn a_backend_that_ends_completes_the_checkpoint_that_it_writes() {
     assert!(checkpoint::verify(&saved).is_ok() && ended.iter().all(Result::is_ok), "{ended:?}");
 }
 
-/// A file whose folder does not exist.
+/// A file whose folder is a file.
 fn unwritable() -> LocalConfig {
-    LocalConfig { companions: vec![("missing/tokenizer.json".into(), b"{}".to_vec())], ..plain() }
+    let companions = ["missing", "missing/tokenizer.json"].map(|name| (name.to_owned(), b"{}".to_vec()));
+    LocalConfig { companions: companions.to_vec(), ..plain() }
 }
 
 #[test]

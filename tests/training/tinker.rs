@@ -9,8 +9,11 @@ use std::time::Duration;
 use axum::Router;
 use axum::body::{Body, Bytes};
 use axum::extract::{Request, State};
-use axum::http::{Method, StatusCode};
+use axum::http::header::{CONTENT_TYPE, LOCATION};
+use axum::http::request::Parts;
+use axum::http::{HeaderMap, Method, StatusCode};
 use axum::response::{IntoResponse, Response};
+use axum::routing::{MethodRouter, any};
 use futures_util::stream;
 use rollflow::algo::{Aggregation, Cispo, CrossEntropy, Dapo, Grpo, Gspo, KlLoss, Loss, OffPolicy, PolicyLoss, Schedule};
 use rollflow::data::{Sample, Tokenizer};
@@ -30,7 +33,7 @@ fn policy() -> Policy {
     Policy::new(crate::tiny::model(), weights, Tokenizer::characters("0123456789", 16).unwrap()).unwrap()
 }
 
-fn serve(state: &Path) -> ModelServer {
+pub(crate) fn serve(state: &Path) -> ModelServer {
     serve_at(state, "127.0.0.1:0")
 }
 
@@ -285,66 +288,6 @@ fn snapshots(state: &Path) -> Vec<(u64, u64)> {
     models.collect()
 }
 
-async fn post(client: &Client, route: &str, body: serde_json::Value) -> serde_json::Value {
-    let headers = [("content-type".parse().unwrap(), "application/json".parse().unwrap())].into_iter().collect();
-    let path = if route.starts_with('/') { route.to_owned() } else { format!("/api/v1/{route}") };
-    let mut answer = client.request(Method::POST, &path, headers, Some(body.to_string().into())).await.unwrap();
-    let mut page = Vec::new();
-    while let Some(chunk) = answer.chunk().await.unwrap() {
-        page.extend_from_slice(&chunk);
-    }
-    serde_json::from_slice(&page).unwrap()
-}
-
-/// Runs `work` with a client of a server without models.
-fn with_server(work: impl AsyncFnOnce(&Client)) {
-    let state = tempfile::tempdir().unwrap();
-    let server = serve(state.path());
-    let client = Client::new("server", Endpoint::new(format!("http://{}", server.address()))).unwrap();
-    tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(work(&client));
-}
-
-#[test]
-fn samples_that_a_client_cancels_end_and_others_go_on() {
-    with_server(async |client| {
-        let post = async |route: &str, body: serde_json::Value| post(client, route, body).await;
-        assert_eq!(post("client/dynamic_config", json!({})).await["sample_cancel_enabled"], true);
-        let prompt = json!({"chunks": [{"type": "encoded_text", "tokens": [1, 2]}]});
-        let ask =
-            json!({"base_model": "tiny", "prompt": prompt, "num_samples": 1, "sampling_params": {"seed": 1, "max_tokens": 5}});
-        post("/pause_generation", json!({"mode": "retract"})).await;
-        let (cancelled, kept) = (post("asample", ask.clone()).await, post("asample", ask).await);
-        post("cancel_future", json!({"request_id": cancelled["request_id"]})).await;
-        post("/continue_generation", json!({})).await;
-        let answer = post("retrieve_future", json!({"request_id": cancelled["request_id"]})).await;
-        assert_eq!(answer["error"], "the client cancelled it");
-        let answer = post("retrieve_future", json!({"request_id": kept["request_id"]})).await;
-        assert_eq!(answer["sequences"].as_array().unwrap().len(), 1);
-        post("cancel_future", json!({"request_id": kept["request_id"]})).await;
-        let again = post("retrieve_future", json!({"request_id": kept["request_id"]})).await;
-        assert_eq!(again, answer, "what is there stays");
-    });
-}
-
-#[test]
-fn saved_weights_are_never_replaced_by_others_of_the_same_name() {
-    with_server(async |client| {
-        let post = async |route: &str, body: serde_json::Value| post(client, route, body).await;
-        let session = post("create_session", json!({"tags": [], "sdk_version": "0"})).await["session_id"].clone();
-        let lora = json!({"rank": 4, "seed": 7, "train_unembed": false, "train_mlp": true, "train_attn": true});
-        let model = json!({"session_id": session, "model_seq_id": 0, "base_model": "tiny", "lora_config": lora});
-        let model = post("create_model", model).await["model_id"].clone();
-        for route in ["save_weights", "save_weights_for_sampler"] {
-            for (seq, refused) in [(1, false), (2, true)] {
-                let seq = if route == "save_weights" { seq } else { seq + 2 };
-                let asked = post(route, json!({"model_id": model, "seq_id": seq, "path": "mine"})).await;
-                let answer = post("retrieve_future", json!({"request_id": asked["request_id"]})).await;
-                assert_eq!(answer.to_string().contains("is taken"), refused, "{route}, {seq}: {answer}");
-            }
-        }
-    });
-}
-
 /// On a server of another kind, from the adapters that it draws: TINKER_URL and TINKER_MODEL, its
 /// address and the folder of its model. `make test-tinker` does it.
 #[test]
@@ -427,31 +370,36 @@ fn draw(seed: u64, count: u64, below: u64) -> u64 {
     ((state ^ (state >> 29)) >> 8) % below
 }
 
-async fn faulty(State(faults): State<Arc<Faults>>, request: Request) -> Response {
-    let (seed, count) = (faults.seed.load(Ordering::Relaxed), faults.count.fetch_add(1, Ordering::Relaxed));
-    let (parts, body) = request.into_parts();
-    let path = parts.uri.path().to_owned();
-    let body: Bytes = axum::body::to_bytes(body, usize::MAX).await.unwrap();
-    let failed = |status: u16| StatusCode::from_u16(status).unwrap().into_response();
+/// The server's answer to a request: status, content type and address, and page.
+async fn pass_on(client: &Client, parts: &Parts, body: &Bytes) -> (StatusCode, HeaderMap, Vec<u8>) {
     let mut headers = parts.headers.clone();
     for name in ["host", "content-length", "connection"] {
         headers.remove(name);
     }
-    let pass_on = async || {
-        let body = (parts.method == Method::POST).then(|| body.to_vec());
-        let mut answer = faults.client.request(parts.method.clone(), &path, headers.clone(), body).await.unwrap();
-        let (status, kind) = (answer.status(), answer.headers().get("content-type").cloned());
-        let mut page = Vec::new();
-        while let Some(chunk) = answer.chunk().await.unwrap() {
-            page.extend_from_slice(&chunk);
-        }
-        (status, kind, page)
-    };
-    let cut = |page: Vec<u8>| {
-        let half = Bytes::copy_from_slice(&page[..page.len() / 2]);
-        let broken = [Ok(half), Err(std::io::Error::other("cut"))];
-        Body::from_stream(stream::iter(broken)).into_response()
-    };
+    let body = (parts.method == Method::POST).then(|| body.to_vec());
+    let mut answer = client.request(parts.method.clone(), parts.uri.path(), headers, body).await.unwrap();
+    let kept = [CONTENT_TYPE, LOCATION].map(|name| answer.headers().get(&name).map(|value| (name, value.clone())));
+    let (status, mut page) = (answer.status(), Vec::new());
+    while let Some(chunk) = answer.chunk().await.unwrap() {
+        page.extend_from_slice(&chunk);
+    }
+    (status, kept.into_iter().flatten().collect(), page)
+}
+
+/// The first half of a page, after which the connection breaks.
+fn cut(page: &[u8]) -> Response {
+    let half = Bytes::copy_from_slice(&page[..page.len() / 2]);
+    let broken = [Ok(half), Err(std::io::Error::other("cut"))];
+    Body::from_stream(stream::iter(broken)).into_response()
+}
+
+async fn faulty(State(faults): State<Arc<Faults>>, request: Request) -> Response {
+    let (seed, count) = (faults.seed.load(Ordering::Relaxed), faults.count.fetch_add(1, Ordering::Relaxed));
+    let (parts, body) = request.into_parts();
+    let path = parts.uri.path();
+    let body: Bytes = axum::body::to_bytes(body, usize::MAX).await.unwrap();
+    let failed = |status: u16| StatusCode::from_u16(status).unwrap().into_response();
+    let pass_on = async || pass_on(&faults.client, &parts, &body).await;
     // A session's beginning is left alone: nothing of it is numbered.
     let early = ["create_session", "get_server_capabilities"].iter().any(|name| path.ends_with(name));
     match if early { 9 } else { draw(seed, count, 20) } {
@@ -461,8 +409,8 @@ async fn faulty(State(faults): State<Arc<Faults>>, request: Request) -> Response
             pass_on().await;
             failed(502)
         }
-        3 => cut(pass_on().await.2),
-        4 => cut(Vec::new()),
+        3 => cut(&pass_on().await.2),
+        4 => cut(&[]),
         5 if path.ends_with("retrieve_future") => (
             [("content-type", "application/json")],
             r#"{"type": "try_again", "request_id": "", "queue_state": "paused_capacity"}"#,
@@ -471,14 +419,43 @@ async fn faulty(State(faults): State<Arc<Faults>>, request: Request) -> Response
         6 => {
             // Twice, as a client does that lost the first answer.
             pass_on().await;
-            let (status, kind, page) = pass_on().await;
-            (status, [("content-type", kind.unwrap())], page).into_response()
+            pass_on().await.into_response()
         }
-        _ => {
-            let (status, kind, page) = pass_on().await;
-            (status, kind.map(|kind| [("content-type", kind)]), page).into_response()
-        }
+        _ => pass_on().await.into_response(),
     }
+}
+
+/// Fails at the first archive, and cuts the second.
+async fn cuts_archives(State(faults): State<Arc<Faults>>, request: Request) -> Response {
+    let (parts, body) = request.into_parts();
+    let answer = pass_on(&faults.client, &parts, &axum::body::to_bytes(body, usize::MAX).await.unwrap()).await;
+    let is_archive = parts.uri.path().starts_with("/api/v1/archives/");
+    match is_archive.then(|| faults.count.fetch_add(1, Ordering::Relaxed)) {
+        Some(0) => StatusCode::SERVICE_UNAVAILABLE.into_response(),
+        Some(1) => cut(&answer.2),
+        _ => answer.into_response(),
+    }
+}
+
+#[test]
+fn a_download_of_weights_that_breaks_off_begins_again() {
+    let (state, run) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let server = serve(state.path());
+    let (faults, proxy) = proxy(&server, any(cuts_archives));
+    let backend = remote(&open(proxy.address()), Arc::new(CrossEntropy));
+    let saved = backend.save_checkpoint(SaveCheckpoint { run_folder: run.path().to_owned(), ..Default::default() });
+    let adapter = run.path().join("adapter");
+    rollflow::train::tinker::download(&saved.wait().unwrap(), None, None, &adapter).unwrap();
+    assert!(adapter.join("adapter_model.safetensors").is_file() && adapter.join("adapter_config.json").is_file());
+    assert_eq!(faults.count.load(Ordering::Relaxed), 3);
+}
+
+/// A server at another address, between which and its clients `handler` stands.
+fn proxy(server: &ModelServer, handler: MethodRouter<Arc<Faults>>) -> (Arc<Faults>, Server) {
+    let client = Client::new("server", Endpoint::new(format!("http://{}", server.address()))).unwrap();
+    let faults = Arc::new(Faults { client, seed: AtomicU64::new(0), count: AtomicU64::new(0) });
+    let router = Router::new().fallback_service(handler.with_state(faults.clone()));
+    (faults, Server::start(TcpListener::bind("127.0.0.1:0").unwrap(), router).unwrap())
 }
 
 /// A third of the requests fail. TINKER_SEEDS=10000 takes an hour.
@@ -488,10 +465,7 @@ fn no_fault_of_the_network_does_a_step_twice_or_not_at_all() {
     let state = tempfile::tempdir().unwrap();
     let server = serve(state.path());
     let expected = trained(&remote(&open(server.address()), Arc::new(Grpo::default())), 0..2);
-    let client = Client::new("server", Endpoint::new(format!("http://{}", server.address()))).unwrap();
-    let faults = Arc::new(Faults { client, seed: AtomicU64::new(0), count: AtomicU64::new(0) });
-    let router = Router::new().fallback(faulty).with_state(faults.clone());
-    let proxy = Server::start(TcpListener::bind("127.0.0.1:0").unwrap(), router).unwrap();
+    let (faults, proxy) = proxy(&server, any(faulty));
     for seed in 0..seeds {
         faults.seed.store(seed, Ordering::Relaxed);
         faults.count.store(0, Ordering::Relaxed);

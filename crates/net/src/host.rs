@@ -15,7 +15,7 @@ use axum::middleware::{Next, from_fn};
 use axum::response::IntoResponse;
 
 /// Lets `routes` answer only requests for `localhost`, for addresses in numbers and for the names
-/// in `allowed`. Others get 403 and the setting that allows them; those without a host get 400.
+/// in `allowed`. Others get 403 and the ways to reach the server; those without a host get 400.
 pub fn guard(routes: Router, allowed: &[String]) -> Router {
     let allowed: Arc<[String]> = allowed.iter().map(|name| name.to_ascii_lowercase()).collect();
     routes.layer(from_fn(move |request: Request, next: Next| {
@@ -41,7 +41,8 @@ fn check(uri: &Uri, headers: &HeaderMap, allowed: &[String]) -> Result<(), (Stat
     Err((
         StatusCode::FORBIDDEN,
         format!(
-            "the host {host:?} is not allowed here: ask for localhost or an address in numbers, or add the name to net.allowed_hosts\n"
+            "the host {host:?} is not allowed here: ask for localhost or an IP address; a run allows the names in \
+             net.allowed_hosts, and `rollflow serve` any name with a token\n"
         ),
     ))
 }

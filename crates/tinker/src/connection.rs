@@ -1,11 +1,13 @@
 //! A connection: a session that a heartbeat keeps alive, operations, and their answers.
 
+mod archive;
+
+use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use reqwest::Method;
-use reqwest::header::{ACCEPT, CONTENT_TYPE, HeaderMap, HeaderName, HeaderValue, LOCATION};
-use rollflow_net::{Answer, Client, Endpoint, Fault, RemoteError, Tasks, backoff, bare_client, message, now};
+use reqwest::header::{ACCEPT, CONTENT_TYPE, HeaderMap, HeaderName, HeaderValue};
+use rollflow_net::{Answer, Client, Endpoint, Fault, RemoteError, Tasks, backoff, message, now};
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 
@@ -24,9 +26,6 @@ const HEARTBEAT: Duration = Duration::from_secs(10);
 
 /// Failures after which a server is taken to fail at protobuf.
 const FAILS: u32 = 3;
-
-/// Redirects on the way to an archive.
-const REDIRECTS: usize = 5;
 
 /// Longest pause before a retry.
 const LONGEST_PAUSE: Duration = Duration::from_secs(10);
@@ -74,6 +73,8 @@ impl Default for Patience {
 pub struct Connection {
     client: Client,
     headers: HeaderMap,
+    /// Certificate authorities that are trusted in addition to the system's.
+    ca_file: Option<PathBuf>,
     session: String,
     encoding: std::sync::OnceLock<Encoding>,
     /// If true, the server does a numbered operation once however often it is sent.
@@ -94,6 +95,7 @@ impl Connection {
     /// # Errors
     /// The server cannot be reached, or opens no session.
     pub async fn open(endpoint: Endpoint, key: Option<&str>, patience: Patience) -> Result<Self, TinkerError> {
+        let ca_file = endpoint.ca_file.clone();
         let client = Client::new("Tinker server", endpoint)?;
         let mut headers = HeaderMap::new();
         if let Some(mut key) = key.and_then(|key| HeaderValue::from_str(key).ok()) {
@@ -105,6 +107,7 @@ impl Connection {
         let mut opened = Connection {
             client,
             headers,
+            ca_file,
             session: String::new(),
             encoding: std::sync::OnceLock::new(),
             recognises_repeats: AtomicBool::new(false),
@@ -119,38 +122,6 @@ impl Connection {
         opened.session = opened.text(&answer, "session_id", "create_session")?;
         opened.keep_alive();
         Ok(opened)
-    }
-
-    /// The archive of weights for sampling at this path, `tinker://…`: a tar file, which may be
-    /// compressed by gzip.
-    ///
-    /// # Errors
-    /// The server does not have it.
-    pub async fn archive(&self, path: &str) -> Result<Vec<u8>, TinkerError> {
-        let (run, rest) = path.strip_prefix("tinker://").and_then(|path| path.split_once('/')).unwrap_or((path, ""));
-        let mut next = format!("/api/v1/training_runs/{run}/checkpoints/{rest}/archive");
-        for _ in 0..REDIRECTS {
-            let mut answer = match next.strip_prefix(self.client.base()) {
-                Some(here) => self.client.request(Method::GET, here, self.headers.clone(), None).await?,
-                None if next.starts_with('/') => self.client.request(Method::GET, &next, self.headers.clone(), None).await?,
-                // A signed address of a store, which gets no key.
-                None => {
-                    let http = bare_client(None, CALL).map_err(|fault| RemoteError::new(self.name(), fault))?;
-                    http.get(&next).send().await.map_err(|error| self.client.broken(error))?
-                }
-            };
-            let mut page = Vec::new();
-            let (status, location) = (answer.status().as_u16(), answer.headers().get(LOCATION).cloned());
-            while let Some(chunk) = answer.chunk().await.map_err(|error| self.client.broken(error))? {
-                page.extend_from_slice(&chunk);
-            }
-            match (status, location.as_ref().and_then(|location| location.to_str().ok())) {
-                (200..300, _) => return Ok(page),
-                (300..400, Some(location)) => next = location.to_owned(),
-                _ => return Err(self.client.refusal("downloading weights", status, &String::from_utf8_lossy(&page)).into()),
-            }
-        }
-        Err(self.nonsense("downloading weights", "one redirect after another".to_owned(), &next))
     }
 
     fn keep_alive(&self) {

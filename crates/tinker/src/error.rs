@@ -51,6 +51,14 @@ pub enum TinkerError {
         /// The time limit.
         seconds: f64,
     },
+    /// A file that is downloaded cannot be written.
+    #[error("writing weights of {server}: {why}")]
+    File {
+        /// Name of the server.
+        server: String,
+        /// The machine's own message.
+        why: String,
+    },
     /// The server cannot do something that the run needs.
     #[error("{server} {lacks}")]
     Lacks {

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use serde::de::IgnoredAny;
 use serde::{Deserialize, Serialize};
 
 /// A dense tensor of one or two dimensions.
@@ -387,6 +388,12 @@ pub struct SampleRequest {
     /// Likeliest tokens that are reported at each sampled position.
     #[serde(default)]
     pub topk_sample_logprobs: usize,
+    /// Tokens whose log-probabilities at the prompt's positions are wanted. Only read, never written.
+    #[serde(default, skip_serializing)]
+    pub target_prompt_logprobs: Option<IgnoredAny>,
+    /// Tokens that are drawn at each position of the prompt.
+    #[serde(default, skip_serializing)]
+    pub prompt_alt_tokens_k: usize,
     /// `sample`.
     #[serde(rename = "type", default)]
     pub kind: String,

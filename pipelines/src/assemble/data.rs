@@ -5,7 +5,7 @@ use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use anyhow::{Context, Result, anyhow, bail, ensure};
-use rollflow::data::source::{DataSet, DataSpec, Example, Mixed, Shape, too_long};
+use rollflow::data::source::{DataSet, DataSpec, Example, Mixed, Shape, refused, too_long};
 use rollflow::data::{BufferState, DataBuffer, DataError, Pair, PromptText, arithmetic};
 use rollflow::prelude::*;
 use rollflow::recipe::{Chat, Environment, Plan, Source as DataSource, Task, TaskData};
@@ -59,18 +59,26 @@ pub fn first_prompts(
         TaskData::Environment { limit } => fewer(limit),
         TaskData::Arithmetic { .. } | TaskData::Rollouts { .. } => {}
     }
-    let mut prompts = prompts(&task, environment, chat, seed, false, fits(chat, Some(reader), answer))?.limited(few as u64);
+    let mut prompts =
+        prompts(&task, environment, chat, seed, false, fits(chat, environment, Some(reader), answer))?.limited(few as u64);
     let next = || prompts.next().map_err(|error| anyhow!("{error}")).transpose();
     std::iter::from_fn(next).collect()
 }
 
-/// Returns a check that prompt and longest completion, of `answer` tokens, fit the policy's context. A
-/// prompt that the chat template rejects passes: the run reports the error.
-pub fn fits(chat: &Chat, reader: Option<&Reader>, answer: usize) -> impl Fn(&Prompt) -> Result<(), String> + Sync + use<> {
+/// Returns a check that the chat template renders a prompt, and that it fits the policy's context together
+/// with the longest completion, of `answer` tokens. Without a chat template all prompts pass: the run reports
+/// the error. Prompts that the template refuses pass if there is an environment, which opens the conversation.
+pub fn fits(
+    chat: &Chat,
+    environment: Option<&Environment>,
+    reader: Option<&Reader>,
+    answer: usize,
+) -> impl Fn(&Prompt) -> Result<(), String> + Sync + use<> {
     /// Upper bound of the bytes that a chat template adds to a turn. No token is shorter than a byte, so
     /// most prompts need no tokenisation here.
     const AROUND_A_TURN: usize = 512;
-    let (chat, reader) = (chat.clone(), reader.map(|reader| (reader.tokenizer.clone(), reader.config.max_positions)));
+    let (chat, is_opened, reader) =
+        (chat.clone(), environment.is_some(), reader.map(|reader| (reader.tokenizer.clone(), reader.config.max_positions)));
     move |prompt| {
         let Some((tokenizer, positions)) = &reader else { return Ok(()) };
         let room = positions.saturating_sub(answer);
@@ -79,16 +87,26 @@ pub fn fits(chat: &Chat, reader: Option<&Reader>, answer: usize) -> impl Fn(&Pro
             PromptText::Text(text) => AROUND_A_TURN + text.len(),
             PromptText::Chat(turns) => turns.iter().map(|turn| AROUND_A_TURN + turn.content.len()).sum(),
         };
-        if bytes <= room && prompt.tools().is_empty() {
-            return Ok(());
-        }
-        match tokenizer.encode_prompt(&Prompt { text: asked, ..prompt.clone() }) {
-            Ok(tokens) if tokens.len() > room => Err(format!(
+        let is_short = bytes <= room && prompt.tools().is_empty();
+        let tokens = match &asked {
+            PromptText::Text(_) if is_short => Ok(0),
+            PromptText::Chat(turns) if is_short => tokenizer.chat().and_then(|chat| chat.render_prompt(turns, &[])).map(|_| 0),
+            _ => tokenizer.encode_prompt(&Prompt { text: asked, ..prompt.clone() }).map(|tokens| tokens.len()),
+        };
+        match tokens {
+            Ok(tokens) if tokens > room => Err(format!(
                 "longer than {room} tokens, which are what {answer} new ones leave of the {positions} that the model reads"
             )),
-            _ => Ok(()),
+            Err(error) if !is_opened => refusal(error, tokenizer).unwrap_or(Ok(())),
+            Ok(_) | Err(_) => Ok(()),
         }
     }
+}
+
+/// The reason to skip a record that the tokenizer or the chat template refuses; the error itself if there is no
+/// usable chat template.
+pub fn refusal(error: DataError, tokenizer: &Tokenizer) -> Result<Result<(), String>, DataError> {
+    if tokenizer.chat().is_err() { Err(error) } else { Ok(Err(refused(error))) }
 }
 
 /// Checks that samples were made, and that none is longer than `most` tokens.
@@ -96,15 +114,20 @@ pub fn within<S: AsRef<[Sample]>>(samples: Result<S, DataError>, most: usize) ->
     match samples {
         Ok(samples) if samples.as_ref().iter().any(|sample| sample.tokens.len() > most) => Err(too_long(most)),
         Ok(_) => Ok(()),
-        Err(_) => Err("that the tokenizer or the chat template refuses".into()),
+        Err(error) => Err(refused(error)),
     }
 }
 
 /// All that the sources hold, such as pairs of answers, each as often as its source is repeated.
 pub fn all<T: Shape + Clone>(sources: &[DataSource]) -> Result<Vec<T>> {
+    all_if(sources, |_| Ok(()))
+}
+
+/// [`all`] that are usable: an error is the reason to skip a record.
+pub fn all_if<T: Shape + Clone>(sources: &[DataSource], usable: impl Fn(&T) -> Result<(), String> + Sync) -> Result<Vec<T>> {
     let mut all = Vec::new();
     for source in sources {
-        let data = DataSet::<T>::open(&source.spec())?;
+        let data = DataSet::<T>::open_if(&source.spec(), &usable)?;
         let read = data.iter().collect::<Result<Vec<_>, _>>()?;
         (0..source.repeat).for_each(|_| all.extend(read.iter().cloned()));
         tracing::info!("Data: {}", data.describe());
@@ -157,7 +180,7 @@ fn check(checkpoint: &Path, data: Option<&BufferState>) -> Result<()> {
 
 /// Builds the prompt source of a run: the prompts of `[task]` that fit `reader`, chosen by `[curriculum]`.
 pub fn training_prompts(plan: &Plan, reader: &Reader) -> Result<Prompts> {
-    let fits = fits(&plan.chat, Some(reader), plan.generate.max_new_tokens);
+    let fits = fits(&plan.chat, plan.environment.as_ref(), Some(reader), plan.generate.max_new_tokens);
     let compares = plan.reward.rule.compares();
     let prompts = prompts(&plan.task, plan.environment.as_ref(), &plan.chat, plan.seed, compares, fits)?;
     Ok(match &plan.curriculum {

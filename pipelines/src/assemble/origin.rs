@@ -78,9 +78,6 @@ fn write(config: &ModelConfig, weights: &Weights, tokenizer: &Tokenizer, run: &P
     // What training made is not rounded to what the folder was.
     let config = ModelConfig { dtype: Dtype::F32, ..config.clone() };
     save_hf(&writing, &config, weights)?;
-    for (file, content) in tokenizer.files() {
-        let path = writing.join(file);
-        std::fs::write(&path, content).with_context(|| format!("writing {}", path.display()))?;
-    }
+    tokenizer.save(&writing)?;
     atomic_file::publish(&writing, &folder).with_context(|| format!("writing {}", folder.display()))
 }

@@ -41,7 +41,10 @@ pub fn batches(
 /// Samples of the chosen and the rejected completion, each after the prompt as `[chat]` formats it.
 fn samples(chat: &Chat, pair: &RankedPair, tokenizer: &Tokenizer) -> Result<[Sample; 2], DataError> {
     let prompt = conversations::asked(chat, pair.prompt.clone());
-    let sample = |completion: &str| prepare_pair(&Pair { prompt: prompt.clone(), completion: completion.to_owned() }, tokenizer);
+    let sample = |completion: &str| {
+        let (prompt, completion, tools) = (prompt.clone(), completion.to_owned(), pair.tools.clone());
+        prepare_pair(&Pair { prompt, completion, tools }, tokenizer)
+    };
     Ok([sample(&pair.chosen)?, Sample { index: 1, ..sample(&pair.rejected)? }])
 }
 
@@ -51,13 +54,23 @@ pub fn fits(chat: &Chat, reader: &Reader) -> impl Fn(&RankedPair) -> Result<(), 
     move |pair| data::within(samples(&chat, pair, &tokenizer), config.max_positions)
 }
 
-/// Samples of the held-out pairs of `[eval]` that fit the model's context.
-pub fn evaluated(eval: &Eval, task: &Task, chat: &Chat, seed: u64, reader: &Reader) -> Result<Vec<Sample>> {
-    let (mut pairs, fits) = (held_out(eval.task.as_ref().unwrap_or(task), chat, seed)?, fits(chat, reader));
-    pairs.retain(|pair| fits(pair).is_ok());
+/// Samples of the held-out pairs of `[eval]` that fit the model's context, each pair with the name of its data
+/// set.
+pub fn evaluated(eval: &Eval, task: &Task, chat: &Chat, seed: u64, reader: &Reader) -> Result<Vec<(String, [Sample; 2])>> {
+    let (task, fits) = (eval.task.as_ref().unwrap_or(task), fits(chat, reader));
+    let mut pairs: Vec<(String, RankedPair)> = Vec::new();
+    let sources = task.data.sources();
+    if sources.is_empty() {
+        pairs.extend(held_out(task, chat, seed)?.into_iter().map(|pair| (String::new(), pair)));
+    }
+    for source in &sources {
+        let of_source: Vec<RankedPair> = data::all(std::slice::from_ref(source))?;
+        pairs.extend(of_source.into_iter().map(|pair| (source.spec().name(), pair)));
+    }
+    pairs.retain(|(_, pair)| fits(pair).is_ok());
     pairs.truncate(eval.limit.unwrap_or(usize::MAX));
-    let samples = pairs.iter().map(|pair| samples(chat, pair, &reader.tokenizer)).collect::<Result<Vec<_>, _>>();
-    Ok(samples.context("preparing the evaluation")?.concat())
+    let samples = |(source, pair)| Ok((source, samples(chat, &pair, &reader.tokenizer)?));
+    pairs.into_iter().map(samples).collect::<Result<_, DataError>>().context("preparing the evaluation")
 }
 
 /// All pairs of a data set, or each sum against `wrong` completions that `drawn_by` draws.

@@ -255,6 +255,10 @@ struct Process {
 
 impl Process {
     fn start(command: &ServerCommand, log: &Path) -> Result<Self> {
+        Ok(Process { child: Process::spawn(command, log)?, log: log.to_owned() })
+    }
+
+    fn spawn(command: &ServerCommand, log: &Path) -> Result<Child> {
         let [program, words @ ..] = &command.words[..] else { bail!("engine.program is empty") };
         // Otherwise the error would appear a minute later in a log, or another server would answer.
         if let Err(error) = TcpListener::bind(("127.0.0.1", command.port)) {
@@ -270,7 +274,7 @@ impl Process {
         // For other tools.
         atomic_file::write(&log.with_extension("pid"), format!("{}\n", child.id()))
             .with_context(|| format!("writing next to {}", log.display()))?;
-        Ok(Process { child, log: log.to_owned() })
+        Ok(child)
     }
 
     fn exited(&mut self) -> Option<ExitStatus> {
@@ -394,11 +398,11 @@ impl Servers {
 /// Restarts a server when it ends, a few times. It returns with its start weights, which the weight
 /// sync detects.
 fn keep(command: &ServerCommand, process: &Mutex<Process>, over: &AtomicBool, restarts: u32) {
-    let mut left = restarts;
+    let (mut left, mut next) = (restarts, Instant::now());
     while !over.load(Ordering::Relaxed) {
         std::thread::sleep(LOOK);
         let mut process = process.lock();
-        let Some(status) = process.exited() else { continue };
+        let Some(status) = process.exited().filter(|_| Instant::now() >= next) else { continue };
         if left == 0 || over.load(Ordering::Relaxed) {
             return;
         }
@@ -409,9 +413,14 @@ fn keep(command: &ServerCommand, process: &Mutex<Process>, over: &AtomicBool, re
         if let Some(group) = process.group() {
             kill_process_group(group, Signal::KILL).ok();
         }
-        match Process::start(command, &log) {
-            Ok(restarted) => *process = restarted,
-            Err(error) => tracing::warn!("{kind} at {url} cannot restart: {error:#}"),
+        // Not a new `Process`: the old one's end would remove the new one's number.
+        match Process::spawn(command, &log) {
+            Ok(child) => process.child = child,
+            Err(error) => {
+                tracing::warn!("{kind} at {url} cannot restart: {error:#}");
+                // What holds its port may need a while to end.
+                next = Instant::now() + GOODBYE;
+            }
         }
     }
 }

@@ -3,7 +3,7 @@
 use anyhow::Result;
 use rollflow::data::chat::tokenize_conversation;
 use rollflow::data::packing::{OverlongPolicy, PackedRows, Packing, pack};
-use rollflow::data::source::{Example, Mixed, prepare_pair, prepare_sft_sample, prepare_sft_turns};
+use rollflow::data::source::{Example, Mixed, prepare_pair, prepare_sft_sample, prepare_sft_turns, rendered_bytes, too_long};
 use rollflow::data::{BufferState, ChatMessage, DataError, Pair, arithmetic};
 use rollflow::env::{Environment, ToolCall, ToolResult, ToolSpec};
 use rollflow::prelude::*;
@@ -43,12 +43,8 @@ impl<'a> Imitation<'a> {
             own if own.is_empty() && !self.demonstrates() => self.task.data.sources(),
             own => own,
         };
-        // Without a length, the longest sample is the longest that the model reads.
-        let max_length = self.sft.max_length.or(Some(reader.config.max_positions));
-        let of = Imitation { sft: &Sft { max_length, ..self.sft.clone() }, ..self };
-        // Rows and steps by tokens are laid out before the run.
-        let ahead = of.sft.packs() || of.sft.on_overlong == OverlongPolicy::Split;
-        if !sources.is_empty() && !ahead {
+        let of = Imitation { sft: &bounded(self.sft, reader), ..self };
+        if !sources.is_empty() && !is_laid_out(of.sft) {
             return of.drawn(&sources, reader);
         }
         Ok((of.rows(reader, of.samples(&sources, reader)?)?, None))
@@ -57,7 +53,8 @@ impl<'a> Imitation<'a> {
     /// Reads all samples before the run.
     fn samples(self, sources: &[Source], reader: &Reader) -> Result<Vec<Sample>> {
         if !sources.is_empty() {
-            let examples: Vec<Example> = data::all(sources)?;
+            let usable = |example: &Example| self.usable(example, &reader.tokenizer);
+            let examples: Vec<Example> = data::all_if(sources, usable)?;
             let samples = examples.iter().map(|example| prepare(self.chat, self.sft, example, &reader.tokenizer));
             return Ok(samples.collect::<Result<Vec<_>, _>>()?.concat());
         }
@@ -96,15 +93,17 @@ impl<'a> Imitation<'a> {
     /// neighbours in a file are similar.
     fn drawn(self, sources: &[Source], reader: &Reader) -> Result<(Supervised, Option<BufferState>)> {
         let Imitation { sft, chat, seed, .. } = self;
-        let (tokenizer, drops) = (reader.tokenizer.clone(), sft.on_overlong == OverlongPolicy::Drop);
-        let fits = |example: &Example| match sft.max_length.filter(|_| drops) {
-            None => Ok(()),
-            Some(max) => data::within(prepare(chat, sft, example, &tokenizer), max),
-        };
-        let data = Mixed::<Example>::open_if(&data::specs(sources), seed, true, fits)?;
-        let (state, tokenizer, chat, of) = (data.state(0), tokenizer.clone(), chat.clone(), sft.clone());
+        let (tokenizer, chat, of) = (reader.tokenizer.clone(), chat.clone(), sft.clone());
+        let usable = |example: &Example| self.usable(example, &reader.tokenizer);
+        let data = Mixed::<Example>::open_if(&data::specs(sources), seed, true, usable)?;
+        let state = data.state(0);
         let group = move |example: Example| Ok(fit(&of, prepare(&chat, &of, &example, &tokenizer)?).rows.concat());
         Ok((Supervised::drawn("SFT", data, sft.batch, sft.steps, group)?, Some(state)))
+    }
+
+    /// [`judge`] while data is opened. Without a chat template all examples pass: the run reports the error.
+    fn usable(self, example: &Example, tokenizer: &Tokenizer) -> Result<(), String> {
+        judge(self.chat, self.sft, example, tokenizer).unwrap_or(Ok(()))
     }
 
     /// Returns true if the environment can generate demonstrations of its task.
@@ -139,19 +138,58 @@ impl<'a> Imitation<'a> {
 fn imitated(chat: &Chat, example: &Example) -> Example {
     match example.clone() {
         Example::Pair(pair) => Example::Pair(Pair { prompt: asked(chat, pair.prompt), ..pair }),
-        Example::Chat { turns, tools } => Example::Chat { turns: opened(chat, turns), tools },
+        Example::Chat { turns, tools, first } => {
+            let (given, turns) = (turns.len(), opened(chat, turns));
+            Example::Chat { first: first + turns.len() - given, turns, tools }
+        }
         text @ Example::Text(_) => text,
     }
 }
 
 /// An example as samples, none longer than `sft.max_length`.
-pub fn prepare(chat: &Chat, sft: &Sft, example: &Example, tokenizer: &Tokenizer) -> Result<Vec<Sample>, DataError> {
+fn prepare(chat: &Chat, sft: &Sft, example: &Example, tokenizer: &Tokenizer) -> Result<Vec<Sample>, DataError> {
     let example = imitated(chat, example);
     Ok(if sft.turns_apart() { prepare_sft_turns(&example, tokenizer)? } else { vec![prepare_sft_sample(&example, tokenizer)?] })
 }
 
+/// `sft` with a length: without one, the longest sample is the longest that the model reads.
+pub fn bounded(sft: &Sft, reader: &Reader) -> Sft {
+    Sft { max_length: sft.max_length.or(Some(reader.config.max_positions)), ..sft.clone() }
+}
+
+/// Returns true if rows and steps are laid out before the run.
+fn is_laid_out(sft: &Sft) -> bool {
+    sft.packs() || sft.on_overlong == OverlongPolicy::Split
+}
+
+/// Checks that an example can be trained on within `sft.max_length`; the inner error is the reason to skip it.
+///
+/// # Errors
+/// Fails if there is no usable chat template.
+pub fn judge(chat: &Chat, sft: &Sft, example: &Example, tokenizer: &Tokenizer) -> Result<Result<(), String>, DataError> {
+    /// Most tokens that a tokenizer puts around a text. No token is shorter than a byte, so most examples need
+    /// no tokenisation here.
+    const AROUND_A_TEXT: usize = 16;
+    let most = sft.max_length.unwrap_or(usize::MAX);
+    let samples = match rendered_bytes(&imitated(chat, example), tokenizer, sft.turns_apart()) {
+        // Samples that are laid out before the run are counted there.
+        Ok(bytes) if is_laid_out(sft) || bytes + AROUND_A_TEXT <= most => return Ok(Ok(())),
+        Ok(_) => prepare(chat, sft, example, tokenizer),
+        Err(error) => Err(error),
+    };
+    let samples = match samples {
+        Ok(samples) => samples,
+        Err(error) => return data::refusal(error, tokenizer),
+    };
+    if sft.on_overlong == OverlongPolicy::Drop && samples.iter().any(|sample| sample.tokens.len() > most) {
+        return Ok(Err(too_long(most)));
+    }
+    let trains = !fit(sft, samples).rows.is_empty();
+    Ok(if trains { Ok(()) } else { Err(format!("with nothing to train in the first {most} tokens")) })
+}
+
 /// Samples as they fit into `sft.max_length`.
-pub fn fit(sft: &Sft, samples: Vec<Sample>) -> PackedRows {
+fn fit(sft: &Sft, samples: Vec<Sample>) -> PackedRows {
     pack(samples, sft.max_length.unwrap_or(usize::MAX), sft.packing, sft.on_overlong).teaching()
 }
 

@@ -1,5 +1,6 @@
 //! `rollflow eval`: an evaluation outside a run, whose answers a folder keeps.
 
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -12,7 +13,7 @@ use rollflow::flow::Interrupts;
 use rollflow::observe::StepMetrics;
 use rollflow::observe::logs::{JsonLines, JudgedAnswer, read_lines};
 use rollflow::prelude::Policy;
-use rollflow::recipe::{Eval as Section, Plan};
+use rollflow::recipe::{self, Eval as Section, Plan, with_current_names};
 use rollflow::rollout::Evaluation;
 use rollflow::util::atomic_file;
 use serde_json::{Value, json};
@@ -205,7 +206,7 @@ impl StandaloneEval<'_> {
             self.registry,
             reader.config.max_positions,
         )?);
-        let identity = self.identity(&eval);
+        let identity = self.identity(&eval)?;
         let judged = self.judged(&identity)?;
         let mut evaluation = Evaluation::begin(&spec, &reader.tokenizer, &engine, version, judged);
         // Drops the answers to prompts that are sampled again.
@@ -233,24 +234,30 @@ impl StandaloneEval<'_> {
     }
 
     /// Identity of the evaluation. Answers of evaluations with different identities are never mixed.
-    fn identity(&self, eval: &Section) -> Value {
+    fn identity(&self, eval: &Section) -> Result<Value> {
         let plan = Plan { eval: Some(eval.clone()), ..self.plan.clone() };
-        let text = plan.to_toml();
-        let matters = |section: &&str| {
-            let heads = ["[chat]", "[task]", "[eval]", "[reward]", "[environment]"];
-            heads.iter().any(|head| section.trim_start().starts_with(head))
+        let matters = |key: &str| {
+            let section = key.split(['.', '[']).next().unwrap_or(key);
+            let asks = ["chat", "task", "eval", "reward", "environment", "model", "lora"].contains(&section);
+            (asks && !["model.device", "model.threads", "model.check_memory"].contains(&key)) || key == "generate.stop"
         };
-        let sections: Vec<&str> = text.split("\n\n").filter(matters).collect();
+        let mut asked = flat(&plan.to_toml())?;
+        asked.retain(|key, _| matters(key));
+        let weights = match self.model.is_dir() {
+            true => recipe::folder_fingerprint(self.model).ok(),
+            false => recipe::model_fingerprints(&plan).get("model.path").copied(),
+        };
         let mut identity = json!({
             "model": std::fs::canonicalize(self.model).unwrap_or_else(|_| self.model.to_owned()),
+            "weights": weights,
             "seed": plan.seed,
             "max_new_tokens": eval.max_new_tokens.unwrap_or(plan.generate.max_new_tokens),
-            "asked": sections.join("\n\n"),
+            "asked": asked,
         });
         if plan.engine.is_remote() {
             identity["engine"] = plan.engine.kind().word().into();
         }
-        identity
+        Ok(identity)
     }
 
     /// Answers that an interrupted evaluation of the same identity left.
@@ -261,7 +268,7 @@ impl StandaloneEval<'_> {
         if let Some(found) = found.as_object_mut() {
             found.remove("summary");
         }
-        if !is_same(&found, identity)? {
+        if !is_same(&found, identity) {
             bail!("{} holds an evaluation of something else; choose another folder with --out", self.out.display());
         }
         let answers = self.out.join(ANSWERS);
@@ -281,14 +288,16 @@ impl StandaloneEval<'_> {
 }
 
 /// Returns true if both identities name one evaluation, whatever names their keys had at the time.
-fn is_same(found: &Value, identity: &Value) -> Result<bool> {
-    let sections = |identity: &Value| flat(identity["asked"].as_str().unwrap_or_default());
+fn is_same(found: &Value, identity: &Value) -> bool {
+    let asked = |identity: &Value| -> Option<BTreeMap<String, String>> {
+        Some(with_current_names(serde_json::from_value(identity["asked"].clone()).ok()?))
+    };
     let others = |identity: &Value| -> Option<Value> {
         let mut identity = identity.clone();
         identity.as_object_mut()?.remove("asked");
         Some(identity)
     };
-    Ok(others(found) == others(identity) && sections(found)? == sections(identity)?)
+    others(found) == others(identity) && asked(found).is_some_and(|found| Some(found) == asked(identity))
 }
 
 #[cfg(test)]
@@ -297,9 +306,9 @@ mod tests {
 
     #[test]
     fn an_evaluation_is_continued_under_the_former_names_of_its_keys() {
-        let of = |key: &str, slots: u64| json!({"seed": 1, "asked": format!("[eval]\nsamples = 1\n{key} = {slots}")});
-        assert!(is_same(&of("slots", 64), &of("max_num_seqs", 64)).unwrap());
-        assert!(!is_same(&of("slots", 64), &of("max_num_seqs", 32)).unwrap());
-        assert!(!is_same(&json!({"seed": 2, "asked": of("slots", 64)["asked"]}), &of("slots", 64)).unwrap());
+        let of = |key: &str, slots: u64| json!({"seed": 1, "asked": {"eval.samples": "1", key: slots.to_string()}});
+        assert!(is_same(&of("eval.slots", 64), &of("eval.max_num_seqs", 64)));
+        assert!(!is_same(&of("eval.slots", 64), &of("eval.max_num_seqs", 32)));
+        assert!(!is_same(&json!({"seed": 2, "asked": of("eval.slots", 64)["asked"]}), &of("eval.slots", 64)));
     }
 }

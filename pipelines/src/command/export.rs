@@ -10,8 +10,8 @@ use rollflow::train::companions;
 use rollflow::train::tinker;
 use rollflow::util::atomic_file;
 
+use super::policies::model_folder;
 use super::{choice, out, refused};
-use crate::assemble::models::model_folder;
 
 /// Export a trained model as a folder that transformers, PEFT and servers load: adapters merged,
 /// cast, in shards.
@@ -108,7 +108,10 @@ impl Export {
         // Adapters may have come without what the model under them has.
         for origin in base.iter().chain([&from]) {
             for (name, content) in companions(origin)? {
-                std::fs::write(folder.join(&name), content).with_context(|| format!("writing {name}"))?;
+                let path = folder.join(&name);
+                let parent = path.parent().unwrap_or(&folder);
+                let written = std::fs::create_dir_all(parent).and_then(|()| std::fs::write(&path, content));
+                written.with_context(|| format!("writing {name}"))?;
             }
             // That of the model's maker knows more than what follows from its config.json.
             let generation = origin.join("generation_config.json");

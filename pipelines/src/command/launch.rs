@@ -98,7 +98,7 @@ fn reader(rank: u32, from: Option<impl Read + Send + 'static>, print: impl Fn(&s
 }
 
 /// Waits until all processes have ended, and returns the exit code of the whole: that of the rank that
-/// ended first, if it failed, and else rank 0's.
+/// failed first, if one failed by itself, and else rank 0's.
 fn watch(processes: &mut [Process], rendezvous: &Rendezvous, interrupts: &Interrupts) -> u8 {
     let (mut passed_on, mut code, mut until) = (0, None, None);
     loop {
@@ -111,7 +111,7 @@ fn watch(processes: &mut [Process], rendezvous: &Rendezvous, interrupts: &Interr
             until.get_or_insert_with(|| Instant::now() + GOODBYE);
             let failed = (!status.success()).then(|| u8::try_from(status.code().unwrap_or(1)).unwrap_or(1));
             // The others end by rank 0's word, unless it could not say any.
-            if code.is_none() && (failed.is_some() || at == 0) {
+            if code.is_none_or(|code| code == End::BY_ANOTHER) && (failed.is_some() || at == 0) {
                 code = Some(failed.unwrap_or(0));
                 if status.code().is_none() {
                     rendezvous.end(&format!("rank {at} ended: {status}"));

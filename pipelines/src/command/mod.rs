@@ -148,7 +148,7 @@ fn dispatch(command: Command, registry: &Registry) -> Result<()> {
 
 /// Ends of a command other than an error with exit code 1.
 #[derive(Debug, thiserror::Error)]
-enum End {
+pub(crate) enum End {
     /// The arguments are wrong, and nothing was started: exit code 2.
     #[error("{0}")]
     Refused(String),
@@ -158,9 +158,31 @@ enum End {
     /// The command has printed what is wrong, and ends with this code.
     #[error("exit code {0}")]
     Said(u8),
+    /// Another rank of the run, which has its own code, failed or is gone: [`End::BY_ANOTHER`].
+    #[error("{0}")]
+    ByAnother(String),
     /// The reader of the output closed its end, as `head` does: exit code 0.
     #[error("standard output was closed")]
     Closed,
+}
+
+impl End {
+    /// Exit code of a run that was drained before its last step: `EX_TEMPFAIL` of sysexits.h.
+    pub(crate) const AGAIN: u8 = 75;
+
+    /// Exit code of a rank that ends because of another: `EX_UNAVAILABLE` of sysexits.h.
+    pub(crate) const BY_ANOTHER: u8 = 69;
+
+    /// Exit code of a command that ends with this error.
+    pub(crate) fn code(error: &anyhow::Error) -> u8 {
+        match error.downcast_ref() {
+            Some(End::Refused(_) | End::Recipe(_)) => 2,
+            Some(End::Said(code)) => *code,
+            Some(End::ByAnother(_)) => End::BY_ANOTHER,
+            Some(End::Closed) => 0,
+            None => 1,
+        }
+    }
 }
 
 /// Makes the error of a command whose arguments are wrong.
@@ -219,11 +241,10 @@ pub fn command_with<A: Into<OsString> + Clone>(registry: Registry, args: impl In
     let Err(error) = dispatch(command, &registry) else { return ExitCode::SUCCESS };
     match error.downcast_ref() {
         Some(End::Recipe(errors)) => plans::show(errors),
-        Some(End::Said(code)) => return ExitCode::from(*code),
-        Some(End::Closed) => return ExitCode::SUCCESS,
+        Some(End::Said(_) | End::Closed) => {}
         _ => out::complain(&format!("error: {error:#}")),
     }
-    if error.is::<End>() { ExitCode::from(2) } else { ExitCode::FAILURE }
+    ExitCode::from(End::code(&error))
 }
 
 /// Raises the number of files that this process may open to what the system allows it: each sample that a server

@@ -1,14 +1,16 @@
 //! `rollflow resume`.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
 
 use anyhow::Result;
 use clap::Args;
+use rollflow::ranks::{Place, Ranks};
 use rollflow::util::secrets::masked;
 
 use super::plans::{RecipeArgs, load};
 use super::run::{Drained, execute};
-use super::{out, refused};
+use super::{End, out, refused};
 use crate::registry::Registry;
 use crate::run::folder::RunFolder;
 use crate::run::ranks::among_ranks;
@@ -45,6 +47,33 @@ pub struct Resume {
     pub page: Option<String>,
 }
 
+/// Interval of the looks for a run that rank 0 fetches.
+const LOOK: Duration = Duration::from_secs(1);
+
+/// Waits for a run that rank 0 fetches, for as long as more of it arrives.
+fn appears(run: &Path) -> Result<()> {
+    let (recipe, limit) = (run.join(RECIPE), Ranks::default().start_timeout);
+    if !recipe.exists() {
+        out::complain(&format!(
+            "waiting for {}: rank 0 fetches it from the store into a folder that all ranks share",
+            run.display()
+        ));
+    }
+    let (mut fetched, mut since) = (upload::fetched(run), Instant::now());
+    while !recipe.exists() {
+        if since.elapsed().as_secs_f64() > limit {
+            let why = format!("rank 0 has fetched nothing more for {limit} seconds into {}", run.display());
+            return Err(End::ByAnother(why).into());
+        }
+        std::thread::sleep(LOOK);
+        let now = upload::fetched(run);
+        if now != fetched {
+            (fetched, since) = (now, Instant::now());
+        }
+    }
+    Ok(())
+}
+
 impl Resume {
     pub fn run(self, registry: &Registry) -> Result<()> {
         self.until(registry, Drained::Done)
@@ -55,7 +84,11 @@ impl Resume {
         let Resume { run, out, ca_file, mut sets, metrics, page } = self;
         let run = match (run.to_str().filter(|run| run.contains("://")), out) {
             (Some(address), Some(out)) => {
-                upload::fetch(address, ca_file.as_deref(), &out)?;
+                match Place::of_environment()?.filter(|place| place.rank > 0) {
+                    None => upload::fetch(address, ca_file.as_deref(), &out)?,
+                    // Rank 0 fetches it for all. The folder appears whole.
+                    Some(_) => appears(&out)?,
+                }
                 out
             }
             (Some(address), None) => return Err(refused(format!("{}: give --out DIR, the run's new folder", masked(address)))),

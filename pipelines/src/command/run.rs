@@ -1,6 +1,7 @@
 //! `rollflow run`, and what running and resuming share.
 
 use std::ffi::OsString;
+use std::io::ErrorKind;
 use std::path::PathBuf;
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -89,13 +90,13 @@ impl Run {
 pub enum Drained {
     /// Success: a user interrupted the run.
     Done,
-    /// The run has more to do: exit code 75, `EX_TEMPFAIL` of sysexits.h.
+    /// The run has more to do: [`End::AGAIN`].
     Again,
 }
 
 /// Runs a plan in its folder and says what came of it.
 pub fn execute(plan: &Plan, registry: &Registry, run: RunFolder, from: Option<&ResumePoint>, drained: Drained) -> Result<()> {
-    let run = run.among(registry.ranks());
+    let run = run.among(registry.ranks()).uploading(plan)?;
     run.console().install()?;
     plan.warnings(Machine::here()).iter().for_each(|warning| run.say(&format!("warning: {warning}")));
     let report = crate::run_plan(plan, registry, &run, from)?;
@@ -107,14 +108,22 @@ pub fn execute(plan: &Plan, registry: &Registry, run: RunFolder, from: Option<&R
     // A closed output must not end the run.
     out::text(&told).ok();
     match report.ended {
-        Ended::Drained if drained == Drained::Again => Err(End::Said(75).into()),
+        Ended::Drained if drained == Drained::Again => Err(End::Said(End::AGAIN).into()),
         Ended::Finished | Ended::Drained => Ok(()),
         Ended::Running | Ended::Stopped | Ended::Failed => Err(End::Said(1).into()),
     }
 }
 
-/// `runs/NAME-1790000000`, by the seconds of the clock.
+/// Makes `runs/NAME-1790000000`, by the seconds of the clock, or with `-2` and so on where another run began
+/// in the same second.
 fn new_folder(plan: &Plan) -> PathBuf {
     let seconds = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_secs());
-    PathBuf::from("runs").join(format!("{}-{seconds}", plan.name))
+    let first = PathBuf::from("runs").join(format!("{}-{seconds}", plan.name));
+    let next = |number: u32| first.with_file_name(format!("{}-{seconds}-{number}", plan.name));
+    // Other errors than that it exists are those of the run, which opens it.
+    let is_free = |folder: &PathBuf| {
+        let made = std::fs::create_dir_all("runs").and_then(|()| std::fs::create_dir(folder));
+        !made.is_err_and(|error| error.kind() == ErrorKind::AlreadyExists)
+    };
+    std::iter::once(first.clone()).chain((2..).map(next)).find(is_free).unwrap_or(first)
 }

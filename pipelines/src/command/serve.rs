@@ -38,8 +38,8 @@ pub struct Serve {
     listen: String,
     #[command(flatten)]
     token: TokenArgs,
-    /// Allow an address that other hosts can reach without a token: they can then replace the
-    /// weights and read folders of weights.
+    /// Allow an address that other hosts can reach without a token: they, and web pages in their
+    /// browsers, can then replace the weights and read folders of weights.
     #[arg(long)]
     without_token: bool,
     /// Name of the model in requests; by default that of its folder.

@@ -111,7 +111,7 @@ fn samples(args: &Tokens, tokenizer: &Tokenizer) -> Result<Vec<Sample>> {
     if let Some(text) = given {
         return match serde_json::from_str::<Vec<ChatMessage>>(&text) {
             Ok(turns) if turns.last().is_some_and(|turn| turn.role == "assistant") => {
-                of_example(&Example::Chat { turns, tools: Vec::new() }, args.apart, tokenizer)
+                of_example(&Example::Chat { turns, tools: Vec::new(), first: 0 }, args.apart, tokenizer)
             }
             Ok(turns) => Ok(vec![of_prompt(&turns.into(), tokenizer)?]),
             Err(_) => Ok(vec![of_prompt(&text.into(), tokenizer)?]),

@@ -4,14 +4,14 @@ use std::path::PathBuf;
 
 use anyhow::{Context, Result};
 use clap::Args;
-use rollflow::observe::Console;
 use rollflow::recipe;
 
-use super::refused;
+use super::{End, refused, require_run};
 use crate::run::RECIPE;
 use crate::run::trackers::Trackers;
 
-/// Log a run to the trackers of its recipe: what they miss of it, or all of it with `--set`.
+/// Log a run to the trackers of its recipe: what they miss of it, or all of it with `--set`. Waits while a
+/// running run logs itself.
 #[derive(Args)]
 #[command(after_help = "Examples:\n  rollflow track runs/mine\n  rollflow track runs/mine --set 'observe.wandb={offline=true}'")]
 pub struct Track {
@@ -24,15 +24,14 @@ pub struct Track {
 
 impl Track {
     pub fn run(self) -> Result<()> {
+        require_run(&self.run)?;
         let path = self.run.join(RECIPE);
         let text = std::fs::read_to_string(&path).with_context(|| path.display().to_string())?;
-        let plan = recipe::parse(&path.display().to_string(), &text, &self.set)?;
+        let plan = recipe::parse(&path.display().to_string(), &text, &self.set).map_err(End::Recipe)?;
         if plan.trackers().is_empty() {
             return Err(refused("the run's recipe has no tracker: add one, as in --set 'observe.wandb={}'".to_owned()));
         }
         Trackers::check(&plan)?;
-        // Dropped, they have logged everything, or said why not.
-        drop(Trackers::start(&plan, &self.run, &Console::default())?);
-        Ok(())
+        Trackers::catch_up(&plan, &self.run)
     }
 }

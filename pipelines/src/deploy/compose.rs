@@ -4,6 +4,7 @@ use std::ops::Range;
 use std::path::Path;
 
 use anyhow::{Context, Result};
+use rustix::process::{getegid, geteuid};
 use serde_json::{Map, Value, json};
 
 use super::job::{Job, Needs, URLS};
@@ -73,7 +74,8 @@ fn service(
     let words: Vec<String> = words.iter().map(|word| literal(word)).collect();
     let mut service = json!({
         "image": image, "entrypoint": words, "working_dir": "/work", "environment": env,
-        "user": "${UID:-1000}:${GID:-1000}",
+        // Shells do not export `UID`, and the run writes into the folder of the user that deploys it.
+        "user": format!("{}:{}", geteuid().as_raw(), getegid().as_raw()),
         "volumes": [{"type": "bind", "source": literal(folder), "target": "/work"}],
         "tmpfs": ["/tmp"], "read_only": true, "cap_drop": ["ALL"], "security_opt": ["no-new-privileges:true"],
         "cpus": needs.cpus as f64, "mem_limit": format!("{}g", needs.memory),

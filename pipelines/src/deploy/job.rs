@@ -7,6 +7,7 @@ use rollflow::recipe::Plan;
 use rollflow::util::reading;
 
 use super::settings::{Deploy, Engines, is_label};
+use crate::command::End;
 
 /// Processes of a run: ranks of a trainer, and servers that generate for it.
 pub struct Job {
@@ -37,7 +38,7 @@ pub struct Needs {
 
 /// Exit codes of a trainer that is to be started again: drained, and ended by SIGTERM before the run
 /// had begun.
-pub const AGAIN: [u8; 2] = [75, 143];
+pub const AGAIN: [u8; 2] = [End::AGAIN, 143];
 
 /// Variable that gives the recipe's `engine.urls`.
 pub const URLS: &str = "ROLLFLOW__ENGINE__URLS";

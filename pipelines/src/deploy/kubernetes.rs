@@ -8,6 +8,7 @@ use serde_json::{Value, json};
 
 use super::job::{AGAIN, Job, Needs, URLS};
 use super::yaml;
+use crate::command::End;
 
 /// Folder of the recipe in a pod.
 const RECIPES: &str = "/etc/rollflow";
@@ -106,12 +107,14 @@ fn trainer(job: &Job) -> Result<Value> {
     if let Some(volumes) = pod["volumes"].as_array_mut() {
         volumes.push(json!({"name": "recipe", "configMap": {"name": job.name, "items": items}}));
     }
+    let uncounted: Vec<u8> = AGAIN.into_iter().chain([End::BY_ANOTHER]).collect();
     let mut spec = json!({
         "completionMode": "Indexed", "completions": of.ranks, "parallelism": of.ranks, "backoffLimit": cluster.retries,
-        // A pod that was drained or evicted resumes without being counted; a wrong recipe is not tried again.
+        // A pod that was drained or evicted resumes without being counted, and so does one that ends because of another,
+        // which is counted itself. A wrong recipe is not tried again.
         "podFailurePolicy": {"rules": [
             {"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]},
-            {"action": "Ignore", "onExitCodes": {"containerName": "trainer", "operator": "In", "values": AGAIN}},
+            {"action": "Ignore", "onExitCodes": {"containerName": "trainer", "operator": "In", "values": uncounted}},
             {"action": "FailJob", "onExitCodes": {"containerName": "trainer", "operator": "In", "values": [2]}},
         ]},
         "template": {"metadata": {"labels": labels(job, &job.name)}, "spec": pod},

@@ -5,6 +5,7 @@ use serde_json::{Map, Value, json};
 
 use super::job::{AGAIN, Job, Needs, URLS, command, shell};
 use super::yaml;
+use crate::command::End;
 
 /// Port of the ranks' rendezvous.
 const PORT: usize = 29_500;
@@ -54,16 +55,19 @@ fn trainer(job: &Job) -> Result<Value> {
     script += &match of.ranks {
         1 => format!("exec {command}\n"),
         ranks => format!(
-            "export MASTER_ADDR=$(printf '%s\\n' \"$SKYPILOT_NODE_IPS\" | head -n 1) MASTER_PORT={PORT} WORLD_SIZE={ranks}\n\
+            "export MASTER_ADDR=$(printf '%s\\n' \"$SKYPILOT_NODE_IPS\" | head -n 1) MASTER_PORT={PORT} WORLD_SIZE={ranks} LOCAL_WORLD_SIZE={per_host}\n\
              ranks=\n\
              for local in $(seq 0 {last}); do\n  \
                RANK=$((SKYPILOT_NODE_RANK * {per_host} + local)) LOCAL_RANK=$local {command} &\n  ranks=\"$ranks $!\"\n\
              done\n\
-             # The ranks end together; the first that fails says how.\n\
+             # The ranks end together; the first that fails by itself says how.\n\
              code=0\n\
-             for rank in $ranks; do\n  wait \"$rank\" || {{ ended=$?; [ $code -ne 0 ] || code=$ended; }}\ndone\n\
+             for rank in $ranks; do\n  \
+               wait \"$rank\" || {{ ended=$?; [ $code -ne 0 ] && [ $code -ne {by_another} ] || code=$ended; }}\n\
+             done\n\
              exit $code\n",
             last = per_host - 1,
+            by_another = End::BY_ANOTHER,
         ),
     };
     let name = if of.engines.count > 0 { "trainer" } else { &job.name };

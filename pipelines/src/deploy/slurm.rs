@@ -63,9 +63,10 @@ pub fn script(job: &Job, folder: &Path, program: &str) -> Result<String> {
     let recipe = job.recipe.to_str().context("the recipe's path is not UTF-8")?;
     let trainer = job.trainer(program, recipe, &job.run(), "127.0.0.1:0");
     let place = if engines.count > 0 { " --relative=0" } else { "" };
+    // The first rank that ends drained must not end the others: ranks end each other. `srun` returns the highest exit code.
     let again: Vec<String> = AGAIN.iter().map(u8::to_string).collect();
     text += &format!(
-        "\nsrun --nodes={} --ntasks={}{place} --cpus-per-task={cpus} --kill-on-bad-exit=1 \\\n  {} &\ntrainer=$!\n\
+        "\nsrun --nodes={} --ntasks={}{place} --cpus-per-task={cpus} --kill-on-bad-exit=0 --wait=60 \\\n  {} &\ntrainer=$!\n\
          wait \"$trainer\"; code=$?\n\
          while kill -0 \"$trainer\" 2> /dev/null; do wait \"$trainer\"; code=$?; done\n\
          case $code in {}) scontrol requeue \"$SLURM_JOB_ID\" ;; esac\nexit \"$code\"\n",

@@ -5,13 +5,16 @@ use std::path::Path;
 
 use anyhow::Result;
 use rollflow::data::Status;
-use rollflow::observe::logs::{Rollout, read_lines};
+use rollflow::observe::logs::Rollout;
 
 use super::curves::is_solved;
 use super::{Check, Evidence};
+use crate::run::growing::GrowingLines;
 
 /// Newest groups that are read: the batch of a usual step, or two.
 const NEWEST: usize = 64;
+/// Bytes at the end of `rollouts.jsonl` in which they are searched for.
+const BYTES: u64 = 256 << 20;
 
 /// Fewest samples, and fewest groups, that give a share.
 const SAMPLES: usize = 16;
@@ -52,21 +55,21 @@ pub(super) struct Group {
 /// skipped.
 pub(super) fn newest(path: &Path) -> Result<Vec<Group>> {
     let mut groups = VecDeque::<Group>::new();
-    if path.exists() {
-        for rollout in read_lines::<Rollout>(path)?.flatten() {
-            let key = (rollout.step, rollout.group);
-            if groups.back().is_none_or(|group| group.key != key) {
-                groups.push_back(Group { key, ..Group::default() });
-                groups.drain(..groups.len().saturating_sub(NEWEST));
-            }
-            if let Some(group) = groups.back_mut() {
-                let sampled = rollout.tokens.iter().zip(rollout.versions.per_token()).filter(|(_, version)| version.is_some());
-                group.completions.push(sampled.map(|(token, _)| *token).collect());
-                group.truncated += usize::from(rollout.status == Status::Truncated);
-                group.rewards.extend(rollout.reward);
-            }
+    GrowingLines::of_end(path, BYTES).each_new(|line| {
+        let Ok(rollout) = serde_json::from_slice::<Rollout>(line.bytes) else { return Ok(()) };
+        let key = (rollout.step, rollout.group);
+        if groups.back().is_none_or(|group| group.key != key) {
+            groups.push_back(Group { key, ..Group::default() });
+            groups.drain(..groups.len().saturating_sub(NEWEST));
         }
-    }
+        if let Some(group) = groups.back_mut() {
+            let sampled = rollout.tokens.iter().zip(rollout.versions.per_token()).filter(|(_, version)| version.is_some());
+            group.completions.push(sampled.map(|(token, _)| *token).collect());
+            group.truncated += usize::from(rollout.status == Status::Truncated);
+            group.rewards.extend(rollout.reward);
+        }
+        Ok(())
+    })?;
     Ok(groups.into())
 }
 

@@ -1,6 +1,6 @@
 
 // The page of a server: a list of runs, one run as it happens, and runs compared. The address after `#` names what
-// is shown: `runs`, `start` (or `start=RECIPE`), `run=NAME` (with `sample=STEP-GROUP-INDEX`), or `compare=NAME&compare=NAME`.
+// is shown: `runs`, `start` (or `start=RECIPE`), `run=NAME` (with `sample=STEP-GROUP-INDEX` or `STEP-GROUP-INDEX-PART`), or `compare=NAME&compare=NAME`.
 edge_room = 84;
 
 // Parts that only a live page has.
@@ -227,7 +227,7 @@ function compare(names, reports, keys) {
   const series = (metric) => reports.map((report, at) => ({ name: names[at], points: points_of(report, report.curves[metric]?.points ?? []).map(([x, mean, , , value, step]) => [x, view.smooth ? mean : value, , , , step]) }));
   const help = (metric) => reports.map((report) => report.curves[metric]?.help).find(Boolean) ?? "";
   redraw = () => {
-    $("axis").disabled = !reports.some((report) => report.axes.steps.length);
+    choose_axis(reports.some((report) => report.axes.steps.length));
     const metric = $("compared-metric").value, drawn = chart(metric, series(metric), { help: help(metric), height: 320, wide: Math.max(300, $("compared").clientWidth - 34) });
     drawn.classList.remove("card");
     $("compared").replaceChildren(drawn);

@@ -52,13 +52,13 @@ impl LiveEvent {
         let by_label = |metric| -> BTreeMap<String, f64> {
             metrics.series(metric).into_iter().filter_map(|(labels, value)| Some((labels.into_iter().next()?, value))).collect()
         };
-        let steps = metrics.newest(Metric::Steps, &[]);
+        let steps = observed.total(Metric::Steps, &[]);
         LiveEvent {
             flow: FlowActivity::between(before, now),
             versions: by_label(Metric::WeightVersion),
-            step: observed.taken() + steps.unwrap_or_default() as u64,
-            steps,
-            generated_tokens: metrics.newest(Metric::GeneratedTokens, &[]),
+            step: observed.taken() + steps as u64,
+            steps: Some(steps),
+            generated_tokens: Some(observed.total(Metric::GeneratedTokens, &[])),
             tokens: by_label(Metric::LedgerTokens),
             prompts: by_label(Metric::LedgerPrompts),
             engines: engines(metrics),

@@ -6,8 +6,8 @@
 //! | `/api/runs` | a row per run |
 //! | `/api/runs/NAME` | the contents of a run's page, as `report.html` embeds them, without samples |
 //! | `/api/runs/NAME/samples?…` | samples that fit, a page of them (`samples/search.rs`) |
-//! | `/api/runs/NAME/samples/STEP-GROUP-INDEX` | the group of a sample, with texts |
-//! | `/api/runs/NAME/samples/STEP-GROUP-INDEX/tokens?part=P&from=N` | tokens of a sample with their numbers |
+//! | `/api/runs/NAME/samples/STEP-GROUP-INDEX` | the group of a sample, with texts; `-PART` follows for a part of a rollout |
+//! | `/api/runs/NAME/samples/STEP-GROUP-INDEX/tokens?from=N` | tokens of a sample with their numbers |
 //! | `/api/runs/NAME/events` | server-sent events |
 //! | `/api/differences?run=NAME&run=NAME` | recipe keys that differ |
 //! | `/api/runs/NAME/change` | keys that may change, with their values |

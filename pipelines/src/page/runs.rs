@@ -7,7 +7,7 @@ use std::time::SystemTime;
 
 use anyhow::{Error, Result};
 use parking_lot::Mutex;
-use rollflow::observe::logs::{metrics_row, smoothed};
+use rollflow::observe::logs::{metrics_row, smoothed_at};
 use rollflow::recipe::parse;
 use rollflow::util::lock_file;
 use serde_json::{Value, json};
@@ -225,7 +225,7 @@ impl SmallLines {
         })?;
         let drawn = |(metric, values): (&&'static str, &Vec<f64>)| {
             let every = values.len().div_ceil(POINTS).max(1);
-            let points = smoothed(values).into_iter().step_by(every).collect();
+            let points = (0..values.len()).step_by(every).map(|at| smoothed_at(values, at)).collect();
             Some(SmallCurve { metric, last: *values.last()?, points })
         };
         Ok(SHOWN.iter().zip(&*values).find_map(drawn))

@@ -11,7 +11,7 @@ function remote_samples(name, signal) {
       return ask_json(`${path}?${new URLSearchParams({ ...query, from })}`, AbortSignal.any([signal, search.signal]));
     },
     group: (key) => ask_json(`${path}/${key}`, signal),
-    tokens: (one, from) => ask_json(`${path}/${key_of(one)}/tokens?${new URLSearchParams({ part: one.part, ...(from === undefined ? {} : { from }) })}`, signal),
+    tokens: (one, from) => ask_json(`${path}/${key_of(one)}/tokens?${new URLSearchParams(from === undefined ? {} : { from })}`, signal),
     sketch: () => ask_json(`${path}?sketch=true`, signal),
   };
 }

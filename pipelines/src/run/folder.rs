@@ -100,7 +100,7 @@ pub struct RunFolder {
     /// The ranks that share the run, if there are several.
     ranks: Option<Arc<Member>>,
     /// Ends before the lock.
-    _uploads: Option<Uploads>,
+    uploads: Option<Uploads>,
     /// So do these.
     _trackers: Option<Trackers>,
     #[cfg(feature = "otlp")]
@@ -164,15 +164,25 @@ impl RunFolder {
         Trackers::check(plan)?;
         describe(&metrics, plan);
         let mut run = RunFolder::serving(path, plan, metrics, server, page)?;
-        if let Some(publisher) = plan.store.checkpoints(plan.net.ca_file.as_deref())? {
-            run._uploads = Some(Uploads::start(path, publisher, run.console.clone())?);
-        }
         #[cfg(feature = "otlp")]
         if let Some(url) = &plan.observe.otlp {
             run.otlp = Some(Otlp::start(url, plan, &run.metrics)?);
         }
         run._trackers = Some(Trackers::start(plan, path, &run.console)?);
         Ok(run)
+    }
+
+    /// Uploads the run's checkpoints from now on, if the recipe has a store. The run must have been rewound.
+    pub fn uploading(mut self, plan: &Plan) -> Result<Self> {
+        if let Some(publisher) = plan.store.checkpoints(plan.net.ca_file.as_deref())? {
+            self.uploads = Some(Uploads::start(&self.path, publisher, self.console.clone())?);
+        }
+        Ok(self)
+    }
+
+    /// Uploads the checkpoints of the supervised part, too. The part must have been rewound.
+    pub fn uploading_part(&self) {
+        self.uploads.iter().for_each(Uploads::include_part);
     }
 
     /// Creates or opens the folder `name` in this one, for a part that is a separate run.
@@ -222,7 +232,7 @@ impl RunFolder {
             console: Console::default(),
             gate: Mutex::default(),
             ranks: None,
-            _uploads: None,
+            uploads: None,
             _trackers: None,
             #[cfg(feature = "otlp")]
             otlp: None,
@@ -309,8 +319,9 @@ impl RunFolder {
         Record::keep_graph(&self.path, self.observed.graph())?;
         let (stats, metrics, taken) = (flow.stats(), &self.metrics, self.observed.taken());
         if let Some(ranks) = &self.ranks {
-            let control = flow.handle();
-            ranks.on_loss(move || control.stop());
+            let (stopped, drained) = (flow.handle(), flow.handle());
+            ranks.on_loss(move || stopped.stop());
+            ranks.on_drain(move || drained.drain());
         }
         let run = || flow.run(Until::finished());
         let result = match self.progress {

@@ -9,7 +9,7 @@ use parking_lot::Mutex;
 use rollflow::data::POISONED;
 use rollflow::flow::{Control, Flow, Report, Stats};
 use rollflow::observe::logs::{DEAD_LETTERS, last_step};
-use rollflow::observe::{Metric, Metrics, StageShares};
+use rollflow::observe::{Baseline, Metric, Metrics, StageShares};
 use rollflow::rollout::LOST;
 use rollflow::stages::train::Orders;
 use rollflow::train::checkpoint::{self, CHECKPOINTS};
@@ -35,6 +35,8 @@ struct ObservedFlow {
     control: Control,
     /// Steps that earlier processes of the run took. Rates count this process.
     taken: u64,
+    /// Totals when the flow began: of an earlier part of the run, if it has one.
+    before: Baseline,
     /// Final report.
     ended: Option<Report>,
 }
@@ -83,7 +85,8 @@ impl Observed {
     pub fn begin(&self, flow: &Flow) -> Result<()> {
         let graph = serde_json::from_str(&flow.graph().to_json()).context("the graph as JSON")?;
         let taken = last_step(&self.folder.join("metrics.jsonl"))?;
-        *self.flow.lock() = Some(ObservedFlow { graph, stats: flow.stats(), control: flow.handle(), taken, ended: None });
+        let (stats, control, before) = (flow.stats(), flow.handle(), self.metrics.baseline());
+        *self.flow.lock() = Some(ObservedFlow { graph, stats, control, taken, before, ended: None });
         Ok(())
     }
 
@@ -95,6 +98,12 @@ impl Observed {
     /// Steps that earlier processes of the run took.
     pub fn taken(&self) -> u64 {
         self.flow.lock().as_ref().map_or(0, |flow| flow.taken)
+    }
+
+    /// Total of a counter since the flow began.
+    pub fn total(&self, metric: Metric, labels: &[&str]) -> f64 {
+        let before = self.flow.lock().as_ref().map_or(0.0, |flow| flow.before.total(metric, labels));
+        self.metrics.newest(metric, labels).unwrap_or(0.0) - before
     }
 
     /// Counts trained samples of these stalenesses.
@@ -137,24 +146,23 @@ impl Observed {
         let steps = last_step(&self.folder.join("metrics.jsonl"))?.saturating_sub(taken) as f64;
         let newest = checkpoint::latest(&self.folder.join(CHECKPOINTS))?;
         let newest = newest.as_ref().map(|path| path.strip_prefix(&self.folder).unwrap_or(path).display().to_string());
-        let total = |metric, labels: &[&str]| self.metrics.newest(metric, labels).unwrap_or(0.0);
         let rate = |tokens: f64| format!("{tokens:.0} ({:.0} a second)", tokens / seconds);
         let since = if taken > 0 { format!(" after step {taken}") } else { String::new() };
         let mut summary = vec![
             (format!("steps{since}"), format!("{steps} ({:.1} a second)", steps / seconds)),
-            (format!("tokens generated{since}"), rate(total(Metric::GeneratedTokens, &[]))),
-            (format!("tokens trained{since}"), rate(total(Metric::Tokens, &["trained"]))),
+            (format!("tokens generated{since}"), rate(self.total(Metric::GeneratedTokens, &[]))),
+            (format!("tokens trained{since}"), rate(self.total(Metric::Tokens, &["trained"]))),
             ("token ledger".to_owned(), self.ledger(Metric::LedgerTokens, "generated")),
             ("prompt ledger".to_owned(), self.ledger(Metric::LedgerPrompts, "entered")),
             ("checkpoint".to_owned(), newest.unwrap_or_else(|| "none".to_owned())),
         ];
         let dropped = [
-            ("groups dropped as poisoned", total(Metric::GroupsDropped, &[POISONED]), String::new()),
-            ("groups dropped as lost", total(Metric::GroupsDropped, &[LOST]), String::new()),
-            ("samples lost", total(Metric::SamplesDropped, &[LOST]), String::new()),
+            ("groups dropped as poisoned", self.total(Metric::GroupsDropped, &[POISONED]), String::new()),
+            ("groups dropped as lost", self.total(Metric::GroupsDropped, &[LOST]), String::new()),
+            ("samples lost", self.total(Metric::SamplesDropped, &[LOST]), String::new()),
             (
                 "dead letters",
-                total(Metric::DeadLetters, &["reward"]),
+                self.total(Metric::DeadLetters, &["reward"]),
                 format!(" in {DEAD_LETTERS}; rollflow replay tries them again"),
             ),
         ];

@@ -2,11 +2,13 @@
 //! page is `report.html`, and what the live page draws.
 
 use std::collections::BTreeSet;
+use std::fs::File;
+use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::{Context, Result};
-use rollflow::observe::logs::{MetricStats, metrics_rows, read_lines};
+use rollflow::observe::logs::{MetricStats, Rollout, metrics_rows};
 use rollflow::observe::{Curves, HtmlReport, duration};
 use rollflow::util::atomic_file;
 
@@ -20,8 +22,14 @@ pub fn write(folder: &Path, record: &Record) -> Result<PathBuf> {
     let mut curves = RunCurves::of(folder);
     curves.refresh()?;
     let report = page(folder, record, &curves)?;
-    // A line that was torn by a crash is no sample.
-    let report = if rollouts.exists() { report.samples(read_lines(rollouts)?.flatten()) } else { report };
+    let report = if rollouts.exists() {
+        let file = File::open(&rollouts).with_context(|| format!("reading {}", rollouts.display()))?;
+        let lines = BufReader::new(file).split(b'\n').map_while(Result::ok);
+        // A line that was torn by a crash is no sample.
+        report.samples(lines.filter_map(|line| Rollout::without_columns(&line).ok()))
+    } else {
+        report
+    };
     atomic_file::write(&path, report.to_html()).with_context(|| format!("writing {}", path.display()))?;
     Ok(path)
 }
@@ -54,7 +62,7 @@ pub(crate) fn page(folder: &Path, record: &Record, curves: &RunCurves) -> Result
 }
 
 fn outcome(record: &Record) -> String {
-    let (steps, time) = (record.steps, duration(Duration::from_secs_f64(record.seconds())));
+    let (steps, time) = (record.steps, lasted(record));
     let error = record.sessions.last().and_then(|session| session.error.as_deref());
     if record.pipeline == TINKER {
         return match record.state {
@@ -74,10 +82,13 @@ fn outcome(record: &Record) -> String {
     }
 }
 
+/// Time that processes worked on the run.
+fn lasted(record: &Record) -> String {
+    duration(Duration::try_from_secs_f64(record.seconds()).unwrap_or_default())
+}
+
 /// A few numbers that a reader looks for first.
 fn tiles(record: &Record, curves: &Curves) -> Vec<(String, String)> {
-    let seconds = record.seconds();
-    let time = duration(Duration::from_secs_f64(seconds));
     let tile = |label: &str, name: &str, decimals: usize, pick: fn(&MetricStats) -> f64| {
         Some((label.to_owned(), format!("{:.decimals$}", pick(&curves.stats(name)?))))
     };
@@ -85,7 +96,7 @@ fn tiles(record: &Record, curves: &Curves) -> Vec<(String, String)> {
     let loss = tile("loss, last tenth", "loss", 4, |loss| loss.last_tenth).filter(|_| reward.is_none());
     let tiles = [
         Some(("steps".to_owned(), record.steps.to_string())),
-        (seconds > 0.0).then(|| ("time".to_owned(), time)),
+        (record.seconds() > 0.0).then(|| ("time".to_owned(), lasted(record))),
         reward,
         tile("reward, best (smoothed)", "reward_mean", 3, |reward| reward.best_high),
         loss,
@@ -129,4 +140,21 @@ fn facts(record: &Record) -> Vec<(String, String)> {
         facts.push((parent.key.clone(), format!("{}{of}", parent.path.display())));
     }
     facts
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::run::record::Session;
+
+    #[test]
+    fn a_page_survives_a_clock_that_was_set_back_and_damaged_columns_of_tokens() {
+        let folder = tempfile::tempdir().unwrap();
+        let line = r#"{"step":1,"group":2,"index":0,"response":"an answer","tokens":[1,?],"versions":[]}"#;
+        std::fs::write(folder.path().join("rollouts.jsonl"), line).unwrap();
+        let session = Session { seconds: -5.0, ..Session::default() };
+        let record = Record { state: State::Finished, sessions: vec![session], ..Record::default() };
+        let page = std::fs::read_to_string(write(folder.path(), &record).unwrap()).unwrap();
+        assert!(page.contains("The run finished after 0 steps in 0s.") && page.contains("\"response\":\"an answer\""));
+    }
 }

@@ -5,12 +5,14 @@ use std::sync::Arc;
 
 use anyhow::{Context, Result, bail, ensure};
 use rollflow::flow::Interrupts;
-use rollflow::ranks::{Member, Order, Place};
+use rollflow::observe::Console;
+use rollflow::ranks::{Member, Order, Place, RankError};
 use rollflow::recipe::{DeviceName, Plan, Timeline, model_fingerprints};
 use rollflow::train::{Algorithm, AlgorithmKey, LocalConfig, follow};
 
 use crate::assemble::sections::{Step, Training};
 use crate::assemble::{steps, trainers};
+use crate::command::End;
 use crate::registry::Registry;
 use crate::reward_model;
 
@@ -20,14 +22,24 @@ use crate::reward_model;
 pub fn among_ranks(plan: &Plan, registry: &Registry, lead: impl FnOnce(&Registry) -> Result<()>) -> Result<()> {
     let Some(place) = Place::of_environment()? else { return lead(registry) };
     shareable(plan)?;
-    let own = on_own_device(plan, &place);
-    let member = Member::join(place, &plan.ranks, &plan.to_toml(), model_fingerprints(plan), gpu(&own))?;
+    let (own, rank) = (on_own_device(plan, &place), place.rank);
+    let join = || Member::join(place, &plan.ranks, &plan.to_toml(), model_fingerprints(plan), gpu(&own));
+    // The run's own console comes later, and on rank 0 alone.
+    let member = tracing::subscriber::with_default(Console::quiet(), join);
+    let member = member.map_err(|error| match error {
+        // Rank 0 ends with the code of the failure, or has not started.
+        RankError::Apart(_) | RankError::NoStore(..) if rank > 0 => End::ByAnother(error.to_string()).into(),
+        _ => anyhow::Error::from(error),
+    })?;
     let result = match member.rank() {
         0 => lead(&registry.clone().of_ranks(&member)),
         _ => follow_all(&own, registry, &member),
     };
-    member.end(result.is_ok());
-    result
+    member.end(result.as_ref().map_or_else(End::code, |()| 0));
+    result.map_err(|error| match error.is::<End>() || !member.is_ended_by_another() {
+        true => error,
+        false => End::ByAnother(format!("{error:#}")).into(),
+    })
 }
 
 /// The plan of this rank. Rank 0 computes on `model.device`. If that is a GPU, the other processes of
@@ -73,13 +85,14 @@ fn shareable(plan: &Plan) -> Result<()> {
 
 /// Follows rank 0's trainers, one after another, or the critic next to the policy, until rank 0 ends.
 fn follow_all(plan: &Plan, registry: &Registry, member: &Arc<Member>) -> Result<()> {
-    // Signals that reach all processes are rank 0's to obey: it drains, then ends the others.
-    let _ignored = Interrupts::listen().context("listening for Ctrl-C")?;
+    // Rank 0 drains the run, then ends the others.
+    let interrupts = Interrupts::listen().context("listening for Ctrl-C")?;
+    member.drain_when(move || interrupts.pressed());
     std::thread::scope(|scope| {
         let mut followed = Vec::new();
-        let succeeded = loop {
+        let code = loop {
             match member.order()? {
-                Order::End(succeeded) => break succeeded,
+                Order::End(code) => break code,
                 Order::Follow(name, number) => {
                     followed.push(scope.spawn(move || follow_one(plan, registry, member, &name, number)))
                 }
@@ -88,8 +101,11 @@ fn follow_all(plan: &Plan, registry: &Registry, member: &Arc<Member>) -> Result<
         for thread in followed {
             thread.join().unwrap_or_else(|_| bail!("a trainer's thread failed; its message is above"))?;
         }
-        ensure!(succeeded, "the run failed; rank 0 says why");
-        Ok(())
+        match code {
+            0 => Ok(()),
+            End::AGAIN => Err(End::Said(End::AGAIN).into()),
+            _ => Err(End::ByAnother("the run failed; rank 0 says why".to_owned()).into()),
+        }
     })
 }
 

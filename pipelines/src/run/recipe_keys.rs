@@ -12,8 +12,8 @@ use crate::assemble::models::Lineage;
 use crate::run::RECIPE;
 use crate::run::record::Record;
 
-/// Keys that may change when a run resumes, besides those of [`OF_TRAINING`]. A name that ends in a dot
-/// or `_` stands for all keys that begin so. Other keys are part of the checkpoint (draws, groups in
+/// Keys that may change when a run resumes, in addition to [`OF_SERVED`] and [`OF_TRAINING`]. A name that
+/// ends in a dot or `_` stands for all keys that begin so. Other keys are part of the checkpoint (draws, groups in
 /// flight, optimizer, data position), so a new value would have no effect or a wrong one.
 /// docs/reference/command.md lists them.
 const MAY_CHANGE: &[&str] = &[
@@ -59,7 +59,12 @@ const MAY_CHANGE: &[&str] = &[
     "engine.",
     "environment.",
     "reward.",
+    "net.",
 ];
+
+/// Sections of servers that compute for the run, and their keys that may change: addresses and timeouts.
+const SERVED: [&str; 3] = ["trainer", "reference", "teacher"];
+const OF_SERVED: [&str; 8] = ["url", "key_env", "token_env", "timeout", "lost_timeout", "retries", "busy_timeout", "concurrency"];
 
 /// Sections that train a model, and their keys that may change: length, learning rate, what computes
 /// and how much at a time.
@@ -182,7 +187,8 @@ fn may_change(key: &str) -> bool {
         true => key.starts_with(may) && !FIXED.contains(&key),
         false => key == *may || key.strip_prefix(may).is_some_and(|rest| rest.starts_with(['[', '.'])),
     };
-    MAY_CHANGE.iter().any(listed) || of_training()
+    let of_served = || SERVED.contains(&section(key)) && key.rsplit('.').next().is_some_and(|word| OF_SERVED.contains(&word));
+    MAY_CHANGE.iter().any(listed) || of_training() || of_served()
 }
 
 /// Keys below those of [`MAY_CHANGE`] that may not.
@@ -197,4 +203,18 @@ const FIXED: [&str; 6] = [
 
 fn section(key: &str) -> &str {
     key.split(['.', '[']).next().unwrap_or(key)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_server_may_move_and_be_given_more_time_and_what_it_computes_may_not_change() {
+        let moved =
+            ["net.ca_file", "trainer.url", "trainer.lost_timeout", "teacher.timeout", "teacher.sources[1].url", "store.url"];
+        assert!(moved.iter().all(|key| may_change(key)));
+        let fixed = ["trainer.base_model", "teacher.kind", "teacher.sources[1].model", "engine.kind", "seed"];
+        assert!(!fixed.iter().any(|key| may_change(key)));
+    }
 }

@@ -11,13 +11,14 @@ use clap::ValueEnum;
 use jiff::{Timestamp, Unit};
 use rollflow::flow::{Ended, Report};
 use rollflow::observe::StageShares;
-use rollflow::observe::logs::{MetricStats, compute_stats_from_jsonl, last_step};
+use rollflow::observe::logs::{MetricStats, TIMINGS, compute_stats_from_jsonl, last_step, metrics_row};
 use rollflow::recipe::{ModelSource, Plan};
 use rollflow::serve::TinkerModel;
 use rollflow::util::{atomic_file, lock_file};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
+use crate::run::growing::GrowingLines;
 use crate::run::provenance::{self, Git, Machine};
 use crate::run::{LOCK, RECIPE, RECORD, python_files};
 
@@ -129,6 +130,9 @@ impl Record {
         if open && !lock_file::is_taken(&folder.join(LOCK)) {
             // A server that starts again has its models again.
             record.state = if record.pipeline == TINKER { State::Stopped } else { State::Died };
+            if let Some(session) = record.sessions.last_mut() {
+                session.measure_killed(folder);
+            }
         } else if open && let Some(session) = record.sessions.last_mut() {
             session.seconds = session.seconds_until(now());
         }
@@ -166,6 +170,7 @@ impl Record {
         let mut record: Record = before.unwrap_or_default();
         for session in record.sessions.iter_mut().filter(|session| session.state == State::Running) {
             session.state = State::Died;
+            session.measure_killed(folder);
         }
         let python = python_files::checksums(plan);
         let warnings = record.sessions.last().map(|last| python_files::changes(&last.python, &python));
@@ -292,6 +297,9 @@ fn parents(plan: &Plan) -> Vec<Parent> {
     folders.into_iter().map(parent).collect()
 }
 
+/// Bytes at the end of `timings.jsonl` that hold its last row.
+const LAST_ROWS: u64 = 64 << 10;
+
 /// A process's work on a run.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 #[serde(default)]
@@ -345,13 +353,45 @@ impl Session {
         (self.state, self.error, self.ended) = (state, error, ended.to_string());
     }
 
-    /// Seconds from its start to `then`.
+    /// Gives a session that could not write its end the time until its last step.
+    fn measure_killed(&mut self, folder: &Path) {
+        let mut last = None;
+        let rows = GrowingLines::of_end(folder.join(TIMINGS), LAST_ROWS).each_new(|line| {
+            let time = metrics_row(line.bytes).ok().and_then(|(_, row)| row.get("time_seconds").copied());
+            last = time.or(last);
+            Ok(())
+        });
+        if let (Ok(()), Some(seconds)) = (rows, last) {
+            self.seconds = Timestamp::from_second(seconds as i64).map_or(0.0, |last| self.seconds_until(last));
+        }
+    }
+
+    /// Seconds from its start to `then`; 0 if the clock was set back before its start.
     fn seconds_until(&self, then: Timestamp) -> f64 {
-        self.started.parse::<Timestamp>().map_or(0.0, |started| (then - started).total(Unit::Second).unwrap_or(0.0))
+        let seconds = |started: Timestamp| (then - started).total(Unit::Second).unwrap_or(0.0);
+        self.started.parse::<Timestamp>().map_or(0.0, seconds).max(0.0)
     }
 }
 
 /// To the second.
 fn now() -> Timestamp {
     Timestamp::from_second(Timestamp::now().as_second()).unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_time_of_a_killed_process_counts_until_its_last_step() {
+        let folder = tempfile::tempdir().unwrap();
+        let began = Timestamp::from_second(1_700_000_000).unwrap();
+        let session = Session { started: began.to_string(), seconds: 1.0, ..Session::default() };
+        Record { sessions: vec![session], ..Record::default() }.write(folder.path()).unwrap();
+        let rows = format!("{{\"step\":1,\"time_seconds\":{}.5}}\n{{\"step\":2,\"ti", began.as_second() + 3600);
+        std::fs::write(folder.path().join(TIMINGS), rows).unwrap();
+        assert_eq!(Record::unmeasured(folder.path()).unwrap().seconds(), 3600.0);
+        Record::begin(folder.path(), &Plan::default(), None).unwrap();
+        assert_eq!(Record::unmeasured(folder.path()).unwrap().sessions[0].seconds, 3600.0, "also after a resume");
+    }
 }

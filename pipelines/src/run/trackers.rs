@@ -3,7 +3,7 @@
 
 use std::fs::File;
 use std::path::{Path, PathBuf};
-use std::process::{Child, ChildStdin, Command, Stdio};
+use std::process::{Child, ChildStdin, Command, ExitStatus, Stdio};
 use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -68,9 +68,8 @@ impl Trackers {
     pub(crate) fn start(plan: &Plan, folder: &Path, console: &Console) -> Result<Self> {
         let mut trackers = Trackers { stop: Vec::new(), threads: Vec::new() };
         for tracker in plan.trackers() {
-            atomic_file::create_folder(&folder.join(FOLDER)).context("making the folder of trackers")?;
             let (stop, stopped) = channel();
-            let (following, console) = (Following { tracker, folder: folder.to_owned() }, console.clone());
+            let (following, console) = (Following::of(tracker, folder)?, console.clone());
             let name = format!("tracker-{}", following.tracker.kind);
             let work = move || following.keep(&stopped, &console);
             let thread = std::thread::Builder::new().name(name).spawn(work).context("starting the thread of a tracker")?;
@@ -78,6 +77,24 @@ impl Trackers {
             trackers.threads.push(thread);
         }
         Ok(trackers)
+    }
+
+    /// Logs what the trackers of an ended run miss, all of them at a time and however long it takes.
+    pub(crate) fn catch_up(plan: &Plan, folder: &Path) -> Result<()> {
+        let all = plan.trackers().into_iter().map(|tracker| Following::of(tracker, folder)).collect::<Result<Vec<_>>>()?;
+        // Without input, a process ends when it has logged everything.
+        let begun: Vec<_> = all.iter().map(|following| following.spawn(false).map(|(process, _)| process)).collect();
+        let failed = |(following, begun): (&Following, Result<Child>)| {
+            let why = match begun.and_then(|mut process| Ok(process.wait()?)) {
+                Ok(status) if status.success() => return None,
+                Ok(status) => following.ended(status),
+                Err(error) => format!("{error:#}"),
+            };
+            Some(untrusted::line(&format!("observe.{}: {why}", following.tracker.kind)))
+        };
+        let failed: Vec<String> = all.iter().zip(begun).filter_map(failed).collect();
+        ensure!(failed.is_empty(), failed.join("\n"));
+        Ok(())
     }
 }
 
@@ -94,13 +111,22 @@ struct Following {
 }
 
 impl Following {
+    fn of(tracker: Tracker, folder: &Path) -> Result<Self> {
+        atomic_file::create_folder(&folder.join(FOLDER)).context("making the folder of trackers")?;
+        Ok(Following { tracker, folder: folder.to_owned() })
+    }
+
+    fn ended(&self, status: ExitStatus) -> String {
+        format!("its process ended ({status}): {}", self.last_line())
+    }
+
     /// Keeps a process running until the run ends, and warns when it ended by itself.
     fn keep(&self, stopped: &std::sync::mpsc::Receiver<()>, console: &Console) {
         let kind = self.tracker.kind;
         let warn = |text: &str| console.warn(&untrusted::line(&format!("warning: observe.{kind}: {text}")));
         let mut pause = PAUSES[0];
         loop {
-            let why = match self.spawn() {
+            let why = match self.spawn(true) {
                 Err(error) => format!("{error:#}"),
                 Ok((mut process, input)) => loop {
                     let ends = stopped.recv_timeout(LOOK) != Err(RecvTimeoutError::Timeout);
@@ -113,7 +139,7 @@ impl Following {
                     }
                     match process.try_wait() {
                         Ok(None) => {}
-                        Ok(Some(status)) => break format!("its process ended ({status}): {}", self.last_line()),
+                        Ok(Some(status)) => break self.ended(status),
                         Err(error) => break error.to_string(),
                     }
                 },
@@ -131,16 +157,19 @@ impl Following {
         self.folder.join(FOLDER).join(format!("{}.log", self.tracker.kind))
     }
 
-    fn spawn(&self) -> Result<(Child, ChildStdin)> {
+    /// Starts the process, with `apart` in another process group: Ctrl-C is for the run then, which ends
+    /// its trackers last.
+    fn spawn(&self, apart: bool) -> Result<(Child, ChildStdin)> {
         let Tracker { kind, python, settings } = &self.tracker;
         let log = self.log();
         let output = File::options().create(true).append(true).open(&log).with_context(|| log.display().to_string())?;
         let mut command = Command::new(python);
         command.args(["-u", "-c", PROGRAM, kind]).arg(&self.folder).arg(settings.to_string());
         command.stdin(Stdio::piped()).stdout(output.try_clone()?).stderr(output);
-        // Ctrl-C is for the run, which ends its trackers last.
         #[cfg(unix)]
-        std::os::unix::process::CommandExt::process_group(&mut command, 0);
+        if apart {
+            std::os::unix::process::CommandExt::process_group(&mut command, 0);
+        }
         let mut process = command.spawn().with_context(|| format!("starting {}", python.display()))?;
         let input = process.stdin.take().context("the process has no input")?;
         Ok((process, input))

@@ -138,7 +138,7 @@ impl Row {
     /// Brings the view up to date; the row was read at `read`.
     pub fn show(&self, read: Instant, view: &mut RunView) {
         (view.name, view.pipeline, view.state) = (line(&self.name), line(&self.pipeline), line(&self.state));
-        (view.step, view.planned) = (view.step.max(self.step), self.planned);
+        (view.step, view.planned) = (self.step.max(view.live_step), self.planned);
         let running = self.state == "running";
         view.seconds = self.seconds + if running { read.elapsed().as_secs_f64() } else { 0.0 };
         view.note = match &self.page {
@@ -183,6 +183,19 @@ mod tests {
             ..Row::default()
         };
         names.iter().map(row).collect()
+    }
+
+    #[test]
+    fn a_run_that_resumed_from_an_earlier_step_shows_that_step() {
+        let mut view = RunView { live_step: 151, ..RunView::default() };
+        let mut show = |step, ended| {
+            if ended {
+                view.end_live();
+            }
+            Row { step, ..Row::default() }.show(Instant::now(), &mut view);
+            view.step
+        };
+        assert_eq!([show(150, false), show(150, true), show(100, false)], [151, 150, 100]);
     }
 
     #[test]

@@ -132,7 +132,7 @@ impl Folder {
         })?;
         self.rollouts.each_new(|line| {
             let row = line.bytes;
-            if let Ok(rollout) = serde_json::from_slice::<Rollout>(row) {
+            if let Ok(rollout) = Rollout::without_columns(row) {
                 view.add_sample(ShownSample::of(rollout));
             }
             Ok(())

@@ -72,7 +72,7 @@ pub struct Screen {
     /// Lines that are scrolled past, by pane.
     pub scroll: [u16; Pane::ALL.len()],
     /// The chosen sample; the newest unless one is chosen.
-    pub chosen: Option<(u64, u64, u32)>,
+    pub chosen: Option<(u64, u64, u32, u32)>,
     /// If true, the keys are listed.
     pub help: bool,
     /// An order whose question is open.
@@ -215,12 +215,22 @@ mod tests {
         let add = |view: &mut RunView, step| view.add_sample(ShownSample { step, ..ShownSample::default() });
         (1..=3).for_each(|step| add(&mut view, step));
         press(&mut screen, &view, "j");
-        assert_eq!((screen.chosen, screen.place(&view)), (Some((2, 0, 0)), 1));
+        assert_eq!((screen.chosen, screen.place(&view)), (Some((2, 0, 0, 0)), 1));
         add(&mut view, 4);
         assert_eq!(screen.place(&view), 2);
         press(&mut screen, &view, "kkkk");
         assert_eq!((screen.chosen, screen.place(&view)), (None, 0), "the newest is followed");
         press(&mut screen, &view, "jjjjjjj");
         assert_eq!(screen.place(&view), 3);
+    }
+
+    #[test]
+    fn parts_of_a_rollout_are_chosen_one_after_the_other_and_a_repeated_one_is_replaced() {
+        let (mut screen, mut view) = (Screen { pane: Pane::Samples, ..Screen::default() }, RunView::default());
+        let sample = |index, part| ShownSample { index, part, ..ShownSample::default() };
+        [(0, 0), (1, 0), (1, 1), (1, 0)].into_iter().for_each(|(index, part)| view.add_sample(sample(index, part)));
+        assert_eq!(view.samples.len(), 3);
+        press(&mut screen, &view, "jjj");
+        assert_eq!((screen.place(&view), screen.chosen), (2, Some((0, 0, 0, 0))));
     }
 }

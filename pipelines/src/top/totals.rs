@@ -2,6 +2,8 @@
 
 use std::collections::{BTreeMap, VecDeque};
 
+use rollflow::observe::step_rate;
+
 /// Seconds over which rates are taken.
 const WINDOW: f64 = 5.0;
 
@@ -36,6 +38,12 @@ impl Totals {
         let ((first, old), (last, new)) = (self.0.front()?, self.0.back()?);
         let rate = (new.get(name)? - old.get(name)?) / (last - first);
         rate.is_finite().then_some(rate.max(0.0))
+    }
+
+    /// The same of rows that are steps, at the time `now`: [`step_rate`].
+    pub fn step_rate(&self, name: &str, now: f64) -> Option<f64> {
+        let ((first, old), (last, new)) = (self.0.front()?, self.0.back()?);
+        step_rate(new.get(name)? - old.get(name)?, last - first, (self.0.len() - 1) as f64, now - last)
     }
 }
 

@@ -56,6 +56,8 @@ pub struct ShownSample {
     pub step: u64,
     pub group: u64,
     pub index: u32,
+    /// Part of its rollout, from 0.
+    pub part: u32,
     pub status: String,
     pub prompt: String,
     pub response: String,
@@ -72,6 +74,7 @@ impl ShownSample {
             step: rollout.step,
             group: rollout.group,
             index: rollout.index,
+            part: rollout.part,
             status: format!("{:?}", rollout.status).to_lowercase(),
             prompt: rollout.prompt.render(),
             response: rollout.response,
@@ -81,9 +84,15 @@ impl ShownSample {
         }
     }
 
-    /// Step, group and place in the group.
-    pub fn key(&self) -> (u64, u64, u32) {
-        (self.step, self.group, self.index)
+    /// Step, group, place in the group and part.
+    pub fn key(&self) -> (u64, u64, u32, u32) {
+        (self.step, self.group, self.index, self.part)
+    }
+
+    /// Group and place in it, and its part if it is not the first.
+    pub fn name(&self) -> String {
+        let part = if self.part > 0 { format!(".{}", self.part) } else { String::new() };
+        format!("{}/{}{part}", self.group, self.index)
     }
 }
 
@@ -95,6 +104,8 @@ pub struct RunView {
     /// State, as in the run's record.
     pub state: String,
     pub step: u64,
+    /// Step of the newest event; 0 without a running flow.
+    pub live_step: u64,
     /// Steps that the recipe plans.
     pub planned: Option<u64>,
     /// Seconds that processes worked on it.
@@ -126,9 +137,13 @@ pub struct RunView {
     pub paused: Option<bool>,
     /// A line that says how to see more.
     pub note: String,
-    /// Totals of the last seconds, by which live rates are computed.
+    /// Generated tokens of the last seconds, by which their live rate is computed.
     pub totals: Totals,
-    /// If true, `rates` come from `timings.jsonl`, and only their newest value from the page.
+    /// Trained tokens after each of the last steps: they grow by whole steps.
+    pub trained: Totals,
+    /// Trained tokens of the newest event.
+    pub trained_tokens: Option<f64>,
+    /// If true, `rates` come from `timings.jsonl`, and only the newest value of the first from the page.
     pub has_timings: bool,
 }
 
@@ -140,14 +155,18 @@ impl RunView {
         }
     }
 
-    /// Takes a sample.
+    /// Takes a sample. It replaces the one with the same key, because a resume has repeated its step.
     pub fn add_sample(&mut self, sample: ShownSample) {
-        self.samples.push_back(ShownSample {
+        let sample = ShownSample {
             status: line(&sample.status),
             prompt: lines(&sample.prompt),
             response: lines(&sample.response),
             ..sample
-        });
+        };
+        match self.samples.iter_mut().find(|known| known.key() == sample.key()) {
+            Some(known) => *known = sample,
+            None => self.samples.push_back(sample),
+        }
         self.samples.drain(..self.samples.len().saturating_sub(SAMPLES));
     }
 
@@ -168,6 +187,7 @@ impl RunView {
         };
         let trained = event.tokens.get("trained").copied();
         if !self.has_timings {
+            self.live_step = event.step;
             self.step = self.step.max(event.step);
         }
         self.bottleneck = line(&event.flow.bottleneck);
@@ -179,21 +199,27 @@ impl RunView {
         [self.versions, self.tokens, self.prompts] = [event.versions, event.tokens, event.prompts].map(named);
         self.staleness = event.staleness.into_iter().take(PARTS).collect();
         self.paused = event.paused;
-        let totals = [event.generated_tokens, trained];
-        let totals = RATES.iter().zip(totals).filter_map(|(name, total)| Some(((*name).to_owned(), total?)));
-        self.totals.push(event.flow.seconds, totals.collect());
-        for (curve, name) in self.rates.iter_mut().zip(RATES) {
-            match self.totals.rate(name) {
-                Some(rate) if self.has_timings => curve.last = Some(rate),
-                Some(rate) => curve.push(event.flow.seconds, rate),
-                None => {}
-            }
+        let ([generated, trained_tokens], seconds) = (RATES, event.flow.seconds);
+        self.totals.push(seconds, event.generated_tokens.map(|total| (generated.to_owned(), total)).into_iter().collect());
+        match self.totals.rate(generated) {
+            Some(rate) if self.has_timings => self.rates[0].last = Some(rate),
+            Some(rate) => self.rates[0].push(seconds, rate),
+            None => {}
+        }
+        // The first event may be in the middle of a step.
+        if let Some(total) = trained.filter(|_| self.trained_tokens.is_some() && self.trained_tokens != trained) {
+            self.trained.push(seconds, BTreeMap::from([(trained_tokens.to_owned(), total)]));
+        }
+        self.trained_tokens = trained;
+        if let Some(rate) = self.trained.step_rate(trained_tokens, seconds).filter(|_| !self.has_timings) {
+            self.rates[1].push(seconds, rate);
         }
     }
 
     /// Drops what only a running flow has.
     pub fn end_live(&mut self) {
-        (self.edges, self.paused) = (Vec::new(), None);
+        (self.edges, self.paused, self.live_step) = (Vec::new(), None, 0);
+        (self.trained, self.trained_tokens) = (Totals::default(), None);
     }
 
     /// Reason why an order would not reach the run, and what to do.
@@ -207,6 +233,34 @@ impl RunView {
                 Some("orders need the run's page: start the run with --page 127.0.0.1:7860 and observe.page_token_env = \"NAME\"")
             }
             _ => Some("orders need the run's page, which is not connected"),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rollflow::observe::FlowActivity;
+
+    #[test]
+    fn trained_tokens_per_second_are_steady_where_a_step_takes_a_minute() {
+        for has_timings in [false, true] {
+            let mut view = RunView { has_timings, ..RunView::default() };
+            view.rates[1].push(1.0, 12.5);
+            let show = |view: &mut RunView, second: u32, trained: u32| {
+                let flow = FlowActivity { seconds: second.into(), ..FlowActivity::default() };
+                let tokens = BTreeMap::from([("trained".to_owned(), trained.into())]);
+                view.set_live(LiveEvent { flow, tokens, ..LiveEvent::default() });
+                view.rates[1].last
+            };
+            for second in 30..600_u32 {
+                let expected = if has_timings || second < 120 { 12.5 } else { 500.0 / 60.0 };
+                assert_eq!(show(&mut view, second, second / 60 * 500), Some(expected), "second {second}");
+            }
+            let late = if has_timings { 12.5 } else { 500.0 / 120.0 };
+            assert_eq!(show(&mut view, 660, 4500), Some(late), "the running step has taken two minutes");
+            view.end_live();
+            assert_eq!([show(&mut view, 700, 9000), show(&mut view, 720, 9500)], [Some(late); 2], "no step of a new process yet");
         }
     }
 }

@@ -116,7 +116,7 @@ fn adapters_by_themselves_are_no_reference_that_follows() {
 fn adapters_are_exported_merged_and_by_themselves_and_nothing_is_overwritten() {
     let folder = tempfile::tempdir().unwrap();
     let trained = folder.path().join("run");
-    run(&trained, &[LORA, "train.lr=1e-2"]);
+    run(&trained, &[LORA, "train.lr=1e-2", "checkpoint.every=1"]);
     let path = |name: &str| folder.path().join(name);
     let paths = [trained.clone(), path("whole"), path("apart"), path("half")];
     let [from, whole, apart, half] = paths.each_ref().map(|path| path.to_str().unwrap());
@@ -158,5 +158,13 @@ fn adapters_are_exported_merged_and_by_themselves_and_nothing_is_overwritten() {
     assert!(other.code == Some(1) && other.err.contains("rank 2") && other.err.contains("rank 3"), "{}", other.err);
     let full = from_run("full", &[&model]);
     assert_eq!(full.code, Some(0), "{}", full.err);
+
+    // One that was damaged since is passed over, as by a resume.
+    let newest = trained.join("checkpoints/step_000003/adapter_model.safetensors");
+    let mut bytes = fs::read(&newest).unwrap();
+    *bytes.last_mut().unwrap() ^= 1;
+    fs::write(&newest, bytes).unwrap();
+    export(&[from, path("older").to_str().unwrap()], 0);
+    assert!(weights(&path("older")).1 == weights(&trained.join("checkpoints/step_000002")).1);
     assert!(path("full/checkpoints/step_000003/model.safetensors").is_file());
 }

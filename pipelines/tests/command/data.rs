@@ -6,7 +6,7 @@ use std::path::Path;
 use serde_json::Value;
 
 use crate::crashes::refuses_fewer_steps;
-use crate::running::{GRPO, SFT, rollflow, run_args};
+use crate::running::{GRPO, SFT, TINY, rollflow, run_args};
 
 /// 30 sums and a line that is none, as questions; 10 more as pairs.
 fn data(folder: &Path) -> (String, String) {
@@ -107,9 +107,9 @@ fn a_recipe_with_data_that_is_not_there_or_contradicts_itself_is_refused_with_al
     }
 }
 
-/// What a record is to the chat template and the tokenizer, as a prompt, as what is imitated, and as a pair.
+/// Records that the chat template refuses, or that truncation leaves nothing of to train, as a prompt and as an example.
 #[test]
-fn check_finds_the_records_that_the_run_would_end_with_by_file_and_line() {
+fn unusable_records_are_skipped_with_their_reason_by_check_and_by_the_run() {
     let folder = tempfile::tempdir().unwrap();
     let path = |name: &str, text: &str| {
         let path = folder.path().join(name);
@@ -122,29 +122,50 @@ fn check_finds_the_records_that_the_run_would_end_with_by_file_and_line() {
         |prompt: &str, completion: &str| serde_json::json!({"prompt": prompt, "completion": completion}).to_string() + "\n";
     let prompts = path("prompts.jsonl", &[pair("1+1=", "2"), pair("a bad sum", "2"), pair("2+2=", "4")].concat());
     let imitated = path("imitated.jsonl", &[pair("1+1=", "2"), pair("2+2=", "4"), pair("3+3=", "a bad one")].concat());
-    let ranked = |chosen: &str| serde_json::json!({"prompt": "1+1=", "chosen": chosen, "rejected": "3"}).to_string() + "\n";
-    let ranked = path("ranked.jsonl", &[ranked("2"), ranked(&"9".repeat(3000))].concat());
+    let long = path("long.jsonl", &[pair("1+1=", "2"), pair(&"1".repeat(100), "2")].concat());
     let task = |data: &str| format!("task={{kind=\"data\",data={data:?}}}");
-    let judge = "pipelines/recipes/reward_model.toml";
-    let (warm, exact) = ("sft={steps=2,batch=2}", "reward={kind=\"exact\"}");
-    for (recipe, sets, told) in [
-        (GRPO, vec![&*chat, &*task(&prompts), exact], ["prompts.jsonl:2", "no bad words"]),
-        (GRPO, vec![&*chat, &*task(&imitated), warm, exact], ["imitated.jsonl:3", "no bad words"]),
-        (SFT, vec![&*chat, &*task(&imitated)], ["imitated.jsonl:3", "no bad words"]),
-        (judge, vec![&*task(&ranked), "reward_model.held_out=0"], ["ranked.jsonl:2", "at most 2048"]),
-    ] {
+    let [prompts, imitated, long] = [prompts, imitated, long].map(|data| task(&data));
+    let refused = ["1 that the tokenizer or the chat template refuses", "no bad words"];
+    let cases = [
+        (GRPO, vec![&*chat, &*prompts], refused),
+        (GRPO, vec![&*chat, &*imitated, "sft={steps=2,batch=2}"], refused),
+        (SFT, vec![&*chat, &*imitated], refused),
+        (SFT, vec![&*chat, &*imitated, "sft.packing=best_fit", "sft.max_length=64"], refused),
+        (SFT, vec![&*long, "sft.max_length=64", "sft.batch=1"], ["1 with nothing to train in the first 64 tokens"; 2]),
+    ];
+    for (at, (recipe, sets, told)) in cases.into_iter().enumerate() {
+        let sizes = TINY.iter().copied().filter(|set| recipe == GRPO || set.starts_with("model.") || set.starts_with("sft."));
+        let sets: Vec<&str> = sizes.chain(["sft.schedule.warmup=0"].into_iter().filter(|_| recipe == SFT)).chain(sets).collect();
         let all: Vec<&str> = sets.iter().flat_map(|set| ["--set", *set]).collect();
-        let checked = rollflow(&[&["check", recipe][..], &all].concat());
-        assert_eq!(checked.code, Some(2), "{recipe} {sets:?}: {}", checked.out);
-        assert!(told.iter().all(|part| checked.err.contains(part)), "{told:?}: {}", checked.err);
-        let out = folder.path().join(format!("{}-{}", recipe.len(), told[0]));
-        let ran = rollflow(&[&["run", recipe, "--out", out.to_str().unwrap()][..], &all].concat());
-        assert!(ran.code == Some(1) && ran.err.contains(told[1]), "{told:?}: {}", ran.err);
+        let out = folder.path().join(format!("run{at}"));
+        let run = ["run", recipe, "--out", out.to_str().unwrap()];
+        for ended in [rollflow(&[&["check", recipe][..], &all].concat()), rollflow(&[&run[..], &all].concat())] {
+            assert_eq!(ended.code, Some(0), "{recipe} {sets:?}: {}", ended.err);
+            assert!(told.iter().all(|part| ended.out.contains(part)), "{told:?}: {}", ended.out);
+        }
     }
-    // Pairs that the model can't read to the end are left out of preference training, and counted before.
-    let sets = [task(&ranked), "batch.groups=1".to_owned()];
-    let sets = sets.iter().flat_map(|set| ["--set", set.as_str()]);
-    let checked = rollflow(&["check", "pipelines/recipes/dpo_pairs.toml"].into_iter().chain(sets).collect::<Vec<_>>());
+    // An environment opens the conversation: the template may never see the prompt.
+    let shown = format!("sft.data={:?}", folder.path().join("imitated.jsonl"));
+    let agent = ["check", "pipelines/recipes/calculator_agent.toml", "--set", &chat, "--set", &prompts, "--set", &shown];
+    let checked = rollflow(&agent);
+    let all = "task.data: prompts, 3 records in 1 file; 0.2 steps";
+    assert!(checked.code == Some(0) && checked.out.contains(all), "{} {}", checked.out, checked.err);
+}
+
+/// Pairs that a reward model can't read end its run; preference training leaves them out.
+#[test]
+fn check_finds_the_records_that_the_run_would_end_with_by_file_and_line() {
+    let folder = tempfile::tempdir().unwrap();
+    let (ranked, out) = (folder.path().join("ranked.jsonl"), folder.path().join("run"));
+    let pair = |chosen: &str| serde_json::json!({"prompt": "1+1=", "chosen": chosen, "rejected": "3"}).to_string() + "\n";
+    fs::write(&ranked, [pair("2"), pair(&"9".repeat(3000))].concat()).unwrap();
+    let task = format!("task={{kind=\"data\",data={ranked:?}}}");
+    let judge = ["pipelines/recipes/reward_model.toml", "--set", &task, "--set", "reward_model.held_out=0"];
+    let checked = rollflow(&[&["check"][..], &judge].concat());
+    assert!(checked.code == Some(2) && checked.err.contains("ranked.jsonl:2"), "{}", checked.err);
+    let ran = rollflow(&[&["run"][..], &judge, &["--out", out.to_str().unwrap()]].concat());
+    assert!([&checked, &ran].iter().all(|ended| ended.err.contains("at most 2048")) && ran.code == Some(1), "{}", ran.err);
+    let checked = rollflow(&["check", "pipelines/recipes/dpo_pairs.toml", "--set", &task, "--set", "batch.groups=1"]);
     assert_eq!(checked.code, Some(0), "{}", checked.err);
     assert!(checked.out.contains("1 records in 1 file; skipped: 1 longer than"), "{}", checked.out);
 }

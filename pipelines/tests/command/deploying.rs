@@ -70,6 +70,19 @@ fn a_hostile_override_reaches_the_run_as_it_was_given_on_every_platform() {
 }
 
 #[test]
+fn a_host_of_skypilot_ends_with_the_code_of_the_rank_that_failed_by_itself() {
+    let folder = tempfile::tempdir().unwrap();
+    let program = folder.path().join("rollflow");
+    fs::write(&program, "#!/bin/sh\ncase $RANK in 1) exit 3 ;; *) exit 69 ;; esac\n").unwrap();
+    fs::set_permissions(&program, fs::Permissions::from_mode(0o755)).unwrap();
+    let path = format!("{}:{}", folder.path().display(), std::env::var("PATH").unwrap());
+    let script = documents(&dry("skypilot", &["deploy.ranks=3"]))[0]["run"].as_str().unwrap().to_owned();
+    let mut bash = Command::new("bash");
+    let ended = bash.args(["-c", &script]).env("PATH", &path).env("SKYPILOT_NODE_RANK", "0").status().unwrap();
+    assert_eq!(ended.code(), Some(3), "{script}");
+}
+
+#[test]
 fn ranks_and_engines_find_each_other_on_every_platform() {
     let ranks = ["deploy.ranks=4", "deploy.hosts=2", "deploy.name=\"big\""];
     let sets = [&ranks[..], &ENGINES[..]].concat();
@@ -80,6 +93,7 @@ fn ranks_and_engines_find_each_other_on_every_platform() {
         "#SBATCH --requeue",
         "#SBATCH --signal=TERM@120",
         "srun --nodes=2 --ntasks=4 --relative=0",
+        "--kill-on-bad-exit=0 --wait=60",
     ] {
         assert!(slurm.contains(line), "{line} is missing:\n{slurm}");
     }
@@ -89,6 +103,8 @@ fn ranks_and_engines_find_each_other_on_every_platform() {
     assert_eq!(kinds, ["ConfigMap", "Service", "Job", "Service", "StatefulSet", "NetworkPolicy"]);
     let job = &kubernetes[2]["spec"];
     assert_eq!((&job["completions"], &job["completionMode"]), (&Value::from(4), &Value::from("Indexed")));
+    let codes = &job["podFailurePolicy"]["rules"][1]["onExitCodes"]["values"];
+    assert_eq!(codes, &serde_json::json!([75, 143, 69]), "a failure is counted once, by the rank that failed");
     let pod = &job["template"]["spec"];
     let env = pod["containers"][0]["env"].to_string();
     for part in ["big-0.big", "job-completion-index", "http://big-engine-1.big-engine:8400"] {
@@ -105,11 +121,16 @@ fn ranks_and_engines_find_each_other_on_every_platform() {
     );
     let sky = documents(&dry("skypilot", &sets));
     assert_eq!((&sky[0]["execution"], &sky[1]["num_nodes"], &sky[2]["num_nodes"]), (&"parallel".into(), &2.into(), &2.into()));
-    assert!(sky[1]["run"].as_str().unwrap().contains("http://engine-1.big:8400"), "{}", sky[1]["run"]);
+    for part in ["http://engine-1.big:8400", "WORLD_SIZE=4 LOCAL_WORLD_SIZE=2\n"] {
+        assert!(sky[1]["run"].as_str().unwrap().contains(part), "{part} is missing: {}", sky[1]["run"]);
+    }
     let compose = documents(&dry("compose", &sets));
     let services: Vec<&String> = compose[0]["services"].as_object().unwrap().keys().collect();
     assert_eq!(services, ["trainer-0", "trainer-1", "trainer-2", "trainer-3", "engine-0", "engine-1"]);
-    assert_eq!(compose[0]["services"]["trainer-3"]["environment"]["RANK"], "3");
+    let trainer = &compose[0]["services"]["trainer-3"];
+    assert_eq!(trainer["environment"]["RANK"], "3");
+    let user = format!("{}:{}", rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw());
+    assert_eq!(trainer["user"], user.as_str(), "the run's folder is this user's");
 }
 
 #[test]
@@ -193,7 +214,9 @@ fn a_run_by_ssh_is_one_detached_process_per_rank_and_engine() {
         format!("me@b:{name}-rank-3"),
     ];
     assert_eq!(heads, all);
-    for part in ["export MASTER_ADDR=a\n", "export RANK=3\n", "export LOCAL_RANK=1\n", "http://d:8400"] {
+    for part in
+        ["export MASTER_ADDR=a\n", "export RANK=3\n", "export LOCAL_RANK=1\n", "export LOCAL_WORLD_SIZE=2\n", "http://d:8400"]
+    {
         assert!(ended.out.contains(part), "{part} is missing:\n{}", ended.out);
     }
 }

@@ -191,10 +191,10 @@ fn a_run_of_servers_is_evaluated_here_with_the_number_of_sequences_of_one_proces
         let args = ["eval", run.to_str().unwrap(), "--out", out.to_str().unwrap()].into_iter().chain(sets);
         let ended = rollflow(&args.collect::<Vec<_>>());
         assert_eq!(ended.code, Some(0), "{}", ended.err);
-        serde_json::from_str::<Value>(&read(&out.join("evaluation.json"))).unwrap()["asked"].to_string()
+        serde_json::from_str::<Value>(&read(&out.join("evaluation.json"))).unwrap()["asked"]["eval.max_num_seqs"].clone()
     };
-    assert!(asked("here", &[]).contains("max_num_seqs = 64"));
-    assert!(asked("wide", &["eval.max_num_seqs=16"]).contains("max_num_seqs = 16"));
+    assert_eq!(asked("here", &[]), "64");
+    assert_eq!(asked("wide", &["eval.max_num_seqs=16"]), "16");
 }
 
 #[test]
@@ -222,6 +222,20 @@ fn an_interrupted_evaluation_asks_only_what_is_missing() {
     let other = rollflow(&[&args[..], &["--set", "eval.samples=2"]].concat());
     assert_eq!(other.code, Some(1));
     assert!(other.err.contains("something else"), "{}", other.err);
+    // Another model is another evaluation, too.
+    let out = folder.path().join("another");
+    let stop = "generate.stop=[\"a\\n\\nb\"]";
+    let of = |hidden: &str| {
+        let sets = [&TINY[..], &[EVAL, stop, hidden]].concat();
+        let sets = sets.iter().flat_map(|set| ["--set", set]);
+        rollflow(&["eval", GRPO, "--out", out.to_str().unwrap()].into_iter().chain(sets).collect::<Vec<_>>())
+    };
+    for _ in 0..2 {
+        let same = of("model.hidden=16");
+        assert_eq!(same.code, Some(0), "{}", same.err);
+    }
+    let other = of("model.hidden=32");
+    assert!(other.code == Some(1) && other.err.contains("something else"), "{}", other.err);
 }
 
 #[test]

@@ -1,13 +1,14 @@
 //! `sft_then_grpo`, runs that begin from other runs, and supervised steps beside reinforced ones.
 
 use std::fs;
+use std::net::TcpListener;
 use std::path::Path;
 
 use rollflow_pipelines::assemble::models::Lineage;
 use serde_json::Value;
 
 use crate::crashes::{run_killed, same_bytes};
-use crate::running::{GRPO, TINY, read, rollflow, run_args};
+use crate::running::{GRPO, Running, TINY, read, rollflow, run_args};
 
 const BOTH: &str = "pipeline=\"sft_then_grpo\"";
 
@@ -30,6 +31,17 @@ fn r108_reinforcement_begins_from_the_newest_checkpoint_of_the_supervised_part()
     assert_eq!((lineage.checkpoint.to_str().unwrap(), lineage.step), ("sft/checkpoints/step_000005", 5));
     assert!(read(&both.join("sft/report.html")).contains("finished after 5 steps"));
     assert_eq!(read(&both.join("sft/metrics.jsonl")).lines().count(), 5);
+
+    // The parts share counters, and each has its own numbers.
+    let record: Value = serde_json::from_str(&read(&both.join("run.json"))).unwrap();
+    let drawn = |list: &str, name: &str| {
+        let rows = record["drawn"][list].as_array().unwrap();
+        rows.iter().find(|row| row[0] == name).unwrap_or_else(|| panic!("{name} in {record}"))[1].clone()
+    };
+    let trained = drawn("tokens", "trained").as_f64().unwrap();
+    assert!(drawn("summary", "tokens trained").as_str().unwrap().starts_with(&format!("{trained} (")), "{record}");
+    let timings: Value = serde_json::from_str(&read(&both.join("timings.jsonl"))).unwrap();
+    assert_eq!(timings["trained_tokens"].as_f64(), Some(trained));
 }
 
 /// Law C2, in either part, with all weights and with adapters.
@@ -71,6 +83,51 @@ fn a_run_of_both_parts_resumes_from_its_store_on_another_machine() {
         assert_eq!(fs::read(moved.join("lineage.json")).unwrap(), learned);
         [store, moved].iter().for_each(|path| fs::remove_dir_all(path).unwrap());
     }
+}
+
+/// Rank 0 fetches it for all.
+#[test]
+fn ranks_resume_a_run_from_its_store_together() {
+    let folder = tempfile::tempdir().unwrap();
+    let [store, begun, moved] = ["store", "begun", "moved"].map(|name| folder.path().join(name));
+    let address = format!("file://{}", store.to_str().unwrap());
+    run(&begun, &[&format!("store={{url={address:?}}}"), "train.steps=2", "checkpoint.every=1"]);
+    let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port().to_string();
+    let args = ["resume", &address, "--out", moved.to_str().unwrap(), "--set", "train.steps=4"];
+    let start = |rank: &str| {
+        let place = [("RANK", rank), ("WORLD_SIZE", "2"), ("MASTER_ADDR", "127.0.0.1"), ("MASTER_PORT", &port)];
+        Running::start_with(&args, &place)
+    };
+    let mut other = start("1");
+    other.line(|line| line.contains("rank 0 fetches it from the store").then_some(()));
+    assert_eq!([start("0"), other].map(Running::end), [Some(0); 2]);
+    assert_eq!(read(&moved.join("metrics.jsonl")).lines().count(), 4);
+}
+
+/// Its checkpoints are uploaded, too; and a resume uploads none a second time.
+#[test]
+fn a_supervised_part_resumes_from_the_store_of_its_run() {
+    let folder = tempfile::tempdir().unwrap();
+    let [store, begun, moved] = ["store", "begun", "moved"].map(|name| folder.path().join(name));
+    let address = format!("file://{}", store.to_str().unwrap());
+    let kept = format!("store={{url={address:?}}}");
+    let mut running = Running::start(&run_args(GRPO, &begun, &[BOTH, &kept, "sft.steps=1000000", "checkpoint.every=1"]));
+    running.until("a checkpoint is in the store", |_| read(&begun.join(".uploaded")).contains("sft/checkpoints"));
+    running.interrupt();
+    assert_eq!(running.end(), Some(0));
+    let taken = read(&begun.join("sft/metrics.jsonl")).lines().count();
+    fs::remove_dir_all(&begun).unwrap();
+    let steps = format!("sft.steps={}", taken + 2);
+    let ended = rollflow(&["resume", &address, "--out", moved.to_str().unwrap(), "--set", &steps, "--set", "train.steps=2"]);
+    assert_eq!(ended.code, Some(0), "{}{}", ended.out, ended.err);
+    assert_eq!(read(&moved.join("sft/metrics.jsonl")).lines().count(), taken + 2);
+    assert_eq!(read(&moved.join("metrics.jsonl")).lines().count(), 2);
+    let uploads = || fs::read_dir(store.join("checkpoints/manifests")).unwrap().map(|entry| entry.unwrap().file_name()).max();
+    let newest = uploads();
+    // With another key, a run that has taken all its steps starts again and ends.
+    let again = rollflow(&["resume", moved.to_str().unwrap(), "--set", "observe.log_every=7"]);
+    assert!(again.code == Some(0) && again.out.contains("report: "), "{}{}", again.out, again.err);
+    assert_eq!(uploads(), newest);
 }
 
 /// A key that nothing reads any more is an error, and not ignored.

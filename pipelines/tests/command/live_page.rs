@@ -249,7 +249,7 @@ fn samples_are_found_on_the_server_and_each_token_has_its_numbers() {
     let key = format!("{}-{}-{}", row["step"], row["group"], row["index"]);
     let group = json(address, &format!("/api/runs/one/samples/{key}"));
     assert_eq!((group["size"].as_u64(), group["samples"].as_array().unwrap().len()), (Some(4), 4));
-    let tokens = json(address, &format!("/api/runs/one/samples/{key}/tokens"));
+    let tokens = json(address, &format!("/api/runs/one/samples/{key}-0/tokens"));
     let column = |name: &str| tokens[name].as_array().unwrap_or_else(|| panic!("{name}: {tokens}")).clone();
     let text: String = column("texts").iter().map(|text| text.as_str().unwrap()).collect();
     let own = group["samples"].as_array().unwrap().iter().find(|sample| sample["index"] == row["index"]).unwrap();
@@ -260,7 +260,7 @@ fn samples_are_found_on_the_server_and_each_token_has_its_numbers() {
     }
     let [generator, trainer] = ["generator", "trainer"].map(|name| column(name)[0].as_f64().unwrap());
     assert!((trainer - generator).abs() < 1e-3, "a synchronous run: {trainer} and {generator}");
-    for wrong in ["9-9-9", "one", "1-2", "1-2-x"] {
+    for wrong in ["9-9-9", "one", "1-2", "1-2-x", "1-2-3-4-5", &format!("{key}-1")] {
         let answer = get(address, &format!("/api/runs/one/samples/{wrong}"));
         assert!(answer.status == 404 && answer.body.contains("STEP-GROUP-INDEX"), "{wrong}: {}", answer.body);
     }

@@ -25,6 +25,7 @@ mod hub;
 mod large_parquet;
 mod lineage;
 mod live_page;
+mod model_clients;
 mod model_server;
 mod model_serving;
 mod models;

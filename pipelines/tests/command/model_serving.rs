@@ -15,7 +15,7 @@ use crate::running::{GRPO, Running, TINY, finished, rollflow, rollflow_with, run
 use crate::support::exposition::Exposition;
 
 /// Longest wait for an answer of a server on a busy machine.
-const LIMIT: Duration = Duration::from_secs(120);
+pub const LIMIT: Duration = Duration::from_secs(120);
 
 /// A server, and a client of it.
 pub struct Server {
@@ -58,11 +58,11 @@ impl Server {
         self.tasks.block_on(self.client.post_bytes(path, body.to_vec(), LIMIT)).map(drop)
     }
 
-    fn stream(&self, path: &str, body: &Value) -> Events {
+    pub fn stream(&self, path: &str, body: &Value) -> Events {
         self.tasks.block_on(self.client.events(path, body, LIMIT)).unwrap()
     }
 
-    fn next(&self, events: &mut Events) -> Option<Value> {
+    pub fn next(&self, events: &mut Events) -> Option<Value> {
         self.tasks.block_on(events.next()).unwrap().map(|data| serde_json::from_str(&data).unwrap())
     }
 
@@ -72,7 +72,7 @@ impl Server {
         scrape.family(metric.name()).and_then(|family| family.value(metric.name(), labels)).unwrap()
     }
 
-    fn until(&mut self, what: &str, done: impl Fn(&Self) -> bool) {
+    pub fn until(&mut self, what: &str, done: impl Fn(&Self) -> bool) {
         let deadline = std::time::Instant::now() + LIMIT;
         while !done(self) {
             assert!(std::time::Instant::now() < deadline && !self.running.has_ended(), "it was never seen that {what}");
@@ -151,11 +151,22 @@ fn all_routes_and_streams_give_the_completion_of_generate() {
         ("/v1/completions", completion, plain, "/text", "/text"),
         ("/v1/chat/completions", chat, generated(&["--chat"]), "/message/content", "/delta/content"),
     ] {
-        let page = server.ask(path, &body)["choices"][0].clone();
+        let answer = server.ask(path, &body);
+        let page = answer["choices"][0].clone();
         assert_eq!((page.pointer(whole).unwrap(), &page["token_ids"]), (&expected["text"], &expected["tokens"]), "{path}");
+        // Of a completion each choice has them, of a chat the response.
+        let asked = |answer: &Value| [&answer["choices"][0]["prompt_token_ids"], &answer["prompt_token_ids"]].map(Value::clone);
+        let prompt = asked(&answer).into_iter().find(Value::is_array).unwrap();
+        assert_eq!(
+            prompt.as_array().map(Vec::len),
+            answer["usage"]["prompt_tokens"].as_u64().map(|count| count as usize),
+            "{path}"
+        );
         body["stream"] = true.into();
         let (mut events, mut text, mut finish) = (server.stream(path, &body), String::new(), Value::Null);
+        let mut first = Some(asked(&answer));
         while let Some(event) = server.next(&mut events) {
+            assert_eq!(asked(&event), first.take().unwrap_or_default(), "{path}: the first event has them");
             text += event["choices"][0].pointer(part).unwrap().as_str().unwrap();
             finish = event["choices"][0]["finish_reason"].clone();
         }
@@ -281,6 +292,9 @@ fn a_client_that_leaves_frees_its_slots_and_a_full_queue_is_told_so() {
     assert_eq!(server.metric(Metric::ServedSamples, &[("status", "aborted")]), 8.0);
     server.ask("/continue_generation", &json!({}));
     assert_eq!(server.ask("/generate", &short)["meta_info"]["weight_version"], "default");
+    let scored =
+        json!({"text": "3+4=", "return_logprob": true, "logprob_start_len": 0, "sampling_params": {"n": 8, "max_new_tokens": 2}});
+    assert!(server.ask("/generate", &scored)[7]["meta_info"]["input_token_logprobs"].is_array(), "its prompt takes no more room");
 
     // A run that asks for more at once than the server takes waits, and loses nothing.
     let run = folder.path().join("busy");

@@ -111,6 +111,37 @@ fn pairs_are_read_in_all_formats_and_every_loss_of_pairs_trains_on_them() {
 }
 
 #[test]
+fn references_by_data_set_score_held_out_pairs_too() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = |name: &str| folder.path().join(name).to_str().unwrap().to_owned();
+    for name in ["low.jsonl", "high.jsonl", "other.jsonl"] {
+        fs::write(path(name), "{\"prompt\": \"1+1=\", \"chosen\": \"2\", \"rejected\": \"3\"}\n").unwrap();
+    }
+    let task = format!("task={{kind=\"data\", sources=[{{data={:?}}}, {{data={:?}}}]}}", path("low.jsonl"), path("high.jsonl"));
+    let reference =
+        "reference={kind=\"by_source\", part=[{kind=\"frozen\", sources=[\"low\"]}, {kind=\"frozen\", sources=[\"high\"]}]}";
+    let sets = [task.as_str(), reference, "train.epochs=1", "batch.groups=2", "train.schedule.warmup=0"];
+    let out = folder.path().join("run");
+    let ended = run(&out, &[&SMALL[..5], &sets, &["eval={every=1}"]].concat());
+    assert_eq!(ended.code, Some(0), "{}", ended.err);
+    let evaluated = rows(&out.join("evaluations.jsonl"));
+    assert!((evaluated[0]["eval_loss"].as_f64().unwrap() - 2f64.ln()).abs() < 1e-6, "{evaluated:?}");
+    let other = format!("eval={{every=1, task={{data={:?}}}}}", path("other.jsonl"));
+    let cases = [
+        (other.as_str(), "name other, or add a part without sources"),
+        ("eval={every=1, task={kind=\"arithmetic\"}}", "help: add a part without sources"),
+    ];
+    for (eval, advice) in cases {
+        let refused = run(&folder.path().join("refused"), &[&SMALL[..5], &sets, &[eval]].concat());
+        assert!(refused.code == Some(2) && refused.err.contains(advice), "{}", refused.err);
+    }
+    let named = reference.replace("[\"high\"]", "[\"high\", \"other\"]");
+    let sets = sets.map(|set| if set == reference { named.as_str() } else { set });
+    let ended = run(&folder.path().join("named"), &[&SMALL[..5], &sets, &[&other]].concat());
+    assert_eq!(ended.code, Some(0), "{}", ended.err);
+}
+
+#[test]
 fn what_means_nothing_to_pairs_of_a_data_set_is_refused() {
     let sets = ["eval.samples=2", "train.target_reward=1", "reference.kind=ema", "train.minibatches=2", "generate.temperature=1"];
     let sets = sets.iter().flat_map(|set| ["--set", set]);

@@ -93,14 +93,55 @@ fn c1_whichever_rank_is_killed_all_end_with_its_name_and_fewer_ranks_go_on_witho
 #[test]
 fn f5_an_interrupt_of_the_launcher_drains_the_run_on_all_ranks() {
     let folder = tempfile::tempdir().unwrap();
-    let run = folder.path().join("run");
     let sets = ["train.steps=100000", "observe.log_every=1"];
-    let mut running = Running::start(&launch_args("2", &run, &sets));
-    running.until("a step is taken", |_| lines(&run) > 0);
-    running.interrupt();
-    running.line(|line| line.contains("[rank 0] warning: interrupted: finishing what is in flight").then_some(()));
-    running.line(|line| line.contains("[rank 0] report: ").then_some(()));
-    assert_eq!(running.end(), Some(0));
+    for (options, code) in [(&[][..], 0), (&["--resume"][..], 75)] {
+        let run = folder.path().join(code.to_string());
+        let mut running = Running::start(&[&launch_args("2", &run, &sets), options].concat());
+        running.until("a step is taken", |_| lines(&run) > 0);
+        running.interrupt();
+        running.line(|line| line.contains("[rank 0] warning: interrupted: finishing what is in flight").then_some(()));
+        running.line(|line| {
+            assert!(!line.contains("failed"), "{line}");
+            line.contains("[rank 0] report: ").then_some(())
+        });
+        assert_eq!(running.end(), Some(code));
+    }
+}
+
+/// Ranks 0 and 1 of a run, as processes without a launcher.
+fn two_ranks(run: &Path, sets: &[&str]) -> [Running; 2] {
+    let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port().to_string();
+    let args = [&run_args(GRPO, run, sets)[..], &["--resume"]].concat();
+    ["0", "1"].map(|rank| {
+        let own = [("RANK", rank), ("LOCAL_RANK", rank), ("WORLD_SIZE", "2"), ("LOCAL_WORLD_SIZE", "2")];
+        Running::start_with(&args, &[&own[..], &[("MASTER_ADDR", "127.0.0.1"), ("MASTER_PORT", &port)]].concat())
+    })
+}
+
+#[test]
+fn f5_a_sigterm_of_any_rank_drains_the_run_and_all_ranks_say_to_start_again() {
+    let folder = tempfile::tempdir().unwrap();
+    let run = folder.path().join("run");
+    let [mut first, second] = two_ranks(&run, &["train.steps=100000"]);
+    first.until("a step is taken", |_| lines(&run) > 0);
+    second.terminate();
+    assert_eq!([first.end(), second.end()], [Some(75); 2]);
+    let newest = rollflow::train::checkpoint::latest(&run.join("checkpoints")).unwrap();
+    assert!(newest.is_some(), "a drained run has saved");
+}
+
+#[test]
+fn a_rank_0_that_is_stopped_with_the_store_that_it_serves_ends_the_others_with_its_name() {
+    let folder = tempfile::tempdir().unwrap();
+    let run = folder.path().join("run");
+    let [mut first, mut second] = two_ranks(&run, &["train.steps=100000", "ranks.lost_timeout=5.0"]);
+    second.until("a step is taken", |_| lines(&run) > 0);
+    first.stand_still(true);
+    second.line(|line| (line.contains("error: ") && line.contains("rank 0 on ")).then_some(()));
+    assert_eq!(second.end(), Some(69));
+    first.stand_still(false);
+    first.line(|line| (line.contains("error: rank 0 on ") && line.contains(" was stopped for ")).then_some(()));
+    assert_eq!(first.end(), Some(1), "the rank that was stopped counts for all");
 }
 
 #[test]
@@ -129,8 +170,10 @@ fn ranks_that_cannot_run_together_are_refused_with_the_reason_before_anything_is
             variables[0].1 = rank;
             scope.spawn(move || run(&[lr], &variables))
         });
-        for rank in ranks {
-            refused(rank.join().unwrap(), &["rank 1 on ", "[train] lr = 0.002; rank 0 has [train] lr = 0.001"]);
+        for (rank, code) in ranks.into_iter().zip([1, 69]) {
+            let ended = rank.join().unwrap();
+            assert_eq!(ended.code, Some(code), "rank 0 counts for all: {}", ended.err);
+            refused(ended, &["rank 1 on ", "[train] lr = 0.002; rank 0 has [train] lr = 0.001"]);
         }
     });
     assert!(!out.exists());

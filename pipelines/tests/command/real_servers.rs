@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 
 use rollflow::engine::remote::sync::{Carry, SyncConfig, WeightSyncManager};
 use rollflow::engine::remote::{EngineMemory, Fleet, FleetConfig, FleetHandle, InferenceEngine, PauseMode};
+use rollflow::engine::settings::Launch;
 use rollflow::engine::{EngineError, TokenEngine};
 use rollflow::model::{Dtype, ModelConfig, Weights};
 use rollflow::net::Client;
@@ -19,7 +20,7 @@ use rollflow::rollout::complete;
 use rollflow_pipelines::assemble::engines;
 use rollflow_pipelines::assemble::policy;
 use rollflow_pipelines::assemble::sections::{Serving, Start};
-use rollflow_pipelines::assemble::servers::{Servers, Startup};
+use rollflow_pipelines::assemble::servers::{ServerCommand, Servers, Startup};
 use serde_json::Value;
 
 /// Longest wait for an answer.
@@ -349,6 +350,35 @@ fn the_server_of_a_run_that_is_killed_ends_too() {
     waiting.hears("-KILL");
     waiting.run.wait().unwrap();
     waiting.loses_its_server();
+}
+
+/// Tools find a server by the number in its file.
+#[test]
+fn a_server_that_restarted_has_its_number_in_its_file() {
+    let folder = tempfile::tempdir().unwrap();
+    let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+    let words = ["sleep", "600"].map(str::to_owned).to_vec();
+    let command = ServerCommand { kind: Launch::Vllm, words, env: Vec::new(), port };
+    let limit = Duration::from_secs(60);
+    let servers = Servers::start(&[command], folder.path(), limit, 1, |_| true, || false).unwrap().unwrap();
+    let number = || std::fs::read_to_string(folder.path().join(format!("vllm-{port}.pid"))).unwrap_or_default();
+    let until = Instant::now() + limit;
+    let wait = || {
+        assert!(Instant::now() < until, "it must restart once and then end");
+        std::thread::sleep(Duration::from_millis(20));
+    };
+    let ends = |number: &str| assert!(Command::new("kill").args(["-KILL", number.trim()]).status().unwrap().success());
+    let first = number();
+    ends(&first);
+    while [first.as_str(), ""].contains(&number().as_str()) {
+        wait();
+    }
+    let second = number();
+    ends(&second);
+    while servers.ended().is_none() {
+        wait();
+    }
+    assert_eq!(number(), second);
 }
 
 /// R267: nothing is left of a server when its owner goes, and one that can't start is told at once with the end of its log.

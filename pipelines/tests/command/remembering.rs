@@ -87,6 +87,14 @@ fn a_killed_run_is_told_from_one_that_runs() {
     assert_eq!(page.code, Some(0), "a run that goes on has a page: {}", page.err);
     drop(running);
     assert_eq!(state(), "died");
+    // It was killed in the middle of a row.
+    for name in ["metrics.jsonl", "timings.jsonl"] {
+        fs::write(run.join(name), read(&run.join(name)) + "{\"step\":9,\"lo").unwrap();
+    }
+    let diagnosed = rollflow(&["diagnose", run.to_str().unwrap()]);
+    assert!(diagnosed.code == Some(1) && diagnosed.out.contains("ended without notice"), "{}{}", diagnosed.out, diagnosed.err);
+    let listed = rollflow(&["runs", folder.path().to_str().unwrap(), "--where", "reward_mean>-1", "--json"]);
+    assert!(listed.out.contains("\"died\""), "its metrics are known: {}{}", listed.out, listed.err);
 }
 
 #[test]

@@ -86,6 +86,9 @@ fn a_tracker_that_is_down_ends_no_run_and_one_that_is_not_installed_starts_none(
     let missing = format!("what is missing is logged by: rollflow track {}", folder.path().join("down").display());
     assert!(down.err.contains("warning: observe.wandb: ") && down.err.contains(&missing), "{}", down.err);
     let path = folder.path().join("down");
+    let variables = [("PYTHONPATH", modules.as_str()), ("TOLD", told.as_str()), ("BROKEN", "log")];
+    let still = rollflow_with(&["track", path.to_str().unwrap()], &variables);
+    assert!(still.code == Some(1) && still.err.contains("observe.wandb: its process ended"), "{}", still.err);
     let later = rollflow_with(&["track", path.to_str().unwrap()], &[("PYTHONPATH", modules.as_str()), ("TOLD", told.as_str())]);
     assert_eq!(later.code, Some(0), "{}", later.err);
     let lines = std::fs::read_to_string(&told).unwrap();

@@ -3,9 +3,9 @@
 //!
 //! Decoupled PPO (Hilton et al., 2022; AReaL): ratios are taken against a *proximal* policy near
 //! the trained one. An importance weight exp(proximal − behaviour) accounts for the rest. A
-//! [`Rejection`] makes it 0. Weights are constants for the gradient and leave the denominators
-//! unchanged (law N1). Sequences are never split, so the weights of parts equal those of the batch;
-//! only `normalize` needs the whole batch.
+//! [`Rejection`] makes it 0, and takes the token out of its sequence's ratio. Weights are constants
+//! for the gradient and leave the denominators unchanged (law N1). Sequences are never split, so the
+//! weights of parts equal those of the batch; only `normalize` needs the whole batch.
 //!
 //! Pure, in doubles, O(tokens). Equal to TRL 1.16 (`vllm_importance_sampling_mode`) and verl 0.9
 //! (`rollout_corr_helper.py`).
@@ -198,6 +198,8 @@ pub struct Anchors {
     pub proximal: Option<Vec<f64>>,
     /// Factor of each token's policy term.
     pub importance: Option<Vec<f64>>,
+    /// False for rejected tokens.
+    pub kept: Option<Vec<bool>>,
     /// Statistics of the correction.
     pub metrics: CorrectionMetrics,
 }
@@ -230,8 +232,10 @@ impl OffPolicy {
         if self.weigh.is_none() && self.reject.is_empty() {
             return Anchors { proximal, ..Anchors::default() };
         }
-        let (importance, metrics) = self.factors(proximal.as_deref().unwrap_or(behaviour), start, behaviour, sequences);
-        Anchors { proximal, importance: Some(importance), metrics }
+        let centre = proximal.as_deref().unwrap_or(behaviour);
+        let (importance, kept, metrics) = self.judge(centre, start, behaviour, sequences);
+        let kept = Some(kept).filter(|_| !self.reject.is_empty());
+        Anchors { proximal, importance: Some(importance), kept, metrics }
     }
 
     /// Factor of every token. Weights are exp(`proximal` − `behaviour`). Rejections judge `trainer`
@@ -244,18 +248,31 @@ impl OffPolicy {
         behaviour: &[f64],
         sequences: &[Range<usize>],
     ) -> (Vec<f64>, CorrectionMetrics) {
+        let (factors, _, metrics) = self.judge(proximal, trainer, behaviour, sequences);
+        (factors, metrics)
+    }
+
+    /// [`OffPolicy::factors`], with the tokens that no rejection dropped.
+    fn judge(
+        &self,
+        proximal: &[f64],
+        trainer: &[f64],
+        behaviour: &[f64],
+        sequences: &[Range<usize>],
+    ) -> (Vec<f64>, Vec<bool>, CorrectionMetrics) {
         let against = |own: &[f64]| -> Vec<f64> { own.iter().zip(behaviour).map(|(own, sampled)| own - sampled).collect() };
         let (mut factors, weights) = match &self.weigh {
             Some(weigh) => weigh.weights(&against(proximal), sequences),
             None => (vec![1.0; behaviour.len()], Spread::default()),
         };
         let log_ratios = against(trainer);
-        let mut rejections = Vec::with_capacity(self.reject.len());
+        let (mut kept, mut rejections) = (vec![true; factors.len()], Vec::with_capacity(self.reject.len()));
         for rejection in &self.reject {
             let (keep, spread) = rejection.judge(&log_ratios, sequences);
-            factors.iter_mut().zip(keep).filter(|(_, keep)| !keep).for_each(|(factor, _)| *factor = 0.0);
+            kept.iter_mut().zip(keep).for_each(|(kept, keep)| *kept &= keep);
             rejections.push(spread);
         }
+        factors.iter_mut().zip(&kept).filter(|(_, kept)| !**kept).for_each(|(factor, _)| *factor = 0.0);
         let dropped = |factors: &[f64]| factors.iter().filter(|factor| **factor == 0.0).count();
         let metrics = CorrectionMetrics {
             weights,
@@ -265,7 +282,7 @@ impl OffPolicy {
             sequences: sequences.len(),
             dropped_sequences: sequences.iter().filter(|at| dropped(&factors[(*at).clone()]) > 0).count(),
         };
-        (factors, metrics)
+        (factors, kept, metrics)
     }
 }
 

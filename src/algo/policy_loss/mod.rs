@@ -40,7 +40,8 @@ pub(super) use surrogate::{Clipped, Method, Sequence, Surrogate, Term, Token};
 ///
 /// `w · ( surrogate(ρ, θ, A) · keep · importance + β·KL )  −  entropy_coef · mean entropy`
 ///
-/// `keep` is 0 for tokens that `top_entropy` or `off_policy_threshold` drops. Equal to TRL 1.16
+/// `keep` is 0 for tokens that `top_entropy` or `off_policy_threshold` drops. A token that a
+/// rejection dropped ([`LossInputs::kept`]) is in none of the three terms. Equal to TRL 1.16
 /// (`GRPOTrainer.compute_loss`) and verl 0.9 (`core_algos.py`), loss and gradient.
 ///
 /// ```
@@ -159,7 +160,7 @@ impl Loss for PolicyLoss {
                     }
                     None => (0.0, Term::default()),
                 };
-                let weight = inputs.weights[t];
+                let weight = if inputs.keeps(t) { inputs.weights[t] } else { 0.0 };
                 metrics.kl_sum += kl.value;
                 loss += weight * (scale * term.value + beta * kl.value);
                 grad[t] = weight * (scale * term.by_log_prob + beta * kl.by_log_prob);
@@ -193,7 +194,8 @@ impl PolicyLoss {
         // With a floor the whole batch is here.
         let count = if self.top_entropy < 1.0 { kept.iter().filter(|kept| **kept).count() } else { inputs.batch_tokens };
         let slope = -self.entropy_coef / count.max(1) as f64;
-        let slopes: Vec<f64> = kept.into_iter().map(|kept| if kept { slope } else { 0.0 }).collect();
+        let slopes: Vec<f64> =
+            kept.into_iter().enumerate().map(|(t, kept)| if kept && inputs.keeps(t) { slope } else { 0.0 }).collect();
         Some((slopes.iter().zip(inputs.entropies).map(|(slope, entropy)| slope * entropy).sum(), slopes))
     }
 

@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use super::surrogate::Clipped;
 use crate::algo::LossInputs;
-use crate::algo::correction::{Level, guarded, mean};
+use crate::algo::correction::{Level, guarded};
 
 /// The log-ratios of one sequence, one per token.
 pub(in crate::algo) struct Ratios {
@@ -19,10 +19,11 @@ pub(in crate::algo) struct Ratios {
 }
 
 impl Ratios {
-    /// Ratios of the tokens `at`, with log-ratios clipped to `limits`.
+    /// Ratios of the tokens `at`, with log-ratios clipped to `limits`. A rejected token has ratio 1
+    /// and no part in those of its sequence.
     pub fn new(level: Level, limits: [f64; 2], inputs: &LossInputs, at: Range<usize>) -> Self {
-        let own = differences(inputs, at);
-        let (total, len) = (own.iter().sum::<f64>(), own.len());
+        let own = differences(inputs, at.clone());
+        let total = own.iter().sum::<f64>();
         match level {
             Level::Token => Ratios {
                 moves: own.iter().map(|&log_ratio| slope(log_ratio, limits)).collect(),
@@ -30,10 +31,10 @@ impl Ratios {
                 shared: false,
                 bounded: Vec::new(),
             },
-            Level::Sequence => Ratios { shared: true, ..Ratios::equal(total, 1.0, limits, len) },
+            Level::Sequence => Ratios { shared: true, ..Ratios::equal(total, 1.0, limits, inputs, at) },
             Level::Geometric => {
-                let tokens = len.max(1) as f64;
-                Ratios { shared: true, ..Ratios::equal(total / tokens, 1.0 / tokens, limits, len) }
+                let tokens = inputs.kept_of(at.clone()).count().max(1) as f64;
+                Ratios { shared: true, ..Ratios::equal(total / tokens, 1.0 / tokens, limits, inputs, at) }
             }
         }
     }
@@ -44,14 +45,20 @@ impl Ratios {
     /// The gradient equals that of [`Level::Geometric`] if advantages and weights are equal within
     /// a sequence.
     pub fn geometric_by_token(limits: [f64; 2], inputs: &LossInputs, at: Range<usize>) -> Self {
-        let own = differences(inputs, at);
-        Ratios::equal(own.iter().sum::<f64>() / own.len().max(1) as f64, 1.0, limits, own.len())
+        let tokens = inputs.kept_of(at.clone()).count().max(1) as f64;
+        let total = differences(inputs, at.clone()).iter().sum::<f64>();
+        Ratios::equal(total / tokens, 1.0, limits, inputs, at)
     }
 
-    /// One log-ratio for `len` tokens.
-    fn equal(log_ratio: f64, moves: f64, limits: [f64; 2], len: usize) -> Self {
-        let moves = vec![slope(log_ratio, limits) * moves; len];
-        Ratios { log: vec![log_ratio.clamp(limits[0], limits[1]); len], moves, shared: false, bounded: Vec::new() }
+    /// One log-ratio for the tokens `at`, which those that are kept move.
+    fn equal(log_ratio: f64, moves: f64, limits: [f64; 2], inputs: &LossInputs, at: Range<usize>) -> Self {
+        let (log, moves) = (log_ratio.clamp(limits[0], limits[1]), slope(log_ratio, limits) * moves);
+        Ratios {
+            log: vec![log; at.len()],
+            moves: at.map(|t| if inputs.keeps(t) { moves } else { 0.0 }).collect(),
+            shared: false,
+            bounded: Vec::new(),
+        }
     }
 
     /// The geometric mean of ratios that are bounded first (GMPO). A positive advantage bounds a
@@ -69,17 +76,18 @@ impl Ratios {
             }
         };
         let own = differences(inputs, at.clone());
-        let advantages = &inputs.advantages[at];
+        let advantages = &inputs.advantages[at.clone()];
         let (log, bounded): (Vec<f64>, Vec<Clipped>) = own.into_iter().zip(advantages).map(bound).unzip();
-        let of_all = mean(&log);
+        let count = inputs.kept_of(at.clone()).count();
+        let of_all = guarded(log.iter().sum(), count);
         let free = (limits[0]..=limits[1]).contains(&of_all);
-        let share = if free { guarded(1.0, log.len()) } else { 0.0 };
-        let moves = |(bounded, &advantage): (&Clipped, &f64)| match bounded {
-            Clipped::No if advantage != 0.0 => share,
+        let share = if free { guarded(1.0, count) } else { 0.0 };
+        let moves = |(t, (bounded, &advantage)): (usize, (&Clipped, &f64))| match bounded {
+            Clipped::No if advantage != 0.0 && inputs.keeps(t) => share,
             _ => 0.0,
         };
         Ratios {
-            moves: bounded.iter().zip(advantages).map(moves).collect(),
+            moves: at.zip(bounded.iter().zip(advantages)).map(moves).collect(),
             log: vec![of_all.clamp(limits[0], limits[1]); log.len()],
             shared: true,
             bounded,
@@ -100,7 +108,8 @@ fn slope(log_ratio: f64, limits: [f64; 2]) -> f64 {
     f64::from(u8::from((limits[0]..=limits[1]).contains(&log_ratio)))
 }
 
-/// θ − anchor of the tokens `at`.
+/// θ − anchor of the tokens `at`; 0 for rejected ones, but NaN where it is no number (law N4).
 pub(in crate::algo) fn differences(inputs: &LossInputs, at: Range<usize>) -> Vec<f64> {
-    inputs.log_probs[at.clone()].iter().zip(&inputs.anchor()[at]).map(|(theta, anchor)| theta - anchor).collect()
+    let own = |t: usize| (inputs.log_probs[t] - inputs.anchor()[t]) * f64::from(u8::from(inputs.keeps(t)));
+    at.map(own).collect()
 }

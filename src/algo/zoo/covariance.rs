@@ -61,14 +61,14 @@ impl Surrogate for ClipCov {
                 let advantage = inputs.advantages[t];
                 let below = ratio < 1.0 - self.epsilon && advantage < 0.0;
                 let above = ratio > 1.0 + self.epsilon_high && advantage > 0.0;
-                if !below && !above && covariances[t] > self.min && covariances[t] < self.max {
+                if inputs.keeps(t) && !below && !above && covariances[t] > self.min && covariances[t] < self.max {
                     eligible.push((draw(inputs, sequence.start, t), t));
                 }
             }
         }
         eligible.sort_by(|&(a, t), &(b, u)| a.cmp(&b).then(inputs.advantages[t].total_cmp(&inputs.advantages[u])));
         let order: Vec<usize> = eligible.into_iter().map(|(_, t)| t).collect();
-        mark(&order, self.share, covariances.len())
+        mark(&order, self.share, inputs)
     }
 
     fn term(&self, token: &Token) -> Term {
@@ -87,9 +87,9 @@ impl Surrogate for KlCov {
 
     fn singled_out(&self, inputs: &LossInputs) -> Vec<bool> {
         let covariances = covariances(inputs);
-        let mut order: Vec<usize> = (0..covariances.len()).collect();
+        let mut order: Vec<usize> = inputs.kept_of(0..covariances.len()).collect();
         order.sort_by(|&a, &b| covariances[b].total_cmp(&covariances[a]));
-        mark(&order, self.share, covariances.len())
+        mark(&order, self.share, inputs)
     }
 
     fn term(&self, token: &Token) -> Term {
@@ -101,9 +101,10 @@ impl Surrogate for KlCov {
     }
 }
 
-/// `(A − mean A)(θ − mean θ)`.
+/// `(A − mean A)(θ − mean θ)`, with means over the tokens that no rejection dropped.
 fn covariances(inputs: &LossInputs) -> Vec<f64> {
-    let (advantage, log_prob) = (mean(inputs.advantages), mean(inputs.log_probs));
+    let mean_of = |column: &[f64]| mean(&inputs.kept_of(0..column.len()).map(|t| column[t]).collect::<Vec<_>>());
+    let (advantage, log_prob) = (mean_of(inputs.advantages), mean_of(inputs.log_probs));
     inputs.advantages.iter().zip(inputs.log_probs).map(|(a, theta)| (a - advantage) * (theta - log_prob)).collect()
 }
 
@@ -116,9 +117,10 @@ fn draw(inputs: &LossInputs, first: usize, t: usize) -> u64 {
     words.into_iter().fold(0, |key, word| rng::mix(rng::state(key ^ word, 1)))
 }
 
-/// Marks the first tokens of `order`: this share of all `tokens`, at least one.
-fn mark(order: &[usize], share: f64, tokens: usize) -> Vec<bool> {
-    let most = ((share * tokens as f64) as usize).max(1);
+/// Marks the first tokens of `order`: this share of all that are kept, at least one.
+fn mark(order: &[usize], share: f64, inputs: &LossInputs) -> Vec<bool> {
+    let tokens = inputs.log_probs.len();
+    let most = ((share * inputs.kept_of(0..tokens).count() as f64) as usize).max(1);
     let mut marked = vec![false; tokens];
     order.iter().take(most).for_each(|&t| marked[t] = true);
     marked

@@ -141,13 +141,12 @@ impl Surrogate for GeoMean {
 
     fn sequence(&self, limits: [f64; 2], inputs: &LossInputs, at: Range<usize>) -> Sequence {
         let ratios = Ratios::bounded_each([self.epsilon, self.epsilon_high], limits, inputs, at.clone());
-        let of_all = |importance: &[f64]| -> f64 {
-            // verl's guard against a weight of 0.
-            mean(&importance[at.clone()].iter().map(|weight| (weight + 1e-10).ln()).collect::<Vec<_>>()).exp()
-        };
+        let mean_of = |value: &dyn Fn(usize) -> f64| mean(&inputs.kept_of(at.clone()).map(value).collect::<Vec<_>>());
+        // verl's guard against a weight of 0.
+        let of_all = |importance: &[f64]| mean_of(&|t| (importance[t] + 1e-10).ln()).exp();
         let mut sequence = Sequence::new(ratios, inputs, at.clone());
         sequence.importance = vec![inputs.importance.map_or(1.0, of_all); at.len()];
-        sequence.advantage = Some(mean(&inputs.advantages[at.clone()]));
+        sequence.advantage = Some(mean_of(&|t| inputs.advantages[t]));
         sequence
     }
 
@@ -182,7 +181,8 @@ impl Surrogate for Vespo {
         // TRL's bounds.
         let lowest = 1e-8f64.ln();
         let own: f64 = differences(inputs, at.clone()).iter().map(|log_ratio| log_ratio.clamp(-20.0, 20.0)).sum();
-        let given: f64 = sequence.importance.iter().map(|weight| weight.ln().clamp(lowest, 20.0)).sum();
+        let weight = |t: usize| sequence.importance[t - at.start].ln().clamp(lowest, 20.0);
+        let given: f64 = inputs.kept_of(at.clone()).map(weight).sum();
         sequence.log_weight = (own + given).clamp(lowest, 20.0);
         sequence.importance = vec![1.0; at.len()];
         sequence

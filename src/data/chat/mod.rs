@@ -10,3 +10,4 @@ mod tokens;
 pub use template::ChatTemplate;
 pub(crate) use template::special_tokens;
 pub use tokens::{compute_loss_mask, tokenize_conversation, tokenize_last_turn};
+pub(crate) use tokens::{render_from, tokenize_from};

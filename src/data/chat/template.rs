@@ -16,6 +16,7 @@ use super::json;
 use super::limits::{self, Bounded, Limits};
 use super::marks::{self, VARIABLES, marks_for, unmark};
 use crate::data::{ChatMessage, DataError, Metadata};
+use crate::hub::{MORE_TEMPLATES, is_word};
 use crate::util::reading;
 
 /// The template called so is for conversations without tools, and for all where it is the only one.
@@ -110,8 +111,10 @@ impl ChatTemplate {
         let variables = config.as_ref().map_or_else(Metadata::new, special_tokens);
         if let Some(text) = read_if_there(&dir.join(JINJA))? {
             let mut sources = vec![(DEFAULT.to_owned(), text)];
-            let more = std::fs::read_dir(dir.join("additional_chat_templates")).into_iter().flatten().flatten();
-            for path in more.map(|entry| entry.path()).filter(|path| path.extension().is_some_and(|end| end == "jinja")) {
+            let more = std::fs::read_dir(dir.join(MORE_TEMPLATES)).into_iter().flatten().flatten();
+            let mut more: Vec<_> = more.map(|entry| entry.path()).collect();
+            more.sort();
+            for path in more.into_iter().filter(|path| path.extension().is_some_and(|end| end == "jinja")) {
                 let name = path.file_stem().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
                 sources.extend(read_if_there(&path)?.map(|text| (name, text)));
             }
@@ -195,6 +198,22 @@ impl ChatTemplate {
     /// The text of the template for conversations without tools.
     pub fn source(&self) -> &str {
         &self.source_for(&[]).1
+    }
+
+    /// Files of all its templates, by their paths in a model's folder, as [`ChatTemplate::from_dir`]
+    /// reads them.
+    pub(crate) fn files(&self) -> impl Iterator<Item = (String, Vec<u8>)> {
+        let path = |name: &str| match name {
+            DEFAULT => Some(JINJA.to_owned()),
+            // A configuration may name a template as no file can be named.
+            name => is_word(name).then(|| format!("{MORE_TEMPLATES}/{name}.jinja")),
+        };
+        self.sources.iter().filter_map(move |(name, source)| Some((path(name)?, source.as_bytes().to_vec())))
+    }
+
+    /// Returns true if the templates are the same.
+    pub(crate) fn same_sources(&self, other: &ChatTemplate) -> bool {
+        self.sources == other.sources
     }
 
     /// Name in errors.

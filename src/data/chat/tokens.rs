@@ -22,34 +22,24 @@ const ASSISTANT: &str = "assistant";
 /// its end: the turn lies between the two. A template that changes earlier turns when later ones
 /// follow is an error.
 pub fn tokenize_conversation(turns: &[ChatMessage], tools: &[Value], tokenizer: &Tokenizer) -> Result<Sample, DataError> {
-    tokenize(turns, tools, tokenizer, 0)
+    tokenize_from(turns, tools, tokenizer, 0)
 }
 
 /// Converts a conversation likewise, of which only the last turn, the assistant's, is trained. The
 /// turns before it are rendered as in a prompt, because some templates drop the reasoning of earlier
 /// turns.
 pub fn tokenize_last_turn(turns: &[ChatMessage], tools: &[Value], tokenizer: &Tokenizer) -> Result<Sample, DataError> {
-    tokenize(turns, tools, tokenizer, turns.len().saturating_sub(1))
+    tokenize_from(turns, tools, tokenizer, turns.len().saturating_sub(1))
 }
 
-/// Trains the assistant's turns from number `first` on.
-fn tokenize(turns: &[ChatMessage], tools: &[Value], tokenizer: &Tokenizer, first: usize) -> Result<Sample, DataError> {
-    let nothing_said = || {
-        let problem = "the conversation has no turn of the assistant, so that there is nothing to learn from it";
-        DataError::Unusable(problem.to_owned())
-    };
-    let said: Vec<usize> = (0..turns.len()).filter(|&turn| turns[turn].role == ASSISTANT).collect();
-    let trained: Vec<usize> = said.iter().copied().filter(|turn| *turn >= first).collect();
-    if trained.is_empty() {
-        return Err(nothing_said());
-    }
-    let template = tokenizer.chat()?;
-    let marked = template.marks_generation(tools);
-    let (text, mut spans) =
-        if marked { template.render_marked(turns, tools, false)? } else { by_prefixes(turns, tools, template, &trained)? };
-    if marked && trained.len() < said.len() {
-        spans.drain(..spans.len().saturating_sub(trained.len()));
-    }
+/// Converts a conversation likewise, of which the assistant's turns from number `first` on are trained.
+pub(crate) fn tokenize_from(
+    turns: &[ChatMessage],
+    tools: &[Value],
+    tokenizer: &Tokenizer,
+    first: usize,
+) -> Result<Sample, DataError> {
+    let Rendered { text, spans, marked } = render_from(turns, tools, tokenizer, first)?;
     let (tokens, places): (Vec<u32>, Vec<Range<usize>>) = tokenizer.encode_placed(&text)?.into_iter().unzip();
     let mut loss_mask = compute_loss_mask(&places, &spans);
     // Blanks after the last special token of a turn belong to the template: generation ends with that token.
@@ -67,6 +57,49 @@ fn tokenize(turns: &[ChatMessage], tools: &[Value], tokenizer: &Tokenizer, first
     let (asked, said) = turns.split_at(turns.len() - 1);
     let (prompt, response) = (PromptText::Chat(asked.to_vec()), said[0].content.clone());
     Ok(Sample { prompt, response, tokens, loss_mask, status: Status::Completed, ..Sample::default() })
+}
+
+/// A conversation as text.
+pub(crate) struct Rendered {
+    pub(crate) text: String,
+    /// Trained stretches of the text.
+    spans: Vec<Range<usize>>,
+    /// If true, `{% generation %}` blocks marked them.
+    marked: bool,
+}
+
+/// Renders a conversation for [`tokenize_from`].
+pub(crate) fn render_from(
+    turns: &[ChatMessage],
+    tools: &[Value],
+    tokenizer: &Tokenizer,
+    first: usize,
+) -> Result<Rendered, DataError> {
+    let said: Vec<usize> = (0..turns.len()).filter(|&turn| turns[turn].role == ASSISTANT).collect();
+    let trained: Vec<usize> = said.iter().copied().filter(|turn| *turn >= first).collect();
+    if trained.is_empty() {
+        return Err(nothing_said());
+    }
+    let template = tokenizer.chat()?;
+    let marked = template.marks_generation(tools);
+    let (text, mut spans) =
+        if marked { template.render_marked(turns, tools, false)? } else { by_prefixes(turns, tools, template, &trained)? };
+    if marked && trained.len() < said.len() {
+        match template.render(&turns[..trained[0]], tools, false) {
+            Ok(before) if text.starts_with(&before) => spans.retain(|span| span.start >= before.len()),
+            // The template changes earlier turns, or refuses to end with them: one block a turn is assumed.
+            _ => drop(spans.drain(..spans.len().saturating_sub(trained.len()))),
+        }
+    }
+    if spans.iter().all(Range::is_empty) {
+        return Err(nothing_said());
+    }
+    Ok(Rendered { text, spans, marked })
+}
+
+fn nothing_said() -> DataError {
+    let problem = "the conversation has no turn of the assistant, so that there is nothing to learn from it";
+    DataError::Unusable(problem.to_owned())
 }
 
 /// Returns 1.0 for every token that begins inside one of the ordered ranges `trained`, and 0.0 for

@@ -18,6 +18,7 @@ use super::shape::{Columns, Shape};
 use super::split::Split;
 use crate::data::DataError;
 use crate::hub::{Hub, HubError};
+use crate::util::untrusted;
 
 /// Selection of a data set and of its records.
 #[derive(Clone, Debug, PartialEq)]
@@ -74,7 +75,7 @@ impl DataSpec {
         self.weight.map_or(Share::Repeat(self.repeat), Share::Weight)
     }
 
-    /// Returns the subsets (configurations), of which one must be named; none if there is no choice.
+    /// Returns the subsets (configurations); none if there is no choice.
     /// For an id, the names come from the hub, or from the cache if downloads are off; no data is
     /// downloaded.
     pub fn subsets(&self) -> Result<Vec<String>, DataError> {
@@ -150,31 +151,54 @@ impl DataSpec {
     }
 }
 
-/// Records left out, by reason: a few words, the same for all records of its kind.
+/// Skipped records by reason: a few words, the same for all records of its kind. Details of the
+/// first record follow in messages.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Skips(BTreeMap<String, u64>);
+pub struct Skips(BTreeMap<String, Skipped>);
+
+/// Number of records, and details of the first.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+struct Skipped {
+    count: u64,
+    example: Option<String>,
+}
+
+/// Largest number of reasons that are counted separately.
+const REASONS: usize = 20;
+/// Longest details of a record in messages, in characters.
+const EXAMPLE: usize = 200;
 
 impl Skips {
-    /// One more.
+    /// Counts one more record. Details of this record follow the reason after `: `.
     pub fn count(&mut self, reason: String) {
-        *self.0.entry(reason).or_default() += 1;
+        let (reason, example) = reason.split_once(": ").map_or((&*reason, None), |(reason, example)| (reason, Some(example)));
+        let known = self.0.len() < REASONS || self.0.contains_key(reason);
+        let (reason, example) = if known { (reason, example) } else { ("for other reasons", None) };
+        let skipped = self.0.entry(reason.to_owned()).or_default();
+        skipped.count += 1;
+        if skipped.count == 1 {
+            skipped.example = example.map(|example| untrusted::line_of(example, EXAMPLE));
+        }
     }
 
     /// All of them.
     pub fn total(&self) -> u64 {
-        self.0.values().sum()
+        self.0.values().map(|skipped| skipped.count).sum()
     }
 
     /// Each reason with its count.
     pub fn iter(&self) -> impl Iterator<Item = (&str, u64)> {
-        self.0.iter().map(|(reason, count)| (reason.as_str(), *count))
+        self.0.iter().map(|(reason, skipped)| (reason.as_str(), skipped.count))
     }
 }
 
 impl fmt::Display for Skips {
     fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
-        let counts: Vec<String> = self.iter().map(|(reason, count)| format!("{count} {reason}")).collect();
-        f.write_str(&counts.join(", "))
+        let line = |(reason, Skipped { count, example }): (&String, &Skipped)| match example {
+            Some(example) => format!("{count} {reason} (as {example})"),
+            None => format!("{count} {reason}"),
+        };
+        f.write_str(&self.0.iter().map(line).collect::<Vec<_>>().join(", "))
     }
 }
 
@@ -290,5 +314,18 @@ impl<T> DataSet<T> {
 impl<T> fmt::Debug for DataSet<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("DataSet").field("name", &self.name).field("len", &self.len()).field("skips", &self.skips).finish()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn reasons_above_the_limit_are_counted_together() {
+        let mut skips = Skips::default();
+        (0..50).for_each(|n| skips.count(format!("for reason {n}")));
+        let others = skips.iter().find(|(reason, _)| *reason == "for other reasons");
+        assert_eq!((skips.iter().count(), skips.total(), others), (REASONS + 1, 50, Some(("for other reasons", 30))));
     }
 }

@@ -117,8 +117,9 @@ pub(crate) fn dataset_commit(data: &Path, cache: &Cache) -> Option<String> {
 /// `@revision`.
 pub(super) fn is_id(name: &Path) -> bool {
     let Some(name) = name.to_str() else { return false };
-    let id = name.split('@').next().unwrap_or(name);
-    id.split('/').count() <= 2 && id.split('/').all(is_word) && !ends_as_file(id)
+    let (id, revision) = name.split_once('@').unwrap_or((name, "main"));
+    let words = |text: &str| text.split('/').all(is_word);
+    id.split('/').count() <= 2 && words(id) && words(revision) && !ends_as_file(id)
 }
 
 /// Returns true if a name has the ending of a data file, supported or not.
@@ -151,7 +152,8 @@ mod tests {
         for id in ["gsm8k", "openai/gsm8k", "a-b/c_d.e@refs-1"] {
             assert!(is_id(Path::new(id)), "{id}");
         }
-        for path in ["./data", "/data/x", "a/b/c", "../x", "", "trian.jsonl", "data/trian.csv", "data/train.jsonl.gz"] {
+        let files = ["./data", "/data/x", "a/b/c", "../x", "", "trian.jsonl", "data/trian.csv", "data/train.jsonl.gz"];
+        for path in files.into_iter().chain(["org/name@../../x", "org/name@/x", "org/name@"]) {
             assert!(!is_id(Path::new(path)), "{path}");
         }
         assert!(may_be_asked_for(Path::new("openai/gsm8k")) && may_be_asked_for(Path::new("a/b@refs/convert/parquet")));

@@ -4,6 +4,7 @@
 //! In a folder, the split follows from file names as in Hugging Face's `datasets`:
 //! `data/train-00000-of-00003.parquet`, `train.jsonl`, `validation/part.json`. If no name contains
 //! a split, all files are `train`. A subset is a folder in it, or the beginning of a file's name.
+//! Files of no such folder are the subset `default`.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -45,6 +46,18 @@ const KNOWN: &str = ".jsonl, .ndjson, .json, .parquet and .txt are read";
 /// Files that say something of a data set and hold none of it.
 const ABOUT: [&str; 5] = ["dataset_infos.json", "dataset_info.json", "state.json", "dataset_dict.json", "requirements.txt"];
 
+/// First words of the names of texts about a data set: `LICENSE-MIT.txt`.
+const NOTES: [&str; 5] = ["license", "licence", "readme", "notice", "citation"];
+
+/// Name of the subset of files that are in no subset's folder, as in `datasets`.
+const DEFAULT: &str = "default";
+
+/// Returns true if the file of this name describes a data set and holds no record.
+fn is_about(name: &str, format: Format) -> bool {
+    let word = name.split(|c: char| !c.is_ascii_alphanumeric()).next().unwrap_or_default();
+    ABOUT.contains(&name) || format == Format::Text && NOTES.iter().any(|note| note.eq_ignore_ascii_case(word))
+}
+
 /// The files of `data`, in the order of their names.
 pub(super) fn locate(data: &Path, subset: Option<&str>, split: &str, cache: &Cache) -> Result<Vec<(PathBuf, Format)>, DataError> {
     if data.is_file() {
@@ -84,8 +97,8 @@ pub(super) fn names_id(data: &Path) -> bool {
 pub(super) fn lacks_part(files: &[(PathBuf, Format)]) -> Option<String> {
     let stems: Vec<&str> = files.iter().filter_map(|(file, _)| file.file_stem()?.to_str()).collect();
     stems.iter().find_map(|stem| {
-        let (name, of) = (without_shard(stem)?, stem.rsplit_once("-of-")?.1.parse::<usize>().ok()?);
-        let have = stems.iter().filter(|other| without_shard(other) == Some(name)).count();
+        let (name, of) = without_shard(stem)?;
+        let have = stems.iter().filter(|other| without_shard(other).is_some_and(|(other, _)| other == name)).count();
         (have < of).then(|| format!("holds {have} of the {of} parts of {name}"))
     })
 }
@@ -95,6 +108,24 @@ struct Found {
     path: PathBuf,
     format: Format,
     split: Option<String>,
+}
+
+impl Found {
+    /// Returns true if the file's name says this split.
+    fn holds(&self, split: &str) -> bool {
+        let stem = self.path.file_stem().is_some_and(|stem| stem == split);
+        stem || self.split.as_deref().is_some_and(|of| canonical(of) == canonical(split))
+    }
+
+    /// Returns true if the file is one of this subset.
+    fn belongs(&self, subset: &str) -> bool {
+        let folder = self.path.parent().is_some_and(|folder| {
+            folder.ends_with(subset) || folder.starts_with(subset) || folder.iter().any(|part| part == subset)
+        });
+        let begins =
+            |stem: &str| stem.strip_prefix(subset).is_some_and(|rest| !rest.starts_with(|c: char| c.is_ascii_alphanumeric()));
+        folder || subset_of(self) == subset || self.path.file_stem().and_then(|stem| stem.to_str()).is_some_and(begins)
+    }
 }
 
 /// The data files of a folder or a repository.
@@ -112,8 +143,10 @@ impl Listing {
     pub(super) fn of<P: Into<PathBuf>>(names: impl IntoIterator<Item = P>) -> Self {
         let found = names.into_iter().map(Into::into).filter_map(|path: PathBuf| {
             let parts: Vec<_> = path.iter().map(|part| part.to_string_lossy()).collect();
-            let about = parts.last().is_some_and(|name| ABOUT.contains(&name.as_ref()));
-            let format = Format::of(&path).filter(|_| !about && parts.iter().all(|part| !part.starts_with('.')))?;
+            let format = Format::of(&path).filter(|_| parts.iter().all(|part| !part.starts_with('.')))?;
+            if is_about(parts.last()?, format) {
+                return None;
+            }
             Some(Found { split: split_of(&path), path, format })
         });
         let mut found: Vec<Found> = found.collect();
@@ -123,14 +156,14 @@ impl Listing {
 
     /// Names of subsets, if there are several.
     pub(super) fn subsets(&self) -> Vec<String> {
-        let subsets: BTreeSet<Option<String>> = self.0.iter().map(subset_of).collect();
+        let subsets: BTreeSet<&str> = self.0.iter().map(subset_of).collect();
         let divided = self.names_splits() && subsets.len() > 1;
-        subsets.into_iter().flatten().filter(|_| divided).collect()
+        subsets.into_iter().filter(|_| divided).map(str::to_owned).collect()
     }
 
     /// Names of the splits of a subset.
     pub(super) fn splits(&self, subset: Option<&str>) -> Vec<String> {
-        let of_subset = self.0.iter().filter(|file| subset.is_none_or(|subset| belongs(&file.path, subset)));
+        let of_subset = self.0.iter().filter(|file| subset.is_none_or(|subset| file.belongs(subset)));
         of_subset.filter_map(|file| file.split.clone()).collect::<BTreeSet<_>>().into_iter().collect()
     }
 
@@ -145,8 +178,8 @@ impl Listing {
         }
         match subset {
             Some(subset) => {
-                let subsets = listed(self.0.iter().filter_map(subset_of).collect());
-                self.0.retain(|file| belongs(&file.path, subset));
+                let subsets = listed(self.0.iter().map(|file| subset_of(file).to_owned()).collect());
+                self.0.retain(|file| file.belongs(subset));
                 if self.0.is_empty() {
                     return Err(format!("has no subset \"{subset}\"; it has: {subsets}"));
                 }
@@ -154,17 +187,17 @@ impl Listing {
             None => {
                 // Folders without a split in any name are just folders.
                 let subsets = self.subsets();
-                if !subsets.is_empty() {
+                let is_default = |file: &Found| subset_of(file) == DEFAULT;
+                if !subsets.is_empty() && self.0.iter().any(|file| is_default(file) && file.holds(split)) {
+                    self.0.retain(is_default);
+                } else if !subsets.is_empty() {
                     return Err(format!("has several subsets; name one of: {}", subsets.join(", ")));
                 }
             }
         }
         let splits = listed(self.splits(None).into_iter().collect());
         if self.names_splits() {
-            self.0.retain(|file| {
-                let stem = file.path.file_stem().is_some_and(|stem| stem == split);
-                stem || file.split.as_deref().is_some_and(|of| canonical(of) == canonical(split))
-            });
+            self.0.retain(|file| file.holds(split));
         } else if canonical(split) != TRAIN {
             return Err(format!("has no split \"{split}\"; no file's name says one, so that all of it is \"train\""));
         }
@@ -190,18 +223,19 @@ fn collect(folder: &Path, inside: &Path, names: &mut Vec<PathBuf>) -> Result<(),
     Ok(())
 }
 
-/// `prefix-00000-of-00003` without the numbers.
-fn without_shard(stem: &str) -> Option<&str> {
+/// Prefix and number of files of `prefix-00000-of-00003`, also with a checksum after them.
+fn without_shard(stem: &str) -> Option<(&str, usize)> {
     let (rest, of) = stem.rsplit_once("-of-")?;
     let (name, number) = rest.rsplit_once('-')?;
-    let digits = |text: &str| !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
-    (digits(of) && digits(number)).then_some(name)
+    let (of, checksum) = of.split_once('-').unwrap_or((of, "0"));
+    let digits = |text: &str, radix| !text.is_empty() && text.chars().all(|c| c.is_digit(radix));
+    (digits(number, 10) && digits(of, 10) && digits(checksum, 16)).then_some((name, of.parse().ok()?))
 }
 
 /// The split that a file's name, or a folder around it, says.
 fn split_of(inside: &Path) -> Option<String> {
     let stem = inside.file_stem()?.to_str()?;
-    if let Some(name) = without_shard(stem) {
+    if let Some((name, _)) = without_shard(stem) {
         return Some(name.to_owned());
     }
     let words = stem.split(|c: char| !c.is_ascii_alphanumeric());
@@ -224,18 +258,9 @@ fn canonical(split: &str) -> String {
 }
 
 /// The first folder whose name is neither a split nor `data`.
-fn subset_of(file: &Found) -> Option<String> {
-    let folders = file.path.parent()?.iter().filter_map(|part| part.to_str());
-    folders.into_iter().find(|name| *name != "data" && !is_keyword(name)).map(str::to_owned)
-}
-
-fn belongs(inside: &Path, subset: &str) -> bool {
-    let folder = inside
-        .parent()
-        .is_some_and(|folder| folder.ends_with(subset) || folder.starts_with(subset) || folder.iter().any(|part| part == subset));
-    let begins =
-        |stem: &str| stem.strip_prefix(subset).is_some_and(|rest| !rest.starts_with(|c: char| c.is_ascii_alphanumeric()));
-    folder || inside.file_stem().and_then(|stem| stem.to_str()).is_some_and(begins)
+fn subset_of(file: &Found) -> &str {
+    let mut folders = file.path.parent().into_iter().flat_map(Path::iter).filter_map(|part| part.to_str());
+    folders.find(|name| *name != "data" && !is_keyword(name)).unwrap_or(DEFAULT)
 }
 
 fn listed(names: BTreeSet<String>) -> String {

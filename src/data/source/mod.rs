@@ -28,7 +28,8 @@ pub(crate) use hub::dataset_commit;
 pub(crate) use mixture::{Mixture, Place, Share};
 pub use recorded::Recorded;
 pub use sft::{
-    export_conversations, load_sft_dataset, load_sft_samples, prepare_pair, prepare_sft_sample, prepare_sft_turns, too_long,
+    export_conversations, load_sft_dataset, load_sft_samples, prepare_pair, prepare_sft_sample, prepare_sft_turns, refused,
+    rendered_bytes, too_long,
 };
 pub use shape::{Columns, Example, Shape};
 pub(crate) use split::Split;

@@ -3,7 +3,7 @@
 //!
 //! | field | is |
 //! | --- | --- |
-//! | `prompt` (or another name of a prompt) | text or messages |
+//! | `prompt` (or another name of a prompt) | text or messages, formatted as prompts of `[task]` are |
 //! | `response` (or `completion`, `output`) | the completion as text |
 //! | `tokens` with `versions` | both as tokens; `versions` says which were sampled |
 //! | `prompt_tokens` and `response_tokens` | both as tokens |
@@ -14,8 +14,9 @@
 //! | `status`, `temperature`, `metadata` | as in `rollouts.jsonl` |
 
 use serde::Deserialize;
-use serde_json::Value;
+use serde_json::{Value, json};
 
+use super::sft::refused;
 use super::shape::{Columns, Shape, take_first};
 use super::turns;
 use crate::data::{Metadata, Prompt, PromptText, Sample, Spans, Status, Tokenizer, is_reward, number};
@@ -28,8 +29,8 @@ pub struct Recorded {
     pub(crate) prompt: PromptText,
     #[serde(skip)]
     response: String,
-    /// Group of the completion, if that was recorded.
-    pub(crate) group: Option<u64>,
+    /// Group of the completion, a number or a text, if that was recorded.
+    pub(crate) group: Option<Value>,
     index: Option<u32>,
     part: u32,
     status: Option<Status>,
@@ -53,21 +54,34 @@ impl Shape for Recorded {
             list @ Value::Array(_) => PromptText::Chat(turns::read(list)?),
             _ => return Err("whose prompt is neither text nor messages".into()),
         };
-        let response = match take_first(&mut record, &["response", "completion", "output"]) {
-            Some((_, response)) => Some(turns::completion(response)?),
-            None => None,
-        };
+        let response = take_first(&mut record, &["response", "completion", "output"]);
+        let response = response.map(|(_, response)| turns::completion(response)).transpose()?;
+        record.retain(|_, value| !value.is_null());
         // A completion may be empty: the policy ended it with its first token.
-        let said = response.is_some() || record.contains_key("tokens") || record.contains_key("response_tokens");
-        let recorded = Recorded::deserialize(Value::Object(record));
-        let recorded = recorded.map_err(|error| format!("with a field that makes no sense ({error})"))?;
+        let has_tokens = record.contains_key("tokens") || record.contains_key("response_tokens");
+        let said = response.is_some() || has_tokens;
+        let response = match response {
+            Some(turns) if !has_tokens => turns::text_alone(turns)?,
+            turns => turns.and_then(|mut turns| turns.pop()).unwrap_or_default().content,
+        };
+        let record = Value::Object(record);
+        let recorded = Recorded::deserialize(&record).map_err(|_| wrong_field(&record))?;
         if !recorded.reward.is_some_and(is_reward) {
             return Err("without a reward that is a number of at most 1e100 either way".into());
         }
         if !said {
             return Err("without a response".into());
         }
-        Ok(Recorded { prompt, response: response.unwrap_or_default(), ..recorded })
+        Ok(Recorded { prompt, response, ..recorded })
+    }
+}
+
+/// The reason to skip a record: its first field that is not of the expected type.
+fn wrong_field(record: &Value) -> String {
+    let wrong = |(name, value): &(&String, &Value)| Recorded::deserialize(json!({ *name: value })).is_err();
+    match record.as_object().into_iter().flatten().find(wrong) {
+        Some((name, value)) => format!("whose `{name}` is not of its type: {value}"),
+        None => "with a field that is not of its type".to_owned(),
     }
 }
 
@@ -82,20 +96,23 @@ impl Recorded {
         self.index.map(|index| (index, self.part))
     }
 
-    /// Converts it to a sample; text is tokenised if no tokens were recorded. Tokens have version
-    /// 0, which no version of this run is. Without recorded log-probabilities the sample has none,
-    /// and the trainer computes them.
-    pub(crate) fn sample(&self, tokenizer: &Tokenizer) -> Result<Sample, String> {
+    /// Converts it to a sample; text is tokenised if no tokens were recorded, a prompt as `asked`
+    /// formats it. Tokens have version 0, which no version of this run is. Without recorded
+    /// log-probabilities the sample has none, and the trainer computes them.
+    pub(crate) fn sample(&self, tokenizer: &Tokenizer, asked: impl Fn(PromptText) -> PromptText) -> Result<Sample, String> {
         let status = self.status.unwrap_or(Status::Completed);
+        let mut prompt = Prompt { text: self.prompt.clone(), metadata: self.metadata.clone(), ..Prompt::default() };
         let (tokens, given) = if !self.tokens.is_empty() {
             if self.versions.len() != self.tokens.len() {
                 return Err("whose versions are not as many as its tokens".into());
             }
             (self.tokens.clone(), self.versions.per_token().map(|version| version.is_none()).collect())
         } else {
-            let refused = |_| "that the tokenizer refuses".to_owned();
             let asked = match self.prompt_tokens.as_slice() {
-                [] => tokenizer.encode(&self.prompt.render()).map_err(refused)?,
+                [] => {
+                    prompt.text = asked(prompt.text);
+                    tokenizer.encode_prompt(&prompt).map_err(refused)?
+                }
                 tokens => tokens.to_vec(),
             };
             let mut said = self.response_tokens.clone();
@@ -125,7 +142,6 @@ impl Recorded {
         let mut versions = Spans::default();
         given.iter().for_each(|given| versions.extend((!given).then_some(0), 1));
         Ok(Sample {
-            prompt: self.prompt.clone(),
             response: self.response.clone(),
             loss_mask: given.iter().map(|given| if *given { 0.0 } else { 1.0 }).collect(),
             log_probs: behaviour,
@@ -133,9 +149,34 @@ impl Recorded {
             temperature: self.temperature,
             reward: self.reward,
             status,
-            metadata: self.metadata.clone(),
             tokens,
-            ..Sample::begin(&Prompt::default(), 0, &[])
+            ..Sample::begin(&prompt, 0, &[])
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::data::ChatMessage;
+    use crate::data::chat::ChatTemplate;
+
+    #[test]
+    fn a_recorded_conversation_without_tokens_is_tokenised_as_a_prompt_of_the_run() {
+        let template =
+            "{{ tools[0].name }}{% for m in messages %}[{{ m.content }}]{% endfor %}{% if add_generation_prompt %}:{% endif %}";
+        let tokenizer = Tokenizer::characters("abdehio[]:", 16).unwrap().with_chat(ChatTemplate::new(template).unwrap());
+        let record = json!({"prompt": [{"role": "user", "content": "hi"}], "response": "ho", "reward": 1,
+            "metadata": {"tools": [{"name": "add"}]}});
+        let recorded = Recorded::read(record.as_object().unwrap().clone(), &Columns::default()).unwrap();
+        let asked = |prompt| match prompt {
+            PromptText::Chat(turns) => [vec![ChatMessage::new("system", "be")], turns].concat().into(),
+            text => text,
+        };
+        let sample = recorded.sample(&tokenizer, asked).unwrap();
+        assert_eq!(tokenizer.decode_all(&sample.tokens).unwrap(), "add[be][hi]:ho<eos>");
+        let prompt = Prompt { text: sample.prompt, metadata: sample.metadata, ..Prompt::default() };
+        let parts = [tokenizer.encode_prompt(&prompt).unwrap(), tokenizer.completion("ho").unwrap()];
+        assert_eq!(sample.tokens, parts.concat());
     }
 }

@@ -2,20 +2,20 @@
 
 use std::path::Path;
 
-use serde_json::json;
+use serde_json::{Value, json};
 
 use super::dataset::{DataSet, DataSpec, Skips};
 use super::shape::Example;
-use crate::data::chat::{tokenize_conversation, tokenize_last_turn};
+use crate::data::chat::{render_from, tokenize_from, tokenize_last_turn};
 use crate::data::{ChatMessage, DataError, Pair, PromptText, Sample, Tokenizer, jsonl};
 
 /// Converts an example to a sample. Of a pair, the completion is trained; of a conversation, all
-/// turns of the assistant; of a text, every token. Conversations are rendered by the tokenizer's
+/// turns of the assistant after the prompt; of a text, every token. Conversations are rendered by the tokenizer's
 /// chat template.
 pub fn prepare_sft_sample(example: &Example, tokenizer: &Tokenizer) -> Result<Sample, DataError> {
     match example {
         Example::Pair(pair) => prepare_pair(pair, tokenizer),
-        Example::Chat { turns, tools } => tokenize_conversation(turns, tools, tokenizer),
+        Example::Chat { turns, tools, first } => tokenize_from(turns, tools, tokenizer, *first),
         Example::Text(text) => {
             // With what the tokenizer puts around a text, which stands before the first token whatever that is.
             let mut learned = tokenizer.encode(text)?;
@@ -31,9 +31,35 @@ pub fn prepare_sft_sample(example: &Example, tokenizer: &Tokenizer) -> Result<Sa
 /// Converts a conversation to one sample per turn of the assistant, after the prompt that the model
 /// would be given; other examples to one sample.
 pub fn prepare_sft_turns(example: &Example, tokenizer: &Tokenizer) -> Result<Vec<Sample>, DataError> {
-    let Example::Chat { turns, tools } = example else { return Ok(vec![prepare_sft_sample(example, tokenizer)?]) };
-    let ends = (0..turns.len()).filter(|at| turns[*at].role == "assistant");
-    ends.map(|end| tokenize_last_turn(&turns[..=end], tools, tokenizer)).collect()
+    let Example::Chat { turns, tools, first } = example else { return Ok(vec![prepare_sft_sample(example, tokenizer)?]) };
+    ends(turns, *first).map(|end| tokenize_last_turn(&turns[..=end], tools, tokenizer)).collect()
+}
+
+/// The turns of the assistant from number `first` on.
+fn ends(turns: &[ChatMessage], first: usize) -> impl Iterator<Item = usize> {
+    (first..turns.len()).filter(|at| turns[*at].role == "assistant")
+}
+
+/// Bytes of the longest text that [`prepare_sft_sample`] tokenises, or [`prepare_sft_turns`] if `apart` is true. Fails
+/// if the chat template refuses the example.
+pub fn rendered_bytes(example: &Example, tokenizer: &Tokenizer, apart: bool) -> Result<usize, DataError> {
+    let bytes = |turns: &[ChatMessage], tools: &[Value], first| Ok(render_from(turns, tools, tokenizer, first)?.text.len());
+    match example {
+        Example::Text(text) => Ok(text.len()),
+        Example::Pair(pair) => match &pair.prompt {
+            PromptText::Text(text) => Ok(text.len() + pair.completion.len()),
+            PromptText::Chat(asked) => bytes(&answered(asked, &pair.completion), &pair.tools, asked.len()),
+        },
+        Example::Chat { turns, tools, first } if apart => {
+            ends(turns, *first).try_fold(0, |most, end| Ok(most.max(bytes(&turns[..=end], tools, end)?)))
+        }
+        Example::Chat { turns, tools, first } => bytes(turns, tools, *first),
+    }
+}
+
+/// A conversation with the assistant's next turn.
+fn answered(asked: &[ChatMessage], completion: &str) -> Vec<ChatMessage> {
+    [asked, &[ChatMessage::new("assistant", completion)]].concat()
 }
 
 /// Converts a pair to a sample whose completion ends with the end-of-text token; if the prompt is a
@@ -42,9 +68,7 @@ pub fn prepare_pair(pair: &Pair, tokenizer: &Tokenizer) -> Result<Sample, DataEr
     let text = match &pair.prompt {
         PromptText::Text(text) => text,
         PromptText::Chat(asked) => {
-            let mut turns = asked.clone();
-            turns.push(ChatMessage::new("assistant", &pair.completion));
-            return tokenize_last_turn(&turns, &[], tokenizer);
+            return tokenize_last_turn(&answered(asked, &pair.completion), &pair.tools, tokenizer);
         }
     };
     let sample = Sample::supervised(&tokenizer.encode(text)?, &tokenizer.completion(&pair.completion)?);
@@ -76,7 +100,12 @@ pub fn load_sft_samples(file: impl AsRef<Path>, tokenizer: &Tokenizer) -> Result
     Ok(load_sft_dataset(&DataSpec::new(file.as_ref()), tokenizer, None)?.0)
 }
 
-/// Why an example is left out.
+/// Reason to skip a record that a tokenizer or a chat template refuses.
+pub fn refused(error: DataError) -> String {
+    format!("that the tokenizer or the chat template refuses: {error}")
+}
+
+/// Reason to skip an example that is longer than `max_length` tokens.
 pub fn too_long(max_length: usize) -> String {
     format!("longer than {max_length} tokens")
 }

@@ -10,9 +10,9 @@
 //! | `chosen`, `rejected` | a better and a worse completion |
 //!
 //! Fields are tried in this order: a record with `messages` is a conversation, whatever else it
-//! has. Turns have `role` and `content`, or ShareGPT's `from` and `value`. Without a ground truth,
-//! the completion is it. Without a prompt, `chosen` and `rejected` begin with it. Unused fields go to
-//! the prompt's metadata.
+//! has. Turns have `role` and `content`, or ShareGPT's `from` and `value`. `tools` are a list, or its
+//! JSON as text. Without a ground truth, the completion is it. Without a prompt, `chosen` and
+//! `rejected` begin with it. Unused fields go to the prompt's metadata.
 
 use serde_json::Value;
 
@@ -73,7 +73,8 @@ pub(super) fn take(record: &mut Metadata, name: &str) -> Option<Value> {
 
 /// Something that a record can be read as.
 pub trait Shape: Sized + Send + Sync + 'static {
-    /// Reads a record, or says why it is left out: a few words, the same for all records of its kind.
+    /// Reads a record, or returns the reason to skip it: a few words, the same for all records of its
+    /// kind, optionally with `: ` and details of this record.
     fn read(record: Metadata, columns: &Columns) -> Result<Self, String>;
 }
 
@@ -86,6 +87,8 @@ pub enum Example {
         turns: Vec<ChatMessage>,
         /// JSON schemas of the tools that the assistant was offered.
         tools: Vec<Value>,
+        /// Number of turns of the prompt, which are not trained; 0 if all of it is trained.
+        first: usize,
     },
     /// A prompt and its completion, which is trained.
     Pair(Pair),
@@ -96,13 +99,14 @@ pub enum Example {
 /// Fields that were found in a record.
 struct Found {
     said: Said,
+    tools: Vec<Value>,
     answer: Option<String>,
     rest: Metadata,
 }
 
 enum Said {
-    Turns(Vec<ChatMessage>, Option<Value>),
-    Asked(PromptText, Option<String>),
+    Turns(Vec<ChatMessage>),
+    Asked(PromptText, Option<Vec<ChatMessage>>),
     Text(String),
 }
 
@@ -111,9 +115,8 @@ fn recognise(mut record: Metadata, columns: &Columns) -> Result<Found, String> {
     let conversation: &[&str] = if asks { &[] } else { &CONVERSATION };
     if let Some(turns) = take_named(&mut record, &columns.messages, conversation)? {
         let turns = turns::with_system(turns::read(turns)?, &mut record);
-        let tools = take(&mut record, "tools");
-        let answer = ground_truth(&mut record, columns)?;
-        return Ok(Found { said: Said::Turns(turns, tools), answer, rest: record });
+        let (tools, answer) = (tools(&mut record)?, ground_truth(&mut record, columns)?);
+        return Ok(Found { said: Said::Turns(turns), tools, answer, rest: record });
     }
     if columns.text.is_none()
         && let Some(prompt) = prompt(&mut record, columns)?
@@ -123,16 +126,17 @@ fn recognise(mut record: Metadata, columns: &Columns) -> Result<Found, String> {
         let given = ground_truth(&mut record, columns)?;
         let completion = match take_named(&mut record, &columns.completion, &COMPLETION)? {
             Some(completion) => Some(turns::completion(completion)?),
-            None => given.clone(),
+            None => given.clone().map(|text| vec![turns::said(text)]),
         };
-        let answer = given.or_else(|| completion.clone());
-        return Ok(Found { said: Said::Asked(prompt, completion), answer, rest: record });
+        let answer = given.or_else(|| Some(completion.as_ref()?.last()?.content.clone()));
+        let tools = tools(&mut record)?;
+        return Ok(Found { said: Said::Asked(prompt, completion), tools, answer, rest: record });
     }
     match take_named(&mut record, &columns.text, &["text"])? {
         Some(Value::String(text)) if text.trim().is_empty() => Err("empty".into()),
         Some(Value::String(text)) => {
             let answer = ground_truth(&mut record, columns)?;
-            Ok(Found { said: Said::Text(text), answer, rest: record })
+            Ok(Found { said: Said::Text(text), tools: Vec::new(), answer, rest: record })
         }
         Some(_) => Err("whose text is no text".into()),
         None => Err("of no known shape".into()),
@@ -178,21 +182,35 @@ fn ground_truth(record: &mut Metadata, columns: &Columns) -> Result<Option<Strin
     }
 }
 
-/// Tools as a list, which some data sets write as text.
-fn tools_of(written: Value) -> Vec<Value> {
+/// Takes the tools: a list, which some data sets write as text.
+fn tools(record: &mut Metadata) -> Result<Vec<Value>, String> {
+    let written = match take(record, "tools").unwrap_or_default() {
+        Value::String(text) if text.trim().is_empty() => Some(Value::Null),
+        Value::String(text) => serde_json::from_str(&text).ok(),
+        written => Some(written),
+    };
     match written {
-        Value::Array(tools) => tools,
-        Value::String(text) => serde_json::from_str(&text).unwrap_or_default(),
-        _ => Vec::new(),
+        Some(Value::Array(tools)) => Ok(tools),
+        Some(Value::Null) => Ok(Vec::new()),
+        _ => Err("whose `tools` are neither a list nor one as JSON".into()),
     }
 }
 
 impl Shape for Example {
     fn read(record: Metadata, columns: &Columns) -> Result<Self, String> {
-        match recognise(record, columns)?.said {
-            Said::Turns(turns, _) if count_turns(&turns, Some("assistant")) == 0 => Err("without a turn to learn".into()),
-            Said::Turns(turns, tools) => Ok(Example::Chat { turns, tools: tools.map_or_else(Vec::new, tools_of) }),
-            Said::Asked(prompt, Some(completion)) => Ok(Example::Pair(Pair { prompt, completion })),
+        let Found { said, tools, .. } = recognise(record, columns)?;
+        match said {
+            Said::Turns(turns) if count_turns(&turns, Some("assistant")) == 0 => Err("without a turn to learn".into()),
+            Said::Turns(turns) => Ok(Example::Chat { turns, tools, first: 0 }),
+            Said::Asked(PromptText::Chat(asked), Some(completion)) => {
+                let first = asked.len();
+                // Some data sets repeat the prompt in the completion.
+                let is_whole = completion.len() > first && completion.starts_with(&asked);
+                Ok(Example::Chat { turns: if is_whole { completion } else { [asked, completion].concat() }, tools, first })
+            }
+            Said::Asked(prompt, Some(completion)) => {
+                Ok(Example::Pair(Pair { prompt, completion: turns::text_alone(completion)?, tools }))
+            }
             Said::Asked(_, None) => Err("without a completion".into()),
             Said::Text(text) => Ok(Example::Text(text)),
         }
@@ -204,13 +222,12 @@ impl Shape for Example {
 /// `metadata["tools"]`.
 impl Shape for Prompt {
     fn read(record: Metadata, columns: &Columns) -> Result<Self, String> {
-        let Found { said, mut answer, rest: mut metadata } = recognise(record, columns)?;
+        let Found { said, tools, mut answer, rest: mut metadata } = recognise(record, columns)?;
         let text = match said {
-            Said::Turns(mut turns, tools) => {
+            Said::Turns(mut turns) => {
                 let before = turns.iter().rposition(|turn| turn.role != "assistant").map_or(0, |last| last + 1);
                 answer = answer.or_else(|| turns.split_off(before).pop().map(|turn| turn.content));
                 turns.truncate(before);
-                metadata.extend(tools.map(|tools| ("tools".to_owned(), tools)));
                 PromptText::Chat(turns)
             }
             Said::Asked(text, _) => text,
@@ -219,6 +236,7 @@ impl Shape for Prompt {
         if matches!(&text, PromptText::Chat(turns) if turns.is_empty()) {
             return Err("without a question".into());
         }
+        metadata.extend(Some(tools).filter(|tools| !tools.is_empty()).map(|tools| ("tools".to_owned(), tools.into())));
         metadata.extend(answer.map(|answer| ("answer".to_owned(), answer.into())));
         Ok(Prompt { text, metadata, ..Prompt::default() })
     }
@@ -226,18 +244,23 @@ impl Shape for Prompt {
 
 /// Reads `chosen` and `rejected`, or the fields that the columns name, with the prompt. Each is a
 /// text, or messages of which the last is the completion. Without a prompt, the common beginning of
-/// both is the prompt, as in TRL.
+/// both is the prompt, as in TRL. A `margin` is a number.
 impl Shape for RankedPair {
     fn read(mut record: Metadata, columns: &Columns) -> Result<Self, String> {
-        let explicit = prompt(&mut record, columns)?;
+        let (explicit, tools) = (prompt(&mut record, columns)?, tools(&mut record)?);
+        let alone = |completion| turns::text_alone(turns::completion(completion)?);
         let mut take = |named: &Option<String>, usual: &str| {
             let name = named.as_deref().unwrap_or(usual);
             take(&mut record, name).ok_or_else(|| format!("without `{name}`"))
         };
         let (chosen, rejected) = (take(&columns.chosen, "chosen")?, take(&columns.rejected, "rejected")?);
+        let margin = match record.get("margin") {
+            None | Some(Value::Null) => None,
+            Some(margin) => Some(margin.as_f64().ok_or("whose `margin` is no number")?),
+        };
         let pair = match explicit {
-            Some(prompt) => RankedPair { prompt, chosen: turns::completion(chosen)?, rejected: turns::completion(rejected)? },
-            None => shared_prompt(chosen, rejected)?,
+            Some(prompt) => RankedPair { prompt, chosen: alone(chosen)?, rejected: alone(rejected)?, margin, tools },
+            None => RankedPair { margin, tools, ..shared_prompt(chosen, rejected)? },
         };
         if pair.chosen == pair.rejected { Err("whose answers are the same".into()) } else { Ok(pair) }
     }
@@ -255,7 +278,7 @@ fn shared_prompt(chosen: Value, rejected: Value) -> Result<RankedPair, String> {
                 return Err("without a prompt".into());
             }
             let (chosen, rejected) = (chosen[prompt.len()..].to_owned(), rejected[prompt.len()..].to_owned());
-            Ok(RankedPair { prompt: PromptText::Text(prompt.to_owned()), chosen, rejected })
+            Ok(RankedPair { prompt: PromptText::Text(prompt.to_owned()), chosen, rejected, ..RankedPair::default() })
         }
         (chosen @ Value::Array(_), rejected @ Value::Array(_)) => {
             let (mut chosen, mut rejected) = (turns::read(chosen)?, turns::read(rejected)?);
@@ -265,8 +288,9 @@ fn shared_prompt(chosen: Value, rejected: Value) -> Result<RankedPair, String> {
                 _ if chosen.is_empty() => Err("without a prompt".into()),
                 ([one], [other]) if one.role == "assistant" && other.role == "assistant" => Ok(RankedPair {
                     prompt: PromptText::Chat(chosen),
-                    chosen: one.content.clone(),
-                    rejected: other.content.clone(),
+                    chosen: turns::text_alone(chosen_end)?,
+                    rejected: turns::text_alone(rejected_end)?,
+                    ..RankedPair::default()
                 }),
                 _ => Err("whose conversations differ in more than the assistant's last turn".into()),
             }

@@ -382,10 +382,7 @@ impl TokenEngine for LocalEngine {
         }
         if needed > config.max_positions {
             let (new, most) = (request.params.max_new_tokens, config.max_positions);
-            let prompt = needed - new;
-            return refuse(format!(
-                "{prompt} tokens and max_new_tokens {new} exceed the model's {most} positions; shorten one of them"
-            ));
+            return Err(EngineError::TooLong { ordinal, tokens: needed - new, new, most });
         }
         if let Some(most) = self.cache_tokens.filter(|most| needed.div_ceil(PAGE) > most.div_ceil(PAGE)) {
             return refuse(format!("{needed} tokens do not fit a cache of {most}; raise generate.cache_tokens"));

@@ -61,6 +61,8 @@ pub(super) struct Standings {
     refuted: BTreeMap<usize, u64>,
     /// If true, engines are left alone until the next sync, which wakes them.
     asleep: bool,
+    /// If true, the run has ended, and no engine is put to sleep until the next sync.
+    stays_awake: bool,
 }
 
 struct Member {
@@ -312,6 +314,16 @@ impl FleetHandle {
         });
     }
 
+    /// Records that the engine at `place` is put to sleep. Returns false if it stays awake.
+    pub(super) fn begin_sleep(&self, place: usize) -> bool {
+        let mut begins = false;
+        self.change(|standings| {
+            begins = !standings.stays_awake;
+            standings.members.get_mut(&place).into_iter().filter(|_| begins).for_each(|member| member.asleep = true);
+        });
+        begins
+    }
+
     /// Records whether the engine at `place` may sleep, wholly or in part.
     pub(super) fn mark_asleep(&self, place: usize, asleep: bool) {
         self.mark(place, |member| member.asleep = asleep);
@@ -322,10 +334,19 @@ impl FleetHandle {
         self.of(place, |member| Some(member.asleep)).unwrap_or(false)
     }
 
-    /// Records that the engines are put to sleep, or that a sync wakes them.
-    pub(super) fn set_asleep(&self, asleep: bool) {
+    /// Records that the engines are put to sleep, unless they stay awake.
+    pub(super) fn set_asleep(&self) {
         self.shared.standings.send_if_modified(|standings| {
-            standings.asleep = asleep;
+            standings.asleep = !standings.stays_awake;
+            false
+        });
+    }
+
+    /// Records that the engines are woken. If `stays_awake` is true, none is put to sleep until the
+    /// next call.
+    pub(super) fn set_awake(&self, stays_awake: bool) {
+        self.shared.standings.send_if_modified(|standings| {
+            (standings.asleep, standings.stays_awake) = (false, stays_awake);
             false
         });
     }

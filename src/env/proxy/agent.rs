@@ -24,6 +24,8 @@ pub(super) struct ProxiedAgent {
     conversation: Conversation,
     /// Request that the next turn of the model answers.
     waits: Option<Waiting>,
+    /// Length of the turn's text that was streamed.
+    heard: usize,
     /// Final report, or failure.
     ended: Option<Result<Value, String>>,
     requests: u64,
@@ -33,7 +35,7 @@ pub(super) struct ProxiedAgent {
 impl ProxiedAgent {
     pub fn new(proxy: Arc<Running>) -> Self {
         let (id, conversation) = (String::new(), Conversation::default());
-        ProxiedAgent { proxy, id, agent: None, conversation, waits: None, ended: None, requests: 0, forks: 0 }
+        ProxiedAgent { proxy, id, agent: None, conversation, waits: None, heard: 0, ended: None, requests: 0, forks: 0 }
     }
 
     /// Waits for the next event of the agent.
@@ -101,13 +103,14 @@ impl Environment for ProxiedAgent {
     }
 
     fn listens(&self) -> bool {
-        self.waits.as_ref().is_some_and(|ask| ask.so_far.is_some())
+        self.waits.as_ref().is_some_and(|ask| ask.pieces.is_some())
     }
 
     fn hear(&mut self, so_far: &str) {
-        if let Some(Waiting { so_far: Some(told), .. }) = &self.waits {
-            // The last bytes may be an incomplete character.
-            told.send_replace(so_far.trim_end_matches(char::REPLACEMENT_CHARACTER).to_owned());
+        if let (Some(Waiting { pieces: Some(pieces), .. }), Some(new)) = (&self.waits, so_far.get(self.heard..)) {
+            // The agent may have given the stream up.
+            drop(pieces.send(new.to_owned()));
+            self.heard = so_far.len();
         }
     }
 
@@ -125,7 +128,7 @@ impl Environment for ProxiedAgent {
         let Some(ask) = self.ask(deadline)? else { return Ok(Step::over()) };
         let step = self.conversation.follow(&ask.request);
         self.forks += u64::from(step.restarts);
-        self.waits = Some(ask);
+        (self.waits, self.heard) = (Some(ask), 0);
         Ok(step)
     }
 

@@ -2,13 +2,14 @@
 
 use std::io::{Read, Write};
 use std::os::unix::process::CommandExt;
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::Arc;
 use std::sync::mpsc::Sender;
 use std::time::Duration;
 
 use parking_lot::Mutex;
-use rustix::process::{Pid, Signal, kill_process_group};
+use rustix::io::retry_on_intr;
+use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_process_group, waitid};
 use serde_json::{Value, json};
 use tokio::task::AbortHandle;
 
@@ -32,7 +33,8 @@ pub(super) enum Launch {
 
 /// A running agent; dropping it ends it.
 pub(super) enum Launched {
-    Process(Arc<Mutex<Child>>),
+    /// None once the process has been waited for.
+    Process(Arc<Mutex<Option<Child>>>),
     Request(AbortHandle),
 }
 
@@ -87,30 +89,30 @@ fn start(command: &[String], base: &str, task: String, tell: Sender<Event>) -> R
         .spawn()
         .map_err(|error| EnvError::new(format!("the agent's command {program} can't be started: {error}")))?;
     let (stdin, stdout, stderr) = (started.stdin.take(), started.stdout.take(), started.stderr.take());
-    let process = Arc::new(Mutex::new(started));
-    let waited = process.clone();
+    let id = Pid::from_child(&started);
+    let process = Arc::new(Mutex::new(Some(started)));
+    let running = process.clone();
     std::thread::spawn(move || {
         let complaint = std::thread::spawn(move || end_of(stderr));
-        if let Some(mut stdin) = stdin {
-            // An agent may ignore its input.
-            drop(stdin.write_all(task.as_bytes()));
-        }
-        let output = end_of(stdout);
-        let complaint = complaint.join().unwrap_or_default();
-        let status = loop {
-            // The lock is not held while the process runs, since dropping the agent needs it.
-            let status = waited.lock().try_wait();
-            match status {
-                Ok(None) => std::thread::sleep(Duration::from_millis(5)),
-                Ok(Some(status)) => break Ok(status),
-                Err(error) => break Err(error.to_string()),
+        let output = std::thread::spawn(move || {
+            if let Some(mut stdin) = stdin {
+                // An agent may ignore its input.
+                drop(stdin.write_all(task.as_bytes()));
             }
-        };
+            end_of(stdout)
+        });
+        // Waits for the exit only, so that the id stays valid until the group is ended.
+        retry_on_intr(|| waitid(WaitId::Pid(id), WaitIdOptions::EXITED | WaitIdOptions::NOWAIT)).ok();
+        // None if the rollout has ended.
+        let Some(process) = running.lock().take() else { return };
+        let status = end(process);
+        // Processes that the agent left running held its output open.
+        let (output, complaint) = (output.join().unwrap_or_default(), complaint.join().unwrap_or_default());
         let said = output.trim_end().lines().last().and_then(|line| serde_json::from_str::<Value>(line).ok());
         let ended = match status {
             Ok(status) if status.success() => Ok(said.filter(Value::is_object).unwrap_or(Value::Null)),
             Ok(status) => Err(format!("{status}: {}", complaint.trim_end().lines().last().unwrap_or("it said nothing"))),
-            Err(error) => Err(error),
+            Err(error) => Err(error.to_string()),
         };
         drop(tell.send(Event::Ended(ended)));
     });
@@ -130,18 +132,22 @@ fn end_of(from: Option<impl Read>) -> String {
     String::from_utf8_lossy(&kept).into_owned()
 }
 
+/// Ends a process and its group. The group's id is valid until the process is waited for.
+fn end(mut process: Child) -> std::io::Result<ExitStatus> {
+    if let Err(error) = kill_process_group(Pid::from_child(&process), Signal::KILL) {
+        // Some systems say so of a group that has ended already.
+        tracing::debug!("the agent's processes could not be ended: {error}");
+    }
+    process.wait()
+}
+
 impl Drop for Launched {
     fn drop(&mut self) {
         match self {
             Launched::Request(request) => request.abort(),
             Launched::Process(process) => {
-                let mut process = process.lock();
-                // The process id stays valid until the process is waited for.
-                if let Ok(None) = process.try_wait() {
-                    if let Err(error) = kill_process_group(Pid::from_child(&process), Signal::KILL) {
-                        tracing::warn!("the agent's processes could not be ended: {error}");
-                    }
-                    drop(process.wait());
+                if let Some(process) = process.lock().take() {
+                    drop(end(process));
                 }
             }
         }

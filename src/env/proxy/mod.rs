@@ -20,7 +20,8 @@ use std::sync::mpsc::Sender;
 
 use parking_lot::Mutex;
 use serde_json::Value;
-use tokio::sync::{oneshot, watch};
+use tokio::sync::mpsc::UnboundedSender;
+use tokio::sync::oneshot;
 
 use super::{EnvError, MakeEnvironment, ToolFormat, ToolParser};
 use crate::net::{Client, Endpoint, Server, guard};
@@ -65,16 +66,16 @@ enum Event {
 /// Request of an agent that waits for the model's turn.
 struct Waiting {
     request: ModelRequest,
-    /// Receives the text so far, if the agent streams.
-    so_far: Option<watch::Sender<String>>,
+    /// Receives new text of the turn, if the agent streams.
+    pieces: Option<UnboundedSender<String>>,
     reply: oneshot::Sender<Result<ModelTurn, String>>,
 }
 
 impl AgentProxy {
     /// Serves a program, given with its arguments. It is started for every rollout in its own process
-    /// group, which ends with the rollout. `OPENAI_BASE_URL` holds the base URL, `OPENAI_API_KEY` a
-    /// dummy key, and standard input the prompt with its metadata as JSON. A last line of output that
-    /// is a JSON object is its final report.
+    /// group, which ends with it or with the rollout. `OPENAI_BASE_URL` holds the base URL,
+    /// `OPENAI_API_KEY` a dummy key, and standard input the prompt with its metadata as JSON. A last
+    /// line of output that is a JSON object is its final report.
     pub fn command(command: Vec<String>) -> Self {
         AgentProxy::new(Launch::Command(command))
     }

@@ -137,14 +137,18 @@ fn message(value: &Value) -> Result<ChatMessage, String> {
     let mut message: ChatMessage =
         serde_json::from_value(value.clone()).map_err(|error| format!("a message can't be read: {error}"))?;
     message.more.retain(|field, value| READ.contains(&field.as_str()) && !value.is_null() && *value != json!([]));
-    if let Some(Value::Array(calls)) = message.more.get_mut("tool_calls") {
+    if let Some(calls) = message.more.get_mut("tool_calls") {
+        let calls = calls.as_array_mut().ok_or("`tool_calls` is a list")?;
         for call in calls {
-            let function = &mut call["function"];
-            if let Some(text) = function["arguments"].as_str() {
-                // Text that is no JSON stays unchanged.
-                function["arguments"] = serde_json::from_str(text).unwrap_or(Value::String(text.to_owned()));
+            let function = &call["function"];
+            if !function.is_object() {
+                return Err("each of `tool_calls` is an object with an object `function`".to_owned());
             }
-            *call = json!({ "id": call["id"], "type": "function", "function": { "name": call["function"]["name"], "arguments": call["function"]["arguments"] } });
+            // Text that is no JSON stays unchanged.
+            let parsed = function["arguments"].as_str().and_then(|text| serde_json::from_str(text).ok());
+            let arguments = parsed.unwrap_or_else(|| function["arguments"].clone());
+            *call =
+                json!({ "id": call["id"], "type": "function", "function": { "name": function["name"], "arguments": arguments } });
         }
     }
     Ok(message)
@@ -202,17 +206,19 @@ impl Chunks {
         if self.text { String::new() } else { self.delta(json!({ "role": "assistant", "content": "" })) }
     }
 
-    /// Writes the new text; empty if `so_far` does not extend what was sent.
-    pub fn more(&mut self, so_far: &str) -> String {
-        let Some(new) = so_far.strip_prefix(&*self.sent).filter(|new| !new.is_empty()) else { return String::new() };
+    /// Writes new text; nothing if it is empty.
+    pub fn more(&mut self, new: &str) -> String {
+        if new.is_empty() {
+            return String::new();
+        }
         let page = if self.text { self.choice("text", new.into(), None) } else { self.delta(json!({ "content": new })) };
         self.sent.push_str(new);
         page
     }
 
-    /// Writes the rest of the turn.
+    /// Writes the rest of the turn, if it extends what was sent.
     pub fn end(&mut self, turn: &ModelTurn) -> String {
-        let mut pages = self.more(&turn.content);
+        let mut pages = self.more(turn.content.strip_prefix(&*self.sent).unwrap_or_default());
         for (at, call) in turn.calls.iter().enumerate() {
             let mut begun = call_as_text(call);
             let arguments = begun["function"]["arguments"].take();

@@ -11,8 +11,8 @@ use axum::response::{IntoResponse, Response};
 use axum::{Router, routing};
 use futures_util::stream::poll_fn;
 use serde_json::Value;
-use tokio::sync::mpsc::{UnboundedSender, unbounded_channel};
-use tokio::sync::{oneshot, watch};
+use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
+use tokio::sync::oneshot;
 
 use super::protocol::{self, Chunks, ModelRequest, ModelTurn};
 use super::{Event, Rollouts, Waiting};
@@ -51,25 +51,28 @@ async fn answered(rollouts: &Rollouts, id: &str, model: &str, request: ModelRequ
     let ModelRequest { text, stream, usage, .. } = request;
     let (reply, mut turn) = oneshot::channel();
     // With tools, a turn is not streamed: only its end shows whether it is text or a call.
-    let (so_far, mut heard) = watch::channel(String::new());
-    let so_far = Some(so_far).filter(|_| stream && request.tools.is_empty());
+    let (pieces, mut new_text) = unbounded_channel();
+    let pieces = Some(pieces).filter(|_| stream && request.tools.is_empty());
     let rollout = rollouts.lock().get(id).cloned().ok_or(NOT_RUNNING)?;
-    rollout.send(Event::Asks(Waiting { request, so_far, reply })).map_err(|_| NOT_RUNNING)?;
+    rollout.send(Event::Asks(Waiting { request, pieces, reply })).map_err(|_| NOT_RUNNING)?;
     if !stream {
         return Ok(page(StatusCode::OK, &protocol::page(model, text, &whole(turn.await)?)));
     }
     // An error must be a status, so the stream begins with the first text.
-    let all = tokio::select! {
+    let first = tokio::select! {
         biased;
-        all = &mut turn => Some(whole(all)?),
-        Ok(()) = heard.changed() => None,
+        all = &mut turn => Err(whole(all)?),
+        Some(first) = new_text.recv() => Ok(first),
     };
     let mut chunks = Chunks::new(model, text, usage);
     let (events, mut body) = unbounded_channel();
     send(&events, chunks.begin());
-    match all {
-        Some(all) => send(&events, chunks.end(&all)),
-        None => drop(tokio::spawn(send_rest(turn, heard, chunks, events))),
+    match first {
+        Err(all) => send(&events, chunks.end(&all)),
+        Ok(first) => {
+            send(&events, chunks.more(&first));
+            drop(tokio::spawn(send_rest(turn, new_text, chunks, events)));
+        }
     }
     let pieces = poll_fn(move |context| body.poll_recv(context).map(|piece| piece.map(Ok::<Bytes, Infallible>)));
     let body = Body::from_stream(pieces);
@@ -78,10 +81,8 @@ async fn answered(rollouts: &Rollouts, id: &str, model: &str, request: ModelRequ
 
 /// Streams new text until the turn is complete or the client is gone. A rollout that ends breaks the
 /// stream off.
-async fn send_rest(mut turn: Reply, mut heard: watch::Receiver<String>, mut chunks: Chunks, events: UnboundedSender<Bytes>) {
+async fn send_rest(mut turn: Reply, mut text: UnboundedReceiver<String>, mut chunks: Chunks, events: UnboundedSender<Bytes>) {
     loop {
-        let so_far = heard.borrow_and_update().clone();
-        send(&events, chunks.more(&so_far));
         tokio::select! {
             biased;
             all = &mut turn => {
@@ -91,7 +92,7 @@ async fn send_rest(mut turn: Reply, mut heard: watch::Receiver<String>, mut chun
                 return;
             }
             () = events.closed() => return,
-            Ok(()) = heard.changed() => {}
+            Some(new) = text.recv() => send(&events, chunks.more(&new)),
         }
     }
 }

@@ -6,7 +6,8 @@ use std::path::{Path, PathBuf};
 use serde::Deserialize;
 use serde_json::{Map, Value};
 
-use super::{JsonLines, MetricsLogger, StepMetrics, read_lines};
+use super::lines::read_whole_lines;
+use super::{JsonLines, MetricsLogger, StepMetrics};
 use crate::data::number;
 use crate::observe::ObserveError;
 
@@ -51,11 +52,11 @@ impl MetricsLogger for JsonlLogger {
 }
 
 /// Reads a `metrics.jsonl` lazily, in constant memory: each step's number and row. Empty lines are
-/// skipped.
+/// skipped, and so is a last line that a crash truncated.
 pub fn metrics_rows(
     path: impl Into<PathBuf>,
 ) -> Result<impl Iterator<Item = Result<(u64, StepMetrics), ObserveError>>, ObserveError> {
-    Ok(read_lines::<NumberRow>(path)?.map(|row| Ok(row?.stepped())))
+    Ok(read_whole_lines::<NumberRow>(path)?.map(|row| Ok(row?.stepped())))
 }
 
 /// One line of such a file as the step's number and row.

@@ -102,10 +102,29 @@ pub fn read_lines<T: DeserializeOwned>(
 ) -> Result<impl Iterator<Item = Result<T, ObserveError>>, ObserveError> {
     let path = path.into();
     let file = File::open(&path).map_err(ObserveError::at(&path))?;
+    Ok(parse_lines(path, file))
+}
+
+/// Reads lines as [`read_lines`] does, without a last one that lacks its end because a crash truncated it.
+pub(super) fn read_whole_lines<T: DeserializeOwned>(
+    path: impl Into<PathBuf>,
+) -> Result<impl Iterator<Item = Result<T, ObserveError>>, ObserveError> {
+    let path = path.into();
+    let open = || {
+        let mut file = File::open(&path)?;
+        let end = end_of_last_line(&mut file)?;
+        file.rewind()?;
+        Ok(file.take(end))
+    };
+    let lines = open().map_err(ObserveError::at(&path))?;
+    Ok(parse_lines(path, lines))
+}
+
+fn parse_lines<T: DeserializeOwned>(path: PathBuf, file: impl Read) -> impl Iterator<Item = Result<T, ObserveError>> {
     // Bytes, not text: a line that is no UTF-8 is damaged like any other.
     let mut lines = (1..).zip(BufReader::new(file).split(b'\n'));
     let mut unreadable = false;
-    Ok(std::iter::from_fn(move || {
+    std::iter::from_fn(move || {
         // What cannot be read now cannot be read by trying again either.
         if unreadable {
             return None;
@@ -116,7 +135,7 @@ pub fn read_lines<T: DeserializeOwned>(
             serde_json::from_slice(&text).map_err(|source| ObserveError::Line { path: path.clone(), line, source })
         };
         Some(text.map_err(ObserveError::at(&path)).and_then(parse))
-    }))
+    })
 }
 
 /// Returns the offset after the last line feed. Reads backwards in blocks, so that the cost is that

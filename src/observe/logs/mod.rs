@@ -24,8 +24,8 @@ pub use jsonl::{JsonlLogger, metrics_row, metrics_rows};
 pub use lines::{JsonLines, read_lines};
 pub use rewind::{count_lines, last_step, rewind, rewind_events, rewind_to_lines};
 pub use rollouts::{JudgedAnswer, Rollout};
-pub use statistics::{MetricStats, compute_stats_from_jsonl, smoothed};
-pub(super) use statistics::{around, mean};
+pub(super) use statistics::around;
+pub use statistics::{MetricStats, compute_stats_from_jsonl, smoothed, smoothed_at};
 pub use tensorboard::TensorBoardLogger;
 pub use timings::{TIMINGS, TimingsLogger};
 

@@ -68,17 +68,40 @@ impl MetricStats {
 /// At the ends the window is as wide as the values allow, so that a single value there does not
 /// look like a trend.
 pub fn smoothed(values: &[f64]) -> Vec<f64> {
-    (0..values.len()).map(|at| mean(around(values, at))).collect()
+    let reach = reach(values);
+    let width = 2 * reach + 1;
+    // A window is the end of a block of its width and the beginning of the next. Nothing is subtracted, so
+    // that a large value does not touch windows that it is not in.
+    let mut begins = vec![0.0; values.len() + 2 * reach];
+    begins[reach..][..values.len()].copy_from_slice(values);
+    let mut ends = begins.clone();
+    begins.chunks_mut(width).for_each(|block| (1..block.len()).for_each(|at| block[at] += block[at - 1]));
+    ends.chunks_mut(width).for_each(|block| (1..block.len()).rev().for_each(|at| block[at - 1] += block[at]));
+    let window = |at: usize| if at.is_multiple_of(width) { ends[at] } else { ends[at] + begins[at + width - 1] };
+    let value = |at: usize| match window(at) {
+        sum if sum.is_finite() => sum / around(values, at).len() as f64,
+        _ => smoothed_at(values, at),
+    };
+    (0..values.len()).map(value).collect()
+}
+
+/// One value of [`smoothed`].
+pub fn smoothed_at(values: &[f64], at: usize) -> f64 {
+    mean(around(values, at))
+}
+
+fn reach(values: &[f64]) -> usize {
+    values.len() / 20
 }
 
 /// The values that the smoothed one at `at` is made of.
 pub(in crate::observe) fn around(values: &[f64], at: usize) -> &[f64] {
-    let reach = values.len() / 20;
+    let reach = reach(values);
     &values[at.saturating_sub(reach)..(at + reach + 1).min(values.len())]
 }
 
 /// The mean, NaN for none. Finite for finite values, also if their sum is not.
-pub(in crate::observe) fn mean(values: &[f64]) -> f64 {
+fn mean(values: &[f64]) -> f64 {
     let (sum, count) = (values.iter().sum::<f64>(), values.len() as f64);
     if sum.is_nan() || sum.is_finite() {
         sum / count

@@ -6,7 +6,7 @@ use std::time::Duration;
 use super::Snapshot;
 use crate::observe::{Metric, Metrics};
 
-/// Rates are those of the last seconds: long enough to be steady, short enough to notice a change.
+/// Shortest time that rates are taken over: long enough to be steady, short enough to notice a change.
 const WINDOW: Duration = Duration::from_secs(15);
 /// Steps of the reward's curve.
 const CURVE: usize = 160;
@@ -18,6 +18,8 @@ pub struct Meter {
     began: f64,
     counted: f64,
     window: VecDeque<Totals>,
+    /// Totals at the beginning and after each of the last steps. Steps may take longer than the window.
+    steps: VecDeque<Totals>,
     line: Snapshot,
 }
 
@@ -48,16 +50,17 @@ impl Meter {
         };
         let steps_before = self.window.back().map_or(self.began, |before| before.steps);
         self.window.push_back(totals);
-        // The oldest entry stays outside the window, so that the window is full.
-        while self.window.get(1).is_some_and(|second| at.saturating_sub(second.at) >= WINDOW) {
-            self.window.pop_front();
+        if self.steps.back().is_none_or(|before| totals.steps > before.steps) {
+            self.steps.push_back(totals);
+            shorten(&mut self.steps, at);
         }
+        shorten(&mut self.window, at);
         let left = self.line.total as f64 - totals.steps;
-        let seconds_per_step = self.rate(|totals| totals.steps).filter(|&rate| rate > 0.0).map(f64::recip);
+        let seconds_per_step = rate(&self.steps, at, |totals| totals.steps).map(f64::recip);
         let eta = seconds_per_step.filter(|_| left > 0.0).and_then(|seconds| Duration::try_from_secs_f64(left * seconds).ok());
         // A run that only trains shows no speed of generation.
-        let generated_per_second = self.rate(|totals| totals.generated).filter(|_| totals.generated > 0.0);
-        let trained_per_second = self.rate(|totals| totals.trained);
+        let generated_per_second = rate(&self.window, at, |totals| totals.generated).filter(|_| totals.generated > 0.0);
+        let trained_per_second = rate(&self.steps, at, |totals| totals.trained);
         let line = &mut self.line;
         if totals.steps > steps_before {
             line.rewards.extend(metrics.newest(Metric::RewardMean, &[]));
@@ -70,12 +73,27 @@ impl Meter {
         (line.eta, line.generated_per_second, line.trained_per_second) = (eta, generated_per_second, trained_per_second);
         line
     }
+}
 
-    fn rate(&self, of: impl Fn(&Totals) -> f64) -> Option<f64> {
-        let (oldest, newest) = (self.window.front()?, self.window.back()?);
-        let seconds = newest.at.saturating_sub(oldest.at).as_secs_f64();
-        (seconds > 0.0).then(|| (of(newest) - of(oldest)) / seconds)
+/// Drops the oldest totals, but those that the window begins with.
+fn shorten(totals: &mut VecDeque<Totals>, now: Duration) {
+    while totals.get(1).is_some_and(|second| now.saturating_sub(second.at) >= WINDOW) {
+        totals.pop_front();
     }
+}
+
+fn rate(totals: &VecDeque<Totals>, now: Duration, of: impl Fn(&Totals) -> f64) -> Option<f64> {
+    let (oldest, newest) = (totals.front()?, totals.back()?);
+    let seconds = newest.at.saturating_sub(oldest.at).as_secs_f64();
+    let since = now.saturating_sub(newest.at).as_secs_f64();
+    step_rate(of(newest) - of(oldest), seconds, newest.steps - oldest.steps, since)
+}
+
+/// Growth per second over the `seconds` of some steps, the last of which ended `since` seconds ago. It
+/// falls once the running step takes longer than the mean one. `None` if they took no time.
+pub fn step_rate(growth: f64, seconds: f64, steps: f64, since: f64) -> Option<f64> {
+    let late = (since - seconds / steps).max(0.0);
+    (seconds > 0.0).then(|| growth / (seconds + late))
 }
 
 #[cfg(test)]
@@ -104,6 +122,23 @@ mod tests {
     }
 
     #[test]
+    fn eta_and_trained_tokens_are_steady_where_a_step_takes_a_minute() {
+        let metrics = Metrics::new();
+        let mut meter = Meter::new(100, 0, &metrics);
+        for second in 0..=600 {
+            if second > 0 && second % 60 == 0 {
+                metrics.add(Metric::Steps, &[], 1.0);
+                metrics.add(Metric::Tokens, &["trained"], 500.0);
+            }
+            let line = meter.record(Duration::from_secs(second), &metrics, None);
+            let left = (second >= 60).then(|| Duration::from_secs((100 - line.step) * 60));
+            assert_eq!((line.eta, line.trained_per_second), (left, left.map(|_| 500.0 / 60.0)), "second {second}");
+        }
+        let stalled = meter.record(Duration::from_secs(720), &metrics, None);
+        assert_eq!(stalled.trained_per_second, Some(500.0 / 120.0), "the running step has taken two minutes");
+    }
+
+    #[test]
     fn steps_are_the_runs_after_a_resume_and_none_of_an_earlier_part() {
         let metrics = Metrics::new();
         // Forty steps of another part, and a hundred that an earlier process took.
@@ -122,6 +157,6 @@ mod tests {
         let mut meter = Meter::new(10, 0, &Metrics::new());
         meter.record(Duration::ZERO, &Metrics::new(), None);
         let line = meter.record(Duration::from_secs(1), &Metrics::new(), None);
-        assert_eq!(*line, Snapshot { total: 10, trained_per_second: Some(0.0), ..Snapshot::default() });
+        assert_eq!(*line, Snapshot { total: 10, ..Snapshot::default() });
     }
 }

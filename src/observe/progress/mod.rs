@@ -15,6 +15,7 @@ use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 pub use line::duration;
 use line::{Snapshot, render};
 use meter::Meter;
+pub use meter::step_rate;
 
 use super::{Console, Metrics};
 

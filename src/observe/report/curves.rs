@@ -8,7 +8,7 @@ use serde::Serialize;
 use serde_json::{Value, json};
 
 use crate::observe::Metric;
-use crate::observe::logs::{MetricStats, StepMetrics, around, mean};
+use crate::observe::logs::{MetricStats, StepMetrics, around, smoothed_at};
 
 /// Points of a curve that are drawn.
 const POINTS: usize = 320;
@@ -102,8 +102,7 @@ fn banded(points: &[(f64, f64)]) -> Vec<[f64; 5]> {
     let drawn = (0..points.len()).filter(|at| at % every == 0 || *at == last);
     drawn
         .map(|at| {
-            let near = around(&values, at);
-            let middle = mean(near);
+            let (near, middle) = (around(&values, at), smoothed_at(&values, at));
             let mut near: Vec<f64> = near.iter().step_by(near.len().div_ceil(BAND)).copied().collect();
             let mut at_share = |share: f64| {
                 let place = ((near.len() - 1) as f64 * share).round() as usize;

@@ -152,7 +152,7 @@ fn shown(rollout: Rollout) -> Value {
         other => cut(&other.to_string()),
     });
     json!({
-        "step": rollout.step, "group": rollout.group, "index": rollout.index, "status": rollout.status,
+        "step": rollout.step, "group": rollout.group, "index": rollout.index, "part": rollout.part, "status": rollout.status,
         "prompt": cut(&rollout.prompt.render()), "response": cut(&rollout.response), "answer": answer,
         "reward": rollout.reward, "advantage": rollout.advantage, "parts": rollout.reward_parts,
         "length": rollout.versions.generated(),

@@ -18,9 +18,10 @@ function learning() {
   const evals = (name) => data.evaluations.filter((row) => Number.isFinite(row[name])).map((row) => [row.eval_step ?? row.step, row[name]]);
   const dots = (name, as) => ({ name: as, points: points_of(data, evals(name)), dots: true });
   show("learning-charts", has("reward_mean"), () => chart("Mean reward of a step", [curve("reward_mean")], { help: help_of("reward_mean"), height: 260, wide: WIDE }));
-  const known = [["eval_greedy_accuracy_ratio", "greedy"], ["eval_accuracy_ratio", "sampled"], ...data.pass_at.map((k) => [`eval_pass_at_${k}`, `pass@${k}`])];
+  const known = [["eval_greedy_accuracy_ratio", "greedy"], ["eval_accuracy_ratio", "sampled"], ["eval_pair_accuracy_ratio", "pairs"], ...data.pass_at.map((k) => [`eval_pass_at_${k}`, `pass@${k}`])];
   const series = known.filter(([name]) => name !== "eval_pass_at_1").map(([name, as]) => dots(name, as));
-  show("learning-charts", data.evaluations.length, () => chart("Evaluation: share that is right", series, { height: 260, wide: WIDE, help: "Prompts of their own, asked of one version of the weights." }));
+  show("learning-charts", series.some((one) => one.points.length), () => chart("Evaluation: share that is right", series, { height: 260, wide: WIDE, help: "Prompts of their own, asked of one version of the weights." }));
+  show("learning-charts", evals("eval_loss").length, () => chart("Evaluation: loss", [dots("eval_loss", "loss")], { height: 260, wide: WIDE }));
   show("learning-charts", has("loss"), () => chart("Loss", [curve("loss")], { help: help_of("loss"), height: 260, wide: WIDE }));
   const rewards = data.samples.filter((one) => Number.isFinite(one.reward));
   const edges = bins(rewards, (one) => one.reward);
@@ -116,10 +117,16 @@ const breath = () => new Promise((resolve) => setTimeout(resolve));
 const pending = new Set();
 let drawing = null;
 
+// The axis that the reader chose, or that of steps if no drawn run wrote down its times.
+function choose_axis(timed) {
+  $("axis").disabled = !timed;
+  view.axis = timed ? $("axis").value : "step";
+}
+
 // Draws a run, also again with newer data: what the reader chose or scrolled to stays.
 function draw(next, parts = PARTS) {
   data = next;
-  $("axis").disabled = !data.axes.steps.length;
+  choose_axis(data.axes.steps.length);
   parts.forEach((part) => pending.add(part));
   return (drawing ??= draw_pending().finally(() => { drawing = null; }));
 }
@@ -140,7 +147,7 @@ async function draw_pending() {
   if (links.map((link) => link.textContent).join() !== [...$("nav").querySelectorAll("a")].map((link) => link.textContent).join()) $("nav").replaceChildren(...links);
 }
 
-$("axis").addEventListener("change", () => { view.axis = $("axis").value; redraw(); });
+$("axis").addEventListener("change", () => redraw());
 for (const id of ["smooth", "log"]) $(id).addEventListener("change", () => { view[id] = $(id).checked; redraw(); });
 let redraw = () => draw(data);
 theme();

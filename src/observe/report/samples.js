@@ -1,5 +1,7 @@
 // Samples to browse: a list with filters, a page at a time, and the group of the chosen one.
-const key_of = (one) => `${one.step}-${one.group}-${one.index}`;
+// The name of a sample in an address. A rollout that had to start again has several parts.
+const key_of = (one) => `${one.step}-${one.group}-${one.index}${one.part ? `-${one.part}` : ""}`;
+const of_key = (key) => { const [step, group, index, part] = key.split("-").map(Number); return { step, group, index, part }; };
 const address = () => new URLSearchParams(location.hash.slice(1));
 // Characters that cannot be seen, or that turn the text around them, are written out.
 const visible = (text) => text.replace(/[\u0000-\u0008\u000b-\u001f\u007f-\u009f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]/g, (mark) => `\\u{${mark.codePointAt(0).toString(16)}}`);
@@ -11,7 +13,7 @@ let source = {
   async find(query, from) {
     const within = (value, low, high) => (low === undefined || value >= low) && (high === undefined || value <= high), words = query.text?.toLowerCase(), rewarded = (query.min_reward ?? query.max_reward) !== undefined;
     const fits = (one) => (query.step === undefined || one.step === query.step) && (!rewarded || Number.isFinite(one.reward)) && within(one.reward, query.min_reward, query.max_reward) && within(one.length, query.min_length, query.max_length) && (!query.status || one.status === query.status) && (!words || `${one.prompt}\n${one.response}`.toLowerCase().includes(words));
-    const orders = { step: (a, b) => b.step - a.step || a.group - b.group || a.index - b.index, best: (a, b) => (b.reward ?? -Infinity) - (a.reward ?? -Infinity), worst: (a, b) => (a.reward ?? Infinity) - (b.reward ?? Infinity), longest: (a, b) => b.length - a.length, shortest: (a, b) => a.length - b.length };
+    const orders = { step: (a, b) => b.step - a.step || a.group - b.group || a.index - b.index || a.part - b.part, best: (a, b) => (b.reward ?? -Infinity) - (a.reward ?? -Infinity), worst: (a, b) => (a.reward ?? Infinity) - (b.reward ?? Infinity), longest: (a, b) => b.length - a.length, shortest: (a, b) => a.length - b.length };
     const found = data.samples.filter(fits).sort(orders[query.order ?? "step"]), end = from + LISTED;
     return { rows: found.slice(from, end), found: found.length, next: end < found.length ? end : null, total: data.samples.length, left_out: data.samples_left_out };
   },
@@ -126,10 +128,9 @@ function make_browser() {
   // A link to a sample shows it, whatever the filters were.
   const follow = () => {
     const key = address().get("sample");
-    if (location.hash === followed || !/^\d+-\d+-\d+$/.test(key ?? "")) return;
+    if (location.hash === followed || !/^\d+-\d+-\d+(-\d+)?$/.test(key ?? "")) return;
     followed = location.hash;
-    const [step, group, index] = key.split("-").map(Number);
-    open({ step, group, index });
+    open(of_key(key));
     $("samples").scrollIntoView();
   };
   Object.values(filters).forEach((input) => input.addEventListener("input", filter));
@@ -159,5 +160,5 @@ function make_browser() {
   // Newer samples change what the first page lists, not a page that a reader turned to.
   const update = () => { follow(); if (trail.length === 1) page(); };
   const reset = () => { Object.values(filters).forEach((input) => { input.value = input === order ? "step" : ""; }); trail = [0]; chosen = shown = null; followed = ""; $("list").replaceChildren(); $("sample").replaceChildren(); $("pager").hidden = true; };
-  return { update, reset, extent, again: () => shown && chosen && open({ step: +chosen.split("-")[0], group: +chosen.split("-")[1], index: +chosen.split("-")[2] }) };
+  return { update, reset, extent, again: () => shown && chosen && open(of_key(chosen)) };
 }

@@ -67,9 +67,14 @@ fn addresses(plan: &Plan, section: &str, policy: &ReferencePolicy, note: Note) {
     }
 }
 
-/// Parts for data sets that the task does not have, and data sets without a part.
+/// Parts for data sets that no task has, and data sets without a part.
 fn by_source(plan: &Plan, section: &str, parts: &[SourcePolicy], note: Note) {
-    let names: Vec<String> = plan.task.data.sources().iter().map(|source| source.spec().name()).collect();
+    // Held-out pairs are scored, too.
+    let eval = plan.eval.as_ref().filter(|eval| plan.pipeline == Pipeline::Dpo && eval.every > 0);
+    let tasks = [Some(&plan.task), eval.and_then(|eval| eval.task.as_ref())];
+    let sources: Vec<_> = tasks.into_iter().flatten().map(|task| task.data.sources()).collect();
+    let unnamed = sources.iter().any(Vec::is_empty);
+    let names: Vec<String> = sources.iter().flatten().map(|source| source.spec().name()).collect();
     for (at, part) in parts.iter().enumerate() {
         for name in part.sources.iter().filter(|name| !names.contains(name)) {
             let key = format!("{section}.part[{at}].sources");
@@ -81,10 +86,10 @@ fn by_source(plan: &Plan, section: &str, parts: &[SourcePolicy], note: Note) {
     let others = parts.iter().any(|part| part.sources.is_empty());
     let has = |name: &&String| others || parts.iter().any(|part| part.sources.contains(name));
     let without: Vec<&str> = names.iter().filter(|name| !has(name)).map(String::as_str).collect();
-    if !without.is_empty() || (names.is_empty() && !others) {
+    if !without.is_empty() || (unnamed && !others) {
         let key = format!("{section}.part");
-        let message = format!("`{key}`: none scores {}", if names.is_empty() { "the task" } else { "every data set" });
-        let which = if without.is_empty() { String::new() } else { format!("name {}, or ", without.join(", ")) };
+        let message = format!("`{key}`: none scores {}", if unnamed { "a task without data sets" } else { "every data set" });
+        let which = if unnamed { String::new() } else { format!("name {}, or ", without.join(", ")) };
         note(&key, &["task"], message, &format!("{which}add a part without sources, for all others"));
     }
 }
@@ -98,6 +103,9 @@ fn teacher(plan: &Plan, of: &Teacher, note: Note) {
         }
     };
     refuse("critic", plan.critic.is_some(), "a critic sets advantages, and so does [teacher]", "leave out one of them");
+    let opened = of.hint.is_some() && plan.environment.is_some();
+    let why = "the hint replaces the policy's prompt, and an environment opens and continues the conversation otherwise";
+    refuse("teacher.hint", opened, why, "leave it out, or train without [environment]");
     let over_tokens = distill.top_k == 0;
     let why = "sampled tokens alone give the reverse divergence, with `beta` 1";
     refuse("teacher.beta", over_tokens && distill.beta != 1.0, why, "set teacher.top_k, for example to 64");

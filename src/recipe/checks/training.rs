@@ -1,7 +1,7 @@
 //! Checks between the keys of `[train]` and of `[critic]`.
 
 use super::{Note, known, schedule};
-use crate::algo::{Advantage, Divergence, LossChoice, Over, Proximal};
+use crate::algo::{Advantage, Divergence, Level, LossChoice, Over, Proximal};
 use crate::model::Dtype;
 use crate::recipe::plan::{Pipeline, Plan};
 use crate::recipe::train::{Critic, Train};
@@ -131,6 +131,14 @@ fn corrections(train: &Train, note: Note) {
     {
         let message = format!("`train.correction.{low}` is {min}, above its {high} of {max}: no ratio is between them");
         note(&format!("train.correction.{low}"), &["train.correction"], message, "exchange them");
+    }
+    let level = train.correction.importance().map_or(Level::Token, |weights| weights.level);
+    if matches!(train.loss, LossChoice::Vespo(_)) && level != Level::Token {
+        let message = format!(
+            "`train.correction.level` is \"{}\", but \"vespo\" multiplies the weights of a completion's tokens itself",
+            level.word()
+        );
+        note("train.correction.level", &["train.loss"], message, "make it \"token\", as TRL requires");
     }
     if let (Some(warn), Some(halt)) = (train.gap_warn, train.gap_halt)
         && warn > halt

@@ -380,9 +380,10 @@ impl Parts<'_> {
         let (model, of, bytes) = (work.model, work.of, self.bytes());
         let Passes { at_once, tokens, several, bytes: held, moved, later, why: of_passes } = self.passes(work);
         let (division, part) = (self.division, 4 * self.division.of_moments(parameters));
-        // A single pass that computes layers again adds each one's to the sum.
+        // A single pass that computes layers again adds each one's to the sum, but not in f16.
+        let exact = self.plan.model.precision() != Dtype::F16;
         let alone = work.adapters.is_none() && at_once == 1 && of.replica_devices.is_empty();
-        let adds = of.gradient_checkpointing && alone && division.shard() != Shard::Gradients;
+        let adds = exact && of.gradient_checkpointing && alone && division.shard() != Shard::Gradients;
         // Pieces and their concatenation, unless they are written into place.
         let pass = if self.again(work) { 4 } else { 2 * bytes + if bytes == 4 { 0 } else { 4 } };
         let if_several = |bytes: u64| if several { bytes } else { 0 };

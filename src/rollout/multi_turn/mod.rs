@@ -24,8 +24,8 @@ use replay::SavedRollout;
 use rollout::{NextStep, Rollout, ledger_index, split_ledger_index};
 
 use super::agent::StopReason;
-use super::{Agent, RolloutContext};
-use crate::data::{Answer, ChatMessage, Group, Partial, Prompt, Sample, Version};
+use super::{Agent, RolloutContext, rejects_conversation};
+use crate::data::{Answer, ChatMessage, DataError, Group, Partial, Prompt, Sample, Version};
 use crate::engine::{EngineError, SamplingParams};
 use crate::env::{EnvError, Environment, Episode, Grade, Pool, Step, ToolSpec};
 use crate::observe::Metric;
@@ -177,6 +177,17 @@ impl MultiTurn {
         Ok(())
     }
 
+    /// Ends a rollout whose messages the chat template rejects. A replay would meet the same messages.
+    fn rejected(&mut self, key: Key, error: DataError) -> Result<(), EngineError> {
+        if !rejects_conversation(&error) {
+            return Err(error.into());
+        }
+        if let Some(rollout) = self.rollouts.get_mut(&key) {
+            rollout.fail(error.to_string());
+        }
+        self.finish(key)
+    }
+
     fn job(
         &mut self,
         key: Key,
@@ -239,13 +250,16 @@ impl MultiTurn {
                 rollout.grade = Some(grade);
                 return self.finish(key);
             }
-            Ok(JobResult::Opened(opening, tools)) => {
-                rollout.begin(opening, tools, tokenizer)?;
-                None
-            }
+            Ok(JobResult::Opened(opening, tools)) => match rollout.begin(opening, tools, tokenizer) {
+                Ok(()) => None,
+                Err(error) => return self.rejected(key, error),
+            },
             Ok(JobResult::Stepped(step)) => {
                 let parts = rollout.done.len();
-                let (next, given) = rollout.add_step(step, tokenizer)?;
+                let (next, given) = match rollout.add_step(step, tokenizer) {
+                    Ok(stepped) => stepped,
+                    Err(error) => return self.rejected(key, error),
+                };
                 let forks = rollout.done.len() - parts;
                 rollout.call_hook(key.0, &self.agent);
                 if let (Some(admission), Some((index, tokens))) = (&self.context.admission, given) {

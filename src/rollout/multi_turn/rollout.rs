@@ -9,6 +9,7 @@ use serde_json::{Value, json};
 use super::dialogue::{Dialogue, text_of};
 use super::replay::SavedRollout;
 use crate::data::{Answer, ChatMessage, DataError, Metadata, Prompt, Sample, Status, Tokenizer, Version, number};
+use crate::engine::TextStream;
 use crate::env::{Action, Environment, Grade, Step, ToolCall, ToolResult, ToolSpec, ToolUse, extract_tool_calls};
 use crate::rollout::agent::{Agent, StopReason, Turn};
 use crate::rollout::{ENVIRONMENT_FAILURE, REFUSED, RolloutContext};
@@ -44,8 +45,8 @@ pub struct Rollout {
     pub recorded: VecDeque<Answer>,
     /// State of the interrupted rollout as of its newest given token.
     pub saved: Option<SavedRollout>,
-    /// Tokens of the present turn that the environment has received.
-    streamed: Vec<u32>,
+    /// Tokens and text of the present turn that were streamed to the environment.
+    streamed: (Vec<u32>, TextStream),
     /// Calls of the turn that the environment works on.
     calls: Vec<Result<ToolCall, ToolResult>>,
     pub turns: usize,
@@ -88,7 +89,7 @@ impl Rollout {
             part: Part { context: [].into(), answer: Answer::new(index) },
             recorded: recorded.into(),
             saved,
-            streamed: Vec::new(),
+            streamed: Default::default(),
             calls: Vec::new(),
             turns: 0,
             tool_calls: ToolUse::default(),
@@ -176,19 +177,24 @@ impl Rollout {
         tokenizer: &Tokenizer,
     ) -> Result<NextStep, DataError> {
         self.part.answer = answer;
-        self.streamed.clear();
+        self.streamed = Default::default();
         self.end_turn(cut_off, agent, tokenizer)
     }
 
     /// Streams one token of the present turn to an environment that listens.
     pub fn stream(&mut self, token: u32, tokenizer: &Tokenizer) -> Result<(), DataError> {
-        if !self.environment.as_ref().is_some_and(|environment| environment.listens()) {
+        if self.expired || !self.environment.as_ref().is_some_and(|environment| environment.listens()) {
             return Ok(());
         }
-        self.streamed.push(token);
-        let so_far = text_of(&[self.newest(), &self.streamed].concat(), tokenizer)?;
-        if let Some(environment) = &mut self.environment {
-            environment.hear(&so_far);
+        if self.streamed.0.is_empty() {
+            self.streamed.0.extend_from_slice(newest(&self.part.answer));
+        }
+        let (tokens, stream) = &mut self.streamed;
+        tokens.push(token);
+        // A special token at the end of a turn is no text of it.
+        let grew = !tokenizer.is_special(token) && stream.read(tokens, |tokens| tokenizer.decode_all(tokens))?;
+        if let Some(environment) = self.environment.as_mut().filter(|_| grew) {
+            environment.hear(&stream.text);
         }
         Ok(())
     }
@@ -196,18 +202,13 @@ impl Rollout {
     /// The engine discarded the present turn and restarts it. Earlier turns are as old, and a streamed
     /// turn cannot be taken back: then the whole rollout has to restart.
     pub fn turn_discarded(&mut self) {
-        self.expired = self.turns > 0 || !self.streamed.is_empty();
-        self.streamed.clear();
-    }
-
-    fn newest(&self) -> &[u32] {
-        let Answer { tokens, .. } = &self.part.answer;
-        &tokens[tokens.len() - self.part.answer.turn()..]
+        self.expired |= self.turns > 0 || !self.streamed.0.is_empty();
+        self.streamed = Default::default();
     }
 
     fn end_turn(&mut self, cut_off: bool, agent: &Agent, tokenizer: &Tokenizer) -> Result<NextStep, DataError> {
         self.turns += 1;
-        let text = text_of(self.newest(), tokenizer)?;
+        let text = text_of(newest(&self.part.answer), tokenizer)?;
         if let Some(dialogue) = &mut self.dialogue {
             dialogue.push_turn(text.clone());
         }
@@ -240,7 +241,6 @@ impl Rollout {
             self.stop = Some(if done { StopReason::EnvironmentDone } else { StopReason::Answered });
             return next(NextStep::Grade { cut_off: None });
         }
-        let newest = self.newest().to_vec();
         let Some(dialogue) = &mut self.dialogue else { return next(NextStep::Grade { cut_off: None }) };
         let (tokens, rewritten) = if restarts {
             self.tools = self.environment.as_ref().map_or_else(Vec::new, |environment| environment.tools());
@@ -248,7 +248,7 @@ impl Rollout {
             *dialogue = other;
             (tokens, true)
         } else {
-            dialogue.respond(&newest, response, tokenizer)?
+            dialogue.respond(newest(&self.part.answer), response, tokenizer)?
         };
         if rewritten {
             let fresh = Part { context: tokens.as_slice().into(), answer: Answer::new(self.index) };
@@ -281,7 +281,7 @@ impl Rollout {
         });
     }
 
-    /// Ends the rollout because its environment failed too often.
+    /// Ends the rollout because its environment failed.
     pub fn fail(&mut self, reason: String) {
         self.take_over_record();
         (self.stop, self.failure) = (Some(StopReason::EnvironmentFailed), Some(reason));
@@ -306,8 +306,10 @@ impl Rollout {
         let metadata = self.metadata();
         let parts = self.done.into_iter().chain([self.part]);
         let sample = |(at, part): (usize, Part)| {
-            // The context is empty if the environment never opened the conversation.
-            let tokens = if part.context.is_empty() { tokenizer.encode_prompt(prompt)?.into() } else { part.context };
+            // The context is empty if the environment never opened the conversation. Then the sample is lost,
+            // and its prompt may be one that the chat template rejects.
+            let tokens =
+                if part.context.is_empty() { tokenizer.encode_prompt(prompt).unwrap_or_default().into() } else { part.context };
             let mut sample = Sample::begin(prompt, self.index, &tokens);
             sample.part = at as u32;
             sample.response = tokenizer.decode(&part.answer.tokens)?;
@@ -376,6 +378,11 @@ impl Rollout {
         parts.retain(|part| !part.tokens.is_empty());
         parts
     }
+}
+
+/// Tokens of the newest turn of a part.
+fn newest(answer: &Answer) -> &[u32] {
+    &answer.tokens[answer.tokens.len() - answer.turn()..]
 }
 
 /// Results in the order of the calls, with an error for each malformed call.

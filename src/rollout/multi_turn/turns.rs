@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::{Key, MultiTurn, Rollout};
+use super::{Key, MultiTurn, NextStep, Rollout, StopReason};
 use crate::data::{Answer, Group, Prompt, SampledToken, Version};
 use crate::engine::{EngineError, FinishReason, Finished, Request, SamplingParams, TokenEngine};
 use crate::rollout::Rollouts;
@@ -61,12 +61,19 @@ impl<E: TokenEngine> Rollouts<E> for MultiTurn {
             };
             let begun = !answer.tokens.is_empty() || offset > 0;
             let count = if begun { 1 } else { (1..).take_while(|place| alike(*place)).count() + 1 };
-            engine.submit(Request {
+            let submitted = engine.submit(Request {
                 first,
                 offset,
                 answers: if answer.tokens.is_empty() { Vec::new() } else { vec![answer.clone()] },
                 ..Request::new(ordinal, tokens.clone(), first + count as u32, open.params.clone())
-            })?;
+            });
+            match submitted {
+                Err(error @ EngineError::TooLong { .. }) => {
+                    let reason = error.to_string();
+                    (first..first + count as u32).try_for_each(|index| self.turn_rejected((ordinal, index), &reason))?;
+                }
+                submitted => submitted?,
+            }
             at += count;
         }
         Ok(())
@@ -105,6 +112,19 @@ impl<E: TokenEngine> Rollouts<E> for MultiTurn {
 }
 
 impl MultiTurn {
+    /// Ends a rollout whose next turn is too long for the engine: after an earlier turn it is graded, a first
+    /// turn is refused.
+    fn turn_rejected(&mut self, key: Key, reason: &str) -> Result<(), EngineError> {
+        let Some(rollout) = self.rollouts.get_mut(&key) else { return Ok(()) };
+        if rollout.turns > 0 && !rollout.part.context.is_empty() {
+            rollout.stop = Some(StopReason::MaxTokens);
+            return self.proceed(key, NextStep::Grade { cut_off: None });
+        }
+        let answer = rollout.part.answer.clone();
+        rollout.refuse(answer, reason.to_owned());
+        self.finish(key)
+    }
+
     /// Adds a turn that the engine has ended.
     fn add_turn(&mut self, finished: Finished) -> Result<(), EngineError> {
         let key = (finished.ordinal, finished.index);

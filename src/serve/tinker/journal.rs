@@ -1,6 +1,8 @@
 //! A model on disk: what it is, its two newest snapshots, and the operations since the older. A
 //! server that was killed makes the same model of them again, to the bit, and the same answers: those
 //! since the older snapshot, because a client may not have got the newest.
+//!
+//! An entry is its length and its checksum, in four bytes each, and the operation.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File, OpenOptions, TryLockError};
@@ -88,6 +90,8 @@ pub(super) struct Journal {
     folder: PathBuf,
     pub record: ModelRecord,
     file: File,
+    /// Length of the entries in the file, in bytes.
+    end: u64,
     /// Held while a server works on the model.
     _lock: File,
 }
@@ -99,11 +103,14 @@ impl Journal {
         let lock = lock(folder)?;
         let file = append(&journal(folder, 0))?;
         write_record(folder, &record)?;
-        Ok(Journal { folder: folder.to_owned(), record, file, _lock: lock })
+        Ok(Journal { folder: folder.to_owned(), record, file, end: 0, _lock: lock })
     }
 
-    /// Opens the journal in `folder`, and reads the operations since the older snapshot. One that was
-    /// half written is left out: its client has no answer to its submission, and submits it again.
+    /// Opens the journal in `folder`, and reads the operations since the older snapshot. A last one that
+    /// was half written is cut off: its client has no answer to its submission, and submits it again.
+    ///
+    /// # Errors
+    /// Another server works on the model, or a file can't be read or is damaged.
     pub fn open(folder: &Path) -> io::Result<(Self, BTreeMap<u64, Operation>)> {
         let lock = lock(folder)?;
         let record: ModelRecord = serde_json::from_slice(&fs::read(folder.join(MODEL))?)?;
@@ -112,25 +119,37 @@ impl Journal {
             read(&journal(folder, snapshot.done), &mut all)?;
         }
         let file = append(&journal(folder, record.newest.as_ref().unwrap_or(&record.base).done))?;
-        Ok((Journal { folder: folder.to_owned(), record, file, _lock: lock }, all))
+        let end = file.metadata()?.len();
+        Ok((Journal { folder: folder.to_owned(), record, file, end, _lock: lock }, all))
     }
 
-    /// Appends an operation.
+    /// Appends an operation, durably (law C3). It replaces an earlier one of the same number.
     pub fn append(&mut self, number: u64, operation: &Operation) -> io::Result<()> {
-        self.file.write_all(&entry(number, operation)?)
+        self.append_all([(&number, operation)])
+    }
+
+    /// Appends several as [`Journal::append`] does one.
+    pub fn append_all<'a>(&mut self, operations: impl IntoIterator<Item = (&'a u64, &'a Operation)>) -> io::Result<()> {
+        let entries = entries(operations)?;
+        // Cuts off a part that a failed append left.
+        self.file.set_len(self.end)?;
+        self.file.write_all(&entries)?;
+        self.file.sync_data()?;
+        self.end += entries.len() as u64;
+        Ok(())
     }
 
     /// Records a snapshot, and begins a new journal with the operations that `wait`. What only the
     /// snapshot before the last needs is removed. After an error the old journal continues.
     pub fn snapshot(&mut self, newest: Snapshot, wait: &BTreeMap<u64, Operation>) -> io::Result<()> {
         let path = journal(&self.folder, newest.done);
-        let entries = wait.iter().map(|(number, operation)| entry(*number, operation)).collect::<io::Result<Vec<_>>>()?;
-        atomic_file::write(&path, entries.concat())?;
+        atomic_file::write(&path, entries(wait)?)?;
         let file = append(&path)?;
+        let end = file.metadata()?.len();
         let mut record = self.record.clone();
         let old = record.newest.replace(newest).map(|before| std::mem::replace(&mut record.base, before));
         write_record(&self.folder, &record)?;
-        (self.record, self.file) = (record, file);
+        (self.record, self.file, self.end) = (record, file, end);
         let Some(old) = old else { return Ok(()) };
         atomic_file::remove(&journal(&self.folder, old.done))?;
         old.folder.map_or(Ok(()), |folder| atomic_file::remove(&self.folder.join(folder)))
@@ -188,46 +207,86 @@ fn append(path: &Path) -> io::Result<File> {
 
 fn entry(number: u64, operation: &Operation) -> io::Result<Vec<u8>> {
     let bytes = postcard::to_stdvec(&(number, operation)).map_err(io::Error::other)?;
-    let mut entry = (bytes.len() as u64).to_le_bytes().to_vec();
-    entry.extend(bytes);
-    Ok(entry)
+    let length = u32::try_from(bytes.len()).map_err(io::Error::other)?;
+    Ok([&length.to_le_bytes()[..], &crc32fast::hash(&bytes).to_le_bytes(), &bytes].concat())
 }
 
-/// Reads the operations of a journal, and cuts off one that is not whole.
+fn entries<'a>(operations: impl IntoIterator<Item = (&'a u64, &'a Operation)>) -> io::Result<Vec<u8>> {
+    let each = operations.into_iter().map(|(number, operation)| entry(*number, operation));
+    Ok(each.collect::<io::Result<Vec<_>>>()?.concat())
+}
+
+/// Reads the operations of a journal, and cuts off a last one that is not whole. A loss of power may leave one
+/// of full length with other bytes, or zeros.
+///
+/// # Errors
+/// The file can't be read, or an entry before its end is damaged.
 fn read(path: &Path, all: &mut BTreeMap<u64, Operation>) -> io::Result<()> {
     let bytes = match fs::read(path) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
         bytes => bytes?,
     };
     let mut rest = &bytes[..];
-    while let Some((length, after)) = rest.split_first_chunk::<8>()
-        && let Some(own) = usize::try_from(u64::from_le_bytes(*length)).ok().and_then(|length| after.get(..length))
-        && let Ok((number, operation)) = postcard::from_bytes(own)
+    while let Some((length, after)) = rest.split_first_chunk::<4>()
+        && let Some((sum, after)) = after.split_first_chunk::<4>()
     {
+        let (length, sum) = (u32::from_le_bytes(*length), u32::from_le_bytes(*sum));
+        // Journals before the checksum have 0 there.
+        let own = after.get(..length as usize).filter(|own| sum == 0 || sum == crc32fast::hash(own));
+        let decoded = own.and_then(|own| postcard::from_bytes::<(u64, Operation)>(own).ok()).filter(|(number, _)| *number > 0);
+        let Some((number, operation)) = decoded else {
+            let is_last = after.len() <= length as usize || rest.iter().all(|byte| *byte == 0);
+            // One bit of the length is wrong if the checksum is right with another.
+            let fits = |bit: u32| after.get(..(length ^ 1 << bit) as usize).is_some_and(|own| sum == crc32fast::hash(own));
+            if is_last && !(sum != 0 && (0..u32::BITS).any(fits)) {
+                break;
+            }
+            let why = format!(
+                "{}: the operation at byte {} is damaged; restore the file, or move the model's folder away to start without it",
+                path.display(),
+                bytes.len() - rest.len()
+            );
+            return Err(io::Error::new(io::ErrorKind::InvalidData, why));
+        };
         all.insert(number, operation);
-        rest = &after[own.len()..];
+        rest = &after[length as usize..];
     }
-    OpenOptions::new().write(true).open(path)?.set_len((bytes.len() - rest.len()) as u64)
+    if rest.is_empty() {
+        return Ok(());
+    }
+    tracing::warn!("{}: the last {} bytes are a part of an operation, and are cut off", path.display(), rest.len());
+    let file = OpenOptions::new().write(true).open(path)?;
+    file.set_len((bytes.len() - rest.len()) as u64)?;
+    file.sync_data()
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use rollflow_tinker::message::AdamParams;
 
     use super::*;
+
+    /// A part of an operation of nine bytes.
+    const TORN: [u8; 9] = [9, 0, 0, 0, 1, 1, 1, 1, 1];
+
+    pub(in super::super) fn new_record() -> ModelRecord {
+        let lora = LoraConfig { rank: 4, seed: Some(1), train_unembed: true, train_mlp: true, train_attn: true };
+        let (base, newest) = (Snapshot::default(), None);
+        ModelRecord { id: "m".into(), session: "s".into(), lora, begins: None, base, newest, created: 1 }
+    }
 
     #[test]
     fn whole_operations_are_read_again_and_a_torn_one_is_left_out() {
         let folder = tempfile::tempdir().unwrap();
         let folder = folder.path().join("m");
-        let lora = LoraConfig { rank: 4, seed: Some(1), train_unembed: true, train_mlp: true, train_attn: true };
-        let (base, newest) = (Snapshot::default(), None);
-        let record = ModelRecord { id: "m".into(), session: "s".into(), lora, begins: None, base, newest, created: 1 };
+        let record = new_record();
         let mut journal = Journal::create(&folder, record.clone()).unwrap();
         let (pass, update) = (Operation::Pass(vec![1, 2, 3]), Operation::Update(AdamParams::default()));
         journal.append(1, &pass).unwrap();
+        // A failed append leaves a part, which the next one cuts off.
+        journal.file.write_all(&TORN).unwrap();
         journal.append(2, &update).unwrap();
-        journal.file.write_all(&[9, 0, 0, 0, 0, 0, 0, 0, 1]).unwrap();
+        journal.file.write_all(&TORN).unwrap();
         assert!(Journal::open(&folder).err().unwrap().to_string().contains("another server works on"));
         drop(journal);
         assert_eq!(TinkerModel::read(&folder).unwrap().rank, 4);
@@ -248,5 +307,47 @@ mod tests {
         assert_eq!((journal.record.base, journal.record.newest), (snapshot(2), Some(snapshot(4))));
         assert_eq!(read.into_keys().collect::<Vec<_>>(), [3, 4, 5]);
         assert!(!folder.join("journal-000000000").exists());
+    }
+
+    #[test]
+    fn a_last_operation_that_a_loss_of_power_left_with_other_bytes_is_cut_off() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = journal(folder.path(), 0);
+        let [first, last] = [1, 2].map(|number| entry(number, &Operation::Pass(vec![7; 20])).unwrap());
+        let mut other = last.clone();
+        other[20] ^= 1;
+        let zeros_after = |bytes: usize| [&last[..bytes], &vec![0; last.len() - bytes]].concat();
+        for torn in [other, zeros_after(0), zeros_after(4), zeros_after(8), last[..20].to_vec()] {
+            fs::write(&file, [&first[..], &torn].concat()).unwrap();
+            let mut all = BTreeMap::new();
+            read(&file, &mut all).unwrap();
+            assert!(all.keys().eq(&[1]) && fs::read(&file).unwrap() == first, "{torn:?}: {all:?}");
+        }
+    }
+
+    #[test]
+    fn a_damaged_operation_before_others_is_an_error_that_names_the_file_and_cuts_nothing_law_c3() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = journal(folder.path(), 0);
+        let pass = |number| entry(number, &Operation::Pass(vec![number as u8; 20])).unwrap();
+        let torn = [pass(1), TORN.to_vec(), pass(2), pass(3)].concat();
+        let mut flipped = [pass(1), pass(2), pass(3)].concat();
+        flipped[40] ^= 1;
+        // The length of the second reaches beyond the file.
+        let mut long = [pass(1), pass(2), pass(3)].concat();
+        long[pass(1).len() + 3] ^= 0x80;
+        for bytes in [torn, flipped, long] {
+            fs::write(&file, &bytes).unwrap();
+            let error = read(&file, &mut BTreeMap::new()).unwrap_err().to_string();
+            assert!(error.contains("journal-000000000") && error.contains("is damaged"), "{error}");
+            assert_eq!(fs::read(&file).unwrap(), bytes);
+        }
+        // A journal before the checksum.
+        let mut old = pass(4);
+        old[4..8].fill(0);
+        fs::write(&file, old).unwrap();
+        let mut all = BTreeMap::new();
+        read(&file, &mut all).unwrap();
+        assert!(all.contains_key(&4));
     }
 }

@@ -53,6 +53,12 @@ impl TinkerLoss {
         }
         let of = |key: &str, default: f64| config.get(key).copied().unwrap_or(default);
         let (low, high) = (of("clip_low_threshold", 0.8), of("clip_high_threshold", 1.2));
+        if let Some((key, _)) = config.iter().find(|(_, value)| value.is_nan()) {
+            return Err(format!("the setting {key:?} of the loss {name:?} is not a number"));
+        }
+        if low > high {
+            return Err(format!("clip_low_threshold is {low}, above clip_high_threshold, {high}"));
+        }
         let kind = match name {
             "cross_entropy" => Kind::CrossEntropy,
             "importance_sampling" => Kind::ImportanceSampling,
@@ -208,6 +214,9 @@ impl Loss for TinkerLoss {
     }
 }
 
+/// Columns of a datum. Only cross-entropy reads the last.
+const COLUMNS: &[&str] = &["target_tokens", "logprobs", "advantages", "weights"];
+
 /// The sequences of a pass, for a model of `vocabulary` tokens that reads at most `context`.
 ///
 /// # Errors
@@ -228,7 +237,11 @@ pub(super) fn batch(data: &[Datum], loss: &str, vocabulary: usize, context: usiz
             return Err(wrong(format!("its input has {} tokens; 1 to {context} are possible", inputs.len())));
         }
         let k = column("target_tokens").map_or(1, Tensor::columns);
+        let columns = if loss == "cross_entropy" { COLUMNS } else { &COLUMNS[..3] };
         for (name, tensor) in &datum.loss_fn_inputs {
+            if !columns.contains(&name.as_str()) {
+                return Err(wrong(format!("the loss {loss:?} does not read `{name}`; it reads {}", columns.join(", "))));
+            }
             if tensor.len() != inputs.len() {
                 return Err(wrong(format!("`{name}` has {} entries for {} tokens of input", tensor.len(), inputs.len())));
             }
@@ -320,11 +333,15 @@ mod tests {
     }
 
     #[test]
-    fn a_setting_that_a_loss_does_not_have_is_named() {
+    fn a_setting_that_a_loss_does_not_have_or_cannot_use_is_named() {
         let config = BTreeMap::from([("clip".to_owned(), 0.2)]);
         let error = TinkerLoss::new("ppo", &config, 1).err().unwrap();
         assert!(error.contains("clip_low_threshold") && error.contains("\"clip\""), "{error}");
         assert!(TinkerLoss::new("gspo", &BTreeMap::new(), 1).err().unwrap().contains("cispo"));
+        for (low, why) in [(1.3, "above clip_high_threshold"), (f64::NAN, "not a number")] {
+            let config = BTreeMap::from([("clip_low_threshold".to_owned(), low)]);
+            assert!(TinkerLoss::new("ppo", &config, 1).err().unwrap().contains(why), "{low}");
+        }
     }
 
     #[test]
@@ -339,5 +356,11 @@ mod tests {
         assert!(of(datum(short), "cross_entropy").contains("`weights` has 1 entries for 2 tokens"));
         let nan = vec![targets(), ("weights", Tensor::Floats(vec![f32::NAN, 1.0]))];
         assert!(of(datum(nan), "cross_entropy").contains("not finite"));
+        let ones = || Tensor::Floats(vec![1.0; 2]);
+        for (ignored, loss) in [("weights", "ppo"), ("mask", "cispo"), ("mask", "cross_entropy")] {
+            let own = vec![targets(), ("logprobs", ones()), ("advantages", ones()), (ignored, ones())];
+            let error = of(datum(own), loss);
+            assert!(error.contains(&format!("does not read `{ignored}`")), "{error}");
+        }
     }
 }

@@ -11,6 +11,7 @@ mod operation;
 mod queue;
 mod routes;
 mod sampling;
+mod saved;
 mod trained;
 mod updates;
 
@@ -19,7 +20,6 @@ use std::fs::File;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::atomic::AtomicU64;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use parking_lot::Mutex;
@@ -31,7 +31,7 @@ pub(super) use routes::routes;
 
 use self::journal::{Journal, ModelRecord, Snapshot};
 use self::queue::ModelQueue;
-use self::sampling::SampleFuture;
+use self::sampling::Samples;
 use self::trained::{Ground, Install, is_name};
 use super::reply::Refusal;
 use super::shared::{LoadedAdapter, Shared};
@@ -62,8 +62,7 @@ pub(super) struct Tinker {
     ground: Ground,
     max_models: usize,
     models: Mutex<BTreeMap<String, Arc<ModelQueue>>>,
-    samples: Mutex<BTreeMap<u64, Arc<SampleFuture>>>,
-    next_sample: AtomicU64,
+    samples: Mutex<Samples>,
     loaded: Arc<Mutex<Loaded>>,
     /// Time of each session's last heartbeat.
     heard: Mutex<BTreeMap<String, Instant>>,
@@ -151,7 +150,6 @@ impl Tinker {
             max_models: settings.max_models,
             models: Mutex::default(),
             samples: Mutex::default(),
-            next_sample: AtomicU64::new(0),
             loaded: Arc::default(),
             heard: Mutex::default(),
             started: Instant::now(),
@@ -197,8 +195,10 @@ impl Tinker {
             return Ok(());
         }
         if models.len() >= self.max_models {
-            let most = self.max_models;
-            return Err(Refusal::new(429, format!("there are {most} models already (--max-models); unload one")));
+            // Other sessions may end; a session that has all places waits in vain.
+            let status = if models.values().all(|model| model.record.session == session) { 400 } else { 429 };
+            let why = format!("there are {} models already (--max-models); end a session that has some", self.max_models);
+            return Err(Refusal::new(status, why));
         }
         let seed = lora.seed.or(Some(self.shared.config.seed));
         let lora = LoraConfig { seed, train_unembed: false, ..lora };
@@ -240,11 +240,28 @@ impl Tinker {
         self.unload(&silent)
     }
 
+    /// Unloads the models of a session that its client ends.
+    fn finish(&self, session: &str) -> Result<(), Refusal> {
+        self.heard.lock().remove(session);
+        let owns = |(id, model): (&String, &Arc<ModelQueue>)| (model.record.session == session).then(|| id.clone());
+        let own: Vec<String> = self.models.lock().iter().filter_map(owns).collect();
+        own.iter().try_for_each(|id| self.unload(id))
+    }
+
+    /// A model that would load the weights at `path` after a restart.
+    fn needs(&self, path: &str) -> Option<String> {
+        // Not under the lock: a journal may be waited for.
+        let models: Vec<Arc<ModelQueue>> = self.models.lock().values().cloned().collect();
+        models.iter().find(|model| model.needs(path)).map(|model| model.record.id.clone())
+    }
+
     /// Unloads a model. Its saved weights and its sampling sessions with names stay.
     fn unload(&self, id: &str) -> Result<(), Refusal> {
         let queue = self.models.lock().remove(id);
-        // Joins its thread.
-        drop(queue);
+        // Clients that wait for answers hold the queue, too.
+        if let Some(queue) = queue {
+            queue.end();
+        }
         let folder = self.ground.models.join(id);
         if folder.join("model.json").exists() {
             let unloaded = journal::unload(&folder).and_then(|()| self.ground.prune_sessions(id, 0));

@@ -17,6 +17,20 @@ pub(super) enum Operation {
     Load { path: String, optimizer: bool },
     /// Weights are made ready for sampling, as this session or under this name.
     Sampler { session: String, name: Option<String> },
+    /// Nothing is done, for this reason. It has a number, so that later operations run.
+    Refused(String),
+    /// The server failed at it, for this reason. `has_gradient`: if false, no gradient was left.
+    Failed { why: String, has_gradient: bool },
+}
+
+impl Operation {
+    /// Path of the weights that it loads.
+    pub fn loads(&self) -> Option<&str> {
+        match self {
+            Operation::Load { path, .. } => Some(path),
+            _ => None,
+        }
+    }
 }
 
 /// Answer to an operation.

@@ -4,9 +4,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::sync::Arc;
 use std::thread::JoinHandle;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use parking_lot::{Condvar, Mutex};
+use parking_lot::{Condvar, Mutex, MutexGuard};
 use tokio::sync::Notify;
 
 use super::journal::{Journal, ModelRecord, Snapshot};
@@ -14,6 +14,7 @@ use super::operation::{Answer, Operation};
 use super::trained::{Ground, Install, Trained};
 use crate::flow::caught;
 use crate::model::{release_helpers, use_threads};
+use crate::serve::reply::Refusal;
 
 /// Updates after which a snapshot shortens the journal.
 const SNAPSHOT: u64 = 16;
@@ -21,16 +22,21 @@ const SNAPSHOT: u64 = 16;
 /// Answers that are kept for clients that ask again.
 const KEPT: usize = 64;
 
-/// Answers that are kept for clients that never asked.
+/// Answers that are kept for clients that never asked, and most operations ahead of the next.
 const UNASKED: usize = 4096;
+
+/// Time for which a missing operation is waited for. Clients retry for five minutes.
+const GAP: Duration = Duration::from_secs(600);
 
 pub(super) struct ModelQueue {
     pub record: ModelRecord,
     shared: Arc<QueueShared>,
-    thread: Option<JoinHandle<()>>,
+    thread: Mutex<Option<JoinHandle<()>>>,
 }
 
 struct QueueShared {
+    /// Locked before the state, which clients that wait for answers lock: they do not wait for the disk.
+    journal: Mutex<Journal>,
     state: Mutex<State>,
     /// Wakes the thread.
     work: Condvar,
@@ -41,12 +47,13 @@ struct QueueShared {
 }
 
 struct State {
-    journal: Journal,
     /// Number of the next operation.
     next: u64,
     /// Largest number so far.
     highest: u64,
     waiting: BTreeMap<u64, Operation>,
+    /// Paths of the weights that operations load.
+    loads: BTreeMap<u64, String>,
     answers: BTreeMap<u64, Arc<Answer>>,
     /// Operations whose answer was asked for and is kept.
     asked: BTreeSet<u64>,
@@ -78,46 +85,87 @@ impl ModelQueue {
         let record = journal.record.clone();
         let highest = journaled.keys().next_back().copied().unwrap_or(record.base.done);
         let state = State {
-            journal,
             next: record.base.done + 1,
             highest,
+            loads: journaled.iter().filter_map(|(number, operation)| Some((*number, operation.loads()?.to_owned()))).collect(),
             waiting: journaled,
             answers: BTreeMap::new(),
             asked: BTreeSet::new(),
             begun: false,
             ends: false,
         };
-        let shared =
-            Arc::new(QueueShared { state: Mutex::new(state), work: Condvar::new(), answered: Notify::new(), repeated: highest });
+        let (journal, state) = (Mutex::new(journal), Mutex::new(state));
+        let shared = QueueShared { journal, state, work: Condvar::new(), answered: Notify::new(), repeated: highest };
+        let shared = Arc::new(shared);
         let (own, of) = (shared.clone(), record.clone());
         let work = move || {
             use_threads(ground.threads);
             own.run(ground, &of, install);
         };
         let thread = std::thread::Builder::new().name("tinker-model".to_owned()).spawn(work)?;
-        Ok(ModelQueue { record, shared, thread: Some(thread) })
+        Ok(ModelQueue { record, shared, thread: Mutex::new(Some(thread)) })
     }
 
     /// Takes an operation, and returns its number. One whose number was taken before is not done
     /// again. Without a number it is the next.
     ///
     /// # Errors
-    /// It can't be written to the journal.
-    pub fn submit(&self, number: Option<u64>, operation: Operation) -> io::Result<u64> {
+    /// It can't be written to the journal, many operations before it are missing, or the model was unloaded.
+    pub fn submit(&self, number: Option<u64>, operation: Operation) -> Result<u64, Refusal> {
+        // Until it waits, so that no other takes its number.
+        let mut journal = self.shared.journal.lock();
+        let number = {
+            let state = self.shared.state.lock();
+            if state.ends {
+                return Err(Refusal::new(404, format!("the model {:?} was unloaded", self.record.id)));
+            }
+            let number = number.filter(|number| *number > 0).unwrap_or(state.highest + 1);
+            if number < state.next || state.waiting.contains_key(&number) {
+                return Ok(number);
+            }
+            if number - state.next > UNASKED as u64 {
+                let next = state.next;
+                let why = format!("operation {number} is too far ahead, for operation {next} is next; submit it again later");
+                return Err(Refusal::new(429, why));
+            }
+            number
+        };
+        journal.append(number, &operation).map_err(|error| {
+            tracing::error!("{}: operation {number} is not in the journal: {error}", self.record.id);
+            // Clients submit it again.
+            Refusal::new(503, format!("the operation can't be written to the journal: {error}"))
+        })?;
         let mut state = self.shared.state.lock();
-        let number = number.filter(|number| *number > 0).unwrap_or(state.highest + 1);
-        if number < state.next || state.waiting.contains_key(&number) {
-            return Ok(number);
-        }
-        state.journal.append(number, &operation)?;
         state.highest = state.highest.max(number);
+        if let Some(path) = operation.loads() {
+            state.loads.insert(number, path.to_owned());
+        }
         state.waiting.insert(number, operation);
         self.shared.work.notify_one();
         Ok(number)
     }
 
-    /// The answer to an operation, if it is there within `limit`; an error if it was never submitted
-    /// or is forgotten.
+    /// Returns true if a restart would load the weights at `path`.
+    pub fn needs(&self, path: &str) -> bool {
+        let journal = self.shared.journal.lock();
+        let state = self.shared.state.lock();
+        let ModelRecord { begins, base, .. } = &journal.record;
+        let begins = begins.as_ref().filter(|_| base.folder.is_none()).map(|(path, _)| path);
+        begins.into_iter().chain(state.loads.range(base.done + 1..).map(|(_, path)| path)).any(|of| of == path)
+    }
+
+    /// Ends the thread after the operation that runs. Clients that wait for answers get none.
+    pub fn end(&self) {
+        self.shared.state.lock().ends = true;
+        self.shared.work.notify_one();
+        self.shared.answered.notify_waiters();
+        if let Some(thread) = self.thread.lock().take() {
+            drop(thread.join());
+        }
+    }
+
+    /// The answer to an operation, if it is there within `limit`; an error if it was never submitted, is
+    /// forgotten, or the model was unloaded.
     pub async fn answer(&self, number: u64, limit: Duration) -> Result<Option<Arc<Answer>>, ()> {
         let until = tokio::time::Instant::now() + limit;
         loop {
@@ -126,6 +174,9 @@ impl ModelQueue {
             answered.as_mut().enable();
             {
                 let mut state = self.shared.state.lock();
+                if state.ends {
+                    return Err(());
+                }
                 if let Some(answer) = state.answers.get(&number).cloned() {
                     state.asked(number);
                     return Ok(Some(answer));
@@ -164,11 +215,22 @@ impl QueueShared {
                 }
             }
             let answer = match &mut model {
-                Ok(model) => caught(|| model.run(&operation, number <= self.repeated)).unwrap_or_else(Answer::failed),
+                Ok(model) => caught(|| model.run(&operation, number <= self.repeated)).unwrap_or_else(|panic| {
+                    model.drop_gradient();
+                    Answer::failed(panic)
+                }),
                 Err(why) => Answer::refused(why.clone()),
             };
-            if let Answer::Failed { why, .. } = &answer {
+            if let Answer::Failed { why, of_request } = &answer {
                 tracing::warn!("{}, operation {number}: {why}", record.id);
+                // After a restart it may succeed, as after a lack of memory, and change later answers.
+                if !of_request && number > self.repeated {
+                    let has_gradient = model.as_ref().is_ok_and(|model| model.has_gradient);
+                    let failed = Operation::Failed { why: why.clone(), has_gradient };
+                    if let Err(error) = self.journal.lock().append(number, &failed) {
+                        tracing::error!("{}: the failure of operation {number} is not in the journal: {error}", record.id);
+                    }
+                }
             }
             {
                 let mut state = self.state.lock();
@@ -183,35 +245,149 @@ impl QueueShared {
     /// Waits for the next operation; `None` at the end.
     fn next(&self) -> Option<(u64, Operation)> {
         let mut state = self.state.lock();
+        let mut until = None;
         loop {
             if state.ends {
                 return None;
             }
             let next = state.next;
-            match state.waiting.get(&next) {
-                Some(operation) => return Some((next, operation.clone())),
-                None => {
-                    release_helpers();
-                    self.work.wait(&mut state);
+            if let Some(operation) = state.waiting.get(&next) {
+                return Some((next, operation.clone()));
+            }
+            release_helpers();
+            if state.waiting.is_empty() {
+                self.work.wait(&mut state);
+            } else {
+                let until = *until.get_or_insert_with(|| Instant::now() + GAP);
+                if self.work.wait_until(&mut state, until).timed_out() && !state.waiting.contains_key(&next) {
+                    MutexGuard::unlocked(&mut state, || self.give_up_gap(next));
                 }
             }
         }
     }
 
+    /// Refuses the operations that wait, and those before them from number `missing` on: without these they
+    /// would do something else.
+    fn give_up_gap(&self, missing: u64) {
+        let mut journal = self.journal.lock();
+        let last = match &*self.state.lock() {
+            state if state.waiting.contains_key(&missing) => return,
+            state => state.waiting.last_key_value().map_or(0, |(last, _)| *last),
+        };
+        tracing::warn!("{}: operation {missing} never came; refusing up to operation {last}", journal.record.id);
+        let why = format!("operation {missing} of this model never came, and operations run in order; submit this one again");
+        let refused: BTreeMap<u64, Operation> =
+            (missing..=last).map(|number| (number, Operation::Refused(why.clone()))).collect();
+        if let Err(error) = journal.append_all(&refused) {
+            tracing::error!("{}: refused operations are not in the journal: {error}", journal.record.id);
+        }
+        self.state.lock().waiting.extend(refused);
+    }
+
     /// Writes a snapshot after operation `done`.
     fn snapshot(&self, model: &Trained, done: u64) -> Result<(), String> {
         let snapshot = Snapshot { done, step: model.step, folder: Some(model.snapshot(done)?) };
-        let State { journal, waiting, .. } = &mut *self.state.lock();
-        journal.snapshot(snapshot, waiting).map_err(|error| error.to_string())
+        let mut journal = self.journal.lock();
+        let waiting = self.state.lock().waiting.clone();
+        journal.snapshot(snapshot, &waiting).map_err(|error| error.to_string())
     }
 }
 
 impl Drop for ModelQueue {
     fn drop(&mut self) {
-        self.shared.state.lock().ends = true;
-        self.shared.work.notify_one();
-        if let Some(thread) = self.thread.take() {
-            drop(thread.join());
+        self.end();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use futures_util::FutureExt;
+
+    use super::*;
+    use crate::serve::tinker::journal::tests::new_record;
+    use crate::serve::tinker::trained::tests::{ground, pass};
+
+    /// Longer than a test takes.
+    const LONG: Duration = Duration::from_secs(3600);
+
+    fn runtime() -> tokio::runtime::Runtime {
+        tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap()
+    }
+
+    #[test]
+    fn clients_wait_for_answers_while_the_journal_is_written_and_get_none_of_a_model_that_ends() {
+        let state = tempfile::tempdir().unwrap();
+        let ground = ground(state.path());
+        let folder = ground.models.join("m");
+        let journal = Journal::create(&folder, new_record()).unwrap();
+        let queue = ModelQueue::start(ground, journal, BTreeMap::new(), Arc::new(|_, _, _| ())).unwrap();
+        runtime().block_on(async {
+            // The first is missing.
+            queue.submit(Some(2), pass()).unwrap();
+            let mut answer = Box::pin(queue.answer(2, LONG));
+            {
+                let _writes = queue.shared.journal.lock();
+                assert!(answer.as_mut().now_or_never().is_none());
+            }
+            queue.end();
+            assert!(answer.await.is_err());
+            assert!(queue.submit(Some(1), pass()).unwrap_err().message().contains("was unloaded"));
+        });
+        drop(queue);
+        let (_, read) = Journal::open(&folder).unwrap();
+        assert!(read.keys().eq(&[2]));
+    }
+
+    #[test]
+    fn a_failure_of_the_server_is_repeated_after_a_restart_with_what_it_left_of_the_gradient() {
+        let state = tempfile::tempdir().unwrap();
+        let ground = ground(state.path());
+        let folder = ground.models.join("m");
+        let journal = Journal::create(&folder, new_record()).unwrap();
+        // Weights can't be saved.
+        std::fs::write(folder.join("weights"), "").unwrap();
+        let queue = ModelQueue::start(ground, journal, BTreeMap::new(), Arc::new(|_, _, _| ())).unwrap();
+        let operations = [Operation::Save("a".to_owned()), pass(), Operation::Save("b".to_owned())];
+        for operation in operations {
+            queue.submit(None, operation).unwrap();
         }
+        let answer = runtime().block_on(queue.answer(3, LONG)).unwrap().unwrap();
+        assert!(matches!(*answer, Answer::Failed { of_request: false, .. }), "{answer:?}");
+        drop(queue);
+        let (_, read) = Journal::open(&folder).unwrap();
+        let failed = |number: u64| match &read[&number] {
+            Operation::Failed { has_gradient, .. } => *has_gradient,
+            other => panic!("{other:?}"),
+        };
+        assert_eq!((failed(1), &read[&2], failed(3)), (false, &pass(), true));
+    }
+
+    #[test]
+    fn operations_after_one_that_never_came_are_refused_by_its_number_also_after_a_restart() {
+        let folder = tempfile::tempdir().unwrap();
+        let mut journal = Journal::create(folder.path(), new_record()).unwrap();
+        let pass = Operation::Pass(vec![1]);
+        [1, 3, 4].into_iter().for_each(|number| journal.append(number, &pass).unwrap());
+        let waiting = BTreeMap::from([(3, pass.clone()), (4, pass.clone())]);
+        let state = State {
+            next: 2,
+            highest: 4,
+            waiting,
+            loads: BTreeMap::new(),
+            answers: BTreeMap::new(),
+            asked: BTreeSet::new(),
+            begun: true,
+            ends: false,
+        };
+        let (journal, state) = (Mutex::new(journal), Mutex::new(state));
+        let shared = QueueShared { journal, state, work: Condvar::new(), answered: Notify::new(), repeated: 4 };
+        shared.give_up_gap(2);
+        let refused = |operation: &Operation| matches!(operation, Operation::Refused(why) if why.contains("operation 2 "));
+        let waiting = std::mem::take(&mut shared.state.lock().waiting);
+        assert!(waiting.keys().eq(&[2, 3, 4]) && waiting.values().all(refused), "{waiting:?}");
+        drop(shared);
+        let (_, mut read) = Journal::open(folder.path()).unwrap();
+        assert_eq!(read.remove(&1), Some(pass));
+        assert_eq!(read, waiting);
     }
 }

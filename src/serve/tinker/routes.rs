@@ -7,18 +7,22 @@ use axum::Router;
 use axum::body::Bytes;
 use axum::extract::{Path, State};
 use axum::http::HeaderMap;
-use axum::http::header::{ACCEPT, CONTENT_ENCODING, CONTENT_TYPE, LOCATION};
+use axum::http::header::{ACCEPT, CONTENT_ENCODING, CONTENT_TYPE};
 use axum::response::{IntoResponse, Response};
-use axum::routing::{get, post};
+use axum::routing::{delete, get, post};
 use rollflow_tinker::message::{AdamParams, LoraConfig, Pass, PassInput, SampleRequest};
 use rollflow_tinker::proto;
 use serde::Deserialize;
+use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 
 use super::Tinker;
 use super::journal::record;
 use super::operation::{Answer, Operation};
 use super::sampling::BASE;
+use super::saved::{
+    archive, archive_by_name, checkpoints, delete_checkpoint, download, training_run, training_runs, weights_info,
+};
 use super::trained::{UNNAMED, is_name};
 use crate::env::protocol;
 use crate::serve::control::blocking;
@@ -27,7 +31,7 @@ use crate::serve::reply::{self, Refusal, Reply};
 /// Time for which a request for an answer is held until the client asks again.
 const HELD: Duration = Duration::from_secs(20);
 
-type Of = State<Arc<Tinker>>;
+pub(super) type Of = State<Arc<Tinker>>;
 
 /// The routes. docs/how_to/tinker.md has their table.
 pub(in crate::serve) fn routes(tinker: &Arc<Tinker>) -> Router {
@@ -39,6 +43,7 @@ pub(in crate::serve) fn routes(tinker: &Arc<Tinker>) -> Router {
         .route("/api/v1/get_server_capabilities", get(capabilities))
         .route("/api/v1/create_session", post(create_session))
         .route("/api/v1/session_heartbeat", post(heartbeat))
+        .route("/api/v1/sessions/{id}/finish", post(finish))
         .route("/api/v1/create_model", post(create_model))
         .route("/api/v1/unload_model", post(unload_model))
         .route("/api/v1/get_info", post(get_info))
@@ -57,6 +62,7 @@ pub(in crate::serve) fn routes(tinker: &Arc<Tinker>) -> Router {
         .route("/api/v1/training_runs", get(training_runs))
         .route("/api/v1/training_runs/{id}", get(training_run))
         .route("/api/v1/training_runs/{id}/checkpoints", get(checkpoints))
+        .route("/api/v1/training_runs/{id}/checkpoints/{kind}/{name}", delete(delete_checkpoint))
         .route("/api/v1/training_runs/{id}/checkpoints/{kind}/{name}/archive", get(archive))
         .route("/api/v1/training_runs/{id}/checkpoints/{name}/archive", get(archive_by_name))
         .route("/api/v1/archives/{session}", get(download))
@@ -85,6 +91,12 @@ async fn heartbeat(State(tinker): Of, body: Bytes) -> Reply {
     let Heartbeat { session_id } = reply::read(&body)?;
     tinker.hear_again(&session_id);
     Ok(reply::page(&json!({"type": "session_heartbeat"})))
+}
+
+/// Ends a session, whose models are unloaded. Their saved weights stay.
+async fn finish(State(tinker): Of, Path(session): Path<String>) -> Reply {
+    blocking_refusal(move || tinker.finish(&session)).await?;
+    Ok(reply::page(&json!({"type": "finish_session"})))
 }
 
 #[derive(Deserialize)]
@@ -122,7 +134,9 @@ async fn create_model(State(tinker): Of, body: Bytes) -> Reply {
 }
 
 /// Runs work that may wait for files or for a thread.
-async fn blocking_refusal<T: Send + 'static>(work: impl FnOnce() -> Result<T, Refusal> + Send + 'static) -> Result<T, Refusal> {
+pub(super) async fn blocking_refusal<T: Send + 'static>(
+    work: impl FnOnce() -> Result<T, Refusal> + Send + 'static,
+) -> Result<T, Refusal> {
     blocking(move || Ok(work())).await?
 }
 
@@ -160,21 +174,36 @@ async fn get_info(State(tinker): Of, body: Bytes) -> Reply {
     })))
 }
 
-async fn submit(tinker: &Arc<Tinker>, model: &str, number: Option<u64>, operation: Operation) -> Reply {
-    let queue = tinker.model(model)?;
-    let submitting = move || queue.submit(number, operation).map_err(|error| error.to_string());
-    let number = blocking(submitting).await?;
-    Ok(pending(model, number, None))
+/// Model and number of an operation.
+#[derive(Clone, Deserialize)]
+struct Place {
+    model_id: String,
+    seq_id: Option<u64>,
 }
 
-async fn submit_pass(tinker: &Arc<Tinker>, pass: &Pass, number: Option<u64>) -> Reply {
-    submit(tinker, &pass.model_id, number, Operation::Pass(proto::encode_pass(pass))).await
+async fn submit(tinker: &Arc<Tinker>, Place { model_id, seq_id }: Place, operation: Operation) -> Reply {
+    let queue = tinker.model(&model_id)?;
+    let number = blocking_refusal(move || queue.submit(seq_id, operation)).await?;
+    Ok(pending(&model_id, number, None))
+}
+
+/// Submits the operation of a request in JSON. One that is refused takes its number too: the client
+/// has used it, and the model would wait for it.
+async fn submit_json<T: DeserializeOwned>(
+    tinker: &Arc<Tinker>,
+    body: &Bytes,
+    operation: impl FnOnce(T, &Place) -> Result<Operation, Refusal>,
+) -> Reply {
+    let place: Place = reply::read(body)?;
+    let operation = match reply::read(body).and_then(|request| operation(request, &place)) {
+        Err(refusal) if place.seq_id.is_none() => return Err(refusal),
+        operation => operation.unwrap_or_else(|refusal| Operation::Refused(refusal.message().to_owned())),
+    };
+    submit(tinker, place, operation).await
 }
 
 #[derive(Deserialize)]
 struct JsonPass {
-    model_id: String,
-    seq_id: Option<u64>,
     #[serde(alias = "forward_input")]
     forward_backward_input: PassInput,
 }
@@ -189,8 +218,10 @@ async fn forward_backward(State(tinker): Of, headers: HeaderMap, body: Bytes) ->
     if headers.contains_key(CONTENT_ENCODING) {
         return Err(Refusal::new(415, "compressed requests are not understood"));
     }
-    let pass = proto::decode_pass(&body).map_err(|why| Refusal::bad(format!("the pass can't be read: {why}")))?;
-    submit_pass(&tinker, &pass, Some(pass.seq_id)).await
+    let place = proto::place_of_pass(&body).map_err(|why| Refusal::bad(format!("the pass can't be read: {why}")))?;
+    let (model_id, seq_id) = (place.0, Some(place.1));
+    // The model's thread reads the rest, and refuses it under its number.
+    submit(&tinker, Place { model_id, seq_id }, Operation::Pass(body.to_vec())).await
 }
 
 async fn forward(State(tinker): Of, body: Bytes) -> Reply {
@@ -198,39 +229,43 @@ async fn forward(State(tinker): Of, body: Bytes) -> Reply {
 }
 
 async fn json_pass(tinker: &Arc<Tinker>, body: &Bytes, forward_only: bool) -> Reply {
-    let JsonPass { model_id, seq_id, forward_backward_input: PassInput { data, loss_fn, loss_fn_config } } = reply::read(body)?;
-    let (seq, loss_fn_config) = (seq_id.unwrap_or(0), loss_fn_config.unwrap_or_default());
-    let pass = Pass { model_id, seq_id: seq, data, loss_fn, loss_fn_config, forward_only };
-    submit_pass(tinker, &pass, seq_id).await
+    let operation = |JsonPass { forward_backward_input: PassInput { data, loss_fn, loss_fn_config } }, place: &Place| {
+        let Place { model_id, seq_id } = place.clone();
+        let (seq_id, loss_fn_config) = (seq_id.unwrap_or(0), loss_fn_config.unwrap_or_default());
+        let pass = Pass { model_id, seq_id, data, loss_fn, loss_fn_config, forward_only };
+        Ok(Operation::Pass(proto::encode_pass(&pass)))
+    };
+    submit_json(tinker, body, operation).await
 }
 
 #[derive(Deserialize)]
 struct OptimStep {
-    model_id: String,
-    seq_id: Option<u64>,
     #[serde(default)]
     adam_params: Option<AdamParams>,
 }
 
 async fn optim_step(State(tinker): Of, body: Bytes) -> Reply {
-    let OptimStep { model_id, seq_id, adam_params } = reply::read(&body)?;
-    let adam = adam_params.ok_or_else(|| Refusal::bad("adam_params are missing; there is no other optimizer than AdamW"))?;
-    let numbers = [adam.learning_rate, adam.beta1, adam.beta2, adam.eps, adam.weight_decay, adam.grad_clip_norm];
-    if numbers.iter().any(|number| !number.is_finite() || *number < 0.0) {
-        return Err(Refusal::bad("a number of adam_params is negative or not finite"));
-    }
-    submit(&tinker, &model_id, seq_id, Operation::Update(adam)).await
+    let operation = |OptimStep { adam_params }, _: &Place| {
+        let adam = adam_params.ok_or_else(|| Refusal::bad("adam_params are missing; there is no other optimizer than AdamW"))?;
+        let numbers = [adam.learning_rate, adam.beta1, adam.beta2, adam.eps, adam.weight_decay, adam.grad_clip_norm];
+        if numbers.iter().any(|number| !number.is_finite() || *number < 0.0) {
+            return Err(Refusal::bad("a number of adam_params is negative or not finite"));
+        }
+        Ok(Operation::Update(adam))
+    };
+    submit_json(&tinker, &body, operation).await
 }
 
 #[derive(Deserialize)]
 struct Save {
-    model_id: String,
-    seq_id: Option<u64>,
     path: Option<String>,
     sampling_session_seq_id: Option<u64>,
+    #[serde(default)]
+    overwrite: bool,
+    kind: Option<String>,
 }
 
-fn named(name: &str) -> Result<String, Refusal> {
+pub(super) fn named(name: &str) -> Result<String, Refusal> {
     match is_name(name) {
         true => Ok(name.to_owned()),
         false => {
@@ -240,29 +275,43 @@ fn named(name: &str) -> Result<String, Refusal> {
 }
 
 async fn save_weights(State(tinker): Of, body: Bytes) -> Reply {
-    let Save { model_id, seq_id, path, .. } = reply::read(&body)?;
-    let name = named(&path.unwrap_or_else(|| format!("weights-{}", seq_id.unwrap_or(0))))?;
-    submit(&tinker, &model_id, seq_id, Operation::Save(name)).await
+    let operation = |Save { path, overwrite, .. }, place: &Place| {
+        if overwrite {
+            return Err(Refusal::bad("`overwrite` is not possible: saved weights are never replaced; choose another name"));
+        }
+        let name = path.unwrap_or_else(|| format!("weights-{}", place.seq_id.unwrap_or(0)));
+        Ok(Operation::Save(named(&name)?))
+    };
+    submit_json(&tinker, &body, operation).await
 }
 
 async fn save_for_sampler(State(tinker): Of, body: Bytes) -> Reply {
-    let Save { model_id, seq_id, path, sampling_session_seq_id } = reply::read(&body)?;
-    let name = path.as_deref().map(named).transpose()?;
-    let within = name.clone().unwrap_or_else(|| format!("{UNNAMED}{}", sampling_session_seq_id.or(seq_id).unwrap_or(0)));
-    let session = format!("{model_id}.{within}");
-    submit(&tinker, &model_id, seq_id, Operation::Sampler { session, name }).await
+    let operation = |Save { path, sampling_session_seq_id, kind, .. }, place: &Place| {
+        if let Some(kind) = kind.filter(|kind| kind != "snapshot") {
+            return Err(Refusal::bad(format!("the kind {:?} is not possible: sessions are snapshots", super::short(&kind))));
+        }
+        let (model, number) = (&place.model_id, sampling_session_seq_id.or(place.seq_id).unwrap_or(0));
+        let name = path.as_deref().map(named).transpose()?;
+        let within = name.clone().unwrap_or_else(|| format!("{UNNAMED}{number}"));
+        Ok(Operation::Sampler { session: format!("{model}.{within}"), name })
+    };
+    submit_json(&tinker, &body, operation).await
 }
 
 #[derive(Deserialize)]
 struct Load {
-    model_id: Option<String>,
-    seq_id: Option<u64>,
-    session_id: Option<String>,
-    #[serde(default)]
-    model_seq_id: u64,
     path: String,
     #[serde(default = "with_optimizer")]
     optimizer: bool,
+}
+
+/// Model whose weights are replaced: an existing one, or one that is created.
+#[derive(Deserialize)]
+struct LoadInto {
+    model_id: Option<String>,
+    session_id: Option<String>,
+    #[serde(default)]
+    model_seq_id: u64,
 }
 
 /// Servers before this field always loaded it.
@@ -271,10 +320,12 @@ fn with_optimizer() -> bool {
 }
 
 async fn load_weights(State(tinker): Of, body: Bytes) -> Reply {
-    let Load { model_id, seq_id, session_id, model_seq_id, path, optimizer } = reply::read(&body)?;
-    if let Some(model_id) = model_id {
-        return submit(&tinker, &model_id, seq_id, Operation::Load { path, optimizer }).await;
+    let LoadInto { model_id, session_id, model_seq_id } = reply::read(&body)?;
+    if model_id.is_some() {
+        let operation = |Load { path, optimizer }, _: &Place| Ok(Operation::Load { path, optimizer });
+        return submit_json(&tinker, &body, operation).await;
     }
+    let Load { path, optimizer } = reply::read(&body)?;
     let session = session_id.ok_or_else(|| Refusal::bad("give model_id, or session_id and model_seq_id for a new model"))?;
     let id = format!("{session}:train:{model_seq_id}");
     let model = id.clone();
@@ -342,8 +393,12 @@ async fn retrieve(State(tinker): Of, headers: HeaderMap, body: Bytes) -> Reply {
         _ if number == "unloaded" => return Ok(reply::page(&json!({"model_id": owner, "type": "unload_model"}))),
         Some(instance) => {
             let number: u64 = number.parse().map_err(|_| gone())?;
-            let found = (instance == tinker.shared.instance).then(|| tinker.samples.lock().get(&number).cloned()).flatten();
-            found.ok_or_else(gone)?.answer(HELD).await
+            let found = (instance == tinker.shared.instance).then(|| tinker.samples.lock().get(number)).flatten();
+            let answer = found.ok_or_else(gone)?.answer(HELD).await;
+            if answer.is_some() {
+                tinker.samples.lock().fetched(number);
+            }
+            answer
         }
         None => {
             let number: u64 = number.parse().map_err(|_| gone())?;
@@ -377,102 +432,4 @@ async fn cancel(State(tinker): Of, body: Bytes) -> Reply {
         tinker.cancel(number);
     }
     Ok(reply::page(&json!({"type": "cancel_future"})))
-}
-
-#[derive(Deserialize)]
-struct WeightsInfo {
-    tinker_path: String,
-}
-
-async fn weights_info(State(tinker): Of, body: Bytes) -> Reply {
-    let WeightsInfo { tinker_path } = reply::read(&body)?;
-    let model = tinker_path.strip_prefix("tinker://").and_then(|rest| rest.split('/').next()).unwrap_or_default();
-    let missing = |_| Refusal::new(404, format!("there are no weights at {:?}", super::short(&tinker_path)));
-    let lora = record(&tinker.ground.models.join(named(model)?)).map_err(missing)?.lora;
-    Ok(reply::page(&json!({
-        "base_model": tinker.shared.config.name, "is_lora": lora.rank > 0, "lora_rank": lora.rank, "train_unembed": lora.train_unembed,
-        "train_mlp": lora.train_mlp, "train_attn": lora.train_attn,
-    })))
-}
-
-fn run_of(tinker: &Tinker, id: &str, rank: usize) -> Value {
-    json!({
-        "training_run_id": id, "base_model": tinker.shared.config.name, "model_owner": "default", "is_lora": rank > 0,
-        "corrupted": false, "lora_rank": rank, "last_request_time": changed(&tinker.ground.models.join(id)),
-    })
-}
-
-/// Time of the last change of a folder.
-fn changed(folder: &std::path::Path) -> Option<String> {
-    let time = std::fs::metadata(folder).and_then(|found| found.modified()).ok()?;
-    Some(jiff::Timestamp::try_from(time).ok()?.to_string())
-}
-
-async fn training_runs(State(tinker): Of) -> Reply {
-    let runs: Vec<Value> =
-        tinker.models.lock().values().map(|model| run_of(&tinker, &model.record.id, model.record.lora.rank)).collect();
-    let count = runs.len();
-    Ok(reply::page(&json!({"training_runs": runs, "cursor": {"offset": 0, "limit": count, "total_count": count}})))
-}
-
-async fn training_run(State(tinker): Of, Path(id): Path<String>) -> Reply {
-    let missing = |_| Refusal::new(404, "there is no such training run");
-    let found = record(&tinker.ground.models.join(named(&id)?)).map_err(missing)?;
-    Ok(reply::page(&run_of(&tinker, &id, found.lora.rank)))
-}
-
-async fn checkpoints(State(tinker): Of, Path(id): Path<String>) -> Reply {
-    let id = named(&id)?;
-    let names = |folder: std::path::PathBuf| -> Vec<String> {
-        let entries = std::fs::read_dir(folder).into_iter().flatten().flatten();
-        let mut names: Vec<String> = entries.filter_map(|entry| entry.file_name().into_string().ok()).collect();
-        names.retain(|name| is_name(name));
-        names.sort();
-        names
-    };
-    let row = |kind: &str, folder: &str, name: &str, on_disk: &std::path::Path| {
-        json!({
-            "checkpoint_id": format!("{folder}/{name}"), "checkpoint_type": kind, "time": changed(on_disk),
-            "tinker_path": format!("tinker://{id}/{folder}/{name}"),
-        })
-    };
-    let (weights, samplers) = (tinker.ground.models.join(&id).join("weights"), &tinker.ground.samplers);
-    let own = format!("{id}.");
-    let mut all: Vec<Value> =
-        names(weights.clone()).iter().map(|name| row("training", "weights", name, &weights.join(name))).collect();
-    let sampled = names(samplers.clone());
-    let sampled = sampled.iter().filter_map(|whole| Some((whole, whole.strip_prefix(&own)?)));
-    all.extend(sampled.map(|(whole, name)| row("sampler", "sampler_weights", name, &samplers.join(whole))));
-    Ok(reply::page(&json!({"checkpoints": all})))
-}
-
-fn redirect(tinker: &Tinker, session: String) -> Reply {
-    if !tinker.has_session(&session) || session == BASE {
-        return Err(Refusal::new(404, "there are no weights for sampling of this name"));
-    }
-    Ok((axum::http::StatusCode::FOUND, [(LOCATION, format!("/api/v1/archives/{session}"))]).into_response())
-}
-
-async fn archive(State(tinker): Of, Path((id, kind, name)): Path<(String, String, String)>) -> Reply {
-    match kind.as_str() {
-        "sampler_weights" => redirect(&tinker, format!("{id}.{name}")),
-        _ => Err(Refusal::bad("only weights for sampling can be downloaded: save them with save_weights_for_sampler")),
-    }
-}
-
-async fn archive_by_name(State(tinker): Of, Path((id, name)): Path<(String, String)>) -> Reply {
-    redirect(&tinker, format!("{id}.{name}"))
-}
-
-/// The folder of weights for sampling, as a tar file.
-async fn download(State(tinker): Of, Path(session): Path<String>) -> Reply {
-    if !tinker.has_session(&session) || session == BASE {
-        return Err(Refusal::new(404, "there are no weights for sampling of this name"));
-    }
-    let folder = tinker.ground.samplers.join(&session);
-    let packed = blocking(move || {
-        let mut archive = tar::Builder::new(Vec::new());
-        archive.append_dir_all(".", &folder).and_then(|()| archive.into_inner()).map_err(|error| error.to_string())
-    });
-    Ok(([(CONTENT_TYPE, "application/x-tar")], packed.await?).into_response())
 }

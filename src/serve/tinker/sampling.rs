@@ -1,8 +1,8 @@
 //! Samples of a session's weights.
 
+use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use parking_lot::Mutex;
@@ -15,13 +15,20 @@ use super::trained::is_name;
 use super::{Loaded, Tinker};
 use crate::engine::{FinishReason, SamplingParams};
 use crate::serve::control::read_session;
+use crate::serve::generate::MOST_TOP;
 use crate::serve::reply::Refusal;
 use crate::serve::shared::Ask;
 use crate::serve::ticket::Completion;
 use crate::serve::worker::{AdapterName, End, TextScores};
 
-/// Samples whose answers are kept.
-const KEPT: usize = 4096;
+/// Bytes of the answers that are kept.
+const KEPT: usize = 256 << 20;
+
+/// Answers that are kept for clients that ask again.
+const FETCHED: usize = 1024;
+
+/// Bytes of an answer without its lists.
+const FRAME: usize = 512;
 
 /// Session of the base model.
 pub(super) const BASE: &str = "base";
@@ -35,10 +42,15 @@ pub(super) struct SampleFuture {
 }
 
 impl SampleFuture {
-    /// Sets the answer, unless there is one.
-    fn end(&self, answer: Answer) {
-        self.answer.lock().get_or_insert_with(|| Arc::new(answer));
-        self.answered.notify_waiters();
+    /// Sets the answer, unless there is one: then returns false.
+    fn end(&self, answer: Answer) -> bool {
+        let mut place = self.answer.lock();
+        let sets = place.is_none();
+        if sets {
+            *place = Some(Arc::new(answer));
+            self.answered.notify_waiters();
+        }
+        sets
     }
 
     /// The samples, if they are there within `limit`.
@@ -51,6 +63,66 @@ impl SampleFuture {
         }
         self.answer.lock().clone()
     }
+}
+
+/// Samples by their numbers. Those that are there are kept in the room for answers; those that clients
+/// have fetched go first.
+#[derive(Default)]
+pub(super) struct Samples {
+    all: BTreeMap<u64, Arc<SampleFuture>>,
+    next: u64,
+    /// Bytes of each answer that is there: of those that were fetched, with `false`, and of the others.
+    ended: BTreeMap<(bool, u64), usize>,
+    bytes: usize,
+}
+
+impl Samples {
+    fn begin(&mut self) -> (u64, Arc<SampleFuture>) {
+        let (number, future) = (self.next, Arc::<SampleFuture>::default());
+        self.next += 1;
+        self.all.insert(number, future.clone());
+        (number, future)
+    }
+
+    pub fn get(&self, number: u64) -> Option<Arc<SampleFuture>> {
+        self.all.get(&number).cloned()
+    }
+
+    /// Notes that an answer is there.
+    fn ended(&mut self, number: u64, bytes: usize) {
+        self.ended.insert((true, number), bytes);
+        self.bytes += bytes;
+        self.prune();
+    }
+
+    /// Notes that a client has an answer.
+    pub fn fetched(&mut self, number: u64) {
+        if let Some(bytes) = self.ended.remove(&(true, number)) {
+            self.ended.insert((false, number), bytes);
+            self.prune();
+        }
+    }
+
+    fn prune(&mut self) {
+        while self.bytes > KEPT && self.ended.len() > 1 || self.ended.range(..(true, 0)).count() > FETCHED {
+            let Some(((_, number), bytes)) = self.ended.pop_first() else { return };
+            self.bytes -= bytes;
+            self.all.remove(&number);
+        }
+    }
+}
+
+/// Bytes of an answer in memory, about.
+fn bytes(answer: &Answer) -> usize {
+    let rows = |rows: &Option<Vec<TopRow>>| -> usize {
+        rows.iter().flatten().map(|row| size_of::<TopRow>() + row.as_ref().map_or(0, |row| size_of_val(&row[..]))).sum()
+    };
+    let Answer::Samples(samples) = answer else { return FRAME };
+    let sequence = |of: &Sequence| {
+        size_of_val(&of.tokens[..]) + of.logprobs.as_ref().map_or(0, |all| size_of_val(&all[..])) + rows(&of.topk_logprobs)
+    };
+    let prompt = samples.prompt_logprobs.as_ref().map_or(0, |all| size_of_val(&all[..]));
+    FRAME + samples.sequences.iter().map(sequence).sum::<usize>() + prompt + rows(&samples.topk_prompt_logprobs)
 }
 
 fn sequence(completion: &Completion) -> Sequence {
@@ -95,6 +167,22 @@ impl Drop for Active {
     }
 }
 
+/// Refuses unsupported parameters.
+fn check(request: &SampleRequest) -> Result<(), Refusal> {
+    let tops = [("topk_prompt_logprobs", request.topk_prompt_logprobs), ("topk_sample_logprobs", request.topk_sample_logprobs)];
+    if let Some((name, k)) = tops.into_iter().find(|(_, k)| *k as u64 > MOST_TOP) {
+        return Err(Refusal::bad(format!("`{name}` is {k}; it may be at most {MOST_TOP}")));
+    }
+    let lacking = [
+        ("target_prompt_logprobs", request.target_prompt_logprobs.is_some()),
+        ("prompt_alt_tokens_k", request.prompt_alt_tokens_k > 0),
+    ];
+    match lacking.into_iter().find(|(_, wanted)| *wanted) {
+        Some((name, _)) => Err(Refusal::bad(format!("`{name}` is not possible on this server"))),
+        None => Ok(()),
+    }
+}
+
 impl Tinker {
     /// Name of the session of the weights at a path.
     pub fn session_of(path: &str) -> Option<String> {
@@ -127,6 +215,7 @@ impl Tinker {
 
     /// Starts to sample, and returns the number of the answer.
     pub async fn sample(self: &Arc<Self>, request: SampleRequest) -> Result<u64, Refusal> {
+        check(&request)?;
         let adapter = match (&request.sampling_session_id, &request.model_path) {
             (Some(session), _) => self.adapter(session).await?,
             (None, Some(path)) => {
@@ -151,15 +240,7 @@ impl Tinker {
             self.adapter(name).await?;
         }
         let mut ticket = self.shared.submit(ask)?;
-        let future = Arc::new(SampleFuture::default());
-        let number = self.next_sample.fetch_add(1, Ordering::Relaxed);
-        {
-            let mut all = self.samples.lock();
-            all.insert(number, future.clone());
-            while all.len() > KEPT {
-                all.pop_first();
-            }
-        }
+        let (number, future) = self.samples.lock().begin();
         let (top, top_sampled) = (request.topk_prompt_logprobs, request.topk_sample_logprobs);
         let (tinker, scores) = (self.clone(), request.prompt_logprobs.unwrap_or(false) || top > 0);
         let done = future.clone();
@@ -184,7 +265,7 @@ impl Tinker {
                 Ok::<_, Refusal>(SampleResponse { sequences, prompt_logprobs, topk_prompt_logprobs })
             };
             let answer = sampled.await.map_or_else(|refusal| Answer::failed(refusal.message()), Answer::Samples);
-            done.end(answer);
+            tinker.end(number, &done, answer);
         });
         *future.task.lock() = Some(task.abort_handle());
         Ok(number)
@@ -198,17 +279,28 @@ impl Tinker {
 
     /// Ends the sampling of an answer, if it is not there yet.
     pub fn cancel(&self, number: u64) {
-        let Some(future) = self.samples.lock().get(&number).cloned() else { return };
+        let Some(future) = self.samples.lock().get(number) else { return };
         let task = future.task.lock().take();
         if let Some(task) = task {
             task.abort();
-            future.end(Answer::refused("the client cancelled it"));
+            self.end(number, &future, Answer::refused("the client cancelled it"));
+        }
+    }
+
+    fn end(&self, number: u64, future: &SampleFuture, answer: Answer) {
+        let bytes = bytes(&answer);
+        // Held, so that a client does not fetch the answer before it is noted.
+        let mut samples = self.samples.lock();
+        if future.end(answer) {
+            samples.ended(number, bytes);
         }
     }
 
     fn params(&self, request: &SampleRequest, prompt: usize) -> Result<SamplingParams, Refusal> {
         let of = &request.sampling_params;
         let (mut stop_token_ids, mut stop) = (Vec::new(), Vec::new());
+        // An empty list is read as one of tokens.
+        let ignore_eos = matches!(&of.stop, Some(Stop::Tokens(tokens)) if tokens.is_empty());
         match of.stop.clone() {
             None => {}
             Some(Stop::One(text)) => stop.push(text),
@@ -225,6 +317,7 @@ impl Tinker {
             max_new_tokens: of.max_tokens.unwrap_or_else(|| self.shared.context().saturating_sub(prompt)),
             stop_token_ids,
             stop,
+            ignore_eos,
             ..SamplingParams::default()
         })
     }
@@ -232,5 +325,29 @@ impl Tinker {
     /// Returns true if weights for sampling are on disk.
     pub fn has_session(&self, session: &str) -> bool {
         session == BASE || is_name(session) && Path::new(&self.ground.samplers.join(session)).is_dir()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn answers_that_were_fetched_go_first_and_none_that_is_awaited_goes() {
+        let mut samples = Samples::default();
+        let numbers: Vec<u64> = (0..6).map(|_| samples.begin().0).collect();
+        [1, 2, 3].into_iter().for_each(|number| samples.ended(number, KEPT / 3));
+        samples.fetched(2);
+        samples.ended(4, KEPT / 3);
+        let there =
+            |samples: &Samples| numbers.iter().copied().filter(|number| samples.get(*number).is_some()).collect::<Vec<_>>();
+        assert_eq!(there(&samples), [0, 1, 3, 4, 5]);
+        samples.ended(5, KEPT * 2);
+        assert_eq!(there(&samples), [0, 5], "the newest answer stays, whatever its length");
+        for number in (0..FETCHED as u64 + 1).map(|_| samples.begin().0).collect::<Vec<_>>() {
+            samples.ended(number, 0);
+            samples.fetched(number);
+        }
+        assert_eq!((samples.get(6).is_some(), samples.get(7).is_some()), (false, true));
     }
 }

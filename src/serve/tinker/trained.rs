@@ -16,7 +16,7 @@ use super::updates::Updates;
 use crate::algo::{CrossEntropy, Schedule};
 use crate::model::{Dtype, FrozenWeights, Lora, ModelConfig, ModelError, save_adapter, save_hf_as};
 use crate::train::checkpoint::{self, CHECKPOINTS};
-use crate::train::{AdamW, Algorithm, LocalBackend, LocalConfig, Policy, SaveCheckpoint, TrainingBackend};
+use crate::train::{AdamW, Algorithm, LocalBackend, LocalConfig, Policy, SaveCheckpoint, TrainError, TrainingBackend};
 use crate::util::atomic_file;
 
 /// What all models of a server have in common.
@@ -131,8 +131,23 @@ impl Trained {
             Operation::Save(name) => self.save(name, repeated),
             Operation::Load { path, optimizer } => self.load(path, *optimizer),
             Operation::Sampler { session, name } => self.sampler(session, name.as_deref(), repeated),
+            Operation::Refused(why) => Err(Answer::refused(why.clone())),
+            Operation::Failed { why, has_gradient } => {
+                if !has_gradient {
+                    self.drop_gradient();
+                }
+                Err(Answer::failed(why))
+            }
         };
         done.unwrap_or_else(|failed| failed)
+    }
+
+    /// Drops the gradient since the last update.
+    pub fn drop_gradient(&mut self) {
+        self.has_gradient = false;
+        self.updates.forget();
+        // After a failed update the backend makes no further one.
+        self.backend.drop_gradient().wait().ok();
     }
 
     fn pass(&mut self, pass: &[u8]) -> Result<Answer, Answer> {
@@ -150,9 +165,11 @@ impl Trained {
             }
         } else {
             batch.algorithm = Some(Arc::new(Algorithm { loss: loss.clone(), off_policy: Default::default(), key: None }));
-            let done = self.backend.forward_backward(Arc::new(batch.clone())).wait().map_err(Answer::failed)?;
+            let done = self.backend.try_forward_backward(Arc::new(batch.clone())).wait();
+            // A failed pass drops the gradient.
+            self.has_gradient = done.is_ok();
+            let done = done.inspect_err(|_| self.updates.forget()).map_err(not_finite)?;
             self.updates.pass(done);
-            self.has_gradient = true;
         }
         Ok(Answer::Pass(loss.output(&batch)))
     }
@@ -165,7 +182,8 @@ impl Trained {
         let adamw = AdamW { beta1, beta2, epsilon: eps, weight_decay, ..AdamW::default() };
         let clip = (grad_clip_norm > 0.0).then_some(grad_clip_norm);
         self.backend.optimize_by(adamw, clip).wait().map_err(Answer::failed)?;
-        let done = self.backend.update(1.0, Some(Schedule::constant(learning_rate))).wait().map_err(Answer::failed)?;
+        let done = self.backend.try_update(1.0, Some(Schedule::constant(learning_rate))).wait();
+        let done = done.inspect_err(|_| self.updates.forget()).map_err(not_finite)?;
         self.step += 1;
         self.updates.update(self.step, &done, &self.folder());
         Ok(Answer::Json(json!({"metrics": {"grad_norm": done.grad_norm, "learning_rate": done.lr}})))
@@ -272,6 +290,14 @@ fn trained_policy(ground: &Ground, lora: LoraConfig) -> Result<Policy, ModelErro
     }
 }
 
+/// Numbers that are not finite are the request's fault.
+fn not_finite(error: TrainError) -> Answer {
+    match error {
+        TrainError::NonFinite(..) => Answer::refused(error.to_string()),
+        _ => Answer::failed(error),
+    }
+}
+
 impl Answer {
     fn refused_by(error: impl ToString) -> Self {
         Answer::refused(error.to_string())
@@ -297,8 +323,43 @@ fn backend(ground: &Ground, policy: &Policy) -> Result<LocalBackend, String> {
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
+    use rollflow_tinker::message::{Datum, Pass, Tensor};
+
     use super::*;
+    use crate::serve::tests::policy;
+    use crate::serve::tinker::journal::tests::new_record;
+
+    /// A small model's, with its files in `state`.
+    pub(in super::super) fn ground(state: &Path) -> Ground {
+        let (policy, [models, samplers]) = (policy(), ["models", "samplers"].map(|name| state.join(name)));
+        Ground { policy: policy.clone(), served: policy, threads: 1, context: 16, models, samplers }
+    }
+
+    pub(in super::super) fn pass() -> Operation {
+        let data = vec![Datum::new(vec![1, 2], vec![("target_tokens", Tensor::Ints(vec![2, 3]))])];
+        let (model_id, loss_fn, loss_fn_config) = ("m".to_owned(), "cross_entropy".to_owned(), Default::default());
+        Operation::Pass(proto::encode_pass(&Pass { model_id, seq_id: 1, data, loss_fn, loss_fn_config, forward_only: false }))
+    }
+
+    #[test]
+    fn a_gradient_that_a_failure_dropped_is_dropped_again_after_a_restart() {
+        let state = tempfile::tempdir().unwrap();
+        let norm_of = |operations: &[Operation]| {
+            let mut model = Trained::begin(ground(state.path()), &new_record(), Arc::new(|_, _, _| ())).unwrap();
+            operations.iter().for_each(|operation| drop(model.run(operation, true)));
+            match model.run(&Operation::Update(AdamParams::default()), true) {
+                Answer::Json(page) => page["metrics"]["grad_norm"].as_f64().unwrap(),
+                other => panic!("{other:?}"),
+            }
+        };
+        let failed = |has_gradient| Operation::Failed { why: "no memory".to_owned(), has_gradient };
+        let one = norm_of(&[pass()]);
+        for (between, passes) in [(failed(false), 1.0), (failed(true), 2.0), (Operation::Refused("no".to_owned()), 2.0)] {
+            let norm = norm_of(&[pass(), between.clone(), pass()]);
+            assert!((norm / one - passes).abs() < 1e-6, "{between:?}: {norm}, of one pass {one}");
+        }
+    }
 
     #[test]
     fn feed_forward_layers_are_adapted_whether_or_not_they_are_experts() {

@@ -3,7 +3,7 @@
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
-use super::Batcher;
+use super::{Batcher, MissingGroup};
 use crate::data::{Batch, Dropped, Group, Scored, Version};
 use crate::rollout::{Admission, Fate, STALE, SURPLUS};
 use crate::stages::train::{OnStale, staleness};
@@ -111,11 +111,10 @@ impl<'a> Draft<'a> {
         Some(batch)
     }
 
-    /// Returns the id of the oldest group that has not arrived, and the number of finished groups that
-    /// wait for it; `None` if none waits.
-    pub fn awaited(&self) -> Option<(u64, usize)> {
-        let missing = self.choice.iter().find(|id| !self.ready.contains_key(id))?;
-        (!self.early.is_empty()).then_some((*missing, self.early.len()))
+    /// Returns the oldest group that has not arrived, if finished groups wait for it.
+    pub fn awaited(&self) -> Option<MissingGroup> {
+        let missing = *self.choice.iter().find(|id| !self.ready.contains_key(id))?;
+        (!self.early.is_empty()).then_some(MissingGroup { missing, waiting: self.early.len() })
     }
 
     /// Moves groups whose turn has come out of `early`.

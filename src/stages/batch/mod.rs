@@ -82,6 +82,34 @@ pub fn over_sampled(groups: usize, factor: f64) -> usize {
     (whole as usize).max(groups)
 }
 
+/// A group that others wait for and that did not arrive.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "{waiting} finished groups were not trained, because group {missing} did not arrive; the ordinals of a source must \
+     start at 0 and have no gap"
+)]
+struct MissingGroup {
+    /// Id of the group.
+    missing: u64,
+    /// Finished groups that wait for it.
+    waiting: usize,
+}
+
+impl Batcher {
+    /// Collects batches until the input ends. Returns the group without which they could not continue.
+    fn collect(&self, io: &mut Io<Scored, Batch>) -> Result<Option<MissingGroup>, StageError> {
+        let mut draft = Draft::new(self);
+        while let Some(scored) = io.recv()? {
+            draft.arrive(scored);
+            while let Some(batch) = draft.close() {
+                io.send(batch)?;
+            }
+        }
+        // A run that is stopped or fails leaves groups in flight.
+        Ok(draft.awaited().filter(|_| io.signal() == Signal::Run || io.is_stalled()))
+    }
+}
+
 impl Stage for Batcher {
     type In = Scored;
     type Out = Batch;
@@ -94,19 +122,7 @@ impl Stage for Batcher {
     }
 
     fn run(&mut self, io: &mut Io<Scored, Batch>) -> Result<(), StageError> {
-        let mut draft = Draft::new(self);
-        while let Some(scored) = io.recv()? {
-            draft.arrive(scored);
-            while let Some(batch) = draft.close() {
-                io.send(batch)?;
-            }
-        }
-        if let Some((missing, waiting)) = draft.awaited().filter(|_| io.signal() == Signal::Run) {
-            tracing::warn!(
-                "{waiting} finished groups were not trained, because group {missing} did not arrive; the ordinals of a source \
-                 must start at 0 and have no gap"
-            );
-        }
+        self.collect(io)?.iter().for_each(|missing| tracing::warn!("{missing}"));
         Ok(())
     }
 }
@@ -114,23 +130,53 @@ impl Stage for Batcher {
 #[cfg(test)]
 mod tests {
     use std::sync::Arc;
+    use std::time::Duration;
+
+    use parking_lot::Mutex;
 
     use super::*;
     use crate::data::{Group, Prompt};
+    use crate::flow::{Flow, RunError, Until, Window, from_iter};
+
+    fn scored(id: u64) -> Scored {
+        let prompt = Arc::new(Prompt { ordinal: id, ..Prompt::default() });
+        Scored::new(Group { prompt, ..Group::default() }).unwrap()
+    }
+
+    /// A batcher that writes down what it warns of.
+    struct Noting(Batcher, Arc<Mutex<Option<MissingGroup>>>);
+
+    impl Stage for Noting {
+        type In = Scored;
+        type Out = Batch;
+
+        fn run(&mut self, io: &mut Io<Scored, Batch>) -> Result<(), StageError> {
+            *self.1.lock() = self.0.collect(io)?;
+            Ok(())
+        }
+    }
+
+    #[test]
+    fn f7_a_stalled_run_names_the_group_that_did_not_arrive() {
+        let noted: Arc<Mutex<Option<MissingGroup>>> = Arc::default();
+        let mut flow = Flow::new("gap");
+        flow.stall_timeout(Duration::ZERO);
+        let groups = flow.source("groups", from_iter((1..9).map(scored)).with(|spec| spec.window(Window::new(2))));
+        let batches = flow.stage("batch", groups, Noting(Batcher::groups(1), noted.clone()));
+        flow.sink("seen", batches, |_: Batch| {});
+        assert!(matches!(flow.run(Until::finished()), Err(RunError::Stalled { .. })));
+        assert_eq!(*noted.lock(), Some(MissingGroup { missing: 0, waiting: 2 }));
+    }
 
     #[test]
     fn groups_that_wait_for_one_that_did_not_arrive_are_known() {
-        let scored = |id| {
-            let prompt = Arc::new(Prompt { ordinal: id, ..Prompt::default() });
-            Scored::new(Group { prompt, ..Group::default() }).unwrap()
-        };
         let batcher = Batcher::groups(2);
         let mut draft = Draft::new(&batcher);
         draft.arrive(scored(1));
         assert_eq!((draft.close(), draft.awaited()), (None, None), "group 1 is in the choice");
         draft.arrive(scored(2));
         draft.arrive(scored(3));
-        assert_eq!((draft.close(), draft.awaited()), (None, Some((0, 2))));
+        assert_eq!((draft.close(), draft.awaited()), (None, Some(MissingGroup { missing: 0, waiting: 2 })));
         draft.arrive(scored(0));
         assert!(draft.close().is_some() && draft.close().is_some());
         assert_eq!(draft.awaited(), None);

@@ -23,6 +23,8 @@ pub struct PairEvaluator {
     loss: Arc<dyn Loss>,
     /// Chosen and rejected completions, pair after pair.
     samples: Vec<Sample>,
+    /// Name of each pair's data set; none if there are no data sets.
+    sources: Vec<String>,
     reference: Option<Reference<FrozenWeights, Batch>>,
     reports: Reports,
 }
@@ -32,7 +34,12 @@ impl PairEvaluator {
     /// chosen and the rejected completion of each pair in turn.
     pub fn new(config: LocalConfig, model: ModelConfig, loss: Arc<dyn Loss>, samples: Vec<Sample>, every: u64) -> Self {
         let (threads, scorer, reports) = (config.threads, Scorer::new(config, model), Reports::every(every));
-        PairEvaluator { threads, scorer, loss, samples, reference: None, reports }
+        PairEvaluator { threads, scorer, loss, samples, sources: Vec::new(), reference: None, reports }
+    }
+
+    /// Names the data set of each pair, for a reference by data set. Default: none.
+    pub fn sources(self, sources: Vec<String>) -> Self {
+        PairEvaluator { sources, ..self }
     }
 
     /// Adds a reference policy with fixed weights, which scores the pairs once.
@@ -97,7 +104,8 @@ impl Stage for PairEvaluator {
         self.reports.open()?;
         self.threads.iter().for_each(|threads| crate::model::use_threads(*threads));
         if let Some(mut reference) = self.reference.take() {
-            self.samples.chunks_mut(2).try_for_each(|pair| reference.score_group(pair))?;
+            let sources = self.sources.iter().cloned().chain(std::iter::repeat(String::new()));
+            reference.score_held_out(io, sources.zip(self.samples.chunks_mut(2)).collect())?;
         }
         // The first message is not logged: its metrics travel with the first step.
         let mut found = StepMetrics::new();

@@ -12,11 +12,19 @@ use crate::util::untrusted;
 ///
 /// `{prompt}` is the policy's prompt, and any other name in braces a field of the prompt's record, such
 /// as `{answer}`. Of a conversation it replaces the user's last turn.
+///
+/// A sample's context must be its prompt alone: one that an environment opened otherwise, whose
+/// conversation was rewritten, or whose recorded `prompt_tokens` are of another template, is an error.
+#[derive(Clone)]
 pub struct Hint {
     template: String,
     place: Regex,
     tokenizer: Arc<Tokenizer>,
 }
+
+const ANOTHER_CONTEXT: &str = "the policy read another context than its prompt, which `teacher.hint` would replace; \
+                               leave out the hint, or what changes the context: [environment], or recorded `prompt_tokens` \
+                               of another chat template";
 
 /// Samples as the teacher reads them, with the lengths of the policy's prompt and the teacher's.
 pub(super) struct Hinted {
@@ -34,22 +42,32 @@ impl Hint {
     /// Returns the samples with the teacher's prompt instead of the policy's.
     pub(super) fn applied(&self, samples: &[Sample]) -> Result<Hinted, BoxError> {
         let mut hinted = Hinted { samples: Vec::new(), lengths: Vec::new() };
-        for sample in samples {
-            let own = sample.versions.per_token().position(|version| version.is_some());
-            let own = own.or_else(|| sample.loss_mask.iter().position(|weight| *weight > 0.0)).unwrap_or(sample.tokens.len());
-            let text = self.text(sample).map_err(|why| sample.problem(&why))?;
-            let prompt = Prompt { text, metadata: sample.metadata.clone(), ..Prompt::default() };
-            let prompt = self.tokenizer.encode_prompt(&prompt).map_err(|error| sample.problem(&error.to_string()))?;
-            let rest = |column: &[f32]| [&vec![0.0; prompt.len()], &column[own.min(column.len())..]].concat();
-            hinted.samples.push(Sample {
-                tokens: [&prompt, &sample.tokens[own..]].concat(),
-                loss_mask: rest(&sample.loss_mask),
-                group_index: sample.group_index,
-                index: sample.index,
-                temperature: sample.temperature,
-                ..Sample::default()
-            });
-            hinted.lengths.push((own, prompt.len()));
+        for same in samples.chunk_by(|one, next| one.prompt == next.prompt && one.metadata == next.metadata) {
+            let Some(first) = same.first() else { continue };
+            let encoded = |text: PromptText| {
+                let prompt = Prompt { text, metadata: first.metadata.clone(), ..Prompt::default() };
+                self.tokenizer.encode_prompt(&prompt).map_err(|error| first.problem(&error.to_string()))
+            };
+            let text = self.text(first).map_err(|why| first.problem(&why))?;
+            let (own_prompt, prompt) = (encoded(first.prompt.clone())?, encoded(text)?);
+            for sample in same {
+                let own = sample.versions.per_token().position(|version| version.is_some());
+                let own = own.or_else(|| sample.loss_mask.iter().position(|weight| *weight > 0.0));
+                let own = own.unwrap_or(sample.tokens.len());
+                if sample.part > 0 || own_prompt != sample.tokens[..own] {
+                    return Err(sample.problem(ANOTHER_CONTEXT).into());
+                }
+                let rest = |column: &[f32]| [&vec![0.0; prompt.len()], &column[own.min(column.len())..]].concat();
+                hinted.samples.push(Sample {
+                    tokens: [&prompt, &sample.tokens[own..]].concat(),
+                    loss_mask: rest(&sample.loss_mask),
+                    group_index: sample.group_index,
+                    index: sample.index,
+                    temperature: sample.temperature,
+                    ..Sample::default()
+                });
+                hinted.lengths.push((own, prompt.len()));
+            }
         }
         Ok(hinted)
     }
@@ -147,5 +165,21 @@ mod tests {
         let missing = Hint::new("{solution} {prompt}", &tokenizer).applied(&[sample("3".into(), &[1], "7")]);
         let error = missing.err().unwrap().to_string();
         assert!(error.starts_with("sample 1 of group 0: `teacher.hint` asks for {solution}"), "{error}");
+    }
+
+    #[test]
+    fn a_context_that_is_not_the_prompt_alone_is_an_error() {
+        let tokenizer = Arc::new(Tokenizer::characters("0123456789+= ", 64).unwrap());
+        let prompt = tokenizer.encode("3+4=").unwrap();
+        let hint = Hint::new("{answer} {prompt}", &tokenizer);
+        let first = sample("3+4=".into(), &prompt, "7");
+        let opened = sample("3+4=".into(), &[&prompt[..], &[9]].concat(), "7");
+        let rewritten = Sample { part: 1, ..first.clone() };
+        assert!(hint.applied(std::slice::from_ref(&first)).is_ok());
+        for other in [opened, rewritten] {
+            let error = hint.applied(&[first.clone(), other]).err().unwrap().to_string();
+            assert!(error.contains("another context than its prompt"), "{error}");
+            assert!(error.contains("recorded `prompt_tokens` of another chat template"), "{error}");
+        }
     }
 }

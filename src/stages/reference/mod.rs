@@ -18,6 +18,9 @@ use std::sync::Arc;
 
 use parking_lot::Mutex;
 
+use hint::Hinted;
+use served::ServedScorer;
+
 use crate::data::{Batch, Sample, Scored, TopK, Version};
 use crate::flow::{Io, Message, Stage, StageError, StageSpec, WeightsRx};
 
@@ -25,7 +28,6 @@ pub use hint::Hint;
 pub use served::ServedReference;
 
 type BoxError = Box<dyn Error + Send + Sync>;
-type ScoreElsewhere = Box<dyn FnMut(&mut [Sample], TopK) -> Result<(), BoxError> + Send>;
 type Score<W> = Box<dyn FnMut(&Arc<W>, &mut [Sample], TopK) -> Result<(), BoxError> + Send>;
 
 /// Stage that scores samples under a reference policy: between filter and batcher, or for batches
@@ -42,22 +44,98 @@ pub struct Reference<W, M = Scored> {
 enum Source<W> {
     Frozen(Score<W>, Arc<W>),
     Moving(Score<W>, Moving<W>),
-    /// Weights that are elsewhere.
-    Served(ScoreElsewhere),
+    /// Weights on servers.
+    Served(Arc<ServedScorer>),
     /// Each for the groups of these data sets; without names, for those of all others.
     Several(Vec<(Vec<String>, Source<W>)>),
 }
 
 impl<W> Source<W> {
-    /// The one that scores groups of a data set.
-    fn of(&mut self, source: &str) -> Result<&mut Self, StageError> {
-        let Source::Several(all) = self else { return Ok(self) };
+    /// Place of the one that scores groups of a data set.
+    fn place(&self, source: &str) -> Result<usize, StageError> {
+        let Source::Several(all) = self else { return Ok(0) };
         let names = |names: &Vec<String>| names.iter().any(|name| name == source);
         let at = all.iter().position(|(of, _)| names(of)).or_else(|| all.iter().position(|(of, _)| of.is_empty()));
-        match at {
-            Some(at) => Ok(&mut all[at].1),
-            None => Err(StageError::new(format!("no teacher scores the groups of the data set {source:?}"))),
+        at.ok_or_else(|| StageError::new(format!("no part of by_source scores the groups of the data set {source:?}")))
+    }
+
+    /// The one at a place.
+    fn at(&mut self, place: usize) -> &mut Self {
+        match self {
+            Source::Several(all) => &mut all[place].1,
+            one => one,
         }
+    }
+
+    /// Samples that its server scores at the same time, the largest number if there are several servers.
+    /// `None` unless all weights are on servers.
+    fn concurrency(&self) -> Option<usize> {
+        match self {
+            Source::Frozen(..) | Source::Moving(..) => None,
+            Source::Served(server) => Some(server.concurrency()),
+            Source::Several(all) => {
+                let each = all.iter().map(|(_, of)| of.concurrency()).collect::<Option<Vec<usize>>>()?;
+                each.into_iter().max()
+            }
+        }
+    }
+
+    /// A copy for a further worker, if all weights are on servers.
+    fn replica(&self) -> Option<Self> {
+        match self {
+            Source::Frozen(..) | Source::Moving(..) => None,
+            Source::Served(server) => Some(Source::Served(server.clone())),
+            Source::Several(all) => {
+                let copy = |(names, of): &(Vec<String>, Self)| Some((names.clone(), of.replica()?));
+                all.iter().map(copy).collect::<Option<_>>().map(Source::Several)
+            }
+        }
+    }
+
+    /// Scores the samples of groups, each with the newest version that sampled it.
+    fn score<In: Message, Out: Message>(
+        &mut self,
+        io: &mut Io<In, Out>,
+        groups: Vec<(Version, &mut [Sample])>,
+        top: TopK,
+    ) -> Result<(), StageError> {
+        let mut groups = groups.into_iter();
+        match self {
+            Source::Frozen(score, weights) => {
+                groups.try_for_each(|(_, samples)| score(weights, samples, top)).map_err(StageError::new)
+            }
+            Source::Moving(score, moving) => groups.try_for_each(|(sampled, samples)| {
+                let (version, new) = io.wait_weights(&mut moving.published, sampled)?;
+                score(&moving.see(version, new), samples, top).map_err(StageError::new)
+            }),
+            Source::Served(server) => server.score(groups.flat_map(|(_, samples)| samples).collect(), top, io.0.stopped()),
+            Source::Several(_) => Err(StageError::new("teachers by data set are not nested")),
+        }
+    }
+}
+
+/// A group that is being scored.
+struct Scoring<'a> {
+    own: &'a mut [Sample],
+    /// The newest version that sampled it.
+    sampled: Version,
+    /// The samples as a teacher with a hint reads them.
+    hinted: Option<Hinted>,
+    /// A reference's columns, which scorers overwrite by the teacher's.
+    kept: Option<Vec<Vec<f32>>>,
+}
+
+impl Scoring<'_> {
+    fn samples(&mut self) -> &mut [Sample] {
+        self.hinted.as_mut().map_or(&mut *self.own, |hinted| &mut hinted.samples)
+    }
+
+    fn finish(mut self) {
+        let kept = self.kept.take();
+        for (sample, kept) in self.samples().iter_mut().zip(kept.into_iter().flatten()) {
+            sample.teacher_log_probs = replace(&mut sample.ref_log_probs, kept);
+        }
+        self.hinted.into_iter().for_each(|hinted| hinted.give_back(self.own));
     }
 }
 
@@ -171,14 +249,43 @@ impl<W: Send + Sync + 'static, M> Reference<W, M> {
         [format!("{name}.safetensors"), format!("{name}.version")]
     }
 
-    /// Scores the samples of one group, outside a graph and with fixed weights.
+    /// Scores groups that are no message of a graph, each with the name of its data set. The weights
+    /// must be fixed.
     #[cfg(feature = "torch")]
-    pub(super) fn score_group(&mut self, samples: &mut [Sample]) -> Result<(), StageError> {
-        match &mut self.weights {
-            Source::Frozen(score, weights) => score(weights, samples, self.top_tokens).map_err(StageError::new),
-            Source::Served(score) => score(samples, self.top_tokens).map_err(StageError::new),
-            Source::Moving(..) | Source::Several(_) => Err(StageError::new("these weights need a graph")),
+    pub(super) fn score_held_out<In: Message, Out: Message>(
+        &mut self,
+        io: &mut Io<In, Out>,
+        groups: Vec<(String, &mut [Sample])>,
+    ) -> Result<(), StageError> {
+        match self.weights {
+            Source::Moving(..) => Err(StageError::new("held-out samples need a reference with fixed weights")),
+            _ => self.score(io, groups),
         }
+    }
+
+    /// Scores groups, each with the name of its data set. A server gets all samples that it scores
+    /// at the same time.
+    fn score<In: Message, Out: Message>(
+        &mut self,
+        io: &mut Io<In, Out>,
+        groups: Vec<(String, &mut [Sample])>,
+    ) -> Result<(), StageError> {
+        let mut by_place: BTreeMap<usize, Vec<Scoring>> = BTreeMap::new();
+        for (source, own) in groups {
+            let sampled = own.iter().filter_map(|sample| sample.versions.newest()).max().unwrap_or(0);
+            let hinted = self.hint.as_ref().map(|hint| hint.applied(own)).transpose().map_err(StageError::new)?;
+            let mut group = Scoring { own, sampled, hinted, kept: None };
+            if self.teaches {
+                group.kept = Some(group.samples().iter_mut().map(|sample| take(&mut sample.ref_log_probs)).collect());
+            }
+            by_place.entry(self.weights.place(&source)?).or_default().push(group);
+        }
+        for (place, mut groups) in by_place {
+            let samples = groups.iter_mut().map(|group| (group.sampled, group.samples())).collect();
+            self.weights.at(place).score(io, samples, self.top_tokens)?;
+            groups.into_iter().for_each(Scoring::finish);
+        }
+        Ok(())
     }
 }
 
@@ -203,23 +310,27 @@ impl<W> Moving<W> {
 
 /// Message whose groups are scored.
 pub(crate) trait Scorable: Message {
-    /// Calls `score` with the data set and the samples of each group that is not dropped.
-    fn each_group(&mut self, score: impl FnMut(&str, &mut [Sample]) -> Result<(), StageError>) -> Result<(), StageError>;
+    /// Most messages that servers score at the same time.
+    const IN_FLIGHT: usize;
+
+    /// The samples of each group that is not dropped, with the name of its data set.
+    fn groups(&mut self) -> Vec<(String, &mut [Sample])>;
 }
 
 impl Scorable for Scored {
-    fn each_group(&mut self, mut score: impl FnMut(&str, &mut [Sample]) -> Result<(), StageError>) -> Result<(), StageError> {
-        if self.dropped().is_some() {
-            return Ok(());
-        }
-        let prompt = self.group().prompt.clone();
-        score(&prompt.source, self.samples_mut())
+    const IN_FLIGHT: usize = 64;
+
+    fn groups(&mut self) -> Vec<(String, &mut [Sample])> {
+        let source = self.group().prompt.source.clone();
+        if self.dropped().is_some() { Vec::new() } else { vec![(source, self.samples_mut())] }
     }
 }
 
 impl Scorable for Batch {
-    fn each_group(&mut self, mut score: impl FnMut(&str, &mut [Sample]) -> Result<(), StageError>) -> Result<(), StageError> {
-        self.groups.iter_mut().try_for_each(|group| score(&group.prompt.source, &mut group.samples))
+    const IN_FLIGHT: usize = 1;
+
+    fn groups(&mut self) -> Vec<(String, &mut [Sample])> {
+        self.groups.iter_mut().map(|group| (group.prompt.source.clone(), &mut group.samples[..])).collect()
     }
 }
 
@@ -229,39 +340,23 @@ impl<W: Send + Sync + 'static, M: Scorable> Stage for Reference<W, M> {
 
     fn run(&mut self, io: &mut Io<M, M>) -> Result<(), StageError> {
         while let Some(mut message) = io.recv()? {
-            message.each_group(|source, own| {
-                let sampled = own.iter().filter_map(|sample| sample.versions.newest()).max().unwrap_or(0);
-                let mut hinted = self.hint.as_ref().map(|hint| hint.applied(own)).transpose().map_err(StageError::new)?;
-                let samples = hinted.as_mut().map_or(&mut *own, |hinted| &mut hinted.samples);
-                // Scorers write the same column for both.
-                let reference = |sample: &mut Sample| take(&mut sample.ref_log_probs);
-                let kept: Option<Vec<_>> = self.teaches.then(|| samples.iter_mut().map(reference).collect());
-                let scored = match self.weights.of(source)? {
-                    Source::Frozen(score, weights) => score(weights, samples, self.top_tokens),
-                    Source::Moving(score, moving) => {
-                        let (version, new) = io.wait_weights(&mut moving.published, sampled)?;
-                        score(&moving.see(version, new), samples, self.top_tokens)
-                    }
-                    Source::Served(score) => score(samples, self.top_tokens),
-                    Source::Several(_) => Err("teachers by data set are not nested".into()),
-                };
-                scored.map_err(StageError::new)?;
-                for (sample, kept) in samples.iter_mut().zip(kept.into_iter().flatten()) {
-                    sample.teacher_log_probs = replace(&mut sample.ref_log_probs, kept);
-                }
-                hinted.into_iter().for_each(|hinted| hinted.give_back(own));
-                Ok(())
-            })?;
+            self.score(io, message.groups())?;
             io.send(message)?;
         }
         Ok(())
     }
 
     fn spec(&self) -> StageSpec {
-        let spec = StageSpec::default().threads(self.threads).knob("threads");
-        match &self.weights {
-            Source::Frozen(..) | Source::Served(_) | Source::Several(_) => spec,
-            Source::Moving(_, moving) => spec.subscribes(&moving.published),
+        let spec = StageSpec::default().threads(self.threads);
+        match (&self.weights, self.weights.concurrency()) {
+            (Source::Moving(_, moving), _) => spec.knob("threads").subscribes(&moving.published),
+            // A group has one sample at least.
+            (_, Some(samples)) => spec.knob("concurrency, or servers").workers(samples.min(M::IN_FLIGHT)).ordered(),
+            _ => spec.knob("threads"),
         }
+    }
+
+    fn replica(&self) -> Option<Self> {
+        Some(Reference { weights: self.weights.replica()?, hint: self.hint.clone(), ..*self })
     }
 }

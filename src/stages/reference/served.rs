@@ -9,6 +9,7 @@ use tokio::sync::Semaphore;
 use super::{BoxError, Reference, Source};
 use crate::data::{Sample, TopK, TopTokens};
 use crate::engine::remote::InferenceEngine;
+use crate::flow::StageError;
 use crate::net::{Fault, RemoteError, RetryPolicy, Tasks};
 
 /// A server that scores tokens, and how it is asked.
@@ -19,7 +20,7 @@ pub struct ServedReference {
     pub retry: RetryPolicy,
     /// Timeout of one sample's log-probabilities, retries included.
     pub timeout: Duration,
-    /// Samples that are asked for at the same time.
+    /// Samples that are asked for at the same time, of all groups in flight together.
     pub concurrency: usize,
 }
 
@@ -31,16 +32,47 @@ impl<W: Send + Sync + 'static, M> Reference<W, M> {
     /// # Errors
     /// If the machine gives no threads for requests.
     pub fn served(of: ServedReference) -> std::io::Result<Self> {
-        let tasks = Tasks::new()?;
-        let score = move |samples: &mut [Sample], top_tokens: TopK| -> Result<(), BoxError> {
-            let room = Semaphore::new(of.concurrency.max(1));
-            let scored = tasks.block_on(try_join_all(samples.iter().map(|sample| of.score(sample, top_tokens, &room))))?;
-            for (sample, (log_probs, top)) in samples.iter_mut().zip(scored) {
-                (sample.ref_log_probs, sample.teacher) = (log_probs, top);
+        let scorer = ServedScorer { tasks: Tasks::new()?, room: Semaphore::new(of.concurrency.max(1)), of };
+        Ok(Reference::of(Source::Served(Arc::new(scorer))).threads(0))
+    }
+}
+
+/// A server with the tasks of its requests, which the workers of a stage share.
+pub(super) struct ServedScorer {
+    of: ServedReference,
+    tasks: Tasks,
+    /// Requests that may be made.
+    room: Semaphore,
+}
+
+impl ServedScorer {
+    /// Samples that are asked for at the same time, at least 1.
+    pub(super) fn concurrency(&self) -> usize {
+        self.of.concurrency.max(1)
+    }
+
+    /// Writes log-probabilities into samples. Abandons all requests once the run has `stopped`.
+    pub(super) fn score(
+        &self,
+        samples: Vec<&mut Sample>,
+        top: TopK,
+        stopped: impl Future<Output = ()>,
+    ) -> Result<(), StageError> {
+        let asked = try_join_all(samples.iter().map(|sample| self.of.score(sample, top, &self.room)));
+        let scored = self.tasks.block_on(async {
+            tokio::select! {
+                biased;
+                () = stopped => Err(StageError::closed()),
+                scored = asked => scored.map_err(StageError::new),
             }
-            Ok(())
-        };
-        Ok(Reference::of(Source::Served(Box::new(score))).threads(0))
+        })?;
+        for (sample, (log_probs, likeliest)) in samples.into_iter().zip(scored) {
+            sample.ref_log_probs = log_probs;
+            if top.k > 0 {
+                sample.teacher = likeliest;
+            }
+        }
+        Ok(())
     }
 }
 
@@ -79,5 +111,103 @@ impl ServedReference {
             log_probs[at] = found.get(at - 1).copied().ok_or_else(|| sample.problem("the server scored too few tokens"))?;
         }
         Ok((log_probs, top))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use async_trait::async_trait;
+    use parking_lot::Mutex;
+    use tokio::sync::Barrier;
+    use tokio::sync::mpsc::Sender;
+
+    use super::super::Scorable;
+    use super::*;
+    use crate::data::{Batch, Group, Prompt, Scored};
+    use crate::engine::remote::{Attempt, Ending};
+    use crate::flow::{Ended, Flow, Stage, Until, from_iter};
+
+    /// Answers requests once enough of them have arrived.
+    struct Together {
+        enough: Barrier,
+        arrived: Box<dyn Fn() + Send + Sync>,
+    }
+
+    #[async_trait]
+    impl InferenceEngine for Together {
+        fn name(&self) -> String {
+            "together".to_owned()
+        }
+
+        async fn generate(&self, _: &Attempt, _: &Sender<Vec<(u32, f32)>>) -> Result<Ending, RemoteError> {
+            Ok(Ending::default())
+        }
+
+        async fn score(&self, tokens: &[u32], _: Option<&str>) -> Result<Vec<f32>, RemoteError> {
+            (self.arrived)();
+            self.enough.wait().await;
+            Ok(vec![-1.0; tokens.len() - 1])
+        }
+    }
+
+    fn reference<M>(enough: usize, arrived: impl Fn() + Send + Sync + 'static) -> Reference<(), M> {
+        let engine = Arc::new(Together { enough: Barrier::new(enough), arrived: Box::new(arrived) });
+        let (retry, timeout) = (RetryPolicy::default(), Duration::from_secs(20));
+        Reference::served(ServedReference { engine, retry, timeout, concurrency: 16 }).unwrap()
+    }
+
+    /// A group of which another teacher has listed tokens.
+    fn group(id: u64, size: u32) -> Group {
+        let prompt = Prompt { ordinal: id, ..Prompt::default() };
+        let sample = |index| {
+            let mut sample = Sample::begin(&prompt, index, &[1]);
+            sample.push(2, -0.5, 1);
+            Sample { teacher: Some(TopTokens::new(1, 2, 1)), ..sample }
+        };
+        Group { samples: (0..size).map(sample).collect(), prompt: Arc::new(prompt), ..Group::default() }
+    }
+
+    /// Checks that these messages are scored by 16 requests at the same time, in their order.
+    fn assert_together<M: Scorable>(messages: Vec<M>, samples: impl Fn(&M) -> Vec<Sample>) {
+        let sent: Vec<Sample> = messages.iter().flat_map(&samples).collect();
+        let seen: Arc<Mutex<Vec<M>>> = Arc::default();
+        let mut flow = Flow::new("reference");
+        let source = flow.source("messages", from_iter(messages));
+        let scored = flow.stage("reference", source, reference::<M>(16, || {}));
+        let took = seen.clone();
+        flow.sink("seen", scored, move |message: M| took.lock().push(message));
+        flow.run(Until::finished()).unwrap();
+        let seen: Vec<Sample> = seen.lock().iter().flat_map(samples).collect();
+        let scored = |sample| Sample { ref_log_probs: vec![0.0, -1.0], ..sample };
+        assert_eq!(seen, sent.into_iter().map(scored).collect::<Vec<_>>());
+    }
+
+    #[test]
+    fn a_server_gets_the_groups_of_a_batch_and_several_scored_groups_at_the_same_time() {
+        let groups = (0..8).map(|id| group(id, 2)).collect();
+        assert_together(vec![Batch { groups, ..Batch::default() }], |batch| batch.samples().cloned().collect());
+        let scored = (0..16).map(|id| Scored::unrewarded(group(id, 1))).collect();
+        assert_together(scored, |scored: &Scored| scored.group().samples.clone());
+    }
+
+    #[test]
+    fn f5_a_stop_abandons_requests_to_a_server_that_never_answers() {
+        let mut flow = Flow::new("reference");
+        let handle = flow.handle();
+        let source = flow.source("groups", from_iter([Scored::unrewarded(group(0, 1))]));
+        let scored = flow.stage("reference", source, reference::<Scored>(2, move || handle.stop()));
+        flow.sink("seen", scored, |_: Scored| {});
+        assert_eq!(flow.run(Until::finished()).unwrap().ended, Ended::Stopped);
+    }
+
+    #[test]
+    fn servers_are_named_as_what_to_raise_and_threads_otherwise() {
+        let (served, frozen) = (|| reference::<Scored>(1, || {}), Reference::frozen(|_, _| Ok(()), Arc::new(())));
+        let all = |reference| vec![(vec!["sums".to_owned()], served()), (Vec::new(), reference)];
+        let cases = [served(), Reference::by_source(all(served())), Reference::by_source(all(frozen))];
+        let named = cases.map(|reference| (reference.spec().knob.unwrap(), reference.spec().workers));
+        let [one, several, mixed] = named.each_ref().map(|(knob, workers)| (knob.as_str(), *workers));
+        assert_eq!([one, several], [("concurrency, or servers", 16); 2], "as many workers as samples that servers are asked for");
+        assert_eq!(mixed, ("threads", 1));
     }
 }

@@ -84,6 +84,7 @@ impl Stage for Reward {
     }
 
     fn run(&mut self, io: &mut Io<Group, Scored>) -> Result<(), StageError> {
+        self.failures.begin(io.stage());
         let mut parallel = true;
         while let Some(mut group) = io.recv()? {
             self.ahead.iter().for_each(|announce| announce(&group));

@@ -15,6 +15,7 @@ use crate::observe::logs::{DeadLetter, Failure, FailureKind, JsonLines};
 use crate::observe::{Metric, Metrics};
 use crate::rollout::{LOST, why_lost};
 use crate::settings::declare::choices;
+use crate::util::untrusted;
 
 choices! {
     /// Policy for a group that lost samples to an engine, an environment, a sandbox or a service.
@@ -31,6 +32,9 @@ choices! {
 pub(crate) const RETRIES: u32 = 2;
 /// Default for the largest number of groups in a row whose rewards fail.
 pub(crate) const MAX_POISONED: u64 = 64;
+
+/// Characters of a prompt and of a response in an error.
+const SHOWN: usize = 200;
 
 /// Fewest rollouts with which a group continues after it lost some.
 const FEWEST: usize = 2;
@@ -87,6 +91,12 @@ pub(super) struct FailureHandler {
 }
 
 impl FailureHandler {
+    /// Begins the count of dead letters at 0: an alert on its growth needs a value before the first one.
+    pub(super) fn begin(&self, stage: &str) {
+        let writes = self.policy.on_failure == OnFailure::DeadLetter;
+        self.policy.metrics.iter().filter(|_| writes).for_each(|metrics| metrics.begin(Metric::DeadLetters, &[stage]));
+    }
+
     /// Applies the policy to a group: returns it as the next stage receives it, or the error that
     /// ends the run. May block on the disk.
     pub(super) fn apply(&mut self, stage: &str, mut group: Group, scoring: Scoring) -> Result<Scored, StageError> {
@@ -193,8 +203,24 @@ fn dead_letter(stage: &str, group: &Group, failures: Vec<Failure>) -> DeadLetter
 fn message(group: &Group, failure: &Failure) -> String {
     let sample = group.samples.iter().rfind(|sample| sample.index == failure.sample);
     let (prompt, response) = (group.prompt.text.render(), sample.map_or("", |sample| sample.response.as_str()));
+    let [prompt, response] = [&prompt, response].map(|text| untrusted::line_of(text, SHOWN));
     let (index, group) = (failure.sample, group.id());
     format!(
-        "the reward of sample {index} of group {group} failed: {failure}; the prompt was {prompt:?}, the response {response:?}"
+        "the reward of sample {index} of group {group} failed: {failure}; the prompt was \"{prompt}\", the response \
+         \"{response}\""
     )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_error_shows_the_beginning_of_a_long_response_in_one_line() {
+        let sample = crate::data::Sample { response: "\u{1b}[2J\n".repeat(1 << 18), ..Default::default() };
+        let failure = Failure { sample: 0, attempts: 1, kind: FailureKind::NotFinite, text: "NaN".to_owned() };
+        let error = message(&Group { samples: vec![sample], ..Group::default() }, &failure);
+        assert!(error.len() < 2000 && error.contains("more characters"), "{error}");
+        assert!(!error.contains(char::is_control), "{error:?}");
+    }
 }

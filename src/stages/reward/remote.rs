@@ -147,6 +147,7 @@ impl AsyncStage for RemoteReward {
     }
 
     async fn run(&mut self, io: &mut AsyncIo<Group, Scored>) -> Result<(), StageError> {
+        self.failures.lock().begin(io.stage());
         while let Some(group) = io.recv().await? {
             let stage = io.stage().to_owned();
             let scored = tokio::select! {

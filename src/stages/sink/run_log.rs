@@ -65,7 +65,6 @@ impl<W> RunLog<W> {
 
     fn count(&mut self, trained: &Trained<W>) {
         let metrics = &self.metrics;
-        metrics.add(Metric::Steps, &[], 1.0);
         metrics.observe(Metric::StepTime, &[], trained.seconds);
         for sample in trained.batch.samples() {
             let generated = sample.generated();
@@ -111,6 +110,9 @@ impl<W> RunLog<W> {
         }
         self.steps_since_publish = if trained.publish.is_some() { 0 } else { self.steps_since_publish + 1 };
         self.metrics.set(Metric::PublishLag, &[], self.steps_since_publish as f64);
+        self.metrics.set(Metric::Step, &[], trained.step as f64);
+        // Last: a reader who sees the step sees its tokens too.
+        self.metrics.add(Metric::Steps, &[], 1.0);
     }
 }
 
@@ -193,4 +195,20 @@ fn publish(metrics: &Metrics, totals: &Totals) {
 fn in_flight(metrics: &Metrics) -> f64 {
     let settled: f64 = Fate::ALL.iter().filter_map(|fate| metrics.newest(Metric::Tokens, &[fate.label()])).sum();
     (metrics.newest(Metric::GeneratedTokens, &[]).unwrap_or(0.0) - settled).max(0.0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_step_includes_those_before_a_resume_and_the_count_does_not() {
+        let metrics = Metrics::new();
+        let mut log = RunLog::<()>::new(&metrics);
+        for step in [0, 901] {
+            log.accept(Trained { step, ..Trained::default() }).unwrap();
+        }
+        let newest = [Metric::Step, Metric::Steps].map(|metric| metrics.newest(metric, &[]));
+        assert_eq!(newest, [Some(901.0), Some(1.0)]);
+    }
 }

@@ -34,6 +34,7 @@ pub fn step_row<W>(trained: &Trained<W>) -> StepMetrics {
     known(optim.grad_norm).into_iter().for_each(|norm| put(Metric::GradNorm, norm));
     known(optim.grad_norm_clipped).into_iter().for_each(|norm| put(Metric::GradNormClipped, norm));
     put(Metric::LearningRate, optim.lr);
+    put(Metric::UpdatesSkipped, trained.updates_skipped as f64);
     for (source, (groups, tokens)) in trained.batch.by_source() {
         row.insert(format!("source_groups_{source}"), groups as f64);
         row.insert(format!("source_tokens_{source}"), tokens as f64);
@@ -97,7 +98,7 @@ pub fn step_row<W>(trained: &Trained<W>) -> StepMetrics {
         put(Metric::CriticClipFraction, critic.metrics.clip_fraction());
         put(Metric::CriticValue, critic.value);
         put(Metric::CriticReturn, critic.returns);
-        put(Metric::CriticGradNorm, critic.optim.grad_norm);
+        known(critic.optim.grad_norm).into_iter().for_each(|norm| put(Metric::CriticGradNorm, norm));
         put(Metric::CriticLearningRate, critic.optim.lr);
         critic.explained.into_iter().for_each(|explained| put(Metric::CriticExplained, explained));
     }

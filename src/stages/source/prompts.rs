@@ -60,7 +60,8 @@ impl Prompts {
         Ok(Prompts::new(DataBuffer::new(arithmetic::addition(digits).iter().map(Prompt::from), seed)?.shuffled()))
     }
 
-    /// Shuffles the first epoch too.
+    /// Shuffles the first epoch of a buffer too. Prompts of data sets keep the order that the data
+    /// was opened with, and those of a function keep its own.
     pub fn shuffled(self) -> Self {
         Prompts { feed: self.feed.shuffled(), ..self }
     }

@@ -3,11 +3,13 @@
 use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
 
+use serde_json::Value;
+
 use super::Supervised;
 use super::supervised::{Draw, Size};
 use crate::algo::filters::{GroupFilter, Verdict};
 use crate::data::source::{DataSet, DataSpec, Mixture, Recorded, Share, Skips};
-use crate::data::{BufferState, DataError, Group, Prompt, RewardParts, Sample, Tokenizer};
+use crate::data::{BufferState, DataError, Group, Prompt, PromptText, RewardParts, Sample, Tokenizer};
 use crate::flow::StageError;
 use crate::observe::{Metric, Metrics};
 
@@ -16,6 +18,7 @@ use crate::observe::{Metric, Metrics};
 pub struct RecordedGroups {
     data: DataSet<Recorded>,
     tokenizer: Arc<Tokenizer>,
+    asked: Box<Asked>,
     /// Records of each trained group, ordered by their first record.
     groups: Vec<Vec<u32>>,
     mixture: Mixture,
@@ -28,6 +31,9 @@ pub struct RecordedGroups {
     rollouts: (usize, usize),
 }
 
+/// Format of the prompts that are tokenised here.
+type Asked = dyn Fn(PromptText) -> PromptText + Send + Sync;
+
 type Rewards = Vec<(Option<f64>, RewardParts)>;
 
 fn rewards_of(group: &Group) -> Rewards {
@@ -38,18 +44,21 @@ impl RecordedGroups {
     /// Reads all rollouts once. Invalid rollouts and groups that `filter` rejects are skipped and
     /// counted. Records without a group form one with those of the same prompt and file.
     ///
+    /// `asked` formats prompts without recorded tokens; without a format it is `|prompt| prompt`.
+    ///
     /// `score` returns a group with new rewards, or the reason to skip it; without new rewards it is
     /// `|group| Ok(Ok(group))`. A group is scored once, before it is filtered.
     pub fn open(
         spec: &DataSpec,
         tokenizer: &Arc<Tokenizer>,
+        asked: impl Fn(PromptText) -> PromptText + Send + Sync + 'static,
         score: impl Fn(Group) -> Result<Result<Group, String>, StageError>,
         filter: &impl GroupFilter,
         seed: u64,
     ) -> Result<Self, StageError> {
-        let usable = |recorded: &Recorded| recorded.sample(tokenizer).map(drop);
+        let usable = |recorded: &Recorded| recorded.sample(tokenizer, &asked).map(drop);
         let data = DataSet::<Recorded>::open_if(spec, usable)?;
-        let mut places: HashMap<(usize, Result<u64, String>), usize> = HashMap::new();
+        let mut places: HashMap<(usize, Result<Value, String>), usize> = HashMap::new();
         let mut all: Vec<Vec<u32>> = Vec::new();
         for (at, recorded) in data.iter().enumerate() {
             let recorded = recorded?;
@@ -63,7 +72,7 @@ impl RecordedGroups {
         }
         let (mut groups, mut rewards, mut rejected, mut rollouts) = (Vec::new(), HashMap::new(), Skips::default(), (0, 0));
         for records in all {
-            let (group, with_log_probs) = read(&data, tokenizer, &records)?;
+            let (group, with_log_probs) = read(&data, tokenizer, &asked, &records)?;
             let recorded = rewards_of(&group);
             let verdict = match score(group)? {
                 Err(skip) => Err(skip),
@@ -91,7 +100,8 @@ impl RecordedGroups {
             );
         }
         let mixture = Mixture::new(&[(groups.len(), Share::Repeat(1))], seed, true)?;
-        Ok(RecordedGroups { data, tokenizer: tokenizer.clone(), groups, mixture, seed, rewards, rejected, rollouts })
+        let (tokenizer, asked) = (tokenizer.clone(), Box::new(asked));
+        Ok(RecordedGroups { data, tokenizer, asked, groups, mixture, seed, rewards, rejected, rollouts })
     }
 
     /// Number of trained groups.
@@ -113,7 +123,7 @@ impl RecordedGroups {
 }
 
 /// Reads a group. Also returns the number of its rollouts with log-probabilities.
-fn read(data: &DataSet<Recorded>, tokenizer: &Tokenizer, records: &[u32]) -> Result<(Group, usize), StageError> {
+fn read(data: &DataSet<Recorded>, tokenizer: &Tokenizer, asked: &Asked, records: &[u32]) -> Result<(Group, usize), StageError> {
     let mut with_log_probs = 0;
     let mut places: Vec<(u32, u32)> = Vec::with_capacity(records.len());
     let mut samples: Vec<Sample> = Vec::with_capacity(records.len());
@@ -121,7 +131,7 @@ fn read(data: &DataSet<Recorded>, tokenizer: &Tokenizer, records: &[u32]) -> Res
         let recorded = data.get(at as usize)?;
         with_log_probs += usize::from(recorded.has_log_probs());
         places.extend(recorded.place());
-        samples.push(recorded.sample(tokenizer).map_err(|skip| StageError::new(format!("a rollout {skip}")))?);
+        samples.push(recorded.sample(tokenizer, asked).map_err(|skip| StageError::new(format!("a rollout {skip}")))?);
     }
     place(&mut samples, &places);
     let source = data.name().to_owned();
@@ -146,7 +156,7 @@ fn place(samples: &mut [Sample], places: &[(u32, u32)]) {
 impl Draw for RecordedGroups {
     fn draw(&mut self, number: u64) -> Result<Group, StageError> {
         let place = self.mixture.draw(number);
-        let (mut group, _) = read(&self.data, &self.tokenizer, &self.groups[place.record])?;
+        let (mut group, _) = read(&self.data, &self.tokenizer, &*self.asked, &self.groups[place.record])?;
         if let Some(rewards) = self.rewards.get(&place.record) {
             for (sample, (reward, parts)) in group.samples.iter_mut().zip(rewards) {
                 (sample.reward, sample.reward_parts) = (*reward, parts.clone());
@@ -203,7 +213,7 @@ mod tests {
                 group.samples.iter_mut().for_each(change);
                 Ok(Ok(group))
             };
-            RecordedGroups::open(&DataSpec::new(&path), &tokenizer, score, &keep, 0).unwrap()
+            RecordedGroups::open(&DataSpec::new(&path), &tokenizer, |prompt| prompt, score, &keep, 0).unwrap()
         };
         let rewards = |groups: &mut RecordedGroups| -> Vec<f64> {
             let mut rewards: Vec<f64> = (0..2).map(|number| groups.draw(number).unwrap().samples[0].reward.unwrap()).collect();
@@ -213,6 +223,20 @@ mod tests {
         let (mut same, mut other) = (opened(0.0), opened(-0.5));
         assert_eq!((same.rewards.len(), rewards(&mut same)), (0, vec![0.0, 1.0]));
         assert_eq!((other.rewards.len(), rewards(&mut other)), (1, vec![-0.5, 1.0]));
+    }
+
+    #[test]
+    fn a_group_is_named_by_a_number_or_a_text() {
+        let file = tempfile::NamedTempFile::with_suffix(".jsonl").unwrap();
+        let record =
+            |group| serde_json::json!({"prompt": "1+2=", "response": "3", "reward": 1, "group": group}).to_string() + "\n";
+        let groups = ["\"5e0c\"", "7", "\"5e0c\"", "\"7\""].map(|group| record(serde_json::from_str::<Value>(group).unwrap()));
+        std::fs::write(file.path(), groups.concat()).unwrap();
+        let tokenizer = Arc::new(Tokenizer::characters("0123456789+=", 16).unwrap());
+        let keep = |_: &Group| Verdict::Keep;
+        let spec = DataSpec::new(file.path());
+        let opened = RecordedGroups::open(&spec, &tokenizer, |prompt| prompt, |group| Ok(Ok(group)), &keep, 0).unwrap();
+        assert_eq!(opened.groups, [vec![0, 2], vec![1], vec![3]]);
     }
 
     #[test]

@@ -42,7 +42,7 @@ impl AsyncStage for SleepServers {
             batches += 1;
             if let Some(hold) = &self.hold {
                 tokio::select! {
-                    () = io.stopped() => {}
+                    () = io.stopped() => return Ok(()),
                     // The first weights are evaluated before the first batch, and each step before the next.
                     () = hold.passed(batches) => {}
                 }

@@ -60,6 +60,8 @@ pub struct CriticStep {
     pub optim: OptimStep,
     /// Number of updates.
     pub updates: u32,
+    /// Number of updates that were skipped, because a loss or gradient was not finite.
+    pub updates_skipped: u64,
 }
 
 /// A batch with values.
@@ -130,6 +132,8 @@ impl<B: TrainingBackend> Critic<B> {
             step.metrics.merge(&seen.metrics);
             step.updates += 1;
             step.loss += (seen.loss - step.loss) / f64::from(step.updates);
+        } else {
+            step.updates_skipped += 1;
         }
         Ok(())
     }

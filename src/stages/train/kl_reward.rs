@@ -1,12 +1,12 @@
 //! KL penalty in the reward.
 
 use crate::algo::{KlFunction, KlReward, token_kl};
-use crate::data::{Batch, Group};
-use crate::train::{TrainError, name_of};
+use crate::data::{Batch, Sample};
+use crate::train::{TrainError, continues, name_of};
 
-/// Penalty `coef · Σ_t kl_t` of every completion, between the sampling policy and the reference.
-/// Samples keep their rewards. Equals verl's `apply_kl_penalty` for rewards of completions, and
-/// TRL's `RLOOTrainer` with `beta` above 0.
+/// Penalty `coef · Σ_t kl_t` of every completion, between the sampling policy and the reference. All
+/// parts of a rollout ([`Sample::part`]) are one completion. Samples keep their rewards. Equals
+/// verl's `apply_kl_penalty` for rewards of completions, and TRL's `RLOOTrainer` with `beta` above 0.
 pub struct RewardKl {
     settings: KlReward,
     kl: Box<dyn KlFunction>,
@@ -46,9 +46,13 @@ impl RewardKl {
     /// previous step.
     pub(super) fn charge(&self, batch: &Batch, coef: Option<f64>) -> Result<(Vec<Vec<f64>>, KlCost), TrainError> {
         let (costs, cost) = self.costs(batch, coef)?;
-        let mut costs = costs.iter().map(|tokens| cost.coef * tokens.iter().sum::<f64>());
-        let left = |group: &Group| group.rewards().into_iter().zip(costs.by_ref()).map(|(reward, cost)| reward - cost).collect();
-        Ok((batch.groups.iter().map(left).collect(), cost))
+        let mut costs = costs.iter().map(|tokens| tokens.iter().sum::<f64>());
+        let mut left = |parts: &[Sample]| {
+            let paid = cost.coef * costs.by_ref().take(parts.len()).sum::<f64>();
+            parts.iter().map(|part| part.reward.unwrap_or(f64::NAN) - paid).collect::<Vec<f64>>()
+        };
+        let groups = batch.groups.iter().map(|group| group.samples.chunk_by(continues).flat_map(&mut left).collect());
+        Ok((groups.collect(), cost))
     }
 
     /// KL of each trained token without the coefficient, one list per sample.
@@ -57,9 +61,15 @@ impl RewardKl {
         let coef = coef.filter(|_| self.settings.target.is_some()).unwrap_or(self.settings.beta);
         let of = |sample| token_kl(sample, self.kl.as_ref()).ok_or_else(|| TrainError::NoReference(name_of(sample)));
         let tokens = batch.samples().map(of).collect::<Result<Vec<_>, _>>()?;
-        let mean = |kl: &Vec<f64>| kl.iter().sum::<f64>() / kl.len().max(1) as f64;
-        let mean = tokens.iter().map(mean).sum::<f64>() / tokens.len().max(1) as f64;
-        let next = self.settings.next_coef(coef, mean, tokens.len() as u64);
+        let mut rest = tokens.iter();
+        let mean = |parts: &[Sample]| {
+            let all: Vec<f64> = rest.by_ref().take(parts.len()).flatten().copied().collect();
+            all.iter().sum::<f64>() / all.len().max(1) as f64
+        };
+        let rollouts = batch.groups.iter().flat_map(|group| group.samples.chunk_by(continues));
+        let means: Vec<f64> = rollouts.map(mean).collect();
+        let mean = means.iter().sum::<f64>() / means.len().max(1) as f64;
+        let next = self.settings.next_coef(coef, mean, means.len() as u64);
         Ok((tokens, KlCost { mean, coef, next }))
     }
 
@@ -83,7 +93,7 @@ mod tests {
 
     use super::*;
     use crate::algo::KlForm;
-    use crate::data::{Prompt, Sample};
+    use crate::data::{Group, Prompt};
 
     /// Two answers of rewards 1 and 0, whose tokens are `d` likelier than the reference finds them.
     fn batch(d: f32) -> Batch {
@@ -113,6 +123,19 @@ mod tests {
         unscored.groups[0].samples[1].ref_log_probs.clear();
         let error = kl.charge(&unscored, None).unwrap_err();
         assert!(error.to_string().starts_with("sample 1 of group 4 has no log-probabilities"), "{error}");
+    }
+
+    /// The first part is like its reference, the second is 0.5 likelier per token.
+    #[test]
+    fn the_parts_of_a_rollout_pay_together_and_count_as_one_answer() {
+        let mut parts = batch(0.5);
+        let [first, second] = &mut parts.groups[0].samples[..] else { panic!("two samples") };
+        first.ref_log_probs = first.log_probs.clone();
+        (second.index, second.part, second.reward) = (0, 1, Some(1.0));
+        let (rewards, cost) = RewardKl::new(0.5, KlForm::K1).adaptive(0.25, 10.0).charge(&parts, None).unwrap();
+        assert_eq!(rewards, [[1.0 - 0.5 * 4.0 * 0.5; 2]]);
+        let mean = 4.0 * 0.5 / 6.0;
+        assert_eq!((cost.mean, cost.next), (mean, 0.5 * (1.0 + 0.2 * 1.0 / 10.0)));
     }
 
     /// Law N4.

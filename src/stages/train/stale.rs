@@ -32,7 +32,7 @@ pub(super) fn within_bound(mut batch: Batch, trained: Version, bound: u64, polic
             let Some(stale) = batch.samples().find(|sample| too_old(sample)) else { return Ok((batch, 0)) };
             let (index, group, sampled) = (stale.index, stale.group_index, stale.versions.oldest().unwrap_or_default());
             Err(format!(
-                "law V2 is broken: sample {index} of group {group} has tokens of version {sampled}, {} before version {trained} that is \
+                "tokens are too old: sample {index} of group {group} has tokens of version {sampled}, {} before version {trained} that is \
                  trained, and at most {bound} are allowed; widen max_staleness or choose a policy for stale tokens (on_stale)",
                 trained - sampled
             ))

@@ -40,6 +40,9 @@ pub(super) struct StepBatch {
     worked: Duration,
 }
 
+/// The first pass of a step, the loss of what was mixed in, and the step's updates.
+type Updates = (ForwardBackward, Option<f64>, Vec<TrainFuture<OptimStep>>);
+
 /// A batch after its passes.
 struct Learned {
     batch: Batch,
@@ -51,8 +54,8 @@ struct Learned {
     forward: ForwardBackward,
     /// Loss of the samples mixed into the last update.
     mixed: Option<f64>,
-    /// The last update, in progress.
-    optim: TrainFuture<OptimStep>,
+    /// The updates, in progress.
+    updates: Vec<TrainFuture<OptimStep>>,
 }
 
 impl<B: TrainingBackend> Trainer<B> {
@@ -103,7 +106,7 @@ impl<B: TrainingBackend> Trainer<B> {
         let started = Instant::now();
         let (step, worked, mut settings) = (batch.step, batch.worked, batch.config.settings.clone());
         let version = self.backend.state().weight_version;
-        let Learned { batch, kl_cost, distilled, critic, forward, mixed, optim } = match batch.passes {
+        let Learned { batch, kl_cost, distilled, critic, forward, mixed, updates } = match batch.passes {
             Some(_) => self.finish_parts(batch)?,
             None => self.train_whole(batch, kl_coef)?,
         };
@@ -113,14 +116,17 @@ impl<B: TrainingBackend> Trainer<B> {
         settings.extend(self.admission.as_ref().and_then(Admission::census).iter().flat_map(Census::row));
         let last = self.sync_last && self.steps == Some(step);
         let publish = (last || step.is_multiple_of(self.sync_every)).then(|| self.backend.snapshot());
-        let optim = optim.wait()?;
+        let mut updates = updates.iter().map(TrainFuture::wait).collect::<Result<Vec<OptimStep>, _>>()?;
+        let of_critic = critic.as_ref().map_or(0, |critic: &CriticStep| critic.updates_skipped);
+        let updates_skipped = of_critic + updates.iter().filter(|update| update.skipped.is_some()).count() as u64;
+        let optim = updates.pop().unwrap_or_default();
         let publish = publish.map(|snapshot| snapshot.wait()).transpose()?;
         let update_seconds = passed.elapsed().as_secs_f64();
         // Law D4: a step that leaves the ledger unbalanced ends the run, and is not saved.
         let totals = self.admission.as_ref().map(|admission| admission.settle(&batch)).transpose().map_err(StageError::new)?;
         let seconds = (worked + started.elapsed()).as_secs_f64();
         let trained = Trained { step, version, batch, forward, optim, kl_cost, critic, settings, ..Trained::default() };
-        Ok(Trained { totals, publish, seconds, update_seconds, ..trained })
+        Ok(Trained { updates_skipped, totals, publish, seconds, update_seconds, ..trained })
     }
 
     /// Estimates advantages, unless a critic does.
@@ -163,8 +169,8 @@ impl<B: TrainingBackend> Trainer<B> {
         self.check_gap(step, &forward)?;
         // The final scale divides it again.
         let mixed = self.mix_in(&config, weight_sum)?;
-        let optim = self.backend.update(1.0 / weight_sum, config.schedule);
-        Ok(Learned { batch, kl_cost: None, distilled: None, critic: None, forward, mixed, optim })
+        let updates = vec![self.backend.update(1.0 / weight_sum, config.schedule)];
+        Ok(Learned { batch, kl_cost: None, distilled: None, critic: None, forward, mixed, updates })
     }
 
     /// Makes all passes and updates over a whole batch.
@@ -191,8 +197,8 @@ impl<B: TrainingBackend> Trainer<B> {
             let scores = self.backend.score(Arc::new(prepared.clone())).wait()?;
             prepared = prepared.with_proximal(scores);
         }
-        let (forward, mixed, optim) = self.update(step, &config, &batch, Arc::new(prepared), valued.as_mut())?;
-        Ok(Learned { batch, kl_cost, distilled, critic: valued.map(|valued| valued.step), forward, mixed, optim })
+        let (forward, mixed, updates) = self.update(step, &config, &batch, Arc::new(prepared), valued.as_mut())?;
+        Ok(Learned { batch, kl_cost, distilled, critic: valued.map(|valued| valued.step), forward, mixed, updates })
     }
 
     /// Adds the gradient of the mixed-in samples, times `weight_sum`, to the next update. Returns
@@ -224,10 +230,11 @@ impl<B: TrainingBackend> Trainer<B> {
         batch: &Batch,
         policy: Arc<TrainBatch>,
         valued: Option<&mut Valued>,
-    ) -> Result<(ForwardBackward, Option<f64>, TrainFuture<OptimStep>), StageError> {
+    ) -> Result<Updates, StageError> {
         let samples: Vec<&Sample> = batch.samples().collect();
         let rests = self.critic.as_ref().is_some_and(|critic| critic.warms_up(step));
-        let mut ended = if rests { Some((self.measure_gap(step, &policy)?, self.no_update())) } else { None };
+        let mut forward = if rests { Some(self.measure_gap(step, &policy)?) } else { None };
+        let mut updates: Vec<_> = rests.then(|| self.no_update()).into_iter().collect();
         let mut mixed = None;
         let mut critic = self.critic.as_ref().zip(valued).map(|(critic, valued)| {
             let whole = Arc::new(std::mem::take(&mut valued.critic));
@@ -243,21 +250,20 @@ impl<B: TrainingBackend> Trainer<B> {
                 let part = |whole: &Arc<TrainBatch>| minibatch(whole, &samples, &places, config.aggregation);
                 if !rests && let Some(part) = part(&policy)? {
                     let seen = self.backend.forward_backward(part).wait()?;
-                    let forward = match ended.take() {
+                    match &mut forward {
                         None => {
                             self.check_gap(step, &seen)?;
-                            seen
+                            forward = Some(seen);
                         }
-                        Some((mut forward, _)) => {
+                        Some(forward) => {
                             forward.metrics.merge(&seen.metrics);
                             // Later epochs see tokens again.
                             forward.scores.extend(seen.scores.into_iter().filter(|_| pass == 0));
-                            forward.skipped = forward.skipped.or(seen.skipped);
-                            forward
+                            forward.skipped = forward.skipped.take().or(seen.skipped);
                         }
-                    };
+                    }
                     mixed = self.mix_in(config, 1.0)?;
-                    ended = Some((forward, self.backend.update(1.0, config.schedule)));
+                    updates.push(self.backend.update(1.0, config.schedule));
                 }
                 if let Some((critic, whole, step)) = &mut critic
                     && let Some(part) = part(whole)?
@@ -266,8 +272,8 @@ impl<B: TrainingBackend> Trainer<B> {
                 }
             }
         }
-        let (forward, optim) = ended.ok_or(TrainError::NothingToTrain(samples.len()))?;
-        Ok((forward, mixed, optim))
+        let forward = forward.ok_or(TrainError::NothingToTrain(samples.len()))?;
+        Ok((forward, mixed, updates))
     }
 
     /// Measures the gap of a batch that the policy is not trained on.

@@ -24,6 +24,8 @@ pub struct Trained<W> {
     pub forward: ForwardBackward,
     /// Result of the last update.
     pub optim: OptimStep,
+    /// Updates of policy and critic that were skipped, because a loss or gradient was not finite.
+    pub updates_skipped: u64,
     /// KL penalty in the rewards, if there is one.
     pub kl_cost: Option<KlCost>,
     /// Changing settings of this step, by metric.
@@ -51,6 +53,7 @@ impl<W> Default for Trained<W> {
             batch: Batch::default(),
             forward: ForwardBackward::default(),
             optim: OptimStep::default(),
+            updates_skipped: 0,
             kl_cost: None,
             settings: BTreeMap::new(),
             critic: None,

@@ -118,8 +118,9 @@ impl<B: TrainingBackend> Trainer<B> {
         Trainer { sync_every: n.max(1), ..self }
     }
 
-    /// Also publishes the weights of the last step. If such a run is continued with more steps, it
-    /// has one version more than an uninterrupted run.
+    /// Also publishes the weights of the last step, in a run without a bound on staleness. If such a
+    /// run is continued with more steps, it has one version more than an uninterrupted run: with a
+    /// bound, groups that were in flight may be too old then.
     pub fn sync_last(self) -> Self {
         Trainer { sync_last: true, ..self }
     }

@@ -66,6 +66,40 @@ fn denominators_come_from_the_whole_batch_whatever_is_cut_and_no_cut_divides_a_p
     }
 }
 
+/// Two rollouts, of which the second has two parts.
+#[test]
+fn the_parts_of_a_rollout_weigh_as_one_completion() {
+    let further = Sample { index: 3, part: 1, ..rollout() };
+    let samples = [rollout(), Sample { index: 3, ..rollout() }, further];
+    let collated = collate(&samples, Aggregation::SeqMeanTokenMean).unwrap();
+    let weights: Vec<&[f64]> = collated.sequences.iter().map(|sequence| &sequence.weights[..]).collect();
+    assert_eq!(weights, [[0.25; 2], [0.125; 2], [0.125; 2]]);
+    let (part, weight_sum) = collate_part(&samples[1..], Aggregation::SeqMeanTokenMean).unwrap();
+    assert_eq!((part.unwrap().sequences[1].weights.as_slice(), weight_sum), (&[0.25; 2][..], 1.0), "law N1");
+}
+
+/// Law N1: of two halves that are cut by hand, an entropy bonus is a mean over the whole, and a loss
+/// that compares all sequences refuses a half.
+#[test]
+fn parts_cut_by_hand_know_the_tokens_of_the_whole_batch() {
+    use crate::algo::{BradleyTerry, PolicyLoss};
+    let samples = [rollout(), Sample { index: 3, ..rollout() }];
+    let size = BatchSize::of(&masks(&samples));
+    let bonus = PolicyLoss { entropy_coef: 0.5, ..PolicyLoss::default() };
+    let loss = |batch: &TrainBatch, loss: &dyn Loss| {
+        let tokens = batch.sequences.iter().map(|sequence| sequence.rows.len()).sum();
+        let (log_probs, entropies) = (vec![-0.5; tokens], vec![2.0; tokens]);
+        batch.evaluate(&batch.all(), loss, &OffPolicy::default(), &log_probs, &entropies, None)
+    };
+    let halves = samples.chunks(1).map(|half| collate_in(half, Aggregation::TokenMean, &size).unwrap());
+    let halves: Vec<TrainBatch> = halves.collect();
+    let whole = loss(&batch(&samples), &bonus).unwrap();
+    let parts: Vec<LossOutput> = halves.iter().map(|half| loss(half, &bonus).unwrap()).collect();
+    assert!((parts[0].loss + parts[1].loss - whole.loss).abs() < 1e-12);
+    assert_eq!(parts[0].entropy_grad, whole.entropy_grad.map(|grad| grad[..2].to_vec()));
+    assert!(matches!(loss(&halves[0], &BradleyTerry::default()), Err(LossError::Part { seen: 2, of: 4, .. })));
+}
+
 #[test]
 fn a_sample_that_no_reference_scored_leaves_no_half_column() {
     let scored = Sample { ref_log_probs: vec![0.0, 0.0, -1.0, -2.0], ..rollout() };
@@ -134,7 +168,8 @@ fn tokens_that_no_policy_sampled_are_on_policy_and_not_in_the_gap() {
 }
 
 /// A correction is a constant for the gradient. With the trust region at the trainer itself the
-/// ratio is 1. The slope is the policy gradient's times the weight, which is 0 for rejected tokens.
+/// ratio is 1. The slope is the policy gradient's times the weight, which is 0 for rejected tokens. A
+/// ratio of the whole sequence is that of the tokens that are kept.
 #[test]
 fn corrections_scale_the_slope_and_have_none_of_their_own() {
     use crate::algo::{Divergence, Grpo, Importance, Level, Over, Proximal, Rejection};
@@ -143,13 +178,16 @@ fn corrections_scale_the_slope_and_have_none_of_their_own() {
     let reject = vec![Rejection { divergence: Divergence::K2, over: Over::Token, min: None, max: 0.4 }];
     let off_policy = OffPolicy { proximal: Proximal::Recompute, weigh, reject };
     // Ratios exp(0.1), exp(-1) and, for the token that no policy sampled, 1.
-    let output = batch.evaluate(&[0, 1], &Grpo::default(), &off_policy, &[-0.4, -1.25, -7.0], &[0.0; 3], None).unwrap();
-    let expected = [0.1f64.exp(), 0.0, 1.0].map(|weight| -2.0 / 3.0 * weight);
-    for (found, expected) in output.grad.iter().zip(expected) {
-        assert!((found - expected).abs() < 1e-12, "{:?}", output.grad);
+    for level in [Level::Token, Level::Geometric] {
+        let loss = Grpo { level, ..Grpo::default() };
+        let output = batch.evaluate(&[0, 1], &loss, &off_policy, &[-0.4, -1.25, -7.0], &[0.0; 3], None).unwrap();
+        let expected = [0.1f64.exp(), 0.0, 1.0].map(|weight| -2.0 / 3.0 * weight);
+        for (found, expected) in output.grad.iter().zip(expected) {
+            assert!((found - expected).abs() < 1e-12, "{level:?}: {:?}", output.grad);
+        }
+        let seen = &output.metrics.correction;
+        assert_eq!((seen.tokens, seen.dropped_tokens, seen.sequences, seen.dropped_sequences), (3, 1, 2, 1));
     }
-    let seen = &output.metrics.correction;
-    assert_eq!((seen.tokens, seen.dropped_tokens, seen.sequences, seen.dropped_sequences), (3, 1, 2, 1));
 }
 
 #[test]

@@ -1,5 +1,7 @@
 //! Where the weights of a checkpoint are: on the server that trained them.
 
+use std::fs::File;
+use std::io::{self, BufReader, Read, Seek};
 use std::path::Path;
 
 use rollflow_tinker::{Connection, Patience};
@@ -7,6 +9,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::net::{Endpoint, Tasks};
 use crate::train::TrainError;
+use crate::util::atomic_file;
 
 /// File of a checkpoint that names its weights on the server.
 pub const ADDRESS: &str = "tinker.json";
@@ -55,13 +58,21 @@ pub fn download(checkpoint: &Path, key: Option<&str>, ca_file: Option<&Path>, to
     let mut endpoint = Endpoint::new(address.server);
     endpoint.ca_file = ca_file.map(Path::to_owned);
     let tasks = Tasks::new().map_err(TrainError::io(&file))?;
-    let archive = tasks.block_on(async { Connection::open(endpoint, key, Patience::default()).await?.archive(&path).await })?;
-    unpack(&archive, to).map_err(TrainError::io(to))
+    let folder = to.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    let archive = atomic_file::create_folder(folder).and_then(|()| tempfile::tempfile_in(folder));
+    let mut archive = archive.map_err(TrainError::io(folder))?;
+    tasks.block_on(async { Connection::open(endpoint, key, Patience::default()).await?.archive(&path, &mut archive).await })?;
+    unpack(archive, to).map_err(TrainError::io(to))
 }
 
 /// Unpacks a tar file, which gzip may have compressed.
-pub(super) fn unpack(archive: &[u8], to: &Path) -> std::io::Result<()> {
-    match archive.starts_with(&GZIP) {
+pub(super) fn unpack(mut archive: File, to: &Path) -> io::Result<()> {
+    let mut first = Vec::new();
+    archive.rewind()?;
+    archive.by_ref().take(GZIP.len() as u64).read_to_end(&mut first)?;
+    archive.rewind()?;
+    let archive = BufReader::new(archive);
+    match first == GZIP {
         true => tar::Archive::new(flate2::read::GzDecoder::new(archive)).unpack(to),
         false => tar::Archive::new(archive).unpack(to),
     }

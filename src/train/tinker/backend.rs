@@ -244,7 +244,8 @@ impl Trainer {
         let (gradient, skip) = (std::mem::take(&mut self.gradient), self.skip.take());
         let lr = schedule.unwrap_or(self.config.schedule).at(self.step);
         if let Some(reason) = skip {
-            return Ok(OptimStep { step: self.step, lr, skipped: Some(reason), ..OptimStep::default() });
+            let (step, norm) = (self.step, f64::NAN);
+            return Ok(OptimStep { step, lr, grad_norm: norm, grad_norm_clipped: norm, skipped: Some(reason) });
         }
         let applied = std::mem::take(&mut self.applied);
         if gradient.is_empty() && !applied {

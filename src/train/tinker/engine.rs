@@ -68,19 +68,15 @@ impl TinkerEngine {
             return self.refuse(begins, "sample at temperature 1 without penalties, top_p, top_k and min_p");
         }
         let tokens: Vec<i64> = self.ends(attempt).into_iter().map(i64::from).collect();
-        let stop = match (params.stop.is_empty(), tokens.is_empty()) {
-            // Tokens are then looked for in the answer.
-            (false, _) => Some(Stop::Strings(params.stop.clone())),
-            (true, false) => Some(Stop::Tokens(tokens)),
-            (true, true) => None,
-        };
+        // Tokens are looked for in the answer where there are strings. An empty list stops at nothing.
+        let stop = if params.stop.is_empty() { Stop::Tokens(tokens) } else { Stop::Strings(params.stop.clone()) };
         Ok(SampleRequest {
             num_samples: 1,
             prompt: ModelInput::text(attempt.tokens.iter().map(|token| i64::from(*token)).collect()),
             sampling_params: SamplingParams {
                 max_tokens: Some(rest),
                 seed: Some(attempt.seed & 0x7fff_ffff),
-                stop,
+                stop: Some(stop),
                 temperature: Some(params.temperature),
                 ..SamplingParams::default()
             },

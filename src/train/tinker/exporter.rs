@@ -1,7 +1,7 @@
 //! Versions of a server that trains, as adapters for engines elsewhere.
 
 use std::io;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use parking_lot::Mutex;
@@ -20,6 +20,7 @@ use crate::net::{RemoteError, Tasks};
 pub struct TinkerExporter {
     connection: Arc<Connection>,
     tasks: Tasks,
+    dir: PathBuf,
     releases: Mutex<Releases>,
     texts: Vec<Vec<u32>>,
     tolerance: f64,
@@ -50,7 +51,7 @@ impl TinkerExporter {
     /// The folder can't be made, or the machine gives no threads.
     pub fn new(service: &TinkerService, dir: &Path, keep: usize, texts: Vec<Vec<u32>>, tolerance: f64) -> io::Result<Self> {
         let (connection, releases) = (service.connection().clone(), Mutex::new(Releases::open(dir, keep)?));
-        Ok(TinkerExporter { connection, tasks: Tasks::new()?, releases, texts, tolerance })
+        Ok(TinkerExporter { connection, tasks: Tasks::new()?, dir: dir.to_owned(), releases, texts, tolerance })
     }
 
     /// Downloads a version, and asks the server for its scores. Blocks.
@@ -59,8 +60,9 @@ impl TinkerExporter {
     /// The download, the folder, or the server's scores fail.
     pub fn export(&self, version: Version, weights: &SamplerWeights) -> Result<Update, ExportError> {
         let path = weights.path.as_deref().ok_or(ExportError::Unnamed)?;
-        let archive = self.tasks.block_on(self.connection.archive(path))?;
-        let folder = self.releases.lock().write(version, |folder| unpack(&archive, folder).map_err(ExportError::from))?;
+        let mut archive = tempfile::tempfile_in(&self.dir)?;
+        self.tasks.block_on(self.connection.archive(path, &mut archive))?;
+        let folder = self.releases.lock().write(version, |folder| unpack(archive, folder).map_err(ExportError::from))?;
         let expected = self.texts.iter().map(|text| {
             let scores = self.tasks.block_on(log_probs(&self.connection, Scored::Path(path), text))?;
             Ok(scores.into_iter().map(f64::from).collect())

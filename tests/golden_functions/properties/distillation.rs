@@ -54,6 +54,18 @@ proptest! {
     }
 }
 
+/// TRL's `add_tail_bucket` bounds the mass of the likeliest tokens, and the rest has no gradient there.
+#[test]
+fn a_rest_of_bounded_mass_has_no_slope() {
+    let theirs = [0.5_f64.ln(), 0.25_f64.ln()];
+    for beta in [0.0, 0.5, 1.0] {
+        let at = |own: f64| TeacherDivergence { beta }.evaluate(&[own, -30.0], &theirs, false);
+        let (own, step) = (-3e-8, 2e-8);
+        let (numeric, slope) = ((at(own + step).0 - at(own - step).0) / (2.0 * step), at(own).1[0]);
+        assert!((numeric - slope).abs() < 1e-6, "{beta}: {numeric} {slope}");
+    }
+}
+
 #[test]
 fn a_token_that_the_policy_never_samples_costs_nothing_in_reverse() {
     let (own, theirs) = ([0.0, f64::NEG_INFINITY], [0.5_f64.ln(), 0.5_f64.ln()]);

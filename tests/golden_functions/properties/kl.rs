@@ -8,7 +8,7 @@ use rollflow::data::Sample;
 fn extremes_stay_finite_and_stop_pulling_where_they_are_cut() {
     assert_eq!([-1e3, -30.0, 1e3].map(|d| KlForm::LowVariance.token(d, 0.0)), [(10.0, 0.0); 3]);
     let truncated = KlLoss { estimator: KlForm::K1, truncate: Some(0.5), ..KlLoss::default() };
-    assert_eq!([2.0, 0.25, -2.0].map(|d| truncated.token(d, 0.0)), [(0.5, 0.0), (0.25, 1.0), (-2.0, 1.0)]);
+    assert_eq!([2.0, 0.25, -2.0].map(|d| truncated.token(d, 0.0)), [(0.5, 0.0), (0.25, 1.0), (-0.5, 0.0)]);
 }
 
 #[test]
@@ -90,7 +90,7 @@ proptest! {
             prop_assert_eq!(estimator.token(own, own).0, 0.0, "equal policies do not diverge");
             let kl = KlLoss { estimator, truncate, confidence, ..KlLoss::default() };
             let at = |own: f64| kl.token(own, other);
-            let near_a_bend = [truncate, Some(10.0)].into_iter().flatten().any(|bend| (estimator.token(own, other).0 - bend).abs() < 1e-3);
+            let near_a_bend = [truncate, Some(10.0)].into_iter().flatten().any(|bend| (estimator.token(own, other).0.abs() - bend).abs() < 1e-3);
             if !near_a_bend {
                 let difference = (at(own + STEP).0 - at(own - STEP).0) / (2.0 * STEP);
                 prop_assert!((at(own).1 - difference).abs() < 1e-5 * difference.abs().max(1.0), "{kl:?}: {} {difference}", at(own).1);

@@ -16,6 +16,7 @@ struct Columns {
     behaviour: Vec<f64>,
     reference: Vec<f64>,
     importance: Vec<f64>,
+    kept: Vec<bool>,
     entropies: Vec<f64>,
     advantages: Vec<f64>,
     weights: Vec<f64>,
@@ -27,8 +28,9 @@ impl Columns {
     fn of(log_probs: &[f64], behaviour: &[f64], advantages: &[f64], sequences: &[Range<usize>]) -> Self {
         let [log_probs, behaviour, advantages] = [log_probs, behaviour, advantages].map(<[f64]>::to_vec);
         let (ones, zeros, sequences) = (vec![1.0; log_probs.len()], vec![0.0; log_probs.len()], sequences.to_vec());
-        let (reference, entropies) = (zeros.clone(), zeros);
-        Columns { log_probs, behaviour, reference, importance: ones.clone(), entropies, advantages, weights: ones, sequences }
+        let (reference, entropies, kept) = (zeros.clone(), zeros, vec![true; log_probs.len()]);
+        let (importance, weights) = (ones.clone(), ones);
+        Columns { log_probs, behaviour, reference, importance, kept, entropies, advantages, weights, sequences }
     }
 
     fn evaluate(&self, loss: &dyn Loss) -> LossOutput {
@@ -47,6 +49,7 @@ impl Columns {
             behaviour: Some(&pick(&self.behaviour)),
             reference: Some(&pick(&self.reference)),
             importance: Some(&pick(&self.importance)),
+            kept: Some(&sequences.iter().flat_map(|at| self.kept[at.clone()].to_vec()).collect::<Vec<bool>>()),
             entropies: &pick(&self.entropies),
             advantages: &pick(&self.advantages),
             weights: &pick(&self.weights),
@@ -82,8 +85,8 @@ prop_compose! {
     ) -> Columns {
         let behaviour = log_probs.iter().zip(&drift).map(|(log_prob, drift)| log_prob - drift).collect();
         let n = log_probs.len();
-        let sequences = vec![0..n / 2, n / 2..n / 2, n / 2..n];
-        Columns { log_probs, behaviour, reference, importance, entropies, advantages, weights, sequences }
+        let (kept, sequences) = (vec![true; n], vec![0..n / 2, n / 2..n / 2, n / 2..n]);
+        Columns { log_probs, behaviour, reference, importance, kept, entropies, advantages, weights, sequences }
     }
 }
 
@@ -297,6 +300,24 @@ proptest! {
         columns.weights.fill(0.0);
         for loss in all() {
             prop_assert!(columns.evaluate(&loss).grad.iter().all(|slope| *slope == 0.0), "{}", loss.name());
+        }
+    }
+
+    /// verl takes rejected tokens out of `response_mask`. The number of trained tokens, by which an
+    /// entropy bonus is divided, stays.
+    #[test]
+    fn a_rejected_token_is_as_good_as_absent(columns in columns(0.6)) {
+        let last = columns.log_probs.len() - 1;
+        let (mut rejected, mut absent) = (columns.clone(), columns);
+        (rejected.kept[last], rejected.importance[last]) = (false, 0.0);
+        absent.log_probs.truncate(last);
+        absent.sequences[2].end = last;
+        for loss in all().iter().filter(|loss| loss.entropy_coef == 0.0 && loss.top_entropy == 1.0) {
+            let (found, expected) = (rejected.evaluate(loss), absent.evaluate(loss));
+            prop_assert!((found.loss - expected.loss).abs() < 1e-12, "{loss:?}: {} {}", found.loss, expected.loss);
+            prop_assert_eq!(found.grad[last], 0.0, "{:?}", loss);
+            let close = |(found, expected): (&f64, &f64)| (found - expected).abs() < 1e-12;
+            prop_assert!(found.grad.iter().zip(&expected.grad).all(close), "{loss:?}: {:?} {:?}", found.grad, expected.grad);
         }
     }
 

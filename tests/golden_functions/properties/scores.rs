@@ -66,6 +66,9 @@ fn answers_of_a_batch_are_paired_as_they_come_and_what_is_no_pair_is_refused() {
     let expected = pairwise_reward(&[2.0, -1.0], &[1.0, 0.5], None, 0.0, 2);
     assert_eq!((output.loss, output.grad[1], output.grad[2]), (expected.loss, expected.rejected[0], expected.chosen[1]));
     assert_eq!((output.metrics.pairs.accuracy(), output.metrics.pairs.margin()), (0.5, -0.25));
+    let apart = LossInputs { advantages: &[0.75, f64::NAN, f64::NAN, f64::NAN], ..inputs };
+    let with_margin = pairwise_reward(&[2.0, -1.0], &[1.0, 0.5], Some(&[0.75, 0.0]), 0.0, 2);
+    assert_eq!(BradleyTerry::default().evaluate(&apart).unwrap().loss, with_margin.loss);
 
     let part = BradleyTerry::default().evaluate(&LossInputs { batch_tokens: 6, ..inputs }).unwrap_err();
     assert!(matches!(part, LossError::Part { seen: 4, of: 6, .. }), "{part}");

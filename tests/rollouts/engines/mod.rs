@@ -7,6 +7,7 @@ mod protocols;
 mod running;
 mod server;
 mod simulated;
+mod sleeping;
 mod synchronous;
 
 use std::collections::BTreeMap;

@@ -3,15 +3,13 @@
 use std::sync::{Arc, Mutex};
 
 use rollflow::data::{RouteShape, Routes};
-use rollflow::engine::remote::sync::WeightSyncManager;
-use rollflow::engine::remote::{Attempt, Capabilities, Ending, EngineMemory, Fault, InferenceEngine, RemoteError, connect};
+use rollflow::engine::remote::{Attempt, Capabilities, Ending, Fault, InferenceEngine, RemoteError, connect};
 use rollflow::engine::settings::EngineKind;
 use rollflow::engine::{FinishReason, SamplingParams};
 use serde_json::{Value, json};
 use tokio::sync::mpsc;
 
-use super::server::{Reply, Server, Sleeper, vllm_page, wait_for};
-use super::{handle, manager, unprobed};
+use super::server::{Reply, Server, vllm_page};
 
 fn attempt(params: SamplingParams) -> Attempt {
     Attempt {
@@ -37,7 +35,7 @@ fn vllm(url: &str) -> Arc<dyn InferenceEngine> {
     connect(EngineKind::Vllm, url, None).unwrap()
 }
 
-fn sglang(url: &str) -> Arc<dyn InferenceEngine> {
+pub fn sglang(url: &str) -> Arc<dyn InferenceEngine> {
     connect(EngineKind::Sglang, url, None).unwrap()
 }
 
@@ -380,72 +378,6 @@ fn requests_name_the_adapter_that_they_are_answered_with() {
         (&asked["model"], &asked["logprob_token_ids"], asked.get("prompt_logprobs")),
         (&json!("adapter-7"), &json!([6]), None)
     );
-}
-
-/// A manager of new clients of this server, as a run has it.
-fn run_with(server: &Server, sleep: bool) -> WeightSyncManager {
-    let mut manager = manager(&handle([sglang(&server.url)]));
-    manager.config.sleep = sleep;
-    manager
-}
-
-/// SGLang ends if it is woken twice, and if it computes with memory that it has freed.
-#[test]
-fn v4_sglang_takes_all_its_memory_again_when_a_sync_fails_on_the_way_and_after_a_run_that_was_killed() {
-    let state = Arc::<Mutex<Sleeper>>::default();
-    let server = Server::sleeper(&state);
-    let refuse = |label: Option<char>| state.lock().unwrap().refuses = label;
-    let awake_with = |label: &str| {
-        let state = state.lock().unwrap();
-        assert!(state.label == label && state.asleep.is_empty() && !state.ended, "{label}: {state:?}");
-    };
-    let run = run_with(&server, true);
-    let served = |run: &WeightSyncManager| wait_for(run.fleet.engine(0).unwrap().weights().unwrap().served()).unwrap();
-    wait_for(run.sync(unprobed(7))).unwrap();
-    awake_with("7");
-    wait_for(run.sleep());
-    assert_eq!(state.lock().unwrap().label, "7 (asleep)");
-    assert_eq!(served(&run).as_deref(), Some("7"), "it is not taken for one that restarted");
-    // The next sync fails after the load, and is repeated.
-    refuse(Some('8'));
-    wait_for(run.sync(unprobed(8))).unwrap_err();
-    assert_eq!(state.lock().unwrap().label, "8 (cache asleep)");
-    refuse(None);
-    wait_for(run.sync(unprobed(8))).unwrap();
-    awake_with("8");
-    // The run ends instead.
-    wait_for(run.sleep());
-    refuse(Some('9'));
-    wait_for(run.sync(unprobed(9))).unwrap_err();
-    refuse(None);
-    wait_for(run.wake());
-    awake_with("9");
-    // It is killed there, and the next run does not even sleep.
-    wait_for(run.sleep());
-    refuse(Some('1'));
-    wait_for(run.sync(unprobed(10))).unwrap_err();
-    refuse(None);
-    wait_for(run_with(&server, false).sync(unprobed(11))).unwrap();
-    awake_with("11");
-}
-
-/// With adapters alone nothing labels the weights.
-#[test]
-fn an_sglang_server_without_a_label_tells_the_next_run_that_it_sleeps() {
-    let state = Arc::new(Mutex::new(Sleeper { label: "default".into(), ..Sleeper::default() }));
-    let server = Server::sleeper(&state);
-    wait_for(run_with(&server, true).sleep());
-    assert_eq!(state.lock().unwrap().label, "default (asleep)");
-    let next = sglang(&server.url);
-    let control = next.weights().unwrap();
-    assert_eq!(wait_for(control.served()).unwrap(), None);
-    for _ in 0..2 {
-        for part in [EngineMemory::Weights, EngineMemory::Cache] {
-            wait_for(control.wake(part)).unwrap();
-        }
-    }
-    let state = state.lock().unwrap();
-    assert!(state.label == "default" && state.asleep.is_empty() && !state.ended, "{state:?}");
 }
 
 /// What both kinds of servers say of adapters, and are asked.

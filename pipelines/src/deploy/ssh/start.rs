@@ -58,7 +58,8 @@ pub fn tasks(job: &Job, hosts: &[&str], address: impl Fn(&str) -> Result<String>
     }
     if ranks > 1 {
         let first = if hosts.len() == 1 { "127.0.0.1".to_owned() } else { address(hosts[0])? };
-        shared.extend([("WORLD_SIZE", ranks.to_string()), ("MASTER_ADDR", first), ("MASTER_PORT", of.ssh.port.to_string())]);
+        shared.extend([("WORLD_SIZE", ranks.to_string()), ("LOCAL_WORLD_SIZE", per_host.to_string())]);
+        shared.extend([("MASTER_ADDR", first), ("MASTER_PORT", of.ssh.port.to_string())]);
     }
     let mut tasks = Vec::new();
     for at in 0..of.engines.count {

@@ -11,20 +11,33 @@ pub(super) use index::SampleIndex;
 pub(super) use search::{Query, search};
 pub(super) use shown::{group, tokens};
 
-/// Name of one sample in an address: `STEP-GROUP-INDEX`.
+/// Name of one sample in an address: `STEP-GROUP-INDEX`, or `STEP-GROUP-INDEX-PART`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct SampleKey {
     pub step: u64,
     pub group: u64,
     pub index: u32,
+    /// Part of its rollout; any if absent.
+    pub part: Option<u32>,
 }
 
 impl SampleKey {
     /// Reads a name; `None` if it is none.
     pub fn parse(name: &str) -> Option<Self> {
-        let mut parts = name.splitn(3, '-');
-        let mut next = || parts.next()?.parse::<u64>().ok();
-        Some(SampleKey { step: next()?, group: next()?, index: next()?.try_into().ok()? })
+        let fields: Vec<u64> = name.split('-').map(|field| field.parse().ok()).collect::<Option<_>>()?;
+        let (&[step, group, index], part) = fields.split_first_chunk()?;
+        let part = match part {
+            [] => None,
+            [part] => Some(u32::try_from(*part).ok()?),
+            _ => return None,
+        };
+        Some(SampleKey { step, group, index: index.try_into().ok()?, part })
+    }
+
+    /// Returns true if this is the line's name.
+    pub fn names(&self, entry: &index::Entry) -> bool {
+        (entry.step, entry.group, entry.index) == (self.step, self.group, self.index)
+            && self.part.is_none_or(|part| part == entry.part)
     }
 }
 
@@ -32,8 +45,6 @@ impl SampleKey {
 #[derive(Clone, Copy, Debug, Default, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub(super) struct TokenPlace {
-    /// Part of the rollout.
-    pub part: u32,
     /// First token; by default, the first after the prompt.
     pub from: Option<usize>,
 }

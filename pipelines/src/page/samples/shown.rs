@@ -24,7 +24,7 @@ const CONTEXT: usize = 8;
 /// The group of a sample: what its samples share, and the samples. `None` if there is no such sample.
 pub fn group(index: &SampleIndex, key: SampleKey) -> Result<Option<Value>> {
     let entries: Vec<&Entry> = index.group(key).collect();
-    let Some(own) = entries.iter().position(|entry| entry.index == key.index) else { return Ok(None) };
+    let Some(own) = entries.iter().position(|entry| key.names(entry)) else { return Ok(None) };
     let mut file = index.open()?;
     // Of a large group, those around the sample.
     let start = own.saturating_sub(SAMPLES / 2).min(entries.len().saturating_sub(SAMPLES));
@@ -93,7 +93,7 @@ fn cut(text: &str) -> String {
 /// Tokens of a sample from a place on, each with its text and recorded numbers; a column that was not
 /// recorded is null. `None` if there is no such sample.
 pub fn tokens(index: &SampleIndex, key: SampleKey, place: TokenPlace, tokenizer: &Tokenizer) -> Result<Option<Value>> {
-    let own = index.group(key).find(|entry| (entry.index, entry.part) == (key.index, place.part));
+    let own = index.group(key).find(|entry| key.names(entry));
     let Some(own) = own else { return Ok(None) };
     let Some(rollout) = own.rollout(&mut index.open()?) else { return Ok(None) };
     let versions: Vec<Option<u64>> = rollout.versions.per_token().collect();

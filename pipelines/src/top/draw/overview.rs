@@ -55,9 +55,10 @@ fn curves(view: &RunView) -> Curves<'_> {
         ("trained tok/s", Some(&view.rates[1]), Color::Blue),
         ("staleness, largest", metric("sample_staleness_max_versions"), Color::Yellow),
     ];
-    // A pipeline without rewards has no staleness either.
+    // A pipeline without rewards has no staleness either, and may generate nothing.
     if metric("loss").is_some() && metric("reward_mean").is_none() {
-        curves.retain(|(name, curve, _)| *name == "loss" || curve.is_some_and(|curve| curve.last.is_some()));
+        let counts = |curve: &crate::top::curve::Curve| curve.range().is_some_and(|(_, most)| most > 0.0);
+        curves.retain(|(name, curve, _)| *name == "loss" || curve.is_some_and(counts));
     }
     curves
 }

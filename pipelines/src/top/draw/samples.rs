@@ -27,7 +27,7 @@ pub fn draw(frame: &mut Frame, area: Rect, view: &RunView, screen: &mut Screen, 
         let first = sample.response.replace('\n', "⏎").chars().take(CELL).collect::<String>();
         Row::new([
             Line::from(format!(" {}", sample.step)),
-            Line::from(format!("{}/{}", sample.group, sample.index)),
+            Line::from(sample.name()),
             Line::from(reward(sample)).style(colour(sample, theme)),
             Line::from(count(sample.length as f64)).right_aligned(),
             status(sample, theme),
@@ -51,10 +51,9 @@ fn draw_text(frame: &mut Frame, area: Rect, sample: &ShownSample, screen: &mut S
     text.lines.extend(sample.response.lines().map(|line| Line::from(line.to_owned())));
     let advantage = sample.advantage.map_or(String::new(), |advantage| format!(" · advantage {}", count(advantage)));
     let title = format!(
-        " step {} · {}/{} · reward {}{advantage} · {} tokens · {} ",
+        " step {} · {} · reward {}{advantage} · {} tokens · {} ",
         sample.step,
-        sample.group,
-        sample.index,
+        sample.name(),
         reward(sample),
         sample.length,
         sample.status

@@ -93,6 +93,7 @@ fn view() -> RunView {
             step: 120,
             group: 900 + u64::from(index / 4),
             index: index % 4,
+            part: 0,
             status: if index == 10 { "truncated" } else { "completed" }.to_owned(),
             prompt: "What is 3 + 4? Answer with a number.".to_owned(),
             response: format!("3 + 4 is the sum of three and four.\nThat makes {index}."),
@@ -112,6 +113,15 @@ fn frame(view: &RunView, mut screen: Screen, width: u16, height: u16) -> String 
         assert!(!cell.symbol().contains(char::is_control), "{:?}", cell.symbol());
     }
     terminal.backend().to_string()
+}
+
+#[test]
+fn a_run_that_generates_nothing_shows_no_speed_of_generation() {
+    let mut view = RunView::default();
+    view.add_metrics(1, [("loss".to_owned(), 0.5)]);
+    (1..4).for_each(|second| view.set_live(LiveEvent { generated_tokens: Some(0.0), ..event(second) }));
+    let shown = frame(&view, Screen::default(), 140, 40);
+    assert!(shown.contains("trained tok/s") && !shown.contains("generated tok/s"), "{shown}");
 }
 
 fn of(pane: Pane) -> Screen {

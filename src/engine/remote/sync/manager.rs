@@ -110,7 +110,7 @@ impl WeightSyncManager {
     pub async fn sync(&self, update: Update) -> Result<SyncReport, EngineError> {
         let (version, update) = (update.version, Arc::new(update));
         self.fleet.offer(&update);
-        self.fleet.set_asleep(false);
+        self.fleet.set_awake(false);
         let engines = self.due(self.free().await?, version);
         let report = self.bring(engines, update).await;
         if report.held() == 0 {
@@ -123,9 +123,10 @@ impl WeightSyncManager {
     }
 
     /// Puts all engines to sleep until the next sync ([`SyncConfig::sleep`]). They must have no work. Waits for
-    /// syncs in progress. One that fails is logged, and keeps its memory.
+    /// syncs in progress. One that fails is logged, and keeps its memory. After [`WeightSyncManager::wake`] it
+    /// does nothing until the next sync.
     pub async fn sleep(&self) {
-        self.fleet.set_asleep(true);
+        self.fleet.set_asleep();
         let sleeps = self.fleet.staying().into_iter().map(|place| async move {
             let (Some(engine), Some(last)) = (self.fleet.engine(place), self.fleet.last_sync(place)) else { return };
             let Some(control) = engine.weights() else { return };
@@ -134,12 +135,14 @@ impl WeightSyncManager {
             let free = timeout(Duration::try_from_secs_f64(longest).unwrap_or(Duration::MAX), last.lock()).await;
             let Ok(_free) = free else {
                 tracing::warn!("{} is lost, and still being given weights; it keeps its memory", engine.name());
-                self.fleet.mark_asleep(place, true);
+                self.fleet.begin_sleep(place);
                 return;
             };
             let (started, limit) = (Instant::now(), self.config.step_timeout.min(longest));
             // Also if its answer does not come.
-            self.fleet.mark_asleep(place, true);
+            if !self.fleet.begin_sleep(place) {
+                return;
+            }
             let slept = timeout(Duration::try_from_secs_f64(limit).unwrap_or(Duration::MAX), control.sleep()).await;
             self.fleet.record(place, |meter, name| meter.sync_phase(name, "sleep", started.elapsed()));
             match slept {
@@ -151,10 +154,10 @@ impl WeightSyncManager {
         join_all(sleeps).await;
     }
 
-    /// Wakes engines that sleep, wholly or in part, for others to use them. Waits for syncs in progress, which
-    /// wake them. One that fails is logged.
+    /// Wakes engines that sleep, wholly or in part, for others to use them after the run. Waits for syncs in
+    /// progress, which wake them. One that fails is logged.
     pub async fn wake(&self) {
-        self.fleet.set_asleep(false);
+        self.fleet.set_awake(true);
         let sleeping = self.fleet.staying().into_iter().filter(|place| self.fleet.may_sleep(*place));
         let wakes = sleeping.map(|place| async move {
             let (Some(engine), Some(last)) = (self.fleet.engine(place), self.fleet.last_sync(place)) else { return };
