@@ -82,7 +82,8 @@ def line_of(name, value, here):
     if isinstance(value, types.ModuleType):
         return f"import {value.__name__} as {name}\n"
     origin = getattr(value, "__module__", None)
-    there = getattr(value, "__qualname__", None) or getattr(value, "__name__", None)
+    # Python 3.9 keeps the names of `typing` in `_name`.
+    there = next(filter(None, (getattr(value, key, None) for key in ("__qualname__", "__name__", "_name"))), None)
     if origin and origin != here and there and getattr(sys.modules.get(origin), there, None) is value:
         return f"from {origin} import {there} as {name}\n"
     if isinstance(value, re.Pattern):

@@ -97,7 +97,7 @@ class Notebooks(unittest.TestCase):
     def test_a_function_of_a_notebook_becomes_a_file_with_what_it_uses(self):
         module = cell(
             "import math\nfrom collections import Counter\nSCALE = 2.0\n\n\n"
-            "def helper(text):\n    return Counter(text).total() * SCALE\n\n\n"
+            "def helper(text):\n    return sum(Counter(text).values()) * SCALE\n\n\n"
             "class Base:\n    def factor(self):\n        return 1\n\n\n"
             "class Grader(Base):\n    def __call__(self, completion):\n        return math.sqrt(helper(completion)) * self.factor()\n"
         )

@@ -463,7 +463,7 @@ mod tests {
     fn a_join_ends_with_the_run_though_the_other_rank_never_comes() {
         let store = Store::open("127.0.0.1", 0, true, "test", DEADLINE).unwrap();
         let signals = Arc::new(Signals { cancelled: true.into(), ..Signals::default() });
-        let joined = Group::join(&store, "group", "127.0.0.1", [0, 2], DEADLINE, &signals, None);
+        let joined = Group::join(&store, "group", "127.0.0.1", [0, 2], Duration::from_secs(1), &signals, None);
         let error = joined.map(drop).unwrap_err();
         assert!(error.0.contains("the run is ending"), "{error}");
     }

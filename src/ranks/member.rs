@@ -253,7 +253,7 @@ impl Member {
     /// host. Ends the run on all ranks. Takes a few seconds.
     pub fn explain(&self, error: CollectiveError) -> RankError {
         self.shared.suspicious.store(true, Release);
-        let until = Instant::now() + SUSPECT + 4 * BEAT;
+        let until = Instant::now() + SUSPECT + 12 * BEAT;
         while self.lost().is_none() && Instant::now() < until {
             std::thread::sleep(BEAT / 10);
         }

@@ -343,7 +343,7 @@ fn a_judge_that_hangs_on_or_rejects_one_completion_grades_the_others_once_each()
     for act in [Act::Hang, Act::Busy, Act::Rejects] {
         let judge = Judge::new(move |question, _| if judged(question) == Some("answer 1") { act } else { Act::Right });
         let config = JudgeConfig { model: "grader".into(), prompt: "{response}".into(), ..JudgeConfig::default() };
-        let service = judge.service(Duration::from_secs(2), Duration::from_millis(20)).judge(config).unwrap();
+        let service = judge.service(Duration::from_secs(5), Duration::from_millis(20)).judge(config).unwrap();
         let mut asked = group(0);
         asked.samples.push(Sample { index: 3, ..asked.samples[2].clone() });
         let (scored, failures) = RemoteReward::new(service).retries(0).score_blocking(asked).unwrap();

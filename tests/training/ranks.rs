@@ -307,6 +307,7 @@ fn a_rank_that_starts_again_before_the_others_have_ended_joins_the_next_start() 
         let again = scope.spawn(move || join(1));
         let store = Store::open("127.0.0.1", port, false, "rollflow/", std::time::Duration::from_secs(60)).unwrap();
         while store.get("started/1").unwrap().as_deref() == Some(b"1") {
+            assert!(!again.is_finished());
             std::thread::sleep(std::time::Duration::from_millis(10));
         }
         second.end(0);

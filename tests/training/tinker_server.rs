@@ -60,7 +60,9 @@ fn samples_that_a_client_cancels_end_and_others_go_on() {
 
 #[test]
 fn saved_weights_are_never_replaced_by_others_of_the_same_name() {
-    with_server(async |client| {
+    let state = tempfile::tempdir().unwrap();
+    let mut told = Vec::new();
+    with_server_on(state.path(), async |client| {
         let post = async |route: &str, body: Value| post(client, route, body).await;
         let model = model(client).await;
         for route in ["save_weights", "save_weights_for_sampler"] {
@@ -69,7 +71,14 @@ fn saved_weights_are_never_replaced_by_others_of_the_same_name() {
                 let asked = post(route, json!({"model_id": model, "seq_id": seq, "path": "mine"})).await;
                 let answer = post("retrieve_future", json!({"request_id": asked["request_id"]})).await;
                 assert_eq!(answer.to_string().contains("is taken"), refused, "{route}, {seq}: {answer}");
+                told.push((asked["request_id"].clone(), answer));
             }
+        }
+    });
+    // A restart repeats the operations.
+    with_server_on(state.path(), async |client| {
+        for (request, answer) in told {
+            assert_eq!(post(client, "retrieve_future", json!({"request_id": request})).await, answer);
         }
     });
 }

@@ -112,7 +112,9 @@ mod tests {
 
     #[test]
     fn a_program_that_sends_more_lines_than_may_wait_is_ended() {
-        let sandbox = Sandbox::new(SandboxConfig::python("python3").unwrap()).unwrap();
+        // Where walls hide root's home, that of the system.
+        let of = |python| SandboxConfig::python(python).map(Sandbox::new);
+        let sandbox = of("python3").unwrap().or_else(|_| of("/usr/bin/python3").unwrap()).unwrap();
         let limits = Limits { output: 1 << 20, ..sandbox.config().limits };
         let job = Job::quick_python("import os\nwhile True: os.write(1, b'\\n' * 4096)").limits(limits);
         let live = sandbox.start(&job, Some(1)).unwrap();

@@ -134,7 +134,7 @@ fn f5_a_sigterm_of_any_rank_drains_the_run_and_all_ranks_say_to_start_again() {
 fn a_rank_0_that_is_stopped_with_the_store_that_it_serves_ends_the_others_with_its_name() {
     let folder = tempfile::tempdir().unwrap();
     let run = folder.path().join("run");
-    let [mut first, mut second] = two_ranks(&run, &["train.steps=100000", "ranks.lost_timeout=5.0"]);
+    let [mut first, mut second] = two_ranks(&run, &["train.steps=100000", "ranks.lost_timeout=10.0"]);
     second.until("a step is taken", |_| lines(&run) > 0);
     first.stand_still(true);
     second.line(|line| (line.contains("error: ") && line.contains("rank 0 on ")).then_some(()));

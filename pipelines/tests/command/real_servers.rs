@@ -356,7 +356,7 @@ fn the_server_of_a_run_that_is_killed_ends_too() {
 #[test]
 fn a_server_that_restarted_has_its_number_in_its_file() {
     let folder = tempfile::tempdir().unwrap();
-    let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+    let port = 22014;
     let words = ["sleep", "600"].map(str::to_owned).to_vec();
     let command = ServerCommand { kind: Launch::Vllm, words, env: Vec::new(), port };
     let limit = Duration::from_secs(60);

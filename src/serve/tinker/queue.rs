@@ -72,9 +72,11 @@ impl State {
 
     fn asked(&mut self, number: u64) {
         self.asked.insert(number);
-        while self.asked.len() > KEPT {
-            let oldest = self.asked.pop_first();
-            oldest.and_then(|oldest| self.answers.remove(&oldest));
+        while self.asked.len() > KEPT
+            && let Some(oldest) = self.asked.iter().copied().find(|asked| *asked != number)
+        {
+            self.asked.remove(&oldest);
+            self.answers.remove(&oldest);
         }
     }
 }
@@ -223,13 +225,25 @@ impl QueueShared {
             };
             if let Answer::Failed { why, of_request } = &answer {
                 tracing::warn!("{}, operation {number}: {why}", record.id);
-                // After a restart it may succeed, as after a lack of memory, and change later answers.
-                if !of_request && number > self.repeated {
-                    let has_gradient = model.as_ref().is_ok_and(|model| model.has_gradient);
-                    let failed = Operation::Failed { why: why.clone(), has_gradient };
-                    if let Err(error) = self.journal.lock().append(number, &failed) {
-                        tracing::error!("{}: the failure of operation {number} is not in the journal: {error}", record.id);
+                let of_files = matches!(operation, Operation::Save(_) | Operation::Load { .. } | Operation::Sampler { .. });
+                // After a restart it may succeed, as after a lack of memory or with other files, and change later answers.
+                let instead = match (number > self.repeated, &model) {
+                    (true, Ok(model)) if !of_request => {
+                        Some(Operation::Failed { why: why.clone(), has_gradient: model.has_gradient })
                     }
+                    (true, Ok(_)) if !of_files => None,
+                    (true, _) => Some(Operation::Refused(why.clone())),
+                    (false, _) => None,
+                };
+                if let Some(instead) = instead
+                    && let Err(error) = self.journal.lock().append(number, &instead)
+                {
+                    tracing::error!("{}: the failure of operation {number} is not in the journal: {error}", record.id);
+                }
+                if number <= self.repeated && !of_request && !matches!(operation, Operation::Failed { .. }) {
+                    let differ =
+                        "the weights differ from before the restart if it was done there; restart the server to try again";
+                    tracing::error!("{}: operation {number} was not repeated: {differ}", record.id);
                 }
             }
             {

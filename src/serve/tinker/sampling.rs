@@ -205,6 +205,10 @@ impl Tinker {
             return Err(Refusal::new(404, format!("there is no sampling session {:?}", super::short(session))));
         }
         let _order = shared.changing.lock().await;
+        // Another request may have loaded it meanwhile.
+        if let Some(name) = shared.adapter(Some(session)).filter(|name| name.is_some()) {
+            return Ok(name);
+        }
         let weights = read_session(shared, &folder).await?;
         let name: Arc<str> = session.into();
         for reply in super::load(shared, &self.loaded, &name, weights, &folder) {

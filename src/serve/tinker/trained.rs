@@ -266,8 +266,9 @@ impl Trained {
             let writing = self.ground.samplers.join(format!(".{session}.writing"));
             self.export(&writing, &weights).map_err(Answer::failed)?;
             atomic_file::publish(&writing, &folder).map_err(Answer::failed)?;
+            // A folder that was there is read when it is asked for: later weights are not in it.
+            (self.install)(session, weights, &folder);
         }
-        (self.install)(session, weights, &folder);
         if name.is_none() {
             let kept = KEPT_SESSIONS[usize::from(self.policy.weights().adapter.is_none())];
             self.ground.prune_sessions(&self.id, kept).map_err(Answer::failed)?;

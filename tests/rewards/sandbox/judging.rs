@@ -93,7 +93,10 @@ fn output_may_be_as_long_as_expected_and_failures_are_short() {
 fn loading_and_single_tests_of_many_may_take_more_than_an_equal_share_of_the_time() {
     let code = "import time\ntime.sleep(0.3)\ndef f(x):\n    if x == 7: time.sleep(0.3)\n    return x + 1";
     let tests: Vec<String> = (0..40).map(|x| format!("assert f({x}) == {}", x + 1)).collect();
-    let results = judge().test(code, &json!(tests)).unwrap();
+    // An equal share would be less than 0.3 s.
+    let limits = Limits { wall: Duration::from_secs(10), ..limits() };
+    let judge = Sandbox::new(SandboxConfig { limits, ..config() }).unwrap();
+    let results = judge.test(code, &json!(tests)).unwrap();
     assert_eq!(passed(&results), 40, "{results:?}");
 }
 
@@ -186,7 +189,7 @@ fn grading_ends_at_its_deadline_and_has_time_for_pairs_after_one_that_hangs() {
     let slow = "import time\ntime.sleep(2)\nprint(input())";
     // The last one passes, because results that a deadline decided are not cached.
     for (code, count, seconds, reward) in
-        [(hangs(20), 20, 1, 0.0), (hangs(1), 4, 6, 0.75), (slow.to_owned(), 1, 1, 0.0), (slow.to_owned(), 1, 60, 1.0)]
+        [(hangs(20), 20, 1, 0.0), (hangs(1), 4, 12, 0.75), (slow.to_owned(), 1, 1, 0.0), (slow.to_owned(), 1, 60, 1.0)]
     {
         let mut env = answered(&sandbox, &code, count);
         let deadline = Instant::now() + Duration::from_secs(seconds);
@@ -203,20 +206,22 @@ fn grading_ends_at_its_deadline_and_has_time_for_pairs_after_one_that_hangs() {
 
 #[test]
 fn waiting_for_other_programs_until_the_deadline_is_no_timeout_of_a_rollout() {
-    let sandbox = Sandbox::new(SandboxConfig { concurrency: 1, ..config() }).unwrap();
+    let limits = Limits { wall: Duration::from_secs(30), ..limits() };
+    let sandbox = Sandbox::new(SandboxConfig { concurrency: 1, limits, ..config() }).unwrap();
     let tokenizer = Arc::new(Tokenizer::characters("()/:<>abcdefghijklmnopqrstuvwxyz \n", 64).unwrap());
     // A step that runs a program, and a grade.
     let says = |_: &str, index| ["<python><code>print()</code></python>", "print(input())"][index as usize].to_owned();
     let agent = Agent::by(programming_environment(sandbox.clone(), "tests")).parser(ToolFormat::Xml);
-    let agent = agent.limits(|of| (of.step_timeout, of.replays) = (0.5, 0));
+    let agent = agent.limits(|of| (of.step_timeout, of.replays) = (1.5, 0));
     let prompt = Prompt { metadata: tested(1), ..Prompt::from("repeat") };
     let params = SamplingParams { max_new_tokens: 64, ..SamplingParams::default() };
     let mark = format!("mark-slot-{}", std::process::id());
-    let mut other = Job::python("import time\ntime.sleep(3)");
+    let mut other = Job::python("import time\ntime.sleep(6)");
     other.arguments.push(mark.clone());
     std::thread::scope(|scope| {
         let other = scope.spawn(|| sandbox.run(&other).unwrap());
         while !processes().any(|line| line.contains(&mark)) {
+            assert!(!other.is_finished());
             std::thread::sleep(Duration::from_millis(5));
         }
         let mut engine = Speaker::new(&tokenizer, says);
