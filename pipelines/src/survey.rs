@@ -117,7 +117,8 @@ fn first<'a, T>(
     }
 }
 
-/// Checks prompts: their length by `fits`, then chat template and tokenizer unless an environment opens the conversation.
+/// Checks prompts: their length by `fits`, then chat template and tokenizer unless an environment opens the
+/// conversation.
 fn asked<'a>(
     plan: &Plan,
     reader: &'a Option<Reader>,

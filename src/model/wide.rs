@@ -12,8 +12,9 @@ use super::fused::half;
 /// Rows of a weight that are widened at a time on a CPU.
 const WIDENED_ROWS: i64 = 8192;
 
-/// Rows of `of`, each as often as `rows` has it. On CUDA gradients of copies are summed as those of embeddings are:
-/// in f32 by block, and always in the same order. `index_select` would add each in 16 bits, in any order.
+/// Rows of `of`, each as often as `rows` has it. On CUDA gradients of copies are summed as those of
+/// embeddings are: in f32 by block, and always in the same order. `index_select` would add each in 16 bits,
+/// in any order.
 pub(super) fn gathered(of: &Tensor, rows: &Tensor) -> Tensor {
     if !of.device().is_cuda() {
         return of.index_select(0, rows);

@@ -133,8 +133,8 @@ impl Watch {
         }
     }
 
-    /// The reason `gone`, which names another rank. It begins with this one if this one was just stopped, so that
-    /// the others may have ended without it. `stopped`: for how long, and until when.
+    /// The reason `gone`, which names another rank. It begins with this one if this one was just stopped, so
+    /// that the others may have ended without it. `stopped`: for how long, and until when.
     fn blaming(&self, gone: String, stopped: Option<(Duration, Instant)>) -> String {
         match stopped.filter(|(_, until)| until.elapsed() < 2 * self.lost) {
             Some((time, _)) => {

@@ -50,8 +50,8 @@ pub struct LocalConfig {
     pub temperature: f64,
     /// Policy for a loss or gradient that is not finite.
     pub non_finite: NonFinitePolicy,
-    /// Threads; `None`: the machine's, divided among the ranks on it. Models of up to 16 million parameters compute one
-    /// micro-batch per thread, each with a separate gradient. For larger models, threads share
+    /// Threads; `None`: the machine's, divided among the ranks on it. Models of up to 16 million parameters
+    /// compute one micro-batch per thread, each with a separate gradient. For larger models, threads share
     /// each operation.
     pub threads: Option<usize>,
     /// Device and number format of the layers. Gradient sums are f32 in any case, parameters and moments by
@@ -63,9 +63,9 @@ pub struct LocalConfig {
     /// are updated after each step. The result is the same (law N1) up to the order of sums, if
     /// there are more micro-batches. Cost: one copy per device, transferred after every step.
     pub replica_devices: Vec<Device>,
-    /// Weight of the loss that spreads tokens over experts, as transformers' `router_aux_loss_coef`; 0 without.
-    /// It is of each micro-batch, weighted by its trained tokens, so that `micro_batch_tokens` and the number
-    /// of ranks change it. A model without experts has none.
+    /// Weight of the loss that spreads tokens over experts, as transformers' `router_aux_loss_coef`; 0
+    /// without. It is of each micro-batch, weighted by its trained tokens, so that `micro_batch_tokens` and
+    /// the number of ranks change it. A model without experts has none.
     pub router_loss: f64,
     /// Use of the experts that computed a sequence in the generator ([`Routes`](crate::data::Routes)).
     pub router_replay: RouterReplay,
@@ -76,10 +76,11 @@ pub struct LocalConfig {
     pub masters: MasterFormat,
     /// Format of the optimizer's moments.
     pub moments: MomentFormat,
-    /// If true, memory that a step freed on GPUs is given back to the driver after it, for other processes: servers
-    /// that sleep meanwhile.
+    /// If true, memory that a step freed on GPUs is given back to the driver after it, for other processes:
+    /// servers that sleep meanwhile.
     pub gives_back_memory: bool,
-    /// If true, layers' inputs that `gradient_checkpointing` keeps for the backward pass are in the host's memory.
+    /// If true, layers' inputs that `gradient_checkpointing` keeps for the backward pass are in the host's
+    /// memory.
     pub activations_on_host: bool,
     /// Format of the weights in checkpoints; `None`: that of the model's folder. If it is not f32,
     /// the f32 parameters are saved with the moments, so that a resume is exact. Adapters are
@@ -175,8 +176,9 @@ impl LocalBackend {
         })
     }
 
-    /// [`TrainingBackend::forward_backward`] for batches of clients. A pass that fails drops the gradient since the
-    /// last update, and the backend continues. Not for a trainer that shares its work with other ranks.
+    /// [`TrainingBackend::forward_backward`] for batches of clients. A pass that fails drops the gradient
+    /// since the last update, and the backend continues. Not for a trainer that shares its work with other
+    /// ranks.
     pub fn try_forward_backward(&self, batch: Arc<TrainBatch>) -> TrainFuture<ForwardBackward> {
         let undo = |worker: &mut Worker, _: &TrainError| {
             worker.accumulated = Default::default();

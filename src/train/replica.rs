@@ -55,8 +55,8 @@ enum Held {
 pub(super) struct Part {
     pub scored: Scored,
     pub output: LossOutput,
-    /// Gradient by the flat trained parameters, `None` if it was added up already, or the names of samples with
-    /// non-finite numbers.
+    /// Gradient by the flat trained parameters, `None` if it was added up already, or the names of samples
+    /// with non-finite numbers.
     pub gradient: Result<Option<Tensor>, Vec<String>>,
     /// The experts' loss, by its weight, if there is one.
     pub router_loss: Option<f64>,
@@ -119,13 +119,13 @@ impl Replica {
         Replica { config: config.clone(), compute: config.compute, decoder, held: Held::Part(part.clone()) }
     }
 
-    /// Computes the sequences at `part` and their gradient. `judged` is their part of a loss that was computed
-    /// over the whole batch. The gradient is added to `sum`, if there is one: for layers that are computed
-    /// again, without adapters, in another format than f16.
+    /// Computes the sequences at `part` and their gradient. `judged` is their part of a loss that was
+    /// computed over the whole batch. The gradient is added to `sum`, if there is one: for layers that are
+    /// computed again, without adapters, in another format than f16.
     ///
     /// A gradient that overflows f16 is computed again with a lower loss scale. It depends on the micro-batch
-    /// alone, so that no scale is kept from step to step. With divided parameters nothing is repeated, because
-    /// all ranks must make equally many passes.
+    /// alone, so that no scale is kept from step to step. With divided parameters nothing is repeated,
+    /// because all ranks must make equally many passes.
     pub fn differentiate(
         &self,
         algorithm: &Algorithm,

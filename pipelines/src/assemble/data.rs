@@ -67,7 +67,8 @@ pub fn first_prompts(
 
 /// Returns a check that the chat template renders a prompt, and that it fits the policy's context together
 /// with the longest completion, of `answer` tokens. Without a chat template all prompts pass: the run reports
-/// the error. Prompts that the template refuses pass if there is an environment, which opens the conversation.
+/// the error. Prompts that the template refuses pass if there is an environment, which opens the
+/// conversation.
 pub fn fits(
     chat: &Chat,
     environment: Option<&Environment>,
@@ -103,8 +104,8 @@ pub fn fits(
     }
 }
 
-/// The reason to skip a record that the tokenizer or the chat template refuses; the error itself if there is no
-/// usable chat template.
+/// The reason to skip a record that the tokenizer or the chat template refuses; the error itself if there is
+/// no usable chat template.
 pub fn refusal(error: DataError, tokenizer: &Tokenizer) -> Result<Result<(), String>, DataError> {
     if tokenizer.chat().is_err() { Err(error) } else { Ok(Err(refused(error))) }
 }
@@ -189,8 +190,8 @@ pub fn training_prompts(plan: &Plan, reader: &Reader) -> Result<Prompts> {
     })
 }
 
-/// Builds the prompt source of `[task]`, which `environment` may bring, formatted by `[chat]`. Records that `fits` rejects are dropped;
-/// `compares` is as in [`prompt_dataset`].
+/// Builds the prompt source of `[task]`, which `environment` may bring, formatted by `[chat]`. Records that
+/// `fits` rejects are dropped; `compares` is as in [`prompt_dataset`].
 pub fn prompts(
     task: &Task,
     environment: Option<&Environment>,

@@ -54,8 +54,8 @@ pub fn fits(chat: &Chat, reader: &Reader) -> impl Fn(&RankedPair) -> Result<(), 
     move |pair| data::within(samples(&chat, pair, &tokenizer), config.max_positions)
 }
 
-/// Samples of the held-out pairs of `[eval]` that fit the model's context, each pair with the name of its data
-/// set.
+/// Samples of the held-out pairs of `[eval]` that fit the model's context, each pair with the name of its
+/// data set.
 pub fn evaluated(eval: &Eval, task: &Task, chat: &Chat, seed: u64, reader: &Reader) -> Result<Vec<(String, [Sample; 2])>> {
     let (task, fits) = (eval.task.as_ref().unwrap_or(task), fits(chat, reader));
     let mut pairs: Vec<(String, RankedPair)> = Vec::new();

@@ -162,13 +162,14 @@ fn is_laid_out(sft: &Sft) -> bool {
     sft.packs() || sft.on_overlong == OverlongPolicy::Split
 }
 
-/// Checks that an example can be trained on within `sft.max_length`; the inner error is the reason to skip it.
+/// Checks that an example can be trained on within `sft.max_length`; the inner error is the reason to skip
+/// it.
 ///
 /// # Errors
 /// Fails if there is no usable chat template.
 pub fn judge(chat: &Chat, sft: &Sft, example: &Example, tokenizer: &Tokenizer) -> Result<Result<(), String>, DataError> {
-    /// Most tokens that a tokenizer puts around a text. No token is shorter than a byte, so most examples need
-    /// no tokenisation here.
+    /// Most tokens that a tokenizer puts around a text. No token is shorter than a byte, so most examples
+    /// need no tokenisation here.
     const AROUND_A_TEXT: usize = 16;
     let most = sft.max_length.unwrap_or(usize::MAX);
     let samples = match rendered_bytes(&imitated(chat, example), tokenizer, sft.turns_apart()) {

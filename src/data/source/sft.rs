@@ -9,9 +9,9 @@ use super::shape::Example;
 use crate::data::chat::{render_from, tokenize_from, tokenize_last_turn};
 use crate::data::{ChatMessage, DataError, Pair, PromptText, Sample, Tokenizer, jsonl};
 
-/// Converts an example to a sample. Of a pair, the completion is trained; of a conversation, all
-/// turns of the assistant after the prompt; of a text, every token. Conversations are rendered by the tokenizer's
-/// chat template.
+/// Converts an example to a sample. Of a pair, the completion is trained; of a conversation, all turns of the
+/// assistant after the prompt; of a text, every token. Conversations are rendered by the tokenizer's chat
+/// template.
 pub fn prepare_sft_sample(example: &Example, tokenizer: &Tokenizer) -> Result<Sample, DataError> {
     match example {
         Example::Pair(pair) => prepare_pair(pair, tokenizer),
@@ -40,8 +40,8 @@ fn ends(turns: &[ChatMessage], first: usize) -> impl Iterator<Item = usize> {
     (first..turns.len()).filter(|at| turns[*at].role == "assistant")
 }
 
-/// Bytes of the longest text that [`prepare_sft_sample`] tokenises, or [`prepare_sft_turns`] if `apart` is true. Fails
-/// if the chat template refuses the example.
+/// Bytes of the longest text that [`prepare_sft_sample`] tokenises, or [`prepare_sft_turns`] if `apart` is
+/// true. Fails if the chat template refuses the example.
 pub fn rendered_bytes(example: &Example, tokenizer: &Tokenizer, apart: bool) -> Result<usize, DataError> {
     let bytes = |turns: &[ChatMessage], tools: &[Value], first| Ok(render_from(turns, tools, tokenizer, first)?.text.len());
     match example {

@@ -216,8 +216,8 @@ fn entries<'a>(operations: impl IntoIterator<Item = (&'a u64, &'a Operation)>) -
     Ok(each.collect::<io::Result<Vec<_>>>()?.concat())
 }
 
-/// Reads the operations of a journal, and cuts off a last one that is not whole. A loss of power may leave one
-/// of full length with other bytes, or zeros.
+/// Reads the operations of a journal, and cuts off a last one that is not whole. A loss of power may leave
+/// one of full length with other bytes, or zeros.
 ///
 /// # Errors
 /// The file can't be read, or an entry before its end is damaged.

@@ -76,6 +76,8 @@ fn f5_a_stop_during_an_evaluation_puts_no_server_to_sleep() {
     let next = move || {
         sent += 1;
         if sent == 3 {
+            // Until the stage waits for the evaluation.
+            std::thread::sleep(std::time::Duration::from_millis(100));
             handle.stop();
         }
         Some(Batch::default())

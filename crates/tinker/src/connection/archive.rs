@@ -24,8 +24,8 @@ const LONGEST_ERROR: usize = 1 << 16;
 const WHAT: &str = "downloading weights";
 
 impl Connection {
-    /// Writes the archive of weights for sampling at this path, `tinker://…`, to `file`: a tar file, which may
-    /// be compressed by gzip. A download that breaks off begins again.
+    /// Writes the archive of weights for sampling at this path, `tinker://…`, to `file`: a tar file, which
+    /// may be compressed by gzip. A download that breaks off begins again.
     ///
     /// # Errors
     /// The server does not have it, cannot be reached for long, or `file` can't be written.

@@ -122,9 +122,9 @@ impl WeightSyncManager {
         Ok(report)
     }
 
-    /// Puts all engines to sleep until the next sync ([`SyncConfig::sleep`]). They must have no work. Waits for
-    /// syncs in progress. One that fails is logged, and keeps its memory. After [`WeightSyncManager::wake`] it
-    /// does nothing until the next sync.
+    /// Puts all engines to sleep until the next sync ([`SyncConfig::sleep`]). They must have no work. Waits
+    /// for syncs in progress. One that fails is logged, and keeps its memory. After
+    /// [`WeightSyncManager::wake`] it does nothing until the next sync.
     pub async fn sleep(&self) {
         self.fleet.set_asleep();
         let sleeps = self.fleet.staying().into_iter().map(|place| async move {
