@@ -93,4 +93,6 @@ if wants_cuda && [ ! -f "$home/cuda" ]; then
 fi
 link "$view"
 # For runs of several ranks.
-if wants_cuda; then "$scripts/nccl.sh"; fi
+if wants_cuda; then
+  "$scripts/nccl.sh" || say "several ranks on GPUs need NCCL's part, which is missing: run make nccl. A single GPU needs no NCCL"
+fi

@@ -20,6 +20,7 @@ lib=$(dirname "$(readlink -f "$libtorch/lib/libtorch_cpu.so")")
 out=${ROLLFLOW_NCCL_OUT:-$lib/librollflow_nccl.so}
 [ -e "$lib/libtorch_cuda.so" ] || die "this libtorch came without its CUDA half" "install torch 2.11.0 for CUDA 13, or unset LIBTORCH and run make libtorch"
 [ -n "$(find "$out" -newer src/ranks/nccl.cpp -newer src/ranks/device.hpp 2> /dev/null)" ] && exit 0
+[ -w "$(dirname "$out")" ] || die "cannot write to $(dirname "$out")" "make it writable, or set ROLLFLOW_NCCL_OUT to ${out##*/} in the program's folder"
 
 if [ ! -f "$headers/complete" ]; then
   mkdir -p "$headers"

@@ -33,7 +33,7 @@ pub fn declare(plan: &Plan, registry: &Registry, policy: &Policy, outputs: Outpu
     let trainer = trainers::trainer(Training::of(plan), Timeline::of(plan)?, registry, backend, None, None, outputs.checkpoints)?;
     let trainer = evaluation::publish_for_evaluation(trainer, Evaluation::during(plan));
     let trainer = data::resumable(trainer, from, state)?;
-    let scoring = |threads| references::scoring(model, plan.generate.temperature, &train.optimization, threads);
+    let scoring = |threads| references::scoring(model, plan.generate.scoring_temperature(), &train.optimization, threads);
 
     let mut flow = Flow::new(&plan.name).metrics(&outputs.metrics);
     let done = from.map_or(0, |from| from.trainer.step);

@@ -3,10 +3,10 @@
 //! The run's `recipe.toml` holds the steps, so a resumed run has the same schedule (law C2).
 
 use anyhow::{Error, Result, ensure};
-use rollflow::recipe::{Derived, Pipeline, Plan, Problem, TaskData};
+use rollflow::recipe::{Derived, Pipeline, Plan, Problem, Source, TaskData};
 
 use crate::assemble::policy::Reader;
-use crate::assemble::supervised::Imitation;
+use crate::assemble::supervised::{Imitation, is_laid_out};
 use crate::assemble::{data, environments, preferences};
 use crate::grpo_offline;
 use crate::registry::Registry;
@@ -37,7 +37,12 @@ pub fn settle(plan: &mut Plan, registry: &Registry) -> Result<Vec<Derived>> {
         steps
     };
     if let Some((sft, epochs)) = plan.sft.as_ref().and_then(|sft| Some((sft, sft.epochs?))) {
-        let (batches, _) = Imitation::of(plan, sft).batches(&Reader::of(&plan.model, &plan.chat)?)?;
+        let imitation = Imitation::of(plan, sft);
+        // Rows that are laid out have every record once, whatever its weight.
+        if !is_laid_out(sft) {
+            unweighted("sft", &imitation.sources())?;
+        }
+        let (batches, _) = imitation.batches(&Reader::of_plan(plan)?)?;
         let length = batches.batches_per_epoch();
         let steps = steps("sft", epochs, Epoch { what: format!("{length} steps"), steps: length });
         plan.sft.iter_mut().for_each(|sft| (sft.steps, sft.epochs) = (steps, None));
@@ -54,10 +59,18 @@ pub fn settle(plan: &mut Plan, registry: &Registry) -> Result<Vec<Derived>> {
     Ok(derived)
 }
 
+/// Rejects a mixture by weights, of which no pass is complete.
+fn unweighted(section: &str, sources: &[Source]) -> Result<()> {
+    let weighted = sources.iter().any(|source| source.weight.is_some());
+    ensure!(!weighted, "sources with weights have different epochs; give repeats instead, or set {section}.steps");
+    Ok(())
+}
+
 /// Epoch of `[train]`.
 fn epoch(plan: &Plan, registry: &Registry) -> Result<Epoch> {
     let (each, task, seed) = (plan.batch.groups, &plan.task, plan.seed);
-    let reader = || Reader::of(&plan.model, &plan.chat);
+    unweighted("train", &task.data.sources())?;
+    let reader = || Reader::of_plan(plan);
     if plan.pipeline == Pipeline::Dpo {
         let steps = preferences::batches(task, &plan.chat, seed, each, plan.train.steps, &reader()?)?.0.batches_per_epoch();
         return Ok(Epoch { what: format!("{} pairs, {each} a step", (steps * each as f64).round()), steps });
@@ -65,8 +78,6 @@ fn epoch(plan: &Plan, registry: &Registry) -> Result<Epoch> {
     Ok(match &task.data {
         TaskData::Arithmetic { digits, count } => Epoch::of(data::sums(*digits, *count, seed).len(), "prompts", each),
         TaskData::Data(_) => {
-            let weighted = task.data.sources().iter().any(|source| source.weight.is_some());
-            ensure!(!weighted, "sources with weights have epochs of their own; give repeats instead, or set train.steps");
             let (environment, most) = (plan.environment.as_ref(), plan.generate.max_new_tokens);
             let fits = data::fits(&plan.chat, environment, Some(&reader()?), most);
             Epoch::of(data::prompt_dataset(task, seed, plan.reward.rule.compares(), fits)?.len(), "prompts", each)

@@ -78,7 +78,7 @@ pub fn declare(
         ensure!(!pairs.is_empty(), "[eval] has no pairs: give it a task, or hold some out with reward_model.held_out");
         pairs.truncate(eval.limit.unwrap_or(usize::MAX));
         let samples = pairs.iter().map(read).collect::<Result<Vec<_>, _>>().context("preparing the evaluation")?;
-        let config = references::scoring(model, plan.generate.temperature, &of.optimization, eval.threads)?;
+        let config = references::scoring(model, plan.generate.scoring_temperature(), &of.optimization, eval.threads)?;
         let loss = Arc::new(BradleyTerry { center: of.center });
         let evaluator = PairEvaluator::new(config, scorer.config().clone(), loss, samples.concat(), eval.every);
         trained = flow.stage("evaluate", trained, evaluator.last(of.steps).report(done, outputs.answers));

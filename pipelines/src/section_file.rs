@@ -24,7 +24,7 @@ pub fn read<File: Section>(
         let problem = Problem::of("", format!("cannot read {name}: {error}"), help);
         RecipeErrors::of(vec![problem.at(Place::File { file: name.clone(), line: 1, column: 1 })])
     })?;
-    let root = document::parse(&name, &text, sets, &Renames::of::<File>()).map_err(RecipeErrors::of)?;
+    let root = document::parse::<File>(&name, &text, sets, &Renames::of::<File>(), |_| &[]).map_err(RecipeErrors::of)?;
     let mut findings = Findings::default();
     let read = File::read(&root, "", &mut findings).unwrap_or_default();
     let mut problems = Vec::new();

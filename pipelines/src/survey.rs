@@ -36,11 +36,7 @@ pub struct Surveyed {
 /// Surveys every source that the plan's pipeline reads. Missing files are left to the recipe's checks.
 pub fn of(plan: &Plan) -> Surveyed {
     let mut all = Surveyed::default();
-    let reader = match plan.trainer.backend {
-        TrainerBackend::Local => Reader::of(&plan.model, &plan.chat),
-        TrainerBackend::Tinker => Reader::served(&plan.model, &plan.chat),
-    };
-    let reader = &match reader {
+    let reader = &match Reader::of_plan(plan) {
         Ok(reader) => Some(reader),
         Err(error) => {
             // What is wrong with the model's own files is found where they are checked.

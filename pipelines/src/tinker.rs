@@ -67,8 +67,8 @@ pub fn open(plan: &Plan, wait: Duration) -> Result<TinkerService> {
         }
     };
     let patience = Patience {
-        operation: Duration::try_from_secs_f64(place.timeout)?,
-        unreachable: Duration::try_from_secs_f64(place.lost_timeout)?.min(wait),
+        operation: engines::seconds(place.timeout),
+        unreachable: engines::seconds(place.lost_timeout).min(wait),
         ..Patience::default()
     };
     let endpoint = secrets::endpoint(url, None, &plan.net)?;
@@ -138,7 +138,7 @@ impl Sampling {
         let config = FleetConfig { stall_timeout: STALL, vocabulary: reader.config.vocab_size, ..FleetConfig::default() };
         let (handle, tokenizer) = (fleet.clone(), reader.tokenizer.clone());
         let manager = WeightSyncManager { fleet, config: SyncConfig::default(), max_lag: plan.flow.max_staleness };
-        let patience = Duration::from_secs_f64(plan.trainer.lost_timeout);
+        let patience = engines::seconds(plan.trainer.lost_timeout);
         // Each version is a sampling session, whose name takes the place of a folder.
         let export = |version: Version, weights: &Arc<SamplerWeights>| -> Result<Update, std::convert::Infallible> {
             Ok(Update::unprobed(version, PathBuf::from(weights.session.as_deref().unwrap_or_default())))

@@ -3,7 +3,7 @@ import inspect
 import itertools
 import json
 
-from .loading import ERRORS, Refused, call, explain, fitting, is_async
+from .loading import ERRORS, Refused, as_json, call, explain, fitting, is_async
 from .rewards import Reward, number, short
 from .tools import describe
 
@@ -132,7 +132,7 @@ class Episode:
         if not isinstance(result, dict):
             return {"reward": graded(result)}
         grade = {"reward": graded(result.get("reward")), "metadata": result.get("metadata", {})}
-        return {**grade, "correct": result["correct"]} if result.get("correct") is not None else grade
+        return {**grade, "correct": bool(result["correct"])} if result.get("correct") is not None else grade
 
     async def by_function(self):
         replies = [turn["content"] for turn in self.messages[self.opening:] if turn["role"] == "assistant"]
@@ -153,7 +153,7 @@ class Episode:
             if self.environments.reward:
                 self.state = dict(zip(SAVED, (self.state, self.opening, self.messages)))
             # The state may be an object that changes; it travels as JSON.
-            reply["state"] = self.state = json.loads(json.dumps(self.state))
+            reply["state"] = self.state = json.loads(as_json(self.state))
         return reply
 
     async def catch_up(self, state):

@@ -3,6 +3,7 @@ import asyncio
 import importlib
 import importlib.util
 import inspect
+import json
 import os
 import sys
 import traceback
@@ -70,6 +71,18 @@ async def call(function, *args, **kwargs):
     """Calls a function, async or not."""
     result = function(*args, **kwargs)
     return await result if inspect.isawaitable(result) else result
+
+
+def as_json(answer):
+    """Returns an answer as JSON that every reader accepts, with question marks for lone surrogates."""
+    return json.dumps(answer, allow_nan=False, ensure_ascii=False, default=plain).encode("utf-8", "replace")
+
+
+def plain(value):
+    """Returns a value of NumPy or PyTorch as one of Python."""
+    if hasattr(value, "tolist"):
+        return value.tolist()
+    raise TypeError(f"an answer holds a value of type {type(value).__name__}, which JSON does not have")
 
 
 def explain(error):

@@ -109,14 +109,15 @@ def messages(question, sample):
     """Returns a completion in TRL's form: text for a text, a list of messages for a conversation."""
     turns = sample["metadata"].get("conversation")
     if turns is not None:
-        return turns[first_reply(turns):]
+        return turns[first_reply(turns, question.get("messages", [])):]
     return [{"role": "assistant", "content": sample["response"]}] if "messages" in question else sample["response"]
 
 
-def first_reply(turns):
-    """Returns the index of the first message after the last one that the prompt has."""
-    given = [at for at, turn in enumerate(turns) if turn["role"] == "assistant"]
-    return given[0] if given else len(turns)
+def first_reply(turns, prompt):
+    """Returns the index of the policy's first turn in a conversation. The prompt may have turns of an assistant, too."""
+    # An environment may append text to the prompt's last message, or begin another conversation.
+    begun = len(prompt) if turns[: len(prompt) - 1] == prompt[:-1] else 0
+    return next((at for at in range(begun, len(turns)) if turns[at]["role"] == "assistant"), len(turns))
 
 
 def entry(result):

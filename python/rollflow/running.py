@@ -1,5 +1,6 @@
 """Runs of the program `rollflow`: from a recipe and Python functions to rows of metrics."""
 import json
+import numbers
 import os
 import shutil
 import signal
@@ -13,6 +14,8 @@ from .sources import files_of
 IN_WORKER = "ROLLFLOW_WORKER"
 POLL = 0.1
 LAST_LINES = 20
+# Exit code of a resumed run that was drained before its last step.
+DRAINED = 75
 
 
 class RunFailed(Exception):
@@ -116,7 +119,7 @@ class Run:
     """A run. Iterating waits for rows of metrics until it ends; `RunFailed` if it ends with an error."""
 
     def __init__(self, command, out, log):
-        self.out, self.log = out, log
+        self.out, self.log, self.drained = out, log, False
         with open(log, "wb") as output:
             # A group of its own, so that Ctrl-C in a notebook interrupts the loop and not the run.
             self.process = subprocess.Popen(
@@ -127,16 +130,24 @@ class Run:
         return self.rows()
 
     def rows(self):
-        """Yields each row of `metrics.jsonl` as a dict, as soon as it is written."""
-        path, begun, rest = os.path.join(self.out, "metrics.jsonl"), 0, b""
+        """Yields each row of `metrics.jsonl` as a dict, as soon as it is written; none for steps that a resume repeats."""
+        path, begun, last, step = os.path.join(self.out, "metrics.jsonl"), 0, b"", -1
         while True:
-            ended = self.process.poll() is not None
+            ended, data = self.process.poll() is not None, b""
             if os.path.exists(path):
                 with open(path, "rb") as file:
                     file.seek(begun)
                     data = file.read()
-                begun, (*lines, rest) = begun + len(data), (rest + data).split(b"\n")
-                yield from (json.loads(line) for line in lines)
+            # A resume truncates the file and writes the steps after its checkpoint again.
+            if not data.startswith(last):
+                begun, last = 0, b""
+                continue
+            for line in data[len(last) : data.rfind(b"\n") + 1].splitlines(keepends=True):
+                begun, last = begun + len(last), line
+                row = json.loads(line)
+                if row["step"] > step:
+                    step = row["step"]
+                    yield row
             if ended:
                 return self.check()
             time.sleep(POLL)
@@ -149,21 +160,23 @@ class Run:
         """Yields the recorded samples: text, tokens, reward, versions and more (docs/reference/run_folder.md)."""
         path = os.path.join(self.out, "rollouts.jsonl")
         if os.path.exists(path):
-            with open(path) as file:
+            with open(path, "rb") as file:
                 for line in file:
                     # The last line may be in the middle of being written.
-                    if line.endswith("\n"):
+                    if line.endswith(b"\n"):
                         yield json.loads(line)
 
     def drain(self):
         """Ends the run after what is in flight, as Ctrl-C does; it can be resumed."""
+        self.drained = True
         self.process.send_signal(signal.SIGINT)
 
     def check(self):
-        if self.process.wait() != 0:
+        code = self.process.wait()
+        if code != 0 and not (self.drained and code == DRAINED):
             with open(self.log, errors="replace") as file:
                 lines = file.read().splitlines()[-LAST_LINES:]
-            raise RunFailed(f"rollflow ended with code {self.process.returncode}:\n" + "\n".join(lines))
+            raise RunFailed(f"rollflow ended with code {code}:\n" + "\n".join(lines))
 
     def __enter__(self):
         return self
@@ -181,10 +194,15 @@ def inline(value):
         return "{ " + ", ".join(f"{json.dumps(str(key))} = {inline(one)}" for key, one in value.items()) + " }"
     if isinstance(value, (list, tuple)):
         return "[" + ", ".join(inline(one) for one in value) + "]"
+    if hasattr(value, "tolist"):
+        # Of NumPy or PyTorch.
+        return inline(value.tolist())
     if isinstance(value, bool):
         return "true" if value else "false"
-    if isinstance(value, (int, float)):
-        return repr(value)
+    if isinstance(value, numbers.Integral):
+        return repr(int(value))
+    if isinstance(value, numbers.Real):
+        return repr(float(value))
     return json.dumps(os.fspath(value), ensure_ascii=False)
 
 

@@ -18,7 +18,7 @@ import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 from .environments import Environments
-from .loading import ERRORS, Refused, explain, load
+from .loading import ERRORS, Refused, as_json, explain, load
 from .rewards import Reward
 
 LONGEST = 64 << 20
@@ -81,7 +81,7 @@ def handler(server, loop, token):
             self.reply(status, {"error": why})
 
         def reply(self, status, page):
-            body = json.dumps(page, allow_nan=False).encode()
+            body = as_json(page)
             self.send_response(status)
             self.send_header("Content-Type", "application/json")
             self.send_header("Content-Length", str(len(body)))

@@ -35,11 +35,16 @@ def path_of(target):
         raise ValueError(f"{target!r} is neither a function nor a class; give the class, from which each process makes its own")
     if "." in name or name == "<lambda>":
         raise ValueError(f"{name} is defined inside of another function; a run needs a name at the top of a file")
+    # The file of a function, not that of a decorator around it.
+    inner = inspect.unwrap(target)
     try:
-        path = inspect.getsourcefile(target)
+        path = inspect.getsourcefile(inner)
     except (OSError, TypeError):
         # A class of a notebook.
         return None
+    module = sys.modules.get(inner.__module__)
+    if inner is not target and getattr(module, name, target) is not target:
+        raise ValueError(f"{name} of {inner.__module__} is another function than the one given; decorate it there, or define one that calls it")
     return os.path.abspath(path) if path and os.path.exists(path) and not path.startswith("<") else None
 
 
@@ -55,7 +60,7 @@ def source_of(*targets):
         own, used = names_in(text)
         written.update(own)
         for name in sorted(used - own):
-            if name in values and name not in written and not hasattr(builtins, name):
+            if name in values and name not in written and not is_given(name, values[name]):
                 add(name, values[name], target)
         parts.append(text)
 
@@ -75,6 +80,15 @@ def source_of(*targets):
     for target in targets:
         define(target)
     return "\n".join(parts)
+
+
+def is_given(name, value):
+    """Returns true for a name that Python or IPython defines everywhere. A user may give such a name to another value."""
+    if not hasattr(builtins, name):
+        return False
+    # Where its code is: IPython's `open` has the names of Python's.
+    origin = getattr(value, "__globals__", {}).get("__name__") or getattr(value, "__module__", None)
+    return name.startswith("__") or value is getattr(builtins, name) or str(origin).startswith("IPython.")
 
 
 def line_of(name, value, here):

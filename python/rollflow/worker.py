@@ -11,7 +11,7 @@ import signal
 import sys
 import threading
 
-from .loading import ERRORS, Refused, explain, load
+from .loading import ERRORS, Refused, as_json, explain, load
 from .running import IN_WORKER
 
 
@@ -50,7 +50,7 @@ def limit_memory(megabytes):
 
 
 def write(answers, answer):
-    answers.write(json.dumps(answer, allow_nan=False).encode() + b"\n")
+    answers.write(as_json(answer) + b"\n")
     answers.flush()
 
 

@@ -1,6 +1,8 @@
 """What the package does without a run: descriptions of tools, recipes as TOML, sources of notebooks."""
 import asyncio
+import functools
 import http.client as http_client
+import io
 import json
 import linecache
 import os
@@ -18,15 +20,37 @@ sys.path.insert(0, str(HERE.parent))
 
 from rollflow import Flow, reward  # noqa: E402
 from rollflow.environments import Environments  # noqa: E402
-from rollflow.loading import Refused, load  # noqa: E402
-from rollflow.running import inline, toml  # noqa: E402
+from rollflow.loading import Refused, as_json, load  # noqa: E402
+from rollflow.rewards import Reward  # noqa: E402
+from rollflow.running import Run, RunFailed, inline, toml  # noqa: E402
 from rollflow.serve_env import handler  # noqa: E402
 from rollflow.sources import files_of, source_of  # noqa: E402
 from rollflow.tools import describe  # noqa: E402
+from rollflow.worker import write  # noqa: E402
 
 
 def at_top(completion):
     return 1.0
+
+
+class Wide(float):
+    """A number of NumPy: a float whose `repr` is a call."""
+
+    def __repr__(self):
+        return f"np.float64({float(self)})"
+
+
+class Truth:
+    """A value of NumPy that is no type of Python."""
+
+    def __init__(self, value):
+        self.value = value
+
+    def __bool__(self):
+        return bool(self.value)
+
+    def tolist(self):
+        return self.value
 
 
 class Tools(unittest.TestCase):
@@ -59,6 +83,9 @@ class Recipes(unittest.TestCase):
         recipe = {"name": 'a "quoted"\nname é', "seed": 3, "model": {"kind": "tiny", "lr": 1e-06, "on": True, "list": [1, 2], "in": {"a b": "c"}}}
         self.assertEqual(tomllib.loads(toml(recipe)), recipe)
 
+    def test_numbers_of_numpy_are_written_as_those_of_python(self):
+        self.assertEqual(inline([Wide(0.5), Truth(True), Truth([1, 2])]), "[0.5, true, [1, 2]]")
+
     def test_a_flow_becomes_arguments_with_parts_of_a_reward(self):
         weighted = reward(name="right", weight=0.5)(at_top)
         with tempfile.TemporaryDirectory() as folder:
@@ -76,6 +103,61 @@ class Recipes(unittest.TestCase):
                 files_of([lambda completion: 1.0], folder)
             with self.assertRaisesRegex(ValueError, "give the class"):
                 Flow("a.toml", reward=Tools()).arguments(folder)
+
+
+    def test_a_decorated_function_is_in_its_own_file_and_not_in_that_of_the_decorator(self):
+        with tempfile.TemporaryDirectory() as folder:
+            wrapper, file = pathlib.Path(folder, "wrapper_of_test.py"), pathlib.Path(folder, "reward_of_test.py")
+            wrapper.write_text(
+                "import functools\n\ndef twice(function):\n    @functools.wraps(function)\n"
+                "    def wrapped(completion):\n        return 2 * function(completion)\n    return wrapped\n"
+            )
+            file.write_text("from wrapper_of_test import twice\n\n@twice\ndef length(completion):\n    return len(completion)\n")
+            [(found, name)] = files_of([load(str(file), "length")], folder)
+            self.assertEqual((found, load(found, name)("abc")), (str(file), 6))
+            # What another module makes of it has its name, and is not what a run would load.
+            with self.assertRaisesRegex(ValueError, "another function than the one given"):
+                files_of([functools.lru_cache(load(str(file), "length"))], folder)
+
+
+RESUMED = """
+import os, pathlib, signal, sys, time
+metrics, go = map(pathlib.Path, sys.argv[1:])
+signal.signal(signal.SIGINT, lambda *_: sys.exit(75))
+while not go.exists():
+    time.sleep(0.01)
+with open(metrics, "r+b") as file:
+    file.truncate(file.read().index(b"\\n") + 1)
+    file.seek(0, os.SEEK_END)
+    file.writelines(b'{"step": %d, "loss": 0.12345}\\n' % step for step in (2, 3, 4))
+while True:
+    signal.pause()
+"""
+
+
+class Runs(unittest.TestCase):
+    def test_rows_follow_a_resume_to_its_drain_and_repeat_no_step(self):
+        with tempfile.TemporaryDirectory() as folder:
+            metrics, go = (os.path.join(folder, name) for name in ("metrics.jsonl", "go"))
+            pathlib.Path(metrics).write_text("".join(f'{{"step": {step}}}\n' for step in (1, 2, 3)))
+            run = Run([sys.executable, "-c", RESUMED, metrics, go], folder, os.path.join(folder, "log"))
+            with run:
+                rows = iter(run)
+                self.assertEqual([next(rows)["step"] for _ in range(3)], [1, 2, 3])
+                pathlib.Path(go).touch()
+                self.assertEqual(next(rows), {"step": 4, "loss": 0.12345})
+                run.drain()
+                self.assertEqual(list(rows), [])
+            run.drained = False
+            with self.assertRaisesRegex(RunFailed, "code 75"):
+                run.wait()
+
+    def test_samples_leave_out_a_line_that_is_being_written(self):
+        with tempfile.TemporaryDirectory() as folder:
+            run = Run([sys.executable, "-c", ""], folder, os.path.join(folder, "log"))
+            run.wait()
+            pathlib.Path(folder, "rollouts.jsonl").write_bytes('{"response": "é"}\n{"response": "é'.encode()[:-1])
+            self.assertEqual(list(run.samples()), [{"response": "é"}])
 
 
 def cell(source):
@@ -128,6 +210,18 @@ class Notebooks(unittest.TestCase):
             with self.assertRaisesRegex(ValueError, "uses VALUE, a "):
                 source_of(module.uses)
 
+    def test_a_function_with_the_name_of_a_builtin_comes_with_it(self):
+        module = cell("def sum(values):\n    return 7.0\n\n\ndef graded(completion):\n    return sum([len(completion)])\n")
+        [graded] = self.written(module.graded)
+        self.assertEqual(graded("ab"), 7.0)
+        # IPython gives cells an `open`, whose code is IPython's.
+        module = cell("def read(path):\n    with open(path) as file:\n        return file.read()\n")
+        module.open = types.FunctionType((lambda *args: None).__code__, {"__name__": "IPython.core.interactiveshell"}, "open")
+        module.open.__module__ = "io"
+        [read] = self.written(module.read)
+        self.assertIs(read.__globals__["__builtins__"]["open"], open)
+        self.assertNotIn("open", read.__globals__)
+
     def test_tools_and_an_environment_of_a_notebook_go_into_one_file(self):
         module = cell(
             "LIMIT = 3\n\n\ndef add(a: int):\n    return a + LIMIT\n\n\ndef subtract(a: int):\n    return a - LIMIT\n\n\n"
@@ -141,6 +235,43 @@ class Notebooks(unittest.TestCase):
 
 
 class Served(unittest.TestCase):
+    def test_a_completion_in_messages_begins_with_the_first_turn_of_the_policy(self):
+        turn = lambda role, content: {"role": role, "content": content}
+        prompt = [turn("user", "hi"), turn("assistant", "old"), turn("user", "2+2?")]
+        replies, seen = [turn("assistant", "5"), turn("user", "No."), turn("assistant", "4")], []
+
+        def judge(completions, **columns):
+            seen.append(completions[0])
+            return [1.0]
+
+        begun = [turn("system", "Count."), turn("user", "2+2?")]
+        for conversation in [prompt + replies, prompt[:-1] + [turn("user", "2+2? Think.")] + replies, begun + replies]:
+            sample = {"response": "54", "status": "completed", "metadata": {"conversation": conversation}}
+            question = {"prompt": "2+2?", "messages": prompt, "samples": [sample]}
+            self.assertEqual(asyncio.run(Reward(judge).answer(question)), {"rewards": [1.0]})
+        self.assertEqual(seen, [replies] * 3)
+
+    def test_an_answer_is_json_whatever_it_has(self):
+        pipe = io.BytesIO()
+        write(pipe, {"error": "lone \ud83d, é"})
+        self.assertEqual(pipe.getvalue().decode(), '{"error": "lone ?, é"}\n')
+        with self.assertRaisesRegex(TypeError, "a value of type object, which JSON does not have"):
+            as_json({"metadata": object()})
+
+    def test_a_grade_may_have_values_of_numpy(self):
+        class Game:
+            def reset(self):
+                pass
+
+            def grade(self):
+                return {"reward": Wide(0.5), "correct": Truth([1]), "metadata": {"found": Truth([1, 2])}}
+
+        of = Environments(Game)
+        begun = {"episode": "e", "seed": 1, "metadata": {}, "messages": [{"role": "user", "content": "go"}]}
+        asyncio.run(of.answer({**begun, "do": "reset"}))
+        grade = json.loads(as_json(asyncio.run(of.answer({**begun, "do": "grade"}))))
+        self.assertEqual(grade, {"reward": 0.5, "correct": True, "metadata": {"found": [1, 2]}})
+
     def test_environments_wait_for_each_other_only_where_a_method_does_not_wait(self):
         class Waits:
             async def reset(self):

@@ -10,7 +10,7 @@ parts=${*:-tests speed runs probe}
 
 torch=${LIBTORCH:+$LIBTORCH/lib}
 torch=${torch:-$(python3 -c 'import os, torch; print(os.path.join(os.path.dirname(torch.__file__), "lib"))')}
-export LD_LIBRARY_PATH=$torch ROLLFLOW_REQUIRE_GPU=1 PYTORCH_ALLOC_CONF=expandable_segments:True
+export LD_LIBRARY_PATH=$torch ROLLFLOW_REQUIRE_GPU=1
 failed=0
 
 section() { printf '\n## %s\n\n' "$1" >> "$page"; }

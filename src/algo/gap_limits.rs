@@ -34,6 +34,8 @@ pub struct GapDiagnosis {
     pub limit: f64,
     /// Measured gap.
     pub gap: LogProbGap,
+    /// If true, the policy was updated since its version was published, as with `sync.every` above 1.
+    pub updated: bool,
 }
 
 impl GapLimits {
@@ -42,7 +44,7 @@ impl GapLimits {
     pub fn check(&self, step: u64, gap: &LogProbGap) -> Result<Option<GapDiagnosis>, GapDiagnosis> {
         let above = |limit: f64| {
             let within = gap.mean() <= limit;
-            (!within).then(|| GapDiagnosis { step, limit, gap: gap.clone() })
+            (!within).then(|| GapDiagnosis { step, limit, gap: gap.clone(), updated: false })
         };
         above(self.halt).map_or_else(|| Ok(above(self.warn)), Err)
     }
@@ -53,17 +55,17 @@ const MISMATCH: &str = "tokens that the trained weights themselves sampled disag
                         generator's weights";
 const STALE: &str = "tokens of the trained version agree and older ones do not, so the policy moves faster than its samples arrive: lower \
                      flow.max_staleness or train.lr, or correct for it with [train.correction]";
-const UNKNOWN: &str = "no token of the trained version is among them to tell staleness from a mismatch: run a few steps with \
-                       flow.max_staleness = 0; if the gap stays, compare temperature, top_p, top_k and min_p and the tokenizer of generator \
-                       and trainer; if it goes, lower train.lr or set [train.correction]";
+const UNKNOWN: &str = "none of them was sampled by the trained weights themselves, to tell staleness from a mismatch: run a few steps with \
+                       flow.max_staleness = 0 and sync.every = 1; if the gap stays, compare temperature, top_p, top_k and min_p and the \
+                       tokenizer of generator and trainer; if it goes, lower train.lr or set [train.correction]";
 
 impl GapDiagnosis {
     /// Likely cause and remedy.
     pub fn cause(&self) -> &'static str {
         match self.gap.by_lag.get(&0) {
             Some(fresh) if fresh.gap() <= self.gap.mean() / 2.0 => STALE,
-            Some(_) => MISMATCH,
-            None => UNKNOWN,
+            Some(_) if !self.updated => MISMATCH,
+            _ => UNKNOWN,
         }
     }
 }
@@ -124,7 +126,7 @@ mod tests {
 
     #[test]
     fn a_diagnosis_names_step_numbers_worst_token_and_cause() {
-        let told = |tokens| GapDiagnosis { step: 7, limit: 0.5, gap: gap(tokens) };
+        let told = |tokens| GapDiagnosis { step: 7, limit: 0.5, gap: gap(tokens), updated: false };
         let text = told(&[(0, -1.0), (2, -4.0)]).to_string();
         for part in ["step 7", "1.500 nats", "limit of 0.5", "lag 2: 3.000", "token 17 at position 23 of sample 3 of group 41"] {
             assert!(text.contains(part), "{part} is missing: {text}");
@@ -132,5 +134,7 @@ mod tests {
         assert_eq!(told(&[(0, -1.0), (2, -4.0)]).cause(), STALE);
         assert_eq!(told(&[(0, -4.0), (2, -4.0)]).cause(), MISMATCH);
         assert_eq!(told(&[(1, -4.0)]).cause(), UNKNOWN);
+        let updated = |tokens| GapDiagnosis { updated: true, ..told(tokens) }.cause();
+        assert_eq!((updated(&[(0, -4.0), (2, -4.0)]), updated(&[(0, -1.0), (2, -4.0)])), (UNKNOWN, STALE));
     }
 }

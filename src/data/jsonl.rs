@@ -1,6 +1,7 @@
 //! JSON lines: one JSON object per line, in UTF-8. A byte-order mark, Windows line ends and blank
 //! lines are skipped. An error about a line names the file, the line and what was expected.
 
+use std::borrow::Borrow;
 use std::fs::File;
 use std::io::{BufRead, BufReader, BufWriter, Write};
 use std::path::Path;
@@ -45,7 +46,7 @@ pub fn load_samples(file: &Path) -> Result<Vec<Sample>, DataError> {
 
 /// Writes samples to a file, one per line, and replaces its contents. [`load_samples`] reads them
 /// back unchanged, conversations included.
-pub fn save_samples<'a>(file: &Path, samples: impl IntoIterator<Item = &'a Sample>) -> Result<(), DataError> {
+pub fn save_samples(file: &Path, samples: impl IntoIterator<Item = impl Borrow<Sample> + Serialize>) -> Result<(), DataError> {
     write(file, samples)
 }
 

@@ -36,6 +36,7 @@ pub(crate) use group::DroppedSample;
 pub use group::Group;
 pub use prompt::{ChatMessage, Pair, Prompt, PromptText, RankedPair};
 pub use routes::{ANY_EXPERT, RouteShape, Routes};
+pub(crate) use sample::scoring_temperature;
 pub use sample::{Sample, Status};
 pub(crate) use scored::Dropped;
 pub use scored::{POISONED, REWARD_LIMIT, Scored, is_reward};

@@ -5,6 +5,12 @@ use serde::{Deserialize, Serialize};
 
 use super::{ChatMessage, DataError, Metadata, Prompt, PromptText, RewardParts, Routes, Spans, TopTokens, Version, number};
 
+/// Divisor of the logits when tokens that were sampled at `temperature` are scored: 1 for the likeliest
+/// ones, as in engines.
+pub(crate) fn scoring_temperature(temperature: f32) -> f32 {
+    if temperature > 0.0 { temperature } else { 1.0 }
+}
+
 /// State of a sample's generation.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
@@ -63,8 +69,8 @@ pub struct Sample {
     /// Experts that computed its tokens in the generator, for a trainer that follows them or compares.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub routes: Option<Routes>,
-    /// Temperature at which its tokens were sampled, so that scorers divide logits by the same
-    /// value; if `None`, a scorer takes its default.
+    /// Temperature at which its tokens were sampled, so that scorers divide logits by the same value; 1
+    /// for the likeliest tokens. If `None`, a scorer takes its default.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub temperature: Option<f32>,
     /// Reward, if the sample was scored.

@@ -6,6 +6,7 @@
 use std::collections::BTreeSet;
 use std::ops::Range;
 use std::path::Path;
+use std::sync::Arc;
 
 use serde_json::{Map, Value, json};
 
@@ -27,6 +28,8 @@ pub struct Tokenizer {
     special: Metadata,
     /// The folder's files, byte for byte, to be saved with a checkpoint.
     files: Vec<(String, Vec<u8>)>,
+    /// Rows of the model's embedding, if the tokenizer has added tokens beyond them.
+    rows: Option<usize>,
 }
 
 const TOKENIZER: &str = "tokenizer.json";
@@ -120,7 +123,7 @@ impl Tokenizer {
             Some(pad) => Some(pad),
             None => configs.iter().find_map(|config| ids(config, "pad_token_id").first().copied()),
         };
-        Ok(Tokenizer { inner, eos, pad, chat: Ok(None), special: special_tokens(&config), files })
+        Ok(Tokenizer { inner, eos, pad, chat: Ok(None), special: special_tokens(&config), files, rows: None })
     }
 
     /// Tokens of a whole text, with whatever the tokenizer puts around one (a beginning-of-text token, often).
@@ -168,7 +171,15 @@ impl Tokenizer {
     fn encoding(&self, text: &str, around: bool) -> Result<tokenizers::Encoding, DataError> {
         let failed =
             |error| DataError::Unusable(format!("can't encode {:?}: {error}", text.chars().take(40).collect::<String>()));
-        self.inner.encode(text, around).map_err(failed)
+        let encoding = self.inner.encode(text, around).map_err(failed)?;
+        match self.rows.and_then(|rows| encoding.get_ids().iter().position(|id| *id as usize >= rows)) {
+            None => Ok(encoding),
+            Some(at) => Err(DataError::Unusable(format!(
+                "a text has the token {:?} of id {}, for which the model has no embedding; take it out of the text",
+                encoding.get_tokens()[at],
+                encoding.get_ids()[at]
+            ))),
+        }
     }
 
     /// Returns the chat template, or the reason why there is none.
@@ -234,10 +245,24 @@ impl Tokenizer {
         self.pad
     }
 
-    /// Returns an error if the model's embedding has fewer rows than there are ids. A larger one is
-    /// common: rows are padded for speed.
+    /// The tokenizer of a model with an embedding of `vocab_size` rows. A text with an added token beyond
+    /// them is an error.
+    ///
+    /// # Errors
+    /// Those of [`Tokenizer::check_model`].
+    pub fn of_model(self: Arc<Self>, vocab_size: usize) -> Result<Arc<Self>, DataError> {
+        self.check_model(vocab_size)?;
+        let is_beyond = |id: &u32| *id as usize >= vocab_size;
+        let rows = self.inner.get_added_vocabulary().get_vocab().values().any(is_beyond).then_some(vocab_size);
+        Ok(if self.rows == rows { self } else { Arc::new(Tokenizer { rows, ..Arc::unwrap_or_clone(self) }) })
+    }
+
+    /// Returns an error if the model's embedding has no row for an id of the vocabulary, of an end token or of
+    /// padding. Added tokens may be beyond it: all Gemma 3 models have one for images, also those that take
+    /// none. A larger embedding is common: rows are padded for speed.
     pub fn check_model(&self, vocab_size: usize) -> Result<(), DataError> {
-        let largest = self.inner.get_vocab(true).into_values().chain(self.eos.iter().copied()).chain(self.pad).max().unwrap_or(0);
+        let own = self.inner.get_vocab(false).into_values();
+        let largest = own.chain(self.eos.iter().copied()).chain(self.pad).max().unwrap_or(0);
         if (largest as usize) < vocab_size {
             return Ok(());
         }

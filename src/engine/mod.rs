@@ -27,4 +27,6 @@ pub use request::{FinishReason, Finished, Request, SamplingParams};
 pub use simulated::SimulatedEngine;
 pub(crate) use stop::TextStream;
 pub use stop::certain_text;
+#[cfg(feature = "torch")]
+pub use stop::text_before_stop;
 pub use token_engine::{Load, OlderVersions, OnNewWeights, TokenEngine};

@@ -37,7 +37,7 @@ pub struct SamplingParams {
     pub max_new_tokens: usize,
     /// Tokens that end the completion, in addition to the tokenizer's. The token is kept.
     pub stop_token_ids: Vec<u32>,
-    /// Strings that end the completion. The tokens that complete one are kept.
+    /// Strings that end the completion, special tokens included. The tokens that complete one are kept.
     pub stop: Vec<String>,
     /// If true, the tokenizer's end-of-text tokens are ordinary tokens. Default: false.
     pub ignore_eos: bool,
@@ -162,8 +162,13 @@ impl Request {
 
     /// Largest number of tokens that a sample can reach: all present tokens and a whole turn.
     pub fn longest(&self) -> usize {
-        let begun = self.answers.iter().map(|answer| answer.tokens.len() - answer.turn().min(answer.tokens.len())).max();
-        self.tokens.len() + begun.unwrap_or(0) + self.params.max_new_tokens
+        let begun = self.answers.iter().map(|answer| self.longest_of(answer)).max();
+        begun.unwrap_or(self.tokens.len() + self.params.max_new_tokens)
+    }
+
+    /// Largest number of tokens that the sample with this partial completion can reach.
+    pub(super) fn longest_of(&self, answer: &Answer) -> usize {
+        self.tokens.len() + answer.tokens.len() - answer.turn().min(answer.tokens.len()) + self.params.max_new_tokens
     }
 
     /// Validates parameters, prompt and partial completions, for a model of `vocabulary` tokens.

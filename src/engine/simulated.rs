@@ -115,6 +115,11 @@ impl TokenEngine for SimulatedEngine {
         self.slots.restart_expired(expired)
     }
 
+    fn cancel(&mut self, ordinal: u64) {
+        self.slots.cancel(ordinal);
+        self.shelf = None;
+    }
+
     fn version(&self) -> Option<Version> {
         self.version
     }

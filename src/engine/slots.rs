@@ -27,6 +27,12 @@ impl Waiting {
         let prompt = &self.request.tokens;
         self.begun.as_ref().map_or(Cow::Borrowed(prompt), |answer| Cow::Owned([prompt, answer.tokens.as_slice()].concat()))
     }
+
+    /// Largest number of tokens that it can reach. The request has no partial completions any more.
+    #[cfg(feature = "torch")]
+    pub fn longest(&self) -> usize {
+        self.begun.as_ref().map_or_else(|| self.request.longest(), |answer| self.request.longest_of(answer))
+    }
 }
 
 pub struct ActiveSample<State> {
@@ -225,6 +231,27 @@ impl<State> Slots<State> {
         }
     }
 
+    /// Orders samples, which have no gaps between them, by `key`. `swapped(one, other)` swaps the engine's
+    /// states of two slots.
+    #[cfg(feature = "torch")]
+    pub fn order_by(&mut self, key: impl Fn(&ActiveSample<State>) -> u64, mut swapped: impl FnMut(usize, usize)) {
+        let mut keys: Vec<u64> = self.places.iter().flatten().map(key).collect();
+        let mut sorted = keys.clone();
+        sorted.sort_unstable();
+        for slot in 0..keys.len() {
+            // The best goes where this one comes from, so that one swap serves both.
+            let here = |other: &usize| keys[*other] == sorted[slot] && keys[*other] != sorted[*other];
+            let others = || (slot + 1..keys.len()).filter(here);
+            let best =
+                (keys[slot] != sorted[slot]).then(|| others().find(|other| sorted[*other] == keys[slot]).or(others().next()));
+            if let Some(other) = best.flatten() {
+                keys.swap(slot, other);
+                self.places.swap(slot, other);
+                swapped(slot, other);
+            }
+        }
+    }
+
     /// Reports the newest token of a slot. If it ended the sample, finishes it and frees the slot.
     pub fn report(&mut self, slot: usize, version: Version, finish: Option<FinishReason>) {
         let Some(ActiveSample { request, answer, .. }) = &self.places[slot] else { return };
@@ -273,8 +300,13 @@ impl<State> Slots<State> {
         restarted
     }
 
+    /// Removes a request's samples, also those that have ended since the newest step.
+    pub fn cancel(&mut self, ordinal: u64) {
+        self.remove(|request| request.ordinal == ordinal);
+        self.finished.retain(|finished| finished.ordinal != ordinal);
+    }
+
     /// Removes the samples of requests that match, in flight or waiting. Returns their ordinals and indices.
-    #[cfg(feature = "torch")]
     pub fn remove(&mut self, which: impl Fn(&Request) -> bool) -> Vec<(u64, u32)> {
         let out = self.take_out(|sample| which(&sample.request));
         let mut removed: Vec<_> = out.iter().map(|sample| (sample.request.ordinal, sample.answer.index)).collect();

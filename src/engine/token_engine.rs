@@ -84,6 +84,10 @@ pub trait TokenEngine: 'static {
     /// that wait. Returns their ordinals and indices.
     fn restart_expired(&mut self, expired: &dyn Fn(u64, &Answer) -> bool) -> Vec<(u64, u32)>;
 
+    /// Removes a request's samples, in flight, waiting or ended since the newest step. Default: they stay,
+    /// and a later step returns them.
+    fn cancel(&mut self, _ordinal: u64) {}
+
     /// Newest policy version in use.
     fn version(&self) -> Option<Version>;
 

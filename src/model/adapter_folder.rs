@@ -10,6 +10,7 @@ use super::config_json::says_4_bits;
 use super::folder::{Kept, WeightFile, load_hf_as, read_tensors, write_tensors};
 use super::keys::{Keys, read_object};
 use super::{Adapter, Dtype, Entry, Lora, ModelConfig, ModelError, Weights};
+use crate::hub::{Cache, Hub, hub_id};
 use crate::util::atomic_file;
 
 /// The file that makes a folder one of adapters.
@@ -64,13 +65,24 @@ pub fn save_adapter(dir: &Path, adapter: &Adapter) -> Result<(), ModelError> {
     // As PEFT writes them: of the same scale.
     let pattern = |value: Value| if lora.adapts_experts() { json!({ GATE_UP: value }) } else { json!({}) };
     let alpha_of_gate_up = lora.alpha * lora.gate_up_rank() as f64 / lora.rank as f64;
+    // A path into the user's cache of the hub leads nowhere on another machine.
+    let in_cache = |base: &Path| {
+        let (id, commit) = hub_id(base)?;
+        let found = Cache::of_user().locate(Path::new(&format!("{id}@{commit}")));
+        found.is_ok_and(|found| found == base).then_some((id, commit))
+    };
+    let (base, revision) = match lora.base.as_deref().and_then(in_cache) {
+        Some((id, commit)) => (Some(PathBuf::from(id)), Some(commit)),
+        None => (lora.base.clone(), None),
+    };
     let config = json!({
         "peft_type": "LORA",
         "target_parameters": parameters,
         "rank_pattern": pattern(lora.gate_up_rank().into()),
         "alpha_pattern": pattern(alpha_of_gate_up.into()),
         "task_type": task,
-        "base_model_name_or_path": lora.base,
+        "base_model_name_or_path": base,
+        "revision": revision,
         "r": lora.rank,
         "lora_alpha": lora.alpha,
         "lora_dropout": 0.0,
@@ -119,9 +131,11 @@ pub(crate) fn holds_adapter(dir: &Path) -> bool {
     dir.join(CONFIG).is_file() && !dir.join("config.json").exists()
 }
 
-/// Returns the base model's folder of the adapters in `dir`, if they name one.
+/// Returns the base model's folder of the adapters in `dir`, if they name one. A model of the hub is fetched
+/// if it is not in the cache.
 pub fn base_of(dir: &Path) -> Option<PathBuf> {
-    if holds_adapter(dir) { read_config(&dir.join(CONFIG)).ok()?.0.base } else { None }
+    let base = if holds_adapter(dir) { read_config(&dir.join(CONFIG)).ok()?.0.base? } else { return None };
+    Some(Hub::of_user().open(&base).unwrap_or(base))
 }
 
 /// Reads the configuration of the model in `dir`; for adapters, the base model's, adapted. Reads no
@@ -141,17 +155,23 @@ pub(crate) fn is_in_4_bits(dir: &Path) -> bool {
     base.is_some_and(|base| says_4_bits(&base))
 }
 
-/// Folder of the model that the adapters of `dir` name, and whether they include a score head.
-/// Fails if it is none.
+/// Folder of the model that the adapters of `dir` name, by its path or by its id on the hub, and whether they
+/// include a score head. Fails if it is none.
 pub(super) fn named_base(dir: &Path) -> Result<(PathBuf, bool), ModelError> {
     let path = dir.join(CONFIG);
     let (lora, scores) = read_config(&path)?;
-    let base = lora.base.unwrap_or_default();
-    if base.as_os_str().is_empty() || !base.is_dir() || holds_adapter(&base) {
-        let remedy = "put it there, or name its folder as base_model_name_or_path";
-        let problem =
-            format!("its adapters belong to the model {:?}, which is no folder here; {remedy}", base.display().to_string());
-        return Err(ModelError::malformed(&path, problem));
+    let Some(named) = lora.base else {
+        let remedy = "give its folder or its id on the hub as base_model_name_or_path";
+        return Err(ModelError::malformed(&path, format!("its adapters name no base model; {remedy}")));
+    };
+    let refuse = |why: String| {
+        let remedy = "put it there, or give its folder or its id on the hub as base_model_name_or_path";
+        let named = named.display().to_string();
+        ModelError::malformed(&path, format!("its adapters belong to the model {named:?}, {why}; {remedy}"))
+    };
+    let base = Hub::of_user().open(&named).map_err(|error| refuse(format!("which can't be opened ({error})")))?;
+    if !base.is_dir() || holds_adapter(&base) {
+        return Err(refuse("which is no folder of a model".to_owned()));
     }
     Ok((base, scores))
 }
@@ -280,6 +300,12 @@ fn read_config(path: &Path) -> Result<(Lora, bool), ModelError> {
         return Err(keys.unsupported("alpha_pattern", "the scale alpha / rank of all"));
     }
     lora = lora.with_gate_up_rank(gate_up_rank);
-    lora.base = keys.optional("base_model_name_or_path", "a string")?;
+    let (base, revision): (Option<PathBuf>, Option<String>) =
+        (keys.optional("base_model_name_or_path", "a string")?, keys.optional("revision", "a string")?);
+    let at_revision = |base: PathBuf| match revision {
+        Some(revision) if !base.exists() && base.is_relative() => PathBuf::from(format!("{}@{revision}", base.display())),
+        _ => base,
+    };
+    lora.base = base.map(at_revision).map(|base| Cache::of_user().locate(&base).unwrap_or(base));
     Ok((lora, scores))
 }

@@ -53,14 +53,15 @@ impl Compute {
         }
     }
 
-    /// Checks that the device exists. The first check of a GPU loads libtorch's CUDA library. Call
-    /// it before the first backward pass, because libtorch looks for devices once.
+    /// Checks that the device exists, and that libtorch has kernels for it. The first check of a GPU loads
+    /// libtorch's CUDA library. Call it before the first backward pass, because libtorch looks for devices
+    /// once.
     pub fn check(self) -> Result<(), ModelError> {
         let Device::Cuda(index) = self.device else { return Ok(()) };
         let loaded = cuda::load();
         let count = Cuda::device_count().max(0) as usize;
         if index < count {
-            return Ok(());
+            return cuda::gpu_problem(index).map_or(Ok(()), |why| Err(ModelError::UnusableDevice(self.device_name(), why)));
         }
         let visible = match std::env::var("CUDA_VISIBLE_DEVICES") {
             Ok(visible) => format!("CUDA_VISIBLE_DEVICES is {visible:?}"),

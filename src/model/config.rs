@@ -185,6 +185,9 @@ pub struct ModelConfig {
     pub pad_token_id: Option<u32>,
     /// Keys of the file without effect on the computation; written back unchanged.
     pub other: Map<String, Value>,
+    /// Keys of `generation_config.json` that `config.json` does not say, such as the maker's sampling; written
+    /// back unchanged.
+    pub generation: Map<String, Value>,
 }
 
 impl ModelConfig {
@@ -236,6 +239,7 @@ impl ModelConfig {
             eos_token_ids: Vec::new(),
             pad_token_id: None,
             other: Map::new(),
+            generation: Map::new(),
         }
     }
 

@@ -20,6 +20,11 @@ const MOST_LAYERS: usize = 1 << 12;
 const MOST_POSITIONS: usize = 1 << 30;
 const LARGEST_VOCABULARY: usize = 1 << 24;
 
+/// Key of the tokens that end a text.
+const EOS: &str = "eos_token_id";
+/// Keys of tokens that both files may have.
+const SPECIAL_TOKENS: [&str; 3] = ["bos_token_id", EOS, "pad_token_id"];
+
 impl ModelConfig {
     /// Reads `config.json` of `dir`. Tokens that end a text are those of `generation_config.json`, if it has
     /// some, as in transformers.
@@ -28,12 +33,15 @@ impl ModelConfig {
         let mut config = Self::from_json(&path, &read_object(&path)?)?;
         let path = dir.join("generation_config.json");
         if path.exists() {
-            let map = read_object(&path)?;
+            let mut map = read_object(&path)?;
             let keys = Keys { path: &path, map: &map, family: config.family.model_type() };
-            let eos = keys.token_ids("eos_token_id")?;
+            let eos = keys.token_ids(EOS)?;
             if !eos.is_empty() {
                 config.eos_token_ids = eos;
             }
+            let json = config.to_json();
+            map.retain(|key, value| key != EOS && !(SPECIAL_TOKENS.contains(&key.as_str()) && json.get(key) == Some(value)));
+            config.generation = map;
         }
         Ok(config)
     }
@@ -70,6 +78,17 @@ impl ModelConfig {
     /// The key and the rate of a dropout that its folder asks for in training, where nothing is dropped out.
     pub(crate) fn dropout(&self) -> Option<(&'static str, f64)> {
         DROPOUT.into_iter().find_map(|key| Some((key, self.other.get(key)?.as_f64().filter(|rate| *rate != 0.0)?)))
+    }
+
+    /// The object of a `generation_config.json`: the maker's, with the ids that `config.json` has.
+    pub(super) fn to_generation_json(&self) -> Map<String, Value> {
+        let (mut generation, json) = (self.generation.clone(), self.to_json());
+        for key in SPECIAL_TOKENS {
+            if let (false, Some(id)) = (generation.contains_key(key), json.get(key).filter(|id| !id.is_null())) {
+                generation.insert(key.to_owned(), id.clone());
+            }
+        }
+        generation
     }
 
     /// The object of a `config.json` that transformers 4 and 5 load.
@@ -185,7 +204,7 @@ fn read_as_llama(keys: &Keys, family: Family) -> Result<ModelConfig, ModelError>
         tied: keys.flag("tie_word_embeddings")?.unwrap_or(defaults.tied),
         initializer_range: keys.optional("initializer_range", "a number")?.unwrap_or(0.02),
         dtype: dtype(keys)?,
-        eos_token_ids: keys.token_ids("eos_token_id")?,
+        eos_token_ids: keys.token_ids(EOS)?,
         pad_token_id: match keys.map.contains_key("pad_token_id") {
             true => keys.token_ids("pad_token_id")?.first().copied(),
             false => defaults.pad.filter(|id| (*id as usize) < vocab_size),

@@ -136,31 +136,59 @@ pub fn gpu_address(index: usize) -> Option<String> {
     CStr::from_bytes_until_nul(&text).ok().filter(|_| found).map(|text| text.to_string_lossy().into_owned())
 }
 
+/// Attributes of a GPU, by the CUDA runtime's numbers; `None` without such a device or runtime.
+pub(crate) fn gpu_attributes<const N: usize>(index: usize, numbers: [c_int; N]) -> Option<[c_int; N]> {
+    type Attribute = unsafe extern "C" fn(*mut c_int, c_int, c_int) -> c_int;
+    let process = Library::this();
+    // SAFETY: this function has had this signature in every CUDA runtime.
+    unsafe {
+        let ask = process.get::<Attribute>(b"cudaDeviceGetAttribute\0").ok()?;
+        let mut values = [0; N];
+        let found = values.iter_mut().zip(numbers).all(|(value, number)| ask(value, number, index as c_int) == 0);
+        found.then_some(values)
+    }
+}
+
+/// Numbers of the attributes with a GPU's compute capability.
+const CAPABILITY: [c_int; 2] = [75, 76];
+
 /// Major number of a GPU's compute capability: 8 is Ampere. That of the newest if the CUDA runtime does
 /// not tell.
 pub(super) fn generation(index: usize) -> i32 {
-    type Attribute = unsafe extern "C" fn(*mut c_int, c_int, c_int) -> c_int;
-    const MAJOR: c_int = 75;
+    gpu_attributes(index, CAPABILITY).map_or(i32::MAX, |[major, _]| major)
+}
+
+/// Error message if the loaded CUDA library has no kernels for a GPU.
+pub(super) fn gpu_problem(index: usize) -> Option<String> {
+    unsupported(gpu_attributes(index, CAPABILITY)?, version(b"cudaRuntimeGetVersion\0")?)
+}
+
+/// libtorch for CUDA 13 begins with Turing.
+fn unsupported(capability: [c_int; 2], runtime: i32) -> Option<String> {
+    let [major, minor] = capability;
+    (runtime >= 13000 && capability < [7, 5]).then(|| {
+        format!(
+            "it has compute capability {major}.{minor}, and libtorch for CUDA {} needs 7.5 (Turing) or newer; set LIBTORCH to a \
+             libtorch for CUDA 12, or model.device = \"cpu\"",
+            runtime / 1000
+        )
+    })
+}
+
+/// A version that the CUDA runtime tells by the function of this name.
+fn version(name: &[u8]) -> Option<i32> {
+    type Version = unsafe extern "C" fn(*mut c_int) -> c_int;
     let process = Library::this();
-    let mut major = 0;
-    // SAFETY: this function has had this signature in every CUDA runtime.
-    let found = unsafe {
-        let ask = process.get::<Attribute>(b"cudaDeviceGetAttribute\0").ok();
-        ask.is_some_and(|ask| ask(&mut major, MAJOR, index as c_int) == 0)
-    };
-    if found { major } else { i32::MAX }
+    // SAFETY: these functions have had this signature in every CUDA runtime.
+    unsafe {
+        let mut version = 0;
+        let ask = process.get::<Version>(name).ok()?;
+        (ask(&mut version) == 0).then_some(version)
+    }
 }
 
 /// Error message if the driver is too old for the loaded CUDA library.
 pub(super) fn driver_problem() -> Option<String> {
-    type Version = unsafe extern "C" fn(*mut c_int) -> c_int;
-    let process = Library::this();
-    // SAFETY: these functions have had this signature in every CUDA runtime.
-    let version = |name: &[u8]| unsafe {
-        let mut version = 0;
-        let ask = process.get::<Version>(name).ok()?;
-        (ask(&mut version) == 0).then_some(version)
-    };
     too_old(version(b"cudaDriverGetVersion\0")?, version(b"cudaRuntimeGetVersion\0")?)
 }
 
@@ -194,6 +222,14 @@ mod tests {
         assert!(text.contains("CUDA 12.8") && text.contains("CUDA 13.0") && text.contains("580"), "{text}");
         assert!(too_old(0, 13000).unwrap().contains("no NVIDIA driver"));
         assert_eq!((too_old(13000, 13000), too_old(13010, 13000), too_old(12040, 12080)), (None, None, None));
+    }
+
+    #[test]
+    fn a_gpu_for_which_the_library_has_no_kernels_is_named_with_its_capability() {
+        let text = unsupported([7, 0], 13000).unwrap();
+        assert!(text.contains("capability 7.0") && text.contains("CUDA 13 needs 7.5"), "{text}");
+        let fine = [([7, 5], 13000), ([9, 0], 13020), ([7, 0], 12080)];
+        assert_eq!(fine.map(|(capability, runtime)| unsupported(capability, runtime)), [None, None, None]);
     }
 
     /// The last device of the stand-in, which no other test of the library uses.

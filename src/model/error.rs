@@ -52,6 +52,9 @@ pub enum ModelError {
     /// A device that does not exist, and those that do.
     #[error("{0} is not there: {1}")]
     NoDevice(String, String),
+    /// A device that libtorch cannot compute on, and why.
+    #[error("{0} cannot be used: {1}")]
+    UnusableDevice(String, String),
     /// A projection that adapters cannot be put on, and the valid ones.
     #[error("adapters can't be put on {0}; they go on {1}, one or more, or \"all-linear\" for all, with a rank from 1 to 65536")]
     Target(String, String),

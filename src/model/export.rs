@@ -9,7 +9,7 @@ use serde_json::Map;
 use tch::Tensor;
 
 use super::adapter_folder::{holds_adapter, load_adapter, named_base};
-use super::folder::write_views;
+use super::folder::{StoredTensors, write_views};
 use super::layout::Role;
 use super::shards::{extend, shard_name, shards, write_configs, write_map};
 use super::{Adapter, Dtype, Entry, Layout, ModelConfig, ModelError, StoredModel};
@@ -20,10 +20,11 @@ use super::{Adapter, Dtype, Entry, Layout, ModelConfig, ModelError, StoredModel}
 /// Memory: the largest tensor in f32 and in the format `dtype`, and the adapters. Not atomic: write
 /// into a temporary folder and rename it.
 pub fn export_hf(from: &Path, to: &Path, dtype: Dtype, max_shard: Option<u64>) -> Result<(), ModelError> {
-    let source = Source::open(from)?;
-    source.stored.check_twin()?;
-    write_configs(to, &source.config, dtype)?;
-    let layout = Layout::new(&source.config);
+    let (config, stored, adapter) = open(from)?;
+    let source = Source { tensors: stored.tensors()?, adapter };
+    source.tensors.check_twin()?;
+    write_configs(to, &config, dtype)?;
+    let layout = Layout::new(&config);
     let shards = shards(layout.entries(), dtype, max_shard.unwrap_or(u64::MAX));
     let mut map = Map::new();
     for (at, entries) in shards.iter().enumerate() {
@@ -37,33 +38,35 @@ pub fn export_hf(from: &Path, to: &Path, dtype: Dtype, max_shard: Option<u64>) -
     write_map(to, layout.total(), dtype, shards.len(), map)
 }
 
+/// Opens a folder of a model, or of adapters and their base.
+fn open(dir: &Path) -> Result<(ModelConfig, StoredModel, Option<Adapter>), ModelError> {
+    if !holds_adapter(dir) {
+        let config = ModelConfig::from_dir(dir)?;
+        let stored = StoredModel::open(&config, dir)?;
+        return Ok((config, stored, None));
+    }
+    let (base, scores) = named_base(dir)?;
+    let config = ModelConfig::from_dir(&base)?;
+    let stored = StoredModel::open(&config, &base)?;
+    let config = if scores { config.scoring() } else { config };
+    let adapter = load_adapter(dir, &config)?;
+    Ok((config, stored, Some(adapter)))
+}
+
 /// A folder that is read tensor by tensor: a model, or adapters and their base.
-struct Source {
-    config: ModelConfig,
-    stored: StoredModel,
+struct Source<'a> {
+    tensors: StoredTensors<'a>,
     adapter: Option<Adapter>,
 }
 
-impl Source {
-    fn open(dir: &Path) -> Result<Self, ModelError> {
-        if !holds_adapter(dir) {
-            let config = ModelConfig::from_dir(dir)?;
-            return Ok(Source { stored: StoredModel::open(&config, dir)?, config, adapter: None });
-        }
-        let (base, scores) = named_base(dir)?;
-        let config = ModelConfig::from_dir(&base)?;
-        let stored = StoredModel::open(&config, &base)?;
-        let config = if scores { config.scoring() } else { config };
-        Ok(Source { adapter: Some(load_adapter(dir, &config)?), config, stored })
-    }
-
+impl Source<'_> {
     /// The numbers of a tensor, flat and in f32.
     fn tensor(&self, entry: &Entry) -> Result<Tensor, ModelError> {
         let head = self.adapter.as_ref().filter(|_| entry.role() == Role::ScoreHead).and_then(Adapter::score_head);
         if let Some(head) = head {
             return Ok(head);
         }
-        let numbers = self.stored.tensor(&entry.name)?;
+        let numbers = self.tensors.tensor(&entry.name)?;
         Ok(match self.adapter.as_ref().and_then(|adapter| adapter.delta(&entry.name)) {
             Some(delta) => numbers + delta,
             None => numbers,
@@ -75,7 +78,7 @@ impl Source {
 struct Streamed<'a> {
     entry: &'a Entry,
     dtype: Dtype,
-    source: &'a Source,
+    source: &'a Source<'a>,
     /// First error, for safetensors takes none.
     failed: &'a RefCell<Option<ModelError>>,
 }

@@ -145,10 +145,8 @@ fn read_4_bits(layout: &Layout, matched: &mut Matched, all: bool) -> Result<Quan
             Place::Packed(match experts.iter().find(|experts| experts.range == entry.range()) {
                 Some(experts) => experts.keep()?,
                 None => {
-                    // It may be a part of one tensor of all experts. They are in the layout's order.
-                    let stored = &needed[needed.partition_point(|of| of.range().end <= entry.offset)];
                     let numbers = Tensor::empty([entry.len() as i64], (Kind::Float, tch::Device::Cpu));
-                    stored.copy(entry.range(), &numbers)?;
+                    holding(needed, entry).copy(entry.range(), &numbers)?;
                     nf4::quantise(&numbers)
                 }
             })
@@ -187,25 +185,25 @@ impl StoredModel {
     pub fn open(config: &ModelConfig, dir: &Path) -> Result<Self, ModelError> {
         let files = WeightFile::open_all(weight_files(dir)?)?;
         let twin = config.shares_embedding().then_some(HEAD);
-        let stored = StoredModel { layout: Layout::new(config), dir: dir.to_owned(), files, twin };
-        stored.matched()?;
-        Ok(stored)
+        Ok(StoredModel { layout: Layout::new(config), dir: dir.to_owned(), files, twin })
     }
 
-    /// Its tensors, those with whole numbers in disk order.
-    fn matched(&self) -> Result<Matched<'_>, ModelError> {
-        let mut matched = matched(&self.layout, &self.dir, &self.files, self.twin)?;
-        if !matched.packed.is_empty() {
-            let problem = "its layers are in 4 bits, which ranks that divide the parameters do not read";
-            return Err(ModelError::malformed(&self.dir, problem));
-        }
-        matched.needed.sort_by(|a, b| (&a.file.path, a.info.data_offsets).cmp(&(&b.file.path, b.info.data_offsets)));
-        Ok(matched)
+    /// Finds its tensors on disk, to read one after another.
+    pub(super) fn tensors(&self) -> Result<StoredTensors<'_>, ModelError> {
+        let matched = matched(&self.layout, &self.dir, &self.files, self.twin)?;
+        let names = self.layout.entries().iter().enumerate().map(|(at, entry)| (entry.name.as_str(), at)).collect();
+        Ok(StoredTensors { stored: self, matched, names })
     }
 
     /// Reads the numbers in `held` into `to`, in its format.
     pub fn read(&self, held: &Held, to: &Tensor) -> Result<(), ModelError> {
-        let Matched { needed, experts, .. } = self.matched()?;
+        let Matched { mut needed, packed, experts, .. } = matched(&self.layout, &self.dir, &self.files, self.twin)?;
+        if !packed.is_empty() {
+            let problem = "its layers are in 4 bits, which ranks that divide the parameters do not read";
+            return Err(ModelError::malformed(&self.dir, problem));
+        }
+        // In disk order.
+        needed.sort_by(|a, b| (&a.file.path, a.info.data_offsets).cmp(&(&b.file.path, b.info.data_offsets)));
         // Ranges that are a tensor's, and where each begins in `to`.
         let common = |tensor: Range<usize>| {
             let of = move |(range, at): &(Range<usize>, usize)| {
@@ -226,29 +224,48 @@ impl StoredModel {
         }
         Ok(())
     }
+}
 
+/// The tensors of a [`StoredModel`], found on disk.
+pub(super) struct StoredTensors<'a> {
+    stored: &'a StoredModel,
+    /// In the layout's order.
+    matched: Matched<'a>,
+    /// Places in the layout.
+    names: HashMap<&'a str, usize>,
+}
+
+impl StoredTensors<'_> {
     /// Rejects a stored head that differs from the embedding, if the model ties them.
     pub fn check_twin(&self) -> Result<(), ModelError> {
-        let Matched { needed: tensors, twin: Some(twin), .. } = matched(&self.layout, &self.dir, &self.files, self.twin)? else {
-            return Ok(());
-        };
-        let (embedding, mut failed) = (&tensors[0], None);
-        let same = twin.file.each_chunk(twin.info, |at, bytes| {
-            let (first, chunk) = (at / twin.dtype.bytes(), twin.numbers(bytes).to_kind(Kind::Float));
-            let ours = chunk.empty_like();
-            failed = embedding.copy(first..first + chunk.numel(), &ours).err();
-            failed.is_none() && ours == chunk
-        })?;
-        failed.map_or_else(|| check_twin(&self.dir, same), Err)
+        let Some(twin) = &self.matched.twin else { return Ok(()) };
+        let embedding = self.at(0)?;
+        check_twin(&self.stored.dir, twin.each_chunk(&embedding, |ours, chunk| chunk.to_kind(Kind::Float) == ours)?)
     }
 
     /// The tensor of that name, flat and in f32.
     pub fn tensor(&self, name: &str) -> Result<Tensor, ModelError> {
-        let entry = self.layout.find(name).expect("callers name a tensor of the layout");
+        self.at(*self.names.get(name).expect("callers name a tensor of the layout"))
+    }
+
+    fn at(&self, place: usize) -> Result<Tensor, ModelError> {
+        let entry = &self.stored.layout.entries()[place];
         let numbers = Tensor::empty([entry.len() as i64], (Kind::Float, tch::Device::Cpu));
-        self.read(&[(entry.range(), 0)], &numbers)?;
+        let Matched { needed, packed, experts, .. } = &self.matched;
+        if let Ok(found) = packed.binary_search_by_key(&place, |(place, _)| *place) {
+            packed[found].1.read()?.write_to(&numbers);
+        } else if let Ok(found) = experts.binary_search_by_key(&entry.offset, |experts| experts.range.start) {
+            experts[found].copy(entry.range(), &numbers)?;
+        } else {
+            holding(needed, entry).copy(entry.range(), &numbers)?;
+        }
         Ok(numbers)
     }
+}
+
+/// The tensor on disk that has this one: itself, or one of all experts. `needed` is in the layout's order.
+fn holding<'a, 'f>(needed: &'a [Stored<'f>], entry: &Entry) -> &'a Stored<'f> {
+    &needed[needed.partition_point(|of| of.range().end <= entry.offset)]
 }
 
 /// Checks a folder without reading its weights: `config.json`, and the headers of its safetensors

@@ -51,10 +51,10 @@ pub(crate) struct FourBits {
 }
 
 impl FourBits {
-    /// Room for numbers of this form, on the host.
-    pub fn room(form: Form) -> Self {
-        let bytes = |len| Tensor::zeros([len], (Kind::Uint8, Device::Cpu));
-        let floats = |len| Tensor::zeros([len], (Kind::Float, Device::Cpu));
+    /// Room for numbers of this form, not filled.
+    pub fn room(form: Form, device: Device) -> Self {
+        let bytes = |len| Tensor::empty([len], (Kind::Uint8, device));
+        let floats = |len| Tensor::empty([len], (Kind::Float, device));
         let (codes, scales) = ((form.len as i64 + 1) / 2, form.scales());
         let outer = (scales + form.outer_block - 1) / form.outer_block;
         let tables = (LEVELS + SCALES) as i64;

@@ -136,6 +136,12 @@ char* rollflow_graph_replay(Graph* graph) {
   return guarded([&] { functions().replay(&graph->object); });
 }
 
+// Gives memory that no tensor has any more back to the devices' driver. libtorch does not while one records.
+char* rollflow_memory_give_back() {
+  const std::lock_guard<std::recursive_mutex> lock(one_at_a_time());
+  return guarded([&] { c10::getDeviceAllocator(c10::DeviceType::CUDA)->emptyCache(); });
+}
+
 void rollflow_graph_free(Graph* graph) {
   const std::lock_guard<std::recursive_mutex> lock(one_at_a_time());
   functions().destruct(&graph->object);

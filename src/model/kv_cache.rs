@@ -133,6 +133,19 @@ impl KvCache {
         self.copy_states(from, &[to]);
     }
 
+    /// Swaps the sequences of two slots.
+    pub(crate) fn swap_slots(&mut self, one: usize, other: usize) {
+        self.pages.swap_slots(one, other);
+        for state in self.layers.iter().filter_map(|layer| if let Held::Delta(state) = layer { Some(state) } else { None }) {
+            for all in [&state.conv, &state.heads] {
+                let [mut one, mut other] = [one, other].map(|slot| all.select(0, slot as i64));
+                let kept = one.copy();
+                one.copy_(&other);
+                other.copy_(&kept);
+            }
+        }
+    }
+
     /// Lets each slot of `to` begin with the first `tokens` tokens of slot `from`, which has no more where a layer
     /// has a state.
     pub fn share(&mut self, from: usize, to: &[usize], tokens: usize) {

@@ -36,7 +36,8 @@ pub struct Lora {
     targets: Vec<&'static str>,
     /// Rank of the joint gate and up projection of each expert.
     gate_up_rank: usize,
-    /// Folder of the base model, written into a folder of adapters.
+    /// Folder of the base model, or its id on the hub if it is not in the cache. A folder of adapters has the
+    /// id of a model of the hub.
     pub base: Option<PathBuf>,
 }
 

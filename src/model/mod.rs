@@ -62,6 +62,7 @@ pub(crate) use block::capped;
 pub use compute::Compute;
 pub(crate) use compute::{logits_chunk, upload};
 pub use config::{Activation, ModelConfig, RopeScaling};
+pub(crate) use cuda::gpu_attributes;
 pub use cuda::{gpu_address, gpu_count, gpu_memory, gpu_total, libtorch_folder};
 pub use decoder::{Decoder, log_probs_and_entropy};
 pub(crate) use delta::{Delta, save_hf_after};

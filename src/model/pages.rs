@@ -119,6 +119,12 @@ impl Pages {
         (self.held[to], self.held[from]) = (self.held[from], 0);
     }
 
+    /// Swaps the pages of two slots.
+    pub fn swap_slots(&mut self, one: usize, other: usize) {
+        (0..self.width).for_each(|at| self.table.swap(one * self.width + at, other * self.width + at));
+        self.held.swap(one, other);
+    }
+
     /// Lets another slot begin with the first `tokens` tokens of a slot.
     pub(super) fn share(&mut self, from: usize, to: usize, tokens: usize) -> Option<Copied> {
         let pages = self.of(from);

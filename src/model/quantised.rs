@@ -53,10 +53,10 @@ impl Quantised {
     }
 
     /// Room for tensors of a layout of which these are in 4 bits, and how many numbers the others have.
-    fn room(layout: &Layout, forms: &[Option<Form>]) -> (Self, usize) {
+    fn room(layout: &Layout, forms: &[Option<Form>], device: Device) -> (Self, usize) {
         let mut len = 0;
         let place = |(entry, form): (&Entry, &Option<Form>)| match form {
-            Some(form) => Place::Packed(FourBits::room(*form)),
+            Some(form) => Place::Packed(FourBits::room(*form, device)),
             None => {
                 len += entry.len();
                 Place::Kept(len - entry.len())
@@ -119,10 +119,10 @@ impl Weights {
         self.quantised.as_ref().map(|quantised| quantised.packed().map(form).collect())
     }
 
-    /// Room on the host for weights of these forms, whose other numbers are of the kind `kind`.
-    pub(crate) fn room(layout: Arc<Layout>, forms: &[Option<Form>], kind: Kind) -> Self {
-        let (quantised, len) = Quantised::room(&layout, forms);
-        let flat = Tensor::zeros([len as i64], (kind, Device::Cpu));
+    /// Room for weights of these forms, not filled. `others`: kind of the other numbers, and device of all.
+    pub(crate) fn room(layout: Arc<Layout>, forms: &[Option<Form>], others: (Kind, Device)) -> Self {
+        let (quantised, len) = Quantised::room(&layout, forms, others.1);
+        let flat = Tensor::empty([len as i64], others);
         Weights { quantised: Some(Arc::new(quantised)), ..Weights::new(layout, flat) }
     }
 

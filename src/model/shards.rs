@@ -122,14 +122,8 @@ fn write_json(dir: &Path, name: &str, object: &Value) -> Result<(), ModelError> 
 pub(super) fn write_configs(dir: &Path, config: &ModelConfig, dtype: Dtype) -> Result<(), ModelError> {
     atomic_file::create_folder(dir).map_err(ModelError::io(dir))?;
     let json = ModelConfig { dtype, ..config.clone() }.to_json();
-    let mut generation = json!({});
-    for key in ["bos_token_id", "eos_token_id", "pad_token_id"] {
-        if let Some(id) = json.get(key).filter(|id| !id.is_null()) {
-            generation[key] = id.clone();
-        }
-    }
     write_json(dir, "config.json", &Value::Object(json))?;
-    write_json(dir, "generation_config.json", &generation)
+    write_json(dir, "generation_config.json", &Value::Object(config.to_generation_json()))
 }
 
 /// Neighbouring tensors that share a file.

@@ -1,7 +1,6 @@
 // Streams and events of a GPU, through libtorch's own interface to its devices: no CUDA header is needed.
 
 #include <ATen/ATen.h>
-#include <c10/core/CachingDeviceAllocator.h>
 #include <c10/core/Event.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 
@@ -38,11 +37,6 @@ char* rollflow_stream_exchange(int64_t* stream) {
 // Waits for what this thread has asked of a device.
 char* rollflow_stream_synchronize(int64_t device) {
   return guarded([&] { guard().synchronizeStream(guard().getStream(gpu(device))); });
-}
-
-// Gives memory that no tensor has any more back to the devices' driver.
-char* rollflow_memory_give_back() {
-  return guarded([&] { c10::getDeviceAllocator(c10::DeviceType::CUDA)->emptyCache(); });
 }
 
 // An event after all that this thread has asked of a device.

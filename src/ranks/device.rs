@@ -8,7 +8,7 @@ use std::path::PathBuf;
 
 use libloading::os::unix::{Library, RTLD_GLOBAL, RTLD_NOW};
 
-use crate::model::{Compute, Dtype, gpu_address, libtorch_folder};
+use crate::model::{Compute, Dtype, gpu_address, gpu_attributes, libtorch_folder};
 
 /// File of the shared object.
 const FILE: &str = "librollflow_nccl.so";
@@ -19,6 +19,12 @@ pub type DeviceGroups = unsafe extern "C" fn();
 /// Name of a GPU by which two processes of a host compare theirs.
 pub(super) fn gpu_name(index: usize) -> String {
     gpu_address(index).unwrap_or_else(|| format!("cuda:{index}"))
+}
+
+/// Type of a GPU: what decides the order of its sums. `None` if the CUDA runtime does not tell.
+pub(super) fn gpu_type(index: usize) -> Option<String> {
+    let [major, minor, multiprocessors] = gpu_attributes(index, [75, 76, 16])?;
+    Some(format!("a GPU of compute capability {major}.{minor} with {multiprocessors} multiprocessors"))
 }
 
 /// Loads what exchanges tensors of a GPU between ranks.

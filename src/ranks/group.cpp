@@ -9,6 +9,10 @@
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
 #include <torch/torch.h>
 
+#include <c10/core/StreamGuard.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
+#include <c10/util/env.h>
+
 #include "device.hpp"
 
 #include <atomic>
@@ -26,6 +30,7 @@
 
 namespace {
 
+using Backend = c10::intrusive_ptr<c10d::Backend>;
 using Millis = std::chrono::milliseconds;
 
 template <typename F> char* caught(F&& work) {
@@ -41,11 +46,10 @@ template <typename F> char* caught(F&& work) {
   }
 }
 
-// Begins a collective. c10d's flight recorder is not safe to use by two groups of a process at once.
-template <typename F> c10::intrusive_ptr<c10d::Work> begin(F&& collective) {
+// Held while Gloo queues a call of any kind.
+std::mutex& recorder() {
   static std::mutex one;
-  std::lock_guard<std::mutex> guard(one);
-  return collective();
+  return one;
 }
 
 // How calls of a group are waited for: until they end or another thread sets `cancelled`.
@@ -53,7 +57,7 @@ struct Wait {
   const bool* cancelled;
   Millis timeout;
   // Null where the rank computes on the processor.
-  c10::intrusive_ptr<c10d::Backend> device;
+  Backend device;
 
   void look() const {
     if (__atomic_load_n(cancelled, __ATOMIC_ACQUIRE)) throw std::runtime_error("the call was given up because the run is ending");
@@ -61,18 +65,39 @@ struct Wait {
 
   // Makes a call that connects ranks. Nothing interrupts the store or NCCL meanwhile, so a separate thread calls
   // them. That thread stays if the call is given up.
-  template <typename F> auto connect(F call) const -> decltype(call()) {
-    std::packaged_task<decltype(call())()> task(std::move(call));
+  template <typename F> auto connect(F call, const char* in_vain = "the ranks did not connect") const -> decltype(call()) {
+    // What the call has is freed before its result is there.
+    std::packaged_task<decltype(call())()> task([call = std::move(call)]() mutable {
+      F own = std::move(call);
+      return own();
+    });
     auto ended = task.get_future();
     std::thread(std::move(task)).detach();
     const auto until = std::chrono::steady_clock::now() + timeout;
     while (ended.wait_for(Millis(50)) != std::future_status::ready) {
       look();
       if (std::chrono::steady_clock::now() > until) {
-        throw std::runtime_error("the ranks did not connect within " + std::to_string(timeout.count()) + " ms");
+        throw std::runtime_error(in_vain + std::string(" within ") + std::to_string(timeout.count()) + " ms");
       }
     }
     return ended.get();
+  }
+
+  // Begins a collective of `tensor`. `collective` has copies of all that it uses.
+  template <typename F> auto begin(const at::Tensor& tensor, F collective) const -> decltype(collective()) {
+    if (tensor.is_cpu()) {
+      // Gloo only queues it. c10d's flight recorder is not safe to use by two groups of a process in parallel.
+      std::lock_guard<std::mutex> guard(recorder());
+      return collective();
+    }
+    // NCCL connects ranks when an algorithm is first used, too. The separate thread has this one's stream.
+    const auto stream = c10::impl::VirtualGuardImpl(tensor.device().type()).getStream(tensor.device());
+    auto launch = [stream, collective = std::move(collective)]() mutable {
+      at::NoGradGuard no_grad;
+      c10::StreamGuard guard(stream);
+      return collective();
+    };
+    return connect(std::move(launch), "the call did not begin on the GPU");
   }
 
   void finish(c10d::Work& work, const at::Tensor& tensor) const {
@@ -122,6 +147,7 @@ struct Wait {
 struct rollflow_store {
   c10::intrusive_ptr<c10d::Store> store;
   std::atomic<int64_t> limit_ms;
+  std::atomic<int64_t> waited_ms{0};
   // A call that was given up keeps the connection.
   std::atomic<bool> silent{false};
 
@@ -133,6 +159,7 @@ struct rollflow_store {
     // In slices, which leave out the time for which this process is stopped.
     const Millis slice(50);
     for (int64_t waited = 0; answer.wait_for(slice) != std::future_status::ready; waited += slice.count()) {
+      waited_ms += slice.count();
       if (waited < limit_ms) continue;
       silent = true;
       throw std::runtime_error("its server has not answered for " + std::to_string(waited) + " ms");
@@ -143,12 +170,12 @@ struct rollflow_store {
 
 struct rollflow_group {
   // Null for a group of tensors of a device alone.
-  c10::intrusive_ptr<c10d::Backend> host;
+  Backend host;
   Wait wait;
 
-  c10d::Backend& of(const at::Tensor& tensor) const {
-    if (tensor.is_cpu() && host) return *host;
-    if (wait.device) return *wait.device;
+  Backend of(const at::Tensor& tensor) const {
+    if (tensor.is_cpu() && host) return host;
+    if (wait.device) return wait.device;
     throw std::runtime_error("a tensor on " + tensor.device().str() + " has no group: this rank did not join for it");
   }
 };
@@ -180,6 +207,9 @@ char* rollflow_store_open(rollflow_store** out, const char* host, uint16_t* port
 
 // Longest wait for the server's answer to a call; otherwise the timeout of rollflow_store_open.
 void rollflow_store_limit(rollflow_store* store, int64_t limit_ms) { store->limit_ms = limit_ms; }
+
+// Time that all calls have waited for the server's answers, without that for which this process was stopped.
+int64_t rollflow_store_waited(rollflow_store* store) { return store->waited_ms; }
 
 void rollflow_store_close(rollflow_store* store) { delete store; }
 
@@ -222,7 +252,9 @@ char* rollflow_group_join(
     rollflow_device_group_fn* device_group,
     bool alone) {
   return caught([&] {
-    using Backend = c10::intrusive_ptr<c10d::Backend>;
+    // The flight recorder is read when its first group is made. `begin` locks nothing for a device.
+    static std::once_flag unrecorded;
+    if (device_group) std::call_once(unrecorded, [] { c10::utils::set_env("TORCH_FR_BUFFER_SIZE", "0"); });
     Wait wait{cancelled, Millis(timeout_ms), nullptr};
     auto join = [=, of = store->store, name = std::string(name), address = std::string(address)] {
       auto prefixed = [&](const char* kind) { return c10::make_intrusive<c10d::PrefixStore>(name + kind, of); };
@@ -252,11 +284,35 @@ char* rollflow_group_connect(rollflow_group* group, int64_t device) {
 
 void rollflow_group_close(rollflow_group* group) { delete group; }
 
+// Closes a group whose calls may never end, in a thread that stays if they do not. The end of the process waits a second, or ten
+// where a GPU's are closed, for such threads, since it destroys what they use.
+void rollflow_group_abort(rollflow_group* group) {
+  static auto& closing = *new std::atomic<int>(0);
+  // NCCL takes seconds for it.
+  static auto& looks = *new std::atomic<int>(20);
+  static const int at_end = std::atexit([] {
+    for (int look = 0; closing > 0 && look < looks; ++look) std::this_thread::sleep_for(Millis(50));
+  });
+  if (group->wait.device) looks = 200;
+  ++closing;
+  char* error = caught([=] {
+    std::thread([=] {
+      free(caught([=] {
+        if (group->wait.device) group->wait.device->abort();
+      }));
+      delete group;
+      --closing;
+    }).detach();
+  });
+  if (error) --closing;
+  free(error);
+}
+
 // The sum over all ranks, in place.
 char* rollflow_all_reduce(rollflow_group* group, at::Tensor* tensor) {
   return caught([&] {
-    std::vector<at::Tensor> tensors{*tensor};
-    group->wait.finish(*begin([&] { return group->of(*tensor).allreduce(tensors); }), *tensor);
+    auto sum = [backend = group->of(*tensor), tensors = std::vector<at::Tensor>{*tensor}]() mutable { return backend->allreduce(tensors); };
+    group->wait.finish(*group->wait.begin(*tensor, std::move(sum)), *tensor);
   });
 }
 
@@ -264,14 +320,15 @@ char* rollflow_all_reduce(rollflow_group* group, at::Tensor* tensor) {
 // the parts of the others and adds up what it gets, by rank.
 char* rollflow_reduce_scatter(rollflow_group* group, at::Tensor* out, at::Tensor* whole) {
   return caught([&] {
-    auto& backend = group->of(*whole);
+    auto backend = group->of(*whole);
     if (!whole->is_cpu()) {
-      return group->wait.finish(*begin([&] { return backend._reduce_scatter_base(*out, *whole); }), *whole);
+      auto sum = [backend, out = *out, whole = *whole]() mutable { return backend->_reduce_scatter_base(out, whole); };
+      return group->wait.finish(*group->wait.begin(*whole, std::move(sum)), *whole);
     }
     at::Tensor received = at::empty_like(*whole);
     std::vector<int64_t> equal;
-    group->wait.finish(*begin([&] { return backend.alltoall_base(received, *whole, equal, equal); }), *whole);
-    auto parts = received.chunk(backend.getSize());
+    group->wait.finish(*group->wait.begin(*whole, [&] { return backend->alltoall_base(received, *whole, equal, equal); }), *whole);
+    auto parts = received.chunk(backend->getSize());
     out->copy_(parts[0]);
     for (size_t rank = 1; rank < parts.size(); ++rank) out->add_(parts[rank]);
   });
@@ -280,7 +337,8 @@ char* rollflow_reduce_scatter(rollflow_group* group, at::Tensor* out, at::Tensor
 // Begins to gather: out will be all ranks' `in`, end to end.
 char* rollflow_all_gather(rollflow_group* group, rollflow_work** begun, at::Tensor* out, at::Tensor* in) {
   return caught([&] {
-    auto work = begin([&] { return group->of(*in)._allgather_base(*out, *in); });
+    auto gather = [backend = group->of(*in), out = *out, in = *in]() mutable { return backend->_allgather_base(out, in); };
+    auto work = group->wait.begin(*in, std::move(gather));
     *begun = new rollflow_work{std::move(work), *out, *in, group->wait};
   });
 }
@@ -295,10 +353,12 @@ char* rollflow_work_wait(rollflow_work* work) {
 // Sends rank 0's tensor to all ranks, in place. timeout_ms: of this call; 0: the group's.
 char* rollflow_broadcast(rollflow_group* group, at::Tensor* tensor, int64_t timeout_ms) {
   return caught([&] {
-    std::vector<at::Tensor> tensors{*tensor};
     c10d::BroadcastOptions options;
     if (timeout_ms > 0) options.timeout = Millis(timeout_ms);
-    group->wait.finish(*begin([&] { return group->of(*tensor).broadcast(tensors, options); }), *tensor);
+    auto send = [backend = group->of(*tensor), tensors = std::vector<at::Tensor>{*tensor}, options]() mutable {
+      return backend->broadcast(tensors, options);
+    };
+    group->wait.finish(*group->wait.begin(*tensor, std::move(send)), *tensor);
   });
 }
 }

@@ -31,6 +31,7 @@ unsafe extern "C" {
         timeout_ms: i64,
     ) -> *mut c_char;
     fn rollflow_store_limit(store: *mut RawStore, limit_ms: i64);
+    fn rollflow_store_waited(store: *const RawStore) -> i64;
     fn rollflow_store_close(store: *mut RawStore);
     fn rollflow_store_set(store: *mut RawStore, key: *const c_char, bytes: *const u8, len: usize) -> *mut c_char;
     fn rollflow_store_get(store: *mut RawStore, key: *const c_char, bytes: *mut *mut u8, len: *mut usize) -> *mut c_char;
@@ -50,6 +51,7 @@ unsafe extern "C" {
     ) -> *mut c_char;
     fn rollflow_group_connect(group: *mut RawGroup, device: i64) -> *mut c_char;
     fn rollflow_group_close(group: *mut RawGroup);
+    fn rollflow_group_abort(group: *mut RawGroup);
     fn rollflow_all_reduce(group: *mut RawGroup, tensor: *mut C_tensor) -> *mut c_char;
     fn rollflow_reduce_scatter(group: *mut RawGroup, out: *mut C_tensor, whole: *mut C_tensor) -> *mut c_char;
     fn rollflow_all_gather(
@@ -115,6 +117,11 @@ impl Store {
     pub fn answering_within(self, limit: Duration) -> Store {
         unsafe { rollflow_store_limit(self.raw, millis(limit)) }
         self
+    }
+
+    /// Time that calls have waited for the server, without that for which this process was stopped.
+    pub(super) fn waited(&self) -> Duration {
+        Duration::from_millis(unsafe { rollflow_store_waited(self.raw) }.unsigned_abs())
     }
 
     /// The port in use.
@@ -360,10 +367,10 @@ const NO_DEADLINE: Duration = Duration::from_secs(365 * 24 * 3600);
 
 impl Drop for Group {
     fn drop(&mut self) {
-        // Closing waits for calls under way, which may never end after a failure.
-        if !self.failed.load(Acquire) && !self.signals.cancelled.load(Acquire) {
-            unsafe { rollflow_group_close(self.raw) }
-        }
+        // Closing waits for calls in flight, which may never end after a failure.
+        let given_up = self.failed.load(Acquire) || self.signals.cancelled.load(Acquire);
+        let close = if given_up { rollflow_group_abort } else { rollflow_group_close };
+        unsafe { close(self.raw) }
     }
 }
 
@@ -409,15 +416,9 @@ mod tests {
             let store = Store::open("127.0.0.1", served.port(), false, "test", DEADLINE).unwrap();
             work(Group::join(&store, "group", "127.0.0.1", [rank, size], DEADLINE, &Arc::default(), None).unwrap())
         };
+        let join = &join;
         std::thread::scope(|scope| {
-            let threads: Vec<_> = (0..size)
-                .map(|rank| {
-                    scope.spawn({
-                        let join = &join;
-                        move || join(rank)
-                    })
-                })
-                .collect();
+            let threads: Vec<_> = (0..size).map(|rank| scope.spawn(move || join(rank))).collect();
             threads.into_iter().map(|thread| thread.join().unwrap()).collect()
         })
     }
@@ -469,8 +470,22 @@ mod tests {
     }
 
     #[test]
+    fn a_group_that_was_given_up_is_freed_with_the_port_of_its_store() {
+        let store = Store::open("127.0.0.1", 0, true, "test", DEADLINE).unwrap();
+        let (port, signals) = (store.port(), Arc::<Signals>::default());
+        let group = Group::join(&store, "group", "127.0.0.1", [0, 1], DEADLINE, &signals, None).unwrap();
+        signals.cancelled.store(true, Release);
+        drop((group, store));
+        let until = Instant::now() + DEADLINE;
+        while std::net::TcpStream::connect(("127.0.0.1", port)).is_ok() {
+            assert!(Instant::now() < until, "port {port} is still served");
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    }
+
+    #[test]
     fn a_rank_that_left_fails_the_others_calls_long_before_the_deadline() {
-        let started = std::time::Instant::now();
+        let started = Instant::now();
         let results = ranks(3, |mut group| {
             // All are there.
             group.all_reduce(&mut Tensor::ones([4], (Kind::Float, Device::Cpu))).unwrap();

@@ -13,7 +13,7 @@ use serde::{Deserialize, Serialize};
 use super::device::{self, DeviceGroups};
 use super::start::{Hello, host_name, lead, program, report, towards};
 use super::watch::{BEAT, ENDED, SUSPECT, Shared, Watch, slowest};
-use super::{CollectiveError, Group, Mesh, Place, RankError, Ranks, Store};
+use super::{CollectiveError, Group, Mesh, Place, RankError, Ranks, Shard, Store};
 use crate::util::secrets::masked;
 
 /// Time that rank 0 gives the others to read its last word.
@@ -41,7 +41,8 @@ pub struct Member {
     settings: Ranks,
     labels: Vec<String>,
     address: String,
-    devices: Option<DeviceGroups>,
+    /// The GPU that it trains on, and what exchanges tensors there.
+    gpu: Option<(usize, DeviceGroups)>,
     shared: Arc<Shared>,
     store: Store,
     /// Number of the next order.
@@ -58,7 +59,8 @@ impl Member {
     /// # Errors
     /// The number of ranks is no multiple of `settings.replicas`, the port is in use, the store or a
     /// rank is missing after `settings.start_timeout`, two processes have one number or one GPU, a
-    /// GPU or NCCL is missing, or a rank differs from rank 0. Every rank gets the same error.
+    /// GPU or NCCL is missing, ranks that hold the same part of the state have GPUs of different types, or a
+    /// rank differs from rank 0. Every rank gets the same error.
     pub fn join(
         place: Place,
         settings: &Ranks,
@@ -66,7 +68,7 @@ impl Member {
         models: BTreeMap<String, u32>,
         gpu: Option<usize>,
     ) -> Result<Arc<Self>, RankError> {
-        settings.mesh(place.size)?;
+        let [copies, _] = settings.mesh(place.size)?;
         let devices = gpu.map(device::groups).transpose();
         let limit = seconds(settings.start_timeout);
         let until = Instant::now() + limit;
@@ -77,6 +79,7 @@ impl Member {
             process: std::process::id(),
             address: towards(&place.host).unwrap_or_else(|| place.host.clone()),
             gpu: gpu.map(device::gpu_name),
+            gpu_type: gpu.filter(|_| copies > 1 || settings.shard == Shard::Nothing).and_then(device::gpu_type),
             trouble: devices.as_ref().err().cloned(),
             program: program(),
             recipe: masked(recipe).lines().map(str::to_owned).collect(),
@@ -107,7 +110,7 @@ impl Member {
             }
             return Err(RankError::Apart(verdict.problems));
         }
-        let devices = devices.map_err(CollectiveError)?;
+        let gpu = gpu.zip(devices.map_err(CollectiveError)?);
         let address = verdict.address_of(&hello).to_owned();
         let (shared, lost) = (Arc::new(Shared::default()), seconds(settings.lost_timeout));
         let (labels, own) = (verdict.labels.clone(), place.rank);
@@ -117,7 +120,7 @@ impl Member {
         let watch = std::thread::Builder::new().name("ranks".into()).spawn(body);
         let watch = watch.map_err(|error| CollectiveError(format!("the thread `ranks` cannot start: {error}")))?;
         let (labels, settings, next) = (verdict.labels, settings.clone(), AtomicU64::new(0));
-        Ok(Arc::new(Member { place, settings, labels, address, devices, shared, store, next, watch: Some(watch) }))
+        Ok(Arc::new(Member { place, settings, labels, address, gpu, shared, store, next, watch: Some(watch) }))
     }
 
     /// Number of this rank, from 0.
@@ -185,9 +188,15 @@ impl Member {
         }
         let store = open(&self.place, false, &self.settings, seconds(self.settings.start_timeout))?;
         let join = |name: String, place: [usize; 2]| {
-            let (address, signals) = (&self.address, &self.shared.signals);
-            let joined = Group::join(&store, &format!("group/{number}/{name}"), address, place, limit, signals, self.devices);
-            joined.map(|group| Arc::new(Mutex::new(group))).map_err(|error| self.explain(error))
+            let (name, signals) = (format!("group/{number}/{name}"), &self.shared.signals);
+            let devices = self.gpu.map(|(_, devices)| devices);
+            let joined = Group::join(&store, &name, &self.address, place, limit, signals, devices);
+            // Here, because the first exchange would wait for all ranks without a deadline.
+            let connected = joined.and_then(|mut group| {
+                self.gpu.map_or(Ok(()), |(gpu, _)| group.connect(gpu))?;
+                Ok(Arc::new(Mutex::new(group)))
+            });
+            connected.map_err(|error| self.explain(error))
         };
         let ([copies, parts], all) = (self.settings.mesh(size)?, join("all".into(), [own, size])?);
         if copies == 1 {

@@ -18,6 +18,8 @@ pub(super) struct Hello {
     pub address: String,
     /// The GPU that it computes on.
     pub gpu: Option<String>,
+    /// Type of that GPU, if ranks hold the same part of the state: numbers may differ between types.
+    pub gpu_type: Option<String>,
     /// Reason for which it cannot compute there.
     pub trouble: Option<String>,
     /// Version and checksum of the program.
@@ -133,6 +135,14 @@ fn difference(own: &Hello, other: &Hello, label: &str) -> Option<String> {
         return Some(format!("{label} runs another program: {}; rank 0 runs {}", other.program, own.program));
     }
     if other.checksum == own.checksum {
+        if let (Some(there), Some(own)) = (&other.gpu_type, &own.gpu_type)
+            && there != own
+        {
+            return Some(format!(
+                "{label} has {there}, rank 0 has {own}: copies of the state on GPUs of different types would not stay equal; \
+                 use one type, or hold one divided copy (ranks.shard = \"optimizer\", ranks.replicas = 1)"
+            ));
+        }
         let differs = |(key, own)| Some((key, own, other.models.get(key).filter(|there| *there != own)?));
         let (key, own, there) = own.models.iter().find_map(differs)?;
         return Some(format!("{label} has another model at {key}: its checksum is {there:08x}, that of rank 0's is {own:08x}"));
@@ -196,6 +206,27 @@ mod tests {
         };
         assert_eq!((of(&["a", "a", "b"], "a"), of(&["a", "a", "b"], "b")), ("10.0.0.1".to_owned(), "127.0.1.1".to_owned()));
         assert_eq!(of(&["a", "a"], "a"), "127.0.0.1");
+    }
+
+    #[test]
+    fn copies_of_the_state_on_gpus_of_different_types_are_refused_with_both() {
+        let of = |gpu_type: Option<&str>| Hello {
+            size: 2,
+            host: "a".to_owned(),
+            process: 1,
+            address: String::new(),
+            gpu: None,
+            gpu_type: gpu_type.map(str::to_owned),
+            trouble: None,
+            program: String::new(),
+            recipe: Vec::new(),
+            checksum: 0,
+            models: BTreeMap::new(),
+        };
+        let differs = |own, other| difference(&of(own), &of(other), "rank 1");
+        let text = differs(Some("an A100"), Some("an H100")).unwrap();
+        assert!(text.contains("rank 1 has an H100, rank 0 has an A100"), "{text}");
+        assert_eq!((differs(Some("an A100"), Some("an A100")), differs(None, Some("an A100"))), (None, None));
     }
 
     #[test]

@@ -6,7 +6,7 @@
 //! the store, where all others find it.
 //!
 //! Gloo notices a process that ended during an exchange immediately, without its name: then a shorter
-//! silence names it.
+//! silence names it. NCCL may not notice it within a host.
 //!
 //! A rank that gets SIGTERM asks rank 0 through the store to drain the run.
 
@@ -117,11 +117,14 @@ impl Watch {
     pub fn run(self, others: impl IntoIterator<Item = usize>) {
         let mut others: Vec<_> = others.into_iter().map(|rank| Watched { rank, seen: (Vec::new(), Instant::now()) }).collect();
         let (mut beats, mut looked, mut stopped) = (0u64, Instant::now(), None);
+        let mut waited = self.store.waited();
         while !self.shared.over.load(Acquire) && self.shared.reason().is_none() {
             beats += 1;
             let away = time_away(&mut looked, Instant::now());
             others.iter_mut().for_each(|other| other.seen.1 = (other.seen.1 + away).min(looked));
-            if away > self.lost / 2 {
+            // While the store does not answer, rank 0 may be the one that is stopped.
+            let before = std::mem::replace(&mut waited, self.store.waited());
+            if away.saturating_sub(waited - before) > self.lost / 2 {
                 stopped = Some((away, looked));
             }
             if let Err(error) = self.look(beats, &mut others, stopped) {

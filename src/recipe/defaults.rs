@@ -2,8 +2,6 @@
 //!
 //! A rate is written into the document before it is read, so that the resolved recipe of a run spells it out.
 
-use std::cmp::Ordering;
-
 use super::plan::{Pipeline, Plan};
 use super::presets::{PRESETS, Preset};
 use crate::settings::document::{Entry, Node, Table, Value};
@@ -151,28 +149,25 @@ pub(crate) fn sequences(root: &Node, plan: &mut Plan) -> Vec<Derived> {
 /// Sections with a length, in steps or in epochs.
 pub(crate) const LENGTHS: [&str; 3] = ["train", "sft", "reward_model"];
 
-/// Resolves a section with both `steps` and `epochs` by precedence: an including recipe over an
-/// included one, a variable over a file, `--set` over both. Both in one place are an error.
-pub(crate) fn steps_or_epochs(root: &mut Node, findings: &mut Findings) {
-    let rank = |place: &Place| match (place, &root.place) {
-        (Place::Set(_), _) => 3,
-        (Place::Variable(_), _) => 2,
-        (Place::File { file, .. }, Place::File { file: own, .. }) if file != own => 0,
-        _ => 1,
-    };
-    let Value::Table(table) = &mut root.value else { return };
+/// Keys that the key replaces where it is laid over them: of lengths the other, and what else names a model.
+pub(crate) fn displaced(key: &str) -> &'static [&'static str] {
+    match key.split_once('.') {
+        Some((section, "steps")) if LENGTHS.contains(&section) => &["epochs"],
+        Some((section, "epochs")) if LENGTHS.contains(&section) => &["steps"],
+        Some(("model", "path")) => &["preset", "revision"],
+        Some(("model", "preset")) => &["path", "revision"],
+        _ => &[],
+    }
+}
+
+/// Rejects a section with both `steps` and `epochs`, neither of which was laid over the other.
+pub(crate) fn steps_or_epochs(root: &Node, findings: &mut Findings) {
+    let Value::Table(table) = &root.value else { return };
     for section in LENGTHS {
-        let Some(Value::Table(keys)) = table.get_mut(section).map(|entry| &mut entry.node.value) else { continue };
-        let (Some(steps), Some(epochs)) = (keys.get("steps"), keys.get("epochs")) else { continue };
-        match rank(&steps.key_place).cmp(&rank(&epochs.key_place)) {
-            Ordering::Less => drop(keys.remove("steps")),
-            Ordering::Greater => drop(keys.remove("epochs")),
-            Ordering::Equal => {
-                let message = format!("there are both `{section}.steps` and `{section}.epochs`");
-                let place = epochs.key_place.clone();
-                findings.error(&place, &format!("{section}.epochs"), message, "leave one of them out".to_owned());
-            }
-        }
+        let Some(Value::Table(keys)) = table.get(section).map(|entry| &entry.node.value) else { continue };
+        let (Some(_), Some(epochs)) = (keys.get("steps"), keys.get("epochs")) else { continue };
+        let message = format!("there are both `{section}.steps` and `{section}.epochs`");
+        findings.error(&epochs.key_place, &format!("{section}.epochs"), message, "leave one of them out".to_owned());
     }
 }
 

@@ -227,7 +227,8 @@ impl Plan {
 
     /// A tiny model is faster without a GPU.
     fn unused_gpu(&self, machine: Machine) -> Option<String> {
-        let idle = machine.gpus > 0 && self.devices().iter().all(|(_, device)| *device == DeviceName::Cpu);
+        let computes = self.trainer.backend == TrainerBackend::Local;
+        let idle = computes && machine.gpus > 0 && self.devices().iter().all(|(_, device)| *device == DeviceName::Cpu);
         let has = if machine.gpus == 1 { "a GPU".to_owned() } else { format!("{} GPUs", machine.gpus) };
         (idle && matches!(self.model.source, ModelSource::Folder(_)))
             .then(|| format!("model.device is \"cpu\", and the machine has {has}; set model.device = \"cuda\""))
@@ -295,7 +296,7 @@ impl Plan {
             );
         }
         let micro_batch = self.train.optimization.micro_batch_tokens;
-        if micro_batch < max_new_tokens {
+        if micro_batch < max_new_tokens && self.trainer.backend == TrainerBackend::Local {
             warn(&format!(
                 "train.micro_batch_tokens is {micro_batch}, less than one answer of {max_new_tokens} tokens: long samples go alone and \
                  take more memory than that"

@@ -64,6 +64,13 @@ section! {
     }
 }
 
+impl Generate {
+    /// Divisor of the logits when completions are scored. The likeliest token is scored at 1, as engines do.
+    pub fn scoring_temperature(&self) -> f64 {
+        if self.temperature == 0.0 { 1.0 } else { self.temperature }
+    }
+}
+
 tagged! {
     /// Condition that a group must meet to be trained on. `[[filter]]` may be repeated; all
     /// conditions must hold.

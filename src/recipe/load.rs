@@ -102,11 +102,11 @@ pub fn with_current_names<V>(keys: BTreeMap<String, V>) -> BTreeMap<String, V> {
 
 fn resolve(file: &str, text: &str, sets: &[String], further: impl Fn(&Plan) -> Vec<Problem>) -> Resolved {
     let renames = Renames::of::<Plan>();
-    let mut root = document::parse(file, text, sets, &renames).map_err(RecipeErrors::of)?;
+    let mut root = document::parse::<Plan>(file, text, sets, &renames, defaults::displaced).map_err(RecipeErrors::of)?;
     let derived = defaults::fill(&mut root);
     let mut findings = Findings::of(sections_with);
     findings.note("", &root.place);
-    defaults::steps_or_epochs(&mut root, &mut findings);
+    defaults::steps_or_epochs(&root, &mut findings);
     let mut plan = Plan::read(&root, "", &mut findings).unwrap_or_default();
     timeline::rename_keys(&mut plan, &renames);
     require_and_refuse_sections(&root, &plan, &mut findings);

@@ -333,6 +333,11 @@ fn knobs(plan: &Plan, ranks: Option<usize>, memory: &MemoryPlan) -> Vec<String> 
         let half = plan.most_slots() * (plan.generate.max_new_tokens + 256) / 2;
         try_out(format!("generate.cache_tokens = {half}"), &move |plan| plan.generate.cache_tokens = Some(half));
         try_out("generate.prefix_cache = 0".to_owned(), &|plan| plan.generate.prefix_cache = Some(0));
+    } else if let Some(eval) = &plan.eval {
+        let fewer = (eval.max_num_seqs / 4).max(1);
+        try_out(format!("eval.max_num_seqs = {fewer}"), &move |plan| {
+            plan.eval.iter_mut().for_each(|eval| eval.max_num_seqs = fewer);
+        });
     }
     if ranks.is_some() && plan.lora.is_none() {
         try_out("ranks.shard = \"parameters\"".to_owned(), &|plan| plan.ranks.shard = Shard::Parameters);
@@ -398,7 +403,7 @@ fn check_bounds(plan: &Plan, model: &ModelConfig) -> Result<(), ModelError> {
     ];
     let [groups, group_size, new_tokens, turns, slots, remembered, workers, exam, sft, pairs, micro, threads] =
         settings.map(|(_, value)| value as f64);
-    let longest = PROMPT + new_tokens * turns;
+    let longest = PROMPT + (new_tokens * turns).min(new_tokens.max(model.max_positions as f64));
     let tokens = (groups * group_size + sft + 2.0 * pairs) * longest + threads * (micro + longest);
     let (q, kv) = ((model.heads * model.head_dim) as f64, (model.kv_heads * model.head_dim) as f64);
     let layer = 8.0 * (model.hidden_size as f64 + model.active_width() as f64 + q + kv);

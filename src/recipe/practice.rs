@@ -24,11 +24,13 @@ pub(super) fn warnings(plan: &Plan) -> Vec<String> {
     if trains && adapters {
         usual(1e-7..=5e-4, "train.lr", train.lr, "adapters take about 1e-5 to 1e-4");
     }
-    if let Some(sft) = plan.sft.as_ref().filter(|_| full) {
+    // Without a supervised phase it has no rate.
+    let sft = plan.sft.as_ref().filter(|_| plan.pipeline != Pipeline::GrpoOffline);
+    if let Some(sft) = sft.filter(|_| full) {
         let why = "supervised full fine-tuning takes about 2e-5; far above, the model forgets what it knew";
         usual(1e-7..=1e-4, "sft.lr", sft.lr, why);
     }
-    if let Some(sft) = plan.sft.as_ref().filter(|_| adapters) {
+    if let Some(sft) = sft.filter(|_| adapters) {
         usual(1e-6..=2e-3, "sft.lr", sft.lr, "supervised training of adapters takes about 2e-4");
     }
     if trains {

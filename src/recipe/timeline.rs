@@ -11,7 +11,7 @@ use toml::Value;
 use super::load::parse;
 use super::plan::{Pipeline, Plan};
 use crate::settings::declare::{choices, section};
-use crate::settings::error::{Problem, RecipeErrors};
+use crate::settings::error::{Place, Problem, RecipeError, RecipeErrors};
 use crate::settings::renames::{self, Renames};
 use crate::settings::section::join;
 use crate::settings::setting::{FINITE, GIVEN, Limit};
@@ -112,6 +112,31 @@ fn key_of(set: &str) -> &str {
     set.split('=').next().unwrap_or_default().trim()
 }
 
+/// The value of `KEY=VALUE`, unless it is a bare word, which is no TOML.
+fn value_of(text: &str) -> Option<Value> {
+    format!("value={text}").parse::<toml::Table>().ok()?.remove("value")
+}
+
+/// Returns true if `KEY=VALUE` sets this key, by itself or in a table.
+fn sets(set: &str, key: &str) -> bool {
+    let Some((section, text)) = set.split_once('=') else { return false };
+    match key.strip_prefix(section.trim()) {
+        Some("") => true,
+        Some(rest) => rest
+            .strip_prefix('.')
+            .zip(value_of(text))
+            .is_some_and(|(rest, value)| rest.split('.').try_fold(&value, |value, key| value.get(key)).is_some()),
+        None => false,
+    }
+}
+
+/// The problem of a change at `place` whose key has a ramp.
+fn overridden(ramps: &[Ramp], place: &str, set: &str) -> Option<Problem> {
+    let key = &ramps.iter().find(|ramp| sets(set, &ramp.key))?.key;
+    let message = format!("`{key}` has its value of every step by [[ramp]], so that a change of it would have no effect");
+    Some(Problem::of(place, message, "leave out the change, or the ramp"))
+}
+
 /// Returns true if a key is in a section, or is the section.
 fn inside(key: &str, section: &str) -> bool {
     key.strip_prefix(section).is_some_and(|rest| rest.is_empty() || rest.starts_with('.'))
@@ -204,18 +229,25 @@ impl Timeline {
         parse(&format!("the recipe as of step {step}"), &phase.text, &sets).map(Arc::new)
     }
 
+    /// Returns true if a ramp gives this key its value.
+    pub fn is_ramped(&self, key: &str) -> bool {
+        self.ramps.iter().any(|ramp| ramp.key == key)
+    }
+
     /// Adds a change that begins at the first step that is neither trained (up to `done`, or by this
     /// process) nor, if it changes how completions are sampled, sampled. `keep` gets the change before any
     /// step can have it, and may refuse it.
     ///
     /// # Errors
-    /// Errors of `keep`, and of the changed recipe.
+    /// Errors of `keep`, of the changed recipe, and of a key that has a ramp.
     pub fn amend<E: From<RecipeErrors>>(
         &self,
         set: Vec<String>,
         done: u64,
         keep: impl FnOnce(&Change) -> Result<(), E>,
     ) -> Result<u64, E> {
+        let ramped = set.iter().filter_map(|set| overridden(&self.ramps, "change", set));
+        RecipeErrors::unless_empty(ramped.map(|problem| problem.at(Place::Code)).collect::<Vec<RecipeError>>())?;
         let mut phases = self.phases.lock();
         let sampled = if set.iter().any(|set| inside(key_of(set), "generate")) { phases.sampled } else { 0 };
         let change = Change { at: (phases.trained.max(sampled).max(done) + 1).max(2), set };
@@ -266,9 +298,8 @@ pub(super) fn rename_keys(plan: &mut Plan, renames: &Renames) {
         for set in &mut change.set {
             let Some((key, text)) = set.split_once('=') else { continue };
             let named = current(key.trim());
-            // A bare word is no TOML, and has no keys.
-            let read = format!("value={text}").parse::<toml::Table>().ok().and_then(|mut table| table.remove("value"));
-            let inside = read.and_then(|mut value| rename_inside(&mut value, &named, &current).then(|| value.to_string()));
+            let inside =
+                value_of(text).and_then(|mut value| rename_inside(&mut value, &named, &current).then(|| value.to_string()));
             if named != key.trim() || inside.is_some() {
                 *set = format!("{named}={}", inside.as_deref().unwrap_or(text));
             }
@@ -315,10 +346,16 @@ pub(super) fn problems(plan: &Plan) -> Vec<Problem> {
         }
     };
     for (at, change) in plan.change.iter().enumerate() {
-        change.set.iter().for_each(|set| refuse_fixed(&mut problems, format!("change[{at}].set"), key_of(set)));
+        let place = format!("change[{at}].set");
+        change.set.iter().for_each(|set| refuse_fixed(&mut problems, place.clone(), key_of(set)));
+        problems.extend(change.set.iter().filter_map(|set| overridden(&plan.ramp, &place, set)));
     }
     for (at, ramp) in plan.ramp.iter().enumerate() {
         refuse_fixed(&mut problems, format!("ramp[{at}].key"), &ramp.key);
+        if let Some(first) = plan.ramp[..at].iter().position(|other| other.key == ramp.key) {
+            let message = format!("`ramp[{at}].key` is {:?}, as that of ramp {first} is", ramp.key);
+            problems.push(Problem::of(format!("ramp[{at}].key"), message, "leave one of them out: a key has one ramp"));
+        }
         if ramp.end <= ramp.begin {
             let message = format!("`ramp[{at}].end` is {}, not after its begin {}", ramp.end, ramp.begin);
             problems.push(Problem::of(format!("ramp[{at}].end"), message, "a ramp takes at least one step"));

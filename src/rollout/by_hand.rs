@@ -22,7 +22,8 @@ pub fn complete<E: TokenEngine>(
 }
 
 /// Runs rollouts, multi-turn ones with an `agent`, `group_size` for each prompt, and returns the groups
-/// in the order of the prompts. Their ordinals must differ. `max_new_tokens` is the longest turn.
+/// in the order of the prompts. Their ordinals must differ. `max_new_tokens` is the longest turn. After an
+/// error, none of them is left in the engine.
 pub fn roll_out<E: TokenEngine>(
     engine: &mut E,
     tokenizer: &Arc<Tokenizer>,
@@ -35,6 +36,24 @@ pub fn roll_out<E: TokenEngine>(
     if let Some((_, twice)) = prompts.iter().enumerate().find(|(place, prompt)| places.insert(prompt.ordinal, *place).is_some()) {
         return Err(EngineError::same_ordinal(twice.ordinal));
     }
+    let ended = groups_of(engine, tokenizer, agent, prompts, group_size, params);
+    if ended.is_err() {
+        places.keys().for_each(|ordinal| engine.cancel(*ordinal));
+    }
+    let mut groups = ended?;
+    groups.sort_by_key(|group: &Group| places.get(&group.id()).copied());
+    Ok(groups)
+}
+
+/// The groups in the order in which they end.
+fn groups_of<E: TokenEngine>(
+    engine: &mut E,
+    tokenizer: &Arc<Tokenizer>,
+    agent: Option<&Agent>,
+    prompts: Vec<Prompt>,
+    group_size: usize,
+    params: &SamplingParams,
+) -> Result<Vec<Group>, EngineError> {
     let mut rollouts = RolloutContext::detached(tokenizer).rollouts(agent, engine);
     for prompt in prompts {
         rollouts.admit(engine, prompt, group_size.max(1) as u32, params.clone())?;
@@ -46,7 +65,6 @@ pub fn roll_out<E: TokenEngine>(
         advance(&mut *rollouts, engine)?;
         groups.extend(rollouts.take_groups());
     }
-    groups.sort_by_key(|group: &Group| places.get(&group.id()).copied());
     Ok(groups)
 }
 

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use super::{REFUSED, RolloutContext, Rollouts, rejects_conversation};
-use crate::data::{Group, Partial, Prompt, Sample, Version};
+use crate::data::{Group, Partial, Prompt, Sample, Version, scoring_temperature};
 use crate::engine::{EngineError, Finished, Request, SamplingParams, TokenEngine};
 
 /// Groups that wait for completions, in whatever order these end.
@@ -54,8 +54,7 @@ impl PendingGroup {
         }
         sample.answered(&finished.tokens, &finished.log_probs, &finished.versions);
         sample.routes = finished.routes;
-        // Greedy tokens have no sampling distribution to be scored by.
-        sample.temperature = Some(self.temperature).filter(|temperature| *temperature > 0.0);
+        sample.temperature = Some(scoring_temperature(self.temperature));
         if context.mask_older {
             sample.mask_older();
         }

@@ -3,7 +3,7 @@
 use tch::Device;
 
 use super::ServeConfig;
-use crate::model::{PAGE, gpu_memory, stream};
+use crate::model::{Compute, GatedDelta, ModelConfig, PAGE, gpu_memory, stream};
 use crate::train::Policy;
 use crate::util::memory::machine_memory;
 
@@ -22,11 +22,11 @@ pub(super) fn cache_tokens(placed: &Policy, config: &ServeConfig) -> Option<usiz
         Device::Cuda(index) => {
             // What it took to place the weights.
             stream::give_back_memory(compute.device);
-            gpu_memory(index)?.free as f64 * OF_GPU
+            (gpu_memory(index)?.free as f64, OF_GPU)
         }
-        _ => (machine_memory()? as f64 - (flat.numel() * flat.kind().elt_size_in_bytes()) as f64) * OF_MACHINE,
+        _ => (machine_memory()? as f64 - (flat.numel() * flat.kind().elt_size_in_bytes()) as f64, OF_MACHINE),
     };
-    let fit = fitting(free.max(0.0) as u64, model.cached_bytes(compute), config, model.max_positions)?;
+    let fit = fitting(free, [model.cached_bytes(compute), state_bytes(model, compute)], config, model.max_positions)?;
     tracing::info!(
         "the cache of keys and values has {fit} tokens, as many as the memory has room for, instead of {} for each of {} slots; \
          --cache-tokens sets another number",
@@ -36,25 +36,47 @@ pub(super) fn cache_tokens(placed: &Policy, config: &ServeConfig) -> Option<usiz
     Some(fit)
 }
 
-/// Tokens that fit, if they are fewer than all slots may take.
-fn fitting(free: u64, of_token: u64, config: &ServeConfig, positions: usize) -> Option<usize> {
+/// Bytes of the states of a sequence, which a model with gated delta nets has.
+fn state_bytes(model: &ModelConfig, compute: Compute) -> u64 {
+    let of_nets = |nets: &GatedDelta| {
+        let [conv, heads] = nets.state_sizes();
+        nets.layers.len() * (conv * compute.activations().0.elt_size_in_bytes() + heads * 4)
+    };
+    model.delta.as_ref().map_or(0, of_nets) as u64
+}
+
+/// Tokens that fit a share of what is free next to the states of all sequences, if they are fewer than all
+/// slots may take.
+fn fitting((free, share): (f64, f64), [of_token, of_state]: [u64; 2], config: &ServeConfig, positions: usize) -> Option<usize> {
     let context = config.context.unwrap_or(positions);
     // One more slot has a prompt whose completions wait.
-    let all = (config.slots + config.prefix_cache + 1).saturating_mul(context);
-    let fit = usize::try_from(free / of_token.max(1)).unwrap_or(usize::MAX);
-    (fit < all).then(|| fit.max(PAGE))
+    let sequences = config.slots + config.prefix_cache + 1;
+    let free = (free - sequences as f64 * of_state as f64).max(0.0);
+    let fit = (free * share / of_token.max(1) as f64) as usize;
+    (fit < sequences.saturating_mul(context)).then(|| fit.max(PAGE))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::model::Dtype;
 
     #[test]
     fn a_cache_has_what_fits_where_not_all_slots_do() {
         let config = |context| ServeConfig { slots: 2, prefix_cache: 1, context, ..super::super::tests::config("here".as_ref()) };
-        assert_eq!(fitting(4 * 1000 * 10, 10, &config(None), 1000), None, "three slots, and one of a prompt that waits for them");
-        assert_eq!(fitting(4 * 1000 * 10 - 1, 10, &config(None), 1000), Some(3999));
-        assert_eq!(fitting(4 * 1000 * 10 - 1, 10, &config(Some(500)), 1000), None);
-        assert_eq!(fitting(0, 10, &config(None), 1000), Some(PAGE));
+        let fit = |free: f64, of_state, context| fitting((free, 0.5), [10, of_state], &config(context), 1000);
+        assert_eq!(fit(80_000.0, 0, None), None, "three slots, and one of a prompt that waits for them");
+        assert_eq!(fit(79_998.0, 0, None), Some(3999));
+        assert_eq!(fit(79_998.0, 0, Some(500)), None);
+        assert_eq!(fit(0.0, 0, None), Some(PAGE));
+        assert_eq!(fit(80_000.0, 1000, None), Some(3800), "next to four states");
+    }
+
+    #[test]
+    fn a_state_has_bytes_in_layers_with_delta_nets_only() {
+        let plain = super::super::tests::policy().config().clone();
+        let nets = GatedDelta { layers: vec![0, 2], key_heads: 2, value_heads: 4, key_dim: 8, value_dim: 6, kernel: 4 };
+        let bytes = |delta| state_bytes(&ModelConfig { delta, ..plain.clone() }, Compute::cpu(Dtype::F32));
+        assert_eq!([bytes(None), bytes(Some(nets))], [0, 2 * ((2 * 2 * 8 + 4 * 6) * 3 * 4 + 4 * 8 * 6 * 4)]);
     }
 }

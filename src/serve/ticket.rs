@@ -11,7 +11,7 @@ use super::reply::Refusal;
 use super::shared::Shared;
 use super::worker::{Command, End, Piece};
 use crate::data::{DataError, Routes, Tokenizer};
-use crate::engine::{FinishReason, SamplingParams, TextStream, certain_text};
+use crate::engine::{FinishReason, SamplingParams, TextStream, certain_text, text_before_stop};
 
 /// A request. Dropping it before its end cancels it.
 pub(super) struct Ticket {
@@ -146,7 +146,9 @@ pub(super) struct Completion {
     pub sent: usize,
     pub sent_text: usize,
     stream: TextStream,
-    /// Number of tokens that `stream` has read.
+    /// The same with special tokens, which stop strings may contain.
+    whole: TextStream,
+    /// Number of tokens that the streams have read.
     read: usize,
 }
 
@@ -158,7 +160,7 @@ impl Completion {
             None => Value::Null,
             Some(last) if self.ends_by_token(params, tokenizer) => (*last).into(),
             Some(_) => {
-                let text = tokenizer.decode(&self.tokens).unwrap_or_default();
+                let text = tokenizer.decode_all(&self.tokens).unwrap_or_default();
                 let found = params.stop.iter().filter_map(|stop| Some((text.find(stop.as_str())?, stop)));
                 found.min().map_or(Value::Null, |(_, stop)| stop.as_str().into())
             }
@@ -181,13 +183,24 @@ impl Completion {
         while self.read < tokens.len() && !ended {
             self.read += 1;
             self.stream.read(&tokens[..self.read], decode)?;
+            if style.skip_special && !params.stop.is_empty() {
+                self.whole.read(&tokens[..self.read], |tokens| tokenizer.decode_all(tokens))?;
+            }
         }
-        // The whole decides, unless it takes back what was sent.
-        let whole = if ended { Some(decode(tokens)?) } else { None };
-        let sent = self.stream.text.get(..self.sent_text).unwrap_or_default();
-        let text = whole.filter(|whole| whole.starts_with(sent)).unwrap_or_else(|| self.stream.text.clone());
         let stops: &[String] = if style.trim { &params.stop } else { &[] };
-        Ok(certain_text(&text, stops, ended).to_owned())
+        let sent = self.stream.text.get(..self.sent_text).unwrap_or_default();
+        // The whole decides, unless it takes back what was sent.
+        let whole = if ended { Some(text_before_stop(tokens, stops, tokenizer, style.skip_special)?) } else { None };
+        let whole = whole.filter(|whole| whole.starts_with(sent));
+        // A stop string may have begun.
+        let read = self.whole.text.trim_end_matches(char::REPLACEMENT_CHARACTER);
+        let holds = style.skip_special && certain_text(&self.whole.text, stops, false).len() < read.len();
+        let stops = if style.skip_special { &[] } else { stops };
+        Ok(match whole {
+            Some(whole) => whole,
+            None if holds => sent.to_owned(),
+            None => certain_text(&self.stream.text, stops, ended).to_owned(),
+        })
     }
 
     /// Spans in the form that vLLM and SGLang share.

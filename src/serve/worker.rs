@@ -241,17 +241,18 @@ impl Worker {
             }
             Command::Label { label, reply } => {
                 if label != self.served.label {
-                    let Installed { weights, adapters, .. } = &self.served;
-                    let (weights, adapters) = (weights.clone(), adapters.clone());
-                    // The weights are the same, so caches stay valid.
-                    self.install_with(Installed { label, weights, adapters }, OnNewWeights::Swap);
+                    self.labels.push(label.clone());
+                    self.engine.rename(self.version());
+                    self.served.label = label;
                 }
                 reply.send(()).ok();
             }
             Command::Adapter { name, weights, reply } => {
                 let version = self.version();
                 let read = weights.as_ref().map(|weights| weights.read());
-                let dropped = self.engine.set_adapter(&name, version, read.as_ref());
+                // An engine that sleeps gets it with its next weights.
+                let sleeps = self.engine.version().is_none();
+                let dropped = if sleeps { Vec::new() } else { self.engine.set_adapter(&name, version, read.as_ref()) };
                 match weights {
                     Some(weights) => drop(self.served.adapters.insert(name, weights)),
                     None => drop(self.served.adapters.remove(&name)),
@@ -418,5 +419,75 @@ impl Worker {
         if let Ok(version) = self.served.label.parse::<u32>() {
             self.metrics.set(Metric::ServedVersion, &[], f64::from(version));
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::sync::mpsc::unbounded_channel;
+
+    use super::super::tests::policy;
+    use super::*;
+    use crate::model::Lora;
+
+    fn worker() -> Worker {
+        let setup = Setup { slots: 4, prefix_cache: 2, cache_tokens: None, draft_tokens: 0, seed: 0 };
+        Worker::new(&policy(), setup, Metrics::new(), unbounded_channel().1)
+    }
+
+    fn install(label: &str, adapters: BTreeMap<Arc<str>, Arc<FrozenWeights>>) -> Command {
+        let what = Installed { label: label.into(), weights: policy().frozen(), adapters };
+        Command::Install { what, reply: oneshot::channel().0 }
+    }
+
+    #[test]
+    fn v5_renamed_weights_keep_what_is_remembered_and_older_ones_their_completions() {
+        let (mut worker, (pieces, _news)) = (worker(), unbounded_channel());
+        let params = Arc::new(SamplingParams { max_new_tokens: 9, ignore_eos: true, ..Default::default() });
+        let ask = |id| Job {
+            id,
+            rid: None,
+            prompts: vec![(4..14).cycle().take(40).collect()],
+            samples: 1,
+            params: params.clone(),
+            seed: None,
+            adapter: None,
+            routes: false,
+            asked: Instant::now(),
+            pieces: pieces.clone(),
+        };
+        let rename = |label: &str| Command::Label { label: label.into(), reply: oneshot::channel().0 };
+        worker.take(Command::Generate(ask(0)));
+        worker.step();
+        worker.take(install("next", BTreeMap::new()));
+        worker.take(rename("renamed"));
+        worker.take(Command::Generate(ask(1)));
+        let mut versions = BTreeSet::new();
+        while !worker.engine.is_idle() {
+            worker.step();
+            versions.extend(worker.engine.sampled().iter().map(|token| (token.ordinal, token.version)));
+        }
+        assert_eq!(
+            versions.iter().map(|(of, version)| (*of, &*worker.labels[*version as usize])).collect::<Vec<_>>(),
+            [(0, "default"), (1, "renamed")]
+        );
+        worker.take(rename("again"));
+        worker.take(Command::Generate(ask(2)));
+        worker.step();
+        assert_eq!(worker.engine.load().reused, 39);
+    }
+
+    #[test]
+    fn an_adapter_that_a_sleeping_server_loads_is_in_its_engine_with_the_next_weights() {
+        let (mut worker, policy) = (worker(), policy());
+        let what = Installed { label: "default".into(), weights: policy.frozen(), adapters: BTreeMap::new() };
+        worker.sleep(what).unwrap();
+        let adapted = policy.weights().adapted(policy.config(), Lora::new(2, 4.0, &[Lora::ALL]).unwrap(), 1);
+        let weights = Some(Arc::new(FrozenWeights::of_own(adapted)));
+        worker.take(Command::Adapter { name: "a".into(), weights, reply: oneshot::channel().0 });
+        let ask = || Request { adapter: Some("a".into()), ..Request::new(0, [5], 1, Arc::default()) };
+        assert!(worker.engine.submit(ask()).is_err());
+        worker.take(install("default", worker.served.adapters.clone()));
+        worker.engine.submit(ask()).unwrap();
     }
 }

@@ -40,12 +40,14 @@ impl<W: Commanded + 'static> Commands<W> {
     /// Starts the thread `name` with the worker that `begin` makes on it.
     ///
     /// # Errors
-    /// `begin` failed, or no thread could be started.
+    /// `begin` failed or panicked, or no thread could be started.
     pub fn start(name: &str, begin: impl FnOnce() -> io::Result<W> + Send + 'static) -> io::Result<Self> {
         let (commands, queue) = crossbeam_channel::unbounded::<Command<W>>();
         let (ready, started) = crossbeam_channel::bounded(1);
         let body = move || {
-            let mut worker = match begin() {
+            // Tensor operations panic, for example on a device without free memory.
+            let begun = caught(begin).unwrap_or_else(|message| Err(io::Error::other(message)));
+            let mut worker = match begun {
                 Ok(worker) => worker,
                 Err(error) => return drop(ready.send(Err(error))),
             };
@@ -137,4 +139,25 @@ pub(super) fn guarded<W: Commanded, T>(
         worker.abandon(&message);
         Err(TrainError::Tensor(message))
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    struct Idle;
+
+    impl Commanded for Idle {
+        fn state(&self) -> BackendState {
+            BackendState::default()
+        }
+
+        fn leave(self) {}
+    }
+
+    #[test]
+    fn a_panic_while_a_trainer_starts_is_its_error() {
+        let started = Commands::<Idle>::start("test", || panic!("CUDA out of memory"));
+        assert_eq!(started.err().unwrap().to_string(), "CUDA out of memory");
+    }
 }

@@ -137,13 +137,11 @@ impl LocalConfig {
         Algorithm { loss: self.loss.clone(), off_policy: self.off_policy.clone(), key: None }
     }
 
-    /// Micro-batches of a batch, at least `least`. Some attention on a GPU runs over rectangles.
-    pub(super) fn micro_batches(&self, batch: &TrainBatch, model: &ModelConfig, least: usize) -> Vec<Vec<usize>> {
-        match self.compute.device {
-            _ if model.is_packed_on(self.compute) => {
-                batch.micro_batches(self.micro_batch_tokens, least, |length| model.cost_of(length))
-            }
-            _ => batch.rectangles(self.micro_batch_tokens, least),
+    /// Micro-batches of a batch, at least `least`. Some attention on a GPU runs over rectangles, not `packed`.
+    pub(super) fn micro_batches(&self, batch: &TrainBatch, model: &ModelConfig, packed: bool, least: usize) -> Vec<Vec<usize>> {
+        match packed {
+            true => batch.micro_batches(self.micro_batch_tokens, least, |length| model.cost_of(length)),
+            false => batch.rectangles(self.micro_batch_tokens, least),
         }
     }
 }

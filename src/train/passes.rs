@@ -57,7 +57,7 @@ impl Worker {
     /// Micro-batches of all ranks, as many for each as for the others if possible.
     fn micro_batches(&self, batch: &TrainBatch, replicas: usize) -> Vec<Vec<usize>> {
         let ranks = self.team.as_ref().map_or(1, Team::size);
-        let cut = |least| self.config.micro_batches(batch, &self.model, least);
+        let cut = |least| self.config.micro_batches(batch, &self.model, self.cut.packed, least);
         let parts = cut(replicas * ranks);
         match parts.len() % ranks {
             0 => parts,
@@ -102,7 +102,7 @@ impl Worker {
     pub fn forward_backward(&mut self, batch: &TrainBatch) -> Result<ForwardBackward, TrainError> {
         self.check_routes(batch)?;
         // The experts' loss depends on the cuts, which threads shall not decide.
-        let replicas = if self.config.router_loss > 0.0 { 1 } else { self.replicas.len() };
+        let replicas = if self.config.router_loss > 0.0 { 1 } else { self.cut.replicas };
         let mut parts = self.micro_batches(batch, replicas);
         if parts.is_empty() {
             return Err(TrainError::NothingToTrain(batch.sequences.len()));
@@ -178,7 +178,10 @@ impl Worker {
         parts: &[Vec<usize>],
         judged: &[LossOutput],
     ) -> Result<ForwardBackward, TrainError> {
-        let own = caught(|| self.passes(algorithm, batch, parts, judged));
+        let in_step = self.in_step();
+        let mut pass = || self.passes(algorithm, batch, parts, judged);
+        // The others wait in their passes, not for this rank's result: a panic ends the run.
+        let own = if in_step { Ok(pass()) } else { caught(pass) };
         let own = own.unwrap_or_else(|message| Err(TrainError::Tensor(message)));
         let Some(team) = &mut self.team else { return own };
         let mut seen = ForwardBackward::default();
@@ -287,7 +290,7 @@ impl Worker {
     pub fn score(&mut self, batch: &TrainBatch) -> Result<Vec<Vec<f64>>, TrainError> {
         self.check_routes(batch)?;
         self.command(|| Ok(Command::Score(Cow::Owned(batch.clone()))))?;
-        let parts = self.micro_batches(batch, self.replicas.len());
+        let parts = self.micro_batches(batch, self.cut.replicas);
         Ok(self.columns(batch, &parts, false)?.into_iter().map(|[log_probs, ..]| log_probs).collect())
     }
 
@@ -299,7 +302,7 @@ impl Worker {
             Some(&piece) => replica.score(batch, &parts[piece], of_teacher),
             None => replica.accompany(false).map(|()| Vec::new()),
         };
-        let (replicas, mut broken) = (&mut self.replicas, None);
+        let (in_step, replicas, mut broken) = (self.in_step(), &mut self.replicas, None);
         let mut work = || {
             let mut scored = Vec::new();
             replicas.run(count, score, |_, part| match part {
@@ -315,8 +318,8 @@ impl Worker {
             scored
         };
         let own = match &self.team {
-            Some(_) => caught(work).map_err(TrainError::Tensor),
-            None => Ok(work()),
+            Some(_) if !in_step => caught(work).map_err(TrainError::Tensor),
+            _ => Ok(work()),
         };
         match broken {
             Some(PassError::Ranks(error)) => return Err(self.explain(error)),

@@ -72,8 +72,7 @@ impl<const SCORES: bool> LoadedModel<SCORES> {
 
     /// Creates a model from its parts.
     pub fn new(config: ModelConfig, weights: FrozenWeights, tokenizer: impl Into<Arc<Tokenizer>>) -> Result<Self, ModelError> {
-        let tokenizer = tokenizer.into();
-        tokenizer.check_model(config.vocab_size)?;
+        let tokenizer = tokenizer.into().of_model(config.vocab_size)?;
         match (config.scores, SCORES) {
             (true, false) => Err(ModelError::NotALanguageModel),
             (false, true) => Err(ModelError::NotAScoreModel),

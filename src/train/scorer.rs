@@ -33,7 +33,7 @@ impl Scorer {
     /// equal.
     pub fn score(&mut self, weights: &Arc<FrozenWeights>, batch: &TrainBatch) -> Vec<Vec<f64>> {
         let mut scores = vec![Vec::new(); batch.sequences.len()];
-        let parts = self.config.micro_batches(batch, &self.model, 1);
+        let parts = self.micro_batches(batch);
         let replica = self.replica(weights);
         for part in parts {
             let scored = replica.score(batch, &part, false).expect("it has all parameters");
@@ -45,13 +45,17 @@ impl Scorer {
     /// The same with the likeliest tokens at each trained token.
     fn score_top(&mut self, weights: &Arc<FrozenWeights>, batch: &TrainBatch, top: TopK) -> Vec<(Vec<f64>, TeacherColumn)> {
         let mut scores = vec![Default::default(); batch.sequences.len()];
-        let parts = self.config.micro_batches(batch, &self.model, 1);
+        let parts = self.micro_batches(batch);
         let replica = self.replica(weights);
         for part in parts {
             let scored = replica.score_top(batch, &part, top).expect("it has all parameters");
             scored.into_iter().for_each(|(sequence, own)| scores[sequence] = own);
         }
         scores
+    }
+
+    fn micro_batches(&self, batch: &TrainBatch) -> Vec<Vec<usize>> {
+        self.config.micro_batches(batch, &self.model, self.model.is_packed_on(self.config.compute), 1)
     }
 
     fn replica(&mut self, weights: &Arc<FrozenWeights>) -> &Replica {

@@ -11,7 +11,7 @@ use std::sync::Arc;
 use parking_lot::MutexGuard;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
-use tch::Tensor;
+use tch::{Device, Tensor};
 
 use super::algorithm::{Algorithm, AlgorithmKey};
 use super::saving::SaveOrder;
@@ -98,9 +98,9 @@ impl Team {
         Ok(team)
     }
 
-    /// Joins the ranks of a trainer. Returns its model, and room for its weights: without numbers if
-    /// each rank will hold a part of the parameters.
-    pub fn follow(member: &Arc<Member>, number: u64) -> Result<(Self, ModelConfig, Weights), TrainError> {
+    /// Joins the ranks of a trainer. Returns its model, and room on `device` for its weights: without numbers
+    /// if each rank will hold a part of the parameters. [`Team::share_weights`] fills it.
+    pub fn follow(member: &Arc<Member>, number: u64, device: Device) -> Result<(Self, ModelConfig, Weights), TrainError> {
         let mesh = member.group(number).map_err(|error| TrainError::Ranks(error.to_string()))?;
         let mut team = Team { mesh, member: member.clone(), shard: Shard::default() };
         let Setup { config, dtype, adapters, shard, forms } = team.told()?;
@@ -113,8 +113,8 @@ impl Team {
         let layout = Arc::new(Layout::new(&model));
         let held = if team.shard == Shard::Parameters { 0 } else { layout.total() };
         let mut weights = match forms {
-            Some(forms) => Weights::room(layout, &forms, kind),
-            None => Weights::new(layout, Tensor::zeros([held as i64], (kind, tch::Device::Cpu))),
+            Some(forms) => Weights::room(layout, &forms, (kind, device)),
+            None => Weights::new(layout, Tensor::empty([held as i64], (kind, device))),
         };
         if let Some((rank, alpha, targets, gate_up_rank)) = adapters {
             weights = weights.adapted(

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use serde::{Deserialize, Serialize};
 use tch::{Device, Tensor};
 
 use super::background::Background;
@@ -36,6 +37,7 @@ pub(super) struct Worker {
     /// On further devices.
     copies: Vec<Weights>,
     pub(super) replicas: SideBySide<Replica>,
+    pub(super) cut: Cut,
     pub(super) accumulated: Accumulated,
     pub(super) optimizer: Optimizer,
     pub(super) version: Version,
@@ -51,6 +53,16 @@ pub(super) struct Worker {
     pub(super) warned: bool,
     /// Whether a batch without the experts of its generator was reported.
     pub(super) warned_of_routes: bool,
+}
+
+/// Facts about the machine that decide how batches are cut. The ranks of a trainer agree on them, because
+/// each cuts the batch itself.
+#[derive(Clone, Copy, Serialize, Deserialize)]
+pub(super) struct Cut {
+    /// Replicas that compute in parallel, the smallest number of a rank.
+    pub replicas: usize,
+    /// If true, no rank computes padding.
+    pub packed: bool,
 }
 
 /// A rank's part of the parameters.
@@ -107,7 +119,7 @@ impl Worker {
 
     /// Starts a worker on a rank that follows rank 0.
     pub fn following(config: LocalConfig, member: &Arc<Member>, number: u64) -> Result<Self, TrainError> {
-        let (team, model, weights) = Team::follow(member, number)?;
+        let (team, model, weights) = Team::follow(member, number, config.compute.device)?;
         let weights = masters(&config, &weights);
         Worker::start(config, model, weights, Some(team))
     }
@@ -115,20 +127,27 @@ impl Worker {
     /// `masters` are replaced by rank 0's on other ranks.
     fn start(config: LocalConfig, model: ModelConfig, masters: Weights, mut team: Option<Team>) -> Result<Self, TrainError> {
         let config = Arc::new(config);
+        let (layout, compute) = (masters.trained().0.clone(), config.compute);
+        let threads = config.threads.unwrap_or_else(cores).max(1);
+        let small = compute.device == Device::Cpu && layout.total() <= SIDE_BY_SIDE;
+        let here = if small && config.replica_devices.is_empty() { threads } else { 1 };
+        let shard = team.as_ref().map(Team::shard).unwrap_or_default();
+        let replicas = if shard == Shard::Parameters { 1 } else { here + config.replica_devices.len() };
         let checked = checked(&config, &model, &masters, team.as_ref());
-        if let Some(team) = &mut team {
-            team.agree(checked)?;
-        } else {
-            checked?;
-        }
-        let layout = masters.trained().0.clone();
-        let (mesh, shard) = (team.as_ref().map(Team::mesh), team.as_ref().map(Team::shard).unwrap_or_default());
-        let shards = match (mesh, shard) {
+        let own = checked.map(|()| Cut { replicas, packed: model.is_packed_on(compute) });
+        let cut = match &mut team {
+            Some(team) => {
+                let common = |a: Cut, b: Cut| Cut { replicas: a.replicas.min(b.replicas), packed: a.packed && b.packed };
+                team.agree(own)?.into_iter().fold(Cut { replicas, packed: true }, common)
+            }
+            None => own?,
+        };
+        let shards = match (team.as_ref().map(Team::mesh), shard) {
             (None, _) | (_, Shard::Nothing) => None,
             (Some(mesh), Shard::Optimizer | Shard::Gradients) => Some(Shards::of_pieces(mesh, layout.total())),
             (Some(mesh), Shard::Parameters) => Some(Shards::of_units(mesh, &layout)),
         };
-        let (compute, groups) = (config.compute, ParamGroups { decay: config.decay, lr_scale: config.lr_scale });
+        let groups = ParamGroups { decay: config.decay, lr_scale: config.lr_scale };
         let (weights, divided) = match (&mut team, &shards) {
             (Some(team), Some(shards)) if shard == Shard::Parameters => {
                 let whole = team.leads().then_some(&masters.flat);
@@ -153,9 +172,6 @@ impl Worker {
             false => computed.on(Compute { device: *there, ..compute }),
         };
         let copies: Vec<Weights> = config.replica_devices.iter().map(copy).collect();
-        let threads = config.threads.unwrap_or_else(cores).max(1);
-        let small = compute.device == Device::Cpu && layout.total() <= SIDE_BY_SIDE;
-        let here = if small && copies.is_empty() { threads } else { 1 };
         let each: Vec<Replica> = match &divided {
             // Exchanges have one order.
             Some(divided) => vec![Replica::of_part(&config, &model, &layout, &divided.gathered)],
@@ -176,6 +192,7 @@ impl Worker {
         };
         Ok(Worker {
             replicas: SideBySide::new(each, "train", start).map_err(|error| TrainError::Tensor(error.to_string()))?,
+            cut,
             accumulated: Accumulated::default(),
             optimizer,
             version: 0,

@@ -1,5 +1,7 @@
 //! Texts as tokens, and the folders that tokenizers are read from.
 
+use std::sync::Arc;
+
 use rollflow::data::Tokenizer;
 
 const CHARACTERS: &str = "0123456789+-*/=() .,:;?!<>abcdefghijklmnopqrstuvwxyzABCD\n";
@@ -49,6 +51,41 @@ fn a_model_with_too_small_an_embedding_is_refused() {
     assert!(tokenizer.check_model(64).is_ok() && tokenizer.check_model(128).is_ok());
     let error = tokenizer.check_model(63).unwrap_err().to_string();
     assert!(error.contains("ids up to 63") && error.contains("ids below 63"), "{error}");
+}
+
+/// As in all Gemma 3 models: the token of an image is the first beyond the embedding.
+#[test]
+fn an_added_token_beyond_the_embedding_is_refused_in_texts_alone() {
+    let (tokenizer, dir) = (Tokenizer::characters(CHARACTERS, 64).unwrap(), tempfile::tempdir().unwrap());
+    tokenizer.save(dir.path()).unwrap();
+    let path = dir.path().join("tokenizer.json");
+    let mut file: serde_json::Value = serde_json::from_str(&std::fs::read_to_string(&path).unwrap()).unwrap();
+    file["added_tokens"].as_array_mut().unwrap().push(serde_json::json!({"id": 64, "content": "<image>", "single_word": false,
+        "lstrip": false, "rstrip": false, "normalized": false, "special": true}));
+    std::fs::write(&path, file.to_string()).unwrap();
+    let with_image = Arc::new(Tokenizer::from_dir(dir.path()).unwrap());
+    let of_text = with_image.clone().of_model(64).unwrap();
+    assert_eq!(of_text.encode("1+2=3").unwrap(), tokenizer.encode("1+2=3").unwrap());
+    for error in [of_text.encode("1<image>").unwrap_err(), of_text.encode_bare("<image>").unwrap_err()] {
+        assert!(error.to_string().contains("\"<image>\" of id 64"), "{error}");
+    }
+    // A model that takes images has the row.
+    let of_images = of_text.of_model(65).unwrap();
+    assert_eq!((of_images.encode("<image>").unwrap(), with_image.encode("<image>").unwrap()), (vec![64], vec![64]));
+    assert!(with_image.of_model(63).is_err());
+}
+
+/// transformers 5 ignores these flags where there is a tokenizer.json; version 4 obeyed them in some classes.
+#[test]
+fn tokens_around_a_text_are_those_of_tokenizer_json() {
+    let (tokenizer, dir) = (Tokenizer::characters(CHARACTERS, 64).unwrap(), tempfile::tempdir().unwrap());
+    tokenizer.save(dir.path()).unwrap();
+    let config =
+        r#"{"tokenizer_class": "LlamaTokenizerFast", "add_bos_token": true, "bos_token": "<bos>", "eos_token": "<eos>"}"#;
+    std::fs::write(dir.path().join("tokenizer_config.json"), config).unwrap();
+    let flagged = Tokenizer::from_dir(dir.path()).unwrap();
+    assert_eq!(flagged.encode("12").unwrap(), tokenizer.encode_bare("12").unwrap());
+    assert_eq!(flagged.encode("<bos>12").unwrap()[0], 2, "a prompt may begin with it");
 }
 
 #[test]

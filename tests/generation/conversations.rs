@@ -168,6 +168,24 @@ fn r249_an_environment_that_saves_its_state_is_restored_rather_than_played_again
     }
 }
 
+#[test]
+fn n2_turns_that_wait_for_memory_are_those_of_a_large_cache() {
+    let policy = policy();
+    // Most turns end by themselves.
+    let params = SamplingParams { max_new_tokens: 24, logit_bias: [(1, 1.0)].into(), ..SamplingParams::default() };
+    let rollouts = |tokens: Option<usize>| {
+        let mut engine = policy.engine(24, 9).cache_tokens(tokens);
+        let prompts = (0..3).map(|ordinal| asked(ordinal, &["1+1="])).collect();
+        let groups = roll_out(&mut engine, policy.tokenizer(), Some(&echo(None)), prompts, 8, &params).unwrap();
+        let samples = groups.into_iter().flat_map(|group| group.samples);
+        samples.map(|sample| (sample.tokens, sample.metadata)).collect::<Vec<_>>()
+    };
+    let expected = rollouts(None);
+    let third = expected.iter().filter(|(tokens, metadata)| metadata["turns"] == 3 && tokens.len() > 66).count();
+    assert!(third > 4, "{third} have a third turn after two pages");
+    assert_eq!(rollouts(Some(8 * 32)), expected);
+}
+
 /// A tokenizer whose template rejects two messages of the user in a row.
 fn alternating() -> Tokenizer {
     let source = "{% for m in messages %}{% if (m.role == 'user') != (loop.index0 % 2 == 0) %}{{ raise_exception('roles must \

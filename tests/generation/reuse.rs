@@ -137,6 +137,24 @@ fn states_after_whole_pages_that_prompts_begin_with_are_computed_once() {
 }
 
 #[test]
+fn a_prompt_that_others_begin_with_leaves_its_last_token_to_be_computed() {
+    let config = nets();
+    // Two whole pages, and what begins with both.
+    let whole: Vec<u32> = (0..64).map(|at| 4 + at % 50).collect();
+    let asked = |remembered| {
+        let mut engine = saving(&config, 2, remembered, 0);
+        for (ordinal, prompt) in [(0, whole.clone()), (1, [&whole[..], &[7, 8, 9]].concat())] {
+            engine.submit(Request::new(ordinal, prompt, 1, Arc::new(params(9)))).unwrap();
+        }
+        run(&mut engine)
+    };
+    let (expected, [tokens, ..]) = asked(0);
+    let (found, [prefilled, reused, ..]) = asked(3);
+    assert_same("prompts", &by_key(found), &by_key(expected));
+    assert_eq!((reused, prefilled + reused), (32, tokens), "the page before the last token's");
+}
+
+#[test]
 fn v5_keys_of_older_weights_serve_no_new_request() {
     let config = config(Family::Qwen3, None);
     let prompt: Vec<u32> = (4..30).collect();

@@ -7,10 +7,12 @@ use std::sync::Arc;
 
 use crate::generating::*;
 use rollflow::algo::{Aggregation, CrossEntropy, Schedule};
-use rollflow::data::{Answer, Sample, Status};
-use rollflow::engine::{Finished, LocalEngine, OnNewWeights, Request, TokenEngine};
+use rollflow::data::{Answer, Routes, Sample, Status};
+use rollflow::engine::remote::{Attempt, Ending, Fleet, FleetConfig, FleetHandle, InferenceEngine, RemoteError, async_trait};
+use rollflow::engine::{FinishReason, Finished, LocalEngine, OnNewWeights, Request, SamplingParams, TokenEngine};
 use rollflow::model::{ExpertLayer, Experts, Family, ModelConfig, Weights};
 use rollflow::train::{LocalBackend, LocalConfig, RouterMismatch, RouterReplay, TrainingBackend, collate};
+use tokio::sync::mpsc::Sender;
 
 /// Three layers, of which the second has no experts.
 fn mixture() -> ModelConfig {
@@ -156,5 +158,46 @@ fn c1_answers_come_back_with_their_experts() {
     assert_same("resumed", &resumed, &whole);
     for (key, of) in &whole {
         assert_eq!(resumed[key].routes, of.routes, "sample {key:?}");
+    }
+}
+
+/// Answers in two tokens, `a` and `b`, with the experts of all.
+struct Server;
+
+#[async_trait]
+impl InferenceEngine for Server {
+    fn name(&self) -> String {
+        "server".into()
+    }
+
+    async fn generate(&self, attempt: &Attempt, tokens: &Sender<Vec<(u32, f32)>>) -> Result<Ending, RemoteError> {
+        let answer = tokenizer().encode("ab").unwrap();
+        tokens.send(answer.iter().map(|token| (*token, -1.0)).collect()).await.ok();
+        let experts = vec![0; attempt.tokens.len() + answer.len() - 1];
+        let routes = Some(Routes { layers: 1, per_token: 1, experts });
+        Ok(Ending { finish: Some(FinishReason::Stop), routes, ..Ending::default() })
+    }
+}
+
+/// A server finds stop strings in a turn by itself, and reports its experts after the last token.
+#[test]
+fn a_turn_of_a_server_that_a_stop_string_ends_has_its_experts_whatever_turns_were_before() {
+    let mut fleet = Fleet::new(&FleetHandle::new(vec![Arc::new(Server)]), FleetConfig::default(), &tokenizer(), 4, 0);
+    fleet.set_weights(0, &());
+    let params = Arc::new(SamplingParams { stop: vec!["b".into()], ..params(8) });
+    let mut answer = Answer::new(0);
+    for turn in 1..=3 {
+        fleet.submit(Request { answers: vec![answer.clone()], ..Request::new(0, vec![3, 4], 1, params.clone()) }).unwrap();
+        let mut finished = Vec::new();
+        while finished.is_empty() {
+            finished = fleet.step().unwrap();
+        }
+        let of = finished.remove(0);
+        let routes = of.routes.as_ref().unwrap_or_else(|| panic!("turn {turn} has no experts"));
+        assert_eq!(routes.experts.len(), 2 + of.tokens.len() - 1);
+        for at in answer.tokens.len()..of.tokens.len() {
+            answer.push(of.tokens[at], of.log_probs[at], 0);
+        }
+        answer.give(&[5]);
     }
 }

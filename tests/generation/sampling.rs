@@ -188,6 +188,45 @@ fn stop_strings_and_stop_tokens_end_an_answer_and_stay_in_its_tokens() {
 }
 
 #[test]
+fn a_stop_string_may_be_a_special_token_and_what_comes_before_it() {
+    let config = config(Family::Qwen2, None);
+    let bos = tokenizer().encode("<bos>").unwrap();
+    assert!(bos.len() == 1 && tokenizer().is_special(bos[0]));
+    let free = SamplingParams { ignore_eos: true, logit_bias: [(bos[0], 4.0)].into(), ..params(60) };
+    let mut engine = engine(&config, 1);
+    let (_, whole) = generate(&mut engine, "1+2=", &free, 0).unwrap();
+    let said = |token: u32| tokenizer().decode_all(&[token]).unwrap();
+    let shown = |tokens: &[u32]| tokenizer().decode(tokens).unwrap();
+    let is_plain = |token: u32| said(token).chars().all(char::is_alphanumeric);
+    let is_pair = |pair: &[u32]| pair[1] == bos[0] && is_plain(pair[0]);
+    let first = whole.tokens.iter().position(|token| *token == bos[0]).expect("a special token");
+    let pair = whole.tokens.windows(2).position(is_pair).expect("a character before a special token");
+    for (stop, end, kept) in [("<bos>".to_owned(), first, first), (said(whole.tokens[pair]) + "<bos>", pair + 1, pair)] {
+        let (text, stopped) = generate(&mut engine, "1+2=", &SamplingParams { stop: vec![stop], ..free.clone() }, 0).unwrap();
+        assert_eq!((&*stopped.tokens, stopped.finish), (&whole.tokens[..=end], Ok(FinishReason::Stop)));
+        assert_eq!(text, shown(&whole.tokens[..kept]));
+    }
+}
+
+#[test]
+fn prompts_of_a_call_that_failed_are_not_left_in_the_engine() {
+    let config = config(Family::Qwen2, None);
+    let (params, mut engine) = (params(16), engine(&config, 2));
+    let (long, tokenizer) = ("1".repeat(120), engine.tokenizer().clone());
+    let expected = generate(&mut engine, "c", &params, 0).unwrap();
+    for _ in 0..2 {
+        let failed = batch_generate(&mut engine, &["a", "b", &long], &params, 0);
+        assert!(matches!(failed, Err(EngineError::TooLong { ordinal: 2, .. })));
+        assert!(engine.is_idle());
+        let prompt = |(ordinal, text): (u64, &str)| Prompt { ordinal, text: text.into(), ..Prompt::default() };
+        let prompts = (0..).zip(["a", "b", &*long]).map(prompt).collect();
+        assert!(complete(&mut engine, &tokenizer, prompts, 3, &params).is_err());
+        assert!(engine.is_idle());
+        assert_eq!(generate(&mut engine, "c", &params, 0).unwrap(), expected);
+    }
+}
+
+#[test]
 fn a_batch_of_prompts_gives_what_each_gives_alone_in_the_order_asked() {
     let config = config(Family::Qwen2, None);
     let prompts = ["1+2=", "a", "12*(3-4)=", "hello", "7+7="];

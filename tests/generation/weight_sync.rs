@@ -31,6 +31,8 @@ enum Fails {
     Refuses,
     /// Each load hangs.
     Hangs,
+    /// It can't read a folder ahead of its load.
+    ReadsNothingAhead,
 }
 
 /// An engine that serves a model folder.
@@ -121,6 +123,14 @@ impl WeightControl for FolderEngine {
         Ok(())
     }
 
+    async fn prepare(&self, _: &Path, _: &str) -> Result<(), RemoteError> {
+        if self.state.lock().unwrap().fails != Fails::ReadsNothingAhead {
+            return Ok(());
+        }
+        let (what, begins) = ("prepare".into(), "the disk is full".into());
+        Err(RemoteError::new(&self.name, Fault::Failed { what, status: 500, begins }))
+    }
+
     async fn load(&self, folder: &Path, _: &str) -> Result<(), RemoteError> {
         self.note("load");
         let fails = self.state.lock().unwrap().fails;
@@ -131,7 +141,9 @@ impl WeightControl for FolderEngine {
             }
             Fails::Hangs => std::future::pending().await,
             Fails::LoadsNothing => {}
-            Fails::No | Fails::KeepsHead => self.state.lock().unwrap().weights = load_hf(folder).unwrap().1.freeze(),
+            Fails::No | Fails::KeepsHead | Fails::ReadsNothingAhead => {
+                self.state.lock().unwrap().weights = load_hf(folder).unwrap().1.freeze()
+            }
         }
         Ok(())
     }
@@ -316,13 +328,33 @@ async fn an_engine_that_keeps_failing_rests_for_a_while_and_is_given_each_new_ve
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn an_engine_whose_sync_fails_before_its_pause_works_under_its_version() {
+    let run = Run::new(false);
+    let engines = [run.engine("fails", Fails::No), run.engine("works", Fails::No)];
+    let manager = WeightSyncManager { max_lag: 1, ..manager(&engines, SyncConfig { retries: 0, ..config() }) };
+    let export = |version: u64| run.exporter.export(version, &crate::tiny::weights(version).freeze()).unwrap();
+    assert_eq!(manager.sync(export(1)).await.unwrap().held(), 2);
+    engines[0].state.lock().unwrap().fails = Fails::ReadsNothingAhead;
+    let report = manager.sync(export(2)).await.unwrap();
+    assert!(report.isolated().next().unwrap().to_string().contains("fails failed to prepare"));
+    assert_eq!((manager.fleet.is_serving(0), manager.fleet.served(0).unwrap().version), (true, 1));
+    assert_eq!(engines[0].said(), ["pause", "load", "label", "resume"], "of version 1 alone: its work is not ended");
+    engines[0].heal();
+    assert_eq!(manager.catch_up().await.unwrap().held(), 1);
+    assert_eq!(manager.fleet.served(0).unwrap().version, 2);
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn an_engine_that_was_started_anew_is_found_and_brought_back() {
     let run = Run::new(false);
     let engine = run.engine("one", Fails::No);
     let manager = manager(std::slice::from_ref(&engine), config());
-    let weights = crate::tiny::weights(1).freeze();
-    let update = run.exporter.export(1, &weights).unwrap();
-    manager.sync(update).await.unwrap();
+    // Its checksums are those of before it restarted, though the second version changed the weights.
+    for version in 1..=2 {
+        let update = run.exporter.export(version, &crate::tiny::weights(version).freeze()).unwrap();
+        assert_eq!(update.changed, version == 2);
+        manager.sync(update).await.unwrap();
+    }
     {
         let mut state = engine.state.lock().unwrap();
         (state.weights, state.label) = (load_hf(&run.launch()).unwrap().1.freeze(), None);

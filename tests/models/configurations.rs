@@ -3,7 +3,7 @@
 use std::fs;
 use std::path::Path;
 
-use rollflow::model::{Activation, Decoder, ModelConfig, Packed, RopeScaling, save_hf};
+use rollflow::model::{Activation, Decoder, Dtype, ModelConfig, Packed, RopeScaling, export_hf, save_hf};
 use serde_json::{Value, json};
 
 use crate::model_folders::Folder;
@@ -119,6 +119,27 @@ fn ids_of_the_end_may_be_one_or_many_and_generation_config_wins() {
     let dir = tempfile::tempdir().unwrap();
     save_hf(dir.path(), &config, &weights).unwrap();
     assert_eq!(ModelConfig::from_dir(dir.path()).unwrap(), config);
+}
+
+/// vLLM and transformers sample by it unless they are given other numbers.
+#[test]
+fn a_saved_folder_keeps_the_generation_config_of_the_models_maker() {
+    let folder = Folder::copy_of("llama_tied");
+    let of_maker = json!({"do_sample": true, "temperature": 0.6, "top_p": 0.95, "eos_token_id": [7, 8], "bos_token_id": 5});
+    fs::write(folder.path("generation_config.json"), of_maker.to_string()).unwrap();
+    let ((config, weights), saved) = (folder.load().unwrap(), tempfile::tempdir().unwrap());
+    let config = ModelConfig { eos_token_ids: vec![9], ..config };
+    let read = |name: &str| -> Value {
+        let text = fs::read_to_string(saved.path().join(name).join("generation_config.json")).unwrap();
+        serde_json::from_str(&text).unwrap()
+    };
+    save_hf(&saved.path().join("saved"), &config, &weights).unwrap();
+    export_hf(&saved.path().join("saved"), &saved.path().join("exported"), Dtype::F32, None).unwrap();
+    for name in ["saved", "exported"] {
+        let expected = json!({"do_sample": true, "temperature": 0.6, "top_p": 0.95, "eos_token_id": 9, "bos_token_id": 5,
+            "pad_token_id": 381});
+        assert_eq!(read(name), expected, "{name}");
+    }
 }
 
 #[test]

@@ -329,9 +329,11 @@ fn generator_s_attention_scores_are_not_rounded_before_the_softmax() {
         let (own, of_trainer) = (mean_gap(&generator, &exact), mean_gap(&trainer, &exact));
         let between = mean_gap(&generator, &trainer);
         println!("{name}: generator to f32 {own:.4}, trainer to f32 {of_trainer:.4}, both {between:.4}");
-        assert!(own < 1.3 * of_trainer, "{name}: {own} from f32, the trainer {of_trainer}");
+        // A processor without products in bf16 rounds none of their operands: then all three are nearly equal.
+        let order = 1e-5;
+        assert!(own < 1.3 * of_trainer + order, "{name}: {own} from f32, the trainer {of_trainer}");
         // Keys are rounded where they are stored, alike in both. With rounded scores this is 1.2 times the trainer's, without 0.6.
-        assert!(between < 0.9 * of_trainer, "{name}: {between} apart, the trainer {of_trainer} from f32");
+        assert!(between < 0.9 * of_trainer + order, "{name}: {between} apart, the trainer {of_trainer} from f32");
     }
 }
 

@@ -8,7 +8,8 @@ use rollflow::algo::{Aggregation, CrossEntropy, Schedule};
 use rollflow::data::{Sample, Tokenizer};
 use rollflow::engine::{LocalEngine, Request, SamplingParams, TokenEngine};
 use rollflow::model::{
-    Compute, Decoder, Dtype, Lora, ModelConfig, Packed, Weights, check_folder, load_hf, load_hf_for, load_hf_in_4_bits, save_hf,
+    Compute, Decoder, Dtype, Lora, ModelConfig, Packed, Weights, check_folder, export_hf, load_hf, load_hf_for,
+    load_hf_in_4_bits, save_hf,
 };
 use rollflow::train::{LocalBackend, LocalConfig, TrainingBackend, collate};
 use serde::Deserialize;
@@ -89,6 +90,19 @@ fn loss_and_gradient_of_adapters_over_4_bits_are_those_of_peft() {
             let norm = trainer.optim_step().wait().unwrap().grad_norm;
             let expected = squares.sqrt();
             assert!((norm - expected).abs() < tolerance * expected, "{name}: gradient {norm}, expected {expected}");
+        }
+    }
+}
+
+#[test]
+fn a_folder_of_bitsandbytes_is_exported_whole_with_and_without_adapters() {
+    for name in FOLDERS {
+        for source in [folder(name), folder(name).join("adapters")] {
+            let exported = tempfile::tempdir().unwrap();
+            export_hf(&source, exported.path(), Dtype::F32, None).unwrap();
+            let ((_, whole), (_, expected)) = (load_hf(exported.path()).unwrap(), load_hf(&source).unwrap());
+            assert!(!whole.is_quantised() && whole.adapter.is_none());
+            assert!(far(&whole.flat, &expected.merged().flat) < 1e-6, "{}", source.display());
         }
     }
 }

@@ -148,6 +148,9 @@ fn engines_that_can_not_be_or_can_not_do_what_is_asked_are_errors() {
         ("engine = { kind = 'vllm', launch = 'sglang' }", "`engine.launch` is \"sglang\", but `engine.kind` is \"vllm\""),
         ("engine = { launch = 'vllm', cache = 'flush' }", "still use what would be forgotten"),
         ("engine = { launch = 'vllm', port = 65535, replicas = 3 }", "more than there are ports"),
+        ("engine = { kind = 'vllm', urls = ['http://a:1', 'vllm+http://a:1/'] }", "a server that is there before"),
+        ("engine = { launch = 'vllm', port = 8000, urls = ['http://127.0.0.1:8000'] }", "a server that the run starts"),
+        ("engine.launch = 'sglang'\ngenerate.top_p = 0.9", "`generate.top_p` is set, but \"sglang\" servers"),
         ("engine = { launch = 'vllm', env = ['HOME'] }", "write it as NAME=value"),
         ("engine = { launch = 'vllm' }\nflow = { max_staleness = 0, window = 33 }", "groups would lag"),
         ("engine = { launch = 'vllm', devices = [0, 1] }", "names 2 GPUs for 1 of `engine.replicas`"),
@@ -170,6 +173,28 @@ fn engines_that_can_not_be_or_can_not_do_what_is_asked_are_errors() {
         ("lora = { base = 'nf4', sync = 'merged' }", "merged adapters are whole weights again"),
     ];
     each_says(&cases);
+}
+
+#[test]
+fn what_a_tinker_server_decides_or_has_not_is_an_error_by_its_key() {
+    let cases = [
+        ("generate.threads = 2", "`generate.threads` has no effect: the server of [trainer] generates"),
+        ("generate = { prefix_cache = 2, draft_tokens = 2 }", "`generate.draft_tokens` has no effect"),
+        ("generate.devices = ['cuda:1']", "`generate.devices` has no effect"),
+        ("generate.on_new_weights = 'abort'", "`generate.on_new_weights` has no effect"),
+        ("eval.threads = 2", "`eval.threads` has no effect: servers answer"),
+        ("eval.temperature = 0.5", "set it to 1, and leave eval.top_p out"),
+        ("train.threads = 2", "`train.threads`: the server decides how it computes"),
+        ("train.micro_batch_tokens = 64", "`train.micro_batch_tokens`: the server decides how it computes"),
+        ("train.probe = false", "`train.probe`: generator and trainer are not compared"),
+    ];
+    let trainer = "lora = {}\ntrainer = { backend = 'tinker', url = 'http://127.0.0.1:1' }\n";
+    let cases = cases.map(|(case, text)| (format!("{trainer}{case}"), text));
+    each_says(&cases.each_ref().map(|(case, text)| (case.as_str(), *text)));
+    let format = "checkpoint.dtype = 'bf16'\nlora = {}\n";
+    each_says(&[(format, "`checkpoint.dtype` has no effect: adapters are saved in f32")]);
+    let reward = "reward.kind = 'exact'\n";
+    assert!(parse("run.toml", &format!("{SOUND}{reward}{format}critic = {{}}"), &[]).is_ok());
 }
 
 #[test]
@@ -336,6 +361,7 @@ fn pairs_and_a_loss_of_pairs_go_together() {
         ["kl_loss", "entropy_coef", "loss_aggregation", "mask_older_versions"].iter().all(|key| found.contains(key)),
         "{found}"
     );
+    assert!(errors(&format!("{SOUND}{sound}"), &["critic.lr=1e-3"]).to_string().contains("`critic` is set"));
     let free = sound.replace("[reference]\nkind = \"frozen\"\n", "") + "reference_free = true\n";
     assert!(parse("run.toml", &format!("{SOUND}{free}"), &[]).is_ok());
 }

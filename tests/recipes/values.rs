@@ -6,7 +6,7 @@ use std::path::Path;
 use rollflow::algo::KlForm;
 use rollflow::hub::Cache;
 use rollflow::recipe::{
-    Machine, ModelSource, PRESETS, Plan, Preset, RecipeErrors, TaskData, Timeline, Train, explain, pages, parse,
+    Machine, ModelSource, PRESETS, Plan, Preset, RecipeErrors, TaskData, Timeline, Train, explain, load, pages, parse,
 };
 
 fn plan(rest: &str) -> Result<Plan, RecipeErrors> {
@@ -82,11 +82,32 @@ fn phases_and_ramps_that_cannot_be_are_refused_with_their_place() {
         ("[[change]]\nat = 9\nset = ['train.lr=-1']", ["recipe.toml:6:1", "in a later step `train.lr` is -1"]),
         ("[[change]]\nat = 9\nset = ['train.loss.klip=1']", ["unknown key `klip`", "known keys here"]),
         ("[[ramp]]\nkey = 'train.lr'\nfrom = 1.0\nto = 0.0\nend = 50", ["recipe.toml:9:6", "in a later step `train.lr` is 0"]),
+        (
+            "ramp = [{ key = 'train.lr', from = 1e-3, to = 1e-4, end = 9 }, { key = 'train.lr', from = 1e-4, to = 1e-5, end = 20 }]",
+            ["recipe.toml:6:", "`ramp[1].key` is \"train.lr\", as that of ramp 0 is"],
+        ),
+        (
+            "ramp = [{ key = 'train.lr', from = 1e-3, to = 1e-4, end = 9 }]\n[[change]]\nat = 20\nset = ['train.lr=1e-5']",
+            ["recipe.toml:9:7", "`train.lr` has its value of every step by [[ramp]]"],
+        ),
         ("[[ramp]]\nkey = 'train.lr'\nto = 2.0\nbegin = 60\nend = 50", ["recipe.toml:10:7", "not after its begin 60"]),
     ] {
         let found = plan(text).unwrap_err().to_string();
         assert!(parts.iter().all(|part| found.contains(part)), "{text}: {found}");
     }
+}
+
+/// Also in a table. Other keys of the table may change.
+#[test]
+fn a_key_that_has_a_ramp_takes_no_change_during_the_run() {
+    let ramp = "train.loss.kind = 'grpo'\nramp = [{ key = 'train.loss.epsilon', from = 0.2, to = 0.3, end = 9 }]";
+    let timeline = Timeline::of(&plan(ramp).unwrap()).unwrap();
+    let order = |set: &str| timeline.amend(vec![set.to_owned()], 0, |_| Ok::<(), RecipeErrors>(()));
+    for set in ["train.loss.epsilon=0.1", "train.loss={ kind = 'grpo', epsilon = 0.1 }"] {
+        assert!(order(set).unwrap_err().to_string().contains("`train.loss.epsilon` has its value of every step"), "{set}");
+    }
+    assert_eq!(order("train.loss={ kind = 'grpo', epsilon_high = 0.4 }").unwrap(), 2);
+    assert!(timeline.is_ramped("train.loss.epsilon") && !timeline.is_ramped("train.loss.epsilon_high"));
 }
 
 fn warnings(gpus: usize, sets: &[&str]) -> Vec<String> {
@@ -113,6 +134,58 @@ fn a_gpu_that_nothing_computes_on_and_values_far_from_practice_are_warned_about(
     for (gpus, sets) in [(0, &[][..]), (2, &["model.device=cuda"]), (0, &["lora.rank=8", "train.lr=2e-4"]), (0, &random)] {
         assert_eq!(warnings(gpus, sets), Vec::<String>::new(), "{sets:?}: adapters and random models take more");
     }
+    let elsewhere = ["lora.rank=8", "trainer={backend=\"tinker\", url=\"http://a:1\"}", "generate.max_new_tokens=9000"];
+    assert_eq!(warnings(2, &elsewhere), Vec::<String>::new(), "a server computes");
+    let offline = "pipeline = 'grpo_offline'\nmodel.path = 'models/mine'\ntask = { kind = 'rollouts', path = 'x.jsonl' }\n\
+                   sft.data = 'y.jsonl'\nmix = {}\n";
+    let plan = parse("recipe.toml", offline, &[]).unwrap();
+    let machine = Machine { threads: 8, gpus: 0, multiplies_bf16: false };
+    assert_eq!(plan.warnings(machine), Vec::<String>::new(), "[mix] has no rate");
+}
+
+/// Of the same section, kinds and lengths are those of the recipe that is laid over the others.
+#[test]
+fn an_including_recipe_displaces_another_kind_and_another_length() {
+    let folder = tempfile::tempdir().unwrap();
+    let golden = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/golden/models/qwen2_tied");
+    let (tiny, other) = ("[model]\nkind = 'tiny'\nhidden = 64\n", format!("[model]\npath = '{golden}'\n"));
+    let base = "pipeline = 'grpo'\ntask.kind = 'arithmetic'\nreward.kind = 'exact'\ngenerate.max_new_tokens = 4\n";
+    let file = |name: &str, text: &str| {
+        fs::write(folder.path().join(name), text).unwrap();
+        folder.path().join(name)
+    };
+    let plan = |path: &Path| load(path, &[]).unwrap_or_else(|errors| panic!("{errors}"));
+    for (under, over) in [(tiny, other.as_str()), (other.as_str(), tiny)] {
+        file("base.toml", &format!("{base}{under}"));
+        let found = plan(&file("mine.toml", &format!("include = 'base.toml'\n{over}"))).model.source;
+        assert_eq!(matches!(found, ModelSource::Tiny(_)), over == tiny, "{found:?}");
+    }
+    file("steps.toml", &format!("{base}{tiny}[train]\nsteps = 5\n"));
+    file("epochs.toml", "include = 'steps.toml'\n[train]\nepochs = 2\n");
+    let found = plan(&file("mine.toml", "include = 'epochs.toml'\nname = 'mine'\n")).train.epochs;
+    assert_eq!(found, Some(2.0));
+    let found = plan(&file("again.toml", "include = 'epochs.toml'\n[train]\nsteps = 7\n")).train;
+    assert_eq!((found.steps, found.epochs), (7, None));
+}
+
+/// A run whose model was found on the hub may find it elsewhere.
+#[test]
+fn a_path_that_is_set_displaces_preset_and_revision() {
+    let folder = tempfile::tempdir().unwrap();
+    let here = folder.path().display();
+    let name = |model: &str, set: &str| {
+        let text = format!("pipeline = 'grpo'\ntask.kind = 'arithmetic'\nreward.kind = 'exact'\nmodel = {{ {model} }}");
+        let set = Some(set.to_owned()).filter(|set| !set.is_empty());
+        let plan = parse("recipe.toml", &text, set.as_slice()).unwrap_or_else(|errors| panic!("{errors}"));
+        let ModelSource::Folder(model) = &plan.model.source else { panic!("{:?}", plan.model) };
+        model.name().display().to_string()
+    };
+    let (set, variable) = (format!("model.path={here}"), format!("ROLLFLOW__MODEL__PATH={here}"));
+    for model in ["path = 'org/thing', revision = 'abc'", "preset = 'qwen2.5-0.5b', revision = 'abc'"] {
+        assert!(name(model, "").ends_with("@abc"));
+        assert_eq!([&set, &variable].map(|set| name(model, set)), [here.to_string(), here.to_string()], "{model}");
+    }
+    assert_eq!(name("path = 'org/thing', revision = 'abc'", "model.path=org/other"), "org/other");
 }
 
 /// Figures are those of model cards and safetensors files.

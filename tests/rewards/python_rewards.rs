@@ -232,12 +232,14 @@ def hangs(completion):
 }
 
 #[test]
-fn a_process_that_dies_is_replaced_and_its_last_lines_are_shown() {
+fn a_process_that_dies_is_replaced_with_what_it_started_and_its_last_lines_are_shown() {
     let source = "
-import os, sys
+import os, subprocess, sys
 
 def dies(completion):
     if completion == '77':
+        child = subprocess.Popen(['sleep', '1000'])
+        with open(__file__ + '.child', 'w') as file: file.write(str(child.pid))
         print('about to leave', file=sys.stderr)
         os._exit(3)
     return 1.0
@@ -247,6 +249,8 @@ def dies(completion):
     assert_eq!(rewards, [Some(1.0), Some(1.0), None]);
     let text = &failures[0].text;
     assert!(text.contains("its process ended (exit status: 3; its last lines: about to leave"), "{text}");
+    let child: i32 = fs::read_to_string(file.other("my_reward.py.child")).unwrap().parse().unwrap();
+    assert!(has_gone(child), "what the function started ends with it");
 }
 
 #[cfg(target_os = "linux")]

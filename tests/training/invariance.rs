@@ -180,7 +180,8 @@ fn a_prompt_that_a_group_shares_is_computed_once_and_gives_the_same_gradient() {
         for loss in losses() {
             let (shared, single) = (gradient(&loss, &samples), gradient(&loss, &apart));
             let differ = norm(&(shared.2 - single.2)) / terms;
-            assert!((shared.0 - single.0).abs() < 1e-6 && differ < 1e-6, "{} of {:?}: {differ:e}", loss.name(), model.family);
+            // A net's unit lengths magnify the rounding of short keys, by another factor on each kind of processor.
+            assert!((shared.0 - single.0).abs() < 1e-6 && differ < 1e-5, "{} of {:?}: {differ:e}", loss.name(), model.family);
         }
     }
 }

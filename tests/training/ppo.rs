@@ -2,16 +2,17 @@
 //! checkpoint to the bit (laws C1, C2).
 
 use std::path::Path;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
 use crate::support::backend::Counting;
 use proptest::prelude::*;
-use rollflow::algo::{KlForm, LossInputs, LossOutput, ValueLoss};
+use rollflow::algo::{ComparedToken, Decay, KlForm, LogProbGap, LossInputs, LossOutput, ValueLoss};
 use rollflow::flow::from_iter;
 use rollflow::model::{FrozenWeights, ModelConfig, Weights};
 use rollflow::prelude::*;
 use rollflow::stages::sink::step_row;
-use rollflow::stages::train::{Critic, Resumed, RewardKl};
+use rollflow::stages::train::{Critic, Resumed, RewardKl, StepConfig};
 use rollflow::train::checkpoint;
 use rollflow::train::{ForwardBackward, NonFinitePolicy, TrainBatch, TrainSequence, TrainingBackend};
 
@@ -335,4 +336,43 @@ fn a_critics_updates_that_are_skipped_count_and_their_norm_is_left_out() {
     let step = steps(vec![batch(&[(2, 3); 8], 1)], trainer).unwrap().remove(0);
     assert_eq!((step.updates_skipped, step.optim.step), (4, 4));
     assert!(!step_row(&step).contains_key("critic_grad_norm"));
+}
+
+#[test]
+fn rates_of_policy_and_critic_follow_the_steps_through_changes_of_epochs_and_minibatches() {
+    let schedule = |updates: u64, steps: u64| {
+        let (warmup_steps, total_steps) = (updates, steps * updates);
+        Some(Schedule { lr: 1e-3, decay: Decay::Linear, warmup_steps, total_steps, floor: 0.0 })
+    };
+    let trainer = local(1).per_step(move |step| {
+        let (ppo_epochs, minibatches) = if step < 3 { (1, 1) } else { (2, 2) };
+        let updates = ppo_epochs * minibatches as u64;
+        // The policy rests in the first step.
+        let (schedule, critic_schedule) = (schedule(updates, 5), schedule(updates, 6));
+        Ok(StepConfig { schedule, critic_schedule, ppo_epochs, minibatches, ..StepConfig::default() })
+    });
+    let seen = steps(sent(0..5), trainer).unwrap();
+    for (at, step) in seen.iter().enumerate() {
+        let (updates, steps) = if at < 2 { (1, at as u64) } else { (4, at as u64) };
+        let last = |schedule: Option<Schedule>, steps: u64| schedule.unwrap().at(steps * updates + updates - 1);
+        assert_eq!(step.critic.as_ref().unwrap().optim.lr, last(schedule(updates, 6), steps), "step {}", step.step);
+        if at > 0 {
+            assert_eq!(step.optim.lr, last(schedule(updates, 5), steps - 1), "step {}", step.step);
+        }
+    }
+}
+
+/// Laws N3 and N4.
+#[test]
+fn a_gap_is_checked_in_the_first_minibatch_that_is_not_skipped() {
+    let passes = AtomicUsize::new(0);
+    let forward = Box::new(move |_: &TrainBatch, _: &_| {
+        let mut gap = LogProbGap::default();
+        gap.add_sequence(&[ComparedToken { trainer: -5.0, behaviour: -1.0, ..ComparedToken::default() }]);
+        let skipped = (passes.fetch_add(1, Ordering::Relaxed) == 0).then(|| "the loss is not finite".to_owned());
+        ForwardBackward { gap, skipped, ..ForwardBackward::default() }
+    });
+    let trainer = Trainer::new(Counting { forward, ..Counting::default() }).configure(|config| config.minibatches = 3);
+    let error = steps(vec![batch(&[(2, 3); 8], 1)], trainer).unwrap_err();
+    assert!(error.contains("step 1") && error.contains("4.000 nats"), "{error}");
 }

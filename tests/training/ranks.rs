@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use rollflow::algo::{
     Aggregation, BradleyTerry, CrossEntropy, Grpo, Importance, Level, Loss, OffPolicy, PolicyLoss, Proximal, Schedule, ValueLoss,
@@ -210,6 +211,38 @@ fn a_number_that_is_not_finite_on_one_rank_ends_the_step_on_all_and_names_the_ra
         let text = error.to_string();
         assert!(text.contains("rank 1 on ") && text.contains("sample 0 of group 4"), "{text}");
         assert!(ended.iter().all(Result::is_ok), "the others end in order: {ended:?}");
+    }
+}
+
+#[test]
+fn n1_ranks_with_unlike_numbers_of_threads_train_each_sequence_once() {
+    let case = cases().remove(1);
+    let (alone, expected) = learn(&case, case.config.clone(), 5);
+    for shard in [Shard::Nothing, Shard::Gradients] {
+        let rank = AtomicUsize::new(0);
+        let threads = || Some(1 + 2 * rank.fetch_add(1, Ordering::Relaxed));
+        let config = || LocalConfig { threads: threads(), ..case.config.clone() };
+        let ((seen, found), ended) = led(2, shard, config, |config| learn(&case, config, 5));
+        assert!(ended.iter().all(Result::is_ok), "{}: {ended:?}", shard.word());
+        assert!(distance(&found, &expected) < case.tolerance, "{}: {}", shard.word(), distance(&found, &expected));
+        same_steps(shard.word(), &seen, &alone, case.tolerance);
+    }
+}
+
+#[test]
+fn a_pass_that_fails_on_one_rank_ends_all_with_its_name_and_its_reason() {
+    let (model, weights) = (crate::tiny::model(), crate::tiny::weights(5).freeze());
+    let config = || config(Arc::new(Grpo::default()), OffPolicy::default());
+    for shard in [Shard::Gradients, Shard::Parameters] {
+        let (text, ended) = led(2, shard, config, |config| {
+            let backend = LocalBackend::new(config, model.clone(), weights.read()).unwrap();
+            let mut batch = collate(&rollouts(0), Aggregation::TokenMean).unwrap();
+            // No model has this token. In the last micro-batch, which is not rank 0's.
+            batch.sequences.last_mut().unwrap().inputs.fill(1 << 20);
+            backend.forward_backward(Arc::new(batch)).wait().unwrap_err().to_string()
+        });
+        assert!(text.contains("rank 1 on ") && text.contains("index out of range"), "{}: {text}", shard.word());
+        assert!(ended.iter().all(Result::is_err), "{}: {ended:?}", shard.word());
     }
 }
 

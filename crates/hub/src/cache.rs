@@ -169,6 +169,14 @@ pub fn snapshot(home: &Path, revision: Option<&str>) -> Option<PathBuf> {
     }
 }
 
+/// Id and commit of the model whose snapshot in a cache this folder is.
+pub fn hub_id(folder: &Path) -> Option<(String, String)> {
+    let (snapshots, commit) = (folder.parent()?, folder.file_name()?.to_str()?);
+    let home = snapshots.parent().filter(|_| snapshots.ends_with("snapshots"))?;
+    let id = home.file_name()?.to_str()?.strip_prefix("models--")?.replacen("--", "/", 1);
+    is_id(&id).then(|| (id, commit.to_owned()))
+}
+
 /// Missing files of a model's folder.
 fn missing(folder: &Path) -> Option<String> {
     let lacks = |name: &&str| !folder.join(name).exists();
@@ -220,6 +228,8 @@ mod tests {
         }
         let error = cache.locate(Path::new("Org/some-model_1.5@v2")).unwrap_err().to_string();
         assert!(error.contains("revision \"v2\"") && error.contains("--revision v2"), "{error}");
+        assert_eq!(hub_id(&folder), Some(("Org/some-model_1.5".to_owned(), "0123456789abcdef".to_owned())));
+        assert_eq!(hub_id(root.path()), None);
         assert_eq!(cache.models(), [CachedModel { id: "Org/some-model_1.5".into(), folder, missing: None }]);
     }
 

@@ -17,7 +17,7 @@ mod tests;
 
 use std::path::{Path, PathBuf};
 
-pub use cache::{Cache, CachedModel, RepoKind, is_word, snapshot};
+pub use cache::{Cache, CachedModel, RepoKind, hub_id, is_word, snapshot};
 pub use error::HubError;
 use fetch::Fetch;
 pub use fetch::shown;

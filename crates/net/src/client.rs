@@ -19,9 +19,6 @@ use super::tasks::SharedRuntime;
 use super::{Events, tls};
 use rollflow_util::secrets::masked;
 
-/// Longest page that is read, in bytes.
-const LONGEST: usize = 64 << 20;
-
 /// Longest beginning of a page that an error shows, in characters.
 const SHOWN: usize = 200;
 
@@ -37,6 +34,7 @@ pub struct Client {
     base: String,
     url: Url,
     token: Option<HeaderValue>,
+    longest_page: usize,
     http: reqwest::Client,
     runtime: Arc<SharedRuntime>,
 }
@@ -61,7 +59,7 @@ impl Client {
     /// [`Fault::Url`] if the address is invalid, [`Fault::Certificates`] if certificates cannot be
     /// read, [`Fault::Threads`] if the machine gives no threads.
     pub fn new(kind: &str, endpoint: impl Into<Endpoint>) -> Result<Self, RemoteError> {
-        let Endpoint { url, token, ca_file, idle_connections } = endpoint.into();
+        let Endpoint { url, token, ca_file, idle_connections, longest_page } = endpoint.into();
         let refuse = |server: &str, fault| RemoteError::new(server, fault);
         let parsed = parse(&url).map_err(|why| refuse(kind, Fault::Url { url: masked(&url), why }))?;
         let base = url.trim_end_matches('/').to_owned();
@@ -74,7 +72,7 @@ impl Client {
         }
         let http = http.build().map_err(|error| refuse(&name, Fault::Certificates(error_chain(&error))))?;
         let runtime = SharedRuntime::get().map_err(|error| refuse(&name, Fault::Threads(error.to_string())))?;
-        Ok(Client { name, base, url: parsed, token, http, runtime })
+        Ok(Client { name, base, url: parsed, token, longest_page, http, runtime })
     }
 
     /// The name that errors use: kind and address, without secrets.
@@ -258,9 +256,8 @@ impl Client {
         let mut page = Vec::new();
         loop {
             match response.chunk().await {
-                Ok(Some(chunk)) if page.len() + chunk.len() > LONGEST => {
-                    let why = format!("{what}: the page is longer than {} MiB", LONGEST >> 20);
-                    return Err(self.fault(Fault::Broke(why)));
+                Ok(Some(chunk)) if page.len() + chunk.len() > self.longest_page => {
+                    return Err(self.fault(Fault::TooLong { what: what.to_owned(), limit: self.longest_page }));
                 }
                 Ok(Some(chunk)) => page.extend_from_slice(&chunk),
                 Ok(None) => return Ok(page),

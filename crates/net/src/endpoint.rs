@@ -18,12 +18,14 @@ pub struct Endpoint {
     pub ca_file: Option<PathBuf>,
     /// Most idle connections that are kept open for later requests. Default: 64.
     pub idle_connections: usize,
+    /// Longest page that is read, in bytes. Default: 64 MiB.
+    pub longest_page: usize,
 }
 
 impl Endpoint {
     /// An endpoint without a token, trusted by the system's certificates.
     pub fn new(url: impl Into<String>) -> Self {
-        Endpoint { url: url.into(), token: None, ca_file: None, idle_connections: 64 }
+        Endpoint { url: url.into(), token: None, ca_file: None, idle_connections: 64, longest_page: 64 << 20 }
     }
 
     /// Sends `token` as `Authorization: Bearer …`. Returns `None` if a header cannot hold it.

@@ -111,6 +111,14 @@ pub enum Fault {
         /// The beginning of the answer.
         begins: String,
     },
+    /// The answer is longer than what is read of one, and would be again.
+    #[error("the answer to {what} is longer than {} MiB, and no more is read; ask for less in one request", limit >> 20)]
+    TooLong {
+        /// The request.
+        what: String,
+        /// Longest answer, in bytes.
+        limit: usize,
+    },
     /// A file to be sent cannot be read, with the machine's own message.
     #[error("reading what is to be sent: {0}")]
     File(String),
@@ -135,7 +143,7 @@ impl Fault {
             Fault::Busy { .. } => "busy",
             Fault::Refused { .. } => "refused",
             Fault::Failed { .. } => "failed",
-            Fault::Nonsense { .. } => "nonsense",
+            Fault::Nonsense { .. } | Fault::TooLong { .. } => "nonsense",
             Fault::File(_) => "file",
             Fault::Transfer(_) => "transfer",
             Fault::Unsupported(_) => "unsupported",
@@ -145,9 +153,12 @@ impl Fault {
     /// Returns true if the same request may succeed later, here or on another server.
     pub fn passes(&self) -> bool {
         match self {
-            Fault::Url { .. } | Fault::Certificates(_) | Fault::Untrusted { .. } | Fault::File(_) | Fault::Unsupported(_) => {
-                false
-            }
+            Fault::Url { .. }
+            | Fault::Certificates(_)
+            | Fault::Untrusted { .. }
+            | Fault::TooLong { .. }
+            | Fault::File(_)
+            | Fault::Unsupported(_) => false,
             // The server gave up waiting for the request, or will not take it this early.
             Fault::Refused { status, .. } => matches!(status, 408 | 425),
             _ => true,

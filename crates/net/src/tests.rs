@@ -150,3 +150,16 @@ fn a_connection_outlives_the_runtime_that_asked_for_it() {
     }
     assert_eq!(opened.load(std::sync::atomic::Ordering::SeqCst), 1);
 }
+
+/// The same request would be answered by the same page.
+#[tokio::test]
+async fn a_page_that_is_too_long_is_told_with_the_limit_and_not_asked_for_again() {
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let url = format!("http://{}", listener.local_addr().unwrap());
+    tokio::spawn(async move { axum::serve(listener, routes()).await });
+    let client = Client::new("teacher", Endpoint { longest_page: 1 << 20, ..Endpoint::new(url) }).unwrap();
+    let body = |len| json!("x".repeat(len));
+    assert!(client.post("/echo", &body(1 << 19), GUARD).await.is_ok());
+    let error = client.post("/echo", &body(1 << 20), GUARD).await.unwrap_err();
+    assert!(error.to_string().contains("POST /echo is longer than 1 MiB") && !error.fault.passes(), "{error}");
+}

@@ -9,11 +9,13 @@ use std::time::{Duration, Instant};
 use parking_lot::Mutex;
 use rollflow_net::Tasks;
 use rollflow_util::untrusted;
-use rustix::process::{Pid, Signal, kill_process_group};
+use rustix::io::retry_on_intr;
+use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_process_group, waitid};
 use serde_json::{Value, json};
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
 use tokio::process::{Child, ChildStderr, ChildStdin, ChildStdout};
 use tokio::sync::{mpsc, oneshot, watch};
+use tokio::task::spawn_blocking;
 use tokio::time::timeout;
 
 use super::PythonError;
@@ -71,7 +73,6 @@ pub(super) struct Command {
 /// A running process. Dropping it ends it.
 pub(super) struct Process {
     name: String,
-    group: Pid,
     questions: mpsc::UnboundedSender<Vec<u8>>,
     shared: Arc<Shared>,
     next: AtomicU64,
@@ -92,6 +93,8 @@ type Answer = Result<Value, PythonError>;
 /// State that a process's tasks share with those that ask it.
 struct Shared {
     name: String,
+    /// Its number, which is also that of the group with the processes that it starts.
+    group: Pid,
     waiting: Mutex<BTreeMap<u64, oneshot::Sender<Answer>>>,
     /// Reason why it ended.
     ended: Mutex<Option<String>>,
@@ -116,6 +119,7 @@ impl Command {
         };
         let shared = Arc::new(Shared {
             name: self.name.clone(),
+            group,
             waiting: Mutex::default(),
             ended: Mutex::default(),
             output: Mutex::default(),
@@ -125,8 +129,7 @@ impl Command {
         tasks.spawn(write(stdin, asked));
         tasks.spawn(log(BufReader::new(stderr), shared.clone()));
         let next = AtomicU64::new(0);
-        let mut process =
-            Process { name: self.name.clone(), group, questions, shared: shared.clone(), next, traits: Traits::default() };
+        let mut process = Process { name: self.name.clone(), questions, shared: shared.clone(), next, traits: Traits::default() };
         process.send(&json!(MODULES));
         process.send(&self.loads);
         let mut answers = BufReader::new(stdout);
@@ -195,9 +198,7 @@ impl Process {
             return;
         }
         *ended = Some(why);
-        if let Err(error) = kill_process_group(self.group, Signal::KILL) {
-            tracing::warn!("{}: its processes could not be ended: {error}", self.name);
-        }
+        self.shared.kill();
     }
 }
 
@@ -208,18 +209,30 @@ impl Drop for Process {
 }
 
 impl Shared {
-    /// Waits for the end of the process and returns the reason, which its callers read.
+    /// Kills the process and those that it started.
+    fn kill(&self) {
+        if let Err(error) = kill_process_group(self.group, Signal::KILL) {
+            tracing::warn!("{}: its processes could not be ended: {error}", self.name);
+        }
+    }
+
+    /// Waits for the end of the process, ends those that it started, and returns the reason, which its
+    /// callers read.
     async fn end(&self, mut child: Child) -> String {
+        let group = self.group;
+        // The process stays a zombie until `child` is waited for: its number can't be that of another group.
+        let exits = move || waitid(WaitId::Pid(group), WaitIdOptions::EXITED | WaitIdOptions::NOWAIT);
+        let gone = spawn_blocking(move || retry_on_intr(exits));
         // User code may close the pipe and stay.
-        let waited = timeout(ENDING, child.wait()).await;
-        let status = match waited {
-            Ok(status) => status.map_or_else(|error| error.to_string(), |status| status.to_string()),
-            Err(_) => {
-                drop(child.kill().await);
-                "it wrote something else than answers, or closed its output, and was ended".to_owned()
-            }
+        let gone = timeout(ENDING, gone).await.is_ok();
+        self.kill();
+        let status = if gone {
+            child.wait().await.map_or_else(|error| error.to_string(), |status| status.to_string())
+        } else {
+            drop(child.kill().await);
+            "it wrote something else than answers, or closed its output, and was ended".to_owned()
         };
-        // Its last lines may still be in the pipe. Processes that it started may keep that open.
+        // Its last lines may still be in the pipe. A process that left the group may keep that open.
         drop(timeout(ENDING, self.silent.subscribe().wait_for(|silent| *silent)).await);
         let output: Vec<String> = self.output.lock().iter().cloned().collect();
         let why = if output.is_empty() { status } else { format!("{status}; its last lines: {}", output.join("\n")) };

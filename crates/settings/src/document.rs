@@ -8,7 +8,9 @@ use toml::Spanned;
 use toml::de::{DeTable, DeValue};
 
 use super::error::{Place, Problem, RecipeError};
+use super::keys::Keys;
 use super::renames::{Renames, warn};
+use super::section::{Section, join};
 use rollflow_util::{reading, secrets::masked};
 
 /// A value and where it was written.
@@ -69,20 +71,38 @@ impl Value {
 /// Prefix of environment variables that override keys.
 pub const VARIABLES: &str = "ROLLFLOW__";
 
-/// Parses a recipe with its includes and applies the `--set` arguments, all under current names.
-/// Reports every syntax error.
-pub fn parse(file: &str, text: &str, sets: &[String], renames: &Renames) -> Result<Node, Vec<RecipeError>> {
-    let mut errors = Vec::new();
-    let mut root = document(file, text, renames, &mut vec![PathBuf::from(file)], &mut errors);
+/// Keys of the same section that a dotted key displaces where it is laid over them, by an including recipe
+/// over an included one, a variable over files, or `--set` over both.
+pub type Displaced = fn(&str) -> &'static [&'static str];
+
+/// How layers of a document become one.
+struct Layers<'a> {
+    renames: &'a Renames,
+    /// Keys of the whole document.
+    keys: fn() -> Keys,
+    displaced: Displaced,
+}
+
+/// Parses a recipe of the keys `S` with its includes and applies the `--set` arguments, all under current
+/// names. Reports every syntax error.
+pub fn parse<S: Section>(
+    file: &str,
+    text: &str,
+    sets: &[String],
+    renames: &Renames,
+    displaced: Displaced,
+) -> Result<Node, Vec<RecipeError>> {
+    let (mut errors, layers) = (Vec::new(), Layers { renames, keys: S::keys, displaced });
+    let mut root = document(file, text, &layers, &mut vec![PathBuf::from(file)], &mut errors);
     for argument in sets {
-        set(&mut root, argument, renames, &mut errors);
+        set(&mut root, argument, &layers, &mut errors);
     }
     if errors.is_empty() { Ok(root) } else { Err(errors) }
 }
 
 /// Parses one file over the files that it includes. `open`: the files being read, each included by
 /// the previous one.
-fn document(file: &str, text: &str, renames: &Renames, open: &mut Vec<PathBuf>, errors: &mut Vec<RecipeError>) -> Node {
+fn document(file: &str, text: &str, layers: &Layers, open: &mut Vec<PathBuf>, errors: &mut Vec<RecipeError>) -> Node {
     let place_at = |offset: usize| {
         let before = &text[..text.floor_char_boundary(offset)];
         let line_start = before.rfind('\n').map_or(0, |at| at + 1);
@@ -92,17 +112,20 @@ fn document(file: &str, text: &str, renames: &Renames, open: &mut Vec<PathBuf>, 
     let (document, syntax) = DeTable::parse_recoverable(text);
     errors.extend(syntax.iter().map(|error| syntax_error(place_at(error.span().map_or(0, |span| span.start)), error.message())));
     let mut keys = table(document.get_ref(), &place_at);
-    renames.apply_to_table("", &mut keys, errors);
+    layers.renames.apply_to_table("", &mut keys, errors);
     let included = keys.remove("include");
     let root = Node { place: place_at(0), value: Value::Table(keys) };
     match included {
         None => root,
-        Some(entry) => bases(file, &entry.node, renames, open, errors).into_iter().rev().fold(root, over),
+        Some(entry) => {
+            let (bases, keys) = (bases(file, &entry.node, layers, open, errors), (layers.keys)());
+            bases.into_iter().rev().fold(root, |node, base| over(node, base, "", &keys, layers.displaced))
+        }
     }
 }
 
 /// The documents that `include` names, in its order.
-fn bases(file: &str, include: &Node, renames: &Renames, open: &mut Vec<PathBuf>, errors: &mut Vec<RecipeError>) -> Vec<Node> {
+fn bases(file: &str, include: &Node, layers: &Layers, open: &mut Vec<PathBuf>, errors: &mut Vec<RecipeError>) -> Vec<Node> {
     let items = match &include.value {
         Value::List(items) => items.iter().collect(),
         _ => vec![include],
@@ -131,7 +154,7 @@ fn bases(file: &str, include: &Node, renames: &Renames, open: &mut Vec<PathBuf>,
             }
             Ok(text) => {
                 open.push(path.clone());
-                found.push(document(&path.display().to_string(), &text, renames, open, errors));
+                found.push(document(&path.display().to_string(), &text, layers, open, errors));
                 open.pop();
             }
         }
@@ -139,30 +162,35 @@ fn bases(file: &str, include: &Node, renames: &Renames, open: &mut Vec<PathBuf>,
     found
 }
 
-/// Merges `node` over `base`: sections key by key, unless their kinds differ; everything else is
-/// replaced.
-fn over(node: Node, base: Node) -> Node {
+/// Merges `node` over `base`, which are the section `keys` at `path`: sections key by key, without keys that
+/// are displaced, unless their kinds differ; everything else is replaced.
+fn over(node: Node, base: Node, path: &str, keys: &Keys, displaced: Displaced) -> Node {
     match (node.value, base.value) {
-        (Value::Table(mut keys), Value::Table(under)) if !other_kind(&keys, &under) => {
+        (Value::Table(mut table), Value::Table(mut under)) if !other_kind(&table, &under, keys) => {
+            under.retain(|key, _| !table.keys().any(|over| displaced(&join(path, over)).contains(&key.as_str())));
             for (key, entry) in under {
-                let merged = match keys.remove(&key) {
+                let merged = match table.remove(&key) {
                     None => entry,
-                    Some(of) => Entry { key_place: of.key_place, node: over(of.node, entry.node) },
+                    Some(of) => {
+                        let node = over(of.node, entry.node, &join(path, &key), &keys.inside(&key), displaced);
+                        Entry { key_place: of.key_place, node }
+                    }
                 };
-                keys.insert(key, merged);
+                table.insert(key, merged);
             }
-            Node { value: Value::Table(keys), place: node.place }
+            Node { value: Value::Table(table), place: node.place }
         }
         (value, _) => Node { value, place: node.place },
     }
 }
 
-fn other_kind(keys: &Table, base: &Table) -> bool {
+fn other_kind(table: &Table, base: &Table, keys: &Keys) -> bool {
     let kind = |table: &Table| match table.get("kind").map(|entry| &entry.node.value) {
         Some(Value::Text(kind)) => Some(kind.clone()),
-        _ => None,
+        Some(_) => None,
+        None => keys.implied_kind(|key| table.contains_key(key)).map(str::to_owned),
     };
-    matches!((kind(keys), kind(base)), (Some(kind), Some(base)) if kind != base)
+    matches!((kind(table), kind(base)), (Some(kind), Some(base)) if kind != base)
 }
 
 fn syntax_error(place: Place, message: &str) -> RecipeError {
@@ -193,7 +221,7 @@ fn node(source: &Spanned<DeValue<'_>>, place_at: &dyn Fn(usize) -> Place) -> Nod
 
 /// Applies `section.key=value` to the document, or `ROLLFLOW__SECTION__KEY=value` of the
 /// environment.
-fn set(root: &mut Node, argument: &str, renames: &Renames, errors: &mut Vec<RecipeError>) {
+fn set(root: &mut Node, argument: &str, layers: &Layers, errors: &mut Vec<RecipeError>) {
     let variable = argument.strip_prefix(VARIABLES).and_then(|rest| rest.split_once('='));
     let place = match variable {
         Some((name, _)) => Place::Variable(format!("{VARIABLES}{name}")),
@@ -212,7 +240,7 @@ fn set(root: &mut Node, argument: &str, renames: &Renames, errors: &mut Vec<Reci
     if given.split('.').any(str::is_empty) {
         return refuse("", format!("`{given}` is not a key"), form);
     }
-    let path = renames.path(given);
+    let path = layers.renames.path(given);
     if path != given {
         warn(&place.to_string(), given, &path);
     }
@@ -220,7 +248,7 @@ fn set(root: &mut Node, argument: &str, renames: &Renames, errors: &mut Vec<Reci
         Ok(value) => value,
         Err(message) => return refuse(&path, message, "quote texts that are not a single word"),
     };
-    renames.apply(&path, &mut value, errors);
+    layers.renames.apply(&path, &mut value, errors);
     let keys: Vec<&str> = path.split('.').collect();
     let mut node = root;
     for (depth, key) in keys.iter().enumerate() {
@@ -228,12 +256,16 @@ fn set(root: &mut Node, argument: &str, renames: &Renames, errors: &mut Vec<Reci
             let message = format!("`{}` is not a section", keys[..depth].join("."));
             return errors.push(Problem::of(&*path, message, form).at(place));
         };
-        let empty = || Node { value: Value::Table(Table::new()), place: place.clone() };
-        let entry = table.entry((*key).to_owned()).or_insert_with(|| Entry { key_place: place.clone(), node: empty() });
         if depth + 1 == keys.len() {
-            *entry = Entry { key_place: place.clone(), node: value };
+            // Two arguments that contradict each other are left to be reported.
+            let alike = |other: &Place| std::mem::discriminant(other) == std::mem::discriminant(&place);
+            let displaced = (layers.displaced)(&path);
+            table.retain(|key, entry| !displaced.contains(&key.as_str()) || alike(&entry.key_place));
+            table.insert((*key).to_owned(), Entry { key_place: place, node: value });
             return;
         }
+        let empty = || Node { value: Value::Table(Table::new()), place: place.clone() };
+        let entry = table.entry((*key).to_owned()).or_insert_with(|| Entry { key_place: place.clone(), node: empty() });
         node = &mut entry.node;
     }
 }

@@ -87,6 +87,18 @@ impl Keys {
         self.kinds.extend(other.kinds);
     }
 
+    /// The kind that a key of a table implies. `has`: whether the table has a key.
+    pub(crate) fn implied_kind(&self, has: impl Fn(&str) -> bool) -> Option<&'static str> {
+        let implied = self.kinds.iter().map(|of| of.implied).find(|(_, by)| by.iter().any(|key| has(key)));
+        implied.map(|(word, _)| word)
+    }
+
+    /// Keys of the section `name` in this one; no keys if there is no such section.
+    pub(crate) fn inside(&self, name: &str) -> Keys {
+        let mut all = self.all.iter().chain(self.kinds.iter().flat_map(|of| &of.keys.all));
+        all.find(|key| key.name == name).and_then(|key| (key.inside)()).map_or_else(Keys::default, |(_, keys)| keys)
+    }
+
     /// Help of the section `name` in this one; without one, help of this section.
     pub fn doc_of(&self, name: &str) -> &'static [&'static str] {
         let of = self.all.iter().find(|key| key.name == name);

@@ -63,14 +63,14 @@ pub const SOME_STEPS: Limit<u64> = Limit { text: "at least 1", holds: |value| *v
 /// An optional count of at least 1.
 pub const SOME_IF_GIVEN: Limit<Option<usize>> = Limit { text: "at least 1", holds: |value| value.is_none_or(|n| n >= 1) };
 /// A finite number above 0.
-pub const POSITIVE: Limit<f64> = Limit { text: "above 0", holds: |value| *value > 0.0 && value.is_finite() };
+pub const POSITIVE: Limit<f64> = Limit { text: "above 0 and finite", holds: |value| *value > 0.0 && value.is_finite() };
 /// An optional finite number above 0.
 pub const POSITIVE_IF_GIVEN: Limit<Option<f64>> =
-    Limit { text: "above 0", holds: |value| value.is_none_or(|number| number > 0.0 && number.is_finite()) };
+    Limit { text: "above 0 and finite", holds: |value| value.is_none_or(|number| number > 0.0 && number.is_finite()) };
 /// A finite number of 0 or more.
-pub const NOT_NEGATIVE: Limit<f64> = Limit { text: "0 or more", holds: |value| *value >= 0.0 && value.is_finite() };
+pub const NOT_NEGATIVE: Limit<f64> = Limit { text: "0 or more and finite", holds: |value| *value >= 0.0 && value.is_finite() };
 /// A finite number of 1 or more.
-pub const FROM_ONE: Limit<f64> = Limit { text: "1 or more", holds: |value| *value >= 1.0 && value.is_finite() };
+pub const FROM_ONE: Limit<f64> = Limit { text: "1 or more and finite", holds: |value| *value >= 1.0 && value.is_finite() };
 /// A finite number.
 pub const FINITE: Limit<f64> = Limit { text: "finite", holds: |value| value.is_finite() };
 /// An optional finite number.

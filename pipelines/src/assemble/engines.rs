@@ -127,7 +127,7 @@ impl<E> Engines<E> {
     /// interrupted.
     fn wait_for_members(&self, startup: Startup<'_>) -> Result<bool> {
         let Some(mut members) = self.members()? else { return Ok(true) };
-        let (tasks, until) = (tasks()?, Instant::now() + Duration::from_secs_f64(self.section.start_timeout));
+        let (tasks, until) = (tasks()?, Instant::now() + seconds(self.section.start_timeout));
         let list = self.section.members.as_deref().unwrap_or_default();
         let mut told = false;
         loop {
@@ -158,7 +158,7 @@ impl<E> Engines<E> {
     fn members(&self) -> Result<Option<Members>> {
         let Some(list) = &self.section.members else { return Ok(None) };
         let list = list.parse().map_err(|why| anyhow!("engine.members is {list:?}: {why}"))?;
-        let drain = Duration::from_secs_f64(self.section.drain_timeout);
+        let drain = seconds(self.section.drain_timeout);
         let (section, net, needs) = (self.section.clone(), self.net.clone(), self.needs.clone());
         let connect = move |url: &str| engine(&section, &net, url).map_err(|error| format!("{error:#}"));
         let accept = move |engine: &dyn InferenceEngine, found: &Capabilities| {
@@ -183,7 +183,7 @@ impl<E> Engines<E> {
     pub fn fleet_config(&self, model: &ModelConfig) -> FleetConfig {
         FleetConfig {
             cache_by_version: self.section.sync.cache == CachePolicy::Namespaced,
-            hedge_after: self.section.hedge_after.map(Duration::from_secs_f64),
+            hedge_after: self.section.hedge_after.map(seconds),
             sync_timeout: self.section.sync.longest(),
             vocabulary: model.vocab_size,
             routes: model.route_shape().filter(|_| self.needs.lock().routes),
@@ -196,9 +196,9 @@ impl<E> Engines<E> {
         self.section.sync.sleep.then(|| SleepServers::new(self.manager()))
     }
 
-    /// Generator of an evaluation on the engines: no trainer follows the experts of its tokens.
+    /// Generator of an evaluation on the engines: no trainer uses experts or log-probabilities of its tokens.
     pub fn evaluator(&self, reader: &Reader) -> Generator<Fleet> {
-        let config = FleetConfig { routes: None, ..self.fleet_config(&reader.config) };
+        let config = FleetConfig { routes: None, log_probs: false, ..self.fleet_config(&reader.config) };
         Generator::remote(&self.handle, config, &reader.tokenizer)
     }
 
@@ -212,7 +212,7 @@ impl<E> Engines<E> {
         to: WeightsTx<()>,
         export: impl Fn(Version, &Arc<W>) -> Result<Update, X> + Send + Sync + 'static,
     ) -> RemoteSync<W> {
-        let sync = RemoteSync::new(self.manager(), export, to).patience(Duration::from_secs_f64(self.section.lost_timeout));
+        let sync = RemoteSync::new(self.manager(), export, to).patience(seconds(self.section.lost_timeout));
         match self.members.lock().take() {
             Some(members) => sync.members(members),
             None => sync,
@@ -260,7 +260,7 @@ pub fn launch(of: &Serving, start: &Path, logs: &Path, startup: Startup<'_>) -> 
     for command in &commands {
         (startup.report)(&format!("starting {} at {}; its log is in {}", command.kind.word(), command.url(), logs.display()));
     }
-    let limit = Duration::from_secs_f64(section.start_timeout);
+    let limit = seconds(section.start_timeout);
     let tasks = tasks()?;
     let healthy = |url: &str| {
         let Ok(engine) = engine(section, net, url) else { return false };
@@ -268,6 +268,11 @@ pub fn launch(of: &Serving, start: &Path, logs: &Path, startup: Startup<'_>) -> 
         tasks.block_on(async { tokio::time::timeout(limit, engine.healthy(limit)).await.is_ok_and(|healthy| healthy.is_ok()) })
     };
     Servers::start(&commands, logs, limit, section.restarts, healthy, startup.interrupted)
+}
+
+/// A time of a recipe. More than thirty years are thirty years, which every clock can add.
+pub fn seconds(of: f64) -> Duration {
+    Duration::from_secs_f64(of.min(1e9))
 }
 
 /// Addresses of all servers, those of `engine.members` as they are now.
@@ -381,6 +386,12 @@ pub fn tasks() -> Result<Tasks> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn clocks_add_a_time_of_any_length() {
+        assert!([0.0, 1e18, 1e300].iter().all(|of| Instant::now().checked_add(seconds(*of)).is_some()));
+        assert_eq!(seconds(0.5), Duration::from_millis(500));
+    }
 
     fn needs() -> Needs {
         let carry = Carry::Folder;

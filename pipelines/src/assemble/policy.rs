@@ -3,9 +3,9 @@
 use std::sync::Arc;
 
 use anyhow::{Context, Result};
-use rollflow::model::{Compute, Dtype, Lora, ModelConfig};
+use rollflow::model::{Compute, Dtype, Lora, ModelConfig, base_of};
 use rollflow::prelude::*;
-use rollflow::recipe::{BaseFormat, Chat, DeviceName, Lora as Adapters, Model, ModelSource};
+use rollflow::recipe::{BaseFormat, Chat, DeviceName, Lora as Adapters, Model, ModelSource, Plan, TrainerBackend};
 use rollflow::train::{ScoreModel, tokenizer_folder};
 use serde_json::Value;
 
@@ -87,7 +87,16 @@ impl Reader {
             },
             ModelSource::Folder(folder) => rollflow::model::folder_config(&models::model_folder(&folder.name())?)?,
         };
-        Ok(Reader { tokenizer: Arc::new(tokenizer), config: config.within(model.context).context("model.context")? })
+        let tokenizer = Arc::new(tokenizer).of_model(config.vocab_size)?;
+        Ok(Reader { tokenizer, config: config.within(model.context).context("model.context")? })
+    }
+
+    /// The reader of a plan's model, of which this process or the server of `[trainer]` has the weights.
+    pub fn of_plan(plan: &Plan) -> Result<Self> {
+        match plan.trainer.backend {
+            TrainerBackend::Local => Reader::of(&plan.model, &plan.chat),
+            TrainerBackend::Tinker => Reader::served(&plan.model, &plan.chat),
+        }
     }
 
     /// The reader of a model that a server trains and samples. The folder may lack weights, and the
@@ -96,7 +105,8 @@ impl Reader {
     pub fn served(model: &Model, chat: &Chat) -> Result<Self> {
         let ModelSource::Folder(folder) = &model.source else { return Reader::of(model, chat) };
         let tokenizer = tokenizer(model, chat)?;
-        let path = models::model_folder(&folder.name())?.join("config.json");
+        let folder = models::model_folder(&folder.name())?;
+        let path = base_of(&folder).unwrap_or(folder).join("config.json");
         let text = std::fs::read(&path).with_context(|| format!("reading {}", path.display()))?;
         let json: Value = serde_json::from_slice(&text).with_context(|| format!("reading {}", path.display()))?;
         let size = |key: &str| json[key].as_u64().or_else(|| json["text_config"][key].as_u64()).map(|size| size as usize);
@@ -124,21 +134,16 @@ pub fn tokenizer(model: &Model, chat: &Chat) -> Result<Tokenizer> {
     conversations::tokenizer(chat, tokenizer)
 }
 
-/// Builds the policy that a run would train, without a run folder: for graphs and forecasts.
+/// Builds the policy that a run would train, without a run folder: for forecasts.
 pub fn policy(of: Start) -> Result<Policy> {
     adapted(base(of.model, of.chat, of.lora, of.seed)?, of.lora, of.seed)
 }
 
-/// A small policy with the tokenizer of a model that a server has, for graphs.
+/// A small policy with the tokenizer of the recipe's model, for graphs.
 pub fn outline(of: Start) -> Result<Policy> {
     let Reader { tokenizer, config } = Reader::served(of.model, of.chat)?;
-    let config = ModelConfig { max_positions: config.max_positions.min(4096), ..config };
+    let config = ModelConfig { max_positions: config.max_positions.min(1 << 20), ..config };
     adapted(Policy::random(config, Arc::unwrap_or_clone(tokenizer), of.seed)?, of.lora, of.seed)
-}
-
-/// Builds the reward model that a run would train, without a run folder: for graphs.
-pub fn score_model(of: Start) -> Result<ScoreModel> {
-    adapted_scorer(score_base(of.model, of.chat, of.seed)?, of.lora, of.seed)
 }
 
 /// `base` under the adapters of `[lora]`, which the seed draws.

@@ -49,7 +49,7 @@ impl<M> Scorers<FrozenWeights, M> {
     /// Builds them. The run starts from `policy`; one that follows it reads the `published` weights.
     pub fn of(plan: &Plan, policy: &Policy, published: Option<&WeightsRx<FrozenWeights>>) -> Result<Self> {
         let build = |section: &str, of: &ReferencePolicy, threads| -> Result<Reference<FrozenWeights, M>> {
-            let config = scoring(&plan.model, plan.generate.temperature, &plan.train.optimization, threads)?;
+            let config = scoring(&plan.model, plan.generate.scoring_temperature(), &plan.train.optimization, threads)?;
             scorer(section, of, &plan.net, policy, config, published.cloned())
         };
         let reference = plan.reference.as_ref().map(|of| build("reference", &of.policy, of.threads)).transpose()?;

@@ -129,6 +129,8 @@ pub struct Step<'a> {
     pub distill: Option<&'a Distill>,
     /// True if samples have rewards to compare.
     pub rewarded: bool,
+    /// The critic.
+    pub critic: Option<&'a Critic>,
     /// Pairs that the loss compares.
     pub pairs: Option<Pairing>,
     /// Weights of tokens in the loss.
@@ -148,6 +150,7 @@ impl<'a> Step<'a> {
             distill: plan.teacher.as_ref().map(|teacher| &teacher.distill),
             // Pairs of a data set have none.
             rewarded: plan.pipeline != Pipeline::Dpo && plan.reward.rule != RewardRule::None,
+            critic: plan.critic.as_ref(),
             pairs: plan.pairing(),
             aggregation: plan.aggregation(),
             own_steps: plan.train.steps.saturating_sub(warm_up),
@@ -173,7 +176,7 @@ pub struct Training<'a> {
     pub lora: Option<&'a Lora>,
     /// What is done with samples that are too old.
     pub flow: &'a FlowLimits,
-    /// Temperature at which completions are sampled.
+    /// Temperature at which completions are scored that don't have their own.
     pub temperature: f64,
     /// Steps between two publishes.
     pub sync_every: u64,
@@ -197,7 +200,7 @@ impl<'a> Training<'a> {
             checkpoint,
             lora: plan.lora.as_ref(),
             flow,
-            temperature: plan.generate.temperature,
+            temperature: plan.generate.scoring_temperature(),
             sync_every: plan.sync.every,
             publishes_rounded: plan.publishes_rounded(),
             servers_sleep: plan.engine.sync.sleep,

@@ -17,7 +17,7 @@ use crate::registry::Registry;
 /// Configuration of a training step.
 pub fn step_config(of: Step, registry: &Registry) -> Result<StepConfig> {
     let Step { train, .. } = of;
-    let (loss, off_policy) = (registry.loss_of(train, of.distill)?, train.off_policy());
+    let (loss, off_policy, updates) = (registry.loss_of(train, of.distill)?, train.off_policy(), train.updates_a_step());
     Ok(StepConfig {
         advantages: of.rewarded.then(|| registry.estimator_of(&train.advantage)).transpose()?,
         reward_kl: train.reward_kl().map(Arc::new),
@@ -25,7 +25,8 @@ pub fn step_config(of: Step, registry: &Registry) -> Result<StepConfig> {
         pairs: of.pairs,
         aggregation: of.aggregation,
         algorithm: Some(Arc::new(Algorithm { loss, off_policy, key: None })),
-        schedule: Some(schedule(&train.optimization, train.lr, of.own_steps, train.updates_a_step())?),
+        schedule: Some(schedule(&train.optimization, train.lr, of.own_steps, updates)?),
+        critic_schedule: of.critic.map(|critic| schedule(&critic.optimization, critic.lr, train.steps, updates)).transpose()?,
         ppo_epochs: train.ppo_epochs,
         minibatches: train.minibatches,
         minibatch_seed: of.seed,
@@ -60,7 +61,9 @@ impl Mixture {
         let mut samples = self.samples.lock();
         let batch = samples.batch(step / self.every - 1).map_err(|error| anyhow!("{error}"))?;
         let samples: Vec<_> = batch.samples().collect();
-        let batch = collate(&samples, Aggregation::TokenMean)?;
+        let mut batch = collate(&samples, Aggregation::TokenMean)?;
+        // Not the temperature at which rollouts are sampled, which is the trainer's.
+        batch.sequences.iter_mut().for_each(|sequence| sequence.temperature = sequence.temperature.or(Some(1.0)));
         let batch = TrainBatch { algorithm: Some(self.algorithm.clone()), ..batch };
         Ok(Some(Arc::new(batch.scaled(self.weight))))
     }

@@ -35,14 +35,19 @@ impl<'a> Imitation<'a> {
         Imitation { sft, task: &plan.task, chat: &plan.chat, environment: plan.environment.as_ref(), seed: plan.seed }
     }
 
-    /// Builds the supervised steps from the data sets of `[sft]` or the task's own pairs. The second value
-    /// identifies data that is read while it is drawn, for checkpoints.
-    pub fn batches(self, reader: &Reader) -> Result<(Supervised, Option<BufferState>)> {
-        let sources = match self.sft.sources() {
+    /// The data sets of `[sft]`, or else of the task.
+    pub fn sources(self) -> Vec<Source> {
+        match self.sft.sources() {
             // Demonstrations of an environment are made from all pairs before the run.
             own if own.is_empty() && !self.demonstrates() => self.task.data.sources(),
             own => own,
-        };
+        }
+    }
+
+    /// Builds the supervised steps from the data sets of `[sft]` or the task's own pairs. The second value
+    /// identifies data that is read while it is drawn, for checkpoints.
+    pub fn batches(self, reader: &Reader) -> Result<(Supervised, Option<BufferState>)> {
+        let sources = self.sources();
         let of = Imitation { sft: &bounded(self.sft, reader), ..self };
         if !sources.is_empty() && !is_laid_out(of.sft) {
             return of.drawn(&sources, reader);
@@ -158,7 +163,7 @@ pub fn bounded(sft: &Sft, reader: &Reader) -> Sft {
 }
 
 /// Returns true if rows and steps are laid out before the run.
-fn is_laid_out(sft: &Sft) -> bool {
+pub fn is_laid_out(sft: &Sft) -> bool {
     sft.packs() || sft.on_overlong == OverlongPolicy::Split
 }
 

@@ -98,6 +98,24 @@ impl Compare {
 
 /// Returns the smallest value of a metric that should be small, else the largest.
 fn best(name: &str, stats: &MetricStats) -> f64 {
-    let costs = ["loss", "grad_norm", "_gap_", "kl_", "truncated", "errors", "poisoned", "staleness", "lag"];
-    if costs.iter().any(|word| name.contains(word)) { stats.best_low } else { stats.best_high }
+    if is_cost(name) { stats.best_low } else { stats.best_high }
+}
+
+fn is_cost(name: &str) -> bool {
+    let costs =
+        ["loss", "perplexity", "divergence", "grad_norm", "_gap_", "kl_", "truncated", "errors", "poisoned", "staleness", "lag"];
+    costs.iter().any(|word| name.contains(word))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_best_value_of_a_cost_is_the_smallest() {
+        for cost in ["loss", "perplexity_tokens", "teacher_divergence_mean_nats", "kl_loss_mean_nats"] {
+            assert!(is_cost(cost), "{cost}");
+        }
+        assert!(!is_cost("reward_mean"));
+    }
 }

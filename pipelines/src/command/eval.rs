@@ -8,7 +8,7 @@ use anyhow::{Context, Result, bail, ensure};
 use clap::Args;
 use rollflow::data::Version;
 use rollflow::engine::TokenEngine;
-use rollflow::engine::remote::Fleet;
+use rollflow::engine::remote::{Fleet, FleetConfig};
 use rollflow::flow::Interrupts;
 use rollflow::observe::StepMetrics;
 use rollflow::observe::logs::{JsonLines, JudgedAnswer, read_lines};
@@ -116,7 +116,8 @@ impl Eval {
                     return Ok(());
                 };
                 engines.give(policy, VERSION)?;
-                let (config, slots) = (engines.fleet_config(policy.config()), evaluation.eval().max_num_seqs);
+                let slots = evaluation.eval().max_num_seqs;
+                let config = FleetConfig { routes: None, log_probs: false, ..engines.fleet_config(policy.config()) };
                 let mut fleet = Fleet::new(engines.handle(), config, policy.tokenizer(), slots, plan.seed);
                 fleet.set_weights(VERSION, &());
                 evaluation.run(fleet, VERSION, &engines.reader(policy), progress)?

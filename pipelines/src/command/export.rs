@@ -113,11 +113,6 @@ impl Export {
                 let written = std::fs::create_dir_all(parent).and_then(|()| std::fs::write(&path, content));
                 written.with_context(|| format!("writing {name}"))?;
             }
-            // That of the model's maker knows more than what follows from its config.json.
-            let generation = origin.join("generation_config.json");
-            if !self.adapter && generation.is_file() {
-                std::fs::copy(&generation, folder.join("generation_config.json")).context("copying generation_config.json")?;
-            }
         }
         atomic_file::publish(&folder, &self.to).with_context(|| format!("writing {}", self.to.display()))?;
         Ok(from)

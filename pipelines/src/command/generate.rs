@@ -7,7 +7,7 @@ use std::sync::Arc;
 use anyhow::{Context, Result, ensure};
 use clap::Args;
 use rollflow::data::{ChatMessage, Prompt, PromptText};
-use rollflow::engine::{FinishReason, Request, SamplingParams, TokenEngine, certain_text};
+use rollflow::engine::{FinishReason, Request, SamplingParams, TokenEngine, certain_text, text_before_stop};
 use rollflow::prelude::Policy;
 use serde_json::json;
 
@@ -133,15 +133,19 @@ impl Generate {
                 answer.log_probs.push(sampled.log_prob);
             }
             answer.finish = ended.and_then(|ended| ended.finish.ok());
-            let text = policy.tokenizer().decode(&answer.tokens)?;
-            let certain = certain_text(&text, &self.stop, answer.finish.is_some());
+            let (tokenizer, tokens) = (policy.tokenizer(), &answer.tokens);
+            let all = tokenizer.decode_all(tokens)?;
+            if answer.finish.is_some() {
+                answer.text = text_before_stop(tokens, &self.stop, tokenizer, true)?;
+            } else if certain_text(&all, &self.stop, false) == all {
+                answer.text = tokenizer.decode(tokens)?;
+            }
             if !self.json
-                && let Some(more) = certain.get(shown..)
+                && let Some(more) = answer.text.get(shown..)
             {
                 out::text(more)?;
             }
-            shown = shown.max(certain.len());
-            answer.text = certain.to_owned();
+            shown = shown.max(answer.text.len());
         }
         Ok(answer)
     }

@@ -206,12 +206,15 @@ impl Init {
         }
         let Ok(splits) = data.spec.splits() else { return Ok(()) };
         let has = |name: &str| splits.iter().any(|split| split == name);
-        if let (None, Some(first), false) = (&data.split, splits.first(), splits.len() < 2) {
+        if let (None, Some(first)) = (&data.split, splits.iter().find(|split| *split != "train")) {
             let proposed = if has("train") { "train" } else { first };
             let question = format!("Which split is trained on ({})?", splits.join(", "));
             data.split = Some(asker.ask(&question, None, proposed)?).filter(|split| split != "train");
         }
-        data.held_out = ["test", "validation", "dev"].into_iter().find(|split| has(split)).map(str::to_owned);
+        // Of a split by another name than the listed ones it is not known which of them it is.
+        let trained = data.trained().split('[').next().unwrap_or_default();
+        let others = ["test", "validation", "dev"].into_iter().filter(|split| *split != trained && has(trained));
+        data.held_out = others.into_iter().find(|split| has(split)).map(str::to_owned);
         Ok(())
     }
 }
@@ -255,7 +258,7 @@ struct Data {
 impl Data {
     /// Counts the records that can be used, or says why there are none.
     fn look(&mut self, pipeline: &str) -> Result<(), String> {
-        self.spec.split = self.split.clone().unwrap_or_else(|| "train".to_owned());
+        self.spec.split = self.trained().to_owned();
         let records = match pipeline {
             "sft" => DataSet::<Example>::open(&self.spec).map(|data| data.len()),
             _ => DataSet::<Prompt>::open(&self.spec).map(|data| data.len()),
@@ -264,10 +267,16 @@ impl Data {
         Ok(())
     }
 
-    /// Returns true if the last records are held out: there are enough of them, and no split for
-    /// evaluation.
+    /// The split that is trained on.
+    fn trained(&self) -> &str {
+        self.split.as_deref().unwrap_or("train")
+    }
+
+    /// Returns true if the last records are held out: there are enough of them, all of a split, and
+    /// no other split for evaluation.
     fn is_divided(&self) -> bool {
-        self.held_out.is_none() && self.split.is_none() && self.records.is_some_and(|records| records >= ENOUGH)
+        let whole = !self.trained().contains('[');
+        self.held_out.is_none() && whole && self.records.is_some_and(|records| records >= ENOUGH)
     }
 
     fn keys(&self, split: Option<&str>) -> Vec<String> {
@@ -283,7 +292,8 @@ impl Data {
     }
 
     fn section(&self, pipeline: &str) -> String {
-        let split = if self.is_divided() && pipeline != "sft" { Some("train[:90%]") } else { self.split.as_deref() };
+        let divided = (self.is_divided() && pipeline != "sft").then(|| format!("{}[:90%]", self.trained()));
+        let split = divided.as_deref().or(self.split.as_deref());
         format!(
             "\n# Fields are recognised by their names (docs/how_to/data.md); `columns` says which hold what where they are not.\n\
              [task]\n{}\n",
@@ -296,7 +306,7 @@ impl Data {
         let of = |split: &str| format!("limit = 64\ntask = {{ {} }}\n", self.keys(Some(split)).join(", "));
         match &self.held_out {
             Some(split) => of(split),
-            None if self.is_divided() => of("train[90%:]"),
+            None if self.is_divided() => of(&format!("{}[90%:]", self.trained())),
             None => "limit = 64\n".to_owned(),
         }
     }

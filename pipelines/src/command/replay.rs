@@ -3,12 +3,14 @@
 //! `dead_letters.jsonl` is only read, so a run that still writes to it loses nothing. Each replay
 //! replaces `replayed.jsonl` with the groups that are scored now, as rollouts of step 0.
 
-use std::path::PathBuf;
+use std::fs::File;
+use std::io::{Read, Seek, SeekFrom};
+use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
 use clap::Args;
 use rollflow::data::Group;
-use rollflow::observe::logs::{DEAD_LETTERS, DeadLetter, Failure, FailureKind, JsonLines, Rollout, read_lines};
+use rollflow::observe::logs::{DEAD_LETTERS, DeadLetter, Failure, FailureKind, JsonLines, Rollout, read_whole_lines};
 use rollflow::rollout::why_lost;
 use rollflow::util::{atomic_file, untrusted};
 
@@ -50,7 +52,10 @@ impl Replay {
             Err(error) if matches!(error.downcast_ref(), Some(End::Closed)) => Ok(()),
             said => said,
         };
-        for letter in read_lines(letters)? {
+        if is_torn(&letters).with_context(|| format!("reading {}", letters.display()))? {
+            say(format!("the last line of {} is incomplete and is skipped", letters.display()))?;
+        }
+        for letter in read_whole_lines(letters)? {
             let group = match letter.map(DeadLetter::group) {
                 Ok(group) => group,
                 Err(damaged) => {
@@ -79,6 +84,17 @@ impl Replay {
         say(format!("{earned} of {} earn now: {}", earned + failed, path.display()))?;
         if failed == 0 { Ok(()) } else { Err(End::Said(1).into()) }
     }
+}
+
+/// Returns true if the last line lacks its end: its run was killed, or is writing it.
+fn is_torn(path: &Path) -> std::io::Result<bool> {
+    let mut file = File::open(path)?;
+    let mut last = *b"\n";
+    if file.metadata()?.len() > 0 {
+        file.seek(SeekFrom::End(-1))?;
+        file.read_exact(&mut last)?;
+    }
+    Ok(last != *b"\n")
 }
 
 /// Accepts keys of the reward only: a replay reads no other key.

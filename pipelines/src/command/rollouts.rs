@@ -12,7 +12,7 @@ use rollflow::algo::rollouts::{batch_issues, inspect_sample};
 use rollflow::data::jsonl::{load_samples, save_samples};
 use rollflow::data::source::export_conversations;
 use rollflow::data::{Batch, Group, Prompt, PromptText, Sample, conversation_to_markdown, last_message};
-use rollflow::observe::logs::{Rollout, read_lines};
+use rollflow::observe::logs::{Rollout, read_whole_lines};
 use rollflow::util::untrusted;
 
 use super::condition::Condition;
@@ -42,7 +42,7 @@ pub struct Rollouts {
     #[arg(long, value_enum, default_value_t = Form::List)]
     show: Form,
     /// Report inconsistent rollouts instead of showing them; exit code 1 if there are any.
-    #[arg(long)]
+    #[arg(long, conflicts_with_all = ["samples", "conversations"])]
     check: bool,
     /// Write all that fit to this file, as samples: one JSON object a line, with every column.
     #[arg(long, value_name = "FILE")]
@@ -78,21 +78,25 @@ impl Rollouts {
             if self.fits(&rollout) {
                 fitting += 1;
                 kept.push_back(rollout);
-                if !writes && kept.len() > self.limit {
-                    kept.pop_front();
-                }
+                kept.drain(..kept.len().saturating_sub(self.limit));
             }
         }
         ensure!(fitting > 0, "no rollout fits in {}", self.source.display());
         if let Some(file) = &self.samples {
-            save_samples(file, kept.iter().map(|(_, sample)| sample))?;
+            save_samples(file, self.again(fitting)?)?;
             out::line(&format!("{fitting} samples: {}", file.display()))?;
         }
         if let Some(file) = &self.conversations {
-            export_conversations(file, kept.iter().map(|(_, sample)| sample))?;
+            export_conversations(file, self.again(fitting)?)?;
             out::line(&format!("{fitting} conversations: {}", file.display()))?;
         }
         if writes { Ok(()) } else { out::text(&shown(&kept, self.show)) }
+    }
+
+    /// Reads the first `count` samples that fit once more, so that they are not held in memory.
+    fn again(&self, count: usize) -> Result<impl Iterator<Item = Sample>> {
+        let fitting = recorded(&self.source)?.filter_map(Result::ok).filter(|rollout| self.fits(rollout));
+        Ok(fitting.take(count).map(|(_, sample)| sample))
     }
 
     fn fits(&self, (step, sample): &Recorded) -> bool {
@@ -119,7 +123,8 @@ impl Rollouts {
     }
 }
 
-/// Reads the rollouts of a run or a file, in its order; of a run, in constant memory.
+/// Reads the rollouts of a run or a file, in its order; of a run, in constant memory, and without a
+/// last line that a killed run left incomplete.
 fn recorded(source: &Path) -> Result<Box<dyn Iterator<Item = Result<Recorded>>>> {
     let file = if source.is_dir() { source.join("rollouts.jsonl") } else { source.to_owned() };
     if !file.is_file() {
@@ -132,7 +137,7 @@ fn recorded(source: &Path) -> Result<Box<dyn Iterator<Item = Result<Recorded>>>>
         return Ok(Box::new(load_samples(&file)?.into_iter().map(|sample| Ok((None, sample)))));
     }
     let rollout = |rollout: Rollout| (Some(rollout.step), rollout.into_sample());
-    Ok(Box::new(read_lines(file)?.map(move |line| Ok(line.map(rollout)?))))
+    Ok(Box::new(read_whole_lines(file)?.map(move |line| Ok(line.map(rollout)?))))
 }
 
 /// Prints the issues of a step's samples, and returns their number.

@@ -34,8 +34,8 @@ pub struct Score {
     model: PathBuf,
     /// A file of JSON lines; standard input unless given.
     input: Option<PathBuf>,
-    /// Divides the logits.
-    #[arg(long, default_value_t = 1.0)]
+    /// Divides the logits; above 0.
+    #[arg(long, default_value_t = 1.0, value_parser = temperature)]
     temperature: f64,
     /// Tokens of one forward pass.
     #[arg(long, default_value_t = 8192)]
@@ -55,8 +55,11 @@ struct Asked {
     completion: Option<String>,
 }
 
-/// A line's id, and its sample or what is wrong with it.
-type Line = (Value, Result<Sample>);
+/// A line's number, its id, and its sample or what is wrong with it.
+type Line = (usize, Value, Result<Sample>);
+
+/// Number and bytes of a line that is not blank.
+type Numbered = std::io::Result<(usize, Vec<u8>)>;
 
 impl Score {
     pub fn run(self) -> Result<()> {
@@ -69,32 +72,42 @@ impl Score {
         };
         let mut scorer = Scorer::new(config, policy.config().clone());
         let lines = self.lines()?;
-        let (mut at, mut refused) = (0, 0);
-        while let Ok(first) = lines.recv() {
-            let mut block = vec![read(&first?, &policy)];
-            let mut tokens = tokens_of(&block[0]);
-            while tokens < self.pass_tokens
-                && let Ok(next) = lines.try_recv()
-            {
-                block.push(read(&next?, &policy));
+        let (mut all, mut refused, mut unreadable) = (0, 0, None);
+        while unreadable.is_none()
+            && let Ok(first) = lines.recv()
+        {
+            let (mut block, mut tokens, mut next) = (Vec::new(), 0, Some(first));
+            while let Some(line) = next {
+                match line {
+                    Ok((number, text)) => block.push(read(number, &text, &policy)),
+                    Err(error) => unreadable = Some(error),
+                }
                 tokens += block.last().map_or(0, tokens_of);
+                let has_room = tokens < self.pass_tokens && unreadable.is_none();
+                next = if has_room { lines.try_recv().ok() } else { None };
             }
-            refused += answer(&mut scorer, &policy, block, &mut at)?;
+            all += block.len();
+            refused += answer(&mut scorer, &policy, block)?;
         }
-        ensure!(refused == 0, "{refused} of {at} lines could not be scored; the row of each has its error");
+        if let Some(error) = unreadable {
+            return Err(error).context("reading the lines to score");
+        }
+        ensure!(refused == 0, "{refused} of {all} lines could not be scored; the row of each has its error");
         Ok(())
     }
 
     /// The lines, as they come, from a thread that ends with its input or with this process.
-    fn lines(&self) -> Result<Receiver<std::io::Result<String>>> {
+    fn lines(&self) -> Result<Receiver<Numbered>> {
         let input: Box<dyn Read + Send> = match &self.input {
             Some(path) => Box::new(File::open(path).with_context(|| format!("reading {}", path.display()))?),
             None => Box::new(std::io::stdin()),
         };
         let (send, lines) = sync_channel(AHEAD);
         let read = move || {
-            for line in BufReader::new(input).lines().filter(|line| line.as_ref().map_or(true, |line| !line.trim().is_empty())) {
-                if send.send(line).is_err() {
+            // Bytes: a line that is no UTF-8 has its error as any other.
+            for (number, line) in (1..).zip(BufReader::new(input).split(b'\n')) {
+                let is_blank = line.as_ref().is_ok_and(|line| line.trim_ascii().is_empty());
+                if !is_blank && send.send(line.map(|line| (number, line))).is_err() {
                     break;
                 }
             }
@@ -104,14 +117,19 @@ impl Score {
     }
 }
 
-fn tokens_of((_, sample): &Line) -> usize {
+fn temperature(text: &str) -> Result<f64, &'static str> {
+    let value: Option<f64> = text.parse().ok();
+    value.filter(|value| value.is_finite() && *value > 0.0).ok_or("it must be a number above 0")
+}
+
+fn tokens_of((_, _, sample): &Line) -> usize {
     sample.as_ref().map_or(0, |sample| sample.tokens.len())
 }
 
-fn read(text: &str, policy: &Policy) -> Line {
-    match serde_json::from_str::<Asked>(text) {
-        Err(error) => (Value::Null, Err(anyhow!("not a line to score: {error}"))),
-        Ok(mut asked) => (asked.id.take(), sample(asked, policy)),
+fn read(number: usize, text: &[u8], policy: &Policy) -> Line {
+    match serde_json::from_slice::<Asked>(text) {
+        Err(error) => (number, Value::Null, Err(anyhow!("not a line to score: {error}"))),
+        Ok(mut asked) => (number, asked.id.take(), sample(asked, policy)),
     }
 }
 
@@ -142,19 +160,18 @@ fn sample(asked: Asked, policy: &Policy) -> Result<Sample> {
 }
 
 /// Prints what is known of a block of lines; returns how many could not be scored.
-fn answer(scorer: &mut Scorer, policy: &Policy, block: Vec<Line>, at: &mut usize) -> Result<usize> {
-    let mut samples: Vec<Sample> = block.iter().filter_map(|(_, sample)| sample.as_ref().ok().cloned()).collect();
+fn answer(scorer: &mut Scorer, policy: &Policy, block: Vec<Line>) -> Result<usize> {
+    let mut samples: Vec<Sample> = block.iter().filter_map(|(_, _, sample)| sample.as_ref().ok().cloned()).collect();
     if !samples.is_empty() {
         scorer.annotate(&policy.frozen(), &mut samples, Default::default())?;
     }
     let (mut samples, mut refused) = (samples.iter(), 0);
-    for (id, sample) in block {
-        *at += 1;
+    for (number, id, sample) in block {
         let mut row = match sample {
             Ok(_) => samples.next().map_or(Value::Null, scored),
             Err(error) => {
                 refused += 1;
-                json!({"line": *at, "error": error.to_string()})
+                json!({"line": number, "error": error.to_string()})
             }
         };
         if !id.is_null() {

@@ -183,6 +183,8 @@ fn parts_diverge(run: &Evidence) -> Option<String> {
 }
 
 fn entropy_collapse(run: &Evidence) -> Option<String> {
+    // Imitation lowers the entropy, and is meant to.
+    Trend::of(&run.series("reward_mean"))?;
     let entropy = Trend::of(&run.series("entropy_nats"))?;
     let (first, last) = (entropy.first(), entropy.last());
     (last < ENTROPY * first && !is_solved(run))
@@ -274,8 +276,14 @@ mod tests {
     fn lines(of: &[(&str, f64, f64)]) -> Evidence {
         let line = |from: f64, to: f64| (0..50).map(|step| from + (to - from) * f64::from(step) / 49.0).collect();
         let columns = of.iter().map(|(name, from, to)| ((*name).to_owned(), line(*from, *to))).collect();
-        let settings =
-            Settings { max_new_tokens: Some(100.0), gap_warn: 1.0, max_staleness: 4.0, groups: 8.0, clips_tokens: true };
+        let settings = Settings {
+            max_new_tokens: Some(100.0),
+            gap_warn: 1.0,
+            max_staleness: 4.0,
+            groups: 8.0,
+            clips_tokens: true,
+            ..Settings::default()
+        };
         Evidence { columns, settings, ..Evidence::default() }
     }
 
@@ -334,7 +342,7 @@ mod tests {
     #[test]
     fn entropy_collapses_if_it_falls_far_before_the_task_is_solved() {
         let fall = ("entropy_nats", 1.0, -0.1);
-        let healthy = [rewarded(0.2, 0.5, &[("entropy_nats", 1.0, 0.4)]), rewarded(0.2, 1.1, &[fall])];
+        let healthy = [rewarded(0.2, 0.5, &[("entropy_nats", 1.0, 0.4)]), rewarded(0.2, 1.1, &[fall]), lines(&[fall])];
         assert_finds(entropy_collapse, &[rewarded(0.2, 0.5, &[fall])], &healthy);
     }
 

@@ -19,7 +19,7 @@ use anyhow::{Context, Result};
 use rollflow::algo::{Level, LossChoice};
 use rollflow::observe::StageShares;
 use rollflow::observe::logs::{TIMINGS, metrics_rows};
-use rollflow::recipe::{self, Plan};
+use rollflow::recipe::{self, Pipeline, Plan};
 use rollflow::util::untrusted;
 use serde::Serialize;
 
@@ -41,7 +41,7 @@ struct Check {
     name: &'static str,
     /// Returns the figure and its threshold if the run looks unhealthy.
     find: fn(&Evidence) -> Option<String>,
-    /// Advice.
+    /// Advice. Keys of `train` are those of the section that trains.
     advice: &'static str,
 }
 
@@ -53,7 +53,7 @@ pub(crate) struct Finding {
     /// Figure, and the threshold that it passed.
     pub figure: String,
     /// Advice.
-    pub advice: &'static str,
+    pub advice: String,
     /// Section of the documents that explains it.
     pub page: String,
 }
@@ -87,6 +87,8 @@ struct Settings {
     groups: f64,
     /// If true, the loss clips ratios of single tokens.
     clips_tokens: bool,
+    /// Section that configures the training, with its dot, if it is not `train.`.
+    section: Option<&'static str>,
 }
 
 impl Settings {
@@ -101,6 +103,11 @@ impl Settings {
                 LossChoice::Grpo(of) => of.level == Level::Token,
                 LossChoice::Dapo(_) | LossChoice::ClipCov(_) => true,
                 _ => false,
+            },
+            section: match plan.pipeline {
+                Pipeline::Sft => Some("sft."),
+                Pipeline::RewardModel => Some("reward_model."),
+                _ => None,
             },
         }
     }
@@ -147,7 +154,8 @@ impl Evidence {
     pub fn findings(&self) -> Vec<Finding> {
         let found = |check: &Check| {
             let page = format!("{PAGE}#{}", check.name);
-            (check.find)(self).map(|figure| Finding { check: check.name, figure, advice: check.advice, page })
+            let advice = || check.advice.replace("train.", self.settings.section.unwrap_or("train."));
+            (check.find)(self).map(|figure| Finding { check: check.name, figure, advice: advice(), page })
         };
         checks().filter_map(found).collect()
     }

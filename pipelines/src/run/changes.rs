@@ -84,10 +84,11 @@ impl Changes {
 
     /// The keys that an order may set, with the values that the newest phase of the recipe has.
     pub fn possible(&self) -> BTreeMap<String, String> {
-        let newest = self.0.lock().as_ref().and_then(|followed| followed.timeline.plans().pop());
-        let Some(plan) = newest else { return BTreeMap::new() };
+        let Some(timeline) = self.0.lock().as_ref().map(|followed| followed.timeline.clone()) else { return BTreeMap::new() };
+        let Some(plan) = timeline.plans().pop() else { return BTreeMap::new() };
         let mut keys = flat(&plan.to_toml()).unwrap_or_default();
-        keys.retain(|key, _| may_change(plan.pipeline, key) && !BUILT.iter().any(|section| key.starts_with(section)));
+        let built = |key: &str| BUILT.iter().any(|section| key.starts_with(section));
+        keys.retain(|key, _| may_change(plan.pipeline, key) && !built(key) && !timeline.is_ramped(key));
         keys
     }
 }

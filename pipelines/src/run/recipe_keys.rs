@@ -33,6 +33,7 @@ const MAY_CHANGE: &[&str] = &[
     // Where files lie. What is in data is checked by its fingerprint.
     "model.path",
     "model.preset",
+    "model.revision",
     "critic.path",
     "reference.path",
     "teacher.path",
@@ -211,8 +212,15 @@ mod tests {
 
     #[test]
     fn a_server_may_move_and_be_given_more_time_and_what_it_computes_may_not_change() {
-        let moved =
-            ["net.ca_file", "trainer.url", "trainer.lost_timeout", "teacher.timeout", "teacher.sources[1].url", "store.url"];
+        let moved = [
+            "net.ca_file",
+            "trainer.url",
+            "trainer.lost_timeout",
+            "teacher.timeout",
+            "teacher.sources[1].url",
+            "store.url",
+            "model.revision",
+        ];
         assert!(moved.iter().all(|key| may_change(key)));
         let fixed = ["trainer.base_model", "teacher.kind", "teacher.sources[1].model", "engine.kind", "seed"];
         assert!(!fixed.iter().any(|key| may_change(key)));

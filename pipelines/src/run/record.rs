@@ -182,6 +182,8 @@ impl Record {
             recipe: plan.to_toml(),
             state: State::Running,
             parents: parents(plan),
+            // The last session's.
+            drawn: Drawn::default(),
             ..record
         };
         record.write(folder)?;
@@ -393,5 +395,17 @@ mod tests {
         assert_eq!(Record::unmeasured(folder.path()).unwrap().seconds(), 3600.0);
         Record::begin(folder.path(), &Plan::default(), None).unwrap();
         assert_eq!(Record::unmeasured(folder.path()).unwrap().sessions[0].seconds, 3600.0, "also after a resume");
+    }
+
+    #[test]
+    fn a_session_begins_without_the_stage_times_and_tokens_of_the_one_before() {
+        let folder = tempfile::tempdir().unwrap();
+        let stages = vec![StageShares::default()];
+        let drawn =
+            Drawn { stages, bottleneck: "bottleneck: train".into(), tokens: vec![("lost".into(), 9.0)], ..Drawn::default() };
+        Record { state: State::Drained, drawn, ..Record::default() }.write(folder.path()).unwrap();
+        Record::begin(folder.path(), &Plan::default(), None).unwrap();
+        let Drawn { stages, bottleneck, tokens, .. } = Record::unmeasured(folder.path()).unwrap().drawn;
+        assert!(stages.is_empty() && bottleneck.is_empty() && tokens.is_empty());
     }
 }

@@ -68,19 +68,23 @@ fn a_line_that_can_not_be_scored_says_why_and_harms_no_other() {
     let folder = tempfile::tempdir().unwrap();
     let run = tiny_run(folder.path(), &[]);
     let file = folder.path().join("lines.jsonl");
-    std::fs::write(
-        &file,
-        "{\"text\":\"1+1=2\"}\nnonsense\n{\"tokens\":[1,9999]}\n\n{\"text\":\"5\",\"tokens\":[1]}\n{\"text\":\"2\"}\n",
-    )
-    .unwrap();
+    let lines_of_file = [
+        &b"{\"text\":\"1+1=2\"}\nnonsense\n{\"tokens\":[1,9999]}\n\n{\"text\":\"5\",\"tokens\":[1]}\n"[..],
+        b"{\"text\":\"\xff\"}\n{\"text\":\"2\"}\n",
+    ];
+    std::fs::write(&file, lines_of_file.concat()).unwrap();
     let scored = rollflow(&["score", run.to_str().unwrap(), file.to_str().unwrap()]);
     assert_eq!(scored.code, Some(1));
     let rows = lines(&scored.out);
     let errors: Vec<(u64, &str)> = rows.iter().filter_map(|row| Some((row["line"].as_u64()?, row["error"].as_str()?))).collect();
-    assert_eq!(errors.iter().map(|(line, _)| *line).collect::<Vec<_>>(), [2, 3, 4]);
+    assert_eq!(errors.iter().map(|(line, _)| *line).collect::<Vec<_>>(), [2, 3, 5, 6], "blank lines count");
     assert!(errors[1].1.contains("vocabulary"), "{errors:?}");
     assert!(rows[0]["sum"].as_f64().unwrap() < 0.0);
-    assert_eq!((rows[4]["sum"].as_f64(), rows[4]["mean"].is_null()), (Some(0.0), true), "one token has nothing before it");
+    assert_eq!((rows[5]["sum"].as_f64(), rows[5]["mean"].is_null()), (Some(0.0), true), "one token has nothing before it");
+    for temperature in ["0", "-1", "nan", "inf"] {
+        let refused = rollflow(&["score", run.to_str().unwrap(), &format!("--temperature={temperature}")]);
+        assert!(refused.code == Some(2) && refused.err.contains("above 0"), "{}", refused.err);
+    }
 }
 
 #[test]

@@ -180,6 +180,8 @@ fn a_loss_that_is_not_finite_is_found() {
     let ended = rollflow(&args);
     assert_eq!(ended.code, Some(0), "{}", ended.err);
     assert_eq!(found(&run), ["not_finite"]);
+    let advice = "do: lower sft.lr or sft.max_grad_norm";
+    assert!(diagnose(&run, &[]).out.contains(advice), "keys of the section that trains");
 }
 
 #[test]

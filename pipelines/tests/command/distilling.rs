@@ -107,6 +107,10 @@ fn a_teacher_on_a_server_is_the_same_teacher() {
     // Samples are judged in parallel, and groups by several workers.
     let parts = ["stage \"teacher\" ", "failed: sample ", "cannot connect"];
     assert!(parts.iter().all(|part| gone.err.contains(part)), "{}", gone.err);
+    // The likeliest tokens are scored as the engine scores them: at temperature 1.
+    let greedy = rows("greedy", &[&format!("teacher={{{here}}}"), "generate.temperature=0"]);
+    let gaps: Vec<f64> = greedy.iter().filter_map(|row| row["log_prob_gap_max_nats"].as_f64()).collect();
+    assert!(!gaps.is_empty() && gaps.iter().all(|gap| *gap < 1e-3), "{greedy:?}");
     let warm = run(DISTILL, "warm", &[&sizes[..], &[&there, "generate.temperature=0.7"]].concat());
     assert!(warm.err.contains("`generate.temperature` is 0.7, and the server of [teacher] scores at 1"), "{}", warm.err);
 }

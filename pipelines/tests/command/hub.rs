@@ -170,6 +170,35 @@ fn a_run_pins_the_revisions_of_its_model_and_data_and_resume_uses_them_after_mai
 }
 
 #[test]
+fn adapters_name_a_model_of_the_hub_by_its_id_and_are_merged_where_the_cache_is_another() {
+    let (hub, folder) = (Hub::start(), tempfile::tempdir().unwrap());
+    let path = |name: &str| folder.path().join(name);
+    let text = "pipeline = 'grpo'\nfilter = []\n[model]\npath = 'org/tiny'\n[lora]\nrank = 2\n[task]\nkind = 'arithmetic'\n\
+                [generate]\nmax_new_tokens = 2\ngroup_size = 2\n[batch]\ngroups = 2\n[train]\nsteps = 1\n";
+    fs::write(path("run.toml"), text).unwrap();
+    let paths = ["run.toml", "run", "apart", "whole"].map(|name| path(name).to_str().unwrap().to_owned());
+    let [recipe, run, apart, whole] = paths.each_ref().map(String::as_str);
+    for args in [&["run", recipe, "--out", run][..], &["export", run, apart, "--adapter"]] {
+        let ended = hub.rollflow(&path("hf"), args, &[]);
+        assert!(ended.status.success(), "{}", said(&ended));
+    }
+    for adapters in [path("run/checkpoints/step_000001"), path("apart")] {
+        let settings = fs::read(adapters.join("adapter_config.json")).unwrap();
+        let settings: serde_json::Value = serde_json::from_slice(&settings).unwrap();
+        assert_eq!((&settings["base_model_name_or_path"], &settings["revision"]), (&json!("org/tiny"), &json!(OLD)));
+    }
+    // On another machine, after `main` moved.
+    hub.advance();
+    hub.asked();
+    let offline = hub.rollflow(&path("elsewhere"), &["export", apart, whole], &[("HF_HUB_OFFLINE", "1")]);
+    assert!(!offline.status.success() && said(&offline).contains("HF_HUB_OFFLINE is set"), "{}", said(&offline));
+    let merged = hub.rollflow(&path("elsewhere"), &["export", apart, whole], &[]);
+    assert!(merged.status.success() && path("whole/model.safetensors").is_file(), "{}", said(&merged));
+    let asked = hub.asked();
+    assert!(!asked.is_empty() && asked.iter().all(|path| path.contains(OLD)), "{asked:#?}");
+}
+
+#[test]
 fn a_data_set_with_several_subsets_asks_for_one_even_if_only_one_is_in_the_cache() {
     let (hub, folder) = (Hub::start(), tempfile::tempdir().unwrap());
     let (recipe, home) = (folder.path().join("run.toml"), folder.path().join("hf"));

@@ -222,6 +222,24 @@ fn recorded_rollouts_are_learned_from_with_a_reference_a_critic_and_mixed_sample
     assert!(model(&whole) == model(&parts), "the same weights to the bit");
 }
 
+#[test]
+fn mixed_samples_are_learned_at_temperature_1_whatever_the_rollouts_temperature_is() {
+    let folder = tempfile::tempdir().unwrap();
+    let pairs = folder.path().join("pairs.jsonl");
+    fs::write(&pairs, "{\"prompt\": \"1+1=\", \"completion\": \"2\"}\n{\"prompt\": \"2+2=\", \"completion\": \"4\"}\n").unwrap();
+    let loss = |temperature: &str| {
+        let tiny = ["model.hidden=16", "model.layers=1", "model.heads=2", "model.kv_heads=1", "model.intermediate=32"];
+        let more = ["batch.groups=4", "train.steps=1", "train.schedule={kind=\"constant\"}", "mix={weight=0.5,batch=2}"];
+        let sets = tiny.iter().chain(&more).map(|set| (*set).to_owned());
+        let own = [format!("sft={{data={pairs:?}}}"), format!("generate.temperature={temperature}")];
+        let out = folder.path().join(temperature);
+        let ended = run(&out, &sets.chain(own).collect::<Vec<_>>());
+        assert_eq!(ended.code, Some(0), "{}", ended.err);
+        rows(&out)[0]["mixed_loss"].as_f64().unwrap()
+    };
+    assert_eq!(loss("1.0"), loss("0.5"), "before the first update");
+}
+
 /// `[reward]` instead of the recorded rewards: what a group earns now is what filters and advantages see.
 #[test]
 fn recorded_rollouts_are_scored_anew_where_the_recipe_says_so() {

@@ -216,4 +216,20 @@ fn epochs_become_steps_for_every_pipeline_and_stay_the_same_when_the_run_goes_on
         .unwrap();
     let refused = rollflow(&["check", recipe.to_str().unwrap()]);
     assert!(refused.err.contains("there are both `train.steps` and `train.epochs`"), "{}", refused.err);
+    // A mixture by weights has no end.
+    let pairs = r#"{"prompt": "1+1=", "completion": "2", "chosen": "2", "rejected": "3"}"#;
+    let mixture = ["a", "b"].map(|name| {
+        let file = folder.path().join(name).with_extension("jsonl");
+        fs::write(&file, format!("{pairs}\n")).unwrap();
+        format!("{{data={file:?}, weight=1}}")
+    });
+    let mixture = mixture.join(", ");
+    let [task, sft] = ["task={kind=\"data\", sources=", "sft.sources="].map(|to| format!("{to}[{mixture}]"));
+    for (recipe, section, data) in [(PAIRS, "train", task + "}"), (&of("sft"), "sft", sft)] {
+        let epochs = format!("{section}.epochs=1");
+        let sets = [&epochs, &data].into_iter().flat_map(|set| ["--set", set]);
+        let refused = rollflow(&["check", recipe].into_iter().chain(sets).collect::<Vec<_>>());
+        let said = format!("give repeats instead, or set {section}.steps");
+        assert!(refused.code == Some(2) && refused.err.contains(&said), "{}{}", refused.out, refused.err);
+    }
 }

@@ -292,15 +292,30 @@ fn init_asks_for_subset_and_split_and_evaluates_on_the_test_split() {
         .spawn()
         .unwrap();
     child.stdin.take().unwrap().write_all(b"grpo\nsocratic\n\n\n").unwrap();
-    let output = child.wait_with_output().unwrap();
-    let said = String::from_utf8(output.stderr).unwrap();
-    assert_eq!(output.status.code(), Some(0), "{said}");
+    let asked = child.wait_with_output().unwrap();
+    let said = String::from_utf8(asked.stderr).unwrap();
+    assert_eq!(asked.status.code(), Some(0), "{said}");
     assert!(said.contains("Which subset of openai/gsm8k (main, socratic)? [main] socratic"), "{said}");
     assert!(said.contains("Which split is trained on (test, train)? [train]"), "{said}");
     let text = std::fs::read_to_string(&recipe).unwrap();
     let test = "task = { kind = \"data\", data = \"openai/gsm8k\", subset = \"socratic\", split = \"test\" }";
     assert!(text.contains("subset = \"socratic\"\n") && text.contains(test), "{text}");
     assert!(!text.contains("lr = "), "its rates follow from the model: {text}");
+
+    // What is trained on is not what an evaluation asks for.
+    let written = |id: &str, args: &[&str]| {
+        let init = ["init", recipe.to_str().unwrap(), "--force", "--yes", "--model", model, "--task", id];
+        let written = output(command(&[&init[..], args].concat()).env("HF_HUB_CACHE", &hub));
+        assert_eq!(written.status.code(), Some(0), "{}", String::from_utf8_lossy(&written.stderr));
+        std::fs::read_to_string(&recipe).unwrap()
+    };
+    let text = written("openai/gsm8k", &["--subset", "main", "--split", "test"]);
+    assert!(text.contains("split = \"test[:90%]\"\n") && text.contains("split = \"test[90%:]\" }"), "{text}");
+    let snapshot = folder.path().join("hub/datasets--openai--held/snapshots/abc");
+    std::fs::create_dir_all(&snapshot).unwrap();
+    std::fs::write(snapshot.join("test.jsonl"), &problems).unwrap();
+    let text = written("openai/held", &[]);
+    assert!(text.contains("split = \"test[:90%]\"\n"), "its only split: {text}");
 }
 
 /// The smallest recipe for a model and a data set: kinds are implied, rates follow, a reward must be named.

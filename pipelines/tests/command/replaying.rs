@@ -87,6 +87,11 @@ fn a_damaged_letter_is_told_by_file_and_line_and_the_others_are_replayed() {
     assert_eq!(replayed.code, Some(1));
     assert!(replayed.out.starts_with(&format!("{}, line 1: ", path.display())), "{}", replayed.out);
     assert!(replayed.out.contains("\ngroup "), "{}", replayed.out);
+
+    // A killed run leaves half a line.
+    fs::write(&path, format!("{letters}{{\"stage\":")).unwrap();
+    let replayed = replay(folder.path(), &[FREE]);
+    assert!(replayed.code == Some(0) && replayed.out.contains("is incomplete and is skipped"), "{}", replayed.out);
 }
 
 #[test]

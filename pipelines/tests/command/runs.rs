@@ -85,8 +85,11 @@ fn recorded_rollouts_are_shown_checked_and_written_as_a_data_set() {
     assert!(written.out.starts_with("32 conversations: "), "{}{}", written.out, written.err);
     assert_eq!(read(&train).lines().count(), 32);
 
-    assert_eq!(rollouts(&run, &["--check"]).out, "0 issues in 32 rollouts\n");
     let lines = read(&run.join("rollouts.jsonl"));
+    fs::write(run.join("rollouts.jsonl"), format!("{lines}{{\"step\":2,")).unwrap();
+    assert_eq!(rollouts(&run, &["--check"]).out, "0 issues in 32 rollouts\n", "a killed run leaves half a line");
+    assert!(rollouts(&run, &["--samples", samples.to_str().unwrap()]).out.starts_with("32 samples: "));
+    assert_eq!(rollouts(&run, &["--check", "--samples", samples.to_str().unwrap()]).code, Some(2), "it would write nothing");
     let first = lines.lines().next().unwrap();
     fs::write(run.join("rollouts.jsonl"), format!("{first}\n{lines}")).unwrap();
     let checked = rollouts(&run, &["--check"]);

@@ -386,3 +386,22 @@ fn servers_join_and_leave_by_a_file_and_one_that_stands_still_is_passed_over() {
     assert_eq!(running.end(), Some(0));
     nothing_lost(&run, lines(&run));
 }
+
+/// No server listens, and neither the interpreter nor the device is there.
+#[test]
+fn a_graph_has_the_stages_of_servers_and_processes_and_starts_neither() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("rewards.py");
+    fs::write(&file, "def reward(completion):\n    return 1.0\n").unwrap();
+    let python = format!("reward={{kind=\"python\",file={file:?},python=\"/no/such/python\",processes=3}}");
+    let servers = "engine={kind=\"rollflow\",urls=[\"http://127.0.0.1:1\"],sleep=true}";
+    let sets = [servers, "flow.max_staleness=0", "model.device=cuda:7", &python];
+    let sets = sets.into_iter().flat_map(|set| ["--set", set]);
+    let drawn = rollflow(&["graph", GRPO, "--format", "json"].into_iter().chain(sets).collect::<Vec<_>>());
+    assert_eq!(drawn.code, Some(0), "{}", drawn.err);
+    let graph: Value = serde_json::from_str(&drawn.out).unwrap();
+    let node = |name: &str| graph["nodes"].as_array().unwrap().iter().find(|node| node["name"] == name).cloned();
+    assert_eq!(node("sleep").unwrap()["kind"], "task");
+    assert_eq!(node("sync").unwrap()["kind"], "task", "it waits for servers");
+    assert_eq!((node("reward").unwrap()["kind"].as_str(), node("reward").unwrap()["workers"].as_u64()), (Some("task"), Some(3)));
+}

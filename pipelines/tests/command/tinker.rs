@@ -79,6 +79,13 @@ fn kills_of_the_run_and_of_the_server_change_no_step_laws_c1_v3() {
     sets.extend(["--set".to_owned(), format!("model={{kind=\"folder\", path={:?}}}", bare.to_str().unwrap())]);
     let drawn = rollflow(&args(&["graph", RECIPE], &sets));
     assert_eq!(drawn.code, Some(0), "{}", drawn.err);
+    // Epochs are counted by the tokenizer alone.
+    let data = folder.path().join("sums.jsonl");
+    std::fs::write(&data, "{\"prompt\": \"1+2=\", \"answer\": \"3\"}\n".repeat(8)).unwrap();
+    let task = format!("task={{data={data:?}}}");
+    let counted = sets.iter().map(|set| if set == "train.steps=30" { "train.epochs=15" } else { set.as_str() });
+    let counted = rollflow(&["check", RECIPE, "--set", &task].into_iter().chain(counted).collect::<Vec<_>>());
+    assert!(counted.code == Some(0) && counted.out.contains("15.0 of 8 prompts"), "{}{}", counted.out, counted.err);
     let [whole, killed] = ["whole", "killed"].map(|name| folder.path().join(name));
     let ended = rollflow(&args(&["run", RECIPE, "--out", whole.to_str().unwrap()], &sets));
     assert_eq!(ended.code, Some(0), "{}", ended.err);

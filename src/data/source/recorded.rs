@@ -19,7 +19,7 @@ use serde_json::{Value, json};
 use super::sft::refused;
 use super::shape::{Columns, Shape, take_first};
 use super::turns;
-use crate::data::{Metadata, Prompt, PromptText, Sample, Spans, Status, Tokenizer, is_reward, number};
+use crate::data::{Metadata, Prompt, PromptText, Sample, Spans, Status, Tokenizer, is_reward, number, scoring_temperature};
 
 /// One of them.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
@@ -146,7 +146,7 @@ impl Recorded {
             loss_mask: given.iter().map(|given| if *given { 0.0 } else { 1.0 }).collect(),
             log_probs: behaviour,
             versions,
-            temperature: self.temperature,
+            temperature: self.temperature.map(scoring_temperature),
             reward: self.reward,
             status,
             tokens,

@@ -1,5 +1,6 @@
 //! Examples as tokens, for those who train from code.
 
+use std::borrow::Borrow;
 use std::path::Path;
 
 use serde_json::{Value, json};
@@ -112,6 +113,6 @@ pub fn too_long(max_length: usize) -> String {
 
 /// Writes samples as conversations, one `{"messages": […]}` per line. A folder with such a
 /// `train.jsonl` is a data set for Hugging Face's `datasets`, and for [`DataSpec`].
-pub fn export_conversations<'a>(file: &Path, samples: impl IntoIterator<Item = &'a Sample>) -> Result<(), DataError> {
-    jsonl::write(file, samples.into_iter().map(|sample| json!({ "messages": sample.conversation() })))
+pub fn export_conversations(file: &Path, samples: impl IntoIterator<Item = impl Borrow<Sample>>) -> Result<(), DataError> {
+    jsonl::write(file, samples.into_iter().map(|sample| json!({ "messages": sample.borrow().conversation() })))
 }

@@ -216,13 +216,6 @@ impl LocalEngine {
         Vec::new()
     }
 
-    /// Removes a request's samples, in flight or waiting.
-    pub(crate) fn cancel(&mut self, ordinal: u64) {
-        self.slots.remove(|request| request.ordinal == ordinal);
-        // The prompt on the shelf may no longer be the next one.
-        self.shelf = None;
-    }
-
     /// Queues all samples in flight again. They continue from their tokens, which are computed again.
     pub(crate) fn retract(&mut self) {
         self.slots.interrupt();
@@ -244,6 +237,11 @@ impl LocalEngine {
     pub fn set_weights(&mut self, version: Version, weights: &Weights) {
         let _stream = self.enter_with(Some(weights));
         self.serve(version, weights);
+    }
+
+    /// Gives the weights that new requests use another version.
+    pub(crate) fn rename(&mut self, version: Version) {
+        self.served().for_each(|served| served.version.set(version));
     }
 
     /// Enters the engine's stream, which waits for the caller's work on `weights`.
@@ -337,7 +335,8 @@ impl LocalEngine {
     pub(super) fn take(&mut self, slots: &[usize], choices: Choices) -> Result<(), EngineError> {
         for (&slot, choice) in slots.iter().zip(choices) {
             let Some(sequence) = self.slots.get_mut(slot) else { continue };
-            let (ordinal, index, version) = (sequence.request.ordinal, sequence.answer.index, sequence.state.weights.version);
+            let (ordinal, index, version) =
+                (sequence.request.ordinal, sequence.answer.index, sequence.state.weights.version.get());
             let Some((token, log_prob)) = choice else {
                 return Err(EngineError::NonFinite { ordinal, index, position: sequence.answer.tokens.len(), version });
             };
@@ -406,8 +405,14 @@ impl TokenEngine for LocalEngine {
         restarted
     }
 
+    fn cancel(&mut self, ordinal: u64) {
+        self.slots.cancel(ordinal);
+        // The prompt on the shelf may no longer be the next one.
+        self.shelf = None;
+    }
+
     fn version(&self) -> Option<Version> {
-        self.weights.as_ref().map(|weights| weights.version)
+        self.weights.as_ref().map(|weights| weights.version.get())
     }
 
     fn is_idle(&self) -> bool {
@@ -458,6 +463,8 @@ impl TokenEngine for LocalEngine {
         self.make_room();
         let cache = &mut self.cache;
         self.slots.compact(|from, to, _| cache.move_slot(from, to));
+        // Each of the weights takes one pass.
+        self.slots.order_by(|sequence| sequence.state.weights.id, |one, other| cache.swap_slots(one, other));
         self.advance()?;
         if self.is_idle() {
             self.threads.rest();

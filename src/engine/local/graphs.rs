@@ -11,7 +11,8 @@ use tch::{Device, Kind, Tensor};
 
 use super::draw;
 use crate::model::graph::{Graph, GraphPool};
-use crate::model::{Decoder, KvCache, Views, upload};
+use crate::model::stream::give_back_memory;
+use crate::model::{Decoder, KvCache, Views, gpu_memory, upload};
 
 /// Steps of the same slots before they are recorded: what libtorch prepares for their shapes is not part of
 /// a recording.
@@ -150,8 +151,18 @@ impl<W: Placed> StepGraphs<W> {
         let settings = draw::upload_settings(&input.settings, self.device);
         if recorded.graph.is_none() {
             let (numbers, settings) = (numbers.copy(), settings.copy());
-            let work = || draw::by_kernel(&decoder.decode_recorded(views, slots, &numbers, cache), &settings);
-            match Graph::record(pool, work) {
+            let mut record = || {
+                let work = || draw::by_kernel(&decoder.decode_recorded(views, slots, &numbers, cache), &settings);
+                Graph::record(pool, work)
+            };
+            if is_nearly_full(self.device) {
+                give_back_memory(self.device);
+            }
+            let made = record().or_else(|_| {
+                give_back_memory(self.device);
+                record()
+            });
+            match made {
                 Ok((graph, drawn)) => recorded.graph = Some((graph, Buffers { numbers, settings, drawn })),
                 Err(why) => {
                     tracing::warn!("decoding steps are not recorded as CUDA graphs, which costs speed: {why}");
@@ -193,6 +204,13 @@ fn of_weights<'a, W: Placed>(all: &'a mut Vec<OfWeights<W>>, weights: &Rc<W>) ->
     }
     all.push(known.unwrap_or_else(|| OfWeights { weights: Rc::downgrade(weights), place, steps: Vec::new() }));
     &mut all.last_mut().expect("one was added").steps
+}
+
+/// Returns true if less than a thirty-second of the memory is left. A recording takes memory from the
+/// driver, not the freed memory that libtorch keeps, and meanwhile libtorch frees none for other threads.
+fn is_nearly_full(device: Device) -> bool {
+    let Device::Cuda(index) = device else { return false };
+    gpu_memory(index).is_some_and(|memory| memory.free < memory.total / 32)
 }
 
 #[cfg(test)]

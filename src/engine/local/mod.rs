@@ -14,7 +14,7 @@ pub use engine::LocalEngine;
 
 use std::sync::Arc;
 
-use crate::engine::{EngineError, Finished, Request, SamplingParams, TokenEngine};
+use crate::engine::{EngineError, Finished, Request, SamplingParams, TokenEngine, text_before_stop};
 
 /// Continues a prompt once. Returns the text up to the stop string or end-of-text token, without
 /// it, and the whole completion, which is a function of weights, prompt, parameters, the engine's
@@ -30,7 +30,7 @@ pub fn generate(
 
 /// Continues every prompt once, in the order given, as many at a time as the engine has slots.
 /// Completion `i` has the tokens of [`generate`] with ordinal `first + i`; log-probabilities may
-/// differ in their last bits.
+/// differ in their last bits. After an error, none of them is left in the engine.
 pub fn batch_generate(
     engine: &mut LocalEngine,
     prompts: &[&str],
@@ -38,17 +38,18 @@ pub fn batch_generate(
     first: u64,
 ) -> Result<Vec<(String, Finished)>, EngineError> {
     let params = Arc::new(params.clone());
-    for (ordinal, prompt) in (first..).zip(prompts) {
+    let ended = (first..).zip(prompts).try_for_each(|(ordinal, prompt)| {
         let tokens = engine.tokenizer().encode(prompt)?;
-        engine.submit(Request::new(ordinal, tokens, 1, params.clone()))?;
+        engine.submit(Request::new(ordinal, tokens, 1, params.clone()))
+    });
+    let ended = ended.and_then(|()| engine.run());
+    if ended.is_err() {
+        (first..).zip(prompts).for_each(|(ordinal, _)| engine.cancel(ordinal));
     }
-    let mut all = engine.run()?;
+    let mut all = ended?;
     all.sort_by_key(|finished| finished.ordinal);
     let with_text = |finished: Finished| {
-        let mut text = engine.tokenizer().decode(&finished.tokens)?;
-        if let Some(end) = params.stop.iter().filter_map(|stop| text.find(stop.as_str())).min() {
-            text.truncate(end);
-        }
+        let text = text_before_stop(&finished.tokens, &params.stop, engine.tokenizer(), true)?;
         Ok((text, finished))
     };
     all.into_iter().map(with_text).collect()

@@ -132,8 +132,9 @@ impl LocalEngine {
         let mut beginnings: Vec<NewTokens> = Vec::new();
         for (row, NewTokens { tokens, slots, .. }) in new.iter().enumerate().filter(|(_, of)| of.first.is_none()) {
             let with_others = new.iter().filter(|of| of.first == Some(row)).map(|of| of.known).min().unwrap_or(0);
-            let remembered = self.cache.pages.known(weights.id, tokens).min(tokens.len().saturating_sub(1));
-            let len = whole(with_others.max(remembered));
+            // The last token is computed again, for the logits after it.
+            let remembered = self.cache.pages.known(weights.id, tokens);
+            let len = whole(with_others.max(remembered).min(tokens.len().saturating_sub(1)));
             let is_due = len > 0 && beginnings.len() < self.remembered;
             if is_due && self.cache.recall(slots[0], weights.id, tokens) < len {
                 let known = self.cache.recall(slots[0], weights.id, &tokens[..len + 1]);

@@ -8,11 +8,14 @@ use crate::model::{PAGE, Pages};
 /// How many of so many samples may enter. Each keeps a page in reserve, as those in flight do, since one that
 /// waits is computed again. One that is alone always enters.
 pub(super) fn room(pages: &Pages, slots: &Slots<SequenceState>) -> impl FnMut(&Waiting, usize) -> usize + use<> {
-    let reserve = |(slot, sequence): (usize, &Sequence)| pages.lacking(slot, sequence.request.longest()).min(1);
+    let reserve = |(slot, sequence): (usize, &Sequence)| {
+        let longest = sequence.request.longest_of(&sequence.answer);
+        pages.lacking(slot, longest).min(1)
+    };
     let mut left = pages.available().saturating_sub(slots.iter_from(0).map(reserve).sum());
     let mut is_alone = slots.active() == 0;
     move |waiting, wanted| {
-        let (tokens, longest) = (waiting.tokens().len(), waiting.request.longest().div_ceil(PAGE));
+        let (tokens, longest) = (waiting.tokens().len(), waiting.longest().div_ceil(PAGE));
         let each = ((tokens + 1).div_ceil(PAGE) + 1).min(longest);
         // The first has all of the prompt, the others their last page of it.
         let further = each.saturating_sub(tokens / PAGE).max(1);

@@ -1,5 +1,6 @@
 //! Samples in flight in an engine of this process.
 
+use std::cell::Cell;
 use std::rc::Rc;
 
 use super::drafts::Drafter;
@@ -42,7 +43,7 @@ impl Base {
 pub(super) struct ServedWeights {
     /// Number of them in their engine.
     pub id: u64,
-    pub version: Version,
+    pub version: Cell<Version>,
     pub views: Views,
     /// Base, if there is an adapter.
     pub base: Option<Rc<Base>>,
@@ -55,7 +56,7 @@ impl ServedWeights {
     pub fn new((id, version): (u64, Version), weights: &Weights, base: Option<Rc<Base>>, decoder: &Decoder) -> Self {
         let is_plain = weights.adapter.is_none() && !weights.is_quantised();
         let place = is_plain.then(|| weights.flat.data_ptr() as usize);
-        ServedWeights { id, version, views: decoder.views_of(weights), base, place }
+        ServedWeights { id, version: Cell::new(version), views: decoder.views_of(weights), base, place }
     }
 }
 
@@ -139,7 +140,7 @@ impl Sequence {
 
     /// Appends a token. Returns how that ended the sample, if so.
     pub fn take(&mut self, token: u32, log_prob: f32, tokenizer: &Tokenizer) -> Result<Option<FinishReason>, EngineError> {
-        self.answer.push(token, log_prob, self.state.weights.version);
+        self.answer.push(token, log_prob, self.state.weights.version.get());
         Ok(self.state.watch.ends(&self.answer, &self.request.params, tokenizer)?)
     }
 }
@@ -149,8 +150,39 @@ mod tests {
     use std::sync::Arc;
 
     use super::*;
-    use crate::engine::LocalEngine;
+    use crate::engine::{LocalEngine, SamplingParams, TokenEngine};
     use crate::model::{Dtype, Lora, ModelConfig};
+
+    #[test]
+    fn samples_of_adapters_that_are_asked_in_turn_take_one_pass_for_each_adapter() {
+        let tokenizer = Arc::new(Tokenizer::characters("0123456789", 16).unwrap());
+        let config = ModelConfig::small(&tokenizer, 16, 1);
+        let base = Weights::random(&config, 3);
+        let answers = |slots| {
+            let mut engine = LocalEngine::new(Decoder::new(&config, base.layout.clone()), tokenizer.clone(), slots, 7);
+            engine.set_weights(1, &base);
+            for (name, number) in [("a", 0.1), ("b", 0.4)] {
+                let adapted = base.adapted(&config, Lora::new(2, 4.0, &[Lora::ALL]).unwrap(), 1);
+                let _filled = adapted.adapter.as_ref().unwrap().flat.shallow_clone().fill_(number);
+                engine.set_adapter(&name.into(), 1, Some(&adapted));
+            }
+            for ordinal in 0..8 {
+                let params = SamplingParams { max_new_tokens: 4 + ordinal as usize, ignore_eos: true, ..Default::default() };
+                let request = Request::new(ordinal, [4, 5, 6 + ordinal as u32], 1, Arc::new(params));
+                let adapter = Some(["a", "b"][ordinal as usize % 2].into());
+                engine.submit(Request { adapter, ..request }).unwrap();
+            }
+            let (mut answers, mut most) = (engine.step().unwrap(), 0);
+            while !engine.is_idle() {
+                answers.extend(engine.step().unwrap());
+                most = most.max(engine.load().passes);
+            }
+            answers.sort_by_key(|answer| answer.ordinal);
+            (answers.into_iter().map(|answer| answer.tokens).collect::<Vec<_>>(), most)
+        };
+        let (expected, _) = answers(1);
+        assert_eq!(answers(8), (expected, 2));
+    }
 
     /// On a processor, and on a GPU or its stand-in where there is one.
     #[test]

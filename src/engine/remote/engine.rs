@@ -23,8 +23,10 @@ pub struct Attempt {
     pub ordinal: u64,
     /// Index of the sample in its group.
     pub index: u32,
-    /// Number of the attempt, from 0.
+    /// Number of the attempt among those of its fleet, of all samples.
     pub number: u32,
+    /// Random number of the fleet. Several fleets may send requests to one engine.
+    pub fleet: u32,
     /// Tokens of the prompt and of the partial completion.
     pub tokens: Arc<[u32]>,
     /// Number of these tokens that belong to the completion.
@@ -43,13 +45,17 @@ pub struct Attempt {
     pub together: u32,
     /// Sizes of the experts of all tokens but the last, if they are wanted.
     pub routes: Option<RouteShape>,
+    /// If true, tokens are trained on: their log-probabilities must be those of the distribution that they
+    /// were drawn from. If false, an engine may return others.
+    pub log_probs: bool,
 }
 
 impl Attempt {
-    /// Request id. All ids have the same length, because SGLang aborts every request whose id
-    /// starts with the given one.
+    /// Request id, which no other attempt has: SGLang rejects a second request with an id, and aborts
+    /// what has the id of an answer two seconds after its end. All ids have the same length, because SGLang
+    /// aborts every request whose id starts with the given one.
     pub fn id(&self) -> String {
-        format!("p{:020}-s{:05}-a{:05}", self.ordinal, self.index, self.number)
+        format!("p{:020}-s{:05}-a{:010}-f{:08x}", self.ordinal, self.index, self.number, self.fleet)
     }
 
     /// Number of tokens that may follow.

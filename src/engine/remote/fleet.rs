@@ -24,6 +24,7 @@ mod watchdog;
 
 use std::collections::BTreeMap;
 use std::fmt;
+use std::hash::{BuildHasher, RandomState};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -80,6 +81,9 @@ pub struct FleetConfig {
     pub vocabulary: usize,
     /// Sizes of the experts that engines return with their tokens. Default: none are asked for.
     pub routes: Option<RouteShape>,
+    /// If true, engines must return the log-probabilities of the distribution that they draw from, which
+    /// training needs. Default: true.
+    pub log_probs: bool,
     /// Longest wait for tokens in a step. Default: 20 ms.
     pub step: Duration,
 }
@@ -99,6 +103,7 @@ impl Default for FleetConfig {
             hedge_after: None,
             vocabulary: u32::MAX as usize,
             routes: None,
+            log_probs: true,
             step: Duration::from_millis(20),
         }
     }
@@ -119,6 +124,9 @@ pub struct Fleet {
     older: Option<Arc<dyn OlderVersions>>,
     engine_slots: BTreeMap<usize, EngineSlot>,
     samples: BTreeMap<SampleKey, InFlightSample>,
+    /// Random number, and the number of attempts: no two requests have one id.
+    nonce: u32,
+    attempts: u32,
     budget: Budget,
     /// Time of the newest token, or of the last idle moment.
     progress: Instant,
@@ -154,6 +162,8 @@ impl Fleet {
             older: None,
             engine_slots: BTreeMap::new(),
             samples: BTreeMap::new(),
+            nonce: RandomState::new().hash_one(seed) as u32,
+            attempts: 0,
             budget: Budget::new(now, slots),
             progress: now,
             in_sync: Duration::ZERO,
@@ -259,7 +269,7 @@ impl Fleet {
     fn together(&self, waiting: &[SampleKey], most: usize) -> usize {
         let (ordinal, first) = waiting[0];
         let untouched = |key: &&SampleKey| {
-            let sample = self.samples.get(key).filter(|sample| sample.number == 0 && sample.answer.tokens.is_empty());
+            let sample = self.samples.get(key).filter(|sample| sample.attempts == 0 && sample.answer.tokens.is_empty());
             key.0 == ordinal && sample.is_some_and(|sample| sample.request.first == first)
         };
         let all = waiting.iter().take_while(untouched).count();
@@ -273,20 +283,23 @@ impl Fleet {
         let known = served.as_ref().map(|served| served.version);
         let Some(floor) = known.or(self.version) else { return Err(EngineError::NoWeights) };
         let adapter = served.filter(|served| served.adapter);
-        let InFlightSample { request, answer, number, .. } = &*sample;
-        let before = answer.tokens.len();
+        let InFlightSample { request, answer, .. } = &*sample;
+        let (number, before, answered) = (self.attempts, answer.tokens.len(), answer.turn());
+        self.attempts = number.wrapping_add(1);
         let attempt = Attempt {
             ordinal: key.0,
             index: key.1,
-            number: *number,
+            number,
+            fleet: self.nonce,
             tokens: request.tokens.iter().chain(&answer.tokens).copied().collect(),
-            answered: answer.turn(),
+            answered,
             params: request.params.clone(),
             seed: mix(mix(mix(self.seed ^ mix(key.0)) ^ u64::from(key.1)) ^ (request.offset + before) as u64),
             cache_key: self.config.cache_by_version.then(|| format!("v{floor}")),
             adapter: adapter.as_ref().map(|adapter| adapter.label()),
             together: together as u32,
             routes: self.config.routes.filter(|_| request.routes),
+            log_probs: self.config.log_probs,
         };
         self.load.prefill += attempt.tokens.len();
         let task = tasks.spawn(attempt::run(self.handle.clone(), engine, place, attempt, self.config.clone(), self.to.clone()));
@@ -294,7 +307,16 @@ impl Fleet {
             slot.begins(now);
         }
         self.handle.record(place, |meter, name| meter.request(name));
-        sample.stage = Stage::Running(Running { place, floor, known: known.is_some(), before, adapter, task });
+        sample.stage = Stage::Running(Running {
+            number,
+            place,
+            floor,
+            known: known.is_some(),
+            before,
+            continues: answered > 0,
+            adapter,
+            task,
+        });
         sample.since = now;
         Ok(())
     }

@@ -94,10 +94,10 @@ impl GroupRequests {
 }
 
 impl GroupRequest {
-    /// Returns true if this attempt differs from the group's only in index and seed.
+    /// Returns true if this attempt differs from the group's only in index, number and seed.
     fn is_at(&self, attempt: &Attempt) -> bool {
         self.members.first().is_some_and(|Member { attempt: first, .. }| {
-            let of = |attempt: &Attempt| Attempt { index: 0, seed: 0, ..attempt.clone() };
+            let of = |attempt: &Attempt| Attempt { index: 0, number: 0, seed: 0, ..attempt.clone() };
             first.ordinal == attempt.ordinal && of(first) == of(attempt)
         })
     }

@@ -262,6 +262,10 @@ impl FleetHandle {
         });
     }
 
+    pub(super) fn is_doubtful(&self, place: usize) -> bool {
+        self.of(place, |member| Some(member.doubtful)).unwrap_or(false)
+    }
+
     /// Withholds work from the engine, which has lost the weights that it was given: it may have
     /// restarted unnoticed. What it is sampling is invalid.
     pub(super) fn mark_restarted(&self, place: usize) {

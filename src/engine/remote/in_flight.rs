@@ -19,8 +19,8 @@ pub(super) type SampleKey = (u64, u32);
 pub(super) struct InFlightSample {
     pub(super) request: Arc<Request>,
     pub(super) answer: Answer,
-    /// Number of the current or next attempt.
-    pub(super) number: u32,
+    /// Number of attempts that have ended.
+    pub(super) attempts: u32,
     pub(super) stage: Stage,
     /// Newest token, which is reported with the next one or with the end.
     pub(super) held: Option<SampledToken>,
@@ -49,6 +49,8 @@ pub(super) enum Stage {
 
 #[derive(Debug)]
 pub(super) struct Running {
+    /// Number of the attempt.
+    pub(super) number: u32,
     pub(super) place: usize,
     /// Oldest version that can sample its tokens.
     pub(super) floor: Version,
@@ -56,6 +58,8 @@ pub(super) struct Running {
     pub(super) known: bool,
     /// Number of tokens before the attempt.
     pub(super) before: usize,
+    /// If true, some of these are of the same turn.
+    pub(super) continues: bool,
     /// Adapter of the attempt, kept loaded.
     pub(super) adapter: Option<Arc<Update>>,
     pub(super) task: AbortHandle,
@@ -73,7 +77,7 @@ impl InFlightSample {
         InFlightSample {
             request: request.clone(),
             answer,
-            number: 0,
+            attempts: 0,
             stage: Stage::Waiting(now),
             held: None,
             failures: 0,
@@ -101,7 +105,7 @@ impl InFlightSample {
 
     /// Allows the next attempt from `at` on.
     pub(super) fn wait(&mut self, at: Instant) {
-        self.number += 1;
+        self.attempts += 1;
         self.stage = Stage::Waiting(at);
     }
 

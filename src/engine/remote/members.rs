@@ -197,9 +197,18 @@ impl Members {
         self.logged.iter().map(|(what, why)| format!("{what}: {why}")).collect::<Vec<_>>().join("; ")
     }
 
+    /// Lets new servers join. Two members at one address would load weights over each other's.
     async fn join(&mut self, listed: &BTreeSet<String>) {
+        let engines = self.fleet.staying().into_iter().filter_map(|place| self.fleet.engine(place));
+        let mut taken: BTreeSet<String> = engines.filter_map(|engine| engine.address().map(str::to_owned)).collect();
+        let url = |address: &str| parse_address(address, EngineKind::default()).map_or(address, |(_, url)| url).to_owned();
         let new = listed.iter().filter(|address| !self.present.contains_key(*address));
-        let probes = new.map(|address| {
+        let (new, twice): (Vec<_>, Vec<_>) = new.partition(|address| taken.insert(url(address)));
+        for address in twice {
+            let why = "its server is in the fleet already, or on another line; name it once";
+            self.log(address, why.to_owned());
+        }
+        let probes = new.into_iter().map(|address| {
             let (address, connect, accept) = (address.clone(), self.connect.clone(), self.accept.clone());
             async move {
                 let engine = probed(&address, &connect, &accept).await;
@@ -272,5 +281,20 @@ mod tests {
         let (found, wrong) = addresses("# two\n\nhttp://a:1/ \n vllm+http://b:2 # the second\nftp://c:3\nhttp://a:1\n");
         assert_eq!(found.into_iter().collect::<Vec<_>>(), ["http://a:1", "vllm+http://b:2"]);
         assert!(wrong.len() == 1 && wrong[0].starts_with("line 5 is"), "{wrong:?}");
+    }
+
+    #[tokio::test]
+    async fn a_server_that_the_fleet_has_does_not_join_once_more_under_another_name() {
+        let connect = |address: &str| {
+            let (kind, url) = parse_address(address, EngineKind::Rollflow)?;
+            crate::engine::remote::connect(kind, url, None).map_err(|error| error.to_string())
+        };
+        let fleet = FleetHandle::new(vec![connect("http://127.0.0.1:9/").unwrap()]);
+        let list = MemberList::File("members.txt".into());
+        let mut members = Members::new(&fleet, list, Duration::ZERO, connect, |_, _| Ok(()));
+        let listed = ["http://127.0.0.1:9", "vllm+http://127.0.0.1:9"].map(str::to_owned).into();
+        members.join(&listed).await;
+        assert_eq!((fleet.places().len(), members.count()), (1, 0));
+        assert_eq!(members.complaint().matches("in the fleet already").count(), 2, "{}", members.complaint());
     }
 }

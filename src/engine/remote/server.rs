@@ -39,6 +39,9 @@ pub(super) struct Server {
     pub(super) advice: fn(&str) -> &'static str,
 }
 
+/// Longest page that is read, in bytes. Those with the likeliest tokens in each place are long.
+const LONGEST_PAGE: usize = 256 << 20;
+
 impl Server {
     /// A server that errors call `kind`. Sends nothing yet. Up to 256 connections stay open.
     pub(super) fn new(
@@ -47,7 +50,7 @@ impl Server {
         model: Option<String>,
         advice: fn(&str) -> &'static str,
     ) -> Result<Self, RemoteError> {
-        let client = Client::new(kind, Endpoint { idle_connections: 256, ..endpoint })?;
+        let client = Client::new(kind, Endpoint { idle_connections: 256, longest_page: LONGEST_PAGE, ..endpoint })?;
         Ok(Server { client, model, advice })
     }
 

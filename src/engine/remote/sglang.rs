@@ -2,6 +2,9 @@
 //!
 //! Events hold the whole completion or only its new part, depending on the server's flags. The
 //! reported number of tokens tells which.
+//!
+//! SGLang's log-probabilities are those from before truncation, so that truncated requests for training are
+//! rejected.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -287,6 +290,12 @@ impl InferenceEngine for SglangEngine {
 
     async fn generate(&self, attempt: &Attempt, tokens: &Sender<Vec<(u32, f32)>>) -> Result<Ending, RemoteError> {
         self.server.check_context(attempt, self.ask().await?.context, "--context-length")?;
+        if self.kind == SGLANG && attempt.log_probs && !attempt.params.greedy() && !attempt.params.keeps_all() {
+            return self.server.refuse(
+                "its log-probabilities are those from before truncation".to_owned(),
+                "leave out generate.top_p, generate.top_k and generate.min_p, or use \"rollflow\" or \"vllm\" servers",
+            );
+        }
         let stops = if attempt.params.ignore_eos { attempt.params.stop_token_ids.clone() } else { Vec::new() };
         let mut reader = Reader { read: 0, stops, given: attempt.tokens.len(), routes: attempt.routes };
         let ended = self.server.follow(GENERATE, &question(attempt), tokens, |event| reader.delta(event)).await;

@@ -2,7 +2,7 @@
 //!
 //! The first request reads the server's list of routes. Log-probabilities are those of the sampled
 //! distribution only with `--logprobs-mode processed_logprobs`. Otherwise they are correct only at
-//! temperature 1 without truncation, and other requests are rejected.
+//! temperature 1 without truncation, and other requests for training are rejected.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -23,6 +23,7 @@ use super::sync::Carry;
 use super::transfer::{self, TensorSource};
 use super::{Attempt, Capabilities, Ending, EngineMemory, Fault, InferenceEngine, PauseMode, RemoteError, WeightControl};
 use crate::data::{TopK, TopTokens};
+use crate::engine::SamplingParams;
 use crate::net::Endpoint;
 
 /// vLLM's own route, which `--enable-scale-out` enables.
@@ -115,7 +116,7 @@ impl VllmEngine {
     fn check(&self, attempt: &Attempt, context: Option<usize>, raw: bool) -> Result<(), RemoteError> {
         self.server.check_context(attempt, context, "--max-model-len")?;
         let params = &attempt.params;
-        if raw && !params.keeps_log_probs() {
+        if raw && attempt.log_probs && !params.keeps_log_probs() {
             return self.server.refuse(
                 format!("its log-probabilities are those from before penalties, temperature {} and truncation", params.temperature),
                 "start the server with --logprobs-mode processed_logprobs, or sample at temperature 1 without penalties, top_p, top_k and min_p",
@@ -167,14 +168,24 @@ fn question(attempt: &Attempt, samples: usize, model: &str) -> Value {
     question
 }
 
+/// A request for completions with what it would leave out: the server then takes that from the folder's
+/// `generation_config.json`, which often has a penalty or a truncation.
+fn with_all(mut question: Value, params: &SamplingParams) -> Value {
+    question["top_k"] = params.top_k.into();
+    question["min_p"] = params.min_p.into();
+    question["repetition_penalty"] = params.repetition_penalty.into();
+    question
+}
+
 impl VllmEngine {
     /// Log-probability of a token after others. Together with other requests, log-probabilities of
     /// prompts under an adapter end vLLM's engine (vllm-project/vllm#16668).
     async fn score_next(&self, before: &[u32], next: u32, adapter: &str) -> Result<f32, RemoteError> {
         let question = json!({
-            "model": adapter, "prompt": before, "max_tokens": 1, "temperature": 1.0, "logprobs": 1, "logprob_token_ids": [next],
-            "return_tokens_as_token_ids": true,
+            "model": adapter, "prompt": before, "max_tokens": 1, "temperature": 1.0, "top_p": 1.0, "logprobs": 1,
+            "logprob_token_ids": [next], "return_tokens_as_token_ids": true,
         });
+        let question = with_all(question, &SamplingParams::default());
         let place = format!("/choices/0/logprobs/top_logprobs/0/token_id:{next}");
         let listed = |reply: &Value| Some(reply.pointer(&place)?.as_f64()? as f32);
         self.server.score(openai::PATH, question, "(logprob_token_ids)", listed).await
@@ -195,7 +206,8 @@ impl InferenceEngine for VllmEngine {
         let (Capabilities { model, context, spans: own_route, .. }, raw) = self.ask().await?;
         self.check(attempt, *context, *raw)?;
         if !own_route {
-            return self.server.follow(openai::PATH, &openai::question(attempt, model), tokens, Event::delta).await;
+            let question = with_all(openai::question(attempt, model), &attempt.params);
+            return self.server.follow(openai::PATH, &question, tokens, Event::delta).await;
         }
         let ask = |group| answer(self.server.clone(), group, model.clone());
         if attempt.together > 1

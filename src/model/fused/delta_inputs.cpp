@@ -203,14 +203,18 @@ struct DeltaInputs : Function<DeltaInputs> {
       return {by_packed, Tensor(), by_conv, Tensor(), Tensor()};
     }
     // Of rows that a chunk sees before its own, several chunks may add to one. The others are a last row, which is dropped.
-    Tensor by_packed = at::empty({packed.size(0) + 1, of.mixed()}, packed.options()), by_seen = at::empty({chunks * seen, of.mixed()}, packed.options());
-    const Tensor by_taps = at::empty({chunks, of.mixed(), of.kernel}, packed.options().dtype(at::kFloat));
+    Tensor by_packed = at::empty({packed.size(0) + 1, of.mixed()}, packed.options());
+    const Tensor by_seen = at::empty({chunks * seen, of.mixed()}, packed.options().dtype(at::kFloat));
+    const Tensor by_taps = at::empty({chunks, of.mixed(), of.kernel}, by_seen.options());
     NetInputsArgs args = args_of(of, packed, others, conv, sources);
     args.by_query = gpu::floats(by_results[0]), args.by_key = gpu::floats(by_results[1]), args.by_value = gpu::floats(by_results[2]);
-    args.by_packed = gpu::halves(by_packed), args.by_seen = gpu::halves(by_seen), args.by_taps = gpu::to_floats(by_taps);
+    args.by_packed = gpu::halves(by_packed), args.by_seen = gpu::to_floats(by_seen), args.by_taps = gpu::to_floats(by_taps);
     launch(of, packed, sources, "delta_inputs_backward", args);
     const Tensor before = sources.view({chunks, of.sources()}).narrow(1, 0, seen).reshape({-1}).clamp_max(packed.size(0));
-    by_packed.index_add_(0, before, by_seen);
+    // Summed in f32 (law N5): the last rows of a prompt are seen by all of its answers. Rows that are the same have the place of the first.
+    const Tensor first = at::searchsorted(std::get<0>(before.sort()), before);
+    const Tensor sums = at::zeros_like(by_seen).index_add_(0, first, by_seen).index_select(0, first);
+    by_packed.index_copy_(0, before, (sums + by_packed.index_select(0, before)).to(packed.scalar_type()));
     return {by_packed.narrow(0, 0, packed.size(0)), Tensor(), by_taps.sum(0).to(conv.scalar_type()), Tensor(), Tensor()};
   }
 

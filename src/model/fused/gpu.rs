@@ -142,7 +142,9 @@ pub fn delta_step(
 ) -> Option<Tensor> {
     let (key_dim, value_dim) = (states.size()[2], states.size()[3]);
     let alike = [conv, inputs, step_bias, decay, norm].iter().all(|of| of.kind() == projected.kind());
-    let fits = key_dim <= 256 && key_dim % 2 == 0 && value_dim <= 512 && alike && takes(projected);
+    // Two threads a column hold half of its numbers each, next to some 48 others: a GPU has 65,536 registers for a block.
+    let registers = (key_dim / 2 + 48) * ((2 * value_dim + 31) / 32 * 32);
+    let fits = key_dim <= 256 && key_dim % 2 == 0 && value_dim <= 512 && registers <= 1 << 16 && alike && takes(projected);
     fits.then(|| {
         call(|out| unsafe {
             let (inputs, states, step_bias) = (raw(inputs), raw(states), raw(step_bias));

@@ -5,9 +5,12 @@
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/_foreach_copy.h>
 #include <ATen/ops/_fused_adamw.h>
+#include <c10/core/AllocatorConfig.h>
 #include <omp.h>
 
 #include <cstdint>
+#include <cstdlib>
+#include <mutex>
 #include <vector>
 
 #include "guarded.hpp"
@@ -27,8 +30,9 @@ std::vector<Tensor> list(Tensor** tensors, int64_t count) {
 extern "C" {
 
 // What libtorch should do on a GPU. cuDNN's attention builds a plan for every new shape, for 0.1 to 1 s each, and shapes of rollouts are new nearly every time;
-// sums of 16-bit products that are split between blocks would be rounded to 16 bits. Gives back what is set then.
-char* rollflow_gpu_defaults(bool* cudnn_attention, bool* rounded_sums) {
+// sums of 16-bit products that are split between blocks would be rounded to 16 bits; and memory in pieces of fixed sizes would fill with gaps that those shapes leave.
+// The latter is the user's choice if a variable makes it. Gives back what is set then.
+char* rollflow_gpu_defaults(bool* cudnn_attention, bool* rounded_sums, bool* fixed_pieces) {
   return guarded([&] {
     auto& context = at::globalContext();
     context.setSDPUseCuDNN(false);
@@ -37,6 +41,14 @@ char* rollflow_gpu_defaults(bool* cudnn_attention, bool* rounded_sums) {
     *cudnn_attention = context.userEnabledCuDNNSDP();
     constexpr auto rounded = at::CuBLASReductionOption::AllowReducedPrecisionWithSplitK;
     *rounded_sums = context.allowBF16ReductionCuBLAS() == rounded || context.allowFP16ReductionCuBLAS() == rounded;
+    using c10::CachingAllocator::AcceleratorAllocatorConfig;
+    // Once: it sets others to their defaults.
+    static std::once_flag grows;
+    std::call_once(grows, [] {
+      if (!std::getenv("PYTORCH_ALLOC_CONF") && !std::getenv("PYTORCH_CUDA_ALLOC_CONF"))
+        AcceleratorAllocatorConfig::instance().parseArgs("expandable_segments:True");
+    });
+    *fixed_pieces = !AcceleratorAllocatorConfig::use_expandable_segments();
   });
 }
 

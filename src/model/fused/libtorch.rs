@@ -9,7 +9,7 @@ use super::raw;
 use crate::model::c_text::check;
 
 unsafe extern "C" {
-    fn rollflow_gpu_defaults(cudnn_attention: *mut bool, rounded_sums: *mut bool) -> *mut c_char;
+    fn rollflow_gpu_defaults(cudnn_attention: *mut bool, rounded_sums: *mut bool, fixed_pieces: *mut bool) -> *mut c_char;
     fn rollflow_copy_all(to: *const *mut C_tensor, from: *const *mut C_tensor, count: i64) -> *mut c_char;
     #[allow(clippy::too_many_arguments)]
     fn rollflow_adamw(
@@ -29,13 +29,13 @@ unsafe extern "C" {
     ) -> *mut c_char;
 }
 
-/// Disables two of libtorch's settings for the whole process, and returns the resulting values:
-/// attention by cuDNN, which compiles a plan per shape, and sums of 16-bit products that are rounded
-/// to 16 bits on the way (law N5).
-pub fn gpu_defaults() -> [bool; 2] {
-    let [mut cudnn_attention, mut rounded_sums] = [false; 2];
-    check(unsafe { rollflow_gpu_defaults(&mut cudnn_attention, &mut rounded_sums) });
-    [cudnn_attention, rounded_sums]
+/// Disables three of libtorch's settings for the whole process, and returns the resulting values:
+/// attention by cuDNN, which compiles a plan per shape; sums of 16-bit products that are rounded to 16 bits
+/// on the way (law N5); and memory in pieces of fixed sizes, unless `PYTORCH_ALLOC_CONF` or `PYTORCH_CUDA_ALLOC_CONF` is set.
+pub fn gpu_defaults() -> [bool; 3] {
+    let [mut cudnn_attention, mut rounded_sums, mut fixed_pieces] = [false; 3];
+    check(unsafe { rollflow_gpu_defaults(&mut cudnn_attention, &mut rounded_sums, &mut fixed_pieces) });
+    [cudnn_attention, rounded_sums, fixed_pieces]
 }
 
 /// AdamW's settings.

@@ -106,7 +106,7 @@ pub fn read_lines<T: DeserializeOwned>(
 }
 
 /// Reads lines as [`read_lines`] does, without a last one that lacks its end because a crash truncated it.
-pub(super) fn read_whole_lines<T: DeserializeOwned>(
+pub fn read_whole_lines<T: DeserializeOwned>(
     path: impl Into<PathBuf>,
 ) -> Result<impl Iterator<Item = Result<T, ObserveError>>, ObserveError> {
     let path = path.into();

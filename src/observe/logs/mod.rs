@@ -21,7 +21,7 @@ pub use console::{announce_training, console_line, log_to_console, short};
 pub use dead_letters::{DEAD_LETTERS, DeadLetter, Failure, FailureKind, dead_letters};
 pub use every::Every;
 pub use jsonl::{JsonlLogger, metrics_row, metrics_rows};
-pub use lines::{JsonLines, read_lines};
+pub use lines::{JsonLines, read_lines, read_whole_lines};
 pub use rewind::{count_lines, last_step, rewind, rewind_events, rewind_to_lines};
 pub use rollouts::{JudgedAnswer, Rollout};
 pub(super) use statistics::around;

@@ -52,6 +52,21 @@ pub(super) fn engines(plan: &Plan, note: Note) {
             note(&format!("engine.urls[{at}]"), &[], message, help);
         }
     }
+    let url = |given: &str| parse_address(given, engine.kind()).map(|(_, url)| url.trim_end_matches('/').to_owned()).ok();
+    let started: Vec<_> = engine.launched_urls().iter().map(|started| url(started)).collect();
+    let urls: Vec<_> = engine.urls.iter().map(|given| url(given)).collect();
+    for (at, found) in urls.iter().enumerate().filter(|(_, found)| found.is_some()) {
+        if urls[..at].contains(found) || started.contains(found) {
+            let by = if urls[..at].contains(found) { "is there before" } else { "the run starts (engine.launch)" };
+            let message = format!("`engine.urls[{at}]` is {:?}, a server that {by}", masked(&engine.urls[at]));
+            note(
+                &format!("engine.urls[{at}]"),
+                &[],
+                message,
+                "name each server once: two members at one address load weights over each other's",
+            );
+        }
+    }
     if engine.port + engine.replicas > 65_536 {
         let message = format!("`engine.replicas` is {}, more than there are ports from {} on", engine.replicas, engine.port);
         note("engine.replicas", &["engine.port"], message, "lower engine.port");
@@ -62,6 +77,15 @@ pub(super) fn engines(plan: &Plan, note: Note) {
         let message =
             format!("`train.router_replay` needs the experts of each token, which are not read from \"{}\" servers", kind.word());
         note("train.router_replay", &["engine.kind"], message, "leave it out, or generate by \"rollflow\" or \"sglang\"");
+    }
+    if engine.kinds().contains(&EngineKind::Sglang) && plan.pipeline.reinforces() {
+        let generate = &plan.generate;
+        let given = [("top_p", generate.top_p < 1.0), ("top_k", generate.top_k > 0), ("min_p", generate.min_p > 0.0)];
+        for (word, _) in given.into_iter().filter(|(_, given)| *given) {
+            let key = format!("generate.{word}");
+            let message = format!("`{key}` is set, but \"sglang\" servers report log-probabilities from before truncation");
+            note(&key, &["engine.kind"], message, "leave it out, or generate by \"rollflow\" or \"vllm\"");
+        }
     }
     launched(engine, note);
     sleep(plan, note);

@@ -71,6 +71,7 @@ fn pairs(plan: &Plan, of: &Dpo, note: Note) {
         ("train.kl_loss", kl_loss.is_some(), "a loss of pairs is held to the reference by its own beta"),
         ("train.kl_reward", kl_reward.is_some(), "a loss of pairs asks which answer earned more, not how much"),
         ("teacher", plan.teacher.is_some(), "a loss of pairs reads no advantages"),
+        ("critic", plan.critic.is_some(), "a loss of pairs reads no advantages"),
         ("train.entropy_coef", *entropy_coef != 0.0, "a loss of pairs has no such term"),
         ("train.top_entropy", *top_entropy < 1.0, whole),
         ("train.off_policy_threshold", off_policy_threshold.is_some(), no_ratio),

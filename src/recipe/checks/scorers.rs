@@ -58,7 +58,7 @@ fn addresses(plan: &Plan, section: &str, policy: &ReferencePolicy, note: Note) {
             let key = format!("{key}.url");
             note(&key, &[], format!("`{key}` is {:?}: {why}", masked(url)), "write it as http://host:port");
         }
-        if plan.generate.temperature != 1.0 {
+        if plan.generate.scoring_temperature() != 1.0 {
             let message =
                 format!("`generate.temperature` is {}, and the server of [{section}] scores at 1", plan.generate.temperature);
             let help = "set it to 1, or load that model in this process";

@@ -8,6 +8,7 @@ use crate::recipe::model::{DeviceName, ModelSource};
 use crate::recipe::plan::{Pipeline, Plan};
 use crate::recipe::reward::RewardRule;
 use crate::recipe::task::{OverlongPolicy, Sft, Task, TaskData};
+use crate::recipe::trainer::TrainerBackend;
 use crate::settings::section::{Section, join};
 use crate::stages::reward::{MAX_POISONED, OnFailure, RETRIES};
 use crate::train::MomentFormat;
@@ -15,6 +16,8 @@ use crate::train::MomentFormat;
 /// Keys of local engines.
 const OF_ENGINES: &str =
     "max_num_seqs on_new_weights mask_older_versions workers threads prefix_cache cache_tokens draft_tokens devices";
+/// Those of engines in this process.
+const OF_THIS_PROCESS: &str = "on_new_weights threads prefix_cache cache_tokens draft_tokens";
 /// Sampling keys that `[eval]` replaces.
 const OF_SAMPLING: &str = "group_size temperature top_p top_k min_p repetition_penalty ignore_eos";
 /// Sampling keys without effect on recorded rollouts. The trainer divides logits by their
@@ -41,18 +44,17 @@ pub(super) fn unused(plan: &Plan, note: Note) {
     if plan.pipeline.reinforces() && engine.is_remote() {
         let why =
             "servers generate, with their own threads and caches, and engine.pause says what becomes of completions in flight";
-        unused(
-            "generate",
-            changed(generate),
-            &among("on_new_weights threads prefix_cache cache_tokens draft_tokens"),
-            "engine.kind",
-            why,
-        );
+        unused("generate", changed(generate), &among(OF_THIS_PROCESS), "engine.kind", why);
         if engine.launch == Launch::None {
             unused("engine", changed(engine), &among(OF_LAUNCHED), "engine.launch", "no server is launched");
         }
     } else if plan.pipeline.reinforces() {
         unused("engine", changed(engine), &but("kind launch urls"), "engine.kind", "the engine is local");
+        if plan.trainer.backend == TrainerBackend::Tinker {
+            let why = "the server of [trainer] generates, and completions end under the weights that they began with";
+            let keys = |key: &str| key == "devices" || among(OF_THIS_PROCESS)(key);
+            unused("generate", changed(generate), &keys, "trainer.backend", why);
+        }
     } else {
         let why = "this pipeline generates for evaluations only";
         unused("generate", changed(generate), &among(OF_ENGINES), "pipeline", why);
@@ -111,7 +113,9 @@ pub(super) fn unused(plan: &Plan, note: Note) {
 
 /// Single keys: whether they are set and have no effect, the key that this follows from, and why.
 fn singles(plan: &Plan) -> Vec<(&'static str, bool, &'static str, &'static str)> {
-    let (pipeline, reward, remote) = (plan.pipeline, &plan.reward, plan.engine.is_remote() && plan.pipeline.reinforces());
+    let (pipeline, reward) = (plan.pipeline, &plan.reward);
+    let remote = pipeline.reinforces() && (plan.engine.is_remote() || plan.trainer.backend == TrainerBackend::Tinker);
+    let adapters = plan.checkpoint.dtype.is_some() && plan.lora.is_some() && plan.critic.is_none();
     let data = matches!(plan.task.data, TaskData::Data(_));
     let drawn = match pipeline {
         Pipeline::Grpo | Pipeline::SftThenGrpo | Pipeline::Distill => false,
@@ -147,6 +151,7 @@ fn singles(plan: &Plan) -> Vec<(&'static str, bool, &'static str, &'static str)>
         ("sft.turns", sft(Sft::turns_apart) && !own && !data, "task.kind", "sums are no conversations"),
         ("sft.sources", rows_of_sft, "sft.packing", in_rows),
         ("task.sources", rows_of_task, "sft.packing", in_rows),
+        ("checkpoint.dtype", adapters, "lora", "adapters are saved in f32"),
         ("generate.workers", several, "flow.max_staleness", "a synchronous run keeps to one engine"),
     ]
 }

@@ -15,6 +15,7 @@ use crate::model::{
     Dtype, Entry, Layout, MOST_GATHERED, ModelConfig, ModelError, PAGE, PREFILL_CELLS, Unit, fused, logits_chunk, quantised_bytes,
 };
 use crate::ranks::Shard;
+use crate::recipe::eval::Eval;
 use crate::recipe::generate::OnNewWeights;
 use crate::recipe::lora::{BaseFormat, Target};
 use crate::recipe::model::{DeviceName, ModelSource};
@@ -139,10 +140,13 @@ impl Parts<'_> {
             self.add("context", GPU_CONTEXT, "CUDA's own, and its libraries' working memory".to_owned());
         }
         self.at = plan.model.device;
-        let longest = self.prompt() + self.answer();
+        let longest = self.longest(self.answer());
         let sequences = plan.samples_per_step() as u64;
         let shared = match plan.pipeline {
-            Pipeline::Grpo | Pipeline::SftThenGrpo | Pipeline::Distill => (plan.generate.group_size as u64, self.prompt()),
+            Pipeline::Grpo | Pipeline::SftThenGrpo | Pipeline::Distill => {
+                let room = longest.saturating_sub(plan.generate.max_new_tokens as u64);
+                (plan.generate.group_size as u64, self.prompt().min(room))
+            }
             _ => (1, 0),
         };
         if let Some((_, of)) = optimization(plan) {
@@ -163,7 +167,7 @@ impl Parts<'_> {
         }
         let reinforces = plan.pipeline.reinforces();
         if let Some(sft) = plan.sft.as_ref().filter(|_| reinforces && on_host) {
-            let longest = self.prompt() + self.pair_answer();
+            let longest = self.longest(self.pair_answer());
             let (of, sequences, adapters) = (&sft.optimization, sft.batch as u64, adapters(plan, &model)?);
             let quantised = self.over_4_bits();
             let work = Work { model: &model, of, sequences, longest, shared: (1, 0), adapters, quantised, in_calls: false };
@@ -181,30 +185,60 @@ impl Parts<'_> {
             }
             self.reference(parameters)?;
         }
-        if reinforces {
-            self.served(&model, parameters, longest)?;
+        let evaluates = plan.eval.as_ref().filter(|eval| eval.every > 0 && !plan.pipeline.evaluates_pairs());
+        match evaluates {
+            _ if reinforces => self.served(&model, parameters, longest)?,
+            Some(eval) => self.evaluated(eval, &model, parameters)?,
+            None => {}
+        }
+        if reinforces || evaluates.is_some() || plan.rescores() {
+            self.judges()?;
         }
         Ok(())
     }
 
-    /// The engines that generate, and the models that judge.
+    /// The engines that generate.
     fn served(&mut self, model: &ModelConfig, parameters: u64, longest: u64) -> Result<(), ModelError> {
-        let plan = self.plan;
-        let held = if plan.generate.on_new_weights == OnNewWeights::Finish { 3 } else { 2 };
-        if plan.lora.as_ref().is_some_and(|lora| !lora.merges()) {
-            let bytes = 4 * held * adapters(plan, model)?.unwrap_or(0);
-            self.add("published", bytes, format!("{held} copies of the adapters in f32: served, and on the way"));
-        } else {
-            let (bytes, format) = self.published();
-            self.add("published", held * bytes * parameters, format!("{held} copies in {format}: served, and on the way"));
-        }
+        let held = if self.plan.generate.on_new_weights == OnNewWeights::Finish { 3 } else { 2 };
+        self.copies(held, "served, and on the way", model, parameters)?;
         // Servers have their own memory.
-        if plan.engine.is_remote() {
+        if self.plan.engine.is_remote() {
             self.transferred(model, parameters);
         } else {
             self.generators(parameters, longest);
         }
-        for (_, path) in plan.models().into_iter().filter(|(key, _)| key.starts_with("reward")) {
+        Ok(())
+    }
+
+    /// The engine of an evaluation in a pipeline without a generator.
+    fn evaluated(&mut self, eval: &Eval, model: &ModelConfig, parameters: u64) -> Result<(), ModelError> {
+        self.copies(2, "the evaluated, and the next", model, parameters)?;
+        let bytes = self.bytes();
+        let shares = if self.publishes_adapters() { bytes == 4 || self.keeps_format() } else { bytes == self.published().0 };
+        if !shares {
+            let why = format!("the evaluation's copy in {}", self.plan.model.precision().word());
+            self.add("served", bytes * self.converted(parameters), why);
+        }
+        let answer = eval.max_new_tokens.unwrap_or(self.plan.generate.max_new_tokens);
+        self.cache(0, 0, eval.max_num_seqs as u64 + 1, None, self.longest(answer as u64));
+        Ok(())
+    }
+
+    /// Published weights, `held` at a time.
+    fn copies(&mut self, held: u64, of: &str, model: &ModelConfig, parameters: u64) -> Result<(), ModelError> {
+        if self.publishes_adapters() {
+            let bytes = 4 * held * adapters(self.plan, model)?.unwrap_or(0);
+            self.add("published", bytes, format!("{held} copies of the adapters in f32: {of}"));
+        } else {
+            let (bytes, format) = self.published();
+            self.add("published", held * bytes * parameters, format!("{held} copies in {format}: {of}"));
+        }
+        Ok(())
+    }
+
+    /// The models that judge.
+    fn judges(&mut self) -> Result<(), ModelError> {
+        for (_, path) in self.plan.models().into_iter().filter(|(key, _)| key.starts_with("reward")) {
             let scorer = parameters_of(&path)?;
             self.add("reward model", 8 * scorer, format!("{}: {} in f32, twice", path.display(), count(scorer)));
         }
@@ -249,11 +283,18 @@ impl Parts<'_> {
         }
     }
 
+    /// Tokens of the longest sequence with such an answer that model and environment allow.
+    fn longest(&self, answer: u64) -> u64 {
+        let most = self.plan.environment.as_ref().and_then(|environment| environment.limits.max_tokens);
+        let most = most.unwrap_or(usize::MAX).min(self.model.max_positions);
+        self.prompt().saturating_add(answer).min(most as u64)
+    }
+
     fn answer(&self) -> u64 {
         match (&self.plan.task.data, self.plan.pipeline) {
             (_, Pipeline::Grpo | Pipeline::SftThenGrpo | Pipeline::Distill | Pipeline::GrpoOffline) => {
                 let turns = self.plan.environment.as_ref().map_or(1, |environment| environment.limits.max_turns as u64);
-                self.plan.generate.max_new_tokens as u64 * turns
+                (self.plan.generate.max_new_tokens as u64).saturating_mul(turns)
             }
             _ => self.pair_answer(),
         }
@@ -501,14 +542,25 @@ impl Parts<'_> {
         let rotated = if on_host || lean { 0 } else { 4 * 3 * ((model.heads + model.kv_heads) * model.head_dim) as u64 };
         let held = held + rotated;
         let why = format!("{at_once} × {tokens} tokens × {:.1} KiB: {why}", held as f64 / 1024.0);
-        let [bytes, later, moved] = [held, later, layers * stream - inputs].map(|of| at_once * tokens * of);
+        let [bytes, later] = [held, later].map(|of| at_once * tokens * of);
+        // libtorch takes pinned memory by powers of two.
+        let moved = if moves { at_once * layers * (tokens * stream).next_power_of_two() } else { 0 };
         let several = pieces > 1 || batch_tokens > most || work.in_calls;
         Passes { at_once, tokens, several, bytes, moved, later, why }
     }
 
-    /// Bytes of a published weight, and its format.
+    /// Returns true if adapters are published as they are. A supervised trainer merges none.
+    fn publishes_adapters(&self) -> bool {
+        self.plan.lora.as_ref().is_some_and(|lora| self.plan.pipeline == Pipeline::Sft || !lora.merges())
+    }
+
+    /// Bytes of a published weight, and its format. A supervised trainer rounds none.
     fn published(&self) -> (u64, &'static str) {
-        if self.plan.publishes_rounded() { (self.bytes(), self.plan.model.precision().word()) } else { (4, "f32") }
+        if self.plan.publishes_rounded() && self.plan.pipeline != Pipeline::Sft {
+            (self.bytes(), self.plan.model.precision().word())
+        } else {
+            (4, "f32")
+        }
     }
 
     /// Engines and their caches on each device, which share the slots. Evaluation runs on the

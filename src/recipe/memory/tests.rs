@@ -113,6 +113,41 @@ fn adapters_of_a_7b_model_over_4_bits_fit_a_card_of_24_gb() {
     assert!(stored < 22 << 30 && whole > card, "{} and {}", size(stored), size(whole));
 }
 
+/// A run ends a rollout there, however many turns it might have.
+#[test]
+fn a_rollout_of_many_turns_is_as_long_as_model_and_environment_allow() {
+    let folder = folder(SIZES[0].1, SIZES[0].2);
+    for (limits, longest) in [("max_turns = 2", 2304), ("max_turns = 64", 32_768), ("max_turns = 64\nmax_tokens = 4096", 4096)] {
+        let plan = plan_of(folder.path(), &format!("[environment]\nkind = 'calculator'\n{limits}\n"));
+        let memory = on_gpu(&plan, None);
+        assert!(part(&memory, "kv cache").why.contains(&format!("slots × {longest} tokens")), "{limits}: {memory}");
+    }
+}
+
+/// With its engine, and with the models that judge.
+#[test]
+fn an_evaluation_is_counted_in_pipelines_that_generate_nothing_else() {
+    let parts = |text: &str| {
+        let text = format!("{text}[model]\nkind = 'tiny'\n[reward]\nkind = 'model'\npath = 'tests/golden/models/llama_tied'\n");
+        let plan = parse("memory.toml", &text, &[]).unwrap_or_else(|errors| panic!("{errors}"));
+        let memory = MemoryPlan::of(&plan).unwrap().swap_remove(0);
+        let found = ["published", "kv cache", "sampling", "reward model"];
+        found.map(|what| memory.parts.iter().find(|part| part.what == what).map(|part| part.bytes))
+    };
+    let sft = "pipeline = 'sft'\nsft = {}\ntask = { kind = 'arithmetic' }\n";
+    let offline = |rescore| {
+        let task = format!("task = {{ kind = 'rollouts', path = 'rollouts.jsonl', rescore = {rescore} }}");
+        format!("pipeline = 'grpo_offline'\n{task}\neval = {{ task = {{ kind = 'arithmetic' }}, every = 0 }}\n")
+    };
+    let evaluates = |text: &str| text.replace("every = 0", "every = 50");
+    assert_eq!(parts(&format!("{sft}eval = {{ every = 0 }}\n")), [None; 4]);
+    let [_, cache, _, judge] = parts(&format!("{sft}eval = {{}}\n"));
+    assert!(cache > parts(&format!("{sft}eval = {{ max_num_seqs = 8 }}\n"))[1] && judge.is_some());
+    let rescored = parts(&offline(true));
+    assert!(rescored[..3].iter().all(Option::is_none) && rescored[3] == judge, "{rescored:?}");
+    assert!(parts(&evaluates(&offline(false))).iter().all(Option::is_some));
+}
+
 /// Its trainer is gone when the policy's begins, so that the larger of both counts.
 #[test]
 fn a_supervised_phase_counts_where_it_takes_more_than_what_follows() {

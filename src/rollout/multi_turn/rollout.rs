@@ -8,7 +8,9 @@ use serde_json::{Value, json};
 
 use super::dialogue::{Dialogue, text_of};
 use super::replay::SavedRollout;
-use crate::data::{Answer, ChatMessage, DataError, Metadata, Prompt, Sample, Status, Tokenizer, Version, number};
+use crate::data::{
+    Answer, ChatMessage, DataError, Metadata, Prompt, Sample, Status, Tokenizer, Version, number, scoring_temperature,
+};
 use crate::engine::TextStream;
 use crate::env::{Action, Environment, Grade, Step, ToolCall, ToolResult, ToolSpec, ToolUse, extract_tool_calls};
 use crate::rollout::agent::{Agent, StopReason, Turn};
@@ -318,7 +320,7 @@ impl Rollout {
                 true => Status::Completed,
                 false => Status::Truncated,
             };
-            sample.temperature = Some(temperature).filter(|temperature| *temperature > 0.0);
+            sample.temperature = Some(scoring_temperature(temperature));
             sample.answered(&part.answer.tokens, &part.answer.log_probs, &part.answer.versions);
             sample.routes = part.answer.routes;
             sample.metadata.extend(metadata.clone());

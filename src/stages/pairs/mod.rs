@@ -15,6 +15,9 @@ use crate::flow::{Io, Stage, StageError};
 /// Reason for dropping a group whose completions have equal rewards.
 pub const NO_PAIR: &str = "no_pair";
 
+const IN_PARTS: &str = "its rollout is in parts, because the chat template rewrites earlier turns, and [pairs] compares rollouts \
+                        of one part; use a template that keeps turns as they were, or leave out [pairs]";
+
 /// Selector of the pairs of a group. As a stage it masks samples without a pair, so that no
 /// reference scores them, and drops groups without a pair. The trainer masks the same samples, so a
 /// run that trains on pairs only in later steps needs no such stage.
@@ -35,9 +38,18 @@ impl Pairing {
         move |group: &Group| Verdict::keep_if(!select(group).is_empty(), NO_PAIR)
     }
 
-    pub(crate) fn mask_others(&self, batch: &mut Batch) {
+    pub(crate) fn mask_others(&self, batch: &mut Batch) -> Result<(), StageError> {
         for group in &mut batch.groups {
-            mask_unpaired(&(self.0)(group), &mut group.samples);
+            mask_unpaired(&self.pairs_of(group)?, &mut group.samples);
+        }
+        Ok(())
+    }
+
+    /// Pairs of a group of whole rollouts. The losses compare samples, of which a rollout in parts has several.
+    fn pairs_of(&self, group: &Group) -> Result<Vec<PairOf>, StageError> {
+        match group.samples.iter().find(|sample| sample.part > 0) {
+            Some(sample) => Err(StageError::new(sample.problem(IN_PARTS))),
+            None => Ok((self.0)(group)),
         }
     }
 
@@ -65,7 +77,7 @@ impl Stage for Pairing {
     fn run(&mut self, io: &mut Io<Scored, Scored>) -> Result<(), StageError> {
         while let Some(mut scored) = io.recv()? {
             if scored.dropped().is_none() {
-                let pairs = (self.0)(scored.group());
+                let pairs = self.pairs_of(scored.group())?;
                 if pairs.is_empty() {
                     scored = scored.drop_for(Cow::Borrowed(NO_PAIR));
                 }
@@ -74,5 +86,26 @@ impl Stage for Pairing {
             io.send(scored)?;
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::algo::best_against_worst;
+    use crate::data::Prompt;
+
+    #[test]
+    fn a_rollout_in_parts_is_in_no_pair_and_ends_the_run() {
+        let sample = |index: u32, part: u32| {
+            let mut sample = Sample::begin(&Prompt::default(), index, &[1]);
+            sample.push(2, -0.5, 1);
+            Sample { part, reward: Some(f64::from(index)), ..sample }
+        };
+        let batch = |samples: Vec<Sample>| Batch { groups: vec![Group { samples, ..Group::default() }], ..Batch::default() };
+        let masked = |samples| Pairing::by(best_against_worst).mask_others(&mut batch(samples));
+        assert!(masked(vec![sample(0, 0), sample(1, 0)]).is_ok());
+        let error = masked(vec![sample(0, 0), sample(1, 0), sample(1, 1)]).unwrap_err().to_string();
+        assert!(error.contains("sample 1 of group 0") && error.contains("[pairs]"), "{error}");
     }
 }

@@ -111,7 +111,14 @@ impl Hinted {
         for ((sample, hinted), (own, other)) in samples.iter_mut().zip(self.samples).zip(self.lengths) {
             let scored = &hinted.teacher_log_probs;
             sample.teacher_log_probs = [&vec![0.0; own], &scored[other.min(scored.len())..]].concat();
-            sample.teacher = hinted.teacher.map(|top| TopTokens { first: (top.first + own).saturating_sub(other), ..top });
+            sample.teacher = hinted.teacher.map(|mut top| {
+                // Entries of a longer prompt than the sample's have no position in it.
+                let cut = other.saturating_sub(own + top.first);
+                let entries = (cut * top.k).min(top.ids.len());
+                top.ids.drain(..entries);
+                top.log_probs.drain(..entries);
+                TopTokens { first: top.first + cut + own - other, ..top }
+            });
         }
     }
 }
@@ -150,6 +157,29 @@ mod tests {
         assert_eq!(samples[0].teacher_log_probs[4..], [first, first + 1.0, first + 2.0]);
         assert_eq!(samples[0].teacher.as_ref().unwrap().at(6), Some((&[9][..], &[-1.0][..])));
         samples[0].validate().unwrap();
+    }
+
+    #[test]
+    fn a_teacher_that_lists_tokens_from_the_second_position_on_gives_those_of_the_completion_back() {
+        let tokenizer = Arc::new(Tokenizer::characters("0123456789+= ", 64).unwrap());
+        // Longer than the policy's prompt, and shorter.
+        for (template, prompt) in [("{answer} {level} {prompt}", "3+4="), ("{answer}=", "3+4=")] {
+            let mut samples = [sample(prompt.into(), &tokenizer.encode(prompt).unwrap(), "7")];
+            let mut hinted = Hint::new(template, &tokenizer).applied(&samples).unwrap();
+            let (scored, own) = (&mut hinted.samples[0], samples[0].tokens.len());
+            let tokens = scored.tokens.len();
+            let mut top = TopTokens::new(1, tokens, 2);
+            for at in 1..tokens {
+                let from_end = (tokens - at) as u32;
+                top.set_all(at, [(from_end, -1.0), (10 + from_end, -2.0)], 64).unwrap();
+            }
+            scored.teacher = Some(top);
+            hinted.give_back(&mut samples);
+            for from_end in 1..=3 {
+                let found = samples[0].teacher.as_ref().unwrap().at(own - from_end as usize);
+                assert_eq!(found, Some((&[from_end, 10 + from_end][..], &[-1.0, -2.0][..])), "{template}");
+            }
+        }
     }
 
     #[test]

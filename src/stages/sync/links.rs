@@ -138,11 +138,15 @@ impl Links {
             });
             *state = joined.unwrap_or_else(State::Failed);
         };
-        std::thread::Builder::new().name("weight-transfer".into()).spawn(connect).map_err(|error| error.to_string())?;
-        let meeting = &link.group()?.meeting;
-        let cancelled = || link.signals.cancelled.load(Acquire);
-        let id = meeting.store().await_key(&meeting.nccl_id(), Instant::now() + DEADLINE, cancelled).map_err(told)?;
-        id.ok_or_else(|| "NCCL made no id; NCCL_DEBUG=INFO shows why".to_owned())
+        let thread = std::thread::Builder::new().name("weight-transfer".into()).spawn(connect);
+        let thread = thread.map_err(|error| error.to_string())?;
+        let GroupEnd { meeting, state } = link.group()?;
+        let ended = || link.signals.cancelled.load(Acquire) || thread.is_finished();
+        let id = meeting.store().await_key(&meeting.nccl_id(), Instant::now() + DEADLINE, ended).map_err(told)?;
+        id.ok_or_else(|| match state.try_lock().as_deref() {
+            Some(State::Failed(why)) => why.clone(),
+            _ => "NCCL made no id; NCCL_DEBUG=INFO shows why".to_owned(),
+        })
     }
 
     /// Memory of `bytes` that a server maps.

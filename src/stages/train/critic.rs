@@ -13,7 +13,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use super::kl_reward::{KlCost, RewardKl};
-use crate::algo::{LossMetrics, masked_mean, masked_variance, whiten};
+use crate::algo::{LossMetrics, Schedule, masked_mean, masked_variance, whiten};
 use crate::data::Batch;
 use crate::flow::StageError;
 use crate::train::{
@@ -125,9 +125,14 @@ impl<B: TrainingBackend> Critic<B> {
         Ok(Valued { policy, critic, kl_cost, step })
     }
 
-    pub(super) fn learn(&self, minibatch: Arc<TrainBatch>, step: &mut CriticStep) -> Result<(), TrainError> {
+    pub(super) fn learn(
+        &self,
+        minibatch: Arc<TrainBatch>,
+        rate: Option<Schedule>,
+        step: &mut CriticStep,
+    ) -> Result<(), TrainError> {
         let seen = self.backend.forward_backward(minibatch).wait()?;
-        step.optim = self.backend.optim_step().wait()?;
+        step.optim = self.backend.update(1.0, rate).wait()?;
         if step.optim.skipped.is_none() {
             step.metrics.merge(&seen.metrics);
             step.updates += 1;

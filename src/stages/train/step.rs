@@ -16,7 +16,7 @@ use super::stale::within_bound;
 use super::step_config::StepConfig;
 use super::trained::Trained;
 use super::trainer::Trainer;
-use crate::algo::Aggregation;
+use crate::algo::{Aggregation, GapDiagnosis};
 use crate::data::{Batch, Sample};
 use crate::flow::{Io, StageError};
 use crate::observe::Metric;
@@ -105,6 +105,7 @@ impl<B: TrainingBackend> Trainer<B> {
     pub(super) fn step(&self, batch: StepBatch, kl_coef: Option<f64>) -> Result<Trained<B::Weights>, StageError> {
         let started = Instant::now();
         let (step, worked, mut settings) = (batch.step, batch.worked, batch.config.settings.clone());
+        let ppo_epochs = batch.config.ppo_epochs.max(1);
         let version = self.backend.state().weight_version;
         let Learned { batch, kl_cost, distilled, critic, forward, mixed, updates } = match batch.passes {
             Some(_) => self.finish_parts(batch)?,
@@ -119,6 +120,7 @@ impl<B: TrainingBackend> Trainer<B> {
         let mut updates = updates.iter().map(TrainFuture::wait).collect::<Result<Vec<OptimStep>, _>>()?;
         let of_critic = critic.as_ref().map_or(0, |critic: &CriticStep| critic.updates_skipped);
         let updates_skipped = of_critic + updates.iter().filter(|update| update.skipped.is_some()).count() as u64;
+        let count = updates.len() as u64;
         let optim = updates.pop().unwrap_or_default();
         let publish = publish.map(|snapshot| snapshot.wait()).transpose()?;
         let update_seconds = passed.elapsed().as_secs_f64();
@@ -126,7 +128,7 @@ impl<B: TrainingBackend> Trainer<B> {
         let totals = self.admission.as_ref().map(|admission| admission.settle(&batch)).transpose().map_err(StageError::new)?;
         let seconds = (worked + started.elapsed()).as_secs_f64();
         let trained = Trained { step, version, batch, forward, optim, kl_cost, critic, settings, ..Trained::default() };
-        Ok(Trained { updates_skipped, totals, publish, seconds, update_seconds, ..trained })
+        Ok(Trained { ppo_epochs, updates: count, updates_skipped, totals, publish, seconds, update_seconds, ..trained })
     }
 
     /// Estimates advantages, unless a critic does.
@@ -169,7 +171,7 @@ impl<B: TrainingBackend> Trainer<B> {
         self.check_gap(step, &forward)?;
         // The final scale divides it again.
         let mixed = self.mix_in(&config, weight_sum)?;
-        let updates = vec![self.backend.update(1.0 / weight_sum, config.schedule)];
+        let updates = vec![self.backend.update(1.0 / weight_sum, config.rate(config.schedule, step - 1, 0))];
         Ok(Learned { batch, kl_cost: None, distilled: None, critic: None, forward, mixed, updates })
     }
 
@@ -178,7 +180,7 @@ impl<B: TrainingBackend> Trainer<B> {
         let StepBatch { step, config, rest: mut batch, .. } = pending;
         batch.sort();
         let mut kl_cost = self.assign_advantages(&config, &mut batch, kl_coef)?;
-        config.pairs.iter().for_each(|pairing| pairing.mask_others(&mut batch));
+        config.pairs.as_ref().map_or(Ok(()), |pairing| pairing.mask_others(&mut batch))?;
         let prepared = match &config.pairs {
             Some(pairing) => collate(&pairing.laid_out(&batch.groups), Aggregation::SeqMeanTokenMean)?,
             None => collate(&batch.samples().collect::<Vec<_>>(), config.aggregation)?,
@@ -215,14 +217,16 @@ impl<B: TrainingBackend> Trainer<B> {
         if forward.skipped.is_some() {
             return Ok(());
         }
-        if let Some(diagnosis) = self.gap_limits.check(step, &forward.gap)? {
-            tracing::warn!("{diagnosis}");
+        let updated = !(step - 1).is_multiple_of(self.sync_every);
+        let of_step = |diagnosis: GapDiagnosis| GapDiagnosis { updated, ..diagnosis };
+        if let Some(diagnosis) = self.gap_limits.check(step, &forward.gap).map_err(of_step)? {
+            tracing::warn!("{}", of_step(diagnosis));
         }
         Ok(())
     }
 
-    /// Makes all updates of a step, the critic's included. The policy's first pass is checked
-    /// before any weight changes (law N3).
+    /// Makes all updates of a step, the critic's included. The policy's first pass that is not skipped is
+    /// checked before any weight changes (law N3).
     fn update(
         &self,
         step: u64,
@@ -235,7 +239,7 @@ impl<B: TrainingBackend> Trainer<B> {
         let rests = self.critic.as_ref().is_some_and(|critic| critic.warms_up(step));
         let mut forward = if rests { Some(self.measure_gap(step, &policy)?) } else { None };
         let mut updates: Vec<_> = rests.then(|| self.no_update()).into_iter().collect();
-        let mut mixed = None;
+        let (mut mixed, mut checked) = (None, rests);
         let mut critic = self.critic.as_ref().zip(valued).map(|(critic, valued)| {
             let whole = Arc::new(std::mem::take(&mut valued.critic));
             (critic, whole, &mut valued.step)
@@ -243,18 +247,21 @@ impl<B: TrainingBackend> Trainer<B> {
         let passes = config.ppo_epochs.max(1);
         // Pairs are laid out over the batch, and are not cut.
         let minibatches = if config.pairs.is_some() { 1 } else { config.minibatches };
+        let own_steps = step - 1 - self.critic.as_ref().map_or(0, |critic| critic.warm_up.min(step - 1));
         for pass in 0..passes {
             let stream = step.wrapping_mul(passes).wrapping_add(pass);
             let groups = batch.groups.iter().map(|group| group.samples.len());
-            for places in draw(minibatches, config.minibatch_seed, groups, stream) {
+            for (at, places) in (0..).zip(draw(minibatches, config.minibatch_seed, groups, stream)) {
+                let at = pass * config.minibatches.max(1) as u64 + at;
                 let part = |whole: &Arc<TrainBatch>| minibatch(whole, &samples, &places, config.aggregation);
                 if !rests && let Some(part) = part(&policy)? {
                     let seen = self.backend.forward_backward(part).wait()?;
+                    if !checked {
+                        self.check_gap(step, &seen)?;
+                        checked = seen.skipped.is_none();
+                    }
                     match &mut forward {
-                        None => {
-                            self.check_gap(step, &seen)?;
-                            forward = Some(seen);
-                        }
+                        None => forward = Some(seen),
                         Some(forward) => {
                             forward.metrics.merge(&seen.metrics);
                             // Later epochs see tokens again.
@@ -263,12 +270,12 @@ impl<B: TrainingBackend> Trainer<B> {
                         }
                     }
                     mixed = self.mix_in(config, 1.0)?;
-                    updates.push(self.backend.update(1.0, config.schedule));
+                    updates.push(self.backend.update(1.0, config.rate(config.schedule, own_steps, at)));
                 }
-                if let Some((critic, whole, step)) = &mut critic
+                if let Some((critic, whole, seen)) = &mut critic
                     && let Some(part) = part(whole)?
                 {
-                    critic.learn(part, step)?;
+                    critic.learn(part, config.rate(config.critic_schedule, step - 1, at), seen)?;
                 }
             }
         }

@@ -28,8 +28,11 @@ pub struct StepConfig {
     pub aggregation: Aggregation,
     /// Loss and off-policy correction.
     pub algorithm: Option<Arc<Algorithm>>,
-    /// Learning rate over updates.
+    /// Learning rate over updates, [`StepConfig::optimizer_steps`] of which belong to each step, the steps
+    /// before this one included. Updates that are skipped count.
     pub schedule: Option<Schedule>,
+    /// The same for the critic.
+    pub critic_schedule: Option<Schedule>,
     /// PPO epochs (μ in GRPO): passes over the batch, with an update per minibatch. 0 means 1.
     pub ppo_epochs: u64,
     /// Minibatches of groups in each pass, with one update each; 0 means 1.
@@ -60,6 +63,13 @@ impl StepConfig {
             && self.pairs.is_none()
             && self.advantages.as_ref().is_none_or(|advantages| advantages.is_by_group());
         self.optimizer_steps() == 1 && has_denominator && by_group && backend
+    }
+
+    /// Rate of update `at` of a step, from 0, after `steps` steps: by their number, because steps before
+    /// may have had more updates or fewer.
+    pub(super) fn rate(&self, schedule: Option<Schedule>, steps: u64, at: u64) -> Option<Schedule> {
+        let update = steps.saturating_mul(self.optimizer_steps()).saturating_add(at);
+        schedule.map(|schedule| Schedule::constant(schedule.at(update)))
     }
 
     /// Largest number of optimizer steps.

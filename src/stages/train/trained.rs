@@ -24,6 +24,10 @@ pub struct Trained<W> {
     pub forward: ForwardBackward,
     /// Result of the last update.
     pub optim: OptimStep,
+    /// PPO epochs: passes over the batch.
+    pub ppo_epochs: u64,
+    /// Updates of the policy, the last one and skipped ones included.
+    pub updates: u64,
     /// Updates of policy and critic that were skipped, because a loss or gradient was not finite.
     pub updates_skipped: u64,
     /// KL penalty in the rewards, if there is one.
@@ -53,6 +57,8 @@ impl<W> Default for Trained<W> {
             batch: Batch::default(),
             forward: ForwardBackward::default(),
             optim: OptimStep::default(),
+            ppo_epochs: 1,
+            updates: 1,
             updates_skipped: 0,
             kl_cost: None,
             settings: BTreeMap::new(),

@@ -1,17 +1,20 @@
 //! Evaluation on the engines that a run trains with: they serve the version that is evaluated as long as it lasts, whatever else they do.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::mpsc;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use rollflow::data::Version;
+use rollflow::engine::FinishReason;
+use rollflow::engine::remote::{Attempt, Ending, RemoteError, async_trait};
 use rollflow::prelude::*;
 use rollflow::rollout::Admission;
 use rollflow::rollout::EvalSpec;
 use rollflow::stages::evaluate::Evaluator;
 use rollflow::stages::reward::FailurePolicy;
 use rollflow::stages::sync::EvaluationHold;
+use tokio::sync::mpsc::Sender;
 
 use super::synchronous::{Unsteady, is_lost, sync};
 use super::*;
@@ -106,4 +109,41 @@ fn v2_servers_answer_an_evaluation_by_the_version_that_is_evaluated_and_by_no_ot
         }
     }
     assert!(lost > 0, "the script must lose answers");
+}
+
+/// Notes the ids of requests, and answers each token by token, as if new weights came after each.
+#[derive(Default)]
+struct Ids(Mutex<Vec<String>>);
+
+#[async_trait]
+impl InferenceEngine for Ids {
+    fn name(&self) -> String {
+        "ids".into()
+    }
+
+    async fn generate(&self, attempt: &Attempt, tokens: &Sender<Vec<(u32, f32)>>) -> Result<Ending, RemoteError> {
+        self.0.lock().unwrap().push(attempt.id());
+        tokens.send(vec![(3, -1.0)]).await.ok();
+        Ok(Ending { finish: (attempt.rest() == 1).then_some(FinishReason::Length), ..Ending::default() })
+    }
+}
+
+/// SGLang rejects an id that it has, and aborts what has the id of an answer that ended two seconds before.
+#[test]
+fn no_two_requests_have_one_id_whatever_they_are_for() {
+    let engine = Arc::new(Ids::default());
+    let handle = handle([engine.clone() as Arc<dyn InferenceEngine>]);
+    let params = SamplingParams { max_new_tokens: 3, ..SamplingParams::default() };
+    // Training and evaluation, of which the first submits two turns.
+    for turns in [2, 1] {
+        let mut fleet = fleet(&handle, hasty());
+        fleet.set_weights(0, &());
+        for _ in 0..turns {
+            fleet.submit(request(0, 2, &params)).unwrap();
+            finish(&mut fleet, |_| {}).unwrap();
+        }
+    }
+    let ids = engine.0.lock().unwrap();
+    assert_eq!((ids.len(), ids.iter().collect::<BTreeSet<_>>().len()), (18, 18), "{ids:?}");
+    assert!(ids.iter().all(|id| id.len() == ids[0].len()), "SGLang aborts what begins with an id: {ids:?}");
 }

@@ -16,6 +16,7 @@ fn attempt(params: SamplingParams) -> Attempt {
         ordinal: 812,
         index: 3,
         number: 1,
+        fleet: 7,
         tokens: vec![5, 6, 7].into(),
         answered: 1,
         params: Arc::new(params),
@@ -24,6 +25,7 @@ fn attempt(params: SamplingParams) -> Attempt {
         adapter: None,
         together: 1,
         routes: None,
+        log_probs: true,
     }
 }
 
@@ -115,7 +117,7 @@ fn d3_vllm_is_asked_for_tokens_and_answers_with_log_probabilities_and_spans() {
     assert_eq!(chunk, [(138, -3.25), (124, -2.5), (79, -3.0)]);
     assert_eq!(ending.unwrap(), stopped_in_43());
     let asked = asked.lock().unwrap();
-    assert_eq!(asked["request_id"], "p00000000000000000812-s00003-a00001");
+    assert_eq!(asked["request_id"], "p00000000000000000812-s00003-a0000000001-f00000007");
     let sampling = &asked["sampling_params"];
     assert_eq!((&sampling["repetition_penalty"], &sampling["logit_bias"]), (&json!(1.25), &json!({"7": -1.5})));
     assert_eq!(
@@ -153,7 +155,10 @@ fn what_a_vllm_server_can_is_found_out_and_what_it_lacks_is_told_with_the_way_to
     assert!(!weights && !spans && lacks[0].contains("VLLM_SERVER_DEV_MODE=1"), "{lacks:?}");
     let (chunk, ending) = generate(&*engine, &attempt(SamplingParams::default()));
     assert_eq!((ids(&chunk), ending.unwrap()), (vec![138], Ending { finish: Some(FinishReason::Length), ..Ending::default() }));
-    assert_eq!(asked.lock().unwrap()["return_token_ids"], true);
+    let asked = asked.lock().unwrap();
+    assert_eq!(asked["return_token_ids"], true);
+    // What is left out, the server takes from the folder's generation_config.json.
+    assert_eq!(["top_k", "min_p", "repetition_penalty"].map(|key| asked[key].as_f64()), [0.0, 0.0, 1.0].map(Some));
 }
 
 #[test]
@@ -215,7 +220,10 @@ fn d3_sglang_streams_all_so_far_or_what_is_new_and_both_are_read_alike() {
         assert_eq!(chunk, [(785, -0.125), (4226, -1.0), (374, -0.5)]);
         assert_eq!(ending.unwrap(), stopped_in_43());
         let asked = asked.lock().unwrap();
-        assert_eq!((&asked["rid"], &asked["input_ids"]), (&json!("p00000000000000000812-s00003-a00001"), &json!([5, 6, 7])));
+        assert_eq!(
+            (&asked["rid"], &asked["input_ids"]),
+            (&json!("p00000000000000000812-s00003-a0000000001-f00000007"), &json!([5, 6, 7]))
+        );
         let sampling = &asked["sampling_params"];
         assert_eq!(
             (&sampling["max_new_tokens"], &sampling["top_k"], &sampling["ignore_eos"]),
@@ -266,6 +274,29 @@ fn sglang_is_asked_for_the_experts_of_tokens_and_an_answer_without_all_of_them_i
         let error = asked_for(experts).unwrap_err().to_string();
         assert!(error.contains(why), "{error}");
     }
+}
+
+/// Law D3: SGLang's log-probabilities are those from before truncation; no answer is trained on with them.
+#[test]
+fn d3_sglang_is_not_asked_for_truncated_samples_unless_none_is_trained_on() {
+    let event = json!({ "output_ids": [785], "meta_info": { "finish_reason": { "type": "length" }, "completion_tokens": 1,
+        "output_token_logprobs": [[-0.125, 785, null]] } });
+    let (server, _) = scripted(sglang_page, "/generate", Reply::events([event]));
+    let whole = SamplingParams { max_new_tokens: 2, temperature: 0.5, ..SamplingParams::default() };
+    let truncated = [
+        SamplingParams { top_p: 0.9, ..whole.clone() },
+        SamplingParams { top_k: 40, ..whole.clone() },
+        SamplingParams { min_p: 0.1, ..whole.clone() },
+    ];
+    for params in truncated {
+        let error = generate(&*sglang(&server.url), &attempt(params.clone())).1.unwrap_err();
+        assert!(error.to_string().contains("generate.top_p") && matches!(error.fault, Fault::Refused { .. }), "{error}");
+        let evaluated = Attempt { log_probs: false, ..attempt(params.clone()) };
+        assert_eq!(generate(&*sglang(&server.url), &evaluated).0.len(), 1);
+        let of_rollflow = connect(EngineKind::Rollflow, server.url.as_str(), None).unwrap();
+        assert_eq!(generate(&*of_rollflow, &attempt(params)).0.len(), 1, "its own are those of what it draws from");
+    }
+    assert_eq!(generate(&*sglang(&server.url), &attempt(whole)).0.len(), 1);
 }
 
 #[test]
@@ -378,6 +409,7 @@ fn requests_name_the_adapter_that_they_are_answered_with() {
         (&asked["model"], &asked["logprob_token_ids"], asked.get("prompt_logprobs")),
         (&json!("adapter-7"), &json!([6]), None)
     );
+    assert_eq!([&asked["top_p"], &asked["repetition_penalty"]], [&json!(1.0); 2]);
 }
 
 /// What both kinds of servers say of adapters, and are asked.

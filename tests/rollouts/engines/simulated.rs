@@ -553,6 +553,43 @@ fn f7_a_fleet_whose_syncs_never_succeed_is_stuck_in_the_end() {
     });
 }
 
+/// Law V4: an engine that was verified to hold a version serves it, also if the sync is abandoned meanwhile.
+#[test]
+fn v4_a_sync_that_is_abandoned_has_recorded_the_engines_that_ended_theirs() {
+    let runtime = Builder::new_current_thread().enable_time().start_paused(true).build().unwrap();
+    runtime.block_on(async {
+        // The third loads for three seconds, and the others end before.
+        let handle = World::new(0, 3, true).handle;
+        let config = SyncConfig { checksums: false, ..SyncConfig::default() };
+        let manager = WeightSyncManager { fleet: handle.clone(), config, max_lag: 0 };
+        tokio::time::timeout(Duration::from_secs(2), manager.sync(update(1))).await.unwrap_err();
+        let serving = |at| handle.is_serving(at) && handle.served(at).is_some_and(|served| served.version == 1);
+        assert_eq!([0, 1, 2].map(serving), [true, true, false], "{handle:?}");
+    });
+}
+
+/// A look at what an engine serves takes up to a second.
+#[test]
+fn a_version_that_comes_during_a_look_at_engines_is_brought_to_all_of_them() {
+    let runtime = Builder::new_current_thread().enable_time().start_paused(true).build().unwrap();
+    runtime.block_on(async {
+        let world = World::new(0, 2, true);
+        let config = SyncConfig { checksums: false, ..SyncConfig::default() };
+        let manager = WeightSyncManager { fleet: world.handle.clone(), config, max_lag: 0 };
+        assert_eq!(manager.sync(update(1)).await.unwrap().held(), 2);
+        // Its answer comes later than that of the other.
+        world.members[&1].set(|machine| machine.health = Health::Hangs);
+        tokio::time::timeout(Duration::from_millis(5), manager.catch_up()).await.unwrap_err();
+        let well = async {
+            sleep(TOKEN).await;
+            world.members[&1].set(|machine| machine.health = Health::Well);
+        };
+        let (report, ()) = tokio::join!(manager.sync(update(2)), well);
+        let report = report.unwrap();
+        assert_eq!((report.engines.len(), report.held()), (2, 2));
+    });
+}
+
 /// Share of its time that an engine whose loads take three seconds works, next to one that loads in half a second, while a version comes every
 /// two seconds.
 fn working(max_lag: u64) -> f64 {

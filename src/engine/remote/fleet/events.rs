@@ -10,7 +10,7 @@ use crate::engine::remote::attempt::{AttemptEvent, AttemptUpdate};
 use crate::engine::remote::handle::EngineState;
 use crate::engine::remote::in_flight::{InFlightSample, Running, SampleKey, Stage, versions};
 use crate::engine::remote::router::pause;
-use crate::engine::remote::sync::notice_restart;
+use crate::engine::remote::sync::look_for_restart;
 use crate::engine::remote::{Ending, Fault, RemoteError};
 use crate::engine::{EngineError, FinishReason, Finished};
 use crate::util::rng::mix;
@@ -18,13 +18,22 @@ use crate::util::rng::mix;
 impl Fleet {
     pub(super) fn on_event(&mut self, event: AttemptEvent, now: Instant) -> Result<(), EngineError> {
         let AttemptEvent { key, number, place, update } = event;
-        let current = self.samples.get(&key).filter(|sample| sample.number == number).and_then(InFlightSample::running);
-        if current.is_none() {
+        let running = self.samples.get(&key).and_then(InFlightSample::running);
+        if running.is_none_or(|running| running.number != number) {
             // An earlier attempt, which another has replaced.
             if let AttemptUpdate::Ended(Ok(Ending { finish: Some(_), .. })) = update {
                 self.handle.record(place, |meter, name| meter.duplicate(name));
             }
             return Ok(());
+        }
+        // On trial, or refuted since changes were processed.
+        let on_trial = matches!(update, AttemptUpdate::Tokens(_)) && self.handle.on_trial(place);
+        let refuted = self.engine_slots.get(&place).map_or(0, |slot| slot.refuted);
+        if (on_trial || self.handle.refutations(place) > refuted)
+            && let Some(sample) = self.samples.get_mut(&key)
+            && sample.unproven.iter().all(|(other, _)| *other != place)
+        {
+            sample.unproven.push((place, refuted));
         }
         match update {
             AttemptUpdate::Tokens(chunk) => self.take(key, place, chunk, now),
@@ -35,10 +44,10 @@ impl Fleet {
 
     fn take(&mut self, key: SampleKey, place: usize, chunk: Vec<(u32, f32)>, now: Instant) -> Result<(), EngineError> {
         let Some(sample) = self.samples.get_mut(&key) else { return Ok(()) };
-        let Some((floor, before)) = sample.running().map(|running| (running.floor, running.before)) else { return Ok(()) };
-        if self.handle.on_trial(place) && sample.unproven.iter().all(|(other, _)| *other != place) {
-            sample.unproven.push((place, self.handle.refutations(place)));
-        }
+        let Some(Running { floor, before, continues, .. }) = sample.running() else { return Ok(()) };
+        let (floor, before) = (*floor, *before);
+        // A single attempt detects stop strings by itself.
+        let continues = *continues && !sample.request.params.stop.is_empty();
         let waited = now.saturating_duration_since(sample.since);
         (sample.since, sample.failures, sample.turned_away) = (now, 0, 0);
         (self.progress, self.in_sync) = (now, Duration::ZERO);
@@ -54,8 +63,6 @@ impl Fleet {
             let newest = SampledToken { ordinal, index, token, log_prob, version: floor, ..SampledToken::default() };
             self.sampled.extend(sample.held.replace(newest));
             sample.answer.push(token, log_prob, floor);
-            // A single attempt detects stop strings by itself.
-            let continues = before > 0 && !sample.request.params.stop.is_empty();
             if continues && let Some(finish) = sample.ends(&self.tokenizer)? {
                 return self.finish(key, finish);
             }
@@ -160,13 +167,7 @@ impl Fleet {
         }
         // A connection may break because the engine restarts.
         if matches!(error.fault, Fault::Broke(_)) && slot.recheck.as_ref().is_none_or(AbortHandle::is_finished) {
-            let (handle, last_sync) = (self.handle.clone(), self.handle.last_sync(place));
-            let recheck = async move {
-                // A sync in progress changes its weights.
-                if let Some(_free) = last_sync.as_ref().and_then(|last| last.try_lock().ok()) {
-                    notice_restart(&handle, place).await;
-                }
-            };
+            let recheck = look_for_restart(self.handle.clone(), place);
             slot.recheck = self.tasks.as_ref().map(|tasks| tasks.spawn(recheck));
         }
         let failing = slot.failures >= FAILURES;

@@ -64,6 +64,11 @@ impl TokenEngine for Fleet {
         restarted
     }
 
+    fn cancel(&mut self, ordinal: u64) {
+        self.samples.retain(|(of, _), _| *of != ordinal);
+        self.finished.retain(|finished| finished.ordinal != ordinal);
+    }
+
     fn version(&self) -> Option<Version> {
         self.version
     }

@@ -172,7 +172,7 @@ impl Fleet {
     fn describe(&self, key: SampleKey, sample: &InFlightSample, now: Instant) -> String {
         let at = sample.running().map_or("no engine".into(), |running| self.handle.name(running.place));
         let (made, silent) = (sample.answer.tokens.len(), now.saturating_duration_since(sample.since).as_secs_f64());
-        format!("sample {} on {at} with {made} tokens, nothing new for {silent:.0} s (attempt {})", id(key), sample.number)
+        format!("sample {} on {at} with {made} tokens, nothing new for {silent:.0} s (attempt {})", id(key), sample.attempts)
     }
 }
 

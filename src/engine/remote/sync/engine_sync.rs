@@ -16,6 +16,7 @@
 //!
 //! An adapter needs no pause, because no request names it before its probe: (send) → load → check → probe.
 
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use futures_util::future::try_join_all;
@@ -31,6 +32,9 @@ use crate::net::{RetryPolicy, deadline};
 
 /// Longest time for an engine to report what it serves, or what it can do.
 const LOOK: Duration = Duration::from_secs(1);
+
+/// Phases of a sync in which an engine generates.
+pub(super) const BEFORE_THE_PAUSE: [&str; 3] = ["fetch", "send", "prepare"];
 
 /// Longest time to pause an engine that failed.
 const LAST_WORDS: Duration = Duration::from_secs(5);
@@ -110,7 +114,8 @@ impl StepError {
     }
 }
 
-/// Engine that does not hold the given weights. It is paused if it is reachable.
+/// Engine that does not hold the given weights. It is paused if it is reachable, unless it was given others
+/// before and failed while it still generated under them.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 #[error("{engine} failed to {phase}: {error}")]
 pub struct IsolatedEngine {
@@ -126,30 +131,58 @@ impl IsolatedEngine {
         self.error.passes()
             || matches!(self.error, StepError::NotArrived { .. } | StepError::Skipped { .. } | StepError::Store(_))
     }
+
+    /// Returns true if the engine at `place` is awake, and works on under the weights that it had before.
+    /// One that an earlier attempt paused is in doubt.
+    pub(super) fn leaves_its_weights(&self, fleet: &FleetHandle, place: usize) -> bool {
+        let had_weights = fleet.served(place).is_some() && !fleet.is_doubtful(place);
+        BEFORE_THE_PAUSE.contains(&self.phase) && had_weights && !fleet.may_sleep(place)
+    }
 }
 
 /// Durations of the phases of a sync, including failed attempts, and the checksums of the weights.
 pub(super) type Synced = (Vec<(&'static str, Duration)>, Option<Checksums>);
 
-/// Asks the engine at `place` whether it still serves what it was given. If not, it has restarted, and
-/// what it samples is invalid. An engine that does not answer within a second stands as before.
-pub(in crate::engine::remote) async fn notice_restart(fleet: &FleetHandle, place: usize) {
-    let Some(served) = fleet.served(place) else { return };
-    if let Err(error) = still_serves(fleet, place, &served).await {
-        if fleet.state(place) == EngineState::Serving {
-            tracing::warn!("{}: {error}; it has restarted, and its work of that time is repeated", fleet.name(place));
-        }
-        fleet.mark_restarted(place);
+/// Asks the engine at `place` whether it still serves what it was given, unless a sync of it is in progress.
+/// No sync waits for the answer: one that begins meanwhile changes its weights, and asks for itself.
+pub(in crate::engine::remote) async fn look_for_restart(fleet: FleetHandle, place: usize) {
+    let (Some(served), Some(last)) = (fleet.served(place), fleet.last_sync(place)) else { return };
+    if last.try_lock().is_err() {
+        return;
+    }
+    let Err(error) = still_serves(&fleet, place, &served).await else { return };
+    if let Ok(_free) = last.try_lock()
+        && fleet.served(place).is_some_and(|now| Arc::ptr_eq(&now, &served))
+    {
+        mark_restarted(&fleet, place, &error);
     }
 }
 
-/// Error if the engine at `place` says that it serves other weights than `update`.
+/// Records an engine that has restarted: what it samples is invalid.
+fn mark_restarted(fleet: &FleetHandle, place: usize, error: &StepError) {
+    if fleet.state(place) == EngineState::Serving {
+        tracing::warn!("{}: {error}; it has restarted, and its work of that time is repeated", fleet.name(place));
+    }
+    fleet.mark_restarted(place);
+}
+
+/// Error if the engine at `place` says that it serves other weights than `update`. An engine that does not
+/// answer within a second stands as before.
 pub(super) async fn still_serves(fleet: &FleetHandle, place: usize, update: &Update) -> Result<(), StepError> {
     let Some(engine) = fleet.engine(place) else { return Ok(()) };
     let Some(control) = engine.weights() else { return Ok(()) };
     match timeout(LOOK, check_label(control, update)).await {
         Ok(Err(error)) if error.wrong_weights() => Err(error),
         _ => Ok(()),
+    }
+}
+
+/// Records it if the engine at `place` says that it serves other weights than it was given.
+async fn look(fleet: &FleetHandle, place: usize) {
+    if let Some(served) = fleet.served(place)
+        && let Err(error) = still_serves(fleet, place, &served).await
+    {
+        mark_restarted(fleet, place, &error);
     }
 }
 
@@ -165,7 +198,7 @@ pub(super) async fn sync_engine(
     let Some(engine) = fleet.engine(place) else {
         return Err(IsolatedEngine { engine: fleet.name(place).to_string(), phase: "load", error: StepError::Left });
     };
-    notice_restart(fleet, place).await;
+    look(fleet, place).await;
     let engine = engine.as_ref();
     let Some(control) = engine.weights() else {
         return Err(IsolatedEngine { engine: engine.name(), phase: "load", error: StepError::Fixed });
@@ -180,13 +213,15 @@ pub(super) async fn sync_engine(
             Err(isolated) => isolated,
         };
         // Before the engine ends its work, so that the reason is known then.
-        if fleet.on_trial(place) {
+        if fleet.on_trial(place) || sync.times.iter().any(|(phase, _)| *phase == "pause") {
             fleet.mark_doubtful(place);
         }
         if !(isolated.error.wrong_weights() && sync.retry().await) {
+            // It may have restarted meanwhile.
+            look(fleet, place).await;
             // Work in flight must not continue under unknown weights. An adapter that no request
             // names changes nothing.
-            if !update.adapter {
+            if !(update.adapter || isolated.leaves_its_weights(fleet, place)) {
                 timeout(LAST_WORDS, control.pause(PauseMode::Abort)).await.ok();
             }
             return Err(isolated);

@@ -6,10 +6,10 @@ use std::time::Duration;
 
 use futures_util::future::{join_all, select_all};
 use tokio::sync::OwnedMutexGuard;
-use tokio::sync::mpsc::{self, UnboundedSender};
+use tokio::sync::mpsc::{self, UnboundedReceiver, UnboundedSender};
 use tokio::time::{Instant, timeout, timeout_at};
 
-use super::engine_sync::{StepError, Synced, notice_restart, still_serves, sync_engine};
+use super::engine_sync::{BEFORE_THE_PAUSE, StepError, Synced, look_for_restart, still_serves, sync_engine};
 use super::verify::{Checksums, outliers};
 use super::{IsolatedEngine, SyncConfig, Update};
 use crate::data::Version;
@@ -36,9 +36,6 @@ const GRACE: Duration = Duration::from_secs(1);
 
 /// Least time for which an engine that may skip versions serves one, in times of its pause.
 const SERVES: u32 = 4;
-
-/// Phases of a sync in which an engine generates.
-const BEFORE_THE_PAUSE: [&str; 3] = ["fetch", "send", "prepare"];
 
 /// Interval and time limit of an engine's health checks during its sync.
 const CHECK: Duration = Duration::from_secs(2);
@@ -82,7 +79,8 @@ pub struct WeightSyncManager {
 /// Traces of an engine's syncs.
 #[derive(Default)]
 pub(in crate::engine::remote) struct LastSync {
-    sums: Option<Checksums>,
+    /// Version that it serves, and its checksums.
+    sums: Option<(Version, Checksums)>,
     /// Last logged failure; the same failure is logged once.
     logged: Option<String>,
     /// Time until which an engine that loads slowly may skip versions.
@@ -98,6 +96,38 @@ pub(in crate::engine::remote) struct LastSync {
 type Free = (usize, OwnedMutexGuard<LastSync>);
 
 type EngineResult = Result<Synced, IsolatedEngine>;
+
+/// Results of a sync. Those that have come when it is abandoned, for a newer version, are recorded.
+struct Came<'a> {
+    manager: &'a WeightSyncManager,
+    update: &'a Update,
+    received: UnboundedReceiver<(usize, Free, EngineResult)>,
+    /// Result of each engine.
+    results: Vec<Option<(Free, EngineResult)>>,
+}
+
+impl Came<'_> {
+    /// Ends the wait for results. What comes later is recorded by the task of its engine.
+    fn close(&mut self) {
+        self.received.close();
+        while let Ok((at, free, result)) = self.received.try_recv() {
+            match self.results.get_mut(at) {
+                Some(place) => *place = Some((free, result)),
+                // The report is made.
+                None => drop(self.manager.record(free, self.update, result, true)),
+            }
+        }
+    }
+}
+
+impl Drop for Came<'_> {
+    fn drop(&mut self) {
+        self.close();
+        for (free, result) in std::mem::take(&mut self.results).into_iter().flatten() {
+            self.manager.record(free, self.update, result, false).ok();
+        }
+    }
+}
 
 impl WeightSyncManager {
     /// Brings a version to all engines, except those that may skip it. At least one must hold it. A
@@ -243,22 +273,13 @@ impl WeightSyncManager {
     /// Asks engines whether they still serve what they were given: an engine may have restarted
     /// unnoticed.
     async fn look(&self) {
-        let asked = self.fleet.staying().into_iter().filter_map(|place| {
-            // A sync in progress changes its weights.
-            let (_, free) = self.try_free(place)?;
-            let fleet = self.fleet.clone();
-            let look = async move {
-                let _free = free;
-                notice_restart(&fleet, place).await;
-            };
-            Some(tokio::spawn(look))
-        });
+        let asked = self.fleet.staying().into_iter().map(|place| tokio::spawn(look_for_restart(self.fleet.clone(), place)));
         join_all(asked.collect::<Vec<_>>()).await;
     }
 
     async fn bring(&self, engines: Vec<Free>, update: Arc<Update>) -> SyncReport {
         let (version, started) = (update.version, Instant::now());
-        let (results, mut received) = mpsc::unbounded_channel();
+        let (results, received) = mpsc::unbounded_channel();
         let places: Vec<usize> = engines.iter().map(|(place, _)| *place).collect();
         // Engines that lag get work under their version, so that no time is lost by going on without
         // them; those that joined or returned get the next version.
@@ -267,7 +288,8 @@ impl WeightSyncManager {
         if lag && places.iter().any(|place| self.fleet.is_serving(*place)) {
             awaited.retain(|at| self.fleet.is_serving(places[*at]));
         }
-        let mut came: Vec<Option<(Free, EngineResult)>> = engines.iter().map(|_| None).collect();
+        let results_of = engines.iter().map(|_| None).collect();
+        let mut came = Came { manager: self, update: &update, received, results: results_of };
         for (at, free) in engines.into_iter().enumerate() {
             self.clone().start(free, update.clone(), at, results.clone());
         }
@@ -275,37 +297,33 @@ impl WeightSyncManager {
         let mut until = None;
         loop {
             let next = match until {
-                None => received.recv().await,
-                Some(until) => timeout_at(until, received.recv()).await.ok().flatten(),
+                None => came.received.recv().await,
+                Some(until) => timeout_at(until, came.received.recv()).await.ok().flatten(),
             };
             let Some((at, free, result)) = next else { break };
             if result.is_ok() && until.is_none() {
                 until = Some(Instant::now() + if lag { 2 * started.elapsed() } else { started.elapsed() + GRACE });
             }
-            came[at] = Some((free, result));
+            came.results[at] = Some((free, result));
             awaited.remove(&at);
             if until.is_some() && awaited.is_empty() {
                 break;
             }
         }
-        // What comes later is recorded by the task of its engine.
-        received.close();
-        while let Ok((at, free, result)) = received.try_recv() {
-            came[at] = Some((free, result));
-        }
-        let sums: Vec<_> = came.iter().map(|came| came.as_ref()?.1.as_ref().ok()?.1.clone()).collect();
+        came.close();
+        let sums: Vec<_> = came.results.iter().map(|came| came.as_ref()?.1.as_ref().ok()?.1.clone()).collect();
         for (at, tensor) in outliers(&sums) {
-            if let Some((_, result)) = &mut came[at] {
+            if let Some((_, result)) = &mut came.results[at] {
                 *result = Err(self.isolated(places[at], "check", StepError::Unlike { tensor }));
             }
         }
         // While they waited for others, engines may have restarted.
-        let looks = came.iter().zip(&places).map(|(came, place)| async {
+        let looks = came.results.iter().zip(&places).map(|(came, place)| async {
             let Some((_, Ok(_))) = came else { return None };
             still_serves(&self.fleet, *place, &update).await.err()
         });
         for (at, error) in join_all(looks).await.into_iter().enumerate() {
-            if let Some(((_, result), error)) = came[at].as_mut().zip(error) {
+            if let Some(((_, result), error)) = came.results[at].as_mut().zip(error) {
                 *result = Err(self.isolated(places[at], "check", error));
             }
         }
@@ -323,6 +341,7 @@ impl WeightSyncManager {
                 Err(late)
             }
         };
+        let came = std::mem::take(&mut came.results);
         SyncReport { version, time, engines: places.into_iter().zip(came).map(recorded).collect() }
     }
 
@@ -330,7 +349,9 @@ impl WeightSyncManager {
     /// recorded even if it comes too late for the report.
     fn start(self, free: Free, update: Arc<Update>, at: usize, results: UnboundedSender<(usize, Free, EngineResult)>) {
         tokio::spawn(async move {
-            let (place, before, given, manager) = (free.0, free.1.sums.clone(), update.clone(), self.clone());
+            // One that has lost this version has the same checksums again.
+            let before = free.1.sums.as_ref().filter(|(version, _)| *version != update.version);
+            let (place, before, given, manager) = (free.0, before.map(|(_, sums)| sums.clone()), update.clone(), self.clone());
             let task = async move {
                 tokio::select! {
                     synced = sync_engine(&manager.fleet, place, &given, &manager.config, before.as_ref()) => synced,
@@ -382,7 +403,8 @@ impl WeightSyncManager {
     ) -> Result<Vec<(&'static str, Duration)>, IsolatedEngine> {
         match result {
             Ok((times, sums)) => {
-                (last.sums, last.logged, last.failures, last.rests_until) = (sums, None, 0, None);
+                last.sums = sums.map(|sums| (update.version, sums));
+                (last.logged, last.failures, last.rests_until) = (None, 0, None);
                 // Fetching and preparing do not keep it from its work.
                 let pause = times.iter().filter(|(phase, _)| !BEFORE_THE_PAUSE.contains(phase));
                 last.serves_until = late.then(|| Instant::now() + SERVES * pause.map(|(_, time)| *time).sum::<Duration>());
@@ -398,12 +420,18 @@ impl WeightSyncManager {
                 Ok(times)
             }
             Err(isolated) => {
-                self.fleet.mark_doubtful(place);
+                if !isolated.leaves_its_weights(&self.fleet, place) {
+                    self.fleet.mark_doubtful(place);
+                    last.sums = None;
+                }
                 let why = isolated.to_string();
                 if last.logged.as_ref() != Some(&why) {
                     tracing::warn!("{why}");
                 }
-                (last.sums, last.logged) = (None, Some(why));
+                last.logged = Some(why);
+                if matches!(isolated.error, StepError::Skipped { .. }) {
+                    return Err(isolated);
+                }
                 last.failures = last.failures.saturating_add(1);
                 let nth = last.failures.checked_sub(FAILURES - 1).filter(|nth| *nth > 0);
                 let pause = nth.map(|nth| backoff(PAUSES[0], PAUSES[1], place as u64, nth));

@@ -26,7 +26,7 @@ use crate::settings::setting::POSITIVE;
 
 pub use carried::Carried;
 pub use engine_sync::IsolatedEngine;
-pub(super) use engine_sync::notice_restart;
+pub(super) use engine_sync::look_for_restart;
 pub(super) use manager::LastSync;
 pub use manager::{SyncReport, WeightSyncManager};
 pub(crate) use releases::Releases;

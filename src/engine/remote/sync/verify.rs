@@ -23,7 +23,7 @@ impl Update {
 /// Checksum of each tensor, by name.
 pub(super) type Checksums = BTreeMap<String, String>;
 
-/// Rejects checksums that did not change although the weights did.
+/// Rejects checksums that did not change although the weights did. `before` are those of another version.
 pub(super) fn check_changed(before: Option<&Checksums>, after: Option<&Checksums>, changed: bool) -> Result<(), StepError> {
     if changed && before.is_some() && before == after { Err(StepError::Unchanged) } else { Ok(()) }
 }

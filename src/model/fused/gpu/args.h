@@ -137,8 +137,8 @@ struct NetInputsArgs {
   const i64* sources;                              // [chunks, CONV − 1 + chunk]: rows of `packed`, and then of `others`
   float *query, *key, *value;                      // [chunks, heads, chunk, …]
   const float *by_query, *by_key, *by_value;
-  u16 *by_packed, *by_seen;                        // [count, mixed]; [chunks, CONV − 1, mixed]: by what chunks see before their own
-  float* by_taps;                                  // [chunks, mixed, CONV]
+  u16* by_packed;                                  // [count, mixed]
+  float *by_seen, *by_taps;                        // [chunks, CONV − 1, mixed]: by what chunks see before their own; [chunks, mixed, CONV]
   i64 stride, count, key_heads, shared, chunk;
 };
 

@@ -114,6 +114,12 @@ struct Head {
       if (column(at) < WIDTH) *reinterpret_cast<u32*>(to + column(at)) = pack(from[at], from[at + 1]);
   }
 
+  DEVICE static void write(const float (&from)[HELD], float* to) {
+#pragma unroll
+    for (int at = 0; at < HELD; at++)
+      if (column(at) < WIDTH) to[column(at)] = from[at];
+  }
+
   DEVICE void next(const NetInputsArgs& a, i64 source, i64 first, i64 mixed) {
 #pragma unroll
     for (int tap = 0; tap + 1 < CONV; tap++)
