@@ -133,9 +133,14 @@ pub(crate) fn holds_adapter(dir: &Path) -> bool {
 
 /// Returns the base model's folder of the adapters in `dir`, if they name one. A model of the hub is fetched
 /// if it is not in the cache.
-pub fn base_of(dir: &Path) -> Option<PathBuf> {
-    let base = if holds_adapter(dir) { read_config(&dir.join(CONFIG)).ok()?.0.base? } else { return None };
-    Some(Hub::of_user().open(&base).unwrap_or(base))
+///
+/// # Errors
+/// It is not there, or is no model's folder.
+pub fn base_of(dir: &Path) -> Result<Option<PathBuf>, ModelError> {
+    if !holds_adapter(dir) || read_config(&dir.join(CONFIG))?.0.base.is_none() {
+        return Ok(None);
+    }
+    named_base(dir).map(|(base, _)| Some(base))
 }
 
 /// Reads the configuration of the model in `dir`; for adapters, the base model's, adapted. Reads no

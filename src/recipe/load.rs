@@ -223,7 +223,10 @@ fn unusable_model(hub: &Hub, key: &str, name: &Path, weights: bool) -> Option<St
         if let Some(error) = weights.then(|| crate::model::check_folder(&folder).err()).flatten() {
             return Some(format!("{}, which can't be used: {error}", name.display()));
         }
-        let tokenizer = crate::train::tokenizer_folder(folder).join("tokenizer.json");
+        let tokenizer = match crate::train::tokenizer_folder(folder) {
+            Ok(folder) => folder.join("tokenizer.json"),
+            Err(error) => return Some(format!("{}, which can't be used: {error}", name.display())),
+        };
         // A critic reads the policy's tokens.
         let error = reading::regular(&tokenizer).err().filter(|_| key != "critic.path")?;
         Some(format!("{}, whose tokenizer {} can't be read: {error}", name.display(), tokenizer.display()))

@@ -44,7 +44,7 @@ impl<const SCORES: bool> LoadedModel<SCORES> {
     /// format takes no more memory than on disk. A trainer creates an f32 copy.
     pub fn load_for(dir: impl AsRef<Path>, compute: Compute) -> Result<Self, ModelError> {
         let dir = Hub::of_user().open(dir.as_ref())?;
-        let tokenizer = Tokenizer::from_dir(&tokenizer_folder(dir.clone()))?;
+        let tokenizer = Tokenizer::from_dir(&tokenizer_folder(dir.clone())?)?;
         Self::load_with(dir, tokenizer, compute)
     }
 
@@ -251,11 +251,14 @@ impl ScoreModel {
 
 /// Folder of the tokenizer of a model in `dir`: the same, or the base model's for adapters without
 /// one.
-pub fn tokenizer_folder(dir: PathBuf) -> PathBuf {
+///
+/// # Errors
+/// That of [`base_of`].
+pub fn tokenizer_folder(dir: PathBuf) -> Result<PathBuf, ModelError> {
     if dir.join("tokenizer.json").exists() {
-        return dir;
+        return Ok(dir);
     }
-    base_of(&dir).unwrap_or(dir)
+    Ok(base_of(&dir)?.unwrap_or(dir))
 }
 
 /// Sample with one trained row, the last token's, whose score is the text's, as in transformers.

@@ -48,9 +48,10 @@ pub fn decide(chat: &mut Chat, model: &ModelSource) -> Option<Derived> {
 fn of_model(model: &ModelSource) -> (Ask, &'static str) {
     let ModelSource::Folder(folder) = model else { return NO_TEMPLATE };
     let Ok(folder) = models::model_folder(&folder.name()) else { return NO_TEMPLATE };
+    let template = |folder| ChatTemplate::from_dir(&tokenizer_folder(folder).ok()?).ok();
     match asked_by_run(&folder) {
         Some(ask) => (ask, "so did the run that trained the model"),
-        None if matches!(ChatTemplate::from_dir(&tokenizer_folder(folder)), Ok(None)) => NO_TEMPLATE,
+        None if matches!(template(folder), Some(None)) => NO_TEMPLATE,
         None => (Ask::User, "the model has a chat template"),
     }
 }

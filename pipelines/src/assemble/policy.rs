@@ -106,7 +106,7 @@ impl Reader {
         let ModelSource::Folder(folder) = &model.source else { return Reader::of(model, chat) };
         let tokenizer = tokenizer(model, chat)?;
         let folder = models::model_folder(&folder.name())?;
-        let path = base_of(&folder).unwrap_or(folder).join("config.json");
+        let path = base_of(&folder)?.unwrap_or(folder).join("config.json");
         let text = std::fs::read(&path).with_context(|| format!("reading {}", path.display()))?;
         let json: Value = serde_json::from_slice(&text).with_context(|| format!("reading {}", path.display()))?;
         let size = |key: &str| json[key].as_u64().or_else(|| json["text_config"][key].as_u64()).map(|size| size as usize);
@@ -129,7 +129,7 @@ impl From<&Policy> for Reader {
 pub fn tokenizer(model: &Model, chat: &Chat) -> Result<Tokenizer> {
     let tokenizer = match &model.source {
         ModelSource::Tiny(tiny) => Tokenizer::characters(CHARACTERS, tiny.vocab)?,
-        ModelSource::Folder(folder) => Tokenizer::from_dir(&tokenizer_folder(models::model_folder(&folder.name())?))?,
+        ModelSource::Folder(folder) => Tokenizer::from_dir(&tokenizer_folder(models::model_folder(&folder.name())?)?)?,
     };
     conversations::tokenizer(chat, tokenizer)
 }

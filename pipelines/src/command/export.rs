@@ -97,7 +97,7 @@ impl Export {
 
     fn write_from(&self, from: PathBuf) -> Result<PathBuf> {
         // A folder of adapters has no model.
-        let (base, adapted) = (base_of(&from), !from.join("config.json").exists());
+        let (base, adapted) = (base_of(&from)?, !from.join("config.json").exists());
         ensure!(adapted || !self.adapter, "{} holds no adapters, but a whole model; leave --adapter out", from.display());
         let folder = self.part_folder("writing")?;
         let written = match self.adapter {

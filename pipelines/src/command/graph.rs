@@ -63,7 +63,7 @@ impl Graph {
     }
 }
 
-/// Declares the graph of a plan's pipeline. Neither weights nor devices are used, no server is asked
+/// Declares the graph of a plan's pipeline. No weights are read, no device is used, no server is asked
 /// and no process starts.
 fn graph_of(plan: &Plan, registry: &Registry) -> Result<flow::Graph> {
     let (outputs, small) = (Outputs::in_memory(), outlined(plan));

@@ -241,7 +241,7 @@ fn positions(model: &str) -> Option<usize> {
 
 /// Returns true if the model has a chat template, as far as that is known here.
 fn has_template(model: &str) -> bool {
-    let tokenizer = || Tokenizer::from_dir(&tokenizer_folder(model_folder(Path::new(model)).ok()?)).ok();
+    let tokenizer = || Tokenizer::from_dir(&tokenizer_folder(model_folder(Path::new(model)).ok()?).ok()?).ok();
     Preset::named(model).is_some() || tokenizer().is_some_and(|tokenizer| tokenizer.chat().is_ok())
 }
 

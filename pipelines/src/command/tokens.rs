@@ -137,7 +137,11 @@ fn samples(args: &Tokens, tokenizer: &Tokenizer) -> Result<Vec<Sample>> {
 
 /// Returns the folder of the tokenizer: a folder of its files alone, or a model's.
 pub(crate) fn tokenizer_of(model: &Path) -> Result<PathBuf> {
-    if model.join("tokenizer.json").is_file() { Ok(model.to_owned()) } else { Ok(tokenizer_folder(models::model_folder(model)?)) }
+    if model.join("tokenizer.json").is_file() {
+        Ok(model.to_owned())
+    } else {
+        Ok(tokenizer_folder(models::model_folder(model)?)?)
+    }
 }
 
 /// `what=field`, as the keys of a source's `columns`.

@@ -171,7 +171,8 @@ fn question(attempt: &Attempt, samples: usize, model: &str) -> Value {
 /// A request for completions with what it would leave out: the server then takes that from the folder's
 /// `generation_config.json`, which often has a penalty or a truncation.
 fn with_all(mut question: Value, params: &SamplingParams) -> Value {
-    question["top_k"] = params.top_k.into();
+    // Old versions know -1 alone for all.
+    question["top_k"] = if params.top_k == 0 { json!(-1) } else { json!(params.top_k) };
     question["min_p"] = params.min_p.into();
     question["repetition_penalty"] = params.repetition_penalty.into();
     question

@@ -158,7 +158,7 @@ fn what_a_vllm_server_can_is_found_out_and_what_it_lacks_is_told_with_the_way_to
     let asked = asked.lock().unwrap();
     assert_eq!(asked["return_token_ids"], true);
     // What is left out, the server takes from the folder's generation_config.json.
-    assert_eq!(["top_k", "min_p", "repetition_penalty"].map(|key| asked[key].as_f64()), [0.0, 0.0, 1.0].map(Some));
+    assert_eq!(["top_k", "min_p", "repetition_penalty"].map(|key| asked[key].as_f64()), [-1.0, 0.0, 1.0].map(Some));
 }
 
 #[test]

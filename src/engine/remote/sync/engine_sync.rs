@@ -217,8 +217,10 @@ pub(super) async fn sync_engine(
             fleet.mark_doubtful(place);
         }
         if !(isolated.error.wrong_weights() && sync.retry().await) {
-            // It may have restarted meanwhile.
-            look(fleet, place).await;
+            if isolated.leaves_its_weights(fleet, place) {
+                // It may have restarted meanwhile.
+                look(fleet, place).await;
+            }
             // Work in flight must not continue under unknown weights. An adapter that no request
             // names changes nothing.
             if !(update.adapter || isolated.leaves_its_weights(fleet, place)) {
