@@ -147,7 +147,7 @@ pub(super) struct Completion {
     pub sent_text: usize,
     stream: TextStream,
     /// The same with special tokens, which stop strings may contain.
-    whole: TextStream,
+    with_special: TextStream,
     /// Number of tokens that the streams have read.
     read: usize,
 }
@@ -184,7 +184,7 @@ impl Completion {
             self.read += 1;
             self.stream.read(&tokens[..self.read], decode)?;
             if style.skip_special && !params.stop.is_empty() {
-                self.whole.read(&tokens[..self.read], |tokens| tokenizer.decode_all(tokens))?;
+                self.with_special.read(&tokens[..self.read], |tokens| tokenizer.decode_all(tokens))?;
             }
         }
         let stops: &[String] = if style.trim { &params.stop } else { &[] };
@@ -193,8 +193,8 @@ impl Completion {
         let whole = if ended { Some(text_before_stop(tokens, stops, tokenizer, style.skip_special)?) } else { None };
         let whole = whole.filter(|whole| whole.starts_with(sent));
         // A stop string may have begun.
-        let read = self.whole.text.trim_end_matches(char::REPLACEMENT_CHARACTER);
-        let holds = style.skip_special && certain_text(&self.whole.text, stops, false).len() < read.len();
+        let read = self.with_special.text.trim_end_matches(char::REPLACEMENT_CHARACTER);
+        let holds = style.skip_special && certain_text(&self.with_special.text, stops, false).len() < read.len();
         let stops = if style.skip_special { &[] } else { stops };
         Ok(match whole {
             Some(whole) => whole,

@@ -387,7 +387,7 @@ fn servers_join_and_leave_by_a_file_and_one_that_stands_still_is_passed_over() {
     nothing_lost(&run, lines(&run));
 }
 
-/// No server listens, and neither the interpreter nor the device is there.
+/// No server listens, and the interpreter is not there.
 #[test]
 fn a_graph_has_the_stages_of_servers_and_processes_and_starts_neither() {
     let folder = tempfile::tempdir().unwrap();

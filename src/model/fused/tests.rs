@@ -26,7 +26,7 @@ fn same(what: &str, leaves: &[Tensor], fused: impl Fn(&[Tensor]) -> Tensor, plai
 }
 
 #[test]
-fn a_gpu_neither_plans_attention_nor_rounds_sums() {
+fn a_gpu_neither_plans_attention_nor_rounds_sums_nor_takes_memory_in_fixed_pieces() {
     let set = ["PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"].iter().any(|name| std::env::var_os(name).is_some());
     let [cudnn_attention, rounded_sums, fixed_pieces] = gpu_defaults();
     assert!(!cudnn_attention && !rounded_sums && (set || !fixed_pieces));
