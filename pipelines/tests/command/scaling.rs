@@ -3,7 +3,7 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use rollflow::model::{Layout, ModelConfig};
 use rollflow::recipe::{MemoryPlan, parse};
@@ -11,22 +11,28 @@ use serde_json::json;
 
 use crate::running::rollflow;
 
-/// Held while a test reads the page and writes it again.
+/// Held while a test reads the page and writes it again. Otherwise tests would only wait for each other.
 static PAGE: Mutex<()> = Mutex::new(());
 
 fn page() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/explain/scaling.md")
 }
 
+fn writes() -> bool {
+    std::env::var_os("ROLLFLOW_WRITE_DOCS").is_some()
+}
+
+/// The page, for this test alone if it is written.
+fn taken() -> Option<MutexGuard<'static, ()>> {
+    writes().then(|| PAGE.lock().unwrap_or_else(PoisonError::into_inner))
+}
+
 /// Holds the page to a text of it that was made again, or writes it.
 fn hold(found: &str, made: &str) {
-    if std::env::var_os("ROLLFLOW_WRITE_DOCS").is_some() {
+    if writes() {
         fs::write(page(), made).unwrap();
     }
-    assert!(
-        found == made || std::env::var_os("ROLLFLOW_WRITE_DOCS").is_some(),
-        "run it with ROLLFLOW_WRITE_DOCS=1; it says\n{made}"
-    );
+    assert!(found == made || writes(), "run it with ROLLFLOW_WRITE_DOCS=1; it says\n{made}");
 }
 
 /// The words of a command line; an argument in quotes is one word.
@@ -46,7 +52,7 @@ fn words(line: &str) -> Vec<String> {
 /// Each command with a forecast is followed by what it prints.
 #[test]
 fn every_forecast_of_the_page_is_what_its_command_prints() {
-    let _alone = PAGE.lock().unwrap_or_else(PoisonError::into_inner);
+    let _alone = taken();
     let found = fs::read_to_string(page()).unwrap();
     let (mut made, mut rest, mut commands) = (String::new(), found.as_str(), 0);
     while let Some((before, after)) = rest.split_once("```sh\nrollflow simulate pipelines/scaling/") {
@@ -173,7 +179,7 @@ fn the_table_of_memory_and_traffic_is_that_of_the_memory_plan() {
         ];
         rows += &format!("| {name} | {} |\n", cells.join(" | "));
     }
-    let _alone = PAGE.lock().unwrap_or_else(PoisonError::into_inner);
+    let _alone = taken();
     let found = fs::read_to_string(page()).unwrap();
     let head =
         "| model | nothing | optimizer | gradients | parameters | LoRA | nothing | optimizer | parameters | LoRA |\n| --- |";
