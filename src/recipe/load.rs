@@ -44,7 +44,16 @@ const REQUIRED: [(&str, &str); 3] = [
 
 /// Reads, overrides (`section.key=value`) and checks a recipe. Also looks whether the files it names exist.
 pub fn load(path: &Path, sets: &[String]) -> Result<Plan, RecipeErrors> {
-    load_with(path, sets, |_| Vec::new()).map(|(plan, _)| plan)
+    load_with(path, sets, Computes::Here, |_| Vec::new()).map(|(plan, _)| plan)
+}
+
+/// Where the pipeline of a recipe is to compute.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Computes {
+    /// On this machine, which must have the devices that the recipe names and enough memory.
+    Here,
+    /// On another machine, or nowhere.
+    Elsewhere,
 }
 
 /// Selects the environment variables that override keys, as [`load`] takes them:
@@ -70,13 +79,13 @@ type Resolved = Result<(Plan, Vec<Derived>), RecipeErrors>;
 
 /// [`load`], with the values that the recipe left out and the reason for each. `further` looks for more
 /// problems, which are reported at their places among the others.
-pub fn load_with(path: &Path, sets: &[String], further: impl Fn(&Plan) -> Vec<Problem>) -> Resolved {
+pub fn load_with(path: &Path, sets: &[String], computes: Computes, further: impl Fn(&Plan) -> Vec<Problem>) -> Resolved {
     let file = path.display().to_string();
     let text = reading::read_text(path).map_err(|error| {
         let problem = Problem::of("", format!("cannot read the recipe: {error}"), "give the path of a TOML file");
         RecipeErrors::of(vec![problem.at(Place::File { file: file.clone(), line: 1, column: 1 })])
     })?;
-    resolve(&file, &text, sets, |plan| [missing_files(plan), missing_means(plan), further(plan)].concat())
+    resolve(&file, &text, sets, |plan| [missing_files(plan), missing_means(plan, computes), further(plan)].concat())
 }
 
 /// [`load_with`] for text at hand; `file` names it in errors, and the files it names are not looked for.
@@ -152,8 +161,12 @@ fn require_and_refuse_sections(root: &Node, plan: &Plan, findings: &mut Findings
 
 /// A model that can't do what is asked of it, and a device that isn't there or has too little memory.
 #[cfg(feature = "torch")]
-fn missing_means(plan: &Plan) -> Vec<Problem> {
-    [memory::limits(plan), missing_device(plan)].concat()
+fn missing_means(plan: &Plan, computes: Computes) -> Vec<Problem> {
+    let mut problems = memory::limits(plan);
+    if computes == Computes::Here {
+        problems.extend(missing_device(plan));
+    }
+    problems
 }
 
 #[cfg(feature = "torch")]
@@ -169,7 +182,7 @@ fn missing_device(plan: &Plan) -> Vec<Problem> {
 }
 
 #[cfg(not(feature = "torch"))]
-fn missing_means(_plan: &Plan) -> Vec<Problem> {
+fn missing_means(_plan: &Plan, _computes: Computes) -> Vec<Problem> {
     Vec::new()
 }
 

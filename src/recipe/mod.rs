@@ -44,7 +44,7 @@ pub use environment::{Environment, EnvironmentKind};
 pub use eval::Eval;
 pub use fingerprint::{data_fingerprints, folder_fingerprint, model_fingerprints};
 pub use generate::{Filter, Generate};
-pub use load::{load, load_with, parse, parse_with, variables, with_current_names};
+pub use load::{Computes, load, load_with, parse, parse_with, variables, with_current_names};
 pub use lora::{BaseFormat, Lora};
 #[cfg(feature = "torch")]
 pub use memory::{MemoryPart, MemoryPlan, Taken, beyond_one_process};

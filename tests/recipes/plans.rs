@@ -13,8 +13,8 @@ use rollflow::algo::{
 };
 use rollflow::data::source::Columns;
 use rollflow::recipe::{
-    Composition, Custom, Fallback, Filter, Machine, ModelSource, OnStale, Params, PartRule, Pipeline, Plan, ReferencePolicy,
-    RewardModel, RewardRule, Sft, Source, TaskData, Train, check_text_on, load, load_with, pages, parse,
+    Composition, Computes, Custom, Fallback, Filter, Machine, ModelSource, OnStale, Params, PartRule, Pipeline, Plan,
+    ReferencePolicy, RewardModel, RewardRule, Sft, Source, TaskData, Train, check_text_on, load, load_with, pages, parse,
 };
 use rollflow::stages::reward::ModelRule;
 use rollflow::train::NonFinitePolicy;
@@ -341,7 +341,7 @@ fn servers_get_all_that_may_be_in_flight_unless_the_recipe_says_how_many() {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("recipe.toml");
     fs::write(&file, text(servers)).unwrap();
-    let (_, derived) = load_with(&file, &[], |_| Vec::new()).unwrap();
+    let (_, derived) = load_with(&file, &[], Computes::Here, |_| Vec::new()).unwrap();
     for key in ["generate.max_num_seqs", "eval.max_num_seqs"] {
         assert!(derived.iter().any(|of| of.key == key && of.value == "512"), "{key}: {derived:?}");
     }

@@ -16,14 +16,14 @@ use rollflow::model::FrozenWeights;
 use rollflow::net::Endpoint;
 use rollflow::prelude::*;
 use rollflow::recipe::{
-    DeviceName, FixedPolicy, PartRule, Pipeline, Plan, ReferencePolicy, RewardRule, Task, Timeline, TrainerBackend,
+    Computes, DeviceName, FixedPolicy, PartRule, Pipeline, Plan, ReferencePolicy, RewardRule, Task, Timeline, TrainerBackend,
 };
 use rollflow::stages::reward::RemoteReward;
 use rollflow::stages::sync::{RemoteSync, SleepServers};
 use rollflow::train::ScoreModel;
 
-use super::out;
-use super::plans::{RecipeArgs, load};
+use super::plans::{RecipeArgs, load_for};
+use super::{End, out};
 use crate::assemble::policy::{self, Reader};
 use crate::assemble::references::Scorers;
 use crate::assemble::rewards::Scoring;
@@ -54,7 +54,8 @@ enum Format {
 
 impl Graph {
     pub fn run(self, registry: &Registry) -> Result<()> {
-        let graph = graph_of(&load(&self.recipe, registry)?, registry)?;
+        let (plan, _) = load_for(Computes::Elsewhere, &self.recipe, registry).map_err(End::Recipe)?;
+        let graph = graph_of(&plan, registry)?;
         out::line(&match self.format {
             Format::Mermaid => graph.to_mermaid(),
             Format::Dot => graph.to_dot(),

@@ -10,7 +10,7 @@ use rollflow::data::Prompt;
 use rollflow::data::source::{DataSet, DataSpec, Example};
 use rollflow::model::ModelConfig;
 use rollflow::prelude::Tokenizer;
-use rollflow::recipe::Preset;
+use rollflow::recipe::{Computes, Preset};
 use rollflow::train::tokenizer_folder;
 use rollflow::util::atomic_file;
 
@@ -93,7 +93,7 @@ impl Init {
         let text = self.recipe()?;
         atomic_file::write(&self.path, &text).with_context(|| format!("writing {file}"))?;
         // The file alone: variables of the environment belong to a later call.
-        let loaded = checked(&self.path, &[], registry, |_| Vec::new()).map_err(|errors| {
+        let loaded = checked(&self.path, &[], Computes::Here, registry, |_| Vec::new()).map_err(|errors| {
             out::complain(&format!("written to {file}, which is to be completed:"));
             End::Recipe(errors)
         })?;

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use anyhow::Result;
 use clap::Args;
 use rollflow::observe::Console;
-use rollflow::recipe::{self, Derived, Place, Plan, Problem, RecipeErrors, TaskData};
+use rollflow::recipe::{self, Computes, Derived, Place, Plan, Problem, RecipeErrors, TaskData};
 use rollflow::util::{reading, untrusted};
 
 use super::{End, out, refused};
@@ -32,20 +32,29 @@ pub fn load(args: &RecipeArgs, registry: &Registry) -> Result<Plan> {
     Ok(load_and(args, registry, |_| Vec::new()).map_err(End::Recipe)?.0)
 }
 
+/// [`load_and`] for a command that may compute nothing with the model.
+pub fn load_for(computes: Computes, args: &RecipeArgs, registry: &Registry) -> Result<Loaded, RecipeErrors> {
+    checked(&args.recipe, &overrides(args)?, computes, registry, |_| Vec::new())
+}
+
 /// A plan, and the values that its recipe left out, each with the reason.
 pub type Loaded = (Plan, Vec<Derived>);
 
 /// The plan of a recipe under the environment's variables and `--set`, or all that is wrong with it.
 /// `further` looks for more problems in a plan that is sound otherwise.
 pub fn load_and(args: &RecipeArgs, registry: &Registry, further: impl Fn(&Plan) -> Vec<Problem>) -> Result<Loaded, RecipeErrors> {
-    let sets = [recipe::variables(std::env::vars_os())?, args.sets.clone()].concat();
-    checked(&args.recipe, &sets, registry, further)
+    checked(&args.recipe, &overrides(args)?, Computes::Here, registry, further)
+}
+
+fn overrides(args: &RecipeArgs) -> Result<Vec<String>, RecipeErrors> {
+    Ok([recipe::variables(std::env::vars_os())?, args.sets.clone()].concat())
 }
 
 /// [`load_and`] of a file under these overrides alone.
 pub fn checked(
     path: &Path,
     sets: &[String],
+    computes: Computes,
     registry: &Registry,
     further: impl Fn(&Plan) -> Vec<Problem>,
 ) -> Result<Loaded, RecipeErrors> {
@@ -59,12 +68,12 @@ pub fn checked(
     };
     // Warnings go to standard error, since no run has a console yet.
     tracing::subscriber::with_default(Console::quiet(), || {
-        let (mut plan, mut derived) = recipe::load_with(path, sets, complaints)?;
+        let (mut plan, mut derived) = recipe::load_with(path, sets, computes, complaints)?;
         let ask = conversations::decide(&mut plan.chat, &plan.model.source);
         match epochs::settle(&mut plan, registry) {
             Ok(steps) => derived.extend(steps),
             // Loaded again, so that the error stands where the key was written.
-            Err(error) => return recipe::load_with(path, sets, |plan| vec![epochs::complaint(plan, &error)]),
+            Err(error) => return recipe::load_with(path, sets, computes, |plan| vec![epochs::complaint(plan, &error)]),
         }
         let imitates = plan.sft.as_ref().is_some_and(|sft| !sft.sources().is_empty());
         derived.extend(ask.filter(|_| imitates || matches!(plan.task.data, TaskData::Data(_))));

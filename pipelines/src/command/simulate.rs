@@ -4,9 +4,9 @@ use std::path::PathBuf;
 
 use anyhow::Result;
 use clap::Args;
-use rollflow::recipe::RecipeErrors;
+use rollflow::recipe::{Computes, RecipeErrors};
 
-use super::plans::{Loaded, RecipeArgs, load, load_and, show};
+use super::plans::{Loaded, RecipeArgs, load_for, show};
 use super::{End, out, refused};
 use crate::registry::Registry;
 use crate::simulate;
@@ -45,7 +45,9 @@ impl Simulate {
         let Simulate { recipe, profile, record, steps, cluster, vary } = self;
         let (of_cluster, sets): (Vec<String>, Vec<String>) = recipe.sets.into_iter().partition(|set| set.starts_with(PREFIX));
         let recipe = RecipeArgs { sets, ..recipe };
-        let plan = load(&recipe, registry)?;
+        // Without a profile, steps are recorded here.
+        let computes = if profile.exists() { Computes::Elsewhere } else { Computes::Here };
+        let (plan, _) = load_for(computes, &recipe, registry).map_err(End::Recipe)?;
         if !plan.pipeline.reinforces() {
             let shown = recipe.recipe.display();
             return Err(refused(format!("only pipelines that reinforce can be simulated; {shown} has nothing to overlap")));
@@ -62,7 +64,7 @@ impl Simulate {
             };
             let varies_cluster = key.starts_with(PREFIX);
             let sets = of(&recipe.sets, !varies_cluster);
-            let loaded = load_and(&RecipeArgs { recipe: recipe.recipe.clone(), sets }, registry, |_| Vec::new())?;
+            let loaded = load_for(computes, &RecipeArgs { recipe: recipe.recipe.clone(), sets }, registry)?;
             Ok((loaded, cluster::read(cluster.as_deref(), &of(&of_cluster, varies_cluster))?))
         };
         let loaded: Vec<Result<(Loaded, Cluster), RecipeErrors>> = variants.iter().map(with).collect();

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 use parking_lot::Mutex;
-use rollflow::recipe::variables;
+use rollflow::recipe::{Computes, variables};
 use rollflow::util::reading;
 use serde::Deserialize;
 use serde_json::{Value, json};
@@ -98,7 +98,7 @@ impl Starter {
         let surveyed = Mutex::new(Surveyed::default());
         // The run's process has this one's environment.
         let sets = [variables(std::env::vars_os())?, set.clone()].concat();
-        let checked = checked(&path, &sets, &self.registry, |plan| {
+        let checked = checked(&path, &sets, Computes::Here, &self.registry, |plan| {
             let found = survey::of(plan);
             let complaints = found.complaints.clone();
             *surveyed.lock() = found;

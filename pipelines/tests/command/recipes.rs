@@ -496,3 +496,12 @@ fn a_pipeline_is_drawn_in_three_languages() {
     let names: Vec<&str> = graph["nodes"].as_array().unwrap().iter().map(|node| node["name"].as_str().unwrap()).collect();
     assert_eq!(names, ["prompts", "generate", "reward", "filter", "batch", "train", "sync", "log"], "reads as the algorithm");
 }
+
+#[test]
+fn a_pipeline_is_drawn_where_its_devices_are_absent() {
+    let sets = ["--set", "model.device=\"cuda:63\"", "--set", "generate.devices=[\"cuda:62\"]"];
+    let with = |command: &str| rollflow(&[&[command, GRPO][..], &sets].concat());
+    let drawn = with("graph");
+    assert!(drawn.code == Some(0) && drawn.out.starts_with("flowchart LR"), "{drawn:?}");
+    assert_eq!(with("check").code, Some(2), "its run would find no such device");
+}
