@@ -11,6 +11,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <filesystem>
 #include <fstream>
 #include <map>
 #include <mutex>
@@ -34,15 +35,18 @@ struct Dim {
   unsigned x, y, z;
 };
 
+// Fibres of a kernel share what its library has. It is loaded this many times, so that as many kernels run at a time.
+constexpr std::size_t COPIES = 2;
+
 // As cuModuleLoadData gives it: in the context of a device.
 struct Module {
-  void* library;
+  std::array<void*, COPIES> libraries;
   int device;
 };
 
 // As cuModuleGetFunction gives it.
 struct Kernel {
-  void (*run)(const void*, const Dim*, unsigned);
+  std::array<void (*)(const void*, const Dim*, unsigned), COPIES> run;
   std::size_t words;
   int device;
 };
@@ -50,11 +54,15 @@ struct Kernel {
 // CUDA's errors: of what can't be done while a graph is recorded, without a context, and with what is another context's.
 constexpr int RECORDED = 900, NO_CONTEXT = 201, OTHER_CONTEXT = 400;
 
-// One at a time: fibres of a kernel share what its library has.
 void run(const Kernel& kernel, const void* given, const Dim& grid, unsigned threads) {
-  static std::mutex one;
-  const std::lock_guard<std::mutex> lock(one);
-  kernel.run(given, &grid, threads);
+  static std::array<std::mutex, COPIES> taken;
+  static std::atomic<std::size_t> next{0};
+  std::size_t copy = 0;
+  std::unique_lock<std::mutex> lock;
+  for (; copy < COPIES && !lock; copy++) lock = std::unique_lock(taken[copy], std::try_to_lock);
+  copy = lock ? copy - 1 : next++ % COPIES;
+  if (!lock) lock = std::unique_lock(taken[copy]);
+  kernel.run[copy](given, &grid, threads);
 }
 
 // Shared memory by its address on the device: name and bytes.
@@ -127,14 +135,20 @@ int nvrtcDestroyProgram(void** program) {
 int cuModuleLoadData(void** module, const void* image) {
   if (context() < 0) return NO_CONTEXT;
   if (graph::records()) return RECORDED;
-  const std::string library = static_cast<const char*>(image);
-  void* const loaded = dlopen(library.c_str(), RTLD_NOW | RTLD_LOCAL);
-  // It stays mapped.
-  const std::string folder = library.substr(0, library.rfind('/'));
-  for (const char* file : {"/kernels.cpp", "/kernels.so"}) unlink((folder + file).c_str());
-  rmdir(folder.c_str());
-  if (!loaded) return 200;
-  *module = new Module{loaded, context()};
+  const std::filesystem::path library = static_cast<const char*>(image);
+  Module loaded{{}, context()};
+  for (std::size_t copy = 0; copy < COPIES; copy++) {
+    const auto file = library.parent_path() / (std::to_string(copy) + ".so");
+    void*& of = loaded.libraries[copy];
+    // Another device may have it, of files that are gone.
+    if ((of = dlopen(file.c_str(), RTLD_NOW | RTLD_NOLOAD))) continue;
+    std::error_code failed;
+    std::filesystem::copy_file(library, file, failed);
+    if (!(of = dlopen(file.c_str(), RTLD_NOW | RTLD_LOCAL))) return 200;
+  }
+  // They stay mapped.
+  std::filesystem::remove_all(library.parent_path());
+  *module = new Module(loaded);
   return 0;
 }
 
@@ -143,9 +157,14 @@ int cuModuleGetFunction(void** function, void* module, const char* name) {
   const Module& of = *static_cast<Module*>(module);
   if (context() < 0) return NO_CONTEXT;
   if (graph::records()) return RECORDED;
-  void *run = dlsym(of.library, name), *words = dlsym(of.library, (std::string(name) + "_words").c_str());
-  if (!run || !words) return 500;
-  *function = new Kernel{reinterpret_cast<void (*)(const void*, const Dim*, unsigned)>(run), *static_cast<std::size_t*>(words), of.device};
+  Kernel found{{}, 0, of.device};
+  for (std::size_t copy = 0; copy < COPIES; copy++) {
+    void* const words = dlsym(of.libraries[copy], (std::string(name) + "_words").c_str());
+    found.run[copy] = reinterpret_cast<void (*)(const void*, const Dim*, unsigned)>(dlsym(of.libraries[copy], name));
+    if (!found.run[copy] || !words) return 500;
+    found.words = *static_cast<std::size_t*>(words);
+  }
+  *function = new Kernel(found);
   return 0;
 }
 

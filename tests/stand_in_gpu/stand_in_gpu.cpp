@@ -307,6 +307,22 @@ void keep_operation(const c10::OperatorHandle& op, std::vector<c10::IValue> kept
   });
 }
 
+// Computes on the host. Products of 16 bits are summed in f32 and rounded once, as on a GPU: many processors have them only number by number.
+void compute(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
+  const auto& schema = op.schema();
+  const auto is = [&](const char* name) { return schema.name() == name; };
+  const auto is_half = [](const c10::IValue& of) { return of.isTensor() && at::isReducedFloatingType(of.toTensor().scalar_type()); };
+  const bool product = is("aten::mm") || is("aten::bmm") || is("aten::addmm") || is("aten::baddbmm") || is("aten::_grouped_mm");
+  const std::vector<c10::IValue> given(stack->end() - schema.arguments().size(), stack->end());
+  if (!product || !is_half(given[0])) return op.redispatchBoxed(c10::DispatchKeySet(c10::DispatchKey::CPU), stack);
+  for (auto place = stack->end() - given.size(); place != stack->end(); ++place)
+    if (is_half(*place)) *place = place->toTensor().to(at::kFloat);
+  op.redispatchBoxed(c10::DispatchKeySet(c10::DispatchKey::CPU), stack);
+  const Tensor exact = stack->back().toTensor();
+  const bool to_given = schema.overload_name() == "out";
+  stack->back() = to_given ? given.back().toTensor().copy_(exact) : exact.to(given[0].toTensor().scalar_type());
+}
+
 void on_the_host(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
   const auto& schema = op.schema();
   const auto given = torch::jit::last(*stack, schema.arguments().size());
@@ -337,7 +353,7 @@ void on_the_host(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
   const std::vector<c10::IValue> taken(stack->end() - kept.size(), stack->end());
   TORCH_CHECK(where.device, schema.name(), ": on no device");
   works_on(schema, kept, stream_of(*where.device));
-  op.redispatchBoxed(c10::DispatchKeySet(c10::DispatchKey::CPU), stack);
+  compute(op, stack);
   const size_t results = stack->size() - schema.returns().size();
   for (size_t at = 0; at < schema.returns().size(); ++at) {
     auto& result = (*stack)[results + at];
