@@ -9,9 +9,10 @@ fn leaf(shape: &[i64]) -> Tensor {
     Tensor::randn(shape, F32).set_requires_grad(true)
 }
 
+/// Both are sums in f32, in another order. Tests next to this one draw from the same generator, so that inputs vary.
 fn close(what: &str, a: &Tensor, b: &Tensor) {
     let gap = f64::try_from((a - b).abs().max()).unwrap() / f64::try_from(b.abs().max()).unwrap().max(1.0);
-    assert!(gap < 2e-6, "{what}: relative gap {gap:e}");
+    assert!(gap < 1e-5, "{what}: relative gap {gap:e}");
 }
 
 /// Value and gradients of `fused` equal those of `plain` under a random cotangent.
