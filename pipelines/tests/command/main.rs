@@ -17,6 +17,7 @@ mod diagnosing;
 mod diffing;
 mod disks;
 mod distilling;
+mod drawing;
 mod evaluating;
 mod file_faults;
 mod fork_server;

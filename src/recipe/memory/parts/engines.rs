@@ -151,7 +151,8 @@ impl Parts<'_> {
                 }
                 (None, false) => per_token_of_layer(&self.model, false, false) * self.bytes(),
             };
-            let why = format!("{cells} tokens × {:.1} KiB: one layer's, of prompts that are read at once", layer as f64 / 1024.0);
+            let why =
+                format!("{cells} tokens × {:.1} KiB: one layer's, of prompts that are read together", layer as f64 / 1024.0);
             self.add("prefill", cells * layer, why);
             if remembered > 0 {
                 // Keys and values of whole sequences, of which ends are read, and the place of each.
