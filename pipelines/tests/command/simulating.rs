@@ -56,6 +56,18 @@ fn drawn(sigma: f64) -> Value {
 }
 
 #[test]
+fn a_profile_is_simulated_where_the_recipes_devices_are_absent_and_none_is_recorded_there() {
+    let folder = tempfile::tempdir().unwrap();
+    let profile = folder.path().join("profile.json");
+    let args = ["--set", "model.device=\"cuda:63\"", "--steps", "20"];
+    let refused = simulate(&profile, &args);
+    assert!(refused.code == Some(2) && refused.err.contains("cuda:63"), "{refused:?}");
+    fs::write(&profile, drawn(0.0).to_string()).unwrap();
+    let ended = simulate(&profile, &args);
+    assert!(ended.code == Some(0) && ended.out.contains("steps/h"), "{ended:?}");
+}
+
+#[test]
 fn what_a_long_tail_costs_and_over_sampling_gives_back_is_seen_ahead() {
     let folder = tempfile::tempdir().unwrap();
     let (even, tailed) = (folder.path().join("even.json"), folder.path().join("tailed.json"));
