@@ -57,11 +57,15 @@ constexpr int RECORDED = 900, NO_CONTEXT = 201, OTHER_CONTEXT = 400;
 void run(const Kernel& kernel, const void* given, const Dim& grid, unsigned threads) {
   static std::array<std::mutex, COPIES> taken;
   static std::atomic<std::size_t> next{0};
-  std::size_t copy = 0;
-  std::unique_lock<std::mutex> lock;
-  for (; copy < COPIES && !lock; copy++) lock = std::unique_lock(taken[copy], std::try_to_lock);
-  copy = lock ? copy - 1 : next++ % COPIES;
-  if (!lock) lock = std::unique_lock(taken[copy]);
+  const auto take = [&] {
+    for (std::size_t copy = 0; copy < COPIES; copy++)
+      if (taken[copy].try_lock()) return copy;
+    const std::size_t copy = next++ % COPIES;
+    taken[copy].lock();
+    return copy;
+  };
+  const std::size_t copy = take();
+  const std::lock_guard<std::mutex> lock(taken[copy], std::adopt_lock);
   kernel.run[copy](given, &grid, threads);
 }
 
