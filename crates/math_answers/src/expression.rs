@@ -140,6 +140,11 @@ impl Expr {
 
     /// Returns true if it has a variable.
     pub(crate) fn has_variables(&self) -> bool {
-        self.any(&|part| matches!(part, Expr::Symbol(name) if !matches!(name.as_str(), "π" | "e" | "i" | "∞")))
+        self.any(&|part| matches!(part, Expr::Symbol(name) if is_variable(name)))
     }
+}
+
+/// Returns true if a name is not one of the constants `π`, `e`, `i`, `∞`.
+pub(crate) fn is_variable(name: &str) -> bool {
+    !matches!(name, "π" | "e" | "i" | "∞")
 }

@@ -125,7 +125,10 @@ fn sentence(rest: &str) -> &str {
     }
     let line = rest.lines().next().unwrap_or_default();
     let line = line.split_once(". ").map_or(line, |(sentence, _)| sentence);
-    let line = line.trim().trim_end_matches(['.', '*', ' ']);
+    // `!` ends a sentence at the end of the line and before a capital letter. Elsewhere it is a factorial.
+    let exclaimed = line.match_indices("! ").find(|(at, _)| line[at + 2..].starts_with(char::is_uppercase));
+    let line = exclaimed.map_or(line, |(at, _)| &line[..=at]).trim().trim_end_matches(['*', ' ']);
+    let line = line.strip_suffix('!').unwrap_or(line).trim_end_matches(['.', '*', ' ']);
     if line.len() > LONGEST { "" } else { line }
 }
 
@@ -151,6 +154,8 @@ mod tests {
         assert_eq!(extract_answer("\\boxed{12"), Some("12"), "a box that was cut off marks nothing");
         assert_eq!(extract_answer("The answer is $x = 3$, not 4."), Some("x = 3"));
         assert_eq!(extract_answer("**Answer:** 3/4\nThat took 5 steps."), Some("3/4"));
+        assert_eq!(extract_answer("So the answer is **42**! It took 6 steps."), Some("42"));
+        assert_eq!(extract_answer("The answer is 5! = 120."), Some("5! = 120"));
         assert_eq!(extract_answer("The answer is what we sought: 6"), Some("6"), "words are no answer");
         assert_eq!(extract_answer("It costs $1,200.50. Really"), Some("1,200.50"));
         assert_eq!(extract_answer("from 3-4 to -12, done"), Some("-12"));

@@ -37,8 +37,8 @@ struct Lexer<'a> {
 enum Group {
     /// A second argument may follow.
     FirstOfTwo,
-    /// The braces of `\boxed{…}`, which mean nothing.
-    Box,
+    /// The braces of `\boxed{…}` and `\text{10 cm}`, which mean nothing.
+    Transparent,
     Other,
 }
 
@@ -134,10 +134,8 @@ impl<'a> Lexer<'a> {
             '∪' => self.push(Token::Union),
             '∈' => self.push(Token::In),
             '&' => self.push(Token::Cell),
-            '√' => {
-                self.push(Token::Sqrt)?;
-                self.single_argument()
-            }
+            // √13 has the whole number as its argument.
+            '√' => self.push(Token::Sqrt),
             '½' => self.small_fraction(1, 2),
             '⅓' => self.small_fraction(1, 3),
             '⅔' => self.small_fraction(2, 3),
@@ -297,7 +295,7 @@ impl<'a> Lexer<'a> {
             "boxed" | "fbox" => {
                 self.skip_blanks();
                 if self.take("{") {
-                    self.groups.push(Group::Box);
+                    self.groups.push(Group::Transparent);
                 }
                 Some(())
             }
@@ -318,6 +316,12 @@ impl<'a> Lexer<'a> {
         let Some(end) = inside.find(['}', '{']).filter(|end| inside[*end..].starts_with('}')) else { return Some(()) };
         let words = inside[..end].trim();
         if words.contains(|c: char| c.is_ascii_digit() || c == '\\') {
+            use Token::{Binom, Frac, Power, Sqrt, Under};
+            // An index, an exponent or an argument is one group.
+            if !matches!(self.tokens.last(), Some(Binom | Frac | Power | Sqrt | Under)) {
+                self.at += 1;
+                self.groups.push(Group::Transparent);
+            }
             return Some(());
         }
         self.at += end + 2;
@@ -388,7 +392,7 @@ impl<'a> Lexer<'a> {
 
     fn close_group(&mut self) -> Option<()> {
         match self.groups.pop() {
-            Some(Group::Box) => Some(()),
+            Some(Group::Transparent) => Some(()),
             Some(Group::FirstOfTwo) => {
                 self.push(Token::Close(Bracket::Group))?;
                 self.single_argument()

@@ -1,7 +1,7 @@
 //! Parser of whole answers: values, lists, intervals, equations, matrices and words, without labels
 //! and units.
 
-use crate::expression::{Answer, Expr, ListKind, Reading};
+use crate::expression::{Answer, Expr, ListKind, Reading, is_variable};
 use crate::lexer::{Commas, tokens};
 use crate::parser::Parser;
 use crate::token::{Bracket, Relation, Token};
@@ -16,8 +16,12 @@ pub(crate) fn read(text: &str, commas: Commas, keep_labels: bool, work: &mut Wor
     if !tokens.iter().any(|token| matches!(token, Token::PlusMinus | Token::MinusPlus)) {
         return Some(upper);
     }
-    let lower = read_tokens(false)?;
-    Some(Reading { answer: Answer::List(ListKind::Bare, [items(upper.answer), items(lower.answer)].concat()), unit: upper.unit })
+    let lower = items(read_tokens(false)?.answer);
+    let mut both = items(upper.answer);
+    // An item without `±` has one value.
+    let other: Vec<Answer> = lower.into_iter().zip(&both).filter(|(low, high)| low != *high).map(|(low, _)| low).collect();
+    both.extend(other);
+    Some(Reading { answer: Answer::List(ListKind::Bare, both), unit: upper.unit })
 }
 
 fn items(answer: Answer) -> Vec<Answer> {
@@ -91,19 +95,22 @@ impl Parser<'_> {
         })
     }
 
-    /// Skips labels: `x =`, `f(x) =`, `\text{Area} =` and `x \in`. Returns the variable before `=`, or
-    /// no tokens: names of functions and words are no part of an answer.
+    /// Skips labels: `x =`, `(x, y) =`, `f(x) =`, `\text{Area} =` and `x \in`. Returns the variables
+    /// before `=`, or no tokens: names of functions and words are no part of an answer. After a variable,
+    /// `≈` is `=`; a constant before `≈` is the answer.
     fn label_of_the_answer(&mut self) -> Option<Vec<Token>> {
-        use Token::{Close, In, Name, Open, Text};
+        use Token::{Close, In, Name, Open, Text, Under};
         let equal = Token::Relation(Relation::Equal);
+        let equals = |token: &Token| matches!(token, Token::Relation(Relation::Equal | Relation::About));
         let rest = &self.tokens[self.at..];
         let texts = rest.iter().take_while(|token| matches!(token, Text(_))).count();
         let (length, variable) = match rest {
-            _ if texts > 0 && rest.get(texts) == Some(&equal) => (texts + 1, 0),
-            [Name(_), next, ..] if *next == equal => (2, 1),
+            _ if texts > 0 && rest.get(texts).is_some_and(equals) => (texts + 1, 0),
+            [Name(name), next, ..] if *next == equal || equals(next) && is_variable(name) => (2, 1),
             [Name(_), In, ..] => (2, 0),
-            [Name(_), Token::Under, _, next, ..] if *next == equal => (4, 3),
-            [Name(_), Open(Bracket::Round), Name(_), Close(Bracket::Round), next, ..] if *next == equal => (5, 0),
+            [Name(_), Under, _, next, ..] if equals(next) => (4, 3),
+            [Name(_), Open(Bracket::Round), Name(_), Close(Bracket::Round), next, ..] if equals(next) => (5, 0),
+            [Open(Bracket::Round), Name(_), ..] => tuple_label(rest).map_or((0, 0), |length| (length, length - 1)),
             _ => (0, 0),
         };
         self.at += length;
@@ -238,6 +245,14 @@ impl Parser<'_> {
         }
         related(sides, &relations)
     }
+}
+
+/// Returns the number of tokens of `(x, y) =`, if they are the first.
+fn tuple_label(tokens: &[Token]) -> Option<usize> {
+    let inside = |token: &&Token| matches!(token, Token::Name(_) | Token::Under | Token::Number { .. } | Token::Separator);
+    let close = 1 + tokens.iter().skip(1).take_while(inside).count();
+    let [Token::Close(Bracket::Round), Token::Relation(Relation::Equal), ..] = tokens.get(close..)? else { return None };
+    tokens[..close].contains(&Token::Separator).then_some(close + 2)
 }
 
 fn related(mut sides: Vec<Expr>, relations: &[Relation]) -> Option<Answer> {
