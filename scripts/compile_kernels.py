@@ -6,7 +6,9 @@ NVIDIA's compiler comes from the same release as libtorch's (a wheel of 90 MB, k
 
 import ctypes
 import itertools
+import multiprocessing
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -14,11 +16,13 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 COMPILER = "nvidia-cuda-nvrtc==13.0.88"
-CARDS = {"sm_80": "A100", "sm_89": "L4, L40S", "sm_90": "H100, H200", "sm_100": "B200"}
+CARDS = {"sm_80": "A100", "sm_89": "L4, L40S", "sm_90": "H100, H200", "sm_100": "B200", "sm_120": "RTX 50, RTX PRO"}
 # As gpu.rs joins them.
 SOURCES = ("args.h", "common.cu", "rows.cu", "experts.cu", "draw.cu", "delta.cu", "attend.cu")
+# Widths of the heads of a delta net. Those of values decide how many threads a block has, which share a GPU's registers.
+DELTA = [(128, 128), (128, 256), (256, 160), (192, 192)]
+REGISTERS = re.compile(r"Compiling entry function 'delta_step'.*?Used (\d+) registers", re.DOTALL)
 # Size of a head, heads, heads of keys, rotated columns of a head, and whether outputs have gates. The kernel of attention is compiled for each, the others don't ask.
-DELTA = ["-DKEY_DIM=128", "-DVALUE_DIM=128", "-DCONV=4"]
 HEADS = [(64, 14, 2, 64, 0), (128, 28, 4, 128, 0), (96, 32, 32, 72, 0), (16, 4, 2, 16, 0), (256, 8, 2, 64, 1), (128, 40, 8, 128, 0)]
 
 
@@ -39,8 +43,8 @@ def library() -> ctypes.CDLL:
     return ctypes.CDLL("libnvrtc.so.13", handle=handle)
 
 
-def compiled(nvrtc: ctypes.CDLL, source: bytes, options: list[str]) -> str | None:
-    """None, or what the compiler says."""
+def compiled(nvrtc: ctypes.CDLL, source: bytes, options: list[str]) -> tuple[bool, str]:
+    """Whether it compiles, and what the compiler says."""
     program, size = ctypes.c_void_p(), ctypes.c_size_t()
     assert nvrtc.nvrtcCreateProgram(ctypes.byref(program), source, b"kernels.cu", 0, None, None) == 0
     failed = nvrtc.nvrtcCompileProgram(program, len(options), (ctypes.c_char_p * len(options))(*(of.encode() for of in options)))
@@ -48,20 +52,39 @@ def compiled(nvrtc: ctypes.CDLL, source: bytes, options: list[str]) -> str | Non
     log = ctypes.create_string_buffer(size.value)
     nvrtc.nvrtcGetProgramLog(program, log)
     nvrtc.nvrtcDestroyProgram(ctypes.byref(program))
-    return log.value.decode() if failed else None
+    return not failed, log.value.decode()
+
+
+def starts(log: str, values: int) -> bool:
+    """Whether the registers of a GPU suffice for a block of `delta_step`, by the compiler's report: eight at a time, for four warps at a time."""
+    return -(-int(REGISTERS.search(log)[1]) // 8) * 8 * -(-2 * values // 128) * 128 <= 1 << 16
+
+
+def check(card: str, form: int, heads: tuple | None, delta: tuple[int, int]) -> str | None:
+    """Compiles the kernels for one card and shape. Returns what is wrong."""
+    keys, values = delta
+    shape = [f"-D{name}={value}" for name, value in zip(("DIM", "HEADS", "KEYS", "ROTATED", "GATED"), heads or ())]
+    shape += ["-DPAGE=32", f"-DKEY_DIM={keys}", f"-DVALUE_DIM={values}", "-DCONV=4"]
+    options = [f"--gpu-architecture={card}", "--std=c++17", f"-DFORMAT={form}", *shape]
+    source = b"".join((ROOT / "src/model/fused/gpu" / name).read_bytes() for name in SOURCES)
+    compiles, log = compiled(NVRTC, source, [*options, "--ptxas-options=-v"])
+    if not compiles:
+        return f"the kernels do not compile for {CARDS[card]} with {' '.join(options)}:\n{log}"
+    if not starts(log, values):
+        return f"a block of delta_step has more registers than {CARDS[card]} with {' '.join(options)}:\n{REGISTERS.search(log)[0]}"
+    return None
 
 
 def main() -> None:
-    nvrtc = library()
-    source = b"".join((ROOT / "src/model/fused/gpu" / name).read_bytes() for name in SOURCES)
-    for card, names in CARDS.items():
-        for form, heads in [(0, None), (1, None), *zip(itertools.cycle((0, 1)), HEADS)]:
-            shape = [f"-D{name}={value}" for name, value in zip(("DIM", "HEADS", "KEYS", "ROTATED", "GATED"), heads or ())] + ["-DPAGE=32"] + DELTA
-            options = [f"--gpu-architecture={card}", "--std=c++17", f"-DFORMAT={form}", *shape]
-            if problem := compiled(nvrtc, source, options):
-                sys.exit(f"the kernels do not compile for {names} with {' '.join(options)}:\n{problem}")
-        print(f"compiled for {card} ({names})")
+    shapes = list(zip(itertools.cycle((0, 1)), [None, None, *HEADS], itertools.cycle(DELTA)))
+    # One process a core.
+    with multiprocessing.get_context("fork").Pool() as pool:
+        for problem in pool.starmap(check, [(card, *shape) for card in CARDS for shape in shapes], chunksize=1):
+            if problem:
+                sys.exit(problem)
+    print(f"compiled {len(shapes)} shapes for {', '.join(CARDS)}")
 
 
 if __name__ == "__main__":
+    NVRTC = library()
     main()

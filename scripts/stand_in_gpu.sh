@@ -24,11 +24,12 @@ export CARGO_TARGET_X86_64_UNKNOWN_LINUX_GNU_RUNNER="env LD_PRELOAD=$library"
 export ROLLFLOW_REQUIRE_GPU=1
 cargo test --workspace --test golden_models
 cargo test --workspace --test models -- precision:: devices:: gpu:: quantised:: gpt_oss:: memory::a_trainer_on_a_gpu memory::a_generator_on_a_gpu
-cargo test --workspace --lib -- fused:: draw:: stream:: model::compute:: model::cuda:: model::shared_memory:: nf4:: model::graph:: graphs:: local::sequence:: serve::tests
+# shellcheck disable=SC2046
+cargo test --workspace --lib -- $(cat scripts/gpu_check/library_tests)
 if [ "${1:-}" = quick ]; then
   exit
 fi
 # All recipes on it, whatever they say themselves. What they expect is of f32, which a GPU is not given by itself.
 ROLLFLOW__MODEL__DEVICE=cuda ROLLFLOW__MODEL__DTYPE=f32 cargo test --workspace --test command -- \
   asking:: devices:: references:: reward_models:: recipes::every_shipped evaluating::runs_without \
-  adapters::a_critic adapters::adapters_are_exported crashes::a_run_that_was_killed crashes::a_run_with_a_critic ranks::
+  adapters::a_critic adapters::adapters_are_exported crashes::a_run_that_was_killed crashes::a_run_with_a_critic ranks:: file_faults::ranks_that_do_not_see

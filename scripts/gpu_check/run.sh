@@ -1,6 +1,8 @@
 #!/usr/bin/env bash
 # Checks a machine with an NVIDIA GPU, in about 20 minutes, and writes one Markdown page of figures:  ./run.sh [PAGE] [PART]...
-# Parts: tests, speed, runs, probe; all unless named. Fails if a test does.
+# Parts: tests, speed, runs, probe; all unless named. Fails if a test, a measurement or a run does. The largest sizes of `speed` need 80 GB.
+#
+# Needs libtorch 2.11.0 with its CUDA half: in the folder LIBTORCH, or as PyTorch in python3, which the probe uses.
 set -uo pipefail
 cd "$(dirname "$0")"
 
@@ -9,7 +11,11 @@ shift || true
 parts=${*:-tests speed runs probe}
 
 torch=${LIBTORCH:+$LIBTORCH/lib}
-torch=${torch:-$(python3 -c 'import os, torch; print(os.path.join(os.path.dirname(torch.__file__), "lib"))')}
+torch=${torch:-$(python3 -c 'import os, torch; print(os.path.join(os.path.dirname(torch.__file__), "lib"))' 2> /dev/null)}
+if [ ! -e "$torch/libtorch_cuda.so" ]; then
+  echo "${torch:-the torch of python3} has no libtorch_cuda.so; install torch 2.11.0 for CUDA 13, or set LIBTORCH to the folder of a libtorch 2.11.0 with CUDA" >&2
+  exit 1
+fi
 export LD_LIBRARY_PATH=$torch ROLLFLOW_REQUIRE_GPU=1
 failed=0
 
@@ -39,7 +45,8 @@ for part in $parts; do
       section "Tests"
       # libtorch's CUDA library first, so that no test asks for devices before it is there.
       export LD_PRELOAD=$torch/libtorch_cuda.so
-      shown "Our kernels against f64" 300 12 bin/library --test-threads 1 fused:: nf4:: || failed=1
+      # shellcheck disable=SC2046
+      shown "Our kernels against f64, and what else the library has for GPUs" 600 12 bin/library --test-threads 1 $(cat library_tests) || failed=1
       shown "Golden models in f32" 300 12 bin/golden_models --test-threads 1 || failed=1
       shown "Formats, devices, and all golden models in bf16" 300 90 bin/models --test-threads 1 --nocapture precision:: devices:: gpu:: quantised:: gpt_oss:: || failed=1
       unset LD_PRELOAD
@@ -48,10 +55,10 @@ for part in $parts; do
       section "Speed"
       for size in "half-billion 64" "half-billion 256" "half-billion 1024" "one-and-a-half 256" "seven-lora 64" "seven-lora 256" "seven-qlora 64" "mixture 256" "seven-mixture 64" "delta-net 64"; do
         # shellcheck disable=SC2086
-        shown "$size" 150 12 bin/device cuda bf16 $size
+        shown "$size" 150 12 bin/device cuda bf16 $size || failed=1
       done
-      shown "half-billion 64, 8192 tokens each" 150 12 bin/device cuda bf16 half-billion 64 7936
-      shown "Turns and drafts" 150 45 bin/reuse cuda bf16 896 24
+      shown "half-billion 64, 8192 tokens each" 150 12 bin/device cuda bf16 half-billion 64 7936 || failed=1
+      shown "Turns and drafts" 150 45 bin/reuse cuda bf16 896 24 || failed=1
       ;;
     runs)
       section "Runs"

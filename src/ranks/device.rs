@@ -1,4 +1,4 @@
-//! NCCL, for tensors of a GPU: a shared object of its own, loaded on first use.
+//! NCCL, for tensors of a GPU: a separate shared object, loaded on first use.
 //!
 //! Programs link to libtorch's CPU library alone. NCCL's process group is in the CUDA half, and the
 //! shared object (`nccl.cpp`), which needs both, is opened after it. `scripts/nccl.sh` compiles it.

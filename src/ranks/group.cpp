@@ -19,6 +19,7 @@
 #include <chrono>
 #include <cstdlib>
 #include <cstring>
+#include <exception>
 #include <future>
 #include <memory>
 #include <mutex>
@@ -106,7 +107,7 @@ struct Wait {
     } else {
       on_device(work);
     }
-    // Throws what failed. On a GPU, orders the tensor's stream after the work.
+    // Over Gloo, throws what failed. Over NCCL, only orders the tensor's stream after the work.
     work.wait();
   }
 
@@ -133,6 +134,8 @@ struct Wait {
         }
         std::this_thread::sleep_for(std::chrono::microseconds(20));
       }
+      // Work that failed, for one because a peer is gone, is completed too.
+      if (auto failed = work.exception()) std::rethrow_exception(failed);
     } catch (...) {
       // Otherwise the GPU would wait forever, and the process at its end for the GPU.
       device->abort();

@@ -54,13 +54,14 @@ impl Shards {
         self.partition.own(self.rank, whole)
     }
 
-    /// This rank's part of rank 0's numbers, which only rank 0 has, in f32. Sent unit by unit.
+    /// This rank's part of rank 0's numbers, which only rank 0 has, in f32. Sent unit by unit, from
+    /// `device` to `device`.
     pub fn sent_by_first(&self, whole: Option<&Tensor>, device: Device) -> Result<Tensor, CollectiveError> {
         let own = Tensor::zeros([self.partition.own_len() as i64], (Kind::Float, device));
         for unit in 0..self.partition.units() {
             let range = self.partition.unit(unit);
             let mut numbers = match whole {
-                Some(whole) => part(whole, range).to_kind(Kind::Float).contiguous(),
+                Some(whole) => part(whole, range).to_device(device).to_kind(Kind::Float).contiguous(),
                 None => Tensor::empty([range.len() as i64], (Kind::Float, device)),
             };
             self.mesh.all.lock().broadcast(&mut numbers)?;

@@ -66,7 +66,7 @@ impl Worker {
         let device = self.config.compute.device;
         match (&mut self.divided, &self.shards, &mut self.team) {
             (Some(divided), Some(shards), Some(team)) => {
-                let whole = numbers.map(|numbers| numbers.detach().to_device(device).to_kind(Kind::Float));
+                let whole = numbers.map(Tensor::detach);
                 let own = shards.sent_by_first(whole.as_ref(), device).map_err(|error| team.explain(error))?;
                 divided.masters = own.to_kind(self.config.masters.kind());
             }
@@ -93,7 +93,8 @@ impl Worker {
         let taken = (0..self.optimizer.names().count()).map(|_| match (given.next(), shards) {
             (moment, Some(shards)) => shards.sent_by_first(moment.as_ref(), device).map_err(|error| team.explain(error)),
             (moment, None) => {
-                let mut moment = moment.unwrap_or_else(|| Tensor::zeros([len], (Kind::Float, device)));
+                let zeros = || Tensor::zeros([len], (Kind::Float, device));
+                let mut moment = moment.map_or_else(zeros, |moment| moment.to_device(device));
                 team.share(&mut moment).map(|()| moment)
             }
         });

@@ -138,6 +138,7 @@ inline void come_home(void* words, size_t count) {
         for (blockIdx.x = 0; blockIdx.x < grid->x; blockIdx.x++) fibres::run_block(threads); \
   }                                                                               \
   static void name##_body(const Args& a)
+#define BOUNDED_KERNEL(name, Args, threads) KERNEL(name, Args)
 
 struct alignas(8) Two {
   uint32_t at[2];

@@ -15,6 +15,19 @@ namespace {
 using Works = c10::intrusive_ptr<c10d::Work>;
 using Tensors = std::vector<at::Tensor>;
 
+// A call as NCCL's is: one that failed is completed, and a wait for it throws nothing.
+class Call final : public c10d::Work {
+ public:
+  explicit Call(Works gloo) : gloo(std::move(gloo)) {}
+
+  bool isCompleted() override { return gloo->isCompleted(); }
+  std::exception_ptr exception() const override { return gloo->exception(); }
+  bool wait(std::chrono::milliseconds) override { return true; }
+
+ private:
+  Works gloo;
+};
+
 // Like NCCL, it connects with its first collective: rank 0 makes an id, here the address of a store, and puts it into the group's store.
 class OverGloo final : public c10d::Backend {
  public:
@@ -27,17 +40,17 @@ class OverGloo final : public c10d::Backend {
 
   Works allreduce(Tensors& tensors, const c10d::AllreduceOptions& options) override {
     Tensors home = taken(tensors);
-    return connected().allreduce(home, options);
+    return begun(connected().allreduce(home, options));
   }
 
   Works broadcast(Tensors& tensors, const c10d::BroadcastOptions& options) override {
     Tensors home = taken(tensors);
-    return connected().broadcast(home, options);
+    return begun(connected().broadcast(home, options));
   }
 
   Works _allgather_base(at::Tensor& out, at::Tensor& in, const c10d::AllgatherOptions& options) override {
     Tensors home = taken({out, in});
-    return connected()._allgather_base(home[0], home[1], options);
+    return begun(connected()._allgather_base(home[0], home[1], options));
   }
 
   // Gloo's own never says that it is completed.
@@ -52,6 +65,8 @@ class OverGloo final : public c10d::Backend {
 
  private:
   static constexpr size_t ID_BYTES = 128;
+
+  static Works begun(Works gloo) { return c10::make_intrusive<Call>(std::move(gloo)); }
 
   c10d::ProcessGroupGloo& connected() {
     if (gloo) return *gloo;

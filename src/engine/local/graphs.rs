@@ -12,7 +12,7 @@ use tch::{Device, Kind, Tensor};
 use super::draw;
 use crate::model::graph::{Graph, GraphPool};
 use crate::model::stream::give_back_memory;
-use crate::model::{Decoder, KvCache, Views, gpu_memory, upload};
+use crate::model::{Decoder, KvCache, Views, gpu_memory, logits_chunk, upload};
 
 /// Steps of the same slots before they are recorded: what libtorch prepares for their shapes is not part of
 /// a recording.
@@ -167,6 +167,7 @@ impl<W: Placed> StepGraphs<W> {
                 Err(why) => {
                     tracing::warn!("decoding steps are not recorded as CUDA graphs, which costs speed: {why}");
                     self.pool = None;
+                    self.all.clear();
                     return None;
                 }
             }
@@ -206,11 +207,19 @@ fn of_weights<'a, W: Placed>(all: &'a mut Vec<OfWeights<W>>, weights: &Rc<W>) ->
     &mut all.last_mut().expect("one was added").steps
 }
 
-/// Returns true if less than a thirty-second of the memory is left. A recording takes memory from the
-/// driver, not the freed memory that libtorch keeps, and meanwhile libtorch frees none for other threads.
+/// Returns true if too little memory is left for a recording, which takes it from the driver, and for
+/// others meanwhile. While a thread records, libtorch gives back no freed memory that it keeps, not even
+/// for a trainer that runs out.
 fn is_nearly_full(device: Device) -> bool {
     let Device::Cuda(index) = device else { return false };
-    gpu_memory(index).is_some_and(|memory| memory.free < memory.total / 32)
+    gpu_memory(index).is_some_and(|memory| memory.free < spare(memory.total, device))
+}
+
+/// Bytes to leave of a GPU's `total`: four of a trainer's chunks of logits in f32, but at most an eighth,
+/// and at least a thirty-second.
+fn spare(total: u64, device: Device) -> u64 {
+    let chunks = 4 * 4 * logits_chunk(device) as u64;
+    chunks.clamp(total / 32, total / 8)
 }
 
 #[cfg(test)]
@@ -230,6 +239,12 @@ mod tests {
             assert!(slots >= sequences && (slots - sequences) * 8 <= sequences.max(64), "{sequences}: {slots}");
         }
         assert_eq!((rounded(1000, 1024), rounded(1000, 1001), rounded(3, 64)), (1024, 1001, 4));
+    }
+
+    #[test]
+    fn memory_for_a_trainer_is_spared_and_of_a_small_gpu_no_more_than_an_eighth() {
+        let of = |gib: u64| spare(gib << 30, Device::Cuda(0)) as f64 / f64::from(1 << 30);
+        assert_eq!([8, 16, 24, 80, 192].map(of), [1.0, 2.0, 3.0, 4.0, 6.0]);
     }
 
     /// An engine and its weights, where there is a GPU or its stand-in.

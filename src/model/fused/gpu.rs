@@ -142,7 +142,8 @@ pub fn delta_step(
 ) -> Option<Tensor> {
     let (key_dim, value_dim) = (states.size()[2], states.size()[3]);
     let alike = [conv, inputs, step_bias, decay, norm].iter().all(|of| of.kind() == projected.kind());
-    // Two threads a column hold half of its numbers each, next to some 48 others: a GPU has 65,536 registers for a block.
+    // Two threads a column hold half of its numbers each, next to some 48 others. Of much more than a block's 65,536
+    // registers, too much would go into slow memory.
     let registers = (key_dim / 2 + 48) * ((2 * value_dim + 31) / 32 * 32);
     let fits = key_dim <= 256 && key_dim % 2 == 0 && value_dim <= 512 && registers <= 1 << 16 && alike && takes(projected);
     fits.then(|| {

@@ -6,6 +6,8 @@
 
 #ifdef __CUDACC_RTC__
 #define KERNEL(name, Args) extern "C" __global__ void name(const Args a)
+// In blocks of at most so many threads, for all of which there are registers.
+#define BOUNDED_KERNEL(name, Args, threads) extern "C" __global__ void __launch_bounds__(threads) name(const Args a)
 #define DEVICE __device__ __forceinline__
 #define SHARED __shared__
 struct alignas(8) Two { u32 at[2]; };

@@ -35,7 +35,13 @@ DEVICE float convolved(const DeltaArgs& a, const u16* row, i64 mixed, i64 channe
   return rounded(x * sigmoid(x));
 }
 
-KERNEL(delta_step, DeltaArgs) {
+// A block's 65,536 registers are given to four warps at a time: those of up to 256 threads always suffice, and are left to the compiler.
+#if VALUE_DIM > 128
+BOUNDED_KERNEL(delta_step, DeltaArgs, (2 * VALUE_DIM + 127) / 128 * 128)
+#else
+KERNEL(delta_step, DeltaArgs)
+#endif
+{
   SHARED float query[KEY_DIM], key[KEY_DIM], room[32];
   const i64 at_row = blockIdx.x / a.key_heads, key_head = blockIdx.x % a.key_heads, heads = a.key_heads * a.shared;
   const i64 keys = a.key_heads * KEY_DIM, values = heads * VALUE_DIM, mixed = 2 * keys + values;
