@@ -2,7 +2,7 @@
 # Runs what `rollflow deploy` writes on real parts, and mpirun:  scripts/test_cluster.sh [ssh] [slurm] [mpi] [schemas]
 #
 #   ssh      two sshds on loopback, each a host with a home of its own: start, survive, log, stop, resume, fetch
-#   slurm    a Slurm of one node on loopback: the batch script is interrupted, goes back into the queue, resumes and ends
+#   slurm    a Slurm of two nodes on loopback: the batch script is interrupted, goes back into the queue, resumes and ends
 #   mpi      Open MPI's mpirun: two ranks train as one process does, and one that is killed ends both with its name
 #   schemas  Kubernetes' and SkyPilot's own schemas, and the compose specification's
 #
@@ -102,9 +102,9 @@ C
 start_slurm() {
   lacking slurmctld slurm-wlm munge
   local home=$work/slurm host; host=$(hostname -s)
-  mkdir -p "$home"/{state,spool,run,log}
+  mkdir -p "$home"/{state,run,log}
   head -c 1024 /dev/urandom > "$home/munge.key"; chmod 400 "$home/munge.key"
-  local first second; first=$(port); second=$(port)
+  local first second third; first=$(port); second=$(port); third=$(port)
   # Requeued jobs wait until their credentials have expired.
   cat > "$home/slurm.conf" <<C
 ClusterName=here
@@ -120,18 +120,18 @@ SelectType=select/cons_tres
 SelectTypeParameters=CR_Core
 MpiDefault=none
 StateSaveLocation=$home/state
-SlurmdSpoolDir=$home/spool
+SlurmdSpoolDir=$home/spool-%n
 SlurmctldPidFile=$home/run/slurmctld.pid
-SlurmdPidFile=$home/run/slurmd.pid
+SlurmdPidFile=$home/run/slurmd-%n.pid
 SlurmctldPort=$first
-SlurmdPort=$second
 SlurmctldLogFile=$home/log/slurmctld.log
-SlurmdLogFile=$home/log/slurmd.log
+SlurmdLogFile=$home/log/slurmd-%n.log
 JobRequeue=1
 ReturnToService=2
 SchedulerParameters=sched_interval=2
-NodeName=$host NodeAddr=127.0.0.1 CPUs=$(nproc) RealMemory=4000 State=UNKNOWN
-PartitionName=main Nodes=$host Default=YES MaxTime=INFINITE State=UP OverSubscribe=FORCE:4
+NodeName=$host NodeAddr=127.0.0.1 Port=$second CPUs=$(nproc) RealMemory=4000 Weight=1 State=UNKNOWN
+NodeName=second NodeHostname=$host NodeAddr=127.0.0.1 Port=$third CPUs=$(nproc) RealMemory=4000 Weight=9 State=UNKNOWN
+PartitionName=main Nodes=$host,second Default=YES MaxTime=INFINITE State=UP OverSubscribe=FORCE:4
 C
   export SLURM_CONF=$home/slurm.conf
   munged --force --foreground --key-file="$home/munge.key" --socket="$home/run/munge.socket" --pid-file="$home/run/munged.pid" \
@@ -140,9 +140,12 @@ C
   within 30 test -S "$home/run/munge.socket"
   slurmctld -D > /dev/null 2>&1 &
   ended+=($!)
-  slurmd -D > /dev/null 2>&1 &
-  ended+=($!)
-  ready() { sinfo -h -o %T 2> /dev/null | grep -qE 'idle|mixed'; }
+  local node
+  for node in "$host" second; do
+    slurmd -D -N "$node" > /dev/null 2>&1 &
+    ended+=($!)
+  done
+  ready() { [ "$(sinfo -h -N -o %T 2> /dev/null | grep -cE 'idle|mixed')" = 2 ]; }
   within 60 ready
 }
 
@@ -158,19 +161,36 @@ test_slurm() {
   local job; job=$(squeue -h -o %A)
   local run=$folder/runs/grpo-addition
   within 120 rows "$run" 5
-  # What Slurm does before a time limit or a preemption.
-  scancel --signal=TERM "$job"
+  # What Slurm does before a time limit: it signals the script.
+  scancel --batch --signal=TERM "$job"
   restarted() { scontrol show job "$job" | grep -q 'Restarts=1'; }
   within 120 restarted
   local taken; taken=$(wc -l < "$run/metrics.jsonl")
   within 180 rows "$run" $((taken + 5))
   grep -q "going on after step" "$folder"/grpo-addition-*.log || die "the requeued job did not resume"
-  # And what it does to the batch shell itself.
-  scancel --batch --signal=TERM "$job"
+  # And before a preemption, unless it is set to send_user_signal: it signals all steps.
+  scancel --signal=TERM "$job"
   twice() { scontrol show job "$job" | grep -q 'Restarts=2'; }
   within 120 twice
-  scancel "$job"
+  # A run that drains when it is cancelled goes back into the queue once.
+  gone() { scancel "$1" 2> /dev/null || true; [ -z "$(squeue -h -j "$1" 2> /dev/null)" ]; }
+  within 120 gone "$job"
   whole "$run"
+  # Engines get no signal before the trainer has ended.
+  printf '#!/bin/sh\ntrap "echo drains >> served; sleep 3; echo drained >> served; exit 75" TERM\necho trains >> served\n' > train
+  printf '#!/bin/sh\ntrap "echo ends >> served; exit 0" TERM\necho serves >> served\n' > engine
+  echo 'while :; do sleep 0.2; done' | tee -a train >> engine
+  chmod +x train engine
+  "$rollflow" deploy slurm recipe.toml "${tiny[@]}" --set deploy.grace=30 --set deploy.slurm.partition=main --set deploy.name=served \
+    --set engine.kind=vllm --set deploy.engines.count=1 --set deploy.engines.cpus=1 --set deploy.engines.memory=1 \
+    --set 'deploy.engines.command=["./engine"]' --set 'deploy.program="./train"' --start
+  job=$(squeue -h -n served -o %A)
+  began() { grep -qs trains served && grep -q serves served; }
+  within 60 began
+  scancel --batch --signal=TERM "$job"
+  within 60 grep -q ends served
+  [ "$(grep -E 'drain|ends' served | head -n 3 | tr '\n' ' ')" = "drains drained ends " ] || die "the engine ended with the trainer: $(cat served)"
+  within 120 gone "$job"
   cd - > /dev/null
   echo "slurm: passed"
 }

@@ -137,22 +137,27 @@ impl Deploy {
             What::Slurm(of) => {
                 let own = std::env::current_exe().context("finding this program's file")?;
                 let program = own.to_str().context("the path of this program is not UTF-8")?;
-                of.write(registry, "sbatch", |job, folder| slurm::script(job, folder, program), |_| vec!["sbatch".to_owned()])
+                of.write(
+                    registry,
+                    "sbatch",
+                    |job, folder| slurm::script(job, folder, program),
+                    |_, file| words(&["sbatch", file]),
+                )
             }
             What::Kubernetes(of) => {
-                of.write(registry, "yaml", |job, _| kubernetes::manifest(job), |_| words(&["kubectl", "apply", "-f"]))
+                of.write(registry, "yaml", |job, _| kubernetes::manifest(job), |_, file| words(&["kubectl", "apply", "-f", file]))
             }
             What::Skypilot(of) => of.write(
                 registry,
                 "sky.yaml",
                 |job, _| skypilot::task(job),
-                |job| {
-                    let secrets = job.secrets.iter().flat_map(|name| ["--secret".to_owned(), name.clone()]);
-                    words(&["sky", "jobs", "launch", "--yes"]).into_iter().chain(secrets).collect()
+                |job, file| {
+                    let secrets = job.secrets.iter().flat_map(|name| ["--secret", name.as_str()]);
+                    words(&["sky", "jobs", "launch", "--yes"].into_iter().chain(secrets).chain([file]).collect::<Vec<_>>())
                 },
             ),
             What::Compose(of) => {
-                of.write(registry, "compose.yaml", compose::file, |_| words(&["docker", "compose", "up", "-d", "-f"]))
+                of.write(registry, "compose.yaml", compose::file, |_, file| words(&["docker", "compose", "-f", file, "up", "-d"]))
             }
             What::Ssh(of) => of.run(registry),
             What::Status(of) => of.with(|place, _| {
@@ -239,15 +244,13 @@ impl Files {
         registry: &Registry,
         ending: &str,
         render: impl Fn(&Job, &Path) -> Result<String>,
-        starter: impl Fn(&Job) -> Vec<String>,
+        starter: impl Fn(&Job, &str) -> Vec<String>,
     ) -> Result<()> {
         let job = self.settings.job(&self.recipe, registry)?;
         let here = std::env::current_dir().context("finding the current folder")?;
         let text = render(&job, &here).map_err(|error| refused(format!("{error:#}")))?;
         let path = self.out.unwrap_or_else(|| PathBuf::from(format!("{}.{ending}", job.name)));
-        let start = [starter(&job), vec![path.display().to_string()]].concat();
-        let start =
-            if start[0] == "docker" { words(&["docker", "compose", "-f", &start[start.len() - 1], "up", "-d"]) } else { start };
+        let start = starter(&job, &path.display().to_string());
         if self.dry_run {
             out::text(&text)?;
             out::complain(&format!("to start it: {}", command(&start)?));
@@ -280,7 +283,7 @@ impl Remote {
         let address = |name: &str| Host::of(name, &job.settings.ssh)?.address();
         let tasks = ssh::tasks(&job, &hosts, address).map_err(|error| refused(format!("{error:#}")))?;
         if self.dry_run {
-            let shown = |Task { name, host, script }: &Task| format!("# {host}:{name}\n{script}\n");
+            let shown = |Task { name, host, script, .. }: &Task| format!("# {host}:{name}\n{script}\n");
             return out::text(&tasks.iter().map(shown).collect::<String>());
         }
         for task in &tasks {

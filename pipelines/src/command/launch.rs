@@ -126,9 +126,11 @@ fn watch(processes: &mut [Process], rendezvous: &Rendezvous, interrupts: &Interr
             continue;
         }
         while passed_on < interrupts.presses() {
+            // An init system sends SIGTERM to rank 0 as well, which counts the two as one. Each SIGINT counts.
+            let signal = if passed_on == 0 { Signal::TERM } else { Signal::INT };
             passed_on += 1;
             if let Some(first) = processes.first().filter(|first| first.ended.is_none()) {
-                kill_process(Pid::from_child(&first.child), Signal::INT).ok();
+                kill_process(Pid::from_child(&first.child), signal).ok();
             }
         }
         sleep(LOOK);

@@ -77,7 +77,8 @@ fn service(
         // Shells do not export `UID`, and the run writes into the folder of the user that deploys it.
         "user": format!("{}:{}", geteuid().as_raw(), getegid().as_raw()),
         "volumes": [{"type": "bind", "source": literal(folder), "target": "/work"}],
-        "tmpfs": ["/tmp"], "read_only": true, "cap_drop": ["ALL"], "security_opt": ["no-new-privileges:true"],
+        // Docker's default is `noexec`. Triton loads the kernels that it compiles from the home folder.
+        "tmpfs": ["/tmp:exec"], "read_only": true, "cap_drop": ["ALL"], "security_opt": ["no-new-privileges:true"],
         "cpus": needs.cpus as f64, "mem_limit": format!("{}g", needs.memory),
     });
     if !gpus.is_empty() {

@@ -1,6 +1,7 @@
 //! Kubernetes: an indexed Job with a pod per rank, and a StatefulSet of servers, each with a headless
 //! service.
 
+use std::collections::BTreeSet;
 use std::path::Path;
 
 use anyhow::{Context, Result};
@@ -107,7 +108,9 @@ fn trainer(job: &Job) -> Result<Value> {
     if let Some(volumes) = pod["volumes"].as_array_mut() {
         volumes.push(json!({"name": "recipe", "configMap": {"name": job.name, "items": items}}));
     }
-    let uncounted: Vec<u8> = AGAIN.into_iter().chain([End::BY_ANOTHER]).collect();
+    // Kubernetes rejects exit codes that are out of order.
+    let uncounted: BTreeSet<u8> = AGAIN.into_iter().chain([End::BY_ANOTHER]).collect();
+    let scraped = json!({"prometheus.io/scrape": "true", "prometheus.io/port": of.metrics.to_string()});
     let mut spec = json!({
         "completionMode": "Indexed", "completions": of.ranks, "parallelism": of.ranks, "backoffLimit": cluster.retries,
         // A pod that was drained or evicted resumes without being counted, and so does one that ends because of another,
@@ -117,7 +120,7 @@ fn trainer(job: &Job) -> Result<Value> {
             {"action": "Ignore", "onExitCodes": {"containerName": "trainer", "operator": "In", "values": uncounted}},
             {"action": "FailJob", "onExitCodes": {"containerName": "trainer", "operator": "In", "values": [2]}},
         ]},
-        "template": {"metadata": {"labels": labels(job, &job.name)}, "spec": pod},
+        "template": {"metadata": {"labels": labels(job, &job.name), "annotations": scraped}, "spec": pod},
     });
     if let Some(hours) = of.hours {
         spec["activeDeadlineSeconds"] = json!((hours * 3600.0).ceil() as u64);

@@ -26,7 +26,7 @@ pub fn script(job: &Job, folder: &Path, program: &str) -> Result<String> {
         format!("--output={}-%j.log", job.name),
         "--open-mode=append".to_owned(),
         "--requeue".to_owned(),
-        format!("--signal=TERM@{}", of.grace),
+        format!("--signal=B:TERM@{}", of.grace),
     ];
     let gpus = larger(of.gpus, engines.gpus);
     options.extend((gpus > 0).then(|| format!("--gpus-per-node={gpus}")));
@@ -49,8 +49,10 @@ pub fn script(job: &Job, folder: &Path, program: &str) -> Result<String> {
         text += "# `srun` numbers the ranks; they meet here.\n\
                  export MASTER_ADDR=${hosts[0]} MASTER_PORT=$((20000 + SLURM_JOB_ID % 40000))\n";
     }
-    // Slurm signals the steps; the script outlives the signal to put the job back into the queue.
-    text += "trap 'scancel --signal=TERM \"$SLURM_JOB_ID\"' TERM\n";
+    // `srun` kills its tasks when it gets SIGTERM, so Slurm's controller signals them.
+    text += "# The signal reaches this script alone. It drains the trainer; engines serve until the trainer has ended.\n\
+             trap 'scancel --ctld --signal=TERM $(squeue --noheader --steps --jobs=\"$SLURM_JOB_ID\" --format=\"%i %j\" | \
+             sed -n \"s/ trainer$//p\")' TERM\n";
     if engines.count > 0 {
         let (first, count, port) = (of.hosts, engines.count, engines.port);
         text += &format!(
@@ -66,9 +68,10 @@ pub fn script(job: &Job, folder: &Path, program: &str) -> Result<String> {
     // The first rank that ends drained must not end the others: ranks end each other. `srun` returns the highest exit code.
     let again: Vec<String> = AGAIN.iter().map(u8::to_string).collect();
     text += &format!(
-        "\nsrun --nodes={} --ntasks={}{place} --cpus-per-task={cpus} --kill-on-bad-exit=0 --wait=60 \\\n  {} &\ntrainer=$!\n\
+        "\nsrun --job-name=trainer --nodes={} --ntasks={}{place} --cpus-per-task={cpus} --kill-on-bad-exit=0 --wait=60 \\\n  {} &\ntrainer=$!\n\
+         # A signal interrupts `wait`.\n\
+         while kill -0 \"$trainer\" 2> /dev/null; do wait \"$trainer\"; done\n\
          wait \"$trainer\"; code=$?\n\
-         while kill -0 \"$trainer\" 2> /dev/null; do wait \"$trainer\"; code=$?; done\n\
          case $code in {}) scontrol requeue \"$SLURM_JOB_ID\" ;; esac\nexit \"$code\"\n",
         of.hosts,
         of.ranks,

@@ -116,31 +116,27 @@ impl Folder {
             self.stamp = stamp;
         }
         self.metrics.each_new(|line| {
-            let row = line.bytes;
-            if let Some((step, row)) = numbers(row) {
+            if let Some((step, row)) = numbers(line.bytes) {
                 view.step = step;
                 view.add_metrics(step, row);
             }
             Ok(())
         })?;
         self.evaluations.each_new(|line| {
-            let row = line.bytes;
-            if let Some((step, row)) = numbers(row) {
+            if let Some((step, row)) = numbers(line.bytes) {
                 view.add_metrics(step, row);
             }
             Ok(())
         })?;
         self.rollouts.each_new(|line| {
-            let row = line.bytes;
-            if let Ok(rollout) = Rollout::without_columns(row) {
+            if let Ok(rollout) = Rollout::without_columns(line.bytes) {
                 view.add_sample(ShownSample::of(rollout));
             }
             Ok(())
         })?;
         let totals = &mut self.totals;
         self.timings.each_new(|line| {
-            let row = line.bytes;
-            let Some((step, row)) = numbers(row) else { return Ok(()) };
+            let Some((step, row)) = numbers(line.bytes) else { return Ok(()) };
             totals.push(row.get("elapsed_seconds").copied().unwrap_or_default(), row);
             for (curve, name) in view.rates.iter_mut().zip(RATES) {
                 if let Some(rate) = totals.rate(name) {

@@ -5,10 +5,11 @@ use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::process::Command;
+use std::time::{Duration, Instant};
 
 use serde_json::Value;
 
-use crate::running::{read, rollflow};
+use crate::running::{read, rollflow, rollflow_with};
 
 const RECIPE: &str = "pipelines/recipes/grpo.toml";
 /// Quotes, dollars, substitutions, newlines, and what YAML reads as something else.
@@ -69,6 +70,50 @@ fn a_hostile_override_reaches_the_run_as_it_was_given_on_every_platform() {
     assert!(!Path::new("pwned").exists() && !Path::new("../pwned").exists());
 }
 
+/// Writes programs into a folder, and returns a search path that begins with it.
+fn programs(folder: &Path, all: &[(&str, &str)]) -> String {
+    for (name, text) in all {
+        fs::write(folder.join(name), format!("#!/bin/sh\ncd {}\n{text}\n", folder.display())).unwrap();
+        fs::set_permissions(folder.join(name), fs::Permissions::from_mode(0o755)).unwrap();
+    }
+    format!("{}:{}", folder.display(), std::env::var("PATH").unwrap())
+}
+
+fn wait_for(path: &Path) {
+    let deadline = Instant::now() + Duration::from_secs(60);
+    while !path.exists() {
+        assert!(Instant::now() < deadline, "{} never appeared", path.display());
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
+/// With programs that act as Slurm's: `srun` runs a step, and `squeue` names the steps.
+#[test]
+fn slurm_signals_a_script_that_drains_the_trainer_and_leaves_engines_to_serve() {
+    let folder = tempfile::tempdir().unwrap();
+    let run = "case $1 in --job-name=trainer) echo $$ > trainer.pid ;; esac\n\
+               while [ \"${1#--}\" != \"$1\" ]; do shift; done\nexec \"$@\"";
+    let control = "case $1 in show) printf 'a\\nb\\n' ;; *) echo \"$@\" > requeued ;; esac";
+    let all = [
+        ("srun", run),
+        ("squeue", "printf '7.0 engine\\n7.1 trainer\\n7.batch batch\\n'"),
+        ("scancel", "echo \"$@\" > signalled\nkill -s TERM \"$(cat trainer.pid)\""),
+        ("scontrol", control),
+        ("train", "trap 'exit 75' TERM\ntouch began\nwhile :; do sleep 0.1; done"),
+    ];
+    let path = programs(folder.path(), &all);
+    let program = format!("deploy.program={:?}", folder.path().join("train"));
+    let sets = ["engine.kind=vllm", "deploy.engines.count=1", "deploy.engines.command=[\"true\"]", &program];
+    let mut bash = Command::new("bash");
+    bash.args(["-c", &dry("slurm", &sets)]).env("PATH", path).env("SLURM_JOB_ID", "7");
+    let mut script = bash.spawn().unwrap();
+    wait_for(&folder.path().join("began"));
+    rustix::process::kill_process(rustix::process::Pid::from_child(&script), rustix::process::Signal::TERM).unwrap();
+    assert_eq!(script.wait().unwrap().code(), Some(75));
+    assert_eq!(read(&folder.path().join("signalled")), "--ctld --signal=TERM 7.1\n", "the trainer's step alone");
+    assert_eq!(read(&folder.path().join("requeued")), "requeue 7\n");
+}
+
 #[test]
 fn a_host_of_skypilot_ends_with_the_code_of_the_rank_that_failed_by_itself() {
     let folder = tempfile::tempdir().unwrap();
@@ -91,8 +136,8 @@ fn ranks_and_engines_find_each_other_on_every_platform() {
         "#SBATCH --nodes=4",
         "#SBATCH --ntasks-per-node=2",
         "#SBATCH --requeue",
-        "#SBATCH --signal=TERM@120",
-        "srun --nodes=2 --ntasks=4 --relative=0",
+        "#SBATCH --signal=B:TERM@120",
+        "srun --job-name=trainer --nodes=2 --ntasks=4 --relative=0",
         "--kill-on-bad-exit=0 --wait=60",
     ] {
         assert!(slurm.contains(line), "{line} is missing:\n{slurm}");
@@ -104,7 +149,9 @@ fn ranks_and_engines_find_each_other_on_every_platform() {
     let job = &kubernetes[2]["spec"];
     assert_eq!((&job["completions"], &job["completionMode"]), (&Value::from(4), &Value::from("Indexed")));
     let codes = &job["podFailurePolicy"]["rules"][1]["onExitCodes"]["values"];
-    assert_eq!(codes, &serde_json::json!([75, 143, 69]), "a failure is counted once, by the rank that failed");
+    assert_eq!(codes, &serde_json::json!([69, 75, 143]), "a failure is counted once, by the rank that failed");
+    let codes: Vec<u64> = codes.as_array().unwrap().iter().map(|code| code.as_u64().unwrap()).collect();
+    assert!(codes.is_sorted(), "Kubernetes rejects {codes:?}");
     let pod = &job["template"]["spec"];
     let env = pod["containers"][0]["env"].to_string();
     for part in ["big-0.big", "job-completion-index", "http://big-engine-1.big-engine:8400"] {
@@ -129,8 +176,26 @@ fn ranks_and_engines_find_each_other_on_every_platform() {
     assert_eq!(services, ["trainer-0", "trainer-1", "trainer-2", "trainer-3", "engine-0", "engine-1"]);
     let trainer = &compose[0]["services"]["trainer-3"];
     assert_eq!(trainer["environment"]["RANK"], "3");
+    assert_eq!(compose[0]["services"]["engine-1"]["tmpfs"][0], "/tmp:exec", "Triton loads libraries from it");
     let user = format!("{}:{}", rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw());
     assert_eq!(trainer["user"], user.as_str(), "the run's folder is this user's");
+}
+
+#[test]
+fn prometheus_finds_the_pods_of_a_trainer_at_the_port_of_its_metrics() {
+    let kubernetes = documents(&dry("kubernetes", &[&ENGINES[..], &["deploy.metrics=9555"]].concat()));
+    let pods = |kind: &str| &kubernetes.iter().find(|object| object["kind"] == kind).unwrap()["spec"]["template"];
+    let (trainer, engine) = (pods("Job"), pods("StatefulSet"));
+    let expected = serde_json::json!({"prometheus.io/scrape": "true", "prometheus.io/port": "9555"});
+    assert_eq!(trainer["metadata"]["annotations"], expected);
+    assert!(engine["metadata"]["annotations"].is_null(), "{engine}");
+    let container = &trainer["spec"]["containers"][0];
+    assert!(container["command"].to_string().contains("\"0.0.0.0:9555\""), "{container}");
+    let scraping = documents(&read(&Path::new(env!("CARGO_MANIFEST_DIR")).join("../monitoring/kubernetes.yml")));
+    let rules = scraping[0]["scrape_configs"][0]["relabel_configs"].as_array().unwrap();
+    let label = "__meta_kubernetes_pod_label_app_kubernetes_io_name";
+    let kept = rules.iter().find(|rule| rule["source_labels"][0] == label).unwrap();
+    assert_eq!((&kept["action"], &kept["regex"]), (&"keep".into(), &trainer["metadata"]["labels"]["app.kubernetes.io/name"]));
 }
 
 #[test]
@@ -219,4 +284,42 @@ fn a_run_by_ssh_is_one_detached_process_per_rank_and_engine() {
     {
         assert!(ended.out.contains(part), "{part} is missing:\n{}", ended.out);
     }
+}
+
+/// With an `ssh` that runs its commands on this machine.
+#[test]
+fn a_run_by_ssh_that_starts_again_keeps_its_engines() {
+    let folder = tempfile::tempdir().unwrap();
+    let home = folder.path().join("home");
+    let ssh = "for last; do :; done\ncase \" $* \" in *' -G '*) echo \"hostname $last\"; exit ;; esac\n\
+               mkdir -p home\nHOME=$PWD/home exec sh -c \"$last\"";
+    let path = programs(folder.path(), &[("ssh", ssh), ("train", "exit 0")]);
+    let program = format!("deploy.program={:?}", folder.path().join("train"));
+    let sets = [
+        "engine.kind=vllm",
+        "deploy.engines.count=1",
+        "deploy.engines.command=[\"sleep\",\"100\"]",
+        "deploy.ssh.engine_hosts=[\"b\"]",
+        &program,
+    ];
+    let sets: Vec<&str> = sets.into_iter().flat_map(|set| ["--set", set]).collect();
+    let deploy = |words: &[&str]| rollflow_with(&[&["deploy"], words, &sets[..]].concat(), &[("PATH", &path)]);
+    let runs = home.join(".rollflow/runs");
+    let engine = runs.join("grpo-addition-engine-0/pid");
+    let first = deploy(&["ssh", "a", RECIPE]);
+    assert_eq!(first.code, Some(0), "{}", first.err);
+    let started = read(&engine);
+    wait_for(&runs.join("grpo-addition/exit"));
+    // The lock is free a moment later.
+    let lock = runs.join("grpo-addition/lock");
+    assert!(Command::new("flock").args(["-w", "60"]).arg(&lock).arg("true").status().unwrap().success());
+    let again = deploy(&["ssh", "a", RECIPE]);
+    let stopped = deploy(&["stop", "b:grpo-addition-engine-0"]);
+    assert_eq!(again.code, Some(0), "{}", again.err);
+    for part in ["b:grpo-addition-engine-0 runs already and is kept", "started a:grpo-addition"] {
+        assert!(again.err.contains(part), "{part} is missing: {}", again.err);
+    }
+    assert!(!again.err.contains("started b:") && !started.is_empty(), "{}", again.err);
+    assert_eq!(read(&engine), started, "the same process");
+    assert_eq!(stopped.code, Some(0), "{}", stopped.err);
 }

@@ -108,6 +108,28 @@ fn f5_an_interrupt_of_the_launcher_drains_the_run_on_all_ranks() {
     }
 }
 
+/// As an init system signals them, which ends all processes of a service.
+#[test]
+fn f5_a_sigterm_of_the_launcher_and_of_its_ranks_counts_once() {
+    let folder = tempfile::tempdir().unwrap();
+    let run = folder.path().join("run");
+    let args = [&launch_args("2", &run, &["train.steps=100000", "observe.log_every=1"])[..], &["--resume"]].concat();
+    let mut running = Running::start(&args);
+    running.until("a step is taken", |_| lines(&run) > 0);
+    let ranks = running.children();
+    assert_eq!(ranks.len(), 2, "{ranks:?}");
+    running.terminate();
+    for rank in ranks {
+        let id = rustix::process::Pid::from_raw(rank as i32).unwrap();
+        rustix::process::kill_process(id, rustix::process::Signal::TERM).unwrap();
+    }
+    running.line(|line| {
+        assert!(!line.contains("interrupted again"), "{line}");
+        line.contains("[rank 0] report: ").then_some(())
+    });
+    assert_eq!(running.end(), Some(75));
+}
+
 /// Ranks 0 and 1 of a run, as processes without a launcher.
 fn two_ranks(run: &Path, sets: &[&str]) -> [Running; 2] {
     let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port().to_string();

@@ -19,6 +19,8 @@ pub struct Task {
     pub host: String,
     /// Script that runs it.
     pub script: String,
+    /// If true, the process is a server, which outlives the ranks.
+    pub is_engine: bool,
 }
 
 /// The processes of a run whose ranks are on `hosts`, in turn. `address` resolves a host to the name
@@ -64,7 +66,8 @@ pub fn tasks(job: &Job, hosts: &[&str], address: impl Fn(&str) -> Result<String>
     let mut tasks = Vec::new();
     for at in 0..of.engines.count {
         let name = format!("{}-engine-{at}", job.name);
-        tasks.push(Task { name, host: place(at).to_owned(), script: script(job, &of.engines.command, &[], None)? });
+        let script = script(job, &of.engines.command, &[], None)?;
+        tasks.push(Task { name, host: place(at).to_owned(), script, is_engine: true });
     }
     for rank in 0..ranks {
         let mut env = shared.clone();
@@ -72,7 +75,8 @@ pub fn tasks(job: &Job, hosts: &[&str], address: impl Fn(&str) -> Result<String>
             env.extend([("RANK", rank.to_string()), ("LOCAL_RANK", (rank % per_host).to_string())]);
         }
         let name = if rank == 0 { job.name.clone() } else { format!("{}-rank-{rank}", job.name) };
-        tasks.push(Task { name, host: hosts[rank / per_host].to_owned(), script: script(job, &words, &env, Some(&run))? });
+        let script = script(job, &words, &env, Some(&run))?;
+        tasks.push(Task { name, host: hosts[rank / per_host].to_owned(), script, is_engine: false });
     }
     Ok(tasks)
 }
@@ -106,7 +110,10 @@ fn secrets(job: &Job) -> Result<String> {
     each.collect()
 }
 
-/// Copies what `host` lacks, and starts `task` there unless it runs already.
+/// Copies what `host` lacks, and starts `task` there. An engine that runs already is kept.
+///
+/// # Errors
+/// A rank that runs already, a host that cannot be reached or lacks tools, and files that cannot be sent.
 pub fn start(job: &Job, host: &Host<'_>, task: &Task, say: impl Fn(&str)) -> Result<()> {
     let (name, secrets) = (&task.name, secrets(job)?);
     let lacking = "for tool in tar sha256sum setsid flock tail mktemp; do command -v $tool > /dev/null || echo $tool; done\n";
@@ -116,6 +123,13 @@ pub fn start(job: &Job, host: &Host<'_>, task: &Task, say: impl Fn(&str)) -> Res
     )?;
     match state.lines().collect::<Vec<_>>()[..] {
         [] => {}
+        ["runs"] if task.is_engine => {
+            say(&format!(
+                "{0}:{name} runs already and is kept; to replace it, first: rollflow deploy stop {0}:{name}",
+                host.name
+            ));
+            return Ok(());
+        }
         ["runs"] => bail!(
             "{name} runs on {0} already; look at it: rollflow deploy status {0}:{name}, or stop it: rollflow deploy stop {0}:{name}",
             host.name
