@@ -133,6 +133,12 @@ fn reward_range(run: &Evidence) -> Option<(f64, f64)> {
     Some((low, high))
 }
 
+/// Mean rewards of the policy's own samples. Recorded samples give none: their rewards and their order
+/// do not depend on the policy.
+fn sampled_rewards(run: &Evidence) -> Vec<f64> {
+    if run.settings.samples { run.series("reward_mean") } else { Vec::new() }
+}
+
 /// Returns true if nearly all rewards of the last fifth are the highest that the run has seen.
 pub(super) fn is_solved(run: &Evidence) -> bool {
     let solved = |(low, high): (f64, f64), reward: Trend| high > low && reward.last() >= low + SOLVED * (high - low);
@@ -146,7 +152,7 @@ fn not_finite(run: &Evidence) -> Option<String> {
 }
 
 fn reward_flat(run: &Evidence) -> Option<String> {
-    let rewards = run.series("reward_mean");
+    let rewards = sampled_rewards(run);
     let (reward, (low, high)) = (Trend::of(&rewards)?, reward_range(run)?);
     let flat = reward.change().abs() <= FLAT * (high - low) && !reward.is_sure();
     (rewards.len() >= FLAT_STEPS && flat && !is_solved(run)).then(|| {
@@ -156,7 +162,7 @@ fn reward_flat(run: &Evidence) -> Option<String> {
 }
 
 fn reward_falls(run: &Evidence) -> Option<String> {
-    let (reward, (low, high)) = (Trend::of(&run.series("reward_mean"))?, reward_range(run)?);
+    let (reward, (low, high)) = (Trend::of(&sampled_rewards(run))?, reward_range(run)?);
     let best = reward.fifths.into_iter().fold(f64::MIN, f64::max);
     let limit = FALL * (high - low);
     (best - reward.last() > limit.max(2.0 * reward.error))
@@ -164,7 +170,8 @@ fn reward_falls(run: &Evidence) -> Option<String> {
 }
 
 fn parts_diverge(run: &Evidence) -> Option<String> {
-    let parts = run.columns.keys().filter_map(|name| Some((name, name.strip_prefix("reward_part_")?)));
+    let names = run.columns.keys().filter(|_| run.settings.samples);
+    let parts = names.filter_map(|name| Some((name, name.strip_prefix("reward_part_")?)));
     let trend = |(name, part): (&String, &str)| {
         let values = run.series(name);
         let largest = values.iter().fold(0.0_f64, |largest, value| largest.max(value.abs()));
@@ -184,7 +191,7 @@ fn parts_diverge(run: &Evidence) -> Option<String> {
 
 fn entropy_collapse(run: &Evidence) -> Option<String> {
     // Imitation lowers the entropy, and is meant to.
-    Trend::of(&run.series("reward_mean"))?;
+    Trend::of(&sampled_rewards(run))?;
     let entropy = Trend::of(&run.series("entropy_nats"))?;
     let (first, last) = (entropy.first(), entropy.last());
     (last < ENTROPY * first && !is_solved(run))
@@ -281,6 +288,7 @@ mod tests {
             gap_warn: 1.0,
             max_staleness: 4.0,
             groups: 8.0,
+            samples: true,
             clips_tokens: true,
             ..Settings::default()
         };
@@ -327,6 +335,18 @@ mod tests {
         let mut collapsed = rewarded(0.2, 0.9, &[]);
         collapsed.columns.get_mut("reward_mean").unwrap()[35..].fill(0.1);
         assert_finds(reward_falls, &[collapsed, rewarded(0.6, 0.3, &[])], &[rewarded(0.2, 0.9, &[]), rewarded(0.5, 0.45, &[])]);
+    }
+
+    #[test]
+    fn recorded_rewards_say_nothing_of_the_policy() {
+        let columns = [("entropy_nats", 1.0, 0.01), ("reward_part_a", 0.2, 0.8), ("reward_part_b", 0.9, 0.4)];
+        let checks: [(fn(&Evidence) -> Option<String>, f64); 4] =
+            [(reward_flat, 0.3), (reward_falls, 0.6), (parts_diverge, 0.3), (entropy_collapse, 0.3)];
+        for (find, from) in checks {
+            let sampled = rewarded(from, 0.3, &columns);
+            let recorded = Evidence { settings: Settings { samples: false, ..sampled.settings.clone() }, ..sampled.clone() };
+            assert_finds(find, &[sampled], &[recorded]);
+        }
     }
 
     #[test]

@@ -24,7 +24,7 @@ struct Fate {
 /// - surplus: `batch.oversampling_factor` 1.33 costs a quarter.
 /// - lost, poisoned: failures of services and rewards are exceptions.
 const FATES: [Fate; 8] = [
-    Fate { name: "masked", limit: None, setting: "generate.mask_older_versions, flow.on_stale" },
+    Fate { name: "masked", limit: None, setting: "generate.mask_older_versions, train.mask_truncated, flow.on_stale" },
     Fate { name: "filtered", limit: Some(0.8), setting: "[[filter]], [curriculum], generate.group_size" },
     Fate { name: "stale", limit: Some(0.1), setting: "flow.on_stale = \"wait\", flow.max_staleness" },
     Fate { name: "truncated", limit: Some(0.1), setting: "generate.on_new_weights, and fewer interruptions" },

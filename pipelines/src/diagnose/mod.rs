@@ -85,6 +85,8 @@ struct Settings {
     max_staleness: f64,
     /// `batch.groups`.
     groups: f64,
+    /// If true, the trained policy samples what it learns from, and rewards follow it.
+    samples: bool,
     /// If true, the loss clips ratios of single tokens.
     clips_tokens: bool,
     /// Section that configures the training, with its dot, if it is not `train.`.
@@ -99,6 +101,7 @@ impl Settings {
             gap_warn,
             max_staleness: plan.flow.max_staleness as f64,
             groups: plan.batch.groups as f64,
+            samples: plan.pipeline.reinforces(),
             clips_tokens: match &plan.train.loss {
                 LossChoice::Grpo(of) => of.level == Level::Token,
                 LossChoice::Dapo(_) | LossChoice::ClipCov(_) => true,

@@ -66,7 +66,8 @@ pub(super) fn newest(path: &Path) -> Result<Vec<Group>> {
             let sampled = rollout.tokens.iter().zip(rollout.versions.per_token()).filter(|(_, version)| version.is_some());
             group.completions.push(sampled.map(|(token, _)| *token).collect());
             group.truncated += usize::from(rollout.status == Status::Truncated);
-            group.rewards.extend(rollout.reward);
+            // The parts of a rollout share one reward.
+            group.rewards.extend(rollout.reward.filter(|_| rollout.part == 0));
         }
         Ok(())
     })?;
@@ -141,6 +142,16 @@ mod tests {
 
     fn run(groups: usize, group: impl Fn(usize) -> Group) -> Evidence {
         Evidence { groups: (0..groups).map(group).collect(), ..Evidence::default() }
+    }
+
+    #[test]
+    fn d2_the_parts_of_a_rollout_have_one_reward() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("rollouts.jsonl");
+        let line = |part| serde_json::to_string(&Rollout { part, reward: Some(1.0), ..Rollout::default() }).unwrap();
+        std::fs::write(&path, format!("{}\n{}\n", line(0), line(1))).unwrap();
+        let groups = newest(&path).unwrap();
+        assert_eq!((groups.len(), groups[0].completions.len(), groups[0].rewards.clone()), (1, 2, vec![1.0]));
     }
 
     #[test]

@@ -221,7 +221,7 @@ impl Record {
         };
         if let Some(session) = record.sessions.last_mut() {
             let error = result.as_ref().err().map(|error| format!("{error:#}"));
-            session.end(record.state, error, result.as_ref().ok().map(|report| report.wall as f64 / 1e9));
+            session.end(record.state, error);
         }
         // With the changes that were ordered during the run.
         if let Ok(recipe) = std::fs::read_to_string(folder.join(RECIPE)) {
@@ -348,10 +348,10 @@ impl Session {
         }
     }
 
-    /// Ends the session now. Without `seconds`, the clock gives the duration.
-    fn end(&mut self, state: State, error: Option<String>, seconds: Option<f64>) {
+    /// Ends the session now.
+    fn end(&mut self, state: State, error: Option<String>) {
         let ended = now();
-        self.seconds = seconds.unwrap_or_else(|| self.seconds_until(ended));
+        self.seconds = self.seconds_until(ended);
         (self.state, self.error, self.ended) = (state, error, ended.to_string());
     }
 
@@ -395,6 +395,17 @@ mod tests {
         assert_eq!(Record::unmeasured(folder.path()).unwrap().seconds(), 3600.0);
         Record::begin(folder.path(), &Plan::default(), None).unwrap();
         assert_eq!(Record::unmeasured(folder.path()).unwrap().sessions[0].seconds, 3600.0, "also after a resume");
+    }
+
+    #[test]
+    fn the_time_of_a_run_is_that_of_its_process_also_when_its_last_flow_was_shorter() {
+        let folder = tempfile::tempdir().unwrap();
+        let began = Timestamp::from_second(now().as_second() - 3600).unwrap();
+        let session = Session { started: began.to_string(), ..Session::default() };
+        Record { sessions: vec![session], ..Record::default() }.write(folder.path()).unwrap();
+        let flow = Report { ended: Ended::Finished, wall: 5_000_000_000, ..Report::before("flow") };
+        let record = Record::ended(folder.path(), &Ok(flow), Drawn::default()).unwrap();
+        assert!(record.state == State::Finished && (3600.0..3610.0).contains(&record.seconds()), "{}", record.seconds());
     }
 
     #[test]

@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 
 use serde_json::Value;
 
+use crate::offline::OFFLINE;
 use crate::running::{Ended, GRPO, Running, SFT, read, rollflow, run_args};
 
 /// A model that learns addition within 60 steps: the reward rises from 0.3 to 0.5.
@@ -93,6 +94,23 @@ fn runs_that_learn_have_no_finding() {
         let run = recorded(folder.path(), &LEARNS, sets);
         let ended = diagnose(&run, &[]);
         assert!(ended.code == Some(0) && ended.out.ends_with("\nfindings: none\n"), "{sets:?}: {}", ended.out);
+    }
+}
+
+/// Recorded completions earn the same at each step, however well the policy learns from them.
+#[test]
+fn rewards_that_were_recorded_before_the_run_have_no_finding() {
+    let folder = tempfile::tempdir().unwrap();
+    let row = |step: u32| {
+        let entropy = 2.0 * (-0.1 * f64::from(step)).exp();
+        format!("{{\"step\":{step},\"reward_min\":0.0,\"reward_max\":1.0,\"reward_mean\":0.5,\"entropy_nats\":{entropy}}}\n")
+    };
+    fs::write(folder.path().join("metrics.jsonl"), (1..=60).map(row).collect::<String>()).unwrap();
+    fs::write(folder.path().join("run.json"), "{\"state\":\"finished\"}").unwrap();
+    for (recipe, expected) in [(OFFLINE, &[][..]), (GRPO, &["reward_flat", "entropy_collapse"][..])] {
+        let text = read(&Path::new(env!("CARGO_MANIFEST_DIR")).join("..").join(recipe));
+        fs::write(folder.path().join("recipe.toml"), text).unwrap();
+        assert_eq!(found(folder.path()), expected, "{recipe}");
     }
 }
 
