@@ -11,6 +11,7 @@ import argparse
 import asyncio
 import hmac
 import inspect
+import ipaddress
 import json
 import os
 import sys
@@ -42,6 +43,38 @@ def serving(target, tools, reward):
     return Reward(found[0])
 
 
+def name_of(host):
+    """Returns a host's name in lower case, without its port."""
+    name, colon, port = host.rpartition(":")
+    return (name if colon and (not port or port.isdigit()) else host).strip("[]").rstrip(".").lower()
+
+
+def address_of(name):
+    try:
+        return ipaddress.ip_address(name)
+    except ValueError:
+        return None
+
+
+def refusal(host, origin, is_local):
+    """Returns why a server without a token refuses a request, or None. `is_local`: if true, it listens on a loopback address.
+
+    A web page can give its own name to a loopback address, and can send requests whose answers it cannot read.
+    """
+    name = name_of(host)
+    if is_local and name != "localhost" and not name.endswith(".localhost") and address_of(name) is None:
+        return f"the host {host[:253]!r} is not allowed here: ask for localhost or an IP address, or start with --token-env"
+    if origin is None:
+        return None
+    page = origin.partition("://")[2]
+    name = name_of(page)
+    address = address_of(name)
+    is_here = name == "localhost" or name.endswith(".localhost") or (address is not None and address.is_loopback)
+    if is_here or (page and page == host):
+        return None
+    return f"the web page {origin[:253]!r} is not allowed here: without a token, this server answers pages of this machine alone"
+
+
 def handler(server, loop, token):
     # Functions that are not async run one at a time, as in a run's own processes.
     turn = threading.Lock() if not server.is_async else None
@@ -54,6 +87,10 @@ def handler(server, loop, token):
         timeout = SILENCE
 
         def do_POST(self):
+            is_local = ipaddress.ip_address(self.server.server_address[0]).is_loopback
+            refused = None if token else refusal(self.headers.get("Host", ""), self.headers.get("Origin"), is_local)
+            if refused:
+                return self.refuse(403, refused)
             given = self.headers.get("Authorization", "")
             if token and not hmac.compare_digest(given.encode(), f"Bearer {token}".encode()):
                 return self.refuse(401, "the token is missing or wrong")

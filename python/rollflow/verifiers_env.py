@@ -81,7 +81,14 @@ class Verifiers:
         vf = self.vf
         if self.serving is None:
             self.serving = asyncio.ensure_future(enter(self.env))
-        await self.serving
+        serving = self.serving
+        try:
+            await serving
+        except BaseException:
+            # The next episode starts it again, unless another has done so already.
+            if self.serving is serving:
+                self.serving = None
+            raise
         data = self.task_class.data_type().model_validate(question["metadata"]["task"])
         task = self.task_class(data, self.env.config.taskset.task)
         os.environ.setdefault("ROLLFLOW_AGENT_KEY", "none")

@@ -23,9 +23,10 @@ from rollflow.environments import Environments  # noqa: E402
 from rollflow.loading import Refused, as_json, load  # noqa: E402
 from rollflow.rewards import Reward  # noqa: E402
 from rollflow.running import Run, RunFailed, inline, toml  # noqa: E402
-from rollflow.serve_env import handler  # noqa: E402
+from rollflow.serve_env import handler, refusal  # noqa: E402
 from rollflow.sources import files_of, source_of  # noqa: E402
 from rollflow.tools import describe  # noqa: E402
+from rollflow.verifiers_env import Verifiers  # noqa: E402
 from rollflow.worker import write  # noqa: E402
 
 
@@ -319,6 +320,44 @@ class Served(unittest.TestCase):
         asked(third, do="reset")
         self.assertEqual(asked(third, do="grade", state=state)["reward"], 8.0)
 
+    def test_the_servers_of_an_environment_that_failed_to_start_are_started_again_by_the_next_episode(self):
+        class Serving:
+            def __init__(self, starts):
+                self.starts = starts
+
+            async def __aenter__(self):
+                if not self.starts:
+                    raise OSError("no port is free")
+
+        class Task:
+            def __init__(self, data, config):
+                pass
+
+            @staticmethod
+            def data_type():
+                return types.SimpleNamespace(model_validate=lambda task: task)
+
+        async def run_episode(task, context):
+            trace = types.SimpleNamespace(agent=types.SimpleNamespace(trainable=True), errors=[], rewards={}, metrics={}, reward=1, stop_condition=None)
+            return types.SimpleNamespace(errors=[], traces=[trace])
+
+        asks = []
+        outcomes = iter([False, True])
+        config = types.SimpleNamespace(taskset=types.SimpleNamespace(task=None))
+        verifiers = object.__new__(Verifiers)
+        verifiers.vf = types.SimpleNamespace(EvalClientConfig=dict, ModelContext=dict, SamplingConfig=dict)
+        verifiers.env = types.SimpleNamespace(serving=lambda: asks.append(1) or Serving(next(outcomes)), config=config, run_episode=run_episode)
+        verifiers.task_class, verifiers.serving = Task, None
+        question = {"do": "run", "metadata": {"task": {}}, "base_url": "http://127.0.0.1:1", "model": "policy"}
+
+        async def episodes():
+            both = await asyncio.gather(verifiers.answer(question), verifiers.answer(question), return_exceptions=True)
+            self.assertEqual([str(error) for error in both], ["no port is free"] * 2)
+            self.assertEqual([(await verifiers.answer(question))["reward"] for _ in range(2)], [1.0, 1.0])
+
+        asyncio.run(episodes())
+        self.assertEqual(len(asks), 2)
+
     def test_a_request_without_a_token_or_with_an_unreadable_length_is_refused_unread(self):
         http = ThreadingHTTPServer(("127.0.0.1", 0), handler(Environments(None, [add_one]), asyncio.new_event_loop(), "secret"))
         threading.Thread(target=http.serve_forever, daemon=True).start()
@@ -335,6 +374,39 @@ class Served(unittest.TestCase):
         finally:
             http.shutdown()
             http.server_close()
+
+    def test_a_web_page_of_another_site_is_refused_where_there_is_no_token(self):
+        http = ThreadingHTTPServer(("127.0.0.1", 0), handler(Environments(None, [add_one]), asyncio.new_event_loop(), None))
+        threading.Thread(target=http.serve_forever, daemon=True).start()
+        local = f"127.0.0.1:{http.server_port}"
+        try:
+            for host, origin, status in [
+                (local, None, 400),
+                (local, f"http://{local}", 400),
+                ("localhost", "http://localhost:8888", 400),
+                (local, "https://evil.example", 403),
+                (local, "http://203.0.113.7", 403),
+                (local, "null", 403),
+                ("evil.example", None, 403),
+                ("", None, 403),
+            ]:
+                client = http_client.HTTPConnection("127.0.0.1", http.server_port, timeout=10)
+                client.putrequest("POST", "/", skip_host=True)
+                client.putheader("Host", host)
+                if origin:
+                    client.putheader("Origin", origin)
+                # What passes is refused for its length.
+                client.putheader("Content-Length", "x")
+                client.endheaders()
+                found = client.getresponse()
+                self.assertEqual(found.status, status, (host, origin, found.read()))
+                client.close()
+        finally:
+            http.shutdown()
+            http.server_close()
+        self.assertIsNone(refusal("rewards:9000", None, False))
+        self.assertIsNone(refusal("rewards:9000", "http://rewards:9000", False))
+        self.assertIn("evil.example", refusal("10.2.3.4:9000", "https://evil.example", False))
 
 
 def add_one(a: int):

@@ -123,10 +123,14 @@ pub(super) async fn generate(State(shared): State<Arc<Shared>>, body: Bytes) -> 
         tops: None,
         asked: Instant::now(),
     };
-    let (params, seed) = (sampling.params(MAX_NEW_TOKENS), sampling.seed());
+    let from = request.logprob_start_len.and_then(|from| usize::try_from(from).ok()).filter(|_| log_probs);
+    let (mut params, seed) = (sampling.params(MAX_NEW_TOKENS), sampling.seed());
+    if from.is_some() {
+        params.max_new_tokens = shared.new_tokens(params.max_new_tokens, &prompts);
+    }
     let ask = Ask { rid, prompts: prompts.clone(), samples, params, seed, adapter: adapter.clone(), routes };
     let mut ticket = shared.submit(ask)?;
-    if let Some(from) = request.logprob_start_len.and_then(|from| usize::try_from(from).ok()).filter(|_| log_probs) {
+    if let Some(from) = from {
         let (mut inputs, mut tops) = (Vec::new(), Vec::new());
         for prompt in &prompts {
             let found = shared.score_top(prompt, &adapter, top as usize).await?;

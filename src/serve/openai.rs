@@ -153,9 +153,13 @@ pub(super) async fn completions(State(shared): State<Arc<Shared>>, body: Bytes) 
     };
     let adapter = adapter(&shared, common.model.as_deref())?;
     let mut form = Form::new(&shared, &common, false, logprobs.is_some(), Vec::new());
-    let ask = ask(&common, prompts.clone(), adapter.clone(), MAX_TOKENS);
+    let mut ask = ask(&common, prompts.clone(), adapter.clone(), MAX_TOKENS);
+    let echo = echo.unwrap_or(false);
+    if echo && form.log_probs {
+        ask.params.max_new_tokens = shared.new_tokens(ask.params.max_new_tokens, &prompts);
+    }
     let ticket = shared.submit(ask)?;
-    if echo.unwrap_or(false) {
+    if echo {
         let mut echoes = Vec::new();
         for prompt in &prompts {
             let scores = if form.log_probs { shared.score(prompt, &adapter).await? } else { vec![0.0; prompt.len() - 1] };

@@ -182,6 +182,13 @@ impl Shared {
         }
     }
 
+    /// Most new tokens of a request for `asked` ones that also asks for the scores of `prompts`: 0 if these
+    /// fill the context, so that they are scored though there is no room.
+    pub fn new_tokens(&self, asked: usize, prompts: &[Arc<[u32]>]) -> usize {
+        let full = prompts.iter().all(|prompt| prompt.len() == self.context());
+        if full { 0 } else { asked }
+    }
+
     fn admit(&self, samples: usize) -> Result<OwnedSemaphorePermit, Refusal> {
         let most = self.config.slots.max(1) + self.config.max_queue;
         let count = u32::try_from(samples).ok().filter(|_| samples <= most).ok_or_else(|| {

@@ -450,6 +450,17 @@ fn a_download_of_weights_that_breaks_off_begins_again() {
     assert_eq!(faults.count.load(Ordering::Relaxed), 3);
 }
 
+#[test]
+fn a_busy_server_is_waited_for_no_longer_than_the_time_limit_whatever_it_asks_for() {
+    let busy = async || (StatusCode::SERVICE_UNAVAILABLE, [("retry-after", "60")]);
+    let server = Server::start(TcpListener::bind("127.0.0.1:0").unwrap(), Router::new().fallback(busy)).unwrap();
+    let limit = Duration::from_millis(200);
+    let patience = Patience { operation: limit, unreachable: limit, ..patience() };
+    let (endpoint, started) = (Endpoint::new(format!("http://{}", server.address())), std::time::Instant::now());
+    assert!(TinkerService::open(endpoint, None, None, LORA, patience).is_err());
+    assert!(started.elapsed() < Duration::from_secs(30));
+}
+
 /// A server at another address, between which and its clients `handler` stands.
 fn proxy(server: &ModelServer, handler: MethodRouter<Arc<Faults>>) -> (Arc<Faults>, Server) {
     let client = Client::new("server", Endpoint::new(format!("http://{}", server.address()))).unwrap();

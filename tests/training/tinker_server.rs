@@ -124,6 +124,7 @@ fn a_refused_operation_takes_its_number_and_later_ones_run() {
             ("save_weights", json!({"path": "run 1/step 3"}), "other characters"),
             ("save_weights", json!({"path": "again", "overwrite": true}), "`overwrite` is not possible"),
             ("save_weights_for_sampler", json!({"kind": "inflight"}), "are snapshots"),
+            ("save_weights_for_sampler", json!({"path": "session-3"}), "is one of sessions without a name"),
             ("optim_step", json!({"adam_params": {"learning_rate": -1.0}}), "is negative"),
             ("forward_backward", table, "one and two dimensions"),
             ("forward_backward", text, "can't be read"),
@@ -217,5 +218,51 @@ fn samples_stop_as_asked_and_requests_for_more_than_the_server_has_are_refused()
             let (status, page) = send(client, Method::POST, "asample", ask(Value::Null, json!({name: value}))).await;
             assert!(status == 400 && page["error"]["message"].as_str().unwrap().contains(name), "{page}");
         }
+    });
+}
+
+#[test]
+fn a_prompt_that_fills_the_context_is_scored() {
+    with_server(async |client| {
+        let found = send(client, Method::GET, "get_server_capabilities", Value::Null).await.1;
+        let context = found["supported_models"][0]["max_context_length"].as_u64().unwrap() as usize;
+        let tokens = vec![1; context];
+        let prompt = json!({"chunks": [{"type": "encoded_text", "tokens": tokens}]});
+        let mut ask = json!({"base_model": "tiny", "prompt": prompt, "num_samples": 1, "sampling_params": {"max_tokens": 1}});
+        assert_eq!(send(client, Method::POST, "asample", ask.clone()).await.0, 400, "there is no room for a token");
+        ask["prompt_logprobs"] = true.into();
+        let asked = post(client, "asample", ask).await;
+        let answer = post(client, "retrieve_future", json!({"request_id": asked["request_id"]})).await;
+        let count = |list: &Value| list.as_array().map(Vec::len);
+        assert_eq!(count(&answer["prompt_logprobs"]), Some(context), "{answer}");
+        assert_eq!(count(&answer["sequences"][0]["tokens"]), Some(0), "{answer}");
+        let mut ask = json!({"input_ids": tokens, "sampling_params": {"max_new_tokens": 1}});
+        (ask["return_logprob"], ask["logprob_start_len"]) = (json!(true), json!(0));
+        let answer = post(client, "/generate", ask).await;
+        assert_eq!(count(&answer["meta_info"]["input_token_logprobs"]), Some(context), "{answer}");
+        let ask = json!({"model": "tiny", "prompt": tokens, "max_tokens": 1, "echo": true, "logprobs": 1});
+        let answer = post(client, "/v1/completions", ask).await;
+        assert_eq!(count(&answer["choices"][0]["logprobs"]["token_logprobs"]), Some(context), "{answer}");
+    });
+}
+
+#[test]
+fn weights_that_were_deleted_are_not_there_again_after_a_restart() {
+    let state = tempfile::tempdir().unwrap();
+    let mut id = String::new();
+    let checkpoints = |id: &str| format!("training_runs/{id}/checkpoints");
+    with_server_on(state.path(), async |client| {
+        id = model(client).await;
+        for (seq, route, kind) in [(1, "save_weights", "weights"), (2, "save_weights_for_sampler", "sampler_weights")] {
+            let saved = done(client, &id, seq, route, json!({"path": "mine"})).await;
+            assert!(saved["path"].is_string(), "{saved}");
+            let removed = send(client, Method::DELETE, &format!("{}/{kind}/mine", checkpoints(&id)), Value::Null).await;
+            assert_eq!(removed.0, 200, "{}", removed.1);
+        }
+    });
+    with_server_on(state.path(), async |client| {
+        // Operations run in order: those before it were repeated.
+        done(client, &id, 3, "forward", pass("cross_entropy", json!({}))).await;
+        assert_eq!(send(client, Method::GET, &checkpoints(&id), Value::Null).await.1["checkpoints"], json!([]));
     });
 }

@@ -28,7 +28,7 @@ pub use client::{Answer, Client, bare_client, message};
 pub use endpoint::{Endpoint, check_url};
 pub use error::{Fault, RemoteError};
 pub use events::Events;
-pub use host::guard;
+pub use host::{guard, guard_hosts};
 pub use pauses::{RetryPauses, URL};
 pub use retry::{Outcome, Retries, RetryPolicy, Retryable, backoff};
 pub use rollflow_util::deadline;

@@ -247,7 +247,7 @@ impl Connection {
                 Err(error) => error.fault,
             };
             nth += 1;
-            self.rest(&fault, nth).await;
+            self.rest(&fault, nth, started + self.patience.unreachable).await;
         };
         self.encoding.set(found).ok();
         Ok(())
@@ -340,19 +340,21 @@ impl Connection {
                 return Err(error.into());
             }
             nth += 1;
-            self.rest(&error.fault, nth).await;
+            self.rest(&error.fault, nth, started + limit).await;
         }
     }
 
-    async fn rest(&self, fault: &Fault, nth: u32) {
+    /// Pauses before the `nth` retry: for as long as the server asks, but at most until `until`.
+    async fn rest(&self, fault: &Fault, nth: u32, until: Instant) {
         let asked = if let Fault::Busy { retry_after, .. } = fault { retry_after.unwrap_or_default() } else { Duration::ZERO };
-        tokio::time::sleep(backoff(self.patience.pause, LONGEST_PAUSE, u64::from(nth), nth).max(asked)).await;
+        let pause = backoff(self.patience.pause, LONGEST_PAUSE, u64::from(nth), nth);
+        let left = until.saturating_duration_since(now());
+        // Never in a loop without a pause.
+        tokio::time::sleep(asked.min(left).max(pause)).await;
     }
 
     fn refusal(&self, operation: &str, answer: &Answer) -> RemoteError {
-        let page = String::from_utf8_lossy(&answer.page);
-        let told = serde_json::from_str::<Value>(&page).map_or_else(|_| page.into_owned(), |error| message(&error));
-        self.client.refusal(operation, answer.status, &told)
+        self.client.refusal(operation, answer.status, &told(answer))
     }
 
     /// Asks for an answer until it is there.
@@ -363,8 +365,9 @@ impl Connection {
         }
         let body = json!({"request_id": request}).to_string().into_bytes();
         let (started, mut heard, mut nth): (Instant, Instant, u32) = (now(), now(), 0);
+        let end = started + self.patience.operation;
         loop {
-            if now() > started + self.patience.operation {
+            if now() > end {
                 let (server, operation) = (self.name().to_owned(), operation.to_owned());
                 return Err(TinkerError::Late { server, operation, seconds: self.patience.operation.as_secs_f64() });
             }
@@ -385,7 +388,7 @@ impl Connection {
                 return Err(RemoteError::new(self.name(), fault).into());
             }
             nth += 1;
-            self.rest(&fault, nth).await;
+            self.rest(&fault, nth, end.min(heard + self.patience.unreachable)).await;
         }
     }
 
@@ -397,9 +400,8 @@ impl Connection {
             404 | 410 => return Err(TinkerError::Forgotten { server, operation }),
             500.. => return Ok(Judged::Ill(self.refusal(&operation, &answer))),
             _ => {
-                let page = String::from_utf8_lossy(&answer.page);
-                let message = serde_json::from_str::<Value>(&page).map_or_else(|_| page.into_owned(), |error| message(&error));
-                return Err(TinkerError::Failed { server, operation, message: message.chars().take(500).collect() });
+                let message = told(&answer).chars().take(500).collect();
+                return Err(TinkerError::Failed { server, operation, message });
             }
         }
         let protobuf = |kind: &HeaderValue| kind.to_str().is_ok_and(|kind| kind.contains(proto::MEDIA_TYPE));
@@ -415,6 +417,12 @@ impl Connection {
             None => Ok(Judged::There(Page::Json(value))),
         }
     }
+}
+
+/// The text of an answer that is no success.
+fn told(answer: &Answer) -> String {
+    let page = String::from_utf8_lossy(&answer.page);
+    serde_json::from_str::<Value>(&page).map_or_else(|_| page.into_owned(), |error| message(&error))
 }
 
 fn protobuf() -> HeaderMap {

@@ -19,7 +19,7 @@ use std::net::{SocketAddr, TcpListener};
 use std::path::Path;
 use std::sync::Arc;
 
-use rollflow::net::{Server, guard};
+use rollflow::net::{Server, guard, guard_hosts};
 use rollflow::serve::BearerToken;
 
 use crate::run::observed::Observed;
@@ -84,6 +84,7 @@ impl PageServer {
         }
         let listener = TcpListener::bind(address).map_err(|source| PageError::Bind { address, source })?;
         let runs = Arc::new(Runs::of(folder, token.is_some(), powers));
+        let guard = if token.is_some() { guard_hosts } else { guard };
         let server = Server::start(listener, guard(routes::router(&runs, token), allowed)).map_err(PageError::Start)?;
         Ok(PageServer { server, runs })
     }

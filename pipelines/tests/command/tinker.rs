@@ -251,3 +251,14 @@ fn a_check_tries_the_servers_operations() {
         checked.err
     );
 }
+
+#[test]
+fn a_lifetime_of_saved_weights_is_ignored_with_a_warning() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut server = serve(&model(folder.path()), &folder.path().join("state"), "127.0.0.1:0");
+    for (seq, route) in [(1, "save_weights"), (2, "save_weights_for_sampler")] {
+        let body = serde_json::json!({"model_id": "none", "seq_id": seq, "path": "mine", "ttl_seconds": 60});
+        assert!(server.refused(&format!("/api/v1/{route}"), &body).contains("there is no model"), "{route}");
+    }
+    server.running.line(|line| line.contains("`ttl_seconds` = 60 is ignored").then_some(()));
+}

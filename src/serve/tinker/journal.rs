@@ -114,10 +114,7 @@ impl Journal {
     pub fn open(folder: &Path) -> io::Result<(Self, BTreeMap<u64, Operation>)> {
         let lock = lock(folder)?;
         let record: ModelRecord = serde_json::from_slice(&fs::read(folder.join(MODEL))?)?;
-        let mut all = BTreeMap::new();
-        for snapshot in [Some(&record.base), record.newest.as_ref()].into_iter().flatten() {
-            read(&journal(folder, snapshot.done), &mut all)?;
-        }
+        let all = operations(folder, &record)?;
         let file = append(&journal(folder, record.newest.as_ref().unwrap_or(&record.base).done))?;
         let end = file.metadata()?.len();
         Ok((Journal { folder: folder.to_owned(), record, file, end, _lock: lock }, all))
@@ -137,6 +134,17 @@ impl Journal {
         self.file.sync_data()?;
         self.end += entries.len() as u64;
         Ok(())
+    }
+
+    /// Refuses the operations up to `done` that saved these weights ([`Operation::saves`]), so that a
+    /// restart does not save them again. Returns the refusals.
+    pub fn forget(&mut self, saved: &str, done: u64) -> io::Result<BTreeMap<u64, Operation>> {
+        let mut all = operations(&self.folder, &self.record)?;
+        all.retain(|number, operation| *number <= done && operation.saves(&self.record.id).as_deref() == Some(saved));
+        let why = format!("the weights {saved} of this model were deleted");
+        let refused: BTreeMap<u64, Operation> = all.into_keys().map(|number| (number, Operation::Refused(why.clone()))).collect();
+        self.append_all(&refused)?;
+        Ok(refused)
     }
 
     /// Records a snapshot, and begins a new journal with the operations that `wait`. What only the
@@ -195,6 +203,16 @@ pub(super) fn unload(folder: &Path) -> io::Result<()> {
         }
     }
     Ok(())
+}
+
+/// The operations of a model since the older snapshot.
+fn operations(folder: &Path, record: &ModelRecord) -> io::Result<BTreeMap<u64, Operation>> {
+    let mut all = BTreeMap::new();
+    for snapshot in [Some(&record.base), record.newest.as_ref()].into_iter().flatten() {
+        read(&journal(folder, snapshot.done), &mut all)?;
+    }
+    // A later journal may refuse an operation of an earlier one.
+    Ok(all.split_off(&(record.base.done + 1)))
 }
 
 fn journal(folder: &Path, done: u64) -> PathBuf {
@@ -307,6 +325,31 @@ pub(super) mod tests {
         assert_eq!((journal.record.base, journal.record.newest), (snapshot(2), Some(snapshot(4))));
         assert_eq!(read.into_keys().collect::<Vec<_>>(), [3, 4, 5]);
         assert!(!folder.join("journal-000000000").exists());
+    }
+
+    #[test]
+    fn an_operation_whose_weights_were_deleted_is_refused_after_a_restart() {
+        let folder = tempfile::tempdir().unwrap();
+        let folder = folder.path().join("m");
+        let mut journal = Journal::create(&folder, new_record()).unwrap();
+        let save = |name: &str| Operation::Save(name.to_owned());
+        let sampler = Operation::Sampler { session: "m.a".to_owned(), name: Some("a".to_owned()) };
+        let mut all = BTreeMap::from([(1, save("a")), (2, sampler), (3, save("b")), (4, save("a"))]);
+        journal.append_all(&all).unwrap();
+        let snapshot = |done| Snapshot { done, step: 0, folder: None };
+        journal.snapshot(snapshot(2), &all.split_off(&3)).unwrap();
+        // The last is not done yet.
+        for (saved, number) in [("weights/a", 1), ("sampler_weights/a", 2)] {
+            assert!(journal.forget(saved, 3).unwrap().keys().eq(&[number]), "{saved}");
+        }
+        drop(journal);
+        let (mut journal, read) = Journal::open(&folder).unwrap();
+        let refused = |number: u64| matches!(&read[&number], Operation::Refused(why) if why.contains("were deleted"));
+        assert_eq!([1, 2, 3, 4].map(refused), [true, true, false, false]);
+        journal.snapshot(snapshot(3), &BTreeMap::from([(4, save("a"))])).unwrap();
+        drop(journal);
+        let (_, read) = Journal::open(&folder).unwrap();
+        assert!(read.keys().eq(&[3, 4]), "a refusal of an operation before the older snapshot is no operation");
     }
 
     #[test]

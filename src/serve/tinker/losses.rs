@@ -17,7 +17,7 @@ use parking_lot::Mutex;
 use rollflow_tinker::message::{Datum, PassOutput, Tensor};
 
 use crate::algo::{Loss, LossError, LossInputs, LossOutput};
-use crate::train::{TeacherColumn, TrainBatch, TrainSequence};
+use crate::train::{ForwardBackward, TeacherColumn, TrainBatch, TrainSequence};
 
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Kind {
@@ -137,6 +137,33 @@ impl TinkerLoss {
         }
     }
 
+    /// The result of a pass over the tokens that count in metrics. `done` is that of all tokens, with scores.
+    pub fn counted(&self, batch: &TrainBatch, done: ForwardBackward) -> ForwardBackward {
+        let seen = self.seen.lock();
+        let mut counted = ForwardBackward { input_tokens: done.input_tokens, ..ForwardBackward::default() };
+        for scores in &done.scores {
+            let whole = &batch.sequences[scores.group as usize];
+            let mut own = TrainSequence { group: whole.group, ..TrainSequence::default() };
+            let (mut behaviour, mut log_probs) = (Vec::new(), Vec::new());
+            for at in (0..whole.rows.len()).filter(|at| counts(whole, *at)) {
+                own.rows.push(whole.rows[at]);
+                own.targets.push(whole.targets[at]);
+                own.versions.push(whole.versions[at]);
+                behaviour.extend(whole.behaviour.as_ref().map(|sampler| sampler[at]));
+                log_probs.push(f64::from(scores.log_probs[at]));
+                counted.entropy += scores.entropies.get(at).map_or(f64::NAN, |entropy| f64::from(*entropy));
+                let number = whole.reference.as_ref().map_or(0.0, |numbers| numbers[at]);
+                counted.loss += f64::from(seen[number as usize][1]);
+            }
+            own.behaviour = whole.behaviour.as_ref().map(|_| behaviour);
+            counted.tokens += log_probs.len();
+            let one = TrainBatch { sequences: vec![own], ..TrainBatch::default() };
+            counted.gap.merge(&one.gap(&[0], &log_probs));
+        }
+        counted.entropy /= counted.tokens.max(1) as f64;
+        counted
+    }
+
     /// Keeps log-probabilities of a forward pass over the `nth` targets, with the loss at each.
     pub fn keep(&self, batch: &TrainBatch, scores: &[Vec<f64>], nth: usize) {
         let mut seen = self.seen.lock();
@@ -212,6 +239,17 @@ impl Loss for TinkerLoss {
         }
         Ok(LossOutput::new(loss, grad))
     }
+}
+
+/// Returns true if a token counts in metrics: it has a weight, and it is not of a prompt, whose tokens
+/// clients send with a log-probability and an advantage of 0.
+fn counts(sequence: &TrainSequence, at: usize) -> bool {
+    let has_weight = match &sequence.teacher {
+        Some(TeacherColumn { k, log_probs, .. }) => log_probs[at * k..(at + 1) * k].iter().any(|weight| *weight != 0.0),
+        None => sequence.weights[at] != 0.0,
+    };
+    let is_prompt = sequence.behaviour.as_ref().is_some_and(|sampler| sampler[at] == 0.0) && sequence.advantages[at] == 0.0;
+    has_weight && !is_prompt
 }
 
 /// Columns of a datum. Only cross-entropy reads the last.
@@ -295,7 +333,7 @@ pub(super) fn batch(data: &[Datum], loss: &str, vocabulary: usize, context: usiz
     if number == 0 {
         return Err("the pass has no data".to_owned());
     }
-    Ok(TrainBatch { sequences, batch_tokens: number, ..TrainBatch::default() })
+    Ok(TrainBatch { sequences, batch_tokens: number, scored: true, ..TrainBatch::default() })
 }
 
 /// The batch with the `nth` of several targets per token as its only one.

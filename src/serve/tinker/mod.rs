@@ -19,7 +19,7 @@ use std::collections::{BTreeMap, VecDeque};
 use std::fs::File;
 use std::io;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, Once};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use parking_lot::Mutex;
@@ -67,6 +67,8 @@ pub(super) struct Tinker {
     /// Time of each session's last heartbeat.
     heard: Mutex<BTreeMap<String, Instant>>,
     started: Instant,
+    /// Warning of a lifetime of saved weights, which is ignored.
+    lifetime: Once,
     /// Lock of the state's folder.
     _lock: File,
 }
@@ -153,6 +155,7 @@ impl Tinker {
             loaded: Arc::default(),
             heard: Mutex::default(),
             started: Instant::now(),
+            lifetime: Once::new(),
             _lock: lock,
         });
         for folder in journal::loaded(&tinker.ground.models)? {

@@ -31,6 +31,26 @@ impl Operation {
             _ => None,
         }
     }
+
+    /// Weights that it saves for the model `id`, as `weights/NAME` or `sampler_weights/NAME`.
+    pub fn saves(&self, id: &str) -> Option<String> {
+        match self {
+            Operation::Save(name) => Some(format!("weights/{name}")),
+            Operation::Sampler { session, .. } => {
+                Some(format!("sampler_weights/{}", session.strip_prefix(id)?.strip_prefix('.')?))
+            }
+            _ => None,
+        }
+    }
+
+    /// Bytes of what a client sent, about.
+    pub fn bytes(&self) -> usize {
+        match self {
+            Operation::Pass(pass) => pass.len(),
+            Operation::Load { path, .. } => path.len(),
+            _ => 0,
+        }
+    }
 }
 
 /// Answer to an operation.
@@ -48,8 +68,8 @@ pub(super) enum Answer {
 
 impl Answer {
     /// A failure that the request is to blame for.
-    pub fn refused(why: impl Into<String>) -> Self {
-        Answer::Failed { why: why.into(), of_request: true }
+    pub fn refused(why: impl ToString) -> Self {
+        Answer::Failed { why: why.to_string(), of_request: true }
     }
 
     /// A failure of the server.

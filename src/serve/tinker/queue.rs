@@ -19,6 +19,15 @@ use crate::serve::reply::Refusal;
 /// Updates after which a snapshot shortens the journal.
 const SNAPSHOT: u64 = 16;
 
+/// Operations after which a snapshot shortens the journal, if there are fewer updates.
+const SNAPSHOT_OPERATIONS: u64 = 1024;
+
+/// Bytes of operations after which a snapshot shortens the journal, if there are fewer updates.
+const SNAPSHOT_BYTES: usize = 256 << 20;
+
+/// Most bytes of operations that wait.
+const WAITING_BYTES: usize = 256 << 20;
+
 /// Answers that are kept for clients that ask again.
 const KEPT: usize = 64;
 
@@ -130,6 +139,12 @@ impl ModelQueue {
                 let why = format!("operation {number} is too far ahead, for operation {next} is next; submit it again later");
                 return Err(Refusal::new(429, why));
             }
+            // The next is taken, for the others wait for it.
+            let waiting: usize = state.waiting.values().map(Operation::bytes).sum();
+            if number > state.next && waiting + operation.bytes() > WAITING_BYTES {
+                let why = format!("{} MiB of operations wait; submit operation {number} again later", waiting >> 20);
+                return Err(Refusal::new(429, why));
+            }
             number
         };
         journal.append(number, &operation).map_err(|error| {
@@ -154,6 +169,21 @@ impl ModelQueue {
         let ModelRecord { begins, base, .. } = &journal.record;
         let begins = begins.as_ref().filter(|_| base.folder.is_none()).map(|(path, _)| path);
         begins.into_iter().chain(state.loads.range(base.done + 1..).map(|(_, path)| path)).any(|of| of == path)
+    }
+
+    /// Lets a restart not save these weights again ([`Operation::saves`]), which are deleted.
+    pub fn forget(&self, saved: &str) -> io::Result<()> {
+        let mut journal = self.shared.journal.lock();
+        let next = self.shared.state.lock().next;
+        let refused = journal.forget(saved, self.shared.repeated.max(next - 1))?;
+        let mut state = self.shared.state.lock();
+        for (number, operation) in refused {
+            // Those that are still to be repeated.
+            if let Some(waits) = state.waiting.get_mut(&number) {
+                *waits = operation;
+            }
+        }
+        Ok(())
     }
 
     /// Ends the thread after the operation that runs. Clients that wait for answers get none.
@@ -198,30 +228,33 @@ impl ModelQueue {
 impl QueueShared {
     fn run(&self, ground: Ground, record: &ModelRecord, install: Install) {
         let mut model = caught(|| Trained::begin(ground, record, install)).unwrap_or_else(Err);
-        let created = model.as_ref().map_or_else(|why| Answer::refused(why.clone()), Trained::created);
+        let created = model.as_ref().map_or_else(Answer::refused, Trained::created);
         {
             let mut state = self.state.lock();
             state.answer(0, created);
             state.begun = true;
         }
         self.answered.notify_waiters();
-        let mut kept = record.newest.as_ref().unwrap_or(&record.base).step;
+        let newest = record.newest.as_ref().unwrap_or(&record.base);
+        let (mut kept, mut last, mut bytes) = (newest.step, newest.done, 0);
         while let Some((number, operation)) = self.next() {
             if let Ok(model) = &model
                 && !model.has_gradient
-                && model.step >= kept + SNAPSHOT
+                && (model.step >= kept + SNAPSHOT || number > last + SNAPSHOT_OPERATIONS || bytes >= SNAPSHOT_BYTES)
             {
                 match self.snapshot(model, number - 1) {
-                    Ok(()) => kept = model.step,
+                    Ok(()) => (kept, last, bytes) = (model.step, number - 1, 0),
                     Err(why) => tracing::warn!("{}: no snapshot: {why}", record.id),
                 }
             }
+            // Those before the newest snapshot are repeated, and not in its journal.
+            bytes += if number > last { operation.bytes() } else { 0 };
             let answer = match &mut model {
                 Ok(model) => caught(|| model.run(&operation, number <= self.repeated)).unwrap_or_else(|panic| {
                     model.drop_gradient();
                     Answer::failed(panic)
                 }),
-                Err(why) => Answer::refused(why.clone()),
+                Err(why) => Answer::refused(why),
             };
             if let Answer::Failed { why, of_request } = &answer {
                 tracing::warn!("{}, operation {number}: {why}", record.id);
@@ -350,6 +383,34 @@ mod tests {
         drop(queue);
         let (_, read) = Journal::open(&folder).unwrap();
         assert!(read.keys().eq(&[2]));
+    }
+
+    #[test]
+    fn operations_beyond_the_room_for_those_that_wait_are_to_be_submitted_again() {
+        let state = tempfile::tempdir().unwrap();
+        let ground = ground(state.path());
+        let journal = Journal::create(&ground.models.join("m"), new_record()).unwrap();
+        let queue = ModelQueue::start(ground, journal, BTreeMap::new(), Arc::new(|_, _, _| ())).unwrap();
+        queue.shared.state.lock().waiting.insert(3, Operation::Pass(vec![0; WAITING_BYTES]));
+        let refusal = queue.submit(Some(2), pass()).unwrap_err();
+        assert!(refusal.message().contains("256 MiB of operations wait"), "{refusal:?}");
+        assert_eq!(queue.submit(Some(1), pass()).unwrap(), 1, "the others wait for it");
+    }
+
+    #[test]
+    fn a_snapshot_shortens_the_journal_of_a_model_without_updates_too() {
+        let state = tempfile::tempdir().unwrap();
+        let ground = ground(state.path());
+        let folder = ground.models.join("m");
+        let mut journal = Journal::create(&folder, new_record()).unwrap();
+        let last = SNAPSHOT_OPERATIONS + 1;
+        let all: BTreeMap<u64, Operation> = (1..=last).map(|number| (number, Operation::Refused("no".to_owned()))).collect();
+        journal.append_all(&all).unwrap();
+        let queue = ModelQueue::start(ground, journal, all, Arc::new(|_, _, _| ())).unwrap();
+        runtime().block_on(queue.answer(last, LONG)).unwrap().unwrap();
+        drop(queue);
+        let (journal, _) = Journal::open(&folder).unwrap();
+        assert_eq!(journal.record.newest.as_ref().map(|newest| newest.done), Some(SNAPSHOT_OPERATIONS));
     }
 
     #[test]

@@ -23,7 +23,7 @@ use super::sampling::BASE;
 use super::saved::{
     archive, archive_by_name, checkpoints, delete_checkpoint, download, training_run, training_runs, weights_info,
 };
-use super::trained::{UNNAMED, is_name};
+use super::trained::{UNNAMED, is_name, unnamed};
 use crate::env::protocol;
 use crate::serve::control::blocking;
 use crate::serve::reply::{self, Refusal, Reply};
@@ -263,6 +263,16 @@ struct Save {
     #[serde(default)]
     overwrite: bool,
     kind: Option<String>,
+    ttl_seconds: Option<Value>,
+}
+
+/// Warns once of a lifetime of saved weights, which is ignored.
+fn warn_of_lifetime(tinker: &Tinker, ttl_seconds: Option<Value>) {
+    if let Some(seconds) = ttl_seconds {
+        let seconds = super::short(&seconds.to_string());
+        let stay = "saved weights stay until a client deletes them; this is logged once";
+        tinker.lifetime.call_once(|| tracing::warn!("`ttl_seconds` = {seconds} is ignored: {stay}"));
+    }
 }
 
 pub(super) fn named(name: &str) -> Result<String, Refusal> {
@@ -275,7 +285,8 @@ pub(super) fn named(name: &str) -> Result<String, Refusal> {
 }
 
 async fn save_weights(State(tinker): Of, body: Bytes) -> Reply {
-    let operation = |Save { path, overwrite, .. }, place: &Place| {
+    let operation = |Save { path, overwrite, ttl_seconds, .. }, place: &Place| {
+        warn_of_lifetime(&tinker, ttl_seconds);
         if overwrite {
             return Err(Refusal::bad("`overwrite` is not possible: saved weights are never replaced; choose another name"));
         }
@@ -286,12 +297,17 @@ async fn save_weights(State(tinker): Of, body: Bytes) -> Reply {
 }
 
 async fn save_for_sampler(State(tinker): Of, body: Bytes) -> Reply {
-    let operation = |Save { path, sampling_session_seq_id, kind, .. }, place: &Place| {
+    let operation = |Save { path, sampling_session_seq_id, kind, ttl_seconds, .. }, place: &Place| {
+        warn_of_lifetime(&tinker, ttl_seconds);
         if let Some(kind) = kind.filter(|kind| kind != "snapshot") {
             return Err(Refusal::bad(format!("the kind {:?} is not possible: sessions are snapshots", super::short(&kind))));
         }
         let (model, number) = (&place.model_id, sampling_session_seq_id.or(place.seq_id).unwrap_or(0));
         let name = path.as_deref().map(named).transpose()?;
+        if let Some(name) = name.as_deref().filter(|name| unnamed(name).is_some()) {
+            let why = "is one of sessions without a name, of which older ones are removed; choose another, such as step-3";
+            return Err(Refusal::bad(format!("the name {name:?} {why}")));
+        }
         let within = name.clone().unwrap_or_else(|| format!("{UNNAMED}{number}"));
         Ok(Operation::Sampler { session: format!("{model}.{within}"), name })
     };
@@ -391,9 +407,9 @@ async fn retrieve(State(tinker): Of, headers: HeaderMap, body: Bytes) -> Reply {
     let (owner, number) = request_id.rsplit_once(':').ok_or_else(gone)?;
     let answer = match owner.strip_prefix("sample-") {
         _ if number == "unloaded" => return Ok(reply::page(&json!({"model_id": owner, "type": "unload_model"}))),
-        Some(instance) => {
-            let number: u64 = number.parse().map_err(|_| gone())?;
-            let found = (instance == tinker.shared.instance).then(|| tinker.samples.lock().get(number)).flatten();
+        Some(_) => {
+            let number = tinker.sample_number(&request_id).ok_or_else(gone)?;
+            let found = tinker.samples.lock().get(number);
             let answer = found.ok_or_else(gone)?.answer(HELD).await;
             if answer.is_some() {
                 tinker.samples.lock().fetched(number);

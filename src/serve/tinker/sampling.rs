@@ -233,11 +233,15 @@ impl Tinker {
             prompt.map_err(|kind| Refusal::bad(format!("a piece of the prompt is of kind {kind:?}; only text is understood")))?;
         let prompt: Option<Vec<u32>> = prompt.into_iter().map(|token| u32::try_from(token).ok()).collect();
         let prompt: Arc<[u32]> = prompt.ok_or_else(|| Refusal::bad("the prompt has a token that is no token"))?.into();
-        let params = self.params(&request, prompt.len())?;
+        let (top, top_sampled) = (request.topk_prompt_logprobs, request.topk_sample_logprobs);
+        let scores = request.prompt_logprobs.unwrap_or(false) || top > 0;
+        let (mut params, prompts) = (self.params(&request, prompt.len())?, vec![prompt.clone()]);
+        if scores {
+            params.max_new_tokens = self.shared.new_tokens(params.max_new_tokens, &prompts);
+        }
         let samples = u32::try_from(request.num_samples).map_err(|_| Refusal::bad("num_samples is too large"))?;
         let seed = request.sampling_params.seed;
-        let ask =
-            Ask { rid: None, prompts: vec![prompt.clone()], samples, params, seed, adapter: adapter.clone(), routes: false };
+        let ask = Ask { rid: None, prompts, samples, params, seed, adapter: adapter.clone(), routes: false };
         let active = Active::new(&self.loaded, adapter.as_ref());
         // Before it counts as active it may have been unloaded.
         if let Some(name) = &adapter {
@@ -245,8 +249,7 @@ impl Tinker {
         }
         let mut ticket = self.shared.submit(ask)?;
         let (number, future) = self.samples.lock().begin();
-        let (top, top_sampled) = (request.topk_prompt_logprobs, request.topk_sample_logprobs);
-        let (tinker, scores) = (self.clone(), request.prompt_logprobs.unwrap_or(false) || top > 0);
+        let tinker = self.clone();
         let done = future.clone();
         let task = tokio::spawn(async move {
             let _active = active;

@@ -140,7 +140,7 @@ impl Write for Pieces {
     }
 }
 
-/// Removes saved weights, unless a restart would load them.
+/// Removes saved weights, unless a restart would load them. A restart does not save them again.
 pub(super) async fn delete_checkpoint(State(tinker): Of, Path((id, kind, name)): Path<(String, String, String)>) -> Reply {
     let (id, name) = (named(&id)?, named(&name)?);
     let folder = match kind.as_str() {
@@ -156,7 +156,9 @@ pub(super) async fn delete_checkpoint(State(tinker): Of, Path((id, kind, name)):
         if let Some(model) = tinker.needs(&path) {
             return Err(Refusal::bad(format!("the model {model} began with these weights or loaded them: unload it first")));
         }
-        atomic_file::remove(&folder).map_err(|error| Refusal::new(500, error.to_string()))
+        let of = tinker.models.lock().get(&id).cloned();
+        let forgotten = of.map_or(Ok(()), |of| of.forget(&format!("{kind}/{name}")));
+        forgotten.and_then(|()| atomic_file::remove(&folder)).map_err(|error| Refusal::new(500, error.to_string()))
     })
     .await?;
     Ok(reply::page(&json!({"type": "delete_checkpoint"})))

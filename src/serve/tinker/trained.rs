@@ -37,14 +37,19 @@ pub(super) struct Ground {
 /// Sessions without a name that a model with adapters, and one without, has on disk; older ones are removed.
 const KEPT_SESSIONS: [usize; 2] = [64, 8];
 
-/// First part of the name of a session that its client gave no name.
+/// First part of the name of a session that its client gave no name. The session's number follows.
 pub(super) const UNNAMED: &str = "session-";
+
+/// Number of a session that its client gave no name.
+pub(super) fn unnamed(name: &str) -> Option<u64> {
+    name.strip_prefix(UNNAMED)?.parse().ok()
+}
 
 impl Ground {
     /// Removes the sessions without a name of a model, but for the `newest`.
     pub fn prune_sessions(&self, id: &str, newest: usize) -> io::Result<()> {
-        let of = format!("{id}.{UNNAMED}");
-        let number = |name: &OsString| name.to_str()?.strip_prefix(&of)?.parse::<u64>().ok();
+        let of = format!("{id}.");
+        let number = |name: &OsString| unnamed(name.to_str()?.strip_prefix(&of)?);
         let names = std::fs::read_dir(&self.samplers)?.filter_map(|entry| Some(entry.ok()?.file_name()));
         let mut own: Vec<(u64, OsString)> = names.filter_map(|name| Some((number(&name)?, name))).collect();
         own.sort();
@@ -131,7 +136,7 @@ impl Trained {
             Operation::Save(name) => self.save(name, repeated),
             Operation::Load { path, optimizer } => self.load(path, *optimizer),
             Operation::Sampler { session, name } => self.sampler(session, name.as_deref(), repeated),
-            Operation::Refused(why) => Err(Answer::refused(why.clone())),
+            Operation::Refused(why) => Err(Answer::refused(why)),
             Operation::Failed { why, has_gradient } => {
                 if !has_gradient {
                     self.drop_gradient();
@@ -169,7 +174,7 @@ impl Trained {
             // A failed pass drops the gradient.
             self.has_gradient = done.is_ok();
             let done = done.inspect_err(|_| self.updates.forget()).map_err(not_finite)?;
-            self.updates.pass(done);
+            self.updates.pass(loss.counted(&batch, done));
         }
         Ok(Answer::Pass(loss.output(&batch)))
     }
@@ -233,11 +238,11 @@ impl Trained {
         let backend = match optimizer {
             true => {
                 let backend = backend(&self.ground, &self.policy).map_err(Answer::failed)?;
-                backend.load_checkpoint(&folder).wait().map_err(Answer::refused_by)?;
+                backend.load_checkpoint(&folder).wait().map_err(Answer::refused)?;
                 backend
             }
             false => {
-                let policy = self.policy.with_weights_of(&folder).map_err(|error| Answer::refused(error.to_string()))?;
+                let policy = self.policy.with_weights_of(&folder).map_err(Answer::refused)?;
                 backend(&self.ground, &policy).map_err(Answer::failed)?
             }
         };
@@ -294,14 +299,8 @@ fn trained_policy(ground: &Ground, lora: LoraConfig) -> Result<Policy, ModelErro
 /// Numbers that are not finite are the request's fault.
 fn not_finite(error: TrainError) -> Answer {
     match error {
-        TrainError::NonFinite(..) => Answer::refused(error.to_string()),
+        TrainError::NonFinite(..) => Answer::refused(error),
         _ => Answer::failed(error),
-    }
-}
-
-impl Answer {
-    fn refused_by(error: impl ToString) -> Self {
-        Answer::refused(error.to_string())
     }
 }
 
@@ -359,6 +358,43 @@ pub(super) mod tests {
         for (between, passes) in [(failed(false), 1.0), (failed(true), 2.0), (Operation::Refused("no".to_owned()), 2.0)] {
             let norm = norm_of(&[pass(), between.clone(), pass()]);
             assert!((norm / one - passes).abs() < 1e-6, "{between:?}: {norm}, of one pass {one}");
+        }
+    }
+
+    #[test]
+    fn a_row_of_metrics_leaves_out_tokens_of_prompts_and_those_without_a_weight() {
+        let floats = |values: [f32; 3]| Tensor::Floats(values.to_vec());
+        let sampled = vec![("logprobs", floats([0.0, -2.0, -2.0])), ("advantages", floats([0.0, 1.0, 0.0]))];
+        let given = vec![("weights", floats([0.0, 1.0, 1.0]))];
+        for (loss, mut columns) in [("importance_sampling", sampled), ("cross_entropy", given)] {
+            let state = tempfile::tempdir().unwrap();
+            let ground = ground(state.path());
+            let folder = ground.models.join("m");
+            std::fs::create_dir_all(&folder).unwrap();
+            let mut model = Trained::begin(ground, &new_record(), Arc::new(|_, _, _| ())).unwrap();
+            columns.push(("target_tokens", Tensor::Ints(vec![2, 3, 4])));
+            let (model_id, loss_fn, loss_fn_config) = ("m".to_owned(), loss.to_owned(), Default::default());
+            let data = vec![Datum::new(vec![1, 2, 3], columns)];
+            let pass = Pass { model_id, seq_id: 1, data, loss_fn, loss_fn_config, forward_only: false };
+            let output = match model.run(&Operation::Pass(proto::encode_pass(&pass)), false) {
+                Answer::Pass(output) => output,
+                other => panic!("{other:?}"),
+            };
+            let column = |name: &str| output.loss_fn_outputs[0][name].floats();
+            let (theta, losses) = (column("logprobs"), column("elementwise_loss"));
+            assert_eq!(theta.len(), 3, "a client gets every token");
+            model.run(&Operation::Update(AdamParams::default()), false);
+            let row = std::fs::read_to_string(folder.join("metrics.jsonl")).unwrap();
+            let row: serde_json::Value = serde_json::from_str(&row).unwrap();
+            let is = |key: &str, value: f32| {
+                let found = row[key].as_f64().unwrap();
+                assert!((found - f64::from(value)).abs() < 1e-4, "{key}: {found}, not {value}");
+            };
+            is("trained_tokens", 2.0);
+            is("loss", (losses[1] + losses[2]) / 2.0);
+            if loss == "importance_sampling" {
+                is("log_prob_gap_mean_nats", ((theta[1] + 2.0).abs() + (theta[2] + 2.0).abs()) / 2.0);
+            }
         }
     }
 

@@ -54,7 +54,8 @@ fn warn(folder: &Path, error: &ObserveError) {
 fn row(passes: &ForwardBackward, optim: &OptimStep) -> StepMetrics {
     let tokens = passes.tokens as f64;
     let mut row = vec![(Metric::Loss, passes.loss / tokens.max(1.0)), (Metric::LearningRate, optim.lr)];
-    row.extend([(Metric::Entropy, passes.entropy), (Metric::GradNorm, optim.grad_norm)]);
+    let entropy = if passes.tokens > 0 { passes.entropy } else { f64::NAN };
+    row.extend([(Metric::Entropy, entropy), (Metric::GradNorm, optim.grad_norm)]);
     if passes.gap.tokens > 0 {
         row.extend([(Metric::LogProbGapMean, passes.gap.mean()), (Metric::LogProbGapMax, passes.gap.max())]);
         row.push((Metric::ApproxKl, passes.gap.approx_kl()));

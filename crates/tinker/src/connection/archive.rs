@@ -47,7 +47,7 @@ impl Connection {
                 return Err(error.into());
             }
             nth += 1;
-            self.rest(&error.fault, nth).await;
+            self.rest(&error.fault, nth, started + self.patience.operation).await;
         }
     }
 
