@@ -1,13 +1,15 @@
-//! Checks of tool arguments against a part of JSON Schema: `type`, `properties`, `required`,
-//! `additionalProperties`, `items`, `enum`, `minimum` and `maximum`. Other keywords are ignored.
+//! Checks of tool arguments against a part of JSON Schema: `type`, `nullable`, `anyOf`, `properties`,
+//! `required`, `additionalProperties`, `items`, `enum`, `minimum` and `maximum`. Other keywords are
+//! ignored.
 
-use serde_json::{Map, Value};
+use serde_json::{Map, Value, json};
 
 /// Deepest nesting that is checked.
 const DEPTH: usize = 32;
 
 /// Checks arguments against a schema; the error is for the model. A text is parsed as a number,
-/// boolean, list or object if the schema requires one.
+/// boolean, list, object or null if the schema requires one. Of `anyOf` the first schema that fits
+/// counts.
 pub fn check_arguments(arguments: &mut Map<String, Value>, schema: &Value) -> Result<(), String> {
     let mut value = Value::Object(std::mem::take(arguments));
     let checked = check(&mut value, schema, "", DEPTH);
@@ -19,17 +21,27 @@ pub fn check_arguments(arguments: &mut Map<String, Value>, schema: &Value) -> Re
 
 fn check(value: &mut Value, schema: &Value, path: &str, depth: usize) -> Result<(), String> {
     let (Some(schema), Some(depth)) = (schema.as_object(), depth.checked_sub(1)) else { return Ok(()) };
-    let types: Vec<&str> = match schema.get("type") {
+    let mut types: Vec<&str> = match schema.get("type") {
         Some(Value::String(one)) => vec![one],
         Some(Value::Array(several)) => several.iter().filter_map(Value::as_str).collect(),
         _ => Vec::new(),
     };
+    let nullable = schema.get("nullable") == Some(&Value::Bool(true));
+    if nullable && !types.is_empty() {
+        types.push("null");
+    }
     if !types.is_empty() && !types.iter().any(|name| is(value, name)) {
         let read = value.as_str().and_then(|text| serde_json::from_str::<Value>(text.trim()).ok());
         match read.filter(|read| types.iter().any(|name| is(read, name))) {
             Some(read) => *value = read,
             None => return Err(format!("{} must be of type {}, not {}", called(path), types.join(" or "), short(value))),
         }
+    }
+    if nullable && value.is_null() {
+        return Ok(());
+    }
+    if let Some(Value::Array(branches)) = schema.get("anyOf") {
+        any_of(value, branches, nullable, path, depth)?;
     }
     if let Some(Value::Array(allowed)) = schema.get("enum")
         && !allowed.contains(value)
@@ -54,6 +66,23 @@ fn check(value: &mut Value, schema: &Value, path: &str, depth: usize) -> Result<
         },
         _ => Ok(()),
     }
+}
+
+/// Checks a value against the first schema that it fits, which converts it.
+fn any_of(value: &mut Value, branches: &[Value], nullable: bool, path: &str, depth: usize) -> Result<(), String> {
+    let null = json!({ "type": "null" });
+    let mut problems = Vec::new();
+    for branch in branches.iter().chain(nullable.then_some(&null)) {
+        let mut read = value.clone();
+        match check(&mut read, branch, path, depth) {
+            Ok(()) => {
+                *value = read;
+                return Ok(());
+            }
+            Err(problem) => problems.push(problem),
+        }
+    }
+    if problems.is_empty() { Ok(()) } else { Err(problems.join("; or ")) }
 }
 
 fn object(fields: &mut Map<String, Value>, schema: &Map<String, Value>, path: &str, depth: usize) -> Result<(), String> {
@@ -100,8 +129,6 @@ fn short(value: &Value) -> String {
 
 #[cfg(test)]
 mod tests {
-    use serde_json::json;
-
     use super::*;
 
     #[test]
@@ -126,5 +153,35 @@ mod tests {
         let mut given = serde_json::from_value(json!({"n": " 3 ", "s": "4"})).unwrap();
         assert_eq!(check_arguments(&mut given, &schema), Ok(()));
         assert_eq!(Value::Object(given), json!({"n": 3, "s": "4"}));
+    }
+
+    #[test]
+    fn an_optional_argument_takes_null_and_a_union_is_read_by_the_first_schema_that_fits() {
+        let schema = json!({"type": "object", "properties": {
+            "nullable": {"type": "integer", "nullable": true}, "unit": {"enum": ["C", "F"], "nullable": true},
+            "listed": {"type": ["integer", "null"]}, "text": {"type": "string", "nullable": true},
+            "any": {"anyOf": [{"type": "integer"}, {"type": "null"}], "default": null},
+            "several": {"anyOf": [{"type": "integer"}, {"type": "array", "items": {"type": "integer"}}], "nullable": true}}});
+        let read = |given: Value| {
+            let mut given = serde_json::from_value(given).unwrap();
+            check_arguments(&mut given, &schema).map(|()| Value::Object(given))
+        };
+        for key in ["nullable", "unit", "listed", "text", "any", "several"] {
+            assert_eq!(read(json!({key: null})), Ok(json!({key: null})), "{key}");
+        }
+        // Some formats write every argument as text.
+        for key in ["nullable", "listed", "any", "several"] {
+            assert_eq!(read(json!({key: "null"})), Ok(json!({key: null})), "{key}");
+            assert_eq!(read(json!({key: "3"})), Ok(json!({key: 3})), "{key}");
+        }
+        assert_eq!(read(json!({"text": "null"})), Ok(json!({"text": "null"})));
+        assert_eq!(read(json!({"several": "[1, 2]"})), Ok(json!({"several": [1, 2]})));
+        let wrong = |given: Value| read(given).unwrap_err();
+        assert_eq!(wrong(json!({"nullable": 1.5})), "`nullable` must be of type integer or null, not 1.5");
+        assert_eq!(
+            wrong(json!({"any": "x"})),
+            "`any` must be of type integer, not \"x\"; or `any` must be of type null, not \"x\""
+        );
+        assert_eq!(wrong(json!({"unit": "K"})), "`unit` must be one of \"C\", \"F\", not \"K\"");
     }
 }

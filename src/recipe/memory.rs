@@ -21,7 +21,7 @@ use super::plan::{Pipeline, Plan};
 use super::train::Optimization;
 use super::trainer::TrainerBackend;
 use crate::engine::settings::Engine;
-use crate::model::{Dtype, Layout, Lora, ModelConfig, ModelError, gpu_memory, gpu_total};
+use crate::model::{Dtype, Family, Layout, Lora, ModelConfig, ModelError, gpu_memory, gpu_total};
 use crate::ranks::Shard;
 use crate::settings::error::Problem;
 use crate::train::{MasterFormat, MomentFormat};
@@ -187,6 +187,7 @@ pub(super) fn limits(plan: &Plan) -> Vec<Problem> {
     adapters_without_a_place(plan, &model)
         .into_iter()
         .chain(texts_beyond_its_positions(plan, &model))
+        .chain(turns_with_channels(plan, &model))
         .chain(without_effect)
         .collect()
 }
@@ -216,6 +217,16 @@ fn adapters_without_a_place(plan: &Plan, model: &ModelConfig) -> Option<Problem>
     plan.lora.as_ref().filter(|of| (1..=Lora::MOST_RANK).contains(&of.rank))?;
     let Err(unknown @ ModelError::Target(..)) = adapters(plan, model) else { return None };
     Some(Problem::of("lora.targets", unknown.to_string(), "\"all-linear\" fits every model"))
+}
+
+/// An environment for gpt-oss, whose published chat template raises an error for turns as the model writes
+/// them.
+fn turns_with_channels(plan: &Plan, model: &ModelConfig) -> Option<Problem> {
+    let refused = model.family == Family::GptOss && plan.environment.is_some() && plan.chat.template.is_none();
+    let message = "[environment] needs a model whose chat template renders its own turns: that of \"gpt_oss\" rejects \
+                   turns with channels, so every rollout would be lost at its second turn, and no parser reads its tool calls";
+    let help = "leave [environment] out, train another model, or name a chat template that renders such turns: chat.template";
+    refused.then(|| Problem::of("environment", message, help))
 }
 
 /// Samples longer than the model reads, and answers that leave no room for a prompt.

@@ -2,7 +2,7 @@
 
 use rollflow::data::chat::ChatTemplate;
 use rollflow::data::source::{Columns, DataSet, Example, Recorded, Shape, prepare_pair};
-use rollflow::data::{Pair, Prompt, RankedPair, Tokenizer};
+use rollflow::data::{ChatMessage, Pair, Prompt, PromptText, RankedPair, Tokenizer};
 use serde_json::{Value, json};
 
 use crate::data_sources::{folder, spec};
@@ -41,6 +41,43 @@ fn tools_are_read_as_a_list_and_as_text_in_every_shape_and_reach_the_template() 
     let pair = Pair { prompt: read::<Prompt>(&json!({"messages": [user]})).unwrap().text, completion: "b".to_owned(), tools };
     let sample = prepare_pair(&pair, &tokenizer).unwrap();
     assert_eq!(tokenizer.decode_all(&sample.tokens).unwrap(), "addcb");
+}
+
+#[test]
+fn an_instruction_has_its_input_also_where_a_column_names_it() {
+    let columns = Columns { prompt: Some("instruction".into()), completion: Some("output".into()), ..Columns::default() };
+    let record = json!({"instruction": "do", "input": "this", "output": "o"});
+    let prompt = Prompt::read(record.as_object().unwrap().clone(), &columns).unwrap();
+    assert_eq!((prompt.text, prompt.metadata.contains_key("input")), ("do\n\nthis".into(), false));
+}
+
+#[test]
+fn a_system_field_is_the_first_turn_of_a_prompt_of_messages_and_of_the_common_beginning_of_a_pair() {
+    let turn = |role: &str, content: &str| json!({"role": role, "content": content});
+    let turns = |of: &[ChatMessage]| of.iter().map(|turn| format!("{} {}", turn.role, turn.content)).collect::<Vec<_>>();
+    let told = |text: PromptText| match text {
+        PromptText::Chat(found) => turns(&found),
+        PromptText::Text(text) => panic!("{text}"),
+    };
+    let (asked, [a, b]) = (turn("user", "q"), ["a", "b"].map(|text| turn("assistant", text)));
+    for completion in [json!("a"), json!([a]), json!([asked, a]), json!([turn("system", "s"), asked, a])] {
+        let record = json!({"system": "s", "prompt": [asked], "completion": completion});
+        assert_eq!(told(read::<Prompt>(&record).unwrap().text), ["system s", "user q"]);
+        let Example::Chat { turns: found, first, .. } = read(&record).unwrap() else { panic!("{record}") };
+        assert_eq!((turns(&found).join(", ").as_str(), first), ("system s, user q, assistant a", 2), "{record}");
+    }
+    for record in [
+        json!({"system": "s", "prompt": [asked], "chosen": "a", "rejected": "b"}),
+        json!({"system": "s", "chosen": [asked, a], "rejected": [asked, b]}),
+    ] {
+        let pair = read::<RankedPair>(&record).unwrap();
+        assert_eq!(
+            (told(pair.prompt), pair.chosen, pair.rejected),
+            (vec!["system s".into(), "user q".into()], "a".into(), "b".into())
+        );
+    }
+    let twice = json!({"system": "s", "prompt": [turn("system", "t"), asked], "completion": "a"});
+    assert_eq!(told(read::<Prompt>(&twice).unwrap().text), ["system t", "user q"]);
 }
 
 #[test]

@@ -35,6 +35,15 @@ fn tokens_of_older_weights_can_be_masked_and_given_ones_stay_what_they_were() {
 }
 
 #[test]
+fn a_truncated_sample_can_be_masked_and_a_complete_one_stays_what_it_was() {
+    for (status, mask) in [(Status::Truncated, [0.0; 5]), (Status::Completed, [0.0, 0.0, 0.0, 1.0, 1.0])] {
+        let mut sample = Sample { status, ..sampled() };
+        sample.mask_truncated();
+        assert_eq!((&sample.loss_mask[..], sample.generated()), (&mask[..], 2), "what was sampled stays counted");
+    }
+}
+
+#[test]
 fn a_mask_of_another_length_is_refused_with_both_lengths() {
     let sample = Sample { loss_mask: vec![1.0; 3], ..sampled() };
     let error = sample.validate().unwrap_err();
@@ -110,7 +119,7 @@ fn groups_and_batches_weigh_what_their_samples_weigh() {
         samples: vec![sampled(), sampled()],
         ..Group::default()
     };
-    let batch = Batch { id: 0, groups: vec![group.clone(), group.clone()], ..Batch::default() };
+    let batch = Batch { groups: vec![group.clone(), group.clone()], ..Batch::default() };
     assert_eq!((group.id(), group.generated(), group.tokens()), (4, 4, 10));
     assert_eq!((batch.len(), batch.tokens(), batch.samples().count()), (4, 20, 4));
 }

@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 
 use crate::environments::CalculatorEnvironment;
 use crate::speaker::Speaker;
+use rollflow::algo::rewards::math_reward;
 use rollflow::data::chat::ChatTemplate;
 use rollflow::data::{ChatMessage, Spans};
 use rollflow::env::{Action, EnvError, Environment, Episode, Grade, Step, ToolFormat, ToolSpec, Toolbox};
@@ -83,6 +84,19 @@ fn malformed_calls_are_told_to_the_model_in_the_place_of_their_results() {
     let tools: Vec<&str> = told.iter().filter(|turn| turn.role == "tool").map(|turn| turn.content.as_str()).collect();
     assert!(tools[0] == "1" && tools[1].starts_with("error: a call begins with <calculator>"), "{tools:?}");
     assert_eq!(sample.metadata["tool_calls"]["malformed"], 1);
+}
+
+#[test]
+fn a_reward_of_a_final_answer_does_not_see_what_a_tool_returned() {
+    let unsure =
+        |read: &str, _: u32| if read.contains("tool: ") { "no idea".into() } else { "<calculator>3+4</calculator>".into() };
+    let sample = one(unsure, &calculator(), 64);
+    assert_eq!((sample.last_turn(), math_reward()(&sample)), ("no idea", Ok(0.0)));
+    assert!(sample.response.contains("tool: 7"), "the stored completion is whole: {}", sample.response);
+    let sample = one(capable, &calculator(), 64);
+    assert_eq!((sample.last_turn(), math_reward()(&sample)), ("<complete_task>7</complete_task>", Ok(1.0)));
+    let sample = one(|_, _| "7".into(), &calculator(), 64);
+    assert_eq!((sample.last_turn(), math_reward()(&sample)), ("7", Ok(1.0)), "a rollout of one turn is its completion");
 }
 
 #[test]

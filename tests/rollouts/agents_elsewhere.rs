@@ -102,6 +102,25 @@ fn d1_d3_an_agent_becomes_a_generator_by_its_base_url() {
 }
 
 #[test]
+fn an_agent_reads_the_text_before_a_tool_call_and_may_leave_it_out_of_its_next_request() {
+    let code = r#"
+up = {"type": "function", "function": {"name": "up", "parameters": {"type": "object", "properties": {"of": {"type": "string"}}}}}
+messages, seen = [{"role": "user", "content": "go"}], []
+for more in ({}, {"content": None}, None):
+    said = post("/chat/completions", {"messages": messages, "tools": [up]})["choices"][0]["message"]
+    seen.append(said["content"])
+    if more is not None:
+        messages += [{**said, **more}, {"role": "tool", "tool_call_id": said["tool_calls"][0]["id"], "content": "A"}]
+print(json.dumps({"metadata": {"seen": seen}}))
+"#;
+    let says =
+        |read: &str, _: u32| if read.matches("tool: ").count() == 2 { "done".into() } else { "i look.\n<up>a</up>".into() };
+    let group = groups(says, &proxied(python(&format!("{ASK}{code}"))), vec![prompt(0, "", "")], 1).remove(0);
+    assert_eq!(group.samples.len(), 1, "each request continues the rollout");
+    assert_eq!(group.samples[0].metadata["seen"], json!(["i look.", "i look.", "done"]), "{:?}", group.samples[0].metadata);
+}
+
+#[test]
 fn r248_what_does_not_go_on_from_before_is_another_sample() {
     let code = r#"
 first = ask("count")

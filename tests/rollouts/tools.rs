@@ -91,11 +91,11 @@ proptest! {
     }
 
     #[test]
-    fn what_a_format_writes_it_reads(a in "[a-z0-9+*() .,éß\"\\\\;{}]{0,20}", n in any::<i32>()) {
-        // Formats without quotes can't tell blanks around a value from its own.
-        let a = a.trim().to_owned();
-        let call = ToolCall { id: "call_0".into(), name: "look".into(), arguments: object(json!({"a": a, "n": n})) };
+    fn what_a_format_writes_it_reads(a in "\n{0,2}[a-z0-9+*() .,éß\"\\\\;{}\n]{0,20}\n{0,2}", n in any::<i32>()) {
         for format in ToolFormat::ALL.iter().copied() {
+            // XML drops blanks around a value.
+            let a = if format == ToolFormat::Xml { a.trim() } else { a.as_str() };
+            let call = ToolCall { id: "call_0".into(), name: "look".into(), arguments: object(json!({"a": a, "n": n})) };
             prop_assert_eq!(read(format, &format.write(&call)), [Ok(call.clone())], "{:?}", format);
         }
     }

@@ -145,7 +145,7 @@ fn recognise(mut record: Metadata, columns: &Columns) -> Result<Found, String> {
 
 fn prompt(record: &mut Metadata, columns: &Columns) -> Result<Option<PromptText>, String> {
     let (name, value) = match &columns.prompt {
-        Some(name) => ("", take(record, name).ok_or_else(|| format!("without `{name}`"))?),
+        Some(name) => (name.as_str(), take(record, name).ok_or_else(|| format!("without `{name}`"))?),
         None => match take_first(record, &PROMPT) {
             Some(found) => found,
             None => return Ok(None),
@@ -154,7 +154,7 @@ fn prompt(record: &mut Metadata, columns: &Columns) -> Result<Option<PromptText>
     let text = match value {
         Value::String(text) if text.trim().is_empty() => return Err("with an empty prompt".into()),
         Value::String(text) => text,
-        list @ Value::Array(_) => return Ok(Some(PromptText::Chat(turns::read(list)?))),
+        list @ Value::Array(_) => return Ok(Some(PromptText::Chat(turns::with_system(turns::read(list)?, record)))),
         _ => return Err("whose prompt is neither text nor messages".into()),
     };
     let input = match name {
@@ -204,9 +204,11 @@ impl Shape for Example {
             Said::Turns(turns) => Ok(Example::Chat { turns, tools, first: 0 }),
             Said::Asked(PromptText::Chat(asked), Some(completion)) => {
                 let first = asked.len();
-                // Some data sets repeat the prompt in the completion.
-                let is_whole = completion.len() > first && completion.starts_with(&asked);
-                Ok(Example::Chat { turns: if is_whole { completion } else { [asked, completion].concat() }, tools, first })
+                // Some data sets repeat the prompt in the completion, with or without its system turn.
+                let after_system = asked.iter().position(|turn| turn.role != "system").unwrap_or(first);
+                let repeats = |prompt: &&[ChatMessage]| completion.len() > prompt.len() && completion.starts_with(prompt);
+                let repeated = [&asked[..], &asked[after_system..]].into_iter().find(repeats).map_or(0, <[_]>::len);
+                Ok(Example::Chat { turns: [&asked[..], &completion[repeated..]].concat(), tools, first })
             }
             Said::Asked(prompt, Some(completion)) => {
                 Ok(Example::Pair(Pair { prompt, completion: turns::text_alone(completion)?, tools }))
@@ -260,7 +262,13 @@ impl Shape for RankedPair {
         };
         let pair = match explicit {
             Some(prompt) => RankedPair { prompt, chosen: alone(chosen)?, rejected: alone(rejected)?, margin, tools },
-            None => RankedPair { margin, tools, ..shared_prompt(chosen, rejected)? },
+            None => match shared_prompt(chosen, rejected)? {
+                RankedPair { prompt: PromptText::Chat(turns), chosen, rejected, .. } => {
+                    let prompt = turns::with_system(turns, &mut record).into();
+                    RankedPair { prompt, chosen, rejected, margin, tools }
+                }
+                texts => RankedPair { margin, tools, ..texts },
+            },
         };
         if pair.chosen == pair.rejected { Err("whose answers are the same".into()) } else { Ok(pair) }
     }

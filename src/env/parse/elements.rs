@@ -21,7 +21,10 @@ fn function(text: &str) -> Called {
         let (key, value) = parameter
             .and_then(|text| text.split_once('>').ok_or_else(|| malformed("a parameter needs <parameter=name>value</parameter>")))
             .map_err(of_tool)?;
-        arguments.insert(key.trim().to_owned(), value.trim_matches('\n').into());
+        // One newline at each end belongs to the format.
+        let value = value.strip_prefix('\n').unwrap_or(value);
+        let value = value.strip_suffix('\n').unwrap_or(value);
+        arguments.insert(key.trim().to_owned(), value.into());
     }
     Ok(ToolCall::new(name.trim(), arguments))
 }

@@ -71,6 +71,11 @@ pub fn function_call(text: &str) -> Vec<Called> {
     calls
 }
 
+/// Returns the start of the first `function_call` object.
+pub fn function_call_start(text: &str) -> Option<usize> {
+    text[..text.find(KEY)?].rfind('{')
+}
+
 /// Reads a call from an object with a `name`, and `arguments` or `parameters`.
 fn call(object: &Map<String, Value>) -> Called {
     let Some(name) = object.get("name").and_then(Value::as_str) else {

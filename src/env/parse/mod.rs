@@ -33,6 +33,11 @@ pub trait ToolParser: Send + Sync {
     /// Returns the calls in order, or the failed result that the model reads for a malformed call. The
     /// caller checks names and arguments.
     fn parse(&self, text: &str, tools: &[ToolSpec]) -> Vec<Result<ToolCall, ToolResult>>;
+
+    /// Returns the text before the first call of a text with calls. Default: none.
+    fn text_before<'a>(&self, _text: &'a str, _tools: &[ToolSpec]) -> &'a str {
+        ""
+    }
 }
 
 impl<F: Fn(&str, &[ToolSpec]) -> Vec<Called> + Send + Sync> ToolParser for F {
@@ -82,6 +87,17 @@ impl ToolParser for ToolFormat {
             ToolFormat::FunctionCall => json::function_call(text),
         }
     }
+
+    fn text_before<'a>(&self, text: &'a str, tools: &[ToolSpec]) -> &'a str {
+        let at = match self {
+            ToolFormat::Hermes | ToolFormat::Qwen => text.find("<tool_call>"),
+            ToolFormat::Xml => tools.iter().filter_map(|tool| text.find(&format!("<{}>", tool.name))).min(),
+            // Calls are the whole turn.
+            ToolFormat::Llama => None,
+            ToolFormat::FunctionCall => json::function_call_start(text),
+        };
+        text[..at.unwrap_or(0)].trim_end()
+    }
 }
 
 /// Returns the calls in a model's text: each with an id, of a known tool and with arguments that fit
@@ -126,4 +142,22 @@ fn between<'a>(text: &'a str, open: &str, close: &str) -> Vec<Result<&'a str, To
         }
     }
     found
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_text_before_a_call_is_found_in_every_format() {
+        let schema = json!({ "type": "object", "properties": { "of": { "type": "string" } } });
+        let tools = [ToolSpec::new("look", "", schema)];
+        let object = json!({ "of": "x" }).as_object().cloned().unwrap_or_default();
+        let call = ToolCall::new("look", object);
+        for format in ToolFormat::ALL.iter().copied() {
+            let text = format!("I {{look}}.\n{0} {0}", format.write(&call));
+            let before = if format == ToolFormat::Llama { "" } else { "I {look}." };
+            assert_eq!(format.text_before(&text, &tools), before, "{format:?}");
+        }
+    }
 }

@@ -121,9 +121,13 @@ impl Environment for ProxiedAgent {
     }
 
     fn step(&mut self, action: &Action, deadline: Instant) -> Result<Step, EnvError> {
-        let calls = extract_tool_calls(&action.text, &*self.proxy.config.parser, &self.conversation.last.tools);
+        let (parser, tools) = (&*self.proxy.config.parser, &self.conversation.last.tools);
+        let mut turn = ModelTurn::of(action, extract_tool_calls(&action.text, parser, tools));
+        if !turn.calls.is_empty() {
+            turn.content = parser.text_before(&action.text, tools).to_owned();
+        }
         if let Some(ask) = self.waits.take() {
-            self.respond(ask, ModelTurn::of(action, calls));
+            self.respond(ask, turn);
         }
         let Some(ask) = self.ask(deadline)? else { return Ok(Step::over()) };
         let step = self.conversation.follow(&ask.request);
@@ -212,7 +216,7 @@ impl Conversation {
         let extension = request.messages.strip_prefix(&self.last.messages[..]).and_then(<[_]>::split_first);
         match (extension, &self.response) {
             (Some((turn, new)), Some(response))
-                if !new.is_empty() && !request.text && self.is_like(request) && response.message() == *turn =>
+                if !new.is_empty() && !request.text && self.is_like(request) && response.is_repeated_by(turn) =>
             {
                 let messages = new.to_vec();
                 self.last.messages.extend_from_slice(&request.messages[known..]);

@@ -38,7 +38,7 @@ pub struct ModelTurn {
 }
 
 impl ModelTurn {
-    /// Converts a turn: to its calls if all are valid, else to its text.
+    /// Converts a turn: to its calls alone if all are valid, else to its text.
     pub fn of(action: &Action, calls: Vec<Result<ToolCall, ToolResult>>) -> Self {
         let turn = ModelTurn { read: action.read, sampled: action.sampled, ..ModelTurn::default() };
         match calls.into_iter().collect::<Result<Vec<ToolCall>, _>>() {
@@ -56,6 +56,13 @@ impl ModelTurn {
     pub fn message(&self) -> ChatMessage {
         let message = ChatMessage::new("assistant", self.content.clone());
         if self.calls.is_empty() { message } else { message.with("tool_calls", self.calls.iter().map(call).collect::<Vec<_>>()) }
+    }
+
+    /// Returns true if a message of the agent's next request is this turn. Some agents leave out the text
+    /// before calls.
+    pub fn is_repeated_by(&self, message: &ChatMessage) -> bool {
+        let calls_alone = || ModelTurn { content: String::new(), ..self.clone() };
+        self.message() == *message || !self.calls.is_empty() && calls_alone().message() == *message
     }
 
     /// Calls of the turn, in OpenAI's form and with their places.
@@ -168,7 +175,7 @@ pub fn page(model: &str, text: bool, turn: &ModelTurn) -> Value {
     }
     let mut message = json!({ "role": "assistant", "content": turn.content });
     if !turn.calls.is_empty() {
-        message["content"] = Value::Null;
+        message["content"] = Some(turn.content.as_str()).filter(|text| !text.is_empty()).into();
         message["tool_calls"] = turn.calls.iter().map(call_as_text).collect();
     }
     let choice = json!({ "index": 0, "message": message, "logprobs": null, "finish_reason": finish });

@@ -124,6 +124,22 @@ fn a_rollout_of_many_turns_is_as_long_as_model_and_environment_allow() {
     }
 }
 
+#[test]
+fn an_environment_is_refused_to_gpt_oss_unless_the_recipe_names_a_chat_template() {
+    let keys = |model: &str, more: &str| -> Vec<String> {
+        let text = format!(
+            "pipeline = 'grpo'\n[model]\npath = 'tests/golden/models/{model}'\n[task]\nkind = 'arithmetic'\n[reward]\nkind = 'exact'\n\
+             [generate]\nmax_new_tokens = 8\n{more}"
+        );
+        let plan = parse("memory.toml", &text, &[]).unwrap_or_else(|errors| panic!("{errors}"));
+        limits(&plan).into_iter().map(|problem| problem.key).collect()
+    };
+    let environment = "[environment]\nkind = 'calculator'\n";
+    assert_eq!(keys("gpt_oss", environment), ["environment"]);
+    assert!(keys("gpt_oss", "").is_empty() && keys("qwen2_tied", environment).is_empty());
+    assert!(keys("gpt_oss", &format!("{environment}[chat]\ntemplate = 'plain'\n")).is_empty());
+}
+
 /// With its engine, and with the models that judge.
 #[test]
 fn an_evaluation_is_counted_in_pipelines_that_generate_nothing_else() {
