@@ -101,9 +101,9 @@ pub struct LossMetrics {
     pub clipped_low: usize,
     /// Tokens clipped at the upper bound: ratio above, advantage positive, no gradient.
     pub clipped_high: usize,
-    /// Smallest share of tokens clipped below, over sequences; `None` before any sequence.
+    /// Smallest share of tokens clipped below, over sequences with trained tokens; `None` without any.
     pub clip_low_min: Option<f64>,
-    /// Largest share of tokens clipped above, over sequences.
+    /// Largest share of tokens clipped above, over sequences with trained tokens.
     pub clip_high_max: Option<f64>,
     /// Sum over tokens of the divergence from the reference.
     pub kl_sum: f64,

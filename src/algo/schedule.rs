@@ -73,7 +73,8 @@ impl Schedule {
         let progress = (step - self.warmup_steps) as f64 / length;
         let fallen = match self.decay {
             Decay::Constant => return self.lr,
-            Decay::Linear => (1.0 - progress).max(0.0),
+            // 0 without steps after the warm-up, as in transformers.
+            Decay::Linear => ((self.total_steps as f64 - step as f64) / length).max(0.0),
             Decay::Cosine => (0.5 * (1.0 + (std::f64::consts::PI * progress).cos())).max(0.0),
         };
         self.lr * (self.floor + (1.0 - self.floor) * fallen)

@@ -39,7 +39,7 @@ pub fn values(case: &Case) -> Result<(), String> {
 }
 
 /// verl adds this to the counts that it divides by, but for the batch's.
-const GUARD: f64 = 1e-8;
+pub const GUARD: f64 = 1e-8;
 
 /// A case is one rank's share of a batch, or all of it.
 fn weights(case: &Case, mask: &Tensor) -> Result<Vec<f64>, String> {

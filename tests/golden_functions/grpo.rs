@@ -57,12 +57,26 @@ impl Resolved<'_> {
         self.0.value["resolved"][name].as_str().ok_or_else(|| format!("resolved {name} is missing"))
     }
 
+    fn level(&self) -> Result<Level, String> {
+        match self.word("importance_sampling_level")? {
+            "token" => Ok(Level::Token),
+            "sequence" => Ok(Level::Geometric),
+            level => Err(format!("importance_sampling_level {level} is unknown")),
+        }
+    }
+
+    fn unbiased(&self) -> bool {
+        self.0.value["resolved"]["use_bias_correction_kl"] == true
+    }
+
+    /// TRL's CISPO may have a bound below 1, ours has none: ratios are divided by this number, and their factors multiplied by it.
+    fn scale(&self) -> Result<f64, String> {
+        let cispo = self.word("loss_type")? == "cispo";
+        Ok(if cispo { self.needed("epsilon_high")?.min(1.0) } else { 1.0 })
+    }
+
     fn loss(&self) -> Result<PolicyLoss, String> {
-        let level = match self.word("importance_sampling_level")? {
-            "token" => Level::Token,
-            "sequence" => Level::Geometric,
-            level => return Err(format!("importance_sampling_level {level} is unknown")),
-        };
+        let (level, scale) = (self.level()?, self.scale()?);
         let (low, high) = (self.needed("epsilon_low")?, self.needed("epsilon_high")?);
         // What TRL chooses by the advantage's sign (`torch.where` of two numbers) is in single precision.
         let single = |name: &str| self.needed(name).map(|value| f64::from(value as f32));
@@ -72,7 +86,7 @@ impl Resolved<'_> {
                 LossChoice::Grpo(Grpo { epsilon: low, epsilon_high: high, delta, dual_clip: None, level })
             }
             // TRL bounds from above alone, and its epsilon is the bound itself.
-            "cispo" => LossChoice::Cispo(Cispo { epsilon: 1.0, epsilon_high: high - 1.0, level }),
+            "cispo" => LossChoice::Cispo(Cispo { epsilon: 1.0, epsilon_high: high / scale - 1.0, level }),
             "sapo" => LossChoice::Sapo(Sapo {
                 tau_pos: single("sapo_temperature_pos")?,
                 tau_neg: single("sapo_temperature_neg")?,
@@ -86,8 +100,8 @@ impl Resolved<'_> {
             }),
             loss_type => return Err(format!("loss_type {loss_type} is unknown")),
         };
-        let beta = self.needed("beta")?;
-        let unbiased = self.0.value["resolved"]["use_bias_correction_kl"] == true;
+        let unbiased = self.unbiased();
+        let beta = self.needed("beta")? * if unbiased { scale } else { 1.0 };
         Ok(PolicyLoss {
             surrogate,
             log_ratio_limits: [f64::NEG_INFINITY, f64::INFINITY],
@@ -112,9 +126,10 @@ impl Resolved<'_> {
             "dr_grpo" => (Aggregation::DrGrpo { max_len: self.needed("max_completion_length")? as usize }, own),
             _ => {
                 let items = self.0.count("num_items_in_batch").ok_or("input num_items_in_batch is missing")?.max(1.0);
-                let tokens = items * micro_batches / self.needed("steps_per_generation")?;
+                // TRL's count is in single precision.
+                let tokens = items as f32 * micro_batches as f32 / self.needed("steps_per_generation")? as f32;
                 let averaged_ranks = self.setting("num_processes").unwrap_or(1.0) as usize;
-                let batch = BatchSize { tokens, averaged_ranks, ..BatchSize::of(&masks) };
+                let batch = BatchSize { tokens: f64::from(tokens), averaged_ranks, ..BatchSize::of(&masks) };
                 return Ok(Aggregation::TokenMean.token_weights(&masks, &batch).concat());
             }
         };
@@ -126,7 +141,11 @@ pub fn loss(case: &Case) -> Result<(), String> {
     case.only("inputs", INPUTS)?;
     case.only("config", CONFIG)?;
     let resolved = Resolved(case);
-    let loss = resolved.loss()?;
+    let mut loss = resolved.loss()?;
+    let (level, scale) = (resolved.level()?, resolved.scale()?);
+    // TRL's VESPO ignores `importance_sampling_level`, but the ratio of its KL penalty has that level.
+    let apart = matches!(loss.surrogate, LossChoice::Vespo(_)) && level != Level::Token;
+    let penalty = if apart { loss.kl_loss.take() } else { None };
 
     let mask = case.needed("completion_mask")?;
     let packing = Packing::new(&mask);
@@ -135,15 +154,19 @@ pub fn loss(case: &Case) -> Result<(), String> {
     let entropies = packing.pack(&case.needed("entropies")?);
     let advantages = packing.pack(&case.needed("advantages")?);
     let weights = resolved.weights(&packing)?;
-    let (behaviour, proximal) = (column("sampling_per_token_logps"), column("old_per_token_logps"));
+    let old = column("old_per_token_logps").unwrap_or_else(|| log_probs.clone());
+    let behaviour = column("sampling_per_token_logps").unwrap_or_else(|| old.clone());
+    let proximal: Vec<f64> = old.iter().map(|log_prob| log_prob + scale.ln()).collect();
     let reference = column("ref_per_token_logps");
-    let importance = case.input("importance_sampling_ratio").map(|ratios| importance(&loss, &packing, &ratios));
+    let given = case.input("importance_sampling_ratio").map(|ratios| importance(&loss, &packing, &ratios));
+    let given = given.unwrap_or_else(|| vec![1.0; log_probs.len()]);
+    let importance: Vec<f64> = given.iter().map(|weight| weight * scale).collect();
     let inputs = LossInputs {
         log_probs: &log_probs,
-        behaviour: behaviour.as_deref(),
-        proximal: proximal.as_deref(),
+        behaviour: Some(&behaviour),
+        proximal: Some(&proximal),
         reference: reference.as_deref(),
-        importance: importance.as_deref(),
+        importance: Some(&importance),
         entropies: &entropies,
         advantages: &advantages,
         weights: &weights,
@@ -151,12 +174,22 @@ pub fn loss(case: &Case) -> Result<(), String> {
         batch_tokens: packing.kept.len(),
         ..LossInputs::default()
     };
-    let output = loss.evaluate(&inputs).map_err(|error| error.to_string())?;
+    let mut output = loss.evaluate(&inputs).map_err(|error| error.to_string())?;
+    if penalty.is_some() {
+        let limits = loss.log_ratio_limits;
+        let of_kl = PolicyLoss { kl_loss: penalty, log_ratio_limits: limits, ..Grpo { level, ..Grpo::default() }.into() };
+        let advantages = vec![0.0; log_probs.len()];
+        let of_kl = of_kl.evaluate(&LossInputs { advantages: &advantages, ..inputs }).map_err(|error| error.to_string())?;
+        output.loss += of_kl.loss;
+        output.grad.iter_mut().zip(&of_kl.grad).for_each(|(grad, kl)| *grad += kl);
+        output.metrics.policy_loss += of_kl.loss;
+        output.metrics.kl_sum += of_kl.metrics.kl_sum;
+    }
 
     case.close("loss", &[output.loss], &case.expected("loss")?)?;
     case.close("grad_per_token_logps", &packing.unpack(&output.grad), &case.expected("grad_per_token_logps")?)?;
 
-    let (tokens, metrics) = (packing.kept.len() as f64, &output.metrics);
+    let (tokens, metrics) = (packing.kept.len().max(1) as f64, &output.metrics);
     // One ratio and one advantage for a sequence: TRL counts sequences then, not tokens.
     let by_sequence = resolved.word("importance_sampling_level")? == "sequence" && case.needed("advantages")?.shape.len() == 1;
     let clipped = |count: fn(&LossMetrics) -> usize| match by_sequence {
@@ -169,9 +202,11 @@ pub fn loss(case: &Case) -> Result<(), String> {
             packing.sequences.iter().filter(is_clipped).count() as f64 / packing.sequences.len() as f64
         }
     };
+    // At sequence level TRL counts a sequence without tokens, as not clipped.
+    let of_empty = (by_sequence && packing.sequences.iter().any(std::ops::Range::is_empty)).then_some(0.0);
     for (name, expected) in case.value["expected"]["metrics"].as_object().into_iter().flatten() {
         let actual = match name.as_str() {
-            "kl" => metrics.kl(),
+            "kl" => metrics.kl() * if resolved.unbiased() { scale } else { 1.0 },
             "entropy" => entropies.iter().sum::<f64>() / tokens,
             "entropy_coef" => resolved.needed("entropy_coef")?,
             // TRL's is that of the micro-batch alone.
@@ -182,8 +217,8 @@ pub fn loss(case: &Case) -> Result<(), String> {
             "clip_ratio/low_mean" => clipped(|metrics| metrics.clipped_low),
             "clip_ratio/high_mean" | "cispo_clip_ratio" => clipped(|metrics| metrics.clipped_high),
             "clip_ratio/region_mean" => clipped(|metrics| metrics.clipped_low + metrics.clipped_high),
-            "clip_ratio/low_min" => metrics.clip_low_min.unwrap_or(f64::NAN),
-            "clip_ratio/high_max" => metrics.clip_high_max.unwrap_or(f64::NAN),
+            "clip_ratio/low_min" => of_empty.or(metrics.clip_low_min).unwrap_or(f64::NAN),
+            "clip_ratio/high_max" => metrics.clip_high_max.or(of_empty).unwrap_or(f64::NAN),
             // A factor of the gradient, which was compared.
             "vespo/phi_seq_mean" => continue,
             name => return Err(format!("metric {name} is unknown")),

@@ -2,6 +2,7 @@
 
 use rollflow::algo::rewards::Aggregator;
 use rollflow::algo::{Aggregation, BatchSize, GroupMean, Missing, Rules, Scale, group_mean, normalized};
+use rollflow::data::{Sample, Status};
 
 use crate::case::Case;
 
@@ -58,15 +59,21 @@ pub fn combined(rewards: &[f64], weights: &[f64]) -> Result<f64, String> {
     if rewards.is_empty() { Ok(f64::NAN) } else { Aggregator::weighted(weights).aggregate(&rewards) }
 }
 
-/// The count of trained tokens: a completion that doesn't end in end-of-text is masked when the configuration says so, and then
-/// carries no weight.
+/// The count of trained tokens: a completion that ends neither in end-of-text nor in padding is masked when the configuration says so,
+/// and then carries no weight.
 fn truncated_completions_are_masked(case: &Case) -> Result<(), String> {
-    let eos = &case.value["inputs"]["eos_token_id"];
+    let ends = ["eos_token_id", "pad_token_id"].map(|name| &case.value["inputs"][name]);
     let drop = case.value["config"]["mask_truncated_completions"] == true;
     let completions = case.value["inputs"]["completion_ids"].as_array().ok_or("completion_ids is missing")?;
     let mask = |tokens: &serde_json::Value| {
         let tokens = tokens.as_array().map_or(&[][..], |tokens| tokens);
-        vec![if drop && tokens.last() != Some(eos) { 0.0f32 } else { 1.0 }; tokens.len()]
+        let ended = tokens.last().is_some_and(|last| ends.contains(&last));
+        let status = if ended { Status::Completed } else { Status::Truncated };
+        let mut sample = Sample { loss_mask: vec![1.0; tokens.len()], status, ..Sample::default() };
+        if drop {
+            sample.mask_truncated();
+        }
+        sample.loss_mask
     };
     let masks: Vec<Vec<f32>> = completions.iter().map(mask).collect();
     let weights = Aggregation::TokenMean.token_weights(&masks, &BatchSize::of(&masks)).concat();

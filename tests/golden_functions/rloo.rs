@@ -2,7 +2,7 @@
 //! one action.
 
 use rollflow::algo::{
-    Aggregation, BatchSize, Grpo, KlForm, Loss, LossInputs, Missing, Rules, kl_per_token, leave_one_out, masked_mean,
+    Aggregation, BatchSize, Grpo, KlForm, Loss, LossInputs, Missing, PolicyLoss, Rules, kl_per_token, leave_one_out, masked_mean,
 };
 
 use crate::case::Case;
@@ -74,6 +74,8 @@ pub fn loss(case: &Case) -> Result<(), String> {
         ..LossInputs::default()
     };
     let clipped = Grpo { epsilon: bound("epsilon_low")?, epsilon_high: bound("epsilon_high")?, ..Grpo::default() };
+    // TRL bounds no log-ratio.
+    let clipped = PolicyLoss { log_ratio_limits: [f64::NEG_INFINITY, f64::INFINITY], ..clipped.into() };
     let output = clipped.evaluate(&inputs).map_err(|error| error.to_string())?;
     case.close("loss", &[output.loss], &case.expected("loss")?)?;
     let of_token: Vec<f64> = packing.sequences.iter().zip(&output.grad).flat_map(|(at, &grad)| vec![grad; at.len()]).collect();

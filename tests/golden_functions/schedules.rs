@@ -49,6 +49,12 @@ fn nonsense_is_refused_with_its_value() {
     );
 }
 
+#[test]
+fn a_linear_rate_is_0_after_a_warm_up_of_the_whole_run() {
+    let schedule = Schedule { decay: Decay::Linear, warmup_steps: 4, total_steps: 4, ..Schedule::constant(1.0) };
+    assert_eq!([3, 4, 9].map(|step| schedule.at(step)), [0.75, 0.0, 0.0]);
+}
+
 proptest! {
     #[test]
     fn the_rate_climbs_then_falls_between_floor_and_peak(

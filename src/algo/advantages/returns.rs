@@ -15,20 +15,19 @@ pub struct Returns {
     pub returns: Vec<f64>,
 }
 
-/// Rewards to go, `G_t = r_t + γ G_{t+1}`. A token that is not trained ends the sum: no reward
-/// after it counts for tokens before it.
+/// Rewards to go, `G_t = r_t + γ G_{t+1}`, with `t + 1` the next *trained* token: a token that is
+/// not trained is skipped, with its reward, and its return is 0.
 ///
-/// Equals the returns of verl 0.9's `reinforce_plus_plus`. To let an outcome count across tool
-/// output, pack the trained tokens alone.
+/// Equals the returns of verl 0.9's `reinforce_plus_plus`.
 pub fn rewards_to_go(rewards: &[f64], mask: &[f32], sequences: &[Range<usize>], gamma: f64) -> Result<Vec<f64>, AdvantageError> {
     aligned("mask", mask.len(), rewards.len())?;
     let mut returns = vec![0.0; rewards.len()];
     for sequence in sequences {
         let mut running = 0.0;
         for t in sequence.clone().rev() {
-            running = rewards[t] + gamma * running;
-            returns[t] = running;
-            running *= f64::from(mask[t]);
+            let weight = f64::from(mask[t]);
+            returns[t] = weight * (rewards[t] + gamma * running);
+            running = returns[t] + (1.0 - weight) * running;
         }
     }
     Ok(returns)

@@ -120,7 +120,12 @@ impl Importance {
         };
         let spread = Spread::new(&weights, [0.0, self.max], units, Tally::of(&means(&weights), &means(&raw), bounds));
         if self.normalize {
-            let mean = if at_tokens { spread.mean() } else { spread.sequences.mean() };
+            // A sequence without trained tokens has no weight. The statistics count it, as in verl.
+            let trained = sequences.iter().filter(|at| !at.is_empty()).count();
+            let mean = match at_tokens {
+                true => spread.mean(),
+                false => means(&weights).iter().sum::<f64>() / trained.max(1) as f64,
+            };
             // A batch whose weights are all 0 has nothing to scale.
             if mean > spread::GUARD {
                 weights.iter_mut().for_each(|weight| *weight /= mean);

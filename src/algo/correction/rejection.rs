@@ -75,7 +75,10 @@ impl Rejection {
         let per_sequence: Vec<f64> = sequences.iter().map(of_sequence).collect();
         let bounds = self.bounds();
         let holds = |value: f64| value <= bounds[1] && (self.divergence != Divergence::K1 || value >= bounds[0]);
-        let sequences_seen = Tally::of(&per_sequence, &per_sequence, bounds);
+        // A sequence without trained tokens is not judged.
+        let judged = per_sequence.iter().zip(sequences).filter(|(_, at)| !at.is_empty());
+        let judged: Vec<f64> = judged.map(|(value, _)| *value).collect();
+        let sequences_seen = Tally::of(&judged, &judged, bounds);
         let (tokens, units) = match self.over {
             Over::Token => {
                 let seen = Tally::of(&tokens, &tokens, bounds);

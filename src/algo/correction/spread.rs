@@ -126,10 +126,10 @@ impl Spread {
         if count > 1 { (squares - mean * mean).max(0.0).sqrt() } else { 0.0 }
     }
 
-    /// Effective sample share over tokens, (Σw)² / (N Σw²).
+    /// Effective sample share over tokens, (Σw)² / (N Σw²); 0 if all weights are.
     pub fn effective_sample_share(&self) -> f64 {
         let Tally { count, sum, squares, .. } = self.clipped;
         let mean = guarded(sum, count) + GUARD;
-        mean * mean / guarded(squares, count)
+        if squares > 0.0 { mean * mean / guarded(squares, count) } else { 0.0 }
     }
 }

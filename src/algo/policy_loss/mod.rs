@@ -167,7 +167,7 @@ impl Loss for PolicyLoss {
                 slopes.push(weight * (scale * term.by_log_ratio + beta * kl.by_log_ratio));
             }
             sequence.ratios.pull_back(&slopes, &mut grad[at.clone()]);
-            let share = |count: usize| Some(count as f64 / at.len().max(1) as f64);
+            let share = |count: usize| (!at.is_empty()).then(|| count as f64 / at.len() as f64);
             metrics.merge(&LossMetrics {
                 clipped_low: low,
                 clipped_high: high,

@@ -6,17 +6,17 @@ use math_answers::{extract_answer, is_correct, parse_number};
 
 /// 1 if the completion's final number is the reference answer up to `tolerance`, else 0.
 pub fn numeric_reward(tolerance: f64) -> PartReward {
-    Box::new(move |sample| Ok(numeric_match(&sample.response, reference_answer(sample)?, tolerance)))
+    Box::new(move |sample| Ok(numeric_match(sample.last_turn(), reference_answer(sample)?, tolerance)))
 }
 
 /// [`exact_match`] with the reference answer.
 pub fn exact_reward() -> PartReward {
-    Box::new(|sample| Ok(exact_match(&sample.response, reference_answer(sample)?)))
+    Box::new(|sample| Ok(exact_match(sample.last_turn(), reference_answer(sample)?)))
 }
 
 /// [`is_correct`] with the reference answer.
 pub fn math_reward() -> PartReward {
-    Box::new(|sample| Ok(f64::from(is_correct(&sample.response, reference_answer(sample)?))))
+    Box::new(|sample| Ok(f64::from(is_correct(sample.last_turn(), reference_answer(sample)?))))
 }
 
 /// Returns 1.0 if the response equals the answer, apart from surrounding white space, else 0.0.

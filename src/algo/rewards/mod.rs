@@ -1,5 +1,5 @@
 //! Rewards as pure functions of samples. [`Parts`] combines several into one reward with named
-//! parts.
+//! parts. Those of a text judge [`Sample::last_turn`].
 
 mod aggregate;
 mod answer;

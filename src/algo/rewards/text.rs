@@ -14,7 +14,7 @@ pub fn format_reward(tags: &[impl AsRef<str>]) -> Result<PartReward, RangeError>
         return Err(RangeError::new(problem));
     }
     let brackets: Vec<(String, String)> = tags.iter().map(|tag| (format!("<{tag}>"), format!("</{tag}>"))).collect();
-    Ok(Box::new(move |sample| Ok(f64::from(consists_of(&sample.response, &brackets)))))
+    Ok(Box::new(move |sample| Ok(f64::from(consists_of(sample.last_turn(), &brackets)))))
 }
 
 fn consists_of(response: &str, brackets: &[(String, String)]) -> bool {
@@ -38,7 +38,7 @@ pub fn keywords_reward(words: &[impl AsRef<str>]) -> Result<PartReward, RangeErr
         return Err(RangeError::new("keywords must be given, and none may be empty"));
     }
     Ok(Box::new(move |sample| {
-        let response = sample.response.to_lowercase();
+        let response = sample.last_turn().to_lowercase();
         Ok(words.iter().filter(|word| response.contains(word.as_str())).count() as f64 / words.len() as f64)
     }))
 }
@@ -47,7 +47,7 @@ pub fn keywords_reward(words: &[impl AsRef<str>]) -> Result<PartReward, RangeErr
 /// Takes time linear in the completion, whatever the pattern.
 pub fn regex_reward(pattern: &str) -> Result<PartReward, RangeError> {
     let pattern = regex::Regex::new(pattern).map_err(RangeError::new)?;
-    Ok(Box::new(move |sample| match pattern.captures(&sample.response).map(|found| found.get(1)) {
+    Ok(Box::new(move |sample| match pattern.captures(sample.last_turn()).map(|found| found.get(1)) {
         Some(Some(group)) => Ok(f64::from(group.as_str() == reference_answer(sample)?)),
         found => Ok(f64::from(found.is_some())),
     }))

@@ -165,7 +165,8 @@ fn an_outcome_is_a_return_of_every_token_without_discount() {
 fn rewards_flow_back_within_a_sequence_only() {
     let rewards = [1.0, 2.0, 4.0];
     assert_eq!(rewards_to_go(&rewards, &[1.0; 3], &[0..2, 2..3], 0.5).unwrap(), [2.0, 2.0, 4.0]);
-    assert_eq!(rewards_to_go(&rewards, &[1.0, 0.0, 1.0], &[0..3, 3..3], 1.0).unwrap(), [1.0, 6.0, 4.0]);
+    // A token that is not trained is skipped, and takes no discount.
+    assert_eq!(rewards_to_go(&rewards, &[1.0, 0.0, 1.0], &[0..3, 3..3], 0.5).unwrap(), [3.0, 0.0, 4.0]);
 }
 
 #[test]

@@ -122,6 +122,22 @@ proptest! {
 }
 
 #[test]
+fn a_sequence_without_trained_tokens_moves_no_weight_and_is_not_judged() {
+    let tokens = [0.5, 0.2, -0.4];
+    let (without, with): ([Range<usize>; 2], [Range<usize>; 3]) = ([0..2, 2..3], [0..2, 2..2, 2..3]);
+    for level in LEVELS {
+        let weigh = Importance { normalize: true, ..Importance::truncated(level, 4.0) };
+        let (own, seen) = weigh.weights(&tokens, &with);
+        assert_eq!(own, weigh.weights(&tokens, &without).0, "{level:?}");
+        assert_eq!(seen.sequences.min, 0.0, "verl's statistics count it");
+    }
+    for (divergence, over) in DIVERGENCES.iter().flat_map(|d| OVERS.map(|over| (*d, over))) {
+        let rejection = Rejection { divergence, over, min: None, max: 1.2 };
+        assert_eq!(rejection.judge(&tokens, &with), rejection.judge(&tokens, &without), "{rejection:?}");
+    }
+}
+
+#[test]
 fn icepop_is_masking_at_token_level() {
     let (weights, _) = Importance::icepop(0.5, 5.0)
         .weights(&[0.4f64.ln(), 0.5f64.ln() + 1e-9, 4.0f64.ln(), 6.0f64.ln()], std::slice::from_ref(&(0..4)));

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use proptest::prelude::*;
-use rollflow::algo::filters::{GroupFilter, Verdict, any_completed, diversity, length, min_reward, nonzero_std};
+use rollflow::algo::filters::{GroupFilter, Verdict, any_completed, diversity, length, min_reward, nonzero_std, std_above};
 use rollflow::algo::rollouts::{batch_issues, inspect_sample};
 use rollflow::algo::{PairOf, all_pairs, best_against_worst, random_pair};
 use rollflow::data::{Batch, Group, Prompt, Sample, Status};
@@ -36,6 +36,14 @@ fn only_groups_whose_rewards_differ_teach() {
     for constant in [&[0.1; 7][..], &[1.0], &[], &[1.0, 1.0 + 1e-7], &[1.0, f64::NAN]] {
         assert_eq!(verdict(nonzero_std, constant), "zero_std", "{constant:?}");
     }
+}
+
+#[test]
+fn d2_the_parts_of_a_rollout_count_once_in_the_spread_of_its_group() {
+    let mut group = group(0, &[0.0, 1.0]);
+    let last = group.samples[1].clone();
+    group.samples.extend((1..7).map(|part| Sample { part, ..last.clone() }));
+    assert!(std_above(0.4)(&group).kept(), "the standard deviation of two rollouts is 0.5");
 }
 
 #[test]

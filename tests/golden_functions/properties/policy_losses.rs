@@ -405,6 +405,13 @@ fn what_does_not_go_together_is_refused_with_the_reason() {
 }
 
 #[test]
+fn a_sequence_without_tokens_has_no_share_of_clipped_ones() {
+    let columns = Columns::of(&[-2.0; 2], &[-1.0; 2], &[-1.0; 2], &[0..1, 1..1, 1..2]);
+    let metrics = columns.evaluate(&clip()).metrics;
+    assert_eq!((metrics.clip_low_min, metrics.clip_high_max), (Some(1.0), Some(0.0)));
+}
+
+#[test]
 fn drifted_sequences_of_negative_advantage_are_dropped_and_others_stay() {
     let columns = Columns::of(&[-2.0, -2.0, -1.0, -1.0], &[-1.0; 4], &[-1.0, 1.0, -1.0, 1.0], &[0..2, 2..4]);
     let clip = Grpo { epsilon: 0.9, ..Grpo::default() };

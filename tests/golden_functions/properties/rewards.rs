@@ -6,6 +6,7 @@ use rollflow::algo::rewards::{
     numeric_reward, overlong_reward, regex_reward, repetition_reward,
 };
 use rollflow::data::{Prompt, Sample};
+use serde_json::json;
 
 #[test]
 fn each_way_is_its_formula() {
@@ -91,6 +92,45 @@ fn a_prompt_without_a_ground_truth_cannot_be_judged() {
     for reward in [math_reward(), exact_reward(), numeric_reward(0.0)] {
         assert!(reward(&sample).is_err());
     }
+}
+
+/// A sample whose policy called a tool, got `result` and ended with `last`.
+fn with_a_tool(answer: &str, result: &str, last: &str) -> Sample {
+    let mut sample = answered(answer, &format!("<call>6*2</call>{result}{last}"));
+    sample.push(2, -0.5, 1);
+    sample.give(&[3]);
+    sample.push(4, -0.5, 1);
+    let turns = json!([
+        {"role": "user", "content": "3+2="},
+        {"role": "assistant", "content": "<call>6*2</call>"},
+        {"role": "tool", "content": result},
+        {"role": "assistant", "content": last},
+    ]);
+    sample.metadata.insert("conversation".into(), turns);
+    sample
+}
+
+#[test]
+fn rewards_of_a_text_judge_the_last_turn_of_the_policy_and_no_text_of_a_tool() {
+    let rewards = [
+        math_reward(),
+        exact_reward(),
+        numeric_reward(0.0),
+        regex_reward("(12)").unwrap(),
+        keywords_reward(&["12"]).unwrap(),
+        format_reward(&["answer"]).unwrap(),
+    ];
+    for reward in &rewards {
+        assert_eq!(reward(&with_a_tool("12", "<answer>12</answer>", "I do not know.")), Ok(0.0));
+    }
+    for reward in &rewards[..5] {
+        assert_eq!(reward(&with_a_tool("12", "error: 7", "12")), Ok(1.0));
+    }
+    assert_eq!(rewards[5](&with_a_tool("12", "12", "<answer>12</answer>")), Ok(1.0));
+    let mut single = answered("12", "12");
+    single.push(2, -0.5, 1);
+    single.metadata.insert("conversation".into(), json!([{"role": "assistant", "content": "of the data"}]));
+    assert_eq!(exact_reward()(&single), Ok(1.0), "a column of the data is no conversation of the rollout");
 }
 
 #[test]
