@@ -10,8 +10,6 @@ use crate::flow::Message;
 /// Whole groups, ordered by id (law D6): one optimizer step.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Batch {
-    /// Place in the run, from 0.
-    pub id: u64,
     /// The groups, by ascending id.
     pub groups: Vec<Group>,
     /// Groups that were dropped while these were collected.
@@ -25,11 +23,11 @@ pub struct Batch {
 impl Batch {
     /// Takes the next part in.
     pub fn append(&mut self, part: Batch) {
-        let Batch { id, mut groups, mut dropped, mut spared, more } = part;
+        let Batch { mut groups, mut dropped, mut spared, more } = part;
         self.groups.append(&mut groups);
         self.dropped.append(&mut dropped);
         self.spared.append(&mut spared);
-        (self.id, self.more) = (id, more);
+        self.more = more;
     }
 
     /// Orders what was gathered in parts by id, as whole batches are.
@@ -44,11 +42,16 @@ impl Batch {
         self.groups.iter().flat_map(|group| &group.samples)
     }
 
-    /// Rewards of all samples that were scored for this step, those of dropped samples and groups included.
+    /// Rewards of all rollouts that were scored for this step, those of dropped rollouts and groups included.
     pub fn rewards(&self) -> impl Iterator<Item = f64> + '_ {
-        let kept = self.samples().filter_map(|sample| sample.reward);
+        let kept = self.rollouts().filter_map(|sample| sample.reward);
         let groups = self.dropped.iter().flat_map(|dropped| dropped.rewards.iter().copied());
         kept.chain(groups).chain(self.dropped_samples().filter_map(|sample| sample.reward))
+    }
+
+    /// First sample of every rollout. The samples of a rollout ([`Sample::part`]) share one reward.
+    fn rollouts(&self) -> impl Iterator<Item = &Sample> {
+        self.samples().filter(|sample| sample.part == 0)
     }
 
     /// Samples that were dropped from the groups of this step, from trained and from dropped ones.
@@ -57,9 +60,9 @@ impl Batch {
         kept.chain(self.dropped.iter().flat_map(|dropped| &dropped.samples))
     }
 
-    /// The mean of each part of the rewards, over all samples that have it, those of dropped groups included.
+    /// The mean of each part of the rewards, over all rollouts that have it, dropped ones included.
     pub fn reward_parts(&self) -> RewardParts {
-        let kept = self.samples().map(|sample| &sample.reward_parts);
+        let kept = self.rollouts().map(|sample| &sample.reward_parts);
         let mut sums: BTreeMap<&str, (f64, f64)> = BTreeMap::new();
         for (name, value) in kept.chain(self.dropped.iter().flat_map(|dropped| &dropped.parts)).flatten() {
             let (sum, count) = sums.entry(name).or_default();

@@ -42,7 +42,8 @@ pub struct Sample {
     pub part: u32,
     /// Prompt.
     pub prompt: PromptText,
-    /// Completion, decoded for rewards and logs only (law D1).
+    /// Completion, decoded for rewards and logs only (law D1). In a multi-turn rollout it has the tokens
+    /// that the environment gave, too.
     pub response: String,
     /// Prompt and response tokens, exactly as the model read and sampled them.
     pub tokens: Vec<u32>,
@@ -155,9 +156,25 @@ impl Sample {
         }
     }
 
+    /// Ignores the sample in the loss if it was truncated.
+    pub fn mask_truncated(&mut self) {
+        if self.status == Status::Truncated {
+            self.loss_mask.fill(0.0);
+        }
+    }
+
     /// The ground truth that came with the prompt, `metadata["answer"]`, as text.
     pub fn answer(&self) -> Option<&str> {
         self.metadata.get("answer").and_then(|value| value.as_str())
+    }
+
+    /// Text that rewards of final answers judge: the policy's last turn where an environment gave tokens
+    /// after its first one, else the whole completion.
+    pub fn last_turn(&self) -> &str {
+        let has_turns = self.versions.iter().skip_while(|(version, _)| version.is_none()).any(|(version, _)| version.is_none());
+        let turns = self.metadata.get("conversation").filter(|_| has_turns).and_then(|turns| turns.as_array());
+        let last = turns.and_then(|turns| turns.iter().rfind(|turn| turn["role"] == "assistant"));
+        last.and_then(|turn| turn["content"].as_str()).unwrap_or(&self.response)
     }
 
     /// Tokens that weigh in the loss.

@@ -35,11 +35,11 @@ pub struct Dropped {
     pub id: u64,
     /// Reason: a filter's, [`POISONED`], or that of another stage that dropped it.
     pub reason: String,
-    /// The rewards of those samples that have one.
+    /// The rewards of those rollouts that have one.
     pub rewards: Vec<f64>,
-    /// The parts of each sample's reward.
+    /// The parts of each rollout's reward.
     pub parts: Vec<RewardParts>,
-    /// Tokens that were sampled for each of them.
+    /// Tokens that were sampled for each sample.
     pub lengths: Vec<usize>,
     /// The samples that were dropped from it before.
     pub samples: Vec<DroppedSample>,
@@ -49,9 +49,11 @@ impl Dropped {
     /// Makes the record of `group`.
     pub fn new(group: &Group, reason: impl Into<String>) -> Self {
         let lengths = group.samples.iter().map(Sample::generated).collect();
+        // The samples of a rollout share one reward, which counts once (law D2).
+        let rollouts = || group.samples.iter().filter(|sample| sample.part == 0);
         // Samples that were not scored earned nothing; a NaN would spoil the curves.
-        let rewards = group.samples.iter().filter_map(|sample| sample.reward).collect();
-        let parts = group.samples.iter().map(|sample| sample.reward_parts.clone()).collect();
+        let rewards = rollouts().filter_map(|sample| sample.reward).collect();
+        let parts = rollouts().map(|sample| sample.reward_parts.clone()).collect();
         let samples = group.dropped.clone();
         Dropped { id: group.id(), reason: reason.into(), rewards, parts, lengths, samples }
     }

@@ -23,7 +23,7 @@ pub enum State {
     Starved,
     /// Waiting for room downstream, or for its turn in an ordered stage.
     Blocked,
-    /// A source waiting for admission.
+    /// A source waiting for admission, or another stage held from outside the graph.
     Credit,
     /// Waiting for weights.
     Weights,

@@ -75,10 +75,24 @@ impl Report {
         waits.max_by(Limit::cmp).filter(|idle| idle.share >= WORTH_NAMING)
     }
 
+    /// Share of the run, without the time for which a stage was held: then the others wait for it alone.
     fn limit_of<'a>(&self, stage: &'a StageReport, state: State) -> Limit<'a> {
-        let share = stage.time().of(state) as f64 / stage.workers.len().max(1) as f64 / self.wall.max(1) as f64;
-        Limit { stage, state, share }
+        let (spent, held) = (per_worker(stage, state), self.held());
+        let spent = if state == State::Busy { spent } else { (spent - held).max(0.0) };
+        Limit { stage, state, share: spent / (self.wall as f64 - held).max(1.0) }
     }
+
+    /// Longest time, in nanoseconds, for which a stage was held from outside the graph, as by a pause. Only a
+    /// stage with an input can be held: a source waits for admission in the same state.
+    fn held(&self) -> f64 {
+        let held = self.stages.iter().filter(|stage| self.edges.iter().any(|edge| edge.to == stage.name));
+        held.map(|stage| per_worker(stage, State::Credit)).fold(0.0, f64::max)
+    }
+}
+
+/// Mean time of a worker in `state`, in nanoseconds.
+fn per_worker(stage: &StageReport, state: State) -> f64 {
+    stage.time().of(state) as f64 / stage.workers.len().max(1) as f64
 }
 
 impl Limit<'_> {

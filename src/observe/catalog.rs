@@ -223,12 +223,12 @@ catalog! {
         "Calls of the reward that panicked, erred or gave no finite number, those that a retry made good included.";
     DeadLetters: COUNT "dead_letters_total" ["stage"] in "groups", "Groups that a stage gave up and wrote to `dead_letters.jsonl`.";
     PoisonedGroups: GAUGE "poisoned_groups" [] in "groups", "Groups that were dropped on the way to the newest step because their reward failed or too many of their samples were lost.";
-    RewardMean: GAUGE "reward_mean" [] in "reward", "Mean reward of the newest step's samples.";
+    RewardMean: GAUGE "reward_mean" [] in "reward", "Mean reward of the newest step's rollouts.";
     RewardMin: GAUGE "reward_min" [] in "reward", "Smallest reward of the newest step's samples.";
     RewardMax: GAUGE "reward_max" [] in "reward", "Largest reward of the newest step's samples.";
     RewardStd: GAUGE "reward_std" [] in "reward", "Standard deviation of the newest step's rewards.";
     RewardPart: GAUGE "reward_part_mean" ["part"] in "reward",
-        "Mean of a part of the reward over the newest step's samples, by the part's name; in rows of `metrics.jsonl`, `reward_part_` and the name.";
+        "Mean of a part of the reward over the newest step's rollouts, by the part's name; in rows of `metrics.jsonl`, `reward_part_` and the name.";
     PassRate: GAUGE "group_pass_ratio" [] in "ratio", "Share of the newest step's groups in which any sample succeeded (pass@k, k being the group's size).";
 
     EvalStep: GAUGE "eval_step" [] in "steps", "The step after which the newest evaluation's weights were published.";

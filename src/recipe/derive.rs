@@ -280,7 +280,9 @@ impl Plan {
                 "{window} groups may be under way, and more than {widest} become staler than flow.max_staleness allows: many will be {fate}"
             ));
         }
-        if self.reference.is_some() && !self.train.uses_reference() {
+        // A registered loss may read the reference's log-probabilities.
+        let registered = matches!(self.train.loss, LossChoice::Custom(_));
+        if self.reference.is_some() && !self.train.uses_reference() && !registered {
             warn("[reference] scores every answer, and nothing uses it; set train.kl_loss, train.kl_reward or a loss of pairs");
         }
         if top_p < 1.0 || top_k > 0 || min_p > 0.0 || repetition_penalty != 1.0 {

@@ -265,7 +265,8 @@ section! {
 section! {
     /// Checkpoints. The last step is always saved.
     pub struct Checkpointing {
-        /// Optimizer steps between checkpoints; 0 saves only the last step.
+        /// Optimizer steps between checkpoints; 0 saves only the last step. With `sync.every` above 1, a
+        /// checkpoint is taken at the first step from there that publishes weights.
         every: u64 = 100;
         /// Newest checkpoints that are kept, at least two: a resume may need the second newest.
         keep: usize = 3, SOME;

@@ -63,6 +63,9 @@ section! {
         /// Completions of negative advantage are not trained on if their mean log-probability has
         /// fallen by more than this, in nats.
         off_policy_threshold: Option<f64> = None, FINITE_IF_GIVEN;
+        /// If true, truncated completions are not trained on (DAPO's overlong filtering). Their rewards are
+        /// compared with those of their groups; a group with nothing else is dropped.
+        mask_truncated: bool = false;
         /// Advantage estimator.
         advantage: Advantage = Advantage::default();
         /// Weights of tokens in the loss.

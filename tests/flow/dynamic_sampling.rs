@@ -12,7 +12,7 @@ use proptest::prelude::*;
 use rollflow::algo::filters::Verdict;
 use rollflow::observe::Metric;
 use rollflow::prelude::*;
-use rollflow::rollout::Fate;
+use rollflow::rollout::{Fate, Progress};
 use rollflow::stages::filter::Fallback;
 
 const STALENESS: u64 = 1;
@@ -88,6 +88,17 @@ fn a_filter_that_rejects_everything_is_passed_over_until_it_passes_one_again() {
     assert_eq!(trained, [4, 5, 6, 7, 8, 9, 10, 11, 12, 17, 18, 19]);
     let spared: Vec<u64> = seen.iter().flat_map(|step| step.spared.clone()).collect();
     assert_eq!(spared, [4, 5, 6, 7, 8, 9, 10, 11, 17, 18, 19]);
+}
+
+#[test]
+fn c2_a_filter_that_keeps_what_it_rejects_continues_so_after_a_resume() {
+    let rehearsal = rehearsal(vec![true], vec![false], 4, Fallback::Keep, 2);
+    let (mut seen, admission) = rehearsal.run_on(Progress::default(), 0, 3).unwrap();
+    let saved = serde_json::to_string(&admission.progress()).unwrap();
+    let (rest, _) = rehearsal.run_on(serde_json::from_str(&saved).unwrap(), 3, rehearsal.steps).unwrap();
+    seen.extend(rest);
+    let trained: Vec<u64> = seen.iter().flat_map(|step| step.ids.clone()).collect();
+    assert_eq!(trained, (4..16).collect::<Vec<u64>>(), "only the first four are dropped");
 }
 
 /// Law F3: the group is named, and nothing after it is trained.

@@ -40,7 +40,7 @@ fn trained() -> Trained<()> {
     Trained {
         step: 1,
         version: 5,
-        batch: Batch { id: 0, groups: vec![group], dropped: vec![dropped, poisoned], ..Batch::default() },
+        batch: Batch { groups: vec![group], dropped: vec![dropped, poisoned], ..Batch::default() },
         forward: ForwardBackward { loss: 0.25, gap, metrics, ..ForwardBackward::default() },
         optim: OptimStep { step: 1, lr: 1e-3, grad_norm: 2.0, grad_norm_clipped: 1.0, skipped: None },
         settings: [("setting_train_lr".to_owned(), 0.5)].into(),
@@ -71,4 +71,18 @@ fn rewards_are_those_of_all_that_was_scored_and_lags_those_of_what_was_trained()
     let critic = Some(CriticStep::default());
     let equal = step_row(&Trained { critic, ..trained() });
     assert!(!equal.contains_key(Metric::CriticExplained.key()), "equal returns have nothing to foresee");
+}
+
+#[test]
+fn d2_a_rollout_in_parts_counts_once_in_rewards_and_their_parts() {
+    let (whole, mut in_parts) = (trained(), trained());
+    let group = &mut in_parts.batch.groups[0];
+    let second = Sample { part: 1, ..group.samples[0].clone() };
+    group.samples.insert(1, second);
+    let dropped = Scored::new(group.clone()).unwrap().drop_for("length".into()).settle().unwrap_err();
+    assert_eq!((&dropped.rewards[..], dropped.parts.len(), dropped.lengths.len()), (&[1.0, 0.0][..], 2, 3));
+    let (expected, found) = (step_row(&whole), step_row(&in_parts));
+    for key in [Metric::RewardMean.key(), Metric::RewardStd.key(), "reward_part_form"] {
+        assert_eq!(found[key], expected[key], "{key}");
+    }
 }

@@ -172,6 +172,41 @@ fn admission_is_the_bottleneck_of_a_run_in_which_only_the_source_waits() {
     assert!(report.bottleneck().starts_with("bottleneck: admission (numbers waited "), "{}", report.bottleneck());
 }
 
+/// Held at its first item, as a trainer that the user pauses.
+struct Held(Simulation);
+
+impl Stage for Held {
+    type In = u64;
+    type Out = u64;
+
+    fn run(&mut self, io: &mut Io<u64, u64>) -> Result<(), StageError> {
+        while let Some(n) = io.recv()? {
+            if n == 0 {
+                let clock = self.0.clone();
+                io.hold(async move { clock.pass(Duration::from_secs(90)) });
+            }
+            io.send(n)?;
+        }
+        Ok(())
+    }
+}
+
+#[test]
+fn f4_a_pause_is_no_bottleneck_and_neither_is_what_waits_for_its_end() {
+    let (simulation, window) = (Simulation::new(0), Window::new(1));
+    simulation.takes("train", |_| Duration::from_secs(1));
+    let mut flow = Flow::new("pause");
+    let numbers = flow.source("numbers", from_iter(0..4u64).with(|spec| spec.window(window.clone())));
+    let trained = flow.stage("train", numbers, Held(simulation.clone()));
+    flow.sink("sink", trained, move |_: u64| {
+        window.raise(1);
+    });
+    let report = flow.simulate(&simulation, Until::finished()).unwrap();
+    assert_eq!(seconds(&report, "train"), [4, 0, 0, 90, 0, 94]);
+    assert_eq!(seconds(&report, "numbers"), [0, 0, 0, 94, 0, 94]);
+    assert!(report.bottleneck().starts_with("bottleneck: train (busy "), "{}", report.bottleneck());
+}
+
 struct NeedsNewest(WeightsRx<u64>);
 
 impl Stage for NeedsNewest {

@@ -300,6 +300,61 @@ fn d4_tokens_of_rollouts_that_lost_their_environment_are_accounted_for() {
     assert_eq!((totals.imbalance(), totals.open_groups, totals.generated as f64), ((0, 0), 0, counted));
 }
 
+/// Responds to a first turn and fails at the second. In later lives it takes the first turn otherwise.
+struct Fickle {
+    lives: Arc<Mutex<BTreeMap<(u64, u32), u32>>>,
+    later: Result<Step, EnvError>,
+    life: u32,
+    turns: usize,
+}
+
+impl Environment for Fickle {
+    fn reset(&mut self, episode: &Episode, _: Instant) -> Result<Vec<ChatMessage>, EnvError> {
+        let mut lives = self.lives.lock().unwrap();
+        let life = lives.entry((episode.prompt.ordinal, episode.index)).or_default();
+        self.life = *life;
+        *life += 1;
+        Ok(episode.conversation())
+    }
+
+    fn step(&mut self, _: &Action, _: Instant) -> Result<Step, EnvError> {
+        self.turns += 1;
+        match (self.life, self.turns) {
+            (0, 1) => Ok(Step::says("12")),
+            (0, _) => Err(EnvError::new("the machine is gone")),
+            _ => self.later.clone(),
+        }
+    }
+
+    fn grade(&mut self, _: Instant) -> Result<Grade, EnvError> {
+        Ok(Grade::correct(true))
+    }
+}
+
+#[test]
+fn d4_a_rollout_that_ends_while_its_turns_are_replayed_loses_none_of_their_tokens() {
+    let cases = [
+        ("late", Err(EnvError::late("it hangs"))),
+        ("done", Ok(Step::over())),
+        ("no response", Ok(Step::default())),
+        ("another conversation", Ok(Step { restarts: true, ..Step::says("12") })),
+    ];
+    for (case, later) in cases {
+        let (admission, lives) = (Admission::new(6, 7, None), Arc::default());
+        let make = move || Fickle { lives: Arc::clone(&lives), later: later.clone(), life: 0, turns: 0 };
+        let (groups, counted) = generate(&admission, 6, None, Agent::new(make));
+        let totals = admission.totals();
+        assert_eq!((totals.imbalance(), totals.open_groups, totals.generated as f64), ((0, 0), 0, counted), "{case}");
+        let late =
+            groups.iter().flat_map(|group| &group.samples).filter(|sample| sample.metadata["stop_reason"] == "step_timeout");
+        let turns = |sample: &Sample| sample.versions.iter().filter(|(version, _)| version.is_some()).count();
+        // A contradiction of the record restarts the rollout, and its first tokens count as truncated.
+        let restarted = totals.tokens.contains_key(&Fate::Truncated);
+        assert_eq!((late.clone().count() > 0, restarted), (case == "late", case != "late"), "{case}");
+        assert!(late.clone().all(|sample| turns(sample) == 2), "both turns are in the sample");
+    }
+}
+
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(6))]
 

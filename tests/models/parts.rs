@@ -31,10 +31,10 @@ fn batches(shapes: &[(usize, usize)], seed: u64, cuts: &[usize]) -> Vec<Batch> {
         for cut in cuts {
             let part: Vec<Group> = groups.drain(..(*cut).min(groups.len().saturating_sub(1))).collect();
             if !part.is_empty() {
-                sent.push(Batch { id: step as u64, groups: part, more: true, ..Batch::default() });
+                sent.push(Batch { groups: part, more: true, ..Batch::default() });
             }
         }
-        sent.push(Batch { id: step as u64, groups, ..Batch::default() });
+        sent.push(Batch { groups, ..Batch::default() });
     }
     sent
 }

@@ -135,6 +135,46 @@ fn vespo_takes_importance_weights_by_token_alone() {
 }
 
 #[test]
+fn what_leaves_nothing_to_learn_or_has_no_effect_is_an_error() {
+    let correction = |of: &str| format!("train.correction = {{ {of} }}");
+    let k1 = |of: &str| format!("[[train.reject]]\ndivergence = 'k1'\n{of}");
+    let single = |of: &str| format!("generate.group_size = 1\nbatch.groups = 1\ntrain.advantage = {{ kind = '{of}' }}");
+    let taught = |of: &str| format!("reference = {{ kind = 'frozen' }}\nteacher = {{ kind = 'frozen' }}\n{of}");
+    let custom =
+        "reference = { kind = 'frozen' }\ntrain = { kl_loss = { beta = 0.1 }, loss = { kind = 'custom', name = 'mine' } }";
+    let cases = [
+        (correction("kind = 'masked_is', min = 1.5"), "`train.correction.min` is 1.5, above 1, the ratio of a token on policy"),
+        (correction("kind = 'masked_is', max = 0.9"), "`train.correction.max` is 0.9, below 1, the ratio of a token on policy"),
+        (correction("kind = 'icepop', alpha = 1.5"), "`train.correction.alpha` is 1.5, above 1"),
+        (correction("kind = 'icepop', beta = 0.9"), "`train.correction.beta` is 0.9, below 1"),
+        (k1("over = 'token'\nmin = 1.5\nmax = 2"), "`train.reject[0].min` is 1.5, above 1, the ratio of a token on policy"),
+        (k1("over = 'sum'\nmin = 0.5\nmax = 0.9"), "`train.reject[0].max` is 0.9, below 1, the ratio of a token on policy"),
+        (k1("over = 'sum'\nmax = 1.0"), "all but equal log-probabilities would be rejected"),
+        (single("normalized"), "a single answer is the mean of its batch"),
+        (single("reinforce_plus_plus"), "a single answer is the mean of its batch"),
+        (taught("train.advantage = { kind = 'rank' }"), "`train.advantage`: the advantages of rewards are not trained on"),
+        (taught("train.kl_reward = { beta = 0.1 }"), "`train.kl_reward`: the advantages of rewards are not trained on"),
+        (custom.to_owned(), "`train.kl_loss` is set, but `train.loss.kind` is \"custom\""),
+    ];
+    each_says(&cases.each_ref().map(|(case, text)| (case.as_str(), *text)));
+    let sound = [
+        correction("kind = 'masked_is', min = 1.0, max = 1.0"),
+        correction("kind = 'truncated_is', max = 0.9"),
+        k1("min = 0.5\nmax = 1.0"),
+        single("normalized").replace("batch.groups = 1", "batch.groups = 2"),
+        single("normalized").replace("group_size = 1", "group_size = 2"),
+        taught("train.kl_reward = { beta = 0.1 }\ntrain.advantage = { kind = 'rank' }")
+            .replace("}\ntrain.kl", ", rewards = true }\ntrain.kl"),
+    ];
+    for case in sound {
+        assert!(parse("run.toml", &format!("{SOUND}{case}"), &[]).is_ok(), "{case}");
+    }
+    // A registered loss may read the reference.
+    let plan = parse("run.toml", &format!("{SOUND}{}", custom.replace("kl_loss = { beta = 0.1 }, ", "")), &[]).expect("sound");
+    assert!(!check_text(&plan).contains("nothing uses it"));
+}
+
+#[test]
 fn engines_that_can_not_be_or_can_not_do_what_is_asked_are_errors() {
     let cases = [
         ("engine.urls = ['http://127.0.0.1:8000']", "names servers, but `engine.kind` is \"local\""),
@@ -386,6 +426,10 @@ fn an_environment_and_what_would_make_no_sense_with_it_are_errors() {
     let found = also("[reward]\nkind = \"environment\"\n");
     assert!(found.contains("there is no section [environment]"), "{found}");
     assert!(also("[environment]\nkind = \"search\"\n").contains("corpus"));
+    for kind in ["kind = 'agent'\nurl = 'http://a:1'", "kind = 'verifiers'\nname = 'x'"] {
+        let found = also(&format!("[environment]\n{kind}\nmax_tool_calls = 2\n"));
+        assert!(found.contains("`environment.max_tool_calls` has no effect: the agent calls its tools itself"), "{found}");
+    }
     let hinted = "[environment]\nkind = \"calculator\"\n[teacher]\nkind = \"frozen\"\nhint = \"{answer} {prompt}\"\n";
     assert!(also(hinted).contains("`teacher.hint`: the hint replaces the policy's prompt"));
 }

@@ -95,6 +95,7 @@ const READ: &[(&str, &str, &str)] = &[
     ("train.entropy_coef", REINFORCED, "Train::library_loss; a loss of pairs has no such term"),
     ("train.top_entropy", REINFORCED, "Train::library_loss; a loss of pairs judges whole answers"),
     ("train.off_policy_threshold", REINFORCED, "Train::library_loss; a loss of pairs has no ratio"),
+    ("train.mask_truncated", REINFORCED, "Trainer::mask_truncated; a loss of pairs judges whole answers"),
     ("train.loss.", REINFORCED, "Registry::loss_of"),
     ("train.loss.pair_loss", PAIRED, "Train::library_loss: a loss of pairs"),
     ("train.loss.beta", POLICY, "Train::library_loss: a loss of pairs, and others"),
@@ -129,7 +130,7 @@ const READ: &[(&str, &str, &str)] = &[
 
 /// What else may stand in a recipe, so that keys which mean something only beside it find it there. A context is tried for keys of the sections that
 /// it names.
-const CONTEXTS: [&[&str]; 47] = [
+const CONTEXTS: [&[&str]; 48] = [
     &["lora={}", "trainer={backend='tinker',url='http://a:1'}"],
     &["lora={}", "trainer={backend='tinker',url='http://a:1'}", "teacher={kind='server',url='http://a:1'}"],
     &["ranks.shard='optimizer'"],
@@ -164,6 +165,7 @@ const CONTEXTS: [&[&str]; 47] = [
     &["reference={kind='frozen'}", "train.kl_reward={beta=0.1}"],
     &["teacher={kind='frozen',path='m'}"],
     &["teacher={kind='frozen',path='m',top_k=4}"],
+    &["teacher={kind='frozen',path='m',rewards=true}", "reference={kind='frozen'}", "train.kl_reward={beta=0.1}"],
     &["teacher={kind='ema'}"],
     &["teacher={kind='periodic'}"],
     &["reference={kind='ema'}", "train.kl_loss={beta=0.1}"],

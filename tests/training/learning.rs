@@ -75,10 +75,11 @@ impl Task {
     }
 }
 
-/// The same rewards, each for the sample that lies 7·(id + 1) places further: as many are right, but not those that were.
+/// The same rewards, each for the sample that lies 7·(batch + 1) places further: as many are right, but not those that were.
 fn deal_anew(mut batch: Batch) -> Batch {
     let mut rewards: Vec<Option<f64>> = batch.samples().map(|sample| sample.reward).collect();
-    let by = 7 * (batch.id as usize + 1) % rewards.len();
+    let number = batch.groups[0].id() as usize / batch.groups.len();
+    let by = 7 * (number + 1) % rewards.len();
     rewards.rotate_right(by.max(1));
     let samples = batch.groups.iter_mut().flat_map(|group| &mut group.samples);
     samples.zip(rewards).for_each(|(sample, reward)| sample.reward = reward);

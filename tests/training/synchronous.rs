@@ -110,7 +110,7 @@ fn plain_loop(slots: usize, over_sample: f64) -> Outcome {
     let mut snapshot = backend.snapshot().wait().unwrap();
     for step in 1..=STEPS {
         engine.set_weights(snapshot.version, &snapshot.weights.read());
-        let mut batch = Batch { id: step - 1, ..Batch::default() };
+        let mut batch = Batch::default();
         while batch.groups.len() < GROUPS {
             for group in generate(&mut engine, prompts.get_prompts(round - batch.groups.len()), policy.tokenizer()) {
                 match filters::nonzero_std(&group) {

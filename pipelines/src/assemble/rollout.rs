@@ -88,8 +88,8 @@ pub fn configured<E: TokenEngine>(
     })
 }
 
-/// Builds the group filter: a group is kept if all conditions of `[[filter]]` hold, and if it has a pair
-/// once some phase of the `timeline` learns from pairs.
+/// Builds the group filter: a group is kept if all conditions of `[[filter]]` hold, if it has a pair once some
+/// phase of the `timeline` learns from pairs, and if something of it is trained where truncated completions are not.
 pub fn filter(conditions: &[Condition], timeline: &Timeline, registry: &Registry) -> Result<impl GroupFilter + use<>> {
     type BoxedFilter = Box<dyn Fn(&Group) -> Verdict + Send + Sync>;
     let mut all: Vec<BoxedFilter> = Vec::new();
@@ -110,6 +110,9 @@ pub fn filter(conditions: &[Condition], timeline: &Timeline, registry: &Registry
     // same teach no group-relative loss either.
     if let Some(pairing) = timeline.plans().iter().find_map(|plan| plan.pairing()) {
         all.push(Box::new(pairing.filter()));
+    }
+    if timeline.plans().iter().any(|plan| plan.train.mask_truncated) {
+        all.push(Box::new(filters::any_completed));
     }
     Ok(move |group: &Group| all.iter().map(|condition| condition(group)).find(|verdict| !verdict.kept()).unwrap_or(Verdict::Keep))
 }

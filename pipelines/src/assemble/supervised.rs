@@ -91,7 +91,7 @@ impl<'a> Imitation<'a> {
             Some(tokens) => Supervised::by_tokens("SFT", rows, tokens, |length| reader.config.cost_of(length), sft.steps)?,
             None => Supervised::grouped("SFT", rows, sft.batch, sft.steps)?,
         };
-        Ok(if sft.packing == Packing::Apart { batches } else { batches.called("Rows") })
+        Ok(batches.called(if sft.packing == Packing::Apart { "Samples" } else { "Rows" }))
     }
 
     /// Builds steps that draw samples as they are needed, and their state for checkpoints. Always shuffled:

@@ -160,6 +160,7 @@ pub fn trainer<B: TrainingBackend>(
         .sync_every(of.sync_every)
         .gap_limits(warn, halt)
         .on_stale(of.flow.on_stale)
+        .mask_truncated(train.mask_truncated)
         .threads(train.optimization.threads.unwrap_or(0));
     if let Some((section, backend)) = of.critic.zip(critic) {
         let recipe::Critic { gamma, lambda, whiten, warmup_steps, .. } = *section;

@@ -89,8 +89,8 @@ pub struct RunFolder {
     server: Option<MetricsServer>,
     progress: bool,
     console: Console,
-    /// Gate of the running flow's checkpoints.
-    gate: Mutex<Option<CheckpointGate>>,
+    /// Gate of the running flow's checkpoints, and true if its trainer works while other stages do.
+    gate: Mutex<Option<(CheckpointGate, bool)>>,
     /// For the record and the pages.
     observed: Arc<Observed>,
     /// For forecasts of the run.
@@ -272,7 +272,8 @@ impl RunFolder {
     /// Opens the outputs of the pipeline's stages.
     pub fn outputs<W: Send + Sync + 'static>(&self, plan: &Plan) -> Result<Outputs<W>> {
         let gate = CheckpointGate::new(LOGS.map(|name| self.path.join(name)));
-        *self.gate.lock() = Some(gate.clone());
+        let overlaps = plan.pipeline.reinforces() && plan.flow.max_staleness > 0;
+        *self.gate.lock() = Some((gate.clone(), overlaps));
         #[cfg(feature = "otlp")]
         let traces = self.otlp.as_ref().map(|otlp| otlp.traces.clone()).unwrap_or_default();
         #[cfg(not(feature = "otlp"))]
@@ -328,10 +329,18 @@ impl RunFolder {
             true => sampled_with_progress(stats, metrics, &self.path, &self.console, steps, taken, run)?,
             false => sampled(stats, metrics, &self.path, run)?,
         };
-        if result.is_ok() {
-            // A run that was stopped dropped the rows of its last step.
-            self.gate.lock().take().map_or(Ok(()), |gate| gate.open())?;
-        }
+        // A run that was stopped dropped the rows of its last steps, and so did one whose trainer worked on while
+        // another stage failed. A synchronous run makes them again (law C2).
+        let gate = self.gate.lock().take().filter(|(_, overlaps)| result.is_ok() || *overlaps);
+        let opened = gate.map_or(Ok(()), |(gate, _)| gate.open());
+        let result = match (result, opened) {
+            (Ok(_), Err(error)) => return Err(error.into()),
+            (Err(failure), Err(error)) => {
+                tracing::error!("{error}");
+                Err(failure)
+            }
+            (result, Ok(())) => result,
+        };
         if let Some(profile) = result.as_ref().ok().and_then(|report| self.profiler.profile(report)) {
             profile.save(&self.path.join(PROFILE))?;
         }

@@ -15,7 +15,7 @@ use crate::run::record::Record;
 /// Keys that may change when a run resumes, in addition to [`OF_SERVED`] and [`OF_TRAINING`]. A name that
 /// ends in a dot or `_` stands for all keys that begin so. Other keys are part of the checkpoint (draws,
 /// groups in flight, optimizer, data position), so a new value would have no effect or a wrong one.
-/// docs/reference/command.md lists them.
+/// docs/how_to/resume.md lists them.
 const MAY_CHANGE: &[&str] = &[
     // What is seen and saved of the run.
     "name",

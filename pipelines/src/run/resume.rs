@@ -1,8 +1,8 @@
 //! The point where an interrupted run resumes (laws C1, C2).
 //!
-//! The newest intact checkpoint is the cut: it was published after the rows of its steps were on disk.
-//! Everything after it is removed from logs and checkpoints, and made again. Without a checkpoint the
-//! run starts again with empty logs.
+//! The newest intact checkpoint is the cut: it was published after the rows of its steps were on disk, or
+//! at the end of a run that was stopped or failed, which lost its last rows. Everything after it is removed
+//! from logs and checkpoints, and made again. Without a checkpoint the run starts again with empty logs.
 
 use std::path::{Path, PathBuf};
 
@@ -30,25 +30,21 @@ pub fn rewind_to_checkpoint(run: &Path, say: impl Fn(&str)) -> Result<Option<Res
     let checkpoints = run.join(CHECKPOINTS);
     checkpoint::remove_leftovers(&checkpoints)?;
     let logged = last_step(&run.join("metrics.jsonl"))?;
-    let (mut chosen, mut later) = (None, Vec::new());
+    let mut chosen = None;
     for found in checkpoint::intact(&checkpoints)? {
         match found {
-            Ok((step, path)) if step <= logged => {
-                chosen = Some((step, path));
+            Ok(newest) => {
+                chosen = Some(newest);
                 break;
             }
-            Ok((step, path)) => later.push((step, path)),
             Err(error) => say(&format!("checkpoint left out: {error}")),
         }
     }
-    // A run that was stopped dropped the rows of its last steps, or the log was edited.
-    if chosen.is_none()
-        && let Some((step, path)) = later.pop()
-    {
+    // A run that was stopped or failed dropped the rows of its last steps, or the log was edited.
+    if let Some((step, _)) = chosen.as_ref().filter(|(step, _)| *step > logged) {
         say(&format!(
-            "metrics.jsonl ends at step {logged}; the oldest checkpoint is of step {step}: the rows between them are missing"
+            "metrics.jsonl ends at step {logged}, and the checkpoint is of step {step}: the rows between them are missing"
         ));
-        chosen = Some((step, path));
     }
     let step = chosen.as_ref().map(|(step, _)| *step);
     // What lies beyond the cut, and what is damaged, must not be taken for a checkpoint of the resumed run.

@@ -84,6 +84,26 @@ fn a_synchronous_run_that_was_killed_dozens_of_times_is_the_run_that_was_not() {
     }
 }
 
+/// Laws C2 and V1. A checkpoint between two versions would name two sets of weights by one version.
+#[test]
+fn a_run_with_several_steps_a_version_saves_with_its_versions_and_resumes_as_if_it_had_not_been_killed() {
+    let folder = tempfile::tempdir().unwrap();
+    let (whole, cut) = (folder.path().join("whole"), folder.path().join("cut"));
+    let sets = ["train.steps=8", "sync.every=2", "checkpoint.every=3", "checkpoint.keep=9", "train.lr=3e-4"];
+    for run in [&whole, &cut] {
+        finished(run, &sets);
+        assert_eq!(steps_saved(run), [4, 6, 8]);
+    }
+    for step in [6, 8] {
+        fs::remove_dir_all(cut.join(format!("checkpoints/step_{step:06}"))).unwrap();
+    }
+    let ended = rollflow(&resume(&cut));
+    assert_eq!(ended.code, Some(0), "{}", ended.err);
+    for file in ["metrics.jsonl", "checkpoints/step_000008/model.safetensors"] {
+        same_bytes(&whole.join(file), &cut.join(file));
+    }
+}
+
 /// The same with a critic, whose folder is part of every checkpoint, and minibatches that are drawn.
 #[test]
 fn a_run_with_a_critic_that_was_killed_is_the_run_that_was_not() {
@@ -207,6 +227,22 @@ fn a_run_goes_on_for_as_many_steps_more_as_it_is_given() {
     assert!(ended.err.contains("step 6/6"), "the progress line counts the run's steps: {}", ended.err);
     assert!(read(&run.join("report.html")).contains("finished after 6 steps"));
     assert!(read(&run.join("recipe.toml")).contains("steps = 6"));
+}
+
+/// Law C1. A run that was stopped may lack the rows of its last steps.
+#[test]
+fn a_resume_takes_the_newest_checkpoint_also_if_the_row_of_its_step_is_missing() {
+    let folder = tempfile::tempdir().unwrap();
+    let run = folder.path().join("run");
+    four_steps(&run);
+    let metrics = run.join("metrics.jsonl");
+    let rows: Vec<String> = read(&metrics).lines().take(3).map(|row| format!("{row}\n")).collect();
+    fs::write(&metrics, rows.concat()).unwrap();
+    let ended = rollflow(&["resume", run.to_str().unwrap(), "--set", "train.steps=6"]);
+    assert_eq!(ended.code, Some(0), "{}", ended.err);
+    assert!(ended.err.contains("the rows between them are missing"), "{}", ended.err);
+    assert!(ended.err.contains("going on after step 4"), "{}", ended.err);
+    assert_eq!((lines(&run), steps_saved(&run)), (5, vec![4, 5, 6]));
 }
 
 /// Every file below the folder, with its content.

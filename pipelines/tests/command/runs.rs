@@ -3,6 +3,7 @@
 use std::fs;
 use std::path::Path;
 
+use rollflow::data::Status;
 use rollflow::observe::Metric;
 use rollflow::observe::logs::{Rollout, read_lines};
 use rollflow::prelude::*;
@@ -150,9 +151,10 @@ fn a_run_measures_its_gap_and_corrects_for_it_as_told() {
         assert!((rows[0][Metric::CorrectionWeight.key()].as_f64().unwrap() - 1.0).abs() < 1e-4, "{kind}: {}", rows[0]);
         assert!(rows.iter().all(|row| row[Metric::CorrectionDropped.key()].is_number()), "{kind}");
     }
-    // Nothing has a ratio above 1.001 and below 1.002, so that nothing is learned from.
-    let narrow = "train.correction={kind=\"masked_is\",min=1.001,max=1.002}";
-    let nothing = run("nothing", &[narrow, "flow.max_staleness=0", "train.ppo_epochs=2"]);
+    // Sampled from 20 tokens, each is about one nat likelier than under the trainer: no ratio is in bounds, and nothing is learned from.
+    let narrow = "train.correction={kind=\"masked_is\",min=0.99,max=1.01}";
+    let cut = ["generate.top_k=20", "train.probe=false"];
+    let nothing = run("nothing", &[&[narrow, "flow.max_staleness=0", "train.ppo_epochs=2"], &cut[..]].concat());
     assert!(nothing.iter().all(|row| row[Metric::CorrectionDropped.key()] == 1.0 && row["grad_norm"] == 0.0), "{nothing:?}");
     let rejected = run("rejected", &["train.reject=[{divergence=\"k3\",over=\"mean\",max=1e-30}]", "train.proximal=loglinear"]);
     assert!(rejected.iter().any(|row| row[Metric::CorrectionSequences.key()].as_f64().unwrap() > 0.0), "{rejected:?}");
@@ -286,19 +288,21 @@ fn ctrl_c_between_the_warm_up_and_reinforcement_ends_the_run() {
     assert!(rows(&run).is_empty() && checkpoints(&run).is_empty(), "reinforcement ended before it began");
 }
 
+/// Settings with which generation is far ahead of the trainer, which therefore always works.
+const NEVER_IDLE: [&str; 5] = [
+    "train.steps=1000000",
+    "train.target_reward=9",
+    "flow.max_staleness=1000000",
+    "flow.edge_items=100000",
+    "flow.edge_tokens=1000000000",
+];
+
 /// Law F5. So many prompts are under way that finishing them would take minutes.
 #[test]
 fn ctrl_c_twice_stops_with_the_last_step_saved_and_exits_with_1() {
     let folder = tempfile::tempdir().unwrap();
     let run = folder.path().join("run");
-    let sets = [
-        "train.steps=1000000",
-        "train.target_reward=9",
-        "checkpoint.every=0",
-        "flow.max_staleness=1000000",
-        "flow.edge_items=100000",
-        "flow.edge_tokens=1000000000",
-    ];
+    let sets = [&NEVER_IDLE[..], &["checkpoint.every=0"]].concat();
     let mut running = Running::start(&run_args(GRPO, &run, &sets));
     let metrics = run.join("metrics.jsonl");
     running.until("it trained", |_| read(&metrics).lines().count() >= 2);
@@ -309,6 +313,38 @@ fn ctrl_c_twice_stops_with_the_last_step_saved_and_exits_with_1() {
     assert_eq!(running.end(), Some(1));
     assert_eq!(checkpoints(&run).len(), 1, "law C1");
     assert!(read(&run.join("report.html")).contains("was stopped after"));
+}
+
+/// Law C1. The reward fails while the trainer works on a step, whose row is lost.
+#[test]
+fn a_run_that_another_stage_ends_keeps_the_last_step_of_its_trainer() {
+    let folder = tempfile::tempdir().unwrap();
+    let (run, file) = (folder.path().join("run"), folder.path().join("my_reward.py"));
+    let metrics = run.join("metrics.jsonl");
+    let source = format!(
+        "import os\n\ndef reward(completion):\n    return 1 / (not os.path.exists({metrics:?}) or os.stat({metrics:?}).st_size < 2000)\n"
+    );
+    fs::write(&file, source).unwrap();
+    let reward = format!("reward={{kind=\"python\",file={file:?},retries=0,on_failure=\"fail\"}}");
+    let ended = rollflow(&run_args(GRPO, &run, &[&NEVER_IDLE[..], &["checkpoint.every=0", "filter=[]", &reward]].concat()));
+    assert_eq!(ended.code, Some(1), "{}", ended.err);
+    assert!(ended.err.contains("ZeroDivisionError"), "{}", ended.err);
+    let (logged, saved) = (rows(&run).last().unwrap()["step"].as_u64().unwrap(), checkpoints(&run));
+    assert!(saved.len() == 1 && saved[0] >= logged, "{saved:?} after row {logged}");
+}
+
+#[test]
+fn truncated_completions_are_not_trained_if_the_recipe_says_so_and_a_group_of_them_alone_is_dropped() {
+    let folder = tempfile::tempdir().unwrap();
+    let run = folder.path().join("run");
+    let sets = ["train.mask_truncated=true", "generate.max_new_tokens=2", "observe.rollouts_every=1"];
+    let ended = rollflow(&run_args(GRPO, &run, &sets));
+    assert_eq!(ended.code, Some(0), "{}", ended.err);
+    let rollouts: Vec<_> = read_lines::<Rollout>(run.join("rollouts.jsonl")).unwrap().map(Result::unwrap).collect();
+    let trains = |rollout: &Rollout| rollout.loss_mask.as_ref().is_none_or(|mask| mask.iter().any(|weight| *weight > 0.0));
+    assert!(rollouts.iter().all(|rollout| trains(rollout) == (rollout.status == Status::Completed)));
+    let (complete, truncated): (Vec<_>, Vec<_>) = rollouts.iter().partition(|rollout| trains(rollout));
+    assert!(!truncated.is_empty() && truncated.iter().all(|rollout| complete.iter().any(|of| of.group == rollout.group)));
 }
 
 #[test]

@@ -2,6 +2,7 @@
 //! flight as the staleness allows.
 
 use super::Note;
+use crate::algo::Advantage;
 use crate::algo::rewards::Combine;
 use crate::recipe::generate::Filter;
 use crate::recipe::plan::{OnStale, Plan};
@@ -32,6 +33,13 @@ fn size(plan: &Plan, note: Note) {
         if dropped {
             let message = "`generate.group_size` is 1: the filter nonzero_std would drop every group".to_owned();
             note("generate.group_size", &["filter"], message, "leave the filter out, or make it 2 or more");
+        }
+        let of_batch = matches!(plan.train.advantage, Advantage::ReinforcePlusPlus | Advantage::Normalized { .. });
+        if of_batch && plan.critic.is_none() && plan.batch.groups == 1 {
+            let message = "`batch.groups` and `generate.group_size` are 1: a single answer is the mean of its batch, its advantage is \
+                           always 0, so nothing would be learnt";
+            let help = "raise one of them, or set train.advantage = { kind = \"constant\", baseline = 0.5 }, or add [critic]";
+            note("batch.groups", &["generate.group_size", "train.advantage"], message.to_owned(), help);
         }
     } else if plan.generate.group_size == 1 {
         let so = if dropped { "and the filter nonzero_std would drop every group" } else { "so nothing would be learnt" };

@@ -79,6 +79,7 @@ fn pairs(plan: &Plan, of: &Dpo, note: Note) {
         ("train.reject", !plan.train.reject.is_empty(), no_ratio),
         ("train.proximal", plan.train.proximal.is_some(), no_ratio),
         ("train.loss_aggregation", *loss_aggregation != Aggregation::default(), "all pairs of a step count alike"),
+        ("train.mask_truncated", plan.train.mask_truncated, whole),
         ("flow.on_stale", plan.flow.on_stale == OnStale::Mask, whole),
         ("generate.mask_older_versions", plan.generate.mask_older_versions, whole),
         ("filter_fallback", plan.filter_fallback == Fallback::Keep, "a group without a pair teaches nothing"),

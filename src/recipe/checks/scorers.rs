@@ -1,6 +1,7 @@
 //! Checks of the policies that score rollouts: the reference policy and the teacher.
 
 use super::Note;
+use crate::algo::Advantage;
 use crate::engine::remote::parse_address;
 use crate::engine::settings::EngineKind;
 use crate::net::check_url;
@@ -120,6 +121,10 @@ fn teacher(plan: &Plan, of: &Teacher, note: Note) {
     let rewarded = plan.reward.rule != RewardRule::None;
     let why = "there is no reward (reward.kind = \"none\")";
     refuse("teacher.rewards", distill.rewards && !rewarded, why, "add [reward] with a kind, or leave it out");
+    let (why, help) = ("the advantages of rewards are not trained on", "leave it out, or set teacher.rewards = true");
+    let compares = plan.train.advantage != Advantage::default();
+    refuse("train.advantage", compares && !distill.rewards, why, help);
+    refuse("train.kl_reward", plan.train.kl_reward.is_some() && rewarded && !distill.rewards, why, help);
 }
 
 /// Sections that need rewards, where there are none.

@@ -101,6 +101,7 @@ fn loss(train: &Train, note: Note) {
         }
         LossChoice::Custom(_) => {
             let ignored = [
+                ("kl_loss", train.kl_loss.is_some()),
                 ("entropy_coef", train.entropy_coef != 0.0),
                 ("top_entropy", train.top_entropy < 1.0),
                 ("off_policy_threshold", train.off_policy_threshold.is_some()),
@@ -126,11 +127,18 @@ fn corrections(train: &Train, note: Note) {
         let help = "leave it out, or make it \"recompute\" or \"loglinear\"; to mask alone, use [[train.reject]]";
         note("train.proximal", &["train.correction"], message.to_owned(), help);
     }
-    if let Some([(low, min), (high, max)]) = train.correction.bounds()
-        && min > max
-    {
-        let message = format!("`train.correction.{low}` is {min}, above its {high} of {max}: no ratio is between them");
-        note(&format!("train.correction.{low}"), &["train.correction"], message, "exchange them");
+    if let Some([(low, min), (high, max)]) = train.correction.bounds() {
+        let masks = train.correction.importance().is_some_and(|weights| weights.mask);
+        if min > max {
+            let message = format!("`train.correction.{low}` is {min}, above its {high} of {max}: no ratio is between them");
+            note(&format!("train.correction.{low}"), &["train.correction"], message, "exchange them");
+        } else if masks && (min > 1.0 || max < 1.0) {
+            let (key, bound, side) = if min > 1.0 { (low, min, "above") } else { (high, max, "below") };
+            let message =
+                format!("`train.correction.{key}` is {bound}, {side} 1, the ratio of a token on policy: it would have no weight");
+            let help = format!("make {low} at most 1, and {high} at least 1");
+            note(&format!("train.correction.{key}"), &["train.correction"], message, &help);
+        }
     }
     let level = train.correction.importance().map_or(Level::Token, |weights| weights.level);
     if matches!(train.loss, LossChoice::Vespo(_)) && level != Level::Token {
@@ -165,12 +173,18 @@ fn rejections(train: &Train, note: Note) {
                 let message = format!("`{}` is {min}, above its max of {}: everything would be rejected", key("min"), reject.max);
                 note(&key("min"), &[], message, "exchange them");
             }
-            None if signed && reject.max < 1.0 => {
-                let message = format!(
-                    "`{}` is {}, a ratio below its lower bound of 1 / max: everything would be rejected",
-                    key("max"),
-                    reject.max
-                );
+            Some(min) if min > 1.0 || reject.max < 1.0 => {
+                let (name, bound, side) = if min > 1.0 { ("min", min, "above") } else { ("max", reject.max, "below") };
+                let message =
+                    format!("`{}` is {bound}, {side} 1, the ratio of a token on policy: it would be rejected", key(name));
+                note(&key(name), &[], message, "make min at most 1, and max at least 1");
+            }
+            None if signed && reject.max <= 1.0 => {
+                let so = match reject.max < 1.0 {
+                    true => "a ratio below its lower bound of 1 / max: everything would be rejected",
+                    false => "as is its lower bound of 1 / max: all but equal log-probabilities would be rejected",
+                };
+                let message = format!("`{}` is {}, {so}", key("max"), reject.max);
                 note(&key("max"), &[], message, "make it above 1, such as 2, or give min");
             }
             _ => {}

@@ -3,6 +3,7 @@
 use super::Note;
 use crate::engine::settings::Launch;
 use crate::ranks::Shard;
+use crate::recipe::environment::EnvironmentKind;
 use crate::recipe::lora::BaseFormat;
 use crate::recipe::model::{DeviceName, ModelSource};
 use crate::recipe::plan::{Pipeline, Plan};
@@ -132,6 +133,10 @@ fn singles(plan: &Plan) -> Vec<(&'static str, bool, &'static str, &'static str)>
     let answered = "servers answer, which have their own threads";
     let no_reward = reward.rule == RewardRule::None;
     let no_letter = reward.on_failure != OnFailure::default() && !pipeline.reinforces() && !plan.rescores();
+    let by_agent = plan.environment.as_ref().is_some_and(|of| {
+        of.limits.max_tool_calls.is_some() && matches!(of.kind, EnvironmentKind::Agent { .. } | EnvironmentKind::Verifiers(_))
+    });
+    let agent_calls = "the agent calls its tools itself; environment.max_turns limits its requests";
     let uncounted = "an answer of an evaluation that has no reward is counted";
     let poisoned = reward.max_poisoned != MAX_POISONED && !pipeline.reinforces();
     let by_tokens = sft(|sft| sft.batch_tokens.is_some() && sft.batch != Sft::default().batch);
@@ -143,6 +148,7 @@ fn singles(plan: &Plan) -> Vec<(&'static str, bool, &'static str, &'static str)>
         ("eval.task.shuffle", asked.is_some_and(|task| !task.shuffle), "eval.task", "prompts are asked in their order"),
         ("eval.task.sources", asked.is_some_and(weighted), "eval.task", "every record is asked; weights draw from none"),
         ("eval.threads", remote && eval.is_some_and(|eval| eval.threads != 1), "engine.kind", answered),
+        ("environment.max_tool_calls", by_agent, "environment.kind", agent_calls),
         ("reward.retries", no_reward && reward.retries != RETRIES, "reward.kind", "there is no reward"),
         ("reward.require_end_of_text", no_reward && !reward.require_end_of_text, "reward.kind", "there is no reward"),
         ("reward.on_failure", no_letter, "pipeline", uncounted),

@@ -64,6 +64,8 @@ struct State {
     curriculum: Option<Curriculum>,
     /// State of a curriculum that has not come yet.
     learned: Option<CurriculumState>,
+    /// If true, a filter had rejected the newest trained group.
+    spared: bool,
 }
 
 impl State {
@@ -93,6 +95,10 @@ pub struct Progress {
     /// Pass rates and position of the curriculum, if the run has one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub curriculum: Option<CurriculumState>,
+    /// If true, a filter had rejected the newest trained group, and keeps what it rejects until a
+    /// group passes.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub spared: bool,
 }
 
 impl Admission {
@@ -279,6 +285,9 @@ impl Admission {
         let mut state = self.state();
         state.ledger.settle(batch);
         state.curriculum.iter_mut().for_each(|curriculum| curriculum.settle(batch));
+        if let Some(newest) = batch.groups.last() {
+            state.spared = batch.spared.contains(&newest.id());
+        }
         for id in batch.groups.iter().map(Group::id).chain(batch.dropped.iter().map(|dropped| dropped.id)) {
             state.batched.remove(&id);
         }
@@ -303,6 +312,11 @@ impl Admission {
         let mut at = at;
         let place = state.curriculum.as_mut().map(|curriculum| curriculum.choose(ordinal, &mut at));
         (ordinal, place.unwrap_or_else(|| at(ordinal)))
+    }
+
+    /// Returns true if the newest trained group was one that a filter had rejected.
+    pub(crate) fn has_spared(&self) -> bool {
+        self.state().spared
     }
 
     /// Counts of the curriculum, if there is one.
@@ -351,6 +365,7 @@ impl Admission {
             data: state.data.clone().map(|data| BufferState { next, ..data }),
             ledger: state.ledger.clone(),
             curriculum: state.curriculum.as_ref().map(|curriculum| curriculum.state().clone()),
+            spared: state.spared,
         }
     }
 
@@ -373,6 +388,7 @@ impl Admission {
             ledger: progress.ledger,
             data: progress.data,
             learned: progress.curriculum,
+            spared: progress.spared,
             ..State::default()
         };
         self.window.start_at(settled);

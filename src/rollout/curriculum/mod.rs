@@ -6,7 +6,8 @@
 //! settled within a version count from the next version on (law V3).
 //!
 //! Memory: one small record and up to one index entry per prompt that was seen. Cost: O(log seen) per
-//! prompt and group, and O(1) per prompt that is skipped.
+//! prompt and group, and O(1) per prompt that is skipped. If no prompt can be taken, one look at an
+//! epoch per publish.
 
 mod rule;
 
@@ -48,6 +49,9 @@ pub struct CurriculumState {
     /// Prompts that were skipped, and hard ones that were repeated.
     skipped: u64,
     replayed: u64,
+    /// If true, no prompt of an epoch could be taken under the pass rates of the newest publish.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    exhausted: bool,
 }
 
 /// Pass rate of a record.
@@ -135,26 +139,38 @@ impl Curriculum {
     }
 
     /// Chooses the record of the prompt with this ordinal. `at` is the stream without a curriculum.
-    /// After an epoch of skipped prompts the next one is taken, whatever its pass rate.
     pub(crate) fn choose(&mut self, ordinal: u64, mut at: impl FnMut(u64) -> Place) -> Place {
         let place = self.replayed(ordinal).unwrap_or_else(|| {
-            let largest = self.shares.iter().map(|share| self.share(share.as_ref())).fold(0.0, f64::max);
-            for skipped in 0.. {
-                let number = self.state.next;
-                let place = at(number);
-                self.state.next += 1;
-                let share = self.shares.get(place.set).map_or(1.0, |share| self.share(share.as_ref()) / largest);
-                let accepted = share * self.probability(place.key());
-                if skipped >= self.epoch || accepted >= 1.0 || uniform(self.seed ^ ACCEPT, number) < accepted {
-                    self.state.epoch = place.epoch;
-                    return place;
-                }
-                self.state.skipped += 1;
-            }
-            unreachable!("an epoch ends")
+            let number = self.accept(&mut at);
+            self.state.skipped += number - self.state.next;
+            self.state.next = number + 1;
+            let place = at(number);
+            self.state.epoch = place.epoch;
+            place
         });
         self.state.open.insert(ordinal, place.key());
         place
+    }
+
+    /// Returns the next number of the stream that is taken. After an epoch of skipped prompts that is the
+    /// next one, whatever its pass rate. If none of them can be taken, none is skipped until the next publish.
+    fn accept(&mut self, at: &mut impl FnMut(u64) -> Place) -> u64 {
+        let (first, mut possible) = (self.state.next, false);
+        if self.state.exhausted {
+            return first;
+        }
+        let largest = self.shares.iter().map(|share| self.share(share.as_ref())).fold(0.0, f64::max);
+        for number in first..first + self.epoch {
+            let place = at(number);
+            let share = self.shares.get(place.set).map_or(1.0, |share| self.share(share.as_ref()) / largest);
+            let probability = share * self.probability(place.key());
+            if probability >= 1.0 || uniform(self.seed ^ ACCEPT, number) < probability {
+                return number;
+            }
+            possible |= probability > 0.0;
+        }
+        self.state.exhausted = !possible;
+        if possible { first + self.epoch } else { first }
     }
 
     /// Takes in the groups of a trained step, which count from the next publish on.
@@ -184,6 +200,7 @@ impl Curriculum {
 
     /// Counts what was settled before this publish.
     pub(crate) fn published(&mut self) {
+        self.state.exhausted = false;
         self.state.step += std::mem::take(&mut self.state.fresh_steps);
         for (record, rate) in std::mem::take(&mut self.state.fresh) {
             let before = self.known(record);

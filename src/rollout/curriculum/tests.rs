@@ -97,6 +97,17 @@ fn solved_prompts_retire_until_they_are_forgotten() {
     let mut all = curriculum(CurriculumRule { retire_after: 1, ..CurriculumRule::default() });
     see_all(&mut all, 3 * RECORDS, |_| 1.0);
     assert_eq!(all.census().ranges, [0, 0, 0, 0, 0, 0, 0, RECORDS]);
+    assert_eq!((all.census().skipped, all.state.next, all.state.epoch), (0, 3 * RECORDS, 2));
+    // One look at an epoch serves until the next publish.
+    let mut looks = 0;
+    let mut at = |number| {
+        looks += 1;
+        stream(number)
+    };
+    for ordinal in 1000..1010 {
+        all.choose(ordinal, &mut at);
+    }
+    assert_eq!(looks, RECORDS + 10);
 }
 
 #[test]

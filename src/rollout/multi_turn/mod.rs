@@ -322,7 +322,8 @@ impl MultiTurn {
     /// Turns a rollout that has ended into samples, and completes its group if it was the last.
     fn finish(&mut self, key: Key) -> Result<(), EngineError> {
         let (ordinal, index) = key;
-        let (Some(rollout), Some(open)) = (self.rollouts.remove(&key), self.open.get_mut(&ordinal)) else { return Ok(()) };
+        let (Some(mut rollout), Some(open)) = (self.rollouts.remove(&key), self.open.get_mut(&ordinal)) else { return Ok(()) };
+        rollout.take_over_record();
         self.failures.remove(&key);
         let (turns, reason, calls) = (rollout.turns, rollout.stop, rollout.tool_calls.clone());
         let samples = rollout.into_samples(&open.prompt, open.params.temperature, &self.context)?;

@@ -41,10 +41,16 @@ impl Rollout {
         Ok(())
     }
 
-    /// Takes over the record, replayed or not: its sampled tokens count although no environment responds
-    /// to them.
+    /// Returns true if the record holds more than was replayed.
+    pub fn is_replaying(&self) -> bool {
+        let replayed = self.part.answer.tokens.len();
+        self.recorded.len() > 1 || self.recorded.front().is_some_and(|recorded| recorded.tokens.len() > replayed)
+    }
+
+    /// Takes over the rest of the record: its sampled tokens count although no environment responds to
+    /// them (law D4).
     pub fn take_over_record(&mut self) {
-        if self.recorded.is_empty() {
+        if !self.is_replaying() {
             return;
         }
         let mut parts = self.parts_of(self.to_record());

@@ -240,6 +240,9 @@ impl Rollout {
         let results = in_order(&self.calls, results);
         let response: Vec<_> = results.iter().map(ToolResult::message).chain(messages).collect();
         if done || response.is_empty() {
+            if self.is_replaying() {
+                return next(NextStep::Restart);
+            }
             self.stop = Some(if done { StopReason::EnvironmentDone } else { StopReason::Answered });
             return next(NextStep::Grade { cut_off: None });
         }
@@ -254,8 +257,12 @@ impl Rollout {
         };
         if rewritten {
             let fresh = Part { context: tokens.as_slice().into(), answer: Answer::new(self.index) };
-            self.done.push(std::mem::replace(&mut self.part, fresh));
-            self.recorded.pop_front();
+            let replayed = std::mem::replace(&mut self.part, fresh);
+            let more = self.recorded.pop_front().is_some_and(|recorded| recorded.tokens.len() > replayed.answer.tokens.len());
+            self.done.push(replayed);
+            if more {
+                return next(NextStep::Restart);
+            }
         } else {
             self.part.answer.give(&tokens);
         }
@@ -285,7 +292,6 @@ impl Rollout {
 
     /// Ends the rollout because its environment failed.
     pub fn fail(&mut self, reason: String) {
-        self.take_over_record();
         (self.stop, self.failure) = (Some(StopReason::EnvironmentFailed), Some(reason));
     }
 

@@ -19,10 +19,8 @@ pub(super) struct Draft<'a> {
     choice_size: usize,
     /// Finished groups that are not in the choice yet.
     early: BTreeMap<u64, Scored>,
-    /// Finished and kept groups in the choice.
-    ready: BTreeMap<u64, Group>,
-    /// Ids of ready groups that a filter had rejected.
-    spared: BTreeSet<u64>,
+    /// Finished and kept groups in the choice, each with true if a filter had rejected it.
+    ready: BTreeMap<u64, (Group, bool)>,
     /// Groups in batches so far, including those before a resume.
     taken: u64,
     /// Smallest part of a batch, in groups, that is sent early; none: batches are sent whole.
@@ -55,7 +53,6 @@ impl<'a> Draft<'a> {
             choice_size,
             early: BTreeMap::new(),
             ready: BTreeMap::new(),
-            spared: BTreeSet::new(),
             taken: admission.and_then(trained).unwrap_or_default(),
             part: part.map(|least| least.max(1)).filter(|_| certain),
             sent: 0,
@@ -88,7 +85,9 @@ impl<'a> Draft<'a> {
         }
         let rest = self.ready.keys().nth(missing).copied();
         let later = rest.map(|first| self.ready.split_off(&first)).unwrap_or_default();
-        let groups: Vec<Group> = std::mem::replace(&mut self.ready, later).into_values().collect();
+        let ready = std::mem::replace(&mut self.ready, later);
+        let spared = ready.iter().filter(|(_, (_, spared))| *spared).map(|(id, _)| *id).collect();
+        let groups: Vec<Group> = ready.into_values().map(|(group, _)| group).collect();
         for group in &groups {
             self.choice.remove(&group.id());
         }
@@ -96,16 +95,13 @@ impl<'a> Draft<'a> {
             admission.batched(groups.iter().map(Group::id));
         }
         self.sent += groups.len();
-        let id = self.batch.id + u64::from(!more);
         if !more {
             self.taken += std::mem::take(&mut self.sent) as u64;
         }
         if ends_round {
             self.drop_surplus();
         }
-        let following = Batch { id, ..Batch::default() };
-        let spared = groups.iter().map(Group::id).filter(|id| self.spared.remove(id)).collect();
-        let mut batch = Batch { groups, spared, more, ..std::mem::replace(&mut self.batch, following) };
+        let mut batch = Batch { groups, spared, more, ..std::mem::take(&mut self.batch) };
         batch.dropped.sort_by_key(|dropped| dropped.id);
         self.admit();
         Some(batch)
@@ -129,11 +125,9 @@ impl<'a> Draft<'a> {
             }
             let id = self.early.keys().find(|id| self.choice.contains(id)).copied();
             let Some(scored) = id.and_then(|id| self.early.remove(&id)) else { return };
-            if scored.is_spared() {
-                self.spared.insert(scored.group().id());
-            }
+            let spared = scored.is_spared();
             match scored.settle() {
-                Ok(group) => drop(self.ready.insert(group.id(), group)),
+                Ok(group) => drop(self.ready.insert(group.id(), (group, spared))),
                 Err(dropped) => {
                     self.choice.remove(&dropped.id);
                     self.batch.dropped.push(*dropped);
@@ -156,8 +150,7 @@ impl<'a> Draft<'a> {
         let mut surplus = Vec::new();
         self.admit();
         while !self.ready.is_empty() {
-            for group in std::mem::take(&mut self.ready).into_values() {
-                self.spared.remove(&group.id());
+            for (group, _) in std::mem::take(&mut self.ready).into_values() {
                 self.choice.remove(&group.id());
                 surplus.push(Dropped::new(&group, SURPLUS));
             }
@@ -192,12 +185,11 @@ impl<'a> Draft<'a> {
     fn expire(&mut self) {
         let Some((admission, bound, version)) = self.bound().filter(|_| self.batcher.on_stale == OnStale::Drop) else { return };
         let lag = |group: &Group| group.samples.iter().filter_map(|sample| staleness(sample, version)).max();
-        while let Some(stale) = self.ready.values().find(|group| lag(group) > Some(bound)) {
+        while let Some((stale, _)) = self.ready.values().find(|(group, _)| lag(group) > Some(bound)) {
             let dropped = Dropped::new(stale, STALE);
             admission.gave_up(1);
             admission.batched([dropped.id]);
             self.ready.remove(&dropped.id);
-            self.spared.remove(&dropped.id);
             self.choice.remove(&dropped.id);
             self.batch.dropped.push(dropped);
             self.admit();

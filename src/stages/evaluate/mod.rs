@@ -7,12 +7,17 @@
 //! which waits for them. At most one evaluation runs at a time. Of those that become due meanwhile
 //! the newest runs next, and the others are skipped with a warning.
 //!
+//! A resumed run (law C2) logs metrics again if the row that they travelled with is made again. The
+//! weights of an evaluation that was interrupted are gone, unless the run resumes at its step: a
+//! warning names it, and its completions are removed.
+//!
 //! Memory: the weights of the evaluated version and of the next one, and a KV cache.
 
 #[cfg(feature = "torch")]
 mod pairs;
 
-use std::path::PathBuf;
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::task::Poll;
 
@@ -23,13 +28,14 @@ use crate::data::Version;
 use crate::engine::TokenEngine;
 use crate::engine::remote::Fleet;
 use crate::flow::{Io, RunContext, Signal, Stage, StageError, StageSpec};
-use crate::observe::logs::{JsonLines, JsonlLogger, JudgedAnswer, MetricsLogger, last_step};
+use crate::observe::logs::{JsonLines, JsonlLogger, JudgedAnswer, MetricsLogger, metrics_rows};
 use crate::observe::{Metric, Metrics, ObserveError, StepMetrics};
 use crate::rollout::{EvalSpec, Evaluation, passes};
 use crate::stages::generate::Generator;
 use crate::stages::sync::EvaluationHold;
 use crate::stages::train::Trained;
-use crate::train::Snapshot;
+use crate::train::{Snapshot, checkpoint};
+use crate::util::atomic_file;
 
 /// Stage that evaluates the weights of every n-th step.
 pub struct Evaluator<E: TokenEngine, W = <E as TokenEngine>::Weights> {
@@ -177,9 +183,8 @@ impl<E: TokenEngine, W: Send + Sync + 'static> Stage for Evaluator<E, W> {
     }
 
     fn run(&mut self, io: &mut Io<Self::In, Self::Out>) -> Result<(), StageError> {
-        self.reports.open()?;
-        let engine = self.generator.engine();
-        let mut worker = EvalWorker { engine, held: None, run: None, next: None, found: StepMetrics::new() };
+        let (found, engine) = (self.reports.open()?, self.generator.engine());
+        let mut worker = EvalWorker { engine, held: None, run: None, next: None, found };
         let mut more = true;
         while io.signal() != Signal::Stop && (more || worker.run.is_some()) {
             let arrived = match &worker.run {
@@ -234,11 +239,31 @@ impl Reports {
         step.is_multiple_of(self.every) || self.last == Some(step)
     }
 
-    fn open(&mut self) -> Result<(), ObserveError> {
-        if let Some(folder) = &self.folder {
-            let rows = JsonlLogger::at(folder.join("evaluations.jsonl"))?;
-            let evaluated = last_step(rows.path())?;
-            self.rows = Some((rows, evaluated));
+    /// Opens the log of rows. Returns the newest row of an earlier part of the run if no row of
+    /// `metrics.jsonl` has it.
+    fn open(&mut self) -> Result<StepMetrics, ObserveError> {
+        let Some(folder) = &self.folder else { return Ok(StepMetrics::new()) };
+        let rows = JsonlLogger::at(folder.join("evaluations.jsonl"))?;
+        let mut earlier: BTreeMap<u64, StepMetrics> = metrics_rows(rows.path())?.collect::<Result<_, _>>()?;
+        if self.resumed_at > 0 {
+            self.remove_interrupted(&folder.join("evaluations"), &earlier)?;
+        }
+        let (evaluated, newest) = earlier.pop_last().unwrap_or_default();
+        let is_lost = self.resumed_at > 0 && newest_logged(folder) < Some(evaluated);
+        self.rows = Some((rows, evaluated));
+        Ok(if is_lost { newest } else { StepMetrics::new() })
+    }
+
+    /// Removes the completions of evaluations that have no row.
+    fn remove_interrupted(&self, folder: &Path, rows: &BTreeMap<u64, StepMetrics>) -> Result<(), ObserveError> {
+        let Ok(entries) = std::fs::read_dir(folder) else { return Ok(()) };
+        for path in entries.flatten().map(|entry| entry.path()) {
+            let step = path.file_stem().and_then(|name| checkpoint::parse_step(name.to_str()?));
+            let Some(step) = step.filter(|step| !rows.contains_key(step)) else { continue };
+            if step != self.resumed_at {
+                tracing::warn!("Evaluation of step {step} was interrupted and its weights are gone; its completions are removed");
+            }
+            atomic_file::remove(&path).map_err(|source| ObserveError::Io { path, source })?;
         }
         Ok(())
     }
@@ -259,5 +284,35 @@ impl Reports {
         row.insert(Metric::EvalVersion.key().to_owned(), version as f64);
         self.rows.as_mut().map_or(Ok(()), |(rows, _)| rows.log(step, &row))?;
         Ok(row)
+    }
+}
+
+/// Step of the newest evaluation whose metrics are in a row of `metrics.jsonl`.
+fn newest_logged(folder: &Path) -> Option<u64> {
+    let rows = metrics_rows(folder.join("metrics.jsonl")).ok()?;
+    rows.flatten().filter_map(|(_, row)| row.get(Metric::EvalStep.key()).map(|step| *step as u64)).max()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn c2_a_resumed_run_logs_an_evaluation_whose_row_was_lost_and_keeps_nothing_of_an_interrupted_one() {
+        let folder = tempfile::tempdir().unwrap();
+        let write = |name: &str, text: &str| std::fs::write(folder.path().join(name), text).unwrap();
+        write("metrics.jsonl", "{\"step\":1,\"eval_step\":0}\n{\"step\":105}\n");
+        write("evaluations.jsonl", "{\"step\":0,\"eval_step\":0}\n{\"step\":50,\"eval_step\":50,\"eval_reward_mean\":0.5}\n");
+        std::fs::create_dir(folder.path().join("evaluations")).unwrap();
+        let answers = [0, 50, 100].map(|step| format!("evaluations/step_{step:06}.jsonl"));
+        answers.iter().for_each(|name| write(name, ""));
+        let mut reports = Reports { resumed_at: 105, folder: Some(folder.path().to_owned()), ..Reports::every(50) };
+        let found = reports.open().unwrap();
+        assert_eq!((found.get("eval_step"), found.get("eval_reward_mean")), (Some(&50.0), Some(&0.5)));
+        assert_eq!(answers.map(|name| folder.path().join(name).exists()), [true, true, false]);
+        assert!(reports.has_evaluated(50) && !reports.has_evaluated(105));
+        // The row of step 53 is kept.
+        write("metrics.jsonl", "{\"step\":1,\"eval_step\":0}\n{\"step\":53,\"eval_step\":50}\n{\"step\":105}\n");
+        assert_eq!(reports.open().unwrap(), StepMetrics::new());
     }
 }

@@ -101,14 +101,13 @@ impl Stage for PairEvaluator {
     }
 
     fn run(&mut self, io: &mut Io<Self::In, Self::Out>) -> Result<(), StageError> {
-        self.reports.open()?;
+        // The first message is not logged: its metrics travel with the first step.
+        let mut found = self.reports.open()?;
         self.threads.iter().for_each(|threads| crate::model::use_threads(*threads));
         if let Some(mut reference) = self.reference.take() {
             let sources = self.sources.iter().cloned().chain(std::iter::repeat(String::new()));
             reference.score_held_out(io, sources.zip(self.samples.chunks_mut(2)).collect())?;
         }
-        // The first message is not logged: its metrics travel with the first step.
-        let mut found = StepMetrics::new();
         while let Some(trained) = io.recv()? {
             found = self.evaluate(&trained)?.unwrap_or(found);
             let trained = if trained.step == 0 { trained } else { Trained { evaluated: std::mem::take(&mut found), ..trained } };

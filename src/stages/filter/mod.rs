@@ -77,7 +77,9 @@ impl Stage for Filter {
         let per_batch = self.admission.as_ref().and_then(Admission::groups_per_batch);
         let default = per_batch.map_or(PATIENCE_GROUPS, |groups| PATIENCE_BATCHES.saturating_mul(groups));
         let patience = self.patience.unwrap_or(default);
-        let (mut in_a_row, mut sparing) = (BTreeMap::new(), false);
+        // A run that was interrupted while the filter kept what it rejected continues so (law C2).
+        let resumes = self.fallback == Fallback::Keep && self.admission.as_ref().is_some_and(Admission::has_spared);
+        let (mut in_a_row, mut sparing) = (BTreeMap::new(), resumes);
         while let Some(scored) = io.recv()? {
             let (group, before) = (scored.group(), scored.dropped().map(str::to_owned));
             let can_spare = sparing && before.is_none();

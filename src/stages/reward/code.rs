@@ -65,7 +65,7 @@ impl CodeReward {
     }
 
     fn program(&self, sample: &Sample) -> String {
-        let code = extract_code(&sample.response);
+        let code = extract_code(sample.last_turn());
         // One pass: placeholders inside the code or the prompt stay as they are.
         let parts = self.rule.template.split("{code}").map(|part| part.replace("{prompt}", &sample.prompt.render()));
         parts.collect::<Vec<_>>().join(code)

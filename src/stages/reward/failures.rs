@@ -205,6 +205,7 @@ fn message(group: &Group, failure: &Failure) -> String {
     let (prompt, response) = (group.prompt.text.render(), sample.map_or("", |sample| sample.response.as_str()));
     let [prompt, response] = [&prompt, response].map(|text| untrusted::line_of(text, SHOWN));
     let (index, group) = (failure.sample, group.id());
+    let failure = Failure { text: untrusted::line(&failure.text), ..failure.clone() };
     format!(
         "the reward of sample {index} of group {group} failed: {failure}; the prompt was \"{prompt}\", the response \
          \"{response}\""
@@ -216,11 +217,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_error_shows_the_beginning_of_a_long_response_in_one_line() {
-        let sample = crate::data::Sample { response: "\u{1b}[2J\n".repeat(1 << 18), ..Default::default() };
-        let failure = Failure { sample: 0, attempts: 1, kind: FailureKind::NotFinite, text: "NaN".to_owned() };
+    fn an_error_shows_the_beginnings_of_long_texts_in_one_line() {
+        let long = "\u{1b}[2J\n".repeat(1 << 18);
+        let sample = crate::data::Sample { response: long.clone(), ..Default::default() };
+        let failure = Failure { sample: 0, attempts: 1, kind: FailureKind::Refused, text: long };
         let error = message(&Group { samples: vec![sample], ..Group::default() }, &failure);
-        assert!(error.len() < 2000 && error.contains("more characters"), "{error}");
+        assert!(error.len() < 20_000 && error.matches("more characters").count() == 2, "{error}");
         assert!(!error.contains(char::is_control), "{error:?}");
     }
 }

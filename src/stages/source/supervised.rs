@@ -21,7 +21,7 @@ use crate::observe::logs::announce_training;
 /// `k` is the same in every pass.
 pub struct Supervised {
     kind: &'static str,
-    what: Option<&'static str>,
+    what: &'static str,
     groups: Box<dyn Draw>,
     size: Size,
     next: u64,
@@ -36,9 +36,6 @@ pub(super) trait Draw: Send {
     fn draw(&mut self, number: u64) -> Result<Group, StageError>;
     /// Groups in an epoch.
     fn len(&self) -> usize;
-    fn is_single(&self) -> bool {
-        false
-    }
     /// Reports the data.
     fn announce(&self, _: Option<&Metrics>) {}
 }
@@ -51,10 +48,6 @@ impl Draw for Vec<Vec<Sample>> {
 
     fn len(&self) -> usize {
         Vec::len(self)
-    }
-
-    fn is_single(&self) -> bool {
-        self.iter().all(|samples| samples.len() == 1)
     }
 }
 
@@ -72,10 +65,6 @@ impl<T: Shape, F: FnMut(T) -> Result<Vec<Sample>, StageError> + Send> Draw for D
 
     fn len(&self) -> usize {
         self.data.len()
-    }
-
-    fn is_single(&self) -> bool {
-        true
     }
 
     fn announce(&self, metrics: Option<&Metrics>) {
@@ -111,7 +100,7 @@ impl Supervised {
     /// Errors, as of the constructors below: no samples, or a size of 0.
     pub fn new(samples: Vec<Sample>, size: usize, batches: u64) -> Result<Self, DataError> {
         let each = samples.into_iter().map(|sample| vec![sample]).collect();
-        Self::grouped("SFT", each, size, batches)
+        Ok(Self::grouped("SFT", each, size, batches)?.called("Samples"))
     }
 
     /// Returns a source of `batches` batches of `size` groups, such as pairs; `kind` names the
@@ -147,7 +136,7 @@ impl Supervised {
         batches: u64,
         group: impl FnMut(T) -> Result<Vec<Sample>, StageError> + Send + 'static,
     ) -> Result<Self, DataError> {
-        Self::drawing(kind, Box::new(Data { data, group }), Size::Groups(size), batches)
+        Ok(Self::drawing(kind, Box::new(Data { data, group }), Size::Groups(size), batches)?.called("Samples"))
     }
 
     pub(super) fn drawing(kind: &'static str, groups: Box<dyn Draw>, size: Size, batches: u64) -> Result<Self, DataError> {
@@ -155,23 +144,23 @@ impl Supervised {
         match (groups.len(), &size) {
             (0, _) => Err(none("samples is empty: there is nothing to train on")),
             (_, Size::Groups(0) | Size::Tokens(0, _)) => Err(none("batch size is 0; it must be at least 1")),
-            _ => Ok(Supervised { kind, what: None, groups, size, next: 0, batches, announced: false, metrics: None }),
+            _ => Ok(Supervised { kind, what: "Groups", groups, size, next: 0, batches, announced: false, metrics: None }),
         }
     }
 
-    /// Names the items in the report at the begin of the run. Default: `Samples` or `Groups`.
+    /// Names the items in the report at the begin of the run. Default: `Groups`, or `Samples` from
+    /// [`Supervised::new`] and [`Supervised::drawn`].
     pub fn called(self, what: &'static str) -> Self {
-        Supervised { what: Some(what), ..self }
+        Supervised { what, ..self }
     }
 
     /// Reports the data.
     fn announce(&self) {
-        let what = self.what.unwrap_or(if self.groups.is_single() { "Samples" } else { "Groups" });
         let size: (&str, &dyn Display) = match &self.size {
             Size::Groups(size) => ("Batch size", size),
             Size::Tokens(tokens, _) => ("Batch tokens", tokens),
         };
-        announce_training(self.kind, &[(what, &self.groups.len()), ("Steps", &self.batches), size]);
+        announce_training(self.kind, &[(self.what, &self.groups.len()), ("Steps", &self.batches), size]);
         self.groups.announce(self.metrics.as_ref());
     }
 
@@ -195,11 +184,11 @@ impl Supervised {
         Supervised { next: batches, ..self }
     }
 
-    /// Returns batch `id`, from 0. It follows from its number alone.
-    pub fn batch(&mut self, id: u64) -> Result<Batch, StageError> {
-        let ordinals = self.size.batch(id, self.groups.len());
+    /// Returns batch `number`, from 0. It follows from its number alone.
+    pub fn batch(&mut self, number: u64) -> Result<Batch, StageError> {
+        let ordinals = self.size.batch(number, self.groups.len());
         let groups = ordinals.map(|ordinal| self.group(ordinal)).collect::<Result<_, _>>()?;
-        Ok(Batch { id, groups, ..Batch::default() })
+        Ok(Batch { groups, ..Batch::default() })
     }
 }
 

@@ -16,6 +16,7 @@ use super::kl_reward::{KlCost, RewardKl};
 use crate::algo::{LossMetrics, Schedule, masked_mean, masked_variance, whiten};
 use crate::data::Batch;
 use crate::flow::StageError;
+use crate::rollout::mean;
 use crate::train::{
     OptimStep, SaveCheckpoint, TokenColumn, TrainBatch, TrainError, TrainFuture, TrainingBackend, token_advantages, token_rewards,
 };
@@ -111,7 +112,7 @@ impl<B: TrainingBackend> Critic<B> {
         let (advantages, returns) = token_advantages(&rewards, &values, self.gamma, self.lambda)?;
         let advantages = if self.whiten { whitened(&advantages) } else { advantages };
         let samples = batch.groups.iter_mut().flat_map(|group| &mut group.samples);
-        samples.zip(&advantages).for_each(|(sample, advantages)| sample.advantage = mean(advantages));
+        samples.zip(&advantages).for_each(|(sample, advantages)| sample.advantage = mean(advantages.iter().copied()));
         let step = CriticStep::before(&values.concat(), &returns.concat());
         // The critic has its own loss.
         let mut critic = TrainBatch { algorithm: None, ..TrainBatch::clone(&collated) };
@@ -167,10 +168,6 @@ fn whitened(advantages: &TokenColumn) -> TokenColumn {
     let all = advantages.concat();
     let mut white = whiten(&all, &vec![1.0; all.len()], true).into_iter();
     advantages.iter().map(|tokens| white.by_ref().take(tokens.len()).collect()).collect()
-}
-
-fn mean(values: &[f64]) -> Option<f64> {
-    (!values.is_empty()).then(|| values.iter().sum::<f64>() / values.len() as f64)
 }
 
 impl CriticStep {

@@ -4,7 +4,8 @@
 use std::sync::Arc;
 
 use crate::algo::{Distilled, Loss, TeacherDivergence};
-use crate::data::{Batch, Sample};
+use crate::data::Batch;
+use crate::rollout::mean;
 use crate::settings::declare::section;
 use crate::settings::setting::{POSITIVE, UP_TO_ONE};
 use crate::train::{TrainBatch, TrainError};
@@ -59,15 +60,9 @@ impl Distill {
                 sequence.advantages[at] = reward + coef * future;
             }
             count += sequence.rows.len();
-            log_mean(sample, &sequence.advantages);
+            sample.advantage = mean(sequence.advantages.iter().copied()).or(sample.advantage);
         }
         Ok(sum / count.max(1) as f64)
-    }
-}
-
-fn log_mean(sample: &mut Sample, advantages: &[f64]) {
-    if !advantages.is_empty() {
-        sample.advantage = Some(advantages.iter().sum::<f64>() / advantages.len() as f64);
     }
 }
 
@@ -77,7 +72,7 @@ mod tests {
 
     use super::*;
     use crate::algo::Aggregation;
-    use crate::data::{Group, Prompt};
+    use crate::data::{Group, Prompt, Sample};
     use crate::train::collate;
 
     /// Samples of given and sampled tokens, each with the policy's and the teacher's log-probability.

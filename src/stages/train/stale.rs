@@ -54,11 +54,11 @@ pub(super) fn within_bound(mut batch: Batch, trained: Version, bound: u64, polic
 
 /// The batch without these groups, and how many they were.
 fn give_up(batch: Batch, stale: impl Fn(&Group) -> bool) -> (Batch, u64) {
-    let Batch { groups, mut dropped, mut spared, id, more } = batch;
+    let Batch { groups, mut dropped, mut spared, more } = batch;
     let (stale, groups): (Vec<_>, Vec<_>) = groups.into_iter().partition(stale);
     dropped.extend(stale.iter().map(|group| Dropped::new(group, STALE)));
     spared.retain(|id| stale.iter().all(|group| group.id() != *id));
-    (Batch { id, groups, dropped, spared, more }, stale.len() as u64)
+    (Batch { groups, dropped, spared, more }, stale.len() as u64)
 }
 
 #[cfg(test)]

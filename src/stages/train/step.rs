@@ -87,8 +87,11 @@ impl<B: TrainingBackend> Trainer<B> {
         }
     }
 
-    /// Checks the ledger (law D4), and applies the bound on staleness (law V2).
-    fn admitted(&self, batch: Batch) -> Result<Batch, StageError> {
+    /// Checks the ledger (law D4), masks truncated completions, and applies the bound on staleness (law V2).
+    fn admitted(&self, mut batch: Batch) -> Result<Batch, StageError> {
+        if self.mask_truncated {
+            batch.groups.iter_mut().flat_map(|group| &mut group.samples).for_each(Sample::mask_truncated);
+        }
         let Some(admission) = &self.admission else { return Ok(batch) };
         admission.ledger().verify(&batch)?;
         let Some(bound) = admission.bound() else { return Ok(batch) };

@@ -42,6 +42,7 @@ pub struct Trainer<B> {
     saving: Saving,
     pub(super) admission: Option<Admission>,
     pub(super) on_stale: OnStale,
+    pub(super) mask_truncated: bool,
     resumed: Option<Resumed>,
     orders: Orders,
     threads: usize,
@@ -66,6 +67,7 @@ impl<B: TrainingBackend> Trainer<B> {
             saving: Saving::default(),
             admission: None,
             on_stale: OnStale::default(),
+            mask_truncated: false,
             resumed: None,
             orders: Orders::default(),
             threads: 0,
@@ -168,6 +170,13 @@ impl<B: TrainingBackend> Trainer<B> {
         Trainer { on_stale, ..self }
     }
 
+    /// Leaves truncated completions out of the loss (the overlong filtering of DAPO, arXiv:2503.14476; TRL's
+    /// `mask_truncated_completions`). Their rewards are compared with those of their groups. A batch of nothing else is
+    /// an error: drop such groups by [`filters::any_completed`](crate::algo::filters::any_completed).
+    pub fn mask_truncated(self, mask_truncated: bool) -> Self {
+        Trainer { mask_truncated, ..self }
+    }
+
     /// Continues from a checkpoint that a [`Trainer`] wrote, and publishes its weights under their
     /// version.
     pub fn resume(self, checkpoint: &Path, resumed: Resumed) -> Result<Self, TrainError> {
@@ -198,9 +207,16 @@ impl<B: TrainingBackend> Trainer<B> {
     /// Saves the last step, if a checkpoint is due after it and it is not saved.
     fn save_if_due(&self, state: &Resumed, unsaved: &mut Option<BTreeMap<String, f64>>) -> Result<(), StageError> {
         self.saving.check()?;
-        let is_due = self.steps == Some(state.step) || self.saving.every.is_some_and(|every| state.step.is_multiple_of(every));
+        let is_due = self.steps == Some(state.step) || self.saving.every.is_some_and(|every| self.saves_at(state.step, every));
         let is_due = is_due || unsaved.is_some() && self.orders.takes_save();
         unsaved.take_if(|_| is_due).map_or(Ok(()), |metrics| self.save(state, metrics))
+    }
+
+    /// True if `step` is the first that publishes weights since a checkpoint was due: the version that a resume
+    /// publishes again then names the same weights (laws C2, V1). Training on given data saves at every due step.
+    fn saves_at(&self, step: u64, every: u64) -> bool {
+        let spacing = if self.admission.is_some() { self.sync_every } else { 1 };
+        step.is_multiple_of(spacing) && step % every < spacing
     }
 
     /// Waits for the end of a pause, and saves if that is ordered meanwhile.
